@@ -1,0 +1,110 @@
+"""Classify handwritten digits in managed memory: a script to copy from.
+
+    python examples/digits.py                              on a machine with an NVIDIA GPU
+    MANAGEDMEM_DRIVER=emulator python examples/digits.py   anywhere
+
+The images and the weights of the classifier come with the package; everything else is spelled out
+here. With torch and a GPU, torch does the product there; otherwise NumPy or plain Python does it
+on the host, over the same memory.
+"""
+
+from array import array
+from operator import mul
+
+import managedmem
+from managedmem import Device, Host, digits
+
+
+def multiply_on_device(torch, inputs, weights, scores, labels, stream):
+    """The product by torch, which takes the buffers as they are: nothing is copied."""
+    with torch.cuda.stream(torch.cuda.ExternalStream(stream.handle)):
+        x = torch.as_tensor(inputs, device="cuda")
+        w = torch.as_tensor(weights, device="cuda")
+        s = torch.as_tensor(scores, device="cuda")
+        torch.addmm(w[64], x, w[:64], out=s)
+        torch.as_tensor(labels, device="cuda").copy_(s.argmax(dim=1))
+
+
+def multiply_on_host(inputs, weights, scores, labels, stream):
+    """The product by NumPy, or by plain Python where there is none."""
+    stream.sync()  # the host does not wait for a stream by itself
+    try:
+        import numpy as np
+    except ImportError:
+        return multiply_slowly(inputs, weights, scores, labels)
+    w = np.asarray(weights)
+    s = np.asarray(scores)
+    np.matmul(np.asarray(inputs), w[:64], out=s)
+    s += w[64]
+    np.asarray(labels)[...] = s.argmax(axis=1)
+
+
+def multiply_slowly(inputs, weights, scores, labels):
+    """The product by the standard library: a memoryview over a buffer is a view of its memory."""
+    x, w = memoryview(inputs).tolist(), memoryview(weights).tolist()
+    columns = list(zip(*w, strict=True))
+    with memoryview(scores).cast("B") as raw, raw.cast("f") as s, memoryview(labels) as out:
+        for i, pixels in enumerate(x):
+            found = [sum(map(mul, pixels, column), column[64]) for column in columns]
+            s[10 * i : 10 * i + 10] = array("f", found)
+            out[i] = found.index(max(found))
+
+
+def torch_with_gpu():
+    """The torch module where it can use the GPU of the driver in use, else None."""
+    if managedmem.driver_info()["emulated"]:
+        return None
+    try:
+        import torch
+    except ImportError:
+        return None
+    return torch if torch.cuda.is_available() else None
+
+
+def main():
+    data = digits.load()
+    count = len(data.labels)
+    device, torch = Device(0), torch_with_gpu()
+    print(f"{count} images, {device.name}, product by {'torch' if torch else 'the host'}")
+
+    with (
+        managedmem.Stream() as stream,
+        managedmem.empty((count, 64), "float32") as inputs,
+        managedmem.empty((65, 10), "float32") as weights,
+        managedmem.empty((count, 10), "float32") as scores,
+        managedmem.empty(count, "uint8") as labels,
+    ):
+        # Managed memory is ordinary memory to the host: fill it through the buffer protocol.
+        with memoryview(inputs).cast("B") as view:
+            view[:] = data.as_floats().tobytes()
+        with memoryview(weights).cast("B") as view:
+            view[:] = digits.load_weights().tobytes()
+
+        # Advice: every device may keep its own copy of the weights; their home is the GPU.
+        weights.read_mostly = True
+        weights.preferred_location = device
+
+        # Move the data before the product asks for it, one call for both buffers; what the scores
+        # held before is of no use, so they come without a copy. (Needs a driver of CUDA 13.0.)
+        managedmem.prefetch([inputs, weights], device, stream=stream)
+        scores.discard_prefetch(device, stream=stream)
+
+        if torch:
+            multiply_on_device(torch, inputs, weights, scores, labels, stream)
+        else:
+            multiply_on_host(inputs, weights, scores, labels, stream)
+
+        # Bring the answer back while the host does something else, and give up the scratch.
+        labels.prefetch(Host(), stream=stream)
+        scores.discard(stream=stream)
+        stream.sync()
+
+        print(f"weights: read_mostly {weights.read_mostly}, home {weights.preferred_location}")
+        print(f"labels: last sent to {labels.last_prefetch_location}")
+        with memoryview(labels) as view:
+            found = digits.accuracy(view.tobytes(), data.labels)
+        print(f"accuracy {found:.4f} on the held-out images")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,65 @@
+"""CUDA managed (unified) memory for Python: allocate, advise, prefetch, discard, share.
+
+>>> import managedmem
+>>> buf = managedmem.empty((1024, 1024), "float32")      # doctest: +SKIP
+>>> buf.read_mostly = True                               # doctest: +SKIP
+>>> buf.prefetch(managedmem.Device(0))                   # doctest: +SKIP
+
+The driver is opened at the first use, not by the import. MANAGEDMEM_DRIVER=emulator, or
+managedmem.emulator.enable(), takes an emulated driver instead.
+"""
+
+from collections.abc import MutableSet
+from importlib import import_module as _import_module
+
+from managedmem._managedmem import (
+    AccessedBySetProxy,
+    CUDAError,
+    CUDAOutOfMemoryError,
+    Device,
+    DriverNotFoundError,
+    DriverTooOldError,
+    Host,
+    ManagedBuffer,
+    ManagedMemoryResource,
+    MemoryInfo,
+    Stream,
+    advise,
+    discard,
+    discard_prefetch,
+    driver_info,
+    empty,
+    prefetch,
+)
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "AccessedBySetProxy",
+    "CUDAError",
+    "CUDAOutOfMemoryError",
+    "Device",
+    "DriverNotFoundError",
+    "DriverTooOldError",
+    "Host",
+    "ManagedBuffer",
+    "ManagedMemoryResource",
+    "MemoryInfo",
+    "Stream",
+    "advise",
+    "discard",
+    "discard_prefetch",
+    "driver_info",
+    "emulator",
+    "empty",
+    "prefetch",
+]
+
+MutableSet.register(AccessedBySetProxy)
+
+
+def __getattr__(name: str):
+    """Import the emulator's controls when they are first asked for, to keep the import short."""
+    if name == "emulator":
+        return _import_module("managedmem.emulator")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

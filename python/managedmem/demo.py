@@ -1,0 +1,292 @@
+"""``python -m managedmem demo``: classify real handwritten digits in managed memory, and report.
+
+Owns the demonstration: which buffers there are, what is asked of the driver for them, the same job
+timed with prefetches and without, and the printed report. ``_engines`` does the arithmetic,
+``digits`` brings the images; ``examples/digits.py`` shows the same calls as a script to copy from.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+import managedmem
+from managedmem import Device, Host, ManagedBuffer, Stream, _cli, _engines, digits
+
+BATCH_BYTES = 64 << 20
+"""Size of the inputs where the product is fast enough for a time to mean something."""
+
+TOTAL_LIMIT = 128 << 20
+"""No demo holds more managed memory than this."""
+
+ROUNDS = 5
+
+_PER_IMAGE = 4 * digits.FEATURES + 4 * digits.CLASSES + 1
+
+
+class Job(NamedTuple):
+    """The classification of one batch: its memory, where it starts out, and where work is done."""
+
+    inputs: ManagedBuffer
+    weights: ManagedBuffer
+    scores: ManagedBuffer
+    labels: ManagedBuffer
+    stream: Stream
+    engine: _engines.Engine
+    home: Device | Host
+    work: Device | Host
+    emulated: bool
+
+    @property
+    def buffers(self) -> dict[str, ManagedBuffer]:
+        """The four buffers by name."""
+        return {name: getattr(self, name) for name in ("inputs", "weights", "scores", "labels")}
+
+
+class Asked(NamedTuple):
+    """One thing that was asked of the driver, and how to read what it says about it now."""
+
+    what: str
+    value: object
+    read: Callable[[], object]
+    refusal: str = ""
+
+    def row(self) -> tuple[str, str, str]:
+        """What, what was asked, and what the driver says now."""
+        return self.what, str(self.value), self.refusal or str(self.read())
+
+
+class Timing(NamedTuple):
+    """One way to run the job: how long it took, and what the emulated driver counted."""
+
+    way: str
+    seconds: float
+    counted: str
+
+
+def refused(action: Callable[[], object]) -> str:
+    """Do it; an empty text when it worked, else in one line why this machine cannot."""
+    try:
+        action()
+    except (managedmem.CUDAError, NotImplementedError, ValueError) as error:
+        name = getattr(error, "name", None)
+        return f"refused: {name or str(error).splitlines()[0]}"
+    return ""
+
+
+def repeats(engine: _engines.Engine, emulated: bool, free: int) -> int:
+    """How many times over the 1,797 images go into the batch: once where speed means nothing."""
+    if emulated or not engine.fast:
+        return 1
+    count = len(digits.load().labels)
+    most = min(TOTAL_LIMIT, free // 8) - (1 << 20)
+    return max(1, min(BATCH_BYTES // (4 * digits.FEATURES * count), most // (_PER_IMAGE * count)))
+
+
+@contextlib.contextmanager
+def open_job(engine: _engines.Engine, device: Device, emulated: bool) -> Iterator[Job]:
+    """Allocate and fill the buffers of a job; they are freed at the end of the block."""
+    data, weights = digits.load(), digits.load_weights()
+    times = repeats(engine, emulated, device.memory_info.free)
+    count = len(data.labels) * times
+    # With the product on the host, the data starts out on the device and the host is where the
+    # pages are wanted: otherwise nothing would have to move.
+    on_device = engine.on_device or emulated
+    home, work = (Host(), device) if on_device else (device, Host())
+    with contextlib.ExitStack() as stack:
+        stream = stack.enter_context(Stream())
+        shapes = [(count, digits.FEATURES), (digits.FEATURES + 1, digits.CLASSES)]
+        shapes += [(count, digits.CLASSES)]
+        buffers = [stack.enter_context(managedmem.empty(shape, "float32")) for shape in shapes]
+        buffers.append(stack.enter_context(managedmem.empty(count, "uint8")))
+        job = Job(*buffers, stream, engine, home, work, emulated)
+        fill(job.weights, weights.tobytes(), 1)
+        fill(job.inputs, data.as_floats().tobytes(), times)
+        yield job
+
+
+def fill(buffer: ManagedBuffer, content: bytes, times: int) -> None:
+    """Write the same bytes so many times over into a buffer, from the host."""
+    with memoryview(buffer) as view, view.cast("B") as flat:
+        for start in range(0, times * len(content), len(content)):
+            flat[start : start + len(content)] = content
+
+
+def ask(job: Job) -> list[Asked]:
+    """Give the driver the advice: the weights are mostly read, and where they are needed."""
+    weights, work = job.weights, job.work
+
+    def set_(name: str, value: object) -> Asked:
+        refusal = refused(lambda: setattr(weights, name, value))
+        return Asked(f"weights.{name}", value, lambda: getattr(weights, name), refusal)
+
+    return [set_("read_mostly", True), set_("preferred_location", work)]
+
+
+def prefetches(job: Job) -> list[Asked]:
+    """What the job with prefetches has asked for, to be read after it has run."""
+    wanted = [("inputs", job.work), ("weights", job.work), ("labels", Host())]
+
+    def read(buffer: ManagedBuffer) -> Callable[[], object]:
+        return lambda: buffer.last_prefetch_location
+
+    return [
+        Asked(f"{name}.last_prefetch_location", location, read(job.buffers[name]))
+        for name, location in wanted
+    ]
+
+
+def send_home(job: Job) -> None:
+    """Put all pages where they start out, so that each round begins alike."""
+    managedmem.prefetch([*job.buffers.values()], job.home, stream=job.stream)
+    job.stream.sync()
+
+
+def touch(job: Job, names: Sequence[str], location: Device | Host, write: bool = False) -> None:
+    """Tell the emulated driver of accesses that a real one would see for itself."""
+    if job.emulated:
+        for name in names:
+            managedmem.emulator.touch(job.buffers[name], location, write)
+
+
+def classify(job: Job, prefetch: bool) -> bytes:
+    """Run the job once and read its answer on the host: one byte an image."""
+    stream, work = job.stream, job.work
+    if prefetch:
+        managedmem.prefetch([job.weights, job.inputs], work, stream=stream)
+        # What the scores held is of no use, so they come to the device without being copied.
+        if refused(lambda: job.scores.discard_prefetch(work, stream=stream)):
+            job.scores.prefetch(work, stream=stream)
+    if job.emulated:
+        stream.sync()
+        touch(job, ["inputs", "weights"], work)
+        touch(job, ["scores", "labels"], work, write=True)
+    job.engine.multiply(job.inputs, job.weights, job.scores, job.labels, stream)
+    if prefetch:
+        job.labels.prefetch(Host(), stream=stream)
+    stream.sync()
+    touch(job, ["labels"], Host())
+    with memoryview(job.labels) as answer:
+        return answer.tobytes()
+
+
+def measure(job: Job, prefetch: bool, movable: bool) -> Timing:
+    """Time the job one way, from pages at home to the answer on the host: the median round."""
+    seconds = []
+    for _ in range(1 if job.emulated else ROUNDS):
+        if movable:
+            send_home(job)
+        if job.emulated:
+            managedmem.emulator.clear_counters()
+        start = time.perf_counter()
+        classify(job, prefetch)
+        seconds.append(time.perf_counter() - start)
+    counted = _counted() if job.emulated else ""
+    way = "with prefetch" if prefetch else "on demand, by faults" if movable else "no prefetch"
+    return Timing(way, statistics.median(seconds), counted)
+
+
+def _counted() -> str:
+    """What the emulated driver counted since the counters were cleared, without the zeros."""
+    counters = managedmem.emulator.counters()._asdict()
+    parts = []
+    for name, value in counters.items():
+        if value:
+            label = {"bytes_htod": "to the device", "bytes_dtoh": "to the host"}.get(
+                name, name.replace("_", " ")
+            )
+            text = _cli.size_text(value) if name.startswith("bytes") else str(value)
+            parts.append(f"{text} {label}")
+    return ", ".join(parts) or "nothing"
+
+
+def print_job(job: Job) -> None:
+    """Print what is computed, by whom, and in which memory."""
+    count, stored = len(job.labels), len(digits.load().labels)
+    text = f"{stored:,} handwritten digits of 8 x 8 pixels (UCI), real scans"
+    if count > stored:
+        text += f", {count // stored} times over"
+    engine = job.engine
+    total = sum(buffer.size for buffer in job.buffers.values())
+    rows = [("images", text), ("product", f"{engine.name}, {count:,} x 64 by 64 x 10")]
+    if engine.note:
+        rows.append(("", engine.note))
+    if job.emulated:
+        rows.append(("", f"in place of {job.work}: the emulated driver runs no kernels"))
+    rows.append(("memory", f"{_cli.size_text(total)} managed, pages start on {job.home}"))
+    for name, buffer in job.buffers.items():
+        use = {"inputs": "read", "weights": "read, shared", "scores": "scratch"}.get(name, "output")
+        shape = " x ".join(map(str, buffer.shape))
+        rows.append(("", f"{name:8}{shape:14}{buffer.dtype:9}{use}"))
+    print(_cli.table(rows, ""))
+
+
+def print_asked(asked: Sequence[Asked]) -> None:
+    """Print what was asked beside what the driver says now."""
+    print("\nadvice and prefetches")
+    heads = ("", "asked", "the driver says now")
+    print(_cli.table([heads, *(each.row() for each in asked)]))
+
+
+def print_timings(job: Job, timings: Sequence[Timing]) -> None:
+    """Print the time of each way, and on the emulated driver what it counted."""
+    print("\ntime from pages at home to the answer on the host")
+    rows = [(each.way, f"{each.seconds * 1e3:9.2f} ms", each.counted) for each in timings]
+    if len(timings) == 2 and not job.emulated:
+        factor = timings[1].seconds / timings[0].seconds
+        rows.append(("prefetch gains", f"{factor:9.2f} x", ""))
+    print(_cli.table(rows))
+    if job.emulated:
+        print("  These times mean nothing: the emulated driver moves no data. What would move on")
+        print("  a GPU is what it counted.")
+    else:
+        print(f"  (median of {ROUNDS} rounds)")
+
+
+def print_accuracy(answer: bytes) -> None:
+    """Print the share of right answers, and on which images it was counted."""
+    labels = digits.load().labels
+    held_out = len(labels[digits.HELD_OUT])
+    rest = len(labels) - held_out
+    print(f"\naccuracy  {digits.accuracy(answer, labels):.4f} on the {held_out} held-out images")
+    print(f"          (every third; the classifier was trained on the other {rest:,})")
+
+
+def report(job: Job) -> bool:
+    """Run the job in every way that this machine allows and print all of it."""
+    print_job(job)
+    asked = ask(job)
+    cannot_move = refused(lambda: send_home(job))
+    movable = not cannot_move
+    ways = (True, False) if movable else (False,)
+    first = classify(job, movable)  # untimed: libraries load and kernels compile in the first run
+    timings = [measure(job, prefetch, movable) for prefetch in ways]
+    again = classify(job, movable)
+    if movable:
+        asked += prefetches(job)
+    else:
+        asked.append(Asked("prefetch", job.work, str, cannot_move))
+    refusal = refused(lambda: job.scores.discard(stream=job.stream))
+    asked.append(Asked("scores.discard()", "scratch", lambda: "done, contents given up", refusal))
+    job.stream.sync()
+    print_asked(asked)
+    print_accuracy(again)
+    print_timings(job, timings)
+    if first != again:
+        print("\nFAILED: two runs of the same job gave different answers")
+    return first == again
+
+
+def run(request: str | None = None) -> int:
+    """Run the demo on the driver ``request`` ("cuda", "emulator" or None); the exit status."""
+    info, reason = _cli.open_driver(request)
+    print(f"driver  {_cli.describe_driver(info, reason)}", flush=True)
+    device = Device(0)
+    print(f"device  {device}: {device.name}")
+    emulated = bool(info["emulated"])
+    engine = _engines.choose(emulated, device)
+    with open_job(engine, device, emulated) as job:
+        return 0 if report(job) else 1

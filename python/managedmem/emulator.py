@@ -1,0 +1,429 @@
+"""Controls of the emulated CUDA driver: choose it, see what it was asked, make it fail.
+
+The emulated driver is a library of this package that behaves like the CUDA driver of a machine
+with GPUs, as far as managed memory is concerned. It needs no GPU. It is taken when
+``MANAGEDMEM_DRIVER=emulator`` is set or when ``enable()`` is called before the first use of the
+driver; the library never chooses it by itself.
+
+>>> import managedmem
+>>> managedmem.emulator.enable(devices=2)
+>>> buffer = managedmem.empty(4096)
+>>> with managedmem.emulator.recording() as calls:
+...     buffer.read_mostly = True
+>>> calls[0].name, calls[0].args["advice"]
+('cuMemAdvise', 1)
+
+Host reads and writes of managed memory go past the emulated driver: it does not see them, except
+for the first touch of a page. Use ``touch()`` where migration and faults shall be counted.
+
+Every function here may be called from any thread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import re
+import threading
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, NamedTuple
+
+from managedmem import _managedmem
+
+if TYPE_CHECKING:
+    from managedmem import Device, Host, ManagedBuffer
+
+__all__ = [
+    "Call",
+    "Counters",
+    "Live",
+    "PROFILES",
+    "calls",
+    "clear_calls",
+    "clear_counters",
+    "clear_failures",
+    "counters",
+    "enable",
+    "fail",
+    "failure_fired",
+    "is_active",
+    "live",
+    "recording",
+    "residency",
+    "schedule",
+    "touch",
+]
+
+PROFILES = ("default", "h200", "h200-x2", "wsl", "old12")
+"""What `enable` takes as a profile: two devices and two NUMA nodes; one H200 as measured; two of
+them; a machine without concurrent managed access; a driver of CUDA 12.2."""
+
+_CONFIGURATION = "MANAGEDMEM_EMULATOR"
+_LIMITS = {
+    "devices": (1, 16),
+    "numa_nodes": (1, 16),
+    "driver_version": (12020, 13000),
+    "capacity_mib": (1, 1 << 20),
+}
+_KEYS = {
+    "driver_version": "driver",
+    "concurrent_managed_access": "concurrent",
+    "pageable_memory_access": "pageable",
+}
+_SCHEDULES = ("eager", "lazy")
+_DISCARDS = ("poison", "keep", "zero")
+_LINE = re.compile(r"(\w+)\((.*)\) -> (-?\d+)", re.DOTALL)
+_TEXT_SIZE = 1024
+_HOST_ORDINAL = -1
+_DEVICE_TYPE, _HOST_TYPE, _UNPOPULATED = 1, 2, -1
+
+
+class Call(NamedTuple):
+    """One driver call: its name without version suffix, its arguments by name, its result code.
+
+    Numbers and handles are int, lists (of a batch call) stay text. A result of an allocation or
+    creation, such as ``ptr``, stands among the arguments.
+    """
+
+    name: str
+    args: dict[str, int | str]
+    result: int
+
+
+class Live(NamedTuple):
+    """What exists and was not given back: counts, bytes, and the depth of the context stack.
+
+    Streams and pools that the driver makes itself (default streams, default pools) are not
+    counted. The context depth is that of the calling thread.
+    """
+
+    allocations: int
+    bytes: int
+    streams: int
+    events: int
+    pools: int
+    context_depth: int
+
+
+class Counters(NamedTuple):
+    """What moved since `clear_counters`: bytes by direction, faults and copies in pages."""
+
+    bytes_htod: int
+    bytes_dtoh: int
+    bytes_dtod: int
+    cpu_faults: int
+    gpu_faults: int
+    duplications: int
+
+
+class _Counters(ctypes.Structure):
+    _fields_ = [(name, ctypes.c_uint64) for name in Counters._fields]
+
+
+_PROTOTYPES = {
+    "emu_log_clear": (None, []),
+    "emu_log_count": (ctypes.c_size_t, []),
+    "emu_log_entry": (ctypes.c_int, [ctypes.c_size_t, ctypes.c_char_p, ctypes.c_size_t]),
+    "emu_fail": (ctypes.c_int, [ctypes.c_char_p, ctypes.c_uint, ctypes.c_int, ctypes.c_int]),
+    "emu_fail_clear": (None, []),
+    "emu_fail_fired": (ctypes.c_int, []),
+    "emu_live_allocations": (ctypes.c_size_t, []),
+    "emu_live_bytes": (ctypes.c_size_t, []),
+    "emu_live_streams": (ctypes.c_size_t, []),
+    "emu_live_events": (ctypes.c_size_t, []),
+    "emu_live_pools": (ctypes.c_size_t, []),
+    "emu_context_depth": (ctypes.c_size_t, []),
+    "emu_residency": (
+        ctypes.c_int,
+        [ctypes.c_uint64, ctypes.c_size_t, ctypes.c_void_p, ctypes.c_void_p],
+    ),
+    "emu_touch": (ctypes.c_int, [ctypes.c_uint64, ctypes.c_size_t, ctypes.c_int, ctypes.c_int]),
+    "emu_counters": (None, [ctypes.c_void_p]),
+    "emu_counters_clear": (None, []),
+    "emu_schedule": (None, [ctypes.c_int]),
+}
+
+_lock = threading.Lock()
+_opened: ctypes.CDLL | None = None
+
+
+def _library() -> ctypes.CDLL:
+    """The emulated driver that the process uses; opens the driver if none is open."""
+    global _opened
+    if _opened is None:
+        info = _managedmem.driver_info()
+        if not info["emulated"]:
+            raise RuntimeError(
+                "the emulated driver is not in use: set MANAGEDMEM_DRIVER=emulator or call "
+                "managedmem.emulator.enable() before the first use of the driver"
+            )
+        with _lock:
+            library = ctypes.CDLL(info["path"])
+            for name, (result, arguments) in _PROTOTYPES.items():
+                function = getattr(library, name)
+                function.restype = result
+                function.argtypes = arguments
+            _opened = library
+    return _opened
+
+
+def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> str:
+    if value not in choices:
+        raise ValueError(f"{name} must be one of {', '.join(choices)}, got {value!r}")
+    return value
+
+
+def _check_number(name: str, value: int) -> int:
+    low, high = _LIMITS[name]
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{name} must be an int, got {value!r}")
+    if not low <= value <= high:
+        raise ValueError(f"{name} must be from {low} to {high}, got {value}")
+    return value
+
+
+def _check_flag(name: str, value: bool) -> int:
+    if not isinstance(value, bool):
+        raise TypeError(f"{name} must be True or False, got {value!r}")
+    return int(value)
+
+
+def enable(
+    profile: str | None = None,
+    *,
+    devices: int | None = None,
+    numa_nodes: int | None = None,
+    driver_version: int | None = None,
+    concurrent_managed_access: bool | None = None,
+    pageable_memory_access: bool | None = None,
+    capacity_mib: int | None = None,
+    schedule: str | None = None,
+    discard: str | None = None,
+) -> None:
+    """Use the emulated driver in this process, configured as the arguments say.
+
+    Parameters
+    ----------
+    profile : str, optional
+        One of `PROFILES`; the other arguments change single settings of it.
+    devices, numa_nodes : int, optional
+        How many of each the machine has (1 to 16).
+    driver_version : int, optional
+        12020 (CUDA 12.2) to 13000 (CUDA 13.0). Batch and discard calls exist from 13000 on.
+    concurrent_managed_access, pageable_memory_access : bool, optional
+        What every device says about itself.
+    capacity_mib : int, optional
+        The memory of each device in MiB.
+    schedule : {"eager", "lazy"}, optional
+        See `schedule()`.
+    discard : {"poison", "keep", "zero"}, optional
+        What discarded pages hold: the byte 0xDB, what they held, or zeros.
+
+    Raises RuntimeError when a driver is already open, TypeError or ValueError for bad arguments.
+    Safe from any thread.
+    """
+    settings: list[str] = []
+    if profile is not None:
+        settings.append(f"profile={_check_choice('profile', profile, PROFILES)}")
+    numbers = {
+        "devices": devices,
+        "numa_nodes": numa_nodes,
+        "driver_version": driver_version,
+        "capacity_mib": capacity_mib,
+    }
+    flags = {
+        "concurrent_managed_access": concurrent_managed_access,
+        "pageable_memory_access": pageable_memory_access,
+    }
+    for name, number in numbers.items():
+        if number is not None:
+            settings.append(f"{_KEYS.get(name, name)}={_check_number(name, number)}")
+    for name, flag in flags.items():
+        if flag is not None:
+            settings.append(f"{_KEYS[name]}={_check_flag(name, flag)}")
+    if schedule is not None:
+        settings.append(f"schedule={_check_choice('schedule', schedule, _SCHEDULES)}")
+    if discard is not None:
+        settings.append(f"discard={_check_choice('discard', discard, _DISCARDS)}")
+    _managedmem._select_driver("emulator")
+    # No argument at all keeps what the environment already says.
+    if settings or _CONFIGURATION not in os.environ:
+        os.environ[_CONFIGURATION] = ",".join(settings)
+
+
+def is_active() -> bool:
+    """Whether the process uses the emulated driver; opens the driver if none is open."""
+    if _opened is not None:
+        return True
+    try:
+        return bool(_managedmem.driver_info()["emulated"])
+    except (_managedmem.DriverNotFoundError, _managedmem.DriverTooOldError):
+        return False
+
+
+def _number_or_text(text: str) -> int | str:
+    try:
+        return int(text, 0)
+    except ValueError:
+        return text
+
+
+def _parse(line: str) -> Call:
+    match = _LINE.fullmatch(line)
+    if match is None:
+        raise RuntimeError(f"the emulated driver logged a line that is no call: {line!r}")
+    name, arguments, result = match.groups()
+    pairs = (item.partition("=") for item in arguments.split(", ") if item)
+    return Call(name, {key: _number_or_text(value) for key, _, value in pairs}, int(result))
+
+
+def _calls_from(start: int) -> list[Call]:
+    library = _library()
+    text = ctypes.create_string_buffer(_TEXT_SIZE)
+    found = []
+    index = start
+    while library.emu_log_entry(index, text, len(text)) >= 0:
+        found.append(_parse(text.value.decode()))
+        index += 1
+    return found
+
+
+def calls() -> list[Call]:
+    """Every driver call since `clear_calls`, oldest first; of very many the last 65,536.
+
+    Calls that only ask about the calling thread (current context, capture state) are left out.
+    Raises RuntimeError when another driver is in use.
+    """
+    return _calls_from(0)
+
+
+def clear_calls() -> None:
+    """Forget all recorded calls. Raises RuntimeError when another driver is in use."""
+    _library().emu_log_clear()
+
+
+@contextlib.contextmanager
+def recording() -> Iterator[list[Call]]:
+    """``with recording() as made:`` fills the list ``made`` with the calls of the block at its end.
+
+    Calls of other threads are in it too. Raises RuntimeError when another driver is in use.
+    """
+    library = _library()
+    made: list[Call] = []
+    start = library.emu_log_count()
+    if start > 1 << 15:
+        # The log forgets its oldest lines when it is full, and positions would shift.
+        library.emu_log_clear()
+        start = 0
+    try:
+        yield made
+    finally:
+        made.extend(_calls_from(start if library.emu_log_count() >= start else 0))
+
+
+def fail(function: str, nth: int = 1, code: int = 999, after: bool = False) -> None:
+    """Make a driver call fail.
+
+    Parameters
+    ----------
+    function : str
+        The driver function, such as ``"cuMemAdvise"``, or ``"*"`` for any.
+    nth : int
+        Which of the following calls of it fails; 1 is the next.
+    code : int
+        The CUresult that it returns, 999 is CUDA_ERROR_UNKNOWN.
+    after : bool
+        False: the call has no effect. True: it does its work and then reports the failure.
+
+    Several failures can wait at once; each happens once. Raises ValueError when it cannot be set
+    up, RuntimeError when another driver is in use.
+    """
+    if nth < 1:
+        raise ValueError(f"nth counts from 1, got {nth}")
+    if _library().emu_fail(function.encode(), nth, code, int(after)) != 0:
+        raise ValueError(f"cannot make {function!r} fail: unknown name, or too many failures wait")
+
+
+def clear_failures() -> None:
+    """Forget failures that have not happened, and that any has. RuntimeError as for `calls`."""
+    _library().emu_fail_clear()
+
+
+def failure_fired() -> bool:
+    """Whether a failure set up by `fail` has happened since `clear_failures`."""
+    return _library().emu_fail_fired() > 0
+
+
+def live() -> Live:
+    """What exists now, to find leaks. Raises RuntimeError when another driver is in use."""
+    library = _library()
+    return Live(
+        library.emu_live_allocations(),
+        library.emu_live_bytes(),
+        library.emu_live_streams(),
+        library.emu_live_events(),
+        library.emu_live_pools(),
+        library.emu_context_depth(),
+    )
+
+
+def residency(buffer: ManagedBuffer) -> Device | Host | str | None:
+    """Where the pages of a buffer (or slice of one) are now.
+
+    Gives the Device; Host() or Host(numa_id=n) for another than the first NUMA node; None when no
+    page was ever touched; "mixed" when they are in several places, or have several copies. Queued
+    operations have not moved anything yet. Raises ValueError when the memory is not managed,
+    RuntimeError when another driver is in use.
+    """
+    place, number = ctypes.c_int(), ctypes.c_int()
+    status = _library().emu_residency(
+        buffer.handle, buffer.size, ctypes.byref(place), ctypes.byref(number)
+    )
+    if status != 0:
+        raise ValueError("residency needs an open buffer of a managed-memory allocation")
+    if place.value == _DEVICE_TYPE:
+        return _managedmem.Device(number.value)
+    if place.value == _HOST_TYPE:
+        return _managedmem.Host(number.value) if number.value else _managedmem.Host()
+    return None if place.value == _UNPOPULATED else "mixed"
+
+
+def touch(buffer: ManagedBuffer, location: Device | Host, write: bool = False) -> None:
+    """Let a processor read or write a whole buffer: pages fault, move or are copied, and count.
+
+    No byte changes. Raises TypeError for what is no Device or Host, ValueError when the memory is
+    not managed, RuntimeError when another driver is in use.
+    """
+    if isinstance(location, _managedmem.Device):
+        ordinal = location.device_id
+    elif isinstance(location, _managedmem.Host):
+        ordinal = _HOST_ORDINAL
+    else:
+        raise TypeError(f"location must be a Device or Host, got {location!r}")
+    if _library().emu_touch(buffer.handle, buffer.size, ordinal, int(write)) != 0:
+        raise ValueError("touch needs an open buffer of a managed-memory allocation")
+
+
+def counters() -> Counters:
+    """What moved since `clear_counters`. Raises RuntimeError when another driver is in use."""
+    numbers = _Counters()
+    _library().emu_counters(ctypes.byref(numbers))
+    return Counters(*(getattr(numbers, name) for name in Counters._fields))
+
+
+def clear_counters() -> None:
+    """Set all counters to zero. Raises RuntimeError when another driver is in use."""
+    _library().emu_counters_clear()
+
+
+def schedule(when: str) -> None:
+    """Choose when queued operations run.
+
+    "eager" (the default): as soon as they are queued, when nothing is in front of them; changing to
+    it runs what waits. "lazy": when something waits for them (synchronise, query, free, an
+    operation of another stream that depends on them). Lazy finds a missing synchronisation.
+
+    Raises ValueError for another word, RuntimeError when another driver is in use.
+    """
+    _library().emu_schedule(int(_check_choice("schedule", when, _SCHEDULES) == "lazy"))

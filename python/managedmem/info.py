@@ -1,0 +1,228 @@
+"""``python -m managedmem info``: the driver, its devices, NUMA nodes, and what works here and why.
+
+Everything is asked of the driver or read from the system at the time of the call. Without a usable
+driver it says what was tried and how to go on, and the exit status is 1.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import platform
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import managedmem
+from managedmem import Device, _cli
+
+NODES = Path("/sys/devices/system/node")
+"""Where Linux lists the NUMA nodes."""
+
+BATCHES = 13000
+"""The first driver version with batch prefetches and discards."""
+
+ATTRIBUTES = (
+    (
+        "concurrent_managed_access",
+        "host and device may use managed memory at the same time",
+        "the host must wait for the device before it touches managed memory",
+    ),
+    (
+        "pageable_memory_access",
+        "the device reaches malloc and NumPy memory",
+        "the device does not reach malloc and NumPy memory",
+    ),
+    (
+        "pageable_memory_access_uses_host_page_tables",
+        "it does so through the page tables of the host",
+        "the device has page tables of its own",
+    ),
+    (
+        "direct_managed_mem_access_from_host",
+        "the host uses device memory in place",
+        "a host access moves pages away from the device",
+    ),
+    (
+        "memory_pools_supported",
+        "stream-ordered allocation works",
+        "there is no stream-ordered allocation",
+    ),
+)
+"""Names of what a device can do, with what follows from yes and from no."""
+
+HELP = """\
+What to do:
+  on a machine with an NVIDIA GPU   install or update its driver (535 or newer; 580 or newer for
+                                    batches and discards), and in a container start with GPU access
+  on a machine without one          take the emulated driver that comes with this package:
+                                      python -m managedmem info --emulator
+                                      MANAGEDMEM_DRIVER=emulator python your_script.py
+                                      managedmem.emulator.enable()   before the first use
+  with a driver in an odd place     MANAGEDMEM_DRIVER=/path/to/libcuda.so.1"""
+
+
+def yes_no(value: object) -> str:
+    """A driver's truth value in words."""
+    return "yes" if value else "no"
+
+
+def package_version(name: str) -> str:
+    """The installed version of a package, empty when it is not installed; nothing is imported."""
+    try:
+        if importlib.util.find_spec(name) is None:
+            return ""
+    except ValueError:  # a module that was put in place by hand, without a specification
+        return "version unknown"
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        pass
+    # CuPy's distributions are named after the CUDA version; finding them takes a slower search.
+    for distribution in importlib.metadata.packages_distributions().get(name, []):
+        return importlib.metadata.version(distribution)
+    return "version unknown"
+
+
+def heading_rows() -> list[Sequence[object]]:
+    """This package, Python and the system."""
+    version = getattr(managedmem, "__version__", "") or package_version("managedmem")
+    return [
+        ("managedmem", version),
+        ("Python", f"{platform.python_version()} ({sys.implementation.name})"),
+        ("system", f"{platform.system()} {platform.release()}, {platform.machine()}"),
+    ]
+
+
+def print_device(device: Device) -> None:
+    """Print identity, memory and attributes of one device, each attribute with what it means."""
+    free, total = device.memory_info
+    identity = [
+        ("uuid", device.uuid),
+        ("memory", f"{_cli.size_text(total)}, {_cli.size_text(free)} free"),
+        ("host NUMA node", device.host_numa_id if device.host_numa_id >= 0 else "not known"),
+    ]
+    section(f"{device}: {device.name}", identity)
+    rows = []
+    for name, can, cannot in ATTRIBUTES:
+        has = getattr(device, name)
+        rows.append((name, yes_no(has), can if has else cannot))
+    print(_cli.table(rows))
+
+
+def numa_nodes() -> list[tuple[int, str, str]]:
+    """Number, processors and memory of each NUMA node that the system lists, in order."""
+    found = []
+    for folder in NODES.glob("node[0-9]*"):
+        try:
+            processors = (folder / "cpulist").read_text().strip()
+            meminfo = (folder / "meminfo").read_text()
+        except OSError:
+            continue
+        total = re.search(r"MemTotal:\s+(\d+) kB", meminfo)
+        memory = _cli.size_text(int(total[1]) * 1024) if total else "memory unknown"
+        found.append((int(folder.name[4:]), processors or "none", memory))
+    return sorted(found)
+
+
+def abilities(info: dict[str, Any], devices: Sequence[Device]) -> list[Sequence[object]]:
+    """What managed memory can do here, yes or no, and why not or what follows."""
+    lacking = [d for d in devices if not d.concurrent_managed_access]
+    pageless = [d for d in devices if not d.pageable_memory_access]
+    names = ", ".join(map(repr, lacking))
+    concurrent = f"concurrent_managed_access is 0 on {names}" if lacking else ""
+    batches = info["version"] >= BATCHES
+    old = "" if batches else f"needs a driver with CUDA 13.0, this one has {info['version_string']}"
+    works, moves = ("yes", "yes") if not lacking else ("in part", "no")
+    return [
+        ("allocate and share", "yes", "managedmem.empty(), __cuda_array_interface__, DLPack"),
+        ("advice", works, concurrent and f"{concurrent}: advice that names a device is refused"),
+        ("prefetch", moves, concurrent and f"{concurrent}: pages move whole, at kernel launches"),
+        ("host access beside kernels", moves, concurrent and f"{concurrent}: synchronise first"),
+        ("batch prefetch in one call", yes_no(batches and not lacking), old or concurrent),
+        ("discard, discard_prefetch", yes_no(batches and not lacking), old or concurrent),
+        ("system memory as target", yes_no(not pageless), _system_memory(devices, pageless)),
+        ("location Host(numa_id=N)", *_numa_ability()),
+    ]
+
+
+def _system_memory(devices: Sequence[Device], pageless: Sequence[Device]) -> str:
+    if pageless:
+        names = ", ".join(map(repr, pageless))
+        return f"pageable_memory_access is 0 on {names}: malloc and NumPy memory stays out of reach"
+    if all(d.pageable_memory_access_uses_host_page_tables for d in devices):
+        return "malloc and NumPy memory, through the page tables of the host"
+    return "malloc and NumPy memory, by the kernel's heterogeneous memory management"
+
+
+def _numa_ability() -> tuple[str, str]:
+    nodes = numa_nodes()
+    if len(nodes) > 1:
+        return "yes", f"{len(nodes)} nodes"
+    return "no gain", "one node: the driver reports such a preferred location as Host() or unset"
+
+
+def library_rows() -> list[Sequence[object]]:
+    """The libraries that can share managed memory, and which of them are installed."""
+    return [
+        (name, package_version(name) or "not installed")
+        for name in ("numpy", "torch", "cupy", "numba", "jax")
+    ]
+
+
+def section(title: str, rows: Sequence[Sequence[object]]) -> None:
+    """Print a title and its rows, a blank line first."""
+    print(f"\n{title}")
+    print(_cli.table(rows))
+
+
+def print_nodes(emulated: bool) -> None:
+    """Print the NUMA nodes of this machine; the emulated driver may pretend to have others."""
+    rows = [(f"node {node}", f"cpus {cpus}", memory) for node, cpus, memory in numa_nodes()]
+    title = "NUMA nodes of this machine"
+    if emulated:
+        title += " (the emulated driver has its own: MANAGEDMEM_EMULATOR=numa_nodes=N)"
+    section(title, rows or [("none listed by the system",)])
+
+
+def print_driver(info: dict[str, Any], reason: str) -> None:
+    """Print which library was opened, and what it calls itself."""
+    kind = "emulated: it moves no data and runs no kernels" if info["emulated"] else "CUDA"
+    rows = [
+        ("driver", kind + (f" ({reason})" if reason else "")),
+        ("path", info["path"]),
+        ("version", f"CUDA {info['version_string']} ({info['version']})"),
+        ("devices", info["device_count"]),
+    ]
+    section("driver", rows)
+
+
+def report_failure(error: managedmem.CUDAError) -> None:
+    """Print why there is no usable driver, with all that was tried, and the ways out."""
+    print("\ndriver")
+    for line in str(error).splitlines():
+        print(f"  {line}")
+    print_nodes(emulated=False)
+    section("libraries that can share managed memory", library_rows())
+    print(f"\n{HELP}")
+
+
+def run(request: str | None = None) -> int:
+    """Print the report on the driver ``request`` ("cuda", "emulator" or None); the exit status."""
+    print(_cli.table(heading_rows(), ""))
+    _cli.apply_request(request)
+    try:
+        info = managedmem.driver_info()
+    except managedmem.CUDAError as error:
+        report_failure(error)
+        return 1
+    print_driver(info, _cli.why_chosen(request))
+    devices = Device.all()
+    for device in devices:
+        print_device(device)
+    section("what managed memory can do here", abilities(info, devices))
+    print_nodes(bool(info["emulated"]))
+    section("libraries that can share managed memory", library_rows())
+    return 0

@@ -1,0 +1,100 @@
+"""Builds the extension and the emulated driver; everything else is in pyproject.toml.
+
+Switches, all through the environment: MANAGEDMEM_SANITIZE=address,undefined (or thread) adds those
+sanitizers, MANAGEDMEM_WERROR=1 turns warnings into errors, MANAGEDMEM_DEBUG=1 keeps assertions.
+"""
+
+import os
+import re
+import shutil
+import sys
+import sysconfig
+from glob import glob
+from pathlib import Path
+
+from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
+
+CUDA_HEADERS = 13000  # the oldest cuda.h whose typedefs name everything that is used
+EMULATOR = "managedmem.libmanagedmem_emulator"
+
+
+def header_version(include):
+    try:
+        text = (include / "cuda.h").read_text(errors="replace")
+    except OSError:
+        return 0
+    found = re.search(r"#define\s+CUDA_VERSION\s+(\d+)", text)
+    return int(found.group(1)) if found else 0
+
+
+def cuda_include():
+    """The first folder with a cuda.h that is new enough: toolkit first, then header package."""
+    nvcc = shutil.which("nvcc")
+    roots = [os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH")]
+    roots += [Path(nvcc).resolve().parents[1] if nvcc else None, "/usr/local/cuda"]
+    places = [Path(root) / "include" for root in roots if root]
+    places += [Path(entry) / "nvidia" / "cu13" / "include" for entry in sys.path if entry]
+    for include in places:
+        if header_version(include) >= CUDA_HEADERS:
+            return str(include)
+    raise SystemExit(
+        "managedmem: no cuda.h of CUDA 13.0 or newer found. Looked in: "
+        + ", ".join(map(str, places))
+        + ". Set CUDA_HOME, or pip install 'nvidia-cuda-runtime==13.0.*'."
+    )
+
+
+class BuildExt(build_ext):
+    """Gives the emulated driver, which is no Python module, a plain library name."""
+
+    def get_ext_filename(self, fullname):
+        if fullname.endswith(EMULATOR.rpartition(".")[2]):
+            return os.path.join(*fullname.split(".")) + ".so"
+        return super().get_ext_filename(fullname)
+
+    def build_extensions(self):
+        include = cuda_include()
+        for extension in self.extensions:
+            extension.include_dirs.append(include)
+        super().build_extensions()
+
+
+limited = not sysconfig.get_config_var("Py_GIL_DISABLED")
+compile_args = ["-std=c11", "-fvisibility=hidden", "-Wall", "-Wextra", "-Wshadow"]
+link_args = []
+macros = [("_GNU_SOURCE", None)]
+if os.environ.get("MANAGEDMEM_WERROR"):
+    compile_args.append("-Werror")
+if sanitize := os.environ.get("MANAGEDMEM_SANITIZE"):
+    compile_args += [f"-fsanitize={sanitize}", "-fno-omit-frame-pointer", "-g", "-O1"]
+    link_args.append(f"-fsanitize={sanitize}")
+undefine = ["NDEBUG"] if sanitize or os.environ.get("MANAGEDMEM_DEBUG") else []
+common = {
+    "extra_compile_args": compile_args,
+    "extra_link_args": link_args,
+    "undef_macros": undefine,
+    "libraries": ["pthread", "dl"],
+}
+
+setup(
+    cmdclass={"build_ext": BuildExt},
+    ext_modules=[
+        Extension(
+            "managedmem._managedmem",
+            sources=sorted(glob("src/_managedmem/*/*.c")),
+            depends=sorted(glob("src/_managedmem/*/*.h")),
+            define_macros=macros + ([("Py_LIMITED_API", "0x030b0000")] if limited else []),
+            py_limited_api=limited,
+            **common,
+        ),
+        Extension(
+            EMULATOR,
+            sources=sorted(glob("src/emulator/*.c")),
+            depends=sorted(glob("src/emulator/*.h")),
+            define_macros=macros,
+            **common,
+        ),
+    ],
+    options={"bdist_wheel": {"py_limited_api": "cp311"}} if limited else {},
+)

@@ -1,0 +1,125 @@
+/* context.c: primary contexts and the scopes that make one current. */
+#include "context.h"
+
+/* Retained once per device and kept for the life of the process, as the CUDA runtime does; two
+ * threads that race both retain, which only counts higher. */
+static int
+primary_context(mm_driver *cu, int device, CUcontext *context, mm_status *st)
+{
+    *context = atomic_load_explicit(&cu->primary[device], memory_order_acquire);
+    if (*context == NULL) {
+        MM_TRY(cu, DevicePrimaryCtxRetain, st, context, device);
+        atomic_store_explicit(&cu->primary[device], *context, memory_order_release);
+    }
+    return 0;
+}
+
+int
+mm_scope_enter(mm_scope *s, mm_driver *cu, int device, mm_status *st)
+{
+    CUcontext context = NULL;
+
+    s->cu = cu;
+    s->pushed = false;
+    s->relaxed = false;
+    s->mode = CU_STREAM_CAPTURE_MODE_RELAXED;
+    if (device == MM_ANY_DEVICE) {
+        MM_TRY(cu, CtxGetCurrent, st, &context);
+        if (context != NULL) {
+            return 0;
+        }
+        device = 0;
+    }
+    if (primary_context(cu, device, &context, st) < 0) {
+        return -1;
+    }
+    MM_TRY(cu, CtxPushCurrent, st, context);
+    s->pushed = true;
+    return 0;
+}
+
+int
+mm_scope_enter_relaxed(mm_scope *s, mm_driver *cu, int device, mm_status *st)
+{
+    CUresult code;
+
+    if (mm_scope_enter(s, cu, device, st) < 0) {
+        return -1;
+    }
+    code = cu->ThreadExchangeStreamCaptureMode(&s->mode);
+    if (code != CUDA_SUCCESS) {
+        mm_scope_leave(s);
+        return mm_fail_call(st, "cuThreadExchangeStreamCaptureMode", (int)code);
+    }
+    s->relaxed = true;
+    return 0;
+}
+
+/* A second try costs nothing and keeps a passing fault from leaving a foreign state behind. */
+void
+mm_scope_leave(mm_scope *s)
+{
+    CUcontext context;
+
+    if (s->relaxed && s->cu->ThreadExchangeStreamCaptureMode(&s->mode) != CUDA_SUCCESS) {
+        (void)s->cu->ThreadExchangeStreamCaptureMode(&s->mode);
+    }
+    if (s->pushed && s->cu->CtxPopCurrent(&context) != CUDA_SUCCESS) {
+        (void)s->cu->CtxPopCurrent(&context);
+    }
+}
+
+int
+mm_current_device(mm_driver *cu, int *device, mm_status *st)
+{
+    CUcontext context;
+
+    *device = 0;
+    MM_TRY(cu, CtxGetCurrent, st, &context);
+    if (context != NULL) {
+        CUdevice ordinal;
+        MM_TRY(cu, CtxGetDevice, st, &ordinal);
+        *device = ordinal;
+    }
+    return 0;
+}
+
+int
+mm_set_current_device(mm_driver *cu, int device, mm_status *st)
+{
+    CUcontext context;
+
+    if (primary_context(cu, device, &context, st) < 0) {
+        return -1;
+    }
+    MM_TRY(cu, CtxSetCurrent, st, context);
+    return 0;
+}
+
+int
+mm_device_synchronize(mm_driver *cu, int device, mm_status *st)
+{
+    mm_scope scope;
+    CUresult code;
+
+    if (mm_scope_enter(&scope, cu, device, st) < 0) {
+        return -1;
+    }
+    code = cu->CtxSynchronize();
+    mm_scope_leave(&scope);
+    return code == CUDA_SUCCESS ? 0 : mm_fail_call(st, "cuCtxSynchronize", (int)code);
+}
+
+int
+mm_synchronize_all(mm_driver *cu, mm_status *st)
+{
+    if (mm_device_synchronize(cu, MM_ANY_DEVICE, st) < 0) {
+        return -1;
+    }
+    for (int i = 0; i < cu->device_count; i++) {
+        if (atomic_load(&cu->primary[i]) != NULL && mm_device_synchronize(cu, i, st) < 0) {
+            return -1;
+        }
+    }
+    return 0;
+}

@@ -1,0 +1,43 @@
+/* context.h: a current context for the length of a call, without disturbing the caller.
+ *
+ * Advice, attribute queries and allocation need a current context; threads that never touched CUDA
+ * have none. And a thread that is capturing a graph in global or thread-local mode must not make
+ * "unsafe" calls such as advise, allocate and free: they would fail and destroy the capture, unless
+ * the thread's capture mode is relaxed meanwhile. */
+#ifndef MM_CONTEXT_H
+#define MM_CONTEXT_H
+
+#include "driver.h"
+
+typedef struct {
+    mm_driver *cu;
+    bool pushed;
+    bool relaxed;
+    CUstreamCaptureMode mode; /* the caller's, put back on leaving */
+} mm_scope;
+
+enum { MM_ANY_DEVICE = -1 };
+
+/* Makes sure that a context is current: the caller's own where device is MM_ANY_DEVICE and there
+ * is one, else the primary context of the device (of device 0 for MM_ANY_DEVICE). */
+MM_NODISCARD int mm_scope_enter(mm_scope *s, mm_driver *cu, int device, mm_status *st);
+
+/* The same, with the thread's capture mode relaxed: for calls that a capture forbids. */
+MM_NODISCARD int mm_scope_enter_relaxed(mm_scope *s, mm_driver *cu, int device, mm_status *st);
+
+/* Undoes what entering did. Never fails: there is nobody to tell. */
+void mm_scope_leave(mm_scope *s);
+
+/* The ordinal of the calling thread's current device; 0 when it has none. */
+MM_NODISCARD int mm_current_device(mm_driver *cu, int *device, mm_status *st);
+
+/* Makes the device's primary context current for the calling thread and leaves it so. */
+MM_NODISCARD int mm_set_current_device(mm_driver *cu, int device, mm_status *st);
+
+/* Waits for everything on the device. */
+MM_NODISCARD int mm_device_synchronize(mm_driver *cu, int device, mm_status *st);
+
+/* Waits for the current device and every one this library has worked on. */
+MM_NODISCARD int mm_synchronize_all(mm_driver *cu, mm_status *st);
+
+#endif

@@ -1,0 +1,302 @@
+/* driver.c: opens libcuda (or the emulated driver) and resolves the function table.
+ *
+ * Owns the only process-wide mutable data of the library: the selected name, the record of what
+ * was tried, and the published table, all behind one mutex. */
+#include "driver.h"
+
+#include <dlfcn.h>
+#include <limits.h>
+#include <pthread.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static char selected[PATH_MAX];
+static char tried[2048];
+static char opened_path[PATH_MAX];
+static mm_driver table;
+static _Atomic(mm_driver *) published;
+static atomic_bool forked;
+
+typedef struct {
+    const char *name;
+    int version;
+    bool required;
+    size_t offset;
+} entry_point;
+
+static const entry_point entry_points[] = {
+#define MM_ROW(name, version, required) {"cu" #name, version, required, offsetof(mm_driver, name)},
+#define MM_ROW_REQUIRED(name, version) MM_ROW(name, version, true)
+#define MM_ROW_OPTIONAL(name, version) MM_ROW(name, version, false)
+    MM_REQUIRED_FUNCTIONS(MM_ROW_REQUIRED)
+    MM_OPTIONAL_FUNCTIONS(MM_ROW_OPTIONAL)
+};
+
+static void
+note_tried(const char *what, const char *met)
+{
+    size_t used = strlen(tried);
+
+    (void)snprintf(tried + used, sizeof tried - used, "%s%.400s: %.400s", used ? "\n" : "", what,
+                   met);
+}
+
+/* The emulated driver lies beside this library; dladdr says where that is. */
+static int
+emulator_path(char *path, size_t size)
+{
+    Dl_info info;
+    const char *slash;
+
+    if (dladdr(&published, &info) == 0 || info.dli_fname == NULL) {
+        return -1;
+    }
+    slash = strrchr(info.dli_fname, '/');
+    return snprintf(path, size, "%.*s%s", slash ? (int)(slash - info.dli_fname + 1) : 0,
+                    info.dli_fname, "libmanagedmem_emulator.so") < (int)size ? 0 : -1;
+}
+
+/* A name is "cuda", "emulator", or a path; copies the file to open to path. */
+static int
+library_path(const char *name, char *path, size_t size, mm_status *st)
+{
+    if (strcmp(name, "cuda") == 0) {
+        /* The runtime name: the unversioned one exists only where a toolkit is installed. */
+        name = "libcuda.so.1";
+    } else if (strcmp(name, "emulator") == 0) {
+        return emulator_path(path, size) == 0
+                   ? 0
+                   : mm_fail(st, MM_NO_DRIVER, "cannot find the emulated driver of this package");
+    } else if (strchr(name, '/') == NULL) {
+        return mm_fail(st, MM_BAD_VALUE,
+                       "MANAGEDMEM_DRIVER must be \"cuda\", \"emulator\" or a path with a slash, "
+                       "got \"%s\"", name);
+    }
+    if (snprintf(path, size, "%s", name) >= (int)size) {
+        return mm_fail(st, MM_BAD_VALUE, "the driver's path is longer than %zu bytes", size);
+    }
+    return 0;
+}
+
+/* Object and function pointers need not be convertible in ISO C, so the bytes are copied. */
+static void
+store_pointer(void *where, void *pointer)
+{
+    memcpy(where, &pointer, sizeof pointer);
+}
+
+static int
+no_driver(mm_status *st, const char *path, const char *met)
+{
+    note_tried(path, met);
+    return mm_fail(st, MM_NO_DRIVER,
+                   "no usable CUDA driver. Tried:\n%s\nOn a machine without a GPU, "
+                   "managedmem.emulator.enable() or MANAGEDMEM_DRIVER=emulator gives an emulated "
+                   "driver.", tried);
+}
+
+static int
+too_old(mm_status *st, const char *path, int version)
+{
+    char met[96];
+
+    (void)snprintf(met, sizeof met, "CUDA %d.%d, older than the needed 12.2", version / 1000,
+                   version % 1000 / 10);
+    note_tried(path, met);
+    return mm_fail(st, MM_DRIVER_TOO_OLD,
+                   "the CUDA driver is too old: %s supports CUDA %d.%d, managedmem needs 12.2 or "
+                   "newer. Update the NVIDIA driver (535 or newer).",
+                   path, version / 1000, version % 1000 / 10);
+}
+
+/* Fills the table's pointers. Outputs are preset because a driver leaves them untouched when it is
+ * asked for a version above its own. */
+static int
+resolve(mm_driver *t, PFN_cuGetProcAddress_v12000 get, const char *path, mm_status *st)
+{
+    for (size_t i = 0; i < sizeof entry_points / sizeof *entry_points; i++) {
+        const entry_point *e = &entry_points[i];
+        CUdriverProcAddressQueryResult found = CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND;
+        void *pointer = NULL;
+        CUresult code = get(e->name, &pointer, e->version, CU_GET_PROC_ADDRESS_LEGACY_STREAM,
+                            &found);
+
+        if (code != CUDA_SUCCESS || found != CU_GET_PROC_ADDRESS_SUCCESS) {
+            pointer = NULL;
+        }
+        if (pointer == NULL && e->required) {
+            char met[96];
+            (void)snprintf(met, sizeof met, "has no %s of version %d", e->name, e->version);
+            return no_driver(st, path, met);
+        }
+        store_pointer((char *)t + e->offset, pointer);
+    }
+    return 0;
+}
+
+static int
+count_devices(mm_driver *t, const char *path, mm_status *st)
+{
+    char met[160];
+    CUresult code = t->Init(0);
+
+    if (code == CUDA_SUCCESS) {
+        code = t->DeviceGetCount(&t->device_count);
+    }
+    if (code != CUDA_SUCCESS) {
+        const char *name = NULL;
+        (void)t->GetErrorName(code, &name);
+        (void)snprintf(met, sizeof met, "opened, but cuInit said %s (%d)", name ? name : "?",
+                       (int)code);
+        return no_driver(st, path, met);
+    }
+    if (t->device_count < 1 || t->device_count > MM_MAX_DEVICES) {
+        (void)snprintf(met, sizeof met, "opened, but has %d devices; 1 to %d can be used",
+                       t->device_count, MM_MAX_DEVICES);
+        return no_driver(st, path, met);
+    }
+    t->concurrent_access = true;
+    for (int i = 0; i < t->device_count; i++) {
+        int has = 0;
+        code = t->DeviceGetAttribute(&has, CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS, i);
+        if (code != CUDA_SUCCESS || !has) {
+            t->concurrent_access = false;
+        }
+    }
+    return 0;
+}
+
+static void
+after_fork_in_child(void)
+{
+    if (atomic_load(&published) != NULL) {
+        atomic_store(&forked, true);
+    }
+}
+
+/* Called with the lock held. */
+static int
+open_library(mm_driver *t, mm_status *st)
+{
+    const char *name = selected[0] ? selected : getenv("MANAGEDMEM_DRIVER");
+    PFN_cuGetProcAddress_v12000 get;
+    int (*get_version)(int *);
+    void *library, *symbol;
+
+    if (library_path(name && *name ? name : "cuda", opened_path, sizeof opened_path, st) < 0) {
+        return -1;
+    }
+    library = dlopen(opened_path, RTLD_NOW | RTLD_LOCAL);
+    if (library == NULL) {
+        const char *why = dlerror();
+        return no_driver(st, opened_path, why ? why : "cannot be opened");
+    }
+    symbol = dlsym(library, "cuDriverGetVersion");
+    if (symbol == NULL) {
+        return no_driver(st, opened_path, "is no CUDA driver: it has no cuDriverGetVersion");
+    }
+    store_pointer(&get_version, symbol);
+    if (get_version(&t->version) != 0 || t->version < MM_DRIVER_FLOOR) {
+        return too_old(st, opened_path, t->version);
+    }
+    symbol = dlsym(library, "cuGetProcAddress_v2");
+    if (symbol == NULL) {
+        return no_driver(st, opened_path, "has no cuGetProcAddress_v2");
+    }
+    store_pointer(&get, symbol);
+    if (resolve(t, get, opened_path, st) < 0 || count_devices(t, opened_path, st) < 0) {
+        return -1;
+    }
+    t->emulated = dlsym(library, "emu_log_count") != NULL;
+    t->path = opened_path;
+    note_tried(opened_path, "opened");
+    return 0;
+}
+
+static int
+fail_forked(mm_status *st)
+{
+    return mm_fail(st, MM_FORKED,
+                   "this process was forked after the CUDA driver was opened: CUDA and managed "
+                   "memory cannot be used after fork(). Start workers with the \"spawn\" method, "
+                   "or fork before the first use.");
+}
+
+mm_driver *
+mm_driver_open(mm_status *st)
+{
+    mm_driver *t = atomic_load_explicit(&published, memory_order_acquire);
+
+    if (t != NULL && !atomic_load_explicit(&forked, memory_order_relaxed)) {
+        return t;
+    }
+    if (t != NULL) {
+        (void)fail_forked(st);
+        return NULL;
+    }
+    pthread_mutex_lock(&lock);
+    t = atomic_load(&published);
+    if (t == NULL) {
+        memset(&table, 0, sizeof table);
+        tried[0] = '\0';
+        if (open_library(&table, st) == 0) {
+            (void)pthread_atfork(NULL, NULL, after_fork_in_child);
+            t = &table;
+            atomic_store_explicit(&published, t, memory_order_release);
+        }
+    }
+    pthread_mutex_unlock(&lock);
+    return t;
+}
+
+int
+mm_driver_select(const char *name, mm_status *st)
+{
+    char path[PATH_MAX];
+    int rc = library_path(name, path, sizeof path, st);
+
+    if (rc < 0) {
+        return rc;
+    }
+    pthread_mutex_lock(&lock);
+    if (atomic_load(&published) != NULL) {
+        rc = mm_fail(st, MM_REFUSED,
+                     "the driver %s is already open; a driver must be chosen before the first use",
+                     table.path);
+    } else {
+        (void)snprintf(selected, sizeof selected, "%s", name);
+    }
+    pthread_mutex_unlock(&lock);
+    return rc;
+}
+
+mm_driver *
+mm_driver_peek(void)
+{
+    return atomic_load_explicit(&published, memory_order_acquire);
+}
+
+void
+mm_driver_tried(char *text, unsigned long size)
+{
+    pthread_mutex_lock(&lock);
+    (void)snprintf(text, size, "%s", tried);
+    pthread_mutex_unlock(&lock);
+}
+
+bool
+mm_driver_forked(void)
+{
+    return atomic_load_explicit(&forked, memory_order_relaxed);
+}
+
+int
+mm_driver_lacks(const mm_driver *cu, const char *what, mm_status *st)
+{
+    return mm_fail(st, MM_UNSUPPORTED,
+                   "%s needs a driver with CUDA 13.0 or newer (580 or newer); this one supports "
+                   "CUDA %d.%d", what, cu->version / 1000, cu->version % 1000 / 10);
+}

@@ -1,0 +1,65 @@
+/* driver.h: finding and opening the CUDA driver, and the table of its entry points.
+ *
+ * The driver is opened at the first use, never at import, and never closed again. The table is
+ * published once and then read without a lock from every thread and interpreter. */
+#ifndef MM_DRIVER_H
+#define MM_DRIVER_H
+
+#include <stdatomic.h>
+#include <stdbool.h>
+
+#include <cuda.h>
+#include <cudaTypedefs.h>
+
+#include "functions.h"
+#include "status.h"
+
+enum {
+    MM_DRIVER_FLOOR = 12020,  /* the first with locations as structs */
+    MM_DRIVER_BATCH = 13000,  /* the first with batch and discard calls */
+    MM_MAX_DEVICES = 63       /* a set of locations is a 64-bit mask: devices and the host */
+};
+
+typedef struct {
+#define MM_MEMBER(name, version) PFN_cu##name##_v##version name;
+    MM_REQUIRED_FUNCTIONS(MM_MEMBER)
+    MM_OPTIONAL_FUNCTIONS(MM_MEMBER)
+#undef MM_MEMBER
+    int version;      /* 13000 is CUDA 13.0 */
+    int device_count; /* 1 to MM_MAX_DEVICES */
+    bool emulated;
+    bool concurrent_access; /* every device has concurrentManagedAccess */
+    const char *path;       /* the file that was opened */
+    _Atomic(CUcontext) primary[MM_MAX_DEVICES]; /* retained when first needed, then kept */
+} mm_driver;
+
+/* The driver, opened if need be. NULL with st filled when there is none, when it is too old, or
+ * after a fork. A failed opening may be tried again. */
+mm_driver *mm_driver_open(mm_status *st);
+
+/* Chooses which library mm_driver_open will open: "cuda", "emulator", or a path. Without it the
+ * environment variable MANAGEDMEM_DRIVER decides. Fails once a driver is open. */
+MM_NODISCARD int mm_driver_select(const char *name, mm_status *st);
+
+/* The open driver, or NULL; never opens one. */
+mm_driver *mm_driver_peek(void);
+
+/* What the openings so far tried and met, one line each. Copies at most size bytes. */
+void mm_driver_tried(char *text, unsigned long size);
+
+/* Whether the driver was opened in a parent process of this one. */
+bool mm_driver_forked(void);
+
+/* MM_UNSUPPORTED for an entry point that came with CUDA 13.0. */
+int mm_driver_lacks(const mm_driver *cu, const char *what, mm_status *st);
+
+/* Calls an entry point; on failure fills st and makes the enclosing function return -1. */
+#define MM_TRY(cu, name, st, ...)                                  \
+    do {                                                           \
+        CUresult mm_code_ = (cu)->name(__VA_ARGS__);               \
+        if (mm_code_ != CUDA_SUCCESS) {                            \
+            return mm_fail_call((st), "cu" #name, (int)mm_code_);  \
+        }                                                          \
+    } while (0)
+
+#endif

@@ -1,0 +1,47 @@
+/* status.h: how the rooms below Python report failure.
+ *
+ * Every function that can fail returns 0 or -1 and fills a caller-owned mm_status. The first
+ * failure wins; python/errors.c is the only place that turns one into an exception. */
+#ifndef MM_STATUS_H
+#define MM_STATUS_H
+
+#if defined(__GNUC__)
+#define MM_NODISCARD __attribute__((warn_unused_result))
+#define MM_PRINTF(f, a) __attribute__((format(printf, f, a)))
+#else
+#define MM_NODISCARD
+#define MM_PRINTF(f, a)
+#endif
+
+typedef enum {
+    MM_OK = 0,
+    MM_DRIVER_CALL,    /* a driver call failed: code and function say which */
+    MM_NO_DRIVER,      /* no usable driver library, or one without a device */
+    MM_DRIVER_TOO_OLD, /* the library is there, but below the floor */
+    MM_UNSUPPORTED,    /* this driver lacks the entry point */
+    MM_CAPTURING,      /* the stream is recording a graph */
+    MM_BAD_VALUE,      /* an argument, found wrong before the driver was called */
+    MM_CLOSED,         /* the memory was closed */
+    MM_EXPORTED,       /* the memory cannot be closed: a host view or DLPack export lives */
+    MM_FORKED,         /* the driver was opened before this process was forked */
+    MM_NO_MEMORY,      /* malloc failed */
+    MM_REFUSED         /* not possible in the present state */
+} mm_kind;
+
+typedef struct {
+    mm_kind kind;
+    int code;             /* CUresult for MM_DRIVER_CALL and MM_CAPTURING, else 0 */
+    const char *function; /* static text such as "cuMemAdvise", or NULL */
+    char detail[512];     /* the sentence for the user; may be empty for MM_DRIVER_CALL */
+} mm_status;
+
+/* Fills st and returns -1, so that callers can `return mm_fail(...)`. */
+int mm_fail(mm_status *st, mm_kind kind, const char *format, ...) MM_PRINTF(3, 4);
+
+/* The same for a driver call that returned code (never 0). */
+int mm_fail_call(mm_status *st, const char *function, int code);
+
+/* Adds a sentence to a status that is already filled. */
+void mm_status_add(mm_status *st, const char *format, ...) MM_PRINTF(2, 3);
+
+#endif

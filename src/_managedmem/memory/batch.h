@@ -1,0 +1,42 @@
+/* batch.h: one operation on several ranges: merging neighbours, choosing between one driver call
+ * for all and a call for each, and taking advice back when it fails in the middle. */
+#ifndef MM_BATCH_H
+#define MM_BATCH_H
+
+#include "range.h"
+
+typedef struct {
+    mm_range range;
+    CUmemLocation where;
+} mm_move;
+
+enum { MM_FEW = 8 };
+
+/* Few moves lie in the struct itself, so that small calls allocate nothing. */
+typedef struct {
+    mm_move *moves;
+    size_t count;
+    mm_move few[MM_FEW];
+} mm_batch;
+
+MM_NODISCARD int mm_batch_init(mm_batch *b, size_t count, mm_status *st);
+void mm_batch_free(mm_batch *b);
+
+typedef enum { MM_DISPATCH_AUTO, MM_DISPATCH_BATCH, MM_DISPATCH_LOOP } mm_dispatch;
+
+/* All three merge first, and so change the batch. */
+MM_NODISCARD int mm_batch_prefetch(mm_driver *cu, mm_batch *b, CUstream stream,
+                                   mm_dispatch dispatch, mm_defer defer, mm_status *st);
+MM_NODISCARD int mm_batch_discard(mm_driver *cu, mm_batch *b, CUstream stream,
+                                  mm_dispatch dispatch, mm_status *st);
+MM_NODISCARD int mm_batch_discard_prefetch(mm_driver *cu, mm_batch *b, CUstream stream,
+                                           mm_dispatch dispatch, mm_defer defer, mm_status *st);
+
+/* One advice for all ranges, each with its own location; all or nothing. */
+MM_NODISCARD int mm_batch_advise(mm_driver *cu, mm_batch *b, CUmem_advise advice, mm_status *st);
+
+/* Joins neighbours and overlaps with the same location inside one allocation. Ranges of different
+ * locations that overlap keep their order, in which the last one wins. For tests. */
+void mm_batch_merge(mm_batch *b);
+
+#endif

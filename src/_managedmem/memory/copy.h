@@ -1,0 +1,15 @@
+/* copy.h: copies and fills in stream order. */
+#ifndef MM_COPY_H
+#define MM_COPY_H
+
+#include "range.h"
+
+/* Copies between any two addresses that the device or host can reach. */
+MM_NODISCARD int mm_copy(mm_driver *cu, CUdeviceptr to, CUdeviceptr from, size_t size,
+                         CUstream stream, mm_status *st);
+
+/* Fills the range with a pattern of 1, 2 or 4 bytes, whose width divides the size. */
+MM_NODISCARD int mm_fill(mm_driver *cu, mm_range range, unsigned int pattern, int width,
+                         CUstream stream, mm_status *st);
+
+#endif

@@ -1,0 +1,32 @@
+/* guard.h: one word that keeps a resource alive while somebody uses it and lets it be closed once.
+ *
+ * Calls under way are short (a driver call that queues work) and closing waits for them. Exports
+ * live as long as Python likes and make closing fail. Works from every thread, with or without a
+ * GIL, and holds no lock. */
+#ifndef MM_GUARD_H
+#define MM_GUARD_H
+
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+typedef struct {
+    _Atomic uint64_t state;
+} mm_guard;
+
+/* Both return false when the resource is closed. */
+bool mm_guard_enter(mm_guard *g);
+bool mm_guard_export(mm_guard *g);
+
+void mm_guard_leave(mm_guard *g);
+void mm_guard_unexport(mm_guard *g);
+
+typedef enum { MM_CLOSED_NOW, MM_CLOSED_BEFORE, MM_STILL_EXPORTED } mm_guard_answer;
+
+/* MM_CLOSED_NOW: the caller closed it, no call is under way, and it may free the resource. */
+mm_guard_answer mm_guard_close(mm_guard *g);
+
+bool mm_guard_is_closed(const mm_guard *g);
+unsigned mm_guard_exports(const mm_guard *g);
+
+#endif

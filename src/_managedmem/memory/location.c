@@ -1,0 +1,83 @@
+/* location.c: names and sets of locations, names of advices. */
+#include "location.h"
+
+#include <stdio.h>
+#include <string.h>
+
+mm_location_set
+mm_location_bit(CUmemLocation where)
+{
+    if (where.type == CU_MEM_LOCATION_TYPE_DEVICE && where.id >= 0 && where.id < MM_HOST_BIT) {
+        return (mm_location_set)1 << where.id;
+    }
+    return where.type == CU_MEM_LOCATION_TYPE_HOST ? (mm_location_set)1 << MM_HOST_BIT : 0;
+}
+
+CUmemLocation
+mm_bit_location(int bit)
+{
+    return bit == MM_HOST_BIT ? mm_host() : mm_location(CU_MEM_LOCATION_TYPE_DEVICE, bit);
+}
+
+const char *
+mm_location_text(CUmemLocation where, char text[MM_LOCATION_TEXT])
+{
+    switch ((int)where.type) {
+    case CU_MEM_LOCATION_TYPE_DEVICE:
+        (void)snprintf(text, MM_LOCATION_TEXT, "Device(%d)", where.id);
+        break;
+    case CU_MEM_LOCATION_TYPE_HOST:
+        (void)snprintf(text, MM_LOCATION_TEXT, "Host()");
+        break;
+    case CU_MEM_LOCATION_TYPE_HOST_NUMA:
+        (void)snprintf(text, MM_LOCATION_TEXT, "Host(numa_id=%d)", where.id);
+        break;
+    case CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT:
+        (void)snprintf(text, MM_LOCATION_TEXT, "Host.numa_current()");
+        break;
+    default:
+        (void)snprintf(text, MM_LOCATION_TEXT, "location type %d", (int)where.type);
+    }
+    return text;
+}
+
+CUmem_advise
+mm_advice_from_name(const char *name)
+{
+    static const struct {
+        const char *name;
+        CUmem_advise advice;
+    } table[] = {
+        {"set_read_mostly", CU_MEM_ADVISE_SET_READ_MOSTLY},
+        {"unset_read_mostly", CU_MEM_ADVISE_UNSET_READ_MOSTLY},
+        {"set_preferred_location", CU_MEM_ADVISE_SET_PREFERRED_LOCATION},
+        {"unset_preferred_location", CU_MEM_ADVISE_UNSET_PREFERRED_LOCATION},
+        {"set_accessed_by", CU_MEM_ADVISE_SET_ACCESSED_BY},
+        {"unset_accessed_by", CU_MEM_ADVISE_UNSET_ACCESSED_BY},
+    };
+
+    for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
+        if (strcmp(name, table[i].name) == 0) {
+            return table[i].advice;
+        }
+    }
+    return (CUmem_advise)0;
+}
+
+static bool
+is_accessed_by(CUmem_advise advice)
+{
+    return advice == CU_MEM_ADVISE_SET_ACCESSED_BY || advice == CU_MEM_ADVISE_UNSET_ACCESSED_BY;
+}
+
+bool
+mm_advice_needs_location(CUmem_advise advice)
+{
+    return advice == CU_MEM_ADVISE_SET_PREFERRED_LOCATION || is_accessed_by(advice);
+}
+
+bool
+mm_advice_allows(CUmem_advise advice, CUmemLocation where)
+{
+    return !(is_accessed_by(advice) && mm_is_numa_host(where));
+}

@@ -1,0 +1,72 @@
+/* location.h: where memory can live, and what may be advised about it.
+ *
+ * A location is the driver's own struct. The host is always type HOST, never device -1: CUDA 13
+ * would take that for a device. */
+#ifndef MM_LOCATION_H
+#define MM_LOCATION_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cuda.h>
+
+/* A set of locations, as accessed-by lists hold them: bit n is device n, the last bit the host. */
+typedef uint64_t mm_location_set;
+
+enum { MM_HOST_BIT = 63 };
+
+static inline CUmemLocation
+mm_location(CUmemLocationType type, int id)
+{
+    CUmemLocation where = {.type = type};
+    where.id = id;
+    return where;
+}
+
+static inline CUmemLocation
+mm_host(void)
+{
+    return mm_location(CU_MEM_LOCATION_TYPE_HOST, 0);
+}
+
+static inline bool
+mm_is_numa_host(CUmemLocation where)
+{
+    return where.type == CU_MEM_LOCATION_TYPE_HOST_NUMA
+           || where.type == CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT;
+}
+
+static inline bool
+mm_same_location(CUmemLocation a, CUmemLocation b)
+{
+    return a.type == b.type
+           && (a.id == b.id || a.type == CU_MEM_LOCATION_TYPE_HOST
+               || a.type == CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT);
+}
+
+/* The member of a set that stands for a device or the host; NUMA hosts have none (0). */
+mm_location_set mm_location_bit(CUmemLocation where);
+
+/* The location that bit n of a set stands for. */
+CUmemLocation mm_bit_location(int bit);
+
+enum { MM_LOCATION_TEXT = 32 };
+
+/* Writes the location as Python would spell it, such as "Device(0)". Returns text. */
+const char *mm_location_text(CUmemLocation where, char text[MM_LOCATION_TEXT]);
+
+/* The six advices by the names of this library; 0 when there is no such advice. */
+CUmem_advise mm_advice_from_name(const char *name);
+
+/* Whether the driver looks at the location, so that one must be given. */
+bool mm_advice_needs_location(CUmem_advise advice);
+
+/* Whether the advice may name this location. */
+bool mm_advice_allows(CUmem_advise advice, CUmemLocation where);
+
+#define MM_ADVICE_NAMES                                                                     \
+    "set_read_mostly, unset_read_mostly, set_preferred_location, unset_preferred_location, " \
+    "set_accessed_by, unset_accessed_by"
+
+#endif

@@ -1,0 +1,165 @@
+/* memory.c: allocating, wrapping, sharing and freeing memory. */
+#include "memory.h"
+
+#include <stdlib.h>
+
+mm_memory *
+mm_memory_wrap(CUdeviceptr start, size_t size, mm_status *st)
+{
+    mm_memory *m = calloc(1, sizeof *m);
+
+    if (m == NULL) {
+        (void)mm_fail(st, MM_NO_MEMORY, "out of host memory");
+        return NULL;
+    }
+    atomic_init(&m->references, 1);
+    m->start = start;
+    m->size = size;
+    return m;
+}
+
+static int
+call_allocate(mm_driver *cu, size_t size, CUdeviceptr *start, mm_status *st)
+{
+    CUresult code = cu->MemAllocManaged(start, size, CU_MEM_ATTACH_GLOBAL);
+
+    if (code == CUDA_SUCCESS) {
+        return 0;
+    }
+    (void)mm_fail_call(st, "cuMemAllocManaged", (int)code);
+    mm_status_add(st, "%zu bytes were asked for.", size);
+    return -1;
+}
+
+/* Whole pages from a page's start belong to nobody else. Where the driver puts them across a page
+ * border, one page more leaves room to begin at the next. */
+static int
+allocate_pages(mm_driver *cu, size_t size, mm_memory *m, CUdeviceptr *allocation, mm_status *st)
+{
+    CUdeviceptr page = mm_page_size();
+
+    if (call_allocate(cu, size, allocation, st) < 0) {
+        return -1;
+    }
+    if (*allocation % page != 0) {
+        CUdeviceptr unfit = *allocation;
+        int rc = call_allocate(cu, size + page, allocation, st);
+        (void)cu->MemFree(unfit);
+        if (rc < 0) {
+            return -1;
+        }
+    }
+    m->start = (*allocation + page - 1) / page * page;
+    return 0;
+}
+
+mm_memory *
+mm_memory_allocate(mm_driver *cu, size_t size, mm_status *st)
+{
+    mm_memory *m = mm_memory_wrap(0, size, st);
+    size_t page = mm_page_size();
+    CUdeviceptr allocation = 0;
+    mm_scope scope;
+    int rc;
+
+    if (m == NULL) {
+        return NULL;
+    }
+    if (size % page != 0 && size <= SIZE_MAX - 2 * page) {
+        size += page - size % page;
+    }
+    rc = mm_scope_enter_relaxed(&scope, cu, MM_ANY_DEVICE, st);
+    if (rc == 0) {
+        rc = allocate_pages(cu, size, m, &allocation, st);
+        mm_scope_leave(&scope);
+    }
+    if (rc < 0) {
+        free(m);
+        return NULL;
+    }
+    m->owned = true;
+    atomic_store(&m->allocation, allocation);
+    return m;
+}
+
+/* No context is needed to free, and the thread's capture mode must not stand in the way: the
+ * garbage collector runs when it likes. */
+int
+mm_free(mm_driver *cu, CUdeviceptr start, mm_status *st)
+{
+    CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
+    bool relaxed = cu->ThreadExchangeStreamCaptureMode(&mode) == CUDA_SUCCESS;
+    CUresult code = cu->MemFree(start);
+
+    if (relaxed && cu->ThreadExchangeStreamCaptureMode(&mode) != CUDA_SUCCESS) {
+        (void)cu->ThreadExchangeStreamCaptureMode(&mode);
+    }
+    /* Shut down, or its context destroyed: the memory is gone already. */
+    if (code == CUDA_SUCCESS || code == CUDA_ERROR_DEINITIALIZED
+        || code == CUDA_ERROR_CONTEXT_IS_DESTROYED) {
+        return 0;
+    }
+    return mm_fail_call(st, "cuMemFree", (int)code);
+}
+
+static int
+free_owned(mm_memory *m, mm_status *st)
+{
+    mm_driver *cu = mm_driver_peek();
+
+    /* A forked child has no part in its parent's memory. */
+    if (!m->owned || cu == NULL || mm_driver_forked()) {
+        return 0;
+    }
+    return mm_free(cu, atomic_load(&m->allocation), st);
+}
+
+void
+mm_memory_retain(mm_memory *m)
+{
+    atomic_fetch_add_explicit(&m->references, 1, memory_order_relaxed);
+}
+
+void
+mm_memory_release(mm_memory *m)
+{
+    if (atomic_fetch_sub_explicit(&m->references, 1, memory_order_acq_rel) != 1) {
+        return;
+    }
+    if (!mm_guard_is_closed(&m->guard)) {
+        mm_status ignored;
+        int rc = free_owned(m, &ignored);
+        (void)rc;
+    }
+    free(m);
+}
+
+int
+mm_memory_close(mm_memory *m, bool *first, mm_status *st)
+{
+    mm_guard_answer answer = mm_guard_close(&m->guard);
+
+    *first = answer == MM_CLOSED_NOW;
+    if (answer == MM_STILL_EXPORTED) {
+        return mm_fail(st, MM_EXPORTED,
+                       "ManagedBuffer cannot be closed: %u view(s) of its memory still live "
+                       "(memoryview, NumPy array or DLPack tensor); release them first",
+                       mm_guard_exports(&m->guard));
+    }
+    return *first ? free_owned(m, st) : 0;
+}
+
+int
+mm_memory_check(mm_driver *cu, mm_memory *m, mm_operation op, mm_status *st)
+{
+    mm_range whole = {.start = m->start, .size = m->size};
+
+    if (atomic_load_explicit(&m->allocation, memory_order_relaxed) != 0) {
+        return 0;
+    }
+    if (mm_range_check(cu, &whole, op, st) < 0) {
+        return -1;
+    }
+    atomic_store_explicit(&m->allocation, whole.allocation, memory_order_relaxed);
+    return 0;
+}

@@ -1,0 +1,43 @@
+/* memory.h: one stretch of memory, owned or wrapped, with its count of references and its guard.
+ *
+ * Whoever holds a reference may ask about the memory; the address itself may only be used between
+ * enter and leave, or export and unexport, of the guard. Closing frees exactly once. All of it
+ * works from any thread and needs no interpreter. */
+#ifndef MM_MEMORY_H
+#define MM_MEMORY_H
+
+#include "guard.h"
+#include "range.h"
+
+typedef struct {
+    mm_guard guard;
+    atomic_size_t references;
+    _Atomic(CUdeviceptr) allocation; /* start of the managed allocation; 0 until that is known */
+    CUdeviceptr start;
+    size_t size;
+    bool owned; /* freed here, by the address in allocation */
+} mm_memory;
+
+/* Allocates managed memory on pages of its own. Advice, prefetch and discard act on whole pages,
+ * and the driver packs small allocations 512 bytes apart on shared ones. */
+mm_memory *mm_memory_allocate(mm_driver *cu, size_t size, mm_status *st);
+
+/* Wraps memory that somebody else frees. */
+mm_memory *mm_memory_wrap(CUdeviceptr start, size_t size, mm_status *st);
+
+void mm_memory_retain(mm_memory *m);
+
+/* Gives up a reference; the last one frees owned memory. Can block as freeing does, so call it
+ * without the GIL. Errors of the free are dropped: the driver may already be shut down. */
+void mm_memory_release(mm_memory *m);
+
+/* Closes: *first says whether this call did it. After a failed free the memory counts as closed. */
+MM_NODISCARD int mm_memory_close(mm_memory *m, bool *first, mm_status *st);
+
+/* Checks that an operation may be done on the memory; a yes for managed memory is remembered. */
+MM_NODISCARD int mm_memory_check(mm_driver *cu, mm_memory *m, mm_operation op, mm_status *st);
+
+/* Frees a managed allocation, also in the middle of somebody's graph capture. */
+MM_NODISCARD int mm_free(mm_driver *cu, CUdeviceptr start, mm_status *st);
+
+#endif

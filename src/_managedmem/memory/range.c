@@ -1,0 +1,341 @@
+/* range.c: operations on one range, and the words for what the driver refuses. */
+#include "range.h"
+
+#include <unistd.h>
+
+size_t
+mm_page_size(void)
+{
+    static atomic_size_t page;
+    size_t size = atomic_load_explicit(&page, memory_order_relaxed);
+
+    if (size == 0) {
+        size = (size_t)sysconf(_SC_PAGESIZE);
+        atomic_store_explicit(&page, size, memory_order_relaxed);
+    }
+    return size;
+}
+
+/* The plural query succeeds, with zeros, for any address at all. */
+int
+mm_look_up(mm_driver *cu, CUdeviceptr p, mm_pointer_facts *facts, mm_status *st)
+{
+    CUpointer_attribute which[] = {
+        CU_POINTER_ATTRIBUTE_IS_MANAGED, CU_POINTER_ATTRIBUTE_MEMORY_TYPE,
+        CU_POINTER_ATTRIBUTE_RANGE_START_ADDR, CU_POINTER_ATTRIBUTE_RANGE_SIZE,
+        CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL,
+    };
+    void *into[] = {&facts->managed, &facts->type, &facts->start, &facts->size, &facts->device};
+
+    *facts = (mm_pointer_facts){0};
+    MM_TRY(cu, PointerGetAttributes, st, sizeof which / sizeof *which, which, into, p);
+    return 0;
+}
+
+static int
+refuse_system_memory(CUdeviceptr start, mm_operation op, int device, mm_status *st)
+{
+    if (op == MM_DISCARD || op == MM_QUERY) {
+        return mm_fail(st, MM_BAD_VALUE,
+                       "address 0x%llx is system memory; this needs a managed-memory allocation",
+                       (unsigned long long)start);
+    }
+    return mm_fail(st, MM_BAD_VALUE,
+                   "address 0x%llx is not in a managed-memory allocation; it is system memory, "
+                   "which can only be a target where the device has pageable_memory_access "
+                   "(Device(%d) has not)", (unsigned long long)start, device);
+}
+
+/* System memory is a fair target of advise and prefetch on HMM and ATS systems. */
+static int
+check_system_memory(mm_driver *cu, const mm_range *range, mm_operation op, mm_status *st)
+{
+    int device = 0, pageable = 0;
+
+    if (mm_current_device(cu, &device, st) < 0) {
+        return -1;
+    }
+    MM_TRY(cu, DeviceGetAttribute, st, &pageable, CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS,
+           device);
+    if (!pageable || op == MM_DISCARD || op == MM_QUERY) {
+        return refuse_system_memory(range->start, op, device, st);
+    }
+    return 0;
+}
+
+int
+mm_range_check(mm_driver *cu, mm_range *range, mm_operation op, mm_status *st)
+{
+    mm_pointer_facts facts;
+
+    if (mm_look_up(cu, range->start, &facts, st) < 0) {
+        return -1;
+    }
+    if (!facts.managed && facts.type == 0) {
+        return check_system_memory(cu, range, op, st);
+    }
+    if (!facts.managed) {
+        return mm_fail(st, MM_BAD_VALUE,
+                       "address 0x%llx is not in a managed-memory allocation: it is %s memory, "
+                       "which does not migrate",
+                       (unsigned long long)range->start,
+                       facts.type == CU_MEMORYTYPE_HOST ? "pinned host" : "plain device");
+    }
+    range->allocation = facts.start;
+    if (range->size > facts.size || range->start - facts.start > facts.size - range->size) {
+        return mm_fail(st, MM_BAD_VALUE,
+                       "the range of %zu bytes at 0x%llx leaves its managed-memory allocation, "
+                       "which has %zu bytes at 0x%llx",
+                       range->size, (unsigned long long)range->start, facts.size,
+                       (unsigned long long)facts.start);
+    }
+    return 0;
+}
+
+int
+mm_explain(mm_driver *cu, mm_range range, CUmemLocation where, mm_operation op, mm_status *st)
+{
+    mm_status found = {.kind = MM_OK};
+    char place[MM_LOCATION_TEXT];
+
+    if (st->kind != MM_DRIVER_CALL) {
+        return -1;
+    }
+    mm_location_text(where, place);
+    if (st->code == CUDA_ERROR_NOT_SUPPORTED && op == MM_ADVISE) {
+        mm_status_add(st, "Memory from a driver pool takes no advice: allocate it with "
+                          "ManagedMemoryResource().allocate(), or prefetch instead.");
+    } else if (!cu->concurrent_access
+               && (st->code == CUDA_ERROR_INVALID_DEVICE || st->code == CUDA_ERROR_INVALID_VALUE)) {
+        mm_status_add(st, "Not every device here has concurrent_managed_access, which this "
+                          "operation needs (WSL, Windows and some Tegra systems lack it).");
+    } else if (st->code == CUDA_ERROR_INVALID_VALUE) {
+        if (mm_range_check(cu, &range, op, &found) < 0 && found.kind == MM_BAD_VALUE) {
+            *st = found;
+        } else if (where.type == CU_MEM_LOCATION_TYPE_HOST_NUMA) {
+            return mm_fail(st, MM_BAD_VALUE, "%s: this system has no NUMA node %d", place,
+                           where.id);
+        } else {
+            mm_status_add(st, "The driver refused %zu bytes at 0x%llx with %s.", range.size,
+                          (unsigned long long)range.start, place);
+        }
+    }
+    return -1;
+}
+
+/* Reads up to two int attributes of a range in one driver call. */
+static int
+read_pair(mm_driver *cu, mm_range range, CUmem_range_attribute first,
+          CUmem_range_attribute second, int value[2], mm_status *st)
+{
+    CUmem_range_attribute which[2] = {first, second};
+    void *into[2] = {&value[0], &value[1]};
+    size_t sizes[2] = {sizeof(int), sizeof(int)};
+    mm_scope scope;
+    CUresult code;
+
+    if (mm_scope_enter(&scope, cu, MM_ANY_DEVICE, st) < 0) {
+        return -1;
+    }
+    code = cu->MemRangeGetAttributes(into, sizes, which, 2, range.start, range.size);
+    mm_scope_leave(&scope);
+    if (code != CUDA_SUCCESS) {
+        (void)mm_fail_call(st, "cuMemRangeGetAttributes", (int)code);
+        return mm_explain(cu, range, mm_host(), MM_QUERY, st);
+    }
+    return 0;
+}
+
+static int
+read_attribute(mm_driver *cu, mm_range range, CUmem_range_attribute which, int *into,
+               size_t count, mm_status *st)
+{
+    mm_scope scope;
+    CUresult code;
+
+    if (mm_scope_enter(&scope, cu, MM_ANY_DEVICE, st) < 0) {
+        return -1;
+    }
+    code = cu->MemRangeGetAttribute(into, count * sizeof *into, which, range.start, range.size);
+    mm_scope_leave(&scope);
+    if (code != CUDA_SUCCESS) {
+        (void)mm_fail_call(st, "cuMemRangeGetAttribute", (int)code);
+        return mm_explain(cu, range, mm_host(), MM_QUERY, st);
+    }
+    return 0;
+}
+
+int
+mm_range_read_mostly(mm_driver *cu, mm_range range, bool *on, mm_status *st)
+{
+    int value = 0;
+
+    if (read_attribute(cu, range, CU_MEM_RANGE_ATTRIBUTE_READ_MOSTLY, &value, 1, st) < 0) {
+        return -1;
+    }
+    *on = value != 0;
+    return 0;
+}
+
+int
+mm_range_preferred_location(mm_driver *cu, mm_range range, CUmemLocation *where, mm_status *st)
+{
+    int pair[2] = {0, 0};
+
+    if (read_pair(cu, range, CU_MEM_RANGE_ATTRIBUTE_PREFERRED_LOCATION_TYPE,
+                  CU_MEM_RANGE_ATTRIBUTE_PREFERRED_LOCATION_ID, pair, st) < 0) {
+        return -1;
+    }
+    *where = mm_location((CUmemLocationType)pair[0], pair[1]);
+    return 0;
+}
+
+int
+mm_range_last_prefetch(mm_driver *cu, mm_range range, CUmemLocation *where, mm_status *st)
+{
+    int pair[2] = {0, 0};
+
+    if (read_pair(cu, range, CU_MEM_RANGE_ATTRIBUTE_LAST_PREFETCH_LOCATION_TYPE,
+                  CU_MEM_RANGE_ATTRIBUTE_LAST_PREFETCH_LOCATION_ID, pair, st) < 0) {
+        return -1;
+    }
+    *where = mm_location((CUmemLocationType)pair[0], pair[1]);
+    return 0;
+}
+
+int
+mm_range_accessed_by(mm_driver *cu, mm_range range, mm_location_set *set, mm_status *st)
+{
+    int ordinal[MM_MAX_DEVICES + 1];
+    /* All devices and the host: a shorter list is filled with an unspecified choice of them. */
+    size_t count = (size_t)cu->device_count + 1;
+
+    if (read_attribute(cu, range, CU_MEM_RANGE_ATTRIBUTE_ACCESSED_BY, ordinal, count, st) < 0) {
+        return -1;
+    }
+    *set = 0;
+    for (size_t i = 0; i < count; i++) {
+        if (ordinal[i] == CU_DEVICE_CPU) {
+            *set |= mm_location_bit(mm_host());
+        } else if (ordinal[i] >= 0) {
+            *set |= mm_location_bit(mm_location(CU_MEM_LOCATION_TYPE_DEVICE, ordinal[i]));
+        }
+    }
+    return 0;
+}
+
+int
+mm_range_advise(mm_driver *cu, mm_range range, CUmem_advise advice, CUmemLocation where,
+                mm_status *st)
+{
+    mm_scope scope;
+    CUresult code;
+
+    if (mm_scope_enter_relaxed(&scope, cu, MM_ANY_DEVICE, st) < 0) {
+        return -1;
+    }
+    code = cu->MemAdvise(range.start, range.size, advice, where);
+    mm_scope_leave(&scope);
+    if (code != CUDA_SUCCESS) {
+        (void)mm_fail_call(st, "cuMemAdvise", (int)code);
+        return mm_explain(cu, range, where, MM_ADVISE, st);
+    }
+    return 0;
+}
+
+/* Advises one accessed-by member on or off. */
+static int
+switch_member(mm_driver *cu, mm_range range, int bit, bool on, mm_status *st)
+{
+    return mm_range_advise(
+        cu, range, on ? CU_MEM_ADVISE_SET_ACCESSED_BY : CU_MEM_ADVISE_UNSET_ACCESSED_BY,
+        mm_bit_location(bit), st);
+}
+
+int
+mm_range_change_accessed_by(mm_driver *cu, mm_range range, mm_location_set from,
+                            mm_location_set to, mm_status *st)
+{
+    mm_location_set differs = from ^ to;
+    mm_status ignored;
+
+    for (int bit = 0; bit <= MM_HOST_BIT; bit++) {
+        if (!(differs >> bit & 1) || switch_member(cu, range, bit, to >> bit & 1, st) == 0) {
+            continue;
+        }
+        while (--bit >= 0) {
+            if (differs >> bit & 1) {
+                (void)switch_member(cu, range, bit, from >> bit & 1, &ignored);
+            }
+        }
+        return -1;
+    }
+    return 0;
+}
+
+static void CUDA_CB
+do_nothing(void *unused)
+{
+    (void)unused;
+}
+
+/* The sizes from which a prefetch pays for the 30 us that queueing it costs. A prefetch to the
+ * host does all of its work in the calling thread, one to a device only a part of it. */
+static bool
+worth_deferring(size_t size, CUmemLocation where)
+{
+    const size_t mib = (size_t)1 << 20;
+
+    return size >= (where.type == CU_MEM_LOCATION_TYPE_DEVICE ? 16 * mib : 2 * mib);
+}
+
+int
+mm_defer_prefetch(mm_driver *cu, size_t size, CUmemLocation where, CUstream stream,
+                  mm_defer defer, mm_status *st)
+{
+    if (defer == MM_DEFER_YES || (defer == MM_DEFER_AUTO && worth_deferring(size, where))) {
+        MM_TRY(cu, LaunchHostFunc, st, stream, do_nothing, NULL);
+    }
+    return 0;
+}
+
+int
+mm_range_prefetch(mm_driver *cu, mm_range range, CUmemLocation where, CUstream stream,
+                  mm_defer defer, mm_status *st)
+{
+    mm_scope scope;
+    int rc;
+
+    if (mm_stream_refuse_capture(cu, stream, "a prefetch", st) < 0
+        || mm_scope_enter_relaxed(&scope, cu, MM_ANY_DEVICE, st) < 0) {
+        return -1;
+    }
+    rc = mm_defer_prefetch(cu, range.size, where, stream, defer, st);
+    if (rc == 0) {
+        CUresult code = cu->MemPrefetchAsync(range.start, range.size, where, 0, stream);
+        if (code != CUDA_SUCCESS) {
+            (void)mm_fail_call(st, "cuMemPrefetchAsync", (int)code);
+            rc = mm_explain(cu, range, where, MM_PREFETCH, st);
+        }
+    }
+    mm_scope_leave(&scope);
+    return rc;
+}
+
+int
+mm_range_whole_pages(mm_range *range, mm_status *st)
+{
+    CUdeviceptr page = mm_page_size();
+    CUdeviceptr first = (range->start + page - 1) / page * page;
+    CUdeviceptr end = (range->start + range->size) / page * page;
+
+    if (end <= first) {
+        return mm_fail(st, MM_BAD_VALUE,
+                       "cannot discard %zu bytes at 0x%llx: they hold no whole page of %llu bytes, "
+                       "and a part of a page cannot be discarded without its neighbours",
+                       range->size, (unsigned long long)range->start, (unsigned long long)page);
+    }
+    range->start = first;
+    range->size = (size_t)(end - first);
+    return 0;
+}

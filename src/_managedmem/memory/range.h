@@ -1,0 +1,73 @@
+/* range.h: a range of addresses and what one driver call does to it: check, query, advise,
+ * prefetch, discard. Nothing here knows who owns the memory; callers keep it alive. */
+#ifndef MM_RANGE_H
+#define MM_RANGE_H
+
+#include "location.h"
+#include "stream.h"
+
+typedef struct {
+    CUdeviceptr start;
+    size_t size;
+    CUdeviceptr allocation; /* start of the allocation it lies in; 0 when not looked up */
+} mm_range;
+
+typedef enum { MM_ADVISE, MM_PREFETCH, MM_DISCARD, MM_QUERY, MM_COPY } mm_operation;
+
+/* Checks that the range lies in one managed allocation, or in system memory where the operation
+ * and the device allow that; fills range->allocation. MM_BAD_VALUE says what is wrong. */
+MM_NODISCARD int mm_range_check(mm_driver *cu, mm_range *range, mm_operation op, mm_status *st);
+
+/* What the driver knows about an address. */
+typedef struct {
+    unsigned int managed;
+    CUmemorytype type; /* 0 for memory that CUDA does not know */
+    CUdeviceptr start; /* of the allocation around it */
+    size_t size;
+    int device; /* the one it was allocated on, not where it is */
+} mm_pointer_facts;
+
+MM_NODISCARD int mm_look_up(mm_driver *cu, CUdeviceptr p, mm_pointer_facts *facts, mm_status *st);
+
+/* Bytes of a page of host memory: what advice and discard are rounded to. */
+size_t mm_page_size(void);
+
+MM_NODISCARD int mm_range_read_mostly(mm_driver *cu, mm_range range, bool *on, mm_status *st);
+
+/* type is NONE where unset, or not the same on all pages. */
+MM_NODISCARD int mm_range_preferred_location(mm_driver *cu, mm_range range, CUmemLocation *where,
+                                             mm_status *st);
+MM_NODISCARD int mm_range_last_prefetch(mm_driver *cu, mm_range range, CUmemLocation *where,
+                                        mm_status *st);
+
+/* The locations that the whole range is accessed by. */
+MM_NODISCARD int mm_range_accessed_by(mm_driver *cu, mm_range range, mm_location_set *set,
+                                      mm_status *st);
+
+MM_NODISCARD int mm_range_advise(mm_driver *cu, mm_range range, CUmem_advise advice,
+                                 CUmemLocation where, mm_status *st);
+
+/* Goes from one accessed-by set to another with one advice for each member that differs; takes
+ * back what was done when the driver fails in the middle. */
+MM_NODISCARD int mm_range_change_accessed_by(mm_driver *cu, mm_range range, mm_location_set from,
+                                             mm_location_set to, mm_status *st);
+
+/* How a prefetch is to be issued: at once, or behind a host function so that the call returns
+ * while the stream does the work. */
+typedef enum { MM_DEFER_AUTO, MM_DEFER_NO, MM_DEFER_YES } mm_defer;
+
+MM_NODISCARD int mm_range_prefetch(mm_driver *cu, mm_range range, CUmemLocation where,
+                                   CUstream stream, mm_defer defer, mm_status *st);
+
+/* Queues an empty host function when a prefetch of this size is better deferred. */
+MM_NODISCARD int mm_defer_prefetch(mm_driver *cu, size_t size, CUmemLocation where,
+                                   CUstream stream, mm_defer defer, mm_status *st);
+
+/* Shrinks the range to whole pages; MM_BAD_VALUE when none is left. */
+MM_NODISCARD int mm_range_whole_pages(mm_range *range, mm_status *st);
+
+/* Turns a failed call's code into words, where the range and location tell more than the driver.
+ * Returns -1 like mm_fail. */
+int mm_explain(mm_driver *cu, mm_range range, CUmemLocation where, mm_operation op, mm_status *st);
+
+#endif

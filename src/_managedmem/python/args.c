@@ -1,0 +1,237 @@
+/* args.c: hand-written argument reading: the generic parser costs more than most driver calls. */
+#include "args.h"
+
+#include <string.h>
+
+static int
+find_name(const mm_parameters *p, PyObject *name)
+{
+    for (int i = 0; i < p->total; i++) {
+        if (p->names[i][0] != '\0' && PyUnicode_CompareWithASCIIString(name, p->names[i]) == 0) {
+            return i;
+        }
+    }
+    return -1;
+}
+
+static int
+put_by_name(const mm_parameters *p, PyObject *name, PyObject *value, PyObject **out)
+{
+    int i = find_name(p, name);
+
+    if (i < 0) {
+        PyErr_Format(PyExc_TypeError, "%s() got an unexpected keyword argument '%U'", p->function,
+                     name);
+        return -1;
+    }
+    if (out[i] != NULL) {
+        PyErr_Format(PyExc_TypeError, "%s() got multiple values for argument '%U'", p->function,
+                     name);
+        return -1;
+    }
+    out[i] = value;
+    return 0;
+}
+
+static int
+check_count(const mm_parameters *p, Py_ssize_t given)
+{
+    if (given > p->positional) {
+        PyErr_Format(PyExc_TypeError, "%s() takes at most %d positional argument%s (%zd given)",
+                     p->function, p->positional, p->positional == 1 ? "" : "s", given);
+        return -1;
+    }
+    return 0;
+}
+
+static int
+check_required(const mm_parameters *p, PyObject **out)
+{
+    for (int i = 0; i < p->required; i++) {
+        if (out[i] == NULL) {
+            PyErr_Format(PyExc_TypeError, "%s() missing required argument '%s' (pos %d)",
+                         p->function, p->names[i], i + 1);
+            return -1;
+        }
+    }
+    return 0;
+}
+
+int
+mm_args(const mm_parameters *p, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames,
+        PyObject **out)
+{
+    Py_ssize_t named = kwnames ? PyTuple_Size(kwnames) : 0;
+
+    for (int i = 0; i < p->total; i++) {
+        out[i] = i < nargs && i < p->positional ? args[i] : NULL;
+    }
+    if (check_count(p, nargs) < 0) {
+        return -1;
+    }
+    for (Py_ssize_t i = 0; i < named; i++) {
+        if (put_by_name(p, PyTuple_GetItem(kwnames, i), args[nargs + i], out) < 0) {
+            return -1;
+        }
+    }
+    return check_required(p, out);
+}
+
+int
+mm_args_new(const mm_parameters *p, PyObject *args, PyObject *kwargs, PyObject **out)
+{
+    Py_ssize_t nargs = PyTuple_Size(args), position = 0;
+    PyObject *name, *value;
+
+    for (int i = 0; i < p->total; i++) {
+        out[i] = i < nargs && i < p->positional ? PyTuple_GetItem(args, i) : NULL;
+    }
+    if (check_count(p, nargs) < 0) {
+        return -1;
+    }
+    while (kwargs && PyDict_Next(kwargs, &position, &name, &value)) {
+        if (put_by_name(p, name, value, out) < 0) {
+            return -1;
+        }
+    }
+    return check_required(p, out);
+}
+
+int
+mm_read_index(PyObject *value, const char *what, PyObject *error, long long *out)
+{
+    PyObject *index;
+    int overflow = 0;
+
+    if (PyBool_Check(value) || !PyIndex_Check(value)) {
+        PyErr_Format(error, "%s must be an int, got %R", what, value);
+        return -1;
+    }
+    index = PyNumber_Index(value);
+    if (index == NULL) {
+        return -1;
+    }
+    *out = PyLong_AsLongLongAndOverflow(index, &overflow);
+    Py_DECREF(index);
+    if (overflow != 0) {
+        PyErr_Format(PyExc_ValueError, "%s is out of range: %R", what, value);
+        return -1;
+    }
+    return *out == -1 && PyErr_Occurred() ? -1 : 0;
+}
+
+int
+mm_read_size(PyObject *value, const char *what, size_t *out)
+{
+    long long size;
+
+    if (mm_read_index(value, what, PyExc_TypeError, &size) < 0) {
+        return -1;
+    }
+    if (size < 1 || size > PY_SSIZE_T_MAX) {
+        PyErr_Format(PyExc_ValueError, "%s must be at least 1 byte, got %lld", what, size);
+        return -1;
+    }
+    *out = (size_t)size;
+    return 0;
+}
+
+int
+mm_read_address(PyObject *value, CUdeviceptr *out)
+{
+    PyObject *number = NULL;
+    unsigned long long address;
+
+    if (PyBool_Check(value) || PyFloat_Check(value) || PyUnicode_Check(value)
+        || PyBytes_Check(value) || value == Py_None) {
+        PyErr_Format(PyExc_TypeError, "an address must be an int, got %R", value);
+        return -1;
+    }
+    number = PyNumber_Long(value);
+    if (number == NULL) {
+        return -1;
+    }
+    address = PyLong_AsUnsignedLongLong(number);
+    Py_DECREF(number);
+    if (address == (unsigned long long)-1 && PyErr_Occurred()) {
+        PyErr_Clear(); /* OverflowError: negative or more than 64 bits */
+        address = 0;
+    }
+    if (address == 0) {
+        PyErr_Format(PyExc_ValueError, "%R is not an address of memory", value);
+        return -1;
+    }
+    *out = (CUdeviceptr)address;
+    return 0;
+}
+
+int
+mm_read_dispatch(PyObject *value, mm_dispatch *out)
+{
+    static const char *const names[] = {"auto", "batch", "loop"};
+
+    *out = MM_DISPATCH_AUTO;
+    if (value == NULL) {
+        return 0;
+    }
+    for (int i = 0; PyUnicode_Check(value) && i < 3; i++) {
+        if (PyUnicode_CompareWithASCIIString(value, names[i]) == 0) {
+            *out = (mm_dispatch)i;
+            return 0;
+        }
+    }
+    PyErr_Format(PyExc_ValueError, "dispatch must be \"auto\", \"batch\" or \"loop\", got %R",
+                 value);
+    return -1;
+}
+
+int
+mm_read_defer(PyObject *value, mm_defer *out)
+{
+    if (value == NULL || value == Py_None) {
+        *out = MM_DEFER_AUTO;
+    } else if (value == Py_True || value == Py_False) {
+        *out = value == Py_True ? MM_DEFER_YES : MM_DEFER_NO;
+    } else {
+        PyErr_Format(PyExc_TypeError, "defer must be None, True or False, got %R", value);
+        return -1;
+    }
+    return 0;
+}
+
+int
+mm_is_from(PyObject *object, const char *root)
+{
+    PyObject *module = PyObject_GetAttrString((PyObject *)Py_TYPE(object), "__module__");
+    size_t length = strlen(root);
+    const char *name;
+    int answer;
+
+    if (module == NULL || !PyUnicode_Check(module)) {
+        PyErr_Clear(); /* AttributeError at most: a type without a module is nobody's */
+        Py_XDECREF(module);
+        return 0;
+    }
+    name = PyUnicode_AsUTF8AndSize(module, NULL);
+    if (name == NULL) {
+        PyErr_Clear(); /* a name that is no UTF-8 is not the one looked for */
+    }
+    answer = name != NULL && strncmp(name, root, length) == 0
+             && (name[length] == '\0' || name[length] == '.');
+    Py_DECREF(module);
+    return answer;
+}
+
+int
+mm_get_optional(PyObject *object, const char *name, PyObject **out)
+{
+    *out = PyObject_GetAttrString(object, name);
+    if (*out != NULL) {
+        return 1;
+    }
+    if (!PyErr_ExceptionMatches(PyExc_AttributeError)) {
+        return -1;
+    }
+    PyErr_Clear(); /* the AttributeError just seen */
+    return 0;
+}

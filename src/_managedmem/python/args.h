@@ -1,0 +1,43 @@
+/* args.h: reading arguments. Everything here may run Python code, so it comes before any buffer is
+ * entered. Functions return 0, or -1 with an exception that names the function and the argument. */
+#ifndef MM_ARGS_H
+#define MM_ARGS_H
+
+#include "../memory/batch.h"
+#include "errors.h"
+
+/* A function's parameters: the first `positional` may be given by position, all by name. */
+typedef struct {
+    const char *function;
+    const char *const *names;
+    int required, positional, total;
+} mm_parameters;
+
+/* Sorts the arguments of a FASTCALL|KEYWORDS method into out; missing ones become NULL. */
+int mm_args(const mm_parameters *p, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames,
+            PyObject **out);
+
+/* The same for a tuple and dict, as constructors get them. */
+int mm_args_new(const mm_parameters *p, PyObject *args, PyObject *kwargs, PyObject **out);
+
+/* An int that is not a bool: PyErr_Format(error, ...) names `what` otherwise. */
+int mm_read_index(PyObject *value, const char *what, PyObject *error, long long *out);
+
+/* A byte count of at least 1: TypeError for no int, ValueError for a bad one. */
+int mm_read_size(PyObject *value, const char *what, size_t *out);
+
+/* An address: a positive int, or an object with one behind __int__ such as a CUdeviceptr. */
+int mm_read_address(PyObject *value, CUdeviceptr *out);
+
+/* "auto", "batch" or "loop"; None, True or False. NULL is the default. */
+int mm_read_dispatch(PyObject *value, mm_dispatch *out);
+int mm_read_defer(PyObject *value, mm_defer *out);
+
+/* Whether the object's type comes from the package `root`, such as "torch". */
+int mm_is_from(PyObject *object, const char *root);
+
+/* PyObject_GetAttrString, but 0 without an exception when there is no such attribute, 1 when
+ * there is. */
+int mm_get_optional(PyObject *object, const char *name, PyObject **out);
+
+#endif

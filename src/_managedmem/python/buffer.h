@@ -1,0 +1,101 @@
+/* buffer.h: the struct behind ManagedBuffer, for the files that make up the type.
+ *
+ * A buffer is a range of a mm_memory with a dtype and a shape; several buffers (views) share one
+ * memory. Only the root, which has no `root` of its own, closes it. Everything but the atomics is
+ * fixed once the object is made, so no lock is needed to read it. */
+#ifndef MM_BUFFER_H
+#define MM_BUFFER_H
+
+#include "../memory/copy.h"
+#include "../memory/memory.h"
+#include "args.h"
+#include "dtype.h"
+
+enum { MM_MAX_DIMENSIONS = 8 };
+
+typedef struct {
+    PyObject_HEAD
+    PyObject *weakrefs;
+    mm_state *state;
+    mm_memory *memory;
+    PyObject *root;     /* the buffer this is a view of, kept alive; or NULL */
+    PyObject *owner;    /* what keeps wrapped memory alive; or NULL */
+    PyObject *resource; /* what allocated it; or NULL */
+    CUdeviceptr start;
+    size_t size;
+    atomic_bool closed; /* this view was closed; the memory has its own answer */
+    const mm_dtype *dtype;
+    int dimensions;
+    Py_ssize_t shape[MM_MAX_DIMENSIONS];
+    Py_ssize_t strides[MM_MAX_DIMENSIONS];
+} mm_buffer;
+
+static inline mm_buffer *
+mm_buffer_of(PyObject *op)
+{
+    return (mm_buffer *)op;
+}
+
+/* True for a ManagedBuffer or a subclass of it. */
+static inline int
+mm_is_buffer(mm_state *state, PyObject *op)
+{
+    return Py_TYPE(op) == state->buffer_type || PyType_IsSubtype(Py_TYPE(op), state->buffer_type);
+}
+
+/* A ManagedBuffer over a memory, of a layout that has its size; takes over the reference to the
+ * memory, also when it fails. owner and resource may be NULL. */
+PyObject *mm_buffer_new(mm_state *state, PyTypeObject *type, mm_memory *memory,
+                        const mm_dtype *dtype, int dimensions, const Py_ssize_t *shape,
+                        PyObject *owner, PyObject *resource);
+
+/* A view with another range, dtype and shape. */
+PyObject *mm_buffer_view(mm_buffer *from, size_t offset, const mm_dtype *dtype, int dimensions,
+                         const Py_ssize_t *shape);
+
+/* A buffer in use: the driver and the range for it, safe from being closed until the end. */
+typedef struct {
+    mm_driver *cu;
+    mm_range range;
+    mm_memory *memory;
+} mm_buffer_use;
+
+/* Raises when the buffer is closed, when there is no driver, or when the operation cannot be done
+ * on this memory. Between begin and end no Python code may run. */
+int mm_buffer_begin(mm_buffer *b, mm_operation op, mm_buffer_use *use);
+void mm_buffer_end(mm_buffer_use *use);
+
+/* RuntimeError when closed. */
+int mm_buffer_check_open(const mm_buffer *b);
+bool mm_buffer_is_closed(const mm_buffer *b);
+
+/* Reads a shape, an int or a sequence of ints, each at least 1. Returns the number of dimensions;
+ * -1 with an exception. *bytes is the size of an array of it. */
+int mm_read_shape(PyObject *value, const mm_dtype *dtype, Py_ssize_t shape[MM_MAX_DIMENSIONS],
+                  size_t *bytes);
+
+/* Tables of the files that the type is put together from. */
+PyObject *mm_buffer_dlpack(PyObject *op, PyObject *const *args, Py_ssize_t nargs,
+                           PyObject *kwnames);
+PyObject *mm_buffer_dlpack_device(PyObject *op, PyObject *none);
+PyObject *mm_buffer_array_interface(PyObject *op, void *closure);
+int mm_buffer_getbuffer(PyObject *op, Py_buffer *view, int flags);
+void mm_buffer_releasebuffer(PyObject *op, Py_buffer *view);
+
+extern const char mm_buffer_dlpack_doc[], mm_buffer_dlpack_device_doc[];
+
+/* The live set behind buf.accessed_by, and assignment to it. */
+PyObject *mm_accessed_by_new(mm_state *state, PyObject *buffer);
+int mm_accessed_by_assign(mm_buffer *b, PyObject *value);
+
+/* The operations as methods, in buffer_operations.c. */
+PyObject *mm_buffer_prefetch(PyObject *, PyObject *const *, Py_ssize_t, PyObject *);
+PyObject *mm_buffer_discard(PyObject *, PyObject *const *, Py_ssize_t, PyObject *);
+PyObject *mm_buffer_discard_prefetch(PyObject *, PyObject *const *, Py_ssize_t, PyObject *);
+PyObject *mm_buffer_copy_from(PyObject *, PyObject *const *, Py_ssize_t, PyObject *);
+PyObject *mm_buffer_copy_to(PyObject *, PyObject *const *, Py_ssize_t, PyObject *);
+PyObject *mm_buffer_fill(PyObject *, PyObject *const *, Py_ssize_t, PyObject *);
+extern const char mm_prefetch_doc[], mm_discard_doc[], mm_discard_prefetch_doc[],
+    mm_copy_from_doc[], mm_copy_to_doc[], mm_fill_doc[];
+
+#endif

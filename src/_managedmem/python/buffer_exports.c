@@ -1,0 +1,383 @@
+/* buffer_exports.c: a buffer in the hands of others, without a copy: the buffer protocol for the
+ * host, DLPack and __cuda_array_interface__ for everyone. Each host view and DLPack tensor counts
+ * as an export, so that the memory cannot be closed under it. */
+#include <stdlib.h>
+
+#include "buffer.h"
+#include "dlpack_abi.h"
+#include "stream.h"
+
+/* --- the host's view -------------------------------------------------------------------- */
+
+/* Checks that the host may touch the memory now; waits for the devices where it may not do so
+ * while they work. -1 with an exception. */
+static int
+prepare_host_access(mm_buffer *b)
+{
+    mm_driver *cu = mm_open(b->state);
+    mm_pointer_facts facts;
+    mm_status st;
+    int rc;
+
+    if (cu == NULL) {
+        return -1;
+    }
+    rc = mm_look_up(cu, b->start, &facts, &st);
+    if (rc == 0 && !facts.managed && facts.type == CU_MEMORYTYPE_DEVICE) {
+        rc = mm_fail(&st, MM_BAD_VALUE,
+                     "the host cannot reach the memory at 0x%llx: it is plain device memory",
+                     (unsigned long long)b->start);
+    }
+    if (rc == 0 && facts.managed && !cu->concurrent_access) {
+        Py_BEGIN_ALLOW_THREADS
+        rc = mm_synchronize_all(cu, &st);
+        Py_END_ALLOW_THREADS
+    }
+    if (rc < 0) {
+        (void)mm_raise(b->state, &st);
+    }
+    return rc;
+}
+
+int
+mm_buffer_getbuffer(PyObject *op, Py_buffer *view, int flags)
+{
+    mm_buffer *b = mm_buffer_of(op);
+
+    view->obj = NULL;
+    if ((flags & PyBUF_F_CONTIGUOUS) == PyBUF_F_CONTIGUOUS && b->dimensions > 1) {
+        PyErr_SetString(PyExc_BufferError, "a ManagedBuffer is C-contiguous, not Fortran");
+        return -1;
+    }
+    if (mm_buffer_check_open(b) < 0) {
+        return -1;
+    }
+    if (!mm_guard_export(&b->memory->guard)) {
+        return mm_buffer_check_open(b);
+    }
+    if (prepare_host_access(b) < 0) {
+        mm_guard_unexport(&b->memory->guard);
+        return -1;
+    }
+    view->obj = Py_NewRef(op);
+    view->buf = (void *)(uintptr_t)b->start;
+    view->len = (Py_ssize_t)b->size;
+    view->readonly = 0;
+    view->itemsize = b->dtype->itemsize;
+    view->format = flags & PyBUF_FORMAT ? (char *)(uintptr_t)b->dtype->format : NULL;
+    view->ndim = flags & PyBUF_ND ? b->dimensions : 1;
+    view->shape = flags & PyBUF_ND ? b->shape : NULL;
+    view->strides = (flags & PyBUF_STRIDES) == PyBUF_STRIDES ? b->strides : NULL;
+    view->suboffsets = NULL;
+    view->internal = NULL;
+    return 0;
+}
+
+void
+mm_buffer_releasebuffer(PyObject *op, Py_buffer *Py_UNUSED(view))
+{
+    mm_guard_unexport(&mm_buffer_of(op)->memory->guard);
+}
+
+/* --- __cuda_array_interface__ ----------------------------------------------------------- */
+
+PyObject *
+mm_buffer_array_interface(PyObject *op, void *Py_UNUSED(closure))
+{
+    mm_buffer *b = mm_buffer_of(op);
+    PyObject *shape;
+
+    if (mm_buffer_check_open(b) < 0) {
+        return NULL;
+    }
+    shape = PyObject_GetAttrString(op, "shape");
+    if (shape == NULL) {
+        return NULL;
+    }
+    /* Stream 1 is the legacy default stream. */
+    return Py_BuildValue("{s:N,s:s,s:(KO),s:O,s:i,s:i}", "shape", shape, "typestr",
+                         b->dtype->typestr, "data", (unsigned long long)b->start, Py_False,
+                         "strides", Py_None, "stream", 1, "version", 3);
+}
+
+/* --- DLPack ----------------------------------------------------------------------------- */
+
+/* What a tensor given away needs, in one block. The memory's reference and export belong to it. A
+ * buffer with an owner or a foreign resource is kept as well, as only Python can let go of those. */
+typedef struct {
+    union {
+        dl_managed_tensor plain;
+        dl_managed_tensor_versioned versioned;
+    } as;
+    mm_memory *memory;
+    PyObject *keep;
+    int64_t shape[MM_MAX_DIMENSIONS], strides[MM_MAX_DIMENSIONS];
+} tensor_block;
+
+/* May be called by any thread, with or without the GIL, also after the interpreter ended. */
+static void
+free_block(tensor_block *t)
+{
+    mm_guard_unexport(&t->memory->guard);
+    if (t->keep != NULL && Py_IsInitialized()) {
+        PyGILState_STATE gil = PyGILState_Ensure();
+        Py_DECREF(t->keep);
+        PyGILState_Release(gil);
+    }
+    mm_memory_release(t->memory);
+    free(t);
+}
+
+static void
+delete_plain(dl_managed_tensor *self)
+{
+    free_block(self->context);
+}
+
+static void
+delete_versioned(dl_managed_tensor_versioned *self)
+{
+    free_block(self->context);
+}
+
+/* A capsule that nobody consumed still owns its tensor; a consumer renames it. */
+static void
+drop_capsule(PyObject *capsule)
+{
+    mm_exception saved;
+
+    mm_exception_save(&saved);
+    if (PyCapsule_IsValid(capsule, "dltensor_versioned")) {
+        dl_managed_tensor_versioned *t = PyCapsule_GetPointer(capsule, "dltensor_versioned");
+        t->deleter(t);
+    } else if (PyCapsule_IsValid(capsule, "dltensor")) {
+        dl_managed_tensor *t = PyCapsule_GetPointer(capsule, "dltensor");
+        t->deleter(t);
+    }
+    mm_exception_restore(&saved);
+}
+
+static void
+fill_tensor(dl_tensor *t, tensor_block *block, const mm_buffer *b, int32_t device_type)
+{
+    for (int i = 0; i < b->dimensions; i++) {
+        block->shape[i] = b->shape[i];
+        block->strides[i] = b->strides[i] / b->dtype->itemsize;
+    }
+    t->data = (void *)(uintptr_t)b->start;
+    t->device.device_type = device_type;
+    t->device.device_id = 0; /* what the specification asks for managed memory and the CPU */
+    t->ndim = b->dimensions;
+    t->dtype.code = b->dtype->dlpack_code;
+    t->dtype.bits = (uint8_t)(b->dtype->itemsize * 8);
+    t->dtype.lanes = 1;
+    t->shape = block->shape;
+    t->strides = block->strides;
+    t->byte_offset = 0;
+}
+
+/* What the consumer asked for. */
+typedef struct {
+    bool versioned;
+    bool copied;
+    int32_t device_type;
+} dlpack_form;
+
+static PyObject *
+new_capsule(mm_buffer *b, const dlpack_form *form)
+{
+    mm_buffer *root = b->root ? mm_buffer_of(b->root) : b;
+    tensor_block *t = calloc(1, sizeof *t);
+    PyObject *capsule;
+
+    if (t == NULL) {
+        return PyErr_NoMemory();
+    }
+    if (!mm_guard_export(&b->memory->guard)) {
+        free(t);
+        (void)mm_buffer_check_open(b);
+        return NULL;
+    }
+    mm_memory_retain(b->memory);
+    t->memory = b->memory;
+    if (root->owner != NULL || (root->resource != NULL && !root->memory->owned)) {
+        t->keep = Py_NewRef((PyObject *)root);
+    }
+    if (form->versioned) {
+        fill_tensor(&t->as.versioned.tensor, t, b, form->device_type);
+        t->as.versioned.version.major = DLPACK_MAJOR;
+        t->as.versioned.version.minor = DLPACK_MINOR;
+        t->as.versioned.flags = form->copied ? DL_FLAG_IS_COPIED : 0;
+        t->as.versioned.context = t;
+        t->as.versioned.deleter = delete_versioned;
+        capsule = PyCapsule_New(&t->as.versioned, "dltensor_versioned", drop_capsule);
+    } else {
+        fill_tensor(&t->as.plain.tensor, t, b, form->device_type);
+        t->as.plain.context = t;
+        t->as.plain.deleter = delete_plain;
+        capsule = PyCapsule_New(&t->as.plain, "dltensor", drop_capsule);
+    }
+    if (capsule == NULL) {
+        free_block(t);
+    }
+    return capsule;
+}
+
+/* max_version is None or (major, minor); from 1 on the consumer understands versioned tensors. */
+static int
+read_max_version(PyObject *value, bool *versioned)
+{
+    long long major;
+
+    *versioned = false;
+    if (value == NULL || value == Py_None) {
+        return 0;
+    }
+    if (!PyTuple_Check(value) || PyTuple_Size(value) != 2) {
+        PyErr_Format(PyExc_TypeError, "max_version must be None or (major, minor), got %R", value);
+        return -1;
+    }
+    if (mm_read_index(PyTuple_GetItem(value, 0), "max_version", PyExc_TypeError, &major) < 0) {
+        return -1;
+    }
+    *versioned = major >= 1;
+    return 0;
+}
+
+/* dl_device is None, managed memory, or the CPU, which can use managed memory as it is. */
+static int
+read_device(PyObject *value, int32_t *type)
+{
+    long long device_type, device_id;
+
+    *type = DL_DEVICE_CUDA_MANAGED;
+    if (value == NULL || value == Py_None) {
+        return 0;
+    }
+    if (!PyTuple_Check(value) || PyTuple_Size(value) != 2) {
+        PyErr_Format(PyExc_TypeError, "dl_device must be None or (type, id), got %R", value);
+        return -1;
+    }
+    if (mm_read_index(PyTuple_GetItem(value, 0), "dl_device", PyExc_TypeError, &device_type) < 0
+        || mm_read_index(PyTuple_GetItem(value, 1), "dl_device", PyExc_TypeError, &device_id)
+               < 0) {
+        return -1;
+    }
+    if (device_type != DL_DEVICE_CPU && device_type != DL_DEVICE_CUDA_MANAGED) {
+        PyErr_Format(PyExc_BufferError,
+                     "managed memory is exported as device type 13 (CUDA managed) or 1 (CPU), not "
+                     "as %R", value);
+        return -1;
+    }
+    *type = (int32_t)device_type;
+    return 0;
+}
+
+/* Makes the work of the default stream, where this library works by default, precede the
+ * consumer's: blocking streams wait by themselves, for others the default stream is awaited. */
+static int
+order_consumer(mm_state *state, PyObject *value)
+{
+    long long stream = 1;
+    mm_driver *cu;
+    mm_status st;
+    int rc;
+
+    if (value != NULL && value != Py_None
+        && mm_read_index(value, "stream", PyExc_TypeError, &stream) < 0) {
+        return -1;
+    }
+    if (stream == 0 || stream < -1) {
+        PyErr_Format(PyExc_ValueError,
+                     "stream must be -1 (no order), 1 (legacy), 2 (per-thread) or a handle, got "
+                     "%lld: 0 is ambiguous", stream);
+        return -1;
+    }
+    if (stream <= 2) {
+        return 0;
+    }
+    cu = mm_open(state);
+    if (cu == NULL) {
+        return -1;
+    }
+    Py_BEGIN_ALLOW_THREADS
+    rc = mm_stream_synchronize(cu, NULL, &st);
+    Py_END_ALLOW_THREADS
+    if (rc < 0) {
+        (void)mm_raise(state, &st);
+    }
+    return rc;
+}
+
+/* A copy that is complete; a new buffer. */
+static PyObject *
+finished_copy(PyObject *op)
+{
+    PyObject *copy = PyObject_CallMethod(op, "copy_to", NULL);
+    mm_state *state = mm_buffer_of(op)->state;
+    mm_driver *cu = copy ? mm_open(state) : NULL;
+    mm_status st;
+    int rc;
+
+    if (cu == NULL) {
+        Py_XDECREF(copy);
+        return NULL;
+    }
+    Py_BEGIN_ALLOW_THREADS
+    rc = mm_stream_synchronize(cu, NULL, &st);
+    Py_END_ALLOW_THREADS
+    if (rc < 0) {
+        Py_DECREF(copy);
+        return mm_raise(state, &st);
+    }
+    return copy;
+}
+
+PyObject *
+mm_buffer_dlpack(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
+{
+    static const char *const names[] = {"stream", "max_version", "dl_device", "copy"};
+    static const mm_parameters parameters = {"__dlpack__", names, 0, 0, 4};
+    mm_buffer *b = mm_buffer_of(op);
+    PyObject *given[4], *source, *capsule = NULL;
+    dlpack_form form;
+
+    if (mm_args(&parameters, args, nargs, kwnames, given) < 0
+        || read_max_version(given[1], &form.versioned) < 0
+        || read_device(given[2], &form.device_type) < 0 || mm_buffer_check_open(b) < 0) {
+        return NULL;
+    }
+    form.copied = given[3] == Py_True;
+    if (given[3] != NULL && given[3] != Py_None && !PyBool_Check(given[3])) {
+        PyErr_Format(PyExc_TypeError, "copy must be None, True or False, got %R", given[3]);
+        return NULL;
+    }
+    if (order_consumer(b->state, given[0]) < 0) {
+        return NULL;
+    }
+    source = form.copied ? finished_copy(op) : Py_NewRef(op);
+    if (source != NULL
+        && (form.device_type != DL_DEVICE_CPU || prepare_host_access(mm_buffer_of(source)) == 0)) {
+        capsule = new_capsule(mm_buffer_of(source), &form);
+    }
+    Py_XDECREF(source);
+    return capsule;
+}
+
+PyObject *
+mm_buffer_dlpack_device(PyObject *Py_UNUSED(op), PyObject *Py_UNUSED(none))
+{
+    return Py_BuildValue("(ii)", DL_DEVICE_CUDA_MANAGED, 0);
+}
+
+const char mm_buffer_dlpack_doc[] =
+"__dlpack__($self, /, *, stream=None, max_version=None, dl_device=None, copy=None)\n--\n\n"
+"A DLPack capsule of the memory, as CUDA managed memory (device type 13).\n"
+"\n"
+"Versioned where max_version is (1, 0) or more. dl_device (1, 0) asks for it as CPU memory. copy=True\n"
+"gives a new buffer. stream is the consumer's: it then comes after the default stream's work; -1\n"
+"asks for no order. The memory cannot be closed while the tensor lives. Raises BufferError for\n"
+"another device, ValueError for stream 0.";
+
+const char mm_buffer_dlpack_device_doc[] =
+"__dlpack_device__($self, /)\n--\n\n(13, 0): CUDA managed memory.";

@@ -1,0 +1,391 @@
+/* buffer_operations.c: the methods of a buffer that work in a stream: prefetch, discard, copies
+ * and fills. The course is always the same: read the arguments (Python may run), enter the buffer,
+ * let go of the GIL, call, take it back, leave. */
+#include <string.h>
+
+#include "buffer.h"
+#include "location.h"
+#include "resource.h"
+#include "stream.h"
+#include "targets.h"
+
+static PyObject *
+finish(mm_state *state, int rc, const mm_status *st)
+{
+    if (rc < 0) {
+        return PyErr_Occurred() ? NULL : mm_raise(state, st);
+    }
+    Py_RETURN_NONE;
+}
+
+PyObject *
+mm_buffer_prefetch(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
+{
+    static const char *const names[] = {"location", "stream", "defer"};
+    static const mm_parameters parameters = {"prefetch", names, 1, 1, 3};
+    mm_buffer *b = mm_buffer_of(op);
+    CUmemLocation where;
+    mm_buffer_use use;
+    mm_stream_use stream;
+    PyObject *given[3];
+    mm_defer defer;
+    mm_status st;
+    int rc;
+
+    if (mm_args(&parameters, args, nargs, kwnames, given) < 0 || mm_buffer_check_open(b) < 0
+        || mm_read_location(b->state, given[0], &where) < 0 || mm_read_defer(given[2], &defer) < 0
+        || mm_stream_begin(b->state, given[1], &stream) < 0) {
+        return NULL;
+    }
+    rc = mm_buffer_begin(b, MM_PREFETCH, &use);
+    if (rc == 0) {
+        Py_BEGIN_ALLOW_THREADS
+        rc = mm_range_prefetch(use.cu, use.range, where, stream.handle, defer, &st);
+        Py_END_ALLOW_THREADS
+        mm_buffer_end(&use);
+    }
+    mm_stream_end(&stream);
+    return finish(b->state, rc, &st);
+}
+
+/* Discards, and prefetches when `where` is given. */
+static PyObject *
+discard(mm_buffer *b, PyObject *stream_object, const CUmemLocation *where, mm_defer defer)
+{
+    mm_buffer_use use;
+    mm_stream_use stream;
+    mm_batch batch;
+    mm_status st;
+    int rc;
+
+    if (mm_stream_begin(b->state, stream_object, &stream) < 0) {
+        return NULL;
+    }
+    rc = mm_buffer_begin(b, MM_DISCARD, &use);
+    if (rc == 0) {
+        batch.moves = batch.few;
+        batch.count = 1;
+        batch.few[0].range = use.range;
+        batch.few[0].where = where ? *where : mm_host();
+        Py_BEGIN_ALLOW_THREADS
+        rc = where ? mm_batch_discard_prefetch(use.cu, &batch, stream.handle, MM_DISPATCH_AUTO,
+                                               defer, &st)
+                   : mm_batch_discard(use.cu, &batch, stream.handle, MM_DISPATCH_AUTO, &st);
+        Py_END_ALLOW_THREADS
+        mm_buffer_end(&use);
+    }
+    mm_stream_end(&stream);
+    return finish(b->state, rc, &st);
+}
+
+PyObject *
+mm_buffer_discard(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
+{
+    static const char *const names[] = {"stream"};
+    static const mm_parameters parameters = {"discard", names, 0, 0, 1};
+    PyObject *given[1];
+
+    if (mm_args(&parameters, args, nargs, kwnames, given) < 0) {
+        return NULL;
+    }
+    return discard(mm_buffer_of(op), given[0], NULL, MM_DEFER_NO);
+}
+
+PyObject *
+mm_buffer_discard_prefetch(PyObject *op, PyObject *const *args, Py_ssize_t nargs,
+                           PyObject *kwnames)
+{
+    static const char *const names[] = {"location", "stream", "defer"};
+    static const mm_parameters parameters = {"discard_prefetch", names, 1, 1, 3};
+    mm_buffer *b = mm_buffer_of(op);
+    CUmemLocation where;
+    PyObject *given[3];
+    mm_defer defer;
+
+    if (mm_args(&parameters, args, nargs, kwnames, given) < 0 || mm_buffer_check_open(b) < 0
+        || mm_read_location(b->state, given[0], &where) < 0
+        || mm_read_defer(given[2], &defer) < 0) {
+        return NULL;
+    }
+    return discard(b, given[1], &where, defer);
+}
+
+/* --- copies ----------------------------------------------------------------------------- */
+
+/* The other side of a copy: one of our buffers, or any other memory. */
+typedef struct {
+    mm_range range;
+    mm_guard *guard;  /* of a ManagedBuffer, to be entered; else NULL */
+    PyObject *export; /* keeps memory of the buffer protocol; or NULL */
+} other_side;
+
+static int
+read_other_side(mm_buffer *b, PyObject *value, bool writable, other_side *o)
+{
+    bool dense = true;
+
+    *o = (other_side){.guard = NULL};
+    if (mm_is_buffer(b->state, value)) {
+        mm_buffer *other = mm_buffer_of(value);
+        if (mm_buffer_check_open(other) < 0) {
+            return -1;
+        }
+        o->range.start = other->start;
+        o->range.size = other->size;
+        o->guard = &other->memory->guard;
+    } else if (mm_read_foreign(value, &o->range, &dense, &o->export) < 0) {
+        return -1;
+    }
+    if (!dense) {
+        PyErr_Format(PyExc_ValueError, "cannot copy: %R is not contiguous", value);
+    } else if (o->range.size != b->size) {
+        PyErr_Format(PyExc_ValueError, "cannot copy: the buffer has %zu bytes, %R has %zu", b->size,
+                     value, o->range.size);
+    } else if (writable && o->export != NULL) {
+        PyObject *readonly = PyObject_GetAttrString(o->export, "readonly");
+        if (readonly == Py_True) {
+            PyErr_Format(PyExc_ValueError, "cannot copy into %R: it is read-only", value);
+        }
+        Py_XDECREF(readonly);
+    }
+    if (PyErr_Occurred()) {
+        Py_CLEAR(o->export);
+        return -1;
+    }
+    return 0;
+}
+
+/* Copies and, where system memory takes part, waits: it may be gone once the call returns. */
+static int
+copy_now(mm_driver *cu, const mm_range *to, const mm_range *from, const mm_range *other,
+         CUstream stream, mm_status *st)
+{
+    mm_pointer_facts facts;
+
+    if (mm_look_up(cu, other->start, &facts, st) < 0) {
+        return -1;
+    }
+    if (!facts.managed && facts.type == 0
+        && mm_stream_refuse_capture(cu, stream, "a copy of system memory", st) < 0) {
+        return -1;
+    }
+    if (mm_copy(cu, to->start, from->start, from->size, stream, st) < 0) {
+        return -1;
+    }
+    return facts.managed || facts.type != 0 ? 0 : mm_stream_synchronize(cu, stream, st);
+}
+
+static PyObject *
+copy_with(mm_buffer *b, PyObject *value, PyObject *stream_object, bool into)
+{
+    mm_stream_use stream;
+    mm_buffer_use use;
+    other_side other;
+    mm_status st;
+    int rc;
+
+    if (mm_buffer_check_open(b) < 0 || read_other_side(b, value, into, &other) < 0) {
+        return NULL;
+    }
+    if (mm_stream_begin(b->state, stream_object, &stream) < 0) {
+        Py_XDECREF(other.export);
+        return NULL;
+    }
+    rc = mm_buffer_begin(b, MM_COPY, &use);
+    if (rc == 0 && other.guard != NULL && !mm_guard_enter(other.guard)) {
+        mm_buffer_end(&use);
+        other.guard = NULL;
+        rc = mm_buffer_check_open(mm_buffer_of(value));
+    }
+    if (rc == 0) {
+        Py_BEGIN_ALLOW_THREADS
+        rc = copy_now(use.cu, into ? &other.range : &use.range, into ? &use.range : &other.range,
+                      &other.range, stream.handle, &st);
+        Py_END_ALLOW_THREADS
+        if (other.guard != NULL) {
+            mm_guard_leave(other.guard);
+        }
+        mm_buffer_end(&use);
+    }
+    mm_stream_end(&stream);
+    Py_XDECREF(other.export);
+    return finish(b->state, rc, &st);
+}
+
+PyObject *
+mm_buffer_copy_from(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
+{
+    static const char *const names[] = {"src", "stream"};
+    static const mm_parameters parameters = {"copy_from", names, 1, 1, 2};
+    PyObject *given[2];
+
+    if (mm_args(&parameters, args, nargs, kwnames, given) < 0) {
+        return NULL;
+    }
+    return copy_with(mm_buffer_of(op), given[0], given[1], false);
+}
+
+/* A new buffer like this one, from the same resource where it has one. */
+static PyObject *
+new_like(mm_buffer *b)
+{
+    mm_buffer *root = b->root ? mm_buffer_of(b->root) : b;
+    PyObject *plain, *view;
+
+    if (root->resource == NULL || Py_TYPE(root->resource) == b->state->resource_type) {
+        return mm_allocate(b->state, root->resource, b->size, b->dtype, b->dimensions, b->shape);
+    }
+    plain = PyObject_CallMethod(root->resource, "allocate", "n", (Py_ssize_t)b->size);
+    if (plain == NULL || !mm_is_buffer(b->state, plain) || mm_buffer_of(plain)->size != b->size) {
+        if (plain != NULL) {
+            PyErr_Format(PyExc_TypeError, "%R.allocate(%zu) must give a ManagedBuffer of that size",
+                         root->resource, b->size);
+            Py_DECREF(plain);
+        }
+        return NULL;
+    }
+    view = mm_buffer_view(mm_buffer_of(plain), 0, b->dtype, b->dimensions, b->shape);
+    Py_DECREF(plain);
+    return view;
+}
+
+PyObject *
+mm_buffer_copy_to(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
+{
+    static const char *const names[] = {"dst", "stream"};
+    static const mm_parameters parameters = {"copy_to", names, 0, 1, 2};
+    mm_buffer *b = mm_buffer_of(op);
+    PyObject *given[2], *to, *done;
+
+    if (mm_args(&parameters, args, nargs, kwnames, given) < 0 || mm_buffer_check_open(b) < 0) {
+        return NULL;
+    }
+    to = given[0] == NULL || given[0] == Py_None ? new_like(b) : Py_NewRef(given[0]);
+    done = to ? copy_with(b, to, given[1], true) : NULL;
+    if (done == NULL) {
+        Py_XDECREF(to);
+        return NULL;
+    }
+    Py_DECREF(done);
+    return to;
+}
+
+/* --- fill ------------------------------------------------------------------------------- */
+
+/* Reads an int of one byte, or 1, 2 or 4 bytes as they lie in memory. */
+static int
+read_pattern(PyObject *value, size_t size, unsigned int *pattern, int *width)
+{
+    Py_ssize_t length = 1;
+    char *bytes = NULL;
+    long long number;
+
+    *width = 1;
+    if (PyBytes_Check(value)) {
+        if (PyBytes_AsStringAndSize(value, &bytes, &length) < 0) {
+            return -1;
+        }
+        if ((length != 1 && length != 2 && length != 4) || size % (size_t)length != 0) {
+            PyErr_Format(PyExc_ValueError,
+                         "a pattern must have 1, 2 or 4 bytes and divide the buffer's %zu, got %zd",
+                         size, length);
+            return -1;
+        }
+        *width = (int)length;
+        *pattern = 0;
+        if (length == 1) {
+            *pattern = (unsigned char)bytes[0];
+        } else if (length == 2) {
+            unsigned short half;
+            memcpy(&half, bytes, sizeof half);
+            *pattern = half;
+        } else {
+            memcpy(pattern, bytes, sizeof *pattern);
+        }
+        return 0;
+    }
+    if (mm_read_index(value, "value (an int in 0 to 255, or 1, 2 or 4 bytes)", PyExc_TypeError,
+                      &number) < 0) {
+        return -1;
+    }
+    if (number < 0 || number > 255) {
+        PyErr_Format(PyExc_OverflowError, "value must be in 0 to 255, got %R", value);
+        return -1;
+    }
+    *pattern = (unsigned int)number;
+    return 0;
+}
+
+PyObject *
+mm_buffer_fill(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
+{
+    static const char *const names[] = {"value", "stream"};
+    static const mm_parameters parameters = {"fill", names, 1, 1, 2};
+    mm_buffer *b = mm_buffer_of(op);
+    mm_stream_use stream;
+    unsigned int pattern;
+    mm_buffer_use use;
+    PyObject *given[2];
+    mm_status st;
+    int width, rc;
+
+    if (mm_args(&parameters, args, nargs, kwnames, given) < 0 || mm_buffer_check_open(b) < 0
+        || read_pattern(given[0], b->size, &pattern, &width) < 0
+        || mm_stream_begin(b->state, given[1], &stream) < 0) {
+        return NULL;
+    }
+    rc = mm_buffer_begin(b, MM_COPY, &use);
+    if (rc == 0) {
+        Py_BEGIN_ALLOW_THREADS
+        rc = mm_fill(use.cu, use.range, pattern, width, stream.handle, &st);
+        Py_END_ALLOW_THREADS
+        mm_buffer_end(&use);
+    }
+    mm_stream_end(&stream);
+    return finish(b->state, rc, &st);
+}
+
+const char mm_prefetch_doc[] =
+"prefetch($self, location, *, stream=None, defer=None)\n--\n\n"
+"Move the pages to a Device or Host before they are used there, in stream order.\n"
+"\n"
+"defer=True queues an empty host function in front, so that the call returns while the stream does\n"
+"the work; None does so for large buffers. Raises as managedmem.prefetch() does. Other threads run\n"
+"meanwhile. Driver: cuMemPrefetchAsync.";
+
+const char mm_discard_doc[] =
+"discard($self, *, stream=None)\n--\n\n"
+"Throw the contents away, in stream order; reading is undefined until the next write.\n"
+"\n"
+"Acts on the whole pages inside the buffer. Raises as managedmem.discard() does.\n"
+"Driver: cuMemDiscardBatchAsync.";
+
+const char mm_discard_prefetch_doc[] =
+"discard_prefetch($self, location, *, stream=None, defer=None)\n--\n\n"
+"Throw the contents away and give the buffer pages at a place, in stream order.\n"
+"\n"
+"For a buffer that will be overwritten there. Raises as managedmem.discard_prefetch() does.\n"
+"Driver: cuMemDiscardAndPrefetchBatchAsync.";
+
+const char mm_copy_from_doc[] =
+"copy_from($self, src, *, stream=None)\n--\n\n"
+"Copy the bytes of src into the buffer, in stream order.\n"
+"\n"
+"src is a ManagedBuffer, an array with __cuda_array_interface__, or an object with the buffer\n"
+"protocol such as bytes or a NumPy array, contiguous and of the same size in bytes (else\n"
+"ValueError). From system memory the call waits until the copy is done; other sources must live\n"
+"until the stream has done it. Driver: cuMemcpyAsync.";
+
+const char mm_copy_to_doc[] =
+"copy_to($self, dst=None, *, stream=None)\n--\n\n"
+"Copy the bytes of the buffer to dst, in stream order, and return dst.\n"
+"\n"
+"None makes a new buffer of the same layout from the same resource. dst as src in copy_from(), and\n"
+"writable. Driver: cuMemcpyAsync.";
+
+const char mm_fill_doc[] =
+"fill($self, value, *, stream=None)\n--\n\n"
+"Fill the buffer with a byte or a pattern, in stream order.\n"
+"\n"
+"value is an int in 0 to 255 (else OverflowError), or 1, 2 or 4 bytes whose number divides the size\n"
+"(else ValueError). Driver: cuMemsetD8Async, cuMemsetD16Async, cuMemsetD32Async.";

@@ -1,0 +1,386 @@
+/* device.c: the type Device: one GPU of this system, by its ordinal. Interned, and checked against
+ * the driver's count when it is made. */
+#include "location.h"
+
+static mm_location_object *
+device_of(PyObject *op)
+{
+    return (mm_location_object *)op;
+}
+
+static int
+ordinal_of(PyObject *op)
+{
+    return device_of(op)->where.id;
+}
+
+PyObject *
+mm_device_object(mm_state *state, int ordinal)
+{
+    PyObject *key = PyLong_FromLong(ordinal), *device, *fresh;
+
+    if (key == NULL) {
+        return NULL;
+    }
+    device = PyDict_GetItemWithError(state->devices, key);
+    if (device != NULL) {
+        Py_INCREF(device);
+    } else if (!PyErr_Occurred()) {
+        fresh = mm_new_location(state->device_type,
+                                mm_location(CU_MEM_LOCATION_TYPE_DEVICE, ordinal));
+        /* Another thread may have been faster: then its object is the one. */
+        device = fresh ? PyObject_CallMethod(state->devices, "setdefault", "OO", key, fresh) : NULL;
+        Py_XDECREF(fresh);
+    }
+    Py_DECREF(key);
+    return device;
+}
+
+static PyObject *
+device_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+    static const char *const names[] = {"device_id"};
+    static const mm_parameters parameters = {"Device", names, 0, 1, 1};
+    mm_state *state = mm_type_state(type);
+    PyObject *given[1];
+    long long ordinal = 0;
+    mm_driver *cu;
+    mm_status st;
+    int current;
+
+    if (mm_args_new(&parameters, args, kwargs, given) < 0) {
+        return NULL;
+    }
+    if (given[0] != NULL && given[0] != Py_None
+        && mm_read_index(given[0], "device_id", PyExc_ValueError, &ordinal) < 0) {
+        return NULL;
+    }
+    cu = mm_open(state);
+    if (cu == NULL) {
+        return NULL;
+    }
+    if (given[0] == NULL || given[0] == Py_None) {
+        if (mm_current_device(cu, &current, &st) < 0) {
+            return mm_raise(state, &st);
+        }
+        ordinal = current;
+    }
+    if (ordinal < 0 || ordinal >= cu->device_count) {
+        PyErr_Format(PyExc_ValueError, "there is no device %lld: this system has %d device%s",
+                     ordinal, cu->device_count, cu->device_count == 1 ? "" : "s");
+        return NULL;
+    }
+    return mm_device_object(state, (int)ordinal);
+}
+
+static PyObject *
+device_repr(PyObject *op)
+{
+    char text[MM_LOCATION_TEXT];
+
+    return PyUnicode_FromString(mm_location_text(device_of(op)->where, text));
+}
+
+static PyObject *
+device_reduce(PyObject *op, PyObject *Py_UNUSED(none))
+{
+    return Py_BuildValue("(O(i))", Py_TYPE(op), ordinal_of(op));
+}
+
+static PyObject *
+device_count(PyObject *type, PyObject *Py_UNUSED(none))
+{
+    mm_driver *cu = mm_open(mm_type_state((PyTypeObject *)type));
+
+    return cu ? PyLong_FromLong(cu->device_count) : NULL;
+}
+
+static PyObject *
+device_all(PyObject *type, PyObject *Py_UNUSED(none))
+{
+    mm_state *state = mm_type_state((PyTypeObject *)type);
+    mm_driver *cu = mm_open(state);
+    PyObject *all = cu ? PyTuple_New(cu->device_count) : NULL;
+
+    for (int i = 0; all != NULL && i < cu->device_count; i++) {
+        PyObject *device = mm_device_object(state, i);
+        if (device == NULL || PyTuple_SetItem(all, i, device) < 0) {
+            Py_CLEAR(all);
+        }
+    }
+    return all;
+}
+
+/* set_current and sync: one driver action that may block, without the GIL. */
+static PyObject *
+run_on_device(PyObject *op, int (*action)(mm_driver *, int, mm_status *))
+{
+    mm_state *state = mm_type_state(Py_TYPE(op));
+    mm_driver *cu = mm_open(state);
+    mm_status st;
+    int rc;
+
+    if (cu == NULL) {
+        return NULL;
+    }
+    Py_BEGIN_ALLOW_THREADS
+    rc = action(cu, ordinal_of(op), &st);
+    Py_END_ALLOW_THREADS
+    if (rc < 0) {
+        return mm_raise(state, &st);
+    }
+    Py_RETURN_NONE;
+}
+
+static PyObject *
+device_set_current(PyObject *op, PyObject *Py_UNUSED(none))
+{
+    return run_on_device(op, mm_set_current_device);
+}
+
+static PyObject *
+device_sync(PyObject *op, PyObject *Py_UNUSED(none))
+{
+    return run_on_device(op, mm_device_synchronize);
+}
+
+static PyObject *
+device_get_id(PyObject *op, void *Py_UNUSED(closure))
+{
+    return PyLong_FromLong(ordinal_of(op));
+}
+
+static PyObject *
+device_get_name(PyObject *op, void *Py_UNUSED(closure))
+{
+    mm_state *state = mm_type_state(Py_TYPE(op));
+    mm_driver *cu = mm_open(state);
+    char name[256] = "";
+    mm_status st;
+    CUresult code;
+
+    if (cu == NULL) {
+        return NULL;
+    }
+    code = cu->DeviceGetName(name, sizeof name, ordinal_of(op));
+    if (code != CUDA_SUCCESS) {
+        (void)mm_fail_call(&st, "cuDeviceGetName", (int)code);
+        return mm_raise(state, &st);
+    }
+    return PyUnicode_FromString(name);
+}
+
+static PyObject *
+device_get_uuid(PyObject *op, void *Py_UNUSED(closure))
+{
+    mm_state *state = mm_type_state(Py_TYPE(op));
+    mm_driver *cu = mm_open(state);
+    char text[37];
+    CUuuid uuid;
+    mm_status st;
+    CUresult code;
+    size_t used = 0;
+
+    if (cu == NULL) {
+        return NULL;
+    }
+    code = cu->DeviceGetUuid(&uuid, ordinal_of(op));
+    if (code != CUDA_SUCCESS) {
+        (void)mm_fail_call(&st, "cuDeviceGetUuid", (int)code);
+        return mm_raise(state, &st);
+    }
+    for (size_t i = 0; i < sizeof uuid.bytes; i++) {
+        if (i == 4 || i == 6 || i == 8 || i == 10) {
+            text[used++] = '-';
+        }
+        text[used++] = "0123456789abcdef"[(unsigned char)uuid.bytes[i] >> 4];
+        text[used++] = "0123456789abcdef"[uuid.bytes[i] & 15];
+    }
+    return PyUnicode_FromStringAndSize(text, (Py_ssize_t)used);
+}
+
+static PyObject *
+device_get_memory_info(PyObject *op, void *Py_UNUSED(closure))
+{
+    mm_state *state = mm_type_state(Py_TYPE(op));
+    mm_driver *cu = mm_open(state);
+    size_t free_bytes = 0, total = 0;
+    PyObject *info;
+    mm_scope scope;
+    mm_status st;
+    CUresult code;
+
+    if (cu == NULL) {
+        return NULL;
+    }
+    if (mm_scope_enter(&scope, cu, ordinal_of(op), &st) < 0) {
+        return mm_raise(state, &st);
+    }
+    code = cu->MemGetInfo(&free_bytes, &total);
+    mm_scope_leave(&scope);
+    if (code != CUDA_SUCCESS) {
+        (void)mm_fail_call(&st, "cuMemGetInfo", (int)code);
+        return mm_raise(state, &st);
+    }
+    info = PyStructSequence_New(state->memory_info_type);
+    if (info != NULL) {
+        PyStructSequence_SetItem(info, 0, PyLong_FromSize_t(free_bytes));
+        PyStructSequence_SetItem(info, 1, PyLong_FromSize_t(total));
+    }
+    return info;
+}
+
+/* Every attribute property shares this getter; the closure is the attribute's number. */
+static int
+read_attribute(PyObject *op, void *closure, int *value)
+{
+    mm_state *state = mm_type_state(Py_TYPE(op));
+    mm_driver *cu = mm_open(state);
+    mm_status st;
+    CUresult code;
+
+    if (cu == NULL) {
+        return -1;
+    }
+    code = cu->DeviceGetAttribute(value, (CUdevice_attribute)(intptr_t)closure, ordinal_of(op));
+    if (code != CUDA_SUCCESS) {
+        (void)mm_fail_call(&st, "cuDeviceGetAttribute", (int)code);
+        (void)mm_raise(state, &st);
+        return -1;
+    }
+    return 0;
+}
+
+static PyObject *
+device_get_flag(PyObject *op, void *closure)
+{
+    int value;
+
+    return read_attribute(op, closure, &value) < 0 ? NULL : PyBool_FromLong(value);
+}
+
+static PyObject *
+device_get_number(PyObject *op, void *closure)
+{
+    int value;
+
+    return read_attribute(op, closure, &value) < 0 ? NULL : PyLong_FromLong(value);
+}
+
+PyDoc_STRVAR(device_doc,
+"Device(device_id=None)\n"
+"--\n"
+"\n"
+"One GPU as a place for managed memory.\n"
+"\n"
+"Parameters\n"
+"----------\n"
+"device_id : int, optional\n"
+"    The ordinal, from 0. None: the calling thread's current device (0 if it has none).\n"
+"\n"
+"Devices are immutable, hashable and interned: Device(0) is Device(0). Making one opens the\n"
+"driver.\n"
+"\n"
+"Raises ValueError for an ordinal that is negative, a bool, no int, or not there (the message says\n"
+"how many devices there are); DriverNotFoundError without a driver. Safe from every thread.\n"
+"Driver: cuDeviceGetCount, cuCtxGetDevice.");
+
+PyDoc_STRVAR(device_count_doc,
+"count()\n--\n\n"
+"The number of devices. Driver: cuDeviceGetCount, asked once.");
+
+PyDoc_STRVAR(device_all_doc,
+"all()\n--\n\n"
+"All devices, as a tuple in the order of their ordinals.");
+
+PyDoc_STRVAR(device_set_current_doc,
+"set_current($self, /)\n--\n\n"
+"Make this the calling thread's current device (its primary context).\n"
+"\n"
+"Driver: cuDevicePrimaryCtxRetain, cuCtxSetCurrent.");
+
+PyDoc_STRVAR(device_sync_doc,
+"sync($self, /)\n--\n\n"
+"Wait for all work of this device.\n"
+"\n"
+"Other threads run meanwhile. Driver: cuCtxSynchronize on the primary context.");
+
+static PyMethodDef device_methods[] = {
+    {"count", device_count, METH_NOARGS | METH_CLASS, device_count_doc},
+    {"all", device_all, METH_NOARGS | METH_CLASS, device_all_doc},
+    {"set_current", device_set_current, METH_NOARGS, device_set_current_doc},
+    {"sync", device_sync, METH_NOARGS, device_sync_doc},
+    {"__reduce__", device_reduce, METH_NOARGS, "__reduce__($self, /)\n--\n\nFor pickle."},
+    {NULL, NULL, 0, NULL},
+};
+
+#define FLAG(name, attribute, doc) \
+    {name, device_get_flag, NULL, doc, (void *)(intptr_t)CU_DEVICE_ATTRIBUTE_##attribute}
+
+static PyGetSetDef device_getset[] = {
+    {"device_id", device_get_id, NULL, "The ordinal as an int.", NULL},
+    {"name", device_get_name, NULL, "The device's name. Driver: cuDeviceGetName.", NULL},
+    {"uuid", device_get_uuid, NULL,
+     "The device's UUID as a str of 36 characters. Driver: cuDeviceGetUuid.", NULL},
+    {"memory_info", device_get_memory_info, NULL,
+     "Free and total bytes of the device's memory, as MemoryInfo(free, total).\n\n"
+     "Driver: cuMemGetInfo.", NULL},
+    FLAG("managed_memory", MANAGED_MEMORY, "Whether the device has managed memory at all."),
+    FLAG("concurrent_managed_access", CONCURRENT_MANAGED_ACCESS,
+         "Whether host and device may use managed memory at the same time. Without it there is\n"
+         "no prefetch, and a host access while the device works ends the process."),
+    FLAG("pageable_memory_access", PAGEABLE_MEMORY_ACCESS,
+         "Whether the device reaches system memory (malloc, NumPy arrays): HMM or ATS. Only then\n"
+         "is system memory a target of advise and prefetch."),
+    FLAG("pageable_memory_access_uses_host_page_tables",
+         PAGEABLE_MEMORY_ACCESS_USES_HOST_PAGE_TABLES,
+         "Whether it does so through the host's page tables (ATS: Grace)."),
+    FLAG("direct_managed_mem_access_from_host", DIRECT_MANAGED_MEM_ACCESS_FROM_HOST,
+         "Whether the host reaches managed memory on the device without moving it."),
+    FLAG("memory_pools_supported", MEMORY_POOLS_SUPPORTED,
+         "Whether the driver's stream-ordered memory pools work on it."),
+    {"host_numa_id", device_get_number, NULL,
+     "The NUMA node nearest to the device, or -1 on a system without NUMA.",
+     (void *)(intptr_t)CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID},
+    {NULL, NULL, NULL, NULL, NULL},
+};
+
+static PyType_Slot device_slots[] = {
+    {Py_tp_doc, (void *)device_doc},
+    {Py_tp_new, device_new},
+    {Py_tp_traverse, mm_location_traverse},
+    {Py_tp_dealloc, mm_location_dealloc},
+    {Py_tp_repr, device_repr},
+    {Py_tp_methods, device_methods},
+    {Py_tp_getset, device_getset},
+    {Py_tp_members, mm_location_members},
+    {0, NULL},
+};
+
+static PyType_Spec device_spec = {
+    .name = "managedmem.Device",
+    .basicsize = sizeof(mm_location_object),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_IMMUTABLETYPE,
+    .slots = device_slots,
+};
+
+static PyStructSequence_Field memory_info_fields[] = {
+    {"free", "bytes that can still be allocated"},
+    {"total", "bytes of the device"},
+    {NULL, NULL},
+};
+
+static PyStructSequence_Desc memory_info_desc = {
+    "managedmem.MemoryInfo", "Free and total bytes of a device's memory.", memory_info_fields, 2};
+
+int
+mm_device_init(PyObject *module, mm_state *state)
+{
+    state->memory_info_type = PyStructSequence_NewType(&memory_info_desc);
+    state->devices = PyDict_New();
+    if (state->memory_info_type == NULL || state->devices == NULL
+        || PyModule_AddType(module, state->memory_info_type) < 0) {
+        return -1;
+    }
+    return mm_add_type(module, &device_spec, &state->device_type);
+}

@@ -1,0 +1,93 @@
+/* dtype.c: the table of element types, and finding a row of it. */
+#include "dtype.h"
+
+#include <string.h>
+
+enum { DL_INT = 0, DL_UINT = 1, DL_FLOAT = 2, DL_COMPLEX = 5, DL_BOOL = 6 };
+
+static const mm_dtype table[] = {
+    {"uint8", "|u1", "B", 1, DL_UINT},      {"int8", "|i1", "b", 1, DL_INT},
+    {"bool", "|b1", "?", 1, DL_BOOL},       {"uint16", "<u2", "H", 2, DL_UINT},
+    {"int16", "<i2", "h", 2, DL_INT},       {"uint32", "<u4", "I", 4, DL_UINT},
+    {"int32", "<i4", "i", 4, DL_INT},       {"uint64", "<u8", "Q", 8, DL_UINT},
+    {"int64", "<i8", "q", 8, DL_INT},       {"float16", "<f2", "e", 2, DL_FLOAT},
+    {"float32", "<f4", "f", 4, DL_FLOAT},   {"float64", "<f8", "d", 8, DL_FLOAT},
+    {"complex64", "<c8", "Zf", 8, DL_COMPLEX}, {"complex128", "<c16", "Zd", 16, DL_COMPLEX},
+};
+
+static const struct {
+    const char *name, *means;
+} aliases[] = {
+    {"float", "float64"}, {"int", "int64"}, {"complex", "complex128"}, {"bool_", "bool"},
+};
+
+static const mm_dtype *
+find(const char *name)
+{
+    if (strncmp(name, "torch.", 6) == 0) {
+        name += 6;
+    }
+    for (size_t i = 0; i < sizeof aliases / sizeof *aliases; i++) {
+        if (strcmp(name, aliases[i].name) == 0) {
+            name = aliases[i].means;
+        }
+    }
+    for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
+        /* Byte order marks may be left out: "f4" is "<f4". */
+        const char *bare = table[i].typestr + 1;
+        if (strcmp(name, table[i].name) == 0 || strcmp(name, bare) == 0
+            || (strchr("<=|", name[0]) != NULL && strcmp(name + 1, bare) == 0)) {
+            return &table[i];
+        }
+    }
+    return NULL;
+}
+
+/* The text that names the type: the string itself, NumPy's .str, a class's name, or str(). */
+static PyObject *
+name_of(PyObject *value)
+{
+    PyObject *text = NULL;
+
+    if (PyUnicode_Check(value)) {
+        return Py_NewRef(value);
+    }
+    if (PyType_Check(value)) {
+        text = PyObject_GetAttrString(value, "__name__");
+    } else {
+        text = PyObject_GetAttrString(value, "str");
+        if (text == NULL && PyErr_ExceptionMatches(PyExc_AttributeError)) {
+            PyErr_Clear(); /* the AttributeError just seen: not NumPy's */
+            text = PyObject_Str(value);
+        }
+    }
+    return text;
+}
+
+const mm_dtype *
+mm_read_dtype(PyObject *value)
+{
+    const mm_dtype *dtype = NULL;
+    const char *name;
+    PyObject *text;
+
+    if (value == NULL || value == Py_None) {
+        return &table[0];
+    }
+    text = name_of(value);
+    if (text == NULL) {
+        return NULL;
+    }
+    if (PyUnicode_Check(text)) {
+        name = PyUnicode_AsUTF8AndSize(text, NULL);
+        dtype = name ? find(name) : NULL;
+    }
+    Py_DECREF(text);
+    if (dtype == NULL && !PyErr_Occurred()) {
+        PyErr_Format(PyExc_TypeError,
+                     "%R is no element type of a buffer; known are bool, (u)int8 to (u)int64, "
+                     "float16 to float64, complex64 and complex128 (for bfloat16 and fp8 use an "
+                     "integer of the same size and view it there)", value);
+    }
+    return dtype;
+}

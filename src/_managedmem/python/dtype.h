@@ -1,0 +1,21 @@
+/* dtype.h: the element types of a buffer, under every name that other libraries give them. */
+#ifndef MM_DTYPE_H
+#define MM_DTYPE_H
+
+#include "compat.h"
+
+#include <stdint.h>
+
+typedef struct {
+    const char *name;    /* NumPy's and torch's: "float32" */
+    const char *typestr; /* of __cuda_array_interface__: "<f4" */
+    const char *format;  /* of the buffer protocol: "f" */
+    uint8_t itemsize;
+    uint8_t dlpack_code;
+} mm_dtype;
+
+/* uint8 for NULL and None, else what a name ("float32", "f4", "<f4"), a Python type, a NumPy dtype
+ * or scalar type, or a torch dtype stands for. NULL with TypeError when it is none. */
+const mm_dtype *mm_read_dtype(PyObject *value);
+
+#endif

@@ -1,0 +1,221 @@
+/* errors.c: the exceptions, and the only function that turns a status into one. */
+#include "errors.h"
+
+#include <string.h>
+
+/* What to do about the codes that users meet. */
+static const char *
+advice_for(int code)
+{
+    switch (code) {
+    case CUDA_ERROR_OUT_OF_MEMORY:
+        return "Free managed buffers that are no longer needed, or ask for less.";
+    case CUDA_ERROR_DEINITIALIZED:
+        return "The driver is shutting down with the process.";
+    case CUDA_ERROR_ILLEGAL_ADDRESS:
+    case CUDA_ERROR_LAUNCH_FAILED:
+    case CUDA_ERROR_HARDWARE_STACK_ERROR:
+    case CUDA_ERROR_ILLEGAL_INSTRUCTION:
+    case CUDA_ERROR_MISALIGNED_ADDRESS:
+        return "An earlier kernel failed and its context is unusable: restart the process.";
+    case CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED:
+    case CUDA_ERROR_STREAM_CAPTURE_INVALIDATED:
+        return "A CUDA graph is being captured; make this call before the capture begins.";
+    case CUDA_ERROR_INVALID_HANDLE:
+    case CUDA_ERROR_CONTEXT_IS_DESTROYED:
+        return "The stream or its context no longer exists.";
+    default:
+        return "";
+    }
+}
+
+/* Makes the exception object with its three attributes; NULL for None. */
+static PyObject *
+new_cuda_error(PyObject *type, PyObject *message, PyObject *code, const char *name,
+               const char *function)
+{
+    PyObject *error = PyObject_CallFunctionObjArgs(type, message, NULL);
+    PyObject *name_text = name ? PyUnicode_FromString(name) : NULL;
+    PyObject *function_text = function ? PyUnicode_FromString(function) : NULL;
+
+    if (error != NULL
+        && ((name && !name_text) || (function && !function_text)
+            || PyObject_SetAttrString(error, "code", code ? code : Py_None) < 0
+            || PyObject_SetAttrString(error, "name", name_text ? name_text : Py_None) < 0
+            || PyObject_SetAttrString(error, "function", function_text ? function_text : Py_None)
+                   < 0)) {
+        Py_CLEAR(error);
+    }
+    Py_XDECREF(name_text);
+    Py_XDECREF(function_text);
+    return error;
+}
+
+static void
+raise_and_drop(PyObject *type, PyObject *error)
+{
+    if (error != NULL) {
+        PyErr_SetObject(type, error);
+        Py_DECREF(error);
+    }
+}
+
+static void
+raise_driver_call(mm_state *state, const mm_status *st)
+{
+    mm_driver *cu = mm_driver_peek();
+    const char *name = NULL, *text = NULL, *more = advice_for(st->code);
+    PyObject *type = st->code == CUDA_ERROR_OUT_OF_MEMORY ? state->out_of_memory_error
+                                                          : state->cuda_error;
+    PyObject *message, *code;
+
+    if (cu != NULL) {
+        (void)cu->GetErrorName((CUresult)st->code, &name);
+        (void)cu->GetErrorString((CUresult)st->code, &text);
+    }
+    name = name ? name : "an unknown error";
+    if (st->kind == MM_CAPTURING) {
+        message = PyUnicode_FromString(st->detail);
+    } else {
+        message = PyUnicode_FromFormat("%s failed with %s (%d)%s%s%s%s%s%s", st->function, name,
+                                       st->code, text ? ": " : "", text ? text : "",
+                                       st->detail[0] ? ". " : "", st->detail, *more ? ". " : "",
+                                       more);
+    }
+    code = PyLong_FromLong(st->code);
+    if (message != NULL && code != NULL) {
+        raise_and_drop(type, new_cuda_error(type, message, code, name, st->function));
+    }
+    Py_XDECREF(message);
+    Py_XDECREF(code);
+}
+
+static void
+raise_no_driver(PyObject *type, const mm_status *st)
+{
+    PyObject *message = PyUnicode_FromString(st->detail);
+
+    if (message != NULL) {
+        raise_and_drop(type, new_cuda_error(type, message, NULL, NULL, NULL));
+        Py_DECREF(message);
+    }
+}
+
+PyObject *
+mm_raise(mm_state *state, const mm_status *st)
+{
+    switch (st->kind) {
+    case MM_DRIVER_CALL:
+    case MM_CAPTURING:
+        raise_driver_call(state, st);
+        break;
+    case MM_NO_DRIVER:
+        raise_no_driver(state->not_found_error, st);
+        break;
+    case MM_DRIVER_TOO_OLD:
+        raise_no_driver(state->too_old_error, st);
+        break;
+    case MM_UNSUPPORTED:
+        PyErr_SetString(PyExc_NotImplementedError, st->detail);
+        break;
+    case MM_BAD_VALUE:
+        PyErr_SetString(PyExc_ValueError, st->detail);
+        break;
+    case MM_EXPORTED:
+        PyErr_SetString(PyExc_BufferError, st->detail);
+        break;
+    case MM_NO_MEMORY:
+        PyErr_SetString(PyExc_MemoryError, st->detail);
+        break;
+    default: /* closed, forked, refused */
+        PyErr_SetString(PyExc_RuntimeError, st->detail);
+    }
+    return NULL;
+}
+
+mm_driver *
+mm_open(mm_state *state)
+{
+    mm_driver *cu = mm_driver_peek();
+    mm_status st;
+
+    if (cu != NULL && !mm_driver_forked()) {
+        return cu;
+    }
+    Py_BEGIN_ALLOW_THREADS
+    cu = mm_driver_open(&st);
+    Py_END_ALLOW_THREADS
+    if (cu == NULL) {
+        (void)mm_raise(state, &st);
+    }
+    return cu;
+}
+
+PyDoc_STRVAR(cuda_error_doc,
+"A driver call failed.\n"
+"\n"
+"Attributes\n"
+"----------\n"
+"code : int or None\n"
+"    The driver's result, such as 1.\n"
+"name : str or None\n"
+"    Its name, such as \"CUDA_ERROR_INVALID_VALUE\".\n"
+"function : str or None\n"
+"    The driver function that returned it, such as \"cuMemAdvise\"; None where the call was\n"
+"    refused before the driver was reached.\n"
+"\n"
+"After a failed call buffers, advice and contents are as they were before it.");
+
+PyDoc_STRVAR(out_of_memory_doc,
+"The driver has no memory left (CUDA_ERROR_OUT_OF_MEMORY); also a MemoryError.");
+
+PyDoc_STRVAR(not_found_doc,
+"There is no usable CUDA driver: no library, or one without a device.\n"
+"\n"
+"The message lists what was tried. code, name and function are None.");
+
+PyDoc_STRVAR(too_old_doc,
+"The CUDA driver is older than CUDA 12.2. code, name and function are None.");
+
+/* Makes a class in the package's namespace and adds it to the module. */
+static PyObject *
+add_exception(PyObject *module, const char *full_name, const char *doc, PyObject *bases,
+              PyObject *members)
+{
+    PyObject *type = PyErr_NewExceptionWithDoc(full_name, doc, bases, members);
+
+    if (type != NULL && PyModule_AddObjectRef(module, strrchr(full_name, '.') + 1, type) < 0) {
+        Py_CLEAR(type);
+    }
+    return type;
+}
+
+int
+mm_errors_init(PyObject *module, mm_state *state)
+{
+    PyObject *members = Py_BuildValue("{s:O,s:O,s:O}", "code", Py_None, "name", Py_None,
+                                      "function", Py_None);
+    PyObject *bases = NULL;
+
+    if (members == NULL) {
+        return -1;
+    }
+    state->cuda_error = add_exception(module, "managedmem.CUDAError", cuda_error_doc,
+                                      PyExc_RuntimeError, members);
+    Py_DECREF(members);
+    if (state->cuda_error == NULL) {
+        return -1;
+    }
+    bases = PyTuple_Pack(2, state->cuda_error, PyExc_MemoryError);
+    if (bases == NULL) {
+        return -1;
+    }
+    state->out_of_memory_error = add_exception(module, "managedmem.CUDAOutOfMemoryError",
+                                               out_of_memory_doc, bases, NULL);
+    Py_DECREF(bases);
+    state->not_found_error = add_exception(module, "managedmem.DriverNotFoundError",
+                                           not_found_doc, state->cuda_error, NULL);
+    state->too_old_error = add_exception(module, "managedmem.DriverTooOldError", too_old_doc,
+                                         state->cuda_error, NULL);
+    return state->out_of_memory_error && state->not_found_error && state->too_old_error ? 0 : -1;
+}

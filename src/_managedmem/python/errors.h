@@ -1,0 +1,32 @@
+/* errors.h: the one way from a status to an exception. */
+#ifndef MM_ERRORS_H
+#define MM_ERRORS_H
+
+#include "../driver/driver.h"
+#include "state.h"
+
+/* Sets the exception that a status stands for. Always returns NULL. */
+PyObject *mm_raise(mm_state *state, const mm_status *st);
+
+/* mm_driver_open with an exception; NULL when there is no driver. Opening takes milliseconds and
+ * happens without the GIL. */
+mm_driver *mm_open(mm_state *state);
+
+/* An exception set aside for the length of a dealloc, which must neither lose nor show one. */
+typedef struct {
+    PyObject *type, *value, *traceback;
+} mm_exception;
+
+static inline void
+mm_exception_save(mm_exception *e)
+{
+    PyErr_Fetch(&e->type, &e->value, &e->traceback);
+}
+
+static inline void
+mm_exception_restore(mm_exception *e)
+{
+    PyErr_Restore(e->type, e->value, e->traceback);
+}
+
+#endif

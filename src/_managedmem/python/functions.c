@@ -1,0 +1,367 @@
+/* functions.c: advise, prefetch, discard and discard_prefetch on one target or many; empty();
+ * what the module says about the driver. All arguments are read and checked before the first call
+ * that changes anything. */
+#include "functions.h"
+
+#include <string.h>
+
+#include "resource.h"
+#include "stream.h"
+#include "targets.h"
+
+/* What the three stream operations read besides targets and location. */
+typedef struct {
+    mm_stream_use stream;
+    mm_dispatch dispatch;
+    mm_defer defer;
+} options;
+
+static int
+read_options(mm_state *state, PyObject *stream, PyObject *dispatch, PyObject *defer, options *o)
+{
+    return mm_read_dispatch(dispatch, &o->dispatch) < 0 || mm_read_defer(defer, &o->defer) < 0
+                   || mm_stream_begin(state, stream, &o->stream) < 0
+               ? -1
+               : 0;
+}
+
+typedef enum { PREFETCH, DISCARD, DISCARD_PREFETCH } kind;
+
+static int
+run_batch(kind what, mm_targets *t, const options *o, mm_status *st)
+{
+    if (what == PREFETCH) {
+        return mm_batch_prefetch(t->cu, &t->batch, o->stream.handle, o->dispatch, o->defer, st);
+    }
+    if (what == DISCARD) {
+        return mm_batch_discard(t->cu, &t->batch, o->stream.handle, o->dispatch, st);
+    }
+    return mm_batch_discard_prefetch(t->cu, &t->batch, o->stream.handle, o->dispatch, o->defer,
+                                     st);
+}
+
+/* The common course: targets, locations, options; then take hold, call, let go. */
+static PyObject *
+run(mm_state *state, kind what, PyObject *targets, PyObject *location, PyObject *stream,
+    PyObject *dispatch, PyObject *defer)
+{
+    mm_targets t;
+    mm_status st;
+    options o;
+    int rc;
+
+    if (mm_targets_read(state, targets, what == PREFETCH ? MM_PREFETCH : MM_DISCARD, &t) < 0) {
+        return NULL;
+    }
+    if ((what != DISCARD && mm_targets_read_locations(&t, location) < 0)
+        || read_options(state, stream, dispatch, defer, &o) < 0) {
+        mm_targets_end(&t);
+        return NULL;
+    }
+    rc = mm_targets_enter(&t);
+    if (rc == 0) {
+        Py_BEGIN_ALLOW_THREADS
+        rc = run_batch(what, &t, &o, &st);
+        Py_END_ALLOW_THREADS
+        if (rc < 0) {
+            (void)mm_raise(state, &st);
+        }
+    }
+    mm_stream_end(&o.stream);
+    mm_targets_end(&t);
+    if (rc < 0) {
+        return NULL;
+    }
+    Py_RETURN_NONE;
+}
+
+static PyObject *
+prefetch(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
+{
+    static const char *const names[] = {"targets", "location", "stream", "dispatch", "defer"};
+    static const mm_parameters parameters = {"prefetch", names, 2, 2, 5};
+    PyObject *given[5];
+
+    if (mm_args(&parameters, args, nargs, kwnames, given) < 0) {
+        return NULL;
+    }
+    return run(mm_module_state(module), PREFETCH, given[0], given[1], given[2], given[3],
+               given[4]);
+}
+
+static PyObject *
+discard(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
+{
+    static const char *const names[] = {"targets", "stream", "dispatch"};
+    static const mm_parameters parameters = {"discard", names, 1, 1, 3};
+    PyObject *given[3];
+
+    if (mm_args(&parameters, args, nargs, kwnames, given) < 0) {
+        return NULL;
+    }
+    return run(mm_module_state(module), DISCARD, given[0], NULL, given[1], given[2], NULL);
+}
+
+static PyObject *
+discard_prefetch(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
+{
+    static const char *const names[] = {"targets", "location", "stream", "dispatch", "defer"};
+    static const mm_parameters parameters = {"discard_prefetch", names, 2, 2, 5};
+    PyObject *given[5];
+
+    if (mm_args(&parameters, args, nargs, kwnames, given) < 0) {
+        return NULL;
+    }
+    return run(mm_module_state(module), DISCARD_PREFETCH, given[0], given[1], given[2], given[3],
+               given[4]);
+}
+
+static int
+read_advice(PyObject *value, CUmem_advise *out)
+{
+    const char *name = value && PyUnicode_Check(value) ? PyUnicode_AsUTF8AndSize(value, NULL) : NULL;
+
+    if (name == NULL) {
+        if (!PyErr_Occurred()) {
+            PyErr_Format(PyExc_TypeError, "advice must be a str, one of " MM_ADVICE_NAMES
+                         "; got %R", value);
+        }
+        return -1;
+    }
+    *out = mm_advice_from_name(name);
+    if (*out == 0) {
+        PyErr_Format(PyExc_ValueError, "there is no advice %R; there are " MM_ADVICE_NAMES, value);
+        return -1;
+    }
+    return 0;
+}
+
+/* Reads the locations that an advice needs, and checks that it may name them. */
+static int
+read_advice_locations(mm_targets *t, PyObject *location, CUmem_advise advice)
+{
+    if ((location == NULL || location == Py_None) && !mm_advice_needs_location(advice)) {
+        for (size_t i = 0; i < t->batch.count; i++) {
+            t->batch.moves[i].where = mm_host(); /* ignored, but it must be a known kind */
+        }
+        return 0;
+    }
+    if (mm_targets_read_locations(t, location) < 0) {
+        return -1;
+    }
+    for (size_t i = 0; i < t->batch.count; i++) {
+        char text[MM_LOCATION_TEXT];
+        if (!mm_advice_allows(advice, t->batch.moves[i].where)) {
+            PyErr_Format(PyExc_ValueError,
+                         "accessed_by takes devices and Host(), but no NUMA host: got %s",
+                         mm_location_text(t->batch.moves[i].where, text));
+            return -1;
+        }
+    }
+    return 0;
+}
+
+static PyObject *
+advise(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
+{
+    static const char *const names[] = {"targets", "advice", "location"};
+    static const mm_parameters parameters = {"advise", names, 2, 3, 3};
+    mm_state *state = mm_module_state(module);
+    CUmem_advise advice;
+    PyObject *given[3];
+    mm_targets t;
+    mm_status st;
+    int rc;
+
+    if (mm_args(&parameters, args, nargs, kwnames, given) < 0
+        || mm_targets_read(state, given[0], MM_ADVISE, &t) < 0) {
+        return NULL;
+    }
+    rc = read_advice(given[1], &advice) < 0 || read_advice_locations(&t, given[2], advice) < 0
+                 || mm_targets_enter(&t) < 0
+             ? -1
+             : 0;
+    if (rc == 0) {
+        Py_BEGIN_ALLOW_THREADS
+        rc = mm_batch_advise(t.cu, &t.batch, advice, &st);
+        Py_END_ALLOW_THREADS
+        if (rc < 0) {
+            (void)mm_raise(state, &st);
+        }
+    }
+    mm_targets_end(&t);
+    if (rc < 0) {
+        return NULL;
+    }
+    Py_RETURN_NONE;
+}
+
+static PyObject *
+empty(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
+{
+    static const char *const names[] = {"shape", "dtype"};
+    static const mm_parameters parameters = {"empty", names, 1, 2, 2};
+    Py_ssize_t shape[MM_MAX_DIMENSIONS];
+    const mm_dtype *dtype;
+    PyObject *given[2];
+    int dimensions;
+    size_t bytes;
+
+    if (mm_args(&parameters, args, nargs, kwnames, given) < 0
+        || (dtype = mm_read_dtype(given[1])) == NULL
+        || (dimensions = mm_read_shape(given[0], dtype, shape, &bytes)) < 0) {
+        return NULL;
+    }
+    return mm_allocate(mm_module_state(module), NULL, bytes, dtype, dimensions, shape);
+}
+
+/* --- the driver ------------------------------------------------------------------------- */
+
+static PyObject *
+split_lines(const char *text)
+{
+    PyObject *whole = PyUnicode_FromString(text), *lines;
+
+    lines = whole ? PyUnicode_Splitlines(whole, 0) : NULL;
+    Py_XDECREF(whole);
+    return lines;
+}
+
+static PyObject *
+driver_info(PyObject *module, PyObject *Py_UNUSED(none))
+{
+    mm_driver *cu = mm_open(mm_module_state(module));
+    char tried[2048];
+
+    if (cu == NULL) {
+        return NULL;
+    }
+    mm_driver_tried(tried, sizeof tried);
+    return Py_BuildValue("{s:s,s:i,s:N,s:O,s:i,s:N}", "path", cu->path, "version", cu->version,
+                         "version_string",
+                         PyUnicode_FromFormat("%d.%d", cu->version / 1000,
+                                              cu->version % 1000 / 10),
+                         "emulated", cu->emulated ? Py_True : Py_False, "device_count",
+                         cu->device_count, "tried", split_lines(tried));
+}
+
+static PyObject *
+select_driver(PyObject *module, PyObject *name)
+{
+    mm_state *state = mm_module_state(module);
+    const char *text = PyUnicode_Check(name) ? PyUnicode_AsUTF8AndSize(name, NULL) : NULL;
+    mm_status st;
+
+    if (text == NULL) {
+        if (!PyErr_Occurred()) {
+            PyErr_Format(PyExc_TypeError, "the driver's name must be a str, got %R", name);
+        }
+        return NULL;
+    }
+    if (mm_driver_select(text, &st) < 0) {
+        return mm_raise(state, &st);
+    }
+    Py_RETURN_NONE;
+}
+
+PyDoc_STRVAR(advise_doc,
+"advise(targets, advice, location=None)\n--\n\n"
+"Tell the driver how memory will be used.\n"
+"\n"
+"Parameters\n"
+"----------\n"
+"targets : target or sequence of targets\n"
+"    ManagedBuffers, arrays with __cuda_array_interface__ (torch, CuPy, numba), cuda.core Buffers,\n"
+"    NumPy views of managed memory. Of a strided array, its extent.\n"
+"advice : str\n"
+"    \"set_read_mostly\", \"set_preferred_location\", \"set_accessed_by\", or one of them with\n"
+"    \"unset_\".\n"
+"location : Device or Host, or a sequence with one for each target\n"
+"    Needed for set_preferred_location and both accessed_by advices; NUMA hosts not for\n"
+"    accessed_by.\n"
+"\n"
+"Advice applies to whole pages, from the one that holds the first byte to the one that holds the\n"
+"last. It takes effect at once, in no stream's order. Over several targets it is all or nothing.\n"
+"Raises TypeError or ValueError for bad arguments before anything is advised, CUDAError when the\n"
+"driver refuses. Safe from every thread; other threads run meanwhile. Driver: cuMemAdvise.");
+
+PyDoc_STRVAR(prefetch_doc,
+"prefetch(targets, location, *, stream=None, dispatch='auto', defer=None)\n--\n\n"
+"Move memory to a place before it is used there, in stream order.\n"
+"\n"
+"Parameters\n"
+"----------\n"
+"targets : target or sequence of targets\n"
+"    As for advise().\n"
+"location : Device or Host, or a sequence with one for each target\n"
+"    Where the pages shall go.\n"
+"stream : Stream, object with __cuda_stream__, int, or None\n"
+"    The stream to work in; None is the default stream.\n"
+"dispatch : \"auto\", \"batch\" or \"loop\"\n"
+"    How several targets reach the driver; \"auto\" takes what measured fastest for each.\n"
+"defer : bool, optional\n"
+"    True queues an empty host function in front, so that the call returns while the stream does\n"
+"    the work; None does so for large ones.\n"
+"\n"
+"Neighbouring ranges of one allocation become one. Raises TypeError or ValueError for bad\n"
+"arguments before anything moves; CUDAError with code 900 for a stream that captures a graph, which\n"
+"stays intact; NotImplementedError for dispatch=\"batch\" before CUDA 13.0. Safe from every thread;\n"
+"other threads run meanwhile. Driver: cuMemPrefetchAsync, cuMemPrefetchBatchAsync.");
+
+PyDoc_STRVAR(discard_doc,
+"discard(targets, *, stream=None, dispatch='auto')\n--\n\n"
+"Throw contents away, in stream order, so that they need not be moved.\n"
+"\n"
+"What is read afterwards is undefined until it is written; write only after a prefetch or\n"
+"discard_prefetch. Only whole pages inside each target are discarded: bytes on the pages at its\n"
+"ends may stay, and neighbours never lose a byte. targets, stream and dispatch as for prefetch().\n"
+"\n"
+"Raises ValueError for a target without a whole page or with gaps, NotImplementedError before CUDA\n"
+"13.0, and as prefetch() does. Safe from every thread. Driver: cuMemDiscardBatchAsync.");
+
+PyDoc_STRVAR(discard_prefetch_doc,
+"discard_prefetch(targets, location, *, stream=None, dispatch='auto', defer=None)\n--\n\n"
+"Throw contents away and give the memory pages at a place, in stream order.\n"
+"\n"
+"For a buffer that will be overwritten there: pages move without their bytes. Parameters and\n"
+"errors as for prefetch() and discard(). Driver: cuMemDiscardAndPrefetchBatchAsync.");
+
+PyDoc_STRVAR(empty_doc,
+"empty(shape, dtype='uint8')\n--\n\n"
+"Allocate managed memory for an array, with undefined contents.\n"
+"\n"
+"Parameters\n"
+"----------\n"
+"shape : int or sequence of int\n"
+"    The lengths of 1 to 8 axes, each at least 1.\n"
+"dtype : str, NumPy or torch dtype, Python type\n"
+"    The element type, such as \"float32\" or \"f4\".\n"
+"\n"
+"Gives a ManagedBuffer. No page is populated before its first use or prefetch. Raises ValueError\n"
+"and TypeError for bad arguments, CUDAOutOfMemoryError when there is no memory. Safe from every\n"
+"thread. Driver: cuMemAllocManaged.");
+
+PyDoc_STRVAR(driver_info_doc,
+"driver_info()\n--\n\n"
+"What driver is in use, as a dict; opens it.\n"
+"\n"
+"path (str), version (int, 13000 is CUDA 13.0), version_string (str), emulated (bool),\n"
+"device_count (int), tried (list of str: what was tried, and what came of it). Raises\n"
+"DriverNotFoundError or DriverTooOldError.");
+
+PyDoc_STRVAR(select_driver_doc,
+"_select_driver(name, /)\n--\n\n"
+"Choose the driver before its first use: \"cuda\", \"emulator\" or a path.");
+
+PyMethodDef mm_functions[] = {
+    {"advise", (PyCFunction)(void (*)(void))advise, METH_FASTCALL | METH_KEYWORDS, advise_doc},
+    {"prefetch", (PyCFunction)(void (*)(void))prefetch, METH_FASTCALL | METH_KEYWORDS,
+     prefetch_doc},
+    {"discard", (PyCFunction)(void (*)(void))discard, METH_FASTCALL | METH_KEYWORDS, discard_doc},
+    {"discard_prefetch", (PyCFunction)(void (*)(void))discard_prefetch,
+     METH_FASTCALL | METH_KEYWORDS, discard_prefetch_doc},
+    {"empty", (PyCFunction)(void (*)(void))empty, METH_FASTCALL | METH_KEYWORDS, empty_doc},
+    {"driver_info", driver_info, METH_NOARGS, driver_info_doc},
+    {"_select_driver", select_driver, METH_O, select_driver_doc},
+    {NULL, NULL, 0, NULL},
+};

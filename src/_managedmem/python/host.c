@@ -1,0 +1,202 @@
+/* host.c: the type Host: the host's memory as a whole, one NUMA node of it, or the node of the
+ * calling thread. Needs no driver. Interned: equal hosts are one object. */
+#include "location.h"
+
+static mm_location_object *
+host_of(PyObject *op)
+{
+    return (mm_location_object *)op;
+}
+
+/* Stores a new object under the key unless another thread was faster; returns the one stored. */
+static PyObject *
+intern(PyObject *table, PyObject *key, PyObject *fresh)
+{
+    PyObject *kept = fresh ? PyObject_CallMethod(table, "setdefault", "OO", key, fresh) : NULL;
+
+    Py_XDECREF(fresh);
+    return kept;
+}
+
+static PyObject *
+numa_host(mm_state *state, int node)
+{
+    PyObject *key = PyLong_FromLong(node), *host;
+
+    if (key == NULL) {
+        return NULL;
+    }
+    host = PyDict_GetItemWithError(state->numa_hosts, key);
+    if (host != NULL) {
+        Py_INCREF(host);
+    } else if (!PyErr_Occurred()) {
+        host = intern(state->numa_hosts, key,
+                      mm_new_location(state->host_type,
+                                      mm_location(CU_MEM_LOCATION_TYPE_HOST_NUMA, node)));
+    }
+    Py_DECREF(key);
+    return host;
+}
+
+PyObject *
+mm_host_object(mm_state *state, CUmemLocation where)
+{
+    if (where.type == CU_MEM_LOCATION_TYPE_HOST_NUMA) {
+        return numa_host(state, where.id);
+    }
+    return Py_NewRef(where.type == CU_MEM_LOCATION_TYPE_HOST ? state->any_host
+                                                             : state->current_numa_host);
+}
+
+static PyObject *
+host_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+    static const char *const names[] = {"numa_id", "is_numa_current"};
+    static const mm_parameters parameters = {"Host", names, 0, 1, 2};
+    mm_state *state = mm_type_state(type);
+    PyObject *given[2];
+    long long node;
+    int current = 0;
+
+    if (mm_args_new(&parameters, args, kwargs, given) < 0) {
+        return NULL;
+    }
+    if (given[1] != NULL && (current = PyObject_IsTrue(given[1])) < 0) {
+        return NULL;
+    }
+    if (given[0] == NULL || given[0] == Py_None) {
+        return Py_NewRef(current ? state->current_numa_host : state->any_host);
+    }
+    if (current) {
+        PyErr_Format(PyExc_ValueError, "numa_id=%R and is_numa_current=True exclude each other",
+                     given[0]);
+        return NULL;
+    }
+    if (mm_read_index(given[0], "numa_id", PyExc_ValueError, &node) < 0) {
+        return NULL;
+    }
+    if (node < 0 || node > INT_MAX) {
+        PyErr_Format(PyExc_ValueError, "numa_id must be the number of a NUMA node, got %R",
+                     given[0]);
+        return NULL;
+    }
+    return numa_host(state, (int)node);
+}
+
+static PyObject *
+host_numa_current(PyObject *type, PyObject *Py_UNUSED(none))
+{
+    return Py_NewRef(mm_type_state((PyTypeObject *)type)->current_numa_host);
+}
+
+static PyObject *
+host_repr(PyObject *op)
+{
+    char text[MM_LOCATION_TEXT];
+
+    return PyUnicode_FromString(mm_location_text(host_of(op)->where, text));
+}
+
+static PyObject *
+host_reduce(PyObject *op, PyObject *Py_UNUSED(none))
+{
+    CUmemLocation where = host_of(op)->where;
+
+    if (where.type == CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT) {
+        PyObject *make = PyObject_GetAttrString((PyObject *)Py_TYPE(op), "numa_current");
+        return make ? Py_BuildValue("(N())", make) : NULL;
+    }
+    if (where.type == CU_MEM_LOCATION_TYPE_HOST) {
+        return Py_BuildValue("(O())", Py_TYPE(op));
+    }
+    return Py_BuildValue("(O(i))", Py_TYPE(op), where.id);
+}
+
+static PyObject *
+host_get_numa_id(PyObject *op, void *Py_UNUSED(closure))
+{
+    CUmemLocation where = host_of(op)->where;
+
+    if (where.type != CU_MEM_LOCATION_TYPE_HOST_NUMA) {
+        Py_RETURN_NONE;
+    }
+    return PyLong_FromLong(where.id);
+}
+
+static PyObject *
+host_get_is_numa_current(PyObject *op, void *Py_UNUSED(closure))
+{
+    return PyBool_FromLong(host_of(op)->where.type == CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT);
+}
+
+PyDoc_STRVAR(host_doc,
+"Host(numa_id=None, *, is_numa_current=False)\n"
+"--\n"
+"\n"
+"The host as a place for managed memory.\n"
+"\n"
+"Parameters\n"
+"----------\n"
+"numa_id : int, optional\n"
+"    One NUMA node of the host; without it, the host as a whole.\n"
+"is_numa_current : bool\n"
+"    The node of the thread that makes the call, as Host.numa_current() gives.\n"
+"\n"
+"Hosts are immutable, hashable and interned: Host(1) is Host(1). They need no driver.\n"
+"\n"
+"Raises ValueError for a numa_id that is negative, a bool or no int, or that comes together with\n"
+"is_numa_current. Safe from every thread. Driver: CUmemLocation of type HOST, HOST_NUMA or\n"
+"HOST_NUMA_CURRENT.");
+
+PyDoc_STRVAR(host_numa_current_doc,
+"numa_current()\n"
+"--\n"
+"\n"
+"The NUMA node of the thread that later makes a call with it.\n"
+"\n"
+"The driver resolves it when it is used; a read-back may give the node or Host().");
+
+static PyMethodDef host_methods[] = {
+    {"numa_current", host_numa_current, METH_NOARGS | METH_CLASS, host_numa_current_doc},
+    {"__reduce__", host_reduce, METH_NOARGS, "__reduce__($self, /)\n--\n\nFor pickle."},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyGetSetDef host_getset[] = {
+    {"numa_id", host_get_numa_id, NULL, "The NUMA node as an int, or None.", NULL},
+    {"is_numa_current", host_get_is_numa_current, NULL,
+     "Whether this stands for the calling thread's NUMA node.", NULL},
+    {NULL, NULL, NULL, NULL, NULL},
+};
+
+static PyType_Slot host_slots[] = {
+    {Py_tp_doc, (void *)host_doc},
+    {Py_tp_new, host_new},
+    {Py_tp_traverse, mm_location_traverse},
+    {Py_tp_dealloc, mm_location_dealloc},
+    {Py_tp_repr, host_repr},
+    {Py_tp_methods, host_methods},
+    {Py_tp_getset, host_getset},
+    {Py_tp_members, mm_location_members},
+    {0, NULL},
+};
+
+static PyType_Spec host_spec = {
+    .name = "managedmem.Host",
+    .basicsize = sizeof(mm_location_object),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_IMMUTABLETYPE,
+    .slots = host_slots,
+};
+
+int
+mm_host_init(PyObject *module, mm_state *state)
+{
+    if (mm_add_type(module, &host_spec, &state->host_type) < 0) {
+        return -1;
+    }
+    state->numa_hosts = PyDict_New();
+    state->any_host = mm_new_location(state->host_type, mm_host());
+    state->current_numa_host = mm_new_location(
+        state->host_type, mm_location(CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT, 0));
+    return state->numa_hosts && state->any_host && state->current_numa_host ? 0 : -1;
+}

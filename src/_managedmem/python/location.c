@@ -1,0 +1,216 @@
+/* location.c: what Host and Device have in common, and reading locations of other libraries. */
+#include "location.h"
+
+PyMemberDef mm_location_members[] = {
+    {"__weaklistoffset__", T_PYSSIZET, offsetof(mm_location_object, weakrefs), READONLY, NULL},
+    {NULL, 0, 0, 0, NULL},
+};
+
+int
+mm_location_traverse(PyObject *self, visitproc visit, void *arg)
+{
+    Py_VISIT(Py_TYPE(self));
+    return 0;
+}
+
+void
+mm_location_dealloc(PyObject *self)
+{
+    PyTypeObject *type = Py_TYPE(self);
+    freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
+
+    PyObject_GC_UnTrack(self);
+    if (((mm_location_object *)self)->weakrefs != NULL) {
+        PyObject_ClearWeakRefs(self);
+    }
+    release(self);
+    Py_DECREF(type);
+}
+
+PyObject *
+mm_new_location(PyTypeObject *type, CUmemLocation where)
+{
+    allocfunc allocate = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
+    PyObject *self = allocate(type, 0);
+
+    if (self != NULL) {
+        ((mm_location_object *)self)->where = where;
+    }
+    return self;
+}
+
+PyObject *
+mm_location_object_new(mm_state *state, CUmemLocation where)
+{
+    switch ((int)where.type) {
+    case CU_MEM_LOCATION_TYPE_DEVICE:
+        return mm_device_object(state, where.id);
+    case CU_MEM_LOCATION_TYPE_HOST:
+    case CU_MEM_LOCATION_TYPE_HOST_NUMA:
+    case CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT:
+        return mm_host_object(state, where);
+    default:
+        Py_RETURN_NONE;
+    }
+}
+
+/* Reads an int attribute of somebody else's device. 1 found, 0 not there or None, -1 error. */
+static int
+int_attribute(PyObject *value, const char *name, long long *out)
+{
+    PyObject *attribute;
+    int found = mm_get_optional(value, name, &attribute);
+
+    if (found <= 0) {
+        return found;
+    }
+    if (attribute == Py_None) {
+        Py_DECREF(attribute);
+        return 0;
+    }
+    found = mm_read_index(attribute, name, PyExc_TypeError, out) < 0 ? -1 : 1;
+    Py_DECREF(attribute);
+    return found;
+}
+
+static int
+no_location(PyObject *value)
+{
+    PyErr_Format(PyExc_TypeError,
+                 "a location must be a Device or Host, got %R; ints and strings are refused, "
+                 "because -1 and 0 are how host and device get confused", value);
+    return -1;
+}
+
+/* Checks that the ordinal is one of this system's devices. */
+static int
+device_location(mm_state *state, long long ordinal, CUmemLocation *out)
+{
+    mm_driver *cu = mm_open(state);
+
+    if (cu == NULL) {
+        return -1;
+    }
+    if (ordinal < 0 || ordinal >= cu->device_count) {
+        PyErr_Format(PyExc_ValueError, "there is no device %lld: this system has %d device%s",
+                     ordinal, cu->device_count, cu->device_count == 1 ? "" : "s");
+        return -1;
+    }
+    *out = mm_location(CU_MEM_LOCATION_TYPE_DEVICE, (int)ordinal);
+    return 0;
+}
+
+/* torch.device: type "cuda" with an index or None for the current one, or "cpu". */
+static int
+torch_location(mm_state *state, PyObject *value, CUmemLocation *out)
+{
+    PyObject *type;
+    long long ordinal = 0;
+    int found = mm_get_optional(value, "type", &type), cuda = 0, cpu = 0;
+
+    if (found > 0 && PyUnicode_Check(type)) {
+        cuda = PyUnicode_CompareWithASCIIString(type, "cuda") == 0;
+        cpu = PyUnicode_CompareWithASCIIString(type, "cpu") == 0;
+    }
+    if (found > 0) {
+        Py_DECREF(type);
+    }
+    if (found < 0) {
+        return -1;
+    }
+    if (cpu) {
+        *out = mm_host();
+        return 0;
+    }
+    found = cuda ? int_attribute(value, "index", &ordinal) : 0;
+    if (found < 0 || !cuda) {
+        return found < 0 ? -1 : no_location(value);
+    }
+    if (found == 0) {
+        mm_driver *cu = mm_open(state);
+        mm_status st;
+        int current;
+
+        if (cu == NULL) {
+            return -1;
+        }
+        if (mm_current_device(cu, &current, &st) < 0) {
+            (void)mm_raise(state, &st);
+            return -1;
+        }
+        ordinal = current;
+    }
+    return device_location(state, ordinal, out);
+}
+
+/* cuda.core: Device has device_id; Host has numa_id and is_numa_current. */
+static int
+cuda_core_location(mm_state *state, PyObject *value, CUmemLocation *out)
+{
+    PyObject *current;
+    long long id = 0;
+    int found = int_attribute(value, "device_id", &id);
+
+    if (found != 0) {
+        return found < 0 ? -1 : device_location(state, id, out);
+    }
+    found = mm_get_optional(value, "is_numa_current", &current);
+    if (found <= 0) {
+        return found < 0 ? -1 : no_location(value);
+    }
+    found = PyObject_IsTrue(current);
+    Py_DECREF(current);
+    if (found != 0) {
+        *out = mm_location(CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT, 0);
+        return found < 0 ? -1 : 0;
+    }
+    found = int_attribute(value, "numa_id", &id);
+    *out = found > 0 ? mm_location(CU_MEM_LOCATION_TYPE_HOST_NUMA, (int)id) : mm_host();
+    return found < 0 ? -1 : 0;
+}
+
+int
+mm_read_location(mm_state *state, PyObject *value, CUmemLocation *out)
+{
+    PyTypeObject *type = value ? Py_TYPE(value) : NULL;
+    long long id;
+    int found;
+
+    if (type == state->device_type || type == state->host_type) {
+        *out = ((mm_location_object *)value)->where;
+        return 0;
+    }
+    if (value == NULL || value == Py_None) {
+        PyErr_SetString(PyExc_ValueError, "location is required: a Device or Host");
+        return -1;
+    }
+    if (PyLong_Check(value) || PyUnicode_Check(value)) {
+        return no_location(value);
+    }
+    if (mm_is_from(value, "torch")) {
+        return torch_location(state, value, out);
+    }
+    if (mm_is_from(value, "cuda")) {
+        return cuda_core_location(state, value, out);
+    }
+    if (mm_is_from(value, "cupy")) {
+        found = int_attribute(value, "id", &id);
+        return found < 0 ? -1 : found ? device_location(state, id, out) : no_location(value);
+    }
+    return no_location(value);
+}
+
+int
+mm_read_accessor(mm_state *state, PyObject *value, CUmemLocation *out)
+{
+    if (mm_read_location(state, value, out) < 0) {
+        return -1;
+    }
+    if (mm_is_numa_host(*out)) {
+        PyErr_Format(PyExc_ValueError,
+                     "%R cannot be in accessed_by: the driver takes devices and Host(), but no "
+                     "NUMA host", value);
+        return -1;
+    }
+    return 0;
+}

@@ -1,0 +1,34 @@
+/* location.h: the Python objects for locations, and the way from any such object to a location. */
+#ifndef MM_PY_LOCATION_H
+#define MM_PY_LOCATION_H
+
+#include "args.h"
+
+/* Host and Device are the same inside: a location ready for the driver. */
+typedef struct {
+    PyObject_HEAD
+    PyObject *weakrefs;
+    CUmemLocation where;
+} mm_location_object;
+
+/* The interned Host or Device; a new reference. None where the driver says "unset". */
+PyObject *mm_location_object_new(mm_state *state, CUmemLocation where);
+PyObject *mm_host_object(mm_state *state, CUmemLocation where);
+PyObject *mm_device_object(mm_state *state, int ordinal);
+
+/* Allocates a Host or Device without interning it. */
+PyObject *mm_new_location(PyTypeObject *type, CUmemLocation where);
+
+/* Reads a location: ours, or a device of torch, CuPy or cuda.core. ValueError for None, TypeError
+ * for what is none. */
+int mm_read_location(mm_state *state, PyObject *value, CUmemLocation *out);
+
+/* The same for members of accessed_by; NUMA hosts are a ValueError. */
+int mm_read_accessor(mm_state *state, PyObject *value, CUmemLocation *out);
+
+/* What Host and Device share as types. */
+int mm_location_traverse(PyObject *self, visitproc visit, void *arg);
+void mm_location_dealloc(PyObject *self);
+extern PyMemberDef mm_location_members[];
+
+#endif

@@ -1,0 +1,96 @@
+/* module.c: the module managedmem._managedmem: its state, its parts, its slots. */
+#include "functions.h"
+#include "state.h"
+
+int
+mm_add_type(PyObject *module, PyType_Spec *spec, PyTypeObject **into)
+{
+    *into = (PyTypeObject *)PyType_FromModuleAndSpec(module, spec, NULL);
+    return *into ? PyModule_AddType(module, *into) : -1;
+}
+
+static int
+module_exec(PyObject *module)
+{
+    static int (*const parts[])(PyObject *, mm_state *) = {
+        mm_errors_init, mm_host_init,        mm_device_init,   mm_stream_init,
+        mm_buffer_init, mm_accessed_by_init, mm_resource_init,
+    };
+
+    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
+        if (parts[i](module, mm_module_state(module)) < 0) {
+            return -1;
+        }
+    }
+    return 0;
+}
+
+static int
+module_traverse(PyObject *module, visitproc visit, void *arg)
+{
+    mm_state *state = mm_module_state(module);
+
+#define MM_VISIT(type, name) Py_VISIT(state->name);
+    MM_STATE_OBJECTS(MM_VISIT)
+#undef MM_VISIT
+    return 0;
+}
+
+static int
+module_clear(PyObject *module)
+{
+    mm_state *state = mm_module_state(module);
+
+#define MM_CLEAR(type, name) Py_CLEAR(state->name);
+    MM_STATE_OBJECTS(MM_CLEAR)
+#undef MM_CLEAR
+    return 0;
+}
+
+static void
+module_free(void *module)
+{
+    (void)module_clear((PyObject *)module);
+}
+
+PyDoc_STRVAR(module_doc, "The C extension behind managedmem; import managedmem instead.");
+
+static PyModuleDef_Slot slots_311[] = {
+    {Py_mod_exec, module_exec},
+    {0, NULL},
+};
+
+static PyModuleDef_Slot slots_312[] = {
+    {Py_mod_exec, module_exec},
+    {MM_MOD_MULTIPLE_INTERPRETERS, MM_PER_INTERPRETER_GIL_SUPPORTED},
+    {0, NULL},
+};
+
+static PyModuleDef_Slot slots_313[] = {
+    {Py_mod_exec, module_exec},
+    {MM_MOD_MULTIPLE_INTERPRETERS, MM_PER_INTERPRETER_GIL_SUPPORTED},
+    {MM_MOD_GIL, MM_MOD_GIL_NOT_USED},
+    {0, NULL},
+};
+
+/* One definition for each kind of interpreter, because 3.11 and 3.12 refuse slots they do not know
+ * and the same binary runs on all. */
+#define MODULE_DEF(slots)                                                                     \
+    {                                                                                         \
+        PyModuleDef_HEAD_INIT, .m_name = "managedmem._managedmem", .m_doc = module_doc,       \
+        .m_size = sizeof(mm_state), .m_methods = mm_functions, .m_slots = (slots),            \
+        .m_traverse = module_traverse, .m_clear = module_clear, .m_free = module_free         \
+    }
+
+static PyModuleDef module_311 = MODULE_DEF(slots_311);
+static PyModuleDef module_312 = MODULE_DEF(slots_312);
+static PyModuleDef module_313 = MODULE_DEF(slots_313);
+
+PyMODINIT_FUNC
+PyInit__managedmem(void)
+{
+    if (Py_Version < 0x030c0000) {
+        return PyModuleDef_Init(&module_311);
+    }
+    return PyModuleDef_Init(Py_Version < 0x030d0000 ? &module_312 : &module_313);
+}

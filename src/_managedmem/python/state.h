@@ -1,0 +1,56 @@
+/* state.h: the module's state, one per interpreter. No Python object lives anywhere else. */
+#ifndef MM_STATE_H
+#define MM_STATE_H
+
+#include "compat.h"
+
+/* The struct, its traverse and its clear all come from this list. */
+#define MM_STATE_OBJECTS(X)           \
+    X(PyTypeObject, host_type)        \
+    X(PyTypeObject, device_type)      \
+    X(PyTypeObject, memory_info_type) \
+    X(PyTypeObject, stream_type)      \
+    X(PyTypeObject, buffer_type)      \
+    X(PyTypeObject, accessed_by_type) \
+    X(PyTypeObject, resource_type)    \
+    X(PyObject, cuda_error)           \
+    X(PyObject, out_of_memory_error)  \
+    X(PyObject, not_found_error)      \
+    X(PyObject, too_old_error)        \
+    X(PyObject, any_host)             \
+    X(PyObject, current_numa_host)    \
+    X(PyObject, numa_hosts)           \
+    X(PyObject, devices)
+
+typedef struct {
+#define MM_STATE_MEMBER(type, name) type *name;
+    MM_STATE_OBJECTS(MM_STATE_MEMBER)
+#undef MM_STATE_MEMBER
+} mm_state;
+
+static inline mm_state *
+mm_module_state(PyObject *module)
+{
+    return (mm_state *)PyModule_GetState(module);
+}
+
+/* For the final types; a ManagedBuffer can be subclassed and carries its state. */
+static inline mm_state *
+mm_type_state(PyTypeObject *type)
+{
+    return (mm_state *)PyType_GetModuleState(type);
+}
+
+/* Each part adds its types to the module: 0 or -1 with an exception. */
+int mm_errors_init(PyObject *module, mm_state *state);
+int mm_host_init(PyObject *module, mm_state *state);
+int mm_device_init(PyObject *module, mm_state *state);
+int mm_stream_init(PyObject *module, mm_state *state);
+int mm_buffer_init(PyObject *module, mm_state *state);
+int mm_accessed_by_init(PyObject *module, mm_state *state);
+int mm_resource_init(PyObject *module, mm_state *state);
+
+/* Makes a heap type from a spec, stores it and adds it to the module. */
+int mm_add_type(PyObject *module, PyType_Spec *spec, PyTypeObject **into);
+
+#endif

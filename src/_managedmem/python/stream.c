@@ -1,0 +1,398 @@
+/* stream.c: the type Stream. It owns the stream it made; one from a handle belongs to another. */
+#include "stream.h"
+
+typedef struct {
+    PyObject_HEAD
+    PyObject *weakrefs;
+    CUstream handle;
+    bool owned;
+    mm_guard guard;
+} stream_object;
+
+static stream_object *
+stream_of(PyObject *op)
+{
+    return (stream_object *)op;
+}
+
+static int
+raise_closed(void)
+{
+    PyErr_SetString(PyExc_RuntimeError, "Stream is closed");
+    return -1;
+}
+
+static int
+handle_from_int(PyObject *value, CUstream *out)
+{
+    long long handle;
+
+    if (mm_read_index(value, "a stream handle", PyExc_TypeError, &handle) < 0) {
+        return -1;
+    }
+    if (handle < 0) {
+        PyErr_Format(PyExc_ValueError, "a stream handle cannot be negative, got %R", value);
+        return -1;
+    }
+    *out = (CUstream)(uintptr_t)handle;
+    return 0;
+}
+
+/* __cuda_stream__() gives (0, handle): the version of the protocol and the address. */
+static int
+handle_from_protocol(PyObject *value, PyObject *method, CUstream *out)
+{
+    PyObject *answer = PyObject_CallFunctionObjArgs(method, NULL);
+    long long version = -1;
+    int rc = -1;
+
+    if (answer == NULL) {
+        return -1;
+    }
+    if (!PyTuple_Check(answer) || PyTuple_Size(answer) != 2) {
+        PyErr_Format(PyExc_TypeError, "__cuda_stream__() of %R must return (0, handle), got %R",
+                     value, answer);
+    } else if (mm_read_index(PyTuple_GetItem(answer, 0), "the version in __cuda_stream__",
+                             PyExc_TypeError, &version) == 0) {
+        if (version != 0) {
+            PyErr_Format(PyExc_TypeError,
+                         "__cuda_stream__() of %R has protocol version %lld; only 0 is known",
+                         value, version);
+        } else {
+            rc = handle_from_int(PyTuple_GetItem(answer, 1), out);
+        }
+    }
+    Py_DECREF(answer);
+    return rc;
+}
+
+/* Reads the handle of a foreign stream object. */
+static int
+foreign_handle(PyObject *value, CUstream *out)
+{
+    PyObject *attribute;
+    int found = mm_get_optional(value, "__cuda_stream__", &attribute);
+
+    if (found > 0) {
+        found = handle_from_protocol(value, attribute, out);
+        Py_DECREF(attribute);
+        return found;
+    }
+    if (found == 0 && mm_is_from(value, "torch")) {
+        found = mm_get_optional(value, "cuda_stream", &attribute);
+    } else if (found == 0 && mm_is_from(value, "cupy")) {
+        found = mm_get_optional(value, "ptr", &attribute);
+    }
+    if (found > 0) {
+        found = handle_from_int(attribute, out);
+        Py_DECREF(attribute);
+        return found;
+    }
+    if (found == 0) {
+        PyErr_Format(PyExc_TypeError,
+                     "a stream must be None, a Stream, an object with __cuda_stream__ or an int "
+                     "handle, got %R", value);
+    }
+    return -1;
+}
+
+int
+mm_stream_begin(mm_state *state, PyObject *value, mm_stream_use *use)
+{
+    use->handle = NULL;
+    use->guard = NULL;
+    if (value == NULL || value == Py_None) {
+        return 0;
+    }
+    if (Py_TYPE(value) == state->stream_type) {
+        if (!mm_guard_enter(&stream_of(value)->guard)) {
+            return raise_closed();
+        }
+        use->guard = &stream_of(value)->guard;
+        use->handle = stream_of(value)->handle;
+        return 0;
+    }
+    if (PyLong_Check(value)) {
+        return handle_from_int(value, &use->handle);
+    }
+    return foreign_handle(value, &use->handle);
+}
+
+void
+mm_stream_end(mm_stream_use *use)
+{
+    if (use->guard != NULL) {
+        mm_guard_leave(use->guard);
+    }
+}
+
+static PyObject *
+new_stream(PyTypeObject *type, CUstream handle, bool owned)
+{
+    allocfunc allocate = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
+    PyObject *self = allocate(type, 0);
+
+    if (self != NULL) {
+        stream_of(self)->handle = handle;
+        stream_of(self)->owned = owned;
+    }
+    return self;
+}
+
+static PyObject *
+stream_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+    static const mm_parameters parameters = {"Stream", NULL, 0, 0, 0};
+    mm_state *state = mm_type_state(type);
+    CUstream handle = NULL;
+    PyObject *self;
+    mm_driver *cu;
+    mm_status st;
+
+    if (mm_args_new(&parameters, args, kwargs, NULL) < 0 || (cu = mm_open(state)) == NULL) {
+        return NULL;
+    }
+    if (mm_stream_create(cu, &handle, &st) < 0) {
+        return mm_raise(state, &st);
+    }
+    self = new_stream(type, handle, true);
+    if (self == NULL) {
+        (void)cu->StreamDestroy(handle);
+    }
+    return self;
+}
+
+static PyObject *
+stream_from_handle(PyObject *type, PyObject *value)
+{
+    CUstream handle;
+
+    return handle_from_int(value, &handle) < 0 ? NULL
+                                               : new_stream((PyTypeObject *)type, handle, false);
+}
+
+/* Destroys the stream unless it is somebody else's, was closed before, or the process forked. */
+static int
+close_stream(stream_object *s, mm_status *st)
+{
+    mm_driver *cu = mm_driver_peek();
+
+    if (mm_guard_close(&s->guard) != MM_CLOSED_NOW || !s->owned || cu == NULL
+        || mm_driver_forked()) {
+        return 0;
+    }
+    return mm_stream_destroy(cu, s->handle, st);
+}
+
+static void
+stream_dealloc(PyObject *op)
+{
+    PyTypeObject *type = Py_TYPE(op);
+    freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
+    mm_status ignored;
+
+    PyObject_GC_UnTrack(op);
+    if (stream_of(op)->weakrefs != NULL) {
+        PyObject_ClearWeakRefs(op);
+    }
+    if (close_stream(stream_of(op), &ignored) < 0) {
+        /* Nobody to tell; at interpreter exit the driver may be gone already. */
+    }
+    release(op);
+    Py_DECREF(type);
+}
+
+static int
+stream_traverse(PyObject *op, visitproc visit, void *arg)
+{
+    Py_VISIT(Py_TYPE(op));
+    return 0;
+}
+
+static PyObject *
+stream_close(PyObject *op, PyObject *Py_UNUSED(none))
+{
+    mm_status st;
+    int rc;
+
+    Py_BEGIN_ALLOW_THREADS
+    rc = close_stream(stream_of(op), &st);
+    Py_END_ALLOW_THREADS
+    if (rc < 0) {
+        return mm_raise(mm_type_state(Py_TYPE(op)), &st);
+    }
+    Py_RETURN_NONE;
+}
+
+static PyObject *
+stream_exit(PyObject *op, PyObject *const *Py_UNUSED(args), Py_ssize_t Py_UNUSED(nargs))
+{
+    return stream_close(op, NULL);
+}
+
+static PyObject *
+stream_enter(PyObject *op, PyObject *Py_UNUSED(none))
+{
+    if (mm_guard_is_closed(&stream_of(op)->guard)) {
+        (void)raise_closed();
+        return NULL;
+    }
+    return Py_NewRef(op);
+}
+
+static PyObject *
+stream_sync(PyObject *op, PyObject *Py_UNUSED(none))
+{
+    mm_state *state = mm_type_state(Py_TYPE(op));
+    mm_driver *cu = mm_open(state);
+    mm_stream_use use;
+    mm_status st;
+    int rc;
+
+    if (cu == NULL || mm_stream_begin(state, op, &use) < 0) {
+        return NULL;
+    }
+    Py_BEGIN_ALLOW_THREADS
+    rc = mm_stream_synchronize(cu, use.handle, &st);
+    Py_END_ALLOW_THREADS
+    mm_stream_end(&use);
+    if (rc < 0) {
+        return mm_raise(state, &st);
+    }
+    Py_RETURN_NONE;
+}
+
+static PyObject *
+stream_query(PyObject *op, PyObject *Py_UNUSED(none))
+{
+    mm_state *state = mm_type_state(Py_TYPE(op));
+    mm_driver *cu = mm_open(state);
+    mm_stream_use use;
+    mm_status st;
+    bool done = false;
+    int rc;
+
+    if (cu == NULL || mm_stream_begin(state, op, &use) < 0) {
+        return NULL;
+    }
+    rc = mm_stream_query(cu, use.handle, &done, &st);
+    mm_stream_end(&use);
+    return rc < 0 ? mm_raise(state, &st) : PyBool_FromLong(done);
+}
+
+static PyObject *
+stream_get_handle(PyObject *op, void *Py_UNUSED(closure))
+{
+    bool closed = mm_guard_is_closed(&stream_of(op)->guard);
+
+    return PyLong_FromVoidPtr(closed ? NULL : (void *)stream_of(op)->handle);
+}
+
+static PyObject *
+stream_get_is_closed(PyObject *op, void *Py_UNUSED(closure))
+{
+    return PyBool_FromLong(mm_guard_is_closed(&stream_of(op)->guard));
+}
+
+static PyObject *
+stream_cuda_stream(PyObject *op, PyObject *Py_UNUSED(none))
+{
+    if (mm_guard_is_closed(&stream_of(op)->guard)) {
+        (void)raise_closed();
+        return NULL;
+    }
+    return Py_BuildValue("(iN)", 0, PyLong_FromVoidPtr((void *)stream_of(op)->handle));
+}
+
+static PyObject *
+stream_repr(PyObject *op)
+{
+    if (mm_guard_is_closed(&stream_of(op)->guard)) {
+        return PyUnicode_FromString("<Stream closed>");
+    }
+    return PyUnicode_FromFormat("<Stream handle=%p>", (void *)stream_of(op)->handle);
+}
+
+PyDoc_STRVAR(stream_doc,
+"Stream()\n"
+"--\n"
+"\n"
+"A new non-blocking stream on the calling thread's current device.\n"
+"\n"
+"Work put on it runs in order, and independently of the default stream. It ends with close(), a\n"
+"`with` block, or the object; work that was queued before still runs.\n"
+"\n"
+"Raises DriverNotFoundError without a driver, CUDAError when the driver refuses. Safe from every\n"
+"thread. Driver: cuStreamCreate with CU_STREAM_NON_BLOCKING.");
+
+PyDoc_STRVAR(stream_from_handle_doc,
+"from_handle(handle, /)\n--\n\n"
+"A Stream for a CUstream or cudaStream_t that somebody else owns.\n"
+"\n"
+"handle is its address as an int; 0 and 1 are the legacy default stream, 2 the per-thread one.\n"
+"Closing the Stream leaves the handle alone. ValueError for a negative handle.");
+
+PyDoc_STRVAR(stream_sync_doc,
+"sync($self, /)\n--\n\n"
+"Wait until everything queued so far is done. Other threads run meanwhile.\n"
+"\n"
+"Driver: cuStreamSynchronize.");
+
+PyDoc_STRVAR(stream_query_doc,
+"query($self, /)\n--\n\n"
+"Whether everything queued so far is done. Does not wait. Driver: cuStreamQuery.");
+
+PyDoc_STRVAR(stream_close_doc,
+"close($self, /)\n--\n\n"
+"End the stream; again is allowed. Work that was queued still runs.\n"
+"\n"
+"Waits only for calls that other threads are just making with it. Driver: cuStreamDestroy.");
+
+static PyMethodDef stream_methods[] = {
+    {"from_handle", stream_from_handle, METH_O | METH_CLASS, stream_from_handle_doc},
+    {"sync", stream_sync, METH_NOARGS, stream_sync_doc},
+    {"query", stream_query, METH_NOARGS, stream_query_doc},
+    {"close", stream_close, METH_NOARGS, stream_close_doc},
+    {"__cuda_stream__", stream_cuda_stream, METH_NOARGS,
+     "__cuda_stream__($self, /)\n--\n\nThe stream protocol: (0, handle)."},
+    {"__enter__", stream_enter, METH_NOARGS, "__enter__($self, /)\n--\n\nThe stream itself."},
+    {"__exit__", (PyCFunction)(void (*)(void))stream_exit, METH_FASTCALL,
+     "__exit__($self, /, *exception)\n--\n\nClose the stream."},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyGetSetDef stream_getset[] = {
+    {"handle", stream_get_handle, NULL, "The CUstream as an int; 0 once closed.", NULL},
+    {"is_closed", stream_get_is_closed, NULL, "Whether close() was called.", NULL},
+    {NULL, NULL, NULL, NULL, NULL},
+};
+
+static PyMemberDef stream_members[] = {
+    {"__weaklistoffset__", T_PYSSIZET, offsetof(stream_object, weakrefs), READONLY, NULL},
+    {NULL, 0, 0, 0, NULL},
+};
+
+static PyType_Slot stream_slots[] = {
+    {Py_tp_doc, (void *)stream_doc},
+    {Py_tp_new, stream_new},
+    {Py_tp_traverse, stream_traverse},
+    {Py_tp_dealloc, stream_dealloc},
+    {Py_tp_repr, stream_repr},
+    {Py_tp_methods, stream_methods},
+    {Py_tp_getset, stream_getset},
+    {Py_tp_members, stream_members},
+    {0, NULL},
+};
+
+static PyType_Spec stream_spec = {
+    .name = "managedmem.Stream",
+    .basicsize = sizeof(stream_object),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_IMMUTABLETYPE,
+    .slots = stream_slots,
+};
+
+int
+mm_stream_init(PyObject *module, mm_state *state)
+{
+    return mm_add_type(module, &stream_spec, &state->stream_type);
+}

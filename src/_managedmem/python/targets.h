@@ -1,0 +1,37 @@
+/* targets.h: from "a target or a sequence of targets" to ranges that are safe to use.
+ *
+ * Reading may run Python code and validates everything. Entering, right before the driver is
+ * called, runs none: it takes hold of the buffers, so that no other thread closes them. */
+#ifndef MM_TARGETS_H
+#define MM_TARGETS_H
+
+#include "buffer.h"
+
+typedef struct {
+    mm_state *state;
+    mm_driver *cu;
+    PyObject *items;    /* a tuple: keeps the targets alive */
+    PyObject *exports;  /* memoryviews of targets with the buffer protocol, or NULL */
+    Py_ssize_t entered; /* how many items are entered */
+    bool several;       /* a sequence was given, not one target */
+    mm_batch batch;     /* a move for each target; its location is for the caller to fill */
+} mm_targets;
+
+/* Accepts a ManagedBuffer, an object with __cuda_array_interface__, a cuda.core Buffer, an object
+ * with the buffer protocol, or a list, tuple or other iterable of these. -1 with an exception, and
+ * then nothing needs to be ended. */
+int mm_targets_read(mm_state *state, PyObject *value, mm_operation op, mm_targets *t);
+
+/* Reads one location for all targets, or a list or tuple with one for each. */
+int mm_targets_read_locations(mm_targets *t, PyObject *value);
+
+int mm_targets_enter(mm_targets *t);
+
+/* Leaves what was entered and lets the targets go. */
+void mm_targets_end(mm_targets *t);
+
+/* The range of one target that is no ManagedBuffer. *dense is false when a strided target has
+ * gaps; *export is a memoryview to keep while the range is used, or NULL. */
+int mm_read_foreign(PyObject *value, mm_range *range, bool *dense, PyObject **export);
+
+#endif

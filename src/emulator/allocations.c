@@ -1,0 +1,354 @@
+/* What has been allocated: mappings (regions) of real memory, and the allocations in them.
+ *
+ * Regions lie in one reserved window of addresses, each behind the one before, so that a run of
+ * allocations is adjacent as on a real driver.  A freed region becomes inaccessible and its
+ * addresses are used again only when the window has been walked through: a use after free crashes.
+ * Managed memory is not inherited by forked children, as on a real system. */
+#include "emulator.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+static const size_t WINDOW = (size_t)1 << 38;
+static const size_t BLOCK = (size_t)2 << 20;
+
+enum { POOL_ALIGNMENT = 512 };
+
+static CUdeviceptr window, cursor;
+static struct emu_region *regions;
+/* Sorted by address. */
+static struct emu_allocation **table;
+static size_t table_count, table_room, live_bytes;
+static uint64_t last_id;
+
+struct emu_region *
+emu_regions(void)
+{
+    return regions;
+}
+
+size_t
+emu_allocation_count(void)
+{
+    return table_count;
+}
+
+size_t
+emu_allocation_bytes(void)
+{
+    return live_bytes;
+}
+
+static size_t
+round_up(size_t value, size_t unit)
+{
+    return (value + unit - 1) / unit * unit;
+}
+
+static void *
+address(CUdeviceptr ptr)
+{
+    return (void *)(uintptr_t)ptr;
+}
+
+static bool
+open_window(void)
+{
+    void *base;
+
+    if (window != 0) {
+        return true;
+    }
+    base = mmap(NULL, WINDOW + BLOCK, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1,
+                0);
+    if (base == MAP_FAILED) {
+        return false;
+    }
+    window = round_up((size_t)(uintptr_t)base, BLOCK);
+    cursor = window;
+    return true;
+}
+
+/* The end of a region in the way of [ptr, ptr + size), or 0. */
+static CUdeviceptr
+obstacle(CUdeviceptr ptr, size_t size)
+{
+    for (const struct emu_region *r = regions; r != NULL; r = r->next) {
+        if (r->base < ptr + size && ptr < r->base + r->size) {
+            return r->base + r->size;
+        }
+    }
+    return 0;
+}
+
+static CUdeviceptr
+find_addresses(size_t size)
+{
+    size_t alignment = size >= BLOCK ? BLOCK : emu_config()->page;
+    CUdeviceptr candidate, end;
+    bool again = false;
+
+    if (size > WINDOW || !open_window()) {
+        return 0;
+    }
+    candidate = round_up(cursor, alignment);
+    for (;;) {
+        if (candidate + size > window + WINDOW) {
+            if (again) {
+                return 0;
+            }
+            again = true;
+            candidate = window;
+        }
+        end = obstacle(candidate, size);
+        if (end == 0) {
+            cursor = candidate + size;
+            return candidate;
+        }
+        candidate = round_up(end, alignment);
+    }
+}
+
+static void
+region_delete(struct emu_region *region)
+{
+    struct emu_region **link = &regions;
+
+    while (*link != NULL && *link != region) {
+        link = &(*link)->next;
+    }
+    if (*link == region) {
+        *link = region->next;
+    }
+    emu_pages_forget(region);
+    if (region->kind == EMU_DEVICE) {
+        region->device->allocated -= region->size;
+    }
+    /* The addresses stay reserved. */
+    (void)mmap(address(region->base), region->size, PROT_NONE,
+               MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+    emu_runs_free(&region->policies);
+    emu_runs_free(&region->pages);
+    free(region->checksums);
+    free(region);
+}
+
+static struct emu_region *
+region_new(enum emu_kind kind, size_t size, struct emu_device *device, struct emu_pool *pool)
+{
+    struct emu_region *region = calloc(1, sizeof *region);
+    size_t pages = size / emu_config()->page;
+
+    if (region == NULL) {
+        return NULL;
+    }
+    region->kind = kind;
+    region->size = size;
+    region->device = device;
+    region->pool = pool;
+    region->base = find_addresses(size);
+    if (region->base == 0 || !emu_runs_init(&region->policies, pages)
+        || !emu_runs_init(&region->pages, pages)
+        || mmap(address(region->base), size, PROT_READ | PROT_WRITE,
+                MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0) == MAP_FAILED) {
+        emu_runs_free(&region->policies);
+        emu_runs_free(&region->pages);
+        free(region);
+        return NULL;
+    }
+    (void)madvise(address(region->base), size, MADV_DONTFORK);
+    if (kind == EMU_DEVICE) {
+        device->allocated += size;
+    }
+    region->next = regions;
+    regions = region;
+    return region;
+}
+
+/* The index of the first allocation that begins behind `ptr`. */
+static size_t
+upper(CUdeviceptr ptr)
+{
+    size_t low = 0, high = table_count;
+
+    while (low < high) {
+        size_t middle = low + (high - low) / 2;
+        if (table[middle]->base <= ptr) {
+            low = middle + 1;
+        }
+        else {
+            high = middle;
+        }
+    }
+    return low;
+}
+
+struct emu_allocation *
+emu_find(CUdeviceptr ptr)
+{
+    size_t i = upper(ptr);
+
+    if (i == 0 || ptr - table[i - 1]->base >= table[i - 1]->size) {
+        return NULL;
+    }
+    return table[i - 1];
+}
+
+struct emu_allocation *
+emu_find_range(CUdeviceptr ptr, size_t size)
+{
+    struct emu_allocation *allocation = emu_find(ptr);
+
+    if (allocation == NULL || size == 0 || size > allocation->size - (ptr - allocation->base)) {
+        return NULL;
+    }
+    return allocation;
+}
+
+void
+emu_page_span(const struct emu_region *region, CUdeviceptr ptr, size_t size, size_t *first,
+              size_t *end)
+{
+    size_t page = emu_config()->page;
+
+    *first = (size_t)(ptr - region->base) / page;
+    *end = ((size_t)(ptr - region->base) + size + page - 1) / page;
+}
+
+/* The first gap of a region that holds `size` bytes; 0 when there is none. */
+static CUdeviceptr
+find_gap(const struct emu_region *region, size_t size)
+{
+    CUdeviceptr candidate = region->base, end = region->base + region->size;
+    size_t i = upper(region->base == 0 ? 0 : region->base - 1);
+
+    for (; i < table_count && table[i]->base < end; i++) {
+        if (table[i]->base - candidate >= size) {
+            return candidate;
+        }
+        candidate = table[i]->base + round_up(table[i]->size, POOL_ALIGNMENT);
+    }
+    return end >= candidate && end - candidate >= size ? candidate : 0;
+}
+
+/* A place in one of a pool's regions; a new region of at least 2 MiB when all are full. */
+static CUdeviceptr
+place_in_pool(enum emu_kind kind, size_t size, struct emu_device *device, struct emu_pool *pool,
+              struct emu_region **out)
+{
+    for (struct emu_region *r = regions; r != NULL; r = r->next) {
+        CUdeviceptr place = r->pool == pool ? find_gap(r, size) : 0;
+        if (place != 0) {
+            *out = r;
+            return place;
+        }
+    }
+    *out = region_new(kind, round_up(size, BLOCK), device, pool);
+    return *out == NULL ? 0 : (*out)->base;
+}
+
+static bool
+table_add(struct emu_allocation *allocation)
+{
+    size_t i = upper(allocation->base);
+
+    if (table_count == table_room) {
+        size_t room = table_room == 0 ? 64 : table_room * 2;
+        struct emu_allocation **bigger = realloc(table, room * sizeof *bigger);
+        if (bigger == NULL) {
+            return false;
+        }
+        table = bigger;
+        table_room = room;
+    }
+    memmove(&table[i + 1], &table[i], (table_count - i) * sizeof *table);
+    table[i] = allocation;
+    table_count++;
+    return true;
+}
+
+CUresult
+emu_allocate(enum emu_kind kind, size_t size, struct emu_device *device, struct emu_pool *pool,
+             struct emu_allocation **out)
+{
+    struct emu_allocation *allocation;
+    struct emu_region *region = NULL;
+
+    if (size > WINDOW
+        || (kind == EMU_DEVICE
+            && size > emu_config()->capacity - device->allocated)) {
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    allocation = calloc(1, sizeof *allocation);
+    if (allocation == NULL) {
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    if (pool != NULL) {
+        allocation->base = place_in_pool(kind, size, device, pool, &region);
+    }
+    else {
+        region = region_new(kind, round_up(size, emu_config()->page), device, NULL);
+        allocation->base = region == NULL ? 0 : region->base;
+    }
+    allocation->size = size;
+    allocation->region = region;
+    allocation->kind = kind;
+    allocation->device = device;
+    allocation->pool = pool;
+    allocation->id = ++last_id;
+    if (region == NULL || !table_add(allocation)) {
+        if (region != NULL && region->allocations == 0) {
+            region_delete(region);
+        }
+        free(allocation);
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    region->allocations++;
+    live_bytes += size;
+    *out = allocation;
+    return CUDA_SUCCESS;
+}
+
+void
+emu_release(struct emu_allocation *allocation)
+{
+    struct emu_region *region = allocation->region;
+    size_t i = upper(allocation->base) - 1;
+
+    table_count--;
+    memmove(&table[i], &table[i + 1], (table_count - i) * sizeof *table);
+    live_bytes -= allocation->size;
+    region->allocations--;
+    if (region->allocations == 0 && region->pool == NULL) {
+        region_delete(region);
+    }
+    free(allocation);
+}
+
+void
+emu_pool_regions_trim(struct emu_pool *pool, size_t keep)
+{
+    struct emu_region *region = regions, *next;
+    size_t held = emu_pool_regions_bytes(pool);
+
+    for (; region != NULL; region = next) {
+        next = region->next;
+        if (region->pool == pool && region->allocations == 0 && held - region->size >= keep
+            && held >= region->size) {
+            held -= region->size;
+            region_delete(region);
+        }
+    }
+}
+
+size_t
+emu_pool_regions_bytes(const struct emu_pool *pool)
+{
+    size_t bytes = 0;
+
+    for (const struct emu_region *r = regions; r != NULL; r = r->next) {
+        bytes += r->pool == pool ? r->size : 0;
+    }
+    return bytes;
+}

@@ -1,0 +1,46 @@
+/* What the library exports besides the vendor's names: for tests and for managedmem/emulator.py. */
+#ifndef MANAGEDMEM_EMULATOR_CONTROL_H
+#define MANAGEDMEM_EMULATOR_CONTROL_H
+
+#include "emulator.h"
+
+/* The call log: one line a call, `cuMemAdvise(ptr=0x.., count=4096, ...) -> 0`. */
+EMU_EXPORT void emu_log_clear(void);
+EMU_EXPORT size_t emu_log_count(void);
+/* Copies line i; returns its length, or -1 when there is no such line. */
+EMU_EXPORT int emu_log_entry(size_t i, char *text, size_t size);
+/* Also logs the bookkeeping calls (current context, capture status and the like). */
+EMU_EXPORT void emu_log_verbose(int on);
+
+/* The nth next call (1: the next) of `function` ("*": of any) gives `code`; after = 0: without any
+ * effect, else after its effect.  Returns -1 when it cannot be armed. */
+EMU_EXPORT int emu_fail(const char *function, unsigned int nth, int code, int after);
+EMU_EXPORT void emu_fail_clear(void);
+/* How many armed failures have happened since the last emu_fail_clear. */
+EMU_EXPORT int emu_fail_fired(void);
+
+EMU_EXPORT size_t emu_live_allocations(void);
+EMU_EXPORT size_t emu_live_bytes(void);
+EMU_EXPORT size_t emu_live_streams(void);
+EMU_EXPORT size_t emu_live_events(void);
+EMU_EXPORT size_t emu_live_pools(void);
+/* How many contexts the calling thread's stack holds. */
+EMU_EXPORT size_t emu_context_depth(void);
+
+/* Where all pages of a range are.  *type 0: not in one place, -1: never populated, 1: the device
+ * *id, 2: the host's NUMA node *id.  Returns -1 when the range is not managed memory. */
+EMU_EXPORT int emu_residency(CUdeviceptr ptr, size_t size, int *type, int *id);
+/* A processor touches a range (device -1: the host): faults, moves, copies, counts.  Returns -1
+ * when the range is not managed memory or the device does not exist. */
+EMU_EXPORT int emu_touch(CUdeviceptr ptr, size_t size, int device, int write);
+EMU_EXPORT void emu_counters(struct emu_counters *out);
+EMU_EXPORT void emu_counters_clear(void);
+
+/* 0: operations run when they are queued; 1: when something waits for them. */
+EMU_EXPORT void emu_schedule(int lazy);
+/* Runs everything queued on a stream.  Returns the CUresult of finding it. */
+EMU_EXPORT int emu_run(CUstream stream);
+/* Queues a "kernel": fn(arg) runs in stream order and may use managed and device memory. */
+EMU_EXPORT int emu_launch(CUstream stream, void (*fn)(void *argument), void *argument);
+
+#endif

@@ -1,0 +1,115 @@
+/* Every entry point of the emulated driver: the name that cuGetProcAddress is asked for, the first
+ * driver version that answers with this function, and the vendor's symbol.  Of one name the newest
+ * version that was asked for wins.  Add a line here and define the function with EMU_ENTRY. */
+#ifndef MANAGEDMEM_EMULATOR_ENTRIES_H
+#define MANAGEDMEM_EMULATOR_ENTRIES_H
+
+#include "emulator.h"
+
+#define EMU_ENTRIES(X)                                                                  \
+    X("cuInit", 2000, cuInit)                                                           \
+    X("cuDriverGetVersion", 2020, cuDriverGetVersion)                                   \
+    X("cuGetProcAddress", 11030, cuGetProcAddress)                                      \
+    X("cuGetProcAddress", 12000, cuGetProcAddress_v2)                                   \
+    X("cuGetErrorName", 6000, cuGetErrorName)                                           \
+    X("cuGetErrorString", 6000, cuGetErrorString)                                       \
+    X("cuDeviceGetCount", 2000, cuDeviceGetCount)                                       \
+    X("cuDeviceGet", 2000, cuDeviceGet)                                                 \
+    X("cuDeviceGetName", 2000, cuDeviceGetName)                                         \
+    X("cuDeviceGetUuid", 9020, cuDeviceGetUuid)                                         \
+    X("cuDeviceGetUuid", 11040, cuDeviceGetUuid_v2)                                     \
+    X("cuDeviceGetAttribute", 2000, cuDeviceGetAttribute)                               \
+    X("cuDeviceTotalMem", 3020, cuDeviceTotalMem_v2)                                    \
+    X("cuDeviceCanAccessPeer", 4000, cuDeviceCanAccessPeer)                             \
+    X("cuDeviceGetDefaultMemPool", 11020, cuDeviceGetDefaultMemPool)                    \
+    X("cuDeviceGetMemPool", 11020, cuDeviceGetMemPool)                                  \
+    X("cuDeviceSetMemPool", 11020, cuDeviceSetMemPool)                                  \
+    X("cuDevicePrimaryCtxRetain", 7000, cuDevicePrimaryCtxRetain)                       \
+    X("cuDevicePrimaryCtxRelease", 7000, cuDevicePrimaryCtxRelease)                     \
+    X("cuDevicePrimaryCtxRelease", 11000, cuDevicePrimaryCtxRelease_v2)                 \
+    X("cuDevicePrimaryCtxGetState", 7000, cuDevicePrimaryCtxGetState)                   \
+    X("cuCtxGetCurrent", 4000, cuCtxGetCurrent)                                         \
+    X("cuCtxSetCurrent", 4000, cuCtxSetCurrent)                                         \
+    X("cuCtxPushCurrent", 4000, cuCtxPushCurrent_v2)                                    \
+    X("cuCtxPopCurrent", 4000, cuCtxPopCurrent_v2)                                      \
+    X("cuCtxGetDevice", 2000, cuCtxGetDevice)                                           \
+    X("cuCtxGetDevice", 13000, cuCtxGetDevice_v2)                                       \
+    X("cuCtxSynchronize", 2000, cuCtxSynchronize)                                       \
+    X("cuCtxSynchronize", 13000, cuCtxSynchronize_v2)                                   \
+    X("cuMemGetInfo", 3020, cuMemGetInfo_v2)                                            \
+    X("cuMemAlloc", 3020, cuMemAlloc_v2)                                                \
+    X("cuMemAllocHost", 3020, cuMemAllocHost_v2)                                        \
+    X("cuMemHostAlloc", 2020, cuMemHostAlloc)                                           \
+    X("cuMemFreeHost", 2000, cuMemFreeHost)                                             \
+    X("cuMemAllocManaged", 6000, cuMemAllocManaged)                                     \
+    X("cuMemFree", 3020, cuMemFree_v2)                                                  \
+    X("cuMemGetAddressRange", 3020, cuMemGetAddressRange_v2)                            \
+    X("cuMemAdvise", 8000, cuMemAdvise)                                                 \
+    X("cuMemAdvise", 12020, cuMemAdvise_v2)                                             \
+    X("cuMemPrefetchAsync", 8000, cuMemPrefetchAsync)                                   \
+    X("cuMemPrefetchAsync", 12020, cuMemPrefetchAsync_v2)                               \
+    X("cuMemPrefetchBatchAsync", 13000, cuMemPrefetchBatchAsync)                        \
+    X("cuMemDiscardBatchAsync", 13000, cuMemDiscardBatchAsync)                          \
+    X("cuMemDiscardAndPrefetchBatchAsync", 13000, cuMemDiscardAndPrefetchBatchAsync)    \
+    X("cuMemRangeGetAttribute", 8000, cuMemRangeGetAttribute)                           \
+    X("cuMemRangeGetAttributes", 8000, cuMemRangeGetAttributes)                         \
+    X("cuPointerGetAttribute", 4000, cuPointerGetAttribute)                             \
+    X("cuPointerGetAttributes", 7000, cuPointerGetAttributes)                           \
+    X("cuPointerSetAttribute", 6000, cuPointerSetAttribute)                             \
+    X("cuMemcpy", 4000, cuMemcpy)                                                       \
+    X("cuMemcpyAsync", 4000, cuMemcpyAsync)                                             \
+    X("cuMemcpyHtoDAsync", 3020, cuMemcpyHtoDAsync_v2)                                  \
+    X("cuMemcpyDtoHAsync", 3020, cuMemcpyDtoHAsync_v2)                                  \
+    X("cuMemcpyDtoDAsync", 3020, cuMemcpyDtoDAsync_v2)                                  \
+    X("cuMemsetD8Async", 3020, cuMemsetD8Async)                                         \
+    X("cuMemsetD16Async", 3020, cuMemsetD16Async)                                       \
+    X("cuMemsetD32Async", 3020, cuMemsetD32Async)                                       \
+    X("cuStreamCreate", 2000, cuStreamCreate)                                           \
+    X("cuStreamCreateWithPriority", 5050, cuStreamCreateWithPriority)                   \
+    X("cuStreamDestroy", 4000, cuStreamDestroy_v2)                                      \
+    X("cuStreamSynchronize", 2000, cuStreamSynchronize)                                 \
+    X("cuStreamQuery", 2000, cuStreamQuery)                                             \
+    X("cuStreamWaitEvent", 3020, cuStreamWaitEvent)                                     \
+    X("cuStreamGetCtx", 9020, cuStreamGetCtx)                                           \
+    X("cuStreamGetCtx", 12050, cuStreamGetCtx_v2)                                       \
+    X("cuStreamGetFlags", 5050, cuStreamGetFlags)                                       \
+    X("cuStreamGetPriority", 5050, cuStreamGetPriority)                                 \
+    X("cuStreamGetId", 12000, cuStreamGetId)                                            \
+    X("cuStreamGetDevice", 12080, cuStreamGetDevice)                                    \
+    X("cuStreamIsCapturing", 10000, cuStreamIsCapturing)                                \
+    X("cuStreamGetCaptureInfo", 10010, cuStreamGetCaptureInfo)                          \
+    X("cuStreamGetCaptureInfo", 11030, cuStreamGetCaptureInfo_v2)                       \
+    X("cuStreamGetCaptureInfo", 12030, cuStreamGetCaptureInfo_v3)                       \
+    X("cuStreamBeginCapture", 10010, cuStreamBeginCapture_v2)                           \
+    X("cuStreamEndCapture", 10000, cuStreamEndCapture)                                  \
+    X("cuThreadExchangeStreamCaptureMode", 10010, cuThreadExchangeStreamCaptureMode)    \
+    X("cuGraphDestroy", 10000, cuGraphDestroy)                                          \
+    X("cuStreamAttachMemAsync", 6000, cuStreamAttachMemAsync)                           \
+    X("cuLaunchHostFunc", 10000, cuLaunchHostFunc)                                      \
+    X("cuEventCreate", 2000, cuEventCreate)                                             \
+    X("cuEventRecord", 2000, cuEventRecord)                                             \
+    X("cuEventQuery", 2000, cuEventQuery)                                               \
+    X("cuEventSynchronize", 2000, cuEventSynchronize)                                   \
+    X("cuEventDestroy", 4000, cuEventDestroy_v2)                                        \
+    X("cuEventElapsedTime", 2000, cuEventElapsedTime)                                   \
+    X("cuEventElapsedTime", 12080, cuEventElapsedTime_v2)                               \
+    X("cuMemPoolCreate", 11020, cuMemPoolCreate)                                        \
+    X("cuMemPoolDestroy", 11020, cuMemPoolDestroy)                                      \
+    X("cuMemPoolTrimTo", 11020, cuMemPoolTrimTo)                                        \
+    X("cuMemPoolGetAttribute", 11020, cuMemPoolGetAttribute)                            \
+    X("cuMemPoolSetAttribute", 11020, cuMemPoolSetAttribute)                            \
+    X("cuMemPoolGetAccess", 11020, cuMemPoolGetAccess)                                  \
+    X("cuMemPoolSetAccess", 11020, cuMemPoolSetAccess)                                  \
+    X("cuMemGetDefaultMemPool", 13000, cuMemGetDefaultMemPool)                          \
+    X("cuMemGetMemPool", 13000, cuMemGetMemPool)                                        \
+    X("cuMemSetMemPool", 13000, cuMemSetMemPool)                                        \
+    X("cuMemAllocFromPoolAsync", 11020, cuMemAllocFromPoolAsync)                        \
+    X("cuMemAllocAsync", 11020, cuMemAllocAsync)                                        \
+    X("cuMemFreeAsync", 11020, cuMemFreeAsync)
+
+/* The hidden name of each has the vendor's prototype. */
+#define EMU_DECLARE(name, version, symbol) extern __typeof__(symbol) emu_##symbol;
+EMU_ENTRIES(EMU_DECLARE)
+#undef EMU_DECLARE
+
+#endif

@@ -1,0 +1,147 @@
+/* Entry points: copies and fills.
+ *
+ * A copy with pageable host memory on either side is over when the call returns, as on a real
+ * driver (it stages the bytes); any other is an operation of its stream. */
+#include "entries.h"
+
+/* Memory of ours must hold the whole range; other memory is taken on trust. */
+static CUresult
+check_memory(CUdeviceptr ptr, size_t size, bool must_be_ours, bool *pageable)
+{
+    bool ours = emu_find(ptr) != NULL;
+
+    if (ptr == 0 || (ours && emu_find_range(ptr, size) == NULL) || (!ours && must_be_ours)) {
+        return CUDA_ERROR_INVALID_VALUE;
+    }
+    *pageable = *pageable || !ours;
+    return CUDA_SUCCESS;
+}
+
+struct copy {
+    CUdeviceptr to, from;
+    size_t size;
+    bool to_ours, from_ours;     /* must be memory that the driver knows */
+    bool wait;
+};
+
+static CUresult
+run_copy(const struct copy *c, CUstream handle)
+{
+    struct emu_op op = {.kind = EMU_OP_COPY, .ptr = c->to, .source = c->from, .size = c->size};
+    struct emu_stream *stream = NULL;
+    bool captured = false, wait = c->wait;
+    CUresult result = emu_stream_find(handle, &stream);
+
+    if (result != CUDA_SUCCESS || c->size == 0) {
+        return result;
+    }
+    result = check_memory(c->to, c->size, c->to_ours, &wait);
+    if (result == CUDA_SUCCESS) {
+        result = check_memory(c->from, c->size, c->from_ours, &wait);
+    }
+    if (result == CUDA_SUCCESS) {
+        result = emu_capture_record(stream, &captured);
+    }
+    if (result == CUDA_SUCCESS && !captured) {
+        result = emu_stream_submit(stream, &op);
+        if (result == CUDA_SUCCESS && wait) {
+            emu_stream_drain(stream);
+        }
+    }
+    return result;
+}
+
+static CUresult
+copy(const char *name, const struct copy *c, CUstream stream)
+{
+    EMU_BEGIN(name, EMU_CALL_WORK, "dst=0x%llx, src=0x%llx, count=%zu, stream=0x%llx", c->to,
+              c->from, c->size, (unsigned long long)(uintptr_t)stream);
+    return emu_call_end(&call, run_copy(c, stream));
+}
+
+EMU_ENTRY(cuMemcpy, CUdeviceptr dst, CUdeviceptr src, size_t ByteCount)
+{
+    const struct copy c = {dst, src, ByteCount, false, false, true};
+
+    return copy("cuMemcpy", &c, NULL);
+}
+
+EMU_ENTRY(cuMemcpyAsync, CUdeviceptr dst, CUdeviceptr src, size_t ByteCount, CUstream hStream)
+{
+    const struct copy c = {dst, src, ByteCount, false, false, false};
+
+    return copy("cuMemcpyAsync", &c, hStream);
+}
+
+EMU_ENTRY(cuMemcpyHtoDAsync_v2, CUdeviceptr dstDevice, const void *srcHost, size_t ByteCount,
+          CUstream hStream)
+{
+    const struct copy c = {dstDevice, (CUdeviceptr)(uintptr_t)srcHost, ByteCount, true, false,
+                           false};
+
+    return copy("cuMemcpyHtoDAsync", &c, hStream);
+}
+
+EMU_ENTRY(cuMemcpyDtoHAsync_v2, void *dstHost, CUdeviceptr srcDevice, size_t ByteCount,
+          CUstream hStream)
+{
+    const struct copy c = {(CUdeviceptr)(uintptr_t)dstHost, srcDevice, ByteCount, false, true,
+                           false};
+
+    return copy("cuMemcpyDtoHAsync", &c, hStream);
+}
+
+EMU_ENTRY(cuMemcpyDtoDAsync_v2, CUdeviceptr dstDevice, CUdeviceptr srcDevice, size_t ByteCount,
+          CUstream hStream)
+{
+    const struct copy c = {dstDevice, srcDevice, ByteCount, true, true, false};
+
+    return copy("cuMemcpyDtoDAsync", &c, hStream);
+}
+
+static CUresult
+run_fill(const struct emu_op *op, CUstream handle)
+{
+    struct emu_stream *stream = NULL;
+    bool captured = false, pageable = false;
+    CUresult result = emu_stream_find(handle, &stream);
+
+    if (result != CUDA_SUCCESS || op->size == 0) {
+        return result;
+    }
+    if (op->ptr % op->width != 0 || op->size > SIZE_MAX / op->width) {
+        return CUDA_ERROR_INVALID_VALUE;
+    }
+    result = check_memory(op->ptr, op->size * op->width, true, &pageable);
+    if (result == CUDA_SUCCESS) {
+        result = emu_capture_record(stream, &captured);
+    }
+    return result == CUDA_SUCCESS && !captured ? emu_stream_submit(stream, op) : result;
+}
+
+static CUresult
+fill(const char *name, CUdeviceptr ptr, unsigned int pattern, unsigned int width, size_t count,
+     CUstream stream)
+{
+    const struct emu_op op = {.kind = EMU_OP_FILL, .ptr = ptr, .size = count, .pattern = pattern,
+                              .width = width};
+
+    EMU_BEGIN(name, EMU_CALL_WORK, "ptr=0x%llx, value=%u, count=%zu, stream=0x%llx", ptr, pattern,
+              count, (unsigned long long)(uintptr_t)stream);
+    return emu_call_end(&call, run_fill(&op, stream));
+}
+
+EMU_ENTRY(cuMemsetD8Async, CUdeviceptr dstDevice, unsigned char uc, size_t N, CUstream hStream)
+{
+    return fill("cuMemsetD8Async", dstDevice, uc, 1, N, hStream);
+}
+
+EMU_ENTRY(cuMemsetD16Async, CUdeviceptr dstDevice, unsigned short us, size_t N, CUstream hStream)
+{
+    return fill("cuMemsetD16Async", dstDevice, us, 2, N, hStream);
+}
+
+EMU_ENTRY(cuMemsetD32Async, CUdeviceptr dstDevice, unsigned int ui, size_t N, CUstream hStream)
+{
+    return fill("cuMemsetD32Async", dstDevice, ui, 4, N, hStream);
+}

@@ -1,0 +1,426 @@
+/* Entry points: initialisation, errors, devices, contexts. */
+#include "entries.h"
+
+#include <stdio.h>
+#include <string.h>
+
+static const struct {
+    CUresult code;
+    const char *name, *text;
+} errors[] = {
+#define X(code, text) {code, #code, text}
+    X(CUDA_SUCCESS, "no error"),
+    X(CUDA_ERROR_INVALID_VALUE, "invalid argument"),
+    X(CUDA_ERROR_OUT_OF_MEMORY, "out of memory"),
+    X(CUDA_ERROR_NOT_INITIALIZED, "initialization error"),
+    X(CUDA_ERROR_DEINITIALIZED, "driver shutting down"),
+    X(CUDA_ERROR_NO_DEVICE, "no CUDA-capable device is detected"),
+    X(CUDA_ERROR_INVALID_DEVICE, "invalid device ordinal"),
+    X(CUDA_ERROR_INVALID_CONTEXT, "invalid device context"),
+    X(CUDA_ERROR_OPERATING_SYSTEM, "OS call failed or operation not supported on this OS"),
+    X(CUDA_ERROR_INVALID_HANDLE, "invalid resource handle"),
+    X(CUDA_ERROR_ILLEGAL_STATE,
+      "the operation cannot be performed in the present state"),
+    X(CUDA_ERROR_NOT_FOUND, "named symbol not found"),
+    X(CUDA_ERROR_NOT_READY, "device not ready"),
+    X(CUDA_ERROR_ILLEGAL_ADDRESS, "an illegal memory access was encountered"),
+    X(CUDA_ERROR_LAUNCH_FAILED, "unspecified launch failure"),
+    X(CUDA_ERROR_CONTEXT_IS_DESTROYED, "context is destroyed"),
+    X(CUDA_ERROR_NOT_PERMITTED, "operation not permitted"),
+    X(CUDA_ERROR_NOT_SUPPORTED, "operation not supported"),
+    X(CUDA_ERROR_SYSTEM_NOT_READY, "system not yet initialized"),
+    X(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED, "operation not permitted when stream is capturing"),
+    X(CUDA_ERROR_STREAM_CAPTURE_INVALIDATED,
+      "operation failed due to a previous error during capture"),
+    X(CUDA_ERROR_STREAM_CAPTURE_MERGE,
+      "operation would result in a merge of separate capture sequences"),
+    X(CUDA_ERROR_STREAM_CAPTURE_UNMATCHED, "capture was not ended in the same stream as it began"),
+    X(CUDA_ERROR_STREAM_CAPTURE_UNJOINED, "capturing stream has unjoined work"),
+    X(CUDA_ERROR_STREAM_CAPTURE_ISOLATION,
+      "dependency created on uncaptured work in another stream"),
+    X(CUDA_ERROR_STREAM_CAPTURE_IMPLICIT,
+      "operation would make the legacy stream depend on a capturing blocking stream"),
+    X(CUDA_ERROR_CAPTURED_EVENT,
+      "operation not permitted on an event last recorded in a capturing stream"),
+    X(CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD,
+      "attempt to terminate a thread-local capture sequence from another thread"),
+    X(CUDA_ERROR_UNKNOWN, "unknown error"),
+#undef X
+};
+
+static CUresult
+error_text(CUresult code, const char **out, bool name)
+{
+    if (out == NULL) {
+        return CUDA_ERROR_INVALID_VALUE;
+    }
+    for (size_t i = 0; i < sizeof errors / sizeof *errors; i++) {
+        if (errors[i].code == code) {
+            *out = name ? errors[i].name : errors[i].text;
+            return CUDA_SUCCESS;
+        }
+    }
+    *out = NULL;
+    return CUDA_ERROR_INVALID_VALUE;
+}
+
+EMU_ENTRY(cuGetErrorName, CUresult error, const char **pStr)
+{
+    return error_text(error, pStr, true);
+}
+
+EMU_ENTRY(cuGetErrorString, CUresult error, const char **pStr)
+{
+    return error_text(error, pStr, false);
+}
+
+EMU_ENTRY(cuDriverGetVersion, int *driverVersion)
+{
+    if (driverVersion == NULL) {
+        return CUDA_ERROR_INVALID_VALUE;
+    }
+    *driverVersion = emu_config()->driver;
+    return CUDA_SUCCESS;
+}
+
+EMU_ENTRY(cuInit, unsigned int Flags)
+{
+    EMU_BEGIN("cuInit", EMU_CALL_BEFORE_INIT, "flags=%u", Flags);
+    if (!emu_config_valid() || Flags != 0) {
+        return emu_call_end(&call, CUDA_ERROR_INVALID_VALUE);
+    }
+    if (emu_config()->noinit) {
+        return emu_call_end(&call, CUDA_ERROR_NO_DEVICE);
+    }
+    emu_set_initialised();
+    return emu_call_end(&call, CUDA_SUCCESS);
+}
+
+EMU_ENTRY(cuDeviceGetCount, int *count)
+{
+    EMU_BEGIN("cuDeviceGetCount", EMU_CALL_WORK, "%s", "");
+    if (count == NULL) {
+        return emu_call_end(&call, CUDA_ERROR_INVALID_VALUE);
+    }
+    *count = emu_config()->devices;
+    return emu_call_end(&call, CUDA_SUCCESS);
+}
+
+EMU_ENTRY(cuDeviceGet, CUdevice *device, int ordinal)
+{
+    EMU_BEGIN("cuDeviceGet", EMU_CALL_WORK, "ordinal=%d", ordinal);
+    if (device == NULL) {
+        return emu_call_end(&call, CUDA_ERROR_INVALID_VALUE);
+    }
+    if (emu_device(ordinal) == NULL) {
+        return emu_call_end(&call, CUDA_ERROR_INVALID_DEVICE);
+    }
+    *device = ordinal;
+    return emu_call_end(&call, CUDA_SUCCESS);
+}
+
+EMU_ENTRY(cuDeviceGetName, char *name, int len, CUdevice dev)
+{
+    EMU_BEGIN("cuDeviceGetName", EMU_CALL_WORK, "device=%d", dev);
+    if (name == NULL || len <= 0) {
+        return emu_call_end(&call, CUDA_ERROR_INVALID_VALUE);
+    }
+    if (emu_device(dev) == NULL) {
+        return emu_call_end(&call, CUDA_ERROR_INVALID_DEVICE);
+    }
+    snprintf(name, (size_t)len, "%s", emu_config()->name);
+    return emu_call_end(&call, CUDA_SUCCESS);
+}
+
+static CUresult
+device_uuid(CUuuid *uuid, CUdevice dev)
+{
+    EMU_BEGIN("cuDeviceGetUuid", EMU_CALL_WORK, "device=%d", dev);
+    if (uuid == NULL) {
+        return emu_call_end(&call, CUDA_ERROR_INVALID_VALUE);
+    }
+    if (emu_device(dev) == NULL) {
+        return emu_call_end(&call, CUDA_ERROR_INVALID_DEVICE);
+    }
+    memcpy(uuid->bytes, "emulated-gpu-00", 16);
+    uuid->bytes[15] = (char)dev;
+    return emu_call_end(&call, CUDA_SUCCESS);
+}
+
+EMU_ENTRY(cuDeviceGetUuid, CUuuid *uuid, CUdevice dev)
+{
+    return device_uuid(uuid, dev);
+}
+
+EMU_ENTRY(cuDeviceGetUuid_v2, CUuuid *uuid, CUdevice dev)
+{
+    return device_uuid(uuid, dev);
+}
+
+/* False: the emulator knows no such attribute. */
+static bool
+attribute_value(CUdevice_attribute attribute, int *value)
+{
+    const struct emu_config *config = emu_config();
+
+    switch ((int)attribute) {
+    case CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS: *value = config->concurrent; break;
+    case CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS: *value = config->pageable; break;
+    case CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS_USES_HOST_PAGE_TABLES:
+    case CU_DEVICE_ATTRIBUTE_DIRECT_MANAGED_MEM_ACCESS_FROM_HOST:
+    case CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID:
+    case CU_DEVICE_ATTRIBUTE_NUMA_CONFIG:
+    case CU_DEVICE_ATTRIBUTE_INTEGRATED: *value = 0; break;
+    case CU_DEVICE_ATTRIBUTE_NUMA_ID: *value = -1; break;
+    case CU_DEVICE_ATTRIBUTE_MANAGED_MEMORY:
+    case CU_DEVICE_ATTRIBUTE_UNIFIED_ADDRESSING:
+    case CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED:
+    case CU_DEVICE_ATTRIBUTE_HOST_NUMA_MEMORY_POOLS_SUPPORTED:
+    case CU_DEVICE_ATTRIBUTE_HOST_MEMORY_POOLS_SUPPORTED: *value = 1; break;
+    case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR: *value = 9; break;
+    case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR: *value = 0; break;
+    case CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT: *value = 132; break;
+    case CU_DEVICE_ATTRIBUTE_WARP_SIZE: *value = 32; break;
+    case CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_BLOCK: *value = 1024; break;
+    default: return false;
+    }
+    return true;
+}
+
+EMU_ENTRY(cuDeviceGetAttribute, int *pi, CUdevice_attribute attrib, CUdevice dev)
+{
+    EMU_BEGIN("cuDeviceGetAttribute", EMU_CALL_WORK, "attribute=%d, device=%d", (int)attrib, dev);
+    if (pi == NULL) {
+        return emu_call_end(&call, CUDA_ERROR_INVALID_VALUE);
+    }
+    if (emu_device(dev) == NULL) {
+        return emu_call_end(&call, CUDA_ERROR_INVALID_DEVICE);
+    }
+    return emu_call_end(&call, attribute_value(attrib, pi) ? CUDA_SUCCESS
+                                                           : CUDA_ERROR_INVALID_VALUE);
+}
+
+EMU_ENTRY(cuDeviceTotalMem_v2, size_t *bytes, CUdevice dev)
+{
+    EMU_BEGIN("cuDeviceTotalMem", EMU_CALL_WORK, "device=%d", dev);
+    if (bytes == NULL) {
+        return emu_call_end(&call, CUDA_ERROR_INVALID_VALUE);
+    }
+    if (emu_device(dev) == NULL) {
+        return emu_call_end(&call, CUDA_ERROR_INVALID_DEVICE);
+    }
+    *bytes = emu_config()->capacity;
+    return emu_call_end(&call, CUDA_SUCCESS);
+}
+
+EMU_ENTRY(cuDeviceCanAccessPeer, int *canAccessPeer, CUdevice dev, CUdevice peerDev)
+{
+    EMU_BEGIN("cuDeviceCanAccessPeer", EMU_CALL_WORK, "device=%d, peer=%d", dev, peerDev);
+    if (canAccessPeer == NULL) {
+        return emu_call_end(&call, CUDA_ERROR_INVALID_VALUE);
+    }
+    if (emu_device(dev) == NULL || emu_device(peerDev) == NULL) {
+        return emu_call_end(&call, CUDA_ERROR_INVALID_DEVICE);
+    }
+    *canAccessPeer = dev != peerDev;
+    return emu_call_end(&call, CUDA_SUCCESS);
+}
+
+/* ---- contexts ---- */
+
+EMU_ENTRY(cuDevicePrimaryCtxRetain, CUcontext *pctx, CUdevice dev)
+{
+    struct emu_device *device;
+
+    EMU_BEGIN("cuDevicePrimaryCtxRetain", EMU_CALL_WORK, "device=%d", dev);
+    device = emu_device(dev);
+    if (pctx == NULL) {
+        return emu_call_end(&call, CUDA_ERROR_INVALID_VALUE);
+    }
+    if (device == NULL) {
+        return emu_call_end(&call, CUDA_ERROR_INVALID_DEVICE);
+    }
+    device->retained++;
+    *pctx = emu_context_of(device);
+    return emu_call_end(&call, CUDA_SUCCESS);
+}
+
+static CUresult
+primary_release(CUdevice dev)
+{
+    struct emu_device *device;
+
+    EMU_BEGIN("cuDevicePrimaryCtxRelease", EMU_CALL_WORK, "device=%d", dev);
+    device = emu_device(dev);
+    if (device == NULL) {
+        return emu_call_end(&call, CUDA_ERROR_INVALID_DEVICE);
+    }
+    if (device->retained == 0) {
+        return emu_call_end(&call, CUDA_ERROR_INVALID_CONTEXT);
+    }
+    device->retained--;
+    return emu_call_end(&call, CUDA_SUCCESS);
+}
+
+EMU_ENTRY(cuDevicePrimaryCtxRelease, CUdevice dev)
+{
+    return primary_release(dev);
+}
+
+EMU_ENTRY(cuDevicePrimaryCtxRelease_v2, CUdevice dev)
+{
+    return primary_release(dev);
+}
+
+EMU_ENTRY(cuDevicePrimaryCtxGetState, CUdevice dev, unsigned int *flags, int *active)
+{
+    EMU_BEGIN("cuDevicePrimaryCtxGetState", EMU_CALL_WORK, "device=%d", dev);
+    if (flags == NULL || active == NULL) {
+        return emu_call_end(&call, CUDA_ERROR_INVALID_VALUE);
+    }
+    if (emu_device(dev) == NULL) {
+        return emu_call_end(&call, CUDA_ERROR_INVALID_DEVICE);
+    }
+    *flags = 0;
+    *active = emu_device(dev)->retained > 0;
+    return emu_call_end(&call, CUDA_SUCCESS);
+}
+
+EMU_ENTRY(cuCtxGetCurrent, CUcontext *pctx)
+{
+    EMU_BEGIN("cuCtxGetCurrent", EMU_CALL_BOOKKEEPING, "%s", "");
+    if (pctx == NULL) {
+        return emu_call_end(&call, CUDA_ERROR_INVALID_VALUE);
+    }
+    *pctx = emu_context_of(emu_current());
+    return emu_call_end(&call, CUDA_SUCCESS);
+}
+
+EMU_ENTRY(cuCtxSetCurrent, CUcontext ctx)
+{
+    struct emu_thread *thread = emu_thread();
+    struct emu_device *device;
+
+    EMU_BEGIN("cuCtxSetCurrent", EMU_CALL_BOOKKEEPING, "ctx=0x%llx",
+              (unsigned long long)(uintptr_t)ctx);
+    device = emu_device_of(ctx);
+    if (ctx != NULL && (device == NULL || device->retained == 0)) {
+        return emu_call_end(&call, CUDA_ERROR_INVALID_CONTEXT);
+    }
+    if (thread->depth > 0) {
+        thread->depth--;
+    }
+    if (device != NULL) {
+        thread->stack[thread->depth++] = device;
+    }
+    return emu_call_end(&call, CUDA_SUCCESS);
+}
+
+EMU_ENTRY(cuCtxPushCurrent_v2, CUcontext ctx)
+{
+    struct emu_thread *thread = emu_thread();
+    struct emu_device *device;
+
+    EMU_BEGIN("cuCtxPushCurrent", EMU_CALL_BOOKKEEPING, "ctx=0x%llx",
+              (unsigned long long)(uintptr_t)ctx);
+    device = emu_device_of(ctx);
+    if (device == NULL || device->retained == 0) {
+        return emu_call_end(&call, CUDA_ERROR_INVALID_CONTEXT);
+    }
+    if (thread->depth == EMU_CONTEXT_DEPTH) {
+        return emu_call_end(&call, CUDA_ERROR_OUT_OF_MEMORY);
+    }
+    thread->stack[thread->depth++] = device;
+    return emu_call_end(&call, CUDA_SUCCESS);
+}
+
+EMU_ENTRY(cuCtxPopCurrent_v2, CUcontext *pctx)
+{
+    struct emu_thread *thread = emu_thread();
+
+    EMU_BEGIN("cuCtxPopCurrent", EMU_CALL_BOOKKEEPING, "%s", "");
+    if (thread->depth == 0) {
+        return emu_call_end(&call, CUDA_ERROR_INVALID_CONTEXT);
+    }
+    thread->depth--;
+    if (pctx != NULL) {
+        *pctx = emu_context_of(thread->stack[thread->depth]);
+    }
+    return emu_call_end(&call, CUDA_SUCCESS);
+}
+
+/* NULL means the current context. */
+static CUresult
+device_of_context(CUdevice *out, CUcontext ctx)
+{
+    struct emu_device *device;
+
+    EMU_BEGIN("cuCtxGetDevice", EMU_CALL_BOOKKEEPING, "%s", "");
+    device = ctx == NULL ? emu_current() : emu_device_of(ctx);
+    if (device == NULL) {
+        return emu_call_end(&call, CUDA_ERROR_INVALID_CONTEXT);
+    }
+    if (out == NULL) {
+        return emu_call_end(&call, CUDA_ERROR_INVALID_VALUE);
+    }
+    *out = device->ordinal;
+    return emu_call_end(&call, CUDA_SUCCESS);
+}
+
+EMU_ENTRY(cuCtxGetDevice, CUdevice *device)
+{
+    return device_of_context(device, NULL);
+}
+
+EMU_ENTRY(cuCtxGetDevice_v2, CUdevice *device, CUcontext ctx)
+{
+    return device_of_context(device, ctx);
+}
+
+static CUresult
+synchronize_context(CUcontext ctx)
+{
+    struct emu_device *device;
+    CUresult result;
+
+    EMU_BEGIN("cuCtxSynchronize", EMU_CALL_WORK, "ctx=0x%llx", (unsigned long long)(uintptr_t)ctx);
+    device = ctx == NULL ? emu_current() : emu_device_of(ctx);
+    if (device == NULL) {
+        return emu_call_end(&call, CUDA_ERROR_INVALID_CONTEXT);
+    }
+    result = emu_capture_refuse_device(device);
+    if (result == CUDA_SUCCESS) {
+        emu_streams_drain(device);
+    }
+    return emu_call_end(&call, result);
+}
+
+EMU_ENTRY(cuCtxSynchronize, void)
+{
+    return synchronize_context(NULL);
+}
+
+EMU_ENTRY(cuCtxSynchronize_v2, CUcontext ctx)
+{
+    return synchronize_context(ctx);
+}
+
+EMU_ENTRY(cuMemGetInfo_v2, size_t *free_bytes, size_t *total)
+{
+    struct emu_device *device;
+    size_t taken, capacity;
+
+    EMU_BEGIN("cuMemGetInfo", EMU_CALL_WORK, "%s", "");
+    device = emu_current();
+    if (device == NULL) {
+        return emu_call_end(&call, CUDA_ERROR_INVALID_CONTEXT);
+    }
+    if (free_bytes == NULL || total == NULL) {
+        return emu_call_end(&call, CUDA_ERROR_INVALID_VALUE);
+    }
+    capacity = emu_config()->capacity;
+    taken = device->allocated + device->resident;
+    *total = capacity;
+    *free_bytes = taken < capacity ? capacity - taken : 0;
+    return emu_call_end(&call, CUDA_SUCCESS);
+}

@@ -1,0 +1,543 @@
+/* Entry points: allocation, advice, prefetch, discard, range attributes.  The order of checks is
+ * the measured one: it decides which of several faults an application is told about. */
+#include "entries.h"
+
+#include <string.h>
+
+/* A managed allocation that holds all of [ptr, ptr + size), or NULL. */
+static struct emu_allocation *
+managed_range(CUdeviceptr ptr, size_t size)
+{
+    struct emu_allocation *allocation = emu_find_range(ptr, size);
+
+    return allocation != NULL && allocation->kind == EMU_MANAGED ? allocation : NULL;
+}
+
+static CUresult
+allocate(enum emu_kind kind, CUdeviceptr *out, size_t size, unsigned int flags)
+{
+    struct emu_allocation *allocation = NULL;
+    struct emu_device *device = emu_current();
+    CUresult result;
+
+    if (device == NULL) {
+        return CUDA_ERROR_INVALID_CONTEXT;
+    }
+    if (out == NULL || size == 0
+        || (kind == EMU_MANAGED && flags != CU_MEM_ATTACH_GLOBAL && flags != CU_MEM_ATTACH_HOST)) {
+        return CUDA_ERROR_INVALID_VALUE;
+    }
+    result = emu_capture_unsafe();
+    if (result != CUDA_SUCCESS) {
+        return result;
+    }
+    result = emu_allocate(kind, size, device, NULL, &allocation);
+    if (result == CUDA_SUCCESS) {
+        allocation->attach = flags;
+        *out = allocation->base;
+    }
+    return result;
+}
+
+EMU_ENTRY(cuMemAllocManaged, CUdeviceptr *dptr, size_t bytesize, unsigned int flags)
+{
+    CUresult result;
+
+    EMU_BEGIN("cuMemAllocManaged", EMU_CALL_WORK, "size=%zu, flags=%u", bytesize, flags);
+    result = allocate(EMU_MANAGED, dptr, bytesize, flags);
+    if (result == CUDA_SUCCESS) {
+        emu_call_out(&call, ", ptr=0x%llx", *dptr);
+    }
+    return emu_call_end(&call, result);
+}
+
+EMU_ENTRY(cuMemAlloc_v2, CUdeviceptr *dptr, size_t bytesize)
+{
+    CUresult result;
+
+    EMU_BEGIN("cuMemAlloc", EMU_CALL_WORK, "size=%zu", bytesize);
+    result = allocate(EMU_DEVICE, dptr, bytesize, 0);
+    if (result == CUDA_SUCCESS) {
+        emu_call_out(&call, ", ptr=0x%llx", *dptr);
+    }
+    return emu_call_end(&call, result);
+}
+
+static CUresult
+allocate_pinned(const char *name, void **out, size_t size)
+{
+    CUdeviceptr ptr = 0;
+    CUresult result;
+
+    EMU_BEGIN(name, EMU_CALL_WORK, "size=%zu", size);
+    result = allocate(EMU_PINNED, out == NULL ? NULL : &ptr, size, 0);
+    if (result == CUDA_SUCCESS) {
+        *out = (void *)(uintptr_t)ptr;
+        emu_call_out(&call, ", ptr=0x%llx", ptr);
+    }
+    return emu_call_end(&call, result);
+}
+
+EMU_ENTRY(cuMemAllocHost_v2, void **pp, size_t bytesize)
+{
+    return allocate_pinned("cuMemAllocHost", pp, bytesize);
+}
+
+EMU_ENTRY(cuMemHostAlloc, void **pp, size_t bytesize, unsigned int Flags)
+{
+    return (Flags & ~7u) != 0 ? CUDA_ERROR_INVALID_VALUE
+                              : allocate_pinned("cuMemHostAlloc", pp, bytesize);
+}
+
+/* Free waits for everything that is queued: measured on managed memory with a prefetch queued. */
+static CUresult
+release(CUdeviceptr ptr, bool pinned)
+{
+    struct emu_allocation *allocation = emu_find(ptr);
+    CUresult result;
+
+    if (allocation == NULL || allocation->base != ptr
+        || (allocation->kind == EMU_PINNED) != pinned) {
+        return CUDA_ERROR_INVALID_VALUE;
+    }
+    result = emu_capture_unsafe();
+    if (result != CUDA_SUCCESS) {
+        return result;
+    }
+    emu_streams_drain(NULL);
+    allocation = emu_find(ptr);
+    if (allocation == NULL || allocation->base != ptr) {
+        return CUDA_ERROR_INVALID_VALUE;
+    }
+    if (allocation->pool != NULL) {
+        emu_pool_release(allocation);
+    }
+    else {
+        emu_release(allocation);
+    }
+    return CUDA_SUCCESS;
+}
+
+EMU_ENTRY(cuMemFree_v2, CUdeviceptr dptr)
+{
+    EMU_BEGIN("cuMemFree", EMU_CALL_WORK, "ptr=0x%llx", dptr);
+    return emu_call_end(&call, release(dptr, false));
+}
+
+EMU_ENTRY(cuMemFreeHost, void *p)
+{
+    EMU_BEGIN("cuMemFreeHost", EMU_CALL_WORK, "ptr=0x%llx", (unsigned long long)(uintptr_t)p);
+    return emu_call_end(&call, release((CUdeviceptr)(uintptr_t)p, true));
+}
+
+EMU_ENTRY(cuMemGetAddressRange_v2, CUdeviceptr *pbase, size_t *psize, CUdeviceptr dptr)
+{
+    const struct emu_allocation *allocation;
+
+    EMU_BEGIN("cuMemGetAddressRange", EMU_CALL_WORK, "ptr=0x%llx", dptr);
+    allocation = emu_find(dptr);
+    if (emu_current() == NULL) {
+        return emu_call_end(&call, CUDA_ERROR_INVALID_CONTEXT);
+    }
+    if (allocation == NULL) {
+        return emu_call_end(&call, CUDA_ERROR_NOT_FOUND);
+    }
+    if (pbase != NULL) {
+        *pbase = allocation->base;
+    }
+    if (psize != NULL) {
+        *psize = allocation->size;
+    }
+    return emu_call_end(&call, CUDA_SUCCESS);
+}
+
+/* ---- advice ---- */
+
+static bool
+node_exists(int node)
+{
+    return node >= 0 && node < emu_config()->numa_nodes;
+}
+
+/* Which locations an advice takes.  Measured: read-mostly and unset-preferred ignore the number but
+ * not the type; a device must exist for the others; accessed-by takes no NUMA node. */
+static CUresult
+check_advice(CUmem_advise advice, CUmemLocation location)
+{
+    bool device = location.type == CU_MEM_LOCATION_TYPE_DEVICE;
+    bool known = device || location.type == CU_MEM_LOCATION_TYPE_HOST
+                 || location.type == CU_MEM_LOCATION_TYPE_HOST_NUMA
+                 || location.type == CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT;
+    bool accessed = advice == CU_MEM_ADVISE_SET_ACCESSED_BY
+                    || advice == CU_MEM_ADVISE_UNSET_ACCESSED_BY;
+
+    if ((int)advice < CU_MEM_ADVISE_SET_READ_MOSTLY || advice > CU_MEM_ADVISE_UNSET_ACCESSED_BY
+        || !known) {
+        return CUDA_ERROR_INVALID_VALUE;
+    }
+    if (!accessed && advice != CU_MEM_ADVISE_SET_PREFERRED_LOCATION) {
+        return CUDA_SUCCESS;
+    }
+    if (device) {
+        return emu_device(location.id) == NULL ? CUDA_ERROR_INVALID_VALUE
+               : emu_config()->concurrent     ? CUDA_SUCCESS
+                                              : CUDA_ERROR_INVALID_DEVICE;
+    }
+    if (accessed && location.type != CU_MEM_LOCATION_TYPE_HOST) {
+        return CUDA_ERROR_INVALID_VALUE;
+    }
+    return location.type == CU_MEM_LOCATION_TYPE_HOST_NUMA && !node_exists(location.id)
+               ? CUDA_ERROR_INVALID_VALUE
+               : CUDA_SUCCESS;
+}
+
+/* System memory on a device that reaches it: accepted, without a visible effect. */
+static bool
+system_range(CUdeviceptr ptr, size_t size)
+{
+    return emu_config()->pageable && ptr != 0 && size != 0 && ptr + size > ptr
+           && emu_find(ptr) == NULL && emu_find(ptr + size - 1) == NULL;
+}
+
+static CUresult
+advise(CUdeviceptr ptr, size_t size, CUmem_advise advice, CUmemLocation location)
+{
+    const struct emu_allocation *allocation;
+    CUresult result;
+
+    if (emu_current() == NULL) {
+        return CUDA_ERROR_INVALID_CONTEXT;
+    }
+    result = check_advice(advice, location);
+    if (result != CUDA_SUCCESS) {
+        return result;
+    }
+    allocation = managed_range(ptr, size);
+    if (allocation == NULL && !system_range(ptr, size)) {
+        return CUDA_ERROR_INVALID_VALUE;
+    }
+    result = emu_capture_unsafe();
+    if (result != CUDA_SUCCESS || allocation == NULL) {
+        return result;
+    }
+    if (allocation->pool != NULL) {
+        return CUDA_ERROR_NOT_SUPPORTED;
+    }
+    /* Without concurrent access the driver accepts advice and forgets it. */
+    return emu_config()->concurrent
+               ? emu_policy_advise(allocation->region, ptr, size, advice, location)
+               : CUDA_SUCCESS;
+}
+
+EMU_ENTRY(cuMemAdvise_v2, CUdeviceptr devPtr, size_t count, CUmem_advise advice,
+          CUmemLocation location)
+{
+    EMU_BEGIN("cuMemAdvise", EMU_CALL_WORK, "ptr=0x%llx, count=%zu, advice=%d, type=%d, id=%d",
+              devPtr, count, (int)advice, (int)location.type, location.id);
+    return emu_call_end(&call, advise(devPtr, count, advice, location));
+}
+
+/* The device argument of the first version: -1 is the host, other negatives no device at all. */
+static CUmemLocation
+location_of_device(CUdevice device)
+{
+    CUmemLocation location = {CU_MEM_LOCATION_TYPE_DEVICE, device};
+
+    if (device == CU_DEVICE_CPU) {
+        location.type = CU_MEM_LOCATION_TYPE_HOST;
+        location.id = 0;
+    }
+    return location;
+}
+
+EMU_ENTRY(cuMemAdvise, CUdeviceptr devPtr, size_t count, CUmem_advise advice, CUdevice device)
+{
+    EMU_BEGIN("cuMemAdvise", EMU_CALL_WORK, "ptr=0x%llx, count=%zu, advice=%d, device=%d", devPtr,
+              count, (int)advice, device);
+    return emu_call_end(&call, advise(devPtr, count, advice, location_of_device(device)));
+}
+
+/* ---- prefetch ---- */
+
+static CUresult
+check_destination(CUmemLocation location)
+{
+    switch ((int)location.type) {
+    case CU_MEM_LOCATION_TYPE_DEVICE:
+        return emu_device(location.id) == NULL ? CUDA_ERROR_INVALID_DEVICE : CUDA_SUCCESS;
+    case CU_MEM_LOCATION_TYPE_HOST:
+    case CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT: return CUDA_SUCCESS;
+    case CU_MEM_LOCATION_TYPE_HOST_NUMA:
+        return node_exists(location.id) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+    default: return CUDA_ERROR_INVALID_VALUE;
+    }
+}
+
+static CUresult
+queue_prefetch(struct emu_stream *stream, const struct emu_allocation *allocation, CUdeviceptr ptr,
+               size_t size, CUmemLocation location)
+{
+    struct emu_op op = {.kind = EMU_OP_PREFETCH, .ptr = ptr, .size = size, .location = location};
+    CUresult result = emu_policy_prefetched(allocation->region, ptr, size, location);
+
+    return result == CUDA_SUCCESS ? emu_stream_submit(stream, &op) : result;
+}
+
+static CUresult
+prefetch(CUdeviceptr ptr, size_t size, CUmemLocation location, unsigned int flags, CUstream handle)
+{
+    const struct emu_allocation *allocation;
+    struct emu_stream *stream = NULL;
+    CUresult result = emu_stream_find(handle, &stream);
+
+    if (result != CUDA_SUCCESS) {
+        return result;
+    }
+    if (flags != 0 || size == 0 || ptr == 0) {
+        return CUDA_ERROR_INVALID_VALUE;
+    }
+    result = check_destination(location);
+    if (result != CUDA_SUCCESS) {
+        return result;
+    }
+    allocation = managed_range(ptr, size);
+    if (allocation == NULL && !system_range(ptr, size)) {
+        return CUDA_ERROR_INVALID_VALUE;
+    }
+    if (!emu_config()->concurrent) {
+        return CUDA_ERROR_INVALID_DEVICE;
+    }
+    result = emu_capture_refuse(stream);
+    if (result != CUDA_SUCCESS || allocation == NULL) {
+        return result;
+    }
+    if (location.type == CU_MEM_LOCATION_TYPE_HOST) {
+        location.id = CU_DEVICE_CPU;
+    }
+    return queue_prefetch(stream, allocation, ptr, size, location);
+}
+
+EMU_ENTRY(cuMemPrefetchAsync_v2, CUdeviceptr devPtr, size_t count, CUmemLocation location,
+          unsigned int flags, CUstream hStream)
+{
+    EMU_BEGIN("cuMemPrefetchAsync", EMU_CALL_WORK,
+              "ptr=0x%llx, count=%zu, type=%d, id=%d, flags=%u, stream=0x%llx", devPtr, count,
+              (int)location.type, location.id, flags, (unsigned long long)(uintptr_t)hStream);
+    return emu_call_end(&call, prefetch(devPtr, count, location, flags, hStream));
+}
+
+EMU_ENTRY(cuMemPrefetchAsync, CUdeviceptr devPtr, size_t count, CUdevice dstDevice,
+          CUstream hStream)
+{
+    EMU_BEGIN("cuMemPrefetchAsync", EMU_CALL_WORK,
+              "ptr=0x%llx, count=%zu, device=%d, stream=0x%llx", devPtr, count, dstDevice,
+              (unsigned long long)(uintptr_t)hStream);
+    return emu_call_end(&call, prefetch(devPtr, count, location_of_device(dstDevice), 0, hStream));
+}
+
+/* ---- batches ---- */
+
+struct batch {
+    const CUdeviceptr *ptrs;
+    const size_t *sizes;
+    size_t count;
+    const CUmemLocation *locations;
+    const size_t *indices;
+    size_t places;               /* 0: discard only */
+    unsigned long long flags;
+    bool discard;
+};
+
+static void
+log_batch(struct emu_call *call, const struct batch *b, CUstream stream)
+{
+    emu_call_out(call, "count=%zu, numLocs=%zu, flags=%llu, stream=0x%llx, ranges=[", b->count,
+                 b->places, b->flags, (unsigned long long)(uintptr_t)stream);
+    for (size_t i = 0; b->ptrs != NULL && b->sizes != NULL && i < b->count && i < 6; i++) {
+        emu_call_out(call, "%s0x%llx+%zu", i == 0 ? "" : " ", b->ptrs[i], b->sizes[i]);
+    }
+    emu_call_out(call, "], locs=[");
+    for (size_t i = 0; b->locations != NULL && b->indices != NULL && i < b->places && i < 6; i++) {
+        emu_call_out(call, "%s%d:%d@%zu", i == 0 ? "" : " ", (int)b->locations[i].type,
+                     b->locations[i].id, b->indices[i]);
+    }
+    emu_call_out(call, "]");
+}
+
+/* Measured: equal indices pass, the last must be a real element, there are never more locations
+ * than elements; every fault here is INVALID_VALUE, a missing device too. */
+static CUresult
+check_batch(const struct batch *b, bool wants_places)
+{
+    if (b->flags != 0 || b->count == 0 || b->ptrs == NULL || b->sizes == NULL) {
+        return CUDA_ERROR_INVALID_VALUE;
+    }
+    if (!wants_places) {
+        return CUDA_SUCCESS;
+    }
+    if (b->locations == NULL || b->indices == NULL || b->places == 0 || b->places > b->count
+        || b->indices[0] != 0) {
+        return CUDA_ERROR_INVALID_VALUE;
+    }
+    for (size_t i = 0; i < b->places; i++) {
+        if (b->indices[i] >= b->count || (i > 0 && b->indices[i] < b->indices[i - 1])
+            || check_destination(b->locations[i]) != CUDA_SUCCESS) {
+            return CUDA_ERROR_INVALID_VALUE;
+        }
+    }
+    return CUDA_SUCCESS;
+}
+
+static CUmemLocation
+place_of_element(const struct batch *b, size_t element)
+{
+    size_t i = 0;
+
+    while (i + 1 < b->places && b->indices[i + 1] <= element) {
+        i++;
+    }
+    return b->locations[i];
+}
+
+static CUresult
+queue_element(struct emu_stream *stream, const struct batch *b, size_t i)
+{
+    const struct emu_allocation *allocation = managed_range(b->ptrs[i], b->sizes[i]);
+    struct emu_op op = {.kind = EMU_OP_DISCARD, .ptr = b->ptrs[i], .size = b->sizes[i]};
+    CUresult result = CUDA_SUCCESS;
+
+    if (allocation == NULL) {
+        return system_range(b->ptrs[i], b->sizes[i]) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+    }
+    if (b->discard) {
+        result = emu_stream_submit(stream, &op);
+    }
+    return result == CUDA_SUCCESS && b->places > 0
+               ? queue_prefetch(stream, allocation, b->ptrs[i], b->sizes[i],
+                                place_of_element(b, i))
+               : result;
+}
+
+/* Measured: the elements before a bad one are applied, those behind it are not. */
+static CUresult
+run_batch(const struct batch *b, bool wants_places, CUstream handle)
+{
+    struct emu_stream *stream = NULL;
+    CUresult result;
+
+    if (handle == NULL || handle == CU_STREAM_LEGACY) {
+        return CUDA_ERROR_INVALID_VALUE;
+    }
+    result = emu_stream_find(handle, &stream);
+    if (result == CUDA_SUCCESS) {
+        result = check_batch(b, wants_places);
+    }
+    if (result == CUDA_SUCCESS && !emu_config()->concurrent) {
+        result = CUDA_ERROR_INVALID_VALUE;
+    }
+    if (result == CUDA_SUCCESS) {
+        result = emu_capture_refuse(stream);
+    }
+    for (size_t i = 0; i < b->count && result == CUDA_SUCCESS; i++) {
+        result = queue_element(stream, b, i);
+    }
+    return result;
+}
+
+EMU_ENTRY(cuMemPrefetchBatchAsync, CUdeviceptr *dptrs, size_t *sizes, size_t count,
+          CUmemLocation *prefetchLocs, size_t *prefetchLocIdxs, size_t numPrefetchLocs,
+          unsigned long long flags, CUstream hStream)
+{
+    const struct batch b = {dptrs, sizes, count, prefetchLocs, prefetchLocIdxs, numPrefetchLocs,
+                            flags, false};
+
+    EMU_BEGIN("cuMemPrefetchBatchAsync", EMU_CALL_WORK, "%s", "");
+    log_batch(&call, &b, hStream);
+    return emu_call_end(&call, run_batch(&b, true, hStream));
+}
+
+EMU_ENTRY(cuMemDiscardBatchAsync, CUdeviceptr *dptrs, size_t *sizes, size_t count,
+          unsigned long long flags, CUstream hStream)
+{
+    const struct batch b = {dptrs, sizes, count, NULL, NULL, 0, flags, true};
+
+    EMU_BEGIN("cuMemDiscardBatchAsync", EMU_CALL_WORK, "%s", "");
+    log_batch(&call, &b, hStream);
+    return emu_call_end(&call, run_batch(&b, false, hStream));
+}
+
+EMU_ENTRY(cuMemDiscardAndPrefetchBatchAsync, CUdeviceptr *dptrs, size_t *sizes, size_t count,
+          CUmemLocation *prefetchLocs, size_t *prefetchLocIdxs, size_t numPrefetchLocs,
+          unsigned long long flags, CUstream hStream)
+{
+    const struct batch b = {dptrs, sizes, count, prefetchLocs, prefetchLocIdxs, numPrefetchLocs,
+                            flags, true};
+
+    EMU_BEGIN("cuMemDiscardAndPrefetchBatchAsync", EMU_CALL_WORK, "%s", "");
+    log_batch(&call, &b, hStream);
+    return emu_call_end(&call, run_batch(&b, true, hStream));
+}
+
+/* ---- range attributes ---- */
+
+static CUresult
+check_range(const struct emu_allocation **out, CUdeviceptr ptr, size_t size)
+{
+    if (emu_current() == NULL) {
+        return CUDA_ERROR_INVALID_CONTEXT;
+    }
+    *out = managed_range(ptr, size);
+    return *out == NULL ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
+}
+
+EMU_ENTRY(cuMemRangeGetAttribute, void *data, size_t dataSize, CUmem_range_attribute attribute,
+          CUdeviceptr devPtr, size_t count)
+{
+    const struct emu_allocation *allocation = NULL;
+    CUresult result;
+
+    EMU_BEGIN("cuMemRangeGetAttribute", EMU_CALL_WORK,
+              "ptr=0x%llx, count=%zu, attribute=%d, dataSize=%zu", devPtr, count, (int)attribute,
+              dataSize);
+    result = check_range(&allocation, devPtr, count);
+    if (result == CUDA_SUCCESS) {
+        result = emu_policy_check(attribute, data, dataSize);
+    }
+    if (result == CUDA_SUCCESS) {
+        emu_policy_read(allocation->region, devPtr, count, attribute, data, dataSize);
+    }
+    return emu_call_end(&call, result);
+}
+
+/* All sizes are checked before anything is written. */
+static CUresult
+read_attributes(void **data, const size_t *sizes, const CUmem_range_attribute *attributes,
+                size_t number, CUdeviceptr ptr, size_t size)
+{
+    const struct emu_allocation *allocation = NULL;
+    CUresult result = check_range(&allocation, ptr, size);
+
+    if (result != CUDA_SUCCESS) {
+        return result;
+    }
+    if (number == 0 || data == NULL || sizes == NULL || attributes == NULL) {
+        return CUDA_ERROR_INVALID_VALUE;
+    }
+    for (size_t i = 0; i < number && result == CUDA_SUCCESS; i++) {
+        result = emu_policy_check(attributes[i], data[i], sizes[i]);
+    }
+    for (size_t i = 0; i < number && result == CUDA_SUCCESS; i++) {
+        emu_policy_read(allocation->region, ptr, size, attributes[i], data[i], sizes[i]);
+    }
+    return result;
+}
+
+EMU_ENTRY(cuMemRangeGetAttributes, void **data, size_t *dataSizes,
+          CUmem_range_attribute *attributes, size_t numAttributes, CUdeviceptr devPtr,
+          size_t count)
+{
+    EMU_BEGIN("cuMemRangeGetAttributes", EMU_CALL_WORK, "ptr=0x%llx, count=%zu, numAttributes=%zu",
+              devPtr, count, numAttributes);
+    return emu_call_end(&call, read_attributes(data, dataSizes, attributes, numAttributes, devPtr,
+                                               count));
+}

@@ -1,0 +1,369 @@
+/* Entry points: memory pools and stream-ordered allocation. */
+#include "entries.h"
+
+#include <string.h>
+
+static unsigned long long
+number_of(const void *handle)
+{
+    return (unsigned long long)(uintptr_t)handle;
+}
+
+EMU_ENTRY(cuMemPoolCreate, CUmemoryPool *pool, const CUmemPoolProps *poolProps)
+{
+    struct emu_pool *made = NULL;
+    CUresult result;
+
+    EMU_BEGIN("cuMemPoolCreate", EMU_CALL_WORK, "type=%d",
+              poolProps == NULL ? -1 : (int)poolProps->allocType);
+    result = pool == NULL || poolProps == NULL ? CUDA_ERROR_INVALID_VALUE
+                                               : emu_pool_new(poolProps, &made);
+    if (result == CUDA_SUCCESS) {
+        *pool = (CUmemoryPool)(void *)made;
+        emu_call_out(&call, ", pool=0x%llx", number_of(made));
+    }
+    return emu_call_end(&call, result);
+}
+
+EMU_ENTRY(cuMemPoolDestroy, CUmemoryPool pool)
+{
+    struct emu_pool *found;
+
+    EMU_BEGIN("cuMemPoolDestroy", EMU_CALL_WORK, "pool=0x%llx", number_of(pool));
+    found = emu_pool_find(pool);
+    if (found == NULL || found->is_default) {
+        return emu_call_end(&call, CUDA_ERROR_INVALID_VALUE);
+    }
+    emu_pool_delete(found);
+    return emu_call_end(&call, CUDA_SUCCESS);
+}
+
+EMU_ENTRY(cuMemPoolTrimTo, CUmemoryPool pool, size_t minBytesToKeep)
+{
+    struct emu_pool *found;
+
+    EMU_BEGIN("cuMemPoolTrimTo", EMU_CALL_WORK, "pool=0x%llx, keep=%zu", number_of(pool),
+              minBytesToKeep);
+    found = emu_pool_find(pool);
+    if (found == NULL) {
+        return emu_call_end(&call, CUDA_ERROR_INVALID_VALUE);
+    }
+    emu_pool_regions_trim(found, minBytesToKeep);
+    return emu_call_end(&call, CUDA_SUCCESS);
+}
+
+static CUresult
+read_attribute(const struct emu_pool *pool, CUmemPool_attribute attribute, void *value)
+{
+    cuuint64_t number = 0;
+
+    switch ((int)attribute) {
+    case CU_MEMPOOL_ATTR_REUSE_FOLLOW_EVENT_DEPENDENCIES:
+    case CU_MEMPOOL_ATTR_REUSE_ALLOW_OPPORTUNISTIC:
+    case CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES:
+        memcpy(value, &pool->reuse[(int)attribute - 1], sizeof(int));
+        return CUDA_SUCCESS;
+    case CU_MEMPOOL_ATTR_RELEASE_THRESHOLD: number = pool->threshold; break;
+    case CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT: number = emu_pool_regions_bytes(pool); break;
+    case CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH: number = pool->reserved_high; break;
+    case CU_MEMPOOL_ATTR_USED_MEM_CURRENT: number = pool->used; break;
+    case CU_MEMPOOL_ATTR_USED_MEM_HIGH: number = pool->used_high; break;
+    default: return CUDA_ERROR_INVALID_VALUE;
+    }
+    memcpy(value, &number, sizeof number);
+    return CUDA_SUCCESS;
+}
+
+EMU_ENTRY(cuMemPoolGetAttribute, CUmemoryPool pool, CUmemPool_attribute attr, void *value)
+{
+    const struct emu_pool *found;
+
+    EMU_BEGIN("cuMemPoolGetAttribute", EMU_CALL_WORK, "pool=0x%llx, attribute=%d",
+              number_of(pool), (int)attr);
+    found = emu_pool_find(pool);
+    return emu_call_end(&call, found == NULL || value == NULL
+                                   ? CUDA_ERROR_INVALID_VALUE
+                                   : read_attribute(found, attr, value));
+}
+
+/* The two high-water marks can be set to 0 only, the current values not at all. */
+static CUresult
+write_attribute(struct emu_pool *pool, CUmemPool_attribute attribute, const void *value)
+{
+    cuuint64_t number = 0;
+
+    switch ((int)attribute) {
+    case CU_MEMPOOL_ATTR_REUSE_FOLLOW_EVENT_DEPENDENCIES:
+    case CU_MEMPOOL_ATTR_REUSE_ALLOW_OPPORTUNISTIC:
+    case CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES:
+        memcpy(&pool->reuse[(int)attribute - 1], value, sizeof(int));
+        return CUDA_SUCCESS;
+    case CU_MEMPOOL_ATTR_RELEASE_THRESHOLD:
+        memcpy(&pool->threshold, value, sizeof pool->threshold);
+        return CUDA_SUCCESS;
+    case CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH:
+    case CU_MEMPOOL_ATTR_USED_MEM_HIGH:
+        memcpy(&number, value, sizeof number);
+        if (number != 0) {
+            return CUDA_ERROR_INVALID_VALUE;
+        }
+        if (attribute == CU_MEMPOOL_ATTR_USED_MEM_HIGH) {
+            pool->used_high = pool->used;
+        }
+        else {
+            pool->reserved_high = emu_pool_regions_bytes(pool);
+        }
+        return CUDA_SUCCESS;
+    default: return CUDA_ERROR_INVALID_VALUE;
+    }
+}
+
+EMU_ENTRY(cuMemPoolSetAttribute, CUmemoryPool pool, CUmemPool_attribute attr, void *value)
+{
+    struct emu_pool *found;
+
+    EMU_BEGIN("cuMemPoolSetAttribute", EMU_CALL_WORK, "pool=0x%llx, attribute=%d",
+              number_of(pool), (int)attr);
+    found = emu_pool_find(pool);
+    return emu_call_end(&call, found == NULL || value == NULL
+                                   ? CUDA_ERROR_INVALID_VALUE
+                                   : write_attribute(found, attr, value));
+}
+
+/* ---- access ---- */
+
+static CUresult
+read_access(CUmemAccess_flags *flags, const struct emu_pool *pool, const CUmemLocation *location)
+{
+    bool allowed = false;
+
+    if (flags == NULL || pool == NULL || location == NULL) {
+        return CUDA_ERROR_INVALID_VALUE;
+    }
+    if (location->type == CU_MEM_LOCATION_TYPE_DEVICE) {
+        if (emu_device(location->id) == NULL) {
+            return CUDA_ERROR_INVALID_DEVICE;
+        }
+        allowed = (pool->location.type == CU_MEM_LOCATION_TYPE_DEVICE
+                   && pool->location.id == location->id)
+                  || (pool->access >> location->id & 1) != 0;
+    }
+    *flags = allowed ? CU_MEM_ACCESS_FLAGS_PROT_READWRITE : CU_MEM_ACCESS_FLAGS_PROT_NONE;
+    return CUDA_SUCCESS;
+}
+
+EMU_ENTRY(cuMemPoolGetAccess, CUmemAccess_flags *flags, CUmemoryPool memPool,
+          CUmemLocation *location)
+{
+    EMU_BEGIN("cuMemPoolGetAccess", EMU_CALL_WORK, "pool=0x%llx", number_of(memPool));
+    return emu_call_end(&call, read_access(flags, emu_pool_find(memPool), location));
+}
+
+/* Measured: the owner of a device pool cannot lose its access; managed pools accept anything. */
+static CUresult
+write_access(struct emu_pool *pool, const CUmemAccessDesc *map, size_t count)
+{
+    if (pool == NULL || map == NULL || count == 0) {
+        return CUDA_ERROR_INVALID_VALUE;
+    }
+    for (size_t i = 0; i < count; i++) {
+        const CUmemLocation *where = &map[i].location;
+        bool none = map[i].flags == CU_MEM_ACCESS_FLAGS_PROT_NONE;
+        bool owner = pool->location.type == CU_MEM_LOCATION_TYPE_DEVICE
+                     && pool->location.id == where->id;
+
+        if (where->type != CU_MEM_LOCATION_TYPE_DEVICE) {
+            return CUDA_ERROR_INVALID_VALUE;
+        }
+        if (emu_device(where->id) == NULL || (owner && none)) {
+            return CUDA_ERROR_INVALID_DEVICE;
+        }
+        if (pool->type == CU_MEM_ALLOCATION_TYPE_MANAGED) {
+            continue;
+        }
+        if (none) {
+            pool->access &= ~((uint64_t)1 << where->id);
+        }
+        else {
+            pool->access |= (uint64_t)1 << where->id;
+        }
+    }
+    return CUDA_SUCCESS;
+}
+
+EMU_ENTRY(cuMemPoolSetAccess, CUmemoryPool pool, const CUmemAccessDesc *map, size_t count)
+{
+    EMU_BEGIN("cuMemPoolSetAccess", EMU_CALL_WORK, "pool=0x%llx, count=%zu", number_of(pool),
+              count);
+    return emu_call_end(&call, write_access(emu_pool_find(pool), map, count));
+}
+
+/* ---- default and current pools ---- */
+
+static CUresult
+give_pool(const char *name, CUmemoryPool *out, const CUmemLocation *location,
+          CUmemAllocationType type, bool current)
+{
+    struct emu_pool *pool = NULL;
+    CUresult result;
+
+    EMU_BEGIN(name, EMU_CALL_WORK, "type=%d", (int)type);
+    if (out == NULL || location == NULL) {
+        return emu_call_end(&call, CUDA_ERROR_INVALID_VALUE);
+    }
+    result = current ? emu_pool_current(*location, type, &pool)
+                     : emu_pool_default(*location, type, &pool);
+    if (result == CUDA_SUCCESS) {
+        *out = (CUmemoryPool)(void *)pool;
+    }
+    return emu_call_end(&call, result);
+}
+
+EMU_ENTRY(cuMemGetDefaultMemPool, CUmemoryPool *pool_out, CUmemLocation *location,
+          CUmemAllocationType type)
+{
+    return give_pool("cuMemGetDefaultMemPool", pool_out, location, type, false);
+}
+
+EMU_ENTRY(cuMemGetMemPool, CUmemoryPool *pool, CUmemLocation *location, CUmemAllocationType type)
+{
+    return give_pool("cuMemGetMemPool", pool, location, type, true);
+}
+
+EMU_ENTRY(cuMemSetMemPool, CUmemLocation *location, CUmemAllocationType type, CUmemoryPool pool)
+{
+    EMU_BEGIN("cuMemSetMemPool", EMU_CALL_WORK, "type=%d, pool=0x%llx", (int)type,
+              number_of(pool));
+    return emu_call_end(&call, location == NULL
+                                   ? CUDA_ERROR_INVALID_VALUE
+                                   : emu_pool_set_current(*location, type, emu_pool_find(pool)));
+}
+
+static CUmemLocation
+place_of_device(CUdevice device)
+{
+    return (CUmemLocation){CU_MEM_LOCATION_TYPE_DEVICE, device};
+}
+
+EMU_ENTRY(cuDeviceGetDefaultMemPool, CUmemoryPool *pool_out, CUdevice dev)
+{
+    CUmemLocation place = place_of_device(dev);
+
+    return give_pool("cuDeviceGetDefaultMemPool", pool_out, &place, CU_MEM_ALLOCATION_TYPE_PINNED,
+                     false);
+}
+
+EMU_ENTRY(cuDeviceGetMemPool, CUmemoryPool *pool, CUdevice dev)
+{
+    CUmemLocation place = place_of_device(dev);
+
+    return give_pool("cuDeviceGetMemPool", pool, &place, CU_MEM_ALLOCATION_TYPE_PINNED, true);
+}
+
+EMU_ENTRY(cuDeviceSetMemPool, CUdevice dev, CUmemoryPool pool)
+{
+    EMU_BEGIN("cuDeviceSetMemPool", EMU_CALL_WORK, "device=%d, pool=0x%llx", dev,
+              number_of(pool));
+    return emu_call_end(&call, emu_pool_set_current(place_of_device(dev),
+                                                    CU_MEM_ALLOCATION_TYPE_PINNED,
+                                                    emu_pool_find(pool)));
+}
+
+/* ---- stream-ordered allocation ---- */
+
+/* The address is known at once; the memory is the caller's from this point of the stream on. */
+static CUresult
+allocate(CUdeviceptr *out, size_t size, struct emu_pool *pool, struct emu_stream *stream)
+{
+    struct emu_allocation *allocation = NULL;
+    const struct emu_op op = {.kind = EMU_OP_NOTHING};
+    bool captured = false;
+    CUresult result;
+
+    if (out == NULL || pool == NULL || size == 0) {
+        return CUDA_ERROR_INVALID_VALUE;
+    }
+    result = emu_capture_record(stream, &captured);
+    if (result == CUDA_SUCCESS && captured) {
+        /* It would be a node of the graph, which no graph here can hold. */
+        result = emu_capture_refuse(stream);
+    }
+    if (result == CUDA_SUCCESS) {
+        result = emu_pool_allocate(pool, size, &allocation);
+    }
+    if (result == CUDA_SUCCESS) {
+        *out = allocation->base;
+        result = emu_stream_submit(stream, &op);
+    }
+    return result;
+}
+
+EMU_ENTRY(cuMemAllocFromPoolAsync, CUdeviceptr *dptr, size_t bytesize, CUmemoryPool pool,
+          CUstream hStream)
+{
+    struct emu_stream *stream = NULL;
+    CUresult result;
+
+    EMU_BEGIN("cuMemAllocFromPoolAsync", EMU_CALL_WORK, "size=%zu, pool=0x%llx, stream=0x%llx",
+              bytesize, number_of(pool), number_of(hStream));
+    result = emu_stream_find(hStream, &stream);
+    if (result == CUDA_SUCCESS) {
+        result = allocate(dptr, bytesize, emu_pool_find(pool), stream);
+    }
+    if (result == CUDA_SUCCESS) {
+        emu_call_out(&call, ", ptr=0x%llx", *dptr);
+    }
+    return emu_call_end(&call, result);
+}
+
+EMU_ENTRY(cuMemAllocAsync, CUdeviceptr *dptr, size_t bytesize, CUstream hStream)
+{
+    struct emu_stream *stream = NULL;
+    struct emu_pool *pool = NULL;
+    CUresult result;
+
+    EMU_BEGIN("cuMemAllocAsync", EMU_CALL_WORK, "size=%zu, stream=0x%llx", bytesize,
+              number_of(hStream));
+    result = emu_stream_find(hStream, &stream);
+    if (result == CUDA_SUCCESS) {
+        result = emu_pool_current(place_of_device(stream->device->ordinal),
+                                  CU_MEM_ALLOCATION_TYPE_PINNED, &pool);
+    }
+    if (result == CUDA_SUCCESS) {
+        result = allocate(dptr, bytesize, pool, stream);
+    }
+    if (result == CUDA_SUCCESS) {
+        emu_call_out(&call, ", ptr=0x%llx", *dptr);
+    }
+    return emu_call_end(&call, result);
+}
+
+static CUresult
+release(CUdeviceptr ptr, CUstream handle)
+{
+    struct emu_allocation *allocation = emu_find(ptr);
+    struct emu_op op = {.kind = EMU_OP_RELEASE, .allocation = allocation};
+    struct emu_stream *stream = NULL;
+    CUresult result = emu_stream_find(handle, &stream);
+
+    if (result != CUDA_SUCCESS) {
+        return result;
+    }
+    if (allocation == NULL || allocation->base != ptr || allocation->pool == NULL
+        || allocation->freed) {
+        return CUDA_ERROR_INVALID_VALUE;
+    }
+    result = emu_capture_refuse(stream);
+    if (result == CUDA_SUCCESS) {
+        allocation->freed = true;
+        result = emu_stream_submit(stream, &op);
+    }
+    return result;
+}
+
+EMU_ENTRY(cuMemFreeAsync, CUdeviceptr dptr, CUstream hStream)
+{
+    EMU_BEGIN("cuMemFreeAsync", EMU_CALL_WORK, "ptr=0x%llx, stream=0x%llx", dptr,
+              number_of(hStream));
+    return emu_call_end(&call, release(dptr, hStream));
+}

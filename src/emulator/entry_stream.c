@@ -1,0 +1,519 @@
+/* Entry points: streams, capture, host functions, attachment, events. */
+#include "entries.h"
+
+static unsigned long long
+number_of(const void *handle)
+{
+    return (unsigned long long)(uintptr_t)handle;
+}
+
+/* ---- streams ---- */
+
+static CUresult
+create(const char *name, CUstream *out, unsigned int flags, int priority)
+{
+    struct emu_stream *stream = NULL;
+    CUresult result;
+
+    EMU_BEGIN(name, EMU_CALL_WORK, "flags=%u, priority=%d", flags, priority);
+    if (emu_current() == NULL) {
+        return emu_call_end(&call, CUDA_ERROR_INVALID_CONTEXT);
+    }
+    if (out == NULL || (flags & ~(unsigned int)CU_STREAM_NON_BLOCKING) != 0) {
+        return emu_call_end(&call, CUDA_ERROR_INVALID_VALUE);
+    }
+    result = emu_stream_new(emu_current(), EMU_STREAM_OWN, flags, &stream);
+    if (result == CUDA_SUCCESS) {
+        stream->priority = priority < 0 ? priority : 0;
+        *out = (CUstream)(void *)stream;
+        emu_call_out(&call, ", stream=0x%llx", number_of(stream));
+    }
+    return emu_call_end(&call, result);
+}
+
+EMU_ENTRY(cuStreamCreate, CUstream *phStream, unsigned int Flags)
+{
+    return create("cuStreamCreate", phStream, Flags, 0);
+}
+
+EMU_ENTRY(cuStreamCreateWithPriority, CUstream *phStream, unsigned int flags, int priority)
+{
+    return create("cuStreamCreateWithPriority", phStream, flags, priority);
+}
+
+EMU_ENTRY(cuStreamDestroy_v2, CUstream hStream)
+{
+    struct emu_stream *stream = NULL;
+    CUresult result;
+
+    EMU_BEGIN("cuStreamDestroy", EMU_CALL_WORK, "stream=0x%llx", number_of(hStream));
+    result = hStream == NULL || hStream == CU_STREAM_LEGACY || hStream == CU_STREAM_PER_THREAD
+                 ? CUDA_ERROR_INVALID_HANDLE
+                 : emu_stream_find(hStream, &stream);
+    if (result == CUDA_SUCCESS) {
+        emu_stream_delete(stream);
+    }
+    return emu_call_end(&call, result);
+}
+
+EMU_ENTRY(cuStreamSynchronize, CUstream hStream)
+{
+    struct emu_stream *stream = NULL;
+    CUresult result;
+
+    EMU_BEGIN("cuStreamSynchronize", EMU_CALL_WORK, "stream=0x%llx", number_of(hStream));
+    result = emu_stream_find(hStream, &stream);
+    if (result == CUDA_SUCCESS) {
+        result = emu_capture_refuse(stream);
+    }
+    if (result == CUDA_SUCCESS) {
+        emu_stream_drain(stream);
+    }
+    return emu_call_end(&call, result);
+}
+
+/* A lazy stream with work answers NOT_READY once and then runs it: polling always ends. */
+EMU_ENTRY(cuStreamQuery, CUstream hStream)
+{
+    struct emu_stream *stream = NULL;
+    CUresult result;
+
+    EMU_BEGIN("cuStreamQuery", EMU_CALL_WORK, "stream=0x%llx", number_of(hStream));
+    result = emu_stream_find(hStream, &stream);
+    if (result == CUDA_SUCCESS) {
+        result = emu_capture_refuse(stream);
+    }
+    if (result == CUDA_SUCCESS && !emu_stream_idle(stream)) {
+        result = CUDA_ERROR_NOT_READY;
+        if (emu_streams_lazy()) {
+            emu_stream_drain(stream);
+        }
+    }
+    return emu_call_end(&call, result);
+}
+
+static CUresult
+stream_context(CUstream handle, CUcontext *out)
+{
+    struct emu_stream *stream = NULL;
+    CUresult result;
+
+    EMU_BEGIN("cuStreamGetCtx", EMU_CALL_WORK, "stream=0x%llx", number_of(handle));
+    result = out == NULL ? CUDA_ERROR_INVALID_VALUE : emu_stream_find(handle, &stream);
+    if (result == CUDA_SUCCESS) {
+        *out = emu_context_of(stream->device);
+    }
+    return emu_call_end(&call, result);
+}
+
+EMU_ENTRY(cuStreamGetCtx, CUstream hStream, CUcontext *pctx)
+{
+    return stream_context(hStream, pctx);
+}
+
+EMU_ENTRY(cuStreamGetCtx_v2, CUstream hStream, CUcontext *pCtx, CUgreenCtx *pGreenCtx)
+{
+    CUresult result = stream_context(hStream, pCtx);
+
+    if (result == CUDA_SUCCESS && pGreenCtx != NULL) {
+        *pGreenCtx = NULL;
+    }
+    return result;
+}
+
+EMU_ENTRY(cuStreamGetFlags, CUstream hStream, unsigned int *flags)
+{
+    struct emu_stream *stream = NULL;
+    CUresult result;
+
+    EMU_BEGIN("cuStreamGetFlags", EMU_CALL_WORK, "stream=0x%llx", number_of(hStream));
+    result = flags == NULL ? CUDA_ERROR_INVALID_VALUE : emu_stream_find(hStream, &stream);
+    if (result == CUDA_SUCCESS) {
+        *flags = stream->flags;
+    }
+    return emu_call_end(&call, result);
+}
+
+EMU_ENTRY(cuStreamGetPriority, CUstream hStream, int *priority)
+{
+    struct emu_stream *stream = NULL;
+    CUresult result;
+
+    EMU_BEGIN("cuStreamGetPriority", EMU_CALL_WORK, "stream=0x%llx", number_of(hStream));
+    result = priority == NULL ? CUDA_ERROR_INVALID_VALUE : emu_stream_find(hStream, &stream);
+    if (result == CUDA_SUCCESS) {
+        *priority = stream->priority;
+    }
+    return emu_call_end(&call, result);
+}
+
+EMU_ENTRY(cuStreamGetId, CUstream hStream, unsigned long long *streamId)
+{
+    struct emu_stream *stream = NULL;
+    CUresult result;
+
+    EMU_BEGIN("cuStreamGetId", EMU_CALL_WORK, "stream=0x%llx", number_of(hStream));
+    result = streamId == NULL ? CUDA_ERROR_INVALID_VALUE : emu_stream_find(hStream, &stream);
+    if (result == CUDA_SUCCESS) {
+        *streamId = stream->id;
+    }
+    return emu_call_end(&call, result);
+}
+
+EMU_ENTRY(cuStreamGetDevice, CUstream hStream, CUdevice *device)
+{
+    struct emu_stream *stream = NULL;
+    CUresult result;
+
+    EMU_BEGIN("cuStreamGetDevice", EMU_CALL_WORK, "stream=0x%llx", number_of(hStream));
+    result = device == NULL ? CUDA_ERROR_INVALID_VALUE : emu_stream_find(hStream, &stream);
+    if (result == CUDA_SUCCESS) {
+        *device = stream->device->ordinal;
+    }
+    return emu_call_end(&call, result);
+}
+
+/* ---- capture ---- */
+
+static CUresult
+capture_status(const char *name, CUstream handle, CUstreamCaptureStatus *status, uint64_t *id)
+{
+    struct emu_stream *stream = NULL;
+    CUresult result;
+
+    EMU_BEGIN(name, EMU_CALL_BOOKKEEPING, "stream=0x%llx", number_of(handle));
+    result = status == NULL ? CUDA_ERROR_INVALID_VALUE : emu_stream_find(handle, &stream);
+    if (result == CUDA_SUCCESS) {
+        result = emu_capture_status(stream, status, id);
+    }
+    return emu_call_end(&call, result);
+}
+
+EMU_ENTRY(cuStreamIsCapturing, CUstream hStream, CUstreamCaptureStatus *captureStatus)
+{
+    return capture_status("cuStreamIsCapturing", hStream, captureStatus, NULL);
+}
+
+EMU_ENTRY(cuStreamGetCaptureInfo, CUstream hStream, CUstreamCaptureStatus *captureStatus_out,
+          cuuint64_t *id_out)
+{
+    return capture_status("cuStreamGetCaptureInfo", hStream, captureStatus_out, id_out);
+}
+
+/* The later forms also give the graph and its last nodes: this one has neither. */
+EMU_ENTRY(cuStreamGetCaptureInfo_v2, CUstream hStream, CUstreamCaptureStatus *captureStatus_out,
+          cuuint64_t *id_out, CUgraph *graph_out, const CUgraphNode **dependencies_out,
+          size_t *numDependencies_out)
+{
+    CUresult result = capture_status("cuStreamGetCaptureInfo", hStream, captureStatus_out, id_out);
+
+    if (result == CUDA_SUCCESS) {
+        if (graph_out != NULL) {
+            *graph_out = NULL;
+        }
+        if (dependencies_out != NULL) {
+            *dependencies_out = NULL;
+        }
+        if (numDependencies_out != NULL) {
+            *numDependencies_out = 0;
+        }
+    }
+    return result;
+}
+
+EMU_ENTRY(cuStreamGetCaptureInfo_v3, CUstream hStream, CUstreamCaptureStatus *captureStatus_out,
+          cuuint64_t *id_out, CUgraph *graph_out, const CUgraphNode **dependencies_out,
+          const CUgraphEdgeData **edgeData_out, size_t *numDependencies_out)
+{
+    CUresult result = emu_cuStreamGetCaptureInfo_v2(hStream, captureStatus_out, id_out, graph_out,
+                                                    dependencies_out, numDependencies_out);
+
+    if (result == CUDA_SUCCESS && edgeData_out != NULL) {
+        *edgeData_out = NULL;
+    }
+    return result;
+}
+
+EMU_ENTRY(cuStreamBeginCapture_v2, CUstream hStream, CUstreamCaptureMode mode)
+{
+    struct emu_stream *stream = NULL;
+    CUresult result;
+
+    EMU_BEGIN("cuStreamBeginCapture", EMU_CALL_WORK, "stream=0x%llx, mode=%d", number_of(hStream),
+              (int)mode);
+    result = emu_stream_find(hStream, &stream);
+    if (result == CUDA_SUCCESS) {
+        result = emu_capture_begin(stream, mode);
+    }
+    return emu_call_end(&call, result);
+}
+
+EMU_ENTRY(cuStreamEndCapture, CUstream hStream, CUgraph *phGraph)
+{
+    struct emu_stream *stream = NULL;
+    CUresult result;
+
+    EMU_BEGIN("cuStreamEndCapture", EMU_CALL_WORK, "stream=0x%llx", number_of(hStream));
+    result = emu_stream_find(hStream, &stream);
+    if (result == CUDA_SUCCESS) {
+        result = emu_capture_end(stream, phGraph);
+    }
+    return emu_call_end(&call, result);
+}
+
+EMU_ENTRY(cuThreadExchangeStreamCaptureMode, CUstreamCaptureMode *mode)
+{
+    struct emu_thread *thread = emu_thread();
+    CUstreamCaptureMode before = thread->mode;
+
+    EMU_BEGIN("cuThreadExchangeStreamCaptureMode", EMU_CALL_BOOKKEEPING, "%s", "");
+    if (mode == NULL || (int)*mode < CU_STREAM_CAPTURE_MODE_GLOBAL
+        || *mode > CU_STREAM_CAPTURE_MODE_RELAXED) {
+        return emu_call_end(&call, CUDA_ERROR_INVALID_VALUE);
+    }
+    thread->mode = *mode;
+    *mode = before;
+    return emu_call_end(&call, CUDA_SUCCESS);
+}
+
+EMU_ENTRY(cuGraphDestroy, CUgraph hGraph)
+{
+    EMU_BEGIN("cuGraphDestroy", EMU_CALL_WORK, "graph=0x%llx", number_of(hGraph));
+    return emu_call_end(&call, emu_graph_delete(hGraph));
+}
+
+/* ---- work ---- */
+
+EMU_ENTRY(cuLaunchHostFunc, CUstream hStream, CUhostFn fn, void *userData)
+{
+    const struct emu_op op = {.kind = EMU_OP_FUNCTION, .function = fn, .argument = userData};
+    struct emu_stream *stream = NULL;
+    bool captured = false;
+    CUresult result;
+
+    EMU_BEGIN("cuLaunchHostFunc", EMU_CALL_WORK, "stream=0x%llx", number_of(hStream));
+    result = emu_stream_find(hStream, &stream);
+    if (result == CUDA_SUCCESS && fn == NULL) {
+        result = CUDA_ERROR_INVALID_VALUE;
+    }
+    if (result == CUDA_SUCCESS) {
+        result = emu_capture_record(stream, &captured);
+    }
+    if (result == CUDA_SUCCESS && !captured) {
+        result = emu_stream_submit(stream, &op);
+    }
+    return emu_call_end(&call, result);
+}
+
+static CUresult
+attach(CUstream handle, CUdeviceptr ptr, size_t length, unsigned int flags)
+{
+    struct emu_allocation *allocation = emu_find(ptr);
+    struct emu_stream *stream = NULL;
+    CUresult result = emu_stream_find(handle, &stream);
+
+    if (result != CUDA_SUCCESS) {
+        return result;
+    }
+    if (allocation == NULL || allocation->kind != EMU_MANAGED || allocation->base != ptr
+        || (length != 0 && length != allocation->size)
+        || (flags != CU_MEM_ATTACH_GLOBAL && flags != CU_MEM_ATTACH_HOST
+            && flags != CU_MEM_ATTACH_SINGLE)
+        || (flags == CU_MEM_ATTACH_SINGLE && stream->kind == EMU_STREAM_LEGACY)) {
+        return CUDA_ERROR_INVALID_VALUE;
+    }
+    result = emu_capture_refuse(stream);
+    if (result == CUDA_SUCCESS) {
+        allocation->attach = flags;
+    }
+    return result;
+}
+
+EMU_ENTRY(cuStreamAttachMemAsync, CUstream hStream, CUdeviceptr dptr, size_t length,
+          unsigned int flags)
+{
+    EMU_BEGIN("cuStreamAttachMemAsync", EMU_CALL_WORK,
+              "stream=0x%llx, ptr=0x%llx, length=%zu, flags=%u", number_of(hStream), dptr, length,
+              flags);
+    return emu_call_end(&call, attach(hStream, dptr, length, flags));
+}
+
+/* ---- events ---- */
+
+EMU_ENTRY(cuEventCreate, CUevent *phEvent, unsigned int Flags)
+{
+    const unsigned int known = CU_EVENT_BLOCKING_SYNC | CU_EVENT_DISABLE_TIMING
+                               | CU_EVENT_INTERPROCESS;
+    struct emu_event *event = NULL;
+    CUresult result;
+
+    EMU_BEGIN("cuEventCreate", EMU_CALL_WORK, "flags=%u", Flags);
+    if (emu_current() == NULL) {
+        return emu_call_end(&call, CUDA_ERROR_INVALID_CONTEXT);
+    }
+    if (phEvent == NULL || (Flags & ~known) != 0) {
+        return emu_call_end(&call, CUDA_ERROR_INVALID_VALUE);
+    }
+    result = emu_event_new(emu_current(), Flags, &event);
+    if (result == CUDA_SUCCESS) {
+        *phEvent = (CUevent)(void *)event;
+        emu_call_out(&call, ", event=0x%llx", number_of(event));
+    }
+    return emu_call_end(&call, result);
+}
+
+EMU_ENTRY(cuEventDestroy_v2, CUevent hEvent)
+{
+    struct emu_event *event;
+
+    EMU_BEGIN("cuEventDestroy", EMU_CALL_WORK, "event=0x%llx", number_of(hEvent));
+    event = emu_event_find(hEvent);
+    if (event == NULL) {
+        return emu_call_end(&call, CUDA_ERROR_INVALID_HANDLE);
+    }
+    emu_event_delete(event);
+    return emu_call_end(&call, CUDA_SUCCESS);
+}
+
+static CUresult
+record(CUevent handle, CUstream stream_handle)
+{
+    struct emu_event *event = emu_event_find(handle);
+    struct emu_stream *stream = NULL;
+    bool captured = false;
+    CUresult result = emu_stream_find(stream_handle, &stream);
+
+    if (result == CUDA_SUCCESS && event == NULL) {
+        result = CUDA_ERROR_INVALID_HANDLE;
+    }
+    if (result == CUDA_SUCCESS && event->device != stream->device) {
+        result = CUDA_ERROR_INVALID_HANDLE;
+    }
+    if (result == CUDA_SUCCESS) {
+        result = emu_capture_record(stream, &captured);
+    }
+    if (result == CUDA_SUCCESS && captured) {
+        event->capture = stream->capture;
+        return CUDA_SUCCESS;
+    }
+    return result == CUDA_SUCCESS ? emu_event_record(event, stream) : result;
+}
+
+EMU_ENTRY(cuEventRecord, CUevent hEvent, CUstream hStream)
+{
+    EMU_BEGIN("cuEventRecord", EMU_CALL_WORK, "event=0x%llx, stream=0x%llx", number_of(hEvent),
+              number_of(hStream));
+    return emu_call_end(&call, record(hEvent, hStream));
+}
+
+static CUresult
+wait_for_event(CUstream handle, CUevent event_handle, unsigned int flags)
+{
+    struct emu_event *event = emu_event_find(event_handle);
+    struct emu_stream *stream = NULL;
+    bool captured = false;
+    CUresult result = emu_stream_find(handle, &stream);
+
+    if (result != CUDA_SUCCESS) {
+        return result;
+    }
+    if (event == NULL) {
+        return CUDA_ERROR_INVALID_HANDLE;
+    }
+    if ((flags & ~(unsigned int)CU_EVENT_WAIT_EXTERNAL) != 0) {
+        return CUDA_ERROR_INVALID_VALUE;
+    }
+    if (event->capture != NULL) {
+        emu_capture_join(stream, event->capture);
+        return CUDA_SUCCESS;
+    }
+    result = emu_capture_record(stream, &captured);
+    if (result == CUDA_SUCCESS && captured) {
+        return event->recorded ? CUDA_ERROR_STREAM_CAPTURE_ISOLATION : CUDA_SUCCESS;
+    }
+    return result == CUDA_SUCCESS && event->recorded
+               ? emu_stream_submit_after(stream, event->point)
+               : result;
+}
+
+EMU_ENTRY(cuStreamWaitEvent, CUstream hStream, CUevent hEvent, unsigned int Flags)
+{
+    EMU_BEGIN("cuStreamWaitEvent", EMU_CALL_WORK, "stream=0x%llx, event=0x%llx, flags=%u",
+              number_of(hStream), number_of(hEvent), Flags);
+    return emu_call_end(&call, wait_for_event(hStream, hEvent, Flags));
+}
+
+/* As with streams: a lazy event answers NOT_READY once, then what it waits for runs. */
+EMU_ENTRY(cuEventQuery, CUevent hEvent)
+{
+    struct emu_event *event;
+    CUresult result = CUDA_SUCCESS;
+
+    EMU_BEGIN("cuEventQuery", EMU_CALL_WORK, "event=0x%llx", number_of(hEvent));
+    event = emu_event_find(hEvent);
+    if (event == NULL) {
+        result = CUDA_ERROR_INVALID_HANDLE;
+    }
+    else if (event->capture != NULL) {
+        result = CUDA_ERROR_CAPTURED_EVENT;
+    }
+    else if (!emu_event_reached(event)) {
+        result = CUDA_ERROR_NOT_READY;
+        if (emu_streams_lazy()) {
+            emu_event_drain(event);
+        }
+    }
+    return emu_call_end(&call, result);
+}
+
+EMU_ENTRY(cuEventSynchronize, CUevent hEvent)
+{
+    struct emu_event *event;
+    CUresult result = CUDA_SUCCESS;
+
+    EMU_BEGIN("cuEventSynchronize", EMU_CALL_WORK, "event=0x%llx", number_of(hEvent));
+    event = emu_event_find(hEvent);
+    if (event == NULL) {
+        result = CUDA_ERROR_INVALID_HANDLE;
+    }
+    else if (event->capture != NULL) {
+        result = CUDA_ERROR_CAPTURED_EVENT;
+    }
+    else {
+        emu_event_drain(event);
+    }
+    return emu_call_end(&call, result);
+}
+
+static CUresult
+elapsed(float *milliseconds, CUevent start_handle, CUevent end_handle)
+{
+    const struct emu_event *start, *end;
+
+    EMU_BEGIN("cuEventElapsedTime", EMU_CALL_WORK, "start=0x%llx, end=0x%llx",
+              number_of(start_handle), number_of(end_handle));
+    start = emu_event_find(start_handle);
+    end = emu_event_find(end_handle);
+    if (milliseconds == NULL) {
+        return emu_call_end(&call, CUDA_ERROR_INVALID_VALUE);
+    }
+    if (start == NULL || end == NULL || !start->recorded || !end->recorded
+        || ((start->flags | end->flags) & CU_EVENT_DISABLE_TIMING) != 0) {
+        return emu_call_end(&call, CUDA_ERROR_INVALID_HANDLE);
+    }
+    if (!emu_event_reached(start) || !emu_event_reached(end)) {
+        return emu_call_end(&call, CUDA_ERROR_NOT_READY);
+    }
+    *milliseconds = (float)(end->milliseconds - start->milliseconds);
+    return emu_call_end(&call, CUDA_SUCCESS);
+}
+
+EMU_ENTRY(cuEventElapsedTime, float *pMilliseconds, CUevent hStart, CUevent hEnd)
+{
+    return elapsed(pMilliseconds, hStart, hEnd);
+}
+
+EMU_ENTRY(cuEventElapsedTime_v2, float *pMilliseconds, CUevent hStart, CUevent hEnd)
+{
+    return elapsed(pMilliseconds, hStart, hEnd);
+}

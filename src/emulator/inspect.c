@@ -1,0 +1,196 @@
+/* The functions by which tests look into the emulated machine and drive it. */
+#include "control.h"
+
+#include <string.h>
+
+size_t
+emu_live_allocations(void)
+{
+    size_t count;
+
+    emu_lock();
+    count = emu_allocation_count();
+    emu_unlock();
+    return count;
+}
+
+size_t
+emu_live_bytes(void)
+{
+    size_t bytes;
+
+    emu_lock();
+    bytes = emu_allocation_bytes();
+    emu_unlock();
+    return bytes;
+}
+
+size_t
+emu_live_streams(void)
+{
+    size_t count;
+
+    emu_lock();
+    count = emu_stream_count();
+    emu_unlock();
+    return count;
+}
+
+size_t
+emu_live_events(void)
+{
+    size_t count;
+
+    emu_lock();
+    count = emu_event_count();
+    emu_unlock();
+    return count;
+}
+
+size_t
+emu_live_pools(void)
+{
+    size_t count;
+
+    emu_lock();
+    count = emu_pool_count();
+    emu_unlock();
+    return count;
+}
+
+size_t
+emu_context_depth(void)
+{
+    return (size_t)emu_thread()->depth;
+}
+
+struct summary {
+    bool any, mixed;
+    uint64_t where;
+};
+
+static void
+summarise(const union emu_value *value, size_t first, size_t end, void *argument)
+{
+    struct summary *s = argument;
+
+    (void)first;
+    (void)end;
+    s->mixed = s->mixed || (s->any && s->where != value->page.where);
+    s->where = value->page.where;
+    s->any = true;
+}
+
+static void
+describe(const struct summary *s, int *type, int *id)
+{
+    int bit = 0;
+
+    *id = 0;
+    if (s->mixed || (s->where & (s->where - 1)) != 0) {
+        *type = 0;
+        return;
+    }
+    if (s->where == 0) {
+        *type = -1;
+        return;
+    }
+    while ((s->where >> bit & 1) == 0) {
+        bit++;
+    }
+    *type = bit < EMU_HOST_BIT ? 1 : 2;
+    *id = bit < EMU_HOST_BIT ? bit : bit - EMU_HOST_BIT;
+}
+
+int
+emu_residency(CUdeviceptr ptr, size_t size, int *type, int *id)
+{
+    struct emu_allocation *allocation;
+    struct summary s = {0};
+    size_t first, end;
+    int status = -1;
+
+    emu_lock();
+    allocation = emu_find_range(ptr, size);
+    if (allocation != NULL && allocation->kind == EMU_MANAGED) {
+        emu_page_span(allocation->region, ptr, size, &first, &end);
+        emu_pages_observe(allocation->region, first, end);
+        emu_runs_visit(&allocation->region->pages, first, end, summarise, &s);
+        describe(&s, type, id);
+        status = 0;
+    }
+    emu_unlock();
+    return status;
+}
+
+int
+emu_touch(CUdeviceptr ptr, size_t size, int device, int write)
+{
+    struct emu_allocation *allocation;
+    int status = -1;
+
+    emu_lock();
+    allocation = emu_find_range(ptr, size);
+    if (allocation != NULL && allocation->kind == EMU_MANAGED
+        && (device < 0 || emu_device(device) != NULL)) {
+        emu_pages_touch(allocation->region, ptr, size, device, write != 0);
+        status = 0;
+    }
+    emu_unlock();
+    return status;
+}
+
+void
+emu_counters(struct emu_counters *out)
+{
+    emu_lock();
+    *out = emu_counted;
+    emu_unlock();
+}
+
+void
+emu_counters_clear(void)
+{
+    emu_lock();
+    memset(&emu_counted, 0, sizeof emu_counted);
+    emu_unlock();
+}
+
+void
+emu_schedule(int lazy)
+{
+    emu_lock();
+    emu_streams_schedule(lazy != 0);
+    emu_unlock();
+}
+
+int
+emu_run(CUstream handle)
+{
+    struct emu_stream *stream = NULL;
+    CUresult result;
+
+    emu_lock();
+    result = emu_stream_find(handle, &stream);
+    if (result == CUDA_SUCCESS) {
+        emu_stream_drain(stream);
+    }
+    emu_unlock();
+    return (int)result;
+}
+
+int
+emu_launch(CUstream handle, void (*fn)(void *argument), void *argument)
+{
+    const struct emu_op op = {.kind = EMU_OP_FUNCTION, .function = fn, .argument = argument};
+    struct emu_stream *stream = NULL;
+    CUresult result;
+
+    emu_lock();
+    result = fn == NULL ? CUDA_ERROR_INVALID_VALUE : emu_stream_find(handle, &stream);
+    if (result == CUDA_SUCCESS) {
+        result = emu_stream_submit(stream, &op);
+    }
+    emu_unlock();
+    return (int)result;
+}

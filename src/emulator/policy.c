@@ -1,0 +1,226 @@
+/* Advice and what reads it back: policies per page, changed at the call, never in stream order. */
+#include "emulator.h"
+
+#include <string.h>
+
+enum { UNSET = CU_DEVICE_INVALID };
+
+struct advice {
+    CUmem_advise advice;
+    CUmemLocation location;
+};
+
+uint64_t
+emu_place_bit(CUmemLocation location)
+{
+    switch ((int)location.type) {
+    case CU_MEM_LOCATION_TYPE_DEVICE:
+        return (uint64_t)1 << location.id;
+    case CU_MEM_LOCATION_TYPE_HOST_NUMA:
+        return (uint64_t)1 << (EMU_HOST_BIT + location.id);
+    default:
+        return (uint64_t)1 << EMU_HOST_BIT;
+    }
+}
+
+/* Measured on a machine with one NUMA node: preferring a node is accepted and changes nothing.
+ * With several nodes the node is kept; the calling thread's node is always node 0 here. */
+static void
+set_preferred(struct emu_policy *policy, CUmemLocation location)
+{
+    bool node = location.type == CU_MEM_LOCATION_TYPE_HOST_NUMA
+                || location.type == CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT;
+
+    if (node && emu_config()->numa_nodes == 1) {
+        return;
+    }
+    policy->preferred_type = node ? CU_MEM_LOCATION_TYPE_HOST_NUMA : (int32_t)location.type;
+    policy->preferred_id = location.type == CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT
+                                   || location.type == CU_MEM_LOCATION_TYPE_HOST
+                               ? 0
+                               : location.id;
+}
+
+static void
+change_policy(union emu_value *value, size_t first, size_t end, void *argument)
+{
+    const struct advice *a = argument;
+    struct emu_policy *policy = &value->policy;
+
+    (void)first;
+    (void)end;
+    switch (a->advice) {
+    case CU_MEM_ADVISE_SET_READ_MOSTLY: policy->read_mostly = 1; break;
+    case CU_MEM_ADVISE_UNSET_READ_MOSTLY: policy->read_mostly = 0; break;
+    case CU_MEM_ADVISE_SET_PREFERRED_LOCATION: set_preferred(policy, a->location); break;
+    case CU_MEM_ADVISE_UNSET_PREFERRED_LOCATION:
+        policy->preferred_type = 0;
+        policy->preferred_id = 0;
+        break;
+    case CU_MEM_ADVISE_SET_ACCESSED_BY: policy->accessed_by |= emu_place_bit(a->location); break;
+    case CU_MEM_ADVISE_UNSET_ACCESSED_BY:
+        policy->accessed_by &= ~emu_place_bit(a->location);
+        break;
+    default: break;
+    }
+}
+
+static uint64_t
+preferred_bit(const struct emu_policy *policy)
+{
+    return policy->preferred_type == 0
+               ? 0
+               : emu_place_bit((CUmemLocation){(CUmemLocationType)policy->preferred_type,
+                                               policy->preferred_id});
+}
+
+static void
+collapse(const union emu_value *value, size_t first, size_t end, void *argument)
+{
+    if (value->policy.read_mostly != 0) {
+        emu_pages_collapse(argument, first, end, preferred_bit(&value->policy));
+    }
+}
+
+CUresult
+emu_policy_advise(struct emu_region *region, CUdeviceptr ptr, size_t size, CUmem_advise advice,
+                  CUmemLocation location)
+{
+    struct advice a = {advice, location};
+    size_t first, end;
+
+    emu_page_span(region, ptr, size, &first, &end);
+    if (advice == CU_MEM_ADVISE_UNSET_READ_MOSTLY) {
+        emu_runs_visit(&region->policies, first, end, collapse, region);
+    }
+    return emu_runs_change(&region->policies, first, end, change_policy, &a)
+               ? CUDA_SUCCESS
+               : CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+static void
+change_prefetch(union emu_value *value, size_t first, size_t end, void *argument)
+{
+    const CUmemLocation *location = argument;
+
+    (void)first;
+    (void)end;
+    value->policy.prefetch_type = (int32_t)location->type;
+    value->policy.prefetch_id = location->id;
+}
+
+/* Measured: the location is read back as it was given, the current node as type 4. */
+CUresult
+emu_policy_prefetched(struct emu_region *region, CUdeviceptr ptr, size_t size,
+                      CUmemLocation location)
+{
+    size_t first, end;
+
+    emu_page_span(region, ptr, size, &first, &end);
+    return emu_runs_change(&region->policies, first, end, change_prefetch, &location)
+               ? CUDA_SUCCESS
+               : CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+CUresult
+emu_policy_check(CUmem_range_attribute attribute, const void *data, size_t size)
+{
+    if (data == NULL || attribute < CU_MEM_RANGE_ATTRIBUTE_READ_MOSTLY
+        || attribute > CU_MEM_RANGE_ATTRIBUTE_LAST_PREFETCH_LOCATION_ID) {
+        return CUDA_ERROR_INVALID_VALUE;
+    }
+    if (attribute == CU_MEM_RANGE_ATTRIBUTE_ACCESSED_BY) {
+        return size > 0 && size % sizeof(int) == 0 ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+    }
+    return size == sizeof(int) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
+/* What all pages of a range have in common; a place that differs between pages becomes none. */
+struct summary {
+    bool any;
+    struct emu_policy policy;
+};
+
+static void
+summarise(const union emu_value *value, size_t first, size_t end, void *argument)
+{
+    struct summary *s = argument;
+    const struct emu_policy *p = &value->policy;
+
+    (void)first;
+    (void)end;
+    if (!s->any) {
+        s->any = true;
+        s->policy = *p;
+        return;
+    }
+    s->policy.read_mostly &= p->read_mostly;
+    s->policy.accessed_by &= p->accessed_by;
+    if (s->policy.preferred_type != p->preferred_type
+        || s->policy.preferred_id != p->preferred_id) {
+        s->policy.preferred_type = s->policy.preferred_id = 0;
+    }
+    if (s->policy.prefetch_type != p->prefetch_type || s->policy.prefetch_id != p->prefetch_id) {
+        s->policy.prefetch_type = s->policy.prefetch_id = 0;
+    }
+}
+
+/* A location as the single-number attributes show it: the ordinal, -1 for any host, -2 for none. */
+static int
+as_ordinal(int type, int id)
+{
+    if (type == 0) {
+        return UNSET;
+    }
+    return type == CU_MEM_LOCATION_TYPE_DEVICE ? id : CU_DEVICE_CPU;
+}
+
+static void
+write_users(uint64_t users, int *data, size_t places)
+{
+    size_t used = 0;
+
+    for (int i = 0; i < EMU_MAX_DEVICES && used < places; i++) {
+        if ((users >> i & 1) != 0) {
+            data[used++] = i;
+        }
+    }
+    if ((users >> EMU_HOST_BIT & 1) != 0 && used < places) {
+        data[used++] = CU_DEVICE_CPU;
+    }
+    while (used < places) {
+        data[used++] = UNSET;
+    }
+}
+
+void
+emu_policy_read(const struct emu_region *region, CUdeviceptr ptr, size_t size,
+                CUmem_range_attribute attribute, int *data, size_t data_size)
+{
+    struct summary s = {0};
+    const struct emu_policy *p = &s.policy;
+    size_t first, end;
+
+    emu_page_span(region, ptr, size, &first, &end);
+    emu_runs_visit(&region->policies, first, end, summarise, &s);
+    switch (attribute) {
+    case CU_MEM_RANGE_ATTRIBUTE_READ_MOSTLY: *data = (int)p->read_mostly; break;
+    case CU_MEM_RANGE_ATTRIBUTE_PREFERRED_LOCATION:
+        *data = as_ordinal(p->preferred_type, p->preferred_id);
+        break;
+    case CU_MEM_RANGE_ATTRIBUTE_ACCESSED_BY:
+        write_users(p->accessed_by, data, data_size / sizeof(int));
+        break;
+    case CU_MEM_RANGE_ATTRIBUTE_LAST_PREFETCH_LOCATION:
+        *data = as_ordinal(p->prefetch_type, p->prefetch_id);
+        break;
+    case CU_MEM_RANGE_ATTRIBUTE_PREFERRED_LOCATION_TYPE: *data = p->preferred_type; break;
+    case CU_MEM_RANGE_ATTRIBUTE_PREFERRED_LOCATION_ID:
+        *data = p->preferred_type == CU_MEM_LOCATION_TYPE_HOST_NUMA
+                    ? p->preferred_id
+                    : as_ordinal(p->preferred_type, p->preferred_id);
+        break;
+    case CU_MEM_RANGE_ATTRIBUTE_LAST_PREFETCH_LOCATION_TYPE: *data = p->prefetch_type; break;
+    default: *data = p->prefetch_type == 0 ? UNSET : p->prefetch_id; break;
+    }
+}

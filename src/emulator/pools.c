@@ -1,0 +1,230 @@
+/* Memory pools: their properties, the default and current one of each place, and what they hold.
+ * Allocations of a pool share regions, and so pages: what happens to a page happens to all of
+ * them, as on the real driver. */
+#include "emulator.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* A place and type with its default pool and the one that is current. */
+struct home {
+    struct home *next;
+    CUmemLocation location;
+    CUmemAllocationType type;
+    struct emu_pool *default_pool, *current;
+};
+
+static struct emu_pool *pools;
+static struct home *homes;
+static size_t own_pools;
+
+size_t
+emu_pool_count(void)
+{
+    return own_pools;
+}
+
+struct emu_pool *
+emu_pool_find(CUmemoryPool handle)
+{
+    for (struct emu_pool *p = pools; p != NULL; p = p->next) {
+        if ((void *)p == (void *)handle && !p->dying) {
+            return p;
+        }
+    }
+    return NULL;
+}
+
+static bool
+place_exists(CUmemLocation location, CUmemAllocationType type)
+{
+    switch ((int)location.type) {
+    case CU_MEM_LOCATION_TYPE_DEVICE: return emu_device(location.id) != NULL;
+    case CU_MEM_LOCATION_TYPE_HOST: return true;
+    case CU_MEM_LOCATION_TYPE_HOST_NUMA:
+        return location.id >= 0 && location.id < emu_config()->numa_nodes;
+    case CU_MEM_LOCATION_TYPE_NONE: return type == CU_MEM_ALLOCATION_TYPE_MANAGED;
+    default: return false;
+    }
+}
+
+static struct emu_pool *
+pool_make(CUmemAllocationType type, CUmemLocation location)
+{
+    struct emu_pool *pool = calloc(1, sizeof *pool);
+
+    if (pool == NULL) {
+        return NULL;
+    }
+    pool->type = type;
+    pool->location = location;
+    pool->reuse[0] = pool->reuse[1] = pool->reuse[2] = 1;
+    pool->next = pools;
+    pools = pool;
+    return pool;
+}
+
+CUresult
+emu_pool_new(const CUmemPoolProps *props, struct emu_pool **out)
+{
+    if ((props->allocType != CU_MEM_ALLOCATION_TYPE_PINNED
+         && props->allocType != CU_MEM_ALLOCATION_TYPE_MANAGED)
+        || !place_exists(props->location, props->allocType)) {
+        return CUDA_ERROR_INVALID_VALUE;
+    }
+    if (props->allocType == CU_MEM_ALLOCATION_TYPE_MANAGED
+        && (props->maxSize != 0 || props->handleTypes != CU_MEM_HANDLE_TYPE_NONE)) {
+        return CUDA_ERROR_INVALID_VALUE;
+    }
+    *out = pool_make(props->allocType, props->location);
+    own_pools += *out != NULL;
+    return *out == NULL ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_SUCCESS;
+}
+
+static CUresult
+home_of(CUmemLocation location, CUmemAllocationType type, struct home **out)
+{
+    struct home *home = homes;
+
+    if ((type != CU_MEM_ALLOCATION_TYPE_PINNED && type != CU_MEM_ALLOCATION_TYPE_MANAGED)
+        || !place_exists(location, type)) {
+        return CUDA_ERROR_INVALID_VALUE;
+    }
+    if (type == CU_MEM_ALLOCATION_TYPE_MANAGED && !emu_config()->concurrent) {
+        return CUDA_ERROR_NOT_SUPPORTED;
+    }
+    while (home != NULL
+           && (home->type != type || home->location.type != location.type
+               || home->location.id != location.id)) {
+        home = home->next;
+    }
+    if (home == NULL) {
+        home = calloc(1, sizeof *home);
+        if (home == NULL) {
+            return CUDA_ERROR_OUT_OF_MEMORY;
+        }
+        home->location = location;
+        home->type = type;
+        home->default_pool = pool_make(type, location);
+        if (home->default_pool == NULL) {
+            free(home);
+            return CUDA_ERROR_OUT_OF_MEMORY;
+        }
+        home->default_pool->is_default = true;
+        home->current = home->default_pool;
+        home->next = homes;
+        homes = home;
+    }
+    *out = home;
+    return CUDA_SUCCESS;
+}
+
+CUresult
+emu_pool_default(CUmemLocation location, CUmemAllocationType type, struct emu_pool **out)
+{
+    struct home *home = NULL;
+    CUresult result = home_of(location, type, &home);
+
+    if (result == CUDA_SUCCESS) {
+        *out = home->default_pool;
+    }
+    return result;
+}
+
+CUresult
+emu_pool_current(CUmemLocation location, CUmemAllocationType type, struct emu_pool **out)
+{
+    struct home *home = NULL;
+    CUresult result = home_of(location, type, &home);
+
+    if (result == CUDA_SUCCESS) {
+        *out = home->current;
+    }
+    return result;
+}
+
+CUresult
+emu_pool_set_current(CUmemLocation location, CUmemAllocationType type, struct emu_pool *pool)
+{
+    struct home *home = NULL;
+    CUresult result = home_of(location, type, &home);
+
+    if (result != CUDA_SUCCESS) {
+        return result;
+    }
+    if (pool == NULL || pool->type != type || pool->location.type != location.type
+        || pool->location.id != location.id) {
+        return CUDA_ERROR_INVALID_VALUE;
+    }
+    home->current = pool;
+    return CUDA_SUCCESS;
+}
+
+static void
+pool_free(struct emu_pool *pool)
+{
+    struct emu_pool **link = &pools;
+
+    emu_pool_regions_trim(pool, 0);
+    while (*link != pool) {
+        link = &(*link)->next;
+    }
+    *link = pool->next;
+    free(pool);
+}
+
+/* What is still allocated outlives the handle: the pool goes when the last of it is freed. */
+void
+emu_pool_delete(struct emu_pool *pool)
+{
+    for (struct home *h = homes; h != NULL; h = h->next) {
+        if (h->current == pool) {
+            h->current = h->default_pool;
+        }
+    }
+    own_pools--;
+    pool->dying = true;
+    if (pool->live == 0) {
+        pool_free(pool);
+    }
+}
+
+CUresult
+emu_pool_allocate(struct emu_pool *pool, size_t size, struct emu_allocation **out)
+{
+    enum emu_kind kind = pool->type == CU_MEM_ALLOCATION_TYPE_MANAGED ? EMU_MANAGED
+                         : pool->location.type == CU_MEM_LOCATION_TYPE_DEVICE ? EMU_DEVICE
+                                                                              : EMU_PINNED;
+    struct emu_device *device = pool->location.type == CU_MEM_LOCATION_TYPE_DEVICE
+                                    ? emu_device(pool->location.id)
+                                    : emu_current();
+    size_t reserved;
+    CUresult result;
+
+    result = emu_allocate(kind, size, device == NULL ? emu_device(0) : device, pool, out);
+    if (result != CUDA_SUCCESS) {
+        return result;
+    }
+    (*out)->attach = CU_MEM_ATTACH_GLOBAL;
+    pool->live++;
+    pool->used += size;
+    pool->used_high = pool->used > pool->used_high ? pool->used : pool->used_high;
+    reserved = emu_pool_regions_bytes(pool);
+    pool->reserved_high = reserved > pool->reserved_high ? reserved : pool->reserved_high;
+    return CUDA_SUCCESS;
+}
+
+void
+emu_pool_release(struct emu_allocation *allocation)
+{
+    struct emu_pool *pool = allocation->pool;
+
+    pool->live--;
+    pool->used -= allocation->size;
+    emu_release(allocation);
+    if (pool->dying && pool->live == 0) {
+        pool_free(pool);
+        return;
+    }
+    emu_pool_regions_trim(pool, (size_t)pool->threshold);
+}

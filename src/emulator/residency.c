@@ -1,0 +1,444 @@
+/* Where pages are, and what moves them: prefetch, discard, touches, eviction.
+ *
+ * There is one copy of the bytes, whatever the pages' places: moving changes the books only.  All of
+ * it happens when an operation runs in its stream, not when it is queued. */
+#include "emulator.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+enum { POISON = 0xDB };
+
+static const size_t BLOCK = (size_t)2 << 20;
+static const uint64_t DEVICES = ((uint64_t)1 << EMU_HOST_BIT) - 1;
+static uint64_t clock_of_use;
+
+struct move {
+    struct emu_region *region;
+    uint64_t bit;                /* of the destination */
+    bool write;                  /* touches only */
+    const union emu_value *policy;
+};
+
+static unsigned char *
+page_bytes(const struct emu_region *region, size_t page)
+{
+    return (unsigned char *)(uintptr_t)region->base + page * emu_config()->page;
+}
+
+static void
+count_resident(uint64_t where, size_t bytes, bool arrives)
+{
+    for (int i = 0; i < emu_config()->devices; i++) {
+        if ((where >> i & 1) != 0) {
+            struct emu_device *device = emu_device(i);
+            device->resident = arrives ? device->resident + bytes : device->resident - bytes;
+        }
+    }
+}
+
+static void
+settle(union emu_value *value, uint64_t where, size_t pages)
+{
+    size_t bytes = pages * emu_config()->page;
+
+    count_resident(value->page.where & ~where, bytes, false);
+    count_resident(where & ~value->page.where, bytes, true);
+    value->page.where = where;
+}
+
+static void
+count_transfer(uint64_t from, uint64_t to, size_t pages)
+{
+    uint64_t bytes = (uint64_t)pages * emu_config()->page;
+    bool from_device = (from & DEVICES) != 0 && (from & ~DEVICES) == 0;
+
+    if ((to & DEVICES) == 0) {
+        emu_counted.bytes_dtoh += from_device ? bytes : 0;
+    }
+    else if (from_device) {
+        emu_counted.bytes_dtod += bytes;
+    }
+    else {
+        emu_counted.bytes_htod += bytes;
+    }
+}
+
+/* ---- pages that the host touched on its own ---- */
+
+static void
+populate_here(union emu_value *value, size_t first, size_t end, void *argument)
+{
+    (void)argument;
+    if (value->page.where == 0) {
+        settle(value, (uint64_t)1 << EMU_HOST_BIT, end - first);
+    }
+}
+
+struct span {
+    struct emu_region *region;
+    size_t first, end;
+};
+
+static void
+first_unpopulated(const union emu_value *value, size_t first, size_t end, void *argument)
+{
+    struct span *span = argument;
+
+    if (value->page.where == 0 && span->first == span->end) {
+        span->first = first;
+        span->end = end;
+    }
+}
+
+/* The kernel knows which pages of the mapping exist: a page that no operation populated but that
+ * exists was touched by the host. */
+void
+emu_pages_observe(struct emu_region *region, size_t first, size_t end)
+{
+    size_t system = (size_t)sysconf(_SC_PAGESIZE), per = emu_config()->page / system;
+    size_t at = first;
+
+    while (at < end && per > 0) {
+        struct span span = {region, 0, 0};
+        unsigned char *present;
+        size_t from = 0;
+
+        emu_runs_visit(&region->pages, at, end, first_unpopulated, &span);
+        if (span.first == span.end) {
+            return;
+        }
+        present = malloc((span.end - span.first) * per);
+        if (present == NULL
+            || mincore(page_bytes(region, span.first), (span.end - span.first) * per * system,
+                       present) != 0) {
+            free(present);
+            return;
+        }
+        for (size_t page = 0; page <= span.end - span.first; page++) {
+            bool here = page < span.end - span.first && (present[page * per] & 1) != 0;
+            if (!here) {
+                (void)emu_runs_change(&region->pages, span.first + from, span.first + page,
+                                      populate_here, NULL);
+                from = page + 1;
+            }
+        }
+        free(present);
+        at = span.end;
+    }
+}
+
+/* ---- discarded pages ---- */
+
+static uint64_t
+checksum(const unsigned char *bytes, size_t size)
+{
+    uint64_t sum = 1469598103934665603u, word;
+
+    for (size_t i = 0; i + sizeof word <= size; i += sizeof word) {
+        memcpy(&word, bytes + i, sizeof word);
+        sum = (sum ^ word) * 1099511628211u;
+    }
+    return sum;
+}
+
+static void
+discard_run(union emu_value *value, size_t first, size_t end, void *argument)
+{
+    struct emu_region *region = argument;
+    size_t page = emu_config()->page;
+    bool on_device = (value->page.where & ~DEVICES) == 0 && value->page.where != 0;
+    size_t block = BLOCK / page;
+
+    value->page.discarded = 1;
+    for (size_t i = first; i < end; i++) {
+        unsigned char *bytes = page_bytes(region, i);
+        /* Measured: a whole 2 MiB block keeps its old bytes until it is moved, smaller parts of a
+         * block on a device read 0 at once. */
+        bool whole = i / block * block >= first && i / block * block + block <= end;
+
+        if (emu_config()->discard == EMU_DISCARD_POISON) {
+            memset(bytes, POISON, page);
+        }
+        else if (emu_config()->discard == EMU_DISCARD_ZERO || (on_device && !whole)) {
+            memset(bytes, 0, page);
+        }
+        if (region->checksums != NULL) {
+            region->checksums[i] = checksum(bytes, page);
+        }
+    }
+}
+
+/* Measured: the start is rounded down to a page and so is the length.  Less than a page is nothing,
+ * and a range that begins inside a page destroys the bytes before its start. */
+void
+emu_pages_discard(struct emu_region *region, CUdeviceptr ptr, size_t size)
+{
+    size_t page = emu_config()->page;
+    size_t first = (size_t)(ptr - region->base) / page, end = first + size / page;
+
+    if (region->checksums == NULL && emu_config()->discard == EMU_DISCARD_KEEP) {
+        region->checksums = calloc(region->size / page, sizeof *region->checksums);
+    }
+    emu_pages_observe(region, first, end);
+    (void)emu_runs_change(&region->pages, first, end, discard_run, region);
+}
+
+/* A discarded page that moves arrives as a fresh one, unless it was written in between.  Host
+ * writes cannot be seen, so the bytes are compared with what the discard left; writing the very
+ * same bytes again is the one case that this cannot tell. */
+static void
+end_discard(struct emu_region *region, union emu_value *value, size_t first, size_t end)
+{
+    size_t page = emu_config()->page;
+
+    if (value->page.discarded != 0 && region->checksums != NULL) {
+        for (size_t i = first; i < end; i++) {
+            unsigned char *bytes = page_bytes(region, i);
+            if (checksum(bytes, page) == region->checksums[i]) {
+                memset(bytes, 0, page);
+            }
+        }
+    }
+    value->page.discarded = 0;
+}
+
+/* ---- moving ---- */
+
+static void
+move_run(union emu_value *value, size_t first, size_t end, void *argument)
+{
+    struct move *move = argument;
+    uint64_t where = value->page.where, bit = move->bit;
+    size_t pages = end - first;
+    bool was_discarded = value->page.discarded != 0;
+
+    end_discard(move->region, value, first, end);
+    if ((where & bit) != 0) {
+        return;
+    }
+    if (where == 0 || was_discarded) {
+        settle(value, bit, pages);
+        return;
+    }
+    count_transfer(where, bit, pages);
+    if (move->policy->policy.read_mostly != 0) {
+        emu_counted.duplications += pages;
+        settle(value, where | bit, pages);
+    }
+    else {
+        settle(value, bit, pages);
+    }
+}
+
+static void
+move_with_policy(const union emu_value *policy, size_t first, size_t end, void *argument)
+{
+    struct move *move = argument;
+
+    move->policy = policy;
+    (void)emu_runs_change(&move->region->pages, first, end, move_run, move);
+}
+
+/* ---- eviction ---- */
+
+static void
+evict_run(union emu_value *value, size_t first, size_t end, void *argument)
+{
+    const uint64_t *bit = argument;
+    uint64_t rest = value->page.where & ~*bit;
+
+    if ((value->page.where & *bit) == 0) {
+        return;
+    }
+    if (rest == 0) {
+        rest = (uint64_t)1 << EMU_HOST_BIT;
+        if (value->page.discarded == 0) {
+            count_transfer(*bit, rest, end - first);
+        }
+    }
+    settle(value, rest, end - first);
+}
+
+/* Room for `bytes` on a device: the regions that moved there longest ago go to the host.  Returns
+ * how many bytes there is room for. */
+static size_t
+make_room(struct emu_device *device, size_t bytes, const struct emu_region *keep)
+{
+    uint64_t bit = (uint64_t)1 << device->ordinal;
+
+    for (;;) {
+        size_t taken = device->allocated + device->resident, capacity = emu_config()->capacity;
+        struct emu_region *oldest = NULL;
+
+        if (taken <= capacity && capacity - taken >= bytes) {
+            return bytes;
+        }
+        for (struct emu_region *r = emu_regions(); r != NULL; r = r->next) {
+            if (r != keep && r->kind == EMU_MANAGED && r->used != 0
+                && (oldest == NULL || r->used < oldest->used)) {
+                oldest = r;
+            }
+        }
+        if (oldest == NULL) {
+            return taken < capacity ? capacity - taken : 0;
+        }
+        oldest->used = 0;
+        (void)emu_runs_change(&oldest->pages, 0, oldest->pages.pages, evict_run, &bit);
+    }
+}
+
+struct missing {
+    uint64_t bit;
+    size_t pages;
+};
+
+static void
+count_missing(const union emu_value *value, size_t first, size_t end, void *argument)
+{
+    struct missing *missing = argument;
+
+    if ((value->page.where & missing->bit) == 0) {
+        missing->pages += end - first;
+    }
+}
+
+void
+emu_pages_prefetch(struct emu_region *region, CUdeviceptr ptr, size_t size,
+                   CUmemLocation location)
+{
+    struct move move = {.region = region, .bit = emu_place_bit(location)};
+    struct missing missing = {move.bit, 0};
+    size_t first, end, page = emu_config()->page;
+
+    emu_page_span(region, ptr, size, &first, &end);
+    emu_pages_observe(region, first, end);
+    if ((move.bit & DEVICES) != 0) {
+        struct emu_device *device = emu_device(location.id);
+        size_t room;
+
+        emu_runs_visit(&region->pages, first, end, count_missing, &missing);
+        room = make_room(device, missing.pages * page, region) / page;
+        /* What does not fit stays where it is; the call has long succeeded. */
+        if (room < missing.pages) {
+            end = first + (room < end - first ? room : end - first);
+        }
+        region->used = ++clock_of_use;
+    }
+    emu_runs_visit(&region->policies, first, end, move_with_policy, &move);
+}
+
+/* ---- touches ---- */
+
+static bool
+mapped_remotely(const struct emu_policy *policy, uint64_t where, uint64_t bit)
+{
+    /* On a PCIe machine the host never maps device memory. */
+    if ((bit & DEVICES) == 0) {
+        return false;
+    }
+    if ((policy->accessed_by & bit) != 0) {
+        return true;
+    }
+    return policy->preferred_type != 0
+           && (emu_place_bit((CUmemLocation){(CUmemLocationType)policy->preferred_type,
+                                             policy->preferred_id})
+               & where) != 0;
+}
+
+static void
+touch_run(union emu_value *value, size_t first, size_t end, void *argument)
+{
+    struct move *move = argument;
+    uint64_t where = value->page.where, bit = move->bit;
+    size_t pages = end - first;
+    bool host = (bit & DEVICES) == 0;
+
+    if (move->write) {
+        value->page.discarded = 0;
+    }
+    if (host && (where & ~DEVICES) != 0) {
+        bit = where & ~DEVICES;
+    }
+    if ((where & bit) == 0) {
+        if (where != 0 && move->policy->policy.read_mostly == 0
+            && mapped_remotely(&move->policy->policy, where, bit)) {
+            return;
+        }
+        emu_counted.cpu_faults += host ? pages : 0;
+        emu_counted.gpu_faults += host ? 0 : pages;
+        if (where != 0) {
+            count_transfer(where, bit, pages);
+        }
+        if (where != 0 && move->policy->policy.read_mostly != 0 && !move->write) {
+            emu_counted.duplications += pages;
+            bit |= where;
+        }
+    }
+    else if (!move->write || move->policy->policy.read_mostly == 0) {
+        return;
+    }
+    settle(value, bit, pages);
+}
+
+static void
+touch_with_policy(const union emu_value *policy, size_t first, size_t end, void *argument)
+{
+    struct move *move = argument;
+
+    move->policy = policy;
+    (void)emu_runs_change(&move->region->pages, first, end, touch_run, move);
+}
+
+void
+emu_pages_touch(struct emu_region *region, CUdeviceptr ptr, size_t size, int device, bool write)
+{
+    struct move move = {.region = region, .write = write,
+                        .bit = (uint64_t)1 << (device < 0 ? EMU_HOST_BIT : device)};
+    size_t first, end;
+
+    if (region->kind != EMU_MANAGED || size == 0) {
+        return;
+    }
+    emu_page_span(region, ptr, size, &first, &end);
+    if (device >= 0) {
+        emu_pages_observe(region, first, end);
+        region->used = ++clock_of_use;
+    }
+    emu_runs_visit(&region->policies, first, end, touch_with_policy, &move);
+}
+
+static void
+collapse_run(union emu_value *value, size_t first, size_t end, void *argument)
+{
+    const uint64_t *preferred = argument;
+    uint64_t where = value->page.where, host = where & ~DEVICES;
+    uint64_t kept = (where & *preferred) != 0 ? where & *preferred : host != 0 ? host : where;
+
+    if ((where & (where - 1)) != 0) {
+        settle(value, kept & (~kept + 1), end - first);
+    }
+}
+
+void
+emu_pages_collapse(struct emu_region *region, size_t first, size_t end, uint64_t preferred)
+{
+    (void)emu_runs_change(&region->pages, first, end, collapse_run, &preferred);
+}
+
+static void
+forget_run(const union emu_value *value, size_t first, size_t end, void *argument)
+{
+    (void)argument;
+    count_resident(value->page.where, (end - first) * emu_config()->page, false);
+}
+
+void
+emu_pages_forget(struct emu_region *region)
+{
+    if (region->kind == EMU_MANAGED) {
+        emu_runs_visit(&region->pages, 0, region->pages.pages, forget_run, NULL);
+    }
+}

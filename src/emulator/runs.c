@@ -1,0 +1,142 @@
+/* Values per page, stored as runs: sorted by their first page, neighbours always different.
+ * A 64 GiB allocation has 16.8 million pages but rarely more than a few runs. */
+#include "emulator.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+bool
+emu_runs_init(struct emu_runs *runs, size_t pages)
+{
+    memset(runs, 0, sizeof *runs);
+    runs->run = calloc(4, sizeof *runs->run);
+    if (runs->run == NULL) {
+        return false;
+    }
+    runs->pages = pages;
+    runs->room = 4;
+    runs->count = 1;
+    return true;
+}
+
+void
+emu_runs_free(struct emu_runs *runs)
+{
+    free(runs->run);
+    memset(runs, 0, sizeof *runs);
+}
+
+/* The run that holds a page. */
+static size_t
+index_of(const struct emu_runs *runs, size_t page)
+{
+    size_t low = 0, high = runs->count;
+
+    while (high - low > 1) {
+        size_t middle = low + (high - low) / 2;
+        if (runs->run[middle].first <= page) {
+            low = middle;
+        }
+        else {
+            high = middle;
+        }
+    }
+    return low;
+}
+
+static bool
+make_room(struct emu_runs *runs, size_t more)
+{
+    struct emu_run *bigger;
+    size_t room = runs->room * 2 + more;
+
+    if (runs->count + more <= runs->room) {
+        return true;
+    }
+    bigger = realloc(runs->run, room * sizeof *bigger);
+    if (bigger == NULL) {
+        return false;
+    }
+    runs->run = bigger;
+    runs->room = room;
+    return true;
+}
+
+/* Makes a run begin at `page` and returns its index; there must be room for one more. */
+static size_t
+split_at(struct emu_runs *runs, size_t page)
+{
+    size_t i;
+
+    if (page >= runs->pages) {
+        return runs->count;
+    }
+    i = index_of(runs, page);
+    if (runs->run[i].first == page) {
+        return i;
+    }
+    memmove(&runs->run[i + 2], &runs->run[i + 1], (runs->count - i - 1) * sizeof *runs->run);
+    runs->run[i + 1] = runs->run[i];
+    runs->run[i + 1].first = page;
+    runs->count++;
+    return i + 1;
+}
+
+static size_t
+end_of(const struct emu_runs *runs, size_t i)
+{
+    return i + 1 < runs->count ? runs->run[i + 1].first : runs->pages;
+}
+
+static void
+merge_between(struct emu_runs *runs, size_t from, size_t to)
+{
+    size_t kept = from, last = to < runs->count ? to : runs->count - 1;
+
+    for (size_t i = from + 1; i <= last; i++) {
+        if (memcmp(&runs->run[kept].value, &runs->run[i].value, sizeof(union emu_value)) != 0) {
+            runs->run[++kept] = runs->run[i];
+        }
+    }
+    memmove(&runs->run[kept + 1], &runs->run[last + 1],
+            (runs->count - last - 1) * sizeof *runs->run);
+    runs->count -= last - kept;
+}
+
+bool
+emu_runs_change(struct emu_runs *runs, size_t first, size_t end, emu_run_change change,
+                void *argument)
+{
+    size_t from, to;
+
+    if (first >= end) {
+        return true;
+    }
+    if (!make_room(runs, 2)) {
+        return false;
+    }
+    from = split_at(runs, first);
+    to = split_at(runs, end);
+    for (size_t i = from; i < to; i++) {
+        change(&runs->run[i].value, runs->run[i].first, end_of(runs, i), argument);
+    }
+    merge_between(runs, from > 0 ? from - 1 : 0, to);
+    return true;
+}
+
+void
+emu_runs_visit(const struct emu_runs *runs, size_t first, size_t end, emu_run_visit visit,
+               void *argument)
+{
+    for (size_t i = index_of(runs, first); i < runs->count && runs->run[i].first < end; i++) {
+        size_t from = runs->run[i].first > first ? runs->run[i].first : first;
+        size_t to = end_of(runs, i) < end ? end_of(runs, i) : end;
+        visit(&runs->run[i].value, from, to, argument);
+    }
+}
+
+const union emu_value *
+emu_runs_at(const struct emu_runs *runs, size_t page)
+{
+    return &runs->run[index_of(runs, page)].value;
+}

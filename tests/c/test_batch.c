@@ -1,0 +1,416 @@
+/* test_batch.c: merging, rounding to pages, the order of moves, and advice that is taken back.
+ *
+ * Usage: test_batch PATH_OF_THE_EMULATED_DRIVER, which must have at least two devices. */
+#include "world.h"
+
+/* Ranges for merging are never given to a driver: any addresses will do. */
+static mm_move
+move(CUdeviceptr start, size_t size, CUdeviceptr allocation, CUmemLocation where)
+{
+    return (mm_move){.range = {.start = start, .size = size, .allocation = allocation},
+                     .where = where};
+}
+
+static CUmemLocation
+device(int ordinal)
+{
+    return mm_location(CU_MEM_LOCATION_TYPE_DEVICE, ordinal);
+}
+
+static void
+fill(mm_batch *b, const mm_move *moves, size_t count)
+{
+    mm_status st;
+
+    CHECK_OK(mm_batch_init(b, count, &st), &st);
+    memcpy(b->moves, moves, count * sizeof *moves);
+}
+
+static void
+check_move(const mm_move *m, CUdeviceptr start, size_t size, CUmemLocation where)
+{
+    CHECK_EQUAL(m->range.start, start);
+    CHECK_EQUAL(m->range.size, size);
+    CHECK(mm_same_location(m->where, where));
+}
+
+static void
+neighbours_merge_in_any_order(void)
+{
+    const mm_move moves[] = {move(200, 100, 1, mm_host()), move(0, 100, 1, mm_host()),
+                             move(100, 100, 1, mm_host())};
+    mm_batch b;
+
+    fill(&b, moves, 3);
+    mm_batch_merge(&b);
+    CHECK_EQUAL(b.count, 1);
+    check_move(&b.moves[0], 0, 300, mm_host());
+    mm_batch_free(&b);
+}
+
+static void
+gaps_and_allocations_stay_apart(void)
+{
+    const mm_move gap[] = {move(0, 100, 1, mm_host()), move(101, 100, 1, mm_host())};
+    const mm_move foreign[] = {move(0, 100, 1, mm_host()), move(100, 100, 100, mm_host())};
+    const mm_move unknown[] = {move(0, 100, 0, mm_host()), move(100, 100, 0, mm_host())};
+    const mm_move *const cases[] = {gap, foreign, unknown};
+
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        mm_batch b;
+
+        fill(&b, cases[i], 2);
+        mm_batch_merge(&b);
+        CHECK_EQUAL(b.count, 2);
+        check_move(&b.moves[1], cases[i][1].range.start, 100, mm_host());
+        mm_batch_free(&b);
+    }
+}
+
+static void
+different_locations_stay_apart(void)
+{
+    const mm_move moves[] = {move(0, 100, 1, device(0)), move(100, 100, 1, device(1)),
+                             move(200, 100, 1, device(1))};
+    mm_batch b;
+
+    fill(&b, moves, 3);
+    mm_batch_merge(&b);
+    CHECK_EQUAL(b.count, 2);
+    check_move(&b.moves[0], 0, 100, device(0));
+    check_move(&b.moves[1], 100, 200, device(1));
+    mm_batch_free(&b);
+}
+
+static void
+overlaps_and_contained_ranges_merge(void)
+{
+    const mm_move moves[] = {move(0, 300, 1, mm_host()), move(50, 100, 1, mm_host()),
+                             move(250, 100, 1, mm_host()), move(0, 300, 1, mm_host())};
+    mm_batch b;
+
+    fill(&b, moves, 4);
+    mm_batch_merge(&b);
+    CHECK_EQUAL(b.count, 1);
+    check_move(&b.moves[0], 0, 350, mm_host());
+    mm_batch_free(&b);
+}
+
+static void
+conflicting_moves_keep_their_order(void)
+{
+    const mm_move moves[] = {move(100, 100, 1, device(0)), move(0, 300, 1, mm_host()),
+                             move(100, 100, 1, device(1))};
+    mm_batch b;
+
+    fill(&b, moves, 3);
+    mm_batch_merge(&b);
+    CHECK_EQUAL(b.count, 3);
+    for (size_t i = 0; i < 3; i++) {
+        check_move(&b.moves[i], moves[i].range.start, moves[i].range.size, moves[i].where);
+    }
+    mm_batch_free(&b);
+}
+
+static void
+many_moves_leave_the_small_array(void)
+{
+    enum { MANY = 100 };
+    mm_status st;
+    mm_batch b;
+
+    CHECK_OK(mm_batch_init(&b, MANY, &st), &st);
+    CHECK(b.moves != b.few);
+    for (size_t i = 0; i < MANY; i++) {
+        /* Backwards, with a gap after every tenth. */
+        size_t at = MANY - 1 - i;
+        b.moves[i] = move(at * 100 + at / 10, 100, 1, mm_host());
+    }
+    mm_batch_merge(&b);
+    CHECK_EQUAL(b.count, 10);
+    check_move(&b.moves[9], 90 * 100 + 9, 1000, mm_host());
+    mm_batch_free(&b);
+}
+
+static void
+whole_pages_round_inwards(void)
+{
+    size_t page = mm_page_size();
+    mm_range range = {.start = 10 * page + 1, .size = 3 * page};
+    mm_status st;
+
+    CHECK_OK(mm_range_whole_pages(&range, &st), &st);
+    CHECK_EQUAL(range.start, 11 * page);
+    CHECK_EQUAL(range.size, 2 * page);
+    range = (mm_range){.start = 10 * page, .size = page};
+    CHECK_OK(mm_range_whole_pages(&range, &st), &st);
+    CHECK_EQUAL(range.start, 10 * page);
+    CHECK_EQUAL(range.size, page);
+}
+
+static void
+less_than_a_page_is_refused(void)
+{
+    size_t page = mm_page_size();
+    const mm_range small[] = {
+        {.start = 10 * page, .size = page - 1},
+        {.start = 10 * page + 1, .size = page},
+        {.start = 10 * page + 1, .size = 2 * page - 2},
+        {.start = 10 * page - 1, .size = 2},
+    };
+
+    for (size_t i = 0; i < sizeof small / sizeof *small; i++) {
+        mm_range range = small[i];
+        mm_status st;
+
+        CHECK_EQUAL(mm_range_whole_pages(&range, &st), -1);
+        CHECK_EQUAL(st.kind, MM_BAD_VALUE);
+        CHECK_EQUAL(range.start, small[i].start);
+        CHECK_EQUAL(range.size, small[i].size);
+    }
+}
+
+static void
+sets_and_locations_convert(void)
+{
+    CHECK_EQUAL(mm_location_bit(device(5)), 1 << 5);
+    CHECK(mm_location_bit(mm_host()) == (mm_location_set)1 << MM_HOST_BIT);
+    CHECK_EQUAL(mm_location_bit(device(-1)), 0);
+    CHECK_EQUAL(mm_location_bit(device(MM_HOST_BIT)), 0);
+    CHECK_EQUAL(mm_location_bit(mm_location(CU_MEM_LOCATION_TYPE_HOST_NUMA, 0)), 0);
+    CHECK(mm_same_location(mm_bit_location(MM_HOST_BIT), mm_host()));
+    CHECK(mm_same_location(mm_bit_location(3), device(3)));
+    CHECK(!mm_same_location(device(0), mm_host()));
+    CHECK_EQUAL(mm_advice_from_name("set_accessed_by"), CU_MEM_ADVISE_SET_ACCESSED_BY);
+    CHECK_EQUAL(mm_advice_from_name("set_accessed_b"), 0);
+}
+
+static mm_memory *
+allocate_pages(size_t pages)
+{
+    mm_status st;
+    mm_memory *m = mm_memory_allocate(world.cu, pages * mm_page_size(), &st);
+
+    CHECK(m != NULL);
+    return m;
+}
+
+static mm_range
+part_of(const mm_memory *m, size_t first, size_t pages)
+{
+    size_t page = mm_page_size();
+
+    return (mm_range){.start = m->start + first * page, .size = pages * page,
+                      .allocation = m->start};
+}
+
+static CUmemLocation
+last_prefetch(mm_range range)
+{
+    CUmemLocation where;
+    mm_status st;
+
+    CHECK_OK(mm_range_last_prefetch(world.cu, range, &where, &st), &st);
+    return where;
+}
+
+/* Where moves overlap the last one wins, whichever way the driver is called: the moves that gain
+ * from a batch call must not overtake the others. */
+static void
+last_of_overlapping_moves_wins(void)
+{
+    enum { PAGES = 64 };
+    const mm_dispatch ways[] = {MM_DISPATCH_AUTO, MM_DISPATCH_LOOP};
+    mm_memory *m = allocate_pages(4 * PAGES);
+
+    for (size_t i = 0; i < 2; i++) {
+        const mm_move moves[] = {
+            {.range = part_of(m, 0, PAGES), .where = device(0)},
+            {.range = part_of(m, 2 * PAGES, PAGES), .where = device(0)},
+            {.range = part_of(m, 0, PAGES), .where = mm_host()},
+        };
+        const mm_move reversed[] = {moves[2], moves[1], moves[0]};
+        mm_status st;
+        mm_batch b;
+
+        fill(&b, moves, 3);
+        CHECK_OK(mm_batch_prefetch(world.cu, &b, NULL, ways[i], MM_DEFER_NO, &st), &st);
+        mm_batch_free(&b);
+        CHECK(mm_same_location(last_prefetch(moves[0].range), mm_host()));
+        /* Not resident on the device any more, so that this too may choose the batch call. */
+        fill(&b, moves + 2, 1);
+        b.moves[0].range = part_of(m, 0, 4 * PAGES);
+        CHECK_OK(mm_batch_prefetch(world.cu, &b, NULL, ways[i], MM_DEFER_NO, &st), &st);
+        mm_batch_free(&b);
+        fill(&b, reversed, 3);
+        CHECK_OK(mm_batch_prefetch(world.cu, &b, NULL, ways[i], MM_DEFER_NO, &st), &st);
+        mm_batch_free(&b);
+        CHECK(mm_same_location(last_prefetch(moves[0].range), device(0)));
+    }
+    mm_memory_release(m);
+}
+
+static void
+adjacent_ranges_take_one_call(void)
+{
+    mm_memory *m = allocate_pages(4);
+    const mm_move moves[] = {{.range = part_of(m, 0, 1), .where = mm_host()},
+                             {.range = part_of(m, 1, 1), .where = mm_host()},
+                             {.range = part_of(m, 2, 2), .where = mm_host()}};
+    mm_status st;
+    mm_batch b;
+
+    fill(&b, moves, 3);
+    world.log_clear();
+    CHECK_OK(mm_batch_prefetch(world.cu, &b, NULL, MM_DISPATCH_AUTO, MM_DEFER_NO, &st), &st);
+    CHECK_EQUAL(world_calls("cuMemPrefetchAsync"), 1);
+    CHECK_EQUAL(world_calls("cuMemPrefetchBatchAsync"), 0);
+    mm_batch_free(&b);
+    mm_memory_release(m);
+}
+
+/* Every driver call of an advice over several ranges fails in turn; the advice on each range is
+ * then what it was before. */
+static void
+failed_advice_is_taken_back(void)
+{
+    enum { COUNT = 3 };
+    mm_memory *m = allocate_pages(COUNT);
+    mm_move moves[COUNT];
+    mm_status st;
+    unsigned n;
+
+    for (size_t i = 0; i < COUNT; i++) {
+        moves[i] = (mm_move){.range = part_of(m, i, 1), .where = device(1)};
+        CHECK_OK(mm_range_advise(world.cu, moves[i].range, CU_MEM_ADVISE_SET_PREFERRED_LOCATION,
+                                 i == 1 ? mm_host() : device(0), &st), &st);
+    }
+    for (n = 1;; n++) {
+        mm_batch b;
+        int rc, fired;
+
+        fill(&b, moves, COUNT);
+        world.fail("cuMemAdvise", n, CUDA_ERROR_LAUNCH_FAILED, 0);
+        rc = mm_batch_advise(world.cu, &b, CU_MEM_ADVISE_SET_PREFERRED_LOCATION, &st);
+        fired = world.fail_fired();
+        world.fail_clear();
+        mm_batch_free(&b);
+        if (!fired) {
+            CHECK_OK(rc, &st);
+            break;
+        }
+        CHECK_EQUAL(rc, -1);
+        CHECK_EQUAL(st.code, CUDA_ERROR_LAUNCH_FAILED);
+        for (size_t i = 0; i < COUNT; i++) {
+            CUmemLocation where;
+
+            CHECK_OK(mm_range_preferred_location(world.cu, moves[i].range, &where, &st), &st);
+            CHECK(mm_same_location(where, i == 1 ? mm_host() : device(0)));
+        }
+    }
+    CHECK_EQUAL(n, COUNT + 1);
+    mm_memory_release(m);
+}
+
+static void
+failed_set_change_is_taken_back(void)
+{
+    mm_memory *m = allocate_pages(1);
+    mm_range range = part_of(m, 0, 1);
+    mm_location_set from = mm_location_bit(device(0)), now = 0;
+    mm_location_set to = mm_location_bit(device(1)) | mm_location_bit(mm_host());
+    mm_status st;
+
+    CHECK_OK(mm_range_change_accessed_by(world.cu, range, 0, from, &st), &st);
+    for (unsigned n = 1; n <= 3; n++) {
+        world.fail("cuMemAdvise", n, CUDA_ERROR_LAUNCH_FAILED, 0);
+        CHECK_EQUAL(mm_range_change_accessed_by(world.cu, range, from, to, &st), -1);
+        CHECK(world.fail_fired());
+        world.fail_clear();
+        CHECK_OK(mm_range_accessed_by(world.cu, range, &now, &st), &st);
+        CHECK(now == from);
+    }
+    CHECK_OK(mm_range_change_accessed_by(world.cu, range, from, to, &st), &st);
+    CHECK_OK(mm_range_accessed_by(world.cu, range, &now, &st), &st);
+    CHECK(now == to);
+    mm_memory_release(m);
+}
+
+static void
+bad_ranges_are_explained(void)
+{
+    mm_memory *m = allocate_pages(2);
+    size_t page = mm_page_size();
+    mm_range over = {.start = m->start + page, .size = 2 * page};
+    mm_range wraps = {.start = m->start + page, .size = SIZE_MAX};
+    int local = 0;
+    mm_range system = {.start = (CUdeviceptr)(uintptr_t)&local, .size = sizeof local};
+    mm_status st;
+
+    CHECK_EQUAL(mm_range_check(world.cu, &over, MM_PREFETCH, &st), -1);
+    CHECK_EQUAL(st.kind, MM_BAD_VALUE);
+    CHECK(strstr(st.detail, "managed-memory allocation") != NULL);
+    CHECK_EQUAL(mm_range_check(world.cu, &wraps, MM_PREFETCH, &st), -1);
+    CHECK_EQUAL(st.kind, MM_BAD_VALUE);
+    CHECK_EQUAL(mm_range_check(world.cu, &system, MM_DISCARD, &st), -1);
+    CHECK_EQUAL(st.kind, MM_BAD_VALUE);
+    CHECK(strstr(st.detail, "managed-memory allocation") != NULL);
+    mm_memory_release(m);
+}
+
+static void
+long_details_are_cut_off(void)
+{
+    mm_status st;
+    char text[2 * sizeof st.detail];
+
+    memset(text, 'x', sizeof text - 1);
+    text[sizeof text - 1] = '\0';
+    CHECK_EQUAL(mm_fail(&st, MM_BAD_VALUE, "%s", text), -1);
+    CHECK_EQUAL(strlen(st.detail), sizeof st.detail - 1);
+    mm_status_add(&st, "%s", text);
+    CHECK_EQUAL(strlen(st.detail), sizeof st.detail - 1);
+    (void)mm_fail(&st, MM_BAD_VALUE, "first");
+    mm_status_add(&st, "%s", "second");
+    CHECK(strcmp(st.detail, "first second") == 0);
+}
+
+static void
+a_driver_is_chosen_only_once(void)
+{
+    mm_status st;
+
+    CHECK_EQUAL(mm_driver_select("cuda", &st), -1);
+    CHECK(mm_driver_peek() == world.cu);
+    CHECK(!mm_driver_forked());
+}
+
+int
+main(int argc, char **argv)
+{
+    static const check_test tests[] = {
+        CHECK_TEST(neighbours_merge_in_any_order),
+        CHECK_TEST(gaps_and_allocations_stay_apart),
+        CHECK_TEST(different_locations_stay_apart),
+        CHECK_TEST(overlaps_and_contained_ranges_merge),
+        CHECK_TEST(conflicting_moves_keep_their_order),
+        CHECK_TEST(many_moves_leave_the_small_array),
+        CHECK_TEST(whole_pages_round_inwards),
+        CHECK_TEST(less_than_a_page_is_refused),
+        CHECK_TEST(sets_and_locations_convert),
+        CHECK_TEST(last_of_overlapping_moves_wins),
+        CHECK_TEST(adjacent_ranges_take_one_call),
+        CHECK_TEST(failed_advice_is_taken_back),
+        CHECK_TEST(failed_set_change_is_taken_back),
+        CHECK_TEST(bad_ranges_are_explained),
+        CHECK_TEST(long_details_are_cut_off),
+        CHECK_TEST(a_driver_is_chosen_only_once),
+    };
+
+    if (argc != 2) {
+        (void)fprintf(stderr, "usage: %s EMULATED_DRIVER\n", argv[0]);
+        return 2;
+    }
+    world_open(argv[1]);
+    return check_run(tests, sizeof tests / sizeof *tests);
+}

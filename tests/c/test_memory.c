@@ -1,0 +1,345 @@
+/* test_memory.c: the guard word, sharing, closing and freeing, alone and under many threads.
+ *
+ * Usage: test_memory PATH_OF_THE_EMULATED_DRIVER. Made to run under ThreadSanitizer. */
+#include "world.h"
+
+enum { ROUNDS = 200, WORKERS = 4, PAGE_COUNT = 4 };
+
+static mm_memory *
+allocate(size_t size)
+{
+    mm_status st;
+    mm_memory *m = mm_memory_allocate(world.cu, size, &st);
+
+    CHECK(m != NULL);
+    return m;
+}
+
+static void
+guard_counts_users(void)
+{
+    mm_guard g = {0};
+
+    CHECK(mm_guard_enter(&g));
+    CHECK(mm_guard_enter(&g));
+    mm_guard_leave(&g);
+    mm_guard_leave(&g);
+    CHECK(mm_guard_export(&g));
+    CHECK_EQUAL(mm_guard_exports(&g), 1);
+    CHECK_EQUAL(mm_guard_close(&g), MM_STILL_EXPORTED);
+    CHECK(!mm_guard_is_closed(&g));
+    mm_guard_unexport(&g);
+    CHECK_EQUAL(mm_guard_close(&g), MM_CLOSED_NOW);
+    CHECK(mm_guard_is_closed(&g));
+    CHECK_EQUAL(mm_guard_close(&g), MM_CLOSED_BEFORE);
+}
+
+static void
+closed_guard_admits_nobody(void)
+{
+    mm_guard g = {0};
+
+    CHECK_EQUAL(mm_guard_close(&g), MM_CLOSED_NOW);
+    CHECK(!mm_guard_enter(&g));
+    CHECK(!mm_guard_export(&g));
+    CHECK_EQUAL(mm_guard_exports(&g), 0);
+}
+
+/* What the guard protects: written only by the closer, read only by those inside. A guard that let
+ * both in would be a data race, which ThreadSanitizer reports, or a failed check. */
+typedef struct {
+    mm_guard guard;
+    int resource; /* 1 until freed */
+    atomic_int closers;
+    atomic_int entries;
+} shared;
+
+static void *
+use_and_close(void *argument)
+{
+    shared *s = argument;
+
+    while (mm_guard_enter(&s->guard)) {
+        CHECK_EQUAL(s->resource, 1);
+        mm_guard_leave(&s->guard);
+        if (mm_guard_export(&s->guard)) {
+            CHECK_EQUAL(s->resource, 1);
+            mm_guard_unexport(&s->guard);
+        }
+        if (atomic_fetch_add(&s->entries, 1) > 40
+            && mm_guard_close(&s->guard) == MM_CLOSED_NOW) {
+            s->resource = 0;
+            (void)atomic_fetch_add(&s->closers, 1);
+        }
+    }
+    return NULL;
+}
+
+static void
+guard_lets_one_close_after_all_left(void)
+{
+    for (int round = 0; round < ROUNDS; round++) {
+        shared s = {.resource = 1};
+
+        check_threads(WORKERS, use_and_close, &s);
+        CHECK_EQUAL(atomic_load(&s.closers), 1);
+        CHECK_EQUAL(s.resource, 0);
+    }
+}
+
+static void
+last_reference_frees(void)
+{
+    size_t before = world.live_allocations();
+    mm_memory *m = allocate(100);
+
+    CHECK_EQUAL(world.live_allocations(), before + 1);
+    mm_memory_retain(m);
+    mm_memory_release(m);
+    CHECK_EQUAL(world.live_allocations(), before + 1);
+    mm_memory_release(m);
+    CHECK_EQUAL(world.live_allocations(), before);
+}
+
+static void
+closing_frees_once(void)
+{
+    size_t before = world.live_allocations();
+    mm_memory *m = allocate(100);
+    mm_status st;
+    bool first = false;
+
+    CHECK_OK(mm_memory_close(m, &first, &st), &st);
+    CHECK(first);
+    CHECK_EQUAL(world.live_allocations(), before);
+    CHECK_OK(mm_memory_close(m, &first, &st), &st);
+    CHECK(!first);
+    world.log_clear();
+    mm_memory_release(m);
+    CHECK_EQUAL(world_calls("cuMemFree"), 0);
+}
+
+static void
+exports_hold_it_open(void)
+{
+    mm_memory *m = allocate(100);
+    mm_status st;
+    bool first = true;
+
+    CHECK(mm_guard_export(&m->guard));
+    CHECK_EQUAL(mm_memory_close(m, &first, &st), -1);
+    CHECK(!first);
+    CHECK_EQUAL(st.kind, MM_EXPORTED);
+    CHECK(strstr(st.detail, "1 view") != NULL);
+    mm_guard_unexport(&m->guard);
+    CHECK_OK(mm_memory_close(m, &first, &st), &st);
+    mm_memory_release(m);
+}
+
+static void
+wrapped_memory_is_left_alone(void)
+{
+    mm_memory *owned = allocate(100);
+    size_t before = world.live_allocations();
+    mm_status st;
+    bool first;
+    mm_memory *m = mm_memory_wrap(owned->start, 100, &st);
+
+    CHECK(m != NULL);
+    CHECK(!m->owned);
+    CHECK_OK(mm_memory_check(world.cu, m, MM_PREFETCH, &st), &st);
+    CHECK_EQUAL(atomic_load(&m->allocation), owned->start);
+    CHECK_OK(mm_memory_close(m, &first, &st), &st);
+    mm_memory_release(m);
+    CHECK_EQUAL(world.live_allocations(), before);
+    mm_memory_release(owned);
+}
+
+static void
+allocations_share_no_page(void)
+{
+    size_t page = mm_page_size();
+    mm_memory *a = allocate(1), *b = allocate(1);
+
+    CHECK_EQUAL(a->start % page, 0);
+    CHECK_EQUAL(b->start % page, 0);
+    CHECK(a->start / page != b->start / page);
+    CHECK_EQUAL(a->size, 1);
+    mm_memory_release(a);
+    mm_memory_release(b);
+}
+
+static void
+failed_allocation_leaves_nothing(void)
+{
+    size_t before = world.live_allocations(), depth = world.context_depth();
+    mm_status st;
+
+    for (unsigned n = 1;; n++) {
+        mm_memory *m;
+
+        world.fail("*", n, CUDA_ERROR_OUT_OF_MEMORY, 0);
+        m = mm_memory_allocate(world.cu, 100, &st);
+        if (!world.fail_fired()) {
+            CHECK(m != NULL);
+            world.fail_clear();
+            mm_memory_release(m);
+            CHECK(n > 1);
+            break;
+        }
+        world.fail_clear();
+        CHECK_EQUAL(world.context_depth(), depth);
+        if (m != NULL) {
+            mm_memory_release(m); /* only putting the caller's state back failed, and was repeated */
+        } else {
+            CHECK_EQUAL(st.kind, MM_DRIVER_CALL);
+            CHECK_EQUAL(st.code, CUDA_ERROR_OUT_OF_MEMORY);
+        }
+        CHECK_EQUAL(world.live_allocations(), before);
+    }
+}
+
+static void
+failed_free_counts_as_closed(void)
+{
+    mm_memory *m = allocate(100);
+    mm_status st;
+    bool first = false;
+
+    world.fail("cuMemFree", 1, CUDA_ERROR_LAUNCH_FAILED, 1);
+    CHECK_EQUAL(mm_memory_close(m, &first, &st), -1);
+    CHECK(first);
+    CHECK_EQUAL(st.code, CUDA_ERROR_LAUNCH_FAILED);
+    CHECK(strcmp(st.function, "cuMemFree") == 0);
+    CHECK(mm_guard_is_closed(&m->guard));
+    CHECK_OK(mm_memory_close(m, &first, &st), &st);
+    mm_memory_release(m);
+}
+
+typedef struct {
+    mm_memory *memory;
+    atomic_int uses;
+    atomic_int closings;
+} shared_memory;
+
+static void *
+prefetch_until_closed(void *argument)
+{
+    shared_memory *s = argument;
+    mm_memory *m = s->memory;
+    mm_status st;
+
+    mm_memory_retain(m);
+    while (mm_guard_enter(&m->guard)) {
+        mm_range range = {.start = m->start, .size = m->size};
+        bool first;
+
+        CHECK_OK(mm_range_prefetch(world.cu, range, mm_host(), NULL, MM_DEFER_NO, &st), &st);
+        mm_guard_leave(&m->guard);
+        if (atomic_fetch_add(&s->uses, 1) > 20) {
+            CHECK_OK(mm_memory_close(m, &first, &st), &st);
+            (void)atomic_fetch_add(&s->closings, first);
+        }
+    }
+    mm_memory_release(m);
+    return NULL;
+}
+
+static void
+close_races_prefetch(void)
+{
+    size_t before = world.live_allocations();
+
+    for (int round = 0; round < ROUNDS / 4; round++) {
+        shared_memory s = {.memory = allocate(PAGE_COUNT * mm_page_size())};
+
+        check_threads(WORKERS, prefetch_until_closed, &s);
+        CHECK_EQUAL(atomic_load(&s.closings), 1);
+        mm_memory_release(s.memory);
+        CHECK_EQUAL(world.live_allocations(), before);
+    }
+}
+
+static void *
+drop_reference(void *argument)
+{
+    mm_memory_release(argument);
+    return NULL;
+}
+
+static void
+last_reference_goes_in_any_thread(void)
+{
+    size_t before = world.live_allocations();
+
+    for (int round = 0; round < ROUNDS; round++) {
+        mm_memory *m = allocate(100);
+
+        for (int i = 1; i < WORKERS; i++) {
+            mm_memory_retain(m);
+        }
+        check_threads(WORKERS, drop_reference, m);
+        CHECK_EQUAL(world.live_allocations(), before);
+    }
+}
+
+static void *
+use_everything(void *unused)
+{
+    mm_memory *m = allocate(PAGE_COUNT * mm_page_size());
+    mm_range range = {.start = m->start, .size = m->size};
+    CUmemLocation where;
+    mm_batch batch;
+    mm_status st;
+
+    CHECK_OK(mm_range_check(world.cu, &range, MM_DISCARD, &st), &st);
+    CHECK_OK(mm_range_prefetch(world.cu, range, mm_bit_location(0), NULL, MM_DEFER_YES, &st), &st);
+    CHECK_OK(mm_range_last_prefetch(world.cu, range, &where, &st), &st);
+    CHECK(mm_same_location(where, mm_bit_location(0)));
+    CHECK_OK(mm_batch_init(&batch, 1, &st), &st);
+    batch.moves[0] = (mm_move){.range = range, .where = mm_host()};
+    /* On the legacy stream, so that all threads want the same stand-in stream at once. */
+    CHECK_OK(mm_batch_discard(world.cu, &batch, NULL, MM_DISPATCH_AUTO, &st), &st);
+    mm_batch_free(&batch);
+    CHECK_EQUAL(world.context_depth(), 0);
+    mm_memory_release(m);
+    return unused;
+}
+
+static void
+threads_share_contexts_and_streams(void)
+{
+    size_t before = world.live_allocations();
+
+    check_threads(WORKERS, use_everything, NULL);
+    CHECK_EQUAL(world.live_allocations(), before);
+    /* Threads that lost the race for the stand-in destroyed theirs. */
+    CHECK_EQUAL(world.live_streams(), 1);
+}
+
+int
+main(int argc, char **argv)
+{
+    static const check_test tests[] = {
+        CHECK_TEST(guard_counts_users),
+        CHECK_TEST(closed_guard_admits_nobody),
+        CHECK_TEST(guard_lets_one_close_after_all_left),
+        CHECK_TEST(threads_share_contexts_and_streams),
+        CHECK_TEST(last_reference_frees),
+        CHECK_TEST(closing_frees_once),
+        CHECK_TEST(exports_hold_it_open),
+        CHECK_TEST(wrapped_memory_is_left_alone),
+        CHECK_TEST(allocations_share_no_page),
+        CHECK_TEST(failed_allocation_leaves_nothing),
+        CHECK_TEST(failed_free_counts_as_closed),
+        CHECK_TEST(close_races_prefetch),
+        CHECK_TEST(last_reference_goes_in_any_thread),
+    };
+
+    if (argc != 2) {
+        (void)fprintf(stderr, "usage: %s EMULATED_DRIVER\n", argv[0]);
+        return 2;
+    }
+    world_open(argv[1]);
+    return check_run(tests, sizeof tests / sizeof *tests);
+}

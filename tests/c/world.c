@@ -1,0 +1,54 @@
+/* world.c: opening the emulated driver and finding its control functions. */
+#include "world.h"
+
+emulated_world world;
+
+static void
+find(void *library, const char *name, void *where)
+{
+    void *symbol = dlsym(library, name);
+
+    if (symbol == NULL) {
+        (void)fprintf(stderr, "the emulated driver has no %s\n", name);
+        exit(1);
+    }
+    memcpy(where, &symbol, sizeof symbol);
+}
+
+void
+world_open(const char *path)
+{
+    mm_status st;
+    void *library;
+
+    CHECK_OK(mm_driver_select(path, &st), &st);
+    world.cu = mm_driver_open(&st);
+    if (world.cu == NULL) {
+        (void)fprintf(stderr, "%s\n", st.detail);
+        exit(1);
+    }
+    library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+    CHECK(library != NULL);
+    find(library, "emu_fail", &world.fail);
+    find(library, "emu_fail_clear", &world.fail_clear);
+    find(library, "emu_fail_fired", &world.fail_fired);
+    find(library, "emu_log_clear", &world.log_clear);
+    find(library, "emu_log_count", &world.log_count);
+    find(library, "emu_log_entry", &world.log_entry);
+    find(library, "emu_live_allocations", &world.live_allocations);
+    find(library, "emu_live_streams", &world.live_streams);
+    find(library, "emu_context_depth", &world.context_depth);
+}
+
+size_t
+world_calls(const char *function)
+{
+    size_t found = 0, length = strlen(function);
+    char text[512];
+
+    for (size_t i = 0; i < world.log_count(); i++) {
+        (void)world.log_entry(i, text, sizeof text);
+        found += strncmp(text, function, length) == 0 && text[length] == '(';
+    }
+    return found;
+}

@@ -1,0 +1,33 @@
+/* world.h: the emulated driver as the C unit tests see it: opened from a path, with its controls. */
+#ifndef WORLD_H
+#define WORLD_H
+
+#include <dlfcn.h>
+#include <string.h>
+
+#include "check.h"
+#include "memory/batch.h"
+#include "memory/memory.h"
+
+typedef struct {
+    mm_driver *cu;
+    void (*fail)(const char *function, unsigned nth, int code, int after);
+    void (*fail_clear)(void);
+    int (*fail_fired)(void);
+    void (*log_clear)(void);
+    size_t (*log_count)(void);
+    int (*log_entry)(size_t i, char *text, size_t size);
+    size_t (*live_allocations)(void);
+    size_t (*live_streams)(void);
+    size_t (*context_depth)(void);
+} emulated_world;
+
+extern emulated_world world;
+
+/* Opens the emulated driver at path and fills `world`; ends the process when that fails. */
+void world_open(const char *path);
+
+/* How many logged calls begin with this function's name. */
+size_t world_calls(const char *function);
+
+#endif

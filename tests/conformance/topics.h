@@ -1,0 +1,33 @@
+/* The topics that are not in conformance.c itself, by file. */
+#ifndef MANAGEDMEM_CONFORMANCE_TOPICS_H
+#define MANAGEDMEM_CONFORMANCE_TOPICS_H
+
+#include "harness.h"
+
+/* batches.c */
+void topic_batch(struct fixture *f);
+void topic_batch_checks(struct fixture *f);
+void topic_discarded_bytes(struct fixture *f);
+void topic_page_map(struct fixture *f);
+/* streams.c */
+void topic_no_context(struct fixture *f);
+void topic_streams(struct fixture *f);
+void topic_stream_order(struct fixture *f);
+void topic_busy_streams(struct fixture *f);
+void topic_copies(struct fixture *f);
+void topic_attach(struct fixture *f);
+void topic_capture(struct fixture *f);
+void topic_capture_alone(struct fixture *f);
+void topic_capture_legacy(struct fixture *f);
+/* pools.c */
+void topic_pointers(struct fixture *f);
+void topic_pointers_plural(struct fixture *f);
+void topic_managed_pools(struct fixture *f);
+void topic_pools(struct fixture *f);
+/* pair.c */
+void topic_pair_accessed_by(struct fixture *f);
+void topic_pair_prefetch(struct fixture *f);
+void topic_pair_pools(struct fixture *f);
+void topic_pair_contexts(struct fixture *f);
+
+#endif

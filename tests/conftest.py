@@ -1,0 +1,151 @@
+"""What every test shares: which driver runs, the memory budget, and the check that nothing leaks.
+
+The same tests run on the emulated driver (the default) and, with MANAGEDMEM_DRIVER=cuda, on a GPU.
+"""
+
+import gc
+import os
+import sys
+
+os.environ.setdefault("MANAGEDMEM_DRIVER", "emulator")
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+
+import pytest
+
+from helpers import BUDGET, EMULATED, GIB, MIB, live_managed_bytes, warm_up
+
+FREE_MEMORY_WANTED = 2 * GIB
+_warm = False
+
+
+def pytest_configure(config):
+    config.addinivalue_line(
+        "markers", "emulator_only: needs the emulated driver (call log, faults, residency)"
+    )
+
+
+def pytest_collection_modifyitems(items):
+    if EMULATED:
+        return
+    reason = "needs the emulated driver: call log, fault injection or residency"
+    for item in items:
+        if item.get_closest_marker("emulator_only"):
+            item.add_marker(pytest.mark.skip(reason=reason))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item):
+    report = yield
+    if report.when == "call":
+        item.call_failed = report.failed
+    return report
+
+
+@pytest.fixture(autouse=True)
+def managed_budget(request):
+    """Keep shared GPUs safe: enough memory free before a test, no more than the budget after it."""
+    managedmem = sys.modules.get("managedmem")
+    if managedmem is None:
+        yield
+        return
+    if not EMULATED:
+        free = managedmem.Device(0).memory_info.free
+        assert free >= FREE_MEMORY_WANTED, f"only {free // MIB} MiB of the GPU are free"
+    yield
+    assert live_managed_bytes() <= BUDGET
+
+
+@pytest.fixture(autouse=True)
+def nothing_leaks(request):
+    """On the emulator: every allocation, stream, event and pushed context is given back."""
+    global _warm
+    if not EMULATED or "managedmem" not in sys.modules:
+        yield
+        return
+    from managedmem import emulator
+
+    if not _warm:
+        warm_up()
+        _warm = True
+    emulator.clear_failures()
+    gc.collect()
+    before = emulator.live()
+    yield
+    emulator.clear_failures()
+    emulator.schedule("eager")
+    gc.collect()
+    if getattr(request.node, "call_failed", True):
+        return  # the traceback of a failed test keeps its buffers alive
+    assert emulator.live() == before
+
+
+@pytest.fixture
+def alloc():
+    """`alloc(size)`: a ManagedBuffer that counts against the budget, closed after the test."""
+    import managedmem
+
+    resource = managedmem.ManagedMemoryResource()
+    buffers = []
+
+    def allocate(size=MIB, *, stream=None):
+        live = sum(b.size for b in buffers if not b.is_closed)
+        assert live + size <= BUDGET, "a test asked for more managed memory than the budget"
+        buffers.append(resource.allocate(size, stream=stream))
+        return buffers[-1]
+
+    yield allocate
+    gc.collect()
+    for buffer in buffers:
+        buffer.close()
+
+
+@pytest.fixture
+def buf(alloc):
+    """One buffer of 1 MiB, with every byte 0."""
+    buffer = alloc(MIB)
+    with memoryview(buffer) as view:
+        view[:] = bytes(MIB)
+    return buffer
+
+
+@pytest.fixture
+def device0():
+    import managedmem
+
+    return managedmem.Device(0)
+
+
+@pytest.fixture
+def device1():
+    import managedmem
+
+    if managedmem.Device.count() < 2:
+        pytest.skip("needs two devices")
+    return managedmem.Device(1)
+
+
+@pytest.fixture
+def members():
+    """Every location that accessed_by can hold on this machine."""
+    import managedmem
+
+    return [*managedmem.Device.all()[:2], managedmem.Host()]
+
+
+@pytest.fixture
+def stream():
+    import managedmem
+
+    with managedmem.Stream() as new:
+        yield new
+        new.sync()
+
+
+@pytest.fixture
+def current_device():
+    """Give the thread's current device back after a test that changes it."""
+    import managedmem
+
+    before = managedmem.Device()
+    yield before
+    before.set_current()

@@ -1,0 +1,258 @@
+"""The advice properties and `advise`: read from and written to the driver, range by range."""
+
+import pytest
+
+import managedmem
+from helpers import ADVICES, EMULATED, PAGE, cupy_device, foreign, torch_device
+from managedmem import Device, Host, ManagedBuffer
+
+
+def twin(buffer):
+    """A second object over the same memory: it shares nothing but what the driver knows."""
+    return ManagedBuffer.from_handle(buffer.handle, buffer.size)
+
+
+def host_forms(host):
+    """What a preferred NUMA host may read back as: one-node drivers forget the node."""
+    return {host} if EMULATED else {host, Host(), None}
+
+
+class TestReadMostly:
+    def test_is_written_and_read_back(self, buf):
+        buf.read_mostly = True
+        assert buf.read_mostly is True
+        buf.read_mostly = False
+        assert buf.read_mostly is False
+
+    def test_is_never_cached(self, buf):
+        other = twin(buf)
+        buf.read_mostly = True
+        assert other.read_mostly is True
+        other.read_mostly = False
+        assert buf.read_mostly is False
+
+    @pytest.mark.parametrize("bad", [1, 0, "True", None, [], 1.0], ids=repr)
+    def test_takes_a_real_bool_only(self, buf, bad):
+        with pytest.raises(TypeError, match="bool"):
+            buf.read_mostly = bad
+        assert buf.read_mostly is False
+
+    def test_is_true_only_if_all_of_it_is(self, buf):
+        buf[PAGE:].read_mostly = True
+        assert buf.read_mostly is False
+        buf[:PAGE].read_mostly = True
+        assert buf.read_mostly is True
+
+    def test_cannot_be_deleted(self, buf):
+        with pytest.raises((AttributeError, TypeError)):
+            del buf.read_mostly
+
+
+class TestPreferredLocation:
+    def test_device_and_host(self, buf, members):
+        for location in members:
+            buf.preferred_location = location
+            assert buf.preferred_location is location
+
+    def test_none_unsets(self, buf, device0):
+        buf.preferred_location = device0
+        buf.preferred_location = None
+        assert buf.preferred_location is None
+
+    def test_unsetting_what_is_unset_is_fine(self, buf):
+        buf.preferred_location = None
+        assert buf.preferred_location is None
+
+    def test_a_numa_host(self, buf):
+        buf.preferred_location = Host(0)
+        assert buf.preferred_location in host_forms(Host(0))
+
+    def test_the_current_numa_node_reads_back_as_a_place(self, buf):
+        buf.preferred_location = Host.numa_current()
+        assert buf.preferred_location in {Host(), None, *(Host(n) for n in range(64))}
+
+    def test_is_never_cached(self, buf, device0):
+        other = twin(buf)
+        buf.preferred_location = device0
+        assert other.preferred_location is device0
+
+    def test_mixed_reads_as_none(self, buf, device0):
+        buf[:PAGE].preferred_location = device0
+        buf[PAGE:].preferred_location = Host()
+        assert buf.preferred_location is None
+
+    def test_moves_nothing_and_leaves_the_other_advice(self, buf, device0):
+        buf.read_mostly = True
+        buf.accessed_by = {Host()}
+        buf.preferred_location = device0
+        assert buf.read_mostly is True
+        assert set(buf.accessed_by) == {Host()}
+        assert buf.last_prefetch_location is None
+
+    @pytest.mark.parametrize("bad", [0, -1, True, "cpu", "cuda:0", 1.5, [], object()], ids=repr)
+    def test_refuses_what_is_no_location(self, buf, bad):
+        with pytest.raises(TypeError, match="Device or Host"):
+            buf.preferred_location = bad
+        assert buf.preferred_location is None
+
+    def test_cannot_be_deleted(self, buf):
+        with pytest.raises((AttributeError, TypeError)):
+            del buf.preferred_location
+
+
+class TestLastPrefetchLocation:
+    def test_follows_the_prefetches(self, buf, members):
+        for location in members:
+            buf.prefetch(location)
+            assert buf.last_prefetch_location is location
+
+    def test_is_none_where_it_differs(self, buf, device0):
+        buf[:PAGE].prefetch(device0)
+        assert buf.last_prefetch_location is None
+        assert buf[:PAGE].last_prefetch_location is device0
+
+    def test_survives_a_discard(self, buf, device0):
+        buf.prefetch(device0)
+        buf.discard()
+        assert buf.last_prefetch_location is device0
+
+    def test_is_read_only(self, buf):
+        with pytest.raises(AttributeError):
+            buf.last_prefetch_location = Host()
+
+
+class TestAdvise:
+    def test_read_mostly(self, buf):
+        assert managedmem.advise(buf, "set_read_mostly") is None
+        assert buf.read_mostly is True
+        managedmem.advise(buf, "unset_read_mostly")
+        assert buf.read_mostly is False
+
+    def test_preferred_location(self, buf, device0):
+        managedmem.advise(buf, "set_preferred_location", device0)
+        assert buf.preferred_location is device0
+        managedmem.advise(buf, "unset_preferred_location")
+        assert buf.preferred_location is None
+
+    def test_accessed_by(self, buf, members):
+        for member in members:
+            managedmem.advise(buf, "set_accessed_by", member)
+        assert set(buf.accessed_by) == set(members)
+        managedmem.advise(buf, "unset_accessed_by", members[0])
+        assert set(buf.accessed_by) == set(members[1:])
+
+    def test_several_targets_with_one_location(self, buf, device0):
+        pages = [buf[:PAGE], buf[3 * PAGE : 4 * PAGE]]
+        managedmem.advise(pages, "set_preferred_location", device0)
+        assert [p.preferred_location for p in pages] == [device0, device0]
+        assert buf[PAGE : 2 * PAGE].preferred_location is None
+
+    def test_several_targets_with_a_location_each(self, buf, device0):
+        pages = [buf[:PAGE], buf[PAGE : 2 * PAGE], buf[3 * PAGE :]]
+        managedmem.advise(pages, "set_preferred_location", [device0, Host(), device0])
+        assert [p.preferred_location for p in pages] == [device0, Host(), device0]
+
+    @pytest.mark.parametrize("advice", [a for a in ADVICES if not a.endswith("accessed_by")])
+    @pytest.mark.parametrize("host", [Host(), Host(0), Host.numa_current()], ids=repr)
+    def test_all_but_accessed_by_take_numa_hosts(self, buf, advice, host):
+        managedmem.advise(buf, advice, host)
+        if advice == "set_preferred_location":
+            assert buf.preferred_location in {*host_forms(host), Host(), Host(0)}
+        else:
+            assert buf.read_mostly is (advice == "set_read_mostly")
+
+    @pytest.mark.parametrize("advice", ["set_accessed_by", "unset_accessed_by"])
+    @pytest.mark.parametrize("host", [Host(0), Host(1), Host.numa_current()], ids=repr)
+    def test_accessed_by_refuses_numa_hosts(self, buf, advice, host):
+        with pytest.raises(ValueError, match="accessed_by"):
+            managedmem.advise(buf, advice, host)
+        assert set(buf.accessed_by) == set()
+
+    @pytest.mark.parametrize("advice", ADVICES)
+    def test_every_advice_takes_a_device_and_the_host(self, buf, members, advice):
+        for member in members:
+            managedmem.advise(buf, advice, member)
+        assert buf.read_mostly is (advice == "set_read_mostly")
+        assert buf.preferred_location is (
+            members[-1] if advice == "set_preferred_location" else None
+        )
+        assert set(buf.accessed_by) == (set(members) if advice == "set_accessed_by" else set())
+
+    @pytest.mark.parametrize(
+        "advice", ["set_preferred_location", "set_accessed_by", "unset_accessed_by"]
+    )
+    def test_a_location_is_required(self, buf, advice):
+        with pytest.raises(ValueError, match="location is required"):
+            managedmem.advise(buf, advice)
+
+    def test_takes_its_arguments_by_name(self, buf, device0):
+        managedmem.advise(targets=buf, advice="set_preferred_location", location=device0)
+        assert buf.preferred_location is device0
+
+
+FOREIGN = {
+    "torch cuda:0": (lambda: torch_device("cuda", 0), lambda: Device(0)),
+    "torch cuda": (lambda: torch_device("cuda"), lambda: Device()),
+    "torch cpu": (lambda: torch_device("cpu"), Host),
+    "cupy": (lambda: cupy_device(0), lambda: Device(0)),
+}
+
+
+@pytest.mark.parametrize(("make", "meant"), FOREIGN.values(), ids=FOREIGN)
+class TestLocationsOfOtherLibraries:
+    def test_preferred_location(self, buf, make, meant):
+        buf.preferred_location = make()
+        assert buf.preferred_location is meant()
+
+    def test_advise(self, buf, make, meant):
+        managedmem.advise(buf, "set_accessed_by", make())
+        assert set(buf.accessed_by) == {meant()}
+
+    def test_prefetch(self, buf, make, meant):
+        buf.prefetch(make())
+        Device().sync()
+        assert buf.last_prefetch_location is meant()
+
+    def test_prefetch_of_several(self, buf, make, meant):
+        pages = [buf[:PAGE], buf[2 * PAGE :]]
+        managedmem.prefetch(pages, [make(), Host()])
+        Device().sync()
+        assert [p.last_prefetch_location for p in pages] == [meant(), Host()]
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        torch_device("meta"),
+        torch_device("mps", 0),
+        torch_device("cuda", "0"),
+        foreign("elsewhere", "device", type="cuda", index=0),
+        foreign("elsewhere", "Device", id=0),
+    ],
+    ids=repr,
+)
+def test_other_devices_are_no_locations(buf, bad):
+    with pytest.raises((TypeError, ValueError)):
+        buf.preferred_location = bad
+    assert buf.preferred_location is None
+
+
+@pytest.mark.parametrize("make", [lambda n: torch_device("cuda", n), cupy_device])
+def test_an_absent_device_of_another_library(buf, make):
+    count = Device.count()
+    with pytest.raises(ValueError, match=rf"\b{count}\b"):
+        buf.preferred_location = make(count)
+
+
+def test_the_real_torch_device(buf):
+    torch = pytest.importorskip("torch", reason="needs torch")
+    buf.preferred_location = torch.device("cuda", 0)
+    assert buf.preferred_location is Device(0)
+    buf.preferred_location = torch.device("cpu")
+    assert buf.preferred_location is Host()
+
+
+def test_the_real_cuda_core_locations(buf):
+    core = pytest.importorskip("cuda.core", reason="needs cuda.core")
+    buf.preferred_location = core.Device(0)
+    assert buf.preferred_location is Device(0)

@@ -1,0 +1,346 @@
+"""Bad arguments, row by row: the type of the error, its words, and that nothing was done.
+
+Bad ids and strings as locations of Host and Device are in test_locations; bad streams in
+test_streams; bad members of accessed_by in test_accessed_by.
+"""
+
+import ctypes
+
+import pytest
+
+import managedmem
+from helpers import ADVICES, PAGE, CudaArray, contents, device_memory, pattern, write
+from managedmem import Device, Host, ManagedBuffer, ManagedMemoryResource, emulator
+
+PLACED = {
+    "preferred_location": lambda b, where: setattr(b, "preferred_location", where),
+    "prefetch": lambda b, where: b.prefetch(where),
+    "discard_prefetch": lambda b, where: b.discard_prefetch(where),
+    "free advise": lambda b, where: managedmem.advise(b, "set_preferred_location", where),
+    "free advise of a list": lambda b, where: managedmem.advise(
+        [b], "set_accessed_by", [where]
+    ),
+    "free prefetch": lambda b, where: managedmem.prefetch(b, where),
+    "free prefetch of a list": lambda b, where: managedmem.prefetch([b], [where]),
+    "free discard_prefetch": lambda b, where: managedmem.discard_prefetch(b, where),
+}
+
+
+def state(buffer):
+    """Everything that the driver tells about a buffer, and its bytes."""
+    return (
+        buffer.read_mostly,
+        buffer.preferred_location,
+        set(buffer.accessed_by),
+        buffer.last_prefetch_location,
+        contents(buffer),
+    )
+
+
+@pytest.fixture
+def untouched(buf):
+    """The buffer of the test, which must be the same after it."""
+    write(buf, pattern(buf.size))
+    before = state(buf)
+    yield buf
+    assert state(buf) == before
+
+
+@pytest.mark.parametrize("use", PLACED.values(), ids=PLACED)
+class TestLocations:
+    @pytest.mark.parametrize("bad", [0, -1, 1, True, "cpu", "cuda:0", 1.5, b"", object()], ids=repr)
+    def test_what_is_no_location(self, untouched, use, bad):
+        with pytest.raises(TypeError, match="Device or Host"):
+            use(untouched, bad)
+
+    def test_none_is_no_location_where_one_is_needed(self, alloc, use):
+        if use is PLACED["preferred_location"]:
+            pytest.skip("None unsets the preferred location")
+        buffer = alloc(PAGE)
+        with pytest.raises(ValueError, match="location is required"):
+            use(buffer, None)
+        assert buffer.last_prefetch_location is None
+
+    def test_a_device_class_is_no_device(self, untouched, use):
+        with pytest.raises(TypeError, match="Device or Host"):
+            use(untouched, Device)
+
+
+class TestLocationIsAnArgument:
+    @pytest.mark.parametrize(
+        "call",
+        [
+            lambda b: b.prefetch(),
+            lambda b: b.discard_prefetch(),
+            lambda b: managedmem.prefetch(b),
+            lambda b: managedmem.discard_prefetch(b),
+            lambda b: managedmem.advise(b),
+            lambda b: managedmem.advise(),
+            lambda b: managedmem.discard(),
+            lambda b: b.prefetch(Host(), colour="red"),
+            lambda b: managedmem.prefetch(b, Host(), colour="red"),
+            lambda b: managedmem.discard(b, Host()),
+        ],
+    )
+    def test_missing_and_unknown_arguments(self, untouched, call):
+        with pytest.raises(TypeError):
+            call(untouched)
+
+
+class TestAdvice:
+    @pytest.mark.parametrize(
+        "bad", ["bogus", "", "SET_READ_MOSTLY", "read_mostly", "set_read_mostly\0", "é"], ids=repr
+    )
+    def test_an_unknown_one_lists_the_six(self, untouched, bad):
+        with pytest.raises(ValueError) as error:
+            managedmem.advise(untouched, bad, Host())
+        assert all(advice in str(error.value) for advice in ADVICES)
+
+    @pytest.mark.parametrize("bad", [1, None, b"set_read_mostly", ["set_read_mostly"]], ids=repr)
+    def test_must_be_a_string(self, untouched, bad):
+        with pytest.raises(TypeError, match="advice"):
+            managedmem.advise(untouched, bad, Host())
+
+    def test_targets_are_checked_first_then_the_advice_then_the_location(self, buf):
+        with pytest.raises(TypeError, match="(?i)target|ManagedBuffer"):
+            managedmem.advise([buf, 7], "bogus", 0)
+        with pytest.raises(ValueError, match="set_read_mostly"):
+            managedmem.advise(buf, "bogus", 0)
+        with pytest.raises(TypeError, match="Device or Host"):
+            managedmem.advise(buf, "set_accessed_by", 0)
+
+
+class TestSizes:
+    @pytest.mark.parametrize("size", [0, -1, -(1 << 70)])
+    @pytest.mark.parametrize(
+        "make",
+        [
+            lambda size: ManagedMemoryResource().allocate(size),
+            lambda size: ManagedBuffer.from_handle(4096, size),
+        ],
+        ids=["allocate", "from_handle"],
+    )
+    def test_zero_and_negative(self, make, size):
+        with pytest.raises(ValueError, match="size"):
+            make(size)
+
+    @pytest.mark.parametrize("size", ["4096", 4096.0, None, [4096], b""], ids=repr)
+    @pytest.mark.parametrize(
+        "make",
+        [
+            lambda size: ManagedMemoryResource().allocate(size),
+            lambda size: ManagedBuffer.from_handle(4096, size),
+        ],
+        ids=["allocate", "from_handle"],
+    )
+    def test_what_is_no_integer(self, make, size):
+        with pytest.raises(TypeError):
+            make(size)
+
+    @pytest.mark.emulator_only
+    @pytest.mark.parametrize("size", [1 << 62, (1 << 63) - 1, 1 << 80], ids=hex)
+    def test_more_than_there_can_be(self, size):
+        """Only on the emulator: a GPU is never asked for more than it has."""
+        with pytest.raises((MemoryError, OverflowError, ValueError)):
+            ManagedMemoryResource().allocate(size)
+
+    def test_wrapping_past_the_end_of_the_address_space(self):
+        with pytest.raises((ValueError, OverflowError)):
+            ManagedBuffer.from_handle((1 << 64) - 4096, 8192)
+
+
+NEEDS_MANAGED = {
+    "read_mostly": lambda b: b.read_mostly,
+    "read_mostly =": lambda b: setattr(b, "read_mostly", True),
+    "preferred_location": lambda b: b.preferred_location,
+    "preferred_location =": lambda b: setattr(b, "preferred_location", Host()),
+    "preferred_location = None": lambda b: setattr(b, "preferred_location", None),
+    "accessed_by members": lambda b: set(b.accessed_by),
+    "accessed_by length": lambda b: len(b.accessed_by),
+    "accessed_by in": lambda b: Host() in b.accessed_by,
+    "accessed_by add": lambda b: b.accessed_by.add(Host()),
+    "accessed_by discard": lambda b: b.accessed_by.discard(Host()),
+    "accessed_by =": lambda b: setattr(b, "accessed_by", [Host()]),
+    "last_prefetch_location": lambda b: b.last_prefetch_location,
+    "prefetch": lambda b: b.prefetch(Device(0)),
+    "discard": lambda b: b.discard(),
+    "discard_prefetch": lambda b: b.discard_prefetch(Host()),
+    "slice prefetch": lambda b: b[:PAGE].prefetch(Host()),
+    "free advise": lambda b: managedmem.advise(b, "set_read_mostly"),
+    "free prefetch": lambda b: managedmem.prefetch([b, b], Host()),
+    "free discard": lambda b: managedmem.discard(b),
+    "free discard_prefetch": lambda b: managedmem.discard_prefetch([b], Host()),
+}
+needs_managed = pytest.mark.parametrize("use", NEEDS_MANAGED.values(), ids=NEEDS_MANAGED)
+
+
+class TestMemoryThatIsNotManaged:
+    @needs_managed
+    def test_device_memory(self, use):
+        with device_memory(4 * PAGE) as pointer:
+            wrapped = ManagedBuffer.from_handle(pointer, 4 * PAGE)
+            with pytest.raises(ValueError, match="managed-memory allocation"):
+                use(wrapped)
+
+    @needs_managed
+    def test_host_memory_without_pageable_access(self, use, device0):
+        if device0.pageable_memory_access:
+            pytest.skip("this machine can take system memory")
+        memory = ctypes.create_string_buffer(8 * PAGE)
+        start = (ctypes.addressof(memory) + PAGE - 1) // PAGE * PAGE
+        wrapped = ManagedBuffer.from_handle(start, 4 * PAGE)
+        assert wrapped.is_managed is False
+        with pytest.raises(ValueError, match="managed-memory allocation"):
+            use(wrapped)
+
+    def test_in_the_middle_of_a_list_stops_all(self, untouched):
+        first, last = untouched[:PAGE], untouched[4 * PAGE :]
+        with device_memory(4 * PAGE) as pointer:
+            wrapped = ManagedBuffer.from_handle(pointer, 4 * PAGE)
+            for call in (
+                lambda t: managedmem.advise(t, "set_read_mostly"),
+                lambda t: managedmem.prefetch(t, Device(0)),
+                lambda t: managedmem.prefetch(t, Device(0), dispatch="batch"),
+                managedmem.discard,
+                lambda t: managedmem.discard_prefetch(t, Device(0)),
+            ):
+                with pytest.raises(ValueError, match="managed-memory allocation"):
+                    call([first, wrapped, last])
+
+    @pytest.mark.parametrize(
+        "call",
+        [
+            lambda t: managedmem.advise(t, "set_read_mostly"),
+            lambda t: managedmem.prefetch(t, Device(0)),
+        ],
+        ids=["advise", "prefetch"],
+    )
+    def test_a_numpy_array_names_the_missing_ability(self, call, device0):
+        numpy = pytest.importorskip("numpy", reason="needs NumPy")
+        array = numpy.ones(4 * PAGE, dtype="u1")
+        if device0.pageable_memory_access:
+            call(array)
+        else:
+            with pytest.raises(ValueError, match="pageable"):
+                call(array)
+        assert (array == 1).all()
+
+    @pytest.mark.parametrize("discard", [managedmem.discard,
+                                         lambda t: managedmem.discard_prefetch(t, Host())])
+    def test_a_numpy_array_is_never_discarded(self, discard):
+        numpy = pytest.importorskip("numpy", reason="needs NumPy")
+        array = numpy.ones(4 * PAGE, dtype="u1")
+        with pytest.raises(ValueError):
+            discard(array)
+        assert (array == 1).all()
+
+    def test_memory_of_a_closed_buffer(self, alloc):
+        buffer = alloc(PAGE)
+        wrapped = ManagedBuffer.from_handle(buffer.handle, PAGE)
+        buffer.close()
+        with pytest.raises(ValueError, match="managed-memory allocation"):
+            wrapped.read_mostly
+
+    def test_a_range_that_runs_past_its_allocation(self, buf, alloc):
+        alloc(PAGE)
+        wrapped = ManagedBuffer.from_handle(buf.handle, buf.size + (64 << 20))
+        with pytest.raises(ValueError, match="managed-memory allocation"):
+            wrapped.read_mostly
+
+
+class BrokenInterface:
+    def __init__(self, value):
+        self.__cuda_array_interface__ = value
+
+
+class RaisingInterface:
+    @property
+    def __cuda_array_interface__(self):
+        raise LookupError("from the property")
+
+
+class TestArrayInterfaces:
+    @pytest.mark.parametrize(
+        "change",
+        [
+            {"shape": None},
+            {"shape": "4"},
+            {"shape": (-1,)},
+            {"shape": (1.5,)},
+            {"data": None},
+            {"data": ("x", False)},
+            {"data": (-1, False)},
+            {"typestr": None},
+            {"typestr": "float"},
+            {"typestr": "<f"},
+            {"strides": (1, 1)},
+            {"strides": "x"},
+            {"shape": (1 << 62, 1 << 62)},
+        ],
+        ids=repr,
+    )
+    def test_malformed(self, untouched, change):
+        array = CudaArray(untouched)
+        array.__cuda_array_interface__.update(change)
+        with pytest.raises((TypeError, ValueError)):
+            managedmem.prefetch(array, Host())
+
+    @pytest.mark.parametrize("missing", ["shape", "data", "typestr"])
+    def test_incomplete(self, untouched, missing):
+        array = CudaArray(untouched)
+        del array.__cuda_array_interface__[missing]
+        with pytest.raises((TypeError, ValueError, KeyError), match=missing):
+            managedmem.prefetch(array, Host())
+
+    @pytest.mark.parametrize("value", [None, 7, [], "dict"], ids=repr)
+    def test_no_dict(self, value):
+        with pytest.raises(TypeError):
+            managedmem.prefetch(BrokenInterface(value), Host())
+
+    def test_an_error_inside_comes_through(self):
+        with pytest.raises(LookupError, match="from the property"):
+            managedmem.prefetch(RaisingInterface(), Host())
+
+    def test_no_elements(self, untouched):
+        with pytest.raises(ValueError):
+            managedmem.prefetch(CudaArray(untouched, shape=(0,)), Host())
+
+
+@pytest.mark.parametrize(
+    "iterator", [lambda b: iter([b]), lambda b: (x for x in [b])], ids=["iterator", "generator"]
+)
+def test_one_shot_iterables_are_refused_or_done_in_full(buf, iterator):
+    """A sequence is asked for; what comes instead must not be half done."""
+    try:
+        managedmem.prefetch(iterator(buf), Host())
+    except TypeError:
+        assert buf.last_prefetch_location is None
+    else:
+        assert buf.last_prefetch_location is Host()
+
+
+class ChangesTheList(list):
+    """A list that empties itself while it is read."""
+
+    def __getitem__(self, index):
+        item = super().__getitem__(index)
+        self.clear()
+        return item
+
+
+def test_a_list_that_changes_while_it_is_read(buf):
+    targets = ChangesTheList([buf[:PAGE], buf[2 * PAGE : 3 * PAGE]])
+    try:
+        managedmem.prefetch(targets, Host())
+    except (IndexError, RuntimeError, ValueError):
+        pass
+    assert buf[4 * PAGE :].last_prefetch_location is None
+
+
+@pytest.mark.emulator_only
+def test_a_bad_argument_leaves_no_allocation():
+    before = emulator.live()
+    for size in (0, -1, "x", None):
+        with pytest.raises((TypeError, ValueError)):
+            ManagedMemoryResource().allocate(size)
+    assert emulator.live() == before

@@ -1,0 +1,421 @@
+"""ManagedBuffer and ManagedMemoryResource: making, describing, wrapping, closing."""
+
+import ctypes
+import gc
+import sys
+import threading
+
+import pytest
+
+import managedmem
+from helpers import MIB, PAGE, contents, device_memory, write
+from managedmem import Device, Host, ManagedBuffer, ManagedMemoryResource, emulator
+
+
+def keeps(buffer):
+    """A second name for the same memory, as C code that knows only the pointer would have it."""
+    return (ctypes.c_ubyte * buffer.size).from_address(buffer.handle)
+
+
+class TestAllocate:
+    def test_describes_plain_bytes(self, alloc):
+        buffer = alloc(3 * PAGE)
+        assert buffer.size == buffer.nbytes == len(buffer) == 3 * PAGE
+        assert buffer.shape == (3 * PAGE,)
+        assert buffer.dtype == "uint8"
+        assert buffer.itemsize == 1
+        assert buffer.handle != 0
+        assert buffer.is_closed is False
+
+    def test_is_managed_and_accessible_from_both_sides(self, buf):
+        assert buf.is_managed is True
+        assert buf.is_host_accessible is True
+        assert buf.is_device_accessible is True
+
+    def test_knows_its_resource_and_device(self, alloc):
+        resource = ManagedMemoryResource()
+        buffer = resource.allocate(PAGE)
+        assert buffer.memory_resource is resource
+        assert buffer.device_id == Device().device_id == resource.device_id
+        assert buffer.owner is None
+        buffer.close()
+
+    def test_follows_the_current_device(self, current_device, device1):
+        device1.set_current()
+        with ManagedMemoryResource().allocate(PAGE) as buffer:
+            assert buffer.device_id == 1
+
+    def test_has_default_advice(self, buf):
+        assert buf.read_mostly is False
+        assert buf.preferred_location is None
+        assert set(buf.accessed_by) == set()
+        assert buf.last_prefetch_location is None
+
+    @pytest.mark.parametrize("size", [1, 2, 100, PAGE - 1, PAGE, PAGE + 1, MIB + 7])
+    def test_any_size_is_usable_to_its_last_byte(self, alloc, size):
+        buffer = alloc(size)
+        write(buffer, 0xAB)
+        assert contents(buffer) == b"\xab" * size
+
+    def test_buffers_do_not_overlap(self, alloc):
+        buffers = [alloc(100) for _ in range(20)]
+        for i, buffer in enumerate(buffers):
+            write(buffer, i)
+        assert [contents(b) for b in buffers] == [bytes([i]) * 100 for i in range(20)]
+
+    def test_size_must_be_named(self):
+        with pytest.raises(TypeError):
+            ManagedMemoryResource().allocate()
+
+    def test_stream_is_keyword_only(self, stream):
+        with pytest.raises(TypeError):
+            ManagedMemoryResource().allocate(PAGE, stream)
+
+
+class TestResource:
+    def test_is_accessible_from_both_sides(self):
+        resource = ManagedMemoryResource()
+        assert resource.is_host_accessible is True
+        assert resource.is_device_accessible is True
+
+    def test_repr_says_what_it_is(self):
+        assert "ManagedMemoryResource" in repr(ManagedMemoryResource())
+
+    @pytest.mark.emulator_only
+    def test_deallocate_frees_a_pointer(self):
+        resource = ManagedMemoryResource()
+        before = emulator.live().allocations
+        driver_made = resource.allocate(PAGE)
+        wrapped = ManagedBuffer.from_handle(driver_made.handle, PAGE)
+        assert emulator.live().allocations == before + 1
+        wrapped.close()
+        assert emulator.live().allocations == before + 1
+        driver_made.close()
+        assert emulator.live().allocations == before
+
+    def test_a_resource_lives_as_long_as_its_buffers(self):
+        buffer = ManagedMemoryResource().allocate(PAGE)
+        gc.collect()
+        assert isinstance(buffer.memory_resource, ManagedMemoryResource)
+        buffer.close()
+
+
+class TestEmpty:
+    @pytest.mark.parametrize(
+        ("shape", "dtype", "expected"),
+        [
+            (16, "uint8", (16,)),
+            ((16,), "float32", (16,)),
+            ((4, 8), "float64", (4, 8)),
+            ([2, 3, 5], "int16", (2, 3, 5)),
+        ],
+    )
+    def test_has_the_shape_and_dtype(self, shape, dtype, expected):
+        with managedmem.empty(shape, dtype) as buffer:
+            assert buffer.shape == expected
+            assert buffer.dtype == dtype
+            count = 1
+            for extent in expected:
+                count *= extent
+            assert buffer.size == count * buffer.itemsize
+            assert len(buffer) == expected[0]
+
+    def test_is_bytes_by_default(self):
+        with managedmem.empty(10) as buffer:
+            assert (buffer.dtype, buffer.shape, buffer.size) == ("uint8", (10,), 10)
+
+    @pytest.mark.parametrize("shape", [0, (4, 0), -1, (4, -4), (1 << 62, 8)], ids=repr)
+    def test_refuses_shapes_without_memory(self, shape):
+        with pytest.raises(ValueError):
+            managedmem.empty(shape, "float64")
+
+    @pytest.mark.parametrize("shape", ["4", 4.0, (4, 1.5), None, (4, "2")], ids=repr)
+    def test_refuses_what_is_no_shape(self, shape):
+        with pytest.raises(TypeError):
+            managedmem.empty(shape)
+
+
+def test_direct_construction_says_what_to_call():
+    with pytest.raises(TypeError, match=r"allocate|from_handle|empty"):
+        ManagedBuffer()
+
+
+def test_repr_shows_size_and_state(alloc):
+    buffer = alloc(3 * PAGE)
+    assert "ManagedBuffer" in repr(buffer)
+    assert str(3 * PAGE) in repr(buffer)
+    assert "closed" not in repr(buffer)
+    buffer.close()
+    assert "closed" in repr(buffer)
+
+
+class TestFromHandle:
+    def test_wraps_the_same_memory(self, buf):
+        wrapped = ManagedBuffer.from_handle(buf.handle, buf.size)
+        assert (wrapped.handle, wrapped.size) == (buf.handle, buf.size)
+        assert wrapped.is_managed is True
+        write(wrapped, 4)
+        assert contents(buf) == b"\x04" * buf.size
+
+    def test_does_not_own_what_it_wraps(self, buf):
+        wrapped = ManagedBuffer.from_handle(buf.handle, buf.size)
+        wrapped.close()
+        write(buf, 1)
+        assert contents(buf) == b"\x01" * buf.size
+
+    def test_has_no_resource_and_no_owner_unless_given(self, buf):
+        wrapped = ManagedBuffer.from_handle(buf.handle, buf.size)
+        assert wrapped.owner is None
+        assert wrapped.memory_resource is None
+
+    def test_keeps_its_owner_alive_until_closed(self, buf):
+        owner = type("Owner", (), {})()
+        count = sys.getrefcount(owner)
+        wrapped = ManagedBuffer.from_handle(buf.handle, buf.size, owner=owner)
+        assert wrapped.owner is owner
+        assert sys.getrefcount(owner) == count + 1
+        wrapped.close()
+        assert sys.getrefcount(owner) == count
+
+    def test_gives_the_memory_back_to_its_resource_once(self, buf):
+        calls = []
+
+        class Resource:
+            def deallocate(self, ptr, size, stream=None):
+                calls.append((ptr, size))
+
+        resource = Resource()
+        wrapped = ManagedBuffer.from_handle(buf.handle, buf.size, mr=resource)
+        assert wrapped.memory_resource is resource
+        wrapped.close()
+        wrapped.close()
+        assert calls == [(buf.handle, buf.size)]
+
+    def test_resource_and_owner_exclude_each_other(self, buf):
+        with pytest.raises(ValueError, match="owner"):
+            ManagedBuffer.from_handle(
+                buf.handle, buf.size, mr=ManagedMemoryResource(), owner=object()
+            )
+
+    def test_an_owner_may_hold_the_buffer(self, buf):
+        """A cycle through the owner is garbage, not a leak."""
+        freed = []
+
+        class Owner:
+            def __del__(self):
+                freed.append(True)
+
+        owner = Owner()
+        owner.buffer = ManagedBuffer.from_handle(buf.handle, buf.size, owner=owner)
+        del owner
+        gc.collect()
+        assert freed == [True]
+
+    @pytest.mark.parametrize("bad", ["0x10", 1.0, None, b"", [1]], ids=repr)
+    def test_the_pointer_must_be_an_integer(self, bad):
+        with pytest.raises(TypeError):
+            ManagedBuffer.from_handle(bad, PAGE)
+
+    @pytest.mark.parametrize("bad", [-1, 1 << 64], ids=repr)
+    def test_the_pointer_must_be_an_address(self, bad):
+        with pytest.raises((ValueError, OverflowError)):
+            ManagedBuffer.from_handle(bad, PAGE)
+
+    def test_memory_that_is_not_managed_can_be_wrapped(self):
+        with device_memory() as pointer:
+            wrapped = ManagedBuffer.from_handle(pointer, PAGE)
+            assert wrapped.is_managed is False
+            wrapped.close()
+
+
+class TestSubclass:
+    class Tagged(ManagedBuffer):
+        tag = "mine"
+
+        def doubled(self):
+            return self.size * 2
+
+    def test_from_handle_gives_the_class_it_is_called_on(self, buf):
+        wrapped = self.Tagged.from_handle(buf.handle, buf.size)
+        assert type(wrapped) is self.Tagged
+        assert wrapped.doubled() == 2 * buf.size
+        wrapped.note = "attributes work"
+        assert wrapped.note == "attributes work"
+
+    def test_works_like_its_base(self, buf, device0):
+        wrapped = self.Tagged.from_handle(buf.handle, buf.size)
+        wrapped.read_mostly = True
+        assert buf.read_mostly is True
+        managedmem.prefetch(wrapped, device0)
+        device0.sync()
+        assert buf.last_prefetch_location is device0
+
+    def test_cannot_be_constructed_either(self):
+        with pytest.raises(TypeError):
+            self.Tagged()
+
+
+ACTIVE = {
+    "read_mostly": lambda b: b.read_mostly,
+    "read_mostly =": lambda b: setattr(b, "read_mostly", True),
+    "preferred_location": lambda b: b.preferred_location,
+    "preferred_location =": lambda b: setattr(b, "preferred_location", Host()),
+    "accessed_by members": lambda b: list(b.accessed_by),
+    "accessed_by =": lambda b: setattr(b, "accessed_by", [Host()]),
+    "last_prefetch_location": lambda b: b.last_prefetch_location,
+    "prefetch": lambda b: b.prefetch(Host()),
+    "discard": lambda b: b.discard(),
+    "discard_prefetch": lambda b: b.discard_prefetch(Host()),
+    "fill": lambda b: b.fill(0),
+    "copy_to": lambda b: b.copy_to(),
+    "copy_from": lambda b: b.copy_from(b),
+    "slice": lambda b: b[:PAGE],
+    "view": lambda b: b.view("uint8"),
+    "memoryview": memoryview,
+    "bytes": bytes,
+    "__cuda_array_interface__": lambda b: b.__cuda_array_interface__,
+    "__dlpack__": lambda b: b.__dlpack__(),
+    "free advise": lambda b: managedmem.advise(b, "set_read_mostly"),
+    "free prefetch": lambda b: managedmem.prefetch([b], Host()),
+    "free discard": lambda b: managedmem.discard([b]),
+    "free discard_prefetch": lambda b: managedmem.discard_prefetch(b, Host()),
+}
+
+
+class TestClose:
+    @pytest.mark.parametrize("use", ACTIVE.values(), ids=ACTIVE)
+    def test_a_closed_buffer_refuses_work(self, alloc, use):
+        buffer = alloc(2 * PAGE)
+        buffer.close()
+        with pytest.raises(RuntimeError, match="closed"):
+            use(buffer)
+
+    @pytest.mark.parametrize("use", ACTIVE.values(), ids=ACTIVE)
+    def test_an_open_buffer_takes_it(self, alloc, use):
+        result = use(alloc(2 * PAGE))
+        del result
+        gc.collect()
+
+    def test_what_only_looks_stays_safe(self, alloc):
+        buffer = alloc(2 * PAGE)
+        buffer.close()
+        assert buffer.is_closed is True
+        assert buffer.handle == 0
+        assert buffer.size == 2 * PAGE
+        assert buffer.close() is None
+        assert "closed" in repr(buffer)
+
+    def test_leaving_the_block_closes(self):
+        with ManagedMemoryResource().allocate(PAGE) as buffer:
+            assert buffer.is_closed is False
+        assert buffer.is_closed is True
+
+    def test_takes_a_stream_by_position_or_name(self, stream):
+        resource = ManagedMemoryResource()
+        for close in (lambda b: b.close(stream), lambda b: b.close(stream=stream)):
+            buffer = resource.allocate(PAGE)
+            close(buffer)
+            assert buffer.is_closed
+
+    def test_waits_for_a_memoryview(self, alloc):
+        buffer = alloc(PAGE)
+        view = memoryview(buffer)
+        with pytest.raises(BufferError):
+            buffer.close()
+        assert buffer.is_closed is False
+        view[0] = 1
+        view.release()
+        buffer.close()
+        assert buffer.is_closed is True
+
+    def test_waits_for_a_dlpack_capsule(self, alloc):
+        buffer = alloc(PAGE)
+        capsule = buffer.__dlpack__()
+        with pytest.raises(BufferError):
+            buffer.close()
+        del capsule
+        buffer.close()
+        assert buffer.is_closed is True
+
+    def test_of_an_unsynchronised_prefetch_is_safe(self, stream, device0):
+        buffer = ManagedMemoryResource().allocate(MIB)
+        buffer.prefetch(device0, stream=stream)
+        buffer.close(stream)
+        stream.sync()
+        assert buffer.is_closed
+
+    @pytest.mark.emulator_only
+    def test_frees_the_memory_once(self):
+        before = emulator.live().allocations
+        buffer = ManagedMemoryResource().allocate(PAGE)
+        assert emulator.live().allocations == before + 1
+        buffer.close()
+        buffer.close()
+        assert emulator.live().allocations == before
+
+    @pytest.mark.emulator_only
+    def test_a_forgotten_buffer_is_freed(self):
+        before = emulator.live().allocations
+        buffer = ManagedMemoryResource().allocate(PAGE)
+        assert emulator.live().allocations == before + 1
+        del buffer
+        gc.collect()
+        assert emulator.live().allocations == before
+
+    def test_from_many_threads_is_safe(self):
+        """Exactly one thread closes; the others find it closed."""
+        resource = ManagedMemoryResource()
+        for _ in range(20):
+            buffer = resource.allocate(PAGE)
+            errors = []
+
+            def close(buffer=buffer, errors=errors):
+                try:
+                    buffer.close()
+                except Exception as error:
+                    errors.append(error)
+
+            threads = [threading.Thread(target=close) for _ in range(4)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            assert errors == []
+            assert buffer.is_closed
+
+
+class TestIpc:
+    def test_is_never_mapped(self, buf):
+        assert buf.is_mapped is False
+
+    def test_has_no_descriptor_and_says_why(self, buf):
+        with pytest.raises(RuntimeError, match="(?i)ipc"):
+            buf.ipc_descriptor
+
+
+def test_the_host_sees_writes_through_any_name(buf):
+    keeps(buf)[5] = 99
+    assert bytes(buf)[5] == 99
+
+
+def test_threads_may_share_one_buffer(buf, device0):
+    errors = []
+
+    def work():
+        try:
+            for _ in range(50):
+                buf.read_mostly = True
+                buf.prefetch(device0)
+                assert buf.read_mostly is True
+                buf.prefetch(Host())
+        except Exception as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert errors == []
+    device0.sync()
+    assert buf.last_prefetch_location in (device0, Host())

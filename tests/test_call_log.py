@@ -1,0 +1,270 @@
+"""Which driver calls an operation makes, and how many. Needs the emulator's call log."""
+
+import pytest
+
+import managedmem
+from helpers import MIB, PAGE, advices, names, range_queries
+from managedmem import Host, emulator
+
+pytestmark = pytest.mark.emulator_only
+
+SET_ACCESSED_BY, UNSET_ACCESSED_BY = 5, 6
+
+
+def separate(buffer, count):
+    """Ranges of one page each with a page between them: nothing to merge."""
+    return [buffer[2 * i * PAGE : (2 * i + 1) * PAGE] for i in range(count)]
+
+
+def adjacent(buffer, count, size=PAGE):
+    return [buffer[i * size : (i + 1) * size] for i in range(count)]
+
+
+def recorded(call):
+    with emulator.recording() as calls:
+        call()
+    return calls
+
+
+class TestProperties:
+    @pytest.mark.parametrize(
+        "name", ["read_mostly", "preferred_location", "last_prefetch_location"]
+    )
+    def test_a_read_is_one_query(self, buf, name):
+        assert len(recorded(lambda: getattr(buf, name))) == 1
+
+    def test_nothing_is_cached(self, buf):
+        calls = recorded(lambda: [buf.read_mostly for _ in range(5)])
+        assert len(range_queries(calls)) == 5
+
+    @pytest.mark.parametrize("value", [True, False])
+    def test_a_write_of_read_mostly_is_one_advice(self, buf, value):
+        calls = recorded(lambda: setattr(buf, "read_mostly", value))
+        assert names(calls) == ["cuMemAdvise"]
+        assert calls[0].args["advice"] == (1 if value else 2)
+
+    @pytest.mark.parametrize("location", [Host(), Host(1), None], ids=repr)
+    def test_a_write_of_preferred_location_is_one_advice(self, buf, location):
+        calls = recorded(lambda: setattr(buf, "preferred_location", location))
+        assert names(calls) == ["cuMemAdvise"]
+        assert calls[0].args["advice"] == (4 if location is None else 3)
+        assert calls[0].args["count"] == buf.size
+        assert calls[0].result == 0
+
+    def test_a_slice_names_just_its_range(self, buf):
+        calls = recorded(lambda: setattr(buf[PAGE : 3 * PAGE], "read_mostly", True))
+        assert calls[0].args["ptr"] == buf.handle + PAGE
+        assert calls[0].args["count"] == 2 * PAGE
+
+    def test_the_host_is_a_host_and_never_a_device(self, buf):
+        """CUDA 13 takes (HOST, 0); (DEVICE, -1) is what other libraries send."""
+        calls = recorded(lambda: setattr(buf, "preferred_location", Host()))
+        assert calls[0].args["type"] == 2
+        calls = recorded(lambda: buf.prefetch(Host()))
+        assert calls[-1].args["type"] == 2
+
+
+class TestAccessedBy:
+    def test_reading_is_one_query(self, buf, device0):
+        for read in (set, len, bool, lambda p: device0 in p, lambda p: p == {device0}):
+            assert len(recorded(lambda read=read: read(buf.accessed_by))) == 1
+
+    def test_getting_the_proxy_asks_nothing(self, buf):
+        assert recorded(lambda: buf.accessed_by) == []
+
+    def test_strangers_are_never_advised(self, buf, members):
+        buf.accessed_by = members
+        for use in (lambda p: Host(0) in p, lambda p: p.discard(Host(0)), lambda p: p.discard(7)):
+            calls = recorded(lambda use=use: use(buf.accessed_by))
+            assert advices(calls) == []
+            assert len(calls) <= 1
+
+    @pytest.mark.parametrize(
+        ("before", "change", "added", "removed"),
+        [
+            ("", lambda b, m: b.accessed_by.update(m), "012", ""),
+            ("0", lambda b, m: b.accessed_by.update(m), "12", ""),
+            ("012", lambda b, m: b.accessed_by.update(m), "", ""),
+            ("012", lambda b, m: b.accessed_by.clear(), "", "012"),
+            ("", lambda b, m: b.accessed_by.clear(), "", ""),
+            ("01", lambda b, m: setattr(b, "accessed_by", [m[1], m[2]]), "2", "0"),
+            ("01", lambda b, m: setattr(b, "accessed_by", m[:2]), "", ""),
+            ("01", lambda b, m: b.accessed_by.difference_update([m[0], m[2]]), "", "0"),
+            ("01", lambda b, m: b.accessed_by.intersection_update([m[1], m[2]]), "", "0"),
+            ("01", lambda b, m: b.accessed_by.symmetric_difference_update(m[1:]), "2", "1"),
+            ("01", lambda b, m: b.accessed_by.__ior__({m[1], m[2]}), "2", ""),
+            ("01", lambda b, m: b.accessed_by.__isub__({m[1], m[2]}), "", "1"),
+            ("01", lambda b, m: b.accessed_by.__iand__({m[1], m[2]}), "", "0"),
+            ("01", lambda b, m: b.accessed_by.__ixor__({m[1], m[2]}), "2", "1"),
+        ],
+    )
+    def test_bulk_is_one_query_and_only_the_needed_advice(
+        self, buf, members, device1, before, change, added, removed
+    ):
+        buf.accessed_by = [members[int(i)] for i in before]
+        calls = recorded(lambda: change(buf, members))
+        assert len(range_queries(calls)) == 1
+        made = [call.args["advice"] for call in advices(calls)]
+        assert made.count(SET_ACCESSED_BY) == len(added)
+        assert made.count(UNSET_ACCESSED_BY) == len(removed)
+        assert len(calls) == 1 + len(added) + len(removed)
+
+    def test_an_operator_on_the_property_works_once(self, buf, members):
+        """`buf.accessed_by |= x` also assigns the proxy back: that must ask and advise nothing."""
+        calls = recorded(lambda: exec("buf.accessed_by |= x", {"buf": buf, "x": set(members)}))
+        assert len(range_queries(calls)) == 1
+        assert len(advices(calls)) == len(members)
+
+    @pytest.mark.parametrize("values", [[0], [Host(0)]], ids=repr)
+    def test_bad_members_reach_no_driver(self, buf, members, values):
+        def assign():
+            with pytest.raises((TypeError, ValueError)):
+                buf.accessed_by = [*members, *values]
+
+        assert recorded(assign) == []
+
+
+class TestPrefetch:
+    def test_one_target_is_one_call_per_range(self, buf, device0, stream):
+        calls = recorded(lambda: buf.prefetch(device0, stream=stream))
+        assert names(calls) == ["cuMemPrefetchAsync"]
+        assert calls[0].args["count"] == buf.size
+
+    def test_neighbours_become_one_call(self, buf, device0, stream):
+        pages = adjacent(buf, 8)
+        calls = recorded(lambda: managedmem.prefetch(pages, device0, stream=stream))
+        assert names(calls) == ["cuMemPrefetchAsync"]
+        assert calls[0].args["count"] == 8 * PAGE
+
+    def test_neighbours_in_any_order_become_one_call(self, buf, device0, stream):
+        pages = adjacent(buf, 8)
+        shuffled = [pages[i] for i in (3, 0, 7, 1, 6, 2, 5, 4)]
+        calls = recorded(lambda: managedmem.prefetch(shuffled, device0, stream=stream))
+        assert names(calls) == ["cuMemPrefetchAsync"]
+        assert calls[0].args["count"] == 8 * PAGE
+
+    def test_neighbours_with_different_locations_stay_apart(self, buf, device0, stream):
+        pages = adjacent(buf, 4)
+        where = [device0, device0, Host(), Host()]
+        calls = recorded(
+            lambda: managedmem.prefetch(pages, where, stream=stream, dispatch="loop")
+        )
+        assert [c.args["count"] for c in calls if c.name == "cuMemPrefetchAsync"] == [2 * PAGE] * 2
+
+    def test_different_allocations_are_never_merged(self, alloc, device0, stream):
+        buffers = [alloc(2 * MIB) for _ in range(3)]
+        calls = recorded(
+            lambda: managedmem.prefetch(buffers, device0, stream=stream, dispatch="loop")
+        )
+        assert names(calls).count("cuMemPrefetchAsync") == 3
+
+    def test_the_loop_is_one_call_a_range(self, buf, device0, stream):
+        calls = recorded(
+            lambda: managedmem.prefetch(separate(buf, 5), device0, stream=stream, dispatch="loop")
+        )
+        assert names(calls) == ["cuMemPrefetchAsync"] * 5
+
+    def test_the_batch_is_one_call(self, buf, device0, stream):
+        calls = recorded(
+            lambda: managedmem.prefetch(separate(buf, 5), device0, stream=stream, dispatch="batch")
+        )
+        assert names(calls) == ["cuMemPrefetchBatchAsync"]
+        assert calls[0].args["count"] == 5
+
+    def test_auto_takes_one_of_them(self, buf, device0, stream):
+        calls = recorded(lambda: managedmem.prefetch(separate(buf, 5), device0, stream=stream))
+        assert names(calls) in (["cuMemPrefetchAsync"] * 5, ["cuMemPrefetchBatchAsync"])
+
+    def test_a_deferred_prefetch_goes_through_a_host_function(self, buf, device0, stream):
+        calls = recorded(
+            lambda: managedmem.prefetch(buf, device0, stream=stream, defer=True)
+        )
+        assert "cuLaunchHostFunc" in names(calls)
+        assert names(calls).count("cuMemPrefetchAsync") == 1
+
+    def test_defer_can_be_forbidden(self, alloc, device0, stream):
+        large = alloc(64 * MIB)
+        calls = recorded(
+            lambda: managedmem.prefetch(large, device0, stream=stream, defer=False)
+        )
+        assert names(calls) == ["cuMemPrefetchAsync"]
+
+
+class TestDiscard:
+    @pytest.mark.parametrize("count", [1, 5])
+    def test_is_one_batch_call(self, buf, stream, count):
+        calls = recorded(lambda: managedmem.discard(separate(buf, count), stream=stream))
+        assert names(calls) == ["cuMemDiscardBatchAsync"]
+        assert calls[0].args["count"] == count
+
+    def test_neighbours_become_one_range(self, buf, stream):
+        calls = recorded(lambda: managedmem.discard(adjacent(buf, 5), stream=stream))
+        assert names(calls) == ["cuMemDiscardBatchAsync"]
+        assert calls[0].args["count"] == 1
+
+    def test_discard_prefetch_is_one_call_for_both(self, buf, device0, stream):
+        calls = recorded(
+            lambda: managedmem.discard_prefetch(separate(buf, 5), device0, stream=stream)
+        )
+        assert names(calls) == ["cuMemDiscardAndPrefetchBatchAsync"]
+
+    def test_never_reaches_the_legacy_stream(self, buf, device0):
+        """The driver refuses it there: an internal stream carries the work."""
+        calls = recorded(lambda: (buf.discard(), buf.discard_prefetch(device0)))
+        batches = [c for c in calls if "Batch" in c.name]
+        assert len(batches) == 2
+        assert all(c.result == 0 for c in batches)
+
+
+class TestAdvise:
+    def test_neighbours_become_one_call(self, buf):
+        calls = recorded(lambda: managedmem.advise(adjacent(buf, 6), "set_read_mostly"))
+        assert names(calls) == ["cuMemAdvise"]
+        assert calls[0].args["count"] == 6 * PAGE
+
+    def test_ranges_apart_are_a_call_each(self, buf):
+        calls = recorded(lambda: managedmem.advise(separate(buf, 6), "set_read_mostly"))
+        assert names(calls) == ["cuMemAdvise"] * 6
+
+
+class TestBuffer:
+    def test_allocation_and_release(self):
+        buffer = None
+
+        def allocate():
+            nonlocal buffer
+            buffer = managedmem.ManagedMemoryResource().allocate(PAGE)
+
+        assert names(recorded(allocate)).count("cuMemAllocManaged") == 1
+        assert names(recorded(buffer.close)).count("cuMemFree") == 1
+        assert recorded(buffer.close) == []
+
+    def test_wrapping_and_slicing_ask_nothing(self, buf):
+        def use():
+            wrapped = managedmem.ManagedBuffer.from_handle(buf.handle, buf.size)
+            wrapped[:PAGE].view("float32", (PAGE // 4,))
+
+        assert recorded(use) == []
+
+    @pytest.mark.parametrize(
+        "call",
+        [
+            lambda b: managedmem.prefetch([b, 7], Host()),
+            lambda b: managedmem.prefetch([b, b], [Host()]),
+            lambda b: managedmem.prefetch([], Host()),
+            lambda b: managedmem.advise([b, None], "set_read_mostly"),
+            lambda b: managedmem.advise(b, "bogus"),
+            lambda b: managedmem.advise(b, "set_accessed_by", Host(0)),
+            lambda b: managedmem.discard([b, "x"]),
+            lambda b: managedmem.discard_prefetch([b, b], [Host(), 0]),
+            lambda b: b.prefetch(None),
+            lambda b: b.prefetch(0),
+            lambda b: b.fill(256),
+        ],
+    )
+    def test_bad_arguments_reach_no_driver(self, buf, call):
+        def use():
+            with pytest.raises((TypeError, ValueError, OverflowError)):
+                call(buf)
+
+        assert [n for n in names(recorded(use)) if "Attribute" not in n] == []

@@ -1,0 +1,185 @@
+"""copy_from, copy_to and fill: which bytes end up where, and what is refused."""
+
+import pytest
+
+import managedmem
+from helpers import MIB, PAGE, contents, pattern, write
+from managedmem import Device, Host
+
+PLACES = [Host(), Device(0), None]
+
+
+class TestCopy:
+    @pytest.mark.parametrize("source_place", PLACES, ids=repr)
+    @pytest.mark.parametrize("target_place", PLACES, ids=repr)
+    def test_copy_from_brings_every_byte(self, alloc, source_place, target_place):
+        source, target = alloc(MIB + 3), alloc(MIB + 3)
+        data = pattern(MIB + 3)
+        write(source, data)
+        for buffer, place in ((source, source_place), (target, target_place)):
+            if place is not None:
+                buffer.prefetch(place)
+        assert target.copy_from(source) is None
+        assert contents(target) == data
+        assert contents(source) == data
+
+    def test_copy_to_returns_its_target(self, alloc):
+        source, target = alloc(PAGE), alloc(PAGE)
+        write(source, pattern(PAGE))
+        assert source.copy_to(target) is target
+        assert contents(target) == pattern(PAGE)
+
+    def test_copy_to_nothing_makes_a_buffer_of_the_same_resource(self, buf):
+        write(buf, pattern(buf.size))
+        with buf.copy_to() as new:
+            assert type(new) is type(buf)
+            assert new.handle != buf.handle
+            assert new.size == buf.size
+            assert new.memory_resource is buf.memory_resource
+            assert contents(new) == pattern(buf.size)
+
+    def test_copy_to_nothing_keeps_the_layout(self, buf):
+        with buf.view("float32", (256, 1024)).copy_to() as new:
+            assert new.size == buf.size
+            assert (new.dtype, new.shape) == ("float32", (256, 1024))
+
+    def test_on_a_stream(self, alloc, stream):
+        source, target = alloc(PAGE), alloc(PAGE)
+        write(source, pattern(PAGE))
+        target.copy_from(source, stream=stream)
+        stream.sync()
+        assert bytes(target) == pattern(PAGE)
+
+    def test_between_slices(self, alloc):
+        source, target = alloc(4096), alloc(4096)
+        write(source, pattern(4096))
+        write(target, 0)
+        target[100:200].copy_from(source[1000:1100])
+        expected = bytes(100) + pattern(4096)[1000:1100] + bytes(3896)
+        assert contents(target) == expected
+
+    def test_between_types_of_the_same_size(self, alloc):
+        source, target = alloc(4096), alloc(4096)
+        write(source, pattern(4096))
+        target.view("float64").copy_from(source.view("int16", (64, 32)))
+        assert contents(target) == pattern(4096)
+
+    def test_onto_itself_changes_nothing(self, buf):
+        write(buf, pattern(buf.size))
+        buf.copy_from(buf)
+        assert contents(buf) == pattern(buf.size)
+
+    @pytest.mark.parametrize("sizes", [(4096, 4095), (4095, 4096), (1, 2)])
+    def test_sizes_must_agree(self, alloc, sizes):
+        source, target = alloc(sizes[0]), alloc(sizes[1])
+        write(target, 5)
+        with pytest.raises(ValueError, match="size"):
+            target.copy_from(source)
+        with pytest.raises(ValueError, match="size"):
+            source.copy_to(target)
+        assert contents(target) == b"\x05" * sizes[1]
+
+    @pytest.mark.parametrize("bad", [7, "buffer", object(), Host()], ids=repr)
+    def test_takes_buffers_only(self, buf, bad):
+        with pytest.raises(TypeError):
+            buf.copy_from(bad)
+        with pytest.raises(TypeError):
+            buf.copy_to(bad)
+
+    def test_copy_from_needs_a_source(self, buf):
+        with pytest.raises(TypeError):
+            buf.copy_from(None)
+
+    def test_with_a_closed_buffer(self, buf, alloc):
+        closed = alloc(buf.size)
+        closed.close()
+        with pytest.raises(RuntimeError, match="closed"):
+            buf.copy_from(closed)
+        with pytest.raises(RuntimeError, match="closed"):
+            buf.copy_to(closed)
+
+    def test_between_devices(self, alloc, device0, device1):
+        source, target = alloc(MIB), alloc(MIB)
+        write(source, pattern(MIB))
+        source.prefetch(device0)
+        target.prefetch(device1)
+        target.copy_from(source)
+        assert contents(target) == pattern(MIB)
+
+
+class TestFill:
+    @pytest.mark.parametrize("value", [0, 1, 127, 255])
+    def test_an_int_is_every_byte(self, buf, value):
+        assert buf.fill(value) is None
+        assert contents(buf) == bytes([value]) * buf.size
+
+    @pytest.mark.parametrize("value", [b"\x07", b"\x01\x02", b"\x01\x02\x03\x04"], ids=repr)
+    @pytest.mark.parametrize("kind", [bytes, bytearray, memoryview])
+    def test_bytes_are_a_pattern(self, alloc, value, kind):
+        buffer = alloc(4096)
+        buffer.fill(kind(value))
+        assert contents(buffer) == value * (4096 // len(value))
+
+    @pytest.mark.parametrize("place", PLACES, ids=repr)
+    def test_wherever_the_pages_are(self, buf, place):
+        if place is not None:
+            buf.prefetch(place)
+        buf.fill(b"\x0a\x0b")
+        assert contents(buf) == b"\x0a\x0b" * (buf.size // 2)
+
+    def test_on_a_stream(self, buf, stream):
+        buf.fill(8, stream=stream)
+        stream.sync()
+        assert bytes(buf) == b"\x08" * buf.size
+
+    def test_a_slice_at_an_odd_place(self, alloc):
+        buffer = alloc(4096)
+        write(buffer, 0)
+        buffer[1:8].fill(9)
+        assert contents(buffer) == b"\x00" + b"\x09" * 7 + bytes(4088)
+
+    @pytest.mark.parametrize("value", [b"\x01\x02", b"\x01\x02\x03\x04"], ids=repr)
+    def test_a_pattern_at_an_odd_place(self, alloc, value):
+        buffer = alloc(4096)
+        write(buffer, 0)
+        buffer[1:9].fill(value)
+        assert contents(buffer) == b"\x00" + value * (8 // len(value)) + bytes(4087)
+
+    @pytest.mark.parametrize("value", [-1, 256, 1 << 80])
+    def test_an_int_outside_a_byte_overflows(self, buf, value):
+        with pytest.raises(OverflowError):
+            buf.fill(value)
+        assert contents(buf) == bytes(buf.size)
+
+    @pytest.mark.parametrize("value", [b"", b"123", b"12345", b"12345678"], ids=repr)
+    def test_other_lengths_are_a_value_error(self, buf, value):
+        with pytest.raises(ValueError, match="1, 2 or 4"):
+            buf.fill(value)
+        assert contents(buf) == bytes(buf.size)
+
+    @pytest.mark.parametrize(("size", "value"), [(3, b"12"), (6, b"1234"), (4095, b"12")])
+    def test_the_pattern_must_divide_the_size(self, alloc, size, value):
+        buffer = alloc(size)
+        write(buffer, 1)
+        with pytest.raises(ValueError):
+            buffer.fill(value)
+        assert contents(buffer) == b"\x01" * size
+
+    @pytest.mark.parametrize("value", ["1", 1.0, None, [1], object()], ids=repr)
+    def test_other_types_are_a_type_error(self, buf, value):
+        with pytest.raises(TypeError):
+            buf.fill(value)
+        assert contents(buf) == bytes(buf.size)
+
+    def test_a_typed_view_is_filled_bytewise(self, alloc):
+        buffer = alloc(4096)
+        buffer.view("float32").fill(1)
+        assert contents(buffer) == b"\x01" * 4096
+
+
+def test_managed_memory_is_not_needed_for_either(buf):
+    """A wrapped pointer works too: the driver's copies take any memory."""
+    wrapped = managedmem.ManagedBuffer.from_handle(buf.handle, buf.size)
+    wrapped.fill(4)
+    with buf.copy_to() as copy:
+        assert contents(copy) == b"\x04" * buf.size

@@ -1,0 +1,344 @@
+"""Which driver is opened, when, and what is said when there is none; a process for each case."""
+
+import ctypes
+import shutil
+import subprocess
+
+import pytest
+
+import managedmem
+from helpers import EMULATED, run_python
+
+SHOW_ERROR = """
+import managedmem as mm
+try:
+    mm.{call}
+except mm.{error} as error:
+    print("type", type(error).__name__)
+    print("code", error.code, error.name, error.function)
+    print("text", error)
+else:
+    raise SystemExit("no error")
+"""
+USES = ["driver_info()", "Device.count()", "Device(0)", "Stream()", "empty(4096)"]
+
+
+def show_error(call, error="CUDAError", **how):
+    return run_python(SHOW_ERROR.format(call=call, error=error), **how).stdout
+
+
+class TestImport:
+    def test_loads_no_driver(self):
+        run_python(
+            """
+            import managedmem, managedmem.emulator
+            managedmem.Host(1); managedmem.Host.numa_current()
+            maps = open("/proc/self/maps").read()
+            assert "libcuda.so" not in maps, "libcuda is loaded"
+            assert "libmanagedmem_emulator" not in maps, "the emulator is loaded"
+            managedmem.driver_info()
+            assert "libmanagedmem_emulator" in open("/proc/self/maps").read()
+            """
+        )
+
+    def test_works_without_any_driver(self):
+        run_python(
+            """
+            import pickle
+            import managedmem as mm
+            hosts = [mm.Host(), mm.Host(3), mm.Host.numa_current()]
+            assert pickle.loads(pickle.dumps(hosts)) == hosts
+            mm.ManagedMemoryResource
+            assert mm.ManagedBuffer.__doc__
+            """,
+            driver="/nonexistent/libcuda.so.1",
+        )
+
+
+class TestSelection:
+    def test_the_emulator_by_name(self):
+        run_python(
+            """
+            import managedmem as mm
+            info = mm.driver_info()
+            assert info["emulated"] is True
+            assert info["path"].endswith("libmanagedmem_emulator.so"), info
+            assert mm.emulator.is_active()
+            """
+        )
+
+    def test_a_file_by_its_path(self):
+        path = run_python("import managedmem as mm; print(mm.driver_info()['path'])").stdout.strip()
+        run_python(
+            f"""
+            import managedmem as mm
+            assert mm.driver_info()["path"] == {path!r}
+            assert mm.Device.count() == 2
+            """,
+            driver=path,
+        )
+
+    @pytest.mark.parametrize("name", ["nonsense", "libcuda.so.1", "EMULATOR"])
+    def test_another_word_is_refused_with_the_choices(self, name):
+        done = run_python("import managedmem as mm; mm.driver_info()", driver=name, check=False)
+        assert done.returncode == 1
+        assert name in done.stderr
+        assert "emulator" in done.stderr
+        assert "MANAGEDMEM_DRIVER" in done.stderr
+
+    def test_the_variable_is_read_at_the_first_use(self):
+        run_python(
+            """
+            import os
+            import managedmem as mm
+            os.environ["MANAGEDMEM_DRIVER"] = "emulator"
+            assert mm.driver_info()["emulated"] is True
+            os.environ["MANAGEDMEM_DRIVER"] = "/nonexistent/libcuda.so"
+            assert mm.Device.count() == 2
+            """,
+            driver="/nonexistent/libcuda.so.1",
+        )
+
+    def test_from_python_before_the_first_use(self):
+        run_python(
+            """
+            import managedmem as mm
+            from managedmem import _managedmem
+            _managedmem._select_driver("emulator")
+            assert mm.driver_info()["emulated"] is True
+            """,
+            driver="/nonexistent/libcuda.so.1",
+        )
+
+    def test_from_python_after_the_first_use_is_too_late(self):
+        run_python(
+            """
+            import managedmem as mm
+            from managedmem import _managedmem, emulator
+            mm.driver_info()
+            for late in (lambda: _managedmem._select_driver("cuda"), lambda: emulator.enable()):
+                try:
+                    late()
+                except RuntimeError as error:
+                    assert "open" in str(error) or "already" in str(error), error
+                else:
+                    raise SystemExit("accepted")
+            """
+        )
+
+    @pytest.mark.parametrize("bad", ["7", "None", "b'emulator'"])
+    def test_from_python_takes_a_string(self, bad):
+        done = run_python(
+            f"from managedmem import _managedmem; _managedmem._select_driver({bad})", check=False
+        )
+        assert "TypeError" in done.stderr
+
+    def test_enable_sets_the_machine_up(self):
+        run_python(
+            """
+            import managedmem as mm
+            mm.emulator.enable(devices=3, numa_nodes=4, driver_version=12080)
+            assert mm.Device.count() == 3
+            assert mm.driver_info()["version_string"] == "12.8"
+            assert mm.emulator.is_active()
+            """,
+            driver=None,
+        )
+
+    def test_threads_open_it_once(self):
+        run_python(
+            """
+            import threading
+            import managedmem as mm
+            start, seen = threading.Barrier(8), []
+            def use():
+                start.wait()
+                seen.append(mm.driver_info()["path"])
+            threads = [threading.Thread(target=use) for _ in range(8)]
+            [t.start() for t in threads]; [t.join() for t in threads]
+            assert len(seen) == 8 and len(set(seen)) == 1, seen
+            """
+        )
+
+
+class TestNoDriver:
+    @pytest.mark.parametrize("call", USES)
+    def test_every_first_use_says_what_was_tried(self, call):
+        path = "/nonexistent/libcuda.so.1"
+        shown = show_error(call, "DriverNotFoundError", driver=path)
+        assert "type DriverNotFoundError" in shown
+        assert "code None None None" in shown
+        assert path in shown
+
+    @pytest.mark.parametrize("call", ["driver_info()"])
+    def test_the_emulator_is_mentioned_and_never_taken(self, call):
+        shown = show_error(call, "DriverNotFoundError", driver="/nonexistent/libcuda.so.1")
+        assert "MANAGEDMEM_DRIVER=emulator" in shown
+
+    def test_of_the_system(self):
+        try:
+            ctypes.CDLL("libcuda.so.1")
+        except OSError:
+            pass
+        else:
+            pytest.skip("this machine has a driver")
+        for driver in (None, "cuda", ""):
+            shown = show_error("Device.count()", "DriverNotFoundError", driver=driver)
+            assert "libcuda.so.1" in shown
+
+    def test_a_second_attempt_fails_the_same_way(self):
+        run_python(
+            """
+            import managedmem as mm
+            texts = []
+            for _ in range(2):
+                try:
+                    mm.Device.count()
+                except mm.DriverNotFoundError as error:
+                    texts.append(str(error))
+            assert len(texts) == 2 and texts[0] == texts[1], texts
+            """,
+            driver="/nonexistent/libcuda.so.1",
+        )
+
+    def test_a_file_that_is_no_library(self, tmp_path):
+        file = tmp_path / "libcuda.so.1"
+        file.write_text("not a library")
+        shown = show_error("Device.count()", "DriverNotFoundError", driver=file)
+        assert str(file) in shown
+
+    def test_a_library_that_is_no_driver(self):
+        path = managedmem._managedmem.__file__
+        shown = show_error("Device.count()", driver=path)
+        assert path in shown
+
+    def test_a_driver_without_a_device(self):
+        shown = show_error("Device.count()", emulator="noinit=1")
+        assert "CUDA_ERROR_NO_DEVICE" in shown
+        assert "100" in shown
+
+
+OLD_DRIVER = """
+typedef int CUresult;
+CUresult cuInit(unsigned flags) { (void)flags; return 0; }
+CUresult cuDriverGetVersion(int *version) { *version = VERSION; return 0; }
+CUresult cuGetProcAddress(const char *name, void **function, int version, unsigned long long flags)
+{
+    (void)name; (void)version; (void)flags;
+    *function = 0;
+    return 500; /* CUDA_ERROR_NOT_FOUND */
+}
+CUresult cuGetProcAddress_v2(const char *name, void **function, int version,
+                             unsigned long long flags, int *status)
+{
+    if (status) *status = 1;
+    (void)cuGetProcAddress(name, function, version, flags);
+    return 0;
+}
+"""
+
+
+@pytest.mark.parametrize(("version", "words"), [(12010, "12.1"), (11080, "11.8"), (9020, "9.2")])
+def test_a_driver_that_is_too_old_names_both_versions(tmp_path, version, words):
+    compiler = shutil.which("cc") or shutil.which("gcc")
+    if compiler is None:
+        pytest.skip("needs a C compiler")
+    source, library = tmp_path / "old.c", tmp_path / "libcuda_old.so"
+    source.write_text(OLD_DRIVER)
+    subprocess.run(
+        [compiler, "-shared", "-fPIC", f"-DVERSION={version}", source, "-o", library], check=True
+    )
+    shown = show_error("Device.count()", "DriverTooOldError", driver=library)
+    assert "type DriverTooOldError" in shown
+    assert words in shown
+    assert "12.2" in shown
+    assert str(library) in shown
+
+
+class TestEmulatorConfiguration:
+    @pytest.mark.parametrize(
+        "config",
+        ["devices=0", "devices=x", "colour=red", "profile=nowhere", "driver=9000", "devices"],
+    )
+    def test_nonsense_stops_with_words(self, config):
+        code = "import managedmem as mm; mm.Device.count()"
+        done = run_python(code, emulator=config, check=False)
+        assert done.returncode == 1
+        assert "CUDAError" in done.stderr
+        assert config.split("=")[0] in done.stderr
+
+    @pytest.mark.parametrize(
+        ("config", "check"),
+        [
+            ("devices=1", "mm.Device.count() == 1"),
+            ("devices=4", "len(mm.Device.all()) == 4"),
+            ("driver=12020", "mm.driver_info()['version'] == 12020"),
+            ("driver=12080", "mm.driver_info()['version_string'] == '12.8'"),
+            ("concurrent=0", "mm.Device(0).concurrent_managed_access is False"),
+            ("pageable=1", "mm.Device(0).pageable_memory_access is True"),
+            ("capacity_mib=64", "mm.Device(0).memory_info.total == 64 << 20"),
+            ("profile=h200", "mm.Device.count() == 1"),
+            ("profile=h200-x2", "mm.Device.count() == 2"),
+            ("profile=h200,devices=3", "mm.Device.count() == 3"),
+        ],
+    )
+    def test_each_key_counts(self, config, check):
+        run_python(f"import managedmem as mm; assert {check}", emulator=config)
+
+    def test_one_numa_node_forgets_the_node(self):
+        run_python(
+            """
+            import managedmem as mm
+            with mm.empty(4096) as buf:
+                buf.preferred_location = mm.Host(0)
+                assert buf.preferred_location in (mm.Host(), None)
+            """,
+            emulator="profile=h200",
+        )
+
+    def test_pageable_machines_take_system_memory(self):
+        pytest.importorskip("numpy", reason="needs NumPy")
+        run_python(
+            """
+            import numpy
+            import managedmem as mm
+            array = numpy.ones(1 << 20, dtype="u1")
+            mm.advise(array, "set_read_mostly")
+            mm.advise(array, "set_preferred_location", mm.Device(0))
+            mm.prefetch(array, mm.Device(0))
+            mm.Device(0).sync()
+            assert (array == 1).all()
+            """,
+            emulator="pageable=1",
+        )
+
+
+class TestDriverInfo:
+    def test_says_what_was_opened(self):
+        info = managedmem.driver_info()
+        assert set(info) >= {
+            "path", "version", "version_string", "emulated", "device_count", "tried"
+        }
+        assert info["emulated"] is EMULATED
+        assert info["device_count"] == managedmem.Device.count()
+        major, minor = info["version"] // 1000, info["version"] % 1000 // 10
+        assert info["version_string"] == f"{major}.{minor}"
+        assert info["version"] >= 12020
+        assert isinstance(info["path"], str)
+        assert isinstance(info["tried"], list)
+
+    def test_agrees_with_the_emulator_module(self):
+        assert managedmem.emulator.is_active() is managedmem.driver_info()["emulated"]
+
+
+def test_the_interpreter_ends_cleanly_with_everything_open():
+    done = run_python(
+        """
+        import managedmem as mm
+        buf = mm.empty((4, 4096), "float32")
+        view, stream, proxy = memoryview(buf), mm.Stream(), buf.accessed_by
+        capsule = buf[1:].__dlpack__()
+        buf.prefetch(mm.Device(0), stream=stream)
+        """
+    )
+    assert done.stderr == ""

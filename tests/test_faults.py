@@ -1,0 +1,748 @@
+"""Every driver call of every public operation fails in turn.
+
+For each operation the first, second, third ... driver call is made to fail until the operation
+gets through without meeting the fault. After each failure the right exception must have come, with
+the failing function's name; nothing may be leaked, the thread's context must be as before, advice
+must be as before, and the same operation must succeed when tried again.
+"""
+
+import contextlib
+import dataclasses
+import gc
+import inspect
+import operator
+import re
+import types
+from collections.abc import Callable
+
+import pytest
+
+import managedmem
+from helpers import PAGE, contents, pattern, raw_driver, run_python, write
+from managedmem import (
+    AccessedBySetProxy,
+    CUDAError,
+    CUDAOutOfMemoryError,
+    Device,
+    Host,
+    ManagedBuffer,
+    ManagedMemoryResource,
+    Stream,
+)
+
+pytestmark = pytest.mark.emulator_only
+
+LAUNCH_FAILED = 719
+OUT_OF_MEMORY = 2
+PAGES = 4
+SIZE = PAGES * PAGE
+PATTERNS = [pattern(SIZE, start) for start in range(3)]
+# Putting the caller's state back is tried a second time; a fault that passes is not an error.
+REPEATED = {"cuCtxPopCurrent", "cuThreadExchangeStreamCaptureMode"}
+# A query that only decides how to dispatch: without its answer the operation takes another way.
+DISPATCH_HINT = {"cuMemRangeGetAttribute"}
+
+
+class World:
+    """Three buffers with contents and advice of their own, a view, a wrapper and a stream."""
+
+    def __init__(self):
+        resource = ManagedMemoryResource()
+        self.a, self.b, self.c = self.buffers = [resource.allocate(SIZE) for _ in range(3)]
+        self.stream = Stream()
+        self.part = self.a[PAGE : 3 * PAGE]
+        self.wrapped = ManagedBuffer.from_handle(self.c.handle, self.c.size)
+        self.made = []
+        for index, buffer in enumerate(self.buffers):
+            write(buffer, PATTERNS[index])
+        self.a.read_mostly = True
+        self.a.preferred_location = Host()
+        self.a.accessed_by = [Device(0), Host()]
+        self.b.preferred_location = Device(1)
+        self.b.accessed_by = [Device(1)]
+        self.a.prefetch(Host())
+        self.b.prefetch(Device(1))
+        self.c.prefetch(Device(0))
+        self.members = self.a.accessed_by
+
+    def advice(self):
+        return [
+            (b.read_mostly, b.preferred_location, frozenset(b.accessed_by))
+            for b in [*self.buffers, self.part]
+            if not b.is_closed
+        ]
+
+    def prefetched(self):
+        return [b.last_prefetch_location for b in self.buffers if not b.is_closed]
+
+    def bytes(self):
+        return [contents(b) for b in self.buffers if not b.is_closed]
+
+    def keep(self, thing):
+        """Hold a result until the counting is done."""
+        self.made.append(thing)
+
+    def drop_results(self):
+        for thing in self.made:
+            if hasattr(thing, "close"):
+                thing.close()
+        self.made.clear()
+        gc.collect()
+
+    def end(self):
+        self.drop_results()
+        for thing in [*self.buffers, self.stream]:
+            thing.close()
+
+
+@dataclasses.dataclass
+class Operation:
+    """One use of the public surface, and what of the world it may change when it fails."""
+
+    act: Callable
+    covers: str = ""
+    prepare: Callable = lambda w: None
+    may_change: frozenset = frozenset()  # of "prefetched", "bytes"
+    silent: frozenset = frozenset()  # functions whose failure need not surface
+    faults: int = 1  # how many driver calls it makes at the least
+
+
+def setting(target, name, value):
+    return lambda w: setattr(target(w), name, value)
+
+
+def update_in_place(symbol, members):
+    """`buffer.accessed_by |= members`, which is both an operator and an assignment."""
+
+    def act(w):
+        w.a.accessed_by = symbol(w.a.accessed_by, members)
+
+    return act
+
+
+MOVES = frozenset({"prefetched"})
+WIPES = frozenset({"prefetched", "bytes"})
+WRITES = frozenset({"bytes"})
+HOST, ZERO, ONE = Host(), Device(0), Device(1)
+
+OPERATIONS = {
+    # Queries.
+    "get read_mostly": Operation(lambda w: w.a.read_mostly, "ManagedBuffer.read_mostly"),
+    "get preferred_location": Operation(
+        lambda w: w.a.preferred_location, "ManagedBuffer.preferred_location"
+    ),
+    "get last_prefetch_location": Operation(
+        lambda w: w.a.last_prefetch_location, "ManagedBuffer.last_prefetch_location"
+    ),
+    "get of a view": Operation(lambda w: w.part.read_mostly),
+    "len of the set": Operation(lambda w: len(w.members), "AccessedBySetProxy.__len__"),
+    "iteration": Operation(lambda w: list(w.members), "AccessedBySetProxy.__iter__"),
+    "in": Operation(lambda w: ZERO in w.members, "AccessedBySetProxy.__contains__"),
+    "==": Operation(lambda w: w.members == {HOST}, "AccessedBySetProxy.__eq__"),
+    "!=": Operation(lambda w: w.members != {HOST}, "AccessedBySetProxy.__ne__"),
+    "<": Operation(lambda w: w.members < {HOST}, "AccessedBySetProxy.__lt__"),
+    "<=": Operation(lambda w: w.members <= {HOST}, "AccessedBySetProxy.__le__"),
+    ">": Operation(lambda w: w.members > {HOST}, "AccessedBySetProxy.__gt__"),
+    ">=": Operation(lambda w: w.members >= {HOST}, "AccessedBySetProxy.__ge__"),
+    "|": Operation(lambda w: w.members | {ONE}, "AccessedBySetProxy.__or__"),
+    "&": Operation(lambda w: w.members & {ONE}, "AccessedBySetProxy.__and__"),
+    "-": Operation(lambda w: w.members - {ONE}, "AccessedBySetProxy.__sub__"),
+    "^": Operation(lambda w: w.members ^ {ONE}, "AccessedBySetProxy.__xor__"),
+    "reversed |": Operation(lambda w: {ONE} | w.members, "AccessedBySetProxy.__ror__"),
+    "reversed &": Operation(lambda w: {ONE} & w.members, "AccessedBySetProxy.__rand__"),
+    "reversed -": Operation(lambda w: {ONE} - w.members, "AccessedBySetProxy.__rsub__"),
+    "reversed ^": Operation(lambda w: {ONE} ^ w.members, "AccessedBySetProxy.__rxor__"),
+    "| of two sets": Operation(lambda w: w.members | w.b.accessed_by, faults=2),
+    "union": Operation(lambda w: w.members.union([ONE], [HOST]), "AccessedBySetProxy.union"),
+    "intersection": Operation(
+        lambda w: w.members.intersection([ONE]), "AccessedBySetProxy.intersection"
+    ),
+    "difference": Operation(lambda w: w.members.difference([ONE]), "AccessedBySetProxy.difference"),
+    "symmetric_difference": Operation(
+        lambda w: w.members.symmetric_difference([ONE]), "AccessedBySetProxy.symmetric_difference"
+    ),
+    "issubset": Operation(lambda w: w.members.issubset([ONE]), "AccessedBySetProxy.issubset"),
+    "issuperset": Operation(lambda w: w.members.issuperset([ONE]), "AccessedBySetProxy.issuperset"),
+    "isdisjoint": Operation(lambda w: w.members.isdisjoint([ONE]), "AccessedBySetProxy.isdisjoint"),
+    "copy of the set": Operation(lambda w: w.members.copy(), "AccessedBySetProxy.copy"),
+    # Advice: all or nothing.
+    "set read_mostly": Operation(setting(lambda w: w.a, "read_mostly", False)),
+    "set preferred_location": Operation(setting(lambda w: w.a, "preferred_location", ONE)),
+    "unset preferred_location": Operation(setting(lambda w: w.a, "preferred_location", None)),
+    "advice of a view": Operation(setting(lambda w: w.part, "read_mostly", False)),
+    "advice of a wrapper": Operation(setting(lambda w: w.wrapped, "read_mostly", True), faults=2),
+    "assign accessed_by": Operation(
+        setting(lambda w: w.a, "accessed_by", [ONE]), "ManagedBuffer.accessed_by", faults=4
+    ),
+    "assign nothing to accessed_by": Operation(setting(lambda w: w.a, "accessed_by", []), faults=3),
+    "add": Operation(lambda w: w.members.add(ONE), "AccessedBySetProxy.add"),
+    "discard a member": Operation(lambda w: w.members.discard(HOST), "AccessedBySetProxy.discard"),
+    "remove": Operation(
+        lambda w: w.members.remove(HOST),
+        "AccessedBySetProxy.remove",
+        prepare=lambda w: w.members.add(HOST),
+        faults=2,
+    ),
+    "pop": Operation(
+        lambda w: w.members.pop(),
+        "AccessedBySetProxy.pop",
+        prepare=lambda w: w.members.update([ZERO, HOST]),
+        faults=2,
+    ),
+    "clear": Operation(lambda w: w.members.clear(), "AccessedBySetProxy.clear", faults=3),
+    "update": Operation(
+        lambda w: w.b.accessed_by.update([ZERO], [HOST]), "AccessedBySetProxy.update", faults=3
+    ),
+    "intersection_update": Operation(
+        lambda w: w.members.intersection_update([ONE]),
+        "AccessedBySetProxy.intersection_update",
+        faults=3,
+    ),
+    "difference_update": Operation(
+        lambda w: w.members.difference_update([ZERO, HOST]),
+        "AccessedBySetProxy.difference_update",
+        faults=3,
+    ),
+    "symmetric_difference_update": Operation(
+        lambda w: w.members.symmetric_difference_update([ONE, HOST]),
+        "AccessedBySetProxy.symmetric_difference_update",
+        faults=3,
+    ),
+    "|=": Operation(update_in_place(operator.ior, {ONE}), "AccessedBySetProxy.__ior__", faults=2),
+    "&=": Operation(update_in_place(operator.iand, {ONE}), "AccessedBySetProxy.__iand__", faults=3),
+    "-=": Operation(
+        update_in_place(operator.isub, {ZERO, HOST}), "AccessedBySetProxy.__isub__", faults=3
+    ),
+    "^=": Operation(
+        update_in_place(operator.ixor, {ONE, HOST}), "AccessedBySetProxy.__ixor__", faults=3
+    ),
+    "advise one": Operation(lambda w: managedmem.advise(w.a, "unset_read_mostly"), "advise"),
+    "advise read_mostly on three": Operation(
+        lambda w: managedmem.advise(w.buffers, "set_read_mostly"), faults=3
+    ),
+    "advise no read_mostly on three": Operation(
+        lambda w: managedmem.advise(w.buffers, "unset_read_mostly"), faults=3
+    ),
+    "advise preferred_location on three": Operation(
+        lambda w: managedmem.advise(w.buffers, "set_preferred_location", [ZERO, ZERO, HOST]),
+        faults=3,
+    ),
+    "advise no preferred_location on three": Operation(
+        lambda w: managedmem.advise(w.buffers, "unset_preferred_location"), faults=3
+    ),
+    "advise accessed_by on three": Operation(
+        lambda w: managedmem.advise(w.buffers, "set_accessed_by", [ONE, HOST, ZERO]), faults=3
+    ),
+    "advise no accessed_by on three": Operation(
+        lambda w: managedmem.advise(w.buffers, "unset_accessed_by", [ZERO, ONE, HOST]), faults=3
+    ),
+    "advise twice the same": Operation(
+        lambda w: managedmem.advise([w.b, w.b, w.b], "set_preferred_location", [HOST, ZERO, ONE]),
+        faults=3,
+    ),
+    "advise overlapping parts": Operation(
+        lambda w: managedmem.advise([w.a, w.part], "set_preferred_location", [ZERO, ONE]), faults=2
+    ),
+    # Moves.
+    "prefetch": Operation(lambda w: w.a.prefetch(ZERO), "ManagedBuffer.prefetch"),
+    "prefetch on a stream": Operation(lambda w: w.a.prefetch(ZERO, stream=w.stream)),
+    "prefetch of a view": Operation(lambda w: w.part.prefetch(ZERO)),
+    "prefetch of a wrapper": Operation(lambda w: w.wrapped.prefetch(HOST), faults=2),
+    "free prefetch of one": Operation(lambda w: managedmem.prefetch(w.a, ZERO), "prefetch"),
+    "deferred prefetch": Operation(lambda w: managedmem.prefetch(w.a, ZERO, defer=True), faults=2),
+    "prefetch of three by loop": Operation(
+        lambda w: managedmem.prefetch(w.buffers, [ZERO, HOST, ONE], dispatch="loop"),
+        may_change=MOVES,
+        faults=3,
+    ),
+    "prefetch of three by batch": Operation(
+        lambda w: managedmem.prefetch(w.buffers, [ZERO, HOST, ONE], dispatch="batch"), faults=1
+    ),
+    "prefetch of three by choice": Operation(
+        lambda w: managedmem.prefetch(w.buffers, [ONE, ZERO, ONE], stream=w.stream, defer=True),
+        may_change=MOVES,
+        silent=DISPATCH_HINT,
+        faults=2,
+    ),
+    # Discards: what was to be lost may be lost.
+    "discard": Operation(lambda w: w.a.discard(), "ManagedBuffer.discard", may_change=WRITES),
+    "discard on a stream": Operation(lambda w: w.a.discard(stream=w.stream), may_change=WRITES),
+    "discard of a view": Operation(lambda w: w.part.discard(), may_change=WRITES),
+    "discard_prefetch": Operation(
+        lambda w: w.a.discard_prefetch(ZERO), "ManagedBuffer.discard_prefetch", may_change=WRITES
+    ),
+    "free discard": Operation(
+        lambda w: managedmem.discard(w.buffers), "discard", may_change=WRITES
+    ),
+    "free discard by loop": Operation(
+        lambda w: managedmem.discard(w.buffers, dispatch="loop"), may_change=WRITES, faults=3
+    ),
+    "free discard_prefetch": Operation(
+        lambda w: managedmem.discard_prefetch(w.buffers, [HOST, ZERO, ONE], defer=True),
+        "discard_prefetch",
+        may_change=WIPES,
+        silent=DISPATCH_HINT,
+        faults=2,
+    ),
+    # Contents.
+    "fill": Operation(lambda w: w.a.fill(7), "ManagedBuffer.fill", may_change=WRITES),
+    "fill two bytes": Operation(lambda w: w.a.fill(b"ab", stream=w.stream), may_change=WRITES),
+    "fill four bytes": Operation(lambda w: w.part.fill(b"abcd"), may_change=WRITES),
+    "copy_from": Operation(
+        lambda w: w.a.copy_from(w.b), "ManagedBuffer.copy_from", may_change=WRITES
+    ),
+    "copy_to": Operation(lambda w: w.a.copy_to(w.b), "ManagedBuffer.copy_to", may_change=WRITES),
+    "copy_to a new buffer": Operation(lambda w: w.keep(w.a.copy_to()), faults=2),
+    # Things that come into being.
+    "allocate": Operation(
+        lambda w: w.keep(ManagedMemoryResource().allocate(SIZE)), "ManagedMemoryResource.allocate"
+    ),
+    "allocate on a stream": Operation(
+        lambda w: w.keep(ManagedMemoryResource().allocate(SIZE, stream=w.stream))
+    ),
+    "empty": Operation(lambda w: w.keep(managedmem.empty((2, 8), "float32")), "empty"),
+    "Stream": Operation(lambda w: w.keep(Stream()), "Stream"),
+    # Streams and devices.
+    "stream.sync": Operation(lambda w: w.stream.sync(), "Stream.sync"),
+    "stream.query": Operation(lambda w: w.stream.query(), "Stream.query"),
+    "device.sync": Operation(lambda w: ONE.sync(), "Device.sync"),
+    "memory_info": Operation(lambda w: ONE.memory_info, "Device.memory_info"),
+    "device_id": Operation(lambda w: w.wrapped.device_id, "ManagedBuffer.device_id"),
+}
+# These make no driver call at all; that is tested, not believed.
+NO_DRIVER = {
+    "ManagedBuffer.handle": lambda w: w.a.handle,
+    "ManagedBuffer.size": lambda w: w.a.size,
+    "ManagedBuffer.nbytes": lambda w: w.a.nbytes,
+    "ManagedBuffer.shape": lambda w: w.a.shape,
+    "ManagedBuffer.dtype": lambda w: w.a.dtype,
+    "ManagedBuffer.itemsize": lambda w: w.a.itemsize,
+    "ManagedBuffer.owner": lambda w: w.a.owner,
+    "ManagedBuffer.memory_resource": lambda w: w.a.memory_resource,
+    "ManagedBuffer.is_closed": lambda w: w.a.is_closed,
+    "ManagedBuffer.is_mapped": lambda w: w.a.is_mapped,
+    "ManagedBuffer.is_managed": lambda w: w.a.is_managed,
+    "ManagedBuffer.is_host_accessible": lambda w: w.a.is_host_accessible,
+    "ManagedBuffer.is_device_accessible": lambda w: w.a.is_device_accessible,
+    "ManagedBuffer.view": lambda w: w.a.view("float32"),
+    "ManagedBuffer.from_handle": lambda w: ManagedBuffer.from_handle(w.a.handle, w.a.size),
+    "ManagedBuffer.ipc_descriptor": lambda w: expect_error(lambda: w.a.ipc_descriptor),
+    "Stream.handle": lambda w: w.stream.handle,
+    "Stream.is_closed": lambda w: w.stream.is_closed,
+    "Stream.from_handle": lambda w: Stream.from_handle(2),
+    "Host.numa_id": lambda w: Host(1).numa_id,
+    "Host.is_numa_current": lambda w: Host().is_numa_current,
+    "Host.numa_current": lambda w: Host.numa_current(),
+    "Device.device_id": lambda w: ZERO.device_id,
+    "ManagedMemoryResource.is_host_accessible": (
+        lambda w: ManagedMemoryResource().is_host_accessible
+    ),
+    "ManagedMemoryResource.is_device_accessible": (
+        lambda w: ManagedMemoryResource().is_device_accessible
+    ),
+}
+# Swept by tests of their own.
+ELSEWHERE = {
+    "ManagedBuffer.close",
+    "Stream.close",
+    "ManagedMemoryResource.deallocate",
+    "Device.set_current",
+    "ManagedMemoryResource.device_id",
+}
+# Reads of facts that never change may be remembered from before, so these are swept in a process
+# of their own: see TestFirstUse.
+FIRST_USE = {
+    "Device.count": "Device.count()",
+    "Device": "Device(1)",
+    "Device.all": "Device.all()",
+    "current device": "Device()",
+    "Device.name": "Device(1).name",
+    "Device.uuid": "Device(1).uuid",
+    "Device.memory_info": "Device(1).memory_info",
+    "Device.host_numa_id": "Device(1).host_numa_id",
+    "Device.concurrent_managed_access": "Device(1).concurrent_managed_access",
+    "Device.pageable_memory_access": "Device(1).pageable_memory_access",
+    "Device.pageable_memory_access_uses_host_page_tables": (
+        "Device(1).pageable_memory_access_uses_host_page_tables"
+    ),
+    "Device.direct_managed_mem_access_from_host": "Device(1).direct_managed_mem_access_from_host",
+    "Device.memory_pools_supported": "Device(1).memory_pools_supported",
+    "Device.set_current": "Device(1).set_current()",
+    "Device.sync": "Device(1).sync()",
+    "Stream": "Stream().close()",
+    "driver_info": "managedmem.driver_info()",
+    "empty": "managedmem.empty(4).close()",
+    "allocate": "ManagedMemoryResource().allocate(4096).close()",
+    "prefetch": "use(lambda b: b.prefetch(Device(1)))",
+    "deferred prefetch": "use(lambda b: managedmem.prefetch(b, Device(1), defer=True))",
+    "discard on the legacy stream": "use(lambda b: b.discard())",
+    "batch on the legacy stream": (
+        "use(lambda b: managedmem.prefetch([b[0:4096], b[8192:12288]], Host(), dispatch='batch'))"
+    ),
+    "accessed_by": "use(lambda b: setattr(b, 'accessed_by', [Host(), Device(1)]))",
+    "fill": "use(lambda b: b.fill(1))",
+    "copy": "use(lambda b: b.copy_to().close())",
+    "device_id": "use(lambda b: b.device_id)",
+    "is_managed of a wrapper": (
+        "use(lambda b: ManagedBuffer.from_handle(b.handle, b.size).is_managed)"
+    ),
+    "dlpack": "use(lambda b: b.__dlpack__())",
+    "dlpack device": "use(lambda b: b.__dlpack_device__())",
+    "array interface": "use(lambda b: b.__cuda_array_interface__)",
+}
+
+
+def plain(name):
+    """A function's name without the version suffix of its exported symbol."""
+    return re.sub(r"_v\d+$", "", name)
+
+
+@pytest.fixture
+def verbose_log():
+    """Log the bookkeeping calls too, so that the log names whatever failed."""
+    log = raw_driver()
+    log.emu_log_verbose(1)
+    yield
+    log.emu_log_verbose(0)
+
+
+def attempt(operation, w, n, code):
+    """Run the operation with the nth driver call failing: (exception or None, failed function)."""
+    from managedmem import emulator
+
+    error = None
+    emulator.clear_calls()
+    emulator.fail("*", nth=n, code=code)
+    try:
+        operation.act(w)
+    except Exception as caught:
+        error = caught.with_traceback(None)
+    fired = emulator.failure_fired()
+    emulator.clear_failures()
+    if not fired:
+        return error, None
+    return error, plain(next(c.name for c in emulator.calls() if c.result == code))
+
+
+def check_error(error, function, code):
+    expected = CUDAOutOfMemoryError if code == OUT_OF_MEMORY else CUDAError
+    assert type(error) is expected, error
+    assert (error.code, error.function) == (code, function)
+    assert isinstance(error, MemoryError) == (code == OUT_OF_MEMORY)
+    assert function in str(error)
+    assert error.name in str(error)
+
+
+def sweep(operation, code):
+    """Fail each call in turn; returns the names of the functions that failed."""
+    from managedmem import emulator
+
+    failed = []
+    for n in range(1, 200):
+        w = World()
+        operation.prepare(w)
+        before = {"advice": w.advice(), "prefetched": w.prefetched(), "bytes": w.bytes()}
+        live = emulator.live()
+        error, function = attempt(operation, w, n, code)
+        if function is None:
+            assert error is None, "the operation fails without a fault"
+            w.end()
+            return failed
+        failed.append(function)
+        if error is None:
+            assert function in REPEATED | operation.silent, f"a failing {function} went unnoticed"
+            w.drop_results()
+            # Nothing is left behind on the thread; what the operation made is gone again.
+            assert emulator.live() == live
+        else:
+            check_error(error, function, code)
+            w.drop_results()
+            assert emulator.live() == live
+            now = {"advice": w.advice(), "prefetched": w.prefetched(), "bytes": w.bytes()}
+            for what in set(now) - operation.may_change:
+                assert now[what] == before[what], (
+                    f"{what} changed when {function} (call {n}) failed"
+                )
+            operation.prepare(w)
+            operation.act(w)
+        w.end()
+    raise AssertionError("the fault was met two hundred times: it is never got past")
+
+
+class TestEveryOperation:
+    @pytest.mark.parametrize("code", [LAUNCH_FAILED, OUT_OF_MEMORY])
+    @pytest.mark.parametrize("name", OPERATIONS)
+    def test_each_call_in_turn(self, name, code, verbose_log):
+        failed = sweep(OPERATIONS[name], code)
+        assert len(failed) >= OPERATIONS[name].faults
+
+    def test_sweep_notices_a_swallowed_fault(self, verbose_log):
+        def careless(w):
+            with contextlib.suppress(CUDAError):
+                w.a.read_mostly = False
+
+        with pytest.raises(AssertionError, match="went unnoticed"):
+            sweep(Operation(careless), LAUNCH_FAILED)
+
+    def test_sweep_notices_half_done_advice(self, verbose_log):
+        def two_steps(w):
+            w.c.read_mostly = True
+            w.c.preferred_location = Host()
+
+        with pytest.raises(AssertionError, match="advice changed"):
+            sweep(Operation(two_steps), LAUNCH_FAILED)
+
+
+class TestClosing:
+    """A failing free is reported once, by close(), and the buffer counts as closed."""
+
+    CODES = (LAUNCH_FAILED, 999, OUT_OF_MEMORY)
+
+    @pytest.mark.parametrize("code", CODES)
+    def test_close_reports_and_closes(self, code):
+        from managedmem import emulator
+
+        buffer = ManagedMemoryResource().allocate(SIZE)
+        emulator.fail("cuMemFree", code=code, after=True)
+        with pytest.raises(CUDAError) as caught:
+            buffer.close()
+        assert (caught.value.code, caught.value.function) == (code, "cuMemFree")
+        assert buffer.is_closed
+        assert buffer.handle == 0
+        assert buffer.close() is None
+
+    def test_leaving_the_block_reports(self):
+        from managedmem import emulator
+
+        with pytest.raises(CUDAError), ManagedMemoryResource().allocate(SIZE) as buffer:
+            emulator.fail("cuMemFree", code=LAUNCH_FAILED, after=True)
+        assert buffer.is_closed
+
+    def test_an_error_inside_the_block_is_not_lost(self):
+        from managedmem import emulator
+
+        with pytest.raises(CUDAError) as caught, ManagedMemoryResource().allocate(SIZE):
+            emulator.fail("cuMemFree", code=LAUNCH_FAILED, after=True)
+            raise KeyError("inside")
+        assert isinstance(caught.value.__context__, KeyError)
+
+    @pytest.mark.parametrize("code", CODES)
+    def test_dropping_never_raises(self, code, capfd):
+        from managedmem import emulator
+
+        buffer = ManagedMemoryResource().allocate(SIZE)
+        emulator.fail("cuMemFree", code=code, after=True)
+        del buffer
+        gc.collect()
+        assert emulator.failure_fired()
+        assert capfd.readouterr().err == ""
+
+    def test_dropping_keeps_the_exception_in_flight(self):
+        from managedmem import emulator
+
+        buffer = ManagedMemoryResource().allocate(SIZE)
+        emulator.fail("cuMemFree", code=LAUNCH_FAILED, after=True)
+        with pytest.raises(KeyError):
+            try:
+                raise KeyError
+            finally:
+                del buffer
+        assert emulator.failure_fired()
+
+    @pytest.mark.parametrize("code", CODES)
+    def test_streams(self, code):
+        from managedmem import emulator
+
+        stream = Stream()
+        emulator.fail("cuStreamDestroy", code=code, after=True)
+        with pytest.raises(CUDAError) as caught:
+            stream.close()
+        assert (caught.value.code, caught.value.function) == (code, "cuStreamDestroy")
+        assert stream.is_closed
+        stream.close()
+        emulator.clear_failures()
+        stream = Stream()
+        emulator.fail("cuStreamDestroy", code=code, after=True)
+        del stream
+        assert emulator.failure_fired()
+
+    def test_deallocate(self):
+        from managedmem import emulator
+
+        buffer = ManagedMemoryResource().allocate(SIZE)
+        resource = ManagedMemoryResource()
+        with pytest.raises(CUDAError) as caught:
+            emulator.fail("cuMemFree", code=LAUNCH_FAILED)
+            resource.deallocate(buffer.handle, buffer.size)
+        assert caught.value.function == "cuMemFree"
+        buffer.close()
+
+    def test_views_are_closed_with_a_root_that_fails_to_free(self):
+        from managedmem import emulator
+
+        buffer = ManagedMemoryResource().allocate(SIZE)
+        part = buffer[0:PAGE]
+        emulator.fail("cuMemFree", code=LAUNCH_FAILED, after=True)
+        with pytest.raises(CUDAError):
+            buffer.close()
+        assert part.is_closed
+        with pytest.raises(RuntimeError, match="closed"):
+            part.prefetch(Host())
+
+
+class TestCurrentDevice:
+    @pytest.mark.parametrize("code", [LAUNCH_FAILED, OUT_OF_MEMORY])
+    def test_set_current(self, code, current_device, verbose_log):
+        operation = Operation(lambda w: Device(1).set_current())
+        Device(0).set_current()
+        from managedmem import emulator
+
+        for n in range(1, 20):
+            emulator.fail("*", nth=n, code=code)
+            emulator.clear_calls()
+            try:
+                operation.act(None)
+            except CUDAError as error:
+                check_error(error, plain(emulator.calls()[-1].name), code)
+            fired = emulator.failure_fired()
+            emulator.clear_failures()
+            if not fired:
+                break
+            assert Device() is Device(0), "a failed call left another device current"
+        assert n > 1
+        assert Device() is Device(1)
+
+
+class TestFirstUse:
+    """Opening the driver, retaining contexts, making internal streams: once a process each.
+
+    A parent that has only imported the package forks a child for each fault.
+    """
+
+    SCRIPT = """
+import ctypes, os, pathlib, sys
+import managedmem
+from managedmem import CUDAError, Device, Host, ManagedBuffer, ManagedMemoryResource, Stream
+from managedmem import emulator
+
+library = ctypes.CDLL(pathlib.Path(managedmem.__file__).with_name("libmanagedmem_emulator.so"))
+
+def use(work):
+    with ManagedMemoryResource().allocate(4 * 4096) as buffer:
+        work(buffer)
+
+def operation():
+    {operation}
+
+def attempt(n, code):
+    "0: the fault was not met; 2: met, reported and got over; anything else is a bug."
+    library.emu_log_verbose(1)
+    emulator.fail("*", nth=n, code=code)
+    met = None
+    try:
+        operation()
+    except CUDAError as error:
+        met = error
+    fired = emulator.failure_fired()
+    emulator.clear_failures()
+    if not fired:
+        assert met is None, met
+        return 0
+    if met is not None and met.code is not None:
+        assert met.code == code and met.function and met.function in str(met), met
+    elif met is None:
+        failed = next(c.name for c in emulator.calls() if c.result == code)
+        assert failed in {repeated!r}, "a failing " + failed + " went unnoticed"
+    depth = emulator.live().context_depth
+    assert depth <= 1, depth
+    # Nothing half done was kept: the next try works, and is complete.
+    operation()
+    assert Device.count() == 2 and Device(0).concurrent_managed_access
+    operation()
+    live = emulator.live()
+    assert live.allocations == 0 and live.events == 0 and live.streams <= 2, live
+    return 2
+
+n = met = 0
+while True:
+    n += 1
+    pid = os.fork()
+    if pid == 0:
+        status = 1
+        try:
+            status = attempt(n, {code})
+        except BaseException as error:
+            import traceback
+            traceback.print_exc()
+        finally:
+            sys.stderr.flush()
+            os._exit(status)
+    status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    if status == 0:
+        break
+    assert status == 2, f"call {{n}} of {operation!r}: {{status}}"
+    met += 1
+    assert n < 200
+print(met)
+"""
+
+    @pytest.mark.parametrize("code", [LAUNCH_FAILED, OUT_OF_MEMORY])
+    @pytest.mark.parametrize("name", FIRST_USE)
+    def test_each_call_in_turn(self, name, code):
+        done = run_python(
+            self.SCRIPT.format(operation=FIRST_USE[name], code=code, repeated=REPEATED)
+        )
+        assert done.stderr == ""
+        # At least the initialisation, the device count and the attributes of two devices.
+        assert int(done.stdout) >= 4
+
+
+class TestCoverage:
+    """No public operation without a sweep: a new one has to be named above or below."""
+
+    @pytest.mark.parametrize("name", NO_DRIVER)
+    def test_needs_no_driver_call(self, name, verbose_log):
+        from managedmem import emulator
+
+        w = World()
+        try:
+            emulator.clear_calls()
+            NO_DRIVER[name](w)
+            assert not emulator.calls()
+        finally:
+            w.end()
+
+    def test_every_public_operation_is_swept(self):
+        surface = {
+            f"{cls.__name__}.{name}"
+            for cls in (
+                ManagedBuffer,
+                AccessedBySetProxy,
+                Stream,
+                Host,
+                Device,
+                ManagedMemoryResource,
+            )
+            for name in vars(cls)
+            if not name.startswith("_")
+        }
+        surface |= {
+            name
+            for name in managedmem.__all__
+            if isinstance(getattr(managedmem, name), types.BuiltinFunctionType)
+        }
+        covered = {operation.covers for operation in OPERATIONS.values()}
+        covered |= set(NO_DRIVER) | ELSEWHERE | set(FIRST_USE)
+        assert not surface - covered
+
+    def test_tables_name_things_that_exist(self):
+        """A name above that is no more would let a sweep be counted for nothing."""
+        for name in [*NO_DRIVER, *ELSEWHERE, *(o.covers for o in OPERATIONS.values())]:
+            thing = managedmem
+            for part in filter(None, name.split(".")):
+                thing = inspect.getattr_static(thing, part)
+
+
+def expect_error(read):
+    with pytest.raises((RuntimeError, NotImplementedError)):
+        read()

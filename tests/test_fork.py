@@ -1,0 +1,308 @@
+"""Forked processes: refused clearly after the driver was opened, fine before.
+
+Each case is a script in a process of its own, because forking the test runner would drag its
+threads and its own driver along.
+"""
+
+import pytest
+
+from helpers import run_python
+
+PRELUDE = """
+import gc, os, sys
+import managedmem
+from managedmem import Device, Host, ManagedBuffer, ManagedMemoryResource, Stream
+
+def in_child(work):
+    "Run work in a forked child; what it returns or raises must be nothing."
+    sys.stdout.flush()
+    pid = os.fork()
+    if pid == 0:
+        status = 1
+        try:
+            work()
+            status = 0
+        except BaseException as error:
+            print("child:", type(error).__name__, error, file=sys.stderr)
+        finally:
+            sys.stdout.flush(); sys.stderr.flush()
+            os._exit(status)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+def refused(operation):
+    "The operation fails as after a fork, with an error that names the fork."
+    try:
+        operation()
+    except RuntimeError as error:
+        assert "fork" in str(error), error
+        return
+    raise AssertionError("the operation went through")
+"""
+
+SETUP = """
+resource = ManagedMemoryResource()
+buf = resource.allocate(16 * 4096)
+buf.read_mostly = True
+members = buf.accessed_by
+members.add(Host())
+part = buf[0:4096]
+stream = Stream()
+device = Device(0)
+wrapped = ManagedBuffer.from_handle(buf.handle, buf.size)
+"""
+
+OPERATIONS = {
+    "allocate": "resource.allocate(4096)",
+    "allocate on a stream": "resource.allocate(4096, stream=stream)",
+    "empty": "managedmem.empty((4,), 'float32')",
+    "prefetch": "buf.prefetch(Host())",
+    "prefetch on a stream": "buf.prefetch(device, stream=stream)",
+    "prefetch of a slice": "part.prefetch(Host())",
+    "prefetch of wrapped memory": "wrapped.prefetch(Host())",
+    "discard": "buf.discard()",
+    "discard_prefetch": "buf.discard_prefetch(Host())",
+    "fill": "buf.fill(0)",
+    "copy_from": "buf.copy_from(wrapped)",
+    "copy_to": "buf.copy_to()",
+    "get read_mostly": "buf.read_mostly",
+    "set read_mostly": "buf.read_mostly = False",
+    "get preferred_location": "buf.preferred_location",
+    "set preferred_location": "buf.preferred_location = None",
+    "get last_prefetch_location": "buf.last_prefetch_location",
+    "set accessed_by": "buf.accessed_by = [device]",
+    "set.add": "members.add(device)",
+    "set.discard": "members.discard(Host())",
+    "set.clear": "members.clear()",
+    "set.update": "members.update([device])",
+    "iterate": "list(members)",
+    "len": "len(members)",
+    "in": "Host() in members",
+    "equal": "members == set()",
+    "union": "members | set()",
+    "advise": "managedmem.advise(buf, 'set_read_mostly')",
+    "free prefetch": "managedmem.prefetch([buf, wrapped], Host())",
+    "free discard": "managedmem.discard([buf])",
+    "free discard_prefetch": "managedmem.discard_prefetch([buf], Host())",
+    "memory_info": "device.memory_info",
+    "device name": "device.name",
+    "device attribute": "device.concurrent_managed_access",
+    "device.sync": "device.sync()",
+    "set_current": "device.set_current()",
+    "Device.count": "Device.count()",
+    "Device.all": "Device.all()",
+    "current device": "Device()",
+    "a new Device": "Device(1)",
+    "Stream()": "Stream()",
+    "stream.sync": "stream.sync()",
+    "stream.query": "stream.query()",
+    "driver_info": "managedmem.driver_info()",
+}
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_operations_are_refused_after_a_fork(name):
+    done = run_python(
+        PRELUDE
+        + SETUP
+        + f"""
+def work():
+    # One line may be an assignment, so it is executed as text.
+    refused(lambda: exec({OPERATIONS[name]!r}, globals()))
+assert in_child(work) == 0
+# The parent goes on as if nothing had happened.
+assert buf.read_mostly is True and members == {{Host()}}
+buf.prefetch(Host()); stream.sync(); stream.close(); buf.close()
+"""
+    )
+    assert done.stderr == ""
+
+
+@pytest.mark.parametrize("name", ["memoryview(buf)", "memoryview(part)"])
+def test_host_views_are_refused_after_a_fork(name):
+    """The kernel does not copy managed memory into a child: touching it would kill the process."""
+    done = run_python(
+        PRELUDE
+        + SETUP
+        + f"""
+def work():
+    try:
+        {name}
+    except (RuntimeError, BufferError) as error:
+        assert "fork" in str(error), error
+        return
+    raise AssertionError("the memory was handed out")
+assert in_child(work) == 0
+assert len(memoryview(buf)) == buf.size
+"""
+    )
+    assert done.stderr == ""
+
+
+def test_letting_go_is_harmless():
+    """Dropping and closing in a child neither fails nor touches the parent's driver."""
+    done = run_python(
+        PRELUDE
+        + SETUP
+        + """
+from managedmem import emulator
+capsule = buf.__dlpack__()
+other = resource.allocate(4096)
+held = resource.allocate(4096)
+
+def work():
+    global buf, part, wrapped, stream, members, capsule, held
+    live = emulator.live()
+    emulator.clear_calls()
+    del held, capsule
+    other.close()
+    assert other.is_closed
+    stream.close()
+    del buf, part, wrapped, stream, members
+    gc.collect()
+    assert emulator.live() == live, "the child freed what belongs to its parent"
+    assert not emulator.calls()
+
+live = emulator.live()
+assert in_child(work) == 0
+assert emulator.live() == live
+del capsule
+other.close(); held.close(); stream.close(); buf.close()
+"""
+    )
+    assert done.stderr == ""
+
+
+def test_harmless_things_stay_possible():
+    done = run_python(
+        PRELUDE
+        + SETUP
+        + """
+def work():
+    assert Host() is Host() and Host(1) is Host(numa_id=1)
+    assert buf.size == 16 * 4096 and len(part) == 4096 and not buf.is_closed
+    for thing in (buf, part, stream, members, device, resource, Host()):
+        assert isinstance(repr(thing), str)
+    assert hash(device) == hash(device) and device == device
+assert in_child(work) == 0
+"""
+    )
+    assert done.stderr == ""
+
+
+def test_a_child_that_ends_normally_is_quiet():
+    """Not os._exit: the child runs its whole interpreter shutdown with inherited buffers."""
+    done = run_python(
+        PRELUDE
+        + SETUP
+        + """
+view = memoryview(buf)
+pid = os.fork()
+if pid == 0:
+    sys.exit(0)
+assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+view.release()
+buf.close()
+"""
+    )
+    assert done.stderr == ""
+
+
+def test_a_grandchild_is_refused_too():
+    done = run_python(
+        PRELUDE
+        + SETUP
+        + """
+assert in_child(lambda: in_child(lambda: refused(Device.count)) and sys.exit(1)) == 0
+"""
+    )
+    assert done.stderr == ""
+
+
+def test_forking_before_first_use_works_in_both():
+    done = run_python(
+        PRELUDE
+        + """
+def work():
+    with ManagedMemoryResource().allocate(4096) as buffer:
+        buffer.prefetch(Host())
+        assert buffer.last_prefetch_location is Host()
+        memoryview(buffer)[0] = 1
+assert in_child(work) == 0
+work()
+# The parent's driver is open now, so from here on children are refused.
+assert in_child(work) == 1
+work()
+""",
+        check=False,
+    )
+    assert done.returncode == 0
+    lines = done.stderr.strip().splitlines()
+    assert lines and lines[0].startswith("child:") and "fork" in done.stderr
+
+
+def test_a_child_may_open_its_own_driver_many_times():
+    done = run_python(
+        PRELUDE
+        + """
+for _ in range(5):
+    assert in_child(lambda: Device(1).memory_info) == 0
+"""
+    )
+    assert done.stderr == ""
+
+
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_worker_processes_of_the_recommended_kind_work(method, tmp_path):
+    script = tmp_path / "workers.py"
+    script.write_text(
+        f"""
+import multiprocessing
+from managedmem import Device, Host, ManagedMemoryResource
+
+def work(location):
+    with ManagedMemoryResource().allocate(4096) as buffer:
+        buffer.prefetch(location)
+        return buffer.last_prefetch_location
+
+if __name__ == "__main__":
+    Device.count()
+    with multiprocessing.get_context({method!r}).Pool(2) as pool:
+        print(pool.map(work, [Host(), Device(1)]) == [Host(), Device(1)])
+"""
+    )
+    done = run_python(f"import runpy; runpy.run_path({str(script)!r}, run_name='__main__')")
+    assert (done.stdout, done.stderr) == ("True\n", "")
+
+
+def test_letting_go_of_what_a_thread_of_the_parent_was_using():
+    """The thread that holds the stream and the buffer does not exist in the child: no waiting."""
+    done = run_python(
+        PRELUDE
+        + SETUP
+        + """
+import ctypes, signal, threading, time, warnings
+from helpers import raw_driver
+from managedmem import emulator
+warnings.simplefilter("ignore", DeprecationWarning)  # forking with threads is the point here
+emulator.schedule("lazy")
+nap = ctypes.cast(ctypes.CDLL(None).usleep, ctypes.c_void_p)
+handle, time_to_nap = ctypes.c_void_p(stream.handle), ctypes.c_void_p(600_000)
+assert raw_driver().cuLaunchHostFunc(handle, nap, time_to_nap) == 0
+buf.prefetch(Host(), stream=stream)
+syncing = threading.Thread(target=stream.sync)
+syncing.start()
+time.sleep(0.2)
+
+def work():
+    signal.alarm(10)  # a child that waits for ever is killed
+    global stream
+    stream.close()
+    del stream
+    buf.close()
+assert in_child(work) == 0
+assert syncing.is_alive()
+syncing.join()
+stream.close(); buf.close()
+"""
+    )
+    assert done.stderr == ""

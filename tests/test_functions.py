@@ -1,0 +1,413 @@
+"""advise, prefetch, discard and discard_prefetch as functions: targets, locations, dispatch."""
+
+import itertools
+import random
+import textwrap
+
+import pytest
+
+import managedmem
+from helpers import EMULATED, MIB, PAGE, CudaArray, contents, pattern, run_python, write
+from managedmem import Device, Host, emulator
+
+LOCATED = {
+    "advise": lambda t, where: managedmem.advise(t, "set_preferred_location", where),
+    "prefetch": managedmem.prefetch,
+    "discard_prefetch": managedmem.discard_prefetch,
+}
+located = pytest.mark.parametrize("function", LOCATED.values(), ids=LOCATED)
+EVERY = {
+    "advise": lambda t: managedmem.advise(t, "set_read_mostly"),
+    "prefetch": lambda t: managedmem.prefetch(t, Host()),
+    "discard": managedmem.discard,
+    "discard_prefetch": lambda t: managedmem.discard_prefetch(t, Host()),
+}
+every = pytest.mark.parametrize("function", EVERY.values(), ids=EVERY)
+DISPATCH = ["auto", "loop", "batch"]
+
+
+def where_is(function, target):
+    """Where the function under test put the target."""
+    Device().sync()
+    if function is LOCATED["advise"]:
+        return target.preferred_location
+    return target.last_prefetch_location
+
+
+def pages(buffer, *numbers):
+    return [buffer[n * PAGE : (n + 1) * PAGE] for n in numbers]
+
+
+@located
+class TestOneTarget:
+    def test_a_buffer(self, buf, device0, function):
+        assert function(buf, device0) is None
+        assert where_is(function, buf) is device0
+
+    def test_a_slice(self, buf, device0, function):
+        function(buf[PAGE : 3 * PAGE], device0)
+        found = [where_is(function, page) for page in pages(buf, 0, 1, 2, 3)]
+        assert found == [None, device0, device0, None]
+
+    def test_a_typed_view(self, buf, device0, function):
+        function(buf.view("float32", (256, 1024))[:1], device0)
+        assert [where_is(function, p) for p in pages(buf, 0, 1)] == [device0, None]
+
+    def test_an_object_with_the_cuda_array_interface(self, buf, device0, function):
+        function(CudaArray(buf, shape=(2, PAGE), offset=PAGE), device0)
+        found = [where_is(function, page) for page in pages(buf, 0, 1, 2, 3)]
+        assert found == [None, device0, device0, None]
+
+    def test_a_read_only_array(self, buf, device0, function):
+        array = CudaArray(buf)
+        array.__cuda_array_interface__["data"] = (buf.handle, True)
+        function(array, device0)
+        assert where_is(function, buf) is device0
+
+    def test_item_size_counts(self, buf, device0, function):
+        function(CudaArray(buf, shape=(PAGE // 4,), typestr="<f4"), device0)
+        assert [where_is(function, p) for p in pages(buf, 0, 1)] == [device0, None]
+
+    def test_a_numpy_view(self, buf, device0, function):
+        numpy = pytest.importorskip("numpy", reason="needs NumPy")
+        array = numpy.frombuffer(buf, dtype="float32")[PAGE // 4 : 2 * PAGE // 4]
+        function(array, device0)
+        assert [where_is(function, p) for p in pages(buf, 0, 1, 2)] == [None, device0, None]
+
+    def test_an_array_from_a_memoryview(self, buf, device0, function):
+        numpy = pytest.importorskip("numpy", reason="needs NumPy")
+        function(numpy.asarray(memoryview(buf)).reshape(64, -1), device0)
+        assert where_is(function, buf) is device0
+
+    def test_every_location(self, buf, members, function):
+        for member in members:
+            function(buf, member)
+            assert where_is(function, buf) is member
+
+    @pytest.mark.parametrize("host", [Host(0), Host.numa_current()], ids=repr)
+    def test_a_numa_host(self, buf, function, host):
+        function(buf, host)
+        assert where_is(function, buf) in {Host(), None, *(Host(n) for n in range(64))}
+        if EMULATED and host is Host(0) and function is not LOCATED["advise"]:
+            assert where_is(function, buf) is Host(0)
+
+    def test_a_list_of_one_location(self, buf, device0, function):
+        function(buf, [device0])
+        assert where_is(function, buf) is device0
+
+
+@located
+class TestSeveralTargets:
+    @pytest.mark.parametrize("kind", [list, tuple])
+    def test_one_location_for_all(self, buf, device0, function, kind):
+        function(kind(pages(buf, 0, 2, 4)), device0)
+        found = [where_is(function, page) for page in pages(buf, 0, 1, 2, 3, 4)]
+        assert found == [device0, None, device0, None, device0]
+
+    @pytest.mark.parametrize("kind", [list, tuple])
+    def test_a_location_each(self, buf, members, function, kind):
+        wanted = [members[i % len(members)] for i in range(8)]
+        function(pages(buf, *range(8)), kind(wanted))
+        assert [where_is(function, page) for page in pages(buf, *range(8))] == wanted
+
+    def test_several_allocations(self, alloc, members, function):
+        buffers = [alloc(2 * MIB) for _ in members]
+        function(buffers, members)
+        assert [where_is(function, buffer) for buffer in buffers] == members
+
+    def test_targets_of_different_kinds(self, alloc, device0, function):
+        numpy = pytest.importorskip("numpy", reason="needs NumPy")
+        buffers = [alloc(MIB) for _ in range(3)]
+        targets = [buffers[0], CudaArray(buffers[1]), numpy.frombuffer(buffers[2], dtype="u1")]
+        function(targets, device0)
+        assert [where_is(function, buffer) for buffer in buffers] == [device0] * 3
+        del targets
+
+    def test_the_same_target_twice(self, buf, device0, function):
+        function([buf, buf], device0)
+        assert where_is(function, buf) is device0
+
+    def test_ranges_in_any_order(self, buf, members, function):
+        order = list(range(16))
+        random.Random(4).shuffle(order)
+        wanted = [members[n // 4 % len(members)] for n in order]
+        function(pages(buf, *order), wanted)
+        assert [where_is(function, page) for page in pages(buf, *order)] == wanted
+        assert where_is(function, buf[16 * PAGE :]) is None
+
+    @pytest.mark.parametrize(("targets", "places"), [(1, 2), (2, 1), (2, 3), (3, 2), (2, 0)])
+    def test_other_lengths_are_a_value_error(self, buf, device0, function, targets, places):
+        with pytest.raises(ValueError, match="length"):
+            function(pages(buf, *range(targets)), [device0] * places)
+        assert where_is(function, buf[:PAGE]) is None
+
+    @pytest.mark.parametrize("bad", [0, None, "cpu"], ids=repr)
+    def test_one_bad_location_stops_all(self, buf, device0, function, bad):
+        with pytest.raises(ValueError if bad is None else TypeError):
+            function(pages(buf, 0, 1, 2), [device0, bad, device0])
+        assert [where_is(function, page) for page in pages(buf, 0, 1, 2)] == [None] * 3
+
+
+@every
+class TestTargets:
+    def test_an_empty_list(self, function):
+        with pytest.raises(ValueError, match="empty|target"):
+            function([])
+
+    @pytest.mark.parametrize(
+        "bad", [None, 7, 1.5, object(), {}, "buffer", b"bytes", Host(), Device(0)], ids=repr
+    )
+    def test_what_is_no_target(self, function, bad):
+        with pytest.raises(TypeError):
+            function(bad)
+
+    @pytest.mark.parametrize("place", [0, 1, 2])
+    @pytest.mark.parametrize("bad", [None, 7, object(), "x"], ids=repr)
+    def test_one_bad_target_stops_all(self, buf, function, place, bad):
+        data = pattern(buf.size)
+        write(buf, data)
+        targets = [*pages(buf, 0, 2)]
+        targets.insert(place, bad)
+        with pytest.raises(TypeError):
+            function(targets)
+        assert contents(buf) == data
+        assert buf[:PAGE].last_prefetch_location is None
+        assert buf[:PAGE].read_mostly is False
+
+    def test_a_closed_buffer_among_them_stops_all(self, buf, alloc, function):
+        closed = alloc(PAGE)
+        closed.close()
+        with pytest.raises(RuntimeError, match="closed"):
+            function([buf, closed])
+        assert buf.last_prefetch_location is None
+        assert buf.read_mostly is False
+
+
+class TestStrided:
+    """4 rows of one page each, a page apart."""
+
+    @pytest.fixture
+    def rows(self, buf):
+        return CudaArray(buf, shape=(4, PAGE), strides=(2 * PAGE, 1))
+
+    @located
+    def test_the_extent_is_covered(self, buf, rows, device0, function):
+        if function is managedmem.discard_prefetch:
+            with pytest.raises(ValueError, match="contiguous"):
+                function(rows, device0)
+            assert buf.last_prefetch_location is None
+            return
+        function(rows, device0)
+        assert where_is(function, buf[: 7 * PAGE]) is device0
+        assert where_is(function, buf[7 * PAGE :]) is None
+
+    def test_discard_would_destroy_the_gaps(self, buf, rows):
+        data = pattern(buf.size)
+        write(buf, data)
+        with pytest.raises(ValueError, match="contiguous"):
+            managedmem.discard(rows)
+        with pytest.raises(ValueError, match="contiguous"):
+            managedmem.discard([buf[:PAGE], rows])
+        assert contents(buf) == data
+
+    def test_broadcasting_does_not_fill_the_gaps(self, buf):
+        """As many elements as the extent has bytes, but they lie on pages 0 and 5 only."""
+        data = pattern(buf.size)
+        write(buf, data)
+        array = CudaArray(buf, shape=(2, 3, PAGE), strides=(5 * PAGE, 0, 1))
+        with pytest.raises(ValueError, match="contiguous"):
+            managedmem.discard(array)
+        assert contents(buf) == data
+
+    def test_strides_of_a_contiguous_array_are_fine(self, buf, device0):
+        array = CudaArray(buf, shape=(256, 1024), strides=(4096, 4), typestr="<f4")
+        managedmem.discard_prefetch(array, device0)
+        assert where_is(managedmem.prefetch, buf) is device0
+
+    def test_axes_of_one_element_do_not_count(self, buf, device0):
+        array = CudaArray(buf, shape=(1, PAGE), strides=(12345, 1))
+        managedmem.discard_prefetch(array, device0)
+        assert where_is(managedmem.prefetch, buf[:PAGE]) is device0
+
+    def test_transposed_is_still_without_gaps(self, buf, device0):
+        array = CudaArray(buf, shape=(64, 128), strides=(1, 64))
+        managedmem.prefetch(array, device0)
+        assert where_is(managedmem.prefetch, buf[: 2 * PAGE]) is device0
+
+    def test_negative_strides_reach_backwards(self, buf, device0):
+        array = CudaArray(buf, shape=(2 * PAGE,), strides=(-1,), offset=4 * PAGE - 1)
+        managedmem.prefetch(array, device0)
+        found = [where_is(managedmem.prefetch, p) for p in pages(buf, 1, 2, 3, 4)]
+        assert found == [None, device0, device0, None]
+
+    def test_numpy_slices_with_a_step(self, buf, device0):
+        numpy = pytest.importorskip("numpy", reason="needs NumPy")
+        array = numpy.frombuffer(buf, dtype="u1")[: 8 * PAGE].reshape(8, PAGE)[::2]
+        managedmem.prefetch(array, device0)
+        assert where_is(managedmem.prefetch, buf[: 7 * PAGE]) is device0
+        with pytest.raises(ValueError, match="contiguous"):
+            managedmem.discard(array)
+        del array
+
+
+class TestDispatch:
+    @pytest.mark.parametrize("dispatch", DISPATCH)
+    @pytest.mark.parametrize("stream_kind", ["default", "own"])
+    def test_every_way_prefetches_the_same(self, buf, members, stream, dispatch, stream_kind):
+        wanted = [members[i % len(members)] for i in range(8)]
+        chosen = stream if stream_kind == "own" else None
+        targets = pages(buf, *range(0, 16, 2))
+        managedmem.prefetch(targets, wanted, stream=chosen, dispatch=dispatch)
+        Device().sync()
+        assert [t.last_prefetch_location for t in targets] == wanted
+        assert buf[PAGE : 2 * PAGE].last_prefetch_location is None
+
+    @pytest.mark.parametrize("dispatch", DISPATCH)
+    def test_every_way_keeps_the_bytes(self, buf, device0, dispatch):
+        data = pattern(buf.size)
+        write(buf, data)
+        managedmem.prefetch(pages(buf, 0, 2, 5, 6), device0, dispatch=dispatch)
+        assert contents(buf) == data
+
+    @pytest.mark.parametrize("dispatch", ["auto", "batch"])
+    def test_discard_and_discard_prefetch(self, buf, device0, dispatch):
+        data = pattern(buf.size)
+        write(buf, data)
+        managedmem.discard(pages(buf, 0, 2), dispatch=dispatch)
+        managedmem.discard_prefetch(pages(buf, 4, 6), device0, dispatch=dispatch)
+        seen = contents(buf)
+        for kept in (1, 3, 5):
+            assert seen[kept * PAGE : (kept + 1) * PAGE] == data[kept * PAGE : (kept + 1) * PAGE]
+        assert [p.last_prefetch_location for p in pages(buf, 4, 6)] == [device0] * 2
+
+    @pytest.mark.parametrize(
+        "call",
+        [
+            lambda b, d: managedmem.prefetch(b, Host(), dispatch=d),
+            lambda b, d: managedmem.discard(b, dispatch=d),
+            lambda b, d: managedmem.discard_prefetch(b, Host(), dispatch=d),
+        ],
+        ids=["prefetch", "discard", "discard_prefetch"],
+    )
+    def test_another_word_is_a_value_error_that_lists_them(self, buf, call):
+        with pytest.raises(ValueError, match="(?s)auto.*batch.*loop|auto.*loop.*batch"):
+            call(buf, "fastest")
+        with pytest.raises((TypeError, ValueError)):
+            call(buf, 1)
+        assert buf.last_prefetch_location is None
+
+
+class TestDefer:
+    @pytest.mark.parametrize("defer", [None, True, False])
+    @pytest.mark.parametrize("size", [PAGE, 64 * MIB])
+    def test_ends_in_the_same_place(self, alloc, device0, stream, defer, size):
+        buffer = alloc(size)
+        write(buffer[:PAGE], 9)
+        managedmem.prefetch(buffer, device0, stream=stream, defer=defer)
+        stream.sync()
+        assert buffer.last_prefetch_location is device0
+        assert contents(buffer[:PAGE]) == b"\x09" * PAGE
+
+    def test_of_discard_prefetch(self, alloc, device0, stream):
+        buffer = alloc(MIB)
+        managedmem.discard_prefetch(buffer, device0, stream=stream, defer=True)
+        stream.sync()
+        assert buffer.last_prefetch_location is device0
+
+    def test_of_several_targets(self, alloc, members, stream):
+        buffers = [alloc(MIB) for _ in members]
+        managedmem.prefetch(buffers, members, stream=stream, defer=True)
+        stream.sync()
+        assert [b.last_prefetch_location for b in buffers] == members
+
+
+@pytest.mark.emulator_only
+class TestResidency:
+    def test_a_prefetch_moves_the_pages(self, buf, members):
+        write(buf, 1)
+        assert emulator.residency(buf) is Host()
+        for member in members:
+            buf.prefetch(member)
+            assert emulator.residency(buf) is member
+
+    def test_pages_of_one_buffer_may_be_apart(self, buf, device0):
+        write(buf, 1)
+        buf[:PAGE].prefetch(device0)
+        assert emulator.residency(buf) == "mixed"
+        assert emulator.residency(buf[:PAGE]) is device0
+
+
+@pytest.mark.parametrize(("own_first", "shared"), itertools.product([False, True], repeat=2))
+def test_adjacent_pages_that_overlap_are_all_reached(buf, device0, own_first, shared):
+    first, second = buf[: 3 * PAGE], buf[(2 if shared else 3) * PAGE : 5 * PAGE]
+    managedmem.prefetch([first, second] if own_first else [second, first], device0)
+    assert where_is(managedmem.prefetch, buf[: 5 * PAGE]) is device0
+    assert buf[5 * PAGE :].last_prefetch_location is None
+
+
+class TestOlderDrivers:
+    """Before 13.0 there are no batch calls: prefetch loops, the rest says what is missing."""
+
+    HEADER = """
+        import managedmem as mm
+        buf = mm.ManagedMemoryResource().allocate(16 * 4096)
+        pages = [buf[:4096], buf[8192:12288]]
+        def refused(call):
+            try:
+                call()
+            except NotImplementedError as error:
+                return "12.2" in str(error) and "13.0" in str(error)
+            return False
+    """
+
+    def check(self, line):
+        code = textwrap.dedent(self.HEADER) + "\n" + line
+        run_python(code, emulator="profile=old12")
+
+    def test_prefetch_loops(self):
+        self.check(
+            "mm.prefetch(pages, [mm.Device(0), mm.Host()])\n"
+            "assert [p.last_prefetch_location for p in pages] == [mm.Device(0), mm.Host()]"
+        )
+
+    def test_advice_works(self):
+        self.check(
+            "buf.preferred_location = mm.Host(1)\n"
+            "assert buf.preferred_location is mm.Host(1)"
+        )
+
+    @pytest.mark.parametrize(
+        "call",
+        [
+            "mm.prefetch(pages, mm.Host(), dispatch='batch')",
+            "mm.discard(pages)",
+            "mm.discard_prefetch(pages, mm.Host())",
+            "buf.discard()",
+            "buf.discard_prefetch(mm.Host())",
+        ],
+    )
+    def test_the_rest_names_both_versions(self, call):
+        self.check(f"assert refused(lambda: {call}); assert buf.last_prefetch_location is None")
+
+
+class TestWithoutConcurrentAccess:
+    @pytest.mark.parametrize(
+        "call",
+        ["buf.prefetch(mm.Device(0))", "setattr(buf, 'preferred_location', mm.Device(0))"],
+    )
+    def test_the_error_names_the_missing_ability(self, call):
+        run_python(
+            f"""
+            import managedmem as mm
+            buf = mm.ManagedMemoryResource().allocate(4096)
+            assert mm.Device(0).concurrent_managed_access is False
+            try:
+                {call}
+            except mm.CUDAError as error:
+                assert "concurrent" in str(error), error
+                assert error.code == 101, error.code
+            else:
+                raise AssertionError("accepted")
+            """,
+            emulator="profile=wsl",
+        )

@@ -1,0 +1,355 @@
+"""The doors for other libraries: `__cuda_array_interface__`, DLPack, the buffer protocol."""
+
+import ctypes
+import gc
+
+import pytest
+
+import managedmem
+from helpers import (
+    PAGE,
+    DLManagedTensorVersioned,
+    ProtocolStream,
+    capsule_name,
+    capsule_struct,
+    consume,
+    contents,
+    pattern,
+    run_deleter,
+    write,
+)
+from managedmem import Host
+
+CUDA_MANAGED = 13
+VERSIONED = {"unversioned": {}, "versioned": {"max_version": (1, 0)}}
+versions = pytest.mark.parametrize("arguments", VERSIONED.values(), ids=VERSIONED)
+
+# dtype, typestr, DLPack (code, bits)
+TYPES = [
+    ("bool", "|b1", (6, 8)),
+    ("int8", "|i1", (0, 8)),
+    ("uint8", "|u1", (1, 8)),
+    ("int16", "<i2", (0, 16)),
+    ("uint16", "<u2", (1, 16)),
+    ("int32", "<i4", (0, 32)),
+    ("uint32", "<u4", (1, 32)),
+    ("int64", "<i8", (0, 64)),
+    ("uint64", "<u8", (1, 64)),
+    ("float16", "<f2", (2, 16)),
+    ("float32", "<f4", (2, 32)),
+    ("float64", "<f8", (2, 64)),
+    ("complex64", "<c8", (5, 64)),
+    ("complex128", "<c16", (5, 128)),
+]
+types = pytest.mark.parametrize(("dtype", "typestr", "dlpack"), TYPES, ids=[t[0] for t in TYPES])
+
+
+class TestCudaArrayInterface:
+    def test_is_version_3(self, buf):
+        interface = buf.__cuda_array_interface__
+        assert interface["version"] == 3
+        assert interface["shape"] == (buf.size,)
+        assert interface["typestr"] == "|u1"
+        assert interface["data"] == (buf.handle, False)
+        assert interface.get("strides") is None
+
+    def test_names_a_stream_that_is_legal(self, buf):
+        """0 would be ambiguous, so the protocol forbids it."""
+        stream = buf.__cuda_array_interface__["stream"]
+        assert stream is None or (type(stream) is int and stream >= 1)
+
+    @types
+    def test_types(self, alloc, dtype, typestr, dlpack):
+        interface = alloc(4096).view(dtype).__cuda_array_interface__
+        assert interface["typestr"] == typestr
+        assert interface["shape"] == (4096 // int(typestr[2:]),)
+
+    def test_views(self, alloc):
+        buffer = alloc(4096)
+        interface = buffer.view("float32", (4, 16, 16))[1:3].__cuda_array_interface__
+        assert interface["shape"] == (2, 16, 16)
+        assert interface["data"] == (buffer.handle + 1024, False)
+
+    def test_is_a_fresh_dict(self, buf):
+        buf.__cuda_array_interface__["shape"] = None
+        assert buf.__cuda_array_interface__["shape"] == (buf.size,)
+
+
+class TestDlpackCapsule:
+    def test_the_device_is_managed(self, buf):
+        assert buf.__dlpack_device__() == (CUDA_MANAGED, 0)
+
+    def test_names(self, buf):
+        assert capsule_name(buf.__dlpack__()) == "dltensor"
+        assert capsule_name(buf.__dlpack__(max_version=None)) == "dltensor"
+        assert capsule_name(buf.__dlpack__(max_version=(0, 8))) == "dltensor"
+        for version in ((1, 0), (1, 1), (2, 0)):
+            assert capsule_name(buf.__dlpack__(max_version=version)) == "dltensor_versioned"
+
+    def test_the_version_is_one_the_consumer_knows(self, buf):
+        capsule = buf.__dlpack__(max_version=(1, 0))
+        managed = capsule_struct(capsule)
+        assert isinstance(managed, DLManagedTensorVersioned)
+        assert (managed.major, managed.minor) == (1, 0)
+        assert managed.flags & 1 == 0, "the memory is writable"
+
+    @versions
+    def test_describes_the_buffer(self, buf, arguments):
+        capsule = buf.__dlpack__(**arguments)
+        tensor = capsule_struct(capsule).tensor
+        assert tensor.data + tensor.byte_offset == buf.handle
+        assert (tensor.device.device_type, tensor.device.device_id) == (CUDA_MANAGED, 0)
+        assert (tensor.ndim, tensor.shape[0]) == (1, buf.size)
+        assert (tensor.code, tensor.bits, tensor.lanes) == (1, 8, 1)
+
+    @versions
+    @types
+    def test_types(self, alloc, arguments, dtype, typestr, dlpack):
+        capsule = alloc(4096).view(dtype).__dlpack__(**arguments)
+        tensor = capsule_struct(capsule).tensor
+        assert (tensor.code, tensor.bits) == dlpack
+        assert tensor.shape[0] == 4096 * 8 // dlpack[1]
+
+    @versions
+    def test_shapes(self, alloc, arguments):
+        buffer = alloc(4096)
+        capsule = buffer.view("float32", (4, 16, 16))[1:3].__dlpack__(**arguments)
+        tensor = capsule_struct(capsule).tensor
+        assert tensor.ndim == 3
+        assert [tensor.shape[i] for i in range(3)] == [2, 16, 16]
+        if tensor.strides:
+            assert [tensor.strides[i] for i in range(3)] == [256, 16, 1]
+        assert tensor.data + tensor.byte_offset == buffer.handle + 1024
+
+    @versions
+    def test_an_unconsumed_capsule_frees_its_pin(self, alloc, arguments):
+        buffer = alloc(PAGE)
+        capsule = buffer.__dlpack__(**arguments)
+        with pytest.raises(BufferError):
+            buffer.close()
+        del capsule
+        buffer.close()
+        assert buffer.is_closed
+
+    @versions
+    def test_a_consumed_capsule_leaves_the_pin_to_its_deleter(self, alloc, arguments):
+        buffer = alloc(PAGE)
+        capsule = buffer.__dlpack__(**arguments)
+        managed = consume(capsule)
+        del capsule
+        with pytest.raises(BufferError):
+            buffer.close()
+        run_deleter(managed)
+        buffer.close()
+        assert buffer.is_closed
+
+    @versions
+    def test_the_tensor_outlives_the_python_object(self, arguments):
+        buffer = managedmem.ManagedMemoryResource().allocate(PAGE)
+        write(buffer, 7)
+        managed = consume(buffer.__dlpack__(**arguments))
+        pointer = managed.tensor.data
+        del buffer
+        gc.collect()
+        assert ctypes.string_at(pointer, PAGE) == b"\x07" * PAGE
+        run_deleter(managed)
+
+    @versions
+    def test_the_deleter_runs_in_any_thread(self, arguments, alloc):
+        import threading
+
+        buffer = alloc(PAGE)
+        managed = consume(buffer.__dlpack__(**arguments))
+        thread = threading.Thread(target=run_deleter, args=(managed,))
+        thread.start()
+        thread.join()
+        buffer.close()
+        assert buffer.is_closed
+
+    def test_several_at_once(self, alloc):
+        buffer = alloc(PAGE)
+        capsules = [buffer.__dlpack__(), buffer.__dlpack__(max_version=(1, 0))]
+        capsules.pop()
+        with pytest.raises(BufferError):
+            buffer.close()
+        capsules.pop()
+        buffer.close()
+        assert buffer.is_closed
+
+
+class TestDlpackArguments:
+    @pytest.mark.parametrize("stream", [None, -1, 1, 2], ids=repr)
+    def test_streams_of_the_protocol(self, buf, stream):
+        assert capsule_name(buf.__dlpack__(stream=stream)) == "dltensor"
+
+    def test_a_stream_handle(self, buf, stream):
+        assert capsule_name(buf.__dlpack__(stream=stream.handle)) == "dltensor"
+
+    @pytest.mark.parametrize("stream", ["1", 1.5, object()], ids=repr)
+    def test_what_is_no_stream(self, alloc, stream):
+        buffer = alloc(PAGE)
+        with pytest.raises((TypeError, ValueError)):
+            buffer.__dlpack__(stream=stream)
+        buffer.close()
+        assert buffer.is_closed
+
+    def test_arguments_are_keyword_only(self, buf):
+        with pytest.raises(TypeError):
+            buf.__dlpack__(None)
+
+    def test_its_own_device_may_be_asked_for(self, buf):
+        assert capsule_name(buf.__dlpack__(dl_device=(CUDA_MANAGED, 0))) == "dltensor"
+        assert capsule_name(buf.__dlpack__(dl_device=None)) == "dltensor"
+
+    @pytest.mark.parametrize("device", [(7, 0), (10, 0), (CUDA_MANAGED, 99)], ids=repr)
+    def test_another_device_is_a_buffer_error(self, alloc, device):
+        buffer = alloc(PAGE)
+        with pytest.raises((BufferError, ValueError)):
+            buffer.__dlpack__(dl_device=device)
+        buffer.close()
+        assert buffer.is_closed
+
+    @pytest.mark.parametrize("device", ["cuda", (13,), 13, (13, "0")], ids=repr)
+    def test_a_malformed_device(self, buf, device):
+        with pytest.raises((TypeError, ValueError)):
+            buf.__dlpack__(dl_device=device)
+
+    @pytest.mark.parametrize("version", ["1.0", (1,), 1, ("1", "0")], ids=repr)
+    def test_a_malformed_version(self, buf, version):
+        with pytest.raises((TypeError, ValueError)):
+            buf.__dlpack__(max_version=version)
+
+    @pytest.mark.parametrize("copy", [None, False])
+    def test_no_copy_is_the_same_memory(self, buf, copy):
+        capsule = buf.__dlpack__(copy=copy)
+        assert capsule_struct(capsule).tensor.data == buf.handle
+
+    def test_a_copy_is_refused_or_real(self, alloc):
+        buffer = alloc(PAGE)
+        try:
+            capsule = buffer.__dlpack__(copy=True)
+        except BufferError:
+            buffer.close()
+            assert buffer.is_closed
+        else:
+            assert capsule_struct(capsule).tensor.data != buffer.handle
+
+
+class TestBufferProtocol:
+    def test_is_writable_memory(self, buf):
+        with memoryview(buf) as view:
+            assert view.readonly is False
+            assert view.c_contiguous
+            assert (view.format, view.itemsize, view.nbytes) == ("B", 1, buf.size)
+            view[3] = 200
+        assert contents(buf)[3] == 200
+
+    def test_bytes_of_a_buffer(self, buf):
+        write(buf, pattern(buf.size))
+        assert bytes(buf) == pattern(buf.size)
+
+    @pytest.mark.parametrize("place", ["device", "host"])
+    def test_bytes_wherever_the_pages_are(self, buf, device0, place):
+        write(buf, pattern(buf.size))
+        buf.prefetch(device0 if place == "device" else Host())
+        assert contents(buf) == pattern(buf.size)
+
+    def test_of_a_row_view_is_two_dimensional(self, buf):
+        with memoryview(buf.view("int32", (512, 512))) as view:
+            assert view.ndim == 2
+            view[1, 2] = -5
+            assert view[1, 2] == -5
+        assert contents(buf)[(512 + 2) * 4 : (512 + 3) * 4] == b"\xfb\xff\xff\xff"
+
+    def test_of_a_slice_starts_there(self, buf):
+        write(buf, pattern(buf.size))
+        with memoryview(buf[100:200]) as view:
+            assert view.tobytes() == pattern(buf.size)[100:200]
+
+    def test_keeps_the_memory_alive(self):
+        view = memoryview(managedmem.ManagedMemoryResource().allocate(PAGE))
+        gc.collect()
+        view[:] = b"\x01" * PAGE
+        assert view.tobytes() == b"\x01" * PAGE
+
+    def test_can_be_read_into(self, buf, tmp_path):
+        file = tmp_path / "data"
+        file.write_bytes(pattern(buf.size))
+        with file.open("rb") as stream:
+            assert stream.readinto(buf) == buf.size
+        assert contents(buf) == pattern(buf.size)
+
+
+class TestNumpy:
+    @pytest.fixture(autouse=True)
+    def numpy(self):
+        return pytest.importorskip("numpy", reason="needs NumPy")
+
+    def test_asarray_shares_the_memory(self, numpy, alloc):
+        buffer = alloc(4096)
+        array = numpy.asarray(buffer.view("float32", (32, 32)))
+        array[:] = 2.5
+        assert (array.dtype, array.shape) == (numpy.float32, (32, 32))
+        assert array.ctypes.data == buffer.handle
+        assert contents(buffer)[:4] == numpy.float32(2.5).tobytes()
+        with pytest.raises(BufferError):
+            buffer.close()
+        del array
+        buffer.close()
+        assert buffer.is_closed
+
+    @types
+    def test_asarray_knows_the_type(self, numpy, alloc, dtype, typestr, dlpack):
+        assert numpy.asarray(alloc(4096).view(dtype)).dtype == numpy.dtype(dtype)
+
+    def test_from_dlpack_shares_the_memory(self, numpy, alloc):
+        buffer = alloc(4096)
+        array = numpy.from_dlpack(buffer.view("float32"))
+        assert array.ctypes.data == buffer.handle
+        assert array.flags.writeable
+        array[:] = 1.5
+        assert contents(buffer) == numpy.full(1024, 1.5, "f4").tobytes()
+        with pytest.raises(BufferError):
+            buffer.close()
+        del array
+        gc.collect()
+        buffer.close()
+        assert buffer.is_closed
+
+
+class TestTorch:
+    def test_as_tensor_shares_the_memory(self, alloc):
+        torch = pytest.importorskip("torch", reason="needs torch")
+        if not torch.cuda.is_available():
+            pytest.skip("needs torch with a GPU")
+        buffer = alloc(4096)
+        tensor = torch.as_tensor(buffer.view("float32"), device="cuda")
+        tensor.fill_(2.0)
+        torch.cuda.synchronize()
+        assert tensor.data_ptr() == buffer.handle
+        assert contents(buffer)[:4] == b"\x00\x00\x00\x40"
+
+    def test_torch_streams_are_streams(self, buf, device0):
+        torch = pytest.importorskip("torch", reason="needs torch")
+        if not torch.cuda.is_available():
+            pytest.skip("needs torch with a GPU")
+        for stream in (torch.cuda.current_stream(), torch.cuda.Stream()):
+            buf.discard_prefetch(device0, stream=stream)
+        assert buf.last_prefetch_location is device0
+
+
+class TestCupy:
+    def test_asarray_shares_the_memory(self, alloc):
+        cupy = pytest.importorskip("cupy", reason="needs CuPy")
+        buffer = alloc(4096)
+        array = cupy.asarray(buffer.view("float32"))
+        array[:] = 2.0
+        cupy.cuda.runtime.deviceSynchronize()
+        assert array.data.ptr == buffer.handle
+        assert contents(buffer)[:4] == b"\x00\x00\x00\x40"
+
+
+def test_our_streams_speak_the_protocol_that_we_read(buf, stream, device0):
+    buf.prefetch(device0, stream=ProtocolStream(*reversed(stream.__cuda_stream__())))
+    stream.sync()
+    assert buf.last_prefetch_location is device0

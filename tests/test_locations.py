@@ -1,0 +1,226 @@
+"""Host and Device: identity, immutability, pickling, what a device tells about itself."""
+
+import copy
+import gc
+import pickle
+import threading
+import weakref
+
+import pytest
+
+import managedmem
+from managedmem import Device, Host
+
+HOSTS = ["Host()", "Host(numa_id=0)", "Host(numa_id=1)", "Host.numa_current()"]
+LOCATIONS = [*HOSTS, "Device(0)"]
+
+
+def build(text):
+    return eval(text, {"Host": Host, "Device": Device})
+
+
+@pytest.mark.parametrize("text", LOCATIONS)
+class TestEveryLocation:
+    def test_is_interned(self, text):
+        assert build(text) is build(text)
+
+    def test_repr_round_trips(self, text):
+        assert repr(build(text)) == text
+
+    def test_is_the_same_object_in_another_thread(self, text):
+        seen = []
+        thread = threading.Thread(target=lambda: seen.append(build(text)))
+        thread.start()
+        thread.join()
+        assert seen[0] is build(text)
+
+    @pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+    def test_pickles_to_itself(self, text, protocol):
+        location = build(text)
+        assert pickle.loads(pickle.dumps(location, protocol)) is location
+
+    def test_copies_are_itself(self, text):
+        location = build(text)
+        assert copy.copy(location) is location
+        assert copy.deepcopy([location])[0] is location
+
+    def test_can_be_referenced_weakly(self, text):
+        location = build(text)
+        assert weakref.ref(location)() is location
+
+    def test_hashes_and_equals_like_itself_only(self, text):
+        location = build(text)
+        others = [build(other) for other in LOCATIONS if other != text]
+        assert hash(location) == hash(build(text))
+        assert location == build(text)
+        assert all(location != other for other in others)
+        assert location not in set(others)
+
+    @pytest.mark.parametrize("other", [0, -1, None, "Host()", (), object()], ids=repr)
+    def test_differs_from_what_is_no_location(self, text, other):
+        assert build(text) != other
+
+    @pytest.mark.parametrize("attribute", ["numa_id", "device_id", "is_numa_current", "colour"])
+    def test_cannot_be_changed(self, text, attribute):
+        location = build(text)
+        with pytest.raises(AttributeError):
+            setattr(location, attribute, 1)
+        assert repr(location) == text
+
+    def test_has_no_order(self, text):
+        with pytest.raises(TypeError):
+            build(text) < build("Host()")
+
+    def test_comes_back_after_collection(self, text):
+        gc.collect()
+        assert repr(build(text)) == text
+
+
+def test_the_classes_are_public():
+    assert {"Host", "Device"} <= set(managedmem.__all__)
+
+
+class TestHost:
+    @pytest.mark.parametrize(
+        ("text", "numa_id", "current"),
+        [
+            ("Host()", None, False),
+            ("Host(numa_id=0)", 0, False),
+            ("Host(numa_id=1)", 1, False),
+            ("Host.numa_current()", None, True),
+        ],
+    )
+    def test_says_what_it_names(self, text, numa_id, current):
+        host = build(text)
+        assert host.numa_id == numa_id
+        assert host.is_numa_current is current
+
+    def test_any_host_is_not_node_zero(self):
+        assert Host() is not Host(0)
+        assert Host() != Host(0)
+
+    def test_takes_its_node_by_position_or_name(self):
+        assert Host(3) is Host(numa_id=3)
+        assert Host(None) is Host()
+
+    def test_numa_current_has_two_spellings(self):
+        assert Host(is_numa_current=True) is Host.numa_current()
+        assert Host(is_numa_current=False) is Host()
+
+    @pytest.mark.parametrize("numa_id", [0, 1])
+    def test_a_node_and_the_current_node_exclude_each_other(self, numa_id):
+        with pytest.raises(ValueError, match="numa_current|numa_id"):
+            Host(numa_id, is_numa_current=True)
+
+    def test_is_numa_current_is_keyword_only(self):
+        with pytest.raises(TypeError):
+            Host(None, True)
+
+    def test_many_nodes_from_many_threads_are_the_same_objects(self):
+        found = [None] * 8
+        start = threading.Barrier(len(found))
+
+        def collect(slot):
+            start.wait()
+            found[slot] = [Host(node) for node in range(200)]
+
+        threads = [threading.Thread(target=collect, args=(i,)) for i in range(len(found))]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        for other in found[1:]:
+            assert all(a is b for a, b in zip(found[0], other, strict=True))
+
+
+@pytest.mark.parametrize("bad", [True, False, -1, 1.0, 0.5, "0", "", b"0", 2**31, 2**80], ids=repr)
+@pytest.mark.parametrize("cls", [Host, Device], ids=["Host", "Device"])
+def test_a_bad_id_is_a_value_error(cls, bad):
+    with pytest.raises(ValueError):
+        cls(bad)
+
+
+class TestDevice:
+    def test_all_lists_every_device_in_order(self):
+        devices = Device.all()
+        assert isinstance(devices, tuple)
+        assert [d.device_id for d in devices] == list(range(Device.count()))
+        assert all(d is Device(d.device_id) for d in devices)
+        assert Device.count() >= 1
+
+    def test_one_too_many_is_a_value_error_that_names_the_count(self):
+        count = Device.count()
+        with pytest.raises(ValueError, match=rf"\b{count}\b"):
+            Device(count)
+
+    def test_without_an_id_is_the_current_one(self, current_device):
+        for device in Device.all():
+            device.set_current()
+            assert Device() is device
+            assert Device(None) is device
+
+    def test_set_current_counts_for_the_calling_thread_only(self, current_device, device1):
+        Device(0).set_current()
+        thread = threading.Thread(target=device1.set_current)
+        thread.start()
+        thread.join()
+        assert Device() is Device(0)
+
+    def test_a_fresh_thread_has_a_device(self):
+        seen = []
+        thread = threading.Thread(target=lambda: seen.append(Device()))
+        thread.start()
+        thread.join()
+        assert seen == [Device(0)]
+
+    def test_sync_gives_nothing(self, device0):
+        assert device0.sync() is None
+
+    def test_sync_leaves_the_current_device(self, current_device, device1):
+        Device(0).set_current()
+        device1.sync()
+        assert Device() is Device(0)
+
+    @pytest.mark.parametrize(
+        "name",
+        [
+            "concurrent_managed_access",
+            "pageable_memory_access",
+            "pageable_memory_access_uses_host_page_tables",
+            "direct_managed_mem_access_from_host",
+            "memory_pools_supported",
+        ],
+    )
+    def test_abilities_are_bools(self, device0, name):
+        assert isinstance(getattr(device0, name), bool)
+
+    def test_host_numa_id_is_a_node_or_minus_one(self, device0):
+        assert type(device0.host_numa_id) is int
+        assert device0.host_numa_id >= -1
+
+    def test_has_a_name(self, device0):
+        assert isinstance(device0.name, str)
+        assert device0.name
+
+    def test_uuids_tell_devices_apart(self):
+        uuids = [d.uuid for d in Device.all()]
+        assert all(isinstance(u, str) and len(u.replace("-", "")) >= 32 for u in uuids)
+        assert len(set(uuids)) == Device.count()
+
+    def test_memory_info_has_free_and_total(self, device0):
+        info = device0.memory_info
+        assert 0 < info.free <= info.total
+        assert tuple(info) == (info.free, info.total)
+        assert type(info).__name__ == "MemoryInfo"
+
+    def test_is_not_a_host(self, device0):
+        assert not isinstance(device0, Host)
+        assert not isinstance(Host(), Device)
+
+
+@pytest.mark.emulator_only
+def test_the_default_emulator_is_a_capable_machine(device0, device1):
+    assert device0.concurrent_managed_access is True
+    assert device0.pageable_memory_access is False
+    assert Device.count() == 2
+    assert device1.memory_info.total >= 1 << 30

@@ -1,0 +1,253 @@
+"""Reads the C sources and holds them to the rules that no compiler checks.
+
+Owns the architecture's include arrows, the size limits and the ban on Python objects in static
+storage. Every rule is a function over text, and each is first shown a text that breaks it.
+"""
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+SRC = ROOT / "src"
+ROOMS = {
+    "driver": SRC / "_managedmem" / "driver",
+    "memory": SRC / "_managedmem" / "memory",
+    "python": SRC / "_managedmem" / "python",
+    "emulator": SRC / "emulator",
+}
+# What each room may include of the project; the emulator stands alone.
+MAY_INCLUDE = {
+    "driver": {"driver"},
+    "memory": {"memory", "driver"},
+    "python": {"python", "memory", "driver"},
+    "emulator": {"emulator"},
+}
+VENDOR_HEADERS = {"cuda.h", "cudaTypedefs.h"}
+MAX_FILE_LINES = 800
+MAX_FUNCTION_LINES = 80
+
+
+def c_files():
+    return sorted(p for room in ROOMS.values() for p in room.rglob("*.[ch]"))
+
+
+def room_of(path):
+    return next(name for name, folder in ROOMS.items() if folder in path.parents)
+
+
+def blank_comments_and_strings(text):
+    """The same text, line for line, with comments and literals replaced by spaces."""
+    pattern = re.compile(
+        r"/\*.*?\*/|//[^\n]*|\"(?:\\.|[^\"\\\n])*\"|'(?:\\.|[^'\\\n])*'", re.DOTALL
+    )
+    return pattern.sub(lambda m: re.sub(r"[^\n]", " ", m.group()), text)
+
+
+def without_directives(code):
+    """The same code with preprocessor lines, and what they continue on, replaced by spaces."""
+    pattern = re.compile(r"^[ \t]*#(?:[^\n]*\\\n)*[^\n]*", re.MULTILINE)
+    return pattern.sub(lambda m: re.sub(r"[^\n]", " ", m.group()), code)
+
+
+def includes(text):
+    """Every include as (delimiter, name), in order."""
+    # The names are string literals to the blanking, so only comments are taken out here.
+    bare = re.sub(r"/\*.*?\*/", lambda m: re.sub(r"[^\n]", " ", m.group()), text, flags=re.DOTALL)
+    return re.findall(r"^[ \t]*#[ \t]*include[ \t]*([<\"])([^>\"]+)[>\"]", bare, re.MULTILINE)
+
+
+def resolve(path, name):
+    """The project file that an include names, or None for one from outside.
+
+    Includes are relative to their file, so that each line shows its arrow: "../driver/driver.h".
+    """
+    target = (path.parent / name).resolve()
+    return target if target.is_file() else None
+
+
+def function_bodies(text):
+    """Every function definition as (name, first line, number of lines)."""
+    code = without_directives(blank_comments_and_strings(text))
+    functions = []
+    depth = 0
+    start = 0  # of the declaration that leads to the next brace at file level
+    for match in re.finditer(r"[{};]", code):
+        mark = match.group()
+        if mark == "{":
+            if depth == 0:
+                head = code[start : match.start()]
+            depth += 1
+        elif mark == "}":
+            depth -= 1
+            assert depth >= 0, "the braces do not balance"
+            if depth == 0:
+                name = re.search(r"(\w+)\s*\([^{}]*\)\s*$", head)
+                if name and "=" not in head:
+                    first = code.count("\n", 0, start + len(head) - len(head.lstrip())) + 1
+                    functions.append(
+                        (name.group(1), first, code.count("\n", 0, match.end()) + 2 - first)
+                    )
+                start = match.end()
+        elif depth == 0:
+            start = match.end()
+    assert depth == 0, "the braces do not balance"
+    return functions
+
+
+def static_python_objects(text):
+    """Declarations that keep a Python object in static storage, at file or function level."""
+    code = without_directives(blank_comments_and_strings(text))
+    declared = r"\bPy\w*Object\b[\s*]*\*[\s*]*(?:const\s+)?\w+\s*(?:\[[^\]]*\]\s*)*[=;,]"
+    bad = re.findall(r"\b(?:static|extern|_Thread_local)\b[^;{}()]*" + declared, code)
+    depth = 0
+    top = []
+    for character in code:
+        depth += character == "{"
+        top.append(character if depth == 0 else "\n" if character == "\n" else " ")
+        depth -= character == "}"
+    for statement in "".join(top).split(";"):
+        if "(" not in statement and re.search(declared, statement + ";"):
+            bad.append(statement.strip())
+    return bad
+
+
+# The rules can fail: each finds the fault in a text that has it.
+
+
+def test_include_reader_sees_each_form():
+    text = (
+        '#include <a.h>\n/* #include <no.h> */\n# include "b/c.h"\nint x; /*\n#include "no.h"\n*/\n'
+    )
+    assert includes(text) == [("<", "a.h"), ('"', "b/c.h")]
+
+
+def test_function_reader_measures_from_the_head_to_the_closing_brace():
+    text = (
+        "/* int no(void) { */\n#define M(x) do { } while (0)\nstruct s {\n    int a;\n};\n"
+        "static const int t[] = {1, 2};\n\nstatic int\nf(int a, int b)\n{\n    if (a) {\n"
+        '        puts("}");\n    }\n    return b;\n}\nvoid g(void) {}\n'
+    )
+    assert function_bodies(text) == [("f", 8, 8), ("g", 16, 1)]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "static PyObject *error;",
+        "PyObject *error = NULL;",
+        "extern PyTypeObject *a_type;",
+        "int f(void)\n{\n    static PyObject *once;\n}",
+        "static PyObject *names[4];",
+    ],
+)
+def test_static_object_finder_finds(text):
+    assert static_python_objects(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "PyObject *f(PyObject *self);",
+        "static PyObject *\nf(PyObject *op)\n{\n    PyObject *r = NULL;\n    return r;\n}",
+        "typedef struct {\n    PyObject *owner;\n} t;",
+        "/* static PyObject *x; */",
+        "static PyMethodDef methods[] = {{0}};",
+    ],
+)
+def test_static_object_finder_lets_pass(text):
+    assert not static_python_objects(text)
+
+
+# The sources.
+
+
+def test_every_room_has_sources():
+    for name, folder in ROOMS.items():
+        assert list(folder.glob("*.c")), f"no C source in the {name} room"
+    assert {room_of(p) for p in c_files()} == set(ROOMS)
+
+
+@pytest.mark.parametrize("path", c_files(), ids=lambda p: f"{room_of(p)}/{p.name}")
+class TestEveryFile:
+    def test_includes_only_what_its_room_may(self, path):
+        room = room_of(path)
+        for delimiter, name in includes(path.read_text()):
+            target = resolve(path, name)
+            if target is None:
+                assert delimiter == "<" or name in VENDOR_HEADERS, f"{name} is nowhere"
+                continue
+            other = room_of(target)
+            assert other in MAY_INCLUDE[room], f"an arrow from {room} to {other}: {name}"
+            assert target.suffix == ".h", f"{path.name} includes a source file, {name}"
+
+    def test_only_the_python_room_knows_python(self, path):
+        text = path.read_text()
+        names = {name for _, name in includes(text)}
+        if room_of(path) != "python":
+            assert not {n for n in names if "python" in n.lower()}
+            assert not re.search(r"\bPy(Object|_\w+|Err_\w+)\b", blank_comments_and_strings(text))
+
+    def test_includes_no_source_file(self, path):
+        assert not [name for _, name in includes(path.read_text()) if not name.endswith(".h")]
+
+    def test_first_lines_say_what_it_owns(self, path):
+        text = path.read_text()
+        opening = re.match(r"/\*\s*(.*?)\*/", text, re.DOTALL)
+        assert opening, "the file does not begin with a comment"
+        assert len(opening.group(1).split()) >= 4
+
+    def test_is_short_enough(self, path):
+        text = path.read_text()
+        assert text.count("\n") <= MAX_FILE_LINES
+        long = [f for f in function_bodies(text) if f[2] > MAX_FUNCTION_LINES]
+        assert not long, "functions (name, line, length) that are too long"
+
+    def test_keeps_no_python_object_in_static_storage(self, path):
+        assert not static_python_objects(path.read_text())
+
+
+@pytest.mark.parametrize(
+    "path", [p for p in c_files() if p.suffix == ".h"], ids=lambda p: f"{room_of(p)}/{p.name}"
+)
+def test_header_is_guarded(path):
+    text = blank_comments_and_strings(path.read_text())
+    directives = re.findall(r"^#.*$", text, re.MULTILINE)
+    guard = re.match(r"#ifndef (\w+)", directives[0])
+    assert guard
+    assert directives[1] == f"#define {guard.group(1)}"
+    assert directives[-1].startswith("#endif")
+
+
+def test_header_guards_are_unique():
+    guards = {}
+    for path in c_files():
+        if path.suffix == ".h":
+            guard = re.search(r"^#ifndef (\w+)", path.read_text(), re.MULTILINE).group(1)
+            assert guard not in guards, f"{path} and {guards[guard]} share {guard}"
+            guards[guard] = path
+
+
+def test_function_reader_finds_functions_in_every_source():
+    """A guard for the length rule: a reader that finds nothing would let everything pass."""
+    for path in c_files():
+        if path.suffix == ".c" and re.search(r"^\{", path.read_text(), re.MULTILINE):
+            assert function_bodies(path.read_text()), f"no function found in {path.name}"
+
+
+def test_python_objects_name_their_type_on_the_way_out():
+    """Each deallocator of a heap type drops its type: a missing drop leaks one per object."""
+    seen = 0
+    for path in sorted(ROOMS["python"].glob("*.c")):
+        text = path.read_text()
+        lines = text.splitlines()
+        for name, first, length in function_bodies(text):
+            if name.endswith("_dealloc") or name.startswith("dealloc"):
+                body = "\n".join(lines[first - 1 : first - 1 + length])
+                if "tp_free" in body or "PyObject_GC_Del" in body or "Py_tp_free" in body:
+                    seen += 1
+                    assert re.search(
+                        r"Py_DECREF\(\s*\(?\s*(PyObject \*\)\s*)?\w*type\w*\s*\)", body
+                    ), f"{path.name}: {name} does not drop its type"
+    assert seen, "no deallocator found"

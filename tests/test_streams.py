@@ -1,0 +1,326 @@
+"""Stream, every kind of stream argument, the order that the legacy stream promises, and capture."""
+
+import contextlib
+
+import pytest
+
+import managedmem
+from helpers import (
+    CAPTURE_GLOBAL,
+    CAPTURE_RELAXED,
+    MIB,
+    PAGE,
+    ProtocolStream,
+    capturing,
+    contents,
+    foreign,
+    pattern,
+    write,
+)
+from managedmem import Device, Host, Stream, emulator
+
+SPECIAL_HANDLES = {"legacy": 0, "legacy by number": 1, "per thread": 2}
+
+
+class TestStream:
+    def test_has_a_handle_of_its_own(self):
+        with Stream() as a, Stream() as b:
+            assert a.handle > 2
+            assert a.handle != b.handle
+
+    def test_an_idle_stream_is_done(self, stream):
+        assert stream.sync() is None
+        assert stream.query() is True
+
+    def test_speaks_the_stream_protocol(self, stream):
+        assert stream.__cuda_stream__() == (0, stream.handle)
+
+    def test_leaving_the_block_closes_it(self):
+        with Stream() as stream:
+            assert stream.is_closed is False
+        assert stream.is_closed is True
+
+    def test_closes_when_an_error_leaves_the_block(self):
+        with pytest.raises(KeyError), Stream() as stream:
+            raise KeyError
+        assert stream.is_closed is True
+
+    def test_closing_twice_is_safe(self):
+        stream = Stream()
+        stream.close()
+        assert stream.close() is None
+
+    @pytest.mark.parametrize("use", [Stream.sync, Stream.query, Stream.__cuda_stream__])
+    def test_a_closed_stream_refuses_work(self, use):
+        stream = Stream()
+        stream.close()
+        with pytest.raises(RuntimeError, match="closed"):
+            use(stream)
+
+    def test_a_closed_stream_is_refused_as_an_argument(self, buf, device0):
+        stream = Stream()
+        stream.close()
+        with pytest.raises(RuntimeError, match="closed"):
+            buf.prefetch(device0, stream=stream)
+
+    def test_repr_names_the_handle_and_survives_closing(self):
+        stream = Stream()
+        assert "Stream" in repr(stream)
+        stream.close()
+        assert "closed" in repr(stream)
+
+    @pytest.mark.emulator_only
+    def test_a_forgotten_stream_is_destroyed(self):
+        from managedmem import emulator
+
+        before = emulator.live().streams
+        stream = Stream()
+        assert emulator.live().streams == before + 1
+        del stream
+        assert emulator.live().streams == before
+
+
+class TestFromHandle:
+    @pytest.mark.parametrize("handle", SPECIAL_HANDLES.values(), ids=SPECIAL_HANDLES)
+    def test_takes_the_special_handles(self, handle, buf, device0):
+        wrapped = Stream.from_handle(handle)
+        assert wrapped.handle == handle
+        buf.prefetch(device0, stream=wrapped)
+        wrapped.sync()
+        assert buf.last_prefetch_location is device0
+
+    def test_does_not_own_the_stream(self, stream):
+        wrapped = Stream.from_handle(stream.handle)
+        assert wrapped.handle == stream.handle
+        wrapped.close()
+        assert wrapped.is_closed
+        assert stream.query() is True
+
+    @pytest.mark.parametrize("bad", ["1", 1.0, None, b"", True], ids=repr)
+    def test_refuses_what_is_no_integer(self, bad):
+        with pytest.raises(TypeError):
+            Stream.from_handle(bad)
+
+    @pytest.mark.parametrize("bad", [-1, 1 << 64], ids=repr)
+    def test_refuses_what_is_no_address(self, bad):
+        with pytest.raises((ValueError, OverflowError)):
+            Stream.from_handle(bad)
+
+
+def stream_forms(stream):
+    """Every form in which a user may name a stream."""
+    return {
+        "none": None,
+        "own": stream,
+        "wrapped": Stream.from_handle(stream.handle),
+        "protocol": ProtocolStream(stream.handle),
+        "legacy protocol": ProtocolStream(0),
+        "integer": stream.handle,
+        "torch": foreign("torch.cuda.streams", "Stream", cuda_stream=stream.handle),
+        "torch default": foreign("torch.cuda.streams", "Stream", cuda_stream=0),
+        "cupy": foreign("cupy.cuda.stream", "Stream", ptr=stream.handle),
+        **SPECIAL_HANDLES,
+    }
+
+
+FORMS = (
+    "none", "own", "wrapped", "protocol", "legacy protocol", "integer", "torch", "torch default",
+    "cupy", *SPECIAL_HANDLES,
+)
+
+
+@pytest.mark.parametrize("form", FORMS)
+class TestEveryFormOfStream:
+    def test_prefetch(self, form, buf, stream, device0):
+        buf.prefetch(device0, stream=stream_forms(stream)[form])
+        device0.sync()
+        assert buf.last_prefetch_location is device0
+
+    def test_discard_prefetch(self, form, buf, stream, device0):
+        buf.discard_prefetch(device0, stream=stream_forms(stream)[form])
+        device0.sync()
+        assert buf.last_prefetch_location is device0
+
+    def test_discard_then_fill(self, form, buf, stream):
+        chosen = stream_forms(stream)[form]
+        buf.discard(stream=chosen)
+        buf.fill(9, stream=chosen)
+        assert contents(buf) == b"\x09" * buf.size
+
+    def test_copy(self, form, buf, alloc, stream):
+        write(buf, pattern(buf.size))
+        other = alloc(buf.size)
+        other.copy_from(buf, stream=stream_forms(stream)[form])
+        assert contents(other) == contents(buf)
+
+    def test_free_functions(self, form, buf, stream, device0):
+        chosen = stream_forms(stream)[form]
+        pages = [buf[:PAGE], buf[2 * PAGE : 3 * PAGE]]
+        managedmem.discard(pages, stream=chosen)
+        managedmem.discard_prefetch(pages, device0, stream=chosen)
+        managedmem.prefetch(pages, Host(), stream=chosen)
+        device0.sync()
+        assert [p.last_prefetch_location for p in pages] == [Host(), Host()]
+
+    def test_allocate_and_close(self, form, stream):
+        chosen = stream_forms(stream)[form]
+        buffer = managedmem.ManagedMemoryResource().allocate(PAGE, stream=chosen)
+        buffer.close(chosen)
+        assert buffer.is_closed
+
+
+OPERATIONS = {
+    "prefetch": lambda b, s: b.prefetch(Device(0), stream=s),
+    "discard": lambda b, s: b.discard(stream=s),
+    "discard_prefetch": lambda b, s: b.discard_prefetch(Device(0), stream=s),
+    "free prefetch": lambda b, s: managedmem.prefetch([b], Device(0), stream=s),
+    "free prefetch of two": lambda b, s: managedmem.prefetch(
+        [b[:PAGE], b[2 * PAGE :]], [Device(0), Host()], stream=s
+    ),
+    "deferred prefetch": lambda b, s: managedmem.prefetch(b, Device(0), stream=s, defer=True),
+    "free discard": lambda b, s: managedmem.discard([b], stream=s),
+    "free discard_prefetch": lambda b, s: managedmem.discard_prefetch(b, Device(0), stream=s),
+}
+operations = pytest.mark.parametrize("operation", OPERATIONS.values(), ids=OPERATIONS)
+
+
+class Raising:
+    def __cuda_stream__(self):
+        raise LookupError("from the protocol")
+
+
+@operations
+class TestWhatIsNoStream:
+    @pytest.mark.parametrize("bad", ["default", 1.5, object(), [], b"0", True, Host()], ids=repr)
+    def test_is_a_type_error_that_speaks_of_streams(self, operation, bad, buf):
+        with pytest.raises(TypeError, match="stream"):
+            operation(buf, bad)
+        assert buf.last_prefetch_location is None
+
+    @pytest.mark.parametrize("answer", [None, 7, (0,), (0, 1, 2), (0, "x"), ("0", 1)], ids=repr)
+    def test_a_malformed_protocol_answer(self, operation, answer, buf):
+        broken = ProtocolStream(0)
+        broken.answer = answer
+        with pytest.raises((TypeError, ValueError), match="__cuda_stream__"):
+            operation(buf, broken)
+
+    def test_an_error_of_the_protocol_comes_through(self, operation, buf):
+        with pytest.raises(LookupError, match="from the protocol"):
+            operation(buf, Raising())
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda b, s: b.prefetch(Device(0), s),
+        lambda b, s: b.discard(s),
+        lambda b, s: b.discard_prefetch(Device(0), s),
+        lambda b, s: b.copy_from(b, s),
+        lambda b, s: b.fill(0, s),
+        lambda b, s: managedmem.prefetch(b, Device(0), s),
+        lambda b, s: managedmem.discard(b, s),
+        lambda b, s: managedmem.discard_prefetch(b, Device(0), s),
+    ],
+)
+def test_stream_is_keyword_only(call, buf, stream):
+    with pytest.raises(TypeError):
+        call(buf, stream)
+
+
+class TestOrder:
+    """The user sees one queue per stream, the legacy one included; lazily run to be sure."""
+
+    @pytest.fixture(autouse=True, params=["eager", "lazy"])
+    def schedule(self, request):
+        if emulator.is_active():
+            emulator.schedule(request.param)
+        elif request.param == "lazy":
+            pytest.skip("a GPU has its own schedule")
+
+    @pytest.mark.parametrize("own", [False, True], ids=["legacy", "own stream"])
+    def test_a_copy_before_a_discard_sees_the_old_bytes(self, own, buf, alloc, stream):
+        chosen = stream if own else None
+        data = pattern(buf.size)
+        write(buf, data)
+        copy = alloc(buf.size)
+        copy.copy_from(buf, stream=chosen)
+        buf.discard(stream=chosen)
+        assert contents(copy) == data
+
+    @pytest.mark.parametrize("own", [False, True], ids=["legacy", "own stream"])
+    def test_a_fill_after_a_discard_wins(self, own, buf, stream):
+        chosen = stream if own else None
+        write(buf, 1)
+        buf.discard(stream=chosen)
+        buf.fill(5, stream=chosen)
+        assert contents(buf) == b"\x05" * buf.size
+
+    @pytest.mark.parametrize("own", [False, True], ids=["legacy", "own stream"])
+    def test_fill_after_a_batched_discard_prefetch_wins(self, own, buf, device0, stream):
+        chosen = stream if own else None
+        pages = [buf[i * PAGE : (i + 1) * PAGE] for i in range(0, 16, 2)]
+        managedmem.discard_prefetch(pages, device0, stream=chosen)
+        buf.fill(6, stream=chosen)
+        managedmem.prefetch(pages, Host(), stream=chosen, dispatch="batch")
+        assert contents(buf) == b"\x06" * buf.size
+
+    def test_a_deferred_prefetch_keeps_its_place(self, buf, device0, stream):
+        buf.fill(3, stream=stream)
+        managedmem.prefetch(buf, device0, stream=stream, defer=True)
+        buf.prefetch(Host(), stream=stream)
+        stream.sync()
+        assert buf.last_prefetch_location is Host()
+        assert contents(buf) == b"\x03" * buf.size
+
+    def test_a_deferred_prefetch_survives_closing_the_buffer(self, alloc, device0, stream):
+        buffer = alloc(MIB)
+        managedmem.prefetch(buffer, device0, stream=stream, defer=True)
+        buffer.close()
+        stream.sync()
+        assert buffer.is_closed
+
+
+@pytest.mark.emulator_only
+class TestLazySchedule:
+    def test_a_prefetch_moves_nothing_before_its_turn(self, buf, device0, stream):
+        write(buf, 1)
+        emulator.schedule("lazy")
+        buf.prefetch(device0, stream=stream)
+        assert stream.query() is False
+        assert emulator.residency(buf) is Host()
+        stream.sync()
+        assert stream.query() is True
+        assert emulator.residency(buf) is device0
+
+
+@pytest.mark.parametrize("mode", [CAPTURE_GLOBAL, CAPTURE_RELAXED], ids=["global", "relaxed"])
+@operations
+def test_a_capturing_stream_is_refused_and_the_capture_survives(operation, mode, buf, stream):
+    write(buf, 7)
+    with capturing(stream, mode) as capture:
+        with pytest.raises(managedmem.CUDAError, match="captur") as error:
+            operation(buf, stream)
+    assert capture.result == 0
+    assert error.value.code == 900
+    assert error.value.name == "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED"
+    assert buf.last_prefetch_location is None
+    assert contents(buf) == b"\x07" * buf.size
+
+
+@pytest.mark.emulator_only
+@operations
+def test_a_capturing_stream_is_refused_before_the_driver_is_called(operation, buf, stream):
+    with capturing(stream), emulator.recording() as calls:
+        with contextlib.suppress(managedmem.CUDAError):
+            operation(buf, stream)
+    assert not [c for c in calls if "Prefetch" in c.name or "Discard" in c.name]
+    assert not [c for c in calls if c.name == "cuLaunchHostFunc"]
+
+
+def test_work_goes_on_after_a_refused_capture(buf, device0, stream):
+    with capturing(stream):
+        with pytest.raises(managedmem.CUDAError):
+            buf.prefetch(device0, stream=stream)
+    buf.prefetch(device0, stream=stream)
+    stream.sync()
+    assert buf.last_prefetch_location is device0

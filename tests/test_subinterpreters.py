@@ -1,0 +1,207 @@
+"""Subinterpreters: own GIL and own state from Python 3.12, shared GIL before.
+
+Each case is a script in a process of its own. Inside, every interpreter has its own types and
+interned locations, while driver, memory and streams are the process's.
+"""
+
+import sys
+
+import pytest
+
+from helpers import run_python
+
+pytestmark = pytest.mark.skipif(
+    sys.implementation.name != "cpython", reason="subinterpreters are a CPython feature"
+)
+
+PRELUDE = """
+import sys
+try:
+    import _interpreters as interpreters
+except ImportError:
+    import _xxsubinterpreters as interpreters
+
+def create(kind):
+    if sys.version_info >= (3, 13):
+        return interpreters.create(kind)
+    return interpreters.create(isolated=kind == "isolated")
+
+def run(interpreter, script):
+    "Before 3.13 an error inside is raised, from 3.13 on it is returned."
+    problem = interpreters.run_string(interpreter, script)
+    assert problem is None, problem
+"""
+
+USE = """
+import gc, pickle
+import managedmem
+from managedmem import Device, Host, ManagedBuffer, ManagedMemoryResource, Stream
+assert Host(1) is Host(numa_id=1) and Device(0) is Device.all()[0]
+assert pickle.loads(pickle.dumps(Host(1))) is Host(1)
+stream = Stream()
+buffer = ManagedMemoryResource().allocate(4 * 4096)
+buffer.read_mostly = True
+buffer.accessed_by = [Host(), Device(0)]
+assert buffer.accessed_by == {Host(), Device(0)}
+buffer.prefetch(Host(), stream=stream)
+buffer[4096:8192].prefetch(Device(0))
+managedmem.advise([buffer], "unset_read_mostly")
+memoryview(buffer)[0] = 1
+try:
+    buffer.prefetch(None)
+except ValueError:
+    pass
+else:
+    raise AssertionError
+class Sub(ManagedBuffer):
+    pass
+sub = Sub.from_handle(buffer.handle, buffer.size)
+sub.me = sub
+stream.sync()
+"""
+CLOSE = "\ndel sub; gc.collect()\nstream.close(); buffer.close()\n"
+
+OWN_GIL = pytest.param(
+    "isolated",
+    marks=pytest.mark.skipif(
+        sys.version_info < (3, 12), reason="own-GIL interpreters came with 3.12"
+    ),
+)
+KINDS = [OWN_GIL, "legacy"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("last", [CLOSE, ""], ids=["closed", "left open"])
+def test_import_use_and_destroy_twenty_times(kind, last):
+    done = run_python(
+        PRELUDE
+        + f"""
+import managedmem
+from managedmem import emulator
+managedmem.Device.count()
+with managedmem.ManagedMemoryResource().allocate(4096) as warm:
+    warm.discard()
+live = emulator.live()
+for _ in range(20):
+    interpreter = create({kind!r})
+    run(interpreter, {USE + last!r})
+    interpreters.destroy(interpreter)
+    assert emulator.live() == live, (emulator.live(), live)
+print("fine")
+"""
+    )
+    assert (done.stdout, done.stderr) == ("fine\n", "")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_main_interpreter_need_not_have_imported_it(kind):
+    done = run_python(
+        PRELUDE
+        + f"""
+for _ in range(3):
+    interpreter = create({kind!r})
+    run(interpreter, {USE + CLOSE!r})
+    interpreters.destroy(interpreter)
+assert "managedmem" not in sys.modules
+exec({USE + CLOSE!r})
+print("fine")
+"""
+    )
+    assert (done.stdout, done.stderr) == ("fine\n", "")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_state_is_not_shared(kind):
+    """Types differ by identity; a location made here is not the one made there."""
+    done = run_python(
+        PRELUDE
+        + f"""
+import os
+from managedmem import Host, Device, ManagedBuffer
+read, write = os.pipe()
+interpreter = create({kind!r})
+run(interpreter, f'''
+import os
+from managedmem import Host, Device, ManagedBuffer
+ids = [id(o) for o in (Host, Device, ManagedBuffer, Host(), Device(0))]
+os.write({{write}}, repr(ids).encode())
+''')
+theirs = eval(os.read(read, 4096))
+ours = [id(o) for o in (Host, Device, ManagedBuffer, Host(), Device(0))]
+assert not set(theirs) & set(ours)
+interpreters.destroy(interpreter)
+assert Host() is Host() and Device(0) is Device(0)
+print("fine")
+"""
+    )
+    assert (done.stdout, done.stderr) == ("fine\n", "")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_memory_of_one_can_be_wrapped_in_another(kind):
+    done = run_python(
+        PRELUDE
+        + f"""
+from managedmem import Host, ManagedMemoryResource
+buffer = ManagedMemoryResource().allocate(4096)
+interpreter = create({kind!r})
+run(interpreter, f'''
+from managedmem import Host, ManagedBuffer
+wrapped = ManagedBuffer.from_handle({{buffer.handle}}, {{buffer.size}})
+wrapped.read_mostly = True
+wrapped.prefetch(Host())
+memoryview(wrapped)[0] = 42
+''')
+interpreters.destroy(interpreter)
+assert buffer.read_mostly is True
+assert buffer.last_prefetch_location is Host()
+assert memoryview(buffer)[0] == 42
+buffer.close()
+print("fine")
+"""
+    )
+    assert (done.stdout, done.stderr) == ("fine\n", "")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_in_parallel_threads(kind):
+    """With own GILs these really run at once: process-wide state must be ready for it."""
+    done = run_python(
+        PRELUDE
+        + f"""
+import threading
+failures = []
+def work():
+    try:
+        for _ in range(5):
+            interpreter = create({kind!r})
+            run(interpreter, {USE + CLOSE!r})
+            interpreters.destroy(interpreter)
+    except BaseException as error:
+        failures.append(error)
+threads = [threading.Thread(target=work) for _ in range(4)]
+for t in threads: t.start()
+for t in threads: t.join()
+assert not failures, failures
+print("fine")
+"""
+    )
+    assert (done.stdout, done.stderr) == ("fine\n", "")
+
+
+@pytest.mark.skipif(sys.version_info < (3, 12), reason="the check came with 3.12")
+def test_an_isolated_interpreter_is_strict():
+    """The tests above mean something: here a module without the declaration is turned away."""
+    pytest.importorskip("readline")
+    done = run_python(
+        PRELUDE
+        + """
+interpreter = create("isolated")
+try:
+    run(interpreter, "import readline")
+except BaseException as error:
+    print(error)
+interpreters.destroy(interpreter)
+"""
+    )
+    assert "does not support loading in subinterpreters" in done.stdout

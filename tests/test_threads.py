@@ -1,0 +1,434 @@
+"""Shared objects under many threads, and the GIL while the driver blocks.
+
+Every race runs with a tiny switch interval from a barrier. What a race may end in is written down
+in each test; anything else that a thread raises fails it.
+"""
+
+import contextlib
+import ctypes
+import sys
+import threading
+import time
+
+import pytest
+
+import managedmem
+from helpers import PAGE, raw_driver, run_python, write
+from managedmem import Device, Host, ManagedBuffer, ManagedMemoryResource, Stream
+
+THREADS = 6
+ROUNDS = 25
+NAP = 0.3  # seconds that a blocking driver call is made to last
+
+
+@pytest.fixture(autouse=True)
+def frantic_switching():
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(before)
+
+
+def race(*workers):
+    """Run the workers at once from a barrier; re-raise the first thing that any of them raised."""
+    barrier = threading.Barrier(len(workers))
+    failures = []
+    results = [None] * len(workers)
+
+    def run(index, worker):
+        try:
+            barrier.wait(30)
+            results[index] = worker()
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=run, args=item) for item in enumerate(workers)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert not any(thread.is_alive() for thread in threads), "a thread hangs"
+    if failures:
+        raise failures[0]
+    return results
+
+
+def until_closed(operation):
+    """A worker that repeats the operation until the buffer says that it is closed."""
+
+    def worker():
+        deadline = time.monotonic() + 30
+        while time.monotonic() < deadline:
+            try:
+                operation()
+            except RuntimeError as error:
+                assert "closed" in str(error), error
+                return
+        raise AssertionError("the buffer was never closed")
+
+    return worker
+
+
+def close_when_used(buffer, uses=20):
+    """A worker that lets the others run a little, then closes, retrying while exports live."""
+
+    def worker():
+        for _ in range(uses):
+            time.sleep(0)
+        deadline = time.monotonic() + 30
+        while time.monotonic() < deadline:
+            try:
+                buffer.close()
+                return
+            except BufferError:
+                time.sleep(0)
+        raise AssertionError("the exports never ended")
+
+    return worker
+
+
+def operations(buffer):
+    members = buffer.accessed_by
+    return {
+        "prefetch": lambda: buffer.prefetch(Host()),
+        "prefetch to a device": lambda: buffer.prefetch(Device(0)),
+        "discard": buffer.discard,
+        "discard_prefetch": lambda: buffer.discard_prefetch(Host()),
+        "read_mostly": lambda: setattr(buffer, "read_mostly", not buffer.read_mostly),
+        "preferred_location": lambda: setattr(buffer, "preferred_location", Host()),
+        "last_prefetch_location": lambda: buffer.last_prefetch_location,
+        "accessed_by": lambda: (members.add(Host()), len(members), members.clear()),
+        "iteration": lambda: list(members),
+        "fill": lambda: buffer.fill(1),
+        "advise": lambda: managedmem.advise([buffer], "set_read_mostly"),
+        "many prefetches": lambda: managedmem.prefetch([buffer, buffer], Host()),
+        "slice": lambda: buffer[0:PAGE].prefetch(Host()),
+        "view": lambda: buffer.view("float32").prefetch(Host()),
+        "dlpack": buffer.__dlpack__,
+        "array interface": lambda: buffer.__cuda_array_interface__,
+    }
+
+
+OPERATIONS = list(operations(ManagedMemoryResource().allocate(PAGE)))
+
+
+class TestClosing:
+    @pytest.mark.parametrize("name", OPERATIONS)
+    def test_against_one_operation(self, name):
+        for _ in range(ROUNDS):
+            buffer = ManagedMemoryResource().allocate(16 * PAGE)
+            operation = until_closed(operations(buffer)[name])
+            race(operation, operation, close_when_used(buffer))
+            assert buffer.is_closed
+            assert buffer.handle == 0
+
+    def test_against_all_operations(self):
+        for _ in range(ROUNDS):
+            buffer = ManagedMemoryResource().allocate(16 * PAGE)
+            race(*map(until_closed, operations(buffer).values()), close_when_used(buffer, 200))
+            assert buffer.is_closed
+
+    def test_many_closers(self):
+        for _ in range(ROUNDS):
+            buffer = ManagedMemoryResource().allocate(PAGE)
+            race(*[buffer.close] * THREADS)
+            assert buffer.is_closed
+
+    def test_against_memoryviews(self):
+        """A view that exists is good until released, whatever the closer does meanwhile."""
+        for _ in range(ROUNDS):
+            buffer = ManagedMemoryResource().allocate(PAGE)
+            write(buffer, 5)
+
+            def read(buffer=buffer):
+                with memoryview(buffer) as view:
+                    assert view[0] == view[PAGE - 1] == 5
+
+            worker = until_closed(read)
+            race(worker, worker, close_when_used(buffer))
+            assert buffer.is_closed
+
+    def test_against_views_of_views(self):
+        for _ in range(ROUNDS):
+            buffer = ManagedMemoryResource().allocate(4 * PAGE)
+
+            def slice_and_close(buffer=buffer):
+                with buffer[PAGE : 3 * PAGE] as part:
+                    part.prefetch(Host())
+
+            race(
+                until_closed(slice_and_close),
+                until_closed(slice_and_close),
+                close_when_used(buffer),
+            )
+
+    def test_stream_closers_against_users(self):
+        for _ in range(ROUNDS):
+            stream = Stream()
+            buffer = ManagedMemoryResource().allocate(PAGE)
+
+            def use(stream=stream, buffer=buffer):
+                buffer.prefetch(Host(), stream=stream)
+                stream.sync()
+                stream.query()
+
+            race(until_closed(use), until_closed(use), stream.close)
+            assert stream.is_closed
+            buffer.close()
+
+    def test_last_reference_goes_in_another_thread(self):
+        """The buffer, its view and its capsule are each dropped by a different thread."""
+        for _ in range(ROUNDS):
+            buffer = ManagedMemoryResource().allocate(2 * PAGE)
+            held = [[buffer], [buffer[0:PAGE]], [buffer.__dlpack__()], [memoryview(buffer)]]
+            del buffer
+            race(*[box.clear for box in held])
+
+
+class TestAdvice:
+    def test_setting_and_clearing_against_iteration(self, buf, members):
+        proxy = buf.accessed_by
+        stop = threading.Event()
+
+        def change():
+            for _ in range(200):
+                proxy.update(members)
+                proxy.clear()
+            stop.set()
+
+        def look():
+            while not stop.is_set():
+                assert set(proxy) <= set(members)
+                assert 0 <= len(proxy) <= len(members)
+                assert (proxy | set()) <= set(members)
+
+        race(change, look, look)
+        assert proxy == set()
+
+    def test_each_thread_keeps_its_own_member(self, buf, members):
+        """Adding and removing one member never disturbs another thread's member."""
+        proxy = buf.accessed_by
+
+        def mine(member):
+            def worker():
+                for _ in range(200):
+                    proxy.add(member)
+                    assert member in proxy
+                    proxy.discard(member)
+                    assert member not in proxy
+
+            return worker
+
+        race(*map(mine, members))
+
+    def test_pages_apart_do_not_disturb_each_other(self, alloc):
+        buffer = alloc(THREADS * PAGE)
+
+        def mine(index):
+            part = buffer[index * PAGE : (index + 1) * PAGE]
+            place = Host() if index % 2 else Device(0)
+
+            def worker():
+                for _ in range(100):
+                    part.preferred_location = place
+                    part.read_mostly = True
+                    assert part.preferred_location is place
+                    assert part.read_mostly is True
+                    part.preferred_location = None
+                    part.read_mostly = False
+                    assert part.preferred_location is None
+                    assert part.read_mostly is False
+
+            return worker
+
+        race(*map(mine, range(THREADS)))
+
+
+class TestSharedObjects:
+    def test_locations_are_one_object_for_all_threads(self):
+        for n in range(100, 100 + ROUNDS):
+            results = race(
+                *[lambda n=n: (Host(numa_id=n), Host.numa_current(), Device(0))] * THREADS
+            )
+            for other in results[1:]:
+                assert all(a is b for a, b in zip(results[0], other, strict=True))
+
+    def test_interning_while_objects_go(self):
+        """Finding a dying object in the table must not bring it back half dead."""
+
+        def churn():
+            for n in range(2000):
+                host = Host(numa_id=50 + n % 3)
+                assert host.numa_id == 50 + n % 3
+                assert host is Host(numa_id=50 + n % 3)
+
+        race(*[churn] * THREADS)
+
+    def test_allocating_from_one_resource(self):
+        resource = ManagedMemoryResource()
+
+        def work():
+            for _ in range(100):
+                with resource.allocate(PAGE) as buffer:
+                    write(buffer, 9)
+                    assert buffer.is_managed
+
+        race(*[work] * THREADS)
+
+    def test_one_stream(self, stream, alloc):
+        buffers = [alloc(PAGE) for _ in range(THREADS)]
+
+        def work(buffer):
+            def worker():
+                for _ in range(50):
+                    buffer.prefetch(Device(0), stream=stream)
+                    buffer.prefetch(Host(), stream=stream)
+                stream.sync()
+                assert buffer.last_prefetch_location is Host()
+
+            return worker
+
+        race(*map(work, buffers))
+
+    def test_current_device_is_each_threads_own(self, device1):
+        def work(device):
+            def worker():
+                device.set_current()
+                for _ in range(100):
+                    assert Device() is device
+                    with ManagedMemoryResource().allocate(PAGE) as buffer:
+                        assert buffer.device_id == device.device_id
+
+            return worker
+
+        race(*map(work, [Device(0), device1] * 2))
+
+    def test_owner_dropped_while_used(self, buf):
+        def work():
+            for _ in range(300):
+                wrapped = ManagedBuffer.from_handle(buf.handle, buf.size, owner=object())
+                assert wrapped[0:PAGE].owner is not None or wrapped.owner is not None
+
+        race(*[work] * THREADS)
+
+
+class TestFirstUse:
+    def test_many_threads_open_the_driver_once(self):
+        done = run_python(
+            """
+            import sys, threading
+            sys.setswitchinterval(1e-6)
+            import managedmem
+            from managedmem import emulator
+            barrier = threading.Barrier(8)
+            seen = []
+            def work():
+                barrier.wait()
+                seen.append((managedmem.Device.count(), managedmem.Device(0)))
+            threads = [threading.Thread(target=work) for _ in range(8)]
+            for t in threads: t.start()
+            for t in threads: t.join()
+            assert seen == [(2, managedmem.Device(0))] * 8, seen
+            assert sum(c.name == "cuInit" for c in emulator.calls()) == 1
+            print("once")
+            """
+        )
+        assert (done.stdout, done.stderr) == ("once\n", "")
+
+    def test_threads_that_never_touched_cuda(self, buf):
+        """A fresh thread has no context; operations bring what they need and leave nothing."""
+        stream = Stream()
+
+        def work():
+            buf.read_mostly = True
+            assert buf.read_mostly is True
+            buf.prefetch(Host())
+            buf.prefetch(Host(), stream=stream)
+            buf.discard()
+            with ManagedMemoryResource().allocate(PAGE) as other:
+                other.accessed_by.add(Host())
+            stream.sync()
+            Device(0).sync()
+            context = ctypes.c_void_p()
+            assert raw_driver().cuCtxGetCurrent(ctypes.byref(context)) == 0
+            return context.value
+
+        assert race(work, work) == [None, None]
+        stream.close()
+
+
+@pytest.fixture
+def napping_stream(stream):
+    """A stream whose next work is a host function that sleeps; it runs when waited for."""
+    from managedmem import emulator
+
+    emulator.schedule("lazy")
+    nap = ctypes.cast(ctypes.CDLL(None).usleep, ctypes.c_void_p)
+    argument = ctypes.c_void_p(int(NAP * 1e6))
+    assert raw_driver().cuLaunchHostFunc(ctypes.c_void_p(stream.handle), nap, argument) == 0
+    yield stream
+    emulator.schedule("eager")
+
+
+def progress_during(blocking):
+    """How often this thread came round while another one was inside the blocking call."""
+    span = []
+
+    def worker():
+        span.append(time.monotonic())
+        blocking()
+        span.append(time.monotonic())
+
+    thread = threading.Thread(target=worker)
+    thread.start()
+    ticks = []
+    while thread.is_alive():
+        ticks.append(time.monotonic())
+        time.sleep(0.001)
+    thread.join()
+    begin, end = span
+    assert end - begin >= 0.8 * NAP, "the call did not block, so nothing was tested"
+    margin = 0.1 * NAP
+    return sum(begin + margin < tick < end - margin for tick in ticks)
+
+
+@pytest.mark.emulator_only
+class TestTheGilIsReleased:
+    @pytest.mark.parametrize(
+        "blocking",
+        [
+            lambda stream, buffer: stream.sync(),
+            lambda stream, buffer: Device(0).sync(),
+            lambda stream, buffer: buffer.close(),
+            lambda stream, buffer: deallocate(buffer),
+        ],
+        ids=["stream.sync", "device.sync", "close", "dealloc"],
+    )
+    def test_while_the_driver_blocks(self, blocking, napping_stream):
+        buffer = ManagedMemoryResource().allocate(PAGE)
+        # Freeing waits for what is queued on the memory, and this is queued behind the nap.
+        buffer.prefetch(Host(), stream=napping_stream)
+        box = [buffer]
+        del buffer
+        assert progress_during(lambda: blocking(napping_stream, Box(box))) >= 20
+        with contextlib.suppress(IndexError):
+            box.pop().close()
+
+    def test_the_measure_itself_can_fail(self):
+        """Holding the GIL for as long shows as no progress, so the test above means something."""
+        usleep = ctypes.PyDLL(None).usleep
+        assert progress_during(lambda: usleep(int(NAP * 1e6))) < 20
+
+
+class Box:
+    """Hands out the only reference to a buffer."""
+
+    def __init__(self, held):
+        self.held = held
+
+    def close(self):
+        self.held[0].close()
+
+
+def deallocate(box):
+    box.held.pop()
