@@ -15,13 +15,6 @@ import pytest
 from helpers import BUDGET, EMULATED, GIB, MIB, live_managed_bytes, warm_up
 
 FREE_MEMORY_WANTED = 2 * GIB
-_warm = False
-
-
-def pytest_configure(config):
-    config.addinivalue_line(
-        "markers", "emulator_only: needs the emulated driver (call log, faults, residency)"
-    )
 
 
 def pytest_collection_modifyitems(items):
@@ -58,15 +51,12 @@ def managed_budget(request):
 @pytest.fixture(autouse=True)
 def nothing_leaks(request):
     """On the emulator: every allocation, stream, event and pushed context is given back."""
-    global _warm
     if not EMULATED or "managedmem" not in sys.modules:
         yield
         return
     from managedmem import emulator
 
-    if not _warm:
-        warm_up()
-        _warm = True
+    warm_up()
     emulator.clear_failures()
     gc.collect()
     before = emulator.live()

@@ -2,6 +2,7 @@
 
 import contextlib
 import ctypes
+import functools
 import gc
 import mmap
 import os
@@ -26,6 +27,7 @@ CAPTURE_RELAXED = 2
 CAPTURE_GLOBAL = 0
 
 
+@functools.cache
 def warm_up():
     """Make the library create its internal streams now, so that a test's own leaks stand out."""
     import managedmem
@@ -103,7 +105,10 @@ def run_python(code, *, driver="emulator", emulator=None, check=True):
         env["MANAGEDMEM_EMULATOR"] = emulator
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(code)],
-        env=env, capture_output=True, text=True, timeout=120,
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=120,
     )
     if check:
         assert done.returncode == 0, done.stdout + done.stderr
@@ -151,7 +156,7 @@ def device_memory(size=PAGE):
     """The address of plain device memory, which no managed-memory operation may take."""
     import managedmem
 
-    managedmem.Device(0).sync()
+    managedmem.Device(0).set_current()
     driver = raw_driver()
     pointer = ctypes.c_uint64()
     _checked(driver.cuMemAlloc_v2(ctypes.byref(pointer), ctypes.c_size_t(size)))
@@ -159,6 +164,21 @@ def device_memory(size=PAGE):
         yield pointer.value
     finally:
         _checked(driver.cuMemFree_v2(pointer))
+
+
+def managed_memory(size=PAGE):
+    """The address of managed memory that the library did not make; the caller frees it."""
+    import managedmem
+
+    managedmem.Device(0).set_current()
+    pointer = ctypes.c_uint64()
+    attach_global = 1
+    _checked(
+        raw_driver().cuMemAllocManaged(
+            ctypes.byref(pointer), ctypes.c_size_t(size), ctypes.c_uint(attach_global)
+        )
+    )
+    return pointer.value
 
 
 # Stand-ins for the objects of other libraries.
@@ -229,7 +249,9 @@ class DLManagedTensor(ctypes.Structure):
 
 _Deleter = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 DLManagedTensor._fields_ = [
-    ("tensor", DLTensor), ("context", ctypes.c_void_p), ("deleter", _Deleter)
+    ("tensor", DLTensor),
+    ("context", ctypes.c_void_p),
+    ("deleter", _Deleter),
 ]
 
 

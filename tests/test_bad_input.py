@@ -4,6 +4,7 @@ Bad ids and strings as locations of Host and Device are in test_locations; bad s
 test_streams; bad members of accessed_by in test_accessed_by.
 """
 
+import contextlib
 import ctypes
 
 import pytest
@@ -17,12 +18,10 @@ PLACED = {
     "prefetch": lambda b, where: b.prefetch(where),
     "discard_prefetch": lambda b, where: b.discard_prefetch(where),
     "free advise": lambda b, where: managedmem.advise(b, "set_preferred_location", where),
-    "free advise of a list": lambda b, where: managedmem.advise(
-        [b], "set_accessed_by", [where]
-    ),
-    "free prefetch": lambda b, where: managedmem.prefetch(b, where),
+    "free advise of a list": lambda b, where: managedmem.advise([b], "set_accessed_by", [where]),
+    "free prefetch": managedmem.prefetch,
     "free prefetch of a list": lambda b, where: managedmem.prefetch([b], [where]),
-    "free discard_prefetch": lambda b, where: managedmem.discard_prefetch(b, where),
+    "free discard_prefetch": managedmem.discard_prefetch,
 }
 
 
@@ -72,9 +71,9 @@ class TestLocationIsAnArgument:
         [
             lambda b: b.prefetch(),
             lambda b: b.discard_prefetch(),
-            lambda b: managedmem.prefetch(b),
-            lambda b: managedmem.discard_prefetch(b),
-            lambda b: managedmem.advise(b),
+            managedmem.prefetch,
+            managedmem.discard_prefetch,
+            managedmem.advise,
             lambda b: managedmem.advise(),
             lambda b: managedmem.discard(),
             lambda b: b.prefetch(Host(), colour="red"),
@@ -104,7 +103,7 @@ class TestAdvice:
     def test_targets_are_checked_first_then_the_advice_then_the_location(self, buf):
         with pytest.raises(TypeError, match="(?i)target|ManagedBuffer"):
             managedmem.advise([buf, 7], "bogus", 0)
-        with pytest.raises(ValueError, match="set_read_mostly"):
+        with pytest.raises(ValueError, match=r"set_read_mostly"):
             managedmem.advise(buf, "bogus", 0)
         with pytest.raises(TypeError, match="Device or Host"):
             managedmem.advise(buf, "set_accessed_by", 0)
@@ -137,11 +136,9 @@ class TestSizes:
         with pytest.raises(TypeError):
             make(size)
 
-    @pytest.mark.emulator_only
-    @pytest.mark.parametrize("size", [1 << 62, (1 << 63) - 1, 1 << 80], ids=hex)
-    def test_more_than_there_can_be(self, size):
-        """Only on the emulator: a GPU is never asked for more than it has."""
-        with pytest.raises((MemoryError, OverflowError, ValueError)):
+    @pytest.mark.parametrize("size", [1 << 64, 1 << 80], ids=hex)
+    def test_more_than_an_address_can_hold(self, size):
+        with pytest.raises((OverflowError, ValueError)):
             ManagedMemoryResource().allocate(size)
 
     def test_wrapping_past_the_end_of_the_address_space(self):
@@ -168,7 +165,7 @@ NEEDS_MANAGED = {
     "slice prefetch": lambda b: b[:PAGE].prefetch(Host()),
     "free advise": lambda b: managedmem.advise(b, "set_read_mostly"),
     "free prefetch": lambda b: managedmem.prefetch([b, b], Host()),
-    "free discard": lambda b: managedmem.discard(b),
+    "free discard": managedmem.discard,
     "free discard_prefetch": lambda b: managedmem.discard_prefetch([b], Host()),
 }
 needs_managed = pytest.mark.parametrize("use", NEEDS_MANAGED.values(), ids=NEEDS_MANAGED)
@@ -225,8 +222,9 @@ class TestMemoryThatIsNotManaged:
                 call(array)
         assert (array == 1).all()
 
-    @pytest.mark.parametrize("discard", [managedmem.discard,
-                                         lambda t: managedmem.discard_prefetch(t, Host())])
+    @pytest.mark.parametrize(
+        "discard", [managedmem.discard, lambda t: managedmem.discard_prefetch(t, Host())]
+    )
     def test_a_numpy_array_is_never_discarded(self, discard):
         numpy = pytest.importorskip("numpy", reason="needs NumPy")
         array = numpy.ones(4 * PAGE, dtype="u1")
@@ -239,13 +237,13 @@ class TestMemoryThatIsNotManaged:
         wrapped = ManagedBuffer.from_handle(buffer.handle, PAGE)
         buffer.close()
         with pytest.raises(ValueError, match="managed-memory allocation"):
-            wrapped.read_mostly
+            _ = wrapped.read_mostly
 
     def test_a_range_that_runs_past_its_allocation(self, buf, alloc):
         alloc(PAGE)
         wrapped = ManagedBuffer.from_handle(buf.handle, buf.size + (64 << 20))
         with pytest.raises(ValueError, match="managed-memory allocation"):
-            wrapped.read_mostly
+            _ = wrapped.read_mostly
 
 
 class BrokenInterface:
@@ -330,10 +328,8 @@ class ChangesTheList(list):
 
 def test_a_list_that_changes_while_it_is_read(buf):
     targets = ChangesTheList([buf[:PAGE], buf[2 * PAGE : 3 * PAGE]])
-    try:
+    with contextlib.suppress(IndexError, RuntimeError, ValueError):
         managedmem.prefetch(targets, Host())
-    except (IndexError, RuntimeError, ValueError):
-        pass
     assert buf[4 * PAGE :].last_prefetch_location is None
 
 

@@ -2,13 +2,13 @@
 
 import ctypes
 import gc
-import sys
 import threading
+import weakref
 
 import pytest
 
 import managedmem
-from helpers import MIB, PAGE, contents, device_memory, write
+from helpers import MIB, PAGE, contents, device_memory, managed_memory, write
 from managedmem import Device, Host, ManagedBuffer, ManagedMemoryResource, emulator
 
 
@@ -81,17 +81,27 @@ class TestResource:
     def test_repr_says_what_it_is(self):
         assert "ManagedMemoryResource" in repr(ManagedMemoryResource())
 
-    @pytest.mark.emulator_only
-    def test_deallocate_frees_a_pointer(self):
+    def test_deallocate_frees_a_pointer(self, stream):
+        """For memory that was made elsewhere; what allocate() gave is closed instead."""
         resource = ManagedMemoryResource()
-        before = emulator.live().allocations
-        driver_made = resource.allocate(PAGE)
-        wrapped = ManagedBuffer.from_handle(driver_made.handle, PAGE)
-        assert emulator.live().allocations == before + 1
-        wrapped.close()
-        assert emulator.live().allocations == before + 1
-        driver_made.close()
-        assert emulator.live().allocations == before
+        for how in ({}, {"stream": stream}):
+            pointer = managed_memory()
+            wrapped = ManagedBuffer.from_handle(pointer, PAGE)
+            assert wrapped.is_managed is True
+            wrapped.close()
+            assert resource.deallocate(pointer, PAGE, **how) is None
+            assert ManagedBuffer.from_handle(pointer, PAGE).is_managed is False
+
+    def test_from_handle_with_a_resource_frees_through_it(self):
+        pointer = managed_memory()
+        with ManagedBuffer.from_handle(pointer, PAGE, mr=ManagedMemoryResource()) as wrapped:
+            write(wrapped, 1)
+        assert ManagedBuffer.from_handle(pointer, PAGE).is_managed is False
+
+    @pytest.mark.parametrize("bad", [("1", PAGE), (None, PAGE), (4096, "1"), (4096,)], ids=repr)
+    def test_deallocate_wants_a_pointer_and_a_size(self, bad):
+        with pytest.raises(TypeError):
+            ManagedMemoryResource().deallocate(*bad)
 
     def test_a_resource_lives_as_long_as_its_buffers(self):
         buffer = ManagedMemoryResource().allocate(PAGE)
@@ -168,14 +178,18 @@ class TestFromHandle:
         assert wrapped.owner is None
         assert wrapped.memory_resource is None
 
-    def test_keeps_its_owner_alive_until_closed(self, buf):
+    def test_keeps_its_owner_alive_as_long_as_it_and_its_views(self, buf):
         owner = type("Owner", (), {})()
-        count = sys.getrefcount(owner)
+        gone = weakref.ref(owner)
         wrapped = ManagedBuffer.from_handle(buf.handle, buf.size, owner=owner)
         assert wrapped.owner is owner
-        assert sys.getrefcount(owner) == count + 1
-        wrapped.close()
-        assert sys.getrefcount(owner) == count
+        view = wrapped[:PAGE]
+        del owner, wrapped
+        gc.collect()
+        assert gone() is view.owner is not None
+        del view
+        gc.collect()
+        assert gone() is None
 
     def test_gives_the_memory_back_to_its_resource_once(self, buf):
         calls = []
@@ -389,8 +403,8 @@ class TestIpc:
         assert buf.is_mapped is False
 
     def test_has_no_descriptor_and_says_why(self, buf):
-        with pytest.raises(RuntimeError, match="(?i)ipc"):
-            buf.ipc_descriptor
+        with pytest.raises(RuntimeError, match=r"(?i)ipc"):
+            _ = buf.ipc_descriptor
 
 
 def test_the_host_sees_writes_through_any_name(buf):

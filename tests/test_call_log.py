@@ -146,9 +146,7 @@ class TestPrefetch:
     def test_neighbours_with_different_locations_stay_apart(self, buf, device0, stream):
         pages = adjacent(buf, 4)
         where = [device0, device0, Host(), Host()]
-        calls = recorded(
-            lambda: managedmem.prefetch(pages, where, stream=stream, dispatch="loop")
-        )
+        calls = recorded(lambda: managedmem.prefetch(pages, where, stream=stream, dispatch="loop"))
         assert [c.args["count"] for c in calls if c.name == "cuMemPrefetchAsync"] == [2 * PAGE] * 2
 
     def test_different_allocations_are_never_merged(self, alloc, device0, stream):
@@ -176,17 +174,13 @@ class TestPrefetch:
         assert names(calls) in (["cuMemPrefetchAsync"] * 5, ["cuMemPrefetchBatchAsync"])
 
     def test_a_deferred_prefetch_goes_through_a_host_function(self, buf, device0, stream):
-        calls = recorded(
-            lambda: managedmem.prefetch(buf, device0, stream=stream, defer=True)
-        )
+        calls = recorded(lambda: managedmem.prefetch(buf, device0, stream=stream, defer=True))
         assert "cuLaunchHostFunc" in names(calls)
         assert names(calls).count("cuMemPrefetchAsync") == 1
 
     def test_defer_can_be_forbidden(self, alloc, device0, stream):
         large = alloc(64 * MIB)
-        calls = recorded(
-            lambda: managedmem.prefetch(large, device0, stream=stream, defer=False)
-        )
+        calls = recorded(lambda: managedmem.prefetch(large, device0, stream=stream, defer=False))
         assert names(calls) == ["cuMemPrefetchAsync"]
 
 
@@ -202,11 +196,15 @@ class TestDiscard:
         assert names(calls) == ["cuMemDiscardBatchAsync"]
         assert calls[0].args["count"] == 1
 
-    def test_discard_prefetch_is_one_call_for_both(self, buf, device0, stream):
+    @pytest.mark.parametrize(("dispatch", "count"), [("batch", 1), ("loop", 5)])
+    def test_discard_prefetch_is_one_call_for_both(self, buf, device0, stream, dispatch, count):
         calls = recorded(
-            lambda: managedmem.discard_prefetch(separate(buf, 5), device0, stream=stream)
+            lambda: managedmem.discard_prefetch(
+                separate(buf, 5), device0, stream=stream, dispatch=dispatch
+            )
         )
-        assert names(calls) == ["cuMemDiscardAndPrefetchBatchAsync"]
+        assert names(calls) == ["cuMemDiscardAndPrefetchBatchAsync"] * count
+        assert sum(call.args["count"] for call in calls) == 5
 
     def test_never_reaches_the_legacy_stream(self, buf, device0):
         """The driver refuses it there: an internal stream carries the work."""
@@ -217,14 +215,20 @@ class TestDiscard:
 
 
 class TestAdvise:
+    """Over several targets a query each comes first: what a failing call has to put back."""
+
+    def test_one_target_is_one_call(self, buf):
+        calls = recorded(lambda: managedmem.advise(buf, "set_read_mostly"))
+        assert names(calls) == ["cuMemAdvise"]
+
     def test_neighbours_become_one_call(self, buf):
         calls = recorded(lambda: managedmem.advise(adjacent(buf, 6), "set_read_mostly"))
-        assert names(calls) == ["cuMemAdvise"]
-        assert calls[0].args["count"] == 6 * PAGE
+        assert [call.args["count"] for call in advices(calls)] == [6 * PAGE]
 
     def test_ranges_apart_are_a_call_each(self, buf):
         calls = recorded(lambda: managedmem.advise(separate(buf, 6), "set_read_mostly"))
-        assert names(calls) == ["cuMemAdvise"] * 6
+        assert [call.args["count"] for call in advices(calls)] == [PAGE] * 6
+        assert len(range_queries(calls)) <= 6
 
 
 class TestBuffer:

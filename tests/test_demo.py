@@ -85,10 +85,10 @@ def test_demo_shows_what_the_driver_says(report: str) -> None:
 
 def test_demo_counts_instead_of_timing(report: str) -> None:
     lines = {line.split("  ")[1]: line for line in report.splitlines() if " ms" in line}
-    assert set(lines) == {"with prefetch", "on demand, by faults"}
+    assert set(lines) == {"with prefetch", "by page faults"}
     assert "to the device" in lines["with prefetch"]
     assert "gpu faults" not in lines["with prefetch"]
-    assert "gpu faults" in lines["on demand, by faults"]
+    assert "gpu faults" in lines["by page faults"]
     assert "times mean nothing" in report
 
 
@@ -150,6 +150,21 @@ def test_demo_without_concurrent_access() -> None:
     assert accuracy_of(done.stdout) > 0.9
     assert "refused" in " ".join(cells(done.stdout, "weights.preferred_location"))
     assert "refused" in " ".join(cells(done.stdout, "prefetch"))
+
+
+def test_demo_on_a_driver_without_gpu_libraries(tmp_path: Path) -> None:
+    """The emulated driver stands in for a real one: only this symbol tells them apart."""
+    library = (PACKAGE / "libmanagedmem_emulator.so").read_bytes()
+    driver = tmp_path / "libcuda.so.1"
+    driver.write_bytes(library.replace(b"emu_log_count", b"emu_lot_count"))
+    blocked = "import sys; sys.modules.update(torch=None, cupy=None); "
+    done = command("demo", code=blocked + RUN, MANAGEDMEM_DRIVER=str(driver))
+    assert done.returncode == 0, done.stderr
+    assert "EMULATED" not in done.stdout
+    assert str(driver) in done.stdout.splitlines()[0]
+    assert "neither torch nor CuPy can use the GPU here" in done.stdout
+    assert cells(done.stdout, "inputs.last_prefetch_location") == ["Host()", "Host()"]
+    assert accuracy_of(done.stdout) > 0.9
 
 
 def test_usage() -> None:

@@ -135,6 +135,15 @@ OPERATIONS = {
         lambda w: w.a.last_prefetch_location, "ManagedBuffer.last_prefetch_location"
     ),
     "get of a view": Operation(lambda w: w.part.read_mostly),
+    "is_managed": Operation(lambda w: w.wrapped.is_managed, "ManagedBuffer.is_managed"),
+    "is_host_accessible": Operation(
+        lambda w: w.wrapped.is_host_accessible, "ManagedBuffer.is_host_accessible"
+    ),
+    "is_device_accessible": Operation(
+        lambda w: w.wrapped.is_device_accessible, "ManagedBuffer.is_device_accessible"
+    ),
+    "device_id": Operation(lambda w: w.wrapped.device_id, "ManagedBuffer.device_id"),
+    "memoryview": Operation(lambda w: memoryview(w.wrapped).release()),
     "len of the set": Operation(lambda w: len(w.members), "AccessedBySetProxy.__len__"),
     "iteration": Operation(lambda w: list(w.members), "AccessedBySetProxy.__iter__"),
     "in": Operation(lambda w: ZERO in w.members, "AccessedBySetProxy.__contains__"),
@@ -307,7 +316,6 @@ OPERATIONS = {
     "stream.query": Operation(lambda w: w.stream.query(), "Stream.query"),
     "device.sync": Operation(lambda w: ONE.sync(), "Device.sync"),
     "memory_info": Operation(lambda w: ONE.memory_info, "Device.memory_info"),
-    "device_id": Operation(lambda w: w.wrapped.device_id, "ManagedBuffer.device_id"),
 }
 # These make no driver call at all; that is tested, not believed.
 NO_DRIVER = {
@@ -321,12 +329,10 @@ NO_DRIVER = {
     "ManagedBuffer.memory_resource": lambda w: w.a.memory_resource,
     "ManagedBuffer.is_closed": lambda w: w.a.is_closed,
     "ManagedBuffer.is_mapped": lambda w: w.a.is_mapped,
-    "ManagedBuffer.is_managed": lambda w: w.a.is_managed,
-    "ManagedBuffer.is_host_accessible": lambda w: w.a.is_host_accessible,
-    "ManagedBuffer.is_device_accessible": lambda w: w.a.is_device_accessible,
     "ManagedBuffer.view": lambda w: w.a.view("float32"),
     "ManagedBuffer.from_handle": lambda w: ManagedBuffer.from_handle(w.a.handle, w.a.size),
     "ManagedBuffer.ipc_descriptor": lambda w: expect_error(lambda: w.a.ipc_descriptor),
+    "ManagedBuffer.__cuda_array_interface__": lambda w: w.wrapped.__cuda_array_interface__,
     "Stream.handle": lambda w: w.stream.handle,
     "Stream.is_closed": lambda w: w.stream.is_closed,
     "Stream.from_handle": lambda w: Stream.from_handle(2),
@@ -366,6 +372,7 @@ FIRST_USE = {
         "Device(1).pageable_memory_access_uses_host_page_tables"
     ),
     "Device.direct_managed_mem_access_from_host": "Device(1).direct_managed_mem_access_from_host",
+    "Device.managed_memory": "Device(1).managed_memory",
     "Device.memory_pools_supported": "Device(1).memory_pools_supported",
     "Device.set_current": "Device(1).set_current()",
     "Device.sync": "Device(1).sync()",
@@ -636,15 +643,16 @@ def operation():
 
 def attempt(n, code):
     "0: the fault was not met; 2: met, reported and got over; anything else is a bug."
+    # Not through managedmem.emulator, which would open the driver before the operation does.
     library.emu_log_verbose(1)
-    emulator.fail("*", nth=n, code=code)
+    library.emu_fail(b"*", n, code, 0)
     met = None
     try:
         operation()
     except CUDAError as error:
         met = error
-    fired = emulator.failure_fired()
-    emulator.clear_failures()
+    fired = library.emu_fail_fired()
+    library.emu_fail_clear()
     if not fired:
         assert met is None, met
         return 0
@@ -660,7 +668,9 @@ def attempt(n, code):
     assert Device.count() == 2 and Device(0).concurrent_managed_access
     operation()
     live = emulator.live()
-    assert live.allocations == 0 and live.events == 0 and live.streams <= 2, live
+    # What the driver refused to free it still has; one stream a device is kept for the next time.
+    refused = met is not None and met.function == "cuMemFree"
+    assert live.allocations == refused and live.events == 0 and live.streams <= 2, live
     return 2
 
 n = met = 0
@@ -680,7 +690,7 @@ while True:
     status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     if status == 0:
         break
-    assert status == 2, f"call {{n}} of {operation!r}: {{status}}"
+    assert status == 2, f"call {{n}}: status {{status}}"
     met += 1
     assert n < 200
 print(met)

@@ -83,6 +83,8 @@ OPERATIONS = {
     "free prefetch": "managedmem.prefetch([buf, wrapped], Host())",
     "free discard": "managedmem.discard([buf])",
     "free discard_prefetch": "managedmem.discard_prefetch([buf], Host())",
+    "dlpack": "buf.__dlpack__()",
+    "dlpack for the CPU": "buf.__dlpack__(dl_device=(1, 0))",
     "memory_info": "device.memory_info",
     "device name": "device.name",
     "device attribute": "device.concurrent_managed_access",

@@ -7,7 +7,7 @@ import textwrap
 import pytest
 
 import managedmem
-from helpers import EMULATED, MIB, PAGE, CudaArray, contents, pattern, run_python, write
+from helpers import MIB, PAGE, CudaArray, contents, pattern, run_python, write
 from managedmem import Device, Host, emulator
 
 LOCATED = {
@@ -87,12 +87,16 @@ class TestOneTarget:
     @pytest.mark.parametrize("host", [Host(0), Host.numa_current()], ids=repr)
     def test_a_numa_host(self, buf, function, host):
         function(buf, host)
-        assert where_is(function, buf) in {Host(), None, *(Host(n) for n in range(64))}
-        if EMULATED and host is Host(0) and function is not LOCATED["advise"]:
-            assert where_is(function, buf) is Host(0)
+        if function is LOCATED["advise"]:  # a one-node driver forgets the node
+            assert where_is(function, buf) in {Host(), None, *(Host(n) for n in range(64))}
+        else:
+            assert where_is(function, buf) is host
 
-    def test_a_list_of_one_location(self, buf, device0, function):
-        function(buf, [device0])
+    def test_a_list_of_locations_needs_a_list_of_targets(self, buf, device0, function):
+        with pytest.raises(TypeError, match="Device or Host"):
+            function(buf, [device0])
+        assert where_is(function, buf) is None
+        function([buf], [device0])
         assert where_is(function, buf) is device0
 
 
@@ -151,12 +155,10 @@ class TestSeveralTargets:
 @every
 class TestTargets:
     def test_an_empty_list(self, function):
-        with pytest.raises(ValueError, match="empty|target"):
+        with pytest.raises(ValueError, match=r"empty|target"):
             function([])
 
-    @pytest.mark.parametrize(
-        "bad", [None, 7, 1.5, object(), {}, "buffer", b"bytes", Host(), Device(0)], ids=repr
-    )
+    @pytest.mark.parametrize("bad", [None, 7, 1.5, object(), "buffer", Host(), Device(0)], ids=repr)
     def test_what_is_no_target(self, function, bad):
         with pytest.raises(TypeError):
             function(bad)
@@ -290,7 +292,7 @@ class TestDispatch:
         ids=["prefetch", "discard", "discard_prefetch"],
     )
     def test_another_word_is_a_value_error_that_lists_them(self, buf, call):
-        with pytest.raises(ValueError, match="(?s)auto.*batch.*loop|auto.*loop.*batch"):
+        with pytest.raises(ValueError, match=r"(?s)auto.*batch.*loop|auto.*loop.*batch"):
             call(buf, "fastest")
         with pytest.raises((TypeError, ValueError)):
             call(buf, 1)
@@ -337,7 +339,7 @@ class TestResidency:
         assert emulator.residency(buf[:PAGE]) is device0
 
 
-@pytest.mark.parametrize(("own_first", "shared"), itertools.product([False, True], repeat=2))
+@pytest.mark.parametrize(("own_first", "shared"), [*itertools.product([False, True], repeat=2)])
 def test_adjacent_pages_that_overlap_are_all_reached(buf, device0, own_first, shared):
     first, second = buf[: 3 * PAGE], buf[(2 if shared else 3) * PAGE : 5 * PAGE]
     managedmem.prefetch([first, second] if own_first else [second, first], device0)
@@ -372,8 +374,7 @@ class TestOlderDrivers:
 
     def test_advice_works(self):
         self.check(
-            "buf.preferred_location = mm.Host(1)\n"
-            "assert buf.preferred_location is mm.Host(1)"
+            "buf.preferred_location = mm.Host(1)\nassert buf.preferred_location is mm.Host(1)"
         )
 
     @pytest.mark.parametrize(

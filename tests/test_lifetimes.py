@@ -14,6 +14,7 @@ import weakref
 import pytest
 
 import managedmem
+import test_faults
 from helpers import PAGE, consume, contents, pattern, run_deleter, run_python, write
 from managedmem import Device, Host, ManagedBuffer, ManagedMemoryResource, Stream, _managedmem
 
@@ -154,6 +155,39 @@ class TestReferencesOfTypes:
         after = sys.getrefcount(location), sys.getrefcount(buf)
         assert abs(after[0] - before[0]) < 5
         assert abs(after[1] - before[1]) < 5
+
+
+@pytest.mark.emulator_only
+@pytest.mark.skipif(sys.version_info >= (3, 12), reason="from 3.12 on these objects are immortal")
+class TestReferencesOfSingletons:
+    """None and the bools are counted on 3.11, so a wheel built on a later Python must count too."""
+
+    def test_flat_for_everything_that_the_fault_sweep_does(self):
+        singletons = (None, True, False, NotImplemented, (), 0, "")
+
+        for name, operation in test_faults.OPERATIONS.items():
+            w = test_faults.World()
+            before = None
+            for n in range(60):
+                if n == 10:
+                    before = [sys.getrefcount(thing) for thing in singletons]
+                operation.prepare(w)
+                operation.act(w)
+                w.drop_results()
+            after = [sys.getrefcount(thing) for thing in singletons]
+            w.end()
+            assert all(abs(a - b) < 25 for a, b in zip(after, before, strict=True)), name
+
+    @pytest.mark.parametrize("name", test_faults.NO_DRIVER)
+    def test_flat_for_reads(self, name):
+        w = test_faults.World()
+        read = test_faults.NO_DRIVER[name]
+        before = [sys.getrefcount(thing) for thing in (None, True, False)]
+        for _ in range(50):
+            read(w)
+        after = [sys.getrefcount(thing) for thing in (None, True, False)]
+        w.end()
+        assert all(abs(a - b) < 25 for a, b in zip(after, before, strict=True))
 
 
 class TestInterning:

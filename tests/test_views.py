@@ -137,8 +137,7 @@ class TestActsOnJustThatRange:
         return buf[:PAGE], buf[PAGE : 2 * PAGE], buf[2 * PAGE : 3 * PAGE]
 
     def test_read_mostly(self, parts, buf):
-        before, middle, after = parts
-        middle.read_mostly = True
+        parts[1].read_mostly = True
         assert [p.read_mostly for p in parts] == [False, True, False]
         assert buf.read_mostly is False
 
@@ -228,10 +227,10 @@ class TestView:
         view = alloc(4096).view(shape=(64, 64))
         assert (view.dtype, view.shape) == ("uint8", (64, 64))
 
-    def test_without_arguments_is_the_same_layout(self, alloc):
+    def test_without_arguments_is_one_axis_of_the_same_type(self, alloc):
         typed = alloc(4096).view("int16", (2, 1024))
         again = typed.view()
-        assert (again.dtype, again.shape, again.handle) == ("int16", (2, 1024), typed.handle)
+        assert (again.dtype, again.shape, again.handle) == ("int16", (2048,), typed.handle)
 
     def test_a_number_is_a_shape_of_one_axis(self, alloc):
         assert alloc(4096).view("int32", 1024).shape == (1024,)
@@ -278,7 +277,7 @@ class TestView:
         "bad", ["float31", "", "O", "U4", ">f4", "f4,f4", 4, object(), str], ids=repr
     )
     def test_refuses_other_types(self, alloc, bad):
-        with pytest.raises((TypeError, ValueError), match="dtype"):
+        with pytest.raises((TypeError, ValueError), match="element type"):
             alloc(4096).view(bad)
 
     def test_the_size_must_be_whole_items(self, alloc):
@@ -304,7 +303,7 @@ class TestClosing:
         assert buf.is_closed is False
         write(buf, 1)
         with pytest.raises(RuntimeError, match="closed"):
-            view.read_mostly
+            _ = view.read_mostly
 
     def test_of_the_root_closes_every_view(self, alloc, device0):
         buffer = alloc(4 * PAGE)
@@ -334,13 +333,16 @@ class TestClosing:
         buffer.close()
         assert buffer.is_closed is True
 
-    def test_of_a_view_waits_for_its_own_export(self, buf):
+    def test_of_a_view_leaves_its_own_export_usable(self, buf):
+        """The memory belongs to the root, which stays and waits for the export."""
         view = buf[:PAGE]
-        with memoryview(view):
+        with memoryview(view) as shown:
+            view.close()
+            assert view.is_closed
+            shown[0] = 7
             with pytest.raises(BufferError):
-                view.close()
-        view.close()
-        assert view.is_closed
+                buf.close()
+        assert contents(buf)[0] == 7
 
     def test_of_a_middle_view_leaves_its_slices(self, buf):
         middle = buf[PAGE : 4 * PAGE]

@@ -9,7 +9,7 @@ The driver is opened at the first use, not by the import. MANAGEDMEM_DRIVER=emul
 managedmem.emulator.enable(), takes an emulated driver instead.
 """
 
-from collections.abc import MutableSet
+from collections.abc import MutableSet as _MutableSet
 from importlib import import_module as _import_module
 
 from managedmem._managedmem import (
@@ -55,10 +55,10 @@ __all__ = [
     "prefetch",
 ]
 
-MutableSet.register(AccessedBySetProxy)
+_MutableSet.register(AccessedBySetProxy)
 
 
-def __getattr__(name: str):
+def __getattr__(name: str) -> object:
     """Import the emulator's controls when they are first asked for, to keep the import short."""
     if name == "emulator":
         return _import_module("managedmem.emulator")

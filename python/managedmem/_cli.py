@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import managedmem
@@ -26,7 +26,7 @@ def why_chosen(request: str | None) -> str:
     return f"as {VARIABLE}={named} asks" if named else ""
 
 
-def open_driver(request: str | None) -> tuple[dict[str, Any], str]:
+def open_driver(request: str | None) -> tuple[Mapping[str, Any], str]:
     """Open the driver that was asked for, else CUDA, else the emulated one.
 
     Returns ``driver_info()`` and the reason for this driver. Only a machine without a usable CUDA
@@ -44,7 +44,7 @@ def open_driver(request: str | None) -> tuple[dict[str, Any], str]:
     return managedmem.driver_info(), "chosen because no usable CUDA driver with a GPU was found"
 
 
-def describe_driver(info: dict[str, Any], reason: str) -> str:
+def describe_driver(info: Mapping[str, Any], reason: str) -> str:
     """One line on the driver in use: emulated or real, which, and why."""
     version, count = info["version_string"], info["device_count"]
     devices = f"{count} device" if count == 1 else f"{count} devices"

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import statistics
+import textwrap
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
@@ -52,11 +53,14 @@ class Asked(NamedTuple):
     what: str
     value: object
     read: Callable[[], object]
-    refusal: str = ""
+    refusal: Exception | None = None
 
     def row(self) -> tuple[str, str, str]:
         """What, what was asked, and what the driver says now."""
-        return self.what, str(self.value), self.refusal or str(self.read())
+        if self.refusal is None:
+            return self.what, str(self.value), str(self.read())
+        name = getattr(self.refusal, "name", None) or type(self.refusal).__name__
+        return self.what, str(self.value), f"refused: {name}"
 
 
 class Timing(NamedTuple):
@@ -67,14 +71,13 @@ class Timing(NamedTuple):
     counted: str
 
 
-def refused(action: Callable[[], object]) -> str:
-    """Do it; an empty text when it worked, else in one line why this machine cannot."""
+def refused(action: Callable[[], object]) -> Exception | None:
+    """Do it; None when it worked, else why this machine cannot."""
     try:
         action()
     except (managedmem.CUDAError, NotImplementedError, ValueError) as error:
-        name = getattr(error, "name", None)
-        return f"refused: {name or str(error).splitlines()[0]}"
-    return ""
+        return error
+    return None
 
 
 def repeats(engine: _engines.Engine, emulated: bool, free: int) -> int:
@@ -89,7 +92,7 @@ def repeats(engine: _engines.Engine, emulated: bool, free: int) -> int:
 @contextlib.contextmanager
 def open_job(engine: _engines.Engine, device: Device, emulated: bool) -> Iterator[Job]:
     """Allocate and fill the buffers of a job; they are freed at the end of the block."""
-    data, weights = digits.load(), digits.load_weights()
+    data, trained = digits.load(), digits.load_weights()
     times = repeats(engine, emulated, device.memory_info.free)
     count = len(data.labels) * times
     # With the product on the host, the data starts out on the device and the host is where the
@@ -98,13 +101,18 @@ def open_job(engine: _engines.Engine, device: Device, emulated: bool) -> Iterato
     home, work = (Host(), device) if on_device else (device, Host())
     with contextlib.ExitStack() as stack:
         stream = stack.enter_context(Stream())
-        shapes = [(count, digits.FEATURES), (digits.FEATURES + 1, digits.CLASSES)]
-        shapes += [(count, digits.CLASSES)]
-        buffers = [stack.enter_context(managedmem.empty(shape, "float32")) for shape in shapes]
-        buffers.append(stack.enter_context(managedmem.empty(count, "uint8")))
-        job = Job(*buffers, stream, engine, home, work, emulated)
-        fill(job.weights, weights.tobytes(), 1)
-        fill(job.inputs, data.as_floats().tobytes(), times)
+        inputs, weights, scores = (
+            stack.enter_context(managedmem.empty((rows, columns), "float32"))
+            for rows, columns in (
+                (count, digits.FEATURES),
+                (digits.FEATURES + 1, digits.CLASSES),
+                (count, digits.CLASSES),
+            )
+        )
+        labels = stack.enter_context(managedmem.empty(count, "uint8"))
+        job = Job(inputs, weights, scores, labels, stream, engine, home, work, emulated)
+        fill(weights, trained.tobytes(), 1)
+        fill(inputs, data.as_floats().tobytes(), times)
         yield job
 
 
@@ -156,10 +164,11 @@ def classify(job: Job, prefetch: bool) -> bytes:
     """Run the job once and read its answer on the host: one byte an image."""
     stream, work = job.stream, job.work
     if prefetch:
-        managedmem.prefetch([job.weights, job.inputs], work, stream=stream)
-        # What the scores held is of no use, so they come to the device without being copied.
-        if refused(lambda: job.scores.discard_prefetch(work, stream=stream)):
-            job.scores.prefetch(work, stream=stream)
+        # What the scores held is of no use, so they come to the device without being copied. A
+        # driver that cannot do that copies them, by the next call, as does one that can with the
+        # last page if that is not wholly theirs.
+        refused(lambda: job.scores.discard_prefetch(work, stream=stream))
+        managedmem.prefetch([*job.buffers.values()], work, stream=stream)
     if job.emulated:
         stream.sync()
         touch(job, ["inputs", "weights"], work)
@@ -185,7 +194,7 @@ def measure(job: Job, prefetch: bool, movable: bool) -> Timing:
         classify(job, prefetch)
         seconds.append(time.perf_counter() - start)
     counted = _counted() if job.emulated else ""
-    way = "with prefetch" if prefetch else "on demand, by faults" if movable else "no prefetch"
+    way = "with prefetch" if prefetch else "by page faults" if movable else "no prefetch"
     return Timing(way, statistics.median(seconds), counted)
 
 
@@ -203,7 +212,7 @@ def _counted() -> str:
     return ", ".join(parts) or "nothing"
 
 
-def print_job(job: Job) -> None:
+def print_job(job: Job, movable: bool) -> None:
     """Print what is computed, by whom, and in which memory."""
     count, stored = len(job.labels), len(digits.load().labels)
     text = f"{stored:,} handwritten digits of 8 x 8 pixels (UCI), real scans"
@@ -216,7 +225,8 @@ def print_job(job: Job) -> None:
         rows.append(("", engine.note))
     if job.emulated:
         rows.append(("", f"in place of {job.work}: the emulated driver runs no kernels"))
-    rows.append(("memory", f"{_cli.size_text(total)} managed, pages start on {job.home}"))
+    start = f"pages start on {job.home}" if movable else "pages cannot be sent anywhere here"
+    rows.append(("memory", f"{_cli.size_text(total)} managed, {start}"))
     for name, buffer in job.buffers.items():
         use = {"inputs": "read", "weights": "read, shared", "scores": "scratch"}.get(name, "output")
         shape = " x ".join(map(str, buffer.shape))
@@ -225,15 +235,18 @@ def print_job(job: Job) -> None:
 
 
 def print_asked(asked: Sequence[Asked]) -> None:
-    """Print what was asked beside what the driver says now."""
+    """Print what was asked beside what the driver says now, and why it refused what it refused."""
     print("\nadvice and prefetches")
     heads = ("", "asked", "the driver says now")
     print(_cli.table([heads, *(each.row() for each in asked)]))
+    for reason in dict.fromkeys(str(each.refusal) for each in asked if each.refusal):
+        print(textwrap.fill(reason, 96, initial_indent="  ", subsequent_indent="    "))
 
 
 def print_timings(job: Job, timings: Sequence[Timing]) -> None:
     """Print the time of each way, and on the emulated driver what it counted."""
-    print("\ntime from pages at home to the answer on the host")
+    start = f"pages on {job.home}" if len(timings) == 2 else "the data"
+    print(f"\ntime from {start} to the answer on the host")
     rows = [(each.way, f"{each.seconds * 1e3:9.2f} ms", each.counted) for each in timings]
     if len(timings) == 2 and not job.emulated:
         factor = timings[1].seconds / timings[0].seconds
@@ -257,10 +270,10 @@ def print_accuracy(answer: bytes) -> None:
 
 def report(job: Job) -> bool:
     """Run the job in every way that this machine allows and print all of it."""
-    print_job(job)
-    asked = ask(job)
     cannot_move = refused(lambda: send_home(job))
-    movable = not cannot_move
+    movable = cannot_move is None
+    print_job(job, movable)
+    asked = ask(job)
     ways = (True, False) if movable else (False,)
     first = classify(job, movable)  # untimed: libraries load and kernels compile in the first run
     timings = [measure(job, prefetch, movable) for prefetch in ways]

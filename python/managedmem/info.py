@@ -11,7 +11,7 @@ import importlib.util
 import platform
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -127,7 +127,7 @@ def numa_nodes() -> list[tuple[int, str, str]]:
     return sorted(found)
 
 
-def abilities(info: dict[str, Any], devices: Sequence[Device]) -> list[Sequence[object]]:
+def abilities(info: Mapping[str, Any], devices: Sequence[Device]) -> list[Sequence[object]]:
     """What managed memory can do here, yes or no, and why not or what follows."""
     lacking = [d for d in devices if not d.concurrent_managed_access]
     pageless = [d for d in devices if not d.pageable_memory_access]
@@ -187,7 +187,7 @@ def print_nodes(emulated: bool) -> None:
     section(title, rows or [("none listed by the system",)])
 
 
-def print_driver(info: dict[str, Any], reason: str) -> None:
+def print_driver(info: Mapping[str, Any], reason: str) -> None:
     """Print which library was opened, and what it calls itself."""
     kind = "emulated: it moves no data and runs no kernels" if info["emulated"] else "CUDA"
     rows = [

@@ -3,7 +3,10 @@
  * Regions lie in one reserved window of addresses, each behind the one before, so that a run of
  * allocations is adjacent as on a real driver.  A freed region becomes inaccessible and its
  * addresses are used again only when the window has been walked through: a use after free crashes.
- * Managed memory is not inherited by forked children, as on a real system. */
+ * Managed memory is not inherited by forked children, as on a real system.
+ *
+ * Measured: small managed allocations are parts of a larger one.  They share pages, and with the
+ * pages advice, places and the harm of a discard. */
 #include "emulator.h"
 
 #include <stdlib.h>
@@ -13,12 +16,15 @@
 static const size_t WINDOW = (size_t)1 << 38;
 static const size_t BLOCK = (size_t)2 << 20;
 
-enum { POOL_ALIGNMENT = 512 };
+/* The unit in which regions are shared out, and the size from which memory has its own pages. */
+enum { UNIT = 512, OWN_PAGES = 1 << 20 };
 
 static CUdeviceptr window, cursor;
 static struct emu_region *regions;
 /* Sorted by address. */
-static struct emu_allocation **table;
+static struct slot {
+    struct emu_allocation *allocation;
+} *table;
 static size_t table_count, table_room, live_bytes;
 static uint64_t last_id;
 
@@ -174,7 +180,7 @@ upper(CUdeviceptr ptr)
 
     while (low < high) {
         size_t middle = low + (high - low) / 2;
-        if (table[middle]->base <= ptr) {
+        if (table[middle].allocation->base <= ptr) {
             low = middle + 1;
         }
         else {
@@ -189,10 +195,10 @@ emu_find(CUdeviceptr ptr)
 {
     size_t i = upper(ptr);
 
-    if (i == 0 || ptr - table[i - 1]->base >= table[i - 1]->size) {
+    if (i == 0 || ptr - table[i - 1].allocation->base >= table[i - 1].allocation->size) {
         return NULL;
     }
-    return table[i - 1];
+    return table[i - 1].allocation;
 }
 
 struct emu_allocation *
@@ -223,29 +229,35 @@ find_gap(const struct emu_region *region, size_t size)
     CUdeviceptr candidate = region->base, end = region->base + region->size;
     size_t i = upper(region->base == 0 ? 0 : region->base - 1);
 
-    for (; i < table_count && table[i]->base < end; i++) {
-        if (table[i]->base - candidate >= size) {
+    for (; i < table_count && table[i].allocation->base < end; i++) {
+        if (table[i].allocation->base - candidate >= size) {
             return candidate;
         }
-        candidate = table[i]->base + round_up(table[i]->size, POOL_ALIGNMENT);
+        candidate = table[i].allocation->base + round_up(table[i].allocation->size, UNIT);
     }
     return end >= candidate && end - candidate >= size ? candidate : 0;
 }
 
-/* A place in one of a pool's regions; a new region of at least 2 MiB when all are full. */
+/* A place in one of a pool's regions, or (no pool) in one that small allocations share; a new region
+ * of at least 2 MiB when all are full. */
 static CUdeviceptr
-place_in_pool(enum emu_kind kind, size_t size, struct emu_device *device, struct emu_pool *pool,
-              struct emu_region **out)
+place_among_others(enum emu_kind kind, size_t size, struct emu_device *device,
+                   struct emu_pool *pool, struct emu_region **out)
 {
     for (struct emu_region *r = regions; r != NULL; r = r->next) {
-        CUdeviceptr place = r->pool == pool ? find_gap(r, size) : 0;
+        bool fits = pool != NULL ? r->pool == pool : r->small && r->device == device;
+        CUdeviceptr place = fits ? find_gap(r, size) : 0;
         if (place != 0) {
             *out = r;
             return place;
         }
     }
     *out = region_new(kind, round_up(size, BLOCK), device, pool);
-    return *out == NULL ? 0 : (*out)->base;
+    if (*out == NULL) {
+        return 0;
+    }
+    (*out)->small = pool == NULL;
+    return (*out)->base;
 }
 
 static bool
@@ -255,7 +267,7 @@ table_add(struct emu_allocation *allocation)
 
     if (table_count == table_room) {
         size_t room = table_room == 0 ? 64 : table_room * 2;
-        struct emu_allocation **bigger = realloc(table, room * sizeof *bigger);
+        struct slot *bigger = realloc(table, room * sizeof *bigger);
         if (bigger == NULL) {
             return false;
         }
@@ -263,7 +275,7 @@ table_add(struct emu_allocation *allocation)
         table_room = room;
     }
     memmove(&table[i + 1], &table[i], (table_count - i) * sizeof *table);
-    table[i] = allocation;
+    table[i].allocation = allocation;
     table_count++;
     return true;
 }
@@ -284,8 +296,8 @@ emu_allocate(enum emu_kind kind, size_t size, struct emu_device *device, struct 
     if (allocation == NULL) {
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
-    if (pool != NULL) {
-        allocation->base = place_in_pool(kind, size, device, pool, &region);
+    if (pool != NULL || (kind == EMU_MANAGED && size < OWN_PAGES)) {
+        allocation->base = place_among_others(kind, size, device, pool, &region);
     }
     else {
         region = region_new(kind, round_up(size, emu_config()->page), device, NULL);
@@ -310,12 +322,43 @@ emu_allocate(enum emu_kind kind, size_t size, struct emu_device *device, struct 
     return CUDA_SUCCESS;
 }
 
+static void
+forget_policy(union emu_value *value, size_t first, size_t end, void *argument)
+{
+    (void)first;
+    (void)end;
+    (void)argument;
+    memset(value, 0, sizeof *value);
+}
+
+/* Pages that no other allocation touches lose their advice; the next to get them starts anew. */
+static void
+clear_own_pages(const struct emu_allocation *allocation, size_t i)
+{
+    struct emu_region *region = allocation->region;
+    size_t first, end, other_first, other_end;
+
+    emu_page_span(region, allocation->base, allocation->size, &first, &end);
+    if (i > 0 && table[i - 1].allocation->region == region) {
+        const struct emu_allocation *before = table[i - 1].allocation;
+        emu_page_span(region, before->base, before->size, &other_first, &other_end);
+        first = other_end > first ? other_end : first;
+    }
+    if (i + 1 < table_count && table[i + 1].allocation->region == region) {
+        const struct emu_allocation *after = table[i + 1].allocation;
+        emu_page_span(region, after->base, after->size, &other_first, &other_end);
+        end = other_first < end ? other_first : end;
+    }
+    (void)emu_runs_change(&region->policies, first, end, forget_policy, NULL);
+}
+
 void
 emu_release(struct emu_allocation *allocation)
 {
     struct emu_region *region = allocation->region;
     size_t i = upper(allocation->base) - 1;
 
+    clear_own_pages(allocation, i);
     table_count--;
     memmove(&table[i], &table[i + 1], (table_count - i) * sizeof *table);
     live_bytes -= allocation->size;

@@ -192,6 +192,7 @@ emu_log_clear(void)
     emu_lock();
     while (log_count > 0) {
         free(entries[log_first]);
+        entries[log_first] = NULL;
         log_first = (log_first + 1) % LOG_LIMIT;
         log_count--;
     }

@@ -129,10 +129,15 @@ struct emu_page {
     uint64_t discarded;          /* 1 between a discard and the next write or move */
 };
 
+/* Compared word by word: what a member does not fill stays zero. */
+enum { EMU_VALUE_WORDS = 4 };
 union emu_value {
     struct emu_policy policy;
     struct emu_page page;
+    uint64_t words[EMU_VALUE_WORDS];
 };
+_Static_assert(sizeof(union emu_value) == EMU_VALUE_WORDS * sizeof(uint64_t),
+               "a value has bytes outside its words");
 
 struct emu_run {
     size_t first;                /* page; the run ends where the next begins */
@@ -204,6 +209,7 @@ struct emu_region {
     size_t size;
     enum emu_kind kind;
     size_t allocations;
+    bool small;                  /* holds small managed allocations side by side */
     struct emu_pool *pool;
     struct emu_device *device;   /* whose memory it is (device kind), or where it was made */
     struct emu_runs policies, pages;

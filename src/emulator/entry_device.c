@@ -324,6 +324,9 @@ EMU_ENTRY(cuCtxPushCurrent_v2, CUcontext ctx)
     EMU_BEGIN("cuCtxPushCurrent", EMU_CALL_BOOKKEEPING, "ctx=0x%llx",
               (unsigned long long)(uintptr_t)ctx);
     device = emu_device_of(ctx);
+    if (ctx == NULL) {
+        return emu_call_end(&call, CUDA_ERROR_INVALID_VALUE);
+    }
     if (device == NULL || device->retained == 0) {
         return emu_call_end(&call, CUDA_ERROR_INVALID_CONTEXT);
     }

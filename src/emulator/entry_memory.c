@@ -20,12 +20,12 @@ allocate(enum emu_kind kind, CUdeviceptr *out, size_t size, unsigned int flags)
     struct emu_device *device = emu_current();
     CUresult result;
 
-    if (device == NULL) {
-        return CUDA_ERROR_INVALID_CONTEXT;
-    }
     if (out == NULL || size == 0
         || (kind == EMU_MANAGED && flags != CU_MEM_ATTACH_GLOBAL && flags != CU_MEM_ATTACH_HOST)) {
         return CUDA_ERROR_INVALID_VALUE;
+    }
+    if (device == NULL) {
+        return CUDA_ERROR_INVALID_CONTEXT;
     }
     result = emu_capture_unsafe();
     if (result != CUDA_SUCCESS) {
@@ -34,6 +34,7 @@ allocate(enum emu_kind kind, CUdeviceptr *out, size_t size, unsigned int flags)
     result = emu_allocate(kind, size, device, NULL, &allocation);
     if (result == CUDA_SUCCESS) {
         allocation->attach = flags;
+        allocation->sync_memops = kind == EMU_MANAGED;    /* measured */
         *out = allocation->base;
     }
     return result;
@@ -121,7 +122,7 @@ release(CUdeviceptr ptr, bool pinned)
 EMU_ENTRY(cuMemFree_v2, CUdeviceptr dptr)
 {
     EMU_BEGIN("cuMemFree", EMU_CALL_WORK, "ptr=0x%llx", dptr);
-    return emu_call_end(&call, release(dptr, false));
+    return emu_call_end(&call, dptr == 0 ? CUDA_SUCCESS : release(dptr, false));
 }
 
 EMU_ENTRY(cuMemFreeHost, void *p)
@@ -203,14 +204,13 @@ static CUresult
 advise(CUdeviceptr ptr, size_t size, CUmem_advise advice, CUmemLocation location)
 {
     const struct emu_allocation *allocation;
-    CUresult result;
+    CUresult result = check_advice(advice, location);
 
-    if (emu_current() == NULL) {
-        return CUDA_ERROR_INVALID_CONTEXT;
-    }
-    result = check_advice(advice, location);
     if (result != CUDA_SUCCESS) {
         return result;
+    }
+    if (emu_current() == NULL) {
+        return CUDA_ERROR_INVALID_CONTEXT;
     }
     allocation = managed_range(ptr, size);
     if (allocation == NULL && !system_range(ptr, size)) {
@@ -237,7 +237,7 @@ EMU_ENTRY(cuMemAdvise_v2, CUdeviceptr devPtr, size_t count, CUmem_advise advice,
     return emu_call_end(&call, advise(devPtr, count, advice, location));
 }
 
-/* The device argument of the first version: -1 is the host, other negatives no device at all. */
+/* The device argument of the first version: -1 is the host, other negatives are no device. */
 static CUmemLocation
 location_of_device(CUdevice device)
 {
@@ -250,10 +250,21 @@ location_of_device(CUdevice device)
     return location;
 }
 
+static bool
+names_a_device(CUmem_advise advice)
+{
+    return advice == CU_MEM_ADVISE_SET_PREFERRED_LOCATION
+           || advice == CU_MEM_ADVISE_SET_ACCESSED_BY || advice == CU_MEM_ADVISE_UNSET_ACCESSED_BY;
+}
+
 EMU_ENTRY(cuMemAdvise, CUdeviceptr devPtr, size_t count, CUmem_advise advice, CUdevice device)
 {
     EMU_BEGIN("cuMemAdvise", EMU_CALL_WORK, "ptr=0x%llx, count=%zu, advice=%d, device=%d", devPtr,
               count, (int)advice, device);
+    /* Measured: where the number matters, this version calls a missing device by its name. */
+    if (names_a_device(advice) && device != CU_DEVICE_CPU && emu_device(device) == NULL) {
+        return emu_call_end(&call, CUDA_ERROR_INVALID_DEVICE);
+    }
     return emu_call_end(&call, advise(devPtr, count, advice, location_of_device(device)));
 }
 
@@ -288,17 +299,21 @@ prefetch(CUdeviceptr ptr, size_t size, CUmemLocation location, unsigned int flag
 {
     const struct emu_allocation *allocation;
     struct emu_stream *stream = NULL;
-    CUresult result = emu_stream_find(handle, &stream);
+    CUresult result;
 
-    if (result != CUDA_SUCCESS) {
-        return result;
-    }
     if (flags != 0 || size == 0 || ptr == 0) {
         return CUDA_ERROR_INVALID_VALUE;
     }
     result = check_destination(location);
+    if (result == CUDA_SUCCESS) {
+        result = emu_stream_find(handle, &stream);
+    }
     if (result != CUDA_SUCCESS) {
         return result;
+    }
+    /* Measured: a range that wraps around is taken for an empty one. */
+    if (ptr + size < ptr) {
+        return CUDA_SUCCESS;
     }
     allocation = managed_range(ptr, size);
     if (allocation == NULL && !system_range(ptr, size)) {
@@ -388,13 +403,14 @@ check_batch(const struct batch *b, bool wants_places)
     return CUDA_SUCCESS;
 }
 
+/* Measured: of two locations with the same index the first is taken. */
 static CUmemLocation
 place_of_element(const struct batch *b, size_t element)
 {
     size_t i = 0;
 
-    while (i + 1 < b->places && b->indices[i + 1] <= element) {
-        i++;
+    for (size_t e = 1; e <= element; e++) {
+        i += i + 1 < b->places && b->indices[i + 1] == e;
     }
     return b->locations[i];
 }
@@ -444,6 +460,8 @@ run_batch(const struct batch *b, bool wants_places, CUstream handle)
     return result;
 }
 
+/* The vendor's prototypes take what is only read as pointers to non-const.
+ * NOLINTBEGIN(readability-non-const-parameter) */
 EMU_ENTRY(cuMemPrefetchBatchAsync, CUdeviceptr *dptrs, size_t *sizes, size_t count,
           CUmemLocation *prefetchLocs, size_t *prefetchLocIdxs, size_t numPrefetchLocs,
           unsigned long long flags, CUstream hStream)
@@ -477,6 +495,8 @@ EMU_ENTRY(cuMemDiscardAndPrefetchBatchAsync, CUdeviceptr *dptrs, size_t *sizes, 
     log_batch(&call, &b, hStream);
     return emu_call_end(&call, run_batch(&b, true, hStream));
 }
+
+/* NOLINTEND(readability-non-const-parameter) */
 
 /* ---- range attributes ---- */
 

@@ -69,7 +69,8 @@ EMU_ENTRY(cuPointerGetAttribute, void *data, CUpointer_attribute attribute, CUde
     return emu_call_end(&call, read_one(data, attribute, ptr));
 }
 
-/* The plural form accepts pointers that the driver does not know: zeros, and -2 as the device. */
+/* The plural form accepts pointers that the driver does not know: zeros, -2 as the device, and the
+ * places of the range left alone.  It writes what comes before an attribute that does not exist. */
 static CUresult
 read_many(unsigned int number, const CUpointer_attribute *attributes, void **data,
           CUdeviceptr ptr)
@@ -80,16 +81,19 @@ read_many(unsigned int number, const CUpointer_attribute *attributes, void **dat
         return CUDA_ERROR_INVALID_VALUE;
     }
     for (unsigned int i = 0; i < number; i++) {
-        if (place_size(attributes[i]) == 0 || data[i] == NULL) {
-            return CUDA_ERROR_INVALID_VALUE;
-        }
-    }
-    for (unsigned int i = 0; i < number; i++) {
         uint64_t value = allocation != NULL ? attribute_value(allocation, attributes[i], ptr)
                          : attributes[i] == CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
                              ? (uint64_t)(int64_t)CU_DEVICE_INVALID
                              : 0;
-        memcpy(data[i], &value, place_size(attributes[i]));
+        bool range = attributes[i] == CU_POINTER_ATTRIBUTE_RANGE_START_ADDR
+                     || attributes[i] == CU_POINTER_ATTRIBUTE_RANGE_SIZE;
+
+        if (place_size(attributes[i]) == 0 || data[i] == NULL) {
+            return CUDA_ERROR_INVALID_VALUE;
+        }
+        if (allocation != NULL || !range) {
+            memcpy(data[i], &value, place_size(attributes[i]));
+        }
     }
     return CUDA_SUCCESS;
 }

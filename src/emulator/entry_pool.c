@@ -280,13 +280,20 @@ allocate(CUdeviceptr *out, size_t size, struct emu_pool *pool, struct emu_stream
     bool captured = false;
     CUresult result;
 
-    if (out == NULL || pool == NULL || size == 0) {
+    if (out == NULL || pool == NULL) {
         return CUDA_ERROR_INVALID_VALUE;
+    }
+    if (size == 0) {
+        *out = 0;
+        return CUDA_SUCCESS;
     }
     result = emu_capture_record(stream, &captured);
     if (result == CUDA_SUCCESS && captured) {
         /* It would be a node of the graph, which no graph here can hold. */
         result = emu_capture_refuse(stream);
+    }
+    if (result == CUDA_SUCCESS) {
+        result = emu_capture_unsafe();
     }
     if (result == CUDA_SUCCESS) {
         result = emu_pool_allocate(pool, size, &allocation);
@@ -349,9 +356,11 @@ release(CUdeviceptr ptr, CUstream handle)
     if (result != CUDA_SUCCESS) {
         return result;
     }
-    if (allocation == NULL || allocation->base != ptr || allocation->pool == NULL
-        || allocation->freed) {
+    if (allocation == NULL || allocation->base != ptr || allocation->freed) {
         return CUDA_ERROR_INVALID_VALUE;
+    }
+    if (allocation->pool == NULL) {
+        return CUDA_ERROR_NOT_SUPPORTED;
     }
     result = emu_capture_refuse(stream);
     if (result == CUDA_SUCCESS) {

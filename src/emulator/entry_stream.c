@@ -67,6 +67,9 @@ EMU_ENTRY(cuStreamSynchronize, CUstream hStream)
         result = emu_capture_refuse(stream);
     }
     if (result == CUDA_SUCCESS) {
+        result = emu_capture_unsafe();
+    }
+    if (result == CUDA_SUCCESS) {
         emu_stream_drain(stream);
     }
     return emu_call_end(&call, result);
@@ -82,6 +85,9 @@ EMU_ENTRY(cuStreamQuery, CUstream hStream)
     result = emu_stream_find(hStream, &stream);
     if (result == CUDA_SUCCESS) {
         result = emu_capture_refuse(stream);
+    }
+    if (result == CUDA_SUCCESS) {
+        result = emu_capture_unsafe();
     }
     if (result == CUDA_SUCCESS && !emu_stream_idle(stream)) {
         result = CUDA_ERROR_NOT_READY;
@@ -457,6 +463,9 @@ EMU_ENTRY(cuEventQuery, CUevent hEvent)
     else if (event->capture != NULL) {
         result = CUDA_ERROR_CAPTURED_EVENT;
     }
+    else if (emu_capture_unsafe() != CUDA_SUCCESS) {
+        result = CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+    }
     else if (!emu_event_reached(event)) {
         result = CUDA_ERROR_NOT_READY;
         if (emu_streams_lazy()) {
@@ -478,6 +487,9 @@ EMU_ENTRY(cuEventSynchronize, CUevent hEvent)
     }
     else if (event->capture != NULL) {
         result = CUDA_ERROR_CAPTURED_EVENT;
+    }
+    else if (emu_capture_unsafe() != CUDA_SUCCESS) {
+        result = CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
     }
     else {
         emu_event_drain(event);

@@ -41,6 +41,7 @@ place_exists(CUmemLocation location, CUmemAllocationType type)
     switch ((int)location.type) {
     case CU_MEM_LOCATION_TYPE_DEVICE: return emu_device(location.id) != NULL;
     case CU_MEM_LOCATION_TYPE_HOST: return true;
+    case CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT: return true;
     case CU_MEM_LOCATION_TYPE_HOST_NUMA:
         return location.id >= 0 && location.id < emu_config()->numa_nodes;
     case CU_MEM_LOCATION_TYPE_NONE: return type == CU_MEM_ALLOCATION_TYPE_MANAGED;

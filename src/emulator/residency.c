@@ -11,7 +11,6 @@
 
 enum { POISON = 0xDB };
 
-static const size_t BLOCK = (size_t)2 << 20;
 static const uint64_t DEVICES = ((uint64_t)1 << EMU_HOST_BIT) - 1;
 static uint64_t clock_of_use;
 
@@ -149,20 +148,14 @@ discard_run(union emu_value *value, size_t first, size_t end, void *argument)
 {
     struct emu_region *region = argument;
     size_t page = emu_config()->page;
-    bool on_device = (value->page.where & ~DEVICES) == 0 && value->page.where != 0;
-    size_t block = BLOCK / page;
 
     value->page.discarded = 1;
     for (size_t i = first; i < end; i++) {
         unsigned char *bytes = page_bytes(region, i);
-        /* Measured: a whole 2 MiB block keeps its old bytes until it is moved, smaller parts of a
-         * block on a device read 0 at once. */
-        bool whole = i / block * block >= first && i / block * block + block <= end;
-
         if (emu_config()->discard == EMU_DISCARD_POISON) {
             memset(bytes, POISON, page);
         }
-        else if (emu_config()->discard == EMU_DISCARD_ZERO || (on_device && !whole)) {
+        else if (emu_config()->discard == EMU_DISCARD_ZERO) {
             memset(bytes, 0, page);
         }
         if (region->checksums != NULL) {
@@ -215,10 +208,11 @@ move_run(union emu_value *value, size_t first, size_t end, void *argument)
     size_t pages = end - first;
     bool was_discarded = value->page.discarded != 0;
 
-    end_discard(move->region, value, first, end);
     if ((where & bit) != 0) {
+        value->page.discarded = 0;
         return;
     }
+    end_discard(move->region, value, first, end);
     if (where == 0 || was_discarded) {
         settle(value, bit, pages);
         return;

@@ -88,13 +88,24 @@ end_of(const struct emu_runs *runs, size_t i)
     return i + 1 < runs->count ? runs->run[i + 1].first : runs->pages;
 }
 
+static bool
+same(const union emu_value *a, const union emu_value *b)
+{
+    for (size_t i = 0; i < EMU_VALUE_WORDS; i++) {
+        if (a->words[i] != b->words[i]) {
+            return false;
+        }
+    }
+    return true;
+}
+
 static void
 merge_between(struct emu_runs *runs, size_t from, size_t to)
 {
     size_t kept = from, last = to < runs->count ? to : runs->count - 1;
 
     for (size_t i = from + 1; i <= last; i++) {
-        if (memcmp(&runs->run[kept].value, &runs->run[i].value, sizeof(union emu_value)) != 0) {
+        if (!same(&runs->run[kept].value, &runs->run[i].value)) {
             runs->run[++kept] = runs->run[i];
         }
     }

@@ -224,7 +224,7 @@ topic_contexts(struct fixture *f)
 static void
 topic_allocation(struct fixture *f)
 {
-    CUdeviceptr p = 0, small[3] = {0}, page[3] = {0}, big;
+    CUdeviceptr p = 0, big;
     CUresult result;
 
     (void)f;
@@ -234,6 +234,27 @@ topic_allocation(struct fixture *f)
     report("flags 4 (single)", cu.alloc(&p, 4096, CU_MEM_ATTACH_SINGLE));
     report("NULL", cu.alloc(NULL, 4096, CU_MEM_ATTACH_GLOBAL));
     report("size 0, flags 0", cu.alloc(&p, 0, 0));
+    big = managed(2 * M);
+    value("2 MiB: 2 MiB aligned", big % (2 * M) == 0);
+    report("free in the middle", cu.mem_free(big + 4096));
+    report("free", cu.mem_free(big));
+    report("double free", cu.mem_free(big));
+    report("free NULL", cu.mem_free(0));
+    result = cu.mem_free((CUdeviceptr)(uintptr_t)&p);
+    report("free of the stack", result);
+}
+
+/* Small allocations lie close together, and advice is for whole pages: what one is told, its
+ * neighbour hears.  The gap between two shows the unit in which the driver hands memory out. */
+static void
+topic_small_allocations(struct fixture *f)
+{
+    static const size_t sizes[] = {1,         512,        4096,       8192,      65536,
+                                   512 * KIB, MIB - 4096, MIB,        MIB + 1,   3 * MIB / 2,
+                                   2 * MIB - 1, 2 * MIB};
+    CUdeviceptr small[3] = {0}, page[3] = {0}, again = 0;
+    size_t size = 100;
+
     for (int i = 0; i < 3; i++) {
         small[i] = managed(100);
     }
@@ -259,16 +280,26 @@ topic_allocation(struct fixture *f)
     report("prefetch one of them", cu.prefetch(small[0], 100, f->dev, 0, f->stream));
     query("prefetched", small[0], 100);
     query("prefetched, neighbour", small[1], 100);
-    big = managed(2 * M);
-    value("2 MiB: 2 MiB aligned", big % (2 * M) == 0);
-    report("free in the middle", cu.mem_free(big + 4096));
-    report("free", cu.mem_free(big));
-    report("double free", cu.mem_free(big));
-    report("free NULL", cu.mem_free(0));
     report("free of a small one", cu.mem_free(small[1]));
     report("double free of a small one", cu.mem_free(small[1]));
-    result = cu.mem_free((CUdeviceptr)(uintptr_t)&p);
-    report("free of the stack", result);
+    again = managed(100);
+    value("its address is used again", again == small[1]);
+    query("the one in its place", again, 100);
+    report("discard of 100 bytes", cu.discard_batch(&small[0], &size, 1, 0, f->stream));
+    report("synchronize", cu.stream_sync(f->stream));
+    value("100 bytes: gap in multiples of 512", (long long)(small[2] - again) / 512);
+    value("  rest", (long long)(small[2] - again) % 512);
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
+        CUdeviceptr x, y;
+        (void)managed(1);
+        x = managed(sizes[i]);
+        y = managed(sizes[i]);
+        printf("%7zu bytes behind 1 byte: page aligned %d, 2 MiB aligned %d, gap to the next %s\n",
+               sizes[i], x % 4096 == 0, x % (2 * M) == 0,
+               y - x == (sizes[i] + 511) / 512 * 512 ? "rounded to 512"
+               : y - x == 2 * M                     ? "2 MiB"
+                                                    : "other");
+    }
 }
 
 static void
@@ -498,7 +529,8 @@ topic_range_attributes_plural(struct fixture *f)
     void *data[4] = {&got[0], &got[1], &got[2], &got[3]};
     size_t sizes[4] = {4, 4, 4, 4}, bad[4] = {4, 3, 4, 4};
     CUmem_range_attribute which[4] = {
-        CU_MEM_RANGE_ATTRIBUTE_PREFERRED_LOCATION_TYPE, CU_MEM_RANGE_ATTRIBUTE_PREFERRED_LOCATION_ID,
+        CU_MEM_RANGE_ATTRIBUTE_PREFERRED_LOCATION_TYPE,
+        CU_MEM_RANGE_ATTRIBUTE_PREFERRED_LOCATION_ID,
         CU_MEM_RANGE_ATTRIBUTE_LAST_PREFETCH_LOCATION_TYPE,
         CU_MEM_RANGE_ATTRIBUTE_LAST_PREFETCH_LOCATION_ID};
 
@@ -536,6 +568,7 @@ static const struct topic topics[] = {
     {"devices", topic_devices, false, 1, 0},
     {"contexts", topic_contexts, false, 1, 0},
     {"allocation", topic_allocation, false, 1, 0},
+    {"small allocations", topic_small_allocations, false, 1, 13000},
     {"advise checks", topic_advise_checks, false, 1, 0},
     {"advise matrix", topic_advise_matrix, false, 1, 0},
     {"read-back", topic_read_back, false, 1, 0},
@@ -552,9 +585,13 @@ static const struct topic topics[] = {
     {"busy streams", topic_busy_streams, false, 1, 0},
     {"copies and fills", topic_copies, false, 1, 0},
     {"attach", topic_attach, false, 1, 0},
+    {"attach, odd ranges", topic_attach_ranges, false, 1, 0},
     {"capture", topic_capture, false, 1, 13000},
     {"capture, each call alone", topic_capture_alone, false, 1, 13000},
-    {"capture, queries on the legacy stream", topic_capture_legacy, false, 1, 0},
+    {"capture in a blocking stream", topic_capture_blocking, false, 1, 0},
+    {"capture in a non-blocking stream", topic_capture_non_blocking, false, 1, 0},
+    {"capture and the legacy stream", topic_capture_legacy, false, 1, 0},
+    {"capture mode", topic_capture_mode, false, 1, 0},
     {"pointer attributes", topic_pointers, false, 1, 0},
     {"pointer attributes, plural", topic_pointers_plural, false, 1, 0},
     {"managed pools", topic_managed_pools, false, 1, 13000},

@@ -55,7 +55,8 @@ query(const char *label, CUdeviceptr ptr, size_t size)
         }
     }
     (void)cu.range_get(users, sizeof users, CU_MEM_RANGE_ATTRIBUTE_ACCESSED_BY, ptr, size);
-    printf(" AB6 [%d %d %d %d %d %d]\n", users[0], users[1], users[2], users[3], users[4], users[5]);
+    printf(" AB6 [%d %d %d %d %d %d]\n", users[0], users[1], users[2], users[3], users[4],
+           users[5]);
 }
 
 CUdeviceptr
@@ -148,11 +149,9 @@ place(CUmemLocationType type, int id)
     return (CUmemLocation){type, id};
 }
 
-static int
-fixture_open(struct fixture *f, const struct topic *topic)
+static void
+fixture_places(struct fixture *f)
 {
-    int version = 0;
-
     memset(f, 0, sizeof *f);
     f->dev = place(CU_MEM_LOCATION_TYPE_DEVICE, 0);
     f->dev9 = place(CU_MEM_LOCATION_TYPE_DEVICE, 9);
@@ -163,6 +162,14 @@ fixture_open(struct fixture *f, const struct topic *topic)
     f->numa_current = place(CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT, 0);
     f->none = place(CU_MEM_LOCATION_TYPE_NONE, 0);
     f->unknown = place((CUmemLocationType)77, 0);
+}
+
+/* Starts the driver, unless the topic wants it asleep; whether the topic applies to it. */
+static int
+start_driver(struct fixture *f, const struct topic *topic)
+{
+    int version = 0;
+
     if (topic->bare) {
         return 0;
     }
@@ -171,9 +178,12 @@ fixture_open(struct fixture *f, const struct topic *topic)
         printf("the driver does not start\n");
         return NO_CHILD_STATUS;
     }
-    if (f->devices < topic->devices || version < topic->version) {
-        return SKIPPED;
-    }
+    return f->devices < topic->devices || version < topic->version ? SKIPPED : 0;
+}
+
+static int
+make_current(struct fixture *f)
+{
     if (cu.device_get(&f->device, 0) != CUDA_SUCCESS
         || cu.primary_retain(&f->ctx, f->device) != CUDA_SUCCESS
         || cu.ctx_set(f->ctx) != CUDA_SUCCESS) {
@@ -184,8 +194,7 @@ fixture_open(struct fixture *f, const struct topic *topic)
     return 0;
 }
 
-/* A topic that does not apply must leave no header line: its output waits in stdio's buffer until
- * the fixture stands, and each line is written out at once after that, to survive a crash. */
+/* Each line is written out at once: it must survive a crash behind it. */
 static int
 run_child(const char *library, const struct topic *topic)
 {
@@ -193,20 +202,22 @@ run_child(const char *library, const struct topic *topic)
     int status;
 
     alarm(TOPIC_SECONDS);
+    setvbuf(stdout, NULL, _IOLBF, 0);
+    fixture_places(&f);
     if (!open_driver(library)) {
         return NO_CHILD_STATUS;
     }
-    status = fixture_open(&f, topic);
-    if (status == SKIPPED) {
-        return SKIPPED;
+    status = start_driver(&f, topic);
+    if (status != 0) {
+        return status;
     }
-    setvbuf(stdout, NULL, _IOLBF, 0);
     printf("## %s\n", topic->name);
-    if (status == 0) {
-        topic->run(&f);
+    if (!topic->bare && make_current(&f) != 0) {
+        return NO_CHILD_STATUS;
     }
+    topic->run(&f);
     fflush(stdout);
-    return status;
+    return 0;
 }
 
 int

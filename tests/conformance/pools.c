@@ -80,7 +80,7 @@ static void
 show_plural(const char *label, CUdeviceptr ptr)
 {
     int is_managed = -1, type = -1, ordinal = -77;
-    CUdeviceptr start = 1;
+    CUdeviceptr start = 1;    /* what the driver leaves alone shows */
     size_t size = 1;
     CUpointer_attribute which[] = {
         CU_POINTER_ATTRIBUTE_IS_MANAGED, CU_POINTER_ATTRIBUTE_MEMORY_TYPE,
@@ -88,10 +88,15 @@ show_plural(const char *label, CUdeviceptr ptr)
         CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL};
     void *data[] = {&is_managed, &type, &start, &size, &ordinal};
     CUresult result = cu.pointer_get_all(5, which, data, ptr);
-    long long offset = start == 0 ? 0 : (long long)(start - ptr);
 
-    printf("%-24s %d managed %d type %d start %s%+lld size %zu ordinal %d\n", label, (int)result,
-           is_managed, type, start == 0 ? "zero " : "", offset, size, ordinal);
+    printf("%-24s %d managed %d type %d ordinal %d", label, (int)result, is_managed, type, ordinal);
+    if (start <= 1) {
+        printf(" start %s size %s\n", start == 1 ? "untouched" : "zero",
+               size == 1 ? "untouched" : "zero");
+    }
+    else {
+        printf(" start %+lld size %zu\n", (long long)(start - ptr), size);
+    }
 }
 
 void
@@ -276,7 +281,9 @@ show_pool(struct fixture *f, CUmemAllocationType type)
     show_pool_numbers("after it", pool);
     report("get attribute 99", cu.pool_get(pool, (CUmemPool_attribute)99, &number));
     report("trim", cu.pool_trim(pool, 0));
+    x = 1;
     report("alloc of nothing", cu.pool_alloc(&x, 0, pool, f->stream));
+    printf("  gives %s\n", x == 0 ? "NULL" : x == 1 ? "nothing" : "an address");
     report("alloc from NULL", cu.pool_alloc(&x, 100, NULL, f->stream));
     report("access of D0", cu.pool_get_access(&flags, pool, &f->dev));
     value("  flags", (long long)flags);

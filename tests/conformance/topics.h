@@ -16,9 +16,13 @@ void topic_stream_order(struct fixture *f);
 void topic_busy_streams(struct fixture *f);
 void topic_copies(struct fixture *f);
 void topic_attach(struct fixture *f);
+void topic_attach_ranges(struct fixture *f);
 void topic_capture(struct fixture *f);
 void topic_capture_alone(struct fixture *f);
+void topic_capture_blocking(struct fixture *f);
+void topic_capture_non_blocking(struct fixture *f);
 void topic_capture_legacy(struct fixture *f);
+void topic_capture_mode(struct fixture *f);
 /* pools.c */
 void topic_pointers(struct fixture *f);
 void topic_pointers_plural(struct fixture *f);

@@ -3,8 +3,8 @@
 
 /* Retained once per device and kept for the life of the process, as the CUDA runtime does; two
  * threads that race both retain, which only counts higher. */
-static int
-primary_context(mm_driver *cu, int device, CUcontext *context, mm_status *st)
+int
+mm_primary_context(mm_driver *cu, int device, CUcontext *context, mm_status *st)
 {
     *context = atomic_load_explicit(&cu->primary[device], memory_order_acquire);
     if (*context == NULL) {
@@ -30,7 +30,7 @@ mm_scope_enter(mm_scope *s, mm_driver *cu, int device, mm_status *st)
         }
         device = 0;
     }
-    if (primary_context(cu, device, &context, st) < 0) {
+    if (mm_primary_context(cu, device, &context, st) < 0) {
         return -1;
     }
     MM_TRY(cu, CtxPushCurrent, st, context);
@@ -89,11 +89,25 @@ mm_set_current_device(mm_driver *cu, int device, mm_status *st)
 {
     CUcontext context;
 
-    if (primary_context(cu, device, &context, st) < 0) {
+    if (mm_primary_context(cu, device, &context, st) < 0) {
         return -1;
     }
     MM_TRY(cu, CtxSetCurrent, st, context);
     return 0;
+}
+
+int
+mm_device_memory(mm_driver *cu, int device, size_t *free_bytes, size_t *total, mm_status *st)
+{
+    mm_scope scope;
+    CUresult code;
+
+    if (mm_scope_enter(&scope, cu, device, st) < 0) {
+        return -1;
+    }
+    code = cu->MemGetInfo(free_bytes, total);
+    mm_scope_leave(&scope);
+    return code == CUDA_SUCCESS ? 0 : mm_fail_call(st, "cuMemGetInfo", (int)code);
 }
 
 int

@@ -28,11 +28,18 @@ MM_NODISCARD int mm_scope_enter_relaxed(mm_scope *s, mm_driver *cu, int device, 
 /* Undoes what entering did. Never fails: there is nobody to tell. */
 void mm_scope_leave(mm_scope *s);
 
+/* The device's primary context, retained at the first time. */
+MM_NODISCARD int mm_primary_context(mm_driver *cu, int device, CUcontext *context, mm_status *st);
+
 /* The ordinal of the calling thread's current device; 0 when it has none. */
 MM_NODISCARD int mm_current_device(mm_driver *cu, int *device, mm_status *st);
 
 /* Makes the device's primary context current for the calling thread and leaves it so. */
 MM_NODISCARD int mm_set_current_device(mm_driver *cu, int device, mm_status *st);
+
+/* Free and total bytes of the device's memory. */
+MM_NODISCARD int mm_device_memory(mm_driver *cu, int device, size_t *free_bytes, size_t *total,
+                                  mm_status *st);
 
 /* Waits for everything on the device. */
 MM_NODISCARD int mm_device_synchronize(mm_driver *cu, int device, mm_status *st);

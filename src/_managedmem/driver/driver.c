@@ -13,6 +13,7 @@
 #include <string.h>
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_once_t watching = PTHREAD_ONCE_INIT;
 static char selected[PATH_MAX];
 static char tried[2048];
 static char opened_path[PATH_MAX];
@@ -138,20 +139,29 @@ resolve(mm_driver *t, PFN_cuGetProcAddress_v12000 get, const char *path, mm_stat
 }
 
 static int
+refused(mm_driver *t, const char *path, const char *function, CUresult code, mm_status *st)
+{
+    const char *name = NULL;
+    char met[160];
+
+    (void)t->GetErrorName(code, &name);
+    (void)snprintf(met, sizeof met, "opened, but %s said %s (%d)", function, name ? name : "?",
+                   (int)code);
+    return no_driver(st, path, met);
+}
+
+static int
 count_devices(mm_driver *t, const char *path, mm_status *st)
 {
     char met[160];
     CUresult code = t->Init(0);
 
-    if (code == CUDA_SUCCESS) {
-        code = t->DeviceGetCount(&t->device_count);
-    }
     if (code != CUDA_SUCCESS) {
-        const char *name = NULL;
-        (void)t->GetErrorName(code, &name);
-        (void)snprintf(met, sizeof met, "opened, but cuInit said %s (%d)", name ? name : "?",
-                       (int)code);
-        return no_driver(st, path, met);
+        return refused(t, path, "cuInit", code, st);
+    }
+    code = t->DeviceGetCount(&t->device_count);
+    if (code != CUDA_SUCCESS) {
+        return refused(t, path, "cuDeviceGetCount", code, st);
     }
     if (t->device_count < 1 || t->device_count > MM_MAX_DEVICES) {
         (void)snprintf(met, sizeof met, "opened, but has %d devices; 1 to %d can be used",
@@ -162,19 +172,40 @@ count_devices(mm_driver *t, const char *path, mm_status *st)
     for (int i = 0; i < t->device_count; i++) {
         int has = 0;
         code = t->DeviceGetAttribute(&has, CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS, i);
-        if (code != CUDA_SUCCESS || !has) {
-            t->concurrent_access = false;
+        if (code != CUDA_SUCCESS) {
+            return refused(t, path, "cuDeviceGetAttribute", code, st);
         }
+        t->concurrent_access = t->concurrent_access && has;
     }
     return 0;
+}
+
+/* A fork waits for an opening under way, so that no child starts with the lock taken. */
+static void
+before_fork(void)
+{
+    pthread_mutex_lock(&lock);
+}
+
+static void
+after_fork_in_parent(void)
+{
+    pthread_mutex_unlock(&lock);
 }
 
 static void
 after_fork_in_child(void)
 {
+    pthread_mutex_unlock(&lock);
     if (atomic_load(&published) != NULL) {
         atomic_store(&forked, true);
     }
+}
+
+static void
+watch_forks(void)
+{
+    (void)pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child);
 }
 
 /* Called with the lock held. */
@@ -237,13 +268,13 @@ mm_driver_open(mm_status *st)
         (void)fail_forked(st);
         return NULL;
     }
+    (void)pthread_once(&watching, watch_forks);
     pthread_mutex_lock(&lock);
     t = atomic_load(&published);
     if (t == NULL) {
         memset(&table, 0, sizeof table);
         tried[0] = '\0';
         if (open_library(&table, st) == 0) {
-            (void)pthread_atfork(NULL, NULL, after_fork_in_child);
             t = &table;
             atomic_store_explicit(&published, t, memory_order_release);
         }

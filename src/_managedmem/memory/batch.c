@@ -1,6 +1,7 @@
-/* batch.c: what batch.h says. The measurements behind choose() are in docs/develop/dispatch.md. */
+/* batch.c: what batch.h says. The measurements behind choose() are in docs/develop/dispatch.rst. */
 #include "batch.h"
 
+#include <assert.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -9,6 +10,7 @@ mm_batch_init(mm_batch *b, size_t count, mm_status *st)
 {
     b->count = count;
     b->moves = b->few;
+    b->in_order = false;
     if (count > MM_FEW) {
         b->moves = calloc(count, sizeof *b->moves);
         if (b->moves == NULL) {
@@ -54,7 +56,7 @@ can_join(const mm_move *left, const mm_move *right)
 }
 
 static bool
-in_order(const mm_batch *b)
+is_sorted(const mm_batch *b)
 {
     for (size_t i = 1; i < b->count; i++) {
         if (by_address(&b->moves[i - 1], &b->moves[i]) > 0) {
@@ -64,22 +66,19 @@ in_order(const mm_batch *b)
     return true;
 }
 
-/* Whether any two ranges of different locations overlap; the batch is sorted. */
+/* Whether ranges overlap while there is more than one location; the batch is sorted. */
 static bool
 has_conflict(const mm_batch *b)
 {
-    CUdeviceptr reach = 0;
+    bool overlap = false, several = false;
+    CUdeviceptr reach = end_of(&b->moves[0]);
 
-    for (size_t i = 0; i < b->count; i++) {
-        bool same = i > 0 && mm_same_location(b->moves[i - 1].where, b->moves[i].where);
-        if (b->moves[i].range.start < reach && !same) {
-            return true;
-        }
-        if (end_of(&b->moves[i]) > reach) {
-            reach = end_of(&b->moves[i]);
-        }
+    for (size_t i = 1; i < b->count; i++) {
+        overlap |= b->moves[i].range.start < reach;
+        reach = end_of(&b->moves[i]) > reach ? end_of(&b->moves[i]) : reach;
+        several |= !mm_same_location(b->moves[i].where, b->moves[0].where);
     }
-    return false;
+    return overlap && several;
 }
 
 static void
@@ -103,21 +102,28 @@ join_neighbours(mm_batch *b)
 void
 mm_batch_merge(mm_batch *b)
 {
+    mm_move *kept;
+
     if (b->count < 2) {
         return;
     }
-    if (!in_order(b)) {
-        mm_move *kept = malloc(b->count * sizeof *kept);
-        if (kept == NULL) {
-            return; /* merging is a saving, not a need */
-        }
-        memcpy(kept, b->moves, b->count * sizeof *kept);
-        qsort(b->moves, b->count, sizeof *b->moves, by_address);
-        if (has_conflict(b)) {
-            memcpy(b->moves, kept, b->count * sizeof *kept);
-        }
-        free(kept);
+    if (is_sorted(b)) {
+        b->in_order = has_conflict(b);
+        join_neighbours(b);
+        return;
     }
+    kept = malloc(b->count * sizeof *kept);
+    if (kept == NULL) {
+        b->in_order = true;
+        return; /* merging is a saving, not a need */
+    }
+    memcpy(kept, b->moves, b->count * sizeof *kept);
+    qsort(b->moves, b->count, sizeof *b->moves, by_address);
+    b->in_order = has_conflict(b);
+    if (b->in_order) {
+        memcpy(b->moves, kept, b->count * sizeof *kept);
+    }
+    free(kept);
     join_neighbours(b);
 }
 
@@ -154,7 +160,8 @@ choose(mm_driver *cu, mm_batch *b, mm_dispatch dispatch)
     if (dispatch != MM_DISPATCH_AUTO) {
         return dispatch == MM_DISPATCH_BATCH ? b->count : 0;
     }
-    if (b->count < 2 || cu->MemPrefetchBatchAsync == NULL || !cu->concurrent_access) {
+    if (b->count < 2 || b->in_order || cu->MemPrefetchBatchAsync == NULL
+        || !cu->concurrent_access) {
         return 0;
     }
     for (size_t i = 0; i < b->count; i++) {
@@ -180,6 +187,7 @@ typedef struct {
 static int
 fill_arrays(call_arrays *a, const mm_move *moves, size_t count, mm_status *st)
 {
+    assert(count > 0);
     a->block = malloc(count * (sizeof *a->starts + sizeof *a->sizes + sizeof *a->where
                                + sizeof *a->first));
     if (a->block == NULL) {
@@ -219,19 +227,13 @@ issue_batch(mm_driver *cu, kind what, const mm_move *moves, size_t count, CUstre
 {
     static const char *const names[] = {"cuMemPrefetchBatchAsync", "cuMemDiscardBatchAsync",
                                         "cuMemDiscardAndPrefetchBatchAsync"};
-    mm_batch_stream s;
     call_arrays a = {0};
     CUresult code;
 
     if (fill_arrays(&a, moves, count, st) < 0) {
         return -1;
     }
-    if (mm_batch_stream_get(cu, stream, &s, st) < 0) {
-        free(a.block);
-        return -1;
-    }
-    code = call_batch(cu, what, &a, count, s.stream);
-    mm_batch_stream_release(cu, &s);
+    code = call_batch(cu, what, &a, count, stream);
     free(a.block);
     if (code == CUDA_SUCCESS) {
         return 0;
@@ -249,24 +251,16 @@ issue_one(mm_driver *cu, kind what, const mm_move *m, CUstream stream, mm_status
     size_t size = m->range.size, first = 0;
     CUmemLocation where = m->where;
     const char *function = "cuMemPrefetchAsync";
-    mm_batch_stream s;
     CUresult code;
 
     if (what == PREFETCH) {
         code = cu->MemPrefetchAsync(start, size, where, 0, stream);
+    } else if (what == DISCARD) {
+        function = "cuMemDiscardBatchAsync";
+        code = cu->MemDiscardBatchAsync(&start, &size, 1, 0, stream);
     } else {
-        if (mm_batch_stream_get(cu, stream, &s, st) < 0) {
-            return -1;
-        }
-        if (what == DISCARD) {
-            function = "cuMemDiscardBatchAsync";
-            code = cu->MemDiscardBatchAsync(&start, &size, 1, 0, s.stream);
-        } else {
-            function = "cuMemDiscardAndPrefetchBatchAsync";
-            code = cu->MemDiscardAndPrefetchBatchAsync(&start, &size, 1, &where, &first, 1, 0,
-                                                       s.stream);
-        }
-        mm_batch_stream_release(cu, &s);
+        function = "cuMemDiscardAndPrefetchBatchAsync";
+        code = cu->MemDiscardAndPrefetchBatchAsync(&start, &size, 1, &where, &first, 1, 0, stream);
     }
     if (code == CUDA_SUCCESS) {
         return 0;
@@ -305,6 +299,31 @@ defer_batch(mm_driver *cu, const mm_batch *b, CUstream stream, mm_defer defer, m
     return mm_defer_prefetch(cu, bytes[1], mm_host(), stream, defer, st);
 }
 
+/* All calls of one operation, and the host function that defers them, go to one stream. */
+static int
+run_in_scope(mm_driver *cu, kind what, mm_batch *b, CUstream stream, mm_dispatch dispatch,
+             mm_defer defer, mm_status *st)
+{
+    mm_batch_stream s = {.stream = stream};
+    size_t together;
+    int rc;
+
+    mm_batch_merge(b);
+    /* A discard costs the same either way, so one call serves all of them. */
+    together = what == DISCARD && dispatch == MM_DISPATCH_AUTO && b->count > 1
+                   ? b->count
+                   : choose(cu, b, dispatch);
+    if ((what != PREFETCH || together > 0) && mm_batch_stream_get(cu, stream, &s, st) < 0) {
+        return -1;
+    }
+    rc = what == DISCARD ? 0 : defer_batch(cu, b, s.stream, defer, st);
+    if (rc == 0) {
+        rc = issue(cu, what, b, together, s.stream, st);
+    }
+    mm_batch_stream_release(cu, &s);
+    return rc;
+}
+
 /* What the three operations share: the checks in front and the scope around. */
 static int
 run(mm_driver *cu, kind what, mm_batch *b, CUstream stream, mm_dispatch dispatch, mm_defer defer,
@@ -322,15 +341,7 @@ run(mm_driver *cu, kind what, mm_batch *b, CUstream stream, mm_dispatch dispatch
         || mm_scope_enter_relaxed(&scope, cu, MM_ANY_DEVICE, st) < 0) {
         return -1;
     }
-    mm_batch_merge(b);
-    rc = what == DISCARD ? 0 : defer_batch(cu, b, stream, defer, st);
-    if (rc == 0) {
-        /* A discard costs the same either way, so one call serves all of them. */
-        size_t together = what == DISCARD && dispatch == MM_DISPATCH_AUTO && b->count > 1
-                              ? b->count
-                              : choose(cu, b, dispatch);
-        rc = issue(cu, what, b, together, stream, st);
-    }
+    rc = run_in_scope(cu, what, b, stream, dispatch, defer, st);
     mm_scope_leave(&scope);
     return rc;
 }

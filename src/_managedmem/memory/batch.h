@@ -16,6 +16,7 @@ enum { MM_FEW = 8 };
 typedef struct {
     mm_move *moves;
     size_t count;
+    bool in_order; /* overlapping ranges have different locations: the last one must win */
     mm_move few[MM_FEW];
 } mm_batch;
 

@@ -63,7 +63,7 @@ wait_for_calls(mm_guard *g)
 }
 
 mm_guard_answer
-mm_guard_close(mm_guard *g)
+mm_guard_close(mm_guard *g, bool forked)
 {
     uint64_t state = atomic_load(&g->state);
 
@@ -75,7 +75,9 @@ mm_guard_close(mm_guard *g)
             return MM_STILL_EXPORTED;
         }
     } while (!atomic_compare_exchange_weak(&g->state, &state, state | CLOSED));
-    wait_for_calls(g);
+    if (!forked) {
+        wait_for_calls(g);
+    }
     return MM_CLOSED_NOW;
 }
 

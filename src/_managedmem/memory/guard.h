@@ -23,8 +23,9 @@ void mm_guard_unexport(mm_guard *g);
 
 typedef enum { MM_CLOSED_NOW, MM_CLOSED_BEFORE, MM_STILL_EXPORTED } mm_guard_answer;
 
-/* MM_CLOSED_NOW: the caller closed it, no call is under way, and it may free the resource. */
-mm_guard_answer mm_guard_close(mm_guard *g);
+/* MM_CLOSED_NOW: the caller closed it, no call is under way, and it may free the resource. In a
+ * forked child there is nothing to wait for: the threads that made the calls are not there. */
+mm_guard_answer mm_guard_close(mm_guard *g, bool forked);
 
 bool mm_guard_is_closed(const mm_guard *g);
 unsigned mm_guard_exports(const mm_guard *g);

@@ -137,7 +137,7 @@ mm_memory_release(mm_memory *m)
 int
 mm_memory_close(mm_memory *m, bool *first, mm_status *st)
 {
-    mm_guard_answer answer = mm_guard_close(&m->guard);
+    mm_guard_answer answer = mm_guard_close(&m->guard, mm_driver_forked());
 
     *first = answer == MM_CLOSED_NOW;
     if (answer == MM_STILL_EXPORTED) {

@@ -88,7 +88,7 @@ create_blocking(mm_driver *cu, CUstream *stream, mm_status *st)
 int
 mm_batch_stream_get(mm_driver *cu, CUstream asked, mm_batch_stream *out, mm_status *st)
 {
-    CUcontext context = NULL;
+    CUcontext context = NULL, primary = NULL;
     CUdevice device = 0;
     CUstream none = NULL;
 
@@ -99,7 +99,10 @@ mm_batch_stream_get(mm_driver *cu, CUstream asked, mm_batch_stream *out, mm_stat
     }
     MM_TRY(cu, CtxGetCurrent, st, &context);
     MM_TRY(cu, CtxGetDevice, st, &device);
-    if (context != atomic_load_explicit(&cu->primary[device], memory_order_acquire)) {
+    if (mm_primary_context(cu, device, &primary, st) < 0) {
+        return -1;
+    }
+    if (context != primary) {
         /* A context of somebody's own making may be gone tomorrow: keep nothing of it. */
         out->temporary = true;
         return create_blocking(cu, &out->stream, st);

@@ -230,6 +230,9 @@ proxy_repr(PyObject *op)
     if (mm_buffer_is_closed(buffer_of(op))) {
         return PyUnicode_FromString("<AccessedBySetProxy of a closed ManagedBuffer>");
     }
+    if (mm_driver_forked()) {
+        return PyUnicode_FromString("<AccessedBySetProxy in a forked process>");
+    }
     set = plain_set(op);
     text = set ? PyUnicode_FromFormat("AccessedBySetProxy(%R)", set) : NULL;
     Py_XDECREF(set);

@@ -2,8 +2,6 @@
  * in buffer_advice.c, its operations in buffer_operations.c, its exports in buffer_exports.c. */
 #include "buffer.h"
 
-#include <string.h>
-
 #include "buffer_advice.h"
 #include "stream.h"
 
@@ -175,22 +173,32 @@ buffer_new(PyTypeObject *Py_UNUSED(type), PyObject *Py_UNUSED(args), PyObject *P
     return NULL;
 }
 
-/* The defining class brings the module's state: `type` may be a subclass made in Python. */
+static PyMethodDef buffer_methods[];
+
+/* The module's state, found from ManagedBuffer or a class made from it in Python. */
+static mm_state *
+state_of_class(PyTypeObject *type)
+{
+    while (PyType_GetSlot(type, Py_tp_methods) != (void *)buffer_methods) {
+        type = (PyTypeObject *)PyType_GetSlot(type, Py_tp_base);
+    }
+    return mm_type_state(type);
+}
+
 static PyObject *
-buffer_from_handle(PyObject *type, PyTypeObject *defining, PyObject *const *args, size_t nargs,
-                   PyObject *kwnames)
+buffer_from_handle(PyObject *type, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
     static const char *const names[] = {"ptr", "size", "mr", "owner"};
     static const mm_parameters parameters = {"from_handle", names, 2, 4, 4};
     PyObject *given[4], *resource, *owner;
-    mm_state *state = mm_type_state(defining);
+    mm_state *state = state_of_class((PyTypeObject *)type);
     CUdeviceptr start;
     mm_memory *memory;
     Py_ssize_t length;
     mm_status st;
     size_t size;
 
-    if (mm_args(&parameters, args, (Py_ssize_t)nargs, kwnames, given) < 0
+    if (mm_args(&parameters, args, nargs, kwnames, given) < 0
         || mm_read_address(given[0], &start) < 0 || mm_read_size(given[1], "size", &size) < 0) {
         return NULL;
     }
@@ -323,6 +331,11 @@ buffer_close(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kw
     if (b->root == NULL) {
         return close_root(b, given[0]);
     }
+    if (atomic_load(&b->host_views) > 0) {
+        PyErr_SetString(PyExc_BufferError,
+                        "this view cannot be closed: a memoryview or NumPy array of it lives");
+        return NULL;
+    }
     atomic_store_explicit(&b->closed, true, memory_order_release);
     Py_RETURN_NONE;
 }
@@ -339,146 +352,13 @@ buffer_exit(PyObject *op, PyObject *const *Py_UNUSED(args), Py_ssize_t Py_UNUSED
     return buffer_close(op, NULL, 0, NULL);
 }
 
-/* --- views ------------------------------------------------------------------------------ */
-
-int
-mm_read_shape(PyObject *value, const mm_dtype *dtype, Py_ssize_t shape[MM_MAX_DIMENSIONS],
-              size_t *bytes)
-{
-    PyObject *items = PyIndex_Check(value) ? PyTuple_Pack(1, value) : PySequence_Tuple(value);
-    Py_ssize_t dimensions = items ? PyTuple_Size(items) : -1;
-
-    if (dimensions < 0) {
-        return -1;
-    }
-    if (dimensions < 1 || dimensions > MM_MAX_DIMENSIONS) {
-        PyErr_Format(PyExc_ValueError, "a shape has 1 to %d dimensions, got %R", MM_MAX_DIMENSIONS,
-                     value);
-        dimensions = -1;
-    }
-    *bytes = dtype->itemsize;
-    for (Py_ssize_t i = 0; i < dimensions; i++) {
-        long long length;
-        if (mm_read_index(PyTuple_GetItem(items, i), "a length in shape", PyExc_TypeError, &length)
-            < 0) {
-            dimensions = -1;
-        } else if (length < 1) {
-            PyErr_Format(PyExc_ValueError, "a length in shape must be at least 1, got %R", value);
-            dimensions = -1;
-        } else if ((size_t)length > (size_t)PY_SSIZE_T_MAX / *bytes) {
-            PyErr_Format(PyExc_ValueError, "an array of shape %R has too many bytes", value);
-            dimensions = -1;
-        } else {
-            shape[i] = (Py_ssize_t)length;
-            *bytes *= (size_t)length;
-        }
-    }
-    Py_DECREF(items);
-    return (int)dimensions;
-}
-
-static PyObject *
-buffer_view(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
-{
-    static const char *const names[] = {"dtype", "shape"};
-    static const mm_parameters parameters = {"view", names, 0, 2, 2};
-    mm_buffer *b = mm_buffer_of(op);
-    Py_ssize_t shape[MM_MAX_DIMENSIONS];
-    const mm_dtype *dtype = b->dtype;
-    int dimensions = 1;
-    PyObject *given[2];
-    size_t bytes;
-
-    if (mm_args(&parameters, args, nargs, kwnames, given) < 0 || mm_buffer_check_open(b) < 0) {
-        return NULL;
-    }
-    if (given[0] != NULL && given[0] != Py_None) {
-        dtype = mm_read_dtype(given[0]);
-    }
-    if (dtype == NULL) {
-        return NULL;
-    }
-    if (given[1] == NULL || given[1] == Py_None) {
-        shape[0] = (Py_ssize_t)(b->size / dtype->itemsize);
-        bytes = (size_t)shape[0] * dtype->itemsize;
-    } else {
-        dimensions = mm_read_shape(given[1], dtype, shape, &bytes);
-    }
-    if (dimensions < 0) {
-        return NULL;
-    }
-    if (bytes != b->size || b->start % dtype->itemsize != 0) {
-        PyErr_Format(PyExc_ValueError,
-                     "cannot view %zu bytes at %p as %s of that shape, which needs %zu bytes "
-                     "at a multiple of %d", b->size, (void *)(uintptr_t)b->start, dtype->name,
-                     bytes, (int)dtype->itemsize);
-        return NULL;
-    }
-    return mm_buffer_view(b, 0, dtype, dimensions, shape);
-}
-
-/* Reads one end of a slice; nothing is clamped, because a hint on the wrong range is a silent
- * mistake. */
-static int
-read_bound(PyObject *slice, const char *name, Py_ssize_t length, Py_ssize_t missing,
-           Py_ssize_t *out)
-{
-    PyObject *bound = PyObject_GetAttrString(slice, name);
-    long long value = missing;
-    int rc = 0;
-
-    if (bound == NULL) {
-        return -1;
-    }
-    if (bound != Py_None) {
-        rc = mm_read_index(bound, name, PyExc_TypeError, &value);
-        value += rc == 0 && value < 0 ? length : 0;
-    }
-    Py_DECREF(bound);
-    if (rc == 0 && (value < 0 || value > length)) {
-        PyErr_Format(PyExc_IndexError, "slice %R is outside the buffer's first axis of length %zd",
-                     slice, length);
-        return -1;
-    }
-    *out = (Py_ssize_t)value;
-    return rc;
-}
-
-static PyObject *
-buffer_subscript(PyObject *op, PyObject *key)
-{
-    mm_buffer *b = mm_buffer_of(op);
-    Py_ssize_t shape[MM_MAX_DIMENSIONS], start, stop, step;
-
-    if (!PySlice_Check(key)) {
-        PyErr_Format(PyExc_TypeError,
-                     "a ManagedBuffer is indexed by a slice of its first axis, got %R; read "
-                     "elements through memoryview(buf) or NumPy", key);
-        return NULL;
-    }
-    if (mm_buffer_check_open(b) < 0
-        || read_bound(key, "start", b->shape[0], 0, &start) < 0
-        || read_bound(key, "stop", b->shape[0], b->shape[0], &stop) < 0
-        || read_bound(key, "step", PY_SSIZE_T_MAX, 1, &step) < 0) {
-        return NULL;
-    }
-    if (step != 1 || stop <= start) {
-        PyErr_Format(PyExc_ValueError, step != 1 ? "a slice of a buffer has step 1, got %R"
-                                                 : "slice %R selects nothing", key);
-        return NULL;
-    }
-    memcpy(shape, b->shape, sizeof shape);
-    shape[0] = stop - start;
-    return mm_buffer_view(b, (size_t)(start * b->strides[0]), b->dtype, b->dimensions, shape);
-}
+/* --- what it is ------------------------------------------------------------------------- */
 
 static Py_ssize_t
 buffer_length(PyObject *op)
 {
     return mm_buffer_of(op)->shape[0];
 }
-
-/* --- what it is ------------------------------------------------------------------------- */
 
 static PyObject *
 shape_tuple(const mm_buffer *b)
@@ -717,25 +597,11 @@ PyDoc_STRVAR(buffer_close_doc,
 "the memory lives; CUDAError when the driver refuses, after which the buffer counts as closed.\n"
 "Driver: cuMemFree.");
 
-PyDoc_STRVAR(buffer_view_doc,
-"view($self, /, dtype=None, shape=None)\n--\n\n"
-"The same bytes with another element type or shape.\n"
-"\n"
-"Parameters\n"
-"----------\n"
-"dtype : str, NumPy or torch dtype, Python type; optional\n"
-"    The element type; None keeps the present one.\n"
-"shape : int or sequence of int, optional\n"
-"    None: one axis with all elements.\n"
-"\n"
-"Raises ValueError unless it has exactly the bytes of this buffer; TypeError for an unknown dtype.\n"
-"Driver: none.");
-
 static PyMethodDef buffer_methods[] = {
     {"from_handle", (PyCFunction)(void (*)(void))buffer_from_handle,
-     METH_METHOD | METH_FASTCALL | METH_KEYWORDS | METH_CLASS, buffer_from_handle_doc},
-    {"view", (PyCFunction)(void (*)(void))buffer_view, METH_FASTCALL | METH_KEYWORDS,
-     buffer_view_doc},
+     METH_FASTCALL | METH_KEYWORDS | METH_CLASS, buffer_from_handle_doc},
+    {"view", (PyCFunction)(void (*)(void))mm_buffer_view_method, METH_FASTCALL | METH_KEYWORDS,
+     mm_view_doc},
     {"prefetch", (PyCFunction)(void (*)(void))mm_buffer_prefetch, METH_FASTCALL | METH_KEYWORDS,
      mm_prefetch_doc},
     {"discard", (PyCFunction)(void (*)(void))mm_buffer_discard, METH_FASTCALL | METH_KEYWORDS,
@@ -824,7 +690,7 @@ static PyType_Slot buffer_slots[] = {
     {Py_tp_getset, buffer_getset},
     {Py_tp_members, buffer_members},
     {Py_mp_length, buffer_length},
-    {Py_mp_subscript, buffer_subscript},
+    {Py_mp_subscript, mm_buffer_subscript},
     {Py_bf_getbuffer, mm_buffer_getbuffer},
     {Py_bf_releasebuffer, mm_buffer_releasebuffer},
     {0, NULL},

@@ -24,6 +24,7 @@ typedef struct {
     CUdeviceptr start;
     size_t size;
     atomic_bool closed; /* this view was closed; the memory has its own answer */
+    atomic_int host_views; /* memoryviews of this very buffer */
     const mm_dtype *dtype;
     int dimensions;
     Py_ssize_t shape[MM_MAX_DIMENSIONS];
@@ -81,6 +82,11 @@ PyObject *mm_buffer_dlpack_device(PyObject *op, PyObject *none);
 PyObject *mm_buffer_array_interface(PyObject *op, void *closure);
 int mm_buffer_getbuffer(PyObject *op, Py_buffer *view, int flags);
 void mm_buffer_releasebuffer(PyObject *op, Py_buffer *view);
+
+/* In buffer_views.c. */
+PyObject *mm_buffer_view_method(PyObject *, PyObject *const *, Py_ssize_t, PyObject *);
+PyObject *mm_buffer_subscript(PyObject *op, PyObject *key);
+extern const char mm_view_doc[];
 
 extern const char mm_buffer_dlpack_doc[], mm_buffer_dlpack_device_doc[];
 

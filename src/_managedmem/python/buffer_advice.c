@@ -59,7 +59,7 @@ mm_buffer_set_read_mostly(PyObject *op, PyObject *value, void *Py_UNUSED(closure
         return -1;
     }
     if (!PyBool_Check(value)) {
-        PyErr_Format(PyExc_TypeError, "read_mostly must be True or False, got %R", value);
+        PyErr_Format(PyExc_TypeError, "read_mostly takes a bool, got %R", value);
         return -1;
     }
     /* The driver ignores the place but refuses an unknown kind of place. */

@@ -59,6 +59,7 @@ mm_buffer_getbuffer(PyObject *op, Py_buffer *view, int flags)
         mm_guard_unexport(&b->memory->guard);
         return -1;
     }
+    atomic_fetch_add(&b->host_views, 1);
     view->obj = Py_NewRef(op);
     view->buf = (void *)(uintptr_t)b->start;
     view->len = (Py_ssize_t)b->size;
@@ -76,6 +77,7 @@ mm_buffer_getbuffer(PyObject *op, Py_buffer *view, int flags)
 void
 mm_buffer_releasebuffer(PyObject *op, Py_buffer *Py_UNUSED(view))
 {
+    atomic_fetch_sub(&mm_buffer_of(op)->host_views, 1);
     mm_guard_unexport(&mm_buffer_of(op)->memory->guard);
 }
 
@@ -246,7 +248,7 @@ read_max_version(PyObject *value, bool *versioned)
 
 /* dl_device is None, managed memory, or the CPU, which can use managed memory as it is. */
 static int
-read_device(PyObject *value, int32_t *type)
+read_device(PyObject *value, int devices, int32_t *type)
 {
     long long device_type, device_id;
 
@@ -263,10 +265,12 @@ read_device(PyObject *value, int32_t *type)
                < 0) {
         return -1;
     }
-    if (device_type != DL_DEVICE_CPU && device_type != DL_DEVICE_CUDA_MANAGED) {
+    /* Managed memory has no device of its own: consumers name any of the system's. */
+    if ((device_type != DL_DEVICE_CPU && device_type != DL_DEVICE_CUDA_MANAGED) || device_id < 0
+        || device_id >= devices) {
         PyErr_Format(PyExc_BufferError,
-                     "managed memory is exported as device type 13 (CUDA managed) or 1 (CPU), not "
-                     "as %R", value);
+                     "managed memory is exported as (13, a device: CUDA managed) or (1, 0: CPU), "
+                     "not as %R", value);
         return -1;
     }
     *type = (int32_t)device_type;
@@ -340,11 +344,14 @@ mm_buffer_dlpack(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject
     static const mm_parameters parameters = {"__dlpack__", names, 0, 0, 4};
     mm_buffer *b = mm_buffer_of(op);
     PyObject *given[4], *source, *capsule = NULL;
+    mm_buffer_use use;
     dlpack_form form;
+    mm_driver *cu;
 
     if (mm_args(&parameters, args, nargs, kwnames, given) < 0
         || read_max_version(given[1], &form.versioned) < 0
-        || read_device(given[2], &form.device_type) < 0 || mm_buffer_check_open(b) < 0) {
+        || mm_buffer_check_open(b) < 0 || (cu = mm_open(b->state)) == NULL
+        || read_device(given[2], cu->device_count, &form.device_type) < 0) {
         return NULL;
     }
     form.copied = given[3] == Py_True;
@@ -352,6 +359,11 @@ mm_buffer_dlpack(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject
         PyErr_Format(PyExc_TypeError, "copy must be None, True or False, got %R", given[3]);
         return NULL;
     }
+    /* Memory that is not managed must not pass for it. */
+    if (mm_buffer_begin(b, MM_QUERY, &use) < 0) {
+        return NULL;
+    }
+    mm_buffer_end(&use);
     if (order_consumer(b->state, given[0]) < 0) {
         return NULL;
     }

@@ -206,20 +206,16 @@ device_get_memory_info(PyObject *op, void *Py_UNUSED(closure))
     mm_driver *cu = mm_open(state);
     size_t free_bytes = 0, total = 0;
     PyObject *info;
-    mm_scope scope;
     mm_status st;
-    CUresult code;
+    int rc;
 
     if (cu == NULL) {
         return NULL;
     }
-    if (mm_scope_enter(&scope, cu, ordinal_of(op), &st) < 0) {
-        return mm_raise(state, &st);
-    }
-    code = cu->MemGetInfo(&free_bytes, &total);
-    mm_scope_leave(&scope);
-    if (code != CUDA_SUCCESS) {
-        (void)mm_fail_call(&st, "cuMemGetInfo", (int)code);
+    Py_BEGIN_ALLOW_THREADS
+    rc = mm_device_memory(cu, ordinal_of(op), &free_bytes, &total, &st);
+    Py_END_ALLOW_THREADS
+    if (rc < 0) {
         return mm_raise(state, &st);
     }
     info = PyStructSequence_New(state->memory_info_type);
@@ -310,7 +306,7 @@ static PyMethodDef device_methods[] = {
     {"all", device_all, METH_NOARGS | METH_CLASS, device_all_doc},
     {"set_current", device_set_current, METH_NOARGS, device_set_current_doc},
     {"sync", device_sync, METH_NOARGS, device_sync_doc},
-    {"__reduce__", device_reduce, METH_NOARGS, "__reduce__($self, /)\n--\n\nFor pickle."},
+    {"__reduce__", device_reduce, METH_NOARGS, "__reduce__($self, /)\n--\n\nHow pickle and copy make it again: the interned object."},
     {NULL, NULL, 0, NULL},
 };
 

@@ -1,11 +1,11 @@
-/* dlpack_abi.h: the part of the DLPack interface (version 1.1) that is exchanged here, declared
+/* dlpack_abi.h: the part of the DLPack interface (version 1.0) that is exchanged here, declared
  * anew from its specification; the sizes are checked below. */
 #ifndef MM_DLPACK_ABI_H
 #define MM_DLPACK_ABI_H
 
 #include <stdint.h>
 
-enum { DLPACK_MAJOR = 1, DLPACK_MINOR = 1 };
+enum { DLPACK_MAJOR = 1, DLPACK_MINOR = 0 };
 
 enum { DL_DEVICE_CPU = 1, DL_DEVICE_CUDA_MANAGED = 13 };
 

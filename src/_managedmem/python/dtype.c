@@ -85,7 +85,7 @@ mm_read_dtype(PyObject *value)
     Py_DECREF(text);
     if (dtype == NULL && !PyErr_Occurred()) {
         PyErr_Format(PyExc_TypeError,
-                     "%R is no element type of a buffer; known are bool, (u)int8 to (u)int64, "
+                     "%R is no dtype of a buffer; known are bool, (u)int8 to (u)int64, "
                      "float16 to float64, complex64 and complex128 (for bfloat16 and fp8 use an "
                      "integer of the same size and view it there)", value);
     }

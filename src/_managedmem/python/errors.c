@@ -164,7 +164,8 @@ PyDoc_STRVAR(cuda_error_doc,
 "    The driver function that returned it, such as \"cuMemAdvise\"; None where the call was\n"
 "    refused before the driver was reached.\n"
 "\n"
-"After a failed call buffers, advice and contents are as they were before it.");
+"After a failed call buffers, advice and contents are as they were before it; of several\n"
+"prefetches or discards, those before the refused one may have been queued.");
 
 PyDoc_STRVAR(out_of_memory_doc,
 "The driver has no memory left (CUDA_ERROR_OUT_OF_MEMORY); also a MemoryError.");

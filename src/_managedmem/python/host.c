@@ -158,7 +158,7 @@ PyDoc_STRVAR(host_numa_current_doc,
 
 static PyMethodDef host_methods[] = {
     {"numa_current", host_numa_current, METH_NOARGS | METH_CLASS, host_numa_current_doc},
-    {"__reduce__", host_reduce, METH_NOARGS, "__reduce__($self, /)\n--\n\nFor pickle."},
+    {"__reduce__", host_reduce, METH_NOARGS, "__reduce__($self, /)\n--\n\nHow pickle and copy make it again: the interned object."},
     {NULL, NULL, 0, NULL},
 };
 

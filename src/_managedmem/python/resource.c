@@ -165,8 +165,9 @@ static PyMethodDef resource_methods[] = {
 };
 
 static PyGetSetDef resource_getset[] = {
-    {"is_host_accessible", resource_get_true, NULL, "True.", NULL},
-    {"is_device_accessible", resource_get_true, NULL, "True.", NULL},
+    {"is_host_accessible", resource_get_true, NULL, "True: the host can use the memory.", NULL},
+    {"is_device_accessible", resource_get_true, NULL,
+     "True: every device can use the memory.", NULL},
     {"device_id", resource_get_device_id, NULL,
      "The calling thread's current device, on which allocations are accounted.", NULL},
     {NULL, NULL, NULL, NULL, NULL},

@@ -23,15 +23,15 @@ raise_closed(void)
 }
 
 static int
-handle_from_int(PyObject *value, CUstream *out)
+handle_from_int(PyObject *value, const char *what, CUstream *out)
 {
     long long handle;
 
-    if (mm_read_index(value, "a stream handle", PyExc_TypeError, &handle) < 0) {
+    if (mm_read_index(value, what, PyExc_TypeError, &handle) < 0) {
         return -1;
     }
     if (handle < 0) {
-        PyErr_Format(PyExc_ValueError, "a stream handle cannot be negative, got %R", value);
+        PyErr_Format(PyExc_ValueError, "%s cannot be negative, got %R", what, value);
         return -1;
     }
     *out = (CUstream)(uintptr_t)handle;
@@ -59,7 +59,7 @@ handle_from_protocol(PyObject *value, PyObject *method, CUstream *out)
                          "__cuda_stream__() of %R has protocol version %lld; only 0 is known",
                          value, version);
         } else {
-            rc = handle_from_int(PyTuple_GetItem(answer, 1), out);
+            rc = handle_from_int(PyTuple_GetItem(answer, 1), "the handle in __cuda_stream__", out);
         }
     }
     Py_DECREF(answer);
@@ -84,7 +84,7 @@ foreign_handle(PyObject *value, CUstream *out)
         found = mm_get_optional(value, "ptr", &attribute);
     }
     if (found > 0) {
-        found = handle_from_int(attribute, out);
+        found = handle_from_int(attribute, "a stream handle", out);
         Py_DECREF(attribute);
         return found;
     }
@@ -113,7 +113,7 @@ mm_stream_begin(mm_state *state, PyObject *value, mm_stream_use *use)
         return 0;
     }
     if (PyLong_Check(value)) {
-        return handle_from_int(value, &use->handle);
+        return handle_from_int(value, "a stream handle", &use->handle);
     }
     return foreign_handle(value, &use->handle);
 }
@@ -148,11 +148,15 @@ stream_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     PyObject *self;
     mm_driver *cu;
     mm_status st;
+    int rc;
 
     if (mm_args_new(&parameters, args, kwargs, NULL) < 0 || (cu = mm_open(state)) == NULL) {
         return NULL;
     }
-    if (mm_stream_create(cu, &handle, &st) < 0) {
+    Py_BEGIN_ALLOW_THREADS
+    rc = mm_stream_create(cu, &handle, &st);
+    Py_END_ALLOW_THREADS
+    if (rc < 0) {
         return mm_raise(state, &st);
     }
     self = new_stream(type, handle, true);
@@ -167,8 +171,10 @@ stream_from_handle(PyObject *type, PyObject *value)
 {
     CUstream handle;
 
-    return handle_from_int(value, &handle) < 0 ? NULL
-                                               : new_stream((PyTypeObject *)type, handle, false);
+    if (handle_from_int(value, "a stream handle", &handle) < 0) {
+        return NULL;
+    }
+    return new_stream((PyTypeObject *)type, handle, false);
 }
 
 /* Destroys the stream unless it is somebody else's, was closed before, or the process forked. */
@@ -177,7 +183,7 @@ close_stream(stream_object *s, mm_status *st)
 {
     mm_driver *cu = mm_driver_peek();
 
-    if (mm_guard_close(&s->guard) != MM_CLOSED_NOW || !s->owned || cu == NULL
+    if (mm_guard_close(&s->guard, mm_driver_forked()) != MM_CLOSED_NOW || !s->owned || cu == NULL
         || mm_driver_forked()) {
         return 0;
     }
@@ -195,9 +201,11 @@ stream_dealloc(PyObject *op)
     if (stream_of(op)->weakrefs != NULL) {
         PyObject_ClearWeakRefs(op);
     }
+    Py_BEGIN_ALLOW_THREADS
     if (close_stream(stream_of(op), &ignored) < 0) {
         /* Nobody to tell; at interpreter exit the driver may be gone already. */
     }
+    Py_END_ALLOW_THREADS
     release(op);
     Py_DECREF(type);
 }

@@ -1,0 +1,47 @@
+"""Builds the documentation from these pages and the docstrings of the installed package.
+
+python -m pip install ".[docs]"
+python -m sphinx -W -b html docs docs/_build
+"""
+
+import re
+
+import managedmem
+
+project = "managedmem"
+author = "The managedmem developers"
+copyright = author
+version = release = managedmem.__version__
+
+extensions = ["sphinx.ext.autodoc"]
+exclude_patterns = ["_build"]
+nitpicky = True
+html_theme = "alabaster"
+html_theme_options = {"description": "CUDA managed memory for Python", "page_width": "1100px"}
+html_copy_source = False
+
+autodoc_member_order = "alphabetical"
+autodoc_typehints = "none"  # the stub has the types; signatures come from the docstrings
+
+
+def as_markup(app, what, name, obj, options, lines):
+    """Make markup of a docstring: plain text whose sections have underlined titles.
+
+    What stands below "Parameters" is a definition list already, and text behind it is text, so only
+    the title changes. An underscore at the end of a word is no link.
+    """
+    lines[:] = [re.sub(r"(?<=\w)_(?!\w)", r"\\_", line) for line in lines]
+    for i in reversed(range(1, len(lines))):
+        if re.fullmatch("-{4,}", lines[i]):
+            lines[i - 1 : i + 1] = [f".. rubric:: {lines[i - 1]}", ""]
+
+
+def skip_numbers(app, what, name, obj, skip, options):
+    """Leave out the fields of named tuples: all that Python says of them is their number."""
+    return skip or (getattr(obj, "__doc__", None) or "").startswith("Alias for field number")
+
+
+def setup(app):
+    """Let docstrings pass through the functions above."""
+    app.connect("autodoc-process-docstring", as_markup)
+    app.connect("autodoc-skip-member", skip_numbers)

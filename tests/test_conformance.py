@@ -1,0 +1,153 @@
+"""Compares the emulated driver, answer by answer, with what real GPUs answered.
+
+Owns the building and running of the conformance program. Its goldens are its output on real
+hardware; `known_differences.txt` lists the few lines in which the emulated driver may differ.
+"""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from itertools import zip_longest
+from pathlib import Path
+
+import pytest
+
+import managedmem
+from helpers import EMULATED
+
+SOURCES = Path(__file__).resolve().parent / "conformance"
+PROFILES = {"h200": 1, "h200-x2": 2}
+HEADERS_WANTED = 13000
+TIMEOUT = 300
+
+
+def header_version(include):
+    header = include / "cuda.h"
+    text = header.read_text(errors="replace") if header.is_file() else ""
+    found = re.search(r"#define\s+CUDA_VERSION\s+(\d+)", text)
+    return int(found.group(1)) if found else 0
+
+
+def cuda_include():
+    """The first folder with new enough CUDA headers, looked for as setup.py does; else None."""
+    nvcc = shutil.which("nvcc")
+    roots = [os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH")]
+    roots += [Path(nvcc).resolve().parents[1] if nvcc else None, "/usr/local/cuda"]
+    places = [Path(root) / "include" for root in roots if root]
+    places += [Path(entry) / "nvidia" / "cu13" / "include" for entry in sys.path if entry]
+    return next((p for p in places if header_version(p) >= HEADERS_WANTED), None)
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory):
+    """The conformance program, built for this run."""
+    compiler = shutil.which("cc")
+    if compiler is None:
+        pytest.skip("no C compiler (cc) to build the conformance program with")
+    include = cuda_include()
+    if include is None:
+        pytest.skip(f"no cuda.h of version {HEADERS_WANTED} or newer found")
+    built = tmp_path_factory.mktemp("conformance") / "conformance"
+    flags = ["-std=c11", "-D_GNU_SOURCE", "-Wall", "-Wextra", "-Werror", f"-I{include}"]
+    sources = sorted(map(str, SOURCES.glob("*.c")))
+    done = subprocess.run(
+        [compiler, *flags, *sources, "-o", str(built), "-ldl"], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    return built
+
+
+def run(program, library, profile=None):
+    """The lines that the program prints about a driver library."""
+    env = {k: v for k, v in os.environ.items() if not k.startswith("MANAGEDMEM_")}
+    if profile is not None:
+        env["MANAGEDMEM_EMULATOR"] = f"profile={profile}"
+    done = subprocess.run(
+        [str(program), str(library)], env=env, capture_output=True, text=True, timeout=TIMEOUT
+    )
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr
+    return done.stdout.splitlines()
+
+
+def golden(name):
+    return (SOURCES / "golden" / f"{name}-driver580.txt").read_text().splitlines()
+
+
+def known_differences():
+    """The allowed patterns with their reasons."""
+    entries = {}
+    for line in (SOURCES / "known_differences.txt").read_text().splitlines():
+        if line and not line.startswith("#"):
+            pattern, separator, reason = line.partition(" -- ")
+            assert separator and reason.strip(), f"a known difference without a reason: {line}"
+            entries[pattern.strip()] = reason
+    return entries
+
+
+def differences(expected, answered):
+    """Every differing line as (topic, expected, answered)."""
+    topic = ""
+    for want, got in zip_longest(expected, answered, fillvalue="(nothing)"):
+        if want.startswith("## "):
+            topic = want[3:]
+        if want != got:
+            yield topic, want, got
+            if want.startswith("## ") or got.startswith("## "):
+                return  # a topic has more or fewer lines: everything behind it is shifted
+
+
+def explain(found):
+    return "\n".join(f"[{topic}]\n  golden   {want}\n  answered {got}"
+                     for topic, want, got in found)
+
+
+@pytest.mark.emulator_only
+@pytest.mark.parametrize("profile", PROFILES)
+def test_emulated_driver_answers_as_the_hardware_did(program, profile):
+    library = Path(managedmem.__file__).with_name("libmanagedmem_emulator.so")
+    allowed = [re.compile(pattern) for pattern in known_differences()]
+    found = list(differences(golden(profile), run(program, library, profile)))
+    unknown = [d for d in found if not any(p.fullmatch(d[1]) for p in allowed)]
+    assert not unknown, explain(unknown)
+
+
+@pytest.mark.emulator_only
+def test_every_known_difference_is_still_one(program):
+    library = Path(managedmem.__file__).with_name("libmanagedmem_emulator.so")
+    found = [d for p in PROFILES for d in differences(golden(p), run(program, library, p))]
+    stale = [
+        pattern
+        for pattern in known_differences()
+        if not any(re.fullmatch(pattern, want) for _, want, _ in found)
+    ]
+    assert not stale, f"no longer needed in known_differences.txt: {stale}"
+
+
+@pytest.mark.skipif(EMULATED, reason="needs the driver of a real GPU")
+def test_real_driver_still_answers_as_recorded(program):
+    info = managedmem.driver_info()
+    counts = {devices: name for name, devices in PROFILES.items()}
+    name = counts.get(info["device_count"])
+    if name is None or info["version"] != 13000 or "H200" not in managedmem.Device(0).name:
+        pytest.skip("no golden was recorded on a machine like this")
+    found = list(differences(golden(name), run(program, info["path"])))
+    assert not found, explain(found)
+
+
+class TestTheComparison:
+    """The comparison itself must see what it is there to see."""
+
+    def test_equal_lines_are_no_difference(self):
+        assert list(differences(["## a", "x 0"], ["## a", "x 0"])) == []
+
+    def test_a_changed_line_is_found_with_its_topic(self):
+        assert list(differences(["## a", "x 0"], ["## a", "x 1"])) == [("a", "x 0", "x 1")]
+
+    def test_a_missing_line_is_found(self):
+        assert list(differences(["## a", "x 0"], ["## a"])) == [("a", "x 0", "(nothing)")]
+
+    def test_a_shifted_topic_is_reported_once(self):
+        found = list(differences(["## a", "x", "## b", "y"], ["## a", "## b", "y", "z"]))
+        assert found == [("a", "x", "## b")]

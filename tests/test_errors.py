@@ -1,0 +1,153 @@
+"""What an error tells: its class, the driver's answer, words that help; what it leaves undone.
+
+That every single driver call may fail is in test_faults; wrong arguments are in test_bad_input.
+"""
+
+import pickle
+
+import pytest
+
+import managedmem
+from helpers import MIB, PAGE
+from managedmem import CUDAError, CUDAOutOfMemoryError, Device, Host, emulator
+
+UNKNOWN = 999
+# The driver may report the failure of earlier, asynchronous work from any call.
+AFTER = pytest.mark.parametrize("after", [False, True], ids=["refused", "failed after the effect"])
+
+
+class TestClasses:
+    @pytest.mark.parametrize(
+        ("cls", "bases"),
+        [
+            (CUDAError, [RuntimeError]),
+            (CUDAOutOfMemoryError, [CUDAError, MemoryError]),
+            (managedmem.DriverNotFoundError, [CUDAError]),
+            (managedmem.DriverTooOldError, [CUDAError]),
+        ],
+    )
+    def test_the_tree(self, cls, bases):
+        assert all(issubclass(cls, base) for base in bases)
+        assert cls.__module__ == "managedmem"
+        assert cls.__doc__
+
+    def test_no_driver_call_no_code(self):
+        error = managedmem.DriverNotFoundError("words")
+        assert (error.code, error.name, error.function) == (None, None, None)
+
+
+@pytest.mark.emulator_only
+class TestOutOfMemory:
+    def test_is_a_memory_error_and_a_cuda_error(self):
+        emulator.fail("cuMemAllocManaged", code=2)
+        with pytest.raises(CUDAOutOfMemoryError) as error:
+            managedmem.ManagedMemoryResource().allocate(PAGE)
+        assert isinstance(error.value, MemoryError)
+        assert isinstance(error.value, CUDAError)
+        assert (error.value.code, error.value.name) == (2, "CUDA_ERROR_OUT_OF_MEMORY")
+        assert error.value.function == "cuMemAllocManaged"
+        assert str(PAGE) in str(error.value)
+
+    @pytest.mark.parametrize(
+        "call", [lambda b: managedmem.empty(8), lambda b: b.copy_to()], ids=["empty", "copy_to"]
+    )
+    def test_wherever_memory_is_made(self, buf, call):
+        live = emulator.live()
+        emulator.fail("cuMemAllocManaged", code=2)
+        with pytest.raises(CUDAOutOfMemoryError):
+            call(buf)
+        assert emulator.live() == live
+
+    def test_the_next_allocation_works(self, alloc):
+        emulator.fail("cuMemAllocManaged", code=2)
+        with pytest.raises(MemoryError):
+            managedmem.ManagedMemoryResource().allocate(MIB)
+        assert alloc(MIB).size == MIB
+
+    @pytest.mark.parametrize("size", [1 << 62, (1 << 63) - 1], ids=hex)
+    def test_more_than_any_machine_has(self, size):
+        """Only here: a GPU is never asked for more than it has."""
+        with pytest.raises(MemoryError):
+            managedmem.ManagedMemoryResource().allocate(size)
+
+
+@pytest.mark.emulator_only
+class TestWhatTheDriverSaid:
+    @pytest.mark.parametrize(
+        ("code", "name"),
+        [
+            (1, "CUDA_ERROR_INVALID_VALUE"),
+            (101, "CUDA_ERROR_INVALID_DEVICE"),
+            (201, "CUDA_ERROR_INVALID_CONTEXT"),
+            (700, "CUDA_ERROR_ILLEGAL_ADDRESS"),
+            (801, "CUDA_ERROR_NOT_SUPPORTED"),
+            (999, "CUDA_ERROR_UNKNOWN"),
+        ],
+    )
+    def test_is_code_name_and_function(self, buf, stream, code, name):
+        emulator.fail("cuMemPrefetchAsync", code=code)
+        with pytest.raises(CUDAError) as error:
+            buf.prefetch(Device(0), stream=stream)
+        assert (error.value.code, error.value.name) == (code, name)
+        assert error.value.function == "cuMemPrefetchAsync"
+        assert name in str(error.value)
+        assert "cuMemPrefetchAsync" in str(error.value)
+
+    def test_an_unknown_code_comes_through(self, buf, stream):
+        emulator.fail("cuMemPrefetchAsync", code=4242)
+        with pytest.raises(CUDAError) as error:
+            buf.prefetch(Device(0), stream=stream)
+        assert error.value.code == 4242
+        assert "4242" in str(error.value)
+
+    @pytest.mark.parametrize(
+        ("function", "use"),
+        [
+            ("cuMemPrefetchAsync", lambda b: b.prefetch(Device(0))),
+            ("cuMemAdvise", lambda b: setattr(b, "read_mostly", True)),
+            ("cuMemDiscardBatchAsync", lambda b: b.discard()),
+            ("cuMemDiscardAndPrefetchBatchAsync", lambda b: b.discard_prefetch(Host())),
+        ],
+    )
+    def test_invalid_value_is_explained(self, buf, function, use):
+        """The driver's "invalid argument" means one of seven things: say more than that."""
+        emulator.fail(function, code=1)
+        with pytest.raises((CUDAError, ValueError)) as error:
+            use(buf)
+        text = str(error.value)
+        bare = f"{function} failed with CUDA_ERROR_INVALID_VALUE (1): invalid argument"
+        assert len(text) > len(bare) + 10, text
+
+    def test_pickles_with_all_it_carries(self, buf, stream):
+        emulator.fail("cuMemPrefetchAsync", code=UNKNOWN)
+        with pytest.raises(CUDAError) as error:
+            buf.prefetch(Device(0), stream=stream)
+        again = pickle.loads(pickle.dumps(error.value))
+        assert type(again) is type(error.value)
+        assert str(again) == str(error.value)
+        carried = (again.code, again.name, again.function)
+        assert carried == (UNKNOWN, "CUDA_ERROR_UNKNOWN", "cuMemPrefetchAsync")
+
+
+@pytest.mark.emulator_only
+@AFTER
+@pytest.mark.parametrize("nth", [1, 2, 3])
+def test_advice_on_several_targets_is_all_or_nothing(buf, nth, after):
+    pages = [buf[2 * i * PAGE : (2 * i + 1) * PAGE] for i in range(3)]
+    pages[1].preferred_location = Host()
+    emulator.fail("cuMemAdvise", nth=nth, code=UNKNOWN, after=after)
+    with pytest.raises(CUDAError):
+        managedmem.advise(pages, "set_preferred_location", Device(0))
+    emulator.clear_failures()
+    assert [page.preferred_location for page in pages] == [None, Host(), None]
+
+
+@pytest.mark.emulator_only
+@pytest.mark.parametrize(("name", "value"), [("read_mostly", True), ("preferred_location", Host())])
+def test_a_failing_property_leaves_the_advice_as_it_was(buf, name, value):
+    before = getattr(buf, name)
+    emulator.fail("cuMemAdvise", code=UNKNOWN)
+    with pytest.raises(CUDAError):
+        setattr(buf, name, value)
+    emulator.clear_failures()
+    assert getattr(buf, name) == before
