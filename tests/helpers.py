@@ -73,7 +73,9 @@ def write(buffer, data):
 
 def pattern(size, start=1):
     """Bytes that differ from page to page and from their neighbours, never 0."""
-    return bytes((i + i // PAGE + start) % 255 + 1 for i in range(size))
+    cycle = bytes(range(1, 256)) * (PAGE // 255 + 2)
+    pages = (cycle[(page * (PAGE + 1) + start) % 255 :][:PAGE] for page in range(-(-size // PAGE)))
+    return b"".join(pages)[:size]
 
 
 def names(calls):

@@ -389,13 +389,13 @@ class TestBadMembers:
         assert set(proxy) == model
 
     def test_add_of_none(self, pair):
-        with pytest.raises((TypeError, ValueError), match="location is required|Device or Host"):
+        with pytest.raises((TypeError, ValueError), match=r"location is required|Device or Host"):
             pair[0].add(None)
 
     @pytest.mark.parametrize("bad", [Host(0), Host(1), Host.numa_current()], ids=repr)
     def test_add_of_a_numa_host(self, pair, bad):
         proxy, model = pair
-        with pytest.raises(ValueError, match="(?i)numa"):
+        with pytest.raises(ValueError, match=r"(?i)numa"):
             proxy.add(bad)
         assert set(proxy) == model
 

@@ -101,7 +101,7 @@ class TestAdvice:
             managedmem.advise(untouched, bad, Host())
 
     def test_targets_are_checked_first_then_the_advice_then_the_location(self, buf):
-        with pytest.raises(TypeError, match="(?i)target|ManagedBuffer"):
+        with pytest.raises(TypeError, match=r"(?i)target|ManagedBuffer"):
             managedmem.advise([buf, 7], "bogus", 0)
         with pytest.raises(ValueError, match=r"set_read_mostly"):
             managedmem.advise(buf, "bogus", 0)

@@ -99,8 +99,9 @@ def differences(expected, answered):
 
 
 def explain(found):
-    return "\n".join(f"[{topic}]\n  golden   {want}\n  answered {got}"
-                     for topic, want, got in found)
+    return "\n".join(
+        f"[{topic}]\n  golden   {want}\n  answered {got}" for topic, want, got in found
+    )
 
 
 @pytest.mark.emulator_only

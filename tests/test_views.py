@@ -227,10 +227,10 @@ class TestView:
         view = alloc(4096).view(shape=(64, 64))
         assert (view.dtype, view.shape) == ("uint8", (64, 64))
 
-    def test_without_arguments_is_one_axis_of_the_same_type(self, alloc):
+    def test_without_arguments_is_the_same_layout(self, alloc):
         typed = alloc(4096).view("int16", (2, 1024))
         again = typed.view()
-        assert (again.dtype, again.shape, again.handle) == ("int16", (2048,), typed.handle)
+        assert (again.dtype, again.shape, again.handle) == ("int16", (2, 1024), typed.handle)
 
     def test_a_number_is_a_shape_of_one_axis(self, alloc):
         assert alloc(4096).view("int32", 1024).shape == (1024,)
@@ -277,7 +277,7 @@ class TestView:
         "bad", ["float31", "", "O", "U4", ">f4", "f4,f4", 4, object(), str], ids=repr
     )
     def test_refuses_other_types(self, alloc, bad):
-        with pytest.raises((TypeError, ValueError), match="element type"):
+        with pytest.raises((TypeError, ValueError), match="dtype"):
             alloc(4096).view(bad)
 
     def test_the_size_must_be_whole_items(self, alloc):
@@ -333,16 +333,13 @@ class TestClosing:
         buffer.close()
         assert buffer.is_closed is True
 
-    def test_of_a_view_leaves_its_own_export_usable(self, buf):
-        """The memory belongs to the root, which stays and waits for the export."""
+    def test_of_a_view_waits_for_its_own_export(self, buf):
         view = buf[:PAGE]
-        with memoryview(view) as shown:
-            view.close()
-            assert view.is_closed
-            shown[0] = 7
+        with memoryview(view):
             with pytest.raises(BufferError):
-                buf.close()
-        assert contents(buf)[0] == 7
+                view.close()
+        view.close()
+        assert view.is_closed
 
     def test_of_a_middle_view_leaves_its_slices(self, buf):
         middle = buf[PAGE : 4 * PAGE]

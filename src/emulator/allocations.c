@@ -66,8 +66,8 @@ open_window(void)
     if (window != 0) {
         return true;
     }
-    base = mmap(NULL, WINDOW + BLOCK, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1,
-                0);
+    base =
+        mmap(NULL, WINDOW + BLOCK, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (base == MAP_FAILED) {
         return false;
     }
@@ -157,7 +157,8 @@ region_new(enum emu_kind kind, size_t size, struct emu_device *device, struct em
     if (region->base == 0 || !emu_runs_init(&region->policies, pages)
         || !emu_runs_init(&region->pages, pages)
         || mmap(address(region->base), size, PROT_READ | PROT_WRITE,
-                MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0) == MAP_FAILED) {
+                MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0)
+               == MAP_FAILED) {
         emu_runs_free(&region->policies);
         emu_runs_free(&region->pages);
         free(region);
@@ -182,8 +183,7 @@ upper(CUdeviceptr ptr)
         size_t middle = low + (high - low) / 2;
         if (table[middle].allocation->base <= ptr) {
             low = middle + 1;
-        }
-        else {
+        } else {
             high = middle;
         }
     }
@@ -288,8 +288,7 @@ emu_allocate(enum emu_kind kind, size_t size, struct emu_device *device, struct 
     struct emu_region *region = NULL;
 
     if (size > WINDOW
-        || (kind == EMU_DEVICE
-            && size > emu_config()->capacity - device->allocated)) {
+        || (kind == EMU_DEVICE && size > emu_config()->capacity - device->allocated)) {
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
     allocation = calloc(1, sizeof *allocation);
@@ -298,8 +297,7 @@ emu_allocate(enum emu_kind kind, size_t size, struct emu_device *device, struct 
     }
     if (pool != NULL || (kind == EMU_MANAGED && size < OWN_PAGES)) {
         allocation->base = place_among_others(kind, size, device, pool, &region);
-    }
-    else {
+    } else {
         region = region_new(kind, round_up(size, emu_config()->page), device, NULL);
         allocation->base = region == NULL ? 0 : region->base;
     }

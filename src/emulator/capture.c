@@ -108,7 +108,7 @@ emu_capture_status(struct emu_stream *stream, CUstreamCaptureStatus *status, uin
     if (implicit_capture(stream) != NULL) {
         return CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
     }
-    *status = capture == NULL    ? CU_STREAM_CAPTURE_STATUS_NONE
+    *status = capture == NULL   ? CU_STREAM_CAPTURE_STATUS_NONE
               : capture->broken ? CU_STREAM_CAPTURE_STATUS_INVALIDATED
                                 : CU_STREAM_CAPTURE_STATUS_ACTIVE;
     if (id != NULL) {

@@ -12,22 +12,47 @@ static const struct {
     struct emu_config config;
 } profiles[] = {
     {"default",
-     {.devices = 2, .numa_nodes = 2, .driver = 13000, .concurrent = true,
-      .capacity = (size_t)1 << 30, .page = 4096, .name = "Emulated GPU"}},
+     {.devices = 2,
+      .numa_nodes = 2,
+      .driver = 13000,
+      .concurrent = true,
+      .capacity = (size_t)1 << 30,
+      .page = 4096,
+      .name = "Emulated GPU"}},
     {"h200",
-     {.devices = 1, .numa_nodes = 1, .driver = 13000, .concurrent = true,
-      .discard = EMU_DISCARD_KEEP, .capacity = (size_t)1 << 30, .page = 4096,
+     {.devices = 1,
+      .numa_nodes = 1,
+      .driver = 13000,
+      .concurrent = true,
+      .discard = EMU_DISCARD_KEEP,
+      .capacity = (size_t)1 << 30,
+      .page = 4096,
       .name = "Emulated H200"}},
     {"h200-x2",
-     {.devices = 2, .numa_nodes = 1, .driver = 13000, .concurrent = true,
-      .discard = EMU_DISCARD_KEEP, .capacity = (size_t)1 << 30, .page = 4096,
+     {.devices = 2,
+      .numa_nodes = 1,
+      .driver = 13000,
+      .concurrent = true,
+      .discard = EMU_DISCARD_KEEP,
+      .capacity = (size_t)1 << 30,
+      .page = 4096,
       .name = "Emulated H200"}},
     {"wsl",
-     {.devices = 2, .numa_nodes = 1, .driver = 13000, .concurrent = false,
-      .capacity = (size_t)1 << 30, .page = 4096, .name = "Emulated GPU"}},
+     {.devices = 2,
+      .numa_nodes = 1,
+      .driver = 13000,
+      .concurrent = false,
+      .capacity = (size_t)1 << 30,
+      .page = 4096,
+      .name = "Emulated GPU"}},
     {"old12",
-     {.devices = 2, .numa_nodes = 2, .driver = 12020, .concurrent = true,
-      .capacity = (size_t)1 << 30, .page = 4096, .name = "Emulated GPU"}},
+     {.devices = 2,
+      .numa_nodes = 2,
+      .driver = 12020,
+      .concurrent = true,
+      .capacity = (size_t)1 << 30,
+      .page = 4096,
+      .name = "Emulated GPU"}},
 };
 
 static struct emu_config active;
@@ -82,9 +107,14 @@ set_option(const char *key, const char *text)
         const char *key;
         long low, high;
     } numbers[] = {
-        {"devices", 1, EMU_MAX_DEVICES}, {"numa_nodes", 1, EMU_MAX_NODES},
-        {"driver", 12020, 13000}, {"concurrent", 0, 1}, {"pageable", 0, 1},
-        {"capacity_mib", 1, 1 << 20}, {"page", 4096, 65536}, {"noinit", 0, 1},
+        {"devices", 1, EMU_MAX_DEVICES},
+        {"numa_nodes", 1, EMU_MAX_NODES},
+        {"driver", 12020, 13000},
+        {"concurrent", 0, 1},
+        {"pageable", 0, 1},
+        {"capacity_mib", 1, 1 << 20},
+        {"page", 4096, 65536},
+        {"noinit", 0, 1},
     };
     long number = 0;
     size_t i = 0;
@@ -102,14 +132,30 @@ set_option(const char *key, const char *text)
         return false;
     }
     switch (i) {
-    case 0: active.devices = (int)number; break;
-    case 1: active.numa_nodes = (int)number; break;
-    case 2: active.driver = (int)number; break;
-    case 3: active.concurrent = number != 0; break;
-    case 4: active.pageable = number != 0; break;
-    case 5: active.capacity = (size_t)number << 20; break;
-    case 6: active.page = (size_t)number; break;
-    default: active.noinit = number != 0; break;
+    case 0:
+        active.devices = (int)number;
+        break;
+    case 1:
+        active.numa_nodes = (int)number;
+        break;
+    case 2:
+        active.driver = (int)number;
+        break;
+    case 3:
+        active.concurrent = number != 0;
+        break;
+    case 4:
+        active.pageable = number != 0;
+        break;
+    case 5:
+        active.capacity = (size_t)number << 20;
+        break;
+    case 6:
+        active.page = (size_t)number;
+        break;
+    default:
+        active.noinit = number != 0;
+        break;
     }
     return (active.page & (active.page - 1)) == 0;
 }

@@ -135,8 +135,8 @@ emu_call_out(struct emu_call *call, const char *format, ...)
 }
 
 CUresult
-emu_call_begin(struct emu_call *call, const char *function, unsigned int kind,
-               const char *format, ...)
+emu_call_begin(struct emu_call *call, const char *function, unsigned int kind, const char *format,
+               ...)
 {
     va_list arguments;
     CUresult code = CUDA_SUCCESS;
@@ -237,8 +237,7 @@ emu_fail(const char *function, unsigned int nth, int code, int after)
     int status = -1;
 
     emu_lock();
-    if (nth > 0 && fault_count < FAULT_LIMIT
-        && strlen(function) < sizeof faults[0].function) {
+    if (nth > 0 && fault_count < FAULT_LIMIT && strlen(function) < sizeof faults[0].function) {
         snprintf(faults[fault_count].function, sizeof faults[0].function, "%s", function);
         faults[fault_count].countdown = nth;
         faults[fault_count].code = (CUresult)code;

@@ -81,21 +81,21 @@ void emu_call_out(struct emu_call *call, const char *format, ...)
 CUresult emu_call_end(struct emu_call *call, CUresult result);
 
 /* The one way into every entry point: declares `call`, or returns early. */
-#define EMU_BEGIN(function, kind, ...)                                               \
-    struct emu_call call;                                                            \
-    do {                                                                             \
-        CUresult early_ = emu_call_begin(&call, function, kind, __VA_ARGS__);        \
-        if (early_ != CUDA_SUCCESS) {                                                \
-            return early_;                                                           \
-        }                                                                            \
+#define EMU_BEGIN(function, kind, ...)                                        \
+    struct emu_call call;                                                     \
+    do {                                                                      \
+        CUresult early_ = emu_call_begin(&call, function, kind, __VA_ARGS__); \
+        if (early_ != CUDA_SUCCESS) {                                         \
+            return early_;                                                    \
+        }                                                                     \
     } while (0)
 
 /* Defines an entry point under a hidden name of our own and exports the vendor's name as an alias.
  * Inside the library only the hidden names are used: a real driver in the same process, loaded with
  * global scope, can then never be called in place of this one. */
-#define EMU_ENTRY(symbol, ...)                                                       \
-    extern __typeof__(symbol) symbol                                                 \
-        __attribute__((alias("emu_" #symbol), visibility("default")));               \
+#define EMU_ENTRY(symbol, ...)                                         \
+    extern __typeof__(symbol) symbol                                   \
+        __attribute__((alias("emu_" #symbol), visibility("default"))); \
     CUresult emu_##symbol(__VA_ARGS__)
 
 /* For the functions of streams that run unlocked; broadcast wakes those who wait for them. */
@@ -117,16 +117,16 @@ extern struct emu_counters emu_counted;
 enum { EMU_HOST_BIT = 32 };
 
 struct emu_policy {
-    uint64_t accessed_by;        /* bits of devices; EMU_HOST_BIT for the host */
-    int32_t preferred_type, preferred_id;    /* type 0: none */
-    int32_t prefetch_type, prefetch_id;      /* last requested; type 0: none */
+    uint64_t accessed_by; /* bits of devices; EMU_HOST_BIT for the host */
+    int32_t preferred_type, preferred_id; /* type 0: none */
+    int32_t prefetch_type, prefetch_id; /* last requested; type 0: none */
     uint32_t read_mostly;
-    uint32_t zero;               /* keeps the bytes comparable */
+    uint32_t zero; /* keeps the bytes comparable */
 };
 
 struct emu_page {
-    uint64_t where;              /* bits of the places that hold a copy; 0: never populated */
-    uint64_t discarded;          /* 1 between a discard and the next write or move */
+    uint64_t where; /* bits of the places that hold a copy; 0: never populated */
+    uint64_t discarded; /* 1 between a discard and the next write or move */
 };
 
 /* Compared word by word: what a member does not fill stays zero. */
@@ -140,7 +140,7 @@ _Static_assert(sizeof(union emu_value) == EMU_VALUE_WORDS * sizeof(uint64_t),
                "a value has bytes outside its words");
 
 struct emu_run {
-    size_t first;                /* page; the run ends where the next begins */
+    size_t first; /* page; the run ends where the next begins */
     union emu_value value;
 };
 
@@ -174,8 +174,8 @@ struct emu_pool;
 struct emu_device {
     int ordinal;
     unsigned int retained;
-    size_t allocated;            /* bytes of cuMemAlloc and of device pools */
-    size_t resident;             /* bytes of managed pages that it holds */
+    size_t allocated; /* bytes of cuMemAlloc and of device pools */
+    size_t resident; /* bytes of managed pages that it holds */
     struct emu_stream *legacy;
     struct emu_pool *default_pool, *pool;
 };
@@ -186,7 +186,7 @@ struct emu_thread {
     int depth;
     struct emu_device *stack[EMU_CONTEXT_DEPTH];
     CUstreamCaptureMode mode;
-    bool in_stream_function;     /* runs a host function: must not call the driver */
+    bool in_stream_function; /* runs a host function: must not call the driver */
 };
 
 struct emu_thread *emu_thread(void);
@@ -209,24 +209,24 @@ struct emu_region {
     size_t size;
     enum emu_kind kind;
     size_t allocations;
-    bool small;                  /* holds small managed allocations side by side */
+    bool small; /* holds small managed allocations side by side */
     struct emu_pool *pool;
-    struct emu_device *device;   /* whose memory it is (device kind), or where it was made */
+    struct emu_device *device; /* whose memory it is (device kind), or where it was made */
     struct emu_runs policies, pages;
-    uint64_t *checksums;         /* per page, of discarded pages (only where discards keep bytes) */
-    uint64_t used;               /* when it last moved to a device: the oldest is evicted first */
+    uint64_t *checksums; /* per page, of discarded pages (only where discards keep bytes) */
+    uint64_t used; /* when it last moved to a device: the oldest is evicted first */
 };
 
 struct emu_allocation {
     CUdeviceptr base;
-    size_t size;                 /* as asked for */
+    size_t size; /* as asked for */
     struct emu_region *region;
     enum emu_kind kind;
     struct emu_device *device;
     struct emu_pool *pool;
     unsigned int attach;
     unsigned int sync_memops;
-    bool freed;                  /* a stream-ordered free is queued */
+    bool freed; /* a stream-ordered free is queued */
     uint64_t id;
 };
 
@@ -298,12 +298,12 @@ struct emu_stream {
     uint64_t id;
     enum emu_stream_kind kind;
     struct emu_device *device;
-    uint64_t thread;             /* of a per-thread stream */
+    uint64_t thread; /* of a per-thread stream */
     unsigned int flags;
     int priority;
-    uint64_t queued, done;       /* serials */
+    uint64_t queued, done; /* serials */
     struct emu_op *head, *tail;
-    bool running;                /* some thread runs its head with the mutex released */
+    bool running; /* some thread runs its head with the mutex released */
     struct emu_capture *capture;
 };
 
@@ -315,12 +315,19 @@ struct emu_event {
     bool recorded;
     struct emu_point point;
     struct emu_capture *capture;
-    double milliseconds;         /* when it was reached */
+    double milliseconds; /* when it was reached */
 };
 
 enum emu_op_kind {
-    EMU_OP_PREFETCH, EMU_OP_DISCARD, EMU_OP_COPY, EMU_OP_FILL, EMU_OP_FUNCTION, EMU_OP_EVENT,
-    EMU_OP_WAIT, EMU_OP_RELEASE, EMU_OP_NOTHING,
+    EMU_OP_PREFETCH,
+    EMU_OP_DISCARD,
+    EMU_OP_COPY,
+    EMU_OP_FILL,
+    EMU_OP_FUNCTION,
+    EMU_OP_EVENT,
+    EMU_OP_WAIT,
+    EMU_OP_RELEASE,
+    EMU_OP_NOTHING,
 };
 
 struct emu_op {
@@ -330,7 +337,7 @@ struct emu_op {
     size_t waits;
     struct emu_point *wait;
     CUdeviceptr ptr, source;
-    size_t size;                 /* bytes; of a fill: elements */
+    size_t size; /* bytes; of a fill: elements */
     CUmemLocation location;
     unsigned int pattern, width;
     void (*function)(void *argument);
@@ -400,7 +407,7 @@ struct emu_pool {
     CUmemAllocationType type;
     CUmemLocation location;
     bool is_default, dying;
-    uint64_t access;             /* devices allowed besides the owner */
+    uint64_t access; /* devices allowed besides the owner */
     int reuse[3];
     cuuint64_t threshold, used, used_high, reserved_high;
     size_t live;

@@ -85,8 +85,8 @@ EMU_ENTRY(cuMemcpyHtoDAsync_v2, CUdeviceptr dstDevice, const void *srcHost, size
 EMU_ENTRY(cuMemcpyDtoHAsync_v2, void *dstHost, CUdeviceptr srcDevice, size_t ByteCount,
           CUstream hStream)
 {
-    const struct copy c = {(CUdeviceptr)(uintptr_t)dstHost, srcDevice, ByteCount, false, true,
-                           false};
+    const struct copy c = {
+        (CUdeviceptr)(uintptr_t)dstHost, srcDevice, ByteCount, false, true, false};
 
     return copy("cuMemcpyDtoHAsync", &c, hStream);
 }
@@ -123,8 +123,8 @@ static CUresult
 fill(const char *name, CUdeviceptr ptr, unsigned int pattern, unsigned int width, size_t count,
      CUstream stream)
 {
-    const struct emu_op op = {.kind = EMU_OP_FILL, .ptr = ptr, .size = count, .pattern = pattern,
-                              .width = width};
+    const struct emu_op op = {
+        .kind = EMU_OP_FILL, .ptr = ptr, .size = count, .pattern = pattern, .width = width};
 
     EMU_BEGIN(name, EMU_CALL_WORK, "ptr=0x%llx, value=%u, count=%zu, stream=0x%llx", ptr, pattern,
               count, (unsigned long long)(uintptr_t)stream);

@@ -19,8 +19,7 @@ static const struct {
     X(CUDA_ERROR_INVALID_CONTEXT, "invalid device context"),
     X(CUDA_ERROR_OPERATING_SYSTEM, "OS call failed or operation not supported on this OS"),
     X(CUDA_ERROR_INVALID_HANDLE, "invalid resource handle"),
-    X(CUDA_ERROR_ILLEGAL_STATE,
-      "the operation cannot be performed in the present state"),
+    X(CUDA_ERROR_ILLEGAL_STATE, "the operation cannot be performed in the present state"),
     X(CUDA_ERROR_NOT_FOUND, "named symbol not found"),
     X(CUDA_ERROR_NOT_READY, "device not ready"),
     X(CUDA_ERROR_ILLEGAL_ADDRESS, "an illegal memory access was encountered"),
@@ -164,25 +163,46 @@ attribute_value(CUdevice_attribute attribute, int *value)
     const struct emu_config *config = emu_config();
 
     switch ((int)attribute) {
-    case CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS: *value = config->concurrent; break;
-    case CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS: *value = config->pageable; break;
+    case CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS:
+        *value = config->concurrent;
+        break;
+    case CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS:
+        *value = config->pageable;
+        break;
     case CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS_USES_HOST_PAGE_TABLES:
     case CU_DEVICE_ATTRIBUTE_DIRECT_MANAGED_MEM_ACCESS_FROM_HOST:
     case CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID:
     case CU_DEVICE_ATTRIBUTE_NUMA_CONFIG:
-    case CU_DEVICE_ATTRIBUTE_INTEGRATED: *value = 0; break;
-    case CU_DEVICE_ATTRIBUTE_NUMA_ID: *value = -1; break;
+    case CU_DEVICE_ATTRIBUTE_INTEGRATED:
+        *value = 0;
+        break;
+    case CU_DEVICE_ATTRIBUTE_NUMA_ID:
+        *value = -1;
+        break;
     case CU_DEVICE_ATTRIBUTE_MANAGED_MEMORY:
     case CU_DEVICE_ATTRIBUTE_UNIFIED_ADDRESSING:
     case CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED:
     case CU_DEVICE_ATTRIBUTE_HOST_NUMA_MEMORY_POOLS_SUPPORTED:
-    case CU_DEVICE_ATTRIBUTE_HOST_MEMORY_POOLS_SUPPORTED: *value = 1; break;
-    case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR: *value = 9; break;
-    case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR: *value = 0; break;
-    case CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT: *value = 132; break;
-    case CU_DEVICE_ATTRIBUTE_WARP_SIZE: *value = 32; break;
-    case CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_BLOCK: *value = 1024; break;
-    default: return false;
+    case CU_DEVICE_ATTRIBUTE_HOST_MEMORY_POOLS_SUPPORTED:
+        *value = 1;
+        break;
+    case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR:
+        *value = 9;
+        break;
+    case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR:
+        *value = 0;
+        break;
+    case CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT:
+        *value = 132;
+        break;
+    case CU_DEVICE_ATTRIBUTE_WARP_SIZE:
+        *value = 32;
+        break;
+    case CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_BLOCK:
+        *value = 1024;
+        break;
+    default:
+        return false;
     }
     return true;
 }
@@ -196,8 +216,8 @@ EMU_ENTRY(cuDeviceGetAttribute, int *pi, CUdevice_attribute attrib, CUdevice dev
     if (emu_device(dev) == NULL) {
         return emu_call_end(&call, CUDA_ERROR_INVALID_DEVICE);
     }
-    return emu_call_end(&call, attribute_value(attrib, pi) ? CUDA_SUCCESS
-                                                           : CUDA_ERROR_INVALID_VALUE);
+    return emu_call_end(&call,
+                        attribute_value(attrib, pi) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE);
 }
 
 EMU_ENTRY(cuDeviceTotalMem_v2, size_t *bytes, CUdevice dev)

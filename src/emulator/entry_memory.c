@@ -112,8 +112,7 @@ release(CUdeviceptr ptr, bool pinned)
     }
     if (allocation->pool != NULL) {
         emu_pool_release(allocation);
-    }
-    else {
+    } else {
         emu_release(allocation);
     }
     return CUDA_SUCCESS;
@@ -169,8 +168,8 @@ check_advice(CUmem_advise advice, CUmemLocation location)
     bool known = device || location.type == CU_MEM_LOCATION_TYPE_HOST
                  || location.type == CU_MEM_LOCATION_TYPE_HOST_NUMA
                  || location.type == CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT;
-    bool accessed = advice == CU_MEM_ADVISE_SET_ACCESSED_BY
-                    || advice == CU_MEM_ADVISE_UNSET_ACCESSED_BY;
+    bool accessed =
+        advice == CU_MEM_ADVISE_SET_ACCESSED_BY || advice == CU_MEM_ADVISE_UNSET_ACCESSED_BY;
 
     if ((int)advice < CU_MEM_ADVISE_SET_READ_MOSTLY || advice > CU_MEM_ADVISE_UNSET_ACCESSED_BY
         || !known) {
@@ -181,8 +180,8 @@ check_advice(CUmem_advise advice, CUmemLocation location)
     }
     if (device) {
         return emu_device(location.id) == NULL ? CUDA_ERROR_INVALID_VALUE
-               : emu_config()->concurrent     ? CUDA_SUCCESS
-                                              : CUDA_ERROR_INVALID_DEVICE;
+               : emu_config()->concurrent      ? CUDA_SUCCESS
+                                               : CUDA_ERROR_INVALID_DEVICE;
     }
     if (accessed && location.type != CU_MEM_LOCATION_TYPE_HOST) {
         return CUDA_ERROR_INVALID_VALUE;
@@ -277,10 +276,12 @@ check_destination(CUmemLocation location)
     case CU_MEM_LOCATION_TYPE_DEVICE:
         return emu_device(location.id) == NULL ? CUDA_ERROR_INVALID_DEVICE : CUDA_SUCCESS;
     case CU_MEM_LOCATION_TYPE_HOST:
-    case CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT: return CUDA_SUCCESS;
+    case CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT:
+        return CUDA_SUCCESS;
     case CU_MEM_LOCATION_TYPE_HOST_NUMA:
         return node_exists(location.id) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
-    default: return CUDA_ERROR_INVALID_VALUE;
+    default:
+        return CUDA_ERROR_INVALID_VALUE;
     }
 }
 
@@ -358,7 +359,7 @@ struct batch {
     size_t count;
     const CUmemLocation *locations;
     const size_t *indices;
-    size_t places;               /* 0: discard only */
+    size_t places; /* 0: discard only */
     unsigned long long flags;
     bool discard;
 };
@@ -466,8 +467,8 @@ EMU_ENTRY(cuMemPrefetchBatchAsync, CUdeviceptr *dptrs, size_t *sizes, size_t cou
           CUmemLocation *prefetchLocs, size_t *prefetchLocIdxs, size_t numPrefetchLocs,
           unsigned long long flags, CUstream hStream)
 {
-    const struct batch b = {dptrs, sizes, count, prefetchLocs, prefetchLocIdxs, numPrefetchLocs,
-                            flags, false};
+    const struct batch b = {dptrs,           sizes,           count, prefetchLocs,
+                            prefetchLocIdxs, numPrefetchLocs, flags, false};
 
     EMU_BEGIN("cuMemPrefetchBatchAsync", EMU_CALL_WORK, "%s", "");
     log_batch(&call, &b, hStream);
@@ -488,8 +489,8 @@ EMU_ENTRY(cuMemDiscardAndPrefetchBatchAsync, CUdeviceptr *dptrs, size_t *sizes, 
           CUmemLocation *prefetchLocs, size_t *prefetchLocIdxs, size_t numPrefetchLocs,
           unsigned long long flags, CUstream hStream)
 {
-    const struct batch b = {dptrs, sizes, count, prefetchLocs, prefetchLocIdxs, numPrefetchLocs,
-                            flags, true};
+    const struct batch b = {dptrs,           sizes,           count, prefetchLocs,
+                            prefetchLocIdxs, numPrefetchLocs, flags, true};
 
     EMU_BEGIN("cuMemDiscardAndPrefetchBatchAsync", EMU_CALL_WORK, "%s", "");
     log_batch(&call, &b, hStream);
@@ -558,6 +559,6 @@ EMU_ENTRY(cuMemRangeGetAttributes, void **data, size_t *dataSizes,
 {
     EMU_BEGIN("cuMemRangeGetAttributes", EMU_CALL_WORK, "ptr=0x%llx, count=%zu, numAttributes=%zu",
               devPtr, count, numAttributes);
-    return emu_call_end(&call, read_attributes(data, dataSizes, attributes, numAttributes, devPtr,
-                                               count));
+    return emu_call_end(
+        &call, read_attributes(data, dataSizes, attributes, numAttributes, devPtr, count));
 }

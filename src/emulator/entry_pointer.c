@@ -14,13 +14,16 @@ place_size(CUpointer_attribute attribute)
     case CU_POINTER_ATTRIBUTE_RANGE_START_ADDR:
     case CU_POINTER_ATTRIBUTE_RANGE_SIZE:
     case CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES:
-    case CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE: return 8;
+    case CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE:
+        return 8;
     case CU_POINTER_ATTRIBUTE_MEMORY_TYPE:
     case CU_POINTER_ATTRIBUTE_SYNC_MEMOPS:
     case CU_POINTER_ATTRIBUTE_IS_MANAGED:
     case CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL:
-    case CU_POINTER_ATTRIBUTE_MAPPED: return 4;
-    default: return 0;
+    case CU_POINTER_ATTRIBUTE_MAPPED:
+        return 4;
+    default:
+        return 0;
     }
 }
 
@@ -29,20 +32,31 @@ static uint64_t
 attribute_value(const struct emu_allocation *a, CUpointer_attribute attribute, CUdeviceptr ptr)
 {
     switch ((int)attribute) {
-    case CU_POINTER_ATTRIBUTE_CONTEXT: return (uintptr_t)emu_context_of(a->device);
+    case CU_POINTER_ATTRIBUTE_CONTEXT:
+        return (uintptr_t)emu_context_of(a->device);
     case CU_POINTER_ATTRIBUTE_DEVICE_POINTER:
-    case CU_POINTER_ATTRIBUTE_HOST_POINTER: return ptr;
-    case CU_POINTER_ATTRIBUTE_BUFFER_ID: return a->id;
-    case CU_POINTER_ATTRIBUTE_RANGE_START_ADDR: return a->base;
-    case CU_POINTER_ATTRIBUTE_RANGE_SIZE: return a->size;
-    case CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE: return (uintptr_t)a->pool;
+    case CU_POINTER_ATTRIBUTE_HOST_POINTER:
+        return ptr;
+    case CU_POINTER_ATTRIBUTE_BUFFER_ID:
+        return a->id;
+    case CU_POINTER_ATTRIBUTE_RANGE_START_ADDR:
+        return a->base;
+    case CU_POINTER_ATTRIBUTE_RANGE_SIZE:
+        return a->size;
+    case CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE:
+        return (uintptr_t)a->pool;
     case CU_POINTER_ATTRIBUTE_MEMORY_TYPE:
         return a->kind == EMU_PINNED ? CU_MEMORYTYPE_HOST : CU_MEMORYTYPE_DEVICE;
-    case CU_POINTER_ATTRIBUTE_SYNC_MEMOPS: return a->sync_memops;
-    case CU_POINTER_ATTRIBUTE_IS_MANAGED: return a->kind == EMU_MANAGED;
-    case CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL: return (uint64_t)a->device->ordinal;
-    case CU_POINTER_ATTRIBUTE_MAPPED: return 1;
-    default: return 0;
+    case CU_POINTER_ATTRIBUTE_SYNC_MEMOPS:
+        return a->sync_memops;
+    case CU_POINTER_ATTRIBUTE_IS_MANAGED:
+        return a->kind == EMU_MANAGED;
+    case CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL:
+        return (uint64_t)a->device->ordinal;
+    case CU_POINTER_ATTRIBUTE_MAPPED:
+        return 1;
+    default:
+        return 0;
     }
 }
 
@@ -72,8 +86,7 @@ EMU_ENTRY(cuPointerGetAttribute, void *data, CUpointer_attribute attribute, CUde
 /* The plural form accepts pointers that the driver does not know: zeros, -2 as the device, and the
  * places of the range left alone.  It writes what comes before an attribute that does not exist. */
 static CUresult
-read_many(unsigned int number, const CUpointer_attribute *attributes, void **data,
-          CUdeviceptr ptr)
+read_many(unsigned int number, const CUpointer_attribute *attributes, void **data, CUdeviceptr ptr)
 {
     const struct emu_allocation *allocation = emu_find(ptr);
 
@@ -106,16 +119,14 @@ EMU_ENTRY(cuPointerGetAttributes, unsigned int numAttributes, CUpointer_attribut
     return emu_call_end(&call, read_many(numAttributes, attributes, data, ptr));
 }
 
-EMU_ENTRY(cuPointerSetAttribute, const void *value, CUpointer_attribute attribute,
-          CUdeviceptr ptr)
+EMU_ENTRY(cuPointerSetAttribute, const void *value, CUpointer_attribute attribute, CUdeviceptr ptr)
 {
     struct emu_allocation *allocation;
 
     EMU_BEGIN("cuPointerSetAttribute", EMU_CALL_WORK, "attribute=%d, ptr=0x%llx", (int)attribute,
               ptr);
     allocation = emu_find(ptr);
-    if (value == NULL || allocation == NULL
-        || attribute != CU_POINTER_ATTRIBUTE_SYNC_MEMOPS) {
+    if (value == NULL || allocation == NULL || attribute != CU_POINTER_ATTRIBUTE_SYNC_MEMOPS) {
         return emu_call_end(&call, CUDA_ERROR_INVALID_VALUE);
     }
     memcpy(&allocation->sync_memops, value, sizeof allocation->sync_memops);

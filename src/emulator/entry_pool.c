@@ -63,12 +63,23 @@ read_attribute(const struct emu_pool *pool, CUmemPool_attribute attribute, void 
     case CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES:
         memcpy(value, &pool->reuse[(int)attribute - 1], sizeof(int));
         return CUDA_SUCCESS;
-    case CU_MEMPOOL_ATTR_RELEASE_THRESHOLD: number = pool->threshold; break;
-    case CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT: number = emu_pool_regions_bytes(pool); break;
-    case CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH: number = pool->reserved_high; break;
-    case CU_MEMPOOL_ATTR_USED_MEM_CURRENT: number = pool->used; break;
-    case CU_MEMPOOL_ATTR_USED_MEM_HIGH: number = pool->used_high; break;
-    default: return CUDA_ERROR_INVALID_VALUE;
+    case CU_MEMPOOL_ATTR_RELEASE_THRESHOLD:
+        number = pool->threshold;
+        break;
+    case CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT:
+        number = emu_pool_regions_bytes(pool);
+        break;
+    case CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH:
+        number = pool->reserved_high;
+        break;
+    case CU_MEMPOOL_ATTR_USED_MEM_CURRENT:
+        number = pool->used;
+        break;
+    case CU_MEMPOOL_ATTR_USED_MEM_HIGH:
+        number = pool->used_high;
+        break;
+    default:
+        return CUDA_ERROR_INVALID_VALUE;
     }
     memcpy(value, &number, sizeof number);
     return CUDA_SUCCESS;
@@ -78,8 +89,8 @@ EMU_ENTRY(cuMemPoolGetAttribute, CUmemoryPool pool, CUmemPool_attribute attr, vo
 {
     const struct emu_pool *found;
 
-    EMU_BEGIN("cuMemPoolGetAttribute", EMU_CALL_WORK, "pool=0x%llx, attribute=%d",
-              number_of(pool), (int)attr);
+    EMU_BEGIN("cuMemPoolGetAttribute", EMU_CALL_WORK, "pool=0x%llx, attribute=%d", number_of(pool),
+              (int)attr);
     found = emu_pool_find(pool);
     return emu_call_end(&call, found == NULL || value == NULL
                                    ? CUDA_ERROR_INVALID_VALUE
@@ -109,12 +120,12 @@ write_attribute(struct emu_pool *pool, CUmemPool_attribute attribute, const void
         }
         if (attribute == CU_MEMPOOL_ATTR_USED_MEM_HIGH) {
             pool->used_high = pool->used;
-        }
-        else {
+        } else {
             pool->reserved_high = emu_pool_regions_bytes(pool);
         }
         return CUDA_SUCCESS;
-    default: return CUDA_ERROR_INVALID_VALUE;
+    default:
+        return CUDA_ERROR_INVALID_VALUE;
     }
 }
 
@@ -122,8 +133,8 @@ EMU_ENTRY(cuMemPoolSetAttribute, CUmemoryPool pool, CUmemPool_attribute attr, vo
 {
     struct emu_pool *found;
 
-    EMU_BEGIN("cuMemPoolSetAttribute", EMU_CALL_WORK, "pool=0x%llx, attribute=%d",
-              number_of(pool), (int)attr);
+    EMU_BEGIN("cuMemPoolSetAttribute", EMU_CALL_WORK, "pool=0x%llx, attribute=%d", number_of(pool),
+              (int)attr);
     found = emu_pool_find(pool);
     return emu_call_end(&call, found == NULL || value == NULL
                                    ? CUDA_ERROR_INVALID_VALUE
@@ -169,8 +180,8 @@ write_access(struct emu_pool *pool, const CUmemAccessDesc *map, size_t count)
     for (size_t i = 0; i < count; i++) {
         const CUmemLocation *where = &map[i].location;
         bool none = map[i].flags == CU_MEM_ACCESS_FLAGS_PROT_NONE;
-        bool owner = pool->location.type == CU_MEM_LOCATION_TYPE_DEVICE
-                     && pool->location.id == where->id;
+        bool owner =
+            pool->location.type == CU_MEM_LOCATION_TYPE_DEVICE && pool->location.id == where->id;
 
         if (where->type != CU_MEM_LOCATION_TYPE_DEVICE) {
             return CUDA_ERROR_INVALID_VALUE;
@@ -183,8 +194,7 @@ write_access(struct emu_pool *pool, const CUmemAccessDesc *map, size_t count)
         }
         if (none) {
             pool->access &= ~((uint64_t)1 << where->id);
-        }
-        else {
+        } else {
             pool->access |= (uint64_t)1 << where->id;
         }
     }
@@ -262,11 +272,10 @@ EMU_ENTRY(cuDeviceGetMemPool, CUmemoryPool *pool, CUdevice dev)
 
 EMU_ENTRY(cuDeviceSetMemPool, CUdevice dev, CUmemoryPool pool)
 {
-    EMU_BEGIN("cuDeviceSetMemPool", EMU_CALL_WORK, "device=%d, pool=0x%llx", dev,
-              number_of(pool));
-    return emu_call_end(&call, emu_pool_set_current(place_of_device(dev),
-                                                    CU_MEM_ALLOCATION_TYPE_PINNED,
-                                                    emu_pool_find(pool)));
+    EMU_BEGIN("cuDeviceSetMemPool", EMU_CALL_WORK, "device=%d, pool=0x%llx", dev, number_of(pool));
+    return emu_call_end(&call,
+                        emu_pool_set_current(place_of_device(dev), CU_MEM_ALLOCATION_TYPE_PINNED,
+                                             emu_pool_find(pool)));
 }
 
 /* ---- stream-ordered allocation ---- */

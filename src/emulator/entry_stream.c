@@ -348,8 +348,8 @@ EMU_ENTRY(cuStreamAttachMemAsync, CUstream hStream, CUdeviceptr dptr, size_t len
 
 EMU_ENTRY(cuEventCreate, CUevent *phEvent, unsigned int Flags)
 {
-    const unsigned int known = CU_EVENT_BLOCKING_SYNC | CU_EVENT_DISABLE_TIMING
-                               | CU_EVENT_INTERPROCESS;
+    const unsigned int known =
+        CU_EVENT_BLOCKING_SYNC | CU_EVENT_DISABLE_TIMING | CU_EVENT_INTERPROCESS;
     struct emu_event *event = NULL;
     CUresult result;
 
@@ -459,14 +459,11 @@ EMU_ENTRY(cuEventQuery, CUevent hEvent)
     event = emu_event_find(hEvent);
     if (event == NULL) {
         result = CUDA_ERROR_INVALID_HANDLE;
-    }
-    else if (event->capture != NULL) {
+    } else if (event->capture != NULL) {
         result = CUDA_ERROR_CAPTURED_EVENT;
-    }
-    else if (emu_capture_unsafe() != CUDA_SUCCESS) {
+    } else if (emu_capture_unsafe() != CUDA_SUCCESS) {
         result = CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
-    }
-    else if (!emu_event_reached(event)) {
+    } else if (!emu_event_reached(event)) {
         result = CUDA_ERROR_NOT_READY;
         if (emu_streams_lazy()) {
             emu_event_drain(event);
@@ -484,14 +481,11 @@ EMU_ENTRY(cuEventSynchronize, CUevent hEvent)
     event = emu_event_find(hEvent);
     if (event == NULL) {
         result = CUDA_ERROR_INVALID_HANDLE;
-    }
-    else if (event->capture != NULL) {
+    } else if (event->capture != NULL) {
         result = CUDA_ERROR_CAPTURED_EVENT;
-    }
-    else if (emu_capture_unsafe() != CUDA_SUCCESS) {
+    } else if (emu_capture_unsafe() != CUDA_SUCCESS) {
         result = CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
-    }
-    else {
+    } else {
         emu_event_drain(event);
     }
     return emu_call_end(&call, result);

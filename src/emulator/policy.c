@@ -50,18 +50,27 @@ change_policy(union emu_value *value, size_t first, size_t end, void *argument)
     (void)first;
     (void)end;
     switch (a->advice) {
-    case CU_MEM_ADVISE_SET_READ_MOSTLY: policy->read_mostly = 1; break;
-    case CU_MEM_ADVISE_UNSET_READ_MOSTLY: policy->read_mostly = 0; break;
-    case CU_MEM_ADVISE_SET_PREFERRED_LOCATION: set_preferred(policy, a->location); break;
+    case CU_MEM_ADVISE_SET_READ_MOSTLY:
+        policy->read_mostly = 1;
+        break;
+    case CU_MEM_ADVISE_UNSET_READ_MOSTLY:
+        policy->read_mostly = 0;
+        break;
+    case CU_MEM_ADVISE_SET_PREFERRED_LOCATION:
+        set_preferred(policy, a->location);
+        break;
     case CU_MEM_ADVISE_UNSET_PREFERRED_LOCATION:
         policy->preferred_type = 0;
         policy->preferred_id = 0;
         break;
-    case CU_MEM_ADVISE_SET_ACCESSED_BY: policy->accessed_by |= emu_place_bit(a->location); break;
+    case CU_MEM_ADVISE_SET_ACCESSED_BY:
+        policy->accessed_by |= emu_place_bit(a->location);
+        break;
     case CU_MEM_ADVISE_UNSET_ACCESSED_BY:
         policy->accessed_by &= ~emu_place_bit(a->location);
         break;
-    default: break;
+    default:
+        break;
     }
 }
 
@@ -204,7 +213,9 @@ emu_policy_read(const struct emu_region *region, CUdeviceptr ptr, size_t size,
     emu_page_span(region, ptr, size, &first, &end);
     emu_runs_visit(&region->policies, first, end, summarise, &s);
     switch (attribute) {
-    case CU_MEM_RANGE_ATTRIBUTE_READ_MOSTLY: *data = (int)p->read_mostly; break;
+    case CU_MEM_RANGE_ATTRIBUTE_READ_MOSTLY:
+        *data = (int)p->read_mostly;
+        break;
     case CU_MEM_RANGE_ATTRIBUTE_PREFERRED_LOCATION:
         *data = as_ordinal(p->preferred_type, p->preferred_id);
         break;
@@ -214,13 +225,19 @@ emu_policy_read(const struct emu_region *region, CUdeviceptr ptr, size_t size,
     case CU_MEM_RANGE_ATTRIBUTE_LAST_PREFETCH_LOCATION:
         *data = as_ordinal(p->prefetch_type, p->prefetch_id);
         break;
-    case CU_MEM_RANGE_ATTRIBUTE_PREFERRED_LOCATION_TYPE: *data = p->preferred_type; break;
+    case CU_MEM_RANGE_ATTRIBUTE_PREFERRED_LOCATION_TYPE:
+        *data = p->preferred_type;
+        break;
     case CU_MEM_RANGE_ATTRIBUTE_PREFERRED_LOCATION_ID:
         *data = p->preferred_type == CU_MEM_LOCATION_TYPE_HOST_NUMA
                     ? p->preferred_id
                     : as_ordinal(p->preferred_type, p->preferred_id);
         break;
-    case CU_MEM_RANGE_ATTRIBUTE_LAST_PREFETCH_LOCATION_TYPE: *data = p->prefetch_type; break;
-    default: *data = p->prefetch_type == 0 ? UNSET : p->prefetch_id; break;
+    case CU_MEM_RANGE_ATTRIBUTE_LAST_PREFETCH_LOCATION_TYPE:
+        *data = p->prefetch_type;
+        break;
+    default:
+        *data = p->prefetch_type == 0 ? UNSET : p->prefetch_id;
+        break;
     }
 }

@@ -39,13 +39,18 @@ static bool
 place_exists(CUmemLocation location, CUmemAllocationType type)
 {
     switch ((int)location.type) {
-    case CU_MEM_LOCATION_TYPE_DEVICE: return emu_device(location.id) != NULL;
-    case CU_MEM_LOCATION_TYPE_HOST: return true;
-    case CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT: return true;
+    case CU_MEM_LOCATION_TYPE_DEVICE:
+        return emu_device(location.id) != NULL;
+    case CU_MEM_LOCATION_TYPE_HOST:
+        return true;
+    case CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT:
+        return true;
     case CU_MEM_LOCATION_TYPE_HOST_NUMA:
         return location.id >= 0 && location.id < emu_config()->numa_nodes;
-    case CU_MEM_LOCATION_TYPE_NONE: return type == CU_MEM_ALLOCATION_TYPE_MANAGED;
-    default: return false;
+    case CU_MEM_LOCATION_TYPE_NONE:
+        return type == CU_MEM_ALLOCATION_TYPE_MANAGED;
+    default:
+        return false;
     }
 }
 
@@ -193,7 +198,7 @@ emu_pool_delete(struct emu_pool *pool)
 CUresult
 emu_pool_allocate(struct emu_pool *pool, size_t size, struct emu_allocation **out)
 {
-    enum emu_kind kind = pool->type == CU_MEM_ALLOCATION_TYPE_MANAGED ? EMU_MANAGED
+    enum emu_kind kind = pool->type == CU_MEM_ALLOCATION_TYPE_MANAGED         ? EMU_MANAGED
                          : pool->location.type == CU_MEM_LOCATION_TYPE_DEVICE ? EMU_DEVICE
                                                                               : EMU_PINNED;
     struct emu_device *device = pool->location.type == CU_MEM_LOCATION_TYPE_DEVICE

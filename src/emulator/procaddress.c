@@ -28,7 +28,8 @@ find(const char *symbol, void **out, int version, CUdriverProcAddressQueryResult
             continue;
         }
         known = true;
-        if (entries[i].version <= version && (best == NULL || entries[i].version > best->version)) {
+        if (entries[i].version <= version
+            && (best == NULL || entries[i].version > best->version)) {
             best = &entries[i];
         }
     }
@@ -38,8 +39,8 @@ find(const char *symbol, void **out, int version, CUdriverProcAddressQueryResult
     }
     if (status != NULL) {
         *status = best != NULL ? CU_GET_PROC_ADDRESS_SUCCESS
-                  : known     ? CU_GET_PROC_ADDRESS_VERSION_NOT_SUFFICIENT
-                              : CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND;
+                  : known      ? CU_GET_PROC_ADDRESS_VERSION_NOT_SUFFICIENT
+                               : CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND;
     }
     return CUDA_SUCCESS;
 }

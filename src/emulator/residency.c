@@ -56,11 +56,9 @@ count_transfer(uint64_t from, uint64_t to, size_t pages)
 
     if ((to & DEVICES) == 0) {
         emu_counted.bytes_dtoh += from_device ? bytes : 0;
-    }
-    else if (from_device) {
+    } else if (from_device) {
         emu_counted.bytes_dtod += bytes;
-    }
-    else {
+    } else {
         emu_counted.bytes_htod += bytes;
     }
 }
@@ -112,7 +110,8 @@ emu_pages_observe(struct emu_region *region, size_t first, size_t end)
         present = malloc((span.end - span.first) * per);
         if (present == NULL
             || mincore(page_bytes(region, span.first), (span.end - span.first) * per * system,
-                       present) != 0) {
+                       present)
+                   != 0) {
             free(present);
             return;
         }
@@ -154,8 +153,7 @@ discard_run(union emu_value *value, size_t first, size_t end, void *argument)
         unsigned char *bytes = page_bytes(region, i);
         if (emu_config()->discard == EMU_DISCARD_POISON) {
             memset(bytes, POISON, page);
-        }
-        else if (emu_config()->discard == EMU_DISCARD_ZERO) {
+        } else if (emu_config()->discard == EMU_DISCARD_ZERO) {
             memset(bytes, 0, page);
         }
         if (region->checksums != NULL) {
@@ -221,8 +219,7 @@ move_run(union emu_value *value, size_t first, size_t end, void *argument)
     if (move->policy->policy.read_mostly != 0) {
         emu_counted.duplications += pages;
         settle(value, where | bit, pages);
-    }
-    else {
+    } else {
         settle(value, bit, pages);
     }
 }
@@ -300,8 +297,7 @@ count_missing(const union emu_value *value, size_t first, size_t end, void *argu
 }
 
 void
-emu_pages_prefetch(struct emu_region *region, CUdeviceptr ptr, size_t size,
-                   CUmemLocation location)
+emu_pages_prefetch(struct emu_region *region, CUdeviceptr ptr, size_t size, CUmemLocation location)
 {
     struct move move = {.region = region, .bit = emu_place_bit(location)};
     struct missing missing = {move.bit, 0};
@@ -339,7 +335,8 @@ mapped_remotely(const struct emu_policy *policy, uint64_t where, uint64_t bit)
     return policy->preferred_type != 0
            && (emu_place_bit((CUmemLocation){(CUmemLocationType)policy->preferred_type,
                                              policy->preferred_id})
-               & where) != 0;
+               & where)
+                  != 0;
 }
 
 static void
@@ -370,8 +367,7 @@ touch_run(union emu_value *value, size_t first, size_t end, void *argument)
             emu_counted.duplications += pages;
             bit |= where;
         }
-    }
-    else if (!move->write || move->policy->policy.read_mostly == 0) {
+    } else if (!move->write || move->policy->policy.read_mostly == 0) {
         return;
     }
     settle(value, bit, pages);
@@ -389,7 +385,8 @@ touch_with_policy(const union emu_value *policy, size_t first, size_t end, void 
 void
 emu_pages_touch(struct emu_region *region, CUdeviceptr ptr, size_t size, int device, bool write)
 {
-    struct move move = {.region = region, .write = write,
+    struct move move = {.region = region,
+                        .write = write,
                         .bit = (uint64_t)1 << (device < 0 ? EMU_HOST_BIT : device)};
     size_t first, end;
 

@@ -36,8 +36,7 @@ index_of(const struct emu_runs *runs, size_t page)
         size_t middle = low + (high - low) / 2;
         if (runs->run[middle].first <= page) {
             low = middle;
-        }
-        else {
+        } else {
             high = middle;
         }
     }

@@ -202,17 +202,27 @@ run_op(const struct emu_op *op, int device)
         a = emu_find(op->ptr);
         if (a != NULL && op->kind == EMU_OP_PREFETCH) {
             emu_pages_prefetch(a->region, op->ptr, op->size, op->location);
-        }
-        else if (a != NULL) {
+        } else if (a != NULL) {
             emu_pages_discard(a->region, op->ptr, op->size);
         }
         break;
-    case EMU_OP_COPY: run_copy(op, device); break;
-    case EMU_OP_FILL: run_fill(op, device); break;
-    case EMU_OP_FUNCTION: run_function(op); break;
-    case EMU_OP_EVENT: run_event(op); break;
-    case EMU_OP_RELEASE: emu_pool_release(op->allocation); break;
-    default: break;
+    case EMU_OP_COPY:
+        run_copy(op, device);
+        break;
+    case EMU_OP_FILL:
+        run_fill(op, device);
+        break;
+    case EMU_OP_FUNCTION:
+        run_function(op);
+        break;
+    case EMU_OP_EVENT:
+        run_event(op);
+        break;
+    case EMU_OP_RELEASE:
+        emu_pool_release(op->allocation);
+        break;
+    default:
+        break;
     }
 }
 
@@ -256,8 +266,7 @@ run_until(uint64_t id, uint64_t serial, bool block)
                 return false;
             }
             emu_wait();
-        }
-        else if (!run_head(stream, block)) {
+        } else if (!run_head(stream, block)) {
             return false;
         }
     }
@@ -302,8 +311,7 @@ emu_streams_drain(const struct emu_device *device)
         if ((device == NULL || stream->device == device) && !emu_stream_idle(stream)) {
             emu_stream_drain(stream);
             stream = streams;
-        }
-        else {
+        } else {
             stream = stream->next;
         }
     }
@@ -396,8 +404,7 @@ submit(struct emu_stream *stream, const struct emu_op *op, const struct emu_poin
     }
     if (stream->tail != NULL) {
         stream->tail->next = copy;
-    }
-    else {
+    } else {
         stream->head = copy;
     }
     stream->tail = copy;

@@ -51,14 +51,12 @@ topic_batch(struct fixture *f)
            cu.prefetch_batch(p, s, 8, two, halves, 2, 0, f->stream));
     query("first half", a, 2 * M);
     query("second half", a + 2 * M, 2 * M);
-    report("batch of one 100 B at +10",
-           cu.prefetch_batch((CUdeviceptr[]){a + 10}, (size_t[]){100}, 1, &f->host, &zero, 1, 0,
-                             f->stream));
+    report("batch of one 100 B at +10", cu.prefetch_batch((CUdeviceptr[]){a + 10}, (size_t[]){100},
+                                                          1, &f->host, &zero, 1, 0, f->stream));
     query("its page", a, 4096);
     query("the next page", a + 4096, 4096);
     report("discard of 8", cu.discard_batch(p, s, 8, 0, f->stream));
-    report("discard+prefetch of 8",
-           cu.discard_prefetch(p, s, 8, &f->dev, &zero, 1, 0, f->stream));
+    report("discard+prefetch of 8", cu.discard_prefetch(p, s, 8, &f->dev, &zero, 1, 0, f->stream));
     report("set rm", cu.advise(a, size, 1, f->dev));
     report("set ab H", cu.advise(a, size, 5, f->host));
     report("discard with policies", cu.discard_batch(&a, &size, 1, 0, f->stream));
@@ -217,9 +215,10 @@ show_page_map(const char *label, CUdeviceptr ptr, size_t size)
             mapped += (size_t)(entries[i] >> 63);
         }
         printf("pagemap %-24s %s pages mapped on the CPU\n", label,
-               mapped == 0 ? "no" : mapped == count ? "all" : "some");
-    }
-    else {
+               mapped == 0       ? "no"
+               : mapped == count ? "all"
+                                 : "some");
+    } else {
         printf("pagemap %-24s not readable\n", label);
     }
     if (file >= 0) {

@@ -25,11 +25,13 @@ show_lookup(const char *label, const char *name, int version, cuuint64_t flags)
     static char marker;
     void *function = &marker;
     int status = 999;
-    CUresult result = cu.lookup(name, &function, version, flags,
-                                (CUdriverProcAddressQueryResult *)&status);
+    CUresult result =
+        cu.lookup(name, &function, version, flags, (CUdriverProcAddressQueryResult *)&status);
 
     printf("%-52s %d status %d function %s\n", label, (int)result, status,
-           function == &marker ? "untouched" : function == NULL ? "NULL" : "yes");
+           function == &marker ? "untouched"
+           : function == NULL  ? "NULL"
+                               : "yes");
     return function;
 }
 
@@ -89,8 +91,7 @@ topic_before_init(struct fixture *f)
     report("cuMemPrefetchAsync", cu.prefetch(4096, 4096, f->host, 0, NULL));
     report("cuMemRangeGetAttribute",
            cu.range_get(&count, 4, CU_MEM_RANGE_ATTRIBUTE_READ_MOSTLY, 4096, 4096));
-    report("cuPointerGetAttribute",
-           cu.pointer_get(&count, CU_POINTER_ATTRIBUTE_IS_MANAGED, 4096));
+    report("cuPointerGetAttribute", cu.pointer_get(&count, CU_POINTER_ATTRIBUTE_IS_MANAGED, 4096));
     report("cuStreamCreate", cu.stream_create(&stream, CU_STREAM_NON_BLOCKING));
     report("cuGetErrorName 1", cu.error_name(CUDA_ERROR_INVALID_VALUE, &text));
     printf("  text %s\n", text);
@@ -129,8 +130,8 @@ show_device(int ordinal)
     printf("dev %d:", ordinal);
     for (size_t i = 0; i < sizeof attributes / sizeof *attributes; i++) {
         int got = -99;
-        CUresult result = cu.device_attribute(&got, (CUdevice_attribute)attributes[i].attribute,
-                                              device);
+        CUresult result =
+            cu.device_attribute(&got, (CUdevice_attribute)attributes[i].attribute, device);
         printf(" %s=%d%s", attributes[i].name, got, result == CUDA_SUCCESS ? "" : "(err)");
     }
     printf("\n");
@@ -249,9 +250,8 @@ topic_allocation(struct fixture *f)
 static void
 topic_small_allocations(struct fixture *f)
 {
-    static const size_t sizes[] = {1,         512,        4096,       8192,      65536,
-                                   512 * KIB, MIB - 4096, MIB,        MIB + 1,   3 * MIB / 2,
-                                   2 * MIB - 1, 2 * MIB};
+    static const size_t sizes[] = {1,          512, 4096,    8192,        65536,       512 * KIB,
+                                   MIB - 4096, MIB, MIB + 1, 3 * MIB / 2, 2 * MIB - 1, 2 * MIB};
     CUdeviceptr small[3] = {0}, page[3] = {0}, again = 0;
     size_t size = 100;
 
@@ -297,8 +297,8 @@ topic_small_allocations(struct fixture *f)
         printf("%7zu bytes behind 1 byte: page aligned %d, 2 MiB aligned %d, gap to the next %s\n",
                sizes[i], x % 4096 == 0, x % (2 * M) == 0,
                y - x == (sizes[i] + 511) / 512 * 512 ? "rounded to 512"
-               : y - x == 2 * M                     ? "2 MiB"
-                                                    : "other");
+               : y - x == 2 * M                      ? "2 MiB"
+                                                     : "other");
     }
 }
 
@@ -356,11 +356,11 @@ topic_advise_checks(struct fixture *f)
 static void
 topic_advise_matrix(struct fixture *f)
 {
-    static const char *const advices[] = {"set_rm", "unset_rm", "set_pl", "unset_pl", "set_ab",
-                                          "unset_ab"};
+    static const char *const advices[] = {"set_rm",   "unset_rm", "set_pl",
+                                          "unset_pl", "set_ab",   "unset_ab"};
     static const char *const names[] = {"D0", "H", "N0", "NC", "N999", "D99"};
-    const CUmemLocation places[] = {f->dev, f->host, f->numa, f->numa_current, f->numa999,
-                                    f->dev99};
+    const CUmemLocation places[] = {f->dev,          f->host,    f->numa,
+                                    f->numa_current, f->numa999, f->dev99};
     CUdeviceptr p = managed(4 * M);
 
     for (int i = 0; i < 6; i++) {
@@ -389,7 +389,11 @@ topic_read_back(struct fixture *f)
     CUdeviceptr a = managed(4 * M);
     size_t all = 4 * M, half = 2 * M;
 
-#define STEP(label, call) do { report("  " label, call); query(label, a, all); } while (0)
+#define STEP(label, call)         \
+    do {                          \
+        report("  " label, call); \
+        query(label, a, all);     \
+    } while (0)
     query("fresh", a, all);
     STEP("set_rm", cu.advise(a, all, 1, f->dev));
     STEP("rm unset", cu.advise(a, all, 2, f->dev));
@@ -528,16 +532,16 @@ topic_range_attributes_plural(struct fixture *f)
     int got[4] = {-77, -77, -77, -77};
     void *data[4] = {&got[0], &got[1], &got[2], &got[3]};
     size_t sizes[4] = {4, 4, 4, 4}, bad[4] = {4, 3, 4, 4};
-    CUmem_range_attribute which[4] = {
-        CU_MEM_RANGE_ATTRIBUTE_PREFERRED_LOCATION_TYPE,
-        CU_MEM_RANGE_ATTRIBUTE_PREFERRED_LOCATION_ID,
-        CU_MEM_RANGE_ATTRIBUTE_LAST_PREFETCH_LOCATION_TYPE,
-        CU_MEM_RANGE_ATTRIBUTE_LAST_PREFETCH_LOCATION_ID};
+    CUmem_range_attribute which[4] = {CU_MEM_RANGE_ATTRIBUTE_PREFERRED_LOCATION_TYPE,
+                                      CU_MEM_RANGE_ATTRIBUTE_PREFERRED_LOCATION_ID,
+                                      CU_MEM_RANGE_ATTRIBUTE_LAST_PREFETCH_LOCATION_TYPE,
+                                      CU_MEM_RANGE_ATTRIBUTE_LAST_PREFETCH_LOCATION_ID};
 
-#define PLURAL(label, call) do {                                                              \
-        report(label, call);                                                                  \
-        printf("  [%d %d %d %d]\n", got[0], got[1], got[2], got[3]);                          \
-        got[0] = got[1] = got[2] = got[3] = -77;                                              \
+#define PLURAL(label, call)                                          \
+    do {                                                             \
+        report(label, call);                                         \
+        printf("  [%d %d %d %d]\n", got[0], got[1], got[2], got[3]); \
+        got[0] = got[1] = got[2] = got[3] = -77;                     \
     } while (0)
     PLURAL("fresh", cu.range_get_all(data, sizes, which, 4, a, 4 * M));
     cu.advise(a, 4 * M, 3, f->host);
@@ -609,6 +613,5 @@ main(int argc, char **argv)
         fprintf(stderr, "usage: %s LIBRARY [TOPIC]\n", argv[0]);
         return 2;
     }
-    return run_topics(argv[1], topics, sizeof topics / sizeof *topics,
-                      argc > 2 ? argv[2] : NULL);
+    return run_topics(argv[1], topics, sizeof topics / sizeof *topics, argc > 2 ? argv[2] : NULL);
 }

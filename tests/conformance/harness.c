@@ -45,12 +45,11 @@ query(const char *label, CUdeviceptr ptr, size_t size)
     printf("Q %-30s", label);
     for (int attribute = 1; attribute <= 8; attribute++) {
         int got = -77;
-        CUresult result = cu.range_get(&got, sizeof got, (CUmem_range_attribute)attribute, ptr,
-                                       size);
+        CUresult result =
+            cu.range_get(&got, sizeof got, (CUmem_range_attribute)attribute, ptr, size);
         if (result == CUDA_SUCCESS) {
             printf(" %d:%d", attribute, got);
-        }
-        else {
+        } else {
             printf(" %d:(%d)", attribute, (int)result);
         }
     }
@@ -131,8 +130,8 @@ open_driver(const char *library)
     }
     /* ISO C has no conversion from void * to a function pointer: the bytes are copied. */
     memcpy(&cu.lookup, &symbol, sizeof symbol);
-#define X(member, name, version)                        \
-    symbol = lookup(#name, version);                    \
+#define X(member, name, version)     \
+    symbol = lookup(#name, version); \
     memcpy(&cu.member, &symbol, sizeof symbol);
     DRIVER_FUNCTIONS(X)
 #undef X
@@ -245,8 +244,7 @@ run_topics(const char *library, const struct topic *topics, size_t count, const 
         if (WIFSIGNALED(status)) {
             printf("%s: ended by signal %d\n", topics[i].name, WTERMSIG(status));
             failures++;
-        }
-        else if (WEXITSTATUS(status) != 0 && WEXITSTATUS(status) != SKIPPED) {
+        } else if (WEXITSTATUS(status) != 0 && WEXITSTATUS(status) != SKIPPED) {
             failures++;
         }
     }

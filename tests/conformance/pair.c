@@ -90,8 +90,7 @@ topic_pair_prefetch(struct fixture *f)
     query("q0", parts[0], sizes[0]);
     query("q1", parts[1], sizes[1]);
     printf("byte %d\n", *(volatile unsigned char *)(uintptr_t)parts[1]);
-    report("prefetch to absent device",
-           cu.prefetch(a, M, device_place(f->devices), 0, f->stream));
+    report("prefetch to absent device", cu.prefetch(a, M, device_place(f->devices), 0, f->stream));
     report("discard on stream of 1", cu.discard_batch(parts, sizes, 1, 0, other));
     cu.stream_sync(other);
     report("free", cu.mem_free(a));

@@ -27,8 +27,8 @@ show_pointer(const char *label, CUdeviceptr ptr)
     printf("%s: managed %d type %d ordinal %d start %+lld size %zu\n", label, is_managed, type,
            ordinal, (long long)(start - ptr), size);
     printf("%s: codes %d %d %d %d %d %d %d device pointer is it %d host pointer is it %d\n", label,
-           (int)r[0], (int)r[1], (int)r[2], (int)r[3], (int)r[4], (int)r[5], (int)r[6],
-           dev == ptr, (CUdeviceptr)(uintptr_t)host == ptr);
+           (int)r[0], (int)r[1], (int)r[2], (int)r[3], (int)r[4], (int)r[5], (int)r[6], dev == ptr,
+           (CUdeviceptr)(uintptr_t)host == ptr);
 }
 
 void
@@ -89,12 +89,12 @@ show_plural(const char *label, CUdeviceptr ptr)
     void *data[] = {&is_managed, &type, &start, &size, &ordinal};
     CUresult result = cu.pointer_get_all(5, which, data, ptr);
 
-    printf("%-24s %d managed %d type %d ordinal %d", label, (int)result, is_managed, type, ordinal);
+    printf("%-24s %d managed %d type %d ordinal %d", label, (int)result, is_managed, type,
+           ordinal);
     if (start <= 1) {
         printf(" start %s size %s\n", start == 1 ? "untouched" : "zero",
                size == 1 ? "untouched" : "zero");
-    }
-    else {
+    } else {
         printf(" start %+lld size %zu\n", (long long)(start - ptr), size);
     }
 }
@@ -270,8 +270,7 @@ show_pool(struct fixture *f, CUmemAllocationType type)
     report("synchronize", cu.stream_sync(f->stream));
     show_pool_numbers("freed", pool);
     number = 1u << 20;
-    report("set release threshold",
-           cu.pool_set(pool, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &number));
+    report("set release threshold", cu.pool_set(pool, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &number));
     report("set reuse", cu.pool_set(pool, CU_MEMPOOL_ATTR_REUSE_ALLOW_OPPORTUNISTIC, &off));
     number = 1;
     report("set used high to 1", cu.pool_set(pool, CU_MEMPOOL_ATTR_USED_MEM_HIGH, &number));

@@ -46,8 +46,7 @@ topic_no_context(struct fixture *f)
     report("no ctx: is capturing, own stream",
            cu.is_capturing(f->stream, (CUstreamCaptureStatus *)v));
     report("no ctx: is capturing, legacy", cu.is_capturing(NULL, (CUstreamCaptureStatus *)v));
-    report("no ctx: default pool",
-           cu.pool_default(&pool, &f->dev, CU_MEM_ALLOCATION_TYPE_PINNED));
+    report("no ctx: default pool", cu.pool_default(&pool, &f->dev, CU_MEM_ALLOCATION_TYPE_PINNED));
     cu.ctx_set(f->ctx);
     t = managed(M);
     cu.ctx_set(NULL);
@@ -324,26 +323,82 @@ topic_capture(struct fixture *f)
 }
 
 enum alone {
-    ALONE_ADVISE, ALONE_ALLOC, ALONE_FREE, ALONE_ATTRIBUTE, ALONE_POINTER, ALONE_PREFETCH_OTHER,
-    ALONE_BATCH_OTHER, ALONE_DISCARD_OTHER, ALONE_COPY_OTHER, ALONE_FILL_OTHER, ALONE_SYNC_OTHER,
-    ALONE_QUERY_OTHER, ALONE_CTX_SYNC, ALONE_PREFETCH_LEGACY, ALONE_STREAM_CREATE,
-    ALONE_EVENT_CREATE, ALONE_EVENT_OTHER, ALONE_FILL_IT, ALONE_COPY_IT, ALONE_HOST_FUNC_IT,
-    ALONE_PREFETCH_IT, ALONE_BAD_PREFETCH_IT, ALONE_BAD_ADVISE, ALONE_SYNC_IT, ALONE_QUERY_IT,
-    ALONE_POOL_ALLOC_OTHER, ALONE_ATTACH_IT, ALONE_EVENT_QUERY, ALONE_EVENT_SYNC,
-    ALONE_HOST_FUNC_OTHER, ALONE_WAIT_OTHER, ALONE_DEVICE_ALLOC, ALONE_PINNED_ALLOC, ALONE_INFO,
-    ALONE_ATTRIBUTE_BAD, ALONE_FREE_BAD, ALONE_COUNT
+    ALONE_ADVISE,
+    ALONE_ALLOC,
+    ALONE_FREE,
+    ALONE_ATTRIBUTE,
+    ALONE_POINTER,
+    ALONE_PREFETCH_OTHER,
+    ALONE_BATCH_OTHER,
+    ALONE_DISCARD_OTHER,
+    ALONE_COPY_OTHER,
+    ALONE_FILL_OTHER,
+    ALONE_SYNC_OTHER,
+    ALONE_QUERY_OTHER,
+    ALONE_CTX_SYNC,
+    ALONE_PREFETCH_LEGACY,
+    ALONE_STREAM_CREATE,
+    ALONE_EVENT_CREATE,
+    ALONE_EVENT_OTHER,
+    ALONE_FILL_IT,
+    ALONE_COPY_IT,
+    ALONE_HOST_FUNC_IT,
+    ALONE_PREFETCH_IT,
+    ALONE_BAD_PREFETCH_IT,
+    ALONE_BAD_ADVISE,
+    ALONE_SYNC_IT,
+    ALONE_QUERY_IT,
+    ALONE_POOL_ALLOC_OTHER,
+    ALONE_ATTACH_IT,
+    ALONE_EVENT_QUERY,
+    ALONE_EVENT_SYNC,
+    ALONE_HOST_FUNC_OTHER,
+    ALONE_WAIT_OTHER,
+    ALONE_DEVICE_ALLOC,
+    ALONE_PINNED_ALLOC,
+    ALONE_INFO,
+    ALONE_ATTRIBUTE_BAD,
+    ALONE_FREE_BAD,
+    ALONE_COUNT
 };
 
 static const char *const alone_names[ALONE_COUNT] = {
-    "advise", "alloc", "free", "range attribute", "pointer attribute", "prefetch, other stream",
-    "batch, other stream", "discard, other stream", "copy, other stream", "fill, other stream",
-    "synchronize, other stream", "query, other stream", "context synchronize", "prefetch, legacy",
-    "stream create and destroy", "event create and destroy", "event on other stream",
-    "fill, it", "copy, it", "host function, it", "prefetch, it", "prefetch with flags 1, it",
-    "advise 99", "synchronize, it", "query, it", "pool alloc, other stream", "attach, it",
-    "event query", "event synchronize", "host function, other stream",
-    "wait for event, other stream", "device memory alloc", "pinned alloc", "memory info",
-    "range attribute 9", "free of nothing known",
+    "advise",
+    "alloc",
+    "free",
+    "range attribute",
+    "pointer attribute",
+    "prefetch, other stream",
+    "batch, other stream",
+    "discard, other stream",
+    "copy, other stream",
+    "fill, other stream",
+    "synchronize, other stream",
+    "query, other stream",
+    "context synchronize",
+    "prefetch, legacy",
+    "stream create and destroy",
+    "event create and destroy",
+    "event on other stream",
+    "fill, it",
+    "copy, it",
+    "host function, it",
+    "prefetch, it",
+    "prefetch with flags 1, it",
+    "advise 99",
+    "synchronize, it",
+    "query, it",
+    "pool alloc, other stream",
+    "attach, it",
+    "event query",
+    "event synchronize",
+    "host function, other stream",
+    "wait for event, other stream",
+    "device memory alloc",
+    "pinned alloc",
+    "memory info",
+    "range attribute 9",
+    "free of nothing known",
 };
 
 struct alone_state {
@@ -362,16 +417,26 @@ alone_call_more(const struct alone_state *x, enum alone which)
     int v = 0;
 
     switch (which) {
-    case ALONE_EVENT_QUERY: return cu.event_query(x->event);
-    case ALONE_EVENT_SYNC: return cu.event_sync(x->event);
-    case ALONE_HOST_FUNC_OTHER: return cu.host_func(x->other, nap, NULL);
-    case ALONE_WAIT_OTHER: return cu.stream_wait(x->other, x->event, 0);
-    case ALONE_DEVICE_ALLOC: return cu.mem_alloc(&t, 4096);
-    case ALONE_PINNED_ALLOC: return cu.alloc_host(&pinned, 4096);
-    case ALONE_INFO: return cu.mem_info(&free_bytes, &total);
-    case ALONE_ATTRIBUTE_BAD: return cu.range_get(&v, 4, 9, x->a, M);
-    case ALONE_FREE_BAD: return cu.mem_free(x->a + 1);
-    default: return CUDA_ERROR_UNKNOWN;
+    case ALONE_EVENT_QUERY:
+        return cu.event_query(x->event);
+    case ALONE_EVENT_SYNC:
+        return cu.event_sync(x->event);
+    case ALONE_HOST_FUNC_OTHER:
+        return cu.host_func(x->other, nap, NULL);
+    case ALONE_WAIT_OTHER:
+        return cu.stream_wait(x->other, x->event, 0);
+    case ALONE_DEVICE_ALLOC:
+        return cu.mem_alloc(&t, 4096);
+    case ALONE_PINNED_ALLOC:
+        return cu.alloc_host(&pinned, 4096);
+    case ALONE_INFO:
+        return cu.mem_info(&free_bytes, &total);
+    case ALONE_ATTRIBUTE_BAD:
+        return cu.range_get(&v, 4, 9, x->a, M);
+    case ALONE_FREE_BAD:
+        return cu.mem_free(x->a + 1);
+    default:
+        return CUDA_ERROR_UNKNOWN;
     }
 }
 
@@ -386,39 +451,64 @@ alone_call(const struct alone_state *x, enum alone which)
     CUresult result;
 
     switch (which) {
-    case ALONE_ADVISE: return cu.advise(a, M, 1, x->f->dev);
-    case ALONE_ALLOC: return cu.alloc(&t, M, CU_MEM_ATTACH_GLOBAL);
-    case ALONE_FREE: return cu.mem_free(x->doomed);
-    case ALONE_ATTRIBUTE: return cu.range_get(&v, 4, 1, a, M);
-    case ALONE_POINTER: return cu.pointer_get(&v, CU_POINTER_ATTRIBUTE_IS_MANAGED, a);
-    case ALONE_PREFETCH_OTHER: return cu.prefetch(a, M, x->f->dev, 0, x->other);
+    case ALONE_ADVISE:
+        return cu.advise(a, M, 1, x->f->dev);
+    case ALONE_ALLOC:
+        return cu.alloc(&t, M, CU_MEM_ATTACH_GLOBAL);
+    case ALONE_FREE:
+        return cu.mem_free(x->doomed);
+    case ALONE_ATTRIBUTE:
+        return cu.range_get(&v, 4, 1, a, M);
+    case ALONE_POINTER:
+        return cu.pointer_get(&v, CU_POINTER_ATTRIBUTE_IS_MANAGED, a);
+    case ALONE_PREFETCH_OTHER:
+        return cu.prefetch(a, M, x->f->dev, 0, x->other);
     case ALONE_BATCH_OTHER:
         return cu.prefetch_batch(&a, &size, 1, &x->f->dev, &zero, 1, 0, x->other);
-    case ALONE_DISCARD_OTHER: return cu.discard_batch(&a, &size, 1, 0, x->other);
-    case ALONE_COPY_OTHER: return cu.copy_async(x->b, a, M, x->other);
-    case ALONE_FILL_OTHER: return cu.set8(a, 1, M, x->other);
-    case ALONE_SYNC_OTHER: return cu.stream_sync(x->other);
-    case ALONE_QUERY_OTHER: return cu.stream_query(x->other);
-    case ALONE_CTX_SYNC: return cu.ctx_sync();
-    case ALONE_PREFETCH_LEGACY: return cu.prefetch(a, M, x->f->dev, 0, NULL);
+    case ALONE_DISCARD_OTHER:
+        return cu.discard_batch(&a, &size, 1, 0, x->other);
+    case ALONE_COPY_OTHER:
+        return cu.copy_async(x->b, a, M, x->other);
+    case ALONE_FILL_OTHER:
+        return cu.set8(a, 1, M, x->other);
+    case ALONE_SYNC_OTHER:
+        return cu.stream_sync(x->other);
+    case ALONE_QUERY_OTHER:
+        return cu.stream_query(x->other);
+    case ALONE_CTX_SYNC:
+        return cu.ctx_sync();
+    case ALONE_PREFETCH_LEGACY:
+        return cu.prefetch(a, M, x->f->dev, 0, NULL);
     case ALONE_STREAM_CREATE:
         result = cu.stream_create(&stream, CU_STREAM_NON_BLOCKING);
         return result == CUDA_SUCCESS ? cu.stream_destroy(stream) : result;
     case ALONE_EVENT_CREATE:
         result = cu.event_create(&event, CU_EVENT_DISABLE_TIMING);
         return result == CUDA_SUCCESS ? cu.event_destroy(event) : result;
-    case ALONE_EVENT_OTHER: return cu.event_record(x->event, x->other);
-    case ALONE_FILL_IT: return cu.set8(a, 1, M, x->it);
-    case ALONE_COPY_IT: return cu.copy_async(x->b, a, M, x->it);
-    case ALONE_HOST_FUNC_IT: return cu.host_func(x->it, nap, NULL);
-    case ALONE_PREFETCH_IT: return cu.prefetch(a, M, x->f->dev, 0, x->it);
-    case ALONE_BAD_PREFETCH_IT: return cu.prefetch(a, M, x->f->dev, 1, x->it);
-    case ALONE_BAD_ADVISE: return cu.advise(a, M, (CUmem_advise)99, x->f->dev);
-    case ALONE_SYNC_IT: return cu.stream_sync(x->it);
-    case ALONE_QUERY_IT: return cu.stream_query(x->it);
-    case ALONE_POOL_ALLOC_OTHER: return cu.alloc_async(&t, M, x->other);
-    case ALONE_ATTACH_IT: return cu.attach(x->it, a, 0, CU_MEM_ATTACH_GLOBAL);
-    default: return alone_call_more(x, which);
+    case ALONE_EVENT_OTHER:
+        return cu.event_record(x->event, x->other);
+    case ALONE_FILL_IT:
+        return cu.set8(a, 1, M, x->it);
+    case ALONE_COPY_IT:
+        return cu.copy_async(x->b, a, M, x->it);
+    case ALONE_HOST_FUNC_IT:
+        return cu.host_func(x->it, nap, NULL);
+    case ALONE_PREFETCH_IT:
+        return cu.prefetch(a, M, x->f->dev, 0, x->it);
+    case ALONE_BAD_PREFETCH_IT:
+        return cu.prefetch(a, M, x->f->dev, 1, x->it);
+    case ALONE_BAD_ADVISE:
+        return cu.advise(a, M, (CUmem_advise)99, x->f->dev);
+    case ALONE_SYNC_IT:
+        return cu.stream_sync(x->it);
+    case ALONE_QUERY_IT:
+        return cu.stream_query(x->it);
+    case ALONE_POOL_ALLOC_OTHER:
+        return cu.alloc_async(&t, M, x->other);
+    case ALONE_ATTACH_IT:
+        return cu.attach(x->it, a, 0, CU_MEM_ATTACH_GLOBAL);
+    default:
+        return alone_call_more(x, which);
     }
 }
 
@@ -449,8 +539,8 @@ topic_capture_alone(struct fixture *f)
             }
             cu.is_capturing(x.it, &status);
             end = cu.end_capture(x.it, &graph);
-            printf("%-8s %-30s %d / %d / %d\n", relaxed ? "relaxed" : "global",
-                   alone_names[which], (int)call, (int)status, (int)end);
+            printf("%-8s %-30s %d / %d / %d\n", relaxed ? "relaxed" : "global", alone_names[which],
+                   (int)call, (int)status, (int)end);
             if (graph != NULL) {
                 cu.graph_destroy(graph);
             }
@@ -513,11 +603,9 @@ topic_capture_legacy(struct fixture *f)
                cu.begin_capture(stream, CU_STREAM_CAPTURE_MODE_RELAXED));
         if (which == 0) {
             report("  prefetch, legacy", cu.prefetch(a, M, f->dev, 0, NULL));
-        }
-        else if (which == 1) {
+        } else if (which == 1) {
             report("  fill, legacy", cu.set8(a, 1, M, NULL));
-        }
-        else {
+        } else {
             report("  host function, legacy", cu.host_func(NULL, nap, NULL));
         }
         show_status(stream);

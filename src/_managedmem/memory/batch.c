@@ -384,8 +384,9 @@ mm_batch_discard_prefetch(mm_driver *cu, mm_batch *b, CUstream stream, mm_dispat
 
 /* --- advice ----------------------------------------------------------------------------- */
 
-/* What one advice changes, as it was before. */
+/* A target and what the advice changes of it, as it was before. */
 typedef struct {
+    mm_move target;
     CUmemLocation preferred;
     bool on; /* read mostly, or accessed by the location in question */
 } advice_before;
@@ -396,6 +397,7 @@ remember(mm_driver *cu, const mm_move *m, CUmem_advise advice, advice_before *be
 {
     mm_location_set set = 0;
 
+    before->target = *m;
     switch (advice) {
     case CU_MEM_ADVISE_SET_READ_MOSTLY:
     case CU_MEM_ADVISE_UNSET_READ_MOSTLY:
@@ -413,10 +415,10 @@ remember(mm_driver *cu, const mm_move *m, CUmem_advise advice, advice_before *be
 }
 
 static void
-take_back(mm_driver *cu, const mm_move *m, CUmem_advise advice, const advice_before *before)
+take_back(mm_driver *cu, CUmem_advise advice, const advice_before *before)
 {
+    CUmemLocation where = before->target.where;
     CUmem_advise undo;
-    CUmemLocation where = m->where;
     mm_status ignored;
     int rc;
 
@@ -436,23 +438,26 @@ take_back(mm_driver *cu, const mm_move *m, CUmem_advise advice, const advice_bef
     default:
         undo = before->on ? CU_MEM_ADVISE_SET_ACCESSED_BY : CU_MEM_ADVISE_UNSET_ACCESSED_BY;
     }
-    rc = mm_range_advise(cu, m->range, undo, where, &ignored);
+    rc = mm_range_advise(cu, before->target.range, undo, where, &ignored);
     (void)rc; /* the first failure is the one to report */
 }
 
+/* Remembers each target, merges, advises; on a failure every target goes back to what it was. */
 static int
-advise_all(mm_driver *cu, const mm_batch *b, CUmem_advise advice, advice_before *before,
-           mm_status *st)
+advise_all(mm_driver *cu, mm_batch *b, CUmem_advise advice, advice_before *before, mm_status *st)
 {
-    for (size_t i = 0; i < b->count; i++) {
+    size_t targets = b->count;
+
+    for (size_t i = 0; i < targets; i++) {
         if (remember(cu, &b->moves[i], advice, &before[i], st) < 0) {
             return -1;
         }
     }
+    mm_batch_merge(b);
     for (size_t i = 0; i < b->count; i++) {
         if (mm_range_advise(cu, b->moves[i].range, advice, b->moves[i].where, st) < 0) {
-            while (i-- > 0) {
-                take_back(cu, &b->moves[i], advice, &before[i]);
+            while (targets-- > 0) {
+                take_back(cu, advice, &before[targets]);
             }
             return -1;
         }

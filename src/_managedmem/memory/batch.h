@@ -25,7 +25,7 @@ void mm_batch_free(mm_batch *b);
 
 typedef enum { MM_DISPATCH_AUTO, MM_DISPATCH_BATCH, MM_DISPATCH_LOOP } mm_dispatch;
 
-/* All three merge first, and so change the batch. */
+/* All of these merge first, and so change the batch. */
 MM_NODISCARD int mm_batch_prefetch(mm_driver *cu, mm_batch *b, CUstream stream,
                                    mm_dispatch dispatch, mm_defer defer, mm_status *st);
 MM_NODISCARD int mm_batch_discard(mm_driver *cu, mm_batch *b, CUstream stream,

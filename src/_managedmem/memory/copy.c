@@ -1,6 +1,8 @@
 /* copy.c: the copy and memset calls. */
 #include "copy.h"
 
+#include <string.h>
+
 int
 mm_copy(mm_driver *cu, CUdeviceptr to, CUdeviceptr from, size_t size, CUstream stream,
         mm_status *st)
@@ -16,26 +18,62 @@ mm_copy(mm_driver *cu, CUdeviceptr to, CUdeviceptr from, size_t size, CUstream s
     return code == CUDA_SUCCESS ? 0 : mm_fail_call(st, "cuMemcpyAsync", (int)code);
 }
 
-int
-mm_fill(mm_driver *cu, mm_range range, unsigned int pattern, int width, CUstream stream,
-        mm_status *st)
+/* One memset call; start and size are multiples of the width. */
+static int
+fill_aligned(mm_driver *cu, CUdeviceptr start, size_t size, const unsigned char *pattern,
+             unsigned width, CUstream stream, mm_status *st)
 {
-    const char *function = "cuMemsetD8Async";
+    unsigned short half;
+    unsigned int word;
+
+    if (width == 4) {
+        memcpy(&word, pattern, sizeof word);
+        MM_TRY(cu, MemsetD32Async, st, start, word, size / 4, stream);
+    } else if (width == 2) {
+        memcpy(&half, pattern, sizeof half);
+        MM_TRY(cu, MemsetD16Async, st, start, half, size / 2, stream);
+    } else {
+        MM_TRY(cu, MemsetD8Async, st, start, *pattern, size, stream);
+    }
+    return 0;
+}
+
+/* The driver wants aligned addresses: elsewhere single bytes go in front and behind, and the
+ * pattern in between begins at another of its bytes. */
+static int
+fill_anywhere(mm_driver *cu, CUdeviceptr start, size_t size, const unsigned char *pattern,
+              unsigned width, CUstream stream, mm_status *st)
+{
+    unsigned behind = (unsigned)(start % width), front = behind ? width - behind : 0;
+    size_t middle = size - front - behind;
+    unsigned char turned[4] = {0};
+
+    for (unsigned i = 0; i < width; i++) {
+        turned[i] = pattern[(front + i) % width];
+    }
+    for (unsigned i = 0; i < front; i++) {
+        MM_TRY(cu, MemsetD8Async, st, start + i, pattern[i], 1, stream);
+    }
+    if (middle > 0 && fill_aligned(cu, start + front, middle, turned, width, stream, st) < 0) {
+        return -1;
+    }
+    for (unsigned i = 0; i < behind; i++) {
+        MM_TRY(cu, MemsetD8Async, st, start + front + middle + i, turned[i], 1, stream);
+    }
+    return 0;
+}
+
+int
+mm_fill(mm_driver *cu, mm_range range, const unsigned char pattern[4], unsigned width,
+        CUstream stream, mm_status *st)
+{
     mm_scope scope;
-    CUresult code;
+    int rc;
 
     if (mm_scope_enter(&scope, cu, MM_ANY_DEVICE, st) < 0) {
         return -1;
     }
-    if (width == 4) {
-        function = "cuMemsetD32Async";
-        code = cu->MemsetD32Async(range.start, pattern, range.size / 4, stream);
-    } else if (width == 2) {
-        function = "cuMemsetD16Async";
-        code = cu->MemsetD16Async(range.start, (unsigned short)pattern, range.size / 2, stream);
-    } else {
-        code = cu->MemsetD8Async(range.start, (unsigned char)pattern, range.size, stream);
-    }
+    rc = fill_anywhere(cu, range.start, range.size, pattern, width, stream, st);
     mm_scope_leave(&scope);
-    return code == CUDA_SUCCESS ? 0 : mm_fail_call(st, function, (int)code);
+    return rc;
 }

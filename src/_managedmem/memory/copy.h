@@ -9,7 +9,7 @@ MM_NODISCARD int mm_copy(mm_driver *cu, CUdeviceptr to, CUdeviceptr from, size_t
                          CUstream stream, mm_status *st);
 
 /* Fills the range with a pattern of 1, 2 or 4 bytes, whose width divides the size. */
-MM_NODISCARD int mm_fill(mm_driver *cu, mm_range range, unsigned int pattern, int width,
-                         CUstream stream, mm_status *st);
+MM_NODISCARD int mm_fill(mm_driver *cu, mm_range range, const unsigned char pattern[4],
+                         unsigned width, CUstream stream, mm_status *st);
 
 #endif

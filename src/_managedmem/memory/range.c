@@ -263,7 +263,8 @@ mm_range_change_accessed_by(mm_driver *cu, mm_range range, mm_location_set from,
         if (!(differs >> bit & 1) || switch_member(cu, range, bit, to >> bit & 1, st) == 0) {
             continue;
         }
-        while (--bit >= 0) {
+        /* The one that failed is undone too: a driver may report an earlier error after it acted. */
+        for (; bit >= 0; bit--) {
             if (differs >> bit & 1) {
                 (void)switch_member(cu, range, bit, from >> bit & 1, &ignored);
             }

@@ -47,7 +47,7 @@ read_set(mm_buffer *b, mm_location_set *set)
     return rc;
 }
 
-/* From what the set is to what it shall be; `from` has just been read. */
+/* One advice for each member in which `from`, what the set is taken to be, differs from `to`. */
 static int
 change_set(mm_buffer *b, mm_location_set from, mm_location_set to)
 {
@@ -473,12 +473,15 @@ take_out(PyObject *op, PyObject *value, bool *was)
     return change_set(b, now, now & ~member);
 }
 
+/* Sent to the driver whether or not the member shows, for it may cover a part of the pages. */
 static PyObject *
 proxy_discard(PyObject *op, PyObject *value)
 {
-    bool was;
+    mm_buffer *b = buffer_of(op);
+    mm_location_set member;
 
-    if (take_out(op, value, &was) < 0) {
+    if (mm_buffer_check_open(b) < 0 || find_member(b->state, value, &member) < 0
+        || change_set(b, member, 0) < 0) {
         return NULL;
     }
     Py_RETURN_NONE;
@@ -612,7 +615,7 @@ PyDoc_STRVAR(proxy_doc,
 static PyMethodDef proxy_methods[] = {
     {"add", proxy_add, METH_O, "add($self, location, /)\n--\n\nAdd a Device or Host()."},
     {"discard", proxy_discard, METH_O,
-     "discard($self, location, /)\n--\n\nTake a member out if it is there."},
+     "discard($self, location, /)\n--\n\nTake a member out, also where it covers only some pages."},
     {"remove", proxy_remove, METH_O,
      "remove($self, location, /)\n--\n\nTake a member out; KeyError if it is not there."},
     {"pop", proxy_pop, METH_NOARGS,

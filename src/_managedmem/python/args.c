@@ -199,6 +199,23 @@ mm_read_defer(PyObject *value, mm_defer *out)
     return 0;
 }
 
+const char *
+mm_read_text(PyObject *value)
+{
+    Py_ssize_t length = 0;
+    const char *text;
+
+    if (value == NULL || !PyUnicode_Check(value)) {
+        return NULL;
+    }
+    text = PyUnicode_AsUTF8AndSize(value, &length);
+    if (text == NULL) {
+        PyErr_Clear(); /* UnicodeEncodeError: a lone surrogate, in no name that is looked for */
+        return NULL;
+    }
+    return strlen(text) == (size_t)length ? text : NULL;
+}
+
 int
 mm_is_from(PyObject *object, const char *root)
 {
@@ -207,15 +224,11 @@ mm_is_from(PyObject *object, const char *root)
     const char *name;
     int answer;
 
-    if (module == NULL || !PyUnicode_Check(module)) {
-        PyErr_Clear(); /* AttributeError at most: a type without a module is nobody's */
-        Py_XDECREF(module);
+    if (module == NULL) {
+        PyErr_Clear(); /* AttributeError: a type without a module is nobody's */
         return 0;
     }
-    name = PyUnicode_AsUTF8AndSize(module, NULL);
-    if (name == NULL) {
-        PyErr_Clear(); /* a name that is no UTF-8 is not the one looked for */
-    }
+    name = mm_read_text(module);
     answer = name != NULL && strncmp(name, root, length) == 0
              && (name[length] == '\0' || name[length] == '.');
     Py_DECREF(module);

@@ -33,6 +33,9 @@ int mm_read_address(PyObject *value, CUdeviceptr *out);
 int mm_read_dispatch(PyObject *value, mm_dispatch *out);
 int mm_read_defer(PyObject *value, mm_defer *out);
 
+/* The UTF-8 of a str without NUL; NULL without an exception for anything else. */
+const char *mm_read_text(PyObject *value);
+
 /* Whether the object's type comes from the package `root`, such as "torch". */
 int mm_is_from(PyObject *object, const char *root);
 

@@ -274,45 +274,40 @@ mm_buffer_copy_to(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObjec
 
 /* Reads an int of one byte, or 1, 2 or 4 bytes as they lie in memory. */
 static int
-read_pattern(PyObject *value, size_t size, unsigned int *pattern, int *width)
+read_pattern(PyObject *value, size_t size, unsigned char pattern[4], unsigned *width)
 {
-    Py_ssize_t length = 1;
-    char *bytes = NULL;
-    long long number;
+    long long number = -1;
+    Py_buffer view;
 
-    *width = 1;
-    if (PyBytes_Check(value)) {
-        if (PyBytes_AsStringAndSize(value, &bytes, &length) < 0) {
+    if (PyObject_CheckBuffer(value)) {
+        if (PyObject_GetBuffer(value, &view, PyBUF_SIMPLE) < 0) {
             return -1;
         }
-        if ((length != 1 && length != 2 && length != 4) || size % (size_t)length != 0) {
+        *width = view.len > 4 ? 0 : (unsigned)view.len;
+        memcpy(pattern, view.buf, *width);
+        PyBuffer_Release(&view);
+        if (*width == 0 || *width == 3 || size % *width != 0) {
             PyErr_Format(PyExc_ValueError,
-                         "a pattern must have 1, 2 or 4 bytes and divide the buffer's %zu, got %zd",
-                         size, length);
+                         "a pattern has 1, 2 or 4 bytes, and as many divide the buffer's %zu; "
+                         "got %R", size, value);
             return -1;
-        }
-        *width = (int)length;
-        *pattern = 0;
-        if (length == 1) {
-            *pattern = (unsigned char)bytes[0];
-        } else if (length == 2) {
-            unsigned short half;
-            memcpy(&half, bytes, sizeof half);
-            *pattern = half;
-        } else {
-            memcpy(pattern, bytes, sizeof *pattern);
         }
         return 0;
     }
     if (mm_read_index(value, "value (an int in 0 to 255, or 1, 2 or 4 bytes)", PyExc_TypeError,
                       &number) < 0) {
-        return -1;
+        if (!PyErr_ExceptionMatches(PyExc_ValueError)) {
+            return -1;
+        }
+        PyErr_Clear(); /* ValueError: an int beyond 64 bits, so beyond a byte as well */
+        number = -1;
     }
     if (number < 0 || number > 255) {
         PyErr_Format(PyExc_OverflowError, "value must be in 0 to 255, got %R", value);
         return -1;
     }
-    *pattern = (unsigned int)number;
+    pattern[0] = (unsigned char)number;
+    *width = 1;
     return 0;
 }
 
@@ -323,14 +318,15 @@ mm_buffer_fill(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *
     static const mm_parameters parameters = {"fill", names, 1, 1, 2};
     mm_buffer *b = mm_buffer_of(op);
     mm_stream_use stream;
-    unsigned int pattern;
+    unsigned char pattern[4] = {0};
     mm_buffer_use use;
     PyObject *given[2];
+    unsigned width;
     mm_status st;
-    int width, rc;
+    int rc;
 
     if (mm_args(&parameters, args, nargs, kwnames, given) < 0 || mm_buffer_check_open(b) < 0
-        || read_pattern(given[0], b->size, &pattern, &width) < 0
+        || read_pattern(given[0], b->size, pattern, &width) < 0
         || mm_stream_begin(b->state, given[1], &stream) < 0) {
         return NULL;
     }

@@ -7,6 +7,15 @@
 
 #include <structmember.h>
 
+/* Headers from 3.12 on let these forgo the reference, as None is immortal there; the same binary
+ * must keep counts right on 3.11. */
+#undef Py_RETURN_NONE
+#undef Py_RETURN_TRUE
+#undef Py_RETURN_FALSE
+#define Py_RETURN_NONE return Py_NewRef(Py_None)
+#define Py_RETURN_TRUE return Py_NewRef(Py_True)
+#define Py_RETURN_FALSE return Py_NewRef(Py_False)
+
 /* A binary for the stable ABI of 3.11 cannot name these slots, yet newer interpreters want them,
  * so their numbers stand here; module.c picks the slots that fit the running version. */
 #define MM_MOD_MULTIPLE_INTERPRETERS 3

@@ -1,6 +1,8 @@
 /* dtype.c: the table of element types, and finding a row of it. */
 #include "dtype.h"
 
+#include "args.h"
+
 #include <string.h>
 
 enum { DL_INT = 0, DL_UINT = 1, DL_FLOAT = 2, DL_COMPLEX = 5, DL_BOOL = 6 };
@@ -67,7 +69,7 @@ name_of(PyObject *value)
 const mm_dtype *
 mm_read_dtype(PyObject *value)
 {
-    const mm_dtype *dtype = NULL;
+    const mm_dtype *dtype;
     const char *name;
     PyObject *text;
 
@@ -78,12 +80,10 @@ mm_read_dtype(PyObject *value)
     if (text == NULL) {
         return NULL;
     }
-    if (PyUnicode_Check(text)) {
-        name = PyUnicode_AsUTF8AndSize(text, NULL);
-        dtype = name ? find(name) : NULL;
-    }
+    name = mm_read_text(text);
+    dtype = name ? find(name) : NULL;
     Py_DECREF(text);
-    if (dtype == NULL && !PyErr_Occurred()) {
+    if (dtype == NULL) {
         PyErr_Format(PyExc_TypeError,
                      "%R is no dtype of a buffer; known are bool, (u)int8 to (u)int64, "
                      "float16 to float64, complex64 and complex128 (for bfloat16 and fp8 use an "

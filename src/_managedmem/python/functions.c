@@ -119,16 +119,14 @@ discard_prefetch(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyOb
 static int
 read_advice(PyObject *value, CUmem_advise *out)
 {
-    const char *name = value && PyUnicode_Check(value) ? PyUnicode_AsUTF8AndSize(value, NULL) : NULL;
+    const char *name = mm_read_text(value);
 
-    if (name == NULL) {
-        if (!PyErr_Occurred()) {
-            PyErr_Format(PyExc_TypeError, "advice must be a str, one of " MM_ADVICE_NAMES
-                         "; got %R", value);
-        }
+    if (!PyUnicode_Check(value)) {
+        PyErr_Format(PyExc_TypeError, "advice must be a str, one of " MM_ADVICE_NAMES "; got %R",
+                     value);
         return -1;
     }
-    *out = mm_advice_from_name(name);
+    *out = name ? mm_advice_from_name(name) : (CUmem_advise)0;
     if (*out == 0) {
         PyErr_Format(PyExc_ValueError, "there is no advice %R; there are " MM_ADVICE_NAMES, value);
         return -1;
@@ -249,13 +247,11 @@ static PyObject *
 select_driver(PyObject *module, PyObject *name)
 {
     mm_state *state = mm_module_state(module);
-    const char *text = PyUnicode_Check(name) ? PyUnicode_AsUTF8AndSize(name, NULL) : NULL;
+    const char *text = mm_read_text(name);
     mm_status st;
 
     if (text == NULL) {
-        if (!PyErr_Occurred()) {
-            PyErr_Format(PyExc_TypeError, "the driver's name must be a str, got %R", name);
-        }
+        PyErr_Format(PyExc_TypeError, "the driver's name must be a str without NUL, got %R", name);
         return NULL;
     }
     if (mm_driver_select(text, &st) < 0) {

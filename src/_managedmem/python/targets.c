@@ -14,6 +14,34 @@ empty_target(PyObject *value)
     return -1;
 }
 
+/* Whether strided elements fill their extent without a gap or an overlap: in order of their
+ * strides, each axis must step over exactly what the smaller ones cover. */
+static bool
+fills_extent(int dimensions, const Py_ssize_t *shape, const Py_ssize_t *strides,
+             Py_ssize_t itemsize)
+{
+    long long covered = itemsize;
+    uint64_t left = 0;
+
+    for (int i = 0; i < dimensions; i++) {
+        left |= (uint64_t)(shape[i] > 1) << i;
+    }
+    while (left != 0) {
+        int next = __builtin_ctzll(left);
+        for (int i = next + 1; i < dimensions; i++) {
+            if ((left >> i & 1) && llabs(strides[i]) < llabs(strides[next])) {
+                next = i;
+            }
+        }
+        if (llabs(strides[next]) != covered) {
+            return false;
+        }
+        left &= ~((uint64_t)1 << next);
+        covered *= shape[next];
+    }
+    return true;
+}
+
 /* From the address of element 0, lengths and strides to the extent in memory. The numbers come
  * from foreign code, so every product and sum is checked. strides NULL means C order. */
 static int
@@ -37,7 +65,7 @@ extent(PyObject *value, CUdeviceptr first, int dimensions, const Py_ssize_t *sha
     range->start = first + (CUdeviceptr)low;
     range->size = (size_t)(strides ? high - low : bytes);
     range->allocation = 0;
-    *dense = strides == NULL || range->size == (size_t)bytes;
+    *dense = strides == NULL || fills_extent(dimensions, shape, strides, itemsize);
     return 0;
 }
 
@@ -66,13 +94,11 @@ read_ints(PyObject *tuple, const char *what, Py_ssize_t *out, int most)
 static Py_ssize_t
 typestr_itemsize(PyObject *typestr)
 {
-    const char *text = PyUnicode_Check(typestr) ? PyUnicode_AsUTF8AndSize(typestr, NULL) : NULL;
+    const char *text = mm_read_text(typestr);
     long size = text && text[0] && text[1] ? strtol(text + 2, NULL, 10) : 0;
 
     if (size < 1 || size > 65536) {
-        if (!PyErr_Occurred()) {
-            PyErr_Format(PyExc_TypeError, "typestr must be a str such as \"<f4\", got %R", typestr);
-        }
+        PyErr_Format(PyExc_TypeError, "typestr must be a str such as \"<f4\", got %R", typestr);
         return -1;
     }
     return size;
