@@ -327,10 +327,12 @@ class ChangesTheList(list):
 
 
 def test_a_list_that_changes_while_it_is_read(buf):
-    targets = ChangesTheList([buf[:PAGE], buf[2 * PAGE : 3 * PAGE]])
+    pages = [buf[:PAGE], buf[2 * PAGE : 3 * PAGE]]
+    targets = ChangesTheList(pages)
     with contextlib.suppress(IndexError, RuntimeError, ValueError):
         managedmem.prefetch(targets, Host())
-    assert buf[4 * PAGE :].last_prefetch_location is None
+    found = {page.last_prefetch_location for page in pages}
+    assert found in ({Host()}, {None}), "both or neither"
 
 
 @pytest.mark.emulator_only

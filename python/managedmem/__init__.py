@@ -58,6 +58,10 @@ __all__ = [
 _MutableSet.register(AccessedBySetProxy)
 
 
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
 def __getattr__(name: str) -> object:
     """Import the emulator's controls when they are first asked for, to keep the import short."""
     if name == "emulator":

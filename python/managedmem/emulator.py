@@ -23,9 +23,9 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import os
 import re
-import threading
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -35,10 +35,10 @@ if TYPE_CHECKING:
     from managedmem import Device, Host, ManagedBuffer
 
 __all__ = [
+    "PROFILES",
     "Call",
     "Counters",
     "Live",
-    "PROFILES",
     "calls",
     "clear_calls",
     "clear_counters",
@@ -144,28 +144,22 @@ _PROTOTYPES = {
     "emu_schedule": (None, [ctypes.c_int]),
 }
 
-_lock = threading.Lock()
-_opened: ctypes.CDLL | None = None
 
-
+@functools.cache
 def _library() -> ctypes.CDLL:
     """The emulated driver that the process uses; opens the driver if none is open."""
-    global _opened
-    if _opened is None:
-        info = _managedmem.driver_info()
-        if not info["emulated"]:
-            raise RuntimeError(
-                "the emulated driver is not in use: set MANAGEDMEM_DRIVER=emulator or call "
-                "managedmem.emulator.enable() before the first use of the driver"
-            )
-        with _lock:
-            library = ctypes.CDLL(info["path"])
-            for name, (result, arguments) in _PROTOTYPES.items():
-                function = getattr(library, name)
-                function.restype = result
-                function.argtypes = arguments
-            _opened = library
-    return _opened
+    info = _managedmem.driver_info()
+    if not info["emulated"]:
+        raise RuntimeError(
+            "the emulated driver is not in use: set MANAGEDMEM_DRIVER=emulator or call "
+            "managedmem.emulator.enable() before the first use of the driver"
+        )
+    library = ctypes.CDLL(info["path"])
+    for name, (result, arguments) in _PROTOTYPES.items():
+        function = getattr(library, name)
+        function.restype = result
+        function.argtypes = arguments
+    return library
 
 
 def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> str:
@@ -254,8 +248,6 @@ def enable(
 
 def is_active() -> bool:
     """Whether the process uses the emulated driver; opens the driver if none is open."""
-    if _opened is not None:
-        return True
     try:
         return bool(_managedmem.driver_info()["emulated"])
     except (_managedmem.DriverNotFoundError, _managedmem.DriverTooOldError):
@@ -352,7 +344,7 @@ def clear_failures() -> None:
 
 def failure_fired() -> bool:
     """Whether a failure set up by `fail` has happened since `clear_failures`."""
-    return _library().emu_fail_fired() > 0
+    return bool(_library().emu_fail_fired())
 
 
 def live() -> Live:

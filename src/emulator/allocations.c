@@ -131,9 +131,12 @@ region_delete(struct emu_region *region)
     if (region->kind == EMU_DEVICE) {
         region->device->allocated -= region->size;
     }
-    /* The addresses stay reserved. */
-    (void)mmap(address(region->base), region->size, PROT_NONE,
-               MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+    /* The addresses stay reserved, out of reach; where even that fails they go altogether. */
+    if (mmap(address(region->base), region->size, PROT_NONE,
+             MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0)
+        == MAP_FAILED) {
+        (void)munmap(address(region->base), region->size);
+    }
     emu_runs_free(&region->policies);
     emu_runs_free(&region->pages);
     free(region->checksums);
@@ -238,8 +241,8 @@ find_gap(const struct emu_region *region, size_t size)
     return end >= candidate && end - candidate >= size ? candidate : 0;
 }
 
-/* A place in one of a pool's regions, or (no pool) in one that small allocations share; a new region
- * of at least 2 MiB when all are full. */
+/* A place in one of a pool's regions, or (no pool) in one that small allocations share; a new
+ * region of at least 2 MiB when all are full. */
 static CUdeviceptr
 place_among_others(enum emu_kind kind, size_t size, struct emu_device *device,
                    struct emu_pool *pool, struct emu_region **out)

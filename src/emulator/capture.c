@@ -202,7 +202,7 @@ emu_capture_end(struct emu_stream *stream, CUgraph *graph)
     }
     made->next = graphs;
     graphs = made;
-    *graph = (CUgraph)(void *)made;
+    *graph = (CUgraph)made;
     return CUDA_SUCCESS;
 }
 

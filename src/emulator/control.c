@@ -54,8 +54,8 @@ emu_broadcast(void)
     pthread_cond_broadcast(&condition);
 }
 
-/* As with a real driver, a forked child cannot use what its parent opened.  The mutex is held while
- * the process forks, so that the child's copy is never one that a lost thread holds. */
+/* As with a real driver, a forked child cannot use what its parent opened.  The mutex is held
+ * while the process forks, so that the child's copy is never one that a lost thread holds. */
 static void
 after_fork(void)
 {

@@ -1,4 +1,5 @@
-/* What the library exports besides the vendor's names: for tests and for managedmem/emulator.py. */
+/* What the library exports besides the vendor's names: for tests and for
+ * managedmem/emulator.py. */
 #ifndef MANAGEDMEM_EMULATOR_CONTROL_H
 #define MANAGEDMEM_EMULATOR_CONTROL_H
 

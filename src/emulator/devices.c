@@ -46,5 +46,5 @@ emu_device_of(CUcontext ctx)
 CUcontext
 emu_context_of(struct emu_device *device)
 {
-    return (CUcontext)(void *)device;
+    return (CUcontext)device;
 }

@@ -6,9 +6,9 @@
  *   allocations.c devices.c runs.c                        what exists
  *   control.c config.c                                    log, faults, configuration, the mutex
  *
- * One mutex guards everything here.  An entry point takes it in emu_call_begin and gives it back in
- * emu_call_end; functions of the model expect it held.  It is released only around the functions
- * that a stream runs for its user. */
+ * One mutex guards everything here.  An entry point takes it in emu_call_begin and gives it
+ * back in emu_call_end; functions of the model expect it held.  It is released only around the
+ * functions that a stream runs for its user. */
 #ifndef MANAGEDMEM_EMULATOR_H
 #define MANAGEDMEM_EMULATOR_H
 
@@ -90,9 +90,9 @@ CUresult emu_call_end(struct emu_call *call, CUresult result);
         }                                                                     \
     } while (0)
 
-/* Defines an entry point under a hidden name of our own and exports the vendor's name as an alias.
- * Inside the library only the hidden names are used: a real driver in the same process, loaded with
- * global scope, can then never be called in place of this one. */
+/* Defines an entry point under a hidden name of our own and exports the vendor's name as an
+ * alias. Inside the library only the hidden names are used: a real driver in the same process,
+ * loaded with global scope, can then never be called in place of this one. */
 #define EMU_ENTRY(symbol, ...)                                         \
     extern __typeof__(symbol) symbol                                   \
         __attribute__((alias("emu_" #symbol), visibility("default"))); \
@@ -202,7 +202,8 @@ CUcontext emu_context_of(struct emu_device *device);
 
 enum emu_kind { EMU_MANAGED, EMU_DEVICE, EMU_PINNED };
 
-/* A mapping of whole pages with its policies and page places; one or many allocations lie in it. */
+/* A mapping of whole pages with its policies and page places; one or many allocations lie in
+ * it. */
 struct emu_region {
     struct emu_region *next;
     CUdeviceptr base;

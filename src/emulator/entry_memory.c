@@ -159,8 +159,8 @@ node_exists(int node)
     return node >= 0 && node < emu_config()->numa_nodes;
 }
 
-/* Which locations an advice takes.  Measured: read-mostly and unset-preferred ignore the number but
- * not the type; a device must exist for the others; accessed-by takes no NUMA node. */
+/* Which locations an advice takes.  Measured: read-mostly and unset-preferred ignore the
+ * number but not the type; a device must exist for the others; accessed-by takes no NUMA node. */
 static CUresult
 check_advice(CUmem_advise advice, CUmemLocation location)
 {

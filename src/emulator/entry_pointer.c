@@ -83,8 +83,9 @@ EMU_ENTRY(cuPointerGetAttribute, void *data, CUpointer_attribute attribute, CUde
     return emu_call_end(&call, read_one(data, attribute, ptr));
 }
 
-/* The plural form accepts pointers that the driver does not know: zeros, -2 as the device, and the
- * places of the range left alone.  It writes what comes before an attribute that does not exist. */
+/* The plural form accepts pointers that the driver does not know: zeros, -2 as the device, and
+ * the places of the range left alone.  It writes what comes before an attribute that does not
+ * exist. */
 static CUresult
 read_many(unsigned int number, const CUpointer_attribute *attributes, void **data, CUdeviceptr ptr)
 {

@@ -19,7 +19,7 @@ EMU_ENTRY(cuMemPoolCreate, CUmemoryPool *pool, const CUmemPoolProps *poolProps)
     result = pool == NULL || poolProps == NULL ? CUDA_ERROR_INVALID_VALUE
                                                : emu_pool_new(poolProps, &made);
     if (result == CUDA_SUCCESS) {
-        *pool = (CUmemoryPool)(void *)made;
+        *pool = (CUmemoryPool)made;
         emu_call_out(&call, ", pool=0x%llx", number_of(made));
     }
     return emu_call_end(&call, result);
@@ -224,7 +224,7 @@ give_pool(const char *name, CUmemoryPool *out, const CUmemLocation *location,
     result = current ? emu_pool_current(*location, type, &pool)
                      : emu_pool_default(*location, type, &pool);
     if (result == CUDA_SUCCESS) {
-        *out = (CUmemoryPool)(void *)pool;
+        *out = (CUmemoryPool)pool;
     }
     return emu_call_end(&call, result);
 }

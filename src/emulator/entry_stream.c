@@ -25,7 +25,7 @@ create(const char *name, CUstream *out, unsigned int flags, int priority)
     result = emu_stream_new(emu_current(), EMU_STREAM_OWN, flags, &stream);
     if (result == CUDA_SUCCESS) {
         stream->priority = priority < 0 ? priority : 0;
-        *out = (CUstream)(void *)stream;
+        *out = (CUstream)stream;
         emu_call_out(&call, ", stream=0x%llx", number_of(stream));
     }
     return emu_call_end(&call, result);
@@ -362,7 +362,7 @@ EMU_ENTRY(cuEventCreate, CUevent *phEvent, unsigned int Flags)
     }
     result = emu_event_new(emu_current(), Flags, &event);
     if (result == CUDA_SUCCESS) {
-        *phEvent = (CUevent)(void *)event;
+        *phEvent = (CUevent)event;
         emu_call_out(&call, ", event=0x%llx", number_of(event));
     }
     return emu_call_end(&call, result);

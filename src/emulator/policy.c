@@ -174,7 +174,8 @@ summarise(const union emu_value *value, size_t first, size_t end, void *argument
     }
 }
 
-/* A location as the single-number attributes show it: the ordinal, -1 for any host, -2 for none. */
+/* A location as the single-number attributes show it: the ordinal, -1 for any host, -2 for
+ * none. */
 static int
 as_ordinal(int type, int id)
 {

@@ -1,7 +1,7 @@
 /* Where pages are, and what moves them: prefetch, discard, touches, eviction.
  *
- * There is one copy of the bytes, whatever the pages' places: moving changes the books only.  All of
- * it happens when an operation runs in its stream, not when it is queued. */
+ * There is one copy of the bytes, whatever the pages' places: moving changes the books only.
+ * All of it happens when an operation runs in its stream, not when it is queued. */
 #include "emulator.h"
 
 #include <stdlib.h>
@@ -162,8 +162,8 @@ discard_run(union emu_value *value, size_t first, size_t end, void *argument)
     }
 }
 
-/* Measured: the start is rounded down to a page and so is the length.  Less than a page is nothing,
- * and a range that begins inside a page destroys the bytes before its start. */
+/* Measured: the start is rounded down to a page and so is the length.  Less than a page is
+ * nothing, and a range that begins inside a page destroys the bytes before its start. */
 void
 emu_pages_discard(struct emu_region *region, CUdeviceptr ptr, size_t size)
 {

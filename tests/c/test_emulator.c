@@ -12,20 +12,28 @@
 
 #include "check.h"
 
-#define FUNCTIONS(X)                                                                              \
-    X(alloc, cuMemAllocManaged, 6000)                                                             \
-    X(mem_free, cuMemFree, 3020) X(advise, cuMemAdvise, 12020)                                    \
-        X(prefetch, cuMemPrefetchAsync, 12020) X(discard, cuMemDiscardBatchAsync, 13000)          \
-            X(fill, cuMemsetD8Async, 3020) X(stream_create, cuStreamCreate, 2000) X(              \
-                stream_destroy, cuStreamDestroy, 4000) X(stream_sync, cuStreamSynchronize, 2000)  \
-                X(stream_query, cuStreamQuery, 2000) X(stream_wait, cuStreamWaitEvent, 3020)      \
-                    X(event_create, cuEventCreate, 2000) X(event_record, cuEventRecord, 2000)     \
-                        X(event_destroy, cuEventDestroy, 4000) X(event_query, cuEventQuery, 2000) \
-                            X(host_func, cuLaunchHostFunc, 10000)                                 \
-                                X(ctx_sync, cuCtxSynchronize, 2000)                               \
-                                    X(ctx_set, cuCtxSetCurrent, 4000)                             \
-                                        X(retain, cuDevicePrimaryCtxRetain, 7000)                 \
-                                            X(mem_info, cuMemGetInfo, 3020) X(init, cuInit, 2000)
+#define FUNCTIONS(X)                          \
+    X(alloc, cuMemAllocManaged, 6000)         \
+    X(mem_free, cuMemFree, 3020)              \
+    X(advise, cuMemAdvise, 12020)             \
+    X(prefetch, cuMemPrefetchAsync, 12020)    \
+    X(discard, cuMemDiscardBatchAsync, 13000) \
+    X(fill, cuMemsetD8Async, 3020)            \
+    X(stream_create, cuStreamCreate, 2000)    \
+    X(stream_destroy, cuStreamDestroy, 4000)  \
+    X(stream_sync, cuStreamSynchronize, 2000) \
+    X(stream_query, cuStreamQuery, 2000)      \
+    X(stream_wait, cuStreamWaitEvent, 3020)   \
+    X(event_create, cuEventCreate, 2000)      \
+    X(event_record, cuEventRecord, 2000)      \
+    X(event_destroy, cuEventDestroy, 4000)    \
+    X(event_query, cuEventQuery, 2000)        \
+    X(host_func, cuLaunchHostFunc, 10000)     \
+    X(ctx_sync, cuCtxSynchronize, 2000)       \
+    X(ctx_set, cuCtxSetCurrent, 4000)         \
+    X(retain, cuDevicePrimaryCtxRetain, 7000) \
+    X(mem_info, cuMemGetInfo, 3020)           \
+    X(init, cuInit, 2000)
 
 /* bytes to devices, to the host, between devices; faults of host and devices; copies, in pages. */
 struct counters {

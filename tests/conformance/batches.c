@@ -126,9 +126,9 @@ topic_batch_checks(struct fixture *f)
     report("synchronize", cu.ctx_sync());
 }
 
-/* Discards [start, start + length) of a fresh buffer full of 7 that lies on one side, then moves it
- * to the other: pages that were discarded move without their bytes.  Shows which of the pages
- * around the range kept them. */
+/* Discards [start, start + length) of a fresh buffer full of 7 that lies on one side, then
+ * moves it to the other: pages that were discarded move without their bytes.  Shows which of
+ * the pages around the range kept them. */
 static void
 show_discarded_pages(struct fixture *f, bool on_device, size_t start, size_t length)
 {
@@ -197,8 +197,8 @@ topic_discarded_bytes(struct fixture *f)
     }
 }
 
-/* Whether the kernel has the pages of a range mapped for the CPU: shows where they are.  How many a
- * single read brings in differs from run to run. */
+/* Whether the kernel has the pages of a range mapped for the CPU: shows where they are.  How
+ * many a single read brings in differs from run to run. */
 static void
 show_page_map(const char *label, CUdeviceptr ptr, size_t size)
 {

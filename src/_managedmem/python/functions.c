@@ -138,14 +138,19 @@ read_advice(PyObject *value, CUmem_advise *out)
 static int
 read_advice_locations(mm_targets *t, PyObject *location, CUmem_advise advice)
 {
-    if ((location == NULL || location == Py_None) && !mm_advice_needs_location(advice)) {
+    bool needed = mm_advice_needs_location(advice);
+
+    if ((needed || (location != NULL && location != Py_None))
+        && mm_targets_read_locations(t, location) < 0) {
+        return -1;
+    }
+    if (!needed) {
+        /* Not the location that was given: with a NUMA host some drivers accept the advice, say
+         * success and do nothing. */
         for (size_t i = 0; i < t->batch.count; i++) {
-            t->batch.moves[i].where = mm_host(); /* ignored, but it must be a known kind */
+            t->batch.moves[i].where = mm_host();
         }
         return 0;
-    }
-    if (mm_targets_read_locations(t, location) < 0) {
-        return -1;
     }
     for (size_t i = 0; i < t->batch.count; i++) {
         char text[MM_LOCATION_TEXT];
