@@ -32,9 +32,7 @@ static const entry_point entry_points[] = {
 #define MM_ROW(name, version, required) {"cu" #name, version, required, offsetof(mm_driver, name)},
 #define MM_ROW_REQUIRED(name, version) MM_ROW(name, version, true)
 #define MM_ROW_OPTIONAL(name, version) MM_ROW(name, version, false)
-    MM_REQUIRED_FUNCTIONS(MM_ROW_REQUIRED)
-    MM_OPTIONAL_FUNCTIONS(MM_ROW_OPTIONAL)
-};
+    MM_REQUIRED_FUNCTIONS(MM_ROW_REQUIRED) MM_OPTIONAL_FUNCTIONS(MM_ROW_OPTIONAL)};
 
 static void
 note_tried(const char *what, const char *met)
@@ -57,7 +55,10 @@ emulator_path(char *path, size_t size)
     }
     slash = strrchr(info.dli_fname, '/');
     return snprintf(path, size, "%.*s%s", slash ? (int)(slash - info.dli_fname + 1) : 0,
-                    info.dli_fname, "libmanagedmem_emulator.so") < (int)size ? 0 : -1;
+                    info.dli_fname, "libmanagedmem_emulator.so")
+                   < (int)size
+               ? 0
+               : -1;
 }
 
 /* A name is "cuda", "emulator", or a path; copies the file to open to path. */
@@ -74,7 +75,8 @@ library_path(const char *name, char *path, size_t size, mm_status *st)
     } else if (strchr(name, '/') == NULL) {
         return mm_fail(st, MM_BAD_VALUE,
                        "MANAGEDMEM_DRIVER must be \"cuda\", \"emulator\" or a path with a slash, "
-                       "got \"%s\"", name);
+                       "got \"%s\"",
+                       name);
     }
     if (snprintf(path, size, "%s", name) >= (int)size) {
         return mm_fail(st, MM_BAD_VALUE, "the driver's path is longer than %zu bytes", size);
@@ -96,7 +98,8 @@ no_driver(mm_status *st, const char *path, const char *met)
     return mm_fail(st, MM_NO_DRIVER,
                    "no usable CUDA driver. Tried:\n%s\nOn a machine without a GPU, "
                    "managedmem.emulator.enable() or MANAGEDMEM_DRIVER=emulator gives an emulated "
-                   "driver.", tried);
+                   "driver.",
+                   tried);
 }
 
 static int
@@ -122,8 +125,8 @@ resolve(mm_driver *t, PFN_cuGetProcAddress_v12000 get, const char *path, mm_stat
         const entry_point *e = &entry_points[i];
         CUdriverProcAddressQueryResult found = CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND;
         void *pointer = NULL;
-        CUresult code = get(e->name, &pointer, e->version, CU_GET_PROC_ADDRESS_LEGACY_STREAM,
-                            &found);
+        CUresult code =
+            get(e->name, &pointer, e->version, CU_GET_PROC_ADDRESS_LEGACY_STREAM, &found);
 
         if (code != CUDA_SUCCESS || found != CU_GET_PROC_ADDRESS_SUCCESS) {
             pointer = NULL;
@@ -329,5 +332,6 @@ mm_driver_lacks(const mm_driver *cu, const char *what, mm_status *st)
 {
     return mm_fail(st, MM_UNSUPPORTED,
                    "%s needs a driver with CUDA 13.0 or newer (580 or newer); this one supports "
-                   "CUDA %d.%d", what, cu->version / 1000, cu->version % 1000 / 10);
+                   "CUDA %d.%d",
+                   what, cu->version / 1000, cu->version % 1000 / 10);
 }

@@ -54,12 +54,12 @@ bool mm_driver_forked(void);
 int mm_driver_lacks(const mm_driver *cu, const char *what, mm_status *st);
 
 /* Calls an entry point; on failure fills st and makes the enclosing function return -1. */
-#define MM_TRY(cu, name, st, ...)                                  \
-    do {                                                           \
-        CUresult mm_code_ = (cu)->name(__VA_ARGS__);               \
-        if (mm_code_ != CUDA_SUCCESS) {                            \
-            return mm_fail_call((st), "cu" #name, (int)mm_code_);  \
-        }                                                          \
+#define MM_TRY(cu, name, st, ...)                                 \
+    do {                                                          \
+        CUresult mm_code_ = (cu)->name(__VA_ARGS__);              \
+        if (mm_code_ != CUDA_SUCCESS) {                           \
+            return mm_fail_call((st), "cu" #name, (int)mm_code_); \
+        }                                                         \
     } while (0)
 
 #endif

@@ -8,46 +8,46 @@
 #define MM_FUNCTIONS_H
 
 /* In every driver from CUDA 12.2; a driver that lacks one of these is refused. */
-#define MM_REQUIRED_FUNCTIONS(X)        \
-    X(DriverGetVersion, 2020)           \
-    X(GetErrorName, 6000)               \
-    X(GetErrorString, 6000)             \
-    X(Init, 2000)                       \
-    X(DeviceGetCount, 2000)             \
-    X(DeviceGetName, 2000)              \
-    X(DeviceGetUuid, 11040)             \
-    X(DeviceGetAttribute, 2000)         \
-    X(DevicePrimaryCtxRetain, 7000)     \
-    X(CtxGetCurrent, 4000)              \
-    X(CtxSetCurrent, 4000)              \
-    X(CtxPushCurrent, 4000)             \
-    X(CtxPopCurrent, 4000)              \
-    X(CtxGetDevice, 2000)               \
-    X(CtxSynchronize, 2000)             \
-    X(MemGetInfo, 3020)                 \
-    X(MemAllocManaged, 6000)            \
-    X(MemFree, 3020)                    \
-    X(MemAdvise, 12020)                 \
-    X(MemPrefetchAsync, 12020)          \
-    X(MemRangeGetAttribute, 8000)       \
-    X(MemRangeGetAttributes, 8000)      \
-    X(PointerGetAttributes, 7000)       \
-    X(MemcpyAsync, 4000)                \
-    X(MemsetD8Async, 3020)              \
-    X(MemsetD16Async, 3020)             \
-    X(MemsetD32Async, 3020)             \
-    X(StreamCreate, 2000)               \
-    X(StreamDestroy, 4000)              \
-    X(StreamSynchronize, 2000)          \
-    X(StreamQuery, 2000)                \
-    X(StreamIsCapturing, 10000)         \
+#define MM_REQUIRED_FUNCTIONS(X)              \
+    X(DriverGetVersion, 2020)                 \
+    X(GetErrorName, 6000)                     \
+    X(GetErrorString, 6000)                   \
+    X(Init, 2000)                             \
+    X(DeviceGetCount, 2000)                   \
+    X(DeviceGetName, 2000)                    \
+    X(DeviceGetUuid, 11040)                   \
+    X(DeviceGetAttribute, 2000)               \
+    X(DevicePrimaryCtxRetain, 7000)           \
+    X(CtxGetCurrent, 4000)                    \
+    X(CtxSetCurrent, 4000)                    \
+    X(CtxPushCurrent, 4000)                   \
+    X(CtxPopCurrent, 4000)                    \
+    X(CtxGetDevice, 2000)                     \
+    X(CtxSynchronize, 2000)                   \
+    X(MemGetInfo, 3020)                       \
+    X(MemAllocManaged, 6000)                  \
+    X(MemFree, 3020)                          \
+    X(MemAdvise, 12020)                       \
+    X(MemPrefetchAsync, 12020)                \
+    X(MemRangeGetAttribute, 8000)             \
+    X(MemRangeGetAttributes, 8000)            \
+    X(PointerGetAttributes, 7000)             \
+    X(MemcpyAsync, 4000)                      \
+    X(MemsetD8Async, 3020)                    \
+    X(MemsetD16Async, 3020)                   \
+    X(MemsetD32Async, 3020)                   \
+    X(StreamCreate, 2000)                     \
+    X(StreamDestroy, 4000)                    \
+    X(StreamSynchronize, 2000)                \
+    X(StreamQuery, 2000)                      \
+    X(StreamIsCapturing, 10000)               \
     X(ThreadExchangeStreamCaptureMode, 10010) \
     X(LaunchHostFunc, 10000)
 
 /* From CUDA 13.0; NULL in older drivers. */
-#define MM_OPTIONAL_FUNCTIONS(X)            \
-    X(MemPrefetchBatchAsync, 13000)         \
-    X(MemDiscardBatchAsync, 13000)          \
+#define MM_OPTIONAL_FUNCTIONS(X)    \
+    X(MemPrefetchBatchAsync, 13000) \
+    X(MemDiscardBatchAsync, 13000)  \
     X(MemDiscardAndPrefetchBatchAsync, 13000)
 
 #endif

@@ -51,8 +51,8 @@ static bool
 can_join(const mm_move *left, const mm_move *right)
 {
     return left->range.allocation != 0 && left->range.allocation == right->range.allocation
-           && mm_same_location(left->where, right->where) && right->range.start >= left->range.start
-           && right->range.start <= end_of(left);
+           && mm_same_location(left->where, right->where)
+           && right->range.start >= left->range.start && right->range.start <= end_of(left);
 }
 
 static bool
@@ -137,7 +137,8 @@ seems_resident(mm_driver *cu, const mm_move *m)
 
     return cu->MemRangeGetAttribute(&last, sizeof last,
                                     CU_MEM_RANGE_ATTRIBUTE_LAST_PREFETCH_LOCATION, m->range.start,
-                                    m->range.size) == CUDA_SUCCESS
+                                    m->range.size)
+               == CUDA_SUCCESS
            && last == m->where.id;
 }
 
@@ -188,8 +189,8 @@ static int
 fill_arrays(call_arrays *a, const mm_move *moves, size_t count, mm_status *st)
 {
     assert(count > 0);
-    a->block = malloc(count * (sizeof *a->starts + sizeof *a->sizes + sizeof *a->where
-                               + sizeof *a->first));
+    a->block = malloc(
+        count * (sizeof *a->starts + sizeof *a->sizes + sizeof *a->where + sizeof *a->first));
     if (a->block == NULL) {
         return mm_fail(st, MM_NO_MEMORY, "out of host memory for %zu ranges", count);
     }
@@ -378,8 +379,7 @@ int
 mm_batch_discard_prefetch(mm_driver *cu, mm_batch *b, CUstream stream, mm_dispatch dispatch,
                           mm_defer defer, mm_status *st)
 {
-    return whole_pages(b, st) < 0 ? -1
-                                  : run(cu, DISCARD_PREFETCH, b, stream, dispatch, defer, st);
+    return whole_pages(b, st) < 0 ? -1 : run(cu, DISCARD_PREFETCH, b, stream, dispatch, defer, st);
 }
 
 /* --- advice ----------------------------------------------------------------------------- */

@@ -53,7 +53,8 @@ wait_for_calls(mm_guard *g)
 {
     const struct timespec nap = {.tv_nsec = 50000};
 
-    for (int round = 0; CALLS(atomic_load_explicit(&g->state, memory_order_acquire)) > 0; round++) {
+    for (int round = 0; CALLS(atomic_load_explicit(&g->state, memory_order_acquire)) > 0;
+         round++) {
         if (round < 100) {
             (void)sched_yield();
         } else {

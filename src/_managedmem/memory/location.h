@@ -65,7 +65,7 @@ bool mm_advice_needs_location(CUmem_advise advice);
 /* Whether the advice may name this location. */
 bool mm_advice_allows(CUmem_advise advice, CUmemLocation where);
 
-#define MM_ADVICE_NAMES                                                                     \
+#define MM_ADVICE_NAMES                                                                      \
     "set_read_mostly, unset_read_mostly, set_preferred_location, unset_preferred_location, " \
     "set_accessed_by, unset_accessed_by"
 

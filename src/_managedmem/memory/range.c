@@ -21,7 +21,7 @@ int
 mm_look_up(mm_driver *cu, CUdeviceptr p, mm_pointer_facts *facts, mm_status *st)
 {
     CUpointer_attribute which[] = {
-        CU_POINTER_ATTRIBUTE_IS_MANAGED, CU_POINTER_ATTRIBUTE_MEMORY_TYPE,
+        CU_POINTER_ATTRIBUTE_IS_MANAGED,       CU_POINTER_ATTRIBUTE_MEMORY_TYPE,
         CU_POINTER_ATTRIBUTE_RANGE_START_ADDR, CU_POINTER_ATTRIBUTE_RANGE_SIZE,
         CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL,
     };
@@ -43,7 +43,8 @@ refuse_system_memory(CUdeviceptr start, mm_operation op, int device, mm_status *
     return mm_fail(st, MM_BAD_VALUE,
                    "address 0x%llx is not in a managed-memory allocation; it is system memory, "
                    "which can only be a target where the device has pageable_memory_access "
-                   "(Device(%d) has not)", (unsigned long long)start, device);
+                   "(Device(%d) has not)",
+                   (unsigned long long)start, device);
 }
 
 /* System memory is a fair target of advise and prefetch on HMM and ATS systems. */
@@ -106,7 +107,8 @@ mm_explain(mm_driver *cu, mm_range range, CUmemLocation where, mm_operation op, 
         mm_status_add(st, "Memory from a driver pool takes no advice: allocate it with "
                           "ManagedMemoryResource().allocate(), or prefetch instead.");
     } else if (!cu->concurrent_access
-               && (st->code == CUDA_ERROR_INVALID_DEVICE || st->code == CUDA_ERROR_INVALID_VALUE)) {
+               && (st->code == CUDA_ERROR_INVALID_DEVICE
+                   || st->code == CUDA_ERROR_INVALID_VALUE)) {
         mm_status_add(st, "Not every device here has concurrent_managed_access, which this "
                           "operation needs (WSL, Windows and some Tegra systems lack it).");
     } else if (st->code == CUDA_ERROR_INVALID_VALUE) {
@@ -125,8 +127,8 @@ mm_explain(mm_driver *cu, mm_range range, CUmemLocation where, mm_operation op, 
 
 /* Reads up to two int attributes of a range in one driver call. */
 static int
-read_pair(mm_driver *cu, mm_range range, CUmem_range_attribute first,
-          CUmem_range_attribute second, int value[2], mm_status *st)
+read_pair(mm_driver *cu, mm_range range, CUmem_range_attribute first, CUmem_range_attribute second,
+          int value[2], mm_status *st)
 {
     CUmem_range_attribute which[2] = {first, second};
     void *into[2] = {&value[0], &value[1]};
@@ -147,8 +149,8 @@ read_pair(mm_driver *cu, mm_range range, CUmem_range_attribute first,
 }
 
 static int
-read_attribute(mm_driver *cu, mm_range range, CUmem_range_attribute which, int *into,
-               size_t count, mm_status *st)
+read_attribute(mm_driver *cu, mm_range range, CUmem_range_attribute which, int *into, size_t count,
+               mm_status *st)
 {
     mm_scope scope;
     CUresult code;
@@ -183,7 +185,8 @@ mm_range_preferred_location(mm_driver *cu, mm_range range, CUmemLocation *where,
     int pair[2] = {0, 0};
 
     if (read_pair(cu, range, CU_MEM_RANGE_ATTRIBUTE_PREFERRED_LOCATION_TYPE,
-                  CU_MEM_RANGE_ATTRIBUTE_PREFERRED_LOCATION_ID, pair, st) < 0) {
+                  CU_MEM_RANGE_ATTRIBUTE_PREFERRED_LOCATION_ID, pair, st)
+        < 0) {
         return -1;
     }
     *where = mm_location((CUmemLocationType)pair[0], pair[1]);
@@ -196,7 +199,8 @@ mm_range_last_prefetch(mm_driver *cu, mm_range range, CUmemLocation *where, mm_s
     int pair[2] = {0, 0};
 
     if (read_pair(cu, range, CU_MEM_RANGE_ATTRIBUTE_LAST_PREFETCH_LOCATION_TYPE,
-                  CU_MEM_RANGE_ATTRIBUTE_LAST_PREFETCH_LOCATION_ID, pair, st) < 0) {
+                  CU_MEM_RANGE_ATTRIBUTE_LAST_PREFETCH_LOCATION_ID, pair, st)
+        < 0) {
         return -1;
     }
     *where = mm_location((CUmemLocationType)pair[0], pair[1]);
@@ -247,9 +251,9 @@ mm_range_advise(mm_driver *cu, mm_range range, CUmem_advise advice, CUmemLocatio
 static int
 switch_member(mm_driver *cu, mm_range range, int bit, bool on, mm_status *st)
 {
-    return mm_range_advise(
-        cu, range, on ? CU_MEM_ADVISE_SET_ACCESSED_BY : CU_MEM_ADVISE_UNSET_ACCESSED_BY,
-        mm_bit_location(bit), st);
+    return mm_range_advise(cu, range,
+                           on ? CU_MEM_ADVISE_SET_ACCESSED_BY : CU_MEM_ADVISE_UNSET_ACCESSED_BY,
+                           mm_bit_location(bit), st);
 }
 
 int
@@ -291,8 +295,8 @@ worth_deferring(size_t size, CUmemLocation where)
 }
 
 int
-mm_defer_prefetch(mm_driver *cu, size_t size, CUmemLocation where, CUstream stream,
-                  mm_defer defer, mm_status *st)
+mm_defer_prefetch(mm_driver *cu, size_t size, CUmemLocation where, CUstream stream, mm_defer defer,
+                  mm_status *st)
 {
     if (defer == MM_DEFER_YES || (defer == MM_DEFER_AUTO && worth_deferring(size, where))) {
         MM_TRY(cu, LaunchHostFunc, st, stream, do_nothing, NULL);
@@ -331,10 +335,11 @@ mm_range_whole_pages(mm_range *range, mm_status *st)
     CUdeviceptr end = (range->start + range->size) / page * page;
 
     if (end <= first) {
-        return mm_fail(st, MM_BAD_VALUE,
-                       "cannot discard %zu bytes at 0x%llx: they hold no whole page of %llu bytes, "
-                       "and a part of a page cannot be discarded without its neighbours",
-                       range->size, (unsigned long long)range->start, (unsigned long long)page);
+        return mm_fail(
+            st, MM_BAD_VALUE,
+            "cannot discard %zu bytes at 0x%llx: they hold no whole page of %llu bytes, "
+            "and a part of a page cannot be discarded without its neighbours",
+            range->size, (unsigned long long)range->start, (unsigned long long)page);
     }
     range->start = first;
     range->size = (size_t)(end - first);

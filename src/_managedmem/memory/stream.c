@@ -51,9 +51,8 @@ mm_stream_query(mm_driver *cu, CUstream stream, bool *done, mm_status *st)
     code = cu->StreamQuery(stream);
     mm_scope_leave(&scope);
     *done = code == CUDA_SUCCESS;
-    return *done || code == CUDA_ERROR_NOT_READY
-               ? 0
-               : mm_fail_call(st, "cuStreamQuery", (int)code);
+    return *done || code == CUDA_ERROR_NOT_READY ? 0
+                                                 : mm_fail_call(st, "cuStreamQuery", (int)code);
 }
 
 int
@@ -68,7 +67,8 @@ mm_stream_refuse_capture(mm_driver *cu, CUstream stream, const char *what, mm_st
         (void)mm_fail(st, MM_CAPTURING,
                       "%s cannot be recorded in a CUDA graph, and the call would have destroyed "
                       "the capture on this stream: issue it before the capture begins, or on "
-                      "another stream", what);
+                      "another stream",
+                      what);
         st->code = CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
         return -1;
     }

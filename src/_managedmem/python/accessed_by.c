@@ -7,8 +7,7 @@
 #include "location.h"
 
 typedef struct {
-    PyObject_HEAD
-    PyObject *weakrefs;
+    PyObject_HEAD PyObject *weakrefs;
     PyObject *buffer;
 } proxy_object;
 
@@ -61,10 +60,8 @@ change_set(mm_buffer *b, mm_location_set from, mm_location_set to)
     if (mm_buffer_begin(b, MM_ADVISE, &use) < 0) {
         return -1;
     }
-    Py_BEGIN_ALLOW_THREADS
-    rc = mm_range_change_accessed_by(use.cu, use.range, from, to, &st);
-    Py_END_ALLOW_THREADS
-    mm_buffer_end(&use);
+    Py_BEGIN_ALLOW_THREADS rc = mm_range_change_accessed_by(use.cu, use.range, from, to, &st);
+    Py_END_ALLOW_THREADS mm_buffer_end(&use);
     if (rc < 0) {
         (void)mm_raise(b->state, &st);
     }
@@ -275,10 +272,10 @@ ask_plain(PyObject *op, PyObject *args, const char *method)
     return answer;
 }
 
-#define READING_METHOD(name)                             \
+#define READING_METHOD(name)                                    \
     static PyObject *proxy_##name(PyObject *op, PyObject *args) \
-    {                                                    \
-        return ask_plain(op, args, #name);               \
+    {                                                           \
+        return ask_plain(op, args, #name);                      \
     }
 
 READING_METHOD(union)
@@ -596,19 +593,20 @@ proxy_reduce(PyObject *op, PyObject *Py_UNUSED(none))
     return NULL;
 }
 
-PyDoc_STRVAR(proxy_doc,
-"The locations that keep a mapping of every page of a buffer: a live, mutable set.\n"
-"\n"
-"What buf.accessed_by gives. It has every method of set and is a collections.abc.MutableSet; its\n"
-"members are Devices and Host(). Nothing is stored: each read asks the driver, and every change\n"
-"reads all its arguments first, asks once, and then advises once for each member that differs; if\n"
-"the driver fails in the middle, what was done is taken back. Operators give plain sets. Iteration\n"
-"is over a snapshot, devices ascending and then Host(). A location that covers only a part of the\n"
-"pages is no member.\n"
-"\n"
-"add() and other ways in raise TypeError for what is no location and ValueError for a NUMA host;\n"
-"`in`, discard() and other ways out take anything. Safe from every thread; two threads that change\n"
-"one set at a time may overwrite each other. Driver: cuMemRangeGetAttribute, cuMemAdvise.");
+PyDoc_STRVAR(
+    proxy_doc,
+    "The locations that keep a mapping of every page of a buffer: a live, mutable set.\n"
+    "\n"
+    "What buf.accessed_by gives. It has every method of set and is a collections.abc.MutableSet; its\n"
+    "members are Devices and Host(). Nothing is stored: each read asks the driver, and every change\n"
+    "reads all its arguments first, asks once, and then advises once for each member that differs; if\n"
+    "the driver fails in the middle, what was done is taken back. Operators give plain sets. Iteration\n"
+    "is over a snapshot, devices ascending and then Host(). A location that covers only a part of the\n"
+    "pages is no member.\n"
+    "\n"
+    "add() and other ways in raise TypeError for what is no location and ValueError for a NUMA host;\n"
+    "`in`, discard() and other ways out take anything. Safe from every thread; two threads that change\n"
+    "one set at a time may overwrite each other. Driver: cuMemRangeGetAttribute, cuMemAdvise.");
 
 #define FAST(function) (PyCFunction)(void (*)(void)) function, METH_FASTCALL
 

@@ -14,10 +14,8 @@ allocate_object(mm_state *state, PyTypeObject *type, mm_memory *memory)
     mm_buffer *b = (mm_buffer *)allocate(type, 0);
 
     if (b == NULL) {
-        Py_BEGIN_ALLOW_THREADS
-        mm_memory_release(memory);
-        Py_END_ALLOW_THREADS
-        return NULL;
+        Py_BEGIN_ALLOW_THREADS mm_memory_release(memory);
+        Py_END_ALLOW_THREADS return NULL;
     }
     b->state = state;
     b->memory = memory;
@@ -156,8 +154,7 @@ buffer_dealloc(PyObject *op)
     (void)buffer_clear(op);
     if (b->memory != NULL) {
         /* Freeing waits for work on the memory, which may itself wait for the GIL. */
-        Py_BEGIN_ALLOW_THREADS
-        mm_memory_release(b->memory);
+        Py_BEGIN_ALLOW_THREADS mm_memory_release(b->memory);
         Py_END_ALLOW_THREADS
     }
     release(op);
@@ -293,10 +290,9 @@ close_root(mm_buffer *b, PyObject *stream)
         mm_driver *cu = mm_open(b->state);
         rc = -1;
         if (cu != NULL) {
-            Py_BEGIN_ALLOW_THREADS
-            rc = mm_stream_synchronize(cu, use.handle, &st);
-            Py_END_ALLOW_THREADS
-            if (rc < 0) {
+            Py_BEGIN_ALLOW_THREADS rc = mm_stream_synchronize(cu, use.handle, &st);
+            Py_END_ALLOW_THREADS if (rc < 0)
+            {
                 (void)mm_raise(b->state, &st);
             }
         }
@@ -305,10 +301,9 @@ close_root(mm_buffer *b, PyObject *stream)
     if (rc < 0) {
         return NULL;
     }
-    Py_BEGIN_ALLOW_THREADS
-    rc = mm_memory_close(b->memory, &first, &st);
-    Py_END_ALLOW_THREADS
-    if (rc < 0) {
+    Py_BEGIN_ALLOW_THREADS rc = mm_memory_close(b->memory, &first, &st);
+    Py_END_ALLOW_THREADS if (rc < 0)
+    {
         return mm_raise(b->state, &st);
     }
     if (first && has_foreign_resource(b) && give_back(b, stream) < 0) {
@@ -496,7 +491,8 @@ buffer_get_device_id(PyObject *op, void *Py_UNUSED(closure))
     if (look_up(mm_buffer_of(op), &facts, &cu) < 0) {
         return NULL;
     }
-    return PyLong_FromLong(facts.device >= 0 && facts.device < cu->device_count ? facts.device : 0);
+    return PyLong_FromLong(facts.device >= 0 && facts.device < cu->device_count ? facts.device
+                                                                                : 0);
 }
 
 /* Plain device memory is all that the host cannot reach. */
@@ -551,51 +547,53 @@ buffer_reduce(PyObject *op, PyObject *Py_UNUSED(none))
     return NULL;
 }
 
-
 /* --- tables ----------------------------------------------------------------------------- */
 
-PyDoc_STRVAR(buffer_doc,
-"Managed memory: bytes that the host and every device can use, wherever they are.\n"
-"\n"
-"Made by managedmem.empty(), ManagedMemoryResource().allocate() and ManagedBuffer.from_handle(),\n"
-"not directly. A slice of the first axis, buf[a:b], and buf.view() are buffers over the same\n"
-"memory: every operation acts on just their bytes, and they keep the memory alive. A buffer ends\n"
-"with close(), a `with` block, or its last reference.\n"
-"\n"
-"The host reads and writes it through memoryview(buf), numpy.asarray(buf) and\n"
-"numpy.from_dlpack(buf); devices through __cuda_array_interface__ and DLPack. All of these share\n"
-"the memory without a copy.\n"
-"\n"
-"Every method may be called from every thread; closing in one thread while another uses the\n"
-"buffer is safe.");
+PyDoc_STRVAR(
+    buffer_doc,
+    "Managed memory: bytes that the host and every device can use, wherever they are.\n"
+    "\n"
+    "Made by managedmem.empty(), ManagedMemoryResource().allocate() and ManagedBuffer.from_handle(),\n"
+    "not directly. A slice of the first axis, buf[a:b], and buf.view() are buffers over the same\n"
+    "memory: every operation acts on just their bytes, and they keep the memory alive. A buffer ends\n"
+    "with close(), a `with` block, or its last reference.\n"
+    "\n"
+    "The host reads and writes it through memoryview(buf), numpy.asarray(buf) and\n"
+    "numpy.from_dlpack(buf); devices through __cuda_array_interface__ and DLPack. All of these share\n"
+    "the memory without a copy.\n"
+    "\n"
+    "Every method may be called from every thread; closing in one thread while another uses the\n"
+    "buffer is safe.");
 
-PyDoc_STRVAR(buffer_from_handle_doc,
-"from_handle(ptr, size, mr=None, owner=None)\n--\n\n"
-"Wrap memory that exists already.\n"
-"\n"
-"Parameters\n"
-"----------\n"
-"ptr : int\n"
-"    Its address.\n"
-"size : int\n"
-"    Its size in bytes, at least 1.\n"
-"mr : object, optional\n"
-"    What frees it: close() calls mr.deallocate(ptr, size, stream=stream).\n"
-"owner : object, optional\n"
-"    Kept alive as long as the buffer and its views.\n"
-"\n"
-"Gives an instance of the class it is called on. The address is not checked here; an operation on\n"
-"memory that is not managed raises ValueError. Raises ValueError for mr together with owner, an\n"
-"address or size below 1. Driver: none.");
+PyDoc_STRVAR(
+    buffer_from_handle_doc,
+    "from_handle(ptr, size, mr=None, owner=None)\n--\n\n"
+    "Wrap memory that exists already.\n"
+    "\n"
+    "Parameters\n"
+    "----------\n"
+    "ptr : int\n"
+    "    Its address.\n"
+    "size : int\n"
+    "    Its size in bytes, at least 1.\n"
+    "mr : object, optional\n"
+    "    What frees it: close() calls mr.deallocate(ptr, size, stream=stream).\n"
+    "owner : object, optional\n"
+    "    Kept alive as long as the buffer and its views.\n"
+    "\n"
+    "Gives an instance of the class it is called on. The address is not checked here; an operation on\n"
+    "memory that is not managed raises ValueError. Raises ValueError for mr together with owner, an\n"
+    "address or size below 1. Driver: none.");
 
-PyDoc_STRVAR(buffer_close_doc,
-"close($self, /, stream=None)\n--\n\n"
-"Free the memory; again is allowed.\n"
-"\n"
-"Waits for work that uses the memory, and with a stream for everything queued on it. Closing a\n"
-"view ends that view only. Raises BufferError while a memoryview, NumPy array or DLPack tensor of\n"
-"the memory lives; CUDAError when the driver refuses, after which the buffer counts as closed.\n"
-"Driver: cuMemFree.");
+PyDoc_STRVAR(
+    buffer_close_doc,
+    "close($self, /, stream=None)\n--\n\n"
+    "Free the memory; again is allowed.\n"
+    "\n"
+    "Waits for work that uses the memory, and with a stream for everything queued on it. Closing a\n"
+    "view ends that view only. Raises BufferError while a memoryview, NumPy array or DLPack tensor of\n"
+    "the memory lives; CUDAError when the driver refuses, after which the buffer counts as closed.\n"
+    "Driver: cuMemFree.");
 
 static PyMethodDef buffer_methods[] = {
     {"from_handle", (PyCFunction)(void (*)(void))buffer_from_handle,
@@ -639,7 +637,8 @@ static PyGetSetDef buffer_getset[] = {
     {"memory_resource", buffer_get_resource, NULL, "What allocated the memory, or None.", NULL},
     {"device_id", buffer_get_device_id, NULL,
      "The device that was current at the allocation, not where the pages are.\n\n"
-     "Driver: cuPointerGetAttributes.", NULL},
+     "Driver: cuPointerGetAttributes.",
+     NULL},
     {"is_managed", buffer_get_is_managed, NULL,
      "Whether this is managed memory. Driver: cuPointerGetAttributes.", NULL},
     {"is_host_accessible", buffer_get_is_host_accessible, NULL,
@@ -647,30 +646,37 @@ static PyGetSetDef buffer_getset[] = {
     {"is_device_accessible", buffer_get_is_device_accessible, NULL,
      "Whether devices can use it. Driver: cuPointerGetAttributes.", NULL},
     {"is_closed", buffer_get_is_closed, NULL, "Whether the buffer can no longer be used.", NULL},
-    {"is_mapped", buffer_get_is_mapped, NULL, "False: managed memory is not mapped from a file "
-     "or another process.", NULL},
+    {"is_mapped", buffer_get_is_mapped, NULL,
+     "False: managed memory is not mapped from a file "
+     "or another process.",
+     NULL},
     {"ipc_descriptor", buffer_get_ipc_descriptor, NULL,
      "Raises NotImplementedError: the driver has no IPC for managed memory.", NULL},
     {"read_mostly", mm_buffer_get_read_mostly, mm_buffer_set_read_mostly,
      "Whether every page is advised to be read mostly: copied to each reader, not moved.\n\n"
      "Read from and written to the driver each time; takes True and False.\n"
-     "Driver: cuMemRangeGetAttribute, cuMemAdvise.", NULL},
+     "Driver: cuMemRangeGetAttribute, cuMemAdvise.",
+     NULL},
     {"preferred_location", mm_buffer_get_preferred_location, mm_buffer_set_preferred_location,
      "Where the pages should stay: a Device, a Host, or None where unset or not the same for all\n"
      "pages.\n\nAssigning None unsets it. Read from and written to the driver each time.\n"
-     "Driver: cuMemRangeGetAttributes, cuMemAdvise.", NULL},
+     "Driver: cuMemRangeGetAttributes, cuMemAdvise.",
+     NULL},
     {"accessed_by", mm_buffer_get_accessed_by, mm_buffer_set_accessed_by,
      "The locations that keep a mapping of every page: a live set of Device and Host().\n\n"
      "Assigning an iterable applies the difference, all or nothing.\n"
-     "Driver: cuMemRangeGetAttribute, cuMemAdvise.", NULL},
+     "Driver: cuMemRangeGetAttribute, cuMemAdvise.",
+     NULL},
     {"last_prefetch_location", mm_buffer_get_last_prefetch_location, NULL,
      "Where the pages were last asked to go: a Device, a Host, or None where never or not the\n"
      "same for all pages.\n\nWhat was asked, not where pages are now.\n"
-     "Driver: cuMemRangeGetAttributes.", NULL},
+     "Driver: cuMemRangeGetAttributes.",
+     NULL},
     {"__cuda_array_interface__", mm_buffer_array_interface, NULL,
      "The CUDA array interface, version 3, for torch, CuPy, numba and others.\n\n"
      "Its stream is the legacy default one, on which this library works unless told otherwise;\n"
-     "after work on another stream synchronise that first.", NULL},
+     "after work on another stream synchronise that first.",
+     NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };
 

@@ -14,8 +14,7 @@
 enum { MM_MAX_DIMENSIONS = 8 };
 
 typedef struct {
-    PyObject_HEAD
-    PyObject *weakrefs;
+    PyObject_HEAD PyObject *weakrefs;
     mm_state *state;
     mm_memory *memory;
     PyObject *root;     /* the buffer this is a view of, kept alive; or NULL */

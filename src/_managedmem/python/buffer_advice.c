@@ -32,10 +32,8 @@ advise(mm_buffer *b, CUmem_advise advice, CUmemLocation where)
     if (mm_buffer_begin(b, MM_ADVISE, &use) < 0) {
         return -1;
     }
-    Py_BEGIN_ALLOW_THREADS
-    rc = mm_range_advise(use.cu, use.range, advice, where, &st);
-    Py_END_ALLOW_THREADS
-    mm_buffer_end(&use);
+    Py_BEGIN_ALLOW_THREADS rc = mm_range_advise(use.cu, use.range, advice, where, &st);
+    Py_END_ALLOW_THREADS mm_buffer_end(&use);
     if (rc < 0) {
         (void)mm_raise(b->state, &st);
     }
@@ -65,12 +63,12 @@ mm_buffer_set_read_mostly(PyObject *op, PyObject *value, void *Py_UNUSED(closure
     /* The driver ignores the place but refuses an unknown kind of place. */
     return advise(mm_buffer_of(op),
                   value == Py_True ? CU_MEM_ADVISE_SET_READ_MOSTLY
-                                   : CU_MEM_ADVISE_UNSET_READ_MOSTLY, mm_host());
+                                   : CU_MEM_ADVISE_UNSET_READ_MOSTLY,
+                  mm_host());
 }
 
 static PyObject *
-get_location(PyObject *op,
-             int (*read)(mm_driver *, mm_range, CUmemLocation *, mm_status *))
+get_location(PyObject *op, int (*read)(mm_driver *, mm_range, CUmemLocation *, mm_status *))
 {
     mm_buffer *b = mm_buffer_of(op);
     CUmemLocation where;

@@ -29,8 +29,7 @@ prepare_host_access(mm_buffer *b)
                      (unsigned long long)b->start);
     }
     if (rc == 0 && facts.managed && !cu->concurrent_access) {
-        Py_BEGIN_ALLOW_THREADS
-        rc = mm_synchronize_all(cu, &st);
+        Py_BEGIN_ALLOW_THREADS rc = mm_synchronize_all(cu, &st);
         Py_END_ALLOW_THREADS
     }
     if (rc < 0) {
@@ -270,7 +269,8 @@ read_device(PyObject *value, int devices, int32_t *type)
         || device_id >= devices) {
         PyErr_Format(PyExc_BufferError,
                      "managed memory is exported as (13, a device: CUDA managed) or (1, 0: CPU), "
-                     "not as %R", value);
+                     "not as %R",
+                     value);
         return -1;
     }
     *type = (int32_t)device_type;
@@ -294,7 +294,8 @@ order_consumer(mm_state *state, PyObject *value)
     if (stream == 0 || stream < -1) {
         PyErr_Format(PyExc_ValueError,
                      "stream must be -1 (no order), 1 (legacy), 2 (per-thread) or a handle, got "
-                     "%lld: 0 is ambiguous", stream);
+                     "%lld: 0 is ambiguous",
+                     stream);
         return -1;
     }
     if (stream <= 2) {
@@ -304,10 +305,9 @@ order_consumer(mm_state *state, PyObject *value)
     if (cu == NULL) {
         return -1;
     }
-    Py_BEGIN_ALLOW_THREADS
-    rc = mm_stream_synchronize(cu, NULL, &st);
-    Py_END_ALLOW_THREADS
-    if (rc < 0) {
+    Py_BEGIN_ALLOW_THREADS rc = mm_stream_synchronize(cu, NULL, &st);
+    Py_END_ALLOW_THREADS if (rc < 0)
+    {
         (void)mm_raise(state, &st);
     }
     return rc;
@@ -327,10 +327,9 @@ finished_copy(PyObject *op)
         Py_XDECREF(copy);
         return NULL;
     }
-    Py_BEGIN_ALLOW_THREADS
-    rc = mm_stream_synchronize(cu, NULL, &st);
-    Py_END_ALLOW_THREADS
-    if (rc < 0) {
+    Py_BEGIN_ALLOW_THREADS rc = mm_stream_synchronize(cu, NULL, &st);
+    Py_END_ALLOW_THREADS if (rc < 0)
+    {
         Py_DECREF(copy);
         return mm_raise(state, &st);
     }
@@ -349,8 +348,8 @@ mm_buffer_dlpack(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject
     mm_driver *cu;
 
     if (mm_args(&parameters, args, nargs, kwnames, given) < 0
-        || read_max_version(given[1], &form.versioned) < 0
-        || mm_buffer_check_open(b) < 0 || (cu = mm_open(b->state)) == NULL
+        || read_max_version(given[1], &form.versioned) < 0 || mm_buffer_check_open(b) < 0
+        || (cu = mm_open(b->state)) == NULL
         || read_device(given[2], cu->device_count, &form.device_type) < 0) {
         return NULL;
     }
@@ -383,13 +382,13 @@ mm_buffer_dlpack_device(PyObject *Py_UNUSED(op), PyObject *Py_UNUSED(none))
 }
 
 const char mm_buffer_dlpack_doc[] =
-"__dlpack__($self, /, *, stream=None, max_version=None, dl_device=None, copy=None)\n--\n\n"
-"A DLPack capsule of the memory, as CUDA managed memory (device type 13).\n"
-"\n"
-"Versioned where max_version is (1, 0) or more. dl_device (1, 0) asks for it as CPU memory. copy=True\n"
-"gives a new buffer. stream is the consumer's: it then comes after the default stream's work; -1\n"
-"asks for no order. The memory cannot be closed while the tensor lives. Raises BufferError for\n"
-"another device, ValueError for stream 0.";
+    "__dlpack__($self, /, *, stream=None, max_version=None, dl_device=None, copy=None)\n--\n\n"
+    "A DLPack capsule of the memory, as CUDA managed memory (device type 13).\n"
+    "\n"
+    "Versioned where max_version is (1, 0) or more. dl_device (1, 0) asks for it as CPU memory. copy=True\n"
+    "gives a new buffer. stream is the consumer's: it then comes after the default stream's work; -1\n"
+    "asks for no order. The memory cannot be closed while the tensor lives. Raises BufferError for\n"
+    "another device, ValueError for stream 0.";
 
 const char mm_buffer_dlpack_device_doc[] =
-"__dlpack_device__($self, /)\n--\n\n(13, 0): CUDA managed memory.";
+    "__dlpack_device__($self, /)\n--\n\n(13, 0): CUDA managed memory.";

@@ -39,10 +39,9 @@ mm_buffer_prefetch(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObje
     }
     rc = mm_buffer_begin(b, MM_PREFETCH, &use);
     if (rc == 0) {
-        Py_BEGIN_ALLOW_THREADS
-        rc = mm_range_prefetch(use.cu, use.range, where, stream.handle, defer, &st);
-        Py_END_ALLOW_THREADS
-        mm_buffer_end(&use);
+        Py_BEGIN_ALLOW_THREADS rc =
+            mm_range_prefetch(use.cu, use.range, where, stream.handle, defer, &st);
+        Py_END_ALLOW_THREADS mm_buffer_end(&use);
     }
     mm_stream_end(&stream);
     return finish(b->state, rc, &st);
@@ -67,12 +66,11 @@ discard(mm_buffer *b, PyObject *stream_object, const CUmemLocation *where, mm_de
         batch.count = 1;
         batch.few[0].range = use.range;
         batch.few[0].where = where ? *where : mm_host();
-        Py_BEGIN_ALLOW_THREADS
-        rc = where ? mm_batch_discard_prefetch(use.cu, &batch, stream.handle, MM_DISPATCH_AUTO,
-                                               defer, &st)
-                   : mm_batch_discard(use.cu, &batch, stream.handle, MM_DISPATCH_AUTO, &st);
-        Py_END_ALLOW_THREADS
-        mm_buffer_end(&use);
+        Py_BEGIN_ALLOW_THREADS rc =
+            where ? mm_batch_discard_prefetch(use.cu, &batch, stream.handle, MM_DISPATCH_AUTO,
+                                              defer, &st)
+                  : mm_batch_discard(use.cu, &batch, stream.handle, MM_DISPATCH_AUTO, &st);
+        Py_END_ALLOW_THREADS mm_buffer_end(&use);
     }
     mm_stream_end(&stream);
     return finish(b->state, rc, &st);
@@ -139,8 +137,8 @@ read_other_side(mm_buffer *b, PyObject *value, bool writable, other_side *o)
     if (!dense) {
         PyErr_Format(PyExc_ValueError, "cannot copy: %R is not contiguous", value);
     } else if (o->range.size != b->size) {
-        PyErr_Format(PyExc_ValueError, "cannot copy: the buffer has %zu bytes, %R has %zu", b->size,
-                     value, o->range.size);
+        PyErr_Format(PyExc_ValueError, "cannot copy: the buffer has %zu bytes, %R has %zu",
+                     b->size, value, o->range.size);
     } else if (writable && o->export != NULL) {
         PyObject *readonly = PyObject_GetAttrString(o->export, "readonly");
         if (readonly == Py_True) {
@@ -198,11 +196,11 @@ copy_with(mm_buffer *b, PyObject *value, PyObject *stream_object, bool into)
         rc = mm_buffer_check_open(mm_buffer_of(value));
     }
     if (rc == 0) {
-        Py_BEGIN_ALLOW_THREADS
-        rc = copy_now(use.cu, into ? &other.range : &use.range, into ? &use.range : &other.range,
-                      &other.range, stream.handle, &st);
-        Py_END_ALLOW_THREADS
-        if (other.guard != NULL) {
+        Py_BEGIN_ALLOW_THREADS rc =
+            copy_now(use.cu, into ? &other.range : &use.range, into ? &use.range : &other.range,
+                     &other.range, stream.handle, &st);
+        Py_END_ALLOW_THREADS if (other.guard != NULL)
+        {
             mm_guard_leave(other.guard);
         }
         mm_buffer_end(&use);
@@ -238,8 +236,9 @@ new_like(mm_buffer *b)
     plain = PyObject_CallMethod(root->resource, "allocate", "n", (Py_ssize_t)b->size);
     if (plain == NULL || !mm_is_buffer(b->state, plain) || mm_buffer_of(plain)->size != b->size) {
         if (plain != NULL) {
-            PyErr_Format(PyExc_TypeError, "%R.allocate(%zu) must give a ManagedBuffer of that size",
-                         root->resource, b->size);
+            PyErr_Format(PyExc_TypeError,
+                         "%R.allocate(%zu) must give a ManagedBuffer of that size", root->resource,
+                         b->size);
             Py_DECREF(plain);
         }
         return NULL;
@@ -289,13 +288,15 @@ read_pattern(PyObject *value, size_t size, unsigned char pattern[4], unsigned *w
         if (*width == 0 || *width == 3 || size % *width != 0) {
             PyErr_Format(PyExc_ValueError,
                          "a pattern has 1, 2 or 4 bytes, and as many divide the buffer's %zu; "
-                         "got %R", size, value);
+                         "got %R",
+                         size, value);
             return -1;
         }
         return 0;
     }
     if (mm_read_index(value, "value (an int in 0 to 255, or 1, 2 or 4 bytes)", PyExc_TypeError,
-                      &number) < 0) {
+                      &number)
+        < 0) {
         if (!PyErr_ExceptionMatches(PyExc_ValueError)) {
             return -1;
         }
@@ -332,56 +333,54 @@ mm_buffer_fill(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *
     }
     rc = mm_buffer_begin(b, MM_COPY, &use);
     if (rc == 0) {
-        Py_BEGIN_ALLOW_THREADS
-        rc = mm_fill(use.cu, use.range, pattern, width, stream.handle, &st);
-        Py_END_ALLOW_THREADS
-        mm_buffer_end(&use);
+        Py_BEGIN_ALLOW_THREADS rc = mm_fill(use.cu, use.range, pattern, width, stream.handle, &st);
+        Py_END_ALLOW_THREADS mm_buffer_end(&use);
     }
     mm_stream_end(&stream);
     return finish(b->state, rc, &st);
 }
 
 const char mm_prefetch_doc[] =
-"prefetch($self, location, *, stream=None, defer=None)\n--\n\n"
-"Move the pages to a Device or Host before they are used there, in stream order.\n"
-"\n"
-"defer=True queues an empty host function in front, so that the call returns while the stream does\n"
-"the work; None does so for large buffers. Raises as managedmem.prefetch() does. Other threads run\n"
-"meanwhile. Driver: cuMemPrefetchAsync.";
+    "prefetch($self, location, *, stream=None, defer=None)\n--\n\n"
+    "Move the pages to a Device or Host before they are used there, in stream order.\n"
+    "\n"
+    "defer=True queues an empty host function in front, so that the call returns while the stream does\n"
+    "the work; None does so for large buffers. Raises as managedmem.prefetch() does. Other threads run\n"
+    "meanwhile. Driver: cuMemPrefetchAsync.";
 
 const char mm_discard_doc[] =
-"discard($self, *, stream=None)\n--\n\n"
-"Throw the contents away, in stream order; reading is undefined until the next write.\n"
-"\n"
-"Acts on the whole pages inside the buffer. Raises as managedmem.discard() does.\n"
-"Driver: cuMemDiscardBatchAsync.";
+    "discard($self, *, stream=None)\n--\n\n"
+    "Throw the contents away, in stream order; reading is undefined until the next write.\n"
+    "\n"
+    "Acts on the whole pages inside the buffer. Raises as managedmem.discard() does.\n"
+    "Driver: cuMemDiscardBatchAsync.";
 
 const char mm_discard_prefetch_doc[] =
-"discard_prefetch($self, location, *, stream=None, defer=None)\n--\n\n"
-"Throw the contents away and give the buffer pages at a place, in stream order.\n"
-"\n"
-"For a buffer that will be overwritten there. Raises as managedmem.discard_prefetch() does.\n"
-"Driver: cuMemDiscardAndPrefetchBatchAsync.";
+    "discard_prefetch($self, location, *, stream=None, defer=None)\n--\n\n"
+    "Throw the contents away and give the buffer pages at a place, in stream order.\n"
+    "\n"
+    "For a buffer that will be overwritten there. Raises as managedmem.discard_prefetch() does.\n"
+    "Driver: cuMemDiscardAndPrefetchBatchAsync.";
 
 const char mm_copy_from_doc[] =
-"copy_from($self, src, *, stream=None)\n--\n\n"
-"Copy the bytes of src into the buffer, in stream order.\n"
-"\n"
-"src is a ManagedBuffer, an array with __cuda_array_interface__, or an object with the buffer\n"
-"protocol such as bytes or a NumPy array, contiguous and of the same size in bytes (else\n"
-"ValueError). From system memory the call waits until the copy is done; other sources must live\n"
-"until the stream has done it. Driver: cuMemcpyAsync.";
+    "copy_from($self, src, *, stream=None)\n--\n\n"
+    "Copy the bytes of src into the buffer, in stream order.\n"
+    "\n"
+    "src is a ManagedBuffer, an array with __cuda_array_interface__, or an object with the buffer\n"
+    "protocol such as bytes or a NumPy array, contiguous and of the same size in bytes (else\n"
+    "ValueError). From system memory the call waits until the copy is done; other sources must live\n"
+    "until the stream has done it. Driver: cuMemcpyAsync.";
 
 const char mm_copy_to_doc[] =
-"copy_to($self, dst=None, *, stream=None)\n--\n\n"
-"Copy the bytes of the buffer to dst, in stream order, and return dst.\n"
-"\n"
-"None makes a new buffer of the same layout from the same resource. dst as src in copy_from(), and\n"
-"writable. Driver: cuMemcpyAsync.";
+    "copy_to($self, dst=None, *, stream=None)\n--\n\n"
+    "Copy the bytes of the buffer to dst, in stream order, and return dst.\n"
+    "\n"
+    "None makes a new buffer of the same layout from the same resource. dst as src in copy_from(), and\n"
+    "writable. Driver: cuMemcpyAsync.";
 
 const char mm_fill_doc[] =
-"fill($self, value, *, stream=None)\n--\n\n"
-"Fill the buffer with a byte or a pattern, in stream order.\n"
-"\n"
-"value is an int in 0 to 255 (else OverflowError), or 1, 2 or 4 bytes whose number divides the size\n"
-"(else ValueError). Driver: cuMemsetD8Async, cuMemsetD16Async, cuMemsetD32Async.";
+    "fill($self, value, *, stream=None)\n--\n\n"
+    "Fill the buffer with a byte or a pattern, in stream order.\n"
+    "\n"
+    "value is an int in 0 to 255 (else OverflowError), or 1, 2 or 4 bytes whose number divides the size\n"
+    "(else ValueError). Driver: cuMemsetD8Async, cuMemsetD16Async, cuMemsetD32Async.";

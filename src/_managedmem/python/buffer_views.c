@@ -75,8 +75,9 @@ mm_buffer_view_method(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyO
     if (bytes != b->size || b->start % dtype->itemsize != 0) {
         PyErr_Format(PyExc_ValueError,
                      "cannot view %zu bytes at %p as %s of that shape, which needs %zu bytes "
-                     "at a multiple of %d", b->size, (void *)(uintptr_t)b->start, dtype->name,
-                     bytes, (int)dtype->itemsize);
+                     "at a multiple of %d",
+                     b->size, (void *)(uintptr_t)b->start, dtype->name, bytes,
+                     (int)dtype->itemsize);
         return NULL;
     }
     return mm_buffer_view(b, 0, dtype, dimensions, shape);
@@ -123,18 +124,20 @@ mm_buffer_subscript(PyObject *op, PyObject *key)
     if (!PySlice_Check(key)) {
         PyErr_Format(PyExc_TypeError,
                      "a ManagedBuffer is indexed by a slice of its first axis, got %R; read "
-                     "elements through memoryview(buf) or NumPy", key);
+                     "elements through memoryview(buf) or NumPy",
+                     key);
         return NULL;
     }
-    if (mm_buffer_check_open(b) < 0
-        || read_bound(key, "start", b->shape[0], 0, &start) < 0
+    if (mm_buffer_check_open(b) < 0 || read_bound(key, "start", b->shape[0], 0, &start) < 0
         || read_bound(key, "stop", b->shape[0], b->shape[0], &stop) < 0
         || read_bound(key, "step", PY_SSIZE_T_MAX, 1, &step) < 0) {
         return NULL;
     }
     if (step != 1 || stop <= start) {
-        PyErr_Format(PyExc_ValueError, step != 1 ? "a slice of a buffer has step 1, got %R"
-                                                 : "slice %R selects nothing", key);
+        PyErr_Format(PyExc_ValueError,
+                     step != 1 ? "a slice of a buffer has step 1, got %R"
+                               : "slice %R selects nothing",
+                     key);
         return NULL;
     }
     memcpy(shape, b->shape, sizeof shape);
@@ -143,15 +146,15 @@ mm_buffer_subscript(PyObject *op, PyObject *key)
 }
 
 const char mm_view_doc[] =
-"view($self, /, dtype=None, shape=None)\n--\n\n"
-"The same bytes with another element type or shape.\n"
-"\n"
-"Parameters\n"
-"----------\n"
-"dtype : str, NumPy or torch dtype, Python type; optional\n"
-"    The element type; None keeps the present one.\n"
-"shape : int or sequence of int, optional\n"
-"    None: one axis with all elements, or the same shape where the dtype stays.\n"
-"\n"
-"Raises ValueError unless it has exactly the bytes of this buffer; TypeError for an unknown dtype.\n"
-"Driver: none.";
+    "view($self, /, dtype=None, shape=None)\n--\n\n"
+    "The same bytes with another element type or shape.\n"
+    "\n"
+    "Parameters\n"
+    "----------\n"
+    "dtype : str, NumPy or torch dtype, Python type; optional\n"
+    "    The element type; None keeps the present one.\n"
+    "shape : int or sequence of int, optional\n"
+    "    None: one axis with all elements, or the same shape where the dtype stays.\n"
+    "\n"
+    "Raises ValueError unless it has exactly the bytes of this buffer; TypeError for an unknown dtype.\n"
+    "Driver: none.";

@@ -26,10 +26,11 @@ mm_device_object(mm_state *state, int ordinal)
     if (device != NULL) {
         Py_INCREF(device);
     } else if (!PyErr_Occurred()) {
-        fresh = mm_new_location(state->device_type,
-                                mm_location(CU_MEM_LOCATION_TYPE_DEVICE, ordinal));
+        fresh =
+            mm_new_location(state->device_type, mm_location(CU_MEM_LOCATION_TYPE_DEVICE, ordinal));
         /* Another thread may have been faster: then its object is the one. */
-        device = fresh ? PyObject_CallMethod(state->devices, "setdefault", "OO", key, fresh) : NULL;
+        device =
+            fresh ? PyObject_CallMethod(state->devices, "setdefault", "OO", key, fresh) : NULL;
         Py_XDECREF(fresh);
     }
     Py_DECREF(key);
@@ -123,10 +124,9 @@ run_on_device(PyObject *op, int (*action)(mm_driver *, int, mm_status *))
     if (cu == NULL) {
         return NULL;
     }
-    Py_BEGIN_ALLOW_THREADS
-    rc = action(cu, ordinal_of(op), &st);
-    Py_END_ALLOW_THREADS
-    if (rc < 0) {
+    Py_BEGIN_ALLOW_THREADS rc = action(cu, ordinal_of(op), &st);
+    Py_END_ALLOW_THREADS if (rc < 0)
+    {
         return mm_raise(state, &st);
     }
     Py_RETURN_NONE;
@@ -212,10 +212,9 @@ device_get_memory_info(PyObject *op, void *Py_UNUSED(closure))
     if (cu == NULL) {
         return NULL;
     }
-    Py_BEGIN_ALLOW_THREADS
-    rc = mm_device_memory(cu, ordinal_of(op), &free_bytes, &total, &st);
-    Py_END_ALLOW_THREADS
-    if (rc < 0) {
+    Py_BEGIN_ALLOW_THREADS rc = mm_device_memory(cu, ordinal_of(op), &free_bytes, &total, &st);
+    Py_END_ALLOW_THREADS if (rc < 0)
+    {
         return mm_raise(state, &st);
     }
     info = PyStructSequence_New(state->memory_info_type);
@@ -263,50 +262,50 @@ device_get_number(PyObject *op, void *closure)
     return read_attribute(op, closure, &value) < 0 ? NULL : PyLong_FromLong(value);
 }
 
-PyDoc_STRVAR(device_doc,
-"Device(device_id=None)\n"
-"--\n"
-"\n"
-"One GPU as a place for managed memory.\n"
-"\n"
-"Parameters\n"
-"----------\n"
-"device_id : int, optional\n"
-"    The ordinal, from 0. None: the calling thread's current device (0 if it has none).\n"
-"\n"
-"Devices are immutable, hashable and interned: Device(0) is Device(0). Making one opens the\n"
-"driver.\n"
-"\n"
-"Raises ValueError for an ordinal that is negative, a bool, no int, or not there (the message says\n"
-"how many devices there are); DriverNotFoundError without a driver. Safe from every thread.\n"
-"Driver: cuDeviceGetCount, cuCtxGetDevice.");
+PyDoc_STRVAR(
+    device_doc,
+    "Device(device_id=None)\n"
+    "--\n"
+    "\n"
+    "One GPU as a place for managed memory.\n"
+    "\n"
+    "Parameters\n"
+    "----------\n"
+    "device_id : int, optional\n"
+    "    The ordinal, from 0. None: the calling thread's current device (0 if it has none).\n"
+    "\n"
+    "Devices are immutable, hashable and interned: Device(0) is Device(0). Making one opens the\n"
+    "driver.\n"
+    "\n"
+    "Raises ValueError for an ordinal that is negative, a bool, no int, or not there (the message says\n"
+    "how many devices there are); DriverNotFoundError without a driver. Safe from every thread.\n"
+    "Driver: cuDeviceGetCount, cuCtxGetDevice.");
 
-PyDoc_STRVAR(device_count_doc,
-"count()\n--\n\n"
-"The number of devices. Driver: cuDeviceGetCount, asked once.");
+PyDoc_STRVAR(device_count_doc, "count()\n--\n\n"
+                               "The number of devices. Driver: cuDeviceGetCount, asked once.");
 
-PyDoc_STRVAR(device_all_doc,
-"all()\n--\n\n"
-"All devices, as a tuple in the order of their ordinals.");
+PyDoc_STRVAR(device_all_doc, "all()\n--\n\n"
+                             "All devices, as a tuple in the order of their ordinals.");
 
 PyDoc_STRVAR(device_set_current_doc,
-"set_current($self, /)\n--\n\n"
-"Make this the calling thread's current device (its primary context).\n"
-"\n"
-"Driver: cuDevicePrimaryCtxRetain, cuCtxSetCurrent.");
+             "set_current($self, /)\n--\n\n"
+             "Make this the calling thread's current device (its primary context).\n"
+             "\n"
+             "Driver: cuDevicePrimaryCtxRetain, cuCtxSetCurrent.");
 
 PyDoc_STRVAR(device_sync_doc,
-"sync($self, /)\n--\n\n"
-"Wait for all work of this device.\n"
-"\n"
-"Other threads run meanwhile. Driver: cuCtxSynchronize on the primary context.");
+             "sync($self, /)\n--\n\n"
+             "Wait for all work of this device.\n"
+             "\n"
+             "Other threads run meanwhile. Driver: cuCtxSynchronize on the primary context.");
 
 static PyMethodDef device_methods[] = {
     {"count", device_count, METH_NOARGS | METH_CLASS, device_count_doc},
     {"all", device_all, METH_NOARGS | METH_CLASS, device_all_doc},
     {"set_current", device_set_current, METH_NOARGS, device_set_current_doc},
     {"sync", device_sync, METH_NOARGS, device_sync_doc},
-    {"__reduce__", device_reduce, METH_NOARGS, "__reduce__($self, /)\n--\n\nHow pickle and copy make it again: the interned object."},
+    {"__reduce__", device_reduce, METH_NOARGS,
+     "__reduce__($self, /)\n--\n\nHow pickle and copy make it again: the interned object."},
     {NULL, NULL, 0, NULL},
 };
 
@@ -320,7 +319,8 @@ static PyGetSetDef device_getset[] = {
      "The device's UUID as a str of 36 characters. Driver: cuDeviceGetUuid.", NULL},
     {"memory_info", device_get_memory_info, NULL,
      "Free and total bytes of the device's memory, as MemoryInfo(free, total).\n\n"
-     "Driver: cuMemGetInfo.", NULL},
+     "Driver: cuMemGetInfo.",
+     NULL},
     FLAG("managed_memory", MANAGED_MEMORY, "Whether the device has managed memory at all."),
     FLAG("concurrent_managed_access", CONCURRENT_MANAGED_ACCESS,
          "Whether host and device may use managed memory at the same time. Without it there is\n"

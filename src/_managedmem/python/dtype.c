@@ -8,19 +8,22 @@
 enum { DL_INT = 0, DL_UINT = 1, DL_FLOAT = 2, DL_COMPLEX = 5, DL_BOOL = 6 };
 
 static const mm_dtype table[] = {
-    {"uint8", "|u1", "B", 1, DL_UINT},      {"int8", "|i1", "b", 1, DL_INT},
-    {"bool", "|b1", "?", 1, DL_BOOL},       {"uint16", "<u2", "H", 2, DL_UINT},
-    {"int16", "<i2", "h", 2, DL_INT},       {"uint32", "<u4", "I", 4, DL_UINT},
-    {"int32", "<i4", "i", 4, DL_INT},       {"uint64", "<u8", "Q", 8, DL_UINT},
-    {"int64", "<i8", "q", 8, DL_INT},       {"float16", "<f2", "e", 2, DL_FLOAT},
-    {"float32", "<f4", "f", 4, DL_FLOAT},   {"float64", "<f8", "d", 8, DL_FLOAT},
+    {"uint8", "|u1", "B", 1, DL_UINT},         {"int8", "|i1", "b", 1, DL_INT},
+    {"bool", "|b1", "?", 1, DL_BOOL},          {"uint16", "<u2", "H", 2, DL_UINT},
+    {"int16", "<i2", "h", 2, DL_INT},          {"uint32", "<u4", "I", 4, DL_UINT},
+    {"int32", "<i4", "i", 4, DL_INT},          {"uint64", "<u8", "Q", 8, DL_UINT},
+    {"int64", "<i8", "q", 8, DL_INT},          {"float16", "<f2", "e", 2, DL_FLOAT},
+    {"float32", "<f4", "f", 4, DL_FLOAT},      {"float64", "<f8", "d", 8, DL_FLOAT},
     {"complex64", "<c8", "Zf", 8, DL_COMPLEX}, {"complex128", "<c16", "Zd", 16, DL_COMPLEX},
 };
 
 static const struct {
     const char *name, *means;
 } aliases[] = {
-    {"float", "float64"}, {"int", "int64"}, {"complex", "complex128"}, {"bool_", "bool"},
+    {"float", "float64"},
+    {"int", "int64"},
+    {"complex", "complex128"},
+    {"bool_", "bool"},
 };
 
 static const mm_dtype *
@@ -87,7 +90,8 @@ mm_read_dtype(PyObject *value)
         PyErr_Format(PyExc_TypeError,
                      "%R is no dtype of a buffer; known are bool, (u)int8 to (u)int64, "
                      "float16 to float64, complex64 and complex128 (for bfloat16 and fp8 use an "
-                     "integer of the same size and view it there)", value);
+                     "integer of the same size and view it there)",
+                     value);
     }
     return dtype;
 }

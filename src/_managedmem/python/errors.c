@@ -65,8 +65,8 @@ raise_driver_call(mm_state *state, const mm_status *st)
 {
     mm_driver *cu = mm_driver_peek();
     const char *name = NULL, *text = NULL, *more = advice_for(st->code);
-    PyObject *type = st->code == CUDA_ERROR_OUT_OF_MEMORY ? state->out_of_memory_error
-                                                          : state->cuda_error;
+    PyObject *type =
+        st->code == CUDA_ERROR_OUT_OF_MEMORY ? state->out_of_memory_error : state->cuda_error;
     PyObject *message, *code;
 
     if (cu != NULL) {
@@ -77,10 +77,9 @@ raise_driver_call(mm_state *state, const mm_status *st)
     if (st->kind == MM_CAPTURING) {
         message = PyUnicode_FromString(st->detail);
     } else {
-        message = PyUnicode_FromFormat("%s failed with %s (%d)%s%s%s%s%s%s", st->function, name,
-                                       st->code, text ? ": " : "", text ? text : "",
-                                       st->detail[0] ? ". " : "", st->detail, *more ? ". " : "",
-                                       more);
+        message = PyUnicode_FromFormat(
+            "%s failed with %s (%d)%s%s%s%s%s%s", st->function, name, st->code, text ? ": " : "",
+            text ? text : "", st->detail[0] ? ". " : "", st->detail, *more ? ". " : "", more);
     }
     code = PyLong_FromLong(st->code);
     if (message != NULL && code != NULL) {
@@ -142,41 +141,41 @@ mm_open(mm_state *state)
     if (cu != NULL && !mm_driver_forked()) {
         return cu;
     }
-    Py_BEGIN_ALLOW_THREADS
-    cu = mm_driver_open(&st);
-    Py_END_ALLOW_THREADS
-    if (cu == NULL) {
+    Py_BEGIN_ALLOW_THREADS cu = mm_driver_open(&st);
+    Py_END_ALLOW_THREADS if (cu == NULL)
+    {
         (void)mm_raise(state, &st);
     }
     return cu;
 }
 
-PyDoc_STRVAR(cuda_error_doc,
-"A driver call failed.\n"
-"\n"
-"Attributes\n"
-"----------\n"
-"code : int or None\n"
-"    The driver's result, such as 1.\n"
-"name : str or None\n"
-"    Its name, such as \"CUDA_ERROR_INVALID_VALUE\".\n"
-"function : str or None\n"
-"    The driver function that returned it, such as \"cuMemAdvise\"; None where the call was\n"
-"    refused before the driver was reached.\n"
-"\n"
-"After a failed call buffers, advice and contents are as they were before it; of several\n"
-"prefetches or discards, those before the refused one may have been queued.");
+PyDoc_STRVAR(
+    cuda_error_doc,
+    "A driver call failed.\n"
+    "\n"
+    "Attributes\n"
+    "----------\n"
+    "code : int or None\n"
+    "    The driver's result, such as 1.\n"
+    "name : str or None\n"
+    "    Its name, such as \"CUDA_ERROR_INVALID_VALUE\".\n"
+    "function : str or None\n"
+    "    The driver function that returned it, such as \"cuMemAdvise\"; None where the call was\n"
+    "    refused before the driver was reached.\n"
+    "\n"
+    "After a failed call buffers, advice and contents are as they were before it; of several\n"
+    "prefetches or discards, those before the refused one may have been queued.");
 
 PyDoc_STRVAR(out_of_memory_doc,
-"The driver has no memory left (CUDA_ERROR_OUT_OF_MEMORY); also a MemoryError.");
+             "The driver has no memory left (CUDA_ERROR_OUT_OF_MEMORY); also a MemoryError.");
 
 PyDoc_STRVAR(not_found_doc,
-"There is no usable CUDA driver: no library, or one without a device.\n"
-"\n"
-"The message lists what was tried. code, name and function are None.");
+             "There is no usable CUDA driver: no library, or one without a device.\n"
+             "\n"
+             "The message lists what was tried. code, name and function are None.");
 
 PyDoc_STRVAR(too_old_doc,
-"The CUDA driver is older than CUDA 12.2. code, name and function are None.");
+             "The CUDA driver is older than CUDA 12.2. code, name and function are None.");
 
 /* Makes a class in the package's namespace and adds it to the module. */
 static PyObject *
@@ -194,15 +193,15 @@ add_exception(PyObject *module, const char *full_name, const char *doc, PyObject
 int
 mm_errors_init(PyObject *module, mm_state *state)
 {
-    PyObject *members = Py_BuildValue("{s:O,s:O,s:O}", "code", Py_None, "name", Py_None,
-                                      "function", Py_None);
+    PyObject *members =
+        Py_BuildValue("{s:O,s:O,s:O}", "code", Py_None, "name", Py_None, "function", Py_None);
     PyObject *bases = NULL;
 
     if (members == NULL) {
         return -1;
     }
-    state->cuda_error = add_exception(module, "managedmem.CUDAError", cuda_error_doc,
-                                      PyExc_RuntimeError, members);
+    state->cuda_error =
+        add_exception(module, "managedmem.CUDAError", cuda_error_doc, PyExc_RuntimeError, members);
     Py_DECREF(members);
     if (state->cuda_error == NULL) {
         return -1;
@@ -211,11 +210,11 @@ mm_errors_init(PyObject *module, mm_state *state)
     if (bases == NULL) {
         return -1;
     }
-    state->out_of_memory_error = add_exception(module, "managedmem.CUDAOutOfMemoryError",
-                                               out_of_memory_doc, bases, NULL);
+    state->out_of_memory_error =
+        add_exception(module, "managedmem.CUDAOutOfMemoryError", out_of_memory_doc, bases, NULL);
     Py_DECREF(bases);
-    state->not_found_error = add_exception(module, "managedmem.DriverNotFoundError",
-                                           not_found_doc, state->cuda_error, NULL);
+    state->not_found_error = add_exception(module, "managedmem.DriverNotFoundError", not_found_doc,
+                                           state->cuda_error, NULL);
     state->too_old_error = add_exception(module, "managedmem.DriverTooOldError", too_old_doc,
                                          state->cuda_error, NULL);
     return state->out_of_memory_error && state->not_found_error && state->too_old_error ? 0 : -1;

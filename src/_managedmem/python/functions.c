@@ -60,10 +60,9 @@ run(mm_state *state, kind what, PyObject *targets, PyObject *location, PyObject 
     }
     rc = mm_targets_enter(&t);
     if (rc == 0) {
-        Py_BEGIN_ALLOW_THREADS
-        rc = run_batch(what, &t, &o, &st);
-        Py_END_ALLOW_THREADS
-        if (rc < 0) {
+        Py_BEGIN_ALLOW_THREADS rc = run_batch(what, &t, &o, &st);
+        Py_END_ALLOW_THREADS if (rc < 0)
+        {
             (void)mm_raise(state, &st);
         }
     }
@@ -185,10 +184,9 @@ advise(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwna
              ? -1
              : 0;
     if (rc == 0) {
-        Py_BEGIN_ALLOW_THREADS
-        rc = mm_batch_advise(t.cu, &t.batch, advice, &st);
-        Py_END_ALLOW_THREADS
-        if (rc < 0) {
+        Py_BEGIN_ALLOW_THREADS rc = mm_batch_advise(t.cu, &t.batch, advice, &st);
+        Py_END_ALLOW_THREADS if (rc < 0)
+        {
             (void)mm_raise(state, &st);
         }
     }
@@ -240,12 +238,11 @@ driver_info(PyObject *module, PyObject *Py_UNUSED(none))
         return NULL;
     }
     mm_driver_tried(tried, sizeof tried);
-    return Py_BuildValue("{s:s,s:i,s:N,s:O,s:i,s:N}", "path", cu->path, "version", cu->version,
-                         "version_string",
-                         PyUnicode_FromFormat("%d.%d", cu->version / 1000,
-                                              cu->version % 1000 / 10),
-                         "emulated", cu->emulated ? Py_True : Py_False, "device_count",
-                         cu->device_count, "tried", split_lines(tried));
+    return Py_BuildValue(
+        "{s:s,s:i,s:N,s:O,s:i,s:N}", "path", cu->path, "version", cu->version, "version_string",
+        PyUnicode_FromFormat("%d.%d", cu->version / 1000, cu->version % 1000 / 10), "emulated",
+        cu->emulated ? Py_True : Py_False, "device_count", cu->device_count, "tried",
+        split_lines(tried));
 }
 
 static PyObject *
@@ -265,94 +262,100 @@ select_driver(PyObject *module, PyObject *name)
     Py_RETURN_NONE;
 }
 
-PyDoc_STRVAR(advise_doc,
-"advise(targets, advice, location=None)\n--\n\n"
-"Tell the driver how memory will be used.\n"
-"\n"
-"Parameters\n"
-"----------\n"
-"targets : target or sequence of targets\n"
-"    ManagedBuffers, arrays with __cuda_array_interface__ (torch, CuPy, numba), cuda.core Buffers,\n"
-"    NumPy views of managed memory. Of a strided array, its extent.\n"
-"advice : str\n"
-"    \"set_read_mostly\", \"set_preferred_location\", \"set_accessed_by\", or one of them with\n"
-"    \"unset_\".\n"
-"location : Device or Host, or a sequence with one for each target\n"
-"    Needed for set_preferred_location and both accessed_by advices; NUMA hosts not for\n"
-"    accessed_by.\n"
-"\n"
-"Advice applies to whole pages, from the one that holds the first byte to the one that holds the\n"
-"last. It takes effect at once, in no stream's order. Over several targets it is all or nothing.\n"
-"Raises TypeError or ValueError for bad arguments before anything is advised, CUDAError when the\n"
-"driver refuses. Safe from every thread; other threads run meanwhile. Driver: cuMemAdvise.");
+PyDoc_STRVAR(
+    advise_doc,
+    "advise(targets, advice, location=None)\n--\n\n"
+    "Tell the driver how memory will be used.\n"
+    "\n"
+    "Parameters\n"
+    "----------\n"
+    "targets : target or sequence of targets\n"
+    "    ManagedBuffers, arrays with __cuda_array_interface__ (torch, CuPy, numba), cuda.core Buffers,\n"
+    "    NumPy views of managed memory. Of a strided array, its extent.\n"
+    "advice : str\n"
+    "    \"set_read_mostly\", \"set_preferred_location\", \"set_accessed_by\", or one of them with\n"
+    "    \"unset_\".\n"
+    "location : Device or Host, or a sequence with one for each target\n"
+    "    Needed for set_preferred_location and both accessed_by advices; NUMA hosts not for\n"
+    "    accessed_by.\n"
+    "\n"
+    "Advice applies to whole pages, from the one that holds the first byte to the one that holds the\n"
+    "last. It takes effect at once, in no stream's order. Over several targets it is all or nothing.\n"
+    "Raises TypeError or ValueError for bad arguments before anything is advised, CUDAError when the\n"
+    "driver refuses. Safe from every thread; other threads run meanwhile. Driver: cuMemAdvise.");
 
-PyDoc_STRVAR(prefetch_doc,
-"prefetch(targets, location, *, stream=None, dispatch='auto', defer=None)\n--\n\n"
-"Move memory to a place before it is used there, in stream order.\n"
-"\n"
-"Parameters\n"
-"----------\n"
-"targets : target or sequence of targets\n"
-"    As for advise().\n"
-"location : Device or Host, or a sequence with one for each target\n"
-"    Where the pages shall go.\n"
-"stream : Stream, object with __cuda_stream__, int, or None\n"
-"    The stream to work in; None is the default stream.\n"
-"dispatch : \"auto\", \"batch\" or \"loop\"\n"
-"    How several targets reach the driver; \"auto\" takes what measured fastest for each.\n"
-"defer : bool, optional\n"
-"    True queues an empty host function in front, so that the call returns while the stream does\n"
-"    the work; None does so for large ones.\n"
-"\n"
-"Neighbouring ranges of one allocation become one. Raises TypeError or ValueError for bad\n"
-"arguments before anything moves; CUDAError with code 900 for a stream that captures a graph, which\n"
-"stays intact; NotImplementedError for dispatch=\"batch\" before CUDA 13.0. Safe from every thread;\n"
-"other threads run meanwhile. Driver: cuMemPrefetchAsync, cuMemPrefetchBatchAsync.");
+PyDoc_STRVAR(
+    prefetch_doc,
+    "prefetch(targets, location, *, stream=None, dispatch='auto', defer=None)\n--\n\n"
+    "Move memory to a place before it is used there, in stream order.\n"
+    "\n"
+    "Parameters\n"
+    "----------\n"
+    "targets : target or sequence of targets\n"
+    "    As for advise().\n"
+    "location : Device or Host, or a sequence with one for each target\n"
+    "    Where the pages shall go.\n"
+    "stream : Stream, object with __cuda_stream__, int, or None\n"
+    "    The stream to work in; None is the default stream.\n"
+    "dispatch : \"auto\", \"batch\" or \"loop\"\n"
+    "    How several targets reach the driver; \"auto\" takes what measured fastest for each.\n"
+    "defer : bool, optional\n"
+    "    True queues an empty host function in front, so that the call returns while the stream does\n"
+    "    the work; None does so for large ones.\n"
+    "\n"
+    "Neighbouring ranges of one allocation become one. Raises TypeError or ValueError for bad\n"
+    "arguments before anything moves; CUDAError with code 900 for a stream that captures a graph, which\n"
+    "stays intact; NotImplementedError for dispatch=\"batch\" before CUDA 13.0. Safe from every thread;\n"
+    "other threads run meanwhile. Driver: cuMemPrefetchAsync, cuMemPrefetchBatchAsync.");
 
-PyDoc_STRVAR(discard_doc,
-"discard(targets, *, stream=None, dispatch='auto')\n--\n\n"
-"Throw contents away, in stream order, so that they need not be moved.\n"
-"\n"
-"What is read afterwards is undefined until it is written; write only after a prefetch or\n"
-"discard_prefetch. Only whole pages inside each target are discarded: bytes on the pages at its\n"
-"ends may stay, and neighbours never lose a byte. targets, stream and dispatch as for prefetch().\n"
-"\n"
-"Raises ValueError for a target without a whole page or with gaps, NotImplementedError before CUDA\n"
-"13.0, and as prefetch() does. Safe from every thread. Driver: cuMemDiscardBatchAsync.");
+PyDoc_STRVAR(
+    discard_doc,
+    "discard(targets, *, stream=None, dispatch='auto')\n--\n\n"
+    "Throw contents away, in stream order, so that they need not be moved.\n"
+    "\n"
+    "What is read afterwards is undefined until it is written; write only after a prefetch or\n"
+    "discard_prefetch. Only whole pages inside each target are discarded: bytes on the pages at its\n"
+    "ends may stay, and neighbours never lose a byte. targets, stream and dispatch as for prefetch().\n"
+    "\n"
+    "Raises ValueError for a target without a whole page or with gaps, NotImplementedError before CUDA\n"
+    "13.0, and as prefetch() does. Safe from every thread. Driver: cuMemDiscardBatchAsync.");
 
-PyDoc_STRVAR(discard_prefetch_doc,
-"discard_prefetch(targets, location, *, stream=None, dispatch='auto', defer=None)\n--\n\n"
-"Throw contents away and give the memory pages at a place, in stream order.\n"
-"\n"
-"For a buffer that will be overwritten there: pages move without their bytes. Parameters and\n"
-"errors as for prefetch() and discard(). Driver: cuMemDiscardAndPrefetchBatchAsync.");
+PyDoc_STRVAR(
+    discard_prefetch_doc,
+    "discard_prefetch(targets, location, *, stream=None, dispatch='auto', defer=None)\n--\n\n"
+    "Throw contents away and give the memory pages at a place, in stream order.\n"
+    "\n"
+    "For a buffer that will be overwritten there: pages move without their bytes. Parameters and\n"
+    "errors as for prefetch() and discard(). Driver: cuMemDiscardAndPrefetchBatchAsync.");
 
-PyDoc_STRVAR(empty_doc,
-"empty(shape, dtype='uint8')\n--\n\n"
-"Allocate managed memory for an array, with undefined contents.\n"
-"\n"
-"Parameters\n"
-"----------\n"
-"shape : int or sequence of int\n"
-"    The lengths of 1 to 8 axes, each at least 1.\n"
-"dtype : str, NumPy or torch dtype, Python type\n"
-"    The element type, such as \"float32\" or \"f4\".\n"
-"\n"
-"Gives a ManagedBuffer. No page is populated before its first use or prefetch. Raises ValueError\n"
-"and TypeError for bad arguments, CUDAOutOfMemoryError when there is no memory. Safe from every\n"
-"thread. Driver: cuMemAllocManaged.");
+PyDoc_STRVAR(
+    empty_doc,
+    "empty(shape, dtype='uint8')\n--\n\n"
+    "Allocate managed memory for an array, with undefined contents.\n"
+    "\n"
+    "Parameters\n"
+    "----------\n"
+    "shape : int or sequence of int\n"
+    "    The lengths of 1 to 8 axes, each at least 1.\n"
+    "dtype : str, NumPy or torch dtype, Python type\n"
+    "    The element type, such as \"float32\" or \"f4\".\n"
+    "\n"
+    "Gives a ManagedBuffer. No page is populated before its first use or prefetch. Raises ValueError\n"
+    "and TypeError for bad arguments, CUDAOutOfMemoryError when there is no memory. Safe from every\n"
+    "thread. Driver: cuMemAllocManaged.");
 
-PyDoc_STRVAR(driver_info_doc,
-"driver_info()\n--\n\n"
-"What driver is in use, as a dict; opens it.\n"
-"\n"
-"path (str), version (int, 13000 is CUDA 13.0), version_string (str), emulated (bool),\n"
-"device_count (int), tried (list of str: what was tried, and what came of it). Raises\n"
-"DriverNotFoundError or DriverTooOldError.");
+PyDoc_STRVAR(
+    driver_info_doc,
+    "driver_info()\n--\n\n"
+    "What driver is in use, as a dict; opens it.\n"
+    "\n"
+    "path (str), version (int, 13000 is CUDA 13.0), version_string (str), emulated (bool),\n"
+    "device_count (int), tried (list of str: what was tried, and what came of it). Raises\n"
+    "DriverNotFoundError or DriverTooOldError.");
 
 PyDoc_STRVAR(select_driver_doc,
-"_select_driver(name, /)\n--\n\n"
-"Choose the driver before its first use: \"cuda\", \"emulator\" or a path.");
+             "_select_driver(name, /)\n--\n\n"
+             "Choose the driver before its first use: \"cuda\", \"emulator\" or a path.");
 
 PyMethodDef mm_functions[] = {
     {"advise", (PyCFunction)(void (*)(void))advise, METH_FASTCALL | METH_KEYWORDS, advise_doc},

@@ -30,9 +30,9 @@ numa_host(mm_state *state, int node)
     if (host != NULL) {
         Py_INCREF(host);
     } else if (!PyErr_Occurred()) {
-        host = intern(state->numa_hosts, key,
-                      mm_new_location(state->host_type,
-                                      mm_location(CU_MEM_LOCATION_TYPE_HOST_NUMA, node)));
+        host = intern(
+            state->numa_hosts, key,
+            mm_new_location(state->host_type, mm_location(CU_MEM_LOCATION_TYPE_HOST_NUMA, node)));
     }
     Py_DECREF(key);
     return host;
@@ -129,36 +129,38 @@ host_get_is_numa_current(PyObject *op, void *Py_UNUSED(closure))
     return PyBool_FromLong(host_of(op)->where.type == CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT);
 }
 
-PyDoc_STRVAR(host_doc,
-"Host(numa_id=None, *, is_numa_current=False)\n"
-"--\n"
-"\n"
-"The host as a place for managed memory.\n"
-"\n"
-"Parameters\n"
-"----------\n"
-"numa_id : int, optional\n"
-"    One NUMA node of the host; without it, the host as a whole.\n"
-"is_numa_current : bool\n"
-"    The node of the thread that makes the call, as Host.numa_current() gives.\n"
-"\n"
-"Hosts are immutable, hashable and interned: Host(1) is Host(1). They need no driver.\n"
-"\n"
-"Raises ValueError for a numa_id that is negative, a bool or no int, or that comes together with\n"
-"is_numa_current. Safe from every thread. Driver: CUmemLocation of type HOST, HOST_NUMA or\n"
-"HOST_NUMA_CURRENT.");
+PyDoc_STRVAR(
+    host_doc,
+    "Host(numa_id=None, *, is_numa_current=False)\n"
+    "--\n"
+    "\n"
+    "The host as a place for managed memory.\n"
+    "\n"
+    "Parameters\n"
+    "----------\n"
+    "numa_id : int, optional\n"
+    "    One NUMA node of the host; without it, the host as a whole.\n"
+    "is_numa_current : bool\n"
+    "    The node of the thread that makes the call, as Host.numa_current() gives.\n"
+    "\n"
+    "Hosts are immutable, hashable and interned: Host(1) is Host(1). They need no driver.\n"
+    "\n"
+    "Raises ValueError for a numa_id that is negative, a bool or no int, or that comes together with\n"
+    "is_numa_current. Safe from every thread. Driver: CUmemLocation of type HOST, HOST_NUMA or\n"
+    "HOST_NUMA_CURRENT.");
 
 PyDoc_STRVAR(host_numa_current_doc,
-"numa_current()\n"
-"--\n"
-"\n"
-"The NUMA node of the thread that later makes a call with it.\n"
-"\n"
-"The driver resolves it when it is used; a read-back may give the node or Host().");
+             "numa_current()\n"
+             "--\n"
+             "\n"
+             "The NUMA node of the thread that later makes a call with it.\n"
+             "\n"
+             "The driver resolves it when it is used; a read-back may give the node or Host().");
 
 static PyMethodDef host_methods[] = {
     {"numa_current", host_numa_current, METH_NOARGS | METH_CLASS, host_numa_current_doc},
-    {"__reduce__", host_reduce, METH_NOARGS, "__reduce__($self, /)\n--\n\nHow pickle and copy make it again: the interned object."},
+    {"__reduce__", host_reduce, METH_NOARGS,
+     "__reduce__($self, /)\n--\n\nHow pickle and copy make it again: the interned object."},
     {NULL, NULL, 0, NULL},
 };
 
@@ -196,7 +198,7 @@ mm_host_init(PyObject *module, mm_state *state)
     }
     state->numa_hosts = PyDict_New();
     state->any_host = mm_new_location(state->host_type, mm_host());
-    state->current_numa_host = mm_new_location(
-        state->host_type, mm_location(CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT, 0));
+    state->current_numa_host =
+        mm_new_location(state->host_type, mm_location(CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT, 0));
     return state->numa_hosts && state->any_host && state->current_numa_host ? 0 : -1;
 }

@@ -78,7 +78,8 @@ no_location(PyObject *value)
 {
     PyErr_Format(PyExc_TypeError,
                  "a location must be a Device or Host, got %R; ints and strings are refused, "
-                 "because -1 and 0 are how host and device get confused", value);
+                 "because -1 and 0 are how host and device get confused",
+                 value);
     return -1;
 }
 
@@ -209,7 +210,8 @@ mm_read_accessor(mm_state *state, PyObject *value, CUmemLocation *out)
     if (mm_is_numa_host(*out)) {
         PyErr_Format(PyExc_ValueError,
                      "%R cannot be in accessed_by: the driver takes devices and Host(), but no "
-                     "NUMA host", value);
+                     "NUMA host",
+                     value);
         return -1;
     }
     return 0;

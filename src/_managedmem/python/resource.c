@@ -15,10 +15,9 @@ mm_allocate(mm_state *state, PyObject *resource, size_t bytes, const mm_dtype *d
     if (cu == NULL) {
         return NULL;
     }
-    Py_BEGIN_ALLOW_THREADS
-    memory = mm_memory_allocate(cu, bytes, &st);
-    Py_END_ALLOW_THREADS
-    if (memory == NULL) {
+    Py_BEGIN_ALLOW_THREADS memory = mm_memory_allocate(cu, bytes, &st);
+    Py_END_ALLOW_THREADS if (memory == NULL)
+    {
         return mm_raise(state, &st);
     }
     return mm_buffer_new(state, state->buffer_type, memory, dtype, dimensions, shape, NULL,
@@ -92,13 +91,12 @@ resource_deallocate(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObj
         || (cu = mm_open(state)) == NULL || mm_stream_begin(state, given[2], &use) < 0) {
         return NULL;
     }
-    Py_BEGIN_ALLOW_THREADS
-    if (given[2] != NULL && given[2] != Py_None) {
+    Py_BEGIN_ALLOW_THREADS if (given[2] != NULL && given[2] != Py_None)
+    {
         rc = mm_stream_synchronize(cu, use.handle, &st);
     }
     rc = rc < 0 ? rc : mm_free(cu, start, &st);
-    Py_END_ALLOW_THREADS
-    mm_stream_end(&use);
+    Py_END_ALLOW_THREADS mm_stream_end(&use);
     if (rc < 0) {
         return mm_raise(state, &st);
     }
@@ -132,56 +130,55 @@ resource_repr(PyObject *Py_UNUSED(op))
     return PyUnicode_FromString("ManagedMemoryResource()");
 }
 
-PyDoc_STRVAR(resource_doc,
-"ManagedMemoryResource()\n"
-"--\n"
-"\n"
-"Allocates managed memory, each buffer on pages of its own.\n"
-"\n"
-"It uses cuMemAllocManaged and no driver pool, so every advice works on what it gives. Making one\n"
-"opens no driver. Safe from every thread.");
+PyDoc_STRVAR(
+    resource_doc,
+    "ManagedMemoryResource()\n"
+    "--\n"
+    "\n"
+    "Allocates managed memory, each buffer on pages of its own.\n"
+    "\n"
+    "It uses cuMemAllocManaged and no driver pool, so every advice works on what it gives. Making one\n"
+    "opens no driver. Safe from every thread.");
 
-PyDoc_STRVAR(resource_allocate_doc,
-"allocate($self, size, *, stream=None)\n--\n\n"
-"A new ManagedBuffer of size bytes (dtype uint8, one axis), with undefined contents.\n"
-"\n"
-"The memory is usable at once, on every stream; stream is accepted so that resources are\n"
-"interchangeable. No page is populated before its first use or prefetch. Raises ValueError for a\n"
-"size below 1, TypeError for no int, CUDAOutOfMemoryError when there is no memory.\n"
-"Driver: cuMemAllocManaged.");
+PyDoc_STRVAR(
+    resource_allocate_doc,
+    "allocate($self, size, *, stream=None)\n--\n\n"
+    "A new ManagedBuffer of size bytes (dtype uint8, one axis), with undefined contents.\n"
+    "\n"
+    "The memory is usable at once, on every stream; stream is accepted so that resources are\n"
+    "interchangeable. No page is populated before its first use or prefetch. Raises ValueError for a\n"
+    "size below 1, TypeError for no int, CUDAOutOfMemoryError when there is no memory.\n"
+    "Driver: cuMemAllocManaged.");
 
-PyDoc_STRVAR(resource_deallocate_doc,
-"deallocate($self, ptr, size, *, stream=None)\n--\n\n"
-"Free memory by its address; what a ManagedBuffer made with from_handle(mr=...) calls.\n"
-"\n"
-"With a stream, after everything queued on it. Driver: cuMemFree.");
+PyDoc_STRVAR(
+    resource_deallocate_doc,
+    "deallocate($self, ptr, size, *, stream=None)\n--\n\n"
+    "Free memory by its address; what a ManagedBuffer made with from_handle(mr=...) calls.\n"
+    "\n"
+    "With a stream, after everything queued on it. Driver: cuMemFree.");
 
 static PyMethodDef resource_methods[] = {
     {"allocate", (PyCFunction)(void (*)(void))resource_allocate, METH_FASTCALL | METH_KEYWORDS,
      resource_allocate_doc},
-    {"deallocate", (PyCFunction)(void (*)(void))resource_deallocate,
-     METH_FASTCALL | METH_KEYWORDS, resource_deallocate_doc},
+    {"deallocate", (PyCFunction)(void (*)(void))resource_deallocate, METH_FASTCALL | METH_KEYWORDS,
+     resource_deallocate_doc},
     {NULL, NULL, 0, NULL},
 };
 
 static PyGetSetDef resource_getset[] = {
     {"is_host_accessible", resource_get_true, NULL, "True: the host can use the memory.", NULL},
-    {"is_device_accessible", resource_get_true, NULL,
-     "True: every device can use the memory.", NULL},
+    {"is_device_accessible", resource_get_true, NULL, "True: every device can use the memory.",
+     NULL},
     {"device_id", resource_get_device_id, NULL,
      "The calling thread's current device, on which allocations are accounted.", NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };
 
 static PyType_Slot resource_slots[] = {
-    {Py_tp_doc, (void *)resource_doc},
-    {Py_tp_new, resource_new},
-    {Py_tp_traverse, resource_traverse},
-    {Py_tp_dealloc, resource_dealloc},
-    {Py_tp_repr, resource_repr},
-    {Py_tp_methods, resource_methods},
-    {Py_tp_getset, resource_getset},
-    {0, NULL},
+    {Py_tp_doc, (void *)resource_doc},   {Py_tp_new, resource_new},
+    {Py_tp_traverse, resource_traverse}, {Py_tp_dealloc, resource_dealloc},
+    {Py_tp_repr, resource_repr},         {Py_tp_methods, resource_methods},
+    {Py_tp_getset, resource_getset},     {0, NULL},
 };
 
 static PyType_Spec resource_spec = {

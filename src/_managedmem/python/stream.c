@@ -2,8 +2,7 @@
 #include "stream.h"
 
 typedef struct {
-    PyObject_HEAD
-    PyObject *weakrefs;
+    PyObject_HEAD PyObject *weakrefs;
     CUstream handle;
     bool owned;
     mm_guard guard;
@@ -53,7 +52,8 @@ handle_from_protocol(PyObject *value, PyObject *method, CUstream *out)
         PyErr_Format(PyExc_TypeError, "__cuda_stream__() of %R must return (0, handle), got %R",
                      value, answer);
     } else if (mm_read_index(PyTuple_GetItem(answer, 0), "the version in __cuda_stream__",
-                             PyExc_TypeError, &version) == 0) {
+                             PyExc_TypeError, &version)
+               == 0) {
         if (version != 0) {
             PyErr_Format(PyExc_TypeError,
                          "__cuda_stream__() of %R has protocol version %lld; only 0 is known",
@@ -91,7 +91,8 @@ foreign_handle(PyObject *value, CUstream *out)
     if (found == 0) {
         PyErr_Format(PyExc_TypeError,
                      "a stream must be None, a Stream, an object with __cuda_stream__ or an int "
-                     "handle, got %R", value);
+                     "handle, got %R",
+                     value);
     }
     return -1;
 }
@@ -153,10 +154,9 @@ stream_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     if (mm_args_new(&parameters, args, kwargs, NULL) < 0 || (cu = mm_open(state)) == NULL) {
         return NULL;
     }
-    Py_BEGIN_ALLOW_THREADS
-    rc = mm_stream_create(cu, &handle, &st);
-    Py_END_ALLOW_THREADS
-    if (rc < 0) {
+    Py_BEGIN_ALLOW_THREADS rc = mm_stream_create(cu, &handle, &st);
+    Py_END_ALLOW_THREADS if (rc < 0)
+    {
         return mm_raise(state, &st);
     }
     self = new_stream(type, handle, true);
@@ -201,12 +201,11 @@ stream_dealloc(PyObject *op)
     if (stream_of(op)->weakrefs != NULL) {
         PyObject_ClearWeakRefs(op);
     }
-    Py_BEGIN_ALLOW_THREADS
-    if (close_stream(stream_of(op), &ignored) < 0) {
+    Py_BEGIN_ALLOW_THREADS if (close_stream(stream_of(op), &ignored) < 0)
+    {
         /* Nobody to tell; at interpreter exit the driver may be gone already. */
     }
-    Py_END_ALLOW_THREADS
-    release(op);
+    Py_END_ALLOW_THREADS release(op);
     Py_DECREF(type);
 }
 
@@ -223,10 +222,9 @@ stream_close(PyObject *op, PyObject *Py_UNUSED(none))
     mm_status st;
     int rc;
 
-    Py_BEGIN_ALLOW_THREADS
-    rc = close_stream(stream_of(op), &st);
-    Py_END_ALLOW_THREADS
-    if (rc < 0) {
+    Py_BEGIN_ALLOW_THREADS rc = close_stream(stream_of(op), &st);
+    Py_END_ALLOW_THREADS if (rc < 0)
+    {
         return mm_raise(mm_type_state(Py_TYPE(op)), &st);
     }
     Py_RETURN_NONE;
@@ -260,10 +258,8 @@ stream_sync(PyObject *op, PyObject *Py_UNUSED(none))
     if (cu == NULL || mm_stream_begin(state, op, &use) < 0) {
         return NULL;
     }
-    Py_BEGIN_ALLOW_THREADS
-    rc = mm_stream_synchronize(cu, use.handle, &st);
-    Py_END_ALLOW_THREADS
-    mm_stream_end(&use);
+    Py_BEGIN_ALLOW_THREADS rc = mm_stream_synchronize(cu, use.handle, &st);
+    Py_END_ALLOW_THREADS mm_stream_end(&use);
     if (rc < 0) {
         return mm_raise(state, &st);
     }
@@ -321,40 +317,43 @@ stream_repr(PyObject *op)
     return PyUnicode_FromFormat("<Stream handle=%p>", (void *)stream_of(op)->handle);
 }
 
-PyDoc_STRVAR(stream_doc,
-"Stream()\n"
-"--\n"
-"\n"
-"A new non-blocking stream on the calling thread's current device.\n"
-"\n"
-"Work put on it runs in order, and independently of the default stream. It ends with close(), a\n"
-"`with` block, or the object; work that was queued before still runs.\n"
-"\n"
-"Raises DriverNotFoundError without a driver, CUDAError when the driver refuses. Safe from every\n"
-"thread. Driver: cuStreamCreate with CU_STREAM_NON_BLOCKING.");
+PyDoc_STRVAR(
+    stream_doc,
+    "Stream()\n"
+    "--\n"
+    "\n"
+    "A new non-blocking stream on the calling thread's current device.\n"
+    "\n"
+    "Work put on it runs in order, and independently of the default stream. It ends with close(), a\n"
+    "`with` block, or the object; work that was queued before still runs.\n"
+    "\n"
+    "Raises DriverNotFoundError without a driver, CUDAError when the driver refuses. Safe from every\n"
+    "thread. Driver: cuStreamCreate with CU_STREAM_NON_BLOCKING.");
 
-PyDoc_STRVAR(stream_from_handle_doc,
-"from_handle(handle, /)\n--\n\n"
-"A Stream for a CUstream or cudaStream_t that somebody else owns.\n"
-"\n"
-"handle is its address as an int; 0 and 1 are the legacy default stream, 2 the per-thread one.\n"
-"Closing the Stream leaves the handle alone. ValueError for a negative handle.");
+PyDoc_STRVAR(
+    stream_from_handle_doc,
+    "from_handle(handle, /)\n--\n\n"
+    "A Stream for a CUstream or cudaStream_t that somebody else owns.\n"
+    "\n"
+    "handle is its address as an int; 0 and 1 are the legacy default stream, 2 the per-thread one.\n"
+    "Closing the Stream leaves the handle alone. ValueError for a negative handle.");
 
 PyDoc_STRVAR(stream_sync_doc,
-"sync($self, /)\n--\n\n"
-"Wait until everything queued so far is done. Other threads run meanwhile.\n"
-"\n"
-"Driver: cuStreamSynchronize.");
+             "sync($self, /)\n--\n\n"
+             "Wait until everything queued so far is done. Other threads run meanwhile.\n"
+             "\n"
+             "Driver: cuStreamSynchronize.");
 
 PyDoc_STRVAR(stream_query_doc,
-"query($self, /)\n--\n\n"
-"Whether everything queued so far is done. Does not wait. Driver: cuStreamQuery.");
+             "query($self, /)\n--\n\n"
+             "Whether everything queued so far is done. Does not wait. Driver: cuStreamQuery.");
 
-PyDoc_STRVAR(stream_close_doc,
-"close($self, /)\n--\n\n"
-"End the stream; again is allowed. Work that was queued still runs.\n"
-"\n"
-"Waits only for calls that other threads are just making with it. Driver: cuStreamDestroy.");
+PyDoc_STRVAR(
+    stream_close_doc,
+    "close($self, /)\n--\n\n"
+    "End the stream; again is allowed. Work that was queued still runs.\n"
+    "\n"
+    "Waits only for calls that other threads are just making with it. Driver: cuStreamDestroy.");
 
 static PyMethodDef stream_methods[] = {
     {"from_handle", stream_from_handle, METH_O | METH_CLASS, stream_from_handle_doc},

@@ -126,7 +126,8 @@ read_array_interface(PyObject *value, PyObject *interface, mm_range *range, bool
         || PyTuple_Size(data) != 2) {
         PyErr_Format(PyExc_TypeError,
                      "__cuda_array_interface__ of %R must have data=(address, read-only), shape "
-                     "and typestr", value);
+                     "and typestr",
+                     value);
         return -1;
     }
     dimensions = read_ints(shape_item, "shape", shape, MOST_DIMENSIONS);
@@ -140,7 +141,8 @@ read_array_interface(PyObject *value, PyObject *interface, mm_range *range, bool
         }
     }
     has_strides = strides_item != NULL && strides_item != Py_None;
-    if (has_strides && read_ints(strides_item, "strides", strides, MOST_DIMENSIONS) != dimensions) {
+    if (has_strides
+        && read_ints(strides_item, "strides", strides, MOST_DIMENSIONS) != dimensions) {
         if (!PyErr_Occurred()) {
             PyErr_Format(PyExc_TypeError, "strides and shape of %R differ in length", value);
         }
@@ -225,7 +227,8 @@ mm_read_foreign(PyObject *value, mm_range *range, bool *dense, PyObject **export
     if (found == 0) {
         PyErr_Format(PyExc_TypeError,
                      "a target must be a ManagedBuffer, an array with __cuda_array_interface__, a "
-                     "cuda.core Buffer or an object with the buffer protocol, got %R", value);
+                     "cuda.core Buffer or an object with the buffer protocol, got %R",
+                     value);
     }
     return -1;
 }
@@ -290,7 +293,8 @@ read_one(mm_targets *t, PyObject *value, mm_operation op, mm_range *range)
     if (op == MM_DISCARD && !dense) {
         PyErr_Format(PyExc_ValueError,
                      "cannot discard %R: it is not contiguous, and what lies in its gaps would be "
-                     "lost", value);
+                     "lost",
+                     value);
         return -1;
     }
     if (mm_range_check(t->cu, range, op, &st) < 0) {
@@ -375,7 +379,8 @@ mm_targets_read_locations(mm_targets *t, PyObject *value)
     } else if ((size_t)PyTuple_Size(locations) != t->batch.count) {
         PyErr_Format(PyExc_ValueError,
                      "location has length %zd, but there are %zu targets: give one location for "
-                     "all, or one for each", PyTuple_Size(locations), t->batch.count);
+                     "all, or one for each",
+                     PyTuple_Size(locations), t->batch.count);
         rc = -1;
     }
     for (size_t i = 0; rc == 0 && i < t->batch.count; i++) {
