@@ -11,6 +11,7 @@ import subprocess
 import sys
 from itertools import zip_longest
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -19,6 +20,9 @@ from helpers import EMULATED
 
 SOURCES = Path(__file__).resolve().parent / "conformance"
 PROFILES = {"h200": 1, "h200-x2": 2}
+# The GPU and the driver of the goldens: every driver 580 is one of CUDA 13.0.
+RECORDED_GPU = "H200"
+RECORDED_DRIVER = 13000
 HEADERS_WANTED = 13000
 TIMEOUT = 300
 
@@ -126,15 +130,59 @@ def test_every_known_difference_is_still_one(program):
     assert not stale, f"no longer needed in known_differences.txt: {stale}"
 
 
+def recorded_here():
+    """The golden of the machine's driver and devices; skips where none was recorded."""
+    info = managedmem.driver_info()
+    if info["version"] != RECORDED_DRIVER:
+        pytest.skip(f"no golden of driver {info['version_string']} was recorded")
+    others = {d.name for d in managedmem.Device.all() if RECORDED_GPU not in d.name}
+    if others:
+        pytest.skip(f"no golden of {', '.join(sorted(others))} was recorded")
+    names = {devices: name for name, devices in PROFILES.items()}
+    if info["device_count"] not in names:
+        pytest.skip(f"no golden of {info['device_count']} devices was recorded")
+    return info["path"], names[info["device_count"]]
+
+
 @pytest.mark.skipif(EMULATED, reason="needs the driver of a real GPU")
 def test_real_driver_still_answers_as_recorded(program):
-    info = managedmem.driver_info()
-    counts = {devices: name for name, devices in PROFILES.items()}
-    name = counts.get(info["device_count"])
-    if name is None or info["version"] != 13000 or "H200" not in managedmem.Device(0).name:
-        pytest.skip("no golden was recorded on a machine like this")
-    found = list(differences(golden(name), run(program, info["path"])))
+    library, name = recorded_here()
+    found = list(differences(golden(name), run(program, library)))
     assert not found, explain(found)
+
+
+class TestTheGoldenOfAMachine:
+    """Which golden the real driver is compared with."""
+
+    @staticmethod
+    def machine(monkeypatch, *names, version=13000):
+        devices = tuple(SimpleNamespace(name=name) for name in names)
+        info = {
+            "path": "libcuda.so.1",
+            "version": version,
+            "version_string": f"{version // 1000}.{version % 1000 // 10}",
+            "device_count": len(names),
+        }
+        monkeypatch.setattr(managedmem, "driver_info", lambda: info)
+        monkeypatch.setattr(managedmem, "Device", SimpleNamespace(all=lambda: devices))
+
+    @pytest.mark.parametrize("profile", PROFILES)
+    def test_is_chosen_by_the_number_of_devices(self, monkeypatch, profile):
+        self.machine(monkeypatch, *["NVIDIA H200"] * PROFILES[profile])
+        assert recorded_here() == ("libcuda.so.1", profile)
+
+    @pytest.mark.parametrize(
+        ("names", "version", "reason"),
+        [
+            (["NVIDIA H200"], 13010, "of driver 13.1"),
+            (["NVIDIA H200", "NVIDIA A100"], 13000, "of NVIDIA A100"),
+            (["NVIDIA H200"] * 4, 13000, "of 4 devices"),
+        ],
+    )
+    def test_is_missing_for_other_machines(self, monkeypatch, names, version, reason):
+        self.machine(monkeypatch, *names, version=version)
+        with pytest.raises(pytest.skip.Exception, match=reason):
+            recorded_here()
 
 
 class TestTheComparison:

@@ -165,8 +165,7 @@ def classify(job: Job, prefetch: bool) -> bytes:
     stream, work = job.stream, job.work
     if prefetch:
         # What the scores held is of no use, so they come to the device without being copied. A
-        # driver that cannot do that copies them, by the next call, as does one that can with the
-        # last page if that is not wholly theirs.
+        # driver that cannot do that copies them, by the next call.
         refused(lambda: job.scores.discard_prefetch(work, stream=stream))
         managedmem.prefetch([*job.buffers.values()], work, stream=stream)
     if job.emulated:

@@ -5,8 +5,8 @@
  * addresses are used again only when the window has been walked through: a use after free crashes.
  * Managed memory is not inherited by forked children, as on a real system.
  *
- * Measured: small managed allocations are parts of a larger one.  They share pages, and with the
- * pages advice, places and the harm of a discard. */
+ * Measured: managed allocations of up to 1 MiB are parts of a larger one.  They share pages, and
+ * with the pages advice and places; larger ones take whole blocks of 2 MiB. */
 #include "emulator.h"
 
 #include <stdlib.h>
@@ -16,8 +16,8 @@
 static const size_t WINDOW = (size_t)1 << 38;
 static const size_t BLOCK = (size_t)2 << 20;
 
-/* The unit in which regions are shared out, and the size from which memory has its own pages. */
-enum { UNIT = 512, OWN_PAGES = 1 << 20 };
+/* The unit in which regions are shared out, and the largest size that shares one. */
+enum { UNIT = 512, SHARED_MAX = 1 << 20 };
 
 static CUdeviceptr window, cursor;
 static struct emu_region *regions;
@@ -289,6 +289,7 @@ emu_allocate(enum emu_kind kind, size_t size, struct emu_device *device, struct 
 {
     struct emu_allocation *allocation;
     struct emu_region *region = NULL;
+    size_t unit = kind == EMU_MANAGED ? BLOCK : emu_config()->page;
 
     if (size > WINDOW
         || (kind == EMU_DEVICE && size > emu_config()->capacity - device->allocated)) {
@@ -298,10 +299,10 @@ emu_allocate(enum emu_kind kind, size_t size, struct emu_device *device, struct 
     if (allocation == NULL) {
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
-    if (pool != NULL || (kind == EMU_MANAGED && size < OWN_PAGES)) {
+    if (pool != NULL || (kind == EMU_MANAGED && size <= SHARED_MAX)) {
         allocation->base = place_among_others(kind, size, device, pool, &region);
     } else {
-        region = region_new(kind, round_up(size, emu_config()->page), device, NULL);
+        region = region_new(kind, round_up(size, unit), device, NULL);
         allocation->base = region == NULL ? 0 : region->base;
     }
     allocation->size = size;
@@ -332,25 +333,15 @@ forget_policy(union emu_value *value, size_t first, size_t end, void *argument)
     memset(value, 0, sizeof *value);
 }
 
-/* Pages that no other allocation touches lose their advice; the next to get them starts anew. */
+/* Measured: what is allocated in the place of a freed small one starts without advice, although
+ * neighbours with advice share its page.  Advice belongs to pages, so here they lose it too. */
 static void
-clear_own_pages(const struct emu_allocation *allocation, size_t i)
+clear_pages(const struct emu_allocation *allocation)
 {
-    struct emu_region *region = allocation->region;
-    size_t first, end, other_first, other_end;
+    size_t first, end;
 
-    emu_page_span(region, allocation->base, allocation->size, &first, &end);
-    if (i > 0 && table[i - 1].allocation->region == region) {
-        const struct emu_allocation *before = table[i - 1].allocation;
-        emu_page_span(region, before->base, before->size, &other_first, &other_end);
-        first = other_end > first ? other_end : first;
-    }
-    if (i + 1 < table_count && table[i + 1].allocation->region == region) {
-        const struct emu_allocation *after = table[i + 1].allocation;
-        emu_page_span(region, after->base, after->size, &other_first, &other_end);
-        end = other_first < end ? other_first : end;
-    }
-    (void)emu_runs_change(&region->policies, first, end, forget_policy, NULL);
+    emu_page_span(allocation->region, allocation->base, allocation->size, &first, &end);
+    (void)emu_runs_change(&allocation->region->policies, first, end, forget_policy, NULL);
 }
 
 void
@@ -359,7 +350,7 @@ emu_release(struct emu_allocation *allocation)
     struct emu_region *region = allocation->region;
     size_t i = upper(allocation->base) - 1;
 
-    clear_own_pages(allocation, i);
+    clear_pages(allocation);
     table_count--;
     memmove(&table[i], &table[i + 1], (table_count - i) * sizeof *table);
     live_bytes -= allocation->size;

@@ -90,20 +90,21 @@ EMU_ENTRY(cuMemHostAlloc, void **pp, size_t bytesize, unsigned int Flags)
                               : allocate_pinned("cuMemHostAlloc", pp, bytesize);
 }
 
-/* Free waits for everything that is queued: measured on managed memory with a prefetch queued. */
+/* Measured: a capture that forbids it is broken even by a free of nothing known.  Free waits for
+ * everything that is queued (seen with managed memory and a prefetch queued). */
 static CUresult
 release(CUdeviceptr ptr, bool pinned)
 {
-    struct emu_allocation *allocation = emu_find(ptr);
-    CUresult result;
+    struct emu_allocation *allocation;
+    CUresult result = emu_capture_unsafe();
 
+    if (result != CUDA_SUCCESS) {
+        return result;
+    }
+    allocation = emu_find(ptr);
     if (allocation == NULL || allocation->base != ptr
         || (allocation->kind == EMU_PINNED) != pinned) {
         return CUDA_ERROR_INVALID_VALUE;
-    }
-    result = emu_capture_unsafe();
-    if (result != CUDA_SUCCESS) {
-        return result;
     }
     emu_streams_drain(NULL);
     allocation = emu_find(ptr);

@@ -148,6 +148,12 @@ discard_run(union emu_value *value, size_t first, size_t end, void *argument)
     struct emu_region *region = argument;
     size_t page = emu_config()->page;
 
+    /* Measured (64 KiB and less, then moved to the host; 4 MiB, then read by it): pages that
+     * only a device holds keep their bytes. */
+    if (emu_config()->discard == EMU_DISCARD_KEEP && value->page.where != 0
+        && (value->page.where & ~DEVICES) == 0) {
+        return;
+    }
     value->page.discarded = 1;
     for (size_t i = first; i < end; i++) {
         unsigned char *bytes = page_bytes(region, i);
@@ -162,14 +168,16 @@ discard_run(union emu_value *value, size_t first, size_t end, void *argument)
     }
 }
 
-/* Measured: the start is rounded down to a page and so is the length.  Less than a page is
- * nothing, and a range that begins inside a page destroys the bytes before its start. */
+/* Measured: only pages that lie wholly inside the range are discarded, none when there is none. */
 void
 emu_pages_discard(struct emu_region *region, CUdeviceptr ptr, size_t size)
 {
-    size_t page = emu_config()->page;
-    size_t first = (size_t)(ptr - region->base) / page, end = first + size / page;
+    size_t page = emu_config()->page, start = (size_t)(ptr - region->base);
+    size_t first = (start + page - 1) / page, end = (start + size) / page;
 
+    if (first >= end) {
+        return;
+    }
     if (region->checksums == NULL && emu_config()->discard == EMU_DISCARD_KEEP) {
         region->checksums = calloc(region->size / page, sizeof *region->checksums);
     }

@@ -7,33 +7,33 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#define CHECK(condition)                                                                   \
-    do {                                                                                   \
-        if (!(condition)) {                                                                \
+#define CHECK(condition)                                                                    \
+    do {                                                                                    \
+        if (!(condition)) {                                                                 \
             (void)fprintf(stderr, "%s:%d: not true: %s\n", __FILE__, __LINE__, #condition); \
-            exit(1);                                                                       \
-        }                                                                                  \
+            exit(1);                                                                        \
+        }                                                                                   \
     } while (0)
 
-#define CHECK_EQUAL(actual, expected)                                                        \
-    do {                                                                                     \
-        long long actual_ = (long long)(actual), expected_ = (long long)(expected);          \
-        if (actual_ != expected_) {                                                          \
+#define CHECK_EQUAL(actual, expected)                                                           \
+    do {                                                                                        \
+        long long actual_ = (long long)(actual), expected_ = (long long)(expected);             \
+        if (actual_ != expected_) {                                                             \
             (void)fprintf(stderr, "%s:%d: %s is %lld, not %lld\n", __FILE__, __LINE__, #actual, \
-                          actual_, expected_);                                               \
-            exit(1);                                                                         \
-        }                                                                                    \
+                          actual_, expected_);                                                  \
+            exit(1);                                                                            \
+        }                                                                                       \
     } while (0)
 
 /* A call that must succeed; prints what the status says when it does not. */
-#define CHECK_OK(call, st)                                                                 \
-    do {                                                                                   \
-        if ((call) != 0) {                                                                 \
-            (void)fprintf(stderr, "%s:%d: %s: kind %d, code %d of %s, %s\n", __FILE__, __LINE__,  \
-                          #call, (int)(st)->kind, (st)->code,                                     \
-                          (st)->function ? (st)->function : "no call", (st)->detail);             \
-            exit(1);                                                                       \
-        }                                                                                  \
+#define CHECK_OK(call, st)                                                                       \
+    do {                                                                                         \
+        if ((call) != 0) {                                                                       \
+            (void)fprintf(stderr, "%s:%d: %s: kind %d, code %d of %s, %s\n", __FILE__, __LINE__, \
+                          #call, (int)(st)->kind, (st)->code,                                    \
+                          (st)->function ? (st)->function : "no call", (st)->detail);            \
+            exit(1);                                                                             \
+        }                                                                                        \
     } while (0)
 
 typedef struct {
@@ -50,6 +50,7 @@ check_run(const check_test *tests, size_t count)
     for (size_t i = 0; i < count; i++) {
         tests[i].run();
         (void)printf("ok %s\n", tests[i].name);
+        (void)fflush(stdout);
     }
     return 0;
 }

@@ -200,8 +200,8 @@ part_of(const mm_memory *m, size_t first, size_t pages)
 {
     size_t page = mm_page_size();
 
-    return (mm_range){.start = m->start + first * page, .size = pages * page,
-                      .allocation = m->start};
+    return (mm_range){
+        .start = m->start + first * page, .size = pages * page, .allocation = m->start};
 }
 
 static CUmemLocation
@@ -275,15 +275,16 @@ static void
 failed_advice_is_taken_back(void)
 {
     enum { COUNT = 3 };
-    mm_memory *m = allocate_pages(COUNT);
+    mm_memory *m = allocate_pages(2 * COUNT);
     mm_move moves[COUNT];
     mm_status st;
     unsigned n;
 
     for (size_t i = 0; i < COUNT; i++) {
-        moves[i] = (mm_move){.range = part_of(m, i, 1), .where = device(1)};
+        moves[i] = (mm_move){.range = part_of(m, 2 * i, 1), .where = device(1)};
         CHECK_OK(mm_range_advise(world.cu, moves[i].range, CU_MEM_ADVISE_SET_PREFERRED_LOCATION,
-                                 i == 1 ? mm_host() : device(0), &st), &st);
+                                 i == 1 ? mm_host() : device(0), &st),
+                 &st);
     }
     for (n = 1;; n++) {
         mm_batch b;

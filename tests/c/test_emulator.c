@@ -224,7 +224,7 @@ a_full_device_evicts_the_oldest(void)
 static void
 discarded_bytes_are_poisoned(void)
 {
-    CUdeviceptr a = managed(2 * MIB);
+    CUdeviceptr a = managed(2 * MIB), inside;
     size_t size = PAGE;
     unsigned char *bytes = (unsigned char *)(uintptr_t)a;
     CUstream stream = new_stream(CU_STREAM_NON_BLOCKING);
@@ -233,6 +233,16 @@ discarded_bytes_are_poisoned(void)
     CHECK_EQUAL(emu.discard(&a, &size, 1, 0, stream), 0);
     CHECK_EQUAL(bytes[0], 0xDB);
     CHECK_EQUAL(bytes[PAGE], 1);
+    /* Of pages that the range holds in part, nothing. */
+    inside = a + 4 * PAGE - 1;
+    size = PAGE + 2;
+    CHECK_EQUAL(emu.discard(&inside, &size, 1, 0, stream), 0);
+    CHECK_EQUAL(bytes[4 * PAGE - 1], 1);
+    CHECK_EQUAL(bytes[4 * PAGE], 0xDB);
+    CHECK_EQUAL(bytes[5 * PAGE], 1);
+    size = PAGE;
+    CHECK_EQUAL(emu.discard(&inside, &size, 1, 0, stream), 0);
+    CHECK_EQUAL(bytes[3 * PAGE], 1);
     CHECK_EQUAL(emu.stream_destroy(stream), 0);
     CHECK_EQUAL(emu.mem_free(a), 0);
 }

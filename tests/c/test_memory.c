@@ -26,12 +26,12 @@ guard_counts_users(void)
     mm_guard_leave(&g);
     CHECK(mm_guard_export(&g));
     CHECK_EQUAL(mm_guard_exports(&g), 1);
-    CHECK_EQUAL(mm_guard_close(&g), MM_STILL_EXPORTED);
+    CHECK_EQUAL(mm_guard_close(&g, false), MM_STILL_EXPORTED);
     CHECK(!mm_guard_is_closed(&g));
     mm_guard_unexport(&g);
-    CHECK_EQUAL(mm_guard_close(&g), MM_CLOSED_NOW);
+    CHECK_EQUAL(mm_guard_close(&g, false), MM_CLOSED_NOW);
     CHECK(mm_guard_is_closed(&g));
-    CHECK_EQUAL(mm_guard_close(&g), MM_CLOSED_BEFORE);
+    CHECK_EQUAL(mm_guard_close(&g, false), MM_CLOSED_BEFORE);
 }
 
 static void
@@ -39,10 +39,21 @@ closed_guard_admits_nobody(void)
 {
     mm_guard g = {0};
 
-    CHECK_EQUAL(mm_guard_close(&g), MM_CLOSED_NOW);
+    CHECK_EQUAL(mm_guard_close(&g, false), MM_CLOSED_NOW);
     CHECK(!mm_guard_enter(&g));
     CHECK(!mm_guard_export(&g));
     CHECK_EQUAL(mm_guard_exports(&g), 0);
+}
+
+/* Otherwise a child would wait for ever for a thread that only its parent has. */
+static void
+forked_child_does_not_wait(void)
+{
+    mm_guard g = {0};
+
+    CHECK(mm_guard_enter(&g));
+    CHECK_EQUAL(mm_guard_close(&g, true), MM_CLOSED_NOW);
+    CHECK(mm_guard_is_closed(&g));
 }
 
 /* What the guard protects: written only by the closer, read only by those inside. A guard that let
@@ -67,7 +78,7 @@ use_and_close(void *argument)
             mm_guard_unexport(&s->guard);
         }
         if (atomic_fetch_add(&s->entries, 1) > 40
-            && mm_guard_close(&s->guard) == MM_CLOSED_NOW) {
+            && mm_guard_close(&s->guard, false) == MM_CLOSED_NOW) {
             s->resource = 0;
             (void)atomic_fetch_add(&s->closers, 1);
         }
@@ -190,7 +201,8 @@ failed_allocation_leaves_nothing(void)
         world.fail_clear();
         CHECK_EQUAL(world.context_depth(), depth);
         if (m != NULL) {
-            mm_memory_release(m); /* only putting the caller's state back failed, and was repeated */
+            mm_memory_release(
+                m); /* only putting the caller's state back failed, and was repeated */
         } else {
             CHECK_EQUAL(st.kind, MM_DRIVER_CALL);
             CHECK_EQUAL(st.code, CUDA_ERROR_OUT_OF_MEMORY);
@@ -323,6 +335,7 @@ main(int argc, char **argv)
     static const check_test tests[] = {
         CHECK_TEST(guard_counts_users),
         CHECK_TEST(closed_guard_admits_nobody),
+        CHECK_TEST(forked_child_does_not_wait),
         CHECK_TEST(guard_lets_one_close_after_all_left),
         CHECK_TEST(threads_share_contexts_and_streams),
         CHECK_TEST(last_reference_frees),

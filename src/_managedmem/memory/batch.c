@@ -354,15 +354,24 @@ mm_batch_prefetch(mm_driver *cu, mm_batch *b, CUstream stream, mm_dispatch dispa
     return run(cu, PREFETCH, b, stream, dispatch, defer, st);
 }
 
+/* Shrinks one range to whole pages; the message says which of several has none. */
+static int
+shrink(mm_batch *b, size_t i, mm_status *st)
+{
+    int rc = mm_range_whole_pages(&b->moves[i].range, st);
+
+    if (rc < 0 && b->count > 1) {
+        mm_status_add(st, "(target %zu)", i);
+    }
+    return rc;
+}
+
 /* Shrinks every range before any driver call, so that a bad one leaves the others alone. */
 static int
 whole_pages(mm_batch *b, mm_status *st)
 {
     for (size_t i = 0; i < b->count; i++) {
-        if (mm_range_whole_pages(&b->moves[i].range, st) < 0) {
-            if (b->count > 1) {
-                mm_status_add(st, "(target %zu)", i);
-            }
+        if (shrink(b, i, st) < 0) {
             return -1;
         }
     }
@@ -375,11 +384,52 @@ mm_batch_discard(mm_driver *cu, mm_batch *b, CUstream stream, mm_dispatch dispat
     return whole_pages(b, st) < 0 ? -1 : run(cu, DISCARD, b, stream, dispatch, MM_DEFER_NO, st);
 }
 
+/* Adds what lies between two addresses, if anything does. */
+static void
+add_edge(mm_batch *edges, const mm_move *m, CUdeviceptr start, CUdeviceptr end)
+{
+    if (start < end) {
+        edges->moves[edges->count] = *m;
+        edges->moves[edges->count].range.start = start;
+        edges->moves[edges->count++].range.size = (size_t)(end - start);
+    }
+}
+
+/* Shrinks every range to whole pages and collects what that cuts off. */
+static int
+split_edges(mm_batch *b, mm_batch *edges, mm_status *st)
+{
+    if (mm_batch_init(edges, 2 * b->count, st) < 0) {
+        return -1;
+    }
+    edges->count = 0;
+    for (size_t i = 0; i < b->count; i++) {
+        mm_move before = b->moves[i], *m = &b->moves[i];
+        if (shrink(b, i, st) < 0) {
+            return -1;
+        }
+        add_edge(edges, &before, before.range.start, m->range.start);
+        add_edge(edges, &before, end_of(m), end_of(&before));
+    }
+    return 0;
+}
+
+/* The pages at the ends, which a range shares with its neighbours, move with their contents. */
 int
 mm_batch_discard_prefetch(mm_driver *cu, mm_batch *b, CUstream stream, mm_dispatch dispatch,
                           mm_defer defer, mm_status *st)
 {
-    return whole_pages(b, st) < 0 ? -1 : run(cu, DISCARD_PREFETCH, b, stream, dispatch, defer, st);
+    mm_batch edges;
+    int rc = split_edges(b, &edges, st);
+
+    if (rc == 0) {
+        rc = run(cu, DISCARD_PREFETCH, b, stream, dispatch, defer, st);
+    }
+    if (rc == 0 && edges.count > 0) {
+        rc = run(cu, PREFETCH, &edges, stream, MM_DISPATCH_LOOP, MM_DEFER_NO, st);
+    }
+    mm_batch_free(&edges);
+    return rc;
 }
 
 /* --- advice ----------------------------------------------------------------------------- */

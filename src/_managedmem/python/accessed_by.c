@@ -60,8 +60,10 @@ change_set(mm_buffer *b, mm_location_set from, mm_location_set to)
     if (mm_buffer_begin(b, MM_ADVISE, &use) < 0) {
         return -1;
     }
-    Py_BEGIN_ALLOW_THREADS rc = mm_range_change_accessed_by(use.cu, use.range, from, to, &st);
-    Py_END_ALLOW_THREADS mm_buffer_end(&use);
+    Py_BEGIN_ALLOW_THREADS
+    rc = mm_range_change_accessed_by(use.cu, use.range, from, to, &st);
+    Py_END_ALLOW_THREADS
+    mm_buffer_end(&use);
     if (rc < 0) {
         (void)mm_raise(b->state, &st);
     }

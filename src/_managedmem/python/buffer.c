@@ -14,8 +14,10 @@ allocate_object(mm_state *state, PyTypeObject *type, mm_memory *memory)
     mm_buffer *b = (mm_buffer *)allocate(type, 0);
 
     if (b == NULL) {
-        Py_BEGIN_ALLOW_THREADS mm_memory_release(memory);
-        Py_END_ALLOW_THREADS return NULL;
+        Py_BEGIN_ALLOW_THREADS
+        mm_memory_release(memory);
+        Py_END_ALLOW_THREADS
+        return NULL;
     }
     b->state = state;
     b->memory = memory;
@@ -154,7 +156,8 @@ buffer_dealloc(PyObject *op)
     (void)buffer_clear(op);
     if (b->memory != NULL) {
         /* Freeing waits for work on the memory, which may itself wait for the GIL. */
-        Py_BEGIN_ALLOW_THREADS mm_memory_release(b->memory);
+        Py_BEGIN_ALLOW_THREADS
+        mm_memory_release(b->memory);
         Py_END_ALLOW_THREADS
     }
     release(op);
@@ -290,9 +293,10 @@ close_root(mm_buffer *b, PyObject *stream)
         mm_driver *cu = mm_open(b->state);
         rc = -1;
         if (cu != NULL) {
-            Py_BEGIN_ALLOW_THREADS rc = mm_stream_synchronize(cu, use.handle, &st);
-            Py_END_ALLOW_THREADS if (rc < 0)
-            {
+            Py_BEGIN_ALLOW_THREADS
+            rc = mm_stream_synchronize(cu, use.handle, &st);
+            Py_END_ALLOW_THREADS
+            if (rc < 0) {
                 (void)mm_raise(b->state, &st);
             }
         }
@@ -301,9 +305,10 @@ close_root(mm_buffer *b, PyObject *stream)
     if (rc < 0) {
         return NULL;
     }
-    Py_BEGIN_ALLOW_THREADS rc = mm_memory_close(b->memory, &first, &st);
-    Py_END_ALLOW_THREADS if (rc < 0)
-    {
+    Py_BEGIN_ALLOW_THREADS
+    rc = mm_memory_close(b->memory, &first, &st);
+    Py_END_ALLOW_THREADS
+    if (rc < 0) {
         return mm_raise(b->state, &st);
     }
     if (first && has_foreign_resource(b) && give_back(b, stream) < 0) {

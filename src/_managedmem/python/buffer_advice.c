@@ -32,8 +32,10 @@ advise(mm_buffer *b, CUmem_advise advice, CUmemLocation where)
     if (mm_buffer_begin(b, MM_ADVISE, &use) < 0) {
         return -1;
     }
-    Py_BEGIN_ALLOW_THREADS rc = mm_range_advise(use.cu, use.range, advice, where, &st);
-    Py_END_ALLOW_THREADS mm_buffer_end(&use);
+    Py_BEGIN_ALLOW_THREADS
+    rc = mm_range_advise(use.cu, use.range, advice, where, &st);
+    Py_END_ALLOW_THREADS
+    mm_buffer_end(&use);
     if (rc < 0) {
         (void)mm_raise(b->state, &st);
     }

@@ -29,7 +29,8 @@ prepare_host_access(mm_buffer *b)
                      (unsigned long long)b->start);
     }
     if (rc == 0 && facts.managed && !cu->concurrent_access) {
-        Py_BEGIN_ALLOW_THREADS rc = mm_synchronize_all(cu, &st);
+        Py_BEGIN_ALLOW_THREADS
+        rc = mm_synchronize_all(cu, &st);
         Py_END_ALLOW_THREADS
     }
     if (rc < 0) {
@@ -305,9 +306,10 @@ order_consumer(mm_state *state, PyObject *value)
     if (cu == NULL) {
         return -1;
     }
-    Py_BEGIN_ALLOW_THREADS rc = mm_stream_synchronize(cu, NULL, &st);
-    Py_END_ALLOW_THREADS if (rc < 0)
-    {
+    Py_BEGIN_ALLOW_THREADS
+    rc = mm_stream_synchronize(cu, NULL, &st);
+    Py_END_ALLOW_THREADS
+    if (rc < 0) {
         (void)mm_raise(state, &st);
     }
     return rc;
@@ -327,9 +329,10 @@ finished_copy(PyObject *op)
         Py_XDECREF(copy);
         return NULL;
     }
-    Py_BEGIN_ALLOW_THREADS rc = mm_stream_synchronize(cu, NULL, &st);
-    Py_END_ALLOW_THREADS if (rc < 0)
-    {
+    Py_BEGIN_ALLOW_THREADS
+    rc = mm_stream_synchronize(cu, NULL, &st);
+    Py_END_ALLOW_THREADS
+    if (rc < 0) {
         Py_DECREF(copy);
         return mm_raise(state, &st);
     }

@@ -39,9 +39,10 @@ mm_buffer_prefetch(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObje
     }
     rc = mm_buffer_begin(b, MM_PREFETCH, &use);
     if (rc == 0) {
-        Py_BEGIN_ALLOW_THREADS rc =
-            mm_range_prefetch(use.cu, use.range, where, stream.handle, defer, &st);
-        Py_END_ALLOW_THREADS mm_buffer_end(&use);
+        Py_BEGIN_ALLOW_THREADS
+        rc = mm_range_prefetch(use.cu, use.range, where, stream.handle, defer, &st);
+        Py_END_ALLOW_THREADS
+        mm_buffer_end(&use);
     }
     mm_stream_end(&stream);
     return finish(b->state, rc, &st);
@@ -66,11 +67,12 @@ discard(mm_buffer *b, PyObject *stream_object, const CUmemLocation *where, mm_de
         batch.count = 1;
         batch.few[0].range = use.range;
         batch.few[0].where = where ? *where : mm_host();
-        Py_BEGIN_ALLOW_THREADS rc =
-            where ? mm_batch_discard_prefetch(use.cu, &batch, stream.handle, MM_DISPATCH_AUTO,
-                                              defer, &st)
-                  : mm_batch_discard(use.cu, &batch, stream.handle, MM_DISPATCH_AUTO, &st);
-        Py_END_ALLOW_THREADS mm_buffer_end(&use);
+        Py_BEGIN_ALLOW_THREADS
+        rc = where ? mm_batch_discard_prefetch(use.cu, &batch, stream.handle, MM_DISPATCH_AUTO,
+                                               defer, &st)
+                   : mm_batch_discard(use.cu, &batch, stream.handle, MM_DISPATCH_AUTO, &st);
+        Py_END_ALLOW_THREADS
+        mm_buffer_end(&use);
     }
     mm_stream_end(&stream);
     return finish(b->state, rc, &st);
@@ -196,11 +198,11 @@ copy_with(mm_buffer *b, PyObject *value, PyObject *stream_object, bool into)
         rc = mm_buffer_check_open(mm_buffer_of(value));
     }
     if (rc == 0) {
-        Py_BEGIN_ALLOW_THREADS rc =
-            copy_now(use.cu, into ? &other.range : &use.range, into ? &use.range : &other.range,
-                     &other.range, stream.handle, &st);
-        Py_END_ALLOW_THREADS if (other.guard != NULL)
-        {
+        Py_BEGIN_ALLOW_THREADS
+        rc = copy_now(use.cu, into ? &other.range : &use.range, into ? &use.range : &other.range,
+                      &other.range, stream.handle, &st);
+        Py_END_ALLOW_THREADS
+        if (other.guard != NULL) {
             mm_guard_leave(other.guard);
         }
         mm_buffer_end(&use);
@@ -333,8 +335,10 @@ mm_buffer_fill(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *
     }
     rc = mm_buffer_begin(b, MM_COPY, &use);
     if (rc == 0) {
-        Py_BEGIN_ALLOW_THREADS rc = mm_fill(use.cu, use.range, pattern, width, stream.handle, &st);
-        Py_END_ALLOW_THREADS mm_buffer_end(&use);
+        Py_BEGIN_ALLOW_THREADS
+        rc = mm_fill(use.cu, use.range, pattern, width, stream.handle, &st);
+        Py_END_ALLOW_THREADS
+        mm_buffer_end(&use);
     }
     mm_stream_end(&stream);
     return finish(b->state, rc, &st);

@@ -124,9 +124,10 @@ run_on_device(PyObject *op, int (*action)(mm_driver *, int, mm_status *))
     if (cu == NULL) {
         return NULL;
     }
-    Py_BEGIN_ALLOW_THREADS rc = action(cu, ordinal_of(op), &st);
-    Py_END_ALLOW_THREADS if (rc < 0)
-    {
+    Py_BEGIN_ALLOW_THREADS
+    rc = action(cu, ordinal_of(op), &st);
+    Py_END_ALLOW_THREADS
+    if (rc < 0) {
         return mm_raise(state, &st);
     }
     Py_RETURN_NONE;
@@ -212,9 +213,10 @@ device_get_memory_info(PyObject *op, void *Py_UNUSED(closure))
     if (cu == NULL) {
         return NULL;
     }
-    Py_BEGIN_ALLOW_THREADS rc = mm_device_memory(cu, ordinal_of(op), &free_bytes, &total, &st);
-    Py_END_ALLOW_THREADS if (rc < 0)
-    {
+    Py_BEGIN_ALLOW_THREADS
+    rc = mm_device_memory(cu, ordinal_of(op), &free_bytes, &total, &st);
+    Py_END_ALLOW_THREADS
+    if (rc < 0) {
         return mm_raise(state, &st);
     }
     info = PyStructSequence_New(state->memory_info_type);

@@ -141,9 +141,10 @@ mm_open(mm_state *state)
     if (cu != NULL && !mm_driver_forked()) {
         return cu;
     }
-    Py_BEGIN_ALLOW_THREADS cu = mm_driver_open(&st);
-    Py_END_ALLOW_THREADS if (cu == NULL)
-    {
+    Py_BEGIN_ALLOW_THREADS
+    cu = mm_driver_open(&st);
+    Py_END_ALLOW_THREADS
+    if (cu == NULL) {
         (void)mm_raise(state, &st);
     }
     return cu;

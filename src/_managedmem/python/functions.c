@@ -60,9 +60,10 @@ run(mm_state *state, kind what, PyObject *targets, PyObject *location, PyObject 
     }
     rc = mm_targets_enter(&t);
     if (rc == 0) {
-        Py_BEGIN_ALLOW_THREADS rc = run_batch(what, &t, &o, &st);
-        Py_END_ALLOW_THREADS if (rc < 0)
-        {
+        Py_BEGIN_ALLOW_THREADS
+        rc = run_batch(what, &t, &o, &st);
+        Py_END_ALLOW_THREADS
+        if (rc < 0) {
             (void)mm_raise(state, &st);
         }
     }
@@ -184,9 +185,10 @@ advise(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwna
              ? -1
              : 0;
     if (rc == 0) {
-        Py_BEGIN_ALLOW_THREADS rc = mm_batch_advise(t.cu, &t.batch, advice, &st);
-        Py_END_ALLOW_THREADS if (rc < 0)
-        {
+        Py_BEGIN_ALLOW_THREADS
+        rc = mm_batch_advise(t.cu, &t.batch, advice, &st);
+        Py_END_ALLOW_THREADS
+        if (rc < 0) {
             (void)mm_raise(state, &st);
         }
     }
@@ -325,7 +327,8 @@ PyDoc_STRVAR(
     "discard_prefetch(targets, location, *, stream=None, dispatch='auto', defer=None)\n--\n\n"
     "Throw contents away and give the memory pages at a place, in stream order.\n"
     "\n"
-    "For a buffer that will be overwritten there: pages move without their bytes. Parameters and\n"
+    "For a buffer that will be overwritten there: pages move without their bytes. The pages at the\n"
+    "ends that a target shares with its neighbours are prefetched with theirs. Parameters and\n"
     "errors as for prefetch() and discard(). Driver: cuMemDiscardAndPrefetchBatchAsync.");
 
 PyDoc_STRVAR(

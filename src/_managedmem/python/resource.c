@@ -15,9 +15,10 @@ mm_allocate(mm_state *state, PyObject *resource, size_t bytes, const mm_dtype *d
     if (cu == NULL) {
         return NULL;
     }
-    Py_BEGIN_ALLOW_THREADS memory = mm_memory_allocate(cu, bytes, &st);
-    Py_END_ALLOW_THREADS if (memory == NULL)
-    {
+    Py_BEGIN_ALLOW_THREADS
+    memory = mm_memory_allocate(cu, bytes, &st);
+    Py_END_ALLOW_THREADS
+    if (memory == NULL) {
         return mm_raise(state, &st);
     }
     return mm_buffer_new(state, state->buffer_type, memory, dtype, dimensions, shape, NULL,
@@ -91,12 +92,13 @@ resource_deallocate(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObj
         || (cu = mm_open(state)) == NULL || mm_stream_begin(state, given[2], &use) < 0) {
         return NULL;
     }
-    Py_BEGIN_ALLOW_THREADS if (given[2] != NULL && given[2] != Py_None)
-    {
+    Py_BEGIN_ALLOW_THREADS
+    if (given[2] != NULL && given[2] != Py_None) {
         rc = mm_stream_synchronize(cu, use.handle, &st);
     }
     rc = rc < 0 ? rc : mm_free(cu, start, &st);
-    Py_END_ALLOW_THREADS mm_stream_end(&use);
+    Py_END_ALLOW_THREADS
+    mm_stream_end(&use);
     if (rc < 0) {
         return mm_raise(state, &st);
     }

@@ -154,9 +154,10 @@ stream_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     if (mm_args_new(&parameters, args, kwargs, NULL) < 0 || (cu = mm_open(state)) == NULL) {
         return NULL;
     }
-    Py_BEGIN_ALLOW_THREADS rc = mm_stream_create(cu, &handle, &st);
-    Py_END_ALLOW_THREADS if (rc < 0)
-    {
+    Py_BEGIN_ALLOW_THREADS
+    rc = mm_stream_create(cu, &handle, &st);
+    Py_END_ALLOW_THREADS
+    if (rc < 0) {
         return mm_raise(state, &st);
     }
     self = new_stream(type, handle, true);
@@ -201,11 +202,12 @@ stream_dealloc(PyObject *op)
     if (stream_of(op)->weakrefs != NULL) {
         PyObject_ClearWeakRefs(op);
     }
-    Py_BEGIN_ALLOW_THREADS if (close_stream(stream_of(op), &ignored) < 0)
-    {
+    Py_BEGIN_ALLOW_THREADS
+    if (close_stream(stream_of(op), &ignored) < 0) {
         /* Nobody to tell; at interpreter exit the driver may be gone already. */
     }
-    Py_END_ALLOW_THREADS release(op);
+    Py_END_ALLOW_THREADS
+    release(op);
     Py_DECREF(type);
 }
 
@@ -222,9 +224,10 @@ stream_close(PyObject *op, PyObject *Py_UNUSED(none))
     mm_status st;
     int rc;
 
-    Py_BEGIN_ALLOW_THREADS rc = close_stream(stream_of(op), &st);
-    Py_END_ALLOW_THREADS if (rc < 0)
-    {
+    Py_BEGIN_ALLOW_THREADS
+    rc = close_stream(stream_of(op), &st);
+    Py_END_ALLOW_THREADS
+    if (rc < 0) {
         return mm_raise(mm_type_state(Py_TYPE(op)), &st);
     }
     Py_RETURN_NONE;
@@ -258,8 +261,10 @@ stream_sync(PyObject *op, PyObject *Py_UNUSED(none))
     if (cu == NULL || mm_stream_begin(state, op, &use) < 0) {
         return NULL;
     }
-    Py_BEGIN_ALLOW_THREADS rc = mm_stream_synchronize(cu, use.handle, &st);
-    Py_END_ALLOW_THREADS mm_stream_end(&use);
+    Py_BEGIN_ALLOW_THREADS
+    rc = mm_stream_synchronize(cu, use.handle, &st);
+    Py_END_ALLOW_THREADS
+    mm_stream_end(&use);
     if (rc < 0) {
         return mm_raise(state, &st);
     }
