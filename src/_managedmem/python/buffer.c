@@ -234,11 +234,17 @@ mm_buffer_is_closed(const mm_buffer *b)
 }
 
 int
+mm_buffer_raise_closed(void)
+{
+    PyErr_SetString(PyExc_RuntimeError, "ManagedBuffer is closed");
+    return -1;
+}
+
+int
 mm_buffer_check_open(const mm_buffer *b)
 {
     if (mm_buffer_is_closed(b)) {
-        PyErr_SetString(PyExc_RuntimeError, "ManagedBuffer is closed");
-        return -1;
+        return mm_buffer_raise_closed();
     }
     return 0;
 }
@@ -252,7 +258,7 @@ mm_buffer_begin(mm_buffer *b, mm_operation op, mm_buffer_use *use)
         return -1;
     }
     if (!mm_guard_enter(&b->memory->guard)) {
-        return mm_buffer_check_open(b);
+        return mm_buffer_raise_closed();
     }
     if (mm_memory_check(use->cu, b->memory, op, &st) < 0) {
         mm_guard_leave(&b->memory->guard);
@@ -468,7 +474,7 @@ look_up(mm_buffer *b, mm_pointer_facts *facts, mm_driver **cu)
         return -1;
     }
     if (!mm_guard_enter(&b->memory->guard)) {
-        return mm_buffer_check_open(b);
+        return mm_buffer_raise_closed();
     }
     rc = mm_look_up(*cu, b->start, facts, &st);
     mm_guard_leave(&b->memory->guard);

@@ -65,6 +65,9 @@ typedef struct {
 int mm_buffer_begin(mm_buffer *b, mm_operation op, mm_buffer_use *use);
 void mm_buffer_end(mm_buffer_use *use);
 
+/* Sets the RuntimeError of a closed buffer; returns -1. */
+int mm_buffer_raise_closed(void);
+
 /* RuntimeError when closed. */
 int mm_buffer_check_open(const mm_buffer *b);
 bool mm_buffer_is_closed(const mm_buffer *b);

@@ -53,7 +53,7 @@ mm_buffer_getbuffer(PyObject *op, Py_buffer *view, int flags)
         return -1;
     }
     if (!mm_guard_export(&b->memory->guard)) {
-        return mm_buffer_check_open(b);
+        return mm_buffer_raise_closed();
     }
     if (prepare_host_access(b) < 0) {
         mm_guard_unexport(&b->memory->guard);
@@ -197,7 +197,7 @@ new_capsule(mm_buffer *b, const dlpack_form *form)
     }
     if (!mm_guard_export(&b->memory->guard)) {
         free(t);
-        (void)mm_buffer_check_open(b);
+        (void)mm_buffer_raise_closed();
         return NULL;
     }
     mm_memory_retain(b->memory);

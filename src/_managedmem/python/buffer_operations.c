@@ -195,7 +195,7 @@ copy_with(mm_buffer *b, PyObject *value, PyObject *stream_object, bool into)
     if (rc == 0 && other.guard != NULL && !mm_guard_enter(other.guard)) {
         mm_buffer_end(&use);
         other.guard = NULL;
-        rc = mm_buffer_check_open(mm_buffer_of(value));
+        rc = mm_buffer_raise_closed();
     }
     if (rc == 0) {
         Py_BEGIN_ALLOW_THREADS

@@ -173,11 +173,11 @@ cuda_core_location(mm_state *state, PyObject *value, CUmemLocation *out)
 int
 mm_read_location(mm_state *state, PyObject *value, CUmemLocation *out)
 {
-    PyTypeObject *type = value ? Py_TYPE(value) : NULL;
     long long id;
     int found;
 
-    if (type == state->device_type || type == state->host_type) {
+    if (value != NULL
+        && (Py_TYPE(value) == state->device_type || Py_TYPE(value) == state->host_type)) {
         *out = ((mm_location_object *)value)->where;
         return 0;
     }

@@ -27,8 +27,8 @@ fills_extent(int dimensions, const Py_ssize_t *shape, const Py_ssize_t *strides,
         left |= (uint64_t)(shape[i] > 1) << i;
     }
     while (left != 0) {
-        int next = __builtin_ctzll(left);
-        for (int i = next + 1; i < dimensions; i++) {
+        unsigned next = (unsigned)__builtin_ctzll(left);
+        for (unsigned i = next + 1; i < (unsigned)dimensions; i++) {
             if ((left >> i & 1) && llabs(strides[i]) < llabs(strides[next])) {
                 next = i;
             }
@@ -403,7 +403,7 @@ mm_targets_enter(mm_targets *t)
         if (mm_is_buffer(t->state, item)) {
             mm_buffer *b = mm_buffer_of(item);
             if (!mm_guard_enter(&b->memory->guard)) {
-                (void)mm_buffer_check_open(b);
+                (void)mm_buffer_raise_closed();
                 name_target(t, t->entered);
                 return -1;
             }
