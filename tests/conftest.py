@@ -34,6 +34,12 @@ def pytest_runtest_makereport(item):
     return report
 
 
+def pytest_collection_finish():
+    """Garbage is collected after every test; the thousands of collected tests hold none."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(autouse=True)
 def managed_budget(request):
     """Keep shared GPUs safe: enough memory free before a test, no more than the budget after it."""
