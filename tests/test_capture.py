@@ -1,0 +1,82 @@
+"""What may happen in a thread that is capturing a CUDA graph, without breaking the capture.
+
+A global capture forbids its thread to allocate, free, advise and wait, and is destroyed by the
+attempt; the garbage collector runs when it likes. The library relaxes the thread's capture mode
+around its own calls.
+"""
+
+import gc
+
+import pytest
+
+import managedmem
+from helpers import CAPTURE_GLOBAL, MIB, capturing
+from managedmem import Host, ManagedMemoryResource, Stream
+
+pytestmark = pytest.mark.usefixtures("current_device")
+
+
+@pytest.fixture
+def capture(stream):
+    """A global capture on `stream`; the test fails if it did not survive."""
+    with capturing(stream, CAPTURE_GLOBAL) as running:
+        yield running
+    assert running.result == 0, f"the capture ended with {running.result}"
+
+
+@pytest.fixture
+def other():
+    with Stream() as made:
+        yield made
+
+
+def test_allocating_and_closing(capture):
+    ManagedMemoryResource().allocate(MIB).close()
+
+
+def test_the_garbage_collector_frees_a_buffer(alloc, capture):
+    cycle = [managedmem.empty(MIB)]
+    cycle.append(cycle)
+    del cycle
+    gc.collect()
+
+
+def test_the_last_reference_goes(capture):
+    buffer = managedmem.empty(MIB)
+    del buffer
+
+
+def test_advice(buf, device0, capture):
+    buf.read_mostly = True
+    buf.preferred_location = device0
+    buf.accessed_by = {device0, Host()}
+    assert buf.read_mostly is True
+    buf.accessed_by.clear()
+    buf.preferred_location = None
+    buf.read_mostly = False
+
+
+@pytest.mark.parametrize("on_legacy", [False, True], ids=["another stream", "legacy stream"])
+def test_work_on_another_stream(buf, device0, other, capture, on_legacy):
+    stream = None if on_legacy else other
+    buf.prefetch(device0, stream=stream)
+    buf.discard(stream=stream)
+    buf.discard_prefetch(device0, stream=stream)
+    assert buf.last_prefetch_location is device0
+
+
+def test_making_and_ending_a_stream(capture):
+    Stream().close()
+
+
+def test_waiting_for_another_stream(buf, device0, other, capture):
+    buf.prefetch(device0, stream=other)
+    other.sync()
+    assert other.query() is True
+
+
+def test_closing_after_a_stream(device0, other, capture):
+    buffer = managedmem.empty(MIB)
+    buffer.prefetch(device0, stream=other)
+    buffer.close(stream=other)
+    assert buffer.is_closed
