@@ -58,10 +58,10 @@ class World:
         self.a.read_mostly = True
         self.a.preferred_location = Host()
         self.a.accessed_by = [Device(0), Host()]
-        self.b.preferred_location = Device(1)
-        self.b.accessed_by = [Device(1)]
+        self.b.preferred_location = Device.all()[-1]
+        self.b.accessed_by = [Device.all()[-1]]
         self.a.prefetch(Host())
-        self.b.prefetch(Device(1))
+        self.b.prefetch(Device.all()[-1])
         self.c.prefetch(Device(0))
         self.members = self.a.accessed_by
 
@@ -123,7 +123,7 @@ def update_in_place(symbol, members):
 MOVES = frozenset({"prefetched"})
 WIPES = frozenset({"prefetched", "bytes"})
 WRITES = frozenset({"bytes"})
-HOST, ZERO, ONE = Host(), Device(0), Device(1)
+HOST, ZERO, ONE = Host(), Device(0), Device.all()[-1]
 
 OPERATIONS = {
     # Queries.
