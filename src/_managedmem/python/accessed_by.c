@@ -554,8 +554,7 @@ mm_accessed_by_assign(mm_buffer *b, PyObject *value)
 PyObject *
 mm_accessed_by_new(mm_state *state, PyObject *buffer)
 {
-    allocfunc allocate = (allocfunc)PyType_GetSlot(state->accessed_by_type, Py_tp_alloc);
-    PyObject *self = allocate(state->accessed_by_type, 0);
+    PyObject *self = mm_alloc_object(state->accessed_by_type);
 
     if (self != NULL) {
         ((proxy_object *)self)->buffer = Py_NewRef(buffer);
@@ -574,16 +573,12 @@ proxy_traverse(PyObject *op, visitproc visit, void *arg)
 static void
 proxy_dealloc(PyObject *op)
 {
-    PyTypeObject *type = Py_TYPE(op);
-    freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
-
     PyObject_GC_UnTrack(op);
     if (((proxy_object *)op)->weakrefs != NULL) {
         PyObject_ClearWeakRefs(op);
     }
     Py_CLEAR(((proxy_object *)op)->buffer);
-    release(op);
-    Py_DECREF(type);
+    mm_free_object(op);
 }
 
 static PyObject *

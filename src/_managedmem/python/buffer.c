@@ -10,8 +10,7 @@
 static mm_buffer *
 allocate_object(mm_state *state, PyTypeObject *type, mm_memory *memory)
 {
-    allocfunc allocate = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
-    mm_buffer *b = (mm_buffer *)allocate(type, 0);
+    mm_buffer *b = mm_buffer_of(mm_alloc_object(type));
 
     if (b == NULL) {
         Py_BEGIN_ALLOW_THREADS
@@ -146,8 +145,6 @@ static void
 buffer_dealloc(PyObject *op)
 {
     mm_buffer *b = mm_buffer_of(op);
-    PyTypeObject *type = Py_TYPE(op);
-    freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
 
     PyObject_GC_UnTrack(op);
     if (b->weakrefs != NULL) {
@@ -160,8 +157,7 @@ buffer_dealloc(PyObject *op)
         mm_memory_release(b->memory);
         Py_END_ALLOW_THREADS
     }
-    release(op);
-    Py_DECREF(type);
+    mm_free_object(op);
 }
 
 static PyObject *

@@ -346,7 +346,7 @@ static PyGetSetDef device_getset[] = {
 static PyType_Slot device_slots[] = {
     {Py_tp_doc, (void *)device_doc},
     {Py_tp_new, device_new},
-    {Py_tp_traverse, mm_location_traverse},
+    {Py_tp_traverse, mm_traverse_type},
     {Py_tp_dealloc, mm_location_dealloc},
     {Py_tp_repr, device_repr},
     {Py_tp_methods, device_methods},

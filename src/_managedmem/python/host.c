@@ -174,7 +174,7 @@ static PyGetSetDef host_getset[] = {
 static PyType_Slot host_slots[] = {
     {Py_tp_doc, (void *)host_doc},
     {Py_tp_new, host_new},
-    {Py_tp_traverse, mm_location_traverse},
+    {Py_tp_traverse, mm_traverse_type},
     {Py_tp_dealloc, mm_location_dealloc},
     {Py_tp_repr, host_repr},
     {Py_tp_methods, host_methods},

@@ -6,32 +6,20 @@ PyMemberDef mm_location_members[] = {
     {NULL, 0, 0, 0, NULL},
 };
 
-int
-mm_location_traverse(PyObject *self, visitproc visit, void *arg)
-{
-    Py_VISIT(Py_TYPE(self));
-    return 0;
-}
-
 void
 mm_location_dealloc(PyObject *self)
 {
-    PyTypeObject *type = Py_TYPE(self);
-    freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
-
     PyObject_GC_UnTrack(self);
     if (((mm_location_object *)self)->weakrefs != NULL) {
         PyObject_ClearWeakRefs(self);
     }
-    release(self);
-    Py_DECREF(type);
+    mm_free_object(self);
 }
 
 PyObject *
 mm_new_location(PyTypeObject *type, CUmemLocation where)
 {
-    allocfunc allocate = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
-    PyObject *self = allocate(type, 0);
+    PyObject *self = mm_alloc_object(type);
 
     if (self != NULL) {
         ((mm_location_object *)self)->where = where;

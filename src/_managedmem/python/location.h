@@ -26,7 +26,6 @@ int mm_read_location(mm_state *state, PyObject *value, CUmemLocation *out);
 int mm_read_accessor(mm_state *state, PyObject *value, CUmemLocation *out);
 
 /* What Host and Device share as types. */
-int mm_location_traverse(PyObject *self, visitproc visit, void *arg);
 void mm_location_dealloc(PyObject *self);
 extern PyMemberDef mm_location_members[];
 

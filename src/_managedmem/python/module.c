@@ -9,6 +9,13 @@ mm_add_type(PyObject *module, PyType_Spec *spec, PyTypeObject **into)
     return *into ? PyModule_AddType(module, *into) : -1;
 }
 
+int
+mm_traverse_type(PyObject *op, visitproc visit, void *arg)
+{
+    Py_VISIT(Py_TYPE(op));
+    return 0;
+}
+
 static int
 module_exec(PyObject *module)
 {

@@ -29,27 +29,15 @@ static PyObject *
 resource_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
     static const mm_parameters parameters = {"ManagedMemoryResource", NULL, 0, 0, 0};
-    allocfunc allocate = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
 
-    return mm_args_new(&parameters, args, kwargs, NULL) < 0 ? NULL : allocate(type, 0);
+    return mm_args_new(&parameters, args, kwargs, NULL) < 0 ? NULL : mm_alloc_object(type);
 }
 
 static void
 resource_dealloc(PyObject *op)
 {
-    PyTypeObject *type = Py_TYPE(op);
-    freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
-
     PyObject_GC_UnTrack(op);
-    release(op);
-    Py_DECREF(type);
-}
-
-static int
-resource_traverse(PyObject *op, visitproc visit, void *arg)
-{
-    Py_VISIT(Py_TYPE(op));
-    return 0;
+    mm_free_object(op);
 }
 
 static PyObject *
@@ -177,10 +165,10 @@ static PyGetSetDef resource_getset[] = {
 };
 
 static PyType_Slot resource_slots[] = {
-    {Py_tp_doc, (void *)resource_doc},   {Py_tp_new, resource_new},
-    {Py_tp_traverse, resource_traverse}, {Py_tp_dealloc, resource_dealloc},
-    {Py_tp_repr, resource_repr},         {Py_tp_methods, resource_methods},
-    {Py_tp_getset, resource_getset},     {0, NULL},
+    {Py_tp_doc, (void *)resource_doc},  {Py_tp_new, resource_new},
+    {Py_tp_traverse, mm_traverse_type}, {Py_tp_dealloc, resource_dealloc},
+    {Py_tp_repr, resource_repr},        {Py_tp_methods, resource_methods},
+    {Py_tp_getset, resource_getset},    {0, NULL},
 };
 
 static PyType_Spec resource_spec = {

@@ -41,6 +41,26 @@ mm_type_state(PyTypeObject *type)
     return (mm_state *)PyType_GetModuleState(type);
 }
 
+/* A new object of a heap type, all zero. */
+static inline PyObject *
+mm_alloc_object(PyTypeObject *type)
+{
+    return ((allocfunc)PyType_GetSlot(type, Py_tp_alloc))(type, 0);
+}
+
+/* The end of every tp_dealloc: the object's memory and its reference to the type go. */
+static inline void
+mm_free_object(PyObject *op)
+{
+    PyTypeObject *type = Py_TYPE(op);
+
+    ((freefunc)PyType_GetSlot(type, Py_tp_free))(op);
+    Py_DECREF(type);
+}
+
+/* tp_traverse of objects that refer to nothing but their type. */
+int mm_traverse_type(PyObject *op, visitproc visit, void *arg);
+
 /* Each part adds its types to the module: 0 or -1 with an exception. */
 int mm_errors_init(PyObject *module, mm_state *state);
 int mm_host_init(PyObject *module, mm_state *state);

@@ -130,8 +130,7 @@ mm_stream_end(mm_stream_use *use)
 static PyObject *
 new_stream(PyTypeObject *type, CUstream handle, bool owned)
 {
-    allocfunc allocate = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
-    PyObject *self = allocate(type, 0);
+    PyObject *self = mm_alloc_object(type);
 
     if (self != NULL) {
         stream_of(self)->handle = handle;
@@ -194,8 +193,6 @@ close_stream(stream_object *s, mm_status *st)
 static void
 stream_dealloc(PyObject *op)
 {
-    PyTypeObject *type = Py_TYPE(op);
-    freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
     mm_status ignored;
 
     PyObject_GC_UnTrack(op);
@@ -207,15 +204,7 @@ stream_dealloc(PyObject *op)
         /* Nobody to tell; at interpreter exit the driver may be gone already. */
     }
     Py_END_ALLOW_THREADS
-    release(op);
-    Py_DECREF(type);
-}
-
-static int
-stream_traverse(PyObject *op, visitproc visit, void *arg)
-{
-    Py_VISIT(Py_TYPE(op));
-    return 0;
+    mm_free_object(op);
 }
 
 static PyObject *
@@ -387,7 +376,7 @@ static PyMemberDef stream_members[] = {
 static PyType_Slot stream_slots[] = {
     {Py_tp_doc, (void *)stream_doc},
     {Py_tp_new, stream_new},
-    {Py_tp_traverse, stream_traverse},
+    {Py_tp_traverse, mm_traverse_type},
     {Py_tp_dealloc, stream_dealloc},
     {Py_tp_repr, stream_repr},
     {Py_tp_methods, stream_methods},
