@@ -14,8 +14,9 @@ import types
 from array import array
 from pathlib import Path
 
-import managedmem
 import pytest
+
+import managedmem
 from managedmem import _cli, demo, digits, info
 
 PACKAGE = Path(managedmem.__file__).resolve().parent

@@ -8,8 +8,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-import managedmem
 import pytest
+
+import managedmem
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
 SCRIPTS = sorted(EXAMPLES.glob("*.py"))

@@ -50,8 +50,8 @@ __all__ = [
     "discard",
     "discard_prefetch",
     "driver_info",
-    "emulator",
     "empty",
+    "emulator",
     "prefetch",
 ]
 

@@ -91,6 +91,18 @@ collapse(const union emu_value *value, size_t first, size_t end, void *argument)
     }
 }
 
+/* Three advices need no location. Given a NUMA host, the driver says success and does nothing. */
+static bool
+without_effect(CUmem_advise advice, CUmemLocation location)
+{
+    bool numa = location.type == CU_MEM_LOCATION_TYPE_HOST_NUMA
+                || location.type == CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT;
+
+    return numa
+           && (advice == CU_MEM_ADVISE_SET_READ_MOSTLY || advice == CU_MEM_ADVISE_UNSET_READ_MOSTLY
+               || advice == CU_MEM_ADVISE_UNSET_PREFERRED_LOCATION);
+}
+
 CUresult
 emu_policy_advise(struct emu_region *region, CUdeviceptr ptr, size_t size, CUmem_advise advice,
                   CUmemLocation location)
@@ -98,6 +110,9 @@ emu_policy_advise(struct emu_region *region, CUdeviceptr ptr, size_t size, CUmem
     struct advice a = {advice, location};
     size_t first, end;
 
+    if (without_effect(advice, location)) {
+        return CUDA_SUCCESS;
+    }
     emu_page_span(region, ptr, size, &first, &end);
     if (advice == CU_MEM_ADVISE_UNSET_READ_MOSTLY) {
         emu_runs_visit(&region->policies, first, end, collapse, region);

@@ -386,6 +386,39 @@ topic_advise_matrix(struct fixture *f)
     query("after matrix", p, 4 * M);
 }
 
+static int
+attribute(CUdeviceptr p, size_t size, CUmem_range_attribute which)
+{
+    int value = -77;
+
+    cu.range_get(&value, sizeof value, which, p, size);
+    return value;
+}
+
+/* Three advices are said to ignore their location; what each location makes of them. */
+static void
+topic_ignored_locations(struct fixture *f)
+{
+    static const char *const names[] = {"D0", "H", "N0", "NC", "N999", "D99"};
+    const CUmemLocation places[] = {f->dev,          f->host,    f->numa,
+                                    f->numa_current, f->numa999, f->dev99};
+    CUdeviceptr p = managed(4 * M);
+
+    for (int i = 0; i < 6; i++) {
+        printf("%-5s", names[i]);
+        printf(" set rm %d", cu.advise(p, 4 * M, 1, places[i]));
+        printf(" gives %d", attribute(p, 4 * M, CU_MEM_RANGE_ATTRIBUTE_READ_MOSTLY));
+        cu.advise(p, 4 * M, 1, f->dev);
+        printf(", unset rm %d", cu.advise(p, 4 * M, 2, places[i]));
+        printf(" gives %d", attribute(p, 4 * M, CU_MEM_RANGE_ATTRIBUTE_READ_MOSTLY));
+        cu.advise(p, 4 * M, 2, f->dev);
+        cu.advise(p, 4 * M, 3, f->dev);
+        printf(", unset pl %d", cu.advise(p, 4 * M, 4, places[i]));
+        printf(" gives %d\n", attribute(p, 4 * M, CU_MEM_RANGE_ATTRIBUTE_PREFERRED_LOCATION));
+        cu.advise(p, 4 * M, 4, f->dev);
+    }
+}
+
 static void
 topic_read_back(struct fixture *f)
 {
@@ -578,6 +611,7 @@ static const struct topic topics[] = {
     {"small allocations", topic_small_allocations, false, 1, 13000},
     {"advise checks", topic_advise_checks, false, 1, 0},
     {"advise matrix", topic_advise_matrix, false, 1, 0},
+    {"ignored locations", topic_ignored_locations, false, 1, 0},
     {"read-back", topic_read_back, false, 1, 0},
     {"prefetch checks", topic_prefetch_checks, false, 1, 0},
     {"range attributes", topic_range_attributes, false, 1, 0},

@@ -338,7 +338,7 @@ mm_range_whole_pages(mm_range *range, mm_status *st)
         return mm_fail(
             st, MM_BAD_VALUE,
             "cannot discard %zu bytes at 0x%llx: they hold no whole page of %llu bytes, "
-            "and a part of a page cannot be discarded without its neighbours",
+            "and a driver discards whole pages only",
             range->size, (unsigned long long)range->start, (unsigned long long)page);
     }
     range->start = first;
