@@ -342,3 +342,28 @@ def test_a_bad_argument_leaves_no_allocation():
         with pytest.raises((TypeError, ValueError)):
             ManagedMemoryResource().allocate(size)
     assert emulator.live() == before
+
+
+def test_an_array_interface_that_changes_while_it_is_read(buf, device0):
+    """The numbers of an interface may be objects whose __index__ empties the dict."""
+
+    class Length:
+        def __index__(self):
+            interface.clear()
+            return 4096
+
+    class Array:
+        @property
+        def __cuda_array_interface__(self):
+            return interface
+
+    for _ in range(20):
+        interface = {
+            "shape": (Length(),),
+            "typestr": "|u" + str(1),
+            "data": (buf.handle, False),
+            "strides": (1,),
+            "version": 3,
+        }
+        managedmem.prefetch(Array(), device0)
+    assert buf[:4096].last_prefetch_location is device0

@@ -7,6 +7,7 @@ in each test; anything else that a thread raises fails it.
 import contextlib
 import ctypes
 import sys
+import sysconfig
 import threading
 import time
 
@@ -393,6 +394,7 @@ def progress_during(blocking):
 
 
 @pytest.mark.emulator_only
+@pytest.mark.skipif(sysconfig.get_config_var("Py_GIL_DISABLED") == 1, reason="there is no GIL")
 class TestTheGilIsReleased:
     @pytest.mark.parametrize(
         "blocking",

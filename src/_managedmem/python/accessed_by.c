@@ -574,9 +574,7 @@ static void
 proxy_dealloc(PyObject *op)
 {
     PyObject_GC_UnTrack(op);
-    if (((proxy_object *)op)->weakrefs != NULL) {
-        PyObject_ClearWeakRefs(op);
-    }
+    PyObject_ClearWeakRefs(op);
     Py_CLEAR(((proxy_object *)op)->buffer);
     mm_free_object(op);
 }

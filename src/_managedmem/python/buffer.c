@@ -147,9 +147,7 @@ buffer_dealloc(PyObject *op)
     mm_buffer *b = mm_buffer_of(op);
 
     PyObject_GC_UnTrack(op);
-    if (b->weakrefs != NULL) {
-        PyObject_ClearWeakRefs(op);
-    }
+    PyObject_ClearWeakRefs(op);
     (void)buffer_clear(op);
     if (b->memory != NULL) {
         /* Freeing waits for work on the memory, which may itself wait for the GIL. */
@@ -225,8 +223,7 @@ buffer_from_handle(PyObject *type, PyObject *const *args, Py_ssize_t nargs, PyOb
 bool
 mm_buffer_is_closed(const mm_buffer *b)
 {
-    return atomic_load_explicit(&b->closed, memory_order_acquire)
-           || mm_guard_is_closed(&b->memory->guard);
+    return mm_guard_is_closed(&b->guard) || mm_guard_is_closed(&b->memory->guard);
 }
 
 int
@@ -333,12 +330,12 @@ buffer_close(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kw
     if (b->root == NULL) {
         return close_root(b, given[0]);
     }
-    if (atomic_load(&b->host_views) > 0) {
+    /* In one step, as a memoryview may be made meanwhile. A view is never entered: no waiting. */
+    if (mm_guard_close(&b->guard, true) == MM_STILL_EXPORTED) {
         PyErr_SetString(PyExc_BufferError,
                         "this view cannot be closed: a memoryview or NumPy array of it lives");
         return NULL;
     }
-    atomic_store_explicit(&b->closed, true, memory_order_release);
     Py_RETURN_NONE;
 }
 

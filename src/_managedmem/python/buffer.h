@@ -22,8 +22,7 @@ typedef struct {
     PyObject *resource; /* what allocated it; or NULL */
     CUdeviceptr start;
     size_t size;
-    atomic_bool closed; /* this view was closed; the memory has its own answer */
-    atomic_int host_views; /* memoryviews of this very buffer */
+    mm_guard guard; /* of this view: its memoryviews are the exports; the memory has its own */
     const mm_dtype *dtype;
     int dimensions;
     Py_ssize_t shape[MM_MAX_DIMENSIONS];

@@ -49,17 +49,18 @@ mm_buffer_getbuffer(PyObject *op, Py_buffer *view, int flags)
         PyErr_SetString(PyExc_BufferError, "a ManagedBuffer is C-contiguous, not Fortran");
         return -1;
     }
-    if (mm_buffer_check_open(b) < 0) {
-        return -1;
+    if (!mm_guard_export(&b->guard)) {
+        return mm_buffer_raise_closed();
     }
     if (!mm_guard_export(&b->memory->guard)) {
+        mm_guard_unexport(&b->guard);
         return mm_buffer_raise_closed();
     }
     if (prepare_host_access(b) < 0) {
         mm_guard_unexport(&b->memory->guard);
+        mm_guard_unexport(&b->guard);
         return -1;
     }
-    atomic_fetch_add(&b->host_views, 1);
     view->obj = Py_NewRef(op);
     view->buf = (void *)(uintptr_t)b->start;
     view->len = (Py_ssize_t)b->size;
@@ -77,8 +78,8 @@ mm_buffer_getbuffer(PyObject *op, Py_buffer *view, int flags)
 void
 mm_buffer_releasebuffer(PyObject *op, Py_buffer *Py_UNUSED(view))
 {
-    atomic_fetch_sub(&mm_buffer_of(op)->host_views, 1);
     mm_guard_unexport(&mm_buffer_of(op)->memory->guard);
+    mm_guard_unexport(&mm_buffer_of(op)->guard);
 }
 
 /* --- __cuda_array_interface__ ----------------------------------------------------------- */

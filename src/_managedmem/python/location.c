@@ -10,9 +10,7 @@ void
 mm_location_dealloc(PyObject *self)
 {
     PyObject_GC_UnTrack(self);
-    if (((mm_location_object *)self)->weakrefs != NULL) {
-        PyObject_ClearWeakRefs(self);
-    }
+    PyObject_ClearWeakRefs(self);
     mm_free_object(self);
 }
 

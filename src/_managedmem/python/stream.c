@@ -196,9 +196,7 @@ stream_dealloc(PyObject *op)
     mm_status ignored;
 
     PyObject_GC_UnTrack(op);
-    if (stream_of(op)->weakrefs != NULL) {
-        PyObject_ClearWeakRefs(op);
-    }
+    PyObject_ClearWeakRefs(op);
     Py_BEGIN_ALLOW_THREADS
     if (close_stream(stream_of(op), &ignored) < 0) {
         /* Nobody to tell; at interpreter exit the driver may be gone already. */

@@ -27,13 +27,13 @@ fills_extent(int dimensions, const Py_ssize_t *shape, const Py_ssize_t *strides,
         left |= (uint64_t)(shape[i] > 1) << i;
     }
     while (left != 0) {
-        unsigned next = (unsigned)__builtin_ctzll(left);
-        for (unsigned i = next + 1; i < (unsigned)dimensions; i++) {
-            if ((left >> i & 1) && llabs(strides[i]) < llabs(strides[next])) {
+        int next = -1;
+        for (int i = 0; i < dimensions; i++) {
+            if ((left >> i & 1) && (next < 0 || llabs(strides[i]) < llabs(strides[next]))) {
                 next = i;
             }
         }
-        if (llabs(strides[next]) != covered) {
+        if (next < 0 || llabs(strides[next]) != covered) {
             return false;
         }
         left &= ~((uint64_t)1 << next);
@@ -211,7 +211,11 @@ mm_read_foreign(PyObject *value, mm_range *range, bool *dense, PyObject **export
 
     *export = NULL;
     if (found > 0) {
-        found = read_array_interface(value, interface, range, dense);
+        /* A copy of our own: reading the numbers runs Python code, and other threads, that may
+         * change the dict and so free what lies in it. */
+        PyObject *own = PyDict_Check(interface) ? PyDict_Copy(interface) : Py_NewRef(interface);
+        found = own ? read_array_interface(value, own, range, dense) : -1;
+        Py_XDECREF(own);
         Py_DECREF(interface);
         return found;
     }
