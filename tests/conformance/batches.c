@@ -172,7 +172,7 @@ topic_discarded_bytes(struct fixture *f)
     fill(a, 7, size);
     cu.prefetch(a, size, f->dev, 0, f->stream);
     cu.stream_sync(f->stream);
-    printf("... then write 7, prefetch D and read: %d\n", byte_at(a));
+    /* What is read now is 5 or 7, with the load of the machine: nothing to record. */
     fill(b, 5, size);
     cu.discard_batch(&b, &size, 1, 0, f->stream);
     cu.stream_sync(f->stream);
