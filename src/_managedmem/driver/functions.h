@@ -9,7 +9,6 @@
 
 /* In every driver from CUDA 12.2; a driver that lacks one of these is refused. */
 #define MM_REQUIRED_FUNCTIONS(X)              \
-    X(DriverGetVersion, 2020)                 \
     X(GetErrorName, 6000)                     \
     X(GetErrorString, 6000)                   \
     X(Init, 2000)                             \

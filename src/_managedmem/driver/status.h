@@ -21,7 +21,6 @@ typedef enum {
     MM_UNSUPPORTED,    /* this driver lacks the entry point */
     MM_CAPTURING,      /* the stream is recording a graph */
     MM_BAD_VALUE,      /* an argument, found wrong before the driver was called */
-    MM_CLOSED,         /* the memory was closed */
     MM_EXPORTED,       /* the memory cannot be closed: a host view or DLPack export lives */
     MM_FORKED,         /* the driver was opened before this process was forked */
     MM_NO_MEMORY,      /* malloc failed */

@@ -126,7 +126,7 @@ mm_raise(mm_state *state, const mm_status *st)
     case MM_NO_MEMORY:
         PyErr_SetString(PyExc_MemoryError, st->detail);
         break;
-    default: /* closed, forked, refused */
+    default: /* forked, refused */
         PyErr_SetString(PyExc_RuntimeError, st->detail);
     }
     return NULL;
