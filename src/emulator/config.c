@@ -56,7 +56,7 @@ static const struct {
 };
 
 static struct emu_config active;
-static bool active_valid;
+static char error[256]; /* what is wrong with the environment; empty when nothing is */
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 
 static bool
@@ -166,13 +166,13 @@ load(void)
     const char *environment = getenv("MANAGEDMEM_EMULATOR");
     char *text, *save = NULL;
 
-    active_valid = use_profile("default");
+    (void)use_profile("default");
     if (environment == NULL || environment[0] == '\0') {
         return;
     }
     text = strdup(environment);
     if (text == NULL) {
-        active_valid = false;
+        (void)snprintf(error, sizeof error, "MANAGEDMEM_EMULATOR: out of memory");
         return;
     }
     for (char *item = strtok_r(text, ",", &save); item != NULL;
@@ -182,9 +182,8 @@ load(void)
             *equals = '\0';
         }
         if (equals == NULL || !set_option(item, equals + 1)) {
-            fprintf(stderr, "MANAGEDMEM_EMULATOR: cannot use '%s%s%s'\n", item,
-                    equals == NULL ? "" : "=", equals == NULL ? "" : equals + 1);
-            active_valid = false;
+            (void)snprintf(error, sizeof error, "MANAGEDMEM_EMULATOR: cannot use '%s%s%s'", item,
+                           equals == NULL ? "" : "=", equals == NULL ? "" : equals + 1);
         }
     }
     free(text);
@@ -197,8 +196,9 @@ emu_config(void)
     return &active;
 }
 
-bool
-emu_config_valid(void)
+const char *
+emu_config_error(void)
 {
-    return emu_config() != NULL && active_valid;
+    (void)emu_config();
+    return error;
 }

@@ -50,8 +50,8 @@ struct emu_config {
 
 /* The configuration; read from the environment by the first caller and never changed after. */
 const struct emu_config *emu_config(void);
-/* Whether the environment could be understood (if not, the reason went to stderr). */
-bool emu_config_valid(void);
+/* What is wrong with the environment, for whoever opens the library; empty when nothing is. */
+EMU_EXPORT const char *emu_config_error(void);
 
 /* ---- control.c --------------------------------------------------------------------------- */
 

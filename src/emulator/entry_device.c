@@ -85,7 +85,7 @@ EMU_ENTRY(cuDriverGetVersion, int *driverVersion)
 EMU_ENTRY(cuInit, unsigned int Flags)
 {
     EMU_BEGIN("cuInit", EMU_CALL_BEFORE_INIT, "flags=%u", Flags);
-    if (!emu_config_valid() || Flags != 0) {
+    if (emu_config_error()[0] != '\0' || Flags != 0) {
         return emu_call_end(&call, CUDA_ERROR_INVALID_VALUE);
     }
     if (emu_config()->noinit) {

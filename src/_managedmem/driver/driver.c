@@ -183,6 +183,25 @@ count_devices(mm_driver *t, const char *path, mm_status *st)
     return 0;
 }
 
+/* An emulated driver can say what is wrong with its configuration, which a driver's code cannot. */
+static int
+check_emulator(void *library, const char *path, mm_status *st)
+{
+    void *symbol = dlsym(library, "emu_config_error");
+    const char *(*config_error)(void);
+
+    if (symbol == NULL) {
+        return 0;
+    }
+    store_pointer(&config_error, symbol);
+    if (config_error()[0] == '\0') {
+        return 0;
+    }
+    note_tried(path, config_error());
+    return mm_fail(st, MM_NO_DRIVER, "the emulated driver has a wrong configuration. %s",
+                   config_error());
+}
+
 /* A fork waits for an opening under way, so that no child starts with the lock taken. */
 static void
 before_fork(void)
@@ -241,7 +260,8 @@ open_library(mm_driver *t, mm_status *st)
         return no_driver(st, opened_path, "has no cuGetProcAddress_v2");
     }
     store_pointer(&get, symbol);
-    if (resolve(t, get, opened_path, st) < 0 || count_devices(t, opened_path, st) < 0) {
+    if (check_emulator(library, opened_path, st) < 0 || resolve(t, get, opened_path, st) < 0
+        || count_devices(t, opened_path, st) < 0) {
         return -1;
     }
     t->emulated = dlsym(library, "emu_log_count") != NULL;
