@@ -225,6 +225,27 @@ def cupy_device(ordinal):
     return foreign("cupy.cuda.device", "Device", id=ordinal)
 
 
+def numba_device(ordinal):
+    return foreign("numba.cuda.cudadrv.driver", "Device", id=ordinal)
+
+
+def jax_device(platform, local_hardware_id, index=7):
+    """JAX counts the devices of all its processes; the driver's ordinal is another number."""
+    return foreign(
+        "jaxlib._jax",
+        "Device",
+        platform=platform,
+        local_hardware_id=local_hardware_id,
+        id=index,
+    )
+
+
+def bindings_object(name, number):
+    """A CUdevice, CUstream or the like: what cuda.bindings makes of a C value."""
+    cls = type(name, (), {"__module__": "cuda.bindings.driver", "__int__": lambda self: number})
+    return cls()
+
+
 # DLPack, as a consumer sees it.
 
 

@@ -1,9 +1,23 @@
 """The advice properties and `advise`: read from and written to the driver, range by range."""
 
+import importlib.util
+import weakref
+
 import pytest
 
 import managedmem
-from helpers import ADVICES, EMULATED, PAGE, cupy_device, foreign, torch_device
+from helpers import (
+    ADVICES,
+    EMULATED,
+    PAGE,
+    bindings_object,
+    cupy_device,
+    foreign,
+    jax_device,
+    numba_device,
+    run_python,
+    torch_device,
+)
 from managedmem import Device, Host, ManagedBuffer
 
 
@@ -190,11 +204,18 @@ class TestAdvise:
         assert buf.preferred_location is device0
 
 
+NUMBA_DEVICE = numba_device(0)
 FOREIGN = {
     "torch cuda:0": (lambda: torch_device("cuda", 0), lambda: Device(0)),
     "torch cuda": (lambda: torch_device("cuda"), Device),
     "torch cpu": (lambda: torch_device("cpu"), Host),
     "cupy": (lambda: cupy_device(0), lambda: Device(0)),
+    "numba": (lambda: NUMBA_DEVICE, lambda: Device(0)),
+    "numba proxy": (lambda: weakref.proxy(NUMBA_DEVICE), lambda: Device(0)),
+    "jax gpu": (lambda: jax_device("gpu", 0), lambda: Device(0)),
+    "jax cuda": (lambda: jax_device("cuda", 0), lambda: Device(0)),
+    "jax cpu": (lambda: jax_device("cpu", 0), Host),
+    "CUdevice": (lambda: bindings_object("CUdevice", 0), lambda: Device(0)),
 }
 
 
@@ -228,6 +249,11 @@ class TestLocationsOfOtherLibraries:
         torch_device("cuda", "0"),
         foreign("elsewhere", "device", type="cuda", index=0),
         foreign("elsewhere", "Device", id=0),
+        foreign("numba.cuda.cudadrv.driver", "Stream", handle=0),
+        jax_device("tpu", 0),
+        jax_device("gpu", None),
+        foreign("jaxlib._jax", "Device", id=0),
+        bindings_object("CUstream", 0),
     ],
     ids=repr,
 )
@@ -237,7 +263,27 @@ def test_other_devices_are_no_locations(buf, bad):
     assert buf.preferred_location is None
 
 
-@pytest.mark.parametrize("make", [lambda n: torch_device("cuda", n), cupy_device])
+def test_a_weak_proxy_of_anything_else_is_no_location(buf):
+    gone = numba_device(0)
+    other = foreign("elsewhere", "Device", id=0)
+    proxies = [weakref.proxy(gone), weakref.proxy(other)]
+    del gone
+    for proxy in proxies:
+        with pytest.raises(TypeError, match="Device or Host"):
+            buf.preferred_location = proxy
+    assert buf.preferred_location is None
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda n: torch_device("cuda", n),
+        cupy_device,
+        numba_device,
+        lambda n: jax_device("gpu", n),
+        lambda n: bindings_object("CUdevice", n),
+    ],
+)
 def test_an_absent_device_of_another_library(buf, make):
     count = Device.count()
     with pytest.raises(ValueError, match=rf"\b{count}\b"):
@@ -250,6 +296,29 @@ def test_the_real_torch_device(buf):
     assert buf.preferred_location is Device(0)
     buf.preferred_location = torch.device("cpu")
     assert buf.preferred_location is Host()
+
+
+def test_the_real_jax_host():
+    """In a process of its own: JAX takes most of a GPU's memory as soon as it looks for devices."""
+    if importlib.util.find_spec("jax") is None:
+        pytest.skip("needs JAX")
+    run_python(
+        """
+        import os
+        os.environ["JAX_PLATFORMS"] = "cpu"
+        import jax
+        import managedmem as mm
+        with mm.empty(4096) as buf:
+            buf.preferred_location = jax.devices()[0]
+            assert buf.preferred_location is mm.Host()
+        """
+    )
+
+
+def test_the_real_cuda_bindings_device(buf):
+    driver = pytest.importorskip("cuda.bindings.driver", reason="needs cuda.bindings")
+    buf.preferred_location = driver.CUdevice(Device.count() - 1)
+    assert buf.preferred_location is Device.all()[-1]
 
 
 def test_the_real_cuda_core_locations(buf):

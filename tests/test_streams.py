@@ -1,6 +1,7 @@
 """Stream, every kind of stream argument, the order that the legacy stream promises, and capture."""
 
 import contextlib
+import ctypes
 
 import pytest
 
@@ -11,6 +12,7 @@ from helpers import (
     MIB,
     PAGE,
     ProtocolStream,
+    bindings_object,
     capturing,
     contents,
     foreign,
@@ -107,6 +109,11 @@ class TestFromHandle:
             Stream.from_handle(bad)
 
 
+def numba_stream(handle):
+    """A stream of numba-cuda from before it had `__cuda_stream__`."""
+    return foreign("numba.cuda.cudadrv.driver", "Stream", handle=handle)
+
+
 def stream_forms(stream):
     """Every form in which a user may name a stream."""
     return {
@@ -118,7 +125,14 @@ def stream_forms(stream):
         "integer": stream.handle,
         "torch": foreign("torch.cuda.streams", "Stream", cuda_stream=stream.handle),
         "torch default": foreign("torch.cuda.streams", "Stream", cuda_stream=0),
+        "torch of any backend": foreign("torch", "Stream", native_handle=stream.handle),
         "cupy": foreign("cupy.cuda.stream", "Stream", ptr=stream.handle),
+        "numba int": numba_stream(stream.handle),
+        "numba pointer": numba_stream(ctypes.c_void_p(stream.handle)),
+        "numba null pointer": numba_stream(ctypes.c_void_p()),
+        "numba CUstream": numba_stream(bindings_object("CUstream", stream.handle)),
+        "CUstream": bindings_object("CUstream", stream.handle),
+        "CUstream in the protocol": ProtocolStream(bindings_object("CUstream", stream.handle)),
         **SPECIAL_HANDLES,
     }
 
@@ -132,7 +146,14 @@ FORMS = (
     "integer",
     "torch",
     "torch default",
+    "torch of any backend",
     "cupy",
+    "numba int",
+    "numba pointer",
+    "numba null pointer",
+    "numba CUstream",
+    "CUstream",
+    "CUstream in the protocol",
     *SPECIAL_HANDLES,
 )
 
@@ -207,11 +228,30 @@ class TestWhatIsNoStream:
             operation(buf, bad)
         assert buf.last_prefetch_location is None
 
-    @pytest.mark.parametrize("answer", [None, 7, (0,), (0, 1, 2), (0, "x"), ("0", 1)], ids=repr)
+    @pytest.mark.parametrize(
+        "bad",
+        [
+            numba_stream("0"),
+            numba_stream(ctypes.c_char_p(b"0")),
+            bindings_object("CUdevice", 0),
+            foreign("elsewhere", "Stream", __cuda_stream__=(0, 0)),
+        ],
+        ids=["numba text", "numba text pointer", "CUdevice", "no method"],
+    )
+    def test_what_looks_like_a_stream(self, operation, bad, buf):
+        with pytest.raises(TypeError, match="stream"):
+            operation(buf, bad)
+        assert buf.last_prefetch_location is None
+
+    @pytest.mark.parametrize(
+        "answer",
+        [None, 7, (0,), (0, 1, 2), (0, "x"), ("0", 1), (1, 0), (0, -1), (0, None)],
+        ids=repr,
+    )
     def test_a_malformed_protocol_answer(self, operation, answer, buf):
         broken = ProtocolStream(0)
         broken.answer = answer
-        with pytest.raises((TypeError, ValueError), match=r"__cuda_stream__|stream handle"):
+        with pytest.raises((TypeError, ValueError), match="__cuda_stream__"):
             operation(buf, broken)
 
     def test_an_error_of_the_protocol_comes_through(self, operation, buf):
@@ -235,6 +275,52 @@ class TestWhatIsNoStream:
 def test_stream_is_keyword_only(call, buf, stream):
     with pytest.raises(TypeError):
         call(buf, stream)
+
+
+class TestStreamOfAnotherDevice:
+    """The stream decides where the work is queued; memory and location belong to no stream."""
+
+    @pytest.fixture
+    def elsewhere(self, device1, current_device):
+        device1.set_current()
+        with Stream() as made:
+            Device(0).set_current()
+            yield made
+            made.sync()
+
+    @operations
+    def test_works(self, operation, buf, elsewhere):
+        write(buf, 7)
+        operation(buf, elsewhere)
+        buf.prefetch(Host(), stream=elsewhere)
+        buf.fill(3, stream=elsewhere)
+        elsewhere.sync()
+        assert Device() is Device(0)
+        assert contents(buf) == b"\x03" * buf.size
+
+    def test_copies(self, buf, alloc, elsewhere):
+        write(buf, pattern(buf.size))
+        other = alloc(buf.size)
+        other.copy_from(buf, stream=elsewhere)
+        elsewhere.sync()
+        assert contents(other) == contents(buf)
+
+
+class TestRealStreams:
+    def test_cuda_bindings(self, buf, stream, device0):
+        driver = pytest.importorskip("cuda.bindings.driver", reason="needs cuda.bindings")
+        runtime = pytest.importorskip("cuda.bindings.runtime", reason="needs cuda.bindings")
+        for made in (driver.CUstream(stream.handle), runtime.cudaStream_t(stream.handle)):
+            for where in (device0, Host()):
+                buf.prefetch(where, stream=made)
+                stream.sync()
+                assert buf.last_prefetch_location is where
+
+    def test_numba(self, buf, stream, device0):
+        driver = pytest.importorskip("numba.cuda.cudadrv.driver", reason="needs numba-cuda")
+        buf.prefetch(device0, stream=driver.Stream(stream.handle))
+        stream.sync()
+        assert buf.last_prefetch_location is device0
 
 
 class TestOrder:

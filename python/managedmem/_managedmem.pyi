@@ -21,6 +21,7 @@ from typing import (
 )
 
 from _typeshed import structseq
+from numpy.typing import NDArray
 from typing_extensions import Buffer, CapsuleType, disjoint_base
 
 _T = TypeVar("_T")
@@ -40,8 +41,6 @@ class _TorchStream(Protocol):
 class _CuPyStream(Protocol):
     @property
     def ptr(self) -> int: ...
-
-_Stream: TypeAlias = Stream | _SupportsCudaStream | _TorchStream | _CuPyStream | int
 
 @type_check_only
 class _TorchDevice(Protocol):
@@ -71,7 +70,33 @@ class _CudaCoreHost(Protocol):
     @property
     def is_numa_current(self) -> bool: ...
 
-_Location: TypeAlias = Device | Host | _TorchDevice | _CuPyDevice | _CudaCoreDevice | _CudaCoreHost
+@type_check_only
+class _JaxDevice(Protocol):
+    @property
+    def platform(self) -> str: ...
+    @property
+    def local_hardware_id(self) -> int | None: ...
+
+@type_check_only
+class _BindingsObject(Protocol):
+    """cuda.bindings' CUdevice, CUstream and CUdeviceptr."""
+
+    def __int__(self) -> int: ...
+    def getPtr(self) -> int: ...
+
+_Stream: TypeAlias = (
+    Stream | _SupportsCudaStream | _TorchStream | _CuPyStream | _BindingsObject | int
+)
+_Location: TypeAlias = (
+    Device
+    | Host
+    | _TorchDevice
+    | _CuPyDevice
+    | _JaxDevice
+    | _CudaCoreDevice
+    | _CudaCoreHost
+    | _BindingsObject
+)
 
 @type_check_only
 class _SupportsCudaArrayInterface(Protocol):
@@ -99,13 +124,6 @@ _TargetT = TypeVar("_TargetT", bound=_Target)
 @type_check_only
 class _MemoryResource(Protocol):
     def deallocate(self, ptr: int, size: int, *, stream: Any = None) -> object: ...
-
-@type_check_only
-class _DevicePointer(Protocol):
-    """cuda.bindings' CUdeviceptr; a plain int is a SupportsIndex."""
-
-    def __int__(self) -> int: ...
-    def getPtr(self) -> int: ...
 
 @type_check_only
 class _NumPyDType(Protocol):
@@ -235,7 +253,7 @@ class ManagedMemoryResource:
     def allocate(self, size: SupportsIndex, *, stream: _Stream | None = None) -> ManagedBuffer: ...
     def deallocate(
         self,
-        ptr: SupportsIndex | _DevicePointer,
+        ptr: SupportsIndex | _BindingsObject,
         size: SupportsIndex,
         *,
         stream: _Stream | None = None,
@@ -259,7 +277,7 @@ class ManagedBuffer(_HostMemory):
     @classmethod
     def from_handle(
         cls,
-        ptr: SupportsIndex | _DevicePointer,
+        ptr: SupportsIndex | _BindingsObject,
         size: SupportsIndex,
         mr: _MemoryResource | None = None,
         owner: object = None,
@@ -327,6 +345,7 @@ class ManagedBuffer(_HostMemory):
     @overload
     def copy_to(self, dst: _TargetT, *, stream: _Stream | None = None) -> _TargetT: ...
     def fill(self, value: SupportsIndex | bytes, *, stream: _Stream | None = None) -> None: ...
+    def numpy(self, stream: _Stream | None = None) -> NDArray[Any]: ...
     def close(self, stream: _Stream | None = None) -> None: ...
 
     # Views and exports.

@@ -216,23 +216,55 @@ mm_read_text(PyObject *value)
     return strlen(text) == (size_t)length ? text : NULL;
 }
 
-int
-mm_is_from(PyObject *object, const char *root)
+bool
+mm_is_class_from(mm_state *state, PyTypeObject *type, const char *root)
 {
-    PyObject *module = PyObject_GetAttrString((PyObject *)Py_TYPE(object), "__module__");
+    PyObject *module = PyObject_GetAttr((PyObject *)type, state->name_module);
     size_t length = strlen(root);
     const char *name;
-    int answer;
+    bool answer;
 
     if (module == NULL) {
         PyErr_Clear(); /* AttributeError: a type without a module is nobody's */
-        return 0;
+        return false;
     }
     name = mm_read_text(module);
     answer = name != NULL && strncmp(name, root, length) == 0
              && (name[length] == '\0' || name[length] == '.');
     Py_DECREF(module);
     return answer;
+}
+
+bool
+mm_is_from(mm_state *state, PyObject *object, const char *root)
+{
+    return mm_is_class_from(state, Py_TYPE(object), root);
+}
+
+static bool
+is_class_named(PyTypeObject *type, const char *name)
+{
+    PyObject *found = PyType_GetName(type);
+    bool answer;
+
+    if (found == NULL) {
+        PyErr_Clear(); /* MemoryError: then it is not recognised, which leads to an error */
+        return false;
+    }
+    answer = PyUnicode_CompareWithASCIIString(found, name) == 0;
+    Py_DECREF(found);
+    return answer;
+}
+
+bool
+mm_is_instance(mm_state *state, PyObject *object, const char *root, const char *name)
+{
+    PyTypeObject *type = Py_TYPE(object);
+
+    while (type != NULL && !(mm_is_class_from(state, type, root) && is_class_named(type, name))) {
+        type = (PyTypeObject *)PyType_GetSlot(type, Py_tp_base);
+    }
+    return type != NULL;
 }
 
 int
@@ -246,5 +278,28 @@ mm_get_optional(PyObject *object, const char *name, PyObject **out)
         return -1;
     }
     PyErr_Clear(); /* the AttributeError just seen */
+    return 0;
+}
+
+int
+mm_args_init(PyObject *Py_UNUSED(module), mm_state *state)
+{
+    const struct {
+        PyObject **into;
+        const char *text;
+    } names[] = {
+        {&state->name_module, "__module__"},
+        {&state->name_data_ptr, "data_ptr"},
+        {&state->name_shape, "shape"},
+        {&state->name_stride, "stride"},
+        {&state->name_element_size, "element_size"},
+    };
+
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        *names[i].into = PyUnicode_InternFromString(names[i].text);
+        if (*names[i].into == NULL) {
+            return -1;
+        }
+    }
     return 0;
 }

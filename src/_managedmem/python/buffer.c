@@ -562,9 +562,9 @@ PyDoc_STRVAR(
     "memory: every operation acts on just their bytes, and they keep the memory alive. A buffer ends\n"
     "with close(), a `with` block, or its last reference.\n"
     "\n"
-    "The host reads and writes it through memoryview(buf), numpy.asarray(buf) and\n"
-    "numpy.from_dlpack(buf); devices through __cuda_array_interface__ and DLPack. All of these share\n"
-    "the memory without a copy.\n"
+    "The host reads a result with buf.numpy(), which waits for the devices; it reads and writes\n"
+    "through memoryview(buf), numpy.asarray(buf) and numpy.from_dlpack(buf) as well. Devices use\n"
+    "__cuda_array_interface__ and DLPack. All of these share the memory without a copy.\n"
     "\n"
     "Every method may be called from every thread; closing in one thread while another uses the\n"
     "buffer is safe.");
@@ -616,6 +616,8 @@ static PyMethodDef buffer_methods[] = {
      mm_copy_to_doc},
     {"fill", (PyCFunction)(void (*)(void))mm_buffer_fill, METH_FASTCALL | METH_KEYWORDS,
      mm_fill_doc},
+    {"numpy", (PyCFunction)(void (*)(void))mm_buffer_numpy, METH_FASTCALL | METH_KEYWORDS,
+     mm_numpy_doc},
     {"close", (PyCFunction)(void (*)(void))buffer_close, METH_FASTCALL | METH_KEYWORDS,
      buffer_close_doc},
     {"__dlpack__", (PyCFunction)(void (*)(void))mm_buffer_dlpack, METH_FASTCALL | METH_KEYWORDS,

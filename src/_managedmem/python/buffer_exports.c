@@ -82,6 +82,99 @@ mm_buffer_releasebuffer(PyObject *op, Py_buffer *Py_UNUSED(view))
     mm_guard_unexport(&mm_buffer_of(op)->guard);
 }
 
+/* --- NumPy ------------------------------------------------------------------------------ */
+
+/* Moves the range to the host after the stream's work and waits for it. Where hosts and devices
+ * may not use managed memory at the same time no prefetch is possible either: there the host view
+ * waits for the devices. */
+static int
+bring_to_host(const mm_buffer_use *use, CUstream stream, mm_status *st)
+{
+    if (!use->cu->concurrent_access) {
+        return mm_stream_refuse_capture(use->cu, stream, "waiting for the stream", st);
+    }
+    if (mm_range_prefetch(use->cu, use->range, mm_host(), stream, MM_DEFER_NO, st) < 0) {
+        return -1;
+    }
+    return mm_stream_synchronize(use->cu, stream, st);
+}
+
+static int
+read_back(mm_buffer *b, PyObject *stream_object)
+{
+    mm_stream_use stream;
+    mm_buffer_use use;
+    mm_status st;
+    int rc;
+
+    if (mm_stream_begin(b->state, stream_object, &stream) < 0) {
+        return -1;
+    }
+    /* As a query: system memory can be prefetched on some devices, and still is not managed. */
+    rc = mm_buffer_begin(b, MM_QUERY, &use);
+    if (rc == 0) {
+        Py_BEGIN_ALLOW_THREADS
+        rc = bring_to_host(&use, stream.handle, &st);
+        Py_END_ALLOW_THREADS
+        mm_buffer_end(&use);
+        if (rc < 0) {
+            (void)mm_raise(b->state, &st);
+        }
+    }
+    mm_stream_end(&stream);
+    return rc;
+}
+
+static PyObject *
+import_numpy(void)
+{
+    PyObject *numpy = PyImport_ImportModule("numpy");
+
+    if (numpy == NULL && PyErr_ExceptionMatches(PyExc_ModuleNotFoundError)) {
+        PyErr_SetString(PyExc_ImportError,
+                        "numpy() needs NumPy, which is not installed: pip install numpy; "
+                        "memoryview(buf) needs nothing");
+    }
+    return numpy;
+}
+
+PyObject *
+mm_buffer_numpy(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
+{
+    static const char *const names[] = {"stream"};
+    static const mm_parameters parameters = {"numpy", names, 0, 1, 1};
+    mm_buffer *b = mm_buffer_of(op);
+    PyObject *given[1], *numpy, *array;
+
+    if (mm_args(&parameters, args, nargs, kwnames, given) < 0 || mm_buffer_check_open(b) < 0) {
+        return NULL;
+    }
+    numpy = import_numpy();
+    if (numpy == NULL) {
+        return NULL;
+    }
+    array = read_back(b, given[0]) < 0 ? NULL : PyObject_CallMethod(numpy, "asarray", "O", op);
+    Py_DECREF(numpy);
+    return array;
+}
+
+const char mm_numpy_doc[] =
+    "numpy($self, /, stream=None)\n--\n\n"
+    "The buffer as a NumPy array, ready to be read: the way to a result.\n"
+    "\n"
+    "Waits for the work on the stream, with the pages brought to the host in one prefetch behind it,\n"
+    "and returns an ndarray over the same memory: no copy, writable, of the buffer's dtype and shape.\n"
+    "Work on other streams is not waited for. While the array or a view of it lives, close() is a\n"
+    "BufferError.\n"
+    "\n"
+    "On devices without concurrent_managed_access nothing can be prefetched, and the host may not\n"
+    "touch managed memory while any device works: there all devices are waited for, and the array\n"
+    "must not be used once more work is queued.\n"
+    "\n"
+    "Raises ImportError without NumPy, RuntimeError when closed, ValueError for wrapped memory that is\n"
+    "not managed, CUDAError while the stream captures a graph, which stays intact. Other threads run\n"
+    "meanwhile. Driver: cuMemPrefetchAsync, cuStreamSynchronize.";
+
 /* --- __cuda_array_interface__ ----------------------------------------------------------- */
 
 PyObject *

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "buffer.h"
+#include "foreign.h"
 #include "location.h"
 #include "resource.h"
 #include "stream.h"
@@ -133,18 +134,20 @@ read_other_side(mm_buffer *b, PyObject *value, bool writable, other_side *o)
         o->range.start = other->start;
         o->range.size = other->size;
         o->guard = &other->memory->guard;
-    } else if (mm_read_foreign(value, &o->range, &dense, &o->export) < 0) {
+    } else if (mm_read_foreign(b->state, value, &o->range, &dense, &o->export) < 0) {
         return -1;
     }
     if (!dense) {
-        PyErr_Format(PyExc_ValueError, "cannot copy: %R is not contiguous", value);
+        (void)mm_refuse_foreign(PyExc_ValueError, value, "cannot be copied: it is not contiguous");
     } else if (o->range.size != b->size) {
-        PyErr_Format(PyExc_ValueError, "cannot copy: the buffer has %zu bytes, %R has %zu",
-                     b->size, value, o->range.size);
+        PyErr_Format(PyExc_ValueError,
+                     "cannot copy: the buffer has %zu bytes, the other side has %zu", b->size,
+                     o->range.size);
     } else if (writable && o->export != NULL) {
         PyObject *readonly = PyObject_GetAttrString(o->export, "readonly");
         if (readonly == Py_True) {
-            PyErr_Format(PyExc_ValueError, "cannot copy into %R: it is read-only", value);
+            (void)mm_refuse_foreign(PyExc_ValueError, value,
+                                    "cannot be copied into: it is read-only");
         }
         Py_XDECREF(readonly);
     }

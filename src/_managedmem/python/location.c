@@ -87,47 +87,141 @@ device_location(mm_state *state, long long ordinal, CUmemLocation *out)
     return 0;
 }
 
+typedef enum { ELSEWHERE, ON_HOST, ON_DEVICE } place;
+
+/* Reads the attribute in which a library says what kind of device this is; -1 with an exception. */
+static int
+read_place(PyObject *value, const char *attribute, place *out)
+{
+    PyObject *kind;
+    int found = mm_get_optional(value, attribute, &kind);
+
+    *out = ELSEWHERE;
+    if (found <= 0) {
+        return found;
+    }
+    if (PyUnicode_Check(kind)) {
+        if (PyUnicode_CompareWithASCIIString(kind, "cpu") == 0) {
+            *out = ON_HOST;
+        } else if (PyUnicode_CompareWithASCIIString(kind, "cuda") == 0
+                   || PyUnicode_CompareWithASCIIString(kind, "gpu") == 0) {
+            *out = ON_DEVICE;
+        }
+    }
+    Py_DECREF(kind);
+    return 0;
+}
+
+/* The calling thread's current device; -1 with an exception. */
+static int
+current_ordinal(mm_state *state, long long *ordinal)
+{
+    mm_driver *cu = mm_open(state);
+    mm_status st;
+    int current;
+
+    if (cu == NULL) {
+        return -1;
+    }
+    if (mm_current_device(cu, &current, &st) < 0) {
+        (void)mm_raise(state, &st);
+        return -1;
+    }
+    *ordinal = current;
+    return 0;
+}
+
 /* torch.device: type "cuda" with an index or None for the current one, or "cpu". */
 static int
 torch_location(mm_state *state, PyObject *value, CUmemLocation *out)
 {
-    PyObject *type;
-    long long ordinal = 0;
-    int found = mm_get_optional(value, "type", &type), cuda = 0, cpu = 0;
+    long long ordinal;
+    place where;
+    int found;
 
-    if (found > 0 && PyUnicode_Check(type)) {
-        cuda = PyUnicode_CompareWithASCIIString(type, "cuda") == 0;
-        cpu = PyUnicode_CompareWithASCIIString(type, "cpu") == 0;
-    }
-    if (found > 0) {
-        Py_DECREF(type);
-    }
-    if (found < 0) {
+    if (read_place(value, "type", &where) < 0) {
         return -1;
     }
-    if (cpu) {
+    if (where == ON_HOST) {
         *out = mm_host();
         return 0;
     }
-    found = cuda ? int_attribute(value, "index", &ordinal) : 0;
-    if (found < 0 || !cuda) {
-        return found < 0 ? -1 : no_location(value);
+    if (where != ON_DEVICE) {
+        return no_location(value);
     }
-    if (found == 0) {
-        mm_driver *cu = mm_open(state);
-        mm_status st;
-        int current;
-
-        if (cu == NULL) {
-            return -1;
-        }
-        if (mm_current_device(cu, &current, &st) < 0) {
-            (void)mm_raise(state, &st);
-            return -1;
-        }
-        ordinal = current;
+    found = int_attribute(value, "index", &ordinal);
+    if (found < 0 || (found == 0 && current_ordinal(state, &ordinal) < 0)) {
+        return -1;
     }
     return device_location(state, ordinal, out);
+}
+
+/* A jax.Device counts the devices of all processes; local_hardware_id is the one of this process,
+ * as the driver numbers it. */
+static int
+jax_location(mm_state *state, PyObject *value, CUmemLocation *out)
+{
+    long long ordinal;
+    place where;
+    int found;
+
+    if (read_place(value, "platform", &where) < 0) {
+        return -1;
+    }
+    if (where == ON_HOST) {
+        *out = mm_host();
+        return 0;
+    }
+    found = where == ON_DEVICE ? int_attribute(value, "local_hardware_id", &ordinal) : 0;
+    if (found <= 0) {
+        return found < 0 ? -1 : no_location(value);
+    }
+    return device_location(state, ordinal, out);
+}
+
+/* numba gives its current device out as a weak proxy, whose own type tells nothing. */
+static bool
+is_numba_proxy(mm_state *state, PyObject *value)
+{
+    PyObject *class;
+    bool answer;
+
+    if (!PyWeakref_CheckProxy(value)) {
+        return false;
+    }
+    class = PyObject_GetAttrString(value, "__class__");
+    if (class == NULL) {
+        PyErr_Clear(); /* ReferenceError: the device is gone */
+        return false;
+    }
+    answer = PyType_Check(class) && mm_is_class_from(state, (PyTypeObject *)class, "numba");
+    Py_DECREF(class);
+    return answer;
+}
+
+/* A device of CuPy or numba: its ordinal is its id. */
+static int
+numbered_location(mm_state *state, PyObject *value, CUmemLocation *out)
+{
+    long long ordinal;
+    int found = int_attribute(value, "id", &ordinal);
+
+    if (found <= 0) {
+        return found < 0 ? -1 : no_location(value);
+    }
+    return device_location(state, ordinal, out);
+}
+
+/* CUdevice of cuda.bindings: an object that is the ordinal. */
+static int
+bindings_location(mm_state *state, PyObject *value, CUmemLocation *out)
+{
+    PyObject *number = PyNumber_Long(value);
+    long long ordinal;
+    int rc = number ? mm_read_index(number, "a CUdevice", PyExc_TypeError, &ordinal) : -1;
+
+    Py_XDECREF(number);
+    return rc < 0 ? -1 : device_location(state, ordinal, out);
 }
 
 /* cuda.core: Device has device_id; Host has numa_id and is_numa_current. */
@@ -159,9 +253,6 @@ cuda_core_location(mm_state *state, PyObject *value, CUmemLocation *out)
 int
 mm_read_location(mm_state *state, PyObject *value, CUmemLocation *out)
 {
-    long long id;
-    int found;
-
     if (value != NULL
         && (Py_TYPE(value) == state->device_type || Py_TYPE(value) == state->host_type)) {
         *out = ((mm_location_object *)value)->where;
@@ -174,15 +265,20 @@ mm_read_location(mm_state *state, PyObject *value, CUmemLocation *out)
     if (PyLong_Check(value) || PyUnicode_Check(value)) {
         return no_location(value);
     }
-    if (mm_is_from(value, "torch")) {
+    if (mm_is_from(state, value, "torch")) {
         return torch_location(state, value, out);
     }
-    if (mm_is_from(value, "cuda")) {
-        return cuda_core_location(state, value, out);
+    if (mm_is_from(state, value, "cuda")) {
+        return mm_is_instance(state, value, "cuda", "CUdevice")
+                   ? bindings_location(state, value, out)
+                   : cuda_core_location(state, value, out);
     }
-    if (mm_is_from(value, "cupy")) {
-        found = int_attribute(value, "id", &id);
-        return found < 0 ? -1 : found ? device_location(state, id, out) : no_location(value);
+    if (mm_is_from(state, value, "cupy") || mm_is_from(state, value, "numba")
+        || is_numba_proxy(state, value)) {
+        return numbered_location(state, value, out);
+    }
+    if (mm_is_from(state, value, "jaxlib")) {
+        return jax_location(state, value, out);
     }
     return no_location(value);
 }

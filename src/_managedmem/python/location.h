@@ -18,8 +18,8 @@ PyObject *mm_device_object(mm_state *state, int ordinal);
 /* Allocates a Host or Device without interning it. */
 PyObject *mm_new_location(PyTypeObject *type, CUmemLocation where);
 
-/* Reads a location: ours, or a device of torch, CuPy or cuda.core. ValueError for None, TypeError
- * for what is none. */
+/* Reads a location: ours, or a device of torch, CuPy, numba, JAX, cuda.core or cuda.bindings.
+ * ValueError for None, TypeError for what is none. */
 int mm_read_location(mm_state *state, PyObject *value, CUmemLocation *out);
 
 /* The same for members of accessed_by; NUMA hosts are a ValueError. */

@@ -20,7 +20,12 @@
     X(PyObject, any_host)             \
     X(PyObject, current_numa_host)    \
     X(PyObject, numa_hosts)           \
-    X(PyObject, devices)
+    X(PyObject, devices)              \
+    X(PyObject, name_module)          \
+    X(PyObject, name_data_ptr)        \
+    X(PyObject, name_shape)           \
+    X(PyObject, name_stride)          \
+    X(PyObject, name_element_size)
 
 typedef struct {
 #define MM_STATE_MEMBER(type, name) type *name;
@@ -69,6 +74,7 @@ int mm_stream_init(PyObject *module, mm_state *state);
 int mm_buffer_init(PyObject *module, mm_state *state);
 int mm_accessed_by_init(PyObject *module, mm_state *state);
 int mm_resource_init(PyObject *module, mm_state *state);
+int mm_args_init(PyObject *module, mm_state *state);
 
 /* Makes a heap type from a spec, stores it and adds it to the module. */
 int mm_add_type(PyObject *module, PyType_Spec *spec, PyTypeObject **into);

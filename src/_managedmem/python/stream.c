@@ -37,14 +37,48 @@ handle_from_int(PyObject *value, const char *what, CUstream *out)
     return 0;
 }
 
+/* The handle as other libraries write it: an int, a CUstream or cudaStream_t of cuda.bindings, or
+ * a ctypes pointer, whose value is None where it is 0. */
+static int
+handle_from_foreign(mm_state *state, PyObject *value, const char *what, CUstream *out)
+{
+    PyObject *number = NULL;
+    int rc;
+
+    if (mm_is_instance(state, value, "cuda", "CUstream")) {
+        number = PyNumber_Long(value);
+    } else if (mm_is_from(state, value, "ctypes")) {
+        number = PyObject_GetAttrString(value, "value");
+    } else {
+        number = Py_NewRef(value);
+    }
+    if (number == NULL) {
+        return -1;
+    }
+    if (number == Py_None && number != value) {
+        *out = NULL;
+        rc = 0;
+    } else {
+        rc = handle_from_int(number, what, out);
+    }
+    Py_DECREF(number);
+    return rc;
+}
+
 /* __cuda_stream__() gives (0, handle): the version of the protocol and the address. */
 static int
-handle_from_protocol(PyObject *value, PyObject *method, CUstream *out)
+handle_from_protocol(mm_state *state, PyObject *value, PyObject *method, CUstream *out)
 {
-    PyObject *answer = PyObject_CallFunctionObjArgs(method, NULL);
+    PyObject *answer;
     long long version = -1;
     int rc = -1;
 
+    if (!PyCallable_Check(method)) {
+        PyErr_Format(PyExc_TypeError, "__cuda_stream__ of %R must be a method, got %R", value,
+                     method);
+        return -1;
+    }
+    answer = PyObject_CallNoArgs(method);
     if (answer == NULL) {
         return -1;
     }
@@ -59,32 +93,56 @@ handle_from_protocol(PyObject *value, PyObject *method, CUstream *out)
                          "__cuda_stream__() of %R has protocol version %lld; only 0 is known",
                          value, version);
         } else {
-            rc = handle_from_int(PyTuple_GetItem(answer, 1), "the handle in __cuda_stream__", out);
+            rc = handle_from_foreign(state, PyTuple_GetItem(answer, 1),
+                                     "the handle in __cuda_stream__", out);
         }
     }
     Py_DECREF(answer);
     return rc;
 }
 
+/* The handle of a stream without the protocol, as older torch, CuPy and numba-cuda have them and
+ * torch.Stream of no particular backend: 1 found, 0 not there, -1 with an exception. */
+static int
+find_handle(mm_state *state, PyObject *value, PyObject **handle)
+{
+    static const char *const names[][2] = {
+        {"torch", "cuda_stream"},
+        {"torch", "native_handle"},
+        {"cupy", "ptr"},
+        {"numba", "handle"},
+    };
+    int found = 0;
+
+    for (size_t i = 0; found == 0 && i < sizeof names / sizeof *names; i++) {
+        if (mm_is_from(state, value, names[i][0])) {
+            found = mm_get_optional(value, names[i][1], handle);
+        }
+    }
+    if (found == 0 && mm_is_instance(state, value, "cuda", "CUstream")) {
+        *handle = Py_NewRef(value);
+        found = 1;
+    }
+    return found;
+}
+
 /* Reads the handle of a foreign stream object. */
 static int
-foreign_handle(PyObject *value, CUstream *out)
+foreign_handle(mm_state *state, PyObject *value, CUstream *out)
 {
     PyObject *attribute;
     int found = mm_get_optional(value, "__cuda_stream__", &attribute);
 
     if (found > 0) {
-        found = handle_from_protocol(value, attribute, out);
+        found = handle_from_protocol(state, value, attribute, out);
         Py_DECREF(attribute);
         return found;
     }
-    if (found == 0 && mm_is_from(value, "torch")) {
-        found = mm_get_optional(value, "cuda_stream", &attribute);
-    } else if (found == 0 && mm_is_from(value, "cupy")) {
-        found = mm_get_optional(value, "ptr", &attribute);
+    if (found == 0) {
+        found = find_handle(state, value, &attribute);
     }
     if (found > 0) {
-        found = handle_from_int(attribute, "a stream handle", out);
+        found = handle_from_foreign(state, attribute, "a stream handle", out);
         Py_DECREF(attribute);
         return found;
     }
@@ -116,7 +174,7 @@ mm_stream_begin(mm_state *state, PyObject *value, mm_stream_use *use)
     if (PyLong_Check(value)) {
         return handle_from_int(value, "a stream handle", &use->handle);
     }
-    return foreign_handle(value, &use->handle);
+    return foreign_handle(state, value, &use->handle);
 }
 
 void

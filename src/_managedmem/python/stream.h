@@ -12,7 +12,8 @@ typedef struct {
 } mm_stream_use;
 
 /* Accepts NULL and None (the default stream), a Stream, anything with __cuda_stream__, streams of
- * torch and CuPy that lack it, and an int. The object itself must outlive the use. */
+ * torch, CuPy, numba and cuda.bindings that lack it, and an int. The object itself must outlive the
+ * use. */
 int mm_stream_begin(mm_state *state, PyObject *value, mm_stream_use *use);
 void mm_stream_end(mm_stream_use *use);
 

@@ -17,9 +17,9 @@ typedef struct {
     mm_batch batch;     /* a move for each target; its location is for the caller to fill */
 } mm_targets;
 
-/* Accepts a ManagedBuffer, an object with __cuda_array_interface__, a cuda.core Buffer, an object
- * with the buffer protocol, or a list, tuple or other iterable of these. -1 with an exception, and
- * then nothing needs to be ended. */
+/* Accepts a ManagedBuffer, a torch tensor, an object with __cuda_array_interface__, a cuda.core
+ * Buffer, an object with the buffer protocol, or a list, tuple or other iterable of these. -1 with
+ * an exception, and then nothing needs to be ended. */
 int mm_targets_read(mm_state *state, PyObject *value, mm_operation op, mm_targets *t);
 
 /* Reads one location for all targets, or a list or tuple with one for each. */
@@ -29,9 +29,5 @@ int mm_targets_enter(mm_targets *t);
 
 /* Leaves what was entered and lets the targets go. */
 void mm_targets_end(mm_targets *t);
-
-/* The range of one target that is no ManagedBuffer. *dense is false when a strided target has
- * gaps; *export is a memoryview to keep while the range is used, or NULL. */
-int mm_read_foreign(PyObject *value, mm_range *range, bool *dense, PyObject **export);
 
 #endif

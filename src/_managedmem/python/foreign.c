@@ -1,0 +1,397 @@
+/* foreign.c: the memory of other libraries' objects: torch tensors, arrays with
+ * __cuda_array_interface__, cuda.core buffers, and what has the buffer protocol. */
+#include "foreign.h"
+
+#include <stdlib.h>
+
+enum { MOST_DIMENSIONS = 64 };
+
+/* "numpy.ndarray": what a message calls a foreign object. */
+static PyObject *
+type_text(PyObject *value)
+{
+    PyObject *module = PyObject_GetAttrString((PyObject *)Py_TYPE(value), "__module__");
+    PyObject *name = PyType_GetQualName(Py_TYPE(value)), *text = NULL;
+
+    if (module != NULL && name != NULL) {
+        text = PyUnicode_FromFormat("%S.%U", module, name);
+    }
+    Py_XDECREF(module);
+    Py_XDECREF(name);
+    return text;
+}
+
+int
+mm_refuse_foreign(PyObject *error, PyObject *value, const char *why)
+{
+    PyObject *subject = type_text(value);
+
+    if (subject != NULL) {
+        PyErr_Format(error, "%U %s", subject, why);
+        Py_DECREF(subject);
+    }
+    return -1;
+}
+
+/* --- extents ---------------------------------------------------------------------------- */
+
+/* Asked before the address is read: that of an empty array may be 0. */
+static int
+refuse_empty(PyObject *value, int dimensions, const Py_ssize_t *shape)
+{
+    for (int i = 0; i < dimensions; i++) {
+        if (shape[i] == 0) {
+            return mm_refuse_foreign(PyExc_ValueError, value,
+                                     "is empty: a target has at least 1 byte");
+        }
+    }
+    return 0;
+}
+
+static int
+too_large(PyObject *value)
+{
+    return mm_refuse_foreign(PyExc_ValueError, value, "describes more memory than there can be");
+}
+
+/* Whether strided elements fill their extent without a gap or an overlap: in order of their
+ * strides, each axis must step over exactly what the smaller ones cover. */
+static bool
+fills_extent(int dimensions, const Py_ssize_t *shape, const Py_ssize_t *strides,
+             Py_ssize_t itemsize)
+{
+    long long covered = itemsize;
+    uint64_t left = 0;
+
+    for (int i = 0; i < dimensions; i++) {
+        left |= (uint64_t)(shape[i] > 1) << i;
+    }
+    while (left != 0) {
+        int next = -1;
+        for (int i = 0; i < dimensions; i++) {
+            if ((left >> i & 1) && (next < 0 || llabs(strides[i]) < llabs(strides[next]))) {
+                next = i;
+            }
+        }
+        if (next < 0 || llabs(strides[next]) != covered) {
+            return false;
+        }
+        left &= ~((uint64_t)1 << next);
+        covered *= shape[next];
+    }
+    return true;
+}
+
+/* From the address of element 0, lengths and strides to the extent in memory. The numbers come
+ * from foreign code, so every product and sum is checked. strides NULL means C order. */
+static int
+extent(PyObject *value, CUdeviceptr first, int dimensions, const Py_ssize_t *shape,
+       const Py_ssize_t *strides, Py_ssize_t itemsize, mm_range *range, bool *dense)
+{
+    long long low = 0, high = itemsize, bytes = itemsize;
+
+    for (int i = 0; i < dimensions; i++) {
+        long long reach = 0;
+        if (shape[i] < 0 || __builtin_mul_overflow(bytes, (long long)shape[i], &bytes)
+            || (strides && __builtin_mul_overflow((long long)strides[i], shape[i] - 1LL, &reach))
+            || __builtin_add_overflow(reach < 0 ? low : high, reach, reach < 0 ? &low : &high)) {
+            return too_large(value);
+        }
+    }
+    range->start = first + (CUdeviceptr)low;
+    range->size = (size_t)(strides ? high - low : bytes);
+    range->allocation = 0;
+    *dense = strides == NULL || fills_extent(dimensions, shape, strides, itemsize);
+    return 0;
+}
+
+/* Reads a tuple of ints into out; the number of them, or -1. */
+static int
+read_ints(PyObject *tuple, const char *what, Py_ssize_t *out, int most)
+{
+    Py_ssize_t count = PyTuple_Check(tuple) ? PyTuple_Size(tuple) : -1;
+
+    if (count < 0 || count > most) {
+        PyErr_Format(PyExc_TypeError, "%s must be a tuple of at most %d ints, got %R", what, most,
+                     tuple);
+        return -1;
+    }
+    for (Py_ssize_t i = 0; i < count; i++) {
+        long long number;
+        if (mm_read_index(PyTuple_GetItem(tuple, i), what, PyExc_TypeError, &number) < 0) {
+            return -1;
+        }
+        out[i] = (Py_ssize_t)number;
+    }
+    return (int)count;
+}
+
+/* --- __cuda_array_interface__ ----------------------------------------------------------- */
+
+/* The item size in a typestr such as "<f4". */
+static Py_ssize_t
+typestr_itemsize(PyObject *typestr)
+{
+    const char *text = mm_read_text(typestr);
+    long size = text && text[0] && text[1] ? strtol(text + 2, NULL, 10) : 0;
+
+    if (size < 1 || size > 65536) {
+        PyErr_Format(PyExc_TypeError, "typestr must be a str such as \"<f4\", got %R", typestr);
+        return -1;
+    }
+    return size;
+}
+
+static int
+read_array_interface(PyObject *value, PyObject *interface, mm_range *range, bool *dense)
+{
+    Py_ssize_t shape[MOST_DIMENSIONS], strides[MOST_DIMENSIONS], itemsize;
+    PyObject *data, *shape_item, *typestr, *strides_item;
+    int dimensions, has_strides;
+    CUdeviceptr first;
+
+    if (!PyDict_Check(interface)) {
+        return mm_refuse_foreign(PyExc_TypeError, value,
+                                 "has a __cuda_array_interface__ that is no dict");
+    }
+    data = PyDict_GetItemString(interface, "data");
+    shape_item = PyDict_GetItemString(interface, "shape");
+    typestr = PyDict_GetItemString(interface, "typestr");
+    strides_item = PyDict_GetItemString(interface, "strides");
+    if (data == NULL || shape_item == NULL || typestr == NULL || !PyTuple_Check(data)
+        || PyTuple_Size(data) != 2) {
+        return mm_refuse_foreign(PyExc_TypeError, value,
+                                 "must have data=(address, read-only), shape and typestr in its "
+                                 "__cuda_array_interface__");
+    }
+    dimensions = read_ints(shape_item, "shape", shape, MOST_DIMENSIONS);
+    itemsize = dimensions < 0 ? -1 : typestr_itemsize(typestr);
+    if (itemsize < 0 || refuse_empty(value, dimensions, shape) < 0) {
+        return -1;
+    }
+    has_strides = strides_item != NULL && strides_item != Py_None;
+    if (has_strides
+        && read_ints(strides_item, "strides", strides, MOST_DIMENSIONS) != dimensions) {
+        return PyErr_Occurred() ? -1
+                                : mm_refuse_foreign(PyExc_TypeError, value,
+                                                    "has strides and shape of different length");
+    }
+    if (mm_read_address(PyTuple_GetItem(data, 0), &first) < 0) {
+        return -1;
+    }
+    return extent(value, first, dimensions, shape, has_strides ? strides : NULL, itemsize, range,
+                  dense);
+}
+
+/* --- torch ------------------------------------------------------------------------------ */
+
+/* torch's own words are worth repeating, but not its types of exception. */
+static int
+refuse_tensor(PyObject *value)
+{
+    PyObject *subject, *layout, *device;
+    mm_exception met;
+
+    if (!PyErr_ExceptionMatches(PyExc_Exception)) {
+        return -1;
+    }
+    mm_exception_save(&met);
+    subject = type_text(value);
+    layout = subject ? PyObject_GetAttrString(value, "layout") : NULL;
+    device = layout ? PyObject_GetAttrString(value, "device") : NULL;
+    if (device != NULL) {
+        PyErr_Format(PyExc_TypeError,
+                     "%U with layout %S on device %S has no strided memory of its own: give the "
+                     "tensors that it is made of, such as values() and indices() of a sparse "
+                     "tensor (torch: %S)",
+                     subject, layout, device, met.value ? met.value : Py_None);
+    }
+    Py_XDECREF(subject);
+    Py_XDECREF(layout);
+    Py_XDECREF(device);
+    Py_XDECREF(met.type);
+    Py_XDECREF(met.value);
+    Py_XDECREF(met.traceback);
+    return -1;
+}
+
+static int
+refuse_without_storage(PyObject *value)
+{
+    PyObject *subject = type_text(value);
+    PyObject *device = subject ? PyObject_GetAttrString(value, "device") : NULL;
+
+    if (device != NULL) {
+        PyErr_Format(PyExc_ValueError,
+                     "%U on device %S holds no memory: a meta or fake tensor has none, one whose "
+                     "storage was freed has lost it, and of a wrapper the tensors inside have it",
+                     subject, device);
+        Py_DECREF(device);
+    }
+    Py_XDECREF(subject);
+    return -1;
+}
+
+static int
+read_tensor_extent(PyObject *value, PyObject *address, PyObject *lengths, PyObject *steps,
+                   PyObject *width, mm_range *range, bool *dense)
+{
+    Py_ssize_t shape[MOST_DIMENSIONS], strides[MOST_DIMENSIONS];
+    int dimensions = read_ints(lengths, "shape", shape, MOST_DIMENSIONS);
+    long long itemsize;
+    CUdeviceptr first;
+
+    if (dimensions < 0 || read_ints(steps, "stride()", strides, MOST_DIMENSIONS) != dimensions
+        || mm_read_index(width, "element_size()", PyExc_TypeError, &itemsize) < 0) {
+        return refuse_tensor(value);
+    }
+    if (refuse_empty(value, dimensions, shape) < 0) {
+        return -1;
+    }
+    if (PyObject_Not(address)) {
+        return refuse_without_storage(value);
+    }
+    for (int i = 0; i < dimensions; i++) {
+        if (__builtin_mul_overflow(strides[i], (Py_ssize_t)itemsize, &strides[i])) {
+            return too_large(value);
+        }
+    }
+    return mm_read_address(address, &first) < 0 ? -1
+                                                : extent(value, first, dimensions, shape, strides,
+                                                         (Py_ssize_t)itemsize, range, dense);
+}
+
+/* A tensor is asked itself and not for its __cuda_array_interface__: that refuses tensors that
+ * require grad, those on the CPU, and the types that NumPy has no name for. */
+static int
+read_tensor(mm_state *state, PyObject *value, mm_range *range, bool *dense)
+{
+    PyObject *address = PyObject_CallMethodObjArgs(value, state->name_data_ptr, NULL);
+    PyObject *shape = address ? PyObject_GetAttr(value, state->name_shape) : NULL;
+    PyObject *strides = shape ? PyObject_CallMethodObjArgs(value, state->name_stride, NULL) : NULL;
+    PyObject *width =
+        strides ? PyObject_CallMethodObjArgs(value, state->name_element_size, NULL) : NULL;
+    int rc = width ? read_tensor_extent(value, address, shape, strides, width, range, dense)
+                   : refuse_tensor(value);
+
+    Py_XDECREF(address);
+    Py_XDECREF(shape);
+    Py_XDECREF(strides);
+    Py_XDECREF(width);
+    return rc;
+}
+
+/* --- the rest --------------------------------------------------------------------------- */
+
+/* cuda.core Buffer: handle and size. */
+static int
+read_cuda_core(PyObject *value, mm_range *range, bool *dense)
+{
+    PyObject *handle, *size = NULL;
+    int rc = -1;
+
+    if (mm_get_optional(value, "handle", &handle) <= 0) {
+        return PyErr_Occurred() ? -1 : 0;
+    }
+    if (mm_get_optional(value, "size", &size) > 0) {
+        rc = mm_read_address(handle, &range->start) < 0
+                     || mm_read_size(size, "size", &range->size) < 0
+                 ? -1
+                 : 1;
+    } else if (!PyErr_Occurred()) {
+        rc = 0;
+    }
+    range->allocation = 0;
+    *dense = true;
+    Py_DECREF(handle);
+    Py_XDECREF(size);
+    return rc;
+}
+
+static int
+read_exported(PyObject *value, mm_range *range, bool *dense, PyObject **export)
+{
+    Py_buffer view;
+    int rc;
+
+    *export = PyMemoryView_FromObject(value);
+    if (*export == NULL) {
+        return -1;
+    }
+    if (PyObject_GetBuffer(*export, &view, PyBUF_STRIDED_RO) < 0) {
+        Py_CLEAR(*export);
+        return -1;
+    }
+    rc = refuse_empty(value, view.ndim, view.shape);
+    if (rc == 0) {
+        rc = extent(value, (CUdeviceptr)(uintptr_t)view.buf, view.ndim, view.shape, view.strides,
+                    view.itemsize, range, dense);
+    }
+    PyBuffer_Release(&view);
+    if (rc < 0) {
+        Py_CLEAR(*export);
+    }
+    return rc;
+}
+
+static bool
+is_tensor(mm_state *state, PyObject *value)
+{
+    return mm_is_instance(state, value, "torch", "Tensor");
+}
+
+int
+mm_is_array(mm_state *state, PyObject *value)
+{
+    PyObject *interface;
+    int found;
+
+    if (is_tensor(state, value)
+        || PyObject_HasAttrString((PyObject *)Py_TYPE(value), "__cuda_array_interface__")) {
+        return 1; /* without computing the interface */
+    }
+    found = mm_get_optional(value, "__cuda_array_interface__", &interface);
+    if (found > 0) {
+        Py_DECREF(interface);
+    }
+    return found;
+}
+
+int
+mm_read_foreign(mm_state *state, PyObject *value, mm_range *range, bool *dense, PyObject **export)
+{
+    PyObject *interface;
+    int found;
+
+    *export = NULL;
+    if (is_tensor(state, value)) {
+        return read_tensor(state, value, range, dense);
+    }
+    found = mm_get_optional(value, "__cuda_array_interface__", &interface);
+    if (found > 0) {
+        /* A copy of our own: reading the numbers runs Python code, and other threads, that may
+         * change the dict and so free what lies in it. */
+        PyObject *own = PyDict_Check(interface) ? PyDict_Copy(interface) : Py_NewRef(interface);
+        found = own ? read_array_interface(value, own, range, dense) : -1;
+        Py_XDECREF(own);
+        Py_DECREF(interface);
+        return found;
+    }
+    if (found == 0 && mm_is_from(state, value, "cuda")) {
+        found = read_cuda_core(value, range, dense);
+        if (found != 0) {
+            return found < 0 ? -1 : 0;
+        }
+    }
+    if (found == 0 && PyObject_CheckBuffer(value)) {
+        return read_exported(value, range, dense, export);
+    }
+    if (found == 0) {
+        PyErr_Format(PyExc_TypeError,
+                     "a target must be a ManagedBuffer, a torch tensor, an array with "
+                     "__cuda_array_interface__, a cuda.core Buffer or an object with the buffer "
+                     "protocol, got %R",
+                     value);
+    }
+    return -1;
+}
