@@ -144,6 +144,12 @@ OPERATIONS = {
     ),
     "device_id": Operation(lambda w: w.wrapped.device_id, "ManagedBuffer.device_id"),
     "memoryview": Operation(lambda w: memoryview(w.wrapped).release()),
+    "numpy": Operation(
+        lambda w: w.keep(w.a.numpy(w.stream)), "ManagedBuffer.numpy", may_change=MOVES, faults=2
+    ),
+    "numpy of a wrapper": Operation(
+        lambda w: w.keep(w.wrapped.numpy()), may_change=MOVES, faults=3
+    ),
     "len of the set": Operation(lambda w: len(w.members), "AccessedBySetProxy.__len__"),
     "iteration": Operation(lambda w: list(w.members), "AccessedBySetProxy.__iter__"),
     "in": Operation(lambda w: ZERO in w.members, "AccessedBySetProxy.__contains__"),

@@ -144,7 +144,7 @@ mm_buffer_numpy(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject 
     static const char *const names[] = {"stream"};
     static const mm_parameters parameters = {"numpy", names, 0, 1, 1};
     mm_buffer *b = mm_buffer_of(op);
-    PyObject *given[1], *numpy, *array;
+    PyObject *given[1], *numpy, *view = NULL, *array = NULL;
 
     if (mm_args(&parameters, args, nargs, kwnames, given) < 0 || mm_buffer_check_open(b) < 0) {
         return NULL;
@@ -153,7 +153,12 @@ mm_buffer_numpy(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject 
     if (numpy == NULL) {
         return NULL;
     }
-    array = read_back(b, given[0]) < 0 ? NULL : PyObject_CallMethod(numpy, "asarray", "O", op);
+    /* Through a memoryview: NumPy forgets the error when a buffer itself refuses its view, and
+     * makes an array of one object instead. */
+    if (read_back(b, given[0]) == 0 && (view = PyMemoryView_FromObject(op)) != NULL) {
+        array = PyObject_CallMethod(numpy, "asarray", "O", view);
+    }
+    Py_XDECREF(view);
     Py_DECREF(numpy);
     return array;
 }
