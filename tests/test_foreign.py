@@ -43,6 +43,12 @@ def torch():
     return module
 
 
+@pytest.fixture
+def no_system_memory(device0):
+    if device0.pageable_memory_access:
+        pytest.skip("this machine takes every address of the process for a target")
+
+
 def matrix(torch, buffer):
     """The first pages of the buffer as a float tensor with a page in each row."""
     return torch.frombuffer(buffer[: ROWS * PAGE], dtype=torch.float32).view(ROWS, -1)
@@ -234,7 +240,7 @@ BAD_TENSORS = {
         "uninitialized",
     ),
     "meta": (lambda torch: torch.ones(4, device="meta"), ValueError, "device meta holds no memory"),
-    "fake": (fake, ValueError, "FakeTensor.*holds no memory"),
+    "fake": (fake, (TypeError, ValueError), "FakeTensor.*no (strided )?memory"),
     "freed": (freed, ValueError, "holds no memory"),
     "wrapper": (wrapper, (TypeError, ValueError), "no (strided )?memory"),
     "empty": (lambda torch: torch.ones(0, 4), ValueError, "is empty"),
@@ -266,9 +272,7 @@ def test_an_interrupt_while_a_tensor_is_read_comes_through(torch, buf):
 
 class TestCpuTensors:
     @functions
-    def test_need_a_device_that_reaches_system_memory(self, torch, buf, device0, function):
-        if device0.pageable_memory_access:
-            pytest.skip("this machine can take system memory")
+    def test_need_a_device_that_reaches_system_memory(self, torch, buf, no_system_memory, function):
         tensor = torch.ones(4 * PAGE)
         with nothing_done(buf), pytest.raises(ValueError, match="system memory"):
             function([buf, tensor])
@@ -298,13 +302,13 @@ class TestArraysThatLie:
             function(array)
 
     @functions
-    def test_strides_that_reach_below_the_allocation(self, buf, function):
+    def test_strides_that_reach_below_the_allocation(self, buf, no_system_memory, function):
         array = CudaArray(buf, shape=(1 << 40,), strides=(-1,))
         with nothing_done(buf), pytest.raises(ValueError, match="managed-memory allocation"):
             function(array)
 
     @functions
-    def test_a_pointer_that_has_expired(self, function):
+    def test_a_pointer_that_has_expired(self, no_system_memory, function):
         pointer = managed_memory(4 * PAGE)
         with managedmem.ManagedBuffer.from_handle(pointer, 4 * PAGE) as wrapped:
             array = CudaArray(wrapped)
@@ -313,7 +317,7 @@ class TestArraysThatLie:
             function(array)
 
     @functions
-    def test_a_closed_buffer_behind_a_live_consumer(self, alloc, function):
+    def test_a_closed_buffer_behind_a_live_consumer(self, alloc, no_system_memory, function):
         """The array interface is not counted, so closing is possible."""
         buffer = alloc(4 * PAGE)
         consumer = CudaArray(buffer)

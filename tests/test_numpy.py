@@ -234,7 +234,7 @@ class TestWithoutConcurrentAccess:
     def run(self, code):
         run_python(code, emulator="concurrent=0,schedule=lazy")
 
-    def test_all_devices_are_waited_for_and_nothing_is_prefetched(self):
+    def test_other_streams_are_waited_for_too_and_nothing_is_prefetched(self):
         self.run(
             """
             import managedmem as mm

@@ -84,19 +84,17 @@ mm_buffer_releasebuffer(PyObject *op, Py_buffer *Py_UNUSED(view))
 
 /* --- NumPy ------------------------------------------------------------------------------ */
 
-/* Moves the range to the host after the stream's work and waits for it. Where hosts and devices
- * may not use managed memory at the same time no prefetch is possible either: there the host view
- * waits for the devices. */
+/* Moves the range to the host after the stream's work and waits for both. Where host and devices
+ * may not use managed memory at the same time nothing can be prefetched; there the view that is
+ * taken next waits for the other work as well. */
 static int
 bring_to_host(const mm_buffer_use *use, CUstream stream, mm_status *st)
 {
-    if (!use->cu->concurrent_access) {
-        return mm_stream_refuse_capture(use->cu, stream, "waiting for the stream", st);
-    }
-    if (mm_range_prefetch(use->cu, use->range, mm_host(), stream, MM_DEFER_NO, st) < 0) {
-        return -1;
-    }
-    return mm_stream_synchronize(use->cu, stream, st);
+    int rc = use->cu->concurrent_access
+                 ? mm_range_prefetch(use->cu, use->range, mm_host(), stream, MM_DEFER_NO, st)
+                 : mm_stream_refuse_capture(use->cu, stream, "a wait for the stream", st);
+
+    return rc < 0 ? -1 : mm_stream_synchronize(use->cu, stream, st);
 }
 
 static int
@@ -172,9 +170,10 @@ const char mm_numpy_doc[] =
     "Work on other streams is not waited for. While the array or a view of it lives, close() is a\n"
     "BufferError.\n"
     "\n"
-    "On devices without concurrent_managed_access nothing can be prefetched, and the host may not\n"
-    "touch managed memory while any device works: there all devices are waited for, and the array\n"
-    "must not be used once more work is queued.\n"
+    "Without concurrent_managed_access nothing can be prefetched, and the process ends when the host\n"
+    "touches managed memory while a device works: there the call waits for the stream, the current\n"
+    "device and all that this library has worked on, and the array must not be used while a device\n"
+    "works again.\n"
     "\n"
     "Raises ImportError without NumPy, RuntimeError when closed, ValueError for wrapped memory that is\n"
     "not managed, CUDAError while the stream captures a graph, which stays intact. Other threads run\n"
