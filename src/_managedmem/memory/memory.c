@@ -34,10 +34,13 @@ call_allocate(mm_driver *cu, size_t size, CUdeviceptr *start, mm_status *st)
 /* Whole pages from a page's start belong to nobody else. Where the driver puts them across a page
  * border, one page more leaves room to begin at the next. */
 static int
-allocate_pages(mm_driver *cu, size_t size, mm_memory *m, CUdeviceptr *allocation, mm_status *st)
+allocate_pages(mm_driver *cu, size_t size, CUdeviceptr *allocation, mm_status *st)
 {
     CUdeviceptr page = mm_page_size();
 
+    if (size % page != 0 && size <= SIZE_MAX - 2 * page) {
+        size += page - size % page;
+    }
     if (call_allocate(cu, size, allocation, st) < 0) {
         return -1;
     }
@@ -49,31 +52,35 @@ allocate_pages(mm_driver *cu, size_t size, mm_memory *m, CUdeviceptr *allocation
             return -1;
         }
     }
-    m->start = (*allocation + page - 1) / page * page;
     return 0;
+}
+
+CUdeviceptr
+mm_allocate_pages(mm_driver *cu, size_t size, CUdeviceptr *allocation, mm_status *st)
+{
+    CUdeviceptr page = mm_page_size();
+    mm_scope scope;
+    int rc;
+
+    if (mm_scope_enter_relaxed(&scope, cu, MM_ANY_DEVICE, st) < 0) {
+        return 0;
+    }
+    rc = allocate_pages(cu, size, allocation, st);
+    mm_scope_leave(&scope);
+    return rc < 0 ? 0 : (*allocation + page - 1) / page * page;
 }
 
 mm_memory *
 mm_memory_allocate(mm_driver *cu, size_t size, mm_status *st)
 {
     mm_memory *m = mm_memory_wrap(0, size, st);
-    size_t page = mm_page_size();
     CUdeviceptr allocation = 0;
-    mm_scope scope;
-    int rc;
 
     if (m == NULL) {
         return NULL;
     }
-    if (size % page != 0 && size <= SIZE_MAX - 2 * page) {
-        size += page - size % page;
-    }
-    rc = mm_scope_enter_relaxed(&scope, cu, MM_ANY_DEVICE, st);
-    if (rc == 0) {
-        rc = allocate_pages(cu, size, m, &allocation, st);
-        mm_scope_leave(&scope);
-    }
-    if (rc < 0) {
+    m->start = mm_allocate_pages(cu, size, &allocation, st);
+    if (m->start == 0) {
         free(m);
         return NULL;
     }

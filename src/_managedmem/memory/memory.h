@@ -37,6 +37,10 @@ MM_NODISCARD int mm_memory_close(mm_memory *m, bool *first, mm_status *st);
 /* Checks that an operation may be done on the memory; a yes for managed memory is remembered. */
 MM_NODISCARD int mm_memory_check(mm_driver *cu, mm_memory *m, mm_operation op, mm_status *st);
 
+/* The inner part, without references and guard: the first address of memory on pages of its own, 0
+ * on failure. *allocation is what to free. */
+CUdeviceptr mm_allocate_pages(mm_driver *cu, size_t size, CUdeviceptr *allocation, mm_status *st);
+
 /* Frees a managed allocation, also in the middle of somebody's graph capture. */
 MM_NODISCARD int mm_free(mm_driver *cu, CUdeviceptr start, mm_status *st);
 

@@ -91,9 +91,8 @@ find_member(mm_state *state, PyObject *value, mm_location_set *member)
     return 0;
 }
 
-/* Reads an iterable of members. Strictly, everything in it must be one that accessed_by takes. */
-static int
-read_members(mm_state *state, PyObject *values, bool strict, mm_location_set *set)
+int
+mm_read_members(mm_state *state, PyObject *values, bool strict, mm_location_set *set)
 {
     PyObject *iterator, *value;
     int rc = 0;
@@ -368,7 +367,7 @@ change(PyObject *op, algebra how, PyObject *const *others, Py_ssize_t count)
     mm_location_set operand = how == INTERSECTION ? ~(mm_location_set)0 : 0, one, now;
 
     for (Py_ssize_t i = 0; i < count; i++) {
-        if (read_members(b->state, others[i], strict, &one) < 0) {
+        if (mm_read_members(b->state, others[i], strict, &one) < 0) {
             return -1;
         }
         operand = how == INTERSECTION ? operand & one : operand | one;
@@ -543,7 +542,7 @@ mm_accessed_by_assign(mm_buffer *b, PyObject *value)
     if (is_proxy(value) && buffer_of(value) == b) {
         return 0;
     }
-    if (read_members(b->state, value, true, &wanted) < 0 || read_set(b, &now) < 0) {
+    if (mm_read_members(b->state, value, true, &wanted) < 0 || read_set(b, &now) < 0) {
         return -1;
     }
     return change_set(b, now, wanted);

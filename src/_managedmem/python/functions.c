@@ -360,6 +360,16 @@ PyDoc_STRVAR(select_driver_doc,
              "_select_driver(name, /)\n--\n\n"
              "Choose the driver before its first use: \"cuda\", \"emulator\" or a path.");
 
+PyDoc_STRVAR(
+    register_preset_doc,
+    "_register_preset(preferred_location, accessed_by, read_mostly, own_device)\n--\n\n"
+    "Names of the exported functions that allocate with this advice and free.\n"
+    "\n"
+    "With own_device, each block prefers, and is accessed by, the device it is allocated for. A page\n"
+    "is allocated and advised as a trial. Equal presets have one function, for the life of the\n"
+    "process. Raises TypeError and ValueError for bad arguments, CUDAError for what the driver\n"
+    "refuses, RuntimeError when no function is left.");
+
 PyMethodDef mm_functions[] = {
     {"advise", (PyCFunction)(void (*)(void))advise, METH_FASTCALL | METH_KEYWORDS, advise_doc},
     {"prefetch", (PyCFunction)(void (*)(void))prefetch, METH_FASTCALL | METH_KEYWORDS,
@@ -370,5 +380,7 @@ PyMethodDef mm_functions[] = {
     {"empty", (PyCFunction)(void (*)(void))empty, METH_FASTCALL | METH_KEYWORDS, empty_doc},
     {"driver_info", driver_info, METH_NOARGS, driver_info_doc},
     {"_select_driver", select_driver, METH_O, select_driver_doc},
+    {"_register_preset", (PyCFunction)(void (*)(void))mm_register_preset,
+     METH_FASTCALL | METH_KEYWORDS, register_preset_doc},
     {NULL, NULL, 0, NULL},
 };

@@ -6,4 +6,8 @@
 
 extern PyMethodDef mm_functions[];
 
+/* _register_preset, in allocator.c. */
+PyObject *mm_register_preset(PyObject *module, PyObject *const *args, Py_ssize_t nargs,
+                             PyObject *kwnames);
+
 #endif

@@ -25,6 +25,10 @@ int mm_read_location(mm_state *state, PyObject *value, CUmemLocation *out);
 /* The same for members of accessed_by; NUMA hosts are a ValueError. */
 int mm_read_accessor(mm_state *state, PyObject *value, CUmemLocation *out);
 
+/* Reads an iterable of members, an AccessedBySetProxy too. Strictly, everything in it must be one
+ * that accessed_by takes; otherwise what is none is left out. */
+int mm_read_members(mm_state *state, PyObject *values, bool strict, mm_location_set *set);
+
 /* What Host and Device share as types. */
 void mm_location_dealloc(PyObject *self);
 extern PyMemberDef mm_location_members[];

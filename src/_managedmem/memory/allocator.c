@@ -1,0 +1,190 @@
+/* allocator.c: the table of presets, and the exported functions that allocate and free with them.
+ * The table only grows: entries below the published count never change, so reading needs no lock. */
+#include "allocator.h"
+
+#include <pthread.h>
+#include <stdio.h>
+#include <string.h>
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static mm_preset presets[MM_MAX_PRESETS];
+static atomic_uint preset_count;
+
+/* Callers take no reason: torch would say "out of memory" and nothing else. */
+static void
+complain(const char *what, const mm_status *st)
+{
+    mm_driver *cu = mm_driver_peek();
+    const char *name = NULL;
+
+    if (cu == NULL || st->kind != MM_DRIVER_CALL) {
+        (void)fprintf(stderr, "managedmem: %s: %s\n", what, st->detail);
+        return;
+    }
+    (void)cu->GetErrorName((CUresult)st->code, &name);
+    (void)fprintf(stderr, "managedmem: %s: %s failed with %s (%d)%s%s\n", what, st->function,
+                  name ? name : "an unknown error", st->code, st->detail[0] ? ". " : "",
+                  st->detail);
+}
+
+static int
+advise_block(mm_driver *cu, const mm_preset *preset, int device, mm_range block, mm_status *st)
+{
+    CUmemLocation own = mm_location(CU_MEM_LOCATION_TYPE_DEVICE, device);
+    CUmemLocation preferred = preset->own_device ? own : preset->preferred;
+    mm_location_set accessed_by =
+        preset->accessed_by | (preset->own_device ? mm_location_bit(own) : 0);
+
+    if (preset->read_mostly
+        && mm_range_advise(cu, block, CU_MEM_ADVISE_SET_READ_MOSTLY, mm_host(), st) < 0) {
+        return -1;
+    }
+    if (preferred.type != 0
+        && mm_range_advise(cu, block, CU_MEM_ADVISE_SET_PREFERRED_LOCATION, preferred, st) < 0) {
+        return -1;
+    }
+    return mm_range_change_accessed_by(cu, block, 0, accessed_by, st);
+}
+
+/* Allocates a block of block->size bytes for the device, with all that the preset advises; nothing
+ * is left on failure. */
+static int
+allocate_block(mm_driver *cu, const mm_preset *preset, int device, mm_range *block, mm_status *st)
+{
+    mm_status ignored;
+    mm_scope scope;
+    int rc;
+
+    if (device < 0 || device >= cu->device_count) {
+        return mm_fail(st, MM_BAD_VALUE, "there is no device %d", device);
+    }
+    if (mm_scope_enter(&scope, cu, device, st) < 0) {
+        return -1;
+    }
+    block->start = mm_allocate_pages(cu, block->size, &block->allocation, st);
+    rc = block->start != 0 ? advise_block(cu, preset, device, *block, st) : -1;
+    if (rc < 0 && block->start != 0) {
+        int freed = mm_free(cu, block->allocation, &ignored);
+        (void)freed; /* the first failure is the one to tell */
+    }
+    mm_scope_leave(&scope);
+    return rc;
+}
+
+/* Whoever asked tells of this itself, and may try again after giving memory back. */
+static bool
+is_plain_out_of_memory(const mm_status *st)
+{
+    return st->kind == MM_DRIVER_CALL && st->code == CUDA_ERROR_OUT_OF_MEMORY
+           && strcmp(st->function, "cuMemAllocManaged") == 0;
+}
+
+static void *
+allocate(unsigned slot, ssize_t size, int device)
+{
+    mm_range block = {.size = (size_t)size};
+    mm_status st;
+    mm_driver *cu = mm_driver_open(&st);
+    char what[96];
+    int rc = -1;
+
+    if (cu != NULL && slot >= atomic_load_explicit(&preset_count, memory_order_acquire)) {
+        rc = mm_fail(&st, MM_REFUSED, "managedmem_allocate_%u has no preset", slot);
+    } else if (cu != NULL) {
+        rc = allocate_block(cu, &presets[slot], device, &block, &st);
+    }
+    if (rc == 0) {
+        return (void *)(uintptr_t)block.start;
+    }
+    if (!is_plain_out_of_memory(&st)) {
+        (void)snprintf(what, sizeof what, "no managed memory of %zd bytes for Device(%d)", size,
+                       device);
+        complain(what, &st);
+    }
+    return NULL;
+}
+
+#define DEFINE_ALLOCATE(n)                                                   \
+    void *managedmem_allocate_##n(ssize_t size, int device, CUstream stream) \
+    {                                                                        \
+        (void)stream;                                                        \
+        return allocate(n, size, device);                                    \
+    }
+MM_PRESET_SLOTS(DEFINE_ALLOCATE)
+
+/* The block may begin a little after its allocation, which is what must be freed. */
+void
+managedmem_free(void *block, ssize_t size, int device, CUstream stream)
+{
+    mm_driver *cu = mm_driver_peek();
+    CUdeviceptr start = (CUdeviceptr)(uintptr_t)block;
+    mm_pointer_facts facts;
+    mm_status st;
+    int rc;
+
+    (void)size, (void)device, (void)stream;
+    if (block == NULL || cu == NULL || mm_driver_forked()) {
+        return;
+    }
+    rc = mm_look_up(cu, start, &facts, &st);
+    if (rc < 0 && st.code == CUDA_ERROR_DEINITIALIZED) {
+        return; /* shut down: the memory is gone already */
+    }
+    if (rc == 0 && !facts.managed) {
+        rc = mm_fail(&st, MM_BAD_VALUE, "0x%llx is no managed memory", (unsigned long long)start);
+    }
+    if (rc < 0 || mm_free(cu, facts.start, &st) < 0) {
+        complain("memory was not freed", &st);
+    }
+}
+
+static bool
+same_preset(const mm_preset *a, const mm_preset *b)
+{
+    return mm_same_location(a->preferred, b->preferred) && a->accessed_by == b->accessed_by
+           && a->read_mostly == b->read_mostly && a->own_device == b->own_device;
+}
+
+/* The number of the preset's entry, made if there is none yet; -1 when the table is full. */
+static int
+find_slot(const mm_preset *preset)
+{
+    unsigned count, slot = 0;
+
+    pthread_mutex_lock(&lock);
+    count = atomic_load(&preset_count);
+    while (slot < count && !same_preset(&presets[slot], preset)) {
+        slot++;
+    }
+    if (slot == count && count < MM_MAX_PRESETS) {
+        presets[slot] = *preset;
+        atomic_store_explicit(&preset_count, count + 1, memory_order_release);
+    }
+    pthread_mutex_unlock(&lock);
+    return slot < MM_MAX_PRESETS ? (int)slot : -1;
+}
+
+int
+mm_preset_register(mm_driver *cu, const mm_preset *preset, char name[MM_ALLOCATOR_NAME],
+                   mm_status *st)
+{
+    mm_range trial = {.size = mm_page_size()};
+    int device, slot;
+
+    if (mm_current_device(cu, &device, st) < 0
+        || allocate_block(cu, preset, device, &trial, st) < 0
+        || mm_free(cu, trial.allocation, st) < 0) {
+        return -1;
+    }
+    slot = find_slot(preset);
+    if (slot < 0) {
+        return mm_fail(
+            st, MM_REFUSED,
+            "all %d allocators are taken by other presets, and one that was given out "
+            "can never be taken back; share presets between pools, or advise the memory "
+            "after its allocation",
+            MM_MAX_PRESETS);
+    }
+    (void)snprintf(name, MM_ALLOCATOR_NAME, "managedmem_allocate_%d", slot);
+    return 0;
+}

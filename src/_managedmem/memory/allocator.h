@@ -1,0 +1,55 @@
+/* allocator.h: managed memory for the allocators of other libraries, by functions that are found by
+ * their names in this shared library and live as long as the process.
+ *
+ * torch's pluggable allocator knows a pair of names and hands over nothing of ours, so what is to
+ * be advised about each block, a preset, goes with the name: managedmem_allocate_0 and so on, one
+ * for each preset, and one managedmem_free for all. They may be called from any thread, also with
+ * locks of the caller held, and need no interpreter. */
+#ifndef MM_ALLOCATOR_H
+#define MM_ALLOCATOR_H
+
+#include <sys/types.h>
+
+#include "memory.h"
+
+/* What is advised about each block. */
+typedef struct {
+    CUmemLocation preferred; /* type 0: nothing is advised */
+    mm_location_set accessed_by;
+    bool read_mostly;
+    bool own_device; /* each block prefers, and is accessed by, the device it is allocated for */
+} mm_preset;
+
+enum { MM_MAX_PRESETS = 32, MM_ALLOCATOR_NAME = 32 };
+
+/* Gives the preset a function and writes its name. Equal presets share one, for the life of the
+ * process. A page is allocated, advised and freed first, so that what the driver refuses is known
+ * here. MM_REFUSED when all functions are taken. */
+MM_NODISCARD int mm_preset_register(mm_driver *cu, const mm_preset *preset,
+                                    char name[MM_ALLOCATOR_NAME], mm_status *st);
+
+#define MM_EXPORT __attribute__((visibility("default")))
+
+#define MM_FREE_NAME "managedmem_free"
+
+/* Frees a block by its address; the other arguments are what the caller knows and are not used.
+ * Harmless after the driver's shutdown and in a forked child. */
+MM_EXPORT void managedmem_free(void *block, ssize_t size, int device, CUstream stream);
+
+/* X(n) for each n below MM_MAX_PRESETS. */
+#define MM_PRESET_SLOTS(X)                                                                    \
+    X(0)                                                                                      \
+    X(1)                                                                                      \
+    X(2)                                                                                      \
+    X(3)                                                                                      \
+    X(4) X(5) X(6) X(7) X(8) X(9) X(10) X(11) X(12) X(13) X(14) X(15) X(16) X(17) X(18) X(19) \
+        X(20) X(21) X(22) X(23) X(24) X(25) X(26) X(27) X(28) X(29) X(30) X(31)
+
+/* Allocates whole pages for a device, with the preset's advice. On failure NULL, all given back,
+ * and one line on the standard error, except when there is just no memory. */
+#define MM_DECLARE_ALLOCATE(n) \
+    MM_EXPORT void *managedmem_allocate_##n(ssize_t size, int device, CUstream stream);
+MM_PRESET_SLOTS(MM_DECLARE_ALLOCATE)
+#undef MM_DECLARE_ALLOCATE
+
+#endif
