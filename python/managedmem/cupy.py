@@ -1,0 +1,158 @@
+"""Managed memory for CuPy: allocators for ``cupy.cuda.set_allocator``, a pool, prefetch and advice.
+
+>>> import cupy, managedmem.cupy                                 # doctest: +SKIP
+>>> pool = managedmem.cupy.managed_mempool()                     # doctest: +SKIP
+>>> cupy.cuda.set_allocator(pool.malloc)                         # doctest: +SKIP
+>>> x = cupy.ones((1024, 1024))                                  # doctest: +SKIP
+>>> managedmem.cupy.prefetch(x, managedmem.Host())               # doctest: +SKIP
+"""
+
+from __future__ import annotations
+
+import functools
+import mmap
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import cupy
+
+import managedmem
+from managedmem import CUDAOutOfMemoryError, Device, Host, ManagedBuffer, ManagedMemoryResource
+
+__all__ = [
+    "ManagedMemoryPool",
+    "advise",
+    "allocator",
+    "make_allocator",
+    "managed_mempool",
+    "prefetch",
+]
+
+OUT_OF_MEMORY = 2
+"""cudaErrorMemoryAllocation, at which CuPy's pools free what they keep and try again."""
+
+
+def allocator(size: int) -> cupy.cuda.MemoryPointer:
+    """Allocate managed memory for CuPy: ``cupy.cuda.set_allocator(managedmem.cupy.allocator)``.
+
+    Each allocation of ``size`` bytes is one of the driver's, on pages of its own, without advice.
+    Raises cupy.cuda.runtime.CUDARuntimeError when there is no memory, as CuPy's own allocators do.
+    Safe from every thread. Driver: cuMemAllocManaged; cuMemFree when the last array has gone.
+    """
+    device = cupy.cuda.Device().id
+    if size == 0:
+        return cupy.cuda.MemoryPointer(cupy.cuda.UnownedMemory(0, 0, None, device), 0)
+    try:
+        buffer = _resource().allocate(size)
+    except CUDAOutOfMemoryError as error:
+        raise cupy.cuda.runtime.CUDARuntimeError(OUT_OF_MEMORY) from error
+    memory = cupy.cuda.UnownedMemory(buffer.handle, size, buffer, device)
+    return cupy.cuda.MemoryPointer(memory, 0)
+
+
+def make_allocator(
+    *,
+    preferred_location: Device | Host | None = None,
+    accessed_by: Iterable[Device | Host] = (),
+    read_mostly: bool = False,
+) -> Callable[[int], cupy.cuda.MemoryPointer]:
+    """Make an allocator like allocator() that gives this advice to all that it allocates.
+
+    Parameters
+    ----------
+    preferred_location : Device or Host, optional
+        Where the pages prefer to be.
+    accessed_by : iterable of Device and Host()
+        What keeps a mapping of the pages wherever they are.
+    read_mostly : bool
+        Whether readers get copies of their own.
+
+    A page is allocated and advised as a trial, so that bad arguments (TypeError, ValueError) and
+    what the driver refuses (CUDAError) are known at once. RuntimeError with the emulated driver.
+    """
+    members = frozenset(accessed_by)
+
+    def give_advice(buffer: ManagedBuffer) -> None:
+        if read_mostly is not False:
+            buffer.read_mostly = read_mostly
+        if preferred_location is not None:
+            buffer.preferred_location = preferred_location
+        if members:
+            buffer.accessed_by = members
+
+    def allocate(size: int) -> cupy.cuda.MemoryPointer:
+        pointer = allocator(size)
+        if size > 0:
+            give_advice(pointer.mem._owner)
+        return pointer
+
+    with ManagedMemoryResource().allocate(mmap.PAGESIZE) as trial:
+        give_advice(trial)
+    _resource()
+    return allocate
+
+
+class ManagedMemoryPool(cupy.cuda.MemoryPool):  # type: ignore[misc]
+    """A ``cupy.cuda.MemoryPool`` in which every array has whole pages of its own.
+
+    CuPy's pools cut blocks into multiples of 512 bytes, so that advice and prefetch, which act on
+    pages, would reach the neighbours of an array. Here sizes are rounded up to pages first.
+    """
+
+    def malloc(self, size: int) -> cupy.cuda.MemoryPointer:
+        """Allocate ``size`` bytes, rounded up to whole pages, from the pool if possible."""
+        return super().malloc(-(-size // mmap.PAGESIZE) * mmap.PAGESIZE)
+
+
+def managed_mempool(
+    *,
+    preferred_location: Device | Host | None = None,
+    accessed_by: Iterable[Device | Host] = (),
+    read_mostly: bool = False,
+) -> ManagedMemoryPool:
+    """Make a pool over managed memory: ``cupy.cuda.set_allocator(pool.malloc)``.
+
+    The arguments and errors are those of make_allocator(). The advice is given to each block when
+    it is allocated; advice that is given to an array later stays with the block when another array
+    takes the array's place.
+    """
+    return ManagedMemoryPool(
+        make_allocator(
+            preferred_location=preferred_location,
+            accessed_by=accessed_by,
+            read_mostly=read_mostly,
+        )
+    )
+
+
+def prefetch(
+    arrays: Any,
+    location: Any,
+    *,
+    stream: Any = None,
+    dispatch: str = "auto",
+    defer: bool | None = None,
+) -> None:
+    """Move the pages of one array or several to a place, in the order of CuPy's current stream.
+
+    managedmem.prefetch() with another default: without a stream it is
+    ``cupy.cuda.get_current_stream()``. Of a strided array, its extent.
+    """
+    if stream is None:
+        stream = cupy.cuda.get_current_stream()
+    managedmem.prefetch(arrays, location, stream=stream, dispatch=dispatch, defer=defer)
+
+
+def advise(arrays: Any, advice: str, location: Any = None) -> None:
+    """Tell the driver how the pages of one array or several will be used.
+
+    managedmem.advise() under a second name: advice takes effect at once, in no stream's order.
+    """
+    managedmem.advise(arrays, advice, location)
+
+
+@functools.cache
+def _resource() -> ManagedMemoryResource:
+    if managedmem.driver_info()["emulated"]:
+        raise RuntimeError("the emulated driver is in use, whose memory no GPU can reach")
+    return ManagedMemoryResource()

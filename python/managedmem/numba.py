@@ -1,0 +1,89 @@
+"""numba-cuda device arrays in managed memory: an external memory manager.
+
+``NUMBA_CUDA_MEMORY_MANAGER=managedmem.numba`` in the environment, or, before CUDA is used:
+
+>>> import managedmem.numba                                                      # doctest: +SKIP
+>>> from numba import cuda                                                       # doctest: +SKIP
+>>> cuda.set_memory_manager(managedmem.numba.ManagedMemoryManager)               # doctest: +SKIP
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import weakref
+from collections.abc import Iterator
+from typing import Any, NoReturn
+
+from numba.cuda import HostOnlyCUDAMemoryManager, MemoryInfo, MemoryPointer
+from numba.cuda.cudadrv.driver import CudaAPIError
+
+import managedmem
+from managedmem import CUDAOutOfMemoryError, Device, ManagedBuffer, ManagedMemoryResource
+
+__all__ = ["ManagedMemoryManager"]
+
+
+class ManagedMemoryManager(HostOnlyCUDAMemoryManager):  # type: ignore[misc]
+    """Allocates numba's device arrays as managed memory, each on pages of its own.
+
+    Memory is freed when its last array has gone, or at the end of ``cuda.defer_cleanup()``. Pinned
+    and mapped host memory stays numba's. numba makes one manager for each context.
+    Driver: cuMemAllocManaged, cuMemFree.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        """Made by numba, with ``context=``."""
+        super().__init__(*args, **kwargs)
+        self._deferring = 0
+        self._deferred: list[ManagedBuffer] = []
+
+    def initialize(self) -> None:
+        """Get ready in numba's context; RuntimeError when the emulated driver is in use."""
+        if managedmem.driver_info()["emulated"]:
+            raise RuntimeError("the emulated driver is in use, whose memory no GPU can reach")
+
+    def memalloc(self, size: int) -> MemoryPointer:
+        """Allocate ``size`` bytes in numba's current context; CudaAPIError without memory."""
+        try:
+            buffer = ManagedMemoryResource().allocate(size)
+        except CUDAOutOfMemoryError as error:
+            raise CudaAPIError(error.code, str(error)) from error
+        address = ctypes.c_void_p(buffer.handle)
+
+        def release() -> None:
+            if self._deferring:
+                self._deferred.append(buffer)
+            else:
+                buffer.close()
+
+        return MemoryPointer(weakref.proxy(self.context), address, size, finalizer=release)
+
+    @contextlib.contextmanager
+    def defer_cleanup(self) -> Iterator[None]:
+        """Free nothing while the block runs, and what was put off after it."""
+        with super().defer_cleanup():
+            self._deferring += 1
+            try:
+                yield
+            finally:
+                self._deferring -= 1
+                if not self._deferring:
+                    self._deferred.clear()
+
+    def get_memory_info(self) -> MemoryInfo:
+        """Free and total bytes of the device's own memory; managed memory may exceed both."""
+        return MemoryInfo(*Device(self.context.device.id).memory_info)
+
+    def get_ipc_handle(self, memory: Any) -> NoReturn:
+        """NotImplementedError: the driver has no IPC for managed memory."""
+        raise NotImplementedError("managed memory cannot be shared by IPC: the driver has none")
+
+    @property
+    def interface_version(self) -> int:
+        """The version of numba's interface that this class is written for."""
+        return 1
+
+
+_numba_memory_manager = ManagedMemoryManager
+"""Where numba looks when NUMBA_CUDA_MEMORY_MANAGER names this module."""
