@@ -14,6 +14,7 @@ copyright = author
 version = release = managedmem.__version__
 
 extensions = ["sphinx.ext.autodoc"]
+autodoc_mock_imports = ["cupy", "numba", "torch"]  # described without being installed
 exclude_patterns = ["_build"]
 nitpicky = True
 html_theme = "alabaster"

@@ -1,0 +1,57 @@
+"""The recipe for RMM in the documentation: its two functions, called as RMM calls them."""
+
+import gc
+import re
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from helpers import PAGE
+from managedmem import Device, ManagedBuffer
+
+PAGE_TEXT = (Path(__file__).resolve().parent.parent / "docs" / "allocators.rst").read_text("utf-8")
+
+
+class RmmStream:
+    """What RMM hands over as the stream."""
+
+    synchronized = 0
+
+    def synchronize(self):
+        self.synchronized += 1
+
+
+@pytest.fixture
+def recipe():
+    section = PAGE_TEXT[PAGE_TEXT.index("\nRMM\n---\n") :]
+    block = re.search(r"\.\. code-block:: python\n\n((?:   .*\n|\n)+)", section)
+    namespace = {}
+    exec(compile(textwrap.dedent(block.group(1)), "allocators.rst", "exec"), namespace)
+    yield namespace
+    assert not namespace["blocks"]
+
+
+def is_managed(address):
+    return ManagedBuffer.from_handle(address, 1).is_managed
+
+
+def test_allocates_advised_memory_and_frees_it_after_the_stream(recipe):
+    stream = RmmStream()
+    addresses = [recipe["allocate"](100, stream) for _ in range(3)]
+    gc.collect()
+    assert len({address // PAGE for address in addresses}) == 3
+    for address in addresses:
+        assert type(address) is int
+        assert is_managed(address)
+        assert ManagedBuffer.from_handle(address, 100).preferred_location is Device()
+    assert stream.synchronized == 0
+    for address in addresses:
+        recipe["deallocate"](address, 100, stream)
+        assert not is_managed(address)
+    assert stream.synchronized == 3
+
+
+def test_a_lack_of_memory_is_what_rmm_knows(recipe):
+    with pytest.raises(MemoryError):
+        recipe["allocate"](1 << 50, RmmStream())
