@@ -1,4 +1,7 @@
-"""The doors for other libraries: `__cuda_array_interface__`, DLPack, the buffer protocol."""
+"""The doors for other libraries: `__cuda_array_interface__`, DLPack, the buffer protocol.
+
+The libraries themselves are in test_libraries_out.
+"""
 
 import ctypes
 import gc
@@ -315,38 +318,6 @@ class TestNumpy:
         gc.collect()
         buffer.close()
         assert buffer.is_closed
-
-
-class TestTorch:
-    def test_as_tensor_shares_the_memory(self, alloc):
-        torch = pytest.importorskip("torch", reason="needs torch")
-        if not torch.cuda.is_available():
-            pytest.skip("needs torch with a GPU")
-        buffer = alloc(4096)
-        tensor = torch.as_tensor(buffer.view("float32"), device="cuda")
-        tensor.fill_(2.0)
-        torch.cuda.synchronize()
-        assert tensor.data_ptr() == buffer.handle
-        assert contents(buffer)[:4] == b"\x00\x00\x00\x40"
-
-    def test_torch_streams_are_streams(self, buf, device0):
-        torch = pytest.importorskip("torch", reason="needs torch")
-        if not torch.cuda.is_available():
-            pytest.skip("needs torch with a GPU")
-        for stream in (torch.cuda.current_stream(), torch.cuda.Stream()):
-            buf.discard_prefetch(device0, stream=stream)
-        assert buf.last_prefetch_location is device0
-
-
-class TestCupy:
-    def test_asarray_shares_the_memory(self, alloc):
-        cupy = pytest.importorskip("cupy", reason="needs CuPy")
-        buffer = alloc(4096)
-        array = cupy.asarray(buffer.view("float32"))
-        array[:] = 2.0
-        cupy.cuda.runtime.deviceSynchronize()
-        assert array.data.ptr == buffer.handle
-        assert contents(buffer)[:4] == b"\x00\x00\x00\x40"
 
 
 def test_our_streams_speak_the_protocol_that_we_read(buf, stream, device0):

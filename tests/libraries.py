@@ -1,0 +1,280 @@
+"""The other libraries, as the tests use them: importing one or skipping, its arrays, its streams.
+
+Those that know only real GPUs are skipped on the emulated driver.
+"""
+
+import contextlib
+import ctypes
+import functools
+import gc
+import importlib
+import os
+import warnings
+
+import pytest
+
+from helpers import EMULATED, raw_driver
+
+# JAX would otherwise take most of a GPU's memory for itself at its first use.
+os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+
+
+@functools.cache
+def find(module):
+    """The module and None, or None and why it is not there."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            found = importlib.import_module(module)
+    except ImportError as error:
+        return None, f"needs {module}: {error}"
+    gc.collect()
+    gc.freeze()  # as in conftest: a library's thousands of objects need no look after each test
+    return found, None
+
+
+def need(module):
+    found, reason = find(module)
+    if found is None:
+        pytest.skip(reason)
+    return found
+
+
+def need_on_gpu(module, is_there=lambda found: True):
+    if EMULATED:
+        pytest.skip(f"{module} works on real GPUs only: run with MANAGEDMEM_DRIVER=cuda")
+    found = need(module)
+    if not is_there(found):
+        pytest.skip(f"this {module} has no GPU")
+    return found
+
+
+def numpy():
+    return need("numpy")
+
+
+def torch():
+    """torch with a GPU."""
+    return need_on_gpu("torch", lambda found: found.cuda.is_available())
+
+
+def cupy():
+    return need_on_gpu("cupy", lambda found: found.cuda.is_available())
+
+
+def numba_cuda():
+    return need_on_gpu("numba.cuda", lambda found: found.is_available())
+
+
+def cuda_core():
+    """cuda.core, with device 0 current in it."""
+    found = need_on_gpu("cuda.core")
+    found.Device(0).set_current()
+    return found
+
+
+def jax():
+    """JAX with a GPU."""
+    return need_on_gpu("jax", lambda found: found.default_backend() == "gpu")
+
+
+def is_managed(pointer):
+    """Whether the driver knows the address as managed memory; not after it is freed."""
+    import managedmem
+
+    managedmem.Device(0).set_current()
+    attribute_is_managed = 8
+    answer = ctypes.c_uint()
+    code = raw_driver().cuPointerGetAttribute(
+        ctypes.byref(answer), attribute_is_managed, ctypes.c_uint64(pointer)
+    )
+    return code == 0 and answer.value == 1
+
+
+# What a library does with its arrays. `fill` and `read` wait until the device is done.
+
+
+class Torch:
+    @staticmethod
+    def pointer(tensor):
+        return tensor.data_ptr()
+
+    @staticmethod
+    def fill(tensor, value):
+        tensor.fill_(value)
+        if tensor.is_cuda:
+            torch().cuda.synchronize()
+
+    @staticmethod
+    def read(tensor):
+        return tensor.cpu().numpy()
+
+
+class CuPy:
+    @staticmethod
+    def pointer(array):
+        return array.data.ptr
+
+    @staticmethod
+    def fill(array, value):
+        array.fill(value)
+        cupy().cuda.runtime.deviceSynchronize()
+
+    @staticmethod
+    def read(array):
+        return array.get()
+
+
+class Numba:
+    """By copies: a kernel would need a compiler for the device."""
+
+    @staticmethod
+    def pointer(array):
+        return array.__cuda_array_interface__["data"][0]
+
+    @staticmethod
+    def fill(array, value):
+        array.copy_to_device(numpy().full(array.shape, value, array.dtype))
+        numba_cuda().synchronize()
+
+    @staticmethod
+    def read(array):
+        copy = array.copy_to_host()
+        numba_cuda().synchronize()
+        return copy
+
+
+class NumPy:
+    @staticmethod
+    def pointer(array):
+        return array.ctypes.data
+
+    @staticmethod
+    def fill(array, value):
+        array[...] = value
+
+    @staticmethod
+    def read(array):
+        return array.copy()
+
+
+class CudaCore:
+    """Buffers of bytes, whatever the dtype of what they were made from."""
+
+    @staticmethod
+    def pointer(buffer):
+        return int(buffer.handle)
+
+    @staticmethod
+    def fill(buffer, value):
+        stream = cuda_core().Device(0).create_stream()
+        buffer.fill(value, stream=stream)
+        stream.sync()
+
+    @staticmethod
+    def read(buffer):
+        return numpy().from_dlpack(buffer).copy()
+
+
+class CudaCoreView(CudaCore):
+    """cuda.core's StridedMemoryView, which describes memory and does nothing with it."""
+
+    fill = read = None
+
+    @staticmethod
+    def pointer(view):
+        return view.ptr
+
+
+class Jax:
+    """Arrays that cannot be changed."""
+
+    fill = None
+
+    @staticmethod
+    def pointer(array):
+        return array.unsafe_buffer_pointer()
+
+    @staticmethod
+    def read(array):
+        return numpy().asarray(array + array.dtype.type(0))
+
+
+# Streams, as `stream=` takes them. Each entry makes one, or skips.
+
+
+def of_cupy(make):
+    return lambda: make(cupy().cuda)
+
+
+def of_torch(make):
+    return lambda: make(torch().cuda)
+
+
+def of_numba(name):
+    def make():
+        return getattr(numba_cuda(), name)()
+
+    return make
+
+
+@functools.cache
+def lasting(name):
+    """A stream that outlives the tests, for others to wrap: a handle does not keep it."""
+    return STREAMS[name]()
+
+
+def external(library, name):
+    return lambda: library().cuda.ExternalStream(handle_of(lasting(name)))
+
+
+def of_bindings(module, type_name):
+    def make():
+        bindings = need_on_gpu(f"cuda.bindings.{module}")
+        return getattr(bindings, type_name)(handle_of(lasting("torch")))
+
+    return make
+
+
+STREAMS = {
+    "None": lambda: None,
+    "torch default": of_torch(lambda cuda: cuda.default_stream()),
+    "torch": of_torch(lambda cuda: cuda.Stream()),
+    "torch external": external(torch, "CuPy"),
+    "CuPy null": of_cupy(lambda cuda: cuda.Stream.null),
+    "CuPy per thread": of_cupy(lambda cuda: cuda.Stream.ptds),
+    "CuPy": of_cupy(lambda cuda: cuda.Stream()),
+    "CuPy non-blocking": of_cupy(lambda cuda: cuda.Stream(non_blocking=True)),
+    "CuPy external": external(cupy, "torch"),
+    "numba default": of_numba("default_stream"),
+    "numba legacy": of_numba("legacy_default_stream"),
+    "numba per thread": of_numba("per_thread_default_stream"),
+    "numba": of_numba("stream"),
+    "cuda.core default": lambda: cuda_core().Device(0).default_stream,
+    "cuda.core": lambda: cuda_core().Device(0).create_stream(),
+    "cuda.bindings driver": of_bindings("driver", "CUstream"),
+    "cuda.bindings runtime": of_bindings("runtime", "cudaStream_t"),
+    "managedmem": lambda: importlib.import_module("managedmem").Stream(),
+    "handle 1": lambda: 1,
+    "handle 2": lambda: 2,
+}
+
+
+def handle_of(stream):
+    """The handle of any of these streams; 0 is the legacy default stream."""
+    if stream is None:
+        return 0
+    if hasattr(stream, "__cuda_stream__"):
+        return int(stream.__cuda_stream__()[1])
+    return int(getattr(stream, "ptr", stream))
+
+
+@contextlib.contextmanager
+def torch_works_on(stream):
+    """Let torch work on a stream of any library while the block runs."""
+    cuda = torch().cuda
+    handle = handle_of(stream)
+    same = cuda.default_stream() if handle in (0, 1) else cuda.ExternalStream(handle)
+    with cuda.stream(same):
+        yield
+    cuda.synchronize()

@@ -1,0 +1,311 @@
+"""The order of work on the streams of other libraries: where it is wrong, so are the numbers.
+
+A stream sleeps first, so that whatever does not wait for it runs too early and is seen to have
+done so. Values are never 0, which is what discarded pages read after a prefetch.
+"""
+
+import pytest
+
+import libraries
+import managedmem
+from helpers import MIB
+from libraries import STREAMS, handle_of, torch_works_on
+from managedmem import Host
+
+SLEEP = 80_000_000  # cycles: some 40 ms on a GPU at 2 GHz
+CHUNK = 2 * MIB
+CHUNKS = 8
+OLD, NEW = 3, 5
+
+streams = pytest.mark.parametrize("make", STREAMS.values(), ids=STREAMS)
+
+
+@pytest.fixture
+def torch():
+    return libraries.torch()
+
+
+class Memory:
+    """A buffer of 8 chunks, also as a tensor; operations act on the even ones, not adjacent."""
+
+    def __init__(self, torch, buffer):
+        self.buffer = buffer
+        self.chunks = [buffer[i : i + CHUNK] for i in range(0, CHUNKS * CHUNK, 2 * CHUNK)]
+        self.tensor = torch.as_tensor(buffer, device="cuda").view(CHUNKS, CHUNK)
+        self.copy = torch.zeros((CHUNKS, CHUNK), dtype=torch.uint8, device="cuda")
+
+    def even(self):
+        return values(self.tensor[::2])
+
+    def odd(self):
+        return values(self.tensor[1::2])
+
+
+def values(tensor):
+    """All the different numbers in a tensor."""
+    return set(tensor.unique().tolist())
+
+
+def on_host(buffer, chunks=slice(None)):
+    """All the different numbers in these chunks, as the host reads them now."""
+    numpy = libraries.numpy()
+    return set(numpy.unique(numpy.asarray(buffer).reshape(CHUNKS, CHUNK)[chunks]).tolist())
+
+
+@pytest.fixture
+def memory(torch, alloc):
+    buffer = alloc(CHUNKS * CHUNK)
+    made = Memory(torch, buffer)
+    # On the host, so that a read on the GPU migrates the pages, which a discard would prevent.
+    made.tensor.fill_(OLD)
+    buffer.prefetch(Host())
+    made.copy.fill_(1)
+    torch.cuda.synchronize()
+    return made
+
+
+# Each forgets what chunks hold and provides new pages for them, in the order of a stream. Where
+# these are at another place than the old ones, nothing is left of the old numbers.
+
+
+def discard_then_prefetch(targets, where, stream, dispatch="auto"):
+    managedmem.discard(targets, stream=stream, dispatch=dispatch)
+    managedmem.prefetch(targets, where, stream=stream, dispatch=dispatch)
+
+
+def discard_prefetch(targets, where, stream, **options):
+    managedmem.discard_prefetch(targets, where, stream=stream, **options)
+
+
+def by_two_methods(targets, where, stream):
+    for target in targets:
+        target.discard(stream=stream)
+        target.prefetch(where, stream=stream)
+
+
+def by_one_method(targets, where, stream):
+    for target in targets:
+        target.discard_prefetch(where, stream=stream)
+
+
+def with_options(forget, **options):
+    return lambda targets, where, stream: forget(targets, where, stream, **options)
+
+
+FORGET = {
+    "discard": discard_then_prefetch,
+    "discard_prefetch": discard_prefetch,
+    "deferred discard_prefetch": with_options(discard_prefetch, defer=True),
+}
+MORE = {
+    "discard by method": by_two_methods,
+    "discard batch": with_options(discard_then_prefetch, dispatch="batch"),
+    "discard loop": with_options(discard_then_prefetch, dispatch="loop"),
+    "discard_prefetch by method": by_one_method,
+    "discard_prefetch batch": with_options(discard_prefetch, dispatch="batch"),
+    "discard_prefetch loop": with_options(discard_prefetch, dispatch="loop"),
+    "discard_prefetch not deferred": with_options(discard_prefetch, defer=False),
+}
+# Every stream with the three kinds, and the other forms of them with a stream of each sort.
+CASES = [
+    pytest.param(forget, STREAMS[stream], id=f"{name}-{stream}")
+    for names, forms in ((STREAMS, FORGET), (("None", "torch", "handle 2"), MORE))
+    for stream in names
+    for name, forget in forms.items()
+]
+every_form = pytest.mark.parametrize("forget", (FORGET | MORE).values(), ids=FORGET | MORE)
+
+
+def read_late(torch, memory):
+    """After a sleep, copy out what the memory holds, by a kernel on torch's current stream."""
+    torch.cuda._sleep(SLEEP)
+    torch.add(memory.tensor, 1, out=memory.copy)
+
+
+@pytest.mark.parametrize(("forget", "make"), CASES)
+class TestForgetting:
+    def test_comes_after_a_read_that_was_queued_before(self, torch, memory, forget, make):
+        given = make()
+        with torch_works_on(given):
+            read_late(torch, memory)
+            forget(memory.chunks, managedmem.Device(), given)
+        assert values(memory.copy) == {OLD + 1}
+        assert memory.odd() == {OLD}
+
+    def test_comes_before_a_write_that_is_queued_after(self, torch, memory, forget, make):
+        given = make()
+        with torch_works_on(given):
+            torch.cuda._sleep(SLEEP)
+            forget(memory.chunks, Host(), given)
+            memory.tensor[::2].fill_(NEW)
+        assert memory.even() == {NEW}
+        assert memory.odd() == {OLD}
+        # Pages that were still discarded would lose it on the way back.
+        managedmem.prefetch(memory.chunks, Host())
+        torch.cuda.synchronize()
+        assert on_host(memory.buffer, slice(0, None, 2)) == {NEW}
+        assert on_host(memory.buffer, slice(1, None, 2)) == {OLD}
+
+
+@every_form
+class TestAWrongOrderShows:
+    """The controls: without them the tests above could pass whatever the order is."""
+
+    def test_forgetting_too_early_destroys_what_is_read(self, torch, memory, stream, forget):
+        with torch_works_on(None):
+            read_late(torch, memory)
+            forget(memory.chunks, managedmem.Device(), stream)
+            stream.sync()
+        assert values(memory.copy[::2]) != {OLD + 1}
+
+    def test_forgetting_too_late_destroys_what_is_written(self, torch, memory, stream, forget):
+        early = torch.cuda.Stream()
+        with torch_works_on(stream):
+            torch.cuda._sleep(SLEEP)
+            forget(memory.chunks, Host(), stream)
+            with torch.cuda.stream(early):
+                memory.tensor[::2].fill_(NEW)
+            early.synchronize()
+            assert not stream.query(), "the sleep was too short to prove anything"
+        assert memory.even() != {NEW}
+
+
+class TestTheCurrentStreamOfTorch:
+    @pytest.mark.parametrize("own", [False, True], ids=["default", "inside a stream block"])
+    def test_is_a_stream_argument(self, torch, memory, own):
+        with torch.cuda.stream(torch.cuda.Stream() if own else torch.cuda.default_stream()):
+            read_late(torch, memory)
+            discard_prefetch(memory.chunks, managedmem.Device(), torch.cuda.current_stream())
+            memory.tensor[::2].fill_(NEW)
+        torch.cuda.synchronize()
+        assert values(memory.copy) == {OLD + 1}
+        assert (memory.even(), memory.odd()) == ({NEW}, {OLD})
+
+    def test_none_is_the_default_stream_also_inside_a_stream_block(self, torch, memory):
+        """As documented: `stream=None` does not look at what torch's block says."""
+        read_late(torch, memory)
+        with torch.cuda.stream(torch.cuda.Stream()):
+            discard_prefetch(memory.chunks, managedmem.Device(), None)
+        memory.tensor[::2].fill_(NEW)
+        torch.cuda.synchronize()
+        assert values(memory.copy) == {OLD + 1}
+        assert memory.even() == {NEW}
+
+
+@streams
+class TestReadingOnTheHost:
+    def test_after_a_prefetch_to_the_host(self, torch, memory, make):
+        given = make()
+        wanted = managedmem.Stream.from_handle(handle_of(given))
+        with torch_works_on(given):
+            for defer in (False, True):
+                torch.cuda._sleep(SLEEP)
+                memory.tensor.fill_(NEW + defer)
+                memory.buffer.prefetch(Host(), stream=given, defer=defer)
+                wanted.sync()
+                assert on_host(memory.buffer) == {NEW + defer}
+
+    def test_numpy_waits_for_the_stream(self, torch, memory, make):
+        given = make()
+        with torch_works_on(given):
+            torch.cuda._sleep(SLEEP)
+            memory.tensor.fill_(NEW)
+            array = memory.buffer.numpy(stream=given)
+            found = set(libraries.numpy().unique(array).tolist())
+        assert found == {NEW}
+        assert array.ctypes.data == memory.buffer.handle
+        assert memory.buffer.last_prefetch_location is Host()
+
+    def test_numpy_of_a_slice_leaves_the_rest(self, torch, memory, make):
+        given = make()
+        memory.buffer.prefetch(managedmem.Device())
+        with torch_works_on(given):
+            torch.cuda._sleep(SLEEP)
+            memory.tensor[2].fill_(NEW)
+            found = set(memory.buffer[2 * CHUNK : 3 * CHUNK].numpy(stream=given).tolist())
+        assert found == {NEW}
+        assert memory.buffer[:CHUNK].last_prefetch_location is managedmem.Device(0)
+
+
+def test_reading_without_waiting_shows_old_numbers(torch, memory):
+    """The control of the class above."""
+    torch.cuda._sleep(SLEEP)
+    memory.tensor.fill_(NEW)
+    early = on_host(memory.buffer)
+    torch.cuda.synchronize()
+    assert early == {OLD}
+
+
+CONSUMERS = {
+    "cupy.asarray": lambda b: libraries.cupy().asarray(b),
+    "cupy.from_dlpack": lambda b: libraries.cupy().from_dlpack(b),
+}
+
+
+@pytest.mark.parametrize("give", CONSUMERS.values(), ids=CONSUMERS)
+def test_a_consumer_on_another_stream_sees_the_default_stream_s_work(torch, memory, give):
+    cupy = libraries.cupy()
+    with cupy.cuda.Stream(non_blocking=True):
+        torch.cuda._sleep(SLEEP)
+        memory.buffer.fill(NEW)
+        found = cupy.unique(give(memory.buffer)).tolist()
+    assert found == [NEW]
+
+
+def test_numba_waits_for_the_default_stream(torch, memory):
+    torch.cuda._sleep(SLEEP)
+    memory.buffer.fill(NEW)
+    array = libraries.numba_cuda().as_cuda_array(memory.buffer)
+    other = libraries.numba_cuda().stream()
+    found = array.copy_to_host(stream=other)
+    other.synchronize()
+    assert set(found.tolist()) == {NEW}
+
+
+class TestTwoDevices:
+    @pytest.fixture(autouse=True)
+    def second(self, torch, device1, current_device):
+        self.cuda1 = torch.device("cuda", 1)
+
+    @pytest.mark.parametrize("own", [False, True], ids=["default", "own stream"])
+    @every_form
+    def test_a_stream_of_the_other_device(self, torch, memory, alloc, device1, own, forget):
+        copy = alloc(CHUNKS * CHUNK)
+        with torch.cuda.device(self.cuda1):
+            block = torch.cuda.Stream() if own else torch.cuda.current_stream()
+            with torch.cuda.stream(block):
+                torch.cuda._sleep(SLEEP)
+                copy.copy_from(memory.buffer, stream=block)
+                forget(memory.chunks, device1, block)
+                for chunk in memory.chunks:
+                    chunk.fill(NEW, stream=block)
+            torch.cuda.synchronize()
+        assert on_host(copy) == {OLD}
+        assert memory.even() == {NEW}
+        assert memory.odd() == {OLD}
+
+    def test_a_stream_of_a_device_that_is_not_current(self, torch, memory, device0, device1):
+        """The current device is 0 all the time: the stream alone says where the work goes."""
+        other = torch.cuda.Stream(device=self.cuda1)
+        memory.buffer.discard_prefetch(device1, stream=other)
+        memory.buffer.fill(NEW, stream=other)
+        managedmem.prefetch(memory.chunks, device0, stream=other, dispatch="batch")
+        other.synchronize()
+        assert torch.cuda.current_device() == 0
+        assert values(memory.tensor) == {NEW}
+
+    def test_a_tensor_on_the_other_device(self, torch, alloc, device0, device1):
+        with torch.cuda.device(self.cuda1):
+            device1.set_current()
+            buffer = alloc(CHUNK)
+        tensor = torch.as_tensor(buffer, device=self.cuda1)
+        assert tensor.data_ptr() == buffer.handle
+        stream = torch.cuda.current_stream(self.cuda1)
+        managedmem.prefetch(tensor, tensor.device, stream=stream)
+        assert buffer.last_prefetch_location is device1
+        managedmem.discard_prefetch([tensor[: CHUNK // 2]], torch.device("cuda", 0), stream=stream)
+        tensor.fill_(NEW)
+        torch.cuda.synchronize(self.cuda1)
+        assert values(tensor) == {NEW}
+        assert buffer[: CHUNK // 2].last_prefetch_location is device0
+        assert buffer[CHUNK // 2 :].last_prefetch_location is device1
