@@ -13,6 +13,7 @@ import warnings
 
 import pytest
 
+import managedmem
 from helpers import EMULATED, raw_driver
 
 # JAX would otherwise take most of a GPU's memory for itself at its first use.
@@ -80,8 +81,6 @@ def jax():
 
 def is_managed(pointer):
     """Whether the driver knows the address as managed memory; not after it is freed."""
-    import managedmem
-
     managedmem.Device(0).set_current()
     attribute_is_managed = 8
     answer = ctypes.c_uint()
@@ -254,7 +253,7 @@ STREAMS = {
     "cuda.core": lambda: cuda_core().Device(0).create_stream(),
     "cuda.bindings driver": of_bindings("driver", "CUstream"),
     "cuda.bindings runtime": of_bindings("runtime", "cudaStream_t"),
-    "managedmem": lambda: importlib.import_module("managedmem").Stream(),
+    "managedmem": managedmem.Stream,
     "handle 1": lambda: 1,
     "handle 2": lambda: 2,
 }
