@@ -223,8 +223,16 @@ def lasting(name):
     return STREAMS[name]()
 
 
-def external(library, name):
-    return lambda: library().cuda.ExternalStream(handle_of(lasting(name)))
+def torch_external():
+    return torch().cuda.ExternalStream(handle_of(lasting("CuPy")))
+
+
+def cupy_external():
+    """CuPy 14 makes these of an object, and warns of the class that takes a handle."""
+    cuda = cupy().cuda
+    if hasattr(cuda.Stream, "from_external"):
+        return cuda.Stream.from_external(lasting("torch"))
+    return cuda.ExternalStream(handle_of(lasting("torch")))
 
 
 def of_bindings(module, type_name):
@@ -239,12 +247,12 @@ STREAMS = {
     "None": lambda: None,
     "torch default": of_torch(lambda cuda: cuda.default_stream()),
     "torch": of_torch(lambda cuda: cuda.Stream()),
-    "torch external": external(torch, "CuPy"),
+    "torch external": torch_external,
     "CuPy null": of_cupy(lambda cuda: cuda.Stream.null),
     "CuPy per thread": of_cupy(lambda cuda: cuda.Stream.ptds),
     "CuPy": of_cupy(lambda cuda: cuda.Stream()),
     "CuPy non-blocking": of_cupy(lambda cuda: cuda.Stream(non_blocking=True)),
-    "CuPy external": external(cupy, "torch"),
+    "CuPy external": cupy_external,
     "numba default": of_numba("default_stream"),
     "numba legacy": of_numba("legacy_default_stream"),
     "numba per thread": of_numba("per_thread_default_stream"),

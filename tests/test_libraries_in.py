@@ -351,7 +351,7 @@ def test_torch_s_current_stream(buf, device0):
 
 def cupy_plain():
     cupy = libraries.cupy()
-    return cupy.ndarray(64 * PAGE, cupy.uint8, cupy.cuda.malloc(64 * PAGE))
+    return cupy.ndarray(64 * PAGE, cupy.uint8, cupy.cuda.alloc(64 * PAGE))
 
 
 PLAIN = {

@@ -1,14 +1,17 @@
 """The order of work on the streams of other libraries: where it is wrong, so are the numbers.
 
-A stream sleeps first, so that whatever does not wait for it runs too early and is seen to have
-done so. Values are never 0, which is what discarded pages read after a prefetch.
+A stream is kept busy first, so that whatever does not wait for it runs too early and is seen to
+have done so. Values are never 0, which is what discarded pages read after a prefetch.
 """
+
+import ctypes
+import time
 
 import pytest
 
 import libraries
 import managedmem
-from helpers import MIB
+from helpers import MIB, raw_driver
 from libraries import STREAMS, handle_of, torch_works_on
 from managedmem import Host
 
@@ -32,7 +35,18 @@ class Memory:
         self.buffer = buffer
         self.chunks = [buffer[i : i + CHUNK] for i in range(0, CHUNKS * CHUNK, 2 * CHUNK)]
         self.tensor = torch.as_tensor(buffer, device="cuda").view(CHUNKS, CHUNK)
-        self.copy = torch.empty((CHUNKS, CHUNK), dtype=torch.uint8, device="cuda")
+        self.callbacks = []  # what a stream still has to call
+
+    def write_late(self, stream):
+        """Queue a host function that writes NEW everywhere after a while."""
+
+        @ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+        def write(_):
+            time.sleep(0.04)
+            ctypes.memset(self.buffer.handle, NEW, self.buffer.nbytes)
+
+        self.callbacks.append(write)
+        assert raw_driver().cuLaunchHostFunc(ctypes.c_void_p(handle_of(stream)), write, None) == 0
 
     def even(self):
         return values(self.tensor[::2])
@@ -58,11 +72,17 @@ def memory(torch, alloc):
     # Each kernel of the tests runs once, because the first call loads it and so waits for the GPU.
     made.tensor.fill_(OLD)
     made.tensor[::2].fill_(OLD)
-    torch.add(made.tensor, 1, out=made.copy)
     torch.cuda._sleep(1)
-    made.copy.fill_(1)
     torch.cuda.synchronize()
     return made
+
+
+@pytest.fixture
+def on_the_host(memory):
+    """The same on the host, from where discarded pages come to the device as zeros."""
+    memory.buffer.prefetch(Host())
+    managedmem.Device().sync()
+    return memory
 
 
 @pytest.fixture
@@ -132,21 +152,15 @@ CASES = [
 every_form = pytest.mark.parametrize("forget", (FORGET | MORE).values(), ids=FORGET | MORE)
 
 
-def read_late(torch, memory):
-    """After a sleep, copy out what the memory holds, by a kernel on torch's current stream."""
-    torch.cuda._sleep(SLEEP)
-    torch.add(memory.tensor, 1, out=memory.copy)
-
-
 @pytest.mark.parametrize(("forget", "make"), CASES)
 class TestForgetting:
-    def test_comes_after_a_read_that_was_queued_before(self, torch, remote, forget, make):
+    def test_comes_after_a_write_that_was_queued_before(self, on_the_host, forget, make):
         given = make()
         with torch_works_on(given):
-            read_late(torch, remote)
-            forget(remote.chunks, given)
-        assert values(remote.copy) == {OLD + 1}
-        assert remote.odd() == {OLD}
+            on_the_host.write_late(given)
+            forget(on_the_host.chunks, given)
+        assert on_the_host.even() == {0}
+        assert on_the_host.odd() == {NEW}
 
     def test_comes_before_a_write_that_is_queued_after(self, torch, remote, forget, make):
         given = make()
@@ -167,12 +181,12 @@ class TestForgetting:
 class TestAWrongOrderShows:
     """The controls: without them the tests above could pass whatever the order is."""
 
-    def test_forgetting_too_early_destroys_what_is_read(self, torch, remote, stream, forget):
+    def test_forgetting_too_early_leaves_what_is_written(self, on_the_host, stream, forget):
         with torch_works_on(None):
-            read_late(torch, remote)
-            forget(remote.chunks, stream)
+            on_the_host.write_late(None)
+            forget(on_the_host.chunks, stream)
             stream.sync()
-        assert values(remote.copy[::2]) != {OLD + 1}
+        assert on_the_host.even() == {NEW}
 
     def test_forgetting_too_late_destroys_what_is_written(self, torch, remote, stream, forget):
         early = torch.cuda.Stream()
@@ -188,24 +202,21 @@ class TestAWrongOrderShows:
 
 class TestTheCurrentStreamOfTorch:
     @pytest.mark.parametrize("own", [False, True], ids=["default", "inside a stream block"])
-    def test_is_a_stream_argument(self, torch, remote, own):
+    def test_is_a_stream_argument(self, torch, on_the_host, own):
         with torch.cuda.stream(torch.cuda.Stream() if own else torch.cuda.default_stream()):
-            read_late(torch, remote)
-            discard_prefetch(remote.chunks, torch.cuda.current_stream())
-            remote.tensor[::2].fill_(NEW)
-        torch.cuda.synchronize()
-        assert values(remote.copy) == {OLD + 1}
-        assert (remote.even(), remote.odd()) == ({NEW}, {OLD})
+            current = torch.cuda.current_stream()
+            on_the_host.write_late(current)
+            discard_prefetch(on_the_host.chunks, current)
+            current.synchronize()
+        assert (on_the_host.even(), on_the_host.odd()) == ({0}, {NEW})
 
-    def test_none_is_the_default_stream_also_inside_a_stream_block(self, torch, remote):
+    def test_none_is_the_default_stream_also_inside_a_stream_block(self, torch, on_the_host):
         """As documented: `stream=None` does not look at what torch's block says."""
-        read_late(torch, remote)
+        on_the_host.write_late(None)
         with torch.cuda.stream(torch.cuda.Stream()):
-            discard_prefetch(remote.chunks, None)
-        remote.tensor[::2].fill_(NEW)
+            discard_prefetch(on_the_host.chunks, None)
         torch.cuda.synchronize()
-        assert values(remote.copy) == {OLD + 1}
-        assert remote.even() == {NEW}
+        assert (on_the_host.even(), on_the_host.odd()) == ({0}, {NEW})
 
 
 @streams
@@ -286,20 +297,21 @@ class TestTwoDevices:
 
     @pytest.mark.parametrize("own", [False, True], ids=["default", "own stream"])
     @every_form
-    def test_a_stream_of_the_other_device(self, torch, remote, alloc, device1, own, forget):
-        copy = alloc(CHUNKS * CHUNK)
+    def test_a_stream_of_the_other_device(self, torch, on_the_host, own, forget):
         with torch.cuda.device(self.cuda1):
             block = torch.cuda.Stream() if own else torch.cuda.current_stream()
             with torch.cuda.stream(block):
+                on_the_host.write_late(block)
+                forget(on_the_host.chunks, block)
+                block.synchronize()
+                assert on_host(on_the_host.buffer, slice(0, None, 2)) == {0}
                 torch.cuda._sleep(SLEEP)
-                copy.copy_from(remote.buffer, stream=block)
-                forget(remote.chunks, block)
-                for chunk in remote.chunks:
-                    chunk.fill(NEW, stream=block)
+                forget(on_the_host.chunks, block)
+                for chunk in on_the_host.chunks:
+                    chunk.fill(OLD, stream=block)
             torch.cuda.synchronize()
-        assert on_host(copy) == {OLD}
-        assert remote.even() == {NEW}
-        assert remote.odd() == {OLD}
+        assert on_the_host.even() == {OLD}
+        assert on_the_host.odd() == {NEW}
 
     def test_a_stream_of_a_device_that_is_not_current(self, torch, memory, device0, device1):
         """The current device is 0 all the time: the stream alone says where the work goes."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 import torch
 
@@ -118,10 +119,10 @@ def _make_pool(
         made = torch.cuda.memory.CUDAPluggableAllocator(_managedmem.__file__, allocate, free)
         _allocators.setdefault(allocate, made)
     torch.cuda.init()  # a pool needs the caching allocator, which torch sets up at the first use
-    pool = torch.cuda.MemPool(_allocators[allocate].allocator())
+    allocator = _allocators[allocate].allocator()
     if settings := _doubtful_settings():
-        _try_pool(pool, ", ".join(settings))
-    return pool
+        return _tried_pool(allocator, ", ".join(settings))
+    return torch.cuda.MemPool(allocator)
 
 
 def _doubtful_settings() -> list[str]:
@@ -141,9 +142,10 @@ def _doubtful_settings() -> list[str]:
     return found
 
 
-def _try_pool(pool: torch.cuda.MemPool, settings: str) -> None:
-    """Refuse a pool that fails or gives other memory, which depends on the version of torch."""
+def _tried_pool(allocator: Any, settings: str) -> torch.cuda.MemPool:
+    """A pool that was seen to give managed memory: with these settings not every torch has one."""
     try:
+        pool = torch.cuda.MemPool(allocator)
         with torch.cuda.use_mem_pool(pool):
             trial = torch.empty(1, dtype=torch.uint8, device="cuda")
     except torch.cuda.OutOfMemoryError:
@@ -156,3 +158,4 @@ def _try_pool(pool: torch.cuda.MemPool, settings: str) -> None:
         raise UnifiedMemoryUnsupportedError(
             f"torch {torch.__version__} passes over the pool's allocator with {settings}"
         )
+    return pool
