@@ -143,6 +143,11 @@ class TestPrefetch:
         assert names(calls) == ["cuMemPrefetchAsync"]
         assert calls[0].args["count"] == 8 * PAGE
 
+    def test_gaps_inside_a_page_are_bridged(self, buf, device0, stream):
+        parts = [page[: PAGE - 100] for page in adjacent(buf, 3)]
+        calls = recorded(lambda: managedmem.prefetch(parts, device0, stream=stream))
+        assert [c.args["count"] for c in calls] == [3 * PAGE - 100]
+
     def test_neighbours_with_different_locations_stay_apart(self, buf, device0, stream):
         pages = adjacent(buf, 4)
         where = [device0, device0, Host(), Host()]
@@ -196,6 +201,12 @@ class TestDiscard:
         assert names(calls) == ["cuMemDiscardBatchAsync"]
         assert calls[0].args["count"] == 1
 
+    def test_gaps_inside_a_page_are_left_alone(self, buf, stream):
+        """The bytes in them are somebody else's."""
+        parts = [buf[: 2 * PAGE - 100], buf[2 * PAGE : 4 * PAGE]]
+        calls = recorded(lambda: managedmem.discard(parts, stream=stream))
+        assert [c.args["count"] for c in calls] == [2]
+
     @pytest.mark.parametrize(("dispatch", "count"), [("batch", 1), ("loop", 5)])
     def test_discard_prefetch_is_one_call_for_both(self, buf, device0, stream, dispatch, count):
         calls = recorded(
@@ -224,6 +235,11 @@ class TestAdvise:
     def test_neighbours_become_one_call(self, buf):
         calls = recorded(lambda: managedmem.advise(adjacent(buf, 6), "set_read_mostly"))
         assert [call.args["count"] for call in advices(calls)] == [6 * PAGE]
+
+    def test_gaps_inside_a_page_are_bridged(self, buf):
+        parts = [page[: PAGE - 100] for page in adjacent(buf, 3)]
+        calls = recorded(lambda: managedmem.advise(parts, "set_read_mostly"))
+        assert [call.args["count"] for call in advices(calls)] == [3 * PAGE - 100]
 
     def test_ranges_apart_are_a_call_each(self, buf):
         calls = recorded(lambda: managedmem.advise(separate(buf, 6), "set_read_mostly"))

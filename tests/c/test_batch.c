@@ -49,9 +49,25 @@ neighbours_merge_in_any_order(void)
 }
 
 static void
+gaps_inside_a_page_are_bridged(void)
+{
+    size_t page = mm_page_size();
+    const mm_move moves[] = {move(0, 100, 1, mm_host()), move(160, 10, 1, mm_host()),
+                             move(page, 100, 1, mm_host())};
+    mm_batch b;
+
+    fill(&b, moves, 3);
+    mm_batch_merge(&b);
+    CHECK_EQUAL(b.count, 1);
+    check_move(&b.moves[0], 0, page + 100, mm_host());
+    mm_batch_free(&b);
+}
+
+static void
 gaps_and_allocations_stay_apart(void)
 {
-    const mm_move gap[] = {move(0, 100, 1, mm_host()), move(101, 100, 1, mm_host())};
+    size_t page = mm_page_size();
+    const mm_move gap[] = {move(0, 100, 1, mm_host()), move(page + 1, 100, 1, mm_host())};
     const mm_move foreign[] = {move(0, 100, 1, mm_host()), move(100, 100, 100, mm_host())};
     const mm_move unknown[] = {move(0, 100, 0, mm_host()), move(100, 100, 0, mm_host())};
     const mm_move *const cases[] = {gap, foreign, unknown};
@@ -116,6 +132,7 @@ static void
 many_moves_leave_the_small_array(void)
 {
     enum { MANY = 100 };
+    size_t page = mm_page_size();
     mm_status st;
     mm_batch b;
 
@@ -124,11 +141,11 @@ many_moves_leave_the_small_array(void)
     for (size_t i = 0; i < MANY; i++) {
         /* Backwards, with a gap after every tenth. */
         size_t at = MANY - 1 - i;
-        b.moves[i] = move(at * 100 + at / 10, 100, 1, mm_host());
+        b.moves[i] = move((at + at / 10) * page, page, 1, mm_host());
     }
     mm_batch_merge(&b);
     CHECK_EQUAL(b.count, 10);
-    check_move(&b.moves[9], 90 * 100 + 9, 1000, mm_host());
+    check_move(&b.moves[9], (90 + 9) * page, 10 * page, mm_host());
     mm_batch_free(&b);
 }
 
@@ -391,6 +408,7 @@ main(int argc, char **argv)
 {
     static const check_test tests[] = {
         CHECK_TEST(neighbours_merge_in_any_order),
+        CHECK_TEST(gaps_inside_a_page_are_bridged),
         CHECK_TEST(gaps_and_allocations_stay_apart),
         CHECK_TEST(different_locations_stay_apart),
         CHECK_TEST(overlaps_and_contained_ranges_merge),

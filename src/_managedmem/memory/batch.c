@@ -46,13 +46,17 @@ end_of(const mm_move *m)
 }
 
 /* Ranges may only be joined inside one known allocation: the driver refuses a range that spans
- * two, even where they touch. */
+ * two, even where they touch. A range reaches to the end of its last page, for that is what advice
+ * and prefetch act on; discards have been rounded to whole pages before. */
 static bool
 can_join(const mm_move *left, const mm_move *right)
 {
+    CUdeviceptr page = mm_page_size();
+    CUdeviceptr reach = (end_of(left) + page - 1) / page * page;
+
     return left->range.allocation != 0 && left->range.allocation == right->range.allocation
            && mm_same_location(left->where, right->where)
-           && right->range.start >= left->range.start && right->range.start <= end_of(left);
+           && right->range.start >= left->range.start && right->range.start <= reach;
 }
 
 static bool

@@ -36,8 +36,9 @@ MM_NODISCARD int mm_batch_discard_prefetch(mm_driver *cu, mm_batch *b, CUstream 
 /* One advice for all ranges, each with its own location; all or nothing. */
 MM_NODISCARD int mm_batch_advise(mm_driver *cu, mm_batch *b, CUmem_advise advice, mm_status *st);
 
-/* Joins neighbours and overlaps with the same location inside one allocation. Ranges of different
- * locations that overlap keep their order, in which the last one wins. For tests. */
+/* Joins overlaps and neighbours, with less than a page between them, that have the same location
+ * inside one allocation. Ranges of different locations that overlap keep their order, in which the
+ * last one wins. For tests. */
 void mm_batch_merge(mm_batch *b);
 
 #endif
