@@ -12,7 +12,7 @@ sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
 import pytest
 
-from helpers import BUDGET, EMULATED, GIB, MIB, live_managed_bytes, warm_up
+from helpers import BUDGET, EMULATED, GIB, MIB, PAGE, live_managed_bytes, warm_up
 
 FREE_MEMORY_WANTED = 2 * GIB
 
@@ -145,3 +145,49 @@ def current_device():
     before = managedmem.Device()
     yield before
     before.set_current()
+
+
+@pytest.fixture(params=["cpu"] if EMULATED else ["cpu", "cuda:0"])
+def on(request):
+    """The device on which torch sees the tensors of a test."""
+    from tensors import HAS_CUDA
+
+    if request.param != "cpu" and not HAS_CUDA:
+        pytest.skip("torch has no CUDA")
+    return request.param
+
+
+@pytest.fixture
+def managed(alloc, on):
+    """`managed(shape, dtype)`: a tensor of zeros over a ManagedBuffer."""
+    from managedmem import Device
+    from tensors import torch
+
+    def make(shape=(PAGE // 4,), dtype=torch.float32):
+        size = torch.Size(shape).numel() * dtype.itemsize
+        buffer = alloc(-(-size // PAGE) * PAGE)
+        buffer.fill(0)
+        Device().sync()
+        if on == "cpu":
+            memory = torch.frombuffer(buffer, dtype=torch.uint8)
+        else:
+            memory = torch.as_tensor(buffer, device=on)
+        return memory[:size].view(dtype).view(shape)
+
+    return make
+
+
+@pytest.fixture
+def streams_used(monkeypatch):
+    """The `stream` of every call of managedmem.prefetch in the test."""
+    import managedmem
+
+    used = []
+    prefetch = managedmem.prefetch
+
+    def record(*arguments, stream=None, **more):
+        used.append(stream)
+        prefetch(*arguments, stream=stream, **more)
+
+    monkeypatch.setattr(managedmem, "prefetch", record)
+    return used

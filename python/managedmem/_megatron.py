@@ -1,0 +1,209 @@
+"""The entry points of Megatron-LM's unified_memory module, over this library.
+
+Owns the names, argument forms and return values that its callers know: a device is an int, -1 is
+the CPU, None in place of a tensor or module does nothing. managedmem.torch shows all of it.
+"""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from enum import Enum, auto
+from typing import Any, SupportsIndex
+
+import torch
+from torch import Tensor
+
+import managedmem
+from managedmem import Device, DriverNotFoundError, DriverTooOldError, Host, ManagedBuffer
+from managedmem._torch_pool import (
+    UnifiedMemoryUnsupportedError,
+    own_device_mempool,
+    unsupported_reasons,
+)
+from managedmem._torch_tensors import (
+    Found,
+    NotManagedError,
+    current_stream,
+    find_tensors,
+    is_managed,
+    ranges_of,
+)
+
+
+class CompilationState(Enum):
+    """What is known about managed memory for torch here; nothing is compiled any more."""
+
+    UNATTEMPTED = auto()
+    FAILURE = auto()
+    SUCCESS = auto()
+
+
+class UnifiedMemoryCompileTimeoutError(UnifiedMemoryUnsupportedError):
+    """Never raised, since nothing is compiled; here for callers that catch it."""
+
+
+_lock = threading.Lock()
+_compilation_state = CompilationState.UNATTEMPTED
+_compilation_error = ""
+
+
+def _check_support() -> str:
+    """Why there can be no pool, empty where there can; looks only once, as Megatron-LM does."""
+    global _compilation_state, _compilation_error  # noqa: PLW0603
+    with _lock:
+        if _compilation_state is CompilationState.UNATTEMPTED:
+            _compilation_error = "; ".join(unsupported_reasons())
+            failed = bool(_compilation_error)
+            _compilation_state = CompilationState.FAILURE if failed else CompilationState.SUCCESS
+        return _compilation_error
+
+
+def compile_allocator() -> None:
+    """Check once whether torch can have managed memory here; warn if not.
+
+    Compiles nothing: the allocator's functions are in this library. So no rank can fail where
+    another succeeds, wait for another's lock file, or need a compiler, and there is no collective:
+    torch.distributed need not be initialised, and not every rank has to call this.
+    """
+    first = _compilation_state is CompilationState.UNATTEMPTED
+    if (reason := _check_support()) and first:
+        warnings.warn(f"there is no managed memory for torch: {reason}", stacklevel=2)
+
+
+def create_unified_mempool() -> torch.cuda.MemPool:
+    """Make a new pool over managed memory that prefers, and is accessed by, its own device.
+
+    As managedmem.torch.managed_mempool() with these two presets. Raises
+    UnifiedMemoryUnsupportedError, with the reason, where there is no managed memory for torch.
+    """
+    if reason := _check_support():
+        raise UnifiedMemoryUnsupportedError(reason)
+    return own_device_mempool()
+
+
+# --- tensors and modules ------------------------------------------------------------------
+
+
+def _location(device: Any) -> Device | Host:
+    if isinstance(device, bool) or not isinstance(device, SupportsIndex):
+        raise TypeError(f"device is the number of a GPU, or -1 for the CPU; got {device!r}")
+    return Host() if device.__index__() == -1 else Device(device)
+
+
+@contextmanager
+def _errors_of(action: str) -> Iterator[None]:
+    """A missing driver is a system without support; other driver errors say what was tried."""
+    try:
+        yield
+    except (DriverNotFoundError, DriverTooOldError) as error:
+        raise UnifiedMemoryUnsupportedError(str(error)) from error
+    except managedmem.CUDAError as error:
+        error.add_note(f"This was to {action}.")
+        raise
+
+
+def _find_in_tensor(tensor: Any) -> Found:
+    if tensor is not None and not isinstance(tensor, Tensor):
+        raise TypeError(f"expected a torch.Tensor or None, got {tensor!r}")
+    return [] if tensor is None or tensor.numel() == 0 else find_tensors(tensor)
+
+
+def _find_in_module(module: Any, include_buffers: bool) -> Found:
+    """The module's parameters, but for those on the CPU that no operation could move."""
+    if module is not None and not isinstance(module, torch.nn.Module):
+        raise TypeError(f"expected a torch.nn.Module or None, got {module!r}")
+    found = [] if module is None else find_tensors(module, include_buffers)
+    return [(name, tensor) for name, tensor in found if tensor.is_cuda or is_managed(tensor)]
+
+
+def _ranges_of(found: Found) -> list[ManagedBuffer]:
+    """The distinct memory; a CUDA tensor elsewhere is the RuntimeError that Megatron-LM raises."""
+    try:
+        return ranges_of(found)
+    except NotManagedError as error:
+        raise RuntimeError(str(error)) if error.tensor.is_cuda else error from None
+
+
+def _prefetch(found: Found, device: Any, stream: Any = None) -> int:
+    """One batch for each device that torch sees the tensors on, by default on its own stream."""
+    location = _location(device)
+    groups: dict[torch.device, Found] = {}
+    for name, tensor in found:
+        groups.setdefault(tensor.device, []).append((name, tensor))
+    batches = {on: _ranges_of(group) for on, group in groups.items()}
+    for on, ranges in batches.items():
+        if ranges:
+            own = current_stream(on if on.type == "cuda" else None)
+            managedmem.prefetch(ranges, location, stream=own if stream is None else stream)
+    return sum(buffer.size for ranges in batches.values() for buffer in ranges)
+
+
+def _advise(found: Found, advice: Any, device: Any) -> None:
+    location = _location(device)
+    if ranges := _ranges_of(found):
+        managedmem.advise(ranges, advice, location)
+
+
+def prefetch_managed_tensor(tensor: Any, *, device: SupportsIndex, stream: Any = None) -> None:
+    """Prefetch a tensor to GPU number `device`, or to the CPU with -1.
+
+    None and empty tensors are skipped. `stream` is by default the current stream of the tensor's
+    own device. Raises TypeError for what is no tensor, ValueError for one in plain host memory,
+    RuntimeError for a CUDA tensor that is not in managed memory, UnifiedMemoryUnsupportedError
+    without a driver, and as managedmem.prefetch() does.
+    """
+    with _errors_of("prefetch a tensor"):
+        if found := _find_in_tensor(tensor):
+            _prefetch(found, device, stream)
+
+
+def advise_managed_tensor_preferred_location(tensor: Any, *, device: SupportsIndex) -> None:
+    """Let a tensor's pages prefer GPU number `device`, or the CPU with -1.
+
+    Skips and raises as prefetch_managed_tensor() does.
+    """
+    with _errors_of("set a tensor's preferred location"):
+        if found := _find_in_tensor(tensor):
+            _advise(found, "set_preferred_location", device)
+
+
+def advise_managed_tensor_accessed_by(tensor: Any, *, device: SupportsIndex) -> None:
+    """Keep a tensor's pages mapped for GPU number `device`, or for the CPU with -1.
+
+    Skips and raises as prefetch_managed_tensor() does.
+    """
+    with _errors_of("set what a tensor is accessed by"):
+        if found := _find_in_tensor(tensor):
+            _advise(found, "set_accessed_by", device)
+
+
+def prefetch_managed_module_parameters(
+    module: Any, *, device: SupportsIndex, include_buffers: bool = False
+) -> int:
+    """Prefetch a module's parameters to GPU number `device`, or to the CPU with -1.
+
+    Shared memory counts once. Parameters in plain host memory and empty ones are skipped, and None
+    in place of the module does nothing. Works on the current stream of the tensors' own device.
+
+    Returns the number of distinct bytes asked for. Raises TypeError for what is no module, and
+    RuntimeError, with the parameter's name, for a CUDA tensor that is not in managed memory: before
+    anything moves. Otherwise as prefetch_managed_tensor().
+    """
+    with _errors_of("prefetch a module's parameters"):
+        found = _find_in_module(module, include_buffers)
+        return _prefetch(found, device) if found else 0
+
+
+def advise_managed_module_parameters_preferred_location(
+    module: Any, *, device: SupportsIndex, include_buffers: bool = False
+) -> None:
+    """Let the pages of a module's parameters prefer GPU number `device`, or the CPU with -1.
+
+    Skips and raises as prefetch_managed_module_parameters() does. All or nothing.
+    """
+    with _errors_of("set the preferred location of a module's parameters"):
+        if found := _find_in_module(module, include_buffers):
+            _advise(found, "set_preferred_location", device)

@@ -1,0 +1,318 @@
+"""to_managed: the tensors of a module or optimizer, moved into managed memory under their objects.
+
+Everything is checked, allocated and copied before the first tensor changes. The tensors that share
+bytes form a block and keep their layout in it; the blocks of a device lie in one allocation.
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+import managedmem
+from managedmem import ManagedBuffer, ManagedMemoryResource
+from managedmem._torch_tensors import (
+    Found,
+    check_dense,
+    describe,
+    extent_of,
+    find_tensors,
+    is_wrapper,
+    join_name,
+)
+
+_Movable = TypeVar("_Movable", bound="torch.nn.Module | torch.optim.Optimizer | Tensor")
+# What torch's own allocators align to; a block that begins inside of a storage keeps that much.
+_ALIGNMENT = 512
+
+
+@dataclass(slots=True)
+class _Piece:
+    """The part of one storage that tensors of the module reach."""
+
+    device: torch.device  # where torch shall see it
+    storage: torch.UntypedStorage
+    start: int
+    end: int
+    tensors: list[Tensor] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class _Block:
+    """Pieces that overlap, and so keep their distances to each other."""
+
+    device: torch.device
+    start: int
+    end: int
+    pieces: list[_Piece] = field(default_factory=list)
+    place: ManagedBuffer | None = None  # where it will be
+
+
+def to_managed(module: _Movable, *, device: torch.device | str | int | None = None) -> _Movable:
+    """Move the tensors of a module or optimizer into managed memory, in place.
+
+    Parameters
+    ----------
+    module : torch.nn.Module, torch.optim.Optimizer or torch.Tensor
+        Of a module, parameters and buffers move; of an optimizer, the state tensors that are no
+        scalars.
+    device : torch.device, str or int, optional
+        Where torch shall see the tensors: the CPU or a CUDA device. None leaves each where it is.
+        Gradients that exist move along if the device changes.
+
+    The Parameter and tensor objects stay the same and only their memory changes, so optimizers,
+    hooks and tied weights keep working. dtype, shape, strides, requires_grad and values are kept;
+    tensors that shared memory share it afterwards. A CPU tensor in managed memory is an ordinary
+    CPU tensor for torch, and every GPU can reach its address.
+
+    There is one allocation for each device, in which the memory of each storage begins on a page of
+    its own; it is freed when the last tensor in it goes. Memory that is managed already stays where
+    it is. All or nothing: if anything fails, the module is as before.
+
+    Call it before DistributedDataParallel, torch.compile or a graph capture sees the module: they
+    keep addresses. FullyShardedDataParallel copies parameters to memory of its own; build the model
+    inside of managed_mempool() for it.
+
+    Returns its argument. Raises TypeError for what is none of these and for tensor subclasses that
+    hold other tensors, ValueError with the parameter's name for one that is sparse, meta,
+    quantized or a lazy conjugate, CUDAOutOfMemoryError if there is no memory. No other thread may
+    use the module meanwhile. Driver: cuMemAllocManaged.
+    """
+    target = None if device is None else _target_device(device)
+    found = _find_movable(module, target)
+    with torch.inference_mode(False), torch.no_grad():
+        blocks = [block for block in _blocks(found, target) if _must_change(block)]
+        _find_places(blocks)
+        _swap([*_changes(blocks), *_empty_changes(found, target)])
+    return module
+
+
+# --- what moves ---------------------------------------------------------------------------
+
+
+def _target_device(device: torch.device | str | int) -> torch.device:
+    target = torch.device(device)
+    if target.type not in ("cpu", "cuda"):
+        raise ValueError(f"device must be the CPU or a CUDA device, got {target}")
+    if target.type == "cpu":
+        return torch.device("cpu")  # without a number, as tensors name it
+    if not torch.cuda.is_available():
+        raise ValueError(f"device is {target}, but this torch has no CUDA device")
+    if managedmem.driver_info()["emulated"]:
+        raise ValueError(f"device is {target}, but the emulated driver has only host memory")
+    if target.index is None:
+        return torch.device("cuda", torch.cuda.current_device())
+    if target.index >= torch.cuda.device_count():
+        raise ValueError(
+            f"device is {target}, but torch has {torch.cuda.device_count()} CUDA device(s)"
+        )
+    return target
+
+
+def _find_movable(module: object, target: torch.device | None) -> Found:
+    """The tensors that move, each once, checked."""
+    found: Found
+    if isinstance(module, torch.nn.Module):
+        found = [*module.named_parameters(), *module.named_buffers()]
+    elif isinstance(module, torch.optim.Optimizer):
+        found = [(name, t) for name, t in find_tensors(module) if t.dim() > 0]
+    elif isinstance(module, Tensor):
+        found = [("", module)]
+    else:
+        raise TypeError(f"to_managed() takes a module, an optimizer or a tensor, got {module!r}")
+    found += [entry for name, t in found for entry in _gradient(name, t, target)]
+    unique: dict[int, tuple[str, Tensor]] = {}
+    for name, tensor in found:
+        _check_movable(name, tensor)
+        unique.setdefault(id(tensor), (name, tensor))
+    return list(unique.values())
+
+
+def _gradient(
+    name: str, tensor: Tensor, target: torch.device | None
+) -> Iterator[tuple[str, Tensor]]:
+    """The gradient, if it has to follow its tensor to another device."""
+    if target in (None, tensor.device) or not tensor.is_leaf or tensor.grad is None:
+        return
+    yield join_name(name, "grad"), tensor.grad
+
+
+def _check_movable(name: str, tensor: Tensor) -> None:
+    if is_wrapper(tensor):
+        raise TypeError(
+            f"{describe(name, tensor)} is a {type(tensor).__name__}, which only holds other "
+            "tensors: call to_managed() before the module is wrapped, sharded or quantized"
+        )
+    check_dense(name, tensor)
+    if tensor.is_quantized:
+        raise ValueError(f"{describe(name, tensor)} is quantized, and its scales would be lost")
+    if tensor.is_conj() or tensor.is_neg():
+        raise ValueError(
+            f"{describe(name, tensor)} is a lazy conjugate or negative: make it plain with "
+            "resolve_conj().resolve_neg() first"
+        )
+
+
+def _blocks(found: Found, target: torch.device | None) -> list[_Block]:
+    """The memory of the tensors, in order of address."""
+    pieces: dict[tuple[torch.device, int], _Piece] = {}
+    for name, tensor in found:
+        extent = extent_of(name, tensor)
+        if extent is None:
+            continue
+        storage = tensor.untyped_storage()
+        base = storage.data_ptr()
+        start = base + (extent[0] - base) // _ALIGNMENT * _ALIGNMENT
+        new = _Piece(target or tensor.device, storage, start, extent[1])
+        piece = pieces.setdefault((tensor.device, base), new)
+        piece.start = min(piece.start, start)
+        piece.end = max(piece.end, extent[1])
+        piece.tensors.append(tensor)
+    blocks: list[_Block] = []
+    for piece in sorted(map(_rounded, pieces.values()), key=lambda piece: piece.start):
+        if not blocks or piece.start >= blocks[-1].end:
+            blocks.append(_Block(piece.device, piece.start, piece.end))
+        blocks[-1].end = max(blocks[-1].end, piece.end)
+        blocks[-1].pieces.append(piece)
+    return blocks
+
+
+def _rounded(piece: _Piece) -> _Piece:
+    """The whole storage, unless most of it would be moved for nothing.
+
+    cuDNN looks for all weights of a recurrent network in one storage, padding included.
+    """
+    whole = piece.storage.nbytes()
+    if 2 * (piece.end - piece.start) >= whole:
+        piece.start = piece.storage.data_ptr()
+        piece.end = piece.start + whole
+    return piece
+
+
+def _must_change(block: _Block) -> bool:
+    """Whether the block is not in managed memory yet, or torch sees it on another device."""
+    memory = ManagedBuffer.from_handle(block.start, block.end - block.start)
+    moves = any(tensor.device != piece.device for piece in block.pieces for tensor in piece.tensors)
+    return moves or not memory.is_managed
+
+
+# --- the new memory -----------------------------------------------------------------------
+
+
+def _find_places(blocks: list[_Block]) -> None:
+    """Give every block its place: its own memory if that will do, else a part of a new one."""
+    homeless: dict[torch.device, list[_Block]] = {}
+    for block in blocks:
+        owner = [piece.storage for piece in block.pieces]
+        memory = ManagedBuffer.from_handle(block.start, block.end - block.start, owner=owner)
+        # torch takes managed memory for that of the device that was current at its allocation.
+        if memory.is_managed and block.device.index in (None, memory.device_id):
+            block.place = memory
+        else:
+            homeless.setdefault(block.device, []).append(block)
+    for device, group in homeless.items():
+        _allocate_places(device, group)
+
+
+def _allocate_places(device: torch.device, blocks: list[_Block]) -> None:
+    """One allocation for the blocks, each of which begins on a page of its own."""
+    total = 0
+    offsets = []
+    for block in blocks:
+        skew = block.start % 16  # 0, except in memory that torch did not allocate
+        offsets.append(total + skew)
+        total += -(-(skew + block.end - block.start) // mmap.PAGESIZE) * mmap.PAGESIZE
+    current: AbstractContextManager[object]
+    current = torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+    with current:
+        arena = ManagedMemoryResource().allocate(total)
+    for block, offset in zip(blocks, offsets, strict=True):
+        block.place = arena[offset : offset + block.end - block.start]
+
+
+def _as_bytes(place: ManagedBuffer, device: torch.device) -> Tensor:
+    """A tensor of bytes over the memory, which it keeps alive; never a copy."""
+    if device.type == "cpu":
+        # The view counts as an export, so that nobody can close the memory under the tensor.
+        base = torch.frombuffer(memoryview(place), dtype=torch.uint8)
+    else:
+        base = torch.as_tensor(place, device=device)
+    if base.data_ptr() != place.handle or base.device != device:
+        raise RuntimeError(
+            f"torch did not take over the managed memory at {place.handle:#x}: it gave a tensor at "
+            f"{base.data_ptr():#x} on {base.device}, wanted on {device}"
+        )
+    return base
+
+
+def _fill(base: Tensor, block: _Block) -> None:
+    """Copy the contents of a block to its new place."""
+    for piece in block.pieces:
+        source = torch.empty(0, dtype=torch.uint8, device=piece.storage.device)
+        size = piece.end - piece.start
+        source.set_(piece.storage, piece.start - piece.storage.data_ptr(), (size,), (1,))
+        base[piece.start - block.start :][:size].copy_(source)
+
+
+def _wait_for(block: _Block) -> None:
+    """Wait for work on the devices that saw the block, as nothing else orders them with the new."""
+    for device in {tensor.device for piece in block.pieces for tensor in piece.tensors}:
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+
+
+# --- the change ---------------------------------------------------------------------------
+
+
+def _changes(blocks: list[_Block]) -> Iterator[tuple[Tensor, Tensor]]:
+    """Every tensor, and what it will be: the same, at the block's place."""
+    for block in blocks:
+        assert block.place is not None
+        base = _as_bytes(block.place, block.device)
+        if block.place.handle == block.start:
+            _wait_for(block)
+        else:
+            _fill(base, block)
+        for piece in block.pieces:
+            for tensor in piece.tensors:
+                yield tensor, _on(base, tensor, tensor.data_ptr() - block.start)
+
+
+def _on(base: Tensor, tensor: Tensor, offset: int) -> Tensor:
+    """A tensor that differs from the given one in nothing but its memory."""
+    if offset % tensor.element_size():
+        raise ValueError(
+            f"{describe('', tensor)} overlaps with another one at a distance of {offset} bytes, "
+            "which is no multiple of its element size"
+        )
+    new = torch.empty(0, dtype=tensor.dtype, device=base.device)
+    first = offset // tensor.element_size()
+    return new.set_(base.untyped_storage(), first, tensor.shape, tensor.stride())
+
+
+def _empty_changes(found: Found, target: torch.device | None) -> Iterator[tuple[Tensor, Tensor]]:
+    """Tensors without elements need no memory, but have a device too."""
+    for _, tensor in found:
+        if tensor.numel() == 0 and target not in (None, tensor.device):
+            new = torch.empty_strided(
+                tensor.shape, tensor.stride(), dtype=tensor.dtype, device=target
+            )
+            yield tensor, new
+
+
+def _swap(changes: list[tuple[Tensor, Tensor]]) -> None:
+    """Put the new memory under all tensors, or under none."""
+    before = [tensor.data for tensor, _ in changes]
+    try:
+        for tensor, new in changes:
+            tensor.data = new
+    except BaseException:
+        for (tensor, _), old in zip(changes, before, strict=True):
+            tensor.data = old
+        raise

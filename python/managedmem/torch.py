@@ -1,0 +1,57 @@
+"""Managed memory for PyTorch: memory pools, prefetch and advice for modules, moving modules.
+
+>>> from managedmem import Device, Host
+>>> from managedmem.torch import prefetch, to_managed
+>>> to_managed(model)                      # doctest: +SKIP
+>>> prefetch(model, Device(0))             # doctest: +SKIP
+>>> prefetch(optimizer, Host())            # doctest: +SKIP
+
+Needs PyTorch; importing it opens no driver. The second half of the names are those of Megatron-LM's
+unified_memory module.
+"""
+
+try:
+    import torch as _torch  # noqa: F401
+except ModuleNotFoundError as error:
+    if error.name != "torch":
+        raise
+    raise ImportError(
+        "managedmem.torch needs PyTorch, which is not installed here: see https://pytorch.org"
+    ) from error
+
+from managedmem._megatron import (
+    CompilationState,
+    UnifiedMemoryCompileTimeoutError,
+    advise_managed_module_parameters_preferred_location,
+    advise_managed_tensor_accessed_by,
+    advise_managed_tensor_preferred_location,
+    compile_allocator,
+    create_unified_mempool,
+    prefetch_managed_module_parameters,
+    prefetch_managed_tensor,
+)
+from managedmem._torch_moving import to_managed
+from managedmem._torch_pool import UnifiedMemoryUnsupportedError, managed_mempool
+from managedmem._torch_tensors import advise, is_managed, prefetch
+
+__all__ = [
+    "CompilationState",
+    "UnifiedMemoryCompileTimeoutError",
+    "UnifiedMemoryUnsupportedError",
+    "advise",
+    "advise_managed_module_parameters_preferred_location",
+    "advise_managed_tensor_accessed_by",
+    "advise_managed_tensor_preferred_location",
+    "compile_allocator",
+    "create_unified_mempool",
+    "is_managed",
+    "managed_mempool",
+    "prefetch",
+    "prefetch_managed_module_parameters",
+    "prefetch_managed_tensor",
+    "to_managed",
+]
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
