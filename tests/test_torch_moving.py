@@ -2,11 +2,12 @@
 
 import collections
 import gc
+import os
 
 import pytest
 
 import managedmem
-from helpers import EMULATED, MIB, PAGE
+from helpers import EMULATED, MIB, PAGE, run_python
 from managedmem import Device, Host, ManagedBuffer, emulator
 from tensors import DTYPES, assert_same, gpu_only, mt, small_model, snapshot, tensors_of, torch
 
@@ -122,6 +123,19 @@ class TestToManaged:
         del kept
         gc.collect()
         assert not ManagedBuffer.from_handle(address, 1).is_managed
+
+    def test_at_interpreter_exit_tensors_may_live(self, on):
+        done = run_python(
+            f"""
+            import torch, managedmem.torch
+            model = managedmem.torch.to_managed(torch.nn.Linear(30, 40).to({on!r}))
+            kept = [model, model.weight.detach()]
+            kept.append(kept)
+            torch.kept = model.bias.data
+            """,
+            driver=os.environ["MANAGEDMEM_DRIVER"],
+        )
+        assert done.stderr == ""
 
     def test_an_optimizer_keeps_working(self, on):
         """Same numbers as with a module that stays where it is, moved between two steps."""

@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import Enum, auto
-from typing import Any, SupportsIndex
+from typing import TYPE_CHECKING, Any, SupportsIndex
 
 import torch
 from torch import Tensor
@@ -31,6 +31,9 @@ from managedmem._torch_tensors import (
     is_managed,
     ranges_of,
 )
+
+if TYPE_CHECKING:
+    from managedmem._managedmem import _Advice, _Stream
 
 
 class CompilationState(Enum):
@@ -127,7 +130,7 @@ def _ranges_of(found: Found) -> list[ManagedBuffer]:
         raise RuntimeError(str(error)) if error.tensor.is_cuda else error from None
 
 
-def _prefetch(found: Found, device: Any, stream: Any = None) -> int:
+def _prefetch(found: Found, device: Any, stream: _Stream | None = None) -> int:
     """One batch for each device that torch sees the tensors on, by default on its own stream."""
     location = _location(device)
     groups: dict[torch.device, Found] = {}
@@ -141,13 +144,15 @@ def _prefetch(found: Found, device: Any, stream: Any = None) -> int:
     return sum(buffer.size for ranges in batches.values() for buffer in ranges)
 
 
-def _advise(found: Found, advice: Any, device: Any) -> None:
+def _advise(found: Found, advice: _Advice, device: Any) -> None:
     location = _location(device)
     if ranges := _ranges_of(found):
         managedmem.advise(ranges, advice, location)
 
 
-def prefetch_managed_tensor(tensor: Any, *, device: SupportsIndex, stream: Any = None) -> None:
+def prefetch_managed_tensor(
+    tensor: Any, *, device: SupportsIndex, stream: _Stream | None = None
+) -> None:
     """Prefetch a tensor to GPU number `device`, or to the CPU with -1.
 
     None and empty tensors are skipped. `stream` is by default the current stream of the tensor's

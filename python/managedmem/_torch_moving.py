@@ -72,8 +72,9 @@ def to_managed(module: _Movable, *, device: torch.device | str | int | None = No
     CPU tensor for torch, and every GPU can reach its address.
 
     There is one allocation for each device, in which the memory of each storage begins on a page of
-    its own; it is freed when the last tensor in it goes. Memory that is managed already stays where
-    it is. All or nothing: if anything fails, the module is as before.
+    its own; it is freed when the last tensor in it goes. Memory that is managed already stays, if
+    torch can see it on the wanted device. All or nothing: if anything fails, the module is as it
+    was.
 
     Call it before DistributedDataParallel, torch.compile or a graph capture sees the module: they
     keep addresses. FullyShardedDataParallel copies parameters to memory of its own; build the model

@@ -7,13 +7,16 @@ words for a tensor that has none to offer. managedmem.torch shows the public par
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from torch import Tensor
 
 import managedmem
 from managedmem import Device, ManagedBuffer
+
+if TYPE_CHECKING:
+    from managedmem._managedmem import _Advice, _Dispatch, _Location, _Stream
 
 Tensors: TypeAlias = (
     "Tensor | torch.nn.Module | torch.optim.Optimizer | Mapping[Any, Any] | Iterable[Any]"
@@ -221,11 +224,11 @@ def _check_location(location: object) -> None:
 
 def prefetch(
     tensors: Tensors,
-    location: Any,
+    location: _Location,
     *,
-    stream: Any = None,
+    stream: _Stream | None = None,
     include_buffers: bool = False,
-    dispatch: Any = "auto",
+    dispatch: _Dispatch = "auto",
     defer: bool | None = None,
 ) -> int:
     """Move the memory of tensors to a place before it is used there, in stream order.
@@ -264,7 +267,11 @@ def prefetch(
 
 
 def advise(
-    tensors: Tensors, advice: Any, location: Any = None, *, include_buffers: bool = False
+    tensors: Tensors,
+    advice: _Advice,
+    location: _Location | None = None,
+    *,
+    include_buffers: bool = False,
 ) -> int:
     """Tell the driver how the memory of tensors will be used.
 
