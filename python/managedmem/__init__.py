@@ -62,8 +62,18 @@ def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
 
 
-def __getattr__(name: str) -> object:
-    """Import the emulator's controls when they are first asked for, to keep the import short."""
-    if name == "emulator":
-        return _import_module("managedmem.emulator")
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+# Type checkers take this name for true; typing's own takes as long to import as the rest of this.
+TYPE_CHECKING = False
+
+if TYPE_CHECKING:
+    from managedmem import emulator as emulator
+else:
+
+    def __getattr__(name: str) -> object:
+        """Import the emulator's controls when first asked for, to keep the import short."""
+        if name == "emulator":
+            return _import_module("managedmem.emulator")
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+del TYPE_CHECKING

@@ -1,0 +1,162 @@
+"""Data-parallel training with torch.distributed, the optimizer's state at home on the host.
+
+    python examples/distributed.py                              one process for each GPU here
+    torchrun --nproc-per-node 8 examples/distributed.py         the same, by torchrun
+    torchrun --nnodes 2 --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint HOST:29400 \
+        examples/distributed.py                                 on each of two machines
+    MANAGEDMEM_DRIVER=emulator python examples/distributed.py   two processes on the CPU, no GPU
+
+Every process holds the parameters and Adam's two averages in managed memory. The parameters stay on
+its GPU. The averages are twice their size and are needed only by ``optimizer.step()``: they live on
+the host, come to the GPU while the backward pass runs, and go home while the next forward pass
+does. So the GPU has room for a batch or a model that is larger by as much.
+"""
+
+import os
+import socket
+import sys
+
+import managedmem
+from managedmem import Device, Host, ManagedBuffer, digits
+
+try:
+    import torch
+    import torch.distributed as dist
+    from torch import nn
+except ImportError as error:
+    print(f"this example needs torch: {error}", file=sys.stderr)
+    sys.exit(2)
+
+import managedmem.torch
+
+WIDTH = 2048  # about 17 MiB of parameters and 33 MiB of optimizer state in each process
+STEPS = 80
+BATCH = 64  # images of each process in a step
+
+
+class HostedState:
+    """An optimizer's state whose home is the host, and which visits the GPU for each step."""
+
+    def __init__(self, optimizer, place, device):
+        self.optimizer, self.place, self.device = optimizer, place, device
+        # A stream of its own lets the pages move beside the kernels. The emulated driver needs
+        # none: it has done its work when the call returns.
+        self.stream = torch.cuda.Stream(place) if place.type == "cuda" else None
+
+    def bring(self):
+        """Start to move the state to the GPU; the number of bytes."""
+        return managedmem.torch.prefetch(self.optimizer, self.device, stream=self.stream)
+
+    def step(self):
+        """Update the parameters once the state is there, then start to send it home."""
+        first = not self.optimizer.state  # the optimizer makes it now
+        if self.stream:
+            torch.cuda.current_stream().wait_stream(self.stream)
+        self.optimizer.step()
+        if first:
+            managedmem.torch.to_managed(self.optimizer, device=self.place)
+            managedmem.torch.advise(self.optimizer, "set_preferred_location", Host())
+        if self.stream:
+            self.stream.wait_stream(torch.cuda.current_stream())
+        managedmem.torch.prefetch(self.optimizer, Host(), stream=self.stream)
+
+    def whereabouts(self):
+        """What the driver says of the largest tensor: its home, and where it was sent last."""
+        tensors = [value for state in self.optimizer.state.values() for value in state.values()]
+        largest = max(tensors, key=lambda tensor: tensor.nbytes)
+        buffer = ManagedBuffer.from_handle(largest.data_ptr(), largest.nbytes, owner=largest)
+        return f"home {buffer.preferred_location}, last sent to {buffer.last_prefetch_location}"
+
+
+def load_digits(place):
+    """Images and labels to train with, then images and labels that are held out."""
+    data = digits.load()
+    images = torch.tensor(data.as_floats()).view(-1, digits.FEATURES).to(place)
+    labels = torch.tensor(list(data.labels)).to(place)
+    held_out = torch.zeros(len(labels), dtype=torch.bool)
+    held_out[digits.HELD_OUT] = True
+    return images[~held_out], labels[~held_out], images[held_out], labels[held_out]
+
+
+def train(place, device, say):
+    """Train a classifier of digits, each process on its share of the images."""
+    rank, world = dist.get_rank(), dist.get_world_size()
+    images, labels, unseen_images, unseen_labels = load_digits(place)
+    mine = torch.arange(rank, len(labels), world)
+
+    model = nn.Sequential(
+        *(nn.Linear(digits.FEATURES, WIDTH), nn.ReLU()),
+        *(nn.Linear(WIDTH, WIDTH), nn.ReLU()),
+        nn.Linear(WIDTH, digits.CLASSES),
+    )
+    managedmem.torch.to_managed(model, device=place)
+    managedmem.torch.advise(model, "set_preferred_location", device)
+    sent = managedmem.torch.prefetch(model, device)
+    say(f"parameters: {sent:,} bytes in managed memory on each GPU")
+
+    # Averages the gradients over all processes while the backward pass computes them.
+    parallel = nn.parallel.DistributedDataParallel(model)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    state = HostedState(optimizer, place, device)
+    chance = torch.Generator().manual_seed(rank)
+    for step in range(STEPS):
+        batch = mine[torch.randint(len(mine), (BATCH,), generator=chance)].to(place)
+        loss = nn.functional.cross_entropy(parallel(images[batch]), labels[batch])
+        moved = state.bring()  # on its own stream, beside the backward pass
+        optimizer.zero_grad()
+        loss.backward()
+        state.step()
+        if step % 20 == 19:
+            dist.all_reduce(loss.detach_())
+            say(f"step {step + 1}: loss {loss.item() / world:.4f}, {moved:,} bytes prefetched")
+    say(f"optimizer state: {state.whereabouts()}")
+
+    with torch.no_grad():
+        right = (model(unseen_images[rank::world]).argmax(1) == unseen_labels[rank::world]).sum()
+    dist.all_reduce(right)
+    say(f"accuracy {right.item() / len(unseen_labels):.4f} on the held-out images")
+
+
+def main():
+    """One process of the job; its place in it comes from the environment, as torchrun sets it."""
+    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    local = int(os.environ["LOCAL_RANK"])
+    emulated = managedmem.driver_info()["emulated"]
+    device = Device(local % Device.count() if emulated else local)
+    if emulated:
+        place, backend = torch.device("cpu"), "gloo"
+    else:
+        place, backend = torch.device("cuda", local), "nccl"
+        torch.cuda.set_device(place)
+    dist.init_process_group(backend)
+    name = "emulated, computing on the CPU" if emulated else device.name
+    print(f"rank {rank} of {world}: {device} ({name}), {backend}", flush=True)
+    try:
+        train(place, device, say=print if rank == 0 else lambda text: None)
+        if not emulated:
+            torch.cuda.synchronize()
+    finally:
+        dist.destroy_process_group()
+
+
+def start(local, world, port):
+    """Set what torchrun would set, in one of the processes of this machine."""
+    os.environ.update(
+        RANK=str(local),
+        LOCAL_RANK=str(local),
+        WORLD_SIZE=str(world),
+        MASTER_ADDR="127.0.0.1",
+        MASTER_PORT=str(port),
+    )
+    main()
+
+
+if __name__ == "__main__":
+    if "RANK" in os.environ:
+        main()
+    else:
+        processes = 2 if managedmem.driver_info()["emulated"] else Device.count()
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        torch.multiprocessing.spawn(start, (processes, port), nprocs=processes)
