@@ -13,8 +13,8 @@ does. So the GPU has room for a batch or a model that is larger by as much.
 """
 
 import os
-import socket
 import sys
+import tempfile
 
 import managedmem
 from managedmem import Device, Host, ManagedBuffer, digits
@@ -117,10 +117,8 @@ def train(place, device, say):
     say(f"accuracy {right.item() / len(unseen_labels):.4f} on the held-out images")
 
 
-def main():
-    """One process of the job; its place in it comes from the environment, as torchrun sets it."""
-    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    local = int(os.environ["LOCAL_RANK"])
+def work(local, rank, world, meeting):
+    """Be one process of the job: its number on this machine and in all, how many, where to meet."""
     emulated = managedmem.driver_info()["emulated"]
     device = Device(local % Device.count() if emulated else local)
     if emulated:
@@ -128,35 +126,35 @@ def main():
     else:
         place, backend = torch.device("cuda", local), "nccl"
         torch.cuda.set_device(place)
-    dist.init_process_group(backend)
+    gpu = None if emulated else place
+    dist.init_process_group(
+        backend, init_method=meeting, rank=rank, world_size=world, device_id=gpu
+    )
     name = "emulated, computing on the CPU" if emulated else device.name
     print(f"rank {rank} of {world}: {device} ({name}), {backend}", flush=True)
     try:
         train(place, device, say=print if rank == 0 else lambda text: None)
-        if not emulated:
-            torch.cuda.synchronize()
+        dist.barrier()  # nobody leaves while others still talk
     finally:
         dist.destroy_process_group()
 
 
-def start(local, world, port):
-    """Set what torchrun would set, in one of the processes of this machine."""
-    os.environ.update(
-        RANK=str(local),
-        LOCAL_RANK=str(local),
-        WORLD_SIZE=str(world),
-        MASTER_ADDR="127.0.0.1",
-        MASTER_PORT=str(port),
-    )
-    main()
+def work_alone(local, world, meeting):
+    """Be one process of a job on this machine alone."""
+    work(local, local, world, meeting)
+
+
+def main():
+    """Take the place that torchrun gives, or start one process for each GPU of this machine."""
+    if "RANK" in os.environ:
+        local, rank, world = (int(os.environ[n]) for n in ("LOCAL_RANK", "RANK", "WORLD_SIZE"))
+        work(local, rank, world, "env://")
+        return
+    world = 2 if managedmem.driver_info()["emulated"] else Device.count()
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # as torchrun does: the processes share the CPU
+    with tempfile.TemporaryDirectory() as folder:
+        torch.multiprocessing.spawn(work_alone, (world, f"file://{folder}/meeting"), nprocs=world)
 
 
 if __name__ == "__main__":
-    if "RANK" in os.environ:
-        main()
-    else:
-        processes = 2 if managedmem.driver_info()["emulated"] else Device.count()
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
-        torch.multiprocessing.spawn(start, (processes, port), nprocs=processes)
+    main()
