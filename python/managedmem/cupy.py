@@ -130,7 +130,7 @@ def prefetch(
     location: Any,
     *,
     stream: Any = None,
-    dispatch: str = "auto",
+    dispatch: Any = "auto",
     defer: bool | None = None,
 ) -> None:
     """Move the pages of one array or several to a place, in the order of CuPy's current stream.
@@ -143,7 +143,7 @@ def prefetch(
     managedmem.prefetch(arrays, location, stream=stream, dispatch=dispatch, defer=defer)
 
 
-def advise(arrays: Any, advice: str, location: Any = None) -> None:
+def advise(arrays: Any, advice: Any, location: Any = None) -> None:
     """Tell the driver how the pages of one array or several will be used.
 
     managedmem.advise() under a second name: advice takes effect at once, in no stream's order.
