@@ -198,12 +198,8 @@ class TestEveryWay:
         buffer.close()
         if way.library is CudaCore:
             pytest.skip("cuda.core is given an address by the caller, here 0, and asks nothing")
-        try:
-            given = way.give(buffer)
-        except (RuntimeError, TypeError, ValueError, BufferError):
-            return
-        # NumPy takes an object whose buffer raises for a scalar: no memory, an object array.
-        assert (given.dtype, given.shape) == (object, ())
+        with pytest.raises((RuntimeError, TypeError, ValueError, BufferError)):
+            way.give(buffer)
 
 
 @typed_ways
@@ -438,7 +434,8 @@ class TestNumPyDlpack:
             wrapped = ManagedBuffer.from_handle(pointer, PAGE)
             with pytest.raises(ValueError, match="managed-memory"):
                 numpy.from_dlpack(wrapped)
-            assert numpy.asarray(wrapped).dtype == object
+            with pytest.raises(ValueError, match="plain device memory"):
+                numpy.asarray(wrapped)
 
 
 class TestOwners:

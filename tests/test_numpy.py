@@ -228,6 +228,30 @@ class TestRefused:
         )
 
 
+class TestArrayOfABuffer:
+    """`numpy.asarray` uses the buffer protocol, and `__array__` where that refuses."""
+
+    @pytest.mark.parametrize("make", [numpy.asarray, numpy.array, numpy.atleast_1d])
+    def test_of_a_closed_buffer(self, alloc, make):
+        buffer = alloc(PAGE)
+        buffer.close()
+        with pytest.raises(RuntimeError, match="closed"):
+            make(buffer)
+
+    def test_of_device_memory(self):
+        with device_memory(PAGE) as pointer:
+            wrapped = ManagedBuffer.from_handle(pointer, PAGE)
+            with pytest.raises(ValueError, match="plain device memory"):
+                numpy.asarray(wrapped)
+
+    def test_called_by_name(self, alloc):
+        buffer = alloc(PAGE).view("float32")
+        assert buffer.__array__().ctypes.data == buffer.handle
+        assert buffer.__array__("float64").dtype == numpy.float64
+        assert buffer.__array__(copy=True).ctypes.data != buffer.handle
+        assert buffer.__array__(dtype=numpy.float32, copy=None).ctypes.data == buffer.handle
+
+
 class TestWithoutConcurrentAccess:
     """The host may not touch managed memory while a device works, and nothing can be prefetched."""
 

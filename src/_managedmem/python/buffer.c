@@ -620,6 +620,8 @@ static PyMethodDef buffer_methods[] = {
      mm_numpy_doc},
     {"close", (PyCFunction)(void (*)(void))buffer_close, METH_FASTCALL | METH_KEYWORDS,
      buffer_close_doc},
+    {"__array__", (PyCFunction)(void (*)(void))mm_buffer_array, METH_FASTCALL | METH_KEYWORDS,
+     mm_buffer_array_doc},
     {"__dlpack__", (PyCFunction)(void (*)(void))mm_buffer_dlpack, METH_FASTCALL | METH_KEYWORDS,
      mm_buffer_dlpack_doc},
     {"__dlpack_device__", mm_buffer_dlpack_device, METH_NOARGS, mm_buffer_dlpack_device_doc},

@@ -83,6 +83,8 @@ PyObject *mm_buffer_dlpack_device(PyObject *op, PyObject *none);
 PyObject *mm_buffer_array_interface(PyObject *op, void *closure);
 PyObject *mm_buffer_numpy(PyObject *op, PyObject *const *args, Py_ssize_t nargs,
                           PyObject *kwnames);
+PyObject *mm_buffer_array(PyObject *op, PyObject *const *args, Py_ssize_t nargs,
+                          PyObject *kwnames);
 int mm_buffer_getbuffer(PyObject *op, Py_buffer *view, int flags);
 void mm_buffer_releasebuffer(PyObject *op, Py_buffer *view);
 
@@ -91,7 +93,8 @@ PyObject *mm_buffer_view_method(PyObject *, PyObject *const *, Py_ssize_t, PyObj
 PyObject *mm_buffer_subscript(PyObject *op, PyObject *key);
 extern const char mm_view_doc[];
 
-extern const char mm_buffer_dlpack_doc[], mm_buffer_dlpack_device_doc[], mm_numpy_doc[];
+extern const char mm_buffer_dlpack_doc[], mm_buffer_dlpack_device_doc[], mm_numpy_doc[],
+    mm_buffer_array_doc[];
 
 /* The live set behind buf.accessed_by, and assignment to it. */
 PyObject *mm_accessed_by_new(mm_state *state, PyObject *buffer);

@@ -136,13 +136,47 @@ import_numpy(void)
     return numpy;
 }
 
+/* numpy.array(view, ...) of a view that is taken here: NumPy forgets the error of a buffer that
+ * refuses one, and makes an array of one object instead. */
+static PyObject *
+array_of_view(PyObject *op, PyObject *numpy, PyObject *dtype, PyObject *copy)
+{
+    PyObject *view = PyMemoryView_FromObject(op);
+    PyObject *make = view ? PyObject_GetAttrString(numpy, "array") : NULL;
+    PyObject *args = make ? PyTuple_Pack(1, view) : NULL;
+    PyObject *kwargs = args ? Py_BuildValue("{s:O,s:O}", "dtype", dtype, "copy", copy) : NULL;
+    PyObject *array = kwargs ? PyObject_Call(make, args, kwargs) : NULL;
+
+    Py_XDECREF(view);
+    Py_XDECREF(make);
+    Py_XDECREF(args);
+    Py_XDECREF(kwargs);
+    return array;
+}
+
+PyObject *
+mm_buffer_array(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
+{
+    static const char *const names[] = {"dtype", "copy"};
+    static const mm_parameters parameters = {"__array__", names, 0, 2, 2};
+    PyObject *given[2], *numpy, *array;
+
+    if (mm_args(&parameters, args, nargs, kwnames, given) < 0
+        || (numpy = import_numpy()) == NULL) {
+        return NULL;
+    }
+    array = array_of_view(op, numpy, given[0] ? given[0] : Py_None, given[1] ? given[1] : Py_None);
+    Py_DECREF(numpy);
+    return array;
+}
+
 PyObject *
 mm_buffer_numpy(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
     static const char *const names[] = {"stream"};
     static const mm_parameters parameters = {"numpy", names, 0, 1, 1};
     mm_buffer *b = mm_buffer_of(op);
-    PyObject *given[1], *numpy, *view = NULL, *array = NULL;
+    PyObject *given[1], *numpy, *array;
 
     if (mm_args(&parameters, args, nargs, kwnames, given) < 0 || mm_buffer_check_open(b) < 0) {
         return NULL;
@@ -151,12 +185,7 @@ mm_buffer_numpy(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject 
     if (numpy == NULL) {
         return NULL;
     }
-    /* Through a memoryview: NumPy forgets the error when a buffer itself refuses its view, and
-     * makes an array of one object instead. */
-    if (read_back(b, given[0]) == 0 && (view = PyMemoryView_FromObject(op)) != NULL) {
-        array = PyObject_CallMethod(numpy, "asarray", "O", view);
-    }
-    Py_XDECREF(view);
+    array = read_back(b, given[0]) < 0 ? NULL : array_of_view(op, numpy, Py_None, Py_False);
     Py_DECREF(numpy);
     return array;
 }
@@ -178,6 +207,14 @@ const char mm_numpy_doc[] =
     "Raises ImportError without NumPy, RuntimeError when closed, ValueError for wrapped memory that is\n"
     "not managed, CUDAError while the stream captures a graph, which stays intact. Other threads run\n"
     "meanwhile. Driver: cuMemPrefetchAsync, cuStreamSynchronize.";
+
+const char mm_buffer_array_doc[] =
+    "__array__($self, /, dtype=None, copy=None)\n--\n\n"
+    "The buffer as a NumPy array; the same memory, unless dtype or copy ask for another.\n"
+    "\n"
+    "NumPy calls it only where the buffer refuses a host view, and so meets the reason: RuntimeError\n"
+    "when closed, ValueError for memory that the host cannot reach. Waits as little as\n"
+    "numpy.asarray(buf) does.";
 
 /* --- __cuda_array_interface__ ----------------------------------------------------------- */
 
