@@ -1,7 +1,8 @@
 """The order of work on the streams of other libraries: where it is wrong, so are the numbers.
 
 A stream is kept busy first, so that whatever does not wait for it runs too early and is seen to
-have done so. Values are never 0, which is what discarded pages read after a prefetch.
+have done so. Discarded pages read 0 or something old after a prefetch, but not what was written
+last.
 """
 
 import ctypes
@@ -79,7 +80,7 @@ def memory(torch, alloc):
 
 @pytest.fixture
 def on_the_host(memory):
-    """The same on the host, from where discarded pages come to the device as zeros."""
+    """The same on the host, from where discarded pages lose what the host wrote."""
     memory.buffer.prefetch(Host())
     managedmem.Device().sync()
     return memory
@@ -159,7 +160,7 @@ class TestForgetting:
         with torch_works_on(given):
             on_the_host.write_late(given)
             forget(on_the_host.chunks, given)
-        assert on_the_host.even() == {0}
+        assert NEW not in on_the_host.even()
         assert on_the_host.odd() == {NEW}
 
     def test_comes_before_a_write_that_is_queued_after(self, torch, remote, forget, make):
@@ -186,7 +187,7 @@ class TestAWrongOrderShows:
             on_the_host.write_late(None)
             forget(on_the_host.chunks, stream)
             stream.sync()
-        assert on_the_host.even() == {NEW}
+        assert NEW in on_the_host.even()
 
     def test_forgetting_too_late_destroys_what_is_written(self, torch, remote, stream, forget):
         early = torch.cuda.Stream()
@@ -208,7 +209,8 @@ class TestTheCurrentStreamOfTorch:
             on_the_host.write_late(current)
             discard_prefetch(on_the_host.chunks, current)
             current.synchronize()
-        assert (on_the_host.even(), on_the_host.odd()) == ({0}, {NEW})
+        assert NEW not in on_the_host.even()
+        assert on_the_host.odd() == {NEW}
 
     def test_none_is_the_default_stream_also_inside_a_stream_block(self, torch, on_the_host):
         """As documented: `stream=None` does not look at what torch's block says."""
@@ -216,7 +218,8 @@ class TestTheCurrentStreamOfTorch:
         with torch.cuda.stream(torch.cuda.Stream()):
             discard_prefetch(on_the_host.chunks, None)
         torch.cuda.synchronize()
-        assert (on_the_host.even(), on_the_host.odd()) == ({0}, {NEW})
+        assert NEW not in on_the_host.even()
+        assert on_the_host.odd() == {NEW}
 
 
 @streams
@@ -302,10 +305,6 @@ class TestTwoDevices:
             block = torch.cuda.Stream() if own else torch.cuda.current_stream()
             with torch.cuda.stream(block):
                 on_the_host.write_late(block)
-                forget(on_the_host.chunks, block)
-                block.synchronize()
-                assert on_host(on_the_host.buffer, slice(0, None, 2)) == {0}
-                torch.cuda._sleep(SLEEP)
                 forget(on_the_host.chunks, block)
                 for chunk in on_the_host.chunks:
                     chunk.fill(OLD, stream=block)

@@ -285,14 +285,17 @@ class TestTorch:
         tensor.fill_(9)
         assert contents(buffer) == b"\x04" * PAGE
 
-    def test_the_device_is_the_one_that_the_memory_is_accounted_to(self, device1, current_device):
+    def test_the_device_is_the_one_that_is_asked_for(self, device1, current_device):
+        """Managed memory is every device's, whichever was current when it was allocated."""
         torch = libraries.torch()
         device1.set_current()
         with new() as buffer:
             current_device.set_current()
             assert buffer.device_id == 1
-            assert torch.as_tensor(buffer, device="cuda:1").data_ptr() == buffer.handle
-            assert torch.as_tensor(buffer, device="cuda:0").data_ptr() != buffer.handle
+            for name in ("cuda:0", "cuda:1"):
+                tensor = torch.as_tensor(buffer, device=name)
+                assert tensor.data_ptr() == buffer.handle
+                assert tensor.device == torch.device(name)
 
     def test_a_parameter_over_a_buffer_trains(self, alloc):
         torch = libraries.torch()

@@ -165,6 +165,7 @@ class TestModules:
         assert prefetch(model, device=0) == parameters
         assert {last_prefetch(p) for p in model.parameters()} == {device0}
         assert {last_prefetch(b) for b in model.buffers()} == {None}
+        model = mt.to_managed(small_model(on))
         assert prefetch(model, device=CPU, include_buffers=True) == parameters + buffers
         tensors = itertools.chain(model.parameters(), model.buffers())
         assert {last_prefetch(t) for t in tensors} == {Host()}
