@@ -11,13 +11,16 @@ from __future__ import annotations
 
 import functools
 import mmap
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING
 
 import cupy
 
 import managedmem
 from managedmem import CUDAOutOfMemoryError, Device, Host, ManagedBuffer, ManagedMemoryResource
+
+if TYPE_CHECKING:
+    from managedmem._managedmem import _Advice, _Dispatch, _Location, _Stream, _Target
 
 __all__ = [
     "ManagedMemoryPool",
@@ -126,11 +129,11 @@ def managed_mempool(
 
 
 def prefetch(
-    arrays: Any,
-    location: Any,
+    arrays: _Target | Iterable[_Target],
+    location: _Location | Sequence[_Location],
     *,
-    stream: Any = None,
-    dispatch: Any = "auto",
+    stream: _Stream | None = None,
+    dispatch: _Dispatch = "auto",
     defer: bool | None = None,
 ) -> None:
     """Move the pages of one array or several to a place, in the order of CuPy's current stream.
@@ -143,7 +146,11 @@ def prefetch(
     managedmem.prefetch(arrays, location, stream=stream, dispatch=dispatch, defer=defer)
 
 
-def advise(arrays: Any, advice: Any, location: Any = None) -> None:
+def advise(
+    arrays: _Target | Iterable[_Target],
+    advice: _Advice,
+    location: _Location | Sequence[_Location] | None = None,
+) -> None:
     """Tell the driver how the pages of one array or several will be used.
 
     managedmem.advise() under a second name: advice takes effect at once, in no stream's order.

@@ -36,14 +36,14 @@ MM_NODISCARD int mm_preset_register(mm_driver *cu, const mm_preset *preset,
  * Harmless after the driver's shutdown and in a forked child. */
 MM_EXPORT void managedmem_free(void *block, ssize_t size, int device, CUstream stream);
 
-/* X(n) for each n below MM_MAX_PRESETS. */
-#define MM_PRESET_SLOTS(X)                                                                    \
-    X(0)                                                                                      \
-    X(1)                                                                                      \
-    X(2)                                                                                      \
-    X(3)                                                                                      \
-    X(4) X(5) X(6) X(7) X(8) X(9) X(10) X(11) X(12) X(13) X(14) X(15) X(16) X(17) X(18) X(19) \
-        X(20) X(21) X(22) X(23) X(24) X(25) X(26) X(27) X(28) X(29) X(30) X(31)
+/* X(n) for each n below MM_MAX_PRESETS. clang-format never comes to an end with it. */
+/* clang-format off */
+#define MM_PRESET_SLOTS(X)                                  \
+    X(0)  X(1)  X(2)  X(3)  X(4)  X(5)  X(6)  X(7)          \
+    X(8)  X(9)  X(10) X(11) X(12) X(13) X(14) X(15)         \
+    X(16) X(17) X(18) X(19) X(20) X(21) X(22) X(23)         \
+    X(24) X(25) X(26) X(27) X(28) X(29) X(30) X(31)
+/* clang-format on */
 
 /* Allocates whole pages for a device, with the preset's advice. On failure NULL, all given back,
  * and one line on the standard error, except when there is just no memory. */
