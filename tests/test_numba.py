@@ -71,6 +71,15 @@ class TestManager:
         pointers.clear()
         assert not ManagedBuffer.from_handle(address, 100).is_managed
 
+    def test_views_keep_the_memory(self, manager):
+        pointer = manager.memalloc(100)
+        address = int(pointer.device_pointer)
+        view = pointer.view(10, 20)
+        del pointer
+        assert ManagedBuffer.from_handle(address, 100).is_managed
+        del view
+        assert not ManagedBuffer.from_handle(address, 100).is_managed
+
     def test_frees_nothing_while_cleanup_is_deferred(self, manager):
         first, second = manager.memalloc(100), manager.memalloc(100)
         buffers = [ManagedBuffer.from_handle(int(p.device_pointer), 100) for p in (first, second)]
