@@ -20,6 +20,7 @@ SLEEP = 80_000_000  # cycles: some 40 ms on a GPU at 2 GHz
 CHUNK = 2 * MIB
 CHUNKS = 8
 OLD, NEW = 3, 5
+EVEN, ODD = slice(0, None, 2), slice(1, None, 2)
 
 streams = pytest.mark.parametrize("make", STREAMS.values(), ids=STREAMS)
 
@@ -143,26 +144,37 @@ MORE = {
     "discard_prefetch loop": with_options(discard_prefetch, dispatch="loop"),
     "discard_prefetch not deferred": with_options(discard_prefetch, defer=False),
 }
-# Every stream with the three kinds, and the other forms of them with a stream of each sort.
-CASES = [
-    pytest.param(forget, STREAMS[stream], id=f"{name}-{stream}")
-    for names, forms in ((STREAMS, FORGET), (("None", "torch", "handle 2"), MORE))
-    for stream in names
-    for name, forget in forms.items()
-]
+# After these the numbers do not tell the order: the driver often keeps what one call discards and
+# another prefetches, and often loses what the host writes between discard and a late prefetch.
+SILENT = {"discard by method", "discard loop", "deferred discard_prefetch"}
+
+
+def cases(silent):
+    """Every stream with the three kinds, and the other forms of them with a stream of each sort."""
+    return [
+        pytest.param(forget, STREAMS[stream], id=f"{name}-{stream}")
+        for names, forms in ((STREAMS, FORGET), (("None", "torch", "handle 2"), MORE))
+        for stream in names
+        for name, forget in forms.items()
+        if silent or name not in SILENT
+    ]
+
+
 every_form = pytest.mark.parametrize("forget", (FORGET | MORE).values(), ids=FORGET | MORE)
+telling = {name: forget for name, forget in (FORGET | MORE).items() if name not in SILENT}
 
 
-@pytest.mark.parametrize(("forget", "make"), CASES)
 class TestForgetting:
+    @pytest.mark.parametrize(("forget", "make"), cases(silent=False))
     def test_comes_after_a_write_that_was_queued_before(self, on_the_host, forget, make):
         given = make()
         with torch_works_on(given):
             on_the_host.write_late(given)
             forget(on_the_host.chunks, given)
-        assert NEW not in on_the_host.even()
+        assert NEW not in on_host(on_the_host.buffer, EVEN)
         assert on_the_host.odd() == {NEW}
 
+    @pytest.mark.parametrize(("forget", "make"), cases(silent=True))
     def test_comes_before_a_write_that_is_queued_after(self, torch, remote, forget, make):
         given = make()
         with torch_works_on(given):
@@ -174,21 +186,22 @@ class TestForgetting:
         # Pages that were still discarded would lose it on the way back.
         managedmem.prefetch(remote.chunks, Host())
         torch.cuda.synchronize()
-        assert on_host(remote.buffer, slice(0, None, 2)) == {NEW}
-        assert on_host(remote.buffer, slice(1, None, 2)) == {OLD}
+        assert on_host(remote.buffer, EVEN) == {NEW}
+        assert on_host(remote.buffer, ODD) == {OLD}
 
 
-@every_form
 class TestAWrongOrderShows:
     """The controls: without them the tests above could pass whatever the order is."""
 
+    @pytest.mark.parametrize("forget", telling.values(), ids=telling)
     def test_forgetting_too_early_leaves_what_is_written(self, on_the_host, stream, forget):
         with torch_works_on(None):
             on_the_host.write_late(None)
             forget(on_the_host.chunks, stream)
             stream.sync()
-        assert NEW in on_the_host.even()
+        assert NEW in on_host(on_the_host.buffer, EVEN)
 
+    @every_form
     def test_forgetting_too_late_destroys_what_is_written(self, torch, remote, stream, forget):
         early = torch.cuda.Stream()
         with torch_works_on(stream):
@@ -209,7 +222,7 @@ class TestTheCurrentStreamOfTorch:
             on_the_host.write_late(current)
             discard_prefetch(on_the_host.chunks, current)
             current.synchronize()
-        assert NEW not in on_the_host.even()
+        assert NEW not in on_host(on_the_host.buffer, EVEN)
         assert on_the_host.odd() == {NEW}
 
     def test_none_is_the_default_stream_also_inside_a_stream_block(self, torch, on_the_host):
@@ -218,7 +231,7 @@ class TestTheCurrentStreamOfTorch:
         with torch.cuda.stream(torch.cuda.Stream()):
             discard_prefetch(on_the_host.chunks, None)
         torch.cuda.synchronize()
-        assert NEW not in on_the_host.even()
+        assert NEW not in on_host(on_the_host.buffer, EVEN)
         assert on_the_host.odd() == {NEW}
 
 

@@ -286,11 +286,12 @@ class TestTensors:
         assert torch.ones(10, device="cuda").sum().item() == 10
 
     def test_of_several_threads(self):
-        """torch lets one thread at a time into a pool, so each has its own, with equal advice."""
+        """Each has a pool of its own, as torch asks for, and no pool ends while one is entered."""
+        pools = [managed_mempool(preferred_location=Device(0)) for _ in range(4)]
         results = []
 
         def work(number):
-            pool = managed_mempool(preferred_location=Device(0))
+            pool = pools[number]
             stream = torch.cuda.Stream()
             for _ in range(10):
                 with torch.cuda.stream(stream):
