@@ -1,7 +1,6 @@
-/* batch.c: what batch.h says. The measurements behind choose() are in docs/develop/dispatch.rst. */
-#include "batch.h"
+/* batch.c: what batch.h says. The measurements behind it are in docs/develop/dispatch.rst. */
+#include "dispatch.h"
 
-#include <assert.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -131,223 +130,37 @@ mm_batch_merge(mm_batch *b)
     join_neighbours(b);
 }
 
-/* --- dispatch --------------------------------------------------------------------------- */
-
-/* The last requested location is the cheapest sign of residency there is: a query of 60 ns. */
-static bool
-seems_resident(mm_driver *cu, const mm_move *m)
+/* Brings those that can gain from the batch call, as far as that does not depend on where pages
+ * are, to the front. Conflicting moves keep their order and are never batched by choice. */
+void
+mm_batch_lay_out(mm_batch *b)
 {
-    int last = CU_DEVICE_INVALID;
-
-    return cu->MemRangeGetAttribute(&last, sizeof last,
-                                    CU_MEM_RANGE_ATTRIBUTE_LAST_PREFETCH_LOCATION, m->range.start,
-                                    m->range.size)
-               == CUDA_SUCCESS
-           && last == m->where.id;
-}
-
-/* Whether a move gains from the driver's batch call. It costs about 18 us a range, whatever the
- * range holds; a call for each costs less where pages are there already (2 to 4 us) and where they
- * go to the host, the same below 64 KiB, and more where larger pages move to a device. */
-static bool
-gains_from_batch(mm_driver *cu, const mm_move *m)
-{
-    return m->where.type == CU_MEM_LOCATION_TYPE_DEVICE && m->range.size >= 65536
-           && !seems_resident(cu, m);
-}
-
-/* Moves those that gain from the batch call to the front, in order; returns how many. */
-static size_t
-choose(mm_driver *cu, mm_batch *b, mm_dispatch dispatch)
-{
-    size_t chosen = 0;
-
-    if (dispatch != MM_DISPATCH_AUTO) {
-        return dispatch == MM_DISPATCH_BATCH ? b->count : 0;
-    }
-    if (b->count < 2 || b->in_order || cu->MemPrefetchBatchAsync == NULL
-        || !cu->concurrent_access) {
-        return 0;
-    }
-    for (size_t i = 0; i < b->count; i++) {
-        if (gains_from_batch(cu, &b->moves[i])) {
-            mm_move m = b->moves[i];
-            b->moves[i] = b->moves[chosen];
-            b->moves[chosen++] = m;
-        }
-    }
-    return chosen >= 2 ? chosen : 0;
-}
-
-/* The arrays of a batch call, in one block. */
-typedef struct {
-    void *block;
-    CUdeviceptr *starts;
-    size_t *sizes;
-    CUmemLocation *where;
-    size_t *first; /* index of the first range of each location */
-    size_t locations;
-} call_arrays;
-
-static int
-fill_arrays(call_arrays *a, const mm_move *moves, size_t count, mm_status *st)
-{
-    assert(count > 0);
-    a->block = malloc(
-        count * (sizeof *a->starts + sizeof *a->sizes + sizeof *a->where + sizeof *a->first));
-    if (a->block == NULL) {
-        return mm_fail(st, MM_NO_MEMORY, "out of host memory for %zu ranges", count);
-    }
-    a->starts = a->block;
-    a->sizes = (size_t *)(a->starts + count);
-    a->first = a->sizes + count;
-    a->where = (CUmemLocation *)(a->first + count);
-    a->locations = 0;
-    for (size_t i = 0; i < count; i++) {
-        a->starts[i] = moves[i].range.start;
-        a->sizes[i] = moves[i].range.size;
-        if (i == 0 || !mm_same_location(moves[i].where, moves[i - 1].where)) {
-            a->where[a->locations] = moves[i].where;
-            a->first[a->locations++] = i;
-        }
-    }
-    return 0;
-}
-
-typedef enum { PREFETCH, DISCARD, DISCARD_PREFETCH } kind;
-
-static CUresult
-call_batch(mm_driver *cu, kind what, const call_arrays *a, size_t count, CUstream stream)
-{
-    if (what == DISCARD) {
-        return cu->MemDiscardBatchAsync(a->starts, a->sizes, count, 0, stream);
-    }
-    return (what == PREFETCH ? cu->MemPrefetchBatchAsync : cu->MemDiscardAndPrefetchBatchAsync)(
-        a->starts, a->sizes, count, a->where, a->first, a->locations, 0, stream);
-}
-
-static int
-issue_batch(mm_driver *cu, kind what, const mm_move *moves, size_t count, CUstream stream,
-            mm_status *st)
-{
-    static const char *const names[] = {"cuMemPrefetchBatchAsync", "cuMemDiscardBatchAsync",
-                                        "cuMemDiscardAndPrefetchBatchAsync"};
-    call_arrays a = {0};
-    CUresult code;
-
-    if (fill_arrays(&a, moves, count, st) < 0) {
-        return -1;
-    }
-    code = call_batch(cu, what, &a, count, stream);
-    free(a.block);
-    if (code == CUDA_SUCCESS) {
-        return 0;
-    }
-    (void)mm_fail_call(st, names[what], (int)code);
-    return mm_explain(cu, moves[0].range, moves[0].where,
-                      what == DISCARD ? MM_DISCARD : MM_PREFETCH, st);
-}
-
-/* One range by the call that is made for one: no arrays, no allocation. */
-static int
-issue_one(mm_driver *cu, kind what, const mm_move *m, CUstream stream, mm_status *st)
-{
-    CUdeviceptr start = m->range.start;
-    size_t size = m->range.size, first = 0;
-    CUmemLocation where = m->where;
-    const char *function = "cuMemPrefetchAsync";
-    CUresult code;
-
-    if (what == PREFETCH) {
-        code = cu->MemPrefetchAsync(start, size, where, 0, stream);
-    } else if (what == DISCARD) {
-        function = "cuMemDiscardBatchAsync";
-        code = cu->MemDiscardBatchAsync(&start, &size, 1, 0, stream);
-    } else {
-        function = "cuMemDiscardAndPrefetchBatchAsync";
-        code = cu->MemDiscardAndPrefetchBatchAsync(&start, &size, 1, &where, &first, 1, 0, stream);
-    }
-    if (code == CUDA_SUCCESS) {
-        return 0;
-    }
-    (void)mm_fail_call(st, function, (int)code);
-    return mm_explain(cu, m->range, where, what == DISCARD ? MM_DISCARD : MM_PREFETCH, st);
-}
-
-static int
-issue(mm_driver *cu, kind what, mm_batch *b, size_t together, CUstream stream, mm_status *st)
-{
-    if (together > 0 && issue_batch(cu, what, b->moves, together, stream, st) < 0) {
-        return -1;
-    }
-    for (size_t i = together; i < b->count; i++) {
-        if (issue_one(cu, what, &b->moves[i], stream, st) < 0) {
-            return -1;
-        }
-    }
-    return 0;
-}
-
-/* Defers once for all: what follows on the stream is then behind the host function too. */
-static int
-defer_batch(mm_driver *cu, const mm_batch *b, CUstream stream, mm_defer defer, mm_status *st)
-{
-    size_t bytes[2] = {0, 0};
-    CUmemLocation device = mm_location(CU_MEM_LOCATION_TYPE_DEVICE, 0);
-
-    for (size_t i = 0; i < b->count; i++) {
-        bytes[b->moves[i].where.type != CU_MEM_LOCATION_TYPE_DEVICE] += b->moves[i].range.size;
-    }
-    if (bytes[0] > bytes[1]) {
-        return mm_defer_prefetch(cu, bytes[0], device, stream, defer, st);
-    }
-    return mm_defer_prefetch(cu, bytes[1], mm_host(), stream, defer, st);
-}
-
-/* All calls of one operation, and the host function that defers them, go to one stream. */
-static int
-run_in_scope(mm_driver *cu, kind what, mm_batch *b, CUstream stream, mm_dispatch dispatch,
-             mm_defer defer, mm_status *st)
-{
-    mm_batch_stream s = {.stream = stream};
-    size_t together;
-    int rc;
-
     mm_batch_merge(b);
-    /* A discard costs the same either way, so one call serves all of them. */
-    together = what == DISCARD && dispatch == MM_DISPATCH_AUTO && b->count > 1
-                   ? b->count
-                   : choose(cu, b, dispatch);
-    if ((what != PREFETCH || together > 0) && mm_batch_stream_get(cu, stream, &s, st) < 0) {
-        return -1;
+    b->eligible = 0;
+    for (size_t i = 0; i < b->count && !b->in_order; i++) {
+        mm_move m = b->moves[i];
+        if (m.where.type == CU_MEM_LOCATION_TYPE_DEVICE && m.range.size >= MM_BATCH_FROM) {
+            b->moves[i] = b->moves[b->eligible];
+            b->moves[b->eligible++] = m;
+        }
     }
-    rc = what == DISCARD ? 0 : defer_batch(cu, b, s.stream, defer, st);
-    if (rc == 0) {
-        rc = issue(cu, what, b, together, s.stream, st);
-    }
-    mm_batch_stream_release(cu, &s);
-    return rc;
 }
 
-/* What the three operations share: the checks in front and the scope around. */
+/* --- operations ------------------------------------------------------------------------- */
+
+/* What the three operations share. */
 static int
-run(mm_driver *cu, kind what, mm_batch *b, CUstream stream, mm_dispatch dispatch, mm_defer defer,
-    mm_status *st)
+run(mm_driver *cu, mm_action what, mm_batch *b, const mm_how *how, mm_status *st)
 {
-    static const char *const names[] = {"a prefetch", "a discard", "discard_prefetch"};
-    static const char *const needs[] = {"dispatch=\"batch\"", "discard", "discard_prefetch"};
-    mm_scope scope;
+    mm_work work;
     int rc;
 
-    if (cu->MemDiscardBatchAsync == NULL && (what != PREFETCH || dispatch == MM_DISPATCH_BATCH)) {
-        return mm_driver_lacks(cu, needs[what], st);
-    }
-    if (mm_stream_refuse_capture(cu, stream, names[what], st) < 0
-        || mm_scope_enter_relaxed(&scope, cu, MM_ANY_DEVICE, st) < 0) {
+    mm_batch_lay_out(b);
+    if (mm_work_init(&work, b->count, st) < 0) {
         return -1;
     }
-    rc = run_in_scope(cu, what, b, stream, dispatch, defer, st);
-    mm_scope_leave(&scope);
+    rc = mm_dispatch_run(cu, what, b, NULL, &work, how, st);
+    mm_work_free(&work);
     return rc;
 }
 
@@ -355,7 +168,9 @@ int
 mm_batch_prefetch(mm_driver *cu, mm_batch *b, CUstream stream, mm_dispatch dispatch,
                   mm_defer defer, mm_status *st)
 {
-    return run(cu, PREFETCH, b, stream, dispatch, defer, st);
+    const mm_how how = {stream, dispatch, defer};
+
+    return run(cu, MM_DO_PREFETCH, b, &how, st);
 }
 
 /* Shrinks one range to whole pages; the message says which of several has none. */
@@ -385,7 +200,9 @@ whole_pages(mm_batch *b, mm_status *st)
 int
 mm_batch_discard(mm_driver *cu, mm_batch *b, CUstream stream, mm_dispatch dispatch, mm_status *st)
 {
-    return whole_pages(b, st) < 0 ? -1 : run(cu, DISCARD, b, stream, dispatch, MM_DEFER_NO, st);
+    const mm_how how = {stream, dispatch, MM_DEFER_NO};
+
+    return whole_pages(b, st) < 0 ? -1 : run(cu, MM_DO_DISCARD, b, &how, st);
 }
 
 /* Adds what lies between two addresses, if anything does. */
@@ -399,9 +216,8 @@ add_edge(mm_batch *edges, const mm_move *m, CUdeviceptr start, CUdeviceptr end)
     }
 }
 
-/* Shrinks every range to whole pages and collects what that cuts off. */
-static int
-split_edges(mm_batch *b, mm_batch *edges, mm_status *st)
+int
+mm_batch_split_edges(mm_batch *b, mm_batch *edges, mm_status *st)
 {
     if (mm_batch_init(edges, 2 * b->count, st) < 0) {
         return -1;
@@ -423,14 +239,16 @@ int
 mm_batch_discard_prefetch(mm_driver *cu, mm_batch *b, CUstream stream, mm_dispatch dispatch,
                           mm_defer defer, mm_status *st)
 {
+    const mm_how how = {stream, dispatch, defer};
+    const mm_how at_the_edges = {stream, MM_DISPATCH_LOOP, MM_DEFER_NO};
     mm_batch edges;
-    int rc = split_edges(b, &edges, st);
+    int rc = mm_batch_split_edges(b, &edges, st);
 
     if (rc == 0) {
-        rc = run(cu, DISCARD_PREFETCH, b, stream, dispatch, defer, st);
+        rc = run(cu, MM_DO_DISCARD_PREFETCH, b, &how, st);
     }
     if (rc == 0 && edges.count > 0) {
-        rc = run(cu, PREFETCH, &edges, stream, MM_DISPATCH_LOOP, MM_DEFER_NO, st);
+        rc = run(cu, MM_DO_PREFETCH, &edges, &at_the_edges, st);
     }
     mm_batch_free(&edges);
     return rc;

@@ -16,6 +16,7 @@ enum { MM_FEW = 8 };
 typedef struct {
     mm_move *moves;
     size_t count;
+    size_t eligible; /* once laid out: so many at the front may go into one batch call */
     bool in_order; /* overlapping ranges have different locations: the last one must win */
     mm_move few[MM_FEW];
 } mm_batch;
@@ -36,9 +37,17 @@ MM_NODISCARD int mm_batch_discard_prefetch(mm_driver *cu, mm_batch *b, CUstream 
 /* One advice for all ranges, each with its own location; all or nothing. */
 MM_NODISCARD int mm_batch_advise(mm_driver *cu, mm_batch *b, CUmem_advise advice, mm_status *st);
 
+/* The steps of the operations, for plans, which take them once and execute often. */
+
 /* Joins overlaps and neighbours, with less than a page between them, that have the same location
  * inside one allocation. Ranges of different locations that overlap keep their order, in which the
- * last one wins. For tests. */
+ * last one wins. */
 void mm_batch_merge(mm_batch *b);
+
+/* Merges, and orders the moves for the driver. */
+void mm_batch_lay_out(mm_batch *b);
+
+/* Shrinks every range to whole pages and collects what that cuts off in edges, a new batch. */
+MM_NODISCARD int mm_batch_split_edges(mm_batch *b, mm_batch *edges, mm_status *st);
 
 #endif

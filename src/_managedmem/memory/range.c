@@ -294,13 +294,16 @@ worth_deferring(size_t size, CUmemLocation where)
     return size >= (where.type == CU_MEM_LOCATION_TYPE_DEVICE ? 16 * mib : 2 * mib);
 }
 
-int
-mm_defer_prefetch(mm_driver *cu, size_t size, CUmemLocation where, CUstream stream, mm_defer defer,
-                  mm_status *st)
+bool
+mm_is_deferred(size_t size, CUmemLocation where, mm_defer defer)
 {
-    if (defer == MM_DEFER_YES || (defer == MM_DEFER_AUTO && worth_deferring(size, where))) {
-        MM_TRY(cu, LaunchHostFunc, st, stream, do_nothing, NULL);
-    }
+    return defer == MM_DEFER_YES || (defer == MM_DEFER_AUTO && worth_deferring(size, where));
+}
+
+int
+mm_queue_host_function(mm_driver *cu, CUstream stream, mm_status *st)
+{
+    MM_TRY(cu, LaunchHostFunc, st, stream, do_nothing, NULL);
     return 0;
 }
 
@@ -309,13 +312,15 @@ mm_range_prefetch(mm_driver *cu, mm_range range, CUmemLocation where, CUstream s
                   mm_defer defer, mm_status *st)
 {
     mm_scope scope;
-    int rc;
+    int rc = 0;
 
     if (mm_stream_refuse_capture(cu, stream, "a prefetch", st) < 0
         || mm_scope_enter_relaxed(&scope, cu, MM_ANY_DEVICE, st) < 0) {
         return -1;
     }
-    rc = mm_defer_prefetch(cu, range.size, where, stream, defer, st);
+    if (mm_is_deferred(range.size, where, defer)) {
+        rc = mm_queue_host_function(cu, stream, st);
+    }
     if (rc == 0) {
         CUresult code = cu->MemPrefetchAsync(range.start, range.size, where, 0, stream);
         if (code != CUDA_SUCCESS) {

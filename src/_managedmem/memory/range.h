@@ -59,9 +59,11 @@ typedef enum { MM_DEFER_AUTO, MM_DEFER_NO, MM_DEFER_YES } mm_defer;
 MM_NODISCARD int mm_range_prefetch(mm_driver *cu, mm_range range, CUmemLocation where,
                                    CUstream stream, mm_defer defer, mm_status *st);
 
-/* Queues an empty host function when a prefetch of this size is better deferred. */
-MM_NODISCARD int mm_defer_prefetch(mm_driver *cu, size_t size, CUmemLocation where,
-                                   CUstream stream, mm_defer defer, mm_status *st);
+/* Whether a prefetch of this size is deferred. */
+bool mm_is_deferred(size_t size, CUmemLocation where, mm_defer defer);
+
+/* Queues the empty host function behind which prefetches are deferred. */
+MM_NODISCARD int mm_queue_host_function(mm_driver *cu, CUstream stream, mm_status *st);
 
 /* Shrinks the range to whole pages; MM_BAD_VALUE when none is left. */
 MM_NODISCARD int mm_range_whole_pages(mm_range *range, mm_status *st);

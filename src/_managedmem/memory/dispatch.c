@@ -1,0 +1,294 @@
+/* dispatch.c: what dispatch.h says. The measurements behind it are in docs/develop/dispatch.rst. */
+#include "dispatch.h"
+
+#include <assert.h>
+#include <stdlib.h>
+
+/* --- room ------------------------------------------------------------------------------- */
+
+static void
+use_few(mm_work *w)
+{
+    w->starts = w->few.starts;
+    w->sizes = w->few.sizes;
+    w->first = w->few.first;
+    w->where = w->few.where;
+    w->ways = w->few.ways;
+}
+
+int
+mm_work_init(mm_work *w, size_t count, mm_status *st)
+{
+    w->block = NULL;
+    w->locations = 0;
+    if (count <= MM_FEW) {
+        use_few(w);
+        return 0;
+    }
+    w->block = calloc(count, sizeof *w->starts + sizeof *w->sizes + sizeof *w->first
+                                 + sizeof *w->where + sizeof *w->ways);
+    if (w->block == NULL) {
+        return mm_fail(st, MM_NO_MEMORY, "out of host memory for %zu ranges", count);
+    }
+    w->starts = w->block;
+    w->sizes = (size_t *)(w->starts + count);
+    w->first = w->sizes + count;
+    w->where = (CUmemLocation *)(w->first + count);
+    w->ways = (unsigned char *)(w->where + count);
+    return 0;
+}
+
+void
+mm_work_free(mm_work *w)
+{
+    free(w->block);
+}
+
+void
+mm_work_fill(mm_work *w, const mm_batch *b, bool all)
+{
+    size_t count = 0;
+
+    w->locations = 0;
+    for (size_t i = 0; i < b->count; i++) {
+        const mm_move *m = &b->moves[i];
+        if (!all && w->ways[i] != MM_TOGETHER) {
+            continue;
+        }
+        w->starts[count] = m->range.start;
+        w->sizes[count] = m->range.size;
+        if (count == 0 || !mm_same_location(m->where, w->where[w->locations - 1])) {
+            w->where[w->locations] = m->where;
+            w->first[w->locations++] = count;
+        }
+        count++;
+    }
+}
+
+/* --- deciding --------------------------------------------------------------------------- */
+
+/* The last requested location is the cheapest sign of residency there is: a query of 60 ns. */
+static bool
+seems_resident(mm_driver *cu, const mm_move *m)
+{
+    int last = CU_DEVICE_INVALID;
+
+    return cu->MemRangeGetAttribute(&last, sizeof last,
+                                    CU_MEM_RANGE_ATTRIBUTE_LAST_PREFETCH_LOCATION, m->range.start,
+                                    m->range.size)
+               == CUDA_SUCCESS
+           && last == m->where.id;
+}
+
+/* A batch call costs about 18 us a range, whatever the range holds; a call for each costs less
+ * where pages are there already (2 to 4 us) and where they go to the host, the same below 64 KiB,
+ * and more where larger pages move to a device. */
+static mm_way
+way_of(mm_driver *cu, const mm_move *m)
+{
+    if (m->where.type != CU_MEM_LOCATION_TYPE_DEVICE) {
+        return MM_ALONE_TO_HOST;
+    }
+    if (m->range.size < MM_BATCH_FROM) {
+        return MM_ALONE_SMALL;
+    }
+    return seems_resident(cu, m) ? MM_ALONE_THERE : MM_TOGETHER;
+}
+
+/* The way of all moves, where one thing decides for all of them; else false. */
+static bool
+way_of_all(mm_driver *cu, mm_action what, const mm_batch *b, mm_dispatch dispatch, mm_way *way)
+{
+    /* A discard costs the same either way, so one call serves all of them. */
+    if (dispatch == MM_DISPATCH_BATCH
+        || (dispatch == MM_DISPATCH_AUTO && what == MM_DO_DISCARD && b->count > 1)) {
+        *way = MM_TOGETHER;
+    } else if (dispatch == MM_DISPATCH_LOOP) {
+        *way = MM_ALONE_ASKED;
+    } else if (b->count < 2) {
+        *way = MM_ALONE_SINGLE;
+    } else if (b->in_order) {
+        *way = MM_ALONE_IN_ORDER;
+    } else if (cu->MemPrefetchBatchAsync == NULL) {
+        *way = MM_ALONE_NO_CALL;
+    } else if (!cu->concurrent_access) {
+        *way = MM_ALONE_NO_ACCESS;
+    } else {
+        return false;
+    }
+    return true;
+}
+
+size_t
+mm_dispatch_decide(mm_driver *cu, mm_action what, const mm_batch *b, mm_dispatch dispatch,
+                   unsigned char *ways)
+{
+    mm_way all = MM_TOGETHER;
+    bool same = way_of_all(cu, what, b, dispatch, &all);
+    size_t together = 0, last = 0;
+
+    for (size_t i = 0; i < b->count; i++) {
+        ways[i] = (unsigned char)(same ? all : way_of(cu, &b->moves[i]));
+        if (ways[i] == MM_TOGETHER) {
+            together++;
+            last = i;
+        }
+    }
+    if (!same && together == 1) {
+        ways[last] = MM_ALONE_LEFT_OVER;
+        return 0;
+    }
+    return together;
+}
+
+bool
+mm_dispatch_defers(const mm_batch *b, mm_defer defer, size_t *bytes, CUmemLocation *where)
+{
+    size_t to_device = 0, to_host = 0;
+
+    for (size_t i = 0; i < b->count; i++) {
+        bool device = b->moves[i].where.type == CU_MEM_LOCATION_TYPE_DEVICE;
+        *(device ? &to_device : &to_host) += b->moves[i].range.size;
+    }
+    *bytes = to_device > to_host ? to_device : to_host;
+    *where = to_device > to_host ? mm_location(CU_MEM_LOCATION_TYPE_DEVICE, 0) : mm_host();
+    return mm_is_deferred(*bytes, *where, defer);
+}
+
+/* --- calling ---------------------------------------------------------------------------- */
+
+static CUresult
+call_batch(mm_driver *cu, mm_action what, const mm_work *w, size_t count, size_t locations,
+           CUstream stream)
+{
+    if (what == MM_DO_DISCARD) {
+        return cu->MemDiscardBatchAsync(w->starts, w->sizes, count, 0, stream);
+    }
+    return (what == MM_DO_PREFETCH ? cu->MemPrefetchBatchAsync
+                                   : cu->MemDiscardAndPrefetchBatchAsync)(
+        w->starts, w->sizes, count, w->where, w->first, locations, 0, stream);
+}
+
+static int
+issue_batch(mm_driver *cu, mm_action what, const mm_work *w, size_t count, CUstream stream,
+            mm_status *st)
+{
+    static const char *const names[] = {"cuMemPrefetchBatchAsync", "cuMemDiscardBatchAsync",
+                                        "cuMemDiscardAndPrefetchBatchAsync"};
+    mm_range range = {.start = w->starts[0], .size = w->sizes[0]};
+    size_t locations = w->locations;
+    CUresult code;
+
+    /* The arrays may hold more ranges than are meant. */
+    while (w->first[locations - 1] >= count) {
+        locations--;
+    }
+    code = call_batch(cu, what, w, count, locations, stream);
+    if (code == CUDA_SUCCESS) {
+        return 0;
+    }
+    (void)mm_fail_call(st, names[what], (int)code);
+    return mm_explain(cu, range, w->where[0], what == MM_DO_DISCARD ? MM_DISCARD : MM_PREFETCH,
+                      st);
+}
+
+/* One range by the call that is made for one: no arrays, no allocation. */
+static int
+issue_one(mm_driver *cu, mm_action what, const mm_move *m, CUstream stream, mm_status *st)
+{
+    CUdeviceptr start = m->range.start;
+    size_t size = m->range.size, first = 0;
+    CUmemLocation where = m->where;
+    const char *function = "cuMemPrefetchAsync";
+    CUresult code;
+
+    if (what == MM_DO_PREFETCH) {
+        code = cu->MemPrefetchAsync(start, size, where, 0, stream);
+    } else if (what == MM_DO_DISCARD) {
+        function = "cuMemDiscardBatchAsync";
+        code = cu->MemDiscardBatchAsync(&start, &size, 1, 0, stream);
+    } else {
+        function = "cuMemDiscardAndPrefetchBatchAsync";
+        code = cu->MemDiscardAndPrefetchBatchAsync(&start, &size, 1, &where, &first, 1, 0, stream);
+    }
+    if (code == CUDA_SUCCESS) {
+        return 0;
+    }
+    (void)mm_fail_call(st, function, (int)code);
+    return mm_explain(cu, m->range, where, what == MM_DO_DISCARD ? MM_DISCARD : MM_PREFETCH, st);
+}
+
+static int
+issue(mm_driver *cu, mm_action what, const mm_batch *b, const mm_work *arrays, const mm_work *work,
+      size_t together, CUstream stream, mm_status *st)
+{
+    if (together > 0 && issue_batch(cu, what, arrays, together, stream, st) < 0) {
+        return -1;
+    }
+    for (size_t i = 0; i < b->count; i++) {
+        if (work->ways[i] != MM_TOGETHER && issue_one(cu, what, &b->moves[i], stream, st) < 0) {
+            return -1;
+        }
+    }
+    return 0;
+}
+
+/* All calls of one operation, and the host function that defers them, go to one stream. */
+static int
+run_in_scope(mm_driver *cu, mm_action what, const mm_batch *b, const mm_work *ready, mm_work *work,
+             const mm_how *how, mm_status *st)
+{
+    size_t together = mm_dispatch_decide(cu, what, b, how->dispatch, work->ways), bytes;
+    mm_batch_stream s = {.stream = how->stream};
+    CUmemLocation where;
+    int rc = 0;
+
+    if ((what != MM_DO_PREFETCH || together > 0)
+        && mm_batch_stream_get(cu, how->stream, &s, st) < 0) {
+        return -1;
+    }
+    /* Those that can go together come first, so arrays of all begin with them. */
+    if (ready == NULL || (together != b->count && together != b->eligible)) {
+        mm_work_fill(work, b, false);
+        ready = work;
+    }
+    /* Once for all: what follows on the stream is then behind the host function too. */
+    if (what != MM_DO_DISCARD && mm_dispatch_defers(b, how->defer, &bytes, &where)) {
+        rc = mm_queue_host_function(cu, s.stream, st);
+    }
+    if (rc == 0) {
+        rc = issue(cu, what, b, ready, work, together, s.stream, st);
+    }
+    mm_batch_stream_release(cu, &s);
+    return rc;
+}
+
+int
+mm_dispatch_check(mm_driver *cu, mm_action what, const mm_how *how, mm_status *st)
+{
+    static const char *const names[] = {"a prefetch", "a discard", "discard_prefetch"};
+    static const char *const needs[] = {"dispatch=\"batch\"", "discard", "discard_prefetch"};
+
+    if (cu->MemDiscardBatchAsync == NULL
+        && (what != MM_DO_PREFETCH || how->dispatch == MM_DISPATCH_BATCH)) {
+        return mm_driver_lacks(cu, needs[what], st);
+    }
+    return mm_stream_refuse_capture(cu, how->stream, names[what], st);
+}
+
+int
+mm_dispatch_run(mm_driver *cu, mm_action what, const mm_batch *b, const mm_work *ready,
+                mm_work *work, const mm_how *how, mm_status *st)
+{
+    mm_scope scope;
+    int rc;
+
+    assert(b->count > 0);
+    if (mm_dispatch_check(cu, what, how, st) < 0
+        || mm_scope_enter_relaxed(&scope, cu, MM_ANY_DEVICE, st) < 0) {
+        return -1;
+    }
+    rc = run_in_scope(cu, what, b, ready, work, how, st);
+    mm_scope_leave(&scope);
+    return rc;
+}
