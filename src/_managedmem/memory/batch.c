@@ -69,19 +69,30 @@ is_sorted(const mm_batch *b)
     return true;
 }
 
-/* Whether ranges overlap while there is more than one location; the batch is sorted. */
+/* Whether ranges of different locations overlap; the batch is sorted. */
 static bool
 has_conflict(const mm_batch *b)
 {
-    bool overlap = false, several = false;
-    CUdeviceptr reach = end_of(&b->moves[0]);
+    CUmemLocation farthest = b->moves[0].where;
+    CUdeviceptr reach = end_of(&b->moves[0]), others = 0; /* how far other locations reach */
 
     for (size_t i = 1; i < b->count; i++) {
-        overlap |= b->moves[i].range.start < reach;
-        reach = end_of(&b->moves[i]) > reach ? end_of(&b->moves[i]) : reach;
-        several |= !mm_same_location(b->moves[i].where, b->moves[0].where);
+        const mm_move *m = &b->moves[i];
+        bool same = mm_same_location(m->where, farthest);
+        if (m->range.start < (same ? others : reach)) {
+            return true;
+        }
+        if (same) {
+            reach = end_of(m) > reach ? end_of(m) : reach;
+        } else if (end_of(m) > reach) {
+            others = reach;
+            reach = end_of(m);
+            farthest = m->where;
+        } else {
+            others = end_of(m) > others ? end_of(m) : others;
+        }
     }
-    return overlap && several;
+    return false;
 }
 
 static void

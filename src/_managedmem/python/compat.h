@@ -16,6 +16,16 @@
 #define Py_RETURN_TRUE return Py_NewRef(Py_True)
 #define Py_RETURN_FALSE return Py_NewRef(Py_False)
 
+/* Between these, other threads see an object's fields either as before or as after. Where there is
+ * a GIL, it does that, as long as no Python code runs in between. */
+#ifdef Py_GIL_DISABLED
+#define MM_LOCK(op) Py_BEGIN_CRITICAL_SECTION(op)
+#define MM_UNLOCK() Py_END_CRITICAL_SECTION()
+#else
+#define MM_LOCK(op) {
+#define MM_UNLOCK() }
+#endif
+
 /* A binary for the stable ABI of 3.11 cannot name these slots, yet newer interpreters want them,
  * so their numbers stand here; module.c picks the slots that fit the running version. */
 #define MM_MOD_MULTIPLE_INTERPRETERS 3

@@ -13,6 +13,8 @@
     X(PyTypeObject, buffer_type)      \
     X(PyTypeObject, accessed_by_type) \
     X(PyTypeObject, resource_type)    \
+    X(PyTypeObject, plan_type)        \
+    X(PyTypeObject, plan_entry_type)  \
     X(PyObject, cuda_error)           \
     X(PyObject, out_of_memory_error)  \
     X(PyObject, not_found_error)      \
@@ -75,6 +77,7 @@ int mm_buffer_init(PyObject *module, mm_state *state);
 int mm_accessed_by_init(PyObject *module, mm_state *state);
 int mm_resource_init(PyObject *module, mm_state *state);
 int mm_args_init(PyObject *module, mm_state *state);
+int mm_plan_init(PyObject *module, mm_state *state);
 
 /* Makes a heap type from a spec, stores it and adds it to the module. */
 int mm_add_type(PyObject *module, PyType_Spec *spec, PyTypeObject **into);

@@ -4,23 +4,27 @@
 #include "foreign.h"
 #include "location.h"
 
-/* Says which of several targets an exception is about; driver errors keep their attributes. */
-static void
-name_target(const mm_targets *t, Py_ssize_t i)
+void
+mm_name_item(const char *list, Py_ssize_t i)
 {
     PyObject *type, *value, *traceback;
 
-    if (!t->several) {
-        return;
-    }
     PyErr_Fetch(&type, &value, &traceback);
     if (type == PyExc_ValueError || type == PyExc_TypeError || type == PyExc_RuntimeError) {
-        PyErr_Format(type, "targets[%zd]: %S", i, value ? value : Py_None);
+        PyErr_Format(type, "%s[%zd]: %S", list, i, value ? value : Py_None);
         Py_XDECREF(type);
         Py_XDECREF(value);
         Py_XDECREF(traceback);
     } else {
         PyErr_Restore(type, value, traceback);
+    }
+}
+
+static void
+name_target(const mm_targets *t, Py_ssize_t i)
+{
+    if (t->several) {
+        mm_name_item("targets", i);
     }
 }
 
@@ -39,35 +43,47 @@ keep_export(mm_targets *t, PyObject *export)
     return rc;
 }
 
-static int
-read_one(mm_targets *t, PyObject *value, mm_operation op, mm_range *range)
+int
+mm_target_read(mm_state *state, mm_driver *cu, PyObject *value, mm_operation op, mm_target *target)
 {
-    PyObject *export;
     mm_status st;
-    bool dense;
 
-    if (mm_is_buffer(t->state, value)) {
+    *target = (mm_target){.dense = true};
+    if (mm_is_buffer(state, value)) {
         mm_buffer_use use;
         if (mm_buffer_begin(mm_buffer_of(value), op, &use) < 0) {
             return -1;
         }
-        *range = use.range;
+        target->range = use.range;
         mm_buffer_end(&use);
         return 0;
     }
-    if (mm_read_foreign(t->state, value, range, &dense, &export) < 0
-        || (export != NULL && keep_export(t, export) < 0)) {
+    if (mm_read_foreign(state, value, &target->range, &target->dense, &target->export) < 0) {
         return -1;
     }
-    if (op == MM_DISCARD && !dense) {
-        return mm_refuse_foreign(PyExc_ValueError, value,
-                                 "cannot be discarded: it is not contiguous, and what lies in its "
-                                 "gaps would be lost");
+    if (op == MM_DISCARD && !target->dense) {
+        (void)mm_refuse_foreign(PyExc_ValueError, value,
+                                "cannot be discarded: it is not contiguous, and what lies in its "
+                                "gaps would be lost");
+    } else if (mm_range_check(cu, &target->range, op, &st) < 0) {
+        (void)mm_raise(state, &st);
+    } else {
+        return 0;
     }
-    if (mm_range_check(t->cu, range, op, &st) < 0) {
-        (void)mm_raise(t->state, &st);
+    Py_CLEAR(target->export);
+    return -1;
+}
+
+static int
+read_one(mm_targets *t, PyObject *value, mm_operation op, mm_range *range)
+{
+    mm_target target;
+
+    if (mm_target_read(t->state, t->cu, value, op, &target) < 0
+        || (target.export != NULL && keep_export(t, target.export) < 0)) {
         return -1;
     }
+    *range = target.range;
     return 0;
 }
 
@@ -93,26 +109,38 @@ is_single(mm_state *state, PyObject *value)
                 || PyObject_HasAttrString(value, "__iter__"));
 }
 
+PyObject *
+mm_targets_tuple(mm_state *state, PyObject *value, bool *several)
+{
+    int single = is_single(state, value);
+    PyObject *items;
+
+    *several = !single;
+    if (single < 0) {
+        return NULL;
+    }
+    items = single ? PyTuple_Pack(1, value) : PySequence_Tuple(value);
+    if (items != NULL && PyTuple_Size(items) == 0) {
+        PyErr_SetString(PyExc_ValueError, "targets is empty: give at least one");
+        Py_CLEAR(items);
+    }
+    return items;
+}
+
 int
 mm_targets_read(mm_state *state, PyObject *value, mm_operation op, mm_targets *t)
 {
-    int single = is_single(state, value);
     Py_ssize_t count;
     mm_status st;
 
-    *t = (mm_targets){.state = state, .several = !single};
+    *t = (mm_targets){.state = state};
     t->batch.moves = t->batch.few;
-    if (single < 0 || (t->cu = mm_open(state)) == NULL) {
-        return -1;
-    }
-    t->items = single ? PyTuple_Pack(1, value) : PySequence_Tuple(value);
-    if (t->items == NULL) {
+    if ((t->cu = mm_open(state)) == NULL
+        || (t->items = mm_targets_tuple(state, value, &t->several)) == NULL) {
         return -1;
     }
     count = PyTuple_Size(t->items);
-    if (count == 0) {
-        PyErr_SetString(PyExc_ValueError, "targets is empty: give at least one");
-    } else if (mm_batch_init(&t->batch, (size_t)count, &st) < 0) {
+    if (mm_batch_init(&t->batch, (size_t)count, &st) < 0) {
         (void)mm_raise(state, &st);
     }
     for (Py_ssize_t i = 0; i < count && !PyErr_Occurred(); i++) {

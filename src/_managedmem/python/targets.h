@@ -22,6 +22,23 @@ typedef struct {
  * an exception, and then nothing needs to be ended. */
 int mm_targets_read(mm_state *state, PyObject *value, mm_operation op, mm_targets *t);
 
+/* The targets as a tuple, of at least one; *several is false for one that was given by itself. */
+PyObject *mm_targets_tuple(mm_state *state, PyObject *value, bool *several);
+
+/* One target, read and checked. */
+typedef struct {
+    mm_range range;
+    bool dense;       /* no gaps */
+    PyObject *export; /* a memoryview to keep while the range is used, or NULL */
+} mm_target;
+
+int mm_target_read(mm_state *state, mm_driver *cu, PyObject *value, mm_operation op,
+                   mm_target *target);
+
+/* Says in a TypeError, ValueError or RuntimeError which item of a list it is about; driver errors
+ * keep their attributes. */
+void mm_name_item(const char *list, Py_ssize_t i);
+
 /* Reads one location for all targets, or a list or tuple with one for each. */
 int mm_targets_read_locations(mm_targets *t, PyObject *value);
 

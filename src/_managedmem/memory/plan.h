@@ -1,0 +1,52 @@
+/* plan.h: prefetches that are laid out for the driver once and executed often.
+ *
+ * A plan never changes, so any number of threads may execute it at once. It refers to guards and
+ * addresses and owns neither: during a call, the caller keeps alive what they belong to. */
+#ifndef MM_PLAN_H
+#define MM_PLAN_H
+
+#include "dispatch.h"
+#include "guard.h"
+
+typedef struct {
+    mm_move move;
+    mm_guard *memory; /* of memory of ours; NULL where somebody else owns it */
+    mm_guard *view;   /* of a view on it, which can be closed by itself; or NULL */
+    bool dense;       /* no gaps, whose contents a discard would destroy */
+} mm_plan_entry;
+
+typedef struct mm_plan mm_plan;
+
+/* Lays out for prefetches or for discards with prefetch; copies the entries, of which there is at
+ * least one. The messages of these functions count entries from 0. */
+mm_plan *mm_plan_new(const mm_plan_entry *entries, size_t count, mm_action what, mm_status *st);
+void mm_plan_retain(mm_plan *p);
+void mm_plan_release(mm_plan *p);
+
+/* Takes hold of all memory, then issues. Allocates nothing, unless another thread is executing the
+ * same plan. */
+MM_NODISCARD int mm_plan_execute(mm_driver *cu, mm_plan *p, const mm_how *how, mm_status *st);
+
+/* What an execution would do now. */
+typedef struct {
+    mm_action what;
+    const mm_batch *moves;
+    const mm_batch *edges; /* prefetched one by one after the moves */
+    size_t together; /* moves in one batch call */
+    bool deferred; /* for the sake of so many bytes to there */
+    size_t deferred_bytes;
+    CUmemLocation deferred_to;
+    mm_work work; /* work.ways: the way of each move */
+} mm_outlook;
+
+/* Fails as an execution would. The outlook refers to the plan. */
+MM_NODISCARD int mm_plan_look(mm_driver *cu, mm_plan *p, const mm_how *how, mm_outlook *o,
+                              mm_status *st);
+void mm_outlook_free(mm_outlook *o);
+
+/* Sends the entries, in their order, to the device as long as the budget of bytes lasts; each
+ * that does not fit goes to the host. Counts whole pages, and equal ranges once. */
+MM_NODISCARD int mm_plan_fit(mm_plan_entry *entries, size_t count, CUmemLocation device,
+                             size_t budget, mm_status *st);
+
+#endif

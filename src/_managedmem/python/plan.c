@@ -1,0 +1,465 @@
+/* plan.c: the type PrefetchPlan: pairs of memory and location, kept ready for the driver. */
+#include "plan.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "location.h"
+#include "stream.h"
+
+void
+mm_plan_drop_layouts(mm_plan_object *self)
+{
+    if (self->prefetch != NULL) {
+        mm_plan_release(self->prefetch);
+    }
+    if (self->discard_prefetch != NULL) {
+        mm_plan_release(self->discard_prefetch);
+    }
+    self->prefetch = self->discard_prefetch = NULL;
+}
+
+static PyObject *
+plan_clear(PyObject *op, PyObject *Py_UNUSED(none))
+{
+    mm_plan_object *self = mm_plan_of(op);
+    PyObject *targets, *exports;
+
+    MM_LOCK(op);
+    targets = self->targets;
+    exports = self->exports;
+    self->targets = self->exports = NULL;
+    self->count = 0;
+    mm_plan_drop_layouts(self);
+    MM_UNLOCK();
+    /* Only now: this may end targets, and so run Python code. */
+    Py_XDECREF(targets);
+    Py_XDECREF(exports);
+    Py_RETURN_NONE;
+}
+
+/* --- executing -------------------------------------------------------------------------- */
+
+/* The entries of a plan as they are now, with what they refer to kept alive. */
+typedef struct {
+    mm_plan *plan; /* laid out; or NULL */
+    PyObject *targets, *exports;
+    mm_plan_entry *entries; /* a copy, where one is asked for */
+    size_t count;
+} plan_use;
+
+static int
+copy_entries(const mm_plan_object *self, mm_plan_entry **copy)
+{
+    *copy = malloc((self->count + 1) * sizeof **copy);
+    if (*copy == NULL) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    if (self->count > 0) {
+        memcpy(*copy, self->entries, self->count * sizeof **copy);
+    }
+    return 0;
+}
+
+/* The plan laid out, which is done if need be; NULL with an exception. */
+static mm_plan *
+lay_out(mm_plan_object *self, mm_state *state, mm_action what)
+{
+    mm_plan **slot = what == MM_DO_PREFETCH ? &self->prefetch : &self->discard_prefetch;
+    mm_status st;
+
+    if (self->count == 0) {
+        PyErr_SetString(PyExc_ValueError, "the plan is empty: add() something to prefetch");
+        return NULL;
+    }
+    if (*slot == NULL) {
+        *slot = mm_plan_new(self->entries, self->count, what, &st);
+        if (*slot == NULL) {
+            (void)mm_raise(state, &st);
+            return NULL;
+        }
+    }
+    mm_plan_retain(*slot);
+    return *slot;
+}
+
+static void
+end(plan_use *use)
+{
+    if (use->plan != NULL) {
+        mm_plan_release(use->plan);
+    }
+    free(use->entries);
+    Py_XDECREF(use->targets);
+    Py_XDECREF(use->exports);
+}
+
+/* Lays out for *what unless that is NULL. */
+static int
+begin(mm_plan_object *self, const mm_action *what, bool copy, plan_use *use)
+{
+    mm_state *state = mm_type_state(Py_TYPE((PyObject *)self));
+    int rc = 0;
+
+    *use = (plan_use){.plan = NULL};
+    MM_LOCK((PyObject *)self);
+    if ((what != NULL && (use->plan = lay_out(self, state, *what)) == NULL)
+        || (copy && copy_entries(self, &use->entries) < 0)) {
+        rc = -1;
+    }
+    use->count = self->count;
+    use->targets = Py_XNewRef(self->targets);
+    use->exports = Py_XNewRef(self->exports);
+    MM_UNLOCK();
+    if (rc < 0) {
+        end(use);
+    }
+    return rc;
+}
+
+/* Reads what execute, discard_prefetch and explain have in common. */
+static int
+read_how(mm_state *state, PyObject *const *given, mm_stream_use *stream, mm_how *how)
+{
+    if (mm_read_dispatch(given[1], &how->dispatch) < 0 || mm_read_defer(given[2], &how->defer) < 0
+        || mm_stream_begin(state, given[0], stream) < 0) {
+        return -1;
+    }
+    how->stream = stream->handle;
+    return 0;
+}
+
+static PyObject *
+run(mm_plan_object *self, mm_action what, PyObject *const *given)
+{
+    mm_state *state = mm_type_state(Py_TYPE((PyObject *)self));
+    mm_driver *cu = mm_open(state);
+    mm_stream_use stream;
+    plan_use use;
+    mm_status st;
+    mm_how how;
+    int rc;
+
+    if (cu == NULL || begin(self, &what, false, &use) < 0) {
+        return NULL;
+    }
+    if (read_how(state, given, &stream, &how) < 0) {
+        end(&use);
+        return NULL;
+    }
+    Py_BEGIN_ALLOW_THREADS
+    rc = mm_plan_execute(cu, use.plan, &how, &st);
+    Py_END_ALLOW_THREADS
+    mm_stream_end(&stream);
+    end(&use);
+    return rc < 0 ? mm_raise(state, &st) : Py_NewRef(Py_None);
+}
+
+static PyObject *
+plan_execute(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
+{
+    static const char *const names[] = {"stream", "dispatch", "defer"};
+    static const mm_parameters parameters = {"execute", names, 0, 0, 3};
+    PyObject *given[3];
+
+    if (mm_args(&parameters, args, nargs, kwnames, given) < 0) {
+        return NULL;
+    }
+    return run(mm_plan_of(op), MM_DO_PREFETCH, given);
+}
+
+static PyObject *
+plan_discard_prefetch(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
+{
+    static const char *const names[] = {"stream", "dispatch", "defer"};
+    static const mm_parameters parameters = {"discard_prefetch", names, 0, 0, 3};
+    PyObject *given[3];
+
+    if (mm_args(&parameters, args, nargs, kwnames, given) < 0) {
+        return NULL;
+    }
+    return run(mm_plan_of(op), MM_DO_DISCARD_PREFETCH, given);
+}
+
+static PyObject *
+plan_explain(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
+{
+    static const char *const names[] = {"stream", "dispatch", "defer", "discard"};
+    static const mm_parameters parameters = {"explain", names, 0, 0, 4};
+    mm_state *state = mm_type_state(Py_TYPE(op));
+    PyObject *given[4], *text = NULL;
+    mm_action what = MM_DO_PREFETCH;
+    mm_outlook outlook;
+    mm_stream_use stream;
+    mm_driver *cu;
+    plan_use use;
+    mm_status st;
+    mm_how how;
+    int rc;
+
+    if (mm_args(&parameters, args, nargs, kwnames, given) < 0
+        || (rc = given[3] ? PyObject_IsTrue(given[3]) : 0) < 0 || (cu = mm_open(state)) == NULL) {
+        return NULL;
+    }
+    what = rc ? MM_DO_DISCARD_PREFETCH : MM_DO_PREFETCH;
+    if (begin(mm_plan_of(op), &what, true, &use) < 0) {
+        return NULL;
+    }
+    if (read_how(state, given, &stream, &how) < 0) {
+        end(&use);
+        return NULL;
+    }
+    Py_BEGIN_ALLOW_THREADS
+    rc = mm_plan_look(cu, use.plan, &how, &outlook, &st);
+    Py_END_ALLOW_THREADS
+    mm_stream_end(&stream);
+    if (rc == 0) {
+        text = mm_plan_words(&outlook, &how, use.entries, use.count);
+        mm_outlook_free(&outlook);
+    }
+    end(&use);
+    return rc < 0 ? mm_raise(state, &st) : text;
+}
+
+/* --- looking at a plan ------------------------------------------------------------------ */
+
+static PyObject *
+new_record(mm_state *state, const mm_plan_entry *entry, PyObject *target)
+{
+    PyObject *record = PyStructSequence_New(state->plan_entry_type);
+    PyObject *fields[] = {PyLong_FromUnsignedLongLong(entry->move.range.start),
+                          PyLong_FromSize_t(entry->move.range.size),
+                          mm_location_object_new(state, entry->move.where), target};
+
+    for (int i = 0; i < 4; i++) {
+        if (record == NULL || fields[i] == NULL) {
+            Py_CLEAR(record);
+            Py_XDECREF(fields[i]);
+        } else {
+            PyStructSequence_SetItem(record, i, fields[i]);
+        }
+    }
+    return record;
+}
+
+static PyObject *
+plan_iter(PyObject *op)
+{
+    mm_state *state = mm_type_state(Py_TYPE(op));
+    PyObject *records, *iterator = NULL;
+    plan_use use;
+
+    if (begin(mm_plan_of(op), NULL, true, &use) < 0) {
+        return NULL;
+    }
+    records = PyTuple_New((Py_ssize_t)use.count);
+    for (size_t i = 0; records != NULL && i < use.count; i++) {
+        /* The list only grows, so that the items counted are there. */
+        PyObject *target = PySequence_GetItem(use.targets, (Py_ssize_t)i);
+        PyObject *record = new_record(state, &use.entries[i], target);
+        if (record == NULL || PyTuple_SetItem(records, (Py_ssize_t)i, record) < 0) {
+            Py_CLEAR(records);
+        }
+    }
+    end(&use);
+    if (records != NULL) {
+        iterator = PyObject_GetIter(records);
+        Py_DECREF(records);
+    }
+    return iterator;
+}
+
+static void
+measure(mm_plan_object *self, size_t *count, size_t *bytes)
+{
+    MM_LOCK((PyObject *)self);
+    *count = self->count;
+    *bytes = 0;
+    for (size_t i = 0; i < self->count; i++) {
+        *bytes += self->entries[i].move.range.size;
+    }
+    MM_UNLOCK();
+}
+
+static Py_ssize_t
+plan_length(PyObject *op)
+{
+    size_t count, bytes;
+
+    measure(mm_plan_of(op), &count, &bytes);
+    return (Py_ssize_t)count;
+}
+
+static PyObject *
+plan_get_nbytes(PyObject *op, void *Py_UNUSED(closure))
+{
+    size_t count, bytes;
+
+    measure(mm_plan_of(op), &count, &bytes);
+    return PyLong_FromSize_t(bytes);
+}
+
+static PyObject *
+plan_repr(PyObject *op)
+{
+    size_t count, bytes;
+
+    measure(mm_plan_of(op), &count, &bytes);
+    return PyUnicode_FromFormat("<PrefetchPlan entries=%zu nbytes=%zu>", count, bytes);
+}
+
+/* --- the type --------------------------------------------------------------------------- */
+
+static int
+plan_traverse(PyObject *op, visitproc visit, void *arg)
+{
+    Py_VISIT(Py_TYPE(op));
+    Py_VISIT(mm_plan_of(op)->targets);
+    Py_VISIT(mm_plan_of(op)->exports);
+    return 0;
+}
+
+/* Leaves an empty plan, which other garbage may still use. */
+static int
+plan_tp_clear(PyObject *op)
+{
+    mm_plan_object *self = mm_plan_of(op);
+
+    self->count = 0;
+    mm_plan_drop_layouts(self);
+    Py_CLEAR(self->targets);
+    Py_CLEAR(self->exports);
+    return 0;
+}
+
+static void
+plan_dealloc(PyObject *op)
+{
+    PyObject_GC_UnTrack(op);
+    PyObject_ClearWeakRefs(op);
+    (void)plan_tp_clear(op);
+    free(mm_plan_of(op)->entries);
+    mm_free_object(op);
+}
+
+PyDoc_STRVAR(
+    plan_doc,
+    "PrefetchPlan(entries=())\n"
+    "--\n"
+    "\n"
+    "Prefetches that are prepared once and executed often.\n"
+    "\n"
+    "Parameters\n"
+    "----------\n"
+    "entries : iterable of pairs (target, location)\n"
+    "    As for add().\n"
+    "\n"
+    "The plan keeps its targets alive; a ManagedBuffer in it can be closed, and executing the plan is\n"
+    "then an error before anything is moved. Neighbouring ranges with the same location are merged\n"
+    "and everything is laid out for the driver at the first execution after a change; later ones\n"
+    "allocate nothing. Where entries overlap, the last one wins. len() is the number of entries;\n"
+    "iteration gives a PlanEntry for each, as they are at its beginning.\n"
+    "\n"
+    "Safe from every thread: an execution takes the entries that are there when it begins. Raises\n"
+    "TypeError or ValueError for a bad entry and says which.");
+
+PyDoc_STRVAR(plan_clear_doc, "clear($self, /)\n--\n\n"
+                             "Remove all entries and let their targets go.\n"
+                             "\n"
+                             "Executions under way in other threads finish with what they began.");
+
+PyDoc_STRVAR(
+    plan_execute_doc,
+    "execute($self, /, *, stream=None, dispatch='auto', defer=None)\n--\n\n"
+    "Prefetch every entry to its location, in stream order.\n"
+    "\n"
+    "Parameters\n"
+    "----------\n"
+    "stream : Stream, object with __cuda_stream__, int, or None\n"
+    "    The stream to work in; None is the default stream.\n"
+    "dispatch, defer\n"
+    "    As for prefetch().\n"
+    "\n"
+    "Raises ValueError for an empty plan, RuntimeError for a closed buffer and ValueError for memory\n"
+    "of another library that was freed, with the number of the entry and before anything moves;\n"
+    "otherwise as prefetch(). Safe from every thread; other threads run meanwhile. Driver:\n"
+    "cuMemPrefetchAsync, cuMemPrefetchBatchAsync.");
+
+PyDoc_STRVAR(
+    plan_discard_prefetch_doc,
+    "discard_prefetch($self, /, *, stream=None, dispatch='auto', defer=None)\n--\n\n"
+    "Throw the contents of every entry away and give it pages at its location, in stream order.\n"
+    "\n"
+    "As execute(), and as the function discard_prefetch() for what is lost and what is not: entries\n"
+    "without a whole page or with gaps are a ValueError. Driver: cuMemDiscardAndPrefetchBatchAsync.");
+
+PyDoc_STRVAR(
+    plan_explain_doc,
+    "explain($self, /, *, stream=None, dispatch='auto', defer=None, discard=False)\n--\n\n"
+    "Say in words what execute() would call now with these arguments, and why.\n"
+    "\n"
+    "discard=True asks about discard_prefetch(). Gives a str: a heading, a line for each kind of call\n"
+    "with their number, remarks. Moves nothing; raises what the execution would. It holds as long as\n"
+    "nobody moves the memory. Driver: cuMemRangeGetAttribute for ranges that may go together.");
+
+#define METHOD(name, function, flags, doc) \
+    {name, (PyCFunction)(void (*)(void))(function), METH_FASTCALL | METH_KEYWORDS | (flags), doc}
+
+static PyMethodDef plan_methods[] = {
+    METHOD("add", mm_plan_add, 0, mm_plan_add_doc),
+    METHOD("execute", plan_execute, 0, plan_execute_doc),
+    METHOD("discard_prefetch", plan_discard_prefetch, 0, plan_discard_prefetch_doc),
+    METHOD("explain", plan_explain, 0, plan_explain_doc),
+    METHOD("fit", mm_plan_fit_targets, METH_CLASS, mm_plan_fit_doc),
+    METHOD("from_module", mm_plan_from_module, METH_CLASS, mm_plan_from_module_doc),
+    METHOD("from_policy", mm_plan_from_policy, METH_CLASS, mm_plan_from_policy_doc),
+    {"clear", plan_clear, METH_NOARGS, plan_clear_doc},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyGetSetDef plan_getset[] = {
+    {"nbytes", plan_get_nbytes, NULL, "The bytes of all entries together.", NULL},
+    {NULL, NULL, NULL, NULL, NULL},
+};
+
+static PyMemberDef plan_members[] = {
+    {"__weaklistoffset__", T_PYSSIZET, offsetof(mm_plan_object, weakrefs), READONLY, NULL},
+    {NULL, 0, 0, 0, NULL},
+};
+
+static PyType_Slot plan_slots[] = {
+    {Py_tp_doc, (void *)plan_doc}, {Py_tp_new, mm_plan_tp_new},   {Py_tp_traverse, plan_traverse},
+    {Py_tp_clear, plan_tp_clear},  {Py_tp_dealloc, plan_dealloc}, {Py_tp_repr, plan_repr},
+    {Py_tp_iter, plan_iter},       {Py_sq_length, plan_length},   {Py_tp_methods, plan_methods},
+    {Py_tp_getset, plan_getset},   {Py_tp_members, plan_members}, {0, NULL},
+};
+
+static PyType_Spec plan_spec = {
+    .name = "managedmem.PrefetchPlan",
+    .basicsize = sizeof(mm_plan_object),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_IMMUTABLETYPE,
+    .slots = plan_slots,
+};
+
+static PyStructSequence_Field plan_entry_fields[] = {
+    {"pointer", "address of its first byte"},
+    {"nbytes", "its bytes"},
+    {"location", "where it shall go"},
+    {"target", "the object that was added; an attribute only"},
+    {NULL, NULL},
+};
+
+static PyStructSequence_Desc plan_entry_desc = {
+    "managedmem.PlanEntry", "One entry of a PrefetchPlan: pointer, nbytes and location.",
+    plan_entry_fields, 3};
+
+int
+mm_plan_init(PyObject *module, mm_state *state)
+{
+    state->plan_entry_type = PyStructSequence_NewType(&plan_entry_desc);
+    if (state->plan_entry_type == NULL || PyModule_AddType(module, state->plan_entry_type) < 0) {
+        return -1;
+    }
+    return mm_add_type(module, &plan_spec, &state->plan_type);
+}

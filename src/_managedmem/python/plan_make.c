@@ -1,0 +1,425 @@
+/* plan_make.c: filling a PrefetchPlan: add, from pairs, a module, a policy, by a budget. */
+#include <stdlib.h>
+
+#include "location.h"
+#include "plan.h"
+#include "targets.h"
+
+/* --- adding ----------------------------------------------------------------------------- */
+
+/* An entry that is read and checked, on its way into a plan. */
+typedef struct {
+    mm_plan_entry entry;
+    PyObject *target; /* borrowed */
+    PyObject *export; /* or NULL */
+} addition;
+
+static int
+grow(mm_plan_object *self)
+{
+    size_t capacity = self->capacity ? 2 * self->capacity : 8;
+    mm_plan_entry *entries;
+
+    if (self->count < self->capacity) {
+        return 0;
+    }
+    entries = realloc(self->entries, capacity * sizeof *entries);
+    if (entries == NULL) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    self->entries = entries;
+    self->capacity = capacity;
+    return 0;
+}
+
+static int
+append_to(PyObject **list, PyObject *item)
+{
+    if (*list == NULL) {
+        *list = PyList_New(0);
+    }
+    return *list ? PyList_Append(*list, item) : -1;
+}
+
+/* An export without an entry, after a failure, does no harm. */
+static int
+append(mm_plan_object *self, const addition *new)
+{
+    int rc = 0;
+
+    MM_LOCK((PyObject *)self);
+    if ((new->export != NULL &&append_to(&self->exports, new->export) < 0) || grow(self) < 0
+        || append_to(&self->targets, new->target) < 0) {
+        rc = -1;
+    } else {
+        self->entries[self->count++] = new->entry;
+        mm_plan_drop_layouts(self);
+    }
+    MM_UNLOCK();
+    return rc;
+}
+
+/* Cuts the range down to nbytes from an offset; both are NULL or None where they are not given. */
+static int
+read_part(PyObject *offset, PyObject *nbytes, mm_range *range)
+{
+    long long from = 0;
+    size_t bytes;
+
+    if (offset != NULL && mm_read_index(offset, "offset", PyExc_TypeError, &from) < 0) {
+        return -1;
+    }
+    if (from < 0 || (size_t)from >= range->size) {
+        PyErr_Format(PyExc_ValueError,
+                     "offset must be from 0 to %zu, the target has %zu bytes; "
+                     "got %lld",
+                     range->size - 1, range->size, from);
+        return -1;
+    }
+    range->start += (CUdeviceptr)from;
+    range->size -= (size_t)from;
+    if (nbytes == NULL || nbytes == Py_None) {
+        return 0;
+    }
+    if (mm_read_size(nbytes, "nbytes", &bytes) < 0) {
+        return -1;
+    }
+    if (bytes > range->size) {
+        PyErr_Format(PyExc_ValueError,
+                     "nbytes must be at most %zu, what the target has from "
+                     "offset %lld on; got %zu",
+                     range->size, from, bytes);
+        return -1;
+    }
+    range->size = bytes;
+    return 0;
+}
+
+/* Reads a target; its location is for the caller to fill. */
+static int
+read_target(mm_state *state, PyObject *value, addition *new)
+{
+    mm_driver *cu = mm_open(state);
+    mm_target target;
+
+    *new = (addition){.target = value};
+    if (cu == NULL || mm_target_read(state, cu, value, MM_PREFETCH, &target) < 0) {
+        return -1;
+    }
+    new->entry.move.range = target.range;
+    new->entry.dense = target.dense;
+    new->export = target.export;
+    if (mm_is_buffer(state, value)) {
+        mm_buffer *b = mm_buffer_of(value);
+        new->entry.memory = &b->memory->guard;
+        new->entry.view = b->root != NULL ? &b->guard : NULL;
+    }
+    return 0;
+}
+
+PyObject *
+mm_plan_add(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
+{
+    static const char *const names[] = {"target", "location", "offset", "nbytes"};
+    static const mm_parameters parameters = {"add", names, 2, 2, 4};
+    mm_state *state = mm_type_state(Py_TYPE(op));
+    PyObject *given[4];
+    addition new;
+    int rc;
+
+    if (mm_args(&parameters, args, nargs, kwnames, given) < 0
+        || read_target(state, given[0], &new) < 0) {
+        return NULL;
+    }
+    rc = read_part(given[2], given[3], &new.entry.move.range) < 0
+                 || mm_read_location(state, given[1], &new.entry.move.where) < 0
+             ? -1
+             : append(mm_plan_of(op), &new);
+    Py_XDECREF(new.export);
+    return rc < 0 ? NULL : Py_NewRef(op);
+}
+
+/* --- making ----------------------------------------------------------------------------- */
+
+static int
+add_pair(mm_plan_object *self, mm_state *state, PyObject *value)
+{
+    bool sequence = PyTuple_Check(value) || PyList_Check(value);
+    /* Of our own, because reading runs Python code, which may change a list. */
+    PyObject *pair = sequence ? PySequence_Tuple(value) : Py_NewRef(value);
+    addition new = {.export = NULL};
+    int rc = -1;
+
+    if (pair == NULL) {
+        return -1;
+    }
+    if (!sequence || PyTuple_Size(pair) != 2) {
+        PyErr_Format(PyExc_TypeError, "must be a pair (target, location), got %R", value);
+    } else if (read_target(state, PyTuple_GetItem(pair, 0), &new) == 0) {
+        rc = mm_read_location(state, PyTuple_GetItem(pair, 1), &new.entry.move.where);
+    }
+    if (rc == 0) {
+        rc = append(self, &new);
+    }
+    Py_XDECREF(new.export);
+    Py_DECREF(pair);
+    return rc;
+}
+
+static int
+add_pairs(mm_plan_object *self, mm_state *state, PyObject *pairs)
+{
+    PyObject *iterator = PyObject_GetIter(pairs), *pair;
+    int rc = 0;
+
+    if (iterator == NULL) {
+        PyErr_Format(PyExc_TypeError,
+                     "entries must be an iterable of pairs (target, location), got %R", pairs);
+        return -1;
+    }
+    for (Py_ssize_t i = 0; rc == 0 && (pair = PyIter_Next(iterator)) != NULL; i++) {
+        rc = add_pair(self, state, pair);
+        if (rc < 0) {
+            mm_name_item("entries", i);
+        }
+        Py_DECREF(pair);
+    }
+    Py_DECREF(iterator);
+    return PyErr_Occurred() ? -1 : 0;
+}
+
+PyObject *
+mm_plan_tp_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+    static const char *const names[] = {"entries"};
+    static const mm_parameters parameters = {"PrefetchPlan", names, 0, 1, 1};
+    PyObject *given[1], *self;
+
+    if (mm_args_new(&parameters, args, kwargs, given) < 0) {
+        return NULL;
+    }
+    self = mm_alloc_object(type);
+    if (self != NULL && given[0] != NULL
+        && add_pairs(mm_plan_of(self), mm_type_state(type), given[0]) < 0) {
+        Py_CLEAR(self);
+    }
+    return self;
+}
+
+/* A plan of one or several targets, all to one place. */
+static PyObject *
+plan_to(PyTypeObject *type, PyObject *targets, CUmemLocation where)
+{
+    mm_state *state = mm_type_state(type);
+    PyObject *self, *items;
+    bool several;
+
+    items = mm_targets_tuple(state, targets, &several);
+    self = items ? mm_alloc_object(type) : NULL;
+    for (Py_ssize_t i = 0; self != NULL && i < PyTuple_Size(items); i++) {
+        addition new;
+        int rc = read_target(state, PyTuple_GetItem(items, i), &new);
+        if (rc == 0) {
+            new.entry.move.where = where;
+            rc = append(mm_plan_of(self), &new);
+            Py_XDECREF(new.export);
+        } else if (several) {
+            mm_name_item("targets", i);
+        }
+        if (rc < 0) {
+            Py_CLEAR(self);
+        }
+    }
+    Py_XDECREF(items);
+    return self;
+}
+
+PyObject *
+mm_plan_from_policy(PyObject *type, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
+{
+    static const char *const names[] = {"targets", "policy"};
+    static const mm_parameters parameters = {"from_policy", names, 2, 2, 2};
+    PyObject *given[2], *location;
+    CUmemLocation where;
+    int found, rc = -1;
+
+    if (mm_args(&parameters, args, nargs, kwnames, given) < 0
+        || (found = mm_get_optional(given[1], "preferred_location", &location)) < 0) {
+        return NULL;
+    }
+    if (found == 0) {
+        PyErr_Format(PyExc_TypeError, "a policy must have a preferred_location, got %R", given[1]);
+        return NULL;
+    }
+    if (location == Py_None) {
+        PyErr_Format(PyExc_ValueError, "%R prefers no location: there is nowhere to prefetch to",
+                     given[1]);
+    } else {
+        rc = mm_read_location(mm_type_state((PyTypeObject *)type), location, &where);
+    }
+    Py_DECREF(location);
+    return rc < 0 ? NULL : plan_to((PyTypeObject *)type, given[0], where);
+}
+
+/* Appends what module.name() yields to a list. */
+static int
+extend_by(PyObject *list, PyObject *module, const char *name)
+{
+    PyObject *found = PyObject_CallMethod(module, name, NULL), *more = NULL;
+    int rc = -1;
+
+    if (found != NULL) {
+        more = PySequence_List(found);
+        Py_DECREF(found);
+    }
+    if (more != NULL) {
+        rc = PyList_SetSlice(list, PyList_Size(list), PyList_Size(list), more);
+        Py_DECREF(more);
+    }
+    return rc;
+}
+
+PyObject *
+mm_plan_from_module(PyObject *type, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
+{
+    static const char *const names[] = {"module", "location"};
+    static const mm_parameters parameters = {"from_module", names, 2, 2, 2};
+    PyObject *given[2], *tensors, *plan = NULL;
+    CUmemLocation where;
+
+    if (mm_args(&parameters, args, nargs, kwnames, given) < 0
+        || mm_read_location(mm_type_state((PyTypeObject *)type), given[1], &where) < 0) {
+        return NULL;
+    }
+    tensors = PyList_New(0);
+    if (tensors != NULL && extend_by(tensors, given[0], "parameters") == 0
+        && extend_by(tensors, given[0], "buffers") == 0) {
+        plan = plan_to((PyTypeObject *)type, tensors, where);
+    }
+    Py_XDECREF(tensors);
+    return plan;
+}
+
+/* --- a budget --------------------------------------------------------------------------- */
+
+/* What is left alone where no budget is given, for the allocations of kernels and libraries. */
+enum { RESERVE_PARTS = 16 };
+
+/* Reads the budget in bytes; never more than the device has free. */
+static int
+read_budget(mm_state *state, PyObject *value, CUmemLocation device, size_t *budget)
+{
+    bool given = value != NULL && value != Py_None;
+    size_t free_bytes = 0, total = 0;
+    mm_driver *cu = mm_open(state);
+    long long asked = 0;
+    mm_status st;
+    int rc;
+
+    if (cu == NULL || (given && mm_read_index(value, "budget", PyExc_TypeError, &asked) < 0)) {
+        return -1;
+    }
+    if (asked < 0) {
+        PyErr_Format(PyExc_ValueError, "budget must be 0 bytes or more, got %lld", asked);
+        return -1;
+    }
+    Py_BEGIN_ALLOW_THREADS
+    rc = mm_device_memory(cu, device.id, &free_bytes, &total, &st);
+    Py_END_ALLOW_THREADS
+    if (rc < 0) {
+        (void)mm_raise(state, &st);
+        return -1;
+    }
+    if (given) {
+        *budget = (size_t)asked < free_bytes ? (size_t)asked : free_bytes;
+    } else {
+        size_t reserve = total / RESERVE_PARTS;
+        *budget = free_bytes > reserve ? free_bytes - reserve : 0;
+    }
+    return 0;
+}
+
+PyObject *
+mm_plan_fit_targets(PyObject *type, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
+{
+    static const char *const names[] = {"targets", "device", "budget"};
+    static const mm_parameters parameters = {"fit", names, 2, 3, 3};
+    mm_state *state = mm_type_state((PyTypeObject *)type);
+    CUmemLocation device;
+    PyObject *given[3], *plan;
+    size_t budget;
+    mm_status st;
+
+    if (mm_args(&parameters, args, nargs, kwnames, given) < 0
+        || mm_read_location(state, given[1], &device) < 0) {
+        return NULL;
+    }
+    if (device.type != CU_MEM_LOCATION_TYPE_DEVICE) {
+        PyErr_Format(PyExc_ValueError, "fit() needs a Device to fit targets on, got %R", given[1]);
+        return NULL;
+    }
+    plan = plan_to((PyTypeObject *)type, given[0], device);
+    if (plan != NULL && read_budget(state, given[2], device, &budget) < 0) {
+        Py_CLEAR(plan);
+    }
+    if (plan != NULL
+        && mm_plan_fit(mm_plan_of(plan)->entries, mm_plan_of(plan)->count, device, budget, &st)
+               < 0) {
+        Py_CLEAR(plan);
+        (void)mm_raise(state, &st);
+    }
+    return plan;
+}
+
+/* --- docstrings -------------------------------------------------------------------------- */
+
+const char mm_plan_add_doc[] =
+    "add($self, /, target, location, *, offset=0, nbytes=None)\n--\n\n"
+    "Add a target, or a part of it, and where it shall go; gives the plan itself.\n"
+    "\n"
+    "Parameters\n"
+    "----------\n"
+    "target : one target\n"
+    "    As for advise(). What it exports through the buffer protocol stays exported until clear()\n"
+    "    or the plan's end; a ManagedBuffer is not exported.\n"
+    "location : Device or Host\n"
+    "    Where its pages shall go.\n"
+    "offset : int\n"
+    "    Bytes of the target to skip.\n"
+    "nbytes : int, optional\n"
+    "    Bytes to take from there. None: all that follow.\n"
+    "\n"
+    "Raises ValueError where the part is empty or leaves the target, where the target is no managed\n"
+    "memory, and TypeError for wrong types; the plan is then as before. Driver:\n"
+    "cuPointerGetAttributes for memory of other libraries.";
+
+const char mm_plan_fit_doc[] =
+    "fit(targets, device, budget=None)\n--\n\n"
+    "A plan that puts on a device what fits there, and the rest on the host.\n"
+    "\n"
+    "Parameters\n"
+    "----------\n"
+    "targets : target or sequence of targets\n"
+    "    In the order of their importance. Each goes as a whole; one that does not fit into what is\n"
+    "    left goes to Host(), and smaller ones behind it may still fit.\n"
+    "device : Device\n"
+    "    Where the targets shall go.\n"
+    "budget : int, optional\n"
+    "    Bytes to use at the most. Never more than the device has free are used. None: what is free,\n"
+    "    less a sixteenth of the device's memory.\n"
+    "\n"
+    "Whole pages count, and equal targets once. Memory of the targets that is on the device now is\n"
+    "not counted as free. Raises TypeError or ValueError for bad arguments. Driver: cuMemGetInfo.";
+
+const char mm_plan_from_module_doc[] =
+    "from_module(module, location)\n--\n\n"
+    "A plan of all parameters and buffers of a torch module, or of what has such methods.\n"
+    "\n"
+    "All of them must lie in managed memory: ValueError otherwise.";
+
+const char mm_plan_from_policy_doc[] =
+    "from_policy(targets, policy)\n--\n\n"
+    "A plan that takes targets to the preferred_location of a policy.\n"
+    "\n"
+    "ValueError where the policy prefers none.";
