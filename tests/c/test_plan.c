@@ -1,0 +1,379 @@
+/* test_plan.c: what a plan lays out, that executing allocates nothing, who is held meanwhile, what
+ * fits a budget.
+ *
+ * Usage: test_plan PATH_OF_THE_EMULATED_DRIVER, which must have at least two devices. */
+#include "memory/plan.h"
+#include "world.h"
+
+/* Of the sanitizers' run times, which have no header for it in every compiler. */
+int __sanitizer_install_malloc_and_free_hooks(void (*on_malloc)(const volatile void *, size_t),
+                                              void (*on_free)(const volatile void *));
+
+static atomic_size_t allocations;
+
+static void
+count_malloc(const volatile void *address, size_t size)
+{
+    (void)address;
+    (void)size;
+    atomic_fetch_add(&allocations, 1);
+}
+
+static void
+ignore_free(const volatile void *address)
+{
+    (void)address;
+}
+
+static CUmemLocation
+device(int ordinal)
+{
+    return mm_location(CU_MEM_LOCATION_TYPE_DEVICE, ordinal);
+}
+
+static mm_plan_entry
+entry(CUdeviceptr start, size_t size, CUmemLocation where, mm_guard *guard)
+{
+    return (mm_plan_entry){
+        .move = {.range = {.start = start, .size = size, .allocation = 1}, .where = where},
+        .memory = guard,
+        .dense = true};
+}
+
+static mm_plan *
+new_plan(const mm_plan_entry *entries, size_t count, mm_action what)
+{
+    mm_status st;
+    mm_plan *p = mm_plan_new(entries, count, what, &st);
+
+    if (p == NULL) {
+        (void)fprintf(stderr, "%s\n", st.detail);
+        exit(1);
+    }
+    return p;
+}
+
+/* --- a driver that only notes what it is asked ------------------------------------------- */
+
+enum { MANY = 40 };
+
+static struct {
+    size_t calls, ranges, locations, queries;
+    CUdeviceptr starts[MANY];
+    size_t sizes[MANY], first[MANY];
+    CUmemLocation where[MANY];
+    CUdeviceptr there; /* the range that was prefetched to device 0 last; 0 for none */
+} noted;
+
+static CUresult CUDAAPI
+note_prefetch(CUdeviceptr start, size_t size, CUmemLocation where, unsigned flags, CUstream s)
+{
+    (void)start, (void)size, (void)where, (void)flags, (void)s;
+    noted.calls++;
+    return CUDA_SUCCESS;
+}
+
+static CUresult CUDAAPI
+note_batch(CUdeviceptr *starts, size_t *sizes, size_t count, CUmemLocation *where, size_t *first,
+           size_t locations, unsigned long long flags, CUstream s)
+{
+    (void)flags, (void)s;
+    noted.calls++;
+    noted.ranges = count;
+    noted.locations = locations;
+    memcpy(noted.starts, starts, count * sizeof *starts);
+    memcpy(noted.sizes, sizes, count * sizeof *sizes);
+    memcpy(noted.where, where, locations * sizeof *where);
+    memcpy(noted.first, first, locations * sizeof *first);
+    return CUDA_SUCCESS;
+}
+
+static CUresult CUDAAPI
+answer_attribute(void *into, size_t size, CUmem_range_attribute which, CUdeviceptr start,
+                 size_t count)
+{
+    int last = start == noted.there ? 0 : CU_DEVICE_INVALID;
+
+    (void)which, (void)count;
+    noted.queries++;
+    memcpy(into, &last, size);
+    return CUDA_SUCCESS;
+}
+
+static CUresult CUDAAPI
+answer_capturing(CUstream s, CUstreamCaptureStatus *status)
+{
+    (void)s;
+    *status = CU_STREAM_CAPTURE_STATUS_NONE;
+    return CUDA_SUCCESS;
+}
+
+static CUresult CUDAAPI
+answer_context(CUcontext *context)
+{
+    *context = (CUcontext)&noted;
+    return CUDA_SUCCESS;
+}
+
+static CUresult CUDAAPI
+answer_mode(CUstreamCaptureMode *mode)
+{
+    (void)mode;
+    return CUDA_SUCCESS;
+}
+
+static CUresult CUDAAPI
+note_host_function(CUstream s, CUhostFn function, void *argument)
+{
+    (void)s, (void)function, (void)argument;
+    noted.calls++;
+    return CUDA_SUCCESS;
+}
+
+static mm_driver *
+noting_driver(void)
+{
+    static mm_driver cu;
+
+    memset(&noted, 0, sizeof noted);
+    cu.MemPrefetchAsync = note_prefetch;
+    cu.MemPrefetchBatchAsync = note_batch;
+    cu.MemDiscardBatchAsync = world.cu->MemDiscardBatchAsync;
+    cu.MemDiscardAndPrefetchBatchAsync = note_batch;
+    cu.MemRangeGetAttribute = answer_attribute;
+    cu.StreamIsCapturing = answer_capturing;
+    cu.CtxGetCurrent = answer_context;
+    cu.ThreadExchangeStreamCaptureMode = answer_mode;
+    cu.LaunchHostFunc = note_host_function;
+    cu.device_count = 2;
+    cu.concurrent_access = true;
+    return &cu;
+}
+
+/* Any stream but the default one: that would need a stand-in. */
+static const mm_how on_a_stream = {(CUstream)&noted, MM_DISPATCH_AUTO, MM_DEFER_YES};
+
+/* --- tests ------------------------------------------------------------------------------- */
+
+static void
+executing_allocates_nothing(void)
+{
+    mm_driver *cu = noting_driver();
+    mm_guard guard = {0};
+    mm_plan_entry entries[MANY];
+    void *volatile control;
+    mm_status st;
+    size_t before;
+
+    for (size_t i = 0; i < MANY; i++) {
+        /* Every fourth to the host; with gaps, and off the pages so that discards leave edges. */
+        entries[i] = entry((i + 1) << 20 | 100, (size_t)1 << 19,
+                           i % 4 == 0 ? mm_host() : device((int)(i % 2)), &guard);
+    }
+    CHECK(__sanitizer_install_malloc_and_free_hooks(count_malloc, ignore_free) > 0);
+    before = atomic_load(&allocations);
+    control = malloc(1);
+    free(control);
+    CHECK_EQUAL(atomic_load(&allocations), before + 1);
+    for (mm_action what = MM_DO_PREFETCH; what <= MM_DO_DISCARD_PREFETCH; what += 2) {
+        for (size_t count = 1; count <= MANY; count += 3) {
+            mm_plan *p = new_plan(entries, count, what);
+            before = atomic_load(&allocations);
+            for (int there = 0; there < 2; there++) {
+                noted.there = there ? entries[1].move.range.start : 0;
+                for (mm_dispatch d = MM_DISPATCH_AUTO; d <= MM_DISPATCH_LOOP; d++) {
+                    mm_how how = on_a_stream;
+                    how.dispatch = d;
+                    CHECK_OK(mm_plan_execute(cu, p, &how, &st), &st);
+                }
+            }
+            CHECK_EQUAL(atomic_load(&allocations), before);
+            mm_plan_release(p);
+        }
+    }
+    CHECK(noted.calls > 0 && noted.queries > 0);
+    CHECK_EQUAL(atomic_load(&guard.state), 0);
+}
+
+static void
+arrays_are_those_of_the_ranges(void)
+{
+    mm_driver *cu = noting_driver();
+    mm_guard guard = {0};
+    const size_t mib = (size_t)1 << 20;
+    const mm_plan_entry entries[] = {
+        entry(20 * mib, mib, device(1), &guard), entry(mib, mib, device(0), &guard),
+        entry(10 * mib, mib, mm_host(), &guard), entry(2 * mib, mib, device(0), &guard),
+        entry(5 * mib, mib, device(0), &guard),  entry(30 * mib, 4096, device(0), &guard),
+    };
+    mm_how how = on_a_stream;
+    mm_plan *p = new_plan(entries, 6, MM_DO_PREFETCH);
+    mm_status st;
+
+    how.defer = MM_DEFER_NO;
+    CHECK_OK(mm_plan_execute(cu, p, &how, &st), &st);
+    /* The batch, and one call each for what goes to the host and what is small. */
+    CHECK_EQUAL(noted.calls, 3);
+    CHECK_EQUAL(noted.ranges, 3);
+    CHECK_EQUAL(noted.starts[0], mib);
+    CHECK_EQUAL(noted.sizes[0], 2 * mib);
+    CHECK_EQUAL(noted.starts[1], 5 * mib);
+    CHECK_EQUAL(noted.starts[2], 20 * mib);
+    CHECK_EQUAL(noted.locations, 2);
+    CHECK_EQUAL(noted.first[1], 2);
+    CHECK(mm_same_location(noted.where[1], device(1)));
+    /* Of those, one seems to be there: the others are packed. */
+    noted.there = 5 * mib;
+    noted.calls = 0;
+    CHECK_OK(mm_plan_execute(cu, p, &how, &st), &st);
+    CHECK_EQUAL(noted.calls, 4);
+    CHECK_EQUAL(noted.ranges, 2);
+    CHECK_EQUAL(noted.starts[1], 20 * mib);
+    CHECK_EQUAL(noted.first[1], 1);
+    how.dispatch = MM_DISPATCH_BATCH;
+    noted.calls = 0;
+    CHECK_OK(mm_plan_execute(cu, p, &how, &st), &st);
+    CHECK_EQUAL(noted.calls, 1);
+    CHECK_EQUAL(noted.ranges, 5);
+    mm_plan_release(p);
+}
+
+static void
+memory_is_held_once_and_let_go(void)
+{
+    mm_driver *cu = noting_driver();
+    mm_guard open = {0}, closed = {0}, view = {0};
+    mm_plan_entry entries[] = {entry(1 << 20, 4096, mm_host(), &open),
+                               entry(2 << 20, 4096, mm_host(), &open),
+                               entry(3 << 20, 4096, mm_host(), &closed)};
+    mm_plan *p;
+    mm_status st;
+
+    entries[1].view = &view;
+    p = new_plan(entries, 3, MM_DO_PREFETCH);
+    CHECK_EQUAL(mm_guard_close(&closed, false), MM_CLOSED_NOW);
+    CHECK_EQUAL(mm_plan_execute(cu, p, &on_a_stream, &st), -1);
+    CHECK_EQUAL(st.kind, MM_REFUSED);
+    CHECK(strstr(st.detail, "entry 2") != NULL);
+    CHECK_EQUAL(mm_guard_close(&view, false), MM_CLOSED_NOW);
+    CHECK_EQUAL(mm_plan_execute(cu, p, &on_a_stream, &st), -1);
+    CHECK(strstr(st.detail, "entry 1") != NULL);
+    CHECK_EQUAL(noted.calls, 0);
+    CHECK_EQUAL(atomic_load(&open.state), 0);
+    mm_plan_release(p);
+}
+
+static void
+a_failed_call_lets_go(void)
+{
+    mm_status st;
+    mm_memory *m = mm_memory_allocate(world.cu, (size_t)4 << 20, &st);
+    mm_plan_entry entries[4];
+    const mm_how how = {NULL, MM_DISPATCH_AUTO, MM_DEFER_YES};
+    mm_plan *p;
+
+    CHECK(m != NULL);
+    for (size_t i = 0; i < 4; i++) {
+        entries[i] = entry(m->start + (i << 20), (size_t)1 << 19, device((int)(i % 2)), &m->guard);
+        entries[i].move.range.allocation = m->allocation;
+    }
+    p = new_plan(entries, 4, MM_DO_PREFETCH);
+    for (unsigned n = 1;; n++) {
+        int rc, fired;
+
+        world.fail("*", n, CUDA_ERROR_LAUNCH_FAILED, 0);
+        rc = mm_plan_execute(world.cu, p, &how, &st);
+        fired = world.fail_fired();
+        world.fail_clear();
+        CHECK_EQUAL(atomic_load(&m->guard.state), 0);
+        if (!fired) {
+            CHECK_OK(rc, &st);
+            CHECK(n > 4);
+            break;
+        }
+    }
+    mm_plan_release(p);
+    mm_memory_release(m);
+}
+
+typedef struct {
+    mm_plan *plan;
+    atomic_size_t failed;
+} shared;
+
+static void *
+execute_often(void *argument)
+{
+    shared *s = argument;
+    const mm_how how = {CU_STREAM_PER_THREAD, MM_DISPATCH_AUTO, MM_DEFER_NO};
+
+    for (int i = 0; i < 50; i++) {
+        mm_outlook o;
+        mm_status st;
+        mm_plan_retain(s->plan);
+        if (mm_plan_execute(world.cu, s->plan, &how, &st) < 0
+            || mm_plan_look(world.cu, s->plan, &how, &o, &st) < 0) {
+            atomic_fetch_add(&s->failed, 1);
+        } else {
+            mm_outlook_free(&o);
+        }
+        mm_plan_release(s->plan);
+    }
+    return NULL;
+}
+
+static void
+threads_execute_one_plan(void)
+{
+    mm_status st;
+    mm_memory *m = mm_memory_allocate(world.cu, (size_t)8 << 20, &st);
+    mm_plan_entry entries[16];
+    shared s = {.plan = NULL};
+
+    CHECK(m != NULL);
+    for (size_t i = 0; i < 16; i++) {
+        entries[i] = entry(m->start + (i << 19), (size_t)1 << 17, device((int)(i % 2)), &m->guard);
+        entries[i].move.range.allocation = m->allocation;
+    }
+    s.plan = new_plan(entries, 16, MM_DO_PREFETCH);
+    check_threads(4, execute_often, &s);
+    CHECK_EQUAL(atomic_load(&s.failed), 0);
+    CHECK_EQUAL(atomic_load(&m->guard.state), 0);
+    mm_plan_release(s.plan);
+    mm_memory_release(m);
+}
+
+static void
+a_budget_is_spent_in_order(void)
+{
+    const size_t page = mm_page_size();
+    mm_plan_entry entries[] = {
+        entry(10 * page, 4 * page, mm_host(), NULL), entry(20 * page + 1, 1, mm_host(), NULL),
+        entry(30 * page, 3 * page, mm_host(), NULL), entry(40 * page, 2 * page, mm_host(), NULL),
+        entry(10 * page, 4 * page, mm_host(), NULL), entry(30 * page, 3 * page, mm_host(), NULL),
+    };
+    const bool fits[] = {true, true, false, true, true, false};
+    mm_status st;
+
+    CHECK_OK(mm_plan_fit(entries, 6, device(1), 7 * page, &st), &st);
+    for (size_t i = 0; i < 6; i++) {
+        CHECK(mm_same_location(entries[i].move.where, fits[i] ? device(1) : mm_host()));
+    }
+}
+
+int
+main(int argc, char **argv)
+{
+    static const check_test tests[] = {
+        CHECK_TEST(executing_allocates_nothing),    CHECK_TEST(arrays_are_those_of_the_ranges),
+        CHECK_TEST(memory_is_held_once_and_let_go), CHECK_TEST(a_failed_call_lets_go),
+        CHECK_TEST(threads_execute_one_plan),       CHECK_TEST(a_budget_is_spent_in_order),
+    };
+
+    if (argc != 2) {
+        (void)fprintf(stderr, "usage: %s EMULATED_DRIVER\n", argv[0]);
+        return 2;
+    }
+    world_open(argv[1]);
+    return check_run(tests, sizeof tests / sizeof *tests);
+}

@@ -1,0 +1,900 @@
+"""PrefetchPlan: what it takes, what it does, what fits, and how long it lives."""
+
+import collections
+import copy
+import ctypes
+import gc
+import pickle
+import threading
+import types
+import weakref
+
+import pytest
+
+import managedmem
+from helpers import (
+    CAPTURE_GLOBAL,
+    EMULATED,
+    KIB,
+    MIB,
+    PAGE,
+    CudaArray,
+    capturing,
+    contents,
+    device_memory,
+    foreign,
+    managed_memory,
+    pattern,
+    raw_driver,
+    run_python,
+    write,
+)
+from managedmem import CUDAError, Device, Host, ManagedBuffer, PlanEntry, PrefetchPlan, Stream
+
+emulator_only = pytest.mark.emulator_only
+
+
+def separate(buffer, count, size=PAGE):
+    """Ranges with a gap of their size between them: nothing to merge."""
+    return [buffer[2 * i * size : (2 * i + 1) * size] for i in range(count)]
+
+
+def adjacent(buffer, count, size=PAGE):
+    return [buffer[i * size : (i + 1) * size] for i in range(count)]
+
+
+def places(plan):
+    return [entry.location for entry in plan]
+
+
+class TestAdd:
+    def test_gives_the_plan_itself(self, buf, device0):
+        plan = PrefetchPlan()
+        assert plan.add(buf, device0) is plan
+        assert len(plan.add(buf, Host()).add(buf, device0)) == 3
+
+    def test_takes_all_of_a_target(self, buf, device0):
+        (entry,) = PrefetchPlan().add(buf, device0)
+        assert entry == (buf.handle, buf.size, device0)
+
+    @pytest.mark.parametrize(
+        ("part", "start", "size"),
+        [
+            ({"offset": PAGE}, PAGE, MIB - PAGE),
+            ({"offset": 3, "nbytes": 5}, 3, 5),
+            ({"nbytes": 1}, 0, 1),
+            ({"offset": 7, "nbytes": None}, 7, MIB - 7),
+            ({"offset": MIB - 1}, MIB - 1, 1),
+            ({"nbytes": MIB}, 0, MIB),
+        ],
+    )
+    def test_takes_a_part(self, buf, part, start, size):
+        (entry,) = PrefetchPlan().add(buf, Host(), **part)
+        assert (entry.pointer, entry.nbytes) == (buf.handle + start, size)
+
+    @pytest.mark.parametrize(
+        ("part", "error", "words"),
+        [
+            ({"offset": -1}, ValueError, "offset must be from 0 to 1048575"),
+            ({"offset": MIB}, ValueError, "the target has 1048576 bytes"),
+            ({"offset": 2**63 - 1}, ValueError, "offset must be from 0"),
+            ({"offset": 2**64}, ValueError, "offset is out of range"),
+            ({"offset": None}, TypeError, "offset must be an int"),
+            ({"offset": True}, TypeError, "offset must be an int"),
+            ({"offset": 1.0}, TypeError, "offset must be an int"),
+            ({"nbytes": 0}, ValueError, "nbytes must be at least 1"),
+            ({"nbytes": -1}, ValueError, "nbytes must be at least 1"),
+            ({"nbytes": MIB + 1}, ValueError, "nbytes must be at most 1048576"),
+            ({"offset": 1, "nbytes": MIB}, ValueError, "nbytes must be at most 1048575"),
+            ({"offset": 1, "nbytes": 2**63 - 1}, ValueError, "nbytes must be at most"),
+            ({"offset": 1, "nbytes": 2**64 - 1}, ValueError, "nbytes is out of range"),
+            ({"nbytes": "4"}, TypeError, "nbytes must be an int"),
+            ({"nbytes": False}, TypeError, "nbytes must be an int"),
+        ],
+    )
+    def test_refuses_what_is_no_part_of_it(self, buf, part, error, words):
+        plan = PrefetchPlan([(buf, Host())])
+        with pytest.raises(error, match=words):
+            plan.add(buf, Host(), **part)
+        assert len(plan) == 1
+
+    @pytest.mark.parametrize("bad", [None, 0, -1, "cuda:0", "host", object()], ids=repr)
+    def test_refuses_what_is_no_location(self, buf, bad):
+        plan = PrefetchPlan()
+        with pytest.raises((TypeError, ValueError), match=r"location|Device"):
+            plan.add(buf, bad)
+        assert len(plan) == 0
+
+    @pytest.mark.parametrize("bad", [None, 7, "text", object()], ids=repr)
+    def test_refuses_what_is_no_target(self, bad):
+        with pytest.raises(TypeError, match="a target must be"):
+            PrefetchPlan().add(bad, Host())
+
+    def test_takes_one_target_at_a_time(self, buf):
+        with pytest.raises(TypeError, match="a target must be"):
+            PrefetchPlan().add([buf, buf], Host())
+
+    def test_refuses_a_closed_buffer(self, alloc):
+        closed = alloc(PAGE)
+        closed.close()
+        with pytest.raises(RuntimeError, match="closed"):
+            PrefetchPlan().add(closed, Host())
+
+    def test_refuses_memory_that_does_not_migrate(self):
+        with device_memory() as pointer:
+            outside = ManagedBuffer.from_handle(pointer, PAGE)
+            with pytest.raises(ValueError, match="managed-memory allocation"):
+                PrefetchPlan().add(outside, Host())
+
+    def test_refuses_a_range_that_leaves_its_allocation(self, buf):
+        with pytest.raises(ValueError, match="leaves its managed-memory allocation"):
+            PrefetchPlan().add(CudaArray(buf, shape=(buf.size + 1,)), Host())
+
+    def test_takes_arrays_of_other_libraries(self, buf, device0):
+        array = CudaArray(buf, shape=(4, 8), typestr="<f4", offset=PAGE)
+        (entry,) = PrefetchPlan().add(array, device0, offset=16)
+        assert entry == (buf.handle + PAGE + 16, 4 * 8 * 4 - 16, device0)
+        assert entry.target is array
+
+    def test_takes_buffers_of_cuda_core(self, buf):
+        other = foreign("cuda.core", "Buffer", handle=buf.handle, size=PAGE)
+        assert places(PrefetchPlan().add(other, Host())) == [Host()]
+
+    def test_takes_numpy_views(self, buf, device0):
+        numpy = pytest.importorskip("numpy")
+        array = numpy.asarray(buf)[PAGE:]
+        (entry,) = PrefetchPlan().add(array, device0)
+        assert entry == (buf.handle + PAGE, MIB - PAGE, device0)
+
+    def test_of_a_strided_target_it_takes_the_extent(self, buf):
+        array = CudaArray(buf, shape=(4,), strides=(PAGE,))
+        (entry,) = PrefetchPlan().add(array, Host())
+        assert entry.nbytes == 3 * PAGE + 1
+
+    def test_arguments_are_checked_by_name(self, buf):
+        plan = PrefetchPlan()
+        with pytest.raises(TypeError, match=r"add\(\) missing required argument 'location'"):
+            plan.add(buf)
+        with pytest.raises(TypeError, match="at most 2 positional"):
+            plan.add(buf, Host(), 0)
+        with pytest.raises(TypeError, match="unexpected keyword argument 'size'"):
+            plan.add(buf, Host(), size=1)
+        assert len(plan.add(target=buf, location=Host())) == 1
+
+
+class TestEntries:
+    def test_an_empty_plan(self):
+        plan = PrefetchPlan()
+        assert (len(plan), plan.nbytes, list(plan), bool(plan)) == (0, 0, [], False)
+        assert repr(plan) == "<PrefetchPlan entries=0 nbytes=0>"
+
+    def test_counts_and_bytes(self, buf):
+        plan = PrefetchPlan().add(buf, Host()).add(buf, Host(), nbytes=3)
+        assert (len(plan), plan.nbytes) == (2, MIB + 3)
+        assert repr(plan) == f"<PrefetchPlan entries=2 nbytes={MIB + 3}>"
+
+    def test_an_entry_is_a_record(self, buf, device0):
+        (entry,) = PrefetchPlan([(buf, device0)])
+        pointer, nbytes, location = entry
+        assert isinstance(entry, PlanEntry)
+        assert (entry.pointer, entry.nbytes, entry.location) == (pointer, nbytes, location)
+        assert entry.location is device0
+        assert entry.target is buf
+        with pytest.raises(AttributeError):
+            entry.location = Host()
+
+    def test_an_entry_matches_by_position(self, buf):
+        match next(iter(PrefetchPlan([(buf, Host())]))):
+            case PlanEntry(pointer, nbytes, location):
+                assert (pointer, nbytes, location) == (buf.handle, MIB, Host())
+
+    def test_order_and_equal_entries_are_kept(self, buf, device0):
+        plan = PrefetchPlan([(buf, device0), (buf, Host()), (buf, device0)])
+        assert places(plan) == [device0, Host(), device0]
+
+    def test_iteration_sees_the_entries_of_its_beginning(self, buf):
+        plan = PrefetchPlan([(buf, Host()), (buf, Host())])
+        for _ in plan:
+            plan.add(buf, Host())
+        assert len(plan) == 4
+        entries = iter(plan)
+        plan.clear()
+        assert len(list(entries)) == 4
+
+    def test_clear(self, buf):
+        plan = PrefetchPlan([(buf, Host())])
+        assert plan.clear() is None
+        assert (len(plan), plan.nbytes, list(plan)) == (0, 0, [])
+        with pytest.raises(ValueError, match="the plan is empty"):
+            plan.execute()
+        plan.add(buf, Host()).execute()
+        assert plan.clear() is plan.clear()
+
+    def test_many_entries(self, buf):
+        plan = PrefetchPlan((page, Host()) for page in adjacent(buf, MIB // PAGE))
+        assert (len(plan), plan.nbytes) == (MIB // PAGE, MIB)
+        assert [e.pointer for e in plan] == list(range(buf.handle, buf.handle + MIB, PAGE))
+
+    def test_cannot_be_copied_or_subclassed(self, buf):
+        plan = PrefetchPlan([(buf, Host())])
+        for way in (copy.copy, copy.deepcopy, pickle.dumps):
+            with pytest.raises(TypeError):
+                way(plan)
+        with pytest.raises(TypeError):
+            type("Mine", (PrefetchPlan,), {})
+
+
+class TestMaking:
+    def test_from_pairs(self, buf, device0):
+        pairs = [(buf, device0), [buf[:PAGE], Host()]]
+        for entries in (pairs, tuple(pairs), iter(pairs), dict(pairs[:1]).items()):
+            plan = PrefetchPlan(entries)
+            assert places(plan) == [device0, Host()][: len(plan)]
+            assert len(plan) > 0
+        assert len(PrefetchPlan(entries=pairs)) == 2
+        assert len(PrefetchPlan([])) == 0
+
+    @pytest.mark.parametrize(
+        ("bad", "error", "words"),
+        [
+            (lambda b: [(b, Host()), b], TypeError, r"entries\[1\]: must be a pair"),
+            (lambda b: [(b,)], TypeError, r"entries\[0\]: must be a pair"),
+            (lambda b: [(b, Host(), 0)], TypeError, r"entries\[0\]: must be a pair"),
+            (lambda b: [(b, Host()), (b, 0)], TypeError, r"entries\[1\]: a location must be"),
+            (lambda b: [(b, None)], ValueError, r"entries\[0\]: location is required"),
+            (lambda b: [(7, Host())], TypeError, r"entries\[0\]: a target must be"),
+            (lambda b: 7, TypeError, "entries must be an iterable of pairs"),
+            (lambda b: None, TypeError, "entries must be an iterable of pairs"),
+        ],
+    )
+    def test_a_bad_pair_is_named(self, buf, bad, error, words):
+        with pytest.raises(error, match=words):
+            PrefetchPlan(bad(buf))
+
+    def test_an_error_of_the_iterable_is_passed_on(self, buf):
+        def pairs():
+            yield buf, Host()
+            raise KeyError("mine")
+
+        with pytest.raises(KeyError, match="mine"):
+            PrefetchPlan(pairs())
+
+    def test_from_a_module(self, alloc, device0):
+        tensors = [CudaArray(alloc(PAGE)) for _ in range(3)]
+        module = types.SimpleNamespace(
+            parameters=lambda: iter(tensors[:2]), buffers=lambda: iter(tensors[2:])
+        )
+        plan = PrefetchPlan.from_module(module, device0)
+        assert [e.target for e in plan] == tensors
+        assert set(places(plan)) == {device0}
+
+    def test_a_bad_module(self, buf):
+        with pytest.raises(AttributeError, match="parameters"):
+            PrefetchPlan.from_module(object(), Host())
+        nothing = types.SimpleNamespace(parameters=lambda: [], buffers=lambda: [])
+        with pytest.raises(ValueError, match="targets is empty"):
+            PrefetchPlan.from_module(nothing, Host())
+        mixed = types.SimpleNamespace(parameters=lambda: [buf, 7], buffers=lambda: [])
+        with pytest.raises(TypeError, match=r"targets\[1\]: a target must be"):
+            PrefetchPlan.from_module(mixed, Host())
+        with pytest.raises(TypeError, match="a location must be"):
+            PrefetchPlan.from_module(mixed, 0)
+
+    def test_from_a_policy(self, buf, device0):
+        policy = types.SimpleNamespace(preferred_location=device0)
+        assert places(PrefetchPlan.from_policy([buf, buf[:PAGE]], policy)) == [device0, device0]
+        assert places(PrefetchPlan.from_policy(buf, policy)) == [device0]
+
+    def test_a_bad_policy(self, buf):
+        with pytest.raises(TypeError, match="must have a preferred_location"):
+            PrefetchPlan.from_policy(buf, object())
+        with pytest.raises(ValueError, match="nowhere to prefetch to"):
+            PrefetchPlan.from_policy(buf, types.SimpleNamespace(preferred_location=None))
+        with pytest.raises(TypeError, match="a location must be"):
+            PrefetchPlan.from_policy(buf, types.SimpleNamespace(preferred_location=0))
+        with pytest.raises(ValueError, match="targets is empty"):
+            PrefetchPlan.from_policy([], types.SimpleNamespace(preferred_location=Host()))
+
+
+class TestExecute:
+    def test_moves_every_entry(self, alloc, device0, stream):
+        first, second, third = (alloc(2 * MIB) for _ in range(3))
+        write(first, pattern(2 * MIB))
+        plan = PrefetchPlan([(first, device0), (second, Host()), (third, device0)])
+        assert plan.execute(stream=stream) is None
+        stream.sync()
+        assert first.last_prefetch_location == device0
+        assert second.last_prefetch_location == Host()
+        assert third.last_prefetch_location == device0
+        assert contents(first) == pattern(2 * MIB)
+
+    def test_can_be_repeated_and_changed(self, alloc, device0, stream):
+        first, second = alloc(MIB), alloc(MIB)
+        plan = PrefetchPlan([(first, device0)])
+        for _ in range(3):
+            plan.execute(stream=stream)
+            first.prefetch(Host(), stream=stream)
+        plan.add(second, device0).execute(stream=stream)
+        assert first.last_prefetch_location == second.last_prefetch_location == device0
+        plan.clear()
+        plan.add(second, Host()).execute(stream=stream)
+        assert first.last_prefetch_location == device0
+        assert second.last_prefetch_location == Host()
+
+    def test_a_part_leaves_the_rest(self, buf, device0, stream):
+        buf.prefetch(Host(), stream=stream)
+        PrefetchPlan().add(buf, device0, offset=2 * PAGE, nbytes=PAGE).execute(stream=stream)
+        assert buf[2 * PAGE : 3 * PAGE].last_prefetch_location == device0
+        assert buf[: 2 * PAGE].last_prefetch_location == Host()
+        assert buf[3 * PAGE :].last_prefetch_location == Host()
+
+    @pytest.mark.parametrize("dispatch", ["auto", "batch", "loop"])
+    def test_of_overlapping_entries_the_last_wins(self, buf, device0, stream, dispatch):
+        plan = PrefetchPlan([(buf[PAGE : 9 * PAGE], device0), (buf[2 * PAGE : 3 * PAGE], Host())])
+        plan.execute(stream=stream, dispatch=dispatch)
+        assert buf[2 * PAGE : 3 * PAGE].last_prefetch_location == Host()
+        assert buf[3 * PAGE : 9 * PAGE].last_prefetch_location == device0
+        plan.add(buf, device0).execute(stream=stream, dispatch=dispatch)
+        assert buf.last_prefetch_location == device0
+
+    def test_goes_to_several_devices(self, alloc, device0, device1, stream):
+        first, second = alloc(2 * MIB), alloc(2 * MIB)
+        for dispatch in ("auto", "batch", "loop"):
+            plan = PrefetchPlan([(first, device0), (second, device1)])
+            plan.execute(stream=stream, dispatch=dispatch)
+            assert first.last_prefetch_location == device0
+            assert second.last_prefetch_location == device1
+            first, second = second, first
+
+    @pytest.mark.parametrize("defer", [None, True, False])
+    def test_on_the_default_stream(self, alloc, device0, defer):
+        buffers = [alloc(4 * MIB) for _ in range(3)]
+        PrefetchPlan((b, device0) for b in buffers).execute(defer=defer)
+        device0.sync()
+        assert {b.last_prefetch_location for b in buffers} == {device0}
+
+    def test_other_streams(self, buf, device0, stream):
+        plan = PrefetchPlan([(buf, device0)])
+        for given in (None, 0, 2, stream.handle, types.SimpleNamespace(__cuda_stream__=None)):
+            if isinstance(given, types.SimpleNamespace):
+                given.__cuda_stream__ = lambda: (0, stream.handle)
+            plan.execute(stream=given)
+        assert buf.last_prefetch_location == device0
+
+    @pytest.mark.parametrize(
+        ("arguments", "error"),
+        [
+            ({"dispatch": "both"}, ValueError),
+            ({"defer": 1}, TypeError),
+            ({"stream": "s"}, TypeError),
+            ({"stream": -1}, ValueError),
+        ],
+    )
+    def test_bad_arguments(self, buf, arguments, error):
+        buf.prefetch(Host())
+        plan = PrefetchPlan([(buf, Device(0))])
+        for call in (plan.execute, plan.discard_prefetch, plan.explain):
+            with pytest.raises(error, match=next(iter(arguments))):
+                call(**arguments)
+            with pytest.raises(TypeError, match="positional"):
+                call(None)
+        assert buf.last_prefetch_location == Host()
+
+    def test_an_empty_plan_is_refused(self):
+        plan = PrefetchPlan()
+        for call in (plan.execute, plan.discard_prefetch, plan.explain):
+            with pytest.raises(ValueError, match="the plan is empty"):
+                call()
+
+    def test_a_capture_is_refused_and_survives(self, buf, stream, device0):
+        plan = PrefetchPlan([(buf, device0), (buf[:PAGE], Host())])
+        with capturing(stream, CAPTURE_GLOBAL) as capture:
+            for call in (plan.execute, plan.discard_prefetch, plan.explain):
+                with pytest.raises(CUDAError, match="cannot be recorded in a CUDA graph"):
+                    call(stream=stream)
+        assert capture.result == 0
+        plan.execute(stream=stream)
+
+    def test_another_stream_may_capture(self, buf, device0, stream):
+        plan = PrefetchPlan([(buf, device0)])
+        with Stream() as other, capturing(other, CAPTURE_GLOBAL) as capture:
+            plan.execute(stream=stream)
+            plan.explain(stream=stream)
+        assert capture.result == 0
+        assert buf.last_prefetch_location == device0
+
+
+class TestDiscardPrefetch:
+    def test_moves_pages_without_their_bytes(self, alloc, device0, stream):
+        first, second = alloc(2 * MIB), alloc(2 * MIB)
+        plan = PrefetchPlan([(first, device0), (second, Host())])
+        assert plan.discard_prefetch(stream=stream) is None
+        stream.sync()
+        assert first.last_prefetch_location == device0
+        assert second.last_prefetch_location == Host()
+
+    def test_neighbours_keep_every_byte(self, buf, device0):
+        data = pattern(MIB)
+        write(buf, data)
+        start, size = 2 * PAGE + 100, 3 * PAGE
+        plan = PrefetchPlan().add(buf, device0, offset=start, nbytes=size)
+        plan.discard_prefetch()
+        now = contents(buf)
+        assert now[:start] == data[:start]
+        assert now[start + size :] == data[start + size :]
+        # Also within: only whole pages are lost.
+        assert now[start : 3 * PAGE] == data[start : 3 * PAGE]
+        assert now[5 * PAGE : start + size] == data[5 * PAGE : start + size]
+
+    def test_less_than_a_page_is_refused_before_anything(self, buf, device0):
+        write(buf, 7)
+        plan = PrefetchPlan([(buf, device0)]).add(buf, device0, nbytes=PAGE - 1)
+        with pytest.raises(ValueError, match=r"no whole page.*\(entry 1\)"):
+            plan.discard_prefetch()
+        assert contents(buf) == bytes([7]) * MIB
+        plan.execute()
+
+    def test_gaps_are_refused(self, buf):
+        plan = PrefetchPlan().add(CudaArray(buf, shape=(4,), strides=(2 * PAGE,)), Host())
+        with pytest.raises(ValueError, match="entry 0: cannot discard a target that is not cont"):
+            plan.discard_prefetch()
+        plan.execute()
+
+
+class TestFit:
+    def test_the_order_decides(self, alloc, device0):
+        a, b, c, d = alloc(4 * MIB), alloc(2 * MIB), alloc(4 * MIB), alloc(MIB)
+        plan = PrefetchPlan.fit([a, b, c, d], device0, 7 * MIB)
+        # c does not fit behind a and b; d, which is smaller, does.
+        assert places(plan) == [device0, device0, Host(), device0]
+        assert [e.target for e in plan] == [a, b, c, d]
+        assert places(PrefetchPlan.fit([c, a, b], device0, budget=8 * MIB)) == [
+            device0,
+            device0,
+            Host(),
+        ]
+
+    def test_can_be_executed(self, alloc, device0, stream):
+        a, b = alloc(2 * MIB), alloc(4 * MIB)
+        PrefetchPlan.fit([a, b], device0, 3 * MIB).execute(stream=stream)
+        assert a.last_prefetch_location == device0
+        assert b.last_prefetch_location == Host()
+
+    def test_one_target(self, buf, device0):
+        assert places(PrefetchPlan.fit(buf, device0)) == [device0]
+        assert places(PrefetchPlan.fit(targets=buf, device=device0, budget=MIB - 1)) == [Host()]
+        assert places(PrefetchPlan.fit(buf, device0, MIB)) == [device0]
+
+    def test_no_budget_at_all(self, buf, device0):
+        assert places(PrefetchPlan.fit([buf, buf[:1]], device0, 0)) == [Host(), Host()]
+
+    def test_whole_pages_count(self, buf, device0):
+        assert places(PrefetchPlan.fit([buf[1:3]], device0, PAGE - 1)) == [Host()]
+        assert places(PrefetchPlan.fit([buf[1:3]], device0, PAGE)) == [device0]
+        across = buf[PAGE - 1 : PAGE + 1]
+        assert places(PrefetchPlan.fit([across], device0, 2 * PAGE - 1)) == [Host()]
+
+    def test_equal_targets_count_once(self, alloc, device0):
+        a, b = alloc(MIB), alloc(MIB)
+        plan = PrefetchPlan.fit([a, CudaArray(a), b, a, b], device0, 2 * MIB)
+        assert set(places(plan)) == {device0}
+        # What went to the host stays there, also when it comes again.
+        plan = PrefetchPlan.fit([a, b, b, a], device0, MIB)
+        assert places(plan) == [device0, Host(), Host(), device0]
+
+    def test_many_targets(self, buf, device0):
+        pages = adjacent(buf, MIB // PAGE)
+        plan = PrefetchPlan.fit(pages, device0, 100 * PAGE + 1)
+        assert places(plan) == [device0] * 100 + [Host()] * (MIB // PAGE - 100)
+
+    def test_never_more_than_is_free(self, alloc, device0):
+        """Views of one buffer stand for more than there is; nothing is moved."""
+        large = alloc(64 * MIB)
+        free = device0.memory_info.free
+        # Ranges that differ, so that each counts.
+        count = free // (63 * MIB) + 2
+        targets = [large[i * PAGE :] for i in range(min(count, 200))]
+        if sum(t.size for t in targets) <= free:
+            pytest.skip("200 views of 64 MiB do not fill this device")
+        for budget in (None, free * 4, 2**63 - 1):
+            plan = PrefetchPlan.fit(targets, device0, budget)
+            used = sum(e.nbytes for e in plan if e.location == device0)
+            assert 0 < used <= device0.memory_info.free
+            assert Host() in places(plan)
+
+    @emulator_only
+    def test_without_a_budget_a_sixteenth_is_left_alone(self, alloc, device0):
+        free, total = device0.memory_info
+        large = alloc(256 * MIB)
+        targets = [large[i * PAGE :] for i in range(8)]
+        plan = PrefetchPlan.fit(targets, device0)
+        used = sum(e.nbytes for e in plan if e.location == device0)
+        assert free - total // 16 - 256 * MIB < used <= free - total // 16
+
+    @emulator_only
+    def test_memory_on_the_device_is_not_free(self, alloc, device0, stream):
+        large = alloc(256 * MIB)
+        free = device0.memory_info.free
+        large.prefetch(device0, stream=stream)
+        stream.sync()
+        assert device0.memory_info.free <= free - 256 * MIB
+        targets = [large[i * PAGE :] for i in range(8)]
+        used = sum(
+            e.nbytes for e in PrefetchPlan.fit(targets, device0, free) if e.location == device0
+        )
+        assert used <= free - 256 * MIB
+
+    @pytest.mark.parametrize(
+        ("budget", "error", "words"),
+        [
+            (-1, ValueError, "budget must be 0 bytes or more, got -1"),
+            (True, TypeError, "budget must be an int"),
+            (1.5, TypeError, "budget must be an int"),
+            ("1", TypeError, "budget must be an int"),
+            (2**64, ValueError, "budget is out of range"),
+        ],
+    )
+    def test_bad_budgets(self, buf, device0, budget, error, words):
+        with pytest.raises(error, match=words):
+            PrefetchPlan.fit([buf], device0, budget)
+
+    def test_bad_targets_and_devices(self, buf, device0):
+        with pytest.raises(ValueError, match=r"needs a Device.*got Host\(\)"):
+            PrefetchPlan.fit([buf], Host())
+        with pytest.raises(TypeError, match="a location must be"):
+            PrefetchPlan.fit([buf], 0)
+        with pytest.raises(ValueError, match="location is required"):
+            PrefetchPlan.fit([buf], None)
+        with pytest.raises(ValueError, match="targets is empty"):
+            PrefetchPlan.fit([], device0)
+        with pytest.raises(TypeError, match=r"targets\[1\]: a target must be"):
+            PrefetchPlan.fit([buf, 3], device0)
+
+
+class TestLifetimes:
+    def test_keeps_targets_alive(self, device0):
+        buffer = managedmem.ManagedMemoryResource().allocate(PAGE)
+        gone = weakref.ref(buffer)
+        plan = PrefetchPlan([(buffer[: PAGE // 2], device0)])
+        del buffer
+        gc.collect()
+        assert gone() is not None
+        plan.execute()
+        plan.clear()
+        gc.collect()
+        assert gone() is None
+
+    def test_the_end_of_a_plan_lets_them_go(self, alloc):
+        array = CudaArray(alloc(PAGE))
+        gone = weakref.ref(array)
+        plan = PrefetchPlan([(array, Host())])
+        plan.execute()
+        weak = weakref.ref(plan)
+        del array, plan
+        gc.collect()
+        assert gone() is None
+        assert weak() is None
+
+    def test_a_cycle_is_collected(self, alloc):
+        array = CudaArray(alloc(PAGE))
+        array.plan = PrefetchPlan([(array, Host())])
+        array.plan.execute()
+        gone = weakref.ref(array)
+        del array
+        gc.collect()
+        assert gone() is None
+
+    def test_a_buffer_in_a_plan_can_be_closed(self, alloc, stream):
+        first, second = alloc(MIB), alloc(MIB)
+        first.prefetch(Host())
+        plan = PrefetchPlan([(first, Device(0)), (second, Device(0))])
+        plan.execute(stream=stream)
+        first.prefetch(Host())
+        second.close()
+        for call in (plan.execute, plan.discard_prefetch, plan.explain):
+            with pytest.raises(RuntimeError, match="entry 1: ManagedBuffer is closed"):
+                call(stream=stream)
+        assert first.last_prefetch_location == Host()
+        assert len(plan) == 2
+        assert [e.target.is_closed for e in plan] == [False, True]
+
+    def test_the_first_closed_entry_is_named(self, alloc):
+        buffers = [alloc(PAGE) for _ in range(20)]
+        plan = PrefetchPlan((b, Host()) for b in buffers)
+        for i in (17, 3, 9):
+            buffers[i].close()
+        with pytest.raises(RuntimeError, match="entry 3: "):
+            plan.execute()
+
+    def test_a_closed_view_is_refused_though_its_memory_lives(self, buf):
+        view = buf[:PAGE]
+        plan = PrefetchPlan([(buf, Host()), (view, Host())])
+        view.close()
+        with pytest.raises(RuntimeError, match="entry 1: ManagedBuffer is closed"):
+            plan.execute()
+        buf.prefetch(Host())
+
+    def test_nothing_is_held_after_an_execution(self, alloc):
+        """Guards that were entered are left, also after a refusal: closing would wait for ever."""
+        first, second = alloc(PAGE), alloc(PAGE)
+        plan = PrefetchPlan([(first, Host()), (first[: PAGE // 2], Host()), (second, Host())])
+        plan.execute()
+        second.close()
+        with pytest.raises(RuntimeError):
+            plan.execute()
+        first.close()
+
+    def test_memory_of_others_that_was_freed_is_refused(self, buf):
+        pointer = managed_memory(2 * MIB)
+        array = CudaArray(buf, shape=(PAGE,), pointer=pointer)
+        buf.prefetch(Host())
+        plan = PrefetchPlan([(buf, Device(0)), (array, Host())])
+        plan.execute()
+        buf.prefetch(Host())
+        assert raw_driver().cuMemFree_v2(ctypes.c_uint64(pointer)) == 0
+        for call in (plan.execute, plan.discard_prefetch, plan.explain):
+            with pytest.raises(ValueError, match=r"entry 1|\(entry 1\)"):
+                call()
+        assert buf.last_prefetch_location == Host()
+
+    def test_exports_last_until_clear(self, alloc):
+        buffer = alloc(PAGE)
+        plan = PrefetchPlan([(memoryview(buffer), Host())])
+        gc.collect()
+        plan.execute()
+        with pytest.raises(BufferError, match="still live"):
+            buffer.close()
+        plan.clear()
+        buffer.close()
+
+    def test_a_refused_target_leaves_no_export(self, alloc):
+        buffer = alloc(PAGE)
+        plan = PrefetchPlan()
+        for bad in (None, 7):
+            with pytest.raises((TypeError, ValueError)):
+                plan.add(memoryview(buffer), bad)
+            with pytest.raises((TypeError, ValueError)):
+                PrefetchPlan([(memoryview(buffer), bad)])
+        with pytest.raises(ValueError, match="nbytes"):
+            plan.add(memoryview(buffer), Host(), nbytes=0)
+        gc.collect()
+        buffer.close()
+
+    def test_a_target_that_clears_the_plan_while_it_is_read(self, buf):
+        plan = PrefetchPlan([(buf, Host())] * 9)
+
+        class Sly:
+            @property
+            def __cuda_array_interface__(self):
+                plan.clear()
+                return CudaArray(buf).__cuda_array_interface__
+
+        plan.add(Sly(), Host())
+        assert len(plan) == 1
+        plan.execute()
+
+    def test_a_stream_that_changes_the_plan_while_it_is_read(self, buf):
+        plan = PrefetchPlan([(buf, Host())])
+
+        class Sly:
+            def __cuda_stream__(self):
+                plan.clear()
+                return (0, 0)
+
+        buf.prefetch(Device(0))
+        plan.execute(stream=Sly())
+        assert buf.last_prefetch_location == Host()
+        assert len(plan) == 0
+
+    def test_after_a_fork_it_is_refused(self):
+        run_python(
+            """
+            import os, managedmem
+            from managedmem import Host, PrefetchPlan
+            buffer = managedmem.empty(4096)
+            plan = PrefetchPlan([(buffer, Host())])
+            plan.execute()
+            pid = os.fork()
+            if pid == 0:
+                status = 1
+                try:
+                    plan.execute()
+                except RuntimeError as error:
+                    status = 0 if "fork" in str(error) else 2
+                len(plan), list(plan), plan.clear()
+                os._exit(status)
+            assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+            plan.execute()
+            """,
+            driver="emulator",
+        )
+
+
+def race(*workers):
+    """Run the workers at once; raise what any of them raised."""
+    barrier = threading.Barrier(len(workers))
+    failures = []
+
+    def run(worker):
+        try:
+            barrier.wait(30)
+            worker()
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=run, args=(worker,)) for worker in workers]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert not any(thread.is_alive() for thread in threads), "a thread hangs"
+    if failures:
+        raise failures[0]
+
+
+class TestThreads:
+    ROUNDS = 40
+
+    def test_many_execute_at_once(self, alloc, device0):
+        large = alloc(8 * MIB)
+        write(large, pattern(8 * MIB))
+        plan = PrefetchPlan((part, device0) for part in separate(large, 32, 128 * KIB))
+
+        def work():
+            with Stream() as stream:
+                for _ in range(self.ROUNDS):
+                    plan.execute(stream=stream)
+                    plan.explain(stream=stream)
+                stream.sync()
+
+        race(*[work] * 4)
+        assert {e.target.last_prefetch_location for e in plan} == {device0}
+        assert contents(large) == pattern(8 * MIB)
+
+    def test_adding_clearing_and_executing(self, buf, device0):
+        plan = PrefetchPlan([(buf, device0)])
+
+        def add():
+            for _ in range(self.ROUNDS * 4):
+                plan.add(buf[:PAGE], device0)
+
+        def clear():
+            for _ in range(self.ROUNDS):
+                plan.clear()
+
+        def use():
+            for _ in range(self.ROUNDS):
+                try:
+                    plan.execute()
+                    plan.discard_prefetch()
+                    plan.explain()
+                except ValueError as error:
+                    assert "the plan is empty" in str(error)
+                assert all(e.location is device0 for e in plan)
+                assert len(plan) >= 0 <= plan.nbytes
+
+        race(add, add, clear, use, use)
+
+    def test_every_added_entry_arrives(self, buf):
+        plan = PrefetchPlan()
+        pages = adjacent(buf, 64)
+
+        def add():
+            for page in pages:
+                plan.add(page, Host())
+
+        race(*[add] * 4)
+        seen = collections.Counter(e.pointer for e in plan)
+        assert seen == {page.handle: 4 for page in pages}
+        assert all(e.pointer == e.target.handle for e in plan)
+
+    def test_closing_while_others_execute(self, device0):
+        resource = managedmem.ManagedMemoryResource()
+        for _ in range(self.ROUNDS):
+            buffer = resource.allocate(4 * PAGE)
+            plan = PrefetchPlan([(buffer[:PAGE], device0), (buffer[2 * PAGE :], Host())])
+
+            def use(plan=plan):
+                with pytest.raises(RuntimeError, match="entry 0: ManagedBuffer is closed"):
+                    while True:
+                        plan.execute()
+
+            race(use, use, buffer.close)
+
+
+class TestOtherDrivers:
+    def test_before_batch_calls(self):
+        run_python(
+            """
+            import managedmem, re
+            from managedmem import Device, Host, PrefetchPlan, emulator
+            buffer = managedmem.empty(8 << 20)
+            parts = [buffer[2 * i << 20 : (2 * i + 1) << 20] for i in range(4)]
+            plan = PrefetchPlan((part, Device(0)) for part in parts)
+            assert "4 x cuMemPrefetchAsync" in plan.explain()
+            assert "this driver has no batch call" in plan.explain()
+            with emulator.recording() as calls:
+                plan.execute()
+            assert [c.name for c in calls] == ["cuMemPrefetchAsync"] * 4, calls
+            for call in (
+                lambda: plan.execute(dispatch="batch"),
+                plan.discard_prefetch,
+                lambda: plan.explain(discard=True),
+            ):
+                try:
+                    call()
+                except NotImplementedError as error:
+                    assert "12.2" in str(error) and "13.0" in str(error)
+                else:
+                    raise AssertionError
+            """,
+            emulator="profile=old12",
+        )
+
+    def test_without_concurrent_access(self):
+        run_python(
+            """
+            import managedmem
+            from managedmem import CUDAError, Device, PrefetchPlan
+            buffer = managedmem.empty(8 << 20)
+            plan = PrefetchPlan([(buffer[: 1 << 20], Device(0)), (buffer[2 << 20 :], Device(0))])
+            assert "concurrent_managed_access" in plan.explain()
+            try:
+                plan.execute()
+            except CUDAError as error:
+                assert "concurrent_managed_access" in str(error)
+            else:
+                raise AssertionError
+            """,
+            emulator="profile=wsl",
+        )
+
+    def test_system_memory_where_the_device_reaches_it(self):
+        run_python(
+            """
+            import mmap
+            from managedmem import Device, Host, PrefetchPlan
+            memory = mmap.mmap(-1, 4 * mmap.PAGESIZE)
+            plan = PrefetchPlan([(memory, Device(0))]).add(memory, Host(), nbytes=mmap.PAGESIZE)
+            plan.execute()
+            assert plan.explain().startswith("2 driver calls")
+            try:
+                plan.discard_prefetch()
+            except ValueError as error:
+                assert "managed-memory" in str(error) and "(entry 0)" in str(error), error
+            else:
+                raise AssertionError
+            plan.clear()
+            memory.close()
+            """,
+            emulator="pageable=1",
+        )
+
+    def test_elsewhere_system_memory_is_refused(self):
+        if EMULATED or not Device(0).pageable_memory_access:
+            with pytest.raises(ValueError, match="pageable_memory_access"):
+                PrefetchPlan([(bytearray(8 * PAGE), Host())])
+
+    @pytest.mark.parametrize("devices", [1, 2, 5])
+    def test_any_number_of_devices(self, devices):
+        run_python(
+            """
+            import managedmem
+            from managedmem import Device, Host, PrefetchPlan
+            buffer = managedmem.empty(64 << 20)
+            parts = [buffer[2 * i << 20 : (2 * i + 1) << 20] for i in range(30)]
+            everywhere = [*Device.all(), Host(), Host(0)]
+            for turn in range(len(everywhere)):
+                where = [everywhere[(i + turn) % len(everywhere)] for i in range(30)]
+                plan = PrefetchPlan(zip(parts, where))
+                for dispatch in ("auto", "loop", "batch"):
+                    plan.execute(dispatch=dispatch)
+                    assert [p.last_prefetch_location for p in parts] == where
+                plan.discard_prefetch()
+            last = Device.all()[-1]
+            assert [e.location for e in PrefetchPlan.fit(parts, last, 3 << 20)] == (
+                [last] * 3 + [Host()] * 27
+            )
+            """,
+            emulator=f"devices={devices}",
+        )
