@@ -27,6 +27,7 @@ from managedmem import (
     Host,
     ManagedBuffer,
     ManagedMemoryResource,
+    PrefetchPlan,
     Stream,
 )
 
@@ -52,6 +53,10 @@ class World:
         self.stream = Stream()
         self.part = self.a[PAGE : 3 * PAGE]
         self.wrapped = ManagedBuffer.from_handle(self.c.handle, self.c.size)
+        self.large = resource.allocate(1 << 20)
+        self.plan = PrefetchPlan(zip(self.buffers, [ONE, ZERO, HOST], strict=True))
+        self.plan.add(self.a, ONE, offset=PAGE, nbytes=PAGE + 100)
+        self.large_plan = PrefetchPlan((self.large[i << 18 :][: 1 << 16], ZERO) for i in range(4))
         self.made = []
         for index, buffer in enumerate(self.buffers):
             write(buffer, PATTERNS[index])
@@ -91,7 +96,7 @@ class World:
 
     def end(self):
         self.drop_results()
-        for thing in [*self.buffers, self.stream]:
+        for thing in [*self.buffers, self.large, self.stream]:
             thing.close()
 
 
@@ -299,6 +304,50 @@ OPERATIONS = {
         silent=DISPATCH_HINT,
         faults=2,
     ),
+    # Plans: no entry is half added, no execution holds on to a buffer.
+    "plan.add": Operation(lambda w: w.plan.add(w.wrapped, ZERO), "PrefetchPlan.add"),
+    "a plan of pairs": Operation(lambda w: PrefetchPlan([(w.a, ZERO), (w.wrapped, ONE)])),
+    "plan.execute": Operation(
+        lambda w: w.plan.execute(),
+        "PrefetchPlan.execute",
+        may_change=MOVES,
+        silent=DISPATCH_HINT,
+        faults=3,
+    ),
+    "plan.execute on a stream": Operation(
+        lambda w: w.plan.execute(stream=w.stream, defer=True, dispatch="batch"), faults=2
+    ),
+    "plan.discard_prefetch": Operation(
+        lambda w: w.plan.discard_prefetch(defer=True),
+        "PrefetchPlan.discard_prefetch",
+        may_change=WIPES,
+        silent=DISPATCH_HINT,
+        faults=5,
+    ),
+    "plan.explain": Operation(
+        lambda w: w.large_plan.explain(), "PrefetchPlan.explain", silent=DISPATCH_HINT, faults=3
+    ),
+    "plan.execute of large ranges": Operation(
+        lambda w: w.large_plan.execute(), silent=DISPATCH_HINT, faults=4
+    ),
+    "plan of another library's memory": Operation(
+        lambda w: PrefetchPlan([(memoryview(w.b), HOST)]).execute(), faults=3
+    ),
+    "PrefetchPlan.fit": Operation(
+        lambda w: PrefetchPlan.fit(w.buffers, ONE, SIZE), "PrefetchPlan.fit"
+    ),
+    "PrefetchPlan.from_module": Operation(
+        lambda w: PrefetchPlan.from_module(
+            types.SimpleNamespace(parameters=lambda: [w.a], buffers=lambda: [w.wrapped]), ONE
+        ),
+        "PrefetchPlan.from_module",
+    ),
+    "PrefetchPlan.from_policy": Operation(
+        lambda w: PrefetchPlan.from_policy(
+            w.wrapped, types.SimpleNamespace(preferred_location=HOST)
+        ),
+        "PrefetchPlan.from_policy",
+    ),
     # Contents.
     "fill": Operation(lambda w: w.a.fill(7), "ManagedBuffer.fill", may_change=WRITES),
     "fill two bytes": Operation(lambda w: w.a.fill(b"ab", stream=w.stream), may_change=WRITES),
@@ -339,6 +388,8 @@ NO_DRIVER = {
     "ManagedBuffer.from_handle": lambda w: ManagedBuffer.from_handle(w.a.handle, w.a.size),
     "ManagedBuffer.ipc_descriptor": lambda w: expect_error(lambda: w.a.ipc_descriptor),
     "ManagedBuffer.__cuda_array_interface__": lambda w: w.wrapped.__cuda_array_interface__,
+    "PrefetchPlan.nbytes": lambda w: w.plan.nbytes,
+    "PrefetchPlan.clear": lambda w: w.plan.clear(),
     "Stream.handle": lambda w: w.stream.handle,
     "Stream.is_closed": lambda w: w.stream.is_closed,
     "Stream.from_handle": lambda w: Stream.from_handle(2),
@@ -738,6 +789,7 @@ class TestCoverage:
                 Host,
                 Device,
                 ManagedMemoryResource,
+                PrefetchPlan,
             )
             for name in vars(cls)
             if not name.startswith("_")

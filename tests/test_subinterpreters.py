@@ -35,7 +35,7 @@ def run(interpreter, script):
 USE = """
 import gc, pickle
 import managedmem
-from managedmem import Device, Host, ManagedBuffer, ManagedMemoryResource, Stream
+from managedmem import Device, Host, ManagedBuffer, ManagedMemoryResource, PrefetchPlan, Stream
 assert Host(1) is Host(numa_id=1) and Device(0) is Device.all()[0]
 assert pickle.loads(pickle.dumps(Host(1))) is Host(1)
 stream = Stream()
@@ -46,6 +46,11 @@ assert buffer.accessed_by == {Host(), Device(0)}
 buffer.prefetch(Host(), stream=stream)
 buffer[4096:8192].prefetch(Device(0))
 managedmem.advise([buffer], "unset_read_mostly")
+plan = PrefetchPlan([(buffer, Device(0)), (memoryview(buffer)[:9], Host())])
+plan.execute(stream=stream)
+assert [entry.location for entry in plan] == [Device(0), Host()] and plan.explain()
+plan.clear()
+plan.add(buffer, Host())
 memoryview(buffer)[0] = 1
 try:
     buffer.prefetch(None)

@@ -425,6 +425,81 @@ class AccessedBySetProxy(MutableSet[Device | Host]):
     def copy(self) -> set[Device | Host]: ...
     def __reduce__(self) -> NoReturn: ...
 
+# --- plans --------------------------------------------------------------------------------
+
+@type_check_only
+class _Module(Protocol):
+    def parameters(self) -> Iterable[Any]: ...
+    def buffers(self) -> Iterable[Any]: ...
+
+@type_check_only
+class _Policy(Protocol):
+    @property
+    def preferred_location(self) -> _Location | None: ...
+
+@final
+class PlanEntry(structseq[Any], tuple[int, int, Device | Host]):
+    __match_args__: Final = ("pointer", "nbytes", "location")
+
+    @property
+    def pointer(self) -> int: ...
+    @property
+    def nbytes(self) -> int: ...
+    @property
+    def location(self) -> Device | Host: ...
+    @property
+    def target(self) -> Any: ...
+
+@final
+class PrefetchPlan:
+    def __new__(cls, entries: Iterable[tuple[_Target, _Location]] = ()) -> Self: ...
+    @classmethod
+    def fit(
+        cls,
+        targets: _Target | Iterable[_Target],
+        device: _Location,
+        budget: SupportsIndex | None = None,
+    ) -> PrefetchPlan: ...
+    @classmethod
+    def from_module(cls, module: _Module, location: _Location) -> PrefetchPlan: ...
+    @classmethod
+    def from_policy(cls, targets: _Target | Iterable[_Target], policy: _Policy) -> PrefetchPlan: ...
+    def add(
+        self,
+        target: _Target,
+        location: _Location,
+        *,
+        offset: SupportsIndex = 0,
+        nbytes: SupportsIndex | None = None,
+    ) -> Self: ...
+    def clear(self) -> None: ...
+    def execute(
+        self,
+        *,
+        stream: _Stream | None = None,
+        dispatch: _Dispatch = "auto",
+        defer: bool | None = None,
+    ) -> None: ...
+    def discard_prefetch(
+        self,
+        *,
+        stream: _Stream | None = None,
+        dispatch: _Dispatch = "auto",
+        defer: bool | None = None,
+    ) -> None: ...
+    def explain(
+        self,
+        *,
+        stream: _Stream | None = None,
+        dispatch: _Dispatch = "auto",
+        defer: bool | None = None,
+        discard: bool = False,
+    ) -> str: ...
+    @property
+    def nbytes(self) -> int: ...
+    def __len__(self) -> int: ...
+    def __iter__(self) -> Iterator[PlanEntry]: ...
+
 # --- functions ----------------------------------------------------------------------------
 
 def advise(

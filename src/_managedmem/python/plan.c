@@ -23,18 +23,16 @@ static PyObject *
 plan_clear(PyObject *op, PyObject *Py_UNUSED(none))
 {
     mm_plan_object *self = mm_plan_of(op);
-    PyObject *targets, *exports;
+    PyObject *kept;
 
     MM_LOCK(op);
-    targets = self->targets;
-    exports = self->exports;
-    self->targets = self->exports = NULL;
+    kept = self->kept;
+    self->kept = NULL;
     self->count = 0;
     mm_plan_drop_layouts(self);
     MM_UNLOCK();
     /* Only now: this may end targets, and so run Python code. */
-    Py_XDECREF(targets);
-    Py_XDECREF(exports);
+    Py_XDECREF(kept);
     Py_RETURN_NONE;
 }
 
@@ -43,7 +41,7 @@ plan_clear(PyObject *op, PyObject *Py_UNUSED(none))
 /* The entries of a plan as they are now, with what they refer to kept alive. */
 typedef struct {
     mm_plan *plan; /* laid out; or NULL */
-    PyObject *targets, *exports;
+    PyObject *kept;
     mm_plan_entry *entries; /* a copy, where one is asked for */
     size_t count;
 } plan_use;
@@ -91,8 +89,7 @@ end(plan_use *use)
         mm_plan_release(use->plan);
     }
     free(use->entries);
-    Py_XDECREF(use->targets);
-    Py_XDECREF(use->exports);
+    Py_XDECREF(use->kept);
 }
 
 /* Lays out for *what unless that is NULL. */
@@ -109,8 +106,7 @@ begin(mm_plan_object *self, const mm_action *what, bool copy, plan_use *use)
         rc = -1;
     }
     use->count = self->count;
-    use->targets = Py_XNewRef(self->targets);
-    use->exports = Py_XNewRef(self->exports);
+    use->kept = Py_XNewRef(self->kept);
     MM_UNLOCK();
     if (rc < 0) {
         end(use);
@@ -256,8 +252,10 @@ plan_iter(PyObject *op)
     records = PyTuple_New((Py_ssize_t)use.count);
     for (size_t i = 0; records != NULL && i < use.count; i++) {
         /* The list only grows, so that the items counted are there. */
-        PyObject *target = PySequence_GetItem(use.targets, (Py_ssize_t)i);
+        PyObject *kept = PySequence_GetItem(use.kept, (Py_ssize_t)i);
+        PyObject *target = kept ? PySequence_GetItem(kept, 0) : NULL;
         PyObject *record = new_record(state, &use.entries[i], target);
+        Py_XDECREF(kept);
         if (record == NULL || PyTuple_SetItem(records, (Py_ssize_t)i, record) < 0) {
             Py_CLEAR(records);
         }
@@ -315,8 +313,7 @@ static int
 plan_traverse(PyObject *op, visitproc visit, void *arg)
 {
     Py_VISIT(Py_TYPE(op));
-    Py_VISIT(mm_plan_of(op)->targets);
-    Py_VISIT(mm_plan_of(op)->exports);
+    Py_VISIT(mm_plan_of(op)->kept);
     return 0;
 }
 
@@ -328,8 +325,7 @@ plan_tp_clear(PyObject *op)
 
     self->count = 0;
     mm_plan_drop_layouts(self);
-    Py_CLEAR(self->targets);
-    Py_CLEAR(self->exports);
+    Py_CLEAR(self->kept);
     return 0;
 }
 

@@ -9,9 +9,7 @@
  * executions that are under way keep theirs. Fields are read and written under the object's lock. */
 typedef struct {
     PyObject_HEAD PyObject *weakrefs;
-    PyObject
-        *targets; /* a list, never shown: the target of each entry; NULL while there is none */
-    PyObject *exports; /* a list of memoryviews of targets with the buffer protocol; or NULL */
+    PyObject *kept; /* a list, never shown: (target, memoryview or None) of each entry; or NULL */
     mm_plan_entry *entries;
     size_t count, capacity;
     mm_plan *prefetch, *discard_prefetch; /* laid out; or NULL */

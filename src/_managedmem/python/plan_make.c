@@ -10,8 +10,7 @@
 /* An entry that is read and checked, on its way into a plan. */
 typedef struct {
     mm_plan_entry entry;
-    PyObject *target; /* borrowed */
-    PyObject *export; /* or NULL */
+    PyObject *kept; /* what the plan keeps for it: its target, and a memoryview or None */
 } addition;
 
 static int
@@ -33,30 +32,40 @@ grow(mm_plan_object *self)
     return 0;
 }
 
+/* Makes a list where there is none. Making one may run the garbage collector, and so Python code
+ * that uses the same plan. */
 static int
-append_to(PyObject **list, PyObject *item)
+need_list(PyObject **list)
 {
-    if (*list == NULL) {
-        *list = PyList_New(0);
+    PyObject *fresh;
+
+    if (*list != NULL) {
+        return 0;
     }
-    return *list ? PyList_Append(*list, item) : -1;
+    fresh = PyList_New(0);
+    if (*list == NULL) {
+        *list = fresh;
+    } else {
+        Py_XDECREF(fresh);
+    }
+    return *list ? 0 : -1;
 }
 
-/* An export without an entry, after a failure, does no harm. */
+/* Takes over what is kept. */
 static int
 append(mm_plan_object *self, const addition *new)
 {
     int rc = 0;
 
     MM_LOCK((PyObject *)self);
-    if ((new->export != NULL &&append_to(&self->exports, new->export) < 0) || grow(self) < 0
-        || append_to(&self->targets, new->target) < 0) {
+    if (need_list(&self->kept) < 0 || grow(self) < 0 || PyList_Append(self->kept, new->kept) < 0) {
         rc = -1;
     } else {
         self->entries[self->count++] = new->entry;
         mm_plan_drop_layouts(self);
     }
     MM_UNLOCK();
+    Py_DECREF(new->kept);
     return rc;
 }
 
@@ -103,13 +112,17 @@ read_target(mm_state *state, PyObject *value, addition *new)
     mm_driver *cu = mm_open(state);
     mm_target target;
 
-    *new = (addition){.target = value};
+    *new = (addition){.kept = NULL};
     if (cu == NULL || mm_target_read(state, cu, value, MM_PREFETCH, &target) < 0) {
+        return -1;
+    }
+    new->kept = PyTuple_Pack(2, value, target.export ? target.export : Py_None);
+    Py_XDECREF(target.export);
+    if (new->kept == NULL) {
         return -1;
     }
     new->entry.move.range = target.range;
     new->entry.dense = target.dense;
-    new->export = target.export;
     if (mm_is_buffer(state, value)) {
         mm_buffer *b = mm_buffer_of(value);
         new->entry.memory = &b->memory->guard;
@@ -126,18 +139,17 @@ mm_plan_add(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kwn
     mm_state *state = mm_type_state(Py_TYPE(op));
     PyObject *given[4];
     addition new;
-    int rc;
 
     if (mm_args(&parameters, args, nargs, kwnames, given) < 0
         || read_target(state, given[0], &new) < 0) {
         return NULL;
     }
-    rc = read_part(given[2], given[3], &new.entry.move.range) < 0
-                 || mm_read_location(state, given[1], &new.entry.move.where) < 0
-             ? -1
-             : append(mm_plan_of(op), &new);
-    Py_XDECREF(new.export);
-    return rc < 0 ? NULL : Py_NewRef(op);
+    if (read_part(given[2], given[3], &new.entry.move.range) < 0
+        || mm_read_location(state, given[1], &new.entry.move.where) < 0) {
+        Py_DECREF(new.kept);
+        return NULL;
+    }
+    return append(mm_plan_of(op), &new) < 0 ? NULL : Py_NewRef(op);
 }
 
 /* --- making ----------------------------------------------------------------------------- */
@@ -148,7 +160,7 @@ add_pair(mm_plan_object *self, mm_state *state, PyObject *value)
     bool sequence = PyTuple_Check(value) || PyList_Check(value);
     /* Of our own, because reading runs Python code, which may change a list. */
     PyObject *pair = sequence ? PySequence_Tuple(value) : Py_NewRef(value);
-    addition new = {.export = NULL};
+    addition new;
     int rc = -1;
 
     if (pair == NULL) {
@@ -157,12 +169,12 @@ add_pair(mm_plan_object *self, mm_state *state, PyObject *value)
     if (!sequence || PyTuple_Size(pair) != 2) {
         PyErr_Format(PyExc_TypeError, "must be a pair (target, location), got %R", value);
     } else if (read_target(state, PyTuple_GetItem(pair, 0), &new) == 0) {
-        rc = mm_read_location(state, PyTuple_GetItem(pair, 1), &new.entry.move.where);
+        if (mm_read_location(state, PyTuple_GetItem(pair, 1), &new.entry.move.where) == 0) {
+            rc = append(self, &new);
+        } else {
+            Py_DECREF(new.kept);
+        }
     }
-    if (rc == 0) {
-        rc = append(self, &new);
-    }
-    Py_XDECREF(new.export);
     Py_DECREF(pair);
     return rc;
 }
@@ -223,7 +235,6 @@ plan_to(PyTypeObject *type, PyObject *targets, CUmemLocation where)
         if (rc == 0) {
             new.entry.move.where = where;
             rc = append(mm_plan_of(self), &new);
-            Py_XDECREF(new.export);
         } else if (several) {
             mm_name_item("targets", i);
         }
