@@ -1,6 +1,7 @@
 /* plan_make.c: filling a PrefetchPlan: add, from pairs, a module, a policy, by a budget. */
 #include <stdlib.h>
 
+#include "foreign.h"
 #include "location.h"
 #include "plan.h"
 #include "targets.h"
@@ -167,7 +168,7 @@ add_pair(mm_plan_object *self, mm_state *state, PyObject *value)
         return -1;
     }
     if (!sequence || PyTuple_Size(pair) != 2) {
-        PyErr_Format(PyExc_TypeError, "must be a pair (target, location), got %R", value);
+        (void)mm_refuse_foreign(PyExc_TypeError, value, "is no pair (target, location)");
     } else if (read_target(state, PyTuple_GetItem(pair, 0), &new) == 0) {
         if (mm_read_location(state, PyTuple_GetItem(pair, 1), &new.entry.move.where) == 0) {
             rc = append(self, &new);
@@ -186,9 +187,8 @@ add_pairs(mm_plan_object *self, mm_state *state, PyObject *pairs)
     int rc = 0;
 
     if (iterator == NULL) {
-        PyErr_Format(PyExc_TypeError,
-                     "entries must be an iterable of pairs (target, location), got %R", pairs);
-        return -1;
+        return mm_refuse_foreign(PyExc_TypeError, pairs,
+                                 "is no iterable of pairs (target, location)");
     }
     for (Py_ssize_t i = 0; rc == 0 && (pair = PyIter_Next(iterator)) != NULL; i++) {
         rc = add_pair(self, state, pair);
@@ -260,7 +260,8 @@ mm_plan_from_policy(PyObject *type, PyObject *const *args, Py_ssize_t nargs, PyO
         return NULL;
     }
     if (found == 0) {
-        PyErr_Format(PyExc_TypeError, "a policy must have a preferred_location, got %R", given[1]);
+        (void)mm_refuse_foreign(PyExc_TypeError, given[1],
+                                "is no policy: it has no preferred_location");
         return NULL;
     }
     if (location == Py_None) {
