@@ -8,7 +8,7 @@ import libraries
 import managedmem
 from helpers import PAGE, capturing, contents, pattern, write
 from libraries import STREAMS, Numba
-from managedmem import Host, ManagedBuffer
+from managedmem import Host, ManagedBuffer, PrefetchPlan
 
 ROW = 2 * PAGE
 ROWS = 8
@@ -109,6 +109,20 @@ class TestTargets:
         managedmem.prefetch([target], [Host()])
         assert buf.last_prefetch_location is Host()
         assert contents(buf) == b"\x05" * buf.size
+
+    def test_plan(self, make, buf, device0):
+        target = make(buf)
+        write(buf, 5)
+        plan = PrefetchPlan([(target, device0)])
+        assert plan.nbytes == buf.size
+        plan.add(target, Host(), nbytes=PAGE)
+        del target
+        gc.collect()
+        plan.execute()
+        assert buf[PAGE:].last_prefetch_location is device0
+        assert buf[:PAGE].last_prefetch_location is Host()
+        assert contents(buf) == b"\x05" * buf.size
+        plan.clear()
 
     def test_discard(self, make, buf, device0):
         target = make(buf)

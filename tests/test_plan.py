@@ -11,6 +11,7 @@ import weakref
 
 import pytest
 
+import libraries
 import managedmem
 from helpers import (
     CAPTURE_GLOBAL,
@@ -41,6 +42,12 @@ def separate(buffer, count, size=PAGE):
 
 def adjacent(buffer, count, size=PAGE):
     return [buffer[i * size : (i + 1) * size] for i in range(count)]
+
+
+def place(buffer):
+    """Where a buffer was sent last, once that has happened."""
+    Device().sync()
+    return buffer.last_prefetch_location
 
 
 def places(plan):
@@ -141,7 +148,7 @@ class TestAdd:
         assert places(PrefetchPlan().add(other, Host())) == [Host()]
 
     def test_takes_numpy_views(self, buf, device0):
-        numpy = pytest.importorskip("numpy")
+        numpy = libraries.need("numpy")
         array = numpy.asarray(buf)[PAGE:]
         (entry,) = PrefetchPlan().add(array, device0)
         assert entry == (buf.handle + PAGE, MIB - PAGE, device0)
@@ -268,6 +275,20 @@ class TestMaking:
         assert [e.target for e in plan] == tensors
         assert set(places(plan)) == {device0}
 
+    def test_from_a_torch_module(self, alloc, device0, stream):
+        torch, numpy = libraries.need("torch"), libraries.need("numpy")
+        module = torch.nn.BatchNorm1d(PAGE)
+        before = dict(module.state_dict())
+        with torch.no_grad():
+            for tensor in [*module.parameters(), *module.buffers()]:
+                memory = numpy.asarray(alloc(8 * PAGE)).view(str(tensor.dtype)[6:])
+                tensor.set_(torch.from_numpy(memory[: tensor.numel()]).view_as(tensor))
+        plan = PrefetchPlan.from_module(module, device0)
+        assert len(plan) == len(before) == 5
+        assert next(e.target for e in plan) is module.weight
+        plan.execute(stream=stream)
+        stream.sync()
+
     def test_a_bad_module(self, buf):
         with pytest.raises(AttributeError, match="parameters"):
             PrefetchPlan.from_module(object(), Host())
@@ -303,9 +324,9 @@ class TestExecute:
         plan = PrefetchPlan([(first, device0), (second, Host()), (third, device0)])
         assert plan.execute(stream=stream) is None
         stream.sync()
-        assert first.last_prefetch_location == device0
-        assert second.last_prefetch_location == Host()
-        assert third.last_prefetch_location == device0
+        assert place(first) == device0
+        assert place(second) == Host()
+        assert place(third) == device0
         assert contents(first) == pattern(2 * MIB)
 
     def test_can_be_repeated_and_changed(self, alloc, device0, stream):
@@ -315,35 +336,35 @@ class TestExecute:
             plan.execute(stream=stream)
             first.prefetch(Host(), stream=stream)
         plan.add(second, device0).execute(stream=stream)
-        assert first.last_prefetch_location == second.last_prefetch_location == device0
+        assert place(first) == place(second) == device0
         plan.clear()
         plan.add(second, Host()).execute(stream=stream)
-        assert first.last_prefetch_location == device0
-        assert second.last_prefetch_location == Host()
+        assert place(first) == device0
+        assert place(second) == Host()
 
     def test_a_part_leaves_the_rest(self, buf, device0, stream):
         buf.prefetch(Host(), stream=stream)
         PrefetchPlan().add(buf, device0, offset=2 * PAGE, nbytes=PAGE).execute(stream=stream)
-        assert buf[2 * PAGE : 3 * PAGE].last_prefetch_location == device0
-        assert buf[: 2 * PAGE].last_prefetch_location == Host()
-        assert buf[3 * PAGE :].last_prefetch_location == Host()
+        assert place(buf[2 * PAGE : 3 * PAGE]) == device0
+        assert place(buf[: 2 * PAGE]) == Host()
+        assert place(buf[3 * PAGE :]) == Host()
 
     @pytest.mark.parametrize("dispatch", ["auto", "batch", "loop"])
     def test_of_overlapping_entries_the_last_wins(self, buf, device0, stream, dispatch):
         plan = PrefetchPlan([(buf[PAGE : 9 * PAGE], device0), (buf[2 * PAGE : 3 * PAGE], Host())])
         plan.execute(stream=stream, dispatch=dispatch)
-        assert buf[2 * PAGE : 3 * PAGE].last_prefetch_location == Host()
-        assert buf[3 * PAGE : 9 * PAGE].last_prefetch_location == device0
+        assert place(buf[2 * PAGE : 3 * PAGE]) == Host()
+        assert place(buf[3 * PAGE : 9 * PAGE]) == device0
         plan.add(buf, device0).execute(stream=stream, dispatch=dispatch)
-        assert buf.last_prefetch_location == device0
+        assert place(buf) == device0
 
     def test_goes_to_several_devices(self, alloc, device0, device1, stream):
         first, second = alloc(2 * MIB), alloc(2 * MIB)
         for dispatch in ("auto", "batch", "loop"):
             plan = PrefetchPlan([(first, device0), (second, device1)])
             plan.execute(stream=stream, dispatch=dispatch)
-            assert first.last_prefetch_location == device0
-            assert second.last_prefetch_location == device1
+            assert place(first) == device0
+            assert place(second) == device1
             first, second = second, first
 
     @pytest.mark.parametrize("defer", [None, True, False])
@@ -351,7 +372,7 @@ class TestExecute:
         buffers = [alloc(4 * MIB) for _ in range(3)]
         PrefetchPlan((b, device0) for b in buffers).execute(defer=defer)
         device0.sync()
-        assert {b.last_prefetch_location for b in buffers} == {device0}
+        assert {place(b) for b in buffers} == {device0}
 
     def test_other_streams(self, buf, device0, stream):
         plan = PrefetchPlan([(buf, device0)])
@@ -359,7 +380,7 @@ class TestExecute:
             if isinstance(given, types.SimpleNamespace):
                 given.__cuda_stream__ = lambda: (0, stream.handle)
             plan.execute(stream=given)
-        assert buf.last_prefetch_location == device0
+        assert place(buf) == device0
 
     @pytest.mark.parametrize(
         ("arguments", "error"),
@@ -378,7 +399,7 @@ class TestExecute:
                 call(**arguments)
             with pytest.raises(TypeError, match="positional"):
                 call(None)
-        assert buf.last_prefetch_location == Host()
+        assert place(buf) == Host()
 
     def test_an_empty_plan_is_refused(self):
         plan = PrefetchPlan()
@@ -401,7 +422,7 @@ class TestExecute:
             plan.execute(stream=stream)
             plan.explain(stream=stream)
         assert capture.result == 0
-        assert buf.last_prefetch_location == device0
+        assert place(buf) == device0
 
 
 class TestDiscardPrefetch:
@@ -410,8 +431,8 @@ class TestDiscardPrefetch:
         plan = PrefetchPlan([(first, device0), (second, Host())])
         assert plan.discard_prefetch(stream=stream) is None
         stream.sync()
-        assert first.last_prefetch_location == device0
-        assert second.last_prefetch_location == Host()
+        assert place(first) == device0
+        assert place(second) == Host()
 
     def test_neighbours_keep_every_byte(self, buf, device0):
         data = pattern(MIB)
@@ -457,8 +478,8 @@ class TestFit:
     def test_can_be_executed(self, alloc, device0, stream):
         a, b = alloc(2 * MIB), alloc(4 * MIB)
         PrefetchPlan.fit([a, b], device0, 3 * MIB).execute(stream=stream)
-        assert a.last_prefetch_location == device0
-        assert b.last_prefetch_location == Host()
+        assert place(a) == device0
+        assert place(b) == Host()
 
     def test_one_target(self, buf, device0):
         assert places(PrefetchPlan.fit(buf, device0)) == [device0]
@@ -594,7 +615,7 @@ class TestLifetimes:
         for call in (plan.execute, plan.discard_prefetch, plan.explain):
             with pytest.raises(RuntimeError, match="entry 1: ManagedBuffer is closed"):
                 call(stream=stream)
-        assert first.last_prefetch_location == Host()
+        assert place(first) == Host()
         assert len(plan) == 2
         assert [e.target.is_closed for e in plan] == [False, True]
 
@@ -635,7 +656,7 @@ class TestLifetimes:
         for call in (plan.execute, plan.discard_prefetch, plan.explain):
             with pytest.raises(ValueError, match=r"entry 1|\(entry 1\)"):
                 call()
-        assert buf.last_prefetch_location == Host()
+        assert place(buf) == Host()
 
     def test_exports_last_until_clear(self, alloc):
         buffer = alloc(PAGE)
@@ -683,7 +704,7 @@ class TestLifetimes:
 
         buf.prefetch(Device(0))
         plan.execute(stream=Sly())
-        assert buf.last_prefetch_location == Host()
+        assert place(buf) == Host()
         assert len(plan) == 0
 
     def test_after_a_fork_it_is_refused(self):
@@ -748,7 +769,7 @@ class TestThreads:
                 stream.sync()
 
         race(*[work] * 4)
-        assert {e.target.last_prefetch_location for e in plan} == {device0}
+        assert {place(e.target) for e in plan} == {device0}
         assert contents(large) == pattern(8 * MIB)
 
     def test_adding_clearing_and_executing(self, buf, device0):
@@ -889,6 +910,7 @@ class TestOtherDrivers:
                 plan = PrefetchPlan(zip(parts, where))
                 for dispatch in ("auto", "loop", "batch"):
                     plan.execute(dispatch=dispatch)
+                    Device.all()[0].sync()
                     assert [p.last_prefetch_location for p in parts] == where
                 plan.discard_prefetch()
             last = Device.all()[-1]
