@@ -304,8 +304,8 @@ OPERATIONS = {
         silent=DISPATCH_HINT,
         faults=2,
     ),
-    # Plans: no entry is half added, no execution holds on to a buffer.
-    "plan.add": Operation(lambda w: w.plan.add(w.wrapped, ZERO), "PrefetchPlan.add"),
+    # Plans.
+    "plan.add": Operation(lambda w: PrefetchPlan().add(w.wrapped, ZERO), "PrefetchPlan.add"),
     "a plan of pairs": Operation(lambda w: PrefetchPlan([(w.a, ZERO), (w.wrapped, ONE)])),
     "plan.execute": Operation(
         lambda w: w.plan.execute(),

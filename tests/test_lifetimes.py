@@ -17,7 +17,15 @@ import pytest
 import managedmem
 import test_faults
 from helpers import PAGE, consume, contents, pattern, run_deleter, run_python, write
-from managedmem import Device, Host, ManagedBuffer, ManagedMemoryResource, Stream, _managedmem
+from managedmem import (
+    Device,
+    Host,
+    ManagedBuffer,
+    ManagedMemoryResource,
+    PrefetchPlan,
+    Stream,
+    _managedmem,
+)
 
 ROUNDS = 1000
 HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE
@@ -38,6 +46,8 @@ MAKERS = {
     "ManagedBuffer": lambda b: ManagedBuffer.from_handle(b.handle, b.size),
     "AccessedBySetProxy": lambda b: b.accessed_by,
     "MemoryInfo": lambda b: Device(0).memory_info,
+    "PrefetchPlan": lambda b: PrefetchPlan([(b, Host()), (memoryview(b), Device(0))]),
+    "PlanEntry": lambda b: list(PrefetchPlan([(b, Host()), (b[:16], Device(0))])),
 }
 # Further ways to make and drop objects of those types.
 MORE_MAKERS = {
@@ -56,6 +66,11 @@ MORE_MAKERS = {
     "unpickled host": (Host, lambda b: pickle.loads(pickle.dumps(Host(numa_id=1)))),
     "wrapped stream": (Stream, lambda b: Stream.from_handle(2)),
     "forgotten stream": (Stream, lambda b: Stream()),
+    "executed plan": (PrefetchPlan, lambda b: PrefetchPlan([(memoryview(b), Host())]).execute()),
+    "explained plan": (PrefetchPlan, lambda b: PrefetchPlan([(b, Host())] * 3).explain()),
+    "cleared plan": (PrefetchPlan, lambda b: PrefetchPlan([(b, Host())] * 20).clear()),
+    "fitted plan": (PrefetchPlan, lambda b: PrefetchPlan.fit([b, b[:16]], Device(0), 1)),
+    "unfinished iteration of a plan": (PrefetchPlan, lambda b: iter(PrefetchPlan([(b, Host())]))),
 }
 
 
@@ -110,6 +125,9 @@ class TestReferencesOfTypes:
             (ValueError, lambda b: b.accessed_by.add(Host(numa_id=0))),
             (IndexError, lambda b: b[0 : b.size + 1]),
             (ValueError, lambda b: ManagedMemoryResource().allocate(0)),
+            (ValueError, lambda b: PrefetchPlan([(b, Host())]).add(b, Host(), offset=b.size)),
+            (TypeError, lambda b: PrefetchPlan([(memoryview(b), Host()), (b, 0)])),
+            (ValueError, lambda b: PrefetchPlan([(b[:1], Host())]).discard_prefetch()),
         ],
     )
     def test_flat_when_calls_fail(self, error, provoke, buf):
