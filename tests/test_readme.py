@@ -1,21 +1,15 @@
-"""Runs the README: every Python block, in order, in one namespace, on the driver of the test run.
-
-A block marked ``notest`` is compiled only, and says why in its first line; one marked ``process``
-chooses its own driver and runs in a process of its own. The two commands at the top are the words
-that users copy, so they are compared letter by letter.
+"""Runs the README: every Python block, as tests/documents.py says. The two commands at the top are
+the words that users copy, so they are compared letter by letter.
 """
 
-import os
 import re
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
+import documents
 import managedmem
 
-README = Path(__file__).resolve().parent.parent / "README.md"
+README = documents.ROOT / "README.md"
 TEXT = README.read_text(encoding="utf-8")
 COMMANDS = [
     "python -m pip install . && python -m managedmem demo",
@@ -23,68 +17,34 @@ COMMANDS = [
 ]
 
 
-def blocks(text):
-    """The fenced blocks as (language, mark, first line number, source)."""
-    found = re.finditer(r"^```(\w+)[ ]?(\w*)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
-    return [(m[1], m[2], text.count("\n", 0, m.start(3)), m[3]) for m in found]
-
-
-def python_blocks(mark):
-    return [
-        (line, code)
-        for kind, found, line, code in blocks(TEXT)
-        if (kind, found) == ("python", mark)
-    ]
-
-
-def compiled(line, code):
-    """The code of a block, whose tracebacks name the line of the README."""
-    return compile("\n" * line + code, str(README), "exec")
-
-
 def test_every_block_is_seen_and_marked():
-    assert TEXT.count("```") == 2 * len(blocks(TEXT))
-    assert {kind for kind, *_ in blocks(TEXT)} == {"sh", "python"}
-    assert {mark for kind, mark, *_ in blocks(TEXT) if kind == "python"} == {
-        "",
-        "notest",
-        "process",
-    }
+    found = documents.blocks(README)
+    assert TEXT.count("```") == 2 * len(found)
+    assert {block.language for block in found} == {"sh", "python"}
+    assert {b.mark for b in documents.python_blocks(README)} == {"", "notest", "process"}
 
 
 def test_the_first_blocks_are_the_two_commands():
-    assert [code.strip() for kind, _, _, code in blocks(TEXT) if kind == "sh"] == COMMANDS
+    found = [b.code.strip() for b in documents.blocks(README) if b.language == "sh"]
+    assert found == COMMANDS
 
 
-def test_blocks_run_in_order(capsys):
+def test_blocks_run_in_order():
     pytest.importorskip("numpy")
     if managedmem.driver_info()["version"] < 13000:
         pytest.skip("the README shows discard, which needs CUDA 13.0")
-    namespace = {}
-    for line, code in python_blocks(""):
-        exec(compiled(line, code), namespace)
-    for buffer in ("wrapped", "head", "tail"):
-        namespace.pop(buffer)
-    namespace["buf"].close()
+    documents.run(README)
 
 
-@pytest.mark.parametrize("line, code", python_blocks("notest"))
-def test_a_block_that_is_not_run_compiles_and_says_why(line, code):
-    compiled(line, code)
-    assert code.startswith("# Needs ")
+@pytest.mark.parametrize("block", documents.python_blocks(README, "notest"))
+def test_a_block_that_is_not_run_compiles_and_says_why(block):
+    documents.compiled(README, block)
+    assert block.code.startswith("# Needs ")
 
 
-@pytest.mark.parametrize("line, code", python_blocks("process"))
-def test_a_block_that_chooses_its_driver_runs_by_itself(line, code):
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("MANAGEDMEM_")}
-    done = subprocess.run(
-        [sys.executable, "-c", "\n" * line + code],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert done.returncode == 0, done.stderr
+@pytest.mark.parametrize("block", documents.python_blocks(README, "process"))
+def test_a_block_that_chooses_its_driver_runs_by_itself(block):
+    documents.run_alone(block)
 
 
 def test_links_lead_somewhere():
