@@ -71,11 +71,8 @@ class World:
         self.members = self.a.accessed_by
 
     def advice(self):
-        return [
-            (b.read_mostly, b.preferred_location, frozenset(b.accessed_by))
-            for b in [*self.buffers, self.part]
-            if not b.is_closed
-        ]
+        """All advice there is, page by page."""
+        return [[run[:-1] for run in b.page_runs()] for b in self.buffers if not b.is_closed]
 
     def prefetched(self):
         return [b.last_prefetch_location for b in self.buffers if not b.is_closed]
@@ -125,10 +122,31 @@ def update_in_place(symbol, members):
     return act
 
 
+def mix_pages(w):
+    w.part.read_mostly = False
+    w.part.preferred_location = ONE
+    w.part.accessed_by = [ONE]
+
+
+def apply_for_a_block(w):
+    """Where putting back failed, the policy is still in force and restore() tries again."""
+    block = EVERYTHING.applied(w.buffers)
+    try:
+        with block:
+            pass
+    except CUDAError:
+        if "in force" in repr(block):
+            block.restore()
+        raise
+
+
 MOVES = frozenset({"prefetched"})
 WIPES = frozenset({"prefetched", "bytes"})
 WRITES = frozenset({"bytes"})
 HOST, ZERO, ONE = Host(), Device(0), Device.all()[-1]
+EVERYTHING = managedmem.MigrationPolicy(
+    read_mostly=True, preferred_location=ZERO, accessed_by=[ZERO, HOST]
+)
 
 OPERATIONS = {
     # Queries.
@@ -263,6 +281,22 @@ OPERATIONS = {
     "advise overlapping parts": Operation(
         lambda w: managedmem.advise([w.a, w.part], "set_preferred_location", [ZERO, ONE]), faults=2
     ),
+    "page_runs": Operation(
+        lambda w: w.a.page_runs(), "ManagedBuffer.page_runs", prepare=mix_pages, faults=PAGES
+    ),
+    # Policies: all or nothing, and what a block found is there again behind it.
+    "policy of": Operation(
+        lambda w: managedmem.MigrationPolicy.of(w.a), "MigrationPolicy.of", faults=PAGES
+    ),
+    "policy apply": Operation(
+        lambda w: EVERYTHING.apply(w.buffers),
+        "MigrationPolicy.apply",
+        prepare=mix_pages,
+        faults=3 * PAGES + 4,
+    ),
+    "policy applied": Operation(
+        apply_for_a_block, "AppliedPolicy.restore", prepare=mix_pages, faults=6 * PAGES + 8
+    ),
     # Moves.
     "prefetch": Operation(lambda w: w.a.prefetch(ZERO), "ManagedBuffer.prefetch"),
     "prefetch on a stream": Operation(lambda w: w.a.prefetch(ZERO, stream=w.stream)),
@@ -385,6 +419,17 @@ NO_DRIVER = {
     "ManagedBuffer.is_closed": lambda w: w.a.is_closed,
     "ManagedBuffer.is_mapped": lambda w: w.a.is_mapped,
     "ManagedBuffer.view": lambda w: w.a.view("float32"),
+    "ManagedBuffer.range": lambda w: w.a.range(1, 2),
+    "MigrationPolicy.default": lambda w: managedmem.MigrationPolicy.default(),
+    "MigrationPolicy.read_duplicated": lambda w: managedmem.MigrationPolicy.read_duplicated(),
+    "MigrationPolicy.prefer": lambda w: managedmem.MigrationPolicy.prefer(ZERO),
+    "MigrationPolicy.shared": lambda w: managedmem.MigrationPolicy.shared([ZERO]),
+    "MigrationPolicy.read_mostly": lambda w: EVERYTHING.read_mostly,
+    "MigrationPolicy.preferred_location": lambda w: EVERYTHING.preferred_location,
+    "MigrationPolicy.accessed_by": lambda w: EVERYTHING.accessed_by,
+    "MigrationPolicy.advice": lambda w: EVERYTHING.advice(),
+    "MigrationPolicy.applied": lambda w: EVERYTHING.applied(w.buffers),
+    "AppliedPolicy.policy": lambda w: EVERYTHING.applied(w.buffers).policy,
     "ManagedBuffer.from_handle": lambda w: ManagedBuffer.from_handle(w.a.handle, w.a.size),
     "ManagedBuffer.ipc_descriptor": lambda w: expect_error(lambda: w.a.ipc_descriptor),
     "ManagedBuffer.__cuda_array_interface__": lambda w: w.wrapped.__cuda_array_interface__,
@@ -790,6 +835,8 @@ class TestCoverage:
                 Device,
                 ManagedMemoryResource,
                 PrefetchPlan,
+                managedmem.MigrationPolicy,
+                managedmem.AppliedPolicy,
             )
             for name in vars(cls)
             if not name.startswith("_")

@@ -14,6 +14,7 @@ from importlib import import_module as _import_module
 
 from managedmem._managedmem import (
     AccessedBySetProxy,
+    AppliedPolicy,
     CUDAError,
     CUDAOutOfMemoryError,
     Device,
@@ -23,6 +24,8 @@ from managedmem._managedmem import (
     ManagedBuffer,
     ManagedMemoryResource,
     MemoryInfo,
+    MigrationPolicy,
+    PageRun,
     PlanEntry,
     PrefetchPlan,
     Stream,
@@ -38,6 +41,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "AccessedBySetProxy",
+    "AppliedPolicy",
     "CUDAError",
     "CUDAOutOfMemoryError",
     "Device",
@@ -47,6 +51,8 @@ __all__ = [
     "ManagedBuffer",
     "ManagedMemoryResource",
     "MemoryInfo",
+    "MigrationPolicy",
+    "PageRun",
     "PlanEntry",
     "PrefetchPlan",
     "Stream",

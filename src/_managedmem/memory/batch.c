@@ -28,6 +28,16 @@ mm_batch_free(mm_batch *b)
     }
 }
 
+int
+mm_batch_copy(mm_batch *to, const mm_batch *from, mm_status *st)
+{
+    if (mm_batch_init(to, from->count, st) < 0) {
+        return -1;
+    }
+    memcpy(to->moves, from->moves, from->count * sizeof *from->moves);
+    return 0;
+}
+
 /* --- merging ---------------------------------------------------------------------------- */
 
 static int

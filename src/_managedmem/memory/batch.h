@@ -24,6 +24,9 @@ typedef struct {
 MM_NODISCARD int mm_batch_init(mm_batch *b, size_t count, mm_status *st);
 void mm_batch_free(mm_batch *b);
 
+/* A batch with the same moves; to be freed also when this fails. */
+MM_NODISCARD int mm_batch_copy(mm_batch *to, const mm_batch *from, mm_status *st);
+
 typedef enum { MM_DISPATCH_AUTO, MM_DISPATCH_BATCH, MM_DISPATCH_LOOP } mm_dispatch;
 
 /* All of these merge first, and so change the batch. */

@@ -41,27 +41,38 @@ mm_location_text(CUmemLocation where, char text[MM_LOCATION_TEXT])
     return text;
 }
 
+static const struct {
+    const char *name;
+    CUmem_advise advice;
+} advices[] = {
+    {"set_read_mostly", CU_MEM_ADVISE_SET_READ_MOSTLY},
+    {"unset_read_mostly", CU_MEM_ADVISE_UNSET_READ_MOSTLY},
+    {"set_preferred_location", CU_MEM_ADVISE_SET_PREFERRED_LOCATION},
+    {"unset_preferred_location", CU_MEM_ADVISE_UNSET_PREFERRED_LOCATION},
+    {"set_accessed_by", CU_MEM_ADVISE_SET_ACCESSED_BY},
+    {"unset_accessed_by", CU_MEM_ADVISE_UNSET_ACCESSED_BY},
+};
+
 CUmem_advise
 mm_advice_from_name(const char *name)
 {
-    static const struct {
-        const char *name;
-        CUmem_advise advice;
-    } table[] = {
-        {"set_read_mostly", CU_MEM_ADVISE_SET_READ_MOSTLY},
-        {"unset_read_mostly", CU_MEM_ADVISE_UNSET_READ_MOSTLY},
-        {"set_preferred_location", CU_MEM_ADVISE_SET_PREFERRED_LOCATION},
-        {"unset_preferred_location", CU_MEM_ADVISE_UNSET_PREFERRED_LOCATION},
-        {"set_accessed_by", CU_MEM_ADVISE_SET_ACCESSED_BY},
-        {"unset_accessed_by", CU_MEM_ADVISE_UNSET_ACCESSED_BY},
-    };
-
-    for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
-        if (strcmp(name, table[i].name) == 0) {
-            return table[i].advice;
+    for (size_t i = 0; i < sizeof advices / sizeof *advices; i++) {
+        if (strcmp(name, advices[i].name) == 0) {
+            return advices[i].advice;
         }
     }
     return (CUmem_advise)0;
+}
+
+const char *
+mm_advice_name(CUmem_advise advice)
+{
+    for (size_t i = 0; i < sizeof advices / sizeof *advices; i++) {
+        if (advice == advices[i].advice) {
+            return advices[i].name;
+        }
+    }
+    return "";
 }
 
 static bool

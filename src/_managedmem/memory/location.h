@@ -58,6 +58,7 @@ const char *mm_location_text(CUmemLocation where, char text[MM_LOCATION_TEXT]);
 
 /* The six advices by the names of this library; 0 when there is no such advice. */
 CUmem_advise mm_advice_from_name(const char *name);
+const char *mm_advice_name(CUmem_advise advice);
 
 /* Whether the driver looks at the location, so that one must be given. */
 bool mm_advice_needs_location(CUmem_advise advice);

@@ -207,24 +207,38 @@ mm_range_last_prefetch(mm_driver *cu, mm_range range, CUmemLocation *where, mm_s
     return 0;
 }
 
+/* All devices and the host: a shorter list is filled with an unspecified choice of them. */
+size_t
+mm_accessed_by_places(const mm_driver *cu)
+{
+    return (size_t)cu->device_count + 1;
+}
+
+mm_location_set
+mm_accessed_by_set(const int *ordinal, size_t places)
+{
+    mm_location_set set = 0;
+
+    for (size_t i = 0; i < places; i++) {
+        if (ordinal[i] == CU_DEVICE_CPU) {
+            set |= mm_location_bit(mm_host());
+        } else if (ordinal[i] >= 0) {
+            set |= mm_location_bit(mm_location(CU_MEM_LOCATION_TYPE_DEVICE, ordinal[i]));
+        }
+    }
+    return set;
+}
+
 int
 mm_range_accessed_by(mm_driver *cu, mm_range range, mm_location_set *set, mm_status *st)
 {
     int ordinal[MM_MAX_DEVICES + 1];
-    /* All devices and the host: a shorter list is filled with an unspecified choice of them. */
-    size_t count = (size_t)cu->device_count + 1;
+    size_t places = mm_accessed_by_places(cu);
 
-    if (read_attribute(cu, range, CU_MEM_RANGE_ATTRIBUTE_ACCESSED_BY, ordinal, count, st) < 0) {
+    if (read_attribute(cu, range, CU_MEM_RANGE_ATTRIBUTE_ACCESSED_BY, ordinal, places, st) < 0) {
         return -1;
     }
-    *set = 0;
-    for (size_t i = 0; i < count; i++) {
-        if (ordinal[i] == CU_DEVICE_CPU) {
-            *set |= mm_location_bit(mm_host());
-        } else if (ordinal[i] >= 0) {
-            *set |= mm_location_bit(mm_location(CU_MEM_LOCATION_TYPE_DEVICE, ordinal[i]));
-        }
-    }
+    *set = mm_accessed_by_set(ordinal, places);
     return 0;
 }
 

@@ -44,6 +44,11 @@ MM_NODISCARD int mm_range_last_prefetch(mm_driver *cu, mm_range range, CUmemLoca
 MM_NODISCARD int mm_range_accessed_by(mm_driver *cu, mm_range range, mm_location_set *set,
                                       mm_status *st);
 
+/* For those who ask for the attribute themselves: the places that its list needs, and the set that
+ * the list holds. */
+size_t mm_accessed_by_places(const mm_driver *cu);
+mm_location_set mm_accessed_by_set(const int *ordinal, size_t places);
+
 MM_NODISCARD int mm_range_advise(mm_driver *cu, mm_range range, CUmem_advise advice,
                                  CUmemLocation where, mm_status *st);
 

@@ -91,7 +91,12 @@ void mm_buffer_releasebuffer(PyObject *op, Py_buffer *view);
 /* In buffer_views.c. */
 PyObject *mm_buffer_view_method(PyObject *, PyObject *const *, Py_ssize_t, PyObject *);
 PyObject *mm_buffer_subscript(PyObject *op, PyObject *key);
-extern const char mm_view_doc[];
+PyObject *mm_buffer_range(PyObject *, PyObject *const *, Py_ssize_t, PyObject *);
+extern const char mm_view_doc[], mm_range_doc[];
+
+/* In page_runs.c. */
+PyObject *mm_buffer_page_runs(PyObject *op, PyObject *none);
+extern const char mm_page_runs_doc[];
 
 extern const char mm_buffer_dlpack_doc[], mm_buffer_dlpack_device_doc[], mm_numpy_doc[],
     mm_buffer_array_doc[];

@@ -1,4 +1,5 @@
-/* buffer_views.c: other ranges, dtypes and shapes of the same memory: slices and view(). */
+/* buffer_views.c: other ranges, dtypes and shapes of the same memory: slices, range() and
+ * view(). */
 #include <string.h>
 
 #include "buffer.h"
@@ -83,6 +84,33 @@ mm_buffer_view_method(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyO
     return mm_buffer_view(b, 0, dtype, dimensions, shape);
 }
 
+PyObject *
+mm_buffer_range(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
+{
+    static const char *const names[] = {"offset", "nbytes"};
+    static const mm_parameters parameters = {"range", names, 2, 2, 2};
+    mm_buffer *b = mm_buffer_of(op);
+    Py_ssize_t shape[1];
+    PyObject *given[2];
+    long long offset;
+    size_t nbytes;
+
+    if (mm_args(&parameters, args, nargs, kwnames, given) < 0 || mm_buffer_check_open(b) < 0
+        || mm_read_index(given[0], "offset", PyExc_TypeError, &offset) < 0
+        || mm_read_size(given[1], "nbytes", &nbytes) < 0) {
+        return NULL;
+    }
+    if (offset < 0 || nbytes > b->size || (unsigned long long)offset > b->size - nbytes) {
+        PyErr_Format(PyExc_ValueError,
+                     "a range of %zu bytes at offset %lld is not inside the buffer, which has %zu "
+                     "bytes",
+                     nbytes, offset, b->size);
+        return NULL;
+    }
+    shape[0] = (Py_ssize_t)nbytes;
+    return mm_buffer_view(b, (size_t)offset, mm_read_dtype(NULL), 1, shape);
+}
+
 /* Reads one end of a slice; nothing is clamped, because a hint on the wrong range is a silent
  * mistake. */
 static int
@@ -158,3 +186,18 @@ const char mm_view_doc[] =
     "\n"
     "Raises ValueError unless it has exactly the bytes of this buffer; TypeError for an unknown dtype.\n"
     "Driver: none.";
+
+const char mm_range_doc[] =
+    "range($self, /, offset, nbytes)\n--\n\n"
+    "Some bytes of the buffer as a buffer of uint8 over the same memory.\n"
+    "\n"
+    "Parameters\n"
+    "----------\n"
+    "offset : int\n"
+    "    Where it begins, in bytes from the start of this buffer, whatever its dtype and shape.\n"
+    "nbytes : int\n"
+    "    How many bytes, at least 1.\n"
+    "\n"
+    "Every operation on it acts on just that range; advice and prefetch on the pages it touches. It\n"
+    "keeps this buffer alive. Raises ValueError unless all of it is inside the buffer, RuntimeError\n"
+    "when closed. Driver: none.";

@@ -40,6 +40,23 @@ mm_location_object_new(mm_state *state, CUmemLocation where)
     }
 }
 
+PyObject *
+mm_location_frozenset(mm_state *state, mm_location_set set)
+{
+    PyObject *members = PyFrozenSet_New(NULL);
+
+    for (int bit = 0; members != NULL && bit <= MM_HOST_BIT; bit++) {
+        if (set >> bit & 1) {
+            PyObject *member = mm_location_object_new(state, mm_bit_location(bit));
+            if (member == NULL || PySet_Add(members, member) < 0) {
+                Py_CLEAR(members);
+            }
+            Py_XDECREF(member);
+        }
+    }
+    return members;
+}
+
 /* Reads an int attribute of somebody else's device. 1 found, 0 not there or None, -1 error. */
 static int
 int_attribute(PyObject *value, const char *name, long long *out)

@@ -18,6 +18,9 @@ PyObject *mm_device_object(mm_state *state, int ordinal);
 /* Allocates a Host or Device without interning it. */
 PyObject *mm_new_location(PyTypeObject *type, CUmemLocation where);
 
+/* The members of a set, as a frozenset; a new reference. */
+PyObject *mm_location_frozenset(mm_state *state, mm_location_set set);
+
 /* Reads a location: ours, or a device of torch, CuPy, numba, JAX, cuda.core or cuda.bindings.
  * ValueError for None, TypeError for what is none. */
 int mm_read_location(mm_state *state, PyObject *value, CUmemLocation *out);

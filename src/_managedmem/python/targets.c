@@ -205,15 +205,74 @@ mm_targets_enter(mm_targets *t)
 }
 
 void
-mm_targets_end(mm_targets *t)
+mm_targets_leave(mm_targets *t)
 {
-    for (Py_ssize_t i = 0; i < t->entered; i++) {
-        PyObject *item = PyTuple_GetItem(t->items, i);
+    while (t->entered > 0) {
+        PyObject *item = PyTuple_GetItem(t->items, --t->entered);
         if (mm_is_buffer(t->state, item)) {
             mm_guard_leave(&mm_buffer_of(item)->memory->guard);
         }
     }
+}
+
+void
+mm_targets_end(mm_targets *t)
+{
+    mm_targets_leave(t);
     mm_batch_free(&t->batch);
     Py_CLEAR(t->items);
     Py_CLEAR(t->exports);
+}
+
+/* Whether a target's memory is still the allocation that was read: 1, 0, or -1 for an error. */
+static int
+is_there(const mm_targets *t, Py_ssize_t i)
+{
+    PyObject *item = PyTuple_GetItem(t->items, i);
+    mm_range range = t->batch.moves[i].range;
+    mm_status st;
+
+    if (range.size == 0
+        || (mm_is_buffer(t->state, item) && mm_buffer_is_closed(mm_buffer_of(item)))) {
+        return 0;
+    }
+    if (mm_range_check(t->cu, &range, MM_QUERY, &st) == 0) {
+        return range.allocation == t->batch.moves[i].range.allocation;
+    }
+    if (st.kind == MM_BAD_VALUE) {
+        return 0;
+    }
+    (void)mm_raise(t->state, &st);
+    return -1;
+}
+
+int
+mm_targets_drop_gone(mm_targets *t)
+{
+    Py_ssize_t count = PyTuple_Size(t->items), left = 0;
+    PyObject *kept;
+
+    for (Py_ssize_t i = 0; i < count; i++) {
+        int there = is_there(t, i);
+        if (there < 0) {
+            return -1;
+        }
+        t->batch.moves[i].range.size *= (size_t)there; /* 0 marks what is gone */
+        left += there;
+    }
+    kept = PyTuple_New(left);
+    if (kept == NULL) {
+        return -1;
+    }
+    left = 0;
+    for (Py_ssize_t i = 0; i < count; i++) {
+        if (t->batch.moves[i].range.size > 0) {
+            t->batch.moves[left] = t->batch.moves[i];
+            PyTuple_SetItem(kept, left++, Py_NewRef(PyTuple_GetItem(t->items, i)));
+        }
+    }
+    t->batch.count = (size_t)left;
+    Py_DECREF(t->items);
+    t->items = kept;
+    return 0;
 }

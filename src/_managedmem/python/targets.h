@@ -44,6 +44,13 @@ int mm_targets_read_locations(mm_targets *t, PyObject *value);
 
 int mm_targets_enter(mm_targets *t);
 
+/* Leaves what was entered; the targets stay, and can be entered again. */
+void mm_targets_leave(mm_targets *t);
+
+/* Takes out targets whose memory is gone: buffers that were closed, addresses that were freed. The
+ * batch must still have a move for each target. */
+int mm_targets_drop_gone(mm_targets *t);
+
 /* Leaves what was entered and lets the targets go. */
 void mm_targets_end(mm_targets *t);
 

@@ -1,0 +1,284 @@
+/* pages.c: runs of pages with the same advice, and the advice that leads from one to another. */
+#include "pages.h"
+
+#include <stdlib.h>
+
+bool
+mm_same_policy(const mm_policy *a, const mm_policy *b)
+{
+    return a->read_mostly == b->read_mostly && mm_same_location(a->preferred, b->preferred)
+           && a->accessed_by == b->accessed_by;
+}
+
+/* --- lists of runs ---------------------------------------------------------------------- */
+
+void
+mm_page_runs_free(mm_page_runs *runs)
+{
+    free(runs->run);
+    *runs = (mm_page_runs){0};
+}
+
+static CUdeviceptr
+end_of(const mm_page_run *run)
+{
+    return run->range.start + run->range.size;
+}
+
+int
+mm_page_runs_add(mm_page_runs *runs, const mm_page_run *more, mm_status *st)
+{
+    mm_page_run *last = runs->count > 0 ? &runs->run[runs->count - 1] : NULL;
+
+    if (last != NULL && end_of(last) == more->range.start
+        && last->range.allocation == more->range.allocation
+        && mm_same_policy(&last->policy, &more->policy)
+        && mm_same_location(last->prefetched, more->prefetched)) {
+        last->range.size += more->range.size;
+        return 0;
+    }
+    if (runs->count == runs->room) {
+        size_t room = runs->room > 0 ? 2 * runs->room : 4;
+        mm_page_run *bigger = realloc(runs->run, room * sizeof *bigger);
+        if (bigger == NULL) {
+            return mm_fail(st, MM_NO_MEMORY, "out of host memory for %zu page runs", room);
+        }
+        runs->run = bigger;
+        runs->room = room;
+    }
+    runs->run[runs->count++] = *more;
+    return 0;
+}
+
+/* --- reading ---------------------------------------------------------------------------- */
+
+/* A location as the driver answers it. Only of a device and a node does the id mean anything. */
+static CUmemLocation
+answered(int type, int id)
+{
+    bool numbered = type == CU_MEM_LOCATION_TYPE_DEVICE || type == CU_MEM_LOCATION_TYPE_HOST_NUMA;
+
+    return mm_location((CUmemLocationType)type, numbered ? id : 0);
+}
+
+/* Fills in what the driver says of the run's range, in one call. */
+static CUresult
+ask(mm_driver *cu, mm_page_run *run, bool prefetched)
+{
+    CUmem_range_attribute which[] = {
+        CU_MEM_RANGE_ATTRIBUTE_READ_MOSTLY,
+        CU_MEM_RANGE_ATTRIBUTE_PREFERRED_LOCATION_TYPE,
+        CU_MEM_RANGE_ATTRIBUTE_PREFERRED_LOCATION_ID,
+        CU_MEM_RANGE_ATTRIBUTE_ACCESSED_BY,
+        CU_MEM_RANGE_ATTRIBUTE_LAST_PREFETCH_LOCATION_TYPE,
+        CU_MEM_RANGE_ATTRIBUTE_LAST_PREFETCH_LOCATION_ID,
+    };
+    int read_mostly = 0, preferred[2] = {0}, last[2] = {0}, ordinal[MM_MAX_DEVICES + 1];
+    void *into[] = {&read_mostly, &preferred[0], &preferred[1], ordinal, &last[0], &last[1]};
+    size_t places = mm_accessed_by_places(cu);
+    size_t sizes[] = {sizeof(int),          sizeof(int), sizeof(int),
+                      places * sizeof(int), sizeof(int), sizeof(int)};
+    CUresult code = cu->MemRangeGetAttributes(into, sizes, which, prefetched ? 6 : 4,
+                                              run->range.start, run->range.size);
+
+    if (code == CUDA_SUCCESS) {
+        run->policy = (mm_policy){
+            .read_mostly = read_mostly != 0,
+            .preferred = answered(preferred[0], preferred[1]),
+            .accessed_by = mm_accessed_by_set(ordinal, places),
+        };
+        run->prefetched = answered(last[0], last[1]);
+    }
+    return code;
+}
+
+int
+mm_page_runs_read(mm_driver *cu, mm_range range, bool prefetched, mm_page_runs *runs,
+                  mm_status *st)
+{
+    CUdeviceptr page = mm_page_size(), at = range.start, end = range.start + range.size;
+    CUresult code = CUDA_SUCCESS;
+    mm_scope scope;
+    int rc;
+
+    rc = mm_scope_enter(&scope, cu, MM_ANY_DEVICE, st);
+    if (rc < 0) {
+        return -1;
+    }
+    while (rc == 0 && at < end) {
+        CUdeviceptr next = at / page * page + page;
+        mm_page_run run = {.range = {.start = at, .allocation = range.allocation}};
+        run.range.size = (size_t)((next < end ? next : end) - at);
+        code = ask(cu, &run, prefetched);
+        rc = code == CUDA_SUCCESS ? mm_page_runs_add(runs, &run, st)
+                                  : mm_fail_call(st, "cuMemRangeGetAttributes", (int)code);
+        at += run.range.size;
+    }
+    mm_scope_leave(&scope);
+    return code == CUDA_SUCCESS ? rc : mm_explain(cu, range, mm_host(), MM_QUERY, st);
+}
+
+/* --- changing --------------------------------------------------------------------------- */
+
+/* What one advice is about: one of these two, or else a member of accessed-by, by its bit. The
+ * preferred location comes first: copies of read-mostly pages collapse to it. */
+enum { PREFERRED = -2, READ_MOSTLY = -1, MOST_NAMED = 3 };
+
+static bool
+agree(int about, const mm_policy *a, const mm_policy *b)
+{
+    switch (about) {
+    case READ_MOSTLY:
+        return a->read_mostly == b->read_mostly;
+    case PREFERRED:
+        return mm_same_location(a->preferred, b->preferred);
+    default:
+        return ((a->accessed_by ^ b->accessed_by) >> about & 1) == 0;
+    }
+}
+
+/* The advice that gives pages what a policy says in one respect. */
+static CUmem_advise
+advice_of(int about, const mm_policy *policy, CUmemLocation *where)
+{
+    *where = mm_host(); /* for advice whose location the driver ignores */
+    if (about == READ_MOSTLY) {
+        return policy->read_mostly ? CU_MEM_ADVISE_SET_READ_MOSTLY
+                                   : CU_MEM_ADVISE_UNSET_READ_MOSTLY;
+    }
+    if (about == PREFERRED) {
+        if ((int)policy->preferred.type == CU_MEM_LOCATION_TYPE_INVALID) {
+            return CU_MEM_ADVISE_UNSET_PREFERRED_LOCATION;
+        }
+        *where = policy->preferred;
+        return CU_MEM_ADVISE_SET_PREFERRED_LOCATION;
+    }
+    *where = mm_bit_location(about);
+    return policy->accessed_by >> about & 1 ? CU_MEM_ADVISE_SET_ACCESSED_BY
+                                            : CU_MEM_ADVISE_UNSET_ACCESSED_BY;
+}
+
+/* Where there is one NUMA node, drivers accept a node as preferred location and keep what was
+ * there before. The host is the same place then, and that they keep. */
+static int
+settle_numa_host(mm_driver *cu, mm_range range, mm_status *st)
+{
+    CUmemLocation kept;
+
+    if (mm_range_preferred_location(cu, range, &kept, st) < 0) {
+        return -1;
+    }
+    if (kept.type == CU_MEM_LOCATION_TYPE_HOST || mm_is_numa_host(kept)) {
+        return 0;
+    }
+    return mm_range_advise(cu, range, CU_MEM_ADVISE_SET_PREFERRED_LOCATION, mm_host(), st);
+}
+
+/* A change under way: how it deals with failures, and the stretch that is next to be advised. */
+typedef struct {
+    mm_driver *cu;
+    mm_on_failure how;
+    int about;
+    mm_range stretch; /* size 0: nothing to advise yet */
+    const mm_policy *wanted;
+    CUdeviceptr reached; /* end of the pages seen that want the same */
+    size_t failures;
+    mm_status *st;
+} change;
+
+/* Says in the status what could not be put back. */
+static void
+name_stretch(change *c, CUmem_advise advice, CUmemLocation where)
+{
+    char text[MM_LOCATION_TEXT];
+
+    mm_status_add(c->st, "Not restored: %s%s%s of %zu bytes at 0x%llx.", mm_advice_name(advice),
+                  mm_advice_needs_location(advice) ? " " : "",
+                  mm_advice_needs_location(advice) ? mm_location_text(where, text) : "",
+                  c->stretch.size, (unsigned long long)c->stretch.start);
+}
+
+static void
+advise_stretch(change *c)
+{
+    CUmemLocation where;
+    CUmem_advise advice;
+    mm_status st = {.kind = MM_OK};
+    int rc;
+
+    if (c->stretch.size == 0 || (c->failures > 0 && c->how == MM_STOP)) {
+        return;
+    }
+    advice = advice_of(c->about, c->wanted, &where);
+    rc = mm_range_advise(c->cu, c->stretch, advice, where, &st);
+    if (rc == 0 && advice == CU_MEM_ADVISE_SET_PREFERRED_LOCATION && mm_is_numa_host(where)) {
+        rc = settle_numa_host(c->cu, c->stretch, &st);
+    }
+    if (rc < 0 && c->failures++ == 0) {
+        *c->st = st;
+    }
+    if (rc < 0 && c->how == MM_TRY_ALL && c->failures <= MOST_NAMED) {
+        name_stretch(c, advice, where);
+    }
+}
+
+/* Adds pages to the stretch, or advises it and begins another one. Pages that have what they want
+ * are passed over, and count in where more that lack it follow. */
+static void
+see_pages(change *c, mm_range pages, const mm_policy *has, const mm_policy *wants)
+{
+    if (c->stretch.size > 0
+        && (pages.start != c->reached || pages.allocation != c->stretch.allocation
+            || !agree(c->about, c->wanted, wants))) {
+        advise_stretch(c);
+        c->stretch.size = 0;
+    }
+    c->reached = pages.start + pages.size;
+    if (agree(c->about, has, wants)) {
+        return;
+    }
+    if (c->stretch.size == 0) {
+        c->stretch = pages;
+        c->wanted = wants;
+    }
+    c->stretch.size = (size_t)(c->reached - c->stretch.start);
+}
+
+/* Goes through the pages that both lists have. */
+static void
+change_one(change *c, const mm_page_runs *from, const mm_page_runs *to)
+{
+    size_t i = 0, j = 0;
+
+    c->stretch.size = 0;
+    while (i < from->count && j < to->count) {
+        const mm_page_run *has = &from->run[i], *wants = &to->run[j];
+        CUdeviceptr start =
+            has->range.start > wants->range.start ? has->range.start : wants->range.start;
+        CUdeviceptr end = end_of(has) < end_of(wants) ? end_of(has) : end_of(wants);
+        if (start < end) {
+            mm_range pages = {start, (size_t)(end - start), has->range.allocation};
+            see_pages(c, pages, &has->policy, &wants->policy);
+        }
+        i += end_of(has) == end;
+        j += end_of(wants) == end;
+    }
+    advise_stretch(c);
+}
+
+int
+mm_pages_change(mm_driver *cu, const mm_page_runs *from, const mm_page_runs *to, mm_on_failure how,
+                mm_status *st)
+{
+    change c = {.cu = cu, .how = how, .st = st};
+
+    for (c.about = PREFERRED; c.about <= MM_HOST_BIT; c.about++) {
+        if (c.about < cu->device_count || c.about == MM_HOST_BIT) {
+            change_one(&c, from, to);
+        }
+    }
+    if (how == MM_TRY_ALL && c.failures > MOST_NAMED) {
+        mm_status_add(st, "And %zu more.", c.failures - MOST_NAMED);
+    }
+    return c.failures > 0 ? -1 : 0;
+}

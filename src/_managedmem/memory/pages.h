@@ -1,0 +1,48 @@
+/* pages.h: what the driver has been told about pages: reading it as runs of equal pages, and
+ * changing it from one state to another. */
+#ifndef MM_PAGES_H
+#define MM_PAGES_H
+
+#include "range.h"
+
+/* All that can be advised about a page. */
+typedef struct {
+    bool read_mostly;
+    CUmemLocation preferred; /* type INVALID where unset */
+    mm_location_set accessed_by;
+} mm_policy;
+
+bool mm_same_policy(const mm_policy *a, const mm_policy *b);
+
+/* Neighbouring pages for which the driver's answers are the same. */
+typedef struct {
+    mm_range range;
+    mm_policy policy;
+    CUmemLocation prefetched; /* the last prefetch's; type INVALID where none, or not read */
+} mm_page_run;
+
+/* Runs in the order of their addresses, without overlaps. All zero is an empty list. */
+typedef struct {
+    mm_page_run *run;
+    size_t count, room;
+} mm_page_runs;
+
+void mm_page_runs_free(mm_page_runs *runs);
+
+MM_NODISCARD int mm_page_runs_add(mm_page_runs *runs, const mm_page_run *more, mm_status *st);
+
+/* Appends the runs of a range, which must lie behind those that are there; with the last prefetch
+ * or without. Asks once for each page: of a range, the driver says "unset" both where no page has
+ * an advice and where some have it, so no longer range would do. */
+MM_NODISCARD int mm_page_runs_read(mm_driver *cu, mm_range range, bool prefetched,
+                                   mm_page_runs *runs, mm_status *st);
+
+/* Takes all pages that two lists have in common from one policy to the other: the advice that
+ * differs, once for each stretch. Stops at the first failure, or, to put things back, tries all of
+ * it; then the status is the first failure's and says what is left. */
+typedef enum { MM_STOP, MM_TRY_ALL } mm_on_failure;
+
+MM_NODISCARD int mm_pages_change(mm_driver *cu, const mm_page_runs *from, const mm_page_runs *to,
+                                 mm_on_failure how, mm_status *st);
+
+#endif

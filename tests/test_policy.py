@@ -1,0 +1,814 @@
+"""MigrationPolicy: a value, what applying it makes of memory, and putting back what was there."""
+
+import contextlib
+import copy
+import ctypes
+import gc
+import itertools
+import pickle
+import random
+import threading
+import weakref
+
+import pytest
+
+import managedmem
+from helpers import (
+    MIB,
+    PAGE,
+    CudaArray,
+    advices,
+    capturing,
+    device_memory,
+    managed_memory,
+    range_queries,
+    raw_driver,
+    run_python,
+)
+from managedmem import (
+    AppliedPolicy,
+    CUDAError,
+    Device,
+    Host,
+    ManagedBuffer,
+    MigrationPolicy,
+    Stream,
+)
+
+SET_RM, UNSET_RM, SET_PL, UNSET_PL, SET_AB, UNSET_AB = range(1, 7)
+
+
+def samples():
+    last = Device.all()[-1]
+    return [
+        MigrationPolicy(),
+        MigrationPolicy.read_duplicated(),
+        MigrationPolicy.prefer(last),
+        MigrationPolicy.prefer(Host()),
+        MigrationPolicy.shared(),
+        MigrationPolicy.shared([last]),
+        MigrationPolicy(read_mostly=True, preferred_location=Host(), accessed_by={last, Host()}),
+    ]
+
+
+NUMA = [MigrationPolicy.prefer(Host(0)), MigrationPolicy.prefer(Host.numa_current())]
+
+
+def state(*buffers):
+    return [buffer.page_runs() for buffer in buffers]
+
+
+def scramble(buffer, seed=0):
+    """Different advice on different pages; what it is afterwards."""
+    rng = random.Random(seed)
+    pages = buffer.nbytes // PAGE
+    for _ in range(12):
+        first = rng.randrange(pages)
+        part = buffer.range(first * PAGE, rng.randrange(1, pages - first + 1) * PAGE)
+        part.read_mostly = rng.random() < 0.5
+        part.preferred_location = rng.choice([*Device.all(), Host(), None])
+        part.accessed_by = rng.sample([*Device.all(), Host()], rng.randrange(3) % 2 + 1)
+    return buffer.page_runs()
+
+
+def recorded(act):
+    from managedmem import emulator
+
+    with emulator.recording() as calls:
+        act()
+    return calls
+
+
+def made(calls):
+    """The advices of a log as (advice, first byte, bytes)."""
+    return [(c.args["advice"], c.args["ptr"], c.args["count"]) for c in advices(calls)]
+
+
+@pytest.fixture
+def failing():
+    """`failing(2, 3)`: the second and third advice from now on fail."""
+    from managedmem import emulator
+
+    def fail(*nths, name="cuMemAdvise", after=False):
+        for nth in nths:
+            emulator.fail(name, nth=nth, code=999, after=after)
+
+    yield fail
+    emulator.clear_failures()
+
+
+class TestValue:
+    def test_default_names_nothing(self):
+        policy = MigrationPolicy()
+        assert policy.read_mostly is False
+        assert policy.preferred_location is None
+        assert policy.accessed_by == frozenset()
+        assert isinstance(policy.accessed_by, frozenset)
+        assert policy == MigrationPolicy.default()
+
+    def test_parts_are_read_back(self, device0):
+        policy = MigrationPolicy(
+            read_mostly=True, preferred_location=device0, accessed_by=iter([Host(), device0])
+        )
+        assert policy.read_mostly is True
+        assert policy.preferred_location is device0
+        assert policy.accessed_by == {device0, Host()}
+
+    def test_named_constructors(self, device0):
+        assert MigrationPolicy.read_duplicated() == MigrationPolicy(read_mostly=True)
+        for place in (device0, Host(), Host(0), Host.numa_current()):
+            policy = MigrationPolicy.prefer(place)
+            assert policy == MigrationPolicy(preferred_location=place)
+            assert policy.preferred_location is place
+        assert MigrationPolicy.shared() == MigrationPolicy(accessed_by=[*Device.all(), Host()])
+        assert MigrationPolicy.shared(None) == MigrationPolicy.shared()
+        assert MigrationPolicy.shared([device0]).accessed_by == {device0}
+        assert MigrationPolicy.shared(accessed_by=[]) == MigrationPolicy.default()
+
+    def test_equal_where_all_parts_are(self):
+        policies = samples() + NUMA
+        for a, b in itertools.product(policies, policies):
+            assert (a == b) is (a is b)
+            assert (a != b) is (a is not b)
+        twins = samples()
+        assert twins == samples()
+        assert len({*twins, *samples()}) == len(twins)
+        assert MigrationPolicy() != 0
+        assert MigrationPolicy() != (False, None, frozenset())
+        with pytest.raises(TypeError):
+            _ = MigrationPolicy() < MigrationPolicy()
+
+    def test_repr_round_trips(self):
+        names = {"MigrationPolicy": MigrationPolicy, "Device": Device, "Host": Host}
+        for policy in samples() + NUMA:
+            assert eval(repr(policy), names) == policy
+        assert repr(MigrationPolicy()) == "MigrationPolicy()"
+        policy = MigrationPolicy(
+            read_mostly=True, preferred_location=Host(1), accessed_by=[Host(), Device(0)]
+        )
+        assert repr(policy) == (
+            "MigrationPolicy(read_mostly=True, preferred_location=Host(numa_id=1), "
+            "accessed_by={Device(0), Host()})"
+        )
+
+    def test_copies_and_pickles(self):
+        for policy in samples() + NUMA:
+            copies = [pickle.loads(pickle.dumps(policy, p)) for p in range(6)]
+            for twin in [*copies, copy.copy(policy), copy.deepcopy(policy)]:
+                assert twin == policy
+                assert hash(twin) == hash(policy)
+
+    def test_nothing_about_it_can_be_changed(self):
+        policy = MigrationPolicy()
+        for name in ("read_mostly", "preferred_location", "accessed_by", "more"):
+            with pytest.raises(AttributeError):
+                setattr(policy, name, True)
+        with pytest.raises(TypeError):
+            type("Sub", (MigrationPolicy,), {})
+        with pytest.raises(TypeError):
+            MigrationPolicy.default = None
+
+    def test_weak_references(self):
+        policy = MigrationPolicy(read_mostly=True)
+        gone = weakref.ref(policy)
+        del policy
+        assert gone() is None
+
+    def test_advice_lists_what_it_stands_for(self, device0):
+        assert MigrationPolicy().advice() == []
+        assert MigrationPolicy.read_duplicated().advice() == [("set_read_mostly", None)]
+        policy = MigrationPolicy(
+            read_mostly=True, preferred_location=Host(1), accessed_by=[Host(), device0]
+        )
+        assert policy.advice() == [
+            ("set_preferred_location", Host(1)),
+            ("set_read_mostly", None),
+            ("set_accessed_by", device0),
+            ("set_accessed_by", Host()),
+        ]
+
+    def test_advice_is_what_advise_takes(self, alloc):
+        for policy in samples():
+            one, other = alloc(PAGE), alloc(PAGE)
+            for advice, location in policy.advice():
+                managedmem.advise(one, advice, location)
+            policy.apply(other)
+            assert one.page_runs() == other.page_runs()
+
+    @pytest.mark.parametrize("bad", [1, 0, None, "yes"])
+    def test_read_mostly_is_a_bool(self, bad):
+        with pytest.raises(TypeError, match="read_mostly takes a bool"):
+            MigrationPolicy(read_mostly=bad)
+
+    @pytest.mark.parametrize("bad", [0, -1, "cpu", True, 1.5, [], object()])
+    def test_preferred_location_is_a_location(self, bad):
+        with pytest.raises(TypeError, match="Device or Host"):
+            MigrationPolicy(preferred_location=bad)
+        with pytest.raises(TypeError, match="Device or Host"):
+            MigrationPolicy.prefer(bad)
+
+    def test_prefer_needs_a_location(self):
+        with pytest.raises(ValueError, match="location is required"):
+            MigrationPolicy.prefer(None)
+
+    @pytest.mark.parametrize("make", [MigrationPolicy, MigrationPolicy.shared])
+    def test_accessed_by_is_an_iterable_of_accessors(self, make, device0):
+        for bad in (0, device0):
+            with pytest.raises(TypeError, match="iterable"):
+                make(accessed_by=bad)
+        for bad in ([device0, 0], ["cpu"], "cpu", [True]):
+            with pytest.raises(TypeError, match="Device or Host"):
+                make(accessed_by=bad)
+        for node in (Host(0), Host.numa_current()):
+            with pytest.raises(ValueError, match="NUMA"):
+                make(accessed_by=[device0, node])
+
+        def broken():
+            yield device0
+            raise LookupError("half way")
+
+        with pytest.raises(LookupError, match="half way"):
+            make(accessed_by=broken())
+
+    def test_arguments_are_keywords_it_knows(self):
+        with pytest.raises(TypeError, match="positional"):
+            MigrationPolicy(True)
+        with pytest.raises(TypeError, match="unexpected keyword"):
+            MigrationPolicy(preferred=Host())
+
+    def test_takes_the_live_set_of_a_buffer(self, buf, members):
+        buf.accessed_by = members
+        assert MigrationPolicy(accessed_by=buf.accessed_by).accessed_by == set(members)
+
+    def test_a_device_that_is_not_there(self):
+        with pytest.raises(ValueError, match="there is no device 77"):
+            MigrationPolicy.prefer(Device(77))
+
+    @pytest.mark.emulator_only
+    def test_unpickled_where_a_device_is_missing(self):
+        script = """
+            import pickle, sys
+            from managedmem import Device, MigrationPolicy
+            policy = MigrationPolicy(preferred_location=Device(4))
+            print(pickle.dumps(policy).hex())
+        """
+        dumped = run_python(script, emulator="devices=5").stdout.strip()
+        script = f"""
+            import pickle
+            try:
+                pickle.loads(bytes.fromhex("{dumped}"))
+            except ValueError as error:
+                print(error)
+        """
+        found = run_python(script, emulator="devices=2").stdout
+        assert found == "there is no device 4: this system has 2 devices\n"
+
+
+class TestApply:
+    def test_makes_the_advice_equal_whatever_it_was(self, alloc):
+        buffer = alloc(16 * PAGE)
+        for before, after in itertools.permutations(samples(), 2):
+            before.apply(buffer)
+            after.apply(buffer)
+            assert MigrationPolicy.of(buffer) == after
+            assert buffer.read_mostly is after.read_mostly
+            assert buffer.preferred_location is after.preferred_location
+            assert buffer.accessed_by == after.accessed_by
+
+    @pytest.mark.parametrize("seed", range(6))
+    def test_makes_mixed_pages_equal(self, alloc, seed):
+        buffer = alloc(32 * PAGE)
+        policy = samples()[seed]
+        assert len(scramble(buffer, seed)) > 1
+        policy.apply(buffer)
+        assert MigrationPolicy.of(buffer) == policy
+        assert len(buffer.page_runs()) == 1
+
+    def test_a_preferred_device_is_the_one_that_was_named(self, buf):
+        for device in Device.all():
+            MigrationPolicy.prefer(device).apply(buf)
+            assert buf.preferred_location is device
+
+    def test_a_preferred_host_is_the_host(self, buf):
+        MigrationPolicy.prefer(Host()).apply(buf)
+        assert buf.preferred_location is Host()
+
+    def test_default_undoes_everything(self, buf, members):
+        samples()[-1].apply(buf)
+        MigrationPolicy.default().apply(buf)
+        assert (buf.read_mostly, buf.preferred_location, set(buf.accessed_by)) == (
+            False,
+            None,
+            set(),
+        )
+
+    def test_leaves_the_last_prefetch_alone(self, buf, device0):
+        buf.prefetch(device0)
+        samples()[-1].apply(buf)
+        assert buf.last_prefetch_location is device0
+
+    def test_of_a_view_acts_on_its_pages(self, alloc, device0):
+        buffer = alloc(4 * PAGE)
+        MigrationPolicy.prefer(device0).apply(buffer.range(PAGE + 5, PAGE))
+        assert [run[:2] for run in buffer.page_runs()] == [
+            (0, PAGE),
+            (PAGE, 2 * PAGE),
+            (3 * PAGE, PAGE),
+        ]
+
+    def test_several_targets(self, alloc):
+        buffers = [alloc(4 * PAGE) for _ in range(12)]
+        targets = [b.range(PAGE, PAGE) if i % 3 else b for i, b in enumerate(buffers)]
+        targets += targets[:2]
+        for policy in samples():
+            policy.apply(iter(targets))
+            assert all(MigrationPolicy.of(target) == policy for target in targets)
+            assert MigrationPolicy.of(targets) == policy
+
+    def test_targets_of_other_libraries(self, buf, device0):
+        array = CudaArray(buf, shape=(PAGE,), offset=PAGE)
+        MigrationPolicy.prefer(device0).apply([array, memoryview(buf)[3 * PAGE : 4 * PAGE]])
+        assert [run.preferred_location for run in buf.page_runs()] == [None, device0] * 2 + [None]
+        assert MigrationPolicy.of(array) == MigrationPolicy.prefer(device0)
+
+    def test_numa_hosts(self, alloc):
+        """Of one node the driver keeps nothing; then the host as a whole is the same place."""
+        buffer = alloc(2 * PAGE)
+        for policy, before in itertools.product(NUMA, samples()):
+            before.apply(buffer)
+            policy.apply(buffer)
+            assert buffer.preferred_location in {Host(0), Host()}
+            assert not buffer.read_mostly
+            assert not buffer.accessed_by
+
+    @pytest.mark.emulator_only
+    @pytest.mark.parametrize("nodes", [1, 2])
+    def test_numa_hosts_by_number_of_nodes(self, nodes):
+        script = """
+            from managedmem import Device, Host, ManagedMemoryResource, MigrationPolicy
+            buffer = ManagedMemoryResource().allocate(4096)
+            for place in (Host(0), Host.numa_current()):
+                buffer.preferred_location = Device(0)
+                policy = MigrationPolicy.prefer(place)
+                with policy.applied(buffer):
+                    print(buffer.preferred_location, end=" ")
+                assert buffer.preferred_location is Device(0)
+            """
+        found = run_python(script, emulator=f"devices=1,numa_nodes={nodes}").stdout
+        assert found == ("Host() Host() " if nodes == 1 else "Host(numa_id=0) Host(numa_id=0) ")
+
+    def test_a_node_that_is_not_there(self, alloc, device0):
+        buffer = alloc(4 * PAGE)
+        before = scramble(buffer)
+        policy = MigrationPolicy(read_mostly=True, preferred_location=Host(999))
+        with pytest.raises(ValueError, match="no NUMA node 999"):
+            policy.apply(buffer)
+        assert buffer.page_runs() == before
+
+    def test_bad_targets_change_nothing(self, alloc):
+        buffer, closed = alloc(2 * PAGE), alloc(PAGE)
+        before = scramble(buffer)
+        closed.close()
+        with device_memory() as pointer:
+            plain = ManagedBuffer.from_handle(pointer, PAGE)
+            for bad, error, words in [
+                (closed, RuntimeError, r"targets\[1\].*closed"),
+                (plain, ValueError, r"targets\[1\].*managed-memory"),
+                (3, TypeError, r"targets\[1\].*a target must be"),
+                (bytearray(PAGE), ValueError, r"targets\[1\].*managed-memory"),
+            ]:
+                for use in (
+                    MigrationPolicy().apply,
+                    MigrationPolicy().applied,
+                    MigrationPolicy.of,
+                ):
+                    with pytest.raises(error, match=words):
+                        use([buffer, bad])
+        with pytest.raises(ValueError, match="targets is empty"):
+            MigrationPolicy().apply([])
+        assert buffer.page_runs() == before
+
+    def test_of_mixed_pages_points_at_page_runs(self, alloc):
+        buffer = alloc(2 * PAGE)
+        buffer.range(0, 1).read_mostly = True
+        with pytest.raises(ValueError, match=r"not the same on all pages.*page_runs\(\)"):
+            MigrationPolicy.of(buffer)
+        with pytest.raises(ValueError, match="not the same on all pages"):
+            MigrationPolicy.of([buffer.range(0, PAGE), buffer.range(PAGE, PAGE)])
+        assert MigrationPolicy.of(buffer.range(PAGE, PAGE)) == MigrationPolicy()
+
+    def test_pages_that_differ_only_in_where_they_went_have_one_policy(self, alloc):
+        buffer = alloc(2 * PAGE)
+        buffer.range(0, PAGE).prefetch(Host())
+        assert len(buffer.page_runs()) == 2
+        assert MigrationPolicy.of(buffer) == MigrationPolicy()
+
+    def test_while_a_graph_is_captured(self, alloc, device0):
+        buffer = alloc(2 * PAGE)
+        with Stream() as stream:
+            with capturing(stream, mode=0) as capture:
+                MigrationPolicy.prefer(device0).apply(buffer)
+            assert capture.result == 0
+        assert MigrationPolicy.of(buffer) == MigrationPolicy.prefer(device0)
+
+    def test_from_a_thread_without_a_context(self, alloc, device0):
+        buffer = alloc(2 * PAGE)
+        thread = threading.Thread(target=MigrationPolicy.prefer(device0).apply, args=[buffer])
+        thread.start()
+        thread.join()
+        assert buffer.preferred_location is device0
+
+
+@pytest.mark.emulator_only
+class TestCalls:
+    def test_nothing_is_advised_where_nothing_differs(self, alloc):
+        buffer = alloc(8 * PAGE)
+        for policy in samples():
+            policy.apply(buffer)
+            calls = recorded(lambda policy=policy: policy.apply(buffer))
+            assert advices(calls) == []
+            assert len(range_queries(calls)) == len(calls) == 8
+
+    def test_one_advice_for_each_part_that_differs(self, alloc, device0, device1):
+        buffer = alloc(8 * PAGE)
+        policy = MigrationPolicy(
+            read_mostly=True, preferred_location=device1, accessed_by=[device0, Host()]
+        )
+        whole = (buffer.handle, buffer.nbytes)
+        calls = made(recorded(lambda: policy.apply(buffer)))
+        assert calls == [(a, *whole) for a in (SET_PL, SET_RM, SET_AB, SET_AB)]
+        other = MigrationPolicy(preferred_location=Host(), accessed_by=[device0, device1])
+        calls = made(recorded(lambda: other.apply(buffer)))
+        assert calls == [(a, *whole) for a in (SET_PL, UNSET_RM, SET_AB, UNSET_AB)]
+        calls = made(recorded(lambda: MigrationPolicy.default().apply(buffer)))
+        assert calls == [(a, *whole) for a in (UNSET_PL, UNSET_AB, UNSET_AB)]
+
+    def test_the_location_of_each_advice(self, alloc, device0, device1):
+        """A preferred device is advised by its ordinal, the host as the host."""
+        buffer = alloc(PAGE)
+        for place, found in ((device1, (1, 1)), (device0, (1, 0)), (Host(), (2, 0))):
+            (call,) = advices(recorded(lambda p=place: MigrationPolicy.prefer(p).apply(buffer)))
+            assert (call.args["type"], call.args["id"]) == found
+
+    def test_mixed_pages_take_one_advice_over_the_stretch_that_differs(self, alloc, device0):
+        buffer = alloc(8 * PAGE)
+        for page in (3, 5):
+            buffer.range(page * PAGE, PAGE).preferred_location = device0
+        calls = made(recorded(lambda: MigrationPolicy.prefer(device0).apply(buffer)))
+        assert calls == [(SET_PL, buffer.handle, 8 * PAGE)]
+        buffer.range(2 * PAGE, PAGE).preferred_location = None
+        buffer.range(6 * PAGE, PAGE).preferred_location = Host()
+        calls = made(recorded(lambda: MigrationPolicy.prefer(device0).apply(buffer)))
+        assert calls == [(SET_PL, buffer.handle + 2 * PAGE, 5 * PAGE)]
+
+    def test_neighbours_are_advised_together(self, alloc):
+        buffer = alloc(8 * PAGE)
+        parts = [buffer.range(i * PAGE, PAGE) for i in (3, 1, 0, 2, 2, 6)]
+        calls = recorded(lambda: MigrationPolicy.read_duplicated().apply(parts))
+        assert made(calls) == [
+            (SET_RM, buffer.handle, 4 * PAGE),
+            (SET_RM, buffer.handle + 6 * PAGE, PAGE),
+        ]
+        assert len(range_queries(calls)) == 5
+
+    def test_the_block_makes_the_advice_and_takes_it_back(self, alloc, device0):
+        buffer = alloc(4 * PAGE)
+        buffer.accessed_by = [Host()]
+        whole = (buffer.handle, buffer.nbytes)
+        block = MigrationPolicy.prefer(device0).applied(buffer)
+        assert made(recorded(block.__enter__)) == [(SET_PL, *whole), (UNSET_AB, *whole)]
+        assert made(recorded(block.restore)) == [(UNSET_PL, *whole), (SET_AB, *whole)]
+
+    def test_bad_arguments_reach_no_driver(self, buf):
+        def refused():
+            for bad in ({"read_mostly": 1}, {"accessed_by": [Host(0)]}):
+                with pytest.raises((TypeError, ValueError)):
+                    MigrationPolicy(**bad)
+
+        assert recorded(refused) == []
+
+
+@pytest.mark.emulator_only
+class TestAllOrNothing:
+    @pytest.mark.parametrize("after", [False, True], ids=["refused", "failed after the effect"])
+    @pytest.mark.parametrize("mixed", [False, True], ids=["uniform", "mixed"])
+    def test_every_advice_fails_in_turn(self, alloc, failing, mixed, after):
+        from managedmem import emulator
+
+        buffers = [alloc(8 * PAGE) for _ in range(3)]
+        policy = samples()[-1]
+        for nth in range(1, 100):
+            for seed, buffer in enumerate(buffers):
+                MigrationPolicy.shared([Host()]).apply(buffer)
+                if mixed:
+                    scramble(buffer, seed)
+            before = state(*buffers)
+            failing(nth, after=after)
+            with contextlib.suppress(CUDAError):
+                policy.apply(buffers)
+            fired = emulator.failure_fired()
+            emulator.clear_failures()
+            if not fired:
+                break
+            assert state(*buffers) == before
+        assert nth > 6
+        assert MigrationPolicy.of(buffers) == policy
+
+    def test_a_query_that_fails_changes_nothing(self, alloc, failing):
+        buffers = [alloc(2 * PAGE) for _ in range(2)]
+        before = [scramble(buffer) for buffer in buffers]
+        for nth in range(1, 5):
+            failing(nth, name="cuMemRangeGetAttributes")
+            with pytest.raises(CUDAError) as error:
+                MigrationPolicy.shared().apply(buffers)
+            assert error.value.function == "cuMemRangeGetAttributes"
+            assert state(*buffers) == before
+
+    def test_what_cannot_be_taken_back_is_named(self, alloc, failing, device0):
+        """The driver fails at the second advice and goes on to fail: the first one stays."""
+        buffer = alloc(2 * PAGE)
+        failing(2, 3, 4)
+        with pytest.raises(CUDAError) as error:
+            MigrationPolicy(preferred_location=device0, read_mostly=True).apply(buffer)
+        text = f"Not restored: unset_preferred_location of {2 * PAGE} bytes at {buffer.handle:#x}."
+        assert text in str(error.value)
+        assert buffer.preferred_location is device0
+
+
+class TestApplied:
+    def test_is_in_force_in_the_block_and_gone_behind_it(self, alloc):
+        buffer = alloc(16 * PAGE)
+        for seed, policy in enumerate(samples()):
+            before = scramble(buffer, seed)
+            with policy.applied(buffer) as block:
+                assert isinstance(block, AppliedPolicy)
+                assert block.policy is policy
+                assert MigrationPolicy.of(buffer) == policy
+            assert buffer.page_runs() == before
+
+    def test_restores_whatever_the_block_did(self, alloc, device0):
+        buffer = alloc(16 * PAGE)
+        before = scramble(buffer, 1)
+        with MigrationPolicy.prefer(device0).applied(buffer):
+            scramble(buffer, 2)
+        assert buffer.page_runs() == before
+
+    def test_restores_when_the_block_raises(self, alloc, device0):
+        buffer = alloc(4 * PAGE)
+        before = scramble(buffer)
+        with pytest.raises(LookupError, match="mine"):
+            with MigrationPolicy.prefer(device0).applied(buffer):
+                raise LookupError("mine")
+        assert buffer.page_runs() == before
+
+    def test_several_targets(self, alloc):
+        buffers = [alloc(8 * PAGE) for _ in range(10)]
+        before = [scramble(buffer, seed) for seed, buffer in enumerate(buffers)]
+        parts = [buffer.range(PAGE * (i % 3), 4 * PAGE + 1) for i, buffer in enumerate(buffers)]
+        with MigrationPolicy.shared().applied(reversed([*parts, *buffers[:3]])):
+            assert MigrationPolicy.of(parts) == MigrationPolicy.shared()
+        assert state(*buffers) == before
+
+    def test_nested_blocks(self, alloc, device0):
+        buffer = alloc(8 * PAGE)
+        before = scramble(buffer)
+        with MigrationPolicy.prefer(device0).applied(buffer):
+            with MigrationPolicy.shared().applied(buffer.range(PAGE, PAGE)):
+                with MigrationPolicy.default().applied([buffer]):
+                    assert MigrationPolicy.of(buffer) == MigrationPolicy()
+                assert len(buffer.page_runs()) == 3
+            assert MigrationPolicy.of(buffer) == MigrationPolicy.prefer(device0)
+        assert buffer.page_runs() == before
+
+    def test_one_object_is_in_force_once(self, alloc, device0):
+        buffer = alloc(PAGE)
+        block = MigrationPolicy.prefer(device0).applied(buffer)
+        for _ in range(2):
+            with block:
+                with pytest.raises(RuntimeError, match="applied its policy already"):
+                    block.__enter__()
+                assert buffer.preferred_location is device0
+            assert buffer.preferred_location is None
+        for leave in (block.restore, lambda: block.__exit__(None, None, None)):
+            with pytest.raises(RuntimeError, match="nothing to restore"):
+                leave()
+
+    def test_applied_checks_its_targets_and_changes_nothing(self, alloc, device0):
+        buffer = alloc(PAGE)
+        block = MigrationPolicy.prefer(device0).applied(buffer)
+        assert buffer.preferred_location is None
+        buffer.close()
+        with pytest.raises(RuntimeError, match="closed"):
+            block.__enter__()
+        with pytest.raises(RuntimeError, match="nothing to restore"):
+            block.restore()
+
+    def test_a_target_closed_in_the_block_is_left_out(self, alloc, device0):
+        buffers = [alloc(4 * PAGE) for _ in range(12)]
+        before = [scramble(buffer) for buffer in buffers]
+        with MigrationPolicy.prefer(device0).applied(buffers):
+            for buffer in buffers[::2]:
+                buffer.close()
+        assert state(*buffers[1::2]) == before[1::2]
+        with MigrationPolicy.prefer(device0).applied(buffers[1]):
+            buffers[1].close()
+
+    def test_wrapped_memory_freed_in_the_block_is_left_out(self, alloc, device0):
+        pointer = managed_memory(4 * PAGE)
+        buffer, wrapped = alloc(PAGE), ManagedBuffer.from_handle(pointer, 4 * PAGE)
+        array = CudaArray(wrapped)
+        with MigrationPolicy.prefer(device0).applied([wrapped, array, buffer]):
+            assert raw_driver().cuMemFree_v2(ctypes.c_uint64(pointer)) == 0
+        assert buffer.preferred_location is None
+
+    def test_targets_stay_alive_in_the_block(self, device0):
+        buffer = managedmem.empty(PAGE)
+        view, gone = buffer.range(0, 10), weakref.ref(buffer)
+        with MigrationPolicy.prefer(device0).applied(view):
+            del buffer, view
+            gc.collect()
+            assert gone() is not None
+        gc.collect()
+        assert gone() is None
+
+    def test_exported_targets_stay_exported_in_the_block(self, alloc, device0):
+        buffer = alloc(PAGE)
+        with memoryview(buffer) as view, MigrationPolicy.prefer(device0).applied(view):
+            with pytest.raises(BufferError):
+                buffer.close()
+        buffer.close()
+
+    def test_a_cycle_through_the_block_is_collected(self, device0):
+        class Mine(ManagedBuffer):
+            pass
+
+        root = managedmem.empty(PAGE)
+        buffer = Mine.from_handle(root.handle, PAGE, owner=root)
+        buffer.block = MigrationPolicy.prefer(device0).applied([buffer])
+        buffer.block.__enter__()
+        gone = weakref.ref(buffer)
+        del buffer
+        gc.collect()
+        assert gone() is None
+        root.close()
+
+    def test_repr_and_what_it_cannot(self, alloc):
+        block = MigrationPolicy.read_duplicated().applied(alloc(PAGE))
+        assert repr(block) == "<AppliedPolicy of MigrationPolicy(read_mostly=True)>"
+        with block:
+            assert repr(block).endswith(", in force>")
+        with pytest.raises(TypeError, match="pickle its policy"):
+            pickle.dumps(block)
+        with pytest.raises(TypeError):
+            AppliedPolicy()
+        assert weakref.ref(block)() is block
+
+    def test_threads_with_blocks_of_their_own(self, alloc):
+        buffers = [alloc(4 * PAGE) for _ in range(4)]
+        before = [scramble(buffer, seed) for seed, buffer in enumerate(buffers)]
+        failed = []
+
+        def work(buffer):
+            try:
+                for policy in samples() * 5:
+                    with policy.applied(buffer):
+                        assert MigrationPolicy.of(buffer) == policy
+            except BaseException as error:
+                failed.append(error)
+
+        threads = [threading.Thread(target=work, args=[buffer]) for buffer in buffers]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert not failed
+        assert state(*buffers) == before
+
+    def test_threads_at_one_block(self, alloc, device0):
+        """Of several that enter or leave at a time, one does, and the others are told."""
+        buffer = alloc(64 * PAGE)
+        before = scramble(buffer)
+        block = MigrationPolicy.prefer(device0).applied(buffer)
+        entered = []
+
+        def work():
+            for _ in range(30):
+                with contextlib.suppress(RuntimeError):
+                    entered.append(block.__enter__())
+                with contextlib.suppress(RuntimeError):
+                    block.restore()
+
+        threads = [threading.Thread(target=work) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        with contextlib.suppress(RuntimeError):
+            block.restore()
+        assert entered
+        assert buffer.page_runs() == before
+
+    def test_closing_races_with_leaving(self, alloc, device0):
+        for _ in range(50):
+            kept, other = alloc(16 * PAGE), alloc(16 * PAGE)
+            with MigrationPolicy.prefer(device0).applied([other, kept]):
+                thread = threading.Thread(target=other.close)
+                thread.start()
+            thread.join()
+            assert kept.preferred_location is None
+            kept.close()
+
+
+@pytest.mark.emulator_only
+class TestRestoreThatFails:
+    def test_the_rest_is_restored_and_the_error_names_what_is_not(self, alloc, failing, device0):
+        buffer = alloc(4 * PAGE)
+        buffer.accessed_by = [Host()]
+        before = buffer.page_runs()
+        block = MigrationPolicy(preferred_location=device0, read_mostly=True).applied(buffer)
+        with pytest.raises(CUDAError) as error:
+            with block:
+                failing(2)
+        assert (error.value.code, error.value.function) == (999, "cuMemAdvise")
+        text = f"Not restored: unset_read_mostly of {4 * PAGE} bytes at {buffer.handle:#x}."
+        assert text in str(error.value)
+        assert buffer.read_mostly is True
+        assert (buffer.preferred_location, set(buffer.accessed_by)) == (None, {Host()})
+        assert repr(block).endswith(", in force>")
+        block.restore()
+        assert buffer.page_runs() == before
+
+    def test_each_call_of_a_restore_fails_in_turn(self, alloc, failing):
+        from managedmem import emulator
+
+        buffers = [alloc(4 * PAGE) for _ in range(2)]
+        for name in ("cuMemAdvise", "cuMemRangeGetAttributes", "cuPointerGetAttributes"):
+            for nth in range(1, 100):
+                before = [scramble(buffer, seed) for seed, buffer in enumerate(buffers)]
+                block = MigrationPolicy.shared().applied(buffers)
+                block.__enter__()
+                failing(nth, name=name)
+                with contextlib.suppress(CUDAError):
+                    block.restore()
+                fired = emulator.failure_fired()
+                emulator.clear_failures()
+                if not fired:
+                    break
+                block.restore()
+                assert state(*buffers) == before
+            assert nth > 2
+
+    def test_many_failures_are_counted(self, alloc, failing):
+        buffer = alloc(16 * PAGE)
+        for page in range(0, 16, 2):
+            buffer.range(page * PAGE, PAGE).read_mostly = True
+        before = buffer.page_runs()
+        block = MigrationPolicy.default().applied(buffer)
+        with pytest.raises(CUDAError, match=r"Not restored: set_read_mostly .* And 5 more\."):
+            with block:
+                failing(*range(1, 9))
+        assert MigrationPolicy.of(buffer) == MigrationPolicy.default()
+        block.restore()
+        assert buffer.page_runs() == before
+
+    def test_the_error_of_the_block_is_kept(self, alloc, failing, device0):
+        buffer = alloc(PAGE)
+        with pytest.raises(CUDAError) as error:
+            with MigrationPolicy.prefer(device0).applied(buffer):
+                failing(1)
+                raise LookupError("mine")
+        assert isinstance(error.value.__context__, LookupError)
+
+
+@pytest.mark.emulator_only
+@pytest.mark.parametrize("devices", [1, 2, 5])
+def test_with_several_numbers_of_devices(devices):
+    script = f"""
+        from managedmem import Device, Host, ManagedMemoryResource, MigrationPolicy
+        buffer = ManagedMemoryResource().allocate(16 * 4096)
+        everyone = {{*Device.all(), Host()}}
+        assert len(everyone) == {devices} + 1
+        policy = MigrationPolicy.shared()
+        assert policy.accessed_by == everyone
+        for i, device in enumerate(Device.all()):
+            buffer.range(2 * i * 4096, 4096).preferred_location = device
+            buffer.range(2 * i * 4096, 4096).accessed_by = [device, Host()]
+        before = buffer.page_runs()
+        assert len(before) == 2 * {devices}
+        with policy.applied(buffer):
+            assert set(buffer.accessed_by) == everyone
+            for device in Device.all():
+                MigrationPolicy.prefer(device).apply(buffer)
+                assert buffer.preferred_location is device and not buffer.accessed_by
+        assert buffer.page_runs() == before
+        print("done")
+    """
+    assert run_python(script, emulator=f"devices={devices}").stdout == "done\n"
+
+
+def test_a_large_buffer(alloc, device0):
+    buffer = alloc(64 * MIB)
+    buffer.range(3 * MIB, PAGE).read_mostly = True
+    with MigrationPolicy.prefer(device0).applied(buffer):
+        assert MigrationPolicy.of(buffer) == MigrationPolicy.prefer(device0)
+    assert [run.nbytes for run in buffer.page_runs()] == [3 * MIB, PAGE, 61 * MIB - PAGE]
