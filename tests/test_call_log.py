@@ -98,19 +98,24 @@ class TestAccessedBy:
             ("01", lambda b, m: b.accessed_by.__ixor__({m[1], m[2]}), "2", "1"),
         ],
     )
+    @pytest.mark.parametrize("pages", [1, 8])
     def test_bulk_is_one_query_and_only_the_needed_advice(
-        self, buf, members, device1, before, change, added, removed
+        self, alloc, members, device1, before, change, added, removed, pages
     ):
+        """Of several pages that get several members, each is asked, to take it back exactly."""
+        buf = alloc(pages * PAGE)
         buf.accessed_by = [members[int(i)] for i in before]
         calls = recorded(lambda: change(buf, members))
-        assert len(range_queries(calls)) == 1
+        queries = 1 + (pages if pages > 1 and len(added) > 1 else 0)
+        assert len(range_queries(calls)) == queries
         made = [call.args["advice"] for call in advices(calls)]
         assert made.count(SET_ACCESSED_BY) == len(added)
         assert made.count(UNSET_ACCESSED_BY) == len(removed)
-        assert len(calls) == 1 + len(added) + len(removed)
+        assert len(calls) == queries + len(added) + len(removed)
 
-    def test_an_operator_on_the_property_works_once(self, buf, members):
+    def test_an_operator_on_the_property_works_once(self, alloc, members):
         """`buf.accessed_by |= x` also assigns the proxy back: that must ask and advise nothing."""
+        buf = alloc(PAGE)
         calls = recorded(lambda: exec("buf.accessed_by |= x", {"buf": buf, "x": set(members)}))
         assert len(range_queries(calls)) == 1
         assert len(advices(calls)) == len(members)
@@ -245,6 +250,18 @@ class TestAdvise:
         calls = recorded(lambda: managedmem.advise(separate(buf, 6), "set_read_mostly"))
         assert [call.args["count"] for call in advices(calls)] == [PAGE] * 6
         assert len(range_queries(calls)) <= 6
+
+    def test_pages_are_asked_where_the_answer_for_all_is_not_certain(self, alloc):
+        buffers = [alloc(4 * PAGE) for _ in range(3)]
+        for advice, queries in (("set_read_mostly", 3 + 3 * 4), ("unset_read_mostly", 3)):
+            calls = recorded(lambda advice=advice: managedmem.advise(buffers, advice))
+            assert len(advices(calls)) == 3
+            assert len(range_queries(calls)) == queries
+            assert len(calls) == 3 + queries
+
+    def test_what_merges_into_one_range_asks_nothing(self, buf):
+        calls = recorded(lambda: managedmem.advise(adjacent(buf, 4), "set_read_mostly"))
+        assert names(calls) == ["cuMemAdvise"]
 
 
 class TestBuffer:

@@ -1,5 +1,6 @@
 """Sub-ranges by bytes, and page_runs(): what a buffer's pages have been told, run by run."""
 
+import contextlib
 import gc
 import itertools
 import random
@@ -275,3 +276,81 @@ class TestPageRuns:
         buffer.range(PAGE, PAGE).prefetch(Host.numa_current())
         assert [run[3] for run in buffer.page_runs()] == [Host(1), None]
         assert [run[5] for run in buffer.page_runs()] == [Host(0), Host.numa_current()]
+
+
+TAKEN_BACK = {
+    "update": lambda buffers: buffers[0].accessed_by.update(Device.all(), [Host()]),
+    "assign": lambda buffers: setattr(buffers[0], "accessed_by", [*Device.all(), Host()]),
+    "swap": lambda buffers: setattr(buffers[1], "accessed_by", [Host()]),
+    "clear": lambda buffers: buffers[1].accessed_by.clear(),
+    "set read_mostly": lambda buffers: managedmem.advise(buffers, "set_read_mostly"),
+    "unset read_mostly": lambda buffers: managedmem.advise(buffers, "unset_read_mostly"),
+    "set preferred": lambda b: managedmem.advise(
+        b, "set_preferred_location", [Host(), Device(0), Host()]
+    ),
+    "unset preferred": lambda b: managedmem.advise(b, "unset_preferred_location"),
+    "set accessed_by": lambda b: managedmem.advise(b, "set_accessed_by", Host()),
+    "unset accessed_by": lambda b: managedmem.advise(
+        b, "unset_accessed_by", [Device(0), Host(), Device(0)]
+    ),
+    "overlapping": lambda b: managedmem.advise(
+        [b[2], b[2].range(0, PAGE), b[0]], "set_preferred_location", [Host(), Device(0), Host()]
+    ),
+}
+
+
+@pytest.mark.emulator_only
+@pytest.mark.parametrize("after", [False, True], ids=["refused", "failed after the effect"])
+@pytest.mark.parametrize("act", TAKEN_BACK.values(), ids=TAKEN_BACK)
+def test_pages_that_differed_differ_again_where_the_driver_fails(alloc, act, after):
+    """A change of several advices is all or nothing, page by page."""
+    from managedmem import emulator
+
+    buffers = [alloc(4 * PAGE) for _ in range(3)]
+    for buffer in buffers:
+        buffer.range(0, PAGE).read_mostly = True
+        buffer.range(PAGE, PAGE).preferred_location = Device(0)
+        buffer.range(PAGE, PAGE).accessed_by = [Host()]
+        buffer.range(2 * PAGE, 2 * PAGE).accessed_by = [Device(0)]
+    buffers[1].accessed_by.discard(Host())
+    buffers[1].accessed_by.add(Device(0))
+    before = [buffer.page_runs() for buffer in buffers]
+    for nth in range(1, 10):
+        emulator.fail("cuMemAdvise", nth=nth, code=999, after=after)
+        try:
+            act(buffers)
+        except managedmem.CUDAError:
+            assert [buffer.page_runs() for buffer in buffers] == before
+        fired = emulator.failure_fired()
+        emulator.clear_failures()
+        if not fired:
+            break
+    assert nth > 1
+
+
+@pytest.mark.emulator_only
+@pytest.mark.parametrize(
+    "act",
+    [
+        lambda members: members.add(Host()),
+        lambda members: members.discard(Host()),
+        lambda members: members.symmetric_difference_update([Device(0), Host()]),
+    ],
+    ids=["add", "discard", "swap"],
+)
+def test_a_last_advice_that_is_refused_leaves_pages_that_differ(alloc, act):
+    from managedmem import emulator
+
+    buffer = alloc(4 * PAGE)
+    buffer.accessed_by = [Device(0)]
+    buffer.range(PAGE, PAGE).accessed_by.add(Host())
+    before = buffer.page_runs()
+    for nth in (1, 2):
+        emulator.fail("cuMemAdvise", nth=nth, code=999)
+        with contextlib.suppress(managedmem.CUDAError):
+            act(buffer.accessed_by)
+        if not emulator.failure_fired():
+            break
+        emulator.clear_failures()
+        assert buffer.page_runs() == before
+    assert nth == 2

@@ -277,80 +277,22 @@ mm_batch_discard_prefetch(mm_driver *cu, mm_batch *b, CUstream stream, mm_dispat
 
 /* --- advice ----------------------------------------------------------------------------- */
 
-/* A target and what the advice changes of it, as it was before. */
-typedef struct {
-    mm_move target;
-    CUmemLocation preferred;
-    bool on; /* read mostly, or accessed by the location in question */
-} advice_before;
-
+/* Advises each range, having remembered all of them; on a failure every one goes back to what it
+ * was. before has room for each range. */
 static int
-remember(mm_driver *cu, const mm_move *m, CUmem_advise advice, advice_before *before,
-         mm_status *st)
+advise_all(mm_driver *cu, const mm_batch *b, CUmem_advise advice, mm_advice_before *before,
+           mm_status *st)
 {
-    mm_location_set set = 0;
-
-    before->target = *m;
-    switch (advice) {
-    case CU_MEM_ADVISE_SET_READ_MOSTLY:
-    case CU_MEM_ADVISE_UNSET_READ_MOSTLY:
-        return mm_range_read_mostly(cu, m->range, &before->on, st);
-    case CU_MEM_ADVISE_SET_PREFERRED_LOCATION:
-    case CU_MEM_ADVISE_UNSET_PREFERRED_LOCATION:
-        return mm_range_preferred_location(cu, m->range, &before->preferred, st);
-    default:
-        if (mm_range_accessed_by(cu, m->range, &set, st) < 0) {
-            return -1;
-        }
-        before->on = (set & mm_location_bit(m->where)) != 0;
-        return 0;
-    }
-}
-
-static void
-take_back(mm_driver *cu, CUmem_advise advice, const advice_before *before)
-{
-    CUmemLocation where = before->target.where;
-    CUmem_advise undo;
-    mm_status ignored;
-    int rc;
-
-    switch (advice) {
-    case CU_MEM_ADVISE_SET_READ_MOSTLY:
-    case CU_MEM_ADVISE_UNSET_READ_MOSTLY:
-        undo = before->on ? CU_MEM_ADVISE_SET_READ_MOSTLY : CU_MEM_ADVISE_UNSET_READ_MOSTLY;
-        break;
-    case CU_MEM_ADVISE_SET_PREFERRED_LOCATION:
-    case CU_MEM_ADVISE_UNSET_PREFERRED_LOCATION:
-        undo = CU_MEM_ADVISE_UNSET_PREFERRED_LOCATION;
-        if ((int)before->preferred.type != 0) {
-            undo = CU_MEM_ADVISE_SET_PREFERRED_LOCATION;
-            where = before->preferred;
-        }
-        break;
-    default:
-        undo = before->on ? CU_MEM_ADVISE_SET_ACCESSED_BY : CU_MEM_ADVISE_UNSET_ACCESSED_BY;
-    }
-    rc = mm_range_advise(cu, before->target.range, undo, where, &ignored);
-    (void)rc; /* the first failure is the one to report */
-}
-
-/* Remembers each target, merges, advises; on a failure every target goes back to what it was. */
-static int
-advise_all(mm_driver *cu, mm_batch *b, CUmem_advise advice, advice_before *before, mm_status *st)
-{
-    size_t targets = b->count;
-
-    for (size_t i = 0; i < targets; i++) {
-        if (remember(cu, &b->moves[i], advice, &before[i], st) < 0) {
+    for (size_t i = 0; i < b->count; i++) {
+        const mm_move *m = &b->moves[i];
+        if (mm_advice_remember(cu, m->range, advice, m->where, &before[i], st) < 0) {
             return -1;
         }
     }
-    mm_batch_merge(b);
     for (size_t i = 0; i < b->count; i++) {
         if (mm_range_advise(cu, b->moves[i].range, advice, b->moves[i].where, st) < 0) {
-            while (targets-- > 0) {
-                take_back(cu, advice, &before[targets]);
+            for (size_t undo = b->count; undo-- > 0;) {
+                mm_advice_put_back(cu, &before[undo]);
             }
             return -1;
         }
@@ -361,9 +303,10 @@ advise_all(mm_driver *cu, mm_batch *b, CUmem_advise advice, advice_before *befor
 int
 mm_batch_advise(mm_driver *cu, mm_batch *b, CUmem_advise advice, mm_status *st)
 {
-    advice_before *before;
+    mm_advice_before *before;
     int rc;
 
+    mm_batch_merge(b);
     if (b->count == 1) {
         return mm_range_advise(cu, b->moves[0].range, advice, b->moves[0].where, st);
     }
@@ -372,6 +315,9 @@ mm_batch_advise(mm_driver *cu, mm_batch *b, CUmem_advise advice, mm_status *st)
         return mm_fail(st, MM_NO_MEMORY, "out of host memory for %zu targets", b->count);
     }
     rc = advise_all(cu, b, advice, before, st);
+    for (size_t i = 0; i < b->count; i++) {
+        mm_page_runs_free(&before[i].runs);
+    }
     free(before);
     return rc;
 }

@@ -3,7 +3,7 @@
 #ifndef MM_BATCH_H
 #define MM_BATCH_H
 
-#include "range.h"
+#include "pages.h"
 
 typedef struct {
     mm_range range;
@@ -37,7 +37,8 @@ MM_NODISCARD int mm_batch_discard(mm_driver *cu, mm_batch *b, CUstream stream,
 MM_NODISCARD int mm_batch_discard_prefetch(mm_driver *cu, mm_batch *b, CUstream stream,
                                            mm_dispatch dispatch, mm_defer defer, mm_status *st);
 
-/* One advice for all ranges, each with its own location; all or nothing. */
+/* One advice for all ranges, each with its own location; all or nothing. Where more than one is left
+ * after merging, reads first what each page has that the advice changes. */
 MM_NODISCARD int mm_batch_advise(mm_driver *cu, mm_batch *b, CUmem_advise advice, mm_status *st);
 
 /* The steps of the operations, for plans, which take them once and execute often. */

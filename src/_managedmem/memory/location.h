@@ -30,6 +30,16 @@ mm_host(void)
     return mm_location(CU_MEM_LOCATION_TYPE_HOST, 0);
 }
 
+/* A location as the driver answers it. Only of a device and a node does the id mean anything; it
+ * is 0 for the others, of which INVALID stands for none. */
+static inline CUmemLocation
+mm_answered_location(int type, int id)
+{
+    bool numbered = type == CU_MEM_LOCATION_TYPE_DEVICE || type == CU_MEM_LOCATION_TYPE_HOST_NUMA;
+
+    return mm_location((CUmemLocationType)type, numbered ? id : 0);
+}
+
 static inline bool
 mm_is_numa_host(CUmemLocation where)
 {

@@ -52,15 +52,6 @@ mm_page_runs_add(mm_page_runs *runs, const mm_page_run *more, mm_status *st)
 
 /* --- reading ---------------------------------------------------------------------------- */
 
-/* A location as the driver answers it. Only of a device and a node does the id mean anything. */
-static CUmemLocation
-answered(int type, int id)
-{
-    bool numbered = type == CU_MEM_LOCATION_TYPE_DEVICE || type == CU_MEM_LOCATION_TYPE_HOST_NUMA;
-
-    return mm_location((CUmemLocationType)type, numbered ? id : 0);
-}
-
 /* Fills in what the driver says of the run's range, in one call. */
 static CUresult
 ask(mm_driver *cu, mm_page_run *run, bool prefetched)
@@ -84,10 +75,10 @@ ask(mm_driver *cu, mm_page_run *run, bool prefetched)
     if (code == CUDA_SUCCESS) {
         run->policy = (mm_policy){
             .read_mostly = read_mostly != 0,
-            .preferred = answered(preferred[0], preferred[1]),
+            .preferred = mm_answered_location(preferred[0], preferred[1]),
             .accessed_by = mm_accessed_by_set(ordinal, places),
         };
-        run->prefetched = answered(last[0], last[1]);
+        run->prefetched = mm_answered_location(last[0], last[1]);
     }
     return code;
 }
@@ -223,7 +214,8 @@ advise_stretch(change *c)
 }
 
 /* Adds pages to the stretch, or advises it and begins another one. Pages that have what they want
- * are passed over, and count in where more that lack it follow. */
+ * are passed over, and count in where more that lack it follow. What is not known, NULL, is none of
+ * it. */
 static void
 see_pages(change *c, mm_range pages, const mm_policy *has, const mm_policy *wants)
 {
@@ -234,7 +226,7 @@ see_pages(change *c, mm_range pages, const mm_policy *has, const mm_policy *want
         c->stretch.size = 0;
     }
     c->reached = pages.start + pages.size;
-    if (agree(c->about, has, wants)) {
+    if (has != NULL && agree(c->about, has, wants)) {
         return;
     }
     if (c->stretch.size == 0) {
@@ -281,4 +273,150 @@ mm_pages_change(mm_driver *cu, const mm_page_runs *from, const mm_page_runs *to,
         mm_status_add(st, "And %zu more.", c.failures - MOST_NAMED);
     }
     return c.failures > 0 ? -1 : 0;
+}
+
+/* --- putting one advice back ------------------------------------------------------------ */
+
+static int
+about_of(CUmem_advise advice, CUmemLocation where)
+{
+    switch (advice) {
+    case CU_MEM_ADVISE_SET_READ_MOSTLY:
+    case CU_MEM_ADVISE_UNSET_READ_MOSTLY:
+        return READ_MOSTLY;
+    case CU_MEM_ADVISE_SET_PREFERRED_LOCATION:
+    case CU_MEM_ADVISE_UNSET_PREFERRED_LOCATION:
+        return PREFERRED;
+    default:
+        return __builtin_ctzll(mm_location_bit(where));
+    }
+}
+
+static bool
+is_one_page(mm_range range)
+{
+    CUdeviceptr page = mm_page_size();
+
+    return range.start / page == (range.start + range.size - 1) / page;
+}
+
+/* Whether an answer for a range holds for each of its pages: "not set" may also mean that they
+ * differ. */
+static bool
+is_certain(int about, const mm_policy *answer)
+{
+    static const mm_policy nothing;
+
+    return !agree(about, answer, &nothing);
+}
+
+/* Asks of a whole range what one advice is about. */
+static int
+ask_about(mm_driver *cu, int about, mm_page_run *run, mm_status *st)
+{
+    switch (about) {
+    case READ_MOSTLY:
+        return mm_range_read_mostly(cu, run->range, &run->policy.read_mostly, st);
+    case PREFERRED:
+        return mm_range_preferred_location(cu, run->range, &run->policy.preferred, st);
+    default:
+        return mm_range_accessed_by(cu, run->range, &run->policy.accessed_by, st);
+    }
+}
+
+int
+mm_advice_remember(mm_driver *cu, mm_range range, CUmem_advise advice, CUmemLocation where,
+                   mm_advice_before *before, mm_status *st)
+{
+    mm_page_run whole = {.range = range};
+
+    *before = (mm_advice_before){.about = about_of(advice, where)};
+    if (ask_about(cu, before->about, &whole, st) < 0) {
+        return -1;
+    }
+    if (is_certain(before->about, &whole.policy) || is_one_page(range)) {
+        return mm_page_runs_add(&before->runs, &whole, st);
+    }
+    return mm_page_runs_read(cu, range, false, &before->runs, st);
+}
+
+void
+mm_advice_put_back(mm_driver *cu, const mm_advice_before *before)
+{
+    mm_status ignored;
+    change c = {.cu = cu, .how = MM_TRY_ALL, .about = before->about, .st = &ignored};
+
+    for (size_t i = 0; i < before->runs.count; i++) {
+        see_pages(&c, before->runs.run[i].range, NULL, &before->runs.run[i].policy);
+    }
+    advise_stretch(&c);
+}
+
+/* Advises one accessed-by member on or off. */
+static int
+switch_member(mm_driver *cu, mm_range range, int bit, bool on, mm_status *st)
+{
+    return mm_range_advise(cu, range,
+                           on ? CU_MEM_ADVISE_SET_ACCESSED_BY : CU_MEM_ADVISE_UNSET_ACCESSED_BY,
+                           mm_bit_location(bit), st);
+}
+
+/* Whether every page has the member, or none has; also true where the driver does not say. */
+static bool
+is_switched(mm_driver *cu, mm_range range, int bit, bool on)
+{
+    mm_page_runs runs = {0};
+    mm_status ignored;
+    bool all = true;
+
+    if (mm_page_runs_read(cu, range, false, &runs, &ignored) == 0) {
+        for (size_t i = 0; i < runs.count; i++) {
+            all = all && (runs.run[i].policy.accessed_by >> bit & 1) == on;
+        }
+    }
+    mm_page_runs_free(&runs);
+    return all;
+}
+
+/* Switches those members on or off, one by one. */
+static int
+switch_members(mm_driver *cu, mm_range range, mm_location_set members, bool on, mm_status *st)
+{
+    for (int bit = 0; bit <= MM_HOST_BIT; bit++) {
+        if ((members >> bit & 1) && switch_member(cu, range, bit, on, st) < 0) {
+            return -1;
+        }
+    }
+    return 0;
+}
+
+int
+mm_range_change_accessed_by(mm_driver *cu, mm_range range, mm_location_set from,
+                            mm_location_set to, mm_status *st)
+{
+    mm_location_set added = to & ~from, removed = from & ~to;
+    mm_page_run whole = {.range = range, .policy = {.accessed_by = from}};
+    mm_page_runs taken = {.run = &whole, .count = 1, .room = 1}, asked = {0};
+    bool ask_pages = (added & (added - 1)) != 0 && !is_one_page(range);
+    int rc = 0;
+
+    if (ask_pages) {
+        rc = mm_page_runs_read(cu, range, false, &asked, st);
+    }
+    if (rc == 0
+        && (switch_members(cu, range, removed, false, st) < 0
+            || switch_members(cu, range, added, true, st) < 0)) {
+        rc = -1;
+        for (int bit = 0; bit <= MM_HOST_BIT; bit++) {
+            mm_advice_before before = {.about = bit, .runs = ask_pages ? asked : taken};
+            /* The one that failed as well, if it took effect: a driver may report an earlier error
+             * after it acted. */
+            if (((added | removed) >> bit & 1)
+                && (ask_pages || is_switched(cu, range, bit, to >> bit & 1))) {
+                mm_advice_put_back(cu, &before);
+            }
+        }
+    }
+    mm_page_runs_free(&asked);
+    return rc;
 }

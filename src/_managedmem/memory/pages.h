@@ -45,4 +45,24 @@ typedef enum { MM_STOP, MM_TRY_ALL } mm_on_failure;
 MM_NODISCARD int mm_pages_change(mm_driver *cu, const mm_page_runs *from, const mm_page_runs *to,
                                  mm_on_failure how, mm_status *st);
 
+/* One advice on a range, as it was before, so that it can be put back. */
+typedef struct {
+    int about; /* what the advice is about */
+    mm_page_runs runs;
+} mm_advice_before;
+
+/* Reads it with one query where that answers for every page, else page by page. */
+MM_NODISCARD int mm_advice_remember(mm_driver *cu, mm_range range, CUmem_advise advice,
+                                    CUmemLocation where, mm_advice_before *before, mm_status *st);
+
+/* Tries all of it; a failure is dropped, because an earlier one is being reported. */
+void mm_advice_put_back(mm_driver *cu, const mm_advice_before *before);
+
+/* Goes from one accessed-by set to another with one advice for each member that differs; takes
+ * back what was done when the driver fails in the middle. What is removed all pages had; what is
+ * added some may have had, and then only asking each page before tells which. That is done where
+ * more than one is added; the last addition of all can only fail or be done. */
+MM_NODISCARD int mm_range_change_accessed_by(mm_driver *cu, mm_range range, mm_location_set from,
+                                             mm_location_set to, mm_status *st);
+
 #endif

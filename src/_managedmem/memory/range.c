@@ -189,7 +189,7 @@ mm_range_preferred_location(mm_driver *cu, mm_range range, CUmemLocation *where,
         < 0) {
         return -1;
     }
-    *where = mm_location((CUmemLocationType)pair[0], pair[1]);
+    *where = mm_answered_location(pair[0], pair[1]);
     return 0;
 }
 
@@ -203,7 +203,7 @@ mm_range_last_prefetch(mm_driver *cu, mm_range range, CUmemLocation *where, mm_s
         < 0) {
         return -1;
     }
-    *where = mm_location((CUmemLocationType)pair[0], pair[1]);
+    *where = mm_answered_location(pair[0], pair[1]);
     return 0;
 }
 
@@ -257,37 +257,6 @@ mm_range_advise(mm_driver *cu, mm_range range, CUmem_advise advice, CUmemLocatio
     if (code != CUDA_SUCCESS) {
         (void)mm_fail_call(st, "cuMemAdvise", (int)code);
         return mm_explain(cu, range, where, MM_ADVISE, st);
-    }
-    return 0;
-}
-
-/* Advises one accessed-by member on or off. */
-static int
-switch_member(mm_driver *cu, mm_range range, int bit, bool on, mm_status *st)
-{
-    return mm_range_advise(cu, range,
-                           on ? CU_MEM_ADVISE_SET_ACCESSED_BY : CU_MEM_ADVISE_UNSET_ACCESSED_BY,
-                           mm_bit_location(bit), st);
-}
-
-int
-mm_range_change_accessed_by(mm_driver *cu, mm_range range, mm_location_set from,
-                            mm_location_set to, mm_status *st)
-{
-    mm_location_set differs = from ^ to;
-    mm_status ignored;
-
-    for (int bit = 0; bit <= MM_HOST_BIT; bit++) {
-        if (!(differs >> bit & 1) || switch_member(cu, range, bit, to >> bit & 1, st) == 0) {
-            continue;
-        }
-        /* The one that failed is undone too: a driver may report an earlier error after it acted. */
-        for (; bit >= 0; bit--) {
-            if (differs >> bit & 1) {
-                (void)switch_member(cu, range, bit, from >> bit & 1, &ignored);
-            }
-        }
-        return -1;
     }
     return 0;
 }

@@ -1,0 +1,220 @@
+/* test_pages.c: runs of equal pages, and going from one state of them to another and back.
+ *
+ * Usage: test_pages PATH_OF_THE_EMULATED_DRIVER, which must have at least two devices. */
+#include "memory/policy.h"
+#include "world.h"
+
+enum { PAGES = 8 };
+
+static mm_memory *
+allocate(void)
+{
+    mm_status st;
+    mm_memory *m = mm_memory_allocate(world.cu, PAGES * mm_page_size(), &st);
+
+    CHECK(m != NULL);
+    return m;
+}
+
+static mm_range
+pages_of(const mm_memory *m, size_t first, size_t count)
+{
+    size_t page = mm_page_size();
+
+    return (mm_range){m->start + first * page, count * page, m->start};
+}
+
+static void
+advise(mm_range range, CUmem_advise advice, CUmemLocation where)
+{
+    mm_status st;
+
+    CHECK_OK(mm_range_advise(world.cu, range, advice, where, &st), &st);
+}
+
+/* Different advice on neighbouring pages. */
+static void
+scramble(const mm_memory *m)
+{
+    CUmemLocation second = mm_location(CU_MEM_LOCATION_TYPE_DEVICE, 1);
+
+    advise(pages_of(m, 1, 2), CU_MEM_ADVISE_SET_READ_MOSTLY, mm_host());
+    advise(pages_of(m, 2, 3), CU_MEM_ADVISE_SET_PREFERRED_LOCATION, second);
+    advise(pages_of(m, 4, 1), CU_MEM_ADVISE_SET_ACCESSED_BY, second);
+    advise(pages_of(m, 4, 3), CU_MEM_ADVISE_SET_ACCESSED_BY, mm_host());
+}
+
+static mm_page_runs
+read_all(const mm_memory *m)
+{
+    mm_page_runs runs = {0};
+    mm_status st;
+
+    CHECK_OK(mm_page_runs_read(world.cu, pages_of(m, 0, PAGES), true, &runs, &st), &st);
+    return runs;
+}
+
+static void
+check_same(const mm_memory *m, const mm_page_runs *expected)
+{
+    mm_page_runs now = read_all(m);
+
+    CHECK_EQUAL(now.count, expected->count);
+    for (size_t i = 0; i < now.count; i++) {
+        CHECK_EQUAL(now.run[i].range.start, expected->run[i].range.start);
+        CHECK_EQUAL(now.run[i].range.size, expected->run[i].range.size);
+        CHECK(mm_same_policy(&now.run[i].policy, &expected->run[i].policy));
+    }
+    mm_page_runs_free(&now);
+}
+
+static void
+fill(mm_batch *b, const mm_memory *const *memories, size_t count)
+{
+    mm_status st;
+
+    CHECK_OK(mm_batch_init(b, count, &st), &st);
+    for (size_t i = 0; i < count; i++) {
+        b->moves[i].range = pages_of(memories[i], 0, PAGES);
+    }
+}
+
+static void
+equal_neighbours_are_one_run(void)
+{
+    mm_memory *m = allocate();
+    const size_t lengths[] = {1, 1, 1, 1, 1, 2, 1};
+    mm_page_runs runs;
+    CUdeviceptr at = m->start;
+
+    scramble(m);
+    runs = read_all(m);
+    CHECK_EQUAL(runs.count, sizeof lengths / sizeof *lengths);
+    for (size_t i = 0; i < runs.count; i++) {
+        CHECK_EQUAL(runs.run[i].range.start, at);
+        CHECK_EQUAL(runs.run[i].range.size, lengths[i] * mm_page_size());
+        at += runs.run[i].range.size;
+    }
+    CHECK(runs.run[1].policy.read_mostly && !runs.run[3].policy.read_mostly);
+    CHECK_EQUAL(runs.run[3].policy.preferred.id, 1);
+    CHECK_EQUAL(runs.run[0].policy.preferred.type, CU_MEM_LOCATION_TYPE_INVALID);
+    CHECK(runs.run[5].policy.accessed_by == mm_location_bit(mm_host()));
+    mm_page_runs_free(&runs);
+    mm_memory_release(m);
+}
+
+static void
+parts_of_pages_stay_parts(void)
+{
+    mm_memory *m = allocate();
+    mm_range odd = {m->start + 1, 2 * mm_page_size(), m->start};
+    mm_page_runs runs = {0};
+    mm_status st;
+
+    advise(pages_of(m, 1, 1), CU_MEM_ADVISE_SET_READ_MOSTLY, mm_host());
+    CHECK_OK(mm_page_runs_read(world.cu, odd, false, &runs, &st), &st);
+    CHECK_EQUAL(runs.count, 3);
+    CHECK_EQUAL(runs.run[0].range.size, mm_page_size() - 1);
+    CHECK_EQUAL(runs.run[2].range.size, 1);
+    mm_page_runs_free(&runs);
+    mm_memory_release(m);
+}
+
+/* Every advice fails in turn, with and without having taken effect. */
+static void
+a_policy_is_applied_wholly_or_not_at_all(void)
+{
+    mm_memory *m[] = {allocate(), allocate()};
+    const mm_memory *const targets[] = {m[1], m[0]};
+    const mm_policy policy = {true, mm_host(), mm_location_bit(mm_bit_location(0))};
+    mm_page_runs before[2], earlier;
+    mm_status st;
+    int rc = -1;
+
+    scramble(m[0]);
+    before[0] = read_all(m[0]);
+    before[1] = read_all(m[1]);
+    for (unsigned n = 1; rc < 0; n++) {
+        mm_batch b;
+
+        fill(&b, targets, 2);
+        world.fail("cuMemAdvise", (n + 1) / 2, CUDA_ERROR_LAUNCH_FAILED, n % 2);
+        rc = mm_policy_apply(world.cu, &b, &policy, &earlier, &st);
+        CHECK_EQUAL(world.fail_fired(), rc < 0);
+        world.fail_clear();
+        mm_batch_free(&b);
+        if (rc < 0) {
+            CHECK_EQUAL(st.code, CUDA_ERROR_LAUNCH_FAILED);
+            CHECK_EQUAL(earlier.count, 0);
+            check_same(m[0], &before[0]);
+            check_same(m[1], &before[1]);
+        }
+    }
+    for (int i = 0; i < 2; i++) {
+        const mm_page_run whole = {.range = pages_of(m[i], 0, PAGES), .policy = policy};
+
+        check_same(m[i], &(mm_page_runs){.run = (mm_page_run *)&whole, .count = 1});
+    }
+    {
+        mm_batch b;
+
+        fill(&b, targets, 2);
+        CHECK_OK(mm_policy_restore(world.cu, &b, &earlier, &st), &st);
+        mm_batch_free(&b);
+    }
+    check_same(m[0], &before[0]);
+    check_same(m[1], &before[1]);
+    mm_page_runs_free(&earlier);
+    for (int i = 0; i < 2; i++) {
+        mm_page_runs_free(&before[i]);
+        mm_memory_release(m[i]);
+    }
+}
+
+/* What is not given any more is left alone, and nothing is restored twice. */
+static void
+a_part_of_the_targets_can_be_restored(void)
+{
+    mm_memory *kept = allocate(), *dropped = allocate();
+    const mm_memory *const targets[] = {kept, dropped};
+    const mm_policy policy = {.read_mostly = true};
+    mm_page_runs before;
+    bool on = false;
+    mm_status st;
+    mm_batch b;
+
+    fill(&b, targets, 2);
+    CHECK_OK(mm_policy_apply(world.cu, &b, &policy, &before, &st), &st);
+    mm_batch_free(&b);
+    fill(&b, targets, 1);
+    CHECK_OK(mm_policy_restore(world.cu, &b, &before, &st), &st);
+    world.log_clear();
+    CHECK_OK(mm_policy_restore(world.cu, &b, &before, &st), &st);
+    CHECK_EQUAL(world_calls("cuMemAdvise"), 0);
+    mm_batch_free(&b);
+    CHECK_OK(mm_range_read_mostly(world.cu, pages_of(kept, 0, PAGES), &on, &st), &st);
+    CHECK(!on);
+    CHECK_OK(mm_range_read_mostly(world.cu, pages_of(dropped, 0, PAGES), &on, &st), &st);
+    CHECK(on);
+    mm_page_runs_free(&before);
+    mm_memory_release(kept);
+    mm_memory_release(dropped);
+}
+
+int
+main(int argc, char **argv)
+{
+    static const check_test tests[] = {
+        CHECK_TEST(equal_neighbours_are_one_run),
+        CHECK_TEST(parts_of_pages_stay_parts),
+        CHECK_TEST(a_policy_is_applied_wholly_or_not_at_all),
+        CHECK_TEST(a_part_of_the_targets_can_be_restored),
+    };
+
+    if (argc != 2) {
+        (void)fprintf(stderr, "usage: %s EMULATED_DRIVER\n", argv[0]);
+        return 2;
+    }
+    world_open(argv[1]);
+    return check_run(tests, sizeof tests / sizeof *tests);
+}
