@@ -310,6 +310,7 @@ mm_batch_advise(mm_driver *cu, mm_batch *b, CUmem_advise advice, mm_status *st)
     if (b->count == 1) {
         return mm_range_advise(cu, b->moves[0].range, advice, b->moves[0].where, st);
     }
+    assert(b->count > 1);
     before = calloc(b->count, sizeof *before);
     if (before == NULL) {
         return mm_fail(st, MM_NO_MEMORY, "out of host memory for %zu targets", b->count);

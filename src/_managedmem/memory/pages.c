@@ -352,15 +352,6 @@ mm_advice_put_back(mm_driver *cu, const mm_advice_before *before)
     advise_stretch(&c);
 }
 
-/* Advises one accessed-by member on or off. */
-static int
-switch_member(mm_driver *cu, mm_range range, int bit, bool on, mm_status *st)
-{
-    return mm_range_advise(cu, range,
-                           on ? CU_MEM_ADVISE_SET_ACCESSED_BY : CU_MEM_ADVISE_UNSET_ACCESSED_BY,
-                           mm_bit_location(bit), st);
-}
-
 /* Whether every page has the member, or none has; also true where the driver does not say. */
 static bool
 is_switched(mm_driver *cu, mm_range range, int bit, bool on)
@@ -382,12 +373,29 @@ is_switched(mm_driver *cu, mm_range range, int bit, bool on)
 static int
 switch_members(mm_driver *cu, mm_range range, mm_location_set members, bool on, mm_status *st)
 {
-    for (int bit = 0; bit <= MM_HOST_BIT; bit++) {
-        if ((members >> bit & 1) && switch_member(cu, range, bit, on, st) < 0) {
+    CUmem_advise advice = on ? CU_MEM_ADVISE_SET_ACCESSED_BY : CU_MEM_ADVISE_UNSET_ACCESSED_BY;
+
+    for (; members != 0; members &= members - 1) {
+        CUmemLocation where = mm_bit_location(__builtin_ctzll(members));
+        if (mm_range_advise(cu, range, advice, where, st) < 0) {
             return -1;
         }
     }
     return 0;
+}
+
+/* Takes back each member that was switched, the one that failed as well if that took effect: a
+ * driver may report an earlier error after it acted. */
+static void
+switch_back(mm_driver *cu, mm_range range, mm_location_set differs, mm_location_set to,
+            const mm_page_runs *before, bool exact)
+{
+    for (; differs != 0; differs &= differs - 1) {
+        mm_advice_before one = {.about = __builtin_ctzll(differs), .runs = *before};
+        if (exact || is_switched(cu, range, one.about, to >> one.about & 1)) {
+            mm_advice_put_back(cu, &one);
+        }
+    }
 }
 
 int
@@ -407,15 +415,7 @@ mm_range_change_accessed_by(mm_driver *cu, mm_range range, mm_location_set from,
         && (switch_members(cu, range, removed, false, st) < 0
             || switch_members(cu, range, added, true, st) < 0)) {
         rc = -1;
-        for (int bit = 0; bit <= MM_HOST_BIT; bit++) {
-            mm_advice_before before = {.about = bit, .runs = ask_pages ? asked : taken};
-            /* The one that failed as well, if it took effect: a driver may report an earlier error
-             * after it acted. */
-            if (((added | removed) >> bit & 1)
-                && (ask_pages || is_switched(cu, range, bit, to >> bit & 1))) {
-                mm_advice_put_back(cu, &before);
-            }
-        }
+        switch_back(cu, range, added | removed, to, ask_pages ? &asked : &taken, ask_pages);
     }
     mm_page_runs_free(&asked);
     return rc;

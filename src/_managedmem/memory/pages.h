@@ -37,10 +37,12 @@ MM_NODISCARD int mm_page_runs_add(mm_page_runs *runs, const mm_page_run *more, m
 MM_NODISCARD int mm_page_runs_read(mm_driver *cu, mm_range range, bool prefetched,
                                    mm_page_runs *runs, mm_status *st);
 
-/* Takes all pages that two lists have in common from one policy to the other: the advice that
- * differs, once for each stretch. Stops at the first failure, or, to put things back, tries all of
- * it; then the status is the first failure's and says what is left. */
+/* What a failure stops: the rest of a change; or nothing, where things are put back. */
 typedef enum { MM_STOP, MM_TRY_ALL } mm_on_failure;
+
+/* Takes all pages that two lists have in common from one policy to the other: the advice that
+ * differs, once for each stretch. The status is the first failure's; with MM_TRY_ALL it also says
+ * what is not as it should be. */
 
 MM_NODISCARD int mm_pages_change(mm_driver *cu, const mm_page_runs *from, const mm_page_runs *to,
                                  mm_on_failure how, mm_status *st);
@@ -59,9 +61,9 @@ MM_NODISCARD int mm_advice_remember(mm_driver *cu, mm_range range, CUmem_advise 
 void mm_advice_put_back(mm_driver *cu, const mm_advice_before *before);
 
 /* Goes from one accessed-by set to another with one advice for each member that differs; takes
- * back what was done when the driver fails in the middle. What is removed all pages had; what is
- * added some may have had, and then only asking each page before tells which. That is done where
- * more than one is added; the last addition of all can only fail or be done. */
+ * back what was done when the driver fails in the middle. What is removed, all pages had. What is
+ * added, some may have had; so where several are added, each page is asked first which it has. Of a
+ * single addition, the last advice, the pages tell afterwards whether it was made. */
 MM_NODISCARD int mm_range_change_accessed_by(mm_driver *cu, mm_range range, mm_location_set from,
                                              mm_location_set to, mm_status *st);
 
