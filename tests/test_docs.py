@@ -6,6 +6,8 @@ import documents
 import managedmem
 
 DOCS = documents.ROOT / "docs"
+# What these show needs a GPU and other libraries' allocators: compiled, not run.
+OTHER_LIBRARIES = {"allocators", "torch"}
 PAGES = [page for page in sorted(DOCS.rglob("*.rst")) if documents.python_blocks(page)]
 
 
@@ -16,12 +18,22 @@ def test_every_block_is_seen_and_marked():
         assert {block.mark for block in found} <= documents.MARKS, page
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if page.stem not in OTHER_LIBRARIES], ids=lambda page: page.stem
+)
 def test_a_page_runs_from_top_to_bottom(page):
     info = managedmem.driver_info()
     if info["version"] < 13000 or not managedmem.Device(0).concurrent_managed_access:
         pytest.skip("the pages show what needs CUDA 13.0 and concurrent access")
     documents.run(page)
+
+
+def test_pages_of_other_libraries_compile():
+    pages = [page for page in PAGES if page.stem in OTHER_LIBRARIES]
+    assert {page.stem for page in pages} == OTHER_LIBRARIES
+    for page in pages:
+        for block in documents.python_blocks(page):
+            documents.compiled(page, block)
 
 
 def test_blocks_that_are_not_run_compile_and_say_why():

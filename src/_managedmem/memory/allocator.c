@@ -43,7 +43,7 @@ advise_block(mm_driver *cu, const mm_preset *preset, int device, mm_range block,
         && mm_range_advise(cu, block, CU_MEM_ADVISE_SET_PREFERRED_LOCATION, preferred, st) < 0) {
         return -1;
     }
-    return mm_range_change_accessed_by(cu, block, 0, accessed_by, st);
+    return mm_range_switch_accessed_by(cu, block, accessed_by, true, st);
 }
 
 /* Allocates a block of block->size bytes for the device, with all that the preset advises; nothing

@@ -369,21 +369,6 @@ is_switched(mm_driver *cu, mm_range range, int bit, bool on)
     return all;
 }
 
-/* Switches those members on or off, one by one. */
-static int
-switch_members(mm_driver *cu, mm_range range, mm_location_set members, bool on, mm_status *st)
-{
-    CUmem_advise advice = on ? CU_MEM_ADVISE_SET_ACCESSED_BY : CU_MEM_ADVISE_UNSET_ACCESSED_BY;
-
-    for (; members != 0; members &= members - 1) {
-        CUmemLocation where = mm_bit_location(__builtin_ctzll(members));
-        if (mm_range_advise(cu, range, advice, where, st) < 0) {
-            return -1;
-        }
-    }
-    return 0;
-}
-
 /* Takes back each member that was switched, the one that failed as well if that took effect: a
  * driver may report an earlier error after it acted. */
 static void
@@ -412,8 +397,8 @@ mm_range_change_accessed_by(mm_driver *cu, mm_range range, mm_location_set from,
         rc = mm_page_runs_read(cu, range, false, &asked, st);
     }
     if (rc == 0
-        && (switch_members(cu, range, removed, false, st) < 0
-            || switch_members(cu, range, added, true, st) < 0)) {
+        && (mm_range_switch_accessed_by(cu, range, removed, false, st) < 0
+            || mm_range_switch_accessed_by(cu, range, added, true, st) < 0)) {
         rc = -1;
         switch_back(cu, range, added | removed, to, ask_pages ? &asked : &taken, ask_pages);
     }

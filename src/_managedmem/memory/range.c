@@ -261,6 +261,21 @@ mm_range_advise(mm_driver *cu, mm_range range, CUmem_advise advice, CUmemLocatio
     return 0;
 }
 
+int
+mm_range_switch_accessed_by(mm_driver *cu, mm_range range, mm_location_set members, bool on,
+                            mm_status *st)
+{
+    CUmem_advise advice = on ? CU_MEM_ADVISE_SET_ACCESSED_BY : CU_MEM_ADVISE_UNSET_ACCESSED_BY;
+
+    for (; members != 0; members &= members - 1) {
+        CUmemLocation where = mm_bit_location(__builtin_ctzll(members));
+        if (mm_range_advise(cu, range, advice, where, st) < 0) {
+            return -1;
+        }
+    }
+    return 0;
+}
+
 static void CUDA_CB
 do_nothing(void *unused)
 {

@@ -52,6 +52,10 @@ mm_location_set mm_accessed_by_set(const int *ordinal, size_t places);
 MM_NODISCARD int mm_range_advise(mm_driver *cu, mm_range range, CUmem_advise advice,
                                  CUmemLocation where, mm_status *st);
 
+/* One advice for each of the members: on or off. What was done before a failure stays. */
+MM_NODISCARD int mm_range_switch_accessed_by(mm_driver *cu, mm_range range,
+                                             mm_location_set members, bool on, mm_status *st);
+
 /* How a prefetch is to be issued: at once, or behind a host function so that the call returns
  * while the stream does the work. */
 typedef enum { MM_DEFER_AUTO, MM_DEFER_NO, MM_DEFER_YES } mm_defer;
