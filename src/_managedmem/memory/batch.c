@@ -1,6 +1,7 @@
 /* batch.c: what batch.h says. The measurements behind it are in docs/develop/dispatch.rst. */
 #include "dispatch.h"
 
+#include <assert.h>
 #include <stdlib.h>
 #include <string.h>
 
