@@ -1,0 +1,642 @@
+/* location_set.c: live sets of locations: every method that a set has, over a read and a change of
+ * their owner's.
+ *
+ * A set has no state but its owner: each operation reads all its arguments, reads the set once, and
+ * changes what differs in one step. Inside, a set is a bit mask, so that all of the set algebra is
+ * arithmetic. */
+#include "location_set.h"
+
+typedef struct {
+    PyObject_HEAD PyObject *weakrefs;
+    mm_state *state;
+    const mm_set_kind *kind;
+    PyObject *owner;
+} set_object;
+
+static set_object *
+set_of(PyObject *op)
+{
+    return (set_object *)op;
+}
+
+static int set_contains(PyObject *op, PyObject *value);
+
+/* Operators get operands of any type, and those carry no state to compare types with. */
+static bool
+is_proxy(PyObject *op)
+{
+    return PyType_GetSlot(Py_TYPE(op), Py_sq_contains) == (void *)set_contains;
+}
+
+static int
+read_set(const set_object *s, mm_location_set *set)
+{
+    return s->kind->read(s->owner, set);
+}
+
+static int
+change_set(const set_object *s, mm_location_set from, mm_location_set to)
+{
+    return from == to ? 0 : s->kind->change(s->owner, from, to);
+}
+
+/* --- Python's side ---------------------------------------------------------------------- */
+
+/* The member that a value stands for, or 0 for what can be no member. -1 only for an error that is
+ * not about the value. */
+static int
+find_member(mm_state *state, const mm_set_kind *kind, PyObject *owner, PyObject *value,
+            mm_location_set *member)
+{
+    *member = 0;
+    if (kind->read_member(state, owner, value, false, member) == 0) {
+        return 0;
+    }
+    if (!PyErr_ExceptionMatches(PyExc_TypeError) && !PyErr_ExceptionMatches(PyExc_ValueError)) {
+        return -1;
+    }
+    PyErr_Clear(); /* TypeError or ValueError: nothing that can be a member */
+    *member = 0;
+    return 0;
+}
+
+int
+mm_set_read_members(mm_state *state, const mm_set_kind *kind, PyObject *owner, PyObject *values,
+                    bool strict, mm_location_set *set)
+{
+    PyObject *iterator, *value;
+    int rc = 0;
+
+    *set = 0;
+    iterator = PyObject_GetIter(values);
+    if (iterator == NULL) {
+        return -1;
+    }
+    while (rc == 0 && (value = PyIter_Next(iterator)) != NULL) {
+        mm_location_set member = 0;
+        rc = strict ? kind->read_member(state, owner, value, true, &member)
+                    : find_member(state, kind, owner, value, &member);
+        *set |= member;
+        Py_DECREF(value);
+    }
+    Py_DECREF(iterator);
+    return rc < 0 || PyErr_Occurred() ? -1 : 0;
+}
+
+/* Devices ascending, then the host. */
+static PyObject *
+list_members(mm_state *state, mm_location_set set)
+{
+    PyObject *list = PyList_New(0);
+
+    for (int bit = 0; list != NULL && bit <= MM_HOST_BIT; bit++) {
+        if (set >> bit & 1) {
+            PyObject *member = mm_location_object_new(state, mm_bit_location(bit));
+            if (member == NULL || PyList_Append(list, member) < 0) {
+                Py_CLEAR(list);
+            }
+            Py_XDECREF(member);
+        }
+    }
+    return list;
+}
+
+static PyObject *
+member_list(PyObject *op)
+{
+    mm_location_set set;
+
+    return read_set(set_of(op), &set) < 0 ? NULL : list_members(set_of(op)->state, set);
+}
+
+/* A plain set with the members of now. */
+static PyObject *
+plain_set(PyObject *op)
+{
+    PyObject *list = member_list(op), *set;
+
+    set = list ? PySet_New(list) : NULL;
+    Py_XDECREF(list);
+    return set;
+}
+
+/* Whether an operand may stand beside a set in an operator: any collections.abc.Set. */
+static int
+is_set(PyObject *op)
+{
+    PyObject *module, *abc;
+    int answer = -1;
+
+    if (is_proxy(op) || PyAnySet_Check(op)) {
+        return 1;
+    }
+    module = PyImport_ImportModule("collections.abc");
+    abc = module ? PyObject_GetAttrString(module, "Set") : NULL;
+    if (abc != NULL) {
+        answer = PyObject_IsInstance(op, abc);
+    }
+    Py_XDECREF(module);
+    Py_XDECREF(abc);
+    return answer;
+}
+
+/* An operand as a plain set or frozenset; a new reference. */
+static PyObject *
+as_plain(PyObject *op)
+{
+    if (is_proxy(op)) {
+        return plain_set(op);
+    }
+    return PyAnySet_Check(op) ? Py_NewRef(op) : PySet_New(op);
+}
+
+/* --- reading ---------------------------------------------------------------------------- */
+
+static int
+set_contains(PyObject *op, PyObject *value)
+{
+    const set_object *s = set_of(op);
+    mm_location_set member, set;
+
+    if (find_member(s->state, s->kind, s->owner, value, &member) < 0 || read_set(s, &set) < 0) {
+        return -1;
+    }
+    return (set & member) != 0;
+}
+
+static Py_ssize_t
+set_length(PyObject *op)
+{
+    mm_location_set set;
+
+    return read_set(set_of(op), &set) < 0 ? -1 : __builtin_popcountll(set);
+}
+
+static PyObject *
+set_iter(PyObject *op)
+{
+    PyObject *list = member_list(op), *iterator;
+
+    iterator = list ? PyObject_GetIter(list) : NULL;
+    Py_XDECREF(list);
+    return iterator;
+}
+
+static PyObject *
+set_repr(PyObject *op)
+{
+    const mm_set_kind *kind = set_of(op)->kind;
+    PyObject *set, *text;
+
+    if (kind->is_closed(set_of(op)->owner)) {
+        return PyUnicode_FromFormat("<%s of a closed %s>", kind->name, kind->owner_name);
+    }
+    if (mm_driver_forked()) {
+        return PyUnicode_FromFormat("<%s in a forked process>", kind->name);
+    }
+    set = plain_set(op);
+    text = set ? PyUnicode_FromFormat("%s(%R)", kind->name, set) : NULL;
+    Py_XDECREF(set);
+    return text;
+}
+
+static PyObject *
+set_richcompare(PyObject *op, PyObject *other, int how)
+{
+    PyObject *mine, *theirs, *answer = NULL;
+    int comparable = is_set(other);
+
+    if (comparable <= 0) {
+        return comparable < 0 ? NULL : Py_NewRef(Py_NotImplemented);
+    }
+    mine = plain_set(op);
+    theirs = mine ? as_plain(other) : NULL;
+    if (theirs != NULL) {
+        answer = PyObject_RichCompare(mine, theirs, how);
+    }
+    Py_XDECREF(mine);
+    Py_XDECREF(theirs);
+    return answer;
+}
+
+/* Methods that only read are those of a plain set of now. */
+static PyObject *
+ask_plain(PyObject *op, PyObject *args, const char *method)
+{
+    PyObject *set = plain_set(op), *bound = NULL, *answer = NULL;
+
+    if (set != NULL) {
+        bound = PyObject_GetAttrString(set, method);
+    }
+    if (bound != NULL) {
+        answer = PyObject_Call(bound, args, NULL);
+    }
+    Py_XDECREF(set);
+    Py_XDECREF(bound);
+    return answer;
+}
+
+#define READING_METHOD(name)                                  \
+    static PyObject *set_##name(PyObject *op, PyObject *args) \
+    {                                                         \
+        return ask_plain(op, args, #name);                    \
+    }
+
+READING_METHOD(union)
+READING_METHOD(intersection)
+READING_METHOD(difference)
+READING_METHOD(symmetric_difference)
+READING_METHOD(issubset)
+READING_METHOD(issuperset)
+READING_METHOD(isdisjoint)
+
+static PyObject *
+set_copy(PyObject *op, PyObject *Py_UNUSED(none))
+{
+    return plain_set(op);
+}
+
+/* Operators give plain sets, whichever side the proxy is on. */
+static PyObject *
+operate(PyObject *left, PyObject *right, PyObject *(*number)(PyObject *, PyObject *))
+{
+    PyObject *a, *b, *answer = NULL;
+    int fits = is_set(left);
+
+    fits = fits > 0 ? is_set(right) : fits;
+    if (fits <= 0) {
+        return fits < 0 ? NULL : Py_NewRef(Py_NotImplemented);
+    }
+    a = as_plain(left);
+    b = a ? as_plain(right) : NULL;
+    if (b != NULL) {
+        answer = number(a, b);
+    }
+    Py_XDECREF(a);
+    Py_XDECREF(b);
+    return answer;
+}
+
+static PyObject *
+set_or(PyObject *left, PyObject *right)
+{
+    return operate(left, right, PyNumber_Or);
+}
+
+static PyObject *
+set_and(PyObject *left, PyObject *right)
+{
+    return operate(left, right, PyNumber_And);
+}
+
+static PyObject *
+set_subtract(PyObject *left, PyObject *right)
+{
+    return operate(left, right, PyNumber_Subtract);
+}
+
+static PyObject *
+set_xor(PyObject *left, PyObject *right)
+{
+    return operate(left, right, PyNumber_Xor);
+}
+
+/* --- changing --------------------------------------------------------------------------- */
+
+typedef enum { UNION, INTERSECTION, DIFFERENCE, SYMMETRIC_DIFFERENCE } algebra;
+
+static mm_location_set
+combine(algebra how, mm_location_set a, mm_location_set b)
+{
+    switch (how) {
+    case UNION:
+        return a | b;
+    case INTERSECTION:
+        return a & b;
+    case DIFFERENCE:
+        return a & ~b;
+    default:
+        return a ^ b;
+    }
+}
+
+/* Reads all operands first, then the set once, then changes what differs. What is taken away need
+ * not be a possible member; what may come in must be. */
+static int
+change(PyObject *op, algebra how, PyObject *const *others, Py_ssize_t count)
+{
+    const set_object *s = set_of(op);
+    bool strict = how == UNION || how == SYMMETRIC_DIFFERENCE;
+    mm_location_set operand = how == INTERSECTION ? ~(mm_location_set)0 : 0, one, now;
+
+    for (Py_ssize_t i = 0; i < count; i++) {
+        if (mm_set_read_members(s->state, s->kind, s->owner, others[i], strict, &one) < 0) {
+            return -1;
+        }
+        operand = how == INTERSECTION ? operand & one : operand | one;
+    }
+    return read_set(s, &now) < 0 ? -1 : change_set(s, now, combine(how, now, operand));
+}
+
+static PyObject *
+change_method(PyObject *op, algebra how, PyObject *const *others, Py_ssize_t count)
+{
+    if (change(op, how, others, count) < 0) {
+        return NULL;
+    }
+    Py_RETURN_NONE;
+}
+
+static PyObject *
+set_update(PyObject *op, PyObject *const *others, Py_ssize_t count)
+{
+    return change_method(op, UNION, others, count);
+}
+
+static PyObject *
+set_intersection_update(PyObject *op, PyObject *const *others, Py_ssize_t count)
+{
+    return change_method(op, INTERSECTION, others, count);
+}
+
+static PyObject *
+set_difference_update(PyObject *op, PyObject *const *others, Py_ssize_t count)
+{
+    return change_method(op, DIFFERENCE, others, count);
+}
+
+static PyObject *
+set_symmetric_difference_update(PyObject *op, PyObject *other)
+{
+    return change_method(op, SYMMETRIC_DIFFERENCE, &other, 1);
+}
+
+static PyObject *
+change_in_place(PyObject *op, PyObject *other, algebra how)
+{
+    int fits = is_set(other);
+
+    if (fits <= 0) {
+        return fits < 0 ? NULL : Py_NewRef(Py_NotImplemented);
+    }
+    return change(op, how, &other, 1) < 0 ? NULL : Py_NewRef(op);
+}
+
+static PyObject *
+set_inplace_or(PyObject *op, PyObject *other)
+{
+    return change_in_place(op, other, UNION);
+}
+
+static PyObject *
+set_inplace_and(PyObject *op, PyObject *other)
+{
+    return change_in_place(op, other, INTERSECTION);
+}
+
+static PyObject *
+set_inplace_subtract(PyObject *op, PyObject *other)
+{
+    return change_in_place(op, other, DIFFERENCE);
+}
+
+static PyObject *
+set_inplace_xor(PyObject *op, PyObject *other)
+{
+    return change_in_place(op, other, SYMMETRIC_DIFFERENCE);
+}
+
+static PyObject *
+set_add(PyObject *op, PyObject *value)
+{
+    const set_object *s = set_of(op);
+    mm_location_set member = 0, now;
+
+    if (s->kind->read_member(s->state, s->owner, value, true, &member) < 0 || read_set(s, &now) < 0
+        || change_set(s, now, now | member) < 0) {
+        return NULL;
+    }
+    Py_RETURN_NONE;
+}
+
+/* Takes a member out; *was says whether it showed. */
+static int
+take_out(const set_object *s, PyObject *value, bool *was)
+{
+    mm_location_set member, now;
+
+    if (find_member(s->state, s->kind, s->owner, value, &member) < 0 || read_set(s, &now) < 0) {
+        return -1;
+    }
+    *was = (now & member) != 0;
+    return change_set(s, now, now & ~member);
+}
+
+static PyObject *
+set_discard(PyObject *op, PyObject *value)
+{
+    const set_object *s = set_of(op);
+    mm_location_set member;
+    bool was;
+    int rc;
+
+    if (!s->kind->partial) {
+        rc = take_out(s, value, &was);
+    } else if (s->kind->is_closed(s->owner)) {
+        rc = s->kind->raise_closed();
+    } else {
+        /* Sent to the driver whether or not the member shows. */
+        rc = find_member(s->state, s->kind, s->owner, value, &member) < 0
+                 ? -1
+                 : change_set(s, member, 0);
+    }
+    if (rc < 0) {
+        return NULL;
+    }
+    Py_RETURN_NONE;
+}
+
+static PyObject *
+set_remove(PyObject *op, PyObject *value)
+{
+    bool was;
+
+    if (take_out(set_of(op), value, &was) < 0) {
+        return NULL;
+    }
+    if (!was) {
+        PyErr_SetObject(PyExc_KeyError, value);
+        return NULL;
+    }
+    Py_RETURN_NONE;
+}
+
+static PyObject *
+set_pop(PyObject *op, PyObject *Py_UNUSED(none))
+{
+    const set_object *s = set_of(op);
+    mm_location_set now;
+
+    if (read_set(s, &now) < 0) {
+        return NULL;
+    }
+    if (now == 0) {
+        PyErr_SetString(PyExc_KeyError, "pop from an empty set");
+        return NULL;
+    }
+    if (change_set(s, now, now & (now - 1)) < 0) {
+        return NULL;
+    }
+    return mm_location_object_new(s->state, mm_bit_location(__builtin_ctzll(now)));
+}
+
+static PyObject *
+set_clear_members(PyObject *op, PyObject *Py_UNUSED(none))
+{
+    mm_location_set now;
+
+    if (read_set(set_of(op), &now) < 0 || change_set(set_of(op), now, 0) < 0) {
+        return NULL;
+    }
+    Py_RETURN_NONE;
+}
+
+int
+mm_set_assign(mm_state *state, const mm_set_kind *kind, PyObject *owner, PyObject *value)
+{
+    mm_location_set wanted, now;
+
+    if (kind->is_closed(owner)) {
+        return kind->raise_closed();
+    }
+    /* What `owner.property |= ...` ends with: the change is made already. */
+    if (is_proxy(value) && set_of(value)->kind == kind && set_of(value)->owner == owner) {
+        return 0;
+    }
+    if (mm_set_read_members(state, kind, owner, value, true, &wanted) < 0
+        || kind->read(owner, &now) < 0) {
+        return -1;
+    }
+    return now == wanted ? 0 : kind->change(owner, now, wanted);
+}
+
+/* --- the type --------------------------------------------------------------------------- */
+
+PyObject *
+mm_set_new(mm_state *state, PyTypeObject *type, const mm_set_kind *kind, PyObject *owner)
+{
+    PyObject *self = mm_alloc_object(type);
+
+    if (self != NULL) {
+        set_of(self)->state = state;
+        set_of(self)->kind = kind;
+        set_of(self)->owner = Py_NewRef(owner);
+    }
+    return self;
+}
+
+static int
+set_traverse(PyObject *op, visitproc visit, void *arg)
+{
+    Py_VISIT(Py_TYPE(op));
+    Py_VISIT(set_of(op)->owner);
+    return 0;
+}
+
+static void
+set_dealloc(PyObject *op)
+{
+    PyObject_GC_UnTrack(op);
+    PyObject_ClearWeakRefs(op);
+    Py_CLEAR(set_of(op)->owner);
+    mm_free_object(op);
+}
+
+static PyObject *
+set_reduce(PyObject *op, PyObject *Py_UNUSED(none))
+{
+    PyErr_Format(PyExc_TypeError, "%s cannot be pickled: it belongs to its %s; pickle set(it)",
+                 set_of(op)->kind->name, set_of(op)->kind->owner_name);
+    return NULL;
+}
+
+#define FAST(function) (PyCFunction)(void (*)(void)) function, METH_FASTCALL
+
+static PyMethodDef set_methods[] = {
+    {"add", set_add, METH_O,
+     "add($self, location, /)\n--\n\nAdd a member, where it is not there yet."},
+    {"discard", set_discard, METH_O,
+     "discard($self, location, /)\n--\n\nTake a member out, if it is there."},
+    {"remove", set_remove, METH_O,
+     "remove($self, location, /)\n--\n\nTake a member out; KeyError if it is not there."},
+    {"pop", set_pop, METH_NOARGS,
+     "pop($self, /)\n--\n\nTake a member out and return it; KeyError if there is none."},
+    {"clear", set_clear_members, METH_NOARGS, "clear($self, /)\n--\n\nTake all members out."},
+    {"update", FAST(set_update),
+     "update($self, /, *others)\n--\n\nAdd the members of all others."},
+    {"intersection_update", FAST(set_intersection_update),
+     "intersection_update($self, /, *others)\n--\n\nKeep what is in all others too."},
+    {"difference_update", FAST(set_difference_update),
+     "difference_update($self, /, *others)\n--\n\nTake out what is in any of the others."},
+    {"symmetric_difference_update", set_symmetric_difference_update, METH_O,
+     "symmetric_difference_update($self, other, /)\n--\n\nKeep what is in exactly one of both."},
+    {"union", set_union, METH_VARARGS,
+     "union($self, /, *others)\n--\n\nA plain set with the members of all."},
+    {"intersection", set_intersection, METH_VARARGS,
+     "intersection($self, /, *others)\n--\n\nA plain set of what is in all."},
+    {"difference", set_difference, METH_VARARGS,
+     "difference($self, /, *others)\n--\n\nA plain set of what is in none of the others."},
+    {"symmetric_difference", set_symmetric_difference, METH_VARARGS,
+     "symmetric_difference($self, other, /)\n--\n\nA plain set of what is in exactly one of both."},
+    {"issubset", set_issubset, METH_VARARGS,
+     "issubset($self, other, /)\n--\n\nWhether the other has every member."},
+    {"issuperset", set_issuperset, METH_VARARGS,
+     "issuperset($self, other, /)\n--\n\nWhether this has every member of the other."},
+    {"isdisjoint", set_isdisjoint, METH_VARARGS,
+     "isdisjoint($self, other, /)\n--\n\nWhether both have no member in common."},
+    {"copy", set_copy, METH_NOARGS, "copy($self, /)\n--\n\nA plain set of the members of now."},
+    {"__reduce__", set_reduce, METH_NOARGS,
+     "__reduce__($self, /)\n--\n\nRaises TypeError: the set belongs to its owner."},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyMemberDef set_members[] = {
+    {"__weaklistoffset__", T_PYSSIZET, offsetof(set_object, weakrefs), READONLY, NULL},
+    {NULL, 0, 0, 0, NULL},
+};
+
+int
+mm_set_add_type(PyObject *module, const char *name, const char *doc, PyTypeObject **into)
+{
+    PyType_Slot slots[] = {
+        {Py_tp_doc, (void *)(uintptr_t)doc},
+        {Py_tp_traverse, set_traverse},
+        {Py_tp_dealloc, set_dealloc},
+        {Py_tp_repr, set_repr},
+        {Py_tp_hash, PyObject_HashNotImplemented},
+        {Py_tp_richcompare, set_richcompare},
+        {Py_tp_iter, set_iter},
+        {Py_tp_methods, set_methods},
+        {Py_tp_members, set_members},
+        {Py_sq_contains, set_contains},
+        {Py_sq_length, set_length},
+        {Py_nb_or, set_or},
+        {Py_nb_and, set_and},
+        {Py_nb_subtract, set_subtract},
+        {Py_nb_xor, set_xor},
+        {Py_nb_inplace_or, set_inplace_or},
+        {Py_nb_inplace_and, set_inplace_and},
+        {Py_nb_inplace_subtract, set_inplace_subtract},
+        {Py_nb_inplace_xor, set_inplace_xor},
+        {0, NULL},
+    };
+    PyType_Spec spec = {
+        .name = name,
+        .basicsize = sizeof(set_object),
+        .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_IMMUTABLETYPE
+                 | Py_TPFLAGS_DISALLOW_INSTANTIATION,
+        .slots = slots,
+    };
+
+    return mm_add_type(module, &spec, into);
+}
