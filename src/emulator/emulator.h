@@ -421,6 +421,8 @@ CUresult emu_pool_default(CUmemLocation location, CUmemAllocationType type, stru
 CUresult emu_pool_current(CUmemLocation location, CUmemAllocationType type, struct emu_pool **out);
 CUresult emu_pool_set_current(CUmemLocation location, CUmemAllocationType type,
                               struct emu_pool *pool);
+/* Whether a device may use the memory of a device pool. */
+bool emu_pool_admits(const struct emu_pool *pool, int device);
 void emu_pool_delete(struct emu_pool *pool);
 CUresult emu_pool_allocate(struct emu_pool *pool, size_t size, struct emu_allocation **out);
 /* Gives an allocation back to its pool. */

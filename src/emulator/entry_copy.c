@@ -17,6 +17,24 @@ check_memory(CUdeviceptr ptr, size_t size, bool must_be_ours, bool *pageable)
     return CUDA_SUCCESS;
 }
 
+/* Memory of a device pool is open to its own device and to those that the pool lets in. Both the
+ * calling thread's device and the stream's need it: drivers look at the first, the work runs on the
+ * second. Memory of cuMemAlloc has no such rule. */
+static CUresult
+check_access(CUdeviceptr ptr, const struct emu_stream *stream)
+{
+    const struct emu_allocation *allocation = emu_find(ptr);
+    const struct emu_device *current = emu_current();
+
+    if (allocation == NULL || allocation->kind != EMU_DEVICE || allocation->pool == NULL) {
+        return CUDA_SUCCESS;
+    }
+    return emu_pool_admits(allocation->pool, stream->device->ordinal)
+                   && (current == NULL || emu_pool_admits(allocation->pool, current->ordinal))
+               ? CUDA_SUCCESS
+               : CUDA_ERROR_INVALID_VALUE;
+}
+
 struct copy {
     CUdeviceptr to, from;
     size_t size;
@@ -38,6 +56,12 @@ run_copy(const struct copy *c, CUstream handle)
     result = check_memory(c->to, c->size, c->to_ours, &wait);
     if (result == CUDA_SUCCESS) {
         result = check_memory(c->from, c->size, c->from_ours, &wait);
+    }
+    if (result == CUDA_SUCCESS) {
+        result = check_access(c->to, stream);
+    }
+    if (result == CUDA_SUCCESS) {
+        result = check_access(c->from, stream);
     }
     if (result == CUDA_SUCCESS) {
         result = emu_capture_record(stream, &captured);
@@ -113,6 +137,9 @@ run_fill(const struct emu_op *op, CUstream handle)
         return CUDA_ERROR_INVALID_VALUE;
     }
     result = check_memory(op->ptr, op->size * op->width, true, &pageable);
+    if (result == CUDA_SUCCESS) {
+        result = check_access(op->ptr, stream);
+    }
     if (result == CUDA_SUCCESS) {
         result = emu_capture_record(stream, &captured);
     }

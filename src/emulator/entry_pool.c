@@ -155,9 +155,7 @@ read_access(CUmemAccess_flags *flags, const struct emu_pool *pool, const CUmemLo
         if (emu_device(location->id) == NULL) {
             return CUDA_ERROR_INVALID_DEVICE;
         }
-        allowed = (pool->location.type == CU_MEM_LOCATION_TYPE_DEVICE
-                   && pool->location.id == location->id)
-                  || (pool->access >> location->id & 1) != 0;
+        allowed = emu_pool_admits(pool, location->id);
     }
     *flags = allowed ? CU_MEM_ACCESS_FLAGS_PROT_READWRITE : CU_MEM_ACCESS_FLAGS_PROT_NONE;
     return CUDA_SUCCESS;
@@ -172,31 +170,37 @@ EMU_ENTRY(cuMemPoolGetAccess, CUmemAccess_flags *flags, CUmemoryPool memPool,
 
 /* Measured: the owner of a device pool cannot lose its access; managed pools accept anything. */
 static CUresult
+check_access(const struct emu_pool *pool, const CUmemAccessDesc *desc)
+{
+    const CUmemLocation *where = &desc->location;
+    bool owner =
+        pool->location.type == CU_MEM_LOCATION_TYPE_DEVICE && pool->location.id == where->id;
+
+    if (where->type != CU_MEM_LOCATION_TYPE_DEVICE) {
+        return CUDA_ERROR_INVALID_VALUE;
+    }
+    return emu_device(where->id) == NULL || (owner && desc->flags == CU_MEM_ACCESS_FLAGS_PROT_NONE)
+               ? CUDA_ERROR_INVALID_DEVICE
+               : CUDA_SUCCESS;
+}
+
+/* All of it is checked before any of it is applied. */
+static CUresult
 write_access(struct emu_pool *pool, const CUmemAccessDesc *map, size_t count)
 {
     if (pool == NULL || map == NULL || count == 0) {
         return CUDA_ERROR_INVALID_VALUE;
     }
     for (size_t i = 0; i < count; i++) {
-        const CUmemLocation *where = &map[i].location;
+        CUresult result = check_access(pool, &map[i]);
+        if (result != CUDA_SUCCESS) {
+            return result;
+        }
+    }
+    for (size_t i = 0; i < count && pool->type != CU_MEM_ALLOCATION_TYPE_MANAGED; i++) {
+        uint64_t bit = (uint64_t)1 << map[i].location.id;
         bool none = map[i].flags == CU_MEM_ACCESS_FLAGS_PROT_NONE;
-        bool owner =
-            pool->location.type == CU_MEM_LOCATION_TYPE_DEVICE && pool->location.id == where->id;
-
-        if (where->type != CU_MEM_LOCATION_TYPE_DEVICE) {
-            return CUDA_ERROR_INVALID_VALUE;
-        }
-        if (emu_device(where->id) == NULL || (owner && none)) {
-            return CUDA_ERROR_INVALID_DEVICE;
-        }
-        if (pool->type == CU_MEM_ALLOCATION_TYPE_MANAGED) {
-            continue;
-        }
-        if (none) {
-            pool->access &= ~((uint64_t)1 << where->id);
-        } else {
-            pool->access |= (uint64_t)1 << where->id;
-        }
+        pool->access = none ? pool->access & ~bit : pool->access | bit;
     }
     return CUDA_SUCCESS;
 }

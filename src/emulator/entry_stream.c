@@ -104,7 +104,7 @@ stream_context(CUstream handle, CUcontext *out)
     struct emu_stream *stream = NULL;
     CUresult result;
 
-    EMU_BEGIN("cuStreamGetCtx", EMU_CALL_WORK, "stream=0x%llx", number_of(handle));
+    EMU_BEGIN("cuStreamGetCtx", EMU_CALL_BOOKKEEPING, "stream=0x%llx", number_of(handle));
     result = out == NULL ? CUDA_ERROR_INVALID_VALUE : emu_stream_find(handle, &stream);
     if (result == CUDA_SUCCESS) {
         *out = emu_context_of(stream->device);

@@ -35,6 +35,13 @@ emu_pool_find(CUmemoryPool handle)
     return NULL;
 }
 
+bool
+emu_pool_admits(const struct emu_pool *pool, int device)
+{
+    return (pool->location.type == CU_MEM_LOCATION_TYPE_DEVICE && pool->location.id == device)
+           || (pool->access >> device & 1) != 0;
+}
+
 static bool
 place_exists(CUmemLocation location, CUmemAllocationType type)
 {
