@@ -18,6 +18,7 @@ from managedmem._managedmem import (
     CUDAError,
     CUDAOutOfMemoryError,
     Device,
+    DeviceMemoryResource,
     DriverNotFoundError,
     DriverTooOldError,
     Host,
@@ -26,7 +27,9 @@ from managedmem._managedmem import (
     MemoryInfo,
     MigrationPolicy,
     PageRun,
+    PeerAccessibleBySetProxy,
     PlanEntry,
+    PoolAttributes,
     PrefetchPlan,
     Stream,
     advise,
@@ -45,6 +48,7 @@ __all__ = [
     "CUDAError",
     "CUDAOutOfMemoryError",
     "Device",
+    "DeviceMemoryResource",
     "DriverNotFoundError",
     "DriverTooOldError",
     "Host",
@@ -53,7 +57,9 @@ __all__ = [
     "MemoryInfo",
     "MigrationPolicy",
     "PageRun",
+    "PeerAccessibleBySetProxy",
     "PlanEntry",
+    "PoolAttributes",
     "PrefetchPlan",
     "Stream",
     "advise",
@@ -66,6 +72,7 @@ __all__ = [
 ]
 
 _MutableSet.register(AccessedBySetProxy)
+_MutableSet.register(PeerAccessibleBySetProxy)
 
 
 def __dir__() -> list[str]:

@@ -14,15 +14,22 @@ mm_primary_context(mm_driver *cu, int device, CUcontext *context, mm_status *st)
     return 0;
 }
 
+/* A scope that has changed nothing yet. */
+static void
+begin_scope(mm_scope *s, mm_driver *cu)
+{
+    s->cu = cu;
+    s->pushed = false;
+    s->relaxed = false;
+    s->mode = CU_STREAM_CAPTURE_MODE_RELAXED;
+}
+
 int
 mm_scope_enter(mm_scope *s, mm_driver *cu, int device, mm_status *st)
 {
     CUcontext context = NULL;
 
-    s->cu = cu;
-    s->pushed = false;
-    s->relaxed = false;
-    s->mode = CU_STREAM_CAPTURE_MODE_RELAXED;
+    begin_scope(s, cu);
     if (device == MM_ANY_DEVICE) {
         MM_TRY(cu, CtxGetCurrent, st, &context);
         if (context != NULL) {
@@ -38,21 +45,32 @@ mm_scope_enter(mm_scope *s, mm_driver *cu, int device, mm_status *st)
     return 0;
 }
 
-int
-mm_scope_enter_relaxed(mm_scope *s, mm_driver *cu, int device, mm_status *st)
+static int
+relax(mm_scope *s, mm_status *st)
 {
-    CUresult code;
+    CUresult code = s->cu->ThreadExchangeStreamCaptureMode(&s->mode);
 
-    if (mm_scope_enter(s, cu, device, st) < 0) {
-        return -1;
-    }
-    code = cu->ThreadExchangeStreamCaptureMode(&s->mode);
     if (code != CUDA_SUCCESS) {
         mm_scope_leave(s);
         return mm_fail_call(st, "cuThreadExchangeStreamCaptureMode", (int)code);
     }
     s->relaxed = true;
     return 0;
+}
+
+int
+mm_scope_enter_relaxed(mm_scope *s, mm_driver *cu, int device, mm_status *st)
+{
+    return mm_scope_enter(s, cu, device, st) < 0 ? -1 : relax(s, st);
+}
+
+int
+mm_scope_enter_context(mm_scope *s, mm_driver *cu, CUcontext context, mm_status *st)
+{
+    begin_scope(s, cu);
+    MM_TRY(cu, CtxPushCurrent, st, context);
+    s->pushed = true;
+    return relax(s, st);
 }
 
 /* A second try costs nothing and keeps a passing fault from leaving a foreign state behind. */

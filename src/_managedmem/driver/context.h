@@ -25,6 +25,10 @@ MM_NODISCARD int mm_scope_enter(mm_scope *s, mm_driver *cu, int device, mm_statu
 /* The same, with the thread's capture mode relaxed: for calls that a capture forbids. */
 MM_NODISCARD int mm_scope_enter_relaxed(mm_scope *s, mm_driver *cu, int device, mm_status *st);
 
+/* The same for a given context. */
+MM_NODISCARD int mm_scope_enter_context(mm_scope *s, mm_driver *cu, CUcontext context,
+                                        mm_status *st);
+
 /* Undoes what entering did. Never fails: there is nobody to tell. */
 void mm_scope_leave(mm_scope *s);
 

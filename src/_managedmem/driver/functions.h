@@ -16,6 +16,7 @@
     X(DeviceGetName, 2000)                    \
     X(DeviceGetUuid, 11040)                   \
     X(DeviceGetAttribute, 2000)               \
+    X(DeviceCanAccessPeer, 4000)              \
     X(DevicePrimaryCtxRetain, 7000)           \
     X(CtxGetCurrent, 4000)                    \
     X(CtxSetCurrent, 4000)                    \
@@ -35,11 +36,21 @@
     X(MemsetD8Async, 3020)                    \
     X(MemsetD16Async, 3020)                   \
     X(MemsetD32Async, 3020)                   \
+    X(MemPoolCreate, 11020)                   \
+    X(MemPoolDestroy, 11020)                  \
+    X(MemPoolTrimTo, 11020)                   \
+    X(MemPoolGetAttribute, 11020)             \
+    X(MemPoolSetAttribute, 11020)             \
+    X(MemPoolGetAccess, 11020)                \
+    X(MemPoolSetAccess, 11020)                \
+    X(MemAllocFromPoolAsync, 11020)           \
+    X(MemFreeAsync, 11020)                    \
     X(StreamCreate, 2000)                     \
     X(StreamDestroy, 4000)                    \
     X(StreamSynchronize, 2000)                \
     X(StreamQuery, 2000)                      \
     X(StreamIsCapturing, 10000)               \
+    X(StreamGetCtx, 9020)                     \
     X(ThreadExchangeStreamCaptureMode, 10010) \
     X(LaunchHostFunc, 10000)
 

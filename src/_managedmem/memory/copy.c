@@ -3,19 +3,58 @@
 
 #include <string.h>
 
+/* Adds to a refusal that the current device has no access to pool memory, where that is so. */
+static void
+explain_access(mm_driver *cu, CUdeviceptr p, mm_status *st)
+{
+    CUpointer_attribute which[] = {CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE,
+                                   CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL};
+    CUmemAccess_flags flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+    CUmemoryPool pool = NULL;
+    int owner = -1;
+    void *into[] = {&pool, &owner};
+    CUmemLocation where;
+    CUdevice device;
+
+    if (st->code != CUDA_ERROR_INVALID_VALUE
+        || cu->PointerGetAttributes(2, which, into, p) != CUDA_SUCCESS || pool == NULL
+        || cu->CtxGetDevice(&device) != CUDA_SUCCESS) {
+        return;
+    }
+    where = mm_location(CU_MEM_LOCATION_TYPE_DEVICE, device);
+    if (cu->MemPoolGetAccess(&flags, pool, &where) == CUDA_SUCCESS
+        && flags == CU_MEM_ACCESS_FLAGS_PROT_NONE) {
+        mm_status_add(
+            st,
+            "Device(%d), on which the stream works, has no access to this pool memory of "
+            "Device(%d): add it to the resource's peer_accessible_by, or take a stream "
+            "of the owner.",
+            device, owner);
+    }
+}
+
 int
-mm_copy(mm_driver *cu, CUdeviceptr to, CUdeviceptr from, size_t size, CUstream stream,
-        mm_status *st)
+mm_copy(mm_driver *cu, CUdeviceptr to, CUdeviceptr from, size_t size, CUstream stream, int device,
+        bool wait, mm_status *st)
 {
     mm_scope scope;
     CUresult code;
+    int rc = 0;
 
-    if (mm_scope_enter(&scope, cu, MM_ANY_DEVICE, st) < 0) {
+    if (mm_scope_enter_stream(&scope, cu, stream, device, st) < 0) {
         return -1;
     }
     code = cu->MemcpyAsync(to, from, size, stream);
+    if (code != CUDA_SUCCESS) {
+        rc = mm_fail_call(st, "cuMemcpyAsync", (int)code);
+        explain_access(cu, to, st);
+        explain_access(cu, from, st);
+    } else if (wait) {
+        code = cu->StreamSynchronize(stream);
+        rc = code == CUDA_SUCCESS ? 0 : mm_fail_call(st, "cuStreamSynchronize", (int)code);
+    }
     mm_scope_leave(&scope);
-    return code == CUDA_SUCCESS ? 0 : mm_fail_call(st, "cuMemcpyAsync", (int)code);
+    return rc;
 }
 
 /* One memset call; start and size are multiples of the width. */
@@ -65,15 +104,18 @@ fill_anywhere(mm_driver *cu, CUdeviceptr start, size_t size, const unsigned char
 
 int
 mm_fill(mm_driver *cu, mm_range range, const unsigned char pattern[4], unsigned width,
-        CUstream stream, mm_status *st)
+        CUstream stream, int device, mm_status *st)
 {
     mm_scope scope;
     int rc;
 
-    if (mm_scope_enter(&scope, cu, MM_ANY_DEVICE, st) < 0) {
+    if (mm_scope_enter_stream(&scope, cu, stream, device, st) < 0) {
         return -1;
     }
     rc = fill_anywhere(cu, range.start, range.size, pattern, width, stream, st);
+    if (rc < 0) {
+        explain_access(cu, range.start, st);
+    }
     mm_scope_leave(&scope);
     return rc;
 }

@@ -4,12 +4,13 @@
 
 #include "range.h"
 
-/* Copies between any two addresses that the device or host can reach. */
+/* Copies between any two addresses that the device or host can reach. `device` says whose default
+ * stream is meant, MM_ANY_DEVICE the caller's. wait: returns when the copy is done. */
 MM_NODISCARD int mm_copy(mm_driver *cu, CUdeviceptr to, CUdeviceptr from, size_t size,
-                         CUstream stream, mm_status *st);
+                         CUstream stream, int device, bool wait, mm_status *st);
 
 /* Fills the range with a pattern of 1, 2 or 4 bytes, whose width divides the size. */
 MM_NODISCARD int mm_fill(mm_driver *cu, mm_range range, const unsigned char pattern[4],
-                         unsigned width, CUstream stream, mm_status *st);
+                         unsigned width, CUstream stream, int device, mm_status *st);
 
 #endif

@@ -13,6 +13,7 @@ mm_memory_wrap(CUdeviceptr start, size_t size, mm_status *st)
         return NULL;
     }
     atomic_init(&m->references, 1);
+    m->device = MM_ANY_DEVICE;
     m->start = start;
     m->size = size;
     return m;
@@ -89,6 +90,39 @@ mm_memory_allocate(mm_driver *cu, size_t size, mm_status *st)
     return m;
 }
 
+mm_memory *
+mm_memory_allocate_from(mm_driver *cu, mm_pool *pool, size_t size, CUstream stream,
+                        mm_stream *shared, mm_status *st)
+{
+    mm_memory *m = mm_memory_wrap(0, size, st);
+    size_t page = mm_page_size();
+
+    if (m == NULL) {
+        return NULL;
+    }
+    if (pool->managed && size % page != 0 && size <= SIZE_MAX - page) {
+        size += page - size % page;
+    }
+    m->block = mm_pool_allocate(cu, pool, size, stream, shared, st);
+    if (m->block == NULL) {
+        free(m);
+        return NULL;
+    }
+    m->owned = true;
+    m->pooled = true;
+    m->device = mm_pool_device(pool);
+    m->start = m->block->start;
+    atomic_store(&m->allocation, pool->managed ? m->start : 0);
+    return m;
+}
+
+bool
+mm_freed(CUresult code)
+{
+    return code == CUDA_SUCCESS || code == CUDA_ERROR_DEINITIALIZED
+           || code == CUDA_ERROR_CONTEXT_IS_DESTROYED;
+}
+
 /* No context is needed to free, and the thread's capture mode must not stand in the way: the
  * garbage collector runs when it likes. */
 int
@@ -101,19 +135,19 @@ mm_free(mm_driver *cu, CUdeviceptr start, mm_status *st)
     if (relaxed && cu->ThreadExchangeStreamCaptureMode(&mode) != CUDA_SUCCESS) {
         (void)cu->ThreadExchangeStreamCaptureMode(&mode);
     }
-    /* Shut down, or its context destroyed: the memory is gone already. */
-    if (code == CUDA_SUCCESS || code == CUDA_ERROR_DEINITIALIZED
-        || code == CUDA_ERROR_CONTEXT_IS_DESTROYED) {
-        return 0;
-    }
-    return mm_fail_call(st, "cuMemFree", (int)code);
+    return mm_freed(code) ? 0 : mm_fail_call(st, "cuMemFree", (int)code);
 }
 
 static int
-free_owned(mm_memory *m, mm_status *st)
+free_owned(mm_memory *m, const CUstream *stream, mm_status *st)
 {
     mm_driver *cu = mm_driver_peek();
 
+    if (m->block != NULL) {
+        mm_pool_block *block = m->block;
+        m->block = NULL;
+        return mm_pool_free(block, stream, st);
+    }
     /* A forked child has no part in its parent's memory. */
     if (!m->owned || cu == NULL || mm_driver_forked()) {
         return 0;
@@ -135,7 +169,7 @@ mm_memory_release(mm_memory *m)
     }
     if (!mm_guard_is_closed(&m->guard)) {
         mm_status ignored;
-        int rc = free_owned(m, &ignored);
+        int rc = free_owned(m, NULL, &ignored);
         (void)rc;
     }
     free(m);
@@ -143,6 +177,12 @@ mm_memory_release(mm_memory *m)
 
 int
 mm_memory_close(mm_memory *m, bool *first, mm_status *st)
+{
+    return mm_memory_close_on(m, NULL, first, st);
+}
+
+int
+mm_memory_close_on(mm_memory *m, const CUstream *stream, bool *first, mm_status *st)
 {
     mm_guard_answer answer = mm_guard_close(&m->guard, mm_driver_forked());
 
@@ -153,7 +193,22 @@ mm_memory_close(mm_memory *m, bool *first, mm_status *st)
                        "(memoryview, NumPy array or DLPack tensor); release them first",
                        mm_guard_exports(&m->guard));
     }
-    return *first ? free_owned(m, st) : 0;
+    return *first ? free_owned(m, stream, st) : 0;
+}
+
+/* Entered, so that no other thread frees the block meanwhile. */
+int
+mm_memory_refuse_capture(mm_driver *cu, mm_memory *m, const CUstream *stream, mm_status *st)
+{
+    int rc;
+
+    if (!mm_guard_enter(&m->guard)) {
+        return 0;
+    }
+    rc = mm_pool_refuse_capture(cu, stream ? *stream : m->block->stream,
+                                stream ? m->device : m->block->device, st);
+    mm_guard_leave(&m->guard);
+    return rc;
 }
 
 int
@@ -161,7 +216,8 @@ mm_memory_check(mm_driver *cu, mm_memory *m, mm_operation op, mm_status *st)
 {
     mm_range whole = {.start = m->start, .size = m->size};
 
-    if (atomic_load_explicit(&m->allocation, memory_order_relaxed) != 0) {
+    if (atomic_load_explicit(&m->allocation, memory_order_relaxed) != 0
+        || (op == MM_COPY && m->device != MM_ANY_DEVICE)) {
         return 0;
     }
     if (mm_range_check(cu, &whole, op, st) < 0) {

@@ -7,6 +7,7 @@
 #define MM_MEMORY_H
 
 #include "guard.h"
+#include "pool.h"
 #include "range.h"
 
 typedef struct {
@@ -15,12 +16,20 @@ typedef struct {
     _Atomic(CUdeviceptr) allocation; /* start of the managed allocation; 0 until that is known */
     CUdeviceptr start;
     size_t size;
-    bool owned; /* freed here, by the address in allocation */
+    bool owned;           /* freed here: the block, or by the address in allocation */
+    bool pooled;
+    mm_pool_block *block; /* of pool memory, until it is freed */
+    int device;           /* whose own memory it is, from a device pool; else MM_ANY_DEVICE */
 } mm_memory;
 
 /* Allocates managed memory on pages of its own. Advice, prefetch and discard act on whole pages,
  * and the driver packs small allocations 512 bytes apart on shared ones. */
 mm_memory *mm_memory_allocate(mm_driver *cu, size_t size, mm_status *st);
+
+/* Allocates from a pool in the order of the stream; shared may be NULL. Managed memory is rounded
+ * to whole pages, so that its neighbours in the pool are left alone. */
+mm_memory *mm_memory_allocate_from(mm_driver *cu, mm_pool *pool, size_t size, CUstream stream,
+                                   mm_stream *shared, mm_status *st);
 
 /* Wraps memory that somebody else frees. */
 mm_memory *mm_memory_wrap(CUdeviceptr start, size_t size, mm_status *st);
@@ -34,12 +43,26 @@ void mm_memory_release(mm_memory *m);
 /* Closes: *first says whether this call did it. After a failed free the memory counts as closed. */
 MM_NODISCARD int mm_memory_close(mm_memory *m, bool *first, mm_status *st);
 
+/* The same; memory of a pool is freed in the order of *stream, or for NULL of the stream that it was
+ * allocated on. */
+MM_NODISCARD int mm_memory_close_on(mm_memory *m, const CUstream *stream, bool *first,
+                                    mm_status *st);
+
+/* Fails when memory of a pool cannot be freed now, because the stream of mm_memory_close_on captures
+ * a graph. */
+MM_NODISCARD int mm_memory_refuse_capture(mm_driver *cu, mm_memory *m, const CUstream *stream,
+                                          mm_status *st);
+
 /* Checks that an operation may be done on the memory; a yes for managed memory is remembered. */
 MM_NODISCARD int mm_memory_check(mm_driver *cu, mm_memory *m, mm_operation op, mm_status *st);
 
 /* The inner part, without references and guard: the first address of memory on pages of its own, 0
  * on failure. *allocation is what to free. */
 CUdeviceptr mm_allocate_pages(mm_driver *cu, size_t size, CUdeviceptr *allocation, mm_status *st);
+
+/* Whether a free did it: the memory is gone too when the driver is shut down or its context is
+ * destroyed. */
+bool mm_freed(CUresult code);
 
 /* Frees a managed allocation, also in the middle of somebody's graph capture. */
 MM_NODISCARD int mm_free(mm_driver *cu, CUdeviceptr start, mm_status *st);

@@ -2,6 +2,8 @@
  * legacy stream (one per device, kept for the life of the process). */
 #include "stream.h"
 
+#include <stdlib.h>
+
 static _Atomic(CUstream) stand_in[MM_MAX_DEVICES];
 
 int
@@ -18,20 +20,53 @@ mm_stream_create(mm_driver *cu, CUstream *stream, mm_status *st)
     return code == CUDA_SUCCESS ? 0 : mm_fail_call(st, "cuStreamCreate", (int)code);
 }
 
-int
-mm_stream_destroy(mm_driver *cu, CUstream stream, mm_status *st)
+mm_stream *
+mm_stream_share(CUstream handle)
 {
-    MM_TRY(cu, StreamDestroy, st, stream);
+    mm_stream *stream = calloc(1, sizeof *stream);
+
+    if (stream != NULL) {
+        atomic_init(&stream->references, 1);
+        stream->handle = handle;
+    }
+    return stream;
+}
+
+void
+mm_stream_retain(mm_stream *stream)
+{
+    atomic_fetch_add_explicit(&stream->references, 1, memory_order_relaxed);
+}
+
+int
+mm_stream_release(mm_stream *stream, mm_status *st)
+{
+    mm_driver *cu = mm_driver_peek();
+    CUstream handle = stream->handle;
+
+    if (atomic_fetch_sub_explicit(&stream->references, 1, memory_order_acq_rel) != 1) {
+        return 0;
+    }
+    free(stream);
+    if (cu != NULL && !mm_driver_forked()) {
+        MM_TRY(cu, StreamDestroy, st, handle);
+    }
     return 0;
 }
 
 int
 mm_stream_synchronize(mm_driver *cu, CUstream stream, mm_status *st)
 {
+    return mm_stream_synchronize_on(cu, stream, MM_ANY_DEVICE, st);
+}
+
+int
+mm_stream_synchronize_on(mm_driver *cu, CUstream stream, int device, mm_status *st)
+{
     mm_scope scope;
     CUresult code;
 
-    if (mm_scope_enter_relaxed(&scope, cu, MM_ANY_DEVICE, st) < 0) {
+    if (mm_scope_enter_relaxed(&scope, cu, device, st) < 0) {
         return -1;
     }
     code = cu->StreamSynchronize(stream);
@@ -56,14 +91,29 @@ mm_stream_query(mm_driver *cu, CUstream stream, bool *done, mm_status *st)
 }
 
 int
-mm_stream_refuse_capture(mm_driver *cu, CUstream stream, const char *what, mm_status *st)
+mm_stream_is_capturing(mm_driver *cu, CUstream stream, bool *capturing, mm_status *st)
 {
     CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
     CUresult code = cu->StreamIsCapturing(stream, &status);
 
     /* IMPLICIT: the legacy stream cannot be used while a blocking stream captures. */
-    if (code == CUDA_ERROR_STREAM_CAPTURE_IMPLICIT
-        || (code == CUDA_SUCCESS && status != CU_STREAM_CAPTURE_STATUS_NONE)) {
+    *capturing = code == CUDA_ERROR_STREAM_CAPTURE_IMPLICIT
+                 || (code == CUDA_SUCCESS && status != CU_STREAM_CAPTURE_STATUS_NONE);
+    /* INVALID_CONTEXT: the default stream of a thread without a context, so without a capture. */
+    return *capturing || code == CUDA_SUCCESS || code == CUDA_ERROR_INVALID_CONTEXT
+               ? 0
+               : mm_fail_call(st, "cuStreamIsCapturing", (int)code);
+}
+
+int
+mm_stream_refuse_capture(mm_driver *cu, CUstream stream, const char *what, mm_status *st)
+{
+    bool capturing = false;
+
+    if (mm_stream_is_capturing(cu, stream, &capturing, st) < 0) {
+        return -1;
+    }
+    if (capturing) {
         (void)mm_fail(st, MM_CAPTURING,
                       "%s cannot be recorded in a CUDA graph, and the call would have destroyed "
                       "the capture on this stream: issue it before the capture begins, or on "
@@ -72,10 +122,19 @@ mm_stream_refuse_capture(mm_driver *cu, CUstream stream, const char *what, mm_st
         st->code = CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
         return -1;
     }
-    /* INVALID_CONTEXT: the default stream of a thread without a context, so without a capture. */
-    return code == CUDA_SUCCESS || code == CUDA_ERROR_INVALID_CONTEXT
-               ? 0
-               : mm_fail_call(st, "cuStreamIsCapturing", (int)code);
+    return 0;
+}
+
+int
+mm_scope_enter_stream(mm_scope *s, mm_driver *cu, CUstream stream, int device, mm_status *st)
+{
+    CUcontext context = NULL;
+
+    if (mm_is_default_stream(stream)) {
+        return mm_scope_enter_relaxed(s, cu, device, st);
+    }
+    MM_TRY(cu, StreamGetCtx, st, stream, &context);
+    return mm_scope_enter_context(s, cu, context, st);
 }
 
 static int

@@ -63,6 +63,7 @@ mm_buffer_view(mm_buffer *from, size_t offset, const mm_dtype *dtype, int dimens
     b = allocate_object(from->state, Py_TYPE((PyObject *)from), from->memory);
     if (b != NULL) {
         b->root = Py_NewRef(from->root ? from->root : (PyObject *)from);
+        b->stream = Py_XNewRef(from->stream);
         b->start = from->start + offset;
         set_layout(b, dtype, dimensions, shape);
     }
@@ -78,6 +79,7 @@ buffer_traverse(PyObject *op, visitproc visit, void *arg)
     Py_VISIT(b->root);
     Py_VISIT(b->owner);
     Py_VISIT(b->resource);
+    Py_VISIT(b->stream);
     return 0;
 }
 
@@ -155,6 +157,7 @@ buffer_dealloc(PyObject *op)
         mm_memory_release(b->memory);
         Py_END_ALLOW_THREADS
     }
+    Py_CLEAR(b->stream); /* not before: the memory is freed in its order */
     mm_free_object(op);
 }
 
@@ -273,14 +276,40 @@ mm_buffer_end(mm_buffer_use *use)
 
 /* --- closing ---------------------------------------------------------------------------- */
 
-/* Closes the root's memory after the stream's work. */
+/* What must be so before the memory is closed: pool memory is freed in the order of a stream, which
+ * may not capture; other memory after the work of the stream that was given, if one was. */
+static int
+prepare_close(mm_buffer *b, const CUstream *stream)
+{
+    mm_driver *cu;
+    mm_status st;
+    int rc;
+
+    if (has_foreign_resource(b) || (!b->memory->pooled && stream == NULL) || mm_driver_forked()) {
+        return 0;
+    }
+    cu = mm_open(b->state);
+    if (cu == NULL) {
+        return -1;
+    }
+    Py_BEGIN_ALLOW_THREADS
+    rc = b->memory->pooled ? mm_memory_refuse_capture(cu, b->memory, stream, &st)
+                           : mm_stream_synchronize(cu, *stream, &st);
+    Py_END_ALLOW_THREADS
+    if (rc < 0) {
+        (void)mm_raise(b->state, &st);
+    }
+    return rc;
+}
+
+/* Closes the root's memory. */
 static PyObject *
 close_root(mm_buffer *b, PyObject *stream)
 {
+    bool given = stream != NULL && stream != Py_None, first = false;
     mm_stream_use use;
     mm_status st;
-    bool first = false;
-    int rc = 0;
+    int rc;
 
     if (mm_guard_is_closed(&b->memory->guard)) {
         Py_RETURN_NONE;
@@ -288,25 +317,14 @@ close_root(mm_buffer *b, PyObject *stream)
     if (mm_stream_begin(b->state, stream, &use) < 0) {
         return NULL;
     }
-    if (stream != NULL && stream != Py_None && !has_foreign_resource(b)) {
-        mm_driver *cu = mm_open(b->state);
-        rc = -1;
-        if (cu != NULL) {
-            Py_BEGIN_ALLOW_THREADS
-            rc = mm_stream_synchronize(cu, use.handle, &st);
-            Py_END_ALLOW_THREADS
-            if (rc < 0) {
-                (void)mm_raise(b->state, &st);
-            }
-        }
-    }
-    mm_stream_end(&use);
-    if (rc < 0) {
+    if (prepare_close(b, given ? &use.handle : NULL) < 0) {
+        mm_stream_end(&use);
         return NULL;
     }
     Py_BEGIN_ALLOW_THREADS
-    rc = mm_memory_close(b->memory, &first, &st);
+    rc = mm_memory_close_on(b->memory, given ? &use.handle : NULL, &first, &st);
     Py_END_ALLOW_THREADS
+    mm_stream_end(&use);
     if (rc < 0) {
         return mm_raise(b->state, &st);
     }
@@ -539,8 +557,9 @@ static PyObject *
 buffer_get_ipc_descriptor(PyObject *Py_UNUSED(op), void *Py_UNUSED(closure))
 {
     PyErr_SetString(PyExc_NotImplementedError,
-                    "managed memory cannot be shared between processes: the driver has no IPC for "
-                    "it. Copy it to device memory and share that.");
+                    "this memory cannot be shared between processes: the driver has no IPC for "
+                    "managed memory, and the pools here are made without it. Copy it to other "
+                    "device memory and share that.");
     return NULL;
 }
 
@@ -594,10 +613,12 @@ PyDoc_STRVAR(
     "close($self, /, stream=None)\n--\n\n"
     "Free the memory; again is allowed.\n"
     "\n"
-    "Waits for work that uses the memory, and with a stream for everything queued on it. Closing a\n"
-    "view ends that view only. Raises BufferError while a memoryview, NumPy array or DLPack tensor of\n"
-    "the memory lives; CUDAError when the driver refuses, after which the buffer counts as closed.\n"
-    "Driver: cuMemFree.");
+    "Waits for work that uses the memory, and with a stream for everything queued on it. Memory of a\n"
+    "pool is freed without waiting, in the order of the stream, or without one of the stream it was\n"
+    "allocated on. Closing a view ends that view only. Raises BufferError while a memoryview, NumPy\n"
+    "array or DLPack tensor of the memory lives; CUDAError for pool memory on a stream that captures a\n"
+    "graph, and when the driver refuses, after which the buffer counts as closed.\n"
+    "Driver: cuMemFree, cuMemFreeAsync.");
 
 static PyMethodDef buffer_methods[] = {
     {"from_handle", (PyCFunction)(void (*)(void))buffer_from_handle,
@@ -647,7 +668,8 @@ static PyGetSetDef buffer_getset[] = {
      "What from_handle() was told to keep alive, until the buffer object ends; or None.", NULL},
     {"memory_resource", buffer_get_resource, NULL, "What allocated the memory, or None.", NULL},
     {"device_id", buffer_get_device_id, NULL,
-     "The device that was current at the allocation, not where the pages are.\n\n"
+     "The owner of device memory; of managed memory the device that was current at the allocation or\n"
+     "that its pool prefers, not where the pages are.\n\n"
      "Driver: cuPointerGetAttributes.",
      NULL},
     {"is_managed", buffer_get_is_managed, NULL,
@@ -658,11 +680,9 @@ static PyGetSetDef buffer_getset[] = {
      "Whether devices can use it. Driver: cuPointerGetAttributes.", NULL},
     {"is_closed", buffer_get_is_closed, NULL, "Whether the buffer can no longer be used.", NULL},
     {"is_mapped", buffer_get_is_mapped, NULL,
-     "False: managed memory is not mapped from a file "
-     "or another process.",
-     NULL},
+     "False: the memory is not mapped from a file or another process.", NULL},
     {"ipc_descriptor", buffer_get_ipc_descriptor, NULL,
-     "Raises NotImplementedError: the driver has no IPC for managed memory.", NULL},
+     "Raises NotImplementedError: the memory cannot be shared with other processes.", NULL},
     {"read_mostly", mm_buffer_get_read_mostly, mm_buffer_set_read_mostly,
      "Whether every page is advised to be read mostly: copied to each reader, not moved.\n\n"
      "Read from and written to the driver each time; takes True and False.\n"

@@ -20,6 +20,7 @@ typedef struct {
     PyObject *root;     /* the buffer this is a view of, kept alive; or NULL */
     PyObject *owner;    /* what keeps wrapped memory alive; or NULL */
     PyObject *resource; /* what allocated it; or NULL */
+    PyObject *stream;   /* another library's, in whose order pool memory is freed; or NULL */
     CUdeviceptr start;
     size_t size;
     mm_guard guard; /* of this view: its memoryviews are the exports; the memory has its own */

@@ -240,7 +240,8 @@ mm_buffer_array_interface(PyObject *op, void *Py_UNUSED(closure))
 /* --- DLPack ----------------------------------------------------------------------------- */
 
 /* What a tensor given away needs, in one block. The memory's reference and export belong to it. A
- * buffer with an owner or a foreign resource is kept as well, as only Python can let go of those. */
+ * buffer with an owner, or a foreign resource or stream, is kept as well, as only Python can let go
+ * of those. */
 typedef struct {
     union {
         dl_managed_tensor plain;
@@ -297,13 +298,16 @@ drop_capsule(PyObject *capsule)
 static void
 fill_tensor(dl_tensor *t, tensor_block *block, const mm_buffer *b, int32_t device_type)
 {
+    int device = b->memory->device;
+
     for (int i = 0; i < b->dimensions; i++) {
         block->shape[i] = b->shape[i];
         block->strides[i] = b->strides[i] / b->dtype->itemsize;
     }
     t->data = (void *)(uintptr_t)b->start;
     t->device.device_type = device_type;
-    t->device.device_id = 0; /* what the specification asks for managed memory and the CPU */
+    /* 0 is what the specification asks for managed memory and the CPU. */
+    t->device.device_id = device == MM_ANY_DEVICE ? 0 : device;
     t->ndim = b->dimensions;
     t->dtype.code = b->dtype->dlpack_code;
     t->dtype.bits = (uint8_t)(b->dtype->itemsize * 8);
@@ -337,7 +341,8 @@ new_capsule(mm_buffer *b, const dlpack_form *form)
     }
     mm_memory_retain(b->memory);
     t->memory = b->memory;
-    if (root->owner != NULL || (root->resource != NULL && !root->memory->owned)) {
+    if (root->owner != NULL || root->stream != NULL
+        || (root->resource != NULL && !root->memory->owned)) {
         t->keep = Py_NewRef((PyObject *)root);
     }
     if (form->versioned) {
@@ -381,13 +386,30 @@ read_max_version(PyObject *value, bool *versioned)
     return 0;
 }
 
-/* dl_device is None, managed memory, or the CPU, which can use managed memory as it is. */
+static int32_t
+device_type_of(const mm_buffer *b)
+{
+    return b->memory->device == MM_ANY_DEVICE ? DL_DEVICE_CUDA_MANAGED : DL_DEVICE_CUDA;
+}
+
+/* Managed memory has no device of its own: consumers name any of the system's. The CPU can use it
+ * as it is. Memory of a device is there and nowhere else. */
+static bool
+can_be_on(const mm_buffer *b, int devices, long long type, long long id)
+{
+    if (b->memory->device != MM_ANY_DEVICE) {
+        return type == DL_DEVICE_CUDA && id == b->memory->device;
+    }
+    return (type == DL_DEVICE_CPU || type == DL_DEVICE_CUDA_MANAGED) && id >= 0 && id < devices;
+}
+
+/* dl_device is None or where the tensor shall be. */
 static int
-read_device(PyObject *value, int devices, int32_t *type)
+read_device(const mm_buffer *b, PyObject *value, int devices, int32_t *type)
 {
     long long device_type, device_id;
 
-    *type = DL_DEVICE_CUDA_MANAGED;
+    *type = device_type_of(b);
     if (value == NULL || value == Py_None) {
         return 0;
     }
@@ -400,12 +422,12 @@ read_device(PyObject *value, int devices, int32_t *type)
                < 0) {
         return -1;
     }
-    /* Managed memory has no device of its own: consumers name any of the system's. */
-    if ((device_type != DL_DEVICE_CPU && device_type != DL_DEVICE_CUDA_MANAGED) || device_id < 0
-        || device_id >= devices) {
+    if (!can_be_on(b, devices, device_type, device_id)) {
         PyErr_Format(PyExc_BufferError,
-                     "managed memory is exported as (13, a device: CUDA managed) or (1, 0: CPU), "
-                     "not as %R",
+                     b->memory->device == MM_ANY_DEVICE
+                         ? "managed memory is exported as (13, a device: CUDA managed) or (1, 0: "
+                           "CPU), not as %R"
+                         : "memory of a device is exported as (2, its ordinal: CUDA), not as %R",
                      value);
         return -1;
     }
@@ -416,7 +438,7 @@ read_device(PyObject *value, int devices, int32_t *type)
 /* Makes the work of the default stream, where this library works by default, precede the
  * consumer's: blocking streams wait by themselves, for others the default stream is awaited. */
 static int
-order_consumer(mm_state *state, PyObject *value)
+order_consumer(const mm_buffer *b, PyObject *value)
 {
     long long stream = 1;
     mm_driver *cu;
@@ -437,15 +459,15 @@ order_consumer(mm_state *state, PyObject *value)
     if (stream <= 2) {
         return 0;
     }
-    cu = mm_open(state);
+    cu = mm_open(b->state);
     if (cu == NULL) {
         return -1;
     }
     Py_BEGIN_ALLOW_THREADS
-    rc = mm_stream_synchronize(cu, NULL, &st);
+    rc = mm_stream_synchronize_on(cu, NULL, b->memory->device, &st);
     Py_END_ALLOW_THREADS
     if (rc < 0) {
-        (void)mm_raise(state, &st);
+        (void)mm_raise(b->state, &st);
     }
     return rc;
 }
@@ -465,7 +487,7 @@ finished_copy(PyObject *op)
         return NULL;
     }
     Py_BEGIN_ALLOW_THREADS
-    rc = mm_stream_synchronize(cu, NULL, &st);
+    rc = mm_stream_synchronize_on(cu, NULL, mm_buffer_of(copy)->memory->device, &st);
     Py_END_ALLOW_THREADS
     if (rc < 0) {
         Py_DECREF(copy);
@@ -488,7 +510,7 @@ mm_buffer_dlpack(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject
     if (mm_args(&parameters, args, nargs, kwnames, given) < 0
         || read_max_version(given[1], &form.versioned) < 0 || mm_buffer_check_open(b) < 0
         || (cu = mm_open(b->state)) == NULL
-        || read_device(given[2], cu->device_count, &form.device_type) < 0) {
+        || read_device(b, given[2], cu->device_count, &form.device_type) < 0) {
         return NULL;
     }
     form.copied = given[3] == Py_True;
@@ -496,12 +518,12 @@ mm_buffer_dlpack(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject
         PyErr_Format(PyExc_TypeError, "copy must be None, True or False, got %R", given[3]);
         return NULL;
     }
-    /* Memory that is not managed must not pass for it. */
-    if (mm_buffer_begin(b, MM_QUERY, &use) < 0) {
+    /* What was wrapped and is not managed must not pass for managed memory. */
+    if (mm_buffer_begin(b, b->memory->device == MM_ANY_DEVICE ? MM_QUERY : MM_COPY, &use) < 0) {
         return NULL;
     }
     mm_buffer_end(&use);
-    if (order_consumer(b->state, given[0]) < 0) {
+    if (order_consumer(b, given[0]) < 0) {
         return NULL;
     }
     source = form.copied ? finished_copy(op) : Py_NewRef(op);
@@ -514,19 +536,23 @@ mm_buffer_dlpack(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject
 }
 
 PyObject *
-mm_buffer_dlpack_device(PyObject *Py_UNUSED(op), PyObject *Py_UNUSED(none))
+mm_buffer_dlpack_device(PyObject *op, PyObject *Py_UNUSED(none))
 {
-    return Py_BuildValue("(ii)", DL_DEVICE_CUDA_MANAGED, 0);
+    const mm_buffer *b = mm_buffer_of(op);
+
+    return Py_BuildValue("(ii)", (int)device_type_of(b),
+                         b->memory->device == MM_ANY_DEVICE ? 0 : b->memory->device);
 }
 
 const char mm_buffer_dlpack_doc[] =
     "__dlpack__($self, /, *, stream=None, max_version=None, dl_device=None, copy=None)\n--\n\n"
-    "A DLPack capsule of the memory, as CUDA managed memory (device type 13).\n"
+    "A DLPack capsule of the memory: CUDA managed memory (device type 13), or memory of a device (2).\n"
     "\n"
-    "Versioned where max_version is (1, 0) or more. dl_device (1, 0) asks for it as CPU memory. copy=True\n"
-    "gives a new buffer. stream is the consumer's: it then comes after the default stream's work; -1\n"
+    "Versioned where max_version is (1, 0) or more. dl_device (1, 0) asks for managed memory as CPU\n"
+    "memory. copy=True gives a new buffer. stream is the consumer's: it then comes after the default stream's work; -1\n"
     "asks for no order. The memory cannot be closed while the tensor lives. Raises BufferError for\n"
     "another device, ValueError for stream 0.";
 
 const char mm_buffer_dlpack_device_doc[] =
-    "__dlpack_device__($self, /)\n--\n\n(13, 0): CUDA managed memory.";
+    "__dlpack_device__($self, /)\n--\n\n"
+    "(13, 0) for CUDA managed memory, (2, ordinal) for memory of a device.";

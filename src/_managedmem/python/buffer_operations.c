@@ -116,6 +116,7 @@ mm_buffer_discard_prefetch(PyObject *op, PyObject *const *args, Py_ssize_t nargs
 /* The other side of a copy: one of our buffers, or any other memory. */
 typedef struct {
     mm_range range;
+    int device;       /* whose own memory it is, of a ManagedBuffer; else MM_ANY_DEVICE */
     mm_guard *guard;  /* of a ManagedBuffer, to be entered; else NULL */
     PyObject *export; /* keeps memory of the buffer protocol; or NULL */
 } other_side;
@@ -125,7 +126,7 @@ read_other_side(mm_buffer *b, PyObject *value, bool writable, other_side *o)
 {
     bool dense = true;
 
-    *o = (other_side){.guard = NULL};
+    *o = (other_side){.device = MM_ANY_DEVICE};
     if (mm_is_buffer(b->state, value)) {
         mm_buffer *other = mm_buffer_of(value);
         if (mm_buffer_check_open(other) < 0) {
@@ -133,6 +134,7 @@ read_other_side(mm_buffer *b, PyObject *value, bool writable, other_side *o)
         }
         o->range.start = other->start;
         o->range.size = other->size;
+        o->device = other->memory->device;
         o->guard = &other->memory->guard;
     } else if (mm_read_foreign(b->state, value, &o->range, &dense, &o->export) < 0) {
         return -1;
@@ -158,24 +160,26 @@ read_other_side(mm_buffer *b, PyObject *value, bool writable, other_side *o)
     return 0;
 }
 
-/* Copies and, where system memory takes part, waits: it may be gone once the call returns. */
+/* Copies and, where system memory takes part, waits: it may be gone once the call returns. Without a
+ * stream the work is done on the device that owns the buffer, else on the other side's owner. */
 static int
-copy_now(mm_driver *cu, const mm_range *to, const mm_range *from, const mm_range *other,
-         CUstream stream, mm_status *st)
+copy_now(const mm_buffer_use *use, const other_side *other, bool into, CUstream stream,
+         mm_status *st)
 {
+    CUdeviceptr to = into ? other->range.start : use->range.start;
+    CUdeviceptr from = into ? use->range.start : other->range.start;
+    int device = use->memory->device != MM_ANY_DEVICE ? use->memory->device : other->device;
     mm_pointer_facts facts;
+    bool system;
 
-    if (mm_look_up(cu, other->start, &facts, st) < 0) {
+    if (mm_look_up(use->cu, other->range.start, &facts, st) < 0) {
         return -1;
     }
-    if (!facts.managed && facts.type == 0
-        && mm_stream_refuse_capture(cu, stream, "a copy of system memory", st) < 0) {
+    system = !facts.managed && facts.type == 0;
+    if (system && mm_stream_refuse_capture(use->cu, stream, "a copy of system memory", st) < 0) {
         return -1;
     }
-    if (mm_copy(cu, to->start, from->start, from->size, stream, st) < 0) {
-        return -1;
-    }
-    return facts.managed || facts.type != 0 ? 0 : mm_stream_synchronize(cu, stream, st);
+    return mm_copy(use->cu, to, from, use->range.size, stream, device, system, st);
 }
 
 static PyObject *
@@ -202,8 +206,7 @@ copy_with(mm_buffer *b, PyObject *value, PyObject *stream_object, bool into)
     }
     if (rc == 0) {
         Py_BEGIN_ALLOW_THREADS
-        rc = copy_now(use.cu, into ? &other.range : &use.range, into ? &use.range : &other.range,
-                      &other.range, stream.handle, &st);
+        rc = copy_now(&use, &other, into, stream.handle, &st);
         Py_END_ALLOW_THREADS
         if (other.guard != NULL) {
             mm_guard_leave(other.guard);
@@ -230,13 +233,14 @@ mm_buffer_copy_from(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObj
 
 /* A new buffer like this one, from the same resource where it has one. */
 static PyObject *
-new_like(mm_buffer *b)
+new_like(mm_buffer *b, PyObject *stream)
 {
     mm_buffer *root = b->root ? mm_buffer_of(b->root) : b;
     PyObject *plain, *view;
 
-    if (root->resource == NULL || Py_TYPE(root->resource) == b->state->resource_type) {
-        return mm_allocate(b->state, root->resource, b->size, b->dtype, b->dimensions, b->shape);
+    if (root->resource == NULL || mm_is_resource(b->state, root->resource)) {
+        return mm_allocate(b->state, root->resource, stream, b->size, b->dtype, b->dimensions,
+                           b->shape);
     }
     plain = PyObject_CallMethod(root->resource, "allocate", "n", (Py_ssize_t)b->size);
     if (plain == NULL || !mm_is_buffer(b->state, plain) || mm_buffer_of(plain)->size != b->size) {
@@ -264,7 +268,7 @@ mm_buffer_copy_to(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObjec
     if (mm_args(&parameters, args, nargs, kwnames, given) < 0 || mm_buffer_check_open(b) < 0) {
         return NULL;
     }
-    to = given[0] == NULL || given[0] == Py_None ? new_like(b) : Py_NewRef(given[0]);
+    to = given[0] == NULL || given[0] == Py_None ? new_like(b, given[1]) : Py_NewRef(given[0]);
     done = to ? copy_with(b, to, given[1], true) : NULL;
     if (done == NULL) {
         Py_XDECREF(to);
@@ -339,7 +343,7 @@ mm_buffer_fill(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *
     rc = mm_buffer_begin(b, MM_COPY, &use);
     if (rc == 0) {
         Py_BEGIN_ALLOW_THREADS
-        rc = mm_fill(use.cu, use.range, pattern, width, stream.handle, &st);
+        rc = mm_fill(use.cu, use.range, pattern, width, stream.handle, use.memory->device, &st);
         Py_END_ALLOW_THREADS
         mm_buffer_end(&use);
     }
@@ -373,17 +377,19 @@ const char mm_copy_from_doc[] =
     "copy_from($self, src, *, stream=None)\n--\n\n"
     "Copy the bytes of src into the buffer, in stream order.\n"
     "\n"
-    "src is a ManagedBuffer, an array with __cuda_array_interface__, or an object with the buffer\n"
-    "protocol such as bytes or a NumPy array, contiguous and of the same size in bytes (else\n"
-    "ValueError). From system memory the call waits until the copy is done; other sources must live\n"
-    "until the stream has done it. Driver: cuMemcpyAsync.";
+    "src is a ManagedBuffer, of a pool and of another device too, an array with\n"
+    "__cuda_array_interface__, or an object with the buffer protocol such as bytes or a NumPy array,\n"
+    "contiguous and of the same size in bytes (else ValueError). From system memory the call waits until\n"
+    "the copy is done; other sources must live until the stream has done it. The stream's device needs\n"
+    "access to pool memory on either side (else CUDAError). Without a stream it is the default one of\n"
+    "the device that owns the buffer, or the source, and else the current one. Driver: cuMemcpyAsync.";
 
 const char mm_copy_to_doc[] =
     "copy_to($self, dst=None, *, stream=None)\n--\n\n"
     "Copy the bytes of the buffer to dst, in stream order, and return dst.\n"
     "\n"
-    "None makes a new buffer of the same layout from the same resource. dst as src in copy_from(), and\n"
-    "writable. Driver: cuMemcpyAsync.";
+    "None makes a new buffer of the same layout from the same resource, of a pool on the same stream.\n"
+    "dst as src in copy_from(), and writable. Driver: cuMemcpyAsync.";
 
 const char mm_fill_doc[] =
     "fill($self, value, *, stream=None)\n--\n\n"

@@ -215,7 +215,7 @@ empty(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnam
         || (dimensions = mm_read_shape(given[0], dtype, shape, &bytes)) < 0) {
         return NULL;
     }
-    return mm_allocate(mm_module_state(module), NULL, bytes, dtype, dimensions, shape);
+    return mm_allocate(mm_module_state(module), NULL, NULL, bytes, dtype, dimensions, shape);
 }
 
 /* --- the driver ------------------------------------------------------------------------- */

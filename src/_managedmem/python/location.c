@@ -315,3 +315,31 @@ mm_read_accessor(mm_state *state, PyObject *value, CUmemLocation *out)
     }
     return 0;
 }
+
+int
+mm_read_device(mm_state *state, PyObject *value, int *ordinal)
+{
+    CUmemLocation where;
+    long long number;
+    int rc;
+
+    if (PyLong_Check(value) && !PyBool_Check(value)) {
+        rc = mm_read_index(value, "a device", PyExc_TypeError, &number) < 0
+                 ? -1
+                 : device_location(state, number, &where);
+    } else if (value == Py_None) {
+        where = mm_host();
+        rc = 0;
+    } else {
+        rc = mm_read_location(state, value, &where);
+    }
+    if (rc < 0) {
+        return -1;
+    }
+    if (where.type != CU_MEM_LOCATION_TYPE_DEVICE) {
+        PyErr_Format(PyExc_TypeError, "a Device or the ordinal of one is needed, got %R", value);
+        return -1;
+    }
+    *ordinal = where.id;
+    return 0;
+}

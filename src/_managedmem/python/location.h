@@ -32,6 +32,10 @@ int mm_read_accessor(mm_state *state, PyObject *value, CUmemLocation *out);
  * that accessed_by takes; otherwise what is none is left out. */
 int mm_read_members(mm_state *state, PyObject *values, bool strict, mm_location_set *set);
 
+/* The ordinal of a device: a Device, of another library too, or an int, which here can mean nothing
+ * else. TypeError for what is none, ValueError for one that is not there. */
+int mm_read_device(mm_state *state, PyObject *value, int *ordinal);
+
 /* What Host and Device share as types. */
 void mm_location_dealloc(PyObject *self);
 extern PyMemberDef mm_location_members[];

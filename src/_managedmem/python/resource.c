@@ -1,12 +1,124 @@
-/* resource.c: the type ManagedMemoryResource. It draws from cuMemAllocManaged and not from a driver
- * pool, because drivers refuse all advice on pool memory. */
+/* resource.c: what memory resources have in common: their life, allocating and freeing, trimming.
+ * The types are in managed_resource.c and device_resource.c, the numbers of a pool in
+ * pool_attributes.c. */
 #include "resource.h"
 
 #include "stream.h"
 
+/* --- life ------------------------------------------------------------------------------- */
+
+bool
+mm_is_resource(mm_state *state, PyObject *op)
+{
+    return Py_TYPE(op) == state->resource_type || Py_TYPE(op) == state->device_pool_type;
+}
+
 PyObject *
-mm_allocate(mm_state *state, PyObject *resource, size_t bytes, const mm_dtype *dtype,
-            int dimensions, const Py_ssize_t *shape)
+mm_resource_new(PyTypeObject *type, bool pooled, bool managed, CUmemLocation where)
+{
+    mm_state *state = mm_type_state(type);
+    mm_driver *cu = pooled ? mm_open(state) : NULL;
+    mm_pool *pool = NULL;
+    PyObject *self;
+    mm_status st;
+
+    if (pooled && cu == NULL) {
+        return NULL;
+    }
+    if (pooled) {
+        Py_BEGIN_ALLOW_THREADS
+        pool = mm_pool_create(cu, managed, where, &st);
+        Py_END_ALLOW_THREADS
+        if (pool == NULL) {
+            return mm_raise(state, &st);
+        }
+    }
+    self = mm_alloc_object(type);
+    if (self == NULL) {
+        if (pool != NULL) {
+            mm_pool_release(pool);
+        }
+        return NULL;
+    }
+    mm_resource_of(self)->pool = pool;
+    mm_resource_of(self)->pooled = pooled;
+    mm_resource_of(self)->where = where;
+    return self;
+}
+
+/* Lets the pool go, once; its buffers keep it as long as they need it. */
+static void
+close_resource(mm_resource *r)
+{
+    if (mm_guard_close(&r->guard, mm_driver_forked()) == MM_CLOSED_NOW && r->pool != NULL) {
+        mm_pool_release(r->pool);
+    }
+}
+
+void
+mm_resource_dealloc(PyObject *op)
+{
+    PyObject_GC_UnTrack(op);
+    Py_BEGIN_ALLOW_THREADS
+    close_resource(mm_resource_of(op));
+    Py_END_ALLOW_THREADS
+    mm_free_object(op);
+}
+
+int
+mm_resource_raise_closed(void)
+{
+    PyErr_SetString(PyExc_RuntimeError, "the memory resource is closed");
+    return -1;
+}
+
+mm_driver *
+mm_resource_begin(PyObject *op)
+{
+    mm_driver *cu;
+
+    if (mm_guard_is_closed(&mm_resource_of(op)->guard)) {
+        (void)mm_resource_raise_closed();
+        return NULL;
+    }
+    cu = mm_open(mm_type_state(Py_TYPE(op)));
+    if (cu != NULL && !mm_guard_enter(&mm_resource_of(op)->guard)) {
+        (void)mm_resource_raise_closed();
+        return NULL;
+    }
+    return cu;
+}
+
+void
+mm_resource_end(PyObject *op)
+{
+    mm_guard_leave(&mm_resource_of(op)->guard);
+}
+
+int
+mm_resource_check_pooled(PyObject *op)
+{
+    if (!mm_resource_of(op)->pooled) {
+        PyErr_Format(PyExc_RuntimeError, "%R has no pool: make one with pooled=True", op);
+        return -1;
+    }
+    return 0;
+}
+
+/* --- allocating and freeing ------------------------------------------------------------- */
+
+static PyObject *
+new_buffer(mm_state *state, mm_memory *memory, PyObject *resource, const mm_dtype *dtype,
+           int dimensions, const Py_ssize_t *shape)
+{
+    return mm_buffer_new(state, state->buffer_type, memory, dtype, dimensions, shape, NULL,
+                         resource);
+}
+
+/* Memory of no pool is there at once, for every stream. */
+static PyObject *
+allocate_plain(mm_state *state, PyObject *resource, size_t bytes, const mm_dtype *dtype,
+               int dimensions, const Py_ssize_t *shape)
 {
     mm_driver *cu = mm_open(state);
     mm_memory *memory;
@@ -18,26 +130,62 @@ mm_allocate(mm_state *state, PyObject *resource, size_t bytes, const mm_dtype *d
     Py_BEGIN_ALLOW_THREADS
     memory = mm_memory_allocate(cu, bytes, &st);
     Py_END_ALLOW_THREADS
-    if (memory == NULL) {
-        return mm_raise(state, &st);
-    }
-    return mm_buffer_new(state, state->buffer_type, memory, dtype, dimensions, shape, NULL,
-                         resource);
+    return memory ? new_buffer(state, memory, resource, dtype, dimensions, shape)
+                  : mm_raise(state, &st);
 }
 
 static PyObject *
-resource_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+allocate_pooled(mm_state *state, PyObject *resource, PyObject *stream, size_t bytes,
+                const mm_dtype *dtype, int dimensions, const Py_ssize_t *shape)
 {
-    static const mm_parameters parameters = {"ManagedMemoryResource", NULL, 0, 0, 0};
+    mm_memory *memory = NULL;
+    mm_stream_use use;
+    PyObject *buffer;
+    mm_driver *cu;
+    bool foreign;
+    mm_status st;
 
-    return mm_args_new(&parameters, args, kwargs, NULL) < 0 ? NULL : mm_alloc_object(type);
+    if (mm_stream_begin(state, stream, &use) < 0) {
+        return NULL;
+    }
+    foreign = use.handle != NULL && use.shared == NULL;
+    cu = mm_resource_begin(resource);
+    if (cu != NULL) {
+        Py_BEGIN_ALLOW_THREADS
+        memory = mm_memory_allocate_from(cu, mm_resource_of(resource)->pool, bytes, use.handle,
+                                         use.shared, &st);
+        Py_END_ALLOW_THREADS
+        mm_resource_end(resource);
+    }
+    mm_stream_end(&use);
+    if (memory == NULL) {
+        return cu ? mm_raise(state, &st) : NULL;
+    }
+    buffer = new_buffer(state, memory, resource, dtype, dimensions, shape);
+    if (buffer != NULL && foreign) {
+        mm_buffer_of(buffer)->stream = Py_NewRef(stream);
+    }
+    return buffer;
 }
 
-static void
-resource_dealloc(PyObject *op)
+PyObject *
+mm_allocate(mm_state *state, PyObject *resource, PyObject *stream, size_t bytes,
+            const mm_dtype *dtype, int dimensions, const Py_ssize_t *shape)
 {
-    PyObject_GC_UnTrack(op);
-    mm_free_object(op);
+    mm_stream_use use;
+
+    if (resource != NULL && mm_guard_is_closed(&mm_resource_of(resource)->guard)) {
+        (void)mm_resource_raise_closed();
+        return NULL;
+    }
+    if (resource != NULL && mm_resource_of(resource)->pooled) {
+        return allocate_pooled(state, resource, stream, bytes, dtype, dimensions, shape);
+    }
+    if (mm_stream_begin(state, stream, &use) < 0) {
+        return NULL;
+    }
+    mm_stream_end(&use); /* checked only */
+    return allocate_plain(state, resource, bytes, dtype, dimensions, shape);
 }
 
 static PyObject *
@@ -45,20 +193,34 @@ resource_allocate(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObjec
 {
     static const char *const names[] = {"size", "stream"};
     static const mm_parameters parameters = {"allocate", names, 1, 1, 2};
-    mm_state *state = mm_type_state(Py_TYPE(op));
-    mm_stream_use use;
     PyObject *given[2];
     Py_ssize_t shape;
     size_t size;
 
     if (mm_args(&parameters, args, nargs, kwnames, given) < 0
-        || mm_read_size(given[0], "size", &size) < 0
-        || mm_stream_begin(state, given[1], &use) < 0) {
+        || mm_read_size(given[0], "size", &size) < 0) {
         return NULL;
     }
-    mm_stream_end(&use); /* checked only: the memory is there at once, for every stream */
     shape = (Py_ssize_t)size;
-    return mm_allocate(state, op, size, mm_read_dtype(NULL), 1, &shape);
+    return mm_allocate(mm_type_state(Py_TYPE(op)), op, given[1], size, mm_read_dtype(NULL), 1,
+                       &shape);
+}
+
+/* Frees what the resource allocated; its pool need not be open for that. */
+static int
+free_address(const mm_resource *r, mm_driver *cu, CUdeviceptr start, CUstream stream, bool wait,
+             mm_status *st)
+{
+    if (r->pooled) {
+        int device = r->where.type == CU_MEM_LOCATION_TYPE_DEVICE ? r->where.id : MM_ANY_DEVICE;
+        return mm_pool_refuse_capture(cu, stream, device, st) < 0
+                   ? -1
+                   : mm_pool_free_address(cu, start, stream, device, st);
+    }
+    if (wait && mm_stream_synchronize(cu, stream, st) < 0) {
+        return -1;
+    }
+    return mm_free(cu, start, st);
 }
 
 static PyObject *
@@ -73,18 +235,17 @@ resource_deallocate(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObj
     mm_driver *cu;
     mm_status st;
     size_t size;
-    int rc = 0;
+    bool wait;
+    int rc;
 
     if (mm_args(&parameters, args, nargs, kwnames, given) < 0
         || mm_read_address(given[0], &start) < 0 || mm_read_size(given[1], "size", &size) < 0
         || (cu = mm_open(state)) == NULL || mm_stream_begin(state, given[2], &use) < 0) {
         return NULL;
     }
+    wait = given[2] != NULL && given[2] != Py_None;
     Py_BEGIN_ALLOW_THREADS
-    if (given[2] != NULL && given[2] != Py_None) {
-        rc = mm_stream_synchronize(cu, use.handle, &st);
-    }
-    rc = rc < 0 ? rc : mm_free(cu, start, &st);
+    rc = free_address(mm_resource_of(op), cu, start, use.handle, wait, &st);
     Py_END_ALLOW_THREADS
     mm_stream_end(&use);
     if (rc < 0) {
@@ -93,93 +254,120 @@ resource_deallocate(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObj
     Py_RETURN_NONE;
 }
 
-static PyObject *
-resource_get_true(PyObject *Py_UNUSED(op), void *Py_UNUSED(closure))
-{
-    Py_RETURN_TRUE;
-}
+/* --- pools ------------------------------------------------------------------------------ */
 
 static PyObject *
-resource_get_device_id(PyObject *op, void *Py_UNUSED(closure))
+resource_trim(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
-    mm_state *state = mm_type_state(Py_TYPE(op));
-    mm_driver *cu = mm_open(state);
+    static const char *const names[] = {"keep"};
+    static const mm_parameters parameters = {"trim", names, 0, 1, 1};
+    PyObject *given[1];
+    long long keep = 0;
+    mm_driver *cu;
     mm_status st;
-    int device;
+    int rc;
 
-    if (cu == NULL) {
+    if (mm_args(&parameters, args, nargs, kwnames, given) < 0
+        || (given[0] != NULL && mm_read_index(given[0], "keep", PyExc_TypeError, &keep) < 0)) {
         return NULL;
     }
-    return mm_current_device(cu, &device, &st) < 0 ? mm_raise(state, &st)
-                                                   : PyLong_FromLong(device);
+    if (keep < 0) {
+        PyErr_Format(PyExc_ValueError, "keep must be at least 0 bytes, got %R", given[0]);
+        return NULL;
+    }
+    if (mm_resource_check_pooled(op) < 0 || (cu = mm_resource_begin(op)) == NULL) {
+        return NULL;
+    }
+    Py_BEGIN_ALLOW_THREADS
+    rc = mm_pool_trim(cu, mm_resource_of(op)->pool, (size_t)keep, &st);
+    Py_END_ALLOW_THREADS
+    mm_resource_end(op);
+    if (rc < 0) {
+        return mm_raise(mm_type_state(Py_TYPE(op)), &st);
+    }
+    Py_RETURN_NONE;
 }
 
 static PyObject *
-resource_repr(PyObject *Py_UNUSED(op))
+resource_close(PyObject *op, PyObject *Py_UNUSED(none))
 {
-    return PyUnicode_FromString("ManagedMemoryResource()");
+    Py_BEGIN_ALLOW_THREADS
+    close_resource(mm_resource_of(op));
+    Py_END_ALLOW_THREADS
+    Py_RETURN_NONE;
 }
 
-PyDoc_STRVAR(
-    resource_doc,
-    "ManagedMemoryResource()\n"
-    "--\n"
-    "\n"
-    "Allocates managed memory, each buffer on pages of its own.\n"
-    "\n"
-    "It uses cuMemAllocManaged and no driver pool, so every advice works on what it gives. Making one\n"
-    "opens no driver. Safe from every thread.");
+static PyObject *
+resource_enter(PyObject *op, PyObject *Py_UNUSED(none))
+{
+    if (mm_guard_is_closed(&mm_resource_of(op)->guard)) {
+        (void)mm_resource_raise_closed();
+        return NULL;
+    }
+    return Py_NewRef(op);
+}
+
+static PyObject *
+resource_exit(PyObject *op, PyObject *const *Py_UNUSED(args), Py_ssize_t Py_UNUSED(nargs))
+{
+    return resource_close(op, NULL);
+}
+
+PyObject *
+mm_resource_get_is_closed(PyObject *op, void *Py_UNUSED(closure))
+{
+    return PyBool_FromLong(mm_guard_is_closed(&mm_resource_of(op)->guard));
+}
+
+const char mm_resource_is_closed_doc[] = "Whether close() was called.";
 
 PyDoc_STRVAR(
-    resource_allocate_doc,
+    allocate_doc,
     "allocate($self, size, *, stream=None)\n--\n\n"
     "A new ManagedBuffer of size bytes (dtype uint8, one axis), with undefined contents.\n"
     "\n"
-    "The memory is usable at once, on every stream; stream is accepted so that resources are\n"
-    "interchangeable. No page is populated before its first use or prefetch. Raises ValueError for a\n"
-    "size below 1, TypeError for no int, CUDAOutOfMemoryError when there is no memory.\n"
-    "Driver: cuMemAllocManaged.");
+    "From a pool: in the order of the stream, which owns the memory from that point on; other streams\n"
+    "and the host must wait for it. close() and the last reference free it in the same order. Without\n"
+    "a pool the memory is usable at once, on every stream, and stream is only checked. No page of\n"
+    "managed memory is populated before its first use or prefetch. Raises ValueError for a size below\n"
+    "1, TypeError for no int, RuntimeError when the resource is closed, CUDAError for a pool on a\n"
+    "stream that captures a graph, CUDAOutOfMemoryError when there is no memory.\n"
+    "Driver: cuMemAllocManaged, cuMemAllocFromPoolAsync.");
 
 PyDoc_STRVAR(
-    resource_deallocate_doc,
+    deallocate_doc,
     "deallocate($self, ptr, size, *, stream=None)\n--\n\n"
     "Free memory by its address; what a ManagedBuffer made with from_handle(mr=...) calls.\n"
     "\n"
-    "With a stream, after everything queued on it. Driver: cuMemFree.");
+    "Memory of a pool is freed in the order of the stream, other memory after everything queued on it.\n"
+    "Driver: cuMemFree, cuMemFreeAsync.");
 
-static PyMethodDef resource_methods[] = {
+PyDoc_STRVAR(
+    trim_doc,
+    "trim($self, /, keep=0)\n--\n\n"
+    "Give memory that the pool does not use back to the system, down to keep bytes.\n"
+    "\n"
+    "Memory whose free the host has not waited for can stay. Raises ValueError for a negative keep,\n"
+    "RuntimeError without a pool or when closed. Other threads run meanwhile.\n"
+    "Driver: cuMemPoolTrimTo.");
+
+PyDoc_STRVAR(
+    close_doc,
+    "close($self, /)\n--\n\n"
+    "Allocate no more; again is allowed. Buffers that were allocated stay as they are.\n"
+    "\n"
+    "A pool goes with its last buffer, as it does in the driver. Waits only for calls that other\n"
+    "threads are just making with it. Driver: cuMemPoolDestroy.");
+
+PyMethodDef mm_resource_methods[] = {
     {"allocate", (PyCFunction)(void (*)(void))resource_allocate, METH_FASTCALL | METH_KEYWORDS,
-     resource_allocate_doc},
+     allocate_doc},
     {"deallocate", (PyCFunction)(void (*)(void))resource_deallocate, METH_FASTCALL | METH_KEYWORDS,
-     resource_deallocate_doc},
+     deallocate_doc},
+    {"trim", (PyCFunction)(void (*)(void))resource_trim, METH_FASTCALL | METH_KEYWORDS, trim_doc},
+    {"close", resource_close, METH_NOARGS, close_doc},
+    {"__enter__", resource_enter, METH_NOARGS, "__enter__($self, /)\n--\n\nThe resource itself."},
+    {"__exit__", (PyCFunction)(void (*)(void))resource_exit, METH_FASTCALL,
+     "__exit__($self, /, *exception)\n--\n\nClose the resource."},
     {NULL, NULL, 0, NULL},
 };
-
-static PyGetSetDef resource_getset[] = {
-    {"is_host_accessible", resource_get_true, NULL, "True: the host can use the memory.", NULL},
-    {"is_device_accessible", resource_get_true, NULL, "True: every device can use the memory.",
-     NULL},
-    {"device_id", resource_get_device_id, NULL,
-     "The calling thread's current device, on which allocations are accounted.", NULL},
-    {NULL, NULL, NULL, NULL, NULL},
-};
-
-static PyType_Slot resource_slots[] = {
-    {Py_tp_doc, (void *)resource_doc},  {Py_tp_new, resource_new},
-    {Py_tp_traverse, mm_traverse_type}, {Py_tp_dealloc, resource_dealloc},
-    {Py_tp_repr, resource_repr},        {Py_tp_methods, resource_methods},
-    {Py_tp_getset, resource_getset},    {0, NULL},
-};
-
-static PyType_Spec resource_spec = {
-    .name = "managedmem.ManagedMemoryResource",
-    .basicsize = sizeof(PyObject),
-    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_IMMUTABLETYPE,
-    .slots = resource_slots,
-};
-
-int
-mm_resource_init(PyObject *module, mm_state *state)
-{
-    return mm_add_type(module, &resource_spec, &state->resource_type);
-}

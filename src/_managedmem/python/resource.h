@@ -1,11 +1,51 @@
-/* resource.h: allocating a buffer. */
+/* resource.h: memory resources: the struct behind both types, what they share, and allocating a
+ * buffer from one. */
 #ifndef MM_RESOURCE_H
 #define MM_RESOURCE_H
 
 #include "buffer.h"
 
-/* A new ManagedBuffer of that layout; resource may be NULL. */
-PyObject *mm_allocate(mm_state *state, PyObject *resource, size_t bytes, const mm_dtype *dtype,
-                      int dimensions, const Py_ssize_t *shape);
+typedef struct {
+    PyObject_HEAD mm_pool
+        *pool; /* NULL: cuMemAllocManaged. To be used between begin and end only */
+    bool pooled;
+    CUmemLocation where; /* of the pool */
+    mm_guard guard;
+} mm_resource;
+
+static inline mm_resource *
+mm_resource_of(PyObject *op)
+{
+    return (mm_resource *)op;
+}
+
+/* Whether it is one of the two types of this package, and not somebody else's. */
+bool mm_is_resource(mm_state *state, PyObject *op);
+
+/* A new ManagedBuffer of that layout. resource is one of ours or NULL; stream any stream object or
+ * NULL, for memory of a pool. */
+PyObject *mm_allocate(mm_state *state, PyObject *resource, PyObject *stream, size_t bytes,
+                      const mm_dtype *dtype, int dimensions, const Py_ssize_t *shape);
+
+/* The driver, with the resource safe from being closed until the end; NULL with an exception when it
+ * is closed. Between begin and end no Python code may run. */
+mm_driver *mm_resource_begin(PyObject *op);
+void mm_resource_end(PyObject *op);
+
+/* RuntimeError for a resource without a pool. */
+int mm_resource_check_pooled(PyObject *op);
+int mm_resource_raise_closed(void);
+
+/* What both types are made of. */
+PyObject *mm_resource_new(PyTypeObject *type, bool pooled, bool managed, CUmemLocation where);
+void mm_resource_dealloc(PyObject *op);
+extern PyMethodDef mm_resource_methods[];
+PyObject *mm_resource_get_attributes(PyObject *op, void *closure);
+PyObject *mm_resource_get_is_closed(PyObject *op, void *closure);
+extern const char mm_resource_attributes_doc[], mm_resource_is_closed_doc[];
+
+/* The live set behind resource.peer_accessible_by, and assignment to it. */
+PyObject *mm_peers_get(PyObject *op, void *closure);
+int mm_peers_set(PyObject *op, PyObject *value, void *closure);
 
 #endif

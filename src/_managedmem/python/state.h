@@ -18,6 +18,9 @@
     X(PyTypeObject, page_run_type)       \
     X(PyTypeObject, policy_type)         \
     X(PyTypeObject, applied_policy_type) \
+    X(PyTypeObject, device_pool_type)    \
+    X(PyTypeObject, peers_type)          \
+    X(PyTypeObject, attributes_type)     \
     X(PyObject, cuda_error)              \
     X(PyObject, out_of_memory_error)     \
     X(PyObject, not_found_error)         \
@@ -84,6 +87,9 @@ int mm_plan_init(PyObject *module, mm_state *state);
 int mm_page_runs_init(PyObject *module, mm_state *state);
 int mm_policy_init(PyObject *module, mm_state *state);
 int mm_applied_policy_init(PyObject *module, mm_state *state);
+int mm_device_resource_init(PyObject *module, mm_state *state);
+int mm_peers_init(PyObject *module, mm_state *state);
+int mm_pool_attributes_init(PyObject *module, mm_state *state);
 
 /* Makes a heap type from a spec, stores it and adds it to the module. */
 int mm_add_type(PyObject *module, PyType_Spec *spec, PyTypeObject **into);

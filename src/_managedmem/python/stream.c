@@ -1,10 +1,12 @@
 /* stream.c: the type Stream. It owns the stream it made; one from a handle belongs to another. */
 #include "stream.h"
 
+#include <stdlib.h>
+
 typedef struct {
     PyObject_HEAD PyObject *weakrefs;
     CUstream handle;
-    bool owned;
+    mm_stream *shared; /* of a stream that was made here, until it is closed; else NULL */
     mm_guard guard;
 } stream_object;
 
@@ -158,8 +160,7 @@ foreign_handle(mm_state *state, PyObject *value, CUstream *out)
 int
 mm_stream_begin(mm_state *state, PyObject *value, mm_stream_use *use)
 {
-    use->handle = NULL;
-    use->guard = NULL;
+    *use = (mm_stream_use){.handle = NULL};
     if (value == NULL || value == Py_None) {
         return 0;
     }
@@ -168,6 +169,7 @@ mm_stream_begin(mm_state *state, PyObject *value, mm_stream_use *use)
             return raise_closed();
         }
         use->guard = &stream_of(value)->guard;
+        use->shared = stream_of(value)->shared;
         use->handle = stream_of(value)->handle;
         return 0;
     }
@@ -186,13 +188,13 @@ mm_stream_end(mm_stream_use *use)
 }
 
 static PyObject *
-new_stream(PyTypeObject *type, CUstream handle, bool owned)
+new_stream(PyTypeObject *type, CUstream handle, mm_stream *shared)
 {
     PyObject *self = mm_alloc_object(type);
 
     if (self != NULL) {
         stream_of(self)->handle = handle;
-        stream_of(self)->owned = owned;
+        stream_of(self)->shared = shared;
     }
     return self;
 }
@@ -203,6 +205,7 @@ stream_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     static const mm_parameters parameters = {"Stream", NULL, 0, 0, 0};
     mm_state *state = mm_type_state(type);
     CUstream handle = NULL;
+    mm_stream *shared;
     PyObject *self;
     mm_driver *cu;
     mm_status st;
@@ -217,8 +220,10 @@ stream_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     if (rc < 0) {
         return mm_raise(state, &st);
     }
-    self = new_stream(type, handle, true);
+    shared = mm_stream_share(handle);
+    self = shared ? new_stream(type, handle, shared) : PyErr_NoMemory();
     if (self == NULL) {
+        free(shared);
         (void)cu->StreamDestroy(handle);
     }
     return self;
@@ -232,20 +237,17 @@ stream_from_handle(PyObject *type, PyObject *value)
     if (handle_from_int(value, "a stream handle", &handle) < 0) {
         return NULL;
     }
-    return new_stream((PyTypeObject *)type, handle, false);
+    return new_stream((PyTypeObject *)type, handle, NULL);
 }
 
-/* Destroys the stream unless it is somebody else's, was closed before, or the process forked. */
+/* Lets the stream go unless it is somebody else's or was closed before. */
 static int
 close_stream(stream_object *s, mm_status *st)
 {
-    mm_driver *cu = mm_driver_peek();
-
-    if (mm_guard_close(&s->guard, mm_driver_forked()) != MM_CLOSED_NOW || !s->owned || cu == NULL
-        || mm_driver_forked()) {
+    if (mm_guard_close(&s->guard, mm_driver_forked()) != MM_CLOSED_NOW || s->shared == NULL) {
         return 0;
     }
-    return mm_stream_destroy(cu, s->handle, st);
+    return mm_stream_release(s->shared, st);
 }
 
 static void
@@ -403,7 +405,8 @@ PyDoc_STRVAR(
     "close($self, /)\n--\n\n"
     "End the stream; again is allowed. Work that was queued still runs.\n"
     "\n"
-    "Waits only for calls that other threads are just making with it. Driver: cuStreamDestroy.");
+    "Waits only for calls that other threads are just making with it. Pool memory that was allocated on\n"
+    "the stream keeps the driver's stream until it is freed. Driver: cuStreamDestroy.");
 
 static PyMethodDef stream_methods[] = {
     {"from_handle", stream_from_handle, METH_O | METH_CLASS, stream_from_handle_doc},

@@ -3,12 +3,14 @@
 #define MM_PY_STREAM_H
 
 #include "../memory/guard.h"
+#include "../memory/stream.h"
 #include "args.h"
 
 /* A handle, safe from being closed until mm_stream_end. */
 typedef struct {
     CUstream handle;
-    mm_guard *guard; /* of one of our streams, else NULL */
+    mm_guard *guard;   /* of one of our streams, else NULL */
+    mm_stream *shared; /* of one that a Stream made, else NULL */
 } mm_stream_use;
 
 /* Accepts NULL and None (the default stream), a Stream, anything with __cuda_stream__, streams of

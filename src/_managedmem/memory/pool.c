@@ -1,0 +1,391 @@
+/* pool.c: driver pools. */
+#include "pool.h"
+
+#include "memory.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* --- life ------------------------------------------------------------------------------- */
+
+static int
+create(mm_driver *cu, mm_pool *pool, mm_status *st)
+{
+    CUmemPoolProps props;
+    CUresult code;
+    mm_scope scope;
+
+    memset(&props, 0, sizeof props);
+    props.allocType =
+        pool->managed ? CU_MEM_ALLOCATION_TYPE_MANAGED : CU_MEM_ALLOCATION_TYPE_PINNED;
+    props.location = pool->where;
+    if (mm_scope_enter_relaxed(&scope, cu, MM_ANY_DEVICE, st) < 0) {
+        return -1;
+    }
+    code = cu->MemPoolCreate(&pool->handle, &props);
+    mm_scope_leave(&scope);
+    if (code == CUDA_SUCCESS) {
+        return 0;
+    }
+    (void)mm_fail_call(st, "cuMemPoolCreate", (int)code);
+    if (code == CUDA_ERROR_NOT_SUPPORTED) {
+        mm_status_add(st, "Pools need Device.memory_pools_supported, those of managed memory "
+                          "also Device.concurrent_managed_access.");
+    }
+    return -1;
+}
+
+/* A driver's own threshold of 0 gives memory back at every synchronisation and takes it again at
+ * the next allocation. A pool can also come with the peers of a destroyed one of the same handle:
+ * a known fault of drivers. */
+static int
+prepare(mm_driver *cu, mm_pool *pool, mm_status *st)
+{
+    mm_location_set inherited = 0;
+
+    if (mm_pool_set(cu, pool, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, UINT64_MAX, st) < 0
+        || (!pool->managed && mm_pool_peers(cu, pool, &inherited, st) < 0)) {
+        return -1;
+    }
+    return mm_pool_change_peers(cu, pool, inherited, 0, st);
+}
+
+mm_pool *
+mm_pool_create(mm_driver *cu, bool managed, CUmemLocation where, mm_status *st)
+{
+    mm_pool *pool;
+
+    if (managed && cu->version < MM_DRIVER_BATCH) {
+        (void)mm_driver_lacks(cu, "a pool of managed memory", st);
+        return NULL;
+    }
+    pool = calloc(1, sizeof *pool);
+    if (pool == NULL) {
+        (void)mm_fail(st, MM_NO_MEMORY, "out of host memory");
+        return NULL;
+    }
+    atomic_init(&pool->references, 1);
+    pool->where = where;
+    pool->managed = managed;
+    if (create(cu, pool, st) < 0) {
+        free(pool);
+        return NULL;
+    }
+    if (prepare(cu, pool, st) < 0) {
+        mm_pool_release(pool);
+        return NULL;
+    }
+    return pool;
+}
+
+/* The driver, unless it is not there or belongs to the parent of this process. */
+static mm_driver *
+usable_driver(void)
+{
+    return mm_driver_forked() ? NULL : mm_driver_peek();
+}
+
+static void free_waiting(mm_driver *cu, mm_pool *pool, const mm_pool_block *like);
+
+void
+mm_pool_release(mm_pool *pool)
+{
+    mm_driver *cu = usable_driver();
+
+    if (atomic_fetch_sub_explicit(&pool->references, 1, memory_order_acq_rel) != 1) {
+        return;
+    }
+    free_waiting(cu, pool, NULL);
+    if (cu != NULL) {
+        /* Nobody to tell; work and frees that are queued still run. */
+        (void)cu->MemPoolDestroy(pool->handle);
+    }
+    free(pool);
+}
+
+/* --- blocks ----------------------------------------------------------------------------- */
+
+/* A default stream is looked up in a context of its device. */
+static int
+is_capturing(mm_driver *cu, CUstream stream, int device, bool *capturing, mm_status *st)
+{
+    mm_scope scope;
+    int rc = mm_scope_enter(&scope, cu, device, st);
+
+    if (rc == 0) {
+        rc = mm_stream_is_capturing(cu, stream, capturing, st);
+        mm_scope_leave(&scope);
+    }
+    return rc;
+}
+
+int
+mm_pool_refuse_capture(mm_driver *cu, CUstream stream, int device, mm_status *st)
+{
+    bool capturing = false;
+
+    if (is_capturing(cu, stream, device, &capturing, st) < 0) {
+        return -1;
+    }
+    if (capturing) {
+        (void)mm_fail(st, MM_CAPTURING,
+                      "a pool cannot allocate or free on a stream that captures a CUDA graph, "
+                      "because the memory would be the graph's: do it before the capture begins, "
+                      "or on another stream");
+        st->code = CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+        return -1;
+    }
+    return 0;
+}
+
+int
+mm_pool_free_address(mm_driver *cu, CUdeviceptr start, CUstream stream, int device, mm_status *st)
+{
+    CUresult code;
+    mm_scope scope;
+
+    if (mm_scope_enter_relaxed(&scope, cu, device, st) < 0) {
+        return -1;
+    }
+    code = cu->MemFreeAsync(start, stream);
+    mm_scope_leave(&scope);
+    return mm_freed(code) ? 0 : mm_fail_call(st, "cuMemFreeAsync", (int)code);
+}
+
+static void
+drop_block(mm_pool_block *block)
+{
+    mm_status ignored;
+    int rc = block->shared ? mm_stream_release(block->shared, &ignored) : 0;
+
+    (void)rc;
+    free(block);
+}
+
+static void
+wait_to_be_freed(mm_pool_block *block)
+{
+    mm_pool *pool = block->pool;
+
+    block->next = atomic_load(&pool->waiting);
+    while (!atomic_compare_exchange_weak(&pool->waiting, &block->next, block)) {
+    }
+}
+
+/* Frees the blocks that waited for a capture on the stream of `like` to end: in that stream's order
+ * and so after all that used them. NULL: all of them at once, at the end of the pool. */
+static void
+free_waiting(mm_driver *cu, mm_pool *pool, const mm_pool_block *like)
+{
+    mm_pool_block *block = atomic_exchange(&pool->waiting, NULL), *next;
+
+    for (; block != NULL; block = next) {
+        mm_status ignored;
+        int rc = 0;
+        next = block->next;
+        if (like != NULL && (block->stream != like->stream || block->device != like->device)) {
+            wait_to_be_freed(block);
+            continue;
+        }
+        if (like != NULL) {
+            rc = mm_pool_free_address(cu, block->start, like->stream, like->device, &ignored);
+        } else if (cu != NULL) {
+            rc = mm_free(cu, block->start, &ignored);
+        }
+        (void)rc; /* nobody to tell */
+        drop_block(block);
+    }
+}
+
+static int
+call_allocate(mm_driver *cu, mm_pool_block *block, size_t size, CUstream stream, mm_status *st)
+{
+    mm_scope scope;
+    CUresult code;
+
+    if (mm_scope_enter_relaxed(&scope, cu, block->device, st) < 0) {
+        return -1;
+    }
+    code = cu->MemAllocFromPoolAsync(&block->start, size, block->pool->handle, stream);
+    mm_scope_leave(&scope);
+    if (code == CUDA_SUCCESS) {
+        return 0;
+    }
+    (void)mm_fail_call(st, "cuMemAllocFromPoolAsync", (int)code);
+    mm_status_add(st, "%zu bytes were asked for.", size);
+    return -1;
+}
+
+int
+mm_pool_device(const mm_pool *pool)
+{
+    return pool->managed ? MM_ANY_DEVICE : pool->where.id;
+}
+
+/* Whose default stream a block is allocated on, if it is a default one. */
+static int
+find_device(mm_driver *cu, const mm_pool *pool, CUstream stream, int *device, mm_status *st)
+{
+    *device = mm_pool_device(pool);
+    return *device == MM_ANY_DEVICE && mm_is_default_stream(stream)
+               ? mm_current_device(cu, device, st)
+               : 0;
+}
+
+mm_pool_block *
+mm_pool_allocate(mm_driver *cu, mm_pool *pool, size_t size, CUstream stream, mm_stream *shared,
+                 mm_status *st)
+{
+    mm_pool_block *block = calloc(1, sizeof *block);
+
+    if (block == NULL) {
+        (void)mm_fail(st, MM_NO_MEMORY, "out of host memory");
+        return NULL;
+    }
+    block->pool = pool;
+    /* The per-thread default stream cannot be named by the thread that will free, but the legacy
+     * stream is ordered after it. */
+    block->stream = mm_is_default_stream(stream) ? NULL : stream;
+    if (find_device(cu, pool, stream, &block->device, st) < 0
+        || mm_pool_refuse_capture(cu, stream, block->device, st) < 0) {
+        free(block);
+        return NULL;
+    }
+    free_waiting(cu, pool, block);
+    if (call_allocate(cu, block, size, stream, st) < 0) {
+        free(block);
+        return NULL;
+    }
+    atomic_fetch_add_explicit(&pool->references, 1, memory_order_relaxed);
+    if (shared != NULL) {
+        mm_stream_retain(shared);
+        block->shared = shared;
+    }
+    return block;
+}
+
+int
+mm_pool_free(mm_pool_block *block, const CUstream *other, mm_status *st)
+{
+    mm_driver *cu = usable_driver();
+    CUstream stream = other ? *other : block->stream;
+    mm_pool *pool = block->pool;
+    int device = other ? mm_pool_device(pool) : block->device, rc = 0;
+    bool capturing = false;
+    mm_status ignored;
+
+    /* What the query meets, the free meets as well. */
+    if (cu != NULL && is_capturing(cu, stream, device, &capturing, &ignored) == 0 && capturing) {
+        wait_to_be_freed(block);
+    } else {
+        rc = cu ? mm_pool_free_address(cu, block->start, stream, device, st) : 0;
+        drop_block(block);
+    }
+    mm_pool_release(pool);
+    return rc;
+}
+
+/* --- numbers ---------------------------------------------------------------------------- */
+
+int
+mm_pool_get(mm_driver *cu, mm_pool *pool, CUmemPool_attribute which, uint64_t *value,
+            mm_status *st)
+{
+    cuuint64_t number = 0;
+
+    MM_TRY(cu, MemPoolGetAttribute, st, pool->handle, which, &number);
+    *value = number;
+    return 0;
+}
+
+int
+mm_pool_set(mm_driver *cu, mm_pool *pool, CUmemPool_attribute which, uint64_t value, mm_status *st)
+{
+    cuuint64_t number = value;
+
+    MM_TRY(cu, MemPoolSetAttribute, st, pool->handle, which, &number);
+    return 0;
+}
+
+int
+mm_pool_trim(mm_driver *cu, mm_pool *pool, size_t keep, mm_status *st)
+{
+    mm_scope scope;
+    CUresult code;
+
+    if (mm_scope_enter_relaxed(&scope, cu, MM_ANY_DEVICE, st) < 0) {
+        return -1;
+    }
+    code = cu->MemPoolTrimTo(pool->handle, keep);
+    mm_scope_leave(&scope);
+    return code == CUDA_SUCCESS ? 0 : mm_fail_call(st, "cuMemPoolTrimTo", (int)code);
+}
+
+/* --- peers ------------------------------------------------------------------------------ */
+
+int
+mm_pool_peers(mm_driver *cu, mm_pool *pool, mm_location_set *peers, mm_status *st)
+{
+    *peers = 0;
+    for (int i = 0; i < cu->device_count; i++) {
+        CUmemLocation where = mm_location(CU_MEM_LOCATION_TYPE_DEVICE, i);
+        CUmemAccess_flags flags = CU_MEM_ACCESS_FLAGS_PROT_NONE;
+        if (i == pool->where.id) {
+            continue;
+        }
+        MM_TRY(cu, MemPoolGetAccess, st, &flags, pool->handle, &where);
+        if (flags != CU_MEM_ACCESS_FLAGS_PROT_NONE) {
+            *peers |= mm_location_bit(where);
+        }
+    }
+    return 0;
+}
+
+static CUresult
+set_access(mm_driver *cu, mm_pool *pool, mm_location_set differs, mm_location_set to)
+{
+    CUmemAccessDesc map[MM_MAX_DEVICES];
+    size_t count = 0;
+
+    memset(map, 0, sizeof map);
+    for (int bit = 0; bit < MM_HOST_BIT; bit++) {
+        if (differs >> bit & 1) {
+            map[count].location = mm_bit_location(bit);
+            map[count++].flags =
+                to >> bit & 1 ? CU_MEM_ACCESS_FLAGS_PROT_READWRITE : CU_MEM_ACCESS_FLAGS_PROT_NONE;
+        }
+    }
+    return cu->MemPoolSetAccess(pool->handle, map, count);
+}
+
+int
+mm_pool_change_peers(mm_driver *cu, mm_pool *pool, mm_location_set from, mm_location_set to,
+                     mm_status *st)
+{
+    mm_scope scope;
+    CUresult code;
+
+    if (from == to) {
+        return 0;
+    }
+    if (mm_scope_enter_relaxed(&scope, cu, MM_ANY_DEVICE, st) < 0) {
+        return -1;
+    }
+    code = set_access(cu, pool, from ^ to, to);
+    if (code != CUDA_SUCCESS) {
+        /* A driver may report an earlier error after it acted. */
+        (void)set_access(cu, pool, from ^ to, from);
+    }
+    mm_scope_leave(&scope);
+    return code == CUDA_SUCCESS ? 0 : mm_fail_call(st, "cuMemPoolSetAccess", (int)code);
+}
+
+int
+mm_pool_reachable(mm_driver *cu, const mm_pool *pool, int device, bool *can, mm_status *st)
+{
+    int answer = 0;
+
+    MM_TRY(cu, DeviceCanAccessPeer, st, &answer, device, pool->where.id);
+    *can = answer != 0;
+    return 0;
+}

@@ -1,0 +1,80 @@
+/* pool.h: a driver pool: allocation and freeing in stream order, its numbers, and the devices that
+ * may use its memory.
+ *
+ * The pool lives as long as whoever made it and every block allocated from it. */
+#ifndef MM_POOL_H
+#define MM_POOL_H
+
+#include "location.h"
+#include "stream.h"
+
+typedef struct mm_pool_block mm_pool_block;
+
+typedef struct {
+    atomic_size_t references;
+    CUmemoryPool handle;
+    CUmemLocation
+        where; /* the owner of device memory; of managed memory the preference, or NONE */
+    bool managed;
+    _Atomic(mm_pool_block *)
+        waiting; /* blocks whose stream was capturing when they were dropped */
+} mm_pool;
+
+/* A block of a pool, with what freeing it takes. */
+struct mm_pool_block {
+    mm_pool_block *next; /* while it waits */
+    mm_pool *pool;
+    CUdeviceptr start;
+    CUstream stream; /* the one it was allocated on; NULL for a default one */
+    mm_stream *shared; /* keeps that stream, where it is one of ours; or NULL */
+    int device; /* whose default stream, where it is one; or MM_ANY_DEVICE */
+};
+
+/* A pool of its own: managed memory with a preferred location or none, or memory of a device. It
+ * keeps what is freed until it is trimmed. */
+mm_pool *mm_pool_create(mm_driver *cu, bool managed, CUmemLocation where, mm_status *st);
+
+/* The owner of device memory, whose default stream is meant where none is named; MM_ANY_DEVICE for
+ * managed memory. */
+int mm_pool_device(const mm_pool *pool);
+
+/* Gives up a reference; the last one destroys the pool. */
+void mm_pool_release(mm_pool *pool);
+
+/* Allocates in the order of the stream, which must not capture. shared may be NULL. */
+mm_pool_block *mm_pool_allocate(mm_driver *cu, mm_pool *pool, size_t size, CUstream stream,
+                                mm_stream *shared, mm_status *st);
+
+/* Frees the block in the order of the stream it was allocated on, or of *other. Where that stream
+ * captures, the block waits for the next allocation on it, or for the end of the pool. The block is
+ * gone, also after a failure. */
+MM_NODISCARD int mm_pool_free(mm_pool_block *block, const CUstream *other, mm_status *st);
+
+/* Frees pool memory by its address; `device` says whose default stream is meant. */
+MM_NODISCARD int mm_pool_free_address(mm_driver *cu, CUdeviceptr start, CUstream stream,
+                                      int device, mm_status *st);
+
+/* Fails when the stream captures: what is allocated or freed there belongs to the graph. */
+MM_NODISCARD int mm_pool_refuse_capture(mm_driver *cu, CUstream stream, int device, mm_status *st);
+
+MM_NODISCARD int mm_pool_get(mm_driver *cu, mm_pool *pool, CUmemPool_attribute which,
+                             uint64_t *value, mm_status *st);
+MM_NODISCARD int mm_pool_set(mm_driver *cu, mm_pool *pool, CUmemPool_attribute which,
+                             uint64_t value, mm_status *st);
+
+/* Gives unused memory back to the system, down to that many bytes. */
+MM_NODISCARD int mm_pool_trim(mm_driver *cu, mm_pool *pool, size_t keep, mm_status *st);
+
+/* The devices that may use the memory of a device pool, besides its owner. */
+MM_NODISCARD int mm_pool_peers(mm_driver *cu, mm_pool *pool, mm_location_set *peers,
+                               mm_status *st);
+
+/* Goes from one set of peers to another with one driver call. */
+MM_NODISCARD int mm_pool_change_peers(mm_driver *cu, mm_pool *pool, mm_location_set from,
+                                      mm_location_set to, mm_status *st);
+
+/* Whether a device can be let in at all. */
+MM_NODISCARD int mm_pool_reachable(mm_driver *cu, const mm_pool *pool, int device, bool *can,
+                                   mm_status *st);
+
+#endif

@@ -1,0 +1,170 @@
+/* pool_attributes.c: the type PoolAttributes: the numbers that the driver keeps of a pool. */
+#include "resource.h"
+
+typedef struct {
+    PyObject_HEAD PyObject *resource;
+} attributes_object;
+
+static PyObject *
+resource_of(PyObject *op)
+{
+    return ((attributes_object *)op)->resource;
+}
+
+/* The properties, by the address of their attribute. */
+static const CUmemPool_attribute release_threshold = CU_MEMPOOL_ATTR_RELEASE_THRESHOLD,
+                                 reserved_mem_current = CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT,
+                                 reserved_mem_high = CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH,
+                                 used_mem_current = CU_MEMPOOL_ATTR_USED_MEM_CURRENT,
+                                 used_mem_high = CU_MEMPOOL_ATTR_USED_MEM_HIGH;
+
+static PyObject *
+attributes_get(PyObject *op, void *closure)
+{
+    PyObject *resource = resource_of(op);
+    mm_driver *cu = mm_resource_begin(resource);
+    uint64_t value = 0;
+    mm_status st;
+    int rc;
+
+    if (cu == NULL) {
+        return NULL;
+    }
+    rc = mm_pool_get(cu, mm_resource_of(resource)->pool, *(const CUmemPool_attribute *)closure,
+                     &value, &st);
+    mm_resource_end(resource);
+    return rc < 0 ? mm_raise(mm_type_state(Py_TYPE(op)), &st) : PyLong_FromUnsignedLongLong(value);
+}
+
+static int
+read_threshold(PyObject *value, uint64_t *out)
+{
+    PyObject *index;
+
+    if (value == NULL) {
+        PyErr_SetString(PyExc_AttributeError,
+                        "release_threshold cannot be deleted; assign a number of bytes");
+        return -1;
+    }
+    if (PyBool_Check(value) || !PyIndex_Check(value)) {
+        PyErr_Format(PyExc_TypeError, "release_threshold must be an int, got %R", value);
+        return -1;
+    }
+    index = PyNumber_Index(value);
+    if (index == NULL) {
+        return -1;
+    }
+    *out = PyLong_AsUnsignedLongLong(index);
+    Py_DECREF(index);
+    if (*out == UINT64_MAX && PyErr_Occurred()) {
+        PyErr_Clear(); /* OverflowError: negative or more than 64 bits */
+        PyErr_Format(PyExc_ValueError, "release_threshold must be in 0 to 2**64 - 1, got %R",
+                     value);
+        return -1;
+    }
+    return 0;
+}
+
+static int
+attributes_set_threshold(PyObject *op, PyObject *value, void *Py_UNUSED(closure))
+{
+    PyObject *resource = resource_of(op);
+    uint64_t threshold;
+    mm_driver *cu;
+    mm_status st;
+    int rc;
+
+    if (read_threshold(value, &threshold) < 0 || (cu = mm_resource_begin(resource)) == NULL) {
+        return -1;
+    }
+    rc = mm_pool_set(cu, mm_resource_of(resource)->pool, release_threshold, threshold, &st);
+    mm_resource_end(resource);
+    if (rc < 0) {
+        (void)mm_raise(mm_type_state(Py_TYPE(op)), &st);
+    }
+    return rc;
+}
+
+PyObject *
+mm_resource_get_attributes(PyObject *op, void *Py_UNUSED(closure))
+{
+    PyObject *self;
+
+    if (mm_resource_check_pooled(op) < 0) {
+        return NULL;
+    }
+    self = mm_alloc_object(mm_type_state(Py_TYPE(op))->attributes_type);
+    if (self != NULL) {
+        ((attributes_object *)self)->resource = Py_NewRef(op);
+    }
+    return self;
+}
+
+const char mm_resource_attributes_doc[] =
+    "The numbers of the pool, as PoolAttributes; RuntimeError without a pool.";
+
+static int
+attributes_traverse(PyObject *op, visitproc visit, void *arg)
+{
+    Py_VISIT(Py_TYPE(op));
+    Py_VISIT(resource_of(op));
+    return 0;
+}
+
+static void
+attributes_dealloc(PyObject *op)
+{
+    PyObject_GC_UnTrack(op);
+    Py_CLEAR(((attributes_object *)op)->resource);
+    mm_free_object(op);
+}
+
+static PyObject *
+attributes_repr(PyObject *op)
+{
+    return PyUnicode_FromFormat("<PoolAttributes of %R>", resource_of(op));
+}
+
+PyDoc_STRVAR(
+    attributes_doc,
+    "The numbers of a driver pool, in bytes; each read asks the driver.\n"
+    "\n"
+    "What resource.attributes gives. Raises RuntimeError once the resource is closed. Safe from every\n"
+    "thread. Driver: cuMemPoolGetAttribute, cuMemPoolSetAttribute.");
+
+static PyGetSetDef attributes_getset[] = {
+    {"release_threshold", attributes_get, attributes_set_threshold,
+     "How much unused memory the pool keeps when a stream, event or device is waited for.\n\n"
+     "2**64 - 1, all of it, unless assigned. ValueError for what is no number of 64 bits.",
+     (void *)(uintptr_t)&release_threshold},
+    {"reserved_mem_current", attributes_get, NULL,
+     "What the pool has taken from the system, used or not.",
+     (void *)(uintptr_t)&reserved_mem_current},
+    {"reserved_mem_high", attributes_get, NULL, "The most that reserved_mem_current has been.",
+     (void *)(uintptr_t)&reserved_mem_high},
+    {"used_mem_current", attributes_get, NULL, "What allocations use now.",
+     (void *)(uintptr_t)&used_mem_current},
+    {"used_mem_high", attributes_get, NULL, "The most that used_mem_current has been.",
+     (void *)(uintptr_t)&used_mem_high},
+    {NULL, NULL, NULL, NULL, NULL},
+};
+
+static PyType_Slot attributes_slots[] = {
+    {Py_tp_doc, (void *)attributes_doc}, {Py_tp_traverse, attributes_traverse},
+    {Py_tp_dealloc, attributes_dealloc}, {Py_tp_repr, attributes_repr},
+    {Py_tp_getset, attributes_getset},   {0, NULL},
+};
+
+static PyType_Spec attributes_spec = {
+    .name = "managedmem.PoolAttributes",
+    .basicsize = sizeof(attributes_object),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_IMMUTABLETYPE
+             | Py_TPFLAGS_DISALLOW_INSTANTIATION,
+    .slots = attributes_slots,
+};
+
+int
+mm_pool_attributes_init(PyObject *module, mm_state *state)
+{
+    return mm_add_type(module, &attributes_spec, &state->attributes_type);
+}
