@@ -24,9 +24,12 @@ from managedmem import (
     CUDAError,
     CUDAOutOfMemoryError,
     Device,
+    DeviceMemoryResource,
     Host,
     ManagedBuffer,
     ManagedMemoryResource,
+    PeerAccessibleBySetProxy,
+    PoolAttributes,
     PrefetchPlan,
     Stream,
 )
@@ -69,6 +72,22 @@ class World:
         self.b.prefetch(Device.all()[-1])
         self.c.prefetch(Device(0))
         self.members = self.a.accessed_by
+        self.pools = []
+
+    def make_pools(self):
+        """A managed pool and one of a device that lets all others in, with a buffer each."""
+        if not self.pools:
+            self.pool = ManagedMemoryResource(pooled=True)
+            self.own = DeviceMemoryResource(ZERO)
+            self.pools = [self.pool, self.own]
+            self.pooled = self.pool.allocate(SIZE)
+            self.plain = self.own.allocate(SIZE)
+        self.peers = self.own.peer_accessible_by
+        self.own.peer_accessible_by = [ONE]
+        self.plain.copy_from(PATTERNS[0])
+
+    def access(self):
+        return [frozenset(self.peers)] if self.pools else []
 
     def advice(self):
         """All advice there is, page by page."""
@@ -93,7 +112,8 @@ class World:
 
     def end(self):
         self.drop_results()
-        for thing in [*self.buffers, self.large, self.stream]:
+        extra = [self.pooled, self.plain, *self.pools] if self.pools else []
+        for thing in [*self.buffers, self.large, self.stream, *extra]:
             thing.close()
 
 
@@ -406,6 +426,89 @@ OPERATIONS = {
     "device.sync": Operation(lambda w: ONE.sync(), "Device.sync"),
     "memory_info": Operation(lambda w: ONE.memory_info, "Device.memory_info"),
 }
+
+
+def pooled(act, covers="", faults=1, may_change=frozenset()):
+    """An operation on the pools of the world."""
+    return Operation(
+        act, covers, prepare=lambda w: w.make_pools(), faults=faults, may_change=may_change
+    )
+
+
+def peer_operation(name, *arguments, faults=1):
+    """A method of the set of peers."""
+    return pooled(
+        lambda w: getattr(w.peers, name)(*arguments), f"PeerAccessibleBySetProxy.{name}", faults
+    )
+
+
+OPERATIONS |= {
+    # Pools.
+    "make a managed pool": Operation(
+        lambda w: w.keep(ManagedMemoryResource(pooled=True, preferred_location=ZERO)), faults=2
+    ),
+    "make a device pool": Operation(lambda w: w.keep(DeviceMemoryResource(ONE)), faults=3),
+    "allocate managed pool memory": pooled(lambda w: w.keep(w.pool.allocate(SIZE))),
+    "allocate device memory": pooled(
+        lambda w: w.keep(w.own.allocate(SIZE)), "DeviceMemoryResource.allocate"
+    ),
+    "allocate device memory on a stream": pooled(
+        lambda w: w.keep(w.own.allocate(SIZE, stream=w.stream)), faults=2
+    ),
+    "trim a managed pool": pooled(lambda w: w.pool.trim(), "ManagedMemoryResource.trim"),
+    "trim a device pool": pooled(lambda w: w.own.trim(PAGE), "DeviceMemoryResource.trim"),
+    "set release_threshold": pooled(
+        lambda w: setattr(w.pool.attributes, "release_threshold", 0),
+        "PoolAttributes.release_threshold",
+    ),
+    **{
+        f"get {name}": pooled(
+            lambda w, name=name: getattr(w.own.attributes, name), f"PoolAttributes.{name}"
+        )
+        for name in vars(PoolAttributes)
+        if not name.startswith("_") and name != "release_threshold"
+    },
+    "fill device memory": pooled(lambda w: w.plain.fill(b"ab"), faults=2),
+    "copy device memory on a stream": pooled(
+        lambda w: w.pooled.copy_from(w.plain, stream=w.stream), faults=3
+    ),
+    "copy device memory to the host": pooled(lambda w: w.plain.copy_to(bytearray(SIZE)), faults=3),
+    "copy device memory to a new buffer": pooled(lambda w: w.keep(w.plain.copy_to()), faults=3),
+    "dlpack of device memory": pooled(lambda w: w.keep(w.plain.__dlpack__(stream=99)), faults=1),
+    # Peers.
+    "let in nobody": pooled(
+        lambda w: setattr(w.own, "peer_accessible_by", []),
+        "DeviceMemoryResource.peer_accessible_by",
+        faults=2,
+    ),
+    "len of the peers": pooled(lambda w: len(w.peers)),
+    "in the peers": pooled(lambda w: ONE in w.peers),
+    "iteration of the peers": pooled(lambda w: list(w.peers)),
+    **{
+        f"peers.{name}": peer_operation(name, [ONE])
+        for name in (
+            "union",
+            "intersection",
+            "difference",
+            "symmetric_difference",
+            "issubset",
+            "issuperset",
+            "isdisjoint",
+        )
+    },
+    "peers.copy": peer_operation("copy"),
+    "peers.add": peer_operation("add", ONE, faults=2),
+    "peers.update": peer_operation("update", [ONE], faults=2),
+    "peers.discard": peer_operation("discard", ONE, faults=2),
+    "peers.remove": peer_operation("remove", ONE, faults=2),
+    "peers.pop": peer_operation("pop", faults=2),
+    "peers.clear": peer_operation("clear", faults=2),
+    "peers.intersection_update": peer_operation("intersection_update", [], faults=2),
+    "peers.difference_update": peer_operation("difference_update", [ONE], faults=2),
+    "peers.symmetric_difference_update": peer_operation(
+        "symmetric_difference_update", [ONE], faults=3
+    ),
+}
 # These make no driver call at all; that is tested, not believed.
 NO_DRIVER = {
     "ManagedBuffer.handle": lambda w: w.a.handle,
@@ -448,6 +551,15 @@ NO_DRIVER = {
     "ManagedMemoryResource.is_device_accessible": (
         lambda w: ManagedMemoryResource().is_device_accessible
     ),
+    **{
+        f"{cls.__name__}.{name}": lambda w, at=at, name=name: getattr(w.pools[at], name)
+        for at, cls in enumerate((ManagedMemoryResource, DeviceMemoryResource))
+        for name in ("is_closed", "is_managed", "supports_advice", "attributes")
+    },
+    "ManagedMemoryResource.preferred_location": lambda w: w.pool.preferred_location,
+    "DeviceMemoryResource.device_id": lambda w: w.own.device_id,
+    "DeviceMemoryResource.is_host_accessible": lambda w: w.own.is_host_accessible,
+    "DeviceMemoryResource.is_device_accessible": lambda w: w.own.is_device_accessible,
 }
 # Swept by tests of their own.
 ELSEWHERE = {
@@ -456,6 +568,9 @@ ELSEWHERE = {
     "ManagedMemoryResource.deallocate",
     "Device.set_current",
     "ManagedMemoryResource.device_id",
+    "ManagedMemoryResource.close",
+    "DeviceMemoryResource.close",
+    "DeviceMemoryResource.deallocate",
 }
 # Reads of facts that never change may be remembered from before, so these are swept in a process
 # of their own: see TestFirstUse.
@@ -482,6 +597,7 @@ FIRST_USE = {
     "driver_info": "managedmem.driver_info()",
     "empty": "managedmem.empty(4).close()",
     "allocate": "ManagedMemoryResource().allocate(4096).close()",
+    "pool of a device": "managedmem.DeviceMemoryResource(1).close()",
     "prefetch": "use(lambda b: b.prefetch(Device(1)))",
     "deferred prefetch": "use(lambda b: managedmem.prefetch(b, Device(1), defer=True))",
     "discard on the legacy stream": "use(lambda b: b.discard())",
@@ -542,6 +658,15 @@ def check_error(error, function, code):
     assert error.name in str(error)
 
 
+def state_of(w):
+    return {
+        "advice": w.advice(),
+        "prefetched": w.prefetched(),
+        "bytes": w.bytes(),
+        "access": w.access(),
+    }
+
+
 def sweep(operation, code):
     """Fail each call in turn; returns the names of the functions that failed."""
     from managedmem import emulator
@@ -550,7 +675,7 @@ def sweep(operation, code):
     for n in range(1, 200):
         w = World()
         operation.prepare(w)
-        before = {"advice": w.advice(), "prefetched": w.prefetched(), "bytes": w.bytes()}
+        before = state_of(w)
         live = emulator.live()
         error, function = attempt(operation, w, n, code)
         if function is None:
@@ -567,7 +692,7 @@ def sweep(operation, code):
             check_error(error, function, code)
             w.drop_results()
             assert emulator.live() == live
-            now = {"advice": w.advice(), "prefetched": w.prefetched(), "bytes": w.bytes()}
+            now = state_of(w)
             for what in set(now) - operation.may_change:
                 assert now[what] == before[what], (
                     f"{what} changed when {function} (call {n}) failed"
@@ -818,6 +943,7 @@ class TestCoverage:
 
         w = World()
         try:
+            w.make_pools()
             emulator.clear_calls()
             NO_DRIVER[name](w)
             assert not emulator.calls()
@@ -837,6 +963,9 @@ class TestCoverage:
                 PrefetchPlan,
                 managedmem.MigrationPolicy,
                 managedmem.AppliedPolicy,
+                DeviceMemoryResource,
+                PeerAccessibleBySetProxy,
+                PoolAttributes,
             )
             for name in vars(cls)
             if not name.startswith("_")

@@ -19,6 +19,7 @@ import test_faults
 from helpers import PAGE, consume, contents, pattern, run_deleter, run_python, write
 from managedmem import (
     Device,
+    DeviceMemoryResource,
     Host,
     ManagedBuffer,
     ManagedMemoryResource,
@@ -48,6 +49,9 @@ MAKERS = {
     "MemoryInfo": lambda b: Device(0).memory_info,
     "PrefetchPlan": lambda b: PrefetchPlan([(b, Host()), (memoryview(b), Device(0))]),
     "PlanEntry": lambda b: list(PrefetchPlan([(b, Host()), (b[:16], Device(0))])),
+    "DeviceMemoryResource": lambda b: DeviceMemoryResource(0),
+    "PeerAccessibleBySetProxy": lambda b: DeviceMemoryResource(0).peer_accessible_by,
+    "PoolAttributes": lambda b: DeviceMemoryResource(0).attributes,
 }
 # Further ways to make and drop objects of those types.
 MORE_MAKERS = {
@@ -71,6 +75,12 @@ MORE_MAKERS = {
     "cleared plan": (PrefetchPlan, lambda b: PrefetchPlan([(b, Host())] * 20).clear()),
     "fitted plan": (PrefetchPlan, lambda b: PrefetchPlan.fit([b, b[:16]], Device(0), 1)),
     "unfinished iteration of a plan": (PrefetchPlan, lambda b: iter(PrefetchPlan([(b, Host())]))),
+    "pool memory": (ManagedBuffer, lambda b: DeviceMemoryResource(0).allocate(PAGE)),
+    "pool": (ManagedMemoryResource, lambda b: ManagedMemoryResource(pooled=True)),
+    "stream of pool memory": (
+        Stream,
+        lambda b: DeviceMemoryResource(0).allocate(PAGE, stream=Stream()),
+    ),
 }
 
 

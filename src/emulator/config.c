@@ -114,6 +114,7 @@ set_option(const char *key, const char *text)
         {"pageable", 0, 1},
         {"capacity_mib", 1, 1 << 20},
         {"page", 4096, 65536},
+        {"nopeers", 0, 1},
         {"noinit", 0, 1},
     };
     long number = 0;
@@ -152,6 +153,9 @@ set_option(const char *key, const char *text)
         break;
     case 6:
         active.page = (size_t)number;
+        break;
+    case 7:
+        active.nopeers = number != 0;
         break;
     default:
         active.noinit = number != 0;

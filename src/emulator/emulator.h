@@ -40,6 +40,7 @@ struct emu_config {
     int driver;              /* 13000 is CUDA 13.0 */
     bool concurrent;         /* concurrentManagedAccess of every device */
     bool pageable;           /* pageableMemoryAccess of every device */
+    bool nopeers;            /* no device reaches another's memory */
     bool noinit;             /* cuInit finds no device */
     bool lazy;               /* streams run only when something waits for them */
     enum emu_discard discard;

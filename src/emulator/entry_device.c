@@ -242,7 +242,7 @@ EMU_ENTRY(cuDeviceCanAccessPeer, int *canAccessPeer, CUdevice dev, CUdevice peer
     if (emu_device(dev) == NULL || emu_device(peerDev) == NULL) {
         return emu_call_end(&call, CUDA_ERROR_INVALID_DEVICE);
     }
-    *canAccessPeer = dev != peerDev;
+    *canAccessPeer = dev != peerDev && !emu_config()->nopeers;
     return emu_call_end(&call, CUDA_SUCCESS);
 }
 

@@ -459,13 +459,18 @@ set_discard(PyObject *op, PyObject *value)
 static PyObject *
 set_remove(PyObject *op, PyObject *value)
 {
+    PyObject *args;
     bool was;
 
     if (take_out(set_of(op), value, &was) < 0) {
         return NULL;
     }
     if (!was) {
-        PyErr_SetObject(PyExc_KeyError, value);
+        args = PyTuple_Pack(1, value); /* None or a tuple alone would be taken apart */
+        if (args != NULL) {
+            PyErr_SetObject(PyExc_KeyError, args);
+            Py_DECREF(args);
+        }
         return NULL;
     }
     Py_RETURN_NONE;

@@ -1,0 +1,352 @@
+"""Copies and fills between managed memory, pools, devices and the host; the access they need."""
+
+import itertools
+import os
+
+import pytest
+
+import managedmem
+from helpers import (
+    CAPTURE_RELAXED,
+    EMULATED,
+    MIB,
+    PAGE,
+    CudaArray,
+    capturing,
+    contents,
+    names,
+    pattern,
+    run_python,
+    write,
+)
+from managedmem import Device, DeviceMemoryResource, ManagedMemoryResource, Stream, emulator
+
+LAST = Device.all()[-1]
+SIZE = MIB + 3
+KINDS = {
+    "managed": ManagedMemoryResource,
+    "managed pool": lambda: ManagedMemoryResource(pooled=True),
+    "device pool": lambda: DeviceMemoryResource(Device(0)),
+    "pool of the last device": lambda: DeviceMemoryResource(LAST),
+}
+needs_two = pytest.mark.skipif(LAST is Device(0), reason="needs two devices")
+pytestmark = [
+    pytest.mark.usefixtures("current_device"),
+    pytest.mark.skipif(
+        managedmem.driver_info()["version"] < 13000, reason="managed pools need CUDA 13.0"
+    ),
+]
+
+
+def resource_of(kind):
+    """A resource of that kind, open to every device where that is needed."""
+    resource = KINDS[kind]()
+    if isinstance(resource, DeviceMemoryResource):
+        resource.peer_accessible_by = Device.all()
+    return resource
+
+
+@pytest.fixture(params=itertools.product(KINDS, KINDS), ids=" to ".join)
+def both(request):
+    """A source and a target, of every kind each."""
+    with resource_of(request.param[0]) as one, resource_of(request.param[1]) as two:
+        with one.allocate(SIZE) as source, two.allocate(SIZE) as target:
+            settle()
+            yield source, target
+
+
+@pytest.fixture(params=KINDS)
+def buffer(request):
+    with resource_of(request.param) as resource, resource.allocate(SIZE) as made:
+        settle()
+        yield made
+
+
+def settle():
+    for device in Device.all():
+        device.sync()
+
+
+def read(buffer, stream=None):
+    out = bytearray(buffer.size)
+    buffer.copy_to(out, stream=stream)
+    return bytes(out)
+
+
+def stream_of(device):
+    """A new stream of that device."""
+    before = Device()
+    device.set_current()
+    try:
+        return Stream()
+    finally:
+        before.set_current()
+
+
+class TestEveryPair:
+    def test_copy_from(self, both):
+        source, target = both
+        source.copy_from(pattern(SIZE))
+        settle()
+        target.copy_from(source)
+        settle()
+        assert read(target) == pattern(SIZE)
+
+    def test_copy_to(self, both):
+        source, target = both
+        source.copy_from(pattern(SIZE))
+        settle()
+        assert source.copy_to(target) is target
+        settle()
+        assert read(target) == pattern(SIZE)
+
+    def test_in_the_order_of_a_stream(self, both, stream):
+        source, target = both
+        source.fill(1, stream=stream)
+        target.copy_from(source, stream=stream)
+        source.fill(9, stream=stream)
+        assert read(target, stream) == b"\x01" * SIZE
+
+    def test_of_parts(self, both):
+        source, target = both
+        source.copy_from(pattern(SIZE))
+        target.fill(0)
+        settle()
+        target[100:200].copy_from(source[PAGE : PAGE + 100])
+        settle()
+        assert read(target[:300]) == bytes(100) + pattern(SIZE)[PAGE : PAGE + 100] + bytes(100)
+
+    def test_whichever_device_is_current(self, both):
+        source, target = both
+        for device in {Device(0), LAST}:
+            device.set_current()
+            source.copy_from(pattern(SIZE, start=device.device_id))
+            settle()
+            target.copy_from(source)
+            settle()
+            assert read(target) == pattern(SIZE, start=device.device_id)
+
+    def test_sizes_must_agree(self, both):
+        source, target = both
+        with pytest.raises(ValueError, match="bytes"):
+            target.copy_from(source[1:])
+        with pytest.raises(ValueError, match="bytes"):
+            source[1:].copy_to(target)
+
+
+class TestHostMemory:
+    @pytest.mark.parametrize("kind", [bytes, bytearray, memoryview])
+    def test_sources(self, buffer, kind):
+        buffer.copy_from(kind(pattern(SIZE)))
+        assert read(buffer) == pattern(SIZE)
+
+    def test_numpy_both_ways(self, buffer):
+        numpy = pytest.importorskip("numpy")
+        source = numpy.frombuffer(pattern(SIZE), "uint8")
+        target = numpy.zeros(SIZE, "uint8")
+        buffer.copy_from(source)
+        assert buffer.copy_to(target) is target
+        assert (source == target).all()
+
+    def test_the_call_waits_on_a_stream_too(self, buffer, stream):
+        buffer.copy_from(pattern(SIZE), stream=stream)
+        out = bytearray(SIZE)
+        buffer.copy_to(out, stream=stream)
+        assert out == pattern(SIZE)
+
+    @pytest.mark.parametrize("size", [SIZE - 1, SIZE + 1])
+    def test_sizes_must_agree(self, buffer, size):
+        with pytest.raises(ValueError, match="bytes"):
+            buffer.copy_from(bytes(size))
+        with pytest.raises(ValueError, match="bytes"):
+            buffer.copy_to(bytearray(size))
+
+    def test_what_is_read_only_is_no_target(self, buffer):
+        with pytest.raises(ValueError, match="read-only"):
+            buffer.copy_to(bytes(SIZE))
+
+    def test_refused_on_a_stream_that_captures(self, buffer, stream):
+        with capturing(stream, CAPTURE_RELAXED) as capture:
+            with pytest.raises(managedmem.CUDAError, match="system memory"):
+                buffer.copy_from(bytes(SIZE), stream=stream)
+        assert capture.result == 0
+
+    def test_foreign_arrays(self, buffer, alloc):
+        other = alloc(SIZE)
+        write(other, pattern(SIZE))
+        buffer.copy_from(CudaArray(other))
+        settle()
+        write(other, 0)
+        buffer.copy_to(CudaArray(other))
+        assert contents(other) == pattern(SIZE)
+
+
+class TestFill:
+    @pytest.mark.parametrize("value", [7, b"\x01", b"\x01\x02", b"\x01\x02\x03\x04"], ids=repr)
+    def test_patterns(self, buffer, value):
+        part = buffer[: SIZE - 3]
+        part.fill(value)
+        cycle = bytes([value]) if isinstance(value, int) else value
+        assert read(part) == cycle * (part.size // len(cycle))
+
+    @pytest.mark.parametrize("value", [b"\x01\x02", b"\x01\x02\x03\x04"], ids=repr)
+    def test_at_an_odd_place(self, buffer, value):
+        buffer[:16].fill(0)
+        buffer[1:9].fill(value)
+        assert read(buffer[:16]) == b"\x00" + value * (8 // len(value)) + bytes(7)
+
+    def test_on_a_stream_of_the_other_device(self, buffer):
+        with stream_of(LAST) as stream:
+            buffer[:PAGE].fill(b"\x05\x06", stream=stream)
+            assert read(buffer[:PAGE], stream) == b"\x05\x06" * (PAGE // 2)
+
+    @pytest.mark.parametrize("value", [-1, 256])
+    def test_no_byte(self, buffer, value):
+        with pytest.raises(OverflowError):
+            buffer.fill(value)
+
+    @pytest.mark.parametrize("value", [b"", b"123", b"12345", b"12"], ids=repr)
+    def test_no_pattern(self, buffer, value):
+        with pytest.raises(ValueError, match="1, 2 or 4"):
+            buffer.fill(value)
+
+
+@pytest.mark.emulator_only
+class TestCalls:
+    @pytest.mark.parametrize("kind", KINDS)
+    def test_a_copy_is_one_copy(self, kind, stream, alloc):
+        with resource_of(kind) as resource, resource.allocate(PAGE) as buffer:
+            other = alloc(PAGE)
+            with emulator.recording() as calls:
+                buffer.copy_from(other, stream=stream)
+            assert [n for n in names(calls) if n.startswith("cuMemcpy")] == ["cuMemcpyAsync"]
+
+    @needs_two
+    def test_without_a_stream_the_owner_does_the_work(self):
+        """The default stream of the device whose memory it is, and the thread's own afterwards."""
+        with DeviceMemoryResource(LAST) as pool, pool.allocate(PAGE) as buffer:
+            Device(0).set_current()
+            buffer.fill(1)
+            buffer.copy_from(bytes(PAGE))
+            assert Device() is Device(0)
+            assert read(buffer) == bytes(PAGE)
+
+
+@needs_two
+class TestAccess:
+    """A stream of the last device works on memory of the first one's pool, and the reverse."""
+
+    @pytest.fixture
+    def pool(self):
+        with DeviceMemoryResource(Device(0)) as made:
+            yield made
+
+    @pytest.fixture
+    def mine(self, pool):
+        with pool.allocate(PAGE) as made:
+            made.fill(3)
+            settle()
+            yield made
+
+    @pytest.fixture
+    def theirs(self):
+        with DeviceMemoryResource(LAST) as pool, pool.allocate(PAGE) as made:
+            made.fill(4)
+            settle()
+            yield made
+
+    def test_a_copy_works_while_the_set_grants_it(self, pool, mine, theirs):
+        with stream_of(LAST) as stream:
+            for _ in range(2):
+                with pytest.raises(managedmem.CUDAError, match="peer_accessible_by") as caught:
+                    theirs.copy_from(mine, stream=stream)
+                assert caught.value.name == "CUDA_ERROR_INVALID_VALUE"
+                assert f"Device({LAST.device_id}), on which" in str(caught.value)
+                assert read(theirs) == b"\x04" * PAGE
+                pool.peer_accessible_by |= {LAST}
+                theirs.copy_from(mine, stream=stream)
+                assert read(theirs, stream) == b"\x03" * PAGE
+                theirs.fill(4, stream=stream)
+                stream.sync()
+                pool.peer_accessible_by.remove(LAST)
+
+    def test_the_other_way_too(self, pool, mine, theirs):
+        with stream_of(LAST) as stream:
+            with pytest.raises(managedmem.CUDAError, match="peer_accessible_by"):
+                theirs.copy_to(mine, stream=stream)
+            pool.peer_accessible_by.add(LAST)
+            theirs.copy_to(mine, stream=stream)
+            stream.sync()
+        assert read(mine) == b"\x04" * PAGE
+
+    def test_of_the_pool_and_not_of_the_device(self, mine, theirs):
+        """Letting a device into one pool does nothing for another pool of the same device."""
+        with DeviceMemoryResource(Device(0)) as other, stream_of(LAST) as stream:
+            other.peer_accessible_by.add(LAST)
+            with pytest.raises(managedmem.CUDAError, match="peer_accessible_by"):
+                theirs.copy_from(mine, stream=stream)
+            with other.allocate(PAGE) as open_to_all:
+                open_to_all.fill(8)
+                settle()
+                theirs.copy_from(open_to_all, stream=stream)
+                assert read(theirs, stream) == b"\x08" * PAGE
+
+    def test_memory_that_is_allocated_later_is_open_as_well(self, pool, theirs):
+        pool.peer_accessible_by.add(LAST)
+        with pool.allocate(PAGE) as later, stream_of(LAST) as stream:
+            later.fill(6)
+            settle()
+            theirs.copy_from(later, stream=stream)
+            assert read(theirs, stream) == b"\x06" * PAGE
+
+    def test_fill_needs_access(self, pool, mine):
+        with stream_of(LAST) as stream:
+            with pytest.raises(managedmem.CUDAError, match="peer_accessible_by"):
+                mine.fill(9, stream=stream)
+            pool.peer_accessible_by.add(LAST)
+            mine.fill(9, stream=stream)
+            stream.sync()
+        assert read(mine) == b"\x09" * PAGE
+
+    def test_a_host_copy_needs_access(self, pool, mine):
+        with stream_of(LAST) as stream:
+            with pytest.raises(managedmem.CUDAError, match="peer_accessible_by"):
+                mine.copy_from(bytes(PAGE), stream=stream)
+            assert read(mine) == b"\x03" * PAGE
+
+    def test_managed_memory_needs_none(self, alloc):
+        buffer = alloc(PAGE)
+        with stream_of(LAST) as stream:
+            buffer.fill(2, stream=stream)
+            stream.sync()
+        assert contents(buffer) == b"\x02" * PAGE
+
+    def test_a_refusal_harms_nothing(self):
+        """In a process of its own: a fault on the device would end the context for good."""
+        done = run_python(
+            """
+            import managedmem
+            from managedmem import Device, DeviceMemoryResource, Stream
+            first, last = Device(0), Device.all()[-1]
+            one, two = DeviceMemoryResource(first), DeviceMemoryResource(last)
+            a, b = one.allocate(4096), two.allocate(4096)
+            a.fill(1); b.fill(2)
+            last.set_current()
+            stream = Stream()
+            for device in Device.all():
+                device.sync()
+            try:
+                b.copy_from(a, stream=stream)
+            except managedmem.CUDAError as error:
+                print(error.name)
+            one.peer_accessible_by = [last]
+            b.copy_from(a, stream=stream)
+            stream.sync()
+            out = bytearray(4096)
+            b.copy_to(out, stream=stream)
+            assert out == b"\\x01" * 4096
+            """,
+            driver="emulator" if EMULATED else "cuda",
+            emulator=os.environ.get("MANAGEDMEM_EMULATOR"),
+        )
+        assert done.stdout.split() == ["CUDA_ERROR_INVALID_VALUE"]

@@ -1,0 +1,636 @@
+"""Memory from driver pools: managed and a device's own; streams, numbers, lifetimes, refusals."""
+
+import gc
+import weakref
+
+import pytest
+
+import managedmem
+from helpers import (
+    ADVICES,
+    CAPTURE_GLOBAL,
+    CAPTURE_RELAXED,
+    EMULATED,
+    MIB,
+    PAGE,
+    ProtocolStream,
+    capturing,
+    consume,
+    contents,
+    names,
+    pattern,
+    run_deleter,
+    run_python,
+    write,
+)
+from managedmem import Device, DeviceMemoryResource, Host, ManagedMemoryResource, Stream, emulator
+
+KEEP_ALL = 2**64 - 1
+
+pytestmark = pytest.mark.skipif(
+    managedmem.driver_info()["version"] < 13000, reason="pools of managed memory need CUDA 13.0"
+)
+
+KINDS = {
+    "managed": lambda: ManagedMemoryResource(pooled=True),
+    "managed on a device": lambda: ManagedMemoryResource(pooled=True, preferred_location=Device(0)),
+    "managed on the host": lambda: ManagedMemoryResource(pooled=True, preferred_location=Host()),
+    "device": lambda: DeviceMemoryResource(Device(0)),
+}
+
+
+@pytest.fixture(params=KINDS)
+def pool(request):
+    with KINDS[request.param]() as made:
+        yield made
+
+
+@pytest.fixture
+def managed():
+    with ManagedMemoryResource(pooled=True) as made:
+        yield made
+
+
+def read(buffer, stream=None):
+    """The bytes of a buffer of any kind."""
+    out = bytearray(buffer.size)
+    buffer.copy_to(out, stream=stream)
+    return bytes(out)
+
+
+class TestMaking:
+    def test_what_a_pool_of_managed_memory_says(self):
+        with ManagedMemoryResource(pooled=True, preferred_location=Device(0)) as pool:
+            assert pool.is_managed is True
+            assert pool.supports_advice is False
+            assert pool.is_host_accessible is True
+            assert pool.is_device_accessible is True
+            assert pool.preferred_location is Device(0)
+            assert pool.device_id == 0
+            assert repr(pool) == (
+                "ManagedMemoryResource(pooled=True, preferred_location=Device(0))"
+            )
+
+    def test_what_a_resource_without_a_pool_says(self):
+        resource = ManagedMemoryResource()
+        assert resource.supports_advice is True
+        assert resource.preferred_location is None
+        for use in (lambda: resource.attributes, resource.trim):
+            with pytest.raises(RuntimeError, match="pooled=True"):
+                use()
+
+    def test_what_a_pool_of_a_device_says(self, device0):
+        with DeviceMemoryResource(device0) as pool:
+            assert pool.is_managed is False
+            assert pool.supports_advice is False
+            assert pool.is_host_accessible is False
+            assert pool.is_device_accessible is True
+            assert pool.device_id == 0
+            assert repr(pool) == "DeviceMemoryResource(Device(0))"
+
+    @pytest.mark.parametrize("place", [Device(0), Host(), Host(0)], ids=repr)
+    def test_preferred_locations(self, place):
+        with ManagedMemoryResource(pooled=True, preferred_location=place) as pool:
+            assert pool.preferred_location is place
+            with pool.allocate(PAGE) as buffer:
+                write(buffer, 3)
+                assert contents(buffer) == b"\x03" * PAGE
+
+    @pytest.mark.parametrize("last", [False, True])
+    def test_devices_by_object_and_by_ordinal(self, last):
+        device = Device.all()[-1 if last else 0]
+        for name in (device, device.device_id):
+            with DeviceMemoryResource(name) as pool, pool.allocate(PAGE) as buffer:
+                assert pool.device_id == buffer.device_id == device.device_id
+
+    @pytest.mark.parametrize("bad", [1, None, "yes", 0], ids=repr)
+    def test_pooled_is_a_bool(self, bad):
+        with pytest.raises(TypeError, match="pooled"):
+            ManagedMemoryResource(pooled=bad)
+
+    def test_preferred_location_needs_a_pool(self, device0):
+        with pytest.raises(ValueError, match="pooled=True"):
+            ManagedMemoryResource(preferred_location=device0)
+
+    @pytest.mark.parametrize("bad", [0, "cpu", object()], ids=repr)
+    def test_preferred_location_is_a_location(self, bad):
+        with pytest.raises(TypeError, match="Device or Host"):
+            ManagedMemoryResource(pooled=True, preferred_location=bad)
+
+    @pytest.mark.parametrize("bad", [Host(), Host(0), None, True, "cuda:0", 0.0], ids=repr)
+    def test_a_device_pool_wants_a_device(self, bad):
+        with pytest.raises(TypeError, match="Device"):
+            DeviceMemoryResource(bad)
+
+    @pytest.mark.parametrize("bad", [-1, 63, 1 << 70])
+    def test_a_device_that_is_not_there(self, bad):
+        with pytest.raises(ValueError, match=r"device"):
+            DeviceMemoryResource(bad)
+
+    @pytest.mark.emulator_only
+    def test_an_old_driver_is_named_with_the_one_needed(self):
+        done = run_python(
+            """
+            from managedmem import Device, DeviceMemoryResource, ManagedMemoryResource
+            try:
+                ManagedMemoryResource(pooled=True)
+            except NotImplementedError as error:
+                print(error)
+            with DeviceMemoryResource(Device(0)) as pool, pool.allocate(4096) as buffer:
+                buffer.fill(1)
+            """,
+            emulator="driver=12020",
+        )
+        assert "13.0" in done.stdout
+        assert "12.2" in done.stdout
+
+    @pytest.mark.emulator_only
+    def test_a_device_without_pools_says_what_is_missing(self):
+        emulator.fail("cuMemPoolCreate", code=801)
+        with pytest.raises(managedmem.CUDAError, match="memory_pools_supported"):
+            DeviceMemoryResource(0)
+
+    @pytest.mark.emulator_only
+    def test_the_default_pools_are_left_alone(self):
+        with emulator.recording() as calls:
+            for make in KINDS.values():
+                with make() as pool, pool.allocate(PAGE):
+                    pass
+        assert not [c for c in calls if "DefaultMemPool" in c.name or "SetMemPool" in c.name]
+        made = {c.args["pool"] for c in calls if c.name == "cuMemPoolCreate"}
+        used = {c.args["pool"] for c in calls if "pool" in c.args}
+        assert used == made
+
+
+class TestAllocating:
+    @pytest.mark.parametrize("size", [1, 100, PAGE, PAGE + 1, MIB])
+    def test_memory_holds_what_is_put_there(self, pool, size):
+        with pool.allocate(size) as buffer:
+            assert (buffer.size, buffer.dtype, buffer.shape) == (size, "uint8", (size,))
+            assert buffer.memory_resource is pool
+            buffer.copy_from(pattern(size))
+            assert read(buffer) == pattern(size)
+
+    def test_on_a_stream(self, pool, stream):
+        buffer = pool.allocate(PAGE, stream=stream)
+        buffer.fill(b"\x01\x02", stream=stream)
+        assert read(buffer, stream) == b"\x01\x02" * (PAGE // 2)
+        buffer.close(stream)
+        assert buffer.is_closed
+
+    def test_views_share_the_memory(self, pool):
+        with pool.allocate(4 * PAGE) as buffer:
+            buffer.fill(0)
+            buffer[PAGE : 2 * PAGE].view("float32").fill(7)
+            assert read(buffer) == bytes(PAGE) + b"\x07" * PAGE + bytes(2 * PAGE)
+
+    def test_buffers_do_not_overlap(self, pool):
+        buffers = [pool.allocate(100 + i) for i in range(20)]
+        for i, buffer in enumerate(buffers):
+            buffer.fill(i)
+        assert [read(b) for b in buffers] == [bytes([i]) * (100 + i) for i in range(20)]
+        for buffer in buffers:
+            buffer.close()
+
+    def test_managed_buffers_are_on_pages_of_their_own(self, managed):
+        buffers = [managed.allocate(100) for _ in range(5)]
+        pages = {b.handle // PAGE for b in buffers}
+        assert len(pages) == 5
+        for buffer in buffers:
+            buffer.close()
+
+    def test_freed_memory_is_used_again(self, pool, stream):
+        first = pool.allocate(MIB, stream=stream)
+        first.close(stream)
+        reserved = pool.attributes.reserved_mem_current
+        with pool.allocate(MIB, stream=stream):
+            assert pool.attributes.reserved_mem_current == reserved
+
+    @pytest.mark.parametrize("bad", [0, -1])
+    def test_sizes_below_one(self, pool, bad):
+        with pytest.raises(ValueError, match="at least 1"):
+            pool.allocate(bad)
+
+    @pytest.mark.parametrize("bad", ["1", 1.0, None, True], ids=repr)
+    def test_sizes_are_ints(self, pool, bad):
+        with pytest.raises(TypeError):
+            pool.allocate(bad)
+
+    @pytest.mark.parametrize("bad", ["s", 1.5, object()], ids=repr)
+    def test_streams_are_streams(self, pool, bad):
+        with pytest.raises(TypeError, match="stream"):
+            pool.allocate(PAGE, stream=bad)
+
+    @pytest.mark.emulator_only
+    def test_no_memory_left(self, pool):
+        emulator.fail("cuMemAllocFromPoolAsync", code=2)
+        with pytest.raises(managedmem.CUDAOutOfMemoryError, match="4096 bytes"):
+            pool.allocate(PAGE)
+
+    @pytest.mark.emulator_only
+    def test_an_allocation_is_one_call_and_so_is_a_free(self, pool, stream):
+        with emulator.recording() as calls:
+            buffer = pool.allocate(PAGE, stream=stream)
+            buffer.close(stream)
+        wanted = [c for c in calls if c.name != "cuStreamIsCapturing"]
+        assert names(wanted) == ["cuMemAllocFromPoolAsync", "cuMemFreeAsync"]
+        assert {c.args["stream"] for c in wanted} == {stream.handle}
+
+    def test_copy_to_nothing_draws_from_the_same_pool(self, pool, stream):
+        with pool.allocate(PAGE, stream=stream) as buffer:
+            buffer.fill(5, stream=stream)
+            with buffer.view("int32", (2, PAGE // 8)).copy_to(stream=stream) as copy:
+                assert copy.memory_resource is pool
+                assert (copy.dtype, copy.shape) == ("int32", (2, PAGE // 8))
+                assert read(copy, stream) == b"\x05" * PAGE
+
+
+class TestKindsOfMemory:
+    def test_managed_memory_is_managed(self, managed, stream):
+        with managed.allocate(PAGE) as buffer:
+            assert buffer.is_managed is True
+            assert buffer.is_host_accessible is True
+            assert buffer.is_device_accessible is True
+            write(buffer, 9)
+            buffer.prefetch(Device(0))
+            assert buffer.last_prefetch_location is Device(0)
+            buffer.prefetch(Host())
+            assert contents(buffer) == b"\x09" * PAGE
+            assert buffer.__dlpack_device__() == (13, 0)
+
+    @pytest.mark.parametrize("advice", ADVICES)
+    def test_advice_on_a_pool_names_the_alternative(self, managed, advice):
+        with managed.allocate(PAGE) as buffer, pytest.raises(managedmem.CUDAError) as caught:
+            managedmem.advise(buffer, advice, Device(0) if "location" in advice else Host())
+        assert caught.value.name == "CUDA_ERROR_NOT_SUPPORTED"
+        assert "ManagedMemoryResource().allocate()" in str(caught.value)
+
+    def test_properties_refuse_in_the_same_way(self, managed):
+        with managed.allocate(PAGE) as buffer:
+            for name, value in (
+                ("read_mostly", True),
+                ("preferred_location", Host()),
+                ("accessed_by", [Host()]),
+            ):
+                with pytest.raises(managedmem.CUDAError, match="takes no advice"):
+                    setattr(buffer, name, value)
+            assert buffer.read_mostly is False
+            assert buffer.preferred_location is None
+
+    def test_memory_of_a_device_does_not_migrate(self, device0):
+        with DeviceMemoryResource(device0) as pool, pool.allocate(2 * PAGE) as buffer:
+            assert buffer.is_managed is False
+            assert buffer.is_host_accessible is False
+            assert buffer.is_device_accessible is True
+            for use in (
+                lambda: buffer.prefetch(Host()),
+                buffer.discard,
+                lambda: buffer.read_mostly,
+                lambda: setattr(buffer, "read_mostly", True),
+                lambda: managedmem.prefetch([buffer], device0),
+                lambda: managedmem.advise(buffer, "set_read_mostly"),
+                lambda: memoryview(buffer),
+            ):
+                with pytest.raises(ValueError, match="device memory"):
+                    use()
+
+    @pytest.mark.parametrize("last", [False, True])
+    def test_dlpack_tells_the_device(self, last):
+        device = Device.all()[-1 if last else 0]
+        with DeviceMemoryResource(device) as pool:
+            buffer = pool.allocate(PAGE)
+            assert buffer.__dlpack_device__() == (2, device.device_id)
+            for version in (None, (1, 0)):
+                tensor = consume(buffer.__dlpack__(max_version=version))
+                place = tensor.tensor.device
+                assert (place.device_type, place.device_id) == (2, device.device_id)
+                with pytest.raises(BufferError):
+                    buffer.close()
+                run_deleter(tensor)
+            buffer.close()
+
+    def test_dlpack_goes_nowhere_else(self, device0):
+        with DeviceMemoryResource(device0) as pool, pool.allocate(PAGE) as buffer:
+            for place in ((1, 0), (13, 0), (2, 7)):
+                with pytest.raises(BufferError, match="memory of a device"):
+                    buffer.__dlpack__(dl_device=place)
+            run_deleter(consume(buffer.__dlpack__(dl_device=(2, 0), copy=True)))
+
+    def test_the_array_interface_has_the_address(self, pool):
+        with pool.allocate(PAGE) as buffer:
+            assert buffer.__cuda_array_interface__["data"] == (buffer.handle, False)
+
+
+class TestNumbers:
+    def test_a_pool_keeps_what_is_freed(self, pool):
+        assert pool.attributes.release_threshold == KEEP_ALL
+        pool.allocate(MIB).close()
+        Device(0).sync()
+        assert pool.attributes.reserved_mem_current >= MIB
+        assert pool.attributes.used_mem_current == 0
+
+    def test_used_and_reserved(self, pool):
+        numbers = pool.attributes
+        assert numbers.used_mem_current == numbers.used_mem_high == 0
+        with pool.allocate(MIB):
+            assert numbers.used_mem_current == MIB
+            assert numbers.reserved_mem_current >= MIB
+        Device(0).sync()
+        assert numbers.used_mem_current == 0
+        assert numbers.used_mem_high == MIB
+        assert numbers.reserved_mem_high >= MIB
+
+    def test_trim_gives_memory_back(self, pool):
+        pool.allocate(4 * MIB).close()
+        Device(0).sync()
+        assert pool.trim() is None
+        assert pool.attributes.reserved_mem_current == 0
+
+    def test_trim_keeps_what_is_asked_and_what_is_used(self, pool):
+        with pool.allocate(MIB) as buffer:
+            buffer.copy_from(pattern(MIB))
+            pool.trim()
+            assert pool.attributes.reserved_mem_current >= MIB
+            assert read(buffer) == pattern(MIB)
+        Device(0).sync()
+        before = pool.attributes.reserved_mem_current
+        pool.trim(keep=before)
+        assert pool.attributes.reserved_mem_current == before
+
+    def test_the_threshold_can_be_set(self, pool):
+        for value in (0, 2 * MIB, KEEP_ALL):
+            pool.attributes.release_threshold = value
+            assert pool.attributes.release_threshold == value
+
+    @pytest.mark.parametrize("bad", [-1, 2**64])
+    def test_thresholds_have_64_bits(self, managed, bad):
+        with pytest.raises(ValueError, match="2\\*\\*64"):
+            managed.attributes.release_threshold = bad
+        assert managed.attributes.release_threshold == KEEP_ALL
+
+    @pytest.mark.parametrize("bad", ["1", 1.0, None, True], ids=repr)
+    def test_thresholds_are_ints(self, managed, bad):
+        with pytest.raises(TypeError, match="int"):
+            managed.attributes.release_threshold = bad
+
+    def test_the_rest_is_read_only(self, managed):
+        with pytest.raises(AttributeError):
+            managed.attributes.used_mem_current = 0
+        with pytest.raises(AttributeError):
+            del managed.attributes.release_threshold
+
+    @pytest.mark.parametrize("bad", [-1, 1 << 70])
+    def test_trim_to_less_than_nothing(self, managed, bad):
+        with pytest.raises(ValueError, match="keep"):
+            managed.trim(bad)
+
+    def test_trim_takes_ints(self, managed):
+        with pytest.raises(TypeError, match="keep"):
+            managed.trim("all")
+
+    def test_numbers_keep_their_resource(self):
+        numbers = DeviceMemoryResource(0).attributes
+        gc.collect()
+        assert numbers.used_mem_current == 0
+        assert repr(numbers) == "<PoolAttributes of DeviceMemoryResource(Device(0))>"
+
+
+class TestClosing:
+    def test_nothing_is_allocated_any_more(self, pool):
+        numbers = pool.attributes
+        pool.close()
+        assert pool.close() is None
+        assert pool.is_closed is True
+        for use in (
+            lambda: pool.allocate(PAGE),
+            pool.trim,
+            pool.__enter__,
+            lambda: numbers.used_mem_current,
+            lambda: setattr(numbers, "release_threshold", 0),
+        ):
+            with pytest.raises(RuntimeError, match="closed"):
+                use()
+        assert repr(pool)
+
+    def test_without_a_pool_too(self):
+        resource = ManagedMemoryResource()
+        assert resource.is_closed is False
+        resource.close()
+        with pytest.raises(RuntimeError, match="closed"):
+            resource.allocate(PAGE)
+
+    def test_live_buffers_stay_as_they_are(self, pool):
+        buffer = pool.allocate(PAGE)
+        buffer.fill(4)
+        pool.close()
+        assert read(buffer) == b"\x04" * PAGE
+        with pytest.raises(RuntimeError, match="closed"):
+            buffer.copy_to()
+        buffer.close()
+
+    @pytest.mark.emulator_only
+    def test_the_last_buffer_takes_the_pool_with_it(self, pool):
+        pools = emulator.live().pools
+        buffers = [pool.allocate(PAGE) for _ in range(3)]
+        pool.close()
+        for buffer in buffers:
+            assert emulator.live().pools == pools
+            buffer.close()
+        assert emulator.live().pools == pools - 1
+
+    @pytest.mark.emulator_only
+    def test_a_forgotten_resource_lives_in_its_buffers(self):
+        pools = emulator.live().pools
+        buffer = DeviceMemoryResource(0).allocate(PAGE)
+        gc.collect()
+        assert emulator.live().pools == pools + 1
+        assert buffer.memory_resource.device_id == 0
+        part = buffer[0:16]
+        del buffer
+        part.fill(1)
+        del part
+        gc.collect()
+        assert emulator.live().pools == pools
+
+    def test_a_block_ends_it(self):
+        with DeviceMemoryResource(0) as pool:
+            assert pool.is_closed is False
+        assert pool.is_closed is True
+
+    def test_deallocate_by_address(self, pool, stream):
+        buffer = pool.allocate(PAGE)
+        copy = managedmem.ManagedBuffer.from_handle(buffer.handle, PAGE, mr=pool)
+        Device(0).sync()
+        copy.close(stream)
+        # The memory is gone, so the driver refuses to free it again.
+        with pytest.raises(managedmem.CUDAError):
+            buffer.close()
+
+    @pytest.mark.emulator_only
+    def test_a_failing_free_is_reported_once(self, pool):
+        buffer = pool.allocate(PAGE)
+        emulator.fail("cuMemFreeAsync", code=719, after=True)
+        with pytest.raises(managedmem.CUDAError) as caught:
+            buffer.close()
+        assert caught.value.function == "cuMemFreeAsync"
+        assert buffer.is_closed
+        assert buffer.close() is None
+
+    @pytest.mark.emulator_only
+    def test_a_failing_destroy_is_nobodys_business(self, pool):
+        emulator.fail("cuMemPoolDestroy", code=719, after=True)
+        assert pool.close() is None
+
+
+@pytest.mark.emulator_only
+class TestOrderOfFrees:
+    """A free comes after the work of the stream that the memory was allocated on."""
+
+    def freed_on(self, action):
+        with emulator.recording() as calls:
+            action()
+            gc.collect()
+        return [c.args["stream"] for c in calls if c.name == "cuMemFreeAsync"]
+
+    def test_of_the_stream_it_was_allocated_on(self, pool, stream):
+        assert self.freed_on(lambda: pool.allocate(PAGE, stream=stream)) == [stream.handle]
+        assert self.freed_on(pool.allocate(PAGE, stream=stream).close) == [stream.handle]
+
+    def test_of_the_stream_it_is_closed_on(self, pool, stream):
+        buffer = pool.allocate(PAGE)
+        assert self.freed_on(lambda: buffer.close(stream)) == [stream.handle]
+
+    @pytest.mark.parametrize("default", [None, 1, 2])
+    def test_of_the_default_stream(self, pool, default):
+        assert self.freed_on(lambda: pool.allocate(PAGE, stream=default)) == [0]
+
+    def test_a_closed_stream_lives_on_in_its_memory(self, pool):
+        streams = emulator.live().streams
+        with Stream() as stream:
+            handle = stream.handle
+            buffer = pool.allocate(PAGE, stream=stream)
+        assert stream.is_closed
+        assert emulator.live().streams == streams + 1
+        assert self.freed_on(buffer.close) == [handle]
+        assert emulator.live().streams == streams
+
+    def test_a_foreign_stream_is_kept(self, pool, stream):
+        foreign = ProtocolStream(stream.handle)
+        gone = weakref.ref(foreign)
+        buffer = pool.allocate(PAGE, stream=foreign)
+        tensor = consume(buffer[0:16].__dlpack__())
+        del foreign, buffer
+        gc.collect()
+        assert gone() is not None
+        assert self.freed_on(lambda: run_deleter(tensor)) == [stream.handle]
+        gc.collect()
+        assert gone() is None
+
+    def test_queued_work_is_done_before_the_memory_is_gone(self, pool, stream):
+        emulator.schedule("lazy")
+        buffer = pool.allocate(PAGE, stream=stream)
+        buffer.fill(6, stream=stream)
+        with ManagedMemoryResource().allocate(PAGE) as target:
+            buffer.copy_to(target, stream=stream)
+            buffer.close(stream)
+            stream.sync()
+            assert contents(target) == b"\x06" * PAGE
+
+
+class TestCapture:
+    @pytest.mark.parametrize("mode", [CAPTURE_GLOBAL, CAPTURE_RELAXED])
+    def test_allocating_and_freeing_there_is_refused(self, pool, stream, mode):
+        buffer = pool.allocate(PAGE, stream=stream)
+        with capturing(stream, mode) as capture:
+            for use in (lambda: pool.allocate(PAGE, stream=stream), buffer.close):
+                with pytest.raises(managedmem.CUDAError, match="captures a CUDA graph") as caught:
+                    use()
+                assert caught.value.code == 900
+            assert not buffer.is_closed
+            with pytest.raises(managedmem.CUDAError, match="captures a CUDA graph"):
+                pool.deallocate(buffer.handle, PAGE, stream=stream)
+        assert capture.result == 0
+        buffer.close()
+
+    def test_another_stream_is_fine(self, pool, stream):
+        with capturing(stream, CAPTURE_GLOBAL) as capture, Stream() as other:
+            buffer = pool.allocate(PAGE, stream=other)
+            buffer.close()
+            pool.allocate(PAGE).close()
+            pool.trim()
+            DeviceMemoryResource(0).close()
+        assert capture.result == 0
+
+    @pytest.mark.emulator_only
+    def test_a_dropped_buffer_waits_for_the_next_allocation(self, pool, stream):
+        buffer = pool.allocate(PAGE, stream=stream)
+        other = pool.allocate(PAGE, stream=stream)
+        live = emulator.live().allocations
+        with capturing(stream, CAPTURE_GLOBAL) as capture:
+            del buffer
+            gc.collect()
+            assert emulator.live().allocations == live
+        assert capture.result == 0
+        pool.allocate(PAGE).close()
+        assert emulator.live().allocations == live, "freed in another stream's order"
+        pool.allocate(PAGE, stream=stream).close()
+        assert emulator.live().allocations == live - 1
+        other.close()
+
+    @pytest.mark.emulator_only
+    def test_a_dropped_buffer_waits_for_the_end_of_the_pool(self, pool, stream):
+        live = emulator.live()
+        buffer = pool.allocate(PAGE, stream=stream)
+        with capturing(stream, CAPTURE_GLOBAL) as capture:
+            del buffer
+            pool.close()
+        assert capture.result == 0
+        assert emulator.live().allocations == live.allocations
+        assert emulator.live().pools == live.pools - 1
+
+
+class TestProcesses:
+    @pytest.mark.parametrize(
+        "make", ["ManagedMemoryResource(pooled=True)", "DeviceMemoryResource(0)"]
+    )
+    def test_a_forked_child_leaves_the_pool_alone(self, make):
+        done = run_python(
+            f"""
+            import gc, os
+            from managedmem import DeviceMemoryResource, ManagedMemoryResource, Stream
+            stream = Stream()
+            pool = {make}
+            buffer = pool.allocate(4096, stream=stream)
+            numbers = pool.attributes
+            pid = os.fork()
+            if pid == 0:
+                for use in (lambda: pool.allocate(1), lambda: numbers.used_mem_high, pool.trim,
+                            lambda: buffer.fill(1)):
+                    try:
+                        use()
+                        os._exit(1)
+                    except RuntimeError as error:
+                        assert "fork" in str(error), error
+                buffer.close(); pool.close(); stream.close()
+                del buffer, numbers, pool, stream
+                gc.collect()
+                os._exit(0)
+            assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+            buffer.fill(1); buffer.close(); pool.close()
+            """,
+            driver="emulator" if EMULATED else "cuda",
+        )
+        assert done.stderr == ""
+
+    def test_the_end_of_the_process_is_quiet(self):
+        done = run_python(
+            """
+            from managedmem import DeviceMemoryResource, ManagedMemoryResource, Stream
+            stream = Stream()
+            pools = [ManagedMemoryResource(pooled=True), DeviceMemoryResource(0)]
+            kept = [pool.allocate(4096, stream=s) for pool in pools for s in (None, stream)]
+            kept += [b[0:16] for b in kept] + [b.__dlpack__() for b in kept]
+            """,
+            driver="emulator" if EMULATED else "cuda",
+        )
+        assert done.stderr == ""
