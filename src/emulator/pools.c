@@ -17,6 +17,9 @@ struct home {
 static struct emu_pool *pools;
 static struct home *homes;
 static size_t own_pools;
+/* The pool destroyed last. The next one gets its handle and, as reported of drivers, the access that
+ * it had granted. */
+static struct emu_pool *spare;
 
 size_t
 emu_pool_count(void)
@@ -64,11 +67,13 @@ place_exists(CUmemLocation location, CUmemAllocationType type)
 static struct emu_pool *
 pool_make(CUmemAllocationType type, CUmemLocation location)
 {
-    struct emu_pool *pool = calloc(1, sizeof *pool);
+    struct emu_pool *pool = spare != NULL ? spare : calloc(1, sizeof *pool);
 
     if (pool == NULL) {
         return NULL;
     }
+    *pool = (struct emu_pool){.access = pool->access};
+    spare = NULL;
     pool->type = type;
     pool->location = location;
     pool->reuse[0] = pool->reuse[1] = pool->reuse[2] = 1;
@@ -183,7 +188,8 @@ pool_free(struct emu_pool *pool)
         link = &(*link)->next;
     }
     *link = pool->next;
-    free(pool);
+    free(spare);
+    spare = pool;
 }
 
 /* What is still allocated outlives the handle: the pool goes when the last of it is freed. */
