@@ -1,6 +1,8 @@
 """Memory from driver pools: managed and a device's own; streams, numbers, lifetimes, refusals."""
 
 import gc
+import threading
+import time
 import weakref
 
 import pytest
@@ -587,6 +589,47 @@ class TestCapture:
         assert capture.result == 0
         assert emulator.live().allocations == live.allocations
         assert emulator.live().pools == live.pools - 1
+
+
+class TestThreads:
+    def test_closing_while_others_allocate(self, pool):
+        """Each allocation works or says that the resource is closed; nothing else happens."""
+        start = threading.Barrier(5)
+        surprises = []
+
+        def work():
+            start.wait()
+            try:
+                for _ in range(1000):
+                    buffer = pool.allocate(PAGE)
+                    buffer.fill(1)
+                    assert pool.attributes.used_mem_current >= PAGE
+                    del buffer
+            except RuntimeError as error:
+                if "closed" not in str(error):
+                    surprises.append(error)
+
+        threads = [threading.Thread(target=work) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        start.wait()
+        time.sleep(0.02)
+        pool.close()
+        for thread in threads:
+            thread.join()
+        assert surprises == []
+
+    def test_one_buffer_is_freed_once(self, pool, stream):
+        for _ in range(50):
+            buffer = pool.allocate(PAGE, stream=stream)
+            threads = [threading.Thread(target=buffer.close, args=(stream,)) for _ in range(3)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            assert buffer.is_closed
+        stream.sync()
+        assert pool.attributes.used_mem_current == 0
 
 
 class TestProcesses:

@@ -1,4 +1,4 @@
-/* pool.c: driver pools. */
+/* pool.c: driver pools: their life, their blocks, their numbers and their peers. */
 #include "pool.h"
 
 #include "memory.h"
