@@ -1,0 +1,204 @@
+/* test_pool.c: blocks of a pool, their lifetimes and streams, and peers, alone and under threads.
+ *
+ * Usage: test_pool PATH_OF_THE_EMULATED_DRIVER. Made to run under ThreadSanitizer. */
+#include "world.h"
+
+enum { ROUNDS = 200, WORKERS = 4 };
+
+static mm_pool *
+make_pool(bool managed)
+{
+    CUmemLocation where = managed ? mm_location(CU_MEM_LOCATION_TYPE_NONE, 0)
+                                  : mm_location(CU_MEM_LOCATION_TYPE_DEVICE, 0);
+    mm_status st;
+    mm_pool *pool = mm_pool_create(world.cu, managed, where, &st);
+
+    CHECK(pool != NULL);
+    return pool;
+}
+
+static mm_memory *
+allocate(mm_pool *pool, size_t size, mm_stream *stream)
+{
+    mm_status st;
+    mm_memory *m =
+        mm_memory_allocate_from(world.cu, pool, size, stream ? stream->handle : NULL, stream, &st);
+
+    CHECK(m != NULL);
+    return m;
+}
+
+static mm_stream *
+make_stream(void)
+{
+    CUstream handle = NULL;
+    mm_stream *stream;
+    mm_status st;
+
+    CHECK_OK(mm_stream_create(world.cu, &handle, &st), &st);
+    stream = mm_stream_share(handle);
+    CHECK(stream != NULL);
+    return stream;
+}
+
+static void
+blocks_keep_their_pool(void)
+{
+    size_t live = world.live_allocations();
+    mm_pool *pool = make_pool(true);
+    mm_memory *one = allocate(pool, 100, NULL), *two = allocate(pool, 5000, NULL);
+
+    world.log_clear();
+    mm_pool_release(pool);
+    mm_memory_release(one);
+    CHECK_EQUAL(world_calls("cuMemPoolDestroy"), 0);
+    mm_memory_release(two);
+    CHECK_EQUAL(world_calls("cuMemPoolDestroy"), 1);
+    CHECK_EQUAL(world.live_allocations(), live);
+    CHECK_EQUAL(world.context_depth(), 0);
+}
+
+static void
+blocks_keep_their_stream(void)
+{
+    size_t streams = world.live_streams();
+    mm_pool *pool = make_pool(false);
+    mm_stream *stream = make_stream();
+    mm_memory *m = allocate(pool, 100, stream);
+    bool first = false;
+    mm_status st;
+
+    CHECK_OK(mm_stream_release(stream, &st), &st);
+    CHECK_EQUAL(world.live_streams(), streams + 1);
+    CHECK_OK(mm_memory_close(m, &first, &st), &st);
+    CHECK(first);
+    CHECK_EQUAL(world.live_streams(), streams);
+    mm_memory_release(m);
+    mm_pool_release(pool);
+}
+
+static void
+managed_blocks_are_whole_pages(void)
+{
+    mm_pool *pool = make_pool(true);
+    mm_memory *m = allocate(pool, 1, NULL);
+    uint64_t used = 0;
+    mm_status st;
+
+    CHECK_OK(mm_pool_get(world.cu, pool, CU_MEMPOOL_ATTR_USED_MEM_CURRENT, &used, &st), &st);
+    CHECK_EQUAL(used, mm_page_size());
+    CHECK_EQUAL(m->device, MM_ANY_DEVICE);
+    mm_memory_release(m);
+    mm_pool_release(pool);
+}
+
+static void
+failed_allocation_leaves_nothing(void)
+{
+    size_t live = world.live_allocations();
+    mm_pool *pool = make_pool(false);
+    mm_status st;
+
+    world.fail("cuMemAllocFromPoolAsync", 1, CUDA_ERROR_OUT_OF_MEMORY, 0);
+    CHECK(mm_memory_allocate_from(world.cu, pool, 100, NULL, NULL, &st) == NULL);
+    world.fail_clear();
+    CHECK_EQUAL(st.code, CUDA_ERROR_OUT_OF_MEMORY);
+    CHECK_EQUAL(world.live_allocations(), live);
+    world.log_clear();
+    mm_pool_release(pool);
+    CHECK_EQUAL(world_calls("cuMemPoolDestroy"), 1);
+}
+
+static void
+peers_change_in_one_call(void)
+{
+    mm_pool *pool = make_pool(false);
+    mm_location_set peers = 99, all = (mm_location_set)2;
+    mm_status st;
+
+    CHECK_OK(mm_pool_peers(world.cu, pool, &peers, &st), &st);
+    CHECK_EQUAL(peers, 0);
+    world.log_clear();
+    CHECK_OK(mm_pool_change_peers(world.cu, pool, 0, all, &st), &st);
+    CHECK_EQUAL(world_calls("cuMemPoolSetAccess"), 1);
+    world.fail("cuMemPoolSetAccess", 1, CUDA_ERROR_UNKNOWN, 1);
+    CHECK(mm_pool_change_peers(world.cu, pool, all, 0, &st) < 0);
+    world.fail_clear();
+    CHECK_OK(mm_pool_peers(world.cu, pool, &peers, &st), &st);
+    CHECK_EQUAL(peers, all);
+    mm_pool_release(pool);
+}
+
+/* Each worker holds the pool by its own blocks only. */
+static void *
+allocate_and_close(void *argument)
+{
+    mm_pool *pool = argument;
+    mm_stream *stream = make_stream();
+    mm_memory *kept = allocate(pool, 4096, stream);
+    mm_status st;
+
+    for (int i = 0; i < ROUNDS; i++) {
+        mm_memory *m = allocate(pool, (size_t)i + 1, stream);
+        bool first = false;
+        CHECK_OK(mm_memory_close(m, &first, &st), &st);
+        CHECK(first);
+        mm_memory_release(m);
+    }
+    CHECK_OK(mm_stream_release(stream, &st), &st);
+    mm_memory_release(kept);
+    return NULL;
+}
+
+static void
+threads_share_a_pool(void)
+{
+    size_t live = world.live_allocations(), streams = world.live_streams();
+    mm_pool *pool = make_pool(true);
+
+    check_threads(WORKERS, allocate_and_close, pool);
+    mm_pool_release(pool);
+    CHECK_EQUAL(world.live_allocations(), live);
+    CHECK_EQUAL(world.live_streams(), streams);
+}
+
+static void *
+close_on_a_stream(void *argument)
+{
+    CUstream stream = NULL;
+    bool first = false;
+    mm_status st;
+
+    CHECK_OK(mm_memory_close_on(argument, &stream, &first, &st), &st);
+    return NULL;
+}
+
+static void
+threads_free_a_block_once(void)
+{
+    mm_pool *pool = make_pool(true);
+
+    for (int i = 0; i < ROUNDS / 10; i++) {
+        mm_memory *m = allocate(pool, 4096, NULL);
+        world.log_clear();
+        check_threads(WORKERS, close_on_a_stream, m);
+        CHECK_EQUAL(world_calls("cuMemFreeAsync"), 1);
+        mm_memory_release(m);
+    }
+    mm_pool_release(pool);
+}
+
+int
+main(int argc, char **argv)
+{
+    static const check_test tests[] = {
+        CHECK_TEST(blocks_keep_their_pool),         CHECK_TEST(blocks_keep_their_stream),
+        CHECK_TEST(managed_blocks_are_whole_pages), CHECK_TEST(failed_allocation_leaves_nothing),
+        CHECK_TEST(peers_change_in_one_call),       CHECK_TEST(threads_share_a_pool),
+        CHECK_TEST(threads_free_a_block_once),
+    };
+
+    CHECK_EQUAL(argc, 2);
+    world_open(argv[1]);
+    return check_run(tests, sizeof tests / sizeof *tests);
+}
