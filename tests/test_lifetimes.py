@@ -210,6 +210,7 @@ class TestReferencesOfSingletons:
     @pytest.mark.parametrize("name", test_faults.NO_DRIVER)
     def test_flat_for_reads(self, name):
         w = test_faults.World()
+        w.make_pools()
         read = test_faults.NO_DRIVER[name]
         before = [sys.getrefcount(thing) for thing in (None, True, False)]
         for _ in range(50):

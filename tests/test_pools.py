@@ -479,9 +479,22 @@ class TestClosing:
         assert buffer.close() is None
 
     @pytest.mark.emulator_only
-    def test_a_failing_destroy_is_nobodys_business(self, pool):
+    def test_a_failing_destroy_is_reported_once(self, pool):
         emulator.fail("cuMemPoolDestroy", code=719, after=True)
+        with pytest.raises(managedmem.CUDAError) as caught:
+            pool.close()
+        assert caught.value.function == "cuMemPoolDestroy"
+        assert pool.is_closed
         assert pool.close() is None
+
+    @pytest.mark.emulator_only
+    def test_by_the_last_buffer_as_well(self, pool):
+        buffer = pool.allocate(PAGE)
+        pool.close()
+        emulator.fail("cuMemPoolDestroy", code=719, after=True)
+        with pytest.raises(managedmem.CUDAError):
+            buffer.close()
+        assert buffer.is_closed
 
 
 @pytest.mark.emulator_only

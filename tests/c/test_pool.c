@@ -17,6 +17,14 @@ make_pool(bool managed)
     return pool;
 }
 
+static void
+release(mm_pool *pool)
+{
+    mm_status st;
+
+    CHECK_OK(mm_pool_release(pool, &st), &st);
+}
+
 static mm_memory *
 allocate(mm_pool *pool, size_t size, mm_stream *stream)
 {
@@ -49,7 +57,7 @@ blocks_keep_their_pool(void)
     mm_memory *one = allocate(pool, 100, NULL), *two = allocate(pool, 5000, NULL);
 
     world.log_clear();
-    mm_pool_release(pool);
+    release(pool);
     mm_memory_release(one);
     CHECK_EQUAL(world_calls("cuMemPoolDestroy"), 0);
     mm_memory_release(two);
@@ -74,7 +82,7 @@ blocks_keep_their_stream(void)
     CHECK(first);
     CHECK_EQUAL(world.live_streams(), streams);
     mm_memory_release(m);
-    mm_pool_release(pool);
+    release(pool);
 }
 
 static void
@@ -89,7 +97,7 @@ managed_blocks_are_whole_pages(void)
     CHECK_EQUAL(used, mm_page_size());
     CHECK_EQUAL(m->device, MM_ANY_DEVICE);
     mm_memory_release(m);
-    mm_pool_release(pool);
+    release(pool);
 }
 
 static void
@@ -105,7 +113,7 @@ failed_allocation_leaves_nothing(void)
     CHECK_EQUAL(st.code, CUDA_ERROR_OUT_OF_MEMORY);
     CHECK_EQUAL(world.live_allocations(), live);
     world.log_clear();
-    mm_pool_release(pool);
+    release(pool);
     CHECK_EQUAL(world_calls("cuMemPoolDestroy"), 1);
 }
 
@@ -126,7 +134,7 @@ peers_change_in_one_call(void)
     world.fail_clear();
     CHECK_OK(mm_pool_peers(world.cu, pool, &peers, &st), &st);
     CHECK_EQUAL(peers, all);
-    mm_pool_release(pool);
+    release(pool);
 }
 
 /* Each worker holds the pool by its own blocks only. */
@@ -157,7 +165,7 @@ threads_share_a_pool(void)
     mm_pool *pool = make_pool(true);
 
     check_threads(WORKERS, allocate_and_close, pool);
-    mm_pool_release(pool);
+    release(pool);
     CHECK_EQUAL(world.live_allocations(), live);
     CHECK_EQUAL(world.live_streams(), streams);
 }
@@ -185,7 +193,7 @@ threads_free_a_block_once(void)
         CHECK_EQUAL(world_calls("cuMemFreeAsync"), 1);
         mm_memory_release(m);
     }
-    mm_pool_release(pool);
+    release(pool);
 }
 
 int

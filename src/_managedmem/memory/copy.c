@@ -33,26 +33,46 @@ explain_access(mm_driver *cu, CUdeviceptr p, mm_status *st)
     }
 }
 
+/* In a scope. */
+static int
+copy_in_order(mm_driver *cu, CUdeviceptr to, CUdeviceptr from, size_t size, CUstream stream,
+              mm_status *st)
+{
+    CUresult code = cu->MemcpyAsync(to, from, size, stream);
+
+    if (code == CUDA_SUCCESS) {
+        return 0;
+    }
+    (void)mm_fail_call(st, "cuMemcpyAsync", (int)code);
+    explain_access(cu, to, st);
+    explain_access(cu, from, st);
+    return -1;
+}
+
+static int
+copy_and_wait(mm_driver *cu, CUdeviceptr to, CUdeviceptr from, size_t size, CUstream stream,
+              mm_status *st)
+{
+    if (mm_stream_refuse_capture(cu, stream, "a copy of system memory", st) < 0
+        || copy_in_order(cu, to, from, size, stream, st) < 0) {
+        return -1;
+    }
+    MM_TRY(cu, StreamSynchronize, st, stream);
+    return 0;
+}
+
 int
 mm_copy(mm_driver *cu, CUdeviceptr to, CUdeviceptr from, size_t size, CUstream stream, int device,
-        bool wait, mm_status *st)
+        bool system, mm_status *st)
 {
     mm_scope scope;
-    CUresult code;
-    int rc = 0;
+    int rc;
 
     if (mm_scope_enter_stream(&scope, cu, stream, device, st) < 0) {
         return -1;
     }
-    code = cu->MemcpyAsync(to, from, size, stream);
-    if (code != CUDA_SUCCESS) {
-        rc = mm_fail_call(st, "cuMemcpyAsync", (int)code);
-        explain_access(cu, to, st);
-        explain_access(cu, from, st);
-    } else if (wait) {
-        code = cu->StreamSynchronize(stream);
-        rc = code == CUDA_SUCCESS ? 0 : mm_fail_call(st, "cuStreamSynchronize", (int)code);
-    }
+    rc = system ? copy_and_wait(cu, to, from, size, stream, st)
+                : copy_in_order(cu, to, from, size, stream, st);
     mm_scope_leave(&scope);
     return rc;
 }

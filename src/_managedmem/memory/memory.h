@@ -17,7 +17,7 @@ typedef struct {
     CUdeviceptr start;
     size_t size;
     bool owned;           /* freed here: the block, or by the address in allocation */
-    bool pooled;
+    bool pooled;          /* from a pool: freed in the order of a stream */
     mm_pool_block *block; /* of pool memory, until it is freed */
     int device;           /* whose own memory it is, from a device pool; else MM_ANY_DEVICE */
 } mm_memory;

@@ -72,7 +72,9 @@ mm_pool_create(mm_driver *cu, bool managed, CUmemLocation where, mm_status *st)
         return NULL;
     }
     if (prepare(cu, pool, st) < 0) {
-        mm_pool_release(pool);
+        mm_status ignored;
+        int rc = mm_pool_release(pool, &ignored);
+        (void)rc;
         return NULL;
     }
     return pool;
@@ -87,20 +89,21 @@ usable_driver(void)
 
 static void free_waiting(mm_driver *cu, mm_pool *pool, const mm_pool_block *like);
 
-void
-mm_pool_release(mm_pool *pool)
+int
+mm_pool_release(mm_pool *pool, mm_status *st)
 {
     mm_driver *cu = usable_driver();
+    CUresult code = CUDA_SUCCESS;
 
     if (atomic_fetch_sub_explicit(&pool->references, 1, memory_order_acq_rel) != 1) {
-        return;
+        return 0;
     }
     free_waiting(cu, pool, NULL);
     if (cu != NULL) {
-        /* Nobody to tell; work and frees that are queued still run. */
-        (void)cu->MemPoolDestroy(pool->handle);
+        code = cu->MemPoolDestroy(pool->handle);
     }
     free(pool);
+    return mm_freed(code) ? 0 : mm_fail_call(st, "cuMemPoolDestroy", (int)code);
 }
 
 /* --- blocks ----------------------------------------------------------------------------- */
@@ -273,6 +276,7 @@ mm_pool_free(mm_pool_block *block, const CUstream *other, mm_status *st)
     int device = other ? mm_pool_device(pool) : block->device, rc = 0;
     bool capturing = false;
     mm_status ignored;
+    int released;
 
     /* What the query meets, the free meets as well. */
     if (cu != NULL && is_capturing(cu, stream, device, &capturing, &ignored) == 0 && capturing) {
@@ -281,8 +285,8 @@ mm_pool_free(mm_pool_block *block, const CUstream *other, mm_status *st)
         rc = cu ? mm_pool_free_address(cu, block->start, stream, device, st) : 0;
         drop_block(block);
     }
-    mm_pool_release(pool);
-    return rc;
+    released = mm_pool_release(pool, rc < 0 ? &ignored : st);
+    return rc < 0 ? rc : released;
 }
 
 /* --- numbers ---------------------------------------------------------------------------- */

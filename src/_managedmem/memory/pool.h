@@ -38,8 +38,8 @@ mm_pool *mm_pool_create(mm_driver *cu, bool managed, CUmemLocation where, mm_sta
  * managed memory. */
 int mm_pool_device(const mm_pool *pool);
 
-/* Gives up a reference; the last one destroys the pool. */
-void mm_pool_release(mm_pool *pool);
+/* Gives up a reference; the last one destroys the pool. Work and frees that are queued still run. */
+MM_NODISCARD int mm_pool_release(mm_pool *pool, mm_status *st);
 
 /* Allocates in the order of the stream, which must not capture. shared may be NULL. */
 mm_pool_block *mm_pool_allocate(mm_driver *cu, mm_pool *pool, size_t size, CUstream stream,

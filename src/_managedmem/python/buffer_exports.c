@@ -549,9 +549,9 @@ const char mm_buffer_dlpack_doc[] =
     "A DLPack capsule of the memory: CUDA managed memory (device type 13), or memory of a device (2).\n"
     "\n"
     "Versioned where max_version is (1, 0) or more. dl_device (1, 0) asks for managed memory as CPU\n"
-    "memory. copy=True gives a new buffer. stream is the consumer's: it then comes after the default stream's work; -1\n"
-    "asks for no order. The memory cannot be closed while the tensor lives. Raises BufferError for\n"
-    "another device, ValueError for stream 0.";
+    "memory. copy=True gives a new buffer. stream is the consumer's: it then comes after the default\n"
+    "stream's work; -1 asks for no order. The memory cannot be closed while the tensor lives. Raises\n"
+    "BufferError for another device, ValueError for stream 0.";
 
 const char mm_buffer_dlpack_device_doc[] =
     "__dlpack_device__($self, /)\n--\n\n"

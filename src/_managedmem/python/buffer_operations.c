@@ -170,16 +170,12 @@ copy_now(const mm_buffer_use *use, const other_side *other, bool into, CUstream 
     CUdeviceptr from = into ? use->range.start : other->range.start;
     int device = use->memory->device != MM_ANY_DEVICE ? use->memory->device : other->device;
     mm_pointer_facts facts;
-    bool system;
 
     if (mm_look_up(use->cu, other->range.start, &facts, st) < 0) {
         return -1;
     }
-    system = !facts.managed && facts.type == 0;
-    if (system && mm_stream_refuse_capture(use->cu, stream, "a copy of system memory", st) < 0) {
-        return -1;
-    }
-    return mm_copy(use->cu, to, from, use->range.size, stream, device, system, st);
+    return mm_copy(use->cu, to, from, use->range.size, stream, device,
+                   !facts.managed && facts.type == 0, st);
 }
 
 static PyObject *

@@ -36,7 +36,8 @@ mm_resource_new(PyTypeObject *type, bool pooled, bool managed, CUmemLocation whe
     self = mm_alloc_object(type);
     if (self == NULL) {
         if (pool != NULL) {
-            mm_pool_release(pool);
+            int rc = mm_pool_release(pool, &st);
+            (void)rc; /* there is an exception already */
         }
         return NULL;
     }
@@ -47,20 +48,24 @@ mm_resource_new(PyTypeObject *type, bool pooled, bool managed, CUmemLocation whe
 }
 
 /* Lets the pool go, once; its buffers keep it as long as they need it. */
-static void
-close_resource(mm_resource *r)
+static int
+close_resource(mm_resource *r, mm_status *st)
 {
-    if (mm_guard_close(&r->guard, mm_driver_forked()) == MM_CLOSED_NOW && r->pool != NULL) {
-        mm_pool_release(r->pool);
-    }
+    return mm_guard_close(&r->guard, mm_driver_forked()) == MM_CLOSED_NOW && r->pool != NULL
+               ? mm_pool_release(r->pool, st)
+               : 0;
 }
 
 void
 mm_resource_dealloc(PyObject *op)
 {
+    mm_status ignored;
+
     PyObject_GC_UnTrack(op);
     Py_BEGIN_ALLOW_THREADS
-    close_resource(mm_resource_of(op));
+    if (close_resource(mm_resource_of(op), &ignored) < 0) {
+        /* Nobody to tell; at interpreter exit the driver may be gone already. */
+    }
     Py_END_ALLOW_THREADS
     mm_free_object(op);
 }
@@ -291,9 +296,15 @@ resource_trim(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *k
 static PyObject *
 resource_close(PyObject *op, PyObject *Py_UNUSED(none))
 {
+    mm_status st;
+    int rc;
+
     Py_BEGIN_ALLOW_THREADS
-    close_resource(mm_resource_of(op));
+    rc = close_resource(mm_resource_of(op), &st);
     Py_END_ALLOW_THREADS
+    if (rc < 0) {
+        return mm_raise(mm_type_state(Py_TYPE(op)), &st);
+    }
     Py_RETURN_NONE;
 }
 
@@ -357,7 +368,8 @@ PyDoc_STRVAR(
     "Allocate no more; again is allowed. Buffers that were allocated stay as they are.\n"
     "\n"
     "A pool goes with its last buffer, as it does in the driver. Waits only for calls that other\n"
-    "threads are just making with it. Driver: cuMemPoolDestroy.");
+    "threads are just making with it. Raises CUDAError when the driver refuses, after which the\n"
+    "resource counts as closed. Driver: cuMemPoolDestroy.");
 
 PyMethodDef mm_resource_methods[] = {
     {"allocate", (PyCFunction)(void (*)(void))resource_allocate, METH_FASTCALL | METH_KEYWORDS,
