@@ -641,6 +641,9 @@ static const struct topic topics[] = {
     {"two devices: prefetch", topic_pair_prefetch, false, 2, 13000},
     {"two devices: pool access", topic_pair_pools, false, 2, 13000},
     {"two devices: contexts", topic_pair_contexts, false, 2, 0},
+    {"two devices: copies of pool memory", topic_pair_copies, false, 2, 13000},
+    {"two devices: work without access", topic_pair_no_access, false, 2, 13000},
+    {"two devices: new pools", topic_pair_new_pools, false, 2, 13000},
 };
 
 int

@@ -139,6 +139,110 @@ topic_pair_pools(struct fixture *f)
     report("destroy", cu.pool_destroy(pool));
 }
 
+static CUmemoryPool
+device_pool(int ordinal)
+{
+    CUmemPoolProps props;
+    CUmemoryPool pool = NULL;
+
+    memset(&props, 0, sizeof props);
+    props.allocType = CU_MEM_ALLOCATION_TYPE_PINNED;
+    props.location = device_place(ordinal);
+    cu.pool_create(&pool, &props);
+    return pool;
+}
+
+/* What streams of device 1 may do with memory x of device 0, with either context current. */
+static void
+show_pool_copies(const char *label, struct fixture *f, CUcontext ctx, CUstream other,
+                 CUdeviceptr x, CUdeviceptr theirs)
+{
+    static char host[4096];
+    CUdeviceptr at = (CUdeviceptr)(uintptr_t)host;
+
+    printf("%s\n", label);
+    cu.ctx_set(ctx);
+    report("ctx 1, stream 1: x to theirs", cu.copy_async(theirs, x, sizeof host, other));
+    report("ctx 1, stream 1: theirs to x", cu.copy_async(x, theirs, sizeof host, other));
+    report("ctx 1, stream 1: x to host", cu.copy_async(at, x, sizeof host, other));
+    report("ctx 1, stream 1: host to x", cu.copy_async(x, at, sizeof host, other));
+    report("ctx 1, legacy: x to theirs", cu.copy_async(theirs, x, sizeof host, NULL));
+    report("ctx 1, stream 0: x to host", cu.copy_async(at, x, sizeof host, f->stream));
+    report("ctx 1, stream 0: fill x", cu.set8(x, 1, sizeof host, f->stream));
+    cu.ctx_set(f->ctx);
+    report("ctx 0, stream 0: x to theirs", cu.copy_async(theirs, x, sizeof host, f->stream));
+    report("ctx 0, stream 0: fill x", cu.set8(x, 2, sizeof host, f->stream));
+    report("synchronize 0", cu.stream_sync(f->stream));
+    report("synchronize 1", cu.stream_sync(other));
+}
+
+void
+topic_pair_copies(struct fixture *f)
+{
+    CUmemoryPool pool = device_pool(0);
+    CUmemAccessDesc access = {device_place(1), CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
+    CUdeviceptr x = 0, theirs = 0;
+    CUcontext ctx = second_context();
+    CUstream other;
+
+    cu.ctx_set(ctx);
+    other = new_stream(CU_STREAM_NON_BLOCKING);
+    report("memory of device 1", cu.mem_alloc(&theirs, M));
+    cu.ctx_set(f->ctx);
+    report("alloc x", cu.pool_alloc(&x, M, pool, f->stream));
+    report("synchronize", cu.stream_sync(f->stream));
+    show_pool_copies("no access", f, ctx, other, x, theirs);
+    report("let in 1", cu.pool_set_access(pool, &access, 1));
+    show_pool_copies("access", f, ctx, other, x, theirs);
+    access.flags = CU_MEM_ACCESS_FLAGS_PROT_NONE;
+    report("put out 1", cu.pool_set_access(pool, &access, 1));
+    show_pool_copies("no access again", f, ctx, other, x, theirs);
+    report("free on stream 1", cu.free_async(x, other));
+    report("synchronize", cu.stream_sync(other));
+    report("destroy", cu.pool_destroy(pool));
+}
+
+/* By themselves: whether these are refused, or end the context. */
+void
+topic_pair_no_access(struct fixture *f)
+{
+    CUmemoryPool pool = device_pool(0);
+    CUdeviceptr x = 0, theirs = 0;
+    CUcontext ctx = second_context();
+    CUstream other;
+
+    report("alloc x", cu.pool_alloc(&x, M, pool, f->stream));
+    report("synchronize", cu.stream_sync(f->stream));
+    cu.ctx_set(ctx);
+    other = new_stream(CU_STREAM_NON_BLOCKING);
+    report("memory of device 1", cu.mem_alloc(&theirs, M));
+    report("ctx 1, stream 1: fill x", cu.set8(x, 1, M, other));
+    report("synchronize", cu.stream_sync(other));
+    cu.ctx_set(f->ctx);
+    report("ctx 0, stream 1: x to theirs", cu.copy_async(theirs, x, M, other));
+    report("synchronize", cu.stream_sync(other));
+}
+
+/* A destroyed pool's peers on the next pool: a known fault of drivers. */
+void
+topic_pair_new_pools(struct fixture *f)
+{
+    CUmemAccessDesc access[2] = {{device_place(1), CU_MEM_ACCESS_FLAGS_PROT_READWRITE},
+                                 {f->dev, CU_MEM_ACCESS_FLAGS_PROT_NONE}};
+    CUmemAccess_flags flags = (CUmemAccess_flags)99;
+
+    for (int i = 0; i < 3; i++) {
+        CUmemoryPool pool = device_pool(0);
+        report("get access 1", cu.pool_get_access(&flags, pool, &access[0].location));
+        printf("  flags %d\n", (int)flags);
+        report("a map that is half bad", cu.pool_set_access(pool, access, 2));
+        cu.pool_get_access(&flags, pool, &access[0].location);
+        printf("  flags %d\n", (int)flags);
+        report("let in 1", cu.pool_set_access(pool, access, 1));
+        report("destroy", cu.pool_destroy(pool));
+    }
+}
+
 void
 topic_pair_contexts(struct fixture *f)
 {

@@ -32,6 +32,9 @@ void topic_pools(struct fixture *f);
 void topic_pair_accessed_by(struct fixture *f);
 void topic_pair_prefetch(struct fixture *f);
 void topic_pair_pools(struct fixture *f);
+void topic_pair_copies(struct fixture *f);
+void topic_pair_no_access(struct fixture *f);
+void topic_pair_new_pools(struct fixture *f);
 void topic_pair_contexts(struct fixture *f);
 
 #endif
