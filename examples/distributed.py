@@ -131,9 +131,13 @@ def work(local, rank, world, meeting):
         backend, init_method=meeting, rank=rank, world_size=world, device_id=gpu
     )
     name = "emulated, computing on the CPU" if emulated else device.name
-    print(f"rank {rank} of {world}: {device} ({name}), {backend}", flush=True)
     try:
-        train(place, device, say=print if rank == 0 else lambda text: None)
+        places = [""] * world
+        dist.all_gather_object(places, f"{device} ({name}), {backend}")
+        say = print if rank == 0 else lambda text: None  # one process talks, so lines stay whole
+        for number, text in enumerate(places):
+            say(f"rank {number} of {world}: {text}")
+        train(place, device, say)
         dist.barrier()  # nobody leaves while others still talk
     finally:
         dist.destroy_process_group()
