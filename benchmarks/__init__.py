@@ -1,0 +1,1 @@
+"""Measurements of managedmem beside the bare driver call and its peers: `python -m benchmarks`."""

@@ -1,0 +1,176 @@
+/* bare.c: loops over bare driver calls, timed in C: the floor under every Python library. Built and
+ * loaded by bare.py, over the driver that managedmem has open. */
+#define _GNU_SOURCE
+#include <cuda.h>
+#include <cudaTypedefs.h>
+#include <dlfcn.h>
+#include <time.h>
+
+/* What a loop works on, so that all loops have one signature. */
+typedef struct {
+    CUdeviceptr pointer;
+    size_t size;
+    CUstream stream;
+    int device;
+} target;
+
+static void *driver;
+
+int
+bare_open(const char *path)
+{
+    driver = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+    return driver != NULL;
+}
+
+static double
+now(void)
+{
+    struct timespec t;
+
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return 1e9 * (double)t.tv_sec + (double)t.tv_nsec;
+}
+
+/* Nanoseconds of one of `count` calls, or minus the error code of the first call that failed. */
+#define TIMED_LOOP(name, symbol, prototype, ...)                                      \
+    double name(const target *t, int count)                                           \
+    {                                                                                 \
+        prototype function = (prototype)dlsym(driver, symbol);                        \
+        CUmemLocation there = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = t->device}; \
+        CUmemLocation host = {.type = CU_MEM_LOCATION_TYPE_HOST};                     \
+        int answer[8] = {0};                                                          \
+        double start = now();                                                         \
+                                                                                      \
+        for (int i = 0; i < count; i++) {                                             \
+            CUresult code = function(__VA_ARGS__);                                    \
+            if (code != CUDA_SUCCESS) {                                               \
+                return -(double)code;                                                 \
+            }                                                                         \
+        }                                                                             \
+        (void)there, (void)host, (void)answer;                                        \
+        return (now() - start) / count;                                               \
+    }
+
+TIMED_LOOP(bare_read_mostly, "cuMemRangeGetAttribute", PFN_cuMemRangeGetAttribute_v8000, answer, 4,
+           CU_MEM_RANGE_ATTRIBUTE_READ_MOSTLY, t->pointer, t->size)
+TIMED_LOOP(bare_preferred_location, "cuMemRangeGetAttribute", PFN_cuMemRangeGetAttribute_v8000,
+           answer, 4, CU_MEM_RANGE_ATTRIBUTE_PREFERRED_LOCATION, t->pointer, t->size)
+TIMED_LOOP(bare_accessed_by, "cuMemRangeGetAttribute", PFN_cuMemRangeGetAttribute_v8000, answer,
+           32, CU_MEM_RANGE_ATTRIBUTE_ACCESSED_BY, t->pointer, t->size)
+TIMED_LOOP(bare_set_read_mostly, "cuMemAdvise_v2", PFN_cuMemAdvise_v12020, t->pointer, t->size,
+           CU_MEM_ADVISE_SET_READ_MOSTLY, there)
+TIMED_LOOP(bare_set_preferred_location, "cuMemAdvise_v2", PFN_cuMemAdvise_v12020, t->pointer,
+           t->size, CU_MEM_ADVISE_SET_PREFERRED_LOCATION, there)
+TIMED_LOOP(bare_set_accessed_by, "cuMemAdvise_v2", PFN_cuMemAdvise_v12020, t->pointer, t->size,
+           i % 2 ? CU_MEM_ADVISE_UNSET_ACCESSED_BY : CU_MEM_ADVISE_SET_ACCESSED_BY, host)
+TIMED_LOOP(bare_prefetch, "cuMemPrefetchAsync_v2", PFN_cuMemPrefetchAsync_v12020, t->pointer,
+           t->size, there, 0, t->stream)
+TIMED_LOOP(bare_fill, "cuMemsetD8Async", PFN_cuMemsetD8Async_v3020, t->pointer, 1, t->size,
+           t->stream)
+
+/* A host function in front of the prefetch: what defer=True does. */
+static void CUDA_CB
+nothing(void *ignored)
+{
+    (void)ignored;
+}
+
+TIMED_LOOP(bare_host_function, "cuLaunchHostFunc", PFN_cuLaunchHostFunc_v10000, t->stream, nothing,
+           NULL)
+
+double
+bare_allocate(const target *t, int count)
+{
+    PFN_cuMemAllocManaged_v6000 allocate =
+        (PFN_cuMemAllocManaged_v6000)dlsym(driver, "cuMemAllocManaged");
+    PFN_cuMemFree_v3020 release = (PFN_cuMemFree_v3020)dlsym(driver, "cuMemFree_v2");
+    double start = now();
+
+    for (int i = 0; i < count; i++) {
+        CUdeviceptr pointer;
+        CUresult code = allocate(&pointer, t->size, CU_MEM_ATTACH_GLOBAL);
+        code = code == CUDA_SUCCESS ? release(pointer) : code;
+        if (code != CUDA_SUCCESS) {
+            return -(double)code;
+        }
+    }
+    return (now() - start) / count;
+}
+
+/* --- several ranges --------------------------------------------------------------------- */
+
+typedef struct {
+    CUdeviceptr *pointers;
+    size_t *sizes;
+    size_t count;
+    CUstream stream;
+    int device; /* or -1: the host */
+    int operation;
+} sequence;
+
+enum { PREFETCH, DISCARD, DISCARD_PREFETCH }; /* operations */
+enum { LOOP, BATCH, ONE_CALL }; /* forms */
+
+static CUresult
+call_batch(const sequence *s, size_t first, size_t count, CUmemLocation *where)
+{
+    PFN_cuMemPrefetchBatchAsync_v13000 prefetch =
+        (PFN_cuMemPrefetchBatchAsync_v13000)dlsym(driver, "cuMemPrefetchBatchAsync");
+    PFN_cuMemDiscardBatchAsync_v13000 discard =
+        (PFN_cuMemDiscardBatchAsync_v13000)dlsym(driver, "cuMemDiscardBatchAsync");
+    PFN_cuMemDiscardAndPrefetchBatchAsync_v13000 both =
+        (PFN_cuMemDiscardAndPrefetchBatchAsync_v13000)dlsym(driver,
+                                                            "cuMemDiscardAndPrefetchBatchAsync");
+    CUdeviceptr *pointers = s->pointers + first;
+    size_t *sizes = s->sizes + first, from = 0;
+
+    if (s->operation == DISCARD) {
+        return discard(pointers, sizes, count, 0, s->stream);
+    }
+    return s->operation == PREFETCH
+               ? prefetch(pointers, sizes, count, where, &from, 1, 0, s->stream)
+               : both(pointers, sizes, count, where, &from, 1, 0, s->stream);
+}
+
+static CUresult
+call_form(const sequence *s, int form, CUmemLocation *where)
+{
+    PFN_cuMemPrefetchAsync_v12020 prefetch =
+        (PFN_cuMemPrefetchAsync_v12020)dlsym(driver, "cuMemPrefetchAsync_v2");
+    size_t last = s->count - 1;
+    size_t all = s->pointers[last] + s->sizes[last] - s->pointers[0];
+    CUresult code = CUDA_SUCCESS;
+
+    if (form == BATCH) {
+        return call_batch(s, 0, s->count, where);
+    }
+    if (form == ONE_CALL) {
+        sequence whole = *s;
+        whole.sizes = &all;
+        whole.count = 1;
+        return call_form(&whole, LOOP, where);
+    }
+    for (size_t i = 0; i < s->count && code == CUDA_SUCCESS; i++) {
+        code = s->operation == PREFETCH
+                   ? prefetch(s->pointers[i], s->sizes[i], *where, 0, s->stream)
+                   : call_batch(s, i, 1, where);
+    }
+    return code;
+}
+
+/* Nanoseconds of one operation on all ranges, until the stream has done it. */
+double
+bare_sequence(const sequence *s, int form)
+{
+    PFN_cuStreamSynchronize_v2000 synchronize =
+        (PFN_cuStreamSynchronize_v2000)dlsym(driver, "cuStreamSynchronize");
+    CUmemLocation where = {.type = s->device < 0 ? CU_MEM_LOCATION_TYPE_HOST
+                                                 : CU_MEM_LOCATION_TYPE_DEVICE,
+                           .id = s->device < 0 ? 0 : s->device};
+    double start = now();
+    CUresult code = call_form(s, form, &where);
+
+    code = code == CUDA_SUCCESS ? synchronize(s->stream) : code;
+    return code == CUDA_SUCCESS ? now() - start : -(double)code;
+}

@@ -1,0 +1,228 @@
+"""What one call costs: ours, the bare driver call, and the same through each peer."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import managedmem
+from managedmem import Device, Host
+
+from . import bare, peers
+from .measure import Row, side_by_side, statement
+
+KIB, MIB = 1 << 10, 1 << 20
+
+
+@dataclass(frozen=True)
+class Operation:
+    """One operation: its loop in bare.c, and the statement of each contender."""
+
+    title: str
+    loop: str | None
+    size: int
+    goal: float | None  # ns above the bare call, or in all where there is none
+    statements: dict[str, str]
+
+
+OPERATIONS = [
+    Operation(
+        "buf.read_mostly",
+        "read_mostly",
+        4 * KIB,
+        60,
+        {
+            "ours": "buf.read_mostly",
+            "cuda.core": "core_buf.read_mostly",
+            "cuda.bindings": "drv.cuMemRangeGetAttribute(4, READ_MOSTLY, address, size)",
+            "ctypes": "raw_attribute(answer_address, 4, 1, address, size)",
+        },
+    ),
+    Operation(
+        "buf.preferred_location",
+        "preferred_location",
+        4 * KIB,
+        None,
+        {"ours": "buf.preferred_location", "cuda.core": "core_buf.preferred_location"},
+    ),
+    Operation(
+        "device in buf.accessed_by",
+        "accessed_by",
+        4 * KIB,
+        100,
+        {"ours": "device in buf.accessed_by", "cuda.core": "core_device in core_buf.accessed_by"},
+    ),
+    Operation(
+        "buf.read_mostly = True",
+        "set_read_mostly",
+        2 * MIB,
+        90,
+        {
+            "ours": "buf.read_mostly = True",
+            "cuda.core": "core_buf.read_mostly = True",
+            "cuda.bindings": "drv.cuMemAdvise(address, size, SET_READ_MOSTLY, there)",
+            "CuPy": "cupy_memory.advise(1, cupy_device)",
+        },
+    ),
+    Operation(
+        "buf.preferred_location = device",
+        "set_preferred_location",
+        2 * MIB,
+        90,
+        {
+            "ours": "buf.preferred_location = device",
+            "cuda.core": "core_buf.preferred_location = core_device",
+        },
+    ),
+    Operation(
+        "accessed_by.add + discard",
+        "set_accessed_by_twice",
+        2 * MIB,
+        None,
+        {
+            "ours": "buf.accessed_by.add(host); buf.accessed_by.discard(host)",
+            "cuda.core": "core_buf.accessed_by.add(core_host);"
+            " core_buf.accessed_by.discard(core_host)",
+        },
+    ),
+    Operation(
+        "buf.prefetch(device, stream=s), resident",
+        "prefetch",
+        4 * KIB,
+        120,
+        {
+            "ours": "buf.prefetch(device, stream=stream)",
+            "cuda.core": "core_buf.prefetch(core_device, stream=core_stream)",
+            "cuda.bindings": "drv.cuMemPrefetchAsync(address, size, there, 0, cu_stream)",
+            "ctypes": "raw_prefetch(address, size, 0, stream_handle)",
+            "CuPy": "cupy_memory.prefetch(cupy_stream)",
+        },
+    ),
+    Operation(
+        "buf.prefetch(device, stream=s), resident",
+        "prefetch",
+        2 * MIB,
+        120,
+        {
+            "ours": "buf.prefetch(device, stream=stream)",
+            "cuda.core": "core_buf.prefetch(core_device, stream=core_stream)",
+            "cuda.bindings": "drv.cuMemPrefetchAsync(address, size, there, 0, cu_stream)",
+            "ctypes": "raw_prefetch(address, size, 0, stream_handle)",
+            "CuPy": "cupy_memory.prefetch(cupy_stream)",
+        },
+    ),
+    Operation(
+        "managedmem.prefetch(buf, device, stream=s)",
+        "prefetch",
+        4 * KIB,
+        None,
+        {"ours": "prefetch(buf, device, stream=stream)"},
+    ),
+    Operation(
+        "buf.fill(1, stream=s)",
+        "fill",
+        4 * KIB,
+        None,
+        {"ours": "buf.fill(1, stream=stream)", "cuda.core": "core_buf.fill(1, stream=core_stream)"},
+    ),
+    Operation(
+        "allocate and close",
+        "allocate",
+        2 * MIB,
+        None,
+        {"ours": "resource.allocate(size).close()"},
+    ),
+    Operation(
+        "Host(numa_id=1)",
+        None,
+        4 * KIB,
+        60,
+        {"ours": "Host(numa_id=1)", "cuda.core": "core.Host(numa_id=1)"},
+    ),
+    Operation(
+        "ManagedBuffer.from_handle(address, size)",
+        None,
+        4 * KIB,
+        150,
+        {
+            "ours": "from_handle(address, size)",
+            "cuda.core": "core.ManagedBuffer.from_handle(address, size)",
+        },
+    ),
+]
+
+
+def names_in(code: str) -> set[str]:
+    """The global names that a statement reads."""
+    return {node.id for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Name)}
+
+
+def contenders(operation: Operation, names: dict[str, Any]) -> dict[str, Callable[[int], float]]:
+    """What can run here of an operation, by name; the bare call first."""
+    target = bare.Target(names["address"], operation.size, names["stream_handle"], 0)
+    found: dict[str, Callable[[int], float]] = {}
+    if operation.loop == "set_accessed_by_twice":
+        found["bare C"] = lambda n: 2 * bare.nanoseconds("set_accessed_by", target, 2 * n)
+    elif operation.loop is not None:
+        loop = operation.loop
+        found["bare C"] = lambda n: bare.nanoseconds(loop, target, n)
+    for name, code in operation.statements.items():
+        if names_in(code) <= names.keys():
+            found[name] = statement(code, names)
+    return found
+
+
+def names_for(size: int, stream: managedmem.Stream) -> dict[str, Any]:
+    """Every name that a statement may use, for a buffer of that size that lies on the device."""
+    resource = managedmem.ManagedMemoryResource()
+    buf = resource.allocate(size)
+    device = Device(0)
+    buf.prefetch(device, stream=stream)
+    stream.sync()
+    return {
+        "buf": buf,
+        "address": buf.handle,
+        "size": size,
+        "device": device,
+        "host": Host(),
+        "Host": Host,
+        "stream": stream,
+        "stream_handle": stream.handle,
+        "resource": resource,
+        "prefetch": managedmem.prefetch,
+        "from_handle": managedmem.ManagedBuffer.from_handle,
+        **peers.cuda_core(buf, stream),
+        **peers.bindings(stream),
+        **peers.raw(),
+        **peers.cupy(size),
+    }
+
+
+def note_for(operation: Operation) -> str:
+    """The size, and the goal where there is one."""
+    size = f"{operation.size // KIB} KiB"
+    if operation.goal is None:
+        return size
+    return f"{size}; goal {'bare + ' if operation.loop else ''}{operation.goal:.0f} ns"
+
+
+def measure(count: int = 1000, repetitions: int = 21) -> list[Row]:
+    """A row for each operation."""
+    rows = []
+    with managedmem.Stream() as stream:
+        for operation in OPERATIONS:
+            names = names_for(operation.size, stream)
+            after = [stream.sync]
+            if "cupy_stream" in names:
+                after.append(names["cupy_stream"].synchronize)
+            samples = side_by_side(
+                contenders(operation, names),
+                count=count,
+                repetitions=repetitions,
+                after=lambda after=after: [wait() for wait in after],  # type: ignore[misc]
+            )
+            rows.append(Row(operation.title, samples, note=note_for(operation)))
+            names["buf"].close()
+    return rows
