@@ -215,7 +215,7 @@ call_allocate(mm_driver *cu, mm_pool_block *block, size_t size, CUstream stream,
         return 0;
     }
     (void)mm_fail_call(st, "cuMemAllocFromPoolAsync", (int)code);
-    mm_status_add(st, "%zu bytes were asked for.", size);
+    mm_status_add(st, "%zu bytes were asked for", size);
     return -1;
 }
 
