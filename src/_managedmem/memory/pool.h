@@ -13,11 +13,9 @@ typedef struct mm_pool_block mm_pool_block;
 typedef struct {
     atomic_size_t references;
     CUmemoryPool handle;
-    CUmemLocation
-        where; /* the owner of device memory; of managed memory the preference, or NONE */
+    CUmemLocation where; /* the device whose memory it is; of managed memory where it prefers */
     bool managed;
-    _Atomic(mm_pool_block *)
-        waiting; /* blocks whose stream was capturing when they were dropped */
+    _Atomic(mm_pool_block *) waiting; /* dropped while their stream was capturing */
 } mm_pool;
 
 /* A block of a pool, with what freeing it takes. */
