@@ -573,7 +573,9 @@ class TestCapture:
             buffer.close()
             pool.allocate(PAGE).close()
             pool.trim()
-            DeviceMemoryResource(0).close()
+            pool.attributes.release_threshold = pool.attributes.reserved_mem_high
+            with DeviceMemoryResource(0) as own:
+                assert own.peer_accessible_by == set()
         assert capture.result == 0
 
     @pytest.mark.emulator_only
@@ -652,8 +654,9 @@ class TestProcesses:
     def test_a_forked_child_leaves_the_pool_alone(self, make):
         done = run_python(
             f"""
-            import gc, os
+            import gc, os, warnings
             from managedmem import DeviceMemoryResource, ManagedMemoryResource, Stream
+            warnings.simplefilter("ignore", DeprecationWarning)  # of fork, with threads
             stream = Stream()
             pool = {make}
             buffer = pool.allocate(4096, stream=stream)

@@ -17,22 +17,27 @@ check_memory(CUdeviceptr ptr, size_t size, bool must_be_ours, bool *pageable)
     return CUDA_SUCCESS;
 }
 
-/* Memory of a device pool is open to its own device and to those that the pool lets in. Both the
- * calling thread's device and the stream's need it: drivers look at the first, the work runs on the
- * second. Memory of cuMemAlloc has no such rule. */
+/* Memory of a device pool is open to its own device and to those that the pool lets in; memory of
+ * cuMemAlloc has no such rule. */
 static CUresult
-check_access(CUdeviceptr ptr, const struct emu_stream *stream)
+check_access(CUdeviceptr ptr, const struct emu_device *device)
 {
     const struct emu_allocation *allocation = emu_find(ptr);
-    const struct emu_device *current = emu_current();
 
-    if (allocation == NULL || allocation->kind != EMU_DEVICE || allocation->pool == NULL) {
+    if (allocation == NULL || allocation->kind != EMU_DEVICE || allocation->pool == NULL
+        || emu_pool_admits(allocation->pool, device->ordinal)) {
         return CUDA_SUCCESS;
     }
-    return emu_pool_admits(allocation->pool, stream->device->ordinal)
-                   && (current == NULL || emu_pool_admits(allocation->pool, current->ordinal))
-               ? CUDA_SUCCESS
-               : CUDA_ERROR_INVALID_VALUE;
+    return CUDA_ERROR_INVALID_VALUE;
+}
+
+/* Measured: for a copy the calling thread's device counts, for a fill the stream's. */
+static const struct emu_device *
+copying_device(const struct emu_stream *stream)
+{
+    const struct emu_device *current = emu_current();
+
+    return current != NULL ? current : stream->device;
 }
 
 struct copy {
@@ -58,10 +63,10 @@ run_copy(const struct copy *c, CUstream handle)
         result = check_memory(c->from, c->size, c->from_ours, &wait);
     }
     if (result == CUDA_SUCCESS) {
-        result = check_access(c->to, stream);
+        result = check_access(c->to, copying_device(stream));
     }
     if (result == CUDA_SUCCESS) {
-        result = check_access(c->from, stream);
+        result = check_access(c->from, copying_device(stream));
     }
     if (result == CUDA_SUCCESS) {
         result = emu_capture_record(stream, &captured);
@@ -138,7 +143,7 @@ run_fill(const struct emu_op *op, CUstream handle)
     }
     result = check_memory(op->ptr, op->size * op->width, true, &pageable);
     if (result == CUDA_SUCCESS) {
-        result = check_access(op->ptr, stream);
+        result = check_access(op->ptr, stream->device);
     }
     if (result == CUDA_SUCCESS) {
         result = emu_capture_record(stream, &captured);

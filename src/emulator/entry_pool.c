@@ -9,6 +9,16 @@ number_of(const void *handle)
     return (unsigned long long)(uintptr_t)handle;
 }
 
+/* Measured: in a thread that may make no unsafe calls, because of a capture, pools are out of reach,
+ * even to be asked. */
+#define REFUSE_IN_CAPTURE()                      \
+    do {                                         \
+        CUresult allowed = emu_capture_unsafe(); \
+        if (allowed != CUDA_SUCCESS) {           \
+            return emu_call_end(&call, allowed); \
+        }                                        \
+    } while (0)
+
 EMU_ENTRY(cuMemPoolCreate, CUmemoryPool *pool, const CUmemPoolProps *poolProps)
 {
     struct emu_pool *made = NULL;
@@ -16,6 +26,7 @@ EMU_ENTRY(cuMemPoolCreate, CUmemoryPool *pool, const CUmemPoolProps *poolProps)
 
     EMU_BEGIN("cuMemPoolCreate", EMU_CALL_WORK, "type=%d",
               poolProps == NULL ? -1 : (int)poolProps->allocType);
+    REFUSE_IN_CAPTURE();
     result = pool == NULL || poolProps == NULL ? CUDA_ERROR_INVALID_VALUE
                                                : emu_pool_new(poolProps, &made);
     if (result == CUDA_SUCCESS) {
@@ -30,6 +41,7 @@ EMU_ENTRY(cuMemPoolDestroy, CUmemoryPool pool)
     struct emu_pool *found;
 
     EMU_BEGIN("cuMemPoolDestroy", EMU_CALL_WORK, "pool=0x%llx", number_of(pool));
+    REFUSE_IN_CAPTURE();
     found = emu_pool_find(pool);
     if (found == NULL || found->is_default) {
         return emu_call_end(&call, CUDA_ERROR_INVALID_VALUE);
@@ -44,6 +56,7 @@ EMU_ENTRY(cuMemPoolTrimTo, CUmemoryPool pool, size_t minBytesToKeep)
 
     EMU_BEGIN("cuMemPoolTrimTo", EMU_CALL_WORK, "pool=0x%llx, keep=%zu", number_of(pool),
               minBytesToKeep);
+    REFUSE_IN_CAPTURE();
     found = emu_pool_find(pool);
     if (found == NULL) {
         return emu_call_end(&call, CUDA_ERROR_INVALID_VALUE);
@@ -91,6 +104,7 @@ EMU_ENTRY(cuMemPoolGetAttribute, CUmemoryPool pool, CUmemPool_attribute attr, vo
 
     EMU_BEGIN("cuMemPoolGetAttribute", EMU_CALL_WORK, "pool=0x%llx, attribute=%d", number_of(pool),
               (int)attr);
+    REFUSE_IN_CAPTURE();
     found = emu_pool_find(pool);
     return emu_call_end(&call, found == NULL || value == NULL
                                    ? CUDA_ERROR_INVALID_VALUE
@@ -135,6 +149,7 @@ EMU_ENTRY(cuMemPoolSetAttribute, CUmemoryPool pool, CUmemPool_attribute attr, vo
 
     EMU_BEGIN("cuMemPoolSetAttribute", EMU_CALL_WORK, "pool=0x%llx, attribute=%d", number_of(pool),
               (int)attr);
+    REFUSE_IN_CAPTURE();
     found = emu_pool_find(pool);
     return emu_call_end(&call, found == NULL || value == NULL
                                    ? CUDA_ERROR_INVALID_VALUE
@@ -165,6 +180,7 @@ EMU_ENTRY(cuMemPoolGetAccess, CUmemAccess_flags *flags, CUmemoryPool memPool,
           CUmemLocation *location)
 {
     EMU_BEGIN("cuMemPoolGetAccess", EMU_CALL_WORK, "pool=0x%llx", number_of(memPool));
+    REFUSE_IN_CAPTURE();
     return emu_call_end(&call, read_access(flags, emu_pool_find(memPool), location));
 }
 
@@ -209,6 +225,7 @@ EMU_ENTRY(cuMemPoolSetAccess, CUmemoryPool pool, const CUmemAccessDesc *map, siz
 {
     EMU_BEGIN("cuMemPoolSetAccess", EMU_CALL_WORK, "pool=0x%llx, count=%zu", number_of(pool),
               count);
+    REFUSE_IN_CAPTURE();
     return emu_call_end(&call, write_access(emu_pool_find(pool), map, count));
 }
 

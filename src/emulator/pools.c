@@ -17,9 +17,6 @@ struct home {
 static struct emu_pool *pools;
 static struct home *homes;
 static size_t own_pools;
-/* The pool destroyed last. The next one gets its handle and, as reported of drivers, the access that
- * it had granted. */
-static struct emu_pool *spare;
 
 size_t
 emu_pool_count(void)
@@ -67,13 +64,11 @@ place_exists(CUmemLocation location, CUmemAllocationType type)
 static struct emu_pool *
 pool_make(CUmemAllocationType type, CUmemLocation location)
 {
-    struct emu_pool *pool = spare != NULL ? spare : calloc(1, sizeof *pool);
+    struct emu_pool *pool = calloc(1, sizeof *pool);
 
     if (pool == NULL) {
         return NULL;
     }
-    *pool = (struct emu_pool){.access = pool->access};
-    spare = NULL;
     pool->type = type;
     pool->location = location;
     pool->reuse[0] = pool->reuse[1] = pool->reuse[2] = 1;
@@ -188,8 +183,7 @@ pool_free(struct emu_pool *pool)
         link = &(*link)->next;
     }
     *link = pool->next;
-    free(spare);
-    spare = pool;
+    free(pool);
 }
 
 /* What is still allocated outlives the handle: the pool goes when the last of it is freed. */

@@ -35,21 +35,6 @@ create(mm_driver *cu, mm_pool *pool, mm_status *st)
     return -1;
 }
 
-/* A driver's own threshold of 0 gives memory back at every synchronisation and takes it again at
- * the next allocation. A pool can also come with the peers of a destroyed one of the same handle:
- * a known fault of drivers. */
-static int
-prepare(mm_driver *cu, mm_pool *pool, mm_status *st)
-{
-    mm_location_set inherited = 0;
-
-    if (mm_pool_set(cu, pool, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, UINT64_MAX, st) < 0
-        || (!pool->managed && mm_pool_peers(cu, pool, &inherited, st) < 0)) {
-        return -1;
-    }
-    return mm_pool_change_peers(cu, pool, inherited, 0, st);
-}
-
 mm_pool *
 mm_pool_create(mm_driver *cu, bool managed, CUmemLocation where, mm_status *st)
 {
@@ -71,7 +56,9 @@ mm_pool_create(mm_driver *cu, bool managed, CUmemLocation where, mm_status *st)
         free(pool);
         return NULL;
     }
-    if (prepare(cu, pool, st) < 0) {
+    /* A driver's own threshold of 0 gives memory back at every synchronisation and takes it again
+     * at the next allocation. */
+    if (mm_pool_set(cu, pool, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, UINT64_MAX, st) < 0) {
         mm_status ignored;
         int rc = mm_pool_release(pool, &ignored);
         (void)rc;
@@ -94,13 +81,19 @@ mm_pool_release(mm_pool *pool, mm_status *st)
 {
     mm_driver *cu = usable_driver();
     CUresult code = CUDA_SUCCESS;
+    mm_scope scope;
 
     if (atomic_fetch_sub_explicit(&pool->references, 1, memory_order_acq_rel) != 1) {
         return 0;
     }
     free_waiting(cu, pool, NULL);
     if (cu != NULL) {
+        if (mm_scope_enter_relaxed(&scope, cu, MM_ANY_DEVICE, st) < 0) {
+            free(pool);
+            return mm_freed((CUresult)st->code) ? 0 : -1; /* the driver ended before the pool */
+        }
         code = cu->MemPoolDestroy(pool->handle);
+        mm_scope_leave(&scope);
     }
     free(pool);
     return mm_freed(code) ? 0 : mm_fail_call(st, "cuMemPoolDestroy", (int)code);
@@ -296,19 +289,31 @@ mm_pool_get(mm_driver *cu, mm_pool *pool, CUmemPool_attribute which, uint64_t *v
             mm_status *st)
 {
     cuuint64_t number = 0;
+    mm_scope scope;
+    CUresult code;
 
-    MM_TRY(cu, MemPoolGetAttribute, st, pool->handle, which, &number);
+    if (mm_scope_enter_relaxed(&scope, cu, MM_ANY_DEVICE, st) < 0) {
+        return -1;
+    }
+    code = cu->MemPoolGetAttribute(pool->handle, which, &number);
+    mm_scope_leave(&scope);
     *value = number;
-    return 0;
+    return code == CUDA_SUCCESS ? 0 : mm_fail_call(st, "cuMemPoolGetAttribute", (int)code);
 }
 
 int
 mm_pool_set(mm_driver *cu, mm_pool *pool, CUmemPool_attribute which, uint64_t value, mm_status *st)
 {
     cuuint64_t number = value;
+    mm_scope scope;
+    CUresult code;
 
-    MM_TRY(cu, MemPoolSetAttribute, st, pool->handle, which, &number);
-    return 0;
+    if (mm_scope_enter_relaxed(&scope, cu, MM_ANY_DEVICE, st) < 0) {
+        return -1;
+    }
+    code = cu->MemPoolSetAttribute(pool->handle, which, &number);
+    mm_scope_leave(&scope);
+    return code == CUDA_SUCCESS ? 0 : mm_fail_call(st, "cuMemPoolSetAttribute", (int)code);
 }
 
 int
@@ -330,19 +335,26 @@ mm_pool_trim(mm_driver *cu, mm_pool *pool, size_t keep, mm_status *st)
 int
 mm_pool_peers(mm_driver *cu, mm_pool *pool, mm_location_set *peers, mm_status *st)
 {
+    CUresult code = CUDA_SUCCESS;
+    mm_scope scope;
+
     *peers = 0;
-    for (int i = 0; i < cu->device_count; i++) {
+    if (mm_scope_enter_relaxed(&scope, cu, MM_ANY_DEVICE, st) < 0) {
+        return -1;
+    }
+    for (int i = 0; i < cu->device_count && code == CUDA_SUCCESS; i++) {
         CUmemLocation where = mm_location(CU_MEM_LOCATION_TYPE_DEVICE, i);
         CUmemAccess_flags flags = CU_MEM_ACCESS_FLAGS_PROT_NONE;
         if (i == pool->where.id) {
             continue;
         }
-        MM_TRY(cu, MemPoolGetAccess, st, &flags, pool->handle, &where);
+        code = cu->MemPoolGetAccess(&flags, pool->handle, &where);
         if (flags != CU_MEM_ACCESS_FLAGS_PROT_NONE) {
             *peers |= mm_location_bit(where);
         }
     }
-    return 0;
+    mm_scope_leave(&scope);
+    return code == CUDA_SUCCESS ? 0 : mm_fail_call(st, "cuMemPoolGetAccess", (int)code);
 }
 
 static CUresult
