@@ -13,13 +13,15 @@
 #include <string.h>
 #include <sys/mman.h>
 
-static const size_t WINDOW = (size_t)1 << 38;
+/* Bytes of the window; less where a process may not have that many addresses, as under valgrind. */
+static const size_t WINDOW = (size_t)1 << 38, SMALLEST_WINDOW = (size_t)1 << 32;
 static const size_t BLOCK = (size_t)2 << 20;
 
 /* The unit in which regions are shared out, and the largest size that shares one. */
 enum { UNIT = 512, SHARED_MAX = 1 << 20 };
 
 static CUdeviceptr window, cursor;
+static size_t window_size;
 static struct emu_region *regions;
 /* Sorted by address. */
 static struct slot {
@@ -61,13 +63,16 @@ address(CUdeviceptr ptr)
 static bool
 open_window(void)
 {
-    void *base;
+    void *base = MAP_FAILED;
 
     if (window != 0) {
         return true;
     }
-    base =
-        mmap(NULL, WINDOW + BLOCK, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    for (window_size = 2 * WINDOW; base == MAP_FAILED && window_size > SMALLEST_WINDOW;) {
+        window_size /= 2;
+        base = mmap(NULL, window_size + BLOCK, PROT_NONE,
+                    MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    }
     if (base == MAP_FAILED) {
         return false;
     }
@@ -95,12 +100,12 @@ find_addresses(size_t size)
     CUdeviceptr candidate, end;
     bool again = false;
 
-    if (size > WINDOW || !open_window()) {
+    if (!open_window() || size > window_size) {
         return 0;
     }
     candidate = round_up(cursor, alignment);
     for (;;) {
-        if (candidate + size > window + WINDOW) {
+        if (candidate + size > window + window_size) {
             if (again) {
                 return 0;
             }
