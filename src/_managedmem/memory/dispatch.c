@@ -285,7 +285,7 @@ mm_dispatch_run(mm_driver *cu, mm_action what, const mm_batch *b, const mm_work 
 
     assert(b->count > 0);
     if (mm_dispatch_check(cu, what, how, st) < 0
-        || mm_scope_enter_relaxed(&scope, cu, MM_ANY_DEVICE, st) < 0) {
+        || mm_scope_enter(&scope, cu, MM_ANY_DEVICE, st) < 0) {
         return -1;
     }
     rc = run_in_scope(cu, what, b, ready, work, how, st);

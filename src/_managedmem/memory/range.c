@@ -305,27 +305,42 @@ mm_queue_host_function(mm_driver *cu, CUstream stream, mm_status *st)
     return 0;
 }
 
+static int
+issue_prefetch(mm_driver *cu, mm_range range, CUmemLocation where, CUstream stream, mm_defer defer,
+               mm_status *st)
+{
+    CUresult code;
+
+    if (mm_is_deferred(range.size, where, defer) && mm_queue_host_function(cu, stream, st) < 0) {
+        return -1;
+    }
+    code = cu->MemPrefetchAsync(range.start, range.size, where, 0, stream);
+    if (code == CUDA_SUCCESS) {
+        return 0;
+    }
+    (void)mm_fail_call(st, "cuMemPrefetchAsync", (int)code);
+    return mm_explain(cu, range, where, MM_PREFETCH, st);
+}
+
 int
 mm_range_prefetch(mm_driver *cu, mm_range range, CUmemLocation where, CUstream stream,
                   mm_defer defer, mm_status *st)
 {
     mm_scope scope;
-    int rc = 0;
+    int rc;
 
-    if (mm_stream_refuse_capture(cu, stream, "a prefetch", st) < 0
-        || mm_scope_enter_relaxed(&scope, cu, MM_ANY_DEVICE, st) < 0) {
+    if (mm_stream_refuse_capture(cu, stream, "a prefetch", st) < 0) {
         return -1;
     }
-    if (mm_is_deferred(range.size, where, defer)) {
-        rc = mm_queue_host_function(cu, stream, st);
+    /* Only a default stream is one of the thread's context. Captures of other streams do not
+     * forbid prefetches, so their mode can stay. */
+    if (!mm_is_default_stream(stream)) {
+        return issue_prefetch(cu, range, where, stream, defer, st);
     }
-    if (rc == 0) {
-        CUresult code = cu->MemPrefetchAsync(range.start, range.size, where, 0, stream);
-        if (code != CUDA_SUCCESS) {
-            (void)mm_fail_call(st, "cuMemPrefetchAsync", (int)code);
-            rc = mm_explain(cu, range, where, MM_PREFETCH, st);
-        }
+    if (mm_scope_enter(&scope, cu, MM_ANY_DEVICE, st) < 0) {
+        return -1;
     }
+    rc = issue_prefetch(cu, range, where, stream, defer, st);
     mm_scope_leave(&scope);
     return rc;
 }
