@@ -66,6 +66,7 @@ discard(mm_buffer *b, PyObject *stream_object, const CUmemLocation *where, mm_de
     if (rc == 0) {
         batch.moves = batch.few;
         batch.count = 1;
+        batch.in_order = false;
         batch.few[0].range = use.range;
         batch.few[0].where = where ? *where : mm_host();
         Py_BEGIN_ALLOW_THREADS
