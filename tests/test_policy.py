@@ -31,6 +31,7 @@ from managedmem import (
     Device,
     Host,
     ManagedBuffer,
+    ManagedMemoryResource,
     MigrationPolicy,
     Stream,
 )
@@ -52,6 +53,13 @@ def samples():
 
 
 NUMA = [MigrationPolicy.prefer(Host(0)), MigrationPolicy.prefer(Host.numa_current())]
+
+
+@contextlib.contextmanager
+def pooled_memory(size):
+    """A buffer from a pool, which takes no advice."""
+    with ManagedMemoryResource(pooled=True) as pool, pool.allocate(size) as memory:
+        yield memory
 
 
 def state(*buffers):
@@ -402,6 +410,25 @@ class TestApply:
         buffer.range(0, PAGE).prefetch(Host())
         assert len(buffer.page_runs()) == 2
         assert MigrationPolicy.of(buffer) == MigrationPolicy()
+
+    def test_pool_memory_is_refused_in_one_sentence(self, alloc):
+        """Nothing is said to be unrestored: what refuses all advice is as it was."""
+        buffer = alloc(2 * PAGE)
+        with pooled_memory(PAGE) as memory:
+            before = state(buffer, memory)
+            for targets in (memory, [buffer, memory], [memory, buffer]):
+                with pytest.raises(CUDAError) as error:
+                    MigrationPolicy.read_duplicated().apply(targets)
+                with pytest.raises(CUDAError), MigrationPolicy.shared().applied(targets):
+                    pytest.fail("the block was entered")
+                assert str(error.value).count("takes no advice") == 1
+                assert "Not restored" not in str(error.value)
+                assert state(buffer, memory) == before
+
+    def test_pool_memory_is_not_advised_where_nothing_differs(self):
+        with pooled_memory(PAGE) as memory:
+            MigrationPolicy.default().apply(memory)
+            assert MigrationPolicy.of(memory) == MigrationPolicy.default()
 
     def test_while_a_graph_is_captured(self, alloc, device0):
         buffer = alloc(2 * PAGE)

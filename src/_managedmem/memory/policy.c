@@ -38,12 +38,45 @@ uniform(const mm_batch *b, const mm_policy *policy, mm_page_runs *runs, mm_statu
     return 0;
 }
 
+/* Whether the pages have just what the list says; no also where the driver does not tell. */
+static bool
+is_present(mm_driver *cu, mm_batch *b, const mm_page_runs *list)
+{
+    mm_page_runs present;
+    mm_status ignored;
+    bool same;
+
+    if (mm_policy_read(cu, b, &present, &ignored) < 0) {
+        return false;
+    }
+    same = present.count == list->count;
+    for (size_t i = 0; same && i < present.count; i++) {
+        same = present.run[i].range.start == list->run[i].range.start
+               && mm_same_policy(&present.run[i].policy, &list->run[i].policy);
+    }
+    mm_page_runs_free(&present);
+    return same;
+}
+
+/* After a failure: back again, also for what was not reached and for the advice that failed, as a
+ * driver may report an earlier error after it acted. What refuses all advice, as pool memory does,
+ * refuses this one too, and is as it was. */
+static void
+go_back(mm_driver *cu, mm_batch *b, const mm_page_runs *wanted, const mm_page_runs *before,
+        mm_status *st)
+{
+    mm_status undo;
+
+    if (mm_pages_change(cu, wanted, before, MM_TRY_ALL, &undo) < 0 && !is_present(cu, b, before)) {
+        mm_status_add(st, "%s", undo.detail);
+    }
+}
+
 int
 mm_policy_apply(mm_driver *cu, mm_batch *b, const mm_policy *policy, mm_page_runs *before,
                 mm_status *st)
 {
     mm_page_runs wanted;
-    mm_status undo;
     int rc;
 
     if (mm_policy_read(cu, b, before, st) < 0) {
@@ -52,10 +85,8 @@ mm_policy_apply(mm_driver *cu, mm_batch *b, const mm_policy *policy, mm_page_run
     rc = uniform(b, policy, &wanted, st);
     if (rc == 0) {
         rc = mm_pages_change(cu, before, &wanted, MM_STOP, st);
-        /* Back again, also for what was not reached and for the advice that failed: a driver may
-         * report an earlier error after it acted. */
-        if (rc < 0 && mm_pages_change(cu, &wanted, before, MM_TRY_ALL, &undo) < 0) {
-            mm_status_add(st, "%s", undo.detail);
+        if (rc < 0) {
+            go_back(cu, b, &wanted, before, st);
         }
         mm_page_runs_free(&wanted);
     }
