@@ -250,7 +250,7 @@ int
 mm_targets_drop_gone(mm_targets *t)
 {
     Py_ssize_t count = PyTuple_Size(t->items), left = 0;
-    PyObject *kept;
+    PyObject *kept, *gone;
 
     for (Py_ssize_t i = 0; i < count; i++) {
         int there = is_there(t, i);
@@ -272,7 +272,8 @@ mm_targets_drop_gone(mm_targets *t)
         }
     }
     t->batch.count = (size_t)left;
-    Py_DECREF(t->items);
+    gone = t->items;
     t->items = kept;
+    Py_DECREF(gone); /* only now: the collector may visit the items while targets end */
     return 0;
 }
