@@ -28,25 +28,6 @@ new_policy(PyTypeObject *type, const mm_policy *policy)
 
 /* --- construction ----------------------------------------------------------------------- */
 
-static int
-read_accessors(mm_state *state, PyObject *values, mm_location_set *set)
-{
-    PyObject *iterator = PyObject_GetIter(values), *value;
-    int rc = 0;
-
-    if (iterator == NULL) {
-        return -1;
-    }
-    while (rc == 0 && (value = PyIter_Next(iterator)) != NULL) {
-        CUmemLocation where;
-        rc = mm_read_accessor(state, value, &where);
-        *set |= rc == 0 ? mm_location_bit(where) : 0;
-        Py_DECREF(value);
-    }
-    Py_DECREF(iterator);
-    return rc < 0 || PyErr_Occurred() ? -1 : 0;
-}
-
 static PyObject *
 policy_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
@@ -68,7 +49,7 @@ policy_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
         && mm_read_location(state, given[1], &policy.preferred) < 0) {
         return NULL;
     }
-    if (given[2] != NULL && read_accessors(state, given[2], &policy.accessed_by) < 0) {
+    if (given[2] != NULL && mm_read_members(state, given[2], true, &policy.accessed_by) < 0) {
         return NULL;
     }
     return new_policy(type, &policy);
@@ -111,7 +92,7 @@ policy_shared(PyObject *type, PyObject *const *args, Py_ssize_t nargs, PyObject 
         return NULL;
     }
     if (given[0] != NULL && given[0] != Py_None) {
-        return read_accessors(state, given[0], &policy.accessed_by) < 0
+        return mm_read_members(state, given[0], true, &policy.accessed_by) < 0
                    ? NULL
                    : new_policy((PyTypeObject *)type, &policy);
     }
