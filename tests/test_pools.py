@@ -121,7 +121,7 @@ class TestMaking:
 
     @pytest.mark.parametrize("bad", [Host(), Host(0), None, True, "cuda:0", 0.0], ids=repr)
     def test_a_device_pool_wants_a_device(self, bad):
-        with pytest.raises(TypeError, match="Device"):
+        with pytest.raises(TypeError, match="a Device or the ordinal of one is needed, got"):
             DeviceMemoryResource(bad)
 
     @pytest.mark.parametrize("bad", [-1, 63, 1 << 70])

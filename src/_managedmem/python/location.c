@@ -333,7 +333,10 @@ mm_read_device(mm_state *state, PyObject *value, int *ordinal)
     } else {
         rc = mm_read_location(state, value, &where);
     }
-    if (rc < 0) {
+    if (rc < 0 && PyErr_ExceptionMatches(PyExc_TypeError)) {
+        PyErr_Clear(); /* TypeError: no location at all, of which it says that ints are refused */
+        where = mm_host();
+    } else if (rc < 0) {
         return -1;
     }
     if (where.type != CU_MEM_LOCATION_TYPE_DEVICE) {
