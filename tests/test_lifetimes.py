@@ -18,11 +18,13 @@ import managedmem
 import test_faults
 from helpers import PAGE, consume, contents, pattern, run_deleter, run_python, write
 from managedmem import (
+    AppliedPolicy,
     Device,
     DeviceMemoryResource,
     Host,
     ManagedBuffer,
     ManagedMemoryResource,
+    MigrationPolicy,
     PrefetchPlan,
     Stream,
     _managedmem,
@@ -35,6 +37,11 @@ PROTOCOLS = range(pickle.HIGHEST_PROTOCOL + 1)
 
 def view_and_drop(buffer):
     with memoryview(buffer):
+        pass
+
+
+def apply_for_a_while(buffer):
+    with MigrationPolicy.read_duplicated().applied(buffer[:PAGE]):
         pass
 
 
@@ -52,6 +59,9 @@ MAKERS = {
     "DeviceMemoryResource": lambda b: DeviceMemoryResource(0),
     "PeerAccessibleBySetProxy": lambda b: DeviceMemoryResource(0).peer_accessible_by,
     "PoolAttributes": lambda b: DeviceMemoryResource(0).attributes,
+    "MigrationPolicy": lambda b: MigrationPolicy.prefer(Host()),
+    "AppliedPolicy": lambda b: MigrationPolicy.prefer(Host()).applied([b, memoryview(b)]),
+    "PageRun": lambda b: b.page_runs(),
 }
 # Further ways to make and drop objects of those types.
 MORE_MAKERS = {
@@ -77,6 +87,20 @@ MORE_MAKERS = {
     "unfinished iteration of a plan": (PrefetchPlan, lambda b: iter(PrefetchPlan([(b, Host())]))),
     "pool memory": (ManagedBuffer, lambda b: DeviceMemoryResource(0).allocate(PAGE)),
     "pool": (ManagedMemoryResource, lambda b: ManagedMemoryResource(pooled=True)),
+    "unpickled policy": (
+        MigrationPolicy,
+        lambda b: pickle.loads(pickle.dumps(MigrationPolicy.shared([Host()]))),
+    ),
+    "policy of memory": (MigrationPolicy, MigrationPolicy.of),
+    "policy in force": (MigrationPolicy, apply_for_a_while),
+    "policy that stays in force": (
+        AppliedPolicy,
+        lambda b: MigrationPolicy.prefer(Host()).applied(b[:PAGE]).__enter__(),
+    ),
+    "plan from a policy": (
+        PrefetchPlan,
+        lambda b: PrefetchPlan.from_policy([b, b[:16]], MigrationPolicy.prefer(Host())),
+    ),
     "stream of pool memory": (
         Stream,
         lambda b: DeviceMemoryResource(0).allocate(PAGE, stream=Stream()),
@@ -195,6 +219,8 @@ class TestReferencesOfSingletons:
         singletons = (None, True, False, NotImplemented, (), 0, "")
 
         for name, operation in test_faults.OPERATIONS.items():
+            if operation.devices > Device.count():
+                continue
             w = test_faults.World()
             before = None
             for n in range(60):

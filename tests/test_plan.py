@@ -30,7 +30,16 @@ from helpers import (
     run_python,
     write,
 )
-from managedmem import CUDAError, Device, Host, ManagedBuffer, PlanEntry, PrefetchPlan, Stream
+from managedmem import (
+    CUDAError,
+    Device,
+    Host,
+    ManagedBuffer,
+    MigrationPolicy,
+    PlanEntry,
+    PrefetchPlan,
+    Stream,
+)
 
 emulator_only = pytest.mark.emulator_only
 
@@ -301,16 +310,37 @@ class TestMaking:
         with pytest.raises(TypeError, match="a location must be"):
             PrefetchPlan.from_module(mixed, 0)
 
-    def test_from_a_policy(self, buf, device0):
+    @pytest.mark.parametrize("place", [Device(0), Host(), Host(0), Host.numa_current()], ids=repr)
+    def test_from_a_policy(self, buf, place):
+        policy = MigrationPolicy(
+            read_mostly=True, preferred_location=place, accessed_by=Device.all()
+        )
+        assert places(PrefetchPlan.from_policy([buf, buf[:PAGE]], policy)) == [place, place]
+        assert places(PrefetchPlan.from_policy(buf, MigrationPolicy.prefer(place))) == [place]
+
+    def test_a_policy_that_memory_has_takes_it_there(self, buf, device0, stream):
+        MigrationPolicy.prefer(device0).apply(buf)
+        PrefetchPlan.from_policy(buf, MigrationPolicy.of(buf)).execute(stream=stream)
+        stream.sync()
+        assert place(buf) == device0
+
+    def test_from_a_policy_of_somebody_else(self, buf, device0):
         policy = types.SimpleNamespace(preferred_location=device0)
-        assert places(PrefetchPlan.from_policy([buf, buf[:PAGE]], policy)) == [device0, device0]
         assert places(PrefetchPlan.from_policy(buf, policy)) == [device0]
+
+    @pytest.mark.parametrize(
+        "policy",
+        [MigrationPolicy(), MigrationPolicy.read_duplicated(), MigrationPolicy.shared([Host()])],
+        ids=repr,
+    )
+    def test_a_policy_that_prefers_nothing(self, buf, policy):
+        with pytest.raises(ValueError, match="nowhere to prefetch to") as error:
+            PrefetchPlan.from_policy(buf, policy)
+        assert repr(policy) in str(error.value)
 
     def test_a_bad_policy(self, buf):
         with pytest.raises(TypeError, match="is no policy"):
             PrefetchPlan.from_policy(buf, object())
-        with pytest.raises(ValueError, match="nowhere to prefetch to"):
-            PrefetchPlan.from_policy(buf, types.SimpleNamespace(preferred_location=None))
         with pytest.raises(TypeError, match="a location must be"):
             PrefetchPlan.from_policy(buf, types.SimpleNamespace(preferred_location=0))
         with pytest.raises(ValueError, match="targets is empty"):
