@@ -206,7 +206,7 @@ device_get_memory_info(PyObject *op, void *Py_UNUSED(closure))
     mm_state *state = mm_type_state(Py_TYPE(op));
     mm_driver *cu = mm_open(state);
     size_t free_bytes = 0, total = 0;
-    PyObject *info;
+    PyObject *fields[2];
     mm_status st;
     int rc;
 
@@ -219,12 +219,9 @@ device_get_memory_info(PyObject *op, void *Py_UNUSED(closure))
     if (rc < 0) {
         return mm_raise(state, &st);
     }
-    info = PyStructSequence_New(state->memory_info_type);
-    if (info != NULL) {
-        PyStructSequence_SetItem(info, 0, PyLong_FromSize_t(free_bytes));
-        PyStructSequence_SetItem(info, 1, PyLong_FromSize_t(total));
-    }
-    return info;
+    fields[0] = PyLong_FromSize_t(free_bytes);
+    fields[1] = PyLong_FromSize_t(total);
+    return mm_record_new(state->memory_info_type, fields, 2);
 }
 
 /* Every attribute property shares this getter; the closure is the attribute's number. */

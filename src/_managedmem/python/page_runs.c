@@ -7,7 +7,7 @@
 static PyObject *
 record(mm_state *state, const mm_page_run *run, CUdeviceptr origin)
 {
-    PyObject *fields[] = {
+    PyObject *const fields[] = {
         PyLong_FromUnsignedLongLong(run->range.start - origin),
         PyLong_FromSize_t(run->range.size),
         PyBool_FromLong(run->policy.read_mostly),
@@ -15,21 +15,8 @@ record(mm_state *state, const mm_page_run *run, CUdeviceptr origin)
         mm_location_frozenset(state, run->policy.accessed_by),
         mm_location_object_new(state, run->prefetched),
     };
-    PyObject *made = PyStructSequence_New(state->page_run_type);
-    bool complete = made != NULL;
 
-    for (size_t i = 0; i < sizeof fields / sizeof *fields; i++) {
-        complete = complete && fields[i] != NULL;
-        if (made != NULL) {
-            PyStructSequence_SetItem(made, (Py_ssize_t)i, fields[i]);
-        } else {
-            Py_XDECREF(fields[i]);
-        }
-    }
-    if (!complete) {
-        Py_CLEAR(made);
-    }
-    return made;
+    return mm_record_new(state->page_run_type, fields, 6);
 }
 
 static PyObject *

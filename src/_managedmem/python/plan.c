@@ -223,20 +223,11 @@ plan_explain(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kw
 static PyObject *
 new_record(mm_state *state, const mm_plan_entry *entry, PyObject *target)
 {
-    PyObject *record = PyStructSequence_New(state->plan_entry_type);
-    PyObject *fields[] = {PyLong_FromUnsignedLongLong(entry->move.range.start),
-                          PyLong_FromSize_t(entry->move.range.size),
-                          mm_location_object_new(state, entry->move.where), target};
+    PyObject *const fields[] = {PyLong_FromUnsignedLongLong(entry->move.range.start),
+                                PyLong_FromSize_t(entry->move.range.size),
+                                mm_location_object_new(state, entry->move.where), target};
 
-    for (int i = 0; i < 4; i++) {
-        if (record == NULL || fields[i] == NULL) {
-            Py_CLEAR(record);
-            Py_XDECREF(fields[i]);
-        } else {
-            PyStructSequence_SetItem(record, i, fields[i]);
-        }
-    }
-    return record;
+    return mm_record_new(state->plan_entry_type, fields, 4);
 }
 
 static PyObject *

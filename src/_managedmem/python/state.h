@@ -94,4 +94,8 @@ int mm_pool_attributes_init(PyObject *module, mm_state *state);
 /* Makes a heap type from a spec, stores it and adds it to the module. */
 int mm_add_type(PyObject *module, PyType_Spec *spec, PyTypeObject **into);
 
+/* A named tuple with these fields, of which it takes over the references; any of them may be NULL,
+ * with an exception, which is then passed on. */
+PyObject *mm_record_new(PyTypeObject *type, PyObject *const *fields, int count);
+
 #endif
