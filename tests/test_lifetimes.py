@@ -91,7 +91,7 @@ MORE_MAKERS = {
         MigrationPolicy,
         lambda b: pickle.loads(pickle.dumps(MigrationPolicy.shared([Host()]))),
     ),
-    "policy of memory": (MigrationPolicy, MigrationPolicy.of),
+    "policy of memory": (MigrationPolicy, lambda b: MigrationPolicy.of([b])),
     "policy in force": (MigrationPolicy, apply_for_a_while),
     "policy that stays in force": (
         AppliedPolicy,
