@@ -15,7 +15,8 @@ find_name(const mm_parameters *p, PyObject *name)
         return -1;
     }
     for (int i = 0; i < p->total; i++) {
-        if (length > 0 && strcmp(text, p->names[i]) == 0 && p->names[i][length] == '\0') {
+        size_t wanted = strlen(p->names[i]); /* 0 for a parameter without a name */
+        if (wanted > 0 && (size_t)length == wanted && memcmp(text, p->names[i], wanted) == 0) {
             return i;
         }
     }
