@@ -348,7 +348,8 @@ buffer_close(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kw
     if (b->root == NULL) {
         return close_root(b, given[0]);
     }
-    /* In one step, as a memoryview may be made meanwhile. A view is never entered: no waiting. */
+    /* In one step, as a memoryview may be made meanwhile. No waiting: only plans enter a view, and
+     * they hold its memory as well. */
     if (mm_guard_close(&b->guard, true) == MM_STILL_EXPORTED) {
         PyErr_SetString(PyExc_BufferError,
                         "this view cannot be closed: a memoryview or NumPy array of it lives");
