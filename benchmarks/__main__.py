@@ -3,41 +3,138 @@
 from __future__ import annotations
 
 import argparse
+import os
+import sys
+import time
 from pathlib import Path
 
 import managedmem
 
-from . import batches, deferring, footprint, jobs, overhead, report
-from .measure import Row
+from . import batches, deferring, footprint, instructions, jobs, overhead, pipeline, report
+from .measure import need_room
+from .report import Group, Report
 
 GROUPS = {
-    "overhead": ("One call", overhead.measure),
-    "batches": ("Several ranges", batches.measure),
-    "deferring": ("Prefetches that return at once", deferring.measure),
-    "jobs": ("Whole jobs", jobs.measure),
-    "footprint": ("Import and memory", footprint.measure),
+    "overhead": Group(
+        "One call",
+        "Until the call returns; the stream is waited for between measurements. numba has no public"
+        " call that advises or prefetches; it gives memory back later, several at once.",
+        overhead.measure,
+        overhead.NEED,
+    ),
+    "batches": Group(
+        "Several ranges",
+        "From the call to the end of the work on the stream, timed by the same C code for all."
+        " loop, batch and one call are bare C; ours is one call with the buffers; plan is"
+        " PrefetchPlan.execute, its ranges laid out before, as those of bare C are. cuda.core is"
+        " its *_batch, CuPy a loop over its memPrefetchAsync.",
+        batches.measure,
+        batches.NEED,
+        batches.summary,
+    ),
+    "deferring": Group(
+        "Prefetches that return at once",
+        "call: until it returns; end: until the stream has done it; busy: a call on a stream with"
+        " work before it. plain is defer=False, queued defer=True, auto the default.",
+        deferring.measure,
+        deferring.NEED,
+    ),
+    "pipeline": Group(
+        "A pipeline over several buffers",
+        "The host writes a buffer, the GPU works on the one before, the one before that comes home"
+        " and is read. CuPy has no name for the host on CUDA 13: there, pages come home by faults.",
+        pipeline.measure,
+        pipeline.NEED,
+    ),
+    "jobs": Group(
+        "Whole jobs",
+        "256 MiB, arithmetic by torch, from the first call to the end of the work. The pinned copy"
+        " moves the same bytes from or to pinned host memory: the limit.",
+        jobs.measure,
+        jobs.NEED,
+    ),
+    "footprint": Group(
+        "Import and memory",
+        "Imports in fresh interpreters; memory is what the process gained.",
+        footprint.measure,
+        footprint.NEED,
+    ),
+}
+# The one table that needs no GPU.
+ALL_GROUPS = {
+    **GROUPS,
+    "instructions": Group("Instructions of one call", instructions.ABOUT, instructions.measure),
 }
 
 
-def main() -> None:
+def parsed(arguments: list[str] | None) -> argparse.Namespace:
+    """The command line."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("groups", nargs="*", choices=[*GROUPS, []], help="only these groups")
-    parser.add_argument("--json", type=Path, default=None, help="write all results there")
-    arguments = parser.parse_args()
-    if managedmem.driver_info()["emulated"]:
-        parser.error("times on the emulated driver mean nothing; see --emulator")
-    managedmem.Device(0).set_current()  # the bare calls need a context
-    about = report.machine()
-    print(f"{about['date']}, {about['gpu']}, CUDA {about['driver']}, Python {about['python']}")
-    print(", ".join(f"{name} {version}" for name, version in about["versions"].items()), "\n")
-    results: dict[str, list[Row]] = {}
-    for name in arguments.groups or GROUPS:
-        title, measure = GROUPS[name]
-        results[name] = measure()
-        print(report.table(title, results[name]), "\n", flush=True)
-    if arguments.json:
-        report.write_json(arguments.json, results)
+    add = parser.add_argument
+    add("groups", nargs="*", metavar="GROUP", help=f"only these groups: {', '.join(GROUPS)}")
+    add("--json", type=Path, metavar="FILE", help="where to write (default: benchmarks-DATE.json)")
+    add("--read", type=Path, metavar="FILE", action="append", help="tables of an earlier run")
+    add("--plot", type=Path, metavar="FILE", help="draw deferring and jobs (matplotlib)")
+    add("--emulator", action="store_true", help="count instructions, on the emulated driver")
+    add("--against", type=Path, metavar="FILE", help="with --emulator: fail where calls grew")
+    found = parser.parse_args(arguments)
+    if unknown := set(found.groups) - GROUPS.keys():
+        parser.error(f"no such group: {', '.join(sorted(unknown))}; there are {', '.join(GROUPS)}")
+    if found.against and not found.emulator:
+        parser.error("--against compares instructions: give --emulator too")
+    return found
+
+
+def measured(names: list[str]) -> Report:
+    """Measure the groups, each printed as soon as it is done."""
+    results = Report(report.machine(), {})
+    print(results.heading(), "\n", flush=True)
+    for name in names:
+        group = ALL_GROUPS[name]
+        need_room(group.need)
+        start = time.monotonic()
+        results.groups[name] = group.measure()
+        print(report.section(group, results.groups[name]), flush=True)
+        print(f"({time.monotonic() - start:.0f} s)\n", file=sys.stderr)
+    return results
+
+
+def read(paths: list[Path], names: list[str]) -> Report:
+    """The results of earlier runs, printed."""
+    found = Report.read(*paths)
+    wanted = {name: found.groups[name] for name in ALL_GROUPS if name in found.groups}
+    results = Report(found.machine, {n: r for n, r in wanted.items() if not names or n in names})
+    print(results.heading(), "\n")
+    for name, rows in results.groups.items():
+        print(report.section(ALL_GROUPS[name], rows))
+    return results
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Measure, or read what was measured; the exit status."""
+    given = parsed(arguments)
+    if given.read:
+        results = read(given.read, given.groups)
+    elif given.emulator:
+        os.environ["MANAGEDMEM_DRIVER"] = "emulator"
+        results = measured(["instructions"])
+    elif managedmem.driver_info()["emulated"]:
+        raise SystemExit("benchmarks: times on the emulated driver mean nothing; use --emulator")
+    else:
+        managedmem.Device(0).set_current()  # the bare calls need a context
+        results = measured(given.groups or list(GROUPS))
+    if not given.read or given.json:
+        path = given.json or Path(f"benchmarks-{results.machine['date']}.json")
+        results.write(path)
+        print(f"written: {path}")
+    if given.plot:
+        from . import plot
+
+        plot.draw(results, given.plot)
+    if given.against:
+        return instructions.compare(Report.read(given.against), results)
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -1,6 +1,8 @@
-/* bare.c: loops over bare driver calls, timed in C: the floor under every Python library. Built and
- * loaded by bare.py, over the driver that managedmem has open. */
-#define _GNU_SOURCE
+/* bare.c: loops over bare driver calls, timed in C: the floor under every Python library; and calls
+ * of Python functions, timed in the same way. Built and loaded by bare.py, over the driver that
+ * managedmem has open. */
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
 #include <cuda.h>
 #include <cudaTypedefs.h>
 #include <dlfcn.h>
@@ -159,18 +161,52 @@ call_form(const sequence *s, int form, CUmemLocation *where)
     return code;
 }
 
+/* Waits for the stream: nanoseconds since `start`, or minus the error code of what failed. */
+static double
+until_done(CUresult code, CUstream stream, double start)
+{
+    PFN_cuStreamSynchronize_v2000 synchronize =
+        (PFN_cuStreamSynchronize_v2000)dlsym(driver, "cuStreamSynchronize");
+
+    code = code == CUDA_SUCCESS ? synchronize(stream) : code;
+    return code == CUDA_SUCCESS ? now() - start : -(double)code;
+}
+
 /* Nanoseconds of one operation on all ranges, until the stream has done it. */
 double
 bare_sequence(const sequence *s, int form)
 {
-    PFN_cuStreamSynchronize_v2000 synchronize =
-        (PFN_cuStreamSynchronize_v2000)dlsym(driver, "cuStreamSynchronize");
     CUmemLocation where = {.type = s->device < 0 ? CU_MEM_LOCATION_TYPE_HOST
                                                  : CU_MEM_LOCATION_TYPE_DEVICE,
                            .id = s->device < 0 ? 0 : s->device};
     double start = now();
-    CUresult code = call_form(s, form, &where);
 
-    code = code == CUDA_SUCCESS ? synchronize(s->stream) : code;
-    return code == CUDA_SUCCESS ? now() - start : -(double)code;
+    return until_done(call_form(s, form, &where), s->stream, start);
+}
+
+/* The same for a Python function, called as the interpreter would call it; `names` are those of the
+ * last arguments. Needs the GIL. -1 with an exception set if the function raised. */
+double
+bare_call(PyObject *function, PyObject *arguments, PyObject *names, CUstream stream)
+{
+    PyObject *items[8];
+    Py_ssize_t count = PyTuple_GET_SIZE(arguments);
+    Py_ssize_t named = PyTuple_GET_SIZE(names);
+    double start;
+    PyObject *answer;
+
+    if (count > (Py_ssize_t)(sizeof items / sizeof *items)) {
+        PyErr_SetString(PyExc_ValueError, "too many arguments");
+        return -1;
+    }
+    for (Py_ssize_t i = 0; i < count; i++) {
+        items[i] = PyTuple_GET_ITEM(arguments, i);
+    }
+    start = now();
+    answer = PyObject_Vectorcall(function, items, (size_t)(count - named), named ? names : NULL);
+    if (answer == NULL) {
+        return -1;
+    }
+    Py_DECREF(answer);
+    return until_done(CUDA_SUCCESS, stream, start);
 }

@@ -8,8 +8,11 @@ import os
 import shutil
 import subprocess
 import sys
+import sysconfig
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import managedmem
 
@@ -40,37 +43,39 @@ class Sequence(ctypes.Structure):
     )
 
 
-def include_folder() -> str:
-    """Where cuda.h is: a toolkit's, or the one of NVIDIA's header package."""
+def include_folder() -> str | None:
+    """Where cuda.h is: a toolkit's, or the one of NVIDIA's header package; None: nowhere."""
     nvcc = shutil.which("nvcc")
     roots = [os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH")]
     roots += [str(Path(nvcc).resolve().parents[1]) if nvcc else None, "/usr/local/cuda"]
     roots += [f"{entry}/nvidia/cu13" for entry in sys.path]
-    for root in filter(None, roots):
-        if Path(root, "include", "cudaTypedefs.h").exists():
-            return f"{root}/include"
-    raise SystemExit("benchmarks: no cudaTypedefs.h found; set CUDA_HOME to a CUDA 13 toolkit")
+    found = (f"{root}/include" for root in roots if root)
+    return next((each for each in found if Path(each, "cudaTypedefs.h").exists()), None)
 
 
 @functools.cache
-def library() -> ctypes.CDLL:
-    """The loops, compiled for this process."""
+def libraries() -> tuple[ctypes.CDLL, ctypes.PyDLL]:
+    """The loops, compiled for this process: to call without the GIL, and with it."""
+    include = include_folder()
+    if include is None:
+        raise SystemExit("benchmarks: no cudaTypedefs.h found; set CUDA_HOME to a CUDA 13 toolkit")
     with tempfile.TemporaryDirectory() as folder:
         output = f"{folder}/bare.so"
+        flags = ["-std=c11", "-D_GNU_SOURCE", "-O2", "-shared", "-fPIC", "-Wall", "-Wextra"]
+        flags += ["-I", include, "-I", sysconfig.get_path("include")]
         compiler = os.environ.get("CC", "cc")
-        flags = ["-std=c11", "-O2", "-shared", "-fPIC", "-Wall", "-I", include_folder()]
         subprocess.run([compiler, *flags, "-o", output, str(SOURCE), "-ldl"], check=True)
-        loops = ctypes.CDLL(output)
-    if not loops.bare_open(managedmem.driver_info()["path"].encode()):
+        found = ctypes.CDLL(output), ctypes.PyDLL(output)
+    if not found[0].bare_open(managedmem.driver_info()["path"].encode()):
         raise SystemExit("benchmarks: the driver cannot be opened a second time")
-    return loops
+    for name in ("call", "sequence"):
+        for library in found:
+            getattr(library, f"bare_{name}").restype = ctypes.c_double
+    return found
 
 
-def checked(name: str, *arguments: object) -> float:
-    """Call a function of bare.c that gives nanoseconds, or minus an error code."""
-    function = getattr(library(), name)
-    function.restype = ctypes.c_double
-    found: float = function(*arguments)
+def checked(name: str, found: float) -> float:
+    """Nanoseconds that a function of bare.c gave, unless they are minus an error code."""
     if found < 0:
         raise RuntimeError(f"{name} failed with CUDA error {-found:.0f}")
     return found
@@ -78,9 +83,25 @@ def checked(name: str, *arguments: object) -> float:
 
 def nanoseconds(loop: str, target: Target, count: int) -> float:
     """The time of one call in a loop of bare.c."""
-    return checked(f"bare_{loop}", ctypes.byref(target), count)
+    function = getattr(libraries()[0], f"bare_{loop}")
+    function.restype = ctypes.c_double
+    return checked(loop, function(ctypes.byref(target), count))
 
 
 def sequence_nanoseconds(sequence: Sequence, form: int) -> float:
     """The time of an operation on all ranges: 0 a loop, 1 a batch, 2 one call over all."""
-    return checked("bare_sequence", ctypes.byref(sequence), form)
+    return checked("sequence", libraries()[0].bare_sequence(ctypes.byref(sequence), form))
+
+
+def call_nanoseconds(
+    handle: int, function: Callable[..., object], /, *arguments: object, **named: object
+) -> float:
+    """The time of a call of a Python function, until the stream of that handle is done.
+
+    The clock is read, the function called and the stream waited for in C, as the forms of
+    sequence_nanoseconds are: what is in it beside the driver's work is the function's own.
+    """
+    call: Any = libraries()[1].bare_call
+    call.argtypes = [ctypes.py_object, ctypes.py_object, ctypes.py_object, ctypes.c_void_p]
+    everything = (*arguments, *named.values())
+    return checked("call", call(function, everything, tuple(map(sys.intern, named)), handle))

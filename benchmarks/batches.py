@@ -1,25 +1,29 @@
 """Several ranges at once: `dispatch="auto"` beside a loop, a batch and one call over all.
 
 Each time is that of the whole operation, from the call to the end of the work on the stream, with
-`defer=False`: deferring is measured by itself.
+`defer=False`: deferring is measured by itself. The clock and the wait are the same C code for all
+of them. `ours` is one call of the function, which reads its sequence of buffers each time; `plan`
+is `PrefetchPlan.execute`, whose ranges have been laid out before, as they have for the bare forms.
 """
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
 
 import managedmem
 from managedmem import Device, Host
 
-from . import bare
-from .measure import Row, elapsed, side_by_side
+from . import bare, peers
+from .measure import KIB, MIB, Contender, Row, side_by_side
 
-KIB, MIB = 1 << 10, 1 << 20
 COUNTS = (1, 2, 8, 64)
 SIZES = (4 * KIB, 64 * KIB, MIB, 2 * MIB, 8 * MIB)
 LARGEST = 256 * MIB  # of all ranges and the gaps between them
+NEED = LARGEST
 FORMS = ("loop", "batch", "one call")
 GOAL = 1.05
 
@@ -35,91 +39,171 @@ MOVES = (
 )
 
 
-@dataclass
+@dataclass(frozen=True)
+class Layout:
+    """Ranges of one size in one allocation, adjacent or with gaps as large as they are."""
+
+    whole: managedmem.ManagedBuffer
+    ranges: list[managedmem.ManagedBuffer]
+    adjacent: bool
+    stream: managedmem.Stream
+    core: dict[str, Any]
+
+
+@dataclass(frozen=True)
 class Cell:
     """One cell of the matrix, ready to run."""
 
     operation: str
     before: str
     after: str
-    whole: managedmem.ManagedBuffer
-    ranges: list[managedmem.ManagedBuffer]
-    adjacent: bool
-    stream: managedmem.Stream
+    layout: Layout
 
     @property
     def title(self) -> str:
+        """The operation, how many ranges of which size, and how they lie."""
+        ranges = self.layout.ranges
         what = f"{self.operation} {self.before} to {self.after}"
-        layout = "adjacent" if self.adjacent else "apart"
-        return f"{what}, {len(self.ranges)} x {self.ranges[0].nbytes // KIB} KiB {layout}"
+        adjacent = "adjacent" if self.layout.adjacent else "apart"
+        return f"{what}, {len(ranges)} x {ranges[0].nbytes // KIB} KiB {adjacent}"
 
     def prepare(self) -> None:
         """Bring all pages to where they are to be."""
-        self.whole.prefetch(place(self.before), stream=self.stream, defer=False)
-        self.stream.sync()
+        stream = self.layout.stream
+        self.layout.whole.prefetch(place(self.before), stream=stream, defer=False)
+        stream.sync()
 
-    def ours(self) -> None:
-        operation = getattr(managedmem, self.operation)
-        where = [] if self.operation == "discard" else [place(self.after)]
-        defer = {} if self.operation == "discard" else {"defer": False}
-        operation(self.ranges, *where, stream=self.stream, **defer)
-        self.stream.sync()
+    def timed(
+        self, function: Callable[..., object], /, *arguments: object, **named: object
+    ) -> Contender:
+        """A contender that calls a Python function."""
+        stream = self.layout.stream.handle
 
-    def sequence(self) -> bare.Sequence:
-        count = len(self.ranges)
-        return bare.Sequence(
-            (ctypes.c_uint64 * count)(*(r.handle for r in self.ranges)),
-            (ctypes.c_size_t * count)(*(r.nbytes for r in self.ranges)),
-            count,
-            self.stream.handle,
+        def run(_: int) -> float:
+            self.prepare()
+            return bare.call_nanoseconds(stream, function, *arguments, **named)
+
+        return run
+
+    def bare_forms(self) -> dict[str, Contender]:
+        """The driver's own calls."""
+        ranges = self.layout.ranges
+        sequence = bare.Sequence(
+            (ctypes.c_uint64 * len(ranges))(*(each.handle for each in ranges)),
+            (ctypes.c_size_t * len(ranges))(*(each.nbytes for each in ranges)),
+            len(ranges),
+            self.layout.stream.handle,
             -1 if self.after == "host" else 0,
             ("prefetch", "discard", "discard_prefetch").index(self.operation),
         )
 
-    def contenders(self) -> dict[str, Callable[[int], float]]:
-        sequence = self.sequence()
-
-        def form(number: int) -> Callable[[int], float]:
+        def form(number: int) -> Contender:
             def run(_: int) -> float:
                 self.prepare()
                 return bare.sequence_nanoseconds(sequence, number)
 
             return run
 
-        def ours(_: int) -> float:
-            self.prepare()
-            return elapsed(self.ours)
+        # One call over ranges that lie apart would move what is between them.
+        return {name: form(i) for i, name in enumerate(FORMS[: 3 if self.layout.adjacent else 2])}
 
-        found = {FORMS[i]: form(i) for i in range(3 if self.adjacent else 2)}
-        return {**found, "ours": ours}
+    def ours(self) -> dict[str, Contender]:
+        """The function, and a plan of the same ranges."""
+        function, ranges = getattr(managedmem, self.operation), self.layout.ranges
+        stream = self.layout.stream
+        if self.operation == "discard":
+            return {"ours": self.timed(function, ranges, stream=stream)}
+        there = place(self.after)
+        plan = managedmem.PrefetchPlan((each, there) for each in ranges)
+        execute = plan.execute if self.operation == "prefetch" else plan.discard_prefetch
+        return {
+            "ours": self.timed(function, ranges, there, stream=stream, defer=False),
+            "plan": self.timed(execute, stream=stream, defer=False),
+        }
+
+    def theirs(self) -> dict[str, Contender]:
+        """cuda.core's batches, which want two buffers at least, and a loop over CuPy's call."""
+        found: dict[str, Contender] = {}
+        core, ranges = self.layout.core, self.layout.ranges
+        if core and len(ranges) > 1:
+            where = core["core_host"] if self.after == "host" else core["core_device"]
+            arguments = [core["core_stream"], core["core_bufs"], where]
+            batch = getattr(core["core_utils"], f"{self.operation}_batch")
+            found["cuda.core"] = self.timed(
+                batch, *arguments[: 2 if self.operation == "discard" else 3]
+            )
+        runtime = peers.cupy_runtime()
+        if runtime and (self.operation, self.after) == ("prefetch", "device"):
+            found["CuPy"] = self.timed(cupy_loop, runtime, ranges, self.layout.stream.handle)
+        return found
+
+    def row(self, repetitions: int) -> Row:
+        """The times of all contenders."""
+        contenders = {**self.bare_forms(), **self.ours(), **self.theirs()}
+        return side_by_side(self.title, contenders, count=1, repetitions=repetitions, unit="us")
+
+
+def cupy_loop(runtime: ModuleType, ranges: Sequence[managedmem.ManagedBuffer], stream: int) -> None:
+    """What somebody writes who has CuPy: it has no batch, and on CUDA 13 cannot name the host."""
+    for each in ranges:
+        runtime.memPrefetchAsync(each.handle, each.nbytes, 0, stream)
 
 
 def place(name: str) -> Device | Host:
+    """The location of that name."""
     return Host() if name == "host" else Device(0)
 
 
-def cells(stream: managedmem.Stream) -> Iterator[Cell]:
-    """Every cell whose memory is within bounds."""
+def layouts(
+    stream: managedmem.Stream, sizes: Sequence[int], counts: Sequence[int]
+) -> Iterator[Layout]:
+    """Every layout whose memory is within bounds."""
     for adjacent in (True, False):
-        for size in SIZES:
-            for count in COUNTS:
+        for size in sizes:
+            for count in counts:
                 step = size if adjacent else 2 * size
                 if step * count > LARGEST or (count == 1 and not adjacent):
                     continue
                 with managedmem.empty(step * count) as whole:
                     ranges = [whole[i * step : i * step + size] for i in range(count)]
-                    for operation, before, after in MOVES:
-                        yield Cell(operation, before, after, whole, ranges, adjacent, stream)
+                    core = peers.cuda_core(stream, *ranges)
+                    yield Layout(whole, ranges, adjacent, stream, core)
 
 
-def measure(repetitions: int = 9) -> list[Row]:
-    """A row for each cell; the note says how far ours is from the best of the others."""
-    rows = []
+def best_of_bare(row: Row) -> float:
+    """The fastest of the driver's own calls."""
+    return min(row.results[name].median for name in FORMS if name in row.results)
+
+
+def judged(row: Row) -> Row:
+    """The row with a note: how far ours is from the best bare form, and whether that is near."""
+    ratio = row.results["ours"].median / best_of_bare(row)
+    note = f"ours {ratio:.2f} x the best form{'' if ratio <= GOAL else ', above the goal'}"
+    return Row(row.operation, row.results, row.unit, note, row.failed)
+
+
+def measure(
+    repetitions: int = 9, sizes: Sequence[int] = SIZES, counts: Sequence[int] = COUNTS
+) -> list[Row]:
+    """A row for each cell of the matrix."""
     with managedmem.Stream() as stream:
-        for cell in cells(stream):
-            samples = side_by_side(cell.contenders(), count=1, repetitions=repetitions)
-            best = min(s.median for name, s in samples.items() if name != "ours")
-            ratio = samples["ours"].median / best
-            note = f"{ratio:.2f} x the best{'' if ratio <= GOAL else ', above the goal'}"
-            rows.append(Row(cell.title, samples, unit="us", note=note))
-    return rows
+        return [
+            judged(Cell(*move, layout).row(repetitions))
+            for layout in layouts(stream, sizes, counts)
+            for move in MOVES
+        ]
+
+
+def summary(rows: list[Row]) -> str:
+    """How many cells meet the goal, by ours and by the plan."""
+    lines = []
+    for name in ("ours", "plan"):
+        ratios = sorted(r.results[name].median / best_of_bare(r) for r in rows if name in r.results)
+        if ratios:
+            met = sum(ratio <= GOAL for ratio in ratios)
+            middle = ratios[len(ratios) // 2]
+            lines.append(
+                f"{name}: {met} of {len(ratios)} cells within {GOAL} x the best bare form;"
+                f" median {middle:.2f}, worst {ratios[-1]:.2f}."
+            )
+    return "\n".join(lines)

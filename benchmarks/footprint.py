@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import importlib.util
 import subprocess
 import sys
 from collections.abc import Callable
@@ -10,9 +12,12 @@ from pathlib import Path
 import managedmem
 
 from . import peers
-from .measure import Row, Samples, side_by_side
+from .measure import MIB, Contender, Result, Row, side_by_side
 
+NEED = MIB
 PACKAGES = {"ours": "managedmem", "cuda.core": "cuda.core", "CuPy": "cupy", "torch": "torch"}
+PAGE = 4096
+OBJECTS = 100_000
 
 # A fresh interpreter each time; it prints the seconds of the import and the resident bytes added.
 IMPORT = """
@@ -25,65 +30,82 @@ import {package}
 print(time.perf_counter() - start, resident() - before)
 """
 
-OBJECTS = 100_000
-
 
 def imported(package: str) -> tuple[float, float]:
     """Nanoseconds and resident bytes of one import in a fresh interpreter."""
     code = IMPORT.format(package=package)
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    seconds, resident = found.stdout.split()
-    return 1e9 * float(seconds), float(resident)
+    seconds, grown = found.stdout.split()
+    return 1e9 * float(seconds), float(grown)
+
+
+def is_here(package: str) -> bool:
+    """Whether it can be imported; importing it here would be for nothing."""
+    try:
+        return importlib.util.find_spec(package) is not None
+    except ImportError:
+        return False
 
 
 def imports(repetitions: int) -> list[Row]:
-    here = {name: package for name, package in PACKAGES.items() if peers.optional(package)}
-    times = {name: Samples() for name in here}
-    memory = {name: Samples() for name in here}
-    for _ in range(repetitions):
-        for name, package in here.items():
-            nanoseconds, resident = imported(package)
-            times[name].values.append(nanoseconds)
-            memory[name].values.append(resident / 1e3)
+    """The time and the memory of imports."""
+    here = {name: package for name, package in PACKAGES.items() if is_here(package)}
+    found = {name: [imported(here[name]) for _ in range(repetitions)] for name in here}
+    times = {name: Result.of([each[0] for each in values]) for name, values in found.items()}
+    memory = {name: Result.of([each[1] for each in values]) for name, values in found.items()}
     return [
         Row("import", times, unit="ms", note="goal 10 ms"),
         Row("resident memory of the import", memory, unit="kB"),
     ]
 
 
+def size_on_disk() -> Row:
+    """The installed package, without what Python compiled of it."""
+    folder = Path(managedmem.__file__).parent
+    files = (path for path in folder.rglob("*") if path.is_file() and path.suffix != ".pyc")
+    size = float(sum(path.stat().st_size for path in files))
+    return Row("size on disk", {"ours": Result(size)}, unit="kB")
+
+
 def resident() -> int:
+    """Bytes of this process that are in memory."""
     with open("/proc/self/statm") as statm:
-        return int(statm.read().split()[1]) * 4096
+        return int(statm.read().split()[1]) * PAGE
 
 
-def bytes_each(make: Callable[[], object]) -> Callable[[int], float]:
-    """A measurement of the resident bytes of one object."""
+def bytes_each(make: Callable[[], object]) -> Contender:
+    """Measures the resident bytes of one object. All stay, so that none takes another's place."""
+    everything = []
 
     def run(count: int) -> float:
+        kept: list[object] = [None] * count
+        everything.append(kept)
+        gc.collect()
         before = resident()
-        kept = [make() for _ in range(count)]
-        grown = resident() - before
-        return grown / len(kept) - sys.getsizeof([]) / len(kept)
+        for i in range(count):
+            kept[i] = make()
+        return (resident() - before) / count
 
     return run
 
 
-def measure(repetitions: int = 9) -> list[Row]:
-    """The rows of this group."""
-    rows = imports(repetitions)
-    folder = Path(managedmem.__file__).parent
-    size = sum(path.stat().st_size for path in folder.rglob("*") if path.suffix != ".pyc")
-    rows.append(Row("size on disk", {"ours": Samples([size / 1e3])}, unit="kB"))
-    buf = managedmem.empty(4096)
-    contenders = {
-        "ours": bytes_each(lambda: managedmem.ManagedBuffer.from_handle(buf.handle, 4096))
-    }
-    core = peers.optional("cuda.core")
-    if core is not None and hasattr(core, "ManagedBuffer"):
-        core.Device(0).set_current()
-        contenders["cuda.core"] = bytes_each(
-            lambda: core.ManagedBuffer.from_handle(buf.handle, 4096)
+def one_buffer(repetitions: int, objects: int) -> Row:
+    """The memory of a ManagedBuffer over memory that is there."""
+    with managedmem.empty(PAGE) as buf:
+        contenders = {
+            "ours": bytes_each(lambda: managedmem.ManagedBuffer.from_handle(buf.handle, PAGE))
+        }
+        core = peers.optional("cuda.core")
+        if core is not None and hasattr(core, "ManagedBuffer"):
+            core.Device(0).set_current()
+            contenders["cuda.core"] = bytes_each(
+                lambda: core.ManagedBuffer.from_handle(buf.handle, PAGE)
+            )
+        return side_by_side(
+            "one ManagedBuffer", contenders, count=objects, repetitions=repetitions, unit="bytes"
         )
-    samples = side_by_side(contenders, count=OBJECTS, repetitions=3)
-    rows.append(Row("one ManagedBuffer", samples, unit="bytes"))
-    return rows
+
+
+def measure(repetitions: int = 9, objects: int = OBJECTS) -> list[Row]:
+    """The rows of this group."""
+    return [*imports(repetitions), size_on_disk(), one_buffer(3, objects)]

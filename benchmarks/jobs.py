@@ -1,44 +1,97 @@
-"""Work that people do, on at most 256 MiB: by page faults, with the right calls, and the limit.
+"""Work that people do, on 256 MiB: by page faults, with the right calls, and the limit.
 
 torch does the arithmetic; the limit is a copy of the same bytes from or to pinned host memory.
+Every job starts from the same state each time: `before` brings the pages and the advice there.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from types import ModuleType
+from typing import Any
 
 import managedmem
-from managedmem import Device, Host, ManagedBuffer
+from managedmem import Device, Host
 
 from . import peers
-from .measure import Row, elapsed, side_by_side
+from .measure import MIB, Contender, Row, elapsed, side_by_side
 
-MIB = 1 << 20
 SIZE = 256 * MIB
+NEED = SIZE  # and as much plain device memory
 PAGE = 4096
+TURNS = 4
+
+Step = Callable[[], object]
 
 
 class Jobs:
-    """What the jobs share: torch, a device, a stream that torch and managedmem both use."""
+    """A managed buffer, the same size on the device and in pinned memory, torch and its stream."""
 
     def __init__(self, torch: ModuleType) -> None:
         self.torch = torch
         self.device = Device(0)
         self.stream = torch.cuda.Stream()
+        self.buf = managedmem.empty(SIZE)
+        self.data = torch.as_tensor(self.buf, device="cuda").view(torch.float32)
         self.pinned = torch.empty(SIZE, dtype=torch.uint8, pin_memory=True)
         self.plain = torch.empty(SIZE, dtype=torch.uint8, device="cuda")
+        self.numbers = self.plain.view(torch.float32)
 
-    def timed(self, prepare: Callable[[], object], work: Callable[[], object]):  # type: ignore[no-untyped-def]
-        """A contender: prepare and wait, then time the work until the stream has done it."""
+    def timed(self, before: Step, *work: Step) -> Contender:
+        """A contender: prepare and wait, then time the steps until the stream has done them."""
+
+        def steps() -> None:
+            for step in work:
+                step()
+            self.stream.synchronize()
 
         def run(_: int) -> float:
-            prepare()
-            self.torch.cuda.synchronize()
             with self.torch.cuda.stream(self.stream):
-                return elapsed(lambda: (work(), self.stream.synchronize()))
+                before()
+                self.torch.cuda.synchronize()
+                return elapsed(steps)
 
         return run
+
+    def row(self, title: str, repetitions: int, contenders: dict[str, Contender]) -> Row:
+        """The times of one job; the buffer is left without advice."""
+        row = side_by_side(title, contenders, count=1, repetitions=repetitions, unit="us")
+        self.advise()
+        return row
+
+    # Steps.
+
+    def advise(self, *, read_mostly: bool = False, remote: bool = False) -> None:
+        """Make the advice this, whatever it was."""
+        self.buf.read_mostly = read_mostly
+        self.buf.preferred_location = Host() if remote else None
+        self.buf.accessed_by = [self.device] if remote else []
+
+    def on_host(self) -> None:
+        """The pages are on the host, without advice."""
+        self.advise()
+        self.to_host()
+
+    def on_device(self) -> None:
+        """The pages are on the device, filled there, without advice."""
+        self.advise()
+        self.to_device()
+        self.fill()
+
+    def to_host(self) -> None:
+        self.buf.prefetch(Host(), stream=self.stream, defer=False)
+
+    def to_device(self) -> None:
+        self.buf.prefetch(self.device, stream=self.stream, defer=False)
+
+    def emptied_to_device(self) -> None:
+        self.buf.discard_prefetch(self.device, stream=self.stream, defer=False)
+
+    def sum(self) -> Any:
+        return self.data.sum()
+
+    def fill(self) -> None:
+        self.data.fill_(2.0)
 
     def copy_in(self) -> None:
         self.plain.copy_(self.pinned, non_blocking=True)
@@ -46,139 +99,85 @@ class Jobs:
     def copy_out(self) -> None:
         self.pinned.copy_(self.plain, non_blocking=True)
 
-    def tensor(self, buf: ManagedBuffer):  # type: ignore[no-untyped-def]
-        return self.torch.as_tensor(buf, device="cuda").view(self.torch.float32)
+    def touch(self) -> None:
+        """Read a byte of each page, as the host comes to them."""
+        with memoryview(self.buf) as view:
+            view[::PAGE].tobytes()
 
-    def to_host(self, buf: ManagedBuffer) -> None:
-        buf.prefetch(Host(), stream=self.stream, defer=False)
-
-    def to_device(self, buf: ManagedBuffer) -> None:
-        buf.prefetch(self.device, stream=self.stream, defer=False)
+    def touch_numpy(self) -> None:
+        """The same through numpy(), which brings all pages at once."""
+        self.buf.numpy(self.stream)[::PAGE].tobytes()
 
 
 def host_data(jobs: Jobs, repetitions: int) -> Row:
     """A sum on the GPU over data that the host has just written."""
-    buf = managedmem.empty(SIZE)
-    data = jobs.tensor(buf)
-    plain = jobs.plain.view(jobs.torch.float32)
-    remote = managedmem.empty(SIZE)
-    remote.preferred_location = Host()
-    remote.accessed_by.add(jobs.device)
-    remote_data = jobs.tensor(remote)
-    for each in (data, remote_data):
-        each.fill_(1.0)
-    samples = side_by_side(
-        {
-            "page faults": jobs.timed(lambda: jobs.to_host(buf), data.sum),
-            "prefetch": jobs.timed(
-                lambda: jobs.to_host(buf), lambda: (jobs.to_device(buf), data.sum())
-            ),
-            "remote access": jobs.timed(lambda: jobs.to_host(remote), remote_data.sum),
-            "pinned copy": jobs.timed(lambda: None, lambda: (jobs.copy_in(), plain.sum())),
-        },
-        count=1,
-        repetitions=repetitions,
-    )
-    buf.close()
-    remote.close()
-    return Row("sum on the GPU of 256 MiB from the host", samples, unit="us")
+
+    def remote() -> None:
+        jobs.advise(remote=True)
+        jobs.to_host()
+
+    contenders = {
+        "page faults": jobs.timed(jobs.on_host, jobs.sum),
+        "prefetch": jobs.timed(jobs.on_host, jobs.to_device, jobs.sum),
+        "remote access": jobs.timed(remote, jobs.sum),
+        "pinned copy": jobs.timed(jobs.advise, jobs.copy_in, jobs.numbers.sum),
+    }
+    return jobs.row("data from the host, summed on the GPU", repetitions, contenders)
 
 
 def table(jobs: Jobs, repetitions: int) -> Row:
-    """A table that the host and the GPU read in turn."""
-    buf = managedmem.empty(SIZE)
-    data = jobs.tensor(buf)
-    data.fill_(1.0)
-    view = memoryview(buf)
+    """A table that the GPU and the host read in turn."""
 
-    def turns() -> None:
-        for _ in range(4):
-            data.sum()
-            jobs.stream.synchronize()
-            view[::PAGE].tobytes()
+    def read_mostly() -> None:
+        jobs.on_host()
+        jobs.advise(read_mostly=True)
 
-    def advised(on: bool) -> Callable[[], object]:
-        def prepare() -> None:
-            buf.read_mostly = on
-            jobs.to_host(buf)
+    def turn() -> None:
+        jobs.sum()
+        jobs.stream.synchronize()
+        jobs.touch()
 
-        return prepare
+    def copied_turn() -> None:
+        jobs.copy_in()
+        jobs.numbers.sum()
+        jobs.stream.synchronize()
+        bytes(memoryview(jobs.pinned.numpy())[::PAGE])
 
-    samples = side_by_side(
-        {
-            "page faults": jobs.timed(advised(False), turns),
-            "read_mostly": jobs.timed(advised(True), turns),
-        },
-        count=1,
-        repetitions=repetitions,
-    )
-    view.release()
-    buf.close()
-    return Row("256 MiB read by the GPU and by the host, 4 turns", samples, unit="us")
+    contenders = {
+        "page faults": jobs.timed(jobs.on_host, *[turn] * TURNS),
+        "read_mostly": jobs.timed(read_mostly, *[turn] * TURNS),
+        "pinned copy": jobs.timed(jobs.advise, *[copied_turn] * TURNS),
+    }
+    return jobs.row(f"read by the GPU and by the host, {TURNS} turns", repetitions, contenders)
 
 
 def scratch(jobs: Jobs, repetitions: int) -> Row:
-    """A buffer whose old contents, on the host, are of no use to the kernel that fills it."""
-    buf = managedmem.empty(SIZE)
-    data = jobs.tensor(buf)
-
-    def kernel() -> None:
-        data.fill_(2.0)
-
-    def discarded() -> None:
-        buf.discard_prefetch(jobs.device, stream=jobs.stream, defer=False)
-        kernel()
-
-    samples = side_by_side(
-        {
-            "page faults": jobs.timed(lambda: jobs.to_host(buf), kernel),
-            "prefetch": jobs.timed(
-                lambda: jobs.to_host(buf), lambda: (jobs.to_device(buf), kernel())
-            ),
-            "discard_prefetch": jobs.timed(lambda: jobs.to_host(buf), discarded),
-            "pinned copy": jobs.timed(lambda: None, lambda: (jobs.copy_in(), kernel())),
-        },
-        count=1,
-        repetitions=repetitions,
-    )
-    buf.close()
-    return Row("scratch of 256 MiB, filled on the GPU", samples, unit="us")
+    """Memory whose old contents, on the host, are of no use to the kernel that fills it."""
+    contenders = {
+        "page faults": jobs.timed(jobs.on_host, jobs.fill),
+        "prefetch": jobs.timed(jobs.on_host, jobs.to_device, jobs.fill),
+        "discard_prefetch": jobs.timed(jobs.on_host, jobs.emptied_to_device, jobs.fill),
+        "pinned copy": jobs.timed(jobs.advise, jobs.copy_in, lambda: jobs.numbers.fill_(2.0)),
+    }
+    return jobs.row("scratch from the host, filled on the GPU", repetitions, contenders)
 
 
 def result(jobs: Jobs, repetitions: int) -> Row:
-    """A result on the GPU that the host reads."""
-    buf = managedmem.empty(SIZE)
-    data = jobs.tensor(buf)
-    view = memoryview(buf)
-
-    def fill() -> None:
-        jobs.to_device(buf)
-        data.fill_(3.0)
-
-    def touch() -> None:
-        view[::PAGE].tobytes()
-
-    def read() -> None:
-        buf.numpy(jobs.stream)[::PAGE].tobytes()
-
-    samples = side_by_side(
-        {
-            "page faults": jobs.timed(fill, touch),
-            "numpy()": jobs.timed(fill, read),
-            "pinned copy": jobs.timed(fill, jobs.copy_out),
-        },
-        count=1,
-        repetitions=repetitions,
-    )
-    view.release()
-    buf.close()
-    return Row("256 MiB from the GPU, one byte of each page read", samples, unit="us")
+    """A result on the GPU, of which the host reads a byte of each page."""
+    contenders = {
+        "page faults": jobs.timed(jobs.on_device, jobs.touch),
+        "numpy()": jobs.timed(jobs.on_device, jobs.touch_numpy),
+        "prefetch": jobs.timed(jobs.on_device, jobs.to_host, jobs.stream.synchronize, jobs.touch),
+        "pinned copy": jobs.timed(jobs.advise, jobs.copy_out),
+    }
+    return jobs.row("a result from the GPU, read by the host", repetitions, contenders)
 
 
 def measure(repetitions: int = 7) -> list[Row]:
     """The rows of this group; none without torch and a GPU."""
-    torch = peers.optional("torch")
-    if torch is None or not torch.cuda.is_available():
+    torch = peers.torch_on_gpu()
+    if torch is None:
         return []
     jobs = Jobs(torch)
+    jobs.fill()
     return [job(jobs, repetitions) for job in (host_data, table, scratch, result)]

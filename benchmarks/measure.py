@@ -5,53 +5,60 @@ from __future__ import annotations
 import statistics
 import time
 import timeit
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
+import managedmem
 
-@dataclass
-class Samples:
-    """Repeated measurements of one thing, in nanoseconds."""
+KIB, MIB = 1 << 10, 1 << 20
+BUDGET = 512 * MIB  # managed memory that may be live at once: the GPU may be shared
+HEADROOM = 1024 * MIB  # left free on the card beside it: contexts, the peers' own pools
 
-    values: list[float] = field(default_factory=list)
-
-    @property
-    def median(self) -> float:
-        return statistics.median(self.values)
-
-    @property
-    def spread(self) -> float:
-        """Half the distance between the quartiles, as a part of the median."""
-        if len(self.values) < 2:
-            return 0.0
-        low, _, high = statistics.quantiles(self.values, n=4)
-        return (high - low) / 2 / self.median if self.median else 0.0
+# A contender: takes a count, runs that often, gives nanoseconds of one run.
+Contender = Callable[[int], float]
+# Contenders that may fail, which becomes part of the result. Ours and the bare call may not.
+PEERS = ("cuda.core", "cuda.bindings", "CuPy", "numba", "ctypes")
 
 
-@dataclass
+@dataclass(frozen=True)
+class Result:
+    """Repeated measurements of one thing, in the smallest unit of its row (see report.SCALES)."""
+
+    median: float
+    spread: float = 0.0  # half the distance between the quartiles, as a part of the median
+    count: int = 1
+
+    @classmethod
+    def of(cls, values: list[float]) -> Result:
+        median = statistics.median(values)
+        if len(values) < 2 or not median:
+            return cls(median, 0.0, len(values))
+        low, _, high = statistics.quantiles(values, n=4)
+        return cls(median, abs((high - low) / 2 / median), len(values))
+
+
+@dataclass(frozen=True)
 class Row:
-    """One line of a table: what was measured, and the samples of each contender by its name."""
+    """One line of a table: what was measured, and the result of each contender by its name."""
 
     operation: str
-    samples: dict[str, Samples]
+    results: dict[str, Result]
     unit: str = "ns"
     note: str = ""
+    failed: dict[str, str] = field(default_factory=dict)  # peers that could not, and why
 
     def as_json(self) -> dict[str, Any]:
-        return {
-            "operation": self.operation,
-            "unit": self.unit,
-            "note": self.note,
-            "results": {
-                name: {"median": s.median, "spread": s.spread, "count": len(s.values)}
-                for name, s in self.samples.items()
-            },
-        }
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, found: Mapping[str, Any]) -> Row:
+        results = {name: Result(**result) for name, result in found["results"].items()}
+        return cls(**{**found, "results": results})
 
 
-def statement(code: str, names: dict[str, Any]) -> Callable[[int], float]:
-    """A function of a count: nanoseconds of one run of the statement, the loop taken off."""
+def statement(code: str, names: dict[str, Any]) -> Contender:
+    """Times one run of the statement, the loop taken off."""
     timed, empty = timeit.Timer(code, globals=names), timeit.Timer("pass")
 
     def run(count: int) -> float:
@@ -60,27 +67,58 @@ def statement(code: str, names: dict[str, Any]) -> Callable[[int], float]:
     return run
 
 
-def side_by_side(
-    contenders: dict[str, Callable[[int], float]],
-    *,
-    count: int,
-    repetitions: int,
-    after: Callable[[], object] = lambda: None,
-) -> dict[str, Samples]:
-    """Measure all contenders in turn, again and again, so that a drift of the machine hits all."""
-    results = {name: Samples() for name in contenders}
-    for run in contenders.values():  # caches, lazy initialisation, the driver's first call
-        run(max(count // 10, 1))
-        after()
-    for _ in range(repetitions):
-        for name, run in contenders.items():
-            results[name].values.append(run(count))
-            after()
-    return results
-
-
 def elapsed(work: Callable[[], object]) -> float:
     """Nanoseconds of one call."""
     start = time.perf_counter_ns()
     work()
     return float(time.perf_counter_ns() - start)
+
+
+def nothing() -> None:
+    """What comes after a contender, if nothing has to."""
+
+
+def reason(error: Exception) -> str:
+    """An error in one line that fits under a table."""
+    return f"{type(error).__name__}: {error}".splitlines()[0][:160]
+
+
+def side_by_side(
+    operation: str,
+    contenders: Mapping[str, Contender],
+    *,
+    count: int,
+    repetitions: int,
+    after: Callable[[], object] = nothing,
+    unit: str = "ns",
+    note: str = "",
+) -> Row:
+    """Measure all contenders in turn, again and again, so that a drift of the machine hits all."""
+    values: dict[str, list[float]] = {}
+    failed: dict[str, str] = {}
+    for name, run in contenders.items():  # caches, lazy initialisation, the driver's first call
+        try:
+            run(max(count // 10, 1))
+        except Exception as error:
+            if name not in PEERS:
+                raise
+            failed[name] = reason(error)
+        else:
+            values[name] = []
+        after()
+    for _ in range(repetitions):
+        for name, found in values.items():
+            found.append(contenders[name](count))
+            after()
+    results = {name: Result.of(found) for name, found in values.items()}
+    return Row(operation, results, unit=unit, note=note, failed=failed)
+
+
+def need_room(nbytes: int) -> None:
+    """Stop before a group that needs so much managed memory, if the card has too little free."""
+    if nbytes > BUDGET:
+        raise ValueError(f"{nbytes} bytes of managed memory are above the limit of {BUDGET}")
+    free = managedmem.Device(0).memory_info.free
+    if free < nbytes + HEADROOM:
+        wanted = (nbytes + HEADROOM) // MIB
+        raise SystemExit(f"benchmarks: {wanted} MiB wanted free on the GPU, {free // MIB} are")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,9 +10,9 @@ import managedmem
 from managedmem import Device, Host
 
 from . import bare, peers
-from .measure import Row, side_by_side, statement
+from .measure import KIB, MIB, Contender, Row, side_by_side, statement
 
-KIB, MIB = 1 << 10, 1 << 20
+NEED = 4 * MIB  # ours and CuPy's
 
 
 @dataclass(frozen=True)
@@ -132,7 +131,12 @@ OPERATIONS = [
         "allocate",
         2 * MIB,
         None,
-        {"ours": "resource.allocate(size).close()"},
+        {
+            "ours": "resource.allocate(size).close()",
+            "cuda.bindings": "drv.cuMemFree(drv.cuMemAllocManaged(size, ATTACH_GLOBAL)[1])",
+            "CuPy": "cupy_cuda.ManagedMemory(size)",
+            "numba": "numba_cuda.managed_array(size, 'uint8')",
+        },
     ),
     Operation(
         "Host(numa_id=1)",
@@ -159,10 +163,10 @@ def names_in(code: str) -> set[str]:
     return {node.id for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Name)}
 
 
-def contenders(operation: Operation, names: dict[str, Any]) -> dict[str, Callable[[int], float]]:
+def contenders(operation: Operation, names: dict[str, Any]) -> dict[str, Contender]:
     """What can run here of an operation, by name; the bare call first."""
     target = bare.Target(names["address"], operation.size, names["stream_handle"], 0)
-    found: dict[str, Callable[[int], float]] = {}
+    found: dict[str, Contender] = {}
     if operation.loop == "set_accessed_by_twice":
         found["bare C"] = lambda n: 2 * bare.nanoseconds("set_accessed_by", target, 2 * n)
     elif operation.loop is not None:
@@ -174,8 +178,8 @@ def contenders(operation: Operation, names: dict[str, Any]) -> dict[str, Callabl
     return found
 
 
-def names_for(size: int, stream: managedmem.Stream) -> dict[str, Any]:
-    """Every name that a statement may use, for a buffer of that size that lies on the device."""
+def own_names(size: int, stream: managedmem.Stream) -> dict[str, Any]:
+    """What a statement of ours may use, for a buffer of that size that lies on the device."""
     resource = managedmem.ManagedMemoryResource()
     buf = resource.allocate(size)
     device = Device(0)
@@ -193,36 +197,55 @@ def names_for(size: int, stream: managedmem.Stream) -> dict[str, Any]:
         "resource": resource,
         "prefetch": managedmem.prefetch,
         "from_handle": managedmem.ManagedBuffer.from_handle,
-        **peers.cuda_core(buf, stream),
-        **peers.bindings(stream),
+    }
+
+
+def peers_names(names: dict[str, Any]) -> dict[str, Any]:
+    """What a statement of a peer may use beside that."""
+    return {
+        **peers.cuda_core(names["stream"], names["buf"]),
+        **peers.bindings(names["stream"]),
         **peers.raw(),
-        **peers.cupy(size),
+        **peers.cupy(names["size"]),
+        **peers.numba(),
     }
 
 
 def note_for(operation: Operation) -> str:
-    """The size, and the goal where there is one."""
-    size = f"{operation.size // KIB} KiB"
+    """The goal, where there is one."""
     if operation.goal is None:
-        return size
-    return f"{size}; goal {'bare + ' if operation.loop else ''}{operation.goal:.0f} ns"
+        return ""
+    return f"goal {'bare + ' if operation.loop else ''}{operation.goal:.0f} ns"
+
+
+def title_of(operation: Operation) -> str:
+    """The operation and the size of its buffer, which tell it from all others."""
+    return f"{operation.title}, {operation.size // KIB} KiB"
+
+
+def row(operation: Operation, stream: managedmem.Stream, count: int, repetitions: int) -> Row:
+    """One operation, through everything that is here."""
+    names = own_names(operation.size, stream)
+    names |= peers_names(names)
+
+    def finish() -> None:
+        """What is queued must not slow down the next contender."""
+        stream.sync()
+        if "cupy_stream" in names:
+            names["cupy_stream"].synchronize()
+
+    with names["buf"]:
+        return side_by_side(
+            title_of(operation),
+            contenders(operation, names),
+            count=count,
+            repetitions=repetitions,
+            after=finish,
+            note=note_for(operation),
+        )
 
 
 def measure(count: int = 1000, repetitions: int = 21) -> list[Row]:
     """A row for each operation."""
-    rows = []
     with managedmem.Stream() as stream:
-        for operation in OPERATIONS:
-            names = names_for(operation.size, stream)
-            after = [stream.sync]
-            if "cupy_stream" in names:
-                after.append(names["cupy_stream"].synchronize)
-            samples = side_by_side(
-                contenders(operation, names),
-                count=count,
-                repetitions=repetitions,
-                after=lambda after=after: [wait() for wait in after],  # type: ignore[misc]
-            )
-            rows.append(Row(operation.title, samples, note=note_for(operation)))
-            names["buf"].close()
-    return rows
+        return [row(operation, stream, count, repetitions) for operation in OPERATIONS]

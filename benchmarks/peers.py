@@ -1,4 +1,8 @@
-"""The other libraries: which are here, and the objects of theirs that the benchmarks call."""
+"""The other libraries: which are here, and the objects of theirs that the benchmarks call.
+
+numba-cuda allocates managed arrays, and has no public call that advises, prefetches or discards
+them: its column is empty but for the allocation. RMM has none either.
+"""
 
 from __future__ import annotations
 
@@ -27,19 +31,28 @@ def versions() -> dict[str, str]:
     return found
 
 
-def cuda_core(buf: managedmem.ManagedBuffer, stream: managedmem.Stream) -> dict[str, Any]:
-    """cuda.core's objects over our memory: its own pool memory takes no advice on this driver."""
+def torch_on_gpu() -> ModuleType | None:
+    """torch, where it can use the GPU of the driver in use."""
+    torch = None if managedmem.driver_info()["emulated"] else optional("torch")
+    return torch if torch is not None and torch.cuda.is_available() else None
+
+
+def cuda_core(stream: managedmem.Stream, *bufs: managedmem.ManagedBuffer) -> dict[str, Any]:
+    """cuda.core's objects over our memory: its own pool memory takes no advice on driver 580."""
     core = optional("cuda.core")
     if core is None or not hasattr(core, "ManagedBuffer"):
         return {}
     device = core.Device(0)
     device.set_current()
+    wrapped = [core.ManagedBuffer.from_handle(buf.handle, buf.nbytes) for buf in bufs]
     return {
         "core": core,
-        "core_buf": core.ManagedBuffer.from_handle(buf.handle, buf.nbytes),
+        "core_bufs": wrapped,
+        "core_buf": wrapped[0],
         "core_device": device,
         "core_host": core.Host(),
         "core_stream": core.Stream.from_handle(stream.handle),
+        "core_utils": optional("cuda.core.utils"),
     }
 
 
@@ -48,15 +61,19 @@ def bindings(stream: managedmem.Stream) -> dict[str, Any]:
     driver = optional("cuda.bindings.driver")
     if driver is None:
         return {}
-    there = driver.CUmemLocation()
+    there, home = driver.CUmemLocation(), driver.CUmemLocation()
     there.type = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
     there.id = 0
+    home.type = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_HOST
+    home.id = 0
     return {
         "drv": driver,
         "there": there,
+        "home": home,
         "cu_stream": driver.CUstream(stream.handle),
         "READ_MOSTLY": driver.CUmem_range_attribute.CU_MEM_RANGE_ATTRIBUTE_READ_MOSTLY,
         "SET_READ_MOSTLY": driver.CUmem_advise.CU_MEM_ADVISE_SET_READ_MOSTLY,
+        "ATTACH_GLOBAL": driver.CUmemAttach_flags.CU_MEM_ATTACH_GLOBAL.value,
     }
 
 
@@ -76,13 +93,29 @@ def raw() -> dict[str, Any]:
     }
 
 
+def cupy_runtime() -> ModuleType | None:
+    """CuPy's calls of the CUDA runtime, which take any address; None without CuPy or its GPU."""
+    module = optional("cupy")
+    if module is None or managedmem.driver_info()["emulated"] or not module.cuda.is_available():
+        return None
+    runtime: ModuleType = module.cuda.runtime
+    return runtime
+
+
 def cupy(size: int) -> dict[str, Any]:
     """CuPy's managed memory, which it can only allocate itself."""
     module = optional("cupy")
-    if module is None or not module.cuda.is_available():
+    if module is None or cupy_runtime() is None:
         return {}
     return {
+        "cupy_cuda": module.cuda,
         "cupy_memory": module.cuda.ManagedMemory(size),
         "cupy_stream": module.cuda.Stream(non_blocking=True),
         "cupy_device": module.cuda.Device(0),
     }
+
+
+def numba() -> dict[str, Any]:
+    """numba-cuda, where it has a GPU."""
+    module = None if managedmem.driver_info()["emulated"] else optional("numba.cuda")
+    return {} if module is None or not module.is_available() else {"numba_cuda": module}

@@ -1,9 +1,12 @@
-"""Results as a table for people and as JSON for programs."""
+"""Results as tables for people and as JSON for programs."""
 
 from __future__ import annotations
 
 import json
 import platform
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -11,45 +14,151 @@ from typing import Any
 import managedmem
 
 from . import peers
-from .measure import Row
+from .measure import PEERS, Result, Row
 
-SCALES = {"ns": 1.0, "us": 1e3, "ms": 1e6, "kB": 1.0, "bytes": 1.0}
+# How much of what was measured (nanoseconds, bytes, instructions) one of the unit is.
+SCALES = {"ns": 1.0, "us": 1e3, "ms": 1e6, "kB": 1e3, "bytes": 1.0, "instructions": 1.0}
+# The order of columns; others follow as they come.
+COLUMNS = ("bare C", "loop", "batch", "one call", "ours", "plan", *PEERS)
+
+
+@dataclass(frozen=True)
+class Group:
+    """One table: its title, what stands above it, how it is measured and what memory that needs."""
+
+    title: str
+    about: str
+    measure: Callable[[], list[Row]]
+    need: int = 0
+    summary: Callable[[list[Row]], str] | None = None
+
+
+@dataclass(frozen=True)
+class Report:
+    """What was measured, and on what."""
+
+    machine: dict[str, Any]
+    groups: dict[str, list[Row]]
+
+    def write(self, path: Path) -> None:
+        """All of it, as JSON."""
+        groups = {name: [row.as_json() for row in rows] for name, rows in self.groups.items()}
+        found = {"machine": self.machine, "groups": groups}
+        path.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+
+    @classmethod
+    def read(cls, *paths: Path) -> Report:
+        """What earlier runs have written; groups of later files replace those of earlier ones."""
+        machine: dict[str, Any] = {}
+        groups: dict[str, list[Row]] = {}
+        for path in paths:
+            found = json.loads(path.read_text(encoding="utf-8"))
+            machine |= found["machine"]
+            for name, rows in found["groups"].items():
+                groups[name] = [Row.from_json(row) for row in rows]
+        return cls(machine, groups)
+
+    def heading(self) -> str:
+        """Date, GPU, driver and versions, as the lines above the tables."""
+        about = self.machine
+        versions = ", ".join(f"{name} {version}" for name, version in about["versions"].items())
+        return (
+            f"{about['date']}, {about['gpu']}, CUDA driver {about['driver']}, "
+            f"Python {about['python']}, {about['machine']}\n{versions}"
+        )
+
+
+def driver_text() -> str:
+    """The driver: the version of CUDA that it supports, and its own where the kernel tells it."""
+    info = managedmem.driver_info()
+    if info["emulated"]:
+        return f"{info['version_string']} (EMULATED)"
+    kernel_module = Path("/sys/module/nvidia/version")
+    own = f" ({kernel_module.read_text().strip()})" if kernel_module.exists() else ""
+    return f"{info['version_string']}{own}"
 
 
 def machine() -> dict[str, Any]:
     """What the numbers are true of."""
-    info = managedmem.driver_info()
     return {
         "date": datetime.now(UTC).strftime("%Y-%m-%d"),
         "gpu": managedmem.Device(0).name,
-        "driver": f"{info['version_string']}{' (EMULATED)' if info['emulated'] else ''}",
+        "driver": driver_text(),
         "python": platform.python_version(),
         "machine": platform.machine(),
         "versions": peers.versions(),
     }
 
 
-def cell(row: Row, name: str) -> str:
+def number(value: float, unit: str) -> str:
+    """A value in its unit, with a decimal where it is short."""
+    scaled = value / SCALES[unit]
+    return f"{scaled:,.{1 if unit in ('us', 'ms') and abs(scaled) < 1000 else 0}f}"
+
+
+def cell(result: Result | None, unit: str) -> str:
     """A median with its spread, or a dash."""
-    samples = row.samples.get(name)
-    if samples is None:
+    if result is None:
         return "-"
-    return f"{samples.median / SCALES[row.unit]:,.{1 if row.unit in ('us', 'ms') else 0}f}"
+    spread = f" ±{result.spread:.0%}" if result.count > 1 else ""
+    return f"{number(result.median, unit)}{spread}"
 
 
-def table(title: str, rows: list[Row]) -> str:
-    """The rows of one group, as a Markdown table with a column for each contender."""
-    names = list(dict.fromkeys(name for row in rows for name in row.samples))
-    lines = [f"### {title}", "", "| operation | " + " | ".join(names) + " | unit | note |"]
-    lines.append("|---|" + "---:|" * len(names) + "---|---|")
+def columns_of(rows: Sequence[Row]) -> list[str]:
+    """The names of all contenders, in the usual order."""
+    found = list(dict.fromkeys(name for row in rows for name in row.results))
+    known = [name for name in COLUMNS if name in found]
+    return known + [name for name in found if name not in known]
+
+
+def compared(row: Row) -> list[str]:
+    """Ours less the bare call, and the fastest peer as a multiple of ours."""
+    ours, bare = row.results.get("ours"), row.results.get("bare C")
+    theirs = [row.results[name].median for name in PEERS if name in row.results]
+    above = "-" if not (ours and bare) else number(ours.median - bare.median, row.unit)
+    ratio = "-" if not (ours and theirs) else f"{min(theirs) / ours.median:.1f}"
+    return [above, ratio]
+
+
+def table(rows: Sequence[Row]) -> str:
+    """The rows as a Markdown table with a column for each contender."""
+    names = columns_of(rows)
+    extra = ["ours - bare", "best peer / ours"] if {"ours", "bare C"} <= set(names) else []
+    lines = ["| operation | " + " | ".join([*names, *extra]) + " | unit | note |"]
+    lines.append("|---|" + "---:|" * len([*names, *extra]) + "---|---|")
     for row in rows:
-        cells = " | ".join(cell(row, name) for name in names)
-        lines.append(f"| {row.operation} | {cells} | {row.unit} | {row.note} |")
-    widest = max((s.spread for row in rows for s in row.samples.values()), default=0.0)
-    return "\n".join([*lines, "", f"Largest spread (half the quartiles' distance): {widest:.0%}."])
+        cells = [cell(row.results.get(name), row.unit) for name in names]
+        cells += compared(row) if extra else []
+        lines.append(f"| {row.operation} | {' | '.join(cells)} | {row.unit} | {row.note} |")
+    return "\n".join(lines)
 
 
-def write_json(path: Path, groups: dict[str, list[Row]]) -> None:
-    """Everything that was measured."""
-    found = {name: [row.as_json() for row in rows] for name, rows in groups.items()}
-    path.write_text(json.dumps({"machine": machine(), "groups": found}, indent=1) + "\n")
+def spread_text(rows: Sequence[Row]) -> str:
+    """How far the measurements lie apart."""
+    spreads = [r.spread for row in rows for r in row.results.values() if r.count > 1]
+    if not spreads:
+        return ""
+    return (
+        "± is half the distance between the quartiles, in parts of the median:"
+        f" {statistics.median(spreads):.0%} in the middle, {max(spreads):.0%} at most."
+    )
+
+
+def failures_text(rows: Sequence[Row]) -> str:
+    """What peers could not do, each reason once."""
+    found: dict[str, list[str]] = {}
+    for row in rows:
+        for name, why in row.failed.items():
+            found.setdefault(f"{name} cannot: {why}", []).append(row.operation)
+    return "\n".join(
+        f"{text} ({where[0]}{f' and {len(where) - 1} more' if len(where) > 1 else ''})"
+        for text, where in found.items()
+    )
+
+
+def section(group: Group, rows: list[Row]) -> str:
+    """A group in full: title, what was measured, the table, and what is to be said of it."""
+    parts = [f"### {group.title}", group.about, table(rows) if rows else "Nothing to measure here."]
+    parts += [group.summary(rows) if group.summary and rows else ""]
+    parts += [spread_text(rows), failures_text(rows)]
+    return "\n\n".join(part for part in parts if part) + "\n"
