@@ -76,12 +76,12 @@ def parsed(arguments: list[str] | None) -> argparse.Namespace:
     add("--read", type=Path, metavar="FILE", action="append", help="tables of an earlier run")
     add("--plot", type=Path, metavar="FILE", help="draw deferring and jobs (matplotlib)")
     add("--emulator", action="store_true", help="count instructions, on the emulated driver")
-    add("--against", type=Path, metavar="FILE", help="with --emulator: fail where calls grew")
+    add("--against", type=Path, metavar="FILE", help="fail where calls take more instructions than there")
     found = parser.parse_args(arguments)
     if unknown := set(found.groups) - GROUPS.keys():
         parser.error(f"no such group: {', '.join(sorted(unknown))}; there are {', '.join(GROUPS)}")
-    if found.against and not found.emulator:
-        parser.error("--against compares instructions: give --emulator too")
+    if found.against and not (found.emulator or found.read):
+        parser.error("--against compares instructions: give --emulator, or --read a file of them")
     return found
 
 

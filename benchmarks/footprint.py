@@ -106,6 +106,6 @@ def one_buffer(repetitions: int, objects: int) -> Row:
         )
 
 
-def measure(repetitions: int = 9, objects: int = OBJECTS) -> list[Row]:
+def measure(repetitions: int = 5, objects: int = OBJECTS) -> list[Row]:
     """The rows of this group."""
     return [*imports(repetitions), size_on_disk(), one_buffer(3, objects)]

@@ -177,7 +177,7 @@ def compare(before: Report, after: Report) -> int:
     old = {row.operation: row for row in before.groups.get("instructions", [])}
     bad = []
     print(f"{'before':>8} {'after':>8}")
-    for row in after.groups["instructions"]:
+    for row in after.groups.get("instructions", []):
         pair = [each.results.get("ours") for each in (old.get(row.operation, row), row)]
         if row.operation not in old or pair[0] is None or pair[1] is None:
             print(f"{'-':>8} {'-':>8}  {row.operation} (not in both)")
