@@ -22,16 +22,6 @@ GROUPS = {
         overhead.measure,
         overhead.NEED,
     ),
-    "batches": Group(
-        "Several ranges",
-        "From the call to the end of the work on the stream, timed by the same C code for all."
-        " loop, batch and one call are bare C; ours is one call with the buffers; plan is"
-        " PrefetchPlan.execute, its ranges laid out before, as those of bare C are. cuda.core is"
-        " its *_batch, CuPy a loop over its memPrefetchAsync.",
-        batches.measure,
-        batches.NEED,
-        batches.summary,
-    ),
     "deferring": Group(
         "Prefetches that return at once",
         "call: until it returns; end: until the stream has done it; busy: a call on a stream with"
@@ -59,6 +49,16 @@ GROUPS = {
         footprint.measure,
         footprint.NEED,
     ),
+    "batches": Group(
+        "Several ranges",
+        "From the call to the end of the work on the stream, timed by the same C code for all."
+        " loop, batch and one call are bare C; ours is one call with the buffers; plan is"
+        " PrefetchPlan.execute, its ranges laid out before, as those of bare C are. cuda.core is"
+        " its *_batch, CuPy a loop over its memPrefetchAsync.",
+        batches.measure,
+        batches.NEED,
+        batches.summary,
+    ),
 }
 # The one table that needs no GPU.
 ALL_GROUPS = {
@@ -74,9 +74,15 @@ def parsed(arguments: list[str] | None) -> argparse.Namespace:
     add("groups", nargs="*", metavar="GROUP", help=f"only these groups: {', '.join(GROUPS)}")
     add("--json", type=Path, metavar="FILE", help="where to write (default: benchmarks-DATE.json)")
     add("--read", type=Path, metavar="FILE", action="append", help="tables of an earlier run")
+    add("--into", type=Path, metavar="FILE.md", help="put the tables between the marks of a page")
     add("--plot", type=Path, metavar="FILE", help="draw deferring and jobs (matplotlib)")
     add("--emulator", action="store_true", help="count instructions, on the emulated driver")
-    add("--against", type=Path, metavar="FILE", help="fail where calls take more instructions than there")
+    add(
+        "--against",
+        type=Path,
+        metavar="FILE",
+        help="fail where calls take more instructions than there",
+    )
     found = parser.parse_args(arguments)
     if unknown := set(found.groups) - GROUPS.keys():
         parser.error(f"no such group: {', '.join(sorted(unknown))}; there are {', '.join(GROUPS)}")
@@ -100,14 +106,16 @@ def measured(names: list[str]) -> Report:
 
 
 def read(paths: list[Path], names: list[str]) -> Report:
-    """The results of earlier runs, printed."""
+    """The results of earlier runs, in the usual order."""
     found = Report.read(*paths)
-    wanted = {name: found.groups[name] for name in ALL_GROUPS if name in found.groups}
-    results = Report(found.machine, {n: r for n, r in wanted.items() if not names or n in names})
-    print(results.heading(), "\n")
-    for name, rows in results.groups.items():
-        print(report.section(ALL_GROUPS[name], rows))
-    return results
+    wanted = [name for name in ALL_GROUPS if name in found.groups and name in (names or ALL_GROUPS)]
+    return Report(found.machine, {name: found.groups[name] for name in wanted})
+
+
+def text_of(results: Report) -> str:
+    """All tables, below what they are true of."""
+    sections = [report.section(ALL_GROUPS[name], rows) for name, rows in results.groups.items()]
+    return "\n".join([f"{results.heading()}\n", *sections])
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -115,6 +123,7 @@ def main(arguments: list[str] | None = None) -> int:
     given = parsed(arguments)
     if given.read:
         results = read(given.read, given.groups)
+        print(text_of(results))
     elif given.emulator:
         os.environ["MANAGEDMEM_DRIVER"] = "emulator"
         results = measured(["instructions"])
@@ -127,6 +136,8 @@ def main(arguments: list[str] | None = None) -> int:
         path = given.json or Path(f"benchmarks-{results.machine['date']}.json")
         results.write(path)
         print(f"written: {path}")
+    if given.into:
+        report.replace_between(given.into, text_of(results))
     if given.plot:
         from . import plot
 

@@ -18,6 +18,8 @@ from .measure import PEERS, Result, Row
 
 # How much of what was measured (nanoseconds, bytes, instructions) one of the unit is.
 SCALES = {"ns": 1.0, "us": 1e3, "ms": 1e6, "kB": 1e3, "bytes": 1.0, "instructions": 1.0}
+# The lines of a page between which results stand.
+BEGIN, END = "<!-- benchmarks: begin -->", "<!-- benchmarks: end -->"
 # The order of columns; others follow as they come.
 COLUMNS = ("bare C", "loop", "batch", "one call", "ours", "plan", *PEERS)
 
@@ -76,6 +78,15 @@ def driver_text() -> str:
     kernel_module = Path("/sys/module/nvidia/version")
     own = f" ({kernel_module.read_text().strip()})" if kernel_module.exists() else ""
     return f"{info['version_string']}{own}"
+
+
+def replace_between(path: Path, text: str) -> None:
+    """Put the text between the two marks of a page, in place of what stands there."""
+    page = path.read_text(encoding="utf-8")
+    if not (page.count(BEGIN) == page.count(END) == 1 and page.index(BEGIN) < page.index(END)):
+        raise SystemExit(f"benchmarks: {path} lacks the lines {BEGIN} and {END}, in this order")
+    before, after = page[: page.index(BEGIN)], page[page.index(END) :]
+    path.write_text(f"{before}{BEGIN}\n\n{text}\n{after}", encoding="utf-8")
 
 
 def machine() -> dict[str, Any]:

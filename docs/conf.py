@@ -13,7 +13,7 @@ author = "The managedmem developers"
 copyright = author
 version = release = managedmem.__version__
 
-extensions = ["sphinx.ext.autodoc"]
+extensions = ["sphinx.ext.autodoc", "myst_parser"]
 autodoc_mock_imports = ["cupy", "numba", "torch"]  # described without being installed
 exclude_patterns = ["_build"]
 nitpicky = True

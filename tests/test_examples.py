@@ -96,6 +96,13 @@ def test_digits_without_numpy() -> None:
     assert "product by the host" in run("-c", code)
 
 
+def test_pipeline_times_both_loops() -> None:
+    text = run(str(EXAMPLES / "pipeline.py"))
+    found = re.findall(r"^ *(\w+): +[0-9.]+ ms, +[0-9.]+ ms of it in", text, re.MULTILINE)
+    assert found == ["plain", "deferred"], text
+    assert ("times mean nothing" in text) == managedmem.driver_info()["emulated"]
+
+
 def check_training(text: str, processes: int) -> None:
     """What the distributed example prints must say that it did what it is for."""
     ranks = re.findall(rf"^rank (\d+) of {processes}: Device\(\d+\)", text, re.MULTILINE)
@@ -191,4 +198,5 @@ for cell in json.loads(pathlib.Path(sys.argv[1]).read_text(encoding="utf-8"))["c
 def test_examples_stay_short() -> None:
     lengths = {path.name: len(path.read_text().splitlines()) for path in SCRIPTS}
     assert lengths["digits.py"] < 120
+    assert lengths["pipeline.py"] < 120
     assert lengths["distributed.py"] < 180
