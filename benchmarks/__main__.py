@@ -133,7 +133,8 @@ def main(arguments: list[str] | None = None) -> int:
         managedmem.Device(0).set_current()  # the bare calls need a context
         results = measured(given.groups or list(GROUPS))
     if not given.read or given.json:
-        path = given.json or Path(f"benchmarks-{results.machine['date']}.json")
+        kind = "instructions" if given.emulator else "benchmarks"
+        path = given.json or Path(f"{kind}-{results.machine['date']}.json")
         results.write(path)
         print(f"written: {path}")
     if given.into:

@@ -1,11 +1,4 @@
-/* counted.c: what the process under valgrind needs beside Python, preloaded by instructions.py: a mark
- * that valgrind sees, and a bound on reserved addresses, of which valgrind has few. */
-#include <stddef.h>
-#include <sys/mman.h>
-#include <sys/syscall.h>
-#include <unistd.h>
-
-static const size_t MOST = (size_t)1 << 35;
+/* counted.c: the mark between two measurements that valgrind sees, loaded by instructions.py. */
 
 int benchmarks_mark(void);
 
@@ -24,14 +17,4 @@ int
 benchmarks_mark(void)
 {
     return 2 * benchmarks_marked();
-}
-
-/* The emulated driver reserves 256 GiB of addresses once, and uses them from the bottom. */
-void *
-mmap(void *address, size_t length, int protection, int flags, int file, off_t offset)
-{
-    if (address == NULL && protection == PROT_NONE && length > MOST) {
-        length = MOST;
-    }
-    return (void *)syscall(SYS_mmap, address, length, protection, flags, file, offset);
 }

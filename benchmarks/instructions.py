@@ -6,7 +6,7 @@ valgrind runs each operation of the group "overhead" twice, a different number o
 the ends of both runs, and valgrind writes down what was executed between two marks; the difference
 of both is free of whatever is not repeated.
 
-python -m benchmarks.instructions is that process, and means nothing outside valgrind.
+python -m benchmarks.instructions LIBRARY is that process, and means nothing outside valgrind.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import subprocess
 import sys
 import tempfile
 import timeit
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +35,8 @@ ABOUT = (
 )
 FEW, MANY = 50, 150  # how often an operation runs
 WARM_UP = 64  # what the interpreter specialises, it has specialised by then
-# The function in counted.c to call, and the one before which valgrind writes a file.
+SOURCE = Path(__file__).with_name("counted.c")
+# The function in it to call, and the one before which valgrind writes a file.
 MARK, MARKED = "benchmarks_mark", "benchmarks_marked"
 EMULATOR = "libmanagedmem_emulator.so"
 LOOP = "pass"  # the loop itself, taken off
@@ -47,9 +48,6 @@ ALLOWED_PART, ALLOWED_COUNT = 0.05, 50
 def available() -> bool:
     """Whether valgrind is here."""
     return shutil.which("valgrind") is not None
-
-
-SOURCE = Path(__file__).with_name("counted.c")
 
 
 # --- the process under valgrind ------------------------------------------------------------
@@ -64,9 +62,8 @@ def statements() -> dict[str, tuple[str, int]]:
     return {LOOP: ("pass", 4 * KIB), **found}
 
 
-def counted(code: str, names: dict[str, Any]) -> None:
+def counted(code: str, names: dict[str, Any], mark: Callable[[], object]) -> None:
     """Run a statement few times and many times, with marks at the ends."""
-    mark = getattr(ctypes.CDLL(None), MARK)
     timer = timeit.Timer(code, globals=names)
     timer.timeit(WARM_UP)
     mark()
@@ -76,8 +73,9 @@ def counted(code: str, names: dict[str, Any]) -> None:
     mark()
 
 
-def run_all() -> None:
+def run_all(library: str) -> None:
     """Run every operation; print, in their order, those that this version of the library has."""
+    mark = getattr(ctypes.CDLL(library), MARK)
     done, failed = [], {}
     with managedmem.Stream() as stream:
         for title, (code, size) in statements().items():
@@ -88,7 +86,7 @@ def run_all() -> None:
                 except (AttributeError, TypeError, ValueError) as error:
                     failed[title] = reason(error)
                     continue
-                counted(code, names)
+                counted(code, names, mark)
                 stream.sync()
             done.append(title)
     print(json.dumps({"done": done, "failed": failed}))
@@ -124,7 +122,7 @@ def count_between(folder: Path, mark: int) -> int:
         return without_emulator(iter(file))
 
 
-def preloaded(folder: Path) -> str:
+def compiled(folder: Path) -> str:
     """counted.c, compiled."""
     output = str(folder / "counted.so")
     compiler = os.environ.get("CC", "cc")
@@ -137,8 +135,8 @@ def execute(folder: Path) -> dict[str, Any]:
     options = ["--tool=callgrind", f"--dump-before={MARKED}", "--compress-strings=no"]
     options += ["--compress-pos=no", f"--callgrind-out-file={folder}/counts"]
     command = ["valgrind", "-q", *options, sys.executable, "-m", "benchmarks.instructions"]
+    command.append(compiled(folder))
     environment = {**os.environ, "MANAGEDMEM_DRIVER": "emulator", "PYTHONHASHSEED": "0"}
-    environment["LD_PRELOAD"] = preloaded(folder)
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     if done.returncode:
         raise SystemExit(f"benchmarks: valgrind failed\n{done.stderr}")
@@ -192,4 +190,4 @@ def compare(before: Report, after: Report) -> int:
 
 
 if __name__ == "__main__":
-    run_all()
+    run_all(sys.argv[1])

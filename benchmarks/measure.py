@@ -119,6 +119,6 @@ def need_room(nbytes: int) -> None:
     if nbytes > BUDGET:
         raise ValueError(f"{nbytes} bytes of managed memory are above the limit of {BUDGET}")
     free = managedmem.Device(0).memory_info.free
-    if free < nbytes + HEADROOM:
+    if nbytes and free < nbytes + HEADROOM:
         wanted = (nbytes + HEADROOM) // MIB
         raise SystemExit(f"benchmarks: {wanted} MiB wanted free on the GPU, {free // MIB} are")

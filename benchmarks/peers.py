@@ -31,25 +31,37 @@ def versions() -> dict[str, str]:
     return found
 
 
+def on_gpu(name: str) -> ModuleType | None:
+    """The module, unless the driver in use is the emulated one: no other library would call it."""
+    return None if managedmem.driver_info()["emulated"] else optional(name)
+
+
 def torch_on_gpu() -> ModuleType | None:
-    """torch, where it can use the GPU of the driver in use."""
-    torch = None if managedmem.driver_info()["emulated"] else optional("torch")
+    """torch, where it can use a GPU."""
+    torch = on_gpu("torch")
     return torch if torch is not None and torch.cuda.is_available() else None
+
+
+def core_on_gpu() -> ModuleType | None:
+    """cuda.core of a version with managed buffers, its device current."""
+    core = on_gpu("cuda.core")
+    if core is None or not hasattr(core, "ManagedBuffer"):
+        return None
+    core.Device(0).set_current()
+    return core
 
 
 def cuda_core(stream: managedmem.Stream, *bufs: managedmem.ManagedBuffer) -> dict[str, Any]:
     """cuda.core's objects over our memory: its own pool memory takes no advice on driver 580."""
-    core = optional("cuda.core")
-    if core is None or not hasattr(core, "ManagedBuffer"):
+    core = core_on_gpu()
+    if core is None:
         return {}
-    device = core.Device(0)
-    device.set_current()
     wrapped = [core.ManagedBuffer.from_handle(buf.handle, buf.nbytes) for buf in bufs]
     return {
         "core": core,
         "core_bufs": wrapped,
         "core_buf": wrapped[0],
-        "core_device": device,
+        "core_device": core.Device(0),
         "core_host": core.Host(),
         "core_stream": core.Stream.from_handle(stream.handle),
         "core_utils": optional("cuda.core.utils"),
@@ -58,7 +70,7 @@ def cuda_core(stream: managedmem.Stream, *bufs: managedmem.ManagedBuffer) -> dic
 
 def bindings(stream: managedmem.Stream) -> dict[str, Any]:
     """What a call of cuda.bindings needs."""
-    driver = optional("cuda.bindings.driver")
+    driver = on_gpu("cuda.bindings.driver")
     if driver is None:
         return {}
     there, home = driver.CUmemLocation(), driver.CUmemLocation()
@@ -95,8 +107,8 @@ def raw() -> dict[str, Any]:
 
 def cupy_runtime() -> ModuleType | None:
     """CuPy's calls of the CUDA runtime, which take any address; None without CuPy or its GPU."""
-    module = optional("cupy")
-    if module is None or managedmem.driver_info()["emulated"] or not module.cuda.is_available():
+    module = on_gpu("cupy")
+    if module is None or not module.cuda.is_available():
         return None
     runtime: ModuleType = module.cuda.runtime
     return runtime
@@ -117,5 +129,5 @@ def cupy(size: int) -> dict[str, Any]:
 
 def numba() -> dict[str, Any]:
     """numba-cuda, where it has a GPU."""
-    module = None if managedmem.driver_info()["emulated"] else optional("numba.cuda")
+    module = on_gpu("numba.cuda")
     return {} if module is None or not module.is_available() else {"numba_cuda": module}

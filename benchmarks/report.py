@@ -21,7 +21,17 @@ SCALES = {"ns": 1.0, "us": 1e3, "ms": 1e6, "kB": 1e3, "bytes": 1.0, "instruction
 # The lines of a page between which results stand.
 BEGIN, END = "<!-- benchmarks: begin -->", "<!-- benchmarks: end -->"
 # The order of columns; others follow as they come.
-COLUMNS = ("bare C", "loop", "batch", "one call", "ours", "plan", *PEERS)
+COLUMNS = (
+    "bare C",
+    "loop",
+    "batch",
+    "one call",
+    "ours",
+    "ours, deferred",
+    "ours, plain",
+    "plan",
+    *PEERS,
+)
 
 
 @dataclass(frozen=True)
