@@ -68,9 +68,14 @@ class Cell:
         return f"{what}, {len(ranges)} x {ranges[0].nbytes // KIB} KiB {adjacent}"
 
     def prepare(self) -> None:
-        """Bring all pages to where they are to be."""
+        """Bring all ranges to where they are to be.
+
+        Range by range: after one call over all, drivers can still say of some that they were last
+        sent to where they had been before.
+        """
         stream = self.layout.stream
-        self.layout.whole.prefetch(place(self.before), stream=stream, defer=False)
+        for part in self.layout.ranges:
+            part.prefetch(place(self.before), stream=stream, defer=False)
         stream.sync()
 
     def timed(
