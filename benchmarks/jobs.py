@@ -68,8 +68,9 @@ class Jobs:
         self.buf.accessed_by = [self.device] if remote else []
 
     def on_host(self) -> None:
-        """The pages are on the host, without advice."""
+        """The pages are on the host, without advice and without the mappings that advice made."""
         self.advise()
+        self.to_device()
         self.to_host()
 
     def on_device(self) -> None:
