@@ -143,6 +143,7 @@ region_delete(struct emu_region *region)
         (void)munmap(address(region->base), region->size);
     }
     emu_runs_free(&region->policies);
+    emu_runs_free(&region->records);
     emu_runs_free(&region->pages);
     free(region->checksums);
     free(region);
@@ -163,11 +164,12 @@ region_new(enum emu_kind kind, size_t size, struct emu_device *device, struct em
     region->pool = pool;
     region->base = find_addresses(size);
     if (region->base == 0 || !emu_runs_init(&region->policies, pages)
-        || !emu_runs_init(&region->pages, pages)
+        || !emu_runs_init(&region->records, pages) || !emu_runs_init(&region->pages, pages)
         || mmap(address(region->base), size, PROT_READ | PROT_WRITE,
                 MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0)
                == MAP_FAILED) {
         emu_runs_free(&region->policies);
+        emu_runs_free(&region->records);
         emu_runs_free(&region->pages);
         free(region);
         return NULL;
@@ -347,6 +349,7 @@ clear_pages(const struct emu_allocation *allocation)
 
     emu_page_span(allocation->region, allocation->base, allocation->size, &first, &end);
     (void)emu_runs_change(&allocation->region->policies, first, end, forget_policy, NULL);
+    (void)emu_runs_change(&allocation->region->records, first, end, forget_policy, NULL);
 }
 
 void

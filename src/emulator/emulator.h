@@ -162,6 +162,12 @@ void emu_runs_free(struct emu_runs *runs);
  * False: out of memory, nothing changed. */
 bool emu_runs_change(struct emu_runs *runs, size_t first, size_t end, emu_run_change change,
                      void *argument);
+/* The same, but steps through the range as the driver does through its records. Measured with
+ * driver 580: a run is changed and merged with equal neighbours, and the next one is looked for as
+ * many pages behind the place where this one was found as the merged run is long. So where it was
+ * merged with what lies before it, runs are left out. */
+bool emu_runs_walk(struct emu_runs *runs, size_t first, size_t end, emu_run_change change,
+                   void *argument);
 void emu_runs_visit(const struct emu_runs *runs, size_t first, size_t end, emu_run_visit visit,
                     void *argument);
 const union emu_value *emu_runs_at(const struct emu_runs *runs, size_t page);
@@ -203,8 +209,8 @@ CUcontext emu_context_of(struct emu_device *device);
 
 enum emu_kind { EMU_MANAGED, EMU_DEVICE, EMU_PINNED };
 
-/* A mapping of whole pages with its policies and page places; one or many allocations lie in
- * it. */
+/* A mapping of whole pages: the policies that hold, the records that queries answer from, and the
+ * places of the pages. One or many allocations lie in it. */
 struct emu_region {
     struct emu_region *next;
     CUdeviceptr base;
@@ -214,7 +220,7 @@ struct emu_region {
     bool small; /* holds small managed allocations side by side */
     struct emu_pool *pool;
     struct emu_device *device; /* whose memory it is (device kind), or where it was made */
-    struct emu_runs policies, pages;
+    struct emu_runs policies, records, pages;
     uint64_t *checksums; /* per page, of discarded pages (only where discards keep bytes) */
     uint64_t used; /* when it last moved to a device: the oldest is evicted first */
 };

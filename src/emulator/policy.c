@@ -1,4 +1,5 @@
-/* Advice and what reads it back: policies per page, changed at the call, never in stream order. */
+/* Advice and what reads it back, per page, changed at the call, never in stream order: the policies
+ * that hold, and the records of them, which lag behind as the driver's do. */
 #include "emulator.h"
 
 #include <string.h>
@@ -118,6 +119,7 @@ emu_policy_advise(struct emu_region *region, CUdeviceptr ptr, size_t size, CUmem
         emu_runs_visit(&region->policies, first, end, collapse, region);
     }
     return emu_runs_change(&region->policies, first, end, change_policy, &a)
+                   && emu_runs_walk(&region->records, first, end, change_policy, &a)
                ? CUDA_SUCCESS
                : CUDA_ERROR_OUT_OF_MEMORY;
 }
@@ -141,7 +143,7 @@ emu_policy_prefetched(struct emu_region *region, CUdeviceptr ptr, size_t size,
     size_t first, end;
 
     emu_page_span(region, ptr, size, &first, &end);
-    return emu_runs_change(&region->policies, first, end, change_prefetch, &location)
+    return emu_runs_walk(&region->records, first, end, change_prefetch, &location)
                ? CUDA_SUCCESS
                : CUDA_ERROR_OUT_OF_MEMORY;
 }
@@ -227,7 +229,7 @@ emu_policy_read(const struct emu_region *region, CUdeviceptr ptr, size_t size,
     size_t first, end;
 
     emu_page_span(region, ptr, size, &first, &end);
-    emu_runs_visit(&region->policies, first, end, summarise, &s);
+    emu_runs_visit(&region->records, first, end, summarise, &s);
     switch (attribute) {
     case CU_MEM_RANGE_ATTRIBUTE_READ_MOSTLY:
         *data = (int)p->read_mostly;

@@ -134,6 +134,31 @@ emu_runs_change(struct emu_runs *runs, size_t first, size_t end, emu_run_change 
     return true;
 }
 
+bool
+emu_runs_walk(struct emu_runs *runs, size_t first, size_t end, emu_run_change change,
+              void *argument)
+{
+    size_t last;
+
+    if (first >= end) {
+        return true;
+    }
+    if (!make_room(runs, 2)) {
+        return false;
+    }
+    (void)split_at(runs, first);
+    (void)split_at(runs, end);
+    for (size_t at = first, i; at < end; at += end_of(runs, i) - runs->run[i].first) {
+        i = index_of(runs, at);
+        change(&runs->run[i].value, runs->run[i].first, end_of(runs, i), argument);
+        merge_between(runs, i > 0 ? i - 1 : 0, i + 1);
+        i = index_of(runs, at);
+    }
+    last = index_of(runs, end); /* the split there, where the walk ended before it */
+    merge_between(runs, last > 0 ? last - 1 : 0, last);
+    return true;
+}
+
 void
 emu_runs_visit(const struct emu_runs *runs, size_t first, size_t end, emu_run_visit visit,
                void *argument)
