@@ -613,6 +613,7 @@ static const struct topic topics[] = {
     {"advise matrix", topic_advise_matrix, false, 1, 0},
     {"ignored locations", topic_ignored_locations, false, 1, 0},
     {"read-back", topic_read_back, false, 1, 0},
+    {"records", topic_records, false, 1, 0},
     {"prefetch checks", topic_prefetch_checks, false, 1, 0},
     {"range attributes", topic_range_attributes, false, 1, 0},
     {"range attributes, plural", topic_range_attributes_plural, false, 1, 0},

@@ -23,6 +23,8 @@ void topic_capture_blocking(struct fixture *f);
 void topic_capture_non_blocking(struct fixture *f);
 void topic_capture_legacy(struct fixture *f);
 void topic_capture_mode(struct fixture *f);
+/* records.c */
+void topic_records(struct fixture *f);
 /* pools.c */
 void topic_pointers(struct fixture *f);
 void topic_pointers_plural(struct fixture *f);
