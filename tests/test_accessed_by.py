@@ -348,6 +348,19 @@ class TestIsLive:
         buf.accessed_by.discard(device0)
         assert device0 not in buf[:PAGE].accessed_by
 
+    @pytest.mark.emulator_only
+    def test_a_discard_that_is_refused_sets_nothing(self, buf, device0):
+        from managedmem import emulator
+
+        for members in ([], [device0]):
+            buf.accessed_by = members
+            emulator.fail("cuMemAdvise", code=999)
+            with pytest.raises(managedmem.CUDAError):
+                buf.accessed_by.discard(device0)
+            assert emulator.failure_fired()
+            emulator.clear_failures()
+            assert set(buf.accessed_by) == set(buf[:PAGE].accessed_by) == set(members)
+
     def test_keeps_its_buffer_alive(self, device0):
         proxy = managedmem.ManagedMemoryResource().allocate(PAGE).accessed_by
         gc.collect()

@@ -1,6 +1,7 @@
 """The advice properties and `advise`: read from and written to the driver, range by range."""
 
 import importlib.util
+import random
 import weakref
 
 import pytest
@@ -10,6 +11,7 @@ from helpers import (
     ADVICES,
     EMULATED,
     PAGE,
+    advices,
     bindings_object,
     cupy_device,
     foreign,
@@ -29,6 +31,66 @@ def twin(buffer):
 def host_forms(host):
     """What a preferred NUMA host may read back as: one-node drivers forget the node."""
     return {host} if EMULATED else {host, Host(), None}
+
+
+def parts_of(buffer, rng):
+    """Parts of a buffer, some long and some of one page, side by side."""
+    at = 0
+    while at < buffer.nbytes:
+        size = min(rng.choice([1, 1, 1, 2, 7]) * PAGE, buffer.nbytes - at)
+        yield buffer.range(at, size)
+        at += size
+
+
+class TestReadsBack:
+    """What is set over parts that differ reads back, though drivers do not record all at once."""
+
+    @pytest.mark.parametrize("seed", range(8))
+    def test_over_any_mixture(self, alloc, members, seed):
+        rng = random.Random(seed)
+        buffer = alloc(64 * PAGE)
+        places = [*Device.all(), Host()]
+        for _ in range(4):
+            for part in parts_of(buffer, rng):
+                part.read_mostly = rng.random() < 0.5
+                part.preferred_location = rng.choice([*places, None])
+                part.accessed_by = rng.sample(members, rng.randrange(len(members)))
+            first = rng.randrange(60)
+            whole = buffer.range(first * PAGE, rng.randrange(1, 65 - first) * PAGE)
+            whole.read_mostly = True
+            assert whole.read_mostly is True
+            whole.preferred_location = place = rng.choice(places)
+            assert whole.preferred_location is place
+            whole.accessed_by |= set(members)
+            assert whole.accessed_by == set(members)
+            managedmem.advise([whole, buffer], "set_preferred_location", [places[0], places[-1]])
+            assert buffer.preferred_location is places[-1]
+
+    def test_behind_pages_that_have_it_already(self, alloc, device0):
+        buffer = alloc(80 * PAGE)
+        buffer.range(0, 40 * PAGE).preferred_location = device0
+        for page in range(41, 80, 2):
+            buffer.range(page * PAGE, PAGE).preferred_location = Host()
+        part = buffer.range(40 * PAGE, 40 * PAGE)
+        part.preferred_location = device0
+        assert part.preferred_location is device0
+
+    @pytest.mark.emulator_only
+    def test_is_given_up_after_a_while(self, alloc, device0):
+        """The advice holds all the same; a policy goes by what is recorded and needs no more."""
+        from managedmem import emulator
+
+        buffer = alloc(512 * PAGE)
+        buffer.range(0, 200 * PAGE).preferred_location = Host()
+        for page in range(201, 512, 2):
+            buffer.range(page * PAGE, PAGE).preferred_location = device0
+        part = buffer.range(200 * PAGE, 312 * PAGE)
+        with emulator.recording() as calls:
+            part.preferred_location = Host()
+        assert len(advices(calls)) == 65
+        assert part.preferred_location is None
+        managedmem.MigrationPolicy.prefer(Host()).apply(part)
+        assert part.preferred_location is Host()
 
 
 class TestReadMostly:

@@ -39,14 +39,17 @@ class TestProperties:
 
     @pytest.mark.parametrize("value", [True, False])
     def test_a_write_of_read_mostly_is_one_advice(self, buf, value):
+        """And one query, whether what was set is recorded."""
         calls = recorded(lambda: setattr(buf, "read_mostly", value))
-        assert names(calls) == ["cuMemAdvise"]
+        assert names(calls) == ["cuMemAdvise", "cuMemRangeGetAttribute"][: 1 + value]
         assert calls[0].args["advice"] == (1 if value else 2)
 
     @pytest.mark.parametrize("location", [Host(), Host(1), None], ids=repr)
     def test_a_write_of_preferred_location_is_one_advice(self, buf, location):
+        """And one query where the location is sure to be recorded."""
         calls = recorded(lambda: setattr(buf, "preferred_location", location))
-        assert names(calls) == ["cuMemAdvise"]
+        asked = 1 if location is Host() else 0
+        assert names(calls) == ["cuMemAdvise", "cuMemRangeGetAttribute"][: 1 + asked]
         assert calls[0].args["advice"] == (4 if location is None else 3)
         assert calls[0].args["count"] == buf.size
         assert calls[0].result == 0
@@ -98,26 +101,31 @@ class TestAccessedBy:
             ("01", lambda b, m: b.accessed_by.__ixor__({m[1], m[2]}), "2", "1"),
         ],
     )
-    @pytest.mark.parametrize("pages", [1, 8])
     def test_bulk_is_one_query_and_only_the_needed_advice(
-        self, alloc, members, device1, before, change, added, removed, pages
+        self, buf, members, device1, before, change, added, removed
     ):
-        """Of several pages that get several members, each is asked, to take it back exactly."""
-        buf = alloc(pages * PAGE)
+        """And one query more, whether what was added is recorded."""
         buf.accessed_by = [members[int(i)] for i in before]
         calls = recorded(lambda: change(buf, members))
-        queries = 1 + (pages if pages > 1 and len(added) > 1 else 0)
+        queries = 2 if added else 1
         assert len(range_queries(calls)) == queries
         made = [call.args["advice"] for call in advices(calls)]
         assert made.count(SET_ACCESSED_BY) == len(added)
         assert made.count(UNSET_ACCESSED_BY) == len(removed)
         assert len(calls) == queries + len(added) + len(removed)
 
-    def test_an_operator_on_the_property_works_once(self, alloc, members):
+    @pytest.mark.parametrize("there", [True, False])
+    def test_discard_is_one_query_and_one_advice(self, buf, there):
+        """Also where the member does not show: some of the pages may have it."""
+        buf.accessed_by = [Host()] if there else []
+        calls = recorded(lambda: buf.accessed_by.discard(Host()))
+        assert names(calls) == ["cuMemRangeGetAttribute", "cuMemAdvise"]
+        assert calls[1].args["advice"] == UNSET_ACCESSED_BY
+
+    def test_an_operator_on_the_property_works_once(self, buf, members):
         """`buf.accessed_by |= x` also assigns the proxy back: that must ask and advise nothing."""
-        buf = alloc(PAGE)
         calls = recorded(lambda: exec("buf.accessed_by |= x", {"buf": buf, "x": set(members)}))
-        assert len(range_queries(calls)) == 1
+        assert len(range_queries(calls)) == 2
         assert len(advices(calls)) == len(members)
 
     @pytest.mark.parametrize("values", [[0], [Host(0)]], ids=repr)
@@ -231,10 +239,13 @@ class TestDiscard:
 
 
 class TestAdvise:
-    """Over several targets a query each comes first: what a failing call has to put back."""
+    """Over several targets a query each comes first: what a failing call has to put back. Behind
+    what sets something comes a query each, whether it is recorded."""
 
     def test_one_target_is_one_call(self, buf):
         calls = recorded(lambda: managedmem.advise(buf, "set_read_mostly"))
+        assert names(calls) == ["cuMemAdvise", "cuMemRangeGetAttribute"]
+        calls = recorded(lambda: managedmem.advise(buf, "unset_read_mostly"))
         assert names(calls) == ["cuMemAdvise"]
 
     def test_neighbours_become_one_call(self, buf):
@@ -249,18 +260,19 @@ class TestAdvise:
     def test_ranges_apart_are_a_call_each(self, buf):
         calls = recorded(lambda: managedmem.advise(separate(buf, 6), "set_read_mostly"))
         assert [call.args["count"] for call in advices(calls)] == [PAGE] * 6
-        assert len(range_queries(calls)) <= 6
+        assert len(range_queries(calls)) == 12
+        calls = recorded(lambda: managedmem.advise(separate(buf, 6), "unset_read_mostly"))
+        assert len(advices(calls)) == len(range_queries(calls)) == 6
 
-    def test_pages_are_asked_where_the_answer_for_all_is_not_certain(self, alloc):
+    def test_pages_are_not_asked(self, alloc):
         buffers = [alloc(4 * PAGE) for _ in range(3)]
-        for advice, queries in (("set_read_mostly", 3 + 3 * 4), ("unset_read_mostly", 3)):
-            calls = recorded(lambda advice=advice: managedmem.advise(buffers, advice))
-            assert len(advices(calls)) == 3
-            assert len(range_queries(calls)) == queries
-            assert len(calls) == 3 + queries
+        for buffer in buffers:
+            buffer.range(PAGE, PAGE).read_mostly = True
+        calls = recorded(lambda: managedmem.advise(buffers, "unset_read_mostly"))
+        assert names(calls) == ["cuMemRangeGetAttribute"] * 3 + ["cuMemAdvise"] * 3
 
-    def test_what_merges_into_one_range_asks_nothing(self, buf):
-        calls = recorded(lambda: managedmem.advise(adjacent(buf, 4), "set_read_mostly"))
+    def test_what_merges_into_one_range_asks_nothing_before(self, buf):
+        calls = recorded(lambda: managedmem.advise(adjacent(buf, 4), "unset_read_mostly"))
         assert names(calls) == ["cuMemAdvise"]
 
 

@@ -653,6 +653,15 @@ def attempt(operation, w, n, code):
     return error, plain(next(c.name for c in emulator.calls() if c.result == code))
 
 
+def only_asks_what_was_recorded(code):
+    """Whether the call that failed is the query behind an advice: that holds all the same."""
+    from managedmem import emulator
+
+    calls = [(plain(call.name), call.result) for call in emulator.calls()]
+    failed = next(i for i, (_, result) in enumerate(calls) if result == code)
+    return calls[failed][0] == "cuMemRangeGetAttribute" and ("cuMemAdvise", 0) in calls[:failed]
+
+
 def check_error(error, function, code):
     expected = CUDAOutOfMemoryError if code == OUT_OF_MEMORY else CUDAError
     assert type(error) is expected, error
@@ -688,7 +697,9 @@ def sweep(operation, code):
             return failed
         failed.append(function)
         if error is None:
-            assert function in REPEATED | operation.silent, f"a failing {function} went unnoticed"
+            assert function in REPEATED | operation.silent or only_asks_what_was_recorded(code), (
+                f"a failing {function} went unnoticed"
+            )
             w.drop_results()
             # Nothing is left behind on the thread; what the operation made is gone again.
             assert emulator.live() == live
@@ -932,8 +943,10 @@ print(met)
     @pytest.mark.parametrize("code", [LAUNCH_FAILED, OUT_OF_MEMORY])
     @pytest.mark.parametrize("name", FIRST_USE)
     def test_each_call_in_turn(self, name, code):
+        # The last query of a set that grew is not missed: the advice holds all the same.
+        unnoticed = REPEATED | (DISPATCH_HINT if name == "accessed_by" else set())
         done = run_python(
-            self.SCRIPT.format(operation=FIRST_USE[name], code=code, repeated=REPEATED)
+            self.SCRIPT.format(operation=FIRST_USE[name], code=code, repeated=unnoticed)
         )
         assert done.stderr == ""
         # At least the initialisation, the device count and the attributes of two devices.

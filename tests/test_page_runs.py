@@ -199,21 +199,29 @@ class TestPageRuns:
             # Some ranges begin and end inside their pages.
             cut = rng.choice([0, 0, 1, PAGE // 2 - 1])
             part = buffer.range(first * PAGE + cut, (last - first) * PAGE - 2 * cut)
+            # Of ranges, drivers record only what is set; the rest goes page by page.
+            each = [buffer.range(i * PAGE, PAGE) for i in range(first, last)]
             place = rng.choice(places)
             match rng.randrange(6):
                 case 0:
-                    part.read_mostly = value = rng.random() < 0.7
+                    value = rng.random() < 0.7
+                    for one in [part] if value else each:
+                        one.read_mostly = value
                     change = {"read_mostly": value}
                 case 1:
-                    part.preferred_location = value = rng.choice([place, place, None])
+                    value = rng.choice([place, place, None])
+                    for one in [part] if value else each:
+                        one.preferred_location = value
                     change = {"preferred_location": value}
                 case 2:
-                    part.prefetch(place)
+                    for one in each:
+                        one.prefetch(place)
                     change = {"last_prefetch_location": place}
                 case kind:
                     member = rng.choice(members)
                     adds = kind < 5
-                    (part.accessed_by.add if adds else part.accessed_by.discard)(member)
+                    for one in [part] if adds else each:
+                        (one.accessed_by.add if adds else one.accessed_by.discard)(member)
                     for i in range(first, last):
                         had = pages[i].accessed_by
                         have = had | {member} if adds else had - {member}
@@ -302,18 +310,16 @@ TAKEN_BACK = {
 @pytest.mark.emulator_only
 @pytest.mark.parametrize("after", [False, True], ids=["refused", "failed after the effect"])
 @pytest.mark.parametrize("act", TAKEN_BACK.values(), ids=TAKEN_BACK)
-def test_pages_that_differed_differ_again_where_the_driver_fails(alloc, act, after):
-    """A change of several advices is all or nothing, page by page."""
+def test_what_all_pages_had_is_back_where_the_driver_fails(alloc, act, after):
+    """A change of several advices is all or nothing for targets whose pages are alike."""
     from managedmem import emulator
 
     buffers = [alloc(4 * PAGE) for _ in range(3)]
-    for buffer in buffers:
-        buffer.range(0, PAGE).read_mostly = True
-        buffer.range(PAGE, PAGE).preferred_location = Device(0)
-        buffer.range(PAGE, PAGE).accessed_by = [Host()]
-        buffer.range(2 * PAGE, 2 * PAGE).accessed_by = [Device(0)]
-    buffers[1].accessed_by.discard(Host())
-    buffers[1].accessed_by.add(Device(0))
+    buffers[1].read_mostly = True
+    buffers[1].preferred_location = Device(0)
+    buffers[1].accessed_by = [Device(0)]
+    buffers[2].preferred_location = Host()
+    buffers[2].accessed_by = [Host(), Device(0)]
     before = [buffer.page_runs() for buffer in buffers]
     for nth in range(1, 10):
         emulator.fail("cuMemAdvise", nth=nth, code=999, after=after)
@@ -326,6 +332,29 @@ def test_pages_that_differed_differ_again_where_the_driver_fails(alloc, act, aft
         if not fired:
             break
     assert nth > 1
+
+
+@pytest.mark.emulator_only
+@pytest.mark.parametrize("exact", [False, True], ids=["advise", "policy"])
+def test_pages_that_differed_where_the_driver_fails(alloc, exact):
+    """One query for a target says no more than that its pages have nothing in common; a policy asks
+    each page."""
+    from managedmem import emulator
+
+    mixed, other = alloc(4 * PAGE), alloc(4 * PAGE)
+    mixed.range(PAGE, PAGE).preferred_location = Device(0)
+    before = mixed.page_runs()
+    emulator.fail("cuMemAdvise", nth=2, code=999)
+    with pytest.raises(managedmem.CUDAError):
+        if exact:
+            managedmem.MigrationPolicy.prefer(Host()).apply([mixed, other])
+        else:
+            managedmem.advise([mixed, other], "set_preferred_location", Host())
+    assert emulator.failure_fired()
+    assert mixed.preferred_location is None
+    assert (mixed.range(PAGE, PAGE).preferred_location is Device(0)) is exact
+    if exact:
+        assert mixed.page_runs() == before
 
 
 @pytest.mark.emulator_only

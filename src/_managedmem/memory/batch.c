@@ -317,9 +317,6 @@ mm_batch_advise(mm_driver *cu, mm_batch *b, CUmem_advise advice, mm_status *st)
         return mm_fail(st, MM_NO_MEMORY, "out of host memory for %zu targets", b->count);
     }
     rc = advise_all(cu, b, advice, before, st);
-    for (size_t i = 0; i < b->count; i++) {
-        mm_page_runs_free(&before[i].runs);
-    }
     free(before);
     return rc;
 }

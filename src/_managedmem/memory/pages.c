@@ -149,20 +149,38 @@ advice_of(int about, const mm_policy *policy, CUmemLocation *where)
                                             : CU_MEM_ADVISE_UNSET_ACCESSED_BY;
 }
 
+static bool
+is_any_host(CUmemLocation where)
+{
+    return where.type == CU_MEM_LOCATION_TYPE_HOST || mm_is_numa_host(where);
+}
+
 /* Where there is one NUMA node, drivers accept a node as preferred location and keep what was
- * there before. The host is the same place then, and that they keep. */
+ * there before. The host is the same place then, and that they keep. The first page tells which it
+ * is where the range does not: what a call changes is always recorded for that one. */
 static int
 settle_numa_host(mm_driver *cu, mm_range range, mm_status *st)
 {
+    CUdeviceptr next = range.start / mm_page_size() * mm_page_size() + mm_page_size();
+    mm_range first = range;
     CUmemLocation kept;
 
     if (mm_range_preferred_location(cu, range, &kept, st) < 0) {
         return -1;
     }
-    if (kept.type == CU_MEM_LOCATION_TYPE_HOST || mm_is_numa_host(kept)) {
+    if (is_any_host(kept)) {
         return 0;
     }
-    return mm_range_advise(cu, range, CU_MEM_ADVISE_SET_PREFERRED_LOCATION, mm_host(), st);
+    if (range.start + range.size > next) {
+        first.size = (size_t)(next - range.start);
+    }
+    if (mm_range_preferred_location(cu, first, &kept, st) < 0) {
+        return -1;
+    }
+    return mm_is_numa_host(kept)
+               ? 0
+               : mm_range_advise_once(cu, range, CU_MEM_ADVISE_SET_PREFERRED_LOCATION, mm_host(),
+                                      st);
 }
 
 /* A change under way: how it deals with failures, and the stretch that is next to be advised. */
@@ -170,9 +188,12 @@ typedef struct {
     mm_driver *cu;
     mm_on_failure how;
     int about;
-    mm_range stretch; /* size 0: nothing to advise yet */
+    mm_range stretch; /* pages that want the same, and lie side by side */
+    size_t runs; /* how many it is made of */
+    bool lacking; /* some have not what they want */
     const mm_policy *wanted;
-    CUdeviceptr reached; /* end of the pages seen that want the same */
+    bool by_record; /* advise each run by itself: then the driver records all of it */
+    bool unsure; /* something was advised that may not be recorded */
     size_t failures;
     mm_status *st;
 } change;
@@ -197,11 +218,13 @@ advise_stretch(change *c)
     mm_status st = {.kind = MM_OK};
     int rc;
 
-    if (c->stretch.size == 0 || (c->failures > 0 && c->how == MM_STOP)) {
+    c->unsure = c->unsure || (c->lacking && (c->runs > 1 || c->by_record));
+    c->runs = 0;
+    if (!c->lacking || (c->failures > 0 && c->how == MM_STOP)) {
         return;
     }
     advice = advice_of(c->about, c->wanted, &where);
-    rc = mm_range_advise(c->cu, c->stretch, advice, where, &st);
+    rc = mm_range_advise_once(c->cu, c->stretch, advice, where, &st);
     if (rc == 0 && advice == CU_MEM_ADVISE_SET_PREFERRED_LOCATION && mm_is_numa_host(where)) {
         rc = settle_numa_host(c->cu, c->stretch, &st);
     }
@@ -213,27 +236,34 @@ advise_stretch(change *c)
     }
 }
 
-/* Adds pages to the stretch, or advises it and begins another one. Pages that have what they want
- * are passed over, and count in where more that lack it follow. What is not known, NULL, is none of
- * it. */
+/* Whether pages have what they want. Of a node that is wanted, more cannot be asked for a second
+ * time than that the host is preferred. */
+static bool
+is_reached(const change *c, const mm_policy *has, const mm_policy *wants)
+{
+    return agree(c->about, has, wants)
+           || (c->by_record && c->about == PREFERRED && mm_is_numa_host(wants->preferred)
+               && is_any_host(has->preferred));
+}
+
+/* Adds pages to the stretch, or advises it and begins another one. A stretch is of all pages that
+ * want the same, and is advised wholly where some lack it: where the driver's records lag behind,
+ * pages that seem to have it may not. */
 static void
 see_pages(change *c, mm_range pages, const mm_policy *has, const mm_policy *wants)
 {
-    if (c->stretch.size > 0
-        && (pages.start != c->reached || pages.allocation != c->stretch.allocation
-            || !agree(c->about, c->wanted, wants))) {
+    if (c->runs > 0
+        && (c->by_record || pages.start != c->stretch.start + c->stretch.size
+            || pages.allocation != c->stretch.allocation || !agree(c->about, c->wanted, wants))) {
         advise_stretch(c);
-        c->stretch.size = 0;
     }
-    c->reached = pages.start + pages.size;
-    if (has != NULL && agree(c->about, has, wants)) {
-        return;
-    }
-    if (c->stretch.size == 0) {
-        c->stretch = pages;
+    if (c->runs++ == 0) {
+        c->stretch = (mm_range){pages.start, 0, pages.allocation};
         c->wanted = wants;
+        c->lacking = false;
     }
-    c->stretch.size = (size_t)(c->reached - c->stretch.start);
+    c->stretch.size += pages.size;
+    c->lacking = c->lacking || !is_reached(c, has, wants);
 }
 
 /* Goes through the pages that both lists have. */
@@ -242,7 +272,8 @@ change_one(change *c, const mm_page_runs *from, const mm_page_runs *to)
 {
     size_t i = 0, j = 0;
 
-    c->stretch.size = 0;
+    c->runs = 0;
+    c->lacking = false;
     while (i < from->count && j < to->count) {
         const mm_page_run *has = &from->run[i], *wants = &to->run[j];
         CUdeviceptr start =
@@ -258,17 +289,57 @@ change_one(change *c, const mm_page_runs *from, const mm_page_runs *to)
     advise_stretch(c);
 }
 
+static void
+change_all(change *c, const mm_page_runs *from, const mm_page_runs *to)
+{
+    c->unsure = false;
+    for (c->about = PREFERRED; c->about <= MM_HOST_BIT; c->about++) {
+        if (c->about < c->cu->device_count || c->about == MM_HOST_BIT) {
+            change_one(c, from, to);
+        }
+    }
+}
+
+/* Reads the pages of a list again. */
+static int
+read_again(mm_driver *cu, const mm_page_runs *list, mm_page_runs *now, mm_status *st)
+{
+    for (size_t i = 0; i < list->count; i++) {
+        if (mm_page_runs_read(cu, list->run[i].range, true, now, st) < 0) {
+            return -1;
+        }
+    }
+    return 0;
+}
+
+/* Drivers (580) advise all of a range, but where its runs differed leave out some in what they
+ * record. Gives those their advice once more, until all are recorded. */
+static void
+settle_records(change *c, const mm_page_runs *from, const mm_page_runs *to)
+{
+    enum { MOST_ROUNDS = 64 };
+
+    c->by_record = true;
+    for (int round = 0; round < MOST_ROUNDS && c->unsure && c->failures == 0; round++) {
+        mm_page_runs now = {0};
+        c->unsure = false;
+        if (read_again(c->cu, from, &now, c->st) == 0) {
+            change_all(c, &now, to);
+        } else {
+            c->failures++;
+        }
+        mm_page_runs_free(&now);
+    }
+}
+
 int
 mm_pages_change(mm_driver *cu, const mm_page_runs *from, const mm_page_runs *to, mm_on_failure how,
                 mm_status *st)
 {
     change c = {.cu = cu, .how = how, .st = st};
 
-    for (c.about = PREFERRED; c.about <= MM_HOST_BIT; c.about++) {
-        if (c.about < cu->device_count || c.about == MM_HOST_BIT) {
-            change_one(&c, from, to);
-        }
-    }
+    change_all(&c, from, to);
+    settle_records(&c, from, to);
     if (how == MM_TRY_ALL && c.failures > MOST_NAMED) {
         mm_status_add(st, "And %zu more.", c.failures - MOST_NAMED);
     }
@@ -292,116 +363,28 @@ about_of(CUmem_advise advice, CUmemLocation where)
     }
 }
 
-static bool
-is_one_page(mm_range range)
-{
-    CUdeviceptr page = mm_page_size();
-
-    return range.start / page == (range.start + range.size - 1) / page;
-}
-
-/* Whether an answer for a range holds for each of its pages: "not set" may also mean that they
- * differ. */
-static bool
-is_certain(int about, const mm_policy *answer)
-{
-    static const mm_policy nothing;
-
-    return !agree(about, answer, &nothing);
-}
-
-/* Asks of a whole range what one advice is about. */
-static int
-ask_about(mm_driver *cu, int about, mm_page_run *run, mm_status *st)
-{
-    switch (about) {
-    case READ_MOSTLY:
-        return mm_range_read_mostly(cu, run->range, &run->policy.read_mostly, st);
-    case PREFERRED:
-        return mm_range_preferred_location(cu, run->range, &run->policy.preferred, st);
-    default:
-        return mm_range_accessed_by(cu, run->range, &run->policy.accessed_by, st);
-    }
-}
-
 int
 mm_advice_remember(mm_driver *cu, mm_range range, CUmem_advise advice, CUmemLocation where,
                    mm_advice_before *before, mm_status *st)
 {
-    mm_page_run whole = {.range = range};
-
-    *before = (mm_advice_before){.about = about_of(advice, where)};
-    if (ask_about(cu, before->about, &whole, st) < 0) {
-        return -1;
+    *before = (mm_advice_before){.range = range, .about = about_of(advice, where)};
+    switch (before->about) {
+    case READ_MOSTLY:
+        return mm_range_read_mostly(cu, range, &before->policy.read_mostly, st);
+    case PREFERRED:
+        return mm_range_preferred_location(cu, range, &before->policy.preferred, st);
+    default:
+        return mm_range_accessed_by(cu, range, &before->policy.accessed_by, st);
     }
-    if (is_certain(before->about, &whole.policy) || is_one_page(range)) {
-        return mm_page_runs_add(&before->runs, &whole, st);
-    }
-    return mm_page_runs_read(cu, range, false, &before->runs, st);
 }
 
 void
 mm_advice_put_back(mm_driver *cu, const mm_advice_before *before)
 {
+    CUmemLocation where;
+    CUmem_advise advice = advice_of(before->about, &before->policy, &where);
     mm_status ignored;
-    change c = {.cu = cu, .how = MM_TRY_ALL, .about = before->about, .st = &ignored};
+    int rc = mm_range_advise(cu, before->range, advice, where, &ignored);
 
-    for (size_t i = 0; i < before->runs.count; i++) {
-        see_pages(&c, before->runs.run[i].range, NULL, &before->runs.run[i].policy);
-    }
-    advise_stretch(&c);
-}
-
-/* Whether every page has the member, or none has; also true where the driver does not say. */
-static bool
-is_switched(mm_driver *cu, mm_range range, int bit, bool on)
-{
-    mm_page_runs runs = {0};
-    mm_status ignored;
-    bool all = true;
-
-    if (mm_page_runs_read(cu, range, false, &runs, &ignored) == 0) {
-        for (size_t i = 0; i < runs.count; i++) {
-            all = all && (runs.run[i].policy.accessed_by >> bit & 1) == on;
-        }
-    }
-    mm_page_runs_free(&runs);
-    return all;
-}
-
-/* Takes back each member that was switched, the one that failed as well if that took effect: a
- * driver may report an earlier error after it acted. */
-static void
-switch_back(mm_driver *cu, mm_range range, mm_location_set differs, mm_location_set to,
-            const mm_page_runs *before, bool exact)
-{
-    for (; differs != 0; differs &= differs - 1) {
-        mm_advice_before one = {.about = __builtin_ctzll(differs), .runs = *before};
-        if (exact || is_switched(cu, range, one.about, to >> one.about & 1)) {
-            mm_advice_put_back(cu, &one);
-        }
-    }
-}
-
-int
-mm_range_change_accessed_by(mm_driver *cu, mm_range range, mm_location_set from,
-                            mm_location_set to, mm_status *st)
-{
-    mm_location_set added = to & ~from, removed = from & ~to;
-    mm_page_run whole = {.range = range, .policy = {.accessed_by = from}};
-    mm_page_runs taken = {.run = &whole, .count = 1, .room = 1}, asked = {0};
-    bool ask_pages = (added & (added - 1)) != 0 && !is_one_page(range);
-    int rc = 0;
-
-    if (ask_pages) {
-        rc = mm_page_runs_read(cu, range, false, &asked, st);
-    }
-    if (rc == 0
-        && (mm_range_switch_accessed_by(cu, range, removed, false, st) < 0
-            || mm_range_switch_accessed_by(cu, range, added, true, st) < 0)) {
-        rc = -1;
-        switch_back(cu, range, added | removed, to, ask_pages ? &asked : &taken, ask_pages);
-    }
-    mm_page_runs_free(&asked);
-    return rc;
+    (void)rc; /* an earlier failure is being reported */
 }

@@ -41,30 +41,24 @@ MM_NODISCARD int mm_page_runs_read(mm_driver *cu, mm_range range, bool prefetche
 typedef enum { MM_STOP, MM_TRY_ALL } mm_on_failure;
 
 /* Takes all pages that two lists have in common from one policy to the other: the advice that
- * differs, once for each stretch. The status is the first failure's; with MM_TRY_ALL it also says
- * what is not as it should be. */
-
+ * differs, once for each stretch, and again where the driver did not record it. `from` must have
+ * been read with the last prefetch, so that each of its runs is alike to the driver. The status is
+ * the first failure's; with MM_TRY_ALL it also says what is not as it should be. */
 MM_NODISCARD int mm_pages_change(mm_driver *cu, const mm_page_runs *from, const mm_page_runs *to,
                                  mm_on_failure how, mm_status *st);
 
-/* One advice on a range, as it was before, so that it can be put back. */
+/* What one advice is about, as a range answered before it. */
 typedef struct {
+    mm_range range;
     int about; /* what the advice is about */
-    mm_page_runs runs;
+    mm_policy policy;
 } mm_advice_before;
 
-/* Reads it with one query where that answers for every page, else page by page. */
+/* Reads it with one query. Of pages that differ, the driver says that they have none. */
 MM_NODISCARD int mm_advice_remember(mm_driver *cu, mm_range range, CUmem_advise advice,
                                     CUmemLocation where, mm_advice_before *before, mm_status *st);
 
-/* Tries all of it; a failure is dropped, because an earlier one is being reported. */
+/* Tries it; a failure is dropped, because an earlier one is being reported. */
 void mm_advice_put_back(mm_driver *cu, const mm_advice_before *before);
-
-/* Goes from one accessed-by set to another with one advice for each member that differs; takes
- * back what was done when the driver fails in the middle. What is removed, all pages had. What is
- * added, some may have had; so where several are added, each page is asked first which it has. Of a
- * single addition, the last advice, the pages tell afterwards whether it was made. */
-MM_NODISCARD int mm_range_change_accessed_by(mm_driver *cu, mm_range range, mm_location_set from,
-                                             mm_location_set to, mm_status *st);
 
 #endif

@@ -15,7 +15,7 @@ mm_policy_read(mm_driver *cu, mm_batch *b, mm_page_runs *runs, mm_status *st)
         return mm_fail(st, MM_NO_MEMORY, "out of host memory to sort %zu ranges", b->count);
     }
     for (size_t i = 0; rc == 0 && i < b->count; i++) {
-        rc = mm_page_runs_read(cu, b->moves[i].range, false, runs, st);
+        rc = mm_page_runs_read(cu, b->moves[i].range, true, runs, st);
     }
     if (rc < 0) {
         mm_page_runs_free(runs);

@@ -7,7 +7,7 @@
 
 /* All of these merge the batch first, without regard to its locations. */
 
-/* The runs of all ranges, without the last prefetch; an empty list on failure. */
+/* The runs of all ranges; an empty list on failure. */
 MM_NODISCARD int mm_policy_read(mm_driver *cu, mm_batch *b, mm_page_runs *runs, mm_status *st);
 
 /* Makes the advice on every page equal to the policy. On success *before has what was there; on

@@ -242,6 +242,112 @@ mm_range_accessed_by(mm_driver *cu, mm_range range, mm_location_set *set, mm_sta
     return 0;
 }
 
+/* --- advice ----------------------------------------------------------------------------- */
+
+/* One query of a record, in the caller's scope. */
+static CUresult
+ask_record(mm_driver *cu, mm_range range, CUmem_range_attribute which, int *into, size_t count)
+{
+    return cu->MemRangeGetAttribute(into, count * sizeof *into, which, range.start, range.size);
+}
+
+/* Whether the record of a range says what an advice has set. True also where the driver does not
+ * tell, and for advice of which it cannot be told: a range without an advice and one in part without
+ * it answer the same, and a NUMA host may be kept as the host or not at all. */
+static bool
+is_recorded(mm_driver *cu, mm_range range, CUmem_advise advice, CUmemLocation where)
+{
+    int answer[MM_MAX_DEVICES + 1] = {0};
+    size_t places = mm_accessed_by_places(cu);
+
+    if (advice == CU_MEM_ADVISE_SET_READ_MOSTLY) {
+        return ask_record(cu, range, CU_MEM_RANGE_ATTRIBUTE_READ_MOSTLY, answer, 1) != CUDA_SUCCESS
+               || answer[0] != 0;
+    }
+    if (advice == CU_MEM_ADVISE_SET_PREFERRED_LOCATION && !mm_is_numa_host(where)) {
+        int wanted = where.type == CU_MEM_LOCATION_TYPE_HOST ? CU_DEVICE_CPU : where.id;
+        return ask_record(cu, range, CU_MEM_RANGE_ATTRIBUTE_PREFERRED_LOCATION, answer, 1)
+                   != CUDA_SUCCESS
+               || answer[0] == wanted;
+    }
+    if (advice == CU_MEM_ADVISE_SET_ACCESSED_BY) {
+        return ask_record(cu, range, CU_MEM_RANGE_ATTRIBUTE_ACCESSED_BY, answer, places)
+                   != CUDA_SUCCESS
+               || (mm_accessed_by_set(answer, places) & mm_location_bit(where)) != 0;
+    }
+    return true;
+}
+
+/* The first page that an advice is not recorded for, in a range that it is not recorded for. */
+static CUdeviceptr
+first_not_recorded(mm_driver *cu, mm_range range, CUmem_advise advice, CUmemLocation where)
+{
+    CUdeviceptr page = mm_page_size(), from = range.start, to = range.start + range.size;
+
+    for (;;) {
+        CUdeviceptr middle = (from + (to - from) / 2) / page * page;
+        if (middle <= from) {
+            middle = from / page * page + page;
+        }
+        if (middle >= to) {
+            return from;
+        }
+        range.start = from;
+        range.size = (size_t)(middle - from);
+        if (is_recorded(cu, range, advice, where)) {
+            from = middle;
+        } else {
+            to = middle;
+        }
+    }
+}
+
+/* Repeats an advice until the driver's record of the range says so. Where parts had been advised
+ * differently, drivers (580) advise every page but leave out some of the parts in what they record.
+ * A repetition records at least the first part that is missing, and most often many; but where the
+ * pages before the range have the same advice, it may get no further than those, and then has to
+ * begin at what is missing. The advice holds anyway, so nothing here is an error. */
+static void
+settle_record(mm_driver *cu, mm_range range, CUmem_advise advice, CUmemLocation where)
+{
+    enum { MOST_REPETITIONS = 64 };
+    CUdeviceptr end = range.start + range.size, missing = 0, from = range.start;
+    CUresult code = CUDA_SUCCESS;
+
+    for (int n = 0;
+         n < MOST_REPETITIONS && code == CUDA_SUCCESS && !is_recorded(cu, range, advice, where);
+         n++) {
+        CUdeviceptr first = first_not_recorded(cu, range, advice, where);
+        if (first == missing || from != range.start) {
+            from = first;
+        }
+        missing = first;
+        code = cu->MemAdvise(from, (size_t)(end - from), advice, where);
+    }
+}
+
+static int
+refuse_advice(mm_driver *cu, mm_range range, CUmemLocation where, CUresult code, mm_status *st)
+{
+    (void)mm_fail_call(st, "cuMemAdvise", (int)code);
+    return mm_explain(cu, range, where, MM_ADVISE, st);
+}
+
+int
+mm_range_advise_once(mm_driver *cu, mm_range range, CUmem_advise advice, CUmemLocation where,
+                     mm_status *st)
+{
+    mm_scope scope;
+    CUresult code;
+
+    if (mm_scope_enter_relaxed(&scope, cu, MM_ANY_DEVICE, st) < 0) {
+        return -1;
+    }
+    code = cu->MemAdvise(range.start, range.size, advice, where);
+    mm_scope_leave(&scope);
+    return code == CUDA_SUCCESS ? 0 : refuse_advice(cu, range, where, code, st);
+}
+
 int
 mm_range_advise(mm_driver *cu, mm_range range, CUmem_advise advice, CUmemLocation where,
                 mm_status *st)
@@ -253,10 +359,31 @@ mm_range_advise(mm_driver *cu, mm_range range, CUmem_advise advice, CUmemLocatio
         return -1;
     }
     code = cu->MemAdvise(range.start, range.size, advice, where);
+    if (code == CUDA_SUCCESS) {
+        settle_record(cu, range, advice, where);
+    }
     mm_scope_leave(&scope);
-    if (code != CUDA_SUCCESS) {
-        (void)mm_fail_call(st, "cuMemAdvise", (int)code);
-        return mm_explain(cu, range, where, MM_ADVISE, st);
+    return code == CUDA_SUCCESS ? 0 : refuse_advice(cu, range, where, code, st);
+}
+
+/* --- accessed-by members ---------------------------------------------------------------- */
+
+/* Advises members on or off, one by one, in the caller's scope. *done has those that the driver
+ * took. */
+static int
+switch_members(mm_driver *cu, mm_range range, mm_location_set members, bool on,
+               mm_location_set *done, mm_status *st)
+{
+    CUmem_advise advice = on ? CU_MEM_ADVISE_SET_ACCESSED_BY : CU_MEM_ADVISE_UNSET_ACCESSED_BY;
+
+    *done = 0;
+    for (; members != 0; members &= members - 1) {
+        CUmemLocation where = mm_bit_location(__builtin_ctzll(members));
+        CUresult code = cu->MemAdvise(range.start, range.size, advice, where);
+        if (code != CUDA_SUCCESS) {
+            return refuse_advice(cu, range, where, code, st);
+        }
+        *done |= mm_location_bit(where);
     }
     return 0;
 }
@@ -265,16 +392,73 @@ int
 mm_range_switch_accessed_by(mm_driver *cu, mm_range range, mm_location_set members, bool on,
                             mm_status *st)
 {
+    mm_location_set done;
+    mm_scope scope;
+    int rc;
+
+    if (mm_scope_enter_relaxed(&scope, cu, MM_ANY_DEVICE, st) < 0) {
+        return -1;
+    }
+    rc = switch_members(cu, range, members, on, &done, st);
+    mm_scope_leave(&scope);
+    return rc;
+}
+
+/* Of members that were set, sees to it that they read back. */
+static void
+settle_members(mm_driver *cu, mm_range range, mm_location_set members)
+{
+    for (; members != 0; members &= members - 1) {
+        settle_record(cu, range, CU_MEM_ADVISE_SET_ACCESSED_BY,
+                      mm_bit_location(__builtin_ctzll(members)));
+    }
+}
+
+/* Tries each of the members; a failure is dropped, because an earlier one is being reported. */
+static void
+switch_back(mm_driver *cu, mm_range range, mm_location_set members, bool on)
+{
     CUmem_advise advice = on ? CU_MEM_ADVISE_SET_ACCESSED_BY : CU_MEM_ADVISE_UNSET_ACCESSED_BY;
 
     for (; members != 0; members &= members - 1) {
-        CUmemLocation where = mm_bit_location(__builtin_ctzll(members));
-        if (mm_range_advise(cu, range, advice, where, st) < 0) {
-            return -1;
-        }
+        (void)cu->MemAdvise(range.start, range.size, advice,
+                            mm_bit_location(__builtin_ctzll(members)));
     }
-    return 0;
 }
+
+int
+mm_range_change_accessed_by(mm_driver *cu, mm_range range, mm_location_set from,
+                            mm_location_set to, mm_status *st)
+{
+    mm_location_set added = to & ~from, removed = from & ~to, done = 0, now = 0;
+    size_t places = mm_accessed_by_places(cu);
+    int answer[MM_MAX_DEVICES + 1], rc;
+    mm_scope scope;
+
+    if (mm_scope_enter_relaxed(&scope, cu, MM_ANY_DEVICE, st) < 0) {
+        return -1;
+    }
+    rc = switch_members(cu, range, removed, false, &done, st);
+    if (rc == 0) {
+        rc = switch_members(cu, range, added, true, &done, st);
+    }
+    if ((rc < 0 || added != 0)
+        && ask_record(cu, range, CU_MEM_RANGE_ATTRIBUTE_ACCESSED_BY, answer, places)
+               == CUDA_SUCCESS) {
+        now = mm_accessed_by_set(answer, places);
+        settle_members(cu, range, rc == 0 ? added & ~now : 0);
+    }
+    if (rc < 0) {
+        /* The advice that failed may have been taken: a driver may report an earlier error after
+         * it acted. So what was added shows now, and what was removed may be set once too often. */
+        switch_back(cu, range, added & (done | now), false);
+        switch_back(cu, range, removed, true);
+    }
+    mm_scope_leave(&scope);
+    return rc;
+}
+
+/* --- prefetch --------------------------------------------------------------------------- */
 
 static void CUDA_CB
 do_nothing(void *unused)

@@ -28,7 +28,8 @@ read_accessed_by(PyObject *owner, mm_location_set *set)
     return rc;
 }
 
-/* One advice for each member in which `from`, what the set is taken to be, differs from `to`. */
+/* One advice for each member in which the sets differ, without the GIL: it can wait for migrations
+ * of other threads. */
 static int
 change_accessed_by(PyObject *owner, mm_location_set from, mm_location_set to)
 {
@@ -42,6 +43,28 @@ change_accessed_by(PyObject *owner, mm_location_set from, mm_location_set to)
     }
     Py_BEGIN_ALLOW_THREADS
     rc = mm_range_change_accessed_by(use.cu, use.range, from, to, &st);
+    Py_END_ALLOW_THREADS
+    mm_buffer_end(&use);
+    if (rc < 0) {
+        (void)mm_raise(b->state, &st);
+    }
+    return rc;
+}
+
+/* Where the driver refuses this there is nothing to put back. */
+static int
+take_out_parts(PyObject *owner, mm_location_set member)
+{
+    mm_buffer *b = mm_buffer_of(owner);
+    mm_buffer_use use;
+    mm_status st;
+    int rc;
+
+    if (mm_buffer_begin(b, MM_ADVISE, &use) < 0) {
+        return -1;
+    }
+    Py_BEGIN_ALLOW_THREADS
+    rc = mm_range_switch_accessed_by(use.cu, use.range, member, false, &st);
     Py_END_ALLOW_THREADS
     mm_buffer_end(&use);
     if (rc < 0) {
@@ -66,11 +89,11 @@ read_accessor(mm_state *state, PyObject *Py_UNUSED(owner), PyObject *value, bool
 static const mm_set_kind accessed_by = {
     .name = "AccessedBySetProxy",
     .owner_name = "ManagedBuffer",
-    .partial = true,
     .is_closed = is_closed,
     .raise_closed = mm_buffer_raise_closed,
     .read = read_accessed_by,
     .change = change_accessed_by,
+    .take_out_parts = take_out_parts,
     .read_member = read_accessor,
 };
 
@@ -98,9 +121,10 @@ PyDoc_STRVAR(
     "\n"
     "What buf.accessed_by gives. It has every method of set and is a collections.abc.MutableSet; its\n"
     "members are Devices and Host(). Nothing is stored: each read asks the driver, and every change\n"
-    "reads all its arguments first, asks once, and then advises once for each member that differs; if\n"
-    "the driver fails in the middle, what was done is taken back. Operators give plain sets. Iteration\n"
-    "is over a snapshot, devices ascending and then Host(). A location that covers only a part of the\n"
+    "reads all its arguments first, asks once, and then advises once for each member that differs.\n"
+    "Where members came in, it asks once more, and repeats the advice while they do not show. If the\n"
+    "driver fails in the middle, what was done is taken back. Operators give plain sets. Iteration is\n"
+    "over a snapshot, devices ascending and then Host(). A location that covers only a part of the\n"
     "pages is no member, but discard() takes it out of all of them.\n"
     "\n"
     "add() and other ways in raise TypeError for what is no location and ValueError for a NUMA host;\n"

@@ -282,10 +282,12 @@ PyDoc_STRVAR(
     "    accessed_by.\n"
     "\n"
     "Advice applies to whole pages, from the one that holds the first byte to the one that holds the\n"
-    "last. It takes effect at once, in no stream's order. Over several targets it is all or nothing;\n"
-    "for that, what they have is read first, page by page where it may differ. Raises TypeError or\n"
-    "ValueError for bad arguments before anything is advised, CUDAError when the driver refuses. Safe\n"
-    "from every thread; other threads run meanwhile. Driver: cuMemAdvise, cuMemRangeGetAttributes.");
+    "last. It takes effect at once, in no stream's order. Over several targets it is all or nothing:\n"
+    "each is asked first what it has, and gets that back, which is nothing where its pages differ;\n"
+    "MigrationPolicy.applied() is exact. What is set reads back; the driver is asked, and told again\n"
+    "where it did not record all. Raises TypeError or ValueError for bad arguments before anything is\n"
+    "advised, CUDAError when the driver refuses. Safe from every thread; other threads run meanwhile.\n"
+    "Driver: cuMemAdvise, cuMemRangeGetAttribute.");
 
 PyDoc_STRVAR(
     prefetch_doc,

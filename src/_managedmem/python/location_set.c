@@ -421,15 +421,15 @@ set_add(PyObject *op, PyObject *value)
 
 /* Takes a member out; *was says whether it showed. */
 static int
-take_out(const set_object *s, PyObject *value, bool *was)
+take_out(const set_object *s, PyObject *value, mm_location_set *member, bool *was)
 {
-    mm_location_set member, now;
+    mm_location_set now;
 
-    if (find_member(s->state, s->kind, s->owner, value, &member) < 0 || read_set(s, &now) < 0) {
+    if (find_member(s->state, s->kind, s->owner, value, member) < 0 || read_set(s, &now) < 0) {
         return -1;
     }
-    *was = (now & member) != 0;
-    return change_set(s, now, now & ~member);
+    *was = (now & *member) != 0;
+    return change_set(s, now, now & ~*member);
 }
 
 static PyObject *
@@ -438,19 +438,10 @@ set_discard(PyObject *op, PyObject *value)
     const set_object *s = set_of(op);
     mm_location_set member;
     bool was;
-    int rc;
 
-    if (!s->kind->partial) {
-        rc = take_out(s, value, &was);
-    } else if (s->kind->is_closed(s->owner)) {
-        rc = s->kind->raise_closed();
-    } else {
-        /* Sent to the driver whether or not the member shows. */
-        rc = find_member(s->state, s->kind, s->owner, value, &member) < 0
-                 ? -1
-                 : change_set(s, member, 0);
-    }
-    if (rc < 0) {
+    if (take_out(s, value, &member, &was) < 0
+        || (!was && member != 0 && s->kind->take_out_parts != NULL
+            && s->kind->take_out_parts(s->owner, member) < 0)) {
         return NULL;
     }
     Py_RETURN_NONE;
@@ -459,10 +450,11 @@ set_discard(PyObject *op, PyObject *value)
 static PyObject *
 set_remove(PyObject *op, PyObject *value)
 {
+    mm_location_set member;
     PyObject *args;
     bool was;
 
-    if (take_out(set_of(op), value, &was) < 0) {
+    if (take_out(set_of(op), value, &member, &was) < 0) {
         return NULL;
     }
     if (!was) {

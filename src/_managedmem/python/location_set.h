@@ -9,7 +9,6 @@
 typedef struct {
     const char *name; /* of the type */
     const char *owner_name; /* of the owner's type, for messages */
-    bool partial; /* a member that does not show may still be there in part */
     bool (*is_closed)(PyObject *owner);
     int (*raise_closed)(void);
 
@@ -18,6 +17,9 @@ typedef struct {
 
     /* Goes from one set to another, which differ; all or nothing. */
     int (*change)(PyObject *owner, mm_location_set from, mm_location_set to);
+
+    /* Takes out a member that does not show but may be there in part. NULL where none can be. */
+    int (*take_out_parts)(PyObject *owner, mm_location_set member);
 
     /* The member that a value stands for; 0 for one that is left out. TypeError or ValueError for
      * what can be no member; of a value that is only looked for or taken out (!strict), less need
