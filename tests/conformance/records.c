@@ -7,7 +7,8 @@
 
 enum { PART = 4096, PARTS = 12, MOST_CALLS = 5, PREFETCH = 0 };
 
-/* One case: the odd parts are told one thing, then the whole range another, until all parts say the same. */
+/* One case: the odd parts are told one thing, then the whole range another, until all parts say the
+ * same. */
 struct record_case {
     const char *label;
     CUmem_range_attribute attribute;
