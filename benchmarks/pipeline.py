@@ -102,8 +102,8 @@ class Pipeline:
         }
         return {name: move for name, move in found.items() if move}
 
-    def run(self, move: Move, source: bytes) -> None:
-        """The loop, from the first write to the last read."""
+    def run(self, move: Move, source: bytes, sink: bytearray) -> None:
+        """The loop, from the first write to the last read, both by a copy of all bytes."""
         count = len(self.bufs)
         for i in range(count + 2):
             if i < count:
@@ -117,7 +117,7 @@ class Pipeline:
             if i >= 2:
                 self.streams[i - 2].sync()
                 with memoryview(self.bufs[i - 2]) as view:
-                    view[:].tobytes()
+                    sink[:] = view
 
     def home(self) -> None:
         """Bring all pages to the host, where every run begins."""
@@ -126,13 +126,15 @@ class Pipeline:
             stream.sync()
 
 
-def timed(pipeline: Pipeline, move: Move, source: bytes, *, held: bool) -> Contender:
+def timed(pipeline: Pipeline, move: Move, *, held: bool) -> Contender:
     """A measurement of the loop: all of it, or the part that the thread spends in moving calls."""
+    size = pipeline.bufs[0].nbytes
+    source, sink = bytes(size), bytearray(size)
 
     def once(_: int) -> float:
         pipeline.home()
         pipeline.held = 0.0
-        whole = elapsed(lambda: pipeline.run(move, source))
+        whole = elapsed(lambda: pipeline.run(move, source, sink))
         return pipeline.held if held else whole
 
     return once
@@ -145,12 +147,11 @@ def measure(repetitions: int = 7, sizes: Sequence[int] = SIZES, count: int = COU
         with ExitStack() as stack:
             bufs = [stack.enter_context(managedmem.empty(size)) for _ in range(count)]
             streams = [stack.enter_context(Stream()) for _ in range(count)]
-            pipeline, source = Pipeline(bufs, streams), bytes(size)
+            pipeline = Pipeline(bufs, streams)
             for held in (False, True):
                 title = f"{count} x {size // KIB} KiB, {'thread in the calls' if held else 'loop'}"
                 contenders = {
-                    name: timed(pipeline, move, source, held=held)
-                    for name, move in pipeline.ways().items()
+                    name: timed(pipeline, move, held=held) for name, move in pipeline.ways().items()
                 }
                 row = side_by_side(title, contenders, count=1, repetitions=repetitions, unit="us")
                 rows.append(row)
