@@ -34,6 +34,18 @@ def pytest_runtest_makereport(item):
     return report
 
 
+HEAVY = ("torch", "jax", "cupy", "numba")
+frozen = set()
+
+
+def freeze_imports():
+    """What a heavy library made on its import is no test's garbage; looking through it is slow."""
+    if new := {name for name in HEAVY if name in sys.modules} - frozen:
+        frozen.update(new)
+        gc.collect()
+        gc.freeze()
+
+
 def pytest_collection_finish():
     """Garbage is collected after every test; the thousands of collected tests hold none."""
     gc.collect()
@@ -64,6 +76,7 @@ def nothing_leaks(request):
 
     warm_up()
     emulator.clear_failures()
+    freeze_imports()
     gc.collect()
     before = emulator.live()
     yield

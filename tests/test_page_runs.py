@@ -10,7 +10,7 @@ from typing import NamedTuple
 import pytest
 
 import managedmem
-from helpers import MIB, PAGE, contents, device_memory, range_queries
+from helpers import EMULATED, MIB, PAGE, contents, device_memory, range_queries
 from managedmem import Device, Host, ManagedBuffer, PageRun
 
 PAGES = 64
@@ -220,7 +220,8 @@ class TestPageRuns:
                 case kind:
                     member = rng.choice(members)
                     adds = kind < 5
-                    for one in [part] if adds else each:
+                    # A driver of two H200 also dropped members again that a range had recorded.
+                    for one in [part] if adds and EMULATED else each:
                         (one.accessed_by.add if adds else one.accessed_by.discard)(member)
                     for i in range(first, last):
                         had = pages[i].accessed_by

@@ -89,7 +89,8 @@ class TestCalls:
                     targets, where, stream=stream
                 ),
             ):
-                large.prefetch(Host(), stream=stream)
+                while large.last_prefetch_location is not Host():  # drivers may record it in parts
+                    large.prefetch(Host(), stream=stream)
                 logs.append(recorded(act))
             assert logs[0] == logs[1]
 

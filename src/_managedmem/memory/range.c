@@ -404,13 +404,34 @@ mm_range_switch_accessed_by(mm_driver *cu, mm_range range, mm_location_set membe
     return rc;
 }
 
-/* Of members that were set, sees to it that they read back. */
+static bool
+ask_members(mm_driver *cu, mm_range range, mm_location_set *members)
+{
+    size_t places = mm_accessed_by_places(cu);
+    int answer[MM_MAX_DEVICES + 1];
+    CUresult code = ask_record(cu, range, CU_MEM_RANGE_ATTRIBUTE_ACCESSED_BY, answer, places);
+
+    *members = code == CUDA_SUCCESS ? mm_accessed_by_set(answer, places) : 0;
+    return code == CUDA_SUCCESS;
+}
+
+/* Of members that were set, sees to it that they read back. Recording one can drop another from a
+ * part, so all are looked at again until they stay. */
 static void
 settle_members(mm_driver *cu, mm_range range, mm_location_set members)
 {
-    for (; members != 0; members &= members - 1) {
-        settle_record(cu, range, CU_MEM_ADVISE_SET_ACCESSED_BY,
-                      mm_bit_location(__builtin_ctzll(members)));
+    enum { MOST_ROUNDS = 8 };
+    mm_location_set now;
+
+    for (int n = 0; n < MOST_ROUNDS && ask_members(cu, range, &now); n++) {
+        mm_location_set missing = members & ~now;
+        if (missing == 0) {
+            return;
+        }
+        for (; missing != 0; missing &= missing - 1) {
+            settle_record(cu, range, CU_MEM_ADVISE_SET_ACCESSED_BY,
+                          mm_bit_location(__builtin_ctzll(missing)));
+        }
     }
 }
 
@@ -431,9 +452,8 @@ mm_range_change_accessed_by(mm_driver *cu, mm_range range, mm_location_set from,
                             mm_location_set to, mm_status *st)
 {
     mm_location_set added = to & ~from, removed = from & ~to, done = 0, now = 0;
-    size_t places = mm_accessed_by_places(cu);
-    int answer[MM_MAX_DEVICES + 1], rc;
     mm_scope scope;
+    int rc;
 
     if (mm_scope_enter_relaxed(&scope, cu, MM_ANY_DEVICE, st) < 0) {
         return -1;
@@ -442,15 +462,13 @@ mm_range_change_accessed_by(mm_driver *cu, mm_range range, mm_location_set from,
     if (rc == 0) {
         rc = switch_members(cu, range, added, true, &done, st);
     }
-    if ((rc < 0 || added != 0)
-        && ask_record(cu, range, CU_MEM_RANGE_ATTRIBUTE_ACCESSED_BY, answer, places)
-               == CUDA_SUCCESS) {
-        now = mm_accessed_by_set(answer, places);
-        settle_members(cu, range, rc == 0 ? added & ~now : 0);
+    if (rc == 0 && added != 0) {
+        settle_members(cu, range, added);
     }
     if (rc < 0) {
         /* The advice that failed may have been taken: a driver may report an earlier error after
          * it acted. So what was added shows now, and what was removed may be set once too often. */
+        (void)ask_members(cu, range, &now);
         switch_back(cu, range, added & (done | now), false);
         switch_back(cu, range, removed, true);
     }
