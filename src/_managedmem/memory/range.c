@@ -304,24 +304,20 @@ first_not_recorded(mm_driver *cu, mm_range range, CUmem_advise advice, CUmemLoca
 
 /* Repeats an advice until the driver's record of the range says so. Where parts had been advised
  * differently, drivers (580) advise every page but leave out some of the parts in what they record.
- * A repetition records at least the first part that is missing, and most often many; but where the
- * pages before the range have the same advice, it may get no further than those, and then has to
- * begin at what is missing. The advice holds anyway, so nothing here is an error. */
+ * A repetition from the start gets no further than pages that have the same advice already, one
+ * from the first part that is missing can miss just that part; in turn they get through. The advice
+ * holds anyway, so nothing here is an error. */
 static void
 settle_record(mm_driver *cu, mm_range range, CUmem_advise advice, CUmemLocation where)
 {
-    enum { MOST_REPETITIONS = 64 };
-    CUdeviceptr end = range.start + range.size, missing = 0, from = range.start;
+    enum { MOST_REPETITIONS = 128 };
+    CUdeviceptr end = range.start + range.size;
     CUresult code = CUDA_SUCCESS;
 
     for (int n = 0;
          n < MOST_REPETITIONS && code == CUDA_SUCCESS && !is_recorded(cu, range, advice, where);
          n++) {
-        CUdeviceptr first = first_not_recorded(cu, range, advice, where);
-        if (first == missing || from != range.start) {
-            from = first;
-        }
-        missing = first;
+        CUdeviceptr from = n % 2 == 0 ? range.start : first_not_recorded(cu, range, advice, where);
         code = cu->MemAdvise(from, (size_t)(end - from), advice, where);
     }
 }

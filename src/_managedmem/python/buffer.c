@@ -281,6 +281,7 @@ mm_buffer_end(mm_buffer_use *use)
 static int
 prepare_close(mm_buffer *b, const CUstream *stream)
 {
+    CUstream waited = stream ? *stream : NULL;
     mm_driver *cu;
     mm_status st;
     int rc;
@@ -294,7 +295,7 @@ prepare_close(mm_buffer *b, const CUstream *stream)
     }
     Py_BEGIN_ALLOW_THREADS
     rc = b->memory->pooled ? mm_memory_refuse_capture(cu, b->memory, stream, &st)
-                           : mm_stream_synchronize(cu, *stream, &st);
+                           : mm_stream_synchronize(cu, waited, &st);
     Py_END_ALLOW_THREADS
     if (rc < 0) {
         (void)mm_raise(b->state, &st);
