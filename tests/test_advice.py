@@ -87,7 +87,7 @@ class TestReadsBack:
         part = buffer.range(200 * PAGE, 312 * PAGE)
         with emulator.recording() as calls:
             part.preferred_location = Host()
-        assert len(advices(calls)) == 65
+        assert len(advices(calls)) == 129
         assert part.preferred_location is None
         managedmem.MigrationPolicy.prefer(Host()).apply(part)
         assert part.preferred_location is Host()
