@@ -32,6 +32,11 @@ def recorded(call):
     return [c for c in calls if c.name not in QUERIES]
 
 
+def discard_function(parts, where):
+    """The function on the same parts, to be called as a plan's method is."""
+    return lambda **named: managedmem.discard_prefetch(parts, where, **named)
+
+
 class TestCalls:
     """How many driver calls, and which."""
 
@@ -53,6 +58,21 @@ class TestCalls:
         # They are there now: a call each costs less.
         calls = recorded(lambda: plan.execute(stream=stream, defer=False))
         assert names(calls) == ["cuMemPrefetchAsync"] * 16
+
+    def test_small_ranges_go_together_only_without_their_contents(self, buf, device0, stream):
+        parts = separate(buf, 8)
+        plan = PrefetchPlan((part, device0) for part in parts)
+        calls = recorded(lambda: managedmem.prefetch(parts, device0, stream=stream))
+        assert names(calls) == ["cuMemPrefetchAsync"] * 8
+        assert "below 64 KiB" in plan.explain(stream=stream)
+        for function in (plan.discard_prefetch, discard_function(parts, device0)):
+            managedmem.prefetch(parts, Host(), stream=stream, dispatch="loop")
+            text = plan.explain(stream=stream, discard=True)
+            assert "over 8 ranges: to a device" in text
+            assert "KiB or" not in text
+            calls = recorded(lambda function=function: function(stream=stream))
+            counts = [(c.name, c.args["count"]) for c in calls]
+            assert counts == [("cuMemDiscardAndPrefetchBatchAsync", 8)]
 
     def test_an_execution_follows_where_pages_are(self, alloc, device0, stream):
         large = alloc(32 * MIB)

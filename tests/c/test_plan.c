@@ -81,10 +81,19 @@ note_batch(CUdeviceptr *starts, size_t *sizes, size_t count, CUmemLocation *wher
     noted.calls++;
     noted.ranges = count;
     noted.locations = locations;
+    count = count < MANY ? count : MANY;
     memcpy(noted.starts, starts, count * sizeof *starts);
     memcpy(noted.sizes, sizes, count * sizeof *sizes);
     memcpy(noted.where, where, locations * sizeof *where);
     memcpy(noted.first, first, locations * sizeof *first);
+    return CUDA_SUCCESS;
+}
+
+static CUresult CUDAAPI
+note_advice(CUdeviceptr start, size_t size, CUmem_advise advice, CUmemLocation where)
+{
+    (void)start, (void)size, (void)advice, (void)where;
+    noted.calls++;
     return CUDA_SUCCESS;
 }
 
@@ -140,6 +149,7 @@ noting_driver(void)
     cu.MemPrefetchBatchAsync = note_batch;
     cu.MemDiscardBatchAsync = world.cu->MemDiscardBatchAsync;
     cu.MemDiscardAndPrefetchBatchAsync = note_batch;
+    cu.MemAdvise = note_advice;
     cu.MemRangeGetAttribute = answer_attribute;
     cu.StreamIsCapturing = answer_capturing;
     cu.CtxGetCurrent = answer_context;
@@ -155,13 +165,30 @@ static const mm_how on_a_stream = {(CUstream)&noted, MM_DISPATCH_AUTO, MM_DEFER_
 
 /* --- tests ------------------------------------------------------------------------------- */
 
+/* From here on `allocations` counts. */
+static void
+count_allocations(void)
+{
+    static bool counting;
+    void *volatile control;
+    size_t before;
+
+    if (!counting) {
+        CHECK(__sanitizer_install_malloc_and_free_hooks(count_malloc, ignore_free) > 0);
+        counting = true;
+    }
+    before = atomic_load(&allocations);
+    control = malloc(1);
+    free(control);
+    CHECK_EQUAL(atomic_load(&allocations), before + 1);
+}
+
 static void
 executing_allocates_nothing(void)
 {
     mm_driver *cu = noting_driver();
     mm_guard guard = {0};
     mm_plan_entry entries[MANY];
-    void *volatile control;
     mm_status st;
     size_t before;
 
@@ -170,11 +197,7 @@ executing_allocates_nothing(void)
         entries[i] = entry((i + 1) << 20 | 100, (size_t)1 << 19,
                            i % 4 == 0 ? mm_host() : device((int)(i % 2)), &guard);
     }
-    CHECK(__sanitizer_install_malloc_and_free_hooks(count_malloc, ignore_free) > 0);
-    before = atomic_load(&allocations);
-    control = malloc(1);
-    free(control);
-    CHECK_EQUAL(atomic_load(&allocations), before + 1);
+    count_allocations();
     for (mm_action what = MM_DO_PREFETCH; what <= MM_DO_DISCARD_PREFETCH; what += 2) {
         for (size_t count = 1; count <= MANY; count += 3) {
             mm_plan *p = new_plan(entries, count, what);
@@ -193,6 +216,43 @@ executing_allocates_nothing(void)
     }
     CHECK(noted.calls > 0 && noted.queries > 0);
     CHECK_EQUAL(atomic_load(&guard.state), 0);
+}
+
+/* The allocations of one call, a prefetch or an advice, on so many ranges, the last one first. */
+static size_t
+allocations_of(mm_driver *cu, size_t count, const mm_dispatch *prefetch)
+{
+    size_t before = atomic_load(&allocations);
+    mm_status st;
+    mm_batch b;
+
+    CHECK_OK(mm_batch_init(&b, count, &st), &st);
+    for (size_t i = 0; i < count; i++) {
+        CUdeviceptr start = (CUdeviceptr)(count - i) << 20;
+        b.moves[i] = entry(start, (size_t)1 << 19, device(0), NULL).move;
+    }
+    if (prefetch != NULL) {
+        CHECK_OK(mm_batch_prefetch(cu, &b, on_a_stream.stream, *prefetch, MM_DEFER_NO, &st), &st);
+    } else {
+        CHECK_OK(mm_batch_advise(cu, &b, CU_MEM_ADVISE_SET_READ_MOSTLY, &st), &st);
+    }
+    CHECK_EQUAL(b.count, count);
+    mm_batch_free(&b);
+    return atomic_load(&allocations) - before;
+}
+
+static void
+thousands_of_ranges_allocate_as_often_as_a_hundred(void)
+{
+    mm_driver *cu = noting_driver();
+
+    count_allocations();
+    for (mm_dispatch d = MM_DISPATCH_AUTO; d <= MM_DISPATCH_LOOP; d++) {
+        CHECK(allocations_of(cu, 100, &d) > 0);
+        CHECK_EQUAL(allocations_of(cu, 5000, &d), allocations_of(cu, 100, &d));
+    }
+    CHECK_EQUAL(allocations_of(cu, 5000, NULL), allocations_of(cu, 100, NULL));
+    CHECK(noted.calls > 5000);
 }
 
 static void
@@ -365,9 +425,13 @@ int
 main(int argc, char **argv)
 {
     static const check_test tests[] = {
-        CHECK_TEST(executing_allocates_nothing),    CHECK_TEST(arrays_are_those_of_the_ranges),
-        CHECK_TEST(memory_is_held_once_and_let_go), CHECK_TEST(a_failed_call_lets_go),
-        CHECK_TEST(threads_execute_one_plan),       CHECK_TEST(a_budget_is_spent_in_order),
+        CHECK_TEST(executing_allocates_nothing),
+        CHECK_TEST(arrays_are_those_of_the_ranges),
+        CHECK_TEST(memory_is_held_once_and_let_go),
+        CHECK_TEST(a_failed_call_lets_go),
+        CHECK_TEST(threads_execute_one_plan),
+        CHECK_TEST(a_budget_is_spent_in_order),
+        CHECK_TEST(thousands_of_ranges_allocate_as_often_as_a_hundred),
     };
 
     if (argc != 2) {

@@ -61,8 +61,8 @@ end_of(const mm_move *m)
 static bool
 can_join(const mm_move *left, const mm_move *right)
 {
-    CUdeviceptr page = mm_page_size();
-    CUdeviceptr reach = (end_of(left) + page - 1) / page * page;
+    CUdeviceptr page = mm_page_size(); /* a power of two: a division would take most of the time */
+    CUdeviceptr reach = (end_of(left) + page - 1) & ~(page - 1);
 
     return left->range.allocation != 0 && left->range.allocation == right->range.allocation
            && mm_same_location(left->where, right->where)
@@ -155,13 +155,13 @@ mm_batch_merge(mm_batch *b)
 /* Brings those that can gain from the batch call, as far as that does not depend on where pages
  * are, to the front. Conflicting moves keep their order and are never batched by choice. */
 void
-mm_batch_lay_out(mm_batch *b)
+mm_batch_lay_out(mm_batch *b, mm_action what)
 {
     mm_batch_merge(b);
     b->eligible = 0;
     for (size_t i = 0; i < b->count && !b->in_order; i++) {
         mm_move m = b->moves[i];
-        if (m.where.type == CU_MEM_LOCATION_TYPE_DEVICE && m.range.size >= MM_BATCH_FROM) {
+        if (mm_may_gain_from_batch(what, &m)) {
             b->moves[i] = b->moves[b->eligible];
             b->moves[b->eligible++] = m;
         }
@@ -177,7 +177,7 @@ run(mm_driver *cu, mm_action what, mm_batch *b, const mm_how *how, mm_status *st
     mm_work work;
     int rc;
 
-    mm_batch_lay_out(b);
+    mm_batch_lay_out(b, what);
     if (mm_work_init(&work, b->count, st) < 0) {
         return -1;
     }

@@ -27,6 +27,7 @@ void mm_batch_free(mm_batch *b);
 /* A batch with the same moves; to be freed also when this fails. */
 MM_NODISCARD int mm_batch_copy(mm_batch *to, const mm_batch *from, mm_status *st);
 
+typedef enum { MM_DO_PREFETCH, MM_DO_DISCARD, MM_DO_DISCARD_PREFETCH } mm_action;
 typedef enum { MM_DISPATCH_AUTO, MM_DISPATCH_BATCH, MM_DISPATCH_LOOP } mm_dispatch;
 
 /* All of these merge first, and so change the batch. */
@@ -50,7 +51,7 @@ MM_NODISCARD int mm_batch_advise(mm_driver *cu, mm_batch *b, CUmem_advise advice
 void mm_batch_merge(mm_batch *b);
 
 /* Merges, and orders the moves for the driver. */
-void mm_batch_lay_out(mm_batch *b);
+void mm_batch_lay_out(mm_batch *b, mm_action what);
 
 /* Shrinks every range to whole pages and collects what that cuts off in edges, a new batch. */
 MM_NODISCARD int mm_batch_split_edges(mm_batch *b, mm_batch *edges, mm_status *st);

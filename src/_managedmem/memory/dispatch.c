@@ -80,16 +80,28 @@ seems_resident(mm_driver *cu, const mm_move *m)
            && last == m->where.id;
 }
 
-/* A batch call costs about 18 us a range, whatever the range holds; a call for each costs less
- * where pages are there already (2 to 4 us) and where they go to the host, the same below 64 KiB,
- * and more where larger pages move to a device. */
+static bool
+is_small(mm_action what, const mm_move *m)
+{
+    return what == MM_DO_PREFETCH && m->range.size < (64 << 10);
+}
+
+bool
+mm_may_gain_from_batch(mm_action what, const mm_move *m)
+{
+    return m->where.type == CU_MEM_LOCATION_TYPE_DEVICE && !is_small(what, m);
+}
+
+/* A batch call costs about 18 us a range, whatever the range holds. A call for each costs less where
+ * pages are there already (2 to 4 us) and where they go to the host. Where they move to a device it
+ * costs more, but for a prefetch of less than 64 KiB, where it is the same. */
 static mm_way
-way_of(mm_driver *cu, const mm_move *m)
+way_of(mm_driver *cu, mm_action what, const mm_move *m)
 {
     if (m->where.type != CU_MEM_LOCATION_TYPE_DEVICE) {
         return MM_ALONE_TO_HOST;
     }
-    if (m->range.size < MM_BATCH_FROM) {
+    if (is_small(what, m)) {
         return MM_ALONE_SMALL;
     }
     return seems_resident(cu, m) ? MM_ALONE_THERE : MM_TOGETHER;
@@ -128,7 +140,7 @@ mm_dispatch_decide(mm_driver *cu, mm_action what, const mm_batch *b, mm_dispatch
     size_t together = 0, last = 0;
 
     for (size_t i = 0; i < b->count; i++) {
-        ways[i] = (unsigned char)(same ? all : way_of(cu, &b->moves[i]));
+        ways[i] = (unsigned char)(same ? all : way_of(cu, what, &b->moves[i]));
         if (ways[i] == MM_TOGETHER) {
             together++;
             last = i;

@@ -5,8 +5,6 @@
 
 #include "batch.h"
 
-typedef enum { MM_DO_PREFETCH, MM_DO_DISCARD, MM_DO_DISCARD_PREFETCH } mm_action;
-
 /* How a move reaches the driver: in the batch call, or by a call of its own, and then why. */
 typedef enum {
     MM_TOGETHER,
@@ -21,8 +19,9 @@ typedef enum {
     MM_ALONE_LEFT_OVER /* no other one gains from the batch call */
 } mm_way;
 
-/* Smaller ranges do not gain from the batch call. */
-enum { MM_BATCH_FROM = 65536 };
+/* Whether a move can be faster in a batch call, as far as that does not depend on where its pages
+ * are. */
+bool mm_may_gain_from_batch(mm_action what, const mm_move *m);
 
 /* What a batch is issued from: the way of each move and the arrays of a batch call. Room for few
  * moves lies in the struct itself. */

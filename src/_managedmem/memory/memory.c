@@ -161,18 +161,35 @@ mm_memory_retain(mm_memory *m)
     atomic_fetch_add_explicit(&m->references, 1, memory_order_relaxed);
 }
 
-void
-mm_memory_release(mm_memory *m)
+bool
+mm_memory_drop(mm_memory *m)
 {
-    if (atomic_fetch_sub_explicit(&m->references, 1, memory_order_acq_rel) != 1) {
-        return;
-    }
-    if (!mm_guard_is_closed(&m->guard)) {
+    return atomic_fetch_sub_explicit(&m->references, 1, memory_order_acq_rel) == 1;
+}
+
+bool
+mm_memory_end_blocks(const mm_memory *m)
+{
+    return m->owned && !mm_guard_is_closed(&m->guard);
+}
+
+void
+mm_memory_end(mm_memory *m)
+{
+    if (mm_memory_end_blocks(m)) {
         mm_status ignored;
         int rc = free_owned(m, NULL, &ignored);
         (void)rc;
     }
     free(m);
+}
+
+void
+mm_memory_release(mm_memory *m)
+{
+    if (mm_memory_drop(m)) {
+        mm_memory_end(m);
+    }
 }
 
 int

@@ -36,8 +36,15 @@ mm_memory *mm_memory_wrap(CUdeviceptr start, size_t size, mm_status *st);
 
 void mm_memory_retain(mm_memory *m);
 
-/* Gives up a reference; the last one frees owned memory. Can block as freeing does, so call it
- * without the GIL. Errors of the free are dropped: the driver may already be shut down. */
+/* Gives up a reference. True for the last one: the caller then ends the memory. */
+MM_NODISCARD bool mm_memory_drop(mm_memory *m);
+
+/* Ends memory that nobody refers to. What is owned and not closed is freed, which can block: then
+ * call it without the GIL. Errors of the free are dropped: the driver may already be shut down. */
+void mm_memory_end(mm_memory *m);
+bool mm_memory_end_blocks(const mm_memory *m);
+
+/* Both in one, for whoever has no GIL. */
 void mm_memory_release(mm_memory *m);
 
 /* Closes: *first says whether this call did it. After a failed free the memory counts as closed. */

@@ -7,6 +7,7 @@
  * it. */
 typedef struct {
     mm_guard *guard; /* to be entered; or NULL */
+    bool view; /* its own guard: only to be open, the memory has another hold */
     bool look; /* nobody tells when this memory is freed: the driver is asked */
     mm_range range; /* then all that the entries take of it */
     size_t entry; /* the first one, for messages */
@@ -78,9 +79,10 @@ collect_holds(mm_plan *p, const mm_plan_entry *entries, size_t count, mm_status 
     for (size_t i = 0; i < count; i++) {
         mm_range range = entries[i].move.range;
         bool look = entries[i].memory == NULL || range.allocation == 0;
-        p->holds[n++] = (hold){entries[i].memory, look, range, i};
+        p->holds[n++] =
+            (hold){.guard = entries[i].memory, .look = look, .range = range, .entry = i};
         if (entries[i].view != NULL) {
-            p->holds[n++] = (hold){entries[i].view, false, range, i};
+            p->holds[n++] = (hold){.guard = entries[i].view, .view = true, .entry = i};
         }
     }
     qsort(p->holds, n, sizeof *p->holds, by_owner);
@@ -132,9 +134,9 @@ lay_out_moves(mm_plan *p, const mm_plan_entry *entries, size_t count, mm_status 
         if (mm_batch_split_edges(&p->moves, &p->edges, st) < 0) {
             return -1;
         }
-        mm_batch_lay_out(&p->edges);
+        mm_batch_lay_out(&p->edges, MM_DO_PREFETCH);
     }
-    mm_batch_lay_out(&p->moves);
+    mm_batch_lay_out(&p->moves, p->what);
     return 0;
 }
 
@@ -215,7 +217,7 @@ look_again(mm_driver *cu, const mm_plan *p, const hold *h, mm_status *st)
 static int
 take_hold(mm_driver *cu, const mm_plan *p, const hold *h, mm_status *st)
 {
-    if (h->guard != NULL && !mm_guard_enter(h->guard)) {
+    if (h->guard != NULL && (h->view ? mm_guard_is_closed(h->guard) : !mm_guard_enter(h->guard))) {
         return mm_fail(st, MM_REFUSED, "entry %zu: ManagedBuffer is closed", h->entry);
     }
     if (h->look && look_again(cu, p, h, st) < 0) {
@@ -231,7 +233,7 @@ static void
 let_go(const mm_plan *p, size_t count)
 {
     for (size_t i = 0; i < count; i++) {
-        if (p->holds[i].guard != NULL) {
+        if (p->holds[i].guard != NULL && !p->holds[i].view) {
             mm_guard_leave(p->holds[i].guard);
         }
     }

@@ -14,9 +14,10 @@ find_name(const mm_parameters *p, PyObject *name)
         PyErr_Clear(); /* a name that is no UTF-8 is none of ours */
         return -1;
     }
-    for (int i = 0; i < p->total; i++) {
-        size_t wanted = strlen(p->names[i]); /* 0 for a parameter without a name */
-        if (wanted > 0 && (size_t)length == wanted && memcmp(text, p->names[i], wanted) == 0) {
+    for (int i = 0; length > 0 && i < p->total; i++) { /* "" is a parameter without a name */
+        const char *wanted = p->names[i];
+        if (wanted[0] == text[0] && strlen(wanted) == (size_t)length
+            && memcmp(text, wanted, (size_t)length) == 0) {
             return i;
         }
     }
@@ -72,11 +73,11 @@ mm_args(const mm_parameters *p, PyObject *const *args, Py_ssize_t nargs, PyObjec
 {
     Py_ssize_t named = kwnames ? PyTuple_Size(kwnames) : 0;
 
-    for (int i = 0; i < p->total; i++) {
-        out[i] = i < nargs && i < p->positional ? args[i] : NULL;
-    }
     if (check_count(p, nargs) < 0) {
         return -1;
+    }
+    for (int i = 0; i < p->total; i++) {
+        out[i] = i < nargs ? args[i] : NULL;
     }
     for (Py_ssize_t i = 0; i < named; i++) {
         if (put_by_name(p, PyTuple_GetItem(kwnames, i), args[nargs + i], out) < 0) {
@@ -92,11 +93,11 @@ mm_args_new(const mm_parameters *p, PyObject *args, PyObject *kwargs, PyObject *
     Py_ssize_t nargs = PyTuple_Size(args), position = 0;
     PyObject *name, *value;
 
-    for (int i = 0; i < p->total; i++) {
-        out[i] = i < nargs && i < p->positional ? PyTuple_GetItem(args, i) : NULL;
-    }
     if (check_count(p, nargs) < 0) {
         return -1;
+    }
+    for (int i = 0; i < p->total; i++) {
+        out[i] = i < nargs ? PyTuple_GetItem(args, i) : NULL;
     }
     while (kwargs && PyDict_Next(kwargs, &position, &name, &value)) {
         if (put_by_name(p, name, value, out) < 0) {
@@ -112,12 +113,12 @@ mm_read_index(PyObject *value, const char *what, PyObject *error, long long *out
     PyObject *index;
     int overflow = 0;
 
-    if (PyBool_Check(value) || !PyIndex_Check(value)) {
+    if (PyLong_CheckExact(value)) {
+        index = Py_NewRef(value);
+    } else if (PyBool_Check(value) || !PyIndex_Check(value)) {
         PyErr_Format(error, "%s must be an int, got %R", what, value);
         return -1;
-    }
-    index = PyNumber_Index(value);
-    if (index == NULL) {
+    } else if ((index = PyNumber_Index(value)) == NULL) {
         return -1;
     }
     *out = PyLong_AsLongLongAndOverflow(index, &overflow);

@@ -7,15 +7,29 @@
 
 /* --- life ------------------------------------------------------------------------------- */
 
+static void
+release_memory(mm_memory *memory)
+{
+    if (!mm_memory_drop(memory)) {
+        return;
+    }
+    if (mm_memory_end_blocks(memory)) {
+        /* Freeing waits for work on the memory, which may itself wait for the GIL. */
+        Py_BEGIN_ALLOW_THREADS
+        mm_memory_end(memory);
+        Py_END_ALLOW_THREADS
+    } else {
+        mm_memory_end(memory);
+    }
+}
+
 static mm_buffer *
 allocate_object(mm_state *state, PyTypeObject *type, mm_memory *memory)
 {
     mm_buffer *b = mm_buffer_of(mm_alloc_object(type));
 
     if (b == NULL) {
-        Py_BEGIN_ALLOW_THREADS
-        mm_memory_release(memory);
-        Py_END_ALLOW_THREADS
+        release_memory(memory);
         return NULL;
     }
     b->state = state;
@@ -152,10 +166,7 @@ buffer_dealloc(PyObject *op)
     PyObject_ClearWeakRefs(op);
     (void)buffer_clear(op);
     if (b->memory != NULL) {
-        /* Freeing waits for work on the memory, which may itself wait for the GIL. */
-        Py_BEGIN_ALLOW_THREADS
-        mm_memory_release(b->memory);
-        Py_END_ALLOW_THREADS
+        release_memory(b->memory);
     }
     Py_CLEAR(b->stream); /* not before: the memory is freed in its order */
     mm_free_object(op);
@@ -245,27 +256,42 @@ mm_buffer_check_open(const mm_buffer *b)
     return 0;
 }
 
-int
-mm_buffer_begin(mm_buffer *b, mm_operation op, mm_buffer_use *use)
+static int
+read_range(mm_buffer *b, mm_driver *cu, mm_operation op, mm_range *range)
 {
     mm_status st;
 
+    if (mm_memory_check(cu, b->memory, op, &st) < 0) {
+        (void)mm_raise(b->state, &st);
+        return -1;
+    }
+    range->start = b->start;
+    range->size = b->size;
+    range->allocation = atomic_load_explicit(&b->memory->allocation, memory_order_relaxed);
+    return 0;
+}
+
+int
+mm_buffer_begin(mm_buffer *b, mm_operation op, mm_buffer_use *use)
+{
     if (mm_buffer_check_open(b) < 0 || (use->cu = mm_open(b->state)) == NULL) {
         return -1;
     }
     if (!mm_guard_enter(&b->memory->guard)) {
         return mm_buffer_raise_closed();
     }
-    if (mm_memory_check(use->cu, b->memory, op, &st) < 0) {
+    if (read_range(b, use->cu, op, &use->range) < 0) {
         mm_guard_leave(&b->memory->guard);
-        (void)mm_raise(b->state, &st);
         return -1;
     }
     use->memory = b->memory;
-    use->range.start = b->start;
-    use->range.size = b->size;
-    use->range.allocation = atomic_load_explicit(&b->memory->allocation, memory_order_relaxed);
     return 0;
+}
+
+int
+mm_buffer_look(mm_buffer *b, mm_driver *cu, mm_operation op, mm_range *range)
+{
+    return mm_buffer_check_open(b) < 0 ? -1 : read_range(b, cu, op, range);
 }
 
 void

@@ -65,6 +65,9 @@ typedef struct {
 int mm_buffer_begin(mm_buffer *b, mm_operation op, mm_buffer_use *use);
 void mm_buffer_end(mm_buffer_use *use);
 
+/* Checks the same and gives the range, but takes no hold: the buffer has to be entered later. */
+int mm_buffer_look(mm_buffer *b, mm_driver *cu, mm_operation op, mm_range *range);
+
 /* Sets the RuntimeError of a closed buffer; returns -1. */
 int mm_buffer_raise_closed(void);
 

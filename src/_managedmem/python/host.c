@@ -54,7 +54,7 @@ host_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     static const char *const names[] = {"numa_id", "is_numa_current"};
     static const mm_parameters parameters = {"Host", names, 0, 1, 2};
     mm_state *state = mm_type_state(type);
-    PyObject *given[2];
+    PyObject *given[2], *known;
     long long node;
     int current = 0;
 
@@ -72,7 +72,12 @@ host_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
                      given[0]);
         return NULL;
     }
-    if (mm_read_index(given[0], "numa_id", PyExc_ValueError, &node) < 0) {
+    /* The table keeps every node that was asked for, under its number. */
+    if (PyLong_CheckExact(given[0])
+        && (known = PyDict_GetItemWithError(state->numa_hosts, given[0])) != NULL) {
+        return Py_NewRef(known);
+    }
+    if (PyErr_Occurred() || mm_read_index(given[0], "numa_id", PyExc_ValueError, &node) < 0) {
         return NULL;
     }
     if (node < 0 || node > INT_MAX) {

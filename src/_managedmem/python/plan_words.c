@@ -122,6 +122,17 @@ tell_deferral(words *w, const mm_outlook *o, const mm_how *how)
 }
 
 /* One line for the batch call and one more for each location in it. */
+static const char *
+why_together(const mm_outlook *o, const mm_how *how)
+{
+    if (how->dispatch == MM_DISPATCH_BATCH) {
+        return "dispatch=\"batch\" asks for it";
+    }
+    return o->what == MM_DO_PREFETCH
+               ? "64 KiB or more each, to a device, and not prefetched there last"
+               : "to a device, and not prefetched there last";
+}
+
 static void
 tell_batch(words *w, mm_outlook *o, const mm_how *how)
 {
@@ -131,12 +142,9 @@ tell_batch(words *w, mm_outlook *o, const mm_how *how)
     if (o->together == 0) {
         return;
     }
-    add_line(w, PyUnicode_FromFormat("1 x %s over %zu range%s: %s", function_name(o->what, true),
-                                     o->together, o->together == 1 ? "" : "s",
-                                     how->dispatch == MM_DISPATCH_BATCH
-                                         ? "dispatch=\"batch\" asks for it"
-                                         : "64 KiB or more each, to a device, and not prefetched "
-                                           "there last"));
+    add_line(w,
+             PyUnicode_FromFormat("1 x %s over %zu range%s: %s", function_name(o->what, true),
+                                  o->together, o->together == 1 ? "" : "s", why_together(o, how)));
     while (next_group(o, true, &g)) {
         add_line(w, PyUnicode_FromFormat("    %zu range%s, %s to %s", g.ranges,
                                          g.ranges == 1 ? "" : "s", size_text(g.bytes, size),

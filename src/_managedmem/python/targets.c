@@ -50,13 +50,7 @@ mm_target_read(mm_state *state, mm_driver *cu, PyObject *value, mm_operation op,
 
     *target = (mm_target){.dense = true};
     if (mm_is_buffer(state, value)) {
-        mm_buffer_use use;
-        if (mm_buffer_begin(mm_buffer_of(value), op, &use) < 0) {
-            return -1;
-        }
-        target->range = use.range;
-        mm_buffer_end(&use);
-        return 0;
+        return mm_buffer_look(mm_buffer_of(value), cu, op, &target->range);
     }
     if (mm_read_foreign(state, value, &target->range, &target->dense, &target->export) < 0) {
         return -1;
@@ -142,15 +136,15 @@ mm_targets_read(mm_state *state, PyObject *value, mm_operation op, mm_targets *t
     count = PyTuple_Size(t->items);
     if (mm_batch_init(&t->batch, (size_t)count, &st) < 0) {
         (void)mm_raise(state, &st);
-    }
-    for (Py_ssize_t i = 0; i < count && !PyErr_Occurred(); i++) {
-        if (read_one(t, PyTuple_GetItem(t->items, i), op, &t->batch.moves[i].range) < 0) {
-            name_target(t, i);
-        }
-    }
-    if (PyErr_Occurred()) {
         mm_targets_end(t);
         return -1;
+    }
+    for (Py_ssize_t i = 0; i < count; i++) {
+        if (read_one(t, PyTuple_GetItem(t->items, i), op, &t->batch.moves[i].range) < 0) {
+            name_target(t, i);
+            mm_targets_end(t);
+            return -1;
+        }
     }
     return 0;
 }
@@ -185,20 +179,31 @@ mm_targets_read_locations(mm_targets *t, PyObject *value)
     return rc;
 }
 
+/* The guard to enter for a target; NULL where nothing has to be: it is no buffer of ours, or the
+ * target before it (whose memory is *last) lies in the same memory. */
+static mm_guard *
+guard_of(const mm_targets *t, Py_ssize_t i, mm_memory **last)
+{
+    PyObject *item = PyTuple_GetItem(t->items, i);
+    mm_memory *memory = mm_is_buffer(t->state, item) ? mm_buffer_of(item)->memory : NULL;
+    bool same = memory == *last;
+
+    *last = memory;
+    return memory == NULL || same ? NULL : &memory->guard;
+}
+
 int
 mm_targets_enter(mm_targets *t)
 {
     Py_ssize_t count = PyTuple_Size(t->items);
+    mm_memory *last = NULL;
 
     for (; t->entered < count; t->entered++) {
-        PyObject *item = PyTuple_GetItem(t->items, t->entered);
-        if (mm_is_buffer(t->state, item)) {
-            mm_buffer *b = mm_buffer_of(item);
-            if (!mm_guard_enter(&b->memory->guard)) {
-                (void)mm_buffer_raise_closed();
-                name_target(t, t->entered);
-                return -1;
-            }
+        mm_guard *guard = guard_of(t, t->entered, &last);
+        if (guard != NULL && !mm_guard_enter(guard)) {
+            (void)mm_buffer_raise_closed();
+            name_target(t, t->entered);
+            return -1;
         }
     }
     return 0;
@@ -207,12 +212,15 @@ mm_targets_enter(mm_targets *t)
 void
 mm_targets_leave(mm_targets *t)
 {
-    while (t->entered > 0) {
-        PyObject *item = PyTuple_GetItem(t->items, --t->entered);
-        if (mm_is_buffer(t->state, item)) {
-            mm_guard_leave(&mm_buffer_of(item)->memory->guard);
+    mm_memory *last = NULL;
+
+    for (Py_ssize_t i = 0; i < t->entered; i++) {
+        mm_guard *guard = guard_of(t, i, &last);
+        if (guard != NULL) {
+            mm_guard_leave(guard);
         }
     }
+    t->entered = 0;
 }
 
 void
