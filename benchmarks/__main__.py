@@ -10,7 +10,18 @@ from pathlib import Path
 
 import managedmem
 
-from . import batches, deferring, footprint, instructions, jobs, overhead, pipeline, report
+from . import (
+    advice,
+    batches,
+    deferring,
+    footprint,
+    instructions,
+    jobs,
+    many,
+    overhead,
+    pipeline,
+    report,
+)
 from .measure import need_room
 from .report import Group, Report
 
@@ -28,6 +39,13 @@ GROUPS = {
         " work before it. plain is defer=False, queued defer=True, auto the default.",
         deferring.measure,
         deferring.NEED,
+    ),
+    "advice": Group(
+        "Advice on pages that are there",
+        "Until the call returns, after which the advice holds. The pages have just been prefetched"
+        " to where they are.",
+        advice.measure,
+        advice.NEED,
     ),
     "pipeline": Group(
         "A pipeline over several buffers",
@@ -58,6 +76,14 @@ GROUPS = {
         batches.measure,
         batches.NEED,
         batches.summary,
+    ),
+    "many": Group(
+        "Thousands of ranges",
+        "Each with 8 KiB: the time until the stream has done all, for one of them. bare C is one"
+        " call over neighbours and a loop over others; advice goes to the device and the host in"
+        " turn, and ours asks for the old one first, to take all back if one fails.",
+        many.measure,
+        many.NEED,
     ),
 }
 # The one table that needs no GPU.

@@ -18,13 +18,6 @@ typedef struct {
 
 static void *driver;
 
-int
-bare_open(const char *path)
-{
-    driver = dlopen(path, RTLD_NOW | RTLD_LOCAL);
-    return driver != NULL;
-}
-
 static double
 now(void)
 {
@@ -111,35 +104,72 @@ typedef struct {
     int operation;
 } sequence;
 
-enum { PREFETCH, DISCARD, DISCARD_PREFETCH }; /* operations */
+enum { PREFETCH, DISCARD, DISCARD_PREFETCH, ADVISE }; /* operations; ADVISE has no batch */
 enum { LOOP, BATCH, ONE_CALL }; /* forms */
+
+/* Looked up once, because that takes as long as a query does. */
+static struct {
+    PFN_cuMemPrefetchAsync_v12020 prefetch;
+    PFN_cuMemAdvise_v12020 advise;
+    PFN_cuMemPrefetchBatchAsync_v13000 prefetch_batch;
+    PFN_cuMemDiscardBatchAsync_v13000 discard_batch;
+    PFN_cuMemDiscardAndPrefetchBatchAsync_v13000 discard_prefetch_batch;
+    PFN_cuStreamSynchronize_v2000 synchronize;
+} call;
+
+static void
+look_up(void)
+{
+    call.prefetch = (PFN_cuMemPrefetchAsync_v12020)dlsym(driver, "cuMemPrefetchAsync_v2");
+    call.advise = (PFN_cuMemAdvise_v12020)dlsym(driver, "cuMemAdvise_v2");
+    call.prefetch_batch =
+        (PFN_cuMemPrefetchBatchAsync_v13000)dlsym(driver, "cuMemPrefetchBatchAsync");
+    call.discard_batch =
+        (PFN_cuMemDiscardBatchAsync_v13000)dlsym(driver, "cuMemDiscardBatchAsync");
+    call.discard_prefetch_batch = (PFN_cuMemDiscardAndPrefetchBatchAsync_v13000)dlsym(
+        driver, "cuMemDiscardAndPrefetchBatchAsync");
+    call.synchronize = (PFN_cuStreamSynchronize_v2000)dlsym(driver, "cuStreamSynchronize");
+}
+
+int
+bare_open(const char *path)
+{
+    driver = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+    if (driver != NULL) {
+        look_up();
+    }
+    return driver != NULL;
+}
 
 static CUresult
 call_batch(const sequence *s, size_t first, size_t count, CUmemLocation *where)
 {
-    PFN_cuMemPrefetchBatchAsync_v13000 prefetch =
-        (PFN_cuMemPrefetchBatchAsync_v13000)dlsym(driver, "cuMemPrefetchBatchAsync");
-    PFN_cuMemDiscardBatchAsync_v13000 discard =
-        (PFN_cuMemDiscardBatchAsync_v13000)dlsym(driver, "cuMemDiscardBatchAsync");
-    PFN_cuMemDiscardAndPrefetchBatchAsync_v13000 both =
-        (PFN_cuMemDiscardAndPrefetchBatchAsync_v13000)dlsym(driver,
-                                                            "cuMemDiscardAndPrefetchBatchAsync");
     CUdeviceptr *pointers = s->pointers + first;
     size_t *sizes = s->sizes + first, from = 0;
 
     if (s->operation == DISCARD) {
-        return discard(pointers, sizes, count, 0, s->stream);
+        return call.discard_batch(pointers, sizes, count, 0, s->stream);
     }
-    return s->operation == PREFETCH
-               ? prefetch(pointers, sizes, count, where, &from, 1, 0, s->stream)
-               : both(pointers, sizes, count, where, &from, 1, 0, s->stream);
+    return (s->operation == PREFETCH ? call.prefetch_batch : call.discard_prefetch_batch)(
+        pointers, sizes, count, where, &from, 1, 0, s->stream);
+}
+
+static CUresult
+call_one(const sequence *s, size_t i, CUmemLocation *where)
+{
+    if (s->operation == PREFETCH) {
+        return call.prefetch(s->pointers[i], s->sizes[i], *where, 0, s->stream);
+    }
+    if (s->operation == ADVISE) {
+        return call.advise(s->pointers[i], s->sizes[i], CU_MEM_ADVISE_SET_PREFERRED_LOCATION,
+                           *where);
+    }
+    return call_batch(s, i, 1, where);
 }
 
 static CUresult
 call_form(const sequence *s, int form, CUmemLocation *where)
 {
-    PFN_cuMemPrefetchAsync_v12020 prefetch =
-        (PFN_cuMemPrefetchAsync_v12020)dlsym(driver, "cuMemPrefetchAsync_v2");
     size_t last = s->count - 1;
     size_t all = s->pointers[last] + s->sizes[last] - s->pointers[0];
     CUresult code = CUDA_SUCCESS;
@@ -154,9 +184,7 @@ call_form(const sequence *s, int form, CUmemLocation *where)
         return call_form(&whole, LOOP, where);
     }
     for (size_t i = 0; i < s->count && code == CUDA_SUCCESS; i++) {
-        code = s->operation == PREFETCH
-                   ? prefetch(s->pointers[i], s->sizes[i], *where, 0, s->stream)
-                   : call_batch(s, i, 1, where);
+        code = call_one(s, i, where);
     }
     return code;
 }
@@ -165,10 +193,7 @@ call_form(const sequence *s, int form, CUmemLocation *where)
 static double
 until_done(CUresult code, CUstream stream, double start)
 {
-    PFN_cuStreamSynchronize_v2000 synchronize =
-        (PFN_cuStreamSynchronize_v2000)dlsym(driver, "cuStreamSynchronize");
-
-    code = code == CUDA_SUCCESS ? synchronize(stream) : code;
+    code = code == CUDA_SUCCESS ? call.synchronize(stream) : code;
     return code == CUDA_SUCCESS ? now() - start : -(double)code;
 }
 

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,8 @@ class Target(ctypes.Structure):
 class Sequence(ctypes.Structure):
     """Several ranges and what to do with them; the fields are those of bare.c."""
 
+    OPERATIONS = ("prefetch", "discard", "discard_prefetch", "advise")
+
     _fields_ = (
         ("pointers", ctypes.POINTER(ctypes.c_uint64)),
         ("sizes", ctypes.POINTER(ctypes.c_size_t)),
@@ -41,6 +43,24 @@ class Sequence(ctypes.Structure):
         ("device", ctypes.c_int),
         ("operation", ctypes.c_int),
     )
+
+    @classmethod
+    def of(
+        cls,
+        ranges: Collection[managedmem.ManagedBuffer],
+        stream: managedmem.Stream,
+        device: int,
+        operation: str,
+    ) -> Sequence:
+        """The sequence of these buffers; the device is -1 for the host."""
+        return cls(
+            (ctypes.c_uint64 * len(ranges))(*(each.handle for each in ranges)),
+            (ctypes.c_size_t * len(ranges))(*(each.nbytes for each in ranges)),
+            len(ranges),
+            stream.handle,
+            device,
+            cls.OPERATIONS.index(operation),
+        )
 
 
 def include_folder() -> str | None:

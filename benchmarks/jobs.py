@@ -131,6 +131,7 @@ def table(jobs: Jobs, repetitions: int) -> Row:
 
     def read_mostly() -> None:
         jobs.on_host()
+        jobs.stream.synchronize()  # advice is not stream-ordered: it would come before the move
         jobs.advise(read_mostly=True)
 
     def turn() -> None:
@@ -147,6 +148,7 @@ def table(jobs: Jobs, repetitions: int) -> Row:
     contenders = {
         "page faults": jobs.timed(jobs.on_host, *[turn] * TURNS),
         "read_mostly": jobs.timed(read_mostly, *[turn] * TURNS),
+        "read_mostly, prefetch": jobs.timed(read_mostly, jobs.to_device, *[turn] * TURNS),
         "pinned copy": jobs.timed(jobs.advise, *[copied_turn] * TURNS),
     }
     return jobs.row(f"read by the GPU and by the host, {TURNS} turns", repetitions, contenders)

@@ -16,7 +16,17 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks import __main__ as command
-from benchmarks import bare, batches, deferring, footprint, instructions, jobs, overhead
+from benchmarks import (
+    advice,
+    bare,
+    batches,
+    deferring,
+    footprint,
+    instructions,
+    jobs,
+    many,
+    overhead,
+)
 from benchmarks import pipeline as pipelines
 from benchmarks.measure import BUDGET, KIB, MIB, PEERS, Result, Row, need_room, side_by_side
 from benchmarks.report import BEGIN, END, Report, cell, machine, section, table
@@ -69,6 +79,30 @@ class TestGroups:
         assert all(("plan" in r.results) != r.operation.startswith("discard ") for r in rows)
         assert f"of {len(rows)} cells" in batches.summary(rows)
 
+    @pytest.mark.parametrize(
+        ("ours", "spread", "verdict"),
+        [
+            (104, 0.0, batches.WITHIN),
+            (106, 0.0, batches.ABOVE),
+            (120, 0.05, batches.ABOVE),
+            (120, 0.1, batches.NOT_TOLD_APART),
+        ],
+    )
+    def test_batches_judge_by_how_much_times_vary(self, ours, spread, verdict):
+        forms = {"loop": Result(100.0, spread), "batch": Result(500.0)}
+        row = Row("prefetch", {**forms, "ours": Result(float(ours), spread)}, "us")
+        assert batches.verdict(row, "ours") == verdict
+        assert (verdict in batches.judged(row).note) == (verdict != batches.WITHIN)
+        assert f"{int(verdict == batches.WITHIN)} of 1 cells" in batches.summary([row])
+
+    def test_many(self, bare_calls):
+        needs_discard()
+        rows = whole(many.measure(2, (20,)), "ours")
+        prefetches = [row for row in rows if row.operation.startswith("prefetch device")]
+        assert [row.operation.split()[-1] for row in prefetches] == ["neighbours", "apart"]
+        assert all({"bare C", "plan"} <= set(row.results) for row in prefetches)
+        assert any("set_preferred_location" in row.operation for row in rows)
+
     def test_batches_stay_within_the_budget(self):
         assert batches.LARGEST <= BUDGET
         with managedmem.Stream() as stream:
@@ -79,6 +113,10 @@ class TestGroups:
     def test_deferring(self):
         rows = whole(deferring.measure(2, (64 * KIB,), MIB), "plain, call", "auto, busy")
         assert [row.operation.split()[-1] for row in rows] == ["device", "host"]
+
+    def test_advice(self):
+        rows = whole(advice.measure(2, (MIB,)), "set", "set again", "unset")
+        assert len({row.operation for row in rows}) == len(rows) == 8
 
     def test_pipeline(self):
         rows = whole(pipelines.measure(2, (64 * KIB,), 3), "ours, deferred", "ours, plain")
