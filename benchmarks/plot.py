@@ -10,6 +10,7 @@ from .report import Report, columns_of
 
 LINES = ("plain, call", "plain, end", "auto, call", "auto, end")
 BYTES = {"KiB": 1 << 10}
+POINTS: dict[str, Any] = {"textcoords": "offset points", "fontsize": "small"}
 
 
 def size_of(row: Row) -> int:
@@ -31,44 +32,46 @@ def lines(axes: Any, rows: list[Row], where: str) -> None:
 
 
 def bars(axes: Any, rows: list[Row]) -> None:
-    """A bar for each way to do each job."""
+    """A bar for each way to do each job, the ways of a job side by side."""
     names = columns_of(rows)
-    height = 0.8 / len(names)
-    for i, name in enumerate(names):
-        found = [(at, r.results[name]) for at, r in enumerate(rows) if name in r.results]
-        axes.barh(
-            [at + i * height for at, _ in found],
-            [result.median / 1e6 for _, result in found],
-            height,
-            xerr=[result.spread * result.median / 1e6 for _, result in found],
-            label=name,
-        )
-    middle = 0.4 - height / 2
-    axes.set_yticks([at + middle for at in range(len(rows))], [row.operation for row in rows])
-    axes.set(xlabel="ms", title="whole jobs, 256 MiB")
+    colors = {name: f"C{i}" for i, name in enumerate(names)}
+    at, ticks = 0, []
+    for row in rows:
+        done = [(name, row.results[name]) for name in names if name in row.results]
+        ticks.append(at + (len(done) - 1) / 2)
+        for name, result in done:
+            error = result.spread * result.median / 1e6
+            axes.barh(at, result.median / 1e6, 0.8, xerr=error, color=colors[name])
+            axes.annotate(name, (result.median / 1e6, at), xytext=(8, -3), **POINTS)
+            at += 1
+        at += 1
+    axes.set_yticks(ticks, [row.operation for row in rows])
+    axes.set(xlabel="ms", xscale="log", title="whole jobs, 256 MiB")
+    axes.margins(x=0.15)
     axes.invert_yaxis()
-    axes.legend()
 
 
 def draw(results: Report, path: Path) -> None:
-    """Deferring as lines, jobs as bars: whichever of them was measured."""
+    """Deferring as lines, jobs as bars below: whichever of them was measured."""
     try:
+        import matplotlib
         from matplotlib.figure import Figure
     except ImportError as error:
         raise SystemExit(
             f"benchmarks: --plot needs matplotlib (pip install matplotlib): {error}"
         ) from error
     deferring, jobs = results.groups.get("deferring", []), results.groups.get("jobs", [])
-    drawings = [(lines, deferring, where) for where in ("device", "host") if deferring]
-    count = len(drawings) + bool(jobs)
-    if not count:
+    mosaic = [["device", "host"]] * bool(deferring) + [["jobs", "jobs"]] * bool(jobs)
+    if not mosaic:
         raise SystemExit("benchmarks: --plot draws the groups deferring and jobs; neither is there")
-    figure = Figure(figsize=(7 * count, 5), layout="constrained")
-    places = list(figure.subplots(1, count, squeeze=False)[0])
-    for axes, (draw_lines, rows, where) in zip(places, drawings, strict=False):
-        draw_lines(axes, rows, where)
-    if jobs:
-        bars(places[-1], jobs)
+    figure = Figure(figsize=(10, 4.5 * len(mosaic)), layout="constrained")
+    places: dict[str, Any] = figure.subplot_mosaic(mosaic)
+    for name, axes in places.items():
+        if name == "jobs":
+            bars(axes, jobs)
+        else:
+            lines(axes, deferring, name)
     figure.suptitle(f"{results.machine['gpu']}, {results.machine['date']}")
-    figure.savefig(path)
+    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "managedmem"}):
+        figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
     print(f"written: {path}")
