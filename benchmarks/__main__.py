@@ -57,7 +57,8 @@ GROUPS = {
     "jobs": Group(
         "Whole jobs",
         "256 MiB, arithmetic by torch, from the first call to the end of the work. The pinned copy"
-        " moves the same bytes from or to pinned host memory: the limit.",
+        " moves the same bytes from or to pinned host memory: the limit. Advice is given before the"
+        " first call, once.",
         jobs.measure,
         jobs.NEED,
     ),

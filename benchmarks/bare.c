@@ -147,6 +147,9 @@ call_batch(const sequence *s, size_t first, size_t count, CUmemLocation *where)
     CUdeviceptr *pointers = s->pointers + first;
     size_t *sizes = s->sizes + first, from = 0;
 
+    if (s->operation == ADVISE) {
+        return CUDA_ERROR_INVALID_VALUE;
+    }
     if (s->operation == DISCARD) {
         return call.discard_batch(pointers, sizes, count, 0, s->stream);
     }

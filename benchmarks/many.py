@@ -19,11 +19,11 @@ COUNTS = (100, 1000, 5000)
 SIZE = 8 * KIB
 NEED = 2 * SIZE * COUNTS[-1]
 
-# Operation, where the pages are before, where they go, whether the ranges are neighbours.
+# Where the pages are before, where they go, whether the ranges are neighbours.
 MOVES = (
-    ("prefetch", "device", "device", True),
-    ("prefetch", "device", "device", False),
-    ("prefetch", "host", "device", True),
+    ("device", "device", True),
+    ("device", "device", False),
+    ("host", "device", True),
 )
 
 
@@ -32,12 +32,10 @@ def per_range(contender: Contender, count: int) -> Contender:
     return lambda n: contender(n) / count
 
 
-def row_of(
-    title: str, contenders: dict[str, Contender], count: int, repetitions: int, unit: str = "ns"
-) -> Row:
+def row_of(title: str, contenders: dict[str, Contender], count: int, repetitions: int) -> Row:
     """The times of all contenders, for one range."""
     each = {name: per_range(contender, count) for name, contender in contenders.items()}
-    return side_by_side(title, each, count=1, repetitions=repetitions, unit=unit)
+    return side_by_side(title, each, count=1, repetitions=repetitions)
 
 
 def layout_of(stream: managedmem.Stream, count: int, adjacent: bool) -> Layout:
@@ -48,14 +46,14 @@ def layout_of(stream: managedmem.Stream, count: int, adjacent: bool) -> Layout:
     return Layout(whole, ranges, adjacent, stream, peers.cuda_core(stream, *ranges))
 
 
-def move_row(move: tuple[str, str, str], layout: Layout, repetitions: int) -> Row:
+def move_row(before: str, after: str, layout: Layout, repetitions: int) -> Row:
     """A prefetch of all ranges; bare C is one call over neighbours, a loop over others."""
-    cell = Cell(*move, layout)
+    cell = Cell("prefetch", before, after, layout)
     forms = cell.bare_forms()
     contenders = {"bare C": forms["one call" if layout.adjacent else "loop"]}
     contenders |= {**cell.ours(), **cell.theirs()}
     lie = "neighbours" if layout.adjacent else "apart"
-    title = f"prefetch {move[1]} to {move[2]}, {len(layout.ranges)} {lie}"
+    title = f"prefetch {before} to {after}, {len(layout.ranges)} {lie}"
     return row_of(title, contenders, len(layout.ranges), repetitions)
 
 
@@ -113,8 +111,8 @@ def module_row(stream: managedmem.Stream, count: int, repetitions: int) -> Row |
             runtime.memPrefetchAsync(each.data_ptr(), each.nbytes, 0, stream.handle)
 
     contenders = {
-        "ours": run(prefetch, module, device, stream=stream),
-        "plan": run(plan.execute, stream=stream),
+        "ours": run(prefetch, module, device, stream=stream, defer=False),
+        "plan": run(plan.execute, stream=stream, defer=False),
     }
     if runtime:
         contenders["CuPy"] = run(cupy_tensors, runtime)
@@ -126,11 +124,11 @@ def measure(repetitions: int = 9, counts: Sequence[int] = COUNTS) -> list[Row]:
     """A row for each operation and count."""
     rows: list[Row | None] = []
     with managedmem.Stream() as stream:
-        for operation, before, after, adjacent in MOVES:
+        for before, after, adjacent in MOVES:
             for count in counts:
                 layout = layout_of(stream, count, adjacent)
                 with layout.whole:
-                    rows.append(move_row((operation, before, after), layout, repetitions))
+                    rows.append(move_row(before, after, layout, repetitions))
         for count in counts:
             layout = layout_of(stream, count, adjacent=False)
             with layout.whole:

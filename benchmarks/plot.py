@@ -10,7 +10,7 @@ from .report import Report, columns_of
 
 LINES = ("plain, call", "plain, end", "auto, call", "auto, end")
 BYTES = {"KiB": 1 << 10}
-POINTS: dict[str, Any] = {"textcoords": "offset points", "fontsize": "small"}
+LABEL: dict[str, Any] = {"xytext": (8, -3), "textcoords": "offset points", "fontsize": "small"}
 
 
 def size_of(row: Row) -> int:
@@ -31,8 +31,8 @@ def lines(axes: Any, rows: list[Row], where: str) -> None:
     axes.legend()
 
 
-def bars(axes: Any, rows: list[Row]) -> None:
-    """A bar for each way to do each job, the ways of a job side by side."""
+def dots(axes: Any, rows: list[Row]) -> None:
+    """A dot for each way to do each job, the ways of a job below each other."""
     names = columns_of(rows)
     colors = {name: f"C{i}" for i, name in enumerate(names)}
     at, ticks = 0, []
@@ -40,19 +40,20 @@ def bars(axes: Any, rows: list[Row]) -> None:
         done = [(name, row.results[name]) for name in names if name in row.results]
         ticks.append(at + (len(done) - 1) / 2)
         for name, result in done:
-            error = result.spread * result.median / 1e6
-            axes.barh(at, result.median / 1e6, 0.8, xerr=error, color=colors[name])
-            axes.annotate(name, (result.median / 1e6, at), xytext=(8, -3), **POINTS)
+            middle = result.median / 1e6
+            axes.errorbar(middle, at, xerr=result.spread * middle, fmt="o", color=colors[name])
+            axes.annotate(name, (middle, at), **LABEL)
             at += 1
         at += 1
     axes.set_yticks(ticks, [row.operation for row in rows])
     axes.set(xlabel="ms", xscale="log", title="whole jobs, 256 MiB")
     axes.margins(x=0.15)
+    axes.grid(axis="x", alpha=0.3)
     axes.invert_yaxis()
 
 
 def draw(results: Report, path: Path) -> None:
-    """Deferring as lines, jobs as bars below: whichever of them was measured."""
+    """Deferring as lines, jobs as dots below: whichever of them was measured."""
     try:
         import matplotlib
         from matplotlib.figure import Figure
@@ -68,7 +69,7 @@ def draw(results: Report, path: Path) -> None:
     places: dict[str, Any] = figure.subplot_mosaic(mosaic)
     for name, axes in places.items():
         if name == "jobs":
-            bars(axes, jobs)
+            dots(axes, jobs)
         else:
             lines(axes, deferring, name)
     figure.suptitle(f"{results.machine['gpu']}, {results.machine['date']}")

@@ -135,7 +135,7 @@ class TestGroups:
     def test_pipeline_holds_the_thread_for_a_part_of_the_loop(self):
         with managedmem.empty(64 * KIB) as buf, managedmem.Stream() as stream:
             loop = pipelines.Pipeline([buf], [stream])
-            sink = bytearray(buf.nbytes)
+            sink = memoryview(bytearray(b"\1" * buf.nbytes))
             whole = elapsed(lambda: loop.run(loop.ours(False), bytes([7]) * buf.nbytes, sink))
             assert 0 < loop.held < whole
             assert sink == bytes(buf.nbytes)  # what the device filled it with

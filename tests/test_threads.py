@@ -90,6 +90,8 @@ def close_when_used(buffer, uses=20):
 
 def operations(buffer):
     members = buffer.accessed_by
+    other = ManagedMemoryResource().allocate(PAGE)
+    parts = [buffer[:PAGE], other, buffer[PAGE:]] if buffer.nbytes > PAGE else [buffer, other]
     return {
         "prefetch": lambda: buffer.prefetch(Host()),
         "prefetch to a device": lambda: buffer.prefetch(Device(0)),
@@ -103,6 +105,8 @@ def operations(buffer):
         "fill": lambda: buffer.fill(1),
         "advise": lambda: managedmem.advise([buffer], "set_read_mostly"),
         "many prefetches": lambda: managedmem.prefetch([buffer, buffer], Host()),
+        "among others": lambda: managedmem.prefetch([other, buffer], Host()),
+        "parts among others": lambda: managedmem.prefetch(parts, Host()),
         "slice": lambda: buffer[0:PAGE].prefetch(Host()),
         "view": lambda: buffer.view("float32").prefetch(Host()),
         "dlpack": buffer.__dlpack__,
@@ -128,6 +132,14 @@ class TestClosing:
             buffer = ManagedMemoryResource().allocate(16 * PAGE)
             race(*map(until_closed, operations(buffer).values()), close_when_used(buffer, 50))
             assert buffer.is_closed
+
+    def test_what_was_entered_with_it_is_let_go(self):
+        for _ in range(ROUNDS):
+            first, middle, last = (ManagedMemoryResource().allocate(2 * PAGE) for _ in range(3))
+            targets = [first[:PAGE], first[PAGE:], middle, last, first[:PAGE]]
+            operation = until_closed(lambda targets=targets: managedmem.prefetch(targets, Host()))
+            race(operation, operation, close_when_used(middle))
+            race(first.close, last.close)  # waits for calls that have it
 
     def test_many_closers(self):
         for _ in range(ROUNDS):
@@ -403,8 +415,9 @@ class TestTheGilIsReleased:
             lambda stream, buffer: Device(0).sync(),
             lambda stream, buffer: buffer.close(),
             lambda stream, buffer: deallocate(buffer),
+            lambda stream, buffer: drop_capsule(buffer),
         ],
-        ids=["stream.sync", "device.sync", "close", "dealloc"],
+        ids=["stream.sync", "device.sync", "close", "dealloc", "capsule"],
     )
     def test_while_the_driver_blocks(self, blocking, napping_stream):
         buffer = ManagedMemoryResource().allocate(PAGE)
@@ -434,3 +447,8 @@ class Box:
 
 def deallocate(box):
     box.held.pop()
+
+
+def drop_capsule(box):
+    capsule = box.held.pop().__dlpack__()
+    del capsule  # the last that kept the memory

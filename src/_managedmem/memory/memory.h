@@ -44,7 +44,7 @@ MM_NODISCARD bool mm_memory_drop(mm_memory *m);
 void mm_memory_end(mm_memory *m);
 bool mm_memory_end_blocks(const mm_memory *m);
 
-/* Both in one, for whoever has no GIL. */
+/* Both in one. */
 void mm_memory_release(mm_memory *m);
 
 /* Closes: *first says whether this call did it. After a failed free the memory counts as closed. */

@@ -14,7 +14,10 @@ find_name(const mm_parameters *p, PyObject *name)
         PyErr_Clear(); /* a name that is no UTF-8 is none of ours */
         return -1;
     }
-    for (int i = 0; length > 0 && i < p->total; i++) { /* "" is a parameter without a name */
+    if (length == 0) {
+        return -1; /* that is how parameters without a name are listed */
+    }
+    for (int i = 0; i < p->total; i++) {
         const char *wanted = p->names[i];
         if (wanted[0] == text[0] && strlen(wanted) == (size_t)length
             && memcmp(text, wanted, (size_t)length) == 0) {

@@ -7,8 +7,8 @@
 
 /* --- life ------------------------------------------------------------------------------- */
 
-static void
-release_memory(mm_memory *memory)
+void
+mm_buffer_release(mm_memory *memory)
 {
     if (!mm_memory_drop(memory)) {
         return;
@@ -29,7 +29,7 @@ allocate_object(mm_state *state, PyTypeObject *type, mm_memory *memory)
     mm_buffer *b = mm_buffer_of(mm_alloc_object(type));
 
     if (b == NULL) {
-        release_memory(memory);
+        mm_buffer_release(memory);
         return NULL;
     }
     b->state = state;
@@ -166,7 +166,7 @@ buffer_dealloc(PyObject *op)
     PyObject_ClearWeakRefs(op);
     (void)buffer_clear(op);
     if (b->memory != NULL) {
-        release_memory(b->memory);
+        mm_buffer_release(b->memory);
     }
     Py_CLEAR(b->stream); /* not before: the memory is freed in its order */
     mm_free_object(op);
@@ -291,7 +291,13 @@ mm_buffer_begin(mm_buffer *b, mm_operation op, mm_buffer_use *use)
 int
 mm_buffer_look(mm_buffer *b, mm_driver *cu, mm_operation op, mm_range *range)
 {
-    return mm_buffer_check_open(b) < 0 ? -1 : read_range(b, cu, op, range);
+    if (mm_buffer_check_open(b) < 0) {
+        return -1;
+    }
+    if (read_range(b, cu, op, range) < 0) {
+        return mm_buffer_is_closed(b) ? mm_buffer_raise_closed() : -1; /* closed meanwhile */
+    }
+    return 0;
 }
 
 void
@@ -375,8 +381,8 @@ buffer_close(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kw
     if (b->root == NULL) {
         return close_root(b, given[0]);
     }
-    /* In one step, as a memoryview may be made meanwhile. No waiting: only plans enter a view, and
-     * they hold its memory as well. */
+    /* In one step, as a memoryview may be made meanwhile. No waiting: calls enter the memory, not
+     * the view. */
     if (mm_guard_close(&b->guard, true) == MM_STILL_EXPORTED) {
         PyErr_SetString(PyExc_BufferError,
                         "this view cannot be closed: a memoryview or NumPy array of it lives");

@@ -49,6 +49,9 @@ PyObject *mm_buffer_new(mm_state *state, PyTypeObject *type, mm_memory *memory,
                         const mm_dtype *dtype, int dimensions, const Py_ssize_t *shape,
                         PyObject *owner, PyObject *resource);
 
+/* Gives up a reference to a memory, and the GIL meanwhile where that can block. */
+void mm_buffer_release(mm_memory *memory);
+
 /* A view with another range, dtype and shape. */
 PyObject *mm_buffer_view(mm_buffer *from, size_t offset, const mm_dtype *dtype, int dimensions,
                          const Py_ssize_t *shape);

@@ -278,6 +278,16 @@ delete_versioned(dl_managed_tensor_versioned *self)
     free_block(self->context);
 }
 
+/* What nobody consumed; with the GIL. */
+static void
+free_unused_block(tensor_block *t)
+{
+    mm_guard_unexport(&t->memory->guard);
+    Py_XDECREF(t->keep);
+    mm_buffer_release(t->memory);
+    free(t);
+}
+
 /* A capsule that nobody consumed still owns its tensor; a consumer renames it. */
 static void
 drop_capsule(PyObject *capsule)
@@ -287,10 +297,10 @@ drop_capsule(PyObject *capsule)
     mm_exception_save(&saved);
     if (PyCapsule_IsValid(capsule, "dltensor_versioned")) {
         dl_managed_tensor_versioned *t = PyCapsule_GetPointer(capsule, "dltensor_versioned");
-        t->deleter(t);
+        free_unused_block(t->context);
     } else if (PyCapsule_IsValid(capsule, "dltensor")) {
         dl_managed_tensor *t = PyCapsule_GetPointer(capsule, "dltensor");
-        t->deleter(t);
+        free_unused_block(t->context);
     }
     mm_exception_restore(&saved);
 }

@@ -121,7 +121,6 @@ tell_deferral(words *w, const mm_outlook *o, const mm_how *how)
                     o->deferred_to.type == CU_MEM_LOCATION_TYPE_DEVICE ? "devices" : "the host"));
 }
 
-/* One line for the batch call and one more for each location in it. */
 static const char *
 why_together(const mm_outlook *o, const mm_how *how)
 {
@@ -133,6 +132,7 @@ why_together(const mm_outlook *o, const mm_how *how)
                : "to a device, and not prefetched there last";
 }
 
+/* One line for the batch call and one more for each location in it. */
 static void
 tell_batch(words *w, mm_outlook *o, const mm_how *how)
 {

@@ -1,6 +1,8 @@
 /* targets.c: reading targets: one or several, our buffers and foreign objects; entering them. */
 #include "targets.h"
 
+#include <assert.h>
+
 #include "foreign.h"
 #include "location.h"
 
@@ -198,6 +200,7 @@ mm_targets_enter(mm_targets *t)
     Py_ssize_t count = PyTuple_Size(t->items);
     mm_memory *last = NULL;
 
+    assert(t->entered == 0); /* it would not know what it had entered */
     for (; t->entered < count; t->entered++) {
         mm_guard *guard = guard_of(t, t->entered, &last);
         if (guard != NULL && !mm_guard_enter(guard)) {
