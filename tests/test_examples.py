@@ -103,6 +103,22 @@ def test_pipeline_times_both_loops() -> None:
     assert ("times mean nothing" in text) == managedmem.driver_info()["emulated"]
 
 
+@pytest.mark.emulator_only
+def test_pipeline_with_peers_says_that_they_need_a_gpu() -> None:
+    text = run(str(EXAMPLES / "pipeline_peers.py"))
+    assert re.findall(r"^ *([\w.]+): +[0-9.]+ ms", text, re.MULTILINE) == ["plain", "deferred"]
+    assert "cannot use the emulated driver" in text
+
+
+@pytest.mark.skipif(managedmem.driver_info()["emulated"], reason="needs a GPU")
+def test_pipeline_with_every_peer_that_is_here() -> None:
+    text = run(str(EXAMPLES / "pipeline_peers.py"))
+    found = re.findall(r"^ *([\w.]+): +[0-9.]+ ms, +[0-9.]+ ms of it in", text, re.MULTILINE)
+    missing = re.findall(r"^ *([\w.]+): not here", text, re.MULTILINE)
+    assert found[:2] == ["plain", "deferred"]
+    assert sorted(found[2:] + missing) == ["CuPy", "cuda.bindings", "cuda.core"], text
+
+
 def check_training(text: str, processes: int) -> None:
     """What the distributed example prints must say that it did what it is for."""
     ranks = re.findall(rf"^rank (\d+) of {processes}: Device\(\d+\)", text, re.MULTILINE)
@@ -199,4 +215,5 @@ def test_examples_stay_short() -> None:
     lengths = {path.name: len(path.read_text().splitlines()) for path in SCRIPTS}
     assert lengths["digits.py"] < 120
     assert lengths["pipeline.py"] < 120
+    assert lengths["pipeline_peers.py"] < 120
     assert lengths["distributed.py"] < 180
