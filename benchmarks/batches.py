@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from statistics import median
 from types import ModuleType
 from typing import Any
@@ -23,6 +24,7 @@ from .measure import KIB, MIB, Contender, Result, Row, side_by_side
 
 COUNTS = (1, 2, 8, 64)
 SIZES = (4 * KIB, 64 * KIB, MIB, 2 * MIB, 8 * MIB)
+BETWEEN = (32, 2 * MIB)  # a count and size more, for which there is a goal of its own
 LARGEST = 256 * MIB  # of all ranges and the gaps between them
 NEED = LARGEST
 FORMS = ("loop", "batch", "one call")
@@ -201,13 +203,11 @@ def judged(row: Row) -> Row:
 def measure(
     repetitions: int = 21, sizes: Sequence[int] = SIZES, counts: Sequence[int] = COUNTS
 ) -> list[Row]:
-    """A row for each cell of the matrix."""
+    """A row for each cell of the matrix, and for those between."""
+    count, size = BETWEEN
     with managedmem.Stream() as stream:
-        return [
-            judged(Cell(*move, layout).row(repetitions))
-            for layout in layouts(stream, sizes, counts)
-            for move in MOVES
-        ]
+        every = chain(layouts(stream, sizes, counts), layouts(stream, (size,), (count,)))
+        return [judged(Cell(*move, layout).row(repetitions)) for layout in every for move in MOVES]
 
 
 def summary(rows: list[Row]) -> str:

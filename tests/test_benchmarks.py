@@ -81,8 +81,9 @@ class TestGroups:
     def test_batches(self, bare_calls):
         needs_discard()
         rows = whole(batches.measure(2, (4 * KIB,), (1, 3)), "loop", "batch", "ours")
-        # One range, three adjacent, three apart.
-        assert len(rows) == 3 * len(batches.MOVES)
+        # One range, three adjacent, three apart; and those between, adjacent and apart.
+        assert len(rows) == 5 * len(batches.MOVES)
+        assert sum("32 x 2048 KiB" in row.operation for row in rows) == 2 * len(batches.MOVES)
         assert [("one call" in row.results) for row in rows] == [
             "adjacent" in row.operation for row in rows
         ]
