@@ -10,7 +10,7 @@ import ctypes
 import pytest
 
 import managedmem
-from helpers import ADVICES, PAGE, CudaArray, contents, device_memory, pattern, write
+from helpers import ADVICES, PAGE, CudaArray, contents, device_memory, pattern, run_python, write
 from managedmem import Device, Host, ManagedBuffer, ManagedMemoryResource, emulator
 
 PLACED = {
@@ -375,3 +375,33 @@ def test_names_that_no_parameter_has(untouched, name):
     for function in (untouched.prefetch, untouched.fill, managedmem.PrefetchPlan):
         with pytest.raises(TypeError, match="unexpected keyword argument"):
             function(**{name: None})
+
+
+@pytest.mark.parametrize("key", [int, 5, None, b"numa_id"], ids=repr)
+def test_keywords_that_are_no_strings(key):
+    """A call in source text checks its keywords; a constructor gets any dict. One name was read out
+    of whatever object it was, so all of them run in a process of their own."""
+    done = run_python(
+        f"""
+        import functools
+        import managedmem
+        with managedmem.empty(16) as buffer:
+            functions = [
+                managedmem.Host, managedmem.Device, managedmem.Stream,
+                managedmem.ManagedMemoryResource, managedmem.DeviceMemoryResource,
+                managedmem.PrefetchPlan, managedmem.MigrationPolicy, managedmem.ManagedBuffer,
+                managedmem.empty, managedmem.prefetch, buffer.prefetch, buffer.close,
+            ]
+            for function in functions:
+                for call in (function, functools.partial(function)):
+                    try:
+                        call(**{{{key!r}: 2}})
+                    except TypeError as error:
+                        if function is not managedmem.ManagedBuffer:
+                            assert "keywords must be strings" in str(error), (function, error)
+                    else:
+                        raise AssertionError(function)
+        print("fine")
+        """.replace(repr(int), "int")
+    )
+    assert done.stdout == "fine\n"

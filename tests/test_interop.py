@@ -19,6 +19,7 @@ from helpers import (
     contents,
     pattern,
     run_deleter,
+    run_python,
     write,
 )
 from managedmem import Host
@@ -236,6 +237,28 @@ class TestDlpackArguments:
             assert buffer.is_closed
         else:
             assert capsule_struct(capsule).tensor.data != buffer.handle
+
+    @pytest.mark.parametrize("answer", ["None", "5", "object()", "b''", "managedmem.Host()"])
+    def test_a_copy_does_not_believe_an_override(self, answer):
+        """It was read as a buffer, whatever it was: in a process of its own."""
+        done = run_python(
+            f"""
+            import managedmem
+            from helpers import capsule_struct
+            class Mine(managedmem.ManagedBuffer):
+                def copy_to(self, dst=None, *, stream=None):
+                    return {answer}
+            with managedmem.empty(4096) as memory:
+                memory.fill(7)
+                buffer = Mine.from_handle(memory.handle, memory.size)
+                tensor = capsule_struct(capsule := buffer.__dlpack__(copy=True)).tensor
+                assert tensor.data != buffer.handle and tensor.shape[0] == 4096
+                copied = managedmem.ManagedBuffer.from_handle(tensor.data, 4096)
+                assert bytes(copied) == bytes([7]) * 4096
+                print("fine")
+            """
+        )
+        assert done.stdout == "fine\n"
 
 
 class TestBufferProtocol:

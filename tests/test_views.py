@@ -1,5 +1,6 @@
 """Slices and typed views: the same memory, just that range, and alive as long as they are used."""
 
+import ctypes
 import gc
 import struct
 
@@ -279,6 +280,19 @@ class TestView:
     def test_refuses_other_types(self, alloc, bad):
         with pytest.raises((TypeError, ValueError), match="dtype"):
             alloc(4096).view(bad)
+
+    @pytest.mark.parametrize("name", ["", "torch."])
+    def test_nothing_behind_the_end_of_a_name_is_read(self, alloc, name):
+        """The bytes that follow the text in memory spell a type; its length is cut by hand."""
+        text = f"{name}\0f4".encode().decode()
+        length = ctypes.c_ssize_t.from_address(id(text) + object.__basicsize__)
+        assert length.value == len(name) + 3
+        length.value = len(name)
+        try:
+            with pytest.raises(TypeError, match="no dtype"):
+                alloc(4096).view(text)
+        finally:
+            length.value = len(name) + 3
 
     def test_the_size_must_be_whole_items(self, alloc):
         with pytest.raises(ValueError):

@@ -3,19 +3,16 @@
 
 #include <string.h>
 
-/* By its UTF-8, which a name keeps: PyUnicode_CompareWithASCIIString takes several times as long. */
+/* By its UTF-8, which a name keeps: PyUnicode_CompareWithASCIIString takes several times as long.
+ * -1 where there is none; with an exception where the name has no UTF-8. */
 static int
 find_name(const mm_parameters *p, PyObject *name)
 {
     Py_ssize_t length;
     const char *text = PyUnicode_AsUTF8AndSize(name, &length);
 
-    if (text == NULL) {
-        PyErr_Clear(); /* a name that is no UTF-8 is none of ours */
-        return -1;
-    }
-    if (length == 0) {
-        return -1; /* that is how parameters without a name are listed */
+    if (text == NULL || length == 0) {
+        return -1; /* parameters without a name are listed as "" */
     }
     for (int i = 0; i < p->total; i++) {
         const char *wanted = p->names[i];
@@ -27,15 +24,26 @@ find_name(const mm_parameters *p, PyObject *name)
     return -1;
 }
 
+/* A dict of arguments that did not come from a call in source text may have any keys. */
+static int
+refuse_name(const mm_parameters *p, PyObject *name)
+{
+    if (!PyUnicode_Check(name)) {
+        PyErr_SetString(PyExc_TypeError, "keywords must be strings");
+    } else if (!PyErr_Occurred() || PyErr_ExceptionMatches(PyExc_UnicodeError)) {
+        PyErr_Format(PyExc_TypeError, "%s() got an unexpected keyword argument '%U'", p->function,
+                     name);
+    }
+    return -1;
+}
+
 static int
 put_by_name(const mm_parameters *p, PyObject *name, PyObject *value, PyObject **out)
 {
     int i = find_name(p, name);
 
     if (i < 0) {
-        PyErr_Format(PyExc_TypeError, "%s() got an unexpected keyword argument '%U'", p->function,
-                     name);
-        return -1;
+        return refuse_name(p, name);
     }
     if (out[i] != NULL) {
         PyErr_Format(PyExc_TypeError, "%s() got multiple values for argument '%U'", p->function,

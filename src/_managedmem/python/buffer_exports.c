@@ -482,11 +482,12 @@ order_consumer(const mm_buffer *b, PyObject *value)
     return rc;
 }
 
-/* A copy that is complete; a new buffer. */
+/* A copy that is complete; a new buffer. A subclass with a copy_to() of its own is not asked: its
+ * answer could be anything. */
 static PyObject *
 finished_copy(PyObject *op)
 {
-    PyObject *copy = PyObject_CallMethod(op, "copy_to", NULL);
+    PyObject *copy = mm_buffer_copy_to(op, NULL, 0, NULL);
     mm_state *state = mm_buffer_of(op)->state;
     mm_driver *cu = copy ? mm_open(state) : NULL;
     mm_status st;

@@ -32,6 +32,9 @@ find(const char *name)
     if (strncmp(name, "torch.", 6) == 0) {
         name += 6;
     }
+    if (name[0] == '\0') {
+        return NULL;
+    }
     for (size_t i = 0; i < sizeof aliases / sizeof *aliases; i++) {
         if (strcmp(name, aliases[i].name) == 0) {
             name = aliases[i].means;
