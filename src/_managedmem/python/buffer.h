@@ -49,6 +49,9 @@ PyObject *mm_buffer_new(mm_state *state, PyTypeObject *type, mm_memory *memory,
                         const mm_dtype *dtype, int dimensions, const Py_ssize_t *shape,
                         PyObject *owner, PyObject *resource);
 
+/* The module's state, found from ManagedBuffer or a class made from it in Python. */
+mm_state *mm_buffer_class_state(PyTypeObject *type);
+
 /* Gives up a reference to a memory, and the GIL meanwhile where that can block. */
 void mm_buffer_release(mm_memory *memory);
 
@@ -94,6 +97,15 @@ PyObject *mm_buffer_array(PyObject *op, PyObject *const *args, Py_ssize_t nargs,
                           PyObject *kwnames);
 int mm_buffer_getbuffer(PyObject *op, Py_buffer *view, int flags);
 void mm_buffer_releasebuffer(PyObject *op, Py_buffer *view);
+
+/* In buffer_life.c. */
+PyObject *mm_buffer_from_handle(PyObject *, PyObject *const *, Py_ssize_t, PyObject *);
+PyObject *mm_buffer_close(PyObject *, PyObject *const *, Py_ssize_t, PyObject *);
+PyObject *mm_buffer_exit(PyObject *op, PyObject *const *args, Py_ssize_t nargs);
+int mm_buffer_traverse(PyObject *op, visitproc visit, void *arg);
+int mm_buffer_clear(PyObject *op);
+void mm_buffer_dealloc(PyObject *op);
+extern const char mm_buffer_from_handle_doc[], mm_buffer_close_doc[];
 
 /* In buffer_views.c. */
 PyObject *mm_buffer_view_method(PyObject *, PyObject *const *, Py_ssize_t, PyObject *);
