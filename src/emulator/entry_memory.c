@@ -241,7 +241,7 @@ EMU_ENTRY(cuMemAdvise_v2, CUdeviceptr devPtr, size_t count, CUmem_advise advice,
 static CUmemLocation
 location_of_device(CUdevice device)
 {
-    CUmemLocation location = {CU_MEM_LOCATION_TYPE_DEVICE, device};
+    CUmemLocation location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = device};
 
     if (device == CU_DEVICE_CPU) {
         location.type = CU_MEM_LOCATION_TYPE_HOST;

@@ -273,7 +273,7 @@ EMU_ENTRY(cuMemSetMemPool, CUmemLocation *location, CUmemAllocationType type, CU
 static CUmemLocation
 place_of_device(CUdevice device)
 {
-    return (CUmemLocation){CU_MEM_LOCATION_TYPE_DEVICE, device};
+    return (CUmemLocation){.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = device};
 }
 
 EMU_ENTRY(cuDeviceGetDefaultMemPool, CUmemoryPool *pool_out, CUdevice dev)

@@ -80,8 +80,8 @@ preferred_bit(const struct emu_policy *policy)
 {
     return policy->preferred_type == 0
                ? 0
-               : emu_place_bit((CUmemLocation){(CUmemLocationType)policy->preferred_type,
-                                               policy->preferred_id});
+               : emu_place_bit((CUmemLocation){.type = (CUmemLocationType)policy->preferred_type,
+                                               .id = policy->preferred_id});
 }
 
 static void

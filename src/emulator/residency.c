@@ -341,8 +341,8 @@ mapped_remotely(const struct emu_policy *policy, uint64_t where, uint64_t bit)
         return true;
     }
     return policy->preferred_type != 0
-           && (emu_place_bit((CUmemLocation){(CUmemLocationType)policy->preferred_type,
-                                             policy->preferred_id})
+           && (emu_place_bit((CUmemLocation){.type = (CUmemLocationType)policy->preferred_type,
+                                             .id = policy->preferred_id})
                & where)
                   != 0;
 }

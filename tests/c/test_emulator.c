@@ -58,9 +58,9 @@ static struct {
 
 enum { PAGE = 4096, MIB = 1 << 20 };
 
-static const CUmemLocation HOST = {CU_MEM_LOCATION_TYPE_HOST, 0};
-static const CUmemLocation DEV0 = {CU_MEM_LOCATION_TYPE_DEVICE, 0};
-static const CUmemLocation DEV1 = {CU_MEM_LOCATION_TYPE_DEVICE, 1};
+static const CUmemLocation HOST = {.type = CU_MEM_LOCATION_TYPE_HOST, .id = 0};
+static const CUmemLocation DEV0 = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = 0};
+static const CUmemLocation DEV1 = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = 1};
 static CUcontext context;
 
 static void

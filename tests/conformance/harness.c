@@ -148,7 +148,7 @@ open_driver(const char *library)
 static CUmemLocation
 place(CUmemLocationType type, int id)
 {
-    return (CUmemLocation){type, id};
+    return (CUmemLocation){.type = type, .id = id};
 }
 
 static void

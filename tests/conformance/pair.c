@@ -13,7 +13,7 @@ static const size_t M = MIB;
 static CUmemLocation
 device_place(int ordinal)
 {
-    return (CUmemLocation){CU_MEM_LOCATION_TYPE_DEVICE, ordinal};
+    return (CUmemLocation){.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = ordinal};
 }
 
 static CUcontext
