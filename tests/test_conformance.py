@@ -63,11 +63,11 @@ def program(tmp_path_factory):
     return built
 
 
-def run(program, library, profile=None):
+def run(program, library, profile=None, options=""):
     """The lines that the program prints about a driver library."""
     env = {k: v for k, v in os.environ.items() if not k.startswith("MANAGEDMEM_")}
     if profile is not None:
-        env["MANAGEDMEM_EMULATOR"] = f"profile={profile}"
+        env["MANAGEDMEM_EMULATOR"] = f"profile={profile}{options}"
     done = subprocess.run(
         [str(program), str(library)], env=env, capture_output=True, text=True, timeout=TIMEOUT
     )
@@ -128,6 +128,14 @@ def test_every_known_difference_is_still_one(program):
         if not any(re.fullmatch(pattern, want) for _, want, _ in found)
     ]
     assert not stale, f"no longer needed in known_differences.txt: {stale}"
+
+
+@pytest.mark.emulator_only
+def test_a_newer_emulated_driver_differs_in_its_version_alone(program):
+    library = Path(managedmem.__file__).with_name("libmanagedmem_emulator.so")
+    answers = [run(program, library, "h200", options) for options in ("", ",driver=13050")]
+    changed = [got for _, _, got in differences(*answers)]
+    assert [line.split() for line in changed] == [["driver", "version", "13050"]]
 
 
 def recorded_here():

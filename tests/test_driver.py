@@ -258,7 +258,15 @@ def test_a_driver_that_is_too_old_names_both_versions(tmp_path, version, words):
 class TestEmulatorConfiguration:
     @pytest.mark.parametrize(
         "config",
-        ["devices=0", "devices=x", "colour=red", "profile=nowhere", "driver=9000", "devices"],
+        [
+            "devices=0",
+            "devices=x",
+            "colour=red",
+            "profile=nowhere",
+            "driver=9000",
+            "driver=13060",
+            "devices",
+        ],
     )
     def test_nonsense_stops_with_words(self, config):
         code = "import managedmem as mm; mm.Device.count()"
@@ -275,6 +283,8 @@ class TestEmulatorConfiguration:
             ("devices=4", "len(mm.Device.all()) == 4"),
             ("driver=12020", "mm.driver_info()['version'] == 12020"),
             ("driver=12080", "mm.driver_info()['version_string'] == '12.8'"),
+            ("driver=13010", "mm.driver_info()['version_string'] == '13.1'"),
+            ("driver=13050", "mm.driver_info()['version'] == 13050"),
             ("concurrent=0", "mm.Device(0).concurrent_managed_access is False"),
             ("pageable=1", "mm.Device(0).pageable_memory_access is True"),
             ("capacity_mib=64", "mm.Device(0).memory_info.total == 64 << 20"),
@@ -285,6 +295,54 @@ class TestEmulatorConfiguration:
     )
     def test_each_key_counts(self, config, check):
         run_python(f"import managedmem as mm; assert {check}", emulator=config)
+
+    @pytest.mark.parametrize("version", [13000, 13010, 13020, 13030, 13040, 13050])
+    def test_newer_drivers_have_the_functions_of_13_0_and_newer_forms(self, version):
+        """A host function launched by the form of 13.1 has one more argument, the mode."""
+        run_python(
+            f"""
+            import ctypes
+            import managedmem as mm
+
+            assert mm.driver_info()["version"] == {version}
+            driver = ctypes.CDLL(mm.driver_info()["path"])
+
+            def look_up(name, version):
+                found, status = ctypes.c_void_p(1), ctypes.c_int(9)
+                code = driver.cuGetProcAddress_v2(
+                    name, ctypes.byref(found), version, ctypes.c_uint64(0), ctypes.byref(status)
+                )
+                return code, status.value, found.value
+
+            untouched = 1, 9, 1
+            for asked in range(13000, 13070, 10):
+                advise, launch = look_up(b"cuMemAdvise", asked), look_up(b"cuLaunchHostFunc", asked)
+                if asked > {version}:
+                    assert (advise, launch) == (untouched, untouched)
+                    continue
+                assert advise == look_up(b"cuMemAdvise", 12020)
+                old = look_up(b"cuLaunchHostFunc", 10000)
+                assert launch[:2] == old[:2] == (0, 0)
+                assert (launch == old) is (asked < 13010)
+                if launch != old:
+                    function = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(ran := [].append)
+                    call = ctypes.CFUNCTYPE(
+                        ctypes.c_int,
+                        ctypes.c_void_p,
+                        ctypes.c_void_p,
+                        ctypes.c_void_p,
+                        ctypes.c_uint,
+                    )(launch[2])
+                    mm.Device(0).set_current()
+                    pointer = ctypes.cast(function, ctypes.c_void_p)
+                    with mm.emulator.recording() as calls:
+                        results = [call(None, pointer, 7, mode) for mode in range(3)]
+                    assert results == [0, 0, 1]
+                    assert ran.__self__ == [7, 7]
+                    assert [c.name for c in calls] == ["cuLaunchHostFunc"] * 3
+            """,
+            emulator=f"driver={version}",
+        )
 
     def test_one_numa_node_forgets_the_node(self):
         run_python(

@@ -63,7 +63,7 @@ _CONFIGURATION = "MANAGEDMEM_EMULATOR"
 _LIMITS = {
     "devices": (1, 16),
     "numa_nodes": (1, 16),
-    "driver_version": (12020, 13000),
+    "driver_version": (12020, 13050),
     "capacity_mib": (1, 1 << 20),
 }
 _KEYS = {
@@ -204,7 +204,8 @@ def enable(
     devices, numa_nodes : int, optional
         How many of each the machine has (1 to 16).
     driver_version : int, optional
-        12020 (CUDA 12.2) to 13000 (CUDA 13.0). Batch and discard calls exist from 13000 on.
+        12020 (CUDA 12.2) to 13050 (CUDA 13.5). Batch and discard calls exist from 13000 on.
+        A driver newer than CUDA 13.0 answers as 13.0 does.
     concurrent_managed_access, pageable_memory_access : bool, optional
         What every device says about itself.
     capacity_mib : int, optional

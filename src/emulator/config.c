@@ -109,7 +109,7 @@ set_option(const char *key, const char *text)
     } numbers[] = {
         {"devices", 1, EMU_MAX_DEVICES},
         {"numa_nodes", 1, EMU_MAX_NODES},
-        {"driver", 12020, 13000},
+        {"driver", 12020, 13050},
         {"concurrent", 0, 1},
         {"pageable", 0, 1},
         {"capacity_mib", 1, 1 << 20},

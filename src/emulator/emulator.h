@@ -16,6 +16,12 @@
 #define __CUDA_API_VERSION_INTERNAL
 #include <cuda.h>
 
+#if CUDA_VERSION < 13010
+/* What came after the oldest headers that this is built with. */
+extern CUresult cuLaunchHostFunc_v2(CUstream hStream, CUhostFn fn, void *userData,
+                                    unsigned int syncMode);
+#endif
+
 #include <pthread.h>
 #include <stdbool.h>
 #include <stddef.h>

@@ -86,6 +86,7 @@
     X("cuGraphDestroy", 10000, cuGraphDestroy)                                       \
     X("cuStreamAttachMemAsync", 6000, cuStreamAttachMemAsync)                        \
     X("cuLaunchHostFunc", 10000, cuLaunchHostFunc)                                   \
+    X("cuLaunchHostFunc", 13010, cuLaunchHostFunc_v2)                                \
     X("cuEventCreate", 2000, cuEventCreate)                                          \
     X("cuEventRecord", 2000, cuEventRecord)                                          \
     X("cuEventQuery", 2000, cuEventQuery)                                            \

@@ -290,15 +290,14 @@ EMU_ENTRY(cuGraphDestroy, CUgraph hGraph)
 
 /* ---- work ---- */
 
-EMU_ENTRY(cuLaunchHostFunc, CUstream hStream, CUhostFn fn, void *userData)
+static CUresult
+launch(CUstream handle, CUhostFn fn, void *argument)
 {
-    const struct emu_op op = {.kind = EMU_OP_FUNCTION, .function = fn, .argument = userData};
+    const struct emu_op op = {.kind = EMU_OP_FUNCTION, .function = fn, .argument = argument};
     struct emu_stream *stream = NULL;
     bool captured = false;
-    CUresult result;
+    CUresult result = emu_stream_find(handle, &stream);
 
-    EMU_BEGIN("cuLaunchHostFunc", EMU_CALL_WORK, "stream=0x%llx", number_of(hStream));
-    result = emu_stream_find(hStream, &stream);
     if (result == CUDA_SUCCESS && fn == NULL) {
         result = CUDA_ERROR_INVALID_VALUE;
     }
@@ -308,7 +307,23 @@ EMU_ENTRY(cuLaunchHostFunc, CUstream hStream, CUhostFn fn, void *userData)
     if (result == CUDA_SUCCESS && !captured) {
         result = emu_stream_submit(stream, &op);
     }
-    return emu_call_end(&call, result);
+    return result;
+}
+
+EMU_ENTRY(cuLaunchHostFunc, CUstream hStream, CUhostFn fn, void *userData)
+{
+    EMU_BEGIN("cuLaunchHostFunc", EMU_CALL_WORK, "stream=0x%llx", number_of(hStream));
+    return emu_call_end(&call, launch(hStream, fn, userData));
+}
+
+/* The mode says how a worker thread waits for the function's turn: blocked (0) or spinning (1). */
+EMU_ENTRY(cuLaunchHostFunc_v2, CUstream hStream, CUhostFn fn, void *userData,
+          unsigned int syncMode)
+{
+    EMU_BEGIN("cuLaunchHostFunc", EMU_CALL_WORK, "stream=0x%llx, sync_mode=%u", number_of(hStream),
+              syncMode);
+    return emu_call_end(&call,
+                        syncMode > 1 ? CUDA_ERROR_INVALID_VALUE : launch(hStream, fn, userData));
 }
 
 static CUresult

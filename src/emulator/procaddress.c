@@ -1,4 +1,5 @@
-/* cuGetProcAddress, as measured on a 13.0 driver. */
+/* cuGetProcAddress, as measured on a 13.0 driver.  A newer driver differs in two things: versions up
+ * to its own may be asked for, and functions that changed since 13.0 have a newer form as well. */
 #include "entries.h"
 
 #include <string.h>
