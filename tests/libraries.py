@@ -74,6 +74,17 @@ def cuda_core():
     return found
 
 
+def cuda_core_device(ordinal):
+    """A device of cuda.core, which makes one only where it finds the driver of a GPU."""
+    core = need("cuda.core")
+    try:
+        return core.Device(ordinal)
+    except Exception as error:
+        if not EMULATED:
+            raise
+        pytest.skip(f"this cuda.core has no driver: {error}")
+
+
 def jax():
     """JAX with a GPU."""
     return need_on_gpu("jax", lambda found: found.default_backend() == "gpu")

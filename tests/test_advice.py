@@ -6,6 +6,7 @@ import weakref
 
 import pytest
 
+import libraries
 import managedmem
 from helpers import (
     ADVICES,
@@ -383,7 +384,11 @@ def test_the_real_cuda_bindings_device(buf):
     assert buf.preferred_location is Device.all()[-1]
 
 
-def test_the_real_cuda_core_locations(buf):
-    core = pytest.importorskip("cuda.core", reason="needs cuda.core")
-    buf.preferred_location = core.Device(0)
+def test_the_real_cuda_core_host(buf):
+    buf.preferred_location = libraries.need("cuda.core").Host()
+    assert buf.preferred_location is Host()
+
+
+def test_the_real_cuda_core_device(buf):
+    buf.preferred_location = libraries.cuda_core_device(0)
     assert buf.preferred_location is Device(0)
