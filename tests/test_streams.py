@@ -109,6 +109,69 @@ class TestFromHandle:
             Stream.from_handle(bad)
 
 
+class TestEquality:
+    def test_streams_over_one_handle_are_equal_and_hash_alike(self, stream):
+        wrapped = Stream.from_handle(stream.handle)
+        assert wrapped is not stream
+        assert wrapped == stream
+        assert not wrapped != stream
+        assert hash(wrapped) == hash(stream)
+        assert len({stream, wrapped, Stream.from_handle(stream.handle)}) == 1
+
+    def test_streams_over_different_handles_differ(self, stream):
+        with Stream() as other:
+            assert stream != other
+            assert not stream == other
+            assert {stream: 1, other: 2} == {other: 2, stream: 1}
+        assert Stream.from_handle(1) != Stream.from_handle(2)
+
+    def test_every_handle_can_be_hashed(self):
+        """-1 is CPython's sign for an error in a hash function."""
+        handles = [0, 1, 2, 2**63 - 1, 16, 17]
+        streams = [Stream.from_handle(h) for h in handles]
+        assert len(set(streams)) == len(handles)
+        assert all(s in set(streams) for s in map(Stream.from_handle, handles))
+
+    def test_a_closed_stream_keeps_its_hash_and_equals_only_itself(self, stream):
+        wrapped = Stream.from_handle(stream.handle)
+        twin = Stream.from_handle(stream.handle)
+        kept = {wrapped: "kept"}
+        before = hash(wrapped)
+        wrapped.close()
+        twin.close()
+        assert hash(wrapped) == before
+        assert wrapped == wrapped
+        assert kept[wrapped] == "kept"
+        assert wrapped != stream
+        assert stream != wrapped
+        assert wrapped != twin
+
+    def test_a_new_stream_with_the_handle_of_a_closed_one_is_another(self):
+        closed = Stream()
+        handle = closed.handle
+        closed.close()
+        assert Stream.from_handle(handle) != closed
+
+    @pytest.mark.parametrize("other", [None, 0, "stream", object()], ids=repr)
+    def test_what_is_no_stream_differs(self, stream, other):
+        assert stream != other
+        assert not stream == other
+
+    def test_a_stream_of_another_library_decides_by_itself(self, stream):
+        class Anything:
+            def __eq__(self, other):
+                return True
+
+            __hash__ = None
+
+        assert stream == Anything()
+        assert stream != ProtocolStream(stream.handle)
+
+    def test_streams_have_no_order(self, stream):
+        with pytest.raises(TypeError):
+            stream < stream  # noqa: B015
+
+
 def numba_stream(handle):
     """A stream of numba-cuda from before it had `__cuda_stream__`."""
     return foreign("numba.cuda.cudadrv.driver", "Stream", handle=handle)

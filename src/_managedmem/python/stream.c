@@ -369,6 +369,32 @@ stream_repr(PyObject *op)
     return PyUnicode_FromFormat("<Stream handle=%p>", (void *)stream_of(op)->handle);
 }
 
+/* A closed stream equals only itself: the driver may give its handle to a new one. */
+static PyObject *
+stream_richcompare(PyObject *op, PyObject *other, int comparison)
+{
+    bool equal;
+
+    if (Py_TYPE(other) != Py_TYPE(op) || (comparison != Py_EQ && comparison != Py_NE)) {
+        return Py_NewRef(Py_NotImplemented);
+    }
+    equal = op == other
+            || (stream_of(op)->handle == stream_of(other)->handle
+                && !mm_guard_is_closed(&stream_of(op)->guard)
+                && !mm_guard_is_closed(&stream_of(other)->guard));
+    return PyBool_FromLong(equal == (comparison == Py_EQ));
+}
+
+/* Of the handle as it was when open, so that closing a stream does not lose it in a dict. */
+static Py_hash_t
+stream_hash(PyObject *op)
+{
+    uintptr_t handle = (uintptr_t)stream_of(op)->handle;
+    Py_hash_t hash = (Py_hash_t)(handle >> 4 | handle << (8 * sizeof handle - 4));
+
+    return hash == -1 ? -2 : hash;
+}
+
 PyDoc_STRVAR(
     stream_doc,
     "Stream()\n"
@@ -378,6 +404,9 @@ PyDoc_STRVAR(
     "\n"
     "Work put on it runs in order, and independently of the default stream. It ends with close(), a\n"
     "`with` block, or the object; work that was queued before still runs.\n"
+    "\n"
+    "Streams over one handle are equal and have one hash; a closed stream equals only itself and keeps\n"
+    "its hash.\n"
     "\n"
     "Raises DriverNotFoundError without a driver, CUDAError when the driver refuses. Safe from every\n"
     "thread. Driver: cuStreamCreate with CU_STREAM_NON_BLOCKING.");
@@ -438,6 +467,8 @@ static PyType_Slot stream_slots[] = {
     {Py_tp_traverse, mm_traverse_type},
     {Py_tp_dealloc, stream_dealloc},
     {Py_tp_repr, stream_repr},
+    {Py_tp_richcompare, stream_richcompare},
+    {Py_tp_hash, stream_hash},
     {Py_tp_methods, stream_methods},
     {Py_tp_getset, stream_getset},
     {Py_tp_members, stream_members},
