@@ -10,7 +10,15 @@ import weakref
 import pytest
 
 import managedmem
-from helpers import run_python
+from helpers import (
+    bindings_object,
+    cupy_device,
+    foreign,
+    jax_device,
+    numba_device,
+    run_python,
+    torch_device,
+)
 from managedmem import Device, Host
 
 HOSTS = ["Host()", "Host(numa_id=0)", "Host(numa_id=1)", "Host.numa_current()"]
@@ -140,6 +148,92 @@ class TestHost:
 def test_a_bad_id_is_a_value_error(cls, bad):
     with pytest.raises(ValueError):
         cls(bad)
+
+
+def cuda_core_host(numa_id=None, current=False):
+    return foreign("cuda.core", "Host", numa_id=numa_id, is_numa_current=current)
+
+
+class TestOfALocation:
+    """Device() and Host() take what names a device or a host already."""
+
+    @pytest.mark.parametrize("text", HOSTS)
+    def test_a_host_of_a_host_is_that_host(self, text):
+        assert Host(build(text)) is build(text)
+        assert Host(numa_id=build(text)) is build(text)
+
+    def test_a_device_of_a_device_is_that_device(self):
+        for device in Device.all():
+            assert Device(device) is device
+            assert Device(device_id=device) is device
+
+    @pytest.mark.parametrize(
+        "make",
+        [
+            lambda n: torch_device("cuda", n),
+            cupy_device,
+            numba_device,
+            lambda n: jax_device("gpu", n),
+            lambda n: bindings_object("CUdevice", n),
+            lambda n: foreign("cuda.core", "Device", device_id=n),
+        ],
+        ids=["torch", "cupy", "numba", "jax", "CUdevice", "cuda.core"],
+    )
+    def test_devices_of_other_libraries(self, make):
+        for device in Device.all():
+            assert Device(make(device.device_id)) is device
+        with pytest.raises(ValueError, match=rf"\b{Device.count()}\b"):
+            Device(make(Device.count()))
+        with pytest.raises(ValueError, match="numa_id must be an int or a host"):
+            Host(make(0))
+
+    def test_torch_cuda_without_an_index_is_the_current_device(self, current_device):
+        for device in Device.all():
+            device.set_current()
+            assert Device(torch_device("cuda")) is device
+
+    def test_hosts_of_other_libraries(self):
+        assert Host(torch_device("cpu")) is Host()
+        assert Host(jax_device("cpu", 0)) is Host()
+        assert Host(cuda_core_host()) is Host()
+        assert Host(cuda_core_host(1)) is Host(1)
+        assert Host(cuda_core_host(current=True)) is Host.numa_current()
+
+    @pytest.mark.parametrize(
+        "host", [Host(), torch_device("cpu"), cuda_core_host(1)], ids=["own", "torch", "cuda.core"]
+    )
+    def test_a_host_is_no_device(self, host):
+        with pytest.raises(ValueError, match="device_id must be an int or a device, got"):
+            Device(host)
+
+    @pytest.mark.parametrize(
+        "bad", [torch_device("meta"), object(), [], torch_device("cuda", "0")], ids=repr
+    )
+    @pytest.mark.parametrize("cls", [Host, Device], ids=["Host", "Device"])
+    def test_what_names_neither(self, cls, bad):
+        with pytest.raises(ValueError, match="must be an int or a"):
+            cls(bad)
+
+    def test_a_host_excludes_the_current_node_too(self):
+        with pytest.raises(ValueError, match="exclude"):
+            Host(Host(), is_numa_current=True)
+
+    def test_an_error_of_the_object_itself_comes_through(self):
+        class Broken:
+            __module__ = "cupy.cuda.device"
+
+            @property
+            def id(self):
+                raise LookupError("from the device")
+
+        with pytest.raises(LookupError, match="from the device"):
+            Device(Broken())
+
+    def test_hosts_need_no_driver(self):
+        run_python(
+            "from managedmem import Host; assert Host(Host(1)) is Host(1)",
+            driver="/nowhere/libcuda.so.1",
+        )
 
 
 class TestDevice:

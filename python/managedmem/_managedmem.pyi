@@ -21,6 +21,7 @@ from typing import (
 )
 
 from _typeshed import structseq
+from numpy import bool_
 from numpy.typing import NDArray
 from typing_extensions import Buffer, CapsuleType, disjoint_base
 
@@ -90,6 +91,7 @@ _Stream: TypeAlias = (
 _Device: TypeAlias = (
     Device | _TorchDevice | _CuPyDevice | _JaxDevice | _CudaCoreDevice | _BindingsObject | int
 )
+_Host: TypeAlias = Host | _TorchDevice | _JaxDevice | _CudaCoreHost
 _Location: TypeAlias = (
     Device
     | Host
@@ -141,6 +143,7 @@ class _TorchDType(Protocol):
     def is_complex(self) -> bool: ...
 
 _DType: TypeAlias = str | type[Any] | _NumPyDType | _TorchDType
+_Flag: TypeAlias = bool | bool_
 _Dispatch: TypeAlias = Literal["auto", "batch", "loop"]
 _Advice: TypeAlias = Literal[
     "set_read_mostly",
@@ -176,7 +179,7 @@ class DriverTooOldError(CUDAError): ...
 @final
 class Host:
     def __new__(
-        cls, numa_id: SupportsIndex | None = None, *, is_numa_current: bool = False
+        cls, numa_id: SupportsIndex | _Host | None = None, *, is_numa_current: bool = False
     ) -> Self: ...
     @classmethod
     def numa_current(cls) -> Host: ...
@@ -197,7 +200,7 @@ class MemoryInfo(structseq[int], tuple[int, int]):
 
 @final
 class Device:
-    def __new__(cls, device_id: SupportsIndex | None = None) -> Self: ...
+    def __new__(cls, device_id: SupportsIndex | _Device | None = None) -> Self: ...
     @classmethod
     def count(cls) -> int: ...
     @classmethod
@@ -393,7 +396,7 @@ class ManagedBuffer(_HostMemory):
     @property
     def read_mostly(self) -> bool: ...
     @read_mostly.setter
-    def read_mostly(self, value: bool) -> None: ...
+    def read_mostly(self, value: _Flag) -> None: ...
     @property
     def preferred_location(self) -> Device | Host | None: ...
     @preferred_location.setter
@@ -484,7 +487,7 @@ class MigrationPolicy:
     def __new__(
         cls,
         *,
-        read_mostly: bool = False,
+        read_mostly: _Flag = False,
         preferred_location: _Location | None = None,
         accessed_by: Iterable[_Location] = (),
     ) -> Self: ...
@@ -504,6 +507,8 @@ class MigrationPolicy:
     def preferred_location(self) -> Device | Host | None: ...
     @property
     def accessed_by(self) -> frozenset[Device | Host]: ...
+    @property
+    def is_default(self) -> bool: ...
     def advice(self) -> list[tuple[_Advice, Device | Host | None]]: ...
     def apply(self, targets: _Target | Iterable[_Target], /) -> None: ...
     def applied(self, targets: _Target | Iterable[_Target], /) -> AppliedPolicy: ...

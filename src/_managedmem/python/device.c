@@ -37,14 +37,28 @@ mm_device_object(mm_state *state, int ordinal)
     return device;
 }
 
+/* The device that an argument of Device() names: an ordinal, or a device of any library. */
+static int
+read_device_id(mm_state *state, PyObject *value, CUmemLocation *where)
+{
+    long long ordinal;
+
+    if (PyIndex_Check(value) || PyBool_Check(value)) {
+        return mm_read_index(value, "device_id", PyExc_ValueError, &ordinal) < 0
+                   ? -1
+                   : mm_device_location(state, ordinal, where);
+    }
+    return mm_read_location_id(state, value, true, where);
+}
+
 static PyObject *
 device_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
     static const char *const names[] = {"device_id"};
     static const mm_parameters parameters = {"Device", names, 0, 1, 1};
     mm_state *state = mm_type_state(type);
+    CUmemLocation where;
     PyObject *given[1];
-    long long ordinal = 0;
     mm_driver *cu;
     mm_status st;
     int current;
@@ -52,26 +66,18 @@ device_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     if (mm_args_new(&parameters, args, kwargs, given) < 0) {
         return NULL;
     }
-    if (given[0] != NULL && given[0] != Py_None
-        && mm_read_index(given[0], "device_id", PyExc_ValueError, &ordinal) < 0) {
-        return NULL;
+    if (given[0] != NULL && given[0] != Py_None) {
+        return read_device_id(state, given[0], &where) < 0 ? NULL
+                                                           : mm_device_object(state, where.id);
     }
     cu = mm_open(state);
     if (cu == NULL) {
         return NULL;
     }
-    if (given[0] == NULL || given[0] == Py_None) {
-        if (mm_current_device(cu, &current, &st) < 0) {
-            return mm_raise(state, &st);
-        }
-        ordinal = current;
+    if (mm_current_device(cu, &current, &st) < 0) {
+        return mm_raise(state, &st);
     }
-    if (ordinal < 0 || ordinal >= cu->device_count) {
-        PyErr_Format(PyExc_ValueError, "there is no device %lld: this system has %d device%s",
-                     ordinal, cu->device_count, cu->device_count == 1 ? "" : "s");
-        return NULL;
-    }
-    return mm_device_object(state, (int)ordinal);
+    return mm_device_object(state, current);
 }
 
 static PyObject *
@@ -270,14 +276,15 @@ PyDoc_STRVAR(
     "\n"
     "Parameters\n"
     "----------\n"
-    "device_id : int, optional\n"
-    "    The ordinal, from 0. None: the calling thread's current device (0 if it has none).\n"
+    "device_id : int, or a device of any library, optional\n"
+    "    The ordinal, from 0; or what names the device: a Device, a torch.device, a device of CuPy,\n"
+    "    numba, JAX or cuda.core. None: the calling thread's current device (0 if it has none).\n"
     "\n"
     "Devices are immutable, hashable and interned: Device(0) is Device(0). Making one opens the\n"
     "driver.\n"
     "\n"
-    "Raises ValueError for an ordinal that is negative, a bool, no int, or not there (the message says\n"
-    "how many devices there are); DriverNotFoundError without a driver. Safe from every thread.\n"
+    "Raises ValueError for an ordinal that is negative, a bool, or not there (the message says how many\n"
+    "devices there are), and for what is no device; DriverNotFoundError without a driver. Safe from every thread.\n"
     "Driver: cuDeviceGetCount, cuCtxGetDevice.");
 
 PyDoc_STRVAR(device_count_doc, "count()\n--\n\n"

@@ -48,6 +48,16 @@ mm_host_object(mm_state *state, CUmemLocation where)
                                                              : state->current_numa_host);
 }
 
+/* Host(x) for an x that is a host of any library. */
+static PyObject *
+host_of_location(mm_state *state, PyObject *value)
+{
+    CUmemLocation where;
+
+    return mm_read_location_id(state, value, false, &where) < 0 ? NULL
+                                                                : mm_host_object(state, where);
+}
+
 static PyObject *
 host_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
@@ -76,6 +86,9 @@ host_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     if (PyLong_CheckExact(given[0])
         && (known = PyDict_GetItemWithError(state->numa_hosts, given[0])) != NULL) {
         return Py_NewRef(known);
+    }
+    if (!PyErr_Occurred() && !PyIndex_Check(given[0]) && !PyBool_Check(given[0])) {
+        return host_of_location(state, given[0]);
     }
     if (PyErr_Occurred() || mm_read_index(given[0], "numa_id", PyExc_ValueError, &node) < 0) {
         return NULL;
@@ -143,15 +156,16 @@ PyDoc_STRVAR(
     "\n"
     "Parameters\n"
     "----------\n"
-    "numa_id : int, optional\n"
-    "    One NUMA node of the host; without it, the host as a whole.\n"
+    "numa_id : int, or a host of any library, optional\n"
+    "    One NUMA node of the host; or what names it: a Host, cuda.core's, torch.device(\"cpu\").\n"
+    "    Without it, the host as a whole.\n"
     "is_numa_current : bool\n"
     "    The node of the thread that makes the call, as Host.numa_current() gives.\n"
     "\n"
     "Hosts are immutable, hashable and interned: Host(1) is Host(1). They need no driver.\n"
     "\n"
-    "Raises ValueError for a numa_id that is negative, a bool or no int, or that comes together with\n"
-    "is_numa_current. Safe from every thread. Driver: CUmemLocation of type HOST, HOST_NUMA or\n"
+    "Raises ValueError for a numa_id that is negative, a bool, no int and no host, or that comes\n"
+    "together with is_numa_current. Safe from every thread. Driver: CUmemLocation of type HOST, HOST_NUMA or\n"
     "HOST_NUMA_CURRENT.");
 
 PyDoc_STRVAR(host_numa_current_doc,

@@ -86,9 +86,8 @@ no_location(PyObject *value)
     return -1;
 }
 
-/* Checks that the ordinal is one of this system's devices. */
-static int
-device_location(mm_state *state, long long ordinal, CUmemLocation *out)
+int
+mm_device_location(mm_state *state, long long ordinal, CUmemLocation *out)
 {
     mm_driver *cu = mm_open(state);
 
@@ -170,7 +169,7 @@ torch_location(mm_state *state, PyObject *value, CUmemLocation *out)
     if (found < 0 || (found == 0 && current_ordinal(state, &ordinal) < 0)) {
         return -1;
     }
-    return device_location(state, ordinal, out);
+    return mm_device_location(state, ordinal, out);
 }
 
 /* A jax.Device counts the devices of all processes; local_hardware_id is the one of this process,
@@ -193,7 +192,7 @@ jax_location(mm_state *state, PyObject *value, CUmemLocation *out)
     if (found <= 0) {
         return found < 0 ? -1 : no_location(value);
     }
-    return device_location(state, ordinal, out);
+    return mm_device_location(state, ordinal, out);
 }
 
 /* numba gives its current device out as a weak proxy, whose own type tells nothing. */
@@ -226,7 +225,7 @@ numbered_location(mm_state *state, PyObject *value, CUmemLocation *out)
     if (found <= 0) {
         return found < 0 ? -1 : no_location(value);
     }
-    return device_location(state, ordinal, out);
+    return mm_device_location(state, ordinal, out);
 }
 
 /* CUdevice of cuda.bindings: an object that is the ordinal. */
@@ -238,7 +237,7 @@ bindings_location(mm_state *state, PyObject *value, CUmemLocation *out)
     int rc = number ? mm_read_index(number, "a CUdevice", PyExc_TypeError, &ordinal) : -1;
 
     Py_XDECREF(number);
-    return rc < 0 ? -1 : device_location(state, ordinal, out);
+    return rc < 0 ? -1 : mm_device_location(state, ordinal, out);
 }
 
 /* cuda.core: Device has device_id; Host has numa_id and is_numa_current. */
@@ -250,7 +249,7 @@ cuda_core_location(mm_state *state, PyObject *value, CUmemLocation *out)
     int found = int_attribute(value, "device_id", &id);
 
     if (found != 0) {
-        return found < 0 ? -1 : device_location(state, id, out);
+        return found < 0 ? -1 : mm_device_location(state, id, out);
     }
     found = mm_get_optional(value, "is_numa_current", &current);
     if (found <= 0) {
@@ -301,6 +300,25 @@ mm_read_location(mm_state *state, PyObject *value, CUmemLocation *out)
 }
 
 int
+mm_read_location_id(mm_state *state, PyObject *value, bool device, CUmemLocation *out)
+{
+    int rc = mm_read_location(state, value, out);
+
+    if (rc < 0 && !PyErr_ExceptionMatches(PyExc_TypeError)) {
+        return -1;
+    }
+    if (rc == 0 && (out->type == CU_MEM_LOCATION_TYPE_DEVICE) == device) {
+        return 0;
+    }
+    PyErr_Clear(); /* TypeError: no location; its words are about arguments that want one */
+    PyErr_Format(PyExc_ValueError, "%s, got %R",
+                 device ? "device_id must be an int or a device"
+                        : "numa_id must be an int or a host",
+                 value);
+    return -1;
+}
+
+int
 mm_read_accessor(mm_state *state, PyObject *value, CUmemLocation *out)
 {
     if (mm_read_location(state, value, out) < 0) {
@@ -326,7 +344,7 @@ mm_read_device(mm_state *state, PyObject *value, int *ordinal)
     if (PyLong_Check(value) && !PyBool_Check(value)) {
         rc = mm_read_index(value, "a device", PyExc_TypeError, &number) < 0
                  ? -1
-                 : device_location(state, number, &where);
+                 : mm_device_location(state, number, &where);
     } else if (value == Py_None) {
         where = mm_host();
         rc = 0;
