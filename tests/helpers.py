@@ -240,6 +240,11 @@ def jax_device(platform, local_hardware_id, index=7):
     )
 
 
+def numpy_bool(value, name="bool"):
+    """A truth value of NumPy: its class is called bool_ before NumPy 2."""
+    return type(name, (), {"__module__": "numpy", "__bool__": lambda self: value})()
+
+
 def bindings_object(name, number):
     """A CUdevice, CUstream or the like: what cuda.bindings makes of a C value."""
     cls = type(name, (), {"__module__": "cuda.bindings.driver", "__int__": lambda self: number})

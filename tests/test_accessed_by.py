@@ -437,6 +437,28 @@ class TestBadMembers:
             buf.accessed_by = bad
         assert set(buf.accessed_by) == pair[1]
 
+    @pytest.mark.parametrize(
+        ("location", "written"),
+        [(Device(0), "{Device(0)}"), (Host(), "{Host()}"), (torch_device("cuda", 0), "{device(")],
+        ids=["device", "host", "torch"],
+    )
+    def test_one_location_is_to_be_wrapped_in_a_set(self, pair, buf, location, written):
+        for use in (
+            lambda: setattr(buf, "accessed_by", location),
+            lambda: buf.accessed_by.update(location),
+            lambda: managedmem.MigrationPolicy(accessed_by=location),
+        ):
+            with pytest.raises(TypeError) as error:
+                use()
+            assert f"wrap it in a set, {written}" in str(error.value)
+        assert set(buf.accessed_by) == pair[1]
+
+    @pytest.mark.parametrize("bad", [0, None, Host(0), 1.5], ids=repr)
+    def test_what_is_no_iterable_is_told_what_is_needed(self, pair, buf, bad):
+        with pytest.raises(TypeError, match=r"iterable of locations is needed.*set\(\)"):
+            buf.accessed_by = bad
+        assert set(buf.accessed_by) == pair[1]
+
     def test_an_iterable_that_raises_changes_nothing(self, pair, buf, members):
         def broken():
             yield members[0]

@@ -1,5 +1,6 @@
 """The advice properties and `advise`: read from and written to the driver, range by range."""
 
+import enum
 import importlib.util
 import random
 import weakref
@@ -18,6 +19,7 @@ from helpers import (
     foreign,
     jax_device,
     numba_device,
+    numpy_bool,
     run_python,
     torch_device,
 )
@@ -107,6 +109,33 @@ class TestReadMostly:
         assert other.read_mostly is True
         other.read_mostly = False
         assert buf.read_mostly is False
+
+    @pytest.mark.parametrize("name", ["bool", "bool_"])
+    def test_takes_bools_of_numpy(self, buf, name):
+        buf.read_mostly = numpy_bool(True, name)
+        assert buf.read_mostly is True
+        buf.read_mostly = numpy_bool(False, name)
+        assert buf.read_mostly is False
+
+    def test_takes_the_real_numpy_bools(self, buf):
+        numpy = pytest.importorskip("numpy")
+        buf.read_mostly = numpy.True_
+        assert buf.read_mostly is True
+        buf.read_mostly = numpy.arange(3)[0] > 0
+        assert buf.read_mostly is False
+        for bad in (numpy.int64(1), numpy.uint8(0), numpy.array([True]), numpy.array(True)):
+            with pytest.raises(TypeError, match="read_mostly takes a bool"):
+                buf.read_mostly = bad
+
+    def test_an_error_of_a_bool_comes_through(self, buf):
+        class bool_:
+            __module__ = "numpy"
+
+            def __bool__(self):
+                raise LookupError("from the bool")
+
+        with pytest.raises(LookupError, match="from the bool"):
+            buf.read_mostly = bool_()
 
     @pytest.mark.parametrize("bad", [1, 0, "True", None, [], 1.0], ids=repr)
     def test_takes_a_real_bool_only(self, buf, bad):
@@ -217,6 +246,73 @@ class TestAdvise:
         assert set(buf.accessed_by) == set(members)
         managedmem.advise(buf, "unset_accessed_by", members[0])
         assert set(buf.accessed_by) == set(members[1:])
+
+    @pytest.mark.parametrize(
+        "module",
+        ["cuda.bindings.driver", "cuda.bindings.runtime", "cuda.cuda", "cuda.cudart"],
+    )
+    @pytest.mark.parametrize("base", [enum.IntEnum, int], ids=["IntEnum", "int"])
+    def test_the_enumerations_of_cuda_bindings(self, buf, device0, module, base):
+        """Set and unset alternate from 1 on, in the driver's numbers and in the runtime's."""
+        name = "cudaMemoryAdvise" if module.endswith(("runtime", "cudart")) else "CUmem_advise"
+        if base is int:
+            kind = type(name, (int,), {"__module__": module})
+        else:
+            kind = enum.IntEnum(name, {f"member_{n}": n for n in range(1, 7)}, module=module)
+        managedmem.advise(buf, kind(1))
+        managedmem.advise([buf], kind(3), device0)
+        managedmem.advise(buf, kind(5), Host())
+        assert buf.read_mostly is True
+        assert buf.preferred_location is device0
+        assert buf.accessed_by == {Host()}
+        managedmem.advise(buf, kind(2))
+        managedmem.advise(buf, kind(4))
+        managedmem.advise(buf, kind(6), Host())
+        assert managedmem.MigrationPolicy.of(buf).is_default
+
+    @pytest.mark.parametrize("number", [0, 7, -1, 1 << 70])
+    def test_an_unknown_member_is_a_value_error(self, buf, number):
+        kind = type("CUmem_advise", (int,), {"__module__": "cuda.bindings.driver"})
+        with pytest.raises(ValueError, match="there is no advice"):
+            managedmem.advise(buf, kind(number), Host())
+
+    @pytest.mark.parametrize(
+        "bad",
+        [
+            1,
+            True,
+            type("CUmem_advise", (int,), {"__module__": "elsewhere"})(1),
+            type("CUmem_attach", (int,), {"__module__": "cuda.bindings.driver"})(1),
+        ],
+        ids=["int", "bool", "elsewhere", "another enumeration"],
+    )
+    def test_other_numbers_are_a_type_error(self, buf, bad):
+        with pytest.raises(TypeError, match="advice must be a str"):
+            managedmem.advise(buf, bad)
+        assert buf.read_mostly is False
+
+    def test_the_real_cuda_bindings(self, buf, device0):
+        driver = pytest.importorskip("cuda.bindings.driver", reason="needs cuda.bindings")
+        runtime = pytest.importorskip("cuda.bindings.runtime", reason="needs cuda.bindings")
+        for set_read_mostly, unset_read_mostly, set_accessed_by in [
+            (
+                driver.CUmem_advise.CU_MEM_ADVISE_SET_READ_MOSTLY,
+                driver.CUmem_advise.CU_MEM_ADVISE_UNSET_READ_MOSTLY,
+                driver.CUmem_advise.CU_MEM_ADVISE_SET_ACCESSED_BY,
+            ),
+            (
+                runtime.cudaMemoryAdvise.cudaMemAdviseSetReadMostly,
+                runtime.cudaMemoryAdvise.cudaMemAdviseUnsetReadMostly,
+                runtime.cudaMemoryAdvise.cudaMemAdviseSetAccessedBy,
+            ),
+        ]:
+            buf.accessed_by.clear()
+            managedmem.advise(buf, set_read_mostly)
+            managedmem.advise(buf, set_accessed_by, device0)
+            assert buf.read_mostly is True
+            assert buf.accessed_by == {device0}
+            managedmem.advise(buf, unset_read_mostly)
+            assert buf.read_mostly is False
 
     def test_several_targets_with_one_location(self, buf, device0):
         pages = [buf[:PAGE], buf[3 * PAGE : 4 * PAGE]]

@@ -168,7 +168,7 @@ class TestPresets:
         ("arguments", "error", "text"),
         [
             ((0, (), False, False), TypeError, "Device or Host"),
-            ((None, None, False, False), TypeError, "not iterable"),
+            ((None, None, False, False), TypeError, "iterable"),
             ((None, [None], False, False), ValueError, "location is required"),
             ((None, [Host(0)], False, False), ValueError, "NUMA host"),
             ((None, (), 1, False), TypeError, "read_mostly takes a bool"),

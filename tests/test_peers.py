@@ -355,6 +355,12 @@ class TestBadMembers:
         with pytest.raises(TypeError):
             pool.peer_accessible_by = bad
 
+    @pytest.mark.parametrize("one", [OWNER, OWNER.device_id], ids=["device", "ordinal"])
+    def test_one_device_is_to_be_wrapped_in_a_set(self, pool, one):
+        with pytest.raises(TypeError, match="wrap it in a set") as error:
+            pool.peer_accessible_by = one
+        assert f"{{{one!r}}}" in str(error.value)
+
     @pytest.mark.parametrize("name", ["and_", "or_", "sub", "xor", "iand", "ior", "isub", "ixor"])
     def test_operators_refuse_what_is_no_set(self, pool, name):
         with pytest.raises(TypeError):

@@ -21,6 +21,7 @@ from helpers import (
     capturing,
     device_memory,
     managed_memory,
+    numpy_bool,
     range_queries,
     raw_driver,
     run_python,
@@ -113,6 +114,24 @@ class TestValue:
         assert policy.accessed_by == frozenset()
         assert isinstance(policy.accessed_by, frozenset)
         assert policy == MigrationPolicy.default()
+
+    def test_is_default_where_it_names_nothing(self):
+        assert MigrationPolicy().is_default is True
+        assert MigrationPolicy.default().is_default is True
+        assert MigrationPolicy(read_mostly=False, accessed_by=[]).is_default is True
+        named = [p for p in samples() + NUMA if p != MigrationPolicy()]
+        assert len(named) > 4
+        assert all(policy.is_default is False for policy in named)
+
+    def test_is_default_of_memory(self, buf):
+        assert MigrationPolicy.of(buf).is_default is True
+        buf.read_mostly = True
+        assert MigrationPolicy.of(buf).is_default is False
+
+    @pytest.mark.parametrize("name", ["bool", "bool_"])
+    def test_read_mostly_takes_numpy_bools(self, name):
+        assert MigrationPolicy(read_mostly=numpy_bool(True, name)).read_mostly is True
+        assert MigrationPolicy(read_mostly=numpy_bool(False, name)).is_default is True
 
     def test_parts_are_read_back(self, device0):
         policy = MigrationPolicy(

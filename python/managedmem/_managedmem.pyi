@@ -85,6 +85,16 @@ class _BindingsObject(Protocol):
     def __int__(self) -> int: ...
     def getPtr(self) -> int: ...
 
+@type_check_only
+class _BindingsAdvice(Protocol):
+    """cuda.bindings' CUmem_advise and cudaMemoryAdvise."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def value(self) -> int: ...
+    def __int__(self) -> int: ...
+
 _Stream: TypeAlias = (
     Stream | _SupportsCudaStream | _TorchStream | _CuPyStream | _BindingsObject | int
 )
@@ -706,7 +716,7 @@ class PrefetchPlan:
 
 def advise(
     targets: _Target | Iterable[_Target],
-    advice: _Advice,
+    advice: _Advice | _BindingsAdvice,
     location: _Location | Sequence[_Location] | None = None,
 ) -> None: ...
 def prefetch(

@@ -9,9 +9,8 @@
 static int
 read_preset(mm_state *state, PyObject *const given[4], mm_preset *preset)
 {
-    *preset = (mm_preset){.read_mostly = given[2] == Py_True, .own_device = given[3] == Py_True};
-    if (!PyBool_Check(given[2])) {
-        PyErr_Format(PyExc_TypeError, "read_mostly takes a bool, got %R", given[2]);
+    *preset = (mm_preset){.own_device = given[3] == Py_True};
+    if (mm_read_flag(state, given[2], "read_mostly", &preset->read_mostly) < 0) {
         return -1;
     }
     if (given[0] != Py_None && mm_read_location(state, given[0], &preset->preferred) < 0) {

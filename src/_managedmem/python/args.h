@@ -29,6 +29,9 @@ int mm_read_size(PyObject *value, const char *what, size_t *out);
 /* An address: a positive int, or an object with one behind __int__ such as a CUdeviceptr. */
 int mm_read_address(PyObject *value, CUdeviceptr *out);
 
+/* True or False, also numpy's; TypeError for anything else, ints too. */
+int mm_read_flag(mm_state *state, PyObject *value, const char *name, bool *out);
+
 /* "auto", "batch" or "loop"; None, True or False. NULL is the default. */
 int mm_read_dispatch(PyObject *value, mm_dispatch *out);
 int mm_read_defer(PyObject *value, mm_defer *out);

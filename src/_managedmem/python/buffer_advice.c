@@ -55,17 +55,15 @@ no_delete(PyObject *value, const char *name, const char *instead)
 int
 mm_buffer_set_read_mostly(PyObject *op, PyObject *value, void *Py_UNUSED(closure))
 {
-    if (no_delete(value, "read_mostly", "False") < 0) {
-        return -1;
-    }
-    if (!PyBool_Check(value)) {
-        PyErr_Format(PyExc_TypeError, "read_mostly takes a bool, got %R", value);
+    mm_buffer *b = mm_buffer_of(op);
+    bool on;
+
+    if (no_delete(value, "read_mostly", "False") < 0
+        || mm_read_flag(b->state, value, "read_mostly", &on) < 0) {
         return -1;
     }
     /* The driver ignores the place but refuses an unknown kind of place. */
-    return advise(mm_buffer_of(op),
-                  value == Py_True ? CU_MEM_ADVISE_SET_READ_MOSTLY
-                                   : CU_MEM_ADVISE_UNSET_READ_MOSTLY,
+    return advise(b, on ? CU_MEM_ADVISE_SET_READ_MOSTLY : CU_MEM_ADVISE_UNSET_READ_MOSTLY,
                   mm_host());
 }
 

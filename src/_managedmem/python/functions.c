@@ -116,17 +116,36 @@ discard_prefetch(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyOb
                given[4]);
 }
 
+/* The enumerations of cuda.bindings, whose values are those of the driver. */
+static bool
+is_advice_member(mm_state *state, PyObject *value)
+{
+    return PyLong_Check(value) && !PyLong_CheckExact(value)
+           && (mm_is_instance(state, value, "cuda", "CUmem_advise")
+               || mm_is_instance(state, value, "cuda", "cudaMemoryAdvise"));
+}
+
 static int
-read_advice(PyObject *value, CUmem_advise *out)
+read_advice(mm_state *state, PyObject *value, CUmem_advise *out)
 {
     const char *name = mm_read_text(value);
 
-    if (!PyUnicode_Check(value)) {
-        PyErr_Format(PyExc_TypeError, "advice must be a str, one of " MM_ADVICE_NAMES "; got %R",
+    *out = (CUmem_advise)0;
+    if (is_advice_member(state, value)) {
+        int overflow;
+        long number = PyLong_AsLongAndOverflow(value, &overflow); /* -1 where it overflows */
+        bool known =
+            number >= CU_MEM_ADVISE_SET_READ_MOSTLY && number <= CU_MEM_ADVISE_UNSET_ACCESSED_BY;
+        *out = known ? (CUmem_advise)number : (CUmem_advise)0;
+    } else if (!PyUnicode_Check(value)) {
+        PyErr_Format(PyExc_TypeError,
+                     "advice must be a str, one of " MM_ADVICE_NAMES
+                     ", or a CUmem_advise of cuda.bindings; got %R",
                      value);
         return -1;
+    } else if (name != NULL) {
+        *out = mm_advice_from_name(name);
     }
-    *out = name ? mm_advice_from_name(name) : (CUmem_advise)0;
     if (*out == 0) {
         PyErr_Format(PyExc_ValueError, "there is no advice %R; there are " MM_ADVICE_NAMES, value);
         return -1;
@@ -180,8 +199,8 @@ advise(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwna
         || mm_targets_read(state, given[0], MM_ADVISE, &t) < 0) {
         return NULL;
     }
-    rc = read_advice(given[1], &advice) < 0 || read_advice_locations(&t, given[2], advice) < 0
-                 || mm_targets_enter(&t) < 0
+    rc = read_advice(state, given[1], &advice) < 0
+                 || read_advice_locations(&t, given[2], advice) < 0 || mm_targets_enter(&t) < 0
              ? -1
              : 0;
     if (rc == 0) {
@@ -274,7 +293,7 @@ PyDoc_STRVAR(
     "targets : target or sequence of targets\n"
     "    ManagedBuffers, arrays with __cuda_array_interface__ (torch, CuPy, numba), cuda.core Buffers,\n"
     "    NumPy views of managed memory. Of a strided array, its extent.\n"
-    "advice : str\n"
+    "advice : str, or CUmem_advise or cudaMemoryAdvise of cuda.bindings\n"
     "    \"set_read_mostly\", \"set_preferred_location\", \"set_accessed_by\", or one of them with\n"
     "    \"unset_\".\n"
     "location : Device or Host, or a sequence with one for each target\n"

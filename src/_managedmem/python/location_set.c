@@ -60,6 +60,29 @@ find_member(mm_state *state, const mm_set_kind *kind, PyObject *owner, PyObject 
     return 0;
 }
 
+/* Says what to write where an iterable of members was expected. */
+static void
+explain_no_iterable(mm_state *state, const mm_set_kind *kind, PyObject *owner, PyObject *value)
+{
+    mm_location_set member;
+
+    if (!PyErr_ExceptionMatches(PyExc_TypeError)) {
+        return;
+    }
+    PyErr_Clear(); /* the TypeError of PyObject_GetIter, which says less */
+    if (kind->read_member(state, owner, value, true, &member) == 0) {
+        PyErr_Format(PyExc_TypeError,
+                     "%R is one location and not iterable: wrap it in a set, {%R}", value, value);
+    } else if (PyErr_ExceptionMatches(PyExc_TypeError)
+               || PyErr_ExceptionMatches(PyExc_ValueError)) {
+        PyErr_Clear(); /* no location either */
+        PyErr_Format(PyExc_TypeError,
+                     "an iterable of locations is needed, such as a set, got %R; set() stands for "
+                     "none",
+                     value);
+    }
+}
+
 int
 mm_set_read_members(mm_state *state, const mm_set_kind *kind, PyObject *owner, PyObject *values,
                     bool strict, mm_location_set *set)
@@ -70,6 +93,7 @@ mm_set_read_members(mm_state *state, const mm_set_kind *kind, PyObject *owner, P
     *set = 0;
     iterator = PyObject_GetIter(values);
     if (iterator == NULL) {
+        explain_no_iterable(state, kind, owner, values);
         return -1;
     }
     while (rc == 0 && (value = PyIter_Next(iterator)) != NULL) {

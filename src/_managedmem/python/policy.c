@@ -40,11 +40,10 @@ policy_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     if (mm_args_new(&parameters, args, kwargs, given) < 0) {
         return NULL;
     }
-    if (given[0] != NULL && !PyBool_Check(given[0])) {
-        PyErr_Format(PyExc_TypeError, "read_mostly takes a bool, got %R", given[0]);
+    if (given[0] != NULL
+        && mm_read_flag(state, given[0], "read_mostly", &policy.read_mostly) < 0) {
         return NULL;
     }
-    policy.read_mostly = given[0] == Py_True;
     if (given[1] != NULL && given[1] != Py_None
         && mm_read_location(state, given[1], &policy.preferred) < 0) {
         return NULL;
@@ -123,6 +122,12 @@ static PyObject *
 policy_get_accessed_by(PyObject *op, void *Py_UNUSED(closure))
 {
     return mm_location_frozenset(mm_type_state(Py_TYPE(op)), policy_of(op)->accessed_by);
+}
+
+static PyObject *
+policy_get_is_default(PyObject *op, void *Py_UNUSED(closure))
+{
+    return PyBool_FromLong(mm_same_policy(policy_of(op), &(mm_policy){0}));
 }
 
 static PyObject *
@@ -472,6 +477,8 @@ static PyGetSetDef policy_getset[] = {
      "Where pages should stay: a Device, a Host, or None.", NULL},
     {"accessed_by", policy_get_accessed_by, NULL,
      "The Devices and Host() that keep a mapping, as a frozenset.", NULL},
+    {"is_default", policy_get_is_default, NULL,
+     "Whether it stands for no advice at all, as MigrationPolicy.default() does.", NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };
 
