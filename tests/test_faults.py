@@ -91,7 +91,11 @@ class World:
 
     def advice(self):
         """All advice there is, page by page."""
-        return [[run[:-1] for run in b.page_runs()] for b in self.buffers if not b.is_closed]
+        return [
+            [run[2:-1] for run in b.page_runs() for _ in range(run.nbytes // PAGE)]
+            for b in self.buffers
+            if not b.is_closed
+        ]
 
     def prefetched(self):
         return [b.last_prefetch_location for b in self.buffers if not b.is_closed]
@@ -358,6 +362,24 @@ OPERATIONS = {
         may_change=WIPES,
         silent=DISPATCH_HINT,
         faults=2,
+    ),
+    # The pages at the ends come first: no contents are lost before the discard itself.
+    "discard_prefetch with edges": Operation(
+        lambda w: w.a.range(100, 3 * PAGE).discard_prefetch(ZERO), may_change=MOVES, faults=3
+    ),
+    "free discard_prefetch with edges": Operation(
+        lambda w: managedmem.discard_prefetch(
+            [b.range(100, 3 * PAGE) for b in w.buffers], ONE, dispatch="batch", stream=w.stream
+        ),
+        may_change=MOVES,
+        faults=7,
+    ),
+    "plan.discard_prefetch with edges": Operation(
+        lambda w: PrefetchPlan((b.range(100, 3 * PAGE), ONE) for b in w.buffers).discard_prefetch(
+            dispatch="batch"
+        ),
+        may_change=MOVES,
+        faults=7,
     ),
     # Plans.
     "plan.add": Operation(lambda w: PrefetchPlan().add(w.wrapped, ZERO), "PrefetchPlan.add"),

@@ -128,11 +128,22 @@ conflicting_moves_keep_their_order(void)
     mm_batch_free(&b);
 }
 
+/* Whether two ranges have a page in common. */
+static bool
+share_a_page(const mm_range *x, const mm_range *y)
+{
+    CUdeviceptr page = mm_page_size();
+
+    return x->start / page <= (y->start + y->size - 1) / page
+           && y->start / page <= (x->start + x->size - 1) / page;
+}
+
 /* Against the plain definition, over many small random sets: order matters where ranges of
- * different locations overlap, and nowhere else. */
+ * different locations share a page, and nowhere else. */
 static void
 only_true_conflicts_keep_the_order(void)
 {
+    size_t quarter = mm_page_size() / 4;
     unsigned seed = 1;
 
     for (int round = 0; round < 5000; round++) {
@@ -143,10 +154,10 @@ only_true_conflicts_keep_the_order(void)
 
         for (size_t i = 0; i < count; i++) {
             seed = seed * 1103515245 + 12345;
-            moves[i] = move(seed >> 16 & 31, 1 + (seed >> 24 & 7), 1, device(seed >> 28 & 1));
+            moves[i] = move((seed >> 16 & 31) * quarter, (1 + (seed >> 24 & 7)) * quarter, 1,
+                            device(seed >> 28 & 1));
             for (size_t j = 0; j < i; j++) {
-                const mm_range *x = &moves[i].range, *y = &moves[j].range;
-                conflict |= x->start < y->start + y->size && y->start < x->start + x->size
+                conflict |= share_a_page(&moves[i].range, &moves[j].range)
                             && !mm_same_location(moves[i].where, moves[j].where);
             }
         }

@@ -10,7 +10,7 @@ mm_batch_init(mm_batch *b, size_t count, mm_status *st)
 {
     b->count = count;
     b->moves = b->few;
-    b->in_order = false;
+    b->in_order = b->in_turn = false;
     if (count > MM_FEW) {
         b->moves = calloc(count, sizeof *b->moves);
         if (b->moves == NULL) {
@@ -55,18 +55,23 @@ end_of(const mm_move *m)
     return m->range.start + m->range.size;
 }
 
-/* Ranges may only be joined inside one known allocation: the driver refuses a range that spans
- * two, even where they touch. A range reaches to the end of its last page, for that is what advice
- * and prefetch act on; discards have been rounded to whole pages before. */
-static bool
-can_join(const mm_move *left, const mm_move *right)
+/* A range reaches to the end of its last page, for that is what advice and prefetch act on; discards
+ * have been rounded to whole pages before. */
+static CUdeviceptr
+reach_of(const mm_move *m, CUdeviceptr page)
 {
-    CUdeviceptr page = mm_page_size(); /* a power of two: a division would take most of the time */
-    CUdeviceptr reach = (end_of(left) + page - 1) & ~(page - 1);
+    return (end_of(m) + page - 1) & ~(page - 1); /* a division would take most of the time */
+}
 
+/* Ranges may only be joined inside one known allocation: the driver refuses a range that spans
+ * two, even where they touch. */
+static bool
+can_join(const mm_move *left, const mm_move *right, CUdeviceptr page)
+{
     return left->range.allocation != 0 && left->range.allocation == right->range.allocation
            && mm_same_location(left->where, right->where)
-           && right->range.start >= left->range.start && right->range.start <= reach;
+           && right->range.start >= left->range.start
+           && right->range.start <= reach_of(left, page);
 }
 
 static bool
@@ -80,27 +85,30 @@ is_sorted(const mm_batch *b)
     return true;
 }
 
-/* Whether ranges of different locations overlap; the batch is sorted. */
+/* Whether sorted ranges of different locations overlap or share a page. All reaches are ends of pages,
+ * so a range that begins before one begins on a page that is taken. */
 static bool
-has_conflict(const mm_batch *b)
+has_conflict(const mm_move *moves, size_t count)
 {
-    CUmemLocation farthest = b->moves[0].where;
-    CUdeviceptr reach = end_of(&b->moves[0]), others = 0; /* how far other locations reach */
+    CUdeviceptr page = mm_page_size(), reach = reach_of(&moves[0], page);
+    CUdeviceptr others = 0; /* how far other locations reach */
+    CUmemLocation farthest = moves[0].where;
 
-    for (size_t i = 1; i < b->count; i++) {
-        const mm_move *m = &b->moves[i];
+    for (size_t i = 1; i < count; i++) {
+        const mm_move *m = &moves[i];
+        CUdeviceptr end = reach_of(m, page);
         bool same = mm_same_location(m->where, farthest);
         if (m->range.start < (same ? others : reach)) {
             return true;
         }
         if (same) {
-            reach = end_of(m) > reach ? end_of(m) : reach;
-        } else if (end_of(m) > reach) {
+            reach = end > reach ? end : reach;
+        } else if (end > reach) {
             others = reach;
-            reach = end_of(m);
+            reach = end;
             farthest = m->where;
         } else {
-            others = end_of(m) > others ? end_of(m) : others;
+            others = end > others ? end : others;
         }
     }
     return false;
@@ -109,11 +117,12 @@ has_conflict(const mm_batch *b)
 static void
 join_neighbours(mm_batch *b)
 {
+    CUdeviceptr page = mm_page_size();
     size_t last = 0;
 
     for (size_t i = 1; i < b->count; i++) {
         mm_move *m = &b->moves[last];
-        if (can_join(m, &b->moves[i])) {
+        if (can_join(m, &b->moves[i], page)) {
             if (end_of(&b->moves[i]) > end_of(m)) {
                 m->range.size = (size_t)(end_of(&b->moves[i]) - m->range.start);
             }
@@ -129,11 +138,12 @@ mm_batch_merge(mm_batch *b)
 {
     mm_move *kept;
 
-    if (b->count < 2) {
+    b->in_order = b->in_turn;
+    if (b->count < 2 || b->in_turn) {
         return;
     }
     if (is_sorted(b)) {
-        b->in_order = has_conflict(b);
+        b->in_order = has_conflict(b->moves, b->count);
         join_neighbours(b);
         return;
     }
@@ -144,7 +154,7 @@ mm_batch_merge(mm_batch *b)
     }
     memcpy(kept, b->moves, b->count * sizeof *kept);
     qsort(b->moves, b->count, sizeof *b->moves, by_address);
-    b->in_order = has_conflict(b);
+    b->in_order = has_conflict(b->moves, b->count);
     if (b->in_order) {
         memcpy(b->moves, kept, b->count * sizeof *kept);
     }
@@ -170,9 +180,10 @@ mm_batch_lay_out(mm_batch *b, mm_action what)
 
 /* --- operations ------------------------------------------------------------------------- */
 
-/* What the three operations share. */
+/* What the three operations share; edges may be NULL. */
 static int
-run(mm_driver *cu, mm_action what, mm_batch *b, const mm_how *how, mm_status *st)
+run(mm_driver *cu, mm_action what, mm_batch *b, const mm_batch *edges, const mm_how *how,
+    mm_status *st)
 {
     mm_work work;
     int rc;
@@ -181,7 +192,7 @@ run(mm_driver *cu, mm_action what, mm_batch *b, const mm_how *how, mm_status *st
     if (mm_work_init(&work, b->count, st) < 0) {
         return -1;
     }
-    rc = mm_dispatch_run(cu, what, b, NULL, &work, how, st);
+    rc = mm_dispatch_run(cu, what, b, edges, NULL, &work, how, st);
     mm_work_free(&work);
     return rc;
 }
@@ -192,7 +203,7 @@ mm_batch_prefetch(mm_driver *cu, mm_batch *b, CUstream stream, mm_dispatch dispa
 {
     const mm_how how = {stream, dispatch, defer};
 
-    return run(cu, MM_DO_PREFETCH, b, &how, st);
+    return run(cu, MM_DO_PREFETCH, b, NULL, &how, st);
 }
 
 /* Shrinks one range to whole pages; the message says which of several has none. */
@@ -224,26 +235,41 @@ mm_batch_discard(mm_driver *cu, mm_batch *b, CUstream stream, mm_dispatch dispat
 {
     const mm_how how = {stream, dispatch, MM_DEFER_NO};
 
-    return whole_pages(b, st) < 0 ? -1 : run(cu, MM_DO_DISCARD, b, &how, st);
+    return whole_pages(b, st) < 0 ? -1 : run(cu, MM_DO_DISCARD, b, NULL, &how, st);
 }
 
-/* Adds what lies between two addresses, if anything does. */
+/* Adds what lies between two addresses; nothing only where each move has its two edges. */
 static void
 add_edge(mm_batch *edges, const mm_move *m, CUdeviceptr start, CUdeviceptr end)
 {
-    if (start < end) {
+    if (start < end || edges->in_turn) {
         edges->moves[edges->count] = *m;
         edges->moves[edges->count].range.start = start;
         edges->moves[edges->count++].range.size = (size_t)(end - start);
     }
 }
 
+/* Whether the last one of several has to win on some page; room has space for all moves. */
+static bool
+is_order_needed(const mm_batch *b, mm_move *room)
+{
+    if (is_sorted(b)) {
+        return has_conflict(b->moves, b->count);
+    }
+    memcpy(room, b->moves, b->count * sizeof *room);
+    qsort(room, b->count, sizeof *room, by_address);
+    return has_conflict(room, b->count);
+}
+
 int
 mm_batch_split_edges(mm_batch *b, mm_batch *edges, mm_status *st)
 {
+    bool cut = false;
+
     if (mm_batch_init(edges, 2 * b->count, st) < 0) {
         return -1;
     }
+    edges->in_turn = b->in_turn = is_order_needed(b, edges->moves);
     edges->count = 0;
     for (size_t i = 0; i < b->count; i++) {
         mm_move before = b->moves[i], *m = &b->moves[i];
@@ -252,7 +278,13 @@ mm_batch_split_edges(mm_batch *b, mm_batch *edges, mm_status *st)
         }
         add_edge(edges, &before, before.range.start, m->range.start);
         add_edge(edges, &before, end_of(m), end_of(&before));
+        cut = cut || m->range.size < before.range.size;
     }
+    if (!cut) {
+        edges->in_turn = b->in_turn = false;
+        edges->count = 0;
+    }
+    mm_batch_lay_out(edges, MM_DO_PREFETCH);
     return 0;
 }
 
@@ -262,15 +294,11 @@ mm_batch_discard_prefetch(mm_driver *cu, mm_batch *b, CUstream stream, mm_dispat
                           mm_defer defer, mm_status *st)
 {
     const mm_how how = {stream, dispatch, defer};
-    const mm_how at_the_edges = {stream, MM_DISPATCH_LOOP, MM_DEFER_NO};
     mm_batch edges;
     int rc = mm_batch_split_edges(b, &edges, st);
 
     if (rc == 0) {
-        rc = run(cu, MM_DO_DISCARD_PREFETCH, b, &how, st);
-    }
-    if (rc == 0 && edges.count > 0) {
-        rc = run(cu, MM_DO_PREFETCH, &edges, &at_the_edges, st);
+        rc = run(cu, MM_DO_DISCARD_PREFETCH, b, &edges, &how, st);
     }
     mm_batch_free(&edges);
     return rc;

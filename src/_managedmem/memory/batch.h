@@ -17,7 +17,9 @@ typedef struct {
     mm_move *moves;
     size_t count;
     size_t eligible; /* once laid out: so many at the front may go into one batch call */
-    bool in_order; /* overlapping ranges have different locations: the last one must win */
+    bool in_order; /* ranges on one page have different locations: the last one must win */
+    bool
+        in_turn; /* of a discard_prefetch in order: the edges of each range come right before it */
     mm_move few[MM_FEW];
 } mm_batch;
 
@@ -46,14 +48,15 @@ MM_NODISCARD int mm_batch_advise(mm_driver *cu, mm_batch *b, CUmem_advise advice
 /* The steps of the operations, for plans, which take them once and execute often. */
 
 /* Joins overlaps and neighbours, with less than a page between them, that have the same location
- * inside one allocation. Ranges of different locations that overlap keep their order, in which the
- * last one wins. */
+ * inside one allocation. Where ranges of different locations overlap or share a page, all keep their
+ * order, in which the last one wins. */
 void mm_batch_merge(mm_batch *b);
 
 /* Merges, and orders the moves for the driver. */
 void mm_batch_lay_out(mm_batch *b, mm_action what);
 
-/* Shrinks every range to whole pages and collects what that cuts off in edges, a new batch. */
+/* Shrinks every range to whole pages and collects what that cuts off in edges, a new batch that is
+ * laid out; in turn, it has two for each range, of which some are empty. */
 MM_NODISCARD int mm_batch_split_edges(mm_batch *b, mm_batch *edges, mm_status *st);
 
 #endif

@@ -115,8 +115,10 @@ static bool
 way_of_all(mm_driver *cu, mm_action what, const mm_batch *b, mm_dispatch dispatch, mm_way *way)
 {
     /* A discard costs the same either way, so one call serves all of them. */
-    if (dispatch == MM_DISPATCH_BATCH
-        || (dispatch == MM_DISPATCH_AUTO && what == MM_DO_DISCARD && b->count > 1)) {
+    if (b->in_turn) {
+        *way = MM_ALONE_IN_ORDER;
+    } else if (dispatch == MM_DISPATCH_BATCH
+               || (dispatch == MM_DISPATCH_AUTO && what == MM_DO_DISCARD && b->count > 1)) {
         *way = MM_TOGETHER;
     } else if (dispatch == MM_DISPATCH_LOOP) {
         *way = MM_ALONE_ASKED;
@@ -234,24 +236,49 @@ issue_one(mm_driver *cu, mm_action what, const mm_move *m, CUstream stream, mm_s
 }
 
 static int
-issue(mm_driver *cu, mm_action what, const mm_batch *b, const mm_work *arrays, const mm_work *work,
-      size_t together, CUstream stream, mm_status *st)
+issue_edges(mm_driver *cu, const mm_batch *edges, size_t from, size_t to, CUstream stream,
+            mm_status *st)
 {
-    if (together > 0 && issue_batch(cu, what, arrays, together, stream, st) < 0) {
-        return -1;
-    }
-    for (size_t i = 0; i < b->count; i++) {
-        if (work->ways[i] != MM_TOGETHER && issue_one(cu, what, &b->moves[i], stream, st) < 0) {
+    for (size_t i = from; i < to; i++) {
+        const mm_move *edge = &edges->moves[i];
+        if (edge->range.size > 0 && issue_one(cu, MM_DO_PREFETCH, edge, stream, st) < 0) {
             return -1;
         }
     }
     return 0;
 }
 
+/* The moves that go alone, each behind its edges where the batch is in turn. */
+static int
+issue_singles(mm_driver *cu, mm_action what, const mm_batch *b, const mm_batch *edges,
+              const mm_work *work, CUstream stream, mm_status *st)
+{
+    for (size_t i = 0; i < b->count; i++) {
+        if (work->ways[i] != MM_TOGETHER
+            && ((b->in_turn && issue_edges(cu, edges, 2 * i, 2 * i + 2, stream, st) < 0)
+                || issue_one(cu, what, &b->moves[i], stream, st) < 0)) {
+            return -1;
+        }
+    }
+    return 0;
+}
+
+/* Edges come first: when one of them fails, nothing is discarded yet. */
+static int
+issue(mm_driver *cu, mm_action what, const mm_batch *b, const mm_batch *edges,
+      const mm_work *arrays, const mm_work *work, size_t together, CUstream stream, mm_status *st)
+{
+    if ((edges != NULL && !b->in_turn && issue_edges(cu, edges, 0, edges->count, stream, st) < 0)
+        || (together > 0 && issue_batch(cu, what, arrays, together, stream, st) < 0)) {
+        return -1;
+    }
+    return issue_singles(cu, what, b, edges, work, stream, st);
+}
+
 /* All calls of one operation, and the host function that defers them, go to one stream. */
 static int
-run_in_scope(mm_driver *cu, mm_action what, const mm_batch *b, const mm_work *ready, mm_work *work,
-             const mm_how *how, mm_status *st)
+run_in_scope(mm_driver *cu, mm_action what, const mm_batch *b, const mm_batch *edges,
+             const mm_work *ready, mm_work *work, const mm_how *how, mm_status *st)
 {
     size_t together = mm_dispatch_decide(cu, what, b, how->dispatch, work->ways), bytes;
     mm_batch_stream s = {.stream = how->stream};
@@ -272,7 +299,7 @@ run_in_scope(mm_driver *cu, mm_action what, const mm_batch *b, const mm_work *re
         rc = mm_queue_host_function(cu, s.stream, st);
     }
     if (rc == 0) {
-        rc = issue(cu, what, b, ready, work, together, s.stream, st);
+        rc = issue(cu, what, b, edges, ready, work, together, s.stream, st);
     }
     mm_batch_stream_release(cu, &s);
     return rc;
@@ -292,8 +319,8 @@ mm_dispatch_check(mm_driver *cu, mm_action what, const mm_how *how, mm_status *s
 }
 
 int
-mm_dispatch_run(mm_driver *cu, mm_action what, const mm_batch *b, const mm_work *ready,
-                mm_work *work, const mm_how *how, mm_status *st)
+mm_dispatch_run(mm_driver *cu, mm_action what, const mm_batch *b, const mm_batch *edges,
+                const mm_work *ready, mm_work *work, const mm_how *how, mm_status *st)
 {
     mm_scope scope;
     int rc;
@@ -303,7 +330,7 @@ mm_dispatch_run(mm_driver *cu, mm_action what, const mm_batch *b, const mm_work 
         || mm_scope_enter(&scope, cu, MM_ANY_DEVICE, st) < 0) {
         return -1;
     }
-    rc = run_in_scope(cu, what, b, ready, work, how, st);
+    rc = run_in_scope(cu, what, b, edges, ready, work, how, st);
     mm_scope_leave(&scope);
     return rc;
 }

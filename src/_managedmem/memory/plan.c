@@ -134,7 +134,6 @@ lay_out_moves(mm_plan *p, const mm_plan_entry *entries, size_t count, mm_status 
         if (mm_batch_split_edges(&p->moves, &p->edges, st) < 0) {
             return -1;
         }
-        mm_batch_lay_out(&p->edges, MM_DO_PREFETCH);
     }
     mm_batch_lay_out(&p->moves, p->what);
     return 0;
@@ -143,9 +142,8 @@ lay_out_moves(mm_plan *p, const mm_plan_entry *entries, size_t count, mm_status 
 static int
 make_room(mm_plan *p, mm_status *st)
 {
-    size_t most = p->moves.count > p->edges.count ? p->moves.count : p->edges.count;
-
-    if (mm_work_init(&p->ready, p->moves.count, st) < 0 || mm_work_init(&p->work, most, st) < 0) {
+    if (mm_work_init(&p->ready, p->moves.count, st) < 0
+        || mm_work_init(&p->work, p->moves.count, st) < 0) {
         return -1;
     }
     mm_work_fill(&p->ready, &p->moves, true);
@@ -251,33 +249,20 @@ take_hold_of_all(mm_driver *cu, const mm_plan *p, mm_status *st)
     return 0;
 }
 
-static int
-issue(mm_driver *cu, const mm_plan *p, mm_work *work, const mm_how *how, mm_status *st)
-{
-    const mm_how at_the_edges = {how->stream, MM_DISPATCH_LOOP, MM_DEFER_NO};
-
-    if (mm_dispatch_run(cu, p->what, &p->moves, &p->ready, work, how, st) < 0) {
-        return -1;
-    }
-    return p->edges.count == 0
-               ? 0
-               : mm_dispatch_run(cu, MM_DO_PREFETCH, &p->edges, NULL, work, &at_the_edges, st);
-}
-
 int
 mm_plan_execute(mm_driver *cu, mm_plan *p, const mm_how *how, mm_status *st)
 {
     bool mine = !atomic_flag_test_and_set_explicit(&p->busy, memory_order_acquire);
-    size_t most = p->moves.count > p->edges.count ? p->moves.count : p->edges.count;
     mm_work own;
     int rc;
 
-    if (!mine && mm_work_init(&own, most, st) < 0) {
+    if (!mine && mm_work_init(&own, p->moves.count, st) < 0) {
         return -1;
     }
     rc = take_hold_of_all(cu, p, st);
     if (rc == 0) {
-        rc = issue(cu, p, mine ? &p->work : &own, how, st);
+        rc = mm_dispatch_run(cu, p->what, &p->moves, &p->edges, &p->ready, mine ? &p->work : &own,
+                             how, st);
         let_go(p, p->hold_count);
     }
     if (mine) {
@@ -384,11 +369,12 @@ mm_plan_fit(mm_plan_entry *entries, size_t count, CUmemLocation device, size_t b
             mm_status *st)
 {
     place *sorted = calloc(count, sizeof *sorted + sizeof(size_t));
-    size_t *first = (size_t *)(sorted + count);
+    size_t *first;
 
     if (sorted == NULL) {
         return mm_fail(st, MM_NO_MEMORY, "out of host memory for %zu targets", count);
     }
+    first = (size_t *)(sorted + count);
     find_equals(entries, count, sorted, first);
     for (size_t i = 0; i < count; i++) {
         size_t bytes = bytes_of_pages(&entries[i].move.range);

@@ -31,7 +31,7 @@ MM_NODISCARD int mm_plan_execute(mm_driver *cu, mm_plan *p, const mm_how *how, m
 typedef struct {
     mm_action what;
     const mm_batch *moves;
-    const mm_batch *edges; /* prefetched one by one after the moves */
+    const mm_batch *edges; /* prefetched one by one before the moves; some may be empty */
     size_t together; /* moves in one batch call */
     bool deferred; /* for the sake of so many bytes to there */
     size_t deferred_bytes;

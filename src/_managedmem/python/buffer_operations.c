@@ -66,7 +66,7 @@ discard(mm_buffer *b, PyObject *stream_object, const CUmemLocation *where, mm_de
     if (rc == 0) {
         batch.moves = batch.few;
         batch.count = 1;
-        batch.in_order = false;
+        batch.in_order = batch.in_turn = false;
         batch.few[0].range = use.range;
         batch.few[0].where = where ? *where : mm_host();
         Py_BEGIN_ALLOW_THREADS
@@ -367,8 +367,9 @@ const char mm_discard_prefetch_doc[] =
     "discard_prefetch($self, location, *, stream=None, defer=None)\n--\n\n"
     "Throw the contents away and give the buffer pages at a place, in stream order.\n"
     "\n"
-    "For a buffer that will be overwritten there. Raises as managedmem.discard_prefetch() does.\n"
-    "Driver: cuMemDiscardAndPrefetchBatchAsync.";
+    "For a buffer that will be overwritten there. The pages at its ends that it does not fill are\n"
+    "prefetched first, with their contents. Raises as managedmem.discard_prefetch() does.\n"
+    "Driver: cuMemDiscardAndPrefetchBatchAsync, cuMemPrefetchAsync.";
 
 const char mm_copy_from_doc[] =
     "copy_from($self, src, *, stream=None)\n--\n\n"

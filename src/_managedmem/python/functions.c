@@ -327,10 +327,11 @@ PyDoc_STRVAR(
     "    True queues an empty host function in front, so that the call returns while the stream does\n"
     "    the work; None does so for large ones.\n"
     "\n"
-    "Neighbouring ranges of one allocation become one. Raises TypeError or ValueError for bad\n"
-    "arguments before anything moves; CUDAError with code 900 for a stream that captures a graph, which\n"
-    "stays intact; NotImplementedError for dispatch=\"batch\" before CUDA 13.0. Safe from every thread;\n"
-    "other threads run meanwhile. Driver: cuMemPrefetchAsync, cuMemPrefetchBatchAsync.");
+    "Neighbouring ranges of one allocation become one. Where targets overlap or share a page, the last\n"
+    "one given wins. Raises TypeError or ValueError for bad arguments before anything moves; CUDAError\n"
+    "with code 900 for a stream that captures a graph, which stays intact; NotImplementedError for\n"
+    "dispatch=\"batch\" before CUDA 13.0. Safe from every thread; other threads run meanwhile.\n"
+    "Driver: cuMemPrefetchAsync, cuMemPrefetchBatchAsync.");
 
 PyDoc_STRVAR(
     discard_doc,
@@ -350,8 +351,11 @@ PyDoc_STRVAR(
     "Throw contents away and give the memory pages at a place, in stream order.\n"
     "\n"
     "For a buffer that will be overwritten there: pages move without their bytes. The pages at the\n"
-    "ends that a target shares with its neighbours are prefetched with theirs. Parameters and\n"
-    "errors as for prefetch() and discard(). Driver: cuMemDiscardAndPrefetchBatchAsync.");
+    "ends that a target shares with its neighbours are prefetched with theirs, and first: when that\n"
+    "fails, nothing is discarded. (Targets that share pages and go to different places are taken one by\n"
+    "one, those before the failed one are discarded.) When the discard itself fails, contents of the\n"
+    "targets may be lost, and nothing else. Parameters and errors as for prefetch() and discard().\n"
+    "Driver: cuMemDiscardAndPrefetchBatchAsync, cuMemPrefetchAsync.");
 
 PyDoc_STRVAR(
     empty_doc,

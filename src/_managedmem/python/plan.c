@@ -345,8 +345,8 @@ PyDoc_STRVAR(
     "The plan keeps its targets alive; a ManagedBuffer in it can be closed, and executing the plan is\n"
     "then an error before anything is moved. Neighbouring ranges with the same location are merged\n"
     "and everything is laid out for the driver at the first execution after a change; later ones\n"
-    "allocate nothing. Where entries overlap, the last one wins. len() is the number of entries;\n"
-    "iteration gives a PlanEntry for each, as they are at its beginning.\n"
+    "allocate nothing. Where entries overlap or share a page, the last one wins. len() is the number of\n"
+    "entries; iteration gives a PlanEntry for each, as they are at its beginning.\n"
     "\n"
     "Safe from every thread: an execution takes the entries that are there when it begins. Raises\n"
     "TypeError or ValueError for a bad entry and says which.");

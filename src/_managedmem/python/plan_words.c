@@ -45,7 +45,7 @@ why_alone(mm_way way)
     case MM_ALONE_SINGLE:
         return "one range needs no batch call";
     case MM_ALONE_IN_ORDER:
-        return "ranges overlap and go to different places, so they go in order";
+        return "ranges share pages and go to different places, so they go in order";
     case MM_ALONE_NO_CALL:
         return "this driver has no batch call, CUDA 13.0 has";
     case MM_ALONE_NO_ACCESS:
@@ -165,19 +165,30 @@ tell_singles(words *w, mm_outlook *o)
     }
 }
 
+/* How many edges have to be prefetched, and their bytes. */
+static size_t
+count_edges(const mm_batch *edges, size_t *bytes)
+{
+    size_t count = 0;
+
+    *bytes = 0;
+    for (size_t i = 0; i < edges->count; i++) {
+        *bytes += edges->moves[i].range.size;
+        count += edges->moves[i].range.size > 0;
+    }
+    return count;
+}
+
 static void
 tell_edges(words *w, const mm_batch *edges)
 {
     char size[SIZE_TEXT];
-    size_t bytes = 0;
+    size_t bytes, calls = count_edges(edges, &bytes);
 
-    for (size_t i = 0; i < edges->count; i++) {
-        bytes += edges->moves[i].range.size;
-    }
-    if (edges->count > 0) {
+    if (calls > 0) {
         add_line(w, PyUnicode_FromFormat("%zu x cuMemPrefetchAsync, %s: the pages at the ends, "
                                          "shared with neighbours, keep their contents",
-                                         edges->count, size_text(bytes, size)));
+                                         calls, size_text(bytes, size)));
     }
 }
 
@@ -245,11 +256,11 @@ tell_remarks(words *w, const mm_outlook *o, const mm_how *how, size_t count, PyO
 static PyObject *
 heading(const mm_outlook *o, const mm_plan_entry *entries, size_t count)
 {
-    size_t calls =
-        o->deferred + (o->together > 0) + (o->moves->count - o->together) + o->edges->count;
+    size_t bytes, calls = count_edges(o->edges, &bytes);
     char size[SIZE_TEXT];
-    size_t bytes = 0;
 
+    calls += o->deferred + (o->together > 0) + (o->moves->count - o->together);
+    bytes = 0;
     for (size_t i = 0; i < count; i++) {
         bytes += entries[i].move.range.size;
     }
@@ -270,9 +281,9 @@ mm_plan_words(mm_outlook *o, const mm_how *how, const mm_plan_entry *entries, si
     }
     add_line(&w, heading(o, entries, count));
     tell_deferral(&w, o, how);
+    tell_edges(&w, o->edges);
     tell_batch(&w, o, how);
     tell_singles(&w, o);
-    tell_edges(&w, o->edges);
     tell_remarks(&w, o, how, count, there);
     newline = PyUnicode_FromString("\n");
     if (w.lines != NULL && newline != NULL) {
