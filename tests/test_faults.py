@@ -549,6 +549,7 @@ NO_DRIVER = {
     "ManagedBuffer.is_mapped": lambda w: w.a.is_mapped,
     "ManagedBuffer.view": lambda w: w.a.view("float32"),
     "ManagedBuffer.range": lambda w: w.a.range(1, 2),
+    "MigrationPolicy.is_default": lambda w: managedmem.MigrationPolicy().is_default,
     "MigrationPolicy.default": lambda w: managedmem.MigrationPolicy.default(),
     "MigrationPolicy.read_duplicated": lambda w: managedmem.MigrationPolicy.read_duplicated(),
     "MigrationPolicy.prefer": lambda w: managedmem.MigrationPolicy.prefer(ZERO),
