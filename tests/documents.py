@@ -1,12 +1,18 @@
-"""Finds the Python blocks of README.md and of the pages in docs/, and runs them.
+"""Finds the Python blocks of README.md and of the pages in docs/, in every form, and runs them.
+
+A page can write a block as ``.. code-block:: python``, as the literal block behind ``::`` (which
+Sphinx shows as Python, so what is something else says so in a directive), or with prompts, whose
+results are then compared. In Markdown it is a fenced block.
 
 The blocks of one document run in order in one namespace, on the driver of the test run. A block can
 have a mark: ``notest`` (compiled only; its first line says what it needs), ``process`` (it chooses
-its own driver and runs in a process of its own) or ``two_devices`` (skipped where there is one).
-Markdown writes it behind the language, ```` ```python notest ````; a page writes it as the option
-``:class: notest`` of ``.. code-block:: python``.
+its own driver and runs in a process of its own), ``two_devices`` (skipped where there is one) or
+``torch`` (skipped where torch is missing). Markdown writes it behind the language, ```` ```python
+notest ````; a page writes it as the option ``:class: notest`` of ``.. code-block:: python``.
 """
 
+import doctest
+import importlib.util
 import os
 import re
 import subprocess
@@ -16,30 +22,101 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
-MARKS = {"", "notest", "process", "two_devices"}
-_FENCE = re.compile(r"^```(\w+)[ ]?(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-_DIRECTIVE = re.compile(
-    r"^\.\. code-block:: (\w+)\n(?:   :class: (\w+)\n)?\n((?:   .*\n|\n)+)", re.MULTILINE
-)
+DOCS = ROOT / "docs"
+PAGES = [
+    ROOT / "README.md",
+    *(
+        p
+        for p in sorted(DOCS.rglob("*"))
+        if p.suffix in (".md", ".rst") and "_build" not in p.parts
+    ),
+]
+MARKS = {"", "notest", "process", "two_devices", "torch"}
+LANGUAGES = {"python", "sh", "text"}
+_FENCE = re.compile(r"[ ]*(```+|~~~+)[ ]*(\w*)[ ]*(.*)")
+_DIRECTIVE = re.compile(r"[ ]*\.\. (?:code|code-block|sourcecode)::[ ]*(\w*)$")
+_MARK = re.compile(r"[ ]+:class:[ ]+(\w+)$")
+_OPTION = re.compile(r"[ ]+:[\w-]+:")
+_LITERAL = re.compile(r"(?![ ]*\.\. ).*::$")
+_PROMPT = re.compile(r"[ ]*>>>( |$)")
 
 
 class Block(NamedTuple):
-    """One block: its language, its mark, the line before its first one, and its text."""
+    """One block: its language, its mark, the number of lines before its text, and its text."""
 
     language: str
     mark: str
     line: int
     code: str
 
+    @property
+    def has_prompts(self):
+        return _PROMPT.match(self.code) is not None
+
+
+def _indent(line):
+    return len(line) - len(line.lstrip())
+
+
+def _end(lines, start, belongs):
+    """Behind the last line from start on that belongs; blank lines at the end do not."""
+    end = start
+    while end < len(lines) and (not lines[end].strip() or belongs(lines[end])):
+        end += 1
+    while end > start and not lines[end - 1].strip():
+        end -= 1
+    return end
+
+
+def _made(language, mark, lines, start, end):
+    while start < end and not lines[start].strip():
+        start += 1
+    return Block(language, mark, start, textwrap.dedent("\n".join(lines[start:end]) + "\n"))
+
+
+def _fenced(lines):
+    at = 0
+    while at < len(lines):
+        if opened := _FENCE.fullmatch(lines[at]):
+            fence, language, mark = opened.groups()
+            end = next(i for i in range(at + 1, len(lines)) if lines[i].strip() == fence)
+            yield _made(language, mark, lines, at + 1, end)
+            at = end
+        at += 1
+
+
+def _of_page(lines):
+    at = 0
+    while at < len(lines):
+        line, indent = lines[at], _indent(lines[at])
+        at += 1
+        if directive := _DIRECTIVE.fullmatch(line):
+            language, mark = directive[1] or "python", ""
+            while at < len(lines) and _OPTION.match(lines[at]):
+                found = _MARK.fullmatch(lines[at])
+                mark, at = found[1] if found else mark, at + 1
+        elif _LITERAL.fullmatch(line):
+            language, mark = "python", ""
+        elif _PROMPT.match(line):
+            start, at = at - 1, next((i for i in range(at, len(lines)) if not lines[i].strip()), at)
+            yield _made("python", "", lines, start, at)
+            continue
+        else:
+            continue
+        end = _end(lines, at, lambda inside, indent=indent: _indent(inside) > indent)
+        if end > at:
+            yield _made(language, mark, lines, at, end)
+        at = end
+
+
+def blocks_of(text, suffix):
+    """The blocks of a document's text, in order."""
+    return list((_fenced if suffix == ".md" else _of_page)(text.split("\n")))
+
 
 def blocks(path):
     """The blocks of a document, in order."""
-    text = path.read_text(encoding="utf-8")
-    found = (_FENCE if path.suffix == ".md" else _DIRECTIVE).finditer(text)
-    return [
-        Block(m[1], m[2] or "", text.count("\n", 0, m.start(3)), textwrap.dedent(m[3]))
-        for m in found
-    ]
+    return blocks_of(path.read_text(encoding="utf-8"), path.suffix)
 
 
 def python_blocks(path, mark=None):
@@ -52,14 +129,39 @@ def compiled(path, block):
     return compile("\n" * block.line + block.code, str(path), "exec")
 
 
-def run(path):
-    """Run the blocks that are marked for it, in order."""
+def run_prompts(path, block, namespace):
+    """Run what stands behind prompts, and compare the results with those that are shown."""
+    test = doctest.DocTestParser().get_doctest(block.code, {}, path.name, str(path), block.line)
+    test.globs = namespace
+    runner = doctest.DebugRunner(optionflags=doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE)
+    try:
+        runner.run(test, clear_globs=False)
+    except doctest.UnexpectedException as unexpected:
+        raise unexpected.exc_info[1] from None
+
+
+def marks_that_run():
+    """The marks of the blocks that this machine can run in the namespace of their document."""
     import managedmem
 
-    marks = {"", "two_devices"} if managedmem.Device.count() > 1 else {""}
+    marks = {""}
+    if managedmem.Device.count() > 1:
+        marks.add("two_devices")
+    if importlib.util.find_spec("torch") is not None:
+        marks.add("torch")
+    return marks
+
+
+def run(path):
+    """Run the blocks that are marked for it, in order."""
+    marks = marks_that_run()
     namespace = {"__name__": "__main__"}
     for block in python_blocks(path):
-        if block.mark in marks:
+        if block.mark not in marks:
+            continue
+        if block.has_prompts:
+            run_prompts(path, block, namespace)
+        else:
             exec(compiled(path, block), namespace)
 
 

@@ -1,5 +1,6 @@
 """Runs the README: every Python block, as tests/documents.py says. The two commands at the top are
-the words that users copy, so they are compared letter by letter.
+the words that users copy, so they are compared letter by letter. What holds for the blocks of every
+page holds for its own, and is tested in test_docs.py.
 """
 
 import re
@@ -17,13 +18,6 @@ COMMANDS = [
 ]
 
 
-def test_every_block_is_seen_and_marked():
-    found = documents.blocks(README)
-    assert TEXT.count("```") == 2 * len(found)
-    assert {block.language for block in found} == {"sh", "python"}
-    assert {b.mark for b in documents.python_blocks(README)} == {"", "notest", "process"}
-
-
 def test_the_first_blocks_are_the_two_commands():
     found = [b.code.strip() for b in documents.blocks(README) if b.language == "sh"]
     assert found == COMMANDS
@@ -34,12 +28,6 @@ def test_blocks_run_in_order():
     if managedmem.driver_info()["version"] < 13000:
         pytest.skip("the README shows discard, which needs CUDA 13.0")
     documents.run(README)
-
-
-@pytest.mark.parametrize("block", documents.python_blocks(README, "notest"))
-def test_a_block_that_is_not_run_compiles_and_says_why(block):
-    documents.compiled(README, block)
-    assert block.code.startswith("# Needs ")
 
 
 @pytest.mark.parametrize("block", documents.python_blocks(README, "process"))
