@@ -110,7 +110,7 @@ class TestAdvice:
 
 
 class TestSizes:
-    @pytest.mark.parametrize("size", [0, -1, -(1 << 70)])
+    @pytest.mark.parametrize("size", [-1, -(1 << 70)])
     @pytest.mark.parametrize(
         "make",
         [
@@ -119,7 +119,7 @@ class TestSizes:
         ],
         ids=["allocate", "from_handle"],
     )
-    def test_zero_and_negative(self, make, size):
+    def test_negative(self, make, size):
         with pytest.raises(ValueError, match="size"):
             make(size)
 
@@ -299,9 +299,8 @@ class TestArrayInterfaces:
         with pytest.raises(LookupError, match="from the property"):
             managedmem.prefetch(RaisingInterface(), Host())
 
-    def test_no_elements(self, untouched):
-        with pytest.raises(ValueError):
-            managedmem.prefetch(CudaArray(untouched, shape=(0,)), Host())
+    def test_no_elements_are_nothing_to_do(self, untouched):
+        managedmem.prefetch(CudaArray(untouched, shape=(0,)), Host())
 
 
 @pytest.mark.parametrize(
@@ -338,7 +337,7 @@ def test_a_list_that_changes_while_it_is_read(buf):
 @pytest.mark.emulator_only
 def test_a_bad_argument_leaves_no_allocation():
     before = emulator.live()
-    for size in (0, -1, "x", None):
+    for size in (-1, "x", None):
         with pytest.raises((TypeError, ValueError)):
             ManagedMemoryResource().allocate(size)
     assert emulator.live() == before

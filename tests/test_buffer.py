@@ -115,6 +115,7 @@ class TestEmpty:
         ("shape", "dtype", "expected"),
         [
             (16, "uint8", (16,)),
+            ((1,) * 8, "int8", (1,) * 8),
             ((16,), "float32", (16,)),
             ((4, 8), "float64", (4, 8)),
             ([2, 3, 5], "int16", (2, 3, 5)),
@@ -134,10 +135,18 @@ class TestEmpty:
         with managedmem.empty(10) as buffer:
             assert (buffer.dtype, buffer.shape, buffer.size) == ("uint8", (10,), 10)
 
-    @pytest.mark.parametrize("shape", [0, (4, 0), -1, (4, -4), (1 << 62, 8)], ids=repr)
-    def test_refuses_shapes_without_memory(self, shape):
-        with pytest.raises(ValueError):
+    @pytest.mark.parametrize(
+        "shape", [-1, (4, -4), (0, -1), (1 << 62, 8), (0, 1 << 62, 8), (1,) * 9], ids=repr
+    )
+    def test_refuses_shapes_that_no_array_has(self, shape):
+        with pytest.raises(ValueError, match="shape"):
             managedmem.empty(shape, "float64")
+
+    def test_of_no_axis_is_one_element(self):
+        with managedmem.empty((), "float64") as buffer:
+            assert (buffer.shape, buffer.strides, buffer.ndim, buffer.size) == ((), (), 0, 8)
+            write(buffer, 7)
+            assert contents(buffer) == b"\x07" * 8
 
     @pytest.mark.parametrize("shape", ["4", 4.0, (4, 1.5), None, (4, "2")], ids=repr)
     def test_refuses_what_is_no_shape(self, shape):

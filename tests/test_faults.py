@@ -543,6 +543,8 @@ NO_DRIVER = {
     "ManagedBuffer.shape": lambda w: w.a.shape,
     "ManagedBuffer.dtype": lambda w: w.a.dtype,
     "ManagedBuffer.itemsize": lambda w: w.a.itemsize,
+    "ManagedBuffer.ndim": lambda w: w.a.ndim,
+    "ManagedBuffer.strides": lambda w: w.a.strides,
     "ManagedBuffer.owner": lambda w: w.a.owner,
     "ManagedBuffer.memory_resource": lambda w: w.a.memory_resource,
     "ManagedBuffer.is_closed": lambda w: w.a.is_closed,

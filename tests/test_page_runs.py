@@ -92,8 +92,8 @@ class TestRange:
     @pytest.mark.parametrize(
         ("offset", "nbytes"),
         [
-            (0, 0),
             (0, -1),
+            (MIB + 1, 0),
             (-1, 1),
             (-1, MIB),
             (0, MIB + 1),
@@ -109,7 +109,7 @@ class TestRange:
         ],
     )
     def test_what_is_not_inside_is_refused(self, buf, offset, nbytes):
-        with pytest.raises(ValueError, match=r"not inside the buffer|at least 1|out of range"):
+        with pytest.raises(ValueError, match=r"not inside the buffer|0 bytes or more|out of range"):
             buf.range(offset, nbytes)
 
     @pytest.mark.parametrize("bad", [1.0, "1", None, True])

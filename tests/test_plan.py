@@ -82,6 +82,8 @@ class TestAdd:
             ({"offset": 7, "nbytes": None}, 7, MIB - 7),
             ({"offset": MIB - 1}, MIB - 1, 1),
             ({"nbytes": MIB}, 0, MIB),
+            ({"nbytes": 0}, 0, 0),
+            ({"offset": MIB}, MIB, 0),
         ],
     )
     def test_takes_a_part(self, buf, part, start, size):
@@ -91,15 +93,14 @@ class TestAdd:
     @pytest.mark.parametrize(
         ("part", "error", "words"),
         [
-            ({"offset": -1}, ValueError, "offset must be from 0 to 1048575"),
-            ({"offset": MIB}, ValueError, "the target has 1048576 bytes"),
+            ({"offset": -1}, ValueError, "offset must be from 0 to 1048576"),
+            ({"offset": MIB + 1}, ValueError, "the bytes that the target has"),
             ({"offset": 2**63 - 1}, ValueError, "offset must be from 0"),
             ({"offset": 2**64}, ValueError, "offset is out of range"),
             ({"offset": None}, TypeError, "offset must be an int"),
             ({"offset": True}, TypeError, "offset must be an int"),
             ({"offset": 1.0}, TypeError, "offset must be an int"),
-            ({"nbytes": 0}, ValueError, "nbytes must be at least 1"),
-            ({"nbytes": -1}, ValueError, "nbytes must be at least 1"),
+            ({"nbytes": -1}, ValueError, "nbytes must be 0 bytes or more"),
             ({"nbytes": MIB + 1}, ValueError, "nbytes must be at most 1048576"),
             ({"offset": 1, "nbytes": MIB}, ValueError, "nbytes must be at most 1048575"),
             ({"offset": 1, "nbytes": 2**63 - 1}, ValueError, "nbytes must be at most"),
@@ -707,7 +708,7 @@ class TestLifetimes:
             with pytest.raises((TypeError, ValueError)):
                 PrefetchPlan([(memoryview(buffer), bad)])
         with pytest.raises(ValueError, match="nbytes"):
-            plan.add(memoryview(buffer), Host(), nbytes=0)
+            plan.add(memoryview(buffer), Host(), nbytes=-1)
         gc.collect()
         buffer.close()
 

@@ -208,10 +208,9 @@ class TestAllocating:
         with pool.allocate(MIB, stream=stream):
             assert pool.attributes.reserved_mem_current == reserved
 
-    @pytest.mark.parametrize("bad", [0, -1])
-    def test_sizes_below_one(self, pool, bad):
-        with pytest.raises(ValueError, match="at least 1"):
-            pool.allocate(bad)
+    def test_a_size_below_zero(self, pool):
+        with pytest.raises(ValueError, match="0 bytes or more"):
+            pool.allocate(-1)
 
     @pytest.mark.parametrize("bad", ["1", 1.0, None, True], ids=repr)
     def test_sizes_are_ints(self, pool, bad):

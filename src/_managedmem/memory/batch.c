@@ -133,13 +133,34 @@ join_neighbours(mm_batch *b)
     b->count = last + 1;
 }
 
+/* Takes out ranges without a byte, for which there is nothing to do. */
+static void
+drop_empty(mm_batch *b)
+{
+    size_t count = 0;
+
+    for (size_t i = 0; i < b->count; i++) {
+        if (b->moves[i].range.size > 0) {
+            if (count < i) {
+                b->moves[count] = b->moves[i];
+            }
+            count++;
+        }
+    }
+    b->count = count;
+}
+
 void
 mm_batch_merge(mm_batch *b)
 {
     mm_move *kept;
 
     b->in_order = b->in_turn;
-    if (b->count < 2 || b->in_turn) {
+    if (b->in_turn) {
+        return; /* as each has its edges, also those without a byte */
+    }
+    drop_empty(b);
+    if (b->count < 2) {
         return;
     }
     if (is_sorted(b)) {
@@ -218,6 +239,29 @@ shrink(mm_batch *b, size_t i, mm_status *st)
     return rc;
 }
 
+/* Drops ranges without a byte, of which there are few, before the others are shrunk. The message
+ * about one of those counts all. */
+static int
+drop_empty_checked(mm_batch *b, mm_status *st)
+{
+    bool empty = false;
+
+    for (size_t i = 0; i < b->count; i++) {
+        empty = empty || b->moves[i].range.size == 0;
+    }
+    for (size_t i = 0; empty && i < b->count; i++) {
+        mm_move whole = b->moves[i];
+        if (shrink(b, i, st) < 0) {
+            return -1;
+        }
+        b->moves[i] = whole;
+    }
+    if (empty) {
+        drop_empty(b);
+    }
+    return 0;
+}
+
 /* Shrinks every range before any driver call, so that a bad one leaves the others alone. */
 static int
 whole_pages(mm_batch *b, mm_status *st)
@@ -253,6 +297,9 @@ add_edge(mm_batch *edges, const mm_move *m, CUdeviceptr start, CUdeviceptr end)
 static bool
 is_order_needed(const mm_batch *b, mm_move *room)
 {
+    if (b->count < 2) {
+        return false;
+    }
     if (is_sorted(b)) {
         return has_conflict(b->moves, b->count);
     }
@@ -266,7 +313,7 @@ mm_batch_split_edges(mm_batch *b, mm_batch *edges, mm_status *st)
 {
     bool cut = false;
 
-    if (mm_batch_init(edges, 2 * b->count, st) < 0) {
+    if (mm_batch_init(edges, 2 * b->count, st) < 0 || drop_empty_checked(b, st) < 0) {
         return -1;
     }
     edges->in_turn = b->in_turn = is_order_needed(b, edges->moves);
@@ -336,6 +383,9 @@ mm_batch_advise(mm_driver *cu, mm_batch *b, CUmem_advise advice, mm_status *st)
     int rc;
 
     mm_batch_merge(b);
+    if (b->count == 0) {
+        return 0;
+    }
     if (b->count == 1) {
         return mm_range_advise(cu, b->moves[0].range, advice, b->moves[0].where, st);
     }

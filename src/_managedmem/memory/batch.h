@@ -32,7 +32,7 @@ MM_NODISCARD int mm_batch_copy(mm_batch *to, const mm_batch *from, mm_status *st
 typedef enum { MM_DO_PREFETCH, MM_DO_DISCARD, MM_DO_DISCARD_PREFETCH } mm_action;
 typedef enum { MM_DISPATCH_AUTO, MM_DISPATCH_BATCH, MM_DISPATCH_LOOP } mm_dispatch;
 
-/* All of these merge first, and so change the batch. */
+/* All of these merge first, and so change the batch; nothing may be left of it. */
 MM_NODISCARD int mm_batch_prefetch(mm_driver *cu, mm_batch *b, CUstream stream,
                                    mm_dispatch dispatch, mm_defer defer, mm_status *st);
 MM_NODISCARD int mm_batch_discard(mm_driver *cu, mm_batch *b, CUstream stream,
@@ -47,9 +47,9 @@ MM_NODISCARD int mm_batch_advise(mm_driver *cu, mm_batch *b, CUmem_advise advice
 
 /* The steps of the operations, for plans, which take them once and execute often. */
 
-/* Joins overlaps and neighbours, with less than a page between them, that have the same location
- * inside one allocation. Where ranges of different locations overlap or share a page, all keep their
- * order, in which the last one wins. */
+/* Drops ranges without a byte, and joins overlaps and neighbours, with less than a page between
+ * them, that have the same location inside one allocation. Where ranges of different locations
+ * overlap or share a page, all keep their order, in which the last one wins. */
 void mm_batch_merge(mm_batch *b);
 
 /* Merges, and orders the moves for the driver. */

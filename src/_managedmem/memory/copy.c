@@ -68,6 +68,9 @@ mm_copy(mm_driver *cu, CUdeviceptr to, CUdeviceptr from, size_t size, CUstream s
     mm_scope scope;
     int rc;
 
+    if (size == 0) {
+        return 0;
+    }
     if (mm_scope_enter_stream(&scope, cu, stream, device, st) < 0) {
         return -1;
     }
@@ -129,6 +132,9 @@ mm_fill(mm_driver *cu, mm_range range, const unsigned char pattern[4], unsigned 
     mm_scope scope;
     int rc;
 
+    if (range.size == 0) {
+        return 0;
+    }
     if (mm_scope_enter_stream(&scope, cu, stream, device, st) < 0) {
         return -1;
     }

@@ -1,7 +1,6 @@
 /* dispatch.c: what dispatch.h says. The measurements behind it are in docs/develop/dispatch.rst. */
 #include "dispatch.h"
 
-#include <assert.h>
 #include <stdlib.h>
 
 /* --- room ------------------------------------------------------------------------------- */
@@ -169,7 +168,7 @@ mm_dispatch_defers(const mm_batch *b, mm_defer defer, size_t *bytes, CUmemLocati
     }
     *bytes = to_device > to_host ? to_device : to_host;
     *where = to_device > to_host ? mm_location(CU_MEM_LOCATION_TYPE_DEVICE, 0) : mm_host();
-    return mm_is_deferred(*bytes, *where, defer);
+    return b->count > 0 && mm_is_deferred(*bytes, *where, defer);
 }
 
 /* --- calling ---------------------------------------------------------------------------- */
@@ -325,9 +324,13 @@ mm_dispatch_run(mm_driver *cu, mm_action what, const mm_batch *b, const mm_batch
     mm_scope scope;
     int rc;
 
-    assert(b->count > 0);
-    if (mm_dispatch_check(cu, what, how, st) < 0
-        || mm_scope_enter(&scope, cu, MM_ANY_DEVICE, st) < 0) {
+    if (mm_dispatch_check(cu, what, how, st) < 0) {
+        return -1;
+    }
+    if (b->count == 0) {
+        return 0;
+    }
+    if (mm_scope_enter(&scope, cu, MM_ANY_DEVICE, st) < 0) {
         return -1;
     }
     rc = run_in_scope(cu, what, b, edges, ready, work, how, st);

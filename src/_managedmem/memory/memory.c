@@ -80,12 +80,15 @@ mm_memory_allocate(mm_driver *cu, size_t size, mm_status *st)
     if (m == NULL) {
         return NULL;
     }
+    m->owned = true;
+    if (size == 0) {
+        return m;
+    }
     m->start = mm_allocate_pages(cu, size, &allocation, st);
     if (m->start == 0) {
         free(m);
         return NULL;
     }
-    m->owned = true;
     atomic_store(&m->allocation, allocation);
     return m;
 }
@@ -100,6 +103,11 @@ mm_memory_allocate_from(mm_driver *cu, mm_pool *pool, size_t size, CUstream stre
     if (m == NULL) {
         return NULL;
     }
+    m->owned = true;
+    m->device = mm_pool_device(pool);
+    if (size == 0) {
+        return m;
+    }
     if (pool->managed && size % page != 0 && size <= SIZE_MAX - page) {
         size += page - size % page;
     }
@@ -108,9 +116,7 @@ mm_memory_allocate_from(mm_driver *cu, mm_pool *pool, size_t size, CUstream stre
         free(m);
         return NULL;
     }
-    m->owned = true;
     m->pooled = true;
-    m->device = mm_pool_device(pool);
     m->start = m->block->start;
     atomic_store(&m->allocation, pool->managed ? m->start : 0);
     return m;
@@ -148,8 +154,8 @@ free_owned(mm_memory *m, const CUstream *stream, mm_status *st)
         m->block = NULL;
         return mm_pool_free(block, stream, st);
     }
-    /* A forked child has no part in its parent's memory. */
-    if (!m->owned || cu == NULL || mm_driver_forked()) {
+    /* A forked child has no part in its parent's memory; without bytes nothing was allocated. */
+    if (!m->owned || m->size == 0 || cu == NULL || mm_driver_forked()) {
         return 0;
     }
     return mm_free(cu, atomic_load(&m->allocation), st);

@@ -22,7 +22,7 @@ typedef struct {
     int device;           /* whose own memory it is, from a device pool; else MM_ANY_DEVICE */
 } mm_memory;
 
-/* Allocates managed memory on pages of its own. Advice, prefetch and discard act on whole pages,
+/* Allocates managed memory on pages of its own; for 0 bytes nothing, with start 0. Advice, prefetch and discard act on whole pages,
  * and the driver packs small allocations 512 bytes apart on shared ones. */
 mm_memory *mm_memory_allocate(mm_driver *cu, size_t size, mm_status *st);
 

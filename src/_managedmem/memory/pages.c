@@ -92,6 +92,9 @@ mm_page_runs_read(mm_driver *cu, mm_range range, bool prefetched, mm_page_runs *
     mm_scope scope;
     int rc;
 
+    if (range.size == 0) {
+        return 0;
+    }
     rc = mm_scope_enter(&scope, cu, MM_ANY_DEVICE, st);
     if (rc < 0) {
         return -1;

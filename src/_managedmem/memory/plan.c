@@ -78,7 +78,7 @@ collect_holds(mm_plan *p, const mm_plan_entry *entries, size_t count, mm_status 
     }
     for (size_t i = 0; i < count; i++) {
         mm_range range = entries[i].move.range;
-        bool look = entries[i].memory == NULL || range.allocation == 0;
+        bool look = range.size > 0 && (entries[i].memory == NULL || range.allocation == 0);
         p->holds[n++] =
             (hold){.guard = entries[i].memory, .look = look, .range = range, .entry = i};
         if (entries[i].view != NULL) {
@@ -325,8 +325,9 @@ bytes_of_pages(const mm_range *range)
 {
     CUdeviceptr page = mm_page_size();
 
-    return (size_t)((range->start + range->size + page - 1) / page * page
-                    - range->start / page * page);
+    return range->size == 0 ? 0
+                            : (size_t)((range->start + range->size + page - 1) / page * page
+                                       - range->start / page * page);
 }
 
 typedef struct {

@@ -69,6 +69,9 @@ mm_range_check(mm_driver *cu, mm_range *range, mm_operation op, mm_status *st)
 {
     mm_pointer_facts facts;
 
+    if (range->size == 0) {
+        return 0;
+    }
     if (mm_look_up(cu, range->start, &facts, st) < 0) {
         return -1;
     }
@@ -172,7 +175,8 @@ mm_range_read_mostly(mm_driver *cu, mm_range range, bool *on, mm_status *st)
 {
     int value = 0;
 
-    if (read_attribute(cu, range, CU_MEM_RANGE_ATTRIBUTE_READ_MOSTLY, &value, 1, st) < 0) {
+    if (range.size > 0
+        && read_attribute(cu, range, CU_MEM_RANGE_ATTRIBUTE_READ_MOSTLY, &value, 1, st) < 0) {
         return -1;
     }
     *on = value != 0;
@@ -182,11 +186,12 @@ mm_range_read_mostly(mm_driver *cu, mm_range range, bool *on, mm_status *st)
 int
 mm_range_preferred_location(mm_driver *cu, mm_range range, CUmemLocation *where, mm_status *st)
 {
-    int pair[2] = {0, 0};
+    int pair[2] = {CU_MEM_LOCATION_TYPE_INVALID, 0};
 
-    if (read_pair(cu, range, CU_MEM_RANGE_ATTRIBUTE_PREFERRED_LOCATION_TYPE,
-                  CU_MEM_RANGE_ATTRIBUTE_PREFERRED_LOCATION_ID, pair, st)
-        < 0) {
+    if (range.size > 0
+        && read_pair(cu, range, CU_MEM_RANGE_ATTRIBUTE_PREFERRED_LOCATION_TYPE,
+                     CU_MEM_RANGE_ATTRIBUTE_PREFERRED_LOCATION_ID, pair, st)
+               < 0) {
         return -1;
     }
     *where = mm_answered_location(pair[0], pair[1]);
@@ -196,11 +201,12 @@ mm_range_preferred_location(mm_driver *cu, mm_range range, CUmemLocation *where,
 int
 mm_range_last_prefetch(mm_driver *cu, mm_range range, CUmemLocation *where, mm_status *st)
 {
-    int pair[2] = {0, 0};
+    int pair[2] = {CU_MEM_LOCATION_TYPE_INVALID, 0};
 
-    if (read_pair(cu, range, CU_MEM_RANGE_ATTRIBUTE_LAST_PREFETCH_LOCATION_TYPE,
-                  CU_MEM_RANGE_ATTRIBUTE_LAST_PREFETCH_LOCATION_ID, pair, st)
-        < 0) {
+    if (range.size > 0
+        && read_pair(cu, range, CU_MEM_RANGE_ATTRIBUTE_LAST_PREFETCH_LOCATION_TYPE,
+                     CU_MEM_RANGE_ATTRIBUTE_LAST_PREFETCH_LOCATION_ID, pair, st)
+               < 0) {
         return -1;
     }
     *where = mm_answered_location(pair[0], pair[1]);
@@ -235,6 +241,10 @@ mm_range_accessed_by(mm_driver *cu, mm_range range, mm_location_set *set, mm_sta
     int ordinal[MM_MAX_DEVICES + 1];
     size_t places = mm_accessed_by_places(cu);
 
+    *set = 0;
+    if (range.size == 0) {
+        return 0;
+    }
     if (read_attribute(cu, range, CU_MEM_RANGE_ATTRIBUTE_ACCESSED_BY, ordinal, places, st) < 0) {
         return -1;
     }
@@ -336,6 +346,9 @@ mm_range_advise_once(mm_driver *cu, mm_range range, CUmem_advise advice, CUmemLo
     mm_scope scope;
     CUresult code;
 
+    if (range.size == 0) {
+        return 0;
+    }
     if (mm_scope_enter_relaxed(&scope, cu, MM_ANY_DEVICE, st) < 0) {
         return -1;
     }
@@ -351,6 +364,9 @@ mm_range_advise(mm_driver *cu, mm_range range, CUmem_advise advice, CUmemLocatio
     mm_scope scope;
     CUresult code;
 
+    if (range.size == 0) {
+        return 0;
+    }
     if (mm_scope_enter_relaxed(&scope, cu, MM_ANY_DEVICE, st) < 0) {
         return -1;
     }
@@ -392,6 +408,9 @@ mm_range_switch_accessed_by(mm_driver *cu, mm_range range, mm_location_set membe
     mm_scope scope;
     int rc;
 
+    if (range.size == 0) {
+        return 0;
+    }
     if (mm_scope_enter_relaxed(&scope, cu, MM_ANY_DEVICE, st) < 0) {
         return -1;
     }
@@ -451,6 +470,9 @@ mm_range_change_accessed_by(mm_driver *cu, mm_range range, mm_location_set from,
     mm_scope scope;
     int rc;
 
+    if (range.size == 0) {
+        return 0;
+    }
     if (mm_scope_enter_relaxed(&scope, cu, MM_ANY_DEVICE, st) < 0) {
         return -1;
     }
@@ -530,6 +552,9 @@ mm_range_prefetch(mm_driver *cu, mm_range range, CUmemLocation where, CUstream s
     if (mm_stream_refuse_capture(cu, stream, "a prefetch", st) < 0) {
         return -1;
     }
+    if (range.size == 0) {
+        return 0;
+    }
     /* Only a default stream is one of the thread's context. Captures of other streams do not
      * forbid prefetches, so their mode can stay. */
     if (!mm_is_default_stream(stream)) {
@@ -550,6 +575,9 @@ mm_range_whole_pages(mm_range *range, mm_status *st)
     CUdeviceptr first = (range->start + page - 1) / page * page;
     CUdeviceptr end = (range->start + range->size) / page * page;
 
+    if (range->size == 0) {
+        return 0;
+    }
     if (end <= first) {
         return mm_fail(
             st, MM_BAD_VALUE,

@@ -6,6 +6,8 @@
 #include "location.h"
 #include "stream.h"
 
+/* A range of size 0 has no pages: whatever is done to it does nothing, and it has no advice. Its
+ * address may be 0, and is never given to the driver. */
 typedef struct {
     CUdeviceptr start;
     size_t size;
@@ -82,7 +84,7 @@ bool mm_is_deferred(size_t size, CUmemLocation where, mm_defer defer);
 /* Queues the empty host function behind which prefetches are deferred. */
 MM_NODISCARD int mm_queue_host_function(mm_driver *cu, CUstream stream, mm_status *st);
 
-/* Shrinks the range to whole pages; MM_BAD_VALUE when none is left. */
+/* Shrinks the range to whole pages; MM_BAD_VALUE when none is left of bytes that were there. */
 MM_NODISCARD int mm_range_whole_pages(mm_range *range, mm_status *st);
 
 /* Turns a failed call's code into words, where the range and location tell more than the driver.

@@ -149,16 +149,24 @@ mm_read_size(PyObject *value, const char *what, size_t *out)
     if (mm_read_index(value, what, PyExc_TypeError, &size) < 0) {
         return -1;
     }
-    if (size < 1 || size > PY_SSIZE_T_MAX) {
-        PyErr_Format(PyExc_ValueError, "%s must be at least 1 byte, got %lld", what, size);
+    if (size < 0 || size > PY_SSIZE_T_MAX) {
+        PyErr_Format(PyExc_ValueError, "%s must be 0 bytes or more, got %lld", what, size);
         return -1;
     }
     *out = (size_t)size;
     return 0;
 }
 
-int
-mm_read_address(PyObject *value, CUdeviceptr *out)
+static int
+raise_no_address(PyObject *value)
+{
+    PyErr_Format(PyExc_ValueError, "%R is not an address of memory", value);
+    return -1;
+}
+
+/* 0 included. */
+static int
+read_any_address(PyObject *value, CUdeviceptr *out)
 {
     PyObject *number = NULL;
     unsigned long long address;
@@ -176,14 +184,28 @@ mm_read_address(PyObject *value, CUdeviceptr *out)
     Py_DECREF(number);
     if (address == (unsigned long long)-1 && PyErr_Occurred()) {
         PyErr_Clear(); /* OverflowError: negative or more than 64 bits */
-        address = 0;
-    }
-    if (address == 0) {
-        PyErr_Format(PyExc_ValueError, "%R is not an address of memory", value);
-        return -1;
+        return raise_no_address(value);
     }
     *out = (CUdeviceptr)address;
     return 0;
+}
+
+int
+mm_read_address(PyObject *value, CUdeviceptr *out)
+{
+    if (read_any_address(value, out) < 0) {
+        return -1;
+    }
+    return *out == 0 ? raise_no_address(value) : 0;
+}
+
+int
+mm_read_block(PyObject *address, PyObject *bytes, CUdeviceptr *start, size_t *size)
+{
+    if (read_any_address(address, start) < 0 || mm_read_size(bytes, "size", size) < 0) {
+        return -1;
+    }
+    return *start == 0 && *size > 0 ? raise_no_address(address) : 0;
 }
 
 int

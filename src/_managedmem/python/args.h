@@ -23,7 +23,7 @@ int mm_args_new(const mm_parameters *p, PyObject *args, PyObject *kwargs, PyObje
 /* An int that is not a bool: PyErr_Format(error, ...) names `what` otherwise. */
 int mm_read_index(PyObject *value, const char *what, PyObject *error, long long *out);
 
-/* A byte count of at least 1: TypeError for no int, ValueError for a bad one. */
+/* A byte count, 0 included: TypeError for no int, ValueError for a bad one. */
 int mm_read_size(PyObject *value, const char *what, size_t *out);
 
 /* An address: a positive int, or an object with one behind __int__ such as a CUdeviceptr. */
@@ -31,6 +31,9 @@ int mm_read_address(PyObject *value, CUdeviceptr *out);
 
 /* True or False, also numpy's; TypeError for anything else, ints too. */
 int mm_read_flag(mm_state *state, PyObject *value, const char *name, bool *out);
+
+/* An address and the byte count behind it; the address may be 0 where there is no byte. */
+int mm_read_block(PyObject *address, PyObject *bytes, CUdeviceptr *start, size_t *size);
 
 /* "auto", "batch" or "loop"; None, True or False. NULL is the default. */
 int mm_read_dispatch(PyObject *value, mm_dispatch *out);

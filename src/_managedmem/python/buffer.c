@@ -3,6 +3,8 @@
  * buffer_operations.c, its exports in buffer_exports.c. */
 #include "buffer.h"
 
+#include <stdio.h>
+
 #include "buffer_advice.h"
 
 static PyMethodDef buffer_methods[];
@@ -55,7 +57,7 @@ read_range(mm_buffer *b, mm_driver *cu, mm_operation op, mm_range *range)
 {
     mm_status st;
 
-    if (mm_memory_check(cu, b->memory, op, &st) < 0) {
+    if (b->size > 0 && mm_memory_check(cu, b->memory, op, &st) < 0) {
         (void)mm_raise(b->state, &st);
         return -1;
     }
@@ -108,40 +110,21 @@ buffer_enter(PyObject *op, PyObject *Py_UNUSED(none))
 
 /* --- what it is ------------------------------------------------------------------------- */
 
-static Py_ssize_t
-buffer_length(PyObject *op)
-{
-    return mm_buffer_of(op)->shape[0];
-}
-
-static PyObject *
-shape_tuple(const mm_buffer *b)
-{
-    PyObject *shape = PyTuple_New(b->dimensions);
-
-    for (int i = 0; shape != NULL && i < b->dimensions; i++) {
-        PyObject *length = PyLong_FromSsize_t(b->shape[i]);
-        if (length == NULL || PyTuple_SetItem(shape, i, length) < 0) {
-            Py_CLEAR(shape);
-        }
-    }
-    return shape;
-}
-
 static PyObject *
 buffer_repr(PyObject *op)
 {
     mm_buffer *b = mm_buffer_of(op);
     PyObject *shape, *name, *text = NULL;
+    char state[32] = "closed";
 
+    if (!mm_buffer_is_closed(b)) {
+        (void)snprintf(state, sizeof state, "handle=0x%llx", (unsigned long long)b->start);
+    }
     name = PyType_GetName(Py_TYPE(op));
-    shape = shape_tuple(b);
+    shape = mm_buffer_get_shape(op, NULL);
     if (name != NULL && shape != NULL) {
-        text = mm_buffer_is_closed(b)
-                   ? PyUnicode_FromFormat("<%U shape=%R dtype=%s closed>", name, shape,
-                                          b->dtype->name)
-                   : PyUnicode_FromFormat("<%U shape=%R dtype=%s handle=%p>", name, shape,
-                                          b->dtype->name, (void *)(uintptr_t)b->start);
+        text =
+            PyUnicode_FromFormat("<%U shape=%R dtype=%s %s>", name, shape, b->dtype->name, state);
     }
     Py_XDECREF(name);
     Py_XDECREF(shape);
@@ -160,12 +143,6 @@ static PyObject *
 buffer_get_size(PyObject *op, void *Py_UNUSED(closure))
 {
     return PyLong_FromSize_t(mm_buffer_of(op)->size);
-}
-
-static PyObject *
-buffer_get_shape(PyObject *op, void *Py_UNUSED(closure))
-{
-    return shape_tuple(mm_buffer_of(op));
 }
 
 static PyObject *
@@ -224,7 +201,7 @@ look_up(mm_buffer *b, mm_pointer_facts *facts, mm_driver **cu)
     if (!mm_guard_enter(&b->memory->guard)) {
         return mm_buffer_raise_closed();
     }
-    rc = mm_look_up(*cu, b->start, facts, &st);
+    rc = mm_buffer_look_up(b, *cu, facts, &st);
     mm_guard_leave(&b->memory->guard);
     if (rc < 0) {
         (void)mm_raise(b->state, &st);
@@ -314,9 +291,10 @@ PyDoc_STRVAR(
     "Managed memory: bytes that the host and every device can use, wherever they are.\n"
     "\n"
     "Made by managedmem.empty(), ManagedMemoryResource().allocate() and ManagedBuffer.from_handle(),\n"
-    "not directly. A slice of the first axis, buf[a:b], and buf.view() are buffers over the same\n"
-    "memory: every operation acts on just their bytes, and they keep the memory alive. A buffer ends\n"
-    "with close(), a `with` block, or its last reference.\n"
+    "not directly. buf[i], buf[a:b] of the first axis and buf.view() are buffers over the same memory:\n"
+    "every operation acts on just their bytes, and they keep the memory alive. Where there is no byte,\n"
+    "operations check their arguments and do nothing. A buffer ends with close(), a `with` block, or\n"
+    "its last reference.\n"
     "\n"
     "The host reads a result with buf.numpy(), which waits for the devices; it reads and writes\n"
     "through memoryview(buf), numpy.asarray(buf) and numpy.from_dlpack(buf) as well. Devices use\n"
@@ -363,10 +341,17 @@ static PyMethodDef buffer_methods[] = {
 };
 
 static PyGetSetDef buffer_getset[] = {
-    {"handle", buffer_get_handle, NULL, "The address as an int; 0 once closed.", NULL},
-    {"size", buffer_get_size, NULL, "The size in bytes.", NULL},
+    {"handle", buffer_get_handle, NULL,
+     "The address as an int; 0 once closed, and where no byte was allocated.", NULL},
+    {"size", buffer_get_size, NULL,
+     "The size in bytes, as cuda.core has it; in NumPy and torch `size` is something else.\n\n"
+     "nbytes is the same number under NumPy's name. The number of elements is nbytes // itemsize.",
+     NULL},
     {"nbytes", buffer_get_size, NULL, "The size in bytes.", NULL},
-    {"shape", buffer_get_shape, NULL, "The lengths of the axes, as a tuple.", NULL},
+    {"shape", mm_buffer_get_shape, NULL, "The lengths of the axes, as a tuple.", NULL},
+    {"strides", mm_buffer_get_strides, NULL,
+     "Bytes from one item of an axis to the next, as a tuple; of C order, as in NumPy.", NULL},
+    {"ndim", mm_buffer_get_ndim, NULL, "The number of axes: 0 to 8.", NULL},
     {"dtype", buffer_get_dtype, NULL, "The element type's name, such as \"float32\".", NULL},
     {"itemsize", buffer_get_itemsize, NULL, "Bytes of an element.", NULL},
     {"owner", buffer_get_owner, NULL,
@@ -431,8 +416,13 @@ static PyType_Slot buffer_slots[] = {
     {Py_tp_methods, buffer_methods},
     {Py_tp_getset, buffer_getset},
     {Py_tp_members, buffer_members},
-    {Py_mp_length, buffer_length},
+    {Py_mp_length, mm_buffer_length},
     {Py_mp_subscript, mm_buffer_subscript},
+    {Py_sq_length, mm_buffer_length},
+    {Py_sq_item, mm_buffer_item},
+    {Py_sq_contains, mm_buffer_contains},
+    {Py_nb_bool, mm_buffer_bool},
+    {Py_tp_iter, mm_buffer_iter},
     {Py_bf_getbuffer, mm_buffer_getbuffer},
     {Py_bf_releasebuffer, mm_buffer_releasebuffer},
     {0, NULL},

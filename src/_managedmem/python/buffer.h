@@ -74,6 +74,11 @@ void mm_buffer_end(mm_buffer_use *use);
 /* Checks the same and gives the range, but takes no hold: the buffer has to be entered later. */
 int mm_buffer_look(mm_buffer *b, mm_driver *cu, mm_operation op, mm_range *range);
 
+/* What the driver knows about the buffer's memory. Nothing need be asked where there is no byte: then
+ * it is the kind of memory that would have been allocated, on the current device. */
+MM_NODISCARD int mm_buffer_look_up(const mm_buffer *b, mm_driver *cu, mm_pointer_facts *facts,
+                                   mm_status *st);
+
 /* Sets the RuntimeError of a closed buffer; returns -1. */
 int mm_buffer_raise_closed(void);
 
@@ -81,7 +86,7 @@ int mm_buffer_raise_closed(void);
 int mm_buffer_check_open(const mm_buffer *b);
 bool mm_buffer_is_closed(const mm_buffer *b);
 
-/* Reads a shape, an int or a sequence of ints, each at least 1. Returns the number of dimensions;
+/* Reads a shape, an int or a sequence of ints, 0 included. Returns the number of dimensions;
  * -1 with an exception. *bytes is the size of an array of it. */
 int mm_read_shape(PyObject *value, const mm_dtype *dtype, Py_ssize_t shape[MM_MAX_DIMENSIONS],
                   size_t *bytes);
@@ -110,6 +115,14 @@ extern const char mm_buffer_from_handle_doc[], mm_buffer_close_doc[];
 /* In buffer_views.c. */
 PyObject *mm_buffer_view_method(PyObject *, PyObject *const *, Py_ssize_t, PyObject *);
 PyObject *mm_buffer_subscript(PyObject *op, PyObject *key);
+PyObject *mm_buffer_item(PyObject *op, Py_ssize_t i);
+PyObject *mm_buffer_iter(PyObject *op);
+Py_ssize_t mm_buffer_length(PyObject *op);
+int mm_buffer_bool(PyObject *op);
+int mm_buffer_contains(PyObject *op, PyObject *value);
+PyObject *mm_buffer_get_shape(PyObject *op, void *closure);
+PyObject *mm_buffer_get_strides(PyObject *op, void *closure);
+PyObject *mm_buffer_get_ndim(PyObject *op, void *closure);
 PyObject *mm_buffer_range(PyObject *, PyObject *const *, Py_ssize_t, PyObject *);
 extern const char mm_view_doc[], mm_range_doc[];
 

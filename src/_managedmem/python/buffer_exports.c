@@ -9,6 +9,9 @@
 
 /* --- the host's view -------------------------------------------------------------------- */
 
+/* What a host view without a byte points to: consumers may take NULL for a failure. */
+static const _Alignas(16) unsigned char no_bytes[16];
+
 /* Checks that the host may touch the memory now; waits for the devices where it may not do so
  * while they work. -1 with an exception. */
 static int
@@ -21,6 +24,9 @@ prepare_host_access(mm_buffer *b)
 
     if (cu == NULL) {
         return -1;
+    }
+    if (b->size == 0) {
+        return 0;
     }
     rc = mm_look_up(cu, b->start, &facts, &st);
     if (rc == 0 && !facts.managed && facts.type == CU_MEMORYTYPE_DEVICE) {
@@ -45,7 +51,7 @@ mm_buffer_getbuffer(PyObject *op, Py_buffer *view, int flags)
     mm_buffer *b = mm_buffer_of(op);
 
     view->obj = NULL;
-    if ((flags & PyBUF_F_CONTIGUOUS) == PyBUF_F_CONTIGUOUS && b->dimensions > 1) {
+    if ((flags & PyBUF_F_CONTIGUOUS) == PyBUF_F_CONTIGUOUS && b->dimensions > 1 && b->size > 0) {
         PyErr_SetString(PyExc_BufferError, "a ManagedBuffer is C-contiguous, not Fortran");
         return -1;
     }
@@ -62,14 +68,14 @@ mm_buffer_getbuffer(PyObject *op, Py_buffer *view, int flags)
         return -1;
     }
     view->obj = Py_NewRef(op);
-    view->buf = (void *)(uintptr_t)b->start;
+    view->buf = b->start ? (void *)(uintptr_t)b->start : (void *)(uintptr_t)no_bytes;
     view->len = (Py_ssize_t)b->size;
     view->readonly = 0;
     view->itemsize = b->dtype->itemsize;
     view->format = flags & PyBUF_FORMAT ? (char *)(uintptr_t)b->dtype->format : NULL;
     view->ndim = flags & PyBUF_ND ? b->dimensions : 1;
-    view->shape = flags & PyBUF_ND ? b->shape : NULL;
-    view->strides = (flags & PyBUF_STRIDES) == PyBUF_STRIDES ? b->strides : NULL;
+    view->shape = flags & PyBUF_ND && view->ndim > 0 ? b->shape : NULL;
+    view->strides = (flags & PyBUF_STRIDES) == PyBUF_STRIDES && view->ndim > 0 ? b->strides : NULL;
     view->suboffsets = NULL;
     view->internal = NULL;
     return 0;
@@ -233,8 +239,9 @@ mm_buffer_array_interface(PyObject *op, void *Py_UNUSED(closure))
     }
     /* Stream 1 is the legacy default stream. */
     return Py_BuildValue("{s:N,s:s,s:(KO),s:O,s:i,s:i}", "shape", shape, "typestr",
-                         b->dtype->typestr, "data", (unsigned long long)b->start, Py_False,
-                         "strides", Py_None, "stream", 1, "version", 3);
+                         b->dtype->typestr, "data",
+                         b->size > 0 ? (unsigned long long)b->start : 0ULL, Py_False, "strides",
+                         Py_None, "stream", 1, "version", 3);
 }
 
 /* --- DLPack ----------------------------------------------------------------------------- */
@@ -314,7 +321,7 @@ fill_tensor(dl_tensor *t, tensor_block *block, const mm_buffer *b, int32_t devic
         block->shape[i] = b->shape[i];
         block->strides[i] = b->strides[i] / b->dtype->itemsize;
     }
-    t->data = (void *)(uintptr_t)b->start;
+    t->data = b->size > 0 ? (void *)(uintptr_t)b->start : NULL;
     t->device.device_type = device_type;
     /* 0 is what the specification asks for managed memory and the CPU. */
     t->device.device_id = device == MM_ANY_DEVICE ? 0 : device;

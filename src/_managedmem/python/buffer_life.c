@@ -39,15 +39,17 @@ static void
 set_layout(mm_buffer *b, const mm_dtype *dtype, int dimensions, const Py_ssize_t *shape)
 {
     Py_ssize_t stride = dtype->itemsize;
+    bool empty = false;
 
     b->dtype = dtype;
     b->dimensions = dimensions;
     for (int i = dimensions - 1; i >= 0; i--) {
         b->shape[i] = shape[i];
         b->strides[i] = stride;
-        stride *= shape[i];
+        stride *= shape[i] > 0 ? shape[i] : 1; /* as torch counts */
+        empty = empty || shape[i] == 0;
     }
-    b->size = (size_t)stride;
+    b->size = empty ? 0 : (size_t)stride;
 }
 
 PyObject *
@@ -184,7 +186,7 @@ mm_buffer_from_handle(PyObject *type, PyObject *const *args, Py_ssize_t nargs, P
     size_t size;
 
     if (mm_args(&parameters, args, nargs, kwnames, given) < 0
-        || mm_read_address(given[0], &start) < 0 || mm_read_size(given[1], "size", &size) < 0) {
+        || mm_read_block(given[0], given[1], &start, &size) < 0) {
         return NULL;
     }
     resource = given[2] == Py_None ? NULL : given[2];
@@ -309,7 +311,7 @@ const char mm_buffer_from_handle_doc[] =
     "ptr : int\n"
     "    Its address.\n"
     "size : int\n"
-    "    Its size in bytes, at least 1.\n"
+    "    Its size in bytes. With 0 the address may be anything, 0 too.\n"
     "mr : object, optional\n"
     "    What frees it: close() calls mr.deallocate(ptr, size, stream=stream).\n"
     "owner : object, optional\n"
@@ -317,7 +319,7 @@ const char mm_buffer_from_handle_doc[] =
     "\n"
     "Gives an instance of the class it is called on. The address is not checked here; an operation on\n"
     "memory that is not managed raises ValueError. Raises ValueError for mr together with owner, an\n"
-    "address or size below 1. Driver: none.";
+    "address that is none, a size below 0. Driver: none.";
 
 const char mm_buffer_close_doc[] =
     "close($self, /, stream=None)\n--\n\n"

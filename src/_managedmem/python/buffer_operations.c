@@ -172,6 +172,9 @@ copy_now(const mm_buffer_use *use, const other_side *other, bool into, CUstream 
     int device = use->memory->device != MM_ANY_DEVICE ? use->memory->device : other->device;
     mm_pointer_facts facts;
 
+    if (use->range.size == 0) {
+        return 0;
+    }
     if (mm_look_up(use->cu, other->range.start, &facts, st) < 0) {
         return -1;
     }

@@ -1,5 +1,5 @@
-/* buffer_views.c: other ranges, dtypes and shapes of the same memory: slices, range() and
- * view(). */
+/* buffer_views.c: a buffer as an array: its axes, items and slices, and other ranges, dtypes and
+ * shapes of the same memory by range() and view(). */
 #include <string.h>
 
 #include "buffer.h"
@@ -10,12 +10,13 @@ mm_read_shape(PyObject *value, const mm_dtype *dtype, Py_ssize_t shape[MM_MAX_DI
 {
     PyObject *items = PyIndex_Check(value) ? PyTuple_Pack(1, value) : PySequence_Tuple(value);
     Py_ssize_t dimensions = items ? PyTuple_Size(items) : -1;
+    bool empty = false;
 
     if (dimensions < 0) {
         return -1;
     }
-    if (dimensions < 1 || dimensions > MM_MAX_DIMENSIONS) {
-        PyErr_Format(PyExc_ValueError, "a shape has 1 to %d dimensions, got %R", MM_MAX_DIMENSIONS,
+    if (dimensions > MM_MAX_DIMENSIONS) {
+        PyErr_Format(PyExc_ValueError, "a shape has at most %d axes, got %R", MM_MAX_DIMENSIONS,
                      value);
         dimensions = -1;
     }
@@ -25,17 +26,20 @@ mm_read_shape(PyObject *value, const mm_dtype *dtype, Py_ssize_t shape[MM_MAX_DI
         if (mm_read_index(PyTuple_GetItem(items, i), "a length in shape", PyExc_TypeError, &length)
             < 0) {
             dimensions = -1;
-        } else if (length < 1) {
-            PyErr_Format(PyExc_ValueError, "a length in shape must be at least 1, got %R", value);
+        } else if (length < 0) {
+            PyErr_Format(PyExc_ValueError, "a length in shape must be 0 or more, got %R", value);
             dimensions = -1;
-        } else if ((size_t)length > (size_t)PY_SSIZE_T_MAX / *bytes) {
+        } else if (length > 0 && (size_t)length > (size_t)PY_SSIZE_T_MAX / *bytes) {
             PyErr_Format(PyExc_ValueError, "an array of shape %R has too many bytes", value);
             dimensions = -1;
         } else {
+            /* The other lengths count even where one is 0: strides come of them. */
             shape[i] = (Py_ssize_t)length;
-            *bytes *= (size_t)length;
+            *bytes *= length > 0 ? (size_t)length : 1;
+            empty = empty || length == 0;
         }
     }
+    *bytes = empty ? 0 : *bytes;
     Py_DECREF(items);
     return (int)dimensions;
 }
@@ -73,7 +77,7 @@ mm_buffer_view_method(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyO
     if (dimensions < 0) {
         return NULL;
     }
-    if (bytes != b->size || b->start % dtype->itemsize != 0) {
+    if (bytes != b->size || (bytes > 0 && b->start % dtype->itemsize != 0)) {
         PyErr_Format(PyExc_ValueError,
                      "cannot view %zu bytes at %p as %s of that shape, which needs %zu bytes "
                      "at a multiple of %d",
@@ -111,66 +115,176 @@ mm_buffer_range(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject 
     return mm_buffer_view(b, (size_t)offset, mm_read_dtype(NULL), 1, shape);
 }
 
-/* Reads one end of a slice; nothing is clamped, because a hint on the wrong range is a silent
- * mistake. */
-static int
-read_bound(PyObject *slice, const char *name, Py_ssize_t length, Py_ssize_t missing,
-           Py_ssize_t *out)
+int
+mm_buffer_look_up(const mm_buffer *b, mm_driver *cu, mm_pointer_facts *facts, mm_status *st)
 {
-    PyObject *bound = PyObject_GetAttrString(slice, name);
-    long long value = missing;
-    int rc = 0;
+    int device = b->memory->device;
 
-    if (bound == NULL) {
+    if (b->memory->size > 0) {
+        /* Not at the start of an empty view: behind the last byte other memory may begin. */
+        return mm_look_up(cu, b->size > 0 ? b->start : b->memory->start, facts, st);
+    }
+    *facts = (mm_pointer_facts){
+        .managed = device == MM_ANY_DEVICE, .type = CU_MEMORYTYPE_DEVICE, .device = device};
+    return device == MM_ANY_DEVICE ? mm_current_device(cu, &facts->device, st) : 0;
+}
+
+/* --- items ------------------------------------------------------------------------------ */
+
+/* The view of what the first axis has at an index, without that axis. */
+static PyObject *
+item_at(mm_buffer *b, Py_ssize_t i)
+{
+    return mm_buffer_view(b, (size_t)(i * b->strides[0]), b->dtype, b->dimensions - 1,
+                          b->shape + 1);
+}
+
+static int
+check_has_axis(const mm_buffer *b, PyObject *error)
+{
+    if (b->dimensions == 0) {
+        PyErr_SetString(error,
+                        "this ManagedBuffer has no axis: it is one element; read it through "
+                        "buf.numpy()");
         return -1;
     }
-    if (bound != Py_None) {
-        rc = mm_read_index(bound, name, PyExc_TypeError, &value);
-        value += rc == 0 && value < 0 ? length : 0;
-        if (rc < 0 && PyErr_ExceptionMatches(PyExc_ValueError)) {
-            PyErr_Clear(); /* ValueError: beyond 64 bits, so outside as well */
-            rc = 0;
-            value = -1;
-        }
+    return 0;
+}
+
+PyObject *
+mm_buffer_item(PyObject *op, Py_ssize_t i)
+{
+    mm_buffer *b = mm_buffer_of(op);
+
+    if (mm_buffer_check_open(b) < 0 || check_has_axis(b, PyExc_IndexError) < 0) {
+        return NULL;
     }
-    Py_DECREF(bound);
-    if (rc == 0 && (value < 0 || value > length)) {
-        PyErr_Format(PyExc_IndexError, "slice %R is outside the buffer's first axis of length %zd",
-                     slice, length);
-        return -1;
+    if (i < 0 || i >= b->shape[0]) {
+        PyErr_Format(PyExc_IndexError, "index %zd is outside the first axis, which has length %zd",
+                     i, b->shape[0]);
+        return NULL;
     }
-    *out = (Py_ssize_t)value;
-    return rc;
+    return item_at(b, i);
+}
+
+/* Negative indices count from the end. */
+static PyObject *
+subscript_index(mm_buffer *b, PyObject *key)
+{
+    Py_ssize_t given = PyNumber_AsSsize_t(key, PyExc_IndexError), i;
+
+    if (given == -1 && PyErr_Occurred()) {
+        return NULL;
+    }
+    i = given < 0 ? given + b->shape[0] : given;
+    if (i < 0 || i >= b->shape[0]) {
+        PyErr_Format(PyExc_IndexError, "index %zd is outside the first axis, which has length %zd",
+                     given, b->shape[0]);
+        return NULL;
+    }
+    return item_at(b, i);
+}
+
+static PyObject *
+subscript_slice(mm_buffer *b, PyObject *key)
+{
+    Py_ssize_t shape[MM_MAX_DIMENSIONS], start, stop, step;
+
+    if (PySlice_Unpack(key, &start, &stop, &step) < 0) {
+        return NULL;
+    }
+    if (step != 1) {
+        PyErr_Format(PyExc_ValueError,
+                     "a slice of a buffer has step 1, got %R: a buffer is memory without gaps; "
+                     "NumPy's arrays take other steps, as in buf.numpy()[::2]",
+                     key);
+        return NULL;
+    }
+    memcpy(shape, b->shape, sizeof shape);
+    shape[0] = PySlice_AdjustIndices(b->shape[0], &start, &stop, step);
+    return mm_buffer_view(b, (size_t)(start * b->strides[0]), b->dtype, b->dimensions, shape);
 }
 
 PyObject *
 mm_buffer_subscript(PyObject *op, PyObject *key)
 {
     mm_buffer *b = mm_buffer_of(op);
-    Py_ssize_t shape[MM_MAX_DIMENSIONS], start, stop, step;
+    bool index = PyIndex_Check(key) && !PyBool_Check(key);
 
-    if (!PySlice_Check(key)) {
+    if (!index && !PySlice_Check(key)) {
         PyErr_Format(PyExc_TypeError,
-                     "a ManagedBuffer is indexed by a slice of its first axis, got %R; read "
-                     "elements through memoryview(buf) or NumPy",
+                     "a ManagedBuffer is indexed by an int or a slice of its first axis, got %R; "
+                     "for further axes index again, buf[i][a:b], or use buf.numpy()",
                      key);
         return NULL;
     }
-    if (mm_buffer_check_open(b) < 0 || read_bound(key, "start", b->shape[0], 0, &start) < 0
-        || read_bound(key, "stop", b->shape[0], b->shape[0], &stop) < 0
-        || read_bound(key, "step", PY_SSIZE_T_MAX, 1, &step) < 0) {
+    if (mm_buffer_check_open(b) < 0 || check_has_axis(b, PyExc_IndexError) < 0) {
         return NULL;
     }
-    if (step != 1 || stop <= start) {
-        PyErr_Format(PyExc_ValueError,
-                     step != 1 ? "a slice of a buffer has step 1, got %R"
-                               : "slice %R selects nothing",
-                     key);
-        return NULL;
+    return index ? subscript_index(b, key) : subscript_slice(b, key);
+}
+
+Py_ssize_t
+mm_buffer_length(PyObject *op)
+{
+    mm_buffer *b = mm_buffer_of(op);
+
+    return check_has_axis(b, PyExc_TypeError) < 0 ? -1 : b->shape[0];
+}
+
+/* Not by its length: a buffer of one element has none. */
+int
+mm_buffer_bool(PyObject *op)
+{
+    return mm_buffer_of(op)->size > 0;
+}
+
+PyObject *
+mm_buffer_iter(PyObject *op)
+{
+    return check_has_axis(mm_buffer_of(op), PyExc_TypeError) < 0 ? NULL : PySeqIter_New(op);
+}
+
+/* Comparing views would look for the object, not for the number that is meant. */
+int
+mm_buffer_contains(PyObject *Py_UNUSED(op), PyObject *value)
+{
+    PyErr_Format(PyExc_TypeError,
+                 "a ManagedBuffer does not search its elements: use %R in buf.numpy()", value);
+    return -1;
+}
+
+/* A tuple of one number for each axis. */
+static PyObject *
+axes_tuple(const mm_buffer *b, const Py_ssize_t *number)
+{
+    PyObject *tuple = PyTuple_New(b->dimensions);
+
+    for (int i = 0; tuple != NULL && i < b->dimensions; i++) {
+        PyObject *item = PyLong_FromSsize_t(number[i]);
+        if (item == NULL || PyTuple_SetItem(tuple, i, item) < 0) {
+            Py_CLEAR(tuple);
+        }
     }
-    memcpy(shape, b->shape, sizeof shape);
-    shape[0] = stop - start;
-    return mm_buffer_view(b, (size_t)(start * b->strides[0]), b->dtype, b->dimensions, shape);
+    return tuple;
+}
+
+PyObject *
+mm_buffer_get_shape(PyObject *op, void *Py_UNUSED(closure))
+{
+    return axes_tuple(mm_buffer_of(op), mm_buffer_of(op)->shape);
+}
+
+PyObject *
+mm_buffer_get_strides(PyObject *op, void *Py_UNUSED(closure))
+{
+    return axes_tuple(mm_buffer_of(op), mm_buffer_of(op)->strides);
+}
+
+PyObject *
+mm_buffer_get_ndim(PyObject *op, void *Py_UNUSED(closure))
+{
+    return PyLong_FromLong(mm_buffer_of(op)->dimensions);
 }
 
 const char mm_view_doc[] =
@@ -196,7 +310,7 @@ const char mm_range_doc[] =
     "offset : int\n"
     "    Where it begins, in bytes from the start of this buffer, whatever its dtype and shape.\n"
     "nbytes : int\n"
-    "    How many bytes, at least 1.\n"
+    "    How many bytes; 0 are allowed.\n"
     "\n"
     "Every operation on it acts on just that range; advice and prefetch on the pages it touches. It\n"
     "keeps this buffer alive. Raises ValueError unless all of it is inside the buffer, RuntimeError\n"

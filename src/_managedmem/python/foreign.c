@@ -35,17 +35,24 @@ mm_refuse_foreign(PyObject *error, PyObject *value, const char *why)
 
 /* --- extents ---------------------------------------------------------------------------- */
 
-/* Asked before the address is read: that of an empty array may be 0. */
-static int
-refuse_empty(PyObject *value, int dimensions, const Py_ssize_t *shape)
+/* Asked before the address is read: that of an empty array may be 0. An array of no elements is a
+ * range without a byte. */
+static bool
+is_empty(int dimensions, const Py_ssize_t *shape, mm_range *range, bool *dense)
 {
+    bool empty = false;
+
     for (int i = 0; i < dimensions; i++) {
-        if (shape[i] == 0) {
-            return mm_refuse_foreign(PyExc_ValueError, value,
-                                     "is empty: a target has at least 1 byte");
+        if (shape[i] < 0) {
+            return false; /* which is an error, and found later */
         }
+        empty = empty || shape[i] == 0;
     }
-    return 0;
+    if (empty) {
+        *range = (mm_range){0};
+        *dense = true;
+    }
+    return empty;
 }
 
 static int
@@ -166,7 +173,7 @@ read_array_interface(PyObject *value, PyObject *interface, mm_range *range, bool
     }
     dimensions = read_ints(shape_item, "shape", shape, MOST_DIMENSIONS);
     itemsize = dimensions < 0 ? -1 : typestr_itemsize(typestr);
-    if (itemsize < 0 || refuse_empty(value, dimensions, shape) < 0) {
+    if (itemsize < 0) {
         return -1;
     }
     has_strides = strides_item != NULL && strides_item != Py_None;
@@ -175,6 +182,9 @@ read_array_interface(PyObject *value, PyObject *interface, mm_range *range, bool
         return PyErr_Occurred() ? -1
                                 : mm_refuse_foreign(PyExc_TypeError, value,
                                                     "has strides and shape of different length");
+    }
+    if (is_empty(dimensions, shape, range, dense)) {
+        return 0;
     }
     if (mm_read_address(PyTuple_GetItem(data, 0), &first) < 0) {
         return -1;
@@ -245,8 +255,8 @@ read_tensor_extent(PyObject *value, PyObject *address, PyObject *lengths, PyObje
         || mm_read_index(width, "element_size()", PyExc_TypeError, &itemsize) < 0) {
         return refuse_tensor(value);
     }
-    if (refuse_empty(value, dimensions, shape) < 0) {
-        return -1;
+    if (is_empty(dimensions, shape, range, dense)) {
+        return 0;
     }
     if (PyObject_Not(address)) {
         return refuse_without_storage(value);
@@ -294,10 +304,7 @@ read_cuda_core(PyObject *value, mm_range *range, bool *dense)
         return PyErr_Occurred() ? -1 : 0;
     }
     if (mm_get_optional(value, "size", &size) > 0) {
-        rc = mm_read_address(handle, &range->start) < 0
-                     || mm_read_size(size, "size", &range->size) < 0
-                 ? -1
-                 : 1;
+        rc = mm_read_block(handle, size, &range->start, &range->size) < 0 ? -1 : 1;
     } else if (!PyErr_Occurred()) {
         rc = 0;
     }
@@ -322,11 +329,10 @@ read_exported(PyObject *value, mm_range *range, bool *dense, PyObject **export)
         Py_CLEAR(*export);
         return -1;
     }
-    rc = refuse_empty(value, view.ndim, view.shape);
-    if (rc == 0) {
-        rc = extent(value, (CUdeviceptr)(uintptr_t)view.buf, view.ndim, view.shape, view.strides,
-                    view.itemsize, range, dense);
-    }
+    rc = is_empty(view.ndim, view.shape, range, dense)
+             ? 0
+             : extent(value, (CUdeviceptr)(uintptr_t)view.buf, view.ndim, view.shape, view.strides,
+                      view.itemsize, range, dense);
     PyBuffer_Release(&view);
     if (rc < 0) {
         Py_CLEAR(*export);

@@ -365,7 +365,7 @@ PyDoc_STRVAR(
     "Parameters\n"
     "----------\n"
     "shape : int or sequence of int\n"
-    "    The lengths of 1 to 8 axes, each at least 1.\n"
+    "    The lengths of up to 8 axes; () is one element, a length of 0 none and no memory.\n"
     "dtype : str, NumPy or torch dtype, Python type\n"
     "    The element type, such as \"float32\" or \"f4\".\n"
     "\n"

@@ -80,11 +80,11 @@ read_part(PyObject *offset, PyObject *nbytes, mm_range *range)
     if (offset != NULL && mm_read_index(offset, "offset", PyExc_TypeError, &from) < 0) {
         return -1;
     }
-    if (from < 0 || (size_t)from >= range->size) {
+    if (from < 0 || (size_t)from > range->size) {
         PyErr_Format(PyExc_ValueError,
-                     "offset must be from 0 to %zu, the target has %zu bytes; "
+                     "offset must be from 0 to %zu, which are the bytes that the target has; "
                      "got %lld",
-                     range->size - 1, range->size, from);
+                     range->size, from);
         return -1;
     }
     range->start += (CUdeviceptr)from;
@@ -402,7 +402,7 @@ const char mm_plan_add_doc[] =
     "nbytes : int, optional\n"
     "    Bytes to take from there. None: all that follow.\n"
     "\n"
-    "Raises ValueError where the part is empty or leaves the target, where the target is no managed\n"
+    "Raises ValueError where the part leaves the target, where the target is no managed\n"
     "memory, and TypeError for wrong types; the plan is then as before. Driver:\n"
     "cuPointerGetAttributes for memory of other libraries.";
 

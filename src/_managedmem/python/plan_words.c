@@ -200,7 +200,8 @@ is_there(const mm_outlook *o, const mm_move *entry)
 {
     for (size_t i = 0; i < o->moves->count; i++) {
         const mm_move *m = &o->moves->moves[i];
-        if (o->work.ways[i] == MM_ALONE_THERE && mm_same_location(m->where, entry->where)
+        if (o->work.ways[i] == MM_ALONE_THERE && entry->range.size > 0
+            && mm_same_location(m->where, entry->where)
             && entry->range.start < m->range.start + m->range.size
             && m->range.start < entry->range.start + entry->range.size) {
             return true;

@@ -334,7 +334,7 @@ common_policy(PyTypeObject *type, const mm_page_runs *runs)
             return NULL;
         }
     }
-    return new_policy(type, &runs->run[0].policy);
+    return new_policy(type, runs->count > 0 ? &runs->run[0].policy : &(mm_policy){0});
 }
 
 static PyObject *

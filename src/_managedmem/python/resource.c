@@ -244,13 +244,13 @@ resource_deallocate(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObj
     int rc;
 
     if (mm_args(&parameters, args, nargs, kwnames, given) < 0
-        || mm_read_address(given[0], &start) < 0 || mm_read_size(given[1], "size", &size) < 0
-        || (cu = mm_open(state)) == NULL || mm_stream_begin(state, given[2], &use) < 0) {
+        || mm_read_block(given[0], given[1], &start, &size) < 0 || (cu = mm_open(state)) == NULL
+        || mm_stream_begin(state, given[2], &use) < 0) {
         return NULL;
     }
     wait = given[2] != NULL && given[2] != Py_None;
     Py_BEGIN_ALLOW_THREADS
-    rc = free_address(mm_resource_of(op), cu, start, use.handle, wait, &st);
+    rc = start == 0 ? 0 : free_address(mm_resource_of(op), cu, start, use.handle, wait, &st);
     Py_END_ALLOW_THREADS
     mm_stream_end(&use);
     if (rc < 0) {
@@ -340,8 +340,8 @@ PyDoc_STRVAR(
     "From a pool: in the order of the stream, which owns the memory from that point on; other streams\n"
     "and the host must wait for it. close() and the last reference free it in the same order. Without\n"
     "a pool the memory is usable at once, on every stream, and stream is only checked. No page of\n"
-    "managed memory is populated before its first use or prefetch. Raises ValueError for a size below\n"
-    "1, TypeError for no int, RuntimeError when the resource is closed, CUDAError for a pool on a\n"
+    "managed memory is populated before its first use or prefetch. 0 bytes are allowed and allocate\n"
+    "nothing. Raises ValueError for a size below 0, TypeError for no int, RuntimeError when the resource is closed, CUDAError for a pool on a\n"
     "stream that captures a graph, CUDAOutOfMemoryError when there is no memory.\n"
     "Driver: cuMemAllocManaged, cuMemAllocFromPoolAsync.");
 
