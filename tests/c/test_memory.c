@@ -1,6 +1,10 @@
 /* test_memory.c: the guard word, sharing, closing and freeing, alone and under many threads.
  *
  * Usage: test_memory PATH_OF_THE_EMULATED_DRIVER. Made to run under ThreadSanitizer. */
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
 #include "world.h"
 
 enum { ROUNDS = 200, WORKERS = 4, PAGE_COUNT = 4 };
@@ -54,6 +58,85 @@ forked_child_does_not_wait(void)
     CHECK(mm_guard_enter(&g));
     CHECK_EQUAL(mm_guard_close(&g, true), MM_CLOSED_NOW);
     CHECK(mm_guard_is_closed(&g));
+    mm_guard_leave(&g);
+}
+
+static void *
+enter_nothing(void *argument)
+{
+    (void)argument;
+    CHECK_EQUAL(mm_guards_entered(), 0);
+    return NULL;
+}
+
+/* What the assertions of the room above ask: it is about one thread, and about no export. */
+static void
+guards_know_who_is_in(void)
+{
+    enum { MANY = 100 };
+    mm_guard many[MANY] = {{0}};
+
+    CHECK_EQUAL(mm_guards_entered(), 0);
+    for (int i = 0; i < MANY; i++) {
+        CHECK(mm_guard_enter(&many[i]));
+        CHECK(mm_guard_export(&many[i]));
+        CHECK_EQUAL(mm_guards_entered(), i + 1);
+    }
+    check_threads(1, enter_nothing, NULL);
+    for (int i = 0; i < MANY; i++) {
+        mm_guard_leave(&many[(i * 37) % MANY]);
+        mm_guard_unexport(&many[i]);
+    }
+    CHECK_EQUAL(mm_guards_entered(), 0);
+    CHECK_EQUAL(mm_guard_close(&many[0], false), MM_CLOSED_NOW);
+    CHECK(!mm_guard_enter(&many[0]));
+    CHECK_EQUAL(mm_guards_entered(), 0);
+}
+
+/* Runs work in a child and gives the signal that ended it, or 0. */
+static int
+signal_of_child(void (*work)(mm_guard *), mm_guard *g)
+{
+    int status = 0;
+    pid_t child = fork();
+
+    CHECK(child >= 0);
+    if (child == 0) {
+        (void)alarm(20);
+        (void)signal(SIGABRT, SIG_DFL);
+        (void)freopen("/dev/null", "w", stderr);
+        work(g);
+        _exit(0);
+    }
+    CHECK_EQUAL(waitpid(child, &status, 0), child);
+    return WIFSIGNALED(status) ? WTERMSIG(status) : 0;
+}
+
+static void
+close_while_in(mm_guard *g)
+{
+    CHECK(mm_guard_enter(g));
+    (void)mm_guard_close(g, false);
+}
+
+static void
+close_another(mm_guard *g)
+{
+    mm_guard other = {0};
+
+    CHECK(mm_guard_enter(&other));
+    CHECK_EQUAL(mm_guard_close(g, false), MM_CLOSED_NOW);
+    mm_guard_leave(&other);
+}
+
+/* It would wait for itself for ever. */
+static void
+closing_from_within_is_noticed(void)
+{
+    mm_guard g = {0};
+
+    CHECK_EQUAL(signal_of_child(close_while_in, &g), SIGABRT);
+    CHECK_EQUAL(signal_of_child(close_another, &g), 0);
 }
 
 /* What the guard protects: written only by the closer, read only by those inside. A guard that let
@@ -336,6 +419,8 @@ main(int argc, char **argv)
         CHECK_TEST(guard_counts_users),
         CHECK_TEST(closed_guard_admits_nobody),
         CHECK_TEST(forked_child_does_not_wait),
+        CHECK_TEST(guards_know_who_is_in),
+        CHECK_TEST(closing_from_within_is_noticed),
         CHECK_TEST(guard_lets_one_close_after_all_left),
         CHECK_TEST(threads_share_contexts_and_streams),
         CHECK_TEST(last_reference_frees),

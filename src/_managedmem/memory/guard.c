@@ -1,7 +1,9 @@
 /* guard.c: the state word: bit 63 closed, bits 32 to 62 exports, bits 0 to 31 calls under way. */
 #include "guard.h"
 
+#include <assert.h>
 #include <sched.h>
+#include <stddef.h>
 #include <time.h>
 
 #define CLOSED ((uint64_t)1 << 63)
@@ -9,6 +11,69 @@
 #define ONE_CALL ((uint64_t)1)
 #define EXPORTS(state) (((state) & ~CLOSED) >> 32)
 #define CALLS(state) ((state) & 0xffffffffu)
+
+/* --- what this thread is in, for assertions ----------------------------------------------- */
+
+#ifndef NDEBUG
+enum { MOST_KNOWN = 64 };
+
+static _Thread_local unsigned entered;
+static _Thread_local const mm_guard *known[MOST_KNOWN]; /* the first ones */
+
+static void
+note_entered(const mm_guard *g)
+{
+    if (entered < MOST_KNOWN) {
+        known[entered] = g;
+    }
+    entered++;
+}
+
+/* Guards are left in any order. */
+static void
+note_left(const mm_guard *g)
+{
+    unsigned count = entered < MOST_KNOWN ? entered : MOST_KNOWN;
+
+    assert(entered > 0);
+    for (unsigned i = 0; i < count; i++) {
+        if (known[i] == g) {
+            known[i] = known[count - 1];
+            known[count - 1] = NULL;
+            break;
+        }
+    }
+    entered--;
+}
+
+static bool
+is_in(const mm_guard *g)
+{
+    for (unsigned i = 0; i < entered && i < MOST_KNOWN; i++) {
+        if (known[i] == g) {
+            return true;
+        }
+    }
+    return false;
+}
+
+unsigned
+mm_guards_entered(void)
+{
+    return entered;
+}
+#else
+#define note_entered(g) ((void)(g))
+#define note_left(g) ((void)(g))
+
+unsigned
+mm_guards_entered(void)
+{
+    return 0;
+}
+#endif
+
+/* --- the state word ---------------------------------------------------------------------- */
 
 static bool
 add_user(mm_guard *g, uint64_t one)
@@ -27,7 +92,11 @@ add_user(mm_guard *g, uint64_t one)
 bool
 mm_guard_enter(mm_guard *g)
 {
-    return add_user(g, ONE_CALL);
+    if (!add_user(g, ONE_CALL)) {
+        return false;
+    }
+    note_entered(g);
+    return true;
 }
 
 bool
@@ -39,6 +108,7 @@ mm_guard_export(mm_guard *g)
 void
 mm_guard_leave(mm_guard *g)
 {
+    note_left(g);
     atomic_fetch_sub_explicit(&g->state, ONE_CALL, memory_order_release);
 }
 
@@ -68,6 +138,7 @@ mm_guard_close(mm_guard *g, bool forked)
 {
     uint64_t state = atomic_load(&g->state);
 
+    assert(forked || !is_in(g)); /* it would wait for itself */
     do {
         if (state & CLOSED) {
             return MM_CLOSED_BEFORE;

@@ -14,12 +14,16 @@ typedef struct {
     _Atomic uint64_t state;
 } mm_guard;
 
-/* Both return false when the resource is closed. */
+/* Both return false when the resource is closed. A thread leaves what it entered itself, and runs no
+ * Python code in between: that could close the resource, and closing waits for the call. */
 bool mm_guard_enter(mm_guard *g);
 bool mm_guard_export(mm_guard *g);
 
 void mm_guard_leave(mm_guard *g);
 void mm_guard_unexport(mm_guard *g);
+
+/* How many guards the calling thread is in. For assertions only: 0 where those are compiled out. */
+unsigned mm_guards_entered(void);
 
 typedef enum { MM_CLOSED_NOW, MM_CLOSED_BEFORE, MM_STILL_EXPORTED } mm_guard_answer;
 

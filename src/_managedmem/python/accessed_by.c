@@ -17,7 +17,7 @@ read_accessed_by(PyObject *owner, mm_location_set *set)
     mm_status st;
     int rc;
 
-    if (mm_buffer_begin(b, MM_QUERY, &use) < 0) {
+    if (mm_buffer_begin(b, MM_QUERY, NULL, &use) < 0) {
         return -1;
     }
     rc = mm_range_accessed_by(use.cu, use.range, set, &st);
@@ -38,13 +38,13 @@ change_accessed_by(PyObject *owner, mm_location_set from, mm_location_set to)
     mm_status st;
     int rc;
 
-    if (mm_buffer_begin(b, MM_ADVISE, &use) < 0) {
+    if (mm_buffer_begin(b, MM_ADVISE, NULL, &use) < 0) {
         return -1;
     }
     Py_BEGIN_ALLOW_THREADS
     rc = mm_range_change_accessed_by(use.cu, use.range, from, to, &st);
-    Py_END_ALLOW_THREADS
     mm_buffer_end(&use);
+    Py_END_ALLOW_THREADS
     if (rc < 0) {
         (void)mm_raise(b->state, &st);
     }
@@ -60,13 +60,13 @@ take_out_parts(PyObject *owner, mm_location_set member)
     mm_status st;
     int rc;
 
-    if (mm_buffer_begin(b, MM_ADVISE, &use) < 0) {
+    if (mm_buffer_begin(b, MM_ADVISE, NULL, &use) < 0) {
         return -1;
     }
     Py_BEGIN_ALLOW_THREADS
     rc = mm_range_switch_accessed_by(use.cu, use.range, member, false, &st);
-    Py_END_ALLOW_THREADS
     mm_buffer_end(&use);
+    Py_END_ALLOW_THREADS
     if (rc < 0) {
         (void)mm_raise(b->state, &st);
     }

@@ -84,24 +84,20 @@ restore(applied_object *a, mm_state *state)
     int rc;
 
     do {
-        PyErr_Clear(); /* RuntimeError: a buffer was closed after the look at it */
         if (mm_targets_drop_gone(&a->held) < 0) {
             return -1;
         }
-        rc = mm_targets_enter(&a->held);
-        if (rc < 0) {
-            mm_targets_leave(&a->held);
-        }
-    } while (rc < 0);
+        rc = mm_targets_enter(&a->held, NULL, &st);
+    } while (rc < 0); /* a buffer was closed after the look at it */
     if (a->held.batch.count > 0) {
         Py_BEGIN_ALLOW_THREADS
         rc = restore_entered(a, &st);
+        mm_targets_leave(&a->held);
         Py_END_ALLOW_THREADS
         if (rc < 0) {
             (void)mm_raise(state, &st);
         }
     }
-    mm_targets_leave(&a->held);
     return rc;
 }
 

@@ -57,6 +57,7 @@ put_by_name(const mm_parameters *p, PyObject *name, PyObject *value, PyObject **
 static int
 check_count(const mm_parameters *p, Py_ssize_t given)
 {
+    MM_ASSERT_LEFT(); /* nothing calls a method while a call of the same thread is under way */
     if (given > p->positional) {
         PyErr_Format(PyExc_TypeError, "%s() takes at most %d positional argument%s (%zd given)",
                      p->function, p->positional, p->positional == 1 ? "" : "s", given);

@@ -39,6 +39,7 @@ mm_buffer_is_closed(const mm_buffer *b)
 int
 mm_buffer_raise_closed(void)
 {
+    MM_ASSERT_LEFT();
     PyErr_SetString(PyExc_RuntimeError, "ManagedBuffer is closed");
     return -1;
 }
@@ -53,12 +54,9 @@ mm_buffer_check_open(const mm_buffer *b)
 }
 
 static int
-read_range(mm_buffer *b, mm_driver *cu, mm_operation op, mm_range *range)
+read_range(mm_buffer *b, mm_driver *cu, mm_operation op, mm_range *range, mm_status *st)
 {
-    mm_status st;
-
-    if (b->size > 0 && mm_memory_check(cu, b->memory, op, &st) < 0) {
-        (void)mm_raise(b->state, &st);
+    if (b->size > 0 && mm_memory_check(cu, b->memory, op, st) < 0) {
         return -1;
     }
     range->start = b->start;
@@ -68,38 +66,57 @@ read_range(mm_buffer *b, mm_driver *cu, mm_operation op, mm_range *range)
 }
 
 int
-mm_buffer_begin(mm_buffer *b, mm_operation op, mm_buffer_use *use)
+mm_buffer_begin(mm_buffer *b, mm_operation op, const mm_stream_use *stream, mm_buffer_use *use)
 {
+    mm_status st;
+
     if (mm_buffer_check_open(b) < 0 || (use->cu = mm_open(b->state)) == NULL) {
         return -1;
     }
+    if (stream != NULL && !mm_stream_enter(stream)) {
+        return mm_stream_raise_closed();
+    }
+    use->stream = stream;
+    use->memory = b->memory;
     if (!mm_guard_enter(&b->memory->guard)) {
+        if (stream != NULL) {
+            mm_stream_leave(stream);
+        }
         return mm_buffer_raise_closed();
     }
-    if (read_range(b, use->cu, op, &use->range) < 0) {
-        mm_guard_leave(&b->memory->guard);
+    if (read_range(b, use->cu, op, &use->range, &st) < 0) {
+        mm_buffer_end(use);
+        (void)mm_raise(b->state, &st);
         return -1;
     }
-    use->memory = b->memory;
     return 0;
 }
 
 int
 mm_buffer_look(mm_buffer *b, mm_driver *cu, mm_operation op, mm_range *range)
 {
+    mm_status st;
+
     if (mm_buffer_check_open(b) < 0) {
         return -1;
     }
-    if (read_range(b, cu, op, range) < 0) {
-        return mm_buffer_is_closed(b) ? mm_buffer_raise_closed() : -1; /* closed meanwhile */
+    if (read_range(b, cu, op, range, &st) < 0) {
+        if (mm_buffer_is_closed(b)) {
+            return mm_buffer_raise_closed(); /* closed meanwhile */
+        }
+        (void)mm_raise(b->state, &st);
+        return -1;
     }
     return 0;
 }
 
 void
-mm_buffer_end(mm_buffer_use *use)
+mm_buffer_end(const mm_buffer_use *use)
 {
     mm_guard_leave(&use->memory->guard);
+    if (use->stream != NULL) {
+        mm_stream_leave(use->stream);
+    }
 }
 
 static PyObject *

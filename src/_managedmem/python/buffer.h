@@ -10,6 +10,7 @@
 #include "../memory/memory.h"
 #include "args.h"
 #include "dtype.h"
+#include "stream.h"
 
 enum { MM_MAX_DIMENSIONS = 8 };
 
@@ -59,17 +60,21 @@ void mm_buffer_release(mm_memory *memory);
 PyObject *mm_buffer_view(mm_buffer *from, size_t offset, const mm_dtype *dtype, int dimensions,
                          const Py_ssize_t *shape);
 
-/* A buffer in use: the driver and the range for it, safe from being closed until the end. */
+/* A buffer in use, and the stream it is used in: the driver and the range for it, safe from being
+ * closed until the end. */
 typedef struct {
     mm_driver *cu;
     mm_range range;
     mm_memory *memory;
+    const mm_stream_use *stream;
 } mm_buffer_use;
 
-/* Raises when the buffer is closed, when there is no driver, or when the operation cannot be done
- * on this memory. Between begin and end no Python code may run. */
-int mm_buffer_begin(mm_buffer *b, mm_operation op, mm_buffer_use *use);
-void mm_buffer_end(mm_buffer_use *use);
+/* Raises when the buffer or the stream (NULL for none) is closed, when there is no driver, or when
+ * the operation cannot be done on this memory; then nothing is entered. Between begin and end no
+ * Python code may run. The end needs no GIL, and comes before taking it again. */
+int mm_buffer_begin(mm_buffer *b, mm_operation op, const mm_stream_use *stream,
+                    mm_buffer_use *use);
+void mm_buffer_end(const mm_buffer_use *use);
 
 /* Checks the same and gives the range, but takes no hold: the buffer has to be entered later. */
 int mm_buffer_look(mm_buffer *b, mm_driver *cu, mm_operation op, mm_range *range);

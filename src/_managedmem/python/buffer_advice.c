@@ -13,7 +13,7 @@ mm_buffer_get_read_mostly(PyObject *op, void *Py_UNUSED(closure))
     bool on = false;
     int rc;
 
-    if (mm_buffer_begin(b, MM_QUERY, &use) < 0) {
+    if (mm_buffer_begin(b, MM_QUERY, NULL, &use) < 0) {
         return NULL;
     }
     rc = mm_range_read_mostly(use.cu, use.range, &on, &st);
@@ -29,13 +29,13 @@ advise(mm_buffer *b, CUmem_advise advice, CUmemLocation where)
     mm_status st;
     int rc;
 
-    if (mm_buffer_begin(b, MM_ADVISE, &use) < 0) {
+    if (mm_buffer_begin(b, MM_ADVISE, NULL, &use) < 0) {
         return -1;
     }
     Py_BEGIN_ALLOW_THREADS
     rc = mm_range_advise(use.cu, use.range, advice, where, &st);
-    Py_END_ALLOW_THREADS
     mm_buffer_end(&use);
+    Py_END_ALLOW_THREADS
     if (rc < 0) {
         (void)mm_raise(b->state, &st);
     }
@@ -76,7 +76,7 @@ get_location(PyObject *op, int (*read)(mm_driver *, mm_range, CUmemLocation *, m
     mm_status st;
     int rc;
 
-    if (mm_buffer_begin(b, MM_QUERY, &use) < 0) {
+    if (mm_buffer_begin(b, MM_QUERY, NULL, &use) < 0) {
         return NULL;
     }
     rc = read(use.cu, use.range, &where, &st);

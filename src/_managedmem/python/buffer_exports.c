@@ -13,36 +13,53 @@
 static const _Alignas(16) unsigned char no_bytes[16];
 
 /* Checks that the host may touch the memory now; waits for the devices where it may not do so
- * while they work. -1 with an exception. */
+ * while they work. */
 static int
-prepare_host_access(mm_buffer *b)
+prepare_host_access(mm_buffer *b, mm_driver *cu, mm_status *st)
 {
-    mm_driver *cu = mm_open(b->state);
     mm_pointer_facts facts;
-    mm_status st;
     int rc;
 
-    if (cu == NULL) {
-        return -1;
-    }
     if (b->size == 0) {
         return 0;
     }
-    rc = mm_look_up(cu, b->start, &facts, &st);
+    rc = mm_look_up(cu, b->start, &facts, st);
     if (rc == 0 && !facts.managed && facts.type == CU_MEMORYTYPE_DEVICE) {
-        rc = mm_fail(&st, MM_BAD_VALUE,
+        rc = mm_fail(st, MM_BAD_VALUE,
                      "the host cannot reach the memory at 0x%llx: it is plain device memory",
                      (unsigned long long)b->start);
     }
     if (rc == 0 && facts.managed && !cu->concurrent_access) {
         Py_BEGIN_ALLOW_THREADS
-        rc = mm_synchronize_all(cu, &st);
+        rc = mm_synchronize_all(cu, st);
         Py_END_ALLOW_THREADS
     }
-    if (rc < 0) {
-        (void)mm_raise(b->state, &st);
-    }
     return rc;
+}
+
+static int
+export_to_host(mm_buffer *b)
+{
+    mm_driver *cu = mm_open(b->state);
+    mm_status st;
+
+    if (cu == NULL) {
+        return -1;
+    }
+    if (!mm_guard_export(&b->guard)) {
+        return mm_buffer_raise_closed();
+    }
+    if (!mm_guard_export(&b->memory->guard)) {
+        mm_guard_unexport(&b->guard);
+        return mm_buffer_raise_closed();
+    }
+    if (prepare_host_access(b, cu, &st) < 0) {
+        mm_guard_unexport(&b->memory->guard);
+        mm_guard_unexport(&b->guard);
+        (void)mm_raise(b->state, &st);
+        return -1;
+    }
+    return 0;
 }
 
 int
@@ -55,16 +72,7 @@ mm_buffer_getbuffer(PyObject *op, Py_buffer *view, int flags)
         PyErr_SetString(PyExc_BufferError, "a ManagedBuffer is C-contiguous, not Fortran");
         return -1;
     }
-    if (!mm_guard_export(&b->guard)) {
-        return mm_buffer_raise_closed();
-    }
-    if (!mm_guard_export(&b->memory->guard)) {
-        mm_guard_unexport(&b->guard);
-        return mm_buffer_raise_closed();
-    }
-    if (prepare_host_access(b) < 0) {
-        mm_guard_unexport(&b->memory->guard);
-        mm_guard_unexport(&b->guard);
+    if (mm_buffer_check_open(b) < 0 || export_to_host(b) < 0) {
         return -1;
     }
     view->obj = Py_NewRef(op);
@@ -111,21 +119,18 @@ read_back(mm_buffer *b, PyObject *stream_object)
     mm_status st;
     int rc;
 
-    if (mm_stream_begin(b->state, stream_object, &stream) < 0) {
+    /* As a query: system memory can be prefetched on some devices, and still is not managed. */
+    if (mm_stream_read(b->state, stream_object, &stream) < 0
+        || mm_buffer_begin(b, MM_QUERY, &stream, &use) < 0) {
         return -1;
     }
-    /* As a query: system memory can be prefetched on some devices, and still is not managed. */
-    rc = mm_buffer_begin(b, MM_QUERY, &use);
-    if (rc == 0) {
-        Py_BEGIN_ALLOW_THREADS
-        rc = bring_to_host(&use, stream.handle, &st);
-        Py_END_ALLOW_THREADS
-        mm_buffer_end(&use);
-        if (rc < 0) {
-            (void)mm_raise(b->state, &st);
-        }
+    Py_BEGIN_ALLOW_THREADS
+    rc = bring_to_host(&use, stream.handle, &st);
+    mm_buffer_end(&use);
+    Py_END_ALLOW_THREADS
+    if (rc < 0) {
+        (void)mm_raise(b->state, &st);
     }
-    mm_stream_end(&stream);
     return rc;
 }
 
@@ -524,6 +529,7 @@ mm_buffer_dlpack(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject
     mm_buffer_use use;
     dlpack_form form;
     mm_driver *cu;
+    mm_status st;
 
     if (mm_args(&parameters, args, nargs, kwnames, given) < 0
         || read_max_version(given[1], &form.versioned) < 0 || mm_buffer_check_open(b) < 0
@@ -537,7 +543,8 @@ mm_buffer_dlpack(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject
         return NULL;
     }
     /* What was wrapped and is not managed must not pass for managed memory. */
-    if (mm_buffer_begin(b, b->memory->device == MM_ANY_DEVICE ? MM_QUERY : MM_COPY, &use) < 0) {
+    if (mm_buffer_begin(b, b->memory->device == MM_ANY_DEVICE ? MM_QUERY : MM_COPY, NULL, &use)
+        < 0) {
         return NULL;
     }
     mm_buffer_end(&use);
@@ -545,8 +552,10 @@ mm_buffer_dlpack(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject
         return NULL;
     }
     source = form.copied ? finished_copy(op) : Py_NewRef(op);
-    if (source != NULL
-        && (form.device_type != DL_DEVICE_CPU || prepare_host_access(mm_buffer_of(source)) == 0)) {
+    if (source != NULL && form.device_type == DL_DEVICE_CPU
+        && prepare_host_access(mm_buffer_of(source), cu, &st) < 0) {
+        (void)mm_raise(b->state, &st);
+    } else if (source != NULL) {
         capsule = new_capsule(mm_buffer_of(source), &form);
     }
     Py_XDECREF(source);

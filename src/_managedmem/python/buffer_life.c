@@ -1,7 +1,6 @@
 /* buffer_life.c: how a ManagedBuffer begins and ends: making one and its views, closing, what the
  * garbage collector and the last reference do. */
 #include "buffer.h"
-#include "stream.h"
 
 /* --- life ------------------------------------------------------------------------------- */
 
@@ -216,28 +215,16 @@ mm_buffer_from_handle(PyObject *type, PyObject *const *args, Py_ssize_t nargs, P
 /* What must be so before the memory is closed: pool memory is freed in the order of a stream, which
  * may not capture; other memory after the work of the stream that was given, if one was. */
 static int
-prepare_close(mm_buffer *b, const CUstream *stream)
+prepare_close(mm_driver *cu, mm_memory *memory, const CUstream *stream, mm_status *st)
 {
-    CUstream waited = stream ? *stream : NULL;
-    mm_driver *cu;
-    mm_status st;
-    int rc;
+    return memory->pooled ? mm_memory_refuse_capture(cu, memory, stream, st)
+                          : mm_stream_synchronize(cu, stream ? *stream : NULL, st);
+}
 
-    if (has_foreign_resource(b) || (!b->memory->pooled && stream == NULL) || mm_driver_forked()) {
-        return 0;
-    }
-    cu = mm_open(b->state);
-    if (cu == NULL) {
-        return -1;
-    }
-    Py_BEGIN_ALLOW_THREADS
-    rc = b->memory->pooled ? mm_memory_refuse_capture(cu, b->memory, stream, &st)
-                           : mm_stream_synchronize(cu, waited, &st);
-    Py_END_ALLOW_THREADS
-    if (rc < 0) {
-        (void)mm_raise(b->state, &st);
-    }
-    return rc;
+static bool
+needs_preparing(const mm_buffer *b, bool stream_given)
+{
+    return !has_foreign_resource(b) && (b->memory->pooled || stream_given) && !mm_driver_forked();
 }
 
 /* Closes the root's memory. */
@@ -245,24 +232,31 @@ static PyObject *
 close_root(mm_buffer *b, PyObject *stream)
 {
     bool given = stream != NULL && stream != Py_None, first = false;
+    mm_driver *cu = NULL;
     mm_stream_use use;
     mm_status st;
-    int rc;
+    int rc = 0;
 
     if (mm_guard_is_closed(&b->memory->guard)) {
         Py_RETURN_NONE;
     }
-    if (mm_stream_begin(b->state, stream, &use) < 0) {
+    if (mm_stream_read(b->state, stream, &use) < 0
+        || (needs_preparing(b, given) && (cu = mm_open(b->state)) == NULL)) {
         return NULL;
     }
-    if (prepare_close(b, given ? &use.handle : NULL) < 0) {
-        mm_stream_end(&use);
+    if (!mm_stream_enter(&use)) {
+        (void)mm_stream_raise_closed();
         return NULL;
     }
     Py_BEGIN_ALLOW_THREADS
-    rc = mm_memory_close_on(b->memory, given ? &use.handle : NULL, &first, &st);
+    if (cu != NULL) {
+        rc = prepare_close(cu, b->memory, given ? &use.handle : NULL, &st);
+    }
+    if (rc == 0) {
+        rc = mm_memory_close_on(b->memory, given ? &use.handle : NULL, &first, &st);
+    }
+    mm_stream_leave(&use);
     Py_END_ALLOW_THREADS
-    mm_stream_end(&use);
     if (rc < 0) {
         return mm_raise(b->state, &st);
     }

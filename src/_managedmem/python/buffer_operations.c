@@ -1,6 +1,6 @@
 /* buffer_operations.c: the methods of a buffer that work in a stream: prefetch, discard, copies
- * and fills. The course is always the same: read the arguments (Python may run), enter the buffer,
- * let go of the GIL, call, take it back, leave. */
+ * and fills. The course is always the same: read the arguments (Python may run), enter stream and
+ * buffer, let go of the GIL, call, leave, take the GIL back, raise. */
 #include <string.h>
 
 #include "buffer.h"
@@ -14,7 +14,7 @@ static PyObject *
 finish(mm_state *state, int rc, const mm_status *st)
 {
     if (rc < 0) {
-        return PyErr_Occurred() ? NULL : mm_raise(state, st);
+        return mm_raise(state, st);
     }
     Py_RETURN_NONE;
 }
@@ -35,17 +35,14 @@ mm_buffer_prefetch(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObje
 
     if (mm_args(&parameters, args, nargs, kwnames, given) < 0 || mm_buffer_check_open(b) < 0
         || mm_read_location(b->state, given[0], &where) < 0 || mm_read_defer(given[2], &defer) < 0
-        || mm_stream_begin(b->state, given[1], &stream) < 0) {
+        || mm_stream_read(b->state, given[1], &stream) < 0
+        || mm_buffer_begin(b, MM_PREFETCH, &stream, &use) < 0) {
         return NULL;
     }
-    rc = mm_buffer_begin(b, MM_PREFETCH, &use);
-    if (rc == 0) {
-        Py_BEGIN_ALLOW_THREADS
-        rc = mm_range_prefetch(use.cu, use.range, where, stream.handle, defer, &st);
-        Py_END_ALLOW_THREADS
-        mm_buffer_end(&use);
-    }
-    mm_stream_end(&stream);
+    Py_BEGIN_ALLOW_THREADS
+    rc = mm_range_prefetch(use.cu, use.range, where, stream.handle, defer, &st);
+    mm_buffer_end(&use);
+    Py_END_ALLOW_THREADS
     return finish(b->state, rc, &st);
 }
 
@@ -59,24 +56,21 @@ discard(mm_buffer *b, PyObject *stream_object, const CUmemLocation *where, mm_de
     mm_status st;
     int rc;
 
-    if (mm_stream_begin(b->state, stream_object, &stream) < 0) {
+    if (mm_stream_read(b->state, stream_object, &stream) < 0
+        || mm_buffer_begin(b, MM_DISCARD, &stream, &use) < 0) {
         return NULL;
     }
-    rc = mm_buffer_begin(b, MM_DISCARD, &use);
-    if (rc == 0) {
-        batch.moves = batch.few;
-        batch.count = 1;
-        batch.in_order = batch.in_turn = false;
-        batch.few[0].range = use.range;
-        batch.few[0].where = where ? *where : mm_host();
-        Py_BEGIN_ALLOW_THREADS
-        rc = where ? mm_batch_discard_prefetch(use.cu, &batch, stream.handle, MM_DISPATCH_AUTO,
-                                               defer, &st)
-                   : mm_batch_discard(use.cu, &batch, stream.handle, MM_DISPATCH_AUTO, &st);
-        Py_END_ALLOW_THREADS
-        mm_buffer_end(&use);
-    }
-    mm_stream_end(&stream);
+    batch.moves = batch.few;
+    batch.count = 1;
+    batch.in_order = batch.in_turn = false;
+    batch.few[0].range = use.range;
+    batch.few[0].where = where ? *where : mm_host();
+    Py_BEGIN_ALLOW_THREADS
+    rc = where ? mm_batch_discard_prefetch(use.cu, &batch, stream.handle, MM_DISPATCH_AUTO, defer,
+                                           &st)
+               : mm_batch_discard(use.cu, &batch, stream.handle, MM_DISPATCH_AUTO, &st);
+    mm_buffer_end(&use);
+    Py_END_ALLOW_THREADS
     return finish(b->state, rc, &st);
 }
 
@@ -182,6 +176,20 @@ copy_now(const mm_buffer_use *use, const other_side *other, bool into, CUstream 
                    !facts.managed && facts.type == 0, st);
 }
 
+/* Enters the buffer, the stream and the other side; -1 with an exception, and then none of them. */
+static int
+begin_copy(mm_buffer *b, const mm_stream_use *stream, const other_side *other, mm_buffer_use *use)
+{
+    if (mm_buffer_begin(b, MM_COPY, stream, use) < 0) {
+        return -1;
+    }
+    if (other->guard != NULL && !mm_guard_enter(other->guard)) {
+        mm_buffer_end(use);
+        return mm_buffer_raise_closed();
+    }
+    return 0;
+}
+
 static PyObject *
 copy_with(mm_buffer *b, PyObject *value, PyObject *stream_object, bool into)
 {
@@ -194,26 +202,18 @@ copy_with(mm_buffer *b, PyObject *value, PyObject *stream_object, bool into)
     if (mm_buffer_check_open(b) < 0 || read_other_side(b, value, into, &other) < 0) {
         return NULL;
     }
-    if (mm_stream_begin(b->state, stream_object, &stream) < 0) {
+    if (mm_stream_read(b->state, stream_object, &stream) < 0
+        || begin_copy(b, &stream, &other, &use) < 0) {
         Py_XDECREF(other.export);
         return NULL;
     }
-    rc = mm_buffer_begin(b, MM_COPY, &use);
-    if (rc == 0 && other.guard != NULL && !mm_guard_enter(other.guard)) {
-        mm_buffer_end(&use);
-        other.guard = NULL;
-        rc = mm_buffer_raise_closed();
+    Py_BEGIN_ALLOW_THREADS
+    rc = copy_now(&use, &other, into, stream.handle, &st);
+    if (other.guard != NULL) {
+        mm_guard_leave(other.guard);
     }
-    if (rc == 0) {
-        Py_BEGIN_ALLOW_THREADS
-        rc = copy_now(&use, &other, into, stream.handle, &st);
-        Py_END_ALLOW_THREADS
-        if (other.guard != NULL) {
-            mm_guard_leave(other.guard);
-        }
-        mm_buffer_end(&use);
-    }
-    mm_stream_end(&stream);
+    mm_buffer_end(&use);
+    Py_END_ALLOW_THREADS
     Py_XDECREF(other.export);
     return finish(b->state, rc, &st);
 }
@@ -337,17 +337,14 @@ mm_buffer_fill(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *
 
     if (mm_args(&parameters, args, nargs, kwnames, given) < 0 || mm_buffer_check_open(b) < 0
         || read_pattern(given[0], b->size, pattern, &width) < 0
-        || mm_stream_begin(b->state, given[1], &stream) < 0) {
+        || mm_stream_read(b->state, given[1], &stream) < 0
+        || mm_buffer_begin(b, MM_COPY, &stream, &use) < 0) {
         return NULL;
     }
-    rc = mm_buffer_begin(b, MM_COPY, &use);
-    if (rc == 0) {
-        Py_BEGIN_ALLOW_THREADS
-        rc = mm_fill(use.cu, use.range, pattern, width, stream.handle, use.memory->device, &st);
-        Py_END_ALLOW_THREADS
-        mm_buffer_end(&use);
-    }
-    mm_stream_end(&stream);
+    Py_BEGIN_ALLOW_THREADS
+    rc = mm_fill(use.cu, use.range, pattern, width, stream.handle, use.memory->device, &st);
+    mm_buffer_end(&use);
+    Py_END_ALLOW_THREADS
     return finish(b->state, rc, &st);
 }
 

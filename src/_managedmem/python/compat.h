@@ -5,7 +5,10 @@
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
+#include <assert.h>
 #include <structmember.h>
+
+#include "../memory/guard.h"
 
 /* Headers from 3.12 on let these forgo the reference, as None is immortal there; the same binary
  * must keep counts right on 3.11. */
@@ -15,6 +18,16 @@
 #define Py_RETURN_NONE return Py_NewRef(Py_None)
 #define Py_RETURN_TRUE return Py_NewRef(Py_True)
 #define Py_RETURN_FALSE return Py_NewRef(Py_False)
+
+/* Guards are left before attaching, and only then anything is raised, made or dropped: each of these
+ * can run Python code, which may close what is still entered and so wait for its own thread for
+ * ever. And a daemon thread that attaches while the interpreter ends never comes back to leave. */
+#define MM_ASSERT_LEFT() assert(mm_guards_entered() == 0)
+#undef Py_END_ALLOW_THREADS
+#define Py_END_ALLOW_THREADS     \
+    MM_ASSERT_LEFT();            \
+    PyEval_RestoreThread(_save); \
+    }
 
 /* Between these, other threads see an object's fields either as before or as after. Where there is
  * a GIL, it does that, as long as no Python code runs in between. */

@@ -103,6 +103,7 @@ raise_no_driver(PyObject *type, const mm_status *st)
 PyObject *
 mm_raise(mm_state *state, const mm_status *st)
 {
+    MM_ASSERT_LEFT();
     switch (st->kind) {
     case MM_DRIVER_CALL:
     case MM_CAPTURING:
@@ -138,6 +139,7 @@ mm_open(mm_state *state)
     mm_driver *cu = mm_driver_peek();
     mm_status st;
 
+    MM_ASSERT_LEFT();
     if (cu != NULL && !mm_driver_forked()) {
         return cu;
     }

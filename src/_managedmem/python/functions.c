@@ -20,7 +20,7 @@ static int
 read_options(mm_state *state, PyObject *stream, PyObject *dispatch, PyObject *defer, options *o)
 {
     return mm_read_dispatch(dispatch, &o->dispatch) < 0 || mm_read_defer(defer, &o->defer) < 0
-                   || mm_stream_begin(state, stream, &o->stream) < 0
+                   || mm_stream_read(state, stream, &o->stream) < 0
                ? -1
                : 0;
 }
@@ -58,19 +58,16 @@ run(mm_state *state, kind what, PyObject *targets, PyObject *location, PyObject 
         mm_targets_end(&t);
         return NULL;
     }
-    rc = mm_targets_enter(&t);
+    rc = mm_targets_enter(&t, &o.stream, &st);
     if (rc == 0) {
         Py_BEGIN_ALLOW_THREADS
         rc = run_batch(what, &t, &o, &st);
+        mm_targets_leave(&t);
         Py_END_ALLOW_THREADS
-        if (rc < 0) {
-            (void)mm_raise(state, &st);
-        }
     }
-    mm_stream_end(&o.stream);
     mm_targets_end(&t);
     if (rc < 0) {
-        return NULL;
+        return mm_raise(state, &st);
     }
     Py_RETURN_NONE;
 }
@@ -199,21 +196,21 @@ advise(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwna
         || mm_targets_read(state, given[0], MM_ADVISE, &t) < 0) {
         return NULL;
     }
-    rc = read_advice(state, given[1], &advice) < 0
-                 || read_advice_locations(&t, given[2], advice) < 0 || mm_targets_enter(&t) < 0
-             ? -1
-             : 0;
+    if (read_advice(state, given[1], &advice) < 0
+        || read_advice_locations(&t, given[2], advice) < 0) {
+        mm_targets_end(&t);
+        return NULL;
+    }
+    rc = mm_targets_enter(&t, NULL, &st);
     if (rc == 0) {
         Py_BEGIN_ALLOW_THREADS
         rc = mm_batch_advise(t.cu, &t.batch, advice, &st);
+        mm_targets_leave(&t);
         Py_END_ALLOW_THREADS
-        if (rc < 0) {
-            (void)mm_raise(state, &st);
-        }
     }
     mm_targets_end(&t);
     if (rc < 0) {
-        return NULL;
+        return mm_raise(state, &st);
     }
     Py_RETURN_NONE;
 }

@@ -40,8 +40,8 @@ change_peers(PyObject *owner, mm_location_set from, mm_location_set to)
     }
     Py_BEGIN_ALLOW_THREADS
     rc = mm_pool_change_peers(cu, mm_resource_of(owner)->pool, from, to, &st);
-    Py_END_ALLOW_THREADS
     mm_resource_end(owner);
+    Py_END_ALLOW_THREADS
     if (rc < 0) {
         (void)mm_raise(mm_type_state(Py_TYPE(owner)), &st);
     }

@@ -146,8 +146,8 @@ run(mm_plan_object *self, mm_action what, PyObject *const *given)
     }
     Py_BEGIN_ALLOW_THREADS
     rc = mm_plan_execute(cu, use.plan, &how, &st);
+    mm_stream_leave(&stream);
     Py_END_ALLOW_THREADS
-    mm_stream_end(&stream);
     end(&use);
     return rc < 0 ? mm_raise(state, &st) : Py_NewRef(Py_None);
 }
@@ -208,8 +208,8 @@ plan_explain(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kw
     }
     Py_BEGIN_ALLOW_THREADS
     rc = mm_plan_look(cu, use.plan, &how, &outlook, &st);
+    mm_stream_leave(&stream);
     Py_END_ALLOW_THREADS
-    mm_stream_end(&stream);
     if (rc == 0) {
         text = mm_plan_words(&outlook, &how, use.entries, use.count);
         mm_outlook_free(&outlook);

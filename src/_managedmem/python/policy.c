@@ -282,7 +282,7 @@ mm_policy_apply_to(mm_state *state, const mm_policy *policy, PyObject *targets, 
     if (mm_targets_read(state, targets, MM_QUERY, t) < 0) {
         return -1;
     }
-    rc = mm_targets_enter(t);
+    rc = mm_targets_enter(t, NULL, &st);
     if (rc == 0) {
         Py_BEGIN_ALLOW_THREADS
         rc = mm_batch_copy(&work, &t->batch, &st);
@@ -290,14 +290,12 @@ mm_policy_apply_to(mm_state *state, const mm_policy *policy, PyObject *targets, 
             rc = mm_policy_apply(t->cu, &work, policy, before, &st);
         }
         mm_batch_free(&work);
+        mm_targets_leave(t);
         Py_END_ALLOW_THREADS
-        if (rc < 0) {
-            (void)mm_raise(state, &st);
-        }
     }
-    mm_targets_leave(t);
     if (rc < 0) {
         mm_targets_end(t);
+        (void)mm_raise(state, &st);
     }
     return rc;
 }
@@ -342,7 +340,7 @@ policy_from_memory(PyObject *type, PyObject *targets)
 {
     mm_state *state = mm_type_state((PyTypeObject *)type);
     mm_page_runs runs = {0};
-    PyObject *policy = NULL;
+    PyObject *policy;
     mm_targets t;
     mm_status st;
     int rc;
@@ -350,20 +348,19 @@ policy_from_memory(PyObject *type, PyObject *targets)
     if (mm_targets_read(state, targets, MM_QUERY, &t) < 0) {
         return NULL;
     }
-    rc = mm_targets_enter(&t);
+    rc = mm_targets_enter(&t, NULL, &st);
     if (rc == 0) {
         Py_BEGIN_ALLOW_THREADS
         rc = mm_policy_read(t.cu, &t.batch, &runs, &st);
+        mm_targets_leave(&t);
         Py_END_ALLOW_THREADS
-        if (rc < 0) {
-            (void)mm_raise(state, &st);
-        }
     }
     mm_targets_end(&t);
-    if (rc == 0) {
-        policy = common_policy((PyTypeObject *)type, &runs);
-        mm_page_runs_free(&runs);
+    if (rc < 0) {
+        return mm_raise(state, &st);
     }
+    policy = common_policy((PyTypeObject *)type, &runs);
+    mm_page_runs_free(&runs);
     return policy;
 }
 

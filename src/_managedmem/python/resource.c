@@ -73,6 +73,7 @@ mm_resource_dealloc(PyObject *op)
 int
 mm_resource_raise_closed(void)
 {
+    MM_ASSERT_LEFT();
     PyErr_SetString(PyExc_RuntimeError, "the memory resource is closed");
     return -1;
 }
@@ -143,28 +144,30 @@ static PyObject *
 allocate_pooled(mm_state *state, PyObject *resource, PyObject *stream, size_t bytes,
                 const mm_dtype *dtype, int dimensions, const Py_ssize_t *shape)
 {
-    mm_memory *memory = NULL;
     mm_stream_use use;
+    mm_memory *memory;
     PyObject *buffer;
     mm_driver *cu;
     bool foreign;
     mm_status st;
 
-    if (mm_stream_begin(state, stream, &use) < 0) {
+    if (mm_stream_read(state, stream, &use) < 0 || (cu = mm_resource_begin(resource)) == NULL) {
+        return NULL;
+    }
+    if (!mm_stream_enter(&use)) {
+        mm_resource_end(resource);
+        (void)mm_stream_raise_closed();
         return NULL;
     }
     foreign = use.handle != NULL && use.shared == NULL;
-    cu = mm_resource_begin(resource);
-    if (cu != NULL) {
-        Py_BEGIN_ALLOW_THREADS
-        memory = mm_memory_allocate_from(cu, mm_resource_of(resource)->pool, bytes, use.handle,
-                                         use.shared, &st);
-        Py_END_ALLOW_THREADS
-        mm_resource_end(resource);
-    }
-    mm_stream_end(&use);
+    Py_BEGIN_ALLOW_THREADS
+    memory = mm_memory_allocate_from(cu, mm_resource_of(resource)->pool, bytes, use.handle,
+                                     use.shared, &st);
+    mm_stream_leave(&use);
+    mm_resource_end(resource);
+    Py_END_ALLOW_THREADS
     if (memory == NULL) {
-        return cu ? mm_raise(state, &st) : NULL;
+        return mm_raise(state, &st);
     }
     buffer = new_buffer(state, memory, resource, dtype, dimensions, shape);
     if (buffer != NULL && foreign) {
@@ -186,10 +189,9 @@ mm_allocate(mm_state *state, PyObject *resource, PyObject *stream, size_t bytes,
     if (resource != NULL && mm_resource_of(resource)->pooled) {
         return allocate_pooled(state, resource, stream, bytes, dtype, dimensions, shape);
     }
-    if (mm_stream_begin(state, stream, &use) < 0) {
+    if (mm_stream_read(state, stream, &use) < 0) { /* checked only */
         return NULL;
     }
-    mm_stream_end(&use); /* checked only */
     return allocate_plain(state, resource, bytes, dtype, dimensions, shape);
 }
 
@@ -251,8 +253,8 @@ resource_deallocate(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObj
     wait = given[2] != NULL && given[2] != Py_None;
     Py_BEGIN_ALLOW_THREADS
     rc = start == 0 ? 0 : free_address(mm_resource_of(op), cu, start, use.handle, wait, &st);
+    mm_stream_leave(&use);
     Py_END_ALLOW_THREADS
-    mm_stream_end(&use);
     if (rc < 0) {
         return mm_raise(state, &st);
     }
@@ -285,8 +287,8 @@ resource_trim(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *k
     }
     Py_BEGIN_ALLOW_THREADS
     rc = mm_pool_trim(cu, mm_resource_of(op)->pool, (size_t)keep, &st);
-    Py_END_ALLOW_THREADS
     mm_resource_end(op);
+    Py_END_ALLOW_THREADS
     if (rc < 0) {
         return mm_raise(mm_type_state(Py_TYPE(op)), &st);
     }

@@ -28,7 +28,8 @@ PyObject *mm_allocate(mm_state *state, PyObject *resource, PyObject *stream, siz
                       const mm_dtype *dtype, int dimensions, const Py_ssize_t *shape);
 
 /* The driver, with the resource safe from being closed until the end; NULL with an exception when it
- * is closed. Between begin and end no Python code may run. */
+ * is closed. Called with nothing else entered. Between begin and end no Python code may run. The end
+ * needs no GIL. */
 mm_driver *mm_resource_begin(PyObject *op);
 void mm_resource_end(PyObject *op);
 

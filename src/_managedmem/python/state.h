@@ -58,6 +58,7 @@ mm_type_state(PyTypeObject *type)
 static inline PyObject *
 mm_alloc_object(PyTypeObject *type)
 {
+    MM_ASSERT_LEFT();
     return ((allocfunc)PyType_GetSlot(type, Py_tp_alloc))(type, 0);
 }
 
@@ -67,6 +68,7 @@ mm_free_object(PyObject *op)
 {
     PyTypeObject *type = Py_TYPE(op);
 
+    MM_ASSERT_LEFT();
     ((freefunc)PyType_GetSlot(type, Py_tp_free))(op);
     Py_DECREF(type);
 }

@@ -16,9 +16,10 @@ stream_of(PyObject *op)
     return (stream_object *)op;
 }
 
-static int
-raise_closed(void)
+int
+mm_stream_raise_closed(void)
 {
+    MM_ASSERT_LEFT();
     PyErr_SetString(PyExc_RuntimeError, "Stream is closed");
     return -1;
 }
@@ -158,15 +159,16 @@ foreign_handle(mm_state *state, PyObject *value, CUstream *out)
 }
 
 int
-mm_stream_begin(mm_state *state, PyObject *value, mm_stream_use *use)
+mm_stream_read(mm_state *state, PyObject *value, mm_stream_use *use)
 {
+    MM_ASSERT_LEFT();
     *use = (mm_stream_use){.handle = NULL};
     if (value == NULL || value == Py_None) {
         return 0;
     }
     if (Py_TYPE(value) == state->stream_type) {
-        if (!mm_guard_enter(&stream_of(value)->guard)) {
-            return raise_closed();
+        if (mm_guard_is_closed(&stream_of(value)->guard)) {
+            return mm_stream_raise_closed();
         }
         use->guard = &stream_of(value)->guard;
         use->shared = stream_of(value)->shared;
@@ -179,12 +181,13 @@ mm_stream_begin(mm_state *state, PyObject *value, mm_stream_use *use)
     return foreign_handle(state, value, &use->handle);
 }
 
-void
-mm_stream_end(mm_stream_use *use)
+int
+mm_stream_begin(mm_state *state, PyObject *value, mm_stream_use *use)
 {
-    if (use->guard != NULL) {
-        mm_guard_leave(use->guard);
+    if (mm_stream_read(state, value, use) < 0) {
+        return -1;
     }
+    return mm_stream_enter(use) ? 0 : mm_stream_raise_closed();
 }
 
 static PyObject *
@@ -290,7 +293,7 @@ static PyObject *
 stream_enter(PyObject *op, PyObject *Py_UNUSED(none))
 {
     if (mm_guard_is_closed(&stream_of(op)->guard)) {
-        (void)raise_closed();
+        (void)mm_stream_raise_closed();
         return NULL;
     }
     return Py_NewRef(op);
@@ -310,8 +313,8 @@ stream_sync(PyObject *op, PyObject *Py_UNUSED(none))
     }
     Py_BEGIN_ALLOW_THREADS
     rc = mm_stream_synchronize(cu, use.handle, &st);
+    mm_stream_leave(&use);
     Py_END_ALLOW_THREADS
-    mm_stream_end(&use);
     if (rc < 0) {
         return mm_raise(state, &st);
     }
@@ -332,7 +335,7 @@ stream_query(PyObject *op, PyObject *Py_UNUSED(none))
         return NULL;
     }
     rc = mm_stream_query(cu, use.handle, &done, &st);
-    mm_stream_end(&use);
+    mm_stream_leave(&use);
     return rc < 0 ? mm_raise(state, &st) : PyBool_FromLong(done);
 }
 
@@ -354,7 +357,7 @@ static PyObject *
 stream_cuda_stream(PyObject *op, PyObject *Py_UNUSED(none))
 {
     if (mm_guard_is_closed(&stream_of(op)->guard)) {
-        (void)raise_closed();
+        (void)mm_stream_raise_closed();
         return NULL;
     }
     return Py_BuildValue("(iN)", 0, PyLong_FromVoidPtr((void *)stream_of(op)->handle));

@@ -1,7 +1,7 @@
 /* targets.c: reading targets: one or several, our buffers and foreign objects; entering them. */
 #include "targets.h"
 
-#include <assert.h>
+#include <stdlib.h>
 
 #include "foreign.h"
 #include "location.h"
@@ -123,6 +123,21 @@ mm_targets_tuple(mm_state *state, PyObject *value, bool *several)
     return items;
 }
 
+static int
+make_room(mm_targets *t, size_t count, mm_status *st)
+{
+    if (mm_batch_init(&t->batch, count, st) < 0) {
+        return -1;
+    }
+    if (count > MM_FEW) {
+        t->guards = malloc((count + 1) * sizeof(mm_guard *));
+        if (t->guards == NULL) {
+            return mm_fail(st, MM_NO_MEMORY, "out of host memory for %zu targets", count);
+        }
+    }
+    return 0;
+}
+
 int
 mm_targets_read(mm_state *state, PyObject *value, mm_operation op, mm_targets *t)
 {
@@ -131,14 +146,15 @@ mm_targets_read(mm_state *state, PyObject *value, mm_operation op, mm_targets *t
 
     *t = (mm_targets){.state = state};
     t->batch.moves = t->batch.few;
+    t->guards = t->few_guards;
     if ((t->cu = mm_open(state)) == NULL
         || (t->items = mm_targets_tuple(state, value, &t->several)) == NULL) {
         return -1;
     }
     count = PyTuple_Size(t->items);
-    if (mm_batch_init(&t->batch, (size_t)count, &st) < 0) {
-        (void)mm_raise(state, &st);
+    if (make_room(t, (size_t)count, &st) < 0) {
         mm_targets_end(t);
+        (void)mm_raise(state, &st);
         return -1;
     }
     for (Py_ssize_t i = 0; i < count; i++) {
@@ -194,19 +210,33 @@ guard_of(const mm_targets *t, Py_ssize_t i, mm_memory **last)
     return memory == NULL || same ? NULL : &memory->guard;
 }
 
+static bool
+enter(mm_targets *t, mm_guard *guard)
+{
+    if (guard != NULL) {
+        if (!mm_guard_enter(guard)) {
+            mm_targets_leave(t);
+            return false;
+        }
+        t->guards[t->entered++] = guard;
+    }
+    return true;
+}
+
 int
-mm_targets_enter(mm_targets *t)
+mm_targets_enter(mm_targets *t, const mm_stream_use *stream, mm_status *st)
 {
     Py_ssize_t count = PyTuple_Size(t->items);
     mm_memory *last = NULL;
 
     assert(t->entered == 0); /* it would not know what it had entered */
-    for (; t->entered < count; t->entered++) {
-        mm_guard *guard = guard_of(t, t->entered, &last);
-        if (guard != NULL && !mm_guard_enter(guard)) {
-            (void)mm_buffer_raise_closed();
-            name_target(t, t->entered);
-            return -1;
+    if (stream != NULL && !enter(t, stream->guard)) {
+        return mm_fail(st, MM_REFUSED, "Stream is closed");
+    }
+    for (Py_ssize_t i = 0; i < count; i++) {
+        if (!enter(t, guard_of(t, i, &last))) {
+            return t->several ? mm_fail(st, MM_REFUSED, "targets[%zd]: ManagedBuffer is closed", i)
+                              : mm_fail(st, MM_REFUSED, "ManagedBuffer is closed");
         }
     }
     return 0;
@@ -215,13 +245,8 @@ mm_targets_enter(mm_targets *t)
 void
 mm_targets_leave(mm_targets *t)
 {
-    mm_memory *last = NULL;
-
-    for (Py_ssize_t i = 0; i < t->entered; i++) {
-        mm_guard *guard = guard_of(t, i, &last);
-        if (guard != NULL) {
-            mm_guard_leave(guard);
-        }
+    for (size_t i = 0; i < t->entered; i++) {
+        mm_guard_leave(t->guards[i]);
     }
     t->entered = 0;
 }
@@ -229,7 +254,11 @@ mm_targets_leave(mm_targets *t)
 void
 mm_targets_end(mm_targets *t)
 {
-    mm_targets_leave(t);
+    assert(t->entered == 0);
+    if (t->guards != t->few_guards) {
+        free(t->guards);
+        t->guards = t->few_guards;
+    }
     mm_batch_free(&t->batch);
     Py_CLEAR(t->items);
     Py_CLEAR(t->exports);

@@ -1,7 +1,8 @@
 /* targets.h: from "a target or a sequence of targets" to ranges that are safe to use.
  *
  * Reading may run Python code and validates everything. Entering, right before the driver is
- * called, runs none: it takes hold of the buffers, so that no other thread closes them. */
+ * called, runs none: it takes hold of the buffers and the stream, so that no other thread closes
+ * them. */
 #ifndef MM_TARGETS_H
 #define MM_TARGETS_H
 
@@ -12,9 +13,11 @@ typedef struct {
     mm_driver *cu;
     PyObject *items;    /* a tuple: keeps the targets alive */
     PyObject *exports;  /* memoryviews of targets with the buffer protocol, or NULL */
-    Py_ssize_t entered; /* how many items are entered */
+    mm_guard **guards;  /* what is entered; room for one of each target and one of a stream */
+    size_t entered;
     bool several;       /* a sequence was given, not one target */
     mm_batch batch;     /* a move for each target; its location is for the caller to fill */
+    mm_guard *few_guards[MM_FEW + 1];
 } mm_targets;
 
 /* Accepts a ManagedBuffer, a torch tensor, an object with __cuda_array_interface__, a cuda.core
@@ -42,16 +45,19 @@ void mm_name_item(const char *list, Py_ssize_t i);
 /* Reads one location for all targets, or a list or tuple with one for each. */
 int mm_targets_read_locations(mm_targets *t, PyObject *value);
 
-int mm_targets_enter(mm_targets *t);
+/* Enters the stream (NULL for none) and the targets. MM_REFUSED where one of them is closed, and then
+ * none is entered. Runs no Python code and raises nothing. */
+MM_NODISCARD int mm_targets_enter(mm_targets *t, const mm_stream_use *stream, mm_status *st);
 
-/* Leaves what was entered; the targets stay, and can be entered again. */
+/* Leaves what was entered; the targets stay, and can be entered again. Needs no GIL, and comes before
+ * taking it again. */
 void mm_targets_leave(mm_targets *t);
 
 /* Takes out targets whose memory is gone: buffers that were closed, addresses that were freed. The
  * batch must still have a move for each target. */
 int mm_targets_drop_gone(mm_targets *t);
 
-/* Leaves what was entered and lets the targets go. */
+/* Lets the targets go, of which none is entered. */
 void mm_targets_end(mm_targets *t);
 
 #endif

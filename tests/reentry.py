@@ -1,0 +1,269 @@
+"""The program behind test_reentry.py: operations during which the garbage collector runs, again and
+again, and finalizers close what the operation uses.
+
+Usage: python reentry.py NAME..., with names of CASES. Prints a line of JSON for each: its name and
+what went wrong, or null. Ends at the first operation that does not come back, because its thread
+cannot be stopped.
+"""
+
+import contextlib
+import ctypes
+import faulthandler
+import gc
+import json
+import os
+import sys
+import threading
+
+import managedmem
+from helpers import PAGE, CudaArray
+from managedmem import Device, Host, ManagedBuffer, MigrationPolicy, Stream, emulator
+from test_faults import EVERYTHING, LAUNCH_FAILED, OPERATIONS, Operation, World
+
+PATIENCE = 10  # seconds; an operation takes a few milliseconds
+MOST_COLLECTIONS = 200
+MOST_CALLS = 200
+HOST, ZERO = Host(), Device(0)
+# What an operation may say about things that were closed under it, or about the driver's fault.
+EXPECTED = (RuntimeError, ValueError, BufferError)
+PLAIN_MEMORY = ctypes.create_string_buffer(4 * PAGE)
+
+
+class DropsWith(CudaArray):
+    """A target that closes things when it goes."""
+
+    def __init__(self, buffer, world):
+        super().__init__(buffer)
+        self.world = world
+
+    def __del__(self):
+        for close in closers(self.world):
+            with contextlib.suppress(*EXPECTED):
+                close()
+
+
+def unmanaged():
+    return ManagedBuffer.from_handle(ctypes.addressof(PLAIN_MEMORY), 2 * PAGE)
+
+
+def on_unmanaged(act):
+    """The operation on memory that it cannot be done on, which a look-up under way finds out."""
+
+    def run(w):
+        with contextlib.suppress(ValueError):
+            act(w, unmanaged())
+            raise AssertionError("plain memory passed for managed memory")
+
+    return Operation(run)
+
+
+def closed_stream(w):
+    stream = Stream()
+    stream.close()
+    return stream
+
+
+def on_closed_stream(act):
+    def run(w):
+        with contextlib.suppress(RuntimeError):
+            act(w, closed_stream(w))
+            raise AssertionError("a closed stream was taken")
+
+    return Operation(run)
+
+
+# Beside what the fault sweep does: calls that fail for other reasons, and ways to an end.
+CASES = {
+    **OPERATIONS,
+    "read of plain memory": on_unmanaged(lambda w, b: b.read_mostly),
+    "location of plain memory": on_unmanaged(lambda w, b: b.preferred_location),
+    "set of plain memory": on_unmanaged(lambda w, b: len(b.accessed_by)),
+    "advice on plain memory": on_unmanaged(lambda w, b: setattr(b, "read_mostly", True)),
+    "prefetch of plain memory": on_unmanaged(lambda w, b: b.prefetch(ZERO, stream=w.stream)),
+    "discard of plain memory": on_unmanaged(lambda w, b: b.discard(stream=w.stream)),
+    "discard_prefetch of plain memory": on_unmanaged(
+        lambda w, b: b.discard_prefetch(ZERO, stream=w.stream)
+    ),
+    "numpy of plain memory": on_unmanaged(lambda w, b: b.numpy(w.stream)),
+    "runs of plain memory": on_unmanaged(lambda w, b: b.page_runs()),
+    "DLPack of plain memory": on_unmanaged(lambda w, b: b.__dlpack__()),
+    "policy on plain memory": on_unmanaged(lambda w, b: EVERYTHING.apply([w.a, b])),
+    "advise of plain memory": on_unmanaged(
+        lambda w, b: managedmem.advise([w.a, b], "set_read_mostly")
+    ),
+    "prefetch on a closed stream": on_closed_stream(lambda w, s: w.a.prefetch(ZERO, stream=s)),
+    "discard on a closed stream": on_closed_stream(lambda w, s: w.a.discard(stream=s)),
+    "copy on a closed stream": on_closed_stream(lambda w, s: w.a.copy_from(w.b, stream=s)),
+    "fill on a closed stream": on_closed_stream(lambda w, s: w.a.fill(1, stream=s)),
+    "numpy on a closed stream": on_closed_stream(lambda w, s: w.a.numpy(s)),
+    "prefetch of many on a closed stream": on_closed_stream(
+        lambda w, s: managedmem.prefetch(w.buffers, ZERO, stream=s)
+    ),
+    "plan on a closed stream": on_closed_stream(lambda w, s: w.plan.execute(stream=s)),
+    "close on a closed stream": on_closed_stream(lambda w, s: w.a.close(s)),
+    "sync of a closed stream": on_closed_stream(lambda w, s: s.sync()),
+    "query of a closed stream": on_closed_stream(lambda w, s: s.query()),
+    "allocate on a closed stream": on_closed_stream(lambda w, s: w.pool.allocate(PAGE, stream=s)),
+    "copy to and fro": Operation(
+        lambda w: w.a.copy_from(w.b, stream=w.stream) or w.a.copy_to(w.c, stream=w.stream)
+    ),
+    "close on a stream": Operation(lambda w: w.a.close(w.stream)),
+    "close of pool memory on a stream": Operation(
+        lambda w: w.pooled.close(w.stream), prepare=lambda w: w.make_pools()
+    ),
+    "close of a view": Operation(lambda w: w.part.close()),
+    "close of a stream": Operation(lambda w: w.stream.close()),
+    "close of a pool": Operation(lambda w: w.pool.close(), prepare=lambda w: w.make_pools()),
+    "targets that close when they go": Operation(
+        lambda w: managedmem.prefetch((DropsWith(w.b, w) for _ in range(2)), ZERO, stream=w.stream)
+    ),
+    "policy for targets that close when they go": Operation(
+        lambda w: MigrationPolicy.of(DropsWith(w.b, w) for _ in range(2))
+    ),
+}
+CASES["allocate on a closed stream"].prepare = lambda w: w.make_pools()
+
+
+def closers(w):
+    """All that ends something of the world, each once."""
+    things = [w.b, w.stream, w.part, w.a, w.wrapped, w.c, w.large]
+    if w.pools:
+        things += [w.pooled, w.pool, w.plain, w.own]
+    return [w.plan.clear, *(thing.close for thing in things), w.large_plan.clear]
+
+
+class Collector:
+    """Lets the collector run whenever it can, and a finalizer act in each run.
+
+    `act(n)` is called in the nth run. On 3.11 the runs are inside of allocations, also those that C
+    code makes; on later versions they are between two instructions.
+    """
+
+    def __init__(self, act):
+        self.act = act
+        self.runs = 0
+        self.armed = False
+
+    def __enter__(self):
+        gc.collect()
+        gc.disable()
+        self.threshold = gc.get_threshold()
+        self.armed = True
+        self.leave_garbage()
+        gc.set_threshold(1)
+        gc.enable()
+        return self
+
+    def __exit__(self, *exception):
+        self.armed = False
+        gc.set_threshold(*self.threshold)
+
+    def leave_garbage(self):
+        class Garbage:
+            def __del__(_):
+                if self.armed:
+                    self.runs += 1
+                    with contextlib.suppress(*EXPECTED):
+                        self.act(self.runs)
+                    leave()
+
+        def leave():
+            garbage = Garbage()
+            garbage.itself = garbage
+
+        leave()
+
+
+def act_under(collector, operation, w):
+    """Run the operation; gives what it must not have raised, or None."""
+    try:
+        try:
+            raise KeyError  # an exception in flight makes each new one an object at once
+        except KeyError:
+            with collector:
+                operation.act(w)
+    except EXPECTED:
+        pass
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return None
+
+
+def close_one_by_one(operation, order):
+    """From the nth run on, each run closes one more thing; for every n that the operation has."""
+    for start in range(1, MOST_COLLECTIONS):
+        w = World()
+        operation.prepare(w)
+        ways = order(closers(w))
+
+        def close(run, first=start, ways=ways):
+            if first <= run < first + len(ways):
+                ways[run - first]()
+
+        collector = Collector(close)
+        wrong = act_under(collector, operation, w)
+        w.end()
+        if wrong is not None or collector.runs < start:
+            return wrong
+    return None
+
+
+def close_after_a_fault(operation):
+    """Each driver call fails in turn, and the first runs of the collector after it close all."""
+    for nth in range(1, MOST_CALLS):
+        w = World()
+        operation.prepare(w)
+
+        def close(run, w=w):
+            if emulator.failure_fired():
+                for way in closers(w):
+                    with contextlib.suppress(*EXPECTED):
+                        way()
+
+        emulator.fail("*", nth=nth, code=LAUNCH_FAILED)
+        wrong = act_under(Collector(close), operation, w)
+        fired = emulator.failure_fired()
+        emulator.clear_failures()
+        w.end()
+        if wrong is not None or not fired:
+            return wrong
+    return None
+
+
+def explore(name):
+    operation = CASES[name]
+    if operation.devices > Device.count():
+        return None
+    return (
+        close_one_by_one(operation, list)
+        or close_one_by_one(operation, lambda ways: ways[::-1])
+        or close_after_a_fault(operation)
+    )
+
+
+def run(name):
+    """What went wrong, or None; and whether the operation came back."""
+    answer = []
+    worker = threading.Thread(target=lambda: answer.append(explore(name)), daemon=True)
+    worker.start()
+    worker.join(PATIENCE)
+    if worker.is_alive():
+        faulthandler.dump_traceback(all_threads=True)
+        return "it waits for ever", False
+    return (answer[0] if answer else "its thread ended with an exception"), True
+
+
+def main(names):
+    gc.collect()
+    gc.freeze()  # what the imports made is no garbage, and slow to look through
+    for name in names:
+        print(json.dumps([name]), flush=True)
+        wrong, back = run(name)
+        print(json.dumps([name, wrong]), flush=True)
+        if not back:
+            os._exit(1)
+
+
+if __name__ == "__main__":
+    faulthandler.enable()
+    main(sys.argv[1:])

@@ -1,0 +1,98 @@
+"""Finalizers that close what is in use, while it is in use, in the thread that uses it.
+
+While an operation holds buffers and streams, no Python code runs in its thread: it would wait there
+for its own end. reentry.py lets the collector run wherever it can during every operation; here are
+its findings, one test an operation.
+"""
+
+import json
+
+import pytest
+
+import reentry
+from helpers import run_python
+
+pytestmark = pytest.mark.emulator_only
+
+AT_ONCE = 30  # operations in a process
+
+
+def explore(names):
+    """What went wrong with each operation: a text or None."""
+    found = {}
+    while names:
+        done = run_python(f"import reentry; reentry.main({names[:AT_ONCE]!r})", check=False)
+        lines = [json.loads(line) for line in done.stdout.splitlines()]
+        assert lines, done.stderr
+        for name, *wrong in lines:
+            found[name] = wrong[0] if wrong else f"the process ended in it:\n{done.stderr}"
+        if found[lines[-1][0]] is not None:
+            found[lines[-1][0]] += f"\n{done.stderr}"
+        names = [name for name in names if name not in found]
+    return found
+
+
+@pytest.fixture(scope="module")
+def findings(request):
+    test = TestCollectorDuringOperations.test_nothing_waits_for_itself
+    items = [item for item in request.session.items if item.originalname == test.__name__]
+    return explore([item.callspec.params["name"] for item in items])
+
+
+class TestCollectorDuringOperations:
+    @pytest.mark.parametrize("name", reentry.CASES)
+    def test_nothing_waits_for_itself(self, name, findings):
+        assert findings[name] is None, findings[name]
+
+    def test_the_collector_does_run_during_operations(self):
+        """A finalizer that closes a buffer is seen by the operation that uses it."""
+        done = run_python(
+            """
+            import reentry, managedmem
+            w = reentry.World()
+            closed = []
+
+            def operate(w):
+                for _ in range(3):
+                    closed.append({"closed": w.a.is_closed})
+                    w.a.prefetch(managedmem.Host(), stream=w.stream)
+
+            operation = reentry.Operation(operate)
+            collector = reentry.Collector(lambda run: w.a.close())
+            assert reentry.act_under(collector, operation, w) is None
+            assert collector.runs > 0 and w.a.is_closed, collector.runs
+            w.end()
+            """
+        )
+        assert done.stderr == ""
+
+
+class TestEndOfTheInterpreter:
+    def test_closing_what_a_daemon_thread_was_waiting_for(self):
+        """Its thread never returns to Python, and still it lets the stream go."""
+        done = run_python(
+            """
+            import ctypes, faulthandler, threading, time
+            from helpers import raw_driver
+            from managedmem import Stream, emulator
+
+            class ClosesAtTheEnd:
+                def __init__(self, stream):
+                    self.stream = stream
+
+                def __del__(self):
+                    self.stream.close()
+                    print("closed")
+
+            faulthandler.dump_traceback_later(30, exit=True)
+            stream = Stream()
+            emulator.schedule("lazy")
+            nap = ctypes.cast(ctypes.CDLL(None).usleep, ctypes.c_void_p)
+            handle, time_to_nap = ctypes.c_void_p(stream.handle), ctypes.c_void_p(600_000)
+            assert raw_driver().cuLaunchHostFunc(handle, nap, time_to_nap) == 0
+            threading.Thread(target=stream.sync, daemon=True).start()
+            time.sleep(0.2)
+            last = ClosesAtTheEnd(stream)
+            """
+        )
+        assert (done.stdout, done.stderr) == ("closed\n", "")
