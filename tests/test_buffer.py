@@ -148,6 +148,20 @@ class TestEmpty:
             write(buffer, 7)
             assert contents(buffer) == b"\x07" * 8
 
+    @pytest.mark.parametrize("shape", [10.5, None, object], ids=repr)
+    def test_says_what_a_shape_is(self, shape):
+        with pytest.raises(TypeError, match=r"a shape is an int or a sequence of ints.*got "):
+            managedmem.empty(shape)
+
+    def test_lengths_by_position_are_a_tuple(self):
+        """The second argument is the dtype, where torch.empty() takes a length."""
+        with pytest.raises(TypeError, match=r"one tuple, empty\(\(10, 20\)\)"):
+            managedmem.empty(10, 20)
+        with pytest.raises(TypeError, match=r"empty\(\(10, 20, ...\)\)"):
+            managedmem.empty(10, 20, 30)
+        with pytest.raises(TypeError, match="20 is no dtype"):
+            managedmem.empty(10, dtype=20)
+
     @pytest.mark.parametrize("shape", ["4", 4.0, (4, 1.5), None, (4, "2")], ids=repr)
     def test_refuses_what_is_no_shape(self, shape):
         with pytest.raises(TypeError):

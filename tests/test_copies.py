@@ -1,7 +1,10 @@
 """Copies and fills between managed memory, pools, devices and the host; the access they need."""
 
+import copy
+import gc
 import itertools
 import os
+import pickle
 
 import pytest
 
@@ -343,3 +346,82 @@ class TestAccess:
             emulator=os.environ.get("MANAGEDMEM_EMULATOR"),
         )
         assert done.stdout.split() == ["CUDA_ERROR_INVALID_VALUE"]
+
+
+@pytest.mark.parametrize("make", [copy.copy, copy.deepcopy], ids=["copy", "deepcopy"])
+class TestCopyModule:
+    def test_has_contents_and_layout_and_memory_of_its_own(self, make, buffer):
+        typed = buffer.range(0, MIB).view("float32", (4, 256, 256))
+        typed.copy_from(pattern(MIB))
+        with make(typed) as other:
+            assert type(other) is managedmem.ManagedBuffer
+            assert (other.shape, other.dtype) == (typed.shape, typed.dtype)
+            assert other.handle != typed.handle
+            assert other.memory_resource is buffer.memory_resource
+            typed.fill(0)
+            seen = bytearray(MIB)
+            other.copy_to(seen)
+            assert seen == pattern(MIB)
+
+    def test_of_a_view_is_just_its_part(self, make, alloc):
+        buffer = alloc(MIB)
+        write(buffer, pattern(MIB))
+        row = buffer.view("uint8", (MIB // 64, 64))[-1]
+        with make(row) as other:
+            assert (other.shape, other.size) == ((64,), 64)
+            assert contents(other) == pattern(MIB)[-64:]
+            row.close()
+            assert not other.is_closed
+
+    @pytest.mark.parametrize("shape", [(), 0, (0, 3)], ids=repr)
+    def test_of_one_element_and_of_none(self, make, shape):
+        with managedmem.empty(shape, "int16") as buffer:
+            buffer.fill(3)
+            with make(buffer) as other:
+                assert (other.shape, other.dtype) == (buffer.shape, "int16")
+                assert contents(other) == contents(buffer)
+
+    def test_is_done_when_it_returns_and_behind_the_default_stream(self, make, alloc):
+        if EMULATED:
+            emulator.schedule("lazy")
+        buffer = alloc(4 * MIB)
+        buffer.fill(7)
+        with make(buffer) as other, memoryview(other) as seen:
+            assert seen == b"\x07" * (4 * MIB)
+
+    def test_of_wrapped_memory(self, make, alloc):
+        owner = alloc(PAGE)
+        write(owner, 5)
+        wrapped = managedmem.ManagedBuffer.from_handle(owner.handle, PAGE, owner=owner)
+        with make(wrapped) as other:
+            assert other.owner is None
+            assert contents(other) == b"\x05" * PAGE
+
+    def test_of_a_closed_buffer(self, make, alloc):
+        buffer = alloc(PAGE)
+        buffer.close()
+        with pytest.raises(RuntimeError, match="closed"):
+            make(buffer)
+
+    def test_in_a_list(self, make, alloc):
+        buffer = alloc(PAGE)
+        write(buffer, 9)
+        first, second = copy.deepcopy([buffer, buffer])
+        assert first is second is not buffer
+        assert contents(first) == b"\x09" * PAGE
+        first.close()
+
+    def test_pickle_still_says_what_to_do(self, make, alloc):
+        with pytest.raises(TypeError, match="bytes"):
+            pickle.dumps(alloc(PAGE))
+
+    @pytest.mark.emulator_only
+    def test_leaves_nothing_when_the_driver_fails(self, make, alloc):
+        buffer = alloc(PAGE)
+        for name in ("cuMemAllocManaged", "cuMemcpyAsync", "cuStreamSynchronize"):
+            before = emulator.live()
+            emulator.fail(name, code=719)
+            with pytest.raises(managedmem.CUDAError, match=name):
+                make(buffer)
+            gc.collect()
+            assert emulator.live() == before

@@ -338,6 +338,8 @@ static PyMethodDef buffer_methods[] = {
      mm_copy_from_doc},
     {"copy_to", (PyCFunction)(void (*)(void))mm_buffer_copy_to, METH_FASTCALL | METH_KEYWORDS,
      mm_copy_to_doc},
+    {"__copy__", mm_buffer_copy, METH_NOARGS, mm_copy_doc},
+    {"__deepcopy__", mm_buffer_copy, METH_O, mm_deepcopy_doc},
     {"fill", (PyCFunction)(void (*)(void))mm_buffer_fill, METH_FASTCALL | METH_KEYWORDS,
      mm_fill_doc},
     {"numpy", (PyCFunction)(void (*)(void))mm_buffer_numpy, METH_FASTCALL | METH_KEYWORDS,

@@ -101,6 +101,7 @@ PyObject *mm_buffer_dlpack(PyObject *op, PyObject *const *args, Py_ssize_t nargs
                            PyObject *kwnames);
 PyObject *mm_buffer_dlpack_device(PyObject *op, PyObject *none);
 PyObject *mm_buffer_array_interface(PyObject *op, void *closure);
+PyObject *mm_buffer_finished_copy(PyObject *op);
 PyObject *mm_buffer_numpy(PyObject *op, PyObject *const *args, Py_ssize_t nargs,
                           PyObject *kwnames);
 PyObject *mm_buffer_array(PyObject *op, PyObject *const *args, Py_ssize_t nargs,
@@ -148,8 +149,9 @@ PyObject *mm_buffer_discard(PyObject *, PyObject *const *, Py_ssize_t, PyObject 
 PyObject *mm_buffer_discard_prefetch(PyObject *, PyObject *const *, Py_ssize_t, PyObject *);
 PyObject *mm_buffer_copy_from(PyObject *, PyObject *const *, Py_ssize_t, PyObject *);
 PyObject *mm_buffer_copy_to(PyObject *, PyObject *const *, Py_ssize_t, PyObject *);
+PyObject *mm_buffer_copy(PyObject *op, PyObject *none_or_memo);
 PyObject *mm_buffer_fill(PyObject *, PyObject *const *, Py_ssize_t, PyObject *);
 extern const char mm_prefetch_doc[], mm_discard_doc[], mm_discard_prefetch_doc[],
-    mm_copy_from_doc[], mm_copy_to_doc[], mm_fill_doc[];
+    mm_copy_from_doc[], mm_copy_to_doc[], mm_copy_doc[], mm_deepcopy_doc[], mm_fill_doc[];
 
 #endif

@@ -496,8 +496,8 @@ order_consumer(const mm_buffer *b, PyObject *value)
 
 /* A copy that is complete; a new buffer. A subclass with a copy_to() of its own is not asked: its
  * answer could be anything. */
-static PyObject *
-finished_copy(PyObject *op)
+PyObject *
+mm_buffer_finished_copy(PyObject *op)
 {
     PyObject *copy = mm_buffer_copy_to(op, NULL, 0, NULL);
     mm_state *state = mm_buffer_of(op)->state;
@@ -551,7 +551,7 @@ mm_buffer_dlpack(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject
     if (order_consumer(b, given[0]) < 0) {
         return NULL;
     }
-    source = form.copied ? finished_copy(op) : Py_NewRef(op);
+    source = form.copied ? mm_buffer_finished_copy(op) : Py_NewRef(op);
     if (source != NULL && form.device_type == DL_DEVICE_CPU
         && prepare_host_access(mm_buffer_of(source), cu, &st) < 0) {
         (void)mm_raise(b->state, &st);

@@ -278,6 +278,12 @@ mm_buffer_copy_to(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObjec
     return to;
 }
 
+PyObject *
+mm_buffer_copy(PyObject *op, PyObject *Py_UNUSED(none_or_memo))
+{
+    return mm_buffer_finished_copy(op);
+}
+
 /* --- fill ------------------------------------------------------------------------------- */
 
 /* Reads an int of one byte, or 1, 2 or 4 bytes as they lie in memory. */
@@ -388,6 +394,18 @@ const char mm_copy_to_doc[] =
     "\n"
     "None makes a new buffer of the same layout from the same resource, of a pool on the same stream.\n"
     "dst as src in copy_from(), and writable. Driver: cuMemcpyAsync.";
+
+const char mm_copy_doc[] =
+    "__copy__($self, /)\n--\n\n"
+    "For copy.copy(): a new ManagedBuffer with the same contents, shape and dtype.\n"
+    "\n"
+    "From the same resource, where there is one, and of a view just its part. Advice and owner are not\n"
+    "copied. Comes after the work of the default stream, and is done when it returns; copy_to() copies\n"
+    "in the order of a stream. Raises as copy_to() does. Driver: cuMemcpyAsync, cuStreamSynchronize.";
+
+const char mm_deepcopy_doc[] =
+    "__deepcopy__($self, memo, /)\n--\n\n"
+    "For copy.deepcopy(): as copy.copy(), which has other memory already.";
 
 const char mm_fill_doc[] =
     "fill($self, value, *, stream=None)\n--\n\n"

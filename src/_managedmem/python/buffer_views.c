@@ -4,11 +4,25 @@
 
 #include "buffer.h"
 
+/* The lengths as a tuple; they may still be anything. */
+static PyObject *
+shape_items(PyObject *value)
+{
+    PyObject *items = PyIndex_Check(value) ? PyTuple_Pack(1, value) : PySequence_Tuple(value);
+
+    if (items == NULL && PyErr_ExceptionMatches(PyExc_TypeError) && !PySequence_Check(value)
+        && !PyObject_HasAttrString(value, "__iter__")) {
+        PyErr_Format(PyExc_TypeError,
+                     "a shape is an int or a sequence of ints, as in (2, 3): got %R", value);
+    }
+    return items;
+}
+
 int
 mm_read_shape(PyObject *value, const mm_dtype *dtype, Py_ssize_t shape[MM_MAX_DIMENSIONS],
               size_t *bytes)
 {
-    PyObject *items = PyIndex_Check(value) ? PyTuple_Pack(1, value) : PySequence_Tuple(value);
+    PyObject *items = shape_items(value);
     Py_ssize_t dimensions = items ? PyTuple_Size(items) : -1;
     bool empty = false;
 

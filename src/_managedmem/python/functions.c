@@ -226,6 +226,13 @@ empty(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnam
     int dimensions;
     size_t bytes;
 
+    if (nargs > 1 && PyLong_Check(args[1])) {
+        PyErr_Format(PyExc_TypeError,
+                     "empty() takes all lengths as one tuple, empty((%R, %R%s)): the second "
+                     "argument is the dtype",
+                     args[0], args[1], nargs > 2 ? ", ..." : "");
+        return NULL;
+    }
     if (mm_args(&parameters, args, nargs, kwnames, given) < 0
         || (dtype = mm_read_dtype(given[1])) == NULL
         || (dimensions = mm_read_shape(given[0], dtype, shape, &bytes)) < 0) {
