@@ -23,7 +23,9 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import difflib
 import functools
+import itertools
 import os
 import re
 from collections.abc import Iterator
@@ -76,6 +78,7 @@ _DISCARDS = ("poison", "keep", "zero")
 _LINE = re.compile(r"(\w+)\((.*)\) -> (-?\d+)", re.DOTALL)
 _TEXT_SIZE = 1024
 _HOST_ORDINAL = -1
+_UNKNOWN_NAME = -2
 _DEVICE_TYPE, _HOST_TYPE, _UNPOPULATED = 1, 2, -1
 
 
@@ -126,6 +129,7 @@ _PROTOTYPES = {
     "emu_log_count": (ctypes.c_size_t, []),
     "emu_log_entry": (ctypes.c_int, [ctypes.c_size_t, ctypes.c_char_p, ctypes.c_size_t]),
     "emu_fail": (ctypes.c_int, [ctypes.c_char_p, ctypes.c_uint, ctypes.c_int, ctypes.c_int]),
+    "emu_fail_name": (ctypes.c_char_p, [ctypes.c_size_t]),
     "emu_fail_clear": (None, []),
     "emu_fail_fired": (ctypes.c_int, []),
     "emu_live_allocations": (ctypes.c_size_t, []),
@@ -315,6 +319,16 @@ def recording() -> Iterator[list[Call]]:
         made.extend(_calls_from(start if library.emu_log_count() >= start else 0))
 
 
+def _names_like(name: str) -> str:
+    """Which names `fail` takes: the few that are similar, or all of them."""
+    found = map(_library().emu_fail_name, itertools.count())
+    names = sorted({text.decode() for text in itertools.takewhile(bool, found)})
+    near = difflib.get_close_matches(name, names, n=3)
+    if near:
+        return f"did you mean {' or '.join(near)}?"
+    return f'there are "*" and {", ".join(names)}'
+
+
 def fail(function: str, nth: int = 1, code: int = 999, after: bool = False) -> None:
     """Make a driver call fail.
 
@@ -329,13 +343,22 @@ def fail(function: str, nth: int = 1, code: int = 999, after: bool = False) -> N
     after : bool
         False: the call has no effect. True: it does its work and then reports the failure.
 
-    Several failures can wait at once; each happens once. Raises ValueError when it cannot be set
-    up, RuntimeError when another driver is in use.
+    Several failures, at most 64, can wait at once; each happens once. Raises ValueError for a name
+    that the emulated driver does not have (the message says which it has) and when too many wait,
+    RuntimeError when another driver is in use.
     """
     if nth < 1:
         raise ValueError(f"nth counts from 1, got {nth}")
-    if _library().emu_fail(function.encode(), nth, code, int(after)) != 0:
-        raise ValueError(f"cannot make {function!r} fail: unknown name, or too many failures wait")
+    status = _library().emu_fail(function.encode(), nth, code, int(after))
+    if status == _UNKNOWN_NAME:
+        raise ValueError(
+            f"the emulated driver has no function {function!r} that can fail; "
+            f"{_names_like(function)}"
+        )
+    if status != 0:
+        raise ValueError(
+            f"cannot make {function!r} fail: too many failures wait, clear_failures() drops them"
+        )
 
 
 def clear_failures() -> None:

@@ -231,13 +231,32 @@ emu_log_verbose(int on)
     emu_unlock();
 }
 
+static bool
+can_fail(const char *function)
+{
+    const char *name;
+
+    if (strcmp(function, "*") == 0) {
+        return true;
+    }
+    for (size_t i = 0; (name = emu_fail_name(i)) != NULL; i++) {
+        if (strcmp(name, function) == 0) {
+            return true;
+        }
+    }
+    return false;
+}
+
 int
 emu_fail(const char *function, unsigned int nth, int code, int after)
 {
     int status = -1;
 
+    if (!can_fail(function)) {
+        return -2;
+    }
     emu_lock();
-    if (nth > 0 && fault_count < FAULT_LIMIT && strlen(function) < sizeof faults[0].function) {
+    if (nth > 0 && fault_count < FAULT_LIMIT) {
         snprintf(faults[fault_count].function, sizeof faults[0].function, "%s", function);
         faults[fault_count].countdown = nth;
         faults[fault_count].code = (CUresult)code;

@@ -2,6 +2,8 @@
  * to its own may be asked for, and functions that changed since 13.0 have a newer form as well. */
 #include "entries.h"
 
+#include "control.h"
+
 #include <string.h>
 
 static const struct entry {
@@ -13,6 +15,25 @@ static const struct entry {
     EMU_ENTRIES(X)
 #undef X
 };
+
+/* These answer from constants, before and beside all that a failure could be injected into. */
+static bool
+never_fails(const char *name)
+{
+    return strcmp(name, "cuDriverGetVersion") == 0 || strcmp(name, "cuGetProcAddress") == 0
+           || strcmp(name, "cuGetErrorName") == 0 || strcmp(name, "cuGetErrorString") == 0;
+}
+
+const char *
+emu_fail_name(size_t i)
+{
+    for (size_t entry = 0; entry < sizeof entries / sizeof *entries; entry++) {
+        if (!never_fails(entries[entry].name) && i-- == 0) {
+            return entries[entry].name;
+        }
+    }
+    return NULL;
+}
 
 static CUresult
 find(const char *symbol, void **out, int version, CUdriverProcAddressQueryResult *status)
