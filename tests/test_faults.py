@@ -7,6 +7,7 @@ must be as before, and the same operation must succeed when tried again.
 """
 
 import contextlib
+import copy
 import dataclasses
 import gc
 import inspect
@@ -567,6 +568,10 @@ NO_DRIVER = {
     "ManagedBuffer.__cuda_array_interface__": lambda w: w.wrapped.__cuda_array_interface__,
     "PrefetchPlan.nbytes": lambda w: w.plan.nbytes,
     "PrefetchPlan.clear": lambda w: w.plan.clear(),
+    "PrefetchPlan.__getitem__": lambda w: (w.plan[-1], w.plan[1:], w.plan[::-2]),
+    "PrefetchPlan.__copy__": lambda w: copy.copy(w.plan),
+    "Stream.__eq__": lambda w: w.stream == Stream.from_handle(w.stream.handle),
+    "Stream.__hash__": lambda w: hash(w.stream),
     "Stream.handle": lambda w: w.stream.handle,
     "Stream.is_closed": lambda w: w.stream.is_closed,
     "Stream.from_handle": lambda w: Stream.from_handle(2),

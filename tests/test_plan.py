@@ -1,6 +1,7 @@
 """PrefetchPlan: what it takes, what it does, what fits, and how long it lives."""
 
 import collections
+import contextlib
 import copy
 import ctypes
 import gc
@@ -222,8 +223,7 @@ class TestEntries:
         plan = PrefetchPlan([(buf, Host())])
         assert plan.clear() is None
         assert (len(plan), plan.nbytes, list(plan)) == (0, 0, [])
-        with pytest.raises(ValueError, match="the plan is empty"):
-            plan.execute()
+        plan.execute()
         plan.add(buf, Host()).execute()
         assert plan.clear() is plan.clear()
 
@@ -232,13 +232,137 @@ class TestEntries:
         assert (len(plan), plan.nbytes) == (MIB // PAGE, MIB)
         assert [e.pointer for e in plan] == list(range(buf.handle, buf.handle + MIB, PAGE))
 
-    def test_cannot_be_copied_or_subclassed(self, buf):
+    def test_cannot_be_copied_deeply_or_subclassed(self, buf):
         plan = PrefetchPlan([(buf, Host())])
-        for way in (copy.copy, copy.deepcopy, pickle.dumps):
+        for way in (copy.deepcopy, pickle.dumps):
             with pytest.raises(TypeError):
                 way(plan)
         with pytest.raises(TypeError):
             type("Mine", (PrefetchPlan,), {})
+
+
+class TestIndexing:
+    @pytest.fixture
+    def pages(self, buf):
+        return adjacent(buf, 5)
+
+    @pytest.fixture
+    def plan(self, pages, device0):
+        return PrefetchPlan((page, [device0, Host()][i % 2]) for i, page in enumerate(pages))
+
+    def test_an_index_gives_the_entry(self, plan, pages):
+        entries = list(plan)
+        assert [plan[i] for i in range(5)] == entries
+        assert [plan[i - 5] for i in range(5)] == entries
+        assert plan[1] == (pages[1].handle, PAGE, Host())
+        assert plan[-1].target is pages[-1]
+        assert isinstance(plan[0], PlanEntry)
+
+    def test_anything_with_an_index_counts(self, plan):
+        class Third:
+            def __index__(self):
+                return 2
+
+        assert plan[Third()] == list(plan)[2]
+        assert plan[True] == list(plan)[1]
+
+    @pytest.mark.parametrize("index", [5, -6, 1 << 40, -(1 << 40), 1 << 70, -(1 << 70)])
+    def test_one_that_is_not_there(self, plan, index):
+        with pytest.raises(IndexError):
+            plan[index]
+        with pytest.raises(IndexError, match="out of range"):
+            PrefetchPlan()[0]
+
+    @pytest.mark.parametrize("index", [None, 1.0, "1", (0, 1), Host()], ids=repr)
+    def test_what_is_no_index(self, plan, index):
+        with pytest.raises(TypeError, match="int or a slice"):
+            plan[index]
+
+    def test_reversed_and_membership(self, plan):
+        assert list(reversed(plan)) == list(plan)[::-1]
+        assert plan[3] in plan
+        assert (0, 1, Host()) not in plan
+
+    def test_entries_cannot_be_assigned(self, plan):
+        with pytest.raises(TypeError):
+            plan[0] = plan[1]
+        with pytest.raises(TypeError):
+            del plan[0]
+
+    @pytest.mark.parametrize("step", [None, 1, 2, 7, -1, -2, -7])
+    def test_slices_are_those_of_a_list(self, plan, step):
+        entries = list(plan)
+        bounds = [None, 0, 1, 4, 5, 9, -1, -5, -9]
+        for start in bounds:
+            for stop in bounds:
+                part = plan[start:stop:step]
+                assert list(part) == entries[start:stop:step]
+                assert part.nbytes == PAGE * len(part)
+
+    def test_a_step_of_zero(self, plan):
+        with pytest.raises(ValueError, match="step cannot be zero"):
+            plan[::0]
+
+    def test_a_slice_is_a_plan_of_its_own(self, plan, pages, device0, stream):
+        part = plan[2:4]
+        assert isinstance(part, PrefetchPlan)
+        assert [e.target for e in part] == pages[2:4]
+        part.execute(stream=stream)
+        stream.sync()
+        assert [place(page) for page in pages] == [None, None, device0, Host(), None]
+        part.add(pages[0], Host())
+        assert (len(part), len(plan)) == (3, 5)
+        plan.clear()
+        assert len(part) == 3
+
+    @pytest.mark.parametrize("way", [copy.copy, lambda p: p[:]], ids=["copy", "slice"])
+    def test_a_copy_is_independent(self, plan, pages, stream, way):
+        plan.execute(stream=stream)
+        other = way(plan)
+        assert other is not plan
+        assert list(other) == list(plan)
+        assert [e.target for e in other] == pages
+        plan.clear()
+        other.add(pages[0], Host())
+        assert (len(plan), len(other)) == (0, 6)
+        plan.add(pages[1], Host())
+        assert (len(plan), len(other)) == (1, 6)
+        other.execute(stream=stream)
+        stream.sync()
+        assert place(pages[0]) == Host()
+
+    def test_a_copy_of_an_empty_plan(self, buf):
+        other = copy.copy(PrefetchPlan())
+        assert len(other) == 0
+        assert len(other.add(buf, Host())) == 1
+
+    def test_a_copy_keeps_targets_and_exports_alive(self, alloc):
+        buffer = alloc(PAGE)
+        view = memoryview(buffer)
+        plan = PrefetchPlan([(view, Host())])
+        other = copy.copy(plan)
+        plan.clear()
+        view.release()
+        with pytest.raises(BufferError):
+            buffer.close()
+        other.clear()
+        buffer.close()
+
+    def test_of_a_copy_a_closed_buffer_is_noticed_too(self, alloc, device0):
+        buffer = alloc(4 * PAGE)
+        other = copy.copy(PrefetchPlan([(buffer[:PAGE], device0), (buffer[2 * PAGE :], Host())]))
+        buffer.close()
+        with pytest.raises(RuntimeError, match="entry 0: ManagedBuffer is closed"):
+            other.execute()
+
+    def test_a_copy_outlives_its_plan(self, buf):
+        plan = PrefetchPlan([(buf, Host())])
+        other, reference = plan[:], weakref.ref(plan)
+        del plan
+        gc.collect()
+        assert reference() is None
+        other.execute()
+        assert other[0].target is buf
 
 
 class TestMaking:
@@ -432,11 +556,44 @@ class TestExecute:
                 call(None)
         assert place(buf) == Host()
 
-    def test_an_empty_plan_is_refused(self):
+    def test_an_empty_plan_does_nothing(self, stream):
+        plan = PrefetchPlan()
+        for arguments in ({}, {"stream": stream}, {"dispatch": "loop", "defer": True}):
+            assert plan.execute(**arguments) is None
+            assert plan.discard_prefetch(**arguments) is None
+        assert plan.explain() == "0 driver calls: the plan is empty"
+        assert plan.explain(discard=True) == plan.explain()
+
+    @emulator_only
+    def test_an_empty_plan_calls_nothing(self, stream):
+        from managedmem import emulator
+
+        with emulator.recording() as calls:
+            PrefetchPlan().execute(stream=stream, defer=True, dispatch="batch")
+            PrefetchPlan().discard_prefetch()
+        assert calls == []
+
+    @pytest.mark.parametrize(
+        ("arguments", "error"),
+        [
+            ({"dispatch": "fast"}, ValueError),
+            ({"defer": 1}, TypeError),
+            ({"stream": "default"}, TypeError),
+            ({"stream": -1}, ValueError),
+        ],
+    )
+    def test_an_empty_plan_checks_its_arguments(self, arguments, error):
         plan = PrefetchPlan()
         for call in (plan.execute, plan.discard_prefetch, plan.explain):
-            with pytest.raises(ValueError, match="the plan is empty"):
-                call()
+            with pytest.raises(error, match=next(iter(arguments))):
+                call(**arguments)
+
+    def test_an_empty_plan_refuses_a_closed_stream(self):
+        closed = Stream()
+        closed.close()
+        for call in (PrefetchPlan().execute, PrefetchPlan().explain):
+            with pytest.raises(RuntimeError, match="Stream is closed"):
+                call(stream=closed)
 
     def test_a_capture_is_refused_and_survives(self, buf, stream, device0):
         plan = PrefetchPlan([(buf, device0), (buf[:PAGE], Host())])
@@ -816,12 +973,13 @@ class TestThreads:
 
         def use():
             for _ in range(self.ROUNDS):
-                try:
-                    plan.execute()
-                    plan.discard_prefetch()
-                    plan.explain()
-                except ValueError as error:
-                    assert "the plan is empty" in str(error)
+                plan.execute()
+                plan.discard_prefetch()
+                plan.explain()
+                for part in (plan[:], plan[::-1], copy.copy(plan)):
+                    assert all(e.location is device0 for e in part)
+                with contextlib.suppress(IndexError):
+                    assert plan[-1].location is device0
                 assert all(e.location is device0 for e in plan)
                 assert len(plan) >= 0 <= plan.nbytes
 

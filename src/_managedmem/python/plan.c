@@ -40,7 +40,7 @@ plan_clear(PyObject *op, PyObject *Py_UNUSED(none))
 
 /* The entries of a plan as they are now, with what they refer to kept alive. */
 typedef struct {
-    mm_plan *plan; /* laid out; or NULL */
+    mm_plan *plan; /* laid out; NULL where that is not asked for, and of an empty plan */
     PyObject *kept;
     mm_plan_entry *entries; /* a copy, where one is asked for */
     size_t count;
@@ -60,26 +60,27 @@ copy_entries(const mm_plan_object *self, mm_plan_entry **copy)
     return 0;
 }
 
-/* The plan laid out, which is done if need be; NULL with an exception. */
-static mm_plan *
-lay_out(mm_plan_object *self, mm_state *state, mm_action what)
+/* Gives the plan laid out, which is done if need be; NULL where there is nothing to lay out. */
+static int
+lay_out(mm_plan_object *self, mm_state *state, mm_action what, mm_plan **plan)
 {
     mm_plan **slot = what == MM_DO_PREFETCH ? &self->prefetch : &self->discard_prefetch;
     mm_status st;
 
+    *plan = NULL;
     if (self->count == 0) {
-        PyErr_SetString(PyExc_ValueError, "the plan is empty: add() something to prefetch");
-        return NULL;
+        return 0;
     }
     if (*slot == NULL) {
         *slot = mm_plan_new(self->entries, self->count, what, &st);
         if (*slot == NULL) {
             (void)mm_raise(state, &st);
-            return NULL;
+            return -1;
         }
     }
     mm_plan_retain(*slot);
-    return *slot;
+    *plan = *slot;
+    return 0;
 }
 
 static void
@@ -101,7 +102,7 @@ begin(mm_plan_object *self, const mm_action *what, bool copy, plan_use *use)
 
     *use = (plan_use){.plan = NULL};
     MM_LOCK((PyObject *)self);
-    if ((what != NULL && (use->plan = lay_out(self, state, *what)) == NULL)
+    if ((what != NULL && lay_out(self, state, *what, &use->plan) < 0)
         || (copy && copy_entries(self, &use->entries) < 0)) {
         rc = -1;
     }
@@ -145,7 +146,7 @@ run(mm_plan_object *self, mm_action what, PyObject *const *given)
         return NULL;
     }
     Py_BEGIN_ALLOW_THREADS
-    rc = mm_plan_execute(cu, use.plan, &how, &st);
+    rc = use.plan != NULL ? mm_plan_execute(cu, use.plan, &how, &st) : 0;
     mm_stream_leave(&stream);
     Py_END_ALLOW_THREADS
     end(&use);
@@ -178,54 +179,71 @@ plan_discard_prefetch(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyO
     return run(mm_plan_of(op), MM_DO_DISCARD_PREFETCH, given);
 }
 
+/* What an execution with these arguments would do, in words. */
+static PyObject *
+explain(mm_driver *cu, mm_state *state, const plan_use *use, PyObject *const *given)
+{
+    mm_stream_use stream;
+    mm_outlook outlook;
+    PyObject *text;
+    mm_status st;
+    mm_how how;
+    int rc;
+
+    if (read_how(state, given, &stream, &how) < 0) {
+        return NULL;
+    }
+    Py_BEGIN_ALLOW_THREADS
+    rc = use->plan != NULL ? mm_plan_look(cu, use->plan, &how, &outlook, &st) : 0;
+    mm_stream_leave(&stream);
+    Py_END_ALLOW_THREADS
+    if (rc < 0) {
+        return mm_raise(state, &st);
+    }
+    if (use->plan == NULL) {
+        return PyUnicode_FromString("0 driver calls: the plan is empty");
+    }
+    text = mm_plan_words(&outlook, &how, use->entries, use->count);
+    mm_outlook_free(&outlook);
+    return text;
+}
+
 static PyObject *
 plan_explain(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
     static const char *const names[] = {"stream", "dispatch", "defer", "discard"};
     static const mm_parameters parameters = {"explain", names, 0, 0, 4};
     mm_state *state = mm_type_state(Py_TYPE(op));
-    PyObject *given[4], *text = NULL;
-    mm_action what = MM_DO_PREFETCH;
-    mm_outlook outlook;
-    mm_stream_use stream;
+    PyObject *given[4], *text;
+    mm_action what;
     mm_driver *cu;
     plan_use use;
-    mm_status st;
-    mm_how how;
-    int rc;
+    int discard;
 
     if (mm_args(&parameters, args, nargs, kwnames, given) < 0
-        || (rc = given[3] ? PyObject_IsTrue(given[3]) : 0) < 0 || (cu = mm_open(state)) == NULL) {
+        || (discard = given[3] ? PyObject_IsTrue(given[3]) : 0) < 0
+        || (cu = mm_open(state)) == NULL) {
         return NULL;
     }
-    what = rc ? MM_DO_DISCARD_PREFETCH : MM_DO_PREFETCH;
+    what = discard ? MM_DO_DISCARD_PREFETCH : MM_DO_PREFETCH;
     if (begin(mm_plan_of(op), &what, true, &use) < 0) {
         return NULL;
     }
-    if (read_how(state, given, &stream, &how) < 0) {
-        end(&use);
-        return NULL;
-    }
-    Py_BEGIN_ALLOW_THREADS
-    rc = mm_plan_look(cu, use.plan, &how, &outlook, &st);
-    mm_stream_leave(&stream);
-    Py_END_ALLOW_THREADS
-    if (rc == 0) {
-        text = mm_plan_words(&outlook, &how, use.entries, use.count);
-        mm_outlook_free(&outlook);
-    }
+    text = explain(cu, state, &use, given);
     end(&use);
-    return rc < 0 ? mm_raise(state, &st) : text;
+    return text;
 }
 
 /* --- looking at a plan ------------------------------------------------------------------ */
 
+/* `kept` is what the plan keeps for the entry. */
 static PyObject *
-new_record(mm_state *state, const mm_plan_entry *entry, PyObject *target)
+new_record(mm_state *state, const mm_plan_entry *entry, PyObject *kept)
 {
     PyObject *const fields[] = {PyLong_FromUnsignedLongLong(entry->move.range.start),
                                 PyLong_FromSize_t(entry->move.range.size),
-                                mm_location_object_new(state, entry->move.where), target};
+                                mm_location_object_new(state, entry->move.where),
+                                kept ? PySequence_GetItem(kept, 0) : NULL};
 
     return mm_record_new(state->plan_entry_type, fields, 4);
 }
@@ -244,8 +262,7 @@ plan_iter(PyObject *op)
     for (size_t i = 0; records != NULL && i < use.count; i++) {
         /* The list only grows, so that the items counted are there. */
         PyObject *kept = PySequence_GetItem(use.kept, (Py_ssize_t)i);
-        PyObject *target = kept ? PySequence_GetItem(kept, 0) : NULL;
-        PyObject *record = new_record(state, &use.entries[i], target);
+        PyObject *record = new_record(state, &use.entries[i], kept);
         Py_XDECREF(kept);
         if (record == NULL || PyTuple_SetItem(records, (Py_ssize_t)i, record) < 0) {
             Py_CLEAR(records);
@@ -257,6 +274,106 @@ plan_iter(PyObject *op)
         Py_DECREF(records);
     }
     return iterator;
+}
+
+/* The entry at an index, of which those from the end are negative. */
+static PyObject *
+entry_at(PyObject *op, Py_ssize_t index, bool from_end)
+{
+    mm_plan_object *self = mm_plan_of(op);
+    PyObject *kept = NULL, *record;
+    mm_plan_entry entry;
+    bool found;
+
+    MM_LOCK(op);
+    index += from_end && index < 0 ? (Py_ssize_t)self->count : 0;
+    found = index >= 0 && (size_t)index < self->count;
+    if (found) {
+        entry = self->entries[index];
+        kept = PySequence_GetItem(self->kept, index);
+    }
+    MM_UNLOCK();
+    if (!found) {
+        PyErr_SetString(PyExc_IndexError, "PrefetchPlan index out of range");
+        return NULL;
+    }
+    record = new_record(mm_type_state(Py_TYPE(op)), &entry, kept);
+    Py_XDECREF(kept);
+    return record;
+}
+
+static PyObject *
+plan_item(PyObject *op, Py_ssize_t index)
+{
+    return entry_at(op, index, false);
+}
+
+/* A plan with `count` of the entries in use, from `start` on in steps. */
+static PyObject *
+plan_of_some(PyTypeObject *type, const plan_use *use, Py_ssize_t start, Py_ssize_t step,
+             Py_ssize_t count)
+{
+    PyObject *kept = count > 0 ? PyList_New(count) : NULL, *self;
+    mm_plan_entry *entries = count > 0 ? malloc((size_t)count * sizeof *entries) : NULL;
+
+    if (count > 0 && kept != NULL && entries == NULL) {
+        PyErr_NoMemory();
+    }
+    self = count == 0 || (kept && entries) ? mm_alloc_object(type) : NULL;
+    if (self == NULL) {
+        free(entries);
+        Py_XDECREF(kept);
+        return NULL;
+    }
+    for (Py_ssize_t i = 0; i < count; i++) {
+        /* The list only grows, so that the items counted are there. */
+        (void)PyList_SetItem(kept, i, PySequence_GetItem(use->kept, start + i * step));
+        entries[i] = use->entries[start + i * step];
+    }
+    mm_plan_of(self)->kept = kept;
+    mm_plan_of(self)->entries = entries;
+    mm_plan_of(self)->count = mm_plan_of(self)->capacity = (size_t)count;
+    return self;
+}
+
+static PyObject *
+slice_of(PyObject *op, PyObject *slice)
+{
+    Py_ssize_t start = 0, stop = PY_SSIZE_T_MAX, step = 1, count;
+    PyObject *part;
+    plan_use use;
+
+    if ((slice != NULL && PySlice_Unpack(slice, &start, &stop, &step) < 0)
+        || begin(mm_plan_of(op), NULL, true, &use) < 0) {
+        return NULL;
+    }
+    count = PySlice_AdjustIndices((Py_ssize_t)use.count, &start, &stop, step);
+    part = plan_of_some(Py_TYPE(op), &use, start, step, count);
+    end(&use);
+    return part;
+}
+
+static PyObject *
+plan_subscript(PyObject *op, PyObject *key)
+{
+    Py_ssize_t index;
+
+    if (PySlice_Check(key)) {
+        return slice_of(op, key);
+    }
+    if (!PyIndex_Check(key)) {
+        PyErr_Format(PyExc_TypeError, "a PrefetchPlan is indexed by an int or a slice, got %R",
+                     key);
+        return NULL;
+    }
+    index = PyNumber_AsSsize_t(key, PyExc_IndexError);
+    return index == -1 && PyErr_Occurred() ? NULL : entry_at(op, index, true);
+}
+
+static PyObject *
+plan_copy(PyObject *op, PyObject *Py_UNUSED(none))
+{
+    return slice_of(op, NULL);
 }
 
 static void
@@ -346,7 +463,8 @@ PyDoc_STRVAR(
     "then an error before anything is moved. Neighbouring ranges with the same location are merged\n"
     "and everything is laid out for the driver at the first execution after a change; later ones\n"
     "allocate nothing. Where entries overlap or share a page, the last one wins. len() is the number of\n"
-    "entries; iteration gives a PlanEntry for each, as they are at its beginning.\n"
+    "entries; iteration gives a PlanEntry for each, as they are at its beginning; plan[i] is one of\n"
+    "them, a slice or copy.copy() a new plan of the same targets. Executing an empty plan does nothing.\n"
     "\n"
     "Safe from every thread: an execution takes the entries that are there when it begins. Raises\n"
     "TypeError or ValueError for a bad entry and says which.");
@@ -368,9 +486,9 @@ PyDoc_STRVAR(
     "dispatch, defer\n"
     "    As for prefetch().\n"
     "\n"
-    "Raises ValueError for an empty plan, RuntimeError for a closed buffer and ValueError for memory\n"
-    "of another library that was freed, with the number of the entry and before anything moves;\n"
-    "otherwise as prefetch(). Safe from every thread; other threads run meanwhile. Driver:\n"
+    "An empty plan does nothing. Raises RuntimeError for a closed buffer and ValueError for memory of\n"
+    "another library that was freed, with the number of the entry and before anything moves; otherwise\n"
+    "as prefetch(). Safe from every thread; other threads run meanwhile. Driver:\n"
     "cuMemPrefetchAsync, cuMemPrefetchBatchAsync.");
 
 PyDoc_STRVAR(
@@ -402,6 +520,8 @@ static PyMethodDef plan_methods[] = {
     METHOD("from_module", mm_plan_from_module, METH_CLASS, mm_plan_from_module_doc),
     METHOD("from_policy", mm_plan_from_policy, METH_CLASS, mm_plan_from_policy_doc),
     {"clear", plan_clear, METH_NOARGS, plan_clear_doc},
+    {"__copy__", plan_copy, METH_NOARGS,
+     "__copy__($self, /)\n--\n\nA new plan with the same entries, over the same targets."},
     {NULL, NULL, 0, NULL},
 };
 
@@ -416,10 +536,13 @@ static PyMemberDef plan_members[] = {
 };
 
 static PyType_Slot plan_slots[] = {
-    {Py_tp_doc, (void *)plan_doc}, {Py_tp_new, mm_plan_tp_new},   {Py_tp_traverse, plan_traverse},
-    {Py_tp_clear, plan_tp_clear},  {Py_tp_dealloc, plan_dealloc}, {Py_tp_repr, plan_repr},
-    {Py_tp_iter, plan_iter},       {Py_sq_length, plan_length},   {Py_tp_methods, plan_methods},
-    {Py_tp_getset, plan_getset},   {Py_tp_members, plan_members}, {0, NULL},
+    {Py_tp_doc, (void *)plan_doc},   {Py_tp_new, mm_plan_tp_new},
+    {Py_tp_traverse, plan_traverse}, {Py_tp_clear, plan_tp_clear},
+    {Py_tp_dealloc, plan_dealloc},   {Py_tp_repr, plan_repr},
+    {Py_tp_iter, plan_iter},         {Py_sq_length, plan_length},
+    {Py_sq_item, plan_item},         {Py_mp_subscript, plan_subscript},
+    {Py_tp_methods, plan_methods},   {Py_tp_getset, plan_getset},
+    {Py_tp_members, plan_members},   {0, NULL},
 };
 
 static PyType_Spec plan_spec = {
