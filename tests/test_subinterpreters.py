@@ -210,3 +210,168 @@ interpreters.destroy(interpreter)
 """
     )
     assert "does not support loading in subinterpreters" in done.stdout
+
+
+OWNED = """
+import os, sys
+import managedmem
+class Owner:
+    def __init__(self, memory, written):
+        self.memory, self.written, self.home = memory, written, id(sys.modules)
+    def __del__(self):
+        import sys  # asks the interpreter that runs this
+        here = id(sys.modules) == self.home and "__main__" in sys.modules
+        os.write(self.written, b"home" if here else b"away")
+memory = managedmem.empty(4096)
+buffer = managedmem.ManagedBuffer.from_handle(
+    memory.handle, memory.size, owner=Owner(memory, {written})
+)
+capsules = [buffer.__dlpack__() for _ in range({tensors})]
+del buffer, memory
+os.write({told}, " ".join(str(id(capsule)) for capsule in capsules).encode())
+"""
+"""An owner that says where it ends, behind tensors that are about to be consumed."""
+
+TENSORS = (
+    f"OWNED = {OWNED!r}"
+    + """
+import ctypes, os, time
+python, process = ctypes.pythonapi, ctypes.CDLL(None)
+python.PyCapsule_GetPointer.restype = ctypes.c_void_p
+python.PyCapsule_GetPointer.argtypes = [ctypes.c_void_p, ctypes.c_char_p]
+python.PyCapsule_SetName.argtypes = [ctypes.c_void_p, ctypes.c_char_p]
+process.pthread_create.argtypes = [ctypes.c_void_p] * 4
+process.pthread_join.argtypes = [ctypes.c_ulong, ctypes.c_void_p]
+USED = b"used_dltensor"
+
+def consume(interpreter, tensors=1):
+    "(deleter, argument) of tensors that are made in the interpreter, and where the owner writes."
+    ends, written = os.pipe()
+    told, tell = os.pipe()
+    run(interpreter, OWNED.format(written=written, told=tell, tensors=tensors))
+    taken = []
+    for capsule in map(int, os.read(told, 65536).split()):
+        tensor = python.PyCapsule_GetPointer(capsule, b"dltensor")
+        assert python.PyCapsule_SetName(capsule, USED) == 0
+        deleter = ctypes.c_void_p.from_address(tensor + 48 + 8).value
+        taken.append((deleter, tensor))
+    run(interpreter, "capsules.clear()")
+    return taken, ends
+
+def start_thread(deleter, tensor):
+    "A thread that Python does not know, with the deleter as all that it runs."
+    thread = ctypes.c_ulong()
+    assert process.pthread_create(ctypes.addressof(thread), None, deleter, tensor) == 0
+    return thread
+
+def destroy(interpreter):
+    "The module looks at the threads of an interpreter before it begins to end it."
+    while True:
+        try:
+            return interpreters.destroy(interpreter)
+        except RuntimeError as error:
+            assert "more than one thread" in str(error) or "running" in str(error), error
+            time.sleep(0.001)  # 3.11: a thread of another interpreter cannot ask for the GIL
+
+def join(thread):
+    assert process.pthread_join(thread, None) == 0
+
+DELETE = {
+    "a plain thread": lambda *tensor: join(start_thread(*tensor)),
+    "another interpreter": lambda deleter, tensor: (
+        ctypes.PYFUNCTYPE(None, ctypes.c_void_p)(deleter)(tensor)
+    ),
+    "without the GIL": lambda deleter, tensor: (
+        ctypes.CFUNCTYPE(None, ctypes.c_void_p)(deleter)(tensor)
+    ),
+}
+"""
+)
+
+DELETERS = ["a plain thread", "another interpreter", "without the GIL"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("caller", DELETERS)
+def test_an_owner_ends_in_its_own_interpreter(kind, caller):
+    done = run_python(
+        PRELUDE
+        + TENSORS
+        + f"""
+import select
+interpreter = create({kind!r})
+[first, last], ends = consume(interpreter, tensors=2)
+DELETE[{caller!r}](*first)
+assert select.select([ends], [], [], 0.05)[0] == [], "the second tensor still keeps the owner"
+DELETE[{caller!r}](*last)
+assert select.select([ends], [], [], 60)[0] == [ends]
+assert os.read(ends, 100) == b"home"
+destroy(interpreter)
+print("fine")
+"""
+    )
+    assert (done.stdout, done.stderr) == ("fine\n", "")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("caller", DELETERS)
+def test_a_tensor_outlives_its_interpreter(kind, caller):
+    """Nobody is there to run the owner's code, so it is left alone."""
+    done = run_python(
+        PRELUDE
+        + TENSORS
+        + f"""
+interpreter = create({kind!r})
+[tensor], ends = consume(interpreter)
+interpreters.destroy(interpreter)
+DELETE[{caller!r}](*tensor)
+print("fine")
+"""
+    )
+    assert (done.stdout, done.stderr) == ("fine\n", "")
+
+
+@pytest.mark.skipif(
+    sys.version_info < (3, 12), reason="3.11 ends an interpreter with any thread state of it"
+)
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_interpreter_ends_while_threads_come_home(kind):
+    """A thread of theirs at the wrong moment would end the process: "not the last thread"."""
+    done = run_python(
+        PRELUDE
+        + TENSORS
+        + f"""
+for _ in range(10):
+    interpreter = create({kind!r})
+    tensors, ends = consume(interpreter, tensors=40)
+    threads = [start_thread(*tensor) for tensor in tensors]
+    destroy(interpreter)
+    for thread in threads:
+        join(thread)
+print("fine")
+"""
+    )
+    assert (done.stdout, done.stderr) == ("fine\n", "")
+
+
+def test_tensors_of_the_main_interpreter():
+    """The last one is let go when the interpreter has begun to end."""
+    done = run_python(
+        PRELUDE
+        + TENSORS
+        + """
+def run(interpreter, script):
+    exec(script, globals())
+def let_go():
+    DELETE["a plain thread"](*late)
+    print("fine", flush=True)
+import atexit
+atexit.register(let_go)  # the first comes last
+for caller in DELETE.values():
+    [tensor], ends = consume(None)
+    caller(*tensor)
+    assert os.read(ends, 100) == b"home"
+[late], ends = consume(None)
+"""
+    )
+    assert (done.stdout, done.stderr) == ("fine\n", "")

@@ -6,6 +6,7 @@ in each test; anything else that a thread raises fails it.
 
 import contextlib
 import ctypes
+import os
 import sys
 import sysconfig
 import threading
@@ -14,7 +15,7 @@ import time
 import pytest
 
 import managedmem
-from helpers import PAGE, raw_driver, run_python, write
+from helpers import PAGE, consume, raw_driver, run_python, write
 from managedmem import Device, Host, ManagedBuffer, ManagedMemoryResource, Stream
 
 THREADS = 6
@@ -416,8 +417,9 @@ class TestTheGilIsReleased:
             lambda stream, buffer: buffer.close(),
             lambda stream, buffer: deallocate(buffer),
             lambda stream, buffer: drop_capsule(buffer),
+            lambda stream, buffer: delete_tensor(buffer),
         ],
-        ids=["stream.sync", "device.sync", "close", "dealloc", "capsule"],
+        ids=["stream.sync", "device.sync", "close", "dealloc", "capsule", "tensor"],
     )
     def test_while_the_driver_blocks(self, blocking, napping_stream):
         buffer = ManagedMemoryResource().allocate(PAGE)
@@ -452,3 +454,55 @@ def deallocate(box):
 def drop_capsule(box):
     capsule = box.held.pop().__dlpack__()
     del capsule  # the last that kept the memory
+
+
+def delete_tensor(box):
+    """As NumPy and torch do: with the GIL."""
+    tensor = consume(box.held.pop().__dlpack__())
+    address = ctypes.cast(tensor.deleter, ctypes.c_void_p).value
+    ctypes.PYFUNCTYPE(None, ctypes.c_void_p)(address)(ctypes.addressof(tensor))
+
+
+@pytest.mark.parametrize("last", ["tensor", "array"])
+def test_a_tensor_is_dropped_while_a_host_function_waits_for_python(last):
+    """Freeing waits for the host function, which waits for what another thread does. With the GIL
+    held meanwhile the process hangs, so it is one of its own."""
+    pytest.importorskip("numpy", reason="needs NumPy")
+    done = run_python(
+        f"""
+        import ctypes, threading, time
+        import numpy
+        import managedmem
+        from helpers import EMULATED, consume, raw_driver
+        process = ctypes.CDLL(None)
+        free = ctypes.create_string_buffer(64)
+        assert process.sem_init(free, 0, 0) == 0
+        stream = managedmem.Stream()
+        buffer = managedmem.empty(4096)
+        if {last!r} == "array":
+            array = numpy.from_dlpack(buffer)
+        else:
+            tensor = consume(buffer.__dlpack__())
+        if EMULATED:
+            managedmem.emulator.schedule("lazy")
+        wait = ctypes.cast(process.sem_wait, ctypes.c_void_p)
+        handle = ctypes.c_void_p(stream.handle)
+        assert raw_driver().cuLaunchHostFunc(handle, wait, free) == 0
+        del buffer
+
+        def let_go():
+            time.sleep(0.2)
+            process.sem_post(free)
+
+        threading.Thread(target=let_go).start()
+        if {last!r} == "array":
+            del array
+        else:
+            address = ctypes.cast(tensor.deleter, ctypes.c_void_p).value
+            ctypes.PYFUNCTYPE(None, ctypes.c_void_p)(address)(ctypes.addressof(tensor))
+        stream.sync()
+        print("fine")
+        """,
+        driver=os.environ["MANAGEDMEM_DRIVER"],
+    )
+    assert done.stdout == "fine\n"

@@ -5,6 +5,7 @@
 
 #include "buffer.h"
 #include "dlpack_abi.h"
+#include "home.h"
 #include "stream.h"
 
 /* --- the host's view -------------------------------------------------------------------- */
@@ -261,20 +262,63 @@ typedef struct {
     } as;
     mm_memory *memory;
     PyObject *keep;
+    mm_home *home; /* of the interpreter of `keep` */
     int64_t shape[MM_MAX_DIMENSIONS], strides[MM_MAX_DIMENSIONS];
 } tensor_block;
+
+static void
+end_memory(void *memory)
+{
+    mm_memory_end(memory);
+}
+
+static void
+give_up_kept(void *given)
+{
+    tensor_block *t = given;
+
+    mm_home_give_up(t->home, t->keep);
+    mm_home_drop(t->home);
+    free(t);
+}
+
+/* What is kept has a reference to the memory, and goes after this one. */
+static void
+free_kept(tensor_block *t)
+{
+    mm_exception saved;
+
+    mm_memory_release(t->memory);
+    if (!mm_home_is_here(t->home)) {
+        mm_run_detached(give_up_kept, t);
+        return;
+    }
+    mm_exception_save(&saved);
+    Py_DECREF(t->keep);
+    mm_exception_restore(&saved);
+    mm_home_drop(t->home);
+    free(t);
+}
 
 /* May be called by any thread, with or without the GIL, also after the interpreter ended. */
 static void
 free_block(tensor_block *t)
 {
     mm_guard_unexport(&t->memory->guard);
-    if (t->keep != NULL && Py_IsInitialized()) {
-        PyGILState_STATE gil = PyGILState_Ensure();
-        Py_DECREF(t->keep);
-        PyGILState_Release(gil);
+    if (t->keep != NULL) {
+        free_kept(t);
+        return;
     }
-    mm_memory_release(t->memory);
+    if (!mm_memory_drop(t->memory)) {
+        free(t);
+        return;
+    }
+    /* Freeing waits for work on the memory, which may itself wait for the GIL. */
+    if (mm_memory_end_blocks(t->memory)) {
+        mm_run_detached(end_memory, t->memory);
+    } else {
+        mm_memory_end(t->memory);
+    }
     free(t);
 }
 
@@ -295,8 +339,11 @@ static void
 free_unused_block(tensor_block *t)
 {
     mm_guard_unexport(&t->memory->guard);
-    Py_XDECREF(t->keep);
     mm_buffer_release(t->memory);
+    if (t->keep != NULL) {
+        Py_DECREF(t->keep);
+        mm_home_drop(t->home);
+    }
     free(t);
 }
 
@@ -366,6 +413,8 @@ new_capsule(mm_buffer *b, const dlpack_form *form)
     if (root->owner != NULL || root->stream != NULL
         || (root->resource != NULL && !root->memory->owned)) {
         t->keep = Py_NewRef((PyObject *)root);
+        t->home = b->state->home;
+        mm_home_retain(t->home);
     }
     if (form->versioned) {
         fill_tensor(&t->as.versioned.tensor, t, b, form->device_type);
@@ -382,7 +431,7 @@ new_capsule(mm_buffer *b, const dlpack_form *form)
         capsule = PyCapsule_New(&t->as.plain, "dltensor", drop_capsule);
     }
     if (capsule == NULL) {
-        free_block(t);
+        free_unused_block(t);
     }
     return capsule;
 }

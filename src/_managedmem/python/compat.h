@@ -39,6 +39,14 @@
 #define MM_UNLOCK() }
 #endif
 
+/* Whether PyThreadState_Swap looks at the calling thread only, and so may be called by a thread that
+ * runs no Python code. In 3.11 the current thread state is the process's. */
+static inline int
+mm_swap_is_local(void)
+{
+    return Py_Version >= 0x030c0000;
+}
+
 /* A binary for the stable ABI of 3.11 cannot name these slots, yet newer interpreters want them,
  * so their numbers stand here; module.c picks the slots that fit the running version. */
 #define MM_MOD_MULTIPLE_INTERPRETERS 3

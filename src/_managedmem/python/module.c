@@ -1,5 +1,6 @@
 /* module.c: the module managedmem._managedmem: its state, its parts, its slots. */
 #include "functions.h"
+#include "home.h"
 #include "state.h"
 
 int
@@ -36,11 +37,22 @@ static int
 module_exec(PyObject *module)
 {
     static int (*const parts[])(PyObject *, mm_state *) = {
-        mm_errors_init,          mm_host_init,   mm_device_init,
-        mm_stream_init,          mm_buffer_init, mm_accessed_by_init,
-        mm_resource_init,        mm_args_init,   mm_plan_init,
-        mm_page_runs_init,       mm_policy_init, mm_applied_policy_init,
-        mm_device_resource_init, mm_peers_init,  mm_pool_attributes_init,
+        mm_errors_init,
+        mm_host_init,
+        mm_device_init,
+        mm_stream_init,
+        mm_buffer_init,
+        mm_accessed_by_init,
+        mm_resource_init,
+        mm_args_init,
+        mm_plan_init,
+        mm_page_runs_init,
+        mm_policy_init,
+        mm_applied_policy_init,
+        mm_device_resource_init,
+        mm_peers_init,
+        mm_pool_attributes_init,
+        mm_home_init,
     };
 
     for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
@@ -77,6 +89,7 @@ static void
 module_free(void *module)
 {
     (void)module_clear((PyObject *)module);
+    mm_home_drop(mm_module_state((PyObject *)module)->home);
 }
 
 PyDoc_STRVAR(module_doc, "The C extension behind managedmem; import managedmem instead.");

@@ -1,0 +1,208 @@
+/* home.c: objects given up by any thread: which interpreter a thread is in, going home to another
+ * one, and the end of an interpreter, which waits for the threads that came home to it. */
+#include "home.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <time.h>
+
+#include "errors.h"
+
+struct mm_home {
+    PyInterpreterState *interpreter;
+    atomic_size_t references;
+    atomic_size_t visitors; /* threads that came, or are just looking whether they may */
+    atomic_bool ended;      /* nobody comes any more */
+};
+
+/* Whether an interpreter other than the main one has loaded this module. */
+static atomic_bool several;
+
+/* --- which interpreter a thread is in -------------------------------------------------------- */
+
+/* CPython 3.11 knows one thread state for each thread. A thread in a subinterpreter has two, and
+ * asking for the GIL with the wrong one waits for itself. */
+static bool
+can_tell(void)
+{
+    return mm_swap_is_local() || !atomic_load(&several) || PyGILState_GetThisThreadState() == NULL;
+}
+
+/* The thread state with which the calling thread runs Python code; NULL where it runs none. */
+static PyThreadState *
+attached_state(void)
+{
+    PyThreadState *own;
+    PyGILState_STATE before;
+
+    if (mm_swap_is_local()) {
+        own = PyThreadState_Swap(NULL);
+        return own ? (PyThreadState_Swap(own), own) : NULL;
+    }
+    own = PyGILState_GetThisThreadState();
+    if (own == NULL) {
+        return NULL;
+    }
+    before = PyGILState_Ensure();
+    PyGILState_Release(before);
+    return before == PyGILState_LOCKED ? own : NULL;
+}
+
+bool
+mm_home_is_here(const mm_home *home)
+{
+    PyThreadState *own = can_tell() ? attached_state() : NULL;
+
+    return own != NULL && PyThreadState_GetInterpreter(own) == home->interpreter;
+}
+
+/* --- work without the GIL -------------------------------------------------------------------- */
+
+typedef struct {
+    void (*work)(void *);
+    void *argument;
+} errand;
+
+static void *
+run_errand(void *given)
+{
+    errand *e = given;
+
+    e->work(e->argument);
+    free(e);
+    return NULL;
+}
+
+/* Lost where there is neither memory nor a thread for it. */
+static void
+hand_over(void (*work)(void *), void *argument)
+{
+    errand *e = malloc(sizeof *e);
+    pthread_t thread;
+
+    if (e == NULL) {
+        return;
+    }
+    *e = (errand){work, argument};
+    if (pthread_create(&thread, NULL, run_errand, e) == 0) {
+        (void)pthread_detach(thread);
+    } else {
+        free(e);
+    }
+}
+
+void
+mm_run_detached(void (*work)(void *), void *argument)
+{
+    PyThreadState *own;
+
+    if (!can_tell()) {
+        hand_over(work, argument);
+        return;
+    }
+    own = attached_state();
+    if (own != NULL) {
+        (void)PyEval_SaveThread();
+    }
+    work(argument);
+    if (own != NULL) {
+        PyEval_RestoreThread(own);
+    }
+}
+
+/* --- coming home ----------------------------------------------------------------------------- */
+
+/* False when the interpreter ends: it may be gone while this looks. Announced before looking, so that
+ * the end either is seen here or waits. */
+static bool
+enter(mm_home *home)
+{
+    atomic_fetch_add(&home->visitors, 1);
+    if (!atomic_load(&home->ended)) {
+        return true;
+    }
+    atomic_fetch_sub(&home->visitors, 1);
+    return false;
+}
+
+void
+mm_home_give_up(mm_home *home, PyObject *kept)
+{
+    PyThreadState *state;
+
+    if (mm_driver_forked() || !enter(home)) {
+        return;
+    }
+    state = PyThreadState_New(home->interpreter);
+    if (state != NULL) {
+        PyEval_RestoreThread(state);
+        Py_DECREF(kept);
+        PyThreadState_Clear(state);
+        (void)PyEval_SaveThread();
+        PyThreadState_Delete(state);
+    }
+    atomic_fetch_sub(&home->visitors, 1);
+}
+
+/* --- life ------------------------------------------------------------------------------------ */
+
+void
+mm_home_retain(mm_home *home)
+{
+    atomic_fetch_add(&home->references, 1);
+}
+
+void
+mm_home_drop(mm_home *home)
+{
+    if (home != NULL && atomic_fetch_sub(&home->references, 1) == 1) {
+        free(home);
+    }
+}
+
+/* Called at the interpreter's exit. A thread state that is there after this ends the process. */
+static PyObject *
+end_home(PyObject *module, PyObject *Py_UNUSED(none))
+{
+    mm_home *home = mm_module_state(module)->home;
+    const struct timespec nap = {.tv_nsec = 50000};
+
+    atomic_store(&home->ended, true);
+    if (!mm_driver_forked()) { /* the threads of a parent process are not here */
+        Py_BEGIN_ALLOW_THREADS
+        while (atomic_load(&home->visitors) > 0) {
+            (void)nanosleep(&nap, NULL);
+        }
+        Py_END_ALLOW_THREADS
+    }
+    Py_RETURN_NONE;
+}
+
+static PyMethodDef end_method = {"_end_home", end_home, METH_NOARGS, NULL};
+
+int
+mm_home_init(PyObject *module, mm_state *state)
+{
+    PyObject *atexit, *callback, *answer = NULL;
+
+    state->home = calloc(1, sizeof *state->home);
+    if (state->home == NULL) {
+        (void)PyErr_NoMemory();
+        return -1;
+    }
+    atomic_init(&state->home->references, 1);
+    state->home->interpreter = PyInterpreterState_Get();
+    if (PyInterpreterState_GetID(state->home->interpreter) != 0) {
+        atomic_store(&several, true);
+    }
+    atexit = PyImport_ImportModule("atexit");
+    callback = atexit ? PyCFunction_NewEx(&end_method, module, NULL) : NULL;
+    if (callback != NULL) {
+        answer = PyObject_CallMethod(atexit, "register", "O", callback);
+    }
+    Py_XDECREF(callback);
+    Py_XDECREF(atexit);
+    Py_XDECREF(answer);
+    return answer ? 0 : -1;
+}
