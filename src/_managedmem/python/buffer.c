@@ -165,7 +165,7 @@ buffer_get_size(PyObject *op, void *Py_UNUSED(closure))
 static PyObject *
 buffer_get_dtype(PyObject *op, void *Py_UNUSED(closure))
 {
-    return PyUnicode_FromString(mm_buffer_of(op)->dtype->name);
+    return mm_dtype_object(mm_buffer_of(op)->state, mm_buffer_of(op)->dtype);
 }
 
 static PyObject *
@@ -371,7 +371,10 @@ static PyGetSetDef buffer_getset[] = {
     {"strides", mm_buffer_get_strides, NULL,
      "Bytes from one item of an axis to the next, as a tuple; of C order, as in NumPy.", NULL},
     {"ndim", mm_buffer_get_ndim, NULL, "The number of axes: 0 to 8.", NULL},
-    {"dtype", buffer_get_dtype, NULL, "The element type's name, such as \"float32\".", NULL},
+    {"dtype", buffer_get_dtype, NULL,
+     "The element type: its name, such as \"float32\", a str that equals numpy.float32 and other\n"
+     "libraries' objects for it as well. See DType.",
+     NULL},
     {"itemsize", buffer_get_itemsize, NULL, "Bytes of an element.", NULL},
     {"owner", buffer_get_owner, NULL,
      "What from_handle() was told to keep alive, until the buffer object ends; or None.", NULL},

@@ -17,6 +17,24 @@ static const mm_dtype table[] = {
     {"complex64", "<c8", "Zf", 8, DL_COMPLEX}, {"complex128", "<c16", "Zd", 16, DL_COMPLEX},
 };
 
+size_t
+mm_dtype_count(void)
+{
+    return sizeof table / sizeof *table;
+}
+
+const mm_dtype *
+mm_dtype_at(size_t index)
+{
+    return &table[index];
+}
+
+size_t
+mm_dtype_index(const mm_dtype *dtype)
+{
+    return (size_t)(dtype - table);
+}
+
 static const struct {
     const char *name, *means;
 } aliases[] = {

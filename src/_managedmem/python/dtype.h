@@ -2,7 +2,7 @@
 #ifndef MM_DTYPE_H
 #define MM_DTYPE_H
 
-#include "compat.h"
+#include "state.h"
 
 #include <stdint.h>
 
@@ -17,5 +17,13 @@ typedef struct {
 /* uint8 for NULL and None, else what a name ("float32", "f4", "<f4"), a Python type, a NumPy dtype
  * or scalar type, or a torch dtype stands for. NULL with TypeError when it is none. */
 const mm_dtype *mm_read_dtype(PyObject *value);
+
+/* The table, for those who keep something for each row. */
+size_t mm_dtype_count(void);
+const mm_dtype *mm_dtype_at(size_t index);
+size_t mm_dtype_index(const mm_dtype *dtype);
+
+/* What buf.dtype gives: a new reference to the DType of a row. */
+PyObject *mm_dtype_object(mm_state *state, const mm_dtype *dtype);
 
 #endif

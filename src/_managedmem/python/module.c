@@ -53,6 +53,7 @@ module_exec(PyObject *module)
         mm_peers_init,
         mm_pool_attributes_init,
         mm_home_init,
+        mm_dtype_init,
     };
 
     for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {

@@ -21,6 +21,8 @@
     X(PyTypeObject, device_pool_type)    \
     X(PyTypeObject, peers_type)          \
     X(PyTypeObject, attributes_type)     \
+    X(PyTypeObject, dtype_type)          \
+    X(PyObject, dtypes)                  \
     X(PyObject, cuda_error)              \
     X(PyObject, out_of_memory_error)     \
     X(PyObject, not_found_error)         \
@@ -94,6 +96,7 @@ int mm_device_resource_init(PyObject *module, mm_state *state);
 int mm_peers_init(PyObject *module, mm_state *state);
 int mm_pool_attributes_init(PyObject *module, mm_state *state);
 int mm_home_init(PyObject *module, mm_state *state);
+int mm_dtype_init(PyObject *module, mm_state *state);
 
 /* Makes a heap type from a spec, stores it and adds it to the module. */
 int mm_add_type(PyObject *module, PyType_Spec *spec, PyTypeObject **into);

@@ -1,0 +1,146 @@
+/* dtype_object.c: the type DType, what buf.dtype is: a str that is also equal to the objects of other
+ * libraries that stand for the same element type. */
+#include "args.h"
+#include "dtype.h"
+
+PyObject *
+mm_dtype_object(mm_state *state, const mm_dtype *dtype)
+{
+    /* Without a module there is no tuple: a buffer may outlive it at the interpreter's end. */
+    if (state->dtypes == NULL) {
+        return PyUnicode_FromString(dtype->name);
+    }
+    return Py_NewRef(PyTuple_GetItem(state->dtypes, (Py_ssize_t)mm_dtype_index(dtype)));
+}
+
+static PyObject *
+dtype_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+    static const char *const names[] = {"dtype"};
+    static const mm_parameters parameters = {"DType", names, 1, 1, 1};
+    const mm_dtype *dtype;
+    PyObject *given[1];
+
+    if (mm_args_new(&parameters, args, kwargs, given) < 0
+        || (dtype = mm_read_dtype(given[0])) == NULL) {
+        return NULL;
+    }
+    return mm_dtype_object(mm_type_state(type), dtype);
+}
+
+/* Whether a value stands for an element type, and so may be compared with one. */
+static bool
+names_a_dtype(mm_state *state, PyObject *value)
+{
+    return PyUnicode_Check(value) || PyType_Check(value)
+           || mm_is_instance(state, value, "numpy", "dtype")
+           || mm_is_instance(state, value, "torch", "dtype");
+}
+
+static PyObject *
+dtype_richcompare(PyObject *op, PyObject *other, int how)
+{
+    mm_state *state = mm_type_state(Py_TYPE(op));
+    const mm_dtype *dtype;
+
+    if (how != Py_EQ && how != Py_NE) {
+        return PyUnicode_RichCompare(op, other, how);
+    }
+    if (op == other) {
+        return PyBool_FromLong(how == Py_EQ);
+    }
+    if (!names_a_dtype(state, other)) {
+        return Py_NewRef(Py_NotImplemented);
+    }
+    dtype = mm_read_dtype(other);
+    if (dtype == NULL) {
+        if (!PyErr_ExceptionMatches(PyExc_TypeError)) {
+            return NULL;
+        }
+        PyErr_Clear(); /* TypeError: what is no dtype of a buffer is another one */
+    }
+    return PyBool_FromLong((dtype == mm_read_dtype(op)) == (how == Py_EQ));
+}
+
+/* A type that says what is equal has to say this again. */
+static Py_hash_t
+dtype_hash(PyObject *op)
+{
+    return ((hashfunc)PyType_GetSlot(&PyUnicode_Type, Py_tp_hash))(op);
+}
+
+static PyObject *
+dtype_reduce(PyObject *op, PyObject *Py_UNUSED(none))
+{
+    const mm_dtype *dtype = mm_read_dtype(op);
+
+    return dtype ? Py_BuildValue("(O(s))", Py_TYPE(op), dtype->name) : NULL;
+}
+
+PyDoc_STRVAR(
+    dtype_doc,
+    "DType(dtype)\n"
+    "--\n"
+    "\n"
+    "The element type of a buffer: its name, a str such as \"float32\".\n"
+    "\n"
+    "Parameters\n"
+    "----------\n"
+    "dtype : str, NumPy or torch dtype, Python type\n"
+    "    As for empty().\n"
+    "\n"
+    "Equal to all that names the same type: \"float32\", \"<f4\", numpy.float32,\n"
+    "numpy.dtype(\"float32\"), torch.float32; never to None. It hashes as its name does, so of\n"
+    "these only names find each other as keys of a dict. There is one object for each type.\n"
+    "\n"
+    "Raises TypeError for what is no dtype of a buffer. Safe from every thread. Driver: none.");
+
+static PyMethodDef dtype_methods[] = {
+    {"__reduce__", dtype_reduce, METH_NOARGS,
+     "__reduce__($self, /)\n--\n\nHow pickle and copy find it again."},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyType_Slot dtype_slots[] = {
+    {Py_tp_doc, (void *)dtype_doc},
+    {Py_tp_base, &PyUnicode_Type},
+    {Py_tp_new, dtype_new},
+    {Py_tp_hash, dtype_hash},
+    {Py_tp_richcompare, dtype_richcompare},
+    {Py_tp_methods, dtype_methods},
+    {0, NULL},
+};
+
+static PyType_Spec dtype_spec = {
+    .name = "managedmem.DType",
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE,
+    .slots = dtype_slots,
+};
+
+/* A str of the type, made by str itself. */
+static PyObject *
+new_object(PyTypeObject *type, const char *name)
+{
+    PyObject *args = Py_BuildValue("(s)", name);
+    PyObject *self =
+        args ? ((newfunc)PyType_GetSlot(&PyUnicode_Type, Py_tp_new))(type, args, NULL) : NULL;
+
+    Py_XDECREF(args);
+    return self;
+}
+
+int
+mm_dtype_init(PyObject *module, mm_state *state)
+{
+    if (mm_add_type(module, &dtype_spec, &state->dtype_type) < 0) {
+        return -1;
+    }
+    state->dtypes = PyTuple_New((Py_ssize_t)mm_dtype_count());
+    for (size_t i = 0; state->dtypes != NULL && i < mm_dtype_count(); i++) {
+        PyObject *object = new_object(state->dtype_type, mm_dtype_at(i)->name);
+        if (object == NULL || PyTuple_SetItem(state->dtypes, (Py_ssize_t)i, object) < 0) {
+            Py_CLEAR(state->dtypes);
+        }
+    }
+    return state->dtypes ? 0 : -1;
+}
