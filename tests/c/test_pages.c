@@ -6,6 +6,8 @@
 
 enum { PAGES = 8 };
 
+static __typeof__(world.cu->MemAdvise) kept_advise;
+
 static mm_memory *
 allocate(void)
 {
@@ -50,7 +52,7 @@ read_all(const mm_memory *m)
     mm_page_runs runs = {0};
     mm_status st;
 
-    CHECK_OK(mm_page_runs_read(world.cu, pages_of(m, 0, PAGES), true, &runs, &st), &st);
+    CHECK_OK(mm_page_runs_read(world.cu, pages_of(m, 0, PAGES), MM_BY_MEANING, &runs, &st), &st);
     return runs;
 }
 
@@ -112,7 +114,7 @@ parts_of_pages_stay_parts(void)
     mm_status st;
 
     advise(pages_of(m, 1, 1), CU_MEM_ADVISE_SET_READ_MOSTLY, mm_host());
-    CHECK_OK(mm_page_runs_read(world.cu, odd, false, &runs, &st), &st);
+    CHECK_OK(mm_page_runs_read(world.cu, odd, MM_BY_MEANING, &runs, &st), &st);
     CHECK_EQUAL(runs.count, 3);
     CHECK_EQUAL(runs.run[0].range.size, mm_page_size() - 1);
     CHECK_EQUAL(runs.run[2].range.size, 1);
@@ -201,6 +203,42 @@ a_part_of_the_targets_can_be_restored(void)
     mm_memory_release(dropped);
 }
 
+/* A driver that records any advice for the first page only. */
+static CUresult
+advise_first_page(CUdeviceptr start, size_t size, CUmem_advise advice, CUmemLocation where)
+{
+    mm_range first = mm_first_page((mm_range){.start = start, .size = size});
+
+    return kept_advise(first.start, first.size, advice, where);
+}
+
+static void
+records_that_stay_behind_are_settled_page_by_page(void)
+{
+    mm_memory *m = allocate();
+    const mm_memory *const targets[] = {m};
+    const mm_policy policy = {true, mm_host(), mm_location_bit(mm_bit_location(1))};
+    const mm_page_run whole = {.range = pages_of(m, 0, PAGES), .policy = policy};
+    mm_page_runs earlier, before;
+    mm_status st;
+    mm_batch b;
+
+    scramble(m);
+    before = read_all(m);
+    kept_advise = world.cu->MemAdvise;
+    world.cu->MemAdvise = advise_first_page;
+    fill(&b, targets, 1);
+    CHECK_OK(mm_policy_apply(world.cu, &b, &policy, &earlier, &st), &st);
+    check_same(m, &(mm_page_runs){.run = (mm_page_run *)&whole, .count = 1});
+    CHECK_OK(mm_policy_restore(world.cu, &b, &earlier, &st), &st);
+    world.cu->MemAdvise = kept_advise;
+    check_same(m, &before);
+    mm_batch_free(&b);
+    mm_page_runs_free(&earlier);
+    mm_page_runs_free(&before);
+    mm_memory_release(m);
+}
+
 int
 main(int argc, char **argv)
 {
@@ -209,6 +247,7 @@ main(int argc, char **argv)
         CHECK_TEST(parts_of_pages_stay_parts),
         CHECK_TEST(a_policy_is_applied_wholly_or_not_at_all),
         CHECK_TEST(a_part_of_the_targets_can_be_restored),
+        CHECK_TEST(records_that_stay_behind_are_settled_page_by_page),
     };
 
     if (argc != 2) {

@@ -33,7 +33,8 @@ mm_page_runs_add(mm_page_runs *runs, const mm_page_run *more, mm_status *st)
     if (last != NULL && end_of(last) == more->range.start
         && last->range.allocation == more->range.allocation
         && mm_same_policy(&last->policy, &more->policy)
-        && mm_same_location(last->prefetched, more->prefetched)) {
+        && last->prefetched.type == more->prefetched.type
+        && last->prefetched.id == more->prefetched.id) {
         last->range.size += more->range.size;
         return 0;
     }
@@ -54,7 +55,7 @@ mm_page_runs_add(mm_page_runs *runs, const mm_page_run *more, mm_status *st)
 
 /* Fills in what the driver says of the run's range, in one call. */
 static CUresult
-ask(mm_driver *cu, mm_page_run *run, bool prefetched)
+ask(mm_driver *cu, mm_page_run *run, mm_alike alike)
 {
     CUmem_range_attribute which[] = {
         CU_MEM_RANGE_ATTRIBUTE_READ_MOSTLY,
@@ -69,7 +70,7 @@ ask(mm_driver *cu, mm_page_run *run, bool prefetched)
     size_t places = mm_accessed_by_places(cu);
     size_t sizes[] = {sizeof(int),          sizeof(int), sizeof(int),
                       places * sizeof(int), sizeof(int), sizeof(int)};
-    CUresult code = cu->MemRangeGetAttributes(into, sizes, which, prefetched ? 6 : 4,
+    CUresult code = cu->MemRangeGetAttributes(into, sizes, which, sizeof which / sizeof *which,
                                               run->range.start, run->range.size);
 
     if (code == CUDA_SUCCESS) {
@@ -78,14 +79,14 @@ ask(mm_driver *cu, mm_page_run *run, bool prefetched)
             .preferred = mm_answered_location(preferred[0], preferred[1]),
             .accessed_by = mm_accessed_by_set(ordinal, places),
         };
-        run->prefetched = mm_answered_location(last[0], last[1]);
+        run->prefetched = alike == MM_BY_RECORD ? mm_location((CUmemLocationType)last[0], last[1])
+                                                : mm_answered_location(last[0], last[1]);
     }
     return code;
 }
 
 int
-mm_page_runs_read(mm_driver *cu, mm_range range, bool prefetched, mm_page_runs *runs,
-                  mm_status *st)
+mm_page_runs_read(mm_driver *cu, mm_range range, mm_alike alike, mm_page_runs *runs, mm_status *st)
 {
     CUdeviceptr page = mm_page_size(), at = range.start, end = range.start + range.size;
     CUresult code = CUDA_SUCCESS;
@@ -103,7 +104,7 @@ mm_page_runs_read(mm_driver *cu, mm_range range, bool prefetched, mm_page_runs *
         CUdeviceptr next = at / page * page + page;
         mm_page_run run = {.range = {.start = at, .allocation = range.allocation}};
         run.range.size = (size_t)((next < end ? next : end) - at);
-        code = ask(cu, &run, prefetched);
+        code = ask(cu, &run, alike);
         rc = code == CUDA_SUCCESS ? mm_page_runs_add(runs, &run, st)
                                   : mm_fail_call(st, "cuMemRangeGetAttributes", (int)code);
         at += run.range.size;
@@ -152,39 +153,14 @@ advice_of(int about, const mm_policy *policy, CUmemLocation *where)
                                             : CU_MEM_ADVISE_UNSET_ACCESSED_BY;
 }
 
-static bool
-is_any_host(CUmemLocation where)
-{
-    return where.type == CU_MEM_LOCATION_TYPE_HOST || mm_is_numa_host(where);
-}
+/* What a machine makes of a NUMA node that is preferred: those with one node accept it and keep what
+ * was there before. */
+typedef enum { NOT_SEEN, KEPT, IGNORED } node_fate;
 
-/* Where there is one NUMA node, drivers accept a node as preferred location and keep what was
- * there before. The host is the same place then, and that they keep. The first page tells which it
- * is where the range does not: what a call changes is always recorded for that one. */
-static int
-settle_numa_host(mm_driver *cu, mm_range range, mm_status *st)
-{
-    CUdeviceptr next = range.start / mm_page_size() * mm_page_size() + mm_page_size();
-    mm_range first = range;
-    CUmemLocation kept;
-
-    if (mm_range_preferred_location(cu, range, &kept, st) < 0) {
-        return -1;
-    }
-    if (is_any_host(kept)) {
-        return 0;
-    }
-    if (range.start + range.size > next) {
-        first.size = (size_t)(next - range.start);
-    }
-    if (mm_range_preferred_location(cu, first, &kept, st) < 0) {
-        return -1;
-    }
-    return mm_is_numa_host(kept)
-               ? 0
-               : mm_range_advise_once(cu, range, CU_MEM_ADVISE_SET_PREFERRED_LOCATION, mm_host(),
-                                      st);
-}
+/* How the pages that want the same are gathered into one call: all that lie side by side; those that
+ * have the same record, all of which a driver records; or each page by itself, which no driver leaves
+ * out. */
+typedef enum { SIDE_BY_SIDE, EACH_RECORD, EACH_PAGE } grouping;
 
 /* A change under way: how it deals with failures, and the stretch that is next to be advised. */
 typedef struct {
@@ -195,11 +171,50 @@ typedef struct {
     size_t runs; /* how many it is made of */
     bool lacking; /* some have not what they want */
     const mm_policy *wanted;
-    bool by_record; /* advise each run by itself: then the driver records all of it */
+    grouping by;
     bool unsure; /* something was advised that may not be recorded */
+    node_fate nodes;
+    CUmemLocation
+        current; /* the node that the current one was; type INVALID until that is known */
     size_t failures;
     mm_status *st;
 } change;
+
+/* The preferred location that pages have when they have what a policy says. */
+static CUmemLocation
+preferred_of(const change *c, const mm_policy *policy)
+{
+    if (c->nodes == IGNORED && mm_is_numa_host(policy->preferred)) {
+        return mm_host();
+    }
+    return policy->preferred.type == CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT
+                   && (int)c->current.type != CU_MEM_LOCATION_TYPE_INVALID
+               ? c->current
+               : policy->preferred;
+}
+
+/* After a node was advised, the first page of the stretch tells what became of it, for what a call
+ * changes is always recorded for that one. Where nodes are ignored, the host is the same place, and
+ * that is kept. */
+static int
+settle_node(change *c, CUmemLocation where, mm_status *st)
+{
+    CUmemLocation kept;
+
+    if (mm_range_preferred_location(c->cu, mm_first_page(c->stretch), &kept, st) < 0) {
+        return -1;
+    }
+    if (kept.type == CU_MEM_LOCATION_TYPE_HOST_NUMA) {
+        c->nodes = KEPT;
+        if (where.type == CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT) {
+            c->current = kept;
+        }
+        return 0;
+    }
+    c->nodes = IGNORED;
+    return mm_range_advise_once(c->cu, c->stretch, CU_MEM_ADVISE_SET_PREFERRED_LOCATION, mm_host(),
+                                st);
+}
 
 /* Says in the status what could not be put back. */
 static void
@@ -221,32 +236,33 @@ advise_stretch(change *c)
     mm_status st = {.kind = MM_OK};
     int rc;
 
-    c->unsure = c->unsure || (c->lacking && (c->runs > 1 || c->by_record));
+    c->unsure = c->unsure || (c->lacking && (c->runs > 1 || c->by != SIDE_BY_SIDE));
     c->runs = 0;
     if (!c->lacking || (c->failures > 0 && c->how == MM_STOP)) {
         return;
     }
     advice = advice_of(c->about, c->wanted, &where);
+    if (advice == CU_MEM_ADVISE_SET_PREFERRED_LOCATION) {
+        where = preferred_of(c, c->wanted);
+    }
     rc = mm_range_advise_once(c->cu, c->stretch, advice, where, &st);
     if (rc == 0 && advice == CU_MEM_ADVISE_SET_PREFERRED_LOCATION && mm_is_numa_host(where)) {
-        rc = settle_numa_host(c->cu, c->stretch, &st);
+        rc = settle_node(c, where, &st);
     }
     if (rc < 0 && c->failures++ == 0) {
         *c->st = st;
     }
-    if (rc < 0 && c->how == MM_TRY_ALL && c->failures <= MOST_NAMED) {
+    if (rc < 0 && c->how != MM_STOP && c->failures <= MOST_NAMED) {
         name_stretch(c, advice, where);
     }
 }
 
-/* Whether pages have what they want. Of a node that is wanted, more cannot be asked for a second
- * time than that the host is preferred. */
+/* Whether pages have what they want. */
 static bool
 is_reached(const change *c, const mm_policy *has, const mm_policy *wants)
 {
-    return agree(c->about, has, wants)
-           || (c->by_record && c->about == PREFERRED && mm_is_numa_host(wants->preferred)
-               && is_any_host(has->preferred));
+    return c->about == PREFERRED ? mm_same_location(has->preferred, preferred_of(c, wants))
+                                 : agree(c->about, has, wants);
 }
 
 /* Adds pages to the stretch, or advises it and begins another one. A stretch is of all pages that
@@ -256,7 +272,7 @@ static void
 see_pages(change *c, mm_range pages, const mm_policy *has, const mm_policy *wants)
 {
     if (c->runs > 0
-        && (c->by_record || pages.start != c->stretch.start + c->stretch.size
+        && (c->by != SIDE_BY_SIDE || pages.start != c->stretch.start + c->stretch.size
             || pages.allocation != c->stretch.allocation || !agree(c->about, c->wanted, wants))) {
         advise_stretch(c);
     }
@@ -267,6 +283,21 @@ see_pages(change *c, mm_range pages, const mm_policy *has, const mm_policy *want
     }
     c->stretch.size += pages.size;
     c->lacking = c->lacking || !is_reached(c, has, wants);
+}
+
+/* The same for pages that have the same record and want the same. */
+static void
+see_run(change *c, mm_range pages, const mm_policy *has, const mm_policy *wants)
+{
+    CUdeviceptr page = mm_page_size(), end = pages.start + pages.size;
+
+    while (c->by == EACH_PAGE && pages.start / page < (end - 1) / page) {
+        mm_range one = {pages.start, (size_t)(page - pages.start % page), pages.allocation};
+        see_pages(c, one, has, wants);
+        pages.start += one.size;
+        pages.size -= one.size;
+    }
+    see_pages(c, pages, has, wants);
 }
 
 /* Goes through the pages that both lists have. */
@@ -284,7 +315,7 @@ change_one(change *c, const mm_page_runs *from, const mm_page_runs *to)
         CUdeviceptr end = end_of(has) < end_of(wants) ? end_of(has) : end_of(wants);
         if (start < end) {
             mm_range pages = {start, (size_t)(end - start), has->range.allocation};
-            see_pages(c, pages, &has->policy, &wants->policy);
+            see_run(c, pages, &has->policy, &wants->policy);
         }
         i += end_of(has) == end;
         j += end_of(wants) == end;
@@ -295,7 +326,7 @@ change_one(change *c, const mm_page_runs *from, const mm_page_runs *to)
 static void
 change_all(change *c, const mm_page_runs *from, const mm_page_runs *to)
 {
-    c->unsure = false;
+    c->unsure = c->how == MM_UNDO && c->by == SIDE_BY_SIDE;
     for (c->about = PREFERRED; c->about <= MM_HOST_BIT; c->about++) {
         if (c->about < c->cu->device_count || c->about == MM_HOST_BIT) {
             change_one(c, from, to);
@@ -308,24 +339,21 @@ static int
 read_again(mm_driver *cu, const mm_page_runs *list, mm_page_runs *now, mm_status *st)
 {
     for (size_t i = 0; i < list->count; i++) {
-        if (mm_page_runs_read(cu, list->run[i].range, true, now, st) < 0) {
+        if (mm_page_runs_read(cu, list->run[i].range, MM_BY_RECORD, now, st) < 0) {
             return -1;
         }
     }
     return 0;
 }
 
-/* Drivers (580) advise all of a range, but where its runs differed leave out some in what they
- * record. Gives those their advice once more, until all are recorded. */
+/* Drivers (580) advise all of a range, but where its records differed leave out some of them in what
+ * they record. Gives those their advice once more: by runs of one record, which are recorded wholly,
+ * and what lacks it even then page by page. */
 static void
 settle_records(change *c, const mm_page_runs *from, const mm_page_runs *to)
 {
-    enum { MOST_ROUNDS = 64 };
-
-    c->by_record = true;
-    for (int round = 0; round < MOST_ROUNDS && c->unsure && c->failures == 0; round++) {
+    for (c->by = EACH_RECORD; c->by <= EACH_PAGE && c->unsure && c->failures == 0; c->by++) {
         mm_page_runs now = {0};
-        c->unsure = false;
         if (read_again(c->cu, from, &now, c->st) == 0) {
             change_all(c, &now, to);
         } else {
@@ -343,7 +371,7 @@ mm_pages_change(mm_driver *cu, const mm_page_runs *from, const mm_page_runs *to,
 
     change_all(&c, from, to);
     settle_records(&c, from, to);
-    if (how == MM_TRY_ALL && c.failures > MOST_NAMED) {
+    if (how != MM_STOP && c.failures > MOST_NAMED) {
         mm_status_add(st, "And %zu more.", c.failures - MOST_NAMED);
     }
     return c.failures > 0 ? -1 : 0;

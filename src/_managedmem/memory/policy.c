@@ -15,7 +15,7 @@ mm_policy_read(mm_driver *cu, mm_batch *b, mm_page_runs *runs, mm_status *st)
         return mm_fail(st, MM_NO_MEMORY, "out of host memory to sort %zu ranges", b->count);
     }
     for (size_t i = 0; rc == 0 && i < b->count; i++) {
-        rc = mm_page_runs_read(cu, b->moves[i].range, true, runs, st);
+        rc = mm_page_runs_read(cu, b->moves[i].range, MM_BY_RECORD, runs, st);
     }
     if (rc < 0) {
         mm_page_runs_free(runs);
@@ -67,7 +67,7 @@ go_back(mm_driver *cu, mm_batch *b, const mm_page_runs *wanted, const mm_page_ru
 {
     mm_status undo;
 
-    if (mm_pages_change(cu, wanted, before, MM_TRY_ALL, &undo) < 0 && !is_present(cu, b, before)) {
+    if (mm_pages_change(cu, wanted, before, MM_UNDO, &undo) < 0 && !is_present(cu, b, before)) {
         mm_status_add(st, "%s", undo.detail);
     }
 }

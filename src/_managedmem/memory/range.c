@@ -16,6 +16,15 @@ mm_page_size(void)
     return size;
 }
 
+mm_range
+mm_first_page(mm_range range)
+{
+    size_t page = mm_page_size(), rest = page - (size_t)(range.start % page);
+
+    range.size = range.size < rest ? range.size : rest;
+    return range;
+}
+
 /* The plural query succeeds, with zeros, for any address at all. */
 int
 mm_look_up(mm_driver *cu, CUdeviceptr p, mm_pointer_facts *facts, mm_status *st)
@@ -261,9 +270,34 @@ ask_record(mm_driver *cu, mm_range range, CUmem_range_attribute which, int *into
     return cu->MemRangeGetAttribute(into, count * sizeof *into, which, range.start, range.size);
 }
 
+/* Whether a range is recorded to prefer a location; yes also where the driver does not tell. The query
+ * for the location as one number has the same answer for all kinds of hosts. */
+static bool
+is_preferred(mm_driver *cu, mm_range range, CUmemLocation where)
+{
+    CUmem_range_attribute which[] = {CU_MEM_RANGE_ATTRIBUTE_PREFERRED_LOCATION_TYPE,
+                                     CU_MEM_RANGE_ATTRIBUTE_PREFERRED_LOCATION_ID};
+    int type = 0, id = 0;
+    void *into[] = {&type, &id};
+    size_t sizes[] = {sizeof type, sizeof id};
+
+    if (where.type == CU_MEM_LOCATION_TYPE_DEVICE) {
+        return ask_record(cu, range, CU_MEM_RANGE_ATTRIBUTE_PREFERRED_LOCATION, &id, 1)
+                   != CUDA_SUCCESS
+               || id == where.id;
+    }
+    if (where.type == CU_MEM_LOCATION_TYPE_HOST) {
+        return ask_record(cu, range, which[0], &type, 1) != CUDA_SUCCESS
+               || type == CU_MEM_LOCATION_TYPE_HOST;
+    }
+    return cu->MemRangeGetAttributes(into, sizes, which, 2, range.start, range.size)
+               != CUDA_SUCCESS
+           || (type == (int)where.type && id == where.id);
+}
+
 /* Whether the record of a range says what an advice has set. True also where the driver does not
  * tell, and for advice of which it cannot be told: a range without an advice and one in part without
- * it answer the same, and a NUMA host may be kept as the host or not at all. */
+ * it answer the same. */
 static bool
 is_recorded(mm_driver *cu, mm_range range, CUmem_advise advice, CUmemLocation where)
 {
@@ -274,11 +308,8 @@ is_recorded(mm_driver *cu, mm_range range, CUmem_advise advice, CUmemLocation wh
         return ask_record(cu, range, CU_MEM_RANGE_ATTRIBUTE_READ_MOSTLY, answer, 1) != CUDA_SUCCESS
                || answer[0] != 0;
     }
-    if (advice == CU_MEM_ADVISE_SET_PREFERRED_LOCATION && !mm_is_numa_host(where)) {
-        int wanted = where.type == CU_MEM_LOCATION_TYPE_HOST ? CU_DEVICE_CPU : where.id;
-        return ask_record(cu, range, CU_MEM_RANGE_ATTRIBUTE_PREFERRED_LOCATION, answer, 1)
-                   != CUDA_SUCCESS
-               || answer[0] == wanted;
+    if (advice == CU_MEM_ADVISE_SET_PREFERRED_LOCATION) {
+        return is_preferred(cu, range, where);
     }
     if (advice == CU_MEM_ADVISE_SET_ACCESSED_BY) {
         return ask_record(cu, range, CU_MEM_RANGE_ATTRIBUTE_ACCESSED_BY, answer, places)
@@ -312,6 +343,23 @@ first_not_recorded(mm_driver *cu, mm_range range, CUmem_advise advice, CUmemLoca
     }
 }
 
+/* Whether a NUMA node that was preferred just now is missing from the record of some pages. Never so
+ * on machines with one node, whose drivers keep none. Else *where is that node, also where it was the
+ * current one. */
+static bool
+lacks_node(mm_driver *cu, mm_range range, CUmemLocation *where)
+{
+    mm_status ignored;
+    CUmemLocation kept;
+
+    if (mm_range_preferred_location(cu, range, &kept, &ignored) < 0
+        || kept.type == CU_MEM_LOCATION_TYPE_HOST_NUMA
+        || mm_range_preferred_location(cu, mm_first_page(range), where, &ignored) < 0) {
+        return false;
+    }
+    return where->type == CU_MEM_LOCATION_TYPE_HOST_NUMA;
+}
+
 /* Repeats an advice until the driver's record of the range says so. Where parts had been advised
  * differently, drivers (580) advise every page but leave out some of the parts in what they record.
  * A repetition from the start gets no further than pages that have the same advice already, one
@@ -324,6 +372,9 @@ settle_record(mm_driver *cu, mm_range range, CUmem_advise advice, CUmemLocation 
     CUdeviceptr end = range.start + range.size;
     CUresult code = CUDA_SUCCESS;
 
+    if (mm_is_numa_host(where) && !lacks_node(cu, range, &where)) {
+        return;
+    }
     for (int n = 0;
          n < MOST_REPETITIONS && code == CUDA_SUCCESS && !is_recorded(cu, range, advice, where);
          n++) {

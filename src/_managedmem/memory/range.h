@@ -34,6 +34,9 @@ MM_NODISCARD int mm_look_up(mm_driver *cu, CUdeviceptr p, mm_pointer_facts *fact
 /* Bytes of a page of host memory: what advice and discard are rounded to. */
 size_t mm_page_size(void);
 
+/* As much of a range as lies on its first page. What a call changes is always recorded for that. */
+mm_range mm_first_page(mm_range range);
+
 MM_NODISCARD int mm_range_read_mostly(mm_driver *cu, mm_range range, bool *on, mm_status *st);
 
 /* type is NONE where unset, or not the same on all pages. */

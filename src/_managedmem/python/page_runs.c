@@ -47,7 +47,7 @@ mm_buffer_page_runs(PyObject *op, PyObject *Py_UNUSED(none))
         return NULL;
     }
     Py_BEGIN_ALLOW_THREADS
-    rc = mm_page_runs_read(use.cu, use.range, true, &runs, &st);
+    rc = mm_page_runs_read(use.cu, use.range, MM_BY_MEANING, &runs, &st);
     mm_buffer_end(&use);
     Py_END_ALLOW_THREADS
     all = rc < 0 ? mm_raise(b->state, &st) : records(b, &runs);
