@@ -1,7 +1,9 @@
 /* driver.c: opens libcuda (or the emulated driver) and resolves the function table.
  *
  * Owns the only process-wide mutable data of the library: the selected name, the record of what
- * was tried, and the published table, all behind one mutex. */
+ * was tried, and the published table. One thread at a time has the turn to change them. A fork does
+ * not wait for it, because the library that is opened may itself fork, and may stop forks by handlers
+ * of its own; a child whose parent was just opening a driver gets none. */
 #include "driver.h"
 
 #include <dlfcn.h>
@@ -11,15 +13,18 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static pthread_once_t watching = PTHREAD_ONCE_INIT;
-static char selected[PATH_MAX];
+/* No mutex: a child could not free one that a thread of its parent had. */
+enum { FREE, TAKEN, OPENING };
+static atomic_int turn;
+static char names[2][PATH_MAX]; /* one is selected, the next selection is written to the other */
+static _Atomic(const char *) selected;
 static char tried[2048];
 static char opened_path[PATH_MAX];
 static mm_driver table;
 static _Atomic(mm_driver *) published;
-static atomic_bool forked;
+static atomic_bool forked; /* the parent's driver, or its opening, is not for this process */
 
 typedef struct {
     const char *name;
@@ -202,39 +207,45 @@ check_emulator(void *library, const char *path, mm_status *st)
                    config_error());
 }
 
-/* A fork waits for an opening under way, so that no child starts with the lock taken. */
 static void
-before_fork(void)
+take_turn(int purpose)
 {
-    pthread_mutex_lock(&lock);
-}
+    const struct timespec nap = {.tv_nsec = 50000};
 
-static void
-after_fork_in_parent(void)
-{
-    pthread_mutex_unlock(&lock);
-}
-
-static void
-after_fork_in_child(void)
-{
-    pthread_mutex_unlock(&lock);
-    if (atomic_load(&published) != NULL) {
-        atomic_store(&forked, true);
+    for (int seen = FREE; !atomic_compare_exchange_strong(&turn, &seen, purpose); seen = FREE) {
+        (void)nanosleep(&nap, NULL);
     }
 }
 
 static void
-watch_forks(void)
+end_turn(void)
 {
-    (void)pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child);
+    atomic_store(&turn, FREE);
 }
 
-/* Called with the lock held. */
+/* The thread that had the turn need not exist here. */
+static void
+after_fork_in_child(void)
+{
+    if (atomic_load(&published) != NULL || atomic_load(&turn) == OPENING) {
+        atomic_store(&forked, true);
+    }
+    end_turn();
+}
+
+/* When this library is loaded, so before anybody takes the turn. */
+__attribute__((constructor)) static void
+watch_forks(void)
+{
+    (void)pthread_atfork(NULL, NULL, after_fork_in_child);
+}
+
+/* Called in the turn. */
 static int
 open_library(mm_driver *t, mm_status *st)
 {
-    const char *name = selected[0] ? selected : getenv("MANAGEDMEM_DRIVER");
+    const char *chosen = atomic_load(&selected);
+    const char *name = chosen ? chosen : getenv("MANAGEDMEM_DRIVER");
     PFN_cuGetProcAddress_v12000 get;
     int (*get_version)(int *);
     void *library, *symbol;
@@ -284,25 +295,24 @@ mm_driver_open(mm_status *st)
 {
     mm_driver *t = atomic_load_explicit(&published, memory_order_acquire);
 
-    if (t != NULL && !atomic_load_explicit(&forked, memory_order_relaxed)) {
-        return t;
-    }
-    if (t != NULL) {
+    if (atomic_load_explicit(&forked, memory_order_relaxed)) {
         (void)fail_forked(st);
         return NULL;
     }
-    (void)pthread_once(&watching, watch_forks);
-    pthread_mutex_lock(&lock);
+    if (t != NULL) {
+        return t;
+    }
+    take_turn(OPENING);
     t = atomic_load(&published);
     if (t == NULL) {
         memset(&table, 0, sizeof table);
         tried[0] = '\0';
         if (open_library(&table, st) == 0) {
             t = &table;
-            atomic_store_explicit(&published, t, memory_order_release);
+            atomic_store(&published, t);
         }
     }
-    pthread_mutex_unlock(&lock);
+    end_turn();
     return t;
 }
 
@@ -315,15 +325,17 @@ mm_driver_select(const char *name, mm_status *st)
     if (rc < 0) {
         return rc;
     }
-    pthread_mutex_lock(&lock);
+    take_turn(TAKEN);
     if (atomic_load(&published) != NULL) {
         rc = mm_fail(st, MM_REFUSED,
                      "the driver %s is already open; a driver must be chosen before the first use",
                      table.path);
     } else {
-        (void)snprintf(selected, sizeof selected, "%s", name);
+        char *other = names[atomic_load(&selected) == names[0]];
+        (void)snprintf(other, sizeof names[0], "%s", name);
+        atomic_store(&selected, other[0] ? other : NULL);
     }
-    pthread_mutex_unlock(&lock);
+    end_turn();
     return rc;
 }
 
@@ -336,9 +348,9 @@ mm_driver_peek(void)
 void
 mm_driver_tried(char *text, unsigned long size)
 {
-    pthread_mutex_lock(&lock);
+    take_turn(TAKEN);
     (void)snprintf(text, size, "%s", tried);
-    pthread_mutex_unlock(&lock);
+    end_turn();
 }
 
 bool

@@ -47,7 +47,7 @@ mm_driver *mm_driver_peek(void);
 /* What the openings so far tried and met, one line each. Copies at most size bytes. */
 void mm_driver_tried(char *text, unsigned long size);
 
-/* Whether the driver was opened in a parent process of this one. */
+/* Whether the driver was opened, or was just being opened, in a parent process of this one. */
 bool mm_driver_forked(void);
 
 /* MM_UNSUPPORTED for an entry point that came with CUDA 13.0. */

@@ -276,12 +276,17 @@ select_driver(PyObject *module, PyObject *name)
     mm_state *state = mm_module_state(module);
     const char *text = mm_read_text(name);
     mm_status st;
+    int rc;
 
     if (text == NULL) {
         PyErr_Format(PyExc_TypeError, "the driver's name must be a str without NUL, got %R", name);
         return NULL;
     }
-    if (mm_driver_select(text, &st) < 0) {
+    /* Waits for an opening under way. */
+    Py_BEGIN_ALLOW_THREADS
+    rc = mm_driver_select(text, &st);
+    Py_END_ALLOW_THREADS
+    if (rc < 0) {
         return mm_raise(state, &st);
     }
     Py_RETURN_NONE;

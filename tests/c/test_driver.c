@@ -1,0 +1,234 @@
+/* test_driver.c: choosing and opening the driver while other threads fork, and the driver itself.
+ *
+ * Usage: test_driver PATH_OF_THE_EMULATED_DRIVER, with libforking.so beside it. Opens the driver in
+ * children only, so that each test begins with none. */
+#include <limits.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "check.h"
+#include "driver/driver.h"
+
+/* ThreadSanitizer asks the program so. The children of threads' processes do not join those. */
+const char *__tsan_default_options(void);
+
+const char *
+__tsan_default_options(void)
+{
+    return "report_thread_leaks=0";
+}
+
+enum { SELECTIONS = 300, OPENINGS = 60, PATIENCE = 20, HANGS = 256 };
+
+static const char *driver_path;
+static atomic_bool stop;
+
+/* Runs work in a child: its result, 0 to 127; HANGS or more when a signal ended it. */
+static int
+in_child(int (*work)(void))
+{
+    int status = 0;
+    pid_t child = fork();
+
+    CHECK(child >= 0);
+    if (child == 0) {
+        (void)alarm(PATIENCE);
+        _exit(work());
+    }
+    CHECK_EQUAL(waitpid(child, &status, 0), child);
+    return WIFEXITED(status) ? WEXITSTATUS(status) : HANGS + WTERMSIG(status);
+}
+
+/* --- choosing --------------------------------------------------------------------------- */
+
+static void *
+select_again_and_again(void *argument)
+{
+    mm_status st;
+
+    (void)argument;
+    while (!atomic_load(&stop)) {
+        CHECK_OK(mm_driver_select(driver_path, &st), &st);
+    }
+    return NULL;
+}
+
+/* The name that the other thread was just writing is whole, or is the one before. */
+static int
+select_and_open(void)
+{
+    mm_status st;
+
+    if (mm_driver_open(&st) == NULL) {
+        (void)fprintf(stderr, "%s\n", st.detail);
+        return 1;
+    }
+    return mm_driver_select(driver_path, &st) == 0 ? 2 : 0;
+}
+
+static void
+fork_while_another_thread_selects(void)
+{
+    pthread_t thread;
+    mm_status st;
+
+    CHECK_OK(mm_driver_select(driver_path, &st), &st);
+    atomic_store(&stop, false);
+    CHECK_EQUAL(pthread_create(&thread, NULL, select_again_and_again, NULL), 0);
+    for (int i = 0; i < SELECTIONS; i++) {
+        CHECK_EQUAL(in_child(select_and_open), 0);
+    }
+    atomic_store(&stop, true);
+    CHECK_EQUAL(pthread_join(thread, NULL), 0);
+}
+
+/* --- opening ---------------------------------------------------------------------------- */
+
+static void *
+open_driver(void *opened)
+{
+    mm_status st;
+    mm_driver *cu = mm_driver_open(&st);
+
+    CHECK(cu != NULL);
+    atomic_store((_Atomic(mm_driver *) *)opened, cu);
+    return NULL;
+}
+
+/* In a child of a process that was opening: its own driver, or a refusal. */
+static int
+open_or_be_refused(void)
+{
+    mm_status st;
+
+    if (mm_driver_open(&st) != NULL) {
+        return mm_driver_forked() ? 1 : 0;
+    }
+    return st.kind == MM_FORKED && mm_driver_forked() ? 0 : 2;
+}
+
+static long spin;
+
+static int
+fork_during_the_first_opening(void)
+{
+    _Atomic(mm_driver *) opened = NULL;
+    pthread_t thread;
+    int answer = 0;
+
+    CHECK_EQUAL(pthread_create(&thread, NULL, open_driver, &opened), 0);
+    for (volatile long i = 0; i < spin; i++) {
+    }
+    for (int i = 0; i < 4 && answer == 0; i++) {
+        answer = in_child(open_or_be_refused);
+    }
+    CHECK_EQUAL(pthread_join(thread, NULL), 0);
+    if (answer != 0) {
+        return answer > 100 ? 100 : answer;
+    }
+    return atomic_load(&opened) != NULL && !mm_driver_forked() ? 0 : 3;
+}
+
+static void
+fork_while_another_thread_opens(void)
+{
+    mm_status st;
+
+    CHECK_OK(mm_driver_select(driver_path, &st), &st);
+    for (int i = 0; i < OPENINGS; i++) {
+        spin = (long)i * 20000;
+        CHECK_EQUAL(in_child(fork_during_the_first_opening), 0);
+    }
+}
+
+static int
+open_a_driver_that_forks(void)
+{
+    char path[PATH_MAX];
+    const char *slash = strrchr(driver_path, '/');
+    mm_status st;
+
+    (void)snprintf(path, sizeof path, "%.*slibforking.so", (int)(slash - driver_path + 1),
+                   driver_path);
+    CHECK_OK(mm_driver_select(path, &st), &st);
+    if (mm_driver_open(&st) == NULL) {
+        (void)fprintf(stderr, "%s\n", st.detail);
+        return 1;
+    }
+    return mm_driver_forked() ? 2 : 0;
+}
+
+static void
+driver_may_fork_while_it_is_opened(void)
+{
+    CHECK_EQUAL(in_child(open_a_driver_that_forks), 0);
+}
+
+/* --- afterwards ------------------------------------------------------------------------- */
+
+static int
+be_refused(void)
+{
+    mm_status st;
+
+    return mm_driver_open(&st) == NULL && st.kind == MM_FORKED && mm_driver_forked()
+                   && mm_driver_select(driver_path, &st) < 0
+               ? 0
+               : 1;
+}
+
+static int
+open_and_fork(void)
+{
+    mm_status st;
+
+    CHECK(mm_driver_open(&st) != NULL);
+    return in_child(be_refused);
+}
+
+static void
+children_of_an_open_driver_are_refused(void)
+{
+    mm_status st;
+
+    CHECK_OK(mm_driver_select(driver_path, &st), &st);
+    CHECK_EQUAL(in_child(open_and_fork), 0);
+}
+
+static int
+fail_and_fork(void)
+{
+    mm_status st;
+
+    CHECK_OK(mm_driver_select("/nowhere/libcuda.so", &st), &st);
+    CHECK(mm_driver_open(&st) == NULL);
+    CHECK_EQUAL(st.kind, MM_NO_DRIVER);
+    CHECK_OK(mm_driver_select(driver_path, &st), &st);
+    return in_child(open_or_be_refused) == 0 && mm_driver_open(&st) != NULL ? 0 : 1;
+}
+
+static void
+failed_opening_can_be_tried_again(void)
+{
+    CHECK_EQUAL(in_child(fail_and_fork), 0);
+}
+
+int
+main(int argc, char **argv)
+{
+    const check_test tests[] = {
+        CHECK_TEST(fork_while_another_thread_selects),
+        CHECK_TEST(fork_while_another_thread_opens),
+        CHECK_TEST(driver_may_fork_while_it_is_opened),
+        CHECK_TEST(children_of_an_open_driver_are_refused),
+        CHECK_TEST(failed_opening_can_be_tried_again),
+    };
+
+    CHECK_EQUAL(argc, 2);
+    driver_path = argv[1];
+    return check_run(tests, sizeof tests / sizeof *tests);
+}
