@@ -421,6 +421,43 @@ a_budget_is_spent_in_order(void)
     }
 }
 
+/* The sanitizers ask the program so: allocations that are too large give NULL, as without them. */
+const char *__asan_default_options(void);
+const char *__tsan_default_options(void);
+
+const char *
+__asan_default_options(void)
+{
+    return "allocator_may_return_null=1";
+}
+
+const char *
+__tsan_default_options(void)
+{
+    return "allocator_may_return_null=1";
+}
+
+/* More entries than memory can hold; none of them is looked at. */
+static void
+too_many_entries_are_refused(void)
+{
+    volatile size_t most = SIZE_MAX; /* no constant, which compilers warn about */
+    const size_t count = most / 16;
+    mm_outlook outlook;
+    mm_batch batch;
+    mm_status st;
+
+    CHECK_EQUAL(mm_plan_fit(NULL, count, device(0), 1, &st), -1);
+    CHECK_EQUAL(st.kind, MM_NO_MEMORY);
+    CHECK_EQUAL(mm_batch_init(&batch, count, &st), -1);
+    CHECK_EQUAL(st.kind, MM_NO_MEMORY);
+    CHECK_EQUAL(mm_work_init(&outlook.work, count, &st), -1);
+    CHECK_EQUAL(st.kind, MM_NO_MEMORY);
+    mm_outlook_free(&outlook);
+    CHECK(mm_plan_new(NULL, count, MM_DO_PREFETCH, &st) == NULL);
+    CHECK_EQUAL(st.kind, MM_NO_MEMORY);
+}
+
 int
 main(int argc, char **argv)
 {
@@ -431,6 +468,7 @@ main(int argc, char **argv)
         CHECK_TEST(a_failed_call_lets_go),
         CHECK_TEST(threads_execute_one_plan),
         CHECK_TEST(a_budget_is_spent_in_order),
+        CHECK_TEST(too_many_entries_are_refused),
         CHECK_TEST(thousands_of_ranges_allocate_as_often_as_a_hundred),
     };
 
