@@ -286,7 +286,7 @@ class TestCpuTensors:
         assert (tensor == 1).all()
 
     @pytest.mark.parametrize("discard", [managedmem.discard, FUNCTIONS["discard_prefetch"]])
-    def test_are_never_discarded(self, torch, discard):
+    def test_are_not_discarded_there(self, torch, no_system_memory, discard):
         tensor = torch.ones(4 * PAGE)
         with pytest.raises(ValueError, match="system memory"):
             discard(tensor)

@@ -284,6 +284,8 @@ uint64_t emu_place_bit(CUmemLocation location);
 void emu_pages_prefetch(struct emu_region *region, CUdeviceptr ptr, size_t size,
                         CUmemLocation location);
 void emu_pages_discard(struct emu_region *region, CUdeviceptr ptr, size_t size);
+/* The same for system memory, whose pages have no books: their bytes are lost, and no more. */
+void emu_system_discard(CUdeviceptr ptr, size_t size);
 /* A processor reads or writes a range (device -1: the host). */
 void emu_pages_touch(struct emu_region *region, CUdeviceptr ptr, size_t size, int device,
                      bool write);
@@ -335,6 +337,7 @@ struct emu_event {
 enum emu_op_kind {
     EMU_OP_PREFETCH,
     EMU_OP_DISCARD,
+    EMU_OP_DISCARD_SYSTEM,
     EMU_OP_COPY,
     EMU_OP_FILL,
     EMU_OP_FUNCTION,

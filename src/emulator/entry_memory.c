@@ -192,7 +192,7 @@ check_advice(CUmem_advise advice, CUmemLocation location)
                : CUDA_SUCCESS;
 }
 
-/* System memory on a device that reaches it: accepted, without a visible effect. */
+/* System memory on a device that reaches it: accepted.  Only a discard has a visible effect. */
 static bool
 system_range(CUdeviceptr ptr, size_t size)
 {
@@ -425,10 +425,16 @@ queue_element(struct emu_stream *stream, const struct batch *b, size_t i)
     CUresult result = CUDA_SUCCESS;
 
     if (allocation == NULL) {
-        return system_range(b->ptrs[i], b->sizes[i]) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+        if (!system_range(b->ptrs[i], b->sizes[i])) {
+            return CUDA_ERROR_INVALID_VALUE;
+        }
+        op.kind = EMU_OP_DISCARD_SYSTEM;
     }
     if (b->discard) {
         result = emu_stream_submit(stream, &op);
+    }
+    if (allocation == NULL) {
+        return result;
     }
     return result == CUDA_SUCCESS && b->places > 0
                ? queue_prefetch(stream, allocation, b->ptrs[i], b->sizes[i],

@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/uio.h>
 #include <unistd.h>
 
 enum { POISON = 0xDB };
@@ -183,6 +184,29 @@ emu_pages_discard(struct emu_region *region, CUdeviceptr ptr, size_t size)
     }
     emu_pages_observe(region, first, end);
     (void)emu_runs_change(&region->pages, first, end, discard_run, region);
+}
+
+/* Through the kernel, because the memory may be gone, or read only, when its turn comes: then
+ * nothing is written.  Where the kernel forbids that too, the bytes stay. */
+void
+emu_system_discard(CUdeviceptr ptr, size_t size)
+{
+    unsigned char bytes[4096];
+    size_t page = emu_config()->page;
+    CUdeviceptr at = (ptr + page - 1) / page * page, end = (ptr + size) / page * page;
+
+    if (emu_config()->discard == EMU_DISCARD_KEEP) {
+        return;
+    }
+    memset(bytes, emu_config()->discard == EMU_DISCARD_POISON ? POISON : 0, sizeof bytes);
+    while (at < end) {
+        size_t part = end - at < sizeof bytes ? (size_t)(end - at) : sizeof bytes;
+        struct iovec from = {bytes, part}, to = {(void *)(uintptr_t)at, part};
+        if (process_vm_writev(getpid(), &from, 1, &to, 1, 0) != (ssize_t)part) {
+            return;
+        }
+        at += part;
+    }
 }
 
 /* A discarded page that moves arrives as a fresh one, unless it was written in between.  Host

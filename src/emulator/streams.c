@@ -206,6 +206,9 @@ run_op(const struct emu_op *op, int device)
             emu_pages_discard(a->region, op->ptr, op->size);
         }
         break;
+    case EMU_OP_DISCARD_SYSTEM:
+        emu_system_discard(op->ptr, op->size);
+        break;
     case EMU_OP_COPY:
         run_copy(op, device);
         break;

@@ -64,14 +64,18 @@ reach_of(const mm_move *m, CUdeviceptr page)
 }
 
 /* Ranges may only be joined inside one known allocation: the driver refuses a range that spans
- * two, even where they touch. */
+ * two, even where they touch. Of system memory, which has none, only overlaps are known to be one
+ * piece; in one batch call, the order of their discards and prefetches would be undefined. */
 static bool
 can_join(const mm_move *left, const mm_move *right, CUdeviceptr page)
 {
-    return left->range.allocation != 0 && left->range.allocation == right->range.allocation
+    bool known = left->range.allocation != 0;
+
+    return left->range.allocation == right->range.allocation
            && mm_same_location(left->where, right->where)
            && right->range.start >= left->range.start
-           && right->range.start <= reach_of(left, page);
+           && (known ? right->range.start <= reach_of(left, page)
+                     : right->range.start < end_of(left));
 }
 
 static bool

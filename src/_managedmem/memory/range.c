@@ -41,34 +41,62 @@ mm_look_up(mm_driver *cu, CUdeviceptr p, mm_pointer_facts *facts, mm_status *st)
     return 0;
 }
 
+/* Whether a device reaches system memory itself; -1 with a status. */
 static int
-refuse_system_memory(CUdeviceptr start, mm_operation op, int device, mm_status *st)
+reaches_system_memory(mm_driver *cu, int device, mm_status *st)
 {
-    if (op == MM_DISCARD || op == MM_QUERY) {
-        return mm_fail(st, MM_BAD_VALUE,
-                       "address 0x%llx is system memory; this needs a managed-memory allocation",
-                       (unsigned long long)start);
-    }
-    return mm_fail(st, MM_BAD_VALUE,
-                   "address 0x%llx is not in a managed-memory allocation; it is system memory, "
-                   "which can only be a target where the device has pageable_memory_access "
-                   "(Device(%d) has not)",
-                   (unsigned long long)start, device);
+    int pageable = 0;
+
+    MM_TRY(cu, DeviceGetAttribute, st, &pageable, CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS,
+           device);
+    return pageable != 0;
 }
 
-/* System memory is a fair target of advise and prefetch on HMM and ATS systems. */
+/* The driver discards system memory only where all devices reach it. */
+static int
+check_system_discard(mm_driver *cu, const mm_range *range, mm_status *st)
+{
+    for (int device = 0; device < cu->device_count; device++) {
+        int reaches = reaches_system_memory(cu, device, st);
+        if (reaches < 0) {
+            return -1;
+        }
+        if (!reaches) {
+            return mm_fail(st, MM_BAD_VALUE,
+                           "address 0x%llx is not in a managed-memory allocation; it is system "
+                           "memory, which can only be discarded where every device has "
+                           "pageable_memory_access (Device(%d) has not)",
+                           (unsigned long long)range->start, device);
+        }
+    }
+    return 0;
+}
+
+/* System memory is a fair target on HMM and ATS systems, but the driver answers no query about it. */
 static int
 check_system_memory(mm_driver *cu, const mm_range *range, mm_operation op, mm_status *st)
 {
-    int device = 0, pageable = 0;
+    int device = 0, reaches;
 
-    if (mm_current_device(cu, &device, st) < 0) {
+    if (op == MM_QUERY) {
+        return mm_fail(st, MM_BAD_VALUE,
+                       "address 0x%llx is system memory; this needs a managed-memory allocation",
+                       (unsigned long long)range->start);
+    }
+    if (op == MM_DISCARD) {
+        return check_system_discard(cu, range, st);
+    }
+    if (mm_current_device(cu, &device, st) < 0
+        || (reaches = reaches_system_memory(cu, device, st)) < 0) {
         return -1;
     }
-    MM_TRY(cu, DeviceGetAttribute, st, &pageable, CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS,
-           device);
-    if (!pageable || op == MM_DISCARD || op == MM_QUERY) {
-        return refuse_system_memory(range->start, op, device, st);
+    if (!reaches) {
+        return mm_fail(
+            st, MM_BAD_VALUE,
+            "address 0x%llx is not in a managed-memory allocation; it is system memory, "
+            "which can only be a target where the device has pageable_memory_access "
+            "(Device(%d) has not)",
+            (unsigned long long)range->start, device);
     }
     return 0;
 }

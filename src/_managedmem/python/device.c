@@ -333,7 +333,7 @@ static PyGetSetDef device_getset[] = {
          "no prefetch, and a host access while the device works ends the process."),
     FLAG("pageable_memory_access", PAGEABLE_MEMORY_ACCESS,
          "Whether the device reaches system memory (malloc, NumPy arrays): HMM or ATS. Only then\n"
-         "is system memory a target of advise and prefetch."),
+         "is system memory a target of advise and prefetch; of discard, where every device does."),
     FLAG("pageable_memory_access_uses_host_page_tables",
          PAGEABLE_MEMORY_ACCESS_USES_HOST_PAGE_TABLES,
          "Whether it does so through the host's page tables (ATS: Grace)."),

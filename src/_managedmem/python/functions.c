@@ -351,8 +351,10 @@ PyDoc_STRVAR(
     "discard_prefetch. Only whole pages inside each target are discarded: bytes on the pages at its\n"
     "ends may stay, and neighbours never lose a byte. targets, stream and dispatch as for prefetch().\n"
     "\n"
-    "Raises ValueError for a target without a whole page or with gaps, NotImplementedError before CUDA\n"
-    "13.0, and as prefetch() does. Safe from every thread. Driver: cuMemDiscardBatchAsync.");
+    "System memory needs pageable_memory_access of every device.\n"
+    "\n"
+    "Raises ValueError for a target without a whole page, with gaps or with a read-only buffer,\n"
+    "NotImplementedError before CUDA 13.0, and as prefetch() does. Safe from every thread. Driver: cuMemDiscardBatchAsync.");
 
 PyDoc_STRVAR(
     discard_prefetch_doc,

@@ -112,18 +112,22 @@ read_target(mm_state *state, PyObject *value, addition *new)
 {
     mm_driver *cu = mm_open(state);
     mm_target target;
+    int read_only;
 
     *new = (addition){.kept = NULL};
     if (cu == NULL || mm_target_read(state, cu, value, MM_PREFETCH, &target) < 0) {
         return -1;
     }
-    new->kept = PyTuple_Pack(2, value, target.export ? target.export : Py_None);
+    read_only = target.export != NULL ? mm_is_read_only(target.export) : 0;
+    new->kept =
+        read_only < 0 ? NULL : PyTuple_Pack(2, value, target.export ? target.export : Py_None);
     Py_XDECREF(target.export);
     if (new->kept == NULL) {
         return -1;
     }
     new->entry.move.range = target.range;
     new->entry.dense = target.dense;
+    new->entry.read_only = read_only != 0;
     if (mm_is_buffer(state, value)) {
         mm_buffer *b = mm_buffer_of(value);
         new->entry.memory = &b->memory->guard;

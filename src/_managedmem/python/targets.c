@@ -46,6 +46,37 @@ keep_export(mm_targets *t, PyObject *export)
 }
 
 int
+mm_is_read_only(PyObject *export)
+{
+    Py_buffer view;
+    int answer;
+
+    if (PyObject_GetBuffer(export, &view, PyBUF_FULL_RO) < 0) {
+        return -1;
+    }
+    answer = view.readonly;
+    PyBuffer_Release(&view);
+    return answer;
+}
+
+/* 0 where the contents of a target may be lost; else -1 with an exception. */
+static int
+check_discard(PyObject *value, const mm_target *target)
+{
+    int read_only = target->export != NULL ? mm_is_read_only(target->export) : 0;
+
+    if (read_only != 0) {
+        return read_only < 0 ? -1
+                             : mm_refuse_foreign(PyExc_ValueError, value,
+                                                 "cannot be discarded: it is read-only");
+    }
+    return target->dense ? 0
+                         : mm_refuse_foreign(PyExc_ValueError, value,
+                                             "cannot be discarded: it is not contiguous, and what "
+                                             "lies in its gaps would be lost");
+}
+
+int
 mm_target_read(mm_state *state, mm_driver *cu, PyObject *value, mm_operation op, mm_target *target)
 {
     mm_status st;
@@ -57,10 +88,8 @@ mm_target_read(mm_state *state, mm_driver *cu, PyObject *value, mm_operation op,
     if (mm_read_foreign(state, value, &target->range, &target->dense, &target->export) < 0) {
         return -1;
     }
-    if (op == MM_DISCARD && !target->dense) {
-        (void)mm_refuse_foreign(PyExc_ValueError, value,
-                                "cannot be discarded: it is not contiguous, and what lies in its "
-                                "gaps would be lost");
+    if (op == MM_DISCARD && check_discard(value, target) < 0) {
+        /* the exception is set */
     } else if (mm_range_check(cu, &target->range, op, &st) < 0) {
         (void)mm_raise(state, &st);
     } else {

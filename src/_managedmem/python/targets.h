@@ -35,6 +35,9 @@ typedef struct {
     PyObject *export; /* a memoryview to keep while the range is used, or NULL */
 } mm_target;
 
+/* Whether a memoryview forbids writing, which a discard does. */
+int mm_is_read_only(PyObject *export);
+
 int mm_target_read(mm_state *state, mm_driver *cu, PyObject *value, mm_operation op,
                    mm_target *target);
 

@@ -1,0 +1,89 @@
+/* test_range.c: system memory as a target, on machines where some devices reach it and others do
+ * not, which the emulated driver has no profile for.
+ *
+ * Usage: test_range PATH_OF_THE_EMULATED_DRIVER, which must have at least two devices. */
+#include "world.h"
+
+#include "memory/range.h"
+
+static unsigned reaching; /* bit n: device n reaches system memory */
+
+static CUresult CUDAAPI
+answer_attribute(int *value, CUdevice_attribute attribute, CUdevice device)
+{
+    if (attribute != CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS) {
+        return CUDA_ERROR_INVALID_VALUE;
+    }
+    *value = reaching >> device & 1;
+    return CUDA_SUCCESS;
+}
+
+static CUresult CUDAAPI
+fail_attribute(int *value, CUdevice_attribute attribute, CUdevice device)
+{
+    (void)value, (void)attribute, (void)device;
+    return CUDA_ERROR_UNKNOWN;
+}
+
+static int
+check(mm_driver *cu, mm_operation op, mm_status *st)
+{
+    static char memory[1 << 16];
+    mm_range range = {.start = (CUdeviceptr)(uintptr_t)memory, .size = sizeof memory};
+    int rc = mm_range_check(cu, &range, op, st);
+
+    CHECK_EQUAL(range.allocation, 0);
+    return rc;
+}
+
+static void
+system_memory_needs_the_right_devices(void)
+{
+    mm_driver cu = *world.cu;
+    mm_status st;
+
+    cu.DeviceGetAttribute = answer_attribute;
+    for (reaching = 0; reaching < 4; reaching++) {
+        bool current = (reaching & 1) != 0, all = reaching == 3;
+        CHECK_EQUAL(check(&cu, MM_ADVISE, &st), current ? 0 : -1);
+        CHECK_EQUAL(check(&cu, MM_PREFETCH, &st), current ? 0 : -1);
+        CHECK_EQUAL(check(&cu, MM_DISCARD, &st), all ? 0 : -1);
+        if (!all) {
+            CHECK_EQUAL((int)st.kind, (int)MM_BAD_VALUE);
+            CHECK(strstr(st.detail, current ? "Device(1) has not" : "Device(0) has not") != NULL);
+        }
+        CHECK_EQUAL(check(&cu, MM_QUERY, &st), -1);
+        CHECK_EQUAL((int)st.kind, (int)MM_BAD_VALUE);
+    }
+}
+
+static void
+a_failed_question_is_an_error(void)
+{
+    mm_driver cu = *world.cu;
+    mm_status st;
+
+    cu.DeviceGetAttribute = fail_attribute;
+    for (mm_operation op = MM_ADVISE; op <= MM_DISCARD; op++) {
+        CHECK_EQUAL(check(&cu, op, &st), -1);
+        CHECK_EQUAL((int)st.kind, (int)MM_DRIVER_CALL);
+        CHECK_EQUAL(st.code, (int)CUDA_ERROR_UNKNOWN);
+    }
+}
+
+int
+main(int argc, char **argv)
+{
+    static const check_test tests[] = {
+        CHECK_TEST(system_memory_needs_the_right_devices),
+        CHECK_TEST(a_failed_question_is_an_error),
+    };
+
+    if (argc != 2) {
+        (void)fprintf(stderr, "usage: %s EMULATED_DRIVER\n", argv[0]);
+        return 2;
+    }
+    world_open(argv[1]);
+    CHECK(world.cu->device_count >= 2);
+    return check_run(tests, sizeof tests / sizeof *tests);
+}

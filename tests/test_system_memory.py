@@ -1,0 +1,217 @@
+"""System memory as a target where every device reaches it: discards, beside advise and prefetch.
+
+On the emulated driver in processes of their own, because the default one does not reach it.
+"""
+
+import pytest
+
+from helpers import run_python
+
+PAGEABLE = "pageable=1"
+SETUP = """
+import ctypes, mmap
+import managedmem as mm
+from managedmem import Device, Host, ManagedBuffer, PrefetchPlan, Stream
+PAGE = mmap.PAGESIZE
+LOST = 0xDB
+def memory(pages=4):
+    "Zeroed pages of the system, and a writable memoryview of them."
+    return memoryview(mmap.mmap(-1, pages * PAGE))
+def fill(view, value=7):
+    view[:] = bytes([value]) * len(view)
+def byte(view, page):
+    values = set(view[page * PAGE : (page + 1) * PAGE])
+    return values.pop() if len(values) == 1 else values
+def address(view):
+    return ctypes.addressof(ctypes.c_char.from_buffer(view))
+def refused(error, words, call):
+    try:
+        call()
+    except error as caught:
+        assert words in str(caught), caught
+    else:
+        raise AssertionError("accepted")
+"""
+
+
+def run(code, emulator=PAGEABLE):
+    run_python(SETUP + code, emulator=emulator)
+
+
+class TestWhereAllDevicesReachIt:
+    def test_a_discard_loses_the_contents(self):
+        run("""
+view = memory(); fill(view)
+mm.discard(view)
+Device().sync()
+assert [byte(view, i) for i in range(4)] == [LOST] * 4
+""")
+
+    def test_only_whole_pages_inside_lose_theirs(self):
+        run("""
+view = memory(); fill(view)
+mm.discard(view[100 : 3 * PAGE - 100])
+Device().sync()
+assert [byte(view, i) for i in range(4)] == [7, LOST, 7, 7]
+refused(ValueError, "no whole page", lambda: mm.discard(view[1 : PAGE + 1]))
+""")
+
+    def test_discard_prefetch(self):
+        run("""
+view = memory(); fill(view)
+with Stream() as stream, mm.emulator.recording() as calls:
+    mm.discard_prefetch(view[100:], Device(1), stream=stream)
+    stream.sync()
+assert [byte(view, i) for i in range(4)] == [7] + [LOST] * 3
+assert sorted(c.name for c in calls if "Prefetch" in c.name) == [
+    "cuMemDiscardAndPrefetchBatchAsync", "cuMemPrefetchAsync"]
+""")
+
+    def test_in_stream_order(self):
+        run("""
+view = memory(); fill(view)
+mm.emulator.schedule("lazy")
+with Stream() as stream:
+    mm.discard(view, stream=stream)
+    assert byte(view, 0) == 7
+    stream.sync()
+assert byte(view, 0) == LOST
+""")
+
+    def test_beside_managed_memory(self):
+        run("""
+view = memory(); fill(view)
+with mm.empty(4 * PAGE) as buf:
+    buf.fill(7)
+    mm.discard([buf, view])
+    mm.discard_prefetch([view, buf], [Host(), Device(0)])
+    assert buf.last_prefetch_location is Device(0)
+assert byte(view, 3) == LOST
+""")
+
+    def test_of_a_wrapped_pointer(self):
+        run("""
+view = memory(); fill(view)
+buf = ManagedBuffer.from_handle(address(view), len(view), owner=view)
+buf[PAGE : 2 * PAGE].discard()
+buf.range(3 * PAGE, PAGE).discard_prefetch(Host())
+Device().sync()
+assert [byte(view, i) for i in range(4)] == [7, LOST, 7, LOST]
+""")
+
+    def test_of_a_numpy_array(self):
+        pytest.importorskip("numpy", reason="needs NumPy")
+        run("""
+import numpy
+array = numpy.ones(64 * PAGE, "u1")
+mm.discard(array)
+Device().sync()
+assert (array == LOST).sum() >= 63 * PAGE
+array[:] = 1
+mm.discard(array[::1].reshape(64, PAGE))
+refused(ValueError, "not contiguous", lambda: mm.discard(array[::2]))
+""")
+
+    def test_in_a_plan(self):
+        run("""
+view = memory(); fill(view)
+plan = PrefetchPlan([(view[: 2 * PAGE], Device(0)), (view[2 * PAGE :], Host())])
+plan.execute()
+Device().sync()
+assert [byte(view, i) for i in range(4)] == [7] * 4
+plan.discard_prefetch()
+Device().sync()
+assert [byte(view, i) for i in range(4)] == [LOST] * 4
+""")
+
+    def test_overlaps_become_one_range(self):
+        """In one batch call, their discards and prefetches would have no order."""
+        run("""
+view = memory(8); fill(view)
+with mm.emulator.recording() as calls:
+    mm.discard_prefetch([view[: 3 * PAGE], view[2 * PAGE : 5 * PAGE], view[5 * PAGE :]], Device(0))
+batch, = [c for c in calls if c.name == "cuMemDiscardAndPrefetchBatchAsync"]
+assert batch.args["count"] == 2, batch
+Device().sync()
+assert [byte(view, i) for i in range(8)] == [LOST] * 8
+""")
+
+    @pytest.mark.parametrize(
+        ("what", "byte"), [("poison", 0xDB), ("keep", 7), ("zero", 0)], ids=str
+    )
+    def test_the_emulator_does_what_it_was_told(self, what, byte):
+        run(
+            f"view = memory(); fill(view); mm.discard(view); Device().sync(); "
+            f"assert byte(view, 0) == {byte}\n",
+            emulator=f"pageable=1,discard={what}",
+        )
+
+    def test_what_is_read_only_is_refused(self):
+        """A discard would change objects that nobody may change."""
+        run("""
+text = b"7" * (8 * PAGE)
+view = memory(); fill(view)
+for target in (text, memoryview(text), view.toreadonly()):
+    for call in (
+        lambda: mm.discard(target),
+        lambda: mm.discard([view, target]),
+        lambda: mm.discard_prefetch(target, Host()),
+    ):
+        refused(ValueError, "cannot be discarded: it is read-only", call)
+    mm.prefetch(target, Device(0))
+    plan = PrefetchPlan([(view, Host()), (target, Host())])
+    plan.execute()
+    refused(ValueError, "entry 1: cannot discard a read-only target", plan.discard_prefetch)
+assert text == b"7" * (8 * PAGE)
+assert byte(view, 0) == 7
+""")
+
+    def test_memory_that_is_gone_when_its_turn_comes(self):
+        """The emulated driver writes to no memory that it may not write to."""
+        run("""
+mapping = mmap.mmap(-1, 4 * PAGE)
+view = memoryview(mapping)
+mm.emulator.schedule("lazy")
+with Stream() as stream:
+    mm.discard(view, stream=stream)
+    view.release()
+    mapping.close()
+    stream.sync()
+""")
+
+    def test_it_has_no_policy_that_could_be_read(self):
+        run("""
+view = memory()
+refused(ValueError, "system memory", lambda: mm.MigrationPolicy().apply(view))
+refused(ValueError, "system memory", lambda: mm.MigrationPolicy.of(view))
+""")
+
+
+class TestElsewhere:
+    @pytest.mark.parametrize(
+        "call",
+        [
+            "mm.discard(view)",
+            "mm.discard_prefetch(view, Device(0))",
+            "ManagedBuffer.from_handle(address(view), len(view)).discard()",
+        ],
+    )
+    def test_the_error_says_what_is_missing(self, call):
+        run(
+            f"""
+view = memory(); fill(view)
+words = "every device has pageable_memory_access (Device(0) has not)"
+refused(ValueError, words, lambda: {call})
+Device().sync()
+assert byte(view, 0) == 7
+""",
+            emulator="pageable=0",
+        )
+
+    def test_read_only_views_of_managed_memory_are_refused_too(self, buf):
+        import managedmem
+
+        with memoryview(buf) as view, view.toreadonly() as fixed:
+            with pytest.raises(ValueError, match="cannot be discarded: it is read-only"):
+                managedmem.discard(fixed)
+            managedmem.discard(view)
