@@ -1,4 +1,4 @@
-"""The recipe for RMM in the documentation: its two functions, called as RMM calls them."""
+"""The recipe for RMM in the documentation: its two functions, called as RMM does, and by RMM."""
 
 import gc
 import re
@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from helpers import PAGE
+import libraries
+from helpers import EMULATED, PAGE
 from managedmem import Device, ManagedBuffer
 
 PAGE_TEXT = (Path(__file__).resolve().parent.parent / "docs" / "allocators.rst").read_text("utf-8")
@@ -55,3 +56,31 @@ def test_allocates_advised_memory_and_frees_it_after_the_stream(recipe):
 def test_a_lack_of_memory_is_what_rmm_knows(recipe):
     with pytest.raises(MemoryError):
         recipe["allocate"](1 << 50, RmmStream())
+
+
+@pytest.fixture
+def upstream(recipe):
+    """RMM's resource over the two functions.
+
+    Without a driver RMM's own streams cannot wait: that ends the process. A stand-in does it then.
+    """
+    rmm = libraries.need("rmm")
+
+    def deallocate(address, size, stream):
+        recipe["deallocate"](address, size, RmmStream() if EMULATED else stream)
+
+    return rmm.mr.CallbackMemoryResource(recipe["allocate"], deallocate)
+
+
+def test_rmm_allocates_and_frees_with_them(upstream):
+    addresses = [upstream.allocate(100) for _ in range(3)]
+    for address in addresses:
+        assert is_managed(address)
+        assert ManagedBuffer.from_handle(address, 100).preferred_location is Device()
+        upstream.deallocate(address, 100)
+        assert not is_managed(address)
+
+
+def test_rmm_passes_a_lack_of_memory_on_with_its_reason(upstream):
+    with pytest.raises(MemoryError, match=f"{1 << 50} bytes"):
+        upstream.allocate(1 << 50)
