@@ -685,6 +685,28 @@ class TestApplied:
         with MigrationPolicy.prefer(device0).applied(buffers[1]):
             buffers[1].close()
 
+    def test_a_view_closed_in_the_block_is_restored(self, alloc, device0):
+        buffer = alloc(8 * PAGE)
+        before = scramble(buffer)
+        views = [buffer.range(PAGE, PAGE), buffer.range(PAGE, 2 * PAGE)[PAGE:]]
+        with MigrationPolicy.prefer(device0).applied(views) as block:
+            for view in views:
+                view.close()
+        assert buffer.page_runs() == before
+        with pytest.raises(RuntimeError, match="closed"):
+            block.__enter__()
+        with buffer.range(0, 3 * PAGE) as view:
+            block = MigrationPolicy.prefer(device0).applied(view)
+            block.__enter__()
+        block.restore()
+        assert buffer.page_runs() == before
+
+    def test_a_view_of_a_closed_buffer_is_left_out(self, alloc, device0):
+        kept, gone = alloc(2 * PAGE), alloc(2 * PAGE)
+        with MigrationPolicy.prefer(device0).applied([gone.range(0, PAGE), kept]):
+            gone.close()
+        assert kept.preferred_location is None
+
     def test_wrapped_memory_freed_in_the_block_is_left_out(self, alloc, device0):
         pointer = managed_memory(4 * PAGE)
         buffer, wrapped = alloc(PAGE), ManagedBuffer.from_handle(pointer, 4 * PAGE)

@@ -282,6 +282,10 @@ mm_policy_apply_to(mm_state *state, const mm_policy *policy, PyObject *targets, 
     if (mm_targets_read(state, targets, MM_QUERY, t) < 0) {
         return -1;
     }
+    if (mm_targets_hold_roots(t) < 0) {
+        mm_targets_end(t);
+        return -1;
+    }
     rc = mm_targets_enter(t, NULL, &st);
     if (rc == 0) {
         Py_BEGIN_ALLOW_THREADS

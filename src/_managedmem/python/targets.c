@@ -293,6 +293,26 @@ mm_targets_end(mm_targets *t)
     Py_CLEAR(t->exports);
 }
 
+int
+mm_targets_hold_roots(mm_targets *t)
+{
+    Py_ssize_t count = PyTuple_Size(t->items);
+    PyObject *roots = PyTuple_New(count), *views = t->items;
+
+    assert(t->entered == 0);
+    if (roots == NULL) {
+        return -1;
+    }
+    for (Py_ssize_t i = 0; i < count; i++) {
+        PyObject *item = PyTuple_GetItem(views, i);
+        PyObject *root = mm_is_buffer(t->state, item) ? mm_buffer_of(item)->root : NULL;
+        PyTuple_SetItem(roots, i, Py_NewRef(root ? root : item));
+    }
+    t->items = roots;
+    Py_DECREF(views); /* only now: the collector may visit the items while targets end */
+    return 0;
+}
+
 /* Whether a target's memory is still the allocation that was read: 1, 0, or -1 for an error. */
 static int
 is_there(const mm_targets *t, Py_ssize_t i)

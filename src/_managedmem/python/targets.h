@@ -56,6 +56,10 @@ MM_NODISCARD int mm_targets_enter(mm_targets *t, const mm_stream_use *stream, mm
  * taking it again. */
 void mm_targets_leave(mm_targets *t);
 
+/* Holds the buffers that views are of in place of the views: then their ranges stay targets also when
+ * the views are closed, as long as the memory lives. Not while the targets are entered. */
+int mm_targets_hold_roots(mm_targets *t);
+
 /* Takes out targets whose memory is gone: buffers that were closed, addresses that were freed. The
  * batch must still have a move for each target. */
 int mm_targets_drop_gone(mm_targets *t);
