@@ -130,8 +130,7 @@ is_single(mm_state *state, PyObject *value)
     }
     return PyUnicode_Check(value) || PyObject_CheckBuffer(value)
            || mm_is_from(state, value, "cuda")
-           || !(PyIter_Check(value) || PySequence_Check(value)
-                || PyObject_HasAttrString(value, "__iter__"));
+           || !(PyType_GetSlot(Py_TYPE(value), Py_tp_iter) || PySequence_Check(value));
 }
 
 PyObject *
