@@ -206,7 +206,14 @@ mm_targets_read_locations(mm_targets *t, PyObject *value)
     if (each && locations == NULL) {
         return -1;
     }
-    if (!each) {
+    if (!t->several && value != NULL && (PyList_Check(value) || PyTuple_Check(value))) {
+        PyErr_Format(
+            PyExc_TypeError,
+            "location is a sequence, but there is one target and no sequence of them: give "
+            "one Device or Host, got %R",
+            value);
+        rc = -1;
+    } else if (!each) {
         rc = mm_read_location(t->state, value, &where);
     } else if ((size_t)PyTuple_Size(locations) != t->batch.count) {
         PyErr_Format(PyExc_ValueError,
@@ -218,6 +225,9 @@ mm_targets_read_locations(mm_targets *t, PyObject *value)
     for (size_t i = 0; rc == 0 && i < t->batch.count; i++) {
         if (each) {
             rc = mm_read_location(t->state, PyTuple_GetItem(locations, (Py_ssize_t)i), &where);
+            if (rc < 0) {
+                mm_name_item("location", (Py_ssize_t)i);
+            }
         }
         t->batch.moves[i].where = where;
     }
