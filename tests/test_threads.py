@@ -506,3 +506,80 @@ def test_a_tensor_is_dropped_while_a_host_function_waits_for_python(last):
         driver=os.environ["MANAGEDMEM_DRIVER"],
     )
     assert done.stdout == "fine\n"
+
+
+READS = {
+    "read_mostly": "buf.read_mostly",
+    "preferred_location": "buf.preferred_location",
+    "last_prefetch_location": "buf.last_prefetch_location",
+    "accessed_by": "len(members)",
+    "is_managed": "wrapped.is_managed",
+    "device_id": "wrapped.device_id",
+    "first look-up": "ManagedBuffer.from_handle(buf.handle, PAGE).read_mostly",
+    "query of the stream": "stream.query()",
+    "query of another stream": "other.query()",
+    "pool attributes": "pool.attributes.used_mem_current",
+    "pool peers": "len(pool.peer_accessible_by)",
+    "current device": "Device()",
+    "device name": "Device(0).name",
+    "device attribute": "Device(0).concurrent_managed_access",
+    "plan": "PrefetchPlan([(buf, Host())])",
+    "array interface": "buf.__cuda_array_interface__",
+    "DLPack": "buf.__dlpack__(stream=-1)",
+}
+
+
+@pytest.mark.parametrize("waits", ["stream.sync()", "Device(0).sync()", "victim.close()"])
+def test_reads_while_a_host_function_in_python_is_waited_for(waits):
+    """One thread waits in the driver for a host function, which needs the GIL; a read in another
+    thread that kept the GIL and waited for the driver would wait for ever."""
+    done = run_python(
+        f"""
+        import ctypes, faulthandler, sys, threading, time
+        import managedmem
+        from helpers import EMULATED, PAGE, raw_driver
+        from managedmem import *
+        buf, victim = empty(16 * PAGE), empty(16 * PAGE)
+        wrapped = ManagedBuffer.from_handle(buf.handle, buf.size)
+        members, pool = buf.accessed_by, DeviceMemoryResource(0)
+        stream, other = Stream(), Stream()
+        reads = {READS!r}
+        for read in reads.values():
+            eval(read)
+        if EMULATED:
+            managedmem.emulator.schedule("lazy")
+
+        @ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+        def host_function(_):
+            for _ in range(10):
+                time.sleep(0.01)  # gives the GIL up and takes it again
+
+        def wait():
+            victim.prefetch(Host(), stream=stream)
+            started.set()
+            {waits}
+
+        for name, read in reads.items():
+            started = threading.Event()
+            if victim.is_closed:
+                victim = empty(16 * PAGE)
+            handle = ctypes.c_void_p(stream.handle)
+            assert raw_driver().cuLaunchHostFunc(handle, host_function, None) == 0
+            waiting = threading.Thread(target=wait)
+            waiting.start()
+            started.wait()
+            time.sleep(0.03)
+            print(name, flush=True)
+            faulthandler.dump_traceback_later(10, exit=True)
+            sys.setswitchinterval(100)  # gives the GIL up when a call does, and not before
+            read = eval(read)
+            sys.setswitchinterval(0.005)
+            faulthandler.cancel_dump_traceback_later()
+            del read
+            waiting.join()
+        print("done")
+        """,
+        driver=os.environ["MANAGEDMEM_DRIVER"],
+        check=False,
+    )
+    assert done.stdout.splitlines() == [*READS, "done"], done.stderr

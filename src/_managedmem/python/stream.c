@@ -334,8 +334,11 @@ stream_query(PyObject *op, PyObject *Py_UNUSED(none))
     if (cu == NULL || mm_stream_begin(state, op, &use) < 0) {
         return NULL;
     }
+    /* The driver may take care of work that is due, and wait for a host function's. */
+    Py_BEGIN_ALLOW_THREADS
     rc = mm_stream_query(cu, use.handle, &done, &st);
     mm_stream_leave(&use);
+    Py_END_ALLOW_THREADS
     return rc < 0 ? mm_raise(state, &st) : PyBool_FromLong(done);
 }
 
@@ -428,9 +431,12 @@ PyDoc_STRVAR(stream_sync_doc,
              "\n"
              "Driver: cuStreamSynchronize.");
 
-PyDoc_STRVAR(stream_query_doc,
-             "query($self, /)\n--\n\n"
-             "Whether everything queued so far is done. Does not wait. Driver: cuStreamQuery.");
+PyDoc_STRVAR(
+    stream_query_doc,
+    "query($self, /)\n--\n\n"
+    "Whether everything queued so far is done. Does not wait. Other threads run meanwhile.\n"
+    "\n"
+    "Driver: cuStreamQuery.");
 
 PyDoc_STRVAR(
     stream_close_doc,
