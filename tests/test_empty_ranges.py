@@ -38,7 +38,7 @@ EMPTIES = {
 TARGETS = EMPTIES | {
     "array interface": lambda b: CudaArray(b, shape=(4, 0)),
     "array interface at 0": lambda b: CudaArray(b, shape=(0,), pointer=0),
-    "bytes": lambda b: b"",
+    "bytearray": lambda b: bytearray(),
     "memoryview": lambda b: memoryview(b)[:0],
     "memoryview of nothing": lambda b: memoryview(managedmem.empty((0, 2))),
 }

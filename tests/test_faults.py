@@ -196,6 +196,10 @@ OPERATIONS = {
     "numpy": Operation(
         lambda w: w.keep(w.a.numpy(w.stream)), "ManagedBuffer.numpy", may_change=MOVES, faults=2
     ),
+    # What buf.torch() and buf.cupy() add to an export; without those libraries.
+    "wait for an array": Operation(
+        lambda w: managedmem._managedmem._settle(w.a, w.stream, False), "ManagedBuffer.torch"
+    ),
     "numpy of a wrapper": Operation(
         lambda w: w.keep(w.wrapped.numpy()), may_change=MOVES, faults=3
     ),
@@ -601,6 +605,7 @@ ELSEWHERE = {
     "Stream.close",
     "ManagedMemoryResource.deallocate",
     "Device.set_current",
+    "ManagedBuffer.cupy",
     "ManagedMemoryResource.device_id",
     "ManagedMemoryResource.close",
     "DeviceMemoryResource.close",

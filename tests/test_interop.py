@@ -205,7 +205,19 @@ class TestDlpackArguments:
         assert capsule_name(buf.__dlpack__(dl_device=(CUDA_MANAGED, 0))) == "dltensor"
         assert capsule_name(buf.__dlpack__(dl_device=None)) == "dltensor"
 
-    @pytest.mark.parametrize("device", [(7, 0), (10, 0), (CUDA_MANAGED, 99)], ids=repr)
+    def test_a_cuda_device_may_be_asked_for(self, buf):
+        """For consumers that know no managed memory: torch takes it as memory of that device."""
+        for device in managedmem.Device.all():
+            for version in (None, (1, 0)):
+                where = (2, device.device_id)
+                capsule = buf.__dlpack__(dl_device=where, max_version=version)
+                tensor = capsule_struct(capsule).tensor
+                assert (tensor.device.device_type, tensor.device.device_id) == where
+                assert tensor.data == buf.handle
+
+    @pytest.mark.parametrize(
+        "device", [(7, 0), (10, 0), (CUDA_MANAGED, 99), (2, 99), (2, -1)], ids=repr
+    )
     def test_another_device_is_a_buffer_error(self, alloc, device):
         buffer = alloc(PAGE)
         with pytest.raises((BufferError, ValueError)):

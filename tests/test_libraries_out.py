@@ -53,7 +53,21 @@ def on_host_jax(buffer):
     return jax.dlpack.from_dlpack(libraries.numpy().asarray(buffer), device=jax.devices("cpu")[0])
 
 
+def torch_of(buffer):
+    libraries.torch()
+    return buffer.torch()
+
+
+def cupy_of(buffer):
+    libraries.cupy()
+    return buffer.cupy()
+
+
 WAYS = {
+    "buf.numpy": Way(NumPy, lambda b: libraries.numpy() and b.numpy(), True),
+    "buf.torch": Way(Torch, torch_of, True),
+    "buf.torch on the CPU": Way(Torch, lambda b: host_torch() and b.torch("cpu"), True),
+    "buf.cupy": Way(CuPy, cupy_of, True),
     "numpy.asarray": Way(NumPy, lambda b: libraries.numpy().asarray(b), True),
     "numpy.from_dlpack": Way(NumPy, lambda b: libraries.numpy().from_dlpack(b), True),
     "torch.from_numpy": Way(
@@ -254,6 +268,69 @@ class TestTorchTypesThatNumPyLacks:
         assert tensor.data_ptr() == buffer.handle
         Torch.fill(tensor, 1.5)
         assert contents(buffer) == one_and_a_half * (4096 // len(one_and_a_half))
+
+
+class TestByName:
+    """buf.torch() and buf.cupy() on a GPU; on the CPU they are in test_arrays."""
+
+    @pytest.mark.parametrize("give", [torch_of, cupy_of])
+    @pytest.mark.parametrize("shape", [(), (0,), (0, 3), (3, 0), (2, 3)], ids=repr)
+    @pytest.mark.parametrize("dtype", ["bool", "uint8", "float16", "float32", "complex128"])
+    def test_any_shape_and_type(self, give, shape, dtype):
+        with managedmem.empty(shape, dtype) as buffer:
+            array = give(buffer)
+            assert tuple(array.shape) == shape
+            assert str(array.dtype).removeprefix("torch.") == dtype
+            del array
+            gc.collect()
+
+    def test_the_device_is_the_current_one_or_the_one_that_is_asked_for(self, buf):
+        torch = libraries.torch()
+        assert buf.torch().device == torch.device("cuda", torch.cuda.current_device())
+        for device in managedmem.Device.all():
+            for name in (device, device.device_id, f"cuda:{device.device_id}"):
+                tensor = buf.torch(name)
+                assert tensor.device == torch.device("cuda", device.device_id)
+                assert tensor.data_ptr() == buf.handle
+
+    def test_cupys_device_is_its_current_one(self, buf):
+        cupy = libraries.cupy()
+        for device in managedmem.Device.all():
+            with cupy.cuda.Device(device.device_id):
+                assert buf.cupy().device.id == device.device_id
+
+    @pytest.mark.parametrize("give", [torch_of, cupy_of])
+    def test_of_a_devices_own_memory(self, give):
+        library = Torch if give is torch_of else CuPy
+        with managedmem.DeviceMemoryResource(managedmem.Device(0)) as resource:
+            with resource.allocate(COUNT) as buffer:
+                array = give(buffer)
+                assert library.pointer(array) == buffer.handle
+                library.fill(array, 3)
+                assert bytes(library.read(array)) == b"\x03" * COUNT
+                del array
+                gc.collect()
+
+    @pytest.mark.parametrize(
+        "give", [lambda b, s: b.torch(stream=s), lambda b, s: b.cupy(stream=s)]
+    )
+    def test_a_stream_is_waited_for(self, give, buf, stream):
+        libraries.torch(), libraries.cupy()
+        for value in range(1, 20):
+            buf.fill(value, stream=stream)
+            assert (give(buf, stream) == value).all()
+
+    def test_work_on_the_default_stream_comes_first(self, buf):
+        torch = libraries.torch()
+        with torch.cuda.stream(torch.cuda.Stream()):
+            for value in range(1, 20):
+                buf.fill(value)
+                assert (buf.torch() == value).all()
+
+    def test_torch_takes_it_from_dlpack_when_asked_for_a_gpu(self, buf):
+        torch = libraries.torch()
+        tensor = torch.from_dlpack(buf.__dlpack__(dl_device=(2, 0)))
+        assert (tensor.data_ptr(), tensor.device) == (buf.handle, torch.device("cuda:0"))
 
 
 class TestTorch:

@@ -61,6 +61,24 @@ class TestTheArray:
         array[:] = 7
         assert (array == 7).all()
 
+    @pytest.mark.parametrize("copy", [True, numpy.True_])
+    def test_a_copy_has_other_memory(self, alloc, device0, copy):
+        buffer = alloc(4096).view("float32", (32, 32))
+        buffer.fill(b"\x00\x00\x80\x3f")
+        buffer.prefetch(device0)
+        array = buffer.numpy(copy=copy)
+        assert (array.dtype, array.shape) == (numpy.float32, (32, 32))
+        assert array.ctypes.data != buffer.handle
+        buffer.fill(0)
+        buffer.close()
+        assert buffer.is_closed
+        assert (array == 1).all()
+
+    @pytest.mark.parametrize("bad", [None, 1, "yes"], ids=repr)
+    def test_copy_is_a_bool(self, buf, bad):
+        with pytest.raises(TypeError, match="copy"):
+            buf.numpy(copy=bad)
+
     def test_of_a_subclass_and_of_wrapped_memory(self, buf):
         class Mine(ManagedBuffer):
             pass
@@ -152,7 +170,7 @@ class TestRefused:
         assert buf.last_prefetch_location is device0
 
     def test_arguments(self, buf):
-        for call in (lambda: buf.numpy(None, None), lambda: buf.numpy(dtype="f4")):
+        for call in (lambda: buf.numpy(None, True), lambda: buf.numpy(dtype="f4")):
             with pytest.raises(TypeError, match="numpy"):
                 call()
 

@@ -102,12 +102,15 @@ PyObject *mm_buffer_dlpack(PyObject *op, PyObject *const *args, Py_ssize_t nargs
 PyObject *mm_buffer_dlpack_device(PyObject *op, PyObject *none);
 PyObject *mm_buffer_array_interface(PyObject *op, void *closure);
 PyObject *mm_buffer_finished_copy(PyObject *op);
-PyObject *mm_buffer_numpy(PyObject *op, PyObject *const *args, Py_ssize_t nargs,
-                          PyObject *kwnames);
-PyObject *mm_buffer_array(PyObject *op, PyObject *const *args, Py_ssize_t nargs,
-                          PyObject *kwnames);
 int mm_buffer_getbuffer(PyObject *op, Py_buffer *view, int flags);
 void mm_buffer_releasebuffer(PyObject *op, Py_buffer *view);
+
+/* In buffer_arrays.c. */
+PyObject *mm_buffer_numpy(PyObject *, PyObject *const *, Py_ssize_t, PyObject *);
+PyObject *mm_buffer_array(PyObject *, PyObject *const *, Py_ssize_t, PyObject *);
+PyObject *mm_buffer_torch(PyObject *, PyObject *const *, Py_ssize_t, PyObject *);
+PyObject *mm_buffer_cupy(PyObject *, PyObject *const *, Py_ssize_t, PyObject *);
+extern const char mm_numpy_doc[], mm_torch_doc[], mm_cupy_doc[], mm_buffer_array_doc[];
 
 /* In buffer_life.c. */
 PyObject *mm_buffer_from_handle(PyObject *, PyObject *const *, Py_ssize_t, PyObject *);
@@ -136,8 +139,7 @@ extern const char mm_view_doc[], mm_range_doc[];
 PyObject *mm_buffer_page_runs(PyObject *op, PyObject *none);
 extern const char mm_page_runs_doc[];
 
-extern const char mm_buffer_dlpack_doc[], mm_buffer_dlpack_device_doc[], mm_numpy_doc[],
-    mm_buffer_array_doc[];
+extern const char mm_buffer_dlpack_doc[], mm_buffer_dlpack_device_doc[];
 
 /* The live set behind buf.accessed_by, and assignment to it. */
 PyObject *mm_accessed_by_new(mm_state *state, PyObject *buffer);

@@ -1,5 +1,5 @@
 /* buffer_exports.c: a buffer in the hands of others, without a copy: the buffer protocol for the
- * host, DLPack and __cuda_array_interface__ for everyone. Each host view and DLPack tensor counts
+ * host, DLPack and __cuda_array_interface__ for everyone; buffer_arrays.c has the arrays by name. Each host view and DLPack tensor counts
  * as an export, so that the memory cannot be closed under it. */
 #include <stdlib.h>
 
@@ -96,137 +96,6 @@ mm_buffer_releasebuffer(PyObject *op, Py_buffer *Py_UNUSED(view))
     mm_guard_unexport(&mm_buffer_of(op)->memory->guard);
     mm_guard_unexport(&mm_buffer_of(op)->guard);
 }
-
-/* --- NumPy ------------------------------------------------------------------------------ */
-
-/* Moves the range to the host after the stream's work and waits for both. Where host and devices
- * may not use managed memory at the same time nothing can be prefetched; there the view that is
- * taken next waits for the other work as well. */
-static int
-bring_to_host(const mm_buffer_use *use, CUstream stream, mm_status *st)
-{
-    int rc = use->cu->concurrent_access
-                 ? mm_range_prefetch(use->cu, use->range, mm_host(), stream, MM_DEFER_NO, st)
-                 : mm_stream_refuse_capture(use->cu, stream, "a wait for the stream", st);
-
-    return rc < 0 ? -1 : mm_stream_synchronize(use->cu, stream, st);
-}
-
-static int
-read_back(mm_buffer *b, PyObject *stream_object)
-{
-    mm_stream_use stream;
-    mm_buffer_use use;
-    mm_status st;
-    int rc;
-
-    /* As a query: system memory can be prefetched on some devices, and still is not managed. */
-    if (mm_stream_read(b->state, stream_object, &stream) < 0
-        || mm_buffer_begin(b, MM_QUERY, &stream, &use) < 0) {
-        return -1;
-    }
-    Py_BEGIN_ALLOW_THREADS
-    rc = bring_to_host(&use, stream.handle, &st);
-    mm_buffer_end(&use);
-    Py_END_ALLOW_THREADS
-    if (rc < 0) {
-        (void)mm_raise(b->state, &st);
-    }
-    return rc;
-}
-
-static PyObject *
-import_numpy(void)
-{
-    PyObject *numpy = PyImport_ImportModule("numpy");
-
-    if (numpy == NULL && PyErr_ExceptionMatches(PyExc_ModuleNotFoundError)) {
-        PyErr_SetString(PyExc_ImportError,
-                        "numpy() needs NumPy, which is not installed: pip install numpy; "
-                        "memoryview(buf) needs nothing");
-    }
-    return numpy;
-}
-
-/* numpy.array(view, ...) of a view that is taken here: NumPy forgets the error of a buffer that
- * refuses one, and makes an array of one object instead. */
-static PyObject *
-array_of_view(PyObject *op, PyObject *numpy, PyObject *dtype, PyObject *copy)
-{
-    PyObject *view = PyMemoryView_FromObject(op);
-    PyObject *make = view ? PyObject_GetAttrString(numpy, "array") : NULL;
-    PyObject *args = make ? PyTuple_Pack(1, view) : NULL;
-    PyObject *kwargs = args ? Py_BuildValue("{s:O,s:O}", "dtype", dtype, "copy", copy) : NULL;
-    PyObject *array = kwargs ? PyObject_Call(make, args, kwargs) : NULL;
-
-    Py_XDECREF(view);
-    Py_XDECREF(make);
-    Py_XDECREF(args);
-    Py_XDECREF(kwargs);
-    return array;
-}
-
-PyObject *
-mm_buffer_array(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
-{
-    static const char *const names[] = {"dtype", "copy"};
-    static const mm_parameters parameters = {"__array__", names, 0, 2, 2};
-    PyObject *given[2], *numpy, *array;
-
-    if (mm_args(&parameters, args, nargs, kwnames, given) < 0
-        || (numpy = import_numpy()) == NULL) {
-        return NULL;
-    }
-    array = array_of_view(op, numpy, given[0] ? given[0] : Py_None, given[1] ? given[1] : Py_None);
-    Py_DECREF(numpy);
-    return array;
-}
-
-PyObject *
-mm_buffer_numpy(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
-{
-    static const char *const names[] = {"stream"};
-    static const mm_parameters parameters = {"numpy", names, 0, 1, 1};
-    mm_buffer *b = mm_buffer_of(op);
-    PyObject *given[1], *numpy, *array;
-
-    if (mm_args(&parameters, args, nargs, kwnames, given) < 0 || mm_buffer_check_open(b) < 0) {
-        return NULL;
-    }
-    numpy = import_numpy();
-    if (numpy == NULL) {
-        return NULL;
-    }
-    array = read_back(b, given[0]) < 0 ? NULL : array_of_view(op, numpy, Py_None, Py_False);
-    Py_DECREF(numpy);
-    return array;
-}
-
-const char mm_numpy_doc[] =
-    "numpy($self, /, stream=None)\n--\n\n"
-    "The buffer as a NumPy array, ready to be read: the way to a result.\n"
-    "\n"
-    "Waits for the work on the stream, with the pages brought to the host in one prefetch behind it,\n"
-    "and returns an ndarray over the same memory: no copy, writable, of the buffer's dtype and shape.\n"
-    "Work on other streams is not waited for. While the array or a view of it lives, close() is a\n"
-    "BufferError.\n"
-    "\n"
-    "Without concurrent_managed_access nothing can be prefetched, and the process ends when the host\n"
-    "touches managed memory while a device works: there the call waits for the stream, the current\n"
-    "device and all that this library has worked on, and the array must not be used while a device\n"
-    "works again.\n"
-    "\n"
-    "Raises ImportError without NumPy, RuntimeError when closed, ValueError for wrapped memory that is\n"
-    "not managed, CUDAError while the stream captures a graph, which stays intact. Other threads run\n"
-    "meanwhile. Driver: cuMemPrefetchAsync, cuStreamSynchronize.";
-
-const char mm_buffer_array_doc[] =
-    "__array__($self, /, dtype=None, copy=None)\n--\n\n"
-    "The buffer as a NumPy array; the same memory, unless dtype or copy ask for another.\n"
-    "\n"
-    "NumPy calls it only where the buffer refuses a host view, and so meets the reason: RuntimeError\n"
-    "when closed, ValueError for memory that the host cannot reach. Waits as little as\n"
-    "numpy.asarray(buf) does.";
 
 /* --- __cuda_array_interface__ ----------------------------------------------------------- */
 
@@ -364,19 +233,23 @@ drop_capsule(PyObject *capsule)
     mm_exception_restore(&saved);
 }
 
-static void
-fill_tensor(dl_tensor *t, tensor_block *block, const mm_buffer *b, int32_t device_type)
-{
-    int device = b->memory->device;
+/* What the consumer asked for. */
+typedef struct {
+    bool versioned;
+    bool copied;
+    int32_t device_type, device_id;
+} dlpack_form;
 
+static void
+fill_tensor(dl_tensor *t, tensor_block *block, const mm_buffer *b, const dlpack_form *form)
+{
     for (int i = 0; i < b->dimensions; i++) {
         block->shape[i] = b->shape[i];
         block->strides[i] = b->strides[i] / b->dtype->itemsize;
     }
     t->data = b->size > 0 ? (void *)(uintptr_t)b->start : NULL;
-    t->device.device_type = device_type;
-    /* 0 is what the specification asks for managed memory and the CPU. */
-    t->device.device_id = device == MM_ANY_DEVICE ? 0 : device;
+    t->device.device_type = form->device_type;
+    t->device.device_id = form->device_id;
     t->ndim = b->dimensions;
     t->dtype.code = b->dtype->dlpack_code;
     t->dtype.bits = (uint8_t)(b->dtype->itemsize * 8);
@@ -385,13 +258,6 @@ fill_tensor(dl_tensor *t, tensor_block *block, const mm_buffer *b, int32_t devic
     t->strides = block->strides;
     t->byte_offset = 0;
 }
-
-/* What the consumer asked for. */
-typedef struct {
-    bool versioned;
-    bool copied;
-    int32_t device_type;
-} dlpack_form;
 
 static PyObject *
 new_capsule(mm_buffer *b, const dlpack_form *form)
@@ -417,7 +283,7 @@ new_capsule(mm_buffer *b, const dlpack_form *form)
         mm_home_retain(t->home);
     }
     if (form->versioned) {
-        fill_tensor(&t->as.versioned.tensor, t, b, form->device_type);
+        fill_tensor(&t->as.versioned.tensor, t, b, form);
         t->as.versioned.version.major = DLPACK_MAJOR;
         t->as.versioned.version.minor = DLPACK_MINOR;
         t->as.versioned.flags = form->copied ? DL_FLAG_IS_COPIED : 0;
@@ -425,7 +291,7 @@ new_capsule(mm_buffer *b, const dlpack_form *form)
         t->as.versioned.deleter = delete_versioned;
         capsule = PyCapsule_New(&t->as.versioned, "dltensor_versioned", drop_capsule);
     } else {
-        fill_tensor(&t->as.plain.tensor, t, b, form->device_type);
+        fill_tensor(&t->as.plain.tensor, t, b, form);
         t->as.plain.context = t;
         t->as.plain.deleter = delete_plain;
         capsule = PyCapsule_New(&t->as.plain, "dltensor", drop_capsule);
@@ -464,23 +330,27 @@ device_type_of(const mm_buffer *b)
 }
 
 /* Managed memory has no device of its own: consumers name any of the system's. The CPU can use it
- * as it is. Memory of a device is there and nowhere else. */
+ * as it is, and so can consumers that know plain CUDA memory only. Memory of a device is there and
+ * nowhere else. */
 static bool
 can_be_on(const mm_buffer *b, int devices, long long type, long long id)
 {
     if (b->memory->device != MM_ANY_DEVICE) {
         return type == DL_DEVICE_CUDA && id == b->memory->device;
     }
-    return (type == DL_DEVICE_CPU || type == DL_DEVICE_CUDA_MANAGED) && id >= 0 && id < devices;
+    return (type == DL_DEVICE_CPU || type == DL_DEVICE_CUDA_MANAGED || type == DL_DEVICE_CUDA)
+           && id >= 0 && id < devices;
 }
 
 /* dl_device is None or where the tensor shall be. */
 static int
-read_device(const mm_buffer *b, PyObject *value, int devices, int32_t *type)
+read_device(const mm_buffer *b, PyObject *value, int devices, dlpack_form *form)
 {
     long long device_type, device_id;
 
-    *type = device_type_of(b);
+    form->device_type = device_type_of(b);
+    /* 0 is what the specification asks for managed memory. */
+    form->device_id = b->memory->device == MM_ANY_DEVICE ? 0 : b->memory->device;
     if (value == NULL || value == Py_None) {
         return 0;
     }
@@ -496,13 +366,16 @@ read_device(const mm_buffer *b, PyObject *value, int devices, int32_t *type)
     if (!can_be_on(b, devices, device_type, device_id)) {
         PyErr_Format(PyExc_BufferError,
                      b->memory->device == MM_ANY_DEVICE
-                         ? "managed memory is exported as (13, a device: CUDA managed) or (1, 0: "
-                           "CPU), not as %R"
+                         ? "managed memory is exported as (13, a device: CUDA managed), (2, a "
+                           "device: CUDA) or (1, 0: CPU), not as %R"
                          : "memory of a device is exported as (2, its ordinal: CUDA), not as %R",
                      value);
         return -1;
     }
-    *type = (int32_t)device_type;
+    form->device_type = (int32_t)device_type;
+    if (device_type == DL_DEVICE_CUDA) {
+        form->device_id = (int32_t)device_id;
+    }
     return 0;
 }
 
@@ -583,7 +456,7 @@ mm_buffer_dlpack(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject
     if (mm_args(&parameters, args, nargs, kwnames, given) < 0
         || read_max_version(given[1], &form.versioned) < 0 || mm_buffer_check_open(b) < 0
         || (cu = mm_open(b->state)) == NULL
-        || read_device(b, given[2], cu->device_count, &form.device_type) < 0) {
+        || read_device(b, given[2], cu->device_count, &form) < 0) {
         return NULL;
     }
     form.copied = given[3] == Py_True;
@@ -625,9 +498,10 @@ const char mm_buffer_dlpack_doc[] =
     "A DLPack capsule of the memory: CUDA managed memory (device type 13), or memory of a device (2).\n"
     "\n"
     "Versioned where max_version is (1, 0) or more. dl_device (1, 0) asks for managed memory as CPU\n"
-    "memory. copy=True gives a new buffer. stream is the consumer's: it then comes after the default\n"
-    "stream's work; -1 asks for no order. The memory cannot be closed while the tensor lives. Raises\n"
-    "BufferError for another device, ValueError for stream 0.";
+    "memory, (2, n) as memory of that device, for consumers that know no managed memory. copy=True gives\n"
+    "a new buffer. stream is the consumer's: it then comes after the default stream's work; -1 asks for\n"
+    "no order. The memory cannot be closed while the tensor lives. Raises BufferError for another device,\n"
+    "ValueError for stream 0.";
 
 const char mm_buffer_dlpack_device_doc[] =
     "__dlpack_device__($self, /)\n--\n\n"

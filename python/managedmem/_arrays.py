@@ -1,0 +1,88 @@
+"""A buffer as an array of torch or CuPy over the same memory: what buf.torch() and buf.cupy() do.
+
+The libraries are imported by the call and not before. Each array holds a DLPack tensor or capsule
+of the buffer, so that it counts as an export and keeps the memory.
+"""
+
+from importlib import import_module
+from typing import Any
+
+from managedmem._managedmem import Device, Host, ManagedBuffer, _settle, driver_info
+
+CPU, CUDA = 1, 2
+LEGACY_STREAM = 1
+
+
+def _library(name: str, advice: str) -> Any:
+    try:
+        return import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name != name:
+            raise
+        raise ImportError(f"{name}() needs {advice}", name=name) from None
+
+
+def _refuse_emulated(name: str) -> None:
+    if driver_info()["emulated"]:
+        raise RuntimeError(
+            f"{name} cannot use memory of the emulated driver on a GPU: it is host memory; "
+            'buf.numpy() and buf.torch("cpu") can'
+        )
+
+
+def _own_device(buffer: ManagedBuffer) -> int | None:
+    """The device whose own memory it is; None for managed memory, which is every device's."""
+    kind, ordinal = buffer.__dlpack_device__()
+    return ordinal if kind == CUDA else None
+
+
+def _torch_device(torch: Any, buffer: ManagedBuffer, device: Any) -> Any:
+    if isinstance(device, Host):
+        return torch.device("cpu")
+    if isinstance(device, Device):
+        return torch.device("cuda", device.device_id)
+    if isinstance(device, int):
+        return torch.device("cuda", device)  # torch.device(0) needs a GPU to be there
+    if device is not None:
+        return torch.device(device)
+    own = _own_device(buffer)
+    if own is not None:
+        return torch.device("cuda", own)
+    has_gpu = not driver_info()["emulated"] and torch.cuda.is_available()
+    return torch.device("cuda" if has_gpu else "cpu")
+
+
+def to_torch(buffer: ManagedBuffer, device: Any, stream: Any) -> Any:
+    torch = _library(
+        "torch",
+        "PyTorch, which is not installed: pip install torch; https://pytorch.org has others",
+    )
+    place = _torch_device(torch, buffer, device)
+    if place.type == "cpu":
+        _settle(buffer, stream, True)
+        return torch.from_dlpack(buffer.__dlpack__(dl_device=(CPU, 0)))
+    if place.type != "cuda":
+        raise ValueError(f"a tensor of a buffer is on a CUDA device or the CPU, not on {place}")
+    _refuse_emulated("torch")
+    ordinal = torch.cuda.current_device() if place.index is None else place.index
+    if stream is not None:
+        _settle(buffer, stream, False)
+    consumer = torch.cuda.current_stream(ordinal).cuda_stream or LEGACY_STREAM
+    # torch knows no managed memory in DLPack; to it this is memory of that device.
+    return torch.from_dlpack(buffer.__dlpack__(stream=consumer, dl_device=(CUDA, ordinal)))
+
+
+def to_cupy(buffer: ManagedBuffer, stream: Any) -> Any:
+    cupy = _library(
+        "cupy",
+        "CuPy, which is not installed: pip install cupy-cuda13x, or that of your CUDA version",
+    )
+    _refuse_emulated("CuPy")
+    own = _own_device(buffer)
+    ordinal = cupy.cuda.runtime.getDevice() if own is None else own
+    if stream is not None:
+        _settle(buffer, stream, False)
+    consumer = cupy.cuda.get_current_stream().ptr or LEGACY_STREAM
+    held = buffer.__dlpack__(stream=consumer)
+    memory = cupy.cuda.UnownedMemory(buffer.handle, buffer.nbytes, held, ordinal)
+    return cupy.ndarray(buffer.shape, str(buffer.dtype), cupy.cuda.MemoryPointer(memory, 0))

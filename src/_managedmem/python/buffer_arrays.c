@@ -1,0 +1,277 @@
+/* buffer_arrays.c: a buffer as an array of another library, by name: numpy(), torch(), cupy(). They
+ * order the array behind work, and go through what buffer_exports.c exports. */
+#include "buffer.h"
+#include "functions.h"
+#include "stream.h"
+
+/* --- NumPy ------------------------------------------------------------------------------ */
+
+/* Moves the range to the host after the stream's work and waits for both. Where host and devices
+ * may not use managed memory at the same time nothing can be prefetched; there the view that is
+ * taken next waits for the other work as well. */
+static int
+bring_to_host(const mm_buffer_use *use, CUstream stream, mm_status *st)
+{
+    int rc = use->cu->concurrent_access
+                 ? mm_range_prefetch(use->cu, use->range, mm_host(), stream, MM_DEFER_NO, st)
+                 : mm_stream_refuse_capture(use->cu, stream, "a wait for the stream", st);
+
+    return rc < 0 ? -1 : mm_stream_synchronize(use->cu, stream, st);
+}
+
+static int
+read_back(mm_buffer *b, PyObject *stream_object)
+{
+    mm_stream_use stream;
+    mm_buffer_use use;
+    mm_status st;
+    int rc;
+
+    /* As a query: system memory can be prefetched on some devices, and still is not managed. */
+    if (mm_stream_read(b->state, stream_object, &stream) < 0
+        || mm_buffer_begin(b, MM_QUERY, &stream, &use) < 0) {
+        return -1;
+    }
+    Py_BEGIN_ALLOW_THREADS
+    rc = bring_to_host(&use, stream.handle, &st);
+    mm_buffer_end(&use);
+    Py_END_ALLOW_THREADS
+    if (rc < 0) {
+        (void)mm_raise(b->state, &st);
+    }
+    return rc;
+}
+
+static PyObject *
+import_numpy(void)
+{
+    PyObject *numpy = PyImport_ImportModule("numpy");
+
+    if (numpy == NULL && PyErr_ExceptionMatches(PyExc_ModuleNotFoundError)) {
+        PyErr_SetString(PyExc_ImportError,
+                        "numpy() needs NumPy, which is not installed: pip install numpy; "
+                        "memoryview(buf) needs nothing");
+    }
+    return numpy;
+}
+
+/* numpy.array(view, ...) of a view that is taken here: NumPy forgets the error of a buffer that
+ * refuses one, and makes an array of one object instead. */
+static PyObject *
+array_of_view(PyObject *op, PyObject *numpy, PyObject *dtype, PyObject *copy)
+{
+    PyObject *view = PyMemoryView_FromObject(op);
+    PyObject *make = view ? PyObject_GetAttrString(numpy, "array") : NULL;
+    PyObject *args = make ? PyTuple_Pack(1, view) : NULL;
+    PyObject *kwargs = args ? Py_BuildValue("{s:O,s:O}", "dtype", dtype, "copy", copy) : NULL;
+    PyObject *array = kwargs ? PyObject_Call(make, args, kwargs) : NULL;
+
+    Py_XDECREF(view);
+    Py_XDECREF(make);
+    Py_XDECREF(args);
+    Py_XDECREF(kwargs);
+    return array;
+}
+
+PyObject *
+mm_buffer_array(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
+{
+    static const char *const names[] = {"dtype", "copy"};
+    static const mm_parameters parameters = {"__array__", names, 0, 2, 2};
+    PyObject *given[2], *numpy, *array;
+
+    if (mm_args(&parameters, args, nargs, kwnames, given) < 0
+        || (numpy = import_numpy()) == NULL) {
+        return NULL;
+    }
+    array = array_of_view(op, numpy, given[0] ? given[0] : Py_None, given[1] ? given[1] : Py_None);
+    Py_DECREF(numpy);
+    return array;
+}
+
+PyObject *
+mm_buffer_numpy(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
+{
+    static const char *const names[] = {"stream", "copy"};
+    static const mm_parameters parameters = {"numpy", names, 0, 1, 2};
+    mm_buffer *b = mm_buffer_of(op);
+    PyObject *given[2], *numpy, *array;
+    bool copy = false;
+
+    if (mm_args(&parameters, args, nargs, kwnames, given) < 0
+        || (given[1] != NULL && mm_read_flag(b->state, given[1], "copy", &copy) < 0)
+        || mm_buffer_check_open(b) < 0) {
+        return NULL;
+    }
+    numpy = import_numpy();
+    if (numpy == NULL) {
+        return NULL;
+    }
+    array = read_back(b, given[0]) < 0
+                ? NULL
+                : array_of_view(op, numpy, Py_None, copy ? Py_True : Py_False);
+    Py_DECREF(numpy);
+    return array;
+}
+
+/* --- torch and CuPy --------------------------------------------------------------------- */
+
+/* Waits for a stream, as numpy() does, and leaves the pages where they are. */
+static int
+wait_for(mm_buffer *b, PyObject *stream_object)
+{
+    bool managed = b->memory->device == MM_ANY_DEVICE;
+    mm_stream_use stream;
+    mm_buffer_use use;
+    mm_status st;
+    int rc;
+
+    if (mm_stream_read(b->state, stream_object, &stream) < 0
+        || mm_buffer_begin(b, managed ? MM_QUERY : MM_COPY, &stream, &use) < 0) {
+        return -1;
+    }
+    Py_BEGIN_ALLOW_THREADS
+    rc = mm_stream_refuse_capture(use.cu, stream.handle, "a wait for the stream", &st) < 0
+                 || mm_stream_synchronize(use.cu, stream.handle, &st) < 0
+             ? -1
+             : 0;
+    mm_buffer_end(&use);
+    Py_END_ALLOW_THREADS
+    if (rc < 0) {
+        (void)mm_raise(b->state, &st);
+    }
+    return rc;
+}
+
+PyObject *
+mm_settle(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
+{
+    static const char *const names[] = {"", "", ""};
+    static const mm_parameters parameters = {"_settle", names, 3, 3, 3};
+    mm_state *state = mm_module_state(module);
+    PyObject *given[3];
+    bool to_host;
+    int rc;
+
+    if (mm_args(&parameters, args, nargs, NULL, given) < 0
+        || mm_read_flag(state, given[2], "to_host", &to_host) < 0) {
+        return NULL;
+    }
+    if (!mm_is_buffer(state, given[0])) {
+        PyErr_Format(PyExc_TypeError, "_settle() takes a ManagedBuffer, got %R", given[0]);
+        return NULL;
+    }
+    rc = to_host ? read_back(mm_buffer_of(given[0]), given[1])
+                 : wait_for(mm_buffer_of(given[0]), given[1]);
+    return rc < 0 ? NULL : Py_NewRef(Py_None);
+}
+
+/* Calls a function of managedmem._arrays, which knows the library. */
+static PyObject *
+make_array(PyObject *op, const char *function, PyObject *device, PyObject *stream)
+{
+    PyObject *module, *array;
+
+    if (mm_buffer_check_open(mm_buffer_of(op)) < 0) {
+        return NULL;
+    }
+    module = PyImport_ImportModule("managedmem._arrays");
+    if (module == NULL) {
+        return NULL;
+    }
+    array = device ? PyObject_CallMethod(module, function, "OOO", op, device, stream)
+                   : PyObject_CallMethod(module, function, "OO", op, stream);
+    Py_DECREF(module);
+    return array;
+}
+
+PyObject *
+mm_buffer_torch(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
+{
+    static const char *const names[] = {"device", "stream"};
+    static const mm_parameters parameters = {"torch", names, 0, 1, 2};
+    PyObject *given[2];
+
+    if (mm_args(&parameters, args, nargs, kwnames, given) < 0) {
+        return NULL;
+    }
+    return make_array(op, "to_torch", given[0] ? given[0] : Py_None,
+                      given[1] ? given[1] : Py_None);
+}
+
+PyObject *
+mm_buffer_cupy(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
+{
+    static const char *const names[] = {"stream"};
+    static const mm_parameters parameters = {"cupy", names, 0, 0, 1};
+    PyObject *given[1];
+
+    if (mm_args(&parameters, args, nargs, kwnames, given) < 0) {
+        return NULL;
+    }
+    return make_array(op, "to_cupy", NULL, given[0] ? given[0] : Py_None);
+}
+
+/* --- docstrings ------------------------------------------------------------------------- */
+
+const char mm_numpy_doc[] =
+    "numpy($self, /, stream=None, *, copy=False)\n--\n\n"
+    "The buffer as a NumPy array, ready to be read: the way to a result.\n"
+    "\n"
+    "Waits for the work on the stream, with the pages brought to the host in one prefetch behind it,\n"
+    "and returns an ndarray over the same memory: no copy, writable, of the buffer's dtype and shape.\n"
+    "Work on other streams is not waited for. While the array or a view of it lives, close() is a\n"
+    "BufferError. copy=True gives an array with memory of its own, which nothing here changes or holds.\n"
+    "\n"
+    "Without concurrent_managed_access nothing can be prefetched, and the process ends when the host\n"
+    "touches managed memory while a device works: there the call waits for the stream, the current\n"
+    "device and all that this library has worked on, and the array must not be used while a device\n"
+    "works again.\n"
+    "\n"
+    "Raises ImportError without NumPy, RuntimeError when closed, ValueError for wrapped memory that is\n"
+    "not managed, CUDAError while the stream captures a graph, which stays intact. Other threads run\n"
+    "meanwhile. Driver: cuMemPrefetchAsync, cuStreamSynchronize.";
+
+const char mm_torch_doc[] =
+    "torch($self, /, device=None, *, stream=None)\n--\n\n"
+    "The buffer as a torch tensor over the same memory, of its dtype and shape.\n"
+    "\n"
+    "Parameters\n"
+    "----------\n"
+    "device : torch.device, str or int, optional\n"
+    "    The CUDA device that the tensor is on, or the CPU. None: torch's current CUDA device, or the\n"
+    "    CPU where torch has none or the driver is emulated.\n"
+    "stream : Stream, object with __cuda_stream__, int, or None\n"
+    "    Its work is waited for. None: the default stream's work comes before that of torch's current\n"
+    "    stream, and for a tensor on the CPU is waited for.\n"
+    "\n"
+    "No copy. For the CPU the pages are brought to the host, as numpy() does. While the tensor or a\n"
+    "view of it lives, close() is a BufferError. torch.asarray(buf) is something else: it takes the\n"
+    "bytes for float32 whatever the dtype, so that ints become other numbers.\n"
+    "\n"
+    "Raises ImportError without torch, RuntimeError when closed, or for a CUDA device with the emulated\n"
+    "driver, ValueError for a device of another kind, BufferError for a device that this memory is not\n"
+    "on, CUDAError as numpy() does. Driver: cuMemPrefetchAsync, cuStreamSynchronize.";
+
+const char mm_cupy_doc[] =
+    "cupy($self, /, *, stream=None)\n--\n\n"
+    "The buffer as a CuPy array over the same memory, of its dtype and shape, on CuPy's current device.\n"
+    "\n"
+    "Parameters\n"
+    "----------\n"
+    "stream : Stream, object with __cuda_stream__, int, or None\n"
+    "    Its work is waited for. None: the default stream's work comes before that of CuPy's current\n"
+    "    stream.\n"
+    "\n"
+    "No copy. While the array or a view of it lives, close() is a BufferError.\n"
+    "\n"
+    "Raises ImportError without CuPy, RuntimeError when closed, or with the emulated driver, CUDAError\n"
+    "while the stream captures a graph. Driver: cuStreamSynchronize.";
+
+const char mm_buffer_array_doc[] =
+    "__array__($self, /, dtype=None, copy=None)\n--\n\n"
+    "The buffer as a NumPy array; the same memory, unless dtype or copy ask for another.\n"
+    "\n"
+    "NumPy calls it only where the buffer refuses a host view, and so meets the reason: RuntimeError\n"
+    "when closed, ValueError for memory that the host cannot reach. Waits as little as\n"
+    "numpy.asarray(buf) does.";
