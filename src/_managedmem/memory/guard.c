@@ -153,6 +153,12 @@ mm_guard_close(mm_guard *g, bool forked)
     return MM_CLOSED_NOW;
 }
 
+void
+mm_guard_reopen(mm_guard *g)
+{
+    atomic_fetch_and(&g->state, ~CLOSED);
+}
+
 bool
 mm_guard_is_closed(const mm_guard *g)
 {

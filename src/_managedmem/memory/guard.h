@@ -31,6 +31,9 @@ typedef enum { MM_CLOSED_NOW, MM_CLOSED_BEFORE, MM_STILL_EXPORTED } mm_guard_ans
  * forked child there is nothing to wait for: the threads that made the calls are not there. */
 mm_guard_answer mm_guard_close(mm_guard *g, bool forked);
 
+/* Undoes MM_CLOSED_NOW, for the caller who got it and could not free the resource. */
+void mm_guard_reopen(mm_guard *g);
+
 bool mm_guard_is_closed(const mm_guard *g);
 unsigned mm_guard_exports(const mm_guard *g);
 

@@ -1,6 +1,7 @@
 /* memory.c: allocating, wrapping, sharing and freeing memory. */
 #include "memory.h"
 
+#include <sched.h>
 #include <stdlib.h>
 
 mm_memory *
@@ -13,6 +14,8 @@ mm_memory_wrap(CUdeviceptr start, size_t size, mm_status *st)
         return NULL;
     }
     atomic_init(&m->references, 1);
+    atomic_init(&m->holds, 1);
+    atomic_flag_clear(&m->reordering);
     m->device = MM_ANY_DEVICE;
     m->start = start;
     m->size = size;
@@ -165,29 +168,58 @@ void
 mm_memory_retain(mm_memory *m)
 {
     atomic_fetch_add_explicit(&m->references, 1, memory_order_relaxed);
+    atomic_fetch_add_explicit(&m->holds, 1, memory_order_relaxed);
+}
+
+bool
+mm_memory_let_go(mm_memory *m)
+{
+    return atomic_fetch_sub_explicit(&m->holds, 1, memory_order_acq_rel) == 1;
+}
+
+void
+mm_memory_forget(mm_memory *m)
+{
+    if (atomic_fetch_sub_explicit(&m->references, 1, memory_order_acq_rel) == 1) {
+        free(m);
+    }
 }
 
 bool
 mm_memory_drop(mm_memory *m)
 {
-    return atomic_fetch_sub_explicit(&m->references, 1, memory_order_acq_rel) == 1;
+    bool last = mm_memory_let_go(m);
+
+    if (!last) {
+        mm_memory_forget(m);
+    }
+    return last;
 }
 
+/* Calls can be under way only where somebody else has a reference. */
 bool
 mm_memory_end_blocks(const mm_memory *m)
 {
-    return m->owned && !mm_guard_is_closed(&m->guard);
+    return (m->owned || atomic_load_explicit(&m->references, memory_order_acquire) > 1)
+           && !mm_guard_is_closed(&m->guard);
+}
+
+void
+mm_memory_retire(mm_memory *m)
+{
+    if (mm_memory_end_blocks(m)) {
+        mm_status ignored;
+        bool first;
+        int rc = mm_memory_close(m, &first, &ignored);
+        (void)rc;
+    }
 }
 
 void
 mm_memory_end(mm_memory *m)
 {
-    if (mm_memory_end_blocks(m)) {
-        mm_status ignored;
-        int rc = free_owned(m, NULL, &ignored);
-        (void)rc;
-    }
-    free(m);
+    mm_memory_retire(m);
+    mm_memory_forget(m);
 }
 
 void
@@ -219,7 +251,51 @@ mm_memory_close_on(mm_memory *m, const CUstream *stream, bool *first, mm_status 
     return *first ? free_owned(m, stream, st) : 0;
 }
 
+/* The stream, its holder and its device of a block, which change together. */
+typedef struct {
+    CUstream stream;
+    mm_stream *shared;
+    int device;
+} block_order;
+
+static void
+lock_order(mm_memory *m)
+{
+    while (atomic_flag_test_and_set_explicit(&m->reordering, memory_order_acquire)) {
+        (void)sched_yield();
+    }
+}
+
+static void
+unlock_order(mm_memory *m)
+{
+    atomic_flag_clear_explicit(&m->reordering, memory_order_release);
+}
+
+static int
+drop_order(const block_order *order, mm_status *st)
+{
+    return order->shared ? mm_stream_release(order->shared, st) : 0;
+}
+
 /* Entered, so that no other thread frees the block meanwhile. */
+static int
+refuse_capture_of_block(mm_driver *cu, mm_memory *m, mm_status *st)
+{
+    mm_status ignored;
+    block_order now;
+    int rc;
+
+    lock_order(m);
+    now = (block_order){m->block->stream, m->block->shared, m->block->device};
+    if (now.shared != NULL) {
+        mm_stream_retain(now.shared);
+    }
+    unlock_order(m);
+    rc = mm_pool_refuse_capture(cu, now.stream, now.device, st);
+    return drop_order(&now, rc < 0 ? &ignored : st) < 0 ? -1 : rc;
+}
+
 int
 mm_memory_refuse_capture(mm_driver *cu, mm_memory *m, const CUstream *stream, mm_status *st)
 {
@@ -228,10 +304,37 @@ mm_memory_refuse_capture(mm_driver *cu, mm_memory *m, const CUstream *stream, mm
     if (!mm_guard_enter(&m->guard)) {
         return 0;
     }
-    rc = mm_pool_refuse_capture(cu, stream ? *stream : m->block->stream,
-                                stream ? m->device : m->block->device, st);
+    rc = stream ? mm_pool_refuse_capture(cu, *stream, m->device, st)
+                : refuse_capture_of_block(cu, m, st);
     mm_guard_leave(&m->guard);
     return rc;
+}
+
+int
+mm_memory_set_stream(mm_driver *cu, mm_memory *m, CUstream stream, mm_stream *shared, bool *done,
+                     mm_status *st)
+{
+    block_order order = {mm_is_default_stream(stream) ? NULL : stream, shared, m->device}, before;
+
+    if (m->device == MM_ANY_DEVICE && order.stream == NULL
+        && mm_current_device(cu, &order.device, st) < 0) {
+        return -1;
+    }
+    *done = mm_guard_enter(&m->guard);
+    if (!*done) {
+        return 0;
+    }
+    if (shared != NULL) {
+        mm_stream_retain(shared);
+    }
+    lock_order(m);
+    before = (block_order){m->block->stream, m->block->shared, m->block->device};
+    m->block->stream = order.stream;
+    m->block->shared = order.shared;
+    m->block->device = order.device;
+    unlock_order(m);
+    mm_guard_leave(&m->guard);
+    return drop_order(&before, st);
 }
 
 int

@@ -174,29 +174,20 @@ buffer_get_itemsize(PyObject *op, void *Py_UNUSED(closure))
     return PyLong_FromLong(mm_buffer_of(op)->dtype->itemsize);
 }
 
-/* A view answers for its root. */
-static mm_buffer *
-root_of(PyObject *op)
-{
-    mm_buffer *b = mm_buffer_of(op);
-
-    return b->root ? mm_buffer_of(b->root) : b;
-}
-
 static PyObject *
 buffer_get_owner(PyObject *op, void *Py_UNUSED(closure))
 {
-    PyObject *owner = root_of(op)->owner;
+    PyObject *owner = mm_buffer_owner(mm_buffer_of(op));
 
-    return Py_NewRef(owner ? owner : Py_None);
+    return owner ? owner : Py_NewRef(Py_None);
 }
 
 static PyObject *
 buffer_get_resource(PyObject *op, void *Py_UNUSED(closure))
 {
-    PyObject *resource = root_of(op)->resource;
+    PyObject *resource = mm_buffer_resource(mm_buffer_of(op));
 
-    return Py_NewRef(resource ? resource : Py_None);
+    return resource ? resource : Py_NewRef(Py_None);
 }
 
 static PyObject *
@@ -350,6 +341,8 @@ static PyMethodDef buffer_methods[] = {
      mm_cupy_doc},
     {"close", (PyCFunction)(void (*)(void))mm_buffer_close, METH_FASTCALL | METH_KEYWORDS,
      mm_buffer_close_doc},
+    {"set_deallocation_stream", mm_buffer_set_deallocation_stream, METH_O,
+     mm_set_deallocation_stream_doc},
     {"__array__", (PyCFunction)(void (*)(void))mm_buffer_array, METH_FASTCALL | METH_KEYWORDS,
      mm_buffer_array_doc},
     {"__dlpack__", (PyCFunction)(void (*)(void))mm_buffer_dlpack, METH_FASTCALL | METH_KEYWORDS,
@@ -381,8 +374,9 @@ static PyGetSetDef buffer_getset[] = {
      NULL},
     {"itemsize", buffer_get_itemsize, NULL, "Bytes of an element.", NULL},
     {"owner", buffer_get_owner, NULL,
-     "What from_handle() was told to keep alive, until the buffer object ends; or None.", NULL},
-    {"memory_resource", buffer_get_resource, NULL, "What allocated the memory, or None.", NULL},
+     "What from_handle() was told to keep alive, until the buffer is closed; or None.", NULL},
+    {"memory_resource", buffer_get_resource, NULL,
+     "What allocated the memory, until the buffer is closed; or None.", NULL},
     {"device_id", buffer_get_device_id, NULL,
      "The owner of device memory; of managed memory the device that was current at the allocation or\n"
      "that its pool prefers, not where the pages are.\n\n"
@@ -437,7 +431,8 @@ static PyType_Slot buffer_slots[] = {
     {Py_tp_new, buffer_new},
     {Py_tp_traverse, mm_buffer_traverse},
     {Py_tp_clear, mm_buffer_clear},
-    {Py_tp_dealloc, mm_buffer_dealloc},
+    {Py_tp_finalize, mm_buffer_finalize},
+    {Py_tp_dealloc, mm_buffer_last_reference},
     {Py_tp_repr, buffer_repr},
     {Py_tp_methods, buffer_methods},
     {Py_tp_getset, buffer_getset},

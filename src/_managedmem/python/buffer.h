@@ -1,8 +1,8 @@
 /* buffer.h: the struct behind ManagedBuffer, for the files that make up the type.
  *
  * A buffer is a range of a mm_memory with a dtype and a shape; several buffers (views) share one
- * memory. Only the root, which has no `root` of its own, closes it. Everything but the atomics is
- * fixed once the object is made, so no lock is needed to read it. */
+ * memory. Only the root closes it. What a buffer keeps alive goes when it is closed; the rest, but for
+ * the atomics, is fixed once the object is made, so no lock is needed to read it. */
 #ifndef MM_BUFFER_H
 #define MM_BUFFER_H
 
@@ -12,21 +12,28 @@
 #include "dtype.h"
 #include "stream.h"
 
+#include <sys/types.h>
+
 enum { MM_MAX_DIMENSIONS = 8 };
 
 typedef struct {
     PyObject_HEAD PyObject *weakrefs;
     mm_state *state;
     mm_memory *memory;
-    PyObject *root;     /* the buffer this is a view of, kept alive; or NULL */
+    PyObject *root;     /* of a view: the buffer it is a view of */
     PyObject *owner;    /* what keeps wrapped memory alive; or NULL */
     PyObject *resource; /* what allocated it; or NULL */
-    PyObject *stream;   /* another library's, in whose order pool memory is freed; or NULL */
+    PyObject *stream; /* of another library, in whose order pool memory is freed; or NULL. Of lent
+                         * memory what mm_lender_order gave */
     CUdeviceptr start;
     size_t size;
     mm_guard guard; /* of this view: its memoryviews are the exports; the memory has its own */
     const mm_dtype *dtype;
     int dimensions;
+    pid_t lent; /* the process that has to give the memory back to its resource; or 0 */
+    bool is_view; /* also when closed, without a root */
+    bool gave_up; /* its hold on the memory, as a closed view */
+    bool tried_last; /* to give lent memory back without being asked */
     Py_ssize_t shape[MM_MAX_DIMENSIONS];
     Py_ssize_t strides[MM_MAX_DIMENSIONS];
 } mm_buffer;
@@ -59,6 +66,14 @@ void mm_buffer_release(mm_memory *memory);
 /* A view with another range, dtype and shape. */
 PyObject *mm_buffer_view(mm_buffer *from, size_t offset, const mm_dtype *dtype, int dimensions,
                          const Py_ssize_t *shape);
+
+/* New references: the buffer that a view is one of, or the buffer itself; its resource or NULL, its
+ * owner or NULL. A closed buffer has neither; a closed view has no root, which for mm_buffer_root is
+ * an error and for the other NULL without one. */
+PyObject *mm_buffer_root(mm_buffer *b);
+PyObject *mm_buffer_find_root(mm_buffer *b);
+PyObject *mm_buffer_resource(mm_buffer *b);
+PyObject *mm_buffer_owner(mm_buffer *b);
 
 /* A buffer in use, and the stream it is used in: the driver and the range for it, safe from being
  * closed until the end. */
@@ -118,8 +133,11 @@ PyObject *mm_buffer_close(PyObject *, PyObject *const *, Py_ssize_t, PyObject *)
 PyObject *mm_buffer_exit(PyObject *op, PyObject *const *args, Py_ssize_t nargs);
 int mm_buffer_traverse(PyObject *op, visitproc visit, void *arg);
 int mm_buffer_clear(PyObject *op);
-void mm_buffer_dealloc(PyObject *op);
-extern const char mm_buffer_from_handle_doc[], mm_buffer_close_doc[];
+void mm_buffer_finalize(PyObject *op);
+void mm_buffer_last_reference(PyObject *op);
+PyObject *mm_buffer_set_deallocation_stream(PyObject *op, PyObject *stream);
+extern const char mm_buffer_from_handle_doc[], mm_buffer_close_doc[],
+    mm_set_deallocation_stream_doc[];
 
 /* In buffer_views.c. */
 PyObject *mm_buffer_view_method(PyObject *, PyObject *const *, Py_ssize_t, PyObject *);

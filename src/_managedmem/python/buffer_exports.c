@@ -262,26 +262,28 @@ fill_tensor(dl_tensor *t, tensor_block *block, const mm_buffer *b, const dlpack_
 static PyObject *
 new_capsule(mm_buffer *b, const dlpack_form *form)
 {
-    mm_buffer *root = b->root ? mm_buffer_of(b->root) : b;
-    tensor_block *t = calloc(1, sizeof *t);
+    PyObject *root = mm_buffer_root(b);
+    tensor_block *t = root ? calloc(1, sizeof *t) : NULL;
     PyObject *capsule;
 
     if (t == NULL) {
-        return PyErr_NoMemory();
+        Py_XDECREF(root);
+        return root ? PyErr_NoMemory() : NULL;
     }
     if (!mm_guard_export(&b->memory->guard)) {
         free(t);
+        Py_DECREF(root);
         (void)mm_buffer_raise_closed();
         return NULL;
     }
     mm_memory_retain(b->memory);
     t->memory = b->memory;
-    if (root->owner != NULL || root->stream != NULL
-        || (root->resource != NULL && !root->memory->owned)) {
-        t->keep = Py_NewRef((PyObject *)root);
+    if (mm_buffer_of(root)->owner != NULL || mm_buffer_of(root)->stream != NULL) {
+        t->keep = Py_NewRef(root);
         t->home = b->state->home;
         mm_home_retain(t->home);
     }
+    Py_DECREF(root);
     if (form->versioned) {
         fill_tensor(&t->as.versioned.tensor, t, b, form);
         t->as.versioned.version.major = DLPACK_MAJOR;

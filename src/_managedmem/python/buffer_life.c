@@ -1,6 +1,9 @@
 /* buffer_life.c: how a ManagedBuffer begins and ends: making one and its views, closing, what the
  * garbage collector and the last reference do. */
+#include <unistd.h>
+
 #include "buffer.h"
+#include "lender.h"
 
 /* --- life ------------------------------------------------------------------------------- */
 
@@ -70,17 +73,102 @@ PyObject *
 mm_buffer_view(mm_buffer *from, size_t offset, const mm_dtype *dtype, int dimensions,
                const Py_ssize_t *shape)
 {
+    PyObject *root = mm_buffer_root(from);
     mm_buffer *b;
 
+    if (root == NULL) {
+        return NULL;
+    }
     mm_memory_retain(from->memory);
     b = allocate_object(from->state, Py_TYPE((PyObject *)from), from->memory);
-    if (b != NULL) {
-        b->root = Py_NewRef(from->root ? from->root : (PyObject *)from);
-        b->stream = Py_XNewRef(from->stream);
-        b->start = from->start + offset;
-        set_layout(b, dtype, dimensions, shape);
+    if (b == NULL) {
+        Py_DECREF(root);
+        return NULL;
     }
+    b->is_view = true;
+    b->root = root;
+    b->start = from->start + offset;
+    set_layout(b, dtype, dimensions, shape);
     return (PyObject *)b;
+}
+
+/* --- what a buffer keeps alive ---------------------------------------------------------- */
+
+/* A new reference to what the field holds, which another thread may be letting go. */
+static PyObject *
+look_at(mm_buffer *b, PyObject *const *field)
+{
+    PyObject *found;
+
+    MM_LOCK((PyObject *)b)
+    found = Py_XNewRef(*field);
+    MM_UNLOCK()
+    return found;
+}
+
+/* Of a view the root, or NULL when it is closed; else the buffer itself. */
+PyObject *
+mm_buffer_find_root(mm_buffer *b)
+{
+    return b->is_view ? look_at(b, &b->root) : Py_NewRef((PyObject *)b);
+}
+
+PyObject *
+mm_buffer_root(mm_buffer *b)
+{
+    PyObject *root = mm_buffer_find_root(b);
+
+    if (root == NULL) {
+        (void)mm_buffer_raise_closed();
+    }
+    return root;
+}
+
+PyObject *
+mm_buffer_owner(mm_buffer *b)
+{
+    PyObject *root = mm_buffer_find_root(b);
+    PyObject *owner = root ? look_at(mm_buffer_of(root), &mm_buffer_of(root)->owner) : NULL;
+
+    Py_XDECREF(root);
+    return owner;
+}
+
+PyObject *
+mm_buffer_resource(mm_buffer *b)
+{
+    PyObject *root = mm_buffer_find_root(b);
+    PyObject *resource = root ? look_at(mm_buffer_of(root), &mm_buffer_of(root)->resource) : NULL;
+
+    Py_XDECREF(root);
+    return resource;
+}
+
+/* Puts a reference into the field, and takes over what was there. */
+static PyObject *
+exchange(mm_buffer *b, PyObject **field, PyObject *value)
+{
+    PyObject *before;
+
+    MM_LOCK((PyObject *)b)
+    before = *field;
+    *field = value;
+    MM_UNLOCK()
+    return before;
+}
+
+/* Lets go of all of it, which may run Python code; an exception that is set stays set. */
+static void
+let_go_of_objects(mm_buffer *b)
+{
+    PyObject **const fields[] = {&b->root, &b->owner, &b->resource, &b->stream};
+    mm_exception saved;
+
+    mm_exception_save(&saved);
+    for (size_t i = 0; i < sizeof fields / sizeof *fields; i++) {
+        Py_XDECREF(exchange(b, fields[i], NULL));
+    }
+    mm_exception_restore(&saved);
 }
 
 int
@@ -96,87 +184,214 @@ mm_buffer_traverse(PyObject *op, visitproc visit, void *arg)
     return 0;
 }
 
-/* Memory of a foreign resource goes back to it; our own resource's memory is freed in C. */
-static bool
-has_foreign_resource(const mm_buffer *b)
-{
-    return b->root == NULL && b->resource != NULL && !b->memory->owned;
-}
+/* --- the end ---------------------------------------------------------------------------- */
 
+/* Closes the memory, without the GIL where calls may be under way. */
 static int
-give_back(mm_buffer *b, PyObject *stream)
+close_memory(mm_buffer *b, const CUstream *stream, bool *first, mm_status *st)
 {
-    PyObject *method = PyObject_GetAttrString(b->resource, "deallocate");
-    PyObject *args = NULL, *kwargs = NULL, *answer = NULL;
+    int rc;
 
-    if (method != NULL) {
-        args = Py_BuildValue("(Kn)", (unsigned long long)b->memory->start,
-                             (Py_ssize_t)b->memory->size);
-        kwargs = Py_BuildValue("{s:O}", "stream", stream ? stream : Py_None);
+    if (!mm_memory_end_blocks(b->memory)) {
+        return mm_memory_close_on(b->memory, stream, first, st);
     }
-    if (args != NULL && kwargs != NULL) {
-        answer = PyObject_Call(method, args, kwargs);
-    }
-    Py_XDECREF(method);
-    Py_XDECREF(args);
-    Py_XDECREF(kwargs);
-    Py_XDECREF(answer);
-    return answer ? 0 : -1;
+    Py_BEGIN_ALLOW_THREADS
+    rc = mm_memory_close_on(b->memory, stream, first, st);
+    Py_END_ALLOW_THREADS
+    return rc;
 }
 
-/* Gives memory back to a foreign resource while the resource is still there. */
+/* Gives memory that this caller closed back to its resource; where that fails it is open again. */
+static int
+give_back(mm_buffer *b, PyObject *order)
+{
+    int rc = mm_lender_take_back(b->resource, b->memory->start, b->memory->size, order);
+
+    if (rc < 0) {
+        mm_guard_reopen(&b->memory->guard);
+    }
+    return rc;
+}
+
+/* Gives lent memory back that nobody closed, once, and tells sys.unraisablehook if that fails. While
+ * a host view lives, which the collector can find together with its buffer, nothing is done yet. */
 static void
-give_back_at_end(mm_buffer *b)
+give_back_at_last(mm_buffer *b)
 {
     mm_exception saved;
     mm_status ignored;
     bool first = false;
 
-    if (!has_foreign_resource(b) || mm_driver_forked()) {
+    if (b->lent == 0 || b->tried_last || b->lent != getpid()) {
         return;
     }
     mm_exception_save(&saved);
-    if (mm_memory_close(b->memory, &first, &ignored) == 0 && first && give_back(b, NULL) < 0) {
-        PyErr_WriteUnraisable(b->resource);
+    if (close_memory(b, NULL, &first, &ignored) == 0) {
+        b->tried_last = true;
+        if (first && give_back(b, b->stream) < 0) {
+            if (!mm_lender_is_gone()) {
+                PyErr_WriteUnraisable(b->resource);
+            }
+            PyErr_Clear(); /* the resource's own, which nobody else can be told */
+        }
     }
     mm_exception_restore(&saved);
 }
 
+/* In a garbage cycle: before any object of it is cleared, the resource among them. */
+void
+mm_buffer_finalize(PyObject *op)
+{
+    give_back_at_last(mm_buffer_of(op));
+}
+
+/* Gives up the hold of a view on its memory, and with it all that it keeps alive. */
+static void
+let_go_of_memory(mm_buffer *b)
+{
+    b->gave_up = true;
+    if (mm_memory_let_go(b->memory)) {
+        Py_BEGIN_ALLOW_THREADS
+        mm_memory_retire(b->memory);
+        Py_END_ALLOW_THREADS
+    }
+    let_go_of_objects(b);
+}
+
+/* A host view in the same garbage still shows the memory: then the cycle breaks there. */
 int
 mm_buffer_clear(PyObject *op)
 {
     mm_buffer *b = mm_buffer_of(op);
 
-    if (b->memory != NULL) {
-        give_back_at_end(b);
+    if (mm_guard_exports(&b->memory->guard) > 0) {
+        return 0;
     }
-    Py_CLEAR(b->root);
-    Py_CLEAR(b->owner);
-    Py_CLEAR(b->resource);
+    if (b->is_view) {
+        if (mm_guard_close(&b->guard, true) == MM_CLOSED_NOW) {
+            let_go_of_memory(b);
+        }
+        return 0;
+    }
+    give_back_at_last(b); /* of a class whose __del__ does not call this one's */
+    let_go_of_objects(b);
     return 0;
 }
 
+/* The memory goes before what it is freed with, and what kept it alive. */
+static void
+buffer_dealloc(mm_buffer *b)
+{
+    give_back_at_last(b);
+    if (b->gave_up) {
+        mm_memory_forget(b->memory);
+    } else {
+        mm_buffer_release(b->memory);
+    }
+    let_go_of_objects(b);
+    mm_free_object((PyObject *)b);
+}
+
+/* Buffers can own buffers, thousands deep, and each end would run inside the one before. The deepest
+ * that is allowed ends those inside it one after the other. In the order of a list, with the field
+ * for weak references, which is free by then, as the link. */
+enum { MAX_NESTED_ENDS = 32 };
+static _Thread_local struct {
+    int depth;
+    mm_state *state; /* the interpreter of the deepest */
+    PyObject *waiting;
+} nested;
+
+static void
+end_waiting(mm_state *state)
+{
+    nested.state = state;
+    while (nested.waiting != NULL) {
+        mm_buffer *b = mm_buffer_of(nested.waiting);
+        nested.waiting = b->weakrefs;
+        b->weakrefs = NULL;
+        buffer_dealloc(b);
+    }
+    nested.state = NULL;
+}
+
+static void
+end_nested(mm_buffer *b)
+{
+    mm_state *state = b->state;
+
+    if (nested.depth >= MAX_NESTED_ENDS && nested.state == state) {
+        b->weakrefs = nested.waiting;
+        nested.waiting = (PyObject *)b;
+        return;
+    }
+    nested.depth++;
+    if (nested.depth == MAX_NESTED_ENDS) {
+        nested.waiting = (PyObject *)b;
+        end_waiting(state);
+    } else {
+        buffer_dealloc(b);
+    }
+    nested.depth--;
+}
+
 void
-mm_buffer_dealloc(PyObject *op)
+mm_buffer_last_reference(PyObject *op)
 {
     mm_buffer *b = mm_buffer_of(op);
 
     PyObject_GC_UnTrack(op);
     PyObject_ClearWeakRefs(op);
-    (void)mm_buffer_clear(op);
-    if (b->memory != NULL) {
-        mm_buffer_release(b->memory);
+    if (b->root == NULL && b->owner == NULL && b->resource == NULL) {
+        buffer_dealloc(b); /* keeps nothing that could end inside */
+    } else {
+        end_nested(b);
     }
-    Py_CLEAR(b->stream); /* not before: the memory is freed in its order */
-    mm_free_object(op);
+}
+
+/* --- memory that exists already --------------------------------------------------------- */
+
+/* Memory that goes back to its resource, in the order of the stream. */
+static PyObject *
+wrap_lent(mm_state *state, PyTypeObject *type, CUdeviceptr start, size_t size, PyObject *resource,
+          PyObject *stream)
+{
+    Py_ssize_t length = (Py_ssize_t)size;
+    PyObject *order, *buffer = NULL;
+    mm_memory *memory;
+    mm_status st;
+
+    if (resource == NULL) {
+        PyErr_SetString(PyExc_ValueError,
+                        "stream needs mr: it is the stream in whose order the memory goes back");
+        return NULL;
+    }
+    if (mm_lender_check(resource) < 0
+        || (order = mm_lender_order(state, resource, stream)) == NULL) {
+        return NULL;
+    }
+    memory = mm_memory_wrap(start, size, &st);
+    if (memory == NULL) {
+        (void)mm_raise(state, &st);
+    } else {
+        buffer =
+            mm_buffer_new(state, type, memory, mm_read_dtype(NULL), 1, &length, NULL, resource);
+    }
+    if (buffer == NULL) {
+        Py_DECREF(order);
+        return NULL;
+    }
+    mm_buffer_of(buffer)->stream = order;
+    mm_buffer_of(buffer)->lent = getpid();
+    return buffer;
 }
 
 PyObject *
 mm_buffer_from_handle(PyObject *type, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
-    static const char *const names[] = {"ptr", "size", "mr", "owner"};
-    static const mm_parameters parameters = {"from_handle", names, 2, 4, 4};
-    PyObject *given[4], *resource, *owner;
+    static const char *const names[] = {"ptr", "size", "mr", "owner", "stream"};
+    static const mm_parameters parameters = {"from_handle", names, 2, 4, 5};
+    PyObject *given[5], *resource, *owner;
     mm_state *state = mm_buffer_class_state((PyTypeObject *)type);
     CUdeviceptr start;
     mm_memory *memory;
@@ -201,13 +416,16 @@ mm_buffer_from_handle(PyObject *type, PyObject *const *args, Py_ssize_t nargs, P
                      (void *)(uintptr_t)start);
         return NULL;
     }
+    if (resource != NULL || (given[4] != NULL && given[4] != Py_None)) {
+        return wrap_lent(state, (PyTypeObject *)type, start, size, resource, given[4]);
+    }
     memory = mm_memory_wrap(start, size, &st);
     if (memory == NULL) {
         return mm_raise(state, &st);
     }
     length = (Py_ssize_t)size;
     return mm_buffer_new(state, (PyTypeObject *)type, memory, mm_read_dtype(NULL), 1, &length,
-                         owner, resource);
+                         owner, NULL);
 }
 
 /* --- closing ---------------------------------------------------------------------------- */
@@ -224,12 +442,12 @@ prepare_close(mm_driver *cu, mm_memory *memory, const CUstream *stream, mm_statu
 static bool
 needs_preparing(const mm_buffer *b, bool stream_given)
 {
-    return !has_foreign_resource(b) && (b->memory->pooled || stream_given) && !mm_driver_forked();
+    return (b->memory->pooled || stream_given) && !mm_driver_forked();
 }
 
-/* Closes the root's memory. */
-static PyObject *
-close_root(mm_buffer *b, PyObject *stream)
+/* Closes memory that was allocated here, or is just wrapped. */
+static int
+close_own(mm_buffer *b, PyObject *stream)
 {
     bool given = stream != NULL && stream != Py_None, first = false;
     mm_driver *cu = NULL;
@@ -237,16 +455,12 @@ close_root(mm_buffer *b, PyObject *stream)
     mm_status st;
     int rc = 0;
 
-    if (mm_guard_is_closed(&b->memory->guard)) {
-        Py_RETURN_NONE;
-    }
     if (mm_stream_read(b->state, stream, &use) < 0
         || (needs_preparing(b, given) && (cu = mm_open(b->state)) == NULL)) {
-        return NULL;
+        return -1;
     }
     if (!mm_stream_enter(&use)) {
-        (void)mm_stream_raise_closed();
-        return NULL;
+        return mm_stream_raise_closed();
     }
     Py_BEGIN_ALLOW_THREADS
     if (cu != NULL) {
@@ -258,12 +472,62 @@ close_root(mm_buffer *b, PyObject *stream)
     mm_stream_leave(&use);
     Py_END_ALLOW_THREADS
     if (rc < 0) {
-        return mm_raise(b->state, &st);
+        (void)mm_raise(b->state, &st);
     }
-    if (first && has_foreign_resource(b) && give_back(b, stream) < 0) {
-        return NULL;
+    if (first) {
+        let_go_of_objects(b);
     }
-    Py_RETURN_NONE;
+    return rc;
+}
+
+/* Closes lent memory. In a forked child nothing goes back: the memory is the parent's. */
+static int
+close_lent(mm_buffer *b, PyObject *stream)
+{
+    bool given = stream != NULL && stream != Py_None, first = false;
+    PyObject *resource = mm_buffer_resource(b), *order;
+    mm_status st;
+    int rc;
+
+    if (resource == NULL) {
+        return 0; /* another thread has just closed it */
+    }
+    order = given ? mm_lender_order(b->state, resource, stream) : look_at(b, &b->stream);
+    Py_DECREF(resource);
+    if (order == NULL) {
+        return PyErr_Occurred() ? -1 : 0;
+    }
+    Py_BEGIN_ALLOW_THREADS
+    rc = mm_memory_close(b->memory, &first, &st);
+    Py_END_ALLOW_THREADS
+    if (rc < 0) {
+        (void)mm_raise(b->state, &st);
+    } else if (first && b->lent == getpid()) {
+        rc = give_back(b, order);
+    }
+    Py_DECREF(order);
+    if (first && rc == 0) {
+        let_go_of_objects(b);
+    }
+    return rc;
+}
+
+/* In one step, as a memoryview may be made meanwhile. No waiting: calls enter the memory, not the
+ * view. */
+static int
+close_view(mm_buffer *b)
+{
+    mm_guard_answer answer = mm_guard_close(&b->guard, true);
+
+    if (answer == MM_STILL_EXPORTED) {
+        PyErr_SetString(PyExc_BufferError,
+                        "this view cannot be closed: a memoryview or NumPy array of it lives");
+        return -1;
+    }
+    if (answer == MM_CLOSED_NOW) {
+        let_go_of_memory(b);
+    }
+    return 0;
 }
 
 PyObject *
@@ -273,18 +537,17 @@ mm_buffer_close(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject 
     static const mm_parameters parameters = {"close", names, 0, 1, 1};
     mm_buffer *b = mm_buffer_of(op);
     PyObject *given[1];
+    int rc = 0;
 
     if (mm_args(&parameters, args, nargs, kwnames, given) < 0) {
         return NULL;
     }
-    if (b->root == NULL) {
-        return close_root(b, given[0]);
+    if (b->is_view) {
+        rc = close_view(b);
+    } else if (!mm_guard_is_closed(&b->memory->guard)) {
+        rc = b->lent != 0 ? close_lent(b, given[0]) : close_own(b, given[0]);
     }
-    /* In one step, as a memoryview may be made meanwhile. No waiting: calls enter the memory, not
-     * the view. */
-    if (mm_guard_close(&b->guard, true) == MM_STILL_EXPORTED) {
-        PyErr_SetString(PyExc_BufferError,
-                        "this view cannot be closed: a memoryview or NumPy array of it lives");
+    if (rc < 0) {
         return NULL;
     }
     Py_RETURN_NONE;
@@ -296,8 +559,112 @@ mm_buffer_exit(PyObject *op, PyObject *const *Py_UNUSED(args), Py_ssize_t Py_UNU
     return mm_buffer_close(op, NULL, 0, NULL);
 }
 
+/* --- the stream of the deallocation ----------------------------------------------------- */
+
+/* A DLPack tensor may outlive the buffer, and with it a stream of another library. */
+static int
+refuse_exported(mm_buffer *b)
+{
+    if (mm_guard_exports(&b->memory->guard) > 0) {
+        PyErr_SetString(
+            PyExc_BufferError,
+            "the deallocation stream cannot be changed to one of another library while "
+            "a memoryview, NumPy array or DLPack tensor of the memory lives");
+        return -1;
+    }
+    return 0;
+}
+
+/* Pool memory: the stream is looked up now, and one of another library kept alive. */
+static int
+set_stream_of_pool(mm_buffer *root, PyObject *stream)
+{
+    mm_driver *cu = mm_open(root->state);
+    mm_stream_use use;
+    bool done = true, foreign;
+    mm_status st;
+    int rc;
+
+    if (cu == NULL || mm_stream_read(root->state, stream, &use) < 0) {
+        return -1;
+    }
+    foreign = use.handle != NULL && use.shared == NULL;
+    if (foreign && refuse_exported(root) < 0) {
+        return -1;
+    }
+    if (!mm_stream_enter(&use)) {
+        return mm_stream_raise_closed();
+    }
+    Py_BEGIN_ALLOW_THREADS
+    rc = mm_memory_set_stream(cu, root->memory, use.handle, use.shared, &done, &st);
+    mm_stream_leave(&use);
+    Py_END_ALLOW_THREADS
+    if (rc < 0) {
+        (void)mm_raise(root->state, &st);
+    } else if (!done) {
+        rc = mm_buffer_raise_closed();
+    } else {
+        Py_XDECREF(exchange(root, &root->stream, foreign ? Py_NewRef(stream) : NULL));
+    }
+    return rc;
+}
+
+static int
+set_stream_of_lent(mm_buffer *root, PyObject *stream)
+{
+    PyObject *resource = mm_buffer_resource(root);
+    PyObject *order = resource ? mm_lender_order(root->state, resource, stream) : NULL;
+
+    if (order != NULL) {
+        Py_XDECREF(exchange(root, &root->stream, order));
+    } else if (resource == NULL) {
+        (void)mm_buffer_raise_closed();
+    }
+    Py_XDECREF(resource);
+    return order ? 0 : -1;
+}
+
+/* Other memory is freed after all work on it, whatever its stream, or not freed here. */
+static int
+check_stream(mm_buffer *root, PyObject *stream)
+{
+    mm_stream_use use;
+
+    return mm_stream_read(root->state, stream, &use);
+}
+
+PyObject *
+mm_buffer_set_deallocation_stream(PyObject *op, PyObject *stream)
+{
+    PyObject *held;
+    mm_buffer *root;
+    int rc;
+
+    if (stream == Py_None) {
+        PyErr_SetString(PyExc_TypeError,
+                        "stream is required: a Stream, an object with __cuda_stream__ or an int "
+                        "handle; Stream.from_handle(1) is the legacy default stream");
+        return NULL;
+    }
+    if (mm_buffer_check_open(mm_buffer_of(op)) < 0
+        || (held = mm_buffer_root(mm_buffer_of(op))) == NULL) {
+        return NULL;
+    }
+    root = mm_buffer_of(held);
+    if (root->lent != 0) {
+        rc = set_stream_of_lent(root, stream);
+    } else {
+        rc = root->memory->pooled ? set_stream_of_pool(root, stream) : check_stream(root, stream);
+    }
+    Py_DECREF(held);
+    if (rc < 0) {
+        return NULL;
+    }
+    Py_RETURN_NONE;
+}
+
 const char mm_buffer_from_handle_doc[] =
-    "from_handle(ptr, size, mr=None, owner=None)\n--\n\n"
+    "from_handle(ptr, size, mr=None, owner=None, *, stream=None)\n--\n\n"
     "Wrap memory that exists already.\n"
     "\n"
     "Parameters\n"
@@ -307,13 +674,27 @@ const char mm_buffer_from_handle_doc[] =
     "size : int\n"
     "    Its size in bytes. With 0 the address may be anything, 0 too.\n"
     "mr : object, optional\n"
-    "    What frees it: close() calls mr.deallocate(ptr, size, stream=stream).\n"
+    "    What frees it: the end of the buffer calls mr.deallocate(ptr, size, stream=stream).\n"
     "owner : object, optional\n"
-    "    Kept alive as long as the buffer and its views.\n"
+    "    Kept alive until the buffer is closed, or as long as it and its views.\n"
+    "stream : stream, optional\n"
+    "    What mr.deallocate() is given; without one the legacy default stream. Kept alive.\n"
     "\n"
     "Gives an instance of the class it is called on. The address is not checked here; an operation on\n"
-    "memory that is not managed raises ValueError. Raises ValueError for mr together with owner, an\n"
-    "address that is none, a size below 0. Driver: none.";
+    "memory that is not managed raises ValueError. Raises ValueError for mr together with owner, for\n"
+    "stream without mr, an address that is none, a size below 0; TypeError for mr without\n"
+    "deallocate(), which always gets a stream object: a resource of cuda.core one of cuda.core, others\n"
+    "the given one or a Stream. Driver: none.";
+
+const char mm_set_deallocation_stream_doc[] =
+    "set_deallocation_stream($self, stream, /)\n--\n\n"
+    "Free the memory in the order of another stream, when the buffer ends or is closed without one.\n"
+    "\n"
+    "For memory of a pool, and memory with mr= in from_handle(), whose deallocate() gets the stream.\n"
+    "Managed memory without a pool is freed after all work on it, and stream is only checked. Nothing\n"
+    "is waited for: the work on the memory must precede what the stream does then. A view sets it for\n"
+    "the whole buffer. Raises TypeError for None and what is no stream, RuntimeError when closed,\n"
+    "BufferError for pool memory with exports and a stream of another library. Driver: none.";
 
 const char mm_buffer_close_doc[] =
     "close($self, /, stream=None)\n--\n\n"
@@ -321,7 +702,8 @@ const char mm_buffer_close_doc[] =
     "\n"
     "Waits for work that uses the memory, and with a stream for everything queued on it. Memory of a\n"
     "pool is freed without waiting, in the order of the stream, or without one of the stream it was\n"
-    "allocated on. Closing a view ends that view only. Raises BufferError while a memoryview, NumPy\n"
-    "array or DLPack tensor of the memory lives; CUDAError for pool memory on a stream that captures a\n"
-    "graph, and when the driver refuses, after which the buffer counts as closed.\n"
-    "Driver: cuMemFree, cuMemFreeAsync.";
+    "allocated on. The owner, the memory resource and the parent of a view are let go. Closing a view\n"
+    "ends that view only. Raises BufferError while a memoryview, NumPy array or DLPack tensor of the\n"
+    "memory lives; CUDAError for pool memory on a stream that captures a graph, and when the driver\n"
+    "refuses, after which the buffer counts as closed; what mr.deallocate() raises, after which the\n"
+    "buffer is open and can be closed again. Driver: cuMemFree, cuMemFreeAsync.";

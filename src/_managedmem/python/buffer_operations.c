@@ -5,6 +5,7 @@
 
 #include "buffer.h"
 #include "foreign.h"
+#include "lender.h"
 #include "location.h"
 #include "resource.h"
 #include "stream.h"
@@ -231,30 +232,62 @@ mm_buffer_copy_from(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObj
     return copy_with(mm_buffer_of(op), given[0], given[1], false);
 }
 
+/* Memory that another library's resource gave, as a buffer laid out like b: the object that it gave is
+ * the owner, and so gives it back. */
+static PyObject *
+wrap_like(mm_buffer *b, PyObject *resource, PyObject *given)
+{
+    mm_range range = {.size = 0};
+    PyObject *export = NULL, *buffer = NULL;
+    mm_memory *memory;
+    bool dense = true;
+    mm_status st;
+
+    if (mm_read_foreign(b->state, given, &range, &dense, &export) < 0) {
+        return NULL;
+    }
+    if (!dense || range.size < b->size) {
+        PyErr_Format(PyExc_TypeError, "%R.allocate(%zu) must give a buffer of that size, got %R",
+                     resource, b->size, given);
+    } else if ((memory = mm_memory_wrap(range.start, b->size, &st)) == NULL) {
+        (void)mm_raise(b->state, &st);
+    } else {
+        buffer = mm_buffer_new(b->state, b->state->buffer_type, memory, b->dtype, b->dimensions,
+                               b->shape, export ? export : given, resource);
+    }
+    Py_XDECREF(export);
+    return buffer;
+}
+
+static PyObject *
+borrow_like(mm_buffer *b, PyObject *resource, PyObject *stream)
+{
+    PyObject *given = mm_lender_allocate(b->state, resource, b->size, stream), *buffer;
+
+    if (given == NULL) {
+        return NULL;
+    }
+    buffer = mm_is_buffer(b->state, given) && mm_buffer_of(given)->size == b->size
+                 ? mm_buffer_view(mm_buffer_of(given), 0, b->dtype, b->dimensions, b->shape)
+                 : wrap_like(b, resource, given);
+    Py_DECREF(given);
+    return buffer;
+}
+
 /* A new buffer like this one, from the same resource where it has one. */
 static PyObject *
 new_like(mm_buffer *b, PyObject *stream)
 {
-    mm_buffer *root = b->root ? mm_buffer_of(b->root) : b;
-    PyObject *plain, *view;
+    PyObject *resource = mm_buffer_resource(b), *buffer;
 
-    if (root->resource == NULL || mm_is_resource(b->state, root->resource)) {
-        return mm_allocate(b->state, root->resource, stream, b->size, b->dtype, b->dimensions,
-                           b->shape);
+    if (resource != NULL && !mm_is_resource(b->state, resource)) {
+        buffer = borrow_like(b, resource, stream);
+    } else {
+        buffer =
+            mm_allocate(b->state, resource, stream, b->size, b->dtype, b->dimensions, b->shape);
     }
-    plain = PyObject_CallMethod(root->resource, "allocate", "n", (Py_ssize_t)b->size);
-    if (plain == NULL || !mm_is_buffer(b->state, plain) || mm_buffer_of(plain)->size != b->size) {
-        if (plain != NULL) {
-            PyErr_Format(PyExc_TypeError,
-                         "%R.allocate(%zu) must give a ManagedBuffer of that size", root->resource,
-                         b->size);
-            Py_DECREF(plain);
-        }
-        return NULL;
-    }
-    view = mm_buffer_view(mm_buffer_of(plain), 0, b->dtype, b->dimensions, b->shape);
-    Py_DECREF(plain);
-    return view;
+    Py_XDECREF(resource);
+    return buffer;
 }
 
 PyObject *
@@ -392,7 +425,8 @@ const char mm_copy_to_doc[] =
     "copy_to($self, dst=None, *, stream=None)\n--\n\n"
     "Copy the bytes of the buffer to dst, in stream order, and return dst.\n"
     "\n"
-    "None makes a new buffer of the same layout from the same resource, of a pool on the same stream.\n"
+    "None makes a new buffer of the same layout from the same resource, of a pool on the same stream;\n"
+    "a resource of somebody else gets allocate(size, stream=stream), and what it gives is the owner.\n"
     "dst as src in copy_from(), and writable. Driver: cuMemcpyAsync.";
 
 const char mm_copy_doc[] =

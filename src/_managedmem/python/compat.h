@@ -35,7 +35,9 @@
 #define MM_LOCK(op) Py_BEGIN_CRITICAL_SECTION(op)
 #define MM_UNLOCK() Py_END_CRITICAL_SECTION()
 #else
-#define MM_LOCK(op) {
+#define MM_LOCK(op) \
+    {               \
+        (void)(op);
 #define MM_UNLOCK() }
 #endif
 

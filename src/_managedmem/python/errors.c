@@ -89,29 +89,10 @@ raise_driver_call(mm_state *state, const mm_status *st)
     Py_XDECREF(code);
 }
 
-/* A detail is ASCII but for the paths in it, which may be any bytes, and be cut off in the middle of
- * a character. */
-static PyObject *
-detail_text(const mm_status *st)
-{
-    return PyUnicode_DecodeFSDefault(st->detail);
-}
-
-static void
-raise_detail(PyObject *type, const mm_status *st)
-{
-    PyObject *message = detail_text(st);
-
-    if (message != NULL) {
-        PyErr_SetObject(type, message);
-        Py_DECREF(message);
-    }
-}
-
 static void
 raise_no_driver(PyObject *type, const mm_status *st)
 {
-    PyObject *message = detail_text(st);
+    PyObject *message = PyUnicode_FromString(st->detail);
 
     if (message != NULL) {
         raise_and_drop(type, new_cuda_error(type, message, NULL, NULL, NULL));
@@ -135,19 +116,19 @@ mm_raise(mm_state *state, const mm_status *st)
         raise_no_driver(state->too_old_error, st);
         break;
     case MM_UNSUPPORTED:
-        raise_detail(PyExc_NotImplementedError, st);
+        PyErr_SetString(PyExc_NotImplementedError, st->detail);
         break;
     case MM_BAD_VALUE:
-        raise_detail(PyExc_ValueError, st);
+        PyErr_SetString(PyExc_ValueError, st->detail);
         break;
     case MM_EXPORTED:
-        raise_detail(PyExc_BufferError, st);
+        PyErr_SetString(PyExc_BufferError, st->detail);
         break;
     case MM_NO_MEMORY:
-        raise_detail(PyExc_MemoryError, st);
+        PyErr_SetString(PyExc_MemoryError, st->detail);
         break;
     default: /* forked, refused */
-        raise_detail(PyExc_RuntimeError, st);
+        PyErr_SetString(PyExc_RuntimeError, st->detail);
     }
     return NULL;
 }

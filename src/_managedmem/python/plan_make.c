@@ -131,7 +131,7 @@ read_target(mm_state *state, PyObject *value, addition *new)
     if (mm_is_buffer(state, value)) {
         mm_buffer *b = mm_buffer_of(value);
         new->entry.memory = &b->memory->guard;
-        new->entry.view = b->root != NULL ? &b->guard : NULL;
+        new->entry.view = b->is_view ? &b->guard : NULL;
     }
     return 0;
 }
@@ -187,17 +187,12 @@ add_pair(mm_plan_object *self, mm_state *state, PyObject *value)
 static int
 add_pairs(mm_plan_object *self, mm_state *state, PyObject *pairs)
 {
-    bool iterable = PyType_GetSlot(Py_TYPE(pairs), Py_tp_iter) || PySequence_Check(pairs);
-    PyObject *iterator, *pair;
+    PyObject *iterator = PyObject_GetIter(pairs), *pair;
     int rc = 0;
 
-    if (!iterable) {
+    if (iterator == NULL) {
         return mm_refuse_foreign(PyExc_TypeError, pairs,
                                  "is no iterable of pairs (target, location)");
-    }
-    iterator = PyObject_GetIter(pairs);
-    if (iterator == NULL) {
-        return -1;
     }
     for (Py_ssize_t i = 0; rc == 0 && (pair = PyIter_Next(iterator)) != NULL; i++) {
         rc = add_pair(self, state, pair);
@@ -207,7 +202,7 @@ add_pairs(mm_plan_object *self, mm_state *state, PyObject *pairs)
         Py_DECREF(pair);
     }
     Py_DECREF(iterator);
-    return rc < 0 || PyErr_Occurred() ? -1 : 0;
+    return PyErr_Occurred() ? -1 : 0;
 }
 
 PyObject *

@@ -202,6 +202,18 @@ new_stream(PyTypeObject *type, CUstream handle, mm_stream *shared)
     return self;
 }
 
+PyObject *
+mm_stream_twin(mm_state *state, mm_stream *shared)
+{
+    PyObject *self = new_stream(state->stream_type, shared->handle, shared);
+    mm_status ignored;
+
+    if (self == NULL && mm_stream_release(shared, &ignored) < 0) {
+        /* There is an exception already. */
+    }
+    return self;
+}
+
 static PyObject *
 stream_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {

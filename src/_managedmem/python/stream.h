@@ -40,4 +40,8 @@ int mm_stream_begin(mm_state *state, PyObject *value, mm_stream_use *use);
 /* Sets the RuntimeError of a closed stream; returns -1. */
 int mm_stream_raise_closed(void);
 
+/* Another Stream over the stream that a Stream made, which lives on when that one is closed. Takes
+ * over the reference to it, also when it fails. */
+PyObject *mm_stream_twin(mm_state *state, mm_stream *shared);
+
 #endif

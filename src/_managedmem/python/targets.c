@@ -130,7 +130,8 @@ is_single(mm_state *state, PyObject *value)
     }
     return PyUnicode_Check(value) || PyObject_CheckBuffer(value)
            || mm_is_from(state, value, "cuda")
-           || !(PyType_GetSlot(Py_TYPE(value), Py_tp_iter) || PySequence_Check(value));
+           || !(PyIter_Check(value) || PySequence_Check(value)
+                || PyObject_HasAttrString(value, "__iter__"));
 }
 
 PyObject *
@@ -206,14 +207,7 @@ mm_targets_read_locations(mm_targets *t, PyObject *value)
     if (each && locations == NULL) {
         return -1;
     }
-    if (!t->several && value != NULL && (PyList_Check(value) || PyTuple_Check(value))) {
-        PyErr_Format(
-            PyExc_TypeError,
-            "location is a sequence, but there is one target and no sequence of them: give "
-            "one Device or Host, got %R",
-            value);
-        rc = -1;
-    } else if (!each) {
+    if (!each) {
         rc = mm_read_location(t->state, value, &where);
     } else if ((size_t)PyTuple_Size(locations) != t->batch.count) {
         PyErr_Format(PyExc_ValueError,
@@ -225,9 +219,6 @@ mm_targets_read_locations(mm_targets *t, PyObject *value)
     for (size_t i = 0; rc == 0 && i < t->batch.count; i++) {
         if (each) {
             rc = mm_read_location(t->state, PyTuple_GetItem(locations, (Py_ssize_t)i), &where);
-            if (rc < 0) {
-                mm_name_item("location", (Py_ssize_t)i);
-            }
         }
         t->batch.moves[i].where = where;
     }
@@ -314,8 +305,9 @@ mm_targets_hold_roots(mm_targets *t)
     }
     for (Py_ssize_t i = 0; i < count; i++) {
         PyObject *item = PyTuple_GetItem(views, i);
-        PyObject *root = mm_is_buffer(t->state, item) ? mm_buffer_of(item)->root : NULL;
-        PyTuple_SetItem(roots, i, Py_NewRef(root ? root : item));
+        PyObject *root =
+            mm_is_buffer(t->state, item) ? mm_buffer_find_root(mm_buffer_of(item)) : NULL;
+        PyTuple_SetItem(roots, i, root ? root : Py_NewRef(item));
     }
     t->items = roots;
     Py_DECREF(views); /* only now: the collector may visit the items while targets end */

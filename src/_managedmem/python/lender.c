@@ -1,0 +1,234 @@
+/* lender.c: memory that is lent by a memory resource of somebody else: the stream that the resource
+ * is given, and the calls of its methods. */
+#include "lender.h"
+
+#include "resource.h"
+#include "stream.h"
+
+int
+mm_lender_check(PyObject *resource)
+{
+    PyObject *method;
+    int found = mm_get_optional(resource, "deallocate", &method);
+    bool callable = found > 0 && PyCallable_Check(method);
+
+    if (found > 0) {
+        Py_DECREF(method);
+    }
+    if (found >= 0 && !callable) {
+        PyErr_Format(PyExc_TypeError,
+                     "mr must have a method deallocate(ptr, size, *, stream), got %R", resource);
+    }
+    return callable ? 0 : -1;
+}
+
+/* --- streams ---------------------------------------------------------------------------- */
+
+/* cuda.core, where it is loaded and the resource is one of its own or made from one; else NULL,
+ * without an exception. Its resources take cuda.core's streams and refuse all others, those with
+ * __cuda_stream__ too. */
+static PyObject *
+cuda_core_of(PyObject *resource)
+{
+    PyObject *name = PyUnicode_FromString("cuda.core");
+    PyObject *module = name ? PyImport_GetModule(name) : NULL, *base = NULL;
+    int is_core = module ? mm_get_optional(module, "MemoryResource", &base) : 0;
+
+    if (is_core > 0) {
+        is_core = PyObject_IsInstance(resource, base);
+        Py_DECREF(base);
+    }
+    if (is_core <= 0) {
+        PyErr_Clear(); /* a cuda.core that is half loaded has made no resource */
+        Py_CLEAR(module);
+    }
+    Py_XDECREF(name);
+    return module;
+}
+
+/* 1 is the legacy default stream whatever else is meant by 0. */
+static PyObject *
+number_of(CUstream handle)
+{
+    return PyLong_FromVoidPtr((void *)(handle == NULL ? CU_STREAM_LEGACY : handle));
+}
+
+static PyObject *
+call_from_handle(PyObject *stream_type, CUstream handle)
+{
+    PyObject *number = number_of(handle);
+    PyObject *stream = NULL;
+
+    if (number != NULL) {
+        stream = PyObject_CallMethod(stream_type, "from_handle", "O", number);
+        Py_DECREF(number);
+    }
+    return stream;
+}
+
+static PyObject *
+as_cuda_core_takes(mm_state *state, PyObject *core, PyObject *stream, CUstream handle)
+{
+    PyObject *type, *made;
+
+    if (stream != NULL && mm_is_from(state, stream, "cuda")
+        && !mm_is_instance(state, stream, "cuda", "CUstream")) {
+        return Py_NewRef(stream);
+    }
+    type = PyObject_GetAttrString(core, "Stream");
+    made = type ? call_from_handle(type, handle) : NULL;
+    Py_XDECREF(type);
+    return made;
+}
+
+/* An object with __cuda_stream__, or what the resources of this package take. */
+static PyObject *
+as_others_take(mm_state *state, PyObject *resource, PyObject *stream, CUstream handle)
+{
+    if (stream == NULL && mm_is_resource(state, resource)) {
+        return Py_NewRef(Py_None);
+    }
+    if (stream != NULL && PyObject_HasAttrString(stream, "__cuda_stream__")) {
+        return Py_NewRef(stream);
+    }
+    return call_from_handle((PyObject *)state->stream_type, handle);
+}
+
+/* The handle, and what keeps it: of a Stream a twin, as closing that one ends its handle. */
+static int
+keep_stream(mm_state *state, PyObject *stream, PyObject **kept, CUstream *handle)
+{
+    mm_stream_use use;
+
+    if (mm_stream_read(state, stream, &use) < 0) {
+        return -1;
+    }
+    if (!mm_stream_enter(&use)) {
+        return mm_stream_raise_closed();
+    }
+    *handle = use.handle;
+    if (use.shared != NULL) {
+        mm_stream_retain(use.shared);
+    }
+    mm_stream_leave(&use);
+    *kept = use.shared ? mm_stream_twin(state, use.shared) : Py_XNewRef(stream);
+    return *kept == NULL && stream != NULL ? -1 : 0;
+}
+
+/* So that a thread without a context can be given one when the memory goes back; cuda.core has the
+ * driver open too. Without a driver the resource says so itself. */
+static void
+open_driver(void)
+{
+    mm_status ignored;
+
+    if (mm_driver_peek() == NULL) {
+        Py_BEGIN_ALLOW_THREADS(void)
+        mm_driver_open(&ignored);
+        Py_END_ALLOW_THREADS
+    }
+}
+
+PyObject *
+mm_lender_order(mm_state *state, PyObject *resource, PyObject *stream)
+{
+    PyObject *kept = NULL, *core, *passed, *order = NULL;
+    CUstream handle = NULL;
+
+    if (stream == Py_None) {
+        stream = NULL;
+    }
+    if (keep_stream(state, stream, &kept, &handle) < 0) {
+        return NULL;
+    }
+    core = cuda_core_of(resource);
+    if (core != NULL) {
+        open_driver();
+    }
+    passed = core ? as_cuda_core_takes(state, core, kept, handle)
+                  : as_others_take(state, resource, kept, handle);
+    if (passed != NULL) {
+        order = PyTuple_Pack(2, passed, kept ? kept : Py_None);
+        Py_DECREF(passed);
+    }
+    Py_XDECREF(core);
+    Py_XDECREF(kept);
+    return order;
+}
+
+/* --- calls ------------------------------------------------------------------------------ */
+
+/* Whose default stream is meant: the owner's of plain device memory. */
+static int
+owner_of(mm_driver *cu, CUdeviceptr start)
+{
+    mm_pointer_facts facts;
+    mm_status ignored;
+
+    return mm_look_up(cu, start, &facts, &ignored) == 0 && !facts.managed
+                   && facts.type == CU_MEMORYTYPE_DEVICE && facts.device >= 0
+                   && facts.device < cu->device_count
+               ? facts.device
+               : MM_ANY_DEVICE;
+}
+
+/* Calls the method with these arguments, which it takes over, and the stream. A thread that never
+ * touched CUDA has no context, and the garbage collector runs in any thread: there the driver would
+ * know no default stream. `start` is the memory that goes back, or 0. */
+static PyObject *
+call(PyObject *resource, const char *name, PyObject *args, PyObject *order, CUdeviceptr start)
+{
+    mm_driver *cu = mm_driver_forked() ? NULL : mm_driver_peek();
+    PyObject *method = args ? PyObject_GetAttrString(resource, name) : NULL;
+    PyObject *kwargs = method ? Py_BuildValue("{s:O}", "stream", PyTuple_GetItem(order, 0)) : NULL;
+    bool by_default = PyTuple_GetItem(order, 1) == Py_None && start != 0;
+    PyObject *answer = NULL;
+    mm_status ignored;
+    mm_scope scope;
+
+    if (kwargs != NULL) {
+        int device = cu && by_default ? owner_of(cu, start) : MM_ANY_DEVICE;
+        bool entered = cu != NULL && mm_scope_enter(&scope, cu, device, &ignored) == 0;
+        answer = PyObject_Call(method, args, kwargs);
+        if (entered) {
+            mm_scope_leave(&scope);
+        }
+    }
+    Py_XDECREF(args);
+    Py_XDECREF(method);
+    Py_XDECREF(kwargs);
+    return answer;
+}
+
+/* An ImportError at the end of the interpreter, when nothing can be imported any more: the resource's
+ * modules are gone, and the process takes the memory with it. */
+bool
+mm_lender_is_gone(void)
+{
+    PyObject *path = PySys_GetObject("meta_path");
+
+    return PyErr_ExceptionMatches(PyExc_ImportError) && (path == NULL || path == Py_None);
+}
+
+int
+mm_lender_take_back(PyObject *resource, CUdeviceptr start, size_t size, PyObject *order)
+{
+    PyObject *args = Py_BuildValue("(Kn)", (unsigned long long)start, (Py_ssize_t)size);
+    PyObject *answer = call(resource, "deallocate", args, order, start);
+
+    Py_XDECREF(answer);
+    return answer ? 0 : -1;
+}
+
+PyObject *
+mm_lender_allocate(mm_state *state, PyObject *resource, size_t size, PyObject *stream)
+{
+    PyObject *order = mm_lender_order(state, resource, stream), *answer;
+
+    if (order == NULL) {
+        return NULL;
+    }
+    answer = call(resource, "allocate", Py_BuildValue("(n)", (Py_ssize_t)size), order, 0);
+    Py_DECREF(order);
+    return answer;
+}

@@ -1,0 +1,445 @@
+"""What a closed buffer lets go of, and how buffers that own buffers end."""
+
+import gc
+import threading
+import weakref
+
+import pytest
+
+from helpers import PAGE, consume, contents, pattern, run_deleter, run_python, write
+from managedmem import (
+    DeviceMemoryResource,
+    Host,
+    ManagedBuffer,
+    ManagedMemoryResource,
+    Stream,
+)
+
+
+class Owner:
+    """Something that can be kept alive and watched."""
+
+
+class Tagged(ManagedBuffer):
+    pass
+
+
+def live():
+    from managedmem import emulator
+
+    gc.collect()
+    return emulator.live().allocations
+
+
+@pytest.fixture(params=[ManagedBuffer, Tagged], ids=["ManagedBuffer", "a subclass"])
+def owned(request, buf):
+    """A buffer, a weak reference to its owner and nothing else that keeps it."""
+    owner = Owner()
+    return request.param.from_handle(buf.handle, buf.size, owner=owner), weakref.ref(owner)
+
+
+class TestWhatCloseLetsGo:
+    def test_the_owner(self, owned):
+        buffer, owner = owned
+        assert buffer.owner is owner() is not None
+        buffer.close()
+        assert owner() is None
+        assert buffer.owner is None
+
+    def test_the_owner_of_a_view_too(self, owned):
+        buffer, owner = owned
+        view = buffer[:PAGE]
+        assert view.owner is owner() is not None
+        buffer.close()
+        assert view.owner is None
+        assert owner() is None
+
+    def test_the_memory_resource(self):
+        buffer = ManagedMemoryResource().allocate(PAGE)
+        view = buffer[:16]
+        assert buffer.memory_resource is view.memory_resource is not None
+        buffer.close()
+        assert buffer.memory_resource is None
+        assert view.memory_resource is None
+
+    def test_a_with_block_does_it(self, owned):
+        buffer, owner = owned
+        with buffer:
+            assert owner() is not None
+        assert owner() is None
+
+    def test_what_a_closed_buffer_still_says(self, owned):
+        buffer, _ = owned
+        size = buffer.size
+        buffer.close()
+        buffer.close()
+        assert (buffer.size, buffer.handle, buffer.is_closed) == (size, 0, True)
+        assert "closed" in repr(buffer)
+        with pytest.raises(RuntimeError, match="closed"):
+            buffer[:PAGE]
+
+    def test_nothing_while_a_host_view_lives(self, owned):
+        buffer, owner = owned
+        with memoryview(buffer):
+            with pytest.raises(BufferError):
+                buffer.close()
+            assert buffer.owner is owner() is not None
+        buffer.close()
+        assert owner() is None
+
+    def test_nothing_while_a_tensor_lives(self, owned):
+        buffer, owner = owned
+        tensor = consume(buffer.__dlpack__())
+        with pytest.raises(BufferError):
+            buffer.close()
+        assert owner() is not None
+        run_deleter(tensor)
+        buffer.close()
+        assert owner() is None
+
+    def test_an_owner_that_uses_the_closed_buffer(self, buf):
+        """The owner's code runs when the buffer is closed already, and may raise."""
+        seen = []
+
+        class Last:
+            def __del__(self):
+                seen.append(buffer.is_closed)
+                buffer.close()
+                seen.append(buffer.owner)
+
+        buffer = ManagedBuffer.from_handle(buf.handle, buf.size, owner=Last())
+        buffer.close()
+        assert seen == [True, None]
+
+    def test_a_stream_of_another_library(self):
+        class Foreign:
+            def __init__(self, stream):
+                self.stream = stream
+
+            def __cuda_stream__(self):
+                return self.stream.__cuda_stream__()
+
+        with Stream() as stream, DeviceMemoryResource(0) as pool:
+            foreign = Foreign(stream)
+            buffer = pool.allocate(PAGE, stream=foreign)
+            gone = weakref.ref(foreign)
+            del foreign
+            assert gone() is not None
+            buffer.close()
+            assert gone() is None
+            stream.sync()
+
+
+class TestWhatAClosedViewLetsGo:
+    def test_its_parent_and_the_owner(self, buf):
+        owner = Owner()
+        buffer = ManagedBuffer.from_handle(buf.handle, buf.size, owner=owner)
+        view = buffer[:PAGE]
+        parent, owner = weakref.ref(buffer), weakref.ref(owner)
+        del buffer
+        gc.collect()
+        assert parent() is not None
+        view.close()
+        assert view.owner is None
+        assert parent() is None
+        assert owner() is None
+
+    @pytest.mark.emulator_only
+    def test_the_memory_of_a_parent_that_is_gone(self):
+        before = live()
+        buffer = ManagedMemoryResource().allocate(PAGE)
+        view = buffer[:16]
+        del buffer
+        assert live() == before + 1
+        view.close()
+        assert live() == before
+
+    @pytest.mark.emulator_only
+    def test_the_memory_when_the_parent_goes_later(self):
+        before = live()
+        buffer = ManagedMemoryResource().allocate(PAGE)
+        views = [buffer[:16], buffer.view("float32"), buffer[:64][:32]]
+        for view in views:
+            view.close()
+        assert live() == before + 1
+        del buffer
+        assert live() == before
+        assert all(view.is_closed for view in views)
+
+    @pytest.mark.emulator_only
+    def test_not_the_memory_of_open_views(self):
+        before = live()
+        buffer = ManagedMemoryResource().allocate(2 * PAGE)
+        write(buffer, pattern(2 * PAGE))
+        first, second = buffer[:PAGE], buffer[PAGE:]
+        first.close()
+        del buffer
+        assert live() == before + 1
+        assert contents(second) == pattern(2 * PAGE)[PAGE:]
+        second.prefetch(Host())
+        second.close()
+        assert live() == before
+
+    @pytest.mark.emulator_only
+    def test_not_the_memory_of_a_tensor(self):
+        before = live()
+        buffer = ManagedMemoryResource().allocate(PAGE)
+        view = buffer[:16]
+        tensor = consume(view.__dlpack__())
+        view.close()
+        del buffer
+        assert live() == before + 1
+        run_deleter(tensor)
+        assert live() == before
+
+    @pytest.mark.emulator_only
+    def test_memory_of_a_pool(self, stream):
+        with DeviceMemoryResource(0) as pool:
+            buffer = pool.allocate(PAGE, stream=stream)
+            view = buffer[:16]
+            view.close()
+            del buffer
+            stream.sync()
+            assert pool.attributes.used_mem_current == 0
+
+    def test_views_of_closed_views_are_refused(self, buf):
+        view = buf[:PAGE]
+        view.close()
+        with pytest.raises(RuntimeError, match="closed"):
+            view[:16]
+        with pytest.raises(RuntimeError, match="closed"):
+            view.__dlpack__()
+
+    def test_a_cycle_through_a_view(self, buf):
+        owner = Owner()
+        view = ManagedBuffer.from_handle(buf.handle, buf.size, owner=owner)[:PAGE]
+        owner.view = view
+        gone = weakref.ref(owner)
+        view.close()
+        del owner
+        gc.collect()
+        assert gone() is None
+
+
+class TestThreads:
+    ROUNDS = 200
+
+    def run(self, *jobs):
+        """Each job in a thread of its own; what they raise is raised here."""
+        errors = []
+        start = threading.Barrier(len(jobs))
+
+        def work(job):
+            start.wait(30)
+            try:
+                job()
+            except (RuntimeError, BufferError):
+                pass  # closed meanwhile, or exported
+            except BaseException as error:
+                errors.append(error)
+
+        threads = [threading.Thread(target=work, args=(job,)) for job in jobs]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+            assert not thread.is_alive()
+        assert errors == []
+
+    def test_views_closed_while_others_use_and_drop_them(self):
+        class Box:
+            buffer = None
+
+        for _ in range(self.ROUNDS):
+            box = Box()
+            box.buffer = ManagedMemoryResource().allocate(4 * PAGE)
+            view = box.buffer[:PAGE]
+
+            def use(view=view):
+                for _ in range(5):
+                    view.prefetch(Host())
+                    view.read_mostly = True
+                    view[:16].close()
+
+            def drop(box=box):
+                del box.buffer
+
+            self.run(use, use, view.close, view.close, drop)
+            view.close()
+            assert view.memory_resource is None
+
+    def test_owners_outlive_calls_under_way(self, buf):
+        """The owner goes when no call uses its memory any more."""
+
+        class Watched:
+            def __init__(self):
+                self.calls = 0
+
+            def __del__(self):
+                ended.append(self.calls)
+
+        for _ in range(self.ROUNDS):
+            ended = []
+            watched = Watched()
+            buffer = ManagedBuffer.from_handle(buf.handle, buf.size, owner=watched)
+            view = buffer[:PAGE]
+
+            def use(view=view, watched=watched):
+                for _ in range(5):
+                    view.prefetch(Host())
+                    watched.calls += 1
+
+            self.run(use, view.close, buffer.close)
+            del use, watched, buffer, view
+            gc.collect()
+            assert len(ended) == 1
+
+
+# What stands between one buffer and the buffer that it owns.
+LINKS = {
+    "nothing": "lambda b: b",
+    "a view": "lambda b: b[:16]",
+    "a list": "lambda b: [b]",
+    "an instance": "Holder",
+    "its set of accessors": "lambda b: b.accessed_by",
+    "a plan": "lambda b: PrefetchPlan([(b, Host())])",
+    "a policy that was applied": "lambda b: MigrationPolicy.prefer(Host()).applied(b)",
+    "a memoryview": "memoryview",
+    "a capsule": "lambda b: b.__dlpack__()",
+    "a view of a subclass": "lambda b: Tagged.from_handle(address, PAGE, owner=b)[:16]",
+}
+
+CHAIN = """
+import gc, sys, threading
+from managedmem import *
+
+PAGE = 4096
+
+class Tagged(ManagedBuffer):
+    pass
+
+class Holder:
+    def __init__(self, buffer):
+        self.buffer = buffer
+
+class Last:
+    def __del__(self):
+        ended.append(True)
+
+ended = []
+root = ManagedMemoryResource().allocate(PAGE)
+address = root.handle
+
+def chain(count, link, cls=ManagedBuffer, last=None):
+    buffer = cls.from_handle(address, PAGE, owner=last or Last())
+    for _ in range(count):
+        buffer = cls.from_handle(address, PAGE, owner=link(buffer))
+    return buffer
+"""
+
+
+class TestDeepChains:
+    """Buffers that own buffers that own buffers: the C stack holds a few thousand at most."""
+
+    @pytest.mark.parametrize("link", LINKS.values(), ids=LINKS)
+    def test_end(self, link):
+        count = 300_000 if link == "lambda b: b" else 60_000
+        done = run_python(CHAIN + f"buffer = chain({count}, {link})\ndel buffer\nprint(ended)")
+        assert (done.stdout, done.stderr) == ("[True]\n", "")
+
+    @pytest.mark.parametrize(
+        "end",
+        [
+            "buffer.close()",
+            "with buffer:\n    pass",
+            "last.buffer = buffer\ndel last, buffer\ngc.collect()",
+            "threading.stack_size(64 * 1024)\n"
+            "box = [buffer]\n"
+            "del buffer, last\n"
+            "thread = threading.Thread(target=box.clear)\nthread.start()\nthread.join()",
+        ],
+        ids=["close", "with", "garbage cycle", "thread with a small stack"],
+    )
+    @pytest.mark.parametrize("cls", ["ManagedBuffer", "Tagged"])
+    def test_end_in_other_ways(self, end, cls):
+        done = run_python(
+            CHAIN
+            + "last = Last()\n"
+            + f"buffer = chain(300_000, lambda b: b, {cls}, last)\n"
+            + end
+            + "\nlast = None\nprint(ended)"
+        )
+        assert (done.stdout, done.stderr) == ("[True]\n", "")
+
+    def test_end_on_several_threads_at_once(self):
+        done = run_python(
+            CHAIN
+            + """
+boxes = [[chain(50_000, lambda b: b)] for _ in range(4)]
+threads = [threading.Thread(target=box.clear) for box in boxes]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+print(len(ended))
+"""
+        )
+        assert (done.stdout, done.stderr) == ("4\n", "")
+
+    def test_code_that_runs_in_the_middle_may_end_others(self):
+        """An owner deep inside ends chains of its own."""
+        done = run_python(
+            CHAIN
+            + """
+class Middle(Holder):
+    def __del__(self):
+        del self.other[:]
+        ended.append("middle")
+
+count = 0
+def link(buffer):
+    global count
+    count += 1
+    if count % 5_000:
+        return buffer
+    middle = Middle(buffer)
+    middle.other = [chain(2_000, lambda b: b)]
+    return middle
+
+buffer = chain(50_000, link)
+del buffer
+print(ended.count("middle"), ended.count(True))
+"""
+        )
+        assert (done.stdout, done.stderr) == ("10 11\n", "")
+
+
+def test_at_exit():
+    done = run_python(CHAIN + "buffer = chain(300_000, lambda b: b)")
+    assert done.stderr == ""
+
+
+def test_a_closed_buffer_keeps_no_array():
+    """Megabytes that only a closed buffer kept."""
+    np = pytest.importorskip("numpy")
+    array = np.zeros(8 << 20, np.uint8)
+    buffer = ManagedBuffer.from_handle(array.ctypes.data, array.nbytes, owner=array)
+    gone = weakref.ref(array)
+    del array
+    buffer.close()
+    assert gone() is None
+
+
+def test_close_is_safe_without_a_driver():
+    done = run_python(
+        """
+        import managedmem
+        class Owner: pass
+        buffer = managedmem.ManagedBuffer.from_handle(4096, 4096, owner=Owner())
+        view = buffer[:16]
+        view.close(); buffer.close()
+        print(buffer.owner, view.owner, managedmem.ManagedBuffer.from_handle(4096, 1).owner)
+        """,
+        driver="/nonexistent/libcuda.so",
+    )
+    assert done.stdout == "None None None\n"
