@@ -9,14 +9,25 @@ import re
 import shutil
 import sys
 import sysconfig
+import tempfile
 from glob import glob
 from pathlib import Path
 
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
+from setuptools.errors import CompileError
 
 CUDA_HEADERS = 13000  # the oldest cuda.h whose typedefs name everything that is used
 EMULATOR = "managedmem.libmanagedmem_emulator"
+PROBE = "#include <Python.h>\n#include <stdatomic.h>\n"
+INSTALL = """
+managedmem is compiled when it is installed, and needs a C compiler, the headers of the C library
+and those of Python:
+    Debian, Ubuntu    apt install gcc libc6-dev python3-dev
+    Fedora, RHEL      dnf install gcc python3-devel
+    Alpine            apk add gcc musl-dev python3-dev
+    conda             conda install -c conda-forge c-compiler
+The environment variable CC names a compiler with another name."""
 
 
 def header_version(include):
@@ -53,7 +64,24 @@ class BuildExt(build_ext):
             return os.path.join(*fullname.split(".")) + ".so"
         return super().get_ext_filename(fullname)
 
+    def check_compiler(self):
+        """Ends with what to install where setuptools would only name the file that is missing."""
+        program = self.compiler.compiler_so[0]
+        if shutil.which(program) is None:
+            raise SystemExit(f"managedmem: there is no C compiler {program!r}.{INSTALL}")
+        with tempfile.TemporaryDirectory() as folder:
+            probe = Path(folder, "probe.c")
+            probe.write_text(PROBE)
+            try:
+                self.compiler.compile([str(probe)], output_dir=folder)
+            except CompileError:
+                raise SystemExit(
+                    f"managedmem: {program!r} could not compile a file that includes Python.h and "
+                    f"stdatomic.h; its message is above.{INSTALL}"
+                ) from None
+
     def build_extensions(self):
+        self.check_compiler()
         include = cuda_include()
         for extension in self.extensions:
             extension.include_dirs.append(include)

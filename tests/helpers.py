@@ -190,14 +190,25 @@ def managed_memory(size=PAGE):
 class CudaArray:
     """What torch, CuPy and numba arrays look like: `__cuda_array_interface__` and an owner."""
 
-    def __init__(self, buffer, shape=None, strides=None, typestr="|u1", offset=0, pointer=None):
+    def __init__(
+        self,
+        buffer,
+        shape=None,
+        strides=None,
+        typestr="|u1",
+        offset=0,
+        pointer=None,
+        readonly=False,
+        members=(),
+    ):
         self.buffer = buffer
         self.__cuda_array_interface__ = {
             "shape": (buffer.size,) if shape is None else shape,
             "strides": strides,
             "typestr": typestr,
-            "data": (buffer.handle + offset if pointer is None else pointer, False),
+            "data": (buffer.handle + offset if pointer is None else pointer, readonly),
             "version": 3,
+            **dict(members),
         }
 
 

@@ -1,6 +1,7 @@
 """accessed_by is a live set: every method of `set`, held against a real set; all or nothing."""
 
 import collections.abc
+import copy
 import gc
 import operator
 import random
@@ -123,6 +124,19 @@ class TestReading:
         assert (buf.accessed_by != other) is True
         with pytest.raises(TypeError):
             operator.lt(buf.accessed_by, other)
+
+    @pytest.mark.parametrize("way", [copy.copy, copy.deepcopy], ids=["copy", "deepcopy"])
+    def test_copies_are_plain_sets(self, pair, buf, way):
+        """The live set belongs to its buffer; what is copied of it are its members."""
+        proxy, model = pair
+        copied = way(proxy)
+        assert type(copied) is set
+        assert copied == model
+        copied.add("something")
+        assert set(buf.accessed_by) == model
+        nested = copy.deepcopy({"members": proxy})
+        assert nested == {"members": model}
+        assert {id(m) for m in nested["members"]} == {id(m) for m in model}
 
     @pytest.mark.parametrize("name", ["issubset", "issuperset", "isdisjoint"])
     @pytest.mark.parametrize("kind", [set, list, tuple, iter, dict.fromkeys])

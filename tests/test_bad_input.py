@@ -10,7 +10,17 @@ import ctypes
 import pytest
 
 import managedmem
-from helpers import ADVICES, PAGE, CudaArray, contents, device_memory, pattern, run_python, write
+from helpers import (
+    ADVICES,
+    PAGE,
+    CudaArray,
+    contents,
+    device_memory,
+    foreign,
+    pattern,
+    run_python,
+    write,
+)
 from managedmem import Device, Host, ManagedBuffer, ManagedMemoryResource, emulator
 
 PLACED = {
@@ -406,3 +416,75 @@ def test_keywords_that_are_no_strings(key):
         """.replace(repr(int), "int")
     )
     assert done.stdout == "fine\n"
+
+
+def torch_like(buffer, **members):
+    """What is asked of a tensor, and nothing else."""
+    given = {
+        "data_ptr": lambda: buffer.handle,
+        "shape": (buffer.size,),
+        "stride": lambda: (1,),
+        "element_size": lambda: 1,
+    }
+    return foreign("torch", "Tensor", **(given | members))
+
+
+def raising(error):
+    def member(*_):
+        raise error("mine")
+
+    return member
+
+
+@pytest.mark.parametrize("shape", [(), (2,), (2, 2)], ids=repr)
+@pytest.mark.parametrize("strides", [(), (1,), (2, 1)], ids=repr)
+def test_a_tensor_with_strides_for_other_axes(untouched, shape, strides):
+    tensor = torch_like(untouched, shape=shape, stride=lambda: strides)
+    if len(shape) == len(strides):
+        managedmem.advise(tensor, "unset_read_mostly")
+    else:
+        with pytest.raises(TypeError, match="different length"):
+            managedmem.prefetch(tensor, Host())
+        with pytest.raises(TypeError, match=r"targets\[1\]: .* different length"):
+            managedmem.prefetch([untouched, tensor], Host())
+
+
+class Unequal(str):
+    """A key that cannot be compared."""
+
+    __hash__ = str.__hash__
+    __eq__ = raising(KeyboardInterrupt)
+
+
+class Address:
+    __index__ = __int__ = lambda self: 4096
+    __bool__ = raising(KeyboardInterrupt)
+
+
+class HasIter:
+    __iter__ = raising(KeyboardInterrupt)
+
+
+class Meta(type):
+    __cuda_array_interface__ = property(raising(KeyboardInterrupt))
+
+
+class OfMeta(metaclass=Meta):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("target", "error"),
+    [
+        (lambda b: torch_like(b, data_ptr=raising(KeyboardInterrupt)), KeyboardInterrupt),
+        (lambda b: torch_like(b, data_ptr=raising(MemoryError)), MemoryError),
+        (lambda b: torch_like(b, stride=raising(RecursionError)), RecursionError),
+        (lambda b: torch_like(b, data_ptr=Address), KeyboardInterrupt),
+        (lambda b: CudaArray(b, members={Unequal("data"): (0, False)}), KeyboardInterrupt),
+        (lambda b: HasIter(), KeyboardInterrupt),
+        (lambda b: OfMeta(), KeyboardInterrupt),
+    ],
+)
+def test_an_error_that_is_not_about_the_target_is_passed_on(untouched, target, error):
+    with pytest.raises(error):
+        managedmem.prefetch(target(untouched), Host())

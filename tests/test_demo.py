@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 import types
@@ -203,6 +204,17 @@ def test_info_without_a_driver(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert str(missing) in done.stdout
     assert "MANAGEDMEM_DRIVER=emulator" in done.stdout
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("there", [True, False], ids=["there", "missing"])
+def test_info_with_a_path_that_is_no_text(tmp_path: Path, there: bool) -> None:
+    path = tmp_path / os.fsdecode(b"caf\xe9.so")
+    if there:
+        shutil.copy(PACKAGE / "libmanagedmem_emulator.so", path)
+    done = command("info", MANAGEDMEM_DRIVER=str(path))
+    assert done.returncode == (0 if there else 1), done.stderr
+    assert "caf\\udce9.so" in done.stdout
     assert "Traceback" not in done.stderr
 
 

@@ -1,8 +1,10 @@
 """Which driver is opened, when, and what is said when there is none; a process for each case."""
 
 import ctypes
+import os
 import shutil
 import subprocess
+from pathlib import Path
 
 import pytest
 
@@ -65,6 +67,55 @@ class TestSelection:
             assert info["path"].endswith("libmanagedmem_emulator.so"), info
             assert mm.emulator.is_active()
             """
+        )
+
+    def test_a_path_that_is_no_text(self, tmp_path):
+        """A path is any bytes; it reads as os.fsdecode() has it, and opens again."""
+        path = os.path.join(os.fsencode(tmp_path), b"caf\xe9-emulator.so")
+        shutil.copy(Path(managedmem.__file__).parent / "libmanagedmem_emulator.so", path)
+        run_python(
+            f"""
+            import ctypes, os
+            import managedmem as mm
+            info = mm.driver_info()
+            assert os.fsencode(info["path"]) == {path!r}
+            assert info["tried"] == [info["path"] + ": opened"]
+            assert mm.emulator.live()  # opens the library under that name
+            """,
+            driver=os.fsdecode(path),
+        )
+        run_python(
+            f"""
+            import os
+            import managedmem as mm
+            mm._managedmem._select_driver(os.fsdecode({path!r}))
+            assert mm.driver_info()["emulated"] is True
+            try:
+                mm._managedmem._select_driver("cuda")
+            except RuntimeError as error:
+                assert os.fsdecode({path!r}) in str(error)
+            else:
+                raise SystemExit("accepted")
+            """,
+            driver=None,
+        )
+
+    @pytest.mark.parametrize("name", [b"caf\xe9.so", 450 * "é".encode()], ids=["bytes", "long"])
+    def test_a_missing_path_that_is_no_text(self, name):
+        """A message that is too long ends anywhere, also in the middle of a character."""
+        path = os.fsdecode(b"/nonexistent/" + name)
+        run_python(
+            f"""
+            import os
+            import managedmem as mm
+            try:
+                mm.driver_info()
+            except mm.DriverNotFoundError as error:
+                assert os.fsdecode({os.fsencode(path)[:61]!r}) in str(error), error
+            else:
+                raise SystemExit("no error")
+            """,
+            driver=path,
         )
 
     def test_a_file_by_its_path(self):

@@ -151,3 +151,30 @@ def test_a_failing_property_leaves_the_advice_as_it_was(buf, name, value):
         setattr(buf, name, value)
     emulator.clear_failures()
     assert getattr(buf, name) == before
+
+
+@pytest.mark.emulator_only
+class TestBatchesThatTheDriverRefuses:
+    """The driver says INVALID_VALUE about a whole batch; the error says what was wrong with it."""
+
+    def test_the_node_that_is_not_there_is_named(self, alloc):
+        parts = [alloc(PAGE), alloc(PAGE), alloc(PAGE)]
+        with pytest.raises(ValueError, match=r"Host\(numa_id=9\): this system has no NUMA node 9"):
+            managedmem.prefetch(parts, [Host(), Host(9), Host()], dispatch="batch")
+
+    def test_one_of_several_nodes(self, alloc):
+        parts = [alloc(PAGE), alloc(PAGE)]
+        with pytest.raises(ValueError, match=r"Host\(numa_id=9\) or another node of the batch"):
+            managedmem.prefetch(parts, [Host(9), Host(1)], dispatch="batch")
+
+    @pytest.mark.parametrize("function", ["prefetch", "discard", "discard_prefetch"])
+    def test_without_a_fault_that_shows_all_of_it_is_told(self, alloc, function):
+        parts = [alloc(PAGE) for _ in range(3)]
+        places = [] if function == "discard" else [[Device(0), Host(), Device(0)]]
+        for name in ("Prefetch", "Discard", "DiscardAndPrefetch"):
+            emulator.fail(f"cuMem{name}BatchAsync", code=1)
+        with pytest.raises(CUDAError, match="refused a batch of 3 ranges from 0x") as error:
+            getattr(managedmem, function)(parts, *places, dispatch="batch")
+        emulator.clear_failures()
+        assert f"from {min(p.handle for p in parts):#x} to" in str(error.value)
+        assert f"to {max(p.handle for p in parts) + PAGE:#x}." in str(error.value)

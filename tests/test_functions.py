@@ -147,9 +147,16 @@ class TestSeveralTargets:
 
     @pytest.mark.parametrize("bad", [0, None, "cpu"], ids=repr)
     def test_one_bad_location_stops_all(self, buf, device0, function, bad):
-        with pytest.raises(ValueError if bad is None else TypeError):
+        with pytest.raises(ValueError if bad is None else TypeError, match=r"^location\[1\]: "):
             function(pages(buf, 0, 1, 2), [device0, bad, device0])
         assert [where_is(function, page) for page in pages(buf, 0, 1, 2)] == [None] * 3
+
+    @pytest.mark.parametrize("kind", [list, tuple])
+    def test_one_target_takes_one_location(self, buf, device0, function, kind):
+        for places in ([device0], [device0, device0], []):
+            with pytest.raises(TypeError, match="there is one target and no sequence of them"):
+                function(buf, kind(places))
+        assert where_is(function, buf) is None
 
 
 @every

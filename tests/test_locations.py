@@ -199,6 +199,14 @@ class TestOfALocation:
         assert Host(cuda_core_host(1)) is Host(1)
         assert Host(cuda_core_host(current=True)) is Host.numa_current()
 
+    @pytest.mark.parametrize("node", [-1, 1 << 31, (1 << 32) + 1, 1 - (1 << 32), 1 << 63], ids=str)
+    def test_a_foreign_number_that_no_node_has(self, buf, node):
+        """Cut to 32 bits it would be another node, or another kind of location."""
+        with pytest.raises(ValueError, match="numa_id"):
+            buf.prefetch(cuda_core_host(node))
+        with pytest.raises(ValueError, match="numa_id"):
+            Host(cuda_core_host(node))
+
     @pytest.mark.parametrize(
         "host", [Host(), torch_device("cpu"), cuda_core_host(1)], ids=["own", "torch", "cuda.core"]
     )

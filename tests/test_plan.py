@@ -400,6 +400,34 @@ class TestMaking:
         with pytest.raises(KeyError, match="mine"):
             PrefetchPlan(pairs())
 
+    @pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError, TypeError, ValueError])
+    def test_an_error_of_its_iter_is_passed_on(self, error):
+        class Pairs:
+            def __iter__(self):
+                raise error("mine")
+
+        with pytest.raises(error, match="mine"):
+            PrefetchPlan(Pairs())
+
+    def test_the_entries_of_a_sequence(self, buf):
+        class Pairs:
+            def __getitem__(self, index):
+                return [(buf, Host())][index]
+
+        assert len(PrefetchPlan(Pairs())) == 1
+
+    def test_no_entry_is_lost_behind_a_bad_one(self, buf):
+        tensor = foreign(
+            "torch",
+            "Tensor",
+            data_ptr=lambda: buf.handle,
+            shape=(2, 2),
+            stride=lambda: (1,),
+            element_size=lambda: 4,
+        )
+        with pytest.raises(TypeError, match=r"entries\[1\]: .* of different length"):
+            PrefetchPlan([(buf, Host()), (tensor, Host()), (buf, Host())])
+
     def test_from_a_module(self, alloc, device0):
         tensors = [CudaArray(alloc(PAGE)) for _ in range(3)]
         module = types.SimpleNamespace(

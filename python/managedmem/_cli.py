@@ -23,7 +23,7 @@ def why_chosen(request: str | None) -> str:
     if request is not None:
         return f"as --{request} asks"
     named = os.environ.get(VARIABLE)
-    return f"as {VARIABLE}={named} asks" if named else ""
+    return f"as {VARIABLE}={printable(named)} asks" if named else ""
 
 
 def open_driver(request: str | None) -> tuple[Mapping[str, Any], str]:
@@ -44,6 +44,11 @@ def open_driver(request: str | None) -> tuple[Mapping[str, Any], str]:
     return managedmem.driver_info(), "chosen because no usable CUDA driver with a GPU was found"
 
 
+def printable(text: object) -> str:
+    """The text with escapes for the bytes of a path that are no characters: it can be printed."""
+    return str(text).encode(errors="backslashreplace").decode()
+
+
 def describe_driver(info: Mapping[str, Any], reason: str) -> str:
     """One line on the driver in use: emulated or real, which, and why."""
     version, count = info["version_string"], info["device_count"]
@@ -51,13 +56,13 @@ def describe_driver(info: Mapping[str, Any], reason: str) -> str:
     if info["emulated"]:
         text = f"EMULATED driver (CUDA {version}, {devices})"
     else:
-        text = f"{info['path']} (CUDA {version}, {devices})"
+        text = f"{printable(info['path'])} (CUDA {version}, {devices})"
     return f"{text}, {reason}" if reason else text
 
 
 def table(rows: Iterable[Sequence[object]], indent: str = "  ") -> str:
     """Rows as text in columns that are as wide as their widest cell; the last one runs free."""
-    cells = [[str(cell) for cell in row] for row in rows]
+    cells = [[printable(cell) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*(row[:-1] for row in cells), strict=True)]
     lines = []
     for row in cells:

@@ -203,7 +203,7 @@ def report_failure(error: managedmem.CUDAError) -> None:
     """Print why there is no usable driver, with all that was tried, and the ways out."""
     print("\ndriver")
     for line in str(error).splitlines():
-        print(f"  {line}")
+        print(f"  {_cli.printable(line)}")
     print_nodes(emulated=False)
     section("libraries that can share managed memory", library_rows())
     print(f"\n{HELP}")

@@ -416,6 +416,35 @@ bad_ranges_are_explained(void)
     mm_memory_release(m);
 }
 
+/* Of a batch, the driver does not say which range it refused. */
+static void
+the_bad_range_of_a_batch_is_found(void)
+{
+    mm_memory *m = allocate_pages(8), *gone = allocate_pages(1);
+    CUdeviceptr freed = gone->start;
+    char address[32];
+    mm_status st;
+    mm_batch b;
+
+    mm_memory_release(gone);
+    for (int discard = 0; discard < 2; discard++) {
+        const mm_move moves[] = {{.range = part_of(m, 0, 1), .where = mm_host()},
+                                 {.range = part_of(m, 2, 1), .where = device(0)},
+                                 {.range = {freed, mm_page_size(), freed}, .where = mm_host()},
+                                 {.range = part_of(m, 4, 1), .where = mm_host()}};
+        fill(&b, moves, 4);
+        CHECK_EQUAL(
+            discard ? mm_batch_discard(world.cu, &b, NULL, MM_DISPATCH_BATCH, &st)
+                    : mm_batch_prefetch(world.cu, &b, NULL, MM_DISPATCH_BATCH, MM_DEFER_NO, &st),
+            -1);
+        CHECK_EQUAL(st.kind, MM_BAD_VALUE);
+        (void)snprintf(address, sizeof address, "0x%llx", (unsigned long long)freed);
+        CHECK(strstr(st.detail, address) != NULL);
+        mm_batch_free(&b);
+    }
+    mm_memory_release(m);
+}
+
 static void
 long_details_are_cut_off(void)
 {
@@ -463,6 +492,7 @@ main(int argc, char **argv)
         CHECK_TEST(failed_advice_is_taken_back),
         CHECK_TEST(failed_set_change_is_taken_back),
         CHECK_TEST(bad_ranges_are_explained),
+        CHECK_TEST(the_bad_range_of_a_batch_is_found),
         CHECK_TEST(long_details_are_cut_off),
         CHECK_TEST(a_driver_is_chosen_only_once),
     };

@@ -185,18 +185,85 @@ call_batch(mm_driver *cu, mm_action what, const mm_work *w, size_t count, size_t
         w->starts, w->sizes, count, w->where, w->first, locations, 0, stream);
 }
 
+/* The first range of a batch at which the driver takes offence; count when it is none of them. */
+static size_t
+find_bad_range(mm_driver *cu, mm_operation op, const mm_work *w, size_t count)
+{
+    for (size_t i = 0; i < count; i++) {
+        mm_range range = {.start = w->starts[i], .size = w->sizes[i]};
+        mm_status found;
+        if (mm_range_check(cu, &range, op, &found) < 0 && found.kind == MM_BAD_VALUE) {
+            return i;
+        }
+    }
+    return count;
+}
+
+/* The location with the highest NUMA node, the likeliest not to be there; how many locations there are
+ * when none is a node. */
+static size_t
+find_node(const mm_work *w, size_t locations, bool *several)
+{
+    size_t node = locations;
+
+    *several = false;
+    for (size_t i = 0; i < locations; i++) {
+        if (w->where[i].type == CU_MEM_LOCATION_TYPE_HOST_NUMA) {
+            *several = *several || (node < locations && w->where[i].id != w->where[node].id);
+            node = node == locations || w->where[i].id > w->where[node].id ? i : node;
+        }
+    }
+    return node;
+}
+
+static int
+tell_batch(const mm_work *w, size_t count, mm_status *st)
+{
+    CUdeviceptr start = w->starts[0], end = start;
+
+    for (size_t i = 0; i < count; i++) {
+        start = w->starts[i] < start ? w->starts[i] : start;
+        end = w->starts[i] + w->sizes[i] > end ? w->starts[i] + w->sizes[i] : end;
+    }
+    mm_status_add(st, "The driver refused a batch of %zu ranges from 0x%llx to 0x%llx.", count,
+                  (unsigned long long)start, (unsigned long long)end);
+    return -1;
+}
+
+/* Says which of the ranges or locations was at fault, or else what the driver was given. */
+static int
+explain_batch(mm_driver *cu, mm_operation op, const mm_work *w, size_t count, size_t locations,
+              mm_status *st)
+{
+    bool several = false, refused = st->code == CUDA_ERROR_INVALID_VALUE && cu->concurrent_access;
+    size_t bad = refused ? find_bad_range(cu, op, w, count) : 0;
+    size_t node = bad == count ? find_node(w, locations, &several) : locations;
+    size_t at = bad < count ? bad : (node < locations ? w->first[node] : 0);
+    mm_range range = {.start = w->starts[at], .size = w->sizes[at]};
+    char text[MM_LOCATION_TEXT];
+
+    if (bad == count && node == locations && count > 1) {
+        return tell_batch(w, count, st);
+    }
+    if (several) {
+        return mm_fail(st, MM_BAD_VALUE,
+                       "%s or another node of the batch: this system has no such NUMA node",
+                       mm_location_text(w->where[node], text));
+    }
+    return mm_explain(cu, range, w->where[node < locations ? node : 0], op, st);
+}
+
 static int
 issue_batch(mm_driver *cu, mm_action what, const mm_work *w, size_t count, CUstream stream,
             mm_status *st)
 {
     static const char *const names[] = {"cuMemPrefetchBatchAsync", "cuMemDiscardBatchAsync",
                                         "cuMemDiscardAndPrefetchBatchAsync"};
-    mm_range range = {.start = w->starts[0], .size = w->sizes[0]};
-    size_t locations = w->locations;
+    size_t locations = what == MM_DO_DISCARD ? 0 : w->locations;
     CUresult code;
 
     /* The arrays may hold more ranges than are meant. */
-    while (w->first[locations - 1] >= count) {
+    while (locations > 0 && w->first[locations - 1] >= count) {
         locations--;
     }
     code = call_batch(cu, what, w, count, locations, stream);
@@ -204,8 +271,8 @@ issue_batch(mm_driver *cu, mm_action what, const mm_work *w, size_t count, CUstr
         return 0;
     }
     (void)mm_fail_call(st, names[what], (int)code);
-    return mm_explain(cu, range, w->where[0], what == MM_DO_DISCARD ? MM_DISCARD : MM_PREFETCH,
-                      st);
+    return explain_batch(cu, what == MM_DO_DISCARD ? MM_DISCARD : MM_PREFETCH, w, count, locations,
+                         st);
 }
 
 /* One range by the call that is made for one: no arrays, no allocation. */

@@ -89,10 +89,29 @@ raise_driver_call(mm_state *state, const mm_status *st)
     Py_XDECREF(code);
 }
 
+/* A detail is ASCII but for the paths in it, which may be any bytes, and be cut off in the middle of
+ * a character. */
+static PyObject *
+detail_text(const mm_status *st)
+{
+    return PyUnicode_DecodeFSDefault(st->detail);
+}
+
+static void
+raise_detail(PyObject *type, const mm_status *st)
+{
+    PyObject *message = detail_text(st);
+
+    if (message != NULL) {
+        PyErr_SetObject(type, message);
+        Py_DECREF(message);
+    }
+}
+
 static void
 raise_no_driver(PyObject *type, const mm_status *st)
 {
-    PyObject *message = PyUnicode_FromString(st->detail);
+    PyObject *message = detail_text(st);
 
     if (message != NULL) {
         raise_and_drop(type, new_cuda_error(type, message, NULL, NULL, NULL));
@@ -116,19 +135,19 @@ mm_raise(mm_state *state, const mm_status *st)
         raise_no_driver(state->too_old_error, st);
         break;
     case MM_UNSUPPORTED:
-        PyErr_SetString(PyExc_NotImplementedError, st->detail);
+        raise_detail(PyExc_NotImplementedError, st);
         break;
     case MM_BAD_VALUE:
-        PyErr_SetString(PyExc_ValueError, st->detail);
+        raise_detail(PyExc_ValueError, st);
         break;
     case MM_EXPORTED:
-        PyErr_SetString(PyExc_BufferError, st->detail);
+        raise_detail(PyExc_BufferError, st);
         break;
     case MM_NO_MEMORY:
-        PyErr_SetString(PyExc_MemoryError, st->detail);
+        raise_detail(PyExc_MemoryError, st);
         break;
     default: /* forked, refused */
-        PyErr_SetString(PyExc_RuntimeError, st->detail);
+        raise_detail(PyExc_RuntimeError, st);
     }
     return NULL;
 }

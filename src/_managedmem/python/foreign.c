@@ -149,6 +149,17 @@ typestr_itemsize(PyObject *typestr)
     return size;
 }
 
+/* An entry of the dict, borrowed; NULL where there is none, or with an exception. */
+static PyObject *
+entry_of(PyObject *interface, const char *name)
+{
+    PyObject *key = PyUnicode_FromString(name);
+    PyObject *entry = key ? PyDict_GetItemWithError(interface, key) : NULL;
+
+    Py_XDECREF(key);
+    return entry;
+}
+
 static int
 read_array_interface(PyObject *value, PyObject *interface, mm_range *range, bool *dense)
 {
@@ -161,10 +172,13 @@ read_array_interface(PyObject *value, PyObject *interface, mm_range *range, bool
         return mm_refuse_foreign(PyExc_TypeError, value,
                                  "has a __cuda_array_interface__ that is no dict");
     }
-    data = PyDict_GetItemString(interface, "data");
-    shape_item = PyDict_GetItemString(interface, "shape");
-    typestr = PyDict_GetItemString(interface, "typestr");
-    strides_item = PyDict_GetItemString(interface, "strides");
+    data = entry_of(interface, "data");
+    shape_item = entry_of(interface, "shape");
+    typestr = entry_of(interface, "typestr");
+    strides_item = entry_of(interface, "strides");
+    if (PyErr_Occurred()) {
+        return -1;
+    }
     if (data == NULL || shape_item == NULL || typestr == NULL || !PyTuple_Check(data)
         || PyTuple_Size(data) != 2) {
         return mm_refuse_foreign(PyExc_TypeError, value,
@@ -202,7 +216,8 @@ refuse_tensor(PyObject *value)
     PyObject *subject, *layout, *device;
     mm_exception met;
 
-    if (!PyErr_ExceptionMatches(PyExc_Exception)) {
+    if (!PyErr_ExceptionMatches(PyExc_Exception) || PyErr_ExceptionMatches(PyExc_MemoryError)
+        || PyErr_ExceptionMatches(PyExc_RecursionError)) {
         return -1;
     }
     mm_exception_save(&met);
@@ -248,18 +263,25 @@ read_tensor_extent(PyObject *value, PyObject *address, PyObject *lengths, PyObje
 {
     Py_ssize_t shape[MOST_DIMENSIONS], strides[MOST_DIMENSIONS];
     int dimensions = read_ints(lengths, "shape", shape, MOST_DIMENSIONS);
+    int steps_given = dimensions < 0 ? -1 : read_ints(steps, "stride()", strides, MOST_DIMENSIONS);
+    int missing;
     long long itemsize;
     CUdeviceptr first;
 
-    if (dimensions < 0 || read_ints(steps, "stride()", strides, MOST_DIMENSIONS) != dimensions
+    if (steps_given < 0
         || mm_read_index(width, "element_size()", PyExc_TypeError, &itemsize) < 0) {
         return refuse_tensor(value);
+    }
+    if (steps_given != dimensions) {
+        return mm_refuse_foreign(PyExc_TypeError, value,
+                                 "has stride() and shape of different length");
     }
     if (is_empty(dimensions, shape, range, dense)) {
         return 0;
     }
-    if (PyObject_Not(address)) {
-        return refuse_without_storage(value);
+    missing = PyObject_Not(address);
+    if (missing != 0) {
+        return missing < 0 ? -1 : refuse_without_storage(value);
     }
     for (int i = 0; i < dimensions; i++) {
         if (__builtin_mul_overflow(strides[i], (Py_ssize_t)itemsize, &strides[i])) {
@@ -349,14 +371,17 @@ is_tensor(mm_state *state, PyObject *value)
 int
 mm_is_array(mm_state *state, PyObject *value)
 {
+    static const char name[] = "__cuda_array_interface__";
     PyObject *interface;
     int found;
 
-    if (is_tensor(state, value)
-        || PyObject_HasAttrString((PyObject *)Py_TYPE(value), "__cuda_array_interface__")) {
-        return 1; /* without computing the interface */
+    if (is_tensor(state, value)) {
+        return 1;
     }
-    found = mm_get_optional(value, "__cuda_array_interface__", &interface);
+    found = mm_get_optional((PyObject *)Py_TYPE(value), name, &interface);
+    if (found == 0) { /* else there is no need to compute the interface */
+        found = mm_get_optional(value, name, &interface);
+    }
     if (found > 0) {
         Py_DECREF(interface);
     }

@@ -246,7 +246,7 @@ empty(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnam
 static PyObject *
 split_lines(const char *text)
 {
-    PyObject *whole = PyUnicode_FromString(text), *lines;
+    PyObject *whole = PyUnicode_DecodeFSDefault(text), *lines;
 
     lines = whole ? PyUnicode_Splitlines(whole, 0) : NULL;
     Py_XDECREF(whole);
@@ -264,7 +264,8 @@ driver_info(PyObject *module, PyObject *Py_UNUSED(none))
     }
     mm_driver_tried(tried, sizeof tried);
     return Py_BuildValue(
-        "{s:s,s:i,s:N,s:O,s:i,s:N}", "path", cu->path, "version", cu->version, "version_string",
+        "{s:N,s:i,s:N,s:O,s:i,s:N}", "path", PyUnicode_DecodeFSDefault(cu->path), "version",
+        cu->version, "version_string",
         PyUnicode_FromFormat("%d.%d", cu->version / 1000, cu->version % 1000 / 10), "emulated",
         cu->emulated ? Py_True : Py_False, "device_count", cu->device_count, "tried",
         split_lines(tried));
@@ -273,21 +274,26 @@ driver_info(PyObject *module, PyObject *Py_UNUSED(none))
 static PyObject *
 select_driver(PyObject *module, PyObject *name)
 {
-    mm_state *state = mm_module_state(module);
-    const char *text = mm_read_text(name);
+    PyObject *path;
+    const char *text;
     mm_status st;
     int rc;
 
-    if (text == NULL) {
-        PyErr_Format(PyExc_TypeError, "the driver's name must be a str without NUL, got %R", name);
+    if (!PyUnicode_Check(name)) {
+        PyErr_Format(PyExc_TypeError, "the driver's name must be a str, got %R", name);
         return NULL;
     }
+    if (!PyUnicode_FSConverter(name, &path)) {
+        return NULL;
+    }
+    text = PyBytes_AsString(path);
     /* Waits for an opening under way. */
     Py_BEGIN_ALLOW_THREADS
     rc = mm_driver_select(text, &st);
     Py_END_ALLOW_THREADS
+    Py_DECREF(path);
     if (rc < 0) {
-        return mm_raise(state, &st);
+        return mm_raise(mm_module_state(module), &st);
     }
     Py_RETURN_NONE;
 }

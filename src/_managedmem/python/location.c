@@ -196,19 +196,22 @@ jax_location(mm_state *state, PyObject *value, CUmemLocation *out)
 }
 
 /* numba gives its current device out as a weak proxy, whose own type tells nothing. */
-static bool
+static int
 is_numba_proxy(mm_state *state, PyObject *value)
 {
     PyObject *class;
     bool answer;
 
     if (!PyWeakref_CheckProxy(value)) {
-        return false;
+        return 0;
     }
     class = PyObject_GetAttrString(value, "__class__");
     if (class == NULL) {
-        PyErr_Clear(); /* ReferenceError: the device is gone */
-        return false;
+        if (!PyErr_ExceptionMatches(PyExc_ReferenceError)) {
+            return -1;
+        }
+        PyErr_Clear(); /* the ReferenceError just seen: the device is gone */
+        return 0;
     }
     answer = PyType_Check(class) && mm_is_class_from(state, (PyTypeObject *)class, "numba");
     Py_DECREF(class);
@@ -262,6 +265,10 @@ cuda_core_location(mm_state *state, PyObject *value, CUmemLocation *out)
         return found < 0 ? -1 : 0;
     }
     found = int_attribute(value, "numa_id", &id);
+    if (found > 0 && (id < 0 || id > INT_MAX)) {
+        PyErr_Format(PyExc_ValueError, "%R has no NUMA node's number as numa_id: %lld", value, id);
+        return -1;
+    }
     *out = found > 0 ? mm_location(CU_MEM_LOCATION_TYPE_HOST_NUMA, (int)id) : mm_host();
     return found < 0 ? -1 : 0;
 }
@@ -269,6 +276,8 @@ cuda_core_location(mm_state *state, PyObject *value, CUmemLocation *out)
 int
 mm_read_location(mm_state *state, PyObject *value, CUmemLocation *out)
 {
+    int proxy;
+
     if (value != NULL
         && (Py_TYPE(value) == state->device_type || Py_TYPE(value) == state->host_type)) {
         *out = ((mm_location_object *)value)->where;
@@ -289,12 +298,15 @@ mm_read_location(mm_state *state, PyObject *value, CUmemLocation *out)
                    ? bindings_location(state, value, out)
                    : cuda_core_location(state, value, out);
     }
-    if (mm_is_from(state, value, "cupy") || mm_is_from(state, value, "numba")
-        || is_numba_proxy(state, value)) {
+    if (mm_is_from(state, value, "cupy") || mm_is_from(state, value, "numba")) {
         return numbered_location(state, value, out);
     }
     if (mm_is_from(state, value, "jaxlib")) {
         return jax_location(state, value, out);
+    }
+    proxy = is_numba_proxy(state, value);
+    if (proxy != 0) {
+        return proxy < 0 ? -1 : numbered_location(state, value, out);
     }
     return no_location(value);
 }

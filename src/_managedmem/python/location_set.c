@@ -280,6 +280,12 @@ set_copy(PyObject *op, PyObject *Py_UNUSED(none))
     return plain_set(op);
 }
 
+static PyObject *
+set_deepcopy(PyObject *op, PyObject *Py_UNUSED(memo))
+{
+    return set_copy(op, NULL);
+}
+
 /* Operators give plain sets, whichever side the proxy is on. */
 static PyObject *
 operate(PyObject *left, PyObject *right, PyObject *(*number)(PyObject *, PyObject *))
@@ -616,6 +622,10 @@ static PyMethodDef set_methods[] = {
     {"isdisjoint", set_isdisjoint, METH_VARARGS,
      "isdisjoint($self, other, /)\n--\n\nWhether both have no member in common."},
     {"copy", set_copy, METH_NOARGS, "copy($self, /)\n--\n\nA plain set of the members of now."},
+    {"__copy__", set_copy, METH_NOARGS,
+     "__copy__($self, /)\n--\n\nA plain set of the members of now, as copy() gives."},
+    {"__deepcopy__", set_deepcopy, METH_O,
+     "__deepcopy__($self, memo, /)\n--\n\nThe same: members are not copied themselves."},
     {"__reduce__", set_reduce, METH_NOARGS,
      "__reduce__($self, /)\n--\n\nRaises TypeError: the set belongs to its owner."},
     {NULL, NULL, 0, NULL},

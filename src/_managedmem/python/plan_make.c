@@ -187,12 +187,17 @@ add_pair(mm_plan_object *self, mm_state *state, PyObject *value)
 static int
 add_pairs(mm_plan_object *self, mm_state *state, PyObject *pairs)
 {
-    PyObject *iterator = PyObject_GetIter(pairs), *pair;
+    bool iterable = PyType_GetSlot(Py_TYPE(pairs), Py_tp_iter) || PySequence_Check(pairs);
+    PyObject *iterator, *pair;
     int rc = 0;
 
-    if (iterator == NULL) {
+    if (!iterable) {
         return mm_refuse_foreign(PyExc_TypeError, pairs,
                                  "is no iterable of pairs (target, location)");
+    }
+    iterator = PyObject_GetIter(pairs);
+    if (iterator == NULL) {
+        return -1;
     }
     for (Py_ssize_t i = 0; rc == 0 && (pair = PyIter_Next(iterator)) != NULL; i++) {
         rc = add_pair(self, state, pair);
@@ -202,7 +207,7 @@ add_pairs(mm_plan_object *self, mm_state *state, PyObject *pairs)
         Py_DECREF(pair);
     }
     Py_DECREF(iterator);
-    return PyErr_Occurred() ? -1 : 0;
+    return rc < 0 || PyErr_Occurred() ? -1 : 0;
 }
 
 PyObject *

@@ -130,8 +130,7 @@ is_single(mm_state *state, PyObject *value)
     }
     return PyUnicode_Check(value) || PyObject_CheckBuffer(value)
            || mm_is_from(state, value, "cuda")
-           || !(PyIter_Check(value) || PySequence_Check(value)
-                || PyObject_HasAttrString(value, "__iter__"));
+           || !(PyType_GetSlot(Py_TYPE(value), Py_tp_iter) || PySequence_Check(value));
 }
 
 PyObject *
@@ -207,7 +206,14 @@ mm_targets_read_locations(mm_targets *t, PyObject *value)
     if (each && locations == NULL) {
         return -1;
     }
-    if (!each) {
+    if (!t->several && value != NULL && (PyList_Check(value) || PyTuple_Check(value))) {
+        PyErr_Format(
+            PyExc_TypeError,
+            "location is a sequence, but there is one target and no sequence of them: give "
+            "one Device or Host, got %R",
+            value);
+        rc = -1;
+    } else if (!each) {
         rc = mm_read_location(t->state, value, &where);
     } else if ((size_t)PyTuple_Size(locations) != t->batch.count) {
         PyErr_Format(PyExc_ValueError,
@@ -219,6 +225,9 @@ mm_targets_read_locations(mm_targets *t, PyObject *value)
     for (size_t i = 0; rc == 0 && i < t->batch.count; i++) {
         if (each) {
             rc = mm_read_location(t->state, PyTuple_GetItem(locations, (Py_ssize_t)i), &where);
+            if (rc < 0) {
+                mm_name_item("location", (Py_ssize_t)i);
+            }
         }
         t->batch.moves[i].where = where;
     }

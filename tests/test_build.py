@@ -1,0 +1,79 @@
+"""What building from source says when something that it needs is not there."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+NO_HEADERS = """
+import sysconfig
+paths = sysconfig.get_paths
+sysconfig.get_paths = lambda *a, **k: paths(*a, **k) | {"include": "/no", "platinclude": "/no"}
+from setuptools._distutils import sysconfig as own
+own.get_python_inc = lambda *a, **k: "/no/headers"
+"""
+NO_CUDA = """
+import pathlib
+read = pathlib.Path.read_text
+pathlib.Path.read_text = lambda p, *a, **k: "" if p.name == "cuda.h" else read(p, *a, **k)
+"""
+RUN = """
+import runpy, sys
+sys.argv = ["setup.py", "-q", "build_ext", "--build-lib", {folder!r}, "--build-temp", {folder!r}]
+sys.path[0] = "."
+{before}
+runpy.run_path("setup.py", run_name="__main__")
+"""
+
+
+def build(folder, before="", **environment):
+    """What a build in the folder prints; it must fail."""
+    pytest.importorskip("setuptools", reason="needs setuptools")
+    done = subprocess.run(
+        [sys.executable, "-c", RUN.format(folder=str(folder), before=before)],
+        cwd=ROOT,
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode != 0
+    assert "Traceback" not in done.stderr
+    return done.stdout + done.stderr
+
+
+def compiler():
+    found = shutil.which("gcc") or shutil.which("cc") or shutil.which("clang")
+    if found is None:
+        pytest.skip("needs a C compiler")
+    return found
+
+
+def test_without_a_compiler_it_says_what_to_install(tmp_path):
+    text = build(tmp_path, CC="/nonexistent/gcc")
+    assert "there is no C compiler '/nonexistent/gcc'" in text
+    assert "apt install gcc libc6-dev python3-dev" in text
+    assert "The environment variable CC" in text
+
+
+def test_a_compiler_that_does_not_compile(tmp_path):
+    """As `ccache gcc` without gcc: the first word is there."""
+    text = build(tmp_path, CC="env /nonexistent/gcc")
+    assert "'env' could not compile a file that includes Python.h" in text
+    assert "apt install gcc libc6-dev python3-dev" in text
+
+
+def test_without_headers_of_python(tmp_path):
+    text = build(tmp_path, NO_HEADERS, CC=compiler())
+    assert "Python.h" in text
+    assert "could not compile a file that includes Python.h" in text
+    assert "dnf install gcc python3-devel" in text
+
+
+def test_without_headers_of_cuda(tmp_path):
+    """With a compiler, the next thing that can be missing is named as before."""
+    assert "no cuda.h of CUDA 13.0 or newer found" in build(tmp_path, NO_CUDA, CC=compiler())
