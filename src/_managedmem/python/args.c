@@ -312,15 +312,11 @@ mm_is_instance(mm_state *state, PyObject *object, const char *root, const char *
 }
 
 int
-mm_read_flag(mm_state *state, PyObject *value, const char *name, bool *out)
+mm_read_other_flag(mm_state *state, PyObject *value, const char *name, bool *out)
 {
     PyTypeObject *type = Py_TYPE(value);
     int answer;
 
-    if (PyBool_Check(value)) {
-        *out = value == Py_True;
-        return 0;
-    }
     /* numpy.bool is numpy.bool_ before NumPy 2. */
     if (!mm_is_class_from(state, type, "numpy")
         || !(is_class_named(type, "bool") || is_class_named(type, "bool_"))) {

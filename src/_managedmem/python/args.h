@@ -30,7 +30,17 @@ int mm_read_size(PyObject *value, const char *what, size_t *out);
 int mm_read_address(PyObject *value, CUdeviceptr *out);
 
 /* True or False, also numpy's; TypeError for anything else, ints too. */
-int mm_read_flag(mm_state *state, PyObject *value, const char *name, bool *out);
+int mm_read_other_flag(mm_state *state, PyObject *value, const char *name, bool *out);
+
+static inline int
+mm_read_flag(mm_state *state, PyObject *value, const char *name, bool *out)
+{
+    if (value != Py_True && value != Py_False) {
+        return mm_read_other_flag(state, value, name, out);
+    }
+    *out = value == Py_True;
+    return 0;
+}
 
 /* An address and the byte count behind it; the address may be 0 where there is no byte. */
 int mm_read_block(PyObject *address, PyObject *bytes, CUdeviceptr *start, size_t *size);

@@ -195,6 +195,20 @@ mm_targets_read(mm_state *state, PyObject *value, mm_operation op, mm_targets *t
     return 0;
 }
 
+/* Of several locations for one target, says more than that a list is no location. */
+static void
+explain_sequence(const mm_targets *t, PyObject *value)
+{
+    if (!t->several && value != NULL && (PyList_Check(value) || PyTuple_Check(value))) {
+        PyErr_Clear(); /* the TypeError that is replaced */
+        PyErr_Format(
+            PyExc_TypeError,
+            "location is a sequence, but there is one target and no sequence of them: give "
+            "one Device or Host, got %R",
+            value);
+    }
+}
+
 int
 mm_targets_read_locations(mm_targets *t, PyObject *value)
 {
@@ -206,15 +220,11 @@ mm_targets_read_locations(mm_targets *t, PyObject *value)
     if (each && locations == NULL) {
         return -1;
     }
-    if (!t->several && value != NULL && (PyList_Check(value) || PyTuple_Check(value))) {
-        PyErr_Format(
-            PyExc_TypeError,
-            "location is a sequence, but there is one target and no sequence of them: give "
-            "one Device or Host, got %R",
-            value);
-        rc = -1;
-    } else if (!each) {
+    if (!each) {
         rc = mm_read_location(t->state, value, &where);
+        if (rc < 0) {
+            explain_sequence(t, value);
+        }
     } else if ((size_t)PyTuple_Size(locations) != t->batch.count) {
         PyErr_Format(PyExc_ValueError,
                      "location has length %zd, but there are %zu targets: give one location for "
