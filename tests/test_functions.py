@@ -7,7 +7,7 @@ import textwrap
 import pytest
 
 import managedmem
-from helpers import MIB, PAGE, CudaArray, contents, pattern, run_python, write
+from helpers import MIB, PAGE, CudaArray, contents, numpy_bool, pattern, run_python, write
 from managedmem import Device, Host, emulator
 
 LOCATED = {
@@ -316,6 +316,31 @@ class TestDefer:
         stream.sync()
         assert buffer.last_prefetch_location is device0
         assert contents(buffer[:PAGE]) == b"\x09" * PAGE
+
+    @pytest.mark.emulator_only
+    @pytest.mark.parametrize("name", ["bool", "bool_"])
+    @pytest.mark.parametrize("value", [True, False])
+    def test_takes_bools_of_numpy(self, buf, device0, stream, value, name):
+        defer = numpy_bool(value, name)
+        for call in (
+            lambda: buf.prefetch(device0, stream=stream, defer=defer),
+            lambda: buf.discard_prefetch(device0, stream=stream, defer=defer),
+            lambda: managedmem.prefetch([buf], device0, stream=stream, defer=defer),
+            lambda: managedmem.PrefetchPlan([(buf, device0)]).execute(stream=stream, defer=defer),
+        ):
+            with emulator.recording() as calls:
+                call()
+            assert [c.name for c in calls].count("cuLaunchHostFunc") == value
+
+    @pytest.mark.parametrize(
+        "bad",
+        [1, 0, "yes", 1.0, numpy_bool(True, "int64")],
+        ids=["1", "0", "text", "float", "another type"],
+    )
+    def test_other_values_are_a_type_error(self, buf, device0, bad):
+        with pytest.raises(TypeError, match="defer must be None, True or False"):
+            managedmem.prefetch(buf, device0, defer=bad)
+        assert buf.last_prefetch_location is None
 
     def test_of_discard_prefetch(self, alloc, device0, stream):
         buffer = alloc(MIB)

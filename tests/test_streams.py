@@ -68,9 +68,10 @@ class TestStream:
 
     def test_repr_names_the_handle_and_survives_closing(self):
         stream = Stream()
-        assert "Stream" in repr(stream)
+        assert repr(stream) == f"<Stream handle={stream.handle:#x}>"
+        assert repr(Stream.from_handle(0)) == "<Stream handle=0x0>"
         stream.close()
-        assert "closed" in repr(stream)
+        assert repr(stream) == "<Stream closed>"
 
     @pytest.mark.emulator_only
     def test_a_forgotten_stream_is_destroyed(self):
@@ -175,6 +176,16 @@ def numba_stream(handle):
     return foreign("numba.cuda.cudadrv.driver", "Stream", handle=handle)
 
 
+class WithIndex:
+    """As NumPy's integers, which are no int."""
+
+    def __init__(self, number):
+        self.number = number
+
+    def __index__(self):
+        return self.number
+
+
 def stream_forms(stream):
     """Every form in which a user may name a stream."""
     return {
@@ -184,6 +195,7 @@ def stream_forms(stream):
         "protocol": ProtocolStream(stream.handle),
         "legacy protocol": ProtocolStream(0),
         "integer": stream.handle,
+        "object with an index": WithIndex(stream.handle),
         "torch": foreign("torch.cuda.streams", "Stream", cuda_stream=stream.handle),
         "torch default": foreign("torch.cuda.streams", "Stream", cuda_stream=0),
         "torch of any backend": foreign("torch", "Stream", native_handle=stream.handle),
@@ -205,6 +217,7 @@ FORMS = (
     "protocol",
     "legacy protocol",
     "integer",
+    "object with an index",
     "torch",
     "torch default",
     "torch of any backend",

@@ -96,7 +96,7 @@ class _BindingsAdvice(Protocol):
     def __int__(self) -> int: ...
 
 _Stream: TypeAlias = (
-    Stream | _SupportsCudaStream | _TorchStream | _CuPyStream | _BindingsObject | int
+    Stream | _SupportsCudaStream | _TorchStream | _CuPyStream | _BindingsObject | SupportsIndex
 )
 _Device: TypeAlias = (
     Device | _TorchDevice | _CuPyDevice | _JaxDevice | _CudaCoreDevice | _BindingsObject | int
@@ -435,11 +435,11 @@ class ManagedBuffer(_HostMemory):
 
     # Operations.
     def prefetch(
-        self, location: _Location, *, stream: _Stream | None = None, defer: bool | None = None
+        self, location: _Location, *, stream: _Stream | None = None, defer: _Flag | None = None
     ) -> None: ...
     def discard(self, *, stream: _Stream | None = None) -> None: ...
     def discard_prefetch(
-        self, location: _Location, *, stream: _Stream | None = None, defer: bool | None = None
+        self, location: _Location, *, stream: _Stream | None = None, defer: _Flag | None = None
     ) -> None: ...
     def copy_from(self, src: _Target, *, stream: _Stream | None = None) -> None: ...
     @overload
@@ -717,21 +717,21 @@ class PrefetchPlan:
         *,
         stream: _Stream | None = None,
         dispatch: _Dispatch = "auto",
-        defer: bool | None = None,
+        defer: _Flag | None = None,
     ) -> None: ...
     def discard_prefetch(
         self,
         *,
         stream: _Stream | None = None,
         dispatch: _Dispatch = "auto",
-        defer: bool | None = None,
+        defer: _Flag | None = None,
     ) -> None: ...
     def explain(
         self,
         *,
         stream: _Stream | None = None,
         dispatch: _Dispatch = "auto",
-        defer: bool | None = None,
+        defer: _Flag | None = None,
         discard: bool = False,
     ) -> str: ...
     @property
@@ -757,7 +757,7 @@ def prefetch(
     *,
     stream: _Stream | None = None,
     dispatch: _Dispatch = "auto",
-    defer: bool | None = None,
+    defer: _Flag | None = None,
 ) -> None: ...
 def discard(
     targets: _Target | Iterable[_Target],
@@ -771,7 +771,7 @@ def discard_prefetch(
     *,
     stream: _Stream | None = None,
     dispatch: _Dispatch = "auto",
-    defer: bool | None = None,
+    defer: _Flag | None = None,
 ) -> None: ...
 def empty(
     shape: SupportsIndex | Sequence[SupportsIndex], dtype: _DType = "uint8"

@@ -229,20 +229,6 @@ mm_read_dispatch(PyObject *value, mm_dispatch *out)
     return -1;
 }
 
-int
-mm_read_defer(PyObject *value, mm_defer *out)
-{
-    if (value == NULL || value == Py_None) {
-        *out = MM_DEFER_AUTO;
-    } else if (value == Py_True || value == Py_False) {
-        *out = value == Py_True ? MM_DEFER_YES : MM_DEFER_NO;
-    } else {
-        PyErr_Format(PyExc_TypeError, "defer must be None, True or False, got %R", value);
-        return -1;
-    }
-    return 0;
-}
-
 const char *
 mm_read_text(PyObject *value)
 {
@@ -311,21 +297,48 @@ mm_is_instance(mm_state *state, PyObject *object, const char *root, const char *
     return type != NULL;
 }
 
+/* numpy.bool, which is numpy.bool_ before NumPy 2. */
+static bool
+is_numpy_bool(mm_state *state, PyObject *value)
+{
+    PyTypeObject *type = Py_TYPE(value);
+
+    return mm_is_class_from(state, type, "numpy")
+           && (is_class_named(type, "bool") || is_class_named(type, "bool_"));
+}
+
 int
 mm_read_other_flag(mm_state *state, PyObject *value, const char *name, bool *out)
 {
-    PyTypeObject *type = Py_TYPE(value);
     int answer;
 
-    /* numpy.bool is numpy.bool_ before NumPy 2. */
-    if (!mm_is_class_from(state, type, "numpy")
-        || !(is_class_named(type, "bool") || is_class_named(type, "bool_"))) {
+    if (!is_numpy_bool(state, value)) {
         PyErr_Format(PyExc_TypeError, "%s takes a bool, got %R", name, value);
         return -1;
     }
     answer = PyObject_IsTrue(value);
     *out = answer > 0;
     return answer < 0 ? -1 : 0;
+}
+
+int
+mm_read_defer(mm_state *state, PyObject *value, mm_defer *out)
+{
+    int answer;
+
+    if (value == NULL || value == Py_None) {
+        *out = MM_DEFER_AUTO;
+    } else if (value == Py_True || value == Py_False) {
+        *out = value == Py_True ? MM_DEFER_YES : MM_DEFER_NO;
+    } else if (is_numpy_bool(state, value)) {
+        answer = PyObject_IsTrue(value);
+        *out = answer > 0 ? MM_DEFER_YES : MM_DEFER_NO;
+        return answer < 0 ? -1 : 0;
+    } else {
+        PyErr_Format(PyExc_TypeError, "defer must be None, True or False, got %R", value);
+        return -1;
+    }
+    return 0;
 }
 
 int

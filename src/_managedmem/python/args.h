@@ -47,7 +47,7 @@ int mm_read_block(PyObject *address, PyObject *bytes, CUdeviceptr *start, size_t
 
 /* "auto", "batch" or "loop"; None, True or False. NULL is the default. */
 int mm_read_dispatch(PyObject *value, mm_dispatch *out);
-int mm_read_defer(PyObject *value, mm_defer *out);
+int mm_read_defer(mm_state *state, PyObject *value, mm_defer *out);
 
 /* The UTF-8 of a str without NUL; NULL without an exception for anything else. */
 const char *mm_read_text(PyObject *value);

@@ -35,7 +35,8 @@ mm_buffer_prefetch(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObje
     int rc;
 
     if (mm_args(&parameters, args, nargs, kwnames, given) < 0 || mm_buffer_check_open(b) < 0
-        || mm_read_location(b->state, given[0], &where) < 0 || mm_read_defer(given[2], &defer) < 0
+        || mm_read_location(b->state, given[0], &where) < 0
+        || mm_read_defer(b->state, given[2], &defer) < 0
         || mm_stream_read(b->state, given[1], &stream) < 0
         || mm_buffer_begin(b, MM_PREFETCH, &stream, &use) < 0) {
         return NULL;
@@ -101,7 +102,7 @@ mm_buffer_discard_prefetch(PyObject *op, PyObject *const *args, Py_ssize_t nargs
 
     if (mm_args(&parameters, args, nargs, kwnames, given) < 0 || mm_buffer_check_open(b) < 0
         || mm_read_location(b->state, given[0], &where) < 0
-        || mm_read_defer(given[2], &defer) < 0) {
+        || mm_read_defer(b->state, given[2], &defer) < 0) {
         return NULL;
     }
     return discard(b, given[1], &where, defer);

@@ -19,7 +19,8 @@ typedef struct {
 static int
 read_options(mm_state *state, PyObject *stream, PyObject *dispatch, PyObject *defer, options *o)
 {
-    return mm_read_dispatch(dispatch, &o->dispatch) < 0 || mm_read_defer(defer, &o->defer) < 0
+    return mm_read_dispatch(dispatch, &o->dispatch) < 0
+                   || mm_read_defer(state, defer, &o->defer) < 0
                    || mm_stream_read(state, stream, &o->stream) < 0
                ? -1
                : 0;

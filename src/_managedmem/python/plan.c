@@ -119,7 +119,8 @@ begin(mm_plan_object *self, const mm_action *what, bool copy, plan_use *use)
 static int
 read_how(mm_state *state, PyObject *const *given, mm_stream_use *stream, mm_how *how)
 {
-    if (mm_read_dispatch(given[1], &how->dispatch) < 0 || mm_read_defer(given[2], &how->defer) < 0
+    if (mm_read_dispatch(given[1], &how->dispatch) < 0
+        || mm_read_defer(state, given[2], &how->defer) < 0
         || mm_stream_begin(state, given[0], stream) < 0) {
         return -1;
     }

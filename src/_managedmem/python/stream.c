@@ -149,6 +149,9 @@ foreign_handle(mm_state *state, PyObject *value, CUstream *out)
         Py_DECREF(attribute);
         return found;
     }
+    if (found == 0 && PyIndex_Check(value) && !PyBool_Check(value)) {
+        return handle_from_int(value, "a stream handle", out);
+    }
     if (found == 0) {
         PyErr_Format(PyExc_TypeError,
                      "a stream must be None, a Stream, an object with __cuda_stream__ or an int "
@@ -381,10 +384,14 @@ stream_cuda_stream(PyObject *op, PyObject *Py_UNUSED(none))
 static PyObject *
 stream_repr(PyObject *op)
 {
+    CUstream handle = stream_of(op)->handle;
+
     if (mm_guard_is_closed(&stream_of(op)->guard)) {
         return PyUnicode_FromString("<Stream closed>");
     }
-    return PyUnicode_FromFormat("<Stream handle=%p>", (void *)stream_of(op)->handle);
+    /* %p writes the C library's word for NULL. */
+    return handle == NULL ? PyUnicode_FromString("<Stream handle=0x0>")
+                          : PyUnicode_FromFormat("<Stream handle=%p>", (void *)handle);
 }
 
 /* A closed stream equals only itself: the driver may give its handle to a new one. */
