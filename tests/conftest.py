@@ -13,7 +13,7 @@ sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
 import pytest
 
-from helpers import BUDGET, EMULATED, GIB, MIB, PAGE, live_managed_bytes, warm_up
+from helpers import BUDGET, EMULATED, GIB, MIB, PAGE, live_managed_bytes, settle, warm_up
 
 FREE_MEMORY_WANTED = 2 * GIB
 
@@ -90,6 +90,7 @@ def nothing_leaks(request):
     emulator.clear_failures()
     emulator.schedule("eager")
     gc.collect()
+    settle()
     if getattr(request.node, "call_failed", True):
         return  # the traceback of a failed test keeps its buffers alive
     assert emulator.live() == before

@@ -41,6 +41,14 @@ def warm_up():
                 device.sync()
 
 
+def settle():
+    """Wait for the device: pools whose last buffer is gone are destroyed after that."""
+    import managedmem
+
+    with contextlib.suppress(managedmem.CUDAError):
+        managedmem.Device(0).sync()
+
+
 def live_managed_bytes():
     """Bytes under all open ManagedBuffer objects; views of one buffer count once."""
     import managedmem

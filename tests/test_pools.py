@@ -233,9 +233,25 @@ class TestAllocating:
         with emulator.recording() as calls:
             buffer = pool.allocate(PAGE, stream=stream)
             buffer.close(stream)
-        wanted = [c for c in calls if c.name != "cuStreamIsCapturing"]
+        wanted = [c for c in calls if c.name in ("cuMemAllocFromPoolAsync", "cuMemFreeAsync")]
         assert names(wanted) == ["cuMemAllocFromPoolAsync", "cuMemFreeAsync"]
         assert {c.args["stream"] for c in wanted} == {stream.handle}
+
+    @pytest.mark.emulator_only
+    def test_frees_of_one_stream_share_an_event(self, pool, stream):
+        with emulator.recording() as calls:
+            for _ in range(5):
+                pool.allocate(PAGE, stream=stream).close(stream)
+        assert names(calls).count("cuEventCreate") == 1
+        assert names(calls).count("cuEventRecord") == 5
+
+    @pytest.mark.emulator_only
+    def test_events_of_many_streams_are_given_back(self, pool):
+        events = emulator.live().events
+        for _ in range(100):
+            with Stream() as short:
+                pool.allocate(PAGE, stream=short).close(short)
+        assert emulator.live().events - events <= 16
 
     def test_copy_to_nothing_draws_from_the_same_pool(self, pool, stream):
         with pool.allocate(PAGE, stream=stream) as buffer:
@@ -601,7 +617,142 @@ class TestCapture:
             del buffer
             pool.close()
         assert capture.result == 0
+        assert emulator.live().pools == live.pools
+        Device(0).sync()
         assert emulator.live().allocations == live.allocations
+        assert emulator.live().pools == live.pools - 1
+
+    @pytest.mark.emulator_only
+    @pytest.mark.parametrize("ended", [False, True])
+    def test_such_a_buffer_on_a_foreign_stream_waits_for_an_idle_device(self, pool, ended):
+        """The handle of a stream object that is gone must not reach the driver."""
+        live = emulator.live()
+        stream = Stream()
+        buffer = pool.allocate(PAGE, stream=stream.handle)
+        with capturing(stream, CAPTURE_GLOBAL) as capture:
+            del buffer
+            if ended:
+                pool.close()
+        assert capture.result == 0
+        stream.close()
+        pool.close()
+        with emulator.recording() as calls:
+            assert emulator.live().pools == live.pools
+            Device(0).sync()
+        assert [c.args["stream"] for c in calls if c.name == "cuMemFreeAsync"] == [0]
+        assert emulator.live().allocations == live.allocations
+        assert emulator.live().pools == live.pools - 1
+
+
+@pytest.fixture
+def lazy():
+    emulator.schedule("lazy")
+    yield
+    emulator.schedule("eager")
+
+
+END_BEHIND_QUEUED_FREES = """
+    import managedmem as mm
+    from managedmem import Device, Host
+
+    held = []
+    for make in (
+        lambda: mm.ManagedMemoryResource(pooled=True, preferred_location=Host()),
+        lambda: mm.ManagedMemoryResource(pooled=True),
+        lambda: mm.DeviceMemoryResource(0),
+    ):
+        for _ in range(6):
+            with make() as pool:
+                last = pool.allocate(4096)
+            last.fill(1)
+            last.close()
+            # What the driver frees too early is used by others.
+            held += [bytes([0xA5]) * (16 + 7919 * i % 3000) for i in range(3000)]
+        Device(0).sync()
+    for _ in range(4):
+        with mm.DeviceMemoryResource(0) as pool, pool.allocate(1 << 18) as buffer:
+            Device(0).sync()
+        Device(0).sync()
+    print("through")
+"""
+
+
+class TestEndBehindQueuedFrees:
+    """Driver 580 crashes or hangs after a pool was destroyed behind a queued free."""
+
+    def test_pools_end_and_others_go_on(self):
+        """On a GPU this crashed or hung, so it runs in a process of its own."""
+        driver = "emulator" if EMULATED else "cuda"
+        assert run_python(END_BEHIND_QUEUED_FREES, driver=driver).stdout.split() == ["through"]
+
+    @pytest.mark.emulator_only
+    def test_the_pool_waits_for_its_last_free(self, pool, lazy):
+        pools = emulator.live().pools
+        buffer = pool.allocate(PAGE)
+        buffer.fill(1)
+        pool.close()
+        with emulator.recording() as calls:
+            buffer.close()
+        assert "cuMemPoolDestroy" not in names(calls)
+        assert not {"cuCtxSynchronize", "cuStreamSynchronize"} & set(names(calls))
+        assert emulator.live().pools == pools
+        Device(0).sync()
+        assert emulator.live().pools == pools - 1
+
+    @pytest.mark.emulator_only
+    def test_of_every_stream(self, pool, lazy):
+        pools = emulator.live().pools
+        with Stream() as one, Stream() as two:
+            for stream in (one, two):
+                pool.allocate(PAGE, stream=stream).close(stream)
+            pool.close()
+            one.sync()
+            two.sync()
+            assert emulator.live().pools == pools - 1
+
+    @pytest.mark.emulator_only
+    def test_of_a_stream_that_was_closed(self, pool, lazy):
+        pools = emulator.live().pools
+        with Stream() as short:
+            buffer = pool.allocate(PAGE, stream=short)
+        pool.close()
+        buffer.close()
+        Device(0).sync()
+        assert emulator.live().pools == pools - 1
+
+    @pytest.mark.emulator_only
+    def test_pools_do_not_pile_up_without_a_wait(self, lazy):
+        pools = emulator.live().pools
+        for _ in range(50):
+            with DeviceMemoryResource(0) as pool:
+                pool.allocate(PAGE).close()
+        assert emulator.live().pools - pools < 5
+
+    @pytest.mark.emulator_only
+    @pytest.mark.parametrize("call", ["cuEventCreate", "cuEventRecord"])
+    def test_a_free_without_an_event(self, pool, call):
+        """Then the pool ends when the driver says that no memory is left in it."""
+        live = emulator.live()
+        buffer = pool.allocate(PAGE)
+        emulator.fail(call, code=2)
+        buffer.close()
+        pool.close()
+        assert emulator.live().pools == live.pools
+        Device(0).sync()
+        assert emulator.live().pools == live.pools - 1
+
+    @pytest.mark.emulator_only
+    @pytest.mark.parametrize("call", ["cuMemPoolTrimTo", "cuMemPoolGetAttribute"])
+    def test_a_driver_that_cannot_say_is_asked_again(self, pool, call):
+        live = emulator.live()
+        buffer = pool.allocate(PAGE)
+        emulator.fail("cuEventRecord", code=2)
+        buffer.close()
+        emulator.fail(call, code=719)
+        with pytest.raises(managedmem.CUDAError, match=call):
+            pool.close()
+        assert pool.is_closed
+        Device(0).sync()
         assert emulator.live().pools == live.pools - 1
 
 

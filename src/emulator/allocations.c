@@ -363,6 +363,7 @@ emu_release(struct emu_allocation *allocation)
     memmove(&table[i], &table[i + 1], (table_count - i) * sizeof *table);
     live_bytes -= allocation->size;
     region->allocations--;
+    region->emptied = emu_waits();
     if (region->allocations == 0 && region->pool == NULL) {
         region_delete(region);
     }
@@ -370,15 +371,16 @@ emu_release(struct emu_allocation *allocation)
 }
 
 void
-emu_pool_regions_trim(struct emu_pool *pool, size_t keep)
+emu_pool_regions_trim(struct emu_pool *pool, size_t keep, bool noticed)
 {
     struct emu_region *region = regions, *next;
     size_t held = emu_pool_regions_bytes(pool);
 
     for (; region != NULL; region = next) {
         next = region->next;
-        if (region->pool == pool && region->allocations == 0 && held - region->size >= keep
-            && held >= region->size) {
+        bool known = !noticed || region->emptied < emu_waits();
+        if (region->pool == pool && region->allocations == 0 && known
+            && held - region->size >= keep && held >= region->size) {
             held -= region->size;
             region_delete(region);
         }

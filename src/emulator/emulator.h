@@ -229,6 +229,7 @@ struct emu_region {
     struct emu_runs policies, records, pages;
     uint64_t *checksums; /* per page, of discarded pages (only where discards keep bytes) */
     uint64_t used; /* when it last moved to a device: the oldest is evicted first */
+    uint64_t emptied; /* emu_waits() when its last pool allocation was freed */
 };
 
 struct emu_allocation {
@@ -248,8 +249,9 @@ struct emu_allocation {
 CUresult emu_allocate(enum emu_kind kind, size_t size, struct emu_device *device,
                       struct emu_pool *pool, struct emu_allocation **out);
 void emu_release(struct emu_allocation *allocation);
-/* Gives empty regions of a pool back, keeping at least `keep` bytes. */
-void emu_pool_regions_trim(struct emu_pool *pool, size_t keep);
+/* Gives empty regions of a pool back, keeping at least `keep` bytes. Measured: a region counts as
+ * empty after a wait that followed the frees; `noticed` false skips that test. */
+void emu_pool_regions_trim(struct emu_pool *pool, size_t keep, bool noticed);
 size_t emu_pool_regions_bytes(const struct emu_pool *pool);
 /* The allocation that holds the address, or NULL. */
 struct emu_allocation *emu_find(CUdeviceptr ptr);
@@ -376,6 +378,9 @@ CUresult emu_stream_submit(struct emu_stream *stream, const struct emu_op *op);
 CUresult emu_stream_submit_after(struct emu_stream *stream, struct emu_point point);
 bool emu_stream_idle(const struct emu_stream *stream);
 void emu_stream_drain(struct emu_stream *stream);
+/* Counts a wait of the caller for a stream, an event or a context; how many there were. */
+void emu_waited(void);
+uint64_t emu_waits(void);
 /* All streams of a device, or of all devices (NULL). */
 void emu_streams_drain(const struct emu_device *device);
 bool emu_streams_idle(const struct emu_device *device);
@@ -427,7 +432,8 @@ struct emu_pool {
     uint64_t access; /* devices allowed besides the owner */
     int reuse[3];
     cuuint64_t threshold, used, used_high, reserved_high;
-    size_t live;
+    size_t live; /* allocations that no free has run for */
+    size_t queued; /* frees that have not run */
 };
 
 CUresult emu_pool_new(const CUmemPoolProps *props, struct emu_pool **out);
@@ -439,8 +445,12 @@ CUresult emu_pool_set_current(CUmemLocation location, CUmemAllocationType type,
                               struct emu_pool *pool);
 /* Whether a device may use the memory of a device pool. */
 bool emu_pool_admits(const struct emu_pool *pool, int device);
+/* Whether frees of the pool are queued. */
+bool emu_pool_frees_queued(const struct emu_pool *pool);
 void emu_pool_delete(struct emu_pool *pool);
 CUresult emu_pool_allocate(struct emu_pool *pool, size_t size, struct emu_allocation **out);
+/* A free was queued. Measured: the memory counts as unused from here on. */
+void emu_pool_queue_release(struct emu_allocation *allocation);
 /* Gives an allocation back to its pool. */
 void emu_pool_release(struct emu_allocation *allocation);
 /* How many pools users made and have not destroyed. */

@@ -414,6 +414,7 @@ synchronize_context(CUcontext ctx)
     result = emu_capture_refuse_device(device);
     if (result == CUDA_SUCCESS) {
         emu_streams_drain(device);
+        emu_waited();
     }
     return emu_call_end(&call, result);
 }

@@ -1,6 +1,8 @@
 /* Entry points: memory pools and stream-ordered allocation. */
 #include "entries.h"
 
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 static unsigned long long
@@ -46,6 +48,11 @@ EMU_ENTRY(cuMemPoolDestroy, CUmemoryPool pool)
     if (found == NULL || found->is_default) {
         return emu_call_end(&call, CUDA_ERROR_INVALID_VALUE);
     }
+    if (emu_pool_frees_queued(found)) {
+        /* Driver 580 goes on with freed memory here, and crashes or hangs in a later wait. */
+        (void)fputs("emulated driver: cuMemPoolDestroy behind a queued free\n", stderr);
+        abort();
+    }
     emu_pool_delete(found);
     return emu_call_end(&call, CUDA_SUCCESS);
 }
@@ -61,7 +68,7 @@ EMU_ENTRY(cuMemPoolTrimTo, CUmemoryPool pool, size_t minBytesToKeep)
     if (found == NULL) {
         return emu_call_end(&call, CUDA_ERROR_INVALID_VALUE);
     }
-    emu_pool_regions_trim(found, minBytesToKeep);
+    emu_pool_regions_trim(found, minBytesToKeep, true);
     return emu_call_end(&call, CUDA_SUCCESS);
 }
 
@@ -394,7 +401,7 @@ release(CUdeviceptr ptr, CUstream handle)
     }
     result = emu_capture_refuse(stream);
     if (result == CUDA_SUCCESS) {
-        allocation->freed = true;
+        emu_pool_queue_release(allocation);
         result = emu_stream_submit(stream, &op);
     }
     return result;

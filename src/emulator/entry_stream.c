@@ -71,6 +71,7 @@ EMU_ENTRY(cuStreamSynchronize, CUstream hStream)
     }
     if (result == CUDA_SUCCESS) {
         emu_stream_drain(stream);
+        emu_waited();
     }
     return emu_call_end(&call, result);
 }
@@ -502,6 +503,7 @@ EMU_ENTRY(cuEventSynchronize, CUevent hEvent)
         result = CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
     } else {
         emu_event_drain(event);
+        emu_waited();
     }
     return emu_call_end(&call, result);
 }

@@ -178,7 +178,7 @@ pool_free(struct emu_pool *pool)
 {
     struct emu_pool **link = &pools;
 
-    emu_pool_regions_trim(pool, 0);
+    emu_pool_regions_trim(pool, 0, false);
     while (*link != pool) {
         link = &(*link)->next;
     }
@@ -227,17 +227,35 @@ emu_pool_allocate(struct emu_pool *pool, size_t size, struct emu_allocation **ou
     return CUDA_SUCCESS;
 }
 
+bool
+emu_pool_frees_queued(const struct emu_pool *pool)
+{
+    return pool->queued > 0;
+}
+
+void
+emu_pool_queue_release(struct emu_allocation *allocation)
+{
+    allocation->freed = true;
+    allocation->pool->queued++;
+    allocation->pool->used -= allocation->size;
+}
+
 void
 emu_pool_release(struct emu_allocation *allocation)
 {
     struct emu_pool *pool = allocation->pool;
 
     pool->live--;
-    pool->used -= allocation->size;
+    if (allocation->freed) {
+        pool->queued--;
+    } else {
+        pool->used -= allocation->size;
+    }
     emu_release(allocation);
     if (pool->dying && pool->live == 0) {
         pool_free(pool);
         return;
     }
-    emu_pool_regions_trim(pool, (size_t)pool->threshold);
+    emu_pool_regions_trim(pool, (size_t)pool->threshold, false);
 }

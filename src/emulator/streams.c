@@ -299,6 +299,20 @@ run_the_rest(void)
     }
 }
 
+static uint64_t waits;
+
+void
+emu_waited(void)
+{
+    waits++;
+}
+
+uint64_t
+emu_waits(void)
+{
+    return waits;
+}
+
 void
 emu_stream_drain(struct emu_stream *stream)
 {

@@ -86,6 +86,55 @@ blocks_keep_their_stream(void)
 }
 
 static void
+pools_wait_for_queued_frees(void)
+{
+    size_t live = world.live_allocations();
+    mm_pool *pool = make_pool(true);
+    mm_memory *m = allocate(pool, 100, NULL);
+    mm_status st;
+
+    world.schedule(1);
+    world.log_clear();
+    mm_memory_release(m);
+    release(pool);
+    mm_pools_reclaim(world.cu, false); /* the event was asked once and is reached now */
+    CHECK_EQUAL(world_calls("cuCtxSynchronize"), 0);
+    CHECK_EQUAL(world_calls("cuMemPoolDestroy"), 1);
+    m = allocate(pool = make_pool(true), 100, NULL);
+    mm_memory_release(m);
+    release(pool);
+    CHECK_EQUAL(world_calls("cuMemPoolDestroy"), 1);
+    CHECK_OK(mm_device_synchronize(world.cu, 0, &st), &st);
+    mm_pools_reclaim(world.cu, true);
+    CHECK_EQUAL(world_calls("cuMemPoolDestroy"), 2);
+    world.schedule(0);
+    CHECK_EQUAL(world.live_allocations(), live);
+}
+
+static void *
+end_pools(void *argument)
+{
+    (void)argument;
+    for (int i = 0; i < ROUNDS / 10; i++) {
+        mm_pool *pool = make_pool(i % 2 == 0);
+        mm_memory_release(allocate(pool, 100, NULL));
+        release(pool);
+        mm_pools_reclaim(world.cu, false);
+    }
+    return NULL;
+}
+
+static void
+threads_reclaim_pools(void)
+{
+    size_t pools = world.live_pools();
+
+    check_threads(WORKERS, end_pools, NULL);
+    mm_pools_reclaim(world.cu, false);
+    CHECK_EQUAL(world.live_pools(), pools);
+}
+
+static void
 managed_blocks_are_whole_pages(void)
 {
     mm_pool *pool = make_pool(true);
@@ -203,7 +252,8 @@ main(int argc, char **argv)
         CHECK_TEST(blocks_keep_their_pool),         CHECK_TEST(blocks_keep_their_stream),
         CHECK_TEST(managed_blocks_are_whole_pages), CHECK_TEST(failed_allocation_leaves_nothing),
         CHECK_TEST(peers_change_in_one_call),       CHECK_TEST(threads_share_a_pool),
-        CHECK_TEST(threads_free_a_block_once),
+        CHECK_TEST(threads_free_a_block_once),      CHECK_TEST(pools_wait_for_queued_frees),
+        CHECK_TEST(threads_reclaim_pools),
     };
 
     CHECK_EQUAL(argc, 2);

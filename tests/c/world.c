@@ -37,6 +37,8 @@ world_open(const char *path)
     find(library, "emu_log_entry", &world.log_entry);
     find(library, "emu_live_allocations", &world.live_allocations);
     find(library, "emu_live_streams", &world.live_streams);
+    find(library, "emu_live_pools", &world.live_pools);
+    find(library, "emu_schedule", &world.schedule);
     find(library, "emu_context_depth", &world.context_depth);
 }
 

@@ -19,7 +19,9 @@ typedef struct {
     int (*log_entry)(size_t i, char *text, size_t size);
     size_t (*live_allocations)(void);
     size_t (*live_streams)(void);
+    size_t (*live_pools)(void);
     size_t (*context_depth)(void);
+    void (*schedule)(int lazy);
 } emulated_world;
 
 extern emulated_world world;

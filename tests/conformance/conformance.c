@@ -637,6 +637,7 @@ static const struct topic topics[] = {
     {"pointer attributes", topic_pointers, false, 1, 0},
     {"pointer attributes, plural", topic_pointers_plural, false, 1, 0},
     {"managed pools", topic_managed_pools, false, 1, 13000},
+    {"frees of pools", topic_pool_frees, false, 1, 13000},
     {"pool attributes and access", topic_pools, false, 1, 13000},
     {"two devices: accessed by", topic_pair_accessed_by, false, 2, 0},
     {"two devices: prefetch", topic_pair_prefetch, false, 2, 13000},

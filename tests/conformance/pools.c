@@ -172,6 +172,56 @@ show_managed_pool(struct fixture *f, CUmemoryPool pool)
     report("synchronize", cu.stream_sync(s));
 }
 
+static void
+show_left(const char *label, CUmemoryPool pool)
+{
+    cuuint64_t reserved = 0, used = 0;
+
+    report(label, cu.pool_trim(pool, 0));
+    cu.pool_get(pool, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, &reserved);
+    cu.pool_get(pool, CU_MEMPOOL_ATTR_USED_MEM_CURRENT, &used);
+    printf("  reserved is %s used %llu\n", reserved == 0 ? "zero," : "more,",
+           (unsigned long long)used);
+}
+
+/* When a pool counts its memory as given back: after a wait that follows the free, not before. The
+ * pool is destroyed with all frees done, as a queued one makes driver 580 crash
+ * (probes/pool_end.c). */
+void
+topic_pool_frees(struct fixture *f)
+{
+    CUmemPoolProps props;
+    CUmemoryPool pool = NULL;
+    CUdeviceptr x = 0;
+    CUevent event = NULL;
+    CUstream streams[] = {NULL, f->stream};
+    cuuint64_t keep = UINT64_MAX;
+
+    for (size_t i = 0; i < 4; i++) {
+        CUstream s = streams[i % 2];
+        memset(&props, 0, sizeof props);
+        props.allocType = i < 2 ? CU_MEM_ALLOCATION_TYPE_MANAGED : CU_MEM_ALLOCATION_TYPE_PINNED;
+        props.location = i < 2 ? f->host : f->dev;
+        printf("%s pool, %s stream\n", i < 2 ? "managed" : "device", s ? "own" : "legacy");
+        report("create", cu.pool_create(&pool, &props));
+        cu.pool_set(pool, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &keep);
+        cu.event_create(&event, CU_EVENT_DISABLE_TIMING);
+        report("allocate", cu.pool_alloc(&x, 4096, pool, s));
+        show_left("trim", pool);
+        cu.host_func(s, nap, (void *)(uintptr_t)40000);
+        report("free", cu.free_async(x, s));
+        cu.event_record(event, s);
+        show_left("trim, free queued", pool);
+        while (cu.event_query(event) == CUDA_ERROR_NOT_READY) {
+        }
+        show_left("trim, free has run", pool);
+        report("event synchronize", cu.event_sync(event));
+        show_left("trim, waited", pool);
+        report("destroy", cu.pool_destroy(pool));
+        cu.event_destroy(event);
+    }
+}
+
 void
 topic_managed_pools(struct fixture *f)
 {

@@ -29,6 +29,7 @@ void topic_records(struct fixture *f);
 void topic_pointers(struct fixture *f);
 void topic_pointers_plural(struct fixture *f);
 void topic_managed_pools(struct fixture *f);
+void topic_pool_frees(struct fixture *f);
 void topic_pools(struct fixture *f);
 /* pair.c */
 void topic_pair_accessed_by(struct fixture *f);

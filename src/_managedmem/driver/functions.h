@@ -51,6 +51,11 @@
     X(StreamQuery, 2000)                      \
     X(StreamIsCapturing, 10000)               \
     X(StreamGetCtx, 9020)                     \
+    X(StreamGetId, 12000)                     \
+    X(EventCreate, 2000)                      \
+    X(EventRecord, 2000)                      \
+    X(EventQuery, 2000)                       \
+    X(EventDestroy, 4000)                     \
     X(ThreadExchangeStreamCaptureMode, 10010) \
     X(LaunchHostFunc, 10000)
 

@@ -1,4 +1,4 @@
-/* memory.c: allocating, wrapping, sharing and freeing memory. */
+/* memory.c: memory with references and a guard: allocating, wrapping, sharing, closing. */
 #include "memory.h"
 
 #include <sched.h>
@@ -20,58 +20,6 @@ mm_memory_wrap(CUdeviceptr start, size_t size, mm_status *st)
     m->start = start;
     m->size = size;
     return m;
-}
-
-static int
-call_allocate(mm_driver *cu, size_t size, CUdeviceptr *start, mm_status *st)
-{
-    CUresult code = cu->MemAllocManaged(start, size, CU_MEM_ATTACH_GLOBAL);
-
-    if (code == CUDA_SUCCESS) {
-        return 0;
-    }
-    (void)mm_fail_call(st, "cuMemAllocManaged", (int)code);
-    mm_status_add(st, "%zu bytes were asked for", size);
-    return -1;
-}
-
-/* Whole pages from a page's start belong to nobody else. Where the driver puts them across a page
- * border, one page more leaves room to begin at the next. */
-static int
-allocate_pages(mm_driver *cu, size_t size, CUdeviceptr *allocation, mm_status *st)
-{
-    CUdeviceptr page = mm_page_size();
-
-    if (size % page != 0 && size <= SIZE_MAX - 2 * page) {
-        size += page - size % page;
-    }
-    if (call_allocate(cu, size, allocation, st) < 0) {
-        return -1;
-    }
-    if (*allocation % page != 0) {
-        CUdeviceptr unfit = *allocation;
-        int rc = call_allocate(cu, size + page, allocation, st);
-        (void)cu->MemFree(unfit);
-        if (rc < 0) {
-            return -1;
-        }
-    }
-    return 0;
-}
-
-CUdeviceptr
-mm_allocate_pages(mm_driver *cu, size_t size, CUdeviceptr *allocation, mm_status *st)
-{
-    CUdeviceptr page = mm_page_size();
-    mm_scope scope;
-    int rc;
-
-    if (mm_scope_enter_relaxed(&scope, cu, MM_ANY_DEVICE, st) < 0) {
-        return 0;
-    }
-    rc = allocate_pages(cu, size, allocation, st);
-    mm_scope_leave(&scope);
-    return rc < 0 ? 0 : (*allocation + page - 1) / page * page;
 }
 
 mm_memory *
@@ -120,31 +68,9 @@ mm_memory_allocate_from(mm_driver *cu, mm_pool *pool, size_t size, CUstream stre
         return NULL;
     }
     m->pooled = true;
-    m->start = m->block->start;
+    m->start = m->block->memory.start;
     atomic_store(&m->allocation, pool->managed ? m->start : 0);
     return m;
-}
-
-bool
-mm_freed(CUresult code)
-{
-    return code == CUDA_SUCCESS || code == CUDA_ERROR_DEINITIALIZED
-           || code == CUDA_ERROR_CONTEXT_IS_DESTROYED;
-}
-
-/* No context is needed to free, and the thread's capture mode must not stand in the way: the
- * garbage collector runs when it likes. */
-int
-mm_free(mm_driver *cu, CUdeviceptr start, mm_status *st)
-{
-    CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
-    bool relaxed = cu->ThreadExchangeStreamCaptureMode(&mode) == CUDA_SUCCESS;
-    CUresult code = cu->MemFree(start);
-
-    if (relaxed && cu->ThreadExchangeStreamCaptureMode(&mode) != CUDA_SUCCESS) {
-        (void)cu->ThreadExchangeStreamCaptureMode(&mode);
-    }
-    return mm_freed(code) ? 0 : mm_fail_call(st, "cuMemFree", (int)code);
 }
 
 static int

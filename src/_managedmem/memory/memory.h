@@ -7,6 +7,7 @@
 #ifndef MM_MEMORY_H
 #define MM_MEMORY_H
 
+#include "allocation.h"
 #include "guard.h"
 #include "pool.h"
 #include "range.h"
@@ -77,16 +78,5 @@ MM_NODISCARD int mm_memory_refuse_capture(mm_driver *cu, mm_memory *m, const CUs
 
 /* Checks that an operation may be done on the memory; a yes for managed memory is remembered. */
 MM_NODISCARD int mm_memory_check(mm_driver *cu, mm_memory *m, mm_operation op, mm_status *st);
-
-/* The inner part, without references and guard: the first address of memory on pages of its own, 0
- * on failure. *allocation is what to free. */
-CUdeviceptr mm_allocate_pages(mm_driver *cu, size_t size, CUdeviceptr *allocation, mm_status *st);
-
-/* Whether a free did it: the memory is gone too when the driver is shut down or its context is
- * destroyed. */
-bool mm_freed(CUresult code);
-
-/* Frees a managed allocation, also in the middle of somebody's graph capture. */
-MM_NODISCARD int mm_free(mm_driver *cu, CUdeviceptr start, mm_status *st);
 
 #endif

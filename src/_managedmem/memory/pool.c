@@ -1,7 +1,7 @@
 /* pool.c: driver pools: their life, their blocks, their numbers and their peers. */
 #include "pool.h"
 
-#include "memory.h"
+#include "allocation.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -22,7 +22,7 @@ create(mm_driver *cu, mm_pool *pool, mm_status *st)
     if (mm_scope_enter_relaxed(&scope, cu, MM_ANY_DEVICE, st) < 0) {
         return -1;
     }
-    code = cu->MemPoolCreate(&pool->handle, &props);
+    code = cu->MemPoolCreate(&pool->driver_pool.handle, &props);
     mm_scope_leave(&scope);
     if (code == CUDA_SUCCESS) {
         return 0;
@@ -44,6 +44,7 @@ mm_pool_create(mm_driver *cu, bool managed, CUmemLocation where, mm_status *st)
         (void)mm_driver_lacks(cu, "a pool of managed memory", st);
         return NULL;
     }
+    mm_pools_reclaim(cu, false);
     pool = calloc(1, sizeof *pool);
     if (pool == NULL) {
         (void)mm_fail(st, MM_NO_MEMORY, "out of host memory");
@@ -52,6 +53,7 @@ mm_pool_create(mm_driver *cu, bool managed, CUmemLocation where, mm_status *st)
     atomic_init(&pool->references, 1);
     pool->where = where;
     pool->managed = managed;
+    mm_queued_frees_init(&pool->driver_pool.frees);
     if (create(cu, pool, st) < 0) {
         free(pool);
         return NULL;
@@ -74,29 +76,23 @@ usable_driver(void)
     return mm_driver_forked() ? NULL : mm_driver_peek();
 }
 
-static void free_waiting(mm_driver *cu, mm_pool *pool, const mm_pool_block *like);
+static mm_orphan *free_or_orphan_waiting(mm_driver *cu, mm_pool *pool);
 
 int
 mm_pool_release(mm_pool *pool, mm_status *st)
 {
     mm_driver *cu = usable_driver();
-    CUresult code = CUDA_SUCCESS;
-    mm_scope scope;
 
     if (atomic_fetch_sub_explicit(&pool->references, 1, memory_order_acq_rel) != 1) {
         return 0;
     }
-    free_waiting(cu, pool, NULL);
-    if (cu != NULL) {
-        if (mm_scope_enter_relaxed(&scope, cu, MM_ANY_DEVICE, st) < 0) {
-            free(pool);
-            return mm_freed((CUresult)st->code) ? 0 : -1; /* the driver ended before the pool */
-        }
-        code = cu->MemPoolDestroy(pool->handle);
-        mm_scope_leave(&scope);
+    pool->driver_pool.orphans = free_or_orphan_waiting(cu, pool);
+    if (cu == NULL) {
+        mm_queued_frees_drop(&pool->driver_pool.frees);
+        free(pool);
+        return 0;
     }
-    free(pool);
-    return mm_freed(code) ? 0 : mm_fail_call(st, "cuMemPoolDestroy", (int)code);
+    return mm_pool_retire(cu, &pool->driver_pool, st);
 }
 
 /* --- blocks ----------------------------------------------------------------------------- */
@@ -135,7 +131,8 @@ mm_pool_refuse_capture(mm_driver *cu, CUstream stream, int device, mm_status *st
 }
 
 int
-mm_pool_free_address(mm_driver *cu, CUdeviceptr start, CUstream stream, int device, mm_status *st)
+mm_pool_free_address(mm_driver *cu, mm_pool *pool, CUdeviceptr start, CUstream stream, int device,
+                     mm_status *st)
 {
     CUresult code;
     mm_scope scope;
@@ -144,17 +141,26 @@ mm_pool_free_address(mm_driver *cu, CUdeviceptr start, CUstream stream, int devi
         return -1;
     }
     code = cu->MemFreeAsync(start, stream);
+    if (code == CUDA_SUCCESS && pool != NULL) {
+        mm_queued_frees_add(cu, &pool->driver_pool.frees, stream);
+    }
     mm_scope_leave(&scope);
     return mm_freed(code) ? 0 : mm_fail_call(st, "cuMemFreeAsync", (int)code);
 }
 
 static void
-drop_block(mm_pool_block *block)
+release_stream(mm_pool_block *block)
 {
     mm_status ignored;
     int rc = block->shared ? mm_stream_release(block->shared, &ignored) : 0;
 
-    (void)rc;
+    (void)rc; /* the free of the block has nothing to do with it */
+}
+
+static void
+drop_block(mm_pool_block *block)
+{
+    release_stream(block);
     free(block);
 }
 
@@ -169,28 +175,62 @@ wait_to_be_freed(mm_pool_block *block)
 }
 
 /* Frees the blocks that waited for a capture on the stream of `like` to end: in that stream's order
- * and so after all that used them. NULL: all of them at once, at the end of the pool. */
+ * and so after all that used them. */
 static void
-free_waiting(mm_driver *cu, mm_pool *pool, const mm_pool_block *like)
+free_waiting_like(mm_driver *cu, mm_pool *pool, const mm_pool_block *like)
 {
     mm_pool_block *block = atomic_exchange(&pool->waiting, NULL), *next;
 
     for (; block != NULL; block = next) {
         mm_status ignored;
-        int rc = 0;
+        int rc;
         next = block->next;
-        if (like != NULL && (block->stream != like->stream || block->device != like->device)) {
+        if (block->stream != like->stream || block->device != like->device) {
             wait_to_be_freed(block);
             continue;
         }
-        if (like != NULL) {
-            rc = mm_pool_free_address(cu, block->start, like->stream, like->device, &ignored);
-        } else if (cu != NULL) {
-            rc = mm_free(cu, block->start, &ignored);
-        }
-        (void)rc; /* nobody to tell */
+        rc = mm_pool_free_address(cu, pool, block->memory.start, like->stream, like->device,
+                                  &ignored);
+        (void)rc; /* the caller asked for an allocation */
         drop_block(block);
     }
+}
+
+/* Whether the block can be freed in the order of its stream. The handle of another library's stream
+ * may have ended with its object, so it is not used. */
+static bool
+free_in_order(mm_driver *cu, mm_pool_block *block)
+{
+    bool capturing = true;
+    mm_status ignored;
+
+    return (block->stream == NULL || block->shared != NULL)
+           && is_capturing(cu, block->stream, block->device, &capturing, &ignored) == 0
+           && !capturing
+           && mm_pool_free_address(cu, block->pool, block->memory.start, block->stream,
+                                   block->device, &ignored)
+                  == 0;
+}
+
+/* At the end of the pool: the blocks that waited are freed, or returned where that is not possible
+ * yet. Without a driver they are dropped. */
+static mm_orphan *
+free_or_orphan_waiting(mm_driver *cu, mm_pool *pool)
+{
+    mm_pool_block *block = atomic_exchange(&pool->waiting, NULL), *next;
+    mm_orphan *orphans = NULL;
+
+    for (; block != NULL; block = next) {
+        next = block->next;
+        if (cu == NULL || free_in_order(cu, block)) {
+            drop_block(block);
+            continue;
+        }
+        release_stream(block);
+        block->memory.next = orphans;
+        orphans = &block->memory;
+    }
+    return orphans;
 }
 
 static int
@@ -202,7 +242,8 @@ call_allocate(mm_driver *cu, mm_pool_block *block, size_t size, CUstream stream,
     if (mm_scope_enter_relaxed(&scope, cu, block->device, st) < 0) {
         return -1;
     }
-    code = cu->MemAllocFromPoolAsync(&block->start, size, block->pool->handle, stream);
+    code = cu->MemAllocFromPoolAsync(&block->memory.start, size, block->pool->driver_pool.handle,
+                                     stream);
     mm_scope_leave(&scope);
     if (code == CUDA_SUCCESS) {
         return 0;
@@ -247,7 +288,7 @@ mm_pool_allocate(mm_driver *cu, mm_pool *pool, size_t size, CUstream stream, mm_
         free(block);
         return NULL;
     }
-    free_waiting(cu, pool, block);
+    free_waiting_like(cu, pool, block);
     if (call_allocate(cu, block, size, stream, st) < 0) {
         free(block);
         return NULL;
@@ -275,7 +316,7 @@ mm_pool_free(mm_pool_block *block, const CUstream *other, mm_status *st)
     if (cu != NULL && is_capturing(cu, stream, device, &capturing, &ignored) == 0 && capturing) {
         wait_to_be_freed(block);
     } else {
-        rc = cu ? mm_pool_free_address(cu, block->start, stream, device, st) : 0;
+        rc = cu ? mm_pool_free_address(cu, pool, block->memory.start, stream, device, st) : 0;
         drop_block(block);
     }
     released = mm_pool_release(pool, rc < 0 ? &ignored : st);
@@ -295,7 +336,7 @@ mm_pool_get(mm_driver *cu, mm_pool *pool, CUmemPool_attribute which, uint64_t *v
     if (mm_scope_enter_relaxed(&scope, cu, MM_ANY_DEVICE, st) < 0) {
         return -1;
     }
-    code = cu->MemPoolGetAttribute(pool->handle, which, &number);
+    code = cu->MemPoolGetAttribute(pool->driver_pool.handle, which, &number);
     mm_scope_leave(&scope);
     *value = number;
     return code == CUDA_SUCCESS ? 0 : mm_fail_call(st, "cuMemPoolGetAttribute", (int)code);
@@ -311,7 +352,7 @@ mm_pool_set(mm_driver *cu, mm_pool *pool, CUmemPool_attribute which, uint64_t va
     if (mm_scope_enter_relaxed(&scope, cu, MM_ANY_DEVICE, st) < 0) {
         return -1;
     }
-    code = cu->MemPoolSetAttribute(pool->handle, which, &number);
+    code = cu->MemPoolSetAttribute(pool->driver_pool.handle, which, &number);
     mm_scope_leave(&scope);
     return code == CUDA_SUCCESS ? 0 : mm_fail_call(st, "cuMemPoolSetAttribute", (int)code);
 }
@@ -325,7 +366,7 @@ mm_pool_trim(mm_driver *cu, mm_pool *pool, size_t keep, mm_status *st)
     if (mm_scope_enter_relaxed(&scope, cu, MM_ANY_DEVICE, st) < 0) {
         return -1;
     }
-    code = cu->MemPoolTrimTo(pool->handle, keep);
+    code = cu->MemPoolTrimTo(pool->driver_pool.handle, keep);
     mm_scope_leave(&scope);
     return code == CUDA_SUCCESS ? 0 : mm_fail_call(st, "cuMemPoolTrimTo", (int)code);
 }
@@ -348,7 +389,7 @@ mm_pool_peers(mm_driver *cu, mm_pool *pool, mm_location_set *peers, mm_status *s
         if (i == pool->where.id) {
             continue;
         }
-        code = cu->MemPoolGetAccess(&flags, pool->handle, &where);
+        code = cu->MemPoolGetAccess(&flags, pool->driver_pool.handle, &where);
         if (flags != CU_MEM_ACCESS_FLAGS_PROT_NONE) {
             *peers |= mm_location_bit(where);
         }
@@ -371,7 +412,7 @@ set_access(mm_driver *cu, mm_pool *pool, mm_location_set differs, mm_location_se
                 to >> bit & 1 ? CU_MEM_ACCESS_FLAGS_PROT_READWRITE : CU_MEM_ACCESS_FLAGS_PROT_NONE;
         }
     }
-    return cu->MemPoolSetAccess(pool->handle, map, count);
+    return cu->MemPoolSetAccess(pool->driver_pool.handle, map, count);
 }
 
 int

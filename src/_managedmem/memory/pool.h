@@ -6,13 +6,14 @@
 #define MM_POOL_H
 
 #include "location.h"
+#include "retired_pool.h"
 #include "stream.h"
 
 typedef struct mm_pool_block mm_pool_block;
 
 typedef struct {
+    mm_retired_pool driver_pool; /* the handle; first, because it outlives the rest */
     atomic_size_t references;
-    CUmemoryPool handle;
     CUmemLocation where; /* the device whose memory it is; of managed memory where it prefers */
     bool managed;
     _Atomic(mm_pool_block *) waiting; /* dropped while their stream was capturing */
@@ -20,9 +21,9 @@ typedef struct {
 
 /* A block of a pool, with what freeing it takes. */
 struct mm_pool_block {
+    mm_orphan memory; /* its start; first, because an orphan outlives the rest */
     mm_pool_block *next; /* while it waits */
     mm_pool *pool;
-    CUdeviceptr start;
     CUstream stream; /* the one it was allocated on; NULL for a default one */
     mm_stream *shared; /* keeps that stream, where it is one of ours; or NULL */
     int device; /* whose default stream, where it is one; or MM_ANY_DEVICE */
@@ -36,7 +37,8 @@ mm_pool *mm_pool_create(mm_driver *cu, bool managed, CUmemLocation where, mm_sta
  * managed memory. */
 int mm_pool_device(const mm_pool *pool);
 
-/* Gives up a reference; the last one destroys the pool. Work and frees that are queued still run. */
+/* Gives up a reference; the last one retires the pool, which is destroyed once its frees have run
+ * (retired_pool.h). */
 MM_NODISCARD int mm_pool_release(mm_pool *pool, mm_status *st);
 
 /* Allocates in the order of the stream, which must not capture. shared may be NULL. */
@@ -48,9 +50,9 @@ mm_pool_block *mm_pool_allocate(mm_driver *cu, mm_pool *pool, size_t size, CUstr
  * gone, also after a failure. */
 MM_NODISCARD int mm_pool_free(mm_pool_block *block, const CUstream *other, mm_status *st);
 
-/* Frees pool memory by its address; `device` says whose default stream is meant. */
-MM_NODISCARD int mm_pool_free_address(mm_driver *cu, CUdeviceptr start, CUstream stream,
-                                      int device, mm_status *st);
+/* Frees memory of the pool (NULL: not known) by its address; `device` says whose default stream is meant. */
+MM_NODISCARD int mm_pool_free_address(mm_driver *cu, mm_pool *pool, CUdeviceptr start,
+                                      CUstream stream, int device, mm_status *st);
 
 /* Fails when the stream captures: what is allocated or freed there belongs to the graph. */
 MM_NODISCARD int mm_pool_refuse_capture(mm_driver *cu, CUstream stream, int device, mm_status *st);

@@ -2,6 +2,8 @@
  * the driver's count when it is made. */
 #include "location.h"
 
+#include "../memory/retired_pool.h"
+
 static mm_location_object *
 device_of(PyObject *op)
 {
@@ -145,10 +147,21 @@ device_set_current(PyObject *op, PyObject *Py_UNUSED(none))
     return run_on_device(op, mm_set_current_device);
 }
 
+static int
+synchronize_and_reclaim(mm_driver *cu, int device, mm_status *st)
+{
+    int rc = mm_device_synchronize(cu, device, st);
+
+    if (rc == 0) {
+        mm_pools_reclaim(cu, true);
+    }
+    return rc;
+}
+
 static PyObject *
 device_sync(PyObject *op, PyObject *Py_UNUSED(none))
 {
-    return run_on_device(op, mm_device_synchronize);
+    return run_on_device(op, synchronize_and_reclaim);
 }
 
 static PyObject *

@@ -213,16 +213,31 @@ resource_allocate(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObjec
                        &shape);
 }
 
+/* A closed resource has given its pool up. Blocks keep the pool, but a free by address is then not
+ * noted for its end. */
+static int
+free_pooled(mm_resource *r, mm_driver *cu, CUdeviceptr start, CUstream stream, mm_status *st)
+{
+    int device = r->where.type == CU_MEM_LOCATION_TYPE_DEVICE ? r->where.id : MM_ANY_DEVICE;
+    bool open = mm_guard_enter(&r->guard);
+    int rc = mm_pool_refuse_capture(cu, stream, device, st);
+
+    if (rc == 0) {
+        rc = mm_pool_free_address(cu, open ? r->pool : NULL, start, stream, device, st);
+    }
+    if (open) {
+        mm_guard_leave(&r->guard);
+    }
+    return rc;
+}
+
 /* Frees what the resource allocated; its pool need not be open for that. */
 static int
-free_address(const mm_resource *r, mm_driver *cu, CUdeviceptr start, CUstream stream, bool wait,
+free_address(mm_resource *r, mm_driver *cu, CUdeviceptr start, CUstream stream, bool wait,
              mm_status *st)
 {
     if (r->pooled) {
-        int device = r->where.type == CU_MEM_LOCATION_TYPE_DEVICE ? r->where.id : MM_ANY_DEVICE;
-        return mm_pool_refuse_capture(cu, stream, device, st) < 0
-                   ? -1
-                   : mm_pool_free_address(cu, start, stream, device, st);
+        return free_pooled(r, cu, start, stream, st);
     }
     if (wait && mm_stream_synchronize(cu, stream, st) < 0) {
         return -1;
@@ -369,9 +384,9 @@ PyDoc_STRVAR(
     "close($self, /)\n--\n\n"
     "Allocate no more; again is allowed. Buffers that were allocated stay as they are.\n"
     "\n"
-    "A pool goes with its last buffer, as it does in the driver. Waits only for calls that other\n"
-    "threads are just making with it. Raises CUDAError when the driver refuses, after which the\n"
-    "resource counts as closed. Driver: cuMemPoolDestroy.");
+    "A pool ends after its last buffer, once its queued frees have run; until then it is kept. Waits\n"
+    "only for calls that other threads are making with it. Raises CUDAError when the driver refuses,\n"
+    "after which the resource counts as closed. Driver: cuMemPoolDestroy.");
 
 PyMethodDef mm_resource_methods[] = {
     {"allocate", (PyCFunction)(void (*)(void))resource_allocate, METH_FASTCALL | METH_KEYWORDS,

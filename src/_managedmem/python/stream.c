@@ -1,6 +1,8 @@
 /* stream.c: the type Stream. It owns the stream it made; one from a handle belongs to another. */
 #include "stream.h"
 
+#include "../memory/retired_pool.h"
+
 #include <stdlib.h>
 
 typedef struct {
@@ -329,6 +331,7 @@ stream_sync(PyObject *op, PyObject *Py_UNUSED(none))
     Py_BEGIN_ALLOW_THREADS
     rc = mm_stream_synchronize(cu, use.handle, &st);
     mm_stream_leave(&use);
+    mm_pools_reclaim(cu, false);
     Py_END_ALLOW_THREADS
     if (rc < 0) {
         return mm_raise(state, &st);

@@ -1,0 +1,144 @@
+/* queued_frees.c: an event behind the last free of each stream. */
+#include "queued_frees.h"
+
+#include <stdlib.h>
+
+void
+mm_queued_frees_init(mm_queued_frees *frees)
+{
+    (void)pthread_mutex_init(&frees->lock, NULL);
+    frees->events = NULL;
+    frees->unknown = false;
+}
+
+/* What tells the stream from all others of the process. */
+static CUresult
+identify(mm_driver *cu, CUstream stream, mm_free_event *key)
+{
+    key->context = NULL;
+    key->stream_id = 0;
+    return mm_is_default_stream(stream) ? cu->CtxGetCurrent(&key->context)
+                                        : cu->StreamGetId(stream, &key->stream_id);
+}
+
+/* An event belongs to a context, which must be that of the stream. */
+static CUresult
+create_event(mm_driver *cu, CUstream stream, CUevent *event)
+{
+    CUcontext context = NULL;
+    CUresult code = CUDA_SUCCESS;
+
+    if (!mm_is_default_stream(stream)) {
+        code = cu->StreamGetCtx(stream, &context);
+    }
+    if (code == CUDA_SUCCESS && context != NULL) {
+        code = cu->CtxPushCurrent(context);
+    }
+    if (code == CUDA_SUCCESS) {
+        code = cu->EventCreate(event, CU_EVENT_DISABLE_TIMING);
+        if (context != NULL) {
+            (void)cu->CtxPopCurrent(&context);
+        }
+    }
+    return code;
+}
+
+/* The note of the stream, made where there is none; NULL on failure. */
+static mm_free_event *
+find_or_create(mm_driver *cu, mm_queued_frees *frees, CUstream stream, const mm_free_event *key)
+{
+    mm_free_event *entry = frees->events;
+
+    while (entry != NULL
+           && (entry->context != key->context || entry->stream_id != key->stream_id)) {
+        entry = entry->next;
+    }
+    if (entry != NULL) {
+        return entry;
+    }
+    entry = malloc(sizeof *entry);
+    if (entry == NULL) {
+        return NULL;
+    }
+    *entry = *key;
+    if (create_event(cu, stream, &entry->event) != CUDA_SUCCESS) {
+        free(entry);
+        return NULL;
+    }
+    entry->next = frees->events;
+    frees->events = entry;
+    return entry;
+}
+
+/* Keeps those that were not reached. The lock is held. */
+static void
+destroy_reached(mm_driver *cu, mm_queued_frees *frees)
+{
+    mm_free_event **link = &frees->events, *entry;
+
+    while ((entry = *link) != NULL) {
+        if (cu->EventQuery(entry->event) == CUDA_ERROR_NOT_READY) {
+            link = &entry->next;
+        } else {
+            /* Reached, or failed for good: an error of the context, or a driver that has ended. */
+            *link = entry->next;
+            (void)cu->EventDestroy(entry->event);
+            free(entry);
+        }
+    }
+}
+
+enum { MANY = 16 };
+
+static bool
+has_many(const mm_queued_frees *frees)
+{
+    int count = 0;
+
+    for (const mm_free_event *e = frees->events; e != NULL && count < MANY; e = e->next) {
+        count++;
+    }
+    return count == MANY;
+}
+
+void
+mm_queued_frees_add(mm_driver *cu, mm_queued_frees *frees, CUstream stream)
+{
+    mm_free_event key = {0}, *entry = NULL;
+
+    (void)pthread_mutex_lock(&frees->lock);
+    if (has_many(frees)) {
+        destroy_reached(cu, frees);
+    }
+    if (identify(cu, stream, &key) == CUDA_SUCCESS) {
+        entry = find_or_create(cu, frees, stream, &key);
+    }
+    if (entry == NULL || cu->EventRecord(entry->event, stream) != CUDA_SUCCESS) {
+        frees->unknown = true;
+    }
+    (void)pthread_mutex_unlock(&frees->lock);
+}
+
+bool
+mm_queued_frees_done(mm_driver *cu, mm_queued_frees *frees)
+{
+    bool done;
+
+    (void)pthread_mutex_lock(&frees->lock);
+    destroy_reached(cu, frees);
+    done = frees->events == NULL && !frees->unknown;
+    (void)pthread_mutex_unlock(&frees->lock);
+    return done;
+}
+
+void
+mm_queued_frees_drop(mm_queued_frees *frees)
+{
+    mm_free_event *entry = frees->events, *next;
+
+    for (; entry != NULL; entry = next) {
+        next = entry->next;
+        free(entry);
+    }
+    frees->events = NULL;
+}
