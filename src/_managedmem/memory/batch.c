@@ -163,8 +163,11 @@ mm_batch_merge(mm_batch *b)
     if (b->in_turn) {
         return; /* as each has its edges, also those without a byte */
     }
-    drop_empty(b);
+    if (b->count > 1) {
+        drop_empty(b);
+    }
     if (b->count < 2) {
+        b->count = b->count == 1 && b->moves[0].range.size > 0;
         return;
     }
     if (is_sorted(b)) {

@@ -168,7 +168,7 @@ mm_dispatch_defers(const mm_batch *b, mm_defer defer, size_t *bytes, CUmemLocati
     }
     *bytes = to_device > to_host ? to_device : to_host;
     *where = to_device > to_host ? mm_location(CU_MEM_LOCATION_TYPE_DEVICE, 0) : mm_host();
-    return b->count > 0 && mm_is_deferred(*bytes, *where, defer);
+    return mm_is_deferred(*bytes, *where, defer);
 }
 
 /* --- calling ---------------------------------------------------------------------------- */

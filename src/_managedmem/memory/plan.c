@@ -289,7 +289,8 @@ look_in_scope(mm_driver *cu, const mm_how *how, mm_outlook *o, mm_status *st)
     }
     o->together = mm_dispatch_decide(cu, o->what, o->moves, how->dispatch, o->work.ways);
     mm_scope_leave(&scope);
-    o->deferred = mm_dispatch_defers(o->moves, how->defer, &o->deferred_bytes, &o->deferred_to);
+    o->deferred = mm_dispatch_defers(o->moves, how->defer, &o->deferred_bytes, &o->deferred_to)
+                  && o->moves->count > 0;
     return 0;
 }
 

@@ -610,6 +610,9 @@ issue_prefetch(mm_driver *cu, mm_range range, CUmemLocation where, CUstream stre
 {
     CUresult code;
 
+    if (range.size == 0) {
+        return 0;
+    }
     if (mm_is_deferred(range.size, where, defer) && mm_queue_host_function(cu, stream, st) < 0) {
         return -1;
     }
@@ -630,9 +633,6 @@ mm_range_prefetch(mm_driver *cu, mm_range range, CUmemLocation where, CUstream s
 
     if (mm_stream_refuse_capture(cu, stream, "a prefetch", st) < 0) {
         return -1;
-    }
-    if (range.size == 0) {
-        return 0;
     }
     /* Only a default stream is one of the thread's context. Captures of other streams do not
      * forbid prefetches, so their mode can stay. */

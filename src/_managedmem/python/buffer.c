@@ -56,7 +56,8 @@ mm_buffer_check_open(const mm_buffer *b)
 static int
 read_range(mm_buffer *b, mm_driver *cu, mm_operation op, mm_range *range, mm_status *st)
 {
-    if (b->size > 0 && mm_memory_check(cu, b->memory, op, st) < 0) {
+    /* Without a byte there is nothing to refuse; asked last, to keep it out of the usual way. */
+    if (mm_memory_check(cu, b->memory, op, st) < 0 && b->size > 0) {
         return -1;
     }
     range->start = b->start;
