@@ -3,6 +3,7 @@
 The libraries themselves are in test_libraries_out.
 """
 
+import contextlib
 import ctypes
 import gc
 
@@ -17,12 +18,14 @@ from helpers import (
     capsule_struct,
     consume,
     contents,
+    device_memory,
     pattern,
+    raw_driver,
     run_deleter,
     run_python,
     write,
 )
-from managedmem import Host
+from managedmem import Host, ManagedBuffer
 
 CUDA_MANAGED = 13
 VERSIONED = {"unversioned": {}, "versioned": {"max_version": (1, 0)}}
@@ -271,6 +274,131 @@ class TestDlpackArguments:
             """
         )
         assert done.stdout == "fine\n"
+
+
+@contextlib.contextmanager
+def pinned_memory(size):
+    """The address of memory of the host that CUDA knows."""
+    managedmem.Device(0).set_current()
+    pointer = ctypes.c_void_p()
+    assert raw_driver().cuMemAllocHost_v2(ctypes.byref(pointer), ctypes.c_size_t(size)) == 0
+    yield pointer.value
+    assert raw_driver().cuMemFreeHost(pointer) == 0
+
+
+class TestWrappedMemory:
+    """An export says what the memory is, or is refused with a BufferError."""
+
+    @versions
+    def test_of_the_system(self, device0, arguments):
+        memory = ctypes.create_string_buffer(b"system", PAGE)
+        wrapped = ManagedBuffer.from_handle(ctypes.addressof(memory), PAGE, owner=memory)
+        assert wrapped.device_id == -1
+        assert wrapped.__dlpack_device__() == (1, 0)
+        tensor = capsule_struct(capsule := wrapped.__dlpack__(**arguments)).tensor
+        assert (tensor.device.device_type, tensor.device.device_id) == (1, 0)
+        assert tensor.data == wrapped.handle and capsule
+        assert bytes(memoryview(wrapped)[:6]) == b"system"
+        for device in ((13, 0), (2, 0), (3, 0), (1, 1)):
+            with pytest.raises(BufferError, match="system memory"):
+                wrapped.__dlpack__(dl_device=device)
+
+    def test_the_array_interface_needs_a_device_that_reaches_it(self, device0):
+        """Libraries ask with hasattr() and getattr(); an address would be read by a kernel."""
+        memory = ctypes.create_string_buffer(PAGE)
+        wrapped = ManagedBuffer.from_handle(ctypes.addressof(memory), PAGE, owner=memory)
+        assert hasattr(wrapped, "__cuda_array_interface__") is device0.pageable_memory_access
+        if device0.pageable_memory_access:
+            return
+        assert getattr(wrapped, "__cuda_array_interface__", None) is None
+        with pytest.raises(BufferError, match="system memory") as caught:
+            _ = wrapped[:9].__cuda_array_interface__
+        assert type(caught.value) is managedmem.ExportError
+
+    def test_system_memory_that_devices_reach(self):
+        run_python(
+            """
+            import ctypes
+            import managedmem
+            memory = ctypes.create_string_buffer(4096)
+            address = ctypes.addressof(memory)
+            wrapped = managedmem.ManagedBuffer.from_handle(address, 4096)
+            assert wrapped.__cuda_array_interface__["data"] == (address, False)
+            assert wrapped.__dlpack_device__() == (1, 0)
+            """,
+            emulator="pageable=1",
+        )
+
+    @versions
+    def test_of_a_device(self, device0, arguments):
+        with device_memory(2 * PAGE) as pointer:
+            wrapped = ManagedBuffer.from_handle(pointer, PAGE)
+            assert wrapped.device_id == 0
+            assert wrapped.__dlpack_device__() == (2, 0)
+            tensor = capsule_struct(capsule := wrapped[9:].__dlpack__(**arguments)).tensor
+            assert (tensor.device.device_type, tensor.device.device_id) == (2, 0)
+            assert tensor.data == pointer + 9 and capsule
+            assert wrapped.__cuda_array_interface__["data"] == (pointer, False)
+            for device in ((13, 0), (1, 0), (2, 1)):
+                with pytest.raises(BufferError, match="memory of a device"):
+                    wrapped.__dlpack__(dl_device=device)
+            with pytest.raises(BufferError, match="plain device memory"):
+                memoryview(wrapped)
+
+    @versions
+    def test_pinned(self, arguments):
+        with pinned_memory(PAGE) as pointer:
+            wrapped = ManagedBuffer.from_handle(pointer, PAGE)
+            assert wrapped.__dlpack_device__() == (3, 0)
+            assert wrapped.__cuda_array_interface__["data"] == (pointer, False)
+            for asked, kind in ((None, 3), ((3, 0), 3), ((1, 0), 1)):
+                tensor = capsule_struct(
+                    capsule := wrapped.__dlpack__(dl_device=asked, **arguments)
+                ).tensor
+                assert (tensor.device.device_type, tensor.device.device_id) == (kind, 0)
+                assert tensor.data == pointer and capsule
+            for device in ((13, 0), (2, 0)):
+                with pytest.raises(BufferError, match="pinned memory"):
+                    wrapped.__dlpack__(dl_device=device)
+
+    def test_managed(self, buf):
+        wrapped = ManagedBuffer.from_handle(buf.handle, buf.size)
+        assert wrapped.__dlpack_device__() == (13, 0)
+        capsule = wrapped.__dlpack__()
+        assert capsule_struct(capsule).tensor.device.device_type == 13
+
+    def test_more_than_its_allocation(self, buf):
+        wrapped = ManagedBuffer.from_handle(buf.handle, buf.size + (64 << 20))
+        for export in (
+            wrapped.__dlpack__,
+            wrapped.__dlpack_device__,
+            lambda: wrapped.__cuda_array_interface__,
+        ):
+            with pytest.raises(BufferError, match="leaves its allocation"):
+                export()
+
+    def test_closed(self, buf):
+        wrapped = ManagedBuffer.from_handle(buf.handle, buf.size)
+        wrapped.close()
+        for export in (
+            wrapped.__dlpack__,
+            wrapped.__dlpack_device__,
+            lambda: wrapped.__cuda_array_interface__,
+            lambda: memoryview(wrapped),
+        ):
+            with pytest.raises(RuntimeError, match="closed"):
+                export()
+
+    def test_only_managed_memory_is_copied(self, buf):
+        memory = ctypes.create_string_buffer(b"system", PAGE)
+        wrapped = ManagedBuffer.from_handle(ctypes.addressof(memory), PAGE, owner=memory)
+        with pytest.raises(BufferError, match="cannot be copied"):
+            wrapped.__dlpack__(copy=True)
+        wrapped = ManagedBuffer.from_handle(buf.handle, buf.size)
+        for device, kind in ((None, CUDA_MANAGED), ((1, 0), 1)):
+            capsule = wrapped.__dlpack__(copy=True, dl_device=device)
+            tensor = capsule_struct(capsule).tensor
+            assert tensor.device.device_type == kind and tensor.data != buf.handle
 
 
 class TestBufferProtocol:

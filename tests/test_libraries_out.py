@@ -512,9 +512,9 @@ class TestNumPyDlpack:
         numpy = libraries.numpy()
         with device_memory(PAGE) as pointer:
             wrapped = ManagedBuffer.from_handle(pointer, PAGE)
-            with pytest.raises(ValueError, match="managed-memory"):
+            with pytest.raises((BufferError, RuntimeError)):  # by its version
                 numpy.from_dlpack(wrapped)
-            with pytest.raises(ValueError, match="plain device memory"):
+            with pytest.raises(BufferError, match="plain device memory"):
                 numpy.asarray(wrapped)
 
 

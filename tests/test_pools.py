@@ -306,10 +306,11 @@ class TestKindsOfMemory:
                 lambda: setattr(buffer, "read_mostly", True),
                 lambda: managedmem.prefetch([buffer], device0),
                 lambda: managedmem.advise(buffer, "set_read_mostly"),
-                lambda: memoryview(buffer),
             ):
                 with pytest.raises(ValueError, match="device memory"):
                     use()
+            with pytest.raises(BufferError, match="device memory"):
+                memoryview(buffer)
 
     @pytest.mark.parametrize("last", [False, True])
     def test_dlpack_tells_the_device(self, last):

@@ -41,6 +41,19 @@ mm_look_up(mm_driver *cu, CUdeviceptr p, mm_pointer_facts *facts, mm_status *st)
     return 0;
 }
 
+bool
+mm_device_reaches(mm_driver *cu, const mm_pointer_facts *facts)
+{
+    int pageable = 0;
+
+    if (facts->managed || facts->type != 0) {
+        return true;
+    }
+    return cu->DeviceGetAttribute(&pageable, CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS, 0)
+               == CUDA_SUCCESS
+           && pageable;
+}
+
 /* Whether a device reaches system memory itself; -1 with a status. */
 static int
 reaches_system_memory(mm_driver *cu, int device, mm_status *st)

@@ -29,6 +29,16 @@ typedef struct {
     int device; /* the one it was allocated on, not where it is */
 } mm_pointer_facts;
 
+/* Plain device memory is all that the host cannot reach. */
+static inline bool
+mm_host_reaches(const mm_pointer_facts *facts)
+{
+    return facts->managed || facts->type != CU_MEMORYTYPE_DEVICE;
+}
+
+/* System memory is all that a device cannot reach, unless it has pageable memory access. */
+bool mm_device_reaches(mm_driver *cu, const mm_pointer_facts *facts);
+
 MM_NODISCARD int mm_look_up(mm_driver *cu, CUdeviceptr p, mm_pointer_facts *facts, mm_status *st);
 
 /* Bytes of a page of host memory: what advice and discard are rounded to. */

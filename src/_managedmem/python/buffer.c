@@ -236,11 +236,13 @@ buffer_get_device_id(PyObject *op, void *Py_UNUSED(closure))
     if (look_up(mm_buffer_of(op), &facts, &cu) < 0) {
         return NULL;
     }
+    if (!facts.managed && facts.type == 0) {
+        return PyLong_FromLong(-1);
+    }
     return PyLong_FromLong(facts.device >= 0 && facts.device < cu->device_count ? facts.device
                                                                                 : 0);
 }
 
-/* Plain device memory is all that the host cannot reach. */
 static PyObject *
 buffer_get_is_host_accessible(PyObject *op, void *Py_UNUSED(closure))
 {
@@ -250,24 +252,19 @@ buffer_get_is_host_accessible(PyObject *op, void *Py_UNUSED(closure))
     if (look_up(mm_buffer_of(op), &facts, &cu) < 0) {
         return NULL;
     }
-    return PyBool_FromLong(facts.managed || facts.type != CU_MEMORYTYPE_DEVICE);
+    return PyBool_FromLong(mm_host_reaches(&facts));
 }
 
-/* System memory is all that a device cannot reach, unless it has pageable memory access. */
 static PyObject *
 buffer_get_is_device_accessible(PyObject *op, void *Py_UNUSED(closure))
 {
     mm_pointer_facts facts;
     mm_driver *cu;
-    int pageable = 0;
 
     if (look_up(mm_buffer_of(op), &facts, &cu) < 0) {
         return NULL;
     }
-    if (!facts.managed && facts.type == 0) {
-        (void)cu->DeviceGetAttribute(&pageable, CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS, 0);
-    }
-    return PyBool_FromLong(facts.managed || facts.type != 0 || pageable);
+    return PyBool_FromLong(mm_device_reaches(cu, &facts));
 }
 
 static PyObject *
@@ -380,7 +377,7 @@ static PyGetSetDef buffer_getset[] = {
      "What allocated the memory, until the buffer is closed; or None.", NULL},
     {"device_id", buffer_get_device_id, NULL,
      "The owner of device memory; of managed memory the device that was current at the allocation or\n"
-     "that its pool prefers, not where the pages are.\n\n"
+     "that its pool prefers, not where the pages are; -1 of system memory.\n\n"
      "Driver: cuPointerGetAttributes.",
      NULL},
     {"is_managed", buffer_get_is_managed, NULL,
@@ -417,7 +414,8 @@ static PyGetSetDef buffer_getset[] = {
     {"__cuda_array_interface__", mm_buffer_array_interface, NULL,
      "The CUDA array interface, version 3, for torch, CuPy, numba and others.\n\n"
      "Its stream is the legacy default one, on which this library works unless told otherwise;\n"
-     "after work on another stream synchronise that first.",
+     "after work on another stream synchronise that first. Raises ExportError, which is a BufferError\n"
+     "and an AttributeError, for wrapped system memory that no device reaches.",
      NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };

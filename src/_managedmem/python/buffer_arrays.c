@@ -273,5 +273,5 @@ const char mm_buffer_array_doc[] =
     "The buffer as a NumPy array; the same memory, unless dtype or copy ask for another.\n"
     "\n"
     "NumPy calls it only where the buffer refuses a host view, and so meets the reason: RuntimeError\n"
-    "when closed, ValueError for memory that the host cannot reach. Waits as little as\n"
+    "when closed, BufferError for memory that the host cannot reach. Waits as little as\n"
     "numpy.asarray(buf) does.";

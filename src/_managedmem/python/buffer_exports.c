@@ -25,8 +25,8 @@ prepare_host_access(mm_buffer *b, mm_driver *cu, mm_status *st)
         return 0;
     }
     rc = mm_look_up(cu, b->start, &facts, st);
-    if (rc == 0 && !facts.managed && facts.type == CU_MEMORYTYPE_DEVICE) {
-        rc = mm_fail(st, MM_BAD_VALUE,
+    if (rc == 0 && !mm_host_reaches(&facts)) {
+        rc = mm_fail(st, MM_NO_EXPORT,
                      "the host cannot reach the memory at 0x%llx: it is plain device memory",
                      (unsigned long long)b->start);
     }
@@ -97,15 +97,91 @@ mm_buffer_releasebuffer(PyObject *op, Py_buffer *Py_UNUSED(view))
     mm_guard_unexport(&mm_buffer_of(op)->guard);
 }
 
+/* --- where the memory is ----------------------------------------------------------------- */
+
+/* A wrapped address is what the driver says that it is. The host's memory has no device. */
+static int
+place_of(mm_driver *cu, const mm_buffer *b, const mm_pointer_facts *facts, dl_device *place,
+         mm_status *st)
+{
+    size_t into = b->memory->start - facts->start;
+
+    *place = (dl_device){DL_DEVICE_CPU, 0};
+    if (facts->managed) {
+        place->device_type = DL_DEVICE_CUDA_MANAGED;
+    } else if (facts->type == CU_MEMORYTYPE_HOST) {
+        place->device_type = DL_DEVICE_CUDA_HOST;
+    } else if (facts->type != 0) {
+        *place = (dl_device){DL_DEVICE_CUDA, facts->device};
+    }
+    if (facts->size > 0 && b->memory->size > 0
+        && (into > facts->size || b->memory->size > facts->size - into)) {
+        return mm_fail(st, MM_NO_EXPORT,
+                       "the range of %zu bytes at 0x%llx leaves its allocation, which has %zu "
+                       "bytes at 0x%llx",
+                       b->memory->size, (unsigned long long)b->memory->start, facts->size,
+                       (unsigned long long)facts->start);
+    }
+    if (place->device_type == DL_DEVICE_CUDA
+        && (facts->device < 0 || facts->device >= cu->device_count)) {
+        return mm_fail(st, MM_NO_EXPORT, "the memory at 0x%llx is of device %d, which is not here",
+                       (unsigned long long)b->memory->start, facts->device);
+    }
+    return 0;
+}
+
+/* *reached says whether devices can use the memory, too. What was allocated here is known without
+ * the driver. -1 with an exception. */
+static int
+find_place(mm_buffer *b, dl_device *place, bool *reached)
+{
+    int device = b->memory->device;
+    mm_pointer_facts facts;
+    mm_driver *cu;
+    mm_status st;
+    int rc;
+
+    *reached = true;
+    if (b->memory->owned) {
+        *place = device == MM_ANY_DEVICE ? (dl_device){DL_DEVICE_CUDA_MANAGED, 0}
+                                         : (dl_device){DL_DEVICE_CUDA, device};
+        return mm_buffer_check_open(b);
+    }
+    if (mm_buffer_check_open(b) < 0 || (cu = mm_open(b->state)) == NULL) {
+        return -1;
+    }
+    if (!mm_guard_enter(&b->memory->guard)) {
+        return mm_buffer_raise_closed();
+    }
+    rc = mm_buffer_look_up(b, cu, &facts, &st);
+    if (rc == 0) {
+        rc = place_of(cu, b, &facts, place, &st);
+        *reached = mm_device_reaches(cu, &facts);
+    }
+    mm_guard_leave(&b->memory->guard);
+    if (rc < 0) {
+        (void)mm_raise(b->state, &st);
+    }
+    return rc;
+}
+
 /* --- __cuda_array_interface__ ----------------------------------------------------------- */
 
 PyObject *
 mm_buffer_array_interface(PyObject *op, void *Py_UNUSED(closure))
 {
     mm_buffer *b = mm_buffer_of(op);
+    dl_device place;
     PyObject *shape;
+    bool reached;
 
-    if (mm_buffer_check_open(b) < 0) {
+    if (find_place(b, &place, &reached) < 0) {
+        return NULL;
+    }
+    if (!reached) {
+        PyErr_SetString(b->state->export_error,
+                        "no __cuda_array_interface__: this is system memory, which no device here "
+                        "reaches. Copy it to a buffer of managedmem.empty().");
         return NULL;
     }
     shape = PyObject_GetAttrString(op, "shape");
@@ -233,23 +309,15 @@ drop_capsule(PyObject *capsule)
     mm_exception_restore(&saved);
 }
 
-/* What the consumer asked for. */
-typedef struct {
-    bool versioned;
-    bool copied;
-    int32_t device_type, device_id;
-} dlpack_form;
-
 static void
-fill_tensor(dl_tensor *t, tensor_block *block, const mm_buffer *b, const dlpack_form *form)
+fill_tensor(dl_tensor *t, tensor_block *block, const mm_buffer *b, dl_device place)
 {
     for (int i = 0; i < b->dimensions; i++) {
         block->shape[i] = b->shape[i];
         block->strides[i] = b->strides[i] / b->dtype->itemsize;
     }
     t->data = b->size > 0 ? (void *)(uintptr_t)b->start : NULL;
-    t->device.device_type = form->device_type;
-    t->device.device_id = form->device_id;
+    t->device = place;
     t->ndim = b->dimensions;
     t->dtype.code = b->dtype->dlpack_code;
     t->dtype.bits = (uint8_t)(b->dtype->itemsize * 8);
@@ -258,6 +326,13 @@ fill_tensor(dl_tensor *t, tensor_block *block, const mm_buffer *b, const dlpack_
     t->strides = block->strides;
     t->byte_offset = 0;
 }
+
+/* What the consumer asked for. */
+typedef struct {
+    bool versioned;
+    bool copied;
+    dl_device place;
+} dlpack_form;
 
 static PyObject *
 new_capsule(mm_buffer *b, const dlpack_form *form)
@@ -285,7 +360,7 @@ new_capsule(mm_buffer *b, const dlpack_form *form)
     }
     Py_DECREF(root);
     if (form->versioned) {
-        fill_tensor(&t->as.versioned.tensor, t, b, form);
+        fill_tensor(&t->as.versioned.tensor, t, b, form->place);
         t->as.versioned.version.major = DLPACK_MAJOR;
         t->as.versioned.version.minor = DLPACK_MINOR;
         t->as.versioned.flags = form->copied ? DL_FLAG_IS_COPIED : 0;
@@ -293,7 +368,7 @@ new_capsule(mm_buffer *b, const dlpack_form *form)
         t->as.versioned.deleter = delete_versioned;
         capsule = PyCapsule_New(&t->as.versioned, "dltensor_versioned", drop_capsule);
     } else {
-        fill_tensor(&t->as.plain.tensor, t, b, form);
+        fill_tensor(&t->as.plain.tensor, t, b, form->place);
         t->as.plain.context = t;
         t->as.plain.deleter = delete_plain;
         capsule = PyCapsule_New(&t->as.plain, "dltensor", drop_capsule);
@@ -325,34 +400,52 @@ read_max_version(PyObject *value, bool *versioned)
     return 0;
 }
 
-static int32_t
-device_type_of(const mm_buffer *b)
-{
-    return b->memory->device == MM_ANY_DEVICE ? DL_DEVICE_CUDA_MANAGED : DL_DEVICE_CUDA;
-}
-
-/* Managed memory has no device of its own: consumers name any of the system's. The CPU can use it
- * as it is, and so can consumers that know plain CUDA memory only. Memory of a device is there and
- * nowhere else. */
+/* Managed memory has no device of its own: consumers name any of the system's. The CPU can use it,
+ * and pinned memory, as it is, and consumers that know plain CUDA memory only can use managed memory
+ * as such. Memory of a device is there and nowhere else. */
 static bool
-can_be_on(const mm_buffer *b, int devices, long long type, long long id)
+can_be_on(dl_device place, int devices, long long type, long long id)
 {
-    if (b->memory->device != MM_ANY_DEVICE) {
-        return type == DL_DEVICE_CUDA && id == b->memory->device;
+    switch (place.device_type) {
+    case DL_DEVICE_CUDA_MANAGED:
+        return (type == DL_DEVICE_CPU || type == DL_DEVICE_CUDA_MANAGED || type == DL_DEVICE_CUDA)
+               && id >= 0 && id < devices;
+    case DL_DEVICE_CUDA_HOST:
+        return (type == DL_DEVICE_CPU || type == DL_DEVICE_CUDA_HOST) && id == 0;
+    default:
+        return type == place.device_type && id == place.device_id;
     }
-    return (type == DL_DEVICE_CPU || type == DL_DEVICE_CUDA_MANAGED || type == DL_DEVICE_CUDA)
-           && id >= 0 && id < devices;
 }
 
-/* dl_device is None or where the tensor shall be. */
+static void
+refuse_device(dl_device place, PyObject *value)
+{
+    const char *message;
+
+    switch (place.device_type) {
+    case DL_DEVICE_CUDA_MANAGED:
+        message =
+            "managed memory is exported as (13, a device: CUDA managed), (2, a device: CUDA) or "
+            "(1, 0: CPU), not as %R";
+        break;
+    case DL_DEVICE_CUDA_HOST:
+        message = "pinned memory is exported as (3, 0: CUDA host) or (1, 0: CPU), not as %R";
+        break;
+    case DL_DEVICE_CUDA:
+        message = "memory of a device is exported as (2, its ordinal: CUDA), not as %R";
+        break;
+    default:
+        message = "system memory is exported as (1, 0: CPU), not as %R";
+    }
+    PyErr_Format(PyExc_BufferError, message, value);
+}
+
+/* dl_device is None or where the tensor shall be: *place becomes that, where the memory can be. */
 static int
-read_device(const mm_buffer *b, PyObject *value, int devices, dlpack_form *form)
+read_device(PyObject *value, int devices, dl_device *place)
 {
     long long device_type, device_id;
 
-    form->device_type = device_type_of(b);
-    /* 0 is what the specification asks for managed memory. */
-    form->device_id = b->memory->device == MM_ANY_DEVICE ? 0 : b->memory->device;
     if (value == NULL || value == Py_None) {
         return 0;
     }
@@ -365,27 +458,22 @@ read_device(const mm_buffer *b, PyObject *value, int devices, dlpack_form *form)
                < 0) {
         return -1;
     }
-    if (!can_be_on(b, devices, device_type, device_id)) {
-        PyErr_Format(PyExc_BufferError,
-                     b->memory->device == MM_ANY_DEVICE
-                         ? "managed memory is exported as (13, a device: CUDA managed), (2, a "
-                           "device: CUDA) or (1, 0: CPU), not as %R"
-                         : "memory of a device is exported as (2, its ordinal: CUDA), not as %R",
-                     value);
+    if (!can_be_on(*place, devices, device_type, device_id)) {
+        refuse_device(*place, value);
         return -1;
     }
-    form->device_type = (int32_t)device_type;
-    if (device_type == DL_DEVICE_CUDA) {
-        form->device_id = (int32_t)device_id;
-    }
+    place->device_type = (int32_t)device_type;
+    /* 0 is what the specification asks for managed memory and the CPU. */
+    place->device_id = device_type == DL_DEVICE_CUDA ? (int32_t)device_id : 0;
     return 0;
 }
 
 /* Makes the work of the default stream, where this library works by default, precede the
  * consumer's: blocking streams wait by themselves, for others the default stream is awaited. */
 static int
-order_consumer(const mm_buffer *b, PyObject *value)
+order_consumer(const mm_buffer *b, dl_device place, PyObject *value)
 {
+    int device = place.device_type == DL_DEVICE_CUDA ? place.device_id : MM_ANY_DEVICE;
     long long stream = 1;
     mm_driver *cu;
     mm_status st;
@@ -410,7 +498,7 @@ order_consumer(const mm_buffer *b, PyObject *value)
         return -1;
     }
     Py_BEGIN_ALLOW_THREADS
-    rc = mm_stream_synchronize_on(cu, NULL, b->memory->device, &st);
+    rc = mm_stream_synchronize_on(cu, NULL, device, &st);
     Py_END_ALLOW_THREADS
     if (rc < 0) {
         (void)mm_raise(b->state, &st);
@@ -443,45 +531,64 @@ mm_buffer_finished_copy(PyObject *op)
     return copy;
 }
 
+static int
+read_copy(const mm_buffer *b, PyObject *value, dlpack_form *form)
+{
+    form->copied = value == Py_True;
+    if (value != NULL && value != Py_None && !PyBool_Check(value)) {
+        PyErr_Format(PyExc_TypeError, "copy must be None, True or False, got %R", value);
+        return -1;
+    }
+    if (form->copied && !b->memory->owned && form->place.device_type != DL_DEVICE_CUDA_MANAGED) {
+        PyErr_SetString(PyExc_BufferError,
+                        "wrapped memory that is not managed cannot be copied here: export it with "
+                        "copy=None, and let the consumer copy it");
+        return -1;
+    }
+    return 0;
+}
+
+/* The capsule of a buffer, or of a copy of it, which may be in another place. */
+static PyObject *
+export_capsule(mm_buffer *b, mm_driver *cu, PyObject *device, dlpack_form *form)
+{
+    mm_status st;
+    bool reached;
+
+    if (find_place(b, &form->place, &reached) < 0
+        || read_device(device, cu->device_count, &form->place) < 0) {
+        return NULL;
+    }
+    if (form->place.device_type == DL_DEVICE_CPU && prepare_host_access(b, cu, &st) < 0) {
+        return mm_raise(b->state, &st);
+    }
+    return new_capsule(b, form);
+}
+
 PyObject *
 mm_buffer_dlpack(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
     static const char *const names[] = {"stream", "max_version", "dl_device", "copy"};
     static const mm_parameters parameters = {"__dlpack__", names, 0, 0, 4};
     mm_buffer *b = mm_buffer_of(op);
-    PyObject *given[4], *source, *capsule = NULL;
-    mm_buffer_use use;
+    PyObject *given[4], *source, *capsule;
     dlpack_form form;
+    dl_device asked;
     mm_driver *cu;
-    mm_status st;
+    bool reached;
 
     if (mm_args(&parameters, args, nargs, kwnames, given) < 0
         || read_max_version(given[1], &form.versioned) < 0 || mm_buffer_check_open(b) < 0
-        || (cu = mm_open(b->state)) == NULL
-        || read_device(b, given[2], cu->device_count, &form) < 0) {
+        || (cu = mm_open(b->state)) == NULL || find_place(b, &form.place, &reached) < 0) {
         return NULL;
     }
-    form.copied = given[3] == Py_True;
-    if (given[3] != NULL && given[3] != Py_None && !PyBool_Check(given[3])) {
-        PyErr_Format(PyExc_TypeError, "copy must be None, True or False, got %R", given[3]);
-        return NULL;
-    }
-    /* What was wrapped and is not managed must not pass for managed memory. */
-    if (mm_buffer_begin(b, b->memory->device == MM_ANY_DEVICE ? MM_QUERY : MM_COPY, NULL, &use)
-        < 0) {
-        return NULL;
-    }
-    mm_buffer_end(&use);
-    if (order_consumer(b, given[0]) < 0) {
+    asked = form.place;
+    if (read_copy(b, given[3], &form) < 0 || read_device(given[2], cu->device_count, &asked) < 0
+        || order_consumer(b, form.place, given[0]) < 0) {
         return NULL;
     }
     source = form.copied ? mm_buffer_finished_copy(op) : Py_NewRef(op);
-    if (source != NULL && form.device_type == DL_DEVICE_CPU
-        && prepare_host_access(mm_buffer_of(source), cu, &st) < 0) {
-        (void)mm_raise(b->state, &st);
-    } else if (source != NULL) {
-        capsule = new_capsule(mm_buffer_of(source), &form);
-    }
+    capsule = source ? export_capsule(mm_buffer_of(source), cu, given[2], &form) : NULL;
     Py_XDECREF(source);
     return capsule;
 }
@@ -489,22 +596,28 @@ mm_buffer_dlpack(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject
 PyObject *
 mm_buffer_dlpack_device(PyObject *op, PyObject *Py_UNUSED(none))
 {
-    const mm_buffer *b = mm_buffer_of(op);
+    dl_device place;
+    bool reached;
 
-    return Py_BuildValue("(ii)", (int)device_type_of(b),
-                         b->memory->device == MM_ANY_DEVICE ? 0 : b->memory->device);
+    return find_place(mm_buffer_of(op), &place, &reached) < 0
+               ? NULL
+               : Py_BuildValue("(ii)", (int)place.device_type, (int)place.device_id);
 }
 
 const char mm_buffer_dlpack_doc[] =
     "__dlpack__($self, /, *, stream=None, max_version=None, dl_device=None, copy=None)\n--\n\n"
-    "A DLPack capsule of the memory: CUDA managed memory (device type 13), or memory of a device (2).\n"
+    "A DLPack capsule of the memory, in the place that __dlpack_device__() tells.\n"
     "\n"
-    "Versioned where max_version is (1, 0) or more. dl_device (1, 0) asks for managed memory as CPU\n"
-    "memory, (2, n) as memory of that device, for consumers that know no managed memory. copy=True gives\n"
-    "a new buffer. stream is the consumer's: it then comes after the default stream's work; -1 asks for\n"
-    "no order. The memory cannot be closed while the tensor lives. Raises BufferError for another device,\n"
-    "ValueError for stream 0.";
+    "Versioned where max_version is (1, 0) or more. dl_device (1, 0) asks for managed or pinned memory\n"
+    "as CPU memory, (2, n) for managed memory as memory of that device, for consumers that know no\n"
+    "managed memory. copy=True gives a new buffer. stream is the consumer's: it then comes after the\n"
+    "default stream's work; -1 asks for no order. The memory cannot be closed while the tensor lives.\n"
+    "Raises BufferError for another device, ValueError for stream 0.\n"
+    "Driver: cuPointerGetAttributes for wrapped memory.";
 
 const char mm_buffer_dlpack_device_doc[] =
     "__dlpack_device__($self, /)\n--\n\n"
-    "(13, 0) for CUDA managed memory, (2, ordinal) for memory of a device.";
+    "(13, 0) for CUDA managed memory, (2, ordinal) for memory of a device, and for wrapped memory of the\n"
+    "host (3, 0) where CUDA has pinned it, else (1, 0).\n"
+    "\n"
+    "Raises RuntimeError when closed. Driver: cuPointerGetAttributes for wrapped memory.";

@@ -7,7 +7,12 @@
 
 enum { DLPACK_MAJOR = 1, DLPACK_MINOR = 0 };
 
-enum { DL_DEVICE_CPU = 1, DL_DEVICE_CUDA = 2, DL_DEVICE_CUDA_MANAGED = 13 };
+enum {
+    DL_DEVICE_CPU = 1,
+    DL_DEVICE_CUDA = 2,
+    DL_DEVICE_CUDA_HOST = 3,
+    DL_DEVICE_CUDA_MANAGED = 13
+};
 
 enum { DL_FLAG_IS_COPIED = 1 << 1 };
 

@@ -141,6 +141,7 @@ mm_raise(mm_state *state, const mm_status *st)
         raise_detail(PyExc_ValueError, st);
         break;
     case MM_EXPORTED:
+    case MM_NO_EXPORT:
         raise_detail(PyExc_BufferError, st);
         break;
     case MM_NO_MEMORY:
@@ -199,6 +200,13 @@ PyDoc_STRVAR(not_found_doc,
 PyDoc_STRVAR(too_old_doc,
              "The CUDA driver is older than CUDA 12.2. code, name and function are None.");
 
+PyDoc_STRVAR(
+    export_doc,
+    "The memory cannot be given out in that way; also an AttributeError.\n"
+    "\n"
+    "Of __cuda_array_interface__, for memory that no device reaches: hasattr() is False then,\n"
+    "and libraries take the object for one without the interface.");
+
 /* Makes a class in the package's namespace and adds it to the module. */
 static PyObject *
 add_exception(PyObject *module, const char *full_name, const char *doc, PyObject *bases,
@@ -235,9 +243,18 @@ mm_errors_init(PyObject *module, mm_state *state)
     state->out_of_memory_error =
         add_exception(module, "managedmem.CUDAOutOfMemoryError", out_of_memory_doc, bases, NULL);
     Py_DECREF(bases);
+    bases = PyTuple_Pack(2, PyExc_BufferError, PyExc_AttributeError);
+    if (bases == NULL) {
+        return -1;
+    }
+    state->export_error = add_exception(module, "managedmem.ExportError", export_doc, bases, NULL);
+    Py_DECREF(bases);
     state->not_found_error = add_exception(module, "managedmem.DriverNotFoundError", not_found_doc,
                                            state->cuda_error, NULL);
     state->too_old_error = add_exception(module, "managedmem.DriverTooOldError", too_old_doc,
                                          state->cuda_error, NULL);
-    return state->out_of_memory_error && state->not_found_error && state->too_old_error ? 0 : -1;
+    return state->out_of_memory_error && state->export_error && state->not_found_error
+                   && state->too_old_error
+               ? 0
+               : -1;
 }

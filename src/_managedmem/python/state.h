@@ -27,6 +27,7 @@
     X(PyObject, out_of_memory_error)     \
     X(PyObject, not_found_error)         \
     X(PyObject, too_old_error)           \
+    X(PyObject, export_error)            \
     X(PyObject, any_host)                \
     X(PyObject, current_numa_host)       \
     X(PyObject, numa_hosts)              \
