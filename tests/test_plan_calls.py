@@ -285,6 +285,21 @@ class TestExplain:
         pages = [(page, device0) for page in adjacent(large, 3)]
         assert "3 entries are merged into 1 range:" in reason(pages)
 
+    def test_entries_without_bytes(self, buf, device0, stream):
+        """They are not merged with anything, but left out."""
+        nothing = (buf[:0], device0)
+        text = PrefetchPlan([nothing, (buf, device0)]).explain(stream=stream)
+        assert "1 entry without bytes needs no call" in text.splitlines()
+        assert "merged" not in text
+        for discard in (False, True):
+            text = PrefetchPlan([nothing] * 3).explain(stream=stream, discard=discard)
+            assert text.splitlines() == [
+                "0 driver calls for 3 entries, 0 bytes:",
+                "3 entries without bytes need no call",
+            ]
+        text = PrefetchPlan([nothing, (buf, Host()), (buf, Host())]).explain(stream=stream)
+        assert "2 entries are merged into 1 range:" in text
+
     def test_names_the_entries_that_seem_to_be_there(self, alloc, device0, stream):
         large = alloc(64 * MIB)
         parts = separate(large, 32, MIB)

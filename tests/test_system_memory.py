@@ -166,6 +166,13 @@ assert text == b"7" * (8 * PAGE)
 assert byte(view, 0) == 7
 """)
 
+    def test_of_what_is_read_only_and_empty_there_is_nothing_to_lose(self):
+        run("""
+mm.discard(b"")
+mm.discard_prefetch([b"", memory()], Host())
+PrefetchPlan([(b"", Host())]).discard_prefetch()
+""")
+
     def test_memory_that_is_gone_when_its_turn_comes(self):
         """The emulated driver writes to no memory that it may not write to."""
         run("""

@@ -104,7 +104,7 @@ check_discard(const mm_plan_entry *entries, size_t count, mm_status *st)
 {
     for (size_t i = 0; i < count; i++) {
         mm_range range = entries[i].move.range;
-        if (entries[i].read_only) {
+        if (entries[i].read_only && range.size > 0) {
             return mm_fail(st, MM_BAD_VALUE, "entry %zu: cannot discard a read-only target", i);
         }
         if (!entries[i].dense) {

@@ -238,12 +238,19 @@ entries_there(const mm_outlook *o, const mm_plan_entry *entries, size_t count)
 }
 
 static void
-tell_remarks(words *w, const mm_outlook *o, const mm_how *how, size_t count, PyObject *there)
+tell_remarks(words *w, const mm_outlook *o, const mm_how *how, size_t count, size_t empty,
+             PyObject *there)
 {
-    if (o->moves->count < count) {
+    if (o->moves->count < count - empty) {
         add_line(w, PyUnicode_FromFormat("%zu entries are merged into %zu range%s: neighbours and "
                                          "overlaps in one allocation that go to one place",
-                                         count, o->moves->count, o->moves->count == 1 ? "" : "s"));
+                                         count - empty, o->moves->count,
+                                         o->moves->count == 1 ? "" : "s"));
+    }
+    if (empty > 0) {
+        add_line(w, PyUnicode_FromFormat("%zu %s no call", empty,
+                                         empty == 1 ? "entry without bytes needs"
+                                                    : "entries without bytes need"));
     }
     if (PyUnicode_GetLength(there) > 0) {
         add_line(w, Py_NewRef(there));
@@ -252,6 +259,17 @@ tell_remarks(words *w, const mm_outlook *o, const mm_how *how, size_t count, PyO
         add_line(w, PyUnicode_FromString("In a stream of the library, in the order of the default "
                                          "stream, which refuses batch and discard calls"));
     }
+}
+
+static size_t
+count_empty(const mm_plan_entry *entries, size_t count)
+{
+    size_t empty = 0;
+
+    for (size_t i = 0; i < count; i++) {
+        empty += entries[i].move.range.size == 0;
+    }
+    return empty;
 }
 
 static PyObject *
@@ -285,7 +303,7 @@ mm_plan_words(mm_outlook *o, const mm_how *how, const mm_plan_entry *entries, si
     tell_edges(&w, o->edges);
     tell_batch(&w, o, how);
     tell_singles(&w, o);
-    tell_remarks(&w, o, how, count, there);
+    tell_remarks(&w, o, how, count, count_empty(entries, count), there);
     newline = PyUnicode_FromString("\n");
     if (w.lines != NULL && newline != NULL) {
         text = PyUnicode_Join(newline, w.lines);

@@ -63,7 +63,8 @@ mm_is_read_only(PyObject *export)
 static int
 check_discard(PyObject *value, const mm_target *target)
 {
-    int read_only = target->export != NULL ? mm_is_read_only(target->export) : 0;
+    bool exported = target->export != NULL && target->range.size > 0;
+    int read_only = exported ? mm_is_read_only(target->export) : 0;
 
     if (read_only != 0) {
         return read_only < 0 ? -1
