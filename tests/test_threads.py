@@ -583,3 +583,30 @@ def test_reads_while_a_host_function_in_python_is_waited_for(waits):
         check=False,
     )
     assert done.stdout.splitlines() == [*READS, "done"], done.stderr
+
+
+@pytest.mark.emulator_only
+@pytest.mark.parametrize("schedule", ["eager", "lazy"])
+def test_emulated_host_functions_run_in_a_thread_of_the_driver(schedule, stream, buf):
+    """As on a GPU: not in the thread that waits for them, and without the driver."""
+    from managedmem import emulator
+
+    seen = []
+
+    @ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+    def host_function(_):
+        seen.append(threading.get_ident())
+        seen.append(Host(numa_id=1))
+        try:
+            seen.append(buf.read_mostly)
+        except managedmem.CUDAError as error:
+            seen.append(error.name)
+
+    emulator.schedule(schedule)
+    handle = ctypes.c_void_p(stream.handle)
+    assert raw_driver().cuLaunchHostFunc(handle, host_function, None) == 0
+    stream.sync()
+    emulator.schedule("eager")
+    thread, *rest = seen
+    assert thread != threading.get_ident()
+    assert rest == [Host(1), "CUDA_ERROR_NOT_PERMITTED"]

@@ -178,17 +178,36 @@ run_event(const struct emu_op *op)
     }
 }
 
+struct visit {
+    void (*function)(void *);
+    void *argument;
+};
+
+static void *
+visit(void *given)
+{
+    const struct visit *v = given;
+
+    emu_thread()->in_stream_function = true;
+    v->function(v->argument);
+    emu_thread()->in_stream_function = false;
+    return NULL;
+}
+
+/* As with a real driver, the function runs in a thread of the driver's, while the caller waits. */
 static void
 run_function(const struct emu_op *op)
 {
-    void (*function)(void *) = op->function;
-    void *argument = op->argument;
+    struct visit v = {op->function, op->argument};
+    pthread_t thread;
 
-    emu_thread()->in_stream_function = true;
     emu_unlock();
-    function(argument);
+    if (pthread_create(&thread, NULL, visit, &v) == 0) {
+        (void)pthread_join(thread, NULL);
+    } else {
+        (void)visit(&v);
+    }
     emu_lock();
-    emu_thread()->in_stream_function = false;
 }
 
 static void
