@@ -17,7 +17,15 @@ import threading
 
 import managedmem
 from helpers import PAGE, CudaArray
-from managedmem import Device, Host, ManagedBuffer, MigrationPolicy, Stream, emulator
+from managedmem import (
+    Device,
+    Host,
+    ManagedBuffer,
+    ManagedMemoryResource,
+    MigrationPolicy,
+    Stream,
+    emulator,
+)
 from test_faults import EVERYTHING, LAUNCH_FAILED, OPERATIONS, Operation, World
 
 PATIENCE = 10  # seconds; an operation takes a few milliseconds
@@ -40,6 +48,38 @@ class DropsWith(CudaArray):
         for close in closers(self.world):
             with contextlib.suppress(*EXPECTED):
                 close()
+
+
+class Lender:
+    """A memory resource of somebody else, in Python; it closes things when memory comes back."""
+
+    def __init__(self, world):
+        self.world = world
+        self.inner = ManagedMemoryResource()
+        self.lent = {}
+
+    def allocate(self, size, *, stream=None):
+        buffer = self.inner.allocate(size)
+        self.lent[buffer.handle] = buffer
+        return ManagedBuffer.from_handle(buffer.handle, size, mr=self)
+
+    def deallocate(self, ptr, size, *, stream):
+        for close in [*closers(self.world), self.lent.pop(ptr).close]:
+            with contextlib.suppress(*EXPECTED):
+                close()
+
+
+def close_lent(w):
+    """Close lent memory, drop some, and let some go in a garbage cycle."""
+    lender = Lender(w)
+    lender.allocate(PAGE).close(w.stream)
+    view = lender.allocate(PAGE)[: PAGE // 2]
+    view.prefetch(HOST)
+    view.close()
+    lender.cycle = lender.allocate(PAGE)
+    with contextlib.suppress(*EXPECTED):
+        lender.cycle.set_deallocation_stream(w.stream)
+    del lender
 
 
 def unmanaged():
@@ -86,7 +126,9 @@ CASES = {
     ),
     "numpy of plain memory": on_unmanaged(lambda w, b: b.numpy(w.stream)),
     "runs of plain memory": on_unmanaged(lambda w, b: b.page_runs()),
-    "DLPack of plain memory": on_unmanaged(lambda w, b: b.__dlpack__()),
+    "exports of plain memory": Operation(
+        lambda w: [unmanaged().__dlpack__(), unmanaged().__cuda_array_interface__]
+    ),
     "policy on plain memory": on_unmanaged(lambda w, b: EVERYTHING.apply([w.a, b])),
     "advise of plain memory": on_unmanaged(
         lambda w, b: managedmem.advise([w.a, b], "set_read_mostly")
@@ -114,6 +156,11 @@ CASES = {
     "close of a view": Operation(lambda w: w.part.close()),
     "close of a stream": Operation(lambda w: w.stream.close()),
     "close of a pool": Operation(lambda w: w.pool.close(), prepare=lambda w: w.make_pools()),
+    "lent memory": Operation(close_lent),
+    "deallocation stream": Operation(
+        lambda w: w.pooled.set_deallocation_stream(w.stream), prepare=lambda w: w.make_pools()
+    ),
+    "a view outlives its root": Operation(lambda w: w.part[:PAGE].close() or w.a.close()),
     "targets that close when they go": Operation(
         lambda w: managedmem.prefetch((DropsWith(w.b, w) for _ in range(2)), ZERO, stream=w.stream)
     ),

@@ -77,8 +77,10 @@ attributes_set_threshold(PyObject *op, PyObject *value, void *Py_UNUSED(closure)
     if (read_threshold(value, &threshold) < 0 || (cu = mm_resource_begin(resource)) == NULL) {
         return -1;
     }
+    Py_BEGIN_ALLOW_THREADS
     rc = mm_pool_set(cu, mm_resource_of(resource)->pool, release_threshold, threshold, &st);
     mm_resource_end(resource);
+    Py_END_ALLOW_THREADS
     if (rc < 0) {
         (void)mm_raise(mm_type_state(Py_TYPE(op)), &st);
     }
