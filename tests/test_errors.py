@@ -8,7 +8,7 @@ import pickle
 import pytest
 
 import managedmem
-from helpers import MIB, PAGE
+from helpers import MIB, PAGE, run_python
 from managedmem import CUDAError, CUDAOutOfMemoryError, Device, Host, emulator
 
 UNKNOWN = 999
@@ -142,15 +142,98 @@ def test_advice_on_several_targets_is_all_or_nothing(buf, nth, after):
     assert [page.preferred_location for page in pages] == [None, Host(), None]
 
 
+ADVICE = {
+    "read_mostly": [True, False],
+    "preferred_location": [Host(), Host(0), Host(1), Host.numa_current(), Device(0), None],
+    "accessed_by": [[Device(0)], [Host()], [Device(0), Host()], []],
+}
+
+
 @pytest.mark.emulator_only
-@pytest.mark.parametrize(("name", "value"), [("read_mostly", True), ("preferred_location", Host())])
-def test_a_failing_property_leaves_the_advice_as_it_was(buf, name, value):
-    before = getattr(buf, name)
-    emulator.fail("cuMemAdvise", code=UNKNOWN)
-    with pytest.raises(CUDAError):
-        setattr(buf, name, value)
-    emulator.clear_failures()
-    assert getattr(buf, name) == before
+@AFTER
+@pytest.mark.parametrize("name", ADVICE)
+def test_a_failing_property_leaves_the_advice_as_it_was(buf, name, after):
+    for before in ADVICE[name]:
+        for value in ADVICE[name]:
+            setattr(buf, name, before)
+            runs = buf.page_runs()
+            if name == "accessed_by" and set(before) == set(value):
+                continue  # no advice at all
+            emulator.fail("cuMemAdvise", code=UNKNOWN, after=after)
+            with pytest.raises(CUDAError):
+                setattr(buf, name, value)
+            emulator.clear_failures()
+            assert buf.page_runs() == runs, (before, value)
+
+
+CALLS = {
+    "read_mostly": lambda b: setattr(b, "read_mostly", True),
+    "no read_mostly": lambda b: setattr(b, "read_mostly", False),
+    "preferred_location": lambda b: setattr(b, "preferred_location", Device(0)),
+    "no preferred_location": lambda b: setattr(b, "preferred_location", None),
+    "accessed_by": lambda b: b.accessed_by.add(Device(0)),
+    "advise": lambda b: managedmem.advise(b, "set_accessed_by", Device(0)),
+    "advise two": lambda b: managedmem.advise(
+        [b.range(0, 3 * PAGE), b.range(4 * PAGE, 4 * PAGE)], "set_read_mostly"
+    ),
+    "advise no two": lambda b: managedmem.advise(
+        [b.range(0, 3 * PAGE), b.range(4 * PAGE, 4 * PAGE)], "unset_preferred_location"
+    ),
+}
+
+
+class TestPagesThatDiffer:
+    """The driver answers the same for them as where nothing is set: nothing can be put back."""
+
+    @pytest.fixture
+    def mixed(self, alloc):
+        buffer = alloc(8 * PAGE)
+        for page in (1, 4, 5):
+            part = buffer.range(page * PAGE, PAGE)
+            part.read_mostly = True
+            part.preferred_location = Host()
+            part.accessed_by = [Device(0)]
+        return buffer
+
+    @pytest.mark.emulator_only
+    @pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+    def test_a_refusal_leaves_them_as_they_are(self, mixed, call):
+        before = mixed.page_runs()
+        assert len(before) > 2
+        emulator.fail("cuMemAdvise", code=UNKNOWN)
+        with pytest.raises(CUDAError):
+            call(mixed)
+        emulator.clear_failures()
+        assert mixed.page_runs() == before
+
+    @pytest.mark.emulator_only
+    @pytest.mark.parametrize("several", [False, True])
+    def test_where_the_driver_acted_they_have_none(self, mixed, several):
+        parts = [mixed.range(0, 3 * PAGE), mixed.range(4 * PAGE, 4 * PAGE)]
+        emulator.fail("cuMemAdvise", nth=1 + several, code=UNKNOWN, after=True)
+        with pytest.raises(CUDAError):
+            managedmem.advise(parts if several else mixed, "set_preferred_location", Device(0))
+        emulator.clear_failures()
+        assert [run.preferred_location for run in mixed.page_runs()] == [
+            None for _ in mixed.page_runs()
+        ]
+        assert len(mixed.page_runs()) > 2
+
+
+@pytest.mark.emulator_only
+def test_advice_on_several_targets_in_system_memory():
+    script = """
+        import managedmem
+        parts = [bytearray(1 << 16) for _ in range(3)]
+        managedmem.advise(parts[0], "set_read_mostly")
+        managedmem.advise(parts, "set_preferred_location", managedmem.Device(0))
+        managedmem.emulator.fail("cuMemAdvise", nth=2)
+        try:
+            managedmem.advise(parts, "unset_read_mostly")
+        except managedmem.CUDAError as error:
+            print(error.function)
+    """
+    assert run_python(script, emulator="pageable=1").stdout == "cuMemAdvise\n"
 
 
 @pytest.mark.emulator_only

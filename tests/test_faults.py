@@ -166,6 +166,17 @@ def apply_for_a_block(w):
         raise
 
 
+# What gives advice; each has its place in the sweep of advice that acts and then fails.
+ADVISING = {
+    *("set read_mostly", "set preferred_location", "unset preferred_location", "advice of a view"),
+    *("advice of a wrapper", "assign accessed_by", "assign nothing to accessed_by", "add"),
+    *("discard a member", "remove", "pop", "clear", "update", "intersection_update"),
+    *("difference_update", "symmetric_difference_update", "|=", "&=", "-=", "^=", "advise one"),
+    *("advise read_mostly on three", "advise no read_mostly on three"),
+    *("advise preferred_location on three", "advise no preferred_location on three"),
+    *("advise accessed_by on three", "advise no accessed_by on three", "advise twice the same"),
+    *("advise overlapping parts", "policy apply", "policy applied"),
+}
 MOVES = frozenset({"prefetched"})
 WIPES = frozenset({"prefetched", "bytes"})
 WRITES = frozenset({"bytes"})
@@ -670,13 +681,13 @@ def verbose_log():
     log.emu_log_verbose(0)
 
 
-def attempt(operation, w, n, code):
+def attempt(operation, w, n, code, name="*", after=False):
     """Run the operation with the nth driver call failing: (exception or None, failed function)."""
     from managedmem import emulator
 
     error = None
     emulator.clear_calls()
-    emulator.fail("*", nth=n, code=code)
+    emulator.fail(name, nth=n, code=code, after=after)
     try:
         operation.act(w)
     except Exception as caught:
@@ -689,12 +700,13 @@ def attempt(operation, w, n, code):
 
 
 def only_asks_what_was_recorded(code):
-    """Whether the call that failed is the query behind an advice: that holds all the same."""
+    """Whether the call that failed is a query beside an advice: that holds all the same."""
     from managedmem import emulator
 
     calls = [(plain(call.name), call.result) for call in emulator.calls()]
     failed = next(i for i, (_, result) in enumerate(calls) if result == code)
-    return calls[failed][0] == "cuMemRangeGetAttribute" and ("cuMemAdvise", 0) in calls[:failed]
+    asked = ("cuMemRangeGetAttribute", "cuMemRangeGetAttributes")
+    return calls[failed][0] in asked and ("cuMemAdvise", 0) in calls
 
 
 def check_error(error, function, code):
@@ -715,8 +727,11 @@ def state_of(w):
     }
 
 
-def sweep(operation, code):
-    """Fail each call in turn; returns the names of the functions that failed."""
+def sweep(operation, code, name="*", after=False):
+    """Fail each call (of that name) in turn, without its effect or after it.
+
+    Returns the names of the functions that failed.
+    """
     from managedmem import emulator
 
     failed = []
@@ -725,7 +740,7 @@ def sweep(operation, code):
         operation.prepare(w)
         before = state_of(w)
         live = emulator.live()
-        error, function = attempt(operation, w, n, code)
+        error, function = attempt(operation, w, n, code, name, after)
         if function is None:
             assert error is None, "the operation fails without a fault"
             w.end()
@@ -761,6 +776,14 @@ class TestEveryOperation:
             pytest.skip("needs two devices")
         failed = sweep(OPERATIONS[name], code)
         assert len(failed) >= OPERATIONS[name].faults
+
+    @pytest.mark.parametrize("name", OPERATIONS)
+    def test_each_advice_that_acts_and_then_fails(self, name, verbose_log):
+        """As where the driver reports the failure of earlier work: what was there is put back."""
+        if Device.count() < OPERATIONS[name].devices:
+            pytest.skip("needs two devices")
+        failed = sweep(OPERATIONS[name], LAUNCH_FAILED, "cuMemAdvise", after=True)
+        assert bool(failed) == (name in ADVISING)
 
     def test_sweep_notices_a_swallowed_fault(self, verbose_log):
         def careless(w):

@@ -9,9 +9,9 @@ driver; the library never chooses it by itself.
 >>> managedmem.emulator.enable(devices=2)
 >>> buffer = managedmem.empty(4096)
 >>> with managedmem.emulator.recording() as calls:
-...     buffer.read_mostly = True
->>> calls[0].name, calls[0].args["advice"]
-('cuMemAdvise', 1)
+...     buffer.prefetch(managedmem.Device(0))
+>>> calls[-1].name, calls[-1].args["count"]
+('cuMemPrefetchAsync', 4096)
 
 Host reads and writes of managed memory go past the emulated driver: it does not see them, except
 for the first touch of a page. Use ``touch()`` where migration and faults shall be counted.

@@ -6,6 +6,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "advice.h"
+
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static mm_preset presets[MM_MAX_PRESETS];
 static atomic_uint preset_count;
@@ -36,11 +38,12 @@ advise_block(mm_driver *cu, const mm_preset *preset, int device, mm_range block,
         preset->accessed_by | (preset->own_device ? mm_location_bit(own) : 0);
 
     if (preset->read_mostly
-        && mm_range_advise(cu, block, CU_MEM_ADVISE_SET_READ_MOSTLY, mm_host(), st) < 0) {
+        && mm_range_advise_settled(cu, block, CU_MEM_ADVISE_SET_READ_MOSTLY, mm_host(), st) < 0) {
         return -1;
     }
     if (preferred.type != 0
-        && mm_range_advise(cu, block, CU_MEM_ADVISE_SET_PREFERRED_LOCATION, preferred, st) < 0) {
+        && mm_range_advise_settled(cu, block, CU_MEM_ADVISE_SET_PREFERRED_LOCATION, preferred, st)
+               < 0) {
         return -1;
     }
     return mm_range_switch_accessed_by(cu, block, accessed_by, true, st);

@@ -360,6 +360,23 @@ mm_batch_discard_prefetch(mm_driver *cu, mm_batch *b, CUstream stream, mm_dispat
 
 /* --- advice ----------------------------------------------------------------------------- */
 
+/* Advice that got as far as the range that failed goes back to what was there before. First what had
+ * no common advice, then what had, also where that was not reached: ranges may overlap. */
+static void
+take_back_all(mm_driver *cu, const mm_batch *b, CUmem_advise advice,
+              const mm_advice_before *before, size_t failed)
+{
+    for (int whole = 0; whole <= 1; whole++) {
+        for (size_t i = 0; i < b->count; i++) {
+            mm_advice_fate fate = i < failed ? MM_GIVEN : i == failed ? MM_FAILED : MM_NOT_TRIED;
+            if (before[i].whole == (whole == 1)) {
+                mm_advice_put_back(cu, b->moves[i].range, advice, b->moves[i].where, &before[i],
+                                   fate);
+            }
+        }
+    }
+}
+
 /* Advises each range, having remembered all of them; on a failure every one goes back to what it
  * was. before has room for each range. */
 static int
@@ -373,10 +390,9 @@ advise_all(mm_driver *cu, const mm_batch *b, CUmem_advise advice, mm_advice_befo
         }
     }
     for (size_t i = 0; i < b->count; i++) {
-        if (mm_range_advise(cu, b->moves[i].range, advice, b->moves[i].where, st) < 0) {
-            for (size_t undo = b->count; undo-- > 0;) {
-                mm_advice_put_back(cu, &before[undo]);
-            }
+        const mm_move *m = &b->moves[i];
+        if (mm_range_advise_settled(cu, m->range, advice, m->where, st) < 0) {
+            take_back_all(cu, b, advice, before, i);
             return -1;
         }
     }

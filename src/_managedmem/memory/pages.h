@@ -3,7 +3,7 @@
 #ifndef MM_PAGES_H
 #define MM_PAGES_H
 
-#include "range.h"
+#include "advice.h"
 
 /* All that can be advised about a page. */
 typedef struct {
@@ -51,19 +51,5 @@ typedef enum { MM_STOP, MM_TRY_ALL, MM_UNDO } mm_on_failure;
  * failure's; unless that stops the change, it also says what is not as it should be. */
 MM_NODISCARD int mm_pages_change(mm_driver *cu, const mm_page_runs *from, const mm_page_runs *to,
                                  mm_on_failure how, mm_status *st);
-
-/* What one advice is about, as a range answered before it. */
-typedef struct {
-    mm_range range;
-    int about; /* what the advice is about */
-    mm_policy policy;
-} mm_advice_before;
-
-/* Reads it with one query. Of pages that differ, the driver says that they have none. */
-MM_NODISCARD int mm_advice_remember(mm_driver *cu, mm_range range, CUmem_advise advice,
-                                    CUmemLocation where, mm_advice_before *before, mm_status *st);
-
-/* Tries it; a failure is dropped, because an earlier one is being reported. */
-void mm_advice_put_back(mm_driver *cu, const mm_advice_before *before);
 
 #endif

@@ -1,5 +1,5 @@
-/* range.h: a range of addresses and what one driver call does to it: check, query, advise,
- * prefetch, discard. Nothing here knows who owns the memory; callers keep it alive. */
+/* range.h: a range of addresses and what one driver call does to it: check, query, prefetch,
+ * discard. Nothing here knows who owns the memory; callers keep it alive. */
 #ifndef MM_RANGE_H
 #define MM_RANGE_H
 
@@ -63,26 +63,6 @@ MM_NODISCARD int mm_range_accessed_by(mm_driver *cu, mm_range range, mm_location
  * the list holds. */
 size_t mm_accessed_by_places(const mm_driver *cu);
 mm_location_set mm_accessed_by_set(const int *ordinal, size_t places);
-
-/* Advises a range, and sees to it that what is set also reads back from the range. */
-MM_NODISCARD int mm_range_advise(mm_driver *cu, mm_range range, CUmem_advise advice,
-                                 CUmemLocation where, mm_status *st);
-
-/* Just the driver's call, for those who read afterwards what it recorded, and for ranges whose pages
- * are alike: where they are not, the records of some may stay as they were. */
-MM_NODISCARD int mm_range_advise_once(mm_driver *cu, mm_range range, CUmem_advise advice,
-                                      CUmemLocation where, mm_status *st);
-
-/* One such call for each of the members: on or off. What was done before a failure stays. */
-MM_NODISCARD int mm_range_switch_accessed_by(mm_driver *cu, mm_range range,
-                                             mm_location_set members, bool on, mm_status *st);
-
-/* Goes from one accessed-by set, which all pages have, to another with one advice for each member
- * that differs, and one query where members were added, so that they read back. When the driver
- * fails in the middle, takes back what was done; then pages that had some of the added members have
- * none of those. */
-MM_NODISCARD int mm_range_change_accessed_by(mm_driver *cu, mm_range range, mm_location_set from,
-                                             mm_location_set to, mm_status *st);
 
 /* How a prefetch is to be issued: at once, or behind a host function so that the call returns
  * while the stream does the work. */

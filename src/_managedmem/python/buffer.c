@@ -393,12 +393,13 @@ static PyGetSetDef buffer_getset[] = {
      "Raises NotImplementedError: the memory cannot be shared with other processes.", NULL},
     {"read_mostly", mm_buffer_get_read_mostly, mm_buffer_set_read_mostly,
      "Whether every page is advised to be read mostly: copied to each reader, not moved.\n\n"
-     "Read from and written to the driver each time; takes True and False.\n"
+     "Read from and written to the driver each time, all or nothing; takes True and False.\n"
      "Driver: cuMemRangeGetAttribute, cuMemAdvise.",
      NULL},
     {"preferred_location", mm_buffer_get_preferred_location, mm_buffer_set_preferred_location,
      "Where the pages should stay: a Device, a Host, or None where unset or not the same for all\n"
-     "pages.\n\nAssigning None unsets it. Read from and written to the driver each time.\n"
+     "pages.\n\nAssigning None unsets it. Read from and written to the driver each time, all or\n"
+     "nothing.\n"
      "Driver: cuMemRangeGetAttributes, cuMemAdvise.",
      NULL},
     {"accessed_by", mm_buffer_get_accessed_by, mm_buffer_set_accessed_by,

@@ -2,6 +2,7 @@
  * and each write tells it. */
 #include "buffer_advice.h"
 
+#include "../memory/advice.h"
 #include "location.h"
 
 PyObject *

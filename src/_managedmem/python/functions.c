@@ -317,10 +317,11 @@ PyDoc_STRVAR(
     "    accessed_by.\n"
     "\n"
     "Advice applies to whole pages, from the one that holds the first byte to the one that holds the\n"
-    "last. It takes effect at once, in no stream's order. Over several targets it is all or nothing:\n"
-    "each is asked first what it has, and gets that back, which is nothing where its pages differ;\n"
+    "last. It takes effect at once, in no stream's order. It is all or nothing: each target is asked\n"
+    "first what it has, and has that again when the driver fails. Pages of one target that differ keep\n"
+    "what they have when the driver refuses, and have none of it when it acted and then failed;\n"
     "MigrationPolicy.applied() is exact. What is set reads back; the driver is asked, and told again\n"
-    "where it did not record all. Raises TypeError or ValueError for bad arguments before anything is\n"
+    "where it did not record all. Where targets share a page, the last one given wins. Raises TypeError or ValueError for bad arguments before anything is\n"
     "advised, CUDAError when the driver refuses. Safe from every thread; other threads run meanwhile.\n"
     "Driver: cuMemAdvise, cuMemRangeGetAttribute.");
 
