@@ -48,6 +48,42 @@ neighbours_merge_in_any_order(void)
     mm_batch_free(&b);
 }
 
+/* Also where all are, where one is left, and on both sides of a real one. */
+static void
+ranges_without_a_byte_are_dropped(void)
+{
+    size_t page = mm_page_size();
+    const mm_move nothing = move(0, 0, 0, device(1)), real = move(page, page, 1, mm_host());
+    const mm_move inside = move(page + 10, 0, 1, device(0));
+    const mm_move cases[][3] = {{nothing, inside, nothing},
+                                {nothing, real, inside},
+                                {real, inside, nothing},
+                                {inside, nothing, real}};
+
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        for (size_t count = 1; count <= 3; count++) {
+            mm_batch b, edges;
+            size_t left = 0;
+            mm_status st;
+            for (size_t n = 0; n < count; n++) {
+                left += cases[i][n].range.size > 0;
+            }
+            fill(&b, cases[i], count);
+            mm_batch_merge(&b);
+            CHECK_EQUAL(b.count, left);
+            CHECK(!b.in_order);
+            mm_batch_free(&b);
+            fill(&b, cases[i], count);
+            CHECK_OK(mm_batch_split_edges(&b, &edges, &st), &st);
+            CHECK_EQUAL(b.count, left);
+            CHECK_EQUAL(edges.count, 0);
+            CHECK(!b.in_turn);
+            mm_batch_free(&edges);
+            mm_batch_free(&b);
+        }
+    }
+}
+
 static void
 gaps_inside_a_page_are_bridged(void)
 {
@@ -477,6 +513,7 @@ main(int argc, char **argv)
 {
     static const check_test tests[] = {
         CHECK_TEST(neighbours_merge_in_any_order),
+        CHECK_TEST(ranges_without_a_byte_are_dropped),
         CHECK_TEST(gaps_inside_a_page_are_bridged),
         CHECK_TEST(gaps_and_allocations_stay_apart),
         CHECK_TEST(different_locations_stay_apart),

@@ -8,14 +8,15 @@
 static PyObject *
 shape_items(PyObject *value)
 {
-    PyObject *items = PyIndex_Check(value) ? PyTuple_Pack(1, value) : PySequence_Tuple(value);
-
-    if (items == NULL && PyErr_ExceptionMatches(PyExc_TypeError) && !PySequence_Check(value)
-        && !PyObject_HasAttrString(value, "__iter__")) {
+    if (PyIndex_Check(value)) {
+        return PyTuple_Pack(1, value);
+    }
+    if (!PySequence_Check(value) && !PyObject_HasAttrString(value, "__iter__")) {
         PyErr_Format(PyExc_TypeError,
                      "a shape is an int or a sequence of ints, as in (2, 3): got %R", value);
+        return NULL;
     }
-    return items;
+    return PySequence_Tuple(value);
 }
 
 int
