@@ -429,6 +429,28 @@ class TestIpc:
         with pytest.raises(RuntimeError, match=r"(?i)ipc"):
             _ = buf.ipc_descriptor
 
+    @pytest.mark.parametrize(
+        "error",
+        [managedmem.IPCNotSupportedError, NotImplementedError, AttributeError, RuntimeError],
+    )
+    def test_one_error_for_all_of_it(self, buf, error):
+        for use in (
+            lambda: buf.ipc_descriptor,
+            lambda: buf[:16].ipc_descriptor,
+            lambda: ManagedBuffer.from_ipc_descriptor(None, None),
+            lambda: buf.from_ipc_descriptor(ManagedMemoryResource(), object(), stream=None),
+        ):
+            with pytest.raises(error, match="no IPC for managed memory"):
+                use()
+
+    def test_can_be_asked_for(self, buf):
+        assert not hasattr(buf, "ipc_descriptor")
+        assert getattr(buf, "ipc_descriptor", None) is None
+
+    def test_importing_wants_what_cuda_core_wants(self):
+        with pytest.raises(TypeError, match="ipc_descriptor"):
+            ManagedBuffer.from_ipc_descriptor(None)
+
 
 def test_the_host_sees_writes_through_any_name(buf):
     keeps(buf)[5] = 99

@@ -183,3 +183,25 @@ def test_managed_memory_is_not_needed_for_either(buf):
     wrapped.fill(4)
     with buf.copy_to() as copy:
         assert contents(copy) == b"\x04" * buf.size
+
+
+class TestOptions:
+    """cuda.core's hints for copies: accepted when there are none."""
+
+    def test_none_is_taken(self, buf, alloc):
+        other = alloc(buf.size)
+        other.copy_from(buf, options=None)
+        assert buf.copy_to(other, options=None) is other
+
+    def test_others_are_one_clear_error(self, buf, alloc):
+        other = alloc(buf.size)
+        write(buf, 1)
+        write(other, 2)
+        for copy in (
+            lambda: other.copy_from(buf, options=object()),
+            lambda: buf.copy_to(other, options={}),
+            lambda: buf.copy_to(options="fast"),
+        ):
+            with pytest.raises(NotImplementedError, match="options must be None"):
+                copy()
+        assert contents(other) == b"\2" * other.size

@@ -499,6 +499,9 @@ OPERATIONS |= {
     ),
     "trim a managed pool": pooled(lambda w: w.pool.trim(), "ManagedMemoryResource.trim"),
     "trim a device pool": pooled(lambda w: w.own.trim(PAGE), "DeviceMemoryResource.trim"),
+    "set the deallocation stream": pooled(
+        lambda w: w.pooled.set_deallocation_stream(0), "ManagedBuffer.set_deallocation_stream"
+    ),
     "set release_threshold": pooled(
         lambda w: setattr(w.pool.attributes, "release_threshold", 0),
         "PoolAttributes.release_threshold",
@@ -580,6 +583,9 @@ NO_DRIVER = {
     "AppliedPolicy.policy": lambda w: EVERYTHING.applied(w.buffers).policy,
     "ManagedBuffer.from_handle": lambda w: ManagedBuffer.from_handle(w.a.handle, w.a.size),
     "ManagedBuffer.ipc_descriptor": lambda w: expect_error(lambda: w.a.ipc_descriptor),
+    "ManagedBuffer.from_ipc_descriptor": (
+        lambda w: expect_error(lambda: ManagedBuffer.from_ipc_descriptor(None, None))
+    ),
     "ManagedBuffer.__cuda_array_interface__": lambda w: w.wrapped.__cuda_array_interface__,
     "PrefetchPlan.nbytes": lambda w: w.plan.nbytes,
     "PrefetchPlan.clear": lambda w: w.plan.clear(),
@@ -603,7 +609,17 @@ NO_DRIVER = {
     **{
         f"{cls.__name__}.{name}": lambda w, at=at, name=name: getattr(w.pools[at], name)
         for at, cls in enumerate((ManagedMemoryResource, DeviceMemoryResource))
-        for name in ("is_closed", "is_managed", "supports_advice", "attributes")
+        for name in (
+            "is_closed",
+            "is_managed",
+            "supports_advice",
+            "attributes",
+            "handle",
+            "is_handle_owned",
+            "is_ipc_enabled",
+            "is_mapped",
+            "uuid",
+        )
     },
     "ManagedMemoryResource.preferred_location": lambda w: w.pool.preferred_location,
     "DeviceMemoryResource.device_id": lambda w: w.own.device_id,

@@ -406,16 +406,95 @@ class TestNumbers:
         with pytest.raises(TypeError, match="keep"):
             managed.trim("all")
 
-    def test_numbers_keep_their_resource(self):
+    def test_numbers_keep_their_pool(self):
         numbers = DeviceMemoryResource(0).attributes
         gc.collect()
         assert numbers.used_mem_current == 0
-        assert repr(numbers) == "<PoolAttributes of DeviceMemoryResource(Device(0))>"
+        numbers.release_threshold = 5
+        assert numbers.release_threshold == 5
+
+    def test_numbers_of_a_closed_resource(self, pool, stream):
+        numbers = pool.attributes
+        buffer = pool.allocate(PAGE, stream=stream)
+        pool.close()
+        assert numbers.used_mem_current >= PAGE
+        with pytest.raises(RuntimeError, match="closed"):
+            _ = pool.attributes
+        buffer.close()
+        stream.sync()
+        assert numbers.used_mem_current == 0
+
+    @pytest.mark.emulator_only
+    def test_the_pool_goes_with_its_numbers(self):
+        resource = DeviceMemoryResource(0)
+        numbers = resource.attributes
+        with emulator.recording() as calls:
+            resource.close()
+        assert "cuMemPoolDestroy" not in names(calls)
+        with emulator.recording() as calls:
+            del numbers
+        assert "cuMemPoolDestroy" in names(calls)
+
+    def test_repr_shows_the_values(self, pool):
+        numbers = pool.attributes
+        numbers.release_threshold = 12345
+        fields = dict(part.split("=") for part in repr(numbers).strip("<>").split()[1:])
+        assert fields == {name: str(getattr(numbers, name)) for name in fields}
+        assert fields["release_threshold"] == "12345"
+        assert len(fields) == 5
+
+    @pytest.mark.emulator_only
+    def test_repr_of_what_cannot_be_read(self, pool):
+        emulator.fail("cuMemPoolGetAttribute", code=719)
+        assert repr(pool.attributes) == "<PoolAttributes of a pool that cannot be asked>"
+
+
+class TestWhatCudaCoreHas:
+    """Names that code written for cuda.core's resources asks for."""
+
+    def test_a_pool(self, pool):
+        assert isinstance(pool.handle, int)
+        assert pool.handle != 0
+        assert pool.is_handle_owned is True
+        pool.close()
+        assert pool.handle == 0
+        assert pool.is_handle_owned is False
+
+    @pytest.mark.emulator_only
+    def test_the_handle_is_the_driver_s(self, pool):
+        with emulator.recording() as calls:
+            pool.trim()
+        (trim,) = [call for call in calls if call.name == "cuMemPoolTrimTo"]
+        assert trim.args["pool"] == pool.handle
+
+    def test_no_pool(self):
+        resource = ManagedMemoryResource()
+        assert resource.handle == 0
+        assert resource.is_handle_owned is False
+
+    @pytest.mark.parametrize("make", [ManagedMemoryResource, lambda: DeviceMemoryResource(0)])
+    def test_no_sharing(self, make):
+        resource = make()
+        assert resource.is_ipc_enabled is False
+        assert resource.is_mapped is False
+        assert resource.uuid is None
+
+    @pytest.mark.parametrize("make", [ManagedMemoryResource, lambda: DeviceMemoryResource(0)])
+    def test_weak_references(self, make):
+        resource = make()
+        fired = []
+        reference = weakref.ref(resource, fired.append)
+        buffer = resource.allocate(PAGE)
+        del resource
+        assert reference() is buffer.memory_resource
+        buffer.close()
+        gc.collect()
+        assert reference() is None
+        assert fired == [reference]
 
 
 class TestClosing:
     def test_nothing_is_allocated_any_more(self, pool):
-        numbers = pool.attributes
         pool.close()
         assert pool.close() is None
         assert pool.is_closed is True
@@ -423,8 +502,7 @@ class TestClosing:
             lambda: pool.allocate(PAGE),
             pool.trim,
             pool.__enter__,
-            lambda: numbers.used_mem_current,
-            lambda: setattr(numbers, "release_threshold", 0),
+            lambda: pool.attributes,
         ):
             with pytest.raises(RuntimeError, match="closed"):
                 use()

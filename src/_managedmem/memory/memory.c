@@ -198,17 +198,20 @@ unlock_order(mm_memory *m)
     atomic_flag_clear_explicit(&m->reordering, memory_order_release);
 }
 
-static int
-drop_order(const block_order *order, mm_status *st)
+/* An error is dropped: whoever closed the stream was told that it is gone. */
+static void
+drop_order(const block_order *order)
 {
-    return order->shared ? mm_stream_release(order->shared, st) : 0;
+    mm_status ignored;
+    int rc = order->shared ? mm_stream_release(order->shared, &ignored) : 0;
+
+    (void)rc;
 }
 
 /* Entered, so that no other thread frees the block meanwhile. */
 static int
 refuse_capture_of_block(mm_driver *cu, mm_memory *m, mm_status *st)
 {
-    mm_status ignored;
     block_order now;
     int rc;
 
@@ -219,7 +222,8 @@ refuse_capture_of_block(mm_driver *cu, mm_memory *m, mm_status *st)
     }
     unlock_order(m);
     rc = mm_pool_refuse_capture(cu, now.stream, now.device, st);
-    return drop_order(&now, rc < 0 ? &ignored : st) < 0 ? -1 : rc;
+    drop_order(&now);
+    return rc;
 }
 
 int
@@ -260,7 +264,8 @@ mm_memory_set_stream(mm_driver *cu, mm_memory *m, CUstream stream, mm_stream *sh
     m->block->device = order.device;
     unlock_order(m);
     mm_guard_leave(&m->guard);
-    return drop_order(&before, st);
+    drop_order(&before);
+    return 0;
 }
 
 int

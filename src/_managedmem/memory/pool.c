@@ -78,6 +78,12 @@ usable_driver(void)
 
 static mm_orphan *free_or_orphan_waiting(mm_driver *cu, mm_pool *pool);
 
+void
+mm_pool_retain(mm_pool *pool)
+{
+    atomic_fetch_add_explicit(&pool->references, 1, memory_order_relaxed);
+}
+
 int
 mm_pool_release(mm_pool *pool, mm_status *st)
 {

@@ -37,6 +37,8 @@ mm_pool *mm_pool_create(mm_driver *cu, bool managed, CUmemLocation where, mm_sta
  * managed memory. */
 int mm_pool_device(const mm_pool *pool);
 
+void mm_pool_retain(mm_pool *pool);
+
 /* Gives up a reference; the last one retires the pool, which is destroyed once its frees have run
  * (retired_pool.h). */
 MM_NODISCARD int mm_pool_release(mm_pool *pool, mm_status *st);

@@ -274,13 +274,32 @@ buffer_get_is_mapped(PyObject *Py_UNUSED(op), void *Py_UNUSED(closure))
 }
 
 static PyObject *
-buffer_get_ipc_descriptor(PyObject *Py_UNUSED(op), void *Py_UNUSED(closure))
+raise_no_ipc(mm_state *state)
 {
-    PyErr_SetString(PyExc_NotImplementedError,
+    PyErr_SetString(state->ipc_error,
                     "this memory cannot be shared between processes: the driver has no IPC for "
                     "managed memory, and the pools here are made without it. Copy it to other "
                     "device memory and share that.");
     return NULL;
+}
+
+static PyObject *
+buffer_get_ipc_descriptor(PyObject *op, void *Py_UNUSED(closure))
+{
+    return raise_no_ipc(mm_buffer_of(op)->state);
+}
+
+static PyObject *
+buffer_from_ipc_descriptor(PyObject *type, PyObject *const *args, Py_ssize_t nargs,
+                           PyObject *kwnames)
+{
+    static const char *const names[] = {"mr", "ipc_descriptor", "stream"};
+    static const mm_parameters parameters = {"from_ipc_descriptor", names, 2, 2, 3};
+    PyObject *given[3];
+
+    return mm_args(&parameters, args, nargs, kwnames, given) < 0
+               ? NULL
+               : raise_no_ipc(mm_buffer_class_state((PyTypeObject *)type));
 }
 
 static PyObject *
@@ -312,6 +331,10 @@ PyDoc_STRVAR(
 static PyMethodDef buffer_methods[] = {
     {"from_handle", (PyCFunction)(void (*)(void))mm_buffer_from_handle,
      METH_FASTCALL | METH_KEYWORDS | METH_CLASS, mm_buffer_from_handle_doc},
+    {"from_ipc_descriptor", (PyCFunction)(void (*)(void))buffer_from_ipc_descriptor,
+     METH_FASTCALL | METH_KEYWORDS | METH_CLASS,
+     "from_ipc_descriptor(mr, ipc_descriptor, *, stream=None)\n--\n\n"
+     "Raises IPCNotSupportedError: the driver has no IPC for managed memory. Driver: none."},
     {"view", (PyCFunction)(void (*)(void))mm_buffer_view_method, METH_FASTCALL | METH_KEYWORDS,
      mm_view_doc},
     {"range", (PyCFunction)(void (*)(void))mm_buffer_range, METH_FASTCALL | METH_KEYWORDS,
@@ -390,7 +413,9 @@ static PyGetSetDef buffer_getset[] = {
     {"is_mapped", buffer_get_is_mapped, NULL,
      "False: the memory is not mapped from a file or another process.", NULL},
     {"ipc_descriptor", buffer_get_ipc_descriptor, NULL,
-     "Raises NotImplementedError: the memory cannot be shared with other processes.", NULL},
+     "Raises IPCNotSupportedError, a NotImplementedError: the memory cannot be shared with other\n"
+     "processes. Also an AttributeError, so that hasattr() is False.",
+     NULL},
     {"read_mostly", mm_buffer_get_read_mostly, mm_buffer_set_read_mostly,
      "Whether every page is advised to be read mostly: copied to each reader, not moved.\n\n"
      "Read from and written to the driver each time, all or nothing; takes True and False.\n"

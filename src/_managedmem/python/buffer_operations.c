@@ -220,14 +220,28 @@ copy_with(mm_buffer *b, PyObject *value, PyObject *stream_object, bool into)
     return finish(b->state, rc, &st);
 }
 
+/* cuda.core's hints for a copy. */
+static int
+refuse_options(PyObject *options)
+{
+    if (options != NULL && options != Py_None) {
+        PyErr_Format(PyExc_NotImplementedError,
+                     "options must be None, got %R: copies here go through cuMemcpyAsync, which "
+                     "takes no hints",
+                     options);
+        return -1;
+    }
+    return 0;
+}
+
 PyObject *
 mm_buffer_copy_from(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
-    static const char *const names[] = {"src", "stream"};
-    static const mm_parameters parameters = {"copy_from", names, 1, 1, 2};
-    PyObject *given[2];
+    static const char *const names[] = {"src", "stream", "options"};
+    static const mm_parameters parameters = {"copy_from", names, 1, 1, 3};
+    PyObject *given[3];
 
-    if (mm_args(&parameters, args, nargs, kwnames, given) < 0) {
+    if (mm_args(&parameters, args, nargs, kwnames, given) < 0 || refuse_options(given[2]) < 0) {
         return NULL;
     }
     return copy_with(mm_buffer_of(op), given[0], given[1], false);
@@ -294,12 +308,13 @@ new_like(mm_buffer *b, PyObject *stream)
 PyObject *
 mm_buffer_copy_to(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
-    static const char *const names[] = {"dst", "stream"};
-    static const mm_parameters parameters = {"copy_to", names, 0, 1, 2};
+    static const char *const names[] = {"dst", "stream", "options"};
+    static const mm_parameters parameters = {"copy_to", names, 0, 1, 3};
     mm_buffer *b = mm_buffer_of(op);
-    PyObject *given[2], *to, *done;
+    PyObject *given[3], *to, *done;
 
-    if (mm_args(&parameters, args, nargs, kwnames, given) < 0 || mm_buffer_check_open(b) < 0) {
+    if (mm_args(&parameters, args, nargs, kwnames, given) < 0 || refuse_options(given[2]) < 0
+        || mm_buffer_check_open(b) < 0) {
         return NULL;
     }
     to = given[0] == NULL || given[0] == Py_None ? new_like(b, given[1]) : Py_NewRef(given[0]);
@@ -412,7 +427,7 @@ const char mm_discard_prefetch_doc[] =
     "Driver: cuMemDiscardAndPrefetchBatchAsync, cuMemPrefetchAsync.";
 
 const char mm_copy_from_doc[] =
-    "copy_from($self, src, *, stream=None)\n--\n\n"
+    "copy_from($self, src, *, stream=None, options=None)\n--\n\n"
     "Copy the bytes of src into the buffer, in stream order.\n"
     "\n"
     "src is a ManagedBuffer, of a pool and of another device too, an array with\n"
@@ -420,15 +435,16 @@ const char mm_copy_from_doc[] =
     "contiguous and of the same size in bytes (else ValueError). From system memory the call waits until\n"
     "the copy is done; other sources must live until the stream has done it. The stream's device needs\n"
     "access to pool memory on either side (else CUDAError). Without a stream it is the default one of\n"
-    "the device that owns the buffer, or the source, and else the current one. Driver: cuMemcpyAsync.";
+    "the device that owns the buffer, or the source, and else the current one. options, the hints of\n"
+    "cuda.core's copies, is None (else NotImplementedError). Driver: cuMemcpyAsync.";
 
 const char mm_copy_to_doc[] =
-    "copy_to($self, dst=None, *, stream=None)\n--\n\n"
+    "copy_to($self, dst=None, *, stream=None, options=None)\n--\n\n"
     "Copy the bytes of the buffer to dst, in stream order, and return dst.\n"
     "\n"
     "None makes a new buffer of the same layout from the same resource, of a pool on the same stream;\n"
     "a resource of somebody else gets allocate(size, stream=stream), and what it gives is the owner.\n"
-    "dst as src in copy_from(), and writable. Driver: cuMemcpyAsync.";
+    "dst as src in copy_from(), and writable; options as there. Driver: cuMemcpyAsync.";
 
 const char mm_copy_doc[] =
     "__copy__($self, /)\n--\n\n"

@@ -69,6 +69,12 @@ static PyGetSetDef device_resource_getset[] = {
     {"device_id", device_resource_get_device_id, NULL, "The ordinal of the device.", NULL},
     {"attributes", mm_resource_get_attributes, NULL, mm_resource_attributes_doc, NULL},
     {"is_closed", mm_resource_get_is_closed, NULL, mm_resource_is_closed_doc, NULL},
+    {"handle", mm_resource_get_handle, NULL, mm_resource_handle_doc, NULL},
+    {"is_handle_owned", mm_resource_get_is_handle_owned, NULL, mm_resource_is_handle_owned_doc,
+     NULL},
+    {"is_ipc_enabled", mm_resource_get_false, NULL, mm_resource_is_ipc_enabled_doc, NULL},
+    {"is_mapped", mm_resource_get_false, NULL, mm_resource_is_mapped_doc, NULL},
+    {"uuid", mm_resource_get_none, NULL, mm_resource_uuid_doc, NULL},
     {"peer_accessible_by", mm_peers_get, mm_peers_set,
      "The other devices that may use the pool's memory: a live set of Devices.\n\n"
      "Assigning an iterable of devices and ordinals applies the difference in one driver call.\n"
@@ -78,10 +84,15 @@ static PyGetSetDef device_resource_getset[] = {
 };
 
 static PyType_Slot device_resource_slots[] = {
-    {Py_tp_doc, (void *)device_resource_doc}, {Py_tp_new, device_resource_new},
-    {Py_tp_traverse, mm_traverse_type},       {Py_tp_dealloc, mm_resource_dealloc},
-    {Py_tp_repr, device_resource_repr},       {Py_tp_methods, mm_resource_methods},
-    {Py_tp_getset, device_resource_getset},   {0, NULL},
+    {Py_tp_doc, (void *)device_resource_doc},
+    {Py_tp_new, device_resource_new},
+    {Py_tp_traverse, mm_traverse_type},
+    {Py_tp_dealloc, mm_resource_dealloc},
+    {Py_tp_repr, device_resource_repr},
+    {Py_tp_methods, mm_resource_methods},
+    {Py_tp_members, mm_resource_members},
+    {Py_tp_getset, device_resource_getset},
+    {0, NULL},
 };
 
 static PyType_Spec device_resource_spec = {

@@ -207,6 +207,13 @@ PyDoc_STRVAR(
     "Of __cuda_array_interface__, for memory that no device reaches: hasattr() is False then,\n"
     "and libraries take the object for one without the interface.");
 
+PyDoc_STRVAR(
+    ipc_doc,
+    "The memory cannot be shared with other processes.\n"
+    "\n"
+    "A NotImplementedError; and an AttributeError, so that hasattr(buf, \"ipc_descriptor\") is\n"
+    "False.");
+
 /* Makes a class in the package's namespace and adds it to the module. */
 static PyObject *
 add_exception(PyObject *module, const char *full_name, const char *doc, PyObject *bases,
@@ -220,12 +227,23 @@ add_exception(PyObject *module, const char *full_name, const char *doc, PyObject
     return type;
 }
 
+/* A class with two bases, of which it takes over nothing. */
+static PyObject *
+add_double(PyObject *module, const char *full_name, const char *doc, PyObject *first,
+           PyObject *second)
+{
+    PyObject *bases = PyTuple_Pack(2, first, second);
+    PyObject *type = bases ? add_exception(module, full_name, doc, bases, NULL) : NULL;
+
+    Py_XDECREF(bases);
+    return type;
+}
+
 int
 mm_errors_init(PyObject *module, mm_state *state)
 {
     PyObject *members =
         Py_BuildValue("{s:O,s:O,s:O}", "code", Py_None, "name", Py_None, "function", Py_None);
-    PyObject *bases = NULL;
 
     if (members == NULL) {
         return -1;
@@ -236,25 +254,19 @@ mm_errors_init(PyObject *module, mm_state *state)
     if (state->cuda_error == NULL) {
         return -1;
     }
-    bases = PyTuple_Pack(2, state->cuda_error, PyExc_MemoryError);
-    if (bases == NULL) {
-        return -1;
-    }
     state->out_of_memory_error =
-        add_exception(module, "managedmem.CUDAOutOfMemoryError", out_of_memory_doc, bases, NULL);
-    Py_DECREF(bases);
-    bases = PyTuple_Pack(2, PyExc_BufferError, PyExc_AttributeError);
-    if (bases == NULL) {
-        return -1;
-    }
-    state->export_error = add_exception(module, "managedmem.ExportError", export_doc, bases, NULL);
-    Py_DECREF(bases);
+        add_double(module, "managedmem.CUDAOutOfMemoryError", out_of_memory_doc, state->cuda_error,
+                   PyExc_MemoryError);
+    state->export_error = add_double(module, "managedmem.ExportError", export_doc,
+                                     PyExc_BufferError, PyExc_AttributeError);
+    state->ipc_error = add_double(module, "managedmem.IPCNotSupportedError", ipc_doc,
+                                  PyExc_NotImplementedError, PyExc_AttributeError);
     state->not_found_error = add_exception(module, "managedmem.DriverNotFoundError", not_found_doc,
                                            state->cuda_error, NULL);
     state->too_old_error = add_exception(module, "managedmem.DriverTooOldError", too_old_doc,
                                          state->cuda_error, NULL);
-    return state->out_of_memory_error && state->export_error && state->not_found_error
-                   && state->too_old_error
+    return state->out_of_memory_error && state->export_error && state->ipc_error
+                   && state->not_found_error && state->too_old_error
                ? 0
                : -1;
 }

@@ -118,14 +118,25 @@ static PyGetSetDef managed_getset[] = {
      NULL},
     {"attributes", mm_resource_get_attributes, NULL, mm_resource_attributes_doc, NULL},
     {"is_closed", mm_resource_get_is_closed, NULL, mm_resource_is_closed_doc, NULL},
+    {"handle", mm_resource_get_handle, NULL, mm_resource_handle_doc, NULL},
+    {"is_handle_owned", mm_resource_get_is_handle_owned, NULL, mm_resource_is_handle_owned_doc,
+     NULL},
+    {"is_ipc_enabled", mm_resource_get_false, NULL, mm_resource_is_ipc_enabled_doc, NULL},
+    {"is_mapped", mm_resource_get_false, NULL, mm_resource_is_mapped_doc, NULL},
+    {"uuid", mm_resource_get_none, NULL, mm_resource_uuid_doc, NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };
 
 static PyType_Slot managed_slots[] = {
-    {Py_tp_doc, (void *)managed_doc},   {Py_tp_new, managed_new},
-    {Py_tp_traverse, mm_traverse_type}, {Py_tp_dealloc, mm_resource_dealloc},
-    {Py_tp_repr, managed_repr},         {Py_tp_methods, mm_resource_methods},
-    {Py_tp_getset, managed_getset},     {0, NULL},
+    {Py_tp_doc, (void *)managed_doc},
+    {Py_tp_new, managed_new},
+    {Py_tp_traverse, mm_traverse_type},
+    {Py_tp_dealloc, mm_resource_dealloc},
+    {Py_tp_repr, managed_repr},
+    {Py_tp_methods, mm_resource_methods},
+    {Py_tp_members, mm_resource_members},
+    {Py_tp_getset, managed_getset},
+    {0, NULL},
 };
 
 static PyType_Spec managed_spec = {

@@ -1,14 +1,15 @@
 /* pool_attributes.c: the type PoolAttributes: the numbers that the driver keeps of a pool. */
 #include "resource.h"
 
+/* It keeps the pool and not the resource, which may be closed before the pool's memory is freed. */
 typedef struct {
-    PyObject_HEAD PyObject *resource;
+    PyObject_HEAD mm_pool *pool;
 } attributes_object;
 
-static PyObject *
-resource_of(PyObject *op)
+static mm_pool *
+pool_of(PyObject *op)
 {
-    return ((attributes_object *)op)->resource;
+    return ((attributes_object *)op)->pool;
 }
 
 /* The properties, by the address of their attribute. */
@@ -21,19 +22,16 @@ static const CUmemPool_attribute release_threshold = CU_MEMPOOL_ATTR_RELEASE_THR
 static PyObject *
 attributes_get(PyObject *op, void *closure)
 {
-    PyObject *resource = resource_of(op);
-    mm_driver *cu = mm_resource_begin(resource);
+    mm_driver *cu = mm_open(mm_type_state(Py_TYPE(op)));
     uint64_t value = 0;
     mm_status st;
-    int rc;
 
     if (cu == NULL) {
         return NULL;
     }
-    rc = mm_pool_get(cu, mm_resource_of(resource)->pool, *(const CUmemPool_attribute *)closure,
-                     &value, &st);
-    mm_resource_end(resource);
-    return rc < 0 ? mm_raise(mm_type_state(Py_TYPE(op)), &st) : PyLong_FromUnsignedLongLong(value);
+    return mm_pool_get(cu, pool_of(op), *(const CUmemPool_attribute *)closure, &value, &st) < 0
+               ? mm_raise(mm_type_state(Py_TYPE(op)), &st)
+               : PyLong_FromUnsignedLongLong(value);
 }
 
 static int
@@ -68,21 +66,20 @@ read_threshold(PyObject *value, uint64_t *out)
 static int
 attributes_set_threshold(PyObject *op, PyObject *value, void *Py_UNUSED(closure))
 {
-    PyObject *resource = resource_of(op);
+    mm_state *state = mm_type_state(Py_TYPE(op));
     uint64_t threshold;
     mm_driver *cu;
     mm_status st;
     int rc;
 
-    if (read_threshold(value, &threshold) < 0 || (cu = mm_resource_begin(resource)) == NULL) {
+    if (read_threshold(value, &threshold) < 0 || (cu = mm_open(state)) == NULL) {
         return -1;
     }
     Py_BEGIN_ALLOW_THREADS
-    rc = mm_pool_set(cu, mm_resource_of(resource)->pool, release_threshold, threshold, &st);
-    mm_resource_end(resource);
+    rc = mm_pool_set(cu, pool_of(op), release_threshold, threshold, &st);
     Py_END_ALLOW_THREADS
     if (rc < 0) {
-        (void)mm_raise(mm_type_state(Py_TYPE(op)), &st);
+        (void)mm_raise(state, &st);
     }
     return rc;
 }
@@ -90,49 +87,70 @@ attributes_set_threshold(PyObject *op, PyObject *value, void *Py_UNUSED(closure)
 PyObject *
 mm_resource_get_attributes(PyObject *op, void *Py_UNUSED(closure))
 {
+    mm_pool *pool;
     PyObject *self;
+    mm_status st;
 
-    if (mm_resource_check_pooled(op) < 0) {
+    if (mm_resource_check_pooled(op) < 0 || mm_resource_begin(op) == NULL) {
         return NULL;
     }
+    pool = mm_resource_of(op)->pool;
+    mm_pool_retain(pool);
+    mm_resource_end(op);
     self = mm_alloc_object(mm_type_state(Py_TYPE(op))->attributes_type);
     if (self != NULL) {
-        ((attributes_object *)self)->resource = Py_NewRef(op);
+        ((attributes_object *)self)->pool = pool;
+    } else if (mm_pool_release(pool, &st) < 0) {
+        /* There is an exception already. */
     }
     return self;
 }
 
 const char mm_resource_attributes_doc[] =
-    "The numbers of the pool, as PoolAttributes; RuntimeError without a pool.";
-
-static int
-attributes_traverse(PyObject *op, visitproc visit, void *arg)
-{
-    Py_VISIT(Py_TYPE(op));
-    Py_VISIT(resource_of(op));
-    return 0;
-}
+    "The numbers of the pool, as PoolAttributes; RuntimeError without a pool, and once closed.";
 
 static void
 attributes_dealloc(PyObject *op)
 {
+    mm_status ignored;
+
     PyObject_GC_UnTrack(op);
-    Py_CLEAR(((attributes_object *)op)->resource);
+    Py_BEGIN_ALLOW_THREADS
+    if (mm_pool_release(pool_of(op), &ignored) < 0) {
+        /* Nobody to tell; at interpreter exit the driver may be gone already. */
+    }
+    Py_END_ALLOW_THREADS
     mm_free_object(op);
 }
 
 static PyObject *
 attributes_repr(PyObject *op)
 {
-    return PyUnicode_FromFormat("<PoolAttributes of %R>", resource_of(op));
+    const CUmemPool_attribute wanted[] = {release_threshold, reserved_mem_current,
+                                          reserved_mem_high, used_mem_current, used_mem_high};
+    enum { COUNT = sizeof wanted / sizeof *wanted };
+    mm_driver *cu = mm_driver_forked() ? NULL : mm_driver_peek();
+    unsigned long long now[COUNT];
+    mm_status ignored;
+
+    for (int i = 0; i < COUNT; i++) {
+        uint64_t value = 0;
+        if (cu == NULL || mm_pool_get(cu, pool_of(op), wanted[i], &value, &ignored) < 0) {
+            return PyUnicode_FromString("<PoolAttributes of a pool that cannot be asked>");
+        }
+        now[i] = value;
+    }
+    return PyUnicode_FromFormat("<PoolAttributes release_threshold=%llu reserved_mem_current=%llu "
+                                "reserved_mem_high=%llu used_mem_current=%llu used_mem_high=%llu>",
+                                now[0], now[1], now[2], now[3], now[4]);
 }
 
 PyDoc_STRVAR(
     attributes_doc,
     "The numbers of a driver pool, in bytes; each read asks the driver.\n"
     "\n"
-    "What resource.attributes gives. Raises RuntimeError once the resource is closed. Safe from every\n"
-    "thread. Driver: cuMemPoolGetAttribute, cuMemPoolSetAttribute.");
+    "What resource.attributes gives. It keeps the pool, so it can still be asked when the resource is\n"
+    "closed. Safe from every thread. Driver: cuMemPoolGetAttribute, cuMemPoolSetAttribute.");
 
 static PyGetSetDef attributes_getset[] = {
     {"release_threshold", attributes_get, attributes_set_threshold,
@@ -152,7 +170,7 @@ static PyGetSetDef attributes_getset[] = {
 };
 
 static PyType_Slot attributes_slots[] = {
-    {Py_tp_doc, (void *)attributes_doc}, {Py_tp_traverse, attributes_traverse},
+    {Py_tp_doc, (void *)attributes_doc}, {Py_tp_traverse, mm_traverse_type},
     {Py_tp_dealloc, attributes_dealloc}, {Py_tp_repr, attributes_repr},
     {Py_tp_getset, attributes_getset},   {0, NULL},
 };

@@ -62,6 +62,7 @@ mm_resource_dealloc(PyObject *op)
     mm_status ignored;
 
     PyObject_GC_UnTrack(op);
+    PyObject_ClearWeakRefs(op);
     Py_BEGIN_ALLOW_THREADS
     if (close_resource(mm_resource_of(op), &ignored) < 0) {
         /* Nobody to tell; at interpreter exit the driver may be gone already. */
@@ -348,6 +349,53 @@ mm_resource_get_is_closed(PyObject *op, void *Py_UNUSED(closure))
 }
 
 const char mm_resource_is_closed_doc[] = "Whether close() was called.";
+
+PyObject *
+mm_resource_get_handle(PyObject *op, void *Py_UNUSED(closure))
+{
+    mm_resource *r = mm_resource_of(op);
+    CUmemoryPool handle = NULL;
+
+    if (r->pool != NULL && mm_guard_enter(&r->guard)) {
+        handle = r->pool->driver_pool.handle;
+        mm_guard_leave(&r->guard);
+    }
+    return PyLong_FromVoidPtr((void *)handle);
+}
+
+PyObject *
+mm_resource_get_is_handle_owned(PyObject *op, void *Py_UNUSED(closure))
+{
+    mm_resource *r = mm_resource_of(op);
+
+    return PyBool_FromLong(r->pooled && !mm_guard_is_closed(&r->guard));
+}
+
+PyObject *
+mm_resource_get_false(PyObject *Py_UNUSED(op), void *Py_UNUSED(closure))
+{
+    Py_RETURN_FALSE;
+}
+
+PyObject *
+mm_resource_get_none(PyObject *Py_UNUSED(op), void *Py_UNUSED(closure))
+{
+    Py_RETURN_NONE;
+}
+
+const char mm_resource_handle_doc[] =
+    "The CUmemoryPool of the pool as an int; 0 without a pool, and once closed.";
+const char mm_resource_is_handle_owned_doc[] =
+    "Whether there is a pool, which the resource made, and close() gives it up.";
+const char mm_resource_is_ipc_enabled_doc[] =
+    "False: the memory cannot be shared with other processes.";
+const char mm_resource_is_mapped_doc[] = "False: the pool is not one of another process.";
+const char mm_resource_uuid_doc[] = "None: only pools that other processes share have one.";
+
+PyMemberDef mm_resource_members[] = {
+    {"__weaklistoffset__", T_PYSSIZET, offsetof(mm_resource, weakrefs), READONLY, NULL},
+    {NULL, 0, 0, 0, NULL},
+};
 
 PyDoc_STRVAR(
     allocate_doc,

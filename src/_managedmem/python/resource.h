@@ -6,8 +6,8 @@
 #include "buffer.h"
 
 typedef struct {
-    PyObject_HEAD mm_pool
-        *pool; /* NULL: cuMemAllocManaged. To be used between begin and end only */
+    PyObject_HEAD PyObject *weakrefs;
+    mm_pool *pool; /* NULL: cuMemAllocManaged. To be used between begin and end only */
     bool pooled;
     CUmemLocation where; /* of the pool */
     mm_guard guard;
@@ -43,7 +43,16 @@ void mm_resource_dealloc(PyObject *op);
 extern PyMethodDef mm_resource_methods[];
 PyObject *mm_resource_get_attributes(PyObject *op, void *closure);
 PyObject *mm_resource_get_is_closed(PyObject *op, void *closure);
-extern const char mm_resource_attributes_doc[], mm_resource_is_closed_doc[];
+PyObject *mm_resource_get_handle(PyObject *op, void *closure);
+PyObject *mm_resource_get_is_handle_owned(PyObject *op, void *closure);
+PyObject *mm_resource_get_false(PyObject *op, void *closure);
+PyObject *mm_resource_get_none(PyObject *op, void *closure);
+extern const char mm_resource_attributes_doc[], mm_resource_is_closed_doc[],
+    mm_resource_handle_doc[], mm_resource_is_handle_owned_doc[], mm_resource_is_ipc_enabled_doc[],
+    mm_resource_is_mapped_doc[], mm_resource_uuid_doc[];
+
+/* Of both types: weak references. */
+extern PyMemberDef mm_resource_members[];
 
 /* The live set behind resource.peer_accessible_by, and assignment to it. */
 PyObject *mm_peers_get(PyObject *op, void *closure);

@@ -28,6 +28,7 @@
     X(PyObject, not_found_error)         \
     X(PyObject, too_old_error)           \
     X(PyObject, export_error)            \
+    X(PyObject, ipc_error)               \
     X(PyObject, any_host)                \
     X(PyObject, current_numa_host)       \
     X(PyObject, numa_hosts)              \
