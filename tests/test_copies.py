@@ -1,6 +1,7 @@
 """Copies and fills between managed memory, pools, devices and the host; the access they need."""
 
 import copy
+import ctypes
 import gc
 import itertools
 import os
@@ -19,10 +20,11 @@ from helpers import (
     contents,
     names,
     pattern,
+    raw_driver,
     run_python,
     write,
 )
-from managedmem import Device, DeviceMemoryResource, ManagedMemoryResource, Stream, emulator
+from managedmem import Device, DeviceMemoryResource, Host, ManagedMemoryResource, Stream, emulator
 
 LAST = Device.all()[-1]
 SIZE = MIB + 3
@@ -425,3 +427,153 @@ class TestCopyModule:
                 make(buffer)
             gc.collect()
             assert emulator.live() == before
+
+
+class TestAnArraysOwnWords:
+    """What `__cuda_array_interface__` says beside the layout: the producer's stream, read-only."""
+
+    HINTS = (
+        lambda array: managedmem.prefetch(array, Host()),
+        lambda array: managedmem.advise(array, "unset_read_mostly"),
+    )
+    WRITERS = (
+        lambda array, b: b.copy_to(array),
+        lambda array, b: managedmem.discard(array),
+        lambda array, b: managedmem.discard([b, array]),
+        lambda array, b: managedmem.discard_prefetch(array, Host()),
+    )
+
+    @staticmethod
+    def array(buffer, **members):
+        return CudaArray(buffer, members=members)
+
+    @pytest.fixture
+    def late(self, stream):
+        """A stream whose work takes its time: what comes behind it has not run yet."""
+        if EMULATED:
+            emulator.schedule("lazy")
+        nap = ctypes.cast(ctypes.CDLL(None).usleep, ctypes.c_void_p)
+        handle = ctypes.c_void_p(stream.handle)
+        assert raw_driver().cuLaunchHostFunc(handle, nap, ctypes.c_void_p(200_000)) == 0
+        yield stream
+        stream.sync()
+        if EMULATED:
+            emulator.schedule("eager")
+
+    def test_a_copy_comes_after_the_producer(self, alloc, late):
+        source, target = alloc(PAGE), alloc(PAGE)
+        with Stream() as own:
+            source.fill(7, stream=late)
+            target.copy_from(self.array(source, stream=late.handle), stream=own)
+            own.sync()
+        assert bytes(target) == bytes([7]) * PAGE
+
+    def test_a_copy_into_an_array_comes_after_the_producer(self, alloc, late):
+        source, target = alloc(PAGE), alloc(PAGE)
+        with Stream() as own:
+            source.fill(8, stream=own)
+            target.fill(7, stream=late)
+            source.copy_to(self.array(target, stream=late.handle), stream=own)
+            own.sync()
+            late.sync()
+        assert bytes(target) == bytes([8]) * PAGE
+
+    @pytest.mark.emulator_only
+    @pytest.mark.parametrize("several", [False, True])
+    def test_a_discard_comes_after_the_producer(self, alloc, late, device0, several):
+        source, target = alloc(4 * PAGE), alloc(4 * PAGE)
+        source.fill(7)
+        device0.sync()
+        with Stream() as own:
+            target.copy_from(source, stream=late)
+            array = self.array(source, stream=late.handle)
+            managedmem.discard([array, source] if several else array, stream=own)
+            own.sync()
+            late.sync()
+        assert bytes(target) == bytes([7]) * 4 * PAGE
+
+    @pytest.mark.emulator_only
+    @pytest.mark.parametrize("named", [None, "same", 1, 2])
+    def test_what_waits_for_what(self, alloc, stream, named):
+        source, target = alloc(PAGE), alloc(PAGE)
+        handle = stream.handle if named == "same" else named
+        for own in (stream, None):
+            with emulator.recording() as calls:
+                target.copy_from(self.array(source, stream=handle), stream=own)
+            made = names(calls)
+            same = (named, own) in ((None, stream), (None, None), ("same", stream), (1, None))
+            assert (made.count("cuEventRecord"), made.count("cuStreamWaitEvent")) == (
+                (0, 0) if same else (1, 1)
+            )
+            if not same:
+                record, wait = (
+                    c for c in calls if c.name in ("cuEventRecord", "cuStreamWaitEvent")
+                )
+                assert record.args["stream"] == handle
+                assert wait.args["stream"] == (own.handle if own else 0)
+                assert made.index("cuStreamWaitEvent") < made.index("cuMemcpyAsync")
+
+    @pytest.mark.emulator_only
+    def test_producers_of_several_targets_count_once(self, alloc, stream):
+        arrays = [self.array(alloc(PAGE), stream=2 if i == 5 else 1) for i in range(20)]
+        with emulator.recording() as calls:
+            managedmem.discard(arrays, stream=stream)
+        assert [c.args["stream"] for c in calls if c.name == "cuEventRecord"] == [1, 2]
+
+    @pytest.mark.emulator_only
+    def test_hints_wait_for_nobody(self, buf, stream):
+        array = self.array(buf, stream=stream.handle)
+        with emulator.recording() as calls:
+            for hint in self.HINTS:
+                hint(array)
+        assert not [c for c in calls if "Event" in c.name or "Synchronize" in c.name]
+
+    @pytest.mark.parametrize("capturing_one", ["producer", "own"])
+    def test_a_capture_survives(self, alloc, stream, capturing_one):
+        source, target = alloc(PAGE), alloc(PAGE)
+        with Stream() as other:
+            own, producer = (other, stream) if capturing_one == "producer" else (stream, other)
+            with capturing(stream) as capture:
+                with pytest.raises(managedmem.CUDAError, match="captur"):
+                    target.copy_from(self.array(source, stream=producer.handle), stream=own)
+            assert capture.result == 0
+
+    @pytest.mark.parametrize(
+        ("stream", "error"),
+        [(0, ValueError), (-1, ValueError), (False, TypeError), ("1", TypeError), (1.0, TypeError)],
+    )
+    def test_no_stream_of_the_protocol(self, alloc, stream, error):
+        array, buffer = self.array(alloc(PAGE), stream=stream), alloc(PAGE)
+        for use in (*self.HINTS, buffer.copy_from, lambda a: self.WRITERS[0](a, buffer)):
+            with pytest.raises(error, match="stream"):
+                use(array)
+
+    @pytest.mark.parametrize("use", range(4))
+    def test_read_only_memory_is_not_written(self, alloc, use):
+        memory, buffer = alloc(PAGE), alloc(PAGE)
+        write(memory, 5)
+        array = CudaArray(memory, readonly=True)
+        with pytest.raises(ValueError, match="read-only"):
+            self.WRITERS[use](array, buffer)
+        assert contents(memory) == bytes([5]) * PAGE
+
+    def test_read_only_memory_is_read_and_moved(self, alloc, device0):
+        memory, buffer = alloc(PAGE), alloc(PAGE)
+        write(memory, 5)
+        array = CudaArray(memory, readonly=True)
+        for hint in self.HINTS:
+            hint(array)
+        assert contents(buffer.copy_from(array) or buffer) == bytes([5]) * PAGE
+        plan = managedmem.PrefetchPlan([(array, Host())])
+        plan.execute()
+        with pytest.raises(ValueError, match="read-only"):
+            plan.discard_prefetch()
+        device0.sync()
+
+    def test_whether_it_is_read_only_may_raise(self, buf):
+        class Unknown:
+            def __bool__(self):
+                raise KeyError("mine")
+
+        with pytest.raises(KeyError, match="mine"):
+            managedmem.prefetch(CudaArray(buf, readonly=Unknown()), Host())

@@ -19,7 +19,7 @@ from collections.abc import Callable
 import pytest
 
 import managedmem
-from helpers import PAGE, contents, pattern, raw_driver, run_python, write
+from helpers import PAGE, CudaArray, contents, pattern, raw_driver, run_python, write
 from managedmem import (
     AccessedBySetProxy,
     CUDAError,
@@ -445,6 +445,16 @@ OPERATIONS = {
     "fill": Operation(lambda w: w.a.fill(7), "ManagedBuffer.fill", may_change=WRITES),
     "fill two bytes": Operation(lambda w: w.a.fill(b"ab", stream=w.stream), may_change=WRITES),
     "fill four bytes": Operation(lambda w: w.part.fill(b"abcd"), may_change=WRITES),
+    "copy_from of a producer's array": Operation(
+        lambda w: w.a.copy_from(CudaArray(w.b, members={"stream": 1}), stream=w.stream),
+        may_change=WRITES,
+        silent=frozenset({"cuEventDestroy"}),
+    ),
+    "discard of a producer's array": Operation(
+        lambda w: managedmem.discard(CudaArray(w.b, members={"stream": 1}), stream=w.stream),
+        may_change=WRITES,
+        silent=frozenset({"cuEventDestroy"}),
+    ),
     "copy_from": Operation(
         lambda w: w.a.copy_from(w.b), "ManagedBuffer.copy_from", may_change=WRITES
     ),

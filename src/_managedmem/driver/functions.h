@@ -52,6 +52,7 @@
     X(StreamIsCapturing, 10000)               \
     X(StreamGetCtx, 9020)                     \
     X(StreamGetId, 12000)                     \
+    X(StreamWaitEvent, 3020)                  \
     X(EventCreate, 2000)                      \
     X(EventRecord, 2000)                      \
     X(EventQuery, 2000)                       \

@@ -137,6 +137,88 @@ mm_scope_enter_stream(mm_scope *s, mm_driver *cu, CUstream stream, int device, m
     return mm_scope_enter_context(s, cu, context, st);
 }
 
+/* Tried a second time: a fault that passes leaves no event behind. */
+static void
+destroy_event(mm_driver *cu, CUevent event)
+{
+    if (cu->EventDestroy(event) != CUDA_SUCCESS) {
+        (void)cu->EventDestroy(event);
+    }
+}
+
+/* An event behind what the stream has now; NULL on failure. */
+static CUevent
+mark(mm_driver *cu, CUstream stream, int device, mm_status *st)
+{
+    CUevent event = NULL;
+    mm_scope scope;
+    CUresult code;
+
+    if (mm_scope_enter_stream(&scope, cu, stream, device, st) < 0) {
+        return NULL;
+    }
+    code = cu->EventCreate(&event, CU_EVENT_DISABLE_TIMING);
+    if (code != CUDA_SUCCESS) {
+        (void)mm_fail_call(st, "cuEventCreate", (int)code);
+        event = NULL;
+    } else if ((code = cu->EventRecord(event, stream)) != CUDA_SUCCESS) {
+        (void)mm_fail_call(st, "cuEventRecord", (int)code);
+        destroy_event(cu, event);
+        event = NULL;
+    }
+    mm_scope_leave(&scope);
+    return event;
+}
+
+static int
+wait_for_event(mm_driver *cu, CUstream stream, int device, CUevent event, mm_status *st)
+{
+    mm_scope scope;
+    CUresult code;
+
+    if (mm_scope_enter_stream(&scope, cu, stream, device, st) < 0) {
+        return -1;
+    }
+    code = cu->StreamWaitEvent(stream, event, CU_EVENT_WAIT_DEFAULT);
+    mm_scope_leave(&scope);
+    return code == CUDA_SUCCESS ? 0 : mm_fail_call(st, "cuStreamWaitEvent", (int)code);
+}
+
+/* Whether both are one stream, as far as is known: each device has default streams of its own. */
+static bool
+is_same_stream(CUstream a, int a_device, CUstream b, int b_device)
+{
+    bool same = a == b || (mm_is_legacy_stream(a) && mm_is_legacy_stream(b));
+
+    return same
+           && (!mm_is_default_stream(a) || a_device == b_device || a_device == MM_ANY_DEVICE
+               || b_device == MM_ANY_DEVICE);
+}
+
+int
+mm_stream_follow(mm_driver *cu, CUstream stream, int device, CUstream producer,
+                 int producer_device, mm_status *st)
+{
+    static const char what[] = "a wait for the stream of an array's producer";
+    CUevent event;
+    int rc;
+
+    if (is_same_stream(stream, device, producer, producer_device)) {
+        return 0;
+    }
+    if (mm_stream_refuse_capture(cu, producer, what, st) < 0
+        || mm_stream_refuse_capture(cu, stream, what, st) < 0) {
+        return -1;
+    }
+    event = mark(cu, producer, producer_device, st);
+    if (event == NULL) {
+        return -1;
+    }
+    rc = wait_for_event(cu, stream, device, event, st);
+    destroy_event(cu, event); /* the driver keeps it until the wait is over */
+    return rc;
+}
+
 static int
 create_blocking(mm_driver *cu, CUstream *stream, mm_status *st)
 {

@@ -51,6 +51,11 @@ MM_NODISCARD int mm_stream_is_capturing(mm_driver *cu, CUstream stream, bool *ca
 MM_NODISCARD int mm_stream_refuse_capture(mm_driver *cu, CUstream stream, const char *what,
                                           mm_status *st);
 
+/* Makes what is put on `stream` from now on come after all that `producer` has now. The devices say
+ * whose default stream a default stream is. Fails where one of two streams is recording a graph. */
+MM_NODISCARD int mm_stream_follow(mm_driver *cu, CUstream stream, int device, CUstream producer,
+                                  int producer_device, mm_status *st);
+
 /* A scope for work on pool memory, which drivers want issued with the stream's own context current.
  * On a default stream it is that of the device, or the caller's for MM_ANY_DEVICE. */
 MM_NODISCARD int mm_scope_enter_stream(mm_scope *s, mm_driver *cu, CUstream stream, int device,

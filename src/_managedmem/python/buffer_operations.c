@@ -115,14 +115,48 @@ typedef struct {
     mm_range range;
     int device;       /* whose own memory it is, of a ManagedBuffer; else MM_ANY_DEVICE */
     mm_guard *guard;  /* of a ManagedBuffer, to be entered; else NULL */
+    CUstream producer; /* of an array, whose work on it comes first; else NULL */
     PyObject *export; /* keeps memory of the buffer protocol; or NULL */
 } other_side;
+
+/* Checks what holds for all that is no ManagedBuffer; -1 with an exception. */
+static int
+check_foreign_side(PyObject *value, bool writable, const mm_foreign *side)
+{
+    int read_only = writable ? mm_is_read_only(side) : 0;
+
+    if (!side->dense) {
+        return mm_refuse_foreign(PyExc_ValueError, value,
+                                 "cannot be copied: it is not contiguous");
+    }
+    if (read_only > 0) {
+        return mm_refuse_foreign(PyExc_ValueError, value,
+                                 "cannot be copied into: it is read-only");
+    }
+    return read_only;
+}
+
+static int
+read_foreign_side(mm_state *state, PyObject *value, bool writable, other_side *o)
+{
+    mm_foreign side;
+
+    if (mm_read_foreign(state, value, &side) < 0) {
+        return -1;
+    }
+    if (check_foreign_side(value, writable, &side) < 0) {
+        Py_XDECREF(side.export);
+        return -1;
+    }
+    o->range = side.range;
+    o->producer = side.producer;
+    o->export = side.export;
+    return 0;
+}
 
 static int
 read_other_side(mm_buffer *b, PyObject *value, bool writable, other_side *o)
 {
-    bool dense = true;
-
     *o = (other_side){.device = MM_ANY_DEVICE};
     if (mm_is_buffer(b->state, value)) {
         mm_buffer *other = mm_buffer_of(value);
@@ -133,28 +167,31 @@ read_other_side(mm_buffer *b, PyObject *value, bool writable, other_side *o)
         o->range.size = other->size;
         o->device = other->memory->device;
         o->guard = &other->memory->guard;
-    } else if (mm_read_foreign(b->state, value, &o->range, &dense, &o->export) < 0) {
+    } else if (read_foreign_side(b->state, value, writable, o) < 0) {
         return -1;
     }
-    if (!dense) {
-        (void)mm_refuse_foreign(PyExc_ValueError, value, "cannot be copied: it is not contiguous");
-    } else if (o->range.size != b->size) {
+    if (o->range.size != b->size) {
         PyErr_Format(PyExc_ValueError,
                      "cannot copy: the buffer has %zu bytes, the other side has %zu", b->size,
                      o->range.size);
-    } else if (writable && o->export != NULL) {
-        PyObject *readonly = PyObject_GetAttrString(o->export, "readonly");
-        if (readonly == Py_True) {
-            (void)mm_refuse_foreign(PyExc_ValueError, value,
-                                    "cannot be copied into: it is read-only");
-        }
-        Py_XDECREF(readonly);
-    }
-    if (PyErr_Occurred()) {
         Py_CLEAR(o->export);
         return -1;
     }
     return 0;
+}
+
+/* The copy comes after what the producer of an array has under way on it. */
+static int
+follow_producer(const mm_buffer_use *use, const other_side *other, CUstream stream, int device,
+                const mm_pointer_facts *facts, mm_status *st)
+{
+    bool known = facts->device >= 0 && facts->device < use->cu->device_count;
+
+    if (other->producer == NULL) {
+        return 0;
+    }
+    return mm_stream_follow(use->cu, stream, device, other->producer,
+                            known ? facts->device : MM_ANY_DEVICE, st);
 }
 
 /* Copies and, where system memory takes part, waits: it may be gone once the call returns. Without a
@@ -171,7 +208,8 @@ copy_now(const mm_buffer_use *use, const other_side *other, bool into, CUstream 
     if (use->range.size == 0) {
         return 0;
     }
-    if (mm_look_up(use->cu, other->range.start, &facts, st) < 0) {
+    if (mm_look_up(use->cu, other->range.start, &facts, st) < 0
+        || follow_producer(use, other, stream, device, &facts, st) < 0) {
         return -1;
     }
     return mm_copy(use->cu, to, from, use->range.size, stream, device,
@@ -252,25 +290,24 @@ mm_buffer_copy_from(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObj
 static PyObject *
 wrap_like(mm_buffer *b, PyObject *resource, PyObject *given)
 {
-    mm_range range = {.size = 0};
-    PyObject *export = NULL, *buffer = NULL;
+    PyObject *buffer = NULL;
     mm_memory *memory;
-    bool dense = true;
+    mm_foreign side;
     mm_status st;
 
-    if (mm_read_foreign(b->state, given, &range, &dense, &export) < 0) {
+    if (mm_read_foreign(b->state, given, &side) < 0) {
         return NULL;
     }
-    if (!dense || range.size < b->size) {
+    if (!side.dense || side.range.size < b->size) {
         PyErr_Format(PyExc_TypeError, "%R.allocate(%zu) must give a buffer of that size, got %R",
                      resource, b->size, given);
-    } else if ((memory = mm_memory_wrap(range.start, b->size, &st)) == NULL) {
+    } else if ((memory = mm_memory_wrap(side.range.start, b->size, &st)) == NULL) {
         (void)mm_raise(b->state, &st);
     } else {
         buffer = mm_buffer_new(b->state, b->state->buffer_type, memory, b->dtype, b->dimensions,
-                               b->shape, export ? export : given, resource);
+                               b->shape, side.export ? side.export : given, resource);
     }
-    Py_XDECREF(export);
+    Py_XDECREF(side.export);
     return buffer;
 }
 
@@ -435,8 +472,9 @@ const char mm_copy_from_doc[] =
     "contiguous and of the same size in bytes (else ValueError). From system memory the call waits until\n"
     "the copy is done; other sources must live until the stream has done it. The stream's device needs\n"
     "access to pool memory on either side (else CUDAError). Without a stream it is the default one of\n"
-    "the device that owns the buffer, or the source, and else the current one. options, the hints of\n"
-    "cuda.core's copies, is None (else NotImplementedError). Driver: cuMemcpyAsync.";
+    "the device that owns the buffer, or the source, and else the current one. The stream that an array's\n"
+    "interface names comes first: an event of it is waited for. options, the hints of cuda.core's copies,\n"
+    "is None (else NotImplementedError). Driver: cuMemcpyAsync, cuEventRecord, cuStreamWaitEvent.";
 
 const char mm_copy_to_doc[] =
     "copy_to($self, dst=None, *, stream=None, options=None)\n--\n\n"

@@ -160,51 +160,107 @@ entry_of(PyObject *interface, const char *name)
     return entry;
 }
 
+/* The stream that the producer works on. The protocol leaves 0 out: it could be either of the default
+ * streams. */
 static int
-read_array_interface(PyObject *value, PyObject *interface, mm_range *range, bool *dense)
+read_producer(PyObject *value, PyObject *stream, CUstream *out)
 {
-    Py_ssize_t shape[MOST_DIMENSIONS], strides[MOST_DIMENSIONS], itemsize;
-    PyObject *data, *shape_item, *typestr, *strides_item;
-    int dimensions, has_strides;
-    CUdeviceptr first;
+    long long handle;
+
+    if (stream == NULL || stream == Py_None) {
+        return 0;
+    }
+    if (mm_read_index(stream, "stream in __cuda_array_interface__", PyExc_TypeError, &handle)
+        < 0) {
+        return -1;
+    }
+    if (handle <= 0) {
+        return mm_refuse_foreign(PyExc_ValueError, value,
+                                 "has a stream in its __cuda_array_interface__ that the protocol "
+                                 "does not allow: it is None, 1 (legacy), 2 (per-thread) or a "
+                                 "handle, and 0 is ambiguous");
+    }
+    *out = (CUstream)(uintptr_t)handle;
+    return 0;
+}
+
+/* data is (address, whether it must not be written). */
+static int
+read_data(PyObject *value, PyObject *data, CUdeviceptr *first, bool *read_only)
+{
+    int answer;
+
+    if (!PyTuple_Check(data) || PyTuple_Size(data) != 2) {
+        return mm_refuse_foreign(PyExc_TypeError, value,
+                                 "must have data=(address, read-only) in its "
+                                 "__cuda_array_interface__");
+    }
+    answer = PyObject_IsTrue(PyTuple_GetItem(data, 1));
+    *read_only = answer != 0;
+    return answer < 0 || (first != NULL && mm_read_address(PyTuple_GetItem(data, 0), first) < 0)
+               ? -1
+               : 0;
+}
+
+/* The layout; strides NULL means C order. Returns the number of dimensions, or -1. */
+static int
+read_layout(PyObject *value, PyObject *interface, Py_ssize_t *shape, Py_ssize_t *strides,
+            bool *has_strides, Py_ssize_t *itemsize)
+{
+    PyObject *shape_item = entry_of(interface, "shape"), *steps = entry_of(interface, "strides");
+    PyObject *typestr = entry_of(interface, "typestr");
+    int dimensions;
+
+    if (PyErr_Occurred()) {
+        return -1;
+    }
+    if (shape_item == NULL || typestr == NULL) {
+        return mm_refuse_foreign(PyExc_TypeError, value,
+                                 "must have shape and typestr in its __cuda_array_interface__");
+    }
+    dimensions = read_ints(shape_item, "shape", shape, MOST_DIMENSIONS);
+    *itemsize = dimensions < 0 ? -1 : typestr_itemsize(typestr);
+    if (*itemsize < 0) {
+        return -1;
+    }
+    *has_strides = steps != NULL && steps != Py_None;
+    if (*has_strides && read_ints(steps, "strides", strides, MOST_DIMENSIONS) != dimensions) {
+        return PyErr_Occurred() ? -1
+                                : mm_refuse_foreign(PyExc_TypeError, value,
+                                                    "has strides and shape of different length");
+    }
+    return dimensions;
+}
+
+static int
+read_array_interface(PyObject *value, PyObject *interface, mm_foreign *out)
+{
+    Py_ssize_t shape[MOST_DIMENSIONS], strides[MOST_DIMENSIONS], itemsize = 0;
+    PyObject *data, *stream;
+    bool has_strides, empty;
+    CUdeviceptr first = 0;
+    int dimensions;
 
     if (!PyDict_Check(interface)) {
         return mm_refuse_foreign(PyExc_TypeError, value,
                                  "has a __cuda_array_interface__ that is no dict");
     }
+    dimensions = read_layout(value, interface, shape, strides, &has_strides, &itemsize);
+    if (dimensions < 0) {
+        return -1;
+    }
     data = entry_of(interface, "data");
-    shape_item = entry_of(interface, "shape");
-    typestr = entry_of(interface, "typestr");
-    strides_item = entry_of(interface, "strides");
-    if (PyErr_Occurred()) {
+    stream = entry_of(interface, "stream");
+    if (PyErr_Occurred() || read_producer(value, stream, &out->producer) < 0) {
         return -1;
     }
-    if (data == NULL || shape_item == NULL || typestr == NULL || !PyTuple_Check(data)
-        || PyTuple_Size(data) != 2) {
-        return mm_refuse_foreign(PyExc_TypeError, value,
-                                 "must have data=(address, read-only), shape and typestr in its "
-                                 "__cuda_array_interface__");
-    }
-    dimensions = read_ints(shape_item, "shape", shape, MOST_DIMENSIONS);
-    itemsize = dimensions < 0 ? -1 : typestr_itemsize(typestr);
-    if (itemsize < 0) {
+    empty = is_empty(dimensions, shape, &out->range, &out->dense);
+    if (read_data(value, data ? data : Py_None, empty ? NULL : &first, &out->read_only) < 0) {
         return -1;
     }
-    has_strides = strides_item != NULL && strides_item != Py_None;
-    if (has_strides
-        && read_ints(strides_item, "strides", strides, MOST_DIMENSIONS) != dimensions) {
-        return PyErr_Occurred() ? -1
-                                : mm_refuse_foreign(PyExc_TypeError, value,
-                                                    "has strides and shape of different length");
-    }
-    if (is_empty(dimensions, shape, range, dense)) {
-        return 0;
-    }
-    if (mm_read_address(PyTuple_GetItem(data, 0), &first) < 0) {
-        return -1;
-    }
-    return extent(value, first, dimensions, shape, has_strides ? strides : NULL, itemsize, range,
-                  dense);
+    return empty ? 0
+                 : extent(value, first, dimensions, shape, has_strides ? strides : NULL, itemsize,
+                          &out->range, &out->dense);
 }
 
 /* --- torch ------------------------------------------------------------------------------ */
@@ -389,33 +445,33 @@ mm_is_array(mm_state *state, PyObject *value)
 }
 
 int
-mm_read_foreign(mm_state *state, PyObject *value, mm_range *range, bool *dense, PyObject **export)
+mm_read_foreign(mm_state *state, PyObject *value, mm_foreign *out)
 {
     PyObject *interface;
     int found;
 
-    *export = NULL;
+    *out = (mm_foreign){.dense = true};
     if (is_tensor(state, value)) {
-        return read_tensor(state, value, range, dense);
+        return read_tensor(state, value, &out->range, &out->dense);
     }
     found = mm_get_optional(value, "__cuda_array_interface__", &interface);
     if (found > 0) {
         /* A copy of our own: reading the numbers runs Python code, and other threads, that may
          * change the dict and so free what lies in it. */
         PyObject *own = PyDict_Check(interface) ? PyDict_Copy(interface) : Py_NewRef(interface);
-        found = own ? read_array_interface(value, own, range, dense) : -1;
+        found = own ? read_array_interface(value, own, out) : -1;
         Py_XDECREF(own);
         Py_DECREF(interface);
         return found;
     }
     if (found == 0 && mm_is_from(state, value, "cuda")) {
-        found = read_cuda_core(value, range, dense);
+        found = read_cuda_core(value, &out->range, &out->dense);
         if (found != 0) {
             return found < 0 ? -1 : 0;
         }
     }
     if (found == 0 && PyObject_CheckBuffer(value)) {
-        return read_exported(value, range, dense, export);
+        return read_exported(value, &out->range, &out->dense, &out->export);
     }
     if (found == 0) {
         PyErr_Format(PyExc_TypeError,

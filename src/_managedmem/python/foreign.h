@@ -5,10 +5,16 @@
 #include "../memory/range.h"
 #include "args.h"
 
-/* The range of one target that is no ManagedBuffer. *dense is false when a strided target has
- * gaps; *export is a memoryview to keep while the range is used, or NULL. */
-int mm_read_foreign(mm_state *state, PyObject *value, mm_range *range, bool *dense,
-                    PyObject **export);
+/* One target that is no ManagedBuffer. */
+typedef struct {
+    mm_range range;
+    bool dense;        /* no gaps */
+    bool read_only;    /* an array's own word; that of an export is asked of it */
+    CUstream producer; /* an array's stream, whose work on it comes first; NULL for none */
+    PyObject *export;  /* a memoryview to keep while the range is used, or NULL */
+} mm_foreign;
+
+int mm_read_foreign(mm_state *state, PyObject *value, mm_foreign *out);
 
 /* Whether the object is one array or tensor, which may be iterable and still is one target: 1, 0
  * or -1 with an exception. */

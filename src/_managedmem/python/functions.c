@@ -62,7 +62,8 @@ run(mm_state *state, kind what, PyObject *targets, PyObject *location, PyObject 
     rc = mm_targets_enter(&t, &o.stream, &st);
     if (rc == 0) {
         Py_BEGIN_ALLOW_THREADS
-        rc = run_batch(what, &t, &o, &st);
+        rc = mm_targets_follow(&t, o.stream.handle, &st);
+        rc = rc < 0 ? rc : run_batch(what, &t, &o, &st);
         mm_targets_leave(&t);
         Py_END_ALLOW_THREADS
     }
@@ -357,11 +358,12 @@ PyDoc_STRVAR(
     "\n"
     "What is read afterwards is undefined until it is written; write only after a prefetch or\n"
     "discard_prefetch. Only whole pages inside each target are discarded: bytes on the pages at its\n"
-    "ends may stay, and neighbours never lose a byte. targets, stream and dispatch as for prefetch().\n"
+    "ends may stay, and neighbours never lose a byte. targets, stream and dispatch as for prefetch();\n"
+    "what an array's __cuda_array_interface__ names as its stream is waited for in the stream's order.\n"
     "\n"
     "System memory needs pageable_memory_access of every device.\n"
     "\n"
-    "Raises ValueError for a target without a whole page, with gaps or with a read-only buffer,\n"
+    "Raises ValueError for a target without a whole page, with gaps, or that is read-only,\n"
     "NotImplementedError before CUDA 13.0, and as prefetch() does. Safe from every thread. Driver: cuMemDiscardBatchAsync.");
 
 PyDoc_STRVAR(

@@ -118,7 +118,7 @@ read_target(mm_state *state, PyObject *value, addition *new)
     if (cu == NULL || mm_target_read(state, cu, value, MM_PREFETCH, &target) < 0) {
         return -1;
     }
-    read_only = target.export != NULL ? mm_is_read_only(target.export) : 0;
+    read_only = mm_is_read_only(&target);
     new->kept =
         read_only < 0 ? NULL : PyTuple_Pack(2, value, target.export ? target.export : Py_None);
     Py_XDECREF(target.export);

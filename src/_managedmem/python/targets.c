@@ -46,12 +46,15 @@ keep_export(mm_targets *t, PyObject *export)
 }
 
 int
-mm_is_read_only(PyObject *export)
+mm_is_read_only(const mm_target *target)
 {
     Py_buffer view;
     int answer;
 
-    if (PyObject_GetBuffer(export, &view, PyBUF_FULL_RO) < 0) {
+    if (target->export == NULL) {
+        return target->read_only;
+    }
+    if (PyObject_GetBuffer(target->export, &view, PyBUF_FULL_RO) < 0) {
         return -1;
     }
     answer = view.readonly;
@@ -63,8 +66,7 @@ mm_is_read_only(PyObject *export)
 static int
 check_discard(PyObject *value, const mm_target *target)
 {
-    bool exported = target->export != NULL && target->range.size > 0;
-    int read_only = exported ? mm_is_read_only(target->export) : 0;
+    int read_only = target->range.size > 0 ? mm_is_read_only(target) : 0;
 
     if (read_only != 0) {
         return read_only < 0 ? -1
@@ -86,7 +88,7 @@ mm_target_read(mm_state *state, mm_driver *cu, PyObject *value, mm_operation op,
     if (mm_is_buffer(state, value)) {
         return mm_buffer_look(mm_buffer_of(value), cu, op, &target->range);
     }
-    if (mm_read_foreign(state, value, &target->range, &target->dense, &target->export) < 0) {
+    if (mm_read_foreign(state, value, target) < 0) {
         return -1;
     }
     if (op == MM_DISCARD && check_discard(value, target) < 0) {
@@ -100,13 +102,47 @@ mm_target_read(mm_state *state, mm_driver *cu, PyObject *value, mm_operation op,
     return -1;
 }
 
+/* Remembers a stream, once. */
+static int
+keep_producer(mm_targets *t, CUstream producer)
+{
+    CUstream *more;
+
+    for (size_t i = 0; i < t->producer_count; i++) {
+        if (t->producers[i] == producer) {
+            return 0;
+        }
+    }
+    more = realloc(t->producers, (t->producer_count + 1) * sizeof *more);
+    if (more == NULL) {
+        (void)PyErr_NoMemory();
+        return -1;
+    }
+    t->producers = more;
+    t->producers[t->producer_count++] = producer;
+    return 0;
+}
+
+int
+mm_targets_follow(const mm_targets *t, CUstream stream, mm_status *st)
+{
+    int rc = 0;
+
+    for (size_t i = 0; rc == 0 && i < t->producer_count; i++) {
+        rc = mm_stream_follow(t->cu, stream, MM_ANY_DEVICE, t->producers[i], MM_ANY_DEVICE, st);
+    }
+    return rc;
+}
+
 static int
 read_one(mm_targets *t, PyObject *value, mm_operation op, mm_range *range)
 {
     mm_target target;
 
     if (mm_target_read(t->state, t->cu, value, op, &target) < 0
-        || (target.export != NULL && keep_export(t, target.export) < 0)) {
+        || (target.export != NULL && keep_export(t, target.export) < 0)
+        || (op == MM_DISCARD && target.producer != NULL
+            && keep_producer(t, target.producer) < 0)) {
         return -1;
     }
     *range = target.range;
@@ -309,6 +345,9 @@ mm_targets_end(mm_targets *t)
         t->guards = t->few_guards;
     }
     mm_batch_free(&t->batch);
+    free(t->producers);
+    t->producers = NULL;
+    t->producer_count = 0;
     Py_CLEAR(t->items);
     Py_CLEAR(t->exports);
 }

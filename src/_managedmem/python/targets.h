@@ -7,6 +7,7 @@
 #define MM_TARGETS_H
 
 #include "buffer.h"
+#include "foreign.h"
 
 typedef struct {
     mm_state *state;
@@ -18,6 +19,8 @@ typedef struct {
     bool several;       /* a sequence was given, not one target */
     mm_batch batch;     /* a move for each target; its location is for the caller to fill */
     mm_guard *few_guards[MM_FEW + 1];
+    CUstream *producers; /* streams of arrays to be discarded; or NULL */
+    size_t producer_count;
 } mm_targets;
 
 /* Accepts a ManagedBuffer, a torch tensor, an object with __cuda_array_interface__, a cuda.core
@@ -28,15 +31,11 @@ int mm_targets_read(mm_state *state, PyObject *value, mm_operation op, mm_target
 /* The targets as a tuple, of at least one; *several is false for one that was given by itself. */
 PyObject *mm_targets_tuple(mm_state *state, PyObject *value, bool *several);
 
-/* One target, read and checked. */
-typedef struct {
-    mm_range range;
-    bool dense;       /* no gaps */
-    PyObject *export; /* a memoryview to keep while the range is used, or NULL */
-} mm_target;
+/* One target, read and checked; of a ManagedBuffer the range is all that there is to say. */
+typedef mm_foreign mm_target;
 
-/* Whether a memoryview forbids writing, which a discard does. */
-int mm_is_read_only(PyObject *export);
+/* Whether a target must not be written, which a discard does: 1, 0, or -1 with an exception. */
+int mm_is_read_only(const mm_target *target);
 
 int mm_target_read(mm_state *state, mm_driver *cu, PyObject *value, mm_operation op,
                    mm_target *target);
@@ -66,5 +65,9 @@ int mm_targets_drop_gone(mm_targets *t);
 
 /* Lets the targets go, of which none is entered. */
 void mm_targets_end(mm_targets *t);
+
+/* Makes what comes on the stream wait for the producers of the arrays among targets that were read to
+ * be discarded. */
+MM_NODISCARD int mm_targets_follow(const mm_targets *t, CUstream stream, mm_status *st);
 
 #endif
