@@ -22,6 +22,8 @@ Tensors: TypeAlias = (
     "Tensor | torch.nn.Module | torch.optim.Optimizer | Mapping[Any, Any] | Iterable[Any]"
 )
 Found: TypeAlias = "list[tuple[str, Tensor]]"
+# What can be iterated over, and yet holds no tensors.
+NO_CONTAINER = (str, bytes, bytearray, memoryview, ManagedBuffer)
 
 # --- the walk -----------------------------------------------------------------------------
 
@@ -49,7 +51,7 @@ def _walk(
     elif isinstance(what, Mapping):
         for key, value in what.items():
             yield from _walk(value, join_name(name, key), include_buffers, False)
-    elif isinstance(what, Iterable) and not isinstance(what, str | bytes | bytearray | memoryview):
+    elif isinstance(what, Iterable) and not isinstance(what, NO_CONTAINER):
         for i, value in enumerate(what):
             yield from _walk(value, f"{name or 'targets'}[{i}]", include_buffers, chosen)
     elif chosen:
