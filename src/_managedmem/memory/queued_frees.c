@@ -70,6 +70,15 @@ find_or_create(mm_driver *cu, mm_queued_frees *frees, CUstream stream, const mm_
     return entry;
 }
 
+/* A second try costs nothing and keeps a passing fault from leaving the event behind. */
+static void
+destroy_event(mm_driver *cu, CUevent event)
+{
+    if (cu->EventDestroy(event) != CUDA_SUCCESS) {
+        (void)cu->EventDestroy(event);
+    }
+}
+
 /* Keeps those that were not reached. The lock is held. */
 static void
 destroy_reached(mm_driver *cu, mm_queued_frees *frees)
@@ -82,7 +91,7 @@ destroy_reached(mm_driver *cu, mm_queued_frees *frees)
         } else {
             /* Reached, or failed for good: an error of the context, or a driver that has ended. */
             *link = entry->next;
-            (void)cu->EventDestroy(entry->event);
+            destroy_event(cu, entry->event);
             free(entry);
         }
     }
