@@ -67,6 +67,37 @@ class TestCollectorDuringOperations:
         assert done.stderr == ""
 
 
+class TestOwnersOfTensors:
+    @pytest.mark.parametrize("released", [True, False], ids=["without the GIL", "with the GIL"])
+    def test_an_owner_that_is_called_through_c(self, released):
+        """C code asks for the GIL with the thread's first state: the owner must be in that one."""
+        done = run_python(
+            f"""
+            import ctypes, faulthandler
+            import managedmem
+            from helpers import consume
+
+            faulthandler.dump_traceback_later(30, exit=True)
+            seen = []
+            through_c = ctypes.PYFUNCTYPE(None)(lambda: seen.append("called"))
+
+            class Owner:
+                def __del__(self):
+                    through_c()
+
+            root = managedmem.empty(4096)
+            buffer = managedmem.ManagedBuffer.from_handle(root.handle, 4096, owner=Owner())
+            tensor = consume(buffer.__dlpack__())
+            del buffer
+            kind = ctypes.CFUNCTYPE if {released} else ctypes.PYFUNCTYPE
+            address = ctypes.cast(tensor.deleter, ctypes.c_void_p).value
+            kind(None, ctypes.c_void_p)(address)(ctypes.addressof(tensor))
+            assert seen == ["called"]
+            """
+        )
+        assert done.stderr == ""
+
+
 class TestEndOfTheInterpreter:
     def test_closing_what_a_daemon_thread_was_waiting_for(self):
         """Its thread never returns to Python, and still it lets the stream go."""

@@ -126,21 +126,35 @@ enter(mm_home *home)
     return false;
 }
 
+static void
+drop_with(PyThreadState *state, PyObject *kept, bool made)
+{
+    PyEval_RestoreThread(state);
+    Py_DECREF(kept);
+    if (made) {
+        PyThreadState_Clear(state);
+    }
+    (void)PyEval_SaveThread();
+    if (made) {
+        PyThreadState_Delete(state);
+    }
+}
+
+/* A thread that gave up its GIL comes with the state that it has in this interpreter. With a second
+ * one, code that asks for the GIL with the first would wait for its own thread. */
 void
 mm_home_give_up(mm_home *home, PyObject *kept)
 {
-    PyThreadState *state;
+    PyThreadState *own, *made;
 
     if (mm_driver_forked() || !enter(home)) {
         return;
     }
-    state = PyThreadState_New(home->interpreter);
-    if (state != NULL) {
-        PyEval_RestoreThread(state);
-        Py_DECREF(kept);
-        PyThreadState_Clear(state);
-        (void)PyEval_SaveThread();
-        PyThreadState_Delete(state);
+    own = PyGILState_GetThisThreadState();
+    if (own != NULL && PyThreadState_GetInterpreter(own) == home->interpreter) {
+        drop_with(own, kept, false);
+    } else if ((made = PyThreadState_New(home->interpreter)) != NULL) {
+        drop_with(made, kept, true);
     }
     atomic_fetch_sub(&home->visitors, 1);
 }
