@@ -8,7 +8,7 @@ import pickle
 import pytest
 
 import managedmem
-from helpers import MIB, PAGE, run_python
+from helpers import MIB, PAGE, contents, pattern, run_python, write
 from managedmem import CUDAError, CUDAOutOfMemoryError, Device, Host, emulator
 
 UNKNOWN = 999
@@ -261,3 +261,40 @@ class TestBatchesThatTheDriverRefuses:
         emulator.clear_failures()
         assert f"from {min(p.handle for p in parts):#x} to" in str(error.value)
         assert f"to {max(p.handle for p in parts) + PAGE:#x}." in str(error.value)
+
+
+@pytest.mark.emulator_only
+class TestWhatADiscardSaysAboutContents:
+    """discard_prefetch takes the pages at the ends along first, and says what is lost."""
+
+    def test_the_first_page_that_cannot_move(self, buf, device0):
+        data = pattern(buf.size)
+        write(buf, data)
+        targets = [buf.range(100, 2 * PAGE), buf.range(8 * PAGE + 100, 2 * PAGE)]
+        for given in (targets, targets[0]):
+            for nth in (1, 2):
+                emulator.fail("cuMemPrefetchAsync", nth=nth, code=UNKNOWN)
+                with pytest.raises(CUDAError, match=r"Nothing was discarded\.$"):
+                    managedmem.discard_prefetch(given, device0)
+                emulator.clear_failures()
+        assert contents(buf) == data
+
+    def test_targets_that_go_one_by_one(self, buf, device0):
+        """They share a page and go to different places: four prefetches of edges, two discards."""
+        data = pattern(buf.size)
+        write(buf, data)
+        targets = [buf.range(100, 3 * PAGE), buf.range(3 * PAGE + 200, 3 * PAGE)]
+        for nth, words in [(1, "Nothing was"), (2, "Nothing was"), (3, "1 range was"), (4, "1 r")]:
+            emulator.fail("cuMemPrefetchAsync", nth=nth, code=UNKNOWN)
+            with pytest.raises(CUDAError, match=f"{words}.*discarded"):
+                managedmem.discard_prefetch(targets, [device0, Host()])
+            emulator.clear_failures()
+            now = contents(buf)
+            assert now[3 * PAGE :] == data[3 * PAGE :]
+            assert (now == data) is (nth < 3)
+
+    def test_a_discard_in_the_middle_of_a_loop(self, buf):
+        buffers = [buf.range(2 * i * PAGE, PAGE) for i in range(3)]
+        emulator.fail("cuMemDiscardBatchAsync", nth=3, code=UNKNOWN)
+        with pytest.raises(CUDAError, match="2 ranges were discarded before"):
+            managedmem.discard(buffers, dispatch="loop")

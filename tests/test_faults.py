@@ -177,6 +177,12 @@ ADVISING = {
     *("advise accessed_by on three", "advise no accessed_by on three", "advise twice the same"),
     *("advise overlapping parts", "policy apply", "policy applied"),
 }
+MOVING_CALLS = (
+    "cuMemPrefetchAsync",
+    "cuMemPrefetchBatchAsync",
+    "cuMemDiscardBatchAsync",
+    "cuMemDiscardAndPrefetchBatchAsync",
+)
 MOVES = frozenset({"prefetched"})
 WIPES = frozenset({"prefetched", "bytes"})
 WRITES = frozenset({"bytes"})
@@ -564,6 +570,13 @@ OPERATIONS |= {
         "symmetric_difference_update", [ONE], faults=3
     ),
 }
+MOVING = [
+    name
+    for name in OPERATIONS
+    if re.match(r"(free |deferred |plan\.)?(prefetch|discard|execute|numpy)", name)
+    and name != "discard a member"
+]
+
 # These make no driver call at all; that is tested, not believed.
 NO_DRIVER = {
     "ManagedBuffer.handle": lambda w: w.a.handle,
@@ -818,6 +831,16 @@ class TestEveryOperation:
             pytest.skip("needs two devices")
         failed = sweep(OPERATIONS[name], LAUNCH_FAILED, "cuMemAdvise", after=True)
         assert bool(failed) == (name in ADVISING)
+
+    @pytest.mark.parametrize("name", MOVING)
+    def test_each_move_that_acts_and_then_fails(self, name, verbose_log):
+        """Pages may have moved, and a discard may have discarded; nothing else is lost."""
+        failed = []
+        for call in MOVING_CALLS:
+            allowed = WIPES if "Discard" in call else OPERATIONS[name].may_change | MOVES
+            operation = dataclasses.replace(OPERATIONS[name], may_change=allowed)
+            failed += sweep(operation, LAUNCH_FAILED, call, after=True)
+        assert failed
 
     def test_sweep_notices_a_swallowed_fault(self, verbose_log):
         def careless(w):

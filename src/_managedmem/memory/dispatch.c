@@ -314,17 +314,36 @@ issue_edges(mm_driver *cu, const mm_batch *edges, size_t from, size_t to, CUstre
     return 0;
 }
 
+/* After a failure: how many ranges had lost their contents already. */
+static int
+tell_discarded(mm_status *st, size_t count)
+{
+    if (count == 0) {
+        mm_status_add(st, "Nothing was discarded.");
+    } else {
+        mm_status_add(st, "%zu range%s discarded before.", count, count == 1 ? " was" : "s were");
+    }
+    return -1;
+}
+
 /* The moves that go alone, each behind its edges where the batch is in turn. */
 static int
 issue_singles(mm_driver *cu, mm_action what, const mm_batch *b, const mm_batch *edges,
-              const mm_work *work, CUstream stream, mm_status *st)
+              const mm_work *work, size_t together, CUstream stream, mm_status *st)
 {
+    size_t done = together;
+
     for (size_t i = 0; i < b->count; i++) {
-        if (work->ways[i] != MM_TOGETHER
-            && ((b->in_turn && issue_edges(cu, edges, 2 * i, 2 * i + 2, stream, st) < 0)
-                || issue_one(cu, what, &b->moves[i], stream, st) < 0)) {
-            return -1;
+        if (work->ways[i] == MM_TOGETHER) {
+            continue;
         }
+        if (b->in_turn && issue_edges(cu, edges, 2 * i, 2 * i + 2, stream, st) < 0) {
+            return tell_discarded(st, done);
+        }
+        if (issue_one(cu, what, &b->moves[i], stream, st) < 0) {
+            return what == MM_DO_PREFETCH || done == 0 ? -1 : tell_discarded(st, done);
+        }
+        done++;
     }
     return 0;
 }
@@ -334,11 +353,13 @@ static int
 issue(mm_driver *cu, mm_action what, const mm_batch *b, const mm_batch *edges,
       const mm_work *arrays, const mm_work *work, size_t together, CUstream stream, mm_status *st)
 {
-    if ((edges != NULL && !b->in_turn && issue_edges(cu, edges, 0, edges->count, stream, st) < 0)
-        || (together > 0 && issue_batch(cu, what, arrays, together, stream, st) < 0)) {
+    if (edges != NULL && !b->in_turn && issue_edges(cu, edges, 0, edges->count, stream, st) < 0) {
+        return tell_discarded(st, 0);
+    }
+    if (together > 0 && issue_batch(cu, what, arrays, together, stream, st) < 0) {
         return -1;
     }
-    return issue_singles(cu, what, b, edges, work, stream, st);
+    return issue_singles(cu, what, b, edges, work, together, stream, st);
 }
 
 /* All calls of one operation, and the host function that defers them, go to one stream. */
