@@ -530,6 +530,51 @@ close_view(mm_buffer *b)
     return 0;
 }
 
+/* What a notebook has to say about the views that live, in words of Python; NULL with or without an
+ * exception. */
+static PyObject *
+notebook_hint(PyObject *op)
+{
+    PyObject *name = PyUnicode_FromString("IPython"), *notebook = NULL, *hint = NULL;
+    PyObject *loaded = name ? PyImport_GetModule(name) : NULL;
+
+    if (loaded != NULL) {
+        notebook = PyImport_ImportModule("managedmem._notebook");
+    }
+    if (notebook != NULL) {
+        hint = PyObject_CallMethod(notebook, "hint", "O", op);
+    }
+    Py_XDECREF(name);
+    Py_XDECREF(loaded);
+    Py_XDECREF(notebook);
+    return hint;
+}
+
+/* Adds the hint to a BufferError. It is only a hint: where it fails, the error stays as it was. */
+static void
+explain_exports(PyObject *op)
+{
+    mm_exception met;
+    PyObject *hint;
+
+    if (!PyErr_ExceptionMatches(PyExc_BufferError)) {
+        return;
+    }
+    mm_exception_save(&met);
+    hint = notebook_hint(op);
+    if (hint != NULL) {
+        PyErr_Format(PyExc_BufferError, "%S%S", met.value, hint);
+        Py_DECREF(hint);
+    } else if (PyErr_Occurred() == NULL || PyErr_ExceptionMatches(PyExc_Exception)) {
+        PyErr_Clear(); /* whatever IPython could not tell */
+        mm_exception_restore(&met);
+        return;
+    }
+    Py_XDECREF(met.type);
+    Py_XDECREF(met.value);
+    Py_XDECREF(met.traceback);
+}
+
 PyObject *
 mm_buffer_close(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
@@ -548,6 +593,7 @@ mm_buffer_close(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject 
         rc = b->lent != 0 ? close_lent(b, given[0]) : close_own(b, given[0]);
     }
     if (rc < 0) {
+        explain_exports(op);
         return NULL;
     }
     Py_RETURN_NONE;
