@@ -196,6 +196,99 @@ last_reference_frees(void)
 }
 
 static void
+a_hold_can_go_before_its_reference(void)
+{
+    size_t before = world.live_allocations();
+    mm_memory *m = allocate(100);
+
+    mm_memory_retain(m);
+    CHECK(!mm_memory_let_go(m));
+    CHECK_EQUAL(world.live_allocations(), before + 1);
+    CHECK(mm_guard_enter(&m->guard)); /* a call through the reference that is left */
+    mm_guard_leave(&m->guard);
+    CHECK(mm_memory_drop(m));
+    CHECK(mm_memory_end_blocks(m));
+    mm_memory_end(m);
+    CHECK_EQUAL(world.live_allocations(), before);
+    CHECK(!mm_guard_enter(&m->guard));
+    mm_memory_forget(m);
+}
+
+static void
+the_last_hold_retires_what_is_referred_to(void)
+{
+    size_t before = world.live_allocations();
+    mm_memory *m = allocate(100);
+
+    CHECK(mm_memory_let_go(m));
+    mm_memory_retire(m);
+    CHECK_EQUAL(world.live_allocations(), before);
+    mm_memory_retire(m);
+    mm_memory_forget(m);
+}
+
+static void
+a_reopened_guard_can_be_closed_again(void)
+{
+    mm_guard g = {0};
+
+    CHECK_EQUAL(mm_guard_close(&g, false), MM_CLOSED_NOW);
+    CHECK(!mm_guard_enter(&g));
+    mm_guard_reopen(&g);
+    CHECK(!mm_guard_is_closed(&g));
+    CHECK(mm_guard_export(&g));
+    CHECK_EQUAL(mm_guard_close(&g, false), MM_STILL_EXPORTED);
+    mm_guard_unexport(&g);
+    CHECK_EQUAL(mm_guard_close(&g, false), MM_CLOSED_NOW);
+}
+
+/* Views on several threads: each is used, then gives up its hold while others still enter. Wrapped
+ * memory is gone with the last hold, so that is when nobody may be inside. */
+typedef struct {
+    mm_memory *memory;
+    int alive; /* written by whoever retires, read inside the guard */
+} viewed;
+
+static void *
+use_and_let_go(void *argument)
+{
+    viewed *v = argument;
+
+    for (int i = 0; i < 20 && mm_guard_enter(&v->memory->guard); i++) {
+        CHECK_EQUAL(v->alive, 1);
+        mm_guard_leave(&v->memory->guard);
+    }
+    if (mm_memory_let_go(v->memory)) {
+        mm_memory_retire(v->memory);
+        v->alive = 0;
+    }
+    while (mm_guard_enter(&v->memory->guard)) {
+        CHECK_EQUAL(v->alive, 1);
+        mm_guard_leave(&v->memory->guard);
+    }
+    return NULL;
+}
+
+static void
+the_last_of_many_holds_waits_for_calls(void)
+{
+    for (int round = 0; round < ROUNDS; round++) {
+        mm_status st;
+        viewed v = {mm_memory_wrap(4096, 100, &st), 1};
+
+        CHECK(v.memory != NULL);
+        for (int i = 1; i < WORKERS; i++) {
+            mm_memory_retain(v.memory);
+        }
+        check_threads(WORKERS, use_and_let_go, &v);
+        CHECK_EQUAL(v.alive, 0);
+        for (int i = 0; i < WORKERS; i++) {
+            mm_memory_forget(v.memory);
+        }
+    }
+}
+
+static void
 closing_frees_once(void)
 {
     size_t before = world.live_allocations();
@@ -424,6 +517,10 @@ main(int argc, char **argv)
         CHECK_TEST(guard_lets_one_close_after_all_left),
         CHECK_TEST(threads_share_contexts_and_streams),
         CHECK_TEST(last_reference_frees),
+        CHECK_TEST(a_hold_can_go_before_its_reference),
+        CHECK_TEST(the_last_hold_retires_what_is_referred_to),
+        CHECK_TEST(a_reopened_guard_can_be_closed_again),
+        CHECK_TEST(the_last_of_many_holds_waits_for_calls),
         CHECK_TEST(closing_frees_once),
         CHECK_TEST(exports_hold_it_open),
         CHECK_TEST(wrapped_memory_is_left_alone),

@@ -245,15 +245,58 @@ threads_free_a_block_once(void)
     release(pool);
 }
 
+/* Its streams belong to the block alone: a look at one that another thread replaced would be a look
+ * at a destroyed stream. */
+static void *
+change_the_stream(void *argument)
+{
+    mm_memory *m = argument;
+    mm_status st;
+
+    for (int i = 0; i < 20; i++) {
+        mm_stream *stream = make_stream();
+        bool done = false;
+        CHECK_OK(mm_memory_set_stream(world.cu, m, stream->handle, stream, &done, &st), &st);
+        CHECK(done);
+        CHECK_OK(mm_stream_release(stream, &st), &st);
+        CHECK_OK(mm_memory_refuse_capture(world.cu, m, NULL, &st), &st);
+    }
+    return NULL;
+}
+
+static void
+threads_change_the_stream_of_a_block(void)
+{
+    size_t streams = world.live_streams();
+    mm_pool *pool = make_pool(true);
+    mm_memory *m = allocate(pool, 4096, NULL);
+    bool first = false, done = true;
+    mm_status st;
+
+    check_threads(WORKERS, change_the_stream, m);
+    CHECK_EQUAL(world.live_streams(), streams + 1);
+    CHECK_OK(mm_memory_close(m, &first, &st), &st);
+    CHECK_EQUAL(world.live_streams(), streams);
+    CHECK_OK(mm_memory_set_stream(world.cu, m, NULL, NULL, &done, &st), &st);
+    CHECK(!done);
+    mm_memory_release(m);
+    release(pool);
+}
+
 int
 main(int argc, char **argv)
 {
     static const check_test tests[] = {
-        CHECK_TEST(blocks_keep_their_pool),         CHECK_TEST(blocks_keep_their_stream),
-        CHECK_TEST(managed_blocks_are_whole_pages), CHECK_TEST(failed_allocation_leaves_nothing),
-        CHECK_TEST(peers_change_in_one_call),       CHECK_TEST(threads_share_a_pool),
-        CHECK_TEST(threads_free_a_block_once),      CHECK_TEST(pools_wait_for_queued_frees),
+        CHECK_TEST(blocks_keep_their_pool),
+        CHECK_TEST(blocks_keep_their_stream),
+        CHECK_TEST(managed_blocks_are_whole_pages),
+        CHECK_TEST(failed_allocation_leaves_nothing),
+        CHECK_TEST(peers_change_in_one_call),
+        CHECK_TEST(threads_share_a_pool),
+        CHECK_TEST(threads_free_a_block_once),
+        CHECK_TEST(pools_wait_for_queued_frees),
         CHECK_TEST(threads_reclaim_pools),
+        CHECK_TEST(threads_change_the_stream_of_a_block),
     };
 
     CHECK_EQUAL(argc, 2);

@@ -19,7 +19,7 @@ mm_buffer_release(mm_memory *memory)
         mm_memory_end(memory);
         Py_END_ALLOW_THREADS
     } else {
-        mm_memory_end(memory);
+        mm_memory_forget(memory); /* which is all that is left to do */
     }
 }
 
@@ -157,18 +157,14 @@ exchange(mm_buffer *b, PyObject **field, PyObject *value)
     return before;
 }
 
-/* Lets go of all of it, which may run Python code; an exception that is set stays set. */
+/* Lets go of all of it, which may run Python code. */
 static void
 let_go_of_objects(mm_buffer *b)
 {
-    PyObject **const fields[] = {&b->root, &b->owner, &b->resource, &b->stream};
-    mm_exception saved;
-
-    mm_exception_save(&saved);
-    for (size_t i = 0; i < sizeof fields / sizeof *fields; i++) {
-        Py_XDECREF(exchange(b, fields[i], NULL));
-    }
-    mm_exception_restore(&saved);
+    Py_XDECREF(exchange(b, &b->root, NULL));
+    Py_XDECREF(exchange(b, &b->owner, NULL));
+    Py_XDECREF(exchange(b, &b->resource, NULL));
+    Py_XDECREF(exchange(b, &b->stream, NULL));
 }
 
 int
@@ -282,13 +278,18 @@ mm_buffer_clear(PyObject *op)
 static void
 buffer_dealloc(mm_buffer *b)
 {
-    give_back_at_last(b);
+    if (b->lent != 0) {
+        give_back_at_last(b);
+    }
     if (b->gave_up) {
         mm_memory_forget(b->memory);
     } else {
         mm_buffer_release(b->memory);
     }
-    let_go_of_objects(b);
+    Py_XDECREF(b->root);
+    Py_XDECREF(b->owner);
+    Py_XDECREF(b->resource);
+    Py_XDECREF(b->stream);
     mm_free_object((PyObject *)b);
 }
 
