@@ -62,7 +62,7 @@ run(mm_state *state, kind what, PyObject *targets, PyObject *location, PyObject 
     rc = mm_targets_enter(&t, &o.stream, &st);
     if (rc == 0) {
         Py_BEGIN_ALLOW_THREADS
-        rc = mm_targets_follow(&t, o.stream.handle, &st);
+        rc = t.producer_count > 0 ? mm_targets_follow(&t, o.stream.handle, &st) : 0;
         rc = rc < 0 ? rc : run_batch(what, &t, &o, &st);
         mm_targets_leave(&t);
         Py_END_ALLOW_THREADS

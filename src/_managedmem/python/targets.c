@@ -345,9 +345,11 @@ mm_targets_end(mm_targets *t)
         t->guards = t->few_guards;
     }
     mm_batch_free(&t->batch);
-    free(t->producers);
-    t->producers = NULL;
-    t->producer_count = 0;
+    if (t->producers != NULL) {
+        free(t->producers);
+        t->producers = NULL;
+        t->producer_count = 0;
+    }
     Py_CLEAR(t->items);
     Py_CLEAR(t->exports);
 }
