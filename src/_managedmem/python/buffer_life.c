@@ -100,9 +100,9 @@ look_at(mm_buffer *b, PyObject *const *field)
 {
     PyObject *found;
 
-    MM_LOCK((PyObject *)b)
+    MM_LOCK(b);
     found = Py_XNewRef(*field);
-    MM_UNLOCK()
+    MM_UNLOCK();
     return found;
 }
 
@@ -150,10 +150,10 @@ exchange(mm_buffer *b, PyObject **field, PyObject *value)
 {
     PyObject *before;
 
-    MM_LOCK((PyObject *)b)
+    MM_LOCK(b);
     before = *field;
     *field = value;
-    MM_UNLOCK()
+    MM_UNLOCK();
     return before;
 }
 
