@@ -1,4 +1,4 @@
-/* guard.c: the state word: bit 63 closed, bits 32 to 62 exports, bits 0 to 31 calls under way. */
+/* guard.c: closing, and what each thread has entered, for assertions. */
 #include "guard.h"
 
 #include <assert.h>
@@ -6,10 +6,7 @@
 #include <stddef.h>
 #include <time.h>
 
-#define CLOSED ((uint64_t)1 << 63)
-#define ONE_EXPORT ((uint64_t)1 << 32)
-#define ONE_CALL ((uint64_t)1)
-#define EXPORTS(state) (((state) & ~CLOSED) >> 32)
+#define EXPORTS(state) (((state) & ~MM_GUARD_CLOSED) >> 32)
 #define CALLS(state) ((state) & 0xffffffffu)
 
 /* --- what this thread is in, for assertions ----------------------------------------------- */
@@ -20,8 +17,8 @@ enum { MOST_KNOWN = 64 };
 static _Thread_local unsigned entered;
 static _Thread_local const mm_guard *known[MOST_KNOWN]; /* the first ones */
 
-static void
-note_entered(const mm_guard *g)
+void
+mm_guard_note_entered(const mm_guard *g)
 {
     if (entered < MOST_KNOWN) {
         known[entered] = g;
@@ -30,8 +27,8 @@ note_entered(const mm_guard *g)
 }
 
 /* Guards are left in any order. */
-static void
-note_left(const mm_guard *g)
+void
+mm_guard_note_left(const mm_guard *g)
 {
     unsigned count = entered < MOST_KNOWN ? entered : MOST_KNOWN;
 
@@ -63,9 +60,6 @@ mm_guards_entered(void)
     return entered;
 }
 #else
-#define note_entered(g) ((void)(g))
-#define note_left(g) ((void)(g))
-
 unsigned
 mm_guards_entered(void)
 {
@@ -74,49 +68,6 @@ mm_guards_entered(void)
 #endif
 
 /* --- the state word ---------------------------------------------------------------------- */
-
-static bool
-add_user(mm_guard *g, uint64_t one)
-{
-    uint64_t state = atomic_load_explicit(&g->state, memory_order_relaxed);
-
-    do {
-        if (state & CLOSED) {
-            return false;
-        }
-    } while (!atomic_compare_exchange_weak_explicit(&g->state, &state, state + one,
-                                                    memory_order_acquire, memory_order_relaxed));
-    return true;
-}
-
-bool
-mm_guard_enter(mm_guard *g)
-{
-    if (!add_user(g, ONE_CALL)) {
-        return false;
-    }
-    note_entered(g);
-    return true;
-}
-
-bool
-mm_guard_export(mm_guard *g)
-{
-    return add_user(g, ONE_EXPORT);
-}
-
-void
-mm_guard_leave(mm_guard *g)
-{
-    note_left(g);
-    atomic_fetch_sub_explicit(&g->state, ONE_CALL, memory_order_release);
-}
-
-void
-mm_guard_unexport(mm_guard *g)
-{
-    atomic_fetch_sub_explicit(&g->state, ONE_EXPORT, memory_order_release);
-}
 
 static void
 wait_for_calls(mm_guard *g)
@@ -140,13 +91,13 @@ mm_guard_close(mm_guard *g, bool forked)
 
     assert(forked || !is_in(g)); /* it would wait for itself */
     do {
-        if (state & CLOSED) {
+        if (state & MM_GUARD_CLOSED) {
             return MM_CLOSED_BEFORE;
         }
         if (EXPORTS(state) > 0) {
             return MM_STILL_EXPORTED;
         }
-    } while (!atomic_compare_exchange_weak(&g->state, &state, state | CLOSED));
+    } while (!atomic_compare_exchange_weak(&g->state, &state, state | MM_GUARD_CLOSED));
     if (!forked) {
         wait_for_calls(g);
     }
@@ -156,13 +107,7 @@ mm_guard_close(mm_guard *g, bool forked)
 void
 mm_guard_reopen(mm_guard *g)
 {
-    atomic_fetch_and(&g->state, ~CLOSED);
-}
-
-bool
-mm_guard_is_closed(const mm_guard *g)
-{
-    return (atomic_load_explicit(&g->state, memory_order_acquire) & CLOSED) != 0;
+    atomic_fetch_and(&g->state, ~MM_GUARD_CLOSED);
 }
 
 unsigned

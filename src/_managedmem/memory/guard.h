@@ -10,17 +10,75 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+/* Bit 63: closed; bits 32 to 62: exports; bits 0 to 31: calls under way. */
 typedef struct {
     _Atomic uint64_t state;
 } mm_guard;
 
+#define MM_GUARD_CLOSED ((uint64_t)1 << 63)
+#define MM_GUARD_ONE_EXPORT ((uint64_t)1 << 32)
+#define MM_GUARD_ONE_CALL ((uint64_t)1)
+
+/* What the calling thread is in, for assertions. */
+#ifndef NDEBUG
+void mm_guard_note_entered(const mm_guard *g);
+void mm_guard_note_left(const mm_guard *g);
+#else
+#define mm_guard_note_entered(g) ((void)(g))
+#define mm_guard_note_left(g) ((void)(g))
+#endif
+
+/* Every call enters and leaves, so all of this is inline. */
+static inline bool
+mm_guard_add_user(mm_guard *g, uint64_t one)
+{
+    uint64_t state = atomic_load_explicit(&g->state, memory_order_relaxed);
+
+    do {
+        if (state & MM_GUARD_CLOSED) {
+            return false;
+        }
+    } while (!atomic_compare_exchange_weak_explicit(&g->state, &state, state + one,
+                                                    memory_order_acquire, memory_order_relaxed));
+    return true;
+}
+
 /* Both return false when the resource is closed. A thread leaves what it entered itself, and runs no
  * Python code in between: that could close the resource, and closing waits for the call. */
-bool mm_guard_enter(mm_guard *g);
-bool mm_guard_export(mm_guard *g);
+static inline bool
+mm_guard_enter(mm_guard *g)
+{
+    if (!mm_guard_add_user(g, MM_GUARD_ONE_CALL)) {
+        return false;
+    }
+    mm_guard_note_entered(g);
+    return true;
+}
 
-void mm_guard_leave(mm_guard *g);
-void mm_guard_unexport(mm_guard *g);
+static inline bool
+mm_guard_export(mm_guard *g)
+{
+    return mm_guard_add_user(g, MM_GUARD_ONE_EXPORT);
+}
+
+static inline void
+mm_guard_leave(mm_guard *g)
+{
+    mm_guard_note_left(g);
+    atomic_fetch_sub_explicit(&g->state, MM_GUARD_ONE_CALL, memory_order_release);
+}
+
+static inline void
+mm_guard_unexport(mm_guard *g)
+{
+    atomic_fetch_sub_explicit(&g->state, MM_GUARD_ONE_EXPORT, memory_order_release);
+}
+
+static inline bool
+mm_guard_is_closed(const mm_guard *g)
+{
+    return (atomic_load_explicit(&g->state, memory_order_acquire) & MM_GUARD_CLOSED) != 0;
+}
 
 /* How many guards the calling thread is in. For assertions only: 0 where those are compiled out. */
 unsigned mm_guards_entered(void);
@@ -34,7 +92,6 @@ mm_guard_answer mm_guard_close(mm_guard *g, bool forked);
 /* Undoes MM_CLOSED_NOW, for the caller who got it and could not free the resource. */
 void mm_guard_reopen(mm_guard *g);
 
-bool mm_guard_is_closed(const mm_guard *g);
 unsigned mm_guard_exports(const mm_guard *g);
 
 #endif
