@@ -11,10 +11,39 @@ ask_record(mm_driver *cu, mm_range range, CUmem_range_attribute which, int *into
     return cu->MemRangeGetAttribute(into, count * sizeof *into, which, range.start, range.size);
 }
 
-/* Whether a range is recorded to prefer a location; yes also where the driver does not tell. The query
- * for the location as one number has the same answer for all kinds of hosts. */
+/* The members on record; false where the driver does not tell. */
 static bool
-is_preferred(mm_driver *cu, mm_range range, CUmemLocation where)
+ask_members(mm_driver *cu, mm_range range, mm_location_set *members)
+{
+    size_t places = mm_accessed_by_places(cu);
+    int answer[MM_MAX_DEVICES + 1];
+    CUresult code = ask_record(cu, range, CU_MEM_RANGE_ATTRIBUTE_ACCESSED_BY, answer, places);
+
+    *members = code == CUDA_SUCCESS ? mm_accessed_by_set(answer, places) : 0;
+    return code == CUDA_SUCCESS;
+}
+
+/* The next four: whether the record says so; yes also where the driver does not tell. */
+
+static bool
+is_read_mostly(mm_driver *cu, mm_range range)
+{
+    int on = 0;
+
+    return ask_record(cu, range, CU_MEM_RANGE_ATTRIBUTE_READ_MOSTLY, &on, 1) != CUDA_SUCCESS
+           || on != 0;
+}
+
+static bool
+is_accessed_by(mm_driver *cu, mm_range range, CUmemLocation where)
+{
+    mm_location_set members;
+
+    return !ask_members(cu, range, &members) || (members & mm_location_bit(where)) != 0;
+}
+
+static bool
+prefers_node(mm_driver *cu, mm_range range, CUmemLocation where)
 {
     CUmem_range_attribute which[] = {CU_MEM_RANGE_ATTRIBUTE_PREFERRED_LOCATION_TYPE,
                                      CU_MEM_RANGE_ATTRIBUTE_PREFERRED_LOCATION_ID};
@@ -22,42 +51,46 @@ is_preferred(mm_driver *cu, mm_range range, CUmemLocation where)
     void *into[] = {&type, &id};
     size_t sizes[] = {sizeof type, sizeof id};
 
-    if (where.type == CU_MEM_LOCATION_TYPE_DEVICE) {
-        return ask_record(cu, range, CU_MEM_RANGE_ATTRIBUTE_PREFERRED_LOCATION, &id, 1)
-                   != CUDA_SUCCESS
-               || id == where.id;
-    }
-    if (where.type == CU_MEM_LOCATION_TYPE_HOST) {
-        return ask_record(cu, range, which[0], &type, 1) != CUDA_SUCCESS
-               || type == CU_MEM_LOCATION_TYPE_HOST;
-    }
     return cu->MemRangeGetAttributes(into, sizes, which, 2, range.start, range.size)
                != CUDA_SUCCESS
            || (type == (int)where.type && id == where.id);
 }
 
+/* The query for the location as one number has the same answer for all kinds of hosts. */
+static bool
+is_preferred(mm_driver *cu, mm_range range, CUmemLocation where)
+{
+    int answer = 0;
+
+    if (where.type == CU_MEM_LOCATION_TYPE_DEVICE) {
+        return ask_record(cu, range, CU_MEM_RANGE_ATTRIBUTE_PREFERRED_LOCATION, &answer, 1)
+                   != CUDA_SUCCESS
+               || answer == where.id;
+    }
+    if (where.type == CU_MEM_LOCATION_TYPE_HOST) {
+        return ask_record(cu, range, CU_MEM_RANGE_ATTRIBUTE_PREFERRED_LOCATION_TYPE, &answer, 1)
+                   != CUDA_SUCCESS
+               || answer == CU_MEM_LOCATION_TYPE_HOST;
+    }
+    return prefers_node(cu, range, where);
+}
+
 /* Whether the record of a range says what an advice has set. True also where the driver does not
  * tell, and for advice of which it cannot be told: a range without an advice and one in part without
- * it answer the same. */
+ * it answer the same. A function for each kind, so that none makes room for the answers of others. */
 static bool
 is_recorded(mm_driver *cu, mm_range range, CUmem_advise advice, CUmemLocation where)
 {
-    int answer[MM_MAX_DEVICES + 1] = {0};
-    size_t places = mm_accessed_by_places(cu);
-
-    if (advice == CU_MEM_ADVISE_SET_READ_MOSTLY) {
-        return ask_record(cu, range, CU_MEM_RANGE_ATTRIBUTE_READ_MOSTLY, answer, 1) != CUDA_SUCCESS
-               || answer[0] != 0;
-    }
-    if (advice == CU_MEM_ADVISE_SET_PREFERRED_LOCATION) {
+    switch (advice) {
+    case CU_MEM_ADVISE_SET_READ_MOSTLY:
+        return is_read_mostly(cu, range);
+    case CU_MEM_ADVISE_SET_PREFERRED_LOCATION:
         return is_preferred(cu, range, where);
+    case CU_MEM_ADVISE_SET_ACCESSED_BY:
+        return is_accessed_by(cu, range, where);
+    default:
+        return true;
     }
-    if (advice == CU_MEM_ADVISE_SET_ACCESSED_BY) {
-        return ask_record(cu, range, CU_MEM_RANGE_ATTRIBUTE_ACCESSED_BY, answer, places)
-                   != CUDA_SUCCESS
-               || (mm_accessed_by_set(answer, places) & mm_location_bit(where)) != 0;
-    }
-    return true;
 }
 
 /* The first page that an advice is not recorded for, in a range that it is not recorded for. */
@@ -373,17 +406,6 @@ mm_range_switch_accessed_by(mm_driver *cu, mm_range range, mm_location_set membe
     rc = switch_members(cu, range, members, on, &done, st);
     mm_scope_leave(&scope);
     return rc;
-}
-
-static bool
-ask_members(mm_driver *cu, mm_range range, mm_location_set *members)
-{
-    size_t places = mm_accessed_by_places(cu);
-    int answer[MM_MAX_DEVICES + 1];
-    CUresult code = ask_record(cu, range, CU_MEM_RANGE_ATTRIBUTE_ACCESSED_BY, answer, places);
-
-    *members = code == CUDA_SUCCESS ? mm_accessed_by_set(answer, places) : 0;
-    return code == CUDA_SUCCESS;
 }
 
 /* Of members that were set, sees to it that they read back. Recording one can drop another from a
