@@ -377,7 +377,7 @@ run_in_scope(mm_driver *cu, mm_action what, const mm_batch *b, const mm_batch *e
         return -1;
     }
     /* Those that can go together come first, so arrays of all begin with them. */
-    if (ready == NULL || (together != b->count && together != b->eligible)) {
+    if (together > 0 && (ready == NULL || (together != b->count && together != b->eligible))) {
         mm_work_fill(work, b, false);
         ready = work;
     }
