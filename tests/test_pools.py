@@ -1,5 +1,6 @@
 """Memory from driver pools: managed and a device's own; streams, numbers, lifetimes, refusals."""
 
+import ctypes
 import gc
 import threading
 import time
@@ -21,6 +22,7 @@ from helpers import (
     contents,
     names,
     pattern,
+    raw_driver,
     run_deleter,
     run_python,
     write,
@@ -580,6 +582,22 @@ class TestClosing:
         assert caught.value.function == "cuMemPoolDestroy"
         assert pool.is_closed
         assert pool.close() is None
+
+    @pytest.mark.emulator_only
+    @pytest.mark.parametrize("after", [False, True])
+    def test_a_failing_destroy_is_not_tried_again(self, after):
+        """It may have acted, and its handle may belong to another pool by then."""
+        pool = DeviceMemoryResource(0)
+        emulator.fail("cuMemPoolDestroy", code=719, after=after)
+        with emulator.recording() as calls:
+            with pytest.raises(managedmem.CUDAError):
+                pool.close()
+            Device(0).sync()
+            DeviceMemoryResource(0).close()
+        destroyed = [c.args["pool"] for c in calls if c.name == "cuMemPoolDestroy"]
+        assert len(destroyed) == 2
+        if not after:
+            raw_driver().cuMemPoolDestroy(ctypes.c_void_p(destroyed[0]))  # what is lost here
 
     @pytest.mark.emulator_only
     def test_by_the_last_buffer_as_well(self, pool):

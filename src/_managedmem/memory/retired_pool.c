@@ -34,7 +34,8 @@ find_memory_left(mm_driver *cu, CUmemoryPool pool, bool *left, const char **func
     return code;
 }
 
-/* In the caller's scope. *function is the driver call that gave the result. */
+/* In the caller's scope. *function is the driver call that gave the result. A failed destruction
+ * counts as done: it may have acted, and the handle may then belong to another pool. */
 static CUresult
 destroy_if_done(mm_driver *cu, mm_retired_pool *pool, bool *destroyed, const char **function)
 {
@@ -47,7 +48,7 @@ destroy_if_done(mm_driver *cu, mm_retired_pool *pool, bool *destroyed, const cha
     if (code == CUDA_SUCCESS && !left) {
         *function = "cuMemPoolDestroy";
         code = cu->MemPoolDestroy(pool->handle);
-        *destroyed = code == CUDA_SUCCESS;
+        *destroyed = true;
     }
     return code;
 }
@@ -74,10 +75,10 @@ destroy_or_keep(mm_driver *cu, mm_retired_pool *pool, mm_status *st)
     if (destroyed || (code != CUDA_SUCCESS && mm_freed(code))) {
         mm_queued_frees_drop(&pool->frees);
         free(pool);
-        return 0;
+    } else {
+        push_retired(pool);
     }
-    push_retired(pool);
-    return code == CUDA_SUCCESS ? 0 : mm_fail_call(st, function, (int)code);
+    return mm_freed(code) ? 0 : mm_fail_call(st, function, (int)code);
 }
 
 int
@@ -86,7 +87,8 @@ mm_pool_retire(mm_driver *cu, mm_retired_pool *pool, mm_status *st)
     return destroy_or_keep(cu, pool, st);
 }
 
-/* Every stream must be idle: no order of a stream protects these blocks. */
+/* Every stream must be idle: no order of a stream protects these blocks. A failed free counts as
+ * done, as it may have acted. */
 static void
 free_orphans(mm_driver *cu, mm_retired_pool *pool)
 {
@@ -100,12 +102,8 @@ free_orphans(mm_driver *cu, mm_retired_pool *pool)
     pool->orphans = NULL;
     for (; orphan != NULL; orphan = next) {
         next = orphan->next;
-        if (cu->MemFreeAsync(orphan->start, NULL) == CUDA_SUCCESS) {
-            free(orphan);
-        } else {
-            orphan->next = pool->orphans;
-            pool->orphans = orphan;
-        }
+        (void)cu->MemFreeAsync(orphan->start, NULL);
+        free(orphan);
     }
     mm_queued_frees_add(cu, &pool->frees, NULL);
     mm_scope_leave(&scope);

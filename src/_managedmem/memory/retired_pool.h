@@ -21,7 +21,8 @@ typedef struct mm_retired_pool {
 } mm_retired_pool;
 
 /* Destroys the pool, now or in a later mm_pools_reclaim. Takes over the record and its orphans:
- * each must be the start of memory that free() takes. After a failure the pool waits as well. */
+ * each must be the start of memory that free() takes. A pool that the driver could not be asked about
+ * waits as well; a destruction that failed is not tried again. */
 MM_NODISCARD int mm_pool_retire(mm_driver *cu, mm_retired_pool *pool, mm_status *st);
 
 /* Destroys the retired pools whose frees have run. `idle`: the caller has just waited for a device,
