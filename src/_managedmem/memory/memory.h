@@ -16,14 +16,14 @@ typedef struct {
     mm_guard guard;
     atomic_size_t references; /* keep this struct */
     atomic_size_t holds;      /* keep the memory */
-    atomic_flag reordering; /* a lock on the stream of the block, held for a few instructions */
     _Atomic(CUdeviceptr) allocation; /* start of the managed allocation; 0 until that is known */
     CUdeviceptr start;
     size_t size;
-    bool owned; /* freed here: the block, or by the address in allocation */
-    bool pooled; /* from a pool: freed in the order of a stream */
     mm_pool_block *block; /* of pool memory, until it is freed */
     int device; /* whose own memory it is, from a device pool; else MM_ANY_DEVICE */
+    bool owned; /* freed here: the block, or by the address in allocation */
+    bool pooled; /* from a pool: freed in the order of a stream */
+    atomic_flag reordering; /* a lock on the stream of the block, held for a few instructions */
 } mm_memory;
 
 /* Allocates managed memory on pages of its own; for 0 bytes nothing, with start 0. Advice, prefetch and discard act on whole pages,
