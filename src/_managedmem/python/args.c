@@ -322,13 +322,11 @@ mm_read_other_flag(mm_state *state, PyObject *value, const char *name, bool *out
 }
 
 int
-mm_read_defer(mm_state *state, PyObject *value, mm_defer *out)
+mm_read_given_defer(mm_state *state, PyObject *value, mm_defer *out)
 {
     int answer;
 
-    if (value == NULL || value == Py_None) {
-        *out = MM_DEFER_AUTO;
-    } else if (value == Py_True || value == Py_False) {
+    if (value == Py_True || value == Py_False) {
         *out = value == Py_True ? MM_DEFER_YES : MM_DEFER_NO;
     } else if (is_numpy_bool(state, value)) {
         answer = PyObject_IsTrue(value);

@@ -47,7 +47,14 @@ int mm_read_block(PyObject *address, PyObject *bytes, CUdeviceptr *start, size_t
 
 /* "auto", "batch" or "loop"; None, True or False. NULL is the default. */
 int mm_read_dispatch(PyObject *value, mm_dispatch *out);
-int mm_read_defer(mm_state *state, PyObject *value, mm_defer *out);
+int mm_read_given_defer(mm_state *state, PyObject *value, mm_defer *out);
+
+static inline int
+mm_read_defer(mm_state *state, PyObject *value, mm_defer *out)
+{
+    *out = MM_DEFER_AUTO;
+    return value == NULL || value == Py_None ? 0 : mm_read_given_defer(state, value, out);
+}
 
 /* The UTF-8 of a str without NUL; NULL without an exception for anything else. */
 const char *mm_read_text(PyObject *value);

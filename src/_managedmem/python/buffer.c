@@ -111,15 +111,6 @@ mm_buffer_look(mm_buffer *b, mm_driver *cu, mm_operation op, mm_range *range)
     return 0;
 }
 
-void
-mm_buffer_end(const mm_buffer_use *use)
-{
-    mm_guard_leave(&use->memory->guard);
-    if (use->stream != NULL) {
-        mm_stream_leave(use->stream);
-    }
-}
-
 static PyObject *
 buffer_enter(PyObject *op, PyObject *Py_UNUSED(none))
 {

@@ -89,7 +89,14 @@ typedef struct {
  * Python code may run. The end needs no GIL, and comes before taking it again. */
 int mm_buffer_begin(mm_buffer *b, mm_operation op, const mm_stream_use *stream,
                     mm_buffer_use *use);
-void mm_buffer_end(const mm_buffer_use *use);
+static inline void
+mm_buffer_end(const mm_buffer_use *use)
+{
+    mm_guard_leave(&use->memory->guard);
+    if (use->stream != NULL) {
+        mm_stream_leave(use->stream);
+    }
+}
 
 /* Checks the same and gives the range, but takes no hold: the buffer has to be entered later. */
 int mm_buffer_look(mm_buffer *b, mm_driver *cu, mm_operation op, mm_range *range);
