@@ -345,6 +345,12 @@ mm_driver_peek(void)
     return atomic_load_explicit(&published, memory_order_acquire);
 }
 
+mm_driver *
+mm_driver_usable(void)
+{
+    return atomic_load_explicit(&forked, memory_order_relaxed) ? NULL : mm_driver_peek();
+}
+
 void
 mm_driver_tried(char *text, unsigned long size)
 {

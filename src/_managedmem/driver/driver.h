@@ -44,6 +44,9 @@ MM_NODISCARD int mm_driver_select(const char *name, mm_status *st);
 /* The open driver, or NULL; never opens one. */
 mm_driver *mm_driver_peek(void);
 
+/* The same, but NULL also in a child of the process that opened it, which must not call it. */
+mm_driver *mm_driver_usable(void);
+
 /* What the openings so far tried and met, one line each. Copies at most size bytes. */
 void mm_driver_tried(char *text, unsigned long size);
 

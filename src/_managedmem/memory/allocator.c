@@ -119,14 +119,14 @@ MM_PRESET_SLOTS(DEFINE_ALLOCATE)
 void
 managedmem_free(void *block, ssize_t size, int device, CUstream stream)
 {
-    mm_driver *cu = mm_driver_peek();
+    mm_driver *cu = mm_driver_usable();
     CUdeviceptr start = (CUdeviceptr)(uintptr_t)block;
     mm_pointer_facts facts;
     mm_status st;
     int rc;
 
     (void)size, (void)device, (void)stream;
-    if (block == NULL || cu == NULL || mm_driver_forked()) {
+    if (block == NULL || cu == NULL) {
         return;
     }
     rc = mm_look_up(cu, start, &facts, &st);

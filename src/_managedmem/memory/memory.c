@@ -76,7 +76,7 @@ mm_memory_allocate_from(mm_driver *cu, mm_pool *pool, size_t size, CUstream stre
 static int
 free_owned(mm_memory *m, const CUstream *stream, mm_status *st)
 {
-    mm_driver *cu = mm_driver_peek();
+    mm_driver *cu = mm_driver_usable();
 
     if (m->block != NULL) {
         mm_pool_block *block = m->block;
@@ -84,7 +84,7 @@ free_owned(mm_memory *m, const CUstream *stream, mm_status *st)
         return mm_pool_free(block, stream, st);
     }
     /* A forked child has no part in its parent's memory; without bytes nothing was allocated. */
-    if (!m->owned || m->size == 0 || cu == NULL || mm_driver_forked()) {
+    if (!m->owned || m->size == 0 || cu == NULL) {
         return 0;
     }
     return mm_free(cu, atomic_load(&m->allocation), st);

@@ -69,13 +69,6 @@ mm_pool_create(mm_driver *cu, bool managed, CUmemLocation where, mm_status *st)
     return pool;
 }
 
-/* The driver, unless it is not there or belongs to the parent of this process. */
-static mm_driver *
-usable_driver(void)
-{
-    return mm_driver_forked() ? NULL : mm_driver_peek();
-}
-
 static mm_orphan *free_or_orphan_waiting(mm_driver *cu, mm_pool *pool);
 
 void
@@ -87,7 +80,7 @@ mm_pool_retain(mm_pool *pool)
 int
 mm_pool_release(mm_pool *pool, mm_status *st)
 {
-    mm_driver *cu = usable_driver();
+    mm_driver *cu = mm_driver_usable();
 
     if (atomic_fetch_sub_explicit(&pool->references, 1, memory_order_acq_rel) != 1) {
         return 0;
@@ -310,7 +303,7 @@ mm_pool_allocate(mm_driver *cu, mm_pool *pool, size_t size, CUstream stream, mm_
 int
 mm_pool_free(mm_pool_block *block, const CUstream *other, mm_status *st)
 {
-    mm_driver *cu = usable_driver();
+    mm_driver *cu = mm_driver_usable();
     CUstream stream = other ? *other : block->stream;
     mm_pool *pool = block->pool;
     int device = other ? mm_pool_device(pool) : block->device, rc = 0;

@@ -41,14 +41,14 @@ mm_stream_retain(mm_stream *stream)
 int
 mm_stream_release(mm_stream *stream, mm_status *st)
 {
-    mm_driver *cu = mm_driver_peek();
+    mm_driver *cu = mm_driver_usable();
     CUstream handle = stream->handle;
 
     if (atomic_fetch_sub_explicit(&stream->references, 1, memory_order_acq_rel) != 1) {
         return 0;
     }
     free(stream);
-    if (cu != NULL && !mm_driver_forked()) {
+    if (cu != NULL) {
         MM_TRY(cu, StreamDestroy, st, handle);
     }
     return 0;

@@ -154,15 +154,11 @@ mm_raise(mm_state *state, const mm_status *st)
 }
 
 mm_driver *
-mm_open(mm_state *state)
+mm_open_now(mm_state *state)
 {
-    mm_driver *cu = mm_driver_peek();
+    mm_driver *cu;
     mm_status st;
 
-    MM_ASSERT_LEFT();
-    if (cu != NULL && !mm_driver_forked()) {
-        return cu;
-    }
     Py_BEGIN_ALLOW_THREADS
     cu = mm_driver_open(&st);
     Py_END_ALLOW_THREADS

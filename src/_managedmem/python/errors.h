@@ -10,7 +10,17 @@ PyObject *mm_raise(mm_state *state, const mm_status *st);
 
 /* mm_driver_open with an exception; NULL when there is no driver. Opening takes milliseconds and
  * happens without the GIL. */
-mm_driver *mm_open(mm_state *state);
+mm_driver *mm_open_now(mm_state *state);
+
+/* The same, at once where the driver is open. */
+static inline mm_driver *
+mm_open(mm_state *state)
+{
+    mm_driver *cu = mm_driver_usable();
+
+    MM_ASSERT_LEFT();
+    return cu ? cu : mm_open_now(state);
+}
 
 /* An exception set aside for the length of a dealloc, which must neither lose nor show one. */
 typedef struct {

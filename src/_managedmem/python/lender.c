@@ -178,7 +178,7 @@ owner_of(mm_driver *cu, CUdeviceptr start)
 static PyObject *
 call(PyObject *resource, const char *name, PyObject *args, PyObject *order, CUdeviceptr start)
 {
-    mm_driver *cu = mm_driver_forked() ? NULL : mm_driver_peek();
+    mm_driver *cu = mm_driver_usable();
     PyObject *method = args ? PyObject_GetAttrString(resource, name) : NULL;
     PyObject *kwargs = method ? Py_BuildValue("{s:O}", "stream", PyTuple_GetItem(order, 0)) : NULL;
     bool by_default = PyTuple_GetItem(order, 1) == Py_None && start != 0;

@@ -129,7 +129,7 @@ attributes_repr(PyObject *op)
     const CUmemPool_attribute wanted[] = {release_threshold, reserved_mem_current,
                                           reserved_mem_high, used_mem_current, used_mem_high};
     enum { COUNT = sizeof wanted / sizeof *wanted };
-    mm_driver *cu = mm_driver_forked() ? NULL : mm_driver_peek();
+    mm_driver *cu = mm_driver_usable();
     unsigned long long now[COUNT];
     mm_status ignored;
 
