@@ -140,8 +140,8 @@ mm_pool_free_address(mm_driver *cu, mm_pool *pool, CUdeviceptr start, CUstream s
         return -1;
     }
     code = cu->MemFreeAsync(start, stream);
-    if (code == CUDA_SUCCESS && pool != NULL) {
-        mm_queued_frees_add(cu, &pool->driver_pool.frees, stream);
+    if (pool != NULL) {
+        mm_queued_frees_add(cu, &pool->driver_pool.frees, stream, code);
     }
     mm_scope_leave(&scope);
     return mm_freed(code) ? 0 : mm_fail_call(st, "cuMemFreeAsync", (int)code);

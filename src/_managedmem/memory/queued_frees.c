@@ -111,7 +111,7 @@ has_many(const mm_queued_frees *frees)
 }
 
 void
-mm_queued_frees_add(mm_driver *cu, mm_queued_frees *frees, CUstream stream)
+mm_queued_frees_add(mm_driver *cu, mm_queued_frees *frees, CUstream stream, CUresult result)
 {
     mm_free_event key = {0}, *entry = NULL;
 
@@ -119,7 +119,7 @@ mm_queued_frees_add(mm_driver *cu, mm_queued_frees *frees, CUstream stream)
     if (has_many(frees)) {
         destroy_reached(cu, frees);
     }
-    if (identify(cu, stream, &key) == CUDA_SUCCESS) {
+    if (result == CUDA_SUCCESS && identify(cu, stream, &key) == CUDA_SUCCESS) {
         entry = find_or_create(cu, frees, stream, &key);
     }
     if (entry == NULL || cu->EventRecord(entry->event, stream) != CUDA_SUCCESS) {

@@ -21,9 +21,9 @@ typedef struct {
 
 void mm_queued_frees_init(mm_queued_frees *frees);
 
-/* Notes that a free was just queued on the stream. In the scope of that call, whose capture mode is
- * relaxed. */
-void mm_queued_frees_add(mm_driver *cu, mm_queued_frees *frees, CUstream stream);
+/* Notes a free on the stream with its result: one that failed may be queued all the same. In the
+ * scope of that call, whose capture mode is relaxed. */
+void mm_queued_frees_add(mm_driver *cu, mm_queued_frees *frees, CUstream stream, CUresult result);
 
 /* Destroys the events that were reached; true if none is left, so that every free has run. In a
  * relaxed scope. A driver that has ended counts as done. */

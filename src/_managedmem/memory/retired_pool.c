@@ -105,7 +105,7 @@ free_orphans(mm_driver *cu, mm_retired_pool *pool)
         (void)cu->MemFreeAsync(orphan->start, NULL);
         free(orphan);
     }
-    mm_queued_frees_add(cu, &pool->frees, NULL);
+    mm_queued_frees_add(cu, &pool->frees, NULL, CUDA_SUCCESS);
     mm_scope_leave(&scope);
 }
 
