@@ -180,6 +180,26 @@ class TestTheStream:
             end(box)
         assert resource.streams == [stream.handle]
 
+    def test_that_cannot_be_asked_leaves_the_buffer_open(self, lend, resource):
+        class Moody:
+            failing = False
+
+            @property
+            def __cuda_stream__(self):
+                if self.failing:
+                    raise OSError("not now")
+                return lambda: (0, 2)
+
+        moody = Moody()
+        buffer = lend(stream=moody)
+        moody.failing = True
+        with pytest.raises(OSError, match="not now"):
+            buffer.close()
+        assert not buffer.is_closed
+        moody.failing = False
+        buffer.close()
+        assert resource.streams == [2]
+
     def test_is_the_one_of_close(self, lend, resource, stream):
         with Stream() as other:
             lend(stream=other).close(stream)

@@ -11,7 +11,7 @@ shape_items(PyObject *value)
     if (PyIndex_Check(value)) {
         return PyTuple_Pack(1, value);
     }
-    if (!PySequence_Check(value) && !PyObject_HasAttrString(value, "__iter__")) {
+    if (!PySequence_Check(value) && PyType_GetSlot(Py_TYPE(value), Py_tp_iter) == NULL) {
         PyErr_Format(PyExc_TypeError,
                      "a shape is an int or a sequence of ints, as in (2, 3): got %R", value);
         return NULL;

@@ -85,10 +85,18 @@ as_cuda_core_takes(mm_state *state, PyObject *core, PyObject *stream, CUstream h
 static PyObject *
 as_others_take(mm_state *state, PyObject *resource, PyObject *stream, CUstream handle)
 {
+    PyObject *method;
+    int found;
+
     if (stream == NULL && mm_is_resource(state, resource)) {
         return Py_NewRef(Py_None);
     }
-    if (stream != NULL && PyObject_HasAttrString(stream, "__cuda_stream__")) {
+    found = stream ? mm_get_optional(stream, "__cuda_stream__", &method) : 0;
+    if (found < 0) {
+        return NULL;
+    }
+    if (found > 0) {
+        Py_DECREF(method);
         return Py_NewRef(stream);
     }
     return call_from_handle((PyObject *)state->stream_type, handle);
