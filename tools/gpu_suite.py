@@ -25,7 +25,7 @@ def run(name, arguments, log, timeout):
     start = time.monotonic()
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments]
     env = {**os.environ, "MANAGEDMEM_DRIVER": "cuda", "PYTHONUNBUFFERED": "1"}
-    path = log / f"{name}.txt"
+    path = log / f"{name.replace(' ', '-')}.txt"
     with path.open("w") as output:
         try:
             status = subprocess.run(
@@ -50,6 +50,7 @@ def main():
     parser.add_argument("--seed", type=int, default=None, help="of the order of the files")
     parser.add_argument("--log", type=Path, default=ROOT / ".gpu-suite")
     parser.add_argument("--timeout", type=float, default=1800, help="seconds for each process")
+    parser.add_argument("--from-file", type=int, default=0, help="where to go on in that order")
     options = parser.parse_args()
     options.log.mkdir(parents=True, exist_ok=True)
     ok = True
@@ -61,8 +62,8 @@ def main():
         random.Random(seed).shuffle(files)
         total = {}
         print(f"{len(files)} files in the order of seed {seed}", flush=True)
-        for file in files:
-            counts, passed = run(file.stem, [str(file)], options.log, options.timeout)
+        for number, file in enumerate(files[options.from_file :], options.from_file):
+            counts, passed = run(f"{number} {file.stem}", [str(file)], options.log, options.timeout)
             ok = ok and passed
             total = {k: total.get(k, 0) + counts.get(k, 0) for k in {*total, *counts}}
         print(f"all files: {total}")
