@@ -169,15 +169,17 @@ raise_no_address(PyObject *value)
 static int
 read_any_address(PyObject *value, CUdeviceptr *out)
 {
+    bool plain = PyLong_CheckExact(value);
     PyObject *number = NULL;
     unsigned long long address;
 
-    if (PyBool_Check(value) || PyFloat_Check(value) || PyUnicode_Check(value)
-        || PyBytes_Check(value) || value == Py_None) {
+    if (!plain
+        && (PyBool_Check(value) || PyFloat_Check(value) || PyUnicode_Check(value)
+            || PyBytes_Check(value) || value == Py_None)) {
         PyErr_Format(PyExc_TypeError, "an address must be an int, got %R", value);
         return -1;
     }
-    number = PyNumber_Long(value);
+    number = plain ? Py_NewRef(value) : PyNumber_Long(value);
     if (number == NULL) {
         return -1;
     }
