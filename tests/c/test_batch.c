@@ -77,7 +77,7 @@ ranges_without_a_byte_are_dropped(void)
             CHECK_OK(mm_batch_split_edges(&b, &edges, &st), &st);
             CHECK_EQUAL(b.count, left);
             CHECK_EQUAL(edges.count, 0);
-            CHECK(!b.in_turn);
+            CHECK(!b.edges_interleaved);
             mm_batch_free(&edges);
             mm_batch_free(&b);
         }

@@ -202,7 +202,7 @@ a_hold_can_go_before_its_reference(void)
     mm_memory *m = allocate(100);
 
     mm_memory_retain(m);
-    CHECK(!mm_memory_let_go(m));
+    CHECK(!mm_memory_release_hold(m));
     CHECK_EQUAL(world.live_allocations(), before + 1);
     CHECK(mm_guard_enter(&m->guard)); /* a call through the reference that is left */
     mm_guard_leave(&m->guard);
@@ -211,7 +211,7 @@ a_hold_can_go_before_its_reference(void)
     mm_memory_end(m);
     CHECK_EQUAL(world.live_allocations(), before);
     CHECK(!mm_guard_enter(&m->guard));
-    mm_memory_forget(m);
+    mm_memory_release_reference(m);
 }
 
 static void
@@ -220,11 +220,11 @@ the_last_hold_retires_what_is_referred_to(void)
     size_t before = world.live_allocations();
     mm_memory *m = allocate(100);
 
-    CHECK(mm_memory_let_go(m));
+    CHECK(mm_memory_release_hold(m));
     mm_memory_retire(m);
     CHECK_EQUAL(world.live_allocations(), before);
     mm_memory_retire(m);
-    mm_memory_forget(m);
+    mm_memory_release_reference(m);
 }
 
 static void
@@ -258,7 +258,7 @@ use_and_let_go(void *argument)
         CHECK_EQUAL(v->alive, 1);
         mm_guard_leave(&v->memory->guard);
     }
-    if (mm_memory_let_go(v->memory)) {
+    if (mm_memory_release_hold(v->memory)) {
         mm_memory_retire(v->memory);
         v->alive = 0;
     }
@@ -283,7 +283,7 @@ the_last_of_many_holds_waits_for_calls(void)
         check_threads(WORKERS, use_and_let_go, &v);
         CHECK_EQUAL(v.alive, 0);
         for (int i = 0; i < WORKERS; i++) {
-            mm_memory_forget(v.memory);
+            mm_memory_release_reference(v.memory);
         }
     }
 }

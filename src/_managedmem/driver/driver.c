@@ -1,9 +1,9 @@
 /* driver.c: opens libcuda (or the emulated driver) and resolves the function table.
  *
  * Owns the only process-wide mutable data of the library: the selected name, the record of what
- * was tried, and the published table. One thread at a time has the turn to change them. A fork does
- * not wait for it, because the library that is opened may itself fork, and may stop forks by handlers
- * of its own; a child whose parent was just opening a driver gets none. */
+ * was tried, and the published table. One thread at a time takes the turn to change them. fork() does
+ * not wait for the turn, because the library being opened may fork itself. A child that was forked
+ * while its parent was opening a driver cannot use one. */
 #include "driver.h"
 
 #include <dlfcn.h>
@@ -15,16 +15,16 @@
 #include <string.h>
 #include <time.h>
 
-/* No mutex: a child could not free one that a thread of its parent had. */
+/* Not a mutex: a forked child could not unlock one that a thread of its parent holds. */
 enum { FREE, TAKEN, OPENING };
 static atomic_int turn;
-static char names[2][PATH_MAX]; /* one is selected, the next selection is written to the other */
+static char names[2][PATH_MAX]; /* the selected name, and space for the next one */
 static _Atomic(const char *) selected;
 static char tried[2048];
 static char opened_path[PATH_MAX];
 static mm_driver table;
 static _Atomic(mm_driver *) published;
-static atomic_bool forked; /* the parent's driver, or its opening, is not for this process */
+static atomic_bool forked; /* a parent opened the driver, or was opening it: unusable here */
 
 typedef struct {
     const char *name;
@@ -223,7 +223,7 @@ end_turn(void)
     atomic_store(&turn, FREE);
 }
 
-/* The thread that had the turn need not exist here. */
+/* The thread that had the turn does not exist in the child. */
 static void
 after_fork_in_child(void)
 {
@@ -233,14 +233,14 @@ after_fork_in_child(void)
     end_turn();
 }
 
-/* When this library is loaded, so before anybody takes the turn. */
+/* Runs when this library is loaded, before any thread can take the turn. */
 __attribute__((constructor)) static void
 watch_forks(void)
 {
     (void)pthread_atfork(NULL, NULL, after_fork_in_child);
 }
 
-/* Called in the turn. */
+/* The caller has the turn. */
 static int
 open_library(mm_driver *t, mm_status *st)
 {

@@ -50,7 +50,7 @@ mm_driver *mm_driver_usable(void);
 /* What the openings so far tried and met, one line each. Copies at most size bytes. */
 void mm_driver_tried(char *text, unsigned long size);
 
-/* Whether the driver was opened, or was just being opened, in a parent process of this one. */
+/* True in a process that was forked after its parent opened the driver, or while it did. */
 bool mm_driver_forked(void);
 
 /* MM_UNSUPPORTED for an entry point that came with CUDA 13.0. */

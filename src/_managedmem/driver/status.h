@@ -22,7 +22,7 @@ typedef enum {
     MM_CAPTURING,      /* the stream is recording a graph */
     MM_BAD_VALUE,      /* an argument, found wrong before the driver was called */
     MM_EXPORTED,       /* the memory cannot be closed: a host view or DLPack export lives */
-    MM_NO_EXPORT,      /* the memory cannot be given out in that way */
+    MM_NO_EXPORT,      /* the memory cannot be exported like that */
     MM_FORKED,         /* the driver was opened before this process was forked */
     MM_NO_MEMORY,      /* malloc failed */
     MM_REFUSED         /* not possible in the present state */

@@ -1,36 +1,37 @@
-/* advice.c: what advice.h says. Drivers act on all pages of a range at once, but record what they did
- * as docs/develop/conformance.rst says, and that is all that can be read. */
+/* advice.c: one advice on one range. A driver advises every page of a range, but may record the advice
+ * for some of them only (docs/develop/conformance.rst), and only records can be queried. */
 #include "advice.h"
 
 /* --- records ---------------------------------------------------------------------------- */
 
 /* One query of a record, in the caller's scope. */
 static CUresult
-ask_record(mm_driver *cu, mm_range range, CUmem_range_attribute which, int *into, size_t count)
+query_record(mm_driver *cu, mm_range range, CUmem_range_attribute attribute, int *out,
+             size_t count)
 {
-    return cu->MemRangeGetAttribute(into, count * sizeof *into, which, range.start, range.size);
+    return cu->MemRangeGetAttribute(out, count * sizeof *out, attribute, range.start, range.size);
 }
 
-/* The members on record; false where the driver does not tell. */
+/* The recorded members; false if the query fails. */
 static bool
-ask_members(mm_driver *cu, mm_range range, mm_location_set *members)
+query_members(mm_driver *cu, mm_range range, mm_location_set *members)
 {
     size_t places = mm_accessed_by_places(cu);
     int answer[MM_MAX_DEVICES + 1];
-    CUresult code = ask_record(cu, range, CU_MEM_RANGE_ATTRIBUTE_ACCESSED_BY, answer, places);
+    CUresult code = query_record(cu, range, CU_MEM_RANGE_ATTRIBUTE_ACCESSED_BY, answer, places);
 
     *members = code == CUDA_SUCCESS ? mm_accessed_by_set(answer, places) : 0;
     return code == CUDA_SUCCESS;
 }
 
-/* The next four: whether the record says so; yes also where the driver does not tell. */
+/* The next four are true if the record agrees, or if the query fails. */
 
 static bool
 is_read_mostly(mm_driver *cu, mm_range range)
 {
     int on = 0;
 
-    return ask_record(cu, range, CU_MEM_RANGE_ATTRIBUTE_READ_MOSTLY, &on, 1) != CUDA_SUCCESS
+    return query_record(cu, range, CU_MEM_RANGE_ATTRIBUTE_READ_MOSTLY, &on, 1) != CUDA_SUCCESS
            || on != 0;
 }
 
@@ -39,45 +40,44 @@ is_accessed_by(mm_driver *cu, mm_range range, CUmemLocation where)
 {
     mm_location_set members;
 
-    return !ask_members(cu, range, &members) || (members & mm_location_bit(where)) != 0;
+    return !query_members(cu, range, &members) || (members & mm_location_bit(where)) != 0;
 }
 
 static bool
 prefers_node(mm_driver *cu, mm_range range, CUmemLocation where)
 {
-    CUmem_range_attribute which[] = {CU_MEM_RANGE_ATTRIBUTE_PREFERRED_LOCATION_TYPE,
-                                     CU_MEM_RANGE_ATTRIBUTE_PREFERRED_LOCATION_ID};
+    CUmem_range_attribute attributes[] = {CU_MEM_RANGE_ATTRIBUTE_PREFERRED_LOCATION_TYPE,
+                                          CU_MEM_RANGE_ATTRIBUTE_PREFERRED_LOCATION_ID};
     int type = 0, id = 0;
-    void *into[] = {&type, &id};
+    void *out[] = {&type, &id};
     size_t sizes[] = {sizeof type, sizeof id};
 
-    return cu->MemRangeGetAttributes(into, sizes, which, 2, range.start, range.size)
+    return cu->MemRangeGetAttributes(out, sizes, attributes, 2, range.start, range.size)
                != CUDA_SUCCESS
            || (type == (int)where.type && id == where.id);
 }
 
-/* The query for the location as one number has the same answer for all kinds of hosts. */
+/* A device is queried as one number; that number is the same for all kinds of hosts. */
 static bool
 is_preferred(mm_driver *cu, mm_range range, CUmemLocation where)
 {
     int answer = 0;
 
     if (where.type == CU_MEM_LOCATION_TYPE_DEVICE) {
-        return ask_record(cu, range, CU_MEM_RANGE_ATTRIBUTE_PREFERRED_LOCATION, &answer, 1)
+        return query_record(cu, range, CU_MEM_RANGE_ATTRIBUTE_PREFERRED_LOCATION, &answer, 1)
                    != CUDA_SUCCESS
                || answer == where.id;
     }
     if (where.type == CU_MEM_LOCATION_TYPE_HOST) {
-        return ask_record(cu, range, CU_MEM_RANGE_ATTRIBUTE_PREFERRED_LOCATION_TYPE, &answer, 1)
+        return query_record(cu, range, CU_MEM_RANGE_ATTRIBUTE_PREFERRED_LOCATION_TYPE, &answer, 1)
                    != CUDA_SUCCESS
                || answer == CU_MEM_LOCATION_TYPE_HOST;
     }
     return prefers_node(cu, range, where);
 }
 
-/* Whether the record of a range says what an advice has set. True also where the driver does not
- * tell, and for advice of which it cannot be told: a range without an advice and one in part without
- * it answer the same. A function for each kind, so that none makes room for the answers of others. */
+/* True if the record of the range shows the advice, or if the query fails. Always true for advice that
+ * unsets: the answer is the same if all pages or only some lack an advice. */
 static bool
 is_recorded(mm_driver *cu, mm_range range, CUmem_advise advice, CUmemLocation where)
 {
@@ -93,7 +93,7 @@ is_recorded(mm_driver *cu, mm_range range, CUmem_advise advice, CUmemLocation wh
     }
 }
 
-/* The first page that an advice is not recorded for, in a range that it is not recorded for. */
+/* The first page without a record of the advice, by bisection. The range has such a page. */
 static CUdeviceptr
 first_not_recorded(mm_driver *cu, mm_range range, CUmem_advise advice, CUmemLocation where)
 {
@@ -117,9 +117,8 @@ first_not_recorded(mm_driver *cu, mm_range range, CUmem_advise advice, CUmemLoca
     }
 }
 
-/* Whether a NUMA node that was preferred just now is missing from the record of some pages. Never so
- * on machines with one node, whose drivers keep none. Else *where is that node, also where it was the
- * current one. */
+/* True if some pages lack the record of a NUMA node that was just advised: *where is then that node,
+ * also if the current node was advised. False on machines with one node, where no node is recorded. */
 static bool
 lacks_node(mm_driver *cu, mm_range range, CUmemLocation *where)
 {
@@ -134,11 +133,10 @@ lacks_node(mm_driver *cu, mm_range range, CUmemLocation *where)
     return where->type == CU_MEM_LOCATION_TYPE_HOST_NUMA;
 }
 
-/* Repeats an advice until the driver's record of the range says so. Where parts had been advised
- * differently, drivers (580) advise every page but leave out some of the parts in what they record.
- * A repetition from the start gets no further than pages that have the same advice already, one
- * from the first part that is missing can miss just that part; in turn they get through. The advice
- * holds anyway, so nothing here is an error. */
+/* Repeats an advice until it is recorded for the whole range. Driver 580 advises every page, but leaves
+ * out records where the parts of a range had different advice. A repetition from the start stops at
+ * pages that have the advice already; one from the first missing part can miss that part. Alternating
+ * them reaches every part. Failures are ignored, because the advice holds without a record. */
 static void
 settle_record(mm_driver *cu, mm_range range, CUmem_advise advice, CUmemLocation where)
 {
@@ -221,30 +219,30 @@ mm_advice_remember(mm_driver *cu, mm_range range, CUmem_advise advice, CUmemLoca
     }
 }
 
-/* Takes an advice from all pages, and from the record of each. */
+/* Unsets an advice on all pages, and in the record of each page. */
 static void
-take_from_pages(mm_driver *cu, mm_range range, CUmem_advise set, CUmemLocation where)
+unset_on_pages(mm_driver *cu, mm_range range, CUmem_advise set, CUmemLocation where)
 {
     CUmem_advise unset = unsetting(set);
-    CUmemLocation given = mm_advice_needs_location(unset) ? where : mm_host();
-    CUresult code = cu->MemAdvise(range.start, range.size, unset, given);
+    CUmemLocation unset_location = mm_advice_needs_location(unset) ? where : mm_host();
+    CUresult code = cu->MemAdvise(range.start, range.size, unset, unset_location);
 
     while (code == CUDA_SUCCESS && range.size > 0) {
         mm_range page = mm_first_page(range);
         if (is_recorded(cu, page, set, where)) {
-            code = cu->MemAdvise(page.start, page.size, unset, given);
+            code = cu->MemAdvise(page.start, page.size, unset, unset_location);
         }
         range.start += page.size;
         range.size -= page.size;
     }
 }
 
-/* In the caller's scope. The advice that failed may have been taken: a driver may report an earlier
- * error after it acted. Where pages had not the same, that is believed only if it shows on all of
- * them, so that a mere refusal destroys nothing. */
+/* In the caller's scope. The failed call may have set the advice, because a driver may act and then
+ * report an earlier error. If the pages differed before, the advice is unset only if all of them have
+ * it now, so that a refusal destroys nothing. */
 static void
 put_back(mm_driver *cu, mm_range range, CUmem_advise advice, CUmemLocation where,
-         const mm_advice_before *before, mm_advice_fate fate)
+         const mm_advice_before *before, mm_advice_progress progress)
 {
     CUmem_advise set = setting(advice);
     mm_status ignored;
@@ -263,20 +261,21 @@ put_back(mm_driver *cu, mm_range range, CUmem_advise advice, CUmemLocation where
         return;
     }
     if (set == advice
-        && (fate == MM_GIVEN || (fate == MM_FAILED && is_recorded(cu, range, set, where)))) {
-        take_from_pages(cu, range, set, where);
+        && (progress == MM_ADVISED
+            || (progress == MM_FAILED && is_recorded(cu, range, set, where)))) {
+        unset_on_pages(cu, range, set, where);
     }
 }
 
 void
 mm_advice_put_back(mm_driver *cu, mm_range range, CUmem_advise advice, CUmemLocation where,
-                   const mm_advice_before *before, mm_advice_fate fate)
+                   const mm_advice_before *before, mm_advice_progress progress)
 {
     mm_status ignored;
     mm_scope scope;
 
     if (mm_scope_enter_relaxed(&scope, cu, MM_ANY_DEVICE, &ignored) == 0) {
-        put_back(cu, range, advice, where, before, fate);
+        put_back(cu, range, advice, where, before, progress);
         mm_scope_leave(&scope);
     }
 }
@@ -322,8 +321,8 @@ mm_range_advise_settled(mm_driver *cu, mm_range range, CUmem_advise advice, CUme
     return code == CUDA_SUCCESS ? 0 : refuse_advice(cu, range, where, code, st);
 }
 
-/* A range that not all of has yet what it is to be given. Only of a preferred location there is more
- * to ask then. */
+/* Advises a range that is not recorded to have the advice on all pages. That is enough to know before
+ * read-mostly or accessed-by is set; a preferred location must be queried. */
 static int
 advise_anew(mm_driver *cu, mm_range range, CUmem_advise advice, CUmemLocation where, mm_status *st)
 {
@@ -343,7 +342,7 @@ advise_anew(mm_driver *cu, mm_range range, CUmem_advise advice, CUmemLocation wh
     return refuse_advice(cu, range, where, code, st);
 }
 
-/* What is set again, the most frequent case, has been recorded before, and needs no putting back. */
+/* Setting an advice again is the most frequent case: it needs one query, and nothing to restore. */
 int
 mm_range_advise(mm_driver *cu, mm_range range, CUmem_advise advice, CUmemLocation where,
                 mm_status *st)
@@ -369,8 +368,7 @@ mm_range_advise(mm_driver *cu, mm_range range, CUmem_advise advice, CUmemLocatio
 
 /* --- accessed-by members ---------------------------------------------------------------- */
 
-/* Advises members on or off, one by one, in the caller's scope. *done has those that the driver
- * took. */
+/* Sets or unsets members one by one, in the caller's scope. *done has those that the driver accepted. */
 static int
 switch_members(mm_driver *cu, mm_range range, mm_location_set members, bool on,
                mm_location_set *done, mm_status *st)
@@ -408,15 +406,15 @@ mm_range_switch_accessed_by(mm_driver *cu, mm_range range, mm_location_set membe
     return rc;
 }
 
-/* Of members that were set, sees to it that they read back. Recording one can drop another from a
- * part, so all are looked at again until they stay. */
+/* Repeats the advice of members until all of them read back. A repetition for one member can drop the
+ * record of another, so each round queries all of them. */
 static void
 settle_members(mm_driver *cu, mm_range range, mm_location_set members)
 {
     enum { MOST_ROUNDS = 8 };
     mm_location_set now;
 
-    for (int n = 0; n < MOST_ROUNDS && ask_members(cu, range, &now); n++) {
+    for (int n = 0; n < MOST_ROUNDS && query_members(cu, range, &now); n++) {
         mm_location_set missing = members & ~now;
         if (missing == 0) {
             return;
@@ -428,19 +426,19 @@ settle_members(mm_driver *cu, mm_range range, mm_location_set members)
     }
 }
 
-/* Both try each of the members; a failure is dropped, because an earlier one is being reported. */
+/* Both try each member. Failures are ignored, because an earlier one is being reported. */
 
 static void
-take_members(mm_driver *cu, mm_range range, mm_location_set members)
+unset_members(mm_driver *cu, mm_range range, mm_location_set members)
 {
     for (; members != 0; members &= members - 1) {
-        take_from_pages(cu, range, CU_MEM_ADVISE_SET_ACCESSED_BY,
-                        mm_bit_location(__builtin_ctzll(members)));
+        unset_on_pages(cu, range, CU_MEM_ADVISE_SET_ACCESSED_BY,
+                       mm_bit_location(__builtin_ctzll(members)));
     }
 }
 
 static void
-give_members(mm_driver *cu, mm_range range, mm_location_set members)
+set_members(mm_driver *cu, mm_range range, mm_location_set members)
 {
     for (mm_location_set left = members; left != 0; left &= left - 1) {
         (void)cu->MemAdvise(range.start, range.size, CU_MEM_ADVISE_SET_ACCESSED_BY,
@@ -471,11 +469,11 @@ mm_range_change_accessed_by(mm_driver *cu, mm_range range, mm_location_set from,
         settle_members(cu, range, added);
     }
     if (rc < 0) {
-        /* The advice that failed may have been taken: a driver may report an earlier error after
-         * it acted. So what was added shows now, and what was removed may be set once too often. */
-        (void)ask_members(cu, range, &now);
-        take_members(cu, range, added & (done | now));
-        give_members(cu, range, removed);
+        /* The failed call may have acted, because a driver may act and then report an earlier
+         * error. So added members are queried, and all removed members are set again. */
+        (void)query_members(cu, range, &now);
+        unset_members(cu, range, added & (done | now));
+        set_members(cu, range, removed);
     }
     mm_scope_leave(&scope);
     return rc;

@@ -16,8 +16,8 @@ call_allocate(mm_driver *cu, size_t size, CUdeviceptr *start, mm_status *st)
     return -1;
 }
 
-/* Whole pages from a page's start belong to nobody else. Where the driver puts them across a page
- * border, one page more leaves room to begin at the next. */
+/* Memory that starts and ends at page borders shares no page. If the driver does not align it, one
+ * page more leaves space to begin at the next border. */
 static int
 allocate_pages(mm_driver *cu, size_t size, CUdeviceptr *allocation, mm_status *st)
 {
@@ -62,8 +62,8 @@ mm_freed(CUresult code)
            || code == CUDA_ERROR_CONTEXT_IS_DESTROYED;
 }
 
-/* No context is needed to free, and the thread's capture mode must not stand in the way: the
- * garbage collector runs when it likes. */
+/* Freeing needs no context. The capture mode is relaxed, because the garbage collector may free
+ * during a graph capture of the thread. */
 int
 mm_free(mm_driver *cu, CUdeviceptr start, mm_status *st)
 {

@@ -4,15 +4,15 @@
 
 #include "../driver/context.h"
 
-/* Managed memory on pages of its own: its first address, or 0 on failure. *allocation is what to
- * free. */
+/* Allocates managed memory on pages of its own. Returns its first address, 0 on failure; *allocation is
+ * the address for mm_free. */
 CUdeviceptr mm_allocate_pages(mm_driver *cu, size_t size, CUdeviceptr *allocation, mm_status *st);
 
-/* True if the memory is gone after this result of a free: also when the driver is shut down or its
- * context is destroyed. */
+/* True if the memory is gone after this result of a free: success, a driver that is shut down, or a
+ * destroyed context. */
 bool mm_freed(CUresult code);
 
-/* Frees a managed allocation, also in the middle of somebody's graph capture. */
+/* Frees a managed allocation, also during a graph capture. */
 MM_NODISCARD int mm_free(mm_driver *cu, CUdeviceptr start, mm_status *st);
 
 #endif

@@ -10,7 +10,7 @@ mm_batch_init(mm_batch *b, size_t count, mm_status *st)
 {
     b->count = count;
     b->moves = b->few;
-    b->in_order = b->in_turn = false;
+    b->in_order = b->edges_interleaved = false;
     if (count > MM_FEW) {
         b->moves = calloc(count, sizeof *b->moves);
         if (b->moves == NULL) {
@@ -55,17 +55,17 @@ end_of(const mm_move *m)
     return m->range.start + m->range.size;
 }
 
-/* A range reaches to the end of its last page, for that is what advice and prefetch act on; discards
- * have been rounded to whole pages before. */
+/* The end of the last page of a range: advice and prefetch act on whole pages. Discards were rounded to
+ * whole pages before. */
 static CUdeviceptr
 reach_of(const mm_move *m, CUdeviceptr page)
 {
-    return (end_of(m) + page - 1) & ~(page - 1); /* a division would take most of the time */
+    return (end_of(m) + page - 1) & ~(page - 1); /* page is a power of two; a division is slow */
 }
 
-/* Ranges may only be joined inside one known allocation: the driver refuses a range that spans
- * two, even where they touch. Of system memory, which has none, only overlaps are known to be one
- * piece; in one batch call, the order of their discards and prefetches would be undefined. */
+/* Ranges are joined inside one allocation only: the driver refuses a range over two, even if they
+ * touch. System memory has no allocation, so only overlapping ranges are joined; separate ranges of
+ * one batch call would be discarded and prefetched in an undefined order. */
 static bool
 can_join(const mm_move *left, const mm_move *right, CUdeviceptr page)
 {
@@ -89,13 +89,13 @@ is_sorted(const mm_batch *b)
     return true;
 }
 
-/* Whether sorted ranges of different locations overlap or share a page. All reaches are ends of pages,
- * so a range that begins before one begins on a page that is taken. */
+/* True if sorted ranges of different locations overlap or share a page. `reach` and `others` are ends
+ * of pages, so a range that begins before them begins on a page of another range. */
 static bool
 has_conflict(const mm_move *moves, size_t count)
 {
     CUdeviceptr page = mm_page_size(), reach = reach_of(&moves[0], page);
-    CUdeviceptr others = 0; /* how far other locations reach */
+    CUdeviceptr others = 0; /* the reach of ranges with another location than `farthest` */
     CUmemLocation farthest = moves[0].where;
 
     for (size_t i = 1; i < count; i++) {
@@ -137,7 +137,7 @@ join_neighbours(mm_batch *b)
     b->count = last + 1;
 }
 
-/* Takes out ranges without a byte, for which there is nothing to do. */
+/* Removes empty ranges. */
 static void
 drop_empty(mm_batch *b)
 {
@@ -159,9 +159,9 @@ mm_batch_merge(mm_batch *b)
 {
     mm_move *kept;
 
-    b->in_order = b->in_turn;
-    if (b->in_turn) {
-        return; /* as each has its edges, also those without a byte */
+    b->in_order = b->edges_interleaved;
+    if (b->edges_interleaved) {
+        return; /* edges are found by the index of their range */
     }
     if (b->count > 1) {
         drop_empty(b);
@@ -208,7 +208,7 @@ mm_batch_lay_out(mm_batch *b, mm_action what)
 
 /* --- operations ------------------------------------------------------------------------- */
 
-/* What the three operations share; edges may be NULL. */
+/* The common part of the three operations; edges may be NULL. */
 static int
 run(mm_driver *cu, mm_action what, mm_batch *b, const mm_batch *edges, const mm_how *how,
     mm_status *st)
@@ -246,8 +246,8 @@ shrink(mm_batch *b, size_t i, mm_status *st)
     return rc;
 }
 
-/* Drops ranges without a byte, of which there are few, before the others are shrunk. The message
- * about one of those counts all. */
+/* Drops empty ranges before the others are shrunk. If there are any, all ranges are checked first, so
+ * that the index in an error message counts the empty ones too. */
 static int
 drop_empty_checked(mm_batch *b, mm_status *st)
 {
@@ -289,20 +289,21 @@ mm_batch_discard(mm_driver *cu, mm_batch *b, CUstream stream, mm_dispatch dispat
     return whole_pages(b, st) < 0 ? -1 : run(cu, MM_DO_DISCARD, b, NULL, &how, st);
 }
 
-/* Adds what lies between two addresses; nothing only where each move has its two edges. */
+/* Adds the range between two addresses. An empty one is added only if every move has two edges. */
 static void
 add_edge(mm_batch *edges, const mm_move *m, CUdeviceptr start, CUdeviceptr end)
 {
-    if (start < end || edges->in_turn) {
+    if (start < end || edges->edges_interleaved) {
         edges->moves[edges->count] = *m;
         edges->moves[edges->count].range.start = start;
         edges->moves[edges->count++].range.size = (size_t)(end - start);
     }
 }
 
-/* Whether the last one of several has to win on some page; room has space for all moves. */
+/* True if moves with different locations share a page, so that the last one must win. `scratch` has
+ * space for all moves. */
 static bool
-is_order_needed(const mm_batch *b, mm_move *room)
+is_order_needed(const mm_batch *b, mm_move *scratch)
 {
     if (b->count < 2) {
         return false;
@@ -310,9 +311,9 @@ is_order_needed(const mm_batch *b, mm_move *room)
     if (is_sorted(b)) {
         return has_conflict(b->moves, b->count);
     }
-    memcpy(room, b->moves, b->count * sizeof *room);
-    qsort(room, b->count, sizeof *room, by_address);
-    return has_conflict(room, b->count);
+    memcpy(scratch, b->moves, b->count * sizeof *scratch);
+    qsort(scratch, b->count, sizeof *scratch, by_address);
+    return has_conflict(scratch, b->count);
 }
 
 int
@@ -323,7 +324,7 @@ mm_batch_split_edges(mm_batch *b, mm_batch *edges, mm_status *st)
     if (mm_batch_init(edges, 2 * b->count, st) < 0 || drop_empty_checked(b, st) < 0) {
         return -1;
     }
-    edges->in_turn = b->in_turn = is_order_needed(b, edges->moves);
+    edges->edges_interleaved = b->edges_interleaved = is_order_needed(b, edges->moves);
     edges->count = 0;
     for (size_t i = 0; i < b->count; i++) {
         mm_move before = b->moves[i], *m = &b->moves[i];
@@ -335,7 +336,7 @@ mm_batch_split_edges(mm_batch *b, mm_batch *edges, mm_status *st)
         cut = cut || m->range.size < before.range.size;
     }
     if (!cut) {
-        edges->in_turn = b->in_turn = false;
+        edges->edges_interleaved = b->edges_interleaved = false;
         edges->count = 0;
     }
     mm_batch_lay_out(edges, MM_DO_PREFETCH);
@@ -360,25 +361,28 @@ mm_batch_discard_prefetch(mm_driver *cu, mm_batch *b, CUstream stream, mm_dispat
 
 /* --- advice ----------------------------------------------------------------------------- */
 
-/* Advice that got as far as the range that failed goes back to what was there before. First what had
- * no common advice, then what had, also where that was not reached: ranges may overlap. */
+/* Restores the advice of all ranges after a failure. Ranges whose pages differed come first, because
+ * they are unset and may overlap ranges that are set again; so even ranges that were not reached are
+ * set again. */
 static void
-take_back_all(mm_driver *cu, const mm_batch *b, CUmem_advise advice,
-              const mm_advice_before *before, size_t failed)
+restore_all(mm_driver *cu, const mm_batch *b, CUmem_advise advice, const mm_advice_before *before,
+            size_t failed)
 {
     for (int whole = 0; whole <= 1; whole++) {
         for (size_t i = 0; i < b->count; i++) {
-            mm_advice_fate fate = i < failed ? MM_GIVEN : i == failed ? MM_FAILED : MM_NOT_TRIED;
+            mm_advice_progress progress = i < failed    ? MM_ADVISED
+                                          : i == failed ? MM_FAILED
+                                                        : MM_NOT_TRIED;
             if (before[i].whole == (whole == 1)) {
                 mm_advice_put_back(cu, b->moves[i].range, advice, b->moves[i].where, &before[i],
-                                   fate);
+                                   progress);
             }
         }
     }
 }
 
 /* Advises each range, having remembered all of them; on a failure every one goes back to what it
- * was. before has room for each range. */
+ * was. before has space for each range. */
 static int
 advise_all(mm_driver *cu, const mm_batch *b, CUmem_advise advice, mm_advice_before *before,
            mm_status *st)
@@ -392,7 +396,7 @@ advise_all(mm_driver *cu, const mm_batch *b, CUmem_advise advice, mm_advice_befo
     for (size_t i = 0; i < b->count; i++) {
         const mm_move *m = &b->moves[i];
         if (mm_range_advise_settled(cu, m->range, advice, m->where, st) < 0) {
-            take_back_all(cu, b, advice, before, i);
+            restore_all(cu, b, advice, before, i);
             return -1;
         }
     }

@@ -18,8 +18,7 @@ typedef struct {
     size_t count;
     size_t eligible; /* once laid out: so many at the front may go into one batch call */
     bool in_order; /* ranges on one page have different locations: the last one must win */
-    bool
-        in_turn; /* of a discard_prefetch in order: the edges of each range come right before it */
+    bool edges_interleaved; /* in order: the edges of each range are issued right before it */
     mm_move few[MM_FEW];
 } mm_batch;
 
@@ -32,7 +31,7 @@ MM_NODISCARD int mm_batch_copy(mm_batch *to, const mm_batch *from, mm_status *st
 typedef enum { MM_DO_PREFETCH, MM_DO_DISCARD, MM_DO_DISCARD_PREFETCH } mm_action;
 typedef enum { MM_DISPATCH_AUTO, MM_DISPATCH_BATCH, MM_DISPATCH_LOOP } mm_dispatch;
 
-/* All of these merge first, and so change the batch; nothing may be left of it. */
+/* All of these merge first, which changes the batch and may leave it empty. */
 MM_NODISCARD int mm_batch_prefetch(mm_driver *cu, mm_batch *b, CUstream stream,
                                    mm_dispatch dispatch, mm_defer defer, mm_status *st);
 MM_NODISCARD int mm_batch_discard(mm_driver *cu, mm_batch *b, CUstream stream,
@@ -47,16 +46,16 @@ MM_NODISCARD int mm_batch_advise(mm_driver *cu, mm_batch *b, CUmem_advise advice
 
 /* The steps of the operations, for plans, which take them once and execute often. */
 
-/* Drops ranges without a byte, and joins overlaps and neighbours, with less than a page between
- * them, that have the same location inside one allocation. Where ranges of different locations
- * overlap or share a page, all keep their order, in which the last one wins. */
+/* Drops empty ranges. Joins ranges of one allocation and location that overlap or have less than a
+ * page between them. If ranges of different locations overlap or share a page, all ranges keep their
+ * order, so that the last one wins. */
 void mm_batch_merge(mm_batch *b);
 
 /* Merges, and orders the moves for the driver. */
 void mm_batch_lay_out(mm_batch *b, mm_action what);
 
-/* Shrinks every range to whole pages and collects what that cuts off in edges, a new batch that is
- * laid out; in turn, it has two for each range, of which some are empty. */
+/* Shrinks every range to whole pages. What is cut off goes to edges, a new batch that is laid out. If
+ * they are interleaved, each range has two edges, which may be empty. */
 MM_NODISCARD int mm_batch_split_edges(mm_batch *b, mm_batch *edges, mm_status *st);
 
 #endif

@@ -114,7 +114,7 @@ static bool
 way_of_all(mm_driver *cu, mm_action what, const mm_batch *b, mm_dispatch dispatch, mm_way *way)
 {
     /* A discard costs the same either way, so one call serves all of them. */
-    if (b->in_turn) {
+    if (b->edges_interleaved) {
         *way = MM_ALONE_IN_ORDER;
     } else if (dispatch == MM_DISPATCH_BATCH
                || (dispatch == MM_DISPATCH_AUTO && what == MM_DO_DISCARD && b->count > 1)) {
@@ -185,7 +185,7 @@ call_batch(mm_driver *cu, mm_action what, const mm_work *w, size_t count, size_t
         w->starts, w->sizes, count, w->where, w->first, locations, 0, stream);
 }
 
-/* The first range of a batch at which the driver takes offence; count when it is none of them. */
+/* The index of the first range that the checks find wrong; count if none is. */
 static size_t
 find_bad_range(mm_driver *cu, mm_operation op, const mm_work *w, size_t count)
 {
@@ -199,10 +199,10 @@ find_bad_range(mm_driver *cu, mm_operation op, const mm_work *w, size_t count)
     return count;
 }
 
-/* The location with the highest NUMA node, the likeliest not to be there; how many locations there are
- * when none is a node. */
+/* The index of the location with the highest NUMA node, which is the likeliest to be missing; the
+ * number of locations if none is a node. *several: there are different nodes. */
 static size_t
-find_node(const mm_work *w, size_t locations, bool *several)
+find_numa_node(const mm_work *w, size_t locations, bool *several)
 {
     size_t node = locations;
 
@@ -217,7 +217,7 @@ find_node(const mm_work *w, size_t locations, bool *several)
 }
 
 static int
-tell_batch(const mm_work *w, size_t count, mm_status *st)
+describe_batch(const mm_work *w, size_t count, mm_status *st)
 {
     CUdeviceptr start = w->starts[0], end = start;
 
@@ -230,20 +230,20 @@ tell_batch(const mm_work *w, size_t count, mm_status *st)
     return -1;
 }
 
-/* Says which of the ranges or locations was at fault, or else what the driver was given. */
+/* Names the range or location at fault, or else describes the batch. */
 static int
 explain_batch(mm_driver *cu, mm_operation op, const mm_work *w, size_t count, size_t locations,
               mm_status *st)
 {
     bool several = false, refused = st->code == CUDA_ERROR_INVALID_VALUE && cu->concurrent_access;
     size_t bad = refused ? find_bad_range(cu, op, w, count) : 0;
-    size_t node = bad == count ? find_node(w, locations, &several) : locations;
+    size_t node = bad == count ? find_numa_node(w, locations, &several) : locations;
     size_t at = bad < count ? bad : (node < locations ? w->first[node] : 0);
     mm_range range = {.start = w->starts[at], .size = w->sizes[at]};
     char text[MM_LOCATION_TEXT];
 
     if (bad == count && node == locations && count > 1) {
-        return tell_batch(w, count, st);
+        return describe_batch(w, count, st);
     }
     if (several) {
         return mm_fail(st, MM_BAD_VALUE,
@@ -314,9 +314,9 @@ issue_edges(mm_driver *cu, const mm_batch *edges, size_t from, size_t to, CUstre
     return 0;
 }
 
-/* After a failure: how many ranges had lost their contents already. */
+/* Adds to a failure how many ranges have lost their contents. */
 static int
-tell_discarded(mm_status *st, size_t count)
+add_discarded_count(mm_status *st, size_t count)
 {
     if (count == 0) {
         mm_status_add(st, "Nothing was discarded.");
@@ -326,7 +326,7 @@ tell_discarded(mm_status *st, size_t count)
     return -1;
 }
 
-/* The moves that go alone, each behind its edges where the batch is in turn. */
+/* Issues the moves that have calls of their own, and before each its edges if they are interleaved. */
 static int
 issue_singles(mm_driver *cu, mm_action what, const mm_batch *b, const mm_batch *edges,
               const mm_work *work, size_t together, CUstream stream, mm_status *st)
@@ -337,24 +337,25 @@ issue_singles(mm_driver *cu, mm_action what, const mm_batch *b, const mm_batch *
         if (work->ways[i] == MM_TOGETHER) {
             continue;
         }
-        if (b->in_turn && issue_edges(cu, edges, 2 * i, 2 * i + 2, stream, st) < 0) {
-            return tell_discarded(st, done);
+        if (b->edges_interleaved && issue_edges(cu, edges, 2 * i, 2 * i + 2, stream, st) < 0) {
+            return add_discarded_count(st, done);
         }
         if (issue_one(cu, what, &b->moves[i], stream, st) < 0) {
-            return what == MM_DO_PREFETCH || done == 0 ? -1 : tell_discarded(st, done);
+            return what == MM_DO_PREFETCH || done == 0 ? -1 : add_discarded_count(st, done);
         }
         done++;
     }
     return 0;
 }
 
-/* Edges come first: when one of them fails, nothing is discarded yet. */
+/* Edges come first, so that nothing is discarded if one of them fails. */
 static int
 issue(mm_driver *cu, mm_action what, const mm_batch *b, const mm_batch *edges,
       const mm_work *arrays, const mm_work *work, size_t together, CUstream stream, mm_status *st)
 {
-    if (edges != NULL && !b->in_turn && issue_edges(cu, edges, 0, edges->count, stream, st) < 0) {
-        return tell_discarded(st, 0);
+    if (edges != NULL && !b->edges_interleaved
+        && issue_edges(cu, edges, 0, edges->count, stream, st) < 0) {
+        return add_discarded_count(st, 0);
     }
     if (together > 0 && issue_batch(cu, what, arrays, together, stream, st) < 0) {
         return -1;

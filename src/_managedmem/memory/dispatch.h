@@ -66,10 +66,9 @@ size_t mm_dispatch_decide(mm_driver *cu, mm_action what, const mm_batch *b, mm_d
 /* Whether the batch is queued behind a host function, for the sake of how many bytes to where. */
 bool mm_dispatch_defers(const mm_batch *b, mm_defer defer, size_t *bytes, CUmemLocation *where);
 
-/* Issues a batch that is laid out; of an empty one only the arguments are checked. Before the first
- * discard, all edges are prefetched, or, where the batch is in turn, before each move its own; edges
- * may be NULL. work has room for the batch; ready holds the arrays of all its moves, or is NULL.
- * Allocates nothing. */
+/* Issues a batch that is laid out; for an empty one only the arguments are checked. Edges (or NULL) are
+ * prefetched before the first discard, interleaved ones before their move. work has space for the
+ * batch; ready holds the arrays of all its moves, or is NULL. Allocates nothing. */
 MM_NODISCARD int mm_dispatch_run(mm_driver *cu, mm_action what, const mm_batch *b,
                                  const mm_batch *edges, const mm_work *ready, mm_work *work,
                                  const mm_how *how, mm_status *st);

@@ -9,19 +9,19 @@
 #define EXPORTS(state) (((state) & ~MM_GUARD_CLOSED) >> 32)
 #define CALLS(state) ((state) & 0xffffffffu)
 
-/* --- what this thread is in, for assertions ----------------------------------------------- */
+/* --- the guards that a thread has entered, for assertions ---------------------------------- */
 
 #ifndef NDEBUG
-enum { MOST_KNOWN = 64 };
+enum { MOST_RECORDED = 64 };
 
 static _Thread_local unsigned entered;
-static _Thread_local const mm_guard *known[MOST_KNOWN]; /* the first ones */
+static _Thread_local const mm_guard *entered_guards[MOST_RECORDED]; /* without those beyond */
 
 void
 mm_guard_note_entered(const mm_guard *g)
 {
-    if (entered < MOST_KNOWN) {
-        known[entered] = g;
+    if (entered < MOST_RECORDED) {
+        entered_guards[entered] = g;
     }
     entered++;
 }
@@ -30,13 +30,13 @@ mm_guard_note_entered(const mm_guard *g)
 void
 mm_guard_note_left(const mm_guard *g)
 {
-    unsigned count = entered < MOST_KNOWN ? entered : MOST_KNOWN;
+    unsigned count = entered < MOST_RECORDED ? entered : MOST_RECORDED;
 
     assert(entered > 0);
     for (unsigned i = 0; i < count; i++) {
-        if (known[i] == g) {
-            known[i] = known[count - 1];
-            known[count - 1] = NULL;
+        if (entered_guards[i] == g) {
+            entered_guards[i] = entered_guards[count - 1];
+            entered_guards[count - 1] = NULL;
             break;
         }
     }
@@ -44,10 +44,10 @@ mm_guard_note_left(const mm_guard *g)
 }
 
 static bool
-is_in(const mm_guard *g)
+has_entered(const mm_guard *g)
 {
-    for (unsigned i = 0; i < entered && i < MOST_KNOWN; i++) {
-        if (known[i] == g) {
+    for (unsigned i = 0; i < entered && i < MOST_RECORDED; i++) {
+        if (entered_guards[i] == g) {
             return true;
         }
     }
@@ -89,7 +89,7 @@ mm_guard_close(mm_guard *g, bool forked)
 {
     uint64_t state = atomic_load(&g->state);
 
-    assert(forked || !is_in(g)); /* it would wait for itself */
+    assert(forked || !has_entered(g)); /* the thread would wait for itself */
     do {
         if (state & MM_GUARD_CLOSED) {
             return MM_CLOSED_BEFORE;

@@ -43,8 +43,8 @@ mm_guard_add_user(mm_guard *g, uint64_t one)
     return true;
 }
 
-/* Both return false when the resource is closed. A thread leaves what it entered itself, and runs no
- * Python code in between: that could close the resource, and closing waits for the call. */
+/* Both return false if the resource is closed. The thread that enters also leaves, and runs no Python
+ * code in between: that could close the resource, and closing would wait for the same thread. */
 static inline bool
 mm_guard_enter(mm_guard *g)
 {
@@ -80,7 +80,7 @@ mm_guard_is_closed(const mm_guard *g)
     return (atomic_load_explicit(&g->state, memory_order_acquire) & MM_GUARD_CLOSED) != 0;
 }
 
-/* How many guards the calling thread is in. For assertions only: 0 where those are compiled out. */
+/* The number of guards that the calling thread has entered. For assertions: 0 without them. */
 unsigned mm_guards_entered(void);
 
 typedef enum { MM_CLOSED_NOW, MM_CLOSED_BEFORE, MM_STILL_EXPORTED } mm_guard_answer;
@@ -89,7 +89,7 @@ typedef enum { MM_CLOSED_NOW, MM_CLOSED_BEFORE, MM_STILL_EXPORTED } mm_guard_ans
  * forked child there is nothing to wait for: the threads that made the calls are not there. */
 mm_guard_answer mm_guard_close(mm_guard *g, bool forked);
 
-/* Undoes MM_CLOSED_NOW, for the caller who got it and could not free the resource. */
+/* Undoes MM_CLOSED_NOW. For the caller that got it and could not free the resource. */
 void mm_guard_reopen(mm_guard *g);
 
 unsigned mm_guard_exports(const mm_guard *g);

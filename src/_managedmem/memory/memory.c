@@ -15,7 +15,7 @@ mm_memory_wrap(CUdeviceptr start, size_t size, mm_status *st)
     }
     atomic_init(&m->references, 1);
     atomic_init(&m->holds, 1);
-    atomic_flag_clear(&m->reordering);
+    atomic_flag_clear(&m->stream_lock);
     m->device = MM_ANY_DEVICE;
     m->start = start;
     m->size = size;
@@ -83,7 +83,7 @@ free_owned(mm_memory *m, const CUstream *stream, mm_status *st)
         m->block = NULL;
         return mm_pool_free(block, stream, st);
     }
-    /* A forked child has no part in its parent's memory; without bytes nothing was allocated. */
+    /* A forked child does not own its parent's memory; 0 bytes were not allocated. */
     if (!m->owned || m->size == 0 || cu == NULL) {
         return 0;
     }
@@ -98,13 +98,13 @@ mm_memory_retain(mm_memory *m)
 }
 
 bool
-mm_memory_let_go(mm_memory *m)
+mm_memory_release_hold(mm_memory *m)
 {
     return atomic_fetch_sub_explicit(&m->holds, 1, memory_order_acq_rel) == 1;
 }
 
 void
-mm_memory_forget(mm_memory *m)
+mm_memory_release_reference(mm_memory *m)
 {
     if (atomic_fetch_sub_explicit(&m->references, 1, memory_order_acq_rel) == 1) {
         free(m);
@@ -114,15 +114,15 @@ mm_memory_forget(mm_memory *m)
 bool
 mm_memory_drop(mm_memory *m)
 {
-    bool last = mm_memory_let_go(m);
+    bool last = mm_memory_release_hold(m);
 
     if (!last) {
-        mm_memory_forget(m);
+        mm_memory_release_reference(m);
     }
     return last;
 }
 
-/* Calls can be under way only where somebody else has a reference. */
+/* Calls can be under way only through another reference. */
 bool
 mm_memory_end_blocks(const mm_memory *m)
 {
@@ -145,7 +145,7 @@ void
 mm_memory_end(mm_memory *m)
 {
     mm_memory_retire(m);
-    mm_memory_forget(m);
+    mm_memory_release_reference(m);
 }
 
 void
@@ -177,30 +177,30 @@ mm_memory_close_on(mm_memory *m, const CUstream *stream, bool *first, mm_status 
     return *first ? free_owned(m, stream, st) : 0;
 }
 
-/* The stream, its holder and its device of a block, which change together. */
+/* The stream of a block, its holder and its device, which change together. */
 typedef struct {
     CUstream stream;
     mm_stream *shared;
     int device;
-} block_order;
+} block_stream;
 
 static void
-lock_order(mm_memory *m)
+lock_block_stream(mm_memory *m)
 {
-    while (atomic_flag_test_and_set_explicit(&m->reordering, memory_order_acquire)) {
+    while (atomic_flag_test_and_set_explicit(&m->stream_lock, memory_order_acquire)) {
         (void)sched_yield();
     }
 }
 
 static void
-unlock_order(mm_memory *m)
+unlock_block_stream(mm_memory *m)
 {
-    atomic_flag_clear_explicit(&m->reordering, memory_order_release);
+    atomic_flag_clear_explicit(&m->stream_lock, memory_order_release);
 }
 
-/* An error is dropped: whoever closed the stream was told that it is gone. */
+/* Errors are ignored: the stream's own close() reported them. */
 static void
-drop_order(const block_order *order)
+release_block_stream(const block_stream *order)
 {
     mm_status ignored;
     int rc = order->shared ? mm_stream_release(order->shared, &ignored) : 0;
@@ -212,17 +212,17 @@ drop_order(const block_order *order)
 static int
 refuse_capture_of_block(mm_driver *cu, mm_memory *m, mm_status *st)
 {
-    block_order now;
+    block_stream now;
     int rc;
 
-    lock_order(m);
-    now = (block_order){m->block->stream, m->block->shared, m->block->device};
+    lock_block_stream(m);
+    now = (block_stream){m->block->stream, m->block->shared, m->block->device};
     if (now.shared != NULL) {
         mm_stream_retain(now.shared);
     }
-    unlock_order(m);
+    unlock_block_stream(m);
     rc = mm_pool_refuse_capture(cu, now.stream, now.device, st);
-    drop_order(&now);
+    release_block_stream(&now);
     return rc;
 }
 
@@ -244,7 +244,7 @@ int
 mm_memory_set_stream(mm_driver *cu, mm_memory *m, CUstream stream, mm_stream *shared, bool *done,
                      mm_status *st)
 {
-    block_order order = {mm_is_default_stream(stream) ? NULL : stream, shared, m->device}, before;
+    block_stream order = {mm_is_default_stream(stream) ? NULL : stream, shared, m->device}, before;
 
     if (m->device == MM_ANY_DEVICE && order.stream == NULL
         && mm_current_device(cu, &order.device, st) < 0) {
@@ -257,14 +257,14 @@ mm_memory_set_stream(mm_driver *cu, mm_memory *m, CUstream stream, mm_stream *sh
     if (shared != NULL) {
         mm_stream_retain(shared);
     }
-    lock_order(m);
-    before = (block_order){m->block->stream, m->block->shared, m->block->device};
+    lock_block_stream(m);
+    before = (block_stream){m->block->stream, m->block->shared, m->block->device};
     m->block->stream = order.stream;
     m->block->shared = order.shared;
     m->block->device = order.device;
-    unlock_order(m);
+    unlock_block_stream(m);
     mm_guard_leave(&m->guard);
-    drop_order(&before);
+    release_block_stream(&before);
     return 0;
 }
 

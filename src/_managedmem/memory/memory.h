@@ -1,9 +1,9 @@
-/* memory.h: one stretch of memory, owned or wrapped, with its counts of users and its guard.
+/* memory.h: one piece of memory, owned or wrapped, with its references, its holds and its guard.
  *
- * Whoever holds a reference may ask about the memory; the address itself may only be used between
- * enter and leave, or export and unexport, of the guard. A reference comes with a hold: the last
- * hold to go ends the memory. A hold can be given up before its reference, by a closed view.
- * Closing frees exactly once. All of it works from any thread and needs no interpreter. */
+ * A reference keeps this struct, a hold keeps the memory. The address may only be used between enter
+ * and leave, or export and unexport, of the guard. References and holds are taken together; a closed
+ * view releases its hold before its reference. The last hold ends the memory. Closing frees exactly
+ * once. All functions may be called in any thread, without an interpreter. */
 #ifndef MM_MEMORY_H
 #define MM_MEMORY_H
 
@@ -23,11 +23,11 @@ typedef struct {
     int device; /* whose own memory it is, from a device pool; else MM_ANY_DEVICE */
     bool owned; /* freed here: the block, or by the address in allocation */
     bool pooled; /* from a pool: freed in the order of a stream */
-    atomic_flag reordering; /* a lock on the stream of the block, held for a few instructions */
+    atomic_flag stream_lock;  /* of the block's stream; held for a few instructions */
 } mm_memory;
 
-/* Allocates managed memory on pages of its own; for 0 bytes nothing, with start 0. Advice, prefetch and discard act on whole pages,
- * and the driver packs small allocations 512 bytes apart on shared ones. */
+/* Allocates managed memory on pages of its own: advice, prefetch and discard act on whole pages, and the
+ * driver packs small allocations 512 bytes apart. 0 bytes have the address 0 and no allocation. */
 mm_memory *mm_memory_allocate(mm_driver *cu, size_t size, mm_status *st);
 
 /* Allocates from a pool in the order of the stream; shared may be NULL. Managed memory is rounded
@@ -40,23 +40,24 @@ mm_memory *mm_memory_wrap(CUdeviceptr start, size_t size, mm_status *st);
 
 void mm_memory_retain(mm_memory *m);
 
-/* Gives up a hold with its reference. True for the last hold: the caller then ends the memory. */
+/* Releases a hold and its reference. True for the last hold: the caller must then call mm_memory_end,
+ * which releases the reference. */
 MM_NODISCARD bool mm_memory_drop(mm_memory *m);
 
-/* Ends memory whose last hold is gone: waits for calls under way and frees what is owned, unless it
- * is closed. That can block: then call it without the GIL. Errors of the free are dropped: the
- * driver may already be shut down. */
+/* Ends memory whose last hold is gone: unless it is closed, waits for calls under way and frees what is
+ * owned. If mm_memory_end_blocks, call it without the GIL. Errors are ignored, because the driver may
+ * already be shut down. */
 void mm_memory_end(mm_memory *m);
 bool mm_memory_end_blocks(const mm_memory *m);
 
 /* Both in one. */
 void mm_memory_release(mm_memory *m);
 
-/* Gives up a hold and keeps its reference, until mm_memory_forget. True for the last hold: the
- * caller then calls mm_memory_retire, which ends the memory and leaves the reference. */
-MM_NODISCARD bool mm_memory_let_go(mm_memory *m);
+/* Releases a hold but not its reference. True for the last hold: the caller must then call
+ * mm_memory_retire, which ends the memory but keeps the reference. */
+MM_NODISCARD bool mm_memory_release_hold(mm_memory *m);
 void mm_memory_retire(mm_memory *m);
-void mm_memory_forget(mm_memory *m);
+void mm_memory_release_reference(mm_memory *m);
 
 /* Closes: *first says whether this call did it. After a failed free the memory counts as closed. */
 MM_NODISCARD int mm_memory_close(mm_memory *m, bool *first, mm_status *st);
@@ -66,8 +67,8 @@ MM_NODISCARD int mm_memory_close(mm_memory *m, bool *first, mm_status *st);
 MM_NODISCARD int mm_memory_close_on(mm_memory *m, const CUstream *stream, bool *first,
                                     mm_status *st);
 
-/* Memory of a pool will be freed in the order of this stream; shared may be NULL. *done is false when
- * the memory is closed. */
+/* Sets the stream in whose order memory of a pool is freed; shared may be NULL. *done is false if the
+ * memory is closed. */
 MM_NODISCARD int mm_memory_set_stream(mm_driver *cu, mm_memory *m, CUstream stream,
                                       mm_stream *shared, bool *done, mm_status *st);
 

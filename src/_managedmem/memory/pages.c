@@ -55,7 +55,7 @@ mm_page_runs_add(mm_page_runs *runs, const mm_page_run *more, mm_status *st)
 
 /* Fills in what the driver says of the run's range, in one call. */
 static CUresult
-ask(mm_driver *cu, mm_page_run *run, mm_alike alike)
+ask(mm_driver *cu, mm_page_run *run, mm_run_comparison comparison)
 {
     CUmem_range_attribute which[] = {
         CU_MEM_RANGE_ATTRIBUTE_READ_MOSTLY,
@@ -79,14 +79,16 @@ ask(mm_driver *cu, mm_page_run *run, mm_alike alike)
             .preferred = mm_answered_location(preferred[0], preferred[1]),
             .accessed_by = mm_accessed_by_set(ordinal, places),
         };
-        run->prefetched = alike == MM_BY_RECORD ? mm_location((CUmemLocationType)last[0], last[1])
-                                                : mm_answered_location(last[0], last[1]);
+        run->prefetched = comparison == MM_BY_RECORD
+                              ? mm_location((CUmemLocationType)last[0], last[1])
+                              : mm_answered_location(last[0], last[1]);
     }
     return code;
 }
 
 int
-mm_page_runs_read(mm_driver *cu, mm_range range, mm_alike alike, mm_page_runs *runs, mm_status *st)
+mm_page_runs_read(mm_driver *cu, mm_range range, mm_run_comparison comparison, mm_page_runs *runs,
+                  mm_status *st)
 {
     CUdeviceptr page = mm_page_size(), at = range.start, end = range.start + range.size;
     CUresult code = CUDA_SUCCESS;
@@ -104,7 +106,7 @@ mm_page_runs_read(mm_driver *cu, mm_range range, mm_alike alike, mm_page_runs *r
         CUdeviceptr next = at / page * page + page;
         mm_page_run run = {.range = {.start = at, .allocation = range.allocation}};
         run.range.size = (size_t)((next < end ? next : end) - at);
-        code = ask(cu, &run, alike);
+        code = ask(cu, &run, comparison);
         rc = code == CUDA_SUCCESS ? mm_page_runs_add(runs, &run, st)
                                   : mm_fail_call(st, "cuMemRangeGetAttributes", (int)code);
         at += run.range.size;
@@ -153,14 +155,12 @@ advice_of(int about, const mm_policy *policy, CUmemLocation *where)
                                             : CU_MEM_ADVISE_UNSET_ACCESSED_BY;
 }
 
-/* What a machine makes of a NUMA node that is preferred: those with one node accept it and keep what
- * was there before. */
-typedef enum { NOT_SEEN, KEPT, IGNORED } node_fate;
+/* The effect of a NUMA node as preferred location: machines with one node accept it and ignore it. */
+typedef enum { UNKNOWN, KEPT, IGNORED } node_support;
 
-/* How the pages that want the same are gathered into one call: all that lie side by side; those that
- * have the same record, all of which a driver records; or each page by itself, which no driver leaves
- * out. */
-typedef enum { SIDE_BY_SIDE, EACH_RECORD, EACH_PAGE } grouping;
+/* The pages of one call, which are to have the same: all adjacent ones; adjacent ones with equal
+ * records, which the driver records together; or a single page, which the driver always records. */
+typedef enum { SIDE_BY_SIDE, EACH_RECORD, EACH_PAGE } page_grouping;
 
 /* A change under way: how it deals with failures, and the stretch that is next to be advised. */
 typedef struct {
@@ -171,31 +171,29 @@ typedef struct {
     size_t runs; /* how many it is made of */
     bool lacking; /* some have not what they want */
     const mm_policy *wanted;
-    grouping by;
-    bool unsure; /* something was advised that may not be recorded */
-    node_fate nodes;
-    CUmemLocation
-        current; /* the node that the current one was; type INVALID until that is known */
+    page_grouping grouping;
+    bool unsure; /* an advice may not be recorded */
+    node_support node_support;
+    CUmemLocation current_node; /* of HOST_NUMA_CURRENT; type INVALID until it is known */
     size_t failures;
     mm_status *st;
 } change;
 
-/* The preferred location that pages have when they have what a policy says. */
+/* The preferred location that reads back from pages with this policy. */
 static CUmemLocation
 preferred_of(const change *c, const mm_policy *policy)
 {
-    if (c->nodes == IGNORED && mm_is_numa_host(policy->preferred)) {
+    if (c->node_support == IGNORED && mm_is_numa_host(policy->preferred)) {
         return mm_host();
     }
     return policy->preferred.type == CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT
-                   && (int)c->current.type != CU_MEM_LOCATION_TYPE_INVALID
-               ? c->current
+                   && (int)c->current_node.type != CU_MEM_LOCATION_TYPE_INVALID
+               ? c->current_node
                : policy->preferred;
 }
 
-/* After a node was advised, the first page of the stretch tells what became of it, for what a call
- * changes is always recorded for that one. Where nodes are ignored, the host is the same place, and
- * that is kept. */
+/* After a node was advised, reads it back from the first page of the stretch, which a call always
+ * records. If the machine ignores nodes, advises the host, which is the same memory there. */
 static int
 settle_node(change *c, CUmemLocation where, mm_status *st)
 {
@@ -205,13 +203,13 @@ settle_node(change *c, CUmemLocation where, mm_status *st)
         return -1;
     }
     if (kept.type == CU_MEM_LOCATION_TYPE_HOST_NUMA) {
-        c->nodes = KEPT;
+        c->node_support = KEPT;
         if (where.type == CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT) {
-            c->current = kept;
+            c->current_node = kept;
         }
         return 0;
     }
-    c->nodes = IGNORED;
+    c->node_support = IGNORED;
     return mm_range_advise_once(c->cu, c->stretch, CU_MEM_ADVISE_SET_PREFERRED_LOCATION, mm_host(),
                                 st);
 }
@@ -236,7 +234,7 @@ advise_stretch(change *c)
     mm_status st = {.kind = MM_OK};
     int rc;
 
-    c->unsure = c->unsure || (c->lacking && (c->runs > 1 || c->by != SIDE_BY_SIDE));
+    c->unsure = c->unsure || (c->lacking && (c->runs > 1 || c->grouping != SIDE_BY_SIDE));
     c->runs = 0;
     if (!c->lacking || (c->failures > 0 && c->how == MM_STOP)) {
         return;
@@ -257,7 +255,7 @@ advise_stretch(change *c)
     }
 }
 
-/* Whether pages have what they want. */
+/* True if the record of pages agrees with the policy that they are to have. */
 static bool
 is_reached(const change *c, const mm_policy *has, const mm_policy *wants)
 {
@@ -269,10 +267,10 @@ is_reached(const change *c, const mm_policy *has, const mm_policy *wants)
  * want the same, and is advised wholly where some lack it: where the driver's records lag behind,
  * pages that seem to have it may not. */
 static void
-see_pages(change *c, mm_range pages, const mm_policy *has, const mm_policy *wants)
+extend_stretch(change *c, mm_range pages, const mm_policy *has, const mm_policy *wants)
 {
     if (c->runs > 0
-        && (c->by != SIDE_BY_SIDE || pages.start != c->stretch.start + c->stretch.size
+        && (c->grouping != SIDE_BY_SIDE || pages.start != c->stretch.start + c->stretch.size
             || pages.allocation != c->stretch.allocation || !agree(c->about, c->wanted, wants))) {
         advise_stretch(c);
     }
@@ -285,19 +283,19 @@ see_pages(change *c, mm_range pages, const mm_policy *has, const mm_policy *want
     c->lacking = c->lacking || !is_reached(c, has, wants);
 }
 
-/* The same for pages that have the same record and want the same. */
+/* The same for a run of pages with one record and one wanted policy. */
 static void
-see_run(change *c, mm_range pages, const mm_policy *has, const mm_policy *wants)
+extend_by_run(change *c, mm_range pages, const mm_policy *has, const mm_policy *wants)
 {
     CUdeviceptr page = mm_page_size(), end = pages.start + pages.size;
 
-    while (c->by == EACH_PAGE && pages.start / page < (end - 1) / page) {
+    while (c->grouping == EACH_PAGE && pages.start / page < (end - 1) / page) {
         mm_range one = {pages.start, (size_t)(page - pages.start % page), pages.allocation};
-        see_pages(c, one, has, wants);
+        extend_stretch(c, one, has, wants);
         pages.start += one.size;
         pages.size -= one.size;
     }
-    see_pages(c, pages, has, wants);
+    extend_stretch(c, pages, has, wants);
 }
 
 /* Goes through the pages that both lists have. */
@@ -315,7 +313,7 @@ change_one(change *c, const mm_page_runs *from, const mm_page_runs *to)
         CUdeviceptr end = end_of(has) < end_of(wants) ? end_of(has) : end_of(wants);
         if (start < end) {
             mm_range pages = {start, (size_t)(end - start), has->range.allocation};
-            see_run(c, pages, &has->policy, &wants->policy);
+            extend_by_run(c, pages, &has->policy, &wants->policy);
         }
         i += end_of(has) == end;
         j += end_of(wants) == end;
@@ -326,7 +324,7 @@ change_one(change *c, const mm_page_runs *from, const mm_page_runs *to)
 static void
 change_all(change *c, const mm_page_runs *from, const mm_page_runs *to)
 {
-    c->unsure = c->how == MM_UNDO && c->by == SIDE_BY_SIDE;
+    c->unsure = c->how == MM_UNDO && c->grouping == SIDE_BY_SIDE;
     for (c->about = PREFERRED; c->about <= MM_HOST_BIT; c->about++) {
         if (c->about < c->cu->device_count || c->about == MM_HOST_BIT) {
             change_one(c, from, to);
@@ -346,13 +344,13 @@ read_again(mm_driver *cu, const mm_page_runs *list, mm_page_runs *now, mm_status
     return 0;
 }
 
-/* Drivers (580) advise all of a range, but where its records differed leave out some of them in what
- * they record. Gives those their advice once more: by runs of one record, which are recorded wholly,
- * and what lacks it even then page by page. */
+/* Driver 580 advises all of a range, but leaves out records where they differed. Repeats the advice for
+ * those pages: first by runs of one record, which are recorded completely, then page by page. */
 static void
 settle_records(change *c, const mm_page_runs *from, const mm_page_runs *to)
 {
-    for (c->by = EACH_RECORD; c->by <= EACH_PAGE && c->unsure && c->failures == 0; c->by++) {
+    for (c->grouping = EACH_RECORD; c->grouping <= EACH_PAGE && c->unsure && c->failures == 0;
+         c->grouping++) {
         mm_page_runs now = {0};
         if (read_again(c->cu, from, &now, c->st) == 0) {
             change_all(c, &now, to);

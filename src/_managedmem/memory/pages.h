@@ -31,24 +31,23 @@ void mm_page_runs_free(mm_page_runs *runs);
 
 MM_NODISCARD int mm_page_runs_add(mm_page_runs *runs, const mm_page_run *more, mm_status *st);
 
-/* How answers are compared: by what they mean, or as the driver records them. Batch calls record the
- * host with another id than single calls do: that means the same, but the driver keeps two records. */
-typedef enum { MM_BY_MEANING, MM_BY_RECORD } mm_alike;
+/* Runs are compared by the meaning of their records, or by the records themselves: batch calls record
+ * the host with another id than single calls, so two records can have one meaning. */
+typedef enum { MM_BY_MEANING, MM_BY_RECORD } mm_run_comparison;
 
-/* Appends the runs of a range, which must lie behind those that are there. Asks once for each page:
- * of a range, the driver says "unset" both where no page has an advice and where some have it, so no
- * longer range would do. */
-MM_NODISCARD int mm_page_runs_read(mm_driver *cu, mm_range range, mm_alike alike,
+/* Appends the runs of a range, which must lie behind those in the list. Queries page by page: for a
+ * longer range the driver answers "unset" both if no page has an advice and if only some have it. */
+MM_NODISCARD int mm_page_runs_read(mm_driver *cu, mm_range range, mm_run_comparison comparison,
                                    mm_page_runs *runs, mm_status *st);
 
-/* What a failure stops: the rest of a change; or nothing, where things are put back. MM_UNDO is for a
- * change that failed: what it may have done is taken back also where it is not recorded. */
+/* After a failure: stop the change, or try the rest. MM_UNDO tries the rest, and undoes a failed change
+ * even where its advice is not recorded. */
 typedef enum { MM_STOP, MM_TRY_ALL, MM_UNDO } mm_on_failure;
 
-/* Takes all pages that two lists have in common from one policy to the other: the advice that
- * differs, once for each stretch, and again where the driver did not record it. `from` must have
- * been read by record; for MM_UNDO it is what the change was to lead to. The status is the first
- * failure's; unless that stops the change, it also says what is not as it should be. */
+/* Changes the pages that are in both lists from one policy to the other: advises what differs, once for
+ * each stretch, and again where the driver did not record it. `from` must be read by record; for
+ * MM_UNDO it is the target of the failed change. The status has the first failure, and unless that
+ * stopped the change, the stretches that were not changed. */
 MM_NODISCARD int mm_pages_change(mm_driver *cu, const mm_page_runs *from, const mm_page_runs *to,
                                  mm_on_failure how, mm_status *st);
 

@@ -13,7 +13,7 @@ typedef struct {
     mm_guard *memory; /* of memory of ours; NULL where somebody else owns it */
     mm_guard *view;   /* of a view on it, which can be closed by itself; or NULL */
     bool dense;       /* no gaps, whose contents a discard would destroy */
-    bool read_only;   /* somebody relies on the contents */
+    bool read_only;   /* its contents must not be discarded */
 } mm_plan_entry;
 
 typedef struct mm_plan mm_plan;

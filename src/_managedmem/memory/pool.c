@@ -153,7 +153,7 @@ release_stream(mm_pool_block *block)
     mm_status ignored;
     int rc = block->shared ? mm_stream_release(block->shared, &ignored) : 0;
 
-    (void)rc; /* the free of the block has nothing to do with it */
+    (void)rc; /* the caller reports on the block, not on its stream */
 }
 
 static void
@@ -190,13 +190,13 @@ free_waiting_like(mm_driver *cu, mm_pool *pool, const mm_pool_block *like)
         }
         rc = mm_pool_free_address(cu, pool, block->memory.start, like->stream, like->device,
                                   &ignored);
-        (void)rc; /* the caller asked for an allocation */
+        (void)rc; /* the caller reports on its allocation only */
         drop_block(block);
     }
 }
 
-/* Whether the block can be freed in the order of its stream. The handle of another library's stream
- * may have ended with its object, so it is not used. */
+/* Frees the block in the order of its stream, if that is possible. The handle of another library's
+ * stream is not used, because the stream may be gone. */
 static bool
 free_in_order(mm_driver *cu, mm_pool_block *block)
 {
@@ -211,8 +211,8 @@ free_in_order(mm_driver *cu, mm_pool_block *block)
                   == 0;
 }
 
-/* At the end of the pool: the blocks that waited are freed, or returned where that is not possible
- * yet. Without a driver they are dropped. */
+/* At the end of the pool: frees the blocks that wait, and returns those that cannot be freed yet.
+ * Without a driver they are dropped. */
 static mm_orphan *
 free_or_orphan_waiting(mm_driver *cu, mm_pool *pool)
 {

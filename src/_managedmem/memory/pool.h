@@ -12,7 +12,7 @@
 typedef struct mm_pool_block mm_pool_block;
 
 typedef struct {
-    mm_retired_pool driver_pool; /* the handle; first, because it outlives the rest */
+    mm_retired_pool driver_pool; /* first, because it outlives the rest of the struct */
     atomic_size_t references;
     CUmemLocation where; /* the device whose memory it is; of managed memory where it prefers */
     bool managed;
@@ -21,7 +21,7 @@ typedef struct {
 
 /* A block of a pool, with what freeing it takes. */
 struct mm_pool_block {
-    mm_orphan memory; /* its start; first, because an orphan outlives the rest */
+    mm_orphan memory; /* first, because an orphan outlives the rest of the struct */
     mm_pool_block *next; /* while it waits */
     mm_pool *pool;
     CUstream stream; /* the one it was allocated on; NULL for a default one */
@@ -39,8 +39,8 @@ int mm_pool_device(const mm_pool *pool);
 
 void mm_pool_retain(mm_pool *pool);
 
-/* Gives up a reference; the last one retires the pool, which is destroyed once its frees have run
- * (retired_pool.h). */
+/* Releases a reference. The last one retires the pool (retired_pool.h), which is destroyed once its
+ * frees have run. */
 MM_NODISCARD int mm_pool_release(mm_pool *pool, mm_status *st);
 
 /* Allocates in the order of the stream, which must not capture. shared may be NULL. */
@@ -52,7 +52,7 @@ mm_pool_block *mm_pool_allocate(mm_driver *cu, mm_pool *pool, size_t size, CUstr
  * gone, also after a failure. */
 MM_NODISCARD int mm_pool_free(mm_pool_block *block, const CUstream *other, mm_status *st);
 
-/* Frees memory of the pool (NULL: not known) by its address; `device` says whose default stream is meant. */
+/* Frees memory of the pool (NULL: not known) by its address; `device` is the one of a default stream. */
 MM_NODISCARD int mm_pool_free_address(mm_driver *cu, mm_pool *pool, CUdeviceptr start,
                                       CUstream stream, int device, mm_status *st);
 

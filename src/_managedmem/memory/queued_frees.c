@@ -1,4 +1,4 @@
-/* queued_frees.c: an event behind the last free of each stream. */
+/* queued_frees.c: records an event behind the last free of each stream, and queries the events. */
 #include "queued_frees.h"
 
 #include <stdlib.h>
@@ -11,7 +11,7 @@ mm_queued_frees_init(mm_queued_frees *frees)
     frees->unknown = false;
 }
 
-/* What tells the stream from all others of the process. */
+/* The key of a stream: unique in the process, even if its handle is used again. */
 static CUresult
 identify(mm_driver *cu, CUstream stream, mm_free_event *key)
 {
@@ -21,7 +21,7 @@ identify(mm_driver *cu, CUstream stream, mm_free_event *key)
                                         : cu->StreamGetId(stream, &key->stream_id);
 }
 
-/* An event belongs to a context, which must be that of the stream. */
+/* Creates the event in the context of the stream, as cuEventRecord requires. */
 static CUresult
 create_event(mm_driver *cu, CUstream stream, CUevent *event)
 {
@@ -43,7 +43,7 @@ create_event(mm_driver *cu, CUstream stream, CUevent *event)
     return code;
 }
 
-/* The note of the stream, made where there is none; NULL on failure. */
+/* The entry of the stream, created if missing; NULL on failure. */
 static mm_free_event *
 find_or_create(mm_driver *cu, mm_queued_frees *frees, CUstream stream, const mm_free_event *key)
 {
@@ -70,7 +70,7 @@ find_or_create(mm_driver *cu, mm_queued_frees *frees, CUstream stream, const mm_
     return entry;
 }
 
-/* A second try costs nothing and keeps a passing fault from leaving the event behind. */
+/* Tries twice, so that a passing fault does not leak the event. */
 static void
 destroy_event(mm_driver *cu, CUevent event)
 {
@@ -79,7 +79,7 @@ destroy_event(mm_driver *cu, CUevent event)
     }
 }
 
-/* Keeps those that were not reached. The lock is held. */
+/* Destroys the events that were reached. The caller holds the lock. */
 static void
 destroy_reached(mm_driver *cu, mm_queued_frees *frees)
 {
@@ -89,7 +89,7 @@ destroy_reached(mm_driver *cu, mm_queued_frees *frees)
         if (cu->EventQuery(entry->event) == CUDA_ERROR_NOT_READY) {
             link = &entry->next;
         } else {
-            /* Reached, or failed for good: an error of the context, or a driver that has ended. */
+            /* Reached, or an error that stays: a broken context, or a driver that is shut down. */
             *link = entry->next;
             destroy_event(cu, entry->event);
             free(entry);

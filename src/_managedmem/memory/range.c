@@ -54,7 +54,7 @@ mm_device_reaches(mm_driver *cu, const mm_pointer_facts *facts)
            && pageable;
 }
 
-/* Whether a device reaches system memory itself; -1 with a status. */
+/* 1 if the device can access system memory, 0 if not, -1 on failure. */
 static int
 reaches_system_memory(mm_driver *cu, int device, mm_status *st)
 {
@@ -65,7 +65,7 @@ reaches_system_memory(mm_driver *cu, int device, mm_status *st)
     return pageable != 0;
 }
 
-/* The driver discards system memory only where all devices reach it. */
+/* The driver discards system memory only if every device can access it. */
 static int
 check_system_discard(mm_driver *cu, const mm_range *range, mm_status *st)
 {
@@ -85,7 +85,7 @@ check_system_discard(mm_driver *cu, const mm_range *range, mm_status *st)
     return 0;
 }
 
-/* System memory is a fair target on HMM and ATS systems, but the driver answers no query about it. */
+/* System memory is a target on HMM and ATS systems, but the driver cannot query its advice. */
 static int
 check_system_memory(mm_driver *cu, const mm_range *range, mm_operation op, mm_status *st)
 {

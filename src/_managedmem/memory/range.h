@@ -6,8 +6,8 @@
 #include "location.h"
 #include "stream.h"
 
-/* A range of size 0 has no pages: whatever is done to it does nothing, and it has no advice. Its
- * address may be 0, and is never given to the driver. */
+/* A range of size 0 is empty: operations on it do nothing, and it has no advice. Its address may be 0
+ * and is never passed to the driver. */
 typedef struct {
     CUdeviceptr start;
     size_t size;
@@ -29,14 +29,15 @@ typedef struct {
     int device; /* the one it was allocated on, not where it is */
 } mm_pointer_facts;
 
-/* Plain device memory is all that the host cannot reach. */
+/* The host can reach all memory but plain device memory. */
 static inline bool
 mm_host_reaches(const mm_pointer_facts *facts)
 {
     return facts->managed || facts->type != CU_MEMORYTYPE_DEVICE;
 }
 
-/* System memory is all that a device cannot reach, unless it has pageable memory access. */
+/* Devices can reach all memory but system memory, and that too with pageable memory access. Queries
+ * device 0. */
 bool mm_device_reaches(mm_driver *cu, const mm_pointer_facts *facts);
 
 MM_NODISCARD int mm_look_up(mm_driver *cu, CUdeviceptr p, mm_pointer_facts *facts, mm_status *st);
@@ -44,7 +45,7 @@ MM_NODISCARD int mm_look_up(mm_driver *cu, CUdeviceptr p, mm_pointer_facts *fact
 /* Bytes of a page of host memory: what advice and discard are rounded to. */
 size_t mm_page_size(void);
 
-/* As much of a range as lies on its first page. What a call changes is always recorded for that. */
+/* The part of a range on its first page, for which the driver always records an advice. */
 mm_range mm_first_page(mm_range range);
 
 MM_NODISCARD int mm_range_read_mostly(mm_driver *cu, mm_range range, bool *on, mm_status *st);
@@ -77,7 +78,7 @@ bool mm_is_deferred(size_t size, CUmemLocation where, mm_defer defer);
 /* Queues the empty host function behind which prefetches are deferred. */
 MM_NODISCARD int mm_queue_host_function(mm_driver *cu, CUstream stream, mm_status *st);
 
-/* Shrinks the range to whole pages; MM_BAD_VALUE when none is left of bytes that were there. */
+/* Shrinks the range to whole pages; MM_BAD_VALUE if none is left. An empty range stays as it is. */
 MM_NODISCARD int mm_range_whole_pages(mm_range *range, mm_status *st);
 
 /* Turns a failed call's code into words, where the range and location tell more than the driver.

@@ -1,4 +1,4 @@
-/* retired_pool.c: the list of retired pools, and destroying them. */
+/* retired_pool.c: keeps the list of retired pools and destroys them. */
 #include "retired_pool.h"
 
 #include "allocation.h"
@@ -16,8 +16,8 @@ push_retired(mm_retired_pool *pool)
     }
 }
 
-/* Whether memory of the pool is in use or its free has not been waited for: the answer where no
- * event stands for a free. */
+/* *left: memory of the pool is in use, or its free has not been waited for. Used where a free has no
+ * event. */
 static CUresult
 find_memory_left(mm_driver *cu, CUmemoryPool pool, bool *left, const char **function)
 {
@@ -34,8 +34,8 @@ find_memory_left(mm_driver *cu, CUmemoryPool pool, bool *left, const char **func
     return code;
 }
 
-/* In the caller's scope. *function is the driver call that gave the result. A failed destruction
- * counts as done: it may have acted, and the handle may then belong to another pool. */
+/* In the caller's scope. *function is the driver function of the result. A failed destruction counts
+ * as done: the driver may have acted, and the handle may then belong to another pool. */
 static CUresult
 destroy_if_done(mm_driver *cu, mm_retired_pool *pool, bool *destroyed, const char **function)
 {
@@ -71,7 +71,7 @@ destroy_or_keep(mm_driver *cu, mm_retired_pool *pool, mm_status *st)
             mm_scope_leave(&scope);
         }
     }
-    /* A driver that has ended took its pools along. */
+    /* A driver that is shut down has destroyed its pools. */
     if (destroyed || (code != CUDA_SUCCESS && mm_freed(code))) {
         mm_queued_frees_drop(&pool->frees);
         free(pool);
@@ -87,8 +87,8 @@ mm_pool_retire(mm_driver *cu, mm_retired_pool *pool, mm_status *st)
     return destroy_or_keep(cu, pool, st);
 }
 
-/* Every stream must be idle: no order of a stream protects these blocks. A failed free counts as
- * done, as it may have acted. */
+/* All streams must be idle, because these frees are not ordered behind the work on the blocks. A failed
+ * free counts as done, because the driver may have acted. */
 static void
 free_orphans(mm_driver *cu, mm_retired_pool *pool)
 {
@@ -126,6 +126,6 @@ mm_pools_reclaim(mm_driver *cu, bool idle)
             free_orphans(cu, pool);
         }
         rc = destroy_or_keep(cu, pool, &ignored);
-        (void)rc; /* it stays on the list */
+        (void)rc; /* the caller reports on another call */
     }
 }

@@ -1,6 +1,6 @@
-/* retired_pool.h: pools without an owner, until the driver can destroy them.
+/* retired_pool.h: pools whose owner is gone, until the driver can destroy them.
  *
- * Driver 580 goes on using a pool that was destroyed behind a queued free: later waits crash or hang
+ * Driver 580 goes on using a pool that is destroyed behind a queued free: later waits crash or hang
  * (tests/conformance/probes/pool_end.c). So a pool is destroyed after its last free has run. */
 #ifndef MM_RETIRED_POOL_H
 #define MM_RETIRED_POOL_H
@@ -20,13 +20,13 @@ typedef struct mm_retired_pool {
     mm_orphan *orphans;
 } mm_retired_pool;
 
-/* Destroys the pool, now or in a later mm_pools_reclaim. Takes over the record and its orphans:
- * each must be the start of memory that free() takes. A pool that the driver could not be asked about
- * waits as well; a destruction that failed is not tried again. */
+/* Destroys the pool, now or in a later mm_pools_reclaim; later also if the driver failed before that. A
+ * failed destruction is not repeated. Takes ownership of the record and its orphans, each of which is
+ * passed to free(). */
 MM_NODISCARD int mm_pool_retire(mm_driver *cu, mm_retired_pool *pool, mm_status *st);
 
-/* Destroys the retired pools whose frees have run. `idle`: the caller has just waited for a device,
- * so orphans are freed as well, after a wait for the other devices. */
+/* Destroys the retired pools whose frees have run. `idle`: the caller has waited for a device, so
+ * orphans are freed as well, after a wait for all devices. */
 void mm_pools_reclaim(mm_driver *cu, bool idle);
 
 #endif

@@ -137,7 +137,7 @@ mm_scope_enter_stream(mm_scope *s, mm_driver *cu, CUstream stream, int device, m
     return mm_scope_enter_context(s, cu, context, st);
 }
 
-/* Tried a second time: a fault that passes leaves no event behind. */
+/* Tries twice, so that a passing fault does not leak the event. */
 static void
 destroy_event(mm_driver *cu, CUevent event)
 {
@@ -146,9 +146,9 @@ destroy_event(mm_driver *cu, CUevent event)
     }
 }
 
-/* An event behind what the stream has now; NULL on failure. */
+/* Creates an event and records it on the stream; NULL on failure. */
 static CUevent
-mark(mm_driver *cu, CUstream stream, int device, mm_status *st)
+record_event(mm_driver *cu, CUstream stream, int device, mm_status *st)
 {
     CUevent event = NULL;
     mm_scope scope;
@@ -184,7 +184,7 @@ wait_for_event(mm_driver *cu, CUstream stream, int device, CUevent event, mm_sta
     return code == CUDA_SUCCESS ? 0 : mm_fail_call(st, "cuStreamWaitEvent", (int)code);
 }
 
-/* Whether both are one stream, as far as is known: each device has default streams of its own. */
+/* True if both are one stream. Each device has default streams of its own. */
 static bool
 is_same_stream(CUstream a, int a_device, CUstream b, int b_device)
 {
@@ -199,23 +199,23 @@ int
 mm_stream_follow(mm_driver *cu, CUstream stream, int device, CUstream producer,
                  int producer_device, mm_status *st)
 {
-    static const char what[] = "a wait for the stream of an array's producer";
+    static const char operation[] = "a wait for the stream of an array's producer";
     CUevent event;
     int rc;
 
     if (is_same_stream(stream, device, producer, producer_device)) {
         return 0;
     }
-    if (mm_stream_refuse_capture(cu, producer, what, st) < 0
-        || mm_stream_refuse_capture(cu, stream, what, st) < 0) {
+    if (mm_stream_refuse_capture(cu, producer, operation, st) < 0
+        || mm_stream_refuse_capture(cu, stream, operation, st) < 0) {
         return -1;
     }
-    event = mark(cu, producer, producer_device, st);
+    event = record_event(cu, producer, producer_device, st);
     if (event == NULL) {
         return -1;
     }
     rc = wait_for_event(cu, stream, device, event, st);
-    destroy_event(cu, event); /* the driver keeps it until the wait is over */
+    destroy_event(cu, event); /* the driver keeps it until it is reached */
     return rc;
 }
 

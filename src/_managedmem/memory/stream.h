@@ -51,8 +51,8 @@ MM_NODISCARD int mm_stream_is_capturing(mm_driver *cu, CUstream stream, bool *ca
 MM_NODISCARD int mm_stream_refuse_capture(mm_driver *cu, CUstream stream, const char *what,
                                           mm_status *st);
 
-/* Makes what is put on `stream` from now on come after all that `producer` has now. The devices say
- * whose default stream a default stream is. Fails where one of two streams is recording a graph. */
+/* Makes later work on `stream` wait for the present work of `producer` (cuStreamWaitEvent). The devices
+ * are those of default streams. Fails if either stream captures a graph; does nothing for one stream. */
 MM_NODISCARD int mm_stream_follow(mm_driver *cu, CUstream stream, int device, CUstream producer,
                                   int producer_device, mm_status *st);
 

@@ -19,7 +19,7 @@ mm_buffer_release(mm_memory *memory)
         mm_memory_end(memory);
         Py_END_ALLOW_THREADS
     } else {
-        mm_memory_forget(memory); /* which is all that is left to do */
+        mm_memory_release_reference(memory); /* nothing else is left to do */
     }
 }
 
@@ -246,7 +246,7 @@ static void
 let_go_of_memory(mm_buffer *b)
 {
     b->gave_up = true;
-    if (mm_memory_let_go(b->memory)) {
+    if (mm_memory_release_hold(b->memory)) {
         Py_BEGIN_ALLOW_THREADS
         mm_memory_retire(b->memory);
         Py_END_ALLOW_THREADS
@@ -282,7 +282,7 @@ buffer_dealloc(mm_buffer *b)
         give_back_at_last(b);
     }
     if (b->gave_up) {
-        mm_memory_forget(b->memory);
+        mm_memory_release_reference(b->memory);
     } else {
         mm_buffer_release(b->memory);
     }

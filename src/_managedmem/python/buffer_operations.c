@@ -64,7 +64,7 @@ discard(mm_buffer *b, PyObject *stream_object, const CUmemLocation *where, mm_de
     }
     batch.moves = batch.few;
     batch.count = 1;
-    batch.in_order = batch.in_turn = false;
+    batch.in_order = batch.edges_interleaved = false;
     batch.few[0].range = use.range;
     batch.few[0].where = where ? *where : mm_host();
     Py_BEGIN_ALLOW_THREADS
