@@ -51,6 +51,15 @@ class TestFail:
             emulator.clear_failures()
             emulator.fail(name, nth=1000)
 
+    def test_two_that_are_due_at_once_come_one_after_the_other(self, buf):
+        emulator.fail("cuMemPrefetchAsync", code=719)
+        emulator.fail("cuMemPrefetchAsync", code=720)
+        for code in (719, 720):
+            with pytest.raises(managedmem.CUDAError) as error:
+                buf.prefetch(managedmem.Host())
+            assert error.value.code == code
+        buf.prefetch(managedmem.Host())
+
     def test_what_is_refused_is_not_set_up(self, buf):
         refusal("cuMemAdvice")
         buf.read_mostly = True

@@ -99,7 +99,9 @@ take_fault(const char *function, CUresult *code, bool *after)
         if (strcmp(faults[i].function, "*") != 0 && strcmp(faults[i].function, function) != 0) {
             continue;
         }
-        if (--faults[i].countdown == 0 && hit < 0) {
+        if (faults[i].countdown > 1) {
+            faults[i].countdown--;
+        } else if (hit < 0) {
             hit = (int)i;
             *code = faults[i].code;
             *after = faults[i].after;

@@ -111,6 +111,86 @@ pools_wait_for_queued_frees(void)
     CHECK_EQUAL(world.live_allocations(), live);
 }
 
+/* Retires a pool with frees queued that the driver may not be done with, and checks that it stays
+ * until a wait has shown that it is. */
+static void
+check_waits(mm_pool *pool, size_t pools)
+{
+    mm_status st;
+    int rc = mm_pool_release(pool, &st);
+
+    (void)rc;
+    mm_pools_reclaim(world.cu, false); /* the emulated driver would abort */
+    world.fail_clear();
+    CHECK_OK(mm_device_synchronize(world.cu, 0, &st), &st);
+    mm_pools_reclaim(world.cu, false);
+    world.schedule(0);
+    CHECK_EQUAL(world.live_pools(), pools);
+}
+
+static void
+pools_wait_where_an_event_fails(void)
+{
+    for (int after = 0; after <= 1; after++) {
+        size_t pools = world.live_pools();
+        mm_pool *pool = make_pool(true);
+        mm_memory *m = allocate(pool, 100, NULL);
+        world.schedule(1);
+        mm_memory_release(m);
+        world.fail("cuEventQuery", 1, CUDA_ERROR_UNKNOWN, after);
+        check_waits(pool, pools);
+    }
+}
+
+/* Also where no event can be made or recorded behind them. */
+static void
+pools_wait_for_frees_that_failed_after_they_acted(void)
+{
+    static const char *const calls[] = {"cuMemFreeAsync", "cuEventRecord", "cuEventCreate",
+                                        "cuCtxGetCurrent"};
+
+    for (size_t i = 0; i < sizeof calls / sizeof *calls; i++) {
+        size_t pools = world.live_pools();
+        mm_pool *pool = make_pool(true);
+        mm_memory *m = allocate(pool, 100, NULL);
+        world.schedule(1);
+        world.fail("cuMemFreeAsync", 1, CUDA_ERROR_UNKNOWN, 1);
+        if (i > 0) {
+            world.fail(calls[i], 1, CUDA_ERROR_UNKNOWN, 0);
+        }
+        mm_memory_release(m);
+        check_waits(pool, pools);
+    }
+}
+
+static void *
+free_on_own_default_stream(void *argument)
+{
+    CUstream stream = CU_STREAM_PER_THREAD;
+    bool first = false;
+    mm_status st;
+
+    CHECK_OK(mm_memory_close_on(argument, &stream, &first, &st), &st);
+    CHECK(first);
+    return NULL;
+}
+
+/* Their default streams have one handle. */
+static void
+pools_wait_for_the_frees_of_every_thread(void)
+{
+    size_t pools = world.live_pools();
+    mm_pool *pool = make_pool(true);
+    mm_memory *one = allocate(pool, 100, NULL), *two = allocate(pool, 100, NULL);
+
+    world.schedule(1);
+    check_threads(1, free_on_own_default_stream, one);
+    check_threads(1, free_on_own_default_stream, two);
+    mm_memory_release(one);
+    mm_memory_release(two);
+    check_waits(pool, pools);
+}
+
 static void *
 end_pools(void *argument)
 {
@@ -295,6 +375,9 @@ main(int argc, char **argv)
         CHECK_TEST(threads_share_a_pool),
         CHECK_TEST(threads_free_a_block_once),
         CHECK_TEST(pools_wait_for_queued_frees),
+        CHECK_TEST(pools_wait_where_an_event_fails),
+        CHECK_TEST(pools_wait_for_frees_that_failed_after_they_acted),
+        CHECK_TEST(pools_wait_for_the_frees_of_every_thread),
         CHECK_TEST(threads_reclaim_pools),
         CHECK_TEST(threads_change_the_stream_of_a_block),
     };

@@ -40,6 +40,9 @@ world_open(const char *path)
     find(library, "emu_live_pools", &world.live_pools);
     find(library, "emu_schedule", &world.schedule);
     find(library, "emu_context_depth", &world.context_depth);
+    find(library, "cuStreamBeginCapture_v2", &world.begin_capture);
+    find(library, "cuStreamEndCapture", &world.end_capture);
+    find(library, "cuGraphDestroy", &world.destroy_graph);
 }
 
 size_t

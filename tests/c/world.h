@@ -22,6 +22,9 @@ typedef struct {
     size_t (*live_pools)(void);
     size_t (*context_depth)(void);
     void (*schedule)(int lazy);
+    CUresult (*begin_capture)(CUstream stream, CUstreamCaptureMode mode);
+    CUresult (*end_capture)(CUstream stream, CUgraph *graph);
+    CUresult (*destroy_graph)(CUgraph graph);
 } emulated_world;
 
 extern emulated_world world;

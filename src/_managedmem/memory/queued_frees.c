@@ -11,14 +11,20 @@ mm_queued_frees_init(mm_queued_frees *frees)
     frees->unknown = false;
 }
 
-/* The key of a stream: unique in the process, even if its handle is used again. */
+/* Tells the stream from all others of the process. The per-thread default stream of each thread is
+ * another one, with the same handle. */
 static CUresult
 identify(mm_driver *cu, CUstream stream, mm_free_event *key)
 {
-    key->context = NULL;
-    key->stream_id = 0;
-    return mm_is_default_stream(stream) ? cu->CtxGetCurrent(&key->context)
-                                        : cu->StreamGetId(stream, &key->stream_id);
+    CUresult code = CUDA_SUCCESS;
+
+    *key = (mm_free_event){0};
+    if (mm_is_default_stream(stream)) {
+        code = cu->CtxGetCurrent(&key->context);
+    }
+    return code == CUDA_SUCCESS && !mm_is_legacy_stream(stream)
+               ? cu->StreamGetId(stream, &key->stream_id)
+               : code;
 }
 
 /* Creates the event in the context of the stream, as cuEventRecord requires. */
@@ -86,10 +92,12 @@ destroy_reached(mm_driver *cu, mm_queued_frees *frees)
     mm_free_event **link = &frees->events, *entry;
 
     while ((entry = *link) != NULL) {
-        if (cu->EventQuery(entry->event) == CUDA_ERROR_NOT_READY) {
+        CUresult code = cu->EventQuery(entry->event);
+        if (code == CUDA_ERROR_NOT_READY) {
             link = &entry->next;
         } else {
-            /* Reached, or an error that stays: a broken context, or a driver that is shut down. */
+            /* An error of the context, or an earlier one, does not say whether the free has run. */
+            frees->unknown = frees->unknown || code != CUDA_SUCCESS;
             *link = entry->next;
             destroy_event(cu, entry->event);
             free(entry);
@@ -113,7 +121,7 @@ has_many(const mm_queued_frees *frees)
 void
 mm_queued_frees_add(mm_driver *cu, mm_queued_frees *frees, CUstream stream, CUresult result)
 {
-    mm_free_event key = {0}, *entry = NULL;
+    mm_free_event key, *entry = NULL;
 
     (void)pthread_mutex_lock(&frees->lock);
     if (has_many(frees)) {

@@ -9,7 +9,7 @@
 typedef struct mm_free_event {
     struct mm_free_event *next;
     CUcontext context; /* of a default stream; NULL for others */
-    unsigned long long stream_id; /* of other streams, because a handle may be used again */
+    unsigned long long stream_id; /* of all but the legacy stream: a handle may be used again */
     CUevent event;
 } mm_free_event;
 

@@ -353,6 +353,15 @@ issue_prefetch(mm_driver *cu, mm_range range, CUmemLocation where, CUstream stre
     return mm_explain(cu, range, where, MM_PREFETCH, st);
 }
 
+static int
+prefetch_checked(mm_driver *cu, mm_range range, CUmemLocation where, CUstream stream,
+                 mm_defer defer, mm_status *st)
+{
+    return mm_stream_refuse_capture(cu, stream, "a prefetch", st) < 0
+               ? -1
+               : issue_prefetch(cu, range, where, stream, defer, st);
+}
+
 int
 mm_range_prefetch(mm_driver *cu, mm_range range, CUmemLocation where, CUstream stream,
                   mm_defer defer, mm_status *st)
@@ -360,18 +369,15 @@ mm_range_prefetch(mm_driver *cu, mm_range range, CUmemLocation where, CUstream s
     mm_scope scope;
     int rc;
 
-    if (mm_stream_refuse_capture(cu, stream, "a prefetch", st) < 0) {
-        return -1;
-    }
     /* Only a default stream is one of the thread's context. Captures of other streams do not
      * forbid prefetches, so their mode can stay. */
     if (!mm_is_default_stream(stream)) {
-        return issue_prefetch(cu, range, where, stream, defer, st);
+        return prefetch_checked(cu, range, where, stream, defer, st);
     }
     if (mm_scope_enter(&scope, cu, MM_ANY_DEVICE, st) < 0) {
         return -1;
     }
-    rc = issue_prefetch(cu, range, where, stream, defer, st);
+    rc = prefetch_checked(cu, range, where, stream, defer, st);
     mm_scope_leave(&scope);
     return rc;
 }

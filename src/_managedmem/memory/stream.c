@@ -95,14 +95,21 @@ mm_stream_is_capturing(mm_driver *cu, CUstream stream, bool *capturing, mm_statu
 {
     CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
     CUresult code = cu->StreamIsCapturing(stream, &status);
+    mm_scope scope;
 
+    /* INVALID_CONTEXT: the default stream of a thread without a context, so that of device 0. */
+    if (code == CUDA_ERROR_INVALID_CONTEXT) {
+        if (mm_scope_enter(&scope, cu, MM_ANY_DEVICE, st) < 0) {
+            return -1;
+        }
+        code = cu->StreamIsCapturing(stream, &status);
+        mm_scope_leave(&scope);
+    }
     /* IMPLICIT: the legacy stream cannot be used while a blocking stream captures. */
     *capturing = code == CUDA_ERROR_STREAM_CAPTURE_IMPLICIT
                  || (code == CUDA_SUCCESS && status != CU_STREAM_CAPTURE_STATUS_NONE);
-    /* INVALID_CONTEXT: the default stream of a thread without a context, so without a capture. */
-    return *capturing || code == CUDA_SUCCESS || code == CUDA_ERROR_INVALID_CONTEXT
-               ? 0
-               : mm_fail_call(st, "cuStreamIsCapturing", (int)code);
+    return *capturing || code == CUDA_SUCCESS ? 0
+                                              : mm_fail_call(st, "cuStreamIsCapturing", (int)code);
 }
 
 int
@@ -144,6 +151,21 @@ destroy_event(mm_driver *cu, CUevent event)
     if (cu->EventDestroy(event) != CUDA_SUCCESS) {
         (void)cu->EventDestroy(event);
     }
+}
+
+/* In the context of the stream, whose default stream is meant. */
+static int
+refuse_capture_of_follow(mm_driver *cu, CUstream stream, int device, mm_status *st)
+{
+    mm_scope scope;
+    int rc = mm_scope_enter_stream(&scope, cu, stream, device, st);
+
+    if (rc == 0) {
+        rc = mm_stream_refuse_capture(cu, stream, "a wait for the stream of an array's producer",
+                                      st);
+        mm_scope_leave(&scope);
+    }
+    return rc;
 }
 
 /* Creates an event and records it on the stream; NULL on failure. */
@@ -199,15 +221,14 @@ int
 mm_stream_follow(mm_driver *cu, CUstream stream, int device, CUstream producer,
                  int producer_device, mm_status *st)
 {
-    static const char operation[] = "a wait for the stream of an array's producer";
     CUevent event;
     int rc;
 
     if (is_same_stream(stream, device, producer, producer_device)) {
         return 0;
     }
-    if (mm_stream_refuse_capture(cu, producer, operation, st) < 0
-        || mm_stream_refuse_capture(cu, stream, operation, st) < 0) {
+    if (refuse_capture_of_follow(cu, producer, producer_device, st) < 0
+        || refuse_capture_of_follow(cu, stream, device, st) < 0) {
         return -1;
     }
     event = record_event(cu, producer, producer_device, st);

@@ -1,0 +1,97 @@
+/* test_stream.c: captures are seen where the default stream is that of another context than the
+ * calling thread's, which may have none.
+ *
+ * Usage: test_stream PATH_OF_THE_EMULATED_DRIVER, which must have at least two devices. */
+#include "world.h"
+
+#include "memory/dispatch.h"
+
+/* A stream of the device that the device's legacy stream waits for, and that captures. */
+static CUstream
+begin_capture_on(int device)
+{
+    CUstream stream = NULL;
+    mm_scope scope;
+    mm_status st;
+
+    CHECK_OK(mm_scope_enter(&scope, world.cu, device, &st), &st);
+    CHECK_EQUAL(world.cu->StreamCreate(&stream, CU_STREAM_DEFAULT), CUDA_SUCCESS);
+    mm_scope_leave(&scope);
+    CHECK_EQUAL(world.begin_capture(stream, CU_STREAM_CAPTURE_MODE_RELAXED), CUDA_SUCCESS);
+    return stream;
+}
+
+/* Checks that the capture has survived. */
+static void
+end_capture(CUstream stream)
+{
+    CUgraph graph = NULL;
+
+    CHECK_EQUAL(world.end_capture(stream, &graph), CUDA_SUCCESS);
+    CHECK_EQUAL(world.destroy_graph(graph), CUDA_SUCCESS);
+    CHECK_EQUAL(world.cu->StreamDestroy(stream), CUDA_SUCCESS);
+}
+
+static void
+check_capturing(int rc, const mm_status *st)
+{
+    CHECK_EQUAL(rc, -1);
+    CHECK_EQUAL((int)st->kind, (int)MM_CAPTURING);
+}
+
+/* Prefetches go to the default stream of device 0 there. */
+static void
+a_thread_without_a_context_sees_captures(void)
+{
+    const mm_how how = {NULL, MM_DISPATCH_AUTO, MM_DEFER_NO};
+    CUmemLocation where = mm_location(CU_MEM_LOCATION_TYPE_DEVICE, 0);
+    CUstream stream;
+    mm_memory *m;
+    mm_range range;
+    mm_status st;
+
+    m = mm_memory_allocate(world.cu, 1 << 20, &st);
+    CHECK(m != NULL);
+    range = (mm_range){m->start, m->size, m->start};
+    stream = begin_capture_on(0);
+    check_capturing(mm_range_prefetch(world.cu, range, where, NULL, MM_DEFER_NO, &st), &st);
+    check_capturing(mm_dispatch_check(world.cu, MM_DO_DISCARD, &how, &st), &st);
+    CHECK_EQUAL(world.context_depth(), 0);
+    end_capture(stream);
+    CHECK_OK(mm_range_prefetch(world.cu, range, where, NULL, MM_DEFER_NO, &st), &st);
+    CHECK_OK(mm_dispatch_check(world.cu, MM_DO_DISCARD, &how, &st), &st);
+    mm_memory_release(m);
+}
+
+static void
+following_sees_captures_of_the_other_device(void)
+{
+    CUstream own = NULL, capturing;
+    mm_scope scope;
+    mm_status st;
+
+    CHECK_OK(mm_scope_enter(&scope, world.cu, 0, &st), &st);
+    CHECK_EQUAL(world.cu->StreamCreate(&own, CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);
+    capturing = begin_capture_on(1);
+    check_capturing(mm_stream_follow(world.cu, own, 0, NULL, 1, &st), &st);
+    check_capturing(mm_stream_follow(world.cu, NULL, 1, own, 0, &st), &st);
+    CHECK_OK(mm_stream_follow(world.cu, own, 0, NULL, 0, &st), &st);
+    end_capture(capturing);
+    CHECK_OK(mm_stream_follow(world.cu, own, 0, NULL, 1, &st), &st);
+    CHECK_EQUAL(world.cu->StreamDestroy(own), CUDA_SUCCESS);
+    mm_scope_leave(&scope);
+}
+
+int
+main(int argc, char **argv)
+{
+    static const check_test tests[] = {
+        CHECK_TEST(a_thread_without_a_context_sees_captures),
+        CHECK_TEST(following_sees_captures_of_the_other_device),
+    };
+
+    CHECK_EQUAL(argc, 2);
+    world_open(argv[1]);
+    CHECK(world.cu->device_count >= 2);
+    return check_run(tests, sizeof tests / sizeof *tests);
+}
