@@ -691,20 +691,33 @@ class TestCapture:
         assert capture.result == 0
 
     @pytest.mark.emulator_only
-    def test_a_dropped_buffer_waits_for_the_next_allocation(self, pool, stream):
+    def test_a_dropped_buffer_waits_for_the_end_of_the_capture(self, pool, stream):
         buffer = pool.allocate(PAGE, stream=stream)
-        other = pool.allocate(PAGE, stream=stream)
+        start, live = buffer.handle, emulator.live().allocations
+        with capturing(stream, CAPTURE_GLOBAL) as capture:
+            del buffer
+            gc.collect()
+            pool.allocate(PAGE).close()
+            assert emulator.live().allocations == live
+        assert capture.result == 0
+        with emulator.recording() as calls:
+            pool.allocate(PAGE).close()
+        first = next(call for call in calls if call.name == "cuMemFreeAsync")
+        assert (first.args["ptr"], first.args["stream"]) == (start, stream.handle)
+        assert emulator.live().allocations == live - 1
+
+    @pytest.mark.emulator_only
+    def test_such_a_buffer_on_a_foreign_stream_waits_for_an_allocation_there(self, pool, stream):
+        buffer = pool.allocate(PAGE, stream=stream.handle)
         live = emulator.live().allocations
         with capturing(stream, CAPTURE_GLOBAL) as capture:
             del buffer
             gc.collect()
-            assert emulator.live().allocations == live
         assert capture.result == 0
         pool.allocate(PAGE).close()
         assert emulator.live().allocations == live, "freed in another stream's order"
-        pool.allocate(PAGE, stream=stream).close()
+        pool.allocate(PAGE, stream=stream.handle).close()
         assert emulator.live().allocations == live - 1
-        other.close()
 
     @pytest.mark.emulator_only
     def test_a_dropped_buffer_waits_for_the_end_of_the_pool(self, pool, stream):

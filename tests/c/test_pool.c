@@ -97,7 +97,8 @@ pools_wait_for_queued_frees(void)
     world.log_clear();
     mm_memory_release(m);
     release(pool);
-    mm_pools_reclaim(world.cu, false); /* the event was asked once and is reached now */
+    mm_late_frees_attempt(
+        world.cu, &(mm_chance){.pools = true}); /* the event was asked once and is reached now */
     CHECK_EQUAL(world_calls("cuCtxSynchronize"), 0);
     CHECK_EQUAL(world_calls("cuMemPoolDestroy"), 1);
     m = allocate(pool = make_pool(true), 100, NULL);
@@ -105,7 +106,7 @@ pools_wait_for_queued_frees(void)
     release(pool);
     CHECK_EQUAL(world_calls("cuMemPoolDestroy"), 1);
     CHECK_OK(mm_device_synchronize(world.cu, 0, &st), &st);
-    mm_pools_reclaim(world.cu, true);
+    mm_late_frees_attempt(world.cu, &(mm_chance){.pools = true, .idle = true});
     CHECK_EQUAL(world_calls("cuMemPoolDestroy"), 2);
     world.schedule(0);
     CHECK_EQUAL(world.live_allocations(), live);
@@ -199,7 +200,7 @@ end_pools(void *argument)
         mm_pool *pool = make_pool(i % 2 == 0);
         mm_memory_release(allocate(pool, 100, NULL));
         release(pool);
-        mm_pools_reclaim(world.cu, false);
+        mm_late_frees_attempt(world.cu, &(mm_chance){.pools = true});
     }
     return NULL;
 }
@@ -210,7 +211,7 @@ threads_reclaim_pools(void)
     size_t pools = world.live_pools();
 
     check_threads(WORKERS, end_pools, NULL);
-    mm_pools_reclaim(world.cu, false);
+    mm_late_frees_attempt(world.cu, &(mm_chance){.pools = true});
     CHECK_EQUAL(world.live_pools(), pools);
 }
 

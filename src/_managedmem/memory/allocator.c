@@ -4,6 +4,7 @@
 
 #include <pthread.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "advice.h"
@@ -61,6 +62,7 @@ allocate_block(mm_driver *cu, const mm_preset *preset, int device, mm_range *blo
     if (device < 0 || device >= cu->device_count) {
         return mm_fail(st, MM_BAD_VALUE, "there is no device %d", device);
     }
+    mm_late_frees_attempt(cu, &(mm_chance){0});
     if (mm_scope_enter(&scope, cu, device, st) < 0) {
         return -1;
     }
@@ -116,27 +118,71 @@ allocate(unsigned slot, ssize_t size, int device)
 MM_PRESET_SLOTS(DEFINE_ALLOCATE)
 
 /* The block may begin a little after its allocation, which is what must be freed. */
+static int
+free_block(mm_driver *cu, CUdeviceptr start, mm_status *st)
+{
+    mm_pointer_facts facts;
+
+    if (mm_look_up(cu, start, &facts, st) < 0) {
+        /* Shut down: the memory is gone already. */
+        return st->code == CUDA_ERROR_DEINITIALIZED ? 0 : -1;
+    }
+    if (!facts.managed) {
+        return mm_fail(st, MM_BAD_VALUE, "0x%llx is no managed memory", (unsigned long long)start);
+    }
+    return mm_free(cu, facts.start, st);
+}
+
+/* A block that was to be freed inside a host function. Its caller keeps nothing about it. */
+typedef struct {
+    mm_late_free late;
+    CUdeviceptr start;
+} late_block;
+
+static bool
+attempt(mm_driver *cu, mm_late_free *entry, const mm_chance *chance)
+{
+    late_block *block = (late_block *)entry;
+    mm_status st;
+
+    (void)chance;
+    if (free_block(cu, block->start, &st) < 0) {
+        if (mm_can_free_late(&st)) {
+            return false;
+        }
+        complain("memory was not freed", &st);
+    }
+    free(block);
+    return true;
+}
+
+static bool
+free_block_late(CUdeviceptr start)
+{
+    late_block *block = malloc(sizeof *block);
+
+    if (block == NULL) {
+        return false;
+    }
+    block->start = start;
+    mm_free_late(&block->late, attempt);
+    return true;
+}
+
 void
 managedmem_free(void *block, ssize_t size, int device, CUstream stream)
 {
     mm_driver *cu = mm_driver_usable();
     CUdeviceptr start = (CUdeviceptr)(uintptr_t)block;
-    mm_pointer_facts facts;
     mm_status st;
-    int rc;
 
     (void)size, (void)device, (void)stream;
     if (block == NULL || cu == NULL) {
         return;
     }
-    rc = mm_look_up(cu, start, &facts, &st);
-    if (rc < 0 && st.code == CUDA_ERROR_DEINITIALIZED) {
-        return; /* shut down: the memory is gone already */
-    }
-    if (rc == 0 && !facts.managed) {
-        rc = mm_fail(&st, MM_BAD_VALUE, "0x%llx is no managed memory", (unsigned long long)start);
-    }
-    if (rc < 0 || mm_free(cu, facts.start, &st) < 0) {
+    if (free_block(cu, start, &st) == 0) {
+        mm_late_frees_attempt(cu, &(mm_chance){0});
+    } else if (!mm_can_free_late(&st) || !free_block_late(start)) {
         complain("memory was not freed", &st);
     }
 }

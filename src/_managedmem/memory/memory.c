@@ -35,6 +35,7 @@ mm_memory_allocate(mm_driver *cu, size_t size, mm_status *st)
     if (size == 0) {
         return m;
     }
+    mm_late_frees_attempt(cu, &(mm_chance){0});
     m->start = mm_allocate_pages(cu, size, &allocation, st);
     if (m->start == 0) {
         free(m);
@@ -68,7 +69,7 @@ mm_memory_allocate_from(mm_driver *cu, mm_pool *pool, size_t size, CUstream stre
         return NULL;
     }
     m->pooled = true;
-    m->start = m->block->memory.start;
+    m->start = m->block->start;
     atomic_store(&m->allocation, pool->managed ? m->start : 0);
     return m;
 }
@@ -79,9 +80,11 @@ free_owned(mm_memory *m, const CUstream *stream, mm_status *st)
     mm_driver *cu = mm_driver_usable();
 
     if (m->block != NULL) {
-        mm_pool_block *block = m->block;
-        m->block = NULL;
-        return mm_pool_free(block, stream, st);
+        int rc = mm_pool_free(m->block, stream, st);
+        if (rc == 0 || !mm_can_free_late(st)) {
+            m->block = NULL;
+        }
+        return rc;
     }
     /* A forked child does not own its parent's memory; 0 bytes were not allocated. */
     if (!m->owned || m->size == 0 || cu == NULL) {
@@ -130,14 +133,75 @@ mm_memory_end_blocks(const mm_memory *m)
            && !mm_guard_is_closed(&m->guard);
 }
 
+/* Closes the guard and frees; *first says whether this call closed it. */
+static int
+close_and_free(mm_memory *m, const CUstream *stream, bool *first, mm_status *st)
+{
+    mm_guard_answer answer = mm_guard_close(&m->guard, mm_driver_forked());
+
+    *first = answer == MM_CLOSED_NOW;
+    if (answer == MM_STILL_EXPORTED) {
+        return mm_fail(st, MM_EXPORTED,
+                       "ManagedBuffer cannot be closed: %u view(s) of its memory still live "
+                       "(memoryview, NumPy array or DLPack tensor); release them first",
+                       mm_guard_exports(&m->guard));
+    }
+    return *first ? free_owned(m, stream, st) : 0;
+}
+
+/* What else waits to be freed has a chance, after a free that the driver took. */
+static void
+free_others(const mm_memory *m)
+{
+    mm_driver *cu = mm_driver_peek();
+
+    if (m->owned && cu != NULL) {
+        mm_late_frees_attempt(cu, &(mm_chance){0});
+    }
+}
+
+static bool
+attempt(mm_driver *cu, mm_late_free *entry, const mm_chance *chance)
+{
+    mm_memory *m = (mm_memory *)entry;
+    mm_status st;
+
+    (void)cu;
+    (void)chance;
+    if (free_owned(m, NULL, &st) < 0 && mm_can_free_late(&st)) {
+        return false;
+    }
+    mm_memory_release_reference(m);
+    return true;
+}
+
+/* A block of a pool knows by itself how to be freed late. */
+static void
+free_late(mm_memory *m)
+{
+    if (m->block != NULL) {
+        mm_pool_block *block = m->block;
+        m->block = NULL;
+        mm_pool_free_late(block);
+    } else {
+        atomic_fetch_add_explicit(&m->references, 1, memory_order_relaxed);
+        mm_free_late(&m->late, attempt);
+    }
+}
+
 void
 mm_memory_retire(mm_memory *m)
 {
-    if (mm_memory_end_blocks(m)) {
-        mm_status ignored;
-        bool first;
-        int rc = mm_memory_close(m, &first, &ignored);
-        (void)rc;
+    mm_status st;
+    bool first;
+
+    if (!mm_memory_end_blocks(m)) {
+        return;
+    }
+    if (close_and_free(m, NULL, &first, &st) == 0) {
+        free_others(m);
+    } else if (mm_can_free_late(&st)) {
+        free_late(m);
     }
 }
 
@@ -165,16 +229,15 @@ mm_memory_close(mm_memory *m, bool *first, mm_status *st)
 int
 mm_memory_close_on(mm_memory *m, const CUstream *stream, bool *first, mm_status *st)
 {
-    mm_guard_answer answer = mm_guard_close(&m->guard, mm_driver_forked());
+    int rc = close_and_free(m, stream, first, st);
 
-    *first = answer == MM_CLOSED_NOW;
-    if (answer == MM_STILL_EXPORTED) {
-        return mm_fail(st, MM_EXPORTED,
-                       "ManagedBuffer cannot be closed: %u view(s) of its memory still live "
-                       "(memoryview, NumPy array or DLPack tensor); release them first",
-                       mm_guard_exports(&m->guard));
+    if (rc == 0) {
+        free_others(m);
+    } else if (*first && mm_can_free_late(st)) {
+        mm_guard_reopen(&m->guard);
+        *first = false;
     }
-    return *first ? free_owned(m, stream, st) : 0;
+    return rc;
 }
 
 /* The stream of a block, its holder and its device, which change together. */

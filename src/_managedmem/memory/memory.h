@@ -13,6 +13,7 @@
 #include "range.h"
 
 typedef struct {
+    mm_late_free late;
     mm_guard guard;
     atomic_size_t references; /* keep this struct */
     atomic_size_t holds;      /* keep the memory */
@@ -45,8 +46,8 @@ void mm_memory_retain(mm_memory *m);
 MM_NODISCARD bool mm_memory_drop(mm_memory *m);
 
 /* Ends memory whose last hold is gone: unless it is closed, waits for calls under way and frees what is
- * owned. If mm_memory_end_blocks, call it without the GIL. Errors are ignored, because the driver may
- * already be shut down. */
+ * owned. If mm_memory_end_blocks, call it without the GIL. Inside a host function the memory is freed
+ * later. Other errors are ignored, because the driver may already be shut down. */
 void mm_memory_end(mm_memory *m);
 bool mm_memory_end_blocks(const mm_memory *m);
 
@@ -59,7 +60,8 @@ MM_NODISCARD bool mm_memory_release_hold(mm_memory *m);
 void mm_memory_retire(mm_memory *m);
 void mm_memory_release_reference(mm_memory *m);
 
-/* Closes: *first says whether this call did it. After a failed free the memory counts as closed. */
+/* Closes: *first says whether this call did it. After a failed free the memory counts as closed; but
+ * where the driver refused inside a host function, it is open as before. */
 MM_NODISCARD int mm_memory_close(mm_memory *m, bool *first, mm_status *st);
 
 /* The same; memory of a pool is freed in the order of *stream, or for NULL of the stream that it was

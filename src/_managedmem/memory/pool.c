@@ -44,7 +44,7 @@ mm_pool_create(mm_driver *cu, bool managed, CUmemLocation where, mm_status *st)
         (void)mm_driver_lacks(cu, "a pool of managed memory", st);
         return NULL;
     }
-    mm_pools_reclaim(cu, false);
+    mm_late_frees_attempt(cu, &(mm_chance){.pools = true});
     pool = calloc(1, sizeof *pool);
     if (pool == NULL) {
         (void)mm_fail(st, MM_NO_MEMORY, "out of host memory");
@@ -69,8 +69,6 @@ mm_pool_create(mm_driver *cu, bool managed, CUmemLocation where, mm_status *st)
     return pool;
 }
 
-static mm_orphan *free_or_orphan_waiting(mm_driver *cu, mm_pool *pool);
-
 void
 mm_pool_retain(mm_pool *pool)
 {
@@ -85,7 +83,6 @@ mm_pool_release(mm_pool *pool, mm_status *st)
     if (atomic_fetch_sub_explicit(&pool->references, 1, memory_order_acq_rel) != 1) {
         return 0;
     }
-    pool->driver_pool.orphans = free_or_orphan_waiting(cu, pool);
     if (cu == NULL) {
         mm_queued_frees_drop(&pool->driver_pool.frees);
         free(pool);
@@ -140,7 +137,7 @@ mm_pool_free_address(mm_driver *cu, mm_pool *pool, CUdeviceptr start, CUstream s
         return -1;
     }
     code = cu->MemFreeAsync(start, stream);
-    if (pool != NULL) {
+    if (pool != NULL && code != CUDA_ERROR_NOT_PERMITTED) {
         mm_queued_frees_add(cu, &pool->driver_pool.frees, stream, code);
     }
     mm_scope_leave(&scope);
@@ -163,73 +160,47 @@ drop_block(mm_pool_block *block)
     free(block);
 }
 
-static void
-wait_to_be_freed(mm_pool_block *block)
-{
-    mm_pool *pool = block->pool;
-
-    block->next = atomic_load(&pool->waiting);
-    while (!atomic_compare_exchange_weak(&pool->waiting, &block->next, block)) {
-    }
-}
-
-/* Frees the blocks that waited for a capture on the stream of `like` to end: in that stream's order
- * and so after all that used them. */
-static void
-free_waiting_like(mm_driver *cu, mm_pool *pool, const mm_pool_block *like)
-{
-    mm_pool_block *block = atomic_exchange(&pool->waiting, NULL), *next;
-
-    for (; block != NULL; block = next) {
-        mm_status ignored;
-        int rc;
-        next = block->next;
-        if (block->stream != like->stream || block->device != like->device) {
-            wait_to_be_freed(block);
-            continue;
-        }
-        rc = mm_pool_free_address(cu, pool, block->memory.start, like->stream, like->device,
-                                  &ignored);
-        (void)rc; /* the caller reports on its allocation only */
-        drop_block(block);
-    }
-}
-
-/* Frees the block in the order of its stream, if that is possible. The handle of another library's
- * stream is not used, because the stream may be gone. */
+/* Whether the block was freed: in the order of its stream, or with all devices idle. A free that fails
+ * for another reason than a host function counts as done, as it may have acted. */
 static bool
-free_in_order(mm_driver *cu, mm_pool_block *block)
+free_with(mm_driver *cu, mm_pool_block *block, const mm_chance *chance)
 {
-    bool capturing = true;
-    mm_status ignored;
+    bool exists =
+        block->stream == NULL || block->shared != NULL || block->stream == chance->stream;
+    CUstream stream = exists ? block->stream : NULL;
+    bool capturing = false;
+    mm_status st;
 
-    return (block->stream == NULL || block->shared != NULL)
-           && is_capturing(cu, block->stream, block->device, &capturing, &ignored) == 0
-           && !capturing
-           && mm_pool_free_address(cu, block->pool, block->memory.start, block->stream,
-                                   block->device, &ignored)
-                  == 0;
+    if (exists ? is_capturing(cu, stream, block->device, &capturing, &st) < 0
+               : !chance->idle || mm_synchronize_all(cu, &st) < 0) {
+        return false;
+    }
+    return !capturing
+           && (mm_pool_free_address(cu, block->pool, block->start, stream, block->device, &st) == 0
+               || !mm_can_free_late(&st));
 }
 
-/* At the end of the pool: frees the blocks that wait, and returns those that cannot be freed yet.
- * Without a driver they are dropped. */
-static mm_orphan *
-free_or_orphan_waiting(mm_driver *cu, mm_pool *pool)
+static bool
+attempt(mm_driver *cu, mm_late_free *entry, const mm_chance *chance)
 {
-    mm_pool_block *block = atomic_exchange(&pool->waiting, NULL), *next;
-    mm_orphan *orphans = NULL;
+    mm_pool_block *block = (mm_pool_block *)entry;
+    mm_pool *pool = block->pool;
+    mm_status ignored;
+    int rc;
 
-    for (; block != NULL; block = next) {
-        next = block->next;
-        if (cu == NULL || free_in_order(cu, block)) {
-            drop_block(block);
-            continue;
-        }
-        release_stream(block);
-        block->memory.next = orphans;
-        orphans = &block->memory;
+    if (!free_with(cu, block, chance)) {
+        return false;
     }
-    return orphans;
+    drop_block(block);
+    rc = mm_pool_release(pool, &ignored);
+    (void)rc; /* the pool waits */
+    return true;
+}
+
+void
+mm_pool_free_late(mm_pool_block *block)
+{
+    mm_free_late(&block->late, attempt);
 }
 
 static int
@@ -241,8 +212,7 @@ call_allocate(mm_driver *cu, mm_pool_block *block, size_t size, CUstream stream,
     if (mm_scope_enter_relaxed(&scope, cu, block->device, st) < 0) {
         return -1;
     }
-    code = cu->MemAllocFromPoolAsync(&block->memory.start, size, block->pool->driver_pool.handle,
-                                     stream);
+    code = cu->MemAllocFromPoolAsync(&block->start, size, block->pool->driver_pool.handle, stream);
     mm_scope_leave(&scope);
     if (code == CUDA_SUCCESS) {
         return 0;
@@ -287,7 +257,7 @@ mm_pool_allocate(mm_driver *cu, mm_pool *pool, size_t size, CUstream stream, mm_
         free(block);
         return NULL;
     }
-    free_waiting_like(cu, pool, block);
+    mm_late_frees_attempt(cu, &(mm_chance){.stream = block->stream});
     if (call_allocate(cu, block, size, stream, st) < 0) {
         free(block);
         return NULL;
@@ -313,11 +283,14 @@ mm_pool_free(mm_pool_block *block, const CUstream *other, mm_status *st)
 
     /* What the query meets, the free meets as well. */
     if (cu != NULL && is_capturing(cu, stream, device, &capturing, &ignored) == 0 && capturing) {
-        wait_to_be_freed(block);
-    } else {
-        rc = cu ? mm_pool_free_address(cu, pool, block->memory.start, stream, device, st) : 0;
-        drop_block(block);
+        mm_pool_free_late(block);
+        return 0;
     }
+    rc = cu ? mm_pool_free_address(cu, pool, block->start, stream, device, st) : 0;
+    if (rc < 0 && mm_can_free_late(st)) {
+        return -1;
+    }
+    drop_block(block);
     released = mm_pool_release(pool, rc < 0 ? &ignored : st);
     return rc < 0 ? rc : released;
 }

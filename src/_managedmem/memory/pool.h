@@ -12,17 +12,16 @@
 typedef struct mm_pool_block mm_pool_block;
 
 typedef struct {
-    mm_retired_pool driver_pool; /* first, because it outlives the rest of the struct */
+    mm_retired_pool driver_pool; /* the handle; first, because all of it is freed through this */
     atomic_size_t references;
     CUmemLocation where; /* the device whose memory it is; of managed memory where it prefers */
     bool managed;
-    _Atomic(mm_pool_block *) waiting; /* dropped while their stream was capturing */
 } mm_pool;
 
 /* A block of a pool, with what freeing it takes. */
 struct mm_pool_block {
-    mm_orphan memory; /* first, because an orphan outlives the rest of the struct */
-    mm_pool_block *next; /* while it waits */
+    mm_late_free late;
+    CUdeviceptr start;
     mm_pool *pool;
     CUstream stream; /* the one it was allocated on; NULL for a default one */
     mm_stream *shared; /* keeps that stream, where it is one of ours; or NULL */
@@ -47,10 +46,15 @@ MM_NODISCARD int mm_pool_release(mm_pool *pool, mm_status *st);
 mm_pool_block *mm_pool_allocate(mm_driver *cu, mm_pool *pool, size_t size, CUstream stream,
                                 mm_stream *shared, mm_status *st);
 
-/* Frees the block in the order of the stream it was allocated on, or of *other. Where that stream
- * captures, the block waits for the next allocation on it, or for the end of the pool. The block is
- * gone, also after a failure. */
+/* Frees the block in the order of the stream it was allocated on, or of *other; later where that
+ * stream captures. The block is gone, also after a failure, unless mm_can_free_late says of *st that
+ * it is still there. */
 MM_NODISCARD int mm_pool_free(mm_pool_block *block, const CUstream *other, mm_status *st);
+
+/* Frees the block by a later attempt, in the order of the stream it was allocated on. The stream of
+ * another library may be gone by then: such a block waits for an allocation on that stream, or until
+ * all devices are idle. */
+void mm_pool_free_late(mm_pool_block *block);
 
 /* Frees memory of the pool (NULL: not known) by its address; `device` is the one of a default stream. */
 MM_NODISCARD int mm_pool_free_address(mm_driver *cu, mm_pool *pool, CUdeviceptr start,

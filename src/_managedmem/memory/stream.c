@@ -38,20 +38,35 @@ mm_stream_retain(mm_stream *stream)
     atomic_fetch_add_explicit(&stream->references, 1, memory_order_relaxed);
 }
 
+static bool
+attempt_to_destroy(mm_driver *cu, mm_late_free *entry, const mm_chance *chance)
+{
+    mm_stream *stream = (mm_stream *)entry;
+
+    (void)chance;
+    if (cu->StreamDestroy(stream->handle) == CUDA_ERROR_NOT_PERMITTED) {
+        return false;
+    }
+    free(stream);
+    return true;
+}
+
 int
 mm_stream_release(mm_stream *stream, mm_status *st)
 {
     mm_driver *cu = mm_driver_usable();
-    CUstream handle = stream->handle;
+    CUresult code;
 
     if (atomic_fetch_sub_explicit(&stream->references, 1, memory_order_acq_rel) != 1) {
         return 0;
     }
-    free(stream);
-    if (cu != NULL) {
-        MM_TRY(cu, StreamDestroy, st, handle);
+    code = cu ? cu->StreamDestroy(stream->handle) : CUDA_SUCCESS;
+    if (code == CUDA_ERROR_NOT_PERMITTED) {
+        mm_free_late(&stream->late, attempt_to_destroy);
+        return 0;
     }
-    return 0;
+    free(stream);
+    return code == CUDA_SUCCESS ? 0 : mm_fail_call(st, "cuStreamDestroy", (int)code);
 }
 
 int

@@ -3,6 +3,7 @@
 #define MM_STREAM_H
 
 #include "../driver/context.h"
+#include "late_frees.h"
 
 /* The default stream that other blocking streams wait for; NULL is its other name. */
 static inline bool
@@ -21,6 +22,7 @@ mm_is_default_stream(CUstream stream)
 /* A stream with several holders: the object that made it, and memory that will be freed in its
  * order. The last holder destroys it. */
 typedef struct {
+    mm_late_free late;
     atomic_size_t references;
     CUstream handle;
 } mm_stream;
@@ -29,7 +31,8 @@ typedef struct {
 mm_stream *mm_stream_share(CUstream handle);
 void mm_stream_retain(mm_stream *stream);
 
-/* Gives up a reference; not in a forked child, which has no part in its parent's streams. */
+/* Gives up a reference. The last one destroys the stream; not in a forked child, which has no part in
+ * its parent's streams, and later where the driver refuses inside a host function. */
 MM_NODISCARD int mm_stream_release(mm_stream *stream, mm_status *st);
 
 /* A non-blocking stream on the calling thread's device. */

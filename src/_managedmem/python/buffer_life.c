@@ -751,6 +751,7 @@ const char mm_buffer_close_doc[] =
     "pool is freed without waiting, in the order of the stream, or without one of the stream it was\n"
     "allocated on. The owner, the memory resource and the parent of a view are let go. Closing a view\n"
     "ends that view only. Raises BufferError while a memoryview, NumPy array or DLPack tensor of the\n"
-    "memory lives; CUDAError for pool memory on a stream that captures a graph, and when the driver\n"
-    "refuses, after which the buffer counts as closed; what mr.deallocate() raises, after which the\n"
-    "buffer is open and can be closed again. Driver: cuMemFree, cuMemFreeAsync.";
+    "memory lives; CUDAError for pool memory on a stream that captures a graph, inside a host function,\n"
+    "and what mr.deallocate() raises, after which the buffer is open and can be closed again; CUDAError\n"
+    "when the driver refuses otherwise, after which the buffer counts as closed.\n"
+    "Driver: cuMemFree, cuMemFreeAsync.";

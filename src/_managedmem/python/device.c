@@ -148,12 +148,12 @@ device_set_current(PyObject *op, PyObject *Py_UNUSED(none))
 }
 
 static int
-synchronize_and_reclaim(mm_driver *cu, int device, mm_status *st)
+synchronize_and_free(mm_driver *cu, int device, mm_status *st)
 {
     int rc = mm_device_synchronize(cu, device, st);
 
     if (rc == 0) {
-        mm_pools_reclaim(cu, true);
+        mm_late_frees_attempt(cu, &(mm_chance){.pools = true, .idle = true});
     }
     return rc;
 }
@@ -161,7 +161,7 @@ synchronize_and_reclaim(mm_driver *cu, int device, mm_status *st)
 static PyObject *
 device_sync(PyObject *op, PyObject *Py_UNUSED(none))
 {
-    return run_on_device(op, synchronize_and_reclaim);
+    return run_on_device(op, synchronize_and_free);
 }
 
 static PyObject *

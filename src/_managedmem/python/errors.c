@@ -21,6 +21,9 @@ advice_for(int code)
     case CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED:
     case CUDA_ERROR_STREAM_CAPTURE_INVALIDATED:
         return "A CUDA graph is being captured; make this call before the capture begins.";
+    case CUDA_ERROR_NOT_PERMITTED:
+        return "CUDA allows no driver calls inside a host function (cuLaunchHostFunc): make this call "
+               "in another thread, or after the stream has been synchronized.";
     case CUDA_ERROR_INVALID_HANDLE:
     case CUDA_ERROR_CONTEXT_IS_DESTROYED:
         return "The stream or its context no longer exists.";

@@ -331,7 +331,7 @@ stream_sync(PyObject *op, PyObject *Py_UNUSED(none))
     Py_BEGIN_ALLOW_THREADS
     rc = mm_stream_synchronize(cu, use.handle, &st);
     mm_stream_leave(&use);
-    mm_pools_reclaim(cu, false);
+    mm_late_frees_attempt(cu, &(mm_chance){.pools = true});
     Py_END_ALLOW_THREADS
     if (rc < 0) {
         return mm_raise(state, &st);

@@ -1,0 +1,347 @@
+/* test_late_frees.c: memory, blocks, pools and streams that end where they cannot be freed, above all
+ * inside host functions, alone and under many threads.
+ *
+ * Usage: test_late_frees PATH_OF_THE_EMULATED_DRIVER. Made to run under ThreadSanitizer. */
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "memory/allocator.h"
+#include "world.h"
+
+enum { ROUNDS = 100, WORKERS = 4, SIZE = 5000 };
+
+static const mm_chance any_call = {0}, after_a_wait = {.pools = true, .idle = true};
+
+static void
+attempt(void)
+{
+    mm_late_frees_attempt(world.cu, &any_call);
+}
+
+/* Runs the function as a host function of a stream, which on the emulated driver is done at once. */
+static void
+run_inside(void (*function)(void *), void *argument)
+{
+    CUstream stream = NULL;
+    mm_status st;
+
+    CHECK_OK(mm_stream_create(world.cu, &stream, &st), &st);
+    CHECK_EQUAL(world.cu->LaunchHostFunc(stream, function, argument), CUDA_SUCCESS);
+    CHECK_EQUAL(world.cu->StreamSynchronize(stream), CUDA_SUCCESS);
+    CHECK_EQUAL(world.cu->StreamDestroy(stream), CUDA_SUCCESS);
+}
+
+static mm_memory *
+allocate(void)
+{
+    mm_status st;
+    mm_memory *m = mm_memory_allocate(world.cu, SIZE, &st);
+
+    CHECK(m != NULL);
+    return m;
+}
+
+static mm_pool *
+make_pool(void)
+{
+    mm_status st;
+    mm_pool *pool = mm_pool_create(world.cu, true, mm_location(CU_MEM_LOCATION_TYPE_NONE, 0), &st);
+
+    CHECK(pool != NULL);
+    return pool;
+}
+
+static mm_memory *
+allocate_from(mm_pool *pool, CUstream stream, mm_stream *shared)
+{
+    mm_status st;
+    mm_memory *m = mm_memory_allocate_from(world.cu, pool, SIZE, stream, shared, &st);
+
+    CHECK(m != NULL);
+    return m;
+}
+
+static void
+release_memory(void *memory)
+{
+    mm_memory_release(memory);
+}
+
+static void
+release_pool(void *pool)
+{
+    mm_status st;
+
+    CHECK_OK(mm_pool_release(pool, &st), &st);
+}
+
+static void
+release_stream(void *stream)
+{
+    mm_status st;
+
+    CHECK_OK(mm_stream_release(stream, &st), &st);
+}
+
+static void
+memory_is_freed_once_at_the_next_attempt(void)
+{
+    size_t live = world.live_allocations();
+
+    run_inside(release_memory, allocate());
+    CHECK_EQUAL(world.live_allocations(), live + 1);
+    world.log_clear();
+    attempt();
+    attempt();
+    CHECK_EQUAL(world_calls("cuMemFree"), 1);
+    CHECK_EQUAL(world.live_allocations(), live);
+}
+
+static void
+attempt_inside(void *nothing)
+{
+    (void)nothing;
+    attempt();
+}
+
+static void
+a_refused_attempt_keeps_all(void)
+{
+    size_t live = world.live_allocations();
+    mm_memory *one = allocate(), *two = allocate();
+
+    run_inside(release_memory, one);
+    run_inside(release_memory, two);
+    run_inside(attempt_inside, NULL);
+    CHECK_EQUAL(world.live_allocations(), live + 2);
+    attempt();
+    CHECK_EQUAL(world.live_allocations(), live);
+}
+
+/* A closed view, of which only the reference is left. */
+static void
+references_outlive_it(void)
+{
+    size_t live = world.live_allocations();
+    mm_memory *m = allocate();
+
+    mm_memory_retain(m);
+    CHECK(!mm_memory_release_hold(m));
+    run_inside(release_memory, m);
+    CHECK(mm_guard_is_closed(&m->guard));
+    CHECK(!mm_guard_enter(&m->guard));
+    attempt();
+    CHECK_EQUAL(world.live_allocations(), live);
+    mm_memory_release_reference(m);
+}
+
+static void
+close_refused(void *memory)
+{
+    bool first = true;
+    mm_status st;
+
+    CHECK(mm_memory_close(memory, &first, &st) < 0);
+    CHECK(!first);
+    CHECK(mm_can_free_late(&st));
+}
+
+static void
+check_that_closing_leaves_open(mm_memory *m)
+{
+    size_t live = world.live_allocations();
+    bool first = false;
+    mm_status st;
+
+    run_inside(close_refused, m);
+    CHECK(mm_guard_enter(&m->guard));
+    mm_guard_leave(&m->guard);
+    attempt();
+    CHECK_EQUAL(world.live_allocations(), live);
+    CHECK_OK(mm_memory_close(m, &first, &st), &st);
+    CHECK(first);
+    CHECK_EQUAL(world.live_allocations(), live - 1);
+    mm_memory_release(m);
+}
+
+static void
+closing_leaves_memory_open(void)
+{
+    mm_pool *pool = make_pool();
+
+    check_that_closing_leaves_open(allocate());
+    check_that_closing_leaves_open(allocate_from(pool, NULL, NULL));
+    release_pool(pool);
+}
+
+/* The memory is gone in the driver or belongs to a broken context: a second free would not help. */
+static void
+other_refusals_count_as_closed(void)
+{
+    mm_memory *m = allocate();
+    bool first = false;
+    mm_status st;
+
+    world.fail("cuMemFree", 1, CUDA_ERROR_LAUNCH_FAILED, 1);
+    CHECK(mm_memory_close(m, &first, &st) < 0);
+    world.fail_clear();
+    CHECK(first);
+    CHECK(mm_guard_is_closed(&m->guard));
+    mm_memory_release(m);
+}
+
+static void
+blocks_keep_their_pool_and_stream(void)
+{
+    size_t live = world.live_allocations(), pools = world.live_pools();
+    size_t streams = world.live_streams();
+    mm_pool *pool = make_pool();
+    CUstream handle = NULL;
+    mm_stream *stream;
+    mm_memory *m;
+    mm_status st;
+
+    CHECK_OK(mm_stream_create(world.cu, &handle, &st), &st);
+    stream = mm_stream_share(handle);
+    m = allocate_from(pool, handle, stream);
+    release_pool(pool);
+    release_stream(stream);
+    run_inside(release_memory, m);
+    CHECK_EQUAL(world.live_allocations(), live + 1);
+    CHECK_EQUAL(world.live_pools(), pools + 1);
+    CHECK_EQUAL(world.live_streams(), streams + 1);
+    mm_late_frees_attempt(world.cu, &after_a_wait);
+    CHECK_EQUAL(world.live_allocations(), live);
+    CHECK_EQUAL(world.live_pools(), pools);
+    CHECK_EQUAL(world.live_streams(), streams);
+}
+
+/* Nothing says that such a stream still exists. */
+static void
+streams_of_others_are_not_touched(void)
+{
+    size_t live = world.live_allocations();
+    mm_pool *pool = make_pool();
+    CUstream handle = NULL;
+    mm_status st;
+
+    CHECK_OK(mm_stream_create(world.cu, &handle, &st), &st);
+    run_inside(release_memory, allocate_from(pool, handle, NULL));
+    attempt();
+    CHECK_EQUAL(world.live_allocations(), live + 1);
+    mm_late_frees_attempt(world.cu, &(mm_chance){.stream = handle});
+    CHECK_EQUAL(world.live_allocations(), live);
+    run_inside(release_memory, allocate_from(pool, handle, NULL));
+    CHECK_EQUAL(world.cu->StreamDestroy(handle), CUDA_SUCCESS);
+    attempt();
+    CHECK_EQUAL(world.live_allocations(), live + 1);
+    mm_late_frees_attempt(world.cu, &after_a_wait);
+    CHECK_EQUAL(world.live_allocations(), live);
+    release_pool(pool);
+}
+
+static void
+pools_and_streams_go_late(void)
+{
+    size_t pools = world.live_pools(), streams = world.live_streams();
+    CUstream handle = NULL;
+    mm_status st;
+
+    CHECK_OK(mm_stream_create(world.cu, &handle, &st), &st);
+    run_inside(release_pool, make_pool());
+    run_inside(release_stream, mm_stream_share(handle));
+    mm_late_frees_attempt(world.cu, &after_a_wait);
+    CHECK_EQUAL(world.live_pools(), pools);
+    CHECK_EQUAL(world.live_streams(), streams);
+}
+
+static void
+free_block(void *block)
+{
+    managedmem_free(block, SIZE, 0, NULL);
+}
+
+static void
+blocks_of_allocators_are_freed_by_the_next_call(void)
+{
+    size_t live = world.live_allocations();
+    mm_preset preset = {.read_mostly = true};
+    char name[MM_ALLOCATOR_NAME];
+    mm_status st;
+    void *block;
+
+    CHECK_OK(mm_preset_register(world.cu, &preset, name, &st), &st);
+    block = managedmem_allocate_0(SIZE, 0, NULL);
+    run_inside(free_block, block);
+    CHECK_EQUAL(world.live_allocations(), live + 1);
+    block = managedmem_allocate_0(SIZE, 0, NULL);
+    CHECK_EQUAL(world.live_allocations(), live + 1);
+    run_inside(free_block, managedmem_allocate_0(SIZE, 0, NULL));
+    free_block(block);
+    CHECK_EQUAL(world.live_allocations(), live);
+}
+
+static void
+forked_children_attempt_nothing(void)
+{
+    size_t live = world.live_allocations();
+    int status = 1;
+    pid_t child;
+
+    run_inside(release_memory, allocate());
+    child = fork();
+    if (child == 0) {
+        attempt();
+        _exit(0);
+    }
+    CHECK_EQUAL(waitpid(child, &status, 0), child);
+    CHECK_EQUAL(status, 0);
+    attempt();
+    CHECK_EQUAL(world.live_allocations(), live);
+}
+
+/* Each round leaves memory to whichever thread allocates next. */
+static void *
+leave_and_allocate(void *pool)
+{
+    for (int i = 0; i < ROUNDS; i++) {
+        run_inside(release_memory, allocate());
+        run_inside(release_memory, allocate_from(pool, NULL, NULL));
+        mm_memory_release(allocate());
+    }
+    return NULL;
+}
+
+static void
+threads_free_each_others_memory(void)
+{
+    size_t live = world.live_allocations();
+    mm_pool *pool = make_pool();
+
+    check_threads(WORKERS, leave_and_allocate, pool);
+    attempt();
+    CHECK_EQUAL(world.live_allocations(), live);
+    release_pool(pool);
+}
+
+int
+main(int argc, char **argv)
+{
+    static const check_test tests[] = {
+        CHECK_TEST(memory_is_freed_once_at_the_next_attempt),
+        CHECK_TEST(a_refused_attempt_keeps_all),
+        CHECK_TEST(references_outlive_it),
+        CHECK_TEST(closing_leaves_memory_open),
+        CHECK_TEST(other_refusals_count_as_closed),
+        CHECK_TEST(blocks_keep_their_pool_and_stream),
+        CHECK_TEST(streams_of_others_are_not_touched),
+        CHECK_TEST(pools_and_streams_go_late),
+        CHECK_TEST(blocks_of_allocators_are_freed_by_the_next_call),
+        CHECK_TEST(forked_children_attempt_nothing),
+        CHECK_TEST(threads_free_each_others_memory),
+    };
+
+    CHECK_EQUAL(argc, 2);
+    world_open(argv[1]);
+    return check_run(tests, sizeof tests / sizeof *tests);
+}
