@@ -308,24 +308,37 @@ def test_a_driver_that_is_too_old_names_both_versions(tmp_path, version, words):
 
 class TestEmulatorConfiguration:
     @pytest.mark.parametrize(
-        "config",
+        ("config", "taken"),
         [
-            "devices=0",
-            "devices=x",
-            "colour=red",
-            "profile=nowhere",
-            "driver=9000",
-            "driver=13060",
-            "devices",
+            ("devices=0", "devices is a number from 1 to 16"),
+            ("devices=x", "devices is a number from 1 to 16"),
+            ("devices", "devices is a number from 1 to 16"),
+            ("driver=9000", "driver is a number from 12020 to 13050"),
+            ("driver=13060", "driver is a number from 12020 to 13050"),
+            ("page=5000", "page is a power of two from 4096 to 65536"),
+            ("schedule=now", "schedule is eager or lazy"),
+            ("discard=2", "discard is poison, keep or zero"),
         ],
     )
-    def test_nonsense_stops_with_words(self, config):
+    def test_nonsense_stops_with_words(self, config, taken):
         code = "import managedmem as mm; mm.Device.count()"
         done = run_python(code, emulator=config, check=False)
         assert done.returncode == 1
         error = done.stderr.strip().splitlines()[-1]
         assert "DriverNotFoundError" in error
-        assert f"MANAGEDMEM_EMULATOR: cannot use '{config}'" in error
+        assert f"MANAGEDMEM_EMULATOR: cannot use '{config}'; {taken}" in error
+
+    def test_names_the_keys_and_profiles_that_there_are(self):
+        for config, taken in [
+            ("colour=red", ["profile", "schedule", "discard", "devices", "capacity_mib", "noinit"]),
+            ("profile=nowhere", managedmem.emulator.PROFILES),
+            ("profile=" + "x" * 4000, managedmem.emulator.PROFILES),
+        ]:
+            done = run_python(
+                "import managedmem; managedmem.Device.count()", emulator=config, check=False
+            )
+            words = done.stderr.strip().splitlines()[-1].partition("; ")[2]
+            assert all(word in words for word in taken)
 
     @pytest.mark.parametrize(
         ("config", "check"),

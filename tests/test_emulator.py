@@ -5,7 +5,7 @@ import re
 import pytest
 
 import managedmem
-from managedmem import emulator
+from managedmem import Device, Host, emulator
 
 pytestmark = pytest.mark.emulator_only
 
@@ -74,3 +74,58 @@ class TestFail:
         emulator.fail("cuMemAdvise")
         with managedmem.empty(4096) as buffer, pytest.raises(managedmem.CUDAError):
             buffer.read_mostly = True
+
+    @pytest.mark.parametrize(
+        ("arguments", "error", "words"),
+        [
+            ((None,), TypeError, "function must be a str .*got None"),
+            ((b"cuMemAdvise",), TypeError, "function must be a str"),
+            (("cuMemAdvise", 0), ValueError, "nth counts from 1, got 0"),
+            (("cuMemAdvise", 1.0), TypeError, "nth must be an int, got 1.0"),
+            (("cuMemAdvise", True), TypeError, "nth must be an int, got True"),
+            (("cuMemAdvise", 1, "x"), TypeError, "code must be an int, got 'x'"),
+            (("cuMemAdvise", 1, 0), ValueError, "code must be the CUresult of a failure.*got 0"),
+            (("cuMemAdvise", 1, 1 << 31), ValueError, "code must be the CUresult of a failure"),
+        ],
+    )
+    def test_says_what_is_wrong_with_its_arguments(self, arguments, error, words, buf):
+        with pytest.raises(error, match=words):
+            emulator.fail(*arguments)
+        buf.read_mostly = True
+
+
+class TestMemory:
+    """What residency() and touch() take."""
+
+    @pytest.fixture(params=["residency", "touch"])
+    def look(self, request):
+        if request.param == "residency":
+            return emulator.residency
+        return lambda buffer: emulator.touch(buffer, Device(0))
+
+    @pytest.mark.parametrize("value", [3, None, bytearray(4)], ids=repr)
+    def test_refuses_what_is_no_buffer(self, look, value):
+        with pytest.raises(TypeError, match=f"needs a ManagedBuffer, got {type(value).__name__}"):
+            look(value)
+
+    def test_refuses_what_is_closed(self, look):
+        for buffer in (managedmem.empty(4096), managedmem.empty(0)):
+            buffer.close()
+            with pytest.raises(ValueError, match=r"needs an open buffer, got .* closed"):
+                look(buffer)
+
+    def test_refuses_other_memory(self, look):
+        with (
+            managedmem.DeviceMemoryResource(0) as pool,
+            pool.allocate(4096) as buffer,
+            pytest.raises(ValueError, match="needs managed memory"),
+        ):
+            look(buffer)
+
+    def test_nothing_is_nowhere(self, buf):
+        before = emulator.counters()
+        for empty in (buf[:0], managedmem.empty(0)):
+            emulator.touch(empty, Device(0))
+            assert emulator.residency(empty) is None
+        assert emulator.residency(buf) == Host()
+        assert emulator.counters() == before

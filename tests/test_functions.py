@@ -448,3 +448,17 @@ class TestWithoutConcurrentAccess:
             """,
             emulator="profile=wsl",
         )
+
+
+def test_what_is_taken_by_name_only_is_named(buf):
+    for call, words in [
+        (
+            lambda: buf.prefetch(Host(), None),
+            r"at most 1 .*\(2 given\); by name only: stream=, defer=",
+        ),
+        (lambda: buf.discard(None), r"at most 0 .*\(1 given\); by name only: stream="),
+        (lambda: managedmem.discard(buf, None), "by name only: stream=, dispatch="),
+        (lambda: managedmem.advise(buf, "set_read_mostly", None, None), r"\(4 given\)$"),
+    ]:
+        with pytest.raises(TypeError, match=words):
+            call()

@@ -270,8 +270,10 @@ class TestIndexing:
     def test_one_that_is_not_there(self, plan, index):
         with pytest.raises(IndexError):
             plan[index]
-        with pytest.raises(IndexError, match="out of range"):
+        with pytest.raises(IndexError, match="index 0 is outside the plan, which has length 0"):
             PrefetchPlan()[0]
+        with pytest.raises(IndexError, match="index -6 is outside the plan, which has length 5"):
+            plan[-6]
 
     @pytest.mark.parametrize("index", [None, 1.0, "1", (0, 1), Host()], ids=repr)
     def test_what_is_no_index(self, plan, index):
@@ -379,8 +381,8 @@ class TestMaking:
         ("bad", "error", "words"),
         [
             (lambda b: [(b, Host()), b], TypeError, r"entries\[1\]: .* is no pair"),
-            (lambda b: [(b,)], TypeError, r"entries\[0\]: .* is no pair"),
-            (lambda b: [(b, Host(), 0)], TypeError, r"entries\[0\]: .* is no pair"),
+            (lambda b: [(b,)], TypeError, r"entries\[0\]: a pair .* is needed, got 1 items"),
+            (lambda b: [(b, Host(), 0)], TypeError, r"entries\[0\]: a pair .* got 3 items"),
             (lambda b: [(b, Host()), (b, 0)], TypeError, r"entries\[1\]: a location must be"),
             (lambda b: [(b, None)], ValueError, r"entries\[0\]: location is required"),
             (lambda b: [(7, Host())], TypeError, r"entries\[0\]: a target must be"),

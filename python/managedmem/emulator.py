@@ -26,10 +26,11 @@ import ctypes
 import difflib
 import functools
 import itertools
+import operator
 import os
 import re
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, NoReturn, SupportsIndex
 
 from managedmem import _managedmem
 
@@ -179,6 +180,12 @@ def _check_number(name: str, value: int) -> int:
     if not low <= value <= high:
         raise ValueError(f"{name} must be from {low} to {high}, got {value}")
     return value
+
+
+def _as_int(name: str, value: SupportsIndex) -> int:
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        raise TypeError(f"{name} must be an int, got {value!r}")
+    return operator.index(value)
 
 
 def _check_flag(name: str, value: bool) -> int:
@@ -344,11 +351,17 @@ def fail(function: str, nth: int = 1, code: int = 999, after: bool = False) -> N
         False: the call has no effect. True: it does its work and then reports the failure.
 
     Several failures, at most 64, can wait at once; each happens once. Raises ValueError for a name
-    that the emulated driver does not have (the message says which it has) and when too many wait,
-    RuntimeError when another driver is in use.
+    that the emulated driver does not have (the message says which it has), for nth and code below 1
+    and when too many wait, TypeError for arguments of other types, RuntimeError when another
+    driver is in use.
     """
+    if not isinstance(function, str):
+        raise TypeError(f"function must be a str such as 'cuMemAdvise', got {function!r}")
+    nth, code = _as_int("nth", nth), _as_int("code", code)
     if nth < 1:
         raise ValueError(f"nth counts from 1, got {nth}")
+    if not 0 < code < 1 << 31:
+        raise ValueError(f"code must be the CUresult of a failure, 1 or more, got {code}")
     status = _library().emu_fail(function.encode(), nth, code, int(after))
     if status == _UNKNOWN_NAME:
         raise ValueError(
@@ -384,20 +397,38 @@ def live() -> Live:
     )
 
 
+def _check_buffer(caller: str, buffer: ManagedBuffer) -> None:
+    if not isinstance(buffer, _managedmem.ManagedBuffer):
+        raise TypeError(
+            f"{caller}() needs a ManagedBuffer, got {type(buffer).__name__}; "
+            "ManagedBuffer.from_handle() wraps the memory of other objects"
+        )
+    if buffer.is_closed:
+        raise ValueError(f"{caller}() needs an open buffer, got {buffer!r}")
+
+
+def _refuse_memory(caller: str, buffer: ManagedBuffer) -> NoReturn:
+    raise ValueError(f"{caller}() needs managed memory, and {buffer!r} is other memory")
+
+
 def residency(buffer: ManagedBuffer) -> Device | Host | str | None:
     """Where the pages of a buffer (or slice of one) are now.
 
     Gives the Device; Host() or Host(numa_id=n) for another than the first NUMA node; None when no
-    page was ever touched; "mixed" when they are in several places, or have several copies. Queued
-    operations have not moved anything yet. Raises ValueError when the memory is not managed,
-    RuntimeError when another driver is in use.
+    page was ever touched, or there is no byte; "mixed" when they are in several places, or have
+    several copies. Queued operations have not moved anything yet. Raises TypeError for what is no
+    ManagedBuffer, ValueError when it is closed or the memory is not managed, RuntimeError when
+    another driver is in use.
     """
+    _check_buffer("residency", buffer)
+    if buffer.size == 0:
+        return None
     place, number = ctypes.c_int(), ctypes.c_int()
     status = _library().emu_residency(
         buffer.handle, buffer.size, ctypes.byref(place), ctypes.byref(number)
     )
     if status != 0:
-        raise ValueError("residency needs an open buffer of a managed-memory allocation")
+        _refuse_memory("residency", buffer)
     if place.value == _DEVICE_TYPE:
         return _managedmem.Device(number.value)
     if place.value == _HOST_TYPE:
@@ -408,17 +439,18 @@ def residency(buffer: ManagedBuffer) -> Device | Host | str | None:
 def touch(buffer: ManagedBuffer, location: Device | Host, write: bool = False) -> None:
     """Let a processor read or write a whole buffer: pages fault, move or are copied, and count.
 
-    No byte changes. Raises TypeError for what is no Device or Host, ValueError when the memory is
-    not managed, RuntimeError when another driver is in use.
+    No byte changes. Raises TypeError for what is no Device or Host, or no ManagedBuffer, ValueError
+    when the buffer is closed or its memory not managed, RuntimeError when another driver is in use.
     """
+    _check_buffer("touch", buffer)
     if isinstance(location, _managedmem.Device):
         ordinal = location.device_id
     elif isinstance(location, _managedmem.Host):
         ordinal = _HOST_ORDINAL
     else:
         raise TypeError(f"location must be a Device or Host, got {location!r}")
-    if _library().emu_touch(buffer.handle, buffer.size, ordinal, int(write)) != 0:
-        raise ValueError("touch needs an open buffer of a managed-memory allocation")
+    if buffer.size and _library().emu_touch(buffer.handle, buffer.size, ordinal, int(write)) != 0:
+        _refuse_memory("touch", buffer)
 
 
 def counters() -> Counters:

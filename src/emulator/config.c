@@ -55,8 +55,25 @@ static const struct {
       .name = "Emulated GPU"}},
 };
 
+enum { DEVICES, NODES, DRIVER, CONCURRENT, PAGEABLE, CAPACITY, PAGE, NO_PEERS, NO_INIT, NUMBERS };
+
+static const struct {
+    const char *key;
+    long low, high;
+} numbers[NUMBERS] = {
+    [DEVICES] = {"devices", 1, EMU_MAX_DEVICES},
+    [NODES] = {"numa_nodes", 1, EMU_MAX_NODES},
+    [DRIVER] = {"driver", 12020, 13050},
+    [CONCURRENT] = {"concurrent", 0, 1},
+    [PAGEABLE] = {"pageable", 0, 1},
+    [CAPACITY] = {"capacity_mib", 1, 1 << 20},
+    [PAGE] = {"page", 4096, 65536},
+    [NO_PEERS] = {"nopeers", 0, 1},
+    [NO_INIT] = {"noinit", 0, 1},
+};
+
 static struct emu_config active;
-static char error[256]; /* what is wrong with the environment; empty when nothing is */
+static char error[384]; /* what is wrong with the environment; empty when nothing is */
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 
 static bool
@@ -100,61 +117,56 @@ set_words(const char *key, const char *text)
     return false;
 }
 
+/* The place of a key among the numbers, NUMBERS for another. */
+static int
+find_number(const char *key)
+{
+    int i = 0;
+
+    while (i < NUMBERS && strcmp(numbers[i].key, key) != 0) {
+        i++;
+    }
+    return i;
+}
+
 static bool
 set_option(const char *key, const char *text)
 {
-    static const struct {
-        const char *key;
-        long low, high;
-    } numbers[] = {
-        {"devices", 1, EMU_MAX_DEVICES},
-        {"numa_nodes", 1, EMU_MAX_NODES},
-        {"driver", 12020, 13050},
-        {"concurrent", 0, 1},
-        {"pageable", 0, 1},
-        {"capacity_mib", 1, 1 << 20},
-        {"page", 4096, 65536},
-        {"nopeers", 0, 1},
-        {"noinit", 0, 1},
-    };
+    int i = find_number(key);
     long number = 0;
-    size_t i = 0;
 
     if (strcmp(key, "profile") == 0) {
         return use_profile(text);
     }
-    while (i < sizeof numbers / sizeof *numbers && strcmp(numbers[i].key, key) != 0) {
-        i++;
-    }
-    if (i == sizeof numbers / sizeof *numbers) {
+    if (i == NUMBERS) {
         return set_words(key, text);
     }
     if (!read_number(text, numbers[i].low, numbers[i].high, &number)) {
         return false;
     }
     switch (i) {
-    case 0:
+    case DEVICES:
         active.devices = (int)number;
         break;
-    case 1:
+    case NODES:
         active.numa_nodes = (int)number;
         break;
-    case 2:
+    case DRIVER:
         active.driver = (int)number;
         break;
-    case 3:
+    case CONCURRENT:
         active.concurrent = number != 0;
         break;
-    case 4:
+    case PAGEABLE:
         active.pageable = number != 0;
         break;
-    case 5:
+    case CAPACITY:
         active.capacity = (size_t)number << 20;
         break;
-    case 6:
+    case PAGE:
         active.page = (size_t)number;
         break;
-    case 7:
+    case NO_PEERS:
         active.nopeers = number != 0;
         break;
     default:
@@ -162,6 +174,46 @@ set_option(const char *key, const char *text)
         break;
     }
     return (active.page & (active.page - 1)) == 0;
+}
+
+/* What a key takes, or the keys that there are. */
+static void
+describe(const char *key, char *text, size_t size)
+{
+    static const char *const words[][2] = {
+        {"schedule", "schedule is eager or lazy"},
+        {"discard", "discard is poison, keep or zero"},
+        {"profile", "profile is default, h200, h200-x2, wsl or old12"},
+        {"page", "page is a power of two from 4096 to 65536"},
+    };
+    int i = find_number(key);
+
+    for (size_t k = 0; k < sizeof words / sizeof *words; k++) {
+        if (strcmp(words[k][0], key) == 0) {
+            (void)snprintf(text, size, "%s", words[k][1]);
+            return;
+        }
+    }
+    if (i < NUMBERS) {
+        (void)snprintf(text, size, "%s is a number from %ld to %ld", key, numbers[i].low,
+                       numbers[i].high);
+        return;
+    }
+    (void)snprintf(text, size, "key=value is needed, and the keys are profile, schedule, discard");
+    for (i = 0; i < NUMBERS; i++) {
+        size_t used = strlen(text);
+        (void)snprintf(text + used, size - used, ", %s", numbers[i].key);
+    }
+}
+
+static void
+refuse(const char *key, const char *text)
+{
+    char taken[192];
+
+    describe(key, taken, sizeof taken);
+    (void)snprintf(error, sizeof error, "MANAGEDMEM_EMULATOR: cannot use '%.64s%s%.64s'; %s", key,
+                   text == NULL ? "" : "=", text == NULL ? "" : text, taken);
 }
 
 static void
@@ -186,8 +238,7 @@ load(void)
             *equals = '\0';
         }
         if (equals == NULL || !set_option(item, equals + 1)) {
-            (void)snprintf(error, sizeof error, "MANAGEDMEM_EMULATOR: cannot use '%s%s%s'", item,
-                           equals == NULL ? "" : "=", equals == NULL ? "" : equals + 1);
+            refuse(item, equals == NULL ? NULL : equals + 1);
         }
     }
     free(text);

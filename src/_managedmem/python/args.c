@@ -54,16 +54,27 @@ put_by_name(const mm_parameters *p, PyObject *name, PyObject *value, PyObject **
     return 0;
 }
 
+/* Says which parameters have to be named, as those may be what was given too much. */
+static int
+refuse_count(const mm_parameters *p, Py_ssize_t given)
+{
+    char named[128] = "";
+
+    for (int i = p->positional; i < p->total; i++) {
+        size_t used = strlen(named);
+        (void)PyOS_snprintf(named + used, sizeof named - used,
+                            "%s%s=", i == p->positional ? "; by name only: " : ", ", p->names[i]);
+    }
+    PyErr_Format(PyExc_TypeError, "%s() takes at most %d positional argument%s (%zd given)%s",
+                 p->function, p->positional, p->positional == 1 ? "" : "s", given, named);
+    return -1;
+}
+
 static int
 check_count(const mm_parameters *p, Py_ssize_t given)
 {
     MM_ASSERT_LEFT(); /* nothing calls a method while a call of the same thread is under way */
-    if (given > p->positional) {
-        PyErr_Format(PyExc_TypeError, "%s() takes at most %d positional argument%s (%zd given)",
-                     p->function, p->positional, p->positional == 1 ? "" : "s", given);
-        return -1;
-    }
-    return 0;
+    return given > p->positional ? refuse_count(p, given) : 0;
 }
 
 static int

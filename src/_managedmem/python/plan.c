@@ -283,19 +283,22 @@ entry_at(PyObject *op, Py_ssize_t index, bool from_end)
 {
     mm_plan_object *self = mm_plan_of(op);
     PyObject *kept = NULL, *record;
+    Py_ssize_t count, place;
     mm_plan_entry entry;
     bool found;
 
     MM_LOCK(op);
-    index += from_end && index < 0 ? (Py_ssize_t)self->count : 0;
-    found = index >= 0 && (size_t)index < self->count;
+    count = (Py_ssize_t)self->count;
+    place = index + (from_end && index < 0 ? count : 0);
+    found = place >= 0 && place < count;
     if (found) {
-        entry = self->entries[index];
-        kept = PySequence_GetItem(self->kept, index);
+        entry = self->entries[place];
+        kept = PySequence_GetItem(self->kept, place);
     }
     MM_UNLOCK();
     if (!found) {
-        PyErr_SetString(PyExc_IndexError, "PrefetchPlan index out of range");
+        PyErr_Format(PyExc_IndexError, "index %zd is outside the plan, which has length %zd",
+                     index, count);
         return NULL;
     }
     record = new_record(mm_type_state(Py_TYPE(op)), &entry, kept);

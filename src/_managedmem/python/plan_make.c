@@ -171,8 +171,11 @@ add_pair(mm_plan_object *self, mm_state *state, PyObject *value)
     if (pair == NULL) {
         return -1;
     }
-    if (!sequence || PyTuple_Size(pair) != 2) {
+    if (!sequence) {
         (void)mm_refuse_foreign(PyExc_TypeError, value, "is no pair (target, location)");
+    } else if (PyTuple_Size(pair) != 2) {
+        PyErr_Format(PyExc_TypeError, "a pair (target, location) is needed, got %zd items",
+                     PyTuple_Size(pair));
     } else if (read_target(state, PyTuple_GetItem(pair, 0), &new) == 0) {
         if (mm_read_location(state, PyTuple_GetItem(pair, 1), &new.entry.move.where) == 0) {
             rc = append(self, &new);
