@@ -153,6 +153,28 @@ class TestEmpty:
         with pytest.raises(TypeError, match=r"a shape is an int or a sequence of ints.*got "):
             managedmem.empty(shape)
 
+    def test_an_array_of_lengths_is_a_shape(self):
+        """NumPy's arrays have an __index__ too, which works only for one number."""
+
+        class Lengths(list):
+            def __index__(self):
+                if len(self) != 1:
+                    raise TypeError("only one number is an index")
+                return self[0]
+
+        for lengths, shape in [((2, 3), (2, 3)), ((3,), (3,)), ((), ())]:
+            with managedmem.empty(Lengths(lengths)) as buffer:
+                assert buffer.shape == shape
+                assert buffer.view(shape=Lengths(lengths)).shape == shape
+
+    def test_a_failure_to_tell_the_length_is_passed_on(self):
+        class Broken(list):
+            def __index__(self):
+                raise ZeroDivisionError
+
+        with pytest.raises(ZeroDivisionError):
+            managedmem.empty(Broken([1]))
+
     def test_lengths_by_position_are_a_tuple(self):
         """The second argument is the dtype, where torch.empty() takes a length."""
         with pytest.raises(TypeError, match=r"one tuple, empty\(\(10, 20\)\)"):
@@ -166,6 +188,15 @@ class TestEmpty:
     def test_refuses_what_is_no_shape(self, shape):
         with pytest.raises(TypeError):
             managedmem.empty(shape)
+
+
+def test_is_no_number(buf):
+    """int() and float() read the bytes of an object with the buffer protocol as text."""
+    part = buf[:2]
+    write(part, ord("1"))
+    for convert in (int, float, complex):
+        with pytest.raises(TypeError, match=r"not a number: buf\.numpy\(\)\.item\(\)"):
+            convert(part)
 
 
 def test_direct_construction_says_what_to_call():

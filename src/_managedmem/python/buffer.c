@@ -459,6 +459,8 @@ static PyType_Slot buffer_slots[] = {
     {Py_sq_item, mm_buffer_item},
     {Py_sq_contains, mm_buffer_contains},
     {Py_nb_bool, mm_buffer_bool},
+    {Py_nb_int, mm_buffer_number},
+    {Py_nb_float, mm_buffer_number},
     {Py_tp_iter, mm_buffer_iter},
     {Py_bf_getbuffer, mm_buffer_getbuffer},
     {Py_bf_releasebuffer, mm_buffer_releasebuffer},

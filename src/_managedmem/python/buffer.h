@@ -154,6 +154,7 @@ PyObject *mm_buffer_iter(PyObject *op);
 Py_ssize_t mm_buffer_length(PyObject *op);
 int mm_buffer_bool(PyObject *op);
 int mm_buffer_contains(PyObject *op, PyObject *value);
+PyObject *mm_buffer_number(PyObject *op);
 PyObject *mm_buffer_get_shape(PyObject *op, void *closure);
 PyObject *mm_buffer_get_strides(PyObject *op, void *closure);
 PyObject *mm_buffer_get_ndim(PyObject *op, void *closure);

@@ -4,12 +4,36 @@
 
 #include "buffer.h"
 
+/* 1 for one length, 0 for what may hold several, -1 with an exception. Arrays and tensors have an
+ * __index__ that works only where they are one number, and is a TypeError elsewhere. */
+static int
+is_one_length(PyObject *value)
+{
+    PyObject *length;
+
+    if (!PyIndex_Check(value) || !PySequence_Check(value)) {
+        return PyIndex_Check(value);
+    }
+    length = PyNumber_Index(value);
+    if (length != NULL) {
+        Py_DECREF(length);
+        return 1;
+    }
+    if (!PyErr_ExceptionMatches(PyExc_TypeError)) {
+        return -1;
+    }
+    PyErr_Clear();
+    return 0;
+}
+
 /* The lengths as a tuple; they may still be anything. */
 static PyObject *
 shape_items(PyObject *value)
 {
-    if (PyIndex_Check(value)) {
-        return PyTuple_Pack(1, value);
+    int one = is_one_length(value);
+
+    if (one != 0) {
+        return one < 0 ? NULL : PyTuple_Pack(1, value);
     }
     if (!PySequence_Check(value) && PyType_GetSlot(Py_TYPE(value), Py_tp_iter) == NULL) {
         PyErr_Format(PyExc_TypeError,
@@ -267,6 +291,17 @@ mm_buffer_contains(PyObject *Py_UNUSED(op), PyObject *value)
     PyErr_Format(PyExc_TypeError,
                  "a ManagedBuffer does not search its elements: use %R in buf.numpy()", value);
     return -1;
+}
+
+/* int() and float() of an object with a buffer would read its bytes as text. */
+PyObject *
+mm_buffer_number(PyObject *op)
+{
+    PyErr_Format(PyExc_TypeError,
+                 "%R is memory and not a number: buf.numpy().item() reads one element, buf.handle "
+                 "is the address",
+                 op);
+    return NULL;
 }
 
 /* A tuple of one number for each axis. */
