@@ -154,20 +154,13 @@ drop_empty(mm_batch *b)
     b->count = count;
 }
 
-void
-mm_batch_merge(mm_batch *b)
+static void
+merge_several(mm_batch *b)
 {
     mm_move *kept;
 
-    b->in_order = b->edges_interleaved;
-    if (b->edges_interleaved) {
-        return; /* edges are found by the index of their range */
-    }
-    if (b->count > 1) {
-        drop_empty(b);
-    }
+    drop_empty(b);
     if (b->count < 2) {
-        b->count = b->count == 1 && b->moves[0].range.size > 0;
         return;
     }
     if (is_sorted(b)) {
@@ -188,6 +181,20 @@ mm_batch_merge(mm_batch *b)
     }
     free(kept);
     join_neighbours(b);
+}
+
+void
+mm_batch_merge(mm_batch *b)
+{
+    b->in_order = b->edges_interleaved;
+    if (b->edges_interleaved) {
+        return; /* edges are found by the index of their range */
+    }
+    if (b->count > 1) {
+        merge_several(b);
+    } else if (b->count == 1 && b->moves[0].range.size == 0) {
+        b->count = 0;
+    }
 }
 
 /* Brings those that can gain from the batch call, as far as that does not depend on where pages
@@ -337,7 +344,8 @@ mm_batch_split_edges(mm_batch *b, mm_batch *edges, mm_status *st)
     }
     if (!cut) {
         edges->edges_interleaved = b->edges_interleaved = false;
-        edges->count = 0;
+        edges->count = edges->eligible = 0;
+        return 0;
     }
     mm_batch_lay_out(edges, MM_DO_PREFETCH);
     return 0;
