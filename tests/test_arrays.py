@@ -248,7 +248,7 @@ class TestSettle:
             emulator.schedule("lazy")
         buf.prefetch(device0, stream=stream)
         buf.fill(5, stream=stream)
-        managedmem._managedmem._settle(buf, stream, False)
+        managedmem._managedmem._synchronize(buf, stream, False)
         assert stream.query()
         assert buf.last_prefetch_location is device0
 
@@ -256,16 +256,16 @@ class TestSettle:
         with DeviceMemoryResource(Device(0)) as resource:
             with resource.allocate(PAGE, stream=stream) as buffer:
                 buffer.fill(5, stream=stream)
-                managedmem._managedmem._settle(buffer, stream, False)
+                managedmem._managedmem._synchronize(buffer, stream, False)
                 assert stream.query()
 
     def test_a_capturing_stream(self, buf, stream):
         with capturing(stream, CAPTURE_RELAXED) as capture:
             with pytest.raises(managedmem.CUDAError, match="captur"):
-                managedmem._managedmem._settle(buf, stream, False)
+                managedmem._managedmem._synchronize(buf, stream, False)
         assert capture.result == 0
 
     @pytest.mark.parametrize("bad", [(1, None, True), (b"", None, False), ()], ids=repr)
     def test_arguments(self, bad):
         with pytest.raises(TypeError):
-            managedmem._managedmem._settle(*bad)
+            managedmem._managedmem._synchronize(*bad)

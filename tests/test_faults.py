@@ -215,7 +215,7 @@ OPERATIONS = {
     ),
     # What buf.torch() and buf.cupy() add to an export; without those libraries.
     "wait for an array": Operation(
-        lambda w: managedmem._managedmem._settle(w.a, w.stream, False), "ManagedBuffer.torch"
+        lambda w: managedmem._managedmem._synchronize(w.a, w.stream, False), "ManagedBuffer.torch"
     ),
     "numpy of a wrapper": Operation(
         lambda w: w.keep(w.wrapped.numpy()), may_change=MOVES, faults=3

@@ -198,14 +198,14 @@ class TestItem:
         with pytest.raises(TypeError, match=r"buf\.numpy"):
             0 in alloc(64)  # noqa: B015
 
-    def test_one_element_has_no_axis(self, alloc):
+    def test_one_element_has_no_axes(self, alloc):
         element = alloc(64)[3]
         assert bool(element) is True
         for use in (len, iter, list):
-            with pytest.raises(TypeError, match="no axis"):
+            with pytest.raises(TypeError, match="no axes"):
                 use(element)
         for key in (0, slice(None)):
-            with pytest.raises(IndexError, match="no axis"):
+            with pytest.raises(IndexError, match="no axes"):
                 element[key]
         assert element.view(shape=(1,)).handle == element.handle
         assert element.view(shape=()).shape == ()

@@ -7,7 +7,7 @@ of the buffer, so that it counts as an export and keeps the memory.
 from importlib import import_module
 from typing import Any
 
-from managedmem._managedmem import Device, Host, ManagedBuffer, _settle, driver_info
+from managedmem._managedmem import Device, Host, ManagedBuffer, _synchronize, driver_info
 
 CPU, CUDA = 1, 2
 LEGACY_STREAM = 1
@@ -59,14 +59,14 @@ def to_torch(buffer: ManagedBuffer, device: Any, stream: Any) -> Any:
     )
     place = _torch_device(torch, buffer, device)
     if place.type == "cpu":
-        _settle(buffer, stream, True)
+        _synchronize(buffer, stream, True)
         return torch.from_dlpack(buffer.__dlpack__(dl_device=(CPU, 0)))
     if place.type != "cuda":
         raise ValueError(f"a tensor of a buffer is on a CUDA device or the CPU, not on {place}")
     _refuse_emulated("torch")
     ordinal = torch.cuda.current_device() if place.index is None else place.index
     if stream is not None:
-        _settle(buffer, stream, False)
+        _synchronize(buffer, stream, False)
     consumer = torch.cuda.current_stream(ordinal).cuda_stream or LEGACY_STREAM
     # torch knows no managed memory in DLPack; to it this is memory of that device.
     return torch.from_dlpack(buffer.__dlpack__(stream=consumer, dl_device=(CUDA, ordinal)))
@@ -81,7 +81,7 @@ def to_cupy(buffer: ManagedBuffer, stream: Any) -> Any:
     own = _own_device(buffer)
     ordinal = cupy.cuda.runtime.getDevice() if own is None else own
     if stream is not None:
-        _settle(buffer, stream, False)
+        _synchronize(buffer, stream, False)
     consumer = cupy.cuda.get_current_stream().ptr or LEGACY_STREAM
     held = buffer.__dlpack__(stream=consumer)
     memory = cupy.cuda.UnownedMemory(buffer.handle, buffer.nbytes, held, ordinal)

@@ -88,7 +88,7 @@ restore(applied_object *a, mm_state *state)
             return -1;
         }
         rc = mm_targets_enter(&a->held, NULL, &st);
-    } while (rc < 0); /* a buffer was closed after the look at it */
+    } while (rc < 0); /* a buffer was closed in between */
     if (a->held.batch.count > 0) {
         Py_BEGIN_ALLOW_THREADS
         rc = restore_entered(a, &st);
@@ -196,9 +196,9 @@ PyDoc_STRVAR(
     "Entering reads the advice of every page and then does as MigrationPolicy.apply(): all or nothing.\n"
     "Leaving, also by an exception, makes the advice of every page what it was, whatever the block\n"
     "changed, with only the advice that differs. Memory that was closed or freed meanwhile is left\n"
-    "out; that of a view which was closed is not, as long as the buffer is open. Blocks can be nested,\n"
-    "each with an object of its own; one object can be used again after its block, and is a\n"
-    "RuntimeError while it is in force.\n"
+    "out; a closed view is restored as long as its buffer is open. Blocks can be nested, each with an\n"
+    "object of its own; one object can be used again after its block, and is a RuntimeError while it\n"
+    "is in force.\n"
     "\n"
     "When the driver fails while putting back, the rest is tried, the error names what is not restored,\n"
     "and restore() can be called again. Keeps its targets alive. Safe from every thread.\n"

@@ -3,8 +3,8 @@
 
 #include <string.h>
 
-/* By its UTF-8, which a name keeps: PyUnicode_CompareWithASCIIString takes several times as long.
- * -1 where there is none; with an exception where the name has no UTF-8. */
+/* Compares UTF-8, which a str caches: PyUnicode_CompareWithASCIIString is several times slower. -1 if
+ * no parameter has the name; with an exception if the name cannot be encoded. */
 static int
 find_name(const mm_parameters *p, PyObject *name)
 {
@@ -24,7 +24,7 @@ find_name(const mm_parameters *p, PyObject *name)
     return -1;
 }
 
-/* A dict of arguments that did not come from a call in source text may have any keys. */
+/* Keys may be of any type in f(**{5: 2}). */
 static int
 refuse_name(const mm_parameters *p, PyObject *name)
 {
@@ -73,7 +73,7 @@ refuse_count(const mm_parameters *p, Py_ssize_t given)
 static int
 check_count(const mm_parameters *p, Py_ssize_t given)
 {
-    MM_ASSERT_LEFT(); /* nothing calls a method while a call of the same thread is under way */
+    MM_ASSERT_LEFT(); /* no method is called while this thread has entered a guard */
     return given > p->positional ? refuse_count(p, given) : 0;
 }
 
@@ -176,7 +176,7 @@ raise_no_address(PyObject *value)
     return -1;
 }
 
-/* 0 included. */
+/* Accepts 0. */
 static int
 read_any_address(PyObject *value, CUdeviceptr *out)
 {
@@ -214,7 +214,7 @@ mm_read_address(PyObject *value, CUdeviceptr *out)
 }
 
 int
-mm_read_block(PyObject *address, PyObject *bytes, CUdeviceptr *start, size_t *size)
+mm_read_address_range(PyObject *address, PyObject *bytes, CUdeviceptr *start, size_t *size)
 {
     if (read_any_address(address, start) < 0 || mm_read_size(bytes, "size", size) < 0) {
         return -1;
@@ -310,7 +310,7 @@ mm_is_instance(mm_state *state, PyObject *object, const char *root, const char *
     return type != NULL;
 }
 
-/* numpy.bool, which is numpy.bool_ before NumPy 2. */
+/* The class is called bool_ before NumPy 2. */
 static bool
 is_numpy_bool(mm_state *state, PyObject *value)
 {
@@ -321,7 +321,7 @@ is_numpy_bool(mm_state *state, PyObject *value)
 }
 
 int
-mm_read_other_flag(mm_state *state, PyObject *value, const char *name, bool *out)
+mm_read_numpy_flag(mm_state *state, PyObject *value, const char *name, bool *out)
 {
     int answer;
 

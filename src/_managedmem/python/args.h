@@ -23,27 +23,27 @@ int mm_args_new(const mm_parameters *p, PyObject *args, PyObject *kwargs, PyObje
 /* An int that is not a bool: PyErr_Format(error, ...) names `what` otherwise. */
 int mm_read_index(PyObject *value, const char *what, PyObject *error, long long *out);
 
-/* A byte count, 0 included: TypeError for no int, ValueError for a bad one. */
+/* A byte count of 0 or more: TypeError unless it is an int, ValueError for a bad one. */
 int mm_read_size(PyObject *value, const char *what, size_t *out);
 
 /* An address: a positive int, or an object with one behind __int__ such as a CUdeviceptr. */
 int mm_read_address(PyObject *value, CUdeviceptr *out);
 
-/* True or False, also numpy's; TypeError for anything else, ints too. */
-int mm_read_other_flag(mm_state *state, PyObject *value, const char *name, bool *out);
+/* True or False, also of NumPy; TypeError for anything else, ints included. */
+int mm_read_numpy_flag(mm_state *state, PyObject *value, const char *name, bool *out);
 
 static inline int
 mm_read_flag(mm_state *state, PyObject *value, const char *name, bool *out)
 {
     if (value != Py_True && value != Py_False) {
-        return mm_read_other_flag(state, value, name, out);
+        return mm_read_numpy_flag(state, value, name, out);
     }
     *out = value == Py_True;
     return 0;
 }
 
-/* An address and the byte count behind it; the address may be 0 where there is no byte. */
-int mm_read_block(PyObject *address, PyObject *bytes, CUdeviceptr *start, size_t *size);
+/* An address and a byte count. The address may be 0 if the count is 0. */
+int mm_read_address_range(PyObject *address, PyObject *bytes, CUdeviceptr *start, size_t *size);
 
 /* "auto", "batch" or "loop"; None, True or False. NULL is the default. */
 int mm_read_dispatch(PyObject *value, mm_dispatch *out);

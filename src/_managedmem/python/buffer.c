@@ -1,6 +1,5 @@
-/* buffer.c: the type ManagedBuffer: its tables, what it is, and how calls enter and leave it. How it
- * begins and ends is in buffer_life.c, its advice in buffer_advice.c, its operations in
- * buffer_operations.c, its exports in buffer_exports.c. */
+/* buffer.c: the type ManagedBuffer: its tables, its properties, and entering and leaving it for a call.
+ * Creation and deallocation are in buffer_life.c, the other parts in buffer_*.c. */
 #include "buffer.h"
 
 #include <stdio.h>
@@ -56,7 +55,7 @@ mm_buffer_check_open(const mm_buffer *b)
 static int
 read_range(mm_buffer *b, mm_driver *cu, mm_operation op, mm_range *range, mm_status *st)
 {
-    /* Without a byte there is nothing to refuse; asked last, to keep it out of the usual way. */
+    /* An empty buffer allows everything; its size is compared last, off the fast path. */
     if (mm_memory_check(cu, b->memory, op, st) < 0 && b->size > 0) {
         return -1;
     }
@@ -308,7 +307,7 @@ PyDoc_STRVAR(
     "\n"
     "Made by managedmem.empty(), ManagedMemoryResource().allocate() and ManagedBuffer.from_handle(),\n"
     "not directly. buf[i], buf[a:b] of the first axis and buf.view() are buffers over the same memory:\n"
-    "every operation acts on just their bytes, and they keep the memory alive. Where there is no byte,\n"
+    "every operation acts on just their bytes, and they keep the memory alive. On an empty buffer\n"
     "operations check their arguments and do nothing. A buffer ends with close(), a `with` block, or\n"
     "its last reference.\n"
     "\n"
@@ -370,28 +369,28 @@ static PyMethodDef buffer_methods[] = {
 
 static PyGetSetDef buffer_getset[] = {
     {"handle", buffer_get_handle, NULL,
-     "The address as an int; 0 once closed, and where no byte was allocated.", NULL},
+     "The address as an int; 0 once closed, and for an allocation of 0 bytes.", NULL},
     {"size", buffer_get_size, NULL,
-     "The size in bytes, as cuda.core has it; in NumPy and torch `size` is something else.\n\n"
-     "nbytes is the same number under NumPy's name. The number of elements is nbytes // itemsize.",
+     "The size in bytes, as in cuda.core. In NumPy and torch, `size` has another meaning.\n\n"
+     "nbytes is the same number. The number of elements is nbytes // itemsize.",
      NULL},
     {"nbytes", buffer_get_size, NULL, "The size in bytes.", NULL},
     {"shape", mm_buffer_get_shape, NULL, "The lengths of the axes, as a tuple.", NULL},
     {"strides", mm_buffer_get_strides, NULL,
-     "Bytes from one item of an axis to the next, as a tuple; of C order, as in NumPy.", NULL},
+     "Bytes from one item of each axis to the next, as a tuple. Always in C order.", NULL},
     {"ndim", mm_buffer_get_ndim, NULL, "The number of axes: 0 to 8.", NULL},
     {"dtype", buffer_get_dtype, NULL,
-     "The element type: its name, such as \"float32\", a str that equals numpy.float32 and other\n"
-     "libraries' objects for it as well. See DType.",
+     "The element type, a DType: its name, such as \"float32\", a str that is also equal to\n"
+     "numpy.float32 and the dtype objects of other libraries.",
      NULL},
     {"itemsize", buffer_get_itemsize, NULL, "Bytes of an element.", NULL},
     {"owner", buffer_get_owner, NULL,
-     "What from_handle() was told to keep alive, until the buffer is closed; or None.", NULL},
+     "The owner given to from_handle(); None without one, and once the buffer is closed.", NULL},
     {"memory_resource", buffer_get_resource, NULL,
-     "What allocated the memory, until the buffer is closed; or None.", NULL},
+     "The memory resource of the buffer; None without one, and once the buffer is closed.", NULL},
     {"device_id", buffer_get_device_id, NULL,
      "The owner of device memory; of managed memory the device that was current at the allocation or\n"
-     "that its pool prefers, not where the pages are; -1 of system memory.\n\n"
+     "that its pool prefers, not where the pages are; -1 for system memory.\n\n"
      "Driver: cuPointerGetAttributes.",
      NULL},
     {"is_managed", buffer_get_is_managed, NULL,
@@ -404,18 +403,19 @@ static PyGetSetDef buffer_getset[] = {
     {"is_mapped", buffer_get_is_mapped, NULL,
      "False: the memory is not mapped from a file or another process.", NULL},
     {"ipc_descriptor", buffer_get_ipc_descriptor, NULL,
-     "Raises IPCNotSupportedError, a NotImplementedError: the memory cannot be shared with other\n"
-     "processes. Also an AttributeError, so that hasattr() is False.",
+     "Raises IPCNotSupportedError: the memory cannot be shared with other processes. The error is a\n"
+     "NotImplementedError, and an AttributeError, so that hasattr() is False.",
      NULL},
     {"read_mostly", mm_buffer_get_read_mostly, mm_buffer_set_read_mostly,
      "Whether every page is advised to be read mostly: copied to each reader, not moved.\n\n"
-     "Read from and written to the driver each time, all or nothing; takes True and False.\n"
+     "Read from and written to the driver each time. Writing is all or nothing and takes True or\n"
+     "False.\n"
      "Driver: cuMemRangeGetAttribute, cuMemAdvise.",
      NULL},
     {"preferred_location", mm_buffer_get_preferred_location, mm_buffer_set_preferred_location,
      "Where the pages should stay: a Device, a Host, or None where unset or not the same for all\n"
-     "pages.\n\nAssigning None unsets it. Read from and written to the driver each time, all or\n"
-     "nothing.\n"
+     "pages.\n\nAssigning None unsets it. Read from and written to the driver each time; writing is\n"
+     "all or nothing.\n"
      "Driver: cuMemRangeGetAttributes, cuMemAdvise.",
      NULL},
     {"accessed_by", mm_buffer_get_accessed_by, mm_buffer_set_accessed_by,
@@ -431,8 +431,9 @@ static PyGetSetDef buffer_getset[] = {
     {"__cuda_array_interface__", mm_buffer_array_interface, NULL,
      "The CUDA array interface, version 3, for torch, CuPy, numba and others.\n\n"
      "Its stream is the legacy default one, on which this library works unless told otherwise;\n"
-     "after work on another stream synchronise that first. Raises ExportError, which is a BufferError\n"
-     "and an AttributeError, for wrapped system memory that no device reaches.",
+     "after work on another stream synchronise that first. Raises ExportError, a BufferError and an\n"
+     "AttributeError, for wrapped system memory that no device reaches; RuntimeError when closed.\n"
+     "Driver: cuPointerGetAttributes for wrapped memory.",
      NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };

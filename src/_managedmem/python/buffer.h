@@ -1,8 +1,8 @@
 /* buffer.h: the struct behind ManagedBuffer, for the files that make up the type.
  *
  * A buffer is a range of a mm_memory with a dtype and a shape; several buffers (views) share one
- * memory. Only the root closes it. What a buffer keeps alive goes when it is closed; the rest, but for
- * the atomics, is fixed once the object is made, so no lock is needed to read it. */
+ * memory, and only the root closes it. Closing clears the references to other objects; these are read
+ * under the object's lock. Everything else but the atomics is fixed once the object is made. */
 #ifndef MM_BUFFER_H
 #define MM_BUFFER_H
 
@@ -20,20 +20,20 @@ typedef struct {
     PyObject_HEAD PyObject *weakrefs;
     mm_state *state;
     mm_memory *memory;
-    PyObject *root;     /* of a view: the buffer it is a view of */
+    PyObject *root;     /* the buffer that a view is of; NULL for the root, and once closed */
     PyObject *owner;    /* what keeps wrapped memory alive; or NULL */
     PyObject *resource; /* what allocated it; or NULL */
-    PyObject *stream; /* of another library, in whose order pool memory is freed; or NULL. Of lent
-                         * memory what mm_lender_order gave */
+    PyObject *stream; /* keeps another library's stream, in whose order pool memory is freed; or
+                         * NULL. For lent memory, the tuple of mm_lender_stream */
     CUdeviceptr start;
     size_t size;
     mm_guard guard; /* of this view: its memoryviews are the exports; the memory has its own */
     const mm_dtype *dtype;
     int dimensions;
-    pid_t lent; /* the process that has to give the memory back to its resource; or 0 */
-    bool is_view; /* also when closed, without a root */
-    bool gave_up; /* its hold on the memory, as a closed view */
-    bool tried_last; /* to give lent memory back without being asked */
+    pid_t lent; /* the process that must deallocate the memory through its resource; or 0 */
+    bool is_view; /* also once closed */
+    bool hold_released; /* a closed view has released its hold on the memory */
+    bool unclosed_tried; /* lent memory was deallocated, or tried to, without close() */
     Py_ssize_t shape[MM_MAX_DIMENSIONS];
     Py_ssize_t strides[MM_MAX_DIMENSIONS];
 } mm_buffer;
@@ -67,16 +67,15 @@ void mm_buffer_release(mm_memory *memory);
 PyObject *mm_buffer_view(mm_buffer *from, size_t offset, const mm_dtype *dtype, int dimensions,
                          const Py_ssize_t *shape);
 
-/* New references: the buffer that a view is one of, or the buffer itself; its resource or NULL, its
- * owner or NULL. A closed buffer has neither; a closed view has no root, which for mm_buffer_root is
- * an error and for the other NULL without one. */
+/* All return new references. The root is the buffer of a view, or the buffer itself. A closed view has
+ * no root: mm_buffer_root raises RuntimeError, mm_buffer_find_root returns NULL without an exception.
+ * Resource and owner are NULL without one, and once closed. */
 PyObject *mm_buffer_root(mm_buffer *b);
 PyObject *mm_buffer_find_root(mm_buffer *b);
 PyObject *mm_buffer_resource(mm_buffer *b);
 PyObject *mm_buffer_owner(mm_buffer *b);
 
-/* A buffer in use, and the stream it is used in: the driver and the range for it, safe from being
- * closed until the end. */
+/* A buffer and a stream that a call has entered: they cannot be closed until the end. */
 typedef struct {
     mm_driver *cu;
     mm_range range;
@@ -84,9 +83,9 @@ typedef struct {
     const mm_stream_use *stream;
 } mm_buffer_use;
 
-/* Raises when the buffer or the stream (NULL for none) is closed, when there is no driver, or when
- * the operation cannot be done on this memory; then nothing is entered. Between begin and end no
- * Python code may run. The end needs no GIL, and comes before taking it again. */
+/* Enters the stream (NULL for none) and the buffer. Raises if one of them is closed, if there is no
+ * driver, or if the memory does not allow the operation; then nothing is entered. Between begin and
+ * end no Python code may run. The end needs no GIL and must precede attaching. */
 int mm_buffer_begin(mm_buffer *b, mm_operation op, const mm_stream_use *stream,
                     mm_buffer_use *use);
 static inline void
@@ -101,8 +100,8 @@ mm_buffer_end(const mm_buffer_use *use)
 /* Checks the same and gives the range, but takes no hold: the buffer has to be entered later. */
 int mm_buffer_look(mm_buffer *b, mm_driver *cu, mm_operation op, mm_range *range);
 
-/* What the driver knows about the buffer's memory. Nothing need be asked where there is no byte: then
- * it is the kind of memory that would have been allocated, on the current device. */
+/* Queries the kind of the buffer's memory. For an allocation of 0 bytes: the kind that other sizes
+ * have, on the current device. */
 MM_NODISCARD int mm_buffer_look_up(const mm_buffer *b, mm_driver *cu, mm_pointer_facts *facts,
                                    mm_status *st);
 
@@ -113,8 +112,8 @@ int mm_buffer_raise_closed(void);
 int mm_buffer_check_open(const mm_buffer *b);
 bool mm_buffer_is_closed(const mm_buffer *b);
 
-/* Reads a shape, an int or a sequence of ints, 0 included. Returns the number of dimensions;
- * -1 with an exception. *bytes is the size of an array of it. */
+/* Reads a shape, an int or a sequence of ints of 0 or more. Returns the number of dimensions, -1 with
+ * an exception. *bytes is the size of such an array. */
 int mm_read_shape(PyObject *value, const mm_dtype *dtype, Py_ssize_t shape[MM_MAX_DIMENSIONS],
                   size_t *bytes);
 

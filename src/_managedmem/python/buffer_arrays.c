@@ -1,5 +1,5 @@
-/* buffer_arrays.c: a buffer as an array of another library, by name: numpy(), torch(), cupy(). They
- * order the array behind work, and go through what buffer_exports.c exports. */
+/* buffer_arrays.c: the methods numpy(), torch() and cupy(): arrays of other libraries over a buffer. They
+ * wait for or order work, and use the exports of buffer_exports.c. */
 #include "buffer.h"
 #include "functions.h"
 #include "stream.h"
@@ -116,7 +116,7 @@ mm_buffer_numpy(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject 
 
 /* --- torch and CuPy --------------------------------------------------------------------- */
 
-/* Waits for a stream, as numpy() does, and leaves the pages where they are. */
+/* Waits for a stream, as numpy() does, but does not move the pages. */
 static int
 wait_for(mm_buffer *b, PyObject *stream_object)
 {
@@ -144,10 +144,10 @@ wait_for(mm_buffer *b, PyObject *stream_object)
 }
 
 PyObject *
-mm_settle(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
+mm_synchronize(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
 {
     static const char *const names[] = {"", "", ""};
-    static const mm_parameters parameters = {"_settle", names, 3, 3, 3};
+    static const mm_parameters parameters = {"_synchronize", names, 3, 3, 3};
     mm_state *state = mm_module_state(module);
     PyObject *given[3];
     bool to_host;
@@ -158,7 +158,7 @@ mm_settle(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
         return NULL;
     }
     if (!mm_is_buffer(state, given[0])) {
-        PyErr_Format(PyExc_TypeError, "_settle() takes a ManagedBuffer, got %R", given[0]);
+        PyErr_Format(PyExc_TypeError, "_synchronize() takes a ManagedBuffer, got %R", given[0]);
         return NULL;
     }
     rc = to_host ? read_back(mm_buffer_of(given[0]), given[1])
@@ -166,7 +166,7 @@ mm_settle(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
     return rc < 0 ? NULL : Py_NewRef(Py_None);
 }
 
-/* Calls a function of managedmem._arrays, which knows the library. */
+/* Calls a function of managedmem._arrays, which imports the library. */
 static PyObject *
 make_array(PyObject *op, const char *function, PyObject *device, PyObject *stream)
 {
@@ -221,7 +221,7 @@ const char mm_numpy_doc[] =
     "Waits for the work on the stream, with the pages brought to the host in one prefetch behind it,\n"
     "and returns an ndarray over the same memory: no copy, writable, of the buffer's dtype and shape.\n"
     "Work on other streams is not waited for. While the array or a view of it lives, close() is a\n"
-    "BufferError. copy=True gives an array with memory of its own, which nothing here changes or holds.\n"
+    "BufferError. copy=True gives a copy in memory of its own, which does not hold the buffer.\n"
     "\n"
     "Without concurrent_managed_access nothing can be prefetched, and the process ends when the host\n"
     "touches managed memory while a device works: there the call waits for the stream, the current\n"
@@ -239,19 +239,21 @@ const char mm_torch_doc[] =
     "Parameters\n"
     "----------\n"
     "device : torch.device, str or int, optional\n"
-    "    The CUDA device that the tensor is on, or the CPU. None: torch's current CUDA device, or the\n"
-    "    CPU where torch has none or the driver is emulated.\n"
+    "    The CUDA device of the tensor, or the CPU; a Device or Host too. None: the device of pool\n"
+    "    memory, else torch's current CUDA device, or the CPU if torch has none or the driver is\n"
+    "    emulated.\n"
     "stream : Stream, object with __cuda_stream__, int, or None\n"
-    "    Its work is waited for. None: the default stream's work comes before that of torch's current\n"
-    "    stream, and for a tensor on the CPU is waited for.\n"
+    "    The call waits for its work. None: torch's current stream comes after the work of the default\n"
+    "    stream; for a tensor on the CPU the call waits for the default stream.\n"
     "\n"
     "No copy. For the CPU the pages are brought to the host, as numpy() does. While the tensor or a\n"
-    "view of it lives, close() is a BufferError. torch.asarray(buf) is something else: it takes the\n"
-    "bytes for float32 whatever the dtype, so that ints become other numbers.\n"
+    "view of it lives, close() is a BufferError. torch.asarray(buf) ignores the dtype: it reads the\n"
+    "bytes as float32, so that ints become other numbers.\n"
     "\n"
     "Raises ImportError without torch, RuntimeError when closed, or for a CUDA device with the emulated\n"
-    "driver, ValueError for a device of another kind, BufferError for a device that this memory is not\n"
-    "on, CUDAError as numpy() does. Driver: cuMemPrefetchAsync, cuStreamSynchronize.";
+    "driver, ValueError for a device of another kind, BufferError for a device that cannot use this\n"
+    "memory, CUDAError as numpy() does. Safe from every thread. Driver: cuMemPrefetchAsync,\n"
+    "cuStreamSynchronize.";
 
 const char mm_cupy_doc[] =
     "cupy($self, /, *, stream=None)\n--\n\n"
@@ -260,18 +262,17 @@ const char mm_cupy_doc[] =
     "Parameters\n"
     "----------\n"
     "stream : Stream, object with __cuda_stream__, int, or None\n"
-    "    Its work is waited for. None: the default stream's work comes before that of CuPy's current\n"
+    "    The call waits for its work. None: CuPy's current stream comes after the work of the default\n"
     "    stream.\n"
     "\n"
     "No copy. While the array or a view of it lives, close() is a BufferError.\n"
     "\n"
     "Raises ImportError without CuPy, RuntimeError when closed, or with the emulated driver, CUDAError\n"
-    "while the stream captures a graph. Driver: cuStreamSynchronize.";
+    "while the stream captures a graph. Safe from every thread. Driver: cuStreamSynchronize.";
 
 const char mm_buffer_array_doc[] =
     "__array__($self, /, dtype=None, copy=None)\n--\n\n"
     "The buffer as a NumPy array; the same memory, unless dtype or copy ask for another.\n"
     "\n"
-    "NumPy calls it only where the buffer refuses a host view, and so meets the reason: RuntimeError\n"
-    "when closed, BufferError for memory that the host cannot reach. Waits as little as\n"
-    "numpy.asarray(buf) does.";
+    "NumPy calls it only if the buffer refuses a host view. It then raises the reason: RuntimeError when\n"
+    "closed, BufferError for memory that the host cannot reach. Waits for no stream.";

@@ -1,6 +1,6 @@
-/* buffer_exports.c: a buffer in the hands of others, without a copy: the buffer protocol for the
- * host, DLPack and __cuda_array_interface__ for everyone; buffer_arrays.c has the arrays by name. Each host view and DLPack tensor counts
- * as an export, so that the memory cannot be closed under it. */
+/* buffer_exports.c: exports without a copy: the buffer protocol for the host, DLPack, and
+ * __cuda_array_interface__. Each host view and DLPack tensor counts as an export, so that the memory
+ * cannot be closed under it. */
 #include <stdlib.h>
 
 #include "buffer.h"
@@ -10,11 +10,11 @@
 
 /* --- the host's view -------------------------------------------------------------------- */
 
-/* What a host view without a byte points to: consumers may take NULL for a failure. */
+/* The address of empty host views, because consumers may take NULL for a failure. */
 static const _Alignas(16) unsigned char no_bytes[16];
 
-/* Checks that the host may touch the memory now; waits for the devices where it may not do so
- * while they work. */
+/* Checks that the host can access the memory. Without concurrent access it waits for the devices, during
+ * whose work the host must not touch managed memory. */
 static int
 prepare_host_access(mm_buffer *b, mm_driver *cu, mm_status *st)
 {
@@ -97,14 +97,14 @@ mm_buffer_releasebuffer(PyObject *op, Py_buffer *Py_UNUSED(view))
     mm_guard_unexport(&mm_buffer_of(op)->guard);
 }
 
-/* --- where the memory is ----------------------------------------------------------------- */
+/* --- the DLPack device of the memory ----------------------------------------------------- */
 
-/* A wrapped address is what the driver says that it is. The host's memory has no device. */
+/* The DLPack device of wrapped memory, as the driver describes its address. */
 static int
 place_of(mm_driver *cu, const mm_buffer *b, const mm_pointer_facts *facts, dl_device *place,
          mm_status *st)
 {
-    size_t into = b->memory->start - facts->start;
+    size_t offset = b->memory->start - facts->start;
 
     *place = (dl_device){DL_DEVICE_CPU, 0};
     if (facts->managed) {
@@ -115,7 +115,7 @@ place_of(mm_driver *cu, const mm_buffer *b, const mm_pointer_facts *facts, dl_de
         *place = (dl_device){DL_DEVICE_CUDA, facts->device};
     }
     if (facts->size > 0 && b->memory->size > 0
-        && (into > facts->size || b->memory->size > facts->size - into)) {
+        && (offset > facts->size || b->memory->size > facts->size - offset)) {
         return mm_fail(st, MM_NO_EXPORT,
                        "the range of %zu bytes at 0x%llx leaves its allocation, which has %zu "
                        "bytes at 0x%llx",
@@ -124,14 +124,16 @@ place_of(mm_driver *cu, const mm_buffer *b, const mm_pointer_facts *facts, dl_de
     }
     if (place->device_type == DL_DEVICE_CUDA
         && (facts->device < 0 || facts->device >= cu->device_count)) {
-        return mm_fail(st, MM_NO_EXPORT, "the memory at 0x%llx is of device %d, which is not here",
-                       (unsigned long long)b->memory->start, facts->device);
+        return mm_fail(
+            st, MM_NO_EXPORT,
+            "the memory at 0x%llx belongs to device %d, which this process does not see",
+            (unsigned long long)b->memory->start, facts->device);
     }
     return 0;
 }
 
-/* *reached says whether devices can use the memory, too. What was allocated here is known without
- * the driver. -1 with an exception. */
+/* The DLPack device of a buffer; *reached is true if devices can access the memory. Memory that was
+ * allocated here needs no query. -1 with an exception. */
 static int
 find_place(mm_buffer *b, dl_device *place, bool *reached)
 {
@@ -207,7 +209,7 @@ typedef struct {
     } as;
     mm_memory *memory;
     PyObject *keep;
-    mm_home *home; /* of the interpreter of `keep` */
+    mm_home *home; /* the interpreter of `keep` */
     int64_t shape[MM_MAX_DIMENSIONS], strides[MM_MAX_DIMENSIONS];
 } tensor_block;
 
@@ -218,16 +220,16 @@ end_memory(void *memory)
 }
 
 static void
-give_up_kept(void *given)
+release_kept(void *given)
 {
     tensor_block *t = given;
 
-    mm_home_give_up(t->home, t->keep);
-    mm_home_drop(t->home);
+    mm_home_release_object(t->home, t->keep);
+    mm_home_release(t->home);
     free(t);
 }
 
-/* What is kept has a reference to the memory, and goes after this one. */
+/* The kept object has a reference to the memory, so the tensor's own is released first. */
 static void
 free_kept(tensor_block *t)
 {
@@ -235,13 +237,13 @@ free_kept(tensor_block *t)
 
     mm_memory_release(t->memory);
     if (!mm_home_is_here(t->home)) {
-        mm_run_detached(give_up_kept, t);
+        mm_run_detached(release_kept, t);
         return;
     }
     mm_exception_save(&saved);
     Py_DECREF(t->keep);
     mm_exception_restore(&saved);
-    mm_home_drop(t->home);
+    mm_home_release(t->home);
     free(t);
 }
 
@@ -287,7 +289,7 @@ free_unused_block(tensor_block *t)
     mm_buffer_release(t->memory);
     if (t->keep != NULL) {
         Py_DECREF(t->keep);
-        mm_home_drop(t->home);
+        mm_home_release(t->home);
     }
     free(t);
 }
@@ -400,9 +402,9 @@ read_max_version(PyObject *value, bool *versioned)
     return 0;
 }
 
-/* Managed memory has no device of its own: consumers name any of the system's. The CPU can use it,
- * and pinned memory, as it is, and consumers that know plain CUDA memory only can use managed memory
- * as such. Memory of a device is there and nowhere else. */
+/* Managed memory may be exported for any device, as managed, as plain CUDA memory for consumers that do
+ * not know managed memory, and for the CPU. Pinned memory is for the CPU as well. Memory of a device
+ * is for that device only. */
 static bool
 can_be_on(dl_device place, int devices, long long type, long long id)
 {
@@ -440,7 +442,7 @@ refuse_device(dl_device place, PyObject *value)
     PyErr_Format(PyExc_BufferError, message, value);
 }
 
-/* dl_device is None or where the tensor shall be: *place becomes that, where the memory can be. */
+/* Reads dl_device: None, or a device that replaces *place if the memory can be exported for it. */
 static int
 read_device(PyObject *value, int devices, dl_device *place)
 {
@@ -506,8 +508,8 @@ order_consumer(const mm_buffer *b, dl_device place, PyObject *value)
     return rc;
 }
 
-/* A copy that is complete; a new buffer. A subclass with a copy_to() of its own is not asked: its
- * answer could be anything. */
+/* Copies to a new buffer and waits. Does not call copy_to() of a subclass, which could return
+ * anything. */
 PyObject *
 mm_buffer_finished_copy(PyObject *op)
 {
@@ -548,7 +550,7 @@ read_copy(const mm_buffer *b, PyObject *value, dlpack_form *form)
     return 0;
 }
 
-/* The capsule of a buffer, or of a copy of it, which may be in another place. */
+/* Exports a buffer or a copy of it, whose memory may be of another kind. */
 static PyObject *
 export_capsule(mm_buffer *b, mm_driver *cu, PyObject *device, dlpack_form *form)
 {
@@ -573,7 +575,7 @@ mm_buffer_dlpack(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject
     mm_buffer *b = mm_buffer_of(op);
     PyObject *given[4], *source, *capsule;
     dlpack_form form;
-    dl_device asked;
+    dl_device requested;
     mm_driver *cu;
     bool reached;
 
@@ -582,8 +584,9 @@ mm_buffer_dlpack(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject
         || (cu = mm_open(b->state)) == NULL || find_place(b, &form.place, &reached) < 0) {
         return NULL;
     }
-    asked = form.place;
-    if (read_copy(b, given[3], &form) < 0 || read_device(given[2], cu->device_count, &asked) < 0
+    requested = form.place;
+    if (read_copy(b, given[3], &form) < 0
+        || read_device(given[2], cu->device_count, &requested) < 0
         || order_consumer(b, form.place, given[0]) < 0) {
         return NULL;
     }
@@ -606,18 +609,19 @@ mm_buffer_dlpack_device(PyObject *op, PyObject *Py_UNUSED(none))
 
 const char mm_buffer_dlpack_doc[] =
     "__dlpack__($self, /, *, stream=None, max_version=None, dl_device=None, copy=None)\n--\n\n"
-    "A DLPack capsule of the memory, in the place that __dlpack_device__() tells.\n"
+    "A DLPack capsule of the memory, on the device of __dlpack_device__() unless dl_device asks for\n"
+    "another.\n"
     "\n"
-    "Versioned where max_version is (1, 0) or more. dl_device (1, 0) asks for managed or pinned memory\n"
-    "as CPU memory, (2, n) for managed memory as memory of that device, for consumers that know no\n"
-    "managed memory. copy=True gives a new buffer. stream is the consumer's: it then comes after the\n"
-    "default stream's work; -1 asks for no order. The memory cannot be closed while the tensor lives.\n"
-    "Raises BufferError for another device, ValueError for stream 0.\n"
-    "Driver: cuPointerGetAttributes for wrapped memory.";
+    "Versioned if max_version is (1, 0) or more. dl_device (1, 0) exports managed or pinned memory as\n"
+    "CPU memory, (2, n) exports managed memory as memory of device n, for consumers that do not know\n"
+    "managed memory. copy=True exports a new buffer. stream is the consumer's, which is ordered behind\n"
+    "the default stream; -1 asks for no order. The memory cannot be closed while the tensor lives.\n"
+    "Raises RuntimeError when closed, BufferError for another device, ValueError for stream 0. Safe from\n"
+    "every thread. Driver: cuPointerGetAttributes for wrapped memory.";
 
 const char mm_buffer_dlpack_device_doc[] =
     "__dlpack_device__($self, /)\n--\n\n"
-    "(13, 0) for CUDA managed memory, (2, ordinal) for memory of a device, and for wrapped memory of the\n"
-    "host (3, 0) where CUDA has pinned it, else (1, 0).\n"
+    "(13, 0) for CUDA managed memory, (2, ordinal) for memory of a device, (3, 0) for wrapped host\n"
+    "memory that CUDA has pinned, (1, 0) for other host memory.\n"
     "\n"
     "Raises RuntimeError when closed. Driver: cuPointerGetAttributes for wrapped memory.";

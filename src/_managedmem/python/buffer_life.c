@@ -1,5 +1,5 @@
-/* buffer_life.c: how a ManagedBuffer begins and ends: making one and its views, closing, what the
- * garbage collector and the last reference do. */
+/* buffer_life.c: the life of a ManagedBuffer: making one or a view of one, closing it, finalizing and
+ * deallocating it. */
 #include <unistd.h>
 
 #include "buffer.h"
@@ -48,7 +48,7 @@ set_layout(mm_buffer *b, const mm_dtype *dtype, int dimensions, const Py_ssize_t
     for (int i = dimensions - 1; i >= 0; i--) {
         b->shape[i] = shape[i];
         b->strides[i] = stride;
-        stride *= shape[i] > 0 ? shape[i] : 1; /* as torch counts */
+        stride *= shape[i] > 0 ? shape[i] : 1; /* strides as in torch */
         empty = empty || shape[i] == 0;
     }
     b->size = empty ? 0 : (size_t)stride;
@@ -92,11 +92,11 @@ mm_buffer_view(mm_buffer *from, size_t offset, const mm_dtype *dtype, int dimens
     return (PyObject *)b;
 }
 
-/* --- what a buffer keeps alive ---------------------------------------------------------- */
+/* --- references to other objects -------------------------------------------------------- */
 
-/* A new reference to what the field holds, which another thread may be letting go. */
+/* A new reference to the object in the field, which another thread may be releasing. */
 static PyObject *
-look_at(mm_buffer *b, PyObject *const *field)
+get_field(mm_buffer *b, PyObject *const *field)
 {
     PyObject *found;
 
@@ -106,11 +106,10 @@ look_at(mm_buffer *b, PyObject *const *field)
     return found;
 }
 
-/* Of a view the root, or NULL when it is closed; else the buffer itself. */
 PyObject *
 mm_buffer_find_root(mm_buffer *b)
 {
-    return b->is_view ? look_at(b, &b->root) : Py_NewRef((PyObject *)b);
+    return b->is_view ? get_field(b, &b->root) : Py_NewRef((PyObject *)b);
 }
 
 PyObject *
@@ -128,7 +127,7 @@ PyObject *
 mm_buffer_owner(mm_buffer *b)
 {
     PyObject *root = mm_buffer_find_root(b);
-    PyObject *owner = root ? look_at(mm_buffer_of(root), &mm_buffer_of(root)->owner) : NULL;
+    PyObject *owner = root ? get_field(mm_buffer_of(root), &mm_buffer_of(root)->owner) : NULL;
 
     Py_XDECREF(root);
     return owner;
@@ -138,13 +137,14 @@ PyObject *
 mm_buffer_resource(mm_buffer *b)
 {
     PyObject *root = mm_buffer_find_root(b);
-    PyObject *resource = root ? look_at(mm_buffer_of(root), &mm_buffer_of(root)->resource) : NULL;
+    PyObject *resource =
+        root ? get_field(mm_buffer_of(root), &mm_buffer_of(root)->resource) : NULL;
 
     Py_XDECREF(root);
     return resource;
 }
 
-/* Puts a reference into the field, and takes over what was there. */
+/* Stores a reference in the field and returns the previous one. */
 static PyObject *
 exchange(mm_buffer *b, PyObject **field, PyObject *value)
 {
@@ -157,9 +157,9 @@ exchange(mm_buffer *b, PyObject **field, PyObject *value)
     return before;
 }
 
-/* Lets go of all of it, which may run Python code. */
+/* Releases all of them, which may run Python code. */
 static void
-let_go_of_objects(mm_buffer *b)
+release_objects(mm_buffer *b)
 {
     Py_XDECREF(exchange(b, &b->root, NULL));
     Py_XDECREF(exchange(b, &b->owner, NULL));
@@ -182,7 +182,7 @@ mm_buffer_traverse(PyObject *op, visitproc visit, void *arg)
 
 /* --- the end ---------------------------------------------------------------------------- */
 
-/* Closes the memory, without the GIL where calls may be under way. */
+/* Closes the memory, without the GIL if calls may be under way. */
 static int
 close_memory(mm_buffer *b, const CUstream *stream, bool *first, mm_status *st)
 {
@@ -197,11 +197,11 @@ close_memory(mm_buffer *b, const CUstream *stream, bool *first, mm_status *st)
     return rc;
 }
 
-/* Gives memory that this caller closed back to its resource; where that fails it is open again. */
+/* Deallocates memory that this caller closed through its resource. A failure opens it again. */
 static int
-give_back(mm_buffer *b, PyObject *order)
+deallocate_lent(mm_buffer *b, PyObject *order)
 {
-    int rc = mm_lender_take_back(b->resource, b->memory->start, b->memory->size, order);
+    int rc = mm_lender_deallocate(b->resource, b->memory->start, b->memory->size, order);
 
     if (rc < 0) {
         mm_guard_reopen(&b->memory->guard);
@@ -209,52 +209,52 @@ give_back(mm_buffer *b, PyObject *order)
     return rc;
 }
 
-/* Gives lent memory back that nobody closed, once, and tells sys.unraisablehook if that fails. While
- * a host view lives, which the collector can find together with its buffer, nothing is done yet. */
+/* Deallocates lent memory that was not closed, once; a failure goes to sys.unraisablehook. Does nothing
+ * while a host view lives, which can be part of the same garbage cycle. */
 static void
-give_back_at_last(mm_buffer *b)
+deallocate_unclosed(mm_buffer *b)
 {
     mm_exception saved;
     mm_status ignored;
     bool first = false;
 
-    if (b->lent == 0 || b->tried_last || b->lent != getpid()) {
+    if (b->lent == 0 || b->unclosed_tried || b->lent != getpid()) {
         return;
     }
     mm_exception_save(&saved);
     if (close_memory(b, NULL, &first, &ignored) == 0) {
-        b->tried_last = true;
-        if (first && give_back(b, b->stream) < 0) {
-            if (!mm_lender_is_gone()) {
+        b->unclosed_tried = true;
+        if (first && deallocate_lent(b, b->stream) < 0) {
+            if (!mm_lender_modules_gone()) {
                 PyErr_WriteUnraisable(b->resource);
             }
-            PyErr_Clear(); /* the resource's own, which nobody else can be told */
+            PyErr_Clear(); /* the exception of the resource, which was reported above */
         }
     }
     mm_exception_restore(&saved);
 }
 
-/* In a garbage cycle: before any object of it is cleared, the resource among them. */
+/* Called before any object of a garbage cycle is cleared, so the resource still works. */
 void
 mm_buffer_finalize(PyObject *op)
 {
-    give_back_at_last(mm_buffer_of(op));
+    deallocate_unclosed(mm_buffer_of(op));
 }
 
-/* Gives up the hold of a view on its memory, and with it all that it keeps alive. */
+/* Releases the hold of a closed view on its memory, and its references. */
 static void
-let_go_of_memory(mm_buffer *b)
+release_hold(mm_buffer *b)
 {
-    b->gave_up = true;
+    b->hold_released = true;
     if (mm_memory_release_hold(b->memory)) {
         Py_BEGIN_ALLOW_THREADS
         mm_memory_retire(b->memory);
         Py_END_ALLOW_THREADS
     }
-    let_go_of_objects(b);
+    release_objects(b);
 }
 
-/* A host view in the same garbage still shows the memory: then the cycle breaks there. */
+/* Does nothing while a host view in the same cycle uses the memory: the cycle is broken there. */
 int
 mm_buffer_clear(PyObject *op)
 {
@@ -265,23 +265,23 @@ mm_buffer_clear(PyObject *op)
     }
     if (b->is_view) {
         if (mm_guard_close(&b->guard, true) == MM_CLOSED_NOW) {
-            let_go_of_memory(b);
+            release_hold(b);
         }
         return 0;
     }
-    give_back_at_last(b); /* of a class whose __del__ does not call this one's */
-    let_go_of_objects(b);
+    deallocate_unclosed(b); /* if a subclass has a __del__ that does not call this one's */
+    release_objects(b);
     return 0;
 }
 
-/* The memory goes before what it is freed with, and what kept it alive. */
+/* Releases the memory before the objects that free it or keep it alive. */
 static void
 buffer_dealloc(mm_buffer *b)
 {
     if (b->lent != 0) {
-        give_back_at_last(b);
+        deallocate_unclosed(b);
     }
-    if (b->gave_up) {
+    if (b->hold_released) {
         mm_memory_release_reference(b->memory);
     } else {
         mm_buffer_release(b->memory);
@@ -293,10 +293,10 @@ buffer_dealloc(mm_buffer *b)
     mm_free_object((PyObject *)b);
 }
 
-/* Buffers can own buffers, thousands deep, and each end would run inside the one before. The deepest
- * that is allowed ends those inside it one after the other. In the order of a list, with the field
- * for weak references, which is free by then, as the link. */
-enum { MAX_NESTED_ENDS = 32 };
+/* Buffers can own buffers, thousands deep, and each deallocation would nest in the one before. From a
+ * limit on, they are put on a list that the deepest allowed one works off. The list is linked through
+ * the field for weak references, which is unused by then. */
+enum { MAX_NESTED_DEALLOCS = 32 };
 static _Thread_local struct {
     int depth;
     mm_state *state; /* the interpreter of the deepest */
@@ -304,7 +304,7 @@ static _Thread_local struct {
 } nested;
 
 static void
-end_waiting(mm_state *state)
+dealloc_waiting(mm_state *state)
 {
     nested.state = state;
     while (nested.waiting != NULL) {
@@ -317,19 +317,19 @@ end_waiting(mm_state *state)
 }
 
 static void
-end_nested(mm_buffer *b)
+dealloc_nested(mm_buffer *b)
 {
     mm_state *state = b->state;
 
-    if (nested.depth >= MAX_NESTED_ENDS && nested.state == state) {
+    if (nested.depth >= MAX_NESTED_DEALLOCS && nested.state == state) {
         b->weakrefs = nested.waiting;
         nested.waiting = (PyObject *)b;
         return;
     }
     nested.depth++;
-    if (nested.depth == MAX_NESTED_ENDS) {
+    if (nested.depth == MAX_NESTED_DEALLOCS) {
         nested.waiting = (PyObject *)b;
-        end_waiting(state);
+        dealloc_waiting(state);
     } else {
         buffer_dealloc(b);
     }
@@ -344,15 +344,15 @@ mm_buffer_last_reference(PyObject *op)
     PyObject_GC_UnTrack(op);
     PyObject_ClearWeakRefs(op);
     if (b->root == NULL && b->owner == NULL && b->resource == NULL) {
-        buffer_dealloc(b); /* keeps nothing that could end inside */
+        buffer_dealloc(b); /* releases no object, so nothing can nest */
     } else {
-        end_nested(b);
+        dealloc_nested(b);
     }
 }
 
 /* --- memory that exists already --------------------------------------------------------- */
 
-/* Memory that goes back to its resource, in the order of the stream. */
+/* Wraps memory that its resource deallocates in the order of the stream. */
 static PyObject *
 wrap_lent(mm_state *state, PyTypeObject *type, CUdeviceptr start, size_t size, PyObject *resource,
           PyObject *stream)
@@ -364,11 +364,11 @@ wrap_lent(mm_state *state, PyTypeObject *type, CUdeviceptr start, size_t size, P
 
     if (resource == NULL) {
         PyErr_SetString(PyExc_ValueError,
-                        "stream needs mr: it is the stream in whose order the memory goes back");
+                        "stream needs mr: it is the stream that mr.deallocate() is called with");
         return NULL;
     }
     if (mm_lender_check(resource) < 0
-        || (order = mm_lender_order(state, resource, stream)) == NULL) {
+        || (order = mm_lender_stream(state, resource, stream)) == NULL) {
         return NULL;
     }
     memory = mm_memory_wrap(start, size, &st);
@@ -401,7 +401,7 @@ mm_buffer_from_handle(PyObject *type, PyObject *const *args, Py_ssize_t nargs, P
     size_t size;
 
     if (mm_args(&parameters, args, nargs, kwnames, given) < 0
-        || mm_read_block(given[0], given[1], &start, &size) < 0) {
+        || mm_read_address_range(given[0], given[1], &start, &size) < 0) {
         return NULL;
     }
     resource = given[2] == Py_None ? NULL : given[2];
@@ -431,8 +431,8 @@ mm_buffer_from_handle(PyObject *type, PyObject *const *args, Py_ssize_t nargs, P
 
 /* --- closing ---------------------------------------------------------------------------- */
 
-/* What must be so before the memory is closed: pool memory is freed in the order of a stream, which
- * may not capture; other memory after the work of the stream that was given, if one was. */
+/* Before the memory is closed: pool memory is freed in the order of a stream, which must not capture;
+ * other memory waits for the given stream. */
 static int
 prepare_close(mm_driver *cu, mm_memory *memory, const CUstream *stream, mm_status *st)
 {
@@ -446,7 +446,7 @@ needs_preparing(const mm_buffer *b, bool stream_given)
     return (b->memory->pooled || stream_given) && !mm_driver_forked();
 }
 
-/* Closes memory that was allocated here, or is just wrapped. */
+/* Closes memory that was allocated here, or is wrapped without a resource. */
 static int
 close_own(mm_buffer *b, PyObject *stream)
 {
@@ -476,12 +476,12 @@ close_own(mm_buffer *b, PyObject *stream)
         (void)mm_raise(b->state, &st);
     }
     if (first) {
-        let_go_of_objects(b);
+        release_objects(b);
     }
     return rc;
 }
 
-/* Closes lent memory. In a forked child nothing goes back: the memory is the parent's. */
+/* Closes lent memory. A forked child does not deallocate it: the memory is the parent's. */
 static int
 close_lent(mm_buffer *b, PyObject *stream)
 {
@@ -493,7 +493,7 @@ close_lent(mm_buffer *b, PyObject *stream)
     if (resource == NULL) {
         return 0; /* another thread has just closed it */
     }
-    order = given ? mm_lender_order(b->state, resource, stream) : look_at(b, &b->stream);
+    order = given ? mm_lender_stream(b->state, resource, stream) : get_field(b, &b->stream);
     Py_DECREF(resource);
     if (order == NULL) {
         return PyErr_Occurred() ? -1 : 0;
@@ -504,17 +504,17 @@ close_lent(mm_buffer *b, PyObject *stream)
     if (rc < 0) {
         (void)mm_raise(b->state, &st);
     } else if (first && b->lent == getpid()) {
-        rc = give_back(b, order);
+        rc = deallocate_lent(b, order);
     }
     Py_DECREF(order);
     if (first && rc == 0) {
-        let_go_of_objects(b);
+        release_objects(b);
     }
     return rc;
 }
 
-/* In one step, as a memoryview may be made meanwhile. No waiting: calls enter the memory, not the
- * view. */
+/* One atomic step, because another thread may make a memoryview. It need not wait for calls: they enter
+ * the guard of the memory, not of the view. */
 static int
 close_view(mm_buffer *b)
 {
@@ -526,12 +526,12 @@ close_view(mm_buffer *b)
         return -1;
     }
     if (answer == MM_CLOSED_NOW) {
-        let_go_of_memory(b);
+        release_hold(b);
     }
     return 0;
 }
 
-/* What a notebook has to say about the views that live, in words of Python; NULL with or without an
+/* The hint of managedmem._notebook about views that IPython keeps. NULL outside IPython, and with an
  * exception. */
 static PyObject *
 notebook_hint(PyObject *op)
@@ -551,29 +551,29 @@ notebook_hint(PyObject *op)
     return hint;
 }
 
-/* Adds the hint to a BufferError. It is only a hint: where it fails, the error stays as it was. */
+/* Adds the hint to a BufferError. If the hint fails, the error stays as it was. */
 static void
 explain_exports(PyObject *op)
 {
-    mm_exception met;
+    mm_exception raised;
     PyObject *hint;
 
     if (!PyErr_ExceptionMatches(PyExc_BufferError)) {
         return;
     }
-    mm_exception_save(&met);
+    mm_exception_save(&raised);
     hint = notebook_hint(op);
     if (hint != NULL) {
-        PyErr_Format(PyExc_BufferError, "%S%S", met.value, hint);
+        PyErr_Format(PyExc_BufferError, "%S%S", raised.value, hint);
         Py_DECREF(hint);
     } else if (PyErr_Occurred() == NULL || PyErr_ExceptionMatches(PyExc_Exception)) {
-        PyErr_Clear(); /* whatever IPython could not tell */
-        mm_exception_restore(&met);
+        PyErr_Clear(); /* any error of IPython */
+        mm_exception_restore(&raised);
         return;
     }
-    Py_XDECREF(met.type);
-    Py_XDECREF(met.value);
-    Py_XDECREF(met.traceback);
+    Py_XDECREF(raised.type);
+    Py_XDECREF(raised.value);
+    Py_XDECREF(raised.traceback);
 }
 
 PyObject *
@@ -608,7 +608,7 @@ mm_buffer_exit(PyObject *op, PyObject *const *Py_UNUSED(args), Py_ssize_t Py_UNU
 
 /* --- the stream of the deallocation ----------------------------------------------------- */
 
-/* A DLPack tensor may outlive the buffer, and with it a stream of another library. */
+/* An export may outlive the buffer, and so the stream object that the buffer keeps. */
 static int
 refuse_exported(mm_buffer *b)
 {
@@ -622,7 +622,7 @@ refuse_exported(mm_buffer *b)
     return 0;
 }
 
-/* Pool memory: the stream is looked up now, and one of another library kept alive. */
+/* For pool memory: stores the handle, and keeps a stream of another library alive. */
 static int
 set_stream_of_pool(mm_buffer *root, PyObject *stream)
 {
@@ -660,7 +660,7 @@ static int
 set_stream_of_lent(mm_buffer *root, PyObject *stream)
 {
     PyObject *resource = mm_buffer_resource(root);
-    PyObject *order = resource ? mm_lender_order(root->state, resource, stream) : NULL;
+    PyObject *order = resource ? mm_lender_stream(root->state, resource, stream) : NULL;
 
     if (order != NULL) {
         Py_XDECREF(exchange(root, &root->stream, order));
@@ -671,7 +671,7 @@ set_stream_of_lent(mm_buffer *root, PyObject *stream)
     return order ? 0 : -1;
 }
 
-/* Other memory is freed after all work on it, whatever its stream, or not freed here. */
+/* Other memory is freed after all work on it, or is not freed here: the stream is only checked. */
 static int
 check_stream(mm_buffer *root, PyObject *stream)
 {
@@ -719,29 +719,31 @@ const char mm_buffer_from_handle_doc[] =
     "ptr : int\n"
     "    Its address.\n"
     "size : int\n"
-    "    Its size in bytes. With 0 the address may be anything, 0 too.\n"
+    "    Its size in bytes. With size 0 the address may be 0.\n"
     "mr : object, optional\n"
-    "    What frees it: the end of the buffer calls mr.deallocate(ptr, size, stream=stream).\n"
+    "    The resource that frees it: the end of the buffer calls mr.deallocate(ptr, size,\n"
+    "    stream=stream).\n"
     "owner : object, optional\n"
-    "    Kept alive until the buffer is closed, or as long as it and its views.\n"
+    "    An object that is kept alive until the buffer is closed, or the buffer and its views are gone.\n"
     "stream : stream, optional\n"
-    "    What mr.deallocate() is given; without one the legacy default stream. Kept alive.\n"
+    "    The stream for mr.deallocate(), kept alive. None: the legacy default stream.\n"
     "\n"
     "Gives an instance of the class it is called on. The address is not checked here; an operation on\n"
-    "memory that is not managed raises ValueError. Raises ValueError for mr together with owner, for\n"
-    "stream without mr, an address that is none, a size below 0; TypeError for mr without\n"
-    "deallocate(), which always gets a stream object: a resource of cuda.core one of cuda.core, others\n"
-    "the given one or a Stream. Driver: none.";
+    "memory that is not managed raises ValueError. mr.deallocate() always gets a stream object: a\n"
+    "resource of cuda.core gets a cuda.core.Stream, others the given object or a Stream. Raises\n"
+    "ValueError for mr together with owner, stream without mr, a bad address, or a size below 0;\n"
+    "TypeError for mr without deallocate(). Safe from every thread. Driver: none.";
 
 const char mm_set_deallocation_stream_doc[] =
     "set_deallocation_stream($self, stream, /)\n--\n\n"
-    "Free the memory in the order of another stream, when the buffer ends or is closed without one.\n"
+    "Set the stream that frees the memory when the buffer ends or is closed without a stream.\n"
     "\n"
-    "For memory of a pool, and memory with mr= in from_handle(), whose deallocate() gets the stream.\n"
-    "Managed memory without a pool is freed after all work on it, and stream is only checked. Nothing\n"
-    "is waited for: the work on the memory must precede what the stream does then. A view sets it for\n"
-    "the whole buffer. Raises TypeError for None and what is no stream, RuntimeError when closed,\n"
-    "BufferError for pool memory with exports and a stream of another library. Driver: none.";
+    "For memory of a pool, which is freed in the order of the stream, and for memory with mr= in\n"
+    "from_handle(), whose deallocate() gets the stream. Managed memory without a pool is freed after all\n"
+    "work on it, and stream is only checked. The call does not wait: order the stream behind the work on\n"
+    "the memory. A view sets it for the whole buffer. Raises TypeError for None and objects that are not\n"
+    "streams, RuntimeError when closed, BufferError for pool memory with exports and a stream of another\n"
+    "library. Safe from every thread. Driver: none.";
 
 const char mm_buffer_close_doc[] =
     "close($self, /, stream=None)\n--\n\n"
@@ -749,9 +751,9 @@ const char mm_buffer_close_doc[] =
     "\n"
     "Waits for work that uses the memory, and with a stream for everything queued on it. Memory of a\n"
     "pool is freed without waiting, in the order of the stream, or without one of the stream it was\n"
-    "allocated on. The owner, the memory resource and the parent of a view are let go. Closing a view\n"
+    "allocated on. Releases the owner, the memory resource and the parent of a view. Closing a view\n"
     "ends that view only. Raises BufferError while a memoryview, NumPy array or DLPack tensor of the\n"
-    "memory lives; CUDAError for pool memory on a stream that captures a graph, inside a host function,\n"
-    "and what mr.deallocate() raises, after which the buffer is open and can be closed again; CUDAError\n"
-    "when the driver refuses otherwise, after which the buffer counts as closed.\n"
-    "Driver: cuMemFree, cuMemFreeAsync.";
+    "memory lives. Raises CUDAError for pool memory on a stream that captures a graph, and inside a host\n"
+    "function, and any exception of mr.deallocate(), after which the buffer is open and can be closed\n"
+    "again; CUDAError when the driver refuses otherwise, after which the buffer counts as closed.\n"
+    "Driver: cuMemFree, cuMemFreeAsync, cuStreamSynchronize.";

@@ -1,6 +1,6 @@
 /* buffer_operations.c: the methods of a buffer that work in a stream: prefetch, discard, copies
- * and fills. The course is always the same: read the arguments (Python may run), enter stream and
- * buffer, let go of the GIL, call, leave, take the GIL back, raise. */
+ * and fills. The steps are always the same: read the arguments (Python code may run), enter stream and
+ * buffer, detach, call, leave, attach, raise. */
 #include <string.h>
 
 #include "buffer.h"
@@ -115,11 +115,11 @@ typedef struct {
     mm_range range;
     int device;       /* whose own memory it is, of a ManagedBuffer; else MM_ANY_DEVICE */
     mm_guard *guard;  /* of a ManagedBuffer, to be entered; else NULL */
-    CUstream producer; /* of an array, whose work on it comes first; else NULL */
+    CUstream producer; /* the stream in the interface of an array; else NULL */
     PyObject *export; /* keeps memory of the buffer protocol; or NULL */
 } other_side;
 
-/* Checks what holds for all that is no ManagedBuffer; -1 with an exception. */
+/* Checks another library's object: contiguous, and writable if asked for. -1 with an exception. */
 static int
 check_foreign_side(PyObject *value, bool writable, const mm_foreign *side)
 {
@@ -180,7 +180,7 @@ read_other_side(mm_buffer *b, PyObject *value, bool writable, other_side *o)
     return 0;
 }
 
-/* The copy comes after what the producer of an array has under way on it. */
+/* Orders the copy behind the producer's work on the array. */
 static int
 follow_producer(const mm_buffer_use *use, const other_side *other, CUstream stream, int device,
                 const mm_pointer_facts *facts, mm_status *st)
@@ -216,7 +216,7 @@ copy_now(const mm_buffer_use *use, const other_side *other, bool into, CUstream 
                    !facts.managed && facts.type == 0, st);
 }
 
-/* Enters the buffer, the stream and the other side; -1 with an exception, and then none of them. */
+/* Enters the buffer, the stream and the other side. -1 with an exception, with none entered. */
 static int
 begin_copy(mm_buffer *b, const mm_stream_use *stream, const other_side *other, mm_buffer_use *use)
 {
@@ -258,7 +258,7 @@ copy_with(mm_buffer *b, PyObject *value, PyObject *stream_object, bool into)
     return finish(b->state, rc, &st);
 }
 
-/* cuda.core's hints for a copy. */
+/* options is cuda.core's parameter for hints. */
 static int
 refuse_options(PyObject *options)
 {
@@ -285,8 +285,8 @@ mm_buffer_copy_from(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObj
     return copy_with(mm_buffer_of(op), given[0], given[1], false);
 }
 
-/* Memory that another library's resource gave, as a buffer laid out like b: the object that it gave is
- * the owner, and so gives it back. */
+/* Wraps an object that another library's resource allocated as a buffer with the layout of b. The object
+ * is the owner, and frees the memory when it is released. */
 static PyObject *
 wrap_like(mm_buffer *b, PyObject *resource, PyObject *given)
 {
@@ -312,7 +312,7 @@ wrap_like(mm_buffer *b, PyObject *resource, PyObject *given)
 }
 
 static PyObject *
-borrow_like(mm_buffer *b, PyObject *resource, PyObject *stream)
+allocate_foreign_like(mm_buffer *b, PyObject *resource, PyObject *stream)
 {
     PyObject *given = mm_lender_allocate(b->state, resource, b->size, stream), *buffer;
 
@@ -333,7 +333,7 @@ new_like(mm_buffer *b, PyObject *stream)
     PyObject *resource = mm_buffer_resource(b), *buffer;
 
     if (resource != NULL && !mm_is_resource(b->state, resource)) {
-        buffer = borrow_like(b, resource, stream);
+        buffer = allocate_foreign_like(b, resource, stream);
     } else {
         buffer =
             mm_allocate(b->state, resource, stream, b->size, b->dtype, b->dimensions, b->shape);
@@ -459,8 +459,8 @@ const char mm_discard_prefetch_doc[] =
     "discard_prefetch($self, location, *, stream=None, defer=None)\n--\n\n"
     "Throw the contents away and give the buffer pages at a place, in stream order.\n"
     "\n"
-    "For a buffer that will be overwritten there. The pages at its ends that it does not fill are\n"
-    "prefetched first, with their contents. Raises as managedmem.discard_prefetch() does.\n"
+    "For a buffer that will be overwritten there. Pages at its ends that it does not fill are prefetched\n"
+    "first, with their contents. Raises as managedmem.discard_prefetch() does.\n"
     "Driver: cuMemDiscardAndPrefetchBatchAsync, cuMemPrefetchAsync.";
 
 const char mm_copy_from_doc[] =
@@ -472,29 +472,31 @@ const char mm_copy_from_doc[] =
     "contiguous and of the same size in bytes (else ValueError). From system memory the call waits until\n"
     "the copy is done; other sources must live until the stream has done it. The stream's device needs\n"
     "access to pool memory on either side (else CUDAError). Without a stream it is the default one of\n"
-    "the device that owns the buffer, or the source, and else the current one. The stream that an array's\n"
-    "interface names comes first: an event of it is waited for. options, the hints of cuda.core's copies,\n"
-    "is None (else NotImplementedError). Driver: cuMemcpyAsync, cuEventRecord, cuStreamWaitEvent.";
+    "the device that owns the buffer, or the source, and else the current one. The copy is queued behind\n"
+    "an event of the stream in the interface of an array. options must be None, as copies take none of\n"
+    "cuda.core's hints (else NotImplementedError). Safe from every thread. Driver: cuMemcpyAsync,\n"
+    "cuEventRecord, cuStreamWaitEvent.";
 
 const char mm_copy_to_doc[] =
     "copy_to($self, dst=None, *, stream=None, options=None)\n--\n\n"
     "Copy the bytes of the buffer to dst, in stream order, and return dst.\n"
     "\n"
-    "None makes a new buffer of the same layout from the same resource, of a pool on the same stream;\n"
-    "a resource of somebody else gets allocate(size, stream=stream), and what it gives is the owner.\n"
-    "dst as src in copy_from(), and writable; options as there. Driver: cuMemcpyAsync.";
+    "None makes a new buffer of the same layout from the same resource; a pool allocates it on the same\n"
+    "stream. For a resource of another library, allocate(size, stream=stream) is called, and its result\n"
+    "is the owner of the new buffer. dst as src in copy_from(), but writable; options as there. Driver:\n"
+    "cuMemcpyAsync.";
 
 const char mm_copy_doc[] =
     "__copy__($self, /)\n--\n\n"
     "For copy.copy(): a new ManagedBuffer with the same contents, shape and dtype.\n"
     "\n"
-    "From the same resource, where there is one, and of a view just its part. Advice and owner are not\n"
-    "copied. Comes after the work of the default stream, and is done when it returns; copy_to() copies\n"
-    "in the order of a stream. Raises as copy_to() does. Driver: cuMemcpyAsync, cuStreamSynchronize.";
+    "It is from the same resource; the copy of a view has only the view's bytes. Advice and owner are not\n"
+    "copied. Runs after the work of the default stream and waits for the result; copy_to() copies in the\n"
+    "order of a stream. Raises as copy_to() does. Driver: cuMemcpyAsync, cuStreamSynchronize.";
 
 const char mm_deepcopy_doc[] =
     "__deepcopy__($self, memo, /)\n--\n\n"
-    "For copy.deepcopy(): as copy.copy(), which has other memory already.";
+    "For copy.deepcopy(): the same as copy.copy(), which copies the memory.";
 
 const char mm_fill_doc[] =
     "fill($self, value, *, stream=None)\n--\n\n"

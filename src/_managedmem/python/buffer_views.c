@@ -1,11 +1,10 @@
-/* buffer_views.c: a buffer as an array: its axes, items and slices, and other ranges, dtypes and
- * shapes of the same memory by range() and view(). */
+/* buffer_views.c: the axes, items and slices of a buffer, and its methods range() and view(). */
 #include <string.h>
 
 #include "buffer.h"
 
-/* 1 for one length, 0 for what may hold several, -1 with an exception. Arrays and tensors have an
- * __index__ that works only where they are one number, and is a TypeError elsewhere. */
+/* 1 for one length, 0 for an object that may hold several, -1 with an exception. Arrays and tensors
+ * have an __index__, which raises TypeError unless they hold one number. */
 static int
 is_one_length(PyObject *value)
 {
@@ -22,11 +21,11 @@ is_one_length(PyObject *value)
     if (!PyErr_ExceptionMatches(PyExc_TypeError)) {
         return -1;
     }
-    PyErr_Clear();
+    PyErr_Clear(); /* TypeError: an array of several lengths */
     return 0;
 }
 
-/* The lengths as a tuple; they may still be anything. */
+/* The items of a shape as a tuple, of any type. */
 static PyObject *
 shape_items(PyObject *value)
 {
@@ -72,7 +71,7 @@ mm_read_shape(PyObject *value, const mm_dtype *dtype, Py_ssize_t shape[MM_MAX_DI
             PyErr_Format(PyExc_ValueError, "an array of shape %R has too many bytes", value);
             dimensions = -1;
         } else {
-            /* The other lengths count even where one is 0: strides come of them. */
+            /* With a length of 0, the other lengths still determine the strides. */
             shape[i] = (Py_ssize_t)length;
             *bytes *= length > 0 ? (size_t)length : 1;
             empty = empty || length == 0;
@@ -160,7 +159,7 @@ mm_buffer_look_up(const mm_buffer *b, mm_driver *cu, mm_pointer_facts *facts, mm
     int device = b->memory->device;
 
     if (b->memory->size > 0) {
-        /* Not at the start of an empty view: behind the last byte other memory may begin. */
+        /* An empty view may start behind the last byte, where other memory may begin. */
         return mm_look_up(cu, b->size > 0 ? b->start : b->memory->start, facts, st);
     }
     *facts = (mm_pointer_facts){
@@ -170,7 +169,7 @@ mm_buffer_look_up(const mm_buffer *b, mm_driver *cu, mm_pointer_facts *facts, mm
 
 /* --- items ------------------------------------------------------------------------------ */
 
-/* The view of what the first axis has at an index, without that axis. */
+/* The view of one item of the first axis. */
 static PyObject *
 item_at(mm_buffer *b, Py_ssize_t i)
 {
@@ -183,7 +182,7 @@ check_has_axis(const mm_buffer *b, PyObject *error)
 {
     if (b->dimensions == 0) {
         PyErr_SetString(error,
-                        "this ManagedBuffer has no axis: it is one element; read it through "
+                        "this ManagedBuffer has no axes, it is one element: read it through "
                         "buf.numpy()");
         return -1;
     }
@@ -271,7 +270,7 @@ mm_buffer_length(PyObject *op)
     return check_has_axis(b, PyExc_TypeError) < 0 ? -1 : b->shape[0];
 }
 
-/* Not by its length: a buffer of one element has none. */
+/* Not the length, because a buffer without axes has none. */
 int
 mm_buffer_bool(PyObject *op)
 {
@@ -284,7 +283,7 @@ mm_buffer_iter(PyObject *op)
     return check_has_axis(mm_buffer_of(op), PyExc_TypeError) < 0 ? NULL : PySeqIter_New(op);
 }
 
-/* Comparing views would look for the object, not for the number that is meant. */
+/* Python would compare views by identity, but the caller means numbers. */
 int
 mm_buffer_contains(PyObject *Py_UNUSED(op), PyObject *value)
 {
@@ -293,18 +292,18 @@ mm_buffer_contains(PyObject *Py_UNUSED(op), PyObject *value)
     return -1;
 }
 
-/* int() and float() of an object with a buffer would read its bytes as text. */
+/* Without this, int() and float() would read the bytes of the buffer as text. */
 PyObject *
 mm_buffer_number(PyObject *op)
 {
     PyErr_Format(PyExc_TypeError,
-                 "%R is memory and not a number: buf.numpy().item() reads one element, buf.handle "
+                 "%R is memory, not a number: buf.numpy().item() reads one element, buf.handle "
                  "is the address",
                  op);
     return NULL;
 }
 
-/* A tuple of one number for each axis. */
+/* A tuple with one number for each axis. */
 static PyObject *
 axes_tuple(const mm_buffer *b, const Py_ssize_t *number)
 {
@@ -360,7 +359,7 @@ const char mm_range_doc[] =
     "offset : int\n"
     "    Where it begins, in bytes from the start of this buffer, whatever its dtype and shape.\n"
     "nbytes : int\n"
-    "    How many bytes; 0 are allowed.\n"
+    "    The number of bytes, 0 or more.\n"
     "\n"
     "Every operation on it acts on just that range; advice and prefetch on the pages it touches. It\n"
     "keeps this buffer alive. Raises ValueError unless all of it is inside the buffer, RuntimeError\n"

@@ -19,9 +19,9 @@
 #define Py_RETURN_TRUE return Py_NewRef(Py_True)
 #define Py_RETURN_FALSE return Py_NewRef(Py_False)
 
-/* Guards are left before attaching, and only then anything is raised, made or dropped: each of these
- * can run Python code, which may close what is still entered and so wait for its own thread for
- * ever. And a daemon thread that attaches while the interpreter ends never comes back to leave. */
+/* Leave guards before attaching, and before objects are created or dropped and exceptions raised: these
+ * can run Python code, which may close an entered guard and wait for its own thread for ever. A daemon
+ * thread that attaches while the interpreter ends never returns to leave. */
 #define MM_ASSERT_LEFT() assert(mm_guards_entered() == 0)
 #undef Py_END_ALLOW_THREADS
 #define Py_END_ALLOW_THREADS     \
@@ -41,8 +41,8 @@
 #define MM_UNLOCK() }
 #endif
 
-/* Whether PyThreadState_Swap looks at the calling thread only, and so may be called by a thread that
- * runs no Python code. In 3.11 the current thread state is the process's. */
+/* True if the current thread state is one of each thread, so that any thread may call
+ * PyThreadState_Swap. In 3.11 there is one for the process. */
 static inline int
 mm_swap_is_local(void)
 {

@@ -38,16 +38,16 @@ names_a_dtype(mm_state *state, PyObject *value)
 }
 
 static PyObject *
-dtype_richcompare(PyObject *op, PyObject *other, int how)
+dtype_richcompare(PyObject *op, PyObject *other, int comparison)
 {
     mm_state *state = mm_type_state(Py_TYPE(op));
     const mm_dtype *dtype;
 
-    if (how != Py_EQ && how != Py_NE) {
-        return PyUnicode_RichCompare(op, other, how);
+    if (comparison != Py_EQ && comparison != Py_NE) {
+        return PyUnicode_RichCompare(op, other, comparison);
     }
     if (op == other) {
-        return PyBool_FromLong(how == Py_EQ);
+        return PyBool_FromLong(comparison == Py_EQ);
     }
     if (!names_a_dtype(state, other)) {
         return Py_NewRef(Py_NotImplemented);
@@ -59,7 +59,7 @@ dtype_richcompare(PyObject *op, PyObject *other, int how)
         }
         PyErr_Clear(); /* TypeError: what is no dtype of a buffer is another one */
     }
-    return PyBool_FromLong((dtype == mm_read_dtype(op)) == (how == Py_EQ));
+    return PyBool_FromLong((dtype == mm_read_dtype(op)) == (comparison == Py_EQ));
 }
 
 /* A type that says what is equal has to say this again. */

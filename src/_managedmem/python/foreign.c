@@ -382,7 +382,7 @@ read_cuda_core(PyObject *value, mm_range *range, bool *dense)
         return PyErr_Occurred() ? -1 : 0;
     }
     if (mm_get_optional(value, "size", &size) > 0) {
-        rc = mm_read_block(handle, size, &range->start, &range->size) < 0 ? -1 : 1;
+        rc = mm_read_address_range(handle, size, &range->start, &range->size) < 0 ? -1 : 1;
     } else if (!PyErr_Occurred()) {
         rc = 0;
     }

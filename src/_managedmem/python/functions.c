@@ -429,8 +429,8 @@ PyMethodDef mm_functions[] = {
     {"_select_driver", select_driver, METH_O, select_driver_doc},
     {"_register_preset", (PyCFunction)(void (*)(void))mm_register_preset,
      METH_FASTCALL | METH_KEYWORDS, register_preset_doc},
-    {"_settle", (PyCFunction)(void (*)(void))mm_settle, METH_FASTCALL,
-     "_settle(buffer, stream, to_host, /)\n--\n\n"
-     "Wait for a stream, as numpy() does; with to_host, with the pages brought to the host."},
+    {"_synchronize", (PyCFunction)(void (*)(void))mm_synchronize, METH_FASTCALL,
+     "_synchronize(buffer, stream, to_host, /)\n--\n\n"
+     "Wait for a stream; with to_host, after a prefetch of the buffer to the host."},
     {NULL, NULL, 0, NULL},
 };

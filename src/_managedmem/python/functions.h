@@ -10,7 +10,7 @@ extern PyMethodDef mm_functions[];
 PyObject *mm_register_preset(PyObject *module, PyObject *const *args, Py_ssize_t nargs,
                              PyObject *kwnames);
 
-/* _settle, in buffer_arrays.c. */
-PyObject *mm_settle(PyObject *module, PyObject *const *args, Py_ssize_t nargs);
+/* The function _synchronize, in buffer_arrays.c. */
+PyObject *mm_synchronize(PyObject *module, PyObject *const *args, Py_ssize_t nargs);
 
 #endif

@@ -17,16 +17,17 @@ struct mm_home {
 };
 
 /* Whether an interpreter other than the main one has loaded this module. */
-static atomic_bool several;
+static atomic_bool in_subinterpreters;
 
 /* --- which interpreter a thread is in -------------------------------------------------------- */
 
 /* CPython 3.11 knows one thread state for each thread. A thread in a subinterpreter has two, and
  * asking for the GIL with the wrong one waits for itself. */
 static bool
-can_tell(void)
+can_identify_interpreter(void)
 {
-    return mm_swap_is_local() || !atomic_load(&several) || PyGILState_GetThisThreadState() == NULL;
+    return mm_swap_is_local() || !atomic_load(&in_subinterpreters)
+           || PyGILState_GetThisThreadState() == NULL;
 }
 
 /* The thread state with which the calling thread runs Python code; NULL where it runs none. */
@@ -52,7 +53,7 @@ attached_state(void)
 bool
 mm_home_is_here(const mm_home *home)
 {
-    PyThreadState *own = can_tell() ? attached_state() : NULL;
+    PyThreadState *own = can_identify_interpreter() ? attached_state() : NULL;
 
     return own != NULL && PyThreadState_GetInterpreter(own) == home->interpreter;
 }
@@ -62,12 +63,12 @@ mm_home_is_here(const mm_home *home)
 typedef struct {
     void (*work)(void *);
     void *argument;
-} errand;
+} detached_work;
 
 static void *
-run_errand(void *given)
+run_detached_work(void *given)
 {
-    errand *e = given;
+    detached_work *e = given;
 
     e->work(e->argument);
     free(e);
@@ -76,16 +77,16 @@ run_errand(void *given)
 
 /* Lost where there is neither memory nor a thread for it. */
 static void
-hand_over(void (*work)(void *), void *argument)
+run_in_new_thread(void (*work)(void *), void *argument)
 {
-    errand *e = malloc(sizeof *e);
+    detached_work *e = malloc(sizeof *e);
     pthread_t thread;
 
     if (e == NULL) {
         return;
     }
-    *e = (errand){work, argument};
-    if (pthread_create(&thread, NULL, run_errand, e) == 0) {
+    *e = (detached_work){work, argument};
+    if (pthread_create(&thread, NULL, run_detached_work, e) == 0) {
         (void)pthread_detach(thread);
     } else {
         free(e);
@@ -97,8 +98,8 @@ mm_run_detached(void (*work)(void *), void *argument)
 {
     PyThreadState *own;
 
-    if (!can_tell()) {
-        hand_over(work, argument);
+    if (!can_identify_interpreter()) {
+        run_in_new_thread(work, argument);
         return;
     }
     own = attached_state();
@@ -143,7 +144,7 @@ drop_with(PyThreadState *state, PyObject *kept, bool made)
 /* A thread that gave up its GIL comes with the state that it has in this interpreter. With a second
  * one, code that asks for the GIL with the first would wait for its own thread. */
 void
-mm_home_give_up(mm_home *home, PyObject *kept)
+mm_home_release_object(mm_home *home, PyObject *kept)
 {
     PyThreadState *own, *made;
 
@@ -168,7 +169,7 @@ mm_home_retain(mm_home *home)
 }
 
 void
-mm_home_drop(mm_home *home)
+mm_home_release(mm_home *home)
 {
     if (home != NULL && atomic_fetch_sub(&home->references, 1) == 1) {
         free(home);
@@ -208,7 +209,7 @@ mm_home_init(PyObject *module, mm_state *state)
     atomic_init(&state->home->references, 1);
     state->home->interpreter = PyInterpreterState_Get();
     if (PyInterpreterState_GetID(state->home->interpreter) != 0) {
-        atomic_store(&several, true);
+        atomic_store(&in_subinterpreters, true);
     }
     atexit = PyImport_ImportModule("atexit");
     callback = atexit ? PyCFunction_NewEx(&end_method, module, NULL) : NULL;

@@ -48,7 +48,7 @@ cuda_core_of(PyObject *resource)
 
 /* 1 is the legacy default stream whatever else is meant by 0. */
 static PyObject *
-number_of(CUstream handle)
+handle_number(CUstream handle)
 {
     return PyLong_FromVoidPtr((void *)(handle == NULL ? CU_STREAM_LEGACY : handle));
 }
@@ -56,7 +56,7 @@ number_of(CUstream handle)
 static PyObject *
 call_from_handle(PyObject *stream_type, CUstream handle)
 {
-    PyObject *number = number_of(handle);
+    PyObject *number = handle_number(handle);
     PyObject *stream = NULL;
 
     if (number != NULL) {
@@ -67,7 +67,7 @@ call_from_handle(PyObject *stream_type, CUstream handle)
 }
 
 static PyObject *
-as_cuda_core_takes(mm_state *state, PyObject *core, PyObject *stream, CUstream handle)
+stream_for_cuda_core(mm_state *state, PyObject *core, PyObject *stream, CUstream handle)
 {
     PyObject *type, *made;
 
@@ -83,7 +83,7 @@ as_cuda_core_takes(mm_state *state, PyObject *core, PyObject *stream, CUstream h
 
 /* An object with __cuda_stream__, or what the resources of this package take. */
 static PyObject *
-as_others_take(mm_state *state, PyObject *resource, PyObject *stream, CUstream handle)
+stream_for_others(mm_state *state, PyObject *resource, PyObject *stream, CUstream handle)
 {
     PyObject *method;
     int found;
@@ -119,7 +119,7 @@ keep_stream(mm_state *state, PyObject *stream, PyObject **kept, CUstream *handle
         mm_stream_retain(use.shared);
     }
     mm_stream_leave(&use);
-    *kept = use.shared ? mm_stream_twin(state, use.shared) : Py_XNewRef(stream);
+    *kept = use.shared ? mm_stream_duplicate(state, use.shared) : Py_XNewRef(stream);
     return *kept == NULL && stream != NULL ? -1 : 0;
 }
 
@@ -138,7 +138,7 @@ open_driver(void)
 }
 
 PyObject *
-mm_lender_order(mm_state *state, PyObject *resource, PyObject *stream)
+mm_lender_stream(mm_state *state, PyObject *resource, PyObject *stream)
 {
     PyObject *kept = NULL, *core, *passed, *order = NULL;
     CUstream handle = NULL;
@@ -153,8 +153,8 @@ mm_lender_order(mm_state *state, PyObject *resource, PyObject *stream)
     if (core != NULL) {
         open_driver();
     }
-    passed = core ? as_cuda_core_takes(state, core, kept, handle)
-                  : as_others_take(state, resource, kept, handle);
+    passed = core ? stream_for_cuda_core(state, core, kept, handle)
+                  : stream_for_others(state, resource, kept, handle);
     if (passed != NULL) {
         order = PyTuple_Pack(2, passed, kept ? kept : Py_None);
         Py_DECREF(passed);
@@ -211,7 +211,7 @@ call(PyObject *resource, const char *name, PyObject *args, PyObject *order, CUde
 /* An ImportError at the end of the interpreter, when nothing can be imported any more: the resource's
  * modules are gone, and the process takes the memory with it. */
 bool
-mm_lender_is_gone(void)
+mm_lender_modules_gone(void)
 {
     PyObject *path = PySys_GetObject("meta_path");
 
@@ -219,7 +219,7 @@ mm_lender_is_gone(void)
 }
 
 int
-mm_lender_take_back(PyObject *resource, CUdeviceptr start, size_t size, PyObject *order)
+mm_lender_deallocate(PyObject *resource, CUdeviceptr start, size_t size, PyObject *order)
 {
     PyObject *args = Py_BuildValue("(Kn)", (unsigned long long)start, (Py_ssize_t)size);
     PyObject *answer = call(resource, "deallocate", args, order, start);
@@ -231,7 +231,7 @@ mm_lender_take_back(PyObject *resource, CUdeviceptr start, size_t size, PyObject
 PyObject *
 mm_lender_allocate(mm_state *state, PyObject *resource, size_t size, PyObject *stream)
 {
-    PyObject *order = mm_lender_order(state, resource, stream), *answer;
+    PyObject *order = mm_lender_stream(state, resource, stream), *answer;
 
     if (order == NULL) {
         return NULL;

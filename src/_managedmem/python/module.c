@@ -90,7 +90,7 @@ static void
 module_free(void *module)
 {
     (void)module_clear((PyObject *)module);
-    mm_home_drop(mm_module_state((PyObject *)module)->home);
+    mm_home_release(mm_module_state((PyObject *)module)->home);
 }
 
 PyDoc_STRVAR(module_doc, "The C extension behind managedmem; import managedmem instead.");

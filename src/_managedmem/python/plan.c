@@ -314,8 +314,8 @@ plan_item(PyObject *op, Py_ssize_t index)
 
 /* A plan with `count` of the entries in use, from `start` on in steps. */
 static PyObject *
-plan_of_some(PyTypeObject *type, const plan_use *use, Py_ssize_t start, Py_ssize_t step,
-             Py_ssize_t count)
+plan_of_entries(PyTypeObject *type, const plan_use *use, Py_ssize_t start, Py_ssize_t step,
+                Py_ssize_t count)
 {
     PyObject *kept = count > 0 ? PyList_New(count) : NULL, *self;
     mm_plan_entry *entries = count > 0 ? malloc((size_t)count * sizeof *entries) : NULL;
@@ -352,7 +352,7 @@ slice_of(PyObject *op, PyObject *slice)
         return NULL;
     }
     count = PySlice_AdjustIndices((Py_ssize_t)use.count, &start, &stop, step);
-    part = plan_of_some(Py_TYPE(op), &use, start, step, count);
+    part = plan_of_entries(Py_TYPE(op), &use, start, step, count);
     end(&use);
     return part;
 }

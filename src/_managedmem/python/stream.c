@@ -208,7 +208,7 @@ new_stream(PyTypeObject *type, CUstream handle, mm_stream *shared)
 }
 
 PyObject *
-mm_stream_twin(mm_state *state, mm_stream *shared)
+mm_stream_duplicate(mm_state *state, mm_stream *shared)
 {
     PyObject *self = new_stream(state->stream_type, shared->handle, shared);
     mm_status ignored;

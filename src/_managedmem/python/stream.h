@@ -42,6 +42,6 @@ int mm_stream_raise_closed(void);
 
 /* Another Stream over the stream that a Stream made, which lives on when that one is closed. Takes
  * over the reference to it, also when it fails. */
-PyObject *mm_stream_twin(mm_state *state, mm_stream *shared);
+PyObject *mm_stream_duplicate(mm_state *state, mm_stream *shared);
 
 #endif
