@@ -330,6 +330,48 @@ class TestClosing:
         stream.sync()
         assert count_live() == live
 
+    def test_a_stream_that_is_waited_for(self):
+        """The wait ends after the host function, and closing would wait for the wait."""
+        done = run_python(
+            """
+            import ctypes, faulthandler, threading, time
+            import managedmem
+            from helpers import EMULATED, raw_driver
+            from managedmem import *
+            stream, waiting, said = Stream(), threading.Event(), []
+            if EMULATED:
+                managedmem.emulator.schedule("lazy")
+
+            @ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+            def host_function(_):
+                waiting.wait()
+                time.sleep(0.2)
+                try:
+                    stream.close()
+                except CUDAError as error:
+                    said.append(error)
+
+            def wait():
+                waiting.set()
+                stream.sync()
+
+            handle = ctypes.c_void_p(stream.handle)
+            assert raw_driver().cuLaunchHostFunc(handle, host_function, None) == 0
+            faulthandler.dump_traceback_later(20, exit=True)
+            thread = threading.Thread(target=wait)
+            thread.start()
+            thread.join()
+            assert said[0].code == 800, said
+            assert "may wait for the host function" in str(said[0])
+            assert not stream.is_closed
+            stream.close()
+            print("fine")
+            """,
+            driver=os.environ["MANAGEDMEM_DRIVER"],
+            check=False,
+        )
+        assert done.stdout == "fine\n", done.stderr
+
     def test_with_statement(self, stream):
         def use(buffer):
             with buffer:

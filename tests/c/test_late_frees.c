@@ -174,6 +174,50 @@ closing_leaves_memory_open(void)
     release_pool(pool);
 }
 
+/* The call under way can be one that waits for the host function. */
+static void
+closing_never_waits_there(void)
+{
+    mm_memory *m = allocate();
+    bool first = false;
+    mm_status st;
+
+    CHECK(mm_guard_enter(&m->guard));
+    run_inside(close_refused, m);
+    mm_guard_leave(&m->guard);
+    CHECK_OK(mm_memory_close(m, &first, &st), &st);
+    CHECK(first);
+    mm_memory_release(m);
+}
+
+static void
+check_that_the_end_never_waits(mm_memory *m)
+{
+    size_t live = world.live_allocations();
+
+    mm_memory_retain(m);
+    CHECK(!mm_memory_release_hold(m));
+    CHECK(mm_guard_enter(&m->guard));
+    run_inside(release_memory, m);
+    mm_guard_leave(&m->guard);
+    CHECK_EQUAL(world.live_allocations(), live);
+    attempt();
+    attempt();
+    CHECK(mm_guard_is_closed(&m->guard));
+    CHECK_EQUAL(world.live_allocations(), live - 1);
+    mm_memory_release_reference(m);
+}
+
+static void
+the_end_never_waits_there(void)
+{
+    mm_pool *pool = make_pool();
+
+    check_that_the_end_never_waits(allocate());
+    check_that_the_end_never_waits(allocate_from(pool, NULL, NULL));
+    release_pool(pool);
+}
+
 /* The memory is gone in the driver or belongs to a broken context: a second free would not help. */
 static void
 other_refusals_count_as_closed(void)
@@ -332,6 +376,8 @@ main(int argc, char **argv)
         CHECK_TEST(a_refused_attempt_keeps_all),
         CHECK_TEST(references_outlive_it),
         CHECK_TEST(closing_leaves_memory_open),
+        CHECK_TEST(closing_never_waits_there),
+        CHECK_TEST(the_end_never_waits_there),
         CHECK_TEST(other_refusals_count_as_closed),
         CHECK_TEST(blocks_keep_their_pool_and_stream),
         CHECK_TEST(streams_of_others_are_not_touched),

@@ -114,6 +114,15 @@ mm_set_current_device(mm_driver *cu, int device, mm_status *st)
     return 0;
 }
 
+bool
+mm_in_host_function(void)
+{
+    mm_driver *cu = mm_driver_usable();
+    CUcontext context;
+
+    return cu != NULL && cu->CtxGetCurrent(&context) == CUDA_ERROR_NOT_PERMITTED;
+}
+
 int
 mm_device_memory(mm_driver *cu, int device, size_t *free_bytes, size_t *total, mm_status *st)
 {

@@ -6,6 +6,8 @@
 #include <stddef.h>
 #include <time.h>
 
+#include "../driver/context.h"
+
 #define EXPORTS(state) (((state) & ~MM_GUARD_CLOSED) >> 32)
 #define CALLS(state) ((state) & 0xffffffffu)
 
@@ -97,11 +99,23 @@ mm_guard_close(mm_guard *g, bool forked)
         if (EXPORTS(state) > 0) {
             return MM_STILL_EXPORTED;
         }
+        if (CALLS(state) > 0 && !forked && mm_in_host_function()) {
+            return MM_STILL_USED;
+        }
     } while (!atomic_compare_exchange_weak(&g->state, &state, state | MM_GUARD_CLOSED));
     if (!forked) {
         wait_for_calls(g);
     }
     return MM_CLOSED_NOW;
+}
+
+int
+mm_fail_still_used(mm_status *st)
+{
+    (void)mm_fail_call(st, "cuCtxGetCurrent", CUDA_ERROR_NOT_PERMITTED);
+    mm_status_add(
+        st, "Another thread is using what is to be closed, and may wait for the host function");
+    return -1;
 }
 
 void

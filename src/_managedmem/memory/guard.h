@@ -10,6 +10,8 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "../driver/status.h"
+
 /* Bit 63: closed; bits 32 to 62: exports; bits 0 to 31: calls under way. */
 typedef struct {
     _Atomic uint64_t state;
@@ -83,11 +85,16 @@ mm_guard_is_closed(const mm_guard *g)
 /* The number of guards that the calling thread has entered. For assertions: 0 without them. */
 unsigned mm_guards_entered(void);
 
-typedef enum { MM_CLOSED_NOW, MM_CLOSED_BEFORE, MM_STILL_EXPORTED } mm_guard_answer;
+typedef enum { MM_CLOSED_NOW, MM_CLOSED_BEFORE, MM_STILL_EXPORTED, MM_STILL_USED } mm_guard_answer;
 
 /* MM_CLOSED_NOW: the caller closed it, no call is under way, and it may free the resource. In a
- * forked child there is nothing to wait for: the threads that made the calls are not there. */
+ * forked child there is nothing to wait for: the threads that made the calls are not there.
+ * MM_STILL_USED: a call is under way, and the caller runs in a host function, for which that call may
+ * itself wait. */
 mm_guard_answer mm_guard_close(mm_guard *g, bool forked);
+
+/* Fills st for MM_STILL_USED and returns -1. */
+int mm_fail_still_used(mm_status *st);
 
 /* Undoes MM_CLOSED_NOW. For the caller that got it and could not free the resource. */
 void mm_guard_reopen(mm_guard *g);

@@ -146,6 +146,9 @@ close_and_free(mm_memory *m, const CUstream *stream, bool *first, mm_status *st)
                        "(memoryview, NumPy array or DLPack tensor); release them first",
                        mm_guard_exports(&m->guard));
     }
+    if (answer == MM_STILL_USED) {
+        return mm_fail_still_used(st);
+    }
     return *first ? free_owned(m, stream, st) : 0;
 }
 
@@ -160,6 +163,15 @@ free_others(const mm_memory *m)
     }
 }
 
+static void
+free_block_late(mm_memory *m)
+{
+    mm_pool_block *block = m->block;
+
+    m->block = NULL;
+    mm_pool_free_late(block);
+}
+
 static bool
 attempt(mm_driver *cu, mm_late_free *entry, const mm_chance *chance)
 {
@@ -168,21 +180,25 @@ attempt(mm_driver *cu, mm_late_free *entry, const mm_chance *chance)
 
     (void)cu;
     (void)chance;
-    if (free_owned(m, NULL, &st) < 0 && mm_can_free_late(&st)) {
+    if (!mm_guard_is_closed(&m->guard) && mm_guard_close(&m->guard, false) != MM_CLOSED_NOW) {
+        return false;
+    }
+    if (m->block != NULL) {
+        free_block_late(m);
+    } else if (free_owned(m, NULL, &st) < 0 && mm_can_free_late(&st)) {
         return false;
     }
     mm_memory_release_reference(m);
     return true;
 }
 
-/* A block of a pool knows by itself how to be freed late. */
+/* A block of a pool knows by itself how to be freed late. Memory that calls of other threads are using
+ * has to be closed first. */
 static void
 free_late(mm_memory *m)
 {
-    if (m->block != NULL) {
-        mm_pool_block *block = m->block;
-        m->block = NULL;
-        mm_pool_free_late(block);
+    if (m->block != NULL && mm_guard_is_closed(&m->guard)) {
+        free_block_late(m);
     } else {
         atomic_fetch_add_explicit(&m->references, 1, memory_order_relaxed);
         mm_free_late(&m->late, attempt);

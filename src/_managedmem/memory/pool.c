@@ -171,11 +171,10 @@ free_with(mm_driver *cu, mm_pool_block *block, const mm_chance *chance)
     bool capturing = false;
     mm_status st;
 
-    if (exists ? is_capturing(cu, stream, block->device, &capturing, &st) < 0
-               : !chance->idle || mm_synchronize_all(cu, &st) < 0) {
+    if (!exists && (!chance->idle || mm_synchronize_all(cu, &st) < 0)) {
         return false;
     }
-    return !capturing
+    return is_capturing(cu, stream, block->device, &capturing, &st) == 0 && !capturing
            && (mm_pool_free_address(cu, block->pool, block->start, stream, block->device, &st) == 0
                || !mm_can_free_late(&st));
 }

@@ -51,9 +51,12 @@ mm_resource_new(PyTypeObject *type, bool pooled, bool managed, CUmemLocation whe
 static int
 close_resource(mm_resource *r, mm_status *st)
 {
-    return mm_guard_close(&r->guard, mm_driver_forked()) == MM_CLOSED_NOW && r->pool != NULL
-               ? mm_pool_release(r->pool, st)
-               : 0;
+    mm_guard_answer answer = mm_guard_close(&r->guard, mm_driver_forked());
+
+    if (answer == MM_STILL_USED) {
+        return mm_fail_still_used(st);
+    }
+    return answer == MM_CLOSED_NOW && r->pool != NULL ? mm_pool_release(r->pool, st) : 0;
 }
 
 void
@@ -433,8 +436,9 @@ PyDoc_STRVAR(
     "Allocate no more; again is allowed. Buffers that were allocated stay as they are.\n"
     "\n"
     "A pool ends after its last buffer, once its queued frees have run; until then it is kept. Waits\n"
-    "only for calls that other threads are making with it. Raises CUDAError when the driver refuses,\n"
-    "after which the resource counts as closed. Driver: cuMemPoolDestroy.");
+    "only for calls that other threads are making with it; inside a host function raises CUDAError instead\n"
+    "and stays open. Raises CUDAError when the driver refuses, after which the resource counts as closed.\n"
+    "Driver: cuMemPoolDestroy.");
 
 PyMethodDef mm_resource_methods[] = {
     {"allocate", (PyCFunction)(void (*)(void))resource_allocate, METH_FASTCALL | METH_KEYWORDS,

@@ -264,10 +264,12 @@ stream_from_handle(PyObject *type, PyObject *value)
 static int
 close_stream(stream_object *s, mm_status *st)
 {
-    if (mm_guard_close(&s->guard, mm_driver_forked()) != MM_CLOSED_NOW || s->shared == NULL) {
-        return 0;
+    mm_guard_answer answer = mm_guard_close(&s->guard, mm_driver_forked());
+
+    if (answer == MM_STILL_USED) {
+        return mm_fail_still_used(st);
     }
-    return mm_stream_release(s->shared, st);
+    return answer == MM_CLOSED_NOW && s->shared != NULL ? mm_stream_release(s->shared, st) : 0;
 }
 
 static void
@@ -465,8 +467,9 @@ PyDoc_STRVAR(
     "close($self, /)\n--\n\n"
     "End the stream; again is allowed. Work that was queued still runs.\n"
     "\n"
-    "Waits only for calls that other threads are just making with it. Pool memory that was allocated on\n"
-    "the stream keeps the driver's stream until it is freed. Driver: cuStreamDestroy.");
+    "Waits only for calls that other threads are just making with it; inside a host function raises\n"
+    "CUDAError instead and stays open. Pool memory that was allocated on the stream keeps the driver's\n"
+    "stream until it is freed. Driver: cuStreamDestroy.");
 
 static PyMethodDef stream_methods[] = {
     {"from_handle", stream_from_handle, METH_O | METH_CLASS, stream_from_handle_doc},
