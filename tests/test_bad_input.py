@@ -146,6 +146,12 @@ class TestSizes:
         with pytest.raises(TypeError):
             make(size)
 
+    @pytest.mark.parametrize("digits", [bytearray, memoryview], ids=lambda make: make.__name__)
+    def test_digits_are_no_address(self, digits):
+        """int() reads them, as it does those of a str."""
+        with pytest.raises(TypeError, match="an address must be an int"):
+            ManagedBuffer.from_handle(digits(b"4096"), 1)
+
     @pytest.mark.parametrize("size", [1 << 64, 1 << 80], ids=hex)
     def test_more_than_an_address_can_hold(self, size):
         with pytest.raises((OverflowError, ValueError)):
@@ -286,6 +292,7 @@ class TestArrayInterfaces:
             {"strides": (1, 1)},
             {"strides": "x"},
             {"shape": (1 << 62, 1 << 62)},
+            {"shape": (2, 2), "strides": (-(1 << 63), (1 << 63) - 2)},
         ],
         ids=repr,
     )
@@ -447,6 +454,13 @@ def test_a_tensor_with_strides_for_other_axes(untouched, shape, strides):
             managedmem.prefetch(tensor, Host())
         with pytest.raises(TypeError, match=r"targets\[1\]: .* different length"):
             managedmem.prefetch([untouched, tensor], Host())
+
+
+def test_a_tensor_with_elements_below_a_byte(untouched):
+    size = -(1 << 40)
+    tensor = torch_like(untouched, element_size=lambda: size, layout="strided", device="cpu")
+    with pytest.raises(TypeError, match="element_size"):
+        managedmem.prefetch(tensor, Host())
 
 
 class Unequal(str):

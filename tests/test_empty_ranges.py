@@ -73,6 +73,12 @@ class TestWhatItIs:
         buffer.close()
         assert "closed" in repr(buffer)
 
+    @pytest.mark.parametrize("part", [lambda b: b[2], lambda b: b[1:], lambda b: b[1:][1]])
+    def test_parts_have_no_address_either(self, part):
+        view = part(managedmem.empty((3, 0), "float32"))
+        assert view.handle == 0
+        assert managedmem.prefetch(view, Host()) is None
+
     def test_takes_no_memory(self):
         before = emulator.live() if EMULATED else None
         resources = [ManagedMemoryResource(), DeviceMemoryResource(Device(0))]

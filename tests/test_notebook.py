@@ -7,6 +7,7 @@ import pytest
 
 import managedmem
 from helpers import PAGE, run_python
+from managedmem import ManagedBuffer
 
 numpy = pytest.importorskip("numpy", reason="needs NumPy")
 
@@ -120,6 +121,28 @@ def test_an_interrupt_is_passed_on(alloc, shell, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         buffer.close()
     view.release()
+
+
+class Lent(BufferError):
+    """What a memory resource raises about itself."""
+
+
+class Keeping:
+    def deallocate(self, ptr, size, *, stream):
+        if self.keeps:
+            raise Lent("mine", ptr)
+
+    keeps = True
+
+
+def test_an_error_of_a_memory_resource_stays_as_it_is(shell):
+    resource = Keeping()
+    buffer = ManagedBuffer.from_handle(PAGE, PAGE, mr=resource)
+    with pytest.raises(Lent) as caught:
+        buffer.close()
+    assert caught.value.args == ("mine", PAGE)
+    resource.keeps = False
+    buffer.close()
 
 
 def test_with_ipython():

@@ -185,8 +185,9 @@ read_any_address(PyObject *value, CUdeviceptr *out)
     unsigned long long address;
 
     if (!plain
-        && (PyBool_Check(value) || PyFloat_Check(value) || PyUnicode_Check(value)
-            || PyBytes_Check(value) || value == Py_None)) {
+        && (PyBool_Check(value) || PyFloat_Check(value)
+            || (!PyIndex_Check(value)
+                && PyType_GetSlot(Py_TYPE(value), Py_nb_int) == NULL))) { /* text, bytes */
         PyErr_Format(PyExc_TypeError, "an address must be an int, got %R", value);
         return -1;
     }

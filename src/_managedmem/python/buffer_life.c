@@ -87,7 +87,7 @@ mm_buffer_view(mm_buffer *from, size_t offset, const mm_dtype *dtype, int dimens
     }
     b->is_view = true;
     b->root = root;
-    b->start = from->start + offset;
+    b->start = from->start ? from->start + offset : 0; /* without memory no address either */
     set_layout(b, dtype, dimensions, shape);
     return (PyObject *)b;
 }
@@ -551,14 +551,16 @@ notebook_hint(PyObject *op)
     return hint;
 }
 
-/* Adds the hint to a BufferError. If the hint fails, the error stays as it was. */
+/* Adds the hint to a BufferError about views, and not to one of a memory resource. If the hint fails,
+ * the error stays as it was. */
 static void
 explain_exports(PyObject *op)
 {
     mm_exception raised;
     PyObject *hint;
 
-    if (!PyErr_ExceptionMatches(PyExc_BufferError)) {
+    if (!PyErr_ExceptionMatches(PyExc_BufferError)
+        || mm_guard_exports(&mm_buffer_of(op)->memory->guard) == 0) {
         return;
     }
     mm_exception_save(&raised);

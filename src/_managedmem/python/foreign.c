@@ -105,8 +105,11 @@ extent(PyObject *value, CUdeviceptr first, int dimensions, const Py_ssize_t *sha
             return too_large(value);
         }
     }
+    if (strides && __builtin_sub_overflow(high, low, &bytes)) {
+        return too_large(value);
+    }
     range->start = first + (CUdeviceptr)low;
-    range->size = (size_t)(strides ? high - low : bytes);
+    range->size = (size_t)bytes;
     range->allocation = 0;
     *dense = strides == NULL || fills_extent(dimensions, shape, strides, itemsize);
     return 0;
@@ -321,11 +324,10 @@ read_tensor_extent(PyObject *value, PyObject *address, PyObject *lengths, PyObje
     int dimensions = read_ints(lengths, "shape", shape, MOST_DIMENSIONS);
     int steps_given = dimensions < 0 ? -1 : read_ints(steps, "stride()", strides, MOST_DIMENSIONS);
     int missing;
-    long long itemsize;
+    size_t itemsize;
     CUdeviceptr first;
 
-    if (steps_given < 0
-        || mm_read_index(width, "element_size()", PyExc_TypeError, &itemsize) < 0) {
+    if (steps_given < 0 || mm_read_size(width, "element_size()", &itemsize) < 0) {
         return refuse_tensor(value);
     }
     if (steps_given != dimensions) {
