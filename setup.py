@@ -80,8 +80,18 @@ class BuildExt(build_ext):
                     f"stdatomic.h; its message is above.{INSTALL}"
                 ) from None
 
+    def drop_search_paths(self):
+        """Pythons built by hand pass the path of their own library on to extensions. The driver
+        would be looked for there first, on whatever machine the package is installed."""
+        self.compiler.linker_so = [
+            argument
+            for argument in self.compiler.linker_so
+            if not argument.startswith("-Wl,-rpath")
+        ]
+
     def build_extensions(self):
         self.check_compiler()
+        self.drop_search_paths()
         include = cuda_include()
         for extension in self.extensions:
             extension.include_dirs.append(include)
@@ -90,7 +100,7 @@ class BuildExt(build_ext):
 
 limited = not sysconfig.get_config_var("Py_GIL_DISABLED")
 compile_args = ["-std=c11", "-fvisibility=hidden", "-Wall", "-Wextra", "-Wshadow"]
-link_args = []
+link_args = ["-Wl,-z,relro,-z,now,-z,noexecstack"]
 macros = [("_GNU_SOURCE", None)]
 if os.environ.get("MANAGEDMEM_WERROR"):
     compile_args.append("-Werror")

@@ -8,6 +8,9 @@ from pathlib import Path
 
 import pytest
 
+import managedmem
+
+PACKAGE = Path(managedmem.__file__).parent
 ROOT = Path(__file__).resolve().parents[1]
 NO_HEADERS = """
 import sysconfig
@@ -77,3 +80,15 @@ def test_without_headers_of_python(tmp_path):
 def test_without_headers_of_cuda(tmp_path):
     """With a compiler, the next thing that can be missing is named as before."""
     assert "no cuda.h of CUDA 13.0 or newer found" in build(tmp_path, NO_CUDA, CC=compiler())
+
+
+@pytest.mark.parametrize("library", sorted(PACKAGE.glob("*.so")), ids=lambda path: path.stem)
+def test_no_folder_of_the_building_machine_is_searched(library):
+    """A search path that is left in would decide where libcuda.so.1 comes from."""
+    readelf = shutil.which("readelf")
+    if readelf is None:
+        pytest.skip("needs readelf")
+    dynamic = subprocess.run([readelf, "-d", library], capture_output=True, text=True, check=True)
+    assert "NEEDED" in dynamic.stdout
+    assert "RPATH" not in dynamic.stdout
+    assert "RUNPATH" not in dynamic.stdout

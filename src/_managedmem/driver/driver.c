@@ -245,7 +245,7 @@ static int
 open_library(mm_driver *t, mm_status *st)
 {
     const char *chosen = atomic_load(&selected);
-    const char *name = chosen ? chosen : getenv("MANAGEDMEM_DRIVER");
+    const char *name = chosen ? chosen : secure_getenv("MANAGEDMEM_DRIVER");
     PFN_cuGetProcAddress_v12000 get;
     int (*get_version)(int *);
     void *library, *symbol;
