@@ -158,7 +158,7 @@ class TestSeveralTargets:
     @pytest.mark.parametrize("kind", [list, tuple])
     def test_one_target_takes_one_location(self, buf, device0, function, kind):
         for places in ([device0], [device0, device0], []):
-            with pytest.raises(TypeError, match="there is one target and no sequence of them"):
+            with pytest.raises(TypeError, match="targets is a single target"):
                 function(buf, kind(places))
         assert where_is(function, buf) is None
 

@@ -95,7 +95,7 @@ class TestAdd:
         ("part", "error", "words"),
         [
             ({"offset": -1}, ValueError, "offset must be from 0 to 1048576"),
-            ({"offset": MIB + 1}, ValueError, "the bytes that the target has"),
+            ({"offset": MIB + 1}, ValueError, "the size of the target in bytes"),
             ({"offset": 2**63 - 1}, ValueError, "offset must be from 0"),
             ({"offset": 2**64}, ValueError, "offset is out of range"),
             ({"offset": None}, TypeError, "offset must be an int"),
@@ -386,8 +386,8 @@ class TestMaking:
             (lambda b: [(b, Host()), (b, 0)], TypeError, r"entries\[1\]: a location must be"),
             (lambda b: [(b, None)], ValueError, r"entries\[0\]: location is required"),
             (lambda b: [(7, Host())], TypeError, r"entries\[0\]: a target must be"),
-            (lambda b: 7, TypeError, "is no iterable of pairs"),
-            (lambda b: None, TypeError, "is no iterable of pairs"),
+            (lambda b: 7, TypeError, "is not an iterable of pairs"),
+            (lambda b: None, TypeError, "is not an iterable of pairs"),
         ],
     )
     def test_a_bad_pair_is_named(self, buf, bad, error, words):

@@ -448,7 +448,7 @@ class TestNumbers:
     @pytest.mark.emulator_only
     def test_repr_of_what_cannot_be_read(self, pool):
         emulator.fail("cuMemPoolGetAttribute", code=719)
-        assert repr(pool.attributes) == "<PoolAttributes of a pool that cannot be asked>"
+        assert repr(pool.attributes) == "<PoolAttributes of a pool that cannot be queried>"
 
 
 class TestWhatCudaCoreHas:

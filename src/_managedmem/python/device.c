@@ -39,7 +39,7 @@ mm_device_object(mm_state *state, int ordinal)
     return device;
 }
 
-/* The device that an argument of Device() names: an ordinal, or a device of any library. */
+/* Reads the argument of Device(): an ordinal, or a device of any library. */
 static int
 read_device_id(mm_state *state, PyObject *value, CUmemLocation *where)
 {
@@ -290,14 +290,15 @@ PyDoc_STRVAR(
     "Parameters\n"
     "----------\n"
     "device_id : int, or a device of any library, optional\n"
-    "    The ordinal, from 0; or what names the device: a Device, a torch.device, a device of CuPy,\n"
-    "    numba, JAX or cuda.core. None: the calling thread's current device (0 if it has none).\n"
+    "    The ordinal, from 0; or a Device, a torch.device, or a device object of CuPy, numba, JAX or\n"
+    "    cuda.core. None: the calling thread's current device (0 if it has none).\n"
     "\n"
     "Devices are immutable, hashable and interned: Device(0) is Device(0). Making one opens the\n"
     "driver.\n"
     "\n"
-    "Raises ValueError for an ordinal that is negative, a bool, or not there (the message says how many\n"
-    "devices there are), and for what is no device; DriverNotFoundError without a driver. Safe from every thread.\n"
+    "Raises ValueError for an ordinal that is negative, a bool, or too large (the message gives the\n"
+    "number of devices), and for objects that are not devices; DriverNotFoundError without a driver.\n"
+    "Safe from every thread.\n"
     "Driver: cuDeviceGetCount, cuCtxGetDevice.");
 
 PyDoc_STRVAR(device_count_doc, "count()\n--\n\n"
@@ -344,9 +345,10 @@ static PyGetSetDef device_getset[] = {
     FLAG("concurrent_managed_access", CONCURRENT_MANAGED_ACCESS,
          "Whether host and device may use managed memory at the same time. Without it there is\n"
          "no prefetch, and a host access while the device works ends the process."),
-    FLAG("pageable_memory_access", PAGEABLE_MEMORY_ACCESS,
-         "Whether the device reaches system memory (malloc, NumPy arrays): HMM or ATS. Only then\n"
-         "is system memory a target of advise and prefetch; of discard, where every device does."),
+    FLAG(
+        "pageable_memory_access", PAGEABLE_MEMORY_ACCESS,
+        "Whether the device reaches system memory (malloc, NumPy arrays): HMM or ATS. Only then\n"
+        "is system memory a target of advise and prefetch, and of discard if every device reaches it."),
     FLAG("pageable_memory_access_uses_host_page_tables",
          PAGEABLE_MEMORY_ACCESS_USES_HOST_PAGE_TABLES,
          "Whether it does so through the host's page tables (ATS: Grace)."),

@@ -18,12 +18,12 @@ typedef struct {
  * or scalar type, or a torch dtype stands for. NULL with TypeError when it is none. */
 const mm_dtype *mm_read_dtype(PyObject *value);
 
-/* The table, for those who keep something for each row. */
+/* The rows of the table. */
 size_t mm_dtype_count(void);
 const mm_dtype *mm_dtype_at(size_t index);
 size_t mm_dtype_index(const mm_dtype *dtype);
 
-/* What buf.dtype gives: a new reference to the DType of a row. */
+/* A new reference to the DType of a row, the value of buf.dtype. */
 PyObject *mm_dtype_object(mm_state *state, const mm_dtype *dtype);
 
 #endif

@@ -1,12 +1,12 @@
-/* dtype_object.c: the type DType, what buf.dtype is: a str that is also equal to the objects of other
- * libraries that stand for the same element type. */
+/* dtype_object.c: the type DType of buf.dtype: a str that is also equal to the dtype objects of other
+ * libraries for the same element type. */
 #include "args.h"
 #include "dtype.h"
 
 PyObject *
 mm_dtype_object(mm_state *state, const mm_dtype *dtype)
 {
-    /* Without a module there is no tuple: a buffer may outlive it at the interpreter's end. */
+    /* A buffer may outlive the module, and so the tuple, at the interpreter's end. */
     if (state->dtypes == NULL) {
         return PyUnicode_FromString(dtype->name);
     }
@@ -28,7 +28,7 @@ dtype_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     return mm_dtype_object(mm_type_state(type), dtype);
 }
 
-/* Whether a value stands for an element type, and so may be compared with one. */
+/* True if the value can stand for an element type; DType is compared with these only. */
 static bool
 names_a_dtype(mm_state *state, PyObject *value)
 {
@@ -57,12 +57,12 @@ dtype_richcompare(PyObject *op, PyObject *other, int comparison)
         if (!PyErr_ExceptionMatches(PyExc_TypeError)) {
             return NULL;
         }
-        PyErr_Clear(); /* TypeError: what is no dtype of a buffer is another one */
+        PyErr_Clear(); /* TypeError: not a dtype of a buffer, so not equal */
     }
     return PyBool_FromLong((dtype == mm_read_dtype(op)) == (comparison == Py_EQ));
 }
 
-/* A type that says what is equal has to say this again. */
+/* A type with __eq__ does not inherit __hash__. */
 static Py_hash_t
 dtype_hash(PyObject *op)
 {
@@ -89,15 +89,14 @@ PyDoc_STRVAR(
     "dtype : str, NumPy or torch dtype, Python type\n"
     "    As for empty().\n"
     "\n"
-    "Equal to all that names the same type: \"float32\", \"<f4\", numpy.float32,\n"
-    "numpy.dtype(\"float32\"), torch.float32; never to None. It hashes as its name does, so of\n"
-    "these only names find each other as keys of a dict. There is one object for each type.\n"
+    "Equal to every name and object of the same type: \"float32\", \"<f4\", numpy.float32,\n"
+    "numpy.dtype(\"float32\"), torch.float32; never to None. Its hash is that of its name, so as a key\n"
+    "of a dict it is found by the name only. There is one object for each type.\n"
     "\n"
-    "Raises TypeError for what is no dtype of a buffer. Safe from every thread. Driver: none.");
+    "Raises TypeError for a type that no buffer can have. Safe from every thread. Driver: none.");
 
 static PyMethodDef dtype_methods[] = {
-    {"__reduce__", dtype_reduce, METH_NOARGS,
-     "__reduce__($self, /)\n--\n\nHow pickle and copy find it again."},
+    {"__reduce__", dtype_reduce, METH_NOARGS, "__reduce__($self, /)\n--\n\nFor pickle and copy."},
     {NULL, NULL, 0, NULL},
 };
 
@@ -117,7 +116,7 @@ static PyType_Spec dtype_spec = {
     .slots = dtype_slots,
 };
 
-/* A str of the type, made by str itself. */
+/* A new instance, made by str.__new__. */
 static PyObject *
 new_object(PyTypeObject *type, const char *name)
 {

@@ -92,8 +92,7 @@ raise_driver_call(mm_state *state, const mm_status *st)
     Py_XDECREF(code);
 }
 
-/* A detail is ASCII but for the paths in it, which may be any bytes, and be cut off in the middle of
- * a character. */
+/* A detail is ASCII except for paths, which may hold any bytes and may be cut inside a character. */
 static PyObject *
 detail_text(const mm_status *st)
 {
@@ -201,16 +200,16 @@ PyDoc_STRVAR(too_old_doc,
 
 PyDoc_STRVAR(
     export_doc,
-    "The memory cannot be given out in that way; also an AttributeError.\n"
+    "The memory cannot be exported like that.\n"
     "\n"
-    "Of __cuda_array_interface__, for memory that no device reaches: hasattr() is False then,\n"
-    "and libraries take the object for one without the interface.");
+    "Raised by __cuda_array_interface__ for memory that no device reaches. A BufferError, and an\n"
+    "AttributeError, so that hasattr() is False and libraries try another interface.");
 
 PyDoc_STRVAR(
     ipc_doc,
     "The memory cannot be shared with other processes.\n"
     "\n"
-    "A NotImplementedError; and an AttributeError, so that hasattr(buf, \"ipc_descriptor\") is\n"
+    "A NotImplementedError, and an AttributeError, so that hasattr(buf, \"ipc_descriptor\") is\n"
     "False.");
 
 /* Makes a class in the package's namespace and adds it to the module. */
@@ -226,7 +225,7 @@ add_exception(PyObject *module, const char *full_name, const char *doc, PyObject
     return type;
 }
 
-/* A class with two bases, of which it takes over nothing. */
+/* Adds an exception class with two bases. */
 static PyObject *
 add_double(PyObject *module, const char *full_name, const char *doc, PyObject *first,
            PyObject *second)

@@ -35,8 +35,8 @@ mm_refuse_foreign(PyObject *error, PyObject *value, const char *why)
 
 /* --- extents ---------------------------------------------------------------------------- */
 
-/* Asked before the address is read: that of an empty array may be 0. An array of no elements is a
- * range without a byte. */
+/* True for an array without elements, which becomes an empty range. Called before the address is read,
+ * because that may be 0. */
 static bool
 is_empty(int dimensions, const Py_ssize_t *shape, mm_range *range, bool *dense)
 {
@@ -44,7 +44,7 @@ is_empty(int dimensions, const Py_ssize_t *shape, mm_range *range, bool *dense)
 
     for (int i = 0; i < dimensions; i++) {
         if (shape[i] < 0) {
-            return false; /* which is an error, and found later */
+            return false; /* an error that the caller finds later */
         }
         empty = empty || shape[i] == 0;
     }
@@ -152,7 +152,7 @@ typestr_itemsize(PyObject *typestr)
     return size;
 }
 
-/* An entry of the dict, borrowed; NULL where there is none, or with an exception. */
+/* A borrowed reference to an entry; NULL if it is missing, or with an exception. */
 static PyObject *
 entry_of(PyObject *interface, const char *name)
 {
@@ -163,8 +163,7 @@ entry_of(PyObject *interface, const char *name)
     return entry;
 }
 
-/* The stream that the producer works on. The protocol leaves 0 out: it could be either of the default
- * streams. */
+/* Reads the stream of the producer. The protocol forbids 0, which could be either default stream. */
 static int
 read_producer(PyObject *value, PyObject *stream, CUstream *out)
 {
@@ -178,16 +177,17 @@ read_producer(PyObject *value, PyObject *stream, CUstream *out)
         return -1;
     }
     if (handle <= 0) {
-        return mm_refuse_foreign(PyExc_ValueError, value,
-                                 "has a stream in its __cuda_array_interface__ that the protocol "
-                                 "does not allow: it is None, 1 (legacy), 2 (per-thread) or a "
-                                 "handle, and 0 is ambiguous");
+        return mm_refuse_foreign(
+            PyExc_ValueError, value,
+            "has a stream in its __cuda_array_interface__ that the protocol "
+            "does not allow: it must be None, 1 (legacy), 2 (per-thread) or a "
+            "handle; 0 is ambiguous");
     }
     *out = (CUstream)(uintptr_t)handle;
     return 0;
 }
 
-/* data is (address, whether it must not be written). */
+/* Reads data, a tuple (address, read-only). */
 static int
 read_data(PyObject *value, PyObject *data, CUdeviceptr *first, bool *read_only)
 {
@@ -437,7 +437,7 @@ mm_is_array(mm_state *state, PyObject *value)
         return 1;
     }
     found = mm_get_optional((PyObject *)Py_TYPE(value), name, &interface);
-    if (found == 0) { /* else there is no need to compute the interface */
+    if (found == 0) { /* the interface is computed only if the type lacks the attribute */
         found = mm_get_optional(value, name, &interface);
     }
     if (found > 0) {

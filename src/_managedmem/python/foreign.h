@@ -5,12 +5,12 @@
 #include "../memory/range.h"
 #include "args.h"
 
-/* One target that is no ManagedBuffer. */
+/* One target that is not a ManagedBuffer. */
 typedef struct {
     mm_range range;
     bool dense;        /* no gaps */
-    bool read_only;    /* an array's own word; that of an export is asked of it */
-    CUstream producer; /* an array's stream, whose work on it comes first; NULL for none */
+    bool read_only;    /* of an array; for an export, mm_is_read_only asks the memoryview */
+    CUstream producer; /* the stream in an array's interface; NULL for none */
     PyObject *export;  /* a memoryview to keep while the range is used, or NULL */
 } mm_foreign;
 

@@ -115,7 +115,7 @@ discard_prefetch(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyOb
                given[4]);
 }
 
-/* The enumerations of cuda.bindings, whose values are those of the driver. */
+/* The enumerations of cuda.bindings have the values of the driver. */
 static bool
 is_advice_member(mm_state *state, PyObject *value)
 {
@@ -289,7 +289,7 @@ select_driver(PyObject *module, PyObject *name)
         return NULL;
     }
     text = PyBytes_AsString(path);
-    /* Waits for an opening under way. */
+    /* Waits while another thread opens a driver. */
     Py_BEGIN_ALLOW_THREADS
     rc = mm_driver_select(text, &st);
     Py_END_ALLOW_THREADS
@@ -318,12 +318,14 @@ PyDoc_STRVAR(
     "    accessed_by.\n"
     "\n"
     "Advice applies to whole pages, from the one that holds the first byte to the one that holds the\n"
-    "last. It takes effect at once, in no stream's order. It is all or nothing: each target is asked\n"
-    "first what it has, and has that again when the driver fails. Pages of one target that differ keep\n"
-    "what they have when the driver refuses, and have none of it when it acted and then failed;\n"
-    "MigrationPolicy.applied() is exact. What is set reads back; the driver is asked, and told again\n"
-    "where it did not record all. Where targets share a page, the last one given wins. Raises TypeError or ValueError for bad arguments before anything is\n"
-    "advised, CUDAError when the driver refuses. Safe from every thread; other threads run meanwhile.\n"
+    "last. It takes effect at once, in no stream's order. It is all or nothing: the advice of each\n"
+    "target is queried first and restored when the driver fails. Pages of one target that differ keep\n"
+    "their advice when the driver refuses; when it set the advice and then failed, it is unset on them.\n"
+    "MigrationPolicy.applied() restores every page. Advice that is set reads back: it is repeated where\n"
+    "the driver did not record it. Where targets share a page, the last one given wins.\n"
+    "\n"
+    "Raises TypeError or ValueError for bad arguments before anything is advised, CUDAError when the\n"
+    "driver refuses. Safe from every thread; other threads run meanwhile.\n"
     "Driver: cuMemAdvise, cuMemRangeGetAttribute.");
 
 PyDoc_STRVAR(
@@ -359,12 +361,12 @@ PyDoc_STRVAR(
     "What is read afterwards is undefined until it is written; write only after a prefetch or\n"
     "discard_prefetch. Only whole pages inside each target are discarded: bytes on the pages at its\n"
     "ends may stay, and neighbours never lose a byte. targets, stream and dispatch as for prefetch();\n"
-    "what an array's __cuda_array_interface__ names as its stream is waited for in the stream's order.\n"
-    "\n"
-    "System memory needs pageable_memory_access of every device.\n"
+    "the discard is queued behind the stream in the __cuda_array_interface__ of an array. System memory\n"
+    "needs pageable_memory_access of every device.\n"
     "\n"
     "Raises ValueError for a target without a whole page, with gaps, or that is read-only,\n"
-    "NotImplementedError before CUDA 13.0, and as prefetch() does. Safe from every thread. Driver: cuMemDiscardBatchAsync.");
+    "NotImplementedError before CUDA 13.0, and as prefetch() does. Safe from every thread. Driver:\n"
+    "cuMemDiscardBatchAsync, cuEventRecord, cuStreamWaitEvent.");
 
 PyDoc_STRVAR(
     discard_prefetch_doc,
@@ -372,10 +374,10 @@ PyDoc_STRVAR(
     "Throw contents away and give the memory pages at a place, in stream order.\n"
     "\n"
     "For a buffer that will be overwritten there: pages move without their bytes. The pages at the\n"
-    "ends that a target shares with its neighbours are prefetched with theirs, and first: when that\n"
-    "fails, nothing is discarded. (Targets that share pages and go to different places are taken one by\n"
-    "one, those before the failed one are discarded.) When the discard itself fails, contents of the\n"
-    "targets may be lost, and nothing else. Parameters and errors as for prefetch() and discard().\n"
+    "ends that a target shares with its neighbours are prefetched first, with their contents; when that\n"
+    "fails, nothing is discarded. When the discard itself fails, contents of the targets may be lost,\n"
+    "but nothing else. Targets that share pages and go to different places are processed one by one, so\n"
+    "those before a failure are discarded. Parameters and errors as for prefetch() and discard().\n"
     "Driver: cuMemDiscardAndPrefetchBatchAsync, cuMemPrefetchAsync.");
 
 PyDoc_STRVAR(
@@ -386,7 +388,7 @@ PyDoc_STRVAR(
     "Parameters\n"
     "----------\n"
     "shape : int or sequence of int\n"
-    "    The lengths of up to 8 axes; () is one element, a length of 0 none and no memory.\n"
+    "    The lengths of up to 8 axes. () has one element; a length of 0 needs no memory.\n"
     "dtype : str, NumPy or torch dtype, Python type\n"
     "    The element type, such as \"float32\" or \"f4\".\n"
     "\n"

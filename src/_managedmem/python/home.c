@@ -1,5 +1,5 @@
-/* home.c: objects given up by any thread: which interpreter a thread is in, going home to another
- * one, and the end of an interpreter, which waits for the threads that came home to it. */
+/* home.c: releasing objects in their interpreter from any thread: finding the interpreter of a thread,
+ * attaching to another one, and the end of an interpreter, which waits for attached threads. */
 #include "home.h"
 
 #include <pthread.h>
@@ -12,17 +12,17 @@
 struct mm_home {
     PyInterpreterState *interpreter;
     atomic_size_t references;
-    atomic_size_t visitors; /* threads that came, or are just looking whether they may */
-    atomic_bool ended;      /* nobody comes any more */
+    atomic_size_t visitors; /* threads that are attached from outside, or are about to */
+    atomic_bool ended; /* no thread may attach any more */
 };
 
-/* Whether an interpreter other than the main one has loaded this module. */
+/* A subinterpreter has loaded this module. */
 static atomic_bool in_subinterpreters;
 
 /* --- which interpreter a thread is in -------------------------------------------------------- */
 
-/* CPython 3.11 knows one thread state for each thread. A thread in a subinterpreter has two, and
- * asking for the GIL with the wrong one waits for itself. */
+/* PyGILState of CPython 3.11 knows one thread state for each thread. A thread in a subinterpreter has
+ * two, and taking the GIL with the wrong one waits for itself. */
 static bool
 can_identify_interpreter(void)
 {
@@ -30,7 +30,7 @@ can_identify_interpreter(void)
            || PyGILState_GetThisThreadState() == NULL;
 }
 
-/* The thread state with which the calling thread runs Python code; NULL where it runs none. */
+/* The attached thread state of the calling thread, or NULL. */
 static PyThreadState *
 attached_state(void)
 {
@@ -75,7 +75,7 @@ run_detached_work(void *given)
     return NULL;
 }
 
-/* Lost where there is neither memory nor a thread for it. */
+/* The work is lost if no memory or thread can be had for it. */
 static void
 run_in_new_thread(void (*work)(void *), void *argument)
 {
@@ -112,10 +112,10 @@ mm_run_detached(void (*work)(void *), void *argument)
     }
 }
 
-/* --- coming home ----------------------------------------------------------------------------- */
+/* --- releasing in another interpreter -------------------------------------------------------- */
 
-/* False when the interpreter ends: it may be gone while this looks. Announced before looking, so that
- * the end either is seen here or waits. */
+/* False if the interpreter ends. Counts the visitor before it reads `ended`, so that either this call
+ * sees the end, or the end waits for the visitor. */
 static bool
 enter(mm_home *home)
 {
@@ -141,8 +141,8 @@ drop_with(PyThreadState *state, PyObject *kept, bool made)
     }
 }
 
-/* A thread that gave up its GIL comes with the state that it has in this interpreter. With a second
- * one, code that asks for the GIL with the first would wait for its own thread. */
+/* A thread that has a thread state in this interpreter attaches with that one. With a second one, code
+ * that takes the GIL through PyGILState would wait for its own thread. */
 void
 mm_home_release_object(mm_home *home, PyObject *kept)
 {
@@ -176,7 +176,7 @@ mm_home_release(mm_home *home)
     }
 }
 
-/* Called at the interpreter's exit. A thread state that is there after this ends the process. */
+/* Runs at interpreter exit. A thread state that is left after it would abort the process. */
 static PyObject *
 end_home(PyObject *module, PyObject *Py_UNUSED(none))
 {
@@ -184,7 +184,7 @@ end_home(PyObject *module, PyObject *Py_UNUSED(none))
     const struct timespec nap = {.tv_nsec = 50000};
 
     atomic_store(&home->ended, true);
-    if (!mm_driver_forked()) { /* the threads of a parent process are not here */
+    if (!mm_driver_forked()) { /* a forked child does not have its parent's threads */
         Py_BEGIN_ALLOW_THREADS
         while (atomic_load(&home->visitors) > 0) {
             (void)nanosleep(&nap, NULL);

@@ -48,7 +48,7 @@ mm_host_object(mm_state *state, CUmemLocation where)
                                                              : state->current_numa_host);
 }
 
-/* Host(x) for an x that is a host of any library. */
+/* Host(value) for a host object of any library. */
 static PyObject *
 host_of_location(mm_state *state, PyObject *value)
 {
@@ -157,16 +157,16 @@ PyDoc_STRVAR(
     "Parameters\n"
     "----------\n"
     "numa_id : int, or a host of any library, optional\n"
-    "    One NUMA node of the host; or what names it: a Host, cuda.core's, torch.device(\"cpu\").\n"
-    "    Without it, the host as a whole.\n"
+    "    One NUMA node of the host; or a Host, a Host of cuda.core, or torch.device(\"cpu\"). None: the\n"
+    "    host as a whole.\n"
     "is_numa_current : bool\n"
     "    The node of the thread that makes the call, as Host.numa_current() gives.\n"
     "\n"
     "Hosts are immutable, hashable and interned: Host(1) is Host(1). They need no driver.\n"
     "\n"
-    "Raises ValueError for a numa_id that is negative, a bool, no int and no host, or that comes\n"
-    "together with is_numa_current. Safe from every thread. Driver: CUmemLocation of type HOST, HOST_NUMA or\n"
-    "HOST_NUMA_CURRENT.");
+    "Raises ValueError for a numa_id that is negative, a bool, neither an int nor a host, or given\n"
+    "together with is_numa_current. Safe from every thread. Driver: CUmemLocation of type HOST,\n"
+    "HOST_NUMA or HOST_NUMA_CURRENT.");
 
 PyDoc_STRVAR(host_numa_current_doc,
              "numa_current()\n"

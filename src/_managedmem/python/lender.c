@@ -1,5 +1,5 @@
-/* lender.c: memory that is lent by a memory resource of somebody else: the stream that the resource
- * is given, and the calls of its methods. */
+/* lender.c: calls of another library's memory resource: the stream object that it accepts, and its
+ * methods allocate and deallocate. */
 #include "lender.h"
 
 #include "resource.h"
@@ -24,9 +24,8 @@ mm_lender_check(PyObject *resource)
 
 /* --- streams ---------------------------------------------------------------------------- */
 
-/* cuda.core, where it is loaded and the resource is one of its own or made from one; else NULL,
- * without an exception. Its resources take cuda.core's streams and refuse all others, those with
- * __cuda_stream__ too. */
+/* The module cuda.core if it is loaded and the resource is an instance of its MemoryResource; else NULL
+ * without an exception. These resources accept streams of cuda.core only, not __cuda_stream__. */
 static PyObject *
 cuda_core_of(PyObject *resource)
 {
@@ -46,7 +45,7 @@ cuda_core_of(PyObject *resource)
     return module;
 }
 
-/* 1 is the legacy default stream whatever else is meant by 0. */
+/* 1 always is the legacy default stream; 0 may be the per-thread one. */
 static PyObject *
 handle_number(CUstream handle)
 {
@@ -81,7 +80,7 @@ stream_for_cuda_core(mm_state *state, PyObject *core, PyObject *stream, CUstream
     return made;
 }
 
-/* An object with __cuda_stream__, or what the resources of this package take. */
+/* An object with __cuda_stream__; None for a resource of this package without a stream. */
 static PyObject *
 stream_for_others(mm_state *state, PyObject *resource, PyObject *stream, CUstream handle)
 {
@@ -102,7 +101,8 @@ stream_for_others(mm_state *state, PyObject *resource, PyObject *stream, CUstrea
     return call_from_handle((PyObject *)state->stream_type, handle);
 }
 
-/* The handle, and what keeps it: of a Stream a twin, as closing that one ends its handle. */
+/* Reads the handle and an object that keeps it: for a Stream a duplicate, because closing the Stream
+ * would end the handle. */
 static int
 keep_stream(mm_state *state, PyObject *stream, PyObject **kept, CUstream *handle)
 {
@@ -123,8 +123,8 @@ keep_stream(mm_state *state, PyObject *stream, PyObject **kept, CUstream *handle
     return *kept == NULL && stream != NULL ? -1 : 0;
 }
 
-/* So that a thread without a context can be given one when the memory goes back; cuda.core has the
- * driver open too. Without a driver the resource says so itself. */
+/* With an open driver, a thread without a context gets one when the memory is deallocated. cuda.core
+ * has the driver open too. Errors are ignored, because the resource reports them itself. */
 static void
 open_driver(void)
 {
@@ -166,7 +166,7 @@ mm_lender_stream(mm_state *state, PyObject *resource, PyObject *stream)
 
 /* --- calls ------------------------------------------------------------------------------ */
 
-/* Whose default stream is meant: the owner's of plain device memory. */
+/* The device of the default stream: the owner of plain device memory. */
 static int
 owner_of(mm_driver *cu, CUdeviceptr start)
 {

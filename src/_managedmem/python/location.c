@@ -210,7 +210,7 @@ is_numba_proxy(mm_state *state, PyObject *value)
         if (!PyErr_ExceptionMatches(PyExc_ReferenceError)) {
             return -1;
         }
-        PyErr_Clear(); /* the ReferenceError just seen: the device is gone */
+        PyErr_Clear(); /* ReferenceError: the device is gone */
         return 0;
     }
     answer = PyType_Check(class) && mm_is_class_from(state, (PyTypeObject *)class, "numba");
@@ -266,7 +266,8 @@ cuda_core_location(mm_state *state, PyObject *value, CUmemLocation *out)
     }
     found = int_attribute(value, "numa_id", &id);
     if (found > 0 && (id < 0 || id > INT_MAX)) {
-        PyErr_Format(PyExc_ValueError, "%R has no NUMA node's number as numa_id: %lld", value, id);
+        PyErr_Format(PyExc_ValueError, "%R has a numa_id that is not a NUMA node: %lld", value,
+                     id);
         return -1;
     }
     *out = found > 0 ? mm_location(CU_MEM_LOCATION_TYPE_HOST_NUMA, (int)id) : mm_host();
@@ -322,7 +323,7 @@ mm_read_location_id(mm_state *state, PyObject *value, bool device, CUmemLocation
     if (rc == 0 && (out->type == CU_MEM_LOCATION_TYPE_DEVICE) == device) {
         return 0;
     }
-    PyErr_Clear(); /* TypeError: no location; its words are about arguments that want one */
+    PyErr_Clear(); /* TypeError: its message is about location arguments */
     PyErr_Format(PyExc_ValueError, "%s, got %R",
                  device ? "device_id must be an int or a device"
                         : "numa_id must be an int or a host",

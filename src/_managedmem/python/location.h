@@ -25,8 +25,8 @@ PyObject *mm_location_frozenset(mm_state *state, mm_location_set set);
  * ValueError for None, TypeError for what is none. */
 int mm_read_location(mm_state *state, PyObject *value, CUmemLocation *out);
 
-/* The same for the argument of Device() or Host(): the other kind of location, or what is none, is a
- * ValueError. */
+/* The same for the argument of Device() or Host(). Any other object, or a location of the other kind, is
+ * a ValueError. */
 int mm_read_location_id(mm_state *state, PyObject *value, bool device, CUmemLocation *out);
 
 /* The location of a device by its ordinal; ValueError where this system has no such device. */

@@ -60,7 +60,7 @@ find_member(mm_state *state, const mm_set_kind *kind, PyObject *owner, PyObject 
     return 0;
 }
 
-/* Says what to write where an iterable of members was expected. */
+/* Replaces the TypeError of an argument that is not iterable by one that says what to write. */
 static void
 explain_no_iterable(mm_state *state, const mm_set_kind *kind, PyObject *owner, PyObject *value)
 {
@@ -75,10 +75,10 @@ explain_no_iterable(mm_state *state, const mm_set_kind *kind, PyObject *owner, P
                      "%R is one location and not iterable: wrap it in a set, {%R}", value, value);
     } else if (PyErr_ExceptionMatches(PyExc_TypeError)
                || PyErr_ExceptionMatches(PyExc_ValueError)) {
-        PyErr_Clear(); /* no location either */
+        PyErr_Clear(); /* not a location either */
         PyErr_Format(PyExc_TypeError,
-                     "an iterable of locations is needed, such as a set, got %R; set() stands for "
-                     "none",
+                     "an iterable of locations is needed, such as a set, got %R; set() is the "
+                     "empty one",
                      value);
     }
 }
@@ -623,9 +623,9 @@ static PyMethodDef set_methods[] = {
      "isdisjoint($self, other, /)\n--\n\nWhether both have no member in common."},
     {"copy", set_copy, METH_NOARGS, "copy($self, /)\n--\n\nA plain set of the members of now."},
     {"__copy__", set_copy, METH_NOARGS,
-     "__copy__($self, /)\n--\n\nA plain set of the members of now, as copy() gives."},
+     "__copy__($self, /)\n--\n\nThe same as copy(): a plain set of the present members."},
     {"__deepcopy__", set_deepcopy, METH_O,
-     "__deepcopy__($self, memo, /)\n--\n\nThe same: members are not copied themselves."},
+     "__deepcopy__($self, memo, /)\n--\n\nThe same as copy(): members are immutable."},
     {"__reduce__", set_reduce, METH_NOARGS,
      "__reduce__($self, /)\n--\n\nRaises TypeError: the set belongs to its owner."},
     {NULL, NULL, 0, NULL},

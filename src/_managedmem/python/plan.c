@@ -40,7 +40,7 @@ plan_clear(PyObject *op, PyObject *Py_UNUSED(none))
 
 /* The entries of a plan as they are now, with what they refer to kept alive. */
 typedef struct {
-    mm_plan *plan; /* laid out; NULL where that is not asked for, and of an empty plan */
+    mm_plan *plan; /* laid out; NULL if not asked for, and for an empty plan */
     PyObject *kept;
     mm_plan_entry *entries; /* a copy, where one is asked for */
     size_t count;
@@ -60,7 +60,7 @@ copy_entries(const mm_plan_object *self, mm_plan_entry **copy)
     return 0;
 }
 
-/* Gives the plan laid out, which is done if need be; NULL where there is nothing to lay out. */
+/* A reference to the plan laid out, which is done if needed; *plan is NULL for an empty plan. */
 static int
 lay_out(mm_plan_object *self, mm_state *state, mm_action what, mm_plan **plan)
 {
@@ -180,7 +180,7 @@ plan_discard_prefetch(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyO
     return run(mm_plan_of(op), MM_DO_DISCARD_PREFETCH, given);
 }
 
-/* What an execution with these arguments would do, in words. */
+/* Describes an execution with these arguments. */
 static PyObject *
 explain(mm_driver *cu, mm_state *state, const plan_use *use, PyObject *const *given)
 {
@@ -237,7 +237,7 @@ plan_explain(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kw
 
 /* --- looking at a plan ------------------------------------------------------------------ */
 
-/* `kept` is what the plan keeps for the entry. */
+/* `kept` is the tuple that the plan keeps for the entry. */
 static PyObject *
 new_record(mm_state *state, const mm_plan_entry *entry, PyObject *kept)
 {
@@ -277,7 +277,7 @@ plan_iter(PyObject *op)
     return iterator;
 }
 
-/* The entry at an index, of which those from the end are negative. */
+/* The entry at an index; with from_end, negative ones count from the end. */
 static PyObject *
 entry_at(PyObject *op, Py_ssize_t index, bool from_end)
 {
@@ -312,7 +312,7 @@ plan_item(PyObject *op, Py_ssize_t index)
     return entry_at(op, index, false);
 }
 
-/* A plan with `count` of the entries in use, from `start` on in steps. */
+/* A new plan with `count` of the entries, from `start` on in steps. */
 static PyObject *
 plan_of_entries(PyTypeObject *type, const plan_use *use, Py_ssize_t start, Py_ssize_t step,
                 Py_ssize_t count)
@@ -467,8 +467,9 @@ PyDoc_STRVAR(
     "then an error before anything is moved. Neighbouring ranges with the same location are merged\n"
     "and everything is laid out for the driver at the first execution after a change; later ones\n"
     "allocate nothing. Where entries overlap or share a page, the last one wins. len() is the number of\n"
-    "entries; iteration gives a PlanEntry for each, as they are at its beginning; plan[i] is one of\n"
-    "them, a slice or copy.copy() a new plan of the same targets. Executing an empty plan does nothing.\n"
+    "entries; iteration gives a PlanEntry for each, as they are at its beginning; plan[i] gives one\n"
+    "PlanEntry, a slice or copy.copy() a new plan over the same targets. Executing an empty plan does\n"
+    "nothing.\n"
     "\n"
     "Safe from every thread: an execution takes the entries that are there when it begins. Raises\n"
     "TypeError or ValueError for a bad entry and says which.");

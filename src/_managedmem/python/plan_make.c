@@ -82,8 +82,7 @@ read_part(PyObject *offset, PyObject *nbytes, mm_range *range)
     }
     if (from < 0 || (size_t)from > range->size) {
         PyErr_Format(PyExc_ValueError,
-                     "offset must be from 0 to %zu, which are the bytes that the target has; "
-                     "got %lld",
+                     "offset must be from 0 to %zu, the size of the target in bytes; got %lld",
                      range->size, from);
         return -1;
     }
@@ -196,7 +195,7 @@ add_pairs(mm_plan_object *self, mm_state *state, PyObject *pairs)
 
     if (!iterable) {
         return mm_refuse_foreign(PyExc_TypeError, pairs,
-                                 "is no iterable of pairs (target, location)");
+                                 "is not an iterable of pairs (target, location)");
     }
     iterator = PyObject_GetIter(pairs);
     if (iterator == NULL) {

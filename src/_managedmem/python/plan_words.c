@@ -165,7 +165,7 @@ tell_singles(words *w, mm_outlook *o)
     }
 }
 
-/* How many edges have to be prefetched, and their bytes. */
+/* The number of edges that are not empty, and their bytes. */
 static size_t
 count_edges(const mm_batch *edges, size_t *bytes)
 {

@@ -479,7 +479,7 @@ static PyGetSetDef policy_getset[] = {
     {"accessed_by", policy_get_accessed_by, NULL,
      "The Devices and Host() that keep a mapping, as a frozenset.", NULL},
     {"is_default", policy_get_is_default, NULL,
-     "Whether it stands for no advice at all, as MigrationPolicy.default() does.", NULL},
+     "True for a policy without advice, such as MigrationPolicy.default().", NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };
 

@@ -1,7 +1,7 @@
 /* pool_attributes.c: the type PoolAttributes: the numbers that the driver keeps of a pool. */
 #include "resource.h"
 
-/* It keeps the pool and not the resource, which may be closed before the pool's memory is freed. */
+/* Keeps the pool, not the resource, because a pool outlives its closed resource. */
 typedef struct {
     PyObject_HEAD mm_pool *pool;
 } attributes_object;
@@ -101,13 +101,13 @@ mm_resource_get_attributes(PyObject *op, void *Py_UNUSED(closure))
     if (self != NULL) {
         ((attributes_object *)self)->pool = pool;
     } else if (mm_pool_release(pool, &st) < 0) {
-        /* There is an exception already. */
+        /* An exception is set already. */
     }
     return self;
 }
 
 const char mm_resource_attributes_doc[] =
-    "The numbers of the pool, as PoolAttributes; RuntimeError without a pool, and once closed.";
+    "The numbers of the pool, as PoolAttributes. RuntimeError without a pool, and once closed.";
 
 static void
 attributes_dealloc(PyObject *op)
@@ -117,7 +117,7 @@ attributes_dealloc(PyObject *op)
     PyObject_GC_UnTrack(op);
     Py_BEGIN_ALLOW_THREADS
     if (mm_pool_release(pool_of(op), &ignored) < 0) {
-        /* Nobody to tell; at interpreter exit the driver may be gone already. */
+        /* Deallocation cannot raise; at interpreter exit the driver may be gone. */
     }
     Py_END_ALLOW_THREADS
     mm_free_object(op);
@@ -136,7 +136,7 @@ attributes_repr(PyObject *op)
     for (int i = 0; i < COUNT; i++) {
         uint64_t value = 0;
         if (cu == NULL || mm_pool_get(cu, pool_of(op), wanted[i], &value, &ignored) < 0) {
-            return PyUnicode_FromString("<PoolAttributes of a pool that cannot be asked>");
+            return PyUnicode_FromString("<PoolAttributes of a pool that cannot be queried>");
         }
         now[i] = value;
     }
@@ -149,8 +149,9 @@ PyDoc_STRVAR(
     attributes_doc,
     "The numbers of a driver pool, in bytes; each read asks the driver.\n"
     "\n"
-    "What resource.attributes gives. It keeps the pool, so it can still be asked when the resource is\n"
-    "closed. Safe from every thread. Driver: cuMemPoolGetAttribute, cuMemPoolSetAttribute.");
+    "The value of resource.attributes. It keeps the pool, so it can be read after the resource is\n"
+    "closed. Raises CUDAError when the driver refuses. Safe from every thread.\n"
+    "Driver: cuMemPoolGetAttribute, cuMemPoolSetAttribute.");
 
 static PyGetSetDef attributes_getset[] = {
     {"release_threshold", attributes_get, attributes_set_threshold,

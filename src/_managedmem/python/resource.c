@@ -193,7 +193,7 @@ mm_allocate(mm_state *state, PyObject *resource, PyObject *stream, size_t bytes,
     if (resource != NULL && mm_resource_of(resource)->pooled) {
         return allocate_pooled(state, resource, stream, bytes, dtype, dimensions, shape);
     }
-    if (mm_stream_read(state, stream, &use) < 0) { /* checked only */
+    if (mm_stream_read(state, stream, &use) < 0) { /* the stream is only checked */
         return NULL;
     }
     return allocate_plain(state, resource, bytes, dtype, dimensions, shape);
@@ -217,8 +217,8 @@ resource_allocate(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObjec
                        &shape);
 }
 
-/* A closed resource has given its pool up. Blocks keep the pool, but a free by address is then not
- * noted for its end. */
+/* A closed resource has no pool. Its blocks keep the pool, but this free by address is then not recorded
+ * among the pool's queued frees. */
 static int
 free_pooled(mm_resource *r, mm_driver *cu, CUdeviceptr start, CUstream stream, mm_status *st)
 {
@@ -389,11 +389,11 @@ mm_resource_get_none(PyObject *Py_UNUSED(op), void *Py_UNUSED(closure))
 const char mm_resource_handle_doc[] =
     "The CUmemoryPool of the pool as an int; 0 without a pool, and once closed.";
 const char mm_resource_is_handle_owned_doc[] =
-    "Whether there is a pool, which the resource made, and close() gives it up.";
+    "True while there is a pool: the resource created it, and close() releases it.";
 const char mm_resource_is_ipc_enabled_doc[] =
     "False: the memory cannot be shared with other processes.";
-const char mm_resource_is_mapped_doc[] = "False: the pool is not one of another process.";
-const char mm_resource_uuid_doc[] = "None: only pools that other processes share have one.";
+const char mm_resource_is_mapped_doc[] = "False: the pool was not imported from another process.";
+const char mm_resource_uuid_doc[] = "None: only pools that are shared between processes have one.";
 
 PyMemberDef mm_resource_members[] = {
     {"__weaklistoffset__", T_PYSSIZET, offsetof(mm_resource, weakrefs), READONLY, NULL},
@@ -408,9 +408,11 @@ PyDoc_STRVAR(
     "From a pool: in the order of the stream, which owns the memory from that point on; other streams\n"
     "and the host must wait for it. close() and the last reference free it in the same order. Without\n"
     "a pool the memory is usable at once, on every stream, and stream is only checked. No page of\n"
-    "managed memory is populated before its first use or prefetch. 0 bytes are allowed and allocate\n"
-    "nothing. Raises ValueError for a size below 0, TypeError for no int, RuntimeError when the resource is closed, CUDAError for a pool on a\n"
-    "stream that captures a graph, CUDAOutOfMemoryError when there is no memory.\n"
+    "managed memory is populated before its first use or prefetch. Size 0 allocates nothing.\n"
+    "\n"
+    "Raises ValueError for a size below 0, TypeError for a size that is not an int, RuntimeError when the\n"
+    "resource is closed, CUDAError for a pool on a stream that captures a graph, CUDAOutOfMemoryError\n"
+    "when there is no memory. Safe from every thread; other threads run meanwhile.\n"
     "Driver: cuMemAllocManaged, cuMemAllocFromPoolAsync.");
 
 PyDoc_STRVAR(
@@ -435,9 +437,9 @@ PyDoc_STRVAR(
     "close($self, /)\n--\n\n"
     "Allocate no more; again is allowed. Buffers that were allocated stay as they are.\n"
     "\n"
-    "A pool ends after its last buffer, once its queued frees have run; until then it is kept. Waits\n"
-    "only for calls that other threads are making with it; inside a host function raises CUDAError instead\n"
-    "and stays open. Raises CUDAError when the driver refuses, after which the resource counts as closed.\n"
+    "A pool ends after its last buffer, once its queued frees have run. Waits only for calls that other\n"
+    "threads are making with the resource. Raises CUDAError inside a host function, where the resource\n"
+    "stays open, and when the driver refuses, after which it counts as closed. Safe from every thread.\n"
     "Driver: cuMemPoolDestroy.");
 
 PyMethodDef mm_resource_methods[] = {

@@ -27,9 +27,8 @@ bool mm_is_resource(mm_state *state, PyObject *op);
 PyObject *mm_allocate(mm_state *state, PyObject *resource, PyObject *stream, size_t bytes,
                       const mm_dtype *dtype, int dimensions, const Py_ssize_t *shape);
 
-/* The driver, with the resource safe from being closed until the end; NULL with an exception when it
- * is closed. Called with nothing else entered. Between begin and end no Python code may run. The end
- * needs no GIL. */
+/* Enters the resource and returns the driver; NULL with an exception if the resource is closed. No other
+ * guard may be entered before. Between begin and end no Python code may run. The end needs no GIL. */
 mm_driver *mm_resource_begin(PyObject *op);
 void mm_resource_end(PyObject *op);
 
@@ -51,7 +50,7 @@ extern const char mm_resource_attributes_doc[], mm_resource_is_closed_doc[],
     mm_resource_handle_doc[], mm_resource_is_handle_owned_doc[], mm_resource_is_ipc_enabled_doc[],
     mm_resource_is_mapped_doc[], mm_resource_uuid_doc[];
 
-/* Of both types: weak references. */
+/* The members of both types, for weak references. */
 extern PyMemberDef mm_resource_members[];
 
 /* The live set behind resource.peer_accessible_by, and assignment to it. */

@@ -43,7 +43,7 @@ typedef struct {
 #define MM_STATE_MEMBER(type, name) type *name;
     MM_STATE_OBJECTS(MM_STATE_MEMBER)
 #undef MM_STATE_MEMBER
-    struct mm_home *home; /* this interpreter, for threads of others */
+    struct mm_home *home; /* this interpreter, for threads outside of it */
 } mm_state;
 
 static inline mm_state *

@@ -214,7 +214,7 @@ mm_stream_duplicate(mm_state *state, mm_stream *shared)
     mm_status ignored;
 
     if (self == NULL && mm_stream_release(shared, &ignored) < 0) {
-        /* There is an exception already. */
+        /* An exception is set already. */
     }
     return self;
 }
@@ -354,7 +354,7 @@ stream_query(PyObject *op, PyObject *Py_UNUSED(none))
     if (cu == NULL || mm_stream_begin(state, op, &use) < 0) {
         return NULL;
     }
-    /* The driver may take care of work that is due, and wait for a host function's. */
+    /* The driver may run queued work here, and wait for a host function that needs the GIL. */
     Py_BEGIN_ALLOW_THREADS
     rc = mm_stream_query(cu, use.handle, &done, &st);
     mm_stream_leave(&use);
@@ -394,12 +394,12 @@ stream_repr(PyObject *op)
     if (mm_guard_is_closed(&stream_of(op)->guard)) {
         return PyUnicode_FromString("<Stream closed>");
     }
-    /* %p writes the C library's word for NULL. */
+    /* %p formats NULL differently in each C library. */
     return handle == NULL ? PyUnicode_FromString("<Stream handle=0x0>")
                           : PyUnicode_FromFormat("<Stream handle=%p>", (void *)handle);
 }
 
-/* A closed stream equals only itself: the driver may give its handle to a new one. */
+/* A closed stream equals only itself, because the driver may use its handle again. */
 static PyObject *
 stream_richcompare(PyObject *op, PyObject *other, int comparison)
 {
@@ -415,7 +415,7 @@ stream_richcompare(PyObject *op, PyObject *other, int comparison)
     return PyBool_FromLong(equal == (comparison == Py_EQ));
 }
 
-/* Of the handle as it was when open, so that closing a stream does not lose it in a dict. */
+/* The hash of the handle, also once closed, so that a dict still finds the stream. */
 static Py_hash_t
 stream_hash(PyObject *op)
 {
@@ -435,8 +435,8 @@ PyDoc_STRVAR(
     "Work put on it runs in order, and independently of the default stream. It ends with close(), a\n"
     "`with` block, or the object; work that was queued before still runs.\n"
     "\n"
-    "Streams over one handle are equal and have one hash; a closed stream equals only itself and keeps\n"
-    "its hash.\n"
+    "Streams over one handle are equal and have the same hash. A closed stream equals only itself and\n"
+    "keeps its hash.\n"
     "\n"
     "Raises DriverNotFoundError without a driver, CUDAError when the driver refuses. Safe from every\n"
     "thread. Driver: cuStreamCreate with CU_STREAM_NON_BLOCKING.");

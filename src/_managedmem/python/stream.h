@@ -6,20 +6,20 @@
 #include "../memory/stream.h"
 #include "args.h"
 
-/* A handle, and what keeps it from being closed. */
+/* A stream handle, and the guard that keeps it open. */
 typedef struct {
     CUstream handle;
     mm_guard *guard;   /* of one of our streams, else NULL */
     mm_stream *shared; /* of one that a Stream made, else NULL */
 } mm_stream_use;
 
-/* Reads any stream object, which may run Python code, and enters nothing. Accepts NULL and None (the default stream), a Stream, anything with __cuda_stream__, streams of
- * torch, CuPy, numba and cuda.bindings that lack it, and an int. The object itself must outlive the
- * use. */
+/* Reads a stream object, which may run Python code; enters no guard. Accepts NULL and None (the default
+ * stream), a Stream, any object with __cuda_stream__, streams of torch, CuPy, numba and cuda.bindings
+ * that lack it, and an int. The object must outlive the use. */
 int mm_stream_read(mm_state *state, PyObject *value, mm_stream_use *use);
 
-/* From enter to leave the handle is safe from being closed, and no Python code may run. False when
- * it is closed: then leave what else is entered, and raise. Leaving needs no GIL. */
+/* Between enter and leave the handle cannot be closed, and no Python code may run. False if the stream
+ * is closed: the caller leaves its other guards, then raises. Leaving needs no GIL. */
 MM_NODISCARD static inline bool
 mm_stream_enter(const mm_stream_use *use)
 {
@@ -34,14 +34,14 @@ mm_stream_leave(const mm_stream_use *use)
     }
 }
 
-/* Reads and enters, for a call that enters nothing else. */
+/* Reads and enters, for calls that enter no other guard. */
 int mm_stream_begin(mm_state *state, PyObject *value, mm_stream_use *use);
 
 /* Sets the RuntimeError of a closed stream; returns -1. */
 int mm_stream_raise_closed(void);
 
-/* Another Stream over the stream that a Stream made, which lives on when that one is closed. Takes
- * over the reference to it, also when it fails. */
+/* A second Stream object over one stream, which stays open when the first is closed. Takes ownership of
+ * the reference to `shared`, even on failure. */
 PyObject *mm_stream_duplicate(mm_state *state, mm_stream *shared);
 
 #endif

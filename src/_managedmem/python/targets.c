@@ -62,7 +62,7 @@ mm_is_read_only(const mm_target *target)
     return answer;
 }
 
-/* 0 where the contents of a target may be lost; else -1 with an exception. */
+/* 0 if a target may be discarded; -1 with an exception. */
 static int
 check_discard(PyObject *value, const mm_target *target)
 {
@@ -92,7 +92,7 @@ mm_target_read(mm_state *state, mm_driver *cu, PyObject *value, mm_operation op,
         return -1;
     }
     if (op == MM_DISCARD && check_discard(value, target) < 0) {
-        /* the exception is set */
+        /* An exception is set. */
     } else if (mm_range_check(cu, &target->range, op, &st) < 0) {
         (void)mm_raise(state, &st);
     } else {
@@ -102,7 +102,7 @@ mm_target_read(mm_state *state, mm_driver *cu, PyObject *value, mm_operation op,
     return -1;
 }
 
-/* Remembers a stream, once. */
+/* Adds the stream of a producer, unless it is in the list. */
 static int
 keep_producer(mm_targets *t, CUstream producer)
 {
@@ -232,7 +232,7 @@ mm_targets_read(mm_state *state, PyObject *value, mm_operation op, mm_targets *t
     return 0;
 }
 
-/* Of several locations for one target, says more than that a list is no location. */
+/* Explains a list of locations that was given for a single target. */
 static void
 explain_sequence(const mm_targets *t, PyObject *value)
 {
@@ -240,8 +240,8 @@ explain_sequence(const mm_targets *t, PyObject *value)
         PyErr_Clear(); /* the TypeError that is replaced */
         PyErr_Format(
             PyExc_TypeError,
-            "location is a sequence, but there is one target and no sequence of them: give "
-            "one Device or Host, got %R",
+            "location is a sequence, but targets is a single target: give one Device or Host, "
+            "got %R",
             value);
     }
 }
@@ -371,7 +371,7 @@ mm_targets_hold_roots(mm_targets *t)
         PyTuple_SetItem(roots, i, root ? root : Py_NewRef(item));
     }
     t->items = roots;
-    Py_DECREF(views); /* only now: the collector may visit the items while targets end */
+    Py_DECREF(views); /* last, because dropping the views can run Python code */
     return 0;
 }
 

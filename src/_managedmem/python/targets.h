@@ -1,8 +1,8 @@
 /* targets.h: from "a target or a sequence of targets" to ranges that are safe to use.
  *
  * Reading may run Python code and validates everything. Entering, right before the driver is
- * called, runs none: it takes hold of the buffers and the stream, so that no other thread closes
- * them. */
+ * called, runs none: it enters the guards of the buffers and the stream, so that no other thread
+ * closes them. */
 #ifndef MM_TARGETS_H
 #define MM_TARGETS_H
 
@@ -14,7 +14,7 @@ typedef struct {
     mm_driver *cu;
     PyObject *items;    /* a tuple: keeps the targets alive */
     PyObject *exports;  /* memoryviews of targets with the buffer protocol, or NULL */
-    mm_guard **guards;  /* what is entered; room for one of each target and one of a stream */
+    mm_guard **guards;  /* the entered ones; space for one of each target and one of a stream */
     size_t entered;
     bool several;       /* a sequence was given, not one target */
     mm_batch batch;     /* a move for each target; its location is for the caller to fill */
@@ -31,10 +31,10 @@ int mm_targets_read(mm_state *state, PyObject *value, mm_operation op, mm_target
 /* The targets as a tuple, of at least one; *several is false for one that was given by itself. */
 PyObject *mm_targets_tuple(mm_state *state, PyObject *value, bool *several);
 
-/* One target, read and checked; of a ManagedBuffer the range is all that there is to say. */
+/* One target, read and checked. Only the range is set for a ManagedBuffer. */
 typedef mm_foreign mm_target;
 
-/* Whether a target must not be written, which a discard does: 1, 0, or -1 with an exception. */
+/* 1 if the target is read-only, so that it cannot be discarded, 0 if not, -1 with an exception. */
 int mm_is_read_only(const mm_target *target);
 
 int mm_target_read(mm_state *state, mm_driver *cu, PyObject *value, mm_operation op,
@@ -47,27 +47,25 @@ void mm_name_item(const char *list, Py_ssize_t i);
 /* Reads one location for all targets, or a list or tuple with one for each. */
 int mm_targets_read_locations(mm_targets *t, PyObject *value);
 
-/* Enters the stream (NULL for none) and the targets. MM_REFUSED where one of them is closed, and then
- * none is entered. Runs no Python code and raises nothing. */
+/* Enters the stream (NULL for none) and the targets. MM_REFUSED if one of them is closed; then none is
+ * entered. Runs no Python code and does not raise. */
 MM_NODISCARD int mm_targets_enter(mm_targets *t, const mm_stream_use *stream, mm_status *st);
 
-/* Leaves what was entered; the targets stay, and can be entered again. Needs no GIL, and comes before
- * taking it again. */
+/* Leaves all guards; the targets can be entered again. Needs no GIL and must precede attaching. */
 void mm_targets_leave(mm_targets *t);
 
-/* Holds the buffers that views are of in place of the views: then their ranges stay targets also when
- * the views are closed, as long as the memory lives. Not while the targets are entered. */
+/* Replaces views by their root buffers, so that the ranges stay targets when the views are closed. The
+ * targets must not be entered. */
 int mm_targets_hold_roots(mm_targets *t);
 
 /* Takes out targets whose memory is gone: buffers that were closed, addresses that were freed. The
  * batch must still have a move for each target. */
 int mm_targets_drop_gone(mm_targets *t);
 
-/* Lets the targets go, of which none is entered. */
+/* Releases the targets, which must not be entered. */
 void mm_targets_end(mm_targets *t);
 
-/* Makes what comes on the stream wait for the producers of the arrays among targets that were read to
- * be discarded. */
+/* Makes later work on the stream wait for the producers of the arrays among targets of a discard. */
 MM_NODISCARD int mm_targets_follow(const mm_targets *t, CUstream stream, mm_status *st);
 
 #endif
