@@ -462,3 +462,17 @@ def test_what_is_taken_by_name_only_is_named(buf):
     ]:
         with pytest.raises(TypeError, match=words):
             call()
+
+
+@pytest.mark.parametrize("name", ["Module", "Optimizer"])
+def test_what_torch_users_have_is_told_apart(buf, name):
+    """A module is no target, and its repr would fill the message."""
+    base = type(name, (), {"__module__": "torch.somewhere", "__repr__": lambda self: "x" * 10000})
+    mine = type("Mine", (base,), {"__module__": "__main__"})
+    for targets, words in [
+        (mine(), "__main__.Mine is no"),
+        ([buf, mine()], r"targets\[1\]: .*Mine"),
+    ]:
+        with pytest.raises(TypeError, match=words + r".*managedmem\.torch\.prefetch") as error:
+            managedmem.prefetch(targets, Host())
+        assert len(str(error.value)) < 200

@@ -454,8 +454,12 @@ class TestMaking:
         stream.sync()
 
     def test_a_bad_module(self, buf):
-        with pytest.raises(AttributeError, match="parameters"):
-            PrefetchPlan.from_module(object(), Host())
+        for wrong in (object(), types.SimpleNamespace(parameters=lambda: [buf])):
+            with pytest.raises(TypeError, match=r"is no module: .* parameters\(\) and buffers\(\)"):
+                PrefetchPlan.from_module(wrong, Host())
+        broken = types.SimpleNamespace(parameters=lambda: 1 / 0, buffers=lambda: [])
+        with pytest.raises(ZeroDivisionError):
+            PrefetchPlan.from_module(broken, Host())
         nothing = types.SimpleNamespace(parameters=lambda: [], buffers=lambda: [])
         with pytest.raises(ValueError, match="targets is empty"):
             PrefetchPlan.from_module(nothing, Host())

@@ -446,6 +446,24 @@ mm_is_array(mm_state *state, PyObject *value)
     return found;
 }
 
+/* The repr of a module is a page of text, and never what is needed to find it. */
+static int
+refuse_target(mm_state *state, PyObject *value)
+{
+    if (mm_is_instance(state, value, "torch", "Module")
+        || mm_is_instance(state, value, "torch", "Optimizer")) {
+        return mm_refuse_foreign(PyExc_TypeError, value,
+                                 "is no target: managedmem.torch.prefetch() and advise() take "
+                                 "modules and optimizers");
+    }
+    PyErr_Format(PyExc_TypeError,
+                 "a target must be a ManagedBuffer, a torch tensor, an array with "
+                 "__cuda_array_interface__, a cuda.core Buffer or an object with the buffer "
+                 "protocol, got %R",
+                 value);
+    return -1;
+}
+
 int
 mm_read_foreign(mm_state *state, PyObject *value, mm_foreign *out)
 {
@@ -475,12 +493,5 @@ mm_read_foreign(mm_state *state, PyObject *value, mm_foreign *out)
     if (found == 0 && PyObject_CheckBuffer(value)) {
         return read_exported(value, &out->range, &out->dense, &out->export);
     }
-    if (found == 0) {
-        PyErr_Format(PyExc_TypeError,
-                     "a target must be a ManagedBuffer, a torch tensor, an array with "
-                     "__cuda_array_interface__, a cuda.core Buffer or an object with the buffer "
-                     "protocol, got %R",
-                     value);
-    }
-    return -1;
+    return found == 0 ? refuse_target(state, value) : -1;
 }

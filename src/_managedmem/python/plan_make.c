@@ -289,9 +289,16 @@ mm_plan_from_policy(PyObject *type, PyObject *const *args, Py_ssize_t nargs, PyO
 static int
 extend_by(PyObject *list, PyObject *module, const char *name)
 {
-    PyObject *found = PyObject_CallMethod(module, name, NULL), *more = NULL;
-    int rc = -1;
+    PyObject *method, *found = NULL, *more = NULL;
+    int there = mm_get_optional(module, name, &method), rc = -1;
 
+    if (there == 0) {
+        (void)mm_refuse_foreign(PyExc_TypeError, module,
+                                "is no module: it needs the methods parameters() and buffers()");
+    } else if (there > 0) {
+        found = PyObject_CallNoArgs(method);
+        Py_DECREF(method);
+    }
     if (found != NULL) {
         more = PySequence_List(found);
         Py_DECREF(found);
@@ -439,7 +446,8 @@ const char mm_plan_from_module_doc[] =
     "from_module(module, location)\n--\n\n"
     "A plan of all parameters and buffers of a torch module, or of what has such methods.\n"
     "\n"
-    "All of them must lie in managed memory: ValueError otherwise.";
+    "All of them must lie in managed memory: ValueError otherwise. TypeError for what has no such\n"
+    "methods.";
 
 const char mm_plan_from_policy_doc[] =
     "from_policy(targets, policy)\n--\n\n"
