@@ -121,10 +121,11 @@ check_waits(mm_pool *pool, size_t pools)
     int rc = mm_pool_release(pool, &st);
 
     (void)rc;
-    mm_pools_reclaim(world.cu, false); /* the emulated driver would abort */
+    /* The emulated driver would abort. */
+    mm_late_frees_attempt(world.cu, &(mm_chance){.pools = true});
     world.fail_clear();
     CHECK_OK(mm_device_synchronize(world.cu, 0, &st), &st);
-    mm_pools_reclaim(world.cu, false);
+    mm_late_frees_attempt(world.cu, &(mm_chance){.pools = true});
     world.schedule(0);
     CHECK_EQUAL(world.live_pools(), pools);
 }
