@@ -21,13 +21,13 @@ CUDA_HEADERS = 13000  # the oldest cuda.h whose typedefs name everything that is
 EMULATOR = "managedmem.libmanagedmem_emulator"
 PROBE = "#include <Python.h>\n#include <stdatomic.h>\n"
 INSTALL = """
-managedmem is compiled when it is installed, and needs a C compiler, the headers of the C library
-and those of Python:
+pip compiles managedmem, which needs a C compiler, the headers of the C library and the headers of
+Python:
     Debian, Ubuntu    apt install gcc libc6-dev python3-dev
     Fedora, RHEL      dnf install gcc python3-devel
     Alpine            apk add gcc musl-dev python3-dev
     conda             conda install -c conda-forge c-compiler
-The environment variable CC names a compiler with another name."""
+To use another compiler, set the environment variable CC."""
 
 
 def header_version(include):
@@ -65,10 +65,10 @@ class BuildExt(build_ext):
         return super().get_ext_filename(fullname)
 
     def check_compiler(self):
-        """Ends with what to install where setuptools would only name the file that is missing."""
+        """Fails with instructions; setuptools would only name the missing file."""
         program = self.compiler.compiler_so[0]
         if shutil.which(program) is None:
-            raise SystemExit(f"managedmem: there is no C compiler {program!r}.{INSTALL}")
+            raise SystemExit(f"managedmem: the C compiler {program!r} was not found.{INSTALL}")
         with tempfile.TemporaryDirectory() as folder:
             probe = Path(folder, "probe.c")
             probe.write_text(PROBE)
@@ -76,7 +76,7 @@ class BuildExt(build_ext):
                 self.compiler.compile([str(probe)], output_dir=folder)
             except CompileError:
                 raise SystemExit(
-                    f"managedmem: {program!r} could not compile a file that includes Python.h and "
+                    f"managedmem: {program!r} cannot compile a file that includes Python.h and "
                     f"stdatomic.h; its message is above.{INSTALL}"
                 ) from None
 

@@ -58,22 +58,22 @@ def compiler():
 
 def test_without_a_compiler_it_says_what_to_install(tmp_path):
     text = build(tmp_path, CC="/nonexistent/gcc")
-    assert "there is no C compiler '/nonexistent/gcc'" in text
+    assert "the C compiler '/nonexistent/gcc' was not found" in text
     assert "apt install gcc libc6-dev python3-dev" in text
-    assert "The environment variable CC" in text
+    assert "set the environment variable CC" in text
 
 
 def test_a_compiler_that_does_not_compile(tmp_path):
     """As `ccache gcc` without gcc: the first word is there."""
     text = build(tmp_path, CC="env /nonexistent/gcc")
-    assert "'env' could not compile a file that includes Python.h" in text
+    assert "'env' cannot compile a file that includes Python.h" in text
     assert "apt install gcc libc6-dev python3-dev" in text
 
 
 def test_without_headers_of_python(tmp_path):
     text = build(tmp_path, NO_HEADERS, CC=compiler())
     assert "Python.h" in text
-    assert "could not compile a file that includes Python.h" in text
+    assert "cannot compile a file that includes Python.h" in text
     assert "dnf install gcc python3-devel" in text
 
 

@@ -46,7 +46,7 @@ class TestNames:
         buffer = alloc(PAGE)
         shell.user_ns["Out"] = {1: 5, 2: numpy.ones(9), 7: view(buffer)}
         message = refusal(buffer)
-        assert "IPython has views in Out[7]: `%xdel _7`" in message
+        assert "IPython keeps views in Out[7]: `%xdel _7`" in message
         shell.user_ns["Out"].clear()
         buffer.close()
 
@@ -54,7 +54,7 @@ class TestNames:
         buffer = alloc(PAGE)
         kept = view(buffer)
         shell.user_ns.update(mine=kept, _=kept, _3=kept, Out={3: kept})
-        assert "IPython has views in mine: `%xdel mine`" in refusal(buffer)
+        assert "IPython keeps views in mine: `%xdel mine`" in refusal(buffer)
         shell.user_ns.clear()
         del kept
 

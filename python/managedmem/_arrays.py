@@ -1,7 +1,7 @@
-"""A buffer as an array of torch or CuPy over the same memory: what buf.torch() and buf.cupy() do.
+"""The implementation of buf.torch() and buf.cupy(): arrays of these libraries over the same memory.
 
-The libraries are imported by the call and not before. Each array holds a DLPack tensor or capsule
-of the buffer, so that it counts as an export and keeps the memory.
+Each call imports its library. Each array holds a DLPack tensor or capsule of the buffer, so that it
+counts as an export and keeps the memory.
 """
 
 from importlib import import_module
@@ -25,13 +25,13 @@ def _library(name: str, advice: str) -> Any:
 def _refuse_emulated(name: str) -> None:
     if driver_info()["emulated"]:
         raise RuntimeError(
-            f"{name} cannot use memory of the emulated driver on a GPU: it is host memory; "
-            'buf.numpy() and buf.torch("cpu") can'
+            f"{name} cannot use memory of the emulated driver on a GPU, because it is host memory: "
+            'use buf.numpy() or buf.torch("cpu")'
         )
 
 
 def _own_device(buffer: ManagedBuffer) -> int | None:
-    """The device whose own memory it is; None for managed memory, which is every device's."""
+    """The device that owns the memory of a device pool; None for managed and host memory."""
     kind, ordinal = buffer.__dlpack_device__()
     return ordinal if kind == CUDA else None
 
@@ -42,7 +42,7 @@ def _torch_device(torch: Any, buffer: ManagedBuffer, device: Any) -> Any:
     if isinstance(device, Device):
         return torch.device("cuda", device.device_id)
     if isinstance(device, int):
-        return torch.device("cuda", device)  # torch.device(0) needs a GPU to be there
+        return torch.device("cuda", device)  # torch.device(0) needs a GPU
     if device is not None:
         return torch.device(device)
     own = _own_device(buffer)
@@ -55,27 +55,27 @@ def _torch_device(torch: Any, buffer: ManagedBuffer, device: Any) -> Any:
 def to_torch(buffer: ManagedBuffer, device: Any, stream: Any) -> Any:
     torch = _library(
         "torch",
-        "PyTorch, which is not installed: pip install torch; https://pytorch.org has others",
+        "PyTorch, which is not installed: pip install torch, or see https://pytorch.org",
     )
     place = _torch_device(torch, buffer, device)
     if place.type == "cpu":
         _synchronize(buffer, stream, True)
         return torch.from_dlpack(buffer.__dlpack__(dl_device=(CPU, 0)))
     if place.type != "cuda":
-        raise ValueError(f"a tensor of a buffer is on a CUDA device or the CPU, not on {place}")
+        raise ValueError(f"the device must be a CUDA device or the CPU, got {place}")
     _refuse_emulated("torch")
     ordinal = torch.cuda.current_device() if place.index is None else place.index
     if stream is not None:
         _synchronize(buffer, stream, False)
     consumer = torch.cuda.current_stream(ordinal).cuda_stream or LEGACY_STREAM
-    # torch knows no managed memory in DLPack; to it this is memory of that device.
+    # torch does not know DLPack's managed memory, so this is exported as memory of the device.
     return torch.from_dlpack(buffer.__dlpack__(stream=consumer, dl_device=(CUDA, ordinal)))
 
 
 def to_cupy(buffer: ManagedBuffer, stream: Any) -> Any:
     cupy = _library(
         "cupy",
-        "CuPy, which is not installed: pip install cupy-cuda13x, or that of your CUDA version",
+        "CuPy, which is not installed: pip install cupy-cuda13x, or the one for your CUDA version",
     )
     _refuse_emulated("CuPy")
     own = _own_device(buffer)

@@ -45,7 +45,7 @@ def open_driver(request: str | None) -> tuple[Mapping[str, Any], str]:
 
 
 def printable(text: object) -> str:
-    """The text with escapes for the bytes of a path that are no characters: it can be printed."""
+    """The text with escapes for bytes of a path that cannot be printed."""
     return str(text).encode(errors="backslashreplace").decode()
 
 

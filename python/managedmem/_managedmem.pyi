@@ -87,7 +87,7 @@ class _BindingsObject(Protocol):
 
 @type_check_only
 class _BindingsAdvice(Protocol):
-    """cuda.bindings' CUmem_advise and cudaMemoryAdvise."""
+    """CUmem_advise and cudaMemoryAdvise of cuda.bindings."""
 
     @property
     def name(self) -> str: ...

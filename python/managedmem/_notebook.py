@@ -1,7 +1,6 @@
-"""What IPython keeps: the values of cells in ``Out`` and ``_``, which may be views of a buffer.
+"""Finds views of a buffer that IPython keeps in ``Out``, ``_`` and variables.
 
-The extension asks for ``hint`` when ``close()`` is refused because views live, and IPython is
-loaded.
+The extension calls ``hint`` if IPython is loaded and views prevent a ``close()``.
 """
 
 from __future__ import annotations
@@ -12,13 +11,13 @@ from typing import Any
 from managedmem import ManagedBuffer
 
 MOST_NAMED = 5
-"""More names than this make a message that nobody reads."""
+"""A message with more names would be too long to read."""
 
 
 def _address(value: object) -> int:
-    """Where the memory of a host view or a tensor begins; 0 for what is neither."""
+    """The address of a host view or a tensor; 0 for other objects."""
     if isinstance(value, memoryview):
-        # NumPy and torch say their address, a memoryview only what it is of.
+        # A memoryview has no address of its own, only the object behind it.
         return value.obj.handle if isinstance(value.obj, ManagedBuffer) else _address(value.obj)
     library = type(value).__module__.partition(".")[0]
     if library == "numpy":
@@ -30,7 +29,7 @@ def _address(value: object) -> int:
 
 
 def _holders(shell: Any, buffer: ManagedBuffer) -> dict[str, str]:
-    """Where IPython has views of the buffer, each view once, and the name that deletes it."""
+    """The places where IPython keeps views of the buffer, each with the name that deletes it."""
     start, stop = buffer.handle, buffer.handle + max(buffer.nbytes, 1)
     places = [(n, n, v) for n, v in list(shell.user_ns.items()) if not n.startswith("_")]
     results = shell.user_ns.get("Out", {})
@@ -44,20 +43,20 @@ def _holders(shell: Any, buffer: ManagedBuffer) -> dict[str, str]:
 
 
 def hint(buffer: ManagedBuffer) -> str:
-    """What to do about views that IPython keeps, to follow the message; empty outside IPython."""
+    """The end of the error message, about views that IPython keeps; empty outside IPython."""
     shell = sys.modules["IPython"].get_ipython()
     if shell is None:
         return ""
     found = _holders(shell, buffer)
     if not found:
         return (
-            ". IPython keeps what cells returned, in Out, _, __ and ___: `%xdel _N` lets go of "
-            "Out[N] everywhere, which `del` does not"
+            ". IPython keeps the results of cells in Out, _, __ and ___: `%xdel _N` deletes Out[N] "
+            "everywhere, `del` does not"
         )
     more = f" and {len(found) - MOST_NAMED} more" if len(found) > MOST_NAMED else ""
     names = list(found)[:MOST_NAMED]
     commands = ", ".join(f"`%xdel {found[name]}`" for name in names)
     return (
-        f". IPython has views in {', '.join(names)}{more}: {commands} lets go of them everywhere, "
-        "in Out and _ too, which `del` does not"
+        f". IPython keeps views in {', '.join(names)}{more}: {commands} deletes them everywhere, "
+        "in Out and _ too; `del` does not"
     )

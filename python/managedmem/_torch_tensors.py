@@ -22,7 +22,7 @@ Tensors: TypeAlias = (
     "Tensor | torch.nn.Module | torch.optim.Optimizer | Mapping[Any, Any] | Iterable[Any]"
 )
 Found: TypeAlias = "list[tuple[str, Tensor]]"
-# What can be iterated over, and yet holds no tensors.
+# These are iterable, but do not hold tensors.
 NO_CONTAINER = (str, bytes, bytearray, memoryview, ManagedBuffer)
 
 # --- the walk -----------------------------------------------------------------------------

@@ -216,7 +216,7 @@ def enable(
         How many of each the machine has (1 to 16).
     driver_version : int, optional
         12020 (CUDA 12.2) to 13050 (CUDA 13.5). Batch and discard calls exist from 13000 on.
-        A driver newer than CUDA 13.0 answers as 13.0 does.
+        A driver newer than CUDA 13.0 behaves like 13.0.
     concurrent_managed_access, pageable_memory_access : bool, optional
         What every device says about itself.
     capacity_mib : int, optional
@@ -327,13 +327,13 @@ def recording() -> Iterator[list[Call]]:
 
 
 def _names_like(name: str) -> str:
-    """Which names `fail` takes: the few that are similar, or all of them."""
+    """The function names that are similar to a wrong one, or all of them."""
     found = map(_library().emu_fail_name, itertools.count())
     names = sorted({text.decode() for text in itertools.takewhile(bool, found)})
     near = difflib.get_close_matches(name, names, n=3)
     if near:
         return f"did you mean {' or '.join(near)}?"
-    return f'there are "*" and {", ".join(names)}'
+    return f'the names are "*" and {", ".join(names)}'
 
 
 def fail(function: str, nth: int = 1, code: int = 999, after: bool = False) -> None:
@@ -350,10 +350,9 @@ def fail(function: str, nth: int = 1, code: int = 999, after: bool = False) -> N
     after : bool
         False: the call has no effect. True: it does its work and then reports the failure.
 
-    Several failures, at most 64, can wait at once; each happens once. Raises ValueError for a name
-    that the emulated driver does not have (the message says which it has), for nth and code below 1
-    and when too many wait, TypeError for arguments of other types, RuntimeError when another
-    driver is in use.
+    Up to 64 failures can wait at once; each happens once. Raises ValueError for an unknown name
+    (the message lists similar names), for nth or code below 1, and when too many wait; TypeError
+    for arguments of other types; RuntimeError when another driver is in use.
     """
     if not isinstance(function, str):
         raise TypeError(f"function must be a str such as 'cuMemAdvise', got {function!r}")
@@ -370,7 +369,7 @@ def fail(function: str, nth: int = 1, code: int = 999, after: bool = False) -> N
         )
     if status != 0:
         raise ValueError(
-            f"cannot make {function!r} fail: too many failures wait, clear_failures() drops them"
+            f"cannot make {function!r} fail: too many failures wait; clear_failures() removes them"
         )
 
 

@@ -14,12 +14,10 @@ EMU_EXPORT int emu_log_entry(size_t i, char *text, size_t size);
 EMU_EXPORT void emu_log_verbose(int on);
 
 /* The nth next call (1: the next) of `function` ("*": of any) gives `code`; after = 0: without any
- * effect, else after its effect.  Returns -1 when too many failures wait, -2 when no such function
- * can fail. */
+ * effect, else after its effect.  Returns -1 if too many failures wait, -2 for an unknown name. */
 EMU_EXPORT int emu_fail(const char *function, unsigned int nth, int code, int after);
 EMU_EXPORT void emu_fail_clear(void);
-/* The name of the ith function that can be made to fail; NULL behind the last.  A name may come
- * more than once. */
+/* The name of the ith function that can fail; NULL behind the last.  Names may repeat. */
 EMU_EXPORT const char *emu_fail_name(size_t i);
 /* How many armed failures have happened since the last emu_fail_clear. */
 EMU_EXPORT int emu_fail_fired(void);

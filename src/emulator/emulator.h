@@ -17,7 +17,7 @@
 #include <cuda.h>
 
 #if CUDA_VERSION < 13010
-/* What came after the oldest headers that this is built with. */
+/* Newer than the oldest supported headers. */
 extern CUresult cuLaunchHostFunc_v2(CUstream hStream, CUhostFn fn, void *userData,
                                     unsigned int syncMode);
 #endif
@@ -229,7 +229,7 @@ struct emu_region {
     struct emu_runs policies, records, pages;
     uint64_t *checksums; /* per page, of discarded pages (only where discards keep bytes) */
     uint64_t used; /* when it last moved to a device: the oldest is evicted first */
-    uint64_t emptied; /* emu_waits() when its last pool allocation was freed */
+    uint64_t emptied; /* emu_waits() at the free of its last allocation */
 };
 
 struct emu_allocation {
@@ -249,8 +249,8 @@ struct emu_allocation {
 CUresult emu_allocate(enum emu_kind kind, size_t size, struct emu_device *device,
                       struct emu_pool *pool, struct emu_allocation **out);
 void emu_release(struct emu_allocation *allocation);
-/* Gives empty regions of a pool back, keeping at least `keep` bytes. Measured: a region counts as
- * empty after a wait that followed the frees; `noticed` false skips that test. */
+/* Releases empty regions of a pool, but keeps at least `keep` bytes.  Measured: a region counts as empty
+ * only after a wait behind its frees; `noticed` false skips that test. */
 void emu_pool_regions_trim(struct emu_pool *pool, size_t keep, bool noticed);
 size_t emu_pool_regions_bytes(const struct emu_pool *pool);
 /* The allocation that holds the address, or NULL. */
@@ -286,7 +286,7 @@ uint64_t emu_place_bit(CUmemLocation location);
 void emu_pages_prefetch(struct emu_region *region, CUdeviceptr ptr, size_t size,
                         CUmemLocation location);
 void emu_pages_discard(struct emu_region *region, CUdeviceptr ptr, size_t size);
-/* The same for system memory, whose pages have no books: their bytes are lost, and no more. */
+/* The same for system memory, whose pages are not tracked: only their bytes are lost. */
 void emu_system_discard(CUdeviceptr ptr, size_t size);
 /* A processor reads or writes a range (device -1: the host). */
 void emu_pages_touch(struct emu_region *region, CUdeviceptr ptr, size_t size, int device,
@@ -378,7 +378,7 @@ CUresult emu_stream_submit(struct emu_stream *stream, const struct emu_op *op);
 CUresult emu_stream_submit_after(struct emu_stream *stream, struct emu_point point);
 bool emu_stream_idle(const struct emu_stream *stream);
 void emu_stream_drain(struct emu_stream *stream);
-/* Counts a wait of the caller for a stream, an event or a context; how many there were. */
+/* Counts a wait for a stream, an event or a context; emu_waits() is the number of waits. */
 void emu_waited(void);
 uint64_t emu_waits(void);
 /* All streams of a device, or of all devices (NULL). */
@@ -432,7 +432,7 @@ struct emu_pool {
     uint64_t access; /* devices allowed besides the owner */
     int reuse[3];
     cuuint64_t threshold, used, used_high, reserved_high;
-    size_t live; /* allocations that no free has run for */
+    size_t live; /* allocations whose free has not run */
     size_t queued; /* frees that have not run */
 };
 
@@ -445,11 +445,11 @@ CUresult emu_pool_set_current(CUmemLocation location, CUmemAllocationType type,
                               struct emu_pool *pool);
 /* Whether a device may use the memory of a device pool. */
 bool emu_pool_admits(const struct emu_pool *pool, int device);
-/* Whether frees of the pool are queued. */
+/* True if frees of the pool are queued. */
 bool emu_pool_frees_queued(const struct emu_pool *pool);
 void emu_pool_delete(struct emu_pool *pool);
 CUresult emu_pool_allocate(struct emu_pool *pool, size_t size, struct emu_allocation **out);
-/* A free was queued. Measured: the memory counts as unused from here on. */
+/* Called when a free is queued.  Measured: the memory counts as unused from then on. */
 void emu_pool_queue_release(struct emu_allocation *allocation);
 /* Gives an allocation back to its pool. */
 void emu_pool_release(struct emu_allocation *allocation);

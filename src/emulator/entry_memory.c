@@ -192,7 +192,7 @@ check_advice(CUmem_advise advice, CUmemLocation location)
                : CUDA_SUCCESS;
 }
 
-/* System memory on a device that reaches it: accepted.  Only a discard has a visible effect. */
+/* System memory on a device that reaches it is accepted; only a discard has a visible effect. */
 static bool
 system_range(CUdeviceptr ptr, size_t size)
 {

@@ -49,7 +49,7 @@ EMU_ENTRY(cuMemPoolDestroy, CUmemoryPool pool)
         return emu_call_end(&call, CUDA_ERROR_INVALID_VALUE);
     }
     if (emu_pool_frees_queued(found)) {
-        /* Driver 580 goes on with freed memory here, and crashes or hangs in a later wait. */
+        /* Driver 580 would use freed memory, and crash or hang in a later wait. */
         (void)fputs("emulated driver: cuMemPoolDestroy behind a queued free\n", stderr);
         abort();
     }

@@ -317,7 +317,7 @@ EMU_ENTRY(cuLaunchHostFunc, CUstream hStream, CUhostFn fn, void *userData)
     return emu_call_end(&call, launch(hStream, fn, userData));
 }
 
-/* The mode says how a worker thread waits for the function's turn: blocked (0) or spinning (1). */
+/* syncMode is how a worker thread of the driver waits: blocked (0) or spinning (1). */
 EMU_ENTRY(cuLaunchHostFunc_v2, CUstream hStream, CUhostFn fn, void *userData,
           unsigned int syncMode)
 {

@@ -1,5 +1,5 @@
-/* cuGetProcAddress, as measured on a 13.0 driver.  A newer driver differs in two things: versions up
- * to its own may be asked for, and functions that changed since 13.0 have a newer form as well. */
+/* cuGetProcAddress, as measured on a 13.0 driver.  Newer drivers differ in two ways: they accept
+ * versions up to their own, and functions that changed since 13.0 have a newer form as well. */
 #include "entries.h"
 
 #include "control.h"
@@ -16,7 +16,7 @@ static const struct entry {
 #undef X
 };
 
-/* These answer from constants, before and beside all that a failure could be injected into. */
+/* These return constants and have no injected failures. */
 static bool
 never_fails(const char *name)
 {

@@ -186,8 +186,8 @@ emu_pages_discard(struct emu_region *region, CUdeviceptr ptr, size_t size)
     (void)emu_runs_change(&region->pages, first, end, discard_run, region);
 }
 
-/* Through the kernel, because the memory may be gone, or read only, when its turn comes: then
- * nothing is written.  Where the kernel forbids that too, the bytes stay. */
+/* Writes through the kernel, because the memory may be unmapped or read-only by then: the write then
+ * fails without a signal.  Where the kernel forbids such writes, the bytes stay. */
 void
 emu_system_discard(CUdeviceptr ptr, size_t size)
 {

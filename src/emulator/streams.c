@@ -178,15 +178,15 @@ run_event(const struct emu_op *op)
     }
 }
 
-struct visit {
+struct host_call {
     void (*function)(void *);
     void *argument;
 };
 
 static void *
-visit(void *given)
+run_host_call(void *argument)
 {
-    const struct visit *v = given;
+    const struct host_call *v = argument;
 
     emu_thread()->in_stream_function = true;
     v->function(v->argument);
@@ -194,18 +194,18 @@ visit(void *given)
     return NULL;
 }
 
-/* As with a real driver, the function runs in a thread of the driver's, while the caller waits. */
+/* As in a real driver, the function runs in a thread of the driver.  The caller waits for it. */
 static void
 run_function(const struct emu_op *op)
 {
-    struct visit v = {op->function, op->argument};
+    struct host_call v = {op->function, op->argument};
     pthread_t thread;
 
     emu_unlock();
-    if (pthread_create(&thread, NULL, visit, &v) == 0) {
+    if (pthread_create(&thread, NULL, run_host_call, &v) == 0) {
         (void)pthread_join(thread, NULL);
     } else {
-        (void)visit(&v);
+        (void)run_host_call(&v);
     }
     emu_lock();
 }
