@@ -139,6 +139,37 @@ class TestEveryPair:
             source[1:].copy_to(target)
 
 
+class TestOverlaps:
+    @pytest.mark.parametrize("step", [1, PAGE, 2 * PAGE - 1])
+    def test_are_refused(self, buffer, step):
+        """The driver's copies are undefined there."""
+        before = pattern(SIZE)
+        buffer.copy_from(before)
+        low, high = buffer[: 2 * PAGE], buffer[step : step + 2 * PAGE]
+        for copy_it in (low.copy_from, low.copy_to, high.view().copy_from, high.copy_to):
+            other = high if copy_it.__self__ is low else low
+            with pytest.raises(
+                ValueError, match=f"share {2 * PAGE - step} of their {2 * PAGE} bytes"
+            ):
+                copy_it(other)
+        assert read(buffer) == before
+
+    def test_neighbours_and_the_same_bytes_are_none(self, buffer):
+        buffer[:PAGE].fill(1)
+        buffer[PAGE : 2 * PAGE].copy_from(buffer[:PAGE])
+        buffer[:PAGE].copy_from(buffer[PAGE : 2 * PAGE])
+        buffer[:PAGE].copy_from(buffer[:PAGE])
+        buffer[1:1].copy_from(buffer[:0])
+        assert read(buffer[: 2 * PAGE]) == bytes([1]) * 2 * PAGE
+
+    def test_of_arrays_too(self, alloc):
+        buffer = alloc(4 * PAGE)
+        with memoryview(buffer) as view, pytest.raises(ValueError, match="share 4096 of"):
+            buffer[: 2 * PAGE].copy_from(view[PAGE : 3 * PAGE])
+        with pytest.raises(ValueError, match="share 4096 of"):
+            buffer[: 2 * PAGE].copy_to(CudaArray(buffer[PAGE : 3 * PAGE]))
+
+
 class TestHostMemory:
     @pytest.mark.parametrize("kind", [bytes, bytearray, memoryview])
     def test_sources(self, buffer, kind):

@@ -154,6 +154,29 @@ read_foreign_side(mm_state *state, PyObject *value, bool writable, other_side *o
     return 0;
 }
 
+/* The driver's copies read and write in no order, so where parts overlap the result is undefined. A
+ * copy of a range to itself is harmless. */
+static int
+check_sides(const mm_buffer *b, mm_range other)
+{
+    CUdeviceptr gap = b->start > other.start ? b->start - other.start : other.start - b->start;
+
+    if (other.size != b->size) {
+        PyErr_Format(PyExc_ValueError,
+                     "cannot copy: the buffer has %zu bytes, the other side has %zu", b->size,
+                     other.size);
+        return -1;
+    }
+    if (gap > 0 && gap < other.size) {
+        PyErr_Format(PyExc_ValueError,
+                     "cannot copy: both sides share %zu of their %zu bytes; make a copy of the "
+                     "source first, as copy_to() without a destination does",
+                     other.size - (size_t)gap, other.size);
+        return -1;
+    }
+    return 0;
+}
+
 static int
 read_other_side(mm_buffer *b, PyObject *value, bool writable, other_side *o)
 {
@@ -170,10 +193,7 @@ read_other_side(mm_buffer *b, PyObject *value, bool writable, other_side *o)
     } else if (read_foreign_side(b->state, value, writable, o) < 0) {
         return -1;
     }
-    if (o->range.size != b->size) {
-        PyErr_Format(PyExc_ValueError,
-                     "cannot copy: the buffer has %zu bytes, the other side has %zu", b->size,
-                     o->range.size);
+    if (check_sides(b, o->range) < 0) {
         Py_CLEAR(o->export);
         return -1;
     }
@@ -469,7 +489,8 @@ const char mm_copy_from_doc[] =
     "\n"
     "src is a ManagedBuffer, of a pool and of another device too, an array with\n"
     "__cuda_array_interface__, or an object with the buffer protocol such as bytes or a NumPy array,\n"
-    "contiguous and of the same size in bytes (else ValueError). From system memory the call waits until\n"
+    "contiguous and of the same size in bytes (else ValueError). Parts of one memory must not overlap\n"
+    "(else ValueError), but may be the same. From system memory the call waits until\n"
     "the copy is done; other sources must live until the stream has done it. The stream's device needs\n"
     "access to pool memory on either side (else CUDAError). Without a stream it is the default one of\n"
     "the device that owns the buffer, or the source, and else the current one. The copy is queued behind\n"
