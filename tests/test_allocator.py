@@ -120,7 +120,7 @@ class TestRefusals:
         _, free = functions()
         text = ctypes.create_string_buffer(8)
         free(ctypes.addressof(text))
-        assert "is no managed memory" in capfd.readouterr().err
+        assert "is not managed memory" in capfd.readouterr().err
         free(None)
         assert capfd.readouterr().err == ""
 

@@ -466,7 +466,7 @@ def test_what_is_taken_by_name_only_is_named(buf):
 
 @pytest.mark.parametrize("name", ["Module", "Optimizer"])
 def test_what_torch_users_have_is_told_apart(buf, name):
-    """A module is no target, and its repr would fill the message."""
+    """A module is not a target, and its repr would fill the message."""
     base = type(name, (), {"__module__": "torch.somewhere", "__repr__": lambda self: "x" * 10000})
     mine = type("Mine", (base,), {"__module__": "__main__"})
     for targets, words in [

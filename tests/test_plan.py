@@ -455,7 +455,9 @@ class TestMaking:
 
     def test_a_bad_module(self, buf):
         for wrong in (object(), types.SimpleNamespace(parameters=lambda: [buf])):
-            with pytest.raises(TypeError, match=r"is no module: .* parameters\(\) and buffers\(\)"):
+            with pytest.raises(
+                TypeError, match=r"is not a module: .* parameters\(\) and buffers\(\)"
+            ):
                 PrefetchPlan.from_module(wrong, Host())
         broken = types.SimpleNamespace(parameters=lambda: 1 / 0, buffers=lambda: [])
         with pytest.raises(ZeroDivisionError):

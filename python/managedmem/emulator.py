@@ -407,7 +407,7 @@ def _check_buffer(caller: str, buffer: ManagedBuffer) -> None:
 
 
 def _refuse_memory(caller: str, buffer: ManagedBuffer) -> NoReturn:
-    raise ValueError(f"{caller}() needs managed memory, and {buffer!r} is other memory")
+    raise ValueError(f"{caller}() needs managed memory, got {buffer!r}")
 
 
 def residency(buffer: ManagedBuffer) -> Device | Host | str | None:

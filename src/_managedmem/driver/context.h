@@ -41,8 +41,8 @@ MM_NODISCARD int mm_current_device(mm_driver *cu, int *device, mm_status *st);
 /* Makes the device's primary context current for the calling thread and leaves it so. */
 MM_NODISCARD int mm_set_current_device(mm_driver *cu, int device, mm_status *st);
 
-/* Whether the calling thread runs a host function of a stream, in which CUDA refuses even to name the
- * current context. False without a driver. */
+/* True if the calling thread runs a host function of a stream: CUDA refuses even cuCtxGetCurrent there.
+ * False without a driver. */
 bool mm_in_host_function(void);
 
 /* Free and total bytes of the device's memory. */

@@ -124,16 +124,17 @@ free_block(mm_driver *cu, CUdeviceptr start, mm_status *st)
     mm_pointer_facts facts;
 
     if (mm_look_up(cu, start, &facts, st) < 0) {
-        /* Shut down: the memory is gone already. */
+        /* The driver is shut down, so the memory is gone. */
         return st->code == CUDA_ERROR_DEINITIALIZED ? 0 : -1;
     }
     if (!facts.managed) {
-        return mm_fail(st, MM_BAD_VALUE, "0x%llx is no managed memory", (unsigned long long)start);
+        return mm_fail(st, MM_BAD_VALUE, "0x%llx is not managed memory",
+                       (unsigned long long)start);
     }
     return mm_free(cu, facts.start, st);
 }
 
-/* A block that was to be freed inside a host function. Its caller keeps nothing about it. */
+/* A block that could not be freed inside a host function. */
 typedef struct {
     mm_late_free late;
     CUdeviceptr start;

@@ -33,8 +33,8 @@ MM_NODISCARD int mm_preset_register(mm_driver *cu, const mm_preset *preset,
 #define MM_FREE_NAME "managedmem_free"
 
 /* Frees a block by its address; the other arguments are what the caller knows and are not used.
- * Inside a host function the block is freed later. Harmless after the driver's shutdown and in a forked
- * child. */
+ * Inside a host function the block is freed later. Does nothing after the driver's shutdown and in a
+ * forked child. */
 MM_EXPORT void managedmem_free(void *block, ssize_t size, int device, CUstream stream);
 
 /* X(n) for each n below MM_MAX_PRESETS. clang-format never comes to an end with it. */

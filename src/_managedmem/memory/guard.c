@@ -1,4 +1,4 @@
-/* guard.c: closing, and what each thread has entered, for assertions. */
+/* guard.c: closing a guard; for assertions, the guards that each thread has entered. */
 #include "guard.h"
 
 #include <assert.h>
@@ -114,7 +114,7 @@ mm_fail_still_used(mm_status *st)
 {
     (void)mm_fail_call(st, "cuCtxGetCurrent", CUDA_ERROR_NOT_PERMITTED);
     mm_status_add(
-        st, "Another thread is using what is to be closed, and may wait for the host function");
+        st, "Another thread is in a call with this object, and may wait for the host function");
     return -1;
 }
 

@@ -21,7 +21,7 @@ typedef struct {
 #define MM_GUARD_ONE_EXPORT ((uint64_t)1 << 32)
 #define MM_GUARD_ONE_CALL ((uint64_t)1)
 
-/* What the calling thread is in, for assertions. */
+/* The guards that the calling thread has entered, for assertions. */
 #ifndef NDEBUG
 void mm_guard_note_entered(const mm_guard *g);
 void mm_guard_note_left(const mm_guard *g);
@@ -30,7 +30,7 @@ void mm_guard_note_left(const mm_guard *g);
 #define mm_guard_note_left(g) ((void)(g))
 #endif
 
-/* Every call enters and leaves, so all of this is inline. */
+/* Inline, because every call enters and leaves. */
 static inline bool
 mm_guard_add_user(mm_guard *g, uint64_t one)
 {
@@ -89,11 +89,11 @@ typedef enum { MM_CLOSED_NOW, MM_CLOSED_BEFORE, MM_STILL_EXPORTED, MM_STILL_USED
 
 /* MM_CLOSED_NOW: the caller closed it, no call is under way, and it may free the resource. In a
  * forked child there is nothing to wait for: the threads that made the calls are not there.
- * MM_STILL_USED: a call is under way, and the caller runs in a host function, for which that call may
- * itself wait. */
+ * MM_STILL_USED: another thread's call is under way and may wait for the host function in which the
+ * caller runs. */
 mm_guard_answer mm_guard_close(mm_guard *g, bool forked);
 
-/* Fills st for MM_STILL_USED and returns -1. */
+/* The failure for MM_STILL_USED; returns -1. */
 int mm_fail_still_used(mm_status *st);
 
 /* Undoes MM_CLOSED_NOW. For the caller that got it and could not free the resource. */

@@ -1,4 +1,4 @@
-/* late_frees.c: the list of what is still to be freed. */
+/* late_frees.c: the list of resources to be freed later. */
 #include "late_frees.h"
 
 static _Atomic(mm_late_free *) list;
@@ -18,7 +18,7 @@ mm_free_late(mm_late_free *entry, mm_attempt attempt)
     push(entry);
 }
 
-/* The whole list is taken at once, so no other thread attempts the same entry. */
+/* Takes the whole list at once, so that no other thread attempts the same entry. */
 void
 mm_late_frees_attempt(mm_driver *cu, const mm_chance *chance)
 {

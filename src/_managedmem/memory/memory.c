@@ -133,7 +133,7 @@ mm_memory_end_blocks(const mm_memory *m)
            && !mm_guard_is_closed(&m->guard);
 }
 
-/* Closes the guard and frees; *first says whether this call closed it. */
+/* Closes the guard and frees; *first is true if this call closed it. */
 static int
 close_and_free(mm_memory *m, const CUstream *stream, bool *first, mm_status *st)
 {
@@ -152,7 +152,7 @@ close_and_free(mm_memory *m, const CUstream *stream, bool *first, mm_status *st)
     return *first ? free_owned(m, stream, st) : 0;
 }
 
-/* What else waits to be freed has a chance, after a free that the driver took. */
+/* After a successful free, attempts the late frees too. */
 static void
 free_others(const mm_memory *m)
 {
@@ -192,8 +192,8 @@ attempt(mm_driver *cu, mm_late_free *entry, const mm_chance *chance)
     return true;
 }
 
-/* A block of a pool knows by itself how to be freed late. Memory that calls of other threads are using
- * has to be closed first. */
+/* Frees late: a pool block by its own entry, other memory by this one, which first closes the guard if
+ * calls of other threads were under way. */
 static void
 free_late(mm_memory *m)
 {

@@ -60,8 +60,8 @@ MM_NODISCARD bool mm_memory_release_hold(mm_memory *m);
 void mm_memory_retire(mm_memory *m);
 void mm_memory_release_reference(mm_memory *m);
 
-/* Closes: *first says whether this call did it. After a failed free the memory counts as closed; but
- * where the driver refused inside a host function, it is open as before. */
+/* Closes; *first is true if this call did. After a failed free the memory counts as closed, except
+ * inside a host function, where it stays open. */
 MM_NODISCARD int mm_memory_close(mm_memory *m, bool *first, mm_status *st);
 
 /* The same; memory of a pool is freed in the order of *stream, or for NULL of the stream that it was

@@ -160,8 +160,8 @@ drop_block(mm_pool_block *block)
     free(block);
 }
 
-/* Whether the block was freed: in the order of its stream, or with all devices idle. A free that fails
- * for another reason than a host function counts as done, as it may have acted. */
+/* Frees the block in the order of its stream, or with all devices idle; false if it must wait. A free
+ * that fails counts as done, because it may have acted, except inside a host function. */
 static bool
 free_with(mm_driver *cu, mm_pool_block *block, const mm_chance *chance)
 {
@@ -192,7 +192,7 @@ attempt(mm_driver *cu, mm_late_free *entry, const mm_chance *chance)
     }
     drop_block(block);
     rc = mm_pool_release(pool, &ignored);
-    (void)rc; /* the pool waits */
+    (void)rc; /* the caller reports on the block, not on its pool */
     return true;
 }
 

@@ -12,7 +12,7 @@
 typedef struct mm_pool_block mm_pool_block;
 
 typedef struct {
-    mm_retired_pool driver_pool; /* the handle; first, because all of it is freed through this */
+    mm_retired_pool driver_pool; /* first, because the struct is freed through it */
     atomic_size_t references;
     CUmemLocation where; /* the device whose memory it is; of managed memory where it prefers */
     bool managed;
@@ -46,14 +46,13 @@ MM_NODISCARD int mm_pool_release(mm_pool *pool, mm_status *st);
 mm_pool_block *mm_pool_allocate(mm_driver *cu, mm_pool *pool, size_t size, CUstream stream,
                                 mm_stream *shared, mm_status *st);
 
-/* Frees the block in the order of the stream it was allocated on, or of *other; later where that
- * stream captures. The block is gone, also after a failure, unless mm_can_free_late says of *st that
- * it is still there. */
+/* Frees the block in the order of the stream it was allocated on, or of *other; later if that stream
+ * captures. After a failure the block is gone as well, unless mm_can_free_late(st). */
 MM_NODISCARD int mm_pool_free(mm_pool_block *block, const CUstream *other, mm_status *st);
 
-/* Frees the block by a later attempt, in the order of the stream it was allocated on. The stream of
- * another library may be gone by then: such a block waits for an allocation on that stream, or until
- * all devices are idle. */
+/* Frees the block in a later attempt, in the order of the stream it was allocated on. A stream of
+ * another library may be gone by then, so such a block waits for an allocation on that stream or for
+ * idle devices. */
 void mm_pool_free_late(mm_pool_block *block);
 
 /* Frees memory of the pool (NULL: not known) by its address; `device` is the one of a default stream. */

@@ -11,8 +11,8 @@ mm_queued_frees_init(mm_queued_frees *frees)
     frees->unknown = false;
 }
 
-/* Tells the stream from all others of the process. The per-thread default stream of each thread is
- * another one, with the same handle. */
+/* The key of a stream: unique in the process. Each thread has a per-thread default stream of its own,
+ * with the same handle. */
 static CUresult
 identify(mm_driver *cu, CUstream stream, mm_free_event *key)
 {
@@ -96,7 +96,7 @@ destroy_reached(mm_driver *cu, mm_queued_frees *frees)
         if (code == CUDA_ERROR_NOT_READY) {
             link = &entry->next;
         } else {
-            /* An error of the context, or an earlier one, does not say whether the free has run. */
+            /* After an error it is not known if the free has run. */
             frees->unknown = frees->unknown || code != CUDA_SUCCESS;
             *link = entry->next;
             destroy_event(cu, entry->event);

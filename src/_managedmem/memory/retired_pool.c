@@ -1,4 +1,4 @@
-/* retired_pool.c: destroys the pools that nobody uses any more. */
+/* retired_pool.c: destroys pools whose owner is gone, once their frees have run. */
 #include "retired_pool.h"
 
 #include "allocation.h"
@@ -42,8 +42,8 @@ destroy_if_done(mm_driver *cu, mm_retired_pool *pool, bool *destroyed, const cha
     return code;
 }
 
-/* Destroys the pool and frees its record. False when it has to wait, which after a failure is what
- * *code and *function say. */
+/* Destroys the pool and frees its record; false if it must wait. *code and *function are those of the
+ * driver call, also of a failure. */
 static bool
 destroy(mm_driver *cu, mm_retired_pool *pool, CUresult *code, const char **function)
 {

@@ -14,8 +14,8 @@ typedef struct {
     mm_queued_frees frees;
 } mm_retired_pool;
 
-/* Destroys the pool, now or by a later attempt; later also if the driver failed before that, or inside a
- * host function. A failed destruction is not repeated. Takes ownership of the record. */
+/* Destroys the pool now or in a later attempt; later also inside a host function, and if an earlier
+ * driver call failed. A failed destruction is not repeated. Takes ownership of the record. */
 MM_NODISCARD int mm_pool_retire(mm_driver *cu, mm_retired_pool *pool, mm_status *st);
 
 #endif

@@ -112,7 +112,7 @@ mm_stream_is_capturing(mm_driver *cu, CUstream stream, bool *capturing, mm_statu
     CUresult code = cu->StreamIsCapturing(stream, &status);
     mm_scope scope;
 
-    /* INVALID_CONTEXT: the default stream of a thread without a context, so that of device 0. */
+    /* INVALID_CONTEXT: a thread without a context uses the default stream of device 0. */
     if (code == CUDA_ERROR_INVALID_CONTEXT) {
         if (mm_scope_enter(&scope, cu, MM_ANY_DEVICE, st) < 0) {
             return -1;
@@ -168,7 +168,7 @@ destroy_event(mm_driver *cu, CUevent event)
     }
 }
 
-/* In the context of the stream, whose default stream is meant. */
+/* Queries in the context of the stream, which a default stream needs. */
 static int
 refuse_capture_of_follow(mm_driver *cu, CUstream stream, int device, mm_status *st)
 {

@@ -31,8 +31,8 @@ typedef struct {
 mm_stream *mm_stream_share(CUstream handle);
 void mm_stream_retain(mm_stream *stream);
 
-/* Gives up a reference. The last one destroys the stream; not in a forked child, which has no part in
- * its parent's streams, and later where the driver refuses inside a host function. */
+/* Releases a reference. The last one destroys the stream, later if the driver refuses inside a host
+ * function. A forked child does not destroy its parent's streams. */
 MM_NODISCARD int mm_stream_release(mm_stream *stream, mm_status *st);
 
 /* A non-blocking stream on the calling thread's device. */

@@ -54,7 +54,7 @@ put_by_name(const mm_parameters *p, PyObject *name, PyObject *value, PyObject **
     return 0;
 }
 
-/* Says which parameters have to be named, as those may be what was given too much. */
+/* Names the keyword-only parameters, which may have been passed by position. */
 static int
 refuse_count(const mm_parameters *p, Py_ssize_t given)
 {

@@ -446,14 +446,14 @@ mm_is_array(mm_state *state, PyObject *value)
     return found;
 }
 
-/* The repr of a module is a page of text, and never what is needed to find it. */
+/* Names only the type, because the repr of a module can be pages long. */
 static int
 refuse_target(mm_state *state, PyObject *value)
 {
     if (mm_is_instance(state, value, "torch", "Module")
         || mm_is_instance(state, value, "torch", "Optimizer")) {
         return mm_refuse_foreign(PyExc_TypeError, value,
-                                 "is no target: managedmem.torch.prefetch() and advise() take "
+                                 "is not a target: managedmem.torch.prefetch() and advise() take "
                                  "modules and optimizers");
     }
     PyErr_Format(PyExc_TypeError,

@@ -293,8 +293,9 @@ extend_by(PyObject *list, PyObject *module, const char *name)
     int there = mm_get_optional(module, name, &method), rc = -1;
 
     if (there == 0) {
-        (void)mm_refuse_foreign(PyExc_TypeError, module,
-                                "is no module: it needs the methods parameters() and buffers()");
+        (void)mm_refuse_foreign(
+            PyExc_TypeError, module,
+            "is not a module: it needs the methods parameters() and buffers()");
     } else if (there > 0) {
         found = PyObject_CallNoArgs(method);
         Py_DECREF(method);
@@ -446,7 +447,7 @@ const char mm_plan_from_module_doc[] =
     "from_module(module, location)\n--\n\n"
     "A plan of all parameters and buffers of a torch module, or of what has such methods.\n"
     "\n"
-    "All of them must lie in managed memory: ValueError otherwise. TypeError for what has no such\n"
+    "Raises ValueError unless all of them lie in managed memory, TypeError for an object without these\n"
     "methods.";
 
 const char mm_plan_from_policy_doc[] =
