@@ -43,7 +43,7 @@ tests_begun = itertools.count(1)
 
 
 def freeze_what_stays():
-    """Take out of the collector's sight what is no test's garbage; looking through it is slow.
+    """Hide the objects of earlier tests from the collector, which makes collections fast.
 
     That is what a heavy library made on its import, and pytest's reports of the tests so far.
     Memory that is still managed stays in sight, for the budget.
@@ -98,7 +98,7 @@ def nothing_leaks(request):
 
 
 def close_when_released(buffer):
-    """Close a buffer; JAX lets go of what it was lent in threads of its own, a moment later."""
+    """Close a buffer; JAX releases its exports in threads of its own, a moment later."""
     end = time.monotonic() + (5 if "jax" in sys.modules else 0)
     while True:
         try:

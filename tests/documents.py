@@ -59,7 +59,7 @@ def _indent(line):
 
 
 def _end(lines, start, belongs):
-    """Behind the last line from start on that belongs; blank lines at the end do not."""
+    """The index behind the last line of the block, without trailing blank lines."""
     end = start
     while end < len(lines) and (not lines[end].strip() or belongs(lines[end])):
         end += 1
@@ -130,7 +130,7 @@ def compiled(path, block):
 
 
 def run_prompts(path, block, namespace):
-    """Run what stands behind prompts, and compare the results with those that are shown."""
+    """Run the code behind prompts, and compare the results with those in the text."""
     test = doctest.DocTestParser().get_doctest(block.code, {}, path.name, str(path), block.line)
     test.globs = namespace
     runner = doctest.DebugRunner(optionflags=doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE)
@@ -141,7 +141,7 @@ def run_prompts(path, block, namespace):
 
 
 def marks_that_run():
-    """The marks of the blocks that this machine can run in the namespace of their document."""
+    """The marks of the blocks that this machine can run, in the namespace of their document."""
     import managedmem
 
     marks = {""}

@@ -42,7 +42,7 @@ def warm_up():
 
 
 def settle():
-    """Wait for the device: pools whose last buffer is gone are destroyed after that."""
+    """Wait for the device, after which pools without buffers are destroyed."""
     import managedmem
 
     with contextlib.suppress(managedmem.CUDAError):
@@ -260,7 +260,7 @@ def jax_device(platform, local_hardware_id, index=7):
 
 
 def numpy_bool(value, name="bool"):
-    """A truth value of NumPy: its class is called bool_ before NumPy 2."""
+    """A NumPy bool: its class is called bool_ before NumPy 2."""
     return type(name, (), {"__module__": "numpy", "__bool__": lambda self: value})()
 
 

@@ -1,4 +1,4 @@
-"""A random search for pages on which a policy is not applied, or not put back, exactly.
+"""A random search for pages on which a policy is not applied or restored exactly.
 
 Each case prepares a few pages with prefetches, discards, advice and policies, over one range and
 over several, through the library and past it; applies a policy to some of the pages, and takes it
@@ -28,7 +28,7 @@ class Location(ctypes.Structure):
 
 
 class Machine:
-    """What there is to choose from."""
+    """The devices, nodes and policies that cases choose from."""
 
     def __init__(self):
         from managedmem import emulator
@@ -52,7 +52,7 @@ class Machine:
         return 64
 
     def kept(self, place):
-        """What a preferred location reads back as: one node is just the host."""
+        """The location that reads back after it was preferred: with one node, the host."""
         if not isinstance(place, Host) or place is Host():
             return place
         if self.nodes == 1:
@@ -162,7 +162,7 @@ class Case:
             self.made.append((step.__name__, step(self)))
 
     def state(self):
-        """What is recorded of each page."""
+        """The record of each page."""
         return [run[2:] for run in self.buffer.page_runs() for _ in range(run.nbytes // PAGE)]
 
     def check(self, found, wanted):
@@ -176,7 +176,7 @@ class Case:
         return {page for a, n in ranges for page in range(a // PAGE, -(-(a + n) // PAGE))}
 
     def after(self, before, ranges, policy):
-        """The pages as they are to be recorded with the policy; no prefetch takes part."""
+        """The expected records with the policy, without the last prefetch."""
         said = (policy.read_mostly, self.machine.kept(policy.preferred_location))
         touched = self.touched(ranges)
         return [

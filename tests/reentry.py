@@ -32,13 +32,13 @@ PATIENCE = 10  # seconds; an operation takes a few milliseconds
 MOST_COLLECTIONS = 200
 MOST_CALLS = 200
 HOST, ZERO = Host(), Device(0)
-# What an operation may say about things that were closed under it, or about the driver's fault.
+# The errors that an operation may raise after a finalizer closed its objects, or the driver failed.
 EXPECTED = (RuntimeError, ValueError, BufferError)
 PLAIN_MEMORY = ctypes.create_string_buffer(4 * PAGE)
 
 
 class DropsWith(CudaArray):
-    """A target that closes things when it goes."""
+    """A target whose finalizer closes other objects."""
 
     def __init__(self, buffer, world):
         super().__init__(buffer)
@@ -51,7 +51,7 @@ class DropsWith(CudaArray):
 
 
 class Lender:
-    """A memory resource of somebody else, in Python; it closes things when memory comes back."""
+    """Another library's memory resource; its deallocate() closes other objects."""
 
     def __init__(self, world):
         self.world = world
@@ -87,7 +87,7 @@ def unmanaged():
 
 
 def on_unmanaged(act):
-    """The operation on memory that it cannot be done on, which a look-up under way finds out."""
+    """The operation on memory that is not managed, which fails after the guard was entered."""
 
     def run(w):
         with contextlib.suppress(ValueError):
@@ -112,7 +112,7 @@ def on_closed_stream(act):
     return Operation(run)
 
 
-# Beside what the fault sweep does: calls that fail for other reasons, and ways to an end.
+# Beside the operations of the fault sweep: calls that fail for other reasons, and deallocations.
 CASES = {
     **OPERATIONS,
     "read of plain memory": on_unmanaged(lambda w, b: b.read_mostly),
@@ -172,7 +172,7 @@ CASES["allocate on a closed stream"].prepare = lambda w: w.make_pools()
 
 
 def closers(w):
-    """All that ends something of the world, each once."""
+    """One call for each object of the world that closes it."""
     things = [w.b, w.stream, w.part, w.a, w.wrapped, w.c, w.large]
     if w.pools:
         things += [w.pooled, w.pool, w.plain, w.own]
@@ -180,7 +180,7 @@ def closers(w):
 
 
 class Collector:
-    """Lets the collector run whenever it can, and a finalizer act in each run.
+    """Makes the collector run as often as possible, with a finalizer that acts in each run.
 
     `act(n)` is called in the nth run. On 3.11 the runs are inside of allocations, also those that C
     code makes; on later versions they are between two instructions.
@@ -222,7 +222,7 @@ class Collector:
 
 
 def act_under(collector, operation, w):
-    """Run the operation; gives what it must not have raised, or None."""
+    """Run the operation; return a description of an unexpected exception, or None."""
     try:
         try:
             raise KeyError  # an exception in flight makes each new one an object at once
@@ -237,7 +237,7 @@ def act_under(collector, operation, w):
 
 
 def close_one_by_one(operation, order):
-    """From the nth run on, each run closes one more thing; for every n that the operation has."""
+    """From the nth run of the collector on, each run closes one more object; for every n."""
     for start in range(1, MOST_COLLECTIONS):
         w = World()
         operation.prepare(w)
@@ -289,7 +289,7 @@ def explore(name):
 
 
 def run(name):
-    """What went wrong, or None; and whether the operation came back."""
+    """A description of the failure, or None; and True if the operation returned."""
     answer = []
     worker = threading.Thread(target=lambda: answer.append(explore(name)), daemon=True)
     worker.start()
@@ -302,7 +302,7 @@ def run(name):
 
 def main(names):
     gc.collect()
-    gc.freeze()  # what the imports made is no garbage, and slow to look through
+    gc.freeze()  # objects of the imports are not garbage and make collections slow
     for name in names:
         print(json.dumps([name]), flush=True)
         wrong, back = run(name)

@@ -456,7 +456,7 @@ class TestBadMembers:
         [(Device(0), "{Device(0)}"), (Host(), "{Host()}"), (torch_device("cuda", 0), "{device(")],
         ids=["device", "host", "torch"],
     )
-    def test_one_location_is_to_be_wrapped_in_a_set(self, pair, buf, location, written):
+    def test_a_single_location_must_be_wrapped_in_a_set(self, pair, buf, location, written):
         for use in (
             lambda: setattr(buf, "accessed_by", location),
             lambda: buf.accessed_by.update(location),
@@ -468,7 +468,7 @@ class TestBadMembers:
         assert set(buf.accessed_by) == pair[1]
 
     @pytest.mark.parametrize("bad", [0, None, Host(0), 1.5], ids=repr)
-    def test_what_is_no_iterable_is_told_what_is_needed(self, pair, buf, bad):
+    def test_a_value_that_is_not_iterable_is_explained(self, pair, buf, bad):
         with pytest.raises(TypeError, match=r"iterable of locations is needed.*set\(\)"):
             buf.accessed_by = bad
         assert set(buf.accessed_by) == pair[1]

@@ -127,7 +127,7 @@ class TestReadMostly:
             with pytest.raises(TypeError, match="read_mostly takes a bool"):
                 buf.read_mostly = bad
 
-    def test_an_error_of_a_bool_comes_through(self, buf):
+    def test_an_exception_of_bool_is_passed_on(self, buf):
         class bool_:
             __module__ = "numpy"
 

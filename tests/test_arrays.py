@@ -56,7 +56,7 @@ class TestTorchOnTheCpu:
         assert contents(buffer) == bytes(1024) + b"\x00\x00\x20\x40" * 512 + bytes(1024)
 
     @pytest.mark.parametrize("device", ["cpu", Host(), "torch.device"], ids=repr)
-    def test_ways_to_name_the_device(self, torch, alloc, device):
+    def test_each_form_of_device(self, torch, alloc, device):
         buffer = alloc(PAGE)
         device = torch.device("cpu") if device == "torch.device" else device
         assert buffer.torch(device).data_ptr() == buffer.handle
@@ -98,8 +98,8 @@ class TestTorchOnTheCpu:
         tensor.fill_(1.5)
         assert contents(buffer) == b"\xc0\x3f" * (PAGE // 2)
 
-    def test_what_asarray_makes_of_it(self, torch, alloc):
-        """The documentation says which part of it which torch gets wrong."""
+    def test_asarray_loses_the_shape_and_before_2_15_the_dtype(self, torch, alloc):
+        """The documentation describes both; this test fails once torch keeps them."""
         version = tuple(int(part) for part in torch.__version__.split(".")[:2])
         buffer = alloc(16).view("int32", (2, 2))
         write(buffer, b"\x01\0\0\0" * 4)
@@ -141,7 +141,7 @@ class TestRefused:
         buffer.close()
 
     @pytest.mark.parametrize("bad", ["default", 1.5, Host()], ids=repr)
-    def test_what_is_no_stream(self, torch, buf, device0, bad):
+    def test_an_object_that_is_not_a_stream(self, torch, buf, device0, bad):
         buf.prefetch(device0)
         with pytest.raises(TypeError, match="stream"):
             buf.torch("cpu", stream=bad)
@@ -196,7 +196,7 @@ class TestRefused:
             """
         )
 
-    def test_an_import_that_fails_inside_the_library_comes_through(self, tmp_path):
+    def test_an_import_error_inside_the_library_is_passed_on(self, tmp_path):
         (tmp_path / "torch.py").write_text("import no_such_part_of_torch")
         run_python(
             f"""
@@ -242,8 +242,8 @@ class TestRefused:
         )
 
 
-class TestSettle:
-    """What both wait with; its callers are Python code of the package."""
+class TestSynchronize:
+    """_synchronize(), which buf.torch() and buf.cupy() wait with."""
 
     def test_waits_for_the_stream_and_moves_nothing(self, buf, device0, stream):
         if EMULATED:

@@ -147,7 +147,7 @@ class TestSizes:
             make(size)
 
     @pytest.mark.parametrize("digits", [bytearray, memoryview], ids=lambda make: make.__name__)
-    def test_digits_are_no_address(self, digits):
+    def test_digits_are_not_an_address(self, digits):
         """int() reads them, as it does those of a str."""
         with pytest.raises(TypeError, match="an address must be an int"):
             ManagedBuffer.from_handle(digits(b"4096"), 1)
@@ -318,7 +318,7 @@ class TestArrayInterfaces:
         with pytest.raises(LookupError, match="from the property"):
             managedmem.prefetch(RaisingInterface(), Host())
 
-    def test_no_elements_are_nothing_to_do(self, untouched):
+    def test_nothing_is_done_for_an_empty_array(self, untouched):
         managedmem.prefetch(CudaArray(untouched, shape=(0,)), Host())
 
 
@@ -396,9 +396,9 @@ def test_names_that_no_parameter_has(untouched, name):
 
 
 @pytest.mark.parametrize("key", [int, 5, None, b"numa_id"], ids=repr)
-def test_keywords_that_are_no_strings(key):
-    """A call in source text checks its keywords; a constructor gets any dict. One name was read out
-    of whatever object it was, so all of them run in a process of their own."""
+def test_keywords_that_are_not_strings(key):
+    """A constructor gets any dict as keywords. A key was read as if it were a str, so each case
+    runs in a process of its own."""
     done = run_python(
         f"""
         import functools
@@ -426,7 +426,7 @@ def test_keywords_that_are_no_strings(key):
 
 
 def torch_like(buffer, **members):
-    """What is asked of a tensor, and nothing else."""
+    """The attributes that are read from a tensor, and no others."""
     given = {
         "data_ptr": lambda: buffer.handle,
         "shape": (buffer.size,),

@@ -142,14 +142,14 @@ class TestEmpty:
         with pytest.raises(ValueError, match="shape"):
             managedmem.empty(shape, "float64")
 
-    def test_of_no_axis_is_one_element(self):
+    def test_without_axes_is_one_element(self):
         with managedmem.empty((), "float64") as buffer:
             assert (buffer.shape, buffer.strides, buffer.ndim, buffer.size) == ((), (), 0, 8)
             write(buffer, 7)
             assert contents(buffer) == b"\x07" * 8
 
     @pytest.mark.parametrize("shape", [10.5, None, object], ids=repr)
-    def test_says_what_a_shape_is(self, shape):
+    def test_the_error_describes_a_shape(self, shape):
         with pytest.raises(TypeError, match=r"a shape is an int or a sequence of ints.*got "):
             managedmem.empty(shape)
 
@@ -190,7 +190,7 @@ class TestEmpty:
             managedmem.empty(shape)
 
 
-def test_is_no_number(buf):
+def test_is_not_a_number(buf):
     """int() and float() read the bytes of an object with the buffer protocol as text."""
     part = buf[:2]
     write(part, ord("1"))
@@ -478,7 +478,7 @@ class TestIpc:
         assert not hasattr(buf, "ipc_descriptor")
         assert getattr(buf, "ipc_descriptor", None) is None
 
-    def test_importing_wants_what_cuda_core_wants(self):
+    def test_importing_has_the_parameters_of_cuda_core(self):
         with pytest.raises(TypeError, match="ipc_descriptor"):
             ManagedBuffer.from_ipc_descriptor(None)
 

@@ -1,4 +1,4 @@
-"""What building from source says when something that it needs is not there."""
+"""The errors of a build from source when a compiler or headers are missing."""
 
 import os
 import shutil
@@ -34,7 +34,7 @@ runpy.run_path("setup.py", run_name="__main__")
 
 
 def build(folder, before="", **environment):
-    """What a build in the folder prints; it must fail."""
+    """The output of a build in the folder, which must fail."""
     pytest.importorskip("setuptools", reason="needs setuptools")
     done = subprocess.run(
         [sys.executable, "-c", RUN.format(folder=str(folder), before=before)],
@@ -56,7 +56,7 @@ def compiler():
     return found
 
 
-def test_without_a_compiler_it_says_what_to_install(tmp_path):
+def test_without_a_compiler_the_error_lists_packages(tmp_path):
     text = build(tmp_path, CC="/nonexistent/gcc")
     assert "the C compiler '/nonexistent/gcc' was not found" in text
     assert "apt install gcc libc6-dev python3-dev" in text
@@ -64,7 +64,7 @@ def test_without_a_compiler_it_says_what_to_install(tmp_path):
 
 
 def test_a_compiler_that_does_not_compile(tmp_path):
-    """As `ccache gcc` without gcc: the first word is there."""
+    """Like `ccache gcc` without gcc: only the first word exists."""
     text = build(tmp_path, CC="env /nonexistent/gcc")
     assert "'env' cannot compile a file that includes Python.h" in text
     assert "apt install gcc libc6-dev python3-dev" in text
@@ -78,7 +78,7 @@ def test_without_headers_of_python(tmp_path):
 
 
 def test_without_headers_of_cuda(tmp_path):
-    """With a compiler, the next thing that can be missing is named as before."""
+    """With a compiler, the missing headers of CUDA are named."""
     assert "no cuda.h of CUDA 13.0 or newer found" in build(tmp_path, NO_CUDA, CC=compiler())
 
 

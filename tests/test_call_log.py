@@ -39,8 +39,8 @@ class TestProperties:
 
     @pytest.mark.parametrize("value", [True, False])
     def test_a_write_of_read_mostly_is_one_advice(self, buf, value):
-        """And a query before it, what to put back if it fails; where something new was set, another
-        one, whether it is recorded."""
+        """One query before the advice finds the value to restore after a failure. After an advice
+        that sets something new, another query checks the record."""
         asked = "cuMemRangeGetAttribute"
         calls = recorded(lambda: setattr(buf, "read_mostly", value))
         assert names(calls) == [asked, "cuMemAdvise", asked][: 2 + value]
@@ -50,7 +50,7 @@ class TestProperties:
 
     @pytest.mark.parametrize("location", [Host(), Host(1), None], ids=repr)
     def test_a_write_of_preferred_location_is_one_advice(self, buf, location):
-        """And queries as for read_mostly; of a node, and of what is to be put back, by type and
+        """Queries as for read_mostly. A node, and the value to restore, are queried by type and
         number."""
         asked, both = "cuMemRangeGetAttribute", "cuMemRangeGetAttributes"
         before = {Host(): [asked, both], Host(1): [both, both], None: [both]}[location]
@@ -250,8 +250,8 @@ class TestDiscard:
 
 
 class TestAdvise:
-    """A query for each range comes first: what a failing call has to put back. Behind what sets
-    something new comes a query each, whether it is recorded."""
+    """A query for each range comes first, for the value to restore after a failure. After each
+    advice that sets something new, a query checks the record."""
 
     def test_one_target_is_one_call(self, buf):
         asked = "cuMemRangeGetAttribute"

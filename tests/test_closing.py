@@ -1,4 +1,5 @@
-"""What a closed buffer lets go of, and how buffers that own buffers end."""
+"""The references that a closed buffer releases, and the deallocation of buffers that own
+buffers."""
 
 import gc
 import threading
@@ -17,7 +18,7 @@ from managedmem import (
 
 
 class Owner:
-    """Something that can be kept alive and watched."""
+    """An object with a weak reference."""
 
 
 class Tagged(ManagedBuffer):
@@ -33,12 +34,12 @@ def live():
 
 @pytest.fixture(params=[ManagedBuffer, Tagged], ids=["ManagedBuffer", "a subclass"])
 def owned(request, buf):
-    """A buffer, a weak reference to its owner and nothing else that keeps it."""
+    """A buffer, and a weak reference to its owner, which only the buffer keeps."""
     owner = Owner()
     return request.param.from_handle(buf.handle, buf.size, owner=owner), weakref.ref(owner)
 
 
-class TestWhatCloseLetsGo:
+class TestCloseReleases:
     def test_the_owner(self, owned):
         buffer, owner = owned
         assert buffer.owner is owner() is not None
@@ -68,7 +69,7 @@ class TestWhatCloseLetsGo:
             assert owner() is not None
         assert owner() is None
 
-    def test_what_a_closed_buffer_still_says(self, owned):
+    def test_properties_that_a_closed_buffer_keeps(self, owned):
         buffer, _ = owned
         size = buffer.size
         buffer.close()
@@ -98,7 +99,7 @@ class TestWhatCloseLetsGo:
         assert owner() is None
 
     def test_an_owner_that_uses_the_closed_buffer(self, buf):
-        """The owner's code runs when the buffer is closed already, and may raise."""
+        """The owner's code runs after the buffer was closed, and may raise."""
         seen = []
 
         class Last:
@@ -130,7 +131,7 @@ class TestWhatCloseLetsGo:
             stream.sync()
 
 
-class TestWhatAClosedViewLetsGo:
+class TestAClosedViewReleases:
     def test_its_parent_and_the_owner(self, buf):
         owner = Owner()
         buffer = ManagedBuffer.from_handle(buf.handle, buf.size, owner=owner)
@@ -225,7 +226,7 @@ class TestThreads:
     ROUNDS = 200
 
     def run(self, *jobs):
-        """Each job in a thread of its own; what they raise is raised here."""
+        """Run each job in a thread of its own, and raise their exceptions here."""
         errors = []
         start = threading.Barrier(len(jobs))
 
@@ -295,7 +296,7 @@ class TestThreads:
             assert len(ended) == 1
 
 
-# What stands between one buffer and the buffer that it owns.
+# The objects between a buffer and the buffer that it owns.
 LINKS = {
     "nothing": "lambda b: b",
     "a view": "lambda b: b[:16]",
@@ -387,7 +388,7 @@ print(len(ended))
         assert (done.stdout, done.stderr) == ("4\n", "")
 
     def test_code_that_runs_in_the_middle_may_end_others(self):
-        """An owner deep inside ends chains of its own."""
+        """An owner deep inside the chain drops chains of its own."""
         done = run_python(
             CHAIN
             + """
@@ -420,7 +421,7 @@ def test_at_exit():
 
 
 def test_a_closed_buffer_keeps_no_array():
-    """Megabytes that only a closed buffer kept."""
+    """The closed buffer was the only owner of a large array."""
     np = pytest.importorskip("numpy")
     array = np.zeros(8 << 20, np.uint8)
     buffer = ManagedBuffer.from_handle(array.ctypes.data, array.nbytes, owner=array)

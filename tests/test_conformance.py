@@ -20,7 +20,7 @@ from helpers import EMULATED
 
 SOURCES = Path(__file__).resolve().parent / "conformance"
 PROFILES = {"h200": 1, "h200-x2": 2}
-KNOWN_CARDS = ("H200", "H100")  # which answer as the goldens have it
+KNOWN_CARDS = ("H200", "H100")  # their answers agree with the goldens
 # Every driver 580 is one of CUDA 13.0.
 RECORDED_DRIVER = 13000
 HEADERS_WANTED = 13000

@@ -154,7 +154,7 @@ class TestOverlaps:
                 copy_it(other)
         assert read(buffer) == before
 
-    def test_neighbours_and_the_same_bytes_are_none(self, buffer):
+    def test_neighbours_and_identical_ranges_are_accepted(self, buffer):
         buffer[:PAGE].fill(1)
         buffer[PAGE : 2 * PAGE].copy_from(buffer[:PAGE])
         buffer[:PAGE].copy_from(buffer[PAGE : 2 * PAGE])
@@ -460,8 +460,8 @@ class TestCopyModule:
             assert emulator.live() == before
 
 
-class TestAnArraysOwnWords:
-    """What `__cuda_array_interface__` says beside the layout: the producer's stream, read-only."""
+class TestArrayInterfaceEntries:
+    """Entries of `__cuda_array_interface__` beside the layout: the producer's stream, read-only."""
 
     HINTS = (
         lambda array: managedmem.prefetch(array, Host()),
@@ -480,7 +480,7 @@ class TestAnArraysOwnWords:
 
     @pytest.fixture
     def late(self, stream):
-        """A stream whose work takes its time: what comes behind it has not run yet."""
+        """A stream with slow work: later work on it has not run yet."""
         if EMULATED:
             emulator.schedule("lazy")
         nap = ctypes.cast(ctypes.CDLL(None).usleep, ctypes.c_void_p)
@@ -525,7 +525,7 @@ class TestAnArraysOwnWords:
 
     @pytest.mark.emulator_only
     @pytest.mark.parametrize("named", [None, "same", 1, 2])
-    def test_what_waits_for_what(self, alloc, stream, named):
+    def test_order_of_producer_and_stream(self, alloc, stream, named):
         source, target = alloc(PAGE), alloc(PAGE)
         handle = stream.handle if named == "same" else named
         for own in (stream, None):
@@ -552,7 +552,7 @@ class TestAnArraysOwnWords:
         assert [c.args["stream"] for c in calls if c.name == "cuEventRecord"] == [1, 2]
 
     @pytest.mark.emulator_only
-    def test_hints_wait_for_nobody(self, buf, stream):
+    def test_hints_do_not_wait(self, buf, stream):
         array = self.array(buf, stream=stream.handle)
         with emulator.recording() as calls:
             for hint in self.HINTS:
@@ -573,7 +573,7 @@ class TestAnArraysOwnWords:
         ("stream", "error"),
         [(0, ValueError), (-1, ValueError), (False, TypeError), ("1", TypeError), (1.0, TypeError)],
     )
-    def test_no_stream_of_the_protocol(self, alloc, stream, error):
+    def test_streams_that_the_protocol_forbids(self, alloc, stream, error):
         array, buffer = self.array(alloc(PAGE), stream=stream), alloc(PAGE)
         for use in (*self.HINTS, buffer.copy_from, lambda a: self.WRITERS[0](a, buffer)):
             with pytest.raises(error, match="stream"):
@@ -601,7 +601,7 @@ class TestAnArraysOwnWords:
             plan.discard_prefetch()
         device0.sync()
 
-    def test_whether_it_is_read_only_may_raise(self, buf):
+    def test_an_exception_of_the_read_only_flag(self, buf):
         class Unknown:
             def __bool__(self):
                 raise KeyError("mine")

@@ -208,7 +208,7 @@ def test_info_without_a_driver(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("there", [True, False], ids=["there", "missing"])
-def test_info_with_a_path_that_is_no_text(tmp_path: Path, there: bool) -> None:
+def test_info_with_a_path_that_is_not_text(tmp_path: Path, there: bool) -> None:
     path = tmp_path / os.fsdecode(b"caf\xe9.so")
     if there:
         shutil.copy(PACKAGE / "libmanagedmem_emulator.so", path)

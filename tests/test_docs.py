@@ -56,7 +56,7 @@ def test_results_behind_prompts_are_compared(tmp_path):
 
 @pytest.mark.parametrize("page", documents.PAGES, ids=lambda page: page.name)
 def test_every_block_is_seen_and_marked(page):
-    """Whatever could begin a block and is in none would be passed over in silence."""
+    """A line that looks like the start of a block, but is in no block, would never be run."""
     found = documents.blocks(page)
     lines = page.read_text(encoding="utf-8").split("\n")
     for block in found:

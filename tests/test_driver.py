@@ -69,8 +69,9 @@ class TestSelection:
             """
         )
 
-    def test_a_path_that_is_no_text(self, tmp_path):
-        """A path is any bytes; it reads as os.fsdecode() has it, and opens again."""
+    def test_a_path_that_is_not_text(self, tmp_path):
+        """A path may hold any bytes. It reads as os.fsdecode() gives it, and can be opened
+        again."""
         path = os.path.join(os.fsencode(tmp_path), b"caf\xe9-emulator.so")
         shutil.copy(Path(managedmem.__file__).parent / "libmanagedmem_emulator.so", path)
         run_python(
@@ -101,8 +102,8 @@ class TestSelection:
         )
 
     @pytest.mark.parametrize("name", [b"caf\xe9.so", 450 * "é".encode()], ids=["bytes", "long"])
-    def test_a_missing_path_that_is_no_text(self, name):
-        """A message that is too long ends anywhere, also in the middle of a character."""
+    def test_a_missing_path_that_is_not_text(self, name):
+        """A message that is too long may be cut inside a character."""
         path = os.fsdecode(b"/nonexistent/" + name)
         run_python(
             f"""
@@ -320,7 +321,7 @@ class TestEmulatorConfiguration:
             ("discard=2", "discard is poison, keep or zero"),
         ],
     )
-    def test_nonsense_stops_with_words(self, config, taken):
+    def test_a_wrong_configuration_is_explained(self, config, taken):
         code = "import managedmem as mm; mm.Device.count()"
         done = run_python(code, emulator=config, check=False)
         assert done.returncode == 1
@@ -328,7 +329,7 @@ class TestEmulatorConfiguration:
         assert "DriverNotFoundError" in error
         assert f"MANAGEDMEM_EMULATOR: cannot use '{config}'; {taken}" in error
 
-    def test_names_the_keys_and_profiles_that_there_are(self):
+    def test_the_error_lists_keys_and_profiles(self):
         for config, taken in [
             ("colour=red", ["profile", "schedule", "discard", "devices", "capacity_mib", "noinit"]),
             ("profile=nowhere", managedmem.emulator.PROFILES),

@@ -1,4 +1,4 @@
-"""`buf.dtype`: a name that equals every object that stands for the same element type."""
+"""`buf.dtype`: a name that equals the dtype objects of other libraries."""
 
 import collections
 import copy
@@ -22,7 +22,7 @@ def of(name):
 
 
 def equal(one, other):
-    """Whether two objects are equal, whichever of them is asked, and by both operators."""
+    """True if two objects are equal by == and !=, in both orders."""
     answers = {one == other, other == one}
     assert answers == {not unequal for unequal in (one != other, other != one)}
     (answer,) = answers
@@ -74,7 +74,7 @@ class TestComparing:
         ],
         ids=repr,
     )
-    def test_with_what_is_none(self, other):
+    def test_with_other_objects(self, other):
         assert not any(equal(of(name), other) for name in NAMES)
 
     @pytest.mark.parametrize("foreign", [">f4", "f4,f4", "O", "U7", "M8[s]", "S4"])
@@ -89,7 +89,7 @@ class TestComparing:
 
         assert of("int8") != Loud()
 
-    def test_an_error_of_the_other_comes_through(self):
+    def test_an_exception_of_the_other_is_passed_on(self):
         class Meta(type):
             @property
             def __name__(cls):
@@ -126,7 +126,7 @@ class TestIsAName:
             assert pickle.loads(pickle.dumps(dtype, protocol)) is dtype
         assert copy.copy(dtype) is copy.deepcopy(dtype) is dtype
 
-    def test_takes_what_empty_takes(self):
+    def test_accepts_the_same_dtypes_as_empty(self):
         assert DType(float) is of("float64")
         for bad in ("float31", 4, str, ">f4"):
             with pytest.raises(TypeError, match="no dtype"):

@@ -1,4 +1,4 @@
-"""Ranges without a byte: allowed wherever memory is, and nothing to do.
+"""Empty ranges: allowed for every operation, which then does nothing.
 
 What a buffer without memory is, every operation on it, and every way in which one is a target,
 alone or among others. All other arguments are still checked.
@@ -58,7 +58,7 @@ def nothing_called():
     assert [c.name for c in calls if not c.name.startswith(quiet)] == []
 
 
-class TestWhatItIs:
+class TestProperties:
     @pytest.mark.parametrize("shape", [0, (0,), (0, 3), (3, 0), (2, 0, 4), (0,) * 8], ids=repr)
     @pytest.mark.parametrize("dtype", ["uint8", "bool", "complex128"])
     def test_describes_itself(self, shape, dtype):
@@ -92,7 +92,7 @@ class TestWhatItIs:
                 buffer.prefetch(Host())
 
     @buffers
-    def test_is_managed_memory_that_nothing_was_done_to(self, make, buf):
+    def test_is_managed_memory_without_advice(self, make, buf):
         buf.read_mostly = True
         buf.preferred_location = Host()
         buf.accessed_by.add(Device(0))
@@ -213,8 +213,8 @@ class TestOperations:
                     call()
         assert capture.result == 0
 
-    def test_memory_that_no_operation_takes(self):
-        """Without a byte of it there is nothing to refuse."""
+    def test_memory_that_operations_otherwise_refuse(self):
+        """An empty range of it is accepted."""
         with device_memory(PAGE) as pointer:
             wrapped = ManagedBuffer.from_handle(pointer, PAGE)
             wrapped[:0].prefetch(Host())
@@ -246,7 +246,7 @@ class TestTargets:
     @functions
     @pytest.mark.parametrize("place", [0, 1, 2, 5])
     def test_between_others(self, function, place, buf, device0):
-        """The others get exactly what they get without it, whatever the order."""
+        """The calls for the others are the same as without it, in every order."""
         write(buf, pattern(buf.size))
         parts = [buf[i * PAGE : (i + 1) * PAGE] for i in (6, 0, 2, 3, 9)]
         for count, make in itertools.product((1, 5), TARGETS.values()):

@@ -1,4 +1,4 @@
-"""The controls of managedmem.emulator: what `fail` takes, and what it says of what it does not."""
+"""The controls of managedmem.emulator: fail(), residency() and touch(), and their errors."""
 
 import re
 
@@ -30,7 +30,7 @@ class TestFail:
             ("cudaMemPrefetchAsync", "cuMemPrefetchAsync"),
         ],
     )
-    def test_names_what_was_meant(self, wrong, right):
+    def test_names_the_similar_function(self, wrong, right):
         assert re.search(rf"did you mean .*\b{right}\b", refusal(wrong))
 
     @pytest.mark.parametrize("wrong", ["", "zzz", "é", "cu" * 100], ids=ascii)
@@ -88,14 +88,14 @@ class TestFail:
             (("cuMemAdvise", 1, 1 << 31), ValueError, "code must be the CUresult of a failure"),
         ],
     )
-    def test_says_what_is_wrong_with_its_arguments(self, arguments, error, words, buf):
+    def test_wrong_arguments_are_explained(self, arguments, error, words, buf):
         with pytest.raises(error, match=words):
             emulator.fail(*arguments)
         buf.read_mostly = True
 
 
 class TestMemory:
-    """What residency() and touch() take."""
+    """The arguments of residency() and touch()."""
 
     @pytest.fixture(params=["residency", "touch"])
     def look(self, request):
@@ -104,11 +104,11 @@ class TestMemory:
         return lambda buffer: emulator.touch(buffer, Device(0))
 
     @pytest.mark.parametrize("value", [3, None, bytearray(4)], ids=repr)
-    def test_refuses_what_is_no_buffer(self, look, value):
+    def test_refuses_other_objects(self, look, value):
         with pytest.raises(TypeError, match=f"needs a ManagedBuffer, got {type(value).__name__}"):
             look(value)
 
-    def test_refuses_what_is_closed(self, look):
+    def test_refuses_closed_buffers(self, look):
         for buffer in (managedmem.empty(4096), managedmem.empty(0)):
             buffer.close()
             with pytest.raises(ValueError, match=r"needs an open buffer, got .* closed"):
@@ -122,7 +122,7 @@ class TestMemory:
         ):
             look(buffer)
 
-    def test_nothing_is_nowhere(self, buf):
+    def test_an_empty_buffer_has_no_residency(self, buf):
         before = emulator.counters()
         for empty in (buf[:0], managedmem.empty(0)):
             emulator.touch(empty, Device(0))

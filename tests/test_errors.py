@@ -183,7 +183,7 @@ CALLS = {
 
 
 class TestPagesThatDiffer:
-    """The driver answers the same for them as where nothing is set: nothing can be put back."""
+    """The driver answers as if nothing were set, so there is no value to restore."""
 
     @pytest.fixture
     def mixed(self, alloc):
@@ -238,7 +238,7 @@ def test_advice_on_several_targets_in_system_memory():
 
 @pytest.mark.emulator_only
 class TestBatchesThatTheDriverRefuses:
-    """The driver says INVALID_VALUE about a whole batch; the error says what was wrong with it."""
+    """The driver returns INVALID_VALUE for a whole batch; the error names the fault."""
 
     def test_the_node_that_is_not_there_is_named(self, alloc):
         parts = [alloc(PAGE), alloc(PAGE), alloc(PAGE)]
@@ -251,7 +251,7 @@ class TestBatchesThatTheDriverRefuses:
             managedmem.prefetch(parts, [Host(9), Host(1)], dispatch="batch")
 
     @pytest.mark.parametrize("function", ["prefetch", "discard", "discard_prefetch"])
-    def test_without_a_fault_that_shows_all_of_it_is_told(self, alloc, function):
+    def test_without_a_visible_fault_the_batch_is_described(self, alloc, function):
         parts = [alloc(PAGE) for _ in range(3)]
         places = [] if function == "discard" else [[Device(0), Host(), Device(0)]]
         for name in ("Prefetch", "Discard", "DiscardAndPrefetch"):
@@ -264,8 +264,8 @@ class TestBatchesThatTheDriverRefuses:
 
 
 @pytest.mark.emulator_only
-class TestWhatADiscardSaysAboutContents:
-    """discard_prefetch takes the pages at the ends along first, and says what is lost."""
+class TestContentsAfterAFailedDiscard:
+    """discard_prefetch prefetches the pages at the ends first; the error says how much is lost."""
 
     def test_the_first_page_that_cannot_move(self, buf, device0):
         data = pattern(buf.size)

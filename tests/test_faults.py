@@ -166,7 +166,7 @@ def apply_for_a_block(w):
         raise
 
 
-# What gives advice; each has its place in the sweep of advice that acts and then fails.
+# The operations that advise, for the sweep in which advice acts and then fails.
 ADVISING = {
     *("set read_mostly", "set preferred_location", "unset preferred_location", "advice of a view"),
     *("advice of a wrapper", "assign accessed_by", "assign nothing to accessed_by", "add"),
@@ -213,7 +213,7 @@ OPERATIONS = {
     "numpy": Operation(
         lambda w: w.keep(w.a.numpy(w.stream)), "ManagedBuffer.numpy", may_change=MOVES, faults=2
     ),
-    # What buf.torch() and buf.cupy() add to an export; without those libraries.
+    # The part of buf.torch() and buf.cupy() that needs no library.
     "wait for an array": Operation(
         lambda w: managedmem._managedmem._synchronize(w.a, w.stream, False), "ManagedBuffer.torch"
     ),
@@ -740,7 +740,7 @@ def attempt(operation, w, n, code, name="*", after=False):
 
 
 def only_asks_what_was_recorded(code):
-    """Whether the call that failed is a query beside an advice: that holds all the same."""
+    """True if the failed call is a query beside an advice, which has its effect anyway."""
     from managedmem import emulator
 
     calls = [(plain(call.name), call.result) for call in emulator.calls()]
@@ -768,7 +768,7 @@ def state_of(w):
 
 
 def live_objects(w):
-    """What lives in the driver; a pool keeps the events of its frees for the next ones."""
+    """The live objects of the driver; a pool keeps the events of its frees for later frees."""
     from managedmem import emulator
 
     settle()
@@ -826,7 +826,7 @@ class TestEveryOperation:
 
     @pytest.mark.parametrize("name", OPERATIONS)
     def test_each_advice_that_acts_and_then_fails(self, name, verbose_log):
-        """As where the driver reports the failure of earlier work: what was there is put back."""
+        """As when the driver reports a failure of earlier work: the advice is restored."""
         if Device.count() < OPERATIONS[name].devices:
             pytest.skip("needs two devices")
         failed = sweep(OPERATIONS[name], LAUNCH_FAILED, "cuMemAdvise", after=True)

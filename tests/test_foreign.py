@@ -261,7 +261,7 @@ def test_a_tensor_without_memory(torch, buf, function, make, error, words):
 
 @functions
 @pytest.mark.parametrize("device", ["cpu", "meta"])
-def test_an_empty_tensor_is_nothing_to_do(torch, buf, function, device):
+def test_nothing_is_done_for_an_empty_tensor(torch, buf, function, device):
     empty = torch.ones(0, 4, device=device)
     with nothing_done(buf):
         function(empty)

@@ -1,4 +1,4 @@
-"""Memory that a resource of somebody else lends: `from_handle(mr=...)`, and how it goes back.
+"""Memory of another library's resource: `from_handle(mr=...)`, and its deallocation.
 
 `Strict` is such a resource as cuda.core describes it: keyword-only streams that must be streams. At
 the end cuda.core's own resources, on the emulated driver and on a GPU.
@@ -44,7 +44,7 @@ def free(pointer):
 
 
 class Strict:
-    """Lends managed memory, and takes it back once, with a stream that is one."""
+    """A resource of managed memory that checks each deallocation: once, with a stream object."""
 
     def __init__(self):
         self.lent = {}
@@ -73,7 +73,7 @@ def resource():
 
 @pytest.fixture
 def lend(resource):
-    """`lend()`: a buffer over memory that the resource lends, without a stream unless given."""
+    """`lend()`: a buffer over memory of the resource, by default without a stream."""
 
     def make(size=PAGE, cls=ManagedBuffer, **more):
         pointer = managed_memory(size)
@@ -88,7 +88,7 @@ def lend(resource):
 
 @contextlib.contextmanager
 def unraisable(monkeypatch):
-    """What reaches sys.unraisablehook in the block."""
+    """The exceptions that reach sys.unraisablehook in the block."""
     caught = []
     monkeypatch.setattr(sys, "unraisablehook", lambda args: caught.append(args.exc_value))
     yield caught
@@ -100,7 +100,7 @@ class Tagged(ManagedBuffer):
 
 
 class Final(ManagedBuffer):
-    """Has a finalizer of its own, as classes should write one."""
+    """Has a finalizer that calls the one of the base."""
 
     def __del__(self):
         self.note = self.size
@@ -108,7 +108,7 @@ class Final(ManagedBuffer):
 
 
 class Rude(ManagedBuffer):
-    """Has a finalizer that forgets the one of the base."""
+    """Has a finalizer that does not call the one of the base."""
 
     def __del__(self):
         self.note = self.size
@@ -180,7 +180,7 @@ class TestTheStream:
             end(box)
         assert resource.streams == [stream.handle]
 
-    def test_that_cannot_be_asked_leaves_the_buffer_open(self, lend, resource):
+    def test_a_failing_query_leaves_the_buffer_open(self, lend, resource):
         class Moody:
             failing = False
 
@@ -277,8 +277,8 @@ class TestTheStream:
         assert resource.lent == {}
 
     def test_works_on_threads_without_a_context(self, lend, resource):
-        """The resource's driver calls on a default stream need a context, which a new thread has
-        not: cuCtxGetCurrent says what it finds."""
+        """Driver calls of the resource on a default stream need a context, and a new thread has
+        none; cuCtxGetCurrent shows the one that it gets."""
         found = []
 
         def look(self, ptr, size, *, stream):
@@ -431,7 +431,7 @@ class TestItGoesBackOnce:
 
 @pytest.mark.parametrize("cls", [ManagedBuffer, Tagged, Final])
 class TestGarbageWithItsResource:
-    """What is asked to take memory back is whole: its attributes are there."""
+    """deallocate() is called before the resource is cleared: its attributes exist."""
 
     def test_a_cycle_with_the_resource(self, cls):
         resource, pointer = Strict(), managed_memory()
@@ -700,7 +700,7 @@ class TestCopyTo:
         assert resource.lent == {}
 
     def test_takes_buffers_of_the_resource_s_own_kind(self, lend, resource, stream):
-        """Such as cuda.core's: an address and a size, and an object that gives them back."""
+        """Like those of cuda.core: an address, a size, and an object that frees them."""
 
         class Lent:
             def __init__(self, pointer, size):
@@ -737,7 +737,7 @@ class TestCopyTo:
         assert resource.streams == [stream.handle, stream.handle, LEGACY, LEGACY]
 
     @pytest.mark.parametrize("bad", [None, 5, b"", b"abc", "x"], ids=repr)
-    def test_what_is_no_buffer_of_that_size_is_refused(self, lend, resource, bad):
+    def test_an_object_that_is_not_a_buffer_is_refused(self, lend, resource, bad):
         resource.allocate = lambda size, *, stream: bad
         with pytest.raises((TypeError, ValueError)):
             lend().copy_to()
@@ -751,7 +751,7 @@ class TestCopyTo:
         gc.collect()
         assert resource.lent == {}
 
-    def test_errors_of_the_resource_come_through(self, lend, resource):
+    def test_errors_of_the_resource_are_passed_on(self, lend, resource):
         def allocate(size, *, stream):
             raise MemoryError("full")
 
@@ -811,7 +811,7 @@ CORE_ENDS = {
 
 
 def run_core(code, tmp_path):
-    """Run code after CORE in a process in which cuda.core finds the same driver as we."""
+    """Run code after CORE in a process in which cuda.core finds the same driver."""
     pytest.importorskip("cuda.core", reason="needs cuda.core")
     env = dict(os.environ)
     if EMULATED:
@@ -890,7 +890,7 @@ with Stream() as stream:
         )
 
     def test_its_pools_take_memory_back(self, tmp_path):
-        """A pool itself as the resource, and what it allocates for copy_to()."""
+        """A pool as the resource, and the memory that it allocates for copy_to()."""
         run_core(
             """
 import ctypes
@@ -920,5 +920,5 @@ assert pool.attributes.used_mem_current == 0, pool.attributes
         )
 
     def test_live_buffers_at_exit(self, tmp_path):
-        """cuda.core imports modules in its calls. At the end that fails, and nothing is said."""
+        """cuda.core imports modules in its calls. At exit that fails, and is not reported."""
         run_core("buffer = lend()", tmp_path)

@@ -450,7 +450,7 @@ class TestWithoutConcurrentAccess:
         )
 
 
-def test_what_is_taken_by_name_only_is_named(buf):
+def test_keyword_only_parameters_are_named(buf):
     for call, words in [
         (
             lambda: buf.prefetch(Host(), None),
@@ -465,7 +465,7 @@ def test_what_is_taken_by_name_only_is_named(buf):
 
 
 @pytest.mark.parametrize("name", ["Module", "Optimizer"])
-def test_what_torch_users_have_is_told_apart(buf, name):
+def test_torch_modules_and_optimizers_are_explained(buf, name):
     """A module is not a target, and its repr would fill the message."""
     base = type(name, (), {"__module__": "torch.somewhere", "__repr__": lambda self: "x" * 10000})
     mine = type("Mine", (base,), {"__module__": "__main__"})

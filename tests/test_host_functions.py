@@ -1,5 +1,5 @@
-"""Python code in a host function of a stream, where CUDA allows no driver calls: nothing that ends
-there is lost, and what is refused there says so."""
+"""Python code in a host function of a stream, where CUDA allows no driver calls: memory that is
+dropped there is freed later, and refused calls raise."""
 
 import ctypes
 import functools
@@ -50,7 +50,7 @@ def run_inside(action, stream):
 
 
 def last_in_a_cycle(buffer):
-    """A list whose end takes the garbage collector."""
+    """A list in a garbage cycle."""
     cycle = [buffer]
     cycle.append(cycle)
     return cycle
@@ -106,7 +106,7 @@ def count_live():
 
 
 def end_inside(box, stream):
-    """Give up all of the box in a host function, and collect the garbage there."""
+    """Drop the contents of the box in a host function, and collect the garbage there."""
 
     def end():
         box.clear()
@@ -149,7 +149,7 @@ class TestDropping:
         ids=["allocate", "allocate from a pool", "pool", "stream.sync", "device.sync"],
     )
     @pytest.mark.parametrize("memory", MEMORY)
-    def test_each_of_these_is_the_time(self, memory, chance, stream):
+    def test_is_freed_at_each_of_these_calls(self, memory, chance, stream):
         box = [MEMORY[memory](stream)]
         start = box[0].handle
         end_inside(box, stream)
@@ -161,7 +161,7 @@ class TestDropping:
 
     @pytest.mark.emulator_only
     @pytest.mark.parametrize("end", ["close", "drop"])
-    def test_the_end_of_another_buffer_is_the_time(self, end, stream):
+    def test_is_freed_at_the_end_of_another_buffer(self, end, stream):
         other = ManagedMemoryResource().allocate(PAGE)
         box = [ManagedMemoryResource().allocate(PAGE) for _ in range(3)]
         starts = {other.handle, *(buffer.handle for buffer in box)}
@@ -431,7 +431,7 @@ class TestCalls:
 
     @pytest.mark.parametrize("end", ["exit", "drop"])
     def test_a_policy_is_put_back_or_an_error(self, end, buf, stream):
-        """No hang and no crash; what could not be put back there can be put back afterwards."""
+        """No hang and no crash; the policy can be restored afterwards."""
         applied = MigrationPolicy(read_mostly=True).applied(buf)
         applied.__enter__()
         assert buf.read_mostly is True

@@ -193,7 +193,7 @@ class TestDlpackArguments:
         assert capsule_name(buf.__dlpack__(stream=stream.handle)) == "dltensor"
 
     @pytest.mark.parametrize("stream", ["1", 1.5, object()], ids=repr)
-    def test_what_is_no_stream(self, alloc, stream):
+    def test_an_object_that_is_not_a_stream(self, alloc, stream):
         buffer = alloc(PAGE)
         with pytest.raises((TypeError, ValueError)):
             buffer.__dlpack__(stream=stream)
@@ -209,7 +209,7 @@ class TestDlpackArguments:
         assert capsule_name(buf.__dlpack__(dl_device=None)) == "dltensor"
 
     def test_a_cuda_device_may_be_asked_for(self, buf):
-        """For consumers that know no managed memory: torch takes it as memory of that device."""
+        """For consumers such as torch, which do not know managed memory."""
         for device in managedmem.Device.all():
             for version in (None, (1, 0)):
                 where = (2, device.device_id)
@@ -255,7 +255,7 @@ class TestDlpackArguments:
 
     @pytest.mark.parametrize("answer", ["None", "5", "object()", "b''", "managedmem.Host()"])
     def test_a_copy_does_not_believe_an_override(self, answer):
-        """It was read as a buffer, whatever it was: in a process of its own."""
+        """Any object was read as a buffer, so this runs in a process of its own."""
         done = run_python(
             f"""
             import managedmem
@@ -287,7 +287,7 @@ def pinned_memory(size):
 
 
 class TestWrappedMemory:
-    """An export says what the memory is, or is refused with a BufferError."""
+    """An export names the kind of the memory, or is a BufferError."""
 
     @versions
     def test_of_the_system(self, device0, arguments):

@@ -433,7 +433,7 @@ class TestTensorsWithoutManagedMemory:
         with pytest.raises((TypeError, ValueError), match="meta"):
             use(host_torch().ones(64 * PAGE, device="meta"))
 
-    def test_an_empty_tensor_is_nothing_to_do(self, use):
+    def test_nothing_is_done_for_an_empty_tensor(self, use):
         use(host_torch().ones(0))
 
     def test_a_list_names_the_one(self, use, buf):

@@ -155,7 +155,7 @@ def cuda_core_host(numa_id=None, current=False):
 
 
 class TestOfALocation:
-    """Device() and Host() take what names a device or a host already."""
+    """Device() and Host() accept device and host objects."""
 
     @pytest.mark.parametrize("text", HOSTS)
     def test_a_host_of_a_host_is_that_host(self, text):
@@ -210,7 +210,7 @@ class TestOfALocation:
     @pytest.mark.parametrize(
         "host", [Host(), torch_device("cpu"), cuda_core_host(1)], ids=["own", "torch", "cuda.core"]
     )
-    def test_a_host_is_no_device(self, host):
+    def test_a_host_is_not_a_device(self, host):
         with pytest.raises(ValueError, match="device_id must be an int or a device, got"):
             Device(host)
 
@@ -218,7 +218,7 @@ class TestOfALocation:
         "bad", [torch_device("meta"), object(), [], torch_device("cuda", "0")], ids=repr
     )
     @pytest.mark.parametrize("cls", [Host, Device], ids=["Host", "Device"])
-    def test_what_names_neither(self, cls, bad):
+    def test_objects_that_are_neither(self, cls, bad):
         with pytest.raises(ValueError, match="must be an int or a"):
             cls(bad)
 
@@ -226,7 +226,7 @@ class TestOfALocation:
         with pytest.raises(ValueError, match="exclude"):
             Host(Host(), is_numa_current=True)
 
-    def test_an_error_of_the_object_itself_comes_through(self):
+    def test_an_exception_of_the_object_is_passed_on(self):
         class Broken:
             __module__ = "cupy.cuda.device"
 

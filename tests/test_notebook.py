@@ -1,4 +1,4 @@
-"""What IPython keeps in Out and _ may be views; a close that they prevent names them."""
+"""Views that IPython keeps in Out and _: the error of close() names them."""
 
 import sys
 import types
@@ -146,7 +146,7 @@ def test_an_error_of_a_memory_resource_stays_as_it_is(shell):
 
 
 def test_with_ipython():
-    """The way out works: the result is gone from Out, _ and IPython's own copies."""
+    """The command of the hint works: the result is gone from Out, _ and IPython's own copies."""
     pytest.importorskip("IPython", reason="needs IPython")
     done = run_python(
         """

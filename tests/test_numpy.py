@@ -163,7 +163,7 @@ class TestRefused:
                 closed.numpy()
 
     @pytest.mark.parametrize("bad", ["default", 1.5, object(), Host()], ids=repr)
-    def test_what_is_no_stream(self, buf, device0, bad):
+    def test_an_object_that_is_not_a_stream(self, buf, device0, bad):
         buf.prefetch(device0)
         with pytest.raises(TypeError, match="stream"):
             buf.numpy(bad)

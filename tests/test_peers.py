@@ -356,7 +356,7 @@ class TestBadMembers:
             pool.peer_accessible_by = bad
 
     @pytest.mark.parametrize("one", [OWNER, OWNER.device_id], ids=["device", "ordinal"])
-    def test_one_device_is_to_be_wrapped_in_a_set(self, pool, one):
+    def test_a_single_device_must_be_wrapped_in_a_set(self, pool, one):
         with pytest.raises(TypeError, match="wrap it in a set") as error:
             pool.peer_accessible_by = one
         assert f"{{{one!r}}}" in str(error.value)

@@ -276,7 +276,7 @@ class TestIndexing:
             plan[-6]
 
     @pytest.mark.parametrize("index", [None, 1.0, "1", (0, 1), Host()], ids=repr)
-    def test_what_is_no_index(self, plan, index):
+    def test_a_key_that_is_not_an_index(self, plan, index):
         with pytest.raises(TypeError, match="int or a slice"):
             plan[index]
 

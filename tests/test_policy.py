@@ -115,7 +115,7 @@ class TestValue:
         assert isinstance(policy.accessed_by, frozenset)
         assert policy == MigrationPolicy.default()
 
-    def test_is_default_where_it_names_nothing(self):
+    def test_is_default_without_advice(self):
         assert MigrationPolicy().is_default is True
         assert MigrationPolicy.default().is_default is True
         assert MigrationPolicy(read_mostly=False, accessed_by=[]).is_default is True

@@ -1,4 +1,4 @@
-"""Policies are exact on every page: a thousand random cases, and those that the search found."""
+"""Policies are exact on every page: random cases, and cases that the search found."""
 
 import pytest
 
@@ -6,7 +6,7 @@ import policy_search
 from helpers import MIB, PAGE, run_python
 from managedmem import Device, Host, MigrationPolicy
 
-# From here on there are cases of every kind that was not exact once.
+# The cases from here on include every kind that was once not exact.
 FIRST, CASES = 3000, 1000
 
 
@@ -22,7 +22,7 @@ def test_random_cases_on_other_machines(machine):
 
 
 def test_a_policy_after_discard_prefetch_to_the_host(alloc, device0):
-    """Batch calls record the host with another id: what reads as one run is three to the driver."""
+    """Batch calls record the host with another id, so one run has three records."""
     buffer = alloc(2 * MIB)[: 4 * PAGE]
     buffer.prefetch(Host())
     buffer.range(2 * PAGE, PAGE).discard_prefetch(Host())
@@ -68,7 +68,7 @@ class TestSeveralNodes:
         buffer.preferred_location = node
         assert buffer.preferred_location is (Host(0) if node is Host.numa_current() else node)
 
-    def test_the_host_is_no_node(self, alloc):
+    def test_the_host_is_not_a_node(self, alloc):
         buffer = self.differing(alloc)
         buffer.preferred_location = Host()
         assert len(buffer.page_runs()) == 1

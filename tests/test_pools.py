@@ -446,13 +446,13 @@ class TestNumbers:
         assert len(fields) == 5
 
     @pytest.mark.emulator_only
-    def test_repr_of_what_cannot_be_read(self, pool):
+    def test_repr_of_a_pool_that_cannot_be_queried(self, pool):
         emulator.fail("cuMemPoolGetAttribute", code=719)
         assert repr(pool.attributes) == "<PoolAttributes of a pool that cannot be queried>"
 
 
-class TestWhatCudaCoreHas:
-    """Names that code written for cuda.core's resources asks for."""
+class TestNamesOfCudaCore:
+    """Properties that cuda.core's resources have."""
 
     def test_a_pool(self, pool):
         assert isinstance(pool.handle, int)
@@ -841,7 +841,7 @@ class TestEndBehindQueuedFrees:
     @pytest.mark.emulator_only
     @pytest.mark.parametrize("call", ["cuEventCreate", "cuEventRecord"])
     def test_a_free_without_an_event(self, pool, call):
-        """Then the pool ends when the driver says that no memory is left in it."""
+        """The pool then ends when the driver reports that no memory is left in it."""
         live = emulator.live()
         buffer = pool.allocate(PAGE)
         emulator.fail(call, code=2)
@@ -853,7 +853,7 @@ class TestEndBehindQueuedFrees:
 
     @pytest.mark.emulator_only
     @pytest.mark.parametrize("call", ["cuMemPoolTrimTo", "cuMemPoolGetAttribute"])
-    def test_a_driver_that_cannot_say_is_asked_again(self, pool, call):
+    def test_a_failing_query_is_repeated(self, pool, call):
         live = emulator.live()
         buffer = pool.allocate(PAGE)
         emulator.fail("cuEventRecord", code=2)

@@ -1,4 +1,4 @@
-"""Finalizers that close what is in use, while it is in use, in the thread that uses it.
+"""Finalizers that close objects while the same thread uses them in a call.
 
 While an operation holds buffers and streams, no Python code runs in its thread: it would wait there
 for its own end. reentry.py lets the collector run wherever it can during every operation; here are
@@ -18,7 +18,7 @@ AT_ONCE = 30  # operations in a process
 
 
 def explore(names):
-    """What went wrong with each operation: a text or None."""
+    """The failure of each operation: a text or None."""
     found = {}
     while names:
         done = run_python(f"import reentry; reentry.main({names[:AT_ONCE]!r})", check=False)
@@ -70,7 +70,8 @@ class TestCollectorDuringOperations:
 class TestOwnersOfTensors:
     @pytest.mark.parametrize("released", [True, False], ids=["without the GIL", "with the GIL"])
     def test_an_owner_that_is_called_through_c(self, released):
-        """C code asks for the GIL with the thread's first state: the owner must be in that one."""
+        """C code takes the GIL with the thread's first thread state, so the owner must be dropped
+        in it."""
         done = run_python(
             f"""
             import ctypes, faulthandler
@@ -99,8 +100,8 @@ class TestOwnersOfTensors:
 
 
 class TestEndOfTheInterpreter:
-    def test_closing_what_a_daemon_thread_was_waiting_for(self):
-        """Its thread never returns to Python, and still it lets the stream go."""
+    def test_closing_a_stream_that_a_daemon_thread_waits_for(self):
+        """The thread never returns to Python, but leaves the guard of the stream."""
         done = run_python(
             """
             import ctypes, faulthandler, threading, time

@@ -1,4 +1,4 @@
-"""Targets that overlap or lie on one page: the last one given wins, as if given one by one."""
+"""Targets that overlap or share a page: the last one given wins, as if given one by one."""
 
 import ctypes
 import random
@@ -45,8 +45,8 @@ def went_to(function, page):
 
 
 def fresh(alloc):
-    """Pages that nothing was recorded of, and that share no block: drivers lag behind in what they
-    record where neighbours differ."""
+    """Pages without records in separate blocks, because drivers leave out records where neighbours
+    differ."""
     return alloc(2 * MIB)
 
 
@@ -103,7 +103,7 @@ PAGES = 12
 
 
 def random_targets(rng, whole_page):
-    """Ranges of some pages, most of them on pages of others."""
+    """Random ranges, most of which share pages."""
     chosen = []
     while len(chosen) < 2 or rng.randrange(8):
         start = rng.randrange(PAGES * 4) * (PAGE // 4) + rng.choice([0, 0, 1])

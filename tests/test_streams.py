@@ -153,7 +153,7 @@ class TestEquality:
         assert Stream.from_handle(handle) != closed
 
     @pytest.mark.parametrize("other", [None, 0, "stream", object()], ids=repr)
-    def test_what_is_no_stream_differs(self, stream, other):
+    def test_other_objects_differ(self, stream, other):
         assert stream != other
 
     def test_a_stream_of_another_library_decides_by_itself(self, stream):
@@ -177,7 +177,7 @@ def numba_stream(handle):
 
 
 class WithIndex:
-    """As NumPy's integers, which are no int."""
+    """Like NumPy's integers: not an int, but with __index__."""
 
     def __init__(self, number):
         self.number = number

@@ -230,7 +230,7 @@ capsules = [buffer.__dlpack__() for _ in range({tensors})]
 del buffer, memory
 os.write({told}, " ".join(str(id(capsule)) for capsule in capsules).encode())
 """
-"""An owner that says where it ends, behind tensors that are about to be consumed."""
+"""An owner that records the interpreter of its finalizer, behind tensors of several consumers."""
 
 TENSORS = (
     f"OWNED = {OWNED!r}"
@@ -316,7 +316,7 @@ print("fine")
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("caller", DELETERS)
 def test_a_tensor_outlives_its_interpreter(kind, caller):
-    """Nobody is there to run the owner's code, so it is left alone."""
+    """No interpreter can run the owner's code, so the owner is left alone."""
     done = run_python(
         PRELUDE
         + TENSORS
@@ -335,8 +335,8 @@ print("fine")
     sys.version_info < (3, 12), reason="3.11 ends an interpreter with any thread state of it"
 )
 @pytest.mark.parametrize("kind", KINDS)
-def test_an_interpreter_ends_while_threads_come_home(kind):
-    """A thread of theirs at the wrong moment would end the process: "not the last thread"."""
+def test_an_interpreter_ends_while_threads_attach(kind):
+    """A thread state at the wrong moment would abort the process: "not the last thread"."""
     done = run_python(
         PRELUDE
         + TENSORS
@@ -355,7 +355,7 @@ print("fine")
 
 
 def test_tensors_of_the_main_interpreter():
-    """The last one is let go when the interpreter has begun to end."""
+    """The last one is released after the interpreter has begun to end."""
     done = run_python(
         PRELUDE
         + TENSORS

@@ -139,15 +139,15 @@ assert [byte(view, i) for i in range(8)] == [LOST] * 8
     @pytest.mark.parametrize(
         ("what", "byte"), [("poison", 0xDB), ("keep", 7), ("zero", 0)], ids=str
     )
-    def test_the_emulator_does_what_it_was_told(self, what, byte):
+    def test_the_emulator_discards_as_configured(self, what, byte):
         run(
             f"view = memory(); fill(view); mm.discard(view); Device().sync(); "
             f"assert byte(view, 0) == {byte}\n",
             emulator=f"pageable=1,discard={what}",
         )
 
-    def test_what_is_read_only_is_refused(self):
-        """A discard would change objects that nobody may change."""
+    def test_read_only_objects_are_refused(self):
+        """A discard would change immutable objects."""
         run("""
 text = b"7" * (8 * PAGE)
 view = memory(); fill(view)
@@ -166,7 +166,7 @@ assert text == b"7" * (8 * PAGE)
 assert byte(view, 0) == 7
 """)
 
-    def test_of_what_is_read_only_and_empty_there_is_nothing_to_lose(self):
+    def test_empty_read_only_objects_are_accepted(self):
         run("""
 mm.discard(b"")
 mm.discard_prefetch([b"", memory()], Host())
@@ -174,7 +174,7 @@ PrefetchPlan([(b"", Host())]).discard_prefetch()
 """)
 
     def test_memory_that_is_gone_when_its_turn_comes(self):
-        """The emulated driver writes to no memory that it may not write to."""
+        """The emulated driver must not crash on unmapped or read-only memory."""
         run("""
 mapping = mmap.mmap(-1, 4 * PAGE)
 view = memoryview(mapping)
@@ -203,7 +203,7 @@ class TestElsewhere:
             "ManagedBuffer.from_handle(address(view), len(view)).discard()",
         ],
     )
-    def test_the_error_says_what_is_missing(self, call):
+    def test_the_error_names_the_missing_attribute(self, call):
         run(
             f"""
 view = memory(); fill(view)

@@ -457,7 +457,7 @@ def drop_capsule(box):
 
 
 def delete_tensor(box):
-    """As NumPy and torch do: with the GIL."""
+    """With the GIL, as NumPy and torch do."""
     tensor = consume(box.held.pop().__dlpack__())
     address = ctypes.cast(tensor.deleter, ctypes.c_void_p).value
     ctypes.PYFUNCTYPE(None, ctypes.c_void_p)(address)(ctypes.addressof(tensor))
@@ -465,8 +465,8 @@ def delete_tensor(box):
 
 @pytest.mark.parametrize("last", ["tensor", "array"])
 def test_a_tensor_is_dropped_while_a_host_function_waits_for_python(last):
-    """Freeing waits for the host function, which waits for what another thread does. With the GIL
-    held meanwhile the process hangs, so it is one of its own."""
+    """Freeing waits for the host function, which waits for another thread. With the GIL held the
+    process would hang, so this runs in a process of its own."""
     pytest.importorskip("numpy", reason="needs NumPy")
     done = run_python(
         f"""
@@ -531,8 +531,8 @@ READS = {
 
 @pytest.mark.parametrize("waits", ["stream.sync()", "Device(0).sync()", "victim.close()"])
 def test_reads_while_a_host_function_in_python_is_waited_for(waits):
-    """One thread waits in the driver for a host function, which needs the GIL; a read in another
-    thread that kept the GIL and waited for the driver would wait for ever."""
+    """One thread waits in the driver for a host function, which needs the GIL. A read in another
+    thread that held the GIL and waited for the driver would hang."""
     done = run_python(
         f"""
         import ctypes, faulthandler, sys, threading, time
@@ -588,7 +588,7 @@ def test_reads_while_a_host_function_in_python_is_waited_for(waits):
 @pytest.mark.emulator_only
 @pytest.mark.parametrize("schedule", ["eager", "lazy"])
 def test_emulated_host_functions_run_in_a_thread_of_the_driver(schedule, stream, buf):
-    """As on a GPU: not in the thread that waits for them, and without the driver."""
+    """As on a GPU: not in the waiting thread, and without driver calls."""
     from managedmem import emulator
 
     seen = []

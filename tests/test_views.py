@@ -147,7 +147,7 @@ class TestItem:
         assert element.handle == cube.handle + 4092
 
     @pytest.mark.parametrize(("index", "at"), [(0, 0), (4095, 4095), (-1, 4095), (-4096, 0)])
-    def test_counts_from_either_end(self, alloc, index, at):
+    def test_indices_count_from_either_end(self, alloc, index, at):
         buffer = alloc(4096)
         write(buffer, pattern(4096))
         assert buffer[index].handle == buffer.handle + at
@@ -194,7 +194,7 @@ class TestItem:
             next(rows)
 
     def test_elements_are_not_searched(self, alloc):
-        """Views compare by identity, so `in` would say False of every number."""
+        """Views compare by identity, so `in` would be False for every number."""
         with pytest.raises(TypeError, match=r"buf\.numpy"):
             0 in alloc(64)  # noqa: B015
 
@@ -210,7 +210,7 @@ class TestItem:
         assert element.view(shape=(1,)).handle == element.handle
         assert element.view(shape=()).shape == ()
 
-    def test_is_true_where_there_is_a_byte(self, alloc):
+    def test_is_true_unless_empty(self, alloc):
         buffer = alloc(64)
         assert bool(buffer) is True
         assert bool(buffer[:0]) is False
@@ -241,7 +241,7 @@ class TestAgainstNumPy:
 
     @staticmethod
     def address(array):
-        """Where the first element is; without one NumPy has no rule for it."""
+        """The address of the first element; for empty arrays NumPy has no rule."""
         if array.nbytes == 0:
             return None
         ours = isinstance(array, managedmem.ManagedBuffer)

@@ -413,11 +413,11 @@ def _refuse_memory(caller: str, buffer: ManagedBuffer) -> NoReturn:
 def residency(buffer: ManagedBuffer) -> Device | Host | str | None:
     """Where the pages of a buffer (or slice of one) are now.
 
-    Gives the Device; Host() or Host(numa_id=n) for another than the first NUMA node; None when no
-    page was ever touched, or there is no byte; "mixed" when they are in several places, or have
-    several copies. Queued operations have not moved anything yet. Raises TypeError for what is no
-    ManagedBuffer, ValueError when it is closed or the memory is not managed, RuntimeError when
-    another driver is in use.
+    Gives the Device; Host() or Host(numa_id=n) for another than the first NUMA node; None if no
+    page was ever touched or the buffer is empty; "mixed" if the pages are in several places or
+    have several copies. Queued operations have not moved anything yet. Raises TypeError for an
+    object that is not a ManagedBuffer, ValueError when it is closed or the memory is not managed,
+    RuntimeError when another driver is in use.
     """
     _check_buffer("residency", buffer)
     if buffer.size == 0:
@@ -438,8 +438,9 @@ def residency(buffer: ManagedBuffer) -> Device | Host | str | None:
 def touch(buffer: ManagedBuffer, location: Device | Host, write: bool = False) -> None:
     """Let a processor read or write a whole buffer: pages fault, move or are copied, and count.
 
-    No byte changes. Raises TypeError for what is no Device or Host, or no ManagedBuffer, ValueError
-    when the buffer is closed or its memory not managed, RuntimeError when another driver is in use.
+    The contents do not change. Raises TypeError unless it gets a ManagedBuffer and a Device or
+    Host, ValueError when the buffer is closed or its memory is not managed, RuntimeError when
+    another driver is in use.
     """
     _check_buffer("touch", buffer)
     if isinstance(location, _managedmem.Device):

@@ -246,7 +246,7 @@ read_array_interface(PyObject *value, PyObject *interface, mm_foreign *out)
 
     if (!PyDict_Check(interface)) {
         return mm_refuse_foreign(PyExc_TypeError, value,
-                                 "has a __cuda_array_interface__ that is no dict");
+                                 "has a __cuda_array_interface__ that is not a dict");
     }
     dimensions = read_layout(value, interface, shape, strides, &has_strides, &itemsize);
     if (dimensions < 0) {

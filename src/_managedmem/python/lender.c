@@ -180,9 +180,9 @@ owner_of(mm_driver *cu, CUdeviceptr start)
                : MM_ANY_DEVICE;
 }
 
-/* Calls the method with these arguments, which it takes over, and the stream. A thread that never
- * touched CUDA has no context, and the garbage collector runs in any thread: there the driver would
- * know no default stream. `start` is the memory that goes back, or 0. */
+/* Calls the method with args, whose reference it steals, and the stream. The garbage collector may run in
+ * a thread without a context, where the driver knows no default stream, so such a thread gets one.
+ * `start` is the memory to deallocate, or 0. */
 static PyObject *
 call(PyObject *resource, const char *name, PyObject *args, PyObject *order, CUdeviceptr start)
 {

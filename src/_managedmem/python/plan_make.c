@@ -421,8 +421,8 @@ const char mm_plan_add_doc[] =
     "nbytes : int, optional\n"
     "    Bytes to take from there. None: all that follow.\n"
     "\n"
-    "Raises ValueError where the part leaves the target, where the target is no managed\n"
-    "memory, and TypeError for wrong types; the plan is then as before. Driver:\n"
+    "Raises ValueError if the part leaves the target or the target is not managed memory, TypeError for\n"
+    "wrong types; the plan is then as before. Driver:\n"
     "cuPointerGetAttributes for memory of other libraries.";
 
 const char mm_plan_fit_doc[] =
