@@ -421,6 +421,13 @@ class TestCalls:
         with pytest.raises(managedmem.CUDAError, match=r"inside a host function.*another thread"):
             run_inside(lambda: call(buf, stream), stream)
 
+    def test_a_prefetch_on_a_stream_works(self, buf, stream):
+        """Seen on an H100 with driver 580."""
+        with Stream() as other:
+            run_inside(lambda: buf.prefetch(Device(0), stream=other), stream)
+            other.sync()
+        assert buf.last_prefetch_location is Device(0)
+
     def test_those_without_the_driver_work(self, buf, stream):
         write(buf, 3)
         with memoryview(buf) as bytes_of_it:
