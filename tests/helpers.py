@@ -42,11 +42,12 @@ def warm_up():
 
 
 def settle():
-    """Wait for the device, after which pools without buffers are destroyed."""
+    """Wait for all devices, after which pools without buffers are destroyed."""
     import managedmem
 
     with contextlib.suppress(managedmem.CUDAError):
-        managedmem.Device(0).sync()
+        for device in managedmem.Device.all():
+            device.sync()
 
 
 def live_managed_bytes():

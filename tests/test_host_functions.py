@@ -197,7 +197,8 @@ class TestDropping:
                 if again:
                     pool.allocate(PAGE, stream=stream.handle).close()
                 stream.close()
-            Device(0).sync()
+            for device in Device.all():
+                device.sync()
             assert count_live() == live
 
     @needs_pools

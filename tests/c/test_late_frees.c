@@ -284,6 +284,41 @@ streams_of_others_are_not_touched(void)
     release_pool(pool);
 }
 
+static CUstream
+make_stream_on(int device)
+{
+    CUstream stream = NULL;
+    mm_scope scope;
+    mm_status st;
+
+    CHECK_OK(mm_scope_enter(&scope, world.cu, device, &st), &st);
+    CHECK_EQUAL(world.cu->StreamCreate(&stream, CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);
+    mm_scope_leave(&scope);
+    return stream;
+}
+
+/* A wait for a device destroys its captures, so a block waits until the user has waited for each. */
+static void
+captures_of_other_devices_survive(void)
+{
+    size_t live = world.live_allocations();
+    CUstream stream = make_stream_on(0), other = make_stream_on(1);
+    mm_pool *pool = make_pool();
+    CUgraph graph = NULL;
+
+    run_inside(release_memory, allocate_from(pool, stream, NULL));
+    CHECK_EQUAL(world.begin_capture(other, CU_STREAM_CAPTURE_MODE_RELAXED), CUDA_SUCCESS);
+    mm_late_frees_attempt(world.cu, &after_a_wait);
+    CHECK_EQUAL(world.end_capture(other, &graph), CUDA_SUCCESS);
+    CHECK_EQUAL(world.destroy_graph(graph), CUDA_SUCCESS);
+    CHECK_EQUAL(world.live_allocations(), live + 1);
+    mm_late_frees_attempt(world.cu, &(mm_chance){.pools = true, .idle = true, .device = 1});
+    CHECK_EQUAL(world.live_allocations(), live);
+    release_pool(pool);
+    CHECK_EQUAL(world.cu->StreamDestroy(stream), CUDA_SUCCESS);
+    CHECK_EQUAL(world.cu->StreamDestroy(other), CUDA_SUCCESS);
+}
+
 static void
 pools_and_streams_go_late(void)
 {
@@ -385,6 +420,7 @@ main(int argc, char **argv)
         CHECK_TEST(blocks_of_allocators_are_freed_by_the_next_call),
         CHECK_TEST(forked_children_attempt_nothing),
         CHECK_TEST(threads_free_each_others_memory),
+        CHECK_TEST(captures_of_other_devices_survive), /* last: from here on device 1 is in use */
     };
 
     CHECK_EQUAL(argc, 2);

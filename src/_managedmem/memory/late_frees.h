@@ -11,7 +11,8 @@
 /* The conditions of an attempt. */
 typedef struct {
     bool pools;      /* retired pools are attempted too */
-    bool idle;       /* the caller has just waited for a device */
+    bool idle;       /* the caller has just waited for `device` */
+    int device;
     CUstream stream; /* a stream of another library that is known to exist; or NULL */
 } mm_chance;
 

@@ -160,8 +160,29 @@ drop_block(mm_pool_block *block)
     free(block);
 }
 
-/* Frees the block in the order of its stream, or with all devices idle; false if it must wait. A free
- * that fails counts as done, because it may have acted, except inside a host function. */
+/* Whether each device in use was idle since the block was put on the list. Waits for `device` again,
+ * because the caller's wait may have been before that, but for no other: a wait destroys captures. */
+static bool
+were_idle(mm_driver *cu, mm_pool_block *block, int device)
+{
+    int current = 0;
+    mm_status st;
+
+    if (mm_current_device(cu, &current, &st) < 0 || mm_device_synchronize(cu, device, &st) < 0
+        || (current == device && mm_device_synchronize(cu, MM_ANY_DEVICE, &st) < 0)) {
+        return false;
+    }
+    block->waited |= (uint64_t)1 << device;
+    for (int i = 0; i < cu->device_count; i++) {
+        if (atomic_load(&cu->primary[i]) != NULL && !(block->waited >> i & 1)) {
+            return false;
+        }
+    }
+    return true;
+}
+
+/* Frees the block in the order of its stream, or after all devices were idle; false if it must wait. A
+ * free that fails counts as done, because it may have acted, except inside a host function. */
 static bool
 free_with(mm_driver *cu, mm_pool_block *block, const mm_chance *chance)
 {
@@ -171,7 +192,7 @@ free_with(mm_driver *cu, mm_pool_block *block, const mm_chance *chance)
     bool capturing = false;
     mm_status st;
 
-    if (!exists && (!chance->idle || mm_synchronize_all(cu, &st) < 0)) {
+    if (!exists && !(chance->idle && were_idle(cu, block, chance->device))) {
         return false;
     }
     return is_capturing(cu, stream, block->device, &capturing, &st) == 0 && !capturing
