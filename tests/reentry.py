@@ -241,11 +241,11 @@ def close_one_by_one(operation, order):
     for start in range(1, MOST_COLLECTIONS):
         w = World()
         operation.prepare(w)
-        ways = order(closers(w))
+        calls = order(closers(w))
 
-        def close(run, first=start, ways=ways):
-            if first <= run < first + len(ways):
-                ways[run - first]()
+        def close(run, first=start, calls=calls):
+            if first <= run < first + len(calls):
+                calls[run - first]()
 
         collector = Collector(close)
         wrong = act_under(collector, operation, w)
@@ -263,9 +263,9 @@ def close_after_a_fault(operation):
 
         def close(run, w=w):
             if emulator.failure_fired():
-                for way in closers(w):
+                for call in closers(w):
                     with contextlib.suppress(*EXPECTED):
-                        way()
+                        call()
 
         emulator.fail("*", nth=nth, code=LAUNCH_FAILED)
         wrong = act_under(Collector(close), operation, w)
@@ -283,7 +283,7 @@ def explore(name):
         return None
     return (
         close_one_by_one(operation, list)
-        or close_one_by_one(operation, lambda ways: ways[::-1])
+        or close_one_by_one(operation, lambda calls: calls[::-1])
         or close_after_a_fault(operation)
     )
 

@@ -125,11 +125,11 @@ class TestReading:
         with pytest.raises(TypeError):
             operator.lt(buf.accessed_by, other)
 
-    @pytest.mark.parametrize("way", [copy.copy, copy.deepcopy], ids=["copy", "deepcopy"])
-    def test_copies_are_plain_sets(self, pair, buf, way):
+    @pytest.mark.parametrize("copier", [copy.copy, copy.deepcopy], ids=["copy", "deepcopy"])
+    def test_copies_are_plain_sets(self, pair, buf, copier):
         """The live set belongs to its buffer; what is copied of it are its members."""
         proxy, model = pair
-        copied = way(proxy)
+        copied = copier(proxy)
         assert type(copied) is set
         assert copied == model
         copied.add("something")

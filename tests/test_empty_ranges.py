@@ -153,13 +153,13 @@ class TestOperations:
     @buffers
     def test_do_nothing(self, make, buf, device0, stream, nothing_called):
         buffer = make(buf)
-        for how in ({}, {"stream": stream}):
-            buffer.prefetch(device0, **how)
-            buffer.prefetch(Host(), defer=True, **how)
-            buffer.fill(3, **how)
-            buffer.fill(b"abcd", **how)
-            buffer.discard(**how)
-            buffer.discard_prefetch(device0, **how)
+        for options in ({}, {"stream": stream}):
+            buffer.prefetch(device0, **options)
+            buffer.prefetch(Host(), defer=True, **options)
+            buffer.fill(3, **options)
+            buffer.fill(b"abcd", **options)
+            buffer.discard(**options)
+            buffer.discard_prefetch(device0, **options)
         buffer.read_mostly = True
         buffer.preferred_location = device0
         buffer.preferred_location = None
@@ -336,8 +336,8 @@ class TestPlans:
         assert [entry.nbytes for entry in plan] == [0, PAGE, 0]
         assert plan.nbytes == PAGE
         assert "1 driver call" in plan.explain()
-        for how in ({}, {"stream": stream, "dispatch": "batch"}):
-            plan.execute(**how)
+        for options in ({}, {"stream": stream, "dispatch": "batch"}):
+            plan.execute(**options)
         assert buf[:PAGE].last_prefetch_location is device0
         plan.discard_prefetch()
         plan.clear()
@@ -346,10 +346,10 @@ class TestPlans:
     @targets
     def test_of_nothing_else(self, make, buf, device0, stream, nothing_called):
         plan = PrefetchPlan([(make(buf), device0)] * 3)
-        for how in ({}, {"stream": stream, "defer": True}, {"dispatch": "loop"}):
-            plan.execute(**how)
-            plan.discard_prefetch(**how)
-            assert plan.explain(**how).startswith("0 driver calls for 3 entries")
+        for options in ({}, {"stream": stream, "defer": True}, {"dispatch": "loop"}):
+            plan.execute(**options)
+            plan.discard_prefetch(**options)
+            assert plan.explain(**options).startswith("0 driver calls for 3 entries")
         plan.clear()
         gc.collect()
 

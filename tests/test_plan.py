@@ -234,9 +234,9 @@ class TestEntries:
 
     def test_cannot_be_copied_deeply_or_subclassed(self, buf):
         plan = PrefetchPlan([(buf, Host())])
-        for way in (copy.deepcopy, pickle.dumps):
+        for copier in (copy.deepcopy, pickle.dumps):
             with pytest.raises(TypeError):
-                way(plan)
+                copier(plan)
         with pytest.raises(TypeError):
             type("Mine", (PrefetchPlan,), {})
 
@@ -317,10 +317,10 @@ class TestIndexing:
         plan.clear()
         assert len(part) == 3
 
-    @pytest.mark.parametrize("way", [copy.copy, lambda p: p[:]], ids=["copy", "slice"])
-    def test_a_copy_is_independent(self, plan, pages, stream, way):
+    @pytest.mark.parametrize("copier", [copy.copy, lambda p: p[:]], ids=["copy", "slice"])
+    def test_a_copy_is_independent(self, plan, pages, stream, copier):
         plan.execute(stream=stream)
-        other = way(plan)
+        other = copier(plan)
         assert other is not plan
         assert list(other) == list(plan)
         assert [e.target for e in other] == pages

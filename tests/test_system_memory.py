@@ -137,13 +137,13 @@ assert [byte(view, i) for i in range(8)] == [LOST] * 8
 """)
 
     @pytest.mark.parametrize(
-        ("what", "byte"), [("poison", 0xDB), ("keep", 7), ("zero", 0)], ids=str
+        ("mode", "byte"), [("poison", 0xDB), ("keep", 7), ("zero", 0)], ids=str
     )
-    def test_the_emulator_discards_as_configured(self, what, byte):
+    def test_the_emulator_discards_as_configured(self, mode, byte):
         run(
             f"view = memory(); fill(view); mm.discard(view); Device().sync(); "
             f"assert byte(view, 0) == {byte}\n",
-            emulator=f"pageable=1,discard={what}",
+            emulator=f"pageable=1,discard={mode}",
         )
 
     def test_read_only_objects_are_refused(self):

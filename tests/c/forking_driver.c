@@ -1,6 +1,6 @@
-/* forking_driver.c: an emulated driver whose loading forks, as the real one does to run the program
- * that loads its kernel modules. It depends on the emulated driver, so that looking up an entry
- * point in it finds that one's. */
+/* forking_driver.c: an emulated driver that forks while it is loaded, as the real one does to run the
+ * program that loads its kernel modules. It is linked to the emulated driver, whose entry points are
+ * found through it. */
 #include <stdlib.h>
 #include <sys/wait.h>
 #include <unistd.h>

@@ -48,7 +48,7 @@ neighbours_merge_in_any_order(void)
     mm_batch_free(&b);
 }
 
-/* Also where all are, where one is left, and on both sides of a real one. */
+/* Cases: all are empty, one is not, and empty ones on both sides of it. */
 static void
 ranges_without_a_byte_are_dropped(void)
 {
@@ -164,7 +164,7 @@ conflicting_moves_keep_their_order(void)
     mm_batch_free(&b);
 }
 
-/* Whether two ranges have a page in common. */
+/* True if two ranges share a page. */
 static bool
 share_a_page(const mm_range *x, const mm_range *y)
 {
@@ -452,7 +452,7 @@ bad_ranges_are_explained(void)
     mm_memory_release(m);
 }
 
-/* Of a batch, the driver does not say which range it refused. */
+/* The driver does not tell the range of a batch that it refused. */
 static void
 the_bad_range_of_a_batch_is_found(void)
 {

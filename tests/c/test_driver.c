@@ -1,4 +1,4 @@
-/* test_driver.c: choosing and opening the driver while other threads fork, and the driver itself.
+/* test_driver.c: selecting and opening the driver while other threads, or the driver itself, fork.
  *
  * Usage: test_driver PATH_OF_THE_EMULATED_DRIVER, with libforking.so beside it. Opens the driver in
  * children only, so that each test begins with none. */
@@ -13,7 +13,7 @@
 #include "check.h"
 #include "driver/driver.h"
 
-/* ThreadSanitizer asks the program so. The children of threads' processes do not join those. */
+/* Options of ThreadSanitizer: children do not join the threads of their parents. */
 const char *__tsan_default_options(void);
 
 const char *
@@ -27,7 +27,7 @@ enum { SELECTIONS = 300, OPENINGS = 60, PATIENCE = 20, HANGS = 256 };
 static const char *driver_path;
 static atomic_bool stop;
 
-/* Runs work in a child: its result, 0 to 127; HANGS or more when a signal ended it. */
+/* Runs work in a child. Returns its result, 0 to 127, or HANGS plus the signal that ended it. */
 static int
 in_child(int (*work)(void))
 {
@@ -57,7 +57,7 @@ select_again_and_again(void *argument)
     return NULL;
 }
 
-/* The name that the other thread was just writing is whole, or is the one before. */
+/* The child sees a complete name: the new one or the previous one. */
 static int
 select_and_open(void)
 {
@@ -99,7 +99,7 @@ open_driver(void *opened)
     return NULL;
 }
 
-/* In a child of a process that was opening: its own driver, or a refusal. */
+/* In a child that was forked during an opening: it opens its own driver, or is refused. */
 static int
 open_or_be_refused(void)
 {

@@ -1,5 +1,5 @@
-/* test_late_frees.c: memory, blocks, pools and streams that end where they cannot be freed, above all
- * inside host functions, alone and under many threads.
+/* test_late_frees.c: memory, blocks, pools and streams that cannot be freed at their end, mostly because
+ * that is inside a host function; in one thread and in several.
  *
  * Usage: test_late_frees PATH_OF_THE_EMULATED_DRIVER. Made to run under ThreadSanitizer. */
 #include <sys/wait.h>
@@ -18,7 +18,7 @@ attempt(void)
     mm_late_frees_attempt(world.cu, &any_call);
 }
 
-/* Runs the function as a host function of a stream, which on the emulated driver is done at once. */
+/* Runs the function as a host function of a stream; the emulated driver runs it at once. */
 static void
 run_inside(void (*function)(void *), void *argument)
 {
@@ -118,7 +118,7 @@ a_refused_attempt_keeps_all(void)
     CHECK_EQUAL(world.live_allocations(), live);
 }
 
-/* A closed view, of which only the reference is left. */
+/* A closed view still has its reference. */
 static void
 references_outlive_it(void)
 {
@@ -174,7 +174,7 @@ closing_leaves_memory_open(void)
     release_pool(pool);
 }
 
-/* The call under way can be one that waits for the host function. */
+/* The call under way may wait for the host function. */
 static void
 closing_never_waits_there(void)
 {
@@ -260,7 +260,7 @@ blocks_keep_their_pool_and_stream(void)
     CHECK_EQUAL(world.live_streams(), streams);
 }
 
-/* Nothing says that such a stream still exists. */
+/* Such a stream may not exist any more. */
 static void
 streams_of_others_are_not_touched(void)
 {
@@ -379,7 +379,7 @@ forked_children_attempt_nothing(void)
     CHECK_EQUAL(world.live_allocations(), live);
 }
 
-/* Each round leaves memory to whichever thread allocates next. */
+/* In each round, the next thread that allocates frees the memory of the others. */
 static void *
 leave_and_allocate(void *pool)
 {

@@ -69,9 +69,9 @@ enter_nothing(void *argument)
     return NULL;
 }
 
-/* What the assertions of the room above ask: it is about one thread, and about no export. */
+/* mm_guards_entered() counts the calls of the own thread, and not exports. */
 static void
-guards_know_who_is_in(void)
+guards_count_the_calls_of_a_thread(void)
 {
     enum { MANY = 100 };
     mm_guard many[MANY] = {{0}};
@@ -93,7 +93,7 @@ guards_know_who_is_in(void)
     CHECK_EQUAL(mm_guards_entered(), 0);
 }
 
-/* Runs work in a child and gives the signal that ended it, or 0. */
+/* Runs work in a child. Returns the signal that ended it, or 0. */
 static int
 signal_of_child(void (*work)(mm_guard *), mm_guard *g)
 {
@@ -129,9 +129,9 @@ close_another(mm_guard *g)
     mm_guard_leave(&other);
 }
 
-/* It would wait for itself for ever. */
+/* Without the assertion, the thread would wait for itself for ever. */
 static void
-closing_from_within_is_noticed(void)
+closing_an_entered_guard_aborts(void)
 {
     mm_guard g = {0};
 
@@ -204,7 +204,7 @@ a_hold_can_go_before_its_reference(void)
     mm_memory_retain(m);
     CHECK(!mm_memory_release_hold(m));
     CHECK_EQUAL(world.live_allocations(), before + 1);
-    CHECK(mm_guard_enter(&m->guard)); /* a call through the reference that is left */
+    CHECK(mm_guard_enter(&m->guard)); /* a call through the remaining reference */
     mm_guard_leave(&m->guard);
     CHECK(mm_memory_drop(m));
     CHECK(mm_memory_end_blocks(m));
@@ -215,7 +215,7 @@ a_hold_can_go_before_its_reference(void)
 }
 
 static void
-the_last_hold_retires_what_is_referred_to(void)
+the_last_hold_retires_the_memory(void)
 {
     size_t before = world.live_allocations();
     mm_memory *m = allocate(100);
@@ -242,11 +242,11 @@ a_reopened_guard_can_be_closed_again(void)
     CHECK_EQUAL(mm_guard_close(&g, false), MM_CLOSED_NOW);
 }
 
-/* Views on several threads: each is used, then gives up its hold while others still enter. Wrapped
- * memory is gone with the last hold, so that is when nobody may be inside. */
+/* Views in several threads: each is used, then releases its hold while others still enter. Wrapped
+ * memory ends with the last hold, so no thread may be inside at that time. */
 typedef struct {
     mm_memory *memory;
-    int alive; /* written by whoever retires, read inside the guard */
+    int alive; /* written by the thread that retires, read inside the guard */
 } viewed;
 
 static void *
@@ -512,13 +512,13 @@ main(int argc, char **argv)
         CHECK_TEST(guard_counts_users),
         CHECK_TEST(closed_guard_admits_nobody),
         CHECK_TEST(forked_child_does_not_wait),
-        CHECK_TEST(guards_know_who_is_in),
-        CHECK_TEST(closing_from_within_is_noticed),
+        CHECK_TEST(guards_count_the_calls_of_a_thread),
+        CHECK_TEST(closing_an_entered_guard_aborts),
         CHECK_TEST(guard_lets_one_close_after_all_left),
         CHECK_TEST(threads_share_contexts_and_streams),
         CHECK_TEST(last_reference_frees),
         CHECK_TEST(a_hold_can_go_before_its_reference),
-        CHECK_TEST(the_last_hold_retires_what_is_referred_to),
+        CHECK_TEST(the_last_hold_retires_the_memory),
         CHECK_TEST(a_reopened_guard_can_be_closed_again),
         CHECK_TEST(the_last_of_many_holds_waits_for_calls),
         CHECK_TEST(closing_frees_once),

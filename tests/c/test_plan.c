@@ -421,7 +421,7 @@ a_budget_is_spent_in_order(void)
     }
 }
 
-/* The sanitizers ask the program so: allocations that are too large give NULL, as without them. */
+/* Options of the sanitizers: allocations that are too large return NULL. */
 const char *__asan_default_options(void);
 const char *__tsan_default_options(void);
 
@@ -437,11 +437,11 @@ __tsan_default_options(void)
     return "allocator_may_return_null=1";
 }
 
-/* More entries than memory can hold; none of them is looked at. */
+/* More entries than memory can hold; none of them is read. */
 static void
 too_many_entries_are_refused(void)
 {
-    volatile size_t most = SIZE_MAX; /* no constant, which compilers warn about */
+    volatile size_t most = SIZE_MAX; /* volatile, because compilers warn about the constant */
     const size_t count = most / 16;
     mm_outlook outlook;
     mm_batch batch;

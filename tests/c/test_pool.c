@@ -98,7 +98,7 @@ pools_wait_for_queued_frees(void)
     mm_memory_release(m);
     release(pool);
     mm_late_frees_attempt(
-        world.cu, &(mm_chance){.pools = true}); /* the event was asked once and is reached now */
+        world.cu, &(mm_chance){.pools = true}); /* the event is reached at its second query */
     CHECK_EQUAL(world_calls("cuCtxSynchronize"), 0);
     CHECK_EQUAL(world_calls("cuMemPoolDestroy"), 1);
     m = allocate(pool = make_pool(true), 100, NULL);
@@ -112,8 +112,7 @@ pools_wait_for_queued_frees(void)
     CHECK_EQUAL(world.live_allocations(), live);
 }
 
-/* Retires a pool with frees queued that the driver may not be done with, and checks that it stays
- * until a wait has shown that it is. */
+/* Retires a pool whose queued frees may not have run, and checks that it exists until a wait. */
 static void
 check_waits(mm_pool *pool, size_t pools)
 {
@@ -144,7 +143,7 @@ pools_wait_where_an_event_fails(void)
     }
 }
 
-/* Also where no event can be made or recorded behind them. */
+/* Also if no event can be created or recorded behind them. */
 static void
 pools_wait_for_frees_that_failed_after_they_acted(void)
 {
@@ -177,7 +176,7 @@ free_on_own_default_stream(void *argument)
     return NULL;
 }
 
-/* Their default streams have one handle. */
+/* The default streams of all threads have the same handle. */
 static void
 pools_wait_for_the_frees_of_every_thread(void)
 {
@@ -327,8 +326,8 @@ threads_free_a_block_once(void)
     release(pool);
 }
 
-/* Its streams belong to the block alone: a look at one that another thread replaced would be a look
- * at a destroyed stream. */
+/* Only the block keeps its stream, so using one that another thread has replaced would be a use after
+ * free. */
 static void *
 change_the_stream(void *argument)
 {

@@ -1,5 +1,5 @@
-/* test_range.c: system memory as a target, on machines where some devices reach it and others do
- * not, which the emulated driver has no profile for.
+/* test_range.c: system memory as a target on machines where only some devices reach it, for which the
+ * emulated driver has no profile.
  *
  * Usage: test_range PATH_OF_THE_EMULATED_DRIVER, which must have at least two devices. */
 #include "world.h"
@@ -58,7 +58,7 @@ system_memory_needs_the_right_devices(void)
 }
 
 static void
-a_failed_question_is_an_error(void)
+a_failed_query_is_an_error(void)
 {
     mm_driver cu = *world.cu;
     mm_status st;
@@ -76,7 +76,7 @@ main(int argc, char **argv)
 {
     static const check_test tests[] = {
         CHECK_TEST(system_memory_needs_the_right_devices),
-        CHECK_TEST(a_failed_question_is_an_error),
+        CHECK_TEST(a_failed_query_is_an_error),
     };
 
     if (argc != 2) {

@@ -1,12 +1,12 @@
-/* test_stream.c: captures are seen where the default stream is that of another context than the
- * calling thread's, which may have none.
+/* test_stream.c: captures are detected if the default stream is in another context than that of the
+ * calling thread, or the thread has no context.
  *
  * Usage: test_stream PATH_OF_THE_EMULATED_DRIVER, which must have at least two devices. */
 #include "world.h"
 
 #include "memory/dispatch.h"
 
-/* A stream of the device that the device's legacy stream waits for, and that captures. */
+/* A capturing stream of the device, for which the device's legacy stream waits. */
 static CUstream
 begin_capture_on(int device)
 {
@@ -21,7 +21,7 @@ begin_capture_on(int device)
     return stream;
 }
 
-/* Checks that the capture has survived. */
+/* Checks that the capture is still valid. */
 static void
 end_capture(CUstream stream)
 {

@@ -184,9 +184,8 @@ show_left(const char *label, CUmemoryPool pool)
            (unsigned long long)used);
 }
 
-/* When a pool counts its memory as given back: after a wait that follows the free, not before. The
- * pool is destroyed with all frees done, as a queued one makes driver 580 crash
- * (probes/pool_end.c). */
+/* A pool counts its memory as unused only after a wait that follows the free. The pool is destroyed
+ * after all frees, because driver 580 crashes behind a queued one (probes/pool_end.c). */
 void
 topic_pool_frees(struct fixture *f)
 {

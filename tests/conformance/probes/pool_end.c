@@ -1,8 +1,8 @@
-/* pool_end.c: what a driver does when a pool is destroyed behind a queued free.
+/* pool_end.c: the behaviour of a driver when a pool is destroyed behind a queued free.
  *
  * Usage: pool_end MODE, linked to the driver. "queued" destroys each pool while a free from it waits
- * in the stream; driver 580.159.04 (H100, H200) then ends with SIGSEGV in a wait, or never. "run"
- * destroys after the free has run and always prints "through". */
+ * in the stream; on driver 580.159.04 (H100, H200) a later wait then crashes with SIGSEGV or hangs.
+ * "run" destroys each pool after the free has run and always prints "through". */
 #include <cuda.h>
 #include <stdio.h>
 #include <stdlib.h>
