@@ -69,6 +69,39 @@ class TestCloseReleases:
             assert owner() is not None
         assert owner() is None
 
+    @pytest.mark.parametrize("part", [slice(None), slice(0, 16)], ids=["the buffer", "a view"])
+    def test_an_exception_leaves_a_with_block_past_views(self, owned, part):
+        """The frames that the exception holds keep the views: a BufferError would hide it."""
+        buffer, owner = owned
+        used = buffer if part == slice(None) else buffer[part]
+        with pytest.raises(KeyError, match="mine"), used:
+            kept = memoryview(used)
+            raise KeyError("mine")
+        assert not used.is_closed
+        with pytest.raises(BufferError), used:
+            assert kept.nbytes == used.size
+        kept.release()
+        with pytest.raises(KeyError), used:
+            raise KeyError("mine")
+        assert used.is_closed
+        buffer.close()
+        assert owner() is None
+
+    @pytest.mark.emulator_only
+    def test_memory_that_an_exception_left_open_goes_with_the_last_view(self):
+        def use():
+            with ManagedMemoryResource().allocate(PAGE) as buffer:
+                view = memoryview(buffer)
+                raise KeyError(view.nbytes)
+
+        before, during = live(), None
+        try:
+            use()
+        except KeyError:
+            during = live()
+        assert during == before + 1
+        assert live() == before
+
     def test_properties_that_a_closed_buffer_keeps(self, owned):
         buffer, _ = owned
         size = buffer.size

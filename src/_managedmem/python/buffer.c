@@ -361,7 +361,9 @@ static PyMethodDef buffer_methods[] = {
     {"__dlpack_device__", mm_buffer_dlpack_device, METH_NOARGS, mm_buffer_dlpack_device_doc},
     {"__enter__", buffer_enter, METH_NOARGS, "__enter__($self, /)\n--\n\nThe buffer itself."},
     {"__exit__", (PyCFunction)(void (*)(void))mm_buffer_exit, METH_FASTCALL,
-     "__exit__($self, /, *exception)\n--\n\nClose the buffer."},
+     "__exit__($self, /, *exception)\n--\n\n"
+     "Close the buffer. If an exception leaves the block while views live, that exception goes on, the\n"
+     "buffer stays open, and its memory is freed with the last of them."},
     {"__reduce__", buffer_reduce, METH_NOARGS,
      "__reduce__($self, /)\n--\n\nRaises TypeError: memory cannot be pickled."},
     {NULL, NULL, 0, NULL},

@@ -602,10 +602,20 @@ mm_buffer_close(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject 
     Py_RETURN_NONE;
 }
 
+/* An exception that leaves the block is more than views that its frames still hold: the memory goes
+ * with the last of them then. */
 PyObject *
-mm_buffer_exit(PyObject *op, PyObject *const *Py_UNUSED(args), Py_ssize_t Py_UNUSED(nargs))
+mm_buffer_exit(PyObject *op, PyObject *const *args, Py_ssize_t nargs)
 {
-    return mm_buffer_close(op, NULL, 0, NULL);
+    bool raised = nargs > 0 && args[0] != Py_None;
+    PyObject *result = mm_buffer_close(op, NULL, 0, NULL);
+
+    if (result == NULL && raised && PyErr_ExceptionMatches(PyExc_BufferError)
+        && mm_guard_exports(&mm_buffer_of(op)->memory->guard) > 0) {
+        PyErr_Clear();
+        result = Py_NewRef(Py_None);
+    }
+    return result;
 }
 
 /* --- the stream of the deallocation ----------------------------------------------------- */
