@@ -81,8 +81,8 @@ class BuildExt(build_ext):
                 ) from None
 
     def drop_search_paths(self):
-        """Pythons built by hand pass the path of their own library on to extensions. The driver
-        would be looked for there first, on whatever machine the package is installed."""
+        """Removes the library path that Pythons built from source pass to extensions. The driver
+        would be searched there first, on every machine with the package."""
         self.compiler.linker_so = [
             argument
             for argument in self.compiler.linker_so

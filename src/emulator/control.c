@@ -136,7 +136,7 @@ emu_call_out(struct emu_call *call, const char *format, ...)
     va_end(arguments);
 }
 
-/* Measured on driver 580: what a host function may call. The rest is refused. */
+/* True inside a host function, except for the functions that driver 580 allows there (measured). */
 static bool
 is_refused_here(const char *function)
 {

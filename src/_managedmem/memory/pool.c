@@ -160,8 +160,8 @@ drop_block(mm_pool_block *block)
     free(block);
 }
 
-/* Whether each device in use was idle since the block was put on the list. Waits for `device` again,
- * because the caller's wait may have been before that, but for no other: a wait destroys captures. */
+/* True if each device in use was idle since the free was deferred. Waits for `device`, because the
+ * caller's wait may have been earlier, but not for other devices: a wait destroys their captures. */
 static bool
 were_idle(mm_driver *cu, mm_pool_block *block, int device)
 {

@@ -26,8 +26,7 @@ struct mm_pool_block {
     CUstream stream; /* the one it was allocated on; NULL for a default one */
     mm_stream *shared; /* keeps that stream, where it is one of ours; or NULL */
     int device; /* whose default stream, where it is one; or MM_ANY_DEVICE */
-    uint64_t
-        waited; /* bit n: device n was idle since the block was put on the list of late frees */
+    uint64_t waited; /* bit n: device n was idle since the free was deferred */
 };
 
 /* A pool of its own: managed memory with a preferred location or none, or memory of a device. It

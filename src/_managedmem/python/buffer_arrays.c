@@ -238,10 +238,9 @@ const char mm_torch_doc[] =
     "\n"
     "Parameters\n"
     "----------\n"
-    "device : torch.device, str or int, optional\n"
-    "    The CUDA device of the tensor, or the CPU; a Device or Host too. None: the device of pool\n"
-    "    memory, else torch's current CUDA device, or the CPU if torch has none or the driver is\n"
-    "    emulated.\n"
+    "device : torch.device, Device, Host, str or int, optional\n"
+    "    The CUDA device of the tensor, or the CPU. None: the device of memory from a device pool, else\n"
+    "    torch's current CUDA device, or the CPU if torch has none or the driver is emulated.\n"
     "stream : Stream, object with __cuda_stream__, int, or None\n"
     "    The call waits for its work. None: torch's current stream comes after the work of the default\n"
     "    stream; for a tensor on the CPU the call waits for the default stream.\n"
@@ -257,7 +256,8 @@ const char mm_torch_doc[] =
 
 const char mm_cupy_doc[] =
     "cupy($self, /, *, stream=None)\n--\n\n"
-    "The buffer as a CuPy array over the same memory, of its dtype and shape, on CuPy's current device.\n"
+    "The buffer as a CuPy array over the same memory, of its dtype and shape. It is on CuPy's current\n"
+    "device; memory from a device pool is on its own device.\n"
     "\n"
     "Parameters\n"
     "----------\n"

@@ -154,8 +154,8 @@ read_foreign_side(mm_state *state, PyObject *value, bool writable, other_side *o
     return 0;
 }
 
-/* The driver's copies read and write in no order, so where parts overlap the result is undefined. A
- * copy of a range to itself is harmless. */
+/* The driver copies in no defined order, so overlapping parts must not be copied. A copy of a range to
+ * itself is harmless. */
 static int
 check_sides(const mm_buffer *b, mm_range other)
 {
@@ -169,8 +169,8 @@ check_sides(const mm_buffer *b, mm_range other)
     }
     if (gap > 0 && gap < other.size) {
         PyErr_Format(PyExc_ValueError,
-                     "cannot copy: both sides share %zu of their %zu bytes; make a copy of the "
-                     "source first, as copy_to() without a destination does",
+                     "cannot copy: source and destination share %zu of their %zu bytes; copy the "
+                     "source first, with copy_to() without a destination",
                      other.size - (size_t)gap, other.size);
         return -1;
     }
@@ -489,9 +489,9 @@ const char mm_copy_from_doc[] =
     "\n"
     "src is a ManagedBuffer, of a pool and of another device too, an array with\n"
     "__cuda_array_interface__, or an object with the buffer protocol such as bytes or a NumPy array,\n"
-    "contiguous and of the same size in bytes (else ValueError). Parts of one memory must not overlap\n"
-    "(else ValueError), but may be the same. From system memory the call waits until\n"
-    "the copy is done; other sources must live until the stream has done it. The stream's device needs\n"
+    "contiguous and of the same size in bytes (else ValueError). Parts of one memory may be identical, but\n"
+    "must not overlap otherwise (else ValueError). From system memory the call waits until the copy is\n"
+    "done; other sources must live until the stream has done it. The stream's device needs\n"
     "access to pool memory on either side (else CUDAError). Without a stream it is the default one of\n"
     "the device that owns the buffer, or the source, and else the current one. The copy is queued behind\n"
     "an event of the stream in the interface of an array. options must be None, as copies take none of\n"

@@ -326,7 +326,7 @@ PyDoc_STRVAR(
     "\n"
     "Raises TypeError or ValueError for bad arguments before anything is advised, CUDAError when the\n"
     "driver refuses. Safe from every thread; other threads run meanwhile.\n"
-    "Driver: cuMemAdvise, cuMemRangeGetAttribute.");
+    "Driver: cuMemAdvise, cuMemRangeGetAttribute, cuMemRangeGetAttributes.");
 
 PyDoc_STRVAR(
     prefetch_doc,

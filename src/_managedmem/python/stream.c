@@ -467,9 +467,9 @@ PyDoc_STRVAR(
     "close($self, /)\n--\n\n"
     "End the stream; again is allowed. Work that was queued still runs.\n"
     "\n"
-    "Waits only for calls that other threads are just making with it; inside a host function raises\n"
-    "CUDAError instead and stays open. Pool memory that was allocated on the stream keeps the driver's\n"
-    "stream until it is freed. Driver: cuStreamDestroy.");
+    "Waits only for calls that other threads are making with it; inside a host function it raises\n"
+    "CUDAError instead, and the stream stays open. Pool memory that was allocated on the stream keeps\n"
+    "the driver's stream until it is freed. Driver: cuStreamDestroy.");
 
 static PyMethodDef stream_methods[] = {
     {"from_handle", stream_from_handle, METH_O | METH_CLASS, stream_from_handle_doc},
