@@ -112,6 +112,54 @@ pools_wait_for_queued_frees(void)
     CHECK_EQUAL(world.live_allocations(), live);
 }
 
+/* A default stream and an own one of each device. An event is of the context of its stream, so one that
+ * is recorded elsewhere fails, and the pool would wait for no reason. */
+static void
+frees_on_every_device_have_events(void)
+{
+    mm_pool *pool = make_pool(true);
+
+    world.log_clear();
+    for (int device = 0; device < 2; device++) {
+        CUstream stream = NULL;
+        mm_scope scope;
+        mm_memory *m;
+        mm_status st;
+        CHECK_OK(mm_scope_enter(&scope, world.cu, device, &st), &st);
+        CHECK_EQUAL(world.cu->StreamCreate(&stream, CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);
+        mm_memory_release(allocate(pool, 100, NULL));
+        m = mm_memory_allocate_from(world.cu, pool, 100, stream, NULL, &st);
+        CHECK(m != NULL);
+        mm_scope_leave(&scope);
+        mm_memory_release(m); /* with the context of device 0 */
+        CHECK_EQUAL(world.cu->StreamDestroy(stream), CUDA_SUCCESS);
+    }
+    CHECK_EQUAL(world_calls("cuEventCreate"), 4);
+    release(pool);
+    CHECK_EQUAL(world_calls("cuMemPoolTrimTo"), 0);
+    CHECK_EQUAL(world_calls("cuMemPoolDestroy"), 1);
+}
+
+/* However many streams free, few events are kept where the frees have run. */
+static void
+events_that_were_reached_go_early(void)
+{
+    enum { STREAMS = 60 };
+    mm_pool *pool = make_pool(true);
+    mm_status st;
+
+    world.log_clear();
+    for (int i = 0; i < STREAMS; i++) {
+        mm_stream *stream = make_stream();
+        mm_memory_release(allocate(pool, 100, stream));
+        CHECK_OK(mm_stream_release(stream, &st), &st);
+    }
+    CHECK_EQUAL(world_calls("cuEventCreate"), STREAMS);
+    CHECK(world_calls("cuEventDestroy") > STREAMS / 2);
+    release(pool);
+    CHECK_EQUAL(world_calls("cuEventDestroy"), STREAMS);
+}
+
 /* Retires a pool whose queued frees may not have run, and checks that it exists until a wait. */
 static void
 check_waits(mm_pool *pool, size_t pools)
@@ -376,6 +424,8 @@ main(int argc, char **argv)
         CHECK_TEST(threads_share_a_pool),
         CHECK_TEST(threads_free_a_block_once),
         CHECK_TEST(pools_wait_for_queued_frees),
+        CHECK_TEST(frees_on_every_device_have_events),
+        CHECK_TEST(events_that_were_reached_go_early),
         CHECK_TEST(pools_wait_where_an_event_fails),
         CHECK_TEST(pools_wait_for_frees_that_failed_after_they_acted),
         CHECK_TEST(pools_wait_for_the_frees_of_every_thread),

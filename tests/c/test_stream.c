@@ -82,12 +82,27 @@ following_sees_captures_of_the_other_device(void)
     mm_scope_leave(&scope);
 }
 
+/* Each device has a legacy stream of its own. */
+static void
+following_waits_between_legacy_streams(void)
+{
+    mm_status st;
+
+    world.log_clear();
+    CHECK_OK(mm_stream_follow(world.cu, NULL, 0, CU_STREAM_LEGACY, 0, &st), &st);
+    CHECK_EQUAL(world_calls("cuStreamWaitEvent"), 0);
+    CHECK_OK(mm_stream_follow(world.cu, NULL, 0, NULL, 1, &st), &st);
+    CHECK_EQUAL(world_calls("cuStreamWaitEvent"), 1);
+    CHECK_EQUAL(world_calls("cuEventDestroy"), 1);
+}
+
 int
 main(int argc, char **argv)
 {
     static const check_test tests[] = {
         CHECK_TEST(a_thread_without_a_context_sees_captures),
         CHECK_TEST(following_sees_captures_of_the_other_device),
+        CHECK_TEST(following_waits_between_legacy_streams),
     };
 
     CHECK_EQUAL(argc, 2);
