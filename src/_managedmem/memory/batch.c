@@ -89,31 +89,21 @@ is_sorted(const mm_batch *b)
     return true;
 }
 
-/* True if sorted ranges of different locations overlap or share a page. `reach` and `others` are ends
- * of pages, so a range that begins before them begins on a page of another range. */
+/* True if sorted ranges of different locations overlap or share a page. `reach` is the end of a page, so
+ * a range that begins before it begins on a page of another range. Where the location changes without a
+ * conflict, all ranges before end there. */
 static bool
 has_conflict(const mm_move *moves, size_t count)
 {
     CUdeviceptr page = mm_page_size(), reach = reach_of(&moves[0], page);
-    CUdeviceptr others = 0; /* the reach of ranges with another location than `farthest` */
-    CUmemLocation farthest = moves[0].where;
 
     for (size_t i = 1; i < count; i++) {
-        const mm_move *m = &moves[i];
-        CUdeviceptr end = reach_of(m, page);
-        bool same = mm_same_location(m->where, farthest);
-        if (m->range.start < (same ? others : reach)) {
+        CUdeviceptr end = reach_of(&moves[i], page);
+        if (!mm_same_location(moves[i].where, moves[i - 1].where)
+            && moves[i].range.start < reach) {
             return true;
         }
-        if (same) {
-            reach = end > reach ? end : reach;
-        } else if (end > reach) {
-            others = reach;
-            reach = end;
-            farthest = m->where;
-        } else {
-            others = end > others ? end : others;
-        }
+        reach = end > reach ? end : reach;
     }
     return false;
 }
