@@ -1,9 +1,9 @@
 /* driver.c: opens libcuda (or the emulated driver) and resolves the function table.
  *
- * Owns the only process-wide mutable data of the library: the selected name, the record of what
- * was tried, and the published table. One thread at a time takes the turn to change them. fork() does
- * not wait for the turn, because the library being opened may fork itself. A child that was forked
- * while its parent was opening a driver cannot use one. */
+ * Owns the process-wide state of the driver: the selected name, the record of what was tried, and the
+ * published table. One thread at a time takes the turn to change them. fork() does not wait for the
+ * turn, because the library being opened may fork itself. A child that was forked while its parent was
+ * opening a driver cannot use one. */
 #include "driver.h"
 
 #include <dlfcn.h>

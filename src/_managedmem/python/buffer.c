@@ -362,8 +362,8 @@ static PyMethodDef buffer_methods[] = {
     {"__enter__", buffer_enter, METH_NOARGS, "__enter__($self, /)\n--\n\nThe buffer itself."},
     {"__exit__", (PyCFunction)(void (*)(void))mm_buffer_exit, METH_FASTCALL,
      "__exit__($self, /, *exception)\n--\n\n"
-     "Close the buffer. If an exception leaves the block while views live, that exception goes on, the\n"
-     "buffer stays open, and its memory is freed with the last of them."},
+     "Close the buffer. If an exception leaves the block while exports live, that exception is passed\n"
+     "on, the buffer stays open, and its memory is freed with the last export."},
     {"__reduce__", buffer_reduce, METH_NOARGS,
      "__reduce__($self, /)\n--\n\nRaises TypeError: memory cannot be pickled."},
     {NULL, NULL, 0, NULL},

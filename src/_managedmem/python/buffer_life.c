@@ -602,8 +602,8 @@ mm_buffer_close(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject 
     Py_RETURN_NONE;
 }
 
-/* An exception that leaves the block is more than views that its frames still hold: the memory goes
- * with the last of them then. */
+/* An exception that leaves the block must not be hidden by a BufferError about exports, which its
+ * frames may hold; the memory is freed with the last export. */
 PyObject *
 mm_buffer_exit(PyObject *op, PyObject *const *args, Py_ssize_t nargs)
 {
@@ -612,7 +612,7 @@ mm_buffer_exit(PyObject *op, PyObject *const *args, Py_ssize_t nargs)
 
     if (result == NULL && raised && PyErr_ExceptionMatches(PyExc_BufferError)
         && mm_guard_exports(&mm_buffer_of(op)->memory->guard) > 0) {
-        PyErr_Clear();
+        PyErr_Clear(); /* BufferError: the exception of the block goes on */
         result = Py_NewRef(Py_None);
     }
     return result;
