@@ -5,6 +5,7 @@ the end cuda.core's own resources, on the emulated driver and on a GPU.
 """
 
 import contextlib
+import copy
 import ctypes
 import gc
 import os
@@ -741,6 +742,22 @@ class TestCopyTo:
         resource.allocate = lambda size, *, stream: bad
         with pytest.raises((TypeError, ValueError)):
             lend().copy_to()
+
+    def test_a_resource_that_only_deallocates(self, lend, resource):
+        freed = []
+
+        class Frees:
+            def deallocate(self, ptr, size, *, stream):
+                freed.append(ptr)
+
+        backing = lend()
+        buffer = ManagedBuffer.from_handle(backing.handle, backing.size, mr=Frees())
+        for make in (buffer.copy_to, lambda: copy.copy(buffer)):
+            with pytest.raises(TypeError, match=r"no method allocate\(.*a destination"):
+                make()
+        assert buffer.copy_to(bytearray(buffer.size))
+        buffer.close()
+        assert freed == [backing.handle]
 
     def test_too_small_a_buffer_is_refused(self, lend, resource):
         resource.allocate = lambda size, *, stream: lend(size // 2)

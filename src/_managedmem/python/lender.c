@@ -228,12 +228,32 @@ mm_lender_deallocate(PyObject *resource, CUdeviceptr start, size_t size, PyObjec
     return answer ? 0 : -1;
 }
 
+/* from_handle() asks for deallocate() only, which is all that most buffers need. */
+static int
+check_allocates(PyObject *resource)
+{
+    PyObject *method;
+    int found = mm_get_optional(resource, "allocate", &method);
+
+    if (found > 0) {
+        Py_DECREF(method);
+    } else if (found == 0) {
+        PyErr_Format(
+            PyExc_TypeError,
+            "%R has no method allocate(size, *, stream) for a new buffer: give copy_to() a "
+            "destination",
+            resource);
+    }
+    return found > 0 ? 0 : -1;
+}
+
 PyObject *
 mm_lender_allocate(mm_state *state, PyObject *resource, size_t size, PyObject *stream)
 {
-    PyObject *order = mm_lender_stream(state, resource, stream), *answer;
+    PyObject *order, *answer;
 
-    if (order == NULL) {
+    if (check_allocates(resource) < 0
+        || (order = mm_lender_stream(state, resource, stream)) == NULL) {
         return NULL;
     }
     answer = call(resource, "allocate", Py_BuildValue("(n)", (Py_ssize_t)size), order, 0);
