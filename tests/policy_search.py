@@ -1,10 +1,10 @@
 """A random search for pages on which a policy is not applied or restored exactly.
 
 Each case prepares a few pages with prefetches, discards, advice and policies, over one range and
-over several, through the library and past it; applies a policy to some of the pages, and takes it
-back. Every page must then be recorded with just that policy, and later with what it had before;
-pages that were not named must not change. In some cases the driver fails at an advice, before or
-after it acted: then every page must have what it had (on a GPU there are no such cases).
+over several, through the library and directly; applies a policy to some of the pages, and restores
+them. The record of each of these pages must then agree with the policy, and after the restoration
+with its earlier record; other pages must not change. On the emulated driver, some cases fail at an
+advice, before or after it acted; then every page must have its earlier record.
 
     PYTHONPATH=python MANAGEDMEM_DRIVER=emulator python tests/policy_search.py FIRST_SEED CASES
 """

@@ -2,8 +2,7 @@
 again, and finalizers close what the operation uses.
 
 Usage: python reentry.py NAME..., with names of CASES. Prints a line of JSON for each: its name and
-what went wrong, or null. Ends at the first operation that does not come back, because its thread
-cannot be stopped.
+the failure, or null. Exits at the first operation that hangs, because its thread cannot be stopped.
 """
 
 import contextlib

@@ -1,7 +1,7 @@
 """`buf.torch()` and `buf.cupy()`: the same memory as an array of that library, ready to be used.
 
-What needs a GPU is in test_libraries_out; here torch works on the CPU, over the emulated driver's
-memory or a GPU's, and the messages for what is not there.
+Tests that need a GPU are in test_libraries_out. Here torch works on the CPU, over memory of the
+emulated driver or of a GPU; other tests check the errors without a library or a GPU.
 """
 
 import gc

@@ -1,6 +1,6 @@
 """Runs the Python blocks of the pages in docs/, each page by itself, as tests/documents.py says.
 
-No block is passed over in silence: what is not run is marked, says what it needs, and is counted.
+A block that is not run must be marked and must name its requirements; such blocks are counted.
 """
 
 import re

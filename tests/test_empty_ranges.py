@@ -1,7 +1,7 @@
 """Empty ranges: allowed for every operation, which then does nothing.
 
-What a buffer without memory is, every operation on it, and every way in which one is a target,
-alone or among others. All other arguments are still checked.
+The properties of an empty buffer, every operation on it, and empty targets, alone or among others.
+All other arguments are still checked.
 """
 
 import gc

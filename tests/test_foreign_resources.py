@@ -1,7 +1,7 @@
 """Memory of another library's resource: `from_handle(mr=...)`, and its deallocation.
 
-`Strict` is such a resource as cuda.core describes it: keyword-only streams that must be streams. At
-the end cuda.core's own resources, on the emulated driver and on a GPU.
+`Strict` is a resource as cuda.core describes it, with a keyword-only stream that must be a stream.
+The last tests use cuda.core's own resources, on the emulated driver and on a GPU.
 """
 
 import contextlib

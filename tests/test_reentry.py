@@ -1,8 +1,8 @@
 """Finalizers that close objects while the same thread uses them in a call.
 
-While an operation holds buffers and streams, no Python code runs in its thread: it would wait there
-for its own end. reentry.py lets the collector run wherever it can during every operation; here are
-its findings, one test an operation.
+While an operation has entered buffers and streams, no Python code may run in its thread: code that
+closes them would wait for its own thread. reentry.py makes the collector run as often as possible
+during every operation; this file has one test for each operation.
 """
 
 import json

@@ -1,6 +1,7 @@
 """System memory as a target where every device reaches it: discards, beside advise and prefetch.
 
-On the emulated driver in processes of their own, because the default one does not reach it.
+On the emulated driver these run in processes of their own, because devices of its default profile
+do not reach system memory.
 """
 
 import pytest

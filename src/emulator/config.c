@@ -73,7 +73,7 @@ static const struct {
 };
 
 static struct emu_config active;
-static char error[384]; /* what is wrong with the environment; empty when nothing is */
+static char error[384]; /* the error in the environment, or empty */
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 
 static bool
@@ -117,7 +117,7 @@ set_words(const char *key, const char *text)
     return false;
 }
 
-/* The place of a key among the numbers, NUMBERS for another. */
+/* The index of a key among the numbers, NUMBERS for other keys. */
 static int
 find_number(const char *key)
 {
@@ -176,7 +176,7 @@ set_option(const char *key, const char *text)
     return (active.page & (active.page - 1)) == 0;
 }
 
-/* What a key takes, or the keys that there are. */
+/* Describes the values of a key, or lists the keys. */
 static void
 describe(const char *key, char *text, size_t size)
 {
