@@ -406,6 +406,31 @@ failed_advice_is_taken_back(void)
     mm_memory_release(m);
 }
 
+/* Unsetting the pages of a range that differed must not take what a range over some of them had. */
+static void
+overlapping_advice_is_taken_back(void)
+{
+    mm_memory *m = allocate_pages(6);
+    const mm_move moves[] = {{part_of(m, 0, 4), device(0)},
+                             {part_of(m, 2, 2), mm_host()},
+                             {part_of(m, 5, 1), mm_location(CU_MEM_LOCATION_TYPE_HOST_NUMA, 99)}};
+    CUmemLocation where;
+    mm_batch b;
+    mm_status st;
+
+    CHECK_OK(mm_range_advise(world.cu, part_of(m, 1, 3), CU_MEM_ADVISE_SET_PREFERRED_LOCATION,
+                             device(1), &st),
+             &st);
+    fill(&b, moves, 3);
+    CHECK_EQUAL(mm_batch_advise(world.cu, &b, CU_MEM_ADVISE_SET_PREFERRED_LOCATION, &st), -1);
+    mm_batch_free(&b);
+    CHECK_OK(mm_range_preferred_location(world.cu, part_of(m, 2, 2), &where, &st), &st);
+    CHECK(mm_same_location(where, device(1)));
+    CHECK_OK(mm_range_preferred_location(world.cu, part_of(m, 0, 1), &where, &st), &st);
+    CHECK_EQUAL((int)where.type, (int)CU_MEM_LOCATION_TYPE_INVALID);
+    mm_memory_release(m);
+}
+
 static void
 failed_set_change_is_taken_back(void)
 {
@@ -527,6 +552,7 @@ main(int argc, char **argv)
         CHECK_TEST(last_of_overlapping_moves_wins),
         CHECK_TEST(adjacent_ranges_take_one_call),
         CHECK_TEST(failed_advice_is_taken_back),
+        CHECK_TEST(overlapping_advice_is_taken_back),
         CHECK_TEST(failed_set_change_is_taken_back),
         CHECK_TEST(bad_ranges_are_explained),
         CHECK_TEST(the_bad_range_of_a_batch_is_found),

@@ -1,5 +1,5 @@
-/* test_stream.c: captures are detected if the default stream is in another context than that of the
- * calling thread, or the thread has no context.
+/* test_stream.c: the default streams of devices and contexts: captures are detected there, work follows
+ * work there, and streams that stand in for them end.
  *
  * Usage: test_stream PATH_OF_THE_EMULATED_DRIVER, which must have at least two devices. */
 #include "world.h"
@@ -96,6 +96,32 @@ following_waits_between_legacy_streams(void)
     CHECK_EQUAL(world_calls("cuEventDestroy"), 1);
 }
 
+/* A context that is not the primary one may end: here the driver has another primary one. */
+static void
+nothing_is_kept_of_other_contexts(void)
+{
+    size_t streams = world.live_streams();
+    mm_driver cu = *world.cu;
+    mm_memory *m;
+    mm_scope scope;
+    mm_batch b;
+    mm_status st;
+
+    CHECK_OK(mm_scope_enter(&scope, world.cu, 0, &st), &st);
+    atomic_store(&cu.primary[0], (CUcontext)&cu);
+    m = mm_memory_allocate(world.cu, 1 << 20, &st);
+    CHECK(m != NULL);
+    CHECK_OK(mm_batch_init(&b, 1, &st), &st);
+    b.moves[0] = (mm_move){{m->start, m->size, m->start}, mm_host()};
+    world.log_clear();
+    CHECK_OK(mm_batch_discard(&cu, &b, NULL, MM_DISPATCH_AUTO, &st), &st);
+    CHECK_EQUAL(world_calls("cuStreamCreate"), 1);
+    CHECK_EQUAL(world.live_streams(), streams);
+    mm_batch_free(&b);
+    mm_memory_release(m);
+    mm_scope_leave(&scope);
+}
+
 int
 main(int argc, char **argv)
 {
@@ -103,6 +129,7 @@ main(int argc, char **argv)
         CHECK_TEST(a_thread_without_a_context_sees_captures),
         CHECK_TEST(following_sees_captures_of_the_other_device),
         CHECK_TEST(following_waits_between_legacy_streams),
+        CHECK_TEST(nothing_is_kept_of_other_contexts),
     };
 
     CHECK_EQUAL(argc, 2);
