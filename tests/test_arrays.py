@@ -129,7 +129,7 @@ class TestRefused:
                 call()
 
     def test_another_kind_of_device(self, torch, alloc):
-        with pytest.raises(ValueError, match="CUDA device or the CPU, not on meta"):
+        with pytest.raises(ValueError, match="CUDA device or the CPU, got meta"):
             alloc(PAGE).torch("meta")
 
     @pytest.mark.emulator_only
