@@ -284,6 +284,51 @@ streams_of_others_are_not_touched(void)
     release_pool(pool);
 }
 
+/* The driver may have acted, so a second free could be that of somebody else's memory. */
+static void
+failed_attempts_are_not_repeated(void)
+{
+    size_t live = world.live_allocations(), pools = world.live_pools();
+    mm_pool *pool = make_pool();
+    mm_status st;
+
+    run_inside(release_memory, allocate_from(pool, NULL, NULL));
+    world.fail("cuMemFreeAsync", 1, CUDA_ERROR_LAUNCH_FAILED, 1);
+    attempt();
+    CHECK_EQUAL(world.fail_fired(), 1);
+    world.fail_clear();
+    CHECK_EQUAL(world.live_allocations(), live);
+    world.log_clear();
+    attempt();
+    release_pool(pool);
+    CHECK_OK(mm_device_synchronize(world.cu, 0, &st), &st);
+    mm_late_frees_attempt(world.cu, &after_a_wait);
+    CHECK_EQUAL(world_calls("cuMemFreeAsync"), 0);
+    CHECK_EQUAL(world.live_pools(), pools);
+}
+
+/* A refusal inside a host function has done nothing: the call is made again, and nothing waits for it. */
+static void
+refused_calls_are_repeated(void)
+{
+    size_t live = world.live_allocations(), pools = world.live_pools();
+    mm_pool *pool = make_pool();
+
+    world.fail("cuMemFreeAsync", 1, CUDA_ERROR_NOT_PERMITTED, 0);
+    release_memory(allocate_from(pool, NULL, NULL));
+    CHECK_EQUAL(world.live_allocations(), live + 1);
+    attempt();
+    CHECK_EQUAL(world.live_allocations(), live);
+    world.log_clear();
+    world.fail("cuMemPoolDestroy", 1, CUDA_ERROR_NOT_PERMITTED, 0);
+    release_pool(pool);
+    CHECK_EQUAL(world.live_pools(), pools + 1);
+    mm_late_frees_attempt(world.cu, &after_a_wait);
+    CHECK_EQUAL(world.live_pools(), pools);
+    CHECK_EQUAL(world_calls("cuMemPoolTrimTo"), 0);
+    world.fail_clear();
+}
+
 static CUstream
 make_stream_on(int device)
 {
@@ -417,6 +462,8 @@ main(int argc, char **argv)
         CHECK_TEST(blocks_keep_their_pool_and_stream),
         CHECK_TEST(streams_of_others_are_not_touched),
         CHECK_TEST(pools_and_streams_go_late),
+        CHECK_TEST(failed_attempts_are_not_repeated),
+        CHECK_TEST(refused_calls_are_repeated),
         CHECK_TEST(blocks_of_allocators_are_freed_by_the_next_call),
         CHECK_TEST(forked_children_attempt_nothing),
         CHECK_TEST(threads_free_each_others_memory),
