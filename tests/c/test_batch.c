@@ -431,6 +431,32 @@ overlapping_advice_is_taken_back(void)
     mm_memory_release(m);
 }
 
+/* Neighbours are advised in one call, but each has its own advice back. */
+static void
+advice_on_neighbours_is_taken_back(void)
+{
+    mm_memory *m = allocate_pages(6);
+    const mm_move moves[] = {{part_of(m, 0, 2), mm_host()},
+                             {part_of(m, 2, 2), mm_host()},
+                             {part_of(m, 5, 1), mm_location(CU_MEM_LOCATION_TYPE_HOST_NUMA, 99)}};
+    CUmemLocation where;
+    mm_batch b;
+    mm_status st;
+
+    CHECK_OK(mm_range_advise(world.cu, moves[1].range, CU_MEM_ADVISE_SET_PREFERRED_LOCATION,
+                             device(1), &st),
+             &st);
+    fill(&b, moves, 3);
+    CHECK_EQUAL(mm_batch_advise(world.cu, &b, CU_MEM_ADVISE_SET_PREFERRED_LOCATION, &st), -1);
+    CHECK_EQUAL(b.count, 2);
+    mm_batch_free(&b);
+    CHECK_OK(mm_range_preferred_location(world.cu, moves[1].range, &where, &st), &st);
+    CHECK(mm_same_location(where, device(1)));
+    CHECK_OK(mm_range_preferred_location(world.cu, moves[0].range, &where, &st), &st);
+    CHECK_EQUAL((int)where.type, (int)CU_MEM_LOCATION_TYPE_INVALID);
+    mm_memory_release(m);
+}
+
 static void
 failed_set_change_is_taken_back(void)
 {
@@ -553,6 +579,7 @@ main(int argc, char **argv)
         CHECK_TEST(adjacent_ranges_take_one_call),
         CHECK_TEST(failed_advice_is_taken_back),
         CHECK_TEST(overlapping_advice_is_taken_back),
+        CHECK_TEST(advice_on_neighbours_is_taken_back),
         CHECK_TEST(failed_set_change_is_taken_back),
         CHECK_TEST(bad_ranges_are_explained),
         CHECK_TEST(the_bad_range_of_a_batch_is_found),

@@ -1,7 +1,6 @@
 /* batch.c: what batch.h says. The measurements behind it are in docs/develop/dispatch.rst. */
 #include "dispatch.h"
 
-#include <assert.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -359,67 +358,90 @@ mm_batch_discard_prefetch(mm_driver *cu, mm_batch *b, CUstream stream, mm_dispat
 
 /* --- advice ----------------------------------------------------------------------------- */
 
+/* How far an advice on merged ranges got with one of the ranges that were asked for. */
+static mm_advice_progress
+progress_with(const mm_batch *merged, size_t failed, const mm_move *asked)
+{
+    for (size_t i = 0; i <= failed; i++) {
+        const mm_move *m = &merged->moves[i];
+        if (mm_same_location(m->where, asked->where) && m->range.start <= asked->range.start
+            && end_of(asked) <= end_of(m)) {
+            return i < failed ? MM_ADVISED : MM_FAILED;
+        }
+    }
+    return MM_NOT_TRIED;
+}
+
 /* Restores the advice of all ranges after a failure. Ranges whose pages differed come first, because
  * they are unset and may overlap ranges that are set again; so even ranges that were not reached are
  * set again. */
 static void
-restore_all(mm_driver *cu, const mm_batch *b, CUmem_advise advice, const mm_advice_before *before,
-            size_t failed)
+restore_all(mm_driver *cu, const mm_batch *asked, const mm_batch *merged, CUmem_advise advice,
+            const mm_advice_before *before, size_t failed)
 {
     for (int whole = 0; whole <= 1; whole++) {
-        for (size_t i = 0; i < b->count; i++) {
-            mm_advice_progress progress = i < failed    ? MM_ADVISED
-                                          : i == failed ? MM_FAILED
-                                                        : MM_NOT_TRIED;
+        for (size_t i = 0; i < asked->count; i++) {
+            const mm_move *m = &asked->moves[i];
             if (before[i].whole == (whole == 1)) {
-                mm_advice_put_back(cu, b->moves[i].range, advice, b->moves[i].where, &before[i],
-                                   progress);
+                mm_advice_put_back(cu, m->range, advice, m->where, &before[i],
+                                   progress_with(merged, failed, m));
             }
         }
     }
 }
 
-/* Advises each range, having remembered all of them; on a failure every one goes back to what it
- * was. before has space for each range. */
+/* Advises the merged ranges, having remembered all that were asked for; on a failure every one of
+ * these goes back to what it was. before has space for each. */
 static int
-advise_all(mm_driver *cu, const mm_batch *b, CUmem_advise advice, mm_advice_before *before,
-           mm_status *st)
+advise_all(mm_driver *cu, const mm_batch *asked, const mm_batch *merged, CUmem_advise advice,
+           mm_advice_before *before, mm_status *st)
 {
-    for (size_t i = 0; i < b->count; i++) {
-        const mm_move *m = &b->moves[i];
+    for (size_t i = 0; i < asked->count; i++) {
+        const mm_move *m = &asked->moves[i];
         if (mm_advice_remember(cu, m->range, advice, m->where, &before[i], st) < 0) {
             return -1;
         }
     }
-    for (size_t i = 0; i < b->count; i++) {
-        const mm_move *m = &b->moves[i];
+    for (size_t i = 0; i < merged->count; i++) {
+        const mm_move *m = &merged->moves[i];
         if (mm_range_advise_settled(cu, m->range, advice, m->where, st) < 0) {
-            restore_all(cu, b, advice, before, i);
+            restore_all(cu, asked, merged, advice, before, i);
             return -1;
         }
     }
     return 0;
 }
 
+static int
+advise_several(mm_driver *cu, mm_batch *asked, const mm_batch *merged, CUmem_advise advice,
+               mm_status *st)
+{
+    mm_advice_before *before = calloc(asked->count, sizeof *before);
+    int rc;
+
+    if (before == NULL) {
+        return mm_fail(st, MM_NO_MEMORY, "out of host memory for %zu targets", asked->count);
+    }
+    drop_empty(asked);
+    rc = advise_all(cu, asked, merged, advice, before, st);
+    free(before);
+    return rc;
+}
+
 int
 mm_batch_advise(mm_driver *cu, mm_batch *b, CUmem_advise advice, mm_status *st)
 {
-    mm_advice_before *before;
-    int rc;
+    mm_batch asked;
+    int rc = mm_batch_copy(&asked, b, st);
 
-    mm_batch_merge(b);
-    if (b->count == 0) {
-        return 0;
+    if (rc == 0) {
+        mm_batch_merge(b);
+        if (b->count > 1) {
+            rc = advise_several(cu, &asked, b, advice, st);
+        } else if (b->count == 1) {
+            rc = mm_range_advise(cu, b->moves[0].range, advice, b->moves[0].where, st);
+        }
     }
-    if (b->count == 1) {
-        return mm_range_advise(cu, b->moves[0].range, advice, b->moves[0].where, st);
-    }
-    assert(b->count > 1);
-    before = calloc(b->count, sizeof *before);
-    if (before == NULL) {
-        return mm_fail(st, MM_NO_MEMORY, "out of host memory for %zu targets", b->count);
-    }
-    rc = advise_all(cu, b, advice, before, st);
-    free(before);
+    mm_batch_free(&asked);
     return rc;
 }

@@ -40,8 +40,8 @@ MM_NODISCARD int mm_batch_discard_prefetch(mm_driver *cu, mm_batch *b, CUstream 
                                            mm_dispatch dispatch, mm_defer defer, mm_status *st);
 
 /* One advice for all ranges, each with its own location; all or nothing. Where more than one is left
- * after merging, asks each first what it has; pages that differed have no such advice after a
- * failure. */
+ * after merging, asks each that was given first what it has; where its pages differed, they have no
+ * such advice after a failure. */
 MM_NODISCARD int mm_batch_advise(mm_driver *cu, mm_batch *b, CUmem_advise advice, mm_status *st);
 
 /* The steps of the operations, for plans, which take them once and execute often. */
