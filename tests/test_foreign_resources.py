@@ -465,6 +465,37 @@ class TestGarbageWithItsResource:
         assert streams == [LEGACY] * 100
 
 
+def test_a_function_that_the_collector_has_cleared():
+    """Where a view in the same garbage shows the memory, it goes back when objects are cleared."""
+    done = run_python(
+        """
+import gc, types
+from managedmem import ManagedBuffer
+
+def deallocate(self, ptr, size, *, stream):
+    print("back")
+
+def text(self):
+    return str(self)
+
+names = {}
+members = {
+    "deallocate": types.FunctionType(deallocate.__code__, names),
+    "__repr__": types.FunctionType(text.__code__, names),
+}
+lender = type("Lender", (), members)()
+names["buffer"] = ManagedBuffer.from_handle(4096, 0, mr=lender)
+names["view"] = memoryview(names["buffer"])
+del names, members, lender
+gc.collect()
+print("end")
+"""
+    )
+    assert done.stdout == "end\n"
+    assert "Lender'>" in done.stderr
+    assert "RuntimeError: the memory cannot go back" in done.stderr
+
+
 class TestFailures:
     @pytest.mark.parametrize("error", [ValueError("not now"), KeyboardInterrupt(), SystemExit(3)])
     def test_close_leaves_the_buffer_open(self, lend, resource, error):

@@ -226,7 +226,8 @@ deallocate_unclosed(mm_buffer *b)
         b->unclosed_tried = true;
         if (first && deallocate_lent(b, b->stream) < 0) {
             if (!mm_lender_modules_gone()) {
-                PyErr_WriteUnraisable(b->resource);
+                PyErr_WriteUnraisable(
+                    (PyObject *)Py_TYPE(b->resource)); /* its repr may be cleared */
             }
             PyErr_Clear(); /* the exception of the resource, which was reported above */
         }

@@ -180,6 +180,27 @@ owner_of(mm_driver *cu, CUdeviceptr start)
                : MM_ANY_DEVICE;
 }
 
+/* The garbage collector clears the functions of a class that is garbage, and CPython crashes when one
+ * is called then. Such a function has no globals. */
+static int
+refuse_cleared(PyObject *method)
+{
+    PyObject *globals;
+    int found = mm_get_optional(method, "__globals__", &globals);
+    bool cleared = found > 0 && globals == Py_None;
+
+    if (found > 0) {
+        Py_DECREF(globals);
+    }
+    if (cleared) { /* no repr of the resource: that may be cleared too */
+        PyErr_SetString(PyExc_RuntimeError,
+                        "the memory cannot go back: the garbage collector has cleared "
+                        "deallocate() together with the buffer and a view of it; close the buffer "
+                        "before");
+    }
+    return found < 0 || cleared ? -1 : 0;
+}
+
 /* Calls the method with args, whose reference it steals, and the stream. The garbage collector may run in
  * a thread without a context, where the driver knows no default stream, so such a thread gets one.
  * `start` is the memory to deallocate, or 0. */
@@ -188,7 +209,9 @@ call(PyObject *resource, const char *name, PyObject *args, PyObject *order, CUde
 {
     mm_driver *cu = mm_driver_usable();
     PyObject *method = args ? PyObject_GetAttrString(resource, name) : NULL;
-    PyObject *kwargs = method ? Py_BuildValue("{s:O}", "stream", PyTuple_GetItem(order, 0)) : NULL;
+    PyObject *kwargs = method && refuse_cleared(method) == 0
+                           ? Py_BuildValue("{s:O}", "stream", PyTuple_GetItem(order, 0))
+                           : NULL;
     bool by_default = PyTuple_GetItem(order, 1) == Py_None && start != 0;
     PyObject *answer = NULL;
     mm_status ignored;
