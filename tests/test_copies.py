@@ -171,6 +171,19 @@ class TestOverlaps:
 
 
 class TestHostMemory:
+    @pytest.mark.emulator_only
+    def test_the_call_returns_when_the_copy_is_done(self, buffer, stream):
+        """The host's memory may be gone or changed right after it."""
+        source, out = bytearray(pattern(SIZE)), bytearray(SIZE)
+        emulator.schedule("lazy")
+        try:
+            buffer.copy_from(source, stream=stream)
+            source[:] = bytes(SIZE)
+            buffer.copy_to(out, stream=stream)
+            assert out == pattern(SIZE)
+        finally:
+            emulator.schedule("eager")
+
     @pytest.mark.parametrize("kind", [bytes, bytearray, memoryview])
     def test_sources(self, buffer, kind):
         buffer.copy_from(kind(pattern(SIZE)))
