@@ -153,7 +153,8 @@ find_place(mm_buffer *b, dl_device *place, bool *reached)
         return -1;
     }
     if (!mm_guard_enter(&b->memory->guard)) {
-        return mm_buffer_raise_closed();
+        (void)mm_buffer_raise_closed();
+        return -1;
     }
     rc = mm_buffer_look_up(b, cu, &facts, &st);
     if (rc == 0) {
