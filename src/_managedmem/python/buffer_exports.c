@@ -575,7 +575,7 @@ mm_buffer_dlpack(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject
     static const mm_parameters parameters = {"__dlpack__", names, 0, 0, 4};
     mm_buffer *b = mm_buffer_of(op);
     PyObject *given[4], *source, *capsule;
-    dlpack_form form;
+    dlpack_form form = {0};
     dl_device requested;
     mm_driver *cu;
     bool reached;
@@ -600,7 +600,7 @@ mm_buffer_dlpack(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject
 PyObject *
 mm_buffer_dlpack_device(PyObject *op, PyObject *Py_UNUSED(none))
 {
-    dl_device place;
+    dl_device place = {0};
     bool reached;
 
     return find_place(mm_buffer_of(op), &place, &reached) < 0

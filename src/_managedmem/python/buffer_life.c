@@ -224,6 +224,8 @@ deallocate_unclosed(mm_buffer *b)
     mm_exception_save(&saved);
     if (close_memory(b, NULL, &first, &ignored) == 0) {
         b->unclosed_tried = true;
+        assert(!first
+               || b->resource != NULL); /* close() and tp_clear let it go after the memory */
         if (first && deallocate_lent(b, b->stream) < 0) {
             if (!mm_lender_modules_gone()) {
                 PyErr_WriteUnraisable(
