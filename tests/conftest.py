@@ -71,11 +71,13 @@ def managed_budget(request):
         free = managedmem.Device(0).memory_info.free
         assert free >= FREE_MEMORY_WANTED, f"only {free // MIB} MiB of the GPU are free"
     yield
+    assert live_managed_bytes() <= BUDGET
+    gc.collect()
+    settle()
     live = live_managed_bytes()
-    assert live <= BUDGET
     if live > left_behind[-1][0]:
-        gc.collect()
-        left_behind.append((live_managed_bytes(), request.node.nodeid))
+        left_behind.append((live, request.node.nodeid))
+    freeze_what_stays()
 
 
 left_behind = [(0, "the start")]  # bytes that live, and the test after which they grew
@@ -100,7 +102,6 @@ def nothing_leaks(request):
     warm_up()
     emulator.clear_failures()
     gc.collect()
-    freeze_what_stays()
     before = emulator.live()
     yield
     emulator.clear_failures()
