@@ -6,7 +6,6 @@ the failure, or null. Exits at the first operation that hangs, because its threa
 """
 
 import contextlib
-import ctypes
 import faulthandler
 import gc
 import json
@@ -22,10 +21,16 @@ from managedmem import (
     ManagedBuffer,
     ManagedMemoryResource,
     MigrationPolicy,
-    Stream,
     emulator,
 )
-from test_faults import EVERYTHING, LAUNCH_FAILED, OPERATIONS, Operation, World
+from operations import (
+    LAUNCH_FAILED,
+    ON_CLOSED_STREAMS,
+    ON_PLAIN_MEMORY,
+    OPERATIONS,
+    Operation,
+    World,
+)
 
 PATIENCE = 10  # seconds; an operation takes a few milliseconds
 MOST_COLLECTIONS = 200
@@ -33,7 +38,6 @@ MOST_CALLS = 200
 HOST, ZERO = Host(), Device(0)
 # The errors that an operation may raise after a finalizer closed its objects, or the driver failed.
 EXPECTED = (RuntimeError, ValueError, BufferError)
-PLAIN_MEMORY = ctypes.create_string_buffer(4 * PAGE)
 
 
 class DropsWith(CudaArray):
@@ -81,70 +85,11 @@ def close_lent(w):
     del lender
 
 
-def unmanaged():
-    return ManagedBuffer.from_handle(ctypes.addressof(PLAIN_MEMORY), 2 * PAGE)
-
-
-def on_unmanaged(act):
-    """The operation on memory that is not managed, which fails after the guard was entered."""
-
-    def run(w):
-        with contextlib.suppress(ValueError):
-            act(w, unmanaged())
-            raise AssertionError("plain memory passed for managed memory")
-
-    return Operation(run)
-
-
-def closed_stream(w):
-    stream = Stream()
-    stream.close()
-    return stream
-
-
-def on_closed_stream(act):
-    def run(w):
-        with contextlib.suppress(RuntimeError):
-            act(w, closed_stream(w))
-            raise AssertionError("a closed stream was taken")
-
-    return Operation(run)
-
-
 # Beside the operations of the fault sweep: calls that fail for other reasons, and deallocations.
 CASES = {
     **OPERATIONS,
-    "read of plain memory": on_unmanaged(lambda w, b: b.read_mostly),
-    "location of plain memory": on_unmanaged(lambda w, b: b.preferred_location),
-    "set of plain memory": on_unmanaged(lambda w, b: len(b.accessed_by)),
-    "advice on plain memory": on_unmanaged(lambda w, b: setattr(b, "read_mostly", True)),
-    "prefetch of plain memory": on_unmanaged(lambda w, b: b.prefetch(ZERO, stream=w.stream)),
-    "discard of plain memory": on_unmanaged(lambda w, b: b.discard(stream=w.stream)),
-    "discard_prefetch of plain memory": on_unmanaged(
-        lambda w, b: b.discard_prefetch(ZERO, stream=w.stream)
-    ),
-    "numpy of plain memory": on_unmanaged(lambda w, b: b.numpy(w.stream)),
-    "runs of plain memory": on_unmanaged(lambda w, b: b.page_runs()),
-    "exports of plain memory": Operation(
-        lambda w: [unmanaged().__dlpack__(), unmanaged().__cuda_array_interface__]
-    ),
-    "policy on plain memory": on_unmanaged(lambda w, b: EVERYTHING.apply([w.a, b])),
-    "advise of plain memory": on_unmanaged(
-        lambda w, b: managedmem.advise([w.a, b], "set_read_mostly")
-    ),
-    "prefetch on a closed stream": on_closed_stream(lambda w, s: w.a.prefetch(ZERO, stream=s)),
-    "discard on a closed stream": on_closed_stream(lambda w, s: w.a.discard(stream=s)),
-    "copy on a closed stream": on_closed_stream(lambda w, s: w.a.copy_from(w.b, stream=s)),
-    "fill on a closed stream": on_closed_stream(lambda w, s: w.a.fill(1, stream=s)),
-    "numpy on a closed stream": on_closed_stream(lambda w, s: w.a.numpy(s)),
-    "prefetch of many on a closed stream": on_closed_stream(
-        lambda w, s: managedmem.prefetch(w.buffers, ZERO, stream=s)
-    ),
-    "plan on a closed stream": on_closed_stream(lambda w, s: w.plan.execute(stream=s)),
-    "close on a closed stream": on_closed_stream(lambda w, s: w.a.close(s)),
-    "sync of a closed stream": on_closed_stream(lambda w, s: s.sync()),
-    "query of a closed stream": on_closed_stream(lambda w, s: s.query()),
-    "allocate on a closed stream": on_closed_stream(lambda w, s: w.pool.allocate(PAGE, stream=s)),
+    **ON_PLAIN_MEMORY,
+    **ON_CLOSED_STREAMS,
     "copy to and fro": Operation(
         lambda w: w.a.copy_from(w.b, stream=w.stream) or w.a.copy_to(w.c, stream=w.stream)
     ),
@@ -167,7 +112,6 @@ CASES = {
         lambda w: MigrationPolicy.of(DropsWith(w.b, w) for _ in range(2))
     ),
 }
-CASES["allocate on a closed stream"].prepare = lambda w: w.make_pools()
 
 
 def closers(w):

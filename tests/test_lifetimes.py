@@ -15,7 +15,7 @@ import weakref
 import pytest
 
 import managedmem
-import test_faults
+import operations
 from helpers import PAGE, consume, contents, pattern, run_deleter, run_python, write
 from managedmem import (
     AppliedPolicy,
@@ -220,10 +220,10 @@ class TestReferencesOfSingletons:
     def test_flat_for_everything_that_the_fault_sweep_does(self):
         singletons = (None, True, False, NotImplemented, (), 0, "")
 
-        for name, operation in test_faults.OPERATIONS.items():
+        for name, operation in operations.OPERATIONS.items():
             if operation.devices > Device.count():
                 continue
-            w = test_faults.World()
+            w = operations.World()
             before = None
             for n in range(60):
                 if n == 10:
@@ -235,11 +235,11 @@ class TestReferencesOfSingletons:
             w.end()
             assert all(abs(a - b) < 25 for a, b in zip(after, before, strict=True)), name
 
-    @pytest.mark.parametrize("name", test_faults.NO_DRIVER)
+    @pytest.mark.parametrize("name", operations.NO_DRIVER)
     def test_flat_for_reads(self, name):
-        w = test_faults.World()
+        w = operations.World()
         w.make_pools()
-        read = test_faults.NO_DRIVER[name]
+        read = operations.NO_DRIVER[name]
         before = [sys.getrefcount(thing) for thing in (None, True, False)]
         for _ in range(50):
             read(w)
