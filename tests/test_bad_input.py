@@ -289,6 +289,20 @@ class TestArrayInterfaces:
             {"typestr": None},
             {"typestr": "float"},
             {"typestr": "<f"},
+            {"typestr": ""},
+            {"typestr": "<f04"},
+            {"typestr": "<f-4"},
+            {"typestr": "<f 4"},
+            {"typestr": "<f4x"},
+            {"typestr": "<f4[ns]"},
+            {"typestr": "<M8["},
+            {"typestr": "=f4"},
+            {"typestr": "4f4"},
+            {"typestr": "<x4"},
+            {"typestr": "<t8"},
+            {"typestr": "|O8"},
+            {"typestr": "<f99999999999999999999"},
+            {"typestr": b"<f4"},
             {"strides": (1, 1)},
             {"strides": "x"},
             {"shape": (1 << 62, 1 << 62)},
@@ -302,7 +316,70 @@ class TestArrayInterfaces:
         with pytest.raises((TypeError, ValueError)):
             managedmem.prefetch(array, Host())
 
-    @pytest.mark.parametrize("missing", ["shape", "data", "typestr"])
+    @pytest.mark.parametrize(
+        ("change", "error", "words"),
+        [
+            ({"mask": ()}, ValueError, "has a mask"),
+            ({"version": 4}, ValueError, "must be 0 to 3, got 4"),
+            ({"version": -1}, ValueError, "must be 0 to 3, got -1"),
+            ({"version": 1 << 70}, ValueError, "version .* out of range"),
+            ({"version": None}, TypeError, "version .* must be an int"),
+            ({"version": "3"}, TypeError, "version .* must be an int"),
+            ({"shape": (4, -1)}, ValueError, "negative length"),
+            ({"shape": (0, -1)}, ValueError, "negative length"),
+            ({"shape": (1 << 63,)}, ValueError, "out of range"),
+            ({"data": ((1 << 64) - 8, False), "shape": (PAGE,)}, ValueError, "end of the address"),
+            ({"data": (PAGE, False), "strides": (-PAGE,)}, ValueError, "end of the address"),
+            ({"data": (1 << 64, False)}, ValueError, "not an address"),
+        ],
+        ids=str,
+    )
+    def test_the_error_names_the_entry(self, untouched, change, error, words):
+        array = CudaArray(untouched)
+        array.__cuda_array_interface__.update(change)
+        for call in (
+            lambda: managedmem.prefetch(array, Host()),
+            lambda: managedmem.advise(array, "set_read_mostly"),
+            lambda: managedmem.discard(array),
+            lambda: untouched.copy_from(array),
+            lambda: untouched.copy_to(array),
+        ):
+            with pytest.raises(error, match=words):
+                call()
+
+    @pytest.mark.parametrize("strides", [(PAGE,), (-1,)])
+    def test_strides_that_leave_the_memory(self, untouched, strides):
+        array = CudaArray(untouched, strides=strides)
+        with pytest.raises(ValueError, match=r"leaves its managed|managed-memory allocation"):
+            managedmem.prefetch(array, Host())
+
+    @pytest.mark.parametrize(
+        "change",
+        [
+            {"version": 0, "mask": None},
+            {"version": 1},
+            {"version": 2},
+            {"typestr": ">f4", "shape": (PAGE // 4,)},
+            {"typestr": "|b1"},
+            {"typestr": "|V16", "shape": (PAGE // 16,)},
+            {"typestr": "<M8[ns]", "shape": (PAGE // 8,)},
+            {"typestr": "<U4", "shape": (PAGE // 16,)},
+            {"typestr": "|S4", "shape": (PAGE // 4,)},
+        ],
+        ids=str,
+    )
+    def test_what_the_protocol_allows(self, alloc, change):
+        """Each of them covers exactly the first page, `<U4` with four bytes a character."""
+        target, source = alloc(2 * PAGE), alloc(PAGE)
+        array = CudaArray(target, shape=(PAGE,))
+        array.__cuda_array_interface__.update(change)
+        managedmem.prefetch(array, Host())
+        assert target[:PAGE].last_prefetch_location is Host()
+        source.fill(7)
+        source.copy_to(array)
+        assert contents(target) == bytes([7]) * PAGE + bytes(PAGE)
+
+    @pytest.mark.parametrize("missing", ["shape", "data", "typestr", "version"])
     def test_incomplete(self, untouched, missing):
         array = CudaArray(untouched)
         del array.__cuda_array_interface__[missing]

@@ -91,6 +91,15 @@ class TestSlice:
         with pytest.raises(TypeError, match="an int or a slice"):
             alloc(4096)[key]
 
+    @pytest.mark.parametrize("key", [0, slice(0, 4), "a"], ids=repr)
+    def test_writing_says_what_does_it(self, alloc, key):
+        buffer = alloc(4096)
+        with pytest.raises(TypeError, match=r"numpy\(\)\[.*\.fill\(value\).*\.copy_from\("):
+            buffer[key] = 5
+        with pytest.raises(TypeError, match="size of memory is fixed"):
+            del buffer[key]
+        assert bytes(buffer) == bytes(4096)
+
     @pytest.mark.parametrize("key", [slice("a", None), slice(0, 1.5)], ids=str)
     def test_bounds_are_integers(self, alloc, key):
         with pytest.raises(TypeError):

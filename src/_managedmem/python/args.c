@@ -220,7 +220,15 @@ mm_read_address_range(PyObject *address, PyObject *bytes, CUdeviceptr *start, si
     if (read_any_address(address, start) < 0 || mm_read_size(bytes, "size", size) < 0) {
         return -1;
     }
-    return *start == 0 && *size > 0 ? raise_no_address(address) : 0;
+    if (*start == 0 && *size > 0) {
+        return raise_no_address(address);
+    }
+    if (*size > UINT64_MAX - *start) {
+        PyErr_Format(PyExc_ValueError, "%zu bytes at %p leave the address space", *size,
+                     (void *)(uintptr_t)*start);
+        return -1;
+    }
+    return 0;
 }
 
 int

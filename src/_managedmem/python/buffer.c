@@ -458,6 +458,7 @@ static PyType_Slot buffer_slots[] = {
     {Py_tp_members, buffer_members},
     {Py_mp_length, mm_buffer_length},
     {Py_mp_subscript, mm_buffer_subscript},
+    {Py_mp_ass_subscript, mm_buffer_assign},
     {Py_sq_length, mm_buffer_length},
     {Py_sq_item, mm_buffer_item},
     {Py_sq_contains, mm_buffer_contains},

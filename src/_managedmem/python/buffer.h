@@ -149,6 +149,7 @@ extern const char mm_buffer_from_handle_doc[], mm_buffer_close_doc[],
 PyObject *mm_buffer_view_method(PyObject *, PyObject *const *, Py_ssize_t, PyObject *);
 PyObject *mm_buffer_subscript(PyObject *op, PyObject *key);
 PyObject *mm_buffer_item(PyObject *op, Py_ssize_t i);
+int mm_buffer_assign(PyObject *op, PyObject *key, PyObject *value);
 PyObject *mm_buffer_iter(PyObject *op);
 Py_ssize_t mm_buffer_length(PyObject *op);
 int mm_buffer_bool(PyObject *op);

@@ -415,11 +415,6 @@ mm_buffer_from_handle(PyObject *type, PyObject *const *args, Py_ssize_t nargs, P
                         "alive by owner");
         return NULL;
     }
-    if (size > UINT64_MAX - start) {
-        PyErr_Format(PyExc_ValueError, "%zu bytes at %p leave the address space", size,
-                     (void *)(uintptr_t)start);
-        return NULL;
-    }
     if (resource != NULL || (given[4] != NULL && given[4] != Py_None)) {
         return wrap_lent(state, (PyTypeObject *)type, start, size, resource, given[4]);
     }

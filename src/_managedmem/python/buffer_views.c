@@ -262,6 +262,22 @@ mm_buffer_subscript(PyObject *op, PyObject *key)
     return index ? subscript_index(b, key) : subscript_slice(b, key);
 }
 
+/* Without this, Python would only say that there is no item assignment. */
+int
+mm_buffer_assign(PyObject *op, PyObject *key, PyObject *value)
+{
+    if (value == NULL) {
+        PyErr_Format(PyExc_TypeError, "%R cannot lose elements: the size of memory is fixed", op);
+    } else {
+        PyErr_Format(PyExc_TypeError,
+                     "a ManagedBuffer is not written by index: buf.numpy()[%R] = value and "
+                     "memoryview(buf) write elements from the host, buf[%R].fill(value) and "
+                     "buf[%R].copy_from(source) in the order of a stream",
+                     key, key, key);
+    }
+    return -1;
+}
+
 Py_ssize_t
 mm_buffer_length(PyObject *op)
 {

@@ -3,8 +3,9 @@
 #include "foreign.h"
 
 #include <stdlib.h>
+#include <string.h>
 
-enum { MOST_DIMENSIONS = 64 };
+enum { MOST_DIMENSIONS = 64, MOST_ITEM_BYTES = 65536, NEWEST_INTERFACE = 3 };
 
 /* "numpy.ndarray": what a message calls a foreign object. */
 static PyObject *
@@ -61,6 +62,12 @@ too_large(PyObject *value)
     return mm_refuse_foreign(PyExc_ValueError, value, "describes more memory than there can be");
 }
 
+static int
+negative_length(PyObject *value)
+{
+    return mm_refuse_foreign(PyExc_ValueError, value, "has a negative length in its shape");
+}
+
 /* Whether strided elements fill their extent without a gap or an overlap: in order of their
  * strides, each axis must step over exactly what the smaller ones cover. */
 static bool
@@ -99,7 +106,10 @@ extent(PyObject *value, CUdeviceptr first, int dimensions, const Py_ssize_t *sha
 
     for (int i = 0; i < dimensions; i++) {
         long long reach = 0;
-        if (shape[i] < 0 || __builtin_mul_overflow(bytes, (long long)shape[i], &bytes)
+        if (shape[i] < 0) {
+            return negative_length(value);
+        }
+        if (__builtin_mul_overflow(bytes, (long long)shape[i], &bytes)
             || (strides && __builtin_mul_overflow((long long)strides[i], shape[i] - 1LL, &reach))
             || __builtin_add_overflow(reach < 0 ? low : high, reach, reach < 0 ? &low : &high)) {
             return too_large(value);
@@ -108,8 +118,12 @@ extent(PyObject *value, CUdeviceptr first, int dimensions, const Py_ssize_t *sha
     if (strides && __builtin_sub_overflow(high, low, &bytes)) {
         return too_large(value);
     }
-    range->start = first + (CUdeviceptr)low;
+    range->start = first + (CUdeviceptr)low; /* low is 0 or less */
     range->size = (size_t)bytes;
+    if (range->start > first || range->size > UINT64_MAX - range->start) {
+        return mm_refuse_foreign(PyExc_ValueError, value,
+                                 "describes memory beyond an end of the address space");
+    }
     range->allocation = 0;
     *dense = strides == NULL || fills_extent(dimensions, shape, strides, itemsize);
     return 0;
@@ -138,15 +152,40 @@ read_ints(PyObject *tuple, const char *what, Py_ssize_t *out, int most)
 
 /* --- __cuda_array_interface__ ----------------------------------------------------------- */
 
-/* The item size in a typestr such as "<f4". */
+/* The item size in a typestr such as "<f4"; 0 if the text is malformed. The byte order does not matter
+ * here. Bit fields and Python objects have no size in bytes that could be on a device. */
+static long
+parse_typestr(const char *text)
+{
+    bool known = text[0] != '\0' && strchr("<>|", text[0]) && text[1] != '\0'
+                 && strchr("biufcmMSUV", text[1]) && text[2] >= '1' && text[2] <= '9';
+    char *rest;
+    long size = known ? strtol(text + 2, &rest, 10) : 0;
+
+    if (size < 1 || size > MOST_ITEM_BYTES) {
+        return 0;
+    }
+    /* A time may have a unit, as in "<M8[ns]". */
+    if ((text[1] == 'm' || text[1] == 'M') && rest[0] == '[' && rest[strlen(rest) - 1] == ']') {
+        rest += strlen(rest);
+    }
+    if (*rest != '\0') {
+        return 0;
+    }
+    return text[1] == 'U' ? size * 4 : size; /* U counts characters */
+}
+
 static Py_ssize_t
 typestr_itemsize(PyObject *typestr)
 {
     const char *text = mm_read_text(typestr);
-    long size = text && text[0] && text[1] ? strtol(text + 2, NULL, 10) : 0;
+    long size = text ? parse_typestr(text) : 0;
 
-    if (size < 1 || size > 65536) {
-        PyErr_Format(PyExc_TypeError, "typestr must be a str such as \"<f4\", got %R", typestr);
+    if (size == 0) {
+        PyErr_Format(PyExc_TypeError,
+                     "typestr must be a str of byte order, kind and bytes such as \"<f4\" or "
+                     "\"|u1\", got %R",
+                     typestr);
         return -1;
     }
     return size;
@@ -184,6 +223,36 @@ read_producer(PyObject *value, PyObject *stream, CUstream *out)
             "handle; 0 is ambiguous");
     }
     *out = (CUstream)(uintptr_t)handle;
+    return 0;
+}
+
+/* Refuses what this file does not understand: masked elements, and versions that may add entries with a
+ * meaning of their own. */
+static int
+check_form(PyObject *value, PyObject *version, PyObject *mask)
+{
+    long long number;
+
+    if (version == NULL) {
+        return mm_refuse_foreign(PyExc_TypeError, value,
+                                 "must have version in its __cuda_array_interface__");
+    }
+    if (mm_read_index(version, "version in __cuda_array_interface__", PyExc_TypeError, &number)
+        < 0) {
+        return -1;
+    }
+    if (number < 0 || number > NEWEST_INTERFACE) {
+        PyErr_Format(PyExc_ValueError,
+                     "version in __cuda_array_interface__ must be 0 to %d, got %lld: this release "
+                     "does not know what the entries of other versions mean",
+                     (int)NEWEST_INTERFACE, number);
+        return -1;
+    }
+    if (mask != NULL && mask != Py_None) {
+        return mm_refuse_foreign(PyExc_ValueError, value,
+                                 "has a mask in its __cuda_array_interface__: masks are not "
+                                 "followed here, give the array of the data and that of the mask");
+    }
     return 0;
 }
 
@@ -239,7 +308,7 @@ static int
 read_array_interface(PyObject *value, PyObject *interface, mm_foreign *out)
 {
     Py_ssize_t shape[MOST_DIMENSIONS], strides[MOST_DIMENSIONS], itemsize = 0;
-    PyObject *data, *stream;
+    PyObject *data, *stream, *version, *mask;
     bool has_strides, empty;
     CUdeviceptr first = 0;
     int dimensions;
@@ -247,6 +316,11 @@ read_array_interface(PyObject *value, PyObject *interface, mm_foreign *out)
     if (!PyDict_Check(interface)) {
         return mm_refuse_foreign(PyExc_TypeError, value,
                                  "has a __cuda_array_interface__ that is not a dict");
+    }
+    version = entry_of(interface, "version");
+    mask = version ? entry_of(interface, "mask") : NULL;
+    if (PyErr_Occurred() || check_form(value, version, mask) < 0) {
+        return -1;
     }
     dimensions = read_layout(value, interface, shape, strides, &has_strides, &itemsize);
     if (dimensions < 0) {
