@@ -1,73 +1,182 @@
-"""Run the test suite on the GPU of this machine: whole in one process, and file by file.
+"""Run all that needs a GPU on the GPUs of this machine, and write a record of it.
 
-    python tools/gpu_suite.py whole files --seed 7 --log FOLDER
+    python tools/gpu_suite.py whole files sanitizer benchmarks --record docs/develop/gpu
 
-The package must be importable (built in place with PYTHONPATH=python, or installed). Each file runs
-in a process of its own, in a random order that the seed repeats. The exit status is 0 if every run
-passed.
+- whole: the test suite in one process, with examples and the conformance program among its tests
+- files: each test file in a process of its own, in a random order that --seed repeats
+- sanitizer: the tests that copy or launch, under compute-sanitizer (memcheck)
+- benchmarks: python -m benchmarks, all groups or those of --groups
+
+The package must be importable (built in place with PYTHONPATH=python, or installed). Results stay
+in the folder --log, so that runs can be done one by one; --record writes the record of all that it
+holds. The exit status is 0 if every run passed.
 """
 
 import argparse
+import json
 import os
 import random
-import re
+import shutil
 import subprocess
 import sys
 import time
+from collections import Counter
 from pathlib import Path
+from xml.etree import ElementTree
+
+import gpu_record
 
 ROOT = Path(__file__).resolve().parents[1]
-COUNTS = re.compile(r"(\d+) (passed|failed|skipped|errors?|xfailed)\b")
+ENVIRONMENT = {**os.environ, "MANAGEDMEM_DRIVER": "cuda", "PYTHONUNBUFFERED": "1"}
+NO_TESTS_RAN = 5  # pytest's status where a file skips as a whole
+SANITIZER = ["compute-sanitizer", "--tool=memcheck", "--report-api-errors=no", "--error-exitcode=9"]
+SANITIZED = [
+    "test_capture",
+    "test_copies",
+    "test_copy_fill",
+    "test_cupy",
+    "test_host_functions",
+    "test_numba",
+    "test_plan",
+    "test_streams",
+    "test_torch_moving",
+]
+PLANTED_FAULT = """
+import cupy
+cupy.cuda.set_allocator(None)
+source = 'extern "C" __global__ void far(int *p) { p[1 << 24] = 1; }'
+cupy.RawKernel(source, "far")((1,), (1,), (cupy.zeros(16, "i4"),))
+cupy.cuda.Device().synchronize()
+"""
 
 
-def run(name, arguments, log, timeout):
-    """Run pytest; return its counts, or what ended it, and whether it passed."""
-    start = time.monotonic()
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments]
-    env = {**os.environ, "MANAGEDMEM_DRIVER": "cuda", "PYTHONUNBUFFERED": "1"}
-    path = log / f"{name.replace(' ', '-')}.txt"
-    with path.open("w") as output:
+def run(command, output, timeout):
+    """Run a command with its output in a file; its exit status, or "timeout"."""
+    with output.open("w") as file:
         try:
-            status = subprocess.run(
-                command, cwd=ROOT, env=env, stdout=output, stderr=output, timeout=timeout
+            return subprocess.run(
+                command, cwd=ROOT, env=ENVIRONMENT, stdout=file, stderr=file, timeout=timeout
             ).returncode
         except subprocess.TimeoutExpired:
-            status = "timeout"
-    counts = {}
-    for number, word in COUNTS.findall((path.read_text().splitlines() or [""])[-1]):
-        counts[word.rstrip("s")] = int(number)
-    passed = status == 0 or (status == 5 and not counts.get("failed"))  # 5: all was skipped
-    seconds = time.monotonic() - start
-    print(f"{name:32s} {counts or f'ended with {status}'} in {seconds:.0f} s", flush=True)
-    if not passed:
-        print(path.read_text()[-4000:], flush=True)
-    return counts, passed
+            return "timeout"
+
+
+def count_tests(report):
+    """What a report of pytest in JUnit's format says: counts, failed tests, reasons of skips."""
+    counts, failed, reasons = Counter(), [], Counter()
+    for case in ElementTree.parse(report).iter("testcase"):
+        kinds = {child.tag for child in case}
+        kind = next((k for k in ("failure", "error", "skipped") if k in kinds), "passed")
+        counts[{"failure": "failed", "error": "failed"}.get(kind, kind)] += 1
+        if kind in ("failure", "error"):
+            failed.append(f"{case.get('classname')}::{case.get('name')}")
+        if kind == "skipped":
+            reasons[case.find("skipped").get("message")] += 1
+    return {"counts": dict(counts), "failed": failed, "reasons": dict(reasons)}
+
+
+def run_tests(name, arguments, log, timeout, before=()):
+    """Run pytest, print its counts or what ended it, and give them."""
+    start = time.monotonic()
+    output, report = log / f"{name}.txt", log / f"{name}.xml"
+    report.unlink(missing_ok=True)
+    command = [*before, sys.executable, "-m", "pytest", "-q", "-ra", "-p", "no:cacheprovider"]
+    status = run([*command, f"--junitxml={report}", *arguments], output, timeout)
+    complete = report.exists()  # not if the process ended before pytest did
+    found = count_tests(report) if complete else {"counts": {}, "failed": [], "reasons": {}}
+    found["seconds"] = round(time.monotonic() - start)
+    if not found["failed"] and not (complete and status in (0, NO_TESTS_RAN)):
+        found["failed"] = [f"{name} ended with {status}"]
+    print(f"{name:32s} {found['counts']} in {found['seconds']} s", flush=True)
+    if found["failed"]:
+        print(output.read_text(errors="replace")[-4000:], flush=True)
+    return found
+
+
+def run_whole(options):
+    return run_tests("whole", [], options.log, options.timeout)
+
+
+def run_files(options):
+    seed = options.seed if options.seed is not None else random.randrange(10**6)
+    files = sorted((ROOT / "tests").glob("**/test_*.py"))
+    random.Random(seed).shuffle(files)
+    print(f"{len(files)} files in the order of seed {seed}", flush=True)
+    counts, reasons, failed, seconds = Counter(), Counter(), [], 0
+    for file in files[options.from_file :]:
+        found = run_tests(file.stem, [str(file)], options.log, options.timeout)
+        counts.update(found["counts"])
+        reasons.update(found["reasons"])
+        failed += found["failed"]
+        seconds += found["seconds"]
+    note = f"seed {seed}" + (f", from file {options.from_file}" if options.from_file else "")
+    return {
+        "counts": dict(counts),
+        "failed": failed,
+        "reasons": dict(reasons),
+        "seconds": seconds,
+        "note": note,
+    }
+
+
+def run_sanitizer(options):
+    """A kernel that writes out of bounds comes first: a sanitizer that misses it checks nothing."""
+    if shutil.which(SANITIZER[0]) is None:
+        return {"failed": [f"{SANITIZER[0]} is not on the PATH"]}
+    planted = options.log / "planted.txt"
+    run([*SANITIZER, sys.executable, "-c", PLANTED_FAULT], planted, options.timeout)
+    if "Invalid __global__ write" not in planted.read_text(errors="replace"):
+        print(planted.read_text(errors="replace")[-2000:])
+        return {"failed": ["the planted write out of bounds was not found"]}
+    before = [*SANITIZER, "--target-processes=application-only"]
+    files = [f"tests/{name}.py" for name in SANITIZED]
+    found = run_tests("sanitizer", files, options.log, options.timeout, before)
+    found["note"] = "memcheck; finds a planted write; " + ", ".join(SANITIZED)
+    return found
+
+
+def run_benchmarks(options):
+    start = time.monotonic()
+    output, results = options.log / "benchmarks.txt", options.log / "benchmarks.json"
+    command = [sys.executable, "-m", "benchmarks", *options.groups, f"--json={results}"]
+    status = run(command, output, options.timeout)
+    print(output.read_text(errors="replace")[-8000:], flush=True)
+    return {
+        "failed": [] if status == 0 else [f"benchmarks ended with {status}"],
+        "seconds": round(time.monotonic() - start),
+        "text": output.read_text(errors="replace"),
+    }
+
+
+RUNS = {
+    "whole": run_whole,
+    "files": run_files,
+    "sanitizer": run_sanitizer,
+    "benchmarks": run_benchmarks,
+}
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("runs", nargs="+", choices=["whole", "files"])
-    parser.add_argument("--seed", type=int, default=None, help="of the order of the files")
-    parser.add_argument("--log", type=Path, default=ROOT / ".gpu-suite")
-    parser.add_argument("--timeout", type=float, default=1800, help="seconds for each process")
-    parser.add_argument("--from-file", type=int, default=0, help="where to go on in that order")
+    add = parser.add_argument
+    add("runs", nargs="*", choices=RUNS)
+    add("--seed", type=int, help="of the order of the files")
+    add("--from-file", type=int, default=0, help="where to go on in that order")
+    add("--groups", nargs="*", default=[], help="of the benchmarks")
+    add("--timeout", type=float, default=1800, help="seconds for each process")
+    add("--log", type=Path, default=ROOT / ".gpu-suite", help="folder of outputs and results")
+    add("--record", type=Path, metavar="FOLDER", help="write a dated page about all results there")
+    add("--commit", help="of the sources, where they are no clone")
     options = parser.parse_args()
     options.log.mkdir(parents=True, exist_ok=True)
-    ok = True
-    if "whole" in options.runs:
-        ok = run("whole", ["-ra"], options.log, options.timeout)[1]
-    if "files" in options.runs:
-        seed = options.seed if options.seed is not None else random.randrange(10**6)
-        files = sorted((ROOT / "tests").glob("**/test_*.py"))
-        random.Random(seed).shuffle(files)
-        total = {}
-        print(f"{len(files)} files in the order of seed {seed}", flush=True)
-        for number, file in enumerate(files[options.from_file :], options.from_file):
-            counts, passed = run(f"{number} {file.stem}", [str(file)], options.log, options.timeout)
-            ok = ok and passed
-            total = {k: total.get(k, 0) + counts.get(k, 0) for k in {*total, *counts}}
-        print(f"all files: {total}")
-    return 0 if ok else 1
+    path = options.log / "results.json"
+    results = json.loads(path.read_text()) if path.exists() else {}
+    for name in options.runs:
+        results[name] = RUNS[name](options)
+        path.write_text(json.dumps(results, indent=1))
+    if options.record:
+        print("written:", gpu_record.write(results, options.record, options.commit))
+    return 1 if any(result["failed"] for result in results.values()) else 0
 
 
 if __name__ == "__main__":
