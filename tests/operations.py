@@ -1081,6 +1081,12 @@ PROTOCOLS = {
     "buffer int": Operation(lambda w: int(w.a), "ManagedBuffer.__int__", raises=TypeError),
     "buffer float": Operation(lambda w: float(w.a), "ManagedBuffer.__float__", raises=TypeError),
     "buffer in": Operation(lambda w: 1 in w.a, "ManagedBuffer.__contains__", raises=TypeError),
+    "buffer item =": Operation(
+        lambda w: operator.setitem(w.a, 0, 5), "ManagedBuffer.__setitem__", raises=TypeError
+    ),
+    "del buffer item": Operation(
+        lambda w: operator.delitem(w.a, 0), "ManagedBuffer.__delitem__", raises=TypeError
+    ),
     "buffer index": Operation(lambda w: w.a.view("u1", (4, PAGE))[-1], "ManagedBuffer.__getitem__"),
     "buffer slice": Operation(lambda w: w.a[8:-8][1:]),
     "buffer view": Operation(lambda w: w.a.view("f4", (PAGES, PAGE // 4))),
