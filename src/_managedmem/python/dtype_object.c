@@ -100,19 +100,18 @@ static PyMethodDef dtype_methods[] = {
     {NULL, NULL, 0, NULL},
 };
 
+/* The module keeps its instances, and they keep their type, which keeps the module. Objects of str
+ * itself are not collected, so without a traversal this cycle would outlive its interpreter. */
 static PyType_Slot dtype_slots[] = {
-    {Py_tp_doc, (void *)dtype_doc},
-    {Py_tp_base, &PyUnicode_Type},
-    {Py_tp_new, dtype_new},
-    {Py_tp_hash, dtype_hash},
-    {Py_tp_richcompare, dtype_richcompare},
-    {Py_tp_methods, dtype_methods},
-    {0, NULL},
+    {Py_tp_doc, (void *)dtype_doc},     {Py_tp_base, &PyUnicode_Type},
+    {Py_tp_traverse, mm_traverse_type}, {Py_tp_new, dtype_new},
+    {Py_tp_hash, dtype_hash},           {Py_tp_richcompare, dtype_richcompare},
+    {Py_tp_methods, dtype_methods},     {0, NULL},
 };
 
 static PyType_Spec dtype_spec = {
     .name = "managedmem.DType",
-    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE,
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE | Py_TPFLAGS_HAVE_GC,
     .slots = dtype_slots,
 };
 
