@@ -14,6 +14,7 @@ enum { LOG_LIMIT = 65536, FAULT_LIMIT = 64 };
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t condition = PTHREAD_COND_INITIALIZER;
 static bool initialised, forked, verbose;
+static int (*probe)(void);
 
 /* The log is a ring: a long run forgets its oldest calls. */
 static char *entries[LOG_LIMIT];
@@ -204,7 +205,8 @@ emu_call_end(struct emu_call *call, CUresult result)
         result = call->fail_after;
     }
     if ((call->kind & EMU_CALL_BOOKKEEPING) == 0 || verbose) {
-        snprintf(line, sizeof line, "%s(%s) -> %d", call->function, call->text, (int)result);
+        snprintf(line, sizeof line, "%s(%s) -> %d%s", call->function, call->text, (int)result,
+                 probe != NULL && probe() ? " probed" : "");
         log_add(line);
     }
     emu_unlock();
@@ -253,6 +255,14 @@ emu_log_verbose(int on)
 {
     emu_lock();
     verbose = on != 0;
+    emu_unlock();
+}
+
+void
+emu_log_probe(int (*asked)(void))
+{
+    emu_lock();
+    probe = asked;
     emu_unlock();
 }
 

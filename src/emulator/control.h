@@ -12,6 +12,9 @@ EMU_EXPORT size_t emu_log_count(void);
 EMU_EXPORT int emu_log_entry(size_t i, char *text, size_t size);
 /* Also logs the bookkeeping calls (current context, capture status and the like). */
 EMU_EXPORT void emu_log_verbose(int on);
+/* Asked in the thread of each call that is logged, as with PyGILState_Check; where the answer is not 0,
+ * " probed" follows the line. NULL: nothing is asked. */
+EMU_EXPORT void emu_log_probe(int (*asked)(void));
 
 /* The nth next call (1: the next) of `function` ("*": of any) gives `code`; after = 0: without any
  * effect, else after its effect.  Returns -1 if too many failures wait, -2 for an unknown name. */

@@ -1,0 +1,185 @@
+"""The GIL is given up in every operation that advises, moves, allocates, frees or waits.
+
+The emulated driver asks CPython in each of its calls whether the calling thread holds the GIL.
+Every operation of the table of faults runs once, and so does everything that ends an object; what
+they call with the GIL held must be a query.
+"""
+
+import functools
+import json
+import sysconfig
+
+import pytest
+
+from helpers import run_python
+from test_faults import OPERATIONS
+
+pytestmark = [
+    pytest.mark.emulator_only,
+    pytest.mark.skipif(sysconfig.get_config_var("Py_GIL_DISABLED") == 1, reason="there is no GIL"),
+]
+
+# Queries, which take no longer than giving the GIL up and taking it again, and what makes a context
+# current for them.
+QUERIES = {
+    "cuCtxGetCurrent",
+    "cuCtxGetDevice",
+    "cuCtxPushCurrent",
+    "cuCtxPopCurrent",
+    "cuDeviceCanAccessPeer",
+    "cuDeviceGetAttribute",
+    "cuDeviceGetName",
+    "cuDeviceGetUuid",
+    "cuMemPoolGetAccess",
+    "cuMemPoolGetAttribute",
+    "cuMemRangeGetAttribute",
+    "cuMemRangeGetAttributes",
+    "cuPointerGetAttributes",
+    "cuThreadExchangeStreamCaptureMode",
+}
+# The operations that make queries and nothing else, and keep the GIL. Any other gives it up once at
+# the least.
+ONLY_QUERIES = {
+    *("get read_mostly", "get preferred_location", "get last_prefetch_location", "get of a view"),
+    *("is_managed", "is_host_accessible", "is_device_accessible", "device_id", "memoryview"),
+    *("len of the set", "iteration", "in", "==", "!=", "<", "<=", ">", ">=", "|", "&", "-", "^"),
+    *("reversed |", "reversed &", "reversed -", "reversed ^", "| of two sets", "union"),
+    *("intersection", "difference", "symmetric_difference", "issubset", "issuperset"),
+    *("isdisjoint", "copy of the set", "plan.add", "a plan of pairs"),
+    *("PrefetchPlan.from_module", "PrefetchPlan.from_policy", "get reserved_mem_current"),
+    *("get reserved_mem_high", "get used_mem_current", "get used_mem_high", "len of the peers"),
+    *("in the peers", "iteration of the peers", "peers.union", "peers.intersection"),
+    *("peers.difference", "peers.symmetric_difference", "peers.issubset", "peers.issuperset"),
+    *("peers.isdisjoint", "peers.copy", "peers.add", "peers.update"),  # these let in who is in
+}
+
+PRELUDE = """
+import ctypes, gc, json
+import managedmem
+from managedmem import *
+from helpers import consume, raw_driver
+
+def probe():
+    "From now on each line of the log says whether the GIL was held."
+    check = ctypes.cast(ctypes.pythonapi.PyGILState_Check, ctypes.c_void_p)
+    driver = ctypes.CDLL(managedmem._managedmem.__file__.rpartition("/")[0]
+        + "/libmanagedmem_emulator.so")
+    driver.emu_log_verbose(1)
+    driver.emu_log_probe(check)
+    return driver
+
+def watched(act):
+    "(function, whether the GIL was held) of every driver call."
+    driver.emu_log_clear()
+    act()
+    text = ctypes.create_string_buffer(4096)
+    made = []
+    while driver.emu_log_entry(len(made), text, len(text)) >= 0:
+        line = text.value.decode()
+        made.append((line.partition("(")[0].partition("_v")[0], line.endswith(" probed")))
+    return made
+
+driver = probe()
+"""
+OF_THE_TABLE = """
+import test_faults
+found = {}
+for name, operation in test_faults.OPERATIONS.items():
+    world = test_faults.World()
+    operation.prepare(world)
+    found[name] = watched(lambda: operation.act(world))
+    world.end()
+print(json.dumps(found))
+"""
+# What ends an object, or opens the driver: (before, the statement that is watched).
+OTHERS = {
+    "open the driver": ("", "Device.count()"),
+    "close": ("a = empty(4096)", "a.close()"),
+    "close on a stream": ("a, s = empty(4096), Stream()", "a.close(stream=s)"),
+    "close a buffer of a pool": (
+        "a = ManagedMemoryResource(pooled=True).allocate(4096)",
+        "a.close()",
+    ),
+    "drop a buffer": ("a = empty(4096)", "del a"),
+    "drop a closed view and its buffer": (
+        "a = empty(4096); v = a[:]; v.close()",
+        "del v, a",
+    ),
+    "close the last view": ("v = empty(4096)[:]", "v.close()"),
+    "drop a buffer of a pool": (
+        "a = DeviceMemoryResource(0).allocate(4096)",
+        "del a",
+    ),
+    "collect a cycle": (
+        "class Part(ManagedBuffer): pass\n"
+        "a = ManagedMemoryResource().allocate(4096)\n"
+        "v = Part.from_handle(a.handle, 4096, owner=a); v.self = v; del a",
+        "del v; gc.collect()",
+    ),
+    "drop a memoryview": ("m = memoryview(empty(4096))", "del m"),
+    "drop a capsule": ("c = empty(4096).__dlpack__()", "del c"),
+    "delete a tensor": (
+        "t = consume(empty(4096).__dlpack__())\n"
+        "address = ctypes.cast(t.deleter, ctypes.c_void_p).value\n"
+        "delete = ctypes.PYFUNCTYPE(None, ctypes.c_void_p)(address)",
+        "delete(ctypes.addressof(t))",
+    ),
+    "deallocate": (
+        "r = ManagedMemoryResource(); a = r.allocate(4096)\n"
+        "raw = ctypes.c_uint64()\n"
+        "assert raw_driver().cuMemAllocManaged(ctypes.byref(raw), ctypes.c_size_t(4096), 1) == 0",
+        "r.deallocate(raw.value, 4096, stream=0)",
+    ),
+    "close a stream": ("s = Stream()", "s.close()"),
+    "drop a stream": ("s = Stream()", "del s"),
+    "close a resource": ("r = ManagedMemoryResource(pooled=True)", "r.close()"),
+    "drop a resource": ("r = ManagedMemoryResource(pooled=True)", "del r"),
+    "drop the attributes of a pool": (
+        "r = DeviceMemoryResource(0); attributes = r.attributes; del r",
+        "del attributes",
+    ),
+}
+
+
+@functools.cache
+def of_the_table():
+    return json.loads(run_python(PRELUDE + OF_THE_TABLE, emulator="devices=2").stdout)
+
+
+def held(calls):
+    return {function for function, with_gil in calls if with_gil}
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_operations(name):
+    calls = of_the_table()[name]
+    assert held(calls) <= QUERIES
+    assert name in ONLY_QUERIES or any(not with_gil for _, with_gil in calls)
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_other_calls_of_the_driver(name):
+    before, statement = OTHERS[name]
+    done = run_python(
+        PRELUDE
+        + ("" if name == "open the driver" else "Device.count(); Device(0).set_current()\n")
+        + f"exec({before!r}, globals())\n"
+        f"print(json.dumps(watched(lambda: exec({statement!r}, globals()))))",
+        emulator="devices=2",
+    )
+    calls = json.loads(done.stdout)
+    assert held(calls) <= QUERIES
+    assert any(not with_gil for _, with_gil in calls), "no call that could block was made"
+
+
+def test_the_probe_sees_the_gil():
+    """The driver called through ctypes, once with and once without the GIL."""
+    done = run_python(
+        PRELUDE
+        + """
+path = managedmem.driver_info()["path"]
+calls = watched(lambda: [load(path).cuCtxSynchronize() for load in (ctypes.PyDLL, ctypes.CDLL)])
+print(calls)
+"""
+    )
+    assert done.stdout == "[('cuCtxSynchronize', True), ('cuCtxSynchronize', False)]\n"
