@@ -530,6 +530,9 @@ class TestFailures:
         resource.failing = ValueError("not now")
         with unraisable(monkeypatch) as caught:
             end(box)
+            # Its frames keep a buffer alive whose class has a finalizer of its own.
+            resource.failing.__traceback__ = None
+            gc.collect()
         assert caught == [resource.failing]
 
     def test_an_exception_on_its_way_is_kept(self, lend, resource, monkeypatch):
