@@ -8,15 +8,34 @@ import itertools
 import os
 import sys
 import time
+import zlib
 
 os.environ.setdefault("MANAGEDMEM_DRIVER", "emulator")
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
 import pytest
 
+import helpers
 from helpers import BUDGET, EMULATED, GIB, MIB, PAGE, live_managed_bytes, settle, warm_up
 
 FREE_MEMORY_WANTED = 2 * GIB
+
+
+SCHEDULES = ("eager", "lazy")
+
+
+def pytest_addoption(parser):
+    parser.addoption(
+        "--schedule",
+        choices=SCHEDULES,
+        help="when the emulated driver runs queued operations (default: by the name of the test)",
+    )
+
+
+def schedule_of(item):
+    """Half of the tests run under each schedule, and each test always under the same one."""
+    forced = item.config.getoption("schedule")
+    return forced or SCHEDULES[zlib.crc32(item.nodeid.encode()) % len(SCHEDULES)]
 
 
 def pytest_collection_modifyitems(items):
@@ -33,6 +52,8 @@ def pytest_runtest_makereport(item):
     report = yield
     if report.when == "call":
         item.call_failed = report.failed
+    if report.failed and EMULATED:
+        report.sections.append(("Emulated driver", f"--schedule={schedule_of(item)}"))
     return report
 
 
@@ -93,7 +114,10 @@ def pytest_terminal_summary(terminalreporter):
 
 @pytest.fixture(autouse=True)
 def nothing_leaks(request):
-    """On the emulator: every allocation, stream, event and pushed context is given back."""
+    """On the emulator: every allocation, stream, event and pushed context is given back.
+
+    Tests begin under one of both schedules. Those that need a certain one set it themselves.
+    """
     if not EMULATED or "managedmem" not in sys.modules:
         yield
         return
@@ -103,6 +127,8 @@ def nothing_leaks(request):
     emulator.clear_failures()
     gc.collect()
     before = emulator.live()
+    helpers.schedule_of_subprocesses = schedule_of(request.node)
+    emulator.schedule(schedule_of(request.node))
     yield
     emulator.clear_failures()
     emulator.schedule("eager")

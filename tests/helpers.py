@@ -102,9 +102,14 @@ def range_queries(calls):
 
 # Subprocesses: driver selection happens once a process.
 
+schedule_of_subprocesses = "eager"  # conftest.py sets that of the present test
+
 
 def run_python(code, *, driver="emulator", emulator=None, check=True):
-    """Run code in a fresh interpreter with that MANAGEDMEM_DRIVER (None: unset)."""
+    """Run code in a fresh interpreter with that MANAGEDMEM_DRIVER (None: unset).
+
+    The emulated driver has the schedule of the present test, unless `emulator` names one.
+    """
     import managedmem
 
     env = {k: v for k, v in os.environ.items() if not k.startswith("MANAGEDMEM_")}
@@ -113,8 +118,11 @@ def run_python(code, *, driver="emulator", emulator=None, check=True):
     env["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
     if driver is not None:
         env["MANAGEDMEM_DRIVER"] = str(driver)
-    if emulator is not None:
-        env["MANAGEDMEM_EMULATOR"] = emulator
+    options = [emulator] if emulator else []
+    if driver == "emulator" and "schedule" not in (emulator or ""):
+        options.append(f"schedule={schedule_of_subprocesses}")
+    if emulator is not None or options:
+        env["MANAGEDMEM_EMULATOR"] = ",".join(options)
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(code)],
         env=env,

@@ -224,6 +224,7 @@ class TestHostMemory:
         settle()
         write(other, 0)
         buffer.copy_to(CudaArray(other))
+        settle()
         assert contents(other) == pattern(SIZE)
 
 

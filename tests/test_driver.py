@@ -402,6 +402,7 @@ class TestEmulatorConfiguration:
                     pointer = ctypes.cast(function, ctypes.c_void_p)
                     with mm.emulator.recording() as calls:
                         results = [call(None, pointer, 7, mode) for mode in range(3)]
+                    mm.Device(0).sync()
                     assert results == [0, 0, 1]
                     assert ran.__self__ == [7, 7]
                     assert [c.name for c in calls] == ["cuLaunchHostFunc"] * 3

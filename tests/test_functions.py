@@ -7,7 +7,7 @@ import textwrap
 import pytest
 
 import managedmem
-from helpers import MIB, PAGE, CudaArray, contents, numpy_bool, pattern, run_python, write
+from helpers import MIB, PAGE, CudaArray, contents, numpy_bool, pattern, run_python, settle, write
 from managedmem import Device, Host, emulator
 
 LOCATED = {
@@ -366,11 +366,13 @@ class TestResidency:
         assert emulator.residency(buf) is Host()
         for member in members:
             buf.prefetch(member)
+            settle()
             assert emulator.residency(buf) is member
 
     def test_pages_of_one_buffer_may_be_apart(self, buf, device0):
         write(buf, 1)
         buf[:PAGE].prefetch(device0)
+        settle()
         assert emulator.residency(buf) == "mixed"
         assert emulator.residency(buf[:PAGE]) is device0
 

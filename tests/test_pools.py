@@ -25,6 +25,7 @@ from helpers import (
     raw_driver,
     run_deleter,
     run_python,
+    settle,
     write,
 )
 from managedmem import Device, DeviceMemoryResource, Host, ManagedMemoryResource, Stream, emulator
@@ -527,7 +528,7 @@ class TestClosing:
         buffer.close()
 
     @pytest.mark.emulator_only
-    def test_the_last_buffer_takes_the_pool_with_it(self, pool):
+    def test_the_last_buffer_takes_the_pool_with_it(self, pool, eager):
         pools = emulator.live().pools
         buffers = [pool.allocate(PAGE) for _ in range(3)]
         pool.close()
@@ -537,7 +538,7 @@ class TestClosing:
         assert emulator.live().pools == pools - 1
 
     @pytest.mark.emulator_only
-    def test_a_forgotten_resource_lives_in_its_buffers(self):
+    def test_a_forgotten_resource_lives_in_its_buffers(self, eager):
         pools = emulator.live().pools
         buffer = DeviceMemoryResource(0).allocate(PAGE)
         gc.collect()
@@ -600,7 +601,7 @@ class TestClosing:
             raw_driver().cuMemPoolDestroy(ctypes.c_void_p(destroyed[0]))  # what is lost here
 
     @pytest.mark.emulator_only
-    def test_by_the_last_buffer_as_well(self, pool):
+    def test_by_the_last_buffer_as_well(self, pool, eager):
         buffer = pool.allocate(PAGE)
         pool.close()
         emulator.fail("cuMemPoolDestroy", code=719, after=True)
@@ -691,7 +692,7 @@ class TestCapture:
         assert capture.result == 0
 
     @pytest.mark.emulator_only
-    def test_a_dropped_buffer_waits_for_the_end_of_the_capture(self, pool, stream):
+    def test_a_dropped_buffer_waits_for_the_end_of_the_capture(self, pool, stream, eager):
         buffer = pool.allocate(PAGE, stream=stream)
         start, live = buffer.handle, emulator.live().allocations
         with capturing(stream, CAPTURE_GLOBAL) as capture:
@@ -715,8 +716,10 @@ class TestCapture:
             gc.collect()
         assert capture.result == 0
         pool.allocate(PAGE).close()
+        assert raw_driver().cuCtxSynchronize() == 0  # settle() would free the buffer
         assert emulator.live().allocations == live, "freed in another stream's order"
         pool.allocate(PAGE, stream=stream.handle).close()
+        settle()
         assert emulator.live().allocations == live - 1
 
     @pytest.mark.emulator_only
@@ -729,6 +732,7 @@ class TestCapture:
         assert capture.result == 0
         assert emulator.live().pools == live.pools
         Device(0).sync()
+        settle()  # the free, which the first wait queued
         assert emulator.live().allocations == live.allocations
         assert emulator.live().pools == live.pools - 1
 
@@ -751,8 +755,15 @@ class TestCapture:
             for device in Device.all():
                 device.sync()
         assert [c.args["stream"] for c in calls if c.name == "cuMemFreeAsync"] == [0]
+        settle()  # the free, which the first wait queued
         assert emulator.live().allocations == live.allocations
         assert emulator.live().pools == live.pools - 1
+
+
+@pytest.fixture
+def eager():
+    """Frees run at once, so that what they free is gone without a wait."""
+    emulator.schedule("eager")
 
 
 @pytest.fixture

@@ -6,7 +6,17 @@ import random
 import pytest
 
 import managedmem
-from helpers import MIB, PAGE, CudaArray, contents, managed_memory, pattern, raw_driver, write
+from helpers import (
+    MIB,
+    PAGE,
+    CudaArray,
+    contents,
+    managed_memory,
+    pattern,
+    raw_driver,
+    settle,
+    write,
+)
 from managedmem import Device, Host, PrefetchPlan
 
 HALF = PAGE // 2
@@ -130,6 +140,7 @@ def test_as_if_one_by_one(alloc, function, dispatch):
         ranges = random_targets(rng, function in DISCARDING)
         places = [rng.choice([*Device.all(), Host()]) for _ in ranges]
         function([buffer.range(a, z - a) for a, z in ranges], places, dispatch=dispatch)
+        settle()
         wanted = [None if function is advise else Host()] * PAGES
         kept = set(range(PAGES * PAGE))
         for (start, end), place in zip(ranges, places, strict=True):
