@@ -3,6 +3,7 @@
 The same tests run on the emulated driver (the default) and, with MANAGEDMEM_DRIVER=cuda, on a GPU.
 """
 
+import faulthandler
 import gc
 import itertools
 import os
@@ -19,6 +20,41 @@ import helpers
 from helpers import BUDGET, EMULATED, GIB, MIB, PAGE, live_managed_bytes, settle, warm_up
 
 FREE_MEMORY_WANTED = 2 * GIB
+
+
+class Watch:
+    """Ends the process, with the stacks of all threads, where neither pytest nor a test would.
+
+    Of a hang in C, pytest's own limits (pyproject.toml) report what happens in a test: one of them
+    is a Python thread, and the other needs no GIL. This one is for what runs before and after the
+    tests, and lengthens the limit of those with a mark.
+    """
+
+    def __init__(self, config):
+        self.limit = float(config.getini("faulthandler_timeout"))
+        self.stderr = os.dup(2)  # pytest exchanges 2 itself while tests run
+
+    def begin(self, limit=None):
+        faulthandler.dump_traceback_later(limit or self.limit, exit=True, file=self.stderr)
+
+
+WATCH = pytest.StashKey[Watch]()
+
+
+def pytest_configure(config):
+    config.stash[WATCH] = Watch(config)
+    config.stash[WATCH].begin()
+
+
+def pytest_runtest_setup(item):
+    mark = item.get_closest_marker("timeout")
+    if mark is not None:
+        item.config.stash[WATCH].begin(mark.args[0] + 10)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_unconfigure(config):
+    config.stash[WATCH].begin()
 
 
 SCHEDULES = ("eager", "lazy")

@@ -6,6 +6,7 @@ import functools
 import gc
 import mmap
 import os
+import signal
 import subprocess
 import sys
 import textwrap
@@ -123,16 +124,35 @@ def run_python(code, *, driver="emulator", emulator=None, check=True):
         options.append(f"schedule={schedule_of_subprocesses}")
     if emulator is not None or options:
         env["MANAGEDMEM_EMULATOR"] = ",".join(options)
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code)],
-        env=env,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    done = run_program([sys.executable, "-X", "faulthandler", "-c", textwrap.dedent(code)], env)
     if check:
         assert done.returncode == 0, done.stdout + done.stderr
     return done
+
+
+def run_program(command, env, patience=40):
+    """Run a Python program to its end. Of one that hangs, the stacks of all threads are reported.
+
+    It needs faulthandler to be enabled, which writes them when the program is aborted, also where
+    a thread waits in C and keeps the GIL.
+    """
+    with subprocess.Popen(
+        command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            out, err = process.communicate(timeout=patience)
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGABRT)
+            try:
+                out, err = process.communicate(timeout=5)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                out, err = process.communicate()
+            raise AssertionError(f"it did not end within {patience} s\n{out}\n{err}") from None
+        except BaseException:
+            process.kill()
+            raise
+    return subprocess.CompletedProcess(command, process.returncode, out, err)
 
 
 # Raw driver calls, for what the library must notice but does not do itself.

@@ -25,6 +25,7 @@ KNOWN_CARDS = ("H200", "H100")  # their answers agree with the goldens
 RECORDED_DRIVER = 13000
 HEADERS_WANTED = 13000
 TIMEOUT = 300
+pytestmark = pytest.mark.timeout(TIMEOUT)  # on a GPU; two programs are compiled first
 
 
 def header_version(include):

@@ -18,6 +18,7 @@ import pytest
 
 import managedmem
 
+pytestmark = pytest.mark.timeout(300)  # they train small networks, and some start Jupyter
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
 SCRIPTS = sorted(EXAMPLES.glob("*.py"))
 NOTEBOOKS = sorted(EXAMPLES.glob("*.ipynb"))

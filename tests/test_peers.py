@@ -527,6 +527,7 @@ class TestFaults:
 
 @pytest.mark.emulator_only
 @pytest.mark.skipif("MANAGEDMEM_PEERS_AGAIN" in os.environ, reason="this is the other run")
+@pytest.mark.timeout(310)
 @pytest.mark.parametrize("devices", [1, 5])
 def test_with_other_numbers_of_devices(devices):
     """All of the above once more, and the copies, in a process with so many devices."""

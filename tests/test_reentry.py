@@ -39,6 +39,7 @@ def findings(request):
     return explore([item.callspec.params["name"] for item in items])
 
 
+@pytest.mark.timeout(300)  # the first one explores all of them
 class TestCollectorDuringOperations:
     @pytest.mark.parametrize("name", reentry.CASES)
     def test_nothing_waits_for_itself(self, name, findings):
