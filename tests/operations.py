@@ -664,7 +664,7 @@ PLAIN_MEMORY = ctypes.create_string_buffer(4 * PAGE)
 
 
 def unmanaged():
-    return ManagedBuffer.from_handle(ctypes.addressof(PLAIN_MEMORY), 2 * PAGE)
+    return ManagedBuffer.from_handle(ctypes.addressof(PLAIN_MEMORY), 2 * PAGE, owner=PLAIN_MEMORY)
 
 
 def on_unmanaged(act):

@@ -401,6 +401,7 @@ class ManagedBuffer(_HostMemory):
         owner: object = None,
         *,
         stream: _Stream | None = None,
+        is_host_accessible: bool | None = None,
     ) -> Self: ...
     @classmethod
     def from_ipc_descriptor(

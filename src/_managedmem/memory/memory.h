@@ -12,6 +12,14 @@
 #include "pool.h"
 #include "range.h"
 
+/* Whether the host can access wrapped memory: what its wrapper was told. */
+typedef enum { MM_HOST_UNSTATED, MM_HOST_STATED, MM_HOST_DENIED } mm_host_word;
+
+typedef struct {
+    mm_host_word host;
+    bool read_only; /* must not be written or discarded */
+} mm_access;
+
 typedef struct {
     mm_late_free late;
     mm_guard guard;
@@ -24,6 +32,7 @@ typedef struct {
     int device; /* whose own memory it is, from a device pool; else MM_ANY_DEVICE */
     bool owned; /* freed here: the block, or by the address in allocation */
     bool pooled; /* from a pool: freed in the order of a stream */
+    mm_access access; /* of wrapped memory; set before anybody else sees it */
     atomic_flag stream_lock;  /* of the block's stream; held for a few instructions */
 } mm_memory;
 

@@ -187,9 +187,8 @@ buffer_get_is_closed(PyObject *op, void *Py_UNUSED(closure))
     return PyBool_FromLong(mm_buffer_is_closed(mm_buffer_of(op)));
 }
 
-/* Asks the driver what it knows about the address; -1 with an exception. */
-static int
-look_up(mm_buffer *b, mm_pointer_facts *facts, mm_driver **cu)
+int
+mm_buffer_facts(mm_buffer *b, mm_pointer_facts *facts, mm_driver **cu)
 {
     mm_status st;
     int rc;
@@ -214,7 +213,9 @@ buffer_get_is_managed(PyObject *op, void *Py_UNUSED(closure))
     mm_pointer_facts facts;
     mm_driver *cu;
 
-    return look_up(mm_buffer_of(op), &facts, &cu) < 0 ? NULL : PyBool_FromLong(facts.managed != 0);
+    return mm_buffer_facts(mm_buffer_of(op), &facts, &cu) < 0
+               ? NULL
+               : PyBool_FromLong(facts.managed != 0);
 }
 
 static PyObject *
@@ -223,7 +224,7 @@ buffer_get_device_id(PyObject *op, void *Py_UNUSED(closure))
     mm_pointer_facts facts;
     mm_driver *cu;
 
-    if (look_up(mm_buffer_of(op), &facts, &cu) < 0) {
+    if (mm_buffer_facts(mm_buffer_of(op), &facts, &cu) < 0) {
         return NULL;
     }
     if (!facts.managed && facts.type == 0) {
@@ -238,11 +239,13 @@ buffer_get_is_host_accessible(PyObject *op, void *Py_UNUSED(closure))
 {
     mm_pointer_facts facts;
     mm_driver *cu;
+    int access;
 
-    if (look_up(mm_buffer_of(op), &facts, &cu) < 0) {
+    if (mm_buffer_facts(mm_buffer_of(op), &facts, &cu) < 0) {
         return NULL;
     }
-    return PyBool_FromLong(mm_host_reaches(&facts));
+    access = mm_host_access(mm_buffer_of(op), &facts);
+    return access < 0 ? NULL : PyBool_FromLong(access);
 }
 
 static PyObject *
@@ -251,7 +254,7 @@ buffer_get_is_device_accessible(PyObject *op, void *Py_UNUSED(closure))
     mm_pointer_facts facts;
     mm_driver *cu;
 
-    if (look_up(mm_buffer_of(op), &facts, &cu) < 0) {
+    if (mm_buffer_facts(mm_buffer_of(op), &facts, &cu) < 0) {
         return NULL;
     }
     return PyBool_FromLong(mm_device_reaches(cu, &facts));
@@ -398,7 +401,10 @@ static PyGetSetDef buffer_getset[] = {
     {"is_managed", buffer_get_is_managed, NULL,
      "Whether this is managed memory. Driver: cuPointerGetAttributes.", NULL},
     {"is_host_accessible", buffer_get_is_host_accessible, NULL,
-     "Whether the host can use it. Driver: cuPointerGetAttributes.", NULL},
+     "Whether the host can use it: managed and pinned memory, and system memory if from_handle() was\n"
+     "told so, or its owner or resource says so.\n\n"
+     "Driver: cuPointerGetAttributes.",
+     NULL},
     {"is_device_accessible", buffer_get_is_device_accessible, NULL,
      "Whether devices can use it. Driver: cuPointerGetAttributes.", NULL},
     {"is_closed", buffer_get_is_closed, NULL, "Whether the buffer can no longer be used.", NULL},

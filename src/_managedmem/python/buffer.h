@@ -105,6 +105,9 @@ int mm_buffer_look(mm_buffer *b, mm_driver *cu, mm_operation op, mm_range *range
 MM_NODISCARD int mm_buffer_look_up(const mm_buffer *b, mm_driver *cu, mm_pointer_facts *facts,
                                    mm_status *st);
 
+/* The same for one that this enters, with an exception; *cu is the driver. */
+int mm_buffer_facts(mm_buffer *b, mm_pointer_facts *facts, mm_driver **cu);
+
 /* Sets the RuntimeError of a closed buffer; returns -1. */
 int mm_buffer_raise_closed(void);
 
@@ -125,6 +128,27 @@ PyObject *mm_buffer_array_interface(PyObject *op, void *closure);
 PyObject *mm_buffer_finished_copy(PyObject *op);
 int mm_buffer_getbuffer(PyObject *op, Py_buffer *view, int flags);
 void mm_buffer_releasebuffer(PyObject *op, Py_buffer *view);
+
+/* In host_access.c. All may run Python code. */
+
+/* What from_handle() is told about the memory: is_host_accessible (or NULL), and whether the owner (or
+ * NULL) shows it for reading only. */
+int mm_read_access(mm_state *state, PyObject *stated, PyObject *owner, CUdeviceptr start,
+                   size_t size, mm_access *out);
+
+/* 1 if the host can access memory about which the driver said this, 0 if not or if nobody says so, -1
+ * with an exception. */
+int mm_host_access(mm_buffer *b, const mm_pointer_facts *facts);
+
+/* BufferError unless the host can access the memory. Without concurrent access it waits for the devices,
+ * during whose work the host must not touch managed memory. The caller keeps the memory open. */
+int mm_prepare_host_access(mm_buffer *b, mm_driver *cu);
+
+/* ValueError for memory that a driver would copy on the host, but that nobody vouches for. */
+int mm_check_copied(mm_buffer *b);
+
+/* ValueError, with the reason, for a buffer over memory that is read-only. */
+int mm_refuse_read_only(PyObject *op, const char *why);
 
 /* In buffer_arrays.c. */
 PyObject *mm_buffer_numpy(PyObject *, PyObject *const *, Py_ssize_t, PyObject *);

@@ -13,36 +13,10 @@
 /* The address of empty host views, because consumers may take NULL for a failure. */
 static const _Alignas(16) unsigned char no_bytes[16];
 
-/* Checks that the host can access the memory. Without concurrent access it waits for the devices, during
- * whose work the host must not touch managed memory. */
-static int
-prepare_host_access(mm_buffer *b, mm_driver *cu, mm_status *st)
-{
-    mm_pointer_facts facts;
-    int rc;
-
-    if (b->size == 0) {
-        return 0;
-    }
-    rc = mm_look_up(cu, b->start, &facts, st);
-    if (rc == 0 && !mm_host_reaches(&facts)) {
-        rc = mm_fail(st, MM_NO_EXPORT,
-                     "the host cannot reach the memory at 0x%llx: it is plain device memory",
-                     (unsigned long long)b->start);
-    }
-    if (rc == 0 && facts.managed && !cu->concurrent_access) {
-        Py_BEGIN_ALLOW_THREADS
-        rc = mm_synchronize_all(cu, st);
-        Py_END_ALLOW_THREADS
-    }
-    return rc;
-}
-
 static int
 export_to_host(mm_buffer *b)
 {
     mm_driver *cu = mm_open(b->state);
-    mm_status st;
 
     if (cu == NULL) {
         return -1;
@@ -54,10 +28,9 @@ export_to_host(mm_buffer *b)
         mm_guard_unexport(&b->guard);
         return mm_buffer_raise_closed();
     }
-    if (prepare_host_access(b, cu, &st) < 0) {
+    if (mm_prepare_host_access(b, cu) < 0) {
         mm_guard_unexport(&b->memory->guard);
         mm_guard_unexport(&b->guard);
-        (void)mm_raise(b->state, &st);
         return -1;
     }
     return 0;
@@ -73,13 +46,17 @@ mm_buffer_getbuffer(PyObject *op, Py_buffer *view, int flags)
         PyErr_SetString(PyExc_BufferError, "a ManagedBuffer is C-contiguous, not Fortran");
         return -1;
     }
+    if ((flags & PyBUF_WRITABLE) && b->memory->access.read_only) {
+        PyErr_SetString(PyExc_BufferError, "the memory is read-only, as its owner is");
+        return -1;
+    }
     if (mm_buffer_check_open(b) < 0 || export_to_host(b) < 0) {
         return -1;
     }
     view->obj = Py_NewRef(op);
     view->buf = b->start ? (void *)(uintptr_t)b->start : (void *)(uintptr_t)no_bytes;
     view->len = (Py_ssize_t)b->size;
-    view->readonly = 0;
+    view->readonly = b->memory->access.read_only;
     view->itemsize = b->dtype->itemsize;
     view->format = flags & PyBUF_FORMAT ? (char *)(uintptr_t)b->dtype->format : NULL;
     view->ndim = flags & PyBUF_ND ? b->dimensions : 1;
@@ -194,8 +171,9 @@ mm_buffer_array_interface(PyObject *op, void *Py_UNUSED(closure))
     /* Stream 1 is the legacy default stream. */
     return Py_BuildValue("{s:N,s:s,s:(KO),s:O,s:i,s:i}", "shape", shape, "typestr",
                          b->dtype->typestr, "data",
-                         b->size > 0 ? (unsigned long long)b->start : 0ULL, Py_False, "strides",
-                         Py_None, "stream", 1, "version", 3);
+                         b->size > 0 ? (unsigned long long)b->start : 0ULL,
+                         b->memory->access.read_only ? Py_True : Py_False, "strides", Py_None,
+                         "stream", 1, "version", 3);
 }
 
 /* --- DLPack ----------------------------------------------------------------------------- */
@@ -366,7 +344,8 @@ new_capsule(mm_buffer *b, const dlpack_form *form)
         fill_tensor(&t->as.versioned.tensor, t, b, form->place);
         t->as.versioned.version.major = DLPACK_MAJOR;
         t->as.versioned.version.minor = DLPACK_MINOR;
-        t->as.versioned.flags = form->copied ? DL_FLAG_IS_COPIED : 0;
+        t->as.versioned.flags = (form->copied ? DL_FLAG_IS_COPIED : 0U)
+                                | (b->memory->access.read_only ? DL_FLAG_READ_ONLY : 0U);
         t->as.versioned.context = t;
         t->as.versioned.deleter = delete_versioned;
         capsule = PyCapsule_New(&t->as.versioned, "dltensor_versioned", drop_capsule);
@@ -555,15 +534,18 @@ read_copy(const mm_buffer *b, PyObject *value, dlpack_form *form)
 static PyObject *
 export_capsule(mm_buffer *b, mm_driver *cu, PyObject *device, dlpack_form *form)
 {
-    mm_status st;
     bool reached;
 
     if (find_place(b, &form->place, &reached) < 0
-        || read_device(device, cu->device_count, &form->place) < 0) {
+        || read_device(device, cu->device_count, &form->place) < 0
+        || (form->place.device_type == DL_DEVICE_CPU && mm_prepare_host_access(b, cu) < 0)) {
         return NULL;
     }
-    if (form->place.device_type == DL_DEVICE_CPU && prepare_host_access(b, cu, &st) < 0) {
-        return mm_raise(b->state, &st);
+    if (b->memory->access.read_only && !form->versioned) {
+        PyErr_SetString(PyExc_BufferError,
+                        "the memory is read-only, which an unversioned DLPack tensor cannot say: "
+                        "use max_version=(1, 0), or copy=True");
+        return NULL;
     }
     return new_capsule(b, form);
 }

@@ -358,7 +358,7 @@ mm_buffer_last_reference(PyObject *op)
 /* Wraps memory that its resource deallocates in the order of the stream. */
 static PyObject *
 wrap_lent(mm_state *state, PyTypeObject *type, CUdeviceptr start, size_t size, PyObject *resource,
-          PyObject *stream)
+          PyObject *stream, mm_access access)
 {
     Py_ssize_t length = (Py_ssize_t)size;
     PyObject *order, *buffer = NULL;
@@ -378,6 +378,7 @@ wrap_lent(mm_state *state, PyTypeObject *type, CUdeviceptr start, size_t size, P
     if (memory == NULL) {
         (void)mm_raise(state, &st);
     } else {
+        memory->access = access;
         buffer =
             mm_buffer_new(state, type, memory, mm_read_dtype(NULL), 1, &length, NULL, resource);
     }
@@ -393,11 +394,13 @@ wrap_lent(mm_state *state, PyTypeObject *type, CUdeviceptr start, size_t size, P
 PyObject *
 mm_buffer_from_handle(PyObject *type, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
-    static const char *const names[] = {"ptr", "size", "mr", "owner", "stream"};
-    static const mm_parameters parameters = {"from_handle", names, 2, 4, 5};
-    PyObject *given[5], *resource, *owner;
+    static const char *const names[] = {"ptr",   "size",   "mr",
+                                        "owner", "stream", "is_host_accessible"};
+    static const mm_parameters parameters = {"from_handle", names, 2, 4, 6};
+    PyObject *given[6], *resource, *owner;
     mm_state *state = mm_buffer_class_state((PyTypeObject *)type);
     CUdeviceptr start;
+    mm_access access = {0};
     mm_memory *memory;
     Py_ssize_t length;
     mm_status st;
@@ -415,13 +418,18 @@ mm_buffer_from_handle(PyObject *type, PyObject *const *args, Py_ssize_t nargs, P
                         "alive by owner");
         return NULL;
     }
+    if ((owner != NULL || given[5] != NULL)
+        && mm_read_access(state, given[5], owner, start, size, &access) < 0) {
+        return NULL;
+    }
     if (resource != NULL || (given[4] != NULL && given[4] != Py_None)) {
-        return wrap_lent(state, (PyTypeObject *)type, start, size, resource, given[4]);
+        return wrap_lent(state, (PyTypeObject *)type, start, size, resource, given[4], access);
     }
     memory = mm_memory_wrap(start, size, &st);
     if (memory == NULL) {
         return mm_raise(state, &st);
     }
+    memory->access = access;
     length = (Py_ssize_t)size;
     return mm_buffer_new(state, (PyTypeObject *)type, memory, mm_read_dtype(NULL), 1, &length,
                          owner, NULL);
@@ -721,7 +729,7 @@ mm_buffer_set_deallocation_stream(PyObject *op, PyObject *stream)
 }
 
 const char mm_buffer_from_handle_doc[] =
-    "from_handle(ptr, size, mr=None, owner=None, *, stream=None)\n--\n\n"
+    "from_handle(ptr, size, mr=None, owner=None, *, stream=None, is_host_accessible=None)\n--\n\n"
     "Wrap memory that exists already.\n"
     "\n"
     "Parameters\n"
@@ -737,9 +745,15 @@ const char mm_buffer_from_handle_doc[] =
     "    An object that is kept alive until the buffer is closed, or the buffer and its views are gone.\n"
     "stream : stream, optional\n"
     "    The stream for mr.deallocate(), kept alive. None: the legacy default stream.\n"
+    "is_host_accessible : bool, optional\n"
+    "    For memory that the driver does not know, such as that of malloc() or mmap(). True: the host can\n"
+    "    read and write it, so that host views and copies are allowed; a wrong True ends the process.\n"
+    "    None: they are allowed if the owner holds that memory (an object of the buffer protocol or a\n"
+    "    torch tensor), or if mr.is_host_accessible is true. False: no host views, whatever it is.\n"
     "\n"
     "Gives an instance of the class it is called on. The address is not checked here; an operation on\n"
-    "memory that is not managed raises ValueError. mr.deallocate() always gets a stream object: a\n"
+    "memory that is not managed raises ValueError, and a host view of an unknown address BufferError. If\n"
+    "the owner's buffer is read-only, so is this one: writes and discards are a ValueError. mr.deallocate() always gets a stream object: a\n"
     "resource of cuda.core gets a cuda.core.Stream, others the given object or a Stream. Raises\n"
     "ValueError for mr together with owner, stream without mr, a bad address, or a size below 0;\n"
     "TypeError for mr without deallocate(). Safe from every thread. Driver: none.";

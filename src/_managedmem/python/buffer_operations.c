@@ -58,7 +58,8 @@ discard(mm_buffer *b, PyObject *stream_object, const CUmemLocation *where, mm_de
     mm_status st;
     int rc;
 
-    if (mm_stream_read(b->state, stream_object, &stream) < 0
+    if (mm_refuse_read_only((PyObject *)b, "cannot be discarded: it is read-only") < 0
+        || mm_stream_read(b->state, stream_object, &stream) < 0
         || mm_buffer_begin(b, MM_DISCARD, &stream, &use) < 0) {
         return NULL;
     }
@@ -110,6 +111,8 @@ mm_buffer_discard_prefetch(PyObject *op, PyObject *const *args, Py_ssize_t nargs
 
 /* --- copies ----------------------------------------------------------------------------- */
 
+static const char CANNOT_WRITE[] = "cannot be copied into: it is read-only";
+
 /* The other side of a copy: one of our buffers, or any other memory. */
 typedef struct {
     mm_range range;
@@ -130,8 +133,7 @@ check_foreign_side(PyObject *value, bool writable, const mm_foreign *side)
                                  "cannot be copied: it is not contiguous");
     }
     if (read_only > 0) {
-        return mm_refuse_foreign(PyExc_ValueError, value,
-                                 "cannot be copied into: it is read-only");
+        return mm_refuse_foreign(PyExc_ValueError, value, CANNOT_WRITE);
     }
     return read_only;
 }
@@ -144,7 +146,8 @@ read_foreign_side(mm_state *state, PyObject *value, bool writable, other_side *o
     if (mm_read_foreign(state, value, &side) < 0) {
         return -1;
     }
-    if (check_foreign_side(value, writable, &side) < 0) {
+    if (check_foreign_side(value, writable, &side) < 0
+        || mm_check_foreign_copied(state, &side) < 0) {
         Py_XDECREF(side.export);
         return -1;
     }
@@ -183,7 +186,8 @@ read_other_side(mm_buffer *b, PyObject *value, bool writable, other_side *o)
     *o = (other_side){.device = MM_ANY_DEVICE};
     if (mm_is_buffer(b->state, value)) {
         mm_buffer *other = mm_buffer_of(value);
-        if (mm_buffer_check_open(other) < 0) {
+        if (mm_buffer_check_open(other) < 0 || mm_check_copied(other) < 0
+            || (writable && mm_refuse_read_only(value, CANNOT_WRITE) < 0)) {
             return -1;
         }
         o->range.start = other->start;
@@ -259,7 +263,9 @@ copy_with(mm_buffer *b, PyObject *value, PyObject *stream_object, bool into)
     mm_status st;
     int rc;
 
-    if (mm_buffer_check_open(b) < 0 || read_other_side(b, value, into, &other) < 0) {
+    if (mm_buffer_check_open(b) < 0 || mm_check_copied(b) < 0
+        || (!into && mm_refuse_read_only((PyObject *)b, CANNOT_WRITE) < 0)
+        || read_other_side(b, value, into, &other) < 0) {
         return NULL;
     }
     if (mm_stream_read(b->state, stream_object, &stream) < 0
@@ -448,7 +454,8 @@ mm_buffer_fill(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *
     int rc;
 
     if (mm_args(&parameters, args, nargs, kwnames, given) < 0 || mm_buffer_check_open(b) < 0
-        || read_pattern(given[0], b->size, pattern, &width) < 0
+        || mm_refuse_read_only(op, "cannot be filled: it is read-only") < 0
+        || read_pattern(given[0], b->size, pattern, &width) < 0 || mm_check_copied(b) < 0
         || mm_stream_read(b->state, given[1], &stream) < 0
         || mm_buffer_begin(b, MM_COPY, &stream, &use) < 0) {
         return NULL;

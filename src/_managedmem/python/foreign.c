@@ -469,27 +469,27 @@ read_cuda_core(PyObject *value, mm_range *range, bool *dense)
     return rc;
 }
 
-static int
-read_exported(PyObject *value, mm_range *range, bool *dense, PyObject **export)
+int
+mm_read_exported(PyObject *value, mm_foreign *out)
 {
     Py_buffer view;
     int rc;
 
-    *export = PyMemoryView_FromObject(value);
-    if (*export == NULL) {
+    *out = (mm_foreign){.dense = true, .vouched = true, .export = PyMemoryView_FromObject(value)};
+    if (out->export == NULL) {
         return -1;
     }
-    if (PyObject_GetBuffer(*export, &view, PyBUF_STRIDED_RO) < 0) {
-        Py_CLEAR(*export);
+    if (PyObject_GetBuffer(out->export, &view, PyBUF_STRIDED_RO) < 0) {
+        Py_CLEAR(out->export);
         return -1;
     }
-    rc = is_empty(view.ndim, view.shape, range, dense)
+    rc = is_empty(view.ndim, view.shape, &out->range, &out->dense)
              ? 0
              : extent(value, (CUdeviceptr)(uintptr_t)view.buf, view.ndim, view.shape, view.strides,
-                      view.itemsize, range, dense);
+                      view.itemsize, &out->range, &out->dense);
     PyBuffer_Release(&view);
     if (rc < 0) {
-        Py_CLEAR(*export);
+        Py_CLEAR(out->export);
     }
     return rc;
 }
@@ -498,6 +498,39 @@ static bool
 is_tensor(mm_state *state, PyObject *value)
 {
     return mm_is_instance(state, value, "torch", "Tensor");
+}
+
+bool
+mm_clear_refusal(void)
+{
+    if (!PyErr_ExceptionMatches(PyExc_Exception) || PyErr_ExceptionMatches(PyExc_MemoryError)
+        || PyErr_ExceptionMatches(PyExc_RecursionError)) {
+        return false;
+    }
+    PyErr_Clear(); /* an Exception of the object */
+    return true;
+}
+
+int
+mm_holds_memory(mm_state *state, PyObject *value, CUdeviceptr start, size_t size)
+{
+    mm_foreign held = {.dense = true};
+    const mm_range *range = &held.range;
+    int rc;
+
+    if (is_tensor(state, value)) {
+        rc = read_tensor(state, value, &held.range, &held.dense);
+    } else if (PyObject_CheckBuffer(value)) {
+        rc = mm_read_exported(value, &held);
+    } else {
+        return 0;
+    }
+    Py_XDECREF(held.export);
+    if (rc < 0) {
+        return mm_clear_refusal() ? 0 : -1;
+    }
+    return range->start <= start && start - range->start <= range->size
+           && size <= range->size - (start - range->start);
 }
 
 int
@@ -546,6 +579,7 @@ mm_read_foreign(mm_state *state, PyObject *value, mm_foreign *out)
 
     *out = (mm_foreign){.dense = true};
     if (is_tensor(state, value)) {
+        out->vouched = true;
         return read_tensor(state, value, &out->range, &out->dense);
     }
     found = mm_get_optional(value, "__cuda_array_interface__", &interface);
@@ -565,7 +599,7 @@ mm_read_foreign(mm_state *state, PyObject *value, mm_foreign *out)
         }
     }
     if (found == 0 && PyObject_CheckBuffer(value)) {
-        return read_exported(value, &out->range, &out->dense, &out->export);
+        return mm_read_exported(value, out);
     }
     return found == 0 ? refuse_target(state, value) : -1;
 }

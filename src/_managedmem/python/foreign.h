@@ -10,11 +10,27 @@ typedef struct {
     mm_range range;
     bool dense;        /* no gaps */
     bool read_only;    /* of an array; for an export, mm_is_read_only asks the memoryview */
+    bool vouched;      /* if it is system memory, the object holds it */
     CUstream producer; /* the stream in an array's interface; NULL for none */
     PyObject *export;  /* a memoryview to keep while the range is used, or NULL */
 } mm_foreign;
 
 int mm_read_foreign(mm_state *state, PyObject *value, mm_foreign *out);
+
+/* The same for an object of the buffer protocol. */
+int mm_read_exported(PyObject *value, mm_foreign *out);
+
+/* Whether an object of the buffer protocol, or a torch tensor, holds this memory now: 1, 0 or -1 with an
+ * exception. */
+int mm_holds_memory(mm_state *state, PyObject *value, CUdeviceptr start, size_t size);
+
+/* Clears the exception of an object that refuses to show its memory, and is then true; false for one that
+ * must be passed on, such as MemoryError or KeyboardInterrupt. */
+bool mm_clear_refusal(void);
+
+/* In host_access.c: ValueError for memory that the driver would copy on the host, but that the object
+ * does not hold. */
+int mm_check_foreign_copied(mm_state *state, const mm_foreign *side);
 
 /* Whether the object is one array or tensor, which may be iterable and still is one target: 1, 0
  * or -1 with an exception. */

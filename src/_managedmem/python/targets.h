@@ -31,7 +31,7 @@ int mm_targets_read(mm_state *state, PyObject *value, mm_operation op, mm_target
 /* The targets as a tuple, of at least one; *several is false for one that was given by itself. */
 PyObject *mm_targets_tuple(mm_state *state, PyObject *value, bool *several);
 
-/* One target, read and checked. Only the range is set for a ManagedBuffer. */
+/* One target, read and checked. Only the range and read_only are set for a ManagedBuffer. */
 typedef mm_foreign mm_target;
 
 /* 1 if the target is read-only, so that it cannot be discarded, 0 if not, -1 with an exception. */

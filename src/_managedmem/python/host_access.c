@@ -1,0 +1,251 @@
+/* host_access.c: whether the host may read and write the memory of a buffer.
+ *
+ * Memory that was allocated here, and memory that the driver knows, needs no word of the caller. For an
+ * address that the driver does not know, somebody must vouch, because a wrong address ends the process:
+ * the caller, the owner by holding that memory, or the resource. */
+#include "targets.h"
+
+/* --- what from_handle() is told --------------------------------------------------------- */
+
+/* Whether the owner shows this memory to others for reading only. */
+static int
+owner_is_read_only(mm_state *state, PyObject *owner, CUdeviceptr start, size_t size)
+{
+    mm_foreign held;
+    int answer;
+
+    if (mm_is_buffer(state, owner)) {
+        return mm_buffer_of(owner)->memory->access.read_only;
+    }
+    if (!PyObject_CheckBuffer(owner)) {
+        return 0;
+    }
+    if (mm_read_exported(owner, &held) < 0) {
+        return mm_clear_refusal() ? 0 : -1; /* it exports nothing now */
+    }
+    answer = held.range.start < start + size && start < held.range.start + held.range.size
+                 ? mm_is_read_only(&held)
+                 : 0;
+    Py_DECREF(held.export);
+    return answer;
+}
+
+int
+mm_read_access(mm_state *state, PyObject *stated, PyObject *owner, CUdeviceptr start, size_t size,
+               mm_access *out)
+{
+    int read_only = 0;
+    bool yes;
+
+    if (stated != NULL && stated != Py_None) {
+        if (mm_read_flag(state, stated, "is_host_accessible", &yes) < 0) {
+            return -1;
+        }
+        out->host = yes ? MM_HOST_STATED : MM_HOST_DENIED;
+    }
+    if (owner != NULL && size > 0) {
+        read_only = owner_is_read_only(state, owner, start, size);
+    }
+    out->read_only = read_only > 0;
+    return read_only < 0 ? -1 : 0;
+}
+
+/* --- who vouches ------------------------------------------------------------------------ */
+
+static int
+owner_vouches(mm_buffer *b)
+{
+    PyObject *owner = mm_buffer_owner(b);
+    int answer = 0;
+
+    if (owner != NULL) {
+        /* Buffers can own buffers, thousands deep. */
+        answer = Py_EnterRecursiveCall(" while owners are asked for their memory") ? -1 : 0;
+        if (answer == 0) {
+            answer = mm_holds_memory(b->state, owner, b->start, b->size);
+            Py_LeaveRecursiveCall();
+        }
+        Py_DECREF(owner);
+    }
+    return answer;
+}
+
+/* As cuda.core does: a resource says of its memory whether the host can access it. */
+static int
+resource_vouches(mm_buffer *b)
+{
+    PyObject *resource = mm_buffer_resource(b), *said;
+    int answer = 0;
+
+    if (resource != NULL) {
+        answer = mm_get_optional(resource, "is_host_accessible", &said);
+        Py_DECREF(resource);
+        if (answer > 0) {
+            answer = PyObject_IsTrue(said);
+            Py_DECREF(said);
+        }
+    }
+    return answer;
+}
+
+static bool
+is_known(const mm_pointer_facts *facts)
+{
+    return facts->managed || facts->type != 0;
+}
+
+int
+mm_host_access(mm_buffer *b, const mm_pointer_facts *facts)
+{
+    mm_host_word stated = b->memory->access.host;
+    int answer;
+
+    if (stated == MM_HOST_DENIED) {
+        return 0;
+    }
+    if (is_known(facts)) {
+        return mm_host_reaches(facts);
+    }
+    if (stated == MM_HOST_STATED) {
+        return 1;
+    }
+    answer = owner_vouches(b);
+    return answer != 0 ? answer : resource_vouches(b);
+}
+
+/* --- host views ------------------------------------------------------------------------- */
+
+static int
+refuse_host_access(const mm_buffer *b, const mm_pointer_facts *facts)
+{
+    void *start = (void *)(uintptr_t)b->start;
+
+    if (b->memory->access.host == MM_HOST_DENIED) {
+        PyErr_Format(PyExc_BufferError,
+                     "the host cannot reach the memory at %p: from_handle() was called with "
+                     "is_host_accessible=False",
+                     start);
+    } else if (is_known(facts)) {
+        PyErr_Format(PyExc_BufferError,
+                     "the host cannot reach the memory at %p: it is plain device memory", start);
+    } else {
+        PyErr_Format(PyExc_BufferError,
+                     "the host may not be able to read the memory at %p, which is not managed and "
+                     "not known to the CUDA driver: say that it can, with from_handle(..., "
+                     "is_host_accessible=True), or give the object that holds it as owner",
+                     start);
+    }
+    return -1;
+}
+
+/* Behind the end of an allocation there may be no memory. */
+static int
+check_inside(const mm_buffer *b, const mm_pointer_facts *facts)
+{
+    size_t offset = b->start - facts->start;
+    bool trusted = !facts->managed && b->memory->access.host == MM_HOST_STATED;
+
+    if (b->memory->owned || trusted || facts->size == 0
+        || (offset <= facts->size && b->size <= facts->size - offset)) {
+        return 0;
+    }
+    PyErr_Format(PyExc_BufferError,
+                 "the range of %zu bytes at %p leaves its allocation, which has %zu bytes at %p",
+                 b->size, (void *)(uintptr_t)b->start, facts->size,
+                 (void *)(uintptr_t)facts->start);
+    return -1;
+}
+
+int
+mm_prepare_host_access(mm_buffer *b, mm_driver *cu)
+{
+    mm_pointer_facts facts;
+    mm_status st;
+    int access, rc = 0;
+
+    if (b->size == 0) {
+        return 0;
+    }
+    if (mm_look_up(cu, b->start, &facts, &st) < 0) {
+        (void)mm_raise(b->state, &st);
+        return -1;
+    }
+    access = mm_host_access(b, &facts);
+    if (access <= 0) {
+        return access < 0 ? -1 : refuse_host_access(b, &facts);
+    }
+    if (check_inside(b, &facts) < 0) {
+        return -1;
+    }
+    if (facts.managed && !cu->concurrent_access) {
+        Py_BEGIN_ALLOW_THREADS
+        rc = mm_synchronize_all(cu, &st);
+        Py_END_ALLOW_THREADS
+    }
+    if (rc < 0) {
+        (void)mm_raise(b->state, &st);
+    }
+    return rc;
+}
+
+/* --- copies ----------------------------------------------------------------------------- */
+
+static int
+refuse_copy(CUdeviceptr start)
+{
+    PyErr_Format(
+        PyExc_ValueError,
+        "the memory at %p cannot be copied or filled: the CUDA driver does not know it, "
+        "and would use it on the host. If the host can use it, give the object that holds it, or "
+        "from_handle(..., is_host_accessible=True)",
+        (void *)(uintptr_t)start);
+    return -1;
+}
+
+int
+mm_check_copied(mm_buffer *b)
+{
+    mm_pointer_facts facts;
+    mm_driver *cu;
+    int access;
+
+    if (b->size == 0 || b->memory->owned
+        || atomic_load_explicit(&b->memory->allocation, memory_order_relaxed) != 0) {
+        return 0;
+    }
+    if (mm_buffer_facts(b, &facts, &cu) < 0) {
+        return -1;
+    }
+    access = is_known(&facts) ? 1 : mm_host_access(b, &facts);
+    return access > 0 ? 0 : access < 0 ? -1 : refuse_copy(b->start);
+}
+
+int
+mm_check_foreign_copied(mm_state *state, const mm_foreign *side)
+{
+    mm_pointer_facts facts;
+    mm_driver *cu;
+    mm_status st;
+
+    if (side->vouched || side->range.size == 0) {
+        return 0;
+    }
+    if ((cu = mm_open(state)) == NULL) {
+        return -1;
+    }
+    if (mm_look_up(cu, side->range.start, &facts, &st) < 0) {
+        (void)mm_raise(state, &st);
+        return -1;
+    }
+    return is_known(&facts) ? 0 : refuse_copy(side->range.start);
+}
+
+int
+mm_refuse_read_only(PyObject *op, const char *why)
+{
+    mm_buffer *b = mm_buffer_of(op);
+
+    return b->memory->access.read_only && b->size > 0
+               ? mm_refuse_foreign(PyExc_ValueError, op, why)
+               : 0;
+}

@@ -1,0 +1,466 @@
+"""Whether the host may read wrapped memory, and whether anybody may write to it.
+
+A wrong address ends the process, so each test of one has a process of its own.
+"""
+
+import contextlib
+import copy
+import ctypes
+import mmap
+
+import pytest
+
+import managedmem
+from helpers import (
+    EMULATED,
+    PAGE,
+    capsule_struct,
+    device_memory,
+    managed_memory,
+    raw_driver,
+    run_python,
+)
+from managedmem import Host, ManagedBuffer, PrefetchPlan, emulator
+
+DRIVER = "emulator" if EMULATED else "cuda"
+READ_ONLY = 1
+
+PRELUDE = """
+import ctypes, copy
+import managedmem as mm
+from managedmem import ManagedBuffer
+
+def refused(error, act):
+    try:
+        act()
+    except error as met:
+        return str(met)
+    raise AssertionError("accepted")
+
+def views(buffer):
+    acts = [memoryview, bytes, lambda b: b.__dlpack__(), lambda b: b.__dlpack__(dl_device=(1, 0))]
+    acts += [lambda b: bytes(b[1:9]), lambda b: bytes(b.view("int16")), ctypes.c_char.from_buffer]
+    try:
+        import numpy
+    except ModuleNotFoundError:
+        pass
+    else:
+        acts += [numpy.asarray, numpy.array, numpy.from_dlpack, lambda b: b.__array__()]
+    return [lambda act=act: act(buffer) for act in acts]
+
+own = mm.empty(4096)
+copies = [own.copy_from, own.copy_to, lambda b: b.copy_from(own), lambda b: b.copy_to(own)]
+copies += [lambda b: b.copy_to(), copy.copy, copy.deepcopy, lambda b: b.fill(1)]
+"""
+
+
+def run(code, **options):
+    return run_python(PRELUDE + code, driver=DRIVER, **options)
+
+
+def wrap(memory, **more):
+    """A buffer over the memory of an object with the buffer protocol."""
+    view = memoryview(memory)
+    array = (ctypes.c_char * view.nbytes).from_buffer(memory)
+    return ManagedBuffer.from_handle(ctypes.addressof(array), view.nbytes, **more)
+
+
+@contextlib.contextmanager
+def pinned_memory():
+    managedmem.Device(0).set_current()
+    pointer = ctypes.c_void_p()
+    assert raw_driver().cuMemAllocHost_v2(ctypes.byref(pointer), ctypes.c_size_t(PAGE)) == 0
+    yield pointer.value
+    assert raw_driver().cuMemFreeHost(pointer) == 0
+
+
+class TestAnAddressThatNobodyVouchesFor:
+    @pytest.mark.parametrize("address", [8, 4096, (1 << 47) - 8192, (1 << 64) - 8192], ids=hex)
+    def test_is_not_shown_to_the_host(self, address):
+        run(f"""
+buffer = ManagedBuffer.from_handle({address}, 4096)
+assert buffer.is_host_accessible is False
+for view in views(buffer):
+    assert "is_host_accessible=True" in refused(BufferError, view)
+refused(ValueError, buffer.numpy)
+assert buffer.is_closed is False
+buffer.close()
+""")
+
+    @pytest.mark.parametrize("emulated", ["", "pageable=1"])
+    def test_is_not_copied(self, emulated):
+        run(
+            """
+buffer = ManagedBuffer.from_handle(8, 4096)
+for act in copies:
+    assert "does not know it" in refused(ValueError, lambda: act(buffer))
+assert bytes(own) == bytes(4096)
+""",
+            emulator=emulated or None,
+        )
+
+    @pytest.mark.parametrize("emulated", ["", "pageable=1"])
+    def test_is_not_copied_for_an_object_of_another_library(self, emulated):
+        run(
+            """
+from helpers import CudaArray, foreign
+bad = foreign("cuda.core", "Buffer", handle=8, size=4096)
+for other in (bad, CudaArray(own, pointer=8, shape=(4096,))):
+    for act in (own.copy_from, own.copy_to):
+        assert "does not know it" in refused(ValueError, lambda: act(other))
+""",
+            emulator=emulated or None,
+        )
+
+    def test_of_memory_that_was_freed(self):
+        run("""
+buffer = mm.empty(4096)
+wrapped = ManagedBuffer.from_handle(buffer.handle, 4096)
+assert wrapped.is_host_accessible is True
+buffer.close()
+for view in views(wrapped):
+    refused(BufferError, view)
+""")
+
+    def test_of_nothing(self):
+        assert bytes(ManagedBuffer.from_handle(8, 0)) == b""
+        assert bytes(ManagedBuffer.from_handle(8, 4096)[3:3]) == b""
+
+    def test_failed_views_leave_it_closable(self):
+        buffer = ManagedBuffer.from_handle(8, 4096)
+        for _ in range(3):
+            with pytest.raises(BufferError):
+                memoryview(buffer)
+        buffer.close()
+        with pytest.raises(RuntimeError, match="closed"):
+            memoryview(buffer)
+
+
+class TestTheCaller:
+    def test_says_that_the_host_can_read_it(self):
+        memory = bytearray(b"abc" * PAGE)
+        buffer = wrap(memory, is_host_accessible=True)
+        assert buffer.is_host_accessible is True
+        assert bytes(buffer[:3]) == b"abc"
+        with memoryview(buffer) as view:
+            view[1] = ord("x")
+        assert memory[:3] == b"axc"
+        with managedmem.empty(buffer.size) as own:
+            own.copy_from(buffer)
+            assert bytes(own[:3]) == b"axc"
+        capsule = buffer.__dlpack__()
+        assert capsule_struct(capsule).tensor.data == buffer.handle
+
+    def test_says_that_it_cannot(self):
+        with managedmem.empty(PAGE) as own:
+            buffer = ManagedBuffer.from_handle(own.handle, PAGE, is_host_accessible=False)
+            assert buffer.is_host_accessible is False and buffer.is_managed is True
+            with pytest.raises(BufferError, match="is_host_accessible=False"):
+                memoryview(buffer[:8])
+            buffer.prefetch(Host())
+            buffer.fill(3)
+            assert buffer.__dlpack_device__() == (13, 0)
+            with pytest.raises(BufferError, match="is_host_accessible=False"):
+                buffer.__dlpack__(dl_device=(1, 0))
+
+    def test_cannot_make_device_memory_readable(self):
+        with device_memory() as pointer:
+            buffer = ManagedBuffer.from_handle(pointer, PAGE, is_host_accessible=True)
+            assert buffer.is_host_accessible is False
+            with pytest.raises(BufferError, match="plain device memory"):
+                memoryview(buffer)
+
+    @pytest.mark.parametrize("bad", [1, 0, "yes", "", 1.0], ids=repr)
+    def test_says_so_with_a_bool(self, bad):
+        with pytest.raises(TypeError, match="is_host_accessible"):
+            ManagedBuffer.from_handle(8, 4096, is_host_accessible=bad)
+
+    def test_may_say_nothing_and_only_by_name(self):
+        assert ManagedBuffer.from_handle(8, 1, is_host_accessible=None).is_host_accessible is False
+        with pytest.raises(TypeError, match="is_host_accessible="):
+            ManagedBuffer.from_handle(8, 1, None, None, True)
+
+    def test_is_heard_by_views_and_with_a_resource(self):
+        memory = bytearray(PAGE)
+
+        class Lender:
+            is_host_accessible = False
+
+            def deallocate(self, ptr, size, *, stream):
+                pass
+
+        buffer = wrap(memory, mr=Lender(), is_host_accessible=True)
+        assert bytes(buffer[4:8].view("int32")) == bytes(4)
+        buffer.close()
+
+
+OWNERS = {
+    "bytearray": lambda: bytearray(b"\1" * PAGE),
+    "ctypes array": lambda: (ctypes.c_char * PAGE)(*(b"\1" * PAGE)),
+    "mmap": lambda: fill(mmap.mmap(-1, PAGE)),
+    "memoryview": lambda: memoryview(bytearray(b"\1" * PAGE)),
+    "NumPy array": lambda: pytest.importorskip("numpy").ones(PAGE, "u1"),
+    "NumPy array of two axes": lambda: pytest.importorskip("numpy").ones((2, PAGE // 2), "u1"),
+}
+
+
+def fill(memory):
+    memory[:] = b"\1" * PAGE
+    return memory
+
+
+class TestTheOwner:
+    @pytest.mark.parametrize("make", OWNERS.values(), ids=OWNERS)
+    def test_holds_the_memory(self, make):
+        owner = make()
+        buffer = wrap(owner, owner=owner)
+        assert buffer.is_host_accessible is True
+        assert bytes(buffer[8:]) == b"\1" * (PAGE - 8)
+        own = managedmem.empty(PAGE)
+        own.copy_from(buffer)
+        assert bytes(own) == b"\1" * PAGE
+
+    def test_holds_less(self):
+        memory = bytearray(PAGE)
+        address = wrap(memory).handle
+        buffer = ManagedBuffer.from_handle(address, PAGE + 1, owner=memory)
+        with pytest.raises(BufferError, match="owner"):
+            memoryview(buffer)
+        assert bytes(buffer[:PAGE]) == bytes(PAGE), "this part is held"
+        with pytest.raises(BufferError, match="owner"):
+            memoryview(ManagedBuffer.from_handle(address - 1, 2, owner=memory))
+
+    def test_holds_it_no_more(self):
+        memory = memoryview(bytearray(PAGE))
+        buffer = wrap(memory, owner=memory)
+        assert buffer.is_host_accessible is True
+        memory.release()
+        assert buffer.is_host_accessible is False
+        with pytest.raises(BufferError):
+            memoryview(buffer)
+
+    @pytest.mark.parametrize("owner", [object(), "text", 7], ids=["object", "str", "int"])
+    def test_holds_no_memory(self, owner):
+        memory = bytearray(PAGE)
+        with pytest.raises(BufferError):
+            memoryview(wrap(memory, owner=owner))
+
+    def test_is_a_tensor(self):
+        torch = pytest.importorskip("torch", reason="needs torch")
+        tensor = torch.full((PAGE,), 7, dtype=torch.uint8)
+        buffer = ManagedBuffer.from_handle(tensor.data_ptr(), PAGE, owner=tensor)
+        assert bytes(buffer) == b"\7" * PAGE
+        del buffer
+        short = ManagedBuffer.from_handle(tensor.data_ptr(), PAGE, owner=tensor[: PAGE // 2])
+        with pytest.raises(BufferError):
+            memoryview(short)
+
+    def test_is_a_buffer(self):
+        memory = bytearray(b"\1" * PAGE)
+        first = wrap(memory, is_host_accessible=True)
+        second = ManagedBuffer.from_handle(first.handle, 8, owner=first)
+        assert bytes(second) == b"\1" * 8
+        other = ManagedBuffer.from_handle(first.handle, 8, owner=wrap(memory))
+        assert other.is_host_accessible is False
+
+    def test_is_a_long_chain_of_buffers(self):
+        run("""
+buffer = ManagedBuffer.from_handle(8, 8)
+for _ in range(100_000):
+    buffer = ManagedBuffer.from_handle(8, 8, owner=buffer)
+refused((BufferError, RecursionError), lambda: memoryview(buffer))
+refused((BufferError, RecursionError, ValueError), lambda: own[:8].copy_from(buffer))
+""")
+
+    def test_error_is_passed_on(self):
+        class Interrupts(bytearray):
+            def __buffer__(self, flags):
+                raise KeyboardInterrupt
+
+        memory = bytearray(PAGE)
+        try:
+            memoryview(Interrupts(1))
+        except KeyboardInterrupt:
+            with pytest.raises(KeyboardInterrupt):
+                memoryview(wrap(memory, owner=Interrupts(1)))
+        except BufferError:
+            pass
+        # Python 3.11 has no __buffer__.
+
+
+class Resource:
+    def __init__(self, answer):
+        self.answer = answer
+
+    @property
+    def is_host_accessible(self):
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return self.answer
+
+    def deallocate(self, ptr, size, *, stream):
+        pass
+
+
+class TestTheResource:
+    @pytest.mark.parametrize("answer", [True, False])
+    def test_says_so(self, answer):
+        memory = bytearray(PAGE)
+        buffer = wrap(memory, mr=Resource(answer))
+        assert buffer.is_host_accessible is answer
+        with pytest.raises(BufferError) if not answer else contextlib.nullcontext():
+            assert bytes(buffer) == bytes(PAGE)
+        buffer.close()
+
+    def test_error_is_passed_on(self):
+        memory = bytearray(PAGE)
+        buffer = wrap(memory, mr=Resource(LookupError("broken")))
+        with pytest.raises(LookupError, match="broken"):
+            memoryview(buffer)
+        with pytest.raises(LookupError, match="broken"):
+            _ = buffer.is_host_accessible
+        buffer.close()
+
+    def test_says_nothing(self):
+        class Silent:
+            def deallocate(self, ptr, size, *, stream):
+                pass
+
+        memory = bytearray(PAGE)
+        with wrap(memory, mr=Silent()) as buffer, pytest.raises(BufferError):
+            memoryview(buffer)
+
+
+class TestTheDriver:
+    def test_knows_managed_memory(self):
+        pointer = managed_memory()
+        buffer = ManagedBuffer.from_handle(pointer, PAGE)
+        assert buffer.is_host_accessible is True
+        assert len(bytes(buffer)) == PAGE
+        assert raw_driver().cuMemFree_v2(ctypes.c_uint64(pointer)) == 0
+
+    def test_knows_pinned_memory(self):
+        with pinned_memory() as pointer:
+            buffer = ManagedBuffer.from_handle(pointer, PAGE)
+            assert buffer.is_host_accessible is True
+            assert len(bytes(buffer)) == PAGE
+            with managedmem.empty(PAGE) as own:
+                own.copy_from(buffer)
+                managedmem.Device().sync()
+
+    @pytest.mark.parametrize("memory", [managed_memory, pinned_memory])
+    def test_knows_where_it_ends(self, memory):
+        with contextlib.ExitStack() as stack:
+            managed = memory is managed_memory
+            pointer = managed_memory() if managed else stack.enter_context(pinned_memory())
+            buffer = ManagedBuffer.from_handle(pointer, 1 << 30)
+            for view in (memoryview, bytes, lambda b: b.__dlpack__(dl_device=(1, 0))):
+                with pytest.raises(BufferError, match="leaves its allocation"):
+                    view(buffer)
+            assert len(bytes(buffer[:PAGE])) == PAGE
+            if managed:
+                assert raw_driver().cuMemFree_v2(ctypes.c_uint64(pointer)) == 0
+
+    @pytest.mark.emulator_only
+    def test_error_is_raised(self):
+        buffer = ManagedBuffer.from_handle(8, 8)
+        for view in (memoryview, lambda b: b.copy_to(managedmem.empty(8))):
+            emulator.fail("cuPointerGetAttributes", code=999)
+            with pytest.raises(managedmem.CUDAError, match="cuPointerGetAttributes"):
+                view(buffer)
+
+
+@pytest.fixture
+def constant():
+    """Memory that its owner shows for reading only, and a buffer over it."""
+    numpy = pytest.importorskip("numpy", reason="needs NumPy")
+    owner = managedmem.empty(4 * PAGE)
+    owner.fill(7)
+    array = owner.numpy()
+    array.flags.writeable = False
+    assert numpy.asarray(array).flags.writeable is False
+    buffer = ManagedBuffer.from_handle(array.ctypes.data, array.nbytes, owner=array)
+    yield buffer
+    buffer.close()
+
+
+def plan_of(buffer):
+    plan = PrefetchPlan()
+    plan.add(buffer, Host())
+    return plan
+
+
+WRITERS = {
+    "discard": lambda b, o: b.discard(),
+    "discard of a part": lambda b, o: b[PAGE:].discard(),
+    "discard_prefetch": lambda b, o: b.discard_prefetch(Host()),
+    "fill": lambda b, o: b.fill(1),
+    "copy_from": lambda b, o: b.copy_from(o),
+    "copy_to": lambda b, o: o.copy_to(b),
+    "copy_to a view": lambda b, o: o.copy_to(b.view("int32")),
+    "free discard": lambda b, o: managedmem.discard(b),
+    "free discard of several": lambda b, o: managedmem.discard([o, b]),
+    "free discard_prefetch": lambda b, o: managedmem.discard_prefetch([o, b[PAGE:]], Host()),
+    "plan": lambda b, o: plan_of(b).discard_prefetch(),
+    "copy of a plan": lambda b, o: copy.copy(plan_of(b)).discard_prefetch(),
+    "of a buffer over it": lambda b, o: ManagedBuffer.from_handle(
+        b.handle, b.size, owner=b
+    ).discard(),
+}
+
+
+class TestReadOnly:
+    @pytest.mark.parametrize("act", WRITERS.values(), ids=WRITERS)
+    def test_is_neither_written_nor_discarded(self, constant, act):
+        other = managedmem.empty(constant.size)
+        other.fill(9)
+        with pytest.raises(ValueError, match="read-only"):
+            act(constant, other)
+        managedmem.Device().sync()
+        assert bytes(constant) == b"\7" * constant.size
+        assert bytes(other) == b"\x09" * other.size
+
+    def test_exports_say_so(self, constant):
+        with memoryview(constant) as view:
+            assert view.readonly
+        assert memoryview(constant[PAGE:].view("f4")).readonly
+        assert constant.numpy().flags.writeable is False
+        assert constant.__cuda_array_interface__["data"] == (constant.handle, True)
+        managed = capsule_struct(capsule := constant.__dlpack__(max_version=(1, 0)))
+        assert managed.flags & READ_ONLY
+        del capsule
+        with pytest.raises(BufferError, match="read-only"):
+            constant.__dlpack__()
+        with pytest.raises((BufferError, TypeError)):
+            (ctypes.c_char * 8).from_buffer(constant)
+
+    def test_a_copy_is_writable(self, constant):
+        assert not memoryview(copy.copy(constant)).readonly
+        managed = capsule_struct(capsule := constant.__dlpack__(max_version=(1, 0), copy=True))
+        assert not managed.flags & READ_ONLY
+        assert constant.__dlpack__(copy=True) and capsule
+
+    def test_takes_hints_and_is_read(self, constant):
+        constant.read_mostly = True
+        constant.prefetch(Host())
+        plan_of(constant).execute()
+        with constant.copy_to() as other:
+            managedmem.Device().sync()
+            assert bytes(other) == b"\7" * constant.size
+
+    def test_an_owner_elsewhere_does_not_matter(self):
+        with managedmem.empty(PAGE) as own:
+            for owner in (b"a token", memoryview(b"another")):
+                buffer = ManagedBuffer.from_handle(own.handle, PAGE, owner=owner)
+                buffer.fill(1)
+                assert not memoryview(buffer).readonly
+
+    def test_bytes_stay_as_they_are(self):
+        constant = b"constant" * PAGE
+        address = ctypes.cast(constant, ctypes.c_void_p).value
+        buffer = ManagedBuffer.from_handle(address, len(constant), owner=constant)
+        with memoryview(buffer) as view, pytest.raises(TypeError, match="read-only"):
+            view[0] = 0
+        with managedmem.empty(len(constant)) as own, pytest.raises(ValueError, match="read-only"):
+            own.copy_to(buffer)
+        assert constant == b"constant" * PAGE
