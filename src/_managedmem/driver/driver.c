@@ -121,6 +121,18 @@ too_old(mm_status *st, const char *path, int version)
                    path, version / 1000, version % 1000 / 10);
 }
 
+/* The batch calls came together: a driver that lacks one of them is used like those before. */
+static void
+drop_partial_batches(mm_driver *t)
+{
+    if (t->MemPrefetchBatchAsync == NULL || t->MemDiscardBatchAsync == NULL
+        || t->MemDiscardAndPrefetchBatchAsync == NULL) {
+        t->MemPrefetchBatchAsync = NULL;
+        t->MemDiscardBatchAsync = NULL;
+        t->MemDiscardAndPrefetchBatchAsync = NULL;
+    }
+}
+
 /* Fills the table's pointers. Outputs are preset because a driver leaves them untouched when it is
  * asked for a version above its own. */
 static int
@@ -143,6 +155,7 @@ resolve(mm_driver *t, PFN_cuGetProcAddress_v12000 get, const char *path, mm_stat
         }
         store_pointer((char *)t + e->offset, pointer);
     }
+    drop_partial_batches(t);
     return 0;
 }
 
@@ -247,8 +260,9 @@ open_library(mm_driver *t, mm_status *st)
     const char *chosen = atomic_load(&selected);
     const char *name = chosen ? chosen : secure_getenv("MANAGEDMEM_DRIVER");
     PFN_cuGetProcAddress_v12000 get;
-    int (*get_version)(int *);
+    int (*get_version)(int *), rc;
     void *library, *symbol;
+    char met[96];
 
     if (library_path(name && *name ? name : "cuda", opened_path, sizeof opened_path, st) < 0) {
         return -1;
@@ -263,7 +277,12 @@ open_library(mm_driver *t, mm_status *st)
         return no_driver(st, opened_path, "is no CUDA driver: it has no cuDriverGetVersion");
     }
     store_pointer(&get_version, symbol);
-    if (get_version(&t->version) != 0 || t->version < MM_DRIVER_FLOOR) {
+    rc = get_version(&t->version);
+    if (rc != 0) {
+        (void)snprintf(met, sizeof met, "opened, but cuDriverGetVersion failed with %d", rc);
+        return no_driver(st, opened_path, met);
+    }
+    if (t->version < MM_DRIVER_FLOOR) {
         return too_old(st, opened_path, t->version);
     }
     symbol = dlsym(library, "cuGetProcAddress_v2");
