@@ -965,3 +965,38 @@ class TestProcesses:
             driver="emulator" if EMULATED else "cuda",
         )
         assert done.stderr == ""
+
+
+class TestDefaultStreamsOfTwoDevices:
+    """A dropped buffer is freed in the order of the default stream of its own device."""
+
+    @pytest.fixture
+    def blocking(self, device1, current_device):
+        """A stream of device 0 that its legacy stream waits for."""
+        Device(0).set_current()
+        handle = ctypes.c_void_p()
+        assert raw_driver().cuStreamCreate(ctypes.byref(handle), 0) == 0
+        yield Stream.from_handle(handle.value)
+        assert raw_driver().cuStreamDestroy_v2(handle) == 0
+
+    @pytest.mark.emulator_only
+    @pytest.mark.parametrize("current", [0, 1])
+    def test_only_that_of_the_capturing_device_waits(self, blocking, device1, current):
+        with DeviceMemoryResource(0) as first, DeviceMemoryResource(1) as second:
+            buffers = {0: first.allocate(PAGE), 1: second.allocate(PAGE)}
+            handles = {number: buffer.handle for number, buffer in buffers.items()}
+            with capturing(blocking) as capture:
+                Device(current).set_current()
+                with emulator.recording() as calls:
+                    buffers.clear()
+                    gc.collect()
+                freed = [c.args["ptr"] for c in calls if c.name == "cuMemFreeAsync"]
+                assert freed == [handles[1]]
+                Device(0).set_current()
+            assert capture.result == 0
+            with emulator.recording() as calls:
+                first.allocate(PAGE).close()
+            freed = [c.args["ptr"] for c in calls if c.name == "cuMemFreeAsync"]
+            assert freed[0] == handles[0]
+            assert len(freed) == 2
+            assert second.attributes.used_mem_current == 0
