@@ -562,3 +562,15 @@ class TestHostViewsThatAreRefused:
             get(matrix, view, fortran)
         matrix.close()
         buffer.close()
+
+
+def test_the_largest_shape_that_can_be_described(buf):
+    """The size of the shape is counted before it is compared."""
+    largest = (1 << 63) - 1
+    with pytest.raises(ValueError, match=f"needs {largest} bytes"):
+        buf.view("uint8", (largest,))
+    with pytest.raises(ValueError, match=f"needs {(largest // 8) * 8} bytes"):
+        buf.view("int64", (largest // 8,))
+    for dtype, length in (("uint8", largest // 2 + 1), ("int64", largest // 16 + 1)):
+        with pytest.raises(ValueError, match="too many bytes"):
+            buf.view(dtype, (length, 2))

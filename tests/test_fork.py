@@ -49,6 +49,7 @@ part = buf[0:4096]
 stream = Stream()
 device = Device(0)
 wrapped = ManagedBuffer.from_handle(buf.handle, buf.size)
+pooled = ManagedMemoryResource(pooled=True).allocate(4096)
 """
 
 OPERATIONS = {
@@ -64,6 +65,7 @@ OPERATIONS = {
     "fill": "buf.fill(0)",
     "copy_from": "buf.copy_from(wrapped)",
     "copy_to": "buf.copy_to()",
+    "set_deallocation_stream": "pooled.set_deallocation_stream(stream)",
     "get read_mostly": "buf.read_mostly",
     "set read_mostly": "buf.read_mostly = False",
     "get preferred_location": "buf.preferred_location",

@@ -347,3 +347,9 @@ def test_a_real_torch_device_without_an_index(current_device):
         assert buffer.preferred_location is Device.all()[-1]
         buffer.prefetch(torch.device("cuda"))
         assert buffer.last_prefetch_location is Device.all()[-1]
+
+
+def test_the_largest_numa_node():
+    largest = (1 << 31) - 1
+    assert Host(largest).numa_id == largest
+    assert repr(Host(largest)) == f"Host(numa_id={largest})"
