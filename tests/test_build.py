@@ -1,9 +1,10 @@
-"""The errors of a build from source when a compiler or headers are missing."""
+"""A build from source: its errors when a compiler or headers are missing, and what it makes."""
 
 import os
 import shutil
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,18 @@ NO_CUDA = """
 import pathlib
 read = pathlib.Path.read_text
 pathlib.Path.read_text = lambda p, *a, **k: "" if p.name == "cuda.h" else read(p, *a, **k)
+"""
+TINY = """
+#include <cuda.h>
+#include <string.h>
+const char *file(void) { return __FILE__; }
+CUresult checked(char *out, const char *text)
+{
+    char copy[64];
+    memcpy(copy, text, strlen(text) + 1);
+    memcpy(out, copy, sizeof copy);
+    return CUDA_SUCCESS;
+}
 """
 RUN = """
 import runpy, sys
@@ -92,3 +105,59 @@ def test_no_folder_of_the_building_machine_is_searched(library):
     assert "NEEDED" in dynamic.stdout
     assert "RPATH" not in dynamic.stdout
     assert "RUNPATH" not in dynamic.stdout
+
+
+def build_tiny(folder, **environment):
+    """A wheel of setup.py's settings with little to compile, built in that folder."""
+    for module in ("src/_managedmem/python/module.c", "src/emulator/emulator.c"):
+        (folder / module).parent.mkdir(parents=True)
+        (folder / module).write_text(TINY)
+    (folder / "python" / "managedmem").mkdir(parents=True)
+    shutil.copy(ROOT / "setup.py", folder)
+    unset = ("CFLAGS", "SOURCE_DATE_EPOCH", "MANAGEDMEM_SANITIZE", "MANAGEDMEM_DEBUG")
+    kept = {name: value for name, value in os.environ.items() if name not in unset}
+    done = subprocess.run(
+        [sys.executable, "setup.py", "-q", "bdist_wheel"],
+        cwd=folder,
+        env={**kept, "CC": compiler(), **environment},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    if "no cuda.h of CUDA" in done.stderr:
+        pytest.skip("needs the headers of CUDA")
+    assert done.returncode == 0, done.stderr
+    (wheel,) = (folder / "dist").glob("*.whl")
+    return wheel
+
+
+@pytest.fixture
+def folders(tmp_path):
+    pytest.importorskip("setuptools", reason="needs setuptools")
+    return [tmp_path / "one", tmp_path / "another" / "folder"]
+
+
+def test_two_builds_are_equal(folders):
+    first, second = (build_tiny(folder).read_bytes() for folder in folders)
+    assert first == second
+
+
+def test_debug_information_makes_them_differ(folders):
+    """It has the path of the folder, so it is left out unless it is asked for."""
+    first, second = (build_tiny(folder, CFLAGS="-g").read_bytes() for folder in folders)
+    assert first != second
+
+
+@pytest.mark.skipif(shutil.which("readelf") is None, reason="needs readelf")
+def test_its_libraries_have_no_fault(folders):
+    folder = folders[0]
+    with zipfile.ZipFile(build_tiny(folder)) as wheel:
+        names = [name for name in wheel.namelist() if name.endswith(".so")]
+        wheel.extractall(folder / "unpacked")
+    assert len(names) == 2
+    libraries = [folder / "unpacked" / name for name in names]
+    tool = ROOT / "tools" / "check_library.py"
+    done = subprocess.run(
+        [sys.executable, tool, "--without", folder, *libraries], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout + done.stderr

@@ -8,31 +8,44 @@
 #if defined(__GNUC__)
 #define MM_NODISCARD __attribute__((warn_unused_result))
 #define MM_PRINTF(f, a) __attribute__((format(printf, f, a)))
+/* Out of line: a function with a mm_status has a stack protector, because of the text in it. */
+#define MM_COLD __attribute__((cold, noinline))
 #else
 #define MM_NODISCARD
 #define MM_PRINTF(f, a)
+#define MM_COLD
+#endif
+
+/* A stack protector for a function that others' numbers make fill an array. The compiler gives one to
+ * arrays of characters only, because one in every function costs the shortest calls 8 %. */
+#define MM_GUARD_ARRAYS
+#if defined(__has_attribute)
+#if __has_attribute(stack_protect)
+#undef MM_GUARD_ARRAYS
+#define MM_GUARD_ARRAYS __attribute__((stack_protect))
+#endif
 #endif
 
 typedef enum {
     MM_OK = 0,
-    MM_DRIVER_CALL,    /* a driver call failed: code and function say which */
-    MM_NO_DRIVER,      /* no usable driver library, or one without a device */
+    MM_DRIVER_CALL, /* a driver call failed: code and function say which */
+    MM_NO_DRIVER, /* no usable driver library, or one without a device */
     MM_DRIVER_TOO_OLD, /* the library is there, but below the floor */
-    MM_UNSUPPORTED,    /* this driver lacks the entry point */
-    MM_CAPTURING,      /* the stream is recording a graph */
-    MM_BAD_VALUE,      /* an argument, found wrong before the driver was called */
-    MM_EXPORTED,       /* the memory cannot be closed: a host view or DLPack export lives */
-    MM_NO_EXPORT,      /* the memory cannot be exported like that */
-    MM_FORKED,         /* the driver was opened before this process was forked */
-    MM_NO_MEMORY,      /* malloc failed */
-    MM_REFUSED         /* not possible in the present state */
+    MM_UNSUPPORTED, /* this driver lacks the entry point */
+    MM_CAPTURING, /* the stream is recording a graph */
+    MM_BAD_VALUE, /* an argument, found wrong before the driver was called */
+    MM_EXPORTED, /* the memory cannot be closed: a host view or DLPack export lives */
+    MM_NO_EXPORT, /* the memory cannot be exported like that */
+    MM_FORKED, /* the driver was opened before this process was forked */
+    MM_NO_MEMORY, /* malloc failed */
+    MM_REFUSED /* not possible in the present state */
 } mm_kind;
 
 typedef struct {
     mm_kind kind;
-    int code;             /* CUresult for MM_DRIVER_CALL and MM_CAPTURING, else 0 */
+    int code; /* CUresult for MM_DRIVER_CALL and MM_CAPTURING, else 0 */
     const char *function; /* static text such as "cuMemAdvise", or NULL */
-    char detail[512];     /* the sentence for the user; may be empty for MM_DRIVER_CALL */
+    char detail[512]; /* the sentence for the user; may be empty for MM_DRIVER_CALL */
 } mm_status;
 
 /* Fills st and returns -1, so that callers can `return mm_fail(...)`. */

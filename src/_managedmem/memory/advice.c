@@ -13,7 +13,7 @@ query_record(mm_driver *cu, mm_range range, CUmem_range_attribute attribute, int
 }
 
 /* The recorded members; false if the query fails. */
-static bool
+MM_GUARD_ARRAYS static bool
 query_members(mm_driver *cu, mm_range range, mm_location_set *members)
 {
     size_t places = mm_accessed_by_places(cu);

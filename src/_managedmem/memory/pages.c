@@ -54,7 +54,7 @@ mm_page_runs_add(mm_page_runs *runs, const mm_page_run *more, mm_status *st)
 /* --- reading ---------------------------------------------------------------------------- */
 
 /* Fills in what the driver says of the run's range, in one call. */
-static CUresult
+MM_GUARD_ARRAYS static CUresult
 ask(mm_driver *cu, mm_page_run *run, mm_run_comparison comparison)
 {
     CUmem_range_attribute which[] = {

@@ -390,7 +390,7 @@ mm_pool_peers(mm_driver *cu, mm_pool *pool, mm_location_set *peers, mm_status *s
     return code == CUDA_SUCCESS ? 0 : mm_fail_call(st, "cuMemPoolGetAccess", (int)code);
 }
 
-static CUresult
+MM_GUARD_ARRAYS static CUresult
 set_access(mm_driver *cu, mm_pool *pool, mm_location_set differs, mm_location_set to)
 {
     CUmemAccessDesc map[MM_MAX_DEVICES];

@@ -146,7 +146,7 @@ mm_range_check(mm_driver *cu, mm_range *range, mm_operation op, mm_status *st)
     return 0;
 }
 
-int
+MM_COLD int
 mm_explain(mm_driver *cu, mm_range range, CUmemLocation where, mm_operation op, mm_status *st)
 {
     mm_status found = {.kind = MM_OK};
@@ -285,7 +285,7 @@ mm_accessed_by_set(const int *ordinal, size_t places)
     return set;
 }
 
-int
+MM_GUARD_ARRAYS int
 mm_range_accessed_by(mm_driver *cu, mm_range range, mm_location_set *set, mm_status *st)
 {
     int ordinal[MM_MAX_DEVICES + 1];

@@ -65,11 +65,23 @@ read_range(mm_buffer *b, mm_driver *cu, mm_operation op, mm_range *range, mm_sta
     return 0;
 }
 
-int
-mm_buffer_begin(mm_buffer *b, mm_operation op, const mm_stream_use *stream, mm_buffer_use *use)
+/* For memory that is not known to be managed. The failure ends the use. */
+MM_COLD static int
+check_entered(mm_buffer *b, mm_operation op, mm_buffer_use *use)
 {
     mm_status st;
 
+    if (read_range(b, use->cu, op, &use->range, &st) < 0) {
+        mm_buffer_end(use);
+        (void)mm_raise(b->state, &st);
+        return -1;
+    }
+    return 0;
+}
+
+int
+mm_buffer_begin(mm_buffer *b, mm_operation op, const mm_stream_use *stream, mm_buffer_use *use)
+{
     if (mm_buffer_check_open(b) < 0 || (use->cu = mm_open(b->state)) == NULL) {
         return -1;
     }
@@ -84,12 +96,10 @@ mm_buffer_begin(mm_buffer *b, mm_operation op, const mm_stream_use *stream, mm_b
         }
         return mm_buffer_raise_closed();
     }
-    if (read_range(b, use->cu, op, &use->range, &st) < 0) {
-        mm_buffer_end(use);
-        (void)mm_raise(b->state, &st);
-        return -1;
-    }
-    return 0;
+    use->range.start = b->start;
+    use->range.size = b->size;
+    use->range.allocation = atomic_load_explicit(&b->memory->allocation, memory_order_relaxed);
+    return use->range.allocation != 0 ? 0 : check_entered(b, op, use);
 }
 
 int

@@ -439,6 +439,16 @@ read_pattern(PyObject *value, size_t size, unsigned char pattern[4], unsigned *w
     return 0;
 }
 
+/* For wrapped memory: writable, and no unknown address. */
+static int
+check_filled(PyObject *op)
+{
+    return mm_refuse_read_only(op, "cannot be filled: it is read-only") < 0
+                   || mm_check_copied(mm_buffer_of(op)) < 0
+               ? -1
+               : 0;
+}
+
 PyObject *
 mm_buffer_fill(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
@@ -454,8 +464,8 @@ mm_buffer_fill(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *
     int rc;
 
     if (mm_args(&parameters, args, nargs, kwnames, given) < 0 || mm_buffer_check_open(b) < 0
-        || mm_refuse_read_only(op, "cannot be filled: it is read-only") < 0
-        || read_pattern(given[0], b->size, pattern, &width) < 0 || mm_check_copied(b) < 0
+        || (!b->memory->owned && check_filled(op) < 0)
+        || read_pattern(given[0], b->size, pattern, &width) < 0
         || mm_stream_read(b->state, given[1], &stream) < 0
         || mm_buffer_begin(b, MM_COPY, &stream, &use) < 0) {
         return NULL;

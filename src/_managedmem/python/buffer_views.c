@@ -82,7 +82,7 @@ mm_read_shape(PyObject *value, const mm_dtype *dtype, Py_ssize_t shape[MM_MAX_DI
     return (int)dimensions;
 }
 
-PyObject *
+MM_GUARD_ARRAYS PyObject *
 mm_buffer_view_method(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
     static const char *const names[] = {"dtype", "shape"};
@@ -223,7 +223,7 @@ subscript_index(mm_buffer *b, PyObject *key)
     return item_at(b, i);
 }
 
-static PyObject *
+MM_GUARD_ARRAYS static PyObject *
 subscript_slice(mm_buffer *b, PyObject *key)
 {
     Py_ssize_t shape[MM_MAX_DIMENSIONS], start, stop, step;

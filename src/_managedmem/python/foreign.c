@@ -304,7 +304,7 @@ read_layout(PyObject *value, PyObject *interface, Py_ssize_t *shape, Py_ssize_t 
     return dimensions;
 }
 
-static int
+MM_GUARD_ARRAYS static int
 read_array_interface(PyObject *value, PyObject *interface, mm_foreign *out)
 {
     Py_ssize_t shape[MOST_DIMENSIONS], strides[MOST_DIMENSIONS], itemsize = 0;
@@ -390,7 +390,7 @@ refuse_without_storage(PyObject *value)
     return -1;
 }
 
-static int
+MM_GUARD_ARRAYS static int
 read_tensor_extent(PyObject *value, PyObject *address, PyObject *lengths, PyObject *steps,
                    PyObject *width, mm_range *range, bool *dense)
 {

@@ -217,7 +217,7 @@ advise(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwna
     Py_RETURN_NONE;
 }
 
-static PyObject *
+MM_GUARD_ARRAYS static PyObject *
 empty(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
     static const char *const names[] = {"shape", "dtype"};
