@@ -17,15 +17,14 @@ import types
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy
+
 import managedmem
 from helpers import (
     PAGE,
     CudaArray,
-    consume,
     contents,
-    managed_memory,
     pattern,
-    run_deleter,
     write,
 )
 from managedmem import (
@@ -182,7 +181,7 @@ def apply_for_a_block(w):
     try:
         with block:
             pass
-    except CUDAError:
+    except (CUDAError, MemoryError):
         if "in force" in repr(block):
             block.restore()
         raise
@@ -853,15 +852,6 @@ def chain(w):
         buffer = ManagedBuffer.from_handle(buffer.handle, SIZE, owner=buffer)
 
 
-def deallocate(w):
-    address = managed_memory(PAGE)
-    try:
-        ManagedMemoryResource().deallocate(address, PAGE, stream=w.stream)
-    except MemoryError:
-        ManagedMemoryResource().deallocate(address, PAGE)
-        raise
-
-
 def restore_a_policy(w):
     applied = EVERYTHING.applied([w.a, w.part])
     applied.__enter__()
@@ -940,7 +930,10 @@ LIVES = {
     "copy_to lent memory": Operation(
         lambda w: w.keep(w.made_by(Lender(), SIZE).copy_to()), may_change=WRITES
     ),
-    "deallocate": Operation(deallocate, "ManagedMemoryResource.deallocate"),
+    "deallocate": Operation(
+        lambda w: ManagedMemoryResource().deallocate(0, 0, stream=w.stream),
+        "ManagedMemoryResource.deallocate",
+    ),
     "deallocate from a pool": in_pools(
         lambda w: w.own.deallocate(8, PAGE), "DeviceMemoryResource.deallocate", raises=CUDAError
     ),
@@ -999,25 +992,22 @@ LIVES["_select_driver"].covers = "_select_driver"
 
 
 # What Python's own functions and operators call.
-def export_to_a_consumer(w):
-    run_deleter(consume(w.a.__dlpack__(max_version=(1, 0))))
-
-
 def same_set(kind, members, other):
     """The protocols of a set of locations that the other tables do not have."""
     name = f"{kind}.{{}}".format
 
-    def on(act, covers, may_raise=None):
+    def on(act, covers, may_raise=None, may_change=frozenset()):
         return Operation(
             lambda w: act(members(w), other),
             " ".join(map(name, covers.split())),
             prepare=lambda w: w.make_pools(),
             raises=may_raise,
+            may_change=may_change,
             devices=2,
         )
 
     def put_back(change):
-        """Make the set what it was, because only failed changes are undone."""
+        """Change the set, and make it what it was; a failure between these leaves it changed."""
 
         def act(s, o):
             before = s.copy()
@@ -1055,6 +1045,7 @@ def same_set(kind, members, other):
             f"{kind} {symbol}": on(
                 put_back(lambda s, o, symbol=symbol: getattr(s, f"__{symbol}__")({o})),
                 f"__{symbol}__",
+                may_change=frozenset({"advice", "access"}),
             )
             for symbol in in_place
         },
@@ -1120,7 +1111,7 @@ PROTOCOLS = {
         lambda w: w.a.view("u2", (PAGES, PAGE // 2)).__dlpack__(dl_device=(1, 0))
     ),
     "dlpack copy": Operation(lambda w: w.a.__dlpack__(copy=True)),
-    "dlpack to a consumer": Operation(export_to_a_consumer),
+    "dlpack to a consumer": Operation(lambda w: w.keep(numpy.from_dlpack(w.a)), may_change=MOVES),
     "dlpack device": Operation(
         lambda w: w.a.__dlpack_device__(), "ManagedBuffer.__dlpack_device__"
     ),
@@ -1146,7 +1137,7 @@ PROTOCOLS = {
         "MigrationPolicy.__le__ MigrationPolicy.__gt__ MigrationPolicy.__ge__",
     ),
     "applied policy": Operation(
-        leave_with(lambda w: EVERYTHING.applied([w.a, w.part])),
+        apply_for_a_block,
         "AppliedPolicy.__enter__ AppliedPolicy.__exit__",
     ),
     "applied policy repr": Operation(

@@ -509,3 +509,68 @@ def test_threads_may_share_one_buffer(buf, device0):
     assert errors == []
     device0.sync()
     assert buf.last_prefetch_location in (device0, Host())
+
+
+class TestHostViewsThatAreRefused:
+    """A refusal leaves no export behind, so the buffer can be closed."""
+
+    def test_of_device_memory(self):
+        with device_memory() as address:
+            buffer = ManagedBuffer.from_handle(address, PAGE)
+            part = buffer[:100]
+            for refused in (buffer, part):
+                for _ in range(3):
+                    with pytest.raises(BufferError, match="the host cannot reach"):
+                        memoryview(refused)
+            part.close()
+            buffer.close()
+            assert buffer.is_closed
+
+    @pytest.mark.emulator_only
+    def test_because_the_driver_fails(self, alloc):
+        buffer = alloc(PAGE)
+        part = buffer[:100]
+        for refused in (buffer, part):
+            emulator.fail("cuPointerGetAttributes", code=719)
+            with pytest.raises(managedmem.CUDAError):
+                memoryview(refused)
+        part.close()
+        buffer.close()
+
+    @pytest.mark.parametrize("which", ["buffer", "view"])
+    def test_of_a_closed_one(self, alloc, which):
+        buffer = alloc(PAGE)
+        part = buffer[:100]
+        closed = buffer if which == "buffer" else part
+        if which == "buffer":
+            part.close()
+        closed.close()
+        for _ in range(3):
+            with pytest.raises(RuntimeError, match="closed"):
+                memoryview(closed)
+        buffer.close()
+
+    def test_for_a_layout_it_does_not_have(self, alloc):
+        """Fortran order is asked for through ctypes: no Python code can."""
+        buffer = alloc(4096)
+        matrix = buffer.view("uint8", (64, 64))
+        view = ctypes.create_string_buffer(256)
+        get = ctypes.pythonapi.PyObject_GetBuffer
+        get.argtypes = [ctypes.py_object, ctypes.c_void_p, ctypes.c_int]
+        fortran = 0x40 | 0x18
+        with pytest.raises(BufferError, match="not Fortran"):
+            get(matrix, view, fortran)
+        matrix.close()
+        buffer.close()
+
+
+def test_the_largest_shape_that_can_be_described(buf):
+    """The size of the shape is counted before it is compared."""
+    largest = (1 << 63) - 1
+    with pytest.raises(ValueError, match=f"needs {largest} bytes"):
+        buf.view("uint8", (largest,))
+    with pytest.raises(ValueError, match=f"needs {(largest // 8) * 8} bytes"):
+        buf.view("int64", (largest // 8,))
+    for dtype, length in (("uint8", largest // 2 + 1), ("int64", largest // 16 + 1)):
+        with pytest.raises(ValueError, match="too many bytes"):
+            buf.view(dtype, (length, 2))

@@ -329,3 +329,62 @@ class TestBuffer:
                 call(buf)
 
         assert [n for n in names(recorded(use)) if "Attribute" not in n] == []
+
+
+class TestThresholds:
+    """The sizes from which measurements let a prefetch be deferred or share a batch call."""
+
+    @pytest.fixture
+    def large(self, alloc):
+        return alloc(40 * MIB)
+
+    @pytest.mark.parametrize(
+        ("size", "deferred"),
+        [(2 * MIB - 1, False), (2 * MIB, True), (2 * MIB + 1, True)],
+        ids=["below", "at", "above"],
+    )
+    @pytest.mark.parametrize("where", [Host(), Host(numa_id=0)], ids=repr)
+    def test_deferral_to_the_host(self, large, stream, where, size, deferred):
+        self.check_deferral(large, where, size, deferred, stream)
+
+    @pytest.mark.parametrize(
+        ("size", "deferred"),
+        [(16 * MIB - 1, False), (16 * MIB, True), (16 * MIB + 1, True)],
+        ids=["below", "at", "above"],
+    )
+    def test_deferral_to_a_device(self, large, device0, stream, size, deferred):
+        self.check_deferral(large, device0, size, deferred, stream)
+
+    @staticmethod
+    def check_deferral(large, where, size, deferred, stream):
+        part, half = large.range(0, size), size // 2
+        several = [large.range(0, half), large.range(20 * MIB, size - half)]
+        for call in (
+            lambda: part.prefetch(where, stream=stream),
+            lambda: managedmem.prefetch(part, where, stream=stream),
+            lambda: managedmem.prefetch(several, where, stream=stream),
+            lambda: managedmem.PrefetchPlan((b, where) for b in several).execute(stream=stream),
+        ):
+            assert names(recorded(call)).count("cuLaunchHostFunc") == deferred
+
+    def test_the_two_directions_are_not_added_up(self, large, device0, stream):
+        parts = [large.range(0, 2 * MIB - PAGE), large.range(20 * MIB, 16 * MIB - PAGE)]
+        calls = recorded(lambda: managedmem.prefetch(parts, [Host(), device0], stream=stream))
+        assert "cuLaunchHostFunc" not in names(calls)
+
+    @pytest.mark.parametrize(
+        ("size", "batched"),
+        [((64 << 10) - 1, False), (64 << 10, True), ((64 << 10) + 1, True)],
+        ids=["below", "at", "above"],
+    )
+    def test_a_batch_call_of_prefetches(self, large, device0, stream, size, batched):
+        parts = [large.range(i * MIB, size) for i in range(3)]
+        calls = recorded(lambda: managedmem.prefetch(parts, device0, stream=stream))
+        expected = ["cuMemPrefetchBatchAsync"] if batched else ["cuMemPrefetchAsync"] * 3
+        assert [name for name in names(calls) if "Prefetch" in name] == expected
+
+    def test_one_range_that_would_gain_goes_alone(self, large, device0, stream):
+        parts = [large.range(i * MIB, (64 << 10) - (i != 1)) for i in range(3)]
+        calls = recorded(lambda: managedmem.prefetch(parts, device0, stream=stream))
+        assert names(calls).count("cuMemPrefetchAsync") == 3
+        assert "cuMemPrefetchBatchAsync" not in names(calls)

@@ -5,12 +5,13 @@ attempt; the garbage collector runs when it likes. The library relaxes the threa
 around its own calls.
 """
 
+import ctypes
 import gc
 
 import pytest
 
 import managedmem
-from helpers import CAPTURE_GLOBAL, MIB, capturing
+from helpers import CAPTURE_GLOBAL, CAPTURE_RELAXED, MIB, capturing, raw_driver
 from managedmem import Host, ManagedMemoryResource, Stream
 
 pytestmark = pytest.mark.usefixtures("current_device")
@@ -80,3 +81,41 @@ def test_closing_after_a_stream(device0, other, capture):
     buffer.prefetch(device0, stream=other)
     buffer.close(stream=other)
     assert buffer.is_closed
+
+
+@pytest.fixture
+def blocking():
+    """A stream that the legacy stream waits for, unlike those that the library makes."""
+    driver, handle = raw_driver(), ctypes.c_void_p()
+    managedmem.Device(0).set_current()
+    assert driver.cuStreamCreate(ctypes.byref(handle), 0) == 0
+    yield Stream.from_handle(handle.value)
+    assert driver.cuStreamDestroy_v2(handle) == 0
+
+
+USES_OF_THE_LEGACY_STREAM = {
+    "prefetch": lambda buffer, plan: buffer.prefetch(Host()),
+    "prefetch of two": lambda buffer, plan: managedmem.prefetch([buffer[:1], buffer[-1:]], Host()),
+    "discard": lambda buffer, plan: buffer.discard(),
+    "discard_prefetch": lambda buffer, plan: buffer.discard_prefetch(Host()),
+    "plan": lambda buffer, plan: plan.execute(),
+    "numpy": lambda buffer, plan: buffer.numpy(),
+    "copy of system memory": lambda buffer, plan: buffer.copy_from(bytes(MIB)),
+}
+
+
+@pytest.mark.parametrize("mode", [CAPTURE_GLOBAL, CAPTURE_RELAXED], ids=["global", "relaxed"])
+@pytest.mark.parametrize("name", USES_OF_THE_LEGACY_STREAM)
+def test_the_legacy_stream_while_a_blocking_stream_captures(buf, device0, blocking, name, mode):
+    """It would wait for the capturing stream, so drivers refuse it and destroy the capture."""
+    if name == "numpy":
+        pytest.importorskip("numpy", reason="needs NumPy")
+    plan = managedmem.PrefetchPlan([(buf, device0)])
+    with capturing(blocking, mode) as running:
+        with pytest.raises(
+            managedmem.CUDAError, match="cannot be recorded in a CUDA graph"
+        ) as error:
+            USES_OF_THE_LEGACY_STREAM[name](buf, plan)
+        assert error.value.code == 900
+    assert running.result == 0
+    USES_OF_THE_LEGACY_STREAM[name](buf, plan)

@@ -619,3 +619,32 @@ class TestArrayInterfaceEntries:
 
         with pytest.raises(KeyError, match="mine"):
             managedmem.prefetch(CudaArray(buf, readonly=Unknown()), Host())
+
+
+class TestHostMemoryUnderSlowWork:
+    """A copy of system memory is done when the call returns, also behind work that is queued."""
+
+    @pytest.fixture
+    def late(self, stream):
+        if EMULATED:
+            emulator.schedule("lazy")
+        nap = ctypes.cast(ctypes.CDLL(None).usleep, ctypes.c_void_p)
+        handle = ctypes.c_void_p(stream.handle)
+        assert raw_driver().cuLaunchHostFunc(handle, nap, ctypes.c_void_p(100_000)) == 0
+        yield stream
+        stream.sync()
+        if EMULATED:
+            emulator.schedule("eager")
+
+    def test_the_source_can_be_overwritten(self, alloc, late):
+        buffer, source = alloc(SIZE), bytearray(pattern(SIZE))
+        buffer.copy_from(source, stream=late)
+        source[:] = bytes(SIZE)
+        late.sync()
+        assert bytes(buffer) == pattern(SIZE)
+
+    def test_the_destination_can_be_read(self, alloc, late):
+        buffer, target = alloc(SIZE), bytearray(SIZE)
+        buffer.fill(7, stream=late)
+        buffer.copy_to(target, stream=late)
+        assert target == b"\x07" * SIZE

@@ -15,6 +15,7 @@ import re
 import pytest
 
 import managedmem
+from first_uses import FIRST_USE
 from helpers import PAGE, raw_driver, run_python, settle
 from managedmem import (
     CUDAError,
@@ -65,50 +66,6 @@ MOVING = [
     if re.match(r"(free |deferred |plan\.)?(prefetch|discard|execute|numpy)", name)
     and name != "discard a member"
 ]
-
-# Reads of facts that never change may be remembered from before, so these are swept in a process
-# of their own: see TestFirstUse.
-FIRST_USE = {
-    "Device.count": "Device.count()",
-    "Device": "Device(1)",
-    "Device.all": "Device.all()",
-    "current device": "Device()",
-    "Device.name": "Device(1).name",
-    "Device.uuid": "Device(1).uuid",
-    "Device.memory_info": "Device(1).memory_info",
-    "Device.host_numa_id": "Device(1).host_numa_id",
-    "Device.concurrent_managed_access": "Device(1).concurrent_managed_access",
-    "Device.pageable_memory_access": "Device(1).pageable_memory_access",
-    "Device.pageable_memory_access_uses_host_page_tables": (
-        "Device(1).pageable_memory_access_uses_host_page_tables"
-    ),
-    "Device.direct_managed_mem_access_from_host": "Device(1).direct_managed_mem_access_from_host",
-    "Device.managed_memory": "Device(1).managed_memory",
-    "Device.memory_pools_supported": "Device(1).memory_pools_supported",
-    "Device.set_current": "Device(1).set_current()",
-    "Device.sync": "Device(1).sync()",
-    "Stream": "Stream().close()",
-    "driver_info": "managedmem.driver_info()",
-    "empty": "managedmem.empty(4).close()",
-    "allocate": "ManagedMemoryResource().allocate(4096).close()",
-    "pool of a device": "managedmem.DeviceMemoryResource(1).close()",
-    "prefetch": "use(lambda b: b.prefetch(Device(1)))",
-    "deferred prefetch": "use(lambda b: managedmem.prefetch(b, Device(1), defer=True))",
-    "discard on the legacy stream": "use(lambda b: b.discard())",
-    "batch on the legacy stream": (
-        "use(lambda b: managedmem.prefetch([b[0:4096], b[8192:12288]], Host(), dispatch='batch'))"
-    ),
-    "accessed_by": "use(lambda b: setattr(b, 'accessed_by', [Host(), Device(1)]))",
-    "fill": "use(lambda b: b.fill(1))",
-    "copy": "use(lambda b: b.copy_to().close())",
-    "device_id": "use(lambda b: b.device_id)",
-    "is_managed of a wrapper": (
-        "use(lambda b: ManagedBuffer.from_handle(b.handle, b.size).is_managed)"
-    ),
-    "dlpack": "use(lambda b: b.__dlpack__())",
-    "dlpack device": "use(lambda b: b.__dlpack_device__())",
-    "array interface": "use(lambda b: b.__cuda_array_interface__)",
-}
 
 
 def plain(name):

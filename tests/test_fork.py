@@ -49,6 +49,7 @@ part = buf[0:4096]
 stream = Stream()
 device = Device(0)
 wrapped = ManagedBuffer.from_handle(buf.handle, buf.size)
+pooled = ManagedMemoryResource(pooled=True).allocate(4096)
 """
 
 OPERATIONS = {
@@ -64,6 +65,7 @@ OPERATIONS = {
     "fill": "buf.fill(0)",
     "copy_from": "buf.copy_from(wrapped)",
     "copy_to": "buf.copy_to()",
+    "set_deallocation_stream": "pooled.set_deallocation_stream(stream)",
     "get read_mostly": "buf.read_mostly",
     "set read_mostly": "buf.read_mostly = False",
     "get preferred_location": "buf.preferred_location",
@@ -306,5 +308,36 @@ assert syncing.is_alive()
 syncing.join()
 stream.close(); buf.close()
 """
+    )
+    assert done.stderr == ""
+
+
+@pytest.mark.parametrize("failed", ["/nowhere/libcuda.so.1", "a file that is no driver"])
+def test_forking_after_an_opening_that_failed(failed, tmp_path):
+    """Nothing was opened, so the parent and its children may each open a driver of their own."""
+    path = tmp_path / "libcuda.so.1"
+    path.write_text("no library")
+    done = run_python(
+        PRELUDE
+        + """
+from managedmem import emulator
+try:
+    Device.count()
+except managedmem.DriverNotFoundError:
+    pass
+else:
+    raise AssertionError("a driver was opened")
+
+def work():
+    emulator.enable()
+    with ManagedMemoryResource().allocate(4096) as buffer:
+        buffer.prefetch(Host())
+        assert buffer.last_prefetch_location is Host()
+
+assert in_child(work) == 0
+work()
+assert in_child(lambda: refused(lambda: Device.count())) == 0
+""",
+        driver=failed if failed.startswith("/") else path,
     )
     assert done.stderr == ""

@@ -12,7 +12,7 @@ import sysconfig
 import pytest
 
 from helpers import run_python
-from test_faults import OPERATIONS
+from operations import OPERATIONS
 
 pytestmark = [
     pytest.mark.emulator_only,
@@ -82,10 +82,10 @@ def watched(act):
 driver = probe()
 """
 OF_THE_TABLE = """
-import test_faults
+import operations
 found = {}
-for name, operation in test_faults.OPERATIONS.items():
-    world = test_faults.World()
+for name, operation in operations.OPERATIONS.items():
+    world = operations.World()
     operation.prepare(world)
     found[name] = watched(lambda: operation.act(world))
     world.end()
@@ -94,6 +94,10 @@ print(json.dumps(found))
 # What ends an object, or opens the driver: (before, the statement that is watched).
 OTHERS = {
     "open the driver": ("", "Device.count()"),
+    "register an allocator": (
+        "",
+        "managedmem._managedmem._register_preset(Host(), [Device(0)], True, False)",
+    ),
     "close": ("a = empty(4096)", "a.close()"),
     "close on a stream": ("a, s = empty(4096), Stream()", "a.close(stream=s)"),
     "close a buffer of a pool": (

@@ -487,3 +487,26 @@ def test_our_streams_speak_the_protocol_that_we_read(buf, stream, device0):
     buf.prefetch(device0, stream=ProtocolStream(*reversed(stream.__cuda_stream__())))
     stream.sync()
     assert buf.last_prefetch_location is device0
+
+
+@pytest.mark.parametrize("busy", [0, 1], ids=["Device(0)", "the last device"])
+def test_without_concurrent_access_a_host_view_waits_for_every_device(busy):
+    """There the host must not touch managed memory while any device works."""
+    run_python(
+        f"""
+        import ctypes
+        import managedmem
+        from managedmem import Device, Stream, emulator
+        device = Device.all()[-{busy}]
+        device.set_current()
+        stream = Stream()
+        with managedmem.empty(4096) as buffer, managedmem.empty(4096) as other:
+            emulator.schedule("lazy")
+            other.fill(7, stream=stream)
+            Device(0).set_current()
+            with memoryview(buffer):
+                # Read without another wait, in memory that the view is not of.
+                assert ctypes.string_at(other.handle, 4096) == b"\\x07" * 4096
+        """,
+        emulator="profile=wsl,devices=3",
+    )

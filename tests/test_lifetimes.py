@@ -4,8 +4,10 @@ Owns what happens to objects and their memory over time; what a single call does
 that call.
 """
 
+import contextlib
 import copy
 import gc
+import itertools
 import pickle
 import sys
 import sysconfig
@@ -16,7 +18,16 @@ import pytest
 
 import managedmem
 import operations
-from helpers import PAGE, consume, contents, pattern, run_deleter, run_python, write
+from helpers import (
+    PAGE,
+    consume,
+    contents,
+    pattern,
+    run_deleter,
+    run_python,
+    torch_device,
+    write,
+)
 from managedmem import (
     AppliedPolicy,
     Device,
@@ -692,3 +703,105 @@ def test_makers_are_functions():
     """The tables above are read by name; a typo that made a maker a value would test nothing."""
     assert all(isinstance(m, types.FunctionType) for m in MAKERS.values())
     assert all(isinstance(m, types.FunctionType) for _, m in MORE_MAKERS.values())
+
+
+# Each makes strings, lists, tuples or ints on its way.
+CALLS = {
+    "iteration": lambda w: list(w.members),
+    "a refused target": lambda w: refused(lambda: managedmem.prefetch(object(), Host())),
+    "refused targets": lambda w: refused(lambda: managedmem.discard([w.a, object()])),
+    "explain": lambda w: w.plan.explain(),
+    "repr of a policy": lambda w: repr(operations.EVERYTHING),
+    "locations of a policy": lambda w: operations.EVERYTHING.accessed_by,
+    "a location of torch": lambda w: Device(TORCH_DEVICE),
+    "a closed buffer": lambda w: refused(lambda: closed_buffer().discard()),
+    "page_runs": lambda w: w.a.page_runs(),
+    "plan entries": lambda w: list(w.plan),
+    "dtype": lambda w: str(w.a.view("float32").dtype),
+}
+TORCH_DEVICE = torch_device("cuda", 0)
+
+
+class TestReferencesOfOrdinaryObjects:
+    @pytest.mark.parametrize("name", CALLS)
+    def test_no_block_stays(self, name):
+        call = CALLS[name]
+        w = operations.World()
+        blocks = []
+        for _ in range(4):
+            for _ in range(100):
+                call(w)
+            gc.collect()
+            blocks.append(sys.getallocatedblocks())
+        w.end()
+        assert min(b - a for a, b in itertools.pairwise(blocks)) < 50
+
+    def test_the_members_of_a_set_are_released(self):
+        member = Host(1000)  # no other object has it
+        policy = managedmem.MigrationPolicy(
+            accessed_by=[Device(0), Host()], preferred_location=member
+        )
+        things = [member, Device(0), Host()]
+        before = [sys.getrefcount(thing) for thing in things]
+        for _ in range(100):
+            assert len(policy.accessed_by) == 2
+            assert policy.preferred_location is member
+        assert [sys.getrefcount(thing) for thing in things] == before
+
+    def test_the_name_of_a_foreign_module_is_released(self):
+        name = "".join(["tor", "ch"])
+        place = type("device", (), {"__module__": name, "type": "cuda", "index": 0})()
+        assert type(place).__module__ is name
+        before = sys.getrefcount(name)
+        for _ in range(100):
+            assert Device(place) is Device(0)
+        assert sys.getrefcount(name) == before
+
+    def test_the_module_of_another_library_is_released(self, monkeypatch):
+        """cuda.core, which is looked at for the stream that a resource of others gets."""
+        core = types.ModuleType("cuda.core")
+        core.Stream = Stream
+        monkeypatch.setitem(sys.modules, "cuda", types.ModuleType("cuda"))
+        monkeypatch.setitem(sys.modules, "cuda.core", core)
+
+        class Resource:
+            def deallocate(self, ptr, size, *, stream):
+                pass
+
+        class Subclass(Resource):
+            __module__ = "cuda.core"
+
+        before = sys.getrefcount(core)
+        for cls in (Resource, Subclass):
+            for _ in range(100):
+                ManagedBuffer.from_handle(0, 0, mr=cls()).close()
+        assert sys.getrefcount(core) == before
+
+
+def refused(call):
+    with contextlib.suppress(TypeError, ValueError, RuntimeError):
+        call()
+        raise AssertionError("accepted")
+
+
+def closed_buffer():
+    buffer = managedmem.empty(1)
+    buffer.close()
+    return buffer
+
+
+def test_the_callback_at_exit_is_held_by_atexit_only():
+    run_python(
+        """
+        import atexit, gc
+        import managedmem
+
+        def callbacks():
+            return [o for o in gc.get_objects() if getattr(o, "__name__", "") == "_end_home"]
+
+        assert len(callbacks()) == 1
+        atexit._clear()
+        gc.collect()
+        assert not callbacks()
+        """
+    )

@@ -333,3 +333,23 @@ def test_the_default_emulator_is_a_capable_machine():
             assert device.pageable_memory_access is False
             assert device.memory_info.total >= 1 << 30
     """)
+
+
+def test_a_real_torch_device_without_an_index(current_device):
+    """torch itself asks CUDA for the current device, without which its own answer is unknown."""
+    torch = pytest.importorskip("torch", reason="needs torch")
+    for device in Device.all():
+        device.set_current()
+        assert Device(torch.device("cuda")) is device
+        assert managedmem.Device(torch.device("cuda", 0)) is Device(0)
+    with managedmem.empty(4096) as buffer:
+        buffer.preferred_location = torch.device("cuda")
+        assert buffer.preferred_location is Device.all()[-1]
+        buffer.prefetch(torch.device("cuda"))
+        assert buffer.last_prefetch_location is Device.all()[-1]
+
+
+def test_the_largest_numa_node():
+    largest = (1 << 31) - 1
+    assert Host(largest).numa_id == largest
+    assert repr(Host(largest)) == f"Host(numa_id={largest})"

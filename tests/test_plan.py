@@ -1143,3 +1143,75 @@ class TestOtherDrivers:
             """,
             emulator=f"devices={devices}",
         )
+
+
+class TestMemoryOfOthersThatChanged:
+    """Plans look at foreign memory again before each execution."""
+
+    @staticmethod
+    def free(address):
+        assert raw_driver().cuMemFree_v2(ctypes.c_uint64(address)) == 0
+
+    @staticmethod
+    def array(address, size):
+        """An array of another library, which does not keep its memory alive."""
+        members = {"shape": (size,), "typestr": "|u1", "data": (address, False), "version": 3}
+        return types.SimpleNamespace(__cuda_array_interface__=members)
+
+    @pytest.mark.parametrize("call", ["execute", "discard_prefetch", "explain"])
+    def test_freed_and_the_address_given_to_others(self, call):
+        """The new memory is valid, but it is not what was added."""
+        live = [managed_memory(PAGE)]  # keeps the block of small allocations, which share it
+        whole = managed_memory(8 * PAGE)
+        second = whole + 4 * PAGE
+        plan = PrefetchPlan([(self.array(second, PAGE), Host())])
+        plan.execute()
+        self.free(whole)
+        live += [managed_memory(4 * PAGE) for _ in range(2)]
+        try:
+            if second not in live:
+                pytest.skip("the driver gave no new memory that begins at this address")
+            with pytest.raises(ValueError, match=f"entry 0: the memory at {second:#x} was freed"):
+                getattr(plan, call)()
+        finally:
+            for address in live:
+                self.free(address)
+
+    @pytest.mark.parametrize("call", ["execute", "discard_prefetch", "explain"])
+    def test_freed(self, alloc, call):
+        address = managed_memory(PAGE)
+        buffer = alloc(PAGE)
+        plan = PrefetchPlan([(buffer, Host()), (self.array(address, PAGE), Host())])
+        self.free(address)
+        with pytest.raises(ValueError, match=r"entry 1\b"):
+            getattr(plan, call)()
+        buffer.close()  # would wait if the plan still held it
+
+    @pytest.mark.emulator_only
+    @pytest.mark.parametrize("call", ["execute", "discard_prefetch", "explain"])
+    def test_the_second_look_fails(self, alloc, call):
+        from managedmem import emulator
+
+        first, last, other = alloc(PAGE), alloc(PAGE), alloc(PAGE)
+        plan = PrefetchPlan([(first, Host()), (CudaArray(other), Host()), (last, Host())])
+        emulator.fail("cuPointerGetAttributes", code=719)
+        with pytest.raises(CUDAError, match=r"cuPointerGetAttributes.*entry 1") as error:
+            getattr(plan, call)()
+        assert error.value.code == 719
+        getattr(plan, call)()
+        for buffer in (first, last):
+            buffer.close()
+
+    def test_two_wrappers_that_nobody_looked_at(self, alloc):
+        """Their allocations are not known when they are added; neighbours of two must not merge."""
+        owner = alloc(4 * PAGE)
+        wrap = ManagedBuffer.from_handle
+        pairs = [(wrap(owner.handle + i * PAGE, PAGE, owner=owner), Host()) for i in (0, 1)]
+        second = alloc(PAGE)
+        pairs.append((wrap(second.handle, PAGE, owner=second), Host()))
+        plan = PrefetchPlan(pairs)
+        plan.execute()
+        assert [b.last_prefetch_location for b, _ in pairs] == [Host()] * 3
+        pairs[1][0].close()
+        with pytest.raises(RuntimeError, match="entry 1: ManagedBuffer is closed"):
+            plan.execute()

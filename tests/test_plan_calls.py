@@ -6,7 +6,7 @@ import re
 import pytest
 
 import managedmem
-from helpers import KIB, MIB, PAGE, CudaArray, names
+from helpers import KIB, MIB, PAGE, CudaArray, names, run_python
 from managedmem import Device, Host, PrefetchPlan, Stream
 
 pytestmark = pytest.mark.emulator_only
@@ -328,3 +328,19 @@ class TestExplain:
         assert "Discard" in plan.explain(discard=1)
         with pytest.raises(KeyError, match="mine"):
             plan.explain(discard=Undecided())
+
+
+def test_sizes_are_told_in_mebibytes_at_most():
+    """The ranges are parts of 1.5 GiB, of which no page is touched."""
+    run_python(
+        """
+        import managedmem
+        from managedmem import Device, PrefetchPlan
+        with managedmem.empty(3 << 29) as buffer:
+            text = PrefetchPlan([(buffer[: 1 << 30], Device(0))]).explain(defer=True)
+            assert "1024 MiB" in text, text
+            text = PrefetchPlan([(buffer[: (1 << 20) + 1024], Device(0))]).explain(defer=True)
+            assert "1025 KiB" in text, text
+        """,
+        emulator="capacity_mib=4096",
+    )

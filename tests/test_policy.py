@@ -906,3 +906,46 @@ def test_a_large_buffer(alloc, device0):
     with MigrationPolicy.prefer(device0).applied(buffer):
         assert MigrationPolicy.of(buffer) == MigrationPolicy.prefer(device0)
     assert [run.nbytes for run in buffer.page_runs()] == [3 * MIB, PAGE, 61 * MIB - PAGE]
+
+
+class TestDroppedInForce:
+    """Nothing is put back, because the block was never left; nothing is kept either."""
+
+    @pytest.fixture
+    def dropped(self, alloc, device0):
+        buffers = [alloc(4 * PAGE) for _ in range(2)]
+        buffers[0].range(PAGE, PAGE).read_mostly = True
+        block = MigrationPolicy(preferred_location=device0).applied(buffers)
+        assert block.__enter__() is block
+        gone = weakref.ref(block)
+        del block
+        gc.collect()
+        assert gone() is None
+        return buffers
+
+    def test_the_policy_stays(self, dropped, device0):
+        for buffer in dropped:
+            assert MigrationPolicy.of(buffer) == MigrationPolicy(preferred_location=device0)
+
+    def test_the_buffers_can_be_closed(self, dropped):
+        for buffer in dropped:
+            buffer.close()
+            assert buffer.is_closed
+
+    def test_another_policy_can_be_applied(self, dropped, device0):
+        with MigrationPolicy.read_duplicated().applied(dropped):
+            assert dropped[0].read_mostly is True
+        assert dropped[0].preferred_location is device0
+        assert dropped[0].read_mostly is False
+
+    def test_the_targets_are_let_go(self, device0):
+        buffer = managedmem.empty(PAGE)
+        gone = weakref.ref(buffer)
+        block = MigrationPolicy.prefer(device0).applied(buffer)
+        block.__enter__()
+        del buffer
+        gc.collect()
+        assert gone() is not None
+        del block
+        gc.collect()
+        assert gone() is None

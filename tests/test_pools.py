@@ -965,3 +965,94 @@ class TestProcesses:
             driver="emulator" if EMULATED else "cuda",
         )
         assert done.stderr == ""
+
+
+class TestDefaultStreamsOfTwoDevices:
+    """A dropped buffer is freed in the order of the default stream of its own device."""
+
+    @pytest.fixture
+    def blocking(self, device1, current_device):
+        """A stream of device 0 that its legacy stream waits for."""
+        Device(0).set_current()
+        handle = ctypes.c_void_p()
+        assert raw_driver().cuStreamCreate(ctypes.byref(handle), 0) == 0
+        yield Stream.from_handle(handle.value)
+        assert raw_driver().cuStreamDestroy_v2(handle) == 0
+
+    @pytest.mark.emulator_only
+    @pytest.mark.parametrize("current", [0, 1])
+    def test_only_that_of_the_capturing_device_waits(self, blocking, device1, current):
+        with DeviceMemoryResource(0) as first, DeviceMemoryResource(1) as second:
+            buffers = {0: first.allocate(PAGE), 1: second.allocate(PAGE)}
+            handles = {number: buffer.handle for number, buffer in buffers.items()}
+            with capturing(blocking) as capture:
+                Device(current).set_current()
+                with emulator.recording() as calls:
+                    buffers.clear()
+                    gc.collect()
+                freed = [c.args["ptr"] for c in calls if c.name == "cuMemFreeAsync"]
+                assert freed == [handles[1]]
+                Device(0).set_current()
+            assert capture.result == 0
+            with emulator.recording() as calls:
+                first.allocate(PAGE).close()
+            freed = [c.args["ptr"] for c in calls if c.name == "cuMemFreeAsync"]
+            assert freed[0] == handles[0]
+            assert len(freed) == 2
+            assert second.attributes.used_mem_current == 0
+
+
+@pytest.mark.parametrize("preferred", [None, 0, 1])
+def test_the_device_of_a_managed_pool_is_the_preferred_one(preferred, device1, current_device):
+    for current in Device.all()[:2]:
+        current.set_current()
+        place = None if preferred is None else Device(preferred)
+        with ManagedMemoryResource(pooled=True, preferred_location=place) as pool:
+            expected = current.device_id if preferred is None else preferred
+            assert pool.device_id == expected
+
+
+@pytest.mark.emulator_only
+def test_managed_pool_memory_is_known_from_the_start(managed, device0):
+    """The driver is not asked what it is: the allocation said so."""
+    buffer = managed.allocate(PAGE)
+    with emulator.recording() as calls:
+        buffer.prefetch(device0)
+    assert "cuPointerGetAttributes" not in names(calls)
+    buffer.close()
+
+
+def test_a_forked_child_frees_the_records_of_queued_frees():
+    """They are host memory; what the driver holds is the parent's."""
+    done = run_python(
+        """
+        import ctypes, gc, os, warnings
+        from managedmem import DeviceMemoryResource, Stream, emulator
+        warnings.simplefilter("ignore", DeprecationWarning)  # of fork, with threads
+        emulator.schedule("lazy")
+
+        class Info(ctypes.Structure):
+            _fields_ = [(name, ctypes.c_size_t) for name in (
+                "arena", "ordblks", "smblks", "hblks", "hblkhd",
+                "usmblks", "fsmblks", "uordblks", "fordblks", "keepcost")]
+
+        in_use = ctypes.CDLL(None).mallinfo2
+        in_use.restype = Info
+        streams = [Stream() for _ in range(15)]  # of more, a pool drops the records itself
+        pools = [DeviceMemoryResource(0) for _ in range(100)]
+        for pool in pools:
+            for stream in streams:
+                pool.allocate(4096, stream=stream).close()
+        del pool
+        pid = os.fork()
+        if pid == 0:
+            gc.collect()
+            before = in_use().uordblks
+            pools.clear()
+            freed = before - in_use().uordblks
+            print(freed, flush=True)
+            os._exit(0 if freed >= 100 * 15 * 40 else 1)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+        """
+    )
+    assert done.stderr == ""

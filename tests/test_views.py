@@ -8,7 +8,7 @@ import struct
 import pytest
 
 import managedmem
-from helpers import PAGE, contents, pattern, write
+from helpers import EMULATED, PAGE, contents, pattern, write
 from managedmem import Device, Host, emulator
 
 # dtype name, memoryview format, item size
@@ -551,3 +551,61 @@ class TestClosing:
             write(view, 2)
         assert view.is_closed
         assert contents(buf)[:PAGE] == b"\x02" * PAGE
+
+
+class TestUnalignedAddresses:
+    """Parts that begin and end at any byte."""
+
+    @pytest.mark.parametrize("size", [0, 4, 8, 12, 64, 2 * PAGE], ids=str)
+    @pytest.mark.parametrize("start", [1, 2, 3, PAGE - 1, PAGE + 5], ids=str)
+    @pytest.mark.parametrize("value", [b"\x01", b"\x01\x02", b"\x01\x02\x03\x04"], ids=bytes.hex)
+    def test_fill(self, alloc, start, size, value):
+        buffer = alloc(4 * PAGE)
+        write(buffer, 0xEE)
+        buffer.range(start, size).fill(value)
+        expected = bytearray(b"\xee" * buffer.size)
+        expected[start : start + size] = value * (size // len(value))
+        assert contents(buffer) == expected
+
+    @pytest.mark.parametrize(("dtype", "size"), [("int16", 2), ("int32", 4), ("complex128", 16)])
+    @pytest.mark.parametrize("start", [0, 1, 2, 3, 4, 8, 12, 16], ids=str)
+    def test_elements_stand_at_multiples_of_their_size(self, alloc, start, dtype, size):
+        buffer = alloc(PAGE)
+        wrapped = managedmem.ManagedBuffer.from_handle(buffer.handle + start, 64, owner=buffer)
+        for part in (buffer.range(start, 64), wrapped):
+            if start % size:
+                with pytest.raises(ValueError, match=f"at a multiple of {size}"):
+                    part.view(dtype)
+            else:
+                part.view(dtype).copy_from(pattern(64))
+                assert contents(part) == pattern(64)
+
+    @pytest.mark.emulator_only
+    def test_operations_act_on_the_pages_around(self, alloc, device0):
+        buffer = alloc(4 * PAGE)
+        part = buffer.range(PAGE + 1, PAGE)  # on two pages
+        part.read_mostly = True
+        part.prefetch(device0)
+        states = [(run.read_mostly, run.last_prefetch_location) for run in buffer.page_runs()]
+        assert states == [(False, None), (True, device0), (False, None)]
+        assert [run.nbytes // PAGE for run in buffer.page_runs()] == [1, 2, 1]
+
+    @pytest.mark.parametrize("cut", ["front", "back", "both"])
+    def test_a_discard_prefetch_moves_the_partial_pages_too(self, alloc, device0, cut):
+        """Whole pages lose their contents, the one or two partial ones keep theirs; all move."""
+        buffer, data = alloc(4 * PAGE), pattern(4 * PAGE)
+        write(buffer, data)
+        buffer.prefetch(Host())
+        front, back = 100 * (cut != "back"), 100 * (cut != "front")
+        part = buffer.range(front, 4 * PAGE - front - back)
+        part.discard_prefetch(device0)
+        device0.sync()
+        if EMULATED:  # a real driver may record the place of a small allocation for a part of it
+            assert [run.last_prefetch_location for run in buffer.page_runs()] == [device0]
+            assert emulator.residency(buffer) is device0
+        kept = [page for page, lost in ((0, not front), (3, not back)) if not lost]
+        seen = contents(buffer)
+        for page in kept:
+            assert seen[page * PAGE :][:PAGE] == data[page * PAGE :][:PAGE]
+        if EMULATED:  # a real driver may keep what was discarded
+            assert all(seen[p * PAGE] == 0xDB for p in range(4) if p not in kept)

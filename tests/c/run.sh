@@ -29,8 +29,10 @@ for sanitizer in address,undefined thread; do
     mkdir -p "$out"
     "$compiler" "${flags[@]}" "-fsanitize=$sanitizer" -fPIC -shared -fvisibility=hidden \
         -o "$out/libemulator.so" "$root"/src/emulator/*.c -lpthread -ldl
-    "$compiler" "${flags[@]}" "-fsanitize=$sanitizer" -fPIC -shared -o "$out/libforking.so" \
-        "$root/tests/c/forking_driver.c" -Wl,--no-as-needed "$out/libemulator.so"
+    for kind in forking odd; do
+        "$compiler" "${flags[@]}" "-fsanitize=$sanitizer" -fPIC -shared -o "$out/lib$kind.so" \
+            "$root/tests/c/${kind}_driver.c" -Wl,--no-as-needed "$out/libemulator.so" -ldl
+    done
     for test in "$root"/tests/c/test_*.c; do
         name=$(basename "$test" .c)
         "$compiler" "${flags[@]}" "-fsanitize=$sanitizer" -o "$out/$name" "$test" \

@@ -1,6 +1,7 @@
-/* test_driver.c: selecting and opening the driver while other threads, or the driver itself, fork.
+/* test_driver.c: selecting and opening the driver while other threads, or the driver itself, fork, and
+ * drivers with unusual devices.
  *
- * Usage: test_driver PATH_OF_THE_EMULATED_DRIVER, with libforking.so beside it. Opens the driver in
+ * Usage: test_driver PATH_OF_THE_EMULATED_DRIVER, with libforking.so and libodd.so beside it. Opens the driver in
  * children only, so that each test begins with none. */
 #include <limits.h>
 #include <signal.h>
@@ -145,16 +146,23 @@ fork_while_another_thread_opens(void)
     }
 }
 
-static int
-open_a_driver_that_forks(void)
+static void
+select_beside(const char *name)
 {
     char path[PATH_MAX];
     const char *slash = strrchr(driver_path, '/');
     mm_status st;
 
-    (void)snprintf(path, sizeof path, "%.*slibforking.so", (int)(slash - driver_path + 1),
-                   driver_path);
+    (void)snprintf(path, sizeof path, "%.*s%s", (int)(slash - driver_path + 1), driver_path, name);
     CHECK_OK(mm_driver_select(path, &st), &st);
+}
+
+static int
+open_a_driver_that_forks(void)
+{
+    mm_status st;
+
+    select_beside("libforking.so");
     if (mm_driver_open(&st) == NULL) {
         (void)fprintf(stderr, "%s\n", st.detail);
         return 1;
@@ -166,6 +174,79 @@ static void
 driver_may_fork_while_it_is_opened(void)
 {
     CHECK_EQUAL(in_child(open_a_driver_that_forks), 0);
+}
+
+/* --- devices ---------------------------------------------------------------------------- */
+
+static const char *odd_devices, *odd_concurrent;
+
+static mm_driver *
+open_odd(mm_status *st)
+{
+    CHECK_EQUAL(setenv("ODD_DEVICES", odd_devices, 1), 0);
+    CHECK_EQUAL(setenv("ODD_CONCURRENT", odd_concurrent, 1), 0);
+    select_beside("libodd.so");
+    return mm_driver_open(st);
+}
+
+static int
+be_told_the_count(void)
+{
+    char expected[64];
+    mm_status st;
+
+    CHECK(open_odd(&st) == NULL);
+    CHECK_EQUAL(st.kind, MM_NO_DRIVER);
+    (void)snprintf(expected, sizeof expected, "has %s devices; 1 to 63 can be used", odd_devices);
+    CHECK(strstr(st.detail, expected) != NULL);
+    return 0;
+}
+
+static int
+count_63(void)
+{
+    mm_status st;
+    mm_driver *cu = open_odd(&st);
+
+    CHECK(cu != NULL);
+    CHECK_EQUAL(cu->device_count, 63);
+    CHECK(cu->concurrent_access);
+    return 0;
+}
+
+static void
+no_device_and_too_many_are_refused(void)
+{
+    odd_concurrent = "0xffffffffffffffff";
+    odd_devices = "0";
+    CHECK_EQUAL(in_child(be_told_the_count), 0);
+    odd_devices = "64";
+    CHECK_EQUAL(in_child(be_told_the_count), 0);
+    odd_devices = "63";
+    CHECK_EQUAL(in_child(count_63), 0);
+}
+
+static int
+say_concurrent_access(void)
+{
+    mm_status st;
+    mm_driver *cu = open_odd(&st);
+
+    CHECK(cu != NULL);
+    return cu->concurrent_access ? 1 : 0;
+}
+
+/* Memory is shared by all, so one device without it decides. */
+static void
+every_device_must_have_concurrent_access(void)
+{
+    static const char *const masks[] = {"0", "1", "2", "3", "5", "6", "7"};
+
+    odd_devices = "3";
+    for (size_t i = 0; i < sizeof masks / sizeof *masks; i++) {
+        odd_concurrent = masks[i];
+        CHECK_EQUAL(in_child(say_concurrent_access), strcmp(masks[i], "7") == 0);
+    }
 }
 
 /* --- afterwards ------------------------------------------------------------------------- */
@@ -224,6 +305,8 @@ main(int argc, char **argv)
         CHECK_TEST(fork_while_another_thread_selects),
         CHECK_TEST(fork_while_another_thread_opens),
         CHECK_TEST(driver_may_fork_while_it_is_opened),
+        CHECK_TEST(no_device_and_too_many_are_refused),
+        CHECK_TEST(every_device_must_have_concurrent_access),
         CHECK_TEST(children_of_an_open_driver_are_refused),
         CHECK_TEST(failed_opening_can_be_tried_again),
     };

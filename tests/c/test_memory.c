@@ -5,6 +5,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "memory/allocation.h"
 #include "world.h"
 
 enum { ROUNDS = 200, WORKERS = 4, PAGE_COUNT = 4 };
@@ -505,6 +506,57 @@ threads_share_contexts_and_streams(void)
     CHECK_EQUAL(world.live_streams(), 1);
 }
 
+/* --- drivers that do not align allocations to pages ----------------------------------------- */
+
+enum { SHIFT = 512 };
+
+static size_t given; /* bytes of the latest allocation */
+
+static CUresult CUDAAPI
+allocate_shifted(CUdeviceptr *start, size_t size, unsigned int flags)
+{
+    CUresult code = world.cu->MemAllocManaged(start, size + SHIFT, flags);
+
+    *start += SHIFT;
+    given = size;
+    return code;
+}
+
+static CUresult CUDAAPI
+free_shifted(CUdeviceptr start)
+{
+    return world.cu->MemFree(start - SHIFT);
+}
+
+static void
+unaligned_allocations_get_whole_pages(void)
+{
+    const size_t page = mm_page_size();
+    const size_t sizes[] = {1, page - 1, page, page + 1, 3 * page + 100, (size_t)1 << 20};
+    size_t live = world.live_allocations();
+    mm_driver cu = *world.cu;
+    CUdeviceptr start, allocation = 0;
+    mm_status st;
+
+    cu.MemAllocManaged = allocate_shifted;
+    cu.MemFree = free_shifted;
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
+        size_t whole = (sizes[i] + page - 1) / page * page;
+        start = mm_allocate_pages(&cu, sizes[i], &allocation, &st);
+        CHECK(start != 0);
+        CHECK_EQUAL(start % page, 0);
+        CHECK(start >= allocation && start + whole <= allocation + given);
+        CHECK_EQUAL(world.live_allocations(), live + 1);
+        CHECK_OK(mm_free(&cu, allocation, &st), &st);
+        CHECK_EQUAL(world.live_allocations(), live);
+    }
+    world.fail("cuMemAllocManaged", 2, CUDA_ERROR_OUT_OF_MEMORY, 0);
+    CHECK_EQUAL(mm_allocate_pages(&cu, 1, &allocation, &st), 0);
+    CHECK_EQUAL(st.code, CUDA_ERROR_OUT_OF_MEMORY);
+    CHECK_EQUAL(world.live_allocations(), live);
+    world.fail_clear();
+}
+
 int
 main(int argc, char **argv)
 {
@@ -529,6 +581,7 @@ main(int argc, char **argv)
         CHECK_TEST(failed_free_counts_as_closed),
         CHECK_TEST(close_races_prefetch),
         CHECK_TEST(last_reference_goes_in_any_thread),
+        CHECK_TEST(unaligned_allocations_get_whole_pages),
     };
 
     if (argc != 2) {

@@ -1,0 +1,216 @@
+"""The program behind test_allocations.py: every allocation of every operation fails, one at a time.
+
+`operations` sweeps those of operations.everything(), `imports` the making of a module. They print a
+line of JSON for each attempt, [name, kind, n], and for each operation and kind one more, [name,
+kind, n, failure or null]: after a crash the last line tells which allocation it was.
+"""
+
+import _imp
+import ctypes
+import functools
+import gc
+import sys
+import types
+from importlib.machinery import ExtensionFileLoader, ModuleSpec
+
+import managedmem
+from failing import KINDS, MOST, Wrong, attempt, is_memory_error, prepare, tell
+from helpers import settle, warm_up
+from managedmem import Device, emulator
+from operations import HOST, ONE, ZERO, World, everything
+
+ATTEMPTS = 6  # a leak grows in each of them; what CPython caches does not
+# Other exceptions than MemoryError that an operation may raise, and the reason.
+OTHERS_RAISE = {
+    # NumPy asks for the memory in several ways, and says ValueError when the last one fails, too.
+    **dict.fromkeys(["numpy", "numpy of a wrapper"], ValueError),
+    # CPython raises nothing where it has no memory for the frame of a Python function.
+    **dict.fromkeys(["cupy is missing", "torch is missing"], SystemError),
+}
+# Where CPython itself loses references when its own memory ends: a list or tuple that is made of an
+# iterable keeps the items, or the iterable, when it cannot grow.
+LEAKS_OF_CPYTHON = {"many targets", "many foreign targets", "PrefetchPlan.from_module"}
+# What can be compared after two calls.
+PLAIN = (bool, int, str, tuple, list, set, frozenset, dict, bytes)
+
+
+LASTING = [
+    HOST,
+    ZERO,
+    ONE,
+    *(t for t in vars(managedmem._managedmem).values() if isinstance(t, type)),
+]
+
+
+def fresh(operation):
+    w = World()
+    operation.prepare(w)
+    return w
+
+
+def state(w):
+    """What must be as before: advice, contents, access, what is open, what the driver has."""
+    settle()
+    live = emulator.live()
+    return {
+        "advice": w.advice(),
+        "prefetched": w.prefetched(),
+        "bytes": w.bytes(),
+        "access": w.access(),
+        "open": [thing.is_closed for thing in vars(w).values() if hasattr(thing, "is_closed")],
+        "plans": [len(w.plan), len(w.large_plan)],
+        # A pool keeps the events of its frees for later frees.
+        "driver": live._replace(events=0) if w.pools else live,
+        "device": Device(),
+    }
+
+
+def references(w):
+    """How many references there are to the objects of the world, to locations and to types."""
+    things = [thing for thing in vars(w).values() if hasattr(thing, "is_closed")]
+    return sum(map(sys.getrefcount, [*things, *LASTING]))
+
+
+def difference(before, now, allowed=frozenset()):
+    return [name for name in before if name not in allowed and before[name] != now[name]]
+
+
+class Sweep:
+    """One operation, and one kind of allocation."""
+
+    def __init__(self, allocations, name, operation, kind):
+        self.allocations, self.name = allocations, name
+        self.operation, self.kind = operation, kind
+
+    @functools.cached_property
+    def after_success(self):
+        w = fresh(self.operation)
+        self.operation.run(w)
+        w.drop_results()
+        after = state(w)
+        w.end()
+        return after
+
+    def once(self, w, n):
+        """One attempt; returns whether the allocation was reached, and the world to go on with."""
+        before = state(w)
+        result, error, text, reached = attempt(self.allocations, self.operation, w, self.kind, n)
+        if not reached:
+            if error is not None:
+                raise Wrong(f"it fails without a failed allocation: {error.__name__}: {text}")
+            w.drop_results()
+            return False, w
+        other = OTHERS_RAISE.get(self.name)
+        if error not in (None, other) and not is_memory_error(error):
+            raise Wrong(f"{error.__name__} and not MemoryError: {text}")
+        if error is None:
+            return True, self.check_success(w, before, result)
+        w.drop_results()
+        changed = difference(before, state(w), self.operation.may_change)
+        if changed:
+            raise Wrong(f"{', '.join(changed)} changed though it raised")
+        return True, w
+
+    def check_success(self, w, before, result):
+        """The operation did without that memory: it must have done what it does otherwise."""
+        plain = isinstance(result, PLAIN)
+        w.drop_results()
+        now = state(w)
+        changed = difference(self.after_success, now)
+        if changed:
+            raise Wrong(f"it raised nothing, but {', '.join(changed)} are not as after success")
+        if plain and not difference(before, now) and self.operation.run(w) != result:
+            raise Wrong(f"it raised nothing and returned {result!r}")
+        w.end()
+        return fresh(self.operation)
+
+    def what_lives(self, w):
+        """Blocks of the extension, blocks of CPython, references."""
+        w.drop_results()
+        settle()
+        gc.collect()  # also frees what CPython keeps for later objects
+        ctypes.pythonapi.PyType_ClearCache()  # it holds names of attributes
+        return [*map(self.allocations.live, KINDS), references(w)]
+
+    def check_leaks(self, w, n):
+        """Attempt it again: neither blocks nor references may grow each time."""
+        kept = [sys.maxsize] * 3
+        before = self.what_lives(w)
+        for _ in range(ATTEMPTS):
+            attempt(self.allocations, self.operation, w, self.kind, n)
+            now = self.what_lives(w)
+            kept = [min(k, a - b) for k, a, b in zip(kept, now, before, strict=True)]
+            if max(kept) <= 0:
+                return
+            before = now
+        if kept[0] > 0 or self.kind != "python" or self.name not in LEAKS_OF_CPYTHON:
+            wrong = "leaked: {} blocks of the extension, {} of CPython, {} references"
+            raise Wrong(wrong.format(*kept))
+
+    def run(self):
+        """How many attempts there were, and the failure or None."""
+        self.after_success  # noqa: B018 (caches of the process are filled now)
+        w = fresh(self.operation)
+        n = 0
+        try:
+            for n in range(1, MOST):
+                tell(self.name, self.kind, n)
+                reached, w = self.once(w, n)
+                if not reached:
+                    w.end()
+                    return n, None
+                self.check_leaks(w, n)
+            raise Wrong("there is no end to its allocations")
+        except Wrong as wrong:
+            return n, str(wrong)
+
+
+def operations(library, names, table=None, defect=None):
+    allocations = prepare(library, defect)
+    warm_up()
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+    table = table or everything()
+    for name in names:
+        if table[name].devices <= Device.count():
+            for kind in KINDS:
+                n, wrong = Sweep(allocations, name, table[name], kind).run()
+                tell(name, kind, n, wrong)
+
+
+# --- the module ---------------------------------------------------------------------------------
+
+
+def make_module(_):
+    """Make the extension's module once more; returns what it has."""
+    name, path = managedmem._managedmem.__name__, managedmem._managedmem.__file__
+    module = _imp.create_dynamic(ModuleSpec(name, ExtensionFileLoader(name, path), origin=path))
+    _imp.exec_dynamic(module)
+    return {
+        key: sorted(vars(value)) if isinstance(value, type) else type(value).__name__
+        for key, value in vars(module).items()
+    }
+
+
+def sweep_module(allocations, kind):
+    operation = types.SimpleNamespace(run=make_module)
+    complete = make_module(None)
+    for n in range(1, 10 * MOST):
+        tell("import", kind, n)
+        found, error, text, reached = attempt(allocations, operation, None, kind, n)
+        if error is not None and not is_memory_error(error):
+            return n, f"{error.__name__} and not MemoryError: {text}"
+        if error is None and found != complete:
+            return n, "the module is not complete"
+        if error is not None and n % 50 == 0:
+            gc.collect()
+        if not reached:
+            return n, None
+    return n, "there is no end to its allocations"
+
+
+def imports(library, defect=None):
+    allocations = prepare(library, defect)
+    for kind in KINDS:
+        tell("import", kind, *sweep_module(allocations, kind))

@@ -1,0 +1,54 @@
+/* odd_driver.c: an emulated driver with other devices than the emulator has. ODD_DEVICES says how many
+ * it counts, bit n of ODD_CONCURRENT whether device n has concurrent managed access. It is linked to the
+ * emulated driver, whose entry points are found through it. */
+#include <cuda.h>
+#include <cudaTypedefs.h>
+#include <dlfcn.h>
+#include <stdlib.h>
+#include <string.h>
+
+static unsigned long
+number(const char *name)
+{
+    const char *text = getenv(name);
+
+    return text ? strtoul(text, NULL, 0) : 0;
+}
+
+static CUresult CUDAAPI
+count_devices(int *count)
+{
+    *count = (int)number("ODD_DEVICES");
+    return CUDA_SUCCESS;
+}
+
+static CUresult CUDAAPI
+get_attribute(int *value, CUdevice_attribute attribute, CUdevice device)
+{
+    if (attribute != CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS) {
+        return CUDA_ERROR_INVALID_VALUE;
+    }
+    *value = (int)(number("ODD_CONCURRENT") >> device & 1);
+    return CUDA_SUCCESS;
+}
+
+__attribute__((visibility("default"))) CUresult CUDAAPI
+cuGetProcAddress_v2(const char *symbol, void **pointer, int version, cuuint64_t flags,
+                    CUdriverProcAddressQueryResult *found)
+{
+    const PFN_cuDeviceGetCount_v2000 count = count_devices;
+    const PFN_cuDeviceGetAttribute_v2000 attribute = get_attribute;
+    void *next = dlsym(RTLD_NEXT, "cuGetProcAddress_v2");
+    PFN_cuGetProcAddress_v12000 get;
+    CUresult code;
+
+    /* Object and function pointers need not be convertible in ISO C, so the bytes are copied. */
+    memcpy(&get, &next, sizeof get);
+    code = get(symbol, pointer, version, flags, found);
+    if (strcmp(symbol, "cuDeviceGetCount") == 0) {
+        memcpy(pointer, &count, sizeof count);
+    } else if (strcmp(symbol, "cuDeviceGetAttribute") == 0) {
+        memcpy(pointer, &attribute, sizeof attribute);
+    }
+    return code;
+}

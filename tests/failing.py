@@ -1,0 +1,82 @@
+"""Failing allocations, for the sweeps over operations and over first uses: controls, one attempt.
+
+Uses no driver, and imports nothing that does.
+"""
+
+import ctypes
+import faulthandler
+import json
+
+import managedmem
+
+KINDS = ("extension", "python")
+MOST = 2000  # allocations of one operation
+
+
+class Allocations:
+    """The controls of allocations.c."""
+
+    def __init__(self, path):
+        self.library = ctypes.PyDLL(path)
+        self.library.live.restype = ctypes.c_long
+        self.library.arm.argtypes = [ctypes.c_long, ctypes.c_long]
+        extension = ctypes.CDLL(managedmem._managedmem.__file__)
+        self.replaced = self.library.watch_extension(address(extension.PyInit__managedmem))
+        python = ctypes.pythonapi
+        self.library.watch_python(
+            address(python.PyMem_GetAllocator),
+            address(python.PyMem_SetAllocator),
+            address(python._PyEval_EvalFrameDefault),
+        )
+        self.disarm = self.library.disarm
+
+    def arm(self, kind, n):
+        self.library.arm(n if kind == "extension" else 0, n if kind == "python" else 0)
+
+    def fired(self):
+        return bool(self.library.fired())
+
+    def live(self, kind):
+        """How many blocks live."""
+        return self.library.live(KINDS.index(kind))
+
+
+def is_memory_error(error):
+    """NumPy raises a class of its own; the driver's is for memory of devices."""
+    return issubclass(error, MemoryError) and not issubclass(error, managedmem.CUDAError)
+
+
+def tell(*values):
+    print(json.dumps(values), flush=True)
+
+
+def address(function):
+    return ctypes.cast(function, ctypes.c_void_p)
+
+
+class Wrong(Exception):
+    """What a failed allocation must not do."""
+
+
+def attempt(allocations, operation, w, kind, n):
+    """(result, type of the exception, its text, whether the allocation was reached)."""
+    result = error = None
+    text = ""
+    try:
+        try:
+            allocations.arm(kind, n)
+            result = operation.run(w)
+        finally:
+            allocations.disarm()
+    except Exception as caught:
+        error, text = type(caught), str(caught)
+    return result, error, text, allocations.fired()
+
+
+def prepare(library, defect=None):
+    """The controls; `defect` names a fault of the extension that is to be found."""
+    faulthandler.enable()
+    allocations = Allocations(library)
+    if defect:
+        getattr(allocations.library, defect)()
+    return allocations
