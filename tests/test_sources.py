@@ -5,6 +5,7 @@ storage. Every rule is a function over text, and each is first shown a text that
 """
 
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -248,3 +249,10 @@ def test_every_deallocator_ends_with_the_function_that_drops_the_type():
                 assert "mm_free_object(" in "\n".join(end), f"{path.name}: {name}"
     assert seen >= 5, "deallocators not found"
     assert "Py_DECREF(type)" in (ROOMS["python"] / "state.h").read_text()
+
+
+def test_pre_commit_formats_as_ci_does():
+    pins = re.findall(r"[\w-]+==[\w.*]+", (ROOT / ".pre-commit-config.yaml").read_text())
+    lint = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert pins
+    assert set(pins) <= set(lint["optional-dependencies"]["lint"])

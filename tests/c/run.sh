@@ -2,18 +2,25 @@
 # Builds the C unit tests and the emulated driver and runs them, once per sanitizer: address and
 # undefined behaviour together, then threads. Needs no Python.
 #
-# Usage: tests/c/run.sh BUILD_FOLDER. CC chooses the compiler, CUDA_HOME the folder whose include/
-# holds cuda.h of CUDA 13; without it the folder of nvcc is taken.
+# Usage: tests/c/run.sh BUILD_FOLDER [TEST...], as in tests/c/run.sh build/c test_plan; all tests if
+# none is named. CC chooses the compiler, CUDA_HOME the folder whose include/ holds cuda.h of CUDA 13;
+# without it the folder of nvcc or of the header package is taken.
 set -euo pipefail
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
-build=${1:?usage: tests/c/run.sh BUILD_FOLDER}
+build=${1:?usage: tests/c/run.sh BUILD_FOLDER [TEST...]}
+mkdir -p "$build"
+build=$(cd "$build" && pwd)
+shift
+tests=("$@")
+[ ${#tests[@]} -gt 0 ] || mapfile -t tests < <(cd "$root/tests/c" && ls test_*.c | sed 's/\.c$//')
 compiler=${CC:-cc}
-cuda=${CUDA_HOME:-${CUDA_PATH:-}}
-if [ -z "$cuda" ] && nvcc=$(command -v nvcc); then
-    cuda=$(dirname "$(dirname "$(readlink -f "$nvcc")")")
-fi
-if [ ! -f "$cuda/include/cuda.h" ]; then
+nvcc=$(readlink -f "$(command -v nvcc || true)" || true)
+package=$(python3 -c 'import nvidia.cu13 as found; print(*found.__path__)' 2>/dev/null || true)
+for cuda in "${CUDA_HOME:-}" "${CUDA_PATH:-}" "${nvcc%/bin/nvcc}" "$package" none; do
+    [ ! -f "$cuda/include/cuda.h" ] || break
+done
+if [ "$cuda" = none ]; then
     echo "no cuda.h found: set CUDA_HOME to a folder with include/cuda.h of CUDA 13" >&2
     exit 1
 fi
@@ -33,10 +40,11 @@ for sanitizer in address,undefined thread; do
         "$compiler" "${flags[@]}" "-fsanitize=$sanitizer" -fPIC -shared -o "$out/lib$kind.so" \
             "$root/tests/c/${kind}_driver.c" -Wl,--no-as-needed "$out/libemulator.so" -ldl
     done
-    for test in "$root"/tests/c/test_*.c; do
-        name=$(basename "$test" .c)
-        "$compiler" "${flags[@]}" "-fsanitize=$sanitizer" -o "$out/$name" "$test" \
-            "$root/tests/c/world.c" "$root"/src/_managedmem/{driver,memory}/*.c -lpthread -ldl
+    (cd "$out" && "$compiler" "${flags[@]}" "-fsanitize=$sanitizer" -c "$root/tests/c/world.c" \
+        "$root"/src/_managedmem/{driver,memory}/*.c)
+    for name in "${tests[@]}"; do
+        "$compiler" "${flags[@]}" "-fsanitize=$sanitizer" -o "$out/$name" "$root/tests/c/$name.c" \
+            "$out"/*.o -lpthread -ldl
         echo "--- $name, sanitized for $sanitizer"
         "$out/$name" "$out/libemulator.so"
     done
