@@ -5,6 +5,7 @@ each device that torch has. to_managed() is in test_torch_moving.py, pools in te
 """
 
 import inspect
+import pickle
 import threading
 
 import pytest
@@ -337,8 +338,12 @@ class TestRefusals:
             pytest.skip("system memory is a fair target here")
         model = mt.to_managed(small_model(on))
         model.second.bias = torch.nn.Parameter(torch.zeros(7, device=on))
-        with pytest.raises(ValueError, match=r"'second\.bias'"):
+        with pytest.raises(mt.NotManagedError, match=r"'second\.bias'") as caught:
             use(model)
+        assert isinstance(caught.value, ValueError)
+        assert caught.value.tensor is model.second.bias
+        copied = pickle.loads(pickle.dumps(caught.value))
+        assert (str(copied), copied.name) == (str(caught.value), "second.bias")
         with pytest.raises(ValueError, match=r"'targets\[1\]\[0\].second.bias'"):
             use([untouched, [model]])
         with pytest.raises(ValueError, match=r"'weights\.second\.bias'"):

@@ -106,7 +106,11 @@ _PLAIN = (Tensor, torch.nn.Parameter)  # the two that need no closer look, for s
 
 
 class NotManagedError(ValueError):
-    """For a tensor whose memory is of another kind."""
+    """A tensor is not in managed memory, nor in system memory that its operation can move.
+
+    ``tensor`` is the tensor and ``name`` its name, such as "decoder.bias", or "". The text has both
+    and says what moves the tensor there.
+    """
 
     def __init__(self, name: str, tensor: Tensor) -> None:
         super().__init__(
@@ -114,7 +118,11 @@ class NotManagedError(ValueError):
             "managedmem.torch.to_managed(), or make it inside "
             "torch.cuda.use_mem_pool(managedmem.torch.managed_mempool())"
         )
+        self.name = name
         self.tensor = tensor
+
+    def __reduce__(self) -> tuple[type, tuple[str, Tensor]]:
+        return type(self), (self.name, self.tensor)
 
 
 def describe(name: str, tensor: Tensor) -> str:

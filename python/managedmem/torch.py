@@ -32,10 +32,11 @@ from managedmem._megatron import (
 )
 from managedmem._torch_moving import to_managed
 from managedmem._torch_pool import UnifiedMemoryUnsupportedError, managed_mempool
-from managedmem._torch_tensors import advise, is_managed, prefetch
+from managedmem._torch_tensors import NotManagedError, advise, is_managed, prefetch
 
 __all__ = [
     "CompilationState",
+    "NotManagedError",
     "UnifiedMemoryCompileTimeoutError",
     "UnifiedMemoryUnsupportedError",
     "advise",
