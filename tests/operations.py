@@ -666,6 +666,30 @@ def unmanaged():
     return ManagedBuffer.from_handle(ctypes.addressof(PLAIN_MEMORY), 2 * PAGE, owner=PLAIN_MEMORY)
 
 
+class Vouching:
+    """A resource that says that the host can use its memory."""
+
+    is_host_accessible = True
+
+    def deallocate(self, ptr, size, *, stream):
+        pass
+
+
+def vouched(**more):
+    return ManagedBuffer.from_handle(ctypes.addressof(PLAIN_MEMORY), 2 * PAGE, **more)
+
+
+CONSTANT = bytes(2 * PAGE)
+
+
+def constant():
+    """A buffer that is read-only, as its owner is."""
+    view = ManagedBuffer.from_handle(
+        ctypes.cast(CONSTANT, ctypes.c_void_p).value, len(CONSTANT), owner=CONSTANT
+    )
+    return ManagedBuffer.from_handle(view.handle, view.size, owner=view)
+
+
 def on_unmanaged(act):
     """On memory that is not managed; this fails after the guard was entered."""
     return Operation(lambda w: act(w, unmanaged()), raises=ValueError)
@@ -710,6 +734,32 @@ ON_PLAIN_MEMORY = {
         lambda w, b: managedmem.advise([w.a, b], "set_read_mostly")
     ),
 }
+HOST_ACCESS = {
+    "host view for an owner": Operation(lambda w: bytes(unmanaged())),
+    "host view for the caller": Operation(lambda w: bytes(vouched(is_host_accessible=True))),
+    "host view for a resource": Operation(lambda w: bytes(vouched(mr=Vouching()))),
+    "host access of an owner": Operation(lambda w: unmanaged().is_host_accessible),
+    "copy from plain memory": Operation(
+        lambda w: w.part.copy_from(unmanaged(), stream=w.stream), may_change=WRITES
+    ),
+    "copy to plain memory": Operation(lambda w: w.part.copy_to(unmanaged(), stream=w.stream)),
+    "host view of an unknown address": wrong(
+        lambda w: memoryview(ManagedBuffer.from_handle(8, PAGE)), BufferError
+    ),
+    "host view beyond the end": wrong(
+        lambda w: memoryview(ManagedBuffer.from_handle(w.a.handle, 1 << 40)), BufferError
+    ),
+    "copy of an unknown address": wrong(
+        lambda w: w.part.copy_from(ManagedBuffer.from_handle(8, 2 * PAGE)), ValueError
+    ),
+    "host view of read-only memory": Operation(lambda w: bytes(constant())),
+    "tensor of read-only memory": Operation(lambda w: constant().__dlpack__(max_version=(1, 0))),
+    "discard of read-only memory": wrong(lambda w: constant().discard(), ValueError),
+    "fill of read-only memory": wrong(lambda w: constant().fill(1), ValueError),
+    "discard of several, one read-only": wrong(
+        lambda w: managedmem.discard([w.a, constant()]), ValueError
+    ),
+}
 ON_CLOSED_STREAMS = {
     "prefetch on a closed stream": on_closed_stream(lambda w, s: w.a.prefetch(ZERO, stream=s)),
     "discard on a closed stream": on_closed_stream(lambda w, s: w.a.discard(stream=s)),
@@ -728,6 +778,7 @@ ON_CLOSED_STREAMS = {
 ON_CLOSED_STREAMS["allocate on a closed stream"].prepare = lambda w: w.make_pools()
 ERRORS = {
     **ON_PLAIN_MEMORY,
+    **HOST_ACCESS,
     **ON_CLOSED_STREAMS,
     "an int as a location": wrong(lambda w: w.a.prefetch(0)),
     "no location": wrong(lambda w: w.a.prefetch(None), ValueError),
