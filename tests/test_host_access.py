@@ -14,6 +14,7 @@ import managedmem
 from helpers import (
     EMULATED,
     PAGE,
+    CudaArray,
     capsule_struct,
     device_memory,
     managed_memory,
@@ -409,7 +410,57 @@ WRITERS = {
 }
 
 
+FOREIGN = {
+    "array interface": lambda b: CudaArray(b, readonly=True),
+    "array interface with 1": lambda b: CudaArray(b, readonly=1),
+    "array interface of two axes": lambda b: CudaArray(b, shape=(4, PAGE), readonly=True),
+    "array interface of JAX": lambda b: CudaArray(b, readonly=True, members={"version": 2}),
+    "memoryview": lambda b: memoryview(b).toreadonly(),
+    "NumPy array": lambda b: locked(b.numpy()),
+    "view of a NumPy array": lambda b: locked(b.numpy())[PAGE:],
+    "buffer": lambda b: ManagedBuffer.from_handle(
+        b.handle, b.size, owner=memoryview(b).toreadonly()
+    ),
+}
+FOREIGN_WRITERS = {
+    "discard": lambda t, o: managedmem.discard(t),
+    "discard of several": lambda t, o: managedmem.discard([o, t]),
+    "discard in a loop": lambda t, o: managedmem.discard([o, t], dispatch="loop"),
+    "discard_prefetch": lambda t, o: managedmem.discard_prefetch(t, Host()),
+    "discard_prefetch of several": lambda t, o: managedmem.discard_prefetch([t, o], Host()),
+    "copy_to": lambda t, o: o[: memoryview_size(t)].copy_to(t),
+    "plan": lambda t, o: plan_of(t).discard_prefetch(),
+    "slice of a plan": lambda t, o: plan_of(t)[0:1].discard_prefetch(),
+    "plan of a part": lambda t, o: PrefetchPlan([(o, Host()), (t, Host())]).discard_prefetch(),
+}
+
+
+def locked(array):
+    array.flags.writeable = False
+    return array
+
+
+def memoryview_size(target):
+    if isinstance(target, CudaArray):
+        return 4 * PAGE
+    return memoryview(target).nbytes
+
+
 class TestReadOnly:
+    @pytest.mark.parametrize("act", FOREIGN_WRITERS.values(), ids=FOREIGN_WRITERS)
+    @pytest.mark.parametrize("make", FOREIGN.values(), ids=FOREIGN)
+    def test_of_another_library(self, make, act):
+        pytest.importorskip("numpy", reason="needs NumPy")
+        own, other = managedmem.empty(4 * PAGE), managedmem.empty(4 * PAGE)
+        own.fill(7)
+        other.fill(9)
+        managedmem.Device().sync()
+        with pytest.raises(ValueError, match="read-only"):
+            act(make(own), other)
+        managedmem.Device().sync()
+        assert bytes(own) == b"\7" * own.size
+        assert bytes(other) == b"\x09" * other.size
+
     @pytest.mark.parametrize("act", WRITERS.values(), ids=WRITERS)
     def test_is_neither_written_nor_discarded(self, constant, act):
         other = managedmem.empty(constant.size)
