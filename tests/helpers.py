@@ -4,6 +4,7 @@ import contextlib
 import ctypes
 import functools
 import gc
+import json
 import mmap
 import os
 import signal
@@ -128,6 +129,25 @@ def run_python(code, *, driver="emulator", emulator=None, check=True):
     if check:
         assert done.returncode == 0, done.stdout + done.stderr
     return done
+
+
+def explore(module, names, at_once):
+    """What main() of a module of tests/ finds in each operation: a text or None.
+
+    It runs in processes of its own, because an operation may end or stop its process. It prints
+    lines of JSON: a list with the name before an operation, and with name and finding after it.
+    """
+    found = {}
+    while names:
+        done = run_python(f"import {module}; {module}.main({names[:at_once]!r})", check=False)
+        lines = [json.loads(line) for line in done.stdout.splitlines()]
+        assert lines, done.stderr
+        for name, *wrong in lines:
+            found[name] = wrong[0] if wrong else f"the process ended in it:\n{done.stderr}"
+        if found[lines[-1][0]] is not None:
+            found[lines[-1][0]] += f"\n{done.stderr}"
+        names = [name for name in names if name not in found]
+    return found
 
 
 def run_program(command, env, patience=40):

@@ -5,38 +5,21 @@ closes them would wait for its own thread. reentry.py makes the collector run as
 during every operation; this file has one test for each operation.
 """
 
-import json
-
 import pytest
 
 import reentry
-from helpers import run_python
+from helpers import explore, run_python
 
 pytestmark = pytest.mark.emulator_only
 
 AT_ONCE = 30  # operations in a process
 
 
-def explore(names):
-    """The failure of each operation: a text or None."""
-    found = {}
-    while names:
-        done = run_python(f"import reentry; reentry.main({names[:AT_ONCE]!r})", check=False)
-        lines = [json.loads(line) for line in done.stdout.splitlines()]
-        assert lines, done.stderr
-        for name, *wrong in lines:
-            found[name] = wrong[0] if wrong else f"the process ended in it:\n{done.stderr}"
-        if found[lines[-1][0]] is not None:
-            found[lines[-1][0]] += f"\n{done.stderr}"
-        names = [name for name in names if name not in found]
-    return found
-
-
 @pytest.fixture(scope="module")
 def findings(request):
     test = TestCollectorDuringOperations.test_nothing_waits_for_itself
     items = [item for item in request.session.items if item.originalname == test.__name__]
-    return explore([item.callspec.params["name"] for item in items])
+    return explore("reentry", [item.callspec.params["name"] for item in items], AT_ONCE)
 
 
 @pytest.mark.timeout(300)  # the first one explores all of them

@@ -1,0 +1,226 @@
+"""The program behind test_references.py: what every public operation leaves behind a round.
+
+Usage: python references.py NAME..., with names of operations.everything() or SEEDED. Prints a line
+of JSON for each: its name and what grew, or null. A Python that was built with Py_DEBUG counts the
+references to all objects, others those to the objects that calls return, take or raise.
+"""
+
+import contextlib
+import ctypes
+import functools
+import gc
+import json
+import sys
+
+import managedmem
+import operations
+from managedmem import Device, Host, emulator
+from operations import LAUNCH_FAILED, OUT_OF_MEMORY, PAGE, Operation
+
+WARM_UP = 3
+ROUNDS = 4
+# What leaks grows in each attempt. Caches of CPython (strings, free lists) grow in some only.
+ATTEMPTS = 10
+MOST_CALLS = 200
+# NumPy comes built for a Python without Py_DEBUG, and so without counting all references.
+USE_NUMPY = {
+    *("numpy", "numpy of a wrapper", "numpy copy", "numpy of plain memory", "wait for an array"),
+    *("buffer array", "array of other type", "dlpack to a consumer"),
+}
+FAULTS = {
+    "each call failing": (LAUNCH_FAILED, False),
+    "each call out of memory": (OUT_OF_MEMORY, False),
+    "each call failing after it acted": (LAUNCH_FAILED, True),
+}
+
+
+# CPython keeps the names of attributes that were looked up last, also those made for one look-up.
+clear_type_cache = getattr(sys, "_clear_internal_caches", None) or sys._clear_type_cache
+
+
+class MallInfo(ctypes.Structure):
+    """What mallinfo2() of glibc gives, from version 2.33 on."""
+
+    _fields_ = [
+        (name, ctypes.c_size_t)
+        for name in (
+            *("arena", "ordblks", "smblks", "hblks", "hblkhd"),
+            *("usmblks", "fsmblks", "uordblks", "fordblks", "keepcost"),
+        )
+    ]
+
+
+@functools.cache
+def c_heap():
+    """A function that tells how many bytes malloc() has given away, or None."""
+    mallinfo = getattr(ctypes.CDLL(None), "mallinfo2", None)
+    if mallinfo is None:
+        return None
+    mallinfo.restype = MallInfo
+
+    def used():
+        info = mallinfo()
+        return info.uordblks + info.hblkhd
+
+    return used
+
+
+def shared_objects():
+    """Objects that are there already when calls return, take or raise them."""
+    singletons = [None, True, False, NotImplemented, (), "", b"", *range(-1, 3)]
+    classes = [TypeError, ValueError, RuntimeError, BufferError, KeyError, IndexError, MemoryError]
+    classes += [object, int, str, tuple, list, dict, set]
+    locations = [Host(), Host(1), Host.numa_current(), *Device.all()]
+    return [*singletons, *classes, *locations, *vars(managedmem._managedmem).values()]
+
+
+SHARED = shared_objects()
+
+
+class Counts:
+    """References, blocks of Python's allocators and bytes of the C heap, at two times."""
+
+    def __init__(self, w, all_references, heap):
+        self.things = [*SHARED, *vars(w).values()]
+        self.readers = {"blocks": sys.getallocatedblocks}
+        if all_references and hasattr(sys, "gettotalrefcount"):
+            self.readers["references"] = sys.gettotalrefcount
+        if heap and c_heap():
+            self.readers["bytes of malloc()"] = c_heap()
+        # Arrays of C numbers, because a list of int would count itself.
+        size = len(self.things) + len(self.readers)
+        self.before, self.after = (ctypes.c_ssize_t * size)(), (ctypes.c_ssize_t * size)()
+
+    def read(self, into):
+        emulator.clear_calls()
+        clear_type_cache()
+        gc.collect()
+        at = 0
+        for thing in self.things:
+            into[at] = sys.getrefcount(thing)
+            at += 1
+        for reader in self.readers.values():
+            into[at] = reader()
+            at += 1
+
+    def names(self):
+        return [f"references to {thing!r}" for thing in self.things] + list(self.readers)
+
+    def grown(self, turn):
+        """What changed over rounds of a turn, by name; the least of all attempts."""
+        least = None
+        self.read(self.after)
+        for _ in range(ATTEMPTS):
+            self.read(self.before)
+            for _ in range(ROUNDS):
+                turn()
+            self.read(self.after)
+            now = [after - before for before, after in zip(self.before, self.after, strict=True)]
+            least = [min(pair, key=abs) for pair in zip(least or now, now, strict=True)]
+            if not any(least):
+                break
+        return {name: number for name, number in zip(self.names(), least, strict=True) if number}
+
+
+def drop_results(w):
+    """Without the collection of World.drop_results(), because read() makes one."""
+    for thing in w.made:
+        if hasattr(thing, "close"):
+            thing.close()
+    w.made.clear()
+
+
+def once(operation, w):
+    operation.prepare(w)
+    operation.run(w)
+    drop_results(w)
+
+
+def with_faults(operation, w, code, after):
+    """Run it with the first driver call failing, with the second and so on."""
+    for nth in range(1, MOST_CALLS):
+        operation.prepare(w)
+        emulator.fail("*", nth=nth, code=code, after=after)
+        with contextlib.suppress(Exception):
+            operation.run(w)
+        fired = emulator.failure_fired()
+        emulator.clear_failures()
+        drop_results(w)
+        if not fired:
+            return
+    raise AssertionError("the fault is never got past")
+
+
+NO_FAULT = "without a fault"
+
+
+def circumstances(operation):
+    yield NO_FAULT, functools.partial(once, operation)
+    for text, (code, after) in FAULTS.items():
+        yield text, functools.partial(with_faults, operation, code=code, after=after)
+
+
+def examine(name, operation):
+    """What grows, in words; None where nothing does."""
+    found = []
+    for text, act in circumstances(operation):
+        w = operations.World()
+        turn = functools.partial(act, w)
+        for _ in range(WARM_UP):
+            turn()
+        # What the emulated driver keeps of resources that a fault left behind is its own.
+        counts = Counts(w, name not in USE_NUMPY, heap=text == NO_FAULT)
+        found += [
+            f"{text}, {ROUNDS} rounds: {number:+} {counted}"
+            for counted, number in counts.grown(turn).items()
+        ]
+        w.end()
+    return "\n".join(found) or None
+
+
+# Leaks of each kind, which must be found.
+
+
+def keep(thing):
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
+
+
+def keep_the_name(w):
+    try:
+        w.a.read_mostly = False
+    except managedmem.CUDAError as error:
+        keep(error.name)
+        raise
+
+
+def keep_the_traceback(w):
+    try:
+        w.a.fill(256)
+    except OverflowError as error:
+        keep(error.__traceback__)
+
+
+SEEDED = {
+    "None": Operation(lambda w: keep(None)),
+    "a location": Operation(lambda w: keep(w.a.preferred_location)),
+    "an argument": Operation(lambda w: keep(w.stream)),
+    "a result": Operation(lambda w: keep(w.part.view("f4"))),
+    "an int": Operation(lambda w: keep(w.a.handle)),
+    "the name of an error": Operation(keep_the_name),
+    "a traceback": Operation(keep_the_traceback),
+    "memory of C": Operation(lambda w: ctypes.CDLL(None).malloc(PAGE // 2)),
+}
+
+
+def main(names):
+    table = {**operations.everything(), **SEEDED}
+    sys.unraisablehook = lambda unraisable: None  # finalizers meet the faults as well
+    for name in names:
+        gc.collect()
+        gc.freeze()  # what imports made stays; looking at it again and again takes the most time
+        print(json.dumps([name]), flush=True)
+        print(json.dumps([name, examine(name, table[name])]), flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

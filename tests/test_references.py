@@ -1,0 +1,116 @@
+"""No operation leaves a reference, a block or memory behind, whether it succeeds or fails.
+
+references.py goes through every operation, without a fault and with each driver call failing, and
+counts. On a Python that was built with Py_DEBUG (.ci/run references) it counts all references.
+"""
+
+import json
+import sys
+
+import pytest
+
+import operations
+import references
+from helpers import explore, run_python
+from managedmem import Device
+
+pytestmark = pytest.mark.emulator_only
+
+AT_ONCE = 100  # operations in a process
+ALL_REFERENCES = hasattr(sys, "gettotalrefcount")
+
+
+@pytest.fixture(scope="module")
+def findings(request):
+    test = TestEveryOperation.test_leaves_nothing_behind
+    items = [item for item in request.session.items if item.originalname == test.__name__]
+    return explore("references", [item.callspec.params["name"] for item in items], AT_ONCE)
+
+
+@pytest.mark.timeout(300)  # the first one goes through all of them
+class TestEveryOperation:
+    @pytest.mark.parametrize("name", operations.everything())
+    def test_leaves_nothing_behind(self, name, findings):
+        if Device.count() < operations.everything()[name].devices:
+            pytest.skip("needs two devices")
+        assert findings[name] is None, findings[name]
+
+    def test_names_of_operations_with_numpy_are_real(self):
+        assert not references.USE_NUMPY - set(operations.everything())
+
+
+@pytest.fixture(scope="module")
+def found():
+    return explore("references", list(references.SEEDED), AT_ONCE)
+
+
+class TestSeededLeaks:
+    """Each kind of leak is found by the counter that is there for it."""
+
+    FAULTS = len(references.FAULTS)
+
+    def lines(self, text, counter):
+        return [line for line in (text or "").splitlines() if line.endswith(counter)]
+
+    @pytest.mark.parametrize("name", references.SEEDED)
+    @pytest.mark.skipif(not ALL_REFERENCES, reason="needs a Python built with Py_DEBUG")
+    def test_among_all_references(self, name, found):
+        times = {"the name of an error": self.FAULTS, "memory of C": 0}.get(name, self.FAULTS + 1)
+        assert len(self.lines(found[name], " references")) == times, found[name]
+
+    @pytest.mark.parametrize(
+        ("name", "counter"),
+        [
+            pytest.param(
+                *("None", "references to None"),
+                marks=pytest.mark.skipif(
+                    sys.version_info >= (3, 12), reason="None is immortal from 3.12 on"
+                ),
+            ),
+            ("a location", "references to Host()"),
+            ("a result", "references to <class 'managedmem.ManagedBuffer'>"),
+        ],
+    )
+    def test_among_references_to_shared_objects(self, name, counter, found):
+        assert len(self.lines(found[name], counter)) == self.FAULTS + 1, found[name]
+
+    def test_among_references_to_arguments(self, found):
+        assert "references to <Stream" in found["an argument"]
+
+    @pytest.mark.skipif(not sys.getallocatedblocks(), reason="the allocator counts no blocks")
+    @pytest.mark.parametrize(
+        ("name", "times"),
+        [
+            ("an int", FAULTS + 1),
+            ("a traceback", FAULTS + 1),
+            ("the name of an error", FAULTS),
+            ("a result", FAULTS + 1),
+        ],
+    )
+    def test_among_blocks(self, name, times, found):
+        assert len(self.lines(found[name], " blocks")) == times, found[name]
+
+    @pytest.mark.skipif(
+        not references.c_heap() or not references.c_heap()(), reason="malloc() counts nothing"
+    )
+    def test_in_the_c_heap(self, found):
+        assert len(self.lines(found["memory of C"], " bytes of malloc()")) == 1
+
+    def test_what_happens_once_is_no_leak(self):
+        """A cache that is filled once grows in the first rounds only."""
+        done = run_python(
+            """
+            import json, references
+            from operations import Operation, World
+
+            kept = []
+
+            def fill(w):
+                if len(kept) < references.WARM_UP + references.ROUNDS:
+                    kept.append(object())
+
+            counts = references.Counts(w := World(), True, True)
+            print(json.dumps(counts.grown(lambda: references.once(Operation(fill), w))))
+            """
+        )
+        assert json.loads(done.stdout) == {}
