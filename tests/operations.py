@@ -339,6 +339,10 @@ OPERATIONS = {
     "policy of": Operation(
         lambda w: managedmem.MigrationPolicy.of(w.a), "MigrationPolicy.of", faults=PAGES
     ),
+    # More ranges than the lists of them have room for at first.
+    "policy of many parts": Operation(
+        lambda w: EVERYTHING.apply([w.large[i << 15 :][:PAGE] for i in range(6)]), faults=9
+    ),
     "policy apply": Operation(
         lambda w: EVERYTHING.apply(w.buffers),
         "MigrationPolicy.apply",

@@ -648,3 +648,21 @@ class TestHostMemoryUnderSlowWork:
         buffer.fill(7, stream=late)
         buffer.copy_to(target, stream=late)
         assert target == b"\x07" * SIZE
+
+
+@pytest.mark.emulator_only
+@pytest.mark.parametrize("count", [1, 2, 3, 100])
+def test_many_producers_are_waited_for(alloc, count):
+    """Each array names a stream of its own."""
+    buffer = alloc(count * PAGE)
+    streams = [Stream() for _ in range(count)]
+    arrays = [
+        CudaArray(buffer, shape=(PAGE,), offset=i * PAGE, members={"stream": stream.handle})
+        for i, stream in enumerate(streams)
+    ]
+    with Stream() as own, emulator.recording() as calls:
+        for _ in range(20):
+            managedmem.discard_prefetch(arrays, Host(), stream=own)
+    assert names(calls).count("cuStreamWaitEvent") == 20 * count
+    for stream in streams:
+        stream.close()

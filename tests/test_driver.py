@@ -472,3 +472,22 @@ def test_the_interpreter_ends_cleanly_with_everything_open():
         """
     )
     assert done.stderr == ""
+
+
+@pytest.mark.parametrize(
+    ("length", "error"), [(4095, "DriverNotFoundError"), (4096, "ValueError"), (9999, "ValueError")]
+)
+def test_the_longest_path_of_a_driver(length, error):
+    """A path takes 4096 bytes with the one that ends it; a longer one would be another file's."""
+    path = "/" + "x" * (length - 1)
+    done = run_python(
+        """
+        import managedmem
+        try:
+            managedmem.Device.count()
+        except Exception as error:
+            print(type(error).__name__, "is longer than 4096 bytes" in str(error))
+        """,
+        driver=path,
+    )
+    assert done.stdout.split() == [error, str(error == "ValueError")]

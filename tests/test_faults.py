@@ -52,7 +52,7 @@ ADVISING = {
     *("advise read_mostly on three", "advise no read_mostly on three"),
     *("advise preferred_location on three", "advise no preferred_location on three"),
     *("advise accessed_by on three", "advise no accessed_by on three", "advise twice the same"),
-    *("advise overlapping parts", "policy apply", "policy applied"),
+    *("advise overlapping parts", "policy apply", "policy applied", "policy of many parts"),
 }
 MOVING_CALLS = (
     "cuMemPrefetchAsync",
@@ -463,3 +463,34 @@ class TestCoverage:
                 thing = managedmem._managedmem
                 for part in name.split("."):
                     thing = inspect.getattr_static(thing, part)
+
+
+def test_a_context_that_was_made_current_is_taken_back_when_relaxing_fails():
+    """In a thread without a context of its own, where each call brings one."""
+    run_python(
+        """
+        import threading
+        from managedmem import CUDAError, ManagedMemoryResource, Stream, emulator
+        buffer, stream = ManagedMemoryResource().allocate(4096), Stream()
+        depths = []
+
+        def work():
+            for use in (
+                lambda: setattr(buffer, "read_mostly", True),
+                lambda: buffer.copy_from(bytes(4096), stream=stream),
+                lambda: ManagedMemoryResource().allocate(4096),
+                stream.sync,
+            ):
+                emulator.fail("cuThreadExchangeStreamCaptureMode")
+                try:
+                    use()
+                except CUDAError as error:
+                    assert error.function == "cuThreadExchangeStreamCaptureMode", error
+                    depths.append(emulator.live().context_depth)
+
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+        assert depths == [0] * 4, depths
+        """
+    )

@@ -98,6 +98,10 @@ OTHERS = {
         "",
         "managedmem._managedmem._register_preset(Host(), [Device(0)], True, False)",
     ),
+    "take out a location that only a part has": (
+        "a = empty(3 * 4096); a[4096:8192].accessed_by.add(Device(0))",
+        "a.accessed_by.discard(Device(0))",
+    ),
     "close": ("a = empty(4096)", "a.close()"),
     "close on a stream": ("a, s = empty(4096), Stream()", "a.close(stream=s)"),
     "close a buffer of a pool": (
@@ -187,3 +191,37 @@ print(calls)
 """
     )
     assert done.stdout == "[('cuCtxSynchronize', True), ('cuCtxSynchronize', False)]\n"
+
+
+def test_the_end_of_the_interpreter_waits_without_the_gil():
+    """A thread of another library releases the last tensor while the interpreter ends, and needs
+    the GIL for the owner's finalizer. With it held, the process would hang."""
+    done = run_python(
+        """
+        import atexit, ctypes, threading, time
+        from helpers import consume
+        from managedmem import ManagedBuffer, empty
+        inside = threading.Event()
+
+        class Owner:
+            def __init__(self):
+                self.memory = empty(4096)
+
+            def __del__(self):
+                inside.set()
+                time.sleep(0.3)  # gives the GIL up, and takes it again
+                print("released", flush=True)
+
+        owner = Owner()
+        tensor = consume(
+            ManagedBuffer.from_handle(owner.memory.handle, 4096, owner=owner).__dlpack__()
+        )
+        del owner
+        address = ctypes.cast(tensor.deleter, ctypes.c_void_p).value
+        delete = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(address)
+        thread = threading.Thread(target=delete, args=(ctypes.addressof(tensor),), daemon=True)
+        thread.start()
+        inside.wait()
+        """
+    )
+    assert done.stdout == "released\n"

@@ -709,6 +709,7 @@ def test_makers_are_functions():
 CALLS = {
     "iteration": lambda w: list(w.members),
     "a refused target": lambda w: refused(lambda: managedmem.prefetch(object(), Host())),
+    "a refused array": lambda w: refused(lambda: managedmem.advise(NO_ARRAY, "set_read_mostly")),
     "refused targets": lambda w: refused(lambda: managedmem.discard([w.a, object()])),
     "explain": lambda w: w.plan.explain(),
     "repr of a policy": lambda w: repr(operations.EVERYTHING),
@@ -720,6 +721,14 @@ CALLS = {
     "dtype": lambda w: str(w.a.view("float32").dtype),
 }
 TORCH_DEVICE = torch_device("cuda", 0)
+NO_ARRAY = types.SimpleNamespace(
+    __cuda_array_interface__={
+        "shape": (-1,),
+        "typestr": "|u1",
+        "data": (4096, False),
+        "version": 3,
+    }
+)
 
 
 class TestReferencesOfOrdinaryObjects:
@@ -761,21 +770,20 @@ class TestReferencesOfOrdinaryObjects:
         """cuda.core, which is looked at for the stream that a resource of others gets."""
         core = types.ModuleType("cuda.core")
         core.Stream = Stream
+
+        class MemoryResource:
+            def deallocate(self, ptr, size, *, stream):
+                assert stream.handle in (0, 1)
+
+        core.MemoryResource = MemoryResource
         monkeypatch.setitem(sys.modules, "cuda", types.ModuleType("cuda"))
         monkeypatch.setitem(sys.modules, "cuda.core", core)
-
-        class Resource:
-            def deallocate(self, ptr, size, *, stream):
-                pass
-
-        class Subclass(Resource):
-            __module__ = "cuda.core"
-
+        memory = managedmem.empty(1)
         before = sys.getrefcount(core)
-        for cls in (Resource, Subclass):
-            for _ in range(100):
-                ManagedBuffer.from_handle(0, 0, mr=cls()).close()
+        for _ in range(100):
+            ManagedBuffer.from_handle(memory.handle, 1, mr=MemoryResource()).close()
         assert sys.getrefcount(core) == before
+        memory.close()
 
 
 def refused(call):
@@ -803,5 +811,67 @@ def test_the_callback_at_exit_is_held_by_atexit_only():
         atexit._clear()
         gc.collect()
         assert not callbacks()
+        """
+    )
+
+
+MANY_TARGETS = {
+    "advise": "managedmem.advise(parts, 'set_read_mostly')",
+    "prefetch": "managedmem.prefetch(parts, Host())",
+    "discard": "managedmem.discard(parts)",
+    "discard_prefetch": "managedmem.discard_prefetch(parts, Host())",
+    "policy": "policy.apply(parts)",
+    "policy for a block": "policy.applied(parts).__enter__().restore()",
+    "reading a policy": "MigrationPolicy.of(parts)",
+    "plan": "PrefetchPlan((part, Host()) for part in parts).execute()",
+    "a refused one": "refused(lambda: managedmem.prefetch([*parts, other], Host()))",
+    "advice that the driver refuses": "failing('cuMemAdvise', lambda: policy.apply(parts))",
+}
+
+
+@pytest.mark.emulator_only
+@pytest.mark.parametrize("name", MANY_TARGETS)
+def test_the_c_heap_stays_flat_with_many_targets(name):
+    """More than fit into what is on the stack. A leaked table of them would be 200 KiB here."""
+    run_python(
+        f"""
+        import contextlib, ctypes, gc
+        import managedmem
+        from managedmem import *
+        PAGE = 4096
+
+        class Info(ctypes.Structure):
+            _fields_ = [(name, ctypes.c_size_t) for name in (
+                "arena", "ordblks", "smblks", "hblks", "hblkhd",
+                "usmblks", "fsmblks", "uordblks", "fordblks", "keepcost")]
+
+        def in_use():
+            gc.collect()
+            emulator.clear_calls()
+            heap = ctypes.CDLL(None).mallinfo2
+            heap.restype = Info
+            return heap().uordblks
+
+        def refused(call):
+            with contextlib.suppress(ValueError):
+                call()
+
+        def failing(function, call):
+            emulator.fail(function, nth=20)
+            with contextlib.suppress(CUDAError):
+                call()
+
+        buffer = empty(100 * PAGE)
+        parts = [buffer[2 * i * PAGE :][:PAGE] for i in range(50)]
+        other = bytearray(PAGE)
+        policy = MigrationPolicy(read_mostly=True, preferred_location=Device(0))
+        policies = [policy, MigrationPolicy()]
+        for round in range(250):
+            if round == 50:
+                before = in_use()
+            {MANY_TARGETS[name]}
+            policies[1].apply(buffer)
+            Device(0).sync()  # or queued work would add up
+        assert in_use() - before < 200 * 200, in_use() - before
         """
     )

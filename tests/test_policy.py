@@ -865,6 +865,18 @@ class TestRestoreThatFails:
         block.restore()
         assert buffer.page_runs() == before
 
+    def test_three_failures_are_all_named(self, alloc, failing):
+        buffer = alloc(6 * PAGE)
+        for page in range(0, 6, 2):
+            buffer.range(page * PAGE, PAGE).read_mostly = True
+        block = MigrationPolicy.default().applied(buffer)
+        with pytest.raises(CUDAError) as error:
+            with block:
+                failing(1, 2, 3)
+        assert str(error.value).count("set_read_mostly of") == 3
+        assert "more." not in str(error.value)
+        block.restore()
+
     def test_the_error_of_the_block_is_kept(self, alloc, failing, device0):
         buffer = alloc(PAGE)
         with pytest.raises(CUDAError) as error:

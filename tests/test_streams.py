@@ -495,3 +495,13 @@ def test_work_goes_on_after_a_refused_capture(buf, device0, stream):
     buf.prefetch(device0, stream=stream)
     stream.sync()
     assert buf.last_prefetch_location is device0
+
+
+def test_a_closed_stream_has_no_handle():
+    stream = Stream()
+    assert stream.handle != 0
+    stream.close()
+    assert stream.handle == 0
+    borrowed = Stream.from_handle(2)
+    borrowed.close()
+    assert borrowed.handle == 0

@@ -1,5 +1,6 @@
 /* odd_driver.c: an emulated driver with other devices than the emulator has. ODD_DEVICES says how many
- * it counts, bit n of ODD_CONCURRENT whether device n has concurrent managed access. It is linked to the
+ * it counts, bit n of ODD_CONCURRENT whether device n has concurrent managed access, bit n of ODD_SILENT whether
+ * device n does not say. It is linked to the
  * emulated driver, whose entry points are found through it. */
 #include <cuda.h>
 #include <cudaTypedefs.h>
@@ -25,7 +26,8 @@ count_devices(int *count)
 static CUresult CUDAAPI
 get_attribute(int *value, CUdevice_attribute attribute, CUdevice device)
 {
-    if (attribute != CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS) {
+    if (attribute != CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS
+        || (number("ODD_SILENT") >> device & 1)) {
         return CUDA_ERROR_INVALID_VALUE;
     }
     *value = (int)(number("ODD_CONCURRENT") >> device & 1);

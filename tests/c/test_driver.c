@@ -249,6 +249,26 @@ every_device_must_have_concurrent_access(void)
     }
 }
 
+static int
+be_told_of_the_silence(void)
+{
+    mm_status st;
+
+    CHECK_EQUAL(setenv("ODD_SILENT", "2", 1), 0);
+    CHECK(open_odd(&st) == NULL);
+    CHECK_EQUAL(st.kind, MM_NO_DRIVER);
+    CHECK(strstr(st.detail, "cuDeviceGetAttribute said CUDA_ERROR_INVALID_VALUE (1)") != NULL);
+    return 0;
+}
+
+static void
+every_device_must_say_what_it_has(void)
+{
+    odd_devices = "2";
+    odd_concurrent = "3";
+    CHECK_EQUAL(in_child(be_told_of_the_silence), 0);
+}
+
 /* --- afterwards ------------------------------------------------------------------------- */
 
 static int
@@ -307,6 +327,7 @@ main(int argc, char **argv)
         CHECK_TEST(driver_may_fork_while_it_is_opened),
         CHECK_TEST(no_device_and_too_many_are_refused),
         CHECK_TEST(every_device_must_have_concurrent_access),
+        CHECK_TEST(every_device_must_say_what_it_has),
         CHECK_TEST(children_of_an_open_driver_are_refused),
         CHECK_TEST(failed_opening_can_be_tried_again),
     };

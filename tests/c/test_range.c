@@ -71,12 +71,33 @@ a_failed_query_is_an_error(void)
     }
 }
 
+static void
+details_end_within_their_space(void)
+{
+    mm_status st[2]; /* the second one shows what is written behind the first */
+    char text[sizeof st->detail];
+
+    memset(text, 'x', sizeof text);
+    for (size_t used = sizeof text - 4; used < sizeof text; used++) {
+        text[used] = '\0';
+        memset(st, 'y', sizeof st);
+        (void)mm_fail(&st[0], MM_BAD_VALUE, "%s", text);
+        mm_status_add(&st[0], "more");
+        CHECK_EQUAL(strnlen(st[0].detail, sizeof st[0].detail),
+                    used < sizeof text - 1 ? sizeof text - 1 : used);
+        CHECK_EQUAL(st[0].detail[used - 1], 'x');
+        CHECK_EQUAL(((char *)&st[1])[0], 'y');
+        text[used] = 'x';
+    }
+}
+
 int
 main(int argc, char **argv)
 {
     static const check_test tests[] = {
         CHECK_TEST(system_memory_needs_the_right_devices),
         CHECK_TEST(a_failed_query_is_an_error),
+        CHECK_TEST(details_end_within_their_space),
     };
 
     if (argc != 2) {
