@@ -52,24 +52,6 @@ mm_read_access(mm_state *state, PyObject *stated, PyObject *owner, CUdeviceptr s
 
 /* --- who vouches ------------------------------------------------------------------------ */
 
-static int
-owner_vouches(mm_buffer *b)
-{
-    PyObject *owner = mm_buffer_owner(b);
-    int answer = 0;
-
-    if (owner != NULL) {
-        /* Buffers can own buffers, thousands deep. */
-        answer = Py_EnterRecursiveCall(" while owners are asked for their memory") ? -1 : 0;
-        if (answer == 0) {
-            answer = mm_holds_memory(b->state, owner, b->start, b->size);
-            Py_LeaveRecursiveCall();
-        }
-        Py_DECREF(owner);
-    }
-    return answer;
-}
-
 /* As cuda.core does: a resource says of its memory whether the host can access it. */
 static int
 resource_vouches(mm_buffer *b)
@@ -88,6 +70,54 @@ resource_vouches(mm_buffer *b)
     return answer;
 }
 
+/* An object that is not a ManagedBuffer, whose __buffer__ may ask another such object. */
+static int
+object_vouches(mm_buffer *b, PyObject *owner)
+{
+    int answer;
+
+    if (Py_EnterRecursiveCall(" while an owner is asked for its memory")) {
+        return -1;
+    }
+    answer = mm_holds_memory(b->state, owner, b->start, b->size);
+    Py_LeaveRecursiveCall();
+    return answer;
+}
+
+static bool
+covers(const mm_buffer *b, const mm_buffer *part)
+{
+    return !mm_buffer_is_closed(b) && b->start <= part->start && part->start - b->start <= b->size
+           && part->size <= b->size - (part->start - b->start);
+}
+
+/* Buffers can own buffers, many thousands deep: the first one that was told or is not owned by another
+ * buffer decides. */
+static int
+somebody_vouches(mm_buffer *b)
+{
+    PyObject *at = Py_NewRef((PyObject *)b), *owner = NULL;
+    int answer = 0;
+
+    while (mm_buffer_of(at)->memory->access.host == MM_HOST_UNSTATED
+           && (owner = mm_buffer_owner(mm_buffer_of(at))) != NULL && mm_is_buffer(b->state, owner)
+           && covers(mm_buffer_of(owner), b)) {
+        Py_DECREF(at);
+        at = owner;
+        owner = NULL;
+    }
+    if (mm_buffer_of(at)->memory->access.host != MM_HOST_UNSTATED) {
+        answer = mm_buffer_of(at)->memory->access.host == MM_HOST_STATED;
+    } else if (owner == NULL) {
+        answer = resource_vouches(mm_buffer_of(at));
+    } else if (!mm_is_buffer(b->state, owner)) {
+        answer = object_vouches(b, owner);
+    }
+    Py_XDECREF(owner);
+    Py_DECREF(at);
+    return answer;
+}
+
 static bool
 is_known(const mm_pointer_facts *facts)
 {
@@ -97,20 +127,10 @@ is_known(const mm_pointer_facts *facts)
 int
 mm_host_access(mm_buffer *b, const mm_pointer_facts *facts)
 {
-    mm_host_word stated = b->memory->access.host;
-    int answer;
-
-    if (stated == MM_HOST_DENIED) {
+    if (b->memory->access.host == MM_HOST_DENIED) {
         return 0;
     }
-    if (is_known(facts)) {
-        return mm_host_reaches(facts);
-    }
-    if (stated == MM_HOST_STATED) {
-        return 1;
-    }
-    answer = owner_vouches(b);
-    return answer != 0 ? answer : resource_vouches(b);
+    return is_known(facts) ? mm_host_reaches(facts) : somebody_vouches(b);
 }
 
 /* --- host views ------------------------------------------------------------------------- */
