@@ -36,7 +36,7 @@ def warm_up():
 
     for device in reversed(managedmem.Device.all()):
         device.set_current()
-        with contextlib.suppress(managedmem.CUDAError):
+        with contextlib.suppress(managedmem.CUDAError, NotImplementedError):
             with managedmem.ManagedMemoryResource().allocate(4 * PAGE) as buffer:
                 buffer.discard()
                 managedmem.prefetch(buffer, device, defer=True)

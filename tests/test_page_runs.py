@@ -5,38 +5,15 @@ import gc
 import itertools
 import random
 import weakref
-from typing import NamedTuple
 
 import pytest
 
 import managedmem
 from helpers import EMULATED, MIB, PAGE, contents, device_memory, range_queries
 from managedmem import Device, Host, ManagedBuffer, PageRun
+from memory_model import Page, merged
 
 PAGES = 64
-
-
-class Page(NamedTuple):
-    """What one page is expected to have."""
-
-    read_mostly: bool = False
-    preferred_location: object = None
-    accessed_by: frozenset = frozenset()
-    last_prefetch_location: object = None
-
-
-def merged(pages, first_bytes=PAGE, last_bytes=PAGE):
-    """Expected pages as the runs that page_runs() gives; the ends may be parts of pages."""
-    sizes = [first_bytes, *[PAGE] * (len(pages) - 2), last_bytes][: len(pages)]
-    runs = []
-    offset = 0
-    for page, size in zip(pages, sizes, strict=True):
-        if runs and tuple(runs[-1][2:]) == tuple(page):
-            runs[-1][1] += size
-        else:
-            runs.append([offset, size, *page])
-        offset += size
-    return [tuple(run) for run in runs]
 
 
 def check_cover(buffer, runs):

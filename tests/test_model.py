@@ -1,0 +1,109 @@
+"""Random programs agree with a model of managed memory, with and without failing driver calls."""
+
+import pytest
+
+import managedmem
+from helpers import run_python
+
+pytest.importorskip("hypothesis", reason="needs hypothesis")
+
+import model_machine
+from model_machine import FaultyMachine, Machine, search
+
+PROGRAMS, PROGRAMS_ELSEWHERE = 80, 20
+
+
+def test_programs_agree_with_the_model():
+    search(Machine, PROGRAMS)
+
+
+@pytest.mark.emulator_only
+def test_programs_whose_driver_calls_fail():
+    search(FaultyMachine, PROGRAMS)
+
+
+@pytest.mark.emulator_only
+@pytest.mark.parametrize("machine", ["profile=h200-x2", "profile=old12", "devices=1,pageable=1"])
+def test_programs_on_other_machines(machine):
+    script = f"""
+        from model_machine import FaultyMachine, search
+        search(FaultyMachine, {PROGRAMS_ELSEWHERE})
+        print("agree")
+    """
+    assert run_python(script, emulator=machine).stdout == "agree\n"
+
+
+# A search that cannot fail would show nothing. So faults are planted in single operations, as the
+# programs see them.
+
+own_discard, own_prefetch = managedmem.discard, managedmem.prefetch
+
+
+def discard_too_much(targets, **options):
+    for view in targets:
+        view[:1].fill(0xDB)
+    own_discard(targets, **options)
+
+
+def prefetch_only_the_first(targets, places, **options):
+    own_prefetch(targets[:1], places[:1] if isinstance(places, list) else places, **options)
+
+
+class PolicyOfTheFirstTarget:
+    def __init__(self, **said):
+        self.policy = managedmem.MigrationPolicy(**said)
+
+    def __getattr__(self, name):
+        return getattr(self.policy, name)
+
+    def apply(self, views):
+        self.policy.apply(views[:1])
+
+
+class PolicyWithoutUndo(PolicyOfTheFirstTarget):
+    def apply(self, views):
+        for view in views:
+            self.policy.apply(view)
+
+
+kept = []
+
+
+class LeakingResource:
+    def __init__(self, **options):
+        self.resource = managedmem.ManagedMemoryResource(**options)
+
+    def __getattr__(self, name):
+        return getattr(self.resource, name)
+
+    def allocate(self, size, **options):
+        buffer = self.resource.allocate(size, **options)
+        kept.append(buffer.range(0, 0))
+        return buffer
+
+
+def wait_for_nothing(machine, memory, but=None):
+    """On a lazy schedule, work is then not done when it is looked at."""
+
+
+PLANTED = {
+    "discard": (Machine, managedmem, "discard", discard_too_much),
+    "prefetch": (Machine, managedmem, "prefetch", prefetch_only_the_first),
+    "policy": (Machine, model_machine, "MigrationPolicy", PolicyOfTheFirstTarget),
+    "no undo": (FaultyMachine, model_machine, "MigrationPolicy", PolicyWithoutUndo),
+    "leak": (Machine, model_machine, "ManagedMemoryResource", LeakingResource),
+    "no wait": (Machine, Machine, "wait", wait_for_nothing),
+}
+
+
+@pytest.mark.emulator_only
+@pytest.mark.parametrize("planted", PLANTED.values(), ids=PLANTED)
+def test_a_planted_fault_is_found(monkeypatch, planted):
+    machine, place, name, fault = planted
+    monkeypatch.setattr(place, name, fault)
+    try:
+        with pytest.raises(AssertionError):
+            search(machine, 4 * PROGRAMS)
+    finally:
+        while kept:
+            kept.pop().close()
