@@ -1,7 +1,8 @@
 """Builds the extension and the emulated driver; everything else is in pyproject.toml.
 
 Switches, all through the environment: MANAGEDMEM_SANITIZE=address,undefined (or thread) adds those
-sanitizers, MANAGEDMEM_WERROR=1 turns warnings into errors, MANAGEDMEM_DEBUG=1 keeps assertions.
+sanitizers, MANAGEDMEM_WERROR=1 turns warnings into errors, MANAGEDMEM_DEBUG=1 keeps assertions,
+MANAGEDMEM_COVERAGE=1 makes the extension record for gcov which lines and branches run.
 """
 
 import os
@@ -130,10 +131,14 @@ if os.environ.get("MANAGEDMEM_WERROR"):
 if sanitize := os.environ.get("MANAGEDMEM_SANITIZE"):
     compile_args += [f"-fsanitize={sanitize}", "-fno-omit-frame-pointer", "-g", "-O1"]
     link_args.append(f"-fsanitize={sanitize}")
+cover_compile, cover_link = [], []
+if os.environ.get("MANAGEDMEM_COVERAGE"):
+    # Threads count in the same words; a line whose only count is lost would look uncovered.
+    cover_compile = ["--coverage", "-O0", "-fprofile-update=atomic"]
+    # tests/coverage/sitecustomize.py calls this function of gcov's, which is linked only if needed.
+    cover_link = ["--coverage", "-Wl,-u,__gcov_dump"]
 undefine = ["NDEBUG"] if sanitize or os.environ.get("MANAGEDMEM_DEBUG") else []
 common = {
-    "extra_compile_args": compile_args,
-    "extra_link_args": link_args,
     "undef_macros": undefine,
     "libraries": ["pthread", "dl"],
 }
@@ -147,6 +152,8 @@ setup(
             depends=sorted(glob("src/_managedmem/*/*.h")),
             define_macros=macros + ([("Py_LIMITED_API", "0x030b0000")] if limited else []),
             py_limited_api=limited,
+            extra_compile_args=compile_args + cover_compile,
+            extra_link_args=link_args + cover_link,
             **common,
         ),
         Extension(
@@ -154,6 +161,8 @@ setup(
             sources=sorted(glob("src/emulator/*.c")),
             depends=sorted(glob("src/emulator/*.h")),
             define_macros=macros,
+            extra_compile_args=compile_args,
+            extra_link_args=link_args,
             **common,
         ),
     ],

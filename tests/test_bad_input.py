@@ -472,6 +472,17 @@ def test_names_that_no_parameter_has(untouched, name):
             function(**{name: None})
 
 
+def test_an_argument_by_position_and_by_name(untouched):
+    for call, words in [
+        (lambda: untouched.prefetch(Host(), location=Host()), r"prefetch\(\).*'location'"),
+        (lambda: Host(1, numa_id=1), r"Host\(\).*'numa_id'"),
+        (lambda: Device(0, device_id=0), r"Device\(\).*'device_id'"),
+    ]:
+        with pytest.raises(TypeError, match="got multiple values for argument") as error:
+            call()
+        error.match(words)
+
+
 @pytest.mark.parametrize("key", [int, 5, None, b"numa_id"], ids=repr)
 def test_keywords_that_are_not_strings(key):
     """A constructor gets any dict as keywords. A key was read as if it were a str, so each case
@@ -538,6 +549,132 @@ def test_a_tensor_with_elements_below_a_byte(untouched):
     tensor = torch_like(untouched, element_size=lambda: size, layout="strided", device="cpu")
     with pytest.raises(TypeError, match="element_size"):
         managedmem.prefetch(tensor, Host())
+
+
+def test_a_tensor_that_reaches_beyond_all_addresses(untouched):
+    far = torch_like(untouched, shape=(2,), stride=lambda: (1 << 61,), element_size=lambda: 8)
+    with pytest.raises(ValueError, match="more memory than there can be"):
+        managedmem.prefetch(far, Host())
+
+
+def test_a_tensor_without_memory(untouched):
+    """The elements of a meta tensor have no address."""
+    tensor = torch_like(untouched, data_ptr=lambda: 0, device="meta")
+    with pytest.raises(ValueError, match="on device meta holds no memory"):
+        managedmem.prefetch(tensor, Host())
+
+
+def test_a_buffer_of_cuda_core_that_has_not_all(untouched):
+    """It is known by its handle and size; what lacks one of them is no target."""
+    for members in ({"handle": untouched.handle}, {"size": untouched.size}, {}):
+        with pytest.raises(TypeError, match="target"):
+            managedmem.prefetch(foreign("cuda.core._memory", "Buffer", **members), Host())
+    whole = foreign("cuda.core._memory", "Buffer", handle=untouched.handle, size=untouched.size)
+    managedmem.advise(whole, "unset_read_mostly")
+
+
+def test_a_tensor_without_elements_is_nothing_to_do(untouched):
+    tensor = torch_like(untouched, shape=(3, 0), stride=lambda: (1, 1), data_ptr=lambda: 0)
+    managedmem.prefetch(tensor, Host())
+
+
+def test_a_tensor_vouches_for_its_memory():
+    """Memory that nobody knows may be read where its owner holds it, and not beyond."""
+    array = (ctypes.c_uint8 * PAGE)(*range(100))
+    held = foreign(
+        "torch",
+        "Tensor",
+        data_ptr=lambda: ctypes.addressof(array),
+        shape=(100,),
+        stride=lambda: (1,),
+        element_size=lambda: 1,
+    )
+    with ManagedBuffer.from_handle(ctypes.addressof(array), 100, owner=held) as buffer:
+        assert bytes(buffer) == bytes(range(100))
+    with ManagedBuffer.from_handle(ctypes.addressof(array), 101, owner=held) as buffer:
+        with pytest.raises(BufferError):
+            memoryview(buffer)
+
+
+def test_a_pattern_with_gaps(untouched):
+    with pytest.raises(BufferError, match="contiguous"):
+        untouched.fill(memoryview(b"abcdefgh")[::2])
+
+
+def test_a_stream_that_is_none_allocates_nothing():
+    with pytest.raises(TypeError, match="stream"):
+        ManagedMemoryResource().allocate(PAGE, stream="stream")
+
+
+@pytest.mark.parametrize("method", ["torch", "cupy", "numpy"])
+def test_no_array_of_a_closed_buffer(alloc, method):
+    buffer = alloc(PAGE)
+    buffer.close()
+    with pytest.raises(RuntimeError, match="closed"):
+        getattr(buffer, method)()
+
+
+class Failing:
+    """A number, or a flag, that cannot be read."""
+
+    __index__ = __int__ = __bool__ = raising(OSError)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda b: Host(Failing()),
+        lambda b: Host(is_numa_current=Failing()),
+        lambda b: Device(Failing()),
+        lambda b: ManagedBuffer.from_handle(Failing(), 1),
+        lambda b: ManagedBuffer.from_handle(b.handle, Failing()),
+        lambda b: ManagedMemoryResource().allocate(Failing()),
+        lambda b: b.fill(Failing()),
+        lambda b: b.range(Failing(), 1),
+        lambda b: b.prefetch(foreign("torch", "device", type=Failing())),
+        lambda b: b.__dlpack__(stream=Failing()),
+        lambda b: b.__dlpack__(dl_device=(Failing(), 0)),
+        lambda b: managedmem.PrefetchPlan.fit([b], Device(0), budget=Failing()),
+        lambda b: managedmem.PrefetchPlan([(b, Host())])[Failing()],
+    ],
+)
+def test_a_number_that_cannot_be_read_says_so_itself(untouched, call):
+    with pytest.raises((OSError, TypeError, ValueError)) as error:
+        call(untouched)
+    assert error.type is OSError or "Failing" in str(error.value)
+
+
+class FailingPlace:
+    """A device of another library whose kind cannot be read."""
+
+    type = platform = property(raising(OSError))
+
+
+@pytest.mark.parametrize(("module", "name"), [("torch", "device"), ("jaxlib._jax", "Device")])
+def test_a_device_that_cannot_be_read_says_so_itself(untouched, module, name):
+    place = type(name, (FailingPlace,), {"__module__": module})()
+    with pytest.raises(OSError, match="mine"):
+        untouched.prefetch(place)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda b: b.close(Host(), Host()),
+        lambda b: b.torch(1, 2, 3),
+        lambda b: b.cupy(1, 2, 3),
+        lambda b: managedmem.MigrationPolicy.shared([Host()], 1),
+        lambda b: managedmem.MigrationPolicy.of(),
+        lambda b: managedmem.PrefetchPlan.from_module(),
+        lambda b: managedmem.PrefetchPlan.fit(),
+        lambda b: managedmem.prefetch(),
+        lambda b: managedmem.empty(),
+        lambda b: ManagedMemoryResource().deallocate(b.handle),
+    ],
+)
+def test_too_few_and_too_many_arguments(untouched, call):
+    with pytest.raises(TypeError, match="argument"):
+        call(untouched)
 
 
 class Unequal(str):

@@ -96,8 +96,15 @@ class TestReferences:
             ManagedMemoryResource,
             MigrationPolicy,
             lambda: DType("float32"),
+            PrefetchPlan,
+            lambda: managedmem.empty(1),
+            lambda: managedmem.empty(1).accessed_by,
+            lambda: MigrationPolicy().applied(managedmem.empty(1)),
         ],
-        ids=["any host", "host", "device", "stream", "resource", "policy", "dtype"],
+        ids=[
+            *["any host", "host", "device", "stream", "resource", "policy", "dtype", "plan"],
+            *["buffer", "set", "applied policy"],
+        ],
     )
     def test_of_every_object_to_its_type(self, make):
         thing = make()

@@ -138,6 +138,26 @@ class TestSelection:
         assert "emulator" in done.stderr
         assert "MANAGEDMEM_DRIVER" in done.stderr
 
+    def test_a_path_longer_than_any_file_has(self):
+        code = "import managedmem as mm; mm.driver_info()"
+        done = run_python(code, driver="/" + 5000 * "x", check=False)
+        assert "ValueError: the driver's path is longer than" in done.stderr
+
+    def test_another_word_from_python_keeps_the_choice(self):
+        run_python(
+            """
+            import managedmem as mm
+            for word in ("nonsense", "", "libcuda.so.1"):
+                try:
+                    mm._managedmem._select_driver(word)
+                except ValueError as error:
+                    assert f'got "{word}"' in str(error), error
+                else:
+                    raise SystemExit(word)
+            assert mm.driver_info()["emulated"] is True
+            """
+        )
+
     def test_the_variable_is_read_at_the_first_use(self):
         run_python(
             """

@@ -8,7 +8,16 @@ import pickle
 import pytest
 
 import managedmem
-from helpers import MIB, PAGE, contents, pattern, run_python, write
+from helpers import (
+    MIB,
+    PAGE,
+    contents,
+    managed_memory,
+    pattern,
+    run_python,
+    torch_device,
+    write,
+)
 from managedmem import CUDAError, CUDAOutOfMemoryError, Device, Host, emulator
 
 UNKNOWN = 999
@@ -92,6 +101,83 @@ class TestWhatTheDriverSaid:
         assert error.value.function == "cuMemPrefetchAsync"
         assert name in str(error.value)
         assert "cuMemPrefetchAsync" in str(error.value)
+
+    @pytest.mark.parametrize(
+        ("code", "words"),
+        [
+            (2, "Free managed buffers"),
+            (4, "The driver is shutting down"),
+            *[(code, "restart the process") for code in (700, 714, 715, 716, 719)],
+            *[(code, "make this call before the capture begins") for code in (900, 901)],
+            (800, "CUDA allows no driver calls inside a host function"),
+            *[(code, "stream or its context no longer exists") for code in (400, 709)],
+        ],
+    )
+    def test_codes_that_users_meet_come_with_advice(self, buf, stream, code, words):
+        emulator.fail("cuMemPrefetchAsync", code=code)
+        with pytest.raises(CUDAError, match=words) as error:
+            buf.prefetch(Device(0), stream=stream)
+        assert error.value.code == code
+
+    def test_a_deferred_prefetch(self, buf, stream):
+        """Its host function comes first, and without that nothing is queued."""
+        emulator.fail("cuLaunchHostFunc", code=719)
+        with emulator.recording() as calls, pytest.raises(CUDAError) as error:
+            buf.prefetch(Device(0), stream=stream, defer=True)
+        assert error.value.function == "cuLaunchHostFunc"
+        assert "cuMemPrefetchAsync" not in [call.name for call in calls]
+
+    def test_a_resource_waits_before_it_frees(self, stream):
+        """Memory that was allocated by hand stays where the wait fails."""
+        resource = managedmem.ManagedMemoryResource()
+        handle = managed_memory(PAGE)
+        emulator.fail("cuStreamSynchronize", code=719)
+        with pytest.raises(CUDAError) as error:
+            resource.deallocate(handle, PAGE, stream=stream)
+        assert error.value.function == "cuStreamSynchronize"
+        resource.deallocate(handle, PAGE, stream=stream)
+
+    @pytest.mark.parametrize("nth", [1, 2])
+    def test_before_the_host_reads(self, nth):
+        """Where the host must not read while a GPU works, all devices are waited for first."""
+        run_python(
+            f"""
+            import managedmem as mm
+            buffer = mm.empty(4096)
+            for device in mm.Device.all():
+                device.sync()
+            mm.emulator.fail("cuCtxSynchronize", nth={nth}, code=719)
+            try:
+                memoryview(buffer)
+            except (mm.CUDAError, BufferError) as error:
+                assert "cuCtxSynchronize" in str(error), error
+            else:
+                raise SystemExit("it was read")
+            memoryview(buffer)[0]
+            """,
+            emulator="profile=wsl",
+        )
+
+    @pytest.mark.parametrize(
+        ("function", "ask"),
+        [
+            ("cuDeviceGetName", lambda: Device(0).name),
+            ("cuDeviceGetUuid", lambda: Device(0).uuid),
+            ("cuDeviceGetAttribute", lambda: Device(0).concurrent_managed_access),
+            ("cuDeviceGetAttribute", lambda: Device(0).host_numa_id),
+            ("cuMemGetInfo", lambda: Device(0).memory_info),
+            ("cuCtxSynchronize", lambda: Device(0).sync()),
+            ("cuCtxGetDevice", Device),
+            ("cuCtxGetDevice", lambda: Device(torch_device("cuda"))),
+        ],
+    )
+    def test_about_a_device(self, function, ask):
+        Device(0).set_current()
+        emulator.fail(function, code=719)
+        with pytest.raises(CUDAError) as error:
+            ask()
+        assert (error.value.code, error.value.function) == (719, function)
+        ask()
 
     def test_an_unknown_code_comes_through(self, buf, stream):
         emulator.fail("cuMemPrefetchAsync", code=4242)

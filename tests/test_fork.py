@@ -10,6 +10,7 @@ from helpers import run_python
 
 PRELUDE = """
 import gc, os, sys
+import helpers
 import managedmem
 from managedmem import Device, Host, ManagedBuffer, ManagedMemoryResource, Stream
 
@@ -50,6 +51,9 @@ stream = Stream()
 device = Device(0)
 wrapped = ManagedBuffer.from_handle(buf.handle, buf.size)
 pooled = ManagedMemoryResource(pooled=True).allocate(4096)
+pool = managedmem.DeviceMemoryResource(device)
+block = pool.allocate(4096, stream=stream)
+plan = managedmem.PrefetchPlan([(buf, Host())])
 """
 
 OPERATIONS = {
@@ -94,6 +98,30 @@ OPERATIONS = {
     "set_current": "device.set_current()",
     "Device.count": "Device.count()",
     "Device.all": "Device.all()",
+    "dlpack after a stream": "buf.__dlpack__(stream=12345)",
+    "len of a set": "len(members)",
+    "location of torch": "buf.prefetch(helpers.torch_device('cuda'))",
+    "device of a resource": "resource.device_id",
+    "device of a buffer": "wrapped.device_id",
+    "is_managed": "wrapped.is_managed",
+    "peers": "list(pool.peer_accessible_by)",
+    "change peers": "pool.peer_accessible_by.clear()",
+    "device uuid": "device.uuid",
+    "shared policy": "managedmem.MigrationPolicy.shared()",
+    "release threshold": "setattr(pool.attributes, 'release_threshold', 0)",
+    "pool attributes": "pool.attributes.used_mem_current",
+    "a pool": "managedmem.DeviceMemoryResource(device)",
+    "deallocate": "pool.deallocate(buf.handle, buf.size)",
+    "set_deallocation_stream of a block": "block.set_deallocation_stream(stream)",
+    "plan execute": "plan.execute()",
+    "plan entry": "plan.explain()",
+    "plan add": "plan.add(buf, Host())",
+    "plan fit": "managedmem.PrefetchPlan.fit([buf], device, budget=1 << 20)",
+    "policy apply": "managedmem.MigrationPolicy(read_mostly=True).apply(buf)",
+    "policy of": "managedmem.MigrationPolicy.of(buf)",
+    "policy applied": "managedmem.MigrationPolicy().applied(buf)",
+    "page runs": "buf.page_runs()",
+    "numpy": "buf.numpy()",
     "current device": "Device()",
     "a new Device": "Device(1)",
     "Stream()": "Stream()",
@@ -115,7 +143,7 @@ def work():
 assert in_child(work) == 0
 # The parent goes on as if nothing had happened.
 assert buf.read_mostly is True and members == {{Host()}}
-buf.prefetch(Host()); stream.sync(); stream.close(); buf.close()
+buf.prefetch(Host()); stream.sync(); block.close(); stream.close(); buf.close()
 """
     )
     assert done.stderr == ""

@@ -233,6 +233,17 @@ class TestDlpackArguments:
         with pytest.raises((TypeError, ValueError)):
             buf.__dlpack__(dl_device=device)
 
+    @pytest.mark.parametrize("stream", [0, -2, -(1 << 40)])
+    def test_a_stream_that_the_protocol_excludes(self, buf, stream):
+        """0 may mean the legacy stream or the one of the thread."""
+        with pytest.raises(ValueError, match=f"got {stream}: 0 is ambiguous"):
+            buf.__dlpack__(stream=stream)
+
+    @pytest.mark.parametrize("copy", [0, 1, "yes"])
+    def test_copy_is_no_number(self, buf, copy):
+        with pytest.raises(TypeError, match=f"copy must be None, True or False, got {copy!r}"):
+            buf.__dlpack__(copy=copy)
+
     @pytest.mark.parametrize("version", ["1.0", (1,), 1, ("1", "0")], ids=repr)
     def test_a_malformed_version(self, buf, version):
         with pytest.raises((TypeError, ValueError)):

@@ -53,7 +53,9 @@ class TestStream:
         stream.close()
         assert stream.close() is None
 
-    @pytest.mark.parametrize("use", [Stream.sync, Stream.query, Stream.__cuda_stream__])
+    @pytest.mark.parametrize(
+        "use", [Stream.sync, Stream.query, Stream.__cuda_stream__, Stream.__enter__]
+    )
     def test_a_closed_stream_refuses_work(self, use):
         stream = Stream()
         stream.close()

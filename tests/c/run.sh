@@ -4,7 +4,8 @@
 #
 # Usage: tests/c/run.sh BUILD_FOLDER [TEST...], as in tests/c/run.sh build/c test_plan; all tests if
 # none is named. CC chooses the compiler, CUDA_HOME the folder whose include/ holds cuda.h of CUDA 13;
-# without it the folder of nvcc or of the header package is taken.
+# without it the folder of nvcc or of the header package is taken. With COVERAGE=1 they run once, without
+# assertions, and leave what gcov reads in the build folder.
 set -euo pipefail
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
@@ -31,7 +32,13 @@ export ASAN_OPTIONS=detect_leaks=1:detect_stack_use_after_return=1:strict_string
 export UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1
 export TSAN_OPTIONS=halt_on_error=1:second_deadlock_stack=1
 
-for sanitizer in address,undefined thread; do
+sanitizers=(address,undefined thread)
+if [ -n "${COVERAGE:-}" ]; then
+    sanitizers=(thread) # which adds no branches, and has the hooks that the tests use
+    flags+=(-O0 -DNDEBUG --coverage -fprofile-update=atomic)
+fi
+
+for sanitizer in "${sanitizers[@]}"; do
     out=$build/${sanitizer%%,*}
     mkdir -p "$out"
     "$compiler" "${flags[@]}" "-fsanitize=$sanitizer" -fPIC -shared -fvisibility=hidden \

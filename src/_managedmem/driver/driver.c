@@ -352,7 +352,7 @@ mm_driver_select(const char *name, mm_status *st)
     } else {
         char *other = names[atomic_load(&selected) == names[0]];
         (void)snprintf(other, sizeof names[0], "%s", name);
-        atomic_store(&selected, other[0] ? other : NULL);
+        atomic_store(&selected, other);
     }
     end_turn();
     return rc;

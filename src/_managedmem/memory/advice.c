@@ -289,9 +289,6 @@ mm_range_advise_once(mm_driver *cu, mm_range range, CUmem_advise advice, CUmemLo
     mm_scope scope;
     CUresult code;
 
-    if (range.size == 0) {
-        return 0;
-    }
     if (mm_scope_enter_relaxed(&scope, cu, MM_ANY_DEVICE, st) < 0) {
         return -1;
     }
@@ -307,9 +304,6 @@ mm_range_advise_settled(mm_driver *cu, mm_range range, CUmem_advise advice, CUme
     mm_scope scope;
     CUresult code;
 
-    if (range.size == 0) {
-        return 0;
-    }
     if (mm_scope_enter_relaxed(&scope, cu, MM_ANY_DEVICE, st) < 0) {
         return -1;
     }

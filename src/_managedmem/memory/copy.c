@@ -68,9 +68,6 @@ mm_copy(mm_driver *cu, CUdeviceptr to, CUdeviceptr from, size_t size, CUstream s
     mm_scope scope;
     int rc;
 
-    if (size == 0) {
-        return 0;
-    }
     if (mm_scope_enter_stream(&scope, cu, stream, device, st) < 0) {
         return -1;
     }

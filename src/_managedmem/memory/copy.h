@@ -4,7 +4,7 @@
 
 #include "range.h"
 
-/* Copies between any two addresses that the device or host can reach; 0 bytes are not copied. `device`
+/* Copies between any two addresses that the device or host can reach, at least 1 byte. `device`
  * is the one of a default stream, MM_ANY_DEVICE the caller's. System memory may be gone after the
  * return, so a copy of it waits until it is done, and refuses a stream that captures. */
 MM_NODISCARD int mm_copy(mm_driver *cu, CUdeviceptr to, CUdeviceptr from, size_t size,

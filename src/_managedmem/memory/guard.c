@@ -61,12 +61,6 @@ mm_guards_entered(void)
 {
     return entered;
 }
-#else
-unsigned
-mm_guards_entered(void)
-{
-    return 0;
-}
 #endif
 
 /* --- the state word ---------------------------------------------------------------------- */

@@ -25,6 +25,7 @@ typedef struct {
 #ifndef NDEBUG
 void mm_guard_note_entered(const mm_guard *g);
 void mm_guard_note_left(const mm_guard *g);
+unsigned mm_guards_entered(void); /* how many there are */
 #else
 #define mm_guard_note_entered(g) ((void)(g))
 #define mm_guard_note_left(g) ((void)(g))
@@ -81,9 +82,6 @@ mm_guard_is_closed(const mm_guard *g)
 {
     return (atomic_load_explicit(&g->state, memory_order_acquire) & MM_GUARD_CLOSED) != 0;
 }
-
-/* The number of guards that the calling thread has entered. For assertions: 0 without them. */
-unsigned mm_guards_entered(void);
 
 typedef enum { MM_CLOSED_NOW, MM_CLOSED_BEFORE, MM_STILL_EXPORTED, MM_STILL_USED } mm_guard_answer;
 

@@ -414,9 +414,6 @@ mm_pool_change_peers(mm_driver *cu, mm_pool *pool, mm_location_set from, mm_loca
     mm_scope scope;
     CUresult code;
 
-    if (from == to) {
-        return 0;
-    }
     if (mm_scope_enter_relaxed(&scope, cu, MM_ANY_DEVICE, st) < 0) {
         return -1;
     }

@@ -75,7 +75,7 @@ MM_NODISCARD int mm_pool_trim(mm_driver *cu, mm_pool *pool, size_t keep, mm_stat
 MM_NODISCARD int mm_pool_peers(mm_driver *cu, mm_pool *pool, mm_location_set *peers,
                                mm_status *st);
 
-/* Goes from one set of peers to another with one driver call. */
+/* Goes from one set of peers to a different one with one driver call. */
 MM_NODISCARD int mm_pool_change_peers(mm_driver *cu, mm_pool *pool, mm_location_set from,
                                       mm_location_set to, mm_status *st);
 
