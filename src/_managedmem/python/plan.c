@@ -237,14 +237,15 @@ plan_explain(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kw
 
 /* --- looking at a plan ------------------------------------------------------------------ */
 
-/* `kept` is the tuple that the plan keeps for the entry. */
+/* `kept` is the tuple that the plan keeps for the entry. Its item comes first, because no item may be
+   asked for after a failure. */
 static PyObject *
 new_record(mm_state *state, const mm_plan_entry *entry, PyObject *kept)
 {
+    PyObject *target = kept != NULL ? PySequence_GetItem(kept, 0) : NULL;
     PyObject *const fields[] = {PyLong_FromUnsignedLongLong(entry->move.range.start),
                                 PyLong_FromSize_t(entry->move.range.size),
-                                mm_location_object_new(state, entry->move.where),
-                                kept ? PySequence_GetItem(kept, 0) : NULL};
+                                mm_location_object_new(state, entry->move.where), target};
 
     return mm_record_new(state->plan_entry_type, fields, 4);
 }
