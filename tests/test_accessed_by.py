@@ -52,6 +52,7 @@ class TestIsASet:
 
     def test_has_every_public_method_of_set(self, buf):
         wanted = {name for name in dir(set) if not name.startswith("_")}
+        wanted.discard("test_c_api")  # of a Python built with Py_DEBUG
         assert wanted <= set(dir(buf.accessed_by))
 
     def test_cannot_be_hashed(self, buf):

@@ -62,6 +62,7 @@ class TestIsASet:
     def test_has_every_method_of_set_and_of_the_abc(self, pool):
         for cls in (set, collections.abc.MutableSet):
             wanted = {name for name in dir(cls) if not name.startswith("_")}
+            wanted.discard("test_c_api")  # of a Python built with Py_DEBUG
             assert wanted <= set(dir(pool.peer_accessible_by))
 
     def test_cannot_be_hashed_or_made_by_hand(self, pool):
