@@ -129,3 +129,29 @@ class TestMemory:
             assert emulator.residency(empty) is None
         assert emulator.residency(buf) == Host()
         assert emulator.counters() == before
+
+
+class TestLastingFailures:
+    """As after a fault of a kernel, nothing that needs the context works any more."""
+
+    def test_every_later_call_fails_until_it_is_cleared(self, buf):
+        stream = managedmem.Stream()
+        emulator.fail("cuStreamSynchronize", code=719, lasting=True)
+        buf.prefetch(managedmem.Host())
+        for call in (stream.sync, stream.query, lambda: buf.prefetch(managedmem.Host())):
+            with pytest.raises(managedmem.CUDAError) as caught:
+                call()
+            assert caught.value.code == 719
+        assert emulator.failure_fired()
+        emulator.clear_failures()
+        stream.sync()
+        stream.close()
+
+    def test_devices_still_answer(self, buf):
+        emulator.fail("cuMemAdvise", code=719, lasting=True)
+        with pytest.raises(managedmem.CUDAError):
+            buf.read_mostly = True
+        assert managedmem.Device.count() >= 1
+        managedmem.Device(0).set_current()
+        emulator.clear_failures()
+        assert not buf.read_mostly

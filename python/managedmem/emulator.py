@@ -80,6 +80,7 @@ _LINE = re.compile(r"(\w+)\((.*)\) -> (-?\d+)", re.DOTALL)
 _TEXT_SIZE = 1024
 _HOST_ORDINAL = -1
 _UNKNOWN_NAME = -2
+_FAIL_AFTER, _FAIL_LASTING = 1, 2
 _DEVICE_TYPE, _HOST_TYPE, _UNPOPULATED = 1, 2, -1
 
 
@@ -336,7 +337,9 @@ def _names_like(name: str) -> str:
     return f'the names are "*" and {", ".join(names)}'
 
 
-def fail(function: str, nth: int = 1, code: int = 999, after: bool = False) -> None:
+def fail(
+    function: str, nth: int = 1, code: int = 999, after: bool = False, *, lasting: bool = False
+) -> None:
     """Make a driver call fail.
 
     Parameters
@@ -349,6 +352,10 @@ def fail(function: str, nth: int = 1, code: int = 999, after: bool = False) -> N
         The CUresult that it returns, 999 is CUDA_ERROR_UNKNOWN.
     after : bool
         False: the call has no effect. True: it does its work and then reports the failure.
+    lasting : bool
+        True: from then on, until `clear_failures`, every call that needs a working context fails
+        with the same code, as after a fault of a kernel. Calls that ask about devices or switch
+        contexts succeed. What cannot be freed stays in `live`.
 
     Up to 64 failures can wait at once; each happens once. Raises ValueError for an unknown name
     (the message lists similar names), for nth or code below 1, and when too many wait; TypeError
@@ -361,7 +368,8 @@ def fail(function: str, nth: int = 1, code: int = 999, after: bool = False) -> N
         raise ValueError(f"nth counts from 1, got {nth}")
     if not 0 < code < 1 << 31:
         raise ValueError(f"code must be the CUresult of a failure, 1 or more, got {code}")
-    status = _library().emu_fail(function.encode(), nth, code, int(after))
+    flags = (_FAIL_AFTER if after else 0) | (_FAIL_LASTING if lasting else 0)
+    status = _library().emu_fail(function.encode(), nth, code, flags)
     if status == _UNKNOWN_NAME:
         raise ValueError(
             f"the emulated driver has no function {function!r} that can fail; "
@@ -374,7 +382,10 @@ def fail(function: str, nth: int = 1, code: int = 999, after: bool = False) -> N
 
 
 def clear_failures() -> None:
-    """Forget failures that have not happened, and that any has. RuntimeError as for `calls`."""
+    """Forget failures that have not happened, that any has, and a lasting one.
+
+    Raises RuntimeError when another driver is in use.
+    """
     _library().emu_fail_clear()
 
 

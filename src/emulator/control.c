@@ -24,10 +24,11 @@ static struct {
     char function[48];
     unsigned int countdown;
     CUresult code;
-    bool after;
+    bool after, lasting;
 } faults[FAULT_LIMIT];
 static size_t fault_count;
 static int fault_fired;
+static CUresult lasting_fault; /* what every call that needs a working context gives now */
 
 struct emu_counters emu_counted;
 
@@ -109,6 +110,9 @@ take_fault(const char *function, CUresult *code, bool *after)
         }
     }
     if (hit >= 0) {
+        if (faults[hit].lasting) {
+            lasting_fault = faults[hit].code;
+        }
         fault_count--;
         memmove(&faults[hit], &faults[hit + 1], (fault_count - (size_t)hit) * sizeof *faults);
         fault_fired++;
@@ -160,13 +164,36 @@ is_refused_here(const char *function)
     return true;
 }
 
+/* A broken context can still be made current, and its device asked about. */
+static bool
+needs_working_context(const struct emu_call *call)
+{
+    return (call->kind & (EMU_CALL_BOOKKEEPING | EMU_CALL_BEFORE_INIT)) == 0
+           && strncmp(call->function, "cuDevice", strlen("cuDevice")) != 0;
+}
+
+/* What the call gives in place of its result, CUDA_SUCCESS: nothing is in its way. */
+static CUresult
+fault_before(struct emu_call *call)
+{
+    CUresult code = CUDA_SUCCESS;
+    bool after = false, lasts = lasting_fault != CUDA_SUCCESS;
+
+    if (take_fault(call->function, &code, &after) >= 0) {
+        if (!after) {
+            return code;
+        }
+        call->fail_after = code;
+    }
+    return lasts && needs_working_context(call) ? lasting_fault : CUDA_SUCCESS;
+}
+
 CUresult
 emu_call_begin(struct emu_call *call, const char *function, unsigned int kind, const char *format,
                ...)
 {
     va_list arguments;
-    CUresult code = CUDA_SUCCESS;
-    bool after = false;
+    CUresult code;
 
     if (forked) {
         return CUDA_ERROR_NOT_INITIALIZED;
@@ -181,11 +208,9 @@ emu_call_begin(struct emu_call *call, const char *function, unsigned int kind, c
     va_start(arguments, format);
     append(call, format, arguments);
     va_end(arguments);
-    if (take_fault(function, &code, &after) >= 0) {
-        if (!after) {
-            return emu_call_end(call, code);
-        }
-        call->fail_after = code;
+    code = fault_before(call);
+    if (code != CUDA_SUCCESS) {
+        return emu_call_end(call, code);
     }
     if (!initialised && (kind & EMU_CALL_BEFORE_INIT) == 0) {
         return emu_call_end(call, CUDA_ERROR_NOT_INITIALIZED);
@@ -283,7 +308,7 @@ can_fail(const char *function)
 }
 
 int
-emu_fail(const char *function, unsigned int nth, int code, int after)
+emu_fail(const char *function, unsigned int nth, int code, int flags)
 {
     int status = -1;
 
@@ -295,7 +320,8 @@ emu_fail(const char *function, unsigned int nth, int code, int after)
         snprintf(faults[fault_count].function, sizeof faults[0].function, "%s", function);
         faults[fault_count].countdown = nth;
         faults[fault_count].code = (CUresult)code;
-        faults[fault_count].after = after != 0;
+        faults[fault_count].after = (flags & EMU_FAIL_AFTER) != 0;
+        faults[fault_count].lasting = (flags & EMU_FAIL_LASTING) != 0;
         fault_count++;
         status = 0;
     }
@@ -309,6 +335,7 @@ emu_fail_clear(void)
     emu_lock();
     fault_count = 0;
     fault_fired = 0;
+    lasting_fault = CUDA_SUCCESS;
     emu_unlock();
 }
 

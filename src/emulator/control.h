@@ -16,9 +16,14 @@ EMU_EXPORT void emu_log_verbose(int on);
  * " probed" follows the line. NULL: nothing is asked. */
 EMU_EXPORT void emu_log_probe(int (*asked)(void));
 
-/* The nth next call (1: the next) of `function` ("*": of any) gives `code`; after = 0: without any
- * effect, else after its effect.  Returns -1 if too many failures wait, -2 for an unknown name. */
-EMU_EXPORT int emu_fail(const char *function, unsigned int nth, int code, int after);
+enum {
+    EMU_FAIL_AFTER = 1, /* the call takes effect before it fails */
+    EMU_FAIL_LASTING = 2, /* from then on, every call that needs a working context fails with it */
+};
+
+/* The nth next call (1: the next) of `function` ("*": of any) gives `code`.  Returns -1 if too many
+ * failures wait, -2 for an unknown name. */
+EMU_EXPORT int emu_fail(const char *function, unsigned int nth, int code, int flags);
 EMU_EXPORT void emu_fail_clear(void);
 /* The name of the ith function that can fail; NULL behind the last.  Names may repeat. */
 EMU_EXPORT const char *emu_fail_name(size_t i);
