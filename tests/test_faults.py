@@ -240,6 +240,24 @@ class TestClosing:
         assert buffer.handle == 0
         assert buffer.close() is None
 
+    def test_a_block_of_a_pool_that_could_not_be_freed_yet(self):
+        """The free was not called, so the driver still has the block; it is freed later."""
+        from managedmem import emulator
+
+        with ManagedMemoryResource(pooled=True) as pool:
+            buffer = pool.allocate(SIZE)
+            before = emulator.live().allocations
+            emulator.fail("cuThreadExchangeStreamCaptureMode", code=LAUNCH_FAILED)
+            with pytest.raises(CUDAError):
+                buffer.close()
+            assert buffer.is_closed
+            dropped = pool.allocate(SIZE)
+            emulator.fail("cuThreadExchangeStreamCaptureMode", code=LAUNCH_FAILED)
+            del dropped
+            assert emulator.failure_fired()
+            settle()
+            assert emulator.live().allocations == before - 1
+
     def test_leaving_the_block_reports(self):
         from managedmem import emulator
 

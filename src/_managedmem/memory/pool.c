@@ -144,6 +144,15 @@ mm_pool_free_address(mm_driver *cu, mm_pool *pool, CUdeviceptr start, CUstream s
     return mm_freed(code) ? 0 : mm_fail_call(st, "cuMemFreeAsync", (int)code);
 }
 
+/* After a failed free: true if the driver still has the block, because it refused, or because the free
+ * could not be called in the context of its stream. */
+static bool
+was_not_freed(const mm_status *st)
+{
+    return mm_can_free_late(st)
+           || (st->kind == MM_DRIVER_CALL && strcmp(st->function, "cuMemFreeAsync") != 0);
+}
+
 static void
 release_stream(mm_pool_block *block)
 {
@@ -182,7 +191,8 @@ were_idle(mm_driver *cu, mm_pool_block *block, int device)
 }
 
 /* Frees the block in the order of its stream, or after all devices were idle; false if it must wait. A
- * free that fails counts as done, because it may have acted, except inside a host function. */
+ * free that was called and failed counts as done, because it may have acted, except inside a host
+ * function. */
 static bool
 free_with(mm_driver *cu, mm_pool_block *block, const mm_chance *chance)
 {
@@ -197,7 +207,7 @@ free_with(mm_driver *cu, mm_pool_block *block, const mm_chance *chance)
     }
     return is_capturing(cu, stream, block->device, &capturing, &st) == 0 && !capturing
            && (mm_pool_free_address(cu, block->pool, block->start, stream, block->device, &st) == 0
-               || !mm_can_free_late(&st));
+               || !was_not_freed(&st));
 }
 
 static bool
@@ -307,7 +317,10 @@ mm_pool_free(mm_pool_block *block, const CUstream *other, mm_status *st)
         return 0;
     }
     rc = cu ? mm_pool_free_address(cu, pool, block->start, stream, device, st) : 0;
-    if (rc < 0 && mm_can_free_late(st)) {
+    if (rc < 0 && was_not_freed(st)) {
+        if (!mm_can_free_late(st)) {
+            mm_pool_free_late(block);
+        }
         return -1;
     }
     drop_block(block);
