@@ -107,6 +107,24 @@ class TestEveryOperation:
         assert found["a plan that grows"][0] >= 4
         assert found["policy apply"][0] >= 3
 
+    def test_no_pool_is_created_without_an_object_for_it(self, library):
+        """There would be none to release it in time, and without the GIL."""
+        done = run_python(
+            f"""
+            import types
+            from failing import attempt, prepare
+            from managedmem import ManagedMemoryResource, emulator
+
+            allocations = prepare({str(library)!r})
+            make = types.SimpleNamespace(run=lambda w: ManagedMemoryResource(pooled=True))
+            emulator.clear_calls()
+            _, error, _, reached = attempt(allocations, make, None, "python", 1)
+            assert reached and error is MemoryError
+            print([call.name for call in emulator.calls() if "Pool" in call.name])
+            """
+        )
+        assert done.stdout == "[]\n"
+
 
 class TestImport:
     @pytest.mark.skipif(

@@ -13,6 +13,8 @@ mm_is_resource(mm_state *state, PyObject *op)
     return Py_TYPE(op) == state->resource_type || Py_TYPE(op) == state->device_pool_type;
 }
 
+/* The object comes first, so that no pool is left to release where there is no memory for it. It counts
+ * as pooled only once it has its pool, because other threads can find it through the collector. */
 PyObject *
 mm_resource_new(PyTypeObject *type, bool pooled, bool managed, CUmemLocation where)
 {
@@ -22,7 +24,7 @@ mm_resource_new(PyTypeObject *type, bool pooled, bool managed, CUmemLocation whe
     PyObject *self;
     mm_status st;
 
-    if (pooled && cu == NULL) {
+    if ((pooled && cu == NULL) || (self = mm_alloc_object(type)) == NULL) {
         return NULL;
     }
     if (pooled) {
@@ -30,20 +32,13 @@ mm_resource_new(PyTypeObject *type, bool pooled, bool managed, CUmemLocation whe
         pool = mm_pool_create(cu, managed, where, &st);
         Py_END_ALLOW_THREADS
         if (pool == NULL) {
+            Py_DECREF(self);
             return mm_raise(state, &st);
         }
     }
-    self = mm_alloc_object(type);
-    if (self == NULL) {
-        if (pool != NULL) {
-            int rc = mm_pool_release(pool, &st);
-            (void)rc; /* there is an exception already */
-        }
-        return NULL;
-    }
+    mm_resource_of(self)->where = where;
     mm_resource_of(self)->pool = pool;
     mm_resource_of(self)->pooled = pooled;
-    mm_resource_of(self)->where = where;
     return self;
 }
 
