@@ -51,6 +51,7 @@ relax(mm_scope *s, mm_status *st)
     CUresult code = s->cu->ThreadExchangeStreamCaptureMode(&s->mode);
 
     if (code != CUDA_SUCCESS) {
+        s->relaxed = s->mode != CU_STREAM_CAPTURE_MODE_RELAXED; /* it acted, and then failed */
         mm_scope_leave(s);
         return mm_fail_call(st, "cuThreadExchangeStreamCaptureMode", (int)code);
     }
@@ -73,17 +74,37 @@ mm_scope_enter_context(mm_scope *s, mm_driver *cu, CUcontext context, mm_status 
     return relax(s, st);
 }
 
-/* A second try costs nothing and keeps a passing fault from leaving a foreign state behind. */
+/* These two try a second time, so that a passing fault leaves no foreign state behind; but not where the
+ * call acted and then failed. That shows in what it wrote. */
+
+void
+mm_pop_context(mm_driver *cu)
+{
+    CUcontext popped = NULL;
+
+    if (cu->CtxPopCurrent(&popped) != CUDA_SUCCESS && popped == NULL) {
+        (void)cu->CtxPopCurrent(&popped);
+    }
+}
+
+void
+mm_restore_capture_mode(mm_driver *cu, CUstreamCaptureMode mode)
+{
+    CUstreamCaptureMode exchanged = mode;
+
+    if (cu->ThreadExchangeStreamCaptureMode(&exchanged) != CUDA_SUCCESS && exchanged == mode) {
+        (void)cu->ThreadExchangeStreamCaptureMode(&exchanged);
+    }
+}
+
 void
 mm_scope_leave(mm_scope *s)
 {
-    CUcontext context;
-
-    if (s->relaxed && s->cu->ThreadExchangeStreamCaptureMode(&s->mode) != CUDA_SUCCESS) {
-        (void)s->cu->ThreadExchangeStreamCaptureMode(&s->mode);
+    if (s->relaxed) {
+        mm_restore_capture_mode(s->cu, s->mode);
     }
-    if (s->pushed && s->cu->CtxPopCurrent(&context) != CUDA_SUCCESS) {
-        (void)s->cu->CtxPopCurrent(&context);
+    if (s->pushed) {
+        mm_pop_context(s->cu);
     }
 }
 

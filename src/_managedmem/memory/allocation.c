@@ -71,8 +71,8 @@ mm_free(mm_driver *cu, CUdeviceptr start, mm_status *st)
     bool relaxed = cu->ThreadExchangeStreamCaptureMode(&mode) == CUDA_SUCCESS;
     CUresult code = cu->MemFree(start);
 
-    if (relaxed && cu->ThreadExchangeStreamCaptureMode(&mode) != CUDA_SUCCESS) {
-        (void)cu->ThreadExchangeStreamCaptureMode(&mode);
+    if (relaxed || mode != CU_STREAM_CAPTURE_MODE_RELAXED) {
+        mm_restore_capture_mode(cu, mode);
     }
     return mm_freed(code) ? 0 : mm_fail_call(st, "cuMemFree", (int)code);
 }

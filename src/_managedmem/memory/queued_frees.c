@@ -43,7 +43,7 @@ create_event(mm_driver *cu, CUstream stream, CUevent *event)
     if (code == CUDA_SUCCESS) {
         code = cu->EventCreate(event, CU_EVENT_DISABLE_TIMING);
         if (context != NULL) {
-            (void)cu->CtxPopCurrent(&context);
+            mm_pop_context(cu);
         }
     }
     return code;
