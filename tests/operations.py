@@ -912,7 +912,7 @@ def restore_a_policy(w):
     applied.__enter__()
     try:
         applied.restore()
-    except MemoryError:
+    except (CUDAError, MemoryError):
         applied.restore()
         raise
 

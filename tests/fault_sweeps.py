@@ -1,0 +1,413 @@
+"""The program behind test_fault_sweeps.py: faults of every call of every operation.
+
+They come before the call acts or after, two in a row, on pages whose advice differs, or last.
+Each sweep takes names of operations and prints a line of JSON for each attempt,
+[name, attempt], and one more for each operation, [name, attempts, failure or null].
+"""
+
+import ctypes
+import dataclasses
+import faulthandler
+import gc
+import re
+import sys
+
+from failing import Wrong, tell
+from helpers import CAPTURE_RELAXED, PAGE, raw_driver, settle, warm_up
+from managedmem import CUDAError, Device, emulator
+from operations import (
+    DISPATCH_HINT,
+    HOST,
+    LAUNCH_FAILED,
+    MOVES,
+    ONE,
+    OPERATIONS,
+    REPEATED,
+    WIPES,
+    WRITES,
+    ZERO,
+    World,
+    everything,
+)
+
+SECOND = 700  # the code of the second fault
+MOST = 400
+# A driver that reports a failure of one of these has made nothing, whatever it did before.
+MAKES = {
+    "cuCtxPushCurrent",
+    "cuDevicePrimaryCtxRetain",
+    "cuEventCreate",
+    "cuMemAllocFromPoolAsync",
+    "cuMemAllocManaged",
+    "cuMemPoolCreate",
+    "cuStreamCreate",
+    "cuStreamCreateWithPriority",
+}
+# When one of these fails, what it was to free is the driver's.
+FREES = {
+    "cuEventDestroy",
+    "cuMemFree",
+    "cuMemFreeAsync",
+    "cuMemPoolDestroy",
+    "cuStreamDestroy",
+}
+# Queries whose answer decides nothing but the words of a message, or the next of several ways.
+HINTS = DISPATCH_HINT | {"cuMemRangeGetAttributes"}
+# They end a policy, which stays in force when that fails.
+RESTORING = {"applied policy", "policy applied", "restore a policy"}
+# Memory of another library stays open when its deallocate() fails.
+LENT = {"copy_to lent memory", "lent memory", "lent memory dropped"}
+# What fails while something is dropped cannot be told to anybody.
+DROPPING = {
+    "cuCtxGetCurrent",
+    "cuCtxPushCurrent",
+    "cuEventCreate",
+    "cuEventQuery",
+    "cuEventRecord",
+    "cuMemPoolGetAttribute",
+    "cuMemPoolTrimTo",
+    "cuPointerGetAttributes",
+    "cuStreamGetCtx",
+    "cuStreamGetId",
+    "cuStreamIsCapturing",
+    "cuDeviceGetAttribute",
+}
+# What a call may have done before it failed.
+DONE = (
+    ("Discard", WIPES),
+    ("Prefetch", MOVES),
+    ("Memcpy", WRITES),
+    ("Memset", WRITES),
+)
+
+
+def plain(name):
+    """A function's name without the version suffix of its exported symbol."""
+    return re.sub(r"_v\d+$", "", name)
+
+
+def mix_everything(w):
+    """Other advice on each page of each buffer."""
+    for at, buffer in enumerate(w.buffers):
+        pages = [buffer[page * PAGE :][:PAGE] for page in range(buffer.size // PAGE)]
+        for page, view in enumerate(pages):
+            view.read_mostly = (page + at) % 2 == 0
+            view.preferred_location = [None, HOST, ZERO, ONE][(page + at) % 4]
+            view.accessed_by = [[], [HOST], [ZERO], [HOST, ONE]][(page + 2 * at) % 4]
+
+
+def mixed(operation):
+    def prepare_mixed(w):
+        mix_everything(w)
+        operation.prepare(w)
+
+    return dataclasses.replace(operation, prepare=prepare_mixed)
+
+
+def fresh(operation):
+    w = World()
+    operation.prepare(w)
+    return w
+
+
+def state(w):
+    return {
+        "advice": w.advice(),
+        "prefetched": w.prefetched(),
+        "bytes": w.bytes(),
+        "access": w.access(),
+        "capture mode": capture_mode(),
+    }
+
+
+def capture_mode():
+    """The thread's mode of capture, which the driver tells only in exchange for another."""
+    exchange, mode = raw_driver().cuThreadExchangeStreamCaptureMode, ctypes.c_int(CAPTURE_RELAXED)
+    exchange(ctypes.byref(mode))
+    found = mode.value
+    exchange(ctypes.byref(mode))
+    return found
+
+
+def live(w):
+    settle()  # makes late frees, which a lazy driver runs at the next wait
+    settle()
+    now = emulator.live()
+    # A pool keeps the events of its frees for later frees.
+    return now._replace(events=0) if w.pools else now
+
+
+@dataclasses.dataclass
+class Outcome:
+    error: Exception | None
+    failed: list  # functions, in the order of their failure
+    before: dict
+    now: dict
+    kept: list  # what lives more than before, by name
+
+
+def attempt(operation, w, *faults):
+    """Act with these faults; None if not all of them were met."""
+    before, alive = state(w), live(w)
+    error = None
+    emulator.clear_calls()
+    for fault in faults:
+        emulator.fail("*", **fault)
+    try:
+        operation.run(w)
+    except Exception as caught:
+        error = caught.with_traceback(None)
+    met = emulator._library().emu_fail_fired()
+    emulator.clear_failures()
+    if met < len(faults):
+        return None
+    codes = {fault["code"] for fault in faults}
+    failed = [plain(call.name) for call in emulator.calls() if call.result in codes]
+    w.drop_results()
+    now = live(w)
+    kept = [name for name in now._fields if getattr(now, name) != getattr(alive, name)]
+    return Outcome(error, failed, before, state(w), kept)
+
+
+def may_be_silent(operation, name, *functions):
+    """Whether the failure of these functions need not be an error of the operation."""
+    silent = REPEATED | operation.silent | FREES | HINTS
+    if name not in OPERATIONS:
+        silent |= DROPPING
+    if operation.raises is not None and issubclass(CUDAError, operation.raises):
+        return True
+    return silent >= {*functions}
+
+
+def codes(error):
+    """Of an error, and of those that were handled when it was raised."""
+    while error is not None:
+        yield getattr(error, "code", None)
+        error = error.__context__
+
+
+def advised(operation_name):
+    """Which of the three advices an operation changes; policies change all, and restore all."""
+    for column, word in enumerate(("read_mostly", "preferred_location")):
+        if word in operation_name:
+            return column
+    return (
+        0
+        if operation_name in ("advice of a view", "advice of a wrapper", "advise one")
+        else (1 if operation_name in ("advise twice the same", "advise overlapping parts") else 2)
+    )
+
+
+def others(advice, column):
+    """The advice of all pages without that column."""
+    return [[run[:column] + run[column + 1 :] for run in pages] for pages in advice]
+
+
+def check_error(outcome, operation, name, code):
+    """The first failure is what the caller hears of."""
+    error, first = outcome.error, outcome.failed[0]
+    if error is None:
+        if not may_be_silent(operation, name, first):
+            raise Wrong(f"a failing {first} went unnoticed")
+    elif not isinstance(error, CUDAError):
+        raise Wrong(f"{type(error).__name__}: {error}")
+    elif error.code != code or error.function not in outcome.failed:
+        raise Wrong(f"{first} failed with {code}, but the error is: {error}")
+
+
+def done_by(function):
+    """What a call may have changed before it failed."""
+    return {change for words, done in DONE if words in function for change in done}
+
+
+def check_state(outcome, allowed, mixed_name=None):
+    """Nothing changed but what is allowed; on pages that differ, the advice of the operation."""
+    before, now = dict(outcome.before), dict(outcome.now)
+    if mixed_name is not None and not mixed_name.startswith("policy"):
+        before["advice"] = others(before["advice"], advised(mixed_name))
+        now["advice"] = others(now["advice"], advised(mixed_name))
+    for name in set(before) - allowed:
+        if before[name] != now[name]:
+            raise Wrong(f"{name} changed when {', '.join(outcome.failed)} failed")
+
+
+def go_on(operation, w):
+    """The operation is done, though it failed before."""
+    operation.prepare(w)
+    operation.run(w)
+    w.end()
+
+
+# --- the sweeps ---------------------------------------------------------------------------------
+
+
+def one_fault(operation, name, after, is_mixed=False):
+    """Each call fails: before it acts, or after."""
+    for n in range(1, MOST):
+        tell(name, n)
+        w = fresh(operation)
+        outcome = attempt(operation, w, {"nth": n, "code": LAUNCH_FAILED, "after": after})
+        if outcome is None:
+            w.end()
+            return n - 1
+        if not outcome.failed:  # the call has failed with an error of its own
+            w.end()
+            continue
+        check_error(outcome, operation, name, LAUNCH_FAILED)
+        first = outcome.failed[0]
+        allowed = set(operation.may_change) | (done_by(first) if after else set())
+        if outcome.error is not None:
+            check_state(outcome, allowed, name if is_mixed else None)
+        if outcome.kept and first not in FREES and not (after and first in MAKES):
+            raise Wrong(f"{', '.join(outcome.kept)} kept when {first} failed")
+        go_on(operation, w)
+    raise Wrong("there is no end to its calls")
+
+
+def two_faults(operation, name, after=False, is_mixed=False):
+    """Each call fails, and one of those that follow: a call that puts back what was done."""
+    attempts = 0
+    for n in range(1, MOST):
+        for k in range(1, MOST):
+            tell(name, (n, k))
+            w = fresh(operation)
+            outcome = attempt(
+                operation,
+                w,
+                {"nth": n, "code": LAUNCH_FAILED, "after": after},
+                {"nth": n + k, "code": SECOND},
+            )
+            if outcome is None:
+                w.end()
+                break
+            attempts += 1
+            if len(outcome.failed) < 2:
+                w.end()
+                continue
+            check_pair(outcome, operation, after, name, is_mixed)
+            go_on(operation, w)
+        if k == 1 and calls_of(operation) <= n:
+            return attempts
+    raise Wrong("there is no end to its calls")
+
+
+def calls_of(operation):
+    w = fresh(operation)
+    emulator.clear_calls()
+    operation.run(w)
+    count = len(emulator.calls())
+    w.end()
+    return count
+
+
+def check_pair(outcome, operation, after, name, is_mixed):
+    first, second = outcome.failed
+    error = outcome.error
+    if error is None:
+        if not may_be_silent(operation, name, first, second):
+            raise Wrong(f"failing {first} and {second} went unnoticed")
+    elif not isinstance(error, CUDAError):
+        raise Wrong(f"{type(error).__name__}: {error}")
+    elif LAUNCH_FAILED not in codes(error) and not may_be_silent(operation, name, first):
+        raise Wrong(f"{first} failed, then {second}, but the error is: {error}")
+    allowed = done_by(first) | set(operation.may_change) if after else set(operation.may_change)
+    if second.startswith(("cuMemAdvise", "cuMemRange", "cuCtx", "cuThread")):
+        allowed.add("advice")
+    if name in RESTORING:  # it tries again, and meets the second fault
+        allowed.add("advice")
+    if {first, second} & REPEATED:  # both tries failed
+        allowed.add("capture mode")
+    if second.startswith(("cuMemPool", "cuCtx", "cuThread", "cuDevice")):
+        allowed.add("access")
+    if error is not None:
+        check_state(outcome, allowed, name if is_mixed else None)
+    if outcome.kept and not {first, second} & (FREES | REPEATED) and not (after and first in MAKES):
+        raise Wrong(f"{', '.join(outcome.kept)} kept when {first} and {second} failed")
+
+
+def lasting_fault(operation, name):
+    """From each call on, nothing works any more: all ends without a crash, and nothing waits."""
+    count = calls_of(operation)  # each attempt may leave more to free late, which are more calls
+    for n in range(1, count + 1):
+        tell(name, n)
+        w = fresh(operation)
+        depth = emulator.live().context_depth
+        emulator.clear_calls()
+        emulator.fail("*", nth=n, code=LAUNCH_FAILED, lasting=True)
+        error = raised(lambda w=w: operation.run(w))
+        if not emulator.failure_fired():
+            raise Wrong(f"call {n} was not met")
+        if error is not None and error.code != LAUNCH_FAILED:
+            raise Wrong(f"the error is: {error}")
+        if raised(Device().sync) is None:
+            raise Wrong("a broken device counts as synchronised")
+        for thing in [*w.made, *w.buffers, w.large, w.wrapped, w.stream, *w.pools]:
+            raised(getattr(thing, "close", gc.collect))
+            if getattr(thing, "is_closed", True) is not True and name not in LENT:
+                raise Wrong(f"{thing!r} stays open")
+        if emulator.live().context_depth != depth:
+            raise Wrong("a context stays on the stack")
+        del thing, w
+        emulator.clear_failures()
+        gc.collect()
+        settle()  # late frees are made now
+    return count
+
+
+def raised(call):
+    """The CUDAError of a call, or None. Others are wrong."""
+    try:
+        call()
+    except CUDAError as error:
+        return error.with_traceback(None)
+    return None
+
+
+# Advice is given on pages that differ; the other operations do not look at it.
+ADVISING = [
+    name
+    for name in OPERATIONS
+    if OPERATIONS[name].covers.startswith("AccessedBySetProxy.")
+    or name.startswith(("advi", "set ", "unset ", "assign", "policy"))
+]
+MIXED = sorted({*ADVISING} - {"policy of", "set release_threshold", "set the deallocation stream"})
+ALL = list(everything())
+
+
+def on_mixed(sweep_one, **more):
+    return lambda operation, name: sweep_one(mixed(operation), name, is_mixed=True, **more)
+
+
+# The sweeps by name, with the operations that each is for.
+SWEEPS = {
+    "before": (lambda operation, name: one_fault(operation, name, after=False), ALL),
+    "after": (lambda operation, name: one_fault(operation, name, after=True), ALL),
+    "two": (two_faults, ALL),
+    "two, the first after": (lambda operation, name: two_faults(operation, name, True), ALL),
+    "lasting": (lasting_fault, ALL),
+    "mixed, before": (on_mixed(one_fault, after=False), MIXED),
+    "mixed, after": (on_mixed(one_fault, after=True), MIXED),
+    "mixed, two": (on_mixed(two_faults), MIXED),
+}
+
+
+def sweep(kind, names, table=None):
+    warm_up()
+    raw_driver().emu_log_verbose(1)
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+    sys.unraisablehook = lambda raised: None  # from deallocate() of other libraries
+    table = table or everything()
+    for name in names:
+        if table[name].devices <= Device.count():
+            try:
+                tell(name, SWEEPS[kind][0](table[name], name), None)
+            except Wrong as wrong:
+                emulator.clear_failures()
+                tell(name, 0, str(wrong))
+
+
+if __name__ == "__main__":
+    faulthandler.enable()
+    sweep(sys.argv[1], sys.argv[2:] or SWEEPS[sys.argv[1]][1])
