@@ -522,3 +522,23 @@ class TestAllOrNothing:
             buf.accessed_by.update(members)
         assert (error.value.code, error.value.function) == (999, "cuMemAdvise")
         assert error.value.name == "CUDA_ERROR_UNKNOWN"
+
+
+class Tagged(set):
+    pass
+
+
+class FrozenTagged(frozenset):
+    pass
+
+
+@pytest.mark.parametrize("kind", [set, frozenset, Tagged, FrozenTagged])
+def test_every_kind_of_set_can_stand_beside_it(pair, members, kind):
+    proxy, model = pair
+    for operand in map(kind, operands(members)):
+        assert (proxy == operand) == (model == operand)
+        assert (proxy <= operand) == (model <= operand)
+        assert proxy | operand == model | operand == operand | proxy
+        assert proxy - operand == model - operand
+        assert operand - proxy == operand - model
+        assert proxy ^ operand == model ^ operand

@@ -644,6 +644,14 @@ def test_a_number_that_cannot_be_read_says_so_itself(untouched, call):
     assert error.type is OSError or "Failing" in str(error.value)
 
 
+@pytest.mark.parametrize("module", ["torchvision", "torc", "cudafoo.core", "jaxlibs._jax"])
+def test_a_device_of_a_library_with_a_similar_name(untouched, module):
+    for name in ("device", "Device"):
+        place = foreign(module, name, type="cuda", index=0, platform="gpu", local_hardware_id=0)
+        with pytest.raises(TypeError, match="Device or Host"):
+            untouched.prefetch(place)
+
+
 class FailingPlace:
     """A device of another library whose kind cannot be read."""
 

@@ -560,6 +560,9 @@ class TestHostViewsThatAreRefused:
         fortran = 0x40 | 0x18
         with pytest.raises(BufferError, match="not Fortran"):
             get(matrix, view, fortran)
+        for both in (buffer, buffer[:0].view("uint8", (0, 64))):  # of one axis, and empty
+            assert get(both, view, fortran) == 0
+            ctypes.pythonapi.PyBuffer_Release(view)
         matrix.close()
         buffer.close()
 

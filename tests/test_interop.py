@@ -219,7 +219,9 @@ class TestDlpackArguments:
                 assert tensor.data == buf.handle
 
     @pytest.mark.parametrize(
-        "device", [(7, 0), (10, 0), (CUDA_MANAGED, 99), (2, 99), (2, -1)], ids=repr
+        "device",
+        [(7, 0), (10, 0), (CUDA_MANAGED, 99), (2, 99), (2, -1), (1, 1), (3, 1)],
+        ids=repr,
     )
     def test_another_device_is_a_buffer_error(self, alloc, device):
         buffer = alloc(PAGE)

@@ -390,8 +390,9 @@ can_be_on(dl_device place, int devices, long long type, long long id)
 {
     switch (place.device_type) {
     case DL_DEVICE_CUDA_MANAGED:
-        return (type == DL_DEVICE_CPU || type == DL_DEVICE_CUDA_MANAGED || type == DL_DEVICE_CUDA)
-               && id >= 0 && id < devices;
+        return type == DL_DEVICE_CPU ? id == 0
+                                     : (type == DL_DEVICE_CUDA_MANAGED || type == DL_DEVICE_CUDA)
+                                           && id >= 0 && id < devices;
     case DL_DEVICE_CUDA_HOST:
         return (type == DL_DEVICE_CPU || type == DL_DEVICE_CUDA_HOST) && id == 0;
     default:
