@@ -577,3 +577,10 @@ def test_the_largest_shape_that_can_be_described(buf):
     for dtype, length in (("uint8", largest // 2 + 1), ("int64", largest // 16 + 1)):
         with pytest.raises(ValueError, match="too many bytes"):
             buf.view(dtype, (length, 2))
+
+
+def test_a_dtype_by_name_is_no_second_length():
+    with pytest.raises(TypeError) as error:
+        managedmem.empty(4, dtype=8)
+    assert "one tuple" not in str(error.value)
+    assert "dtype" in str(error.value)

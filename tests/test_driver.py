@@ -511,3 +511,17 @@ def test_the_longest_path_of_a_driver(length, error):
         driver=path,
     )
     assert done.stdout.split() == [error, str(error == "ValueError")]
+
+
+def test_what_was_tried_can_be_asked_again_and_again():
+    """The record is read in turn with openings: a turn that is never given back hangs the next."""
+    done = run_python(
+        """
+        import faulthandler
+        import managedmem
+        faulthandler.dump_traceback_later(5, exit=True)
+        for _ in range(3):
+            print(len(managedmem.driver_info()["tried"]))
+        """
+    )
+    assert done.stdout.split() == ["1"] * 3

@@ -353,3 +353,11 @@ def test_the_largest_numa_node():
     largest = (1 << 31) - 1
     assert Host(largest).numa_id == largest
     assert repr(Host(largest)) == f"Host(numa_id={largest})"
+
+
+@pytest.mark.parametrize(
+    "call", [lambda: Device(0, 1), lambda: Device(ordinal=0), lambda: Device(0, device_id=0)]
+)
+def test_arguments_that_a_device_does_not_take(call):
+    with pytest.raises(TypeError, match=r"Device\(\)"):
+        call()

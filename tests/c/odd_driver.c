@@ -1,12 +1,24 @@
 /* odd_driver.c: an emulated driver with other devices than the emulator has. ODD_DEVICES says how many
  * it counts, bit n of ODD_CONCURRENT whether device n has concurrent managed access, bit n of ODD_SILENT whether
- * device n does not say. It is linked to the
+ * device n does not say. It is slow to open, and counts how often it was. It is linked to the
  * emulated driver, whose entry points are found through it. */
 #include <cuda.h>
 #include <cudaTypedefs.h>
 #include <dlfcn.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
+
+int odd_openings(void);
+
+static atomic_int openings;
+
+__attribute__((visibility("default"))) int
+odd_openings(void)
+{
+    return atomic_load(&openings);
+}
 
 static unsigned long
 number(const char *name)
@@ -47,7 +59,11 @@ cuGetProcAddress_v2(const char *symbol, void **pointer, int version, cuuint64_t 
     /* Object and function pointers need not be convertible in ISO C, so the bytes are copied. */
     memcpy(&get, &next, sizeof get);
     code = get(symbol, pointer, version, flags, found);
-    if (strcmp(symbol, "cuDeviceGetCount") == 0) {
+    if (strcmp(symbol, "cuInit") == 0) {
+        const struct timespec nap = {.tv_nsec = 50000000};
+        atomic_fetch_add(&openings, 1);
+        (void)nanosleep(&nap, NULL);
+    } else if (strcmp(symbol, "cuDeviceGetCount") == 0) {
         memcpy(pointer, &count, sizeof count);
     } else if (strcmp(symbol, "cuDeviceGetAttribute") == 0) {
         memcpy(pointer, &attribute, sizeof attribute);

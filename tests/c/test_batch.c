@@ -559,6 +559,28 @@ a_driver_is_chosen_only_once(void)
     CHECK(!mm_driver_forked());
 }
 
+/* More than fit into the struct, so the arrays are on the heap, where ASan sees every step outside. */
+static void
+many_ranges_are_discarded_by_one_call(void)
+{
+    enum { COUNT = 50 };
+    const size_t page = mm_page_size();
+    mm_status st;
+    mm_memory *m = mm_memory_allocate(world.cu, 2 * COUNT * page, &st);
+    mm_batch b;
+
+    CHECK(m != NULL);
+    CHECK_OK(mm_batch_init(&b, COUNT, &st), &st);
+    for (size_t i = 0; i < COUNT; i++) {
+        b.moves[i] = (mm_move){{m->start + 2 * i * page, page, m->start}, mm_host()};
+    }
+    world.log_clear();
+    CHECK_OK(mm_batch_discard(world.cu, &b, NULL, MM_DISPATCH_AUTO, &st), &st);
+    CHECK_EQUAL(world_calls("cuMemDiscardBatchAsync"), 1);
+    mm_batch_free(&b);
+    mm_memory_release(m);
+}
+
 int
 main(int argc, char **argv)
 {
@@ -585,6 +607,7 @@ main(int argc, char **argv)
         CHECK_TEST(the_bad_range_of_a_batch_is_found),
         CHECK_TEST(long_details_are_cut_off),
         CHECK_TEST(a_driver_is_chosen_only_once),
+        CHECK_TEST(many_ranges_are_discarded_by_one_call),
     };
 
     if (argc != 2) {

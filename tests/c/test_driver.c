@@ -3,6 +3,7 @@
  *
  * Usage: test_driver PATH_OF_THE_EMULATED_DRIVER, with libforking.so and libodd.so beside it. Opens the driver in
  * children only, so that each test begins with none. */
+#include <dlfcn.h>
 #include <limits.h>
 #include <signal.h>
 #include <stdatomic.h>
@@ -147,13 +148,20 @@ fork_while_another_thread_opens(void)
 }
 
 static void
+path_beside(const char *name, char path[PATH_MAX])
+{
+    const char *slash = strrchr(driver_path, '/');
+
+    (void)snprintf(path, PATH_MAX, "%.*s%s", (int)(slash - driver_path + 1), driver_path, name);
+}
+
+static void
 select_beside(const char *name)
 {
     char path[PATH_MAX];
-    const char *slash = strrchr(driver_path, '/');
     mm_status st;
 
-    (void)snprintf(path, sizeof path, "%.*s%s", (int)(slash - driver_path + 1), driver_path, name);
+    path_beside(name, path);
     CHECK_OK(mm_driver_select(path, &st), &st);
 }
 
@@ -269,6 +277,43 @@ every_device_must_say_what_it_has(void)
     CHECK_EQUAL(in_child(be_told_of_the_silence), 0);
 }
 
+static void *
+open_what_is_selected(void *unused)
+{
+    mm_status st;
+
+    (void)unused;
+    CHECK(mm_driver_open(&st) != NULL);
+    return NULL;
+}
+
+/* The threads ask for the driver while the first one opens it. */
+static int
+open_in_many_threads(void)
+{
+    char path[PATH_MAX];
+    int (*count)(void);
+    void *library, *symbol;
+
+    CHECK_EQUAL(setenv("ODD_DEVICES", "2", 1), 0);
+    CHECK_EQUAL(setenv("ODD_CONCURRENT", "3", 1), 0);
+    path_beside("libodd.so", path);
+    select_beside("libodd.so");
+    check_threads(CHECK_MAX_THREADS, open_what_is_selected, NULL);
+    library = dlopen(path, RTLD_NOW | RTLD_NOLOAD);
+    CHECK(library != NULL);
+    symbol = dlsym(library, "odd_openings");
+    CHECK(symbol != NULL);
+    memcpy(&count, &symbol, sizeof count);
+    return count();
+}
+
+static void
+many_threads_open_it_once(void)
+{
+    CHECK_EQUAL(in_child(open_in_many_threads), 1);
+}
+
 /* --- afterwards ------------------------------------------------------------------------- */
 
 static int
@@ -328,6 +373,7 @@ main(int argc, char **argv)
         CHECK_TEST(no_device_and_too_many_are_refused),
         CHECK_TEST(every_device_must_have_concurrent_access),
         CHECK_TEST(every_device_must_say_what_it_has),
+        CHECK_TEST(many_threads_open_it_once),
         CHECK_TEST(children_of_an_open_driver_are_refused),
         CHECK_TEST(failed_opening_can_be_tried_again),
     };

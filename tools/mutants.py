@@ -1,0 +1,437 @@
+"""Changes the C one small step at a time and looks whether a test notices.
+
+    python tools/mutants.py                     every mutant against the test that kills it
+    python tools/mutants.py NAME ...            only these
+    python tools/mutants.py --survey tests/test_x.py ... [--only NAME ...]
+                                                mutants against files of tests, to find killers
+
+tests/mutants.toml has the changes. Each is made in a copy of the tree: its one file is compiled and
+linked with the objects of the others, and the test runs in a process of its own. A test that
+crashes or hangs kills too. Prints killed/all of each kind; fails below 90 % overall, or where one
+of KEPT survives.
+"""
+
+import argparse
+import collections
+import contextlib
+import dataclasses
+import json
+import multiprocessing
+import os
+import re
+import select
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import tomllib
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+LIST = ROOT / "tests" / "mutants.toml"
+GATE = 0.9
+KEPT = ("rollback", "lock", "gil", "refcount")
+WORKERS = 2
+SECONDS = 60  # after which a test counts as hanging; a mutant's test takes about one
+FIELDS = {"name", "kind", "file", "before", "after", "killer"}
+C_FLAGS = "-O0 -g0 -w -U_FORTIFY_SOURCE"
+
+
+class BadList(Exception):
+    """An entry that does not fit the sources."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Mutant:
+    name: str
+    kind: str
+    file: str
+    before: str
+    after: str
+    killer: str = ""
+    equivalent: str = ""  # the reason why no test can tell
+
+
+def read_list(path=LIST, root=ROOT):
+    """The entries, each checked against the sources."""
+    with open(path, "rb") as file:
+        entries = tomllib.load(file)["mutant"]
+    mutants = [Mutant(**entry) for entry in entries]
+    names = collections.Counter(mutant.name for mutant in mutants)
+    for mutant in mutants:
+        if names[mutant.name] > 1:
+            raise BadList(f"{mutant.name}: {names[mutant.name]} entries have this name")
+        if bool(mutant.killer) == bool(mutant.equivalent):
+            raise BadList(f"{mutant.name}: either `killer` or `equivalent` is needed")
+        mutated(mutant, (root / mutant.file).read_text())
+    return mutants
+
+
+def mutated(mutant, text):
+    """The file with the change; the old text must stand in it once."""
+    count = text.count(mutant.before)
+    if count != 1 or mutant.before == mutant.after:
+        raise BadList(f"{mutant.name}: `before` occurs {count} times in {mutant.file}")
+    return text.replace(mutant.before, mutant.after)
+
+
+# The build. Nothing is optimized, which halves its time; assertions count as tests.
+
+
+class Build:
+    """The commands and the objects of the unchanged sources, in a folder."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        self.tree = folder / "tree"
+        copy_tree(self.tree)
+        commands = self.build_extension()
+        self.compile = {
+            argument: command
+            for command in commands
+            for argument in command
+            if argument.endswith(".c") and "-c" in command
+        }
+        self.link = next(
+            command
+            for command in commands
+            if "-shared" in command and any("/driver/driver.o" in word for word in command)
+        )
+        target = self.link.index("-o") + 1  # setuptools links elsewhere and copies
+        self.link[target] = f"python/managedmem/{Path(self.link[target]).name}"
+
+    def build_extension(self):
+        """Builds in place; setuptools prints each command that it runs."""
+        environment = dict(os.environ, MANAGEDMEM_DEBUG="1", CFLAGS=C_FLAGS)
+        environment.pop("MANAGEDMEM_WERROR", None)
+        done = subprocess.run(
+            [sys.executable, "setup.py", "-v", "build_ext", "--inplace", f"-j{WORKERS}"],
+            cwd=self.tree,
+            env=environment,
+            capture_output=True,
+            text=True,
+        )
+        if done.returncode:
+            raise SystemExit(f"the unchanged sources do not build:\n{done.stdout}{done.stderr}")
+        lines = (done.stdout + done.stderr).splitlines()
+        found = [shlex.split(line) for line in lines if re.search(r" -(c|shared) .* -o ", line)]
+        return [command[command.index(found[0][0]) :] for command in found]
+
+    def compiler(self):
+        """The compiler and its options, without files."""
+        command = self.compile["src/_managedmem/memory/guard.c"]
+        return [w for w in command if not w.endswith((".c", ".o")) and w not in ("-c", "-o")]
+
+    def needs_c_test(self, killer):
+        """Compiles a C test and what it shares, unless that was done."""
+        compiler = self.compiler()
+        if " under " in killer:
+            return
+        for source in (killer, "tests/c/world.c"):
+            target = self.tree / f"{source}.o"
+            if not target.exists():
+                include = ["-Isrc/_managedmem", "-Itests/c", "-c", source, "-o", str(target)]
+                subprocess.run([*compiler, *include], cwd=self.tree, check=True)
+        emulator = "python/managedmem/libmanagedmem_emulator.so"
+        for kind in ("forking", "odd"):  # the drivers that tests/c/run.sh puts beside it
+            made = [f"tests/c/{kind}_driver.c", "-o", f"python/managedmem/lib{kind}.so"]
+            linked = ["-shared", "-Wl,--no-as-needed", emulator, "-Wl,-rpath,$ORIGIN", "-ldl"]
+            subprocess.run([*compiler, *made, *linked], cwd=self.tree, check=True)
+
+
+def copy_tree(folder):
+    """The parts that the extension and its tests are made of."""
+    skipped = shutil.ignore_patterns("__pycache__", "*.so", "*.egg-info", "build")
+    for name in ("src", "python", "tests", "tools", "benchmarks", "examples", "docs"):
+        if (ROOT / name).is_dir():
+            shutil.copytree(ROOT / name, folder / name, ignore=skipped)
+    for name in ("setup.py", "pyproject.toml", "README.md", "LICENSE", "MANIFEST.in"):
+        shutil.copy(ROOT / name, folder)
+
+
+class Place:
+    """One worker's copy of the built tree."""
+
+    def __init__(self, build, number):
+        self.build = build
+        self.tree = build.folder / f"tree-{number}"
+        if not self.tree.exists():
+            shutil.copytree(build.tree, self.tree, symlinks=True)
+
+    def objects(self, mutant):
+        """The objects of the link command, one of them compiled from the changed file."""
+        command = self.build.compile[mutant.file]
+        target = command[command.index("-o") + 1]
+        source = self.tree / mutant.file
+        source.write_text(mutated(mutant, source.read_text()))
+        done = subprocess.run(command, cwd=self.tree, capture_output=True, text=True)
+        if done.returncode:
+            raise BadList(f"{mutant.name}: does not compile\n{done.stderr}")
+        return self.tree / target
+
+    def give_back(self, mutant):
+        command = self.build.compile[mutant.file]
+        for changed in (mutant.file, command[command.index("-o") + 1]):
+            shutil.copyfile(self.build.tree / changed, self.tree / changed)
+
+    def link_module(self):
+        subprocess.run(self.build.link, cwd=self.tree, check=True)
+
+    def link_c_test(self, killer):
+        """The command that runs a C test; one "under thread" is built with that sanitizer."""
+        killer, _, sanitizer = killer.partition(" under ")
+        if sanitizer:
+            return self.sanitized_c_test(killer, sanitizer)
+        rooms = [w for w in self.build.link if w.endswith(".o") and "/python/" not in w]
+        parts = [f"{killer}.o", "tests/c/world.c.o", *rooms]
+        target = self.tree / "c-test"
+        command = [self.build.link[0], *parts, "-o", str(target), "-lpthread", "-ldl"]
+        subprocess.run(command, cwd=self.tree, check=True)
+        return [str(target), str(self.tree / "python/managedmem/libmanagedmem_emulator.so")]
+
+    def sanitized_c_test(self, killer, sanitizer):
+        rooms = sorted(str(p) for p in (self.tree / "src/_managedmem").glob("[dm]*/*.c"))
+        emulator = sorted(str(p) for p in (self.tree / "src/emulator").glob("*.c"))
+        compiler = [*self.build.compiler(), f"-fsanitize={sanitizer}", "-O1", "-g"]
+        driver, target = self.tree / f"lib{sanitizer}.so", self.tree / "c-test"
+        libraries = ["-lpthread", "-ldl"]
+        if not driver.exists():
+            command = [*compiler, "-shared", *emulator, "-o", str(driver), *libraries]
+            subprocess.run(command, cwd=self.tree, check=True)
+        command = [*compiler, killer, "tests/c/world.c", *rooms, "-o", str(target), *libraries]
+        subprocess.run([*command, "-Isrc/_managedmem", "-Itests/c"], cwd=self.tree, check=True)
+        return [str(target), str(driver)]
+
+
+# Running tests. pytest is imported once; each run is a fork, which imports the changed module.
+
+
+def test_environment(tree):
+    kept = {key: value for key, value in os.environ.items() if not key.startswith("MANAGEDMEM_")}
+    kept["PYTHONPATH"] = str(tree / "python")
+    kept["PYTHONDONTWRITEBYTECODE"] = "1"
+    return kept
+
+
+def in_child(tree, log, action):
+    """Runs the action in a fork, its output in the log; the exit status, or None for a hang."""
+    child = os.fork()
+    if child == 0:
+        status = 99
+        with contextlib.suppress(BaseException):
+            os.setsid()
+            os.chdir(tree)
+            output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+            os.dup2(output, 1)
+            os.dup2(output, 2)
+            status = action()
+        os._exit(int(status))
+    return wait_for(child)
+
+
+def wait_for(child):
+    """Also ends what the child has started and left behind."""
+    handle = os.pidfd_open(child)
+    ready, _, _ = select.select([handle], [], [], SECONDS)
+    os.close(handle)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(child, signal.SIGKILL)
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    return status if ready else None
+
+
+def run_pytest(tree, log, tests):
+    def action():
+        import pytest
+
+        environment = test_environment(tree)
+        os.environ.clear()
+        os.environ.update(environment)
+        sys.path.insert(0, str(tree / "python"))
+        options = ["-q", "-x", "-p", "no:cacheprovider", "--timeout=0", "-o", "addopts="]
+        return pytest.main([*options, *tests])
+
+    return in_child(tree, log, action)
+
+
+def is_program(killer):
+    return killer.startswith("tests/c/")
+
+
+def run_c_test(tree, log, command):
+    def action():
+        os.execve(
+            command[0], command, {**test_environment(tree), "MANAGEDMEM_EMULATOR": "devices=2"}
+        )
+
+    return in_child(tree, log, action)
+
+
+def run_killer(place, killer, log):
+    """The exit status of a test file, of one test, or of a program of tests/c; None for a hang."""
+    if is_program(killer):
+        return run_c_test(place.tree, log, place.link_c_test(killer))
+    return run_pytest(place.tree, log, [killer])
+
+
+def try_mutant(place, mutant, killers):
+    """(the killer, its end) of the first that notices; (None, "") if none does."""
+    log = place.tree / "test.log"
+    try:
+        place.objects(mutant)
+        if not all(map(is_program, killers)):
+            place.link_module()
+        for killer in killers:
+            status = run_killer(place, killer, log)
+            if status is None:
+                return killer, "hang"
+            if status < 0:
+                return killer, signal.Signals(-status).name
+            if status:
+                text = log.read_text(errors="replace")
+                failed = re.search(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", text, re.MULTILINE)
+                return killer, failed.group(1) if failed else f"status {status}"
+        return None, ""
+    finally:
+        place.give_back(mutant)
+
+
+worker = {}
+
+
+def start_worker(build, numbers):
+    worker["place"] = Place(build, numbers.get())
+
+
+def work(job):
+    mutant, killers = job
+    start = time.monotonic()
+    try:
+        result = try_mutant(worker["place"], mutant, killers)
+    except (BadList, subprocess.CalledProcessError) as error:
+        return mutant, "error", str(error), 0
+    return mutant, *result, time.monotonic() - start
+
+
+def work_through(build, jobs):
+    """Yields the results as they come."""
+    import pytest  # noqa: F401  the children find it imported
+
+    fork = multiprocessing.get_context("fork")
+    numbers = fork.SimpleQueue()
+    for number in range(WORKERS):
+        numbers.put(number)
+    with fork.Pool(WORKERS, start_worker, (build, numbers)) as pool:
+        yield from pool.imap_unordered(work, jobs)
+
+
+# What is asked.
+
+
+def show_that_killers_pass(build, killers):
+    """Each of them on the unchanged sources; one that fails or is skipped there kills nothing."""
+    place = Place(build, 0)
+    log = build.folder / "unchanged.log"
+    programs = [killer for killer in killers if is_program(killer)]
+    tests = [killer for killer in killers if not is_program(killer)]
+    for program in programs:
+        if run_killer(place, program, log) != 0:
+            raise SystemExit(f"{program} fails on the unchanged sources:\n{log.read_text()}")
+    status = run_pytest(place.tree, log, tests) if tests else 0
+    text = log.read_text() if tests else ""
+    if status != 0 or "skipped" in text:
+        raise SystemExit(f"a killer fails or is skipped on the unchanged sources:\n{text[-4000:]}")
+    print(f"{len(tests)} tests and {len(programs)} C programs pass on the unchanged sources")
+
+
+def harmless_change(mutants):
+    """A comment, with the killer of the first mutant: nothing may notice."""
+    first = next(mutant for mutant in mutants if not is_program(mutant.killer))
+    return dataclasses.replace(
+        first, name="a comment", kind="none", after=first.before + "/* changed */\n"
+    )
+
+
+def judge(killed, kept=KEPT, gate=GATE):
+    """killed: (kind, whether) of every mutant. The table, and what misses its share."""
+    counts = collections.defaultdict(lambda: [0, 0])
+    for kind, died in killed:
+        counts[kind][0] += died
+        counts[kind][1] += 1
+    total = [sum(column) for column in zip(*counts.values(), strict=True)]
+    lines = [f"{kind:10} {died:3} of {of:3}" for kind, (died, of) in sorted(counts.items())]
+    lines.append(f"{'all':10} {total[0]:3} of {total[1]:3}")
+    missed = [kind for kind in kept if counts[kind][0] < counts[kind][1] or not counts[kind][1]]
+    if total[0] < gate * total[1]:
+        missed.append("all")
+    return lines, missed
+
+
+def run_list(build, mutants, kept):
+    killers = sorted({mutant.killer for mutant in mutants})
+    show_that_killers_pass(build, killers)
+    harmless = harmless_change(mutants)
+    killed, ends, ok = [], collections.Counter(), True
+    jobs = [(mutant, [mutant.killer]) for mutant in [harmless, *mutants]]
+    for mutant, killer, end, _ in work_through(build, jobs):
+        if killer == "error":
+            print(f"ERROR {end}")
+            ok = False
+        elif mutant is jobs[0][0] or mutant.kind == "none":
+            if killer is not None:
+                print(f"ERROR: a comment was noticed: {end}")
+                ok = False
+        else:
+            killed.append((mutant.kind, killer is not None))
+            ends["hang" if end == "hang" else "signal" if end.startswith("SIG") else "failure"] += 1
+            if killer is None:
+                ends["failure"] -= 1
+                print(f"survived: {mutant.name} ({mutant.file}, {mutant.killer})")
+            elif end == "hang":
+                print(f"hangs, which counts as killed: {mutant.name}")
+    lines, missed = judge(killed, kept)
+    print("\n".join(lines))
+    print(f"by failing {ends['failure']}, by a signal {ends['signal']}, by hanging {ends['hang']}")
+    if missed:
+        print(f"too few: {', '.join(missed)}")
+    return ok and not missed
+
+
+def survey(build, mutants, files):
+    for mutant, killer, end, seconds in work_through(build, [(m, files) for m in mutants]):
+        print(json.dumps([mutant.name, killer, end, round(seconds, 2)]), flush=True)
+
+
+def parse(arguments):
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("names", nargs="*", help="mutants; with --survey, files of tests")
+    parser.add_argument("--survey", action="store_true", help="try against files of tests")
+    parser.add_argument("--only", nargs="+", default=[], help="mutants to survey")
+    parser.add_argument("--list", type=Path, default=LIST, help="another list of mutants")
+    return parser.parse_args(arguments)
+
+
+def main(arguments=None):
+    asked = parse(arguments)
+    mutants = [mutant for mutant in read_list(asked.list) if mutant.killer]
+    names = asked.only if asked.survey else asked.names
+    unknown = set(names) - {mutant.name for mutant in mutants}
+    if unknown:
+        raise SystemExit(f"not in the list: {', '.join(sorted(unknown))}")
+    mutants = [mutant for mutant in mutants if not names or mutant.name in names]
+    with tempfile.TemporaryDirectory() as folder:
+        build = Build(Path(folder))
+        for killer in {*asked.names, *(mutant.killer for mutant in mutants)}:
+            if is_program(killer):
+                build.needs_c_test(killer)
+        if asked.survey:
+            survey(build, mutants, asked.names)
+            return 0
+        return 0 if run_list(build, mutants, () if names else KEPT) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
