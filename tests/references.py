@@ -74,14 +74,18 @@ def shared_objects():
     return [*singletons, *classes, *locations, *vars(managedmem._managedmem).values()]
 
 
-SHARED = shared_objects()
+# From 3.12 on some objects are immortal. CPython does not count their references, but code that was
+# built with headers of 3.11 does.
+IMMORTAL = 1 << 28
+SHARED = [thing for thing in shared_objects() if sys.getrefcount(thing) < IMMORTAL]
 
 
 class Counts:
     """References, blocks of Python's allocators and bytes of the C heap, at two times."""
 
     def __init__(self, w, all_references, heap):
-        self.things = [*SHARED, *vars(w).values()]
+        of_the_world = [thing for thing in vars(w).values() if sys.getrefcount(thing) < IMMORTAL]
+        self.things = [*SHARED, *of_the_world]
         self.readers = {"blocks": sys.getallocatedblocks}
         if all_references and hasattr(sys, "gettotalrefcount"):
             self.readers["references"] = sys.gettotalrefcount
