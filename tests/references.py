@@ -14,6 +14,7 @@ import sys
 
 import managedmem
 import operations
+from helpers import raw_driver
 from managedmem import Device, Host, emulator
 from operations import LAUNCH_FAILED, OUT_OF_MEMORY, PAGE, Operation
 
@@ -21,7 +22,7 @@ WARM_UP = 3
 ROUNDS = 4
 # What leaks grows in each attempt. Caches of CPython (strings, free lists) grow in some only.
 ATTEMPTS = 10
-MOST_CALLS = 200
+MOST_CALLS = 500
 # NumPy comes built for a Python without Py_DEBUG, and so without counting all references.
 USE_NUMPY = {
     *("numpy", "numpy of a wrapper", "numpy copy", "numpy of plain memory", "wait for an array"),
@@ -140,8 +141,16 @@ def once(operation, w):
     drop_results(w)
 
 
+def pop_contexts(depth):
+    """A push that acts and then fails leaves its context on the stack, which has an end."""
+    context = ctypes.c_void_p()
+    while emulator.live().context_depth > depth:
+        assert raw_driver().cuCtxPopCurrent_v2(ctypes.byref(context)) == 0
+
+
 def with_faults(operation, w, code, after):
     """Run it with the first driver call failing, with the second and so on."""
+    depth = emulator.live().context_depth
     for nth in range(1, MOST_CALLS):
         operation.prepare(w)
         emulator.fail("*", nth=nth, code=code, after=after)
@@ -149,6 +158,7 @@ def with_faults(operation, w, code, after):
             operation.run(w)
         fired = emulator.failure_fired()
         emulator.clear_failures()
+        pop_contexts(depth)
         drop_results(w)
         if not fired:
             return
