@@ -32,6 +32,8 @@ from operations import (
 
 SECOND = 700  # the code of the second fault
 MOST = 400
+# How many calls after the first the second fault comes. What follows a dozen repeats itself.
+DISTANCES = [*range(1, 13), *range(13, MOST, 9)]
 # A driver that reports a failure of one of these has made nothing, whatever it did before.
 MAKES = {
     "cuCtxPushCurrent",
@@ -268,7 +270,7 @@ def two_faults(operation, name, after=False, is_mixed=False):
     """Each call fails, and one of those that follow: a call that puts back what was done."""
     attempts = 0
     for n in range(1, MOST):
-        for k in range(1, MOST):
+        for k in DISTANCES:
             tell(name, (n, k))
             w = fresh(operation)
             outcome = attempt(

@@ -16,7 +16,7 @@ from managedmem import Device
 pytestmark = pytest.mark.emulator_only
 
 LONG = {"two", "two, the first after", "mixed, two"}
-FEWEST = {"mixed, before": 300, "mixed, after": 300, "mixed, two": 5000}  # attempts, else 1000
+FEWEST = {"mixed, before": 300, "mixed, after": 300, "mixed, two": 3000}  # attempts, else 1000
 ALL = os.environ.get("MANAGEDMEM_SWEEPS") == "all"
 # What a broken device does not free is lost to it, so there must be enough.
 EMULATOR = f"devices={Device.count()},capacity_mib=1000000"
@@ -36,7 +36,7 @@ def findings(code):
 def in_parts(kind):
     """So many operations in a process that it ends in a few seconds."""
     names = fault_sweeps.SWEEPS[kind][1]
-    size = 8 if kind in LONG else 25 if kind == "lasting" else 250
+    size = 4 if kind in LONG else 25 if kind == "lasting" else 250
     return [names[at : at + size] for at in range(0, len(names), size)]
 
 
