@@ -28,7 +28,7 @@ static struct {
 } faults[FAULT_LIMIT];
 static size_t fault_count;
 static int fault_fired;
-static CUresult lasting_fault; /* what every call that needs a working context gives now */
+static CUresult lasting_fault; /* the result of all calls that need a working context, if not 0 */
 
 struct emu_counters emu_counted;
 
@@ -172,7 +172,7 @@ needs_working_context(const struct emu_call *call)
            && strncmp(call->function, "cuDevice", strlen("cuDevice")) != 0;
 }
 
-/* What the call gives in place of its result, CUDA_SUCCESS: nothing is in its way. */
+/* The failure that the call has before it acts, or CUDA_SUCCESS. */
 static CUresult
 fault_before(struct emu_call *call)
 {
@@ -284,10 +284,10 @@ emu_log_verbose(int on)
 }
 
 void
-emu_log_probe(int (*asked)(void))
+emu_log_probe(int (*callback)(void))
 {
     emu_lock();
-    probe = asked;
+    probe = callback;
     emu_unlock();
 }
 

@@ -12,9 +12,9 @@ EMU_EXPORT size_t emu_log_count(void);
 EMU_EXPORT int emu_log_entry(size_t i, char *text, size_t size);
 /* Also logs the bookkeeping calls (current context, capture status and the like). */
 EMU_EXPORT void emu_log_verbose(int on);
-/* Asked in the thread of each call that is logged, as with PyGILState_Check; where the answer is not 0,
- * " probed" follows the line. NULL: nothing is asked. */
-EMU_EXPORT void emu_log_probe(int (*asked)(void));
+/* Calls back in the thread of each logged call, for example PyGILState_Check(). A result other than 0
+ * adds " probed" to the line. NULL ends that. */
+EMU_EXPORT void emu_log_probe(int (*callback)(void));
 
 enum {
     EMU_FAIL_AFTER = 1, /* the call takes effect before it fails */

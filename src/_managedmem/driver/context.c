@@ -74,8 +74,8 @@ mm_scope_enter_context(mm_scope *s, mm_driver *cu, CUcontext context, mm_status 
     return relax(s, st);
 }
 
-/* These two try a second time, so that a passing fault leaves no foreign state behind; but not where the
- * call acted and then failed. That shows in what it wrote. */
+/* These two repeat a call that failed, so that a passing fault leaves no foreign state behind. A call
+ * that acted and then failed is not repeated; its output shows that it acted. */
 
 void
 mm_pop_context(mm_driver *cu)

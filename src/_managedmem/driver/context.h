@@ -32,7 +32,7 @@ MM_NODISCARD int mm_scope_enter_context(mm_scope *s, mm_driver *cu, CUcontext co
 /* Undoes what entering did. Never fails: there is nobody to tell. */
 void mm_scope_leave(mm_scope *s);
 
-/* Put the thread's own state back, for those that change it without a scope. */
+/* Restore the thread's own state, for callers that changed it without a scope. */
 void mm_pop_context(mm_driver *cu);
 void mm_restore_capture_mode(mm_driver *cu, CUstreamCaptureMode mode);
 

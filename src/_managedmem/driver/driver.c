@@ -40,12 +40,12 @@ static const entry_point entry_points[] = {
     MM_REQUIRED_FUNCTIONS(MM_ROW_REQUIRED) MM_OPTIONAL_FUNCTIONS(MM_ROW_OPTIONAL)};
 
 static void
-note_tried(const char *what, const char *met)
+note_tried(const char *what, const char *reason)
 {
     size_t used = strlen(tried);
 
     (void)snprintf(tried + used, sizeof tried - used, "%s%.400s: %.400s", used ? "\n" : "", what,
-                   met);
+                   reason);
 }
 
 /* The emulated driver lies beside this library; dladdr says where that is. */
@@ -97,9 +97,9 @@ store_pointer(void *where, void *pointer)
 }
 
 static int
-no_driver(mm_status *st, const char *path, const char *met)
+no_driver(mm_status *st, const char *path, const char *reason)
 {
-    note_tried(path, met);
+    note_tried(path, reason);
     return mm_fail(st, MM_NO_DRIVER,
                    "no usable CUDA driver. Tried:\n%s\nOn a machine without a GPU, "
                    "managedmem.emulator.enable() or MANAGEDMEM_DRIVER=emulator gives an emulated "
@@ -110,18 +110,18 @@ no_driver(mm_status *st, const char *path, const char *met)
 static int
 too_old(mm_status *st, const char *path, int version)
 {
-    char met[96];
+    char reason[96];
 
-    (void)snprintf(met, sizeof met, "CUDA %d.%d, older than the needed 12.2", version / 1000,
+    (void)snprintf(reason, sizeof reason, "CUDA %d.%d, older than the needed 12.2", version / 1000,
                    version % 1000 / 10);
-    note_tried(path, met);
+    note_tried(path, reason);
     return mm_fail(st, MM_DRIVER_TOO_OLD,
                    "the CUDA driver is too old: %s supports CUDA %d.%d, managedmem needs 12.2 or "
                    "newer. Update the NVIDIA driver (535 or newer).",
                    path, version / 1000, version % 1000 / 10);
 }
 
-/* The batch calls came together: a driver that lacks one of them is used like those before. */
+/* CUDA 13.0 added the batch calls together: a driver that lacks one is used like an older one. */
 static void
 drop_partial_batches(mm_driver *t)
 {
@@ -149,9 +149,9 @@ resolve(mm_driver *t, PFN_cuGetProcAddress_v12000 get, const char *path, mm_stat
             pointer = NULL;
         }
         if (pointer == NULL && e->required) {
-            char met[96];
-            (void)snprintf(met, sizeof met, "has no %s of version %d", e->name, e->version);
-            return no_driver(st, path, met);
+            char reason[96];
+            (void)snprintf(reason, sizeof reason, "has no %s of version %d", e->name, e->version);
+            return no_driver(st, path, reason);
         }
         store_pointer((char *)t + e->offset, pointer);
     }
@@ -163,18 +163,18 @@ static int
 refused(mm_driver *t, const char *path, const char *function, CUresult code, mm_status *st)
 {
     const char *name = NULL;
-    char met[160];
+    char reason[160];
 
     (void)t->GetErrorName(code, &name);
-    (void)snprintf(met, sizeof met, "opened, but %s said %s (%d)", function, name ? name : "?",
-                   (int)code);
-    return no_driver(st, path, met);
+    (void)snprintf(reason, sizeof reason, "opened, but %s said %s (%d)", function,
+                   name ? name : "?", (int)code);
+    return no_driver(st, path, reason);
 }
 
 static int
 count_devices(mm_driver *t, const char *path, mm_status *st)
 {
-    char met[160];
+    char reason[160];
     CUresult code = t->Init(0);
 
     if (code != CUDA_SUCCESS) {
@@ -185,9 +185,9 @@ count_devices(mm_driver *t, const char *path, mm_status *st)
         return refused(t, path, "cuDeviceGetCount", code, st);
     }
     if (t->device_count < 1 || t->device_count > MM_MAX_DEVICES) {
-        (void)snprintf(met, sizeof met, "opened, but has %d devices; 1 to %d can be used",
+        (void)snprintf(reason, sizeof reason, "opened, but has %d devices; 1 to %d can be used",
                        t->device_count, MM_MAX_DEVICES);
-        return no_driver(st, path, met);
+        return no_driver(st, path, reason);
     }
     t->concurrent_access = true;
     for (int i = 0; i < t->device_count; i++) {
@@ -262,7 +262,7 @@ open_library(mm_driver *t, mm_status *st)
     PFN_cuGetProcAddress_v12000 get;
     int (*get_version)(int *), rc;
     void *library, *symbol;
-    char met[96];
+    char reason[96];
 
     if (library_path(name && *name ? name : "cuda", opened_path, sizeof opened_path, st) < 0) {
         return -1;
@@ -279,8 +279,8 @@ open_library(mm_driver *t, mm_status *st)
     store_pointer(&get_version, symbol);
     rc = get_version(&t->version);
     if (rc != 0) {
-        (void)snprintf(met, sizeof met, "opened, but cuDriverGetVersion failed with %d", rc);
-        return no_driver(st, opened_path, met);
+        (void)snprintf(reason, sizeof reason, "opened, but cuDriverGetVersion failed with %d", rc);
+        return no_driver(st, opened_path, reason);
     }
     if (t->version < MM_DRIVER_FLOOR) {
         return too_old(st, opened_path, t->version);

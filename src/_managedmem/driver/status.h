@@ -8,7 +8,7 @@
 #if defined(__GNUC__)
 #define MM_NODISCARD __attribute__((warn_unused_result))
 #define MM_PRINTF(f, a) __attribute__((format(printf, f, a)))
-/* Out of line: a function with a mm_status has a stack protector, because of the text in it. */
+/* Kept out of line: the text in its mm_status would give a stack protector to its callers. */
 #define MM_COLD __attribute__((cold, noinline))
 #else
 #define MM_NODISCARD
@@ -16,8 +16,8 @@
 #define MM_COLD
 #endif
 
-/* A stack protector for a function that others' numbers make fill an array. The compiler gives one to
- * arrays of characters only, because one in every function costs the shortest calls 8 %. */
+/* A stack protector for a function that fills an array by counts from outside. The compiler adds one
+ * for arrays of characters only, because one in every function costs the shortest calls 8 %. */
 #define MM_GUARD_ARRAYS
 #if defined(__has_attribute)
 #if __has_attribute(stack_protect)

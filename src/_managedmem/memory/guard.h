@@ -25,7 +25,7 @@ typedef struct {
 #ifndef NDEBUG
 void mm_guard_note_entered(const mm_guard *g);
 void mm_guard_note_left(const mm_guard *g);
-unsigned mm_guards_entered(void); /* how many there are */
+unsigned mm_guards_entered(void); /* the number of guards that the calling thread has entered */
 #else
 #define mm_guard_note_entered(g) ((void)(g))
 #define mm_guard_note_left(g) ((void)(g))

@@ -12,7 +12,7 @@
 #include "pool.h"
 #include "range.h"
 
-/* Whether the host can access wrapped memory: what its wrapper was told. */
+/* Whether the host can access wrapped memory: is_host_accessible of from_handle(). */
 typedef enum { MM_HOST_UNSTATED, MM_HOST_STATED, MM_HOST_DENIED } mm_host_word;
 
 typedef struct {

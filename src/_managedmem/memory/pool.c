@@ -144,10 +144,10 @@ mm_pool_free_address(mm_driver *cu, mm_pool *pool, CUdeviceptr start, CUstream s
     return mm_freed(code) ? 0 : mm_fail_call(st, "cuMemFreeAsync", (int)code);
 }
 
-/* After a failed free: true if the driver still has the block, because it refused, or because the free
- * could not be called in the context of its stream. */
+/* After a failed free: true if the block is still allocated, because the driver refused, or because the
+ * context of its stream could not be made current for the call. */
 static bool
-was_not_freed(const mm_status *st)
+is_still_allocated(const mm_status *st)
 {
     return mm_can_free_late(st)
            || (st->kind == MM_DRIVER_CALL && strcmp(st->function, "cuMemFreeAsync") != 0);
@@ -207,7 +207,7 @@ free_with(mm_driver *cu, mm_pool_block *block, const mm_chance *chance)
     }
     return is_capturing(cu, stream, block->device, &capturing, &st) == 0 && !capturing
            && (mm_pool_free_address(cu, block->pool, block->start, stream, block->device, &st) == 0
-               || !was_not_freed(&st));
+               || !is_still_allocated(&st));
 }
 
 static bool
@@ -317,7 +317,7 @@ mm_pool_free(mm_pool_block *block, const CUstream *other, mm_status *st)
         return 0;
     }
     rc = cu ? mm_pool_free_address(cu, pool, block->start, stream, device, st) : 0;
-    if (rc < 0 && was_not_freed(st)) {
+    if (rc < 0 && is_still_allocated(st)) {
         if (!mm_can_free_late(st)) {
             mm_pool_free_late(block);
         }

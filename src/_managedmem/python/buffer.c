@@ -65,7 +65,7 @@ read_range(mm_buffer *b, mm_driver *cu, mm_operation op, mm_range *range, mm_sta
     return 0;
 }
 
-/* For memory that is not known to be managed. The failure ends the use. */
+/* The slow path, for memory that is not known to be managed. A failure ends the use. */
 MM_COLD static int
 check_entered(mm_buffer *b, mm_operation op, mm_buffer_use *use)
 {

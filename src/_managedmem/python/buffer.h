@@ -105,7 +105,7 @@ int mm_buffer_look(mm_buffer *b, mm_driver *cu, mm_operation op, mm_range *range
 MM_NODISCARD int mm_buffer_look_up(const mm_buffer *b, mm_driver *cu, mm_pointer_facts *facts,
                                    mm_status *st);
 
-/* The same for one that this enters, with an exception; *cu is the driver. */
+/* The same for a buffer that is not entered yet: enters it meanwhile, opens *cu and raises. */
 int mm_buffer_facts(mm_buffer *b, mm_pointer_facts *facts, mm_driver **cu);
 
 /* Sets the RuntimeError of a closed buffer; returns -1. */
@@ -131,20 +131,20 @@ void mm_buffer_releasebuffer(PyObject *op, Py_buffer *view);
 
 /* In host_access.c. All may run Python code. */
 
-/* What from_handle() is told about the memory: is_host_accessible (or NULL), and whether the owner (or
- * NULL) shows it for reading only. */
+/* Reads the access of wrapped memory from the arguments of from_handle(): is_host_accessible and the
+ * owner, each of them or NULL. */
 int mm_read_access(mm_state *state, PyObject *stated, PyObject *owner, CUdeviceptr start,
                    size_t size, mm_access *out);
 
-/* 1 if the host can access memory about which the driver said this, 0 if not or if nobody says so, -1
- * with an exception. */
+/* 1 if the host can access the memory, given the driver's facts about it; 0 if it cannot, or if nobody
+ * says that it can; -1 with an exception. */
 int mm_host_access(mm_buffer *b, const mm_pointer_facts *facts);
 
 /* BufferError unless the host can access the memory. Without concurrent access it waits for the devices,
  * during whose work the host must not touch managed memory. The caller keeps the memory open. */
 int mm_prepare_host_access(mm_buffer *b, mm_driver *cu);
 
-/* ValueError for memory that a driver would copy on the host, but that nobody vouches for. */
+/* ValueError for memory that the driver would copy on the host, but that nobody vouches for. */
 int mm_check_copied(mm_buffer *b);
 
 /* ValueError, with the reason, for a buffer over memory that is read-only. */

@@ -753,10 +753,11 @@ const char mm_buffer_from_handle_doc[] =
     "\n"
     "Gives an instance of the class it is called on. The address is not checked here; an operation on\n"
     "memory that is not managed raises ValueError, and a host view of an unknown address BufferError. If\n"
-    "the owner's buffer is read-only, so is this one: writes and discards are a ValueError. mr.deallocate() always gets a stream object: a\n"
-    "resource of cuda.core gets a cuda.core.Stream, others the given object or a Stream. Raises\n"
-    "ValueError for mr together with owner, stream without mr, a bad address, or a size below 0;\n"
-    "TypeError for mr without deallocate(). Safe from every thread. Driver: none.";
+    "the owner's memory is read-only, so is the buffer: writes and discards raise ValueError.\n"
+    "mr.deallocate() always gets a stream object: a resource of cuda.core gets a cuda.core.Stream, others\n"
+    "the given object or a Stream. Raises ValueError for mr together with owner, stream without mr, a bad\n"
+    "address, or a size below 0; TypeError for mr without deallocate(). Safe from every thread. Driver:\n"
+    "none.";
 
 const char mm_set_deallocation_stream_doc[] =
     "set_deallocation_stream($self, stream, /)\n--\n\n"

@@ -439,7 +439,7 @@ read_pattern(PyObject *value, size_t size, unsigned char pattern[4], unsigned *w
     return 0;
 }
 
-/* For wrapped memory: writable, and no unknown address. */
+/* Wrapped memory must be writable, and known to the driver or vouched for. */
 static int
 check_filled(PyObject *op)
 {

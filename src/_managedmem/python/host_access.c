@@ -1,13 +1,13 @@
 /* host_access.c: whether the host may read and write the memory of a buffer.
  *
- * Memory that was allocated here, and memory that the driver knows, needs no word of the caller. For an
- * address that the driver does not know, somebody must vouch, because a wrong address ends the process:
- * the caller, the owner by holding that memory, or the resource. */
+ * Memory that was allocated here or that the driver knows is trusted. Somebody must vouch for any other
+ * address, because reading a wrong one ends the process: the caller, the owner by holding that memory, or
+ * the resource. */
 #include "targets.h"
 
-/* --- what from_handle() is told --------------------------------------------------------- */
+/* --- arguments of from_handle() --------------------------------------------------------- */
 
-/* Whether the owner shows this memory to others for reading only. */
+/* Whether the owner exports this memory read-only: 1, 0 or -1 with an exception. */
 static int
 owner_is_read_only(mm_state *state, PyObject *owner, CUdeviceptr start, size_t size)
 {
@@ -52,7 +52,7 @@ mm_read_access(mm_state *state, PyObject *stated, PyObject *owner, CUdeviceptr s
 
 /* --- who vouches ------------------------------------------------------------------------ */
 
-/* As cuda.core does: a resource says of its memory whether the host can access it. */
+/* The resource's is_host_accessible, which cuda.core defines. */
 static int
 resource_vouches(mm_buffer *b)
 {
@@ -70,7 +70,7 @@ resource_vouches(mm_buffer *b)
     return answer;
 }
 
-/* An object that is not a ManagedBuffer, whose __buffer__ may ask another such object. */
+/* Counts as recursion, because the __buffer__ of an object may ask another one for its memory. */
 static int
 object_vouches(mm_buffer *b, PyObject *owner)
 {
@@ -91,8 +91,8 @@ covers(const mm_buffer *b, const mm_buffer *part)
            && part->size <= b->size - (part->start - b->start);
 }
 
-/* Buffers can own buffers, many thousands deep: the first one that was told or is not owned by another
- * buffer decides. */
+/* Follows owners that are buffers, in a loop because they can be many thousands deep. The first buffer
+ * with a statement of the caller, or without such an owner, decides. */
 static int
 somebody_vouches(mm_buffer *b)
 {
@@ -158,7 +158,7 @@ refuse_host_access(const mm_buffer *b, const mm_pointer_facts *facts)
     return -1;
 }
 
-/* Behind the end of an allocation there may be no memory. */
+/* BufferError for a range that leaves its allocation: nothing may be mapped behind the end. */
 static int
 check_inside(const mm_buffer *b, const mm_pointer_facts *facts)
 {

@@ -58,7 +58,7 @@ module_exec(PyObject *module)
 
     for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
         if (parts[i](module, mm_module_state(module)) < 0) {
-            /* CPython's makers of types lose the exception in some places where memory ends. */
+            /* Some functions of CPython that make types fail without an exception when memory runs out. */
             if (PyErr_Occurred() == NULL) {
                 (void)PyErr_NoMemory();
             }

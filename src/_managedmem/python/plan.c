@@ -237,8 +237,8 @@ plan_explain(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kw
 
 /* --- looking at a plan ------------------------------------------------------------------ */
 
-/* `kept` is the tuple that the plan keeps for the entry. Its item comes first, because no item may be
-   asked for after a failure. */
+/* `kept` is the tuple that the plan keeps for the entry. Its item is read first, because the other
+ * fields may fail, and CPython must not be called with an exception set. */
 static PyObject *
 new_record(mm_state *state, const mm_plan_entry *entry, PyObject *kept)
 {

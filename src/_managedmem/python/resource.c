@@ -13,8 +13,8 @@ mm_is_resource(mm_state *state, PyObject *op)
     return Py_TYPE(op) == state->resource_type || Py_TYPE(op) == state->device_pool_type;
 }
 
-/* The object comes first, so that no pool is left to release where there is no memory for it. It counts
- * as pooled only once it has its pool, because other threads can find it through the collector. */
+/* Makes the object before the pool, so that a failed allocation leaves no pool to release. The object
+ * is pooled only once it has its pool, because other threads can find it through the collector. */
 PyObject *
 mm_resource_new(PyTypeObject *type, bool pooled, bool managed, CUmemLocation where)
 {
