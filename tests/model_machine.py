@@ -109,6 +109,11 @@ class Piece:
         return self.base if self.is_view else self
 
     @property
+    def wrapper(self):
+        """The buffer over another one's memory that this is, or is a view of."""
+        return self.root if self.owners else None
+
+    @property
     def whole(self):
         """The piece with the most of the memory that is still at hand."""
         return self.root or self
@@ -824,27 +829,30 @@ class Machine(RuleBasedStateMachine):
             for i in piece.memory.span(piece.start + start, size)
         ):
             return  # the whole memory is not at hand to look
-        saved = {
-            (piece.memory, i): next(iter(piece.memory.pages[i]))
-            for piece, start, size in targets
-            for i in piece.memory.span(piece.start + start, size)
-        }
+        saved, holders = {}, {}
+        for piece, start, size in targets:
+            for i in piece.memory.span(piece.start + start, size):
+                saved[piece.memory, i] = next(iter(piece.memory.pages[i]))
+                holders.setdefault((piece.memory, i), []).append(piece.wrapper)
         views = [piece.buffer.range(start, size) for piece, start, size in targets]
         block = policy.applied(views)
         block.__enter__()
         self.tell_policy(targets, policy)
-        self.applied.append((block, saved))
+        self.applied.append((block, saved, holders))
 
     @precondition(lambda self: self.applied)
     @rule(pick=picks)
     def restore_policy(self, pick):
-        """Every page has what it had; after a failure at the second attempt."""
+        """Every page has what it had, but for those of wrappers that were closed in the block;
+        after a failure at the second attempt."""
         if not self.applied:
             return
-        block, saved = self.applied.pop(pick % len(self.applied))
+        block, saved, holders = self.applied.pop(pick % len(self.applied))
         if not self.attempt(block.restore, ADVISING)[0]:
             block.restore()
         for (memory, i), page in saved.items():
+            if all(holder and holder.buffer.is_closed for holder in holders[memory, i]):
+                continue
             memory.pages[i] = {
                 Page(*page[:3], now.last_prefetch_location) for now in memory.pages[i]
             }
@@ -938,7 +946,8 @@ class FaultyMachine(Machine):
 
 
 def search(machine, programs, *, number=None, shrink=False):
-    """Runs so many programs of a machine: of a seed, or without one always the same.
+    """Runs so many programs of a machine: of a seed, or without one always the same in a process
+    with the same modules, because hypothesis draws some numbers from their sources.
 
     With `shrink`, one that fails is made smaller, which takes minutes.
     """

@@ -3,34 +3,56 @@
 import pytest
 
 import managedmem
-from helpers import run_python
+from helpers import EMULATED, run_python
+from managedmem import Device
 
 pytest.importorskip("hypothesis", reason="needs hypothesis")
 
 import model_machine
 from model_machine import FaultyMachine, Machine, search
 
+DRIVER = "emulator" if EMULATED else "cuda"
 PROGRAMS, PROGRAMS_ELSEWHERE = 80, 20
 
 
+def agree(machine, programs, emulator=None):
+    """In a process of its own, so that the programs do not depend on the tests before."""
+    script = f"""
+        from model_machine import {machine.__name__}, search
+        search({machine.__name__}, {programs})
+        print("agree")
+    """
+    assert run_python(script, emulator=emulator, driver=DRIVER).stdout == "agree\n"
+
+
 def test_programs_agree_with_the_model():
-    search(Machine, PROGRAMS)
+    agree(Machine, PROGRAMS)
 
 
 @pytest.mark.emulator_only
 def test_programs_whose_driver_calls_fail():
-    search(FaultyMachine, PROGRAMS)
+    agree(FaultyMachine, PROGRAMS)
 
 
 @pytest.mark.emulator_only
-@pytest.mark.parametrize("machine", ["profile=h200-x2", "profile=old12", "devices=1,pageable=1"])
-def test_programs_on_other_machines(machine):
-    script = f"""
-        from model_machine import FaultyMachine, search
-        search(FaultyMachine, {PROGRAMS_ELSEWHERE})
-        print("agree")
-    """
-    assert run_python(script, emulator=machine).stdout == "agree\n"
+@pytest.mark.parametrize("emulator", ["profile=h200-x2", "profile=old12", "devices=1,pageable=1"])
+def test_programs_on_other_machines(emulator):
+    agree(FaultyMachine, PROGRAMS_ELSEWHERE, emulator)
+
+
+@pytest.mark.parametrize("on_the_memory_too", [False, True])
+def test_a_wrapper_that_is_closed_in_a_policy_block(on_the_memory_too):
+    machine = Machine()
+    machine.wrap(pick=0, span=(1, 2, 0), exported=False)
+    wrapper = len(machine.pieces) - 1
+    targets = [(wrapper, (0, 3, 0), 0)] + [(0, (1, 1, 0), 0)] * on_the_memory_too
+    machine.enter_policy(those=targets, place=0, bits=4)
+    machine.close(pick=wrapper, waits=False, on=0)
+    machine.restore_policy(pick=0)
+    left = [page.preferred_location for page in machine.records(machine.pieces[0])]
+    machine.teardown()
+    place = Device(0)
+    assert left == [None, None if on_the_memory_too else place, place, None]
 
 
 # A search that cannot fail would show nothing. So faults are planted in single operations, as the
