@@ -6,6 +6,7 @@ A wrong address ends the process, so each test of one has a process of its own.
 import contextlib
 import copy
 import ctypes
+import gc
 import mmap
 import sys
 
@@ -164,6 +165,13 @@ class TestTheCaller:
             assert buffer.__dlpack_device__() == (13, 0)
             with pytest.raises(BufferError, match="is_host_accessible=False"):
                 buffer.__dlpack__(dl_device=(1, 0))
+
+    def test_says_that_it_cannot_of_pinned_memory(self):
+        with pinned_memory() as pointer:
+            buffer = ManagedBuffer.from_handle(pointer, PAGE, is_host_accessible=False)
+            for act in (memoryview, lambda b: b.__dlpack__()):
+                with pytest.raises(BufferError, match="is_host_accessible=False"):
+                    act(buffer)
 
     def test_cannot_make_device_memory_readable(self):
         with device_memory() as pointer:
@@ -367,6 +375,109 @@ class TestTheResource:
             memoryview(buffer)
 
 
+class Closing:
+    """A stream whose handle is asked for after the memory was checked."""
+
+    def __init__(self, act):
+        self.act = act
+
+    def __cuda_stream__(self):
+        self.act()
+        return (0, 1)
+
+
+def tensor_of(buffer, **options):
+    pytest.importorskip("numpy", reason="needs NumPy")
+    return buffer.__dlpack__(dl_device=(1, 0), **options)
+
+
+KEEPERS = {
+    "memoryview": memoryview,
+    "memoryview of a part": lambda b: memoryview(b[8:16]),
+    "NumPy": lambda b: pytest.importorskip("numpy").asarray(b),
+    "DLPack": tensor_of,
+    "versioned DLPack": lambda b: tensor_of(b, max_version=(1, 0)),
+    "ctypes": (ctypes.c_char * 8).from_buffer,
+}
+
+
+@pytest.mark.parametrize("keep", KEEPERS.values(), ids=KEEPERS)
+class TestWhileAViewLives:
+    def test_the_owner_keeps_its_memory(self, keep):
+        memory = bytearray(PAGE)
+        buffer = wrap(memory, owner=memory)
+        view = keep(buffer)
+        for shrink in (memory.clear, lambda: memory.extend(bytes(PAGE * 64))):
+            with pytest.raises(BufferError, match="export"):
+                shrink()
+        del view
+        gc.collect()
+        memory.clear()
+        assert buffer.is_host_accessible is False
+        with pytest.raises(BufferError):
+            memoryview(buffer)
+
+    def test_the_owner_of_the_owner_keeps_its_memory(self, keep):
+        memory = bytearray(PAGE)
+        outer = wrap(memory, owner=memory)
+        buffer = ManagedBuffer.from_handle(outer.handle + 64, 64, owner=outer)
+        view = keep(buffer)
+        outer.close()
+        with pytest.raises(BufferError, match="export"):
+            memory.clear()
+        del view
+        gc.collect()
+        memory.clear()
+
+    def test_an_owner_that_is_a_buffer_stays_open(self, keep):
+        with managedmem.empty(PAGE) as managed:
+            inner = ManagedBuffer.from_handle(managed.handle, PAGE, owner=managed)
+            buffer = ManagedBuffer.from_handle(managed.handle + 64, 64, owner=inner)
+            view = keep(buffer)
+            with pytest.raises(BufferError, match="cannot be closed"):
+                managed.close()
+            inner.close()
+            del view
+            gc.collect()
+
+    def test_a_buffer_of_a_resource_stays_open(self, keep):
+        memory = bytearray(PAGE)
+        lent = wrap(memory, mr=Resource(True))
+        view = keep(ManagedBuffer.from_handle(lent.handle, 64, owner=lent))
+        with pytest.raises(BufferError, match="cannot be closed"):
+            lent.close()
+        del view
+        gc.collect()
+        lent.close()
+
+
+class TestWhileACopyRuns:
+    @pytest.mark.parametrize("into", [False, True], ids=["copy_from", "copy_to"])
+    def test_the_owner_keeps_its_memory(self, into):
+        memory = bytearray(b"\5" * PAGE)
+        buffer = wrap(memory, owner=memory)
+        own = managedmem.empty(PAGE)
+        stream = Closing(memory.clear)
+        with pytest.raises(BufferError, match="export"):
+            (own.copy_to if into else own.copy_from)(buffer, stream=stream)
+        (own.copy_to if into else own.copy_from)(buffer)
+        memory.clear()
+
+    def test_of_wrapped_memory_leaves_nothing_held(self):
+        memory = bytearray(PAGE)
+        buffer = wrap(memory, owner=memory)
+        for act in (
+            lambda: buffer.fill(1),
+            lambda: buffer.fill(b"123"),
+            lambda: buffer.copy_from(object()),
+            lambda: managedmem.empty(8).copy_from(buffer),
+            lambda: managedmem.empty(PAGE).copy_from(buffer, stream="none"),
+        ):
+            with contextlib.suppress(Exception):
+                act()
+        memory.clear()
+
+
 class TestTheDriver:
     def test_knows_managed_memory(self):
         pointer = managed_memory()
@@ -427,6 +538,9 @@ def plan_of(buffer):
 
 
 WRITERS = {
+    "of a buffer whose owner has the array interface": lambda b, o: ManagedBuffer.from_handle(
+        b.handle, b.size, owner=CudaArray(b, readonly=True)
+    ).fill(1),
     "discard": lambda b, o: b.discard(),
     "discard of a part": lambda b, o: b[PAGE:].discard(),
     "discard_prefetch": lambda b, o: b.discard_prefetch(Host()),
@@ -540,6 +654,40 @@ class TestReadOnly:
                 buffer = ManagedBuffer.from_handle(own.handle, PAGE, owner=owner)
                 buffer.fill(1)
                 assert not memoryview(buffer).readonly
+
+    def test_array_interface_of_an_owner(self):
+        with managedmem.empty(PAGE) as own:
+            own.fill(7)
+            for readonly in (True, False):
+                owner = CudaArray(own, readonly=readonly)
+                buffer = ManagedBuffer.from_handle(own.handle, PAGE, owner=owner)
+                with (
+                    pytest.raises(ValueError, match="read-only")
+                    if readonly
+                    else (contextlib.nullcontext())
+                ):
+                    buffer.fill(1)
+            owner = CudaArray(own, members={"version": 9}, readonly=True)
+            ManagedBuffer.from_handle(own.handle, PAGE, owner=owner).fill(2)
+
+    def test_a_resource_does_not_allocate_it(self):
+        class Constant:
+            def allocate(self, size, *, stream=None):
+                self.given = bytes(size)
+                return self.given
+
+            def deallocate(self, ptr, size, *, stream):
+                pass
+
+        resource = Constant()
+        with managedmem.empty(PAGE) as own:
+            own.fill(7)
+            source = ManagedBuffer.from_handle(own.handle, PAGE, mr=resource)
+            for act in (source.copy_to, lambda: copy.copy(source)):
+                with pytest.raises(TypeError, match="can be written"):
+                    act()
+                assert resource.given == bytes(PAGE)
+            source.close()
 
     def test_bytes_stay_as_they_are(self):
         constant = b"constant" * PAGE

@@ -254,7 +254,7 @@ buffer_get_is_host_accessible(PyObject *op, void *Py_UNUSED(closure))
     if (mm_buffer_facts(mm_buffer_of(op), &facts, &cu) < 0) {
         return NULL;
     }
-    access = mm_host_access(mm_buffer_of(op), &facts);
+    access = mm_host_access(mm_buffer_of(op), &facts, NULL);
     return access < 0 ? NULL : PyBool_FromLong(access);
 }
 

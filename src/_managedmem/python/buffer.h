@@ -137,15 +137,18 @@ int mm_read_access(mm_state *state, PyObject *stated, PyObject *owner, CUdevicep
                    size_t size, mm_access *out);
 
 /* 1 if the host can access the memory, given the driver's facts about it; 0 if it cannot, or if nobody
- * says that it can; -1 with an exception. */
-int mm_host_access(mm_buffer *b, const mm_pointer_facts *facts);
+ * says that it can; -1 with an exception. With 1, *held (unless NULL) is a new reference that keeps the
+ * owner from giving up the memory, or NULL. */
+int mm_host_access(mm_buffer *b, const mm_pointer_facts *facts, PyObject **held);
 
 /* BufferError unless the host can access the memory. Without concurrent access it waits for the devices,
- * during whose work the host must not touch managed memory. The caller keeps the memory open. */
-int mm_prepare_host_access(mm_buffer *b, mm_driver *cu);
+ * during whose work the host must not touch managed memory. The caller keeps the memory open, and *held,
+ * as above, as long as the host uses it. */
+int mm_prepare_host_access(mm_buffer *b, mm_driver *cu, PyObject **held);
 
-/* ValueError for memory that the driver would copy on the host, but that nobody vouches for. */
-int mm_check_copied(mm_buffer *b);
+/* ValueError for memory that the driver would copy on the host, but that nobody vouches for. *held is as
+ * above, for the time of the copy. */
+int mm_check_copied(mm_buffer *b, PyObject **held);
 
 /* ValueError, with the reason, for a buffer over memory that is read-only. */
 int mm_refuse_read_only(PyObject *op, const char *why);

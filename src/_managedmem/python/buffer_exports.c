@@ -14,7 +14,7 @@
 static const _Alignas(16) unsigned char no_bytes[16];
 
 static int
-export_to_host(mm_buffer *b)
+export_to_host(mm_buffer *b, PyObject **held)
 {
     mm_driver *cu = mm_open(b->state);
 
@@ -28,7 +28,7 @@ export_to_host(mm_buffer *b)
         mm_guard_unexport(&b->guard);
         return mm_buffer_raise_closed();
     }
-    if (mm_prepare_host_access(b, cu) < 0) {
+    if (mm_prepare_host_access(b, cu, held) < 0) {
         mm_guard_unexport(&b->memory->guard);
         mm_guard_unexport(&b->guard);
         return -1;
@@ -40,6 +40,7 @@ int
 mm_buffer_getbuffer(PyObject *op, Py_buffer *view, int flags)
 {
     mm_buffer *b = mm_buffer_of(op);
+    PyObject *held;
 
     view->obj = NULL;
     if ((flags & PyBUF_F_CONTIGUOUS) == PyBUF_F_CONTIGUOUS && b->dimensions > 1 && b->size > 0) {
@@ -50,7 +51,7 @@ mm_buffer_getbuffer(PyObject *op, Py_buffer *view, int flags)
         PyErr_SetString(PyExc_BufferError, "the memory is read-only, as its owner is");
         return -1;
     }
-    if (mm_buffer_check_open(b) < 0 || export_to_host(b) < 0) {
+    if (mm_buffer_check_open(b) < 0 || export_to_host(b, &held) < 0) {
         return -1;
     }
     view->obj = Py_NewRef(op);
@@ -63,13 +64,20 @@ mm_buffer_getbuffer(PyObject *op, Py_buffer *view, int flags)
     view->shape = flags & PyBUF_ND && view->ndim > 0 ? b->shape : NULL;
     view->strides = (flags & PyBUF_STRIDES) == PyBUF_STRIDES && view->ndim > 0 ? b->strides : NULL;
     view->suboffsets = NULL;
-    view->internal = NULL;
+    view->internal = held;
     return 0;
 }
 
 void
-mm_buffer_releasebuffer(PyObject *op, Py_buffer *Py_UNUSED(view))
+mm_buffer_releasebuffer(PyObject *op, Py_buffer *view)
 {
+    mm_exception saved;
+
+    if (view->internal != NULL) {
+        mm_exception_save(&saved);
+        Py_DECREF((PyObject *)view->internal);
+        mm_exception_restore(&saved);
+    }
     mm_guard_unexport(&mm_buffer_of(op)->memory->guard);
     mm_guard_unexport(&mm_buffer_of(op)->guard);
 }
@@ -315,31 +323,67 @@ typedef struct {
     dl_device place;
 } dlpack_form;
 
-static PyObject *
-new_capsule(mm_buffer *b, const dlpack_form *form)
+/* Finds what a tensor must keep, besides the memory; *keep is NULL for nothing. */
+static int
+find_kept(mm_buffer *b, PyObject *held, PyObject **keep)
 {
     PyObject *root = mm_buffer_root(b);
-    tensor_block *t = root ? calloc(1, sizeof *t) : NULL;
-    PyObject *capsule;
 
+    if (root == NULL) {
+        return -1;
+    }
+    if (held != NULL) {
+        *keep = PyTuple_Pack(2, root, held);
+    } else if (mm_buffer_of(root)->owner != NULL || mm_buffer_of(root)->stream != NULL) {
+        *keep = Py_NewRef(root);
+    } else {
+        *keep = NULL;
+    }
+    Py_DECREF(root);
+    return held != NULL && *keep == NULL ? -1 : 0;
+}
+
+/* The block of a new tensor, with the memory exported. */
+static tensor_block *
+new_block(mm_buffer *b, PyObject *held)
+{
+    PyObject *keep;
+    tensor_block *t;
+
+    if (find_kept(b, held, &keep) < 0) {
+        return NULL;
+    }
+    t = calloc(1, sizeof *t);
     if (t == NULL) {
-        Py_XDECREF(root);
-        return root ? PyErr_NoMemory() : NULL;
+        Py_XDECREF(keep);
+        (void)PyErr_NoMemory();
+        return NULL;
     }
     if (!mm_guard_export(&b->memory->guard)) {
         free(t);
-        Py_DECREF(root);
+        Py_XDECREF(keep);
         (void)mm_buffer_raise_closed();
         return NULL;
     }
     mm_memory_retain(b->memory);
     t->memory = b->memory;
-    if (mm_buffer_of(root)->owner != NULL || mm_buffer_of(root)->stream != NULL) {
-        t->keep = Py_NewRef(root);
+    if (keep != NULL) {
+        t->keep = keep;
         t->home = b->state->home;
         mm_home_retain(t->home);
     }
-    Py_DECREF(root);
+    return t;
+}
+
+static PyObject *
+new_capsule(mm_buffer *b, const dlpack_form *form, PyObject *held)
+{
+    tensor_block *t = new_block(b, held);
+    PyObject *capsule;
+
+    if (t == NULL) {
+        return NULL;
+    }
     if (form->versioned) {
         fill_tensor(&t->as.versioned.tensor, t, b, form->place);
         t->as.versioned.version.major = DLPACK_MAJOR;
@@ -535,11 +579,11 @@ read_copy(const mm_buffer *b, PyObject *value, dlpack_form *form)
 static PyObject *
 export_capsule(mm_buffer *b, mm_driver *cu, PyObject *device, dlpack_form *form)
 {
+    PyObject *held = NULL, *capsule;
     bool reached;
 
     if (find_place(b, &form->place, &reached) < 0
-        || read_device(device, cu->device_count, &form->place) < 0
-        || (form->place.device_type == DL_DEVICE_CPU && mm_prepare_host_access(b, cu) < 0)) {
+        || read_device(device, cu->device_count, &form->place) < 0) {
         return NULL;
     }
     if (b->memory->access.read_only && !form->versioned) {
@@ -548,7 +592,14 @@ export_capsule(mm_buffer *b, mm_driver *cu, PyObject *device, dlpack_form *form)
                         "use max_version=(1, 0), or copy=True");
         return NULL;
     }
-    return new_capsule(b, form);
+    if ((form->place.device_type == DL_DEVICE_CPU
+         || form->place.device_type == DL_DEVICE_CUDA_HOST)
+        && mm_prepare_host_access(b, cu, &held) < 0) {
+        return NULL;
+    }
+    capsule = new_capsule(b, form, held);
+    Py_XDECREF(held);
+    return capsule;
 }
 
 PyObject *

@@ -753,11 +753,12 @@ const char mm_buffer_from_handle_doc[] =
     "\n"
     "Gives an instance of the class it is called on. The address is not checked here; an operation on\n"
     "memory that is not managed raises ValueError, and a host view of an unknown address BufferError. If\n"
-    "the owner's memory is read-only, so is the buffer: writes and discards raise ValueError.\n"
-    "mr.deallocate() always gets a stream object: a resource of cuda.core gets a cuda.core.Stream, others\n"
-    "the given object or a Stream. Raises ValueError for mr together with owner, stream without mr, a bad\n"
-    "address, or a size below 0; TypeError for mr without deallocate(). Safe from every thread. Driver:\n"
-    "none.";
+    "the owner shows the memory as read-only, by buffer protocol or __cuda_array_interface__, so is the\n"
+    "buffer: writes and discards raise ValueError. While a host view lives, the owner cannot give up\n"
+    "that memory. mr.deallocate() always gets a stream object: a resource of cuda.core gets a\n"
+    "cuda.core.Stream, others the given object or a Stream. Raises ValueError for mr together with owner,\n"
+    "stream without mr, a bad address, or a size below 0; TypeError for mr without deallocate(). Safe from\n"
+    "every thread. Driver: none.";
 
 const char mm_set_deallocation_stream_doc[] =
     "set_deallocation_stream($self, stream, /)\n--\n\n"

@@ -119,7 +119,7 @@ typedef struct {
     int device;       /* whose own memory it is, of a ManagedBuffer; else MM_ANY_DEVICE */
     mm_guard *guard;  /* of a ManagedBuffer, to be entered; else NULL */
     CUstream producer; /* the stream in the interface of an array; else NULL */
-    PyObject *export; /* keeps memory of the buffer protocol; or NULL */
+    PyObject *export; /* keeps memory of the buffer protocol, or the owner of a buffer; or NULL */
 } other_side;
 
 /* Checks another library's object: contiguous, and writable if asked for. -1 with an exception. */
@@ -186,8 +186,9 @@ read_other_side(mm_buffer *b, PyObject *value, bool writable, other_side *o)
     *o = (other_side){.device = MM_ANY_DEVICE};
     if (mm_is_buffer(b->state, value)) {
         mm_buffer *other = mm_buffer_of(value);
-        if (mm_buffer_check_open(other) < 0 || mm_check_copied(other) < 0
-            || (writable && mm_refuse_read_only(value, CANNOT_WRITE) < 0)) {
+        if (mm_buffer_check_open(other) < 0
+            || (writable && mm_refuse_read_only(value, CANNOT_WRITE) < 0)
+            || mm_check_copied(other, &o->export) < 0) {
             return -1;
         }
         o->range.start = other->start;
@@ -255,7 +256,7 @@ begin_copy(mm_buffer *b, const mm_stream_use *stream, const other_side *other, m
 }
 
 static PyObject *
-copy_with(mm_buffer *b, PyObject *value, PyObject *stream_object, bool into)
+copy_held(mm_buffer *b, PyObject *value, PyObject *stream_object, bool into)
 {
     mm_stream_use stream;
     mm_buffer_use use;
@@ -263,9 +264,7 @@ copy_with(mm_buffer *b, PyObject *value, PyObject *stream_object, bool into)
     mm_status st;
     int rc;
 
-    if (mm_buffer_check_open(b) < 0 || mm_check_copied(b) < 0
-        || (!into && mm_refuse_read_only((PyObject *)b, CANNOT_WRITE) < 0)
-        || read_other_side(b, value, into, &other) < 0) {
+    if (read_other_side(b, value, into, &other) < 0) {
         return NULL;
     }
     if (mm_stream_read(b->state, stream_object, &stream) < 0
@@ -282,6 +281,21 @@ copy_with(mm_buffer *b, PyObject *value, PyObject *stream_object, bool into)
     Py_END_ALLOW_THREADS
     Py_XDECREF(other.export);
     return finish(b->state, rc, &st);
+}
+
+static PyObject *
+copy_with(mm_buffer *b, PyObject *value, PyObject *stream_object, bool into)
+{
+    PyObject *held, *done;
+
+    if (mm_buffer_check_open(b) < 0
+        || (!into && mm_refuse_read_only((PyObject *)b, CANNOT_WRITE) < 0)
+        || mm_check_copied(b, &held) < 0) {
+        return NULL;
+    }
+    done = copy_held(b, value, stream_object, into);
+    Py_XDECREF(held);
+    return done;
 }
 
 /* options is cuda.core's parameter for hints. */
@@ -318,6 +332,7 @@ wrap_like(mm_buffer *b, PyObject *resource, PyObject *given)
 {
     PyObject *buffer = NULL;
     mm_memory *memory;
+    int read_only = 0;
     mm_foreign side;
     mm_status st;
 
@@ -327,6 +342,12 @@ wrap_like(mm_buffer *b, PyObject *resource, PyObject *given)
     if (!side.dense || side.range.size < b->size) {
         PyErr_Format(PyExc_TypeError, "%R.allocate(%zu) must give a buffer of that size, got %R",
                      resource, b->size, given);
+    } else if ((read_only = side.range.size > 0 ? mm_is_read_only(&side) : 0) != 0) {
+        if (read_only > 0) {
+            PyErr_Format(PyExc_TypeError,
+                         "%R.allocate(%zu) must give a buffer that can be written, got %R",
+                         resource, b->size, given);
+        }
     } else if ((memory = mm_memory_wrap(side.range.start, b->size, &st)) == NULL) {
         (void)mm_raise(b->state, &st);
     } else {
@@ -441,10 +462,10 @@ read_pattern(PyObject *value, size_t size, unsigned char pattern[4], unsigned *w
 
 /* Wrapped memory must be writable, and known to the driver or vouched for. */
 static int
-check_filled(PyObject *op)
+check_filled(PyObject *op, PyObject **held)
 {
     return mm_refuse_read_only(op, "cannot be filled: it is read-only") < 0
-                   || mm_check_copied(mm_buffer_of(op)) < 0
+                   || mm_check_copied(mm_buffer_of(op), held) < 0
                ? -1
                : 0;
 }
@@ -458,22 +479,26 @@ mm_buffer_fill(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *
     mm_stream_use stream;
     unsigned char pattern[4] = {0};
     mm_buffer_use use;
-    PyObject *given[2];
+    PyObject *given[2], *held = NULL;
     unsigned width;
     mm_status st;
     int rc;
 
     if (mm_args(&parameters, args, nargs, kwnames, given) < 0 || mm_buffer_check_open(b) < 0
-        || (!b->memory->owned && check_filled(op) < 0)
-        || read_pattern(given[0], b->size, pattern, &width) < 0
+        || (!b->memory->owned && check_filled(op, &held) < 0)) {
+        return NULL;
+    }
+    if (read_pattern(given[0], b->size, pattern, &width) < 0
         || mm_stream_read(b->state, given[1], &stream) < 0
         || mm_buffer_begin(b, MM_COPY, &stream, &use) < 0) {
+        Py_XDECREF(held);
         return NULL;
     }
     Py_BEGIN_ALLOW_THREADS
     rc = mm_fill(use.cu, use.range, pattern, width, stream.handle, use.memory->device, &st);
     mm_buffer_end(&use);
     Py_END_ALLOW_THREADS
+    Py_XDECREF(held);
     return finish(b->state, rc, &st);
 }
 

@@ -512,25 +512,31 @@ mm_clear_refusal(void)
 }
 
 int
-mm_holds_memory(mm_state *state, PyObject *value, CUdeviceptr start, size_t size)
+mm_holds_memory(mm_state *state, PyObject *value, CUdeviceptr start, size_t size, PyObject **held)
 {
-    mm_foreign held = {.dense = true};
-    const mm_range *range = &held.range;
+    mm_foreign shown = {.dense = true};
+    const mm_range *range = &shown.range;
     int rc;
 
     if (is_tensor(state, value)) {
-        rc = read_tensor(state, value, &held.range, &held.dense);
+        rc = read_tensor(state, value, &shown.range, &shown.dense);
+        shown.export = rc < 0 ? NULL : Py_NewRef(value);
     } else if (PyObject_CheckBuffer(value)) {
-        rc = mm_read_exported(value, &held);
+        rc = mm_read_exported(value, &shown);
     } else {
         return 0;
     }
-    Py_XDECREF(held.export);
     if (rc < 0) {
         return mm_clear_refusal() ? 0 : -1;
     }
-    return range->start <= start && start - range->start <= range->size
-           && size <= range->size - (start - range->start);
+    rc = range->start <= start && start - range->start <= range->size
+         && size <= range->size - (start - range->start);
+    if (rc > 0 && held != NULL) {
+        *held = shown.export;
+    } else {
+        Py_DECREF(shown.export);
+    }
+    return rc;
 }
 
 int
@@ -572,9 +578,28 @@ refuse_target(mm_state *state, PyObject *value)
 }
 
 int
+mm_read_interface(mm_state *state, PyObject *value, mm_foreign *out)
+{
+    PyObject *interface, *own;
+    int found = 0;
+
+    *out = (mm_foreign){.dense = true};
+    if (is_tensor(state, value)
+        || (found = mm_get_optional(value, "__cuda_array_interface__", &interface)) <= 0) {
+        return found;
+    }
+    /* A copy of our own: reading the numbers runs Python code, and other threads, that may change the
+     * dict and so free what lies in it. */
+    own = PyDict_Check(interface) ? PyDict_Copy(interface) : Py_NewRef(interface);
+    found = own && read_array_interface(value, own, out) == 0 ? 1 : -1;
+    Py_XDECREF(own);
+    Py_DECREF(interface);
+    return found;
+}
+
+int
 mm_read_foreign(mm_state *state, PyObject *value, mm_foreign *out)
 {
-    PyObject *interface;
     int found;
 
     *out = (mm_foreign){.dense = true};
@@ -582,15 +607,9 @@ mm_read_foreign(mm_state *state, PyObject *value, mm_foreign *out)
         out->vouched = true;
         return read_tensor(state, value, &out->range, &out->dense);
     }
-    found = mm_get_optional(value, "__cuda_array_interface__", &interface);
+    found = mm_read_interface(state, value, out);
     if (found > 0) {
-        /* A copy of our own: reading the numbers runs Python code, and other threads, that may
-         * change the dict and so free what lies in it. */
-        PyObject *own = PyDict_Check(interface) ? PyDict_Copy(interface) : Py_NewRef(interface);
-        found = own ? read_array_interface(value, own, out) : -1;
-        Py_XDECREF(own);
-        Py_DECREF(interface);
-        return found;
+        return 0;
     }
     if (found == 0 && mm_is_from(state, value, "cuda")) {
         found = read_cuda_core(value, &out->range, &out->dense);

@@ -17,12 +17,18 @@ typedef struct {
 
 int mm_read_foreign(mm_state *state, PyObject *value, mm_foreign *out);
 
+/* The same by __cuda_array_interface__ only, where the object is no torch tensor: 1, 0 if it has none or
+ * is a tensor, or -1 with an exception. */
+int mm_read_interface(mm_state *state, PyObject *value, mm_foreign *out);
+
 /* The same for an object of the buffer protocol. */
 int mm_read_exported(PyObject *value, mm_foreign *out);
 
 /* Whether an object of the buffer protocol, or a torch tensor, holds this memory now: 1, 0 or -1 with an
- * exception. */
-int mm_holds_memory(mm_state *state, PyObject *value, CUdeviceptr start, size_t size);
+ * exception. While *held (unless NULL) is kept, an object of the buffer protocol goes on holding it; it is
+ * set with answer 1 only. */
+int mm_holds_memory(mm_state *state, PyObject *value, CUdeviceptr start, size_t size,
+                    PyObject **held);
 
 /* Clears the exception of an object that refuses to show its memory, and is then true; false for one that
  * must be passed on, such as MemoryError or KeyboardInterrupt. */

@@ -11,22 +11,21 @@
 static int
 owner_is_read_only(mm_state *state, PyObject *owner, CUdeviceptr start, size_t size)
 {
-    mm_foreign held;
+    mm_foreign shown;
     int answer;
 
     if (mm_is_buffer(state, owner)) {
         return mm_buffer_of(owner)->memory->access.read_only;
     }
-    if (!PyObject_CheckBuffer(owner)) {
-        return 0;
+    answer = PyObject_CheckBuffer(owner) ? mm_read_exported(owner, &shown) + 1
+                                         : mm_read_interface(state, owner, &shown);
+    if (answer <= 0) { /* 0 from a failure to export, too */
+        return PyErr_Occurred() == NULL || mm_clear_refusal() ? 0 : -1; /* it shows nothing now */
     }
-    if (mm_read_exported(owner, &held) < 0) {
-        return mm_clear_refusal() ? 0 : -1; /* it exports nothing now */
-    }
-    answer = held.range.start < start + size && start < held.range.start + held.range.size
-                 ? mm_is_read_only(&held)
+    answer = shown.range.start < start + size && start < shown.range.start + shown.range.size
+                 ? mm_is_read_only(&shown)
                  : 0;
-    Py_DECREF(held.export);
+    Py_XDECREF(shown.export);
     return answer;
 }
 
@@ -72,14 +71,14 @@ resource_vouches(mm_buffer *b)
 
 /* Counts as recursion, because the __buffer__ of an object may ask another one for its memory. */
 static int
-object_vouches(mm_buffer *b, PyObject *owner)
+object_vouches(mm_buffer *b, PyObject *owner, PyObject **held)
 {
     int answer;
 
     if (Py_EnterRecursiveCall(" while an owner is asked for its memory")) {
         return -1;
     }
-    answer = mm_holds_memory(b->state, owner, b->start, b->size);
+    answer = mm_holds_memory(b->state, owner, b->start, b->size, held);
     Py_LeaveRecursiveCall();
     return answer;
 }
@@ -92,26 +91,56 @@ covers(const mm_buffer *b, const mm_buffer *part)
 }
 
 /* Follows owners that are buffers, in a loop because they can be many thousands deep. The first buffer
- * with a statement of the caller, or without such an owner, decides. */
-static int
-somebody_vouches(mm_buffer *b)
+ * with a statement of the caller, or without such an owner, decides; returns it, and its owner or NULL. */
+static PyObject *
+find_decider(mm_buffer *b, PyObject **owner)
 {
-    PyObject *at = Py_NewRef((PyObject *)b), *owner = NULL;
-    int answer = 0;
+    PyObject *at = Py_NewRef((PyObject *)b);
 
+    *owner = NULL;
     while (mm_buffer_of(at)->memory->access.host == MM_HOST_UNSTATED
-           && (owner = mm_buffer_owner(mm_buffer_of(at))) != NULL && mm_is_buffer(b->state, owner)
-           && covers(mm_buffer_of(owner), b)) {
+           && (*owner = mm_buffer_owner(mm_buffer_of(at))) != NULL
+           && mm_is_buffer(b->state, *owner) && covers(mm_buffer_of(*owner), b)) {
         Py_DECREF(at);
-        at = owner;
-        owner = NULL;
+        at = *owner;
+        *owner = NULL;
     }
-    if (mm_buffer_of(at)->memory->access.host != MM_HOST_UNSTATED) {
-        answer = mm_buffer_of(at)->memory->access.host == MM_HOST_STATED;
+    return at;
+}
+
+/* A memoryview of the part of another buffer, which cannot be closed while it lives. */
+static int
+hold_part(mm_buffer *whole, const mm_buffer *part, PyObject **held)
+{
+    Py_ssize_t length = (Py_ssize_t)part->size;
+    PyObject *view =
+        mm_buffer_view(whole, part->start - whole->start, mm_read_dtype(NULL), 1, &length);
+
+    *held = view ? PyMemoryView_FromObject(view) : NULL;
+    Py_XDECREF(view);
+    return *held ? 0 : -1;
+}
+
+/* For memory that the driver knows (then it is accessible), and for any other. */
+static int
+ask_owners(mm_buffer *b, bool known, PyObject **held)
+{
+    PyObject *owner, *at = find_decider(b, &owner);
+    mm_buffer *decider = mm_buffer_of(at);
+    int answer = known;
+
+    if (known) {
+        /* Only to be held. */
+    } else if (decider->memory->access.host != MM_HOST_UNSTATED) {
+        answer = decider->memory->access.host == MM_HOST_STATED;
     } else if (owner == NULL) {
-        answer = resource_vouches(mm_buffer_of(at));
+        answer = resource_vouches(decider);
     } else if (!mm_is_buffer(b->state, owner)) {
-        answer = object_vouches(b, owner);
+        answer = object_vouches(b, owner, held);
+    }
+    if (answer > 0 && held != NULL && *held == NULL && decider != b
+        && hold_part(decider, b, held) < 0) {
+        answer = -1;
     }
     Py_XDECREF(owner);
     Py_DECREF(at);
@@ -125,12 +154,17 @@ is_known(const mm_pointer_facts *facts)
 }
 
 int
-mm_host_access(mm_buffer *b, const mm_pointer_facts *facts)
+mm_host_access(mm_buffer *b, const mm_pointer_facts *facts, PyObject **held)
 {
-    if (b->memory->access.host == MM_HOST_DENIED) {
+    bool known = is_known(facts);
+
+    if (held != NULL) {
+        *held = NULL;
+    }
+    if (b->memory->access.host == MM_HOST_DENIED || (known && !mm_host_reaches(facts))) {
         return 0;
     }
-    return is_known(facts) ? mm_host_reaches(facts) : somebody_vouches(b);
+    return known && (held == NULL || b->memory->owned) ? 1 : ask_owners(b, known, held);
 }
 
 /* --- host views ------------------------------------------------------------------------- */
@@ -176,13 +210,29 @@ check_inside(const mm_buffer *b, const mm_pointer_facts *facts)
     return -1;
 }
 
+static int
+wait_for_devices(mm_buffer *b, mm_driver *cu)
+{
+    mm_status st;
+    int rc;
+
+    Py_BEGIN_ALLOW_THREADS
+    rc = mm_synchronize_all(cu, &st);
+    Py_END_ALLOW_THREADS
+    if (rc < 0) {
+        (void)mm_raise(b->state, &st);
+    }
+    return rc;
+}
+
 int
-mm_prepare_host_access(mm_buffer *b, mm_driver *cu)
+mm_prepare_host_access(mm_buffer *b, mm_driver *cu, PyObject **held)
 {
     mm_pointer_facts facts;
     mm_status st;
-    int access, rc = 0;
+    int access;
 
+    *held = NULL;
     if (b->size == 0) {
         return 0;
     }
@@ -190,22 +240,16 @@ mm_prepare_host_access(mm_buffer *b, mm_driver *cu)
         (void)mm_raise(b->state, &st);
         return -1;
     }
-    access = mm_host_access(b, &facts);
+    access = mm_host_access(b, &facts, held);
     if (access <= 0) {
         return access < 0 ? -1 : refuse_host_access(b, &facts);
     }
-    if (check_inside(b, &facts) < 0) {
+    if (check_inside(b, &facts) < 0
+        || (facts.managed && !cu->concurrent_access && wait_for_devices(b, cu) < 0)) {
+        Py_CLEAR(*held);
         return -1;
     }
-    if (facts.managed && !cu->concurrent_access) {
-        Py_BEGIN_ALLOW_THREADS
-        rc = mm_synchronize_all(cu, &st);
-        Py_END_ALLOW_THREADS
-    }
-    if (rc < 0) {
-        (void)mm_raise(b->state, &st);
-    }
-    return rc;
+    return 0;
 }
 
 /* --- copies ----------------------------------------------------------------------------- */
@@ -223,12 +267,13 @@ refuse_copy(CUdeviceptr start)
 }
 
 int
-mm_check_copied(mm_buffer *b)
+mm_check_copied(mm_buffer *b, PyObject **held)
 {
     mm_pointer_facts facts;
     mm_driver *cu;
     int access;
 
+    *held = NULL;
     if (b->size == 0 || b->memory->owned
         || atomic_load_explicit(&b->memory->allocation, memory_order_relaxed) != 0) {
         return 0;
@@ -236,7 +281,7 @@ mm_check_copied(mm_buffer *b)
     if (mm_buffer_facts(b, &facts, &cu) < 0) {
         return -1;
     }
-    access = is_known(&facts) ? 1 : mm_host_access(b, &facts);
+    access = is_known(&facts) ? 1 : mm_host_access(b, &facts, held);
     return access > 0 ? 0 : access < 0 ? -1 : refuse_copy(b->start);
 }
 
