@@ -4,6 +4,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tomllib
 import zipfile
 from pathlib import Path
 
@@ -36,6 +37,10 @@ CUresult checked(char *out, const char *text)
     memcpy(out, copy, sizeof copy);
     return CUDA_SUCCESS;
 }
+"""
+IMPORTED = """
+import sys, managedmem
+print(*sorted(name for name in sys.modules if name.split(".")[0] == "managedmem"))
 """
 RUN = """
 import runpy, sys
@@ -161,3 +166,18 @@ def test_its_libraries_have_no_fault(folders):
         [sys.executable, tool, "--without", folder, *libraries], capture_output=True, text=True
     )
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_every_folder_of_the_package_is_installed():
+    source = ROOT / "python"
+    folders = {path.parent.relative_to(source) for path in (source / "managedmem").rglob("*.py")}
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    named = {Path(*name.split(".")) for name in project["tool"]["setuptools"]["packages"]}
+    assert {*folders, Path("managedmem/torch"), Path("managedmem/_cli")} == named
+
+
+def test_the_import_loads_the_extension_alone():
+    done = subprocess.run(
+        [sys.executable, "-c", IMPORTED], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert done.stdout.split() == ["managedmem", "managedmem._managedmem"]

@@ -18,7 +18,8 @@ from pathlib import Path
 import pytest
 
 import managedmem
-from managedmem import _cli, demo, digits, info
+from managedmem import digits
+from managedmem._cli import demo, info, text
 
 PACKAGE = Path(managedmem.__file__).resolve().parent
 BLOCKED = "import sys; sys.modules['numpy'] = None; sys.argv = ['managedmem', *sys.argv[1:]]; "
@@ -308,8 +309,8 @@ def test_batch_stays_within_its_limit() -> None:
 
 
 def test_table_and_sizes() -> None:
-    assert _cli.table([("a", "bb", "c"), ("aaa", "b", "")]) == "  a    bb  c\n  aaa  b"
-    assert [_cli.size_text(n) for n in (0, 1023, 1024, 3 << 20, 5 << 40)] == [
+    assert text.table([("a", "bb", "c"), ("aaa", "b", "")]) == "  a    bb  c\n  aaa  b"
+    assert [text.size_text(n) for n in (0, 1023, 1024, 3 << 20, 5 << 40)] == [
         "0 bytes",
         "1023 bytes",
         "1.0 KiB",

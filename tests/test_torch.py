@@ -81,6 +81,15 @@ def test_all_names_are_there_and_documented():
         assert isinstance(value, type) or inspect.signature(value) is not None
 
 
+@pytest.mark.parametrize("name", mt.__all__)
+def test_names_and_pickles_name_no_file_of_the_package(name):
+    value = getattr(mt, name)
+    assert (value.__module__, value.__qualname__) == ("managedmem.torch", name)
+    written = pickle.dumps(value)
+    assert b"managedmem.torch" in written and b"managedmem.torch." not in written
+    assert pickle.loads(written) is value
+
+
 # --- is_managed ---------------------------------------------------------------------------
 
 

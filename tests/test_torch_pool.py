@@ -12,7 +12,7 @@ from managedmem import CUDAError, Device, Host, ManagedBuffer
 
 torch = pytest.importorskip("torch", reason="needs torch")
 
-_torch_pool = importlib.import_module("managedmem._torch_pool")
+_torch_pool = importlib.import_module("managedmem.torch._pool")
 UnifiedMemoryUnsupportedError = _torch_pool.UnifiedMemoryUnsupportedError
 managed_mempool = _torch_pool.managed_mempool
 
@@ -50,7 +50,7 @@ class TestReasons:
     def test_no_driver(self):
         done = run_python(
             """
-            from managedmem._torch_pool import UnifiedMemoryUnsupportedError, managed_mempool
+            from managedmem.torch._pool import UnifiedMemoryUnsupportedError, managed_mempool
             try:
                 managed_mempool()
             except UnifiedMemoryUnsupportedError as error:
@@ -64,7 +64,7 @@ class TestReasons:
     def test_importing_opens_no_driver(self):
         run_python(
             """
-            import managedmem._torch_pool
+            import managedmem.torch._pool
             assert "libmanagedmem_emulator" not in open("/proc/self/maps").read()
             """
         )
@@ -73,7 +73,7 @@ class TestReasons:
         done = run_python(
             """
             from managedmem import Device
-            from managedmem._torch_pool import UnifiedMemoryUnsupportedError, _function_names
+            from managedmem.torch._pool import UnifiedMemoryUnsupportedError, _function_names
             print(_function_names(None, (), False, False)[0])
             for arguments in ((Device(0), (), False, False), (None, [Device(1)], False, False)):
                 try:
@@ -153,7 +153,7 @@ class TestSettings:
             name, value = {setting!r}.split("=")
             os.environ[name] = value
             from test_torch_pool import in_pool, is_managed, torch
-            from managedmem._torch_pool import UnifiedMemoryUnsupportedError, managed_mempool
+            from managedmem.torch._pool import UnifiedMemoryUnsupportedError, managed_mempool
             try:
                 pool = managed_mempool()
             except UnifiedMemoryUnsupportedError as error:

@@ -18,19 +18,14 @@ from torch import Tensor
 
 import managedmem
 from managedmem import Device, DriverNotFoundError, DriverTooOldError, Host, ManagedBuffer
-from managedmem._torch_pool import (
+from managedmem.torch._operations import current_stream
+from managedmem.torch._pool import (
     UnifiedMemoryUnsupportedError,
     own_device_mempool,
     unsupported_reasons,
 )
-from managedmem._torch_tensors import (
-    Found,
-    NotManagedError,
-    current_stream,
-    find_tensors,
-    is_managed,
-    ranges_of,
-)
+from managedmem.torch._targets import find_tensors
+from managedmem.torch._tensors import Found, NotManagedError, is_managed, ranges_of
 
 if TYPE_CHECKING:
     from managedmem._managedmem import _Advice, _Stream

@@ -19,7 +19,7 @@ except ModuleNotFoundError as error:
         "managedmem.torch needs PyTorch, which is not installed here: see https://pytorch.org"
     ) from error
 
-from managedmem._megatron import (
+from managedmem.torch._megatron import (
     CompilationState,
     UnifiedMemoryCompileTimeoutError,
     advise_managed_module_parameters_preferred_location,
@@ -30,9 +30,10 @@ from managedmem._megatron import (
     prefetch_managed_module_parameters,
     prefetch_managed_tensor,
 )
-from managedmem._torch_moving import to_managed
-from managedmem._torch_pool import UnifiedMemoryUnsupportedError, managed_mempool
-from managedmem._torch_tensors import NotManagedError, advise, is_managed, prefetch
+from managedmem.torch._moving import to_managed
+from managedmem.torch._operations import advise, prefetch
+from managedmem.torch._pool import UnifiedMemoryUnsupportedError, managed_mempool
+from managedmem.torch._tensors import NotManagedError, is_managed
 
 __all__ = [
     "CompilationState",
@@ -52,6 +53,11 @@ __all__ = [
     "prefetch_managed_tensor",
     "to_managed",
 ]
+
+# Where users find them: error messages, pickles and help() name no file of this package.
+for _name in __all__:
+    globals()[_name].__module__ = __name__
+del _name
 
 
 def __dir__() -> list[str]:

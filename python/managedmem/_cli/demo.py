@@ -1,7 +1,7 @@
 """``python -m managedmem demo``: classify real handwritten digits in managed memory, and report.
 
 Owns the demonstration: which buffers there are, what is asked of the driver for them, the same job
-timed with prefetches and without, and the printed report. ``_engines`` does the arithmetic,
+timed with prefetches and without, and the printed report. ``engines`` does the arithmetic,
 ``digits`` brings the images; ``examples/digits.py`` shows the same calls as a script to copy from.
 """
 
@@ -15,7 +15,9 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import managedmem
-from managedmem import Device, Host, ManagedBuffer, Stream, _cli, _engines, digits
+from managedmem import Device, Host, ManagedBuffer, Stream, digits
+from managedmem._cli import driver, engines
+from managedmem._cli.text import size_text, table
 
 BATCH_BYTES = 64 << 20
 """Size of the inputs where the product is fast enough for a time to mean something."""
@@ -36,7 +38,7 @@ class Job(NamedTuple):
     scores: ManagedBuffer
     labels: ManagedBuffer
     stream: Stream
-    engine: _engines.Engine
+    engine: engines.Engine
     home: Device | Host
     work: Device | Host
     emulated: bool
@@ -80,7 +82,7 @@ def refused(action: Callable[[], object]) -> Exception | None:
     return None
 
 
-def repeats(engine: _engines.Engine, emulated: bool, free: int) -> int:
+def repeats(engine: engines.Engine, emulated: bool, free: int) -> int:
     """How many times over the 1,797 images go into the batch: once where speed means nothing."""
     if emulated or not engine.fast:
         return 1
@@ -90,7 +92,7 @@ def repeats(engine: _engines.Engine, emulated: bool, free: int) -> int:
 
 
 @contextlib.contextmanager
-def open_job(engine: _engines.Engine, device: Device, emulated: bool) -> Iterator[Job]:
+def open_job(engine: engines.Engine, device: Device, emulated: bool) -> Iterator[Job]:
     """Allocate and fill the buffers of a job; they are freed at the end of the block."""
     data, trained = digits.load(), digits.load_weights()
     times = repeats(engine, emulated, device.memory_info.free)
@@ -206,7 +208,7 @@ def _counted() -> str:
             label = {"bytes_htod": "to the device", "bytes_dtoh": "to the host"}.get(
                 name, name.replace("_", " ")
             )
-            text = _cli.size_text(value) if name.startswith("bytes") else str(value)
+            text = size_text(value) if name.startswith("bytes") else str(value)
             parts.append(f"{text} {label}")
     return ", ".join(parts) or "nothing"
 
@@ -225,19 +227,19 @@ def print_job(job: Job, movable: bool) -> None:
     if job.emulated:
         rows.append(("", f"in place of {job.work}: the emulated driver runs no kernels"))
     start = f"pages start on {job.home}" if movable else "pages cannot be sent anywhere here"
-    rows.append(("memory", f"{_cli.size_text(total)} managed, {start}"))
+    rows.append(("memory", f"{size_text(total)} managed, {start}"))
     for name, buffer in job.buffers.items():
         use = {"inputs": "read", "weights": "read, shared", "scores": "scratch"}.get(name, "output")
         shape = " x ".join(map(str, buffer.shape))
         rows.append(("", f"{name:8}{shape:14}{buffer.dtype:9}{use}"))
-    print(_cli.table(rows, ""))
+    print(table(rows, ""))
 
 
 def print_asked(asked: Sequence[Asked]) -> None:
     """Print what was asked beside what the driver says now, and why it refused what it refused."""
     print("\nadvice and prefetches")
     heads = ("", "asked", "the driver says now")
-    print(_cli.table([heads, *(each.row() for each in asked)]))
+    print(table([heads, *(each.row() for each in asked)]))
     for reason in dict.fromkeys(str(each.refusal) for each in asked if each.refusal):
         print(textwrap.fill(reason, 96, initial_indent="  ", subsequent_indent="    "))
 
@@ -250,7 +252,7 @@ def print_timings(job: Job, timings: Sequence[Timing]) -> None:
     if len(timings) == 2 and not job.emulated:
         factor = timings[1].seconds / timings[0].seconds
         rows.append(("prefetch gains", f"{factor:9.2f} x", ""))
-    print(_cli.table(rows))
+    print(table(rows))
     if job.emulated:
         print("  These times mean nothing: the emulated driver moves no data. What would move on")
         print("  a GPU is what it counted.")
@@ -294,11 +296,11 @@ def report(job: Job) -> bool:
 
 def run(request: str | None = None) -> int:
     """Run the demo on the driver ``request`` ("cuda", "emulator" or None); the exit status."""
-    info, reason = _cli.open_driver(request)
-    print(f"driver  {_cli.describe_driver(info, reason)}", flush=True)
+    info, reason = driver.open_driver(request)
+    print(f"driver  {driver.describe_driver(info, reason)}", flush=True)
     device = Device(0)
     print(f"device  {device}: {device.name}")
     emulated = bool(info["emulated"])
-    engine = _engines.choose(emulated, device)
+    engine = engines.choose(emulated, device)
     with open_job(engine, device, emulated) as job:
         return 0 if report(job) else 1

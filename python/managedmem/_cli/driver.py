@@ -1,12 +1,13 @@
-"""What the commands of ``python -m managedmem`` share: choosing the driver, and aligned text."""
+"""The driver of a command: the one that was asked for, and one line that describes it."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import managedmem
+from managedmem._cli.text import printable
 
 VARIABLE = "MANAGEDMEM_DRIVER"
 
@@ -44,11 +45,6 @@ def open_driver(request: str | None) -> tuple[Mapping[str, Any], str]:
     return managedmem.driver_info(), "chosen because no usable CUDA driver with a GPU was found"
 
 
-def printable(text: object) -> str:
-    """The text with escapes for bytes of a path that cannot be printed."""
-    return str(text).encode(errors="backslashreplace").decode()
-
-
 def describe_driver(info: Mapping[str, Any], reason: str) -> str:
     """One line on the driver in use: emulated or real, which, and why."""
     version, count = info["version_string"], info["device_count"]
@@ -58,24 +54,3 @@ def describe_driver(info: Mapping[str, Any], reason: str) -> str:
     else:
         text = f"{printable(info['path'])} (CUDA {version}, {devices})"
     return f"{text}, {reason}" if reason else text
-
-
-def table(rows: Iterable[Sequence[object]], indent: str = "  ") -> str:
-    """Rows as text in columns that are as wide as their widest cell; the last one runs free."""
-    cells = [[printable(cell) for cell in row] for row in rows]
-    widths = [max(map(len, column)) for column in zip(*(row[:-1] for row in cells), strict=True)]
-    lines = []
-    for row in cells:
-        padded = [cell.ljust(width) for cell, width in zip(row[:-1], widths, strict=True)]
-        lines.append((indent + "  ".join([*padded, row[-1]])).rstrip())
-    return "\n".join(lines)
-
-
-def size_text(count: int) -> str:
-    """A number of bytes in the largest unit that leaves at least one before the point."""
-    value = float(count)
-    for unit in ("bytes", "KiB", "MiB", "GiB"):
-        if value < 1024 or unit == "GiB":
-            break
-        value /= 1024
-    return f"{count} bytes" if unit == "bytes" else f"{value:.1f} {unit}"

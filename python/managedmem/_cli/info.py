@@ -16,7 +16,9 @@ from pathlib import Path
 from typing import Any
 
 import managedmem
-from managedmem import Device, _cli
+from managedmem import Device
+from managedmem._cli import driver
+from managedmem._cli.text import printable, size_text, table
 
 NODES = Path("/sys/devices/system/node")
 """Where Linux lists the NUMA nodes."""
@@ -101,7 +103,7 @@ def print_device(device: Device) -> None:
     free, total = device.memory_info
     identity = [
         ("uuid", device.uuid),
-        ("memory", f"{_cli.size_text(total)}, {_cli.size_text(free)} free"),
+        ("memory", f"{size_text(total)}, {size_text(free)} free"),
         ("host NUMA node", device.host_numa_id if device.host_numa_id >= 0 else "not known"),
     ]
     section(f"{device}: {device.name}", identity)
@@ -109,7 +111,7 @@ def print_device(device: Device) -> None:
     for name, can, cannot in ATTRIBUTES:
         has = getattr(device, name)
         rows.append((name, yes_no(has), can if has else cannot))
-    print(_cli.table(rows))
+    print(table(rows))
 
 
 def numa_nodes() -> list[tuple[int, str, str]]:
@@ -122,7 +124,7 @@ def numa_nodes() -> list[tuple[int, str, str]]:
         except OSError:
             continue
         total = re.search(r"MemTotal:\s+(\d+) kB", meminfo)
-        memory = _cli.size_text(int(total[1]) * 1024) if total else "memory unknown"
+        memory = size_text(int(total[1]) * 1024) if total else "memory unknown"
         found.append((int(folder.name[4:]), processors or "none", memory))
     return sorted(found)
 
@@ -175,7 +177,7 @@ def library_rows() -> list[Sequence[object]]:
 def section(title: str, rows: Sequence[Sequence[object]]) -> None:
     """Print a title and its rows, a blank line first."""
     print(f"\n{title}")
-    print(_cli.table(rows))
+    print(table(rows))
 
 
 def print_nodes(emulated: bool) -> None:
@@ -203,7 +205,7 @@ def report_failure(error: managedmem.CUDAError) -> None:
     """Print why there is no usable driver, with all that was tried, and the ways out."""
     print("\ndriver")
     for line in str(error).splitlines():
-        print(f"  {_cli.printable(line)}")
+        print(f"  {printable(line)}")
     print_nodes(emulated=False)
     section("libraries that can share managed memory", library_rows())
     print(f"\n{HELP}")
@@ -211,14 +213,14 @@ def report_failure(error: managedmem.CUDAError) -> None:
 
 def run(request: str | None = None) -> int:
     """Print the report on the driver ``request`` ("cuda", "emulator" or None); the exit status."""
-    print(_cli.table(heading_rows(), ""))
-    _cli.apply_request(request)
+    print(table(heading_rows(), ""))
+    driver.apply_request(request)
     try:
         info = managedmem.driver_info()
     except managedmem.CUDAError as error:
         report_failure(error)
         return 1
-    print_driver(info, _cli.why_chosen(request))
+    print_driver(info, driver.why_chosen(request))
     devices = Device.all()
     for device in devices:
         print_device(device)

@@ -17,15 +17,8 @@ from torch import Tensor
 
 import managedmem
 from managedmem import ManagedBuffer, ManagedMemoryResource
-from managedmem._torch_tensors import (
-    Found,
-    check_dense,
-    describe,
-    extent_of,
-    find_tensors,
-    is_wrapper,
-    join_name,
-)
+from managedmem.torch._targets import find_tensors, join_name
+from managedmem.torch._tensors import Found, check_dense, describe, extent_of, is_wrapper
 
 _Movable = TypeVar("_Movable", bound="torch.nn.Module | torch.optim.Optimizer | Tensor")
 # What torch's own allocators align to; a block that begins inside of a storage keeps that much.

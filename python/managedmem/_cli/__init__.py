@@ -1,0 +1,1 @@
+"""What ``python -m managedmem`` does; ``import managedmem`` does not load it."""

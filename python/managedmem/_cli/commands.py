@@ -1,0 +1,48 @@
+"""The command line: its parser, and one entry for each command."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+import managedmem
+from managedmem._cli import demo, info
+
+COMMANDS = {
+    "demo": (demo.run, "classify handwritten digits in managed memory and report what happened"),
+    "info": (info.run, "show the driver, its devices, and what managed memory can do here"),
+}
+
+
+def parser() -> argparse.ArgumentParser:
+    """The parser of the command line."""
+    top = argparse.ArgumentParser(
+        prog="python -m managedmem",
+        description="CUDA managed memory for Python.",
+        epilog="Without an option the environment variable MANAGEDMEM_DRIVER names the driver: "
+        "cuda, emulator, or the path of a library.",
+    )
+    commands = top.add_subparsers(dest="command", required=True, metavar="{demo,info}")
+    for name, (_, text) in COMMANDS.items():
+        command = commands.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.")
+        driver = command.add_mutually_exclusive_group()
+        for choice, meaning in (("cuda", "the CUDA driver"), ("emulator", "the emulated driver")):
+            driver.add_argument(
+                f"--{choice}",
+                dest="driver",
+                action="store_const",
+                const=choice,
+                help=f"use {meaning}, whatever the environment says",
+            )
+    return top
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit status: 0, 1 when it failed, 2 for a wrong call."""
+    options = parser().parse_args(arguments)
+    try:
+        return COMMANDS[options.command][0](options.driver)
+    except (managedmem.CUDAError, ValueError) as error:
+        print(f"{options.command}: {error}", file=sys.stderr)
+        return 1

@@ -1,0 +1,31 @@
+"""Text of the commands: aligned columns, sizes in readable units, paths that can be printed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+
+def printable(text: object) -> str:
+    """The text with escapes for bytes of a path that cannot be printed."""
+    return str(text).encode(errors="backslashreplace").decode()
+
+
+def table(rows: Iterable[Sequence[object]], indent: str = "  ") -> str:
+    """Rows as text in columns that are as wide as their widest cell; the last one runs free."""
+    cells = [[printable(cell) for cell in row] for row in rows]
+    widths = [max(map(len, column)) for column in zip(*(row[:-1] for row in cells), strict=True)]
+    lines = []
+    for row in cells:
+        padded = [cell.ljust(width) for cell, width in zip(row[:-1], widths, strict=True)]
+        lines.append((indent + "  ".join([*padded, row[-1]])).rstrip())
+    return "\n".join(lines)
+
+
+def size_text(count: int) -> str:
+    """A number of bytes in the largest unit that leaves at least one before the point."""
+    value = float(count)
+    for unit in ("bytes", "KiB", "MiB", "GiB"):
+        if value < 1024 or unit == "GiB":
+            break
+        value /= 1024
+    return f"{count} bytes" if unit == "bytes" else f"{value:.1f} {unit}"

@@ -1,0 +1,149 @@
+"""One tensor and its memory: what a wrapper holds, which bytes it reaches, and if they are managed.
+
+Owns the distinct byte ranges of tensors, and the error for a tensor outside managed memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+from managedmem import Device, ManagedBuffer
+
+Found: TypeAlias = "list[tuple[str, Tensor]]"
+
+# --- wrappers -----------------------------------------------------------------------------
+
+
+def inner_tensors(name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
+    """The tensors in a wrapper such as DTensor, which has no memory itself; or the tensor."""
+    if is_wrapper(tensor):
+        for key in tensor.__tensor_flatten__()[0]:  # type: ignore[attr-defined]
+            yield from inner_tensors(f"{name}.{key}", getattr(tensor, key))
+    else:
+        yield name, tensor
+
+
+def is_wrapper(tensor: Tensor) -> bool:
+    """Whether the tensor is a subclass that only holds other tensors."""
+    return type(tensor) not in _PLAIN and hasattr(type(tensor), "__tensor_flatten__")
+
+
+_PLAIN = (Tensor, torch.nn.Parameter)  # the two that need no closer look, for speed
+
+# --- memory -------------------------------------------------------------------------------
+
+
+class NotManagedError(ValueError):
+    """A tensor is not in managed memory, nor in system memory that its operation can move.
+
+    ``tensor`` is the tensor and ``name`` its name, such as "decoder.bias", or "". The text has both
+    and says what moves the tensor there.
+    """
+
+    def __init__(self, name: str, tensor: Tensor) -> None:
+        super().__init__(
+            f"{describe(name, tensor)} is not in managed memory: move it there with "
+            "managedmem.torch.to_managed(), or make it inside "
+            "torch.cuda.use_mem_pool(managedmem.torch.managed_mempool())"
+        )
+        self.name = name
+        self.tensor = tensor
+
+    def __reduce__(self) -> tuple[type, tuple[str, Tensor]]:
+        return type(self), (self.name, self.tensor)
+
+
+def describe(name: str, tensor: Tensor) -> str:
+    """What an error message calls a tensor."""
+    shape = "unknown" if torch.nn.parameter.is_lazy(tensor) else tuple(tensor.shape)
+    details = f"(shape {shape}, {tensor.dtype}, on {tensor.device})"
+    return f"{name!r} {details}" if name else f"the tensor {details}"
+
+
+def check_dense(name: str, tensor: Tensor) -> None:
+    """Raise ValueError for a tensor whose values do not lie in memory with strides."""
+    if torch.nn.parameter.is_lazy(tensor):
+        reason = "has no shape yet: run the module once, so that it makes its parameters"
+    elif tensor.is_meta:
+        reason = "has no memory: bring it to life with module.to_empty(device=...), then fill it"
+    elif tensor.layout is not torch.strided:
+        kind = str(tensor.layout).removeprefix("torch.")
+        reason = f"has layout {kind}, not one block of memory: pass its dense parts one by one"
+    else:
+        return
+    raise ValueError(f"{describe(name, tensor)} {reason}")
+
+
+def extent_of(name: str, tensor: Tensor) -> tuple[int, int] | None:
+    """Address of the first byte and of the one after the last; None for an empty tensor."""
+    if tensor.layout is not torch.strided or tensor.is_meta or type(tensor) not in _PLAIN:
+        check_dense(name, tensor)
+    if tensor.numel() == 0:
+        return None
+    start = tensor.data_ptr()
+    if start == 0:
+        raise ValueError(f"{describe(name, tensor)} has no memory")
+    if tensor.is_contiguous():
+        return start, start + tensor.nbytes
+    last = sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
+    return start, start + (last + 1) * tensor.element_size()
+
+
+def _distinct(extents: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Sorted ranges in which no byte appears twice."""
+    result: list[tuple[int, int]] = []
+    for start, end in sorted(extents):
+        if result and start < result[-1][1]:
+            result[-1] = result[-1][0], max(end, result[-1][1])
+        else:
+            result.append((start, end))
+    return result
+
+
+def ranges_of(found: Found) -> list[ManagedBuffer]:
+    """The distinct memory under tensors; ValueError for the first that operations cannot act on.
+
+    The buffers keep nothing alive: the caller holds the tensors while it uses them.
+    """
+    extents = [extent for name, t in found if (extent := extent_of(name, t)) is not None]
+    ranges = [ManagedBuffer.from_handle(start, end - start) for start, end in _distinct(extents)]
+    if not all(buffer.is_managed for buffer in ranges):
+        _check_system_memory(found)
+    return ranges
+
+
+def _check_system_memory(found: Found) -> None:
+    """Raise for the first tensor whose memory is not managed, nor system memory that migrates."""
+    migrates = Device().pageable_memory_access
+    for name, tensor in found:
+        if tensor.numel() == 0 or is_managed(tensor):
+            continue
+        if not migrates or not tensor.is_cpu or tensor.is_pinned():
+            raise NotManagedError(name, tensor)
+
+
+def is_managed(tensor: Tensor) -> bool:
+    """Whether a tensor lies in CUDA managed memory.
+
+    The driver is asked about the tensor's address, so memory of any origin is recognised. False for
+    tensors that have no memory of their own: empty, sparse and meta tensors. A tensor subclass that
+    holds other tensors, such as DTensor, is managed if all of those are.
+
+    Raises TypeError for what is no tensor. Safe from every thread. Driver: cuPointerGetAttributes.
+    """
+    if not isinstance(tensor, Tensor):
+        raise TypeError(f"is_managed() takes a tensor, got {tensor!r}")
+    if is_wrapper(tensor):
+        return all(is_managed(inner) for _, inner in inner_tensors("", tensor))
+    if (
+        torch.nn.parameter.is_lazy(tensor)
+        or tensor.layout is not torch.strided
+        or tensor.numel() == 0
+    ):
+        return False
+    address = tensor.data_ptr()
+    return address != 0 and ManagedBuffer.from_handle(address, 1).is_managed
