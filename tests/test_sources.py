@@ -256,3 +256,103 @@ def test_pre_commit_formats_as_ci_does():
     lint = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert pins
     assert set(pins) <= set(lint["optional-dependencies"]["lint"])
+
+
+# The emulated driver's layers.
+
+
+def emulator_files():
+    return {p.name: p.read_text() for p in sorted(ROOMS["emulator"].glob("*.c"))}
+
+
+def global_names(text):
+    """The functions and variables that a source file defines for other files."""
+    lines = text.splitlines()
+    code = without_directives(blank_comments_and_strings(text))
+    functions = {
+        name
+        for name, first, _ in function_bodies(text)
+        if name != "EMU_ENTRY" and not lines[first - 1].startswith("static")
+    }
+    variables = re.findall(r"^(?!static|extern)\w[\w *]* \**(emu_\w+)(?: = .*)?;$", code, re.M)
+    entries = re.findall(r"^EMU_ENTRY\((\w+)", code, re.M)
+    return functions | set(variables) | {f"emu_{name}" for name in entries}
+
+
+def calls_between(files):
+    """Which source file uses a function or a variable of which other file: {user: {owner}}."""
+    tags = re.compile(r"\b(?:struct|union|enum) \w+")  # a function can have the name of a type
+    code = {
+        name: tags.sub("", without_directives(blank_comments_and_strings(text)))
+        for name, text in files.items()
+    }
+    owners = {name: owner for owner, text in files.items() for name in global_names(text)}
+    calls = {}
+    for user, text in code.items():
+        used = {owners[word] for word in re.findall(r"\w+", text) if word in owners}
+        if "EMU_ENTRIES(" in text:  # the list that names all entry points
+            used |= {owner for owner, other in files.items() if "\nEMU_ENTRY(" in other}
+        calls[user] = used - {user}
+    return calls
+
+
+def find_circle(calls):
+    """Files that call each other in a circle, the first one twice; an empty list if none do."""
+    finished = set()
+
+    def walk(path):
+        for owner in sorted(calls.get(path[-1], ())):
+            if owner in path:
+                return [*path[path.index(owner) :], owner]
+            if owner not in finished:
+                circle = walk([*path, owner])
+                if circle:
+                    return circle
+        finished.add(path[-1])
+        return []
+
+    return next(filter(None, (walk([name]) for name in sorted(calls))), [])
+
+
+def told_layers(header):
+    """The layers in the first comment of emulator.h, upper ones first, as sets of file names."""
+    opening = header[: header.index("*/")]
+    files = re.findall(r"^ \*   ((?:\w+\.c ?)+)", opening, re.MULTILINE)
+    return [set(line.split()) for line in files]
+
+
+def against_layers(calls, layers):
+    """Calls that do not go down, as (user, owner)."""
+    height = {name: -depth for depth, layer in enumerate(layers) for name in layer}
+    return {(u, o) for u, owners in calls.items() for o in owners if height[u] <= height[o]}
+
+
+def test_circle_finder_finds_a_seeded_circle():
+    files = {
+        "a.c": "int\na(void)\n{\n    return b();\n}\n",
+        "b.c": "static int\na2(void)\n{\n    return emu_c;\n}\nint\nb(void)\n{\n}\n",
+        "c.c": "int emu_c = 1;\n",
+    }
+    assert calls_between(files) == {"a.c": {"b.c"}, "b.c": {"c.c"}, "c.c": set()}
+    assert not find_circle(calls_between(files))
+    files["c.c"] += "int\nd(void)\n{\n    return a();\n}\n"
+    assert find_circle(calls_between(files)) == ["a.c", "b.c", "c.c", "a.c"]
+    assert against_layers(calls_between(files), [{"a.c"}, {"b.c"}, {"c.c"}]) == {("c.c", "a.c")}
+
+
+def test_emulator_has_no_circle():
+    files = emulator_files()
+    calls = calls_between(files)
+    assert not find_circle(calls)
+    assert "runs.c" in calls["policy.c"], "calls not found"
+    assert "entry_pool.c" in calls["procaddress.c"], "entry points not found"
+    # The same with a call back up, in the real sources.
+    files["runs.c"] += "\nvoid\nseeded(void)\n{\n    (void)emu_policy_check(0, NULL, 0);\n}\n"
+    assert {"policy.c", "runs.c"} < set(find_circle(calls_between(files)))
+
+
+def test_emulator_calls_go_down_the_layers_that_its_header_tells():
+    files = emulator_files()
+    layers = told_layers((ROOMS["emulator"] / "emulator.h").read_text())
+    assert sorted(name for layer in layers for name in layer) == sorted(files)
+    assert not against_layers(calls_between(files), layers)

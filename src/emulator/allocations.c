@@ -1,9 +1,4 @@
-/* What has been allocated: mappings (regions) of real memory, and the allocations in them.
- *
- * Regions lie in one reserved window of addresses, each behind the one before, so that a run of
- * allocations is adjacent as on a real driver.  A freed region becomes inaccessible and its
- * addresses are used again only when the window has been walked through: a use after free crashes.
- * Managed memory is not inherited by forked children, as on a real system.
+/* Allocations: which addresses are taken, in regions of their own or side by side in shared ones.
  *
  * Measured: managed allocations of up to 1 MiB are parts of a larger one.  They share pages, and
  * with the pages advice and places; larger ones take whole blocks of 2 MiB. */
@@ -11,30 +6,16 @@
 
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
-
-/* Bytes of the window; less where a process may not have that many addresses, as under valgrind. */
-static const size_t WINDOW = (size_t)1 << 38, SMALLEST_WINDOW = (size_t)1 << 32;
-static const size_t BLOCK = (size_t)2 << 20;
 
 /* The unit in which regions are shared out, and the largest size that shares one. */
 enum { UNIT = 512, SHARED_MAX = 1 << 20 };
 
-static CUdeviceptr window, cursor;
-static size_t window_size;
-static struct emu_region *regions;
 /* Sorted by address. */
 static struct slot {
     struct emu_allocation *allocation;
 } *table;
 static size_t table_count, table_room, live_bytes;
-static uint64_t last_id;
-
-struct emu_region *
-emu_regions(void)
-{
-    return regions;
-}
+static uint64_t last_id, waits;
 
 size_t
 emu_allocation_count(void)
@@ -48,139 +29,17 @@ emu_allocation_bytes(void)
     return live_bytes;
 }
 
-static size_t
-round_up(size_t value, size_t unit)
+void
+emu_waited(void)
 {
-    return (value + unit - 1) / unit * unit;
-}
-
-static void *
-address(CUdeviceptr ptr)
-{
-    return (void *)(uintptr_t)ptr;
-}
-
-static bool
-open_window(void)
-{
-    void *base = MAP_FAILED;
-
-    if (window != 0) {
-        return true;
-    }
-    for (window_size = 2 * WINDOW; base == MAP_FAILED && window_size > SMALLEST_WINDOW;) {
-        window_size /= 2;
-        base = mmap(NULL, window_size + BLOCK, PROT_NONE,
-                    MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    }
-    if (base == MAP_FAILED) {
-        return false;
-    }
-    window = round_up((size_t)(uintptr_t)base, BLOCK);
-    cursor = window;
-    return true;
-}
-
-/* The end of a region in the way of [ptr, ptr + size), or 0. */
-static CUdeviceptr
-obstacle(CUdeviceptr ptr, size_t size)
-{
-    for (const struct emu_region *r = regions; r != NULL; r = r->next) {
-        if (r->base < ptr + size && ptr < r->base + r->size) {
-            return r->base + r->size;
-        }
-    }
-    return 0;
-}
-
-static CUdeviceptr
-find_addresses(size_t size)
-{
-    size_t alignment = size >= BLOCK ? BLOCK : emu_config()->page;
-    CUdeviceptr candidate, end;
-    bool again = false;
-
-    if (!open_window() || size > window_size) {
-        return 0;
-    }
-    candidate = round_up(cursor, alignment);
-    for (;;) {
-        if (candidate + size > window + window_size) {
-            if (again) {
-                return 0;
-            }
-            again = true;
-            candidate = window;
-        }
-        end = obstacle(candidate, size);
-        if (end == 0) {
-            cursor = candidate + size;
-            return candidate;
-        }
-        candidate = round_up(end, alignment);
-    }
+    waits++;
 }
 
 static void
-region_delete(struct emu_region *region)
+drop_region(struct emu_region *region)
 {
-    struct emu_region **link = &regions;
-
-    while (*link != NULL && *link != region) {
-        link = &(*link)->next;
-    }
-    if (*link == region) {
-        *link = region->next;
-    }
     emu_pages_forget(region);
-    if (region->kind == EMU_DEVICE) {
-        region->device->allocated -= region->size;
-    }
-    /* The addresses stay reserved, out of reach; where even that fails they go altogether. */
-    if (mmap(address(region->base), region->size, PROT_NONE,
-             MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0)
-        == MAP_FAILED) {
-        (void)munmap(address(region->base), region->size);
-    }
-    emu_runs_free(&region->policies);
-    emu_runs_free(&region->records);
-    emu_runs_free(&region->pages);
-    free(region->checksums);
-    free(region);
-}
-
-static struct emu_region *
-region_new(enum emu_kind kind, size_t size, struct emu_device *device, struct emu_pool *pool)
-{
-    struct emu_region *region = calloc(1, sizeof *region);
-    size_t pages = size / emu_config()->page;
-
-    if (region == NULL) {
-        return NULL;
-    }
-    region->kind = kind;
-    region->size = size;
-    region->device = device;
-    region->pool = pool;
-    region->base = find_addresses(size);
-    if (region->base == 0 || !emu_runs_init(&region->policies, pages)
-        || !emu_runs_init(&region->records, pages) || !emu_runs_init(&region->pages, pages)
-        || mmap(address(region->base), size, PROT_READ | PROT_WRITE,
-                MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0)
-               == MAP_FAILED) {
-        emu_runs_free(&region->policies);
-        emu_runs_free(&region->records);
-        emu_runs_free(&region->pages);
-        free(region);
-        return NULL;
-    }
-    (void)madvise(address(region->base), size, MADV_DONTFORK);
-    if (kind == EMU_DEVICE) {
-        device->allocated += size;
-    }
-    region->next = regions;
-    regions = region;
-    return region;
+    emu_region_delete(region);
 }
 
 /* The index of the first allocation that begins behind `ptr`. */
@@ -222,16 +81,6 @@ emu_find_range(CUdeviceptr ptr, size_t size)
     return allocation;
 }
 
-void
-emu_page_span(const struct emu_region *region, CUdeviceptr ptr, size_t size, size_t *first,
-              size_t *end)
-{
-    size_t page = emu_config()->page;
-
-    *first = (size_t)(ptr - region->base) / page;
-    *end = ((size_t)(ptr - region->base) + size + page - 1) / page;
-}
-
 /* The first gap of a region that holds `size` bytes; 0 when there is none. */
 static CUdeviceptr
 find_gap(const struct emu_region *region, size_t size)
@@ -243,7 +92,7 @@ find_gap(const struct emu_region *region, size_t size)
         if (table[i].allocation->base - candidate >= size) {
             return candidate;
         }
-        candidate = table[i].allocation->base + round_up(table[i].allocation->size, UNIT);
+        candidate = table[i].allocation->base + emu_round_up(table[i].allocation->size, UNIT);
     }
     return end >= candidate && end - candidate >= size ? candidate : 0;
 }
@@ -254,7 +103,7 @@ static CUdeviceptr
 place_among_others(enum emu_kind kind, size_t size, struct emu_device *device,
                    struct emu_pool *pool, struct emu_region **out)
 {
-    for (struct emu_region *r = regions; r != NULL; r = r->next) {
+    for (struct emu_region *r = emu_regions(); r != NULL; r = r->next) {
         bool fits = pool != NULL ? r->pool == pool : r->small && r->device == device;
         CUdeviceptr place = fits ? find_gap(r, size) : 0;
         if (place != 0) {
@@ -262,7 +111,7 @@ place_among_others(enum emu_kind kind, size_t size, struct emu_device *device,
             return place;
         }
     }
-    *out = region_new(kind, round_up(size, BLOCK), device, pool);
+    *out = emu_region_new(kind, emu_round_up(size, EMU_BLOCK), device, pool);
     if (*out == NULL) {
         return 0;
     }
@@ -296,9 +145,9 @@ emu_allocate(enum emu_kind kind, size_t size, struct emu_device *device, struct 
 {
     struct emu_allocation *allocation;
     struct emu_region *region = NULL;
-    size_t unit = kind == EMU_MANAGED ? BLOCK : emu_config()->page;
+    size_t unit = kind == EMU_MANAGED ? EMU_BLOCK : emu_config()->page;
 
-    if (size > WINDOW
+    if (size > EMU_WINDOW
         || (kind == EMU_DEVICE && size > emu_config()->capacity - device->allocated)) {
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
@@ -309,7 +158,7 @@ emu_allocate(enum emu_kind kind, size_t size, struct emu_device *device, struct 
     if (pool != NULL || (kind == EMU_MANAGED && size <= SHARED_MAX)) {
         allocation->base = place_among_others(kind, size, device, pool, &region);
     } else {
-        region = region_new(kind, round_up(size, unit), device, NULL);
+        region = emu_region_new(kind, emu_round_up(size, unit), device, NULL);
         allocation->base = region == NULL ? 0 : region->base;
     }
     allocation->size = size;
@@ -320,7 +169,7 @@ emu_allocate(enum emu_kind kind, size_t size, struct emu_device *device, struct 
     allocation->id = ++last_id;
     if (region == NULL || !table_add(allocation)) {
         if (region != NULL && region->allocations == 0) {
-            region_delete(region);
+            drop_region(region);
         }
         free(allocation);
         return CUDA_ERROR_OUT_OF_MEMORY;
@@ -363,9 +212,9 @@ emu_release(struct emu_allocation *allocation)
     memmove(&table[i], &table[i + 1], (table_count - i) * sizeof *table);
     live_bytes -= allocation->size;
     region->allocations--;
-    region->emptied = emu_waits();
+    region->emptied = waits;
     if (region->allocations == 0 && region->pool == NULL) {
-        region_delete(region);
+        drop_region(region);
     }
     free(allocation);
 }
@@ -373,16 +222,16 @@ emu_release(struct emu_allocation *allocation)
 void
 emu_pool_regions_trim(struct emu_pool *pool, size_t keep, bool noticed)
 {
-    struct emu_region *region = regions, *next;
+    struct emu_region *region = emu_regions(), *next;
     size_t held = emu_pool_regions_bytes(pool);
 
     for (; region != NULL; region = next) {
         next = region->next;
-        bool known = !noticed || region->emptied < emu_waits();
+        bool known = !noticed || region->emptied < waits;
         if (region->pool == pool && region->allocations == 0 && known
             && held - region->size >= keep && held >= region->size) {
             held -= region->size;
-            region_delete(region);
+            drop_region(region);
         }
     }
 }
@@ -392,7 +241,7 @@ emu_pool_regions_bytes(const struct emu_pool *pool)
 {
     size_t bytes = 0;
 
-    for (const struct emu_region *r = regions; r != NULL; r = r->next) {
+    for (const struct emu_region *r = emu_regions(); r != NULL; r = r->next) {
         bytes += r->pool == pool ? r->size : 0;
     }
     return bytes;

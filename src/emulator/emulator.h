@@ -1,14 +1,20 @@
 /* The emulated driver's model: every type and function that its files share.
  *
- * Layers, upper ones call lower ones only:
- *   entry_*.c     vendor entry points: read arguments, check them in the driver's order
- *   capture.c policy.c pools.c streams.c residency.c     what calls mean
- *   allocations.c devices.c runs.c                        what exists
- *   control.c config.c                                    log, faults, configuration, the mutex
+ * Layers.  A file calls only files in lines below its own; tests/test_sources.py reads this list.
+ *   inspect.c                               controls for tests: looking inside, arming faults
+ *   procaddress.c                           from names to entry points
+ *   entry_copy.c entry_device.c entry_memory.c entry_pointer.c entry_pool.c entry_stream.c
+ *   queues.c calls.c                        running operations; begin and end of a driver call
+ *   capture.c policy.c pools.c              the meaning of calls
+ *   allocations.c events.c                  the objects that users hold
+ *   residency.c streams.c
+ *   regions.c                               mappings with the values of their pages
+ *   devices.c runs.c call_log.c faults.c
+ *   config.c lock.c                         configuration, mutex
  *
- * One mutex guards everything here.  An entry point takes it in emu_call_begin and gives it
- * back in emu_call_end; functions of the model expect it held.  It is released only around the
- * functions that a stream runs for its user. */
+ * One mutex guards everything here.  An entry point takes it in emu_call_begin and gives it back in
+ * emu_call_end; functions of the model expect it held.  It is released only around the functions
+ * that a stream runs for its user. */
 #ifndef MANAGEDMEM_EMULATOR_H
 #define MANAGEDMEM_EMULATOR_H
 
@@ -60,7 +66,20 @@ const struct emu_config *emu_config(void);
 /* What is wrong with the environment, for whoever opens the library; empty when nothing is. */
 EMU_EXPORT const char *emu_config_error(void);
 
-/* ---- control.c --------------------------------------------------------------------------- */
+/* ---- lock.c ------------------------------------------------------------------------------ */
+
+void emu_unlock(void);
+void emu_lock(void);
+/* Waits, with the mutex released, for the next broadcast. */
+void emu_wait(void);
+void emu_broadcast(void);
+/* Called by cuInit when it succeeds. */
+void emu_set_initialised(void);
+bool emu_initialised(void);
+/* True in a forked child of a process that called cuInit. */
+bool emu_forked(void);
+
+/* ---- calls.c ----------------------------------------------------------------------------- */
 
 /* What kind of call it is: bookkeeping calls are logged only in verbose mode. */
 enum emu_call_kind {
@@ -105,18 +124,18 @@ CUresult emu_call_end(struct emu_call *call, CUresult result);
         __attribute__((alias("emu_" #symbol), visibility("default"))); \
     CUresult emu_##symbol(__VA_ARGS__)
 
-/* For the functions of streams that run unlocked; broadcast wakes those who wait for them. */
-void emu_unlock(void);
-void emu_lock(void);
-void emu_wait(void);
-void emu_broadcast(void);
-/* Whether cuInit has succeeded; set by cuInit. */
-void emu_set_initialised(void);
+/* ---- call_log.c -------------------------------------------------------------------------- */
 
-struct emu_counters {
-    uint64_t bytes_htod, bytes_dtoh, bytes_dtod, cpu_faults, gpu_faults, duplications;
-};
-extern struct emu_counters emu_counted;
+/* Adds the line of a call; bookkeeping calls only in verbose mode. */
+void emu_log_call(const struct emu_call *call, CUresult result);
+
+/* ---- faults.c ---------------------------------------------------------------------------- */
+
+/* Arms a failure; flags as for emu_fail.  False: too many wait, or nth is 0. */
+bool emu_fault_arm(const char *function, unsigned int nth, CUresult code, int flags);
+/* The failure that a call has before it acts, or CUDA_SUCCESS.  *fail_after is set if an armed
+ * failure comes after the call has acted. */
+CUresult emu_fault_take(const char *function, bool needs_context, CUresult *fail_after);
 
 /* ---- runs.c: values per page, stored as runs --------------------------------------------- */
 
@@ -211,7 +230,12 @@ struct emu_device *emu_current(void);
 struct emu_device *emu_device_of(CUcontext ctx);
 CUcontext emu_context_of(struct emu_device *device);
 
-/* ---- allocations.c ----------------------------------------------------------------------- */
+/* ---- regions.c --------------------------------------------------------------------------- */
+
+/* The unit of large managed allocations, and of regions that allocations share. */
+enum { EMU_BLOCK = 2 << 20 };
+/* Bytes of the window of addresses, the most that one allocation can have. */
+#define EMU_WINDOW ((size_t)1 << 38)
 
 enum emu_kind { EMU_MANAGED, EMU_DEVICE, EMU_PINNED };
 
@@ -229,8 +253,21 @@ struct emu_region {
     struct emu_runs policies, records, pages;
     uint64_t *checksums; /* per page, of discarded pages (only where discards keep bytes) */
     uint64_t used; /* when it last moved to a device: the oldest is evicted first */
-    uint64_t emptied; /* emu_waits() at the free of its last allocation */
+    uint64_t emptied; /* the number of waits at the free of its last allocation */
 };
+
+/* NULL: out of memory or addresses. */
+struct emu_region *emu_region_new(enum emu_kind kind, size_t size, struct emu_device *device,
+                                  struct emu_pool *pool);
+/* The region's pages must have been forgotten (emu_pages_forget). */
+void emu_region_delete(struct emu_region *region);
+struct emu_region *emu_regions(void);
+/* Pages that [ptr, ptr + size) touches. */
+void emu_page_span(const struct emu_region *region, CUdeviceptr ptr, size_t size, size_t *first,
+                   size_t *end);
+size_t emu_round_up(size_t value, size_t unit);
+
+/* ---- allocations.c ----------------------------------------------------------------------- */
 
 struct emu_allocation {
     CUdeviceptr base;
@@ -253,6 +290,8 @@ void emu_release(struct emu_allocation *allocation);
  * only after a wait behind its frees; `noticed` false skips that test. */
 void emu_pool_regions_trim(struct emu_pool *pool, size_t keep, bool noticed);
 size_t emu_pool_regions_bytes(const struct emu_pool *pool);
+/* Counts a wait for a stream, an event or a context, behind which frees are noticed. */
+void emu_waited(void);
 /* The allocation that holds the address, or NULL. */
 struct emu_allocation *emu_find(CUdeviceptr ptr);
 /* The allocation that holds all of [ptr, ptr + size), or NULL. */
@@ -260,10 +299,6 @@ struct emu_allocation *emu_find_range(CUdeviceptr ptr, size_t size);
 /* The number of live allocations and of their bytes. */
 size_t emu_allocation_count(void);
 size_t emu_allocation_bytes(void);
-struct emu_region *emu_regions(void);
-/* Pages that [ptr, ptr + size) touches. */
-void emu_page_span(const struct emu_region *region, CUdeviceptr ptr, size_t size, size_t *first,
-                   size_t *end);
 
 /* ---- policy.c ---------------------------------------------------------------------------- */
 
@@ -278,11 +313,16 @@ CUresult emu_policy_check(CUmem_range_attribute attribute, const void *data, siz
 /* Writes one attribute of a range. */
 void emu_policy_read(const struct emu_region *region, CUdeviceptr ptr, size_t size,
                      CUmem_range_attribute attribute, int *data, size_t data_size);
-/* Where a location names: the bit of its place. */
-uint64_t emu_place_bit(CUmemLocation location);
 
 /* ---- residency.c ------------------------------------------------------------------------- */
 
+struct emu_counters {
+    uint64_t bytes_htod, bytes_dtoh, bytes_dtod, cpu_faults, gpu_faults, duplications;
+};
+extern struct emu_counters emu_counted;
+
+/* The bit of the place that a location names. */
+uint64_t emu_place_bit(CUmemLocation location);
 void emu_pages_prefetch(struct emu_region *region, CUdeviceptr ptr, size_t size,
                         CUmemLocation location);
 void emu_pages_discard(struct emu_region *region, CUdeviceptr ptr, size_t size);
@@ -325,6 +365,24 @@ struct emu_stream {
     struct emu_capture *capture;
 };
 
+/* Finds the stream behind a handle.  0 and 1: the current context's legacy stream (no context:
+ * INVALID_CONTEXT); 2: the thread's own; else one that exists, or INVALID_HANDLE. */
+CUresult emu_stream_find(CUstream handle, struct emu_stream **out);
+CUresult emu_stream_new(struct emu_device *device, enum emu_stream_kind kind, unsigned int flags,
+                        struct emu_stream **out);
+/* NULL for a stream that has been deleted. */
+struct emu_stream *emu_stream_by_id(uint64_t id);
+/* Forgets and frees a stream whose queue is empty; emu_stream_delete empties it first. */
+void emu_stream_remove(struct emu_stream *stream);
+bool emu_stream_idle(const struct emu_stream *stream);
+/* The streams of a device, or of all devices (NULL). */
+bool emu_streams_idle(const struct emu_device *device);
+bool emu_stream_blocking(const struct emu_stream *stream);
+struct emu_stream *emu_streams(void);
+size_t emu_stream_count(void);
+
+/* ---- events.c ---------------------------------------------------------------------------- */
+
 struct emu_event {
     struct emu_event *next;
     uint64_t id;
@@ -336,68 +394,14 @@ struct emu_event {
     double milliseconds; /* when it was reached */
 };
 
-enum emu_op_kind {
-    EMU_OP_PREFETCH,
-    EMU_OP_DISCARD,
-    EMU_OP_DISCARD_SYSTEM,
-    EMU_OP_COPY,
-    EMU_OP_FILL,
-    EMU_OP_FUNCTION,
-    EMU_OP_EVENT,
-    EMU_OP_WAIT,
-    EMU_OP_RELEASE,
-    EMU_OP_NOTHING,
-};
-
-struct emu_op {
-    struct emu_op *next;
-    enum emu_op_kind kind;
-    uint64_t serial;
-    size_t waits;
-    struct emu_point *wait;
-    CUdeviceptr ptr, source;
-    size_t size; /* bytes; of a fill: elements */
-    CUmemLocation location;
-    unsigned int pattern, width;
-    void (*function)(void *argument);
-    void *argument;
-    uint64_t event;
-    struct emu_allocation *allocation;
-};
-
-/* Finds the stream behind a handle.  0 and 1: the current context's legacy stream (no context:
- * INVALID_CONTEXT); 2: the thread's own; else one that exists, or INVALID_HANDLE. */
-CUresult emu_stream_find(CUstream handle, struct emu_stream **out);
-CUresult emu_stream_new(struct emu_device *device, enum emu_stream_kind kind, unsigned int flags,
-                        struct emu_stream **out);
-/* Runs what is queued, then removes it. */
-void emu_stream_delete(struct emu_stream *stream);
-/* Queues a copy of `op` (its waits included) and lets it run when streams are eager. */
-CUresult emu_stream_submit(struct emu_stream *stream, const struct emu_op *op);
-/* The same, but waits for `point` first. */
-CUresult emu_stream_submit_after(struct emu_stream *stream, struct emu_point point);
-bool emu_stream_idle(const struct emu_stream *stream);
-void emu_stream_drain(struct emu_stream *stream);
-/* Counts a wait for a stream, an event or a context; emu_waits() is the number of waits. */
-void emu_waited(void);
-uint64_t emu_waits(void);
-/* All streams of a device, or of all devices (NULL). */
-void emu_streams_drain(const struct emu_device *device);
-bool emu_streams_idle(const struct emu_device *device);
-struct emu_stream *emu_streams(void);
-size_t emu_stream_count(void);
-bool emu_stream_blocking(const struct emu_stream *stream);
-/* Switches to lazy or eager; eager runs what is queued. */
-void emu_streams_schedule(bool lazy);
-bool emu_streams_lazy(void);
-
 CUresult emu_event_new(struct emu_device *device, unsigned int flags, struct emu_event **out);
 struct emu_event *emu_event_find(CUevent handle);
 void emu_event_delete(struct emu_event *event);
-CUresult emu_event_record(struct emu_event *event, struct emu_stream *stream);
+/* True if the event was never recorded, too. */
 bool emu_event_reached(const struct emu_event *event);
-void emu_event_drain(const struct emu_event *event);
-/* Events recorded in a capture that is over. */
+/* Notes the time at which the event with this id is reached. */
+void emu_event_reach(uint64_t id);
+/* Takes the events recorded in a capture out of it, when it is over. */
 void emu_events_leave(const struct emu_capture *capture);
 size_t emu_event_count(void);
 
@@ -455,5 +459,52 @@ void emu_pool_queue_release(struct emu_allocation *allocation);
 void emu_pool_release(struct emu_allocation *allocation);
 /* How many pools users made and have not destroyed. */
 size_t emu_pool_count(void);
+
+/* ---- queues.c ---------------------------------------------------------------------------- */
+
+enum emu_op_kind {
+    EMU_OP_PREFETCH,
+    EMU_OP_DISCARD,
+    EMU_OP_DISCARD_SYSTEM,
+    EMU_OP_COPY,
+    EMU_OP_FILL,
+    EMU_OP_FUNCTION,
+    EMU_OP_EVENT,
+    EMU_OP_WAIT,
+    EMU_OP_RELEASE,
+    EMU_OP_NOTHING,
+};
+
+struct emu_op {
+    struct emu_op *next;
+    enum emu_op_kind kind;
+    uint64_t serial;
+    size_t waits;
+    struct emu_point *wait;
+    CUdeviceptr ptr, source;
+    size_t size; /* bytes; of a fill: elements */
+    CUmemLocation location;
+    unsigned int pattern, width;
+    void (*function)(void *argument);
+    void *argument;
+    uint64_t event;
+    struct emu_allocation *allocation;
+};
+
+/* Queues a copy of `op` (its waits included) and lets it run when streams are eager. */
+CUresult emu_stream_submit(struct emu_stream *stream, const struct emu_op *op);
+/* The same, but waits for `point` first. */
+CUresult emu_stream_submit_after(struct emu_stream *stream, struct emu_point point);
+/* Runs all queued operations. */
+void emu_stream_drain(struct emu_stream *stream);
+/* The same for all streams of a device, or of all devices (NULL). */
+void emu_streams_drain(const struct emu_device *device);
+/* Abandons a capture, runs all queued operations, then removes the stream. */
+void emu_stream_delete(struct emu_stream *stream);
+CUresult emu_event_record(struct emu_event *event, struct emu_stream *stream);
+void emu_event_drain(const struct emu_event *event);
+/* Switches to lazy or eager; eager runs all queued operations. */
+void emu_streams_schedule(bool lazy);
+bool emu_streams_lazy(void);
 
 #endif

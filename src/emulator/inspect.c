@@ -3,6 +3,36 @@
 
 #include <string.h>
 
+static bool
+can_fail(const char *function)
+{
+    const char *name;
+
+    if (strcmp(function, "*") == 0) {
+        return true;
+    }
+    for (size_t i = 0; (name = emu_fail_name(i)) != NULL; i++) {
+        if (strcmp(name, function) == 0) {
+            return true;
+        }
+    }
+    return false;
+}
+
+int
+emu_fail(const char *function, unsigned int nth, int code, int flags)
+{
+    bool armed;
+
+    if (!can_fail(function)) {
+        return -2;
+    }
+    emu_lock();
+    armed = emu_fault_arm(function, nth, (CUresult)code, flags);
+    emu_unlock();
+    return armed ? 0 : -1;
+}
+
 size_t
 emu_live_allocations(void)
 {

@@ -11,19 +11,6 @@ struct advice {
     CUmemLocation location;
 };
 
-uint64_t
-emu_place_bit(CUmemLocation location)
-{
-    switch ((int)location.type) {
-    case CU_MEM_LOCATION_TYPE_DEVICE:
-        return (uint64_t)1 << location.id;
-    case CU_MEM_LOCATION_TYPE_HOST_NUMA:
-        return (uint64_t)1 << (EMU_HOST_BIT + location.id);
-    default:
-        return (uint64_t)1 << EMU_HOST_BIT;
-    }
-}
-
 /* Measured on a machine with one NUMA node: preferring a node is accepted and changes nothing.
  * With several nodes the node is kept; the calling thread's node is always node 0 here. */
 static void

@@ -14,6 +14,7 @@ enum { POISON = 0xDB };
 
 static const uint64_t DEVICES = ((uint64_t)1 << EMU_HOST_BIT) - 1;
 static uint64_t clock_of_use;
+struct emu_counters emu_counted;
 
 struct move {
     struct emu_region *region;
@@ -21,6 +22,19 @@ struct move {
     bool write;                  /* touches only */
     const union emu_value *policy;
 };
+
+uint64_t
+emu_place_bit(CUmemLocation location)
+{
+    switch ((int)location.type) {
+    case CU_MEM_LOCATION_TYPE_DEVICE:
+        return (uint64_t)1 << location.id;
+    case CU_MEM_LOCATION_TYPE_HOST_NUMA:
+        return (uint64_t)1 << (EMU_HOST_BIT + location.id);
+    default:
+        return (uint64_t)1 << EMU_HOST_BIT;
+    }
+}
 
 static unsigned char *
 page_bytes(const struct emu_region *region, size_t page)

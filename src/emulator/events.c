@@ -1,0 +1,92 @@
+/* Events: the ones that exist, and the points of streams at which they were recorded. */
+#include "emulator.h"
+
+#include <stdlib.h>
+#include <time.h>
+
+static struct emu_event *events;
+static uint64_t last_event;
+static size_t live_events;
+
+size_t
+emu_event_count(void)
+{
+    return live_events;
+}
+
+CUresult
+emu_event_new(struct emu_device *device, unsigned int flags, struct emu_event **out)
+{
+    struct emu_event *event = calloc(1, sizeof *event);
+
+    if (event == NULL) {
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    event->id = ++last_event;
+    event->flags = flags;
+    event->device = device;
+    event->next = events;
+    events = event;
+    live_events++;
+    *out = event;
+    return CUDA_SUCCESS;
+}
+
+struct emu_event *
+emu_event_find(CUevent handle)
+{
+    for (struct emu_event *e = events; e != NULL; e = e->next) {
+        if ((void *)e == (void *)handle) {
+            return e;
+        }
+    }
+    return NULL;
+}
+
+void
+emu_event_delete(struct emu_event *event)
+{
+    struct emu_event **link = &events;
+
+    while (*link != event) {
+        link = &(*link)->next;
+    }
+    *link = event->next;
+    live_events--;
+    free(event);
+}
+
+void
+emu_events_leave(const struct emu_capture *capture)
+{
+    for (struct emu_event *e = events; e != NULL; e = e->next) {
+        if (e->capture == capture) {
+            e->capture = NULL;
+        }
+    }
+}
+
+bool
+emu_event_reached(const struct emu_event *event)
+{
+    const struct emu_stream *stream;
+
+    if (!event->recorded) {
+        return true;
+    }
+    stream = emu_stream_by_id(event->point.stream);
+    return stream == NULL || stream->done >= event->point.serial;
+}
+
+void
+emu_event_reach(uint64_t id)
+{
+    struct timespec now;
+
+    for (struct emu_event *e = events; e != NULL; e = e->next) {
+        if (e->id == id) {
+            clock_gettime(CLOCK_MONOTONIC, &now);
+            e->milliseconds = (double)now.tv_sec * 1e3 + (double)now.tv_nsec / 1e6;
+        }
+    }
+}
