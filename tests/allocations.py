@@ -1,8 +1,9 @@
 """The program behind test_allocations.py: every allocation of every operation fails, one at a time.
 
-`operations` sweeps those of operations.everything(), `imports` the making of a module. They print a
-line of JSON for each attempt, [name, kind, n], and for each operation and kind one more, [name,
-kind, n, failure or null]: after a crash the last line tells which allocation it was.
+`operations()` sweeps the operations of operations.everything(), `imports()` the making of a
+module. They print a line of JSON for each attempt, [name, kind, n], and one more for each
+operation and kind, [name, kind, n, failure or null]. After a crash, the last line names the
+allocation.
 """
 
 import _imp
@@ -16,8 +17,8 @@ from importlib.machinery import ExtensionFileLoader, ModuleSpec
 import managedmem
 from failing import KINDS, MOST, Wrong, attempt, is_memory_error, prepare, tell
 from helpers import settle, warm_up
-from managedmem import Device, emulator
-from operations import HOST, ONE, ZERO, World, everything
+from managedmem import Device
+from operations import HOST, ONE, ZERO, everything
 
 ATTEMPTS = 6  # a leak grows in each of them; what CPython caches does not
 # Other exceptions than MemoryError that an operation may raise, and the reason.
@@ -27,13 +28,12 @@ OTHERS_RAISE = {
     # CPython raises nothing where it has no memory for the frame of a Python function.
     **dict.fromkeys(["cupy is missing", "torch is missing"], SystemError),
 }
-# Where CPython itself loses references when its own memory ends: a list or tuple that is made of an
-# iterable keeps the items, or the iterable, when it cannot grow.
+# Operations in which CPython itself loses references when memory runs out: a list or tuple that is
+# made from an iterable keeps the items, or the iterable, when it cannot grow.
 LEAKS_OF_CPYTHON = {"many targets", "many foreign targets", "PrefetchPlan.from_module"}
-# What can be compared after two calls.
+# Results that can be compared with those of another call.
 PLAIN = (bool, int, str, tuple, list, set, frozenset, dict, bytes)
-
-
+# Objects outside of the world that an operation may keep a reference to.
 LASTING = [
     HOST,
     ZERO,
@@ -42,25 +42,14 @@ LASTING = [
 ]
 
 
-def fresh(operation):
-    w = World()
-    operation.prepare(w)
-    return w
-
-
 def state(w):
-    """What must be as before: advice, contents, access, what is open, what the driver has."""
+    """What must be as before: advice, contents, access, open objects, those of the driver."""
     settle()
-    live = emulator.live()
     return {
-        "advice": w.advice(),
-        "prefetched": w.prefetched(),
-        "bytes": w.bytes(),
-        "access": w.access(),
+        "driver": w.live_objects(),
+        **w.state(),
         "open": [thing.is_closed for thing in vars(w).values() if hasattr(thing, "is_closed")],
         "plans": [len(w.plan), len(w.large_plan)],
-        # A pool keeps the events of its frees for later frees.
-        "driver": live._replace(events=0) if w.pools else live,
         "device": Device(),
     }
 
@@ -84,7 +73,7 @@ class Sweep:
 
     @functools.cached_property
     def after_success(self):
-        w = fresh(self.operation)
+        w = self.operation.make_world()
         self.operation.run(w)
         w.drop_results()
         after = state(w)
@@ -112,7 +101,7 @@ class Sweep:
         return True, w
 
     def check_success(self, w, before, result):
-        """The operation did without that memory: it must have done what it does otherwise."""
+        """Without an exception, the operation must have done all that it does with that memory."""
         plain = isinstance(result, PLAIN)
         w.drop_results()
         now = state(w)
@@ -122,10 +111,10 @@ class Sweep:
         if plain and not difference(before, now) and self.operation.run(w) != result:
             raise Wrong(f"it raised nothing and returned {result!r}")
         w.end()
-        return fresh(self.operation)
+        return self.operation.make_world()
 
-    def what_lives(self, w):
-        """Blocks of the extension, blocks of CPython, references."""
+    def count_live(self, w):
+        """The numbers of blocks of the extension, of blocks of CPython and of references."""
         w.drop_results()
         settle()
         gc.collect()  # also frees what CPython keeps for later objects
@@ -135,10 +124,10 @@ class Sweep:
     def check_leaks(self, w, n):
         """Attempt it again: neither blocks nor references may grow each time."""
         kept = [sys.maxsize] * 3
-        before = self.what_lives(w)
+        before = self.count_live(w)
         for _ in range(ATTEMPTS):
             attempt(self.allocations, self.operation, w, self.kind, n)
-            now = self.what_lives(w)
+            now = self.count_live(w)
             kept = [min(k, a - b) for k, a, b in zip(kept, now, before, strict=True)]
             if max(kept) <= 0:
                 return
@@ -150,7 +139,7 @@ class Sweep:
     def run(self):
         """How many attempts there were, and the failure or None."""
         self.after_success  # noqa: B018 (caches of the process are filled now)
-        w = fresh(self.operation)
+        w = self.operation.make_world()
         n = 0
         try:
             for n in range(1, MOST):

@@ -1,6 +1,6 @@
-"""Failing allocations, for the sweeps over operations and over first uses: controls, one attempt.
+"""One attempt with a failing allocation, and its controls, for the sweeps of allocations.
 
-Uses no driver, and imports nothing that does.
+This module uses no driver, and imports none that does: first_uses.py needs that.
 """
 
 import ctypes
@@ -55,11 +55,14 @@ def address(function):
 
 
 class Wrong(Exception):
-    """What a failed allocation must not do."""
+    """A fault has an effect that it must not have."""
 
 
 def attempt(allocations, operation, w, kind, n):
-    """(result, type of the exception, its text, whether the allocation was reached)."""
+    """Runs the operation with the nth allocation of a kind failing.
+
+    Gives (result, type of the exception, its text, whether the allocation was reached).
+    """
     result = error = None
     text = ""
     try:
@@ -74,7 +77,7 @@ def attempt(allocations, operation, w, kind, n):
 
 
 def prepare(library, defect=None):
-    """The controls; `defect` names a fault of the extension that is to be found."""
+    """The controls; `defect` names a defect of the extension that the sweep must find."""
     faulthandler.enable()
     allocations = Allocations(library)
     if defect:

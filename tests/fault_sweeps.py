@@ -1,8 +1,9 @@
 """The program behind test_fault_sweeps.py: faults of every call of every operation.
 
-They come before the call acts or after, two in a row, on pages whose advice differs, or last.
-Each sweep takes names of operations and prints a line of JSON for each attempt,
-[name, attempt], and one more for each operation, [name, attempts, failure or null].
+A fault comes before the call acts or after it, alone or with a second one, on pages whose advice
+is the same or differs, and for one call or for all that follow. Each sweep takes names of
+operations and prints a line of JSON for each attempt, [name, attempt], and one more for each
+operation, [name, attempts, failure or null].
 """
 
 import ctypes
@@ -26,10 +27,18 @@ from operations import (
     WIPES,
     WRITES,
     ZERO,
-    World,
     everything,
 )
 
+READ_MOSTLY, PREFERRED_LOCATION, ACCESSED_BY = range(3)  # the columns of World.advice()
+# The advice of operations whose names do not say it; of the others it is accessed_by.
+ADVISED = {
+    "advice of a view": READ_MOSTLY,
+    "advice of a wrapper": READ_MOSTLY,
+    "advise one": READ_MOSTLY,
+    "advise twice the same": PREFERRED_LOCATION,
+    "advise overlapping parts": PREFERRED_LOCATION,
+}
 SECOND = 700  # the code of the second fault
 MOST = 400
 # How many calls after the first the second fault comes. What follows a dozen repeats itself.
@@ -53,13 +62,13 @@ FREES = {
     "cuMemPoolDestroy",
     "cuStreamDestroy",
 }
-# Queries whose answer decides nothing but the words of a message, or the next of several ways.
+# Queries whose answers decide only the text of a message, or how to dispatch.
 HINTS = DISPATCH_HINT | {"cuMemRangeGetAttributes"}
 # They end a policy, which stays in force when that fails.
 RESTORING = {"applied policy", "policy applied", "restore a policy"}
 # Memory of another library stays open when its deallocate() fails.
 LENT = {"copy_to lent memory", "lent memory", "lent memory dropped"}
-# What fails while something is dropped cannot be told to anybody.
+# Calls that are made when objects are dropped, where a failure cannot be raised.
 DROPPING = {
     "cuCtxGetCurrent",
     "cuCtxPushCurrent",
@@ -74,7 +83,7 @@ DROPPING = {
     "cuStreamIsCapturing",
     "cuDeviceGetAttribute",
 }
-# What a call may have done before it failed.
+# The changes that a call may have made before it failed.
 DONE = (
     ("Discard", WIPES),
     ("Prefetch", MOVES),
@@ -106,20 +115,8 @@ def mixed(operation):
     return dataclasses.replace(operation, prepare=prepare_mixed)
 
 
-def fresh(operation):
-    w = World()
-    operation.prepare(w)
-    return w
-
-
 def state(w):
-    return {
-        "advice": w.advice(),
-        "prefetched": w.prefetched(),
-        "bytes": w.bytes(),
-        "access": w.access(),
-        "capture mode": capture_mode(),
-    }
+    return {**w.state(), "capture mode": capture_mode()}
 
 
 def capture_mode():
@@ -134,9 +131,7 @@ def capture_mode():
 def live(w):
     settle()  # makes late frees, which a lazy driver runs at the next wait
     settle()
-    now = emulator.live()
-    # A pool keeps the events of its frees for later frees.
-    return now._replace(events=0) if w.pools else now
+    return w.live_objects()
 
 
 @dataclasses.dataclass
@@ -172,7 +167,7 @@ def attempt(operation, w, *faults):
 
 
 def may_be_silent(operation, name, *functions):
-    """Whether the failure of these functions need not be an error of the operation."""
+    """Whether the operation may succeed although these functions failed."""
     silent = REPEATED | operation.silent | FREES | HINTS
     if name not in OPERATIONS:
         silent |= DROPPING
@@ -182,22 +177,19 @@ def may_be_silent(operation, name, *functions):
 
 
 def codes(error):
-    """Of an error, and of those that were handled when it was raised."""
+    """The codes of an error, and of those that were being handled when it was raised."""
     while error is not None:
         yield getattr(error, "code", None)
         error = error.__context__
 
 
 def advised(operation_name):
-    """Which of the three advices an operation changes; policies change all, and restore all."""
-    for column, word in enumerate(("read_mostly", "preferred_location")):
-        if word in operation_name:
-            return column
-    return (
-        0
-        if operation_name in ("advice of a view", "advice of a wrapper", "advise one")
-        else (1 if operation_name in ("advise twice the same", "advise overlapping parts") else 2)
-    )
+    """The column of the advice that an operation changes; a policy changes and restores all."""
+    if "read_mostly" in operation_name:
+        return READ_MOSTLY
+    if "preferred_location" in operation_name:
+        return PREFERRED_LOCATION
+    return ADVISED.get(operation_name, ACCESSED_BY)
 
 
 def others(advice, column):
@@ -206,7 +198,7 @@ def others(advice, column):
 
 
 def check_error(outcome, operation, name, code):
-    """The first failure is what the caller hears of."""
+    """The caller must learn of the first failure."""
     error, first = outcome.error, outcome.failed[0]
     if error is None:
         if not may_be_silent(operation, name, first):
@@ -234,7 +226,7 @@ def check_state(outcome, allowed, mixed_name=None):
 
 
 def go_on(operation, w):
-    """The operation is done, though it failed before."""
+    """The operation succeeds after it failed."""
     operation.prepare(w)
     operation.run(w)
     w.end()
@@ -247,7 +239,7 @@ def one_fault(operation, name, after, is_mixed=False):
     """Each call fails: before it acts, or after."""
     for n in range(1, MOST):
         tell(name, n)
-        w = fresh(operation)
+        w = operation.make_world()
         outcome = attempt(operation, w, {"nth": n, "code": LAUNCH_FAILED, "after": after})
         if outcome is None:
             w.end()
@@ -267,12 +259,12 @@ def one_fault(operation, name, after, is_mixed=False):
 
 
 def two_faults(operation, name, after=False, is_mixed=False):
-    """Each call fails, and one of those that follow: a call that puts back what was done."""
+    """Each call fails, and then a later one: among these are the calls that restore the state."""
     attempts = 0
     for n in range(1, MOST):
         for k in DISTANCES:
             tell(name, (n, k))
-            w = fresh(operation)
+            w = operation.make_world()
             outcome = attempt(
                 operation,
                 w,
@@ -294,7 +286,7 @@ def two_faults(operation, name, after=False, is_mixed=False):
 
 
 def calls_of(operation):
-    w = fresh(operation)
+    w = operation.make_world()
     emulator.clear_calls()
     operation.run(w)
     count = len(emulator.calls())
@@ -328,11 +320,11 @@ def check_pair(outcome, operation, after, name, is_mixed):
 
 
 def lasting_fault(operation, name):
-    """From each call on, nothing works any more: all ends without a crash, and nothing waits."""
+    """From each call on, all calls fail: objects still close, without a crash or a hang."""
     count = calls_of(operation)  # each attempt may leave more to free late, which are more calls
     for n in range(1, count + 1):
         tell(name, n)
-        w = fresh(operation)
+        w = operation.make_world()
         depth = emulator.live().context_depth
         emulator.clear_calls()
         emulator.fail("*", nth=n, code=LAUNCH_FAILED, lasting=True)
@@ -357,7 +349,7 @@ def lasting_fault(operation, name):
 
 
 def raised(call):
-    """The CUDAError of a call, or None. Others are wrong."""
+    """The CUDAError of a call, or None; other exceptions are passed on."""
     try:
         call()
     except CUDAError as error:
@@ -365,7 +357,7 @@ def raised(call):
     return None
 
 
-# Advice is given on pages that differ; the other operations do not look at it.
+# The operations that depend on the advice of pages.
 ADVISING = [
     name
     for name in OPERATIONS

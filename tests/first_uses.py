@@ -1,6 +1,6 @@
-"""What a process does first with the driver, and each allocation of it failing, in forked children.
+"""Every allocation of the first use of the driver in a process fails, one at a time.
 
-Prints lines as allocations.py does.
+Each attempt is in a forked child. Prints lines as allocations.py does.
 """
 
 import gc
@@ -13,8 +13,8 @@ from failing import KINDS, MOST, Wrong, attempt, is_memory_error, prepare, tell
 from helpers import PAGE
 from managedmem import emulator
 
-# Reads of facts that never change may be remembered from before, so these are done in processes
-# that have used no driver yet. `use(work)` calls `work` with a buffer.
+# The library remembers facts that never change, so each of these runs in a process that has used no
+# driver yet. `use(work)` calls `work` with a buffer.
 FIRST_USE = {
     "Device.count": "Device.count()",
     "Device": "Device(1)",

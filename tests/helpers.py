@@ -131,8 +131,14 @@ def run_python(code, *, driver="emulator", emulator=None, check=True):
     return done
 
 
+def parameters_of(request, test):
+    """The names that a test is parametrized with in this run."""
+    items = [item for item in request.session.items if item.originalname == test.__name__]
+    return [item.callspec.params["name"] for item in items]
+
+
 def explore(module, names, at_once):
-    """What main() of a module of tests/ finds in each operation: a text or None.
+    """The findings of main() of a module of tests/, by operation: a text or None.
 
     It runs in processes of its own, because an operation may end or stop its process. It prints
     lines of JSON: a list with the name before an operation, and with name and finding after it.
@@ -151,10 +157,10 @@ def explore(module, names, at_once):
 
 
 def run_program(command, env, patience=40):
-    """Run a Python program to its end. Of one that hangs, the stacks of all threads are reported.
+    """Run a Python program to its end; if it hangs, fail with the stacks of all its threads.
 
-    It needs faulthandler to be enabled, which writes them when the program is aborted, also where
-    a thread waits in C and keeps the GIL.
+    The program must have faulthandler enabled, which writes them when the program is aborted, even
+    if a thread waits in C and keeps the GIL.
     """
     with subprocess.Popen(
         command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True

@@ -109,6 +109,22 @@ class World:
     def bytes(self):
         return [contents(b) for b in self.buffers if not b.is_closed]
 
+    def state(self):
+        """What an operation that fails must leave as it was."""
+        return {
+            "advice": self.advice(),
+            "prefetched": self.prefetched(),
+            "bytes": self.bytes(),
+            "access": self.access(),
+        }
+
+    def live_objects(self):
+        """The live objects of the driver, without the events that a pool keeps for later frees."""
+        from managedmem import emulator
+
+        live = emulator.live()
+        return live._replace(events=0) if self.pools else live
+
     def made_by(self, resource, size):
         """Memory of that resource, held until the counting is done."""
         self.keep(resource.allocate(size))
@@ -144,6 +160,12 @@ class Operation:
     faults: int = 1  # how many driver calls it makes at the least
     devices: int = 1  # how many it needs
     raises: type | None = None  # what it raises when nothing fails
+
+    def make_world(self):
+        """A world that is prepared for it."""
+        w = World()
+        self.prepare(w)
+        return w
 
     def run(self, w):
         """Act; an operation that raises must do so."""
@@ -497,7 +519,7 @@ def pooled(act, covers="", faults=1, devices=1):
 
 
 def with_peers(act, covers="", faults=1):
-    """An operation on the set of peers; of a device alone, no driver is asked about any."""
+    """An operation on the set of peers; a device alone has no peers to ask the driver about."""
     return pooled(act, covers, faults, devices=2)
 
 
@@ -581,13 +603,13 @@ OPERATIONS |= {
 
 
 def refused(read):
-    """Call what no buffer can do, and take its refusal."""
+    """Call something that no buffer supports, and expect its NotImplementedError."""
     with contextlib.suppress(NotImplementedError):
         read()
         raise AssertionError("it was not refused")
 
 
-# These make no driver call at all; that is tested, not believed.
+# Operations without a driver call, as test_faults.py checks.
 NO_DRIVER = {
     "ManagedBuffer.handle": lambda w: w.a.handle,
     "ManagedBuffer.size": lambda w: w.a.size,
@@ -662,7 +684,7 @@ NO_DRIVER = {
 }
 
 
-# What raises, though nothing fails.
+# Operations that raise without a fault.
 PLAIN_MEMORY = ctypes.create_string_buffer(4 * PAGE)
 
 
@@ -695,7 +717,7 @@ def constant():
 
 
 def on_unmanaged(act):
-    """On memory that is not managed; this fails after the guard was entered."""
+    """An operation on memory that is not managed, which raises after the guard was entered."""
     return Operation(lambda w: act(w, unmanaged()), raises=ValueError)
 
 
@@ -853,7 +875,7 @@ ERRORS = {
 }
 
 
-# What begins and ends within the operation.
+# Operations that begin and end objects.
 class Lender:
     """Another library's memory resource."""
 
@@ -918,7 +940,7 @@ def restore_a_policy(w):
 
 
 def leave_with(make):
-    """`with` around what is made, which closes it."""
+    """A `with` block around an object that is made for it, and closed at its end."""
 
     def act(w):
         with make(w):
@@ -1046,7 +1068,7 @@ LIVES = {
 LIVES["_select_driver"].covers = "_select_driver"
 
 
-# What Python's own functions and operators call.
+# Operations that Python's own functions and operators call.
 def same_set(kind, members, other):
     """The protocols of a set of locations that the other tables do not have."""
     name = f"{kind}.{{}}".format

@@ -1,4 +1,4 @@
-"""The program behind test_references.py: what every public operation leaves behind a round.
+"""The program behind test_references.py: what a round of every public operation leaves behind.
 
 Usage: python references.py NAME..., with names of operations.everything() or SEEDED. Prints a line
 of JSON for each: its name and what grew, or null. A Python that was built with Py_DEBUG counts the
@@ -20,7 +20,7 @@ from operations import LAUNCH_FAILED, OUT_OF_MEMORY, PAGE, Operation
 
 WARM_UP = 3
 ROUNDS = 4
-# What leaks grows in each attempt. Caches of CPython (strings, free lists) grow in some only.
+# A leak grows in each attempt. Caches of CPython (strings, free lists) grow in some only.
 ATTEMPTS = 10
 MOST_CALLS = 500
 # NumPy comes built for a Python without Py_DEBUG, and so without counting all references.
@@ -53,7 +53,7 @@ class MallInfo(ctypes.Structure):
 
 @functools.cache
 def c_heap():
-    """A function that tells how many bytes malloc() has given away, or None."""
+    """A function that tells how many bytes of malloc() are in use, or None."""
     mallinfo = getattr(ctypes.CDLL(None), "mallinfo2", None)
     if mallinfo is None:
         return None
@@ -96,23 +96,23 @@ class Counts:
         size = len(self.things) + len(self.readers)
         self.before, self.after = (ctypes.c_ssize_t * size)(), (ctypes.c_ssize_t * size)()
 
-    def read(self, into):
+    def read(self, numbers):
         emulator.clear_calls()
         clear_type_cache()
         gc.collect()
         at = 0
         for thing in self.things:
-            into[at] = sys.getrefcount(thing)
+            numbers[at] = sys.getrefcount(thing)
             at += 1
         for reader in self.readers.values():
-            into[at] = reader()
+            numbers[at] = reader()
             at += 1
 
     def names(self):
         return [f"references to {thing!r}" for thing in self.things] + list(self.readers)
 
     def grown(self, turn):
-        """What changed over rounds of a turn, by name; the least of all attempts."""
+        """The changes over ROUNDS turns, by name: the least of all attempts."""
         least = None
         self.read(self.after)
         for _ in range(ATTEMPTS):
@@ -162,7 +162,7 @@ def with_faults(operation, w, code, after):
         drop_results(w)
         if not fired:
             return
-    raise AssertionError("the fault is never got past")
+    raise AssertionError(f"the operation still meets the fault after {MOST_CALLS} calls")
 
 
 NO_FAULT = "without a fault"

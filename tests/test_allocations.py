@@ -1,7 +1,7 @@
 """Every allocation of every operation fails, one at a time: the extension's, and CPython's for it.
 
 Each failure must be a MemoryError that leaves no block behind and everything as it was.
-allocations.py and first_uses.py make the attempts in processes of their own: a crash has a name.
+allocations.py and first_uses.py run in processes of their own: a crash names its allocation.
 """
 
 import json
@@ -14,7 +14,7 @@ import pytest
 
 import operations
 from first_uses import FIRST_USE
-from helpers import run_python
+from helpers import parameters_of, run_python
 
 pytestmark = pytest.mark.emulator_only
 
@@ -40,7 +40,7 @@ def library(tmp_path_factory):
 
 
 def results(call):
-    """What a call of allocations.py says of each operation: {name: {kind: (attempts, failure)}}."""
+    """The findings that a call prints, by operation: {name: {kind: (attempts, failure)}}."""
     done = run_python(f"import {call.partition('.')[0]}; {call}", check=False)
     found = {}
     lines = [json.loads(line) for line in done.stdout.splitlines()]
@@ -73,21 +73,15 @@ def check(found):
         assert wrong is None, f"allocation {n} of {kind}: {wrong}"
 
 
-def swept(request, name):
-    """The operations that the tests of this run ask about."""
-    items = [item for item in request.session.items if item.originalname == name]
-    return [item.callspec.params["name"] for item in items]
-
-
 @pytest.fixture(scope="module")
 def findings(request, library):
-    names = swept(request, TestEveryOperation.test_each_allocation_in_turn.__name__)
+    names = parameters_of(request, TestEveryOperation.test_each_allocation_in_turn)
     return explore(lambda left: sweep_of(library, left), names)
 
 
 @pytest.fixture(scope="module")
 def first_findings(request, library):
-    names = swept(request, TestFirstUse.test_each_allocation_of_the_first.__name__)
+    names = parameters_of(request, TestFirstUse.test_each_allocation_of_the_first)
     return explore(lambda left: f"first_uses.sweep({str(library)!r}, {left!r})", names)
 
 

@@ -8,7 +8,7 @@ during every operation; this file has one test for each operation.
 import pytest
 
 import reentry
-from helpers import explore, run_python
+from helpers import explore, parameters_of, run_python
 
 pytestmark = pytest.mark.emulator_only
 
@@ -17,9 +17,8 @@ AT_ONCE = 30  # operations in a process
 
 @pytest.fixture(scope="module")
 def findings(request):
-    test = TestCollectorDuringOperations.test_nothing_waits_for_itself
-    items = [item for item in request.session.items if item.originalname == test.__name__]
-    return explore("reentry", [item.callspec.params["name"] for item in items], AT_ONCE)
+    names = parameters_of(request, TestCollectorDuringOperations.test_nothing_waits_for_itself)
+    return explore("reentry", names, AT_ONCE)
 
 
 @pytest.mark.timeout(300)  # the first one explores all of them

@@ -11,7 +11,7 @@ import pytest
 
 import operations
 import references
-from helpers import explore, run_python
+from helpers import explore, parameters_of, run_python
 from managedmem import Device
 
 pytestmark = pytest.mark.emulator_only
@@ -22,9 +22,8 @@ ALL_REFERENCES = hasattr(sys, "gettotalrefcount")
 
 @pytest.fixture(scope="module")
 def findings(request):
-    test = TestEveryOperation.test_leaves_nothing_behind
-    items = [item for item in request.session.items if item.originalname == test.__name__]
-    return explore("references", [item.callspec.params["name"] for item in items], AT_ONCE)
+    names = parameters_of(request, TestEveryOperation.test_leaves_nothing_behind)
+    return explore("references", names, AT_ONCE)
 
 
 @pytest.mark.timeout(300)  # the first one goes through all of them
