@@ -261,6 +261,11 @@ def test_pre_commit_formats_as_ci_does():
 # The emulated driver's layers.
 
 
+# Words that ask for a meaning where a name should give it.
+QUESTION_WORDS = {"what", "how", "way", "which", "about"}
+MAX_EMULATOR_FUNCTION_LINES = 42
+
+
 def emulator_files():
     return {p.name: p.read_text() for p in sorted(ROOMS["emulator"].glob("*.c"))}
 
@@ -356,3 +361,20 @@ def test_emulator_calls_go_down_the_layers_that_its_header_tells():
     layers = told_layers((ROOMS["emulator"] / "emulator.h").read_text())
     assert sorted(name for layer in layers for name in layer) == sorted(files)
     assert not against_layers(calls_between(files), layers)
+
+
+def test_emulator_functions_have_names_of_their_own():
+    """A stack trace shows names without files."""
+    seen = {}
+    for file, text in emulator_files().items():
+        for name, _, length in function_bodies(text):
+            assert length <= MAX_EMULATOR_FUNCTION_LINES, f"{file}: {name} has {length} lines"
+            if name != "EMU_ENTRY":
+                assert name not in seen, f"{name} is in {file} and in {seen[name]}"
+                seen[name] = file
+
+
+def test_emulator_uses_no_question_word_as_a_name():
+    for path in sorted(ROOMS["emulator"].glob("*.[ch]")):
+        words = set(re.findall(r"\w+", blank_comments_and_strings(path.read_text())))
+        assert not words & QUESTION_WORDS, path.name

@@ -14,7 +14,7 @@ enum { UNIT = 512, SHARED_MAX = 1 << 20 };
 static struct slot {
     struct emu_allocation *allocation;
 } *table;
-static size_t table_count, table_room, live_bytes;
+static size_t table_count, table_capacity, live_bytes;
 static uint64_t last_id, waits;
 
 size_t
@@ -30,7 +30,7 @@ emu_allocation_bytes(void)
 }
 
 void
-emu_waited(void)
+emu_notice_frees(void)
 {
     waits++;
 }
@@ -44,7 +44,7 @@ drop_region(struct emu_region *region)
 
 /* The index of the first allocation that begins behind `ptr`. */
 static size_t
-upper(CUdeviceptr ptr)
+upper_bound(CUdeviceptr ptr)
 {
     size_t low = 0, high = table_count;
 
@@ -62,7 +62,7 @@ upper(CUdeviceptr ptr)
 struct emu_allocation *
 emu_find(CUdeviceptr ptr)
 {
-    size_t i = upper(ptr);
+    size_t i = upper_bound(ptr);
 
     if (i == 0 || ptr - table[i - 1].allocation->base >= table[i - 1].allocation->size) {
         return NULL;
@@ -86,7 +86,7 @@ static CUdeviceptr
 find_gap(const struct emu_region *region, size_t size)
 {
     CUdeviceptr candidate = region->base, end = region->base + region->size;
-    size_t i = upper(region->base == 0 ? 0 : region->base - 1);
+    size_t i = upper_bound(region->base == 0 ? 0 : region->base - 1);
 
     for (; i < table_count && table[i].allocation->base < end; i++) {
         if (table[i].allocation->base - candidate >= size) {
@@ -100,8 +100,8 @@ find_gap(const struct emu_region *region, size_t size)
 /* A place in one of a pool's regions, or (no pool) in one that small allocations share; a new
  * region of at least 2 MiB when all are full. */
 static CUdeviceptr
-place_among_others(enum emu_kind kind, size_t size, struct emu_device *device,
-                   struct emu_pool *pool, struct emu_region **out)
+place_in_shared_region(enum emu_kind kind, size_t size, struct emu_device *device,
+                       struct emu_pool *pool, struct emu_region **out)
 {
     for (struct emu_region *r = emu_regions(); r != NULL; r = r->next) {
         bool fits = pool != NULL ? r->pool == pool : r->small && r->device == device;
@@ -122,16 +122,16 @@ place_among_others(enum emu_kind kind, size_t size, struct emu_device *device,
 static bool
 table_add(struct emu_allocation *allocation)
 {
-    size_t i = upper(allocation->base);
+    size_t i = upper_bound(allocation->base);
 
-    if (table_count == table_room) {
-        size_t room = table_room == 0 ? 64 : table_room * 2;
-        struct slot *bigger = realloc(table, room * sizeof *bigger);
+    if (table_count == table_capacity) {
+        size_t capacity = table_capacity == 0 ? 64 : table_capacity * 2;
+        struct slot *bigger = realloc(table, capacity * sizeof *bigger);
         if (bigger == NULL) {
             return false;
         }
         table = bigger;
-        table_room = room;
+        table_capacity = capacity;
     }
     memmove(&table[i + 1], &table[i], (table_count - i) * sizeof *table);
     table[i].allocation = allocation;
@@ -156,7 +156,7 @@ emu_allocate(enum emu_kind kind, size_t size, struct emu_device *device, struct 
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
     if (pool != NULL || (kind == EMU_MANAGED && size <= SHARED_MAX)) {
-        allocation->base = place_among_others(kind, size, device, pool, &region);
+        allocation->base = place_in_shared_region(kind, size, device, pool, &region);
     } else {
         region = emu_region_new(kind, emu_round_up(size, unit), device, NULL);
         allocation->base = region == NULL ? 0 : region->base;
@@ -181,7 +181,7 @@ emu_allocate(enum emu_kind kind, size_t size, struct emu_device *device, struct 
 }
 
 static void
-forget_policy(union emu_value *value, size_t first, size_t end, void *argument)
+clear_value(union emu_value *value, size_t first, size_t end, void *argument)
 {
     (void)first;
     (void)end;
@@ -192,22 +192,22 @@ forget_policy(union emu_value *value, size_t first, size_t end, void *argument)
 /* Measured: what is allocated in the place of a freed small one starts without advice, although
  * neighbours with advice share its page.  Advice belongs to pages, so here they lose it too. */
 static void
-clear_pages(const struct emu_allocation *allocation)
+clear_advice(const struct emu_allocation *allocation)
 {
     size_t first, end;
 
     emu_page_span(allocation->region, allocation->base, allocation->size, &first, &end);
-    (void)emu_runs_change(&allocation->region->policies, first, end, forget_policy, NULL);
-    (void)emu_runs_change(&allocation->region->records, first, end, forget_policy, NULL);
+    (void)emu_runs_change(&allocation->region->policies, first, end, clear_value, NULL);
+    (void)emu_runs_change(&allocation->region->records, first, end, clear_value, NULL);
 }
 
 void
 emu_release(struct emu_allocation *allocation)
 {
     struct emu_region *region = allocation->region;
-    size_t i = upper(allocation->base) - 1;
+    size_t i = upper_bound(allocation->base) - 1;
 
-    clear_pages(allocation);
+    clear_advice(allocation);
     table_count--;
     memmove(&table[i], &table[i + 1], (table_count - i) * sizeof *table);
     live_bytes -= allocation->size;

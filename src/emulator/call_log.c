@@ -8,7 +8,7 @@
 enum { LOG_LIMIT = 65536 };
 
 /* A ring: a long run forgets its oldest calls. */
-static char *entries[LOG_LIMIT];
+static char *log_lines[LOG_LIMIT];
 static size_t log_first, log_count;
 static bool verbose;
 static int (*probe)(void);
@@ -22,12 +22,12 @@ log_add(const char *text)
         return;
     }
     if (log_count == LOG_LIMIT) {
-        free(entries[log_first]);
-        entries[log_first] = copy;
+        free(log_lines[log_first]);
+        log_lines[log_first] = copy;
         log_first = (log_first + 1) % LOG_LIMIT;
         return;
     }
-    entries[(log_first + log_count++) % LOG_LIMIT] = copy;
+    log_lines[(log_first + log_count++) % LOG_LIMIT] = copy;
 }
 
 void
@@ -47,8 +47,8 @@ emu_log_clear(void)
 {
     emu_lock();
     while (log_count > 0) {
-        free(entries[log_first]);
-        entries[log_first] = NULL;
+        free(log_lines[log_first]);
+        log_lines[log_first] = NULL;
         log_first = (log_first + 1) % LOG_LIMIT;
         log_count--;
     }
@@ -73,7 +73,7 @@ emu_log_entry(size_t i, char *text, size_t size)
 
     emu_lock();
     if (i < log_count) {
-        length = snprintf(text, size, "%s", entries[(log_first + i) % LOG_LIMIT]);
+        length = snprintf(text, size, "%s", log_lines[(log_first + i) % LOG_LIMIT]);
     }
     emu_unlock();
     return length;

@@ -24,7 +24,7 @@ static uint64_t last_id;
 /* Whether this capture forbids unsafe calls to the calling thread, as the contract of
  * cuThreadExchangeStreamCaptureMode says. */
 static bool
-forbids(const struct emu_capture *capture)
+capture_forbids(const struct emu_capture *capture)
 {
     const struct emu_thread *thread = emu_thread();
 
@@ -44,7 +44,7 @@ emu_capture_unsafe(void)
     CUresult result = CUDA_SUCCESS;
 
     for (struct emu_capture *c = captures; c != NULL; c = c->next) {
-        if (forbids(c)) {
+        if (capture_forbids(c)) {
             c->broken = true;
             result = CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
         }

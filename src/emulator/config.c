@@ -55,22 +55,27 @@ static const struct {
       .name = "Emulated GPU"}},
 };
 
-enum { DEVICES, NODES, DRIVER, CONCURRENT, PAGEABLE, CAPACITY, PAGE, NO_PEERS, NO_INIT, NUMBERS };
+enum number_type { INTEGER, BOOLEAN, BYTES, MEBIBYTES };
 
-static const struct {
+/* The keys whose values are numbers, with the member of struct emu_config that each one sets. */
+static const struct number_key {
     const char *key;
     long low, high;
-} numbers[NUMBERS] = {
-    [DEVICES] = {"devices", 1, EMU_MAX_DEVICES},
-    [NODES] = {"numa_nodes", 1, EMU_MAX_NODES},
-    [DRIVER] = {"driver", 12020, 13050},
-    [CONCURRENT] = {"concurrent", 0, 1},
-    [PAGEABLE] = {"pageable", 0, 1},
-    [CAPACITY] = {"capacity_mib", 1, 1 << 20},
-    [PAGE] = {"page", 4096, 65536},
-    [NO_PEERS] = {"nopeers", 0, 1},
-    [NO_INIT] = {"noinit", 0, 1},
+    enum number_type type;
+    size_t offset;
+} number_keys[] = {
+#define X(key, low, high, type, member) \
+    {key, low, high, type, offsetof(struct emu_config, member)},
+    X("devices", 1, EMU_MAX_DEVICES, INTEGER, devices)
+        X("numa_nodes", 1, EMU_MAX_NODES, INTEGER, numa_nodes)
+            X("driver", 12020, 13050, INTEGER, driver) X("concurrent", 0, 1, BOOLEAN, concurrent)
+                X("pageable", 0, 1, BOOLEAN, pageable)
+                    X("capacity_mib", 1, 1 << 20, MEBIBYTES, capacity)
+                        X("page", 4096, 65536, BYTES, page) X("nopeers", 0, 1, BOOLEAN, nopeers)
+                            X("noinit", 0, 1, BOOLEAN, noinit)
+#undef X
 };
+enum { NUMBER_KEYS = sizeof number_keys / sizeof *number_keys };
 
 static struct emu_config active;
 static char error[384]; /* the error in the environment, or empty */
@@ -117,68 +122,61 @@ set_words(const char *key, const char *text)
     return false;
 }
 
-/* The index of a key among the numbers, NUMBERS for other keys. */
-static int
-find_number(const char *key)
+/* The row of a key, or NULL if its values are not numbers. */
+static const struct number_key *
+find_number_key(const char *key)
 {
-    int i = 0;
-
-    while (i < NUMBERS && strcmp(numbers[i].key, key) != 0) {
-        i++;
+    for (size_t i = 0; i < NUMBER_KEYS; i++) {
+        if (strcmp(number_keys[i].key, key) == 0) {
+            return &number_keys[i];
+        }
     }
-    return i;
+    return NULL;
+}
+
+static void
+store_number(const struct number_key *row, long number)
+{
+    void *member = (char *)&active + row->offset;
+
+    switch (row->type) {
+    case INTEGER:
+        *(int *)member = (int)number;
+        break;
+    case BOOLEAN:
+        *(bool *)member = number != 0;
+        break;
+    case BYTES:
+        *(size_t *)member = (size_t)number;
+        break;
+    case MEBIBYTES:
+        *(size_t *)member = (size_t)number << 20;
+        break;
+    }
 }
 
 static bool
 set_option(const char *key, const char *text)
 {
-    int i = find_number(key);
+    const struct number_key *row = find_number_key(key);
     long number = 0;
 
     if (strcmp(key, "profile") == 0) {
         return use_profile(text);
     }
-    if (i == NUMBERS) {
+    if (row == NULL) {
         return set_words(key, text);
     }
-    if (!read_number(text, numbers[i].low, numbers[i].high, &number)) {
+    if (!read_number(text, row->low, row->high, &number)) {
         return false;
     }
-    switch (i) {
-    case DEVICES:
-        active.devices = (int)number;
-        break;
-    case NODES:
-        active.numa_nodes = (int)number;
-        break;
-    case DRIVER:
-        active.driver = (int)number;
-        break;
-    case CONCURRENT:
-        active.concurrent = number != 0;
-        break;
-    case PAGEABLE:
-        active.pageable = number != 0;
-        break;
-    case CAPACITY:
-        active.capacity = (size_t)number << 20;
-        break;
-    case PAGE:
-        active.page = (size_t)number;
-        break;
-    case NO_PEERS:
-        active.nopeers = number != 0;
-        break;
-    default:
-        active.noinit = number != 0;
-        break;
-    }
+    store_number(row, number);
     return (active.page & (active.page - 1)) == 0;
 }
 
 /* Describes the values of a key, or lists the keys. */
 static void
-describe(const char *key, char *text, size_t size)
+describe_key(const char *key, char *text, size_t size)
 {
     static const char *const words[][2] = {
         {"schedule", "schedule is eager or lazy"},
@@ -186,7 +184,7 @@ describe(const char *key, char *text, size_t size)
         {"profile", "profile is default, h200, h200-x2, wsl or old12"},
         {"page", "page is a power of two from 4096 to 65536"},
     };
-    int i = find_number(key);
+    const struct number_key *row = find_number_key(key);
 
     for (size_t k = 0; k < sizeof words / sizeof *words; k++) {
         if (strcmp(words[k][0], key) == 0) {
@@ -194,30 +192,29 @@ describe(const char *key, char *text, size_t size)
             return;
         }
     }
-    if (i < NUMBERS) {
-        (void)snprintf(text, size, "%s is a number from %ld to %ld", key, numbers[i].low,
-                       numbers[i].high);
+    if (row != NULL) {
+        (void)snprintf(text, size, "%s is a number from %ld to %ld", key, row->low, row->high);
         return;
     }
     (void)snprintf(text, size, "key=value is needed, and the keys are profile, schedule, discard");
-    for (i = 0; i < NUMBERS; i++) {
+    for (size_t i = 0; i < NUMBER_KEYS; i++) {
         size_t used = strlen(text);
-        (void)snprintf(text + used, size - used, ", %s", numbers[i].key);
+        (void)snprintf(text + used, size - used, ", %s", number_keys[i].key);
     }
 }
 
 static void
-refuse(const char *key, const char *text)
+refuse_option(const char *key, const char *text)
 {
     char taken[192];
 
-    describe(key, taken, sizeof taken);
+    describe_key(key, taken, sizeof taken);
     (void)snprintf(error, sizeof error, "MANAGEDMEM_EMULATOR: cannot use '%.64s%s%.64s'; %s", key,
                    text == NULL ? "" : "=", text == NULL ? "" : text, taken);
 }
 
 static void
-load(void)
+load_environment(void)
 {
     const char *environment = getenv("MANAGEDMEM_EMULATOR");
     char *text, *save = NULL;
@@ -238,7 +235,7 @@ load(void)
             *equals = '\0';
         }
         if (equals == NULL || !set_option(item, equals + 1)) {
-            refuse(item, equals == NULL ? NULL : equals + 1);
+            refuse_option(item, equals == NULL ? NULL : equals + 1);
         }
     }
     free(text);
@@ -247,7 +244,7 @@ load(void)
 const struct emu_config *
 emu_config(void)
 {
-    pthread_once(&once, load);
+    pthread_once(&once, load_environment);
     return &active;
 }
 

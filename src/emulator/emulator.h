@@ -151,7 +151,7 @@ struct emu_policy {
 };
 
 struct emu_page {
-    uint64_t where; /* bits of the places that hold a copy; 0: never populated */
+    uint64_t places; /* bits of the places that hold a copy; 0: never populated */
     uint64_t discarded; /* 1 between a discard and the next write or move */
 };
 
@@ -172,7 +172,7 @@ struct emu_run {
 
 /* Sorted runs over pages [0, pages), neighbours always different. */
 struct emu_runs {
-    size_t pages, count, room;
+    size_t pages, count, capacity;
     struct emu_run *run;
 };
 
@@ -291,7 +291,7 @@ void emu_release(struct emu_allocation *allocation);
 void emu_pool_regions_trim(struct emu_pool *pool, size_t keep, bool noticed);
 size_t emu_pool_regions_bytes(const struct emu_pool *pool);
 /* Counts a wait for a stream, an event or a context, behind which frees are noticed. */
-void emu_waited(void);
+void emu_notice_frees(void);
 /* The allocation that holds the address, or NULL. */
 struct emu_allocation *emu_find(CUdeviceptr ptr);
 /* The allocation that holds all of [ptr, ptr + size), or NULL. */

@@ -113,4 +113,11 @@
 EMU_ENTRIES(EMU_DECLARE)
 #undef EMU_DECLARE
 
+/* A handle as the number that the call log shows. */
+static inline unsigned long long
+emu_handle_number(const void *handle)
+{
+    return (unsigned long long)(uintptr_t)handle;
+}
+
 #endif

@@ -6,7 +6,7 @@
 
 /* Memory of ours must hold the whole range; other memory is taken on trust. */
 static CUresult
-check_memory(CUdeviceptr ptr, size_t size, bool must_be_ours, bool *pageable)
+check_copied_memory(CUdeviceptr ptr, size_t size, bool must_be_ours, bool *pageable)
 {
     bool ours = emu_find(ptr) != NULL;
 
@@ -20,7 +20,7 @@ check_memory(CUdeviceptr ptr, size_t size, bool must_be_ours, bool *pageable)
 /* Memory of a device pool is open to its own device and to those that the pool lets in; memory of
  * cuMemAlloc has no such rule. */
 static CUresult
-check_access(CUdeviceptr ptr, const struct emu_device *device)
+check_pool_access(CUdeviceptr ptr, const struct emu_device *device)
 {
     const struct emu_allocation *allocation = emu_find(ptr);
 
@@ -40,7 +40,7 @@ copying_device(const struct emu_stream *stream)
     return current != NULL ? current : stream->device;
 }
 
-struct copy {
+struct copy_request {
     CUdeviceptr to, from;
     size_t size;
     bool to_ours, from_ours;     /* must be memory that the driver knows */
@@ -48,25 +48,26 @@ struct copy {
 };
 
 static CUresult
-run_copy(const struct copy *c, CUstream handle)
+queue_copy(const struct copy_request *request, CUstream handle)
 {
-    struct emu_op op = {.kind = EMU_OP_COPY, .ptr = c->to, .source = c->from, .size = c->size};
+    struct emu_op op = {
+        .kind = EMU_OP_COPY, .ptr = request->to, .source = request->from, .size = request->size};
     struct emu_stream *stream = NULL;
-    bool captured = false, wait = c->wait;
+    bool captured = false, wait = request->wait;
     CUresult result = emu_stream_find(handle, &stream);
 
-    if (result != CUDA_SUCCESS || c->size == 0) {
+    if (result != CUDA_SUCCESS || request->size == 0) {
         return result;
     }
-    result = check_memory(c->to, c->size, c->to_ours, &wait);
+    result = check_copied_memory(request->to, request->size, request->to_ours, &wait);
     if (result == CUDA_SUCCESS) {
-        result = check_memory(c->from, c->size, c->from_ours, &wait);
+        result = check_copied_memory(request->from, request->size, request->from_ours, &wait);
     }
     if (result == CUDA_SUCCESS) {
-        result = check_access(c->to, copying_device(stream));
+        result = check_pool_access(request->to, copying_device(stream));
     }
     if (result == CUDA_SUCCESS) {
-        result = check_access(c->from, copying_device(stream));
+        result = check_pool_access(request->from, copying_device(stream));
     }
     if (result == CUDA_SUCCESS) {
         result = emu_capture_record(stream, &captured);
@@ -81,55 +82,55 @@ run_copy(const struct copy *c, CUstream handle)
 }
 
 static CUresult
-copy(const char *name, const struct copy *c, CUstream stream)
+copy_memory(const char *name, const struct copy_request *request, CUstream stream)
 {
-    EMU_BEGIN(name, EMU_CALL_WORK, "dst=0x%llx, src=0x%llx, count=%zu, stream=0x%llx", c->to,
-              c->from, c->size, (unsigned long long)(uintptr_t)stream);
-    return emu_call_end(&call, run_copy(c, stream));
+    EMU_BEGIN(name, EMU_CALL_WORK, "dst=0x%llx, src=0x%llx, count=%zu, stream=0x%llx", request->to,
+              request->from, request->size, emu_handle_number(stream));
+    return emu_call_end(&call, queue_copy(request, stream));
 }
 
 EMU_ENTRY(cuMemcpy, CUdeviceptr dst, CUdeviceptr src, size_t ByteCount)
 {
-    const struct copy c = {dst, src, ByteCount, false, false, true};
+    const struct copy_request request = {dst, src, ByteCount, false, false, true};
 
-    return copy("cuMemcpy", &c, NULL);
+    return copy_memory("cuMemcpy", &request, NULL);
 }
 
 EMU_ENTRY(cuMemcpyAsync, CUdeviceptr dst, CUdeviceptr src, size_t ByteCount, CUstream hStream)
 {
-    const struct copy c = {dst, src, ByteCount, false, false, false};
+    const struct copy_request request = {dst, src, ByteCount, false, false, false};
 
-    return copy("cuMemcpyAsync", &c, hStream);
+    return copy_memory("cuMemcpyAsync", &request, hStream);
 }
 
 EMU_ENTRY(cuMemcpyHtoDAsync_v2, CUdeviceptr dstDevice, const void *srcHost, size_t ByteCount,
           CUstream hStream)
 {
-    const struct copy c = {dstDevice, (CUdeviceptr)(uintptr_t)srcHost, ByteCount, true, false,
-                           false};
+    const struct copy_request request = {
+        dstDevice, (CUdeviceptr)(uintptr_t)srcHost, ByteCount, true, false, false};
 
-    return copy("cuMemcpyHtoDAsync", &c, hStream);
+    return copy_memory("cuMemcpyHtoDAsync", &request, hStream);
 }
 
 EMU_ENTRY(cuMemcpyDtoHAsync_v2, void *dstHost, CUdeviceptr srcDevice, size_t ByteCount,
           CUstream hStream)
 {
-    const struct copy c = {
+    const struct copy_request request = {
         (CUdeviceptr)(uintptr_t)dstHost, srcDevice, ByteCount, false, true, false};
 
-    return copy("cuMemcpyDtoHAsync", &c, hStream);
+    return copy_memory("cuMemcpyDtoHAsync", &request, hStream);
 }
 
 EMU_ENTRY(cuMemcpyDtoDAsync_v2, CUdeviceptr dstDevice, CUdeviceptr srcDevice, size_t ByteCount,
           CUstream hStream)
 {
-    const struct copy c = {dstDevice, srcDevice, ByteCount, true, true, false};
+    const struct copy_request request = {dstDevice, srcDevice, ByteCount, true, true, false};
 
-    return copy("cuMemcpyDtoDAsync", &c, hStream);
+    return copy_memory("cuMemcpyDtoDAsync", &request, hStream);
 }
 
 static CUresult
-run_fill(const struct emu_op *op, CUstream handle)
+queue_fill(const struct emu_op *op, CUstream handle)
 {
     struct emu_stream *stream = NULL;
     bool captured = false, pageable = false;
@@ -141,9 +142,9 @@ run_fill(const struct emu_op *op, CUstream handle)
     if (op->ptr % op->width != 0 || op->size > SIZE_MAX / op->width) {
         return CUDA_ERROR_INVALID_VALUE;
     }
-    result = check_memory(op->ptr, op->size * op->width, true, &pageable);
+    result = check_copied_memory(op->ptr, op->size * op->width, true, &pageable);
     if (result == CUDA_SUCCESS) {
-        result = check_access(op->ptr, stream->device);
+        result = check_pool_access(op->ptr, stream->device);
     }
     if (result == CUDA_SUCCESS) {
         result = emu_capture_record(stream, &captured);
@@ -152,28 +153,28 @@ run_fill(const struct emu_op *op, CUstream handle)
 }
 
 static CUresult
-fill(const char *name, CUdeviceptr ptr, unsigned int pattern, unsigned int width, size_t count,
-     CUstream stream)
+fill_memory(const char *name, CUdeviceptr ptr, unsigned int pattern, unsigned int width,
+            size_t count, CUstream stream)
 {
     const struct emu_op op = {
         .kind = EMU_OP_FILL, .ptr = ptr, .size = count, .pattern = pattern, .width = width};
 
     EMU_BEGIN(name, EMU_CALL_WORK, "ptr=0x%llx, value=%u, count=%zu, stream=0x%llx", ptr, pattern,
-              count, (unsigned long long)(uintptr_t)stream);
-    return emu_call_end(&call, run_fill(&op, stream));
+              count, emu_handle_number(stream));
+    return emu_call_end(&call, queue_fill(&op, stream));
 }
 
 EMU_ENTRY(cuMemsetD8Async, CUdeviceptr dstDevice, unsigned char uc, size_t N, CUstream hStream)
 {
-    return fill("cuMemsetD8Async", dstDevice, uc, 1, N, hStream);
+    return fill_memory("cuMemsetD8Async", dstDevice, uc, 1, N, hStream);
 }
 
 EMU_ENTRY(cuMemsetD16Async, CUdeviceptr dstDevice, unsigned short us, size_t N, CUstream hStream)
 {
-    return fill("cuMemsetD16Async", dstDevice, us, 2, N, hStream);
+    return fill_memory("cuMemsetD16Async", dstDevice, us, 2, N, hStream);
 }
 
 EMU_ENTRY(cuMemsetD32Async, CUdeviceptr dstDevice, unsigned int ui, size_t N, CUstream hStream)
 {
-    return fill("cuMemsetD32Async", dstDevice, ui, 4, N, hStream);
+    return fill_memory("cuMemsetD32Async", dstDevice, ui, 4, N, hStream);
 }

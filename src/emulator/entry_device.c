@@ -156,55 +156,48 @@ EMU_ENTRY(cuDeviceGetUuid_v2, CUuuid *uuid, CUdevice dev)
     return device_uuid(uuid, dev);
 }
 
-/* False: the emulator knows no such attribute. */
-static bool
-attribute_value(CUdevice_attribute attribute, int *value)
-{
-    const struct emu_config *config = emu_config();
+/* The attributes that have the same value in every configuration. */
+static const struct {
+    CUdevice_attribute attribute;
+    int value;
+} constant_attributes[] = {
+    {CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS_USES_HOST_PAGE_TABLES, 0},
+    {CU_DEVICE_ATTRIBUTE_DIRECT_MANAGED_MEM_ACCESS_FROM_HOST, 0},
+    {CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID, 0},
+    {CU_DEVICE_ATTRIBUTE_NUMA_CONFIG, 0},
+    {CU_DEVICE_ATTRIBUTE_INTEGRATED, 0},
+    {CU_DEVICE_ATTRIBUTE_NUMA_ID, -1},
+    {CU_DEVICE_ATTRIBUTE_MANAGED_MEMORY, 1},
+    {CU_DEVICE_ATTRIBUTE_UNIFIED_ADDRESSING, 1},
+    {CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED, 1},
+    {CU_DEVICE_ATTRIBUTE_HOST_NUMA_MEMORY_POOLS_SUPPORTED, 1},
+    {CU_DEVICE_ATTRIBUTE_HOST_MEMORY_POOLS_SUPPORTED, 1},
+    {CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, 9},
+    {CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, 0},
+    {CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, 132},
+    {CU_DEVICE_ATTRIBUTE_WARP_SIZE, 32},
+    {CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_BLOCK, 1024},
+};
 
-    switch ((int)attribute) {
-    case CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS:
-        *value = config->concurrent;
-        break;
-    case CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS:
-        *value = config->pageable;
-        break;
-    case CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS_USES_HOST_PAGE_TABLES:
-    case CU_DEVICE_ATTRIBUTE_DIRECT_MANAGED_MEM_ACCESS_FROM_HOST:
-    case CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID:
-    case CU_DEVICE_ATTRIBUTE_NUMA_CONFIG:
-    case CU_DEVICE_ATTRIBUTE_INTEGRATED:
-        *value = 0;
-        break;
-    case CU_DEVICE_ATTRIBUTE_NUMA_ID:
-        *value = -1;
-        break;
-    case CU_DEVICE_ATTRIBUTE_MANAGED_MEMORY:
-    case CU_DEVICE_ATTRIBUTE_UNIFIED_ADDRESSING:
-    case CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED:
-    case CU_DEVICE_ATTRIBUTE_HOST_NUMA_MEMORY_POOLS_SUPPORTED:
-    case CU_DEVICE_ATTRIBUTE_HOST_MEMORY_POOLS_SUPPORTED:
-        *value = 1;
-        break;
-    case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR:
-        *value = 9;
-        break;
-    case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR:
-        *value = 0;
-        break;
-    case CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT:
-        *value = 132;
-        break;
-    case CU_DEVICE_ATTRIBUTE_WARP_SIZE:
-        *value = 32;
-        break;
-    case CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_BLOCK:
-        *value = 1024;
-        break;
-    default:
-        return false;
+/* False: the attribute is unknown to the emulated driver. */
+static bool
+read_device_attribute(CUdevice_attribute attribute, int *value)
+{
+    if (attribute == CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS) {
+        *value = emu_config()->concurrent;
+        return true;
     }
-    return true;
+    if (attribute == CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS) {
+        *value = emu_config()->pageable;
+        return true;
+    }
+    for (size_t i = 0; i < sizeof constant_attributes / sizeof *constant_attributes; i++) {
+        if (constant_attributes[i].attribute == attribute) {
+            *value = constant_attributes[i].value;
+            return true;
+        }
+    }
+    return false;
 }
 
 EMU_ENTRY(cuDeviceGetAttribute, int *pi, CUdevice_attribute attrib, CUdevice dev)
@@ -216,8 +209,8 @@ EMU_ENTRY(cuDeviceGetAttribute, int *pi, CUdevice_attribute attrib, CUdevice dev
     if (emu_device(dev) == NULL) {
         return emu_call_end(&call, CUDA_ERROR_INVALID_DEVICE);
     }
-    return emu_call_end(&call,
-                        attribute_value(attrib, pi) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE);
+    return emu_call_end(&call, read_device_attribute(attrib, pi) ? CUDA_SUCCESS
+                                                                 : CUDA_ERROR_INVALID_VALUE);
 }
 
 EMU_ENTRY(cuDeviceTotalMem_v2, size_t *bytes, CUdevice dev)
@@ -414,7 +407,7 @@ synchronize_context(CUcontext ctx)
     result = emu_capture_refuse_device(device);
     if (result == CUDA_SUCCESS) {
         emu_streams_drain(device);
-        emu_waited();
+        emu_notice_frees();
     }
     return emu_call_end(&call, result);
 }

@@ -14,7 +14,7 @@ managed_range(CUdeviceptr ptr, size_t size)
 }
 
 static CUresult
-allocate(enum emu_kind kind, CUdeviceptr *out, size_t size, unsigned int flags)
+allocate_memory(enum emu_kind kind, CUdeviceptr *out, size_t size, unsigned int flags)
 {
     struct emu_allocation *allocation = NULL;
     struct emu_device *device = emu_current();
@@ -45,7 +45,7 @@ EMU_ENTRY(cuMemAllocManaged, CUdeviceptr *dptr, size_t bytesize, unsigned int fl
     CUresult result;
 
     EMU_BEGIN("cuMemAllocManaged", EMU_CALL_WORK, "size=%zu, flags=%u", bytesize, flags);
-    result = allocate(EMU_MANAGED, dptr, bytesize, flags);
+    result = allocate_memory(EMU_MANAGED, dptr, bytesize, flags);
     if (result == CUDA_SUCCESS) {
         emu_call_out(&call, ", ptr=0x%llx", *dptr);
     }
@@ -57,7 +57,7 @@ EMU_ENTRY(cuMemAlloc_v2, CUdeviceptr *dptr, size_t bytesize)
     CUresult result;
 
     EMU_BEGIN("cuMemAlloc", EMU_CALL_WORK, "size=%zu", bytesize);
-    result = allocate(EMU_DEVICE, dptr, bytesize, 0);
+    result = allocate_memory(EMU_DEVICE, dptr, bytesize, 0);
     if (result == CUDA_SUCCESS) {
         emu_call_out(&call, ", ptr=0x%llx", *dptr);
     }
@@ -71,7 +71,7 @@ allocate_pinned(const char *name, void **out, size_t size)
     CUresult result;
 
     EMU_BEGIN(name, EMU_CALL_WORK, "size=%zu", size);
-    result = allocate(EMU_PINNED, out == NULL ? NULL : &ptr, size, 0);
+    result = allocate_memory(EMU_PINNED, out == NULL ? NULL : &ptr, size, 0);
     if (result == CUDA_SUCCESS) {
         *out = (void *)(uintptr_t)ptr;
         emu_call_out(&call, ", ptr=0x%llx", ptr);
@@ -93,7 +93,7 @@ EMU_ENTRY(cuMemHostAlloc, void **pp, size_t bytesize, unsigned int Flags)
 /* Measured: a capture that forbids it is broken even by a free of nothing known.  Free waits for
  * everything that is queued (seen with managed memory and a prefetch queued). */
 static CUresult
-release(CUdeviceptr ptr, bool pinned)
+free_memory(CUdeviceptr ptr, bool pinned)
 {
     struct emu_allocation *allocation;
     CUresult result = emu_capture_unsafe();
@@ -122,13 +122,13 @@ release(CUdeviceptr ptr, bool pinned)
 EMU_ENTRY(cuMemFree_v2, CUdeviceptr dptr)
 {
     EMU_BEGIN("cuMemFree", EMU_CALL_WORK, "ptr=0x%llx", dptr);
-    return emu_call_end(&call, dptr == 0 ? CUDA_SUCCESS : release(dptr, false));
+    return emu_call_end(&call, dptr == 0 ? CUDA_SUCCESS : free_memory(dptr, false));
 }
 
 EMU_ENTRY(cuMemFreeHost, void *p)
 {
-    EMU_BEGIN("cuMemFreeHost", EMU_CALL_WORK, "ptr=0x%llx", (unsigned long long)(uintptr_t)p);
-    return emu_call_end(&call, release((CUdeviceptr)(uintptr_t)p, true));
+    EMU_BEGIN("cuMemFreeHost", EMU_CALL_WORK, "ptr=0x%llx", emu_handle_number(p));
+    return emu_call_end(&call, free_memory((CUdeviceptr)(uintptr_t)p, true));
 }
 
 EMU_ENTRY(cuMemGetAddressRange_v2, CUdeviceptr *pbase, size_t *psize, CUdeviceptr dptr)
@@ -201,7 +201,7 @@ system_range(CUdeviceptr ptr, size_t size)
 }
 
 static CUresult
-advise(CUdeviceptr ptr, size_t size, CUmem_advise advice, CUmemLocation location)
+advise_range(CUdeviceptr ptr, size_t size, CUmem_advise advice, CUmemLocation location)
 {
     const struct emu_allocation *allocation;
     CUresult result = check_advice(advice, location);
@@ -234,7 +234,7 @@ EMU_ENTRY(cuMemAdvise_v2, CUdeviceptr devPtr, size_t count, CUmem_advise advice,
 {
     EMU_BEGIN("cuMemAdvise", EMU_CALL_WORK, "ptr=0x%llx, count=%zu, advice=%d, type=%d, id=%d",
               devPtr, count, (int)advice, (int)location.type, location.id);
-    return emu_call_end(&call, advise(devPtr, count, advice, location));
+    return emu_call_end(&call, advise_range(devPtr, count, advice, location));
 }
 
 /* The device argument of the first version: -1 is the host, other negatives are no device. */
@@ -251,7 +251,7 @@ location_of_device(CUdevice device)
 }
 
 static bool
-names_a_device(CUmem_advise advice)
+advice_needs_device(CUmem_advise advice)
 {
     return advice == CU_MEM_ADVISE_SET_PREFERRED_LOCATION
            || advice == CU_MEM_ADVISE_SET_ACCESSED_BY || advice == CU_MEM_ADVISE_UNSET_ACCESSED_BY;
@@ -262,10 +262,10 @@ EMU_ENTRY(cuMemAdvise, CUdeviceptr devPtr, size_t count, CUmem_advise advice, CU
     EMU_BEGIN("cuMemAdvise", EMU_CALL_WORK, "ptr=0x%llx, count=%zu, advice=%d, device=%d", devPtr,
               count, (int)advice, device);
     /* Measured: where the number matters, this version calls a missing device by its name. */
-    if (names_a_device(advice) && device != CU_DEVICE_CPU && emu_device(device) == NULL) {
+    if (advice_needs_device(advice) && device != CU_DEVICE_CPU && emu_device(device) == NULL) {
         return emu_call_end(&call, CUDA_ERROR_INVALID_DEVICE);
     }
-    return emu_call_end(&call, advise(devPtr, count, advice, location_of_device(device)));
+    return emu_call_end(&call, advise_range(devPtr, count, advice, location_of_device(device)));
 }
 
 /* ---- prefetch ---- */
@@ -297,7 +297,8 @@ queue_prefetch(struct emu_stream *stream, const struct emu_allocation *allocatio
 }
 
 static CUresult
-prefetch(CUdeviceptr ptr, size_t size, CUmemLocation location, unsigned int flags, CUstream handle)
+prefetch_range(CUdeviceptr ptr, size_t size, CUmemLocation location, unsigned int flags,
+               CUstream handle)
 {
     const struct emu_allocation *allocation;
     struct emu_stream *stream = NULL;
@@ -339,8 +340,8 @@ EMU_ENTRY(cuMemPrefetchAsync_v2, CUdeviceptr devPtr, size_t count, CUmemLocation
 {
     EMU_BEGIN("cuMemPrefetchAsync", EMU_CALL_WORK,
               "ptr=0x%llx, count=%zu, type=%d, id=%d, flags=%u, stream=0x%llx", devPtr, count,
-              (int)location.type, location.id, flags, (unsigned long long)(uintptr_t)hStream);
-    return emu_call_end(&call, prefetch(devPtr, count, location, flags, hStream));
+              (int)location.type, location.id, flags, emu_handle_number(hStream));
+    return emu_call_end(&call, prefetch_range(devPtr, count, location, flags, hStream));
 }
 
 EMU_ENTRY(cuMemPrefetchAsync, CUdeviceptr devPtr, size_t count, CUdevice dstDevice,
@@ -348,8 +349,9 @@ EMU_ENTRY(cuMemPrefetchAsync, CUdeviceptr devPtr, size_t count, CUdevice dstDevi
 {
     EMU_BEGIN("cuMemPrefetchAsync", EMU_CALL_WORK,
               "ptr=0x%llx, count=%zu, device=%d, stream=0x%llx", devPtr, count, dstDevice,
-              (unsigned long long)(uintptr_t)hStream);
-    return emu_call_end(&call, prefetch(devPtr, count, location_of_device(dstDevice), 0, hStream));
+              emu_handle_number(hStream));
+    return emu_call_end(&call,
+                        prefetch_range(devPtr, count, location_of_device(dstDevice), 0, hStream));
 }
 
 /* ---- batches ---- */
@@ -369,7 +371,7 @@ static void
 log_batch(struct emu_call *call, const struct batch *b, CUstream stream)
 {
     emu_call_out(call, "count=%zu, numLocs=%zu, flags=%llu, stream=0x%llx, ranges=[", b->count,
-                 b->places, b->flags, (unsigned long long)(uintptr_t)stream);
+                 b->places, b->flags, emu_handle_number(stream));
     for (size_t i = 0; b->ptrs != NULL && b->sizes != NULL && i < b->count && i < 6; i++) {
         emu_call_out(call, "%s0x%llx+%zu", i == 0 ? "" : " ", b->ptrs[i], b->sizes[i]);
     }
@@ -384,12 +386,12 @@ log_batch(struct emu_call *call, const struct batch *b, CUstream stream)
 /* Measured: equal indices pass, the last must be a real element, there are never more locations
  * than elements; every fault here is INVALID_VALUE, a missing device too. */
 static CUresult
-check_batch(const struct batch *b, bool wants_places)
+check_batch(const struct batch *b, bool has_places)
 {
     if (b->flags != 0 || b->count == 0 || b->ptrs == NULL || b->sizes == NULL) {
         return CUDA_ERROR_INVALID_VALUE;
     }
-    if (!wants_places) {
+    if (!has_places) {
         return CUDA_SUCCESS;
     }
     if (b->locations == NULL || b->indices == NULL || b->places == 0 || b->places > b->count
@@ -444,7 +446,7 @@ queue_element(struct emu_stream *stream, const struct batch *b, size_t i)
 
 /* Measured: the elements before a bad one are applied, those behind it are not. */
 static CUresult
-run_batch(const struct batch *b, bool wants_places, CUstream handle)
+run_batch(const struct batch *b, bool has_places, CUstream handle)
 {
     struct emu_stream *stream = NULL;
     CUresult result;
@@ -454,7 +456,7 @@ run_batch(const struct batch *b, bool wants_places, CUstream handle)
     }
     result = emu_stream_find(handle, &stream);
     if (result == CUDA_SUCCESS) {
-        result = check_batch(b, wants_places);
+        result = check_batch(b, has_places);
     }
     if (result == CUDA_SUCCESS && !emu_config()->concurrent) {
         result = CUDA_ERROR_INVALID_VALUE;

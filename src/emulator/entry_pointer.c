@@ -4,7 +4,7 @@
 #include <string.h>
 
 static size_t
-place_size(CUpointer_attribute attribute)
+pointer_attribute_size(CUpointer_attribute attribute)
 {
     switch ((int)attribute) {
     case CU_POINTER_ATTRIBUTE_CONTEXT:
@@ -29,7 +29,7 @@ place_size(CUpointer_attribute attribute)
 
 /* The value as the low bytes of a number; little-endian machines are the only ones served. */
 static uint64_t
-attribute_value(const struct emu_allocation *a, CUpointer_attribute attribute, CUdeviceptr ptr)
+pointer_attribute(const struct emu_allocation *a, CUpointer_attribute attribute, CUdeviceptr ptr)
 {
     switch ((int)attribute) {
     case CU_POINTER_ATTRIBUTE_CONTEXT:
@@ -61,17 +61,17 @@ attribute_value(const struct emu_allocation *a, CUpointer_attribute attribute, C
 }
 
 static CUresult
-read_one(void *data, CUpointer_attribute attribute, CUdeviceptr ptr)
+read_pointer_attribute(void *data, CUpointer_attribute attribute, CUdeviceptr ptr)
 {
     const struct emu_allocation *allocation = emu_find(ptr);
-    size_t size = place_size(attribute);
+    size_t size = pointer_attribute_size(attribute);
     uint64_t value;
 
     if (data == NULL || size == 0 || allocation == NULL
         || (attribute == CU_POINTER_ATTRIBUTE_HOST_POINTER && allocation->kind == EMU_DEVICE)) {
         return CUDA_ERROR_INVALID_VALUE;
     }
-    value = attribute_value(allocation, attribute, ptr);
+    value = pointer_attribute(allocation, attribute, ptr);
     memcpy(data, &value, size);
     return CUDA_SUCCESS;
 }
@@ -80,14 +80,15 @@ EMU_ENTRY(cuPointerGetAttribute, void *data, CUpointer_attribute attribute, CUde
 {
     EMU_BEGIN("cuPointerGetAttribute", EMU_CALL_WORK, "attribute=%d, ptr=0x%llx", (int)attribute,
               ptr);
-    return emu_call_end(&call, read_one(data, attribute, ptr));
+    return emu_call_end(&call, read_pointer_attribute(data, attribute, ptr));
 }
 
 /* The plural form accepts pointers that the driver does not know: zeros, -2 as the device, and
  * the places of the range left alone.  It writes what comes before an attribute that does not
  * exist. */
 static CUresult
-read_many(unsigned int number, const CUpointer_attribute *attributes, void **data, CUdeviceptr ptr)
+read_pointer_attributes(unsigned int number, const CUpointer_attribute *attributes, void **data,
+                        CUdeviceptr ptr)
 {
     const struct emu_allocation *allocation = emu_find(ptr);
 
@@ -95,18 +96,18 @@ read_many(unsigned int number, const CUpointer_attribute *attributes, void **dat
         return CUDA_ERROR_INVALID_VALUE;
     }
     for (unsigned int i = 0; i < number; i++) {
-        uint64_t value = allocation != NULL ? attribute_value(allocation, attributes[i], ptr)
+        uint64_t value = allocation != NULL ? pointer_attribute(allocation, attributes[i], ptr)
                          : attributes[i] == CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
                              ? (uint64_t)(int64_t)CU_DEVICE_INVALID
                              : 0;
         bool range = attributes[i] == CU_POINTER_ATTRIBUTE_RANGE_START_ADDR
                      || attributes[i] == CU_POINTER_ATTRIBUTE_RANGE_SIZE;
 
-        if (place_size(attributes[i]) == 0 || data[i] == NULL) {
+        if (pointer_attribute_size(attributes[i]) == 0 || data[i] == NULL) {
             return CUDA_ERROR_INVALID_VALUE;
         }
         if (allocation != NULL || !range) {
-            memcpy(data[i], &value, place_size(attributes[i]));
+            memcpy(data[i], &value, pointer_attribute_size(attributes[i]));
         }
     }
     return CUDA_SUCCESS;
@@ -117,7 +118,7 @@ EMU_ENTRY(cuPointerGetAttributes, unsigned int numAttributes, CUpointer_attribut
 {
     EMU_BEGIN("cuPointerGetAttributes", EMU_CALL_WORK, "numAttributes=%u, ptr=0x%llx",
               numAttributes, ptr);
-    return emu_call_end(&call, read_many(numAttributes, attributes, data, ptr));
+    return emu_call_end(&call, read_pointer_attributes(numAttributes, attributes, data, ptr));
 }
 
 EMU_ENTRY(cuPointerSetAttribute, const void *value, CUpointer_attribute attribute, CUdeviceptr ptr)

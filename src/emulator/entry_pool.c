@@ -5,12 +5,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-static unsigned long long
-number_of(const void *handle)
-{
-    return (unsigned long long)(uintptr_t)handle;
-}
-
 /* Measured: in a thread that may make no unsafe calls, because of a capture, pools are out of reach,
  * even to be asked. */
 #define REFUSE_IN_CAPTURE()                      \
@@ -33,7 +27,7 @@ EMU_ENTRY(cuMemPoolCreate, CUmemoryPool *pool, const CUmemPoolProps *poolProps)
                                                : emu_pool_new(poolProps, &made);
     if (result == CUDA_SUCCESS) {
         *pool = (CUmemoryPool)made;
-        emu_call_out(&call, ", pool=0x%llx", number_of(made));
+        emu_call_out(&call, ", pool=0x%llx", emu_handle_number(made));
     }
     return emu_call_end(&call, result);
 }
@@ -42,7 +36,7 @@ EMU_ENTRY(cuMemPoolDestroy, CUmemoryPool pool)
 {
     struct emu_pool *found;
 
-    EMU_BEGIN("cuMemPoolDestroy", EMU_CALL_WORK, "pool=0x%llx", number_of(pool));
+    EMU_BEGIN("cuMemPoolDestroy", EMU_CALL_WORK, "pool=0x%llx", emu_handle_number(pool));
     REFUSE_IN_CAPTURE();
     found = emu_pool_find(pool);
     if (found == NULL || found->is_default) {
@@ -61,7 +55,7 @@ EMU_ENTRY(cuMemPoolTrimTo, CUmemoryPool pool, size_t minBytesToKeep)
 {
     struct emu_pool *found;
 
-    EMU_BEGIN("cuMemPoolTrimTo", EMU_CALL_WORK, "pool=0x%llx, keep=%zu", number_of(pool),
+    EMU_BEGIN("cuMemPoolTrimTo", EMU_CALL_WORK, "pool=0x%llx, keep=%zu", emu_handle_number(pool),
               minBytesToKeep);
     REFUSE_IN_CAPTURE();
     found = emu_pool_find(pool);
@@ -73,7 +67,7 @@ EMU_ENTRY(cuMemPoolTrimTo, CUmemoryPool pool, size_t minBytesToKeep)
 }
 
 static CUresult
-read_attribute(const struct emu_pool *pool, CUmemPool_attribute attribute, void *value)
+read_pool_attribute(const struct emu_pool *pool, CUmemPool_attribute attribute, void *value)
 {
     cuuint64_t number = 0;
 
@@ -109,18 +103,18 @@ EMU_ENTRY(cuMemPoolGetAttribute, CUmemoryPool pool, CUmemPool_attribute attr, vo
 {
     const struct emu_pool *found;
 
-    EMU_BEGIN("cuMemPoolGetAttribute", EMU_CALL_WORK, "pool=0x%llx, attribute=%d", number_of(pool),
-              (int)attr);
+    EMU_BEGIN("cuMemPoolGetAttribute", EMU_CALL_WORK, "pool=0x%llx, attribute=%d",
+              emu_handle_number(pool), (int)attr);
     REFUSE_IN_CAPTURE();
     found = emu_pool_find(pool);
     return emu_call_end(&call, found == NULL || value == NULL
                                    ? CUDA_ERROR_INVALID_VALUE
-                                   : read_attribute(found, attr, value));
+                                   : read_pool_attribute(found, attr, value));
 }
 
 /* The two high-water marks can be set to 0 only, the current values not at all. */
 static CUresult
-write_attribute(struct emu_pool *pool, CUmemPool_attribute attribute, const void *value)
+write_pool_attribute(struct emu_pool *pool, CUmemPool_attribute attribute, const void *value)
 {
     cuuint64_t number = 0;
 
@@ -154,13 +148,13 @@ EMU_ENTRY(cuMemPoolSetAttribute, CUmemoryPool pool, CUmemPool_attribute attr, vo
 {
     struct emu_pool *found;
 
-    EMU_BEGIN("cuMemPoolSetAttribute", EMU_CALL_WORK, "pool=0x%llx, attribute=%d", number_of(pool),
-              (int)attr);
+    EMU_BEGIN("cuMemPoolSetAttribute", EMU_CALL_WORK, "pool=0x%llx, attribute=%d",
+              emu_handle_number(pool), (int)attr);
     REFUSE_IN_CAPTURE();
     found = emu_pool_find(pool);
     return emu_call_end(&call, found == NULL || value == NULL
                                    ? CUDA_ERROR_INVALID_VALUE
-                                   : write_attribute(found, attr, value));
+                                   : write_pool_attribute(found, attr, value));
 }
 
 /* ---- access ---- */
@@ -186,23 +180,24 @@ read_access(CUmemAccess_flags *flags, const struct emu_pool *pool, const CUmemLo
 EMU_ENTRY(cuMemPoolGetAccess, CUmemAccess_flags *flags, CUmemoryPool memPool,
           CUmemLocation *location)
 {
-    EMU_BEGIN("cuMemPoolGetAccess", EMU_CALL_WORK, "pool=0x%llx", number_of(memPool));
+    EMU_BEGIN("cuMemPoolGetAccess", EMU_CALL_WORK, "pool=0x%llx", emu_handle_number(memPool));
     REFUSE_IN_CAPTURE();
     return emu_call_end(&call, read_access(flags, emu_pool_find(memPool), location));
 }
 
 /* Measured: the owner of a device pool cannot lose its access; managed pools accept anything. */
 static CUresult
-check_access(const struct emu_pool *pool, const CUmemAccessDesc *desc)
+check_access_change(const struct emu_pool *pool, const CUmemAccessDesc *desc)
 {
-    const CUmemLocation *where = &desc->location;
+    const CUmemLocation *location = &desc->location;
     bool owner =
-        pool->location.type == CU_MEM_LOCATION_TYPE_DEVICE && pool->location.id == where->id;
+        pool->location.type == CU_MEM_LOCATION_TYPE_DEVICE && pool->location.id == location->id;
 
-    if (where->type != CU_MEM_LOCATION_TYPE_DEVICE) {
+    if (location->type != CU_MEM_LOCATION_TYPE_DEVICE) {
         return CUDA_ERROR_INVALID_VALUE;
     }
-    return emu_device(where->id) == NULL || (owner && desc->flags == CU_MEM_ACCESS_FLAGS_PROT_NONE)
+    return emu_device(location->id) == NULL
+                   || (owner && desc->flags == CU_MEM_ACCESS_FLAGS_PROT_NONE)
                ? CUDA_ERROR_INVALID_DEVICE
                : CUDA_SUCCESS;
 }
@@ -215,7 +210,7 @@ write_access(struct emu_pool *pool, const CUmemAccessDesc *map, size_t count)
         return CUDA_ERROR_INVALID_VALUE;
     }
     for (size_t i = 0; i < count; i++) {
-        CUresult result = check_access(pool, &map[i]);
+        CUresult result = check_access_change(pool, &map[i]);
         if (result != CUDA_SUCCESS) {
             return result;
         }
@@ -230,8 +225,8 @@ write_access(struct emu_pool *pool, const CUmemAccessDesc *map, size_t count)
 
 EMU_ENTRY(cuMemPoolSetAccess, CUmemoryPool pool, const CUmemAccessDesc *map, size_t count)
 {
-    EMU_BEGIN("cuMemPoolSetAccess", EMU_CALL_WORK, "pool=0x%llx, count=%zu", number_of(pool),
-              count);
+    EMU_BEGIN("cuMemPoolSetAccess", EMU_CALL_WORK, "pool=0x%llx, count=%zu",
+              emu_handle_number(pool), count);
     REFUSE_IN_CAPTURE();
     return emu_call_end(&call, write_access(emu_pool_find(pool), map, count));
 }
@@ -239,8 +234,8 @@ EMU_ENTRY(cuMemPoolSetAccess, CUmemoryPool pool, const CUmemAccessDesc *map, siz
 /* ---- default and current pools ---- */
 
 static CUresult
-give_pool(const char *name, CUmemoryPool *out, const CUmemLocation *location,
-          CUmemAllocationType type, bool current)
+default_or_current_pool(const char *name, CUmemoryPool *out, const CUmemLocation *location,
+                        CUmemAllocationType type, bool current)
 {
     struct emu_pool *pool = NULL;
     CUresult result;
@@ -260,18 +255,18 @@ give_pool(const char *name, CUmemoryPool *out, const CUmemLocation *location,
 EMU_ENTRY(cuMemGetDefaultMemPool, CUmemoryPool *pool_out, CUmemLocation *location,
           CUmemAllocationType type)
 {
-    return give_pool("cuMemGetDefaultMemPool", pool_out, location, type, false);
+    return default_or_current_pool("cuMemGetDefaultMemPool", pool_out, location, type, false);
 }
 
 EMU_ENTRY(cuMemGetMemPool, CUmemoryPool *pool, CUmemLocation *location, CUmemAllocationType type)
 {
-    return give_pool("cuMemGetMemPool", pool, location, type, true);
+    return default_or_current_pool("cuMemGetMemPool", pool, location, type, true);
 }
 
 EMU_ENTRY(cuMemSetMemPool, CUmemLocation *location, CUmemAllocationType type, CUmemoryPool pool)
 {
     EMU_BEGIN("cuMemSetMemPool", EMU_CALL_WORK, "type=%d, pool=0x%llx", (int)type,
-              number_of(pool));
+              emu_handle_number(pool));
     return emu_call_end(&call, location == NULL
                                    ? CUDA_ERROR_INVALID_VALUE
                                    : emu_pool_set_current(*location, type, emu_pool_find(pool)));
@@ -287,20 +282,22 @@ EMU_ENTRY(cuDeviceGetDefaultMemPool, CUmemoryPool *pool_out, CUdevice dev)
 {
     CUmemLocation place = place_of_device(dev);
 
-    return give_pool("cuDeviceGetDefaultMemPool", pool_out, &place, CU_MEM_ALLOCATION_TYPE_PINNED,
-                     false);
+    return default_or_current_pool("cuDeviceGetDefaultMemPool", pool_out, &place,
+                                   CU_MEM_ALLOCATION_TYPE_PINNED, false);
 }
 
 EMU_ENTRY(cuDeviceGetMemPool, CUmemoryPool *pool, CUdevice dev)
 {
     CUmemLocation place = place_of_device(dev);
 
-    return give_pool("cuDeviceGetMemPool", pool, &place, CU_MEM_ALLOCATION_TYPE_PINNED, true);
+    return default_or_current_pool("cuDeviceGetMemPool", pool, &place,
+                                   CU_MEM_ALLOCATION_TYPE_PINNED, true);
 }
 
 EMU_ENTRY(cuDeviceSetMemPool, CUdevice dev, CUmemoryPool pool)
 {
-    EMU_BEGIN("cuDeviceSetMemPool", EMU_CALL_WORK, "device=%d, pool=0x%llx", dev, number_of(pool));
+    EMU_BEGIN("cuDeviceSetMemPool", EMU_CALL_WORK, "device=%d, pool=0x%llx", dev,
+              emu_handle_number(pool));
     return emu_call_end(&call,
                         emu_pool_set_current(place_of_device(dev), CU_MEM_ALLOCATION_TYPE_PINNED,
                                              emu_pool_find(pool)));
@@ -310,7 +307,7 @@ EMU_ENTRY(cuDeviceSetMemPool, CUdevice dev, CUmemoryPool pool)
 
 /* The address is known at once; the memory is the caller's from this point of the stream on. */
 static CUresult
-allocate(CUdeviceptr *out, size_t size, struct emu_pool *pool, struct emu_stream *stream)
+allocate_from_pool(CUdeviceptr *out, size_t size, struct emu_pool *pool, struct emu_stream *stream)
 {
     struct emu_allocation *allocation = NULL;
     const struct emu_op op = {.kind = EMU_OP_NOTHING};
@@ -349,10 +346,10 @@ EMU_ENTRY(cuMemAllocFromPoolAsync, CUdeviceptr *dptr, size_t bytesize, CUmemoryP
     CUresult result;
 
     EMU_BEGIN("cuMemAllocFromPoolAsync", EMU_CALL_WORK, "size=%zu, pool=0x%llx, stream=0x%llx",
-              bytesize, number_of(pool), number_of(hStream));
+              bytesize, emu_handle_number(pool), emu_handle_number(hStream));
     result = emu_stream_find(hStream, &stream);
     if (result == CUDA_SUCCESS) {
-        result = allocate(dptr, bytesize, emu_pool_find(pool), stream);
+        result = allocate_from_pool(dptr, bytesize, emu_pool_find(pool), stream);
     }
     if (result == CUDA_SUCCESS) {
         emu_call_out(&call, ", ptr=0x%llx", *dptr);
@@ -367,14 +364,14 @@ EMU_ENTRY(cuMemAllocAsync, CUdeviceptr *dptr, size_t bytesize, CUstream hStream)
     CUresult result;
 
     EMU_BEGIN("cuMemAllocAsync", EMU_CALL_WORK, "size=%zu, stream=0x%llx", bytesize,
-              number_of(hStream));
+              emu_handle_number(hStream));
     result = emu_stream_find(hStream, &stream);
     if (result == CUDA_SUCCESS) {
         result = emu_pool_current(place_of_device(stream->device->ordinal),
                                   CU_MEM_ALLOCATION_TYPE_PINNED, &pool);
     }
     if (result == CUDA_SUCCESS) {
-        result = allocate(dptr, bytesize, pool, stream);
+        result = allocate_from_pool(dptr, bytesize, pool, stream);
     }
     if (result == CUDA_SUCCESS) {
         emu_call_out(&call, ", ptr=0x%llx", *dptr);
@@ -383,7 +380,7 @@ EMU_ENTRY(cuMemAllocAsync, CUdeviceptr *dptr, size_t bytesize, CUstream hStream)
 }
 
 static CUresult
-release(CUdeviceptr ptr, CUstream handle)
+queue_free(CUdeviceptr ptr, CUstream handle)
 {
     struct emu_allocation *allocation = emu_find(ptr);
     struct emu_op op = {.kind = EMU_OP_RELEASE, .allocation = allocation};
@@ -410,6 +407,6 @@ release(CUdeviceptr ptr, CUstream handle)
 EMU_ENTRY(cuMemFreeAsync, CUdeviceptr dptr, CUstream hStream)
 {
     EMU_BEGIN("cuMemFreeAsync", EMU_CALL_WORK, "ptr=0x%llx, stream=0x%llx", dptr,
-              number_of(hStream));
-    return emu_call_end(&call, release(dptr, hStream));
+              emu_handle_number(hStream));
+    return emu_call_end(&call, queue_free(dptr, hStream));
 }

@@ -1,16 +1,10 @@
 /* Entry points: streams, capture, host functions, attachment, events. */
 #include "entries.h"
 
-static unsigned long long
-number_of(const void *handle)
-{
-    return (unsigned long long)(uintptr_t)handle;
-}
-
 /* ---- streams ---- */
 
 static CUresult
-create(const char *name, CUstream *out, unsigned int flags, int priority)
+create_stream(const char *name, CUstream *out, unsigned int flags, int priority)
 {
     struct emu_stream *stream = NULL;
     CUresult result;
@@ -26,19 +20,19 @@ create(const char *name, CUstream *out, unsigned int flags, int priority)
     if (result == CUDA_SUCCESS) {
         stream->priority = priority < 0 ? priority : 0;
         *out = (CUstream)stream;
-        emu_call_out(&call, ", stream=0x%llx", number_of(stream));
+        emu_call_out(&call, ", stream=0x%llx", emu_handle_number(stream));
     }
     return emu_call_end(&call, result);
 }
 
 EMU_ENTRY(cuStreamCreate, CUstream *phStream, unsigned int Flags)
 {
-    return create("cuStreamCreate", phStream, Flags, 0);
+    return create_stream("cuStreamCreate", phStream, Flags, 0);
 }
 
 EMU_ENTRY(cuStreamCreateWithPriority, CUstream *phStream, unsigned int flags, int priority)
 {
-    return create("cuStreamCreateWithPriority", phStream, flags, priority);
+    return create_stream("cuStreamCreateWithPriority", phStream, flags, priority);
 }
 
 EMU_ENTRY(cuStreamDestroy_v2, CUstream hStream)
@@ -46,7 +40,7 @@ EMU_ENTRY(cuStreamDestroy_v2, CUstream hStream)
     struct emu_stream *stream = NULL;
     CUresult result;
 
-    EMU_BEGIN("cuStreamDestroy", EMU_CALL_WORK, "stream=0x%llx", number_of(hStream));
+    EMU_BEGIN("cuStreamDestroy", EMU_CALL_WORK, "stream=0x%llx", emu_handle_number(hStream));
     result = hStream == NULL || hStream == CU_STREAM_LEGACY || hStream == CU_STREAM_PER_THREAD
                  ? CUDA_ERROR_INVALID_HANDLE
                  : emu_stream_find(hStream, &stream);
@@ -61,7 +55,7 @@ EMU_ENTRY(cuStreamSynchronize, CUstream hStream)
     struct emu_stream *stream = NULL;
     CUresult result;
 
-    EMU_BEGIN("cuStreamSynchronize", EMU_CALL_WORK, "stream=0x%llx", number_of(hStream));
+    EMU_BEGIN("cuStreamSynchronize", EMU_CALL_WORK, "stream=0x%llx", emu_handle_number(hStream));
     result = emu_stream_find(hStream, &stream);
     if (result == CUDA_SUCCESS) {
         result = emu_capture_refuse(stream);
@@ -71,7 +65,7 @@ EMU_ENTRY(cuStreamSynchronize, CUstream hStream)
     }
     if (result == CUDA_SUCCESS) {
         emu_stream_drain(stream);
-        emu_waited();
+        emu_notice_frees();
     }
     return emu_call_end(&call, result);
 }
@@ -82,7 +76,7 @@ EMU_ENTRY(cuStreamQuery, CUstream hStream)
     struct emu_stream *stream = NULL;
     CUresult result;
 
-    EMU_BEGIN("cuStreamQuery", EMU_CALL_WORK, "stream=0x%llx", number_of(hStream));
+    EMU_BEGIN("cuStreamQuery", EMU_CALL_WORK, "stream=0x%llx", emu_handle_number(hStream));
     result = emu_stream_find(hStream, &stream);
     if (result == CUDA_SUCCESS) {
         result = emu_capture_refuse(stream);
@@ -105,7 +99,7 @@ stream_context(CUstream handle, CUcontext *out)
     struct emu_stream *stream = NULL;
     CUresult result;
 
-    EMU_BEGIN("cuStreamGetCtx", EMU_CALL_BOOKKEEPING, "stream=0x%llx", number_of(handle));
+    EMU_BEGIN("cuStreamGetCtx", EMU_CALL_BOOKKEEPING, "stream=0x%llx", emu_handle_number(handle));
     result = out == NULL ? CUDA_ERROR_INVALID_VALUE : emu_stream_find(handle, &stream);
     if (result == CUDA_SUCCESS) {
         *out = emu_context_of(stream->device);
@@ -133,7 +127,7 @@ EMU_ENTRY(cuStreamGetFlags, CUstream hStream, unsigned int *flags)
     struct emu_stream *stream = NULL;
     CUresult result;
 
-    EMU_BEGIN("cuStreamGetFlags", EMU_CALL_WORK, "stream=0x%llx", number_of(hStream));
+    EMU_BEGIN("cuStreamGetFlags", EMU_CALL_WORK, "stream=0x%llx", emu_handle_number(hStream));
     result = flags == NULL ? CUDA_ERROR_INVALID_VALUE : emu_stream_find(hStream, &stream);
     if (result == CUDA_SUCCESS) {
         *flags = stream->flags;
@@ -146,7 +140,7 @@ EMU_ENTRY(cuStreamGetPriority, CUstream hStream, int *priority)
     struct emu_stream *stream = NULL;
     CUresult result;
 
-    EMU_BEGIN("cuStreamGetPriority", EMU_CALL_WORK, "stream=0x%llx", number_of(hStream));
+    EMU_BEGIN("cuStreamGetPriority", EMU_CALL_WORK, "stream=0x%llx", emu_handle_number(hStream));
     result = priority == NULL ? CUDA_ERROR_INVALID_VALUE : emu_stream_find(hStream, &stream);
     if (result == CUDA_SUCCESS) {
         *priority = stream->priority;
@@ -159,7 +153,7 @@ EMU_ENTRY(cuStreamGetId, CUstream hStream, unsigned long long *streamId)
     struct emu_stream *stream = NULL;
     CUresult result;
 
-    EMU_BEGIN("cuStreamGetId", EMU_CALL_WORK, "stream=0x%llx", number_of(hStream));
+    EMU_BEGIN("cuStreamGetId", EMU_CALL_WORK, "stream=0x%llx", emu_handle_number(hStream));
     result = streamId == NULL ? CUDA_ERROR_INVALID_VALUE : emu_stream_find(hStream, &stream);
     if (result == CUDA_SUCCESS) {
         *streamId = stream->id;
@@ -172,7 +166,7 @@ EMU_ENTRY(cuStreamGetDevice, CUstream hStream, CUdevice *device)
     struct emu_stream *stream = NULL;
     CUresult result;
 
-    EMU_BEGIN("cuStreamGetDevice", EMU_CALL_WORK, "stream=0x%llx", number_of(hStream));
+    EMU_BEGIN("cuStreamGetDevice", EMU_CALL_WORK, "stream=0x%llx", emu_handle_number(hStream));
     result = device == NULL ? CUDA_ERROR_INVALID_VALUE : emu_stream_find(hStream, &stream);
     if (result == CUDA_SUCCESS) {
         *device = stream->device->ordinal;
@@ -188,7 +182,7 @@ capture_status(const char *name, CUstream handle, CUstreamCaptureStatus *status,
     struct emu_stream *stream = NULL;
     CUresult result;
 
-    EMU_BEGIN(name, EMU_CALL_BOOKKEEPING, "stream=0x%llx", number_of(handle));
+    EMU_BEGIN(name, EMU_CALL_BOOKKEEPING, "stream=0x%llx", emu_handle_number(handle));
     result = status == NULL ? CUDA_ERROR_INVALID_VALUE : emu_stream_find(handle, &stream);
     if (result == CUDA_SUCCESS) {
         result = emu_capture_status(stream, status, id);
@@ -246,8 +240,8 @@ EMU_ENTRY(cuStreamBeginCapture_v2, CUstream hStream, CUstreamCaptureMode mode)
     struct emu_stream *stream = NULL;
     CUresult result;
 
-    EMU_BEGIN("cuStreamBeginCapture", EMU_CALL_WORK, "stream=0x%llx, mode=%d", number_of(hStream),
-              (int)mode);
+    EMU_BEGIN("cuStreamBeginCapture", EMU_CALL_WORK, "stream=0x%llx, mode=%d",
+              emu_handle_number(hStream), (int)mode);
     result = emu_stream_find(hStream, &stream);
     if (result == CUDA_SUCCESS) {
         result = emu_capture_begin(stream, mode);
@@ -260,7 +254,7 @@ EMU_ENTRY(cuStreamEndCapture, CUstream hStream, CUgraph *phGraph)
     struct emu_stream *stream = NULL;
     CUresult result;
 
-    EMU_BEGIN("cuStreamEndCapture", EMU_CALL_WORK, "stream=0x%llx", number_of(hStream));
+    EMU_BEGIN("cuStreamEndCapture", EMU_CALL_WORK, "stream=0x%llx", emu_handle_number(hStream));
     result = emu_stream_find(hStream, &stream);
     if (result == CUDA_SUCCESS) {
         result = emu_capture_end(stream, phGraph);
@@ -285,14 +279,14 @@ EMU_ENTRY(cuThreadExchangeStreamCaptureMode, CUstreamCaptureMode *mode)
 
 EMU_ENTRY(cuGraphDestroy, CUgraph hGraph)
 {
-    EMU_BEGIN("cuGraphDestroy", EMU_CALL_WORK, "graph=0x%llx", number_of(hGraph));
+    EMU_BEGIN("cuGraphDestroy", EMU_CALL_WORK, "graph=0x%llx", emu_handle_number(hGraph));
     return emu_call_end(&call, emu_graph_delete(hGraph));
 }
 
 /* ---- work ---- */
 
 static CUresult
-launch(CUstream handle, CUhostFn fn, void *argument)
+launch_function(CUstream handle, CUhostFn fn, void *argument)
 {
     const struct emu_op op = {.kind = EMU_OP_FUNCTION, .function = fn, .argument = argument};
     struct emu_stream *stream = NULL;
@@ -313,22 +307,22 @@ launch(CUstream handle, CUhostFn fn, void *argument)
 
 EMU_ENTRY(cuLaunchHostFunc, CUstream hStream, CUhostFn fn, void *userData)
 {
-    EMU_BEGIN("cuLaunchHostFunc", EMU_CALL_WORK, "stream=0x%llx", number_of(hStream));
-    return emu_call_end(&call, launch(hStream, fn, userData));
+    EMU_BEGIN("cuLaunchHostFunc", EMU_CALL_WORK, "stream=0x%llx", emu_handle_number(hStream));
+    return emu_call_end(&call, launch_function(hStream, fn, userData));
 }
 
 /* syncMode is how a worker thread of the driver waits: blocked (0) or spinning (1). */
 EMU_ENTRY(cuLaunchHostFunc_v2, CUstream hStream, CUhostFn fn, void *userData,
           unsigned int syncMode)
 {
-    EMU_BEGIN("cuLaunchHostFunc", EMU_CALL_WORK, "stream=0x%llx, sync_mode=%u", number_of(hStream),
-              syncMode);
-    return emu_call_end(&call,
-                        syncMode > 1 ? CUDA_ERROR_INVALID_VALUE : launch(hStream, fn, userData));
+    EMU_BEGIN("cuLaunchHostFunc", EMU_CALL_WORK, "stream=0x%llx, sync_mode=%u",
+              emu_handle_number(hStream), syncMode);
+    return emu_call_end(&call, syncMode > 1 ? CUDA_ERROR_INVALID_VALUE
+                                            : launch_function(hStream, fn, userData));
 }
 
 static CUresult
-attach(CUstream handle, CUdeviceptr ptr, size_t length, unsigned int flags)
+attach_memory(CUstream handle, CUdeviceptr ptr, size_t length, unsigned int flags)
 {
     struct emu_allocation *allocation = emu_find(ptr);
     struct emu_stream *stream = NULL;
@@ -355,9 +349,9 @@ EMU_ENTRY(cuStreamAttachMemAsync, CUstream hStream, CUdeviceptr dptr, size_t len
           unsigned int flags)
 {
     EMU_BEGIN("cuStreamAttachMemAsync", EMU_CALL_WORK,
-              "stream=0x%llx, ptr=0x%llx, length=%zu, flags=%u", number_of(hStream), dptr, length,
-              flags);
-    return emu_call_end(&call, attach(hStream, dptr, length, flags));
+              "stream=0x%llx, ptr=0x%llx, length=%zu, flags=%u", emu_handle_number(hStream), dptr,
+              length, flags);
+    return emu_call_end(&call, attach_memory(hStream, dptr, length, flags));
 }
 
 /* ---- events ---- */
@@ -379,7 +373,7 @@ EMU_ENTRY(cuEventCreate, CUevent *phEvent, unsigned int Flags)
     result = emu_event_new(emu_current(), Flags, &event);
     if (result == CUDA_SUCCESS) {
         *phEvent = (CUevent)event;
-        emu_call_out(&call, ", event=0x%llx", number_of(event));
+        emu_call_out(&call, ", event=0x%llx", emu_handle_number(event));
     }
     return emu_call_end(&call, result);
 }
@@ -388,7 +382,7 @@ EMU_ENTRY(cuEventDestroy_v2, CUevent hEvent)
 {
     struct emu_event *event;
 
-    EMU_BEGIN("cuEventDestroy", EMU_CALL_WORK, "event=0x%llx", number_of(hEvent));
+    EMU_BEGIN("cuEventDestroy", EMU_CALL_WORK, "event=0x%llx", emu_handle_number(hEvent));
     event = emu_event_find(hEvent);
     if (event == NULL) {
         return emu_call_end(&call, CUDA_ERROR_INVALID_HANDLE);
@@ -398,7 +392,7 @@ EMU_ENTRY(cuEventDestroy_v2, CUevent hEvent)
 }
 
 static CUresult
-record(CUevent handle, CUstream stream_handle)
+record_event(CUevent handle, CUstream stream_handle)
 {
     struct emu_event *event = emu_event_find(handle);
     struct emu_stream *stream = NULL;
@@ -423,9 +417,9 @@ record(CUevent handle, CUstream stream_handle)
 
 EMU_ENTRY(cuEventRecord, CUevent hEvent, CUstream hStream)
 {
-    EMU_BEGIN("cuEventRecord", EMU_CALL_WORK, "event=0x%llx, stream=0x%llx", number_of(hEvent),
-              number_of(hStream));
-    return emu_call_end(&call, record(hEvent, hStream));
+    EMU_BEGIN("cuEventRecord", EMU_CALL_WORK, "event=0x%llx, stream=0x%llx",
+              emu_handle_number(hEvent), emu_handle_number(hStream));
+    return emu_call_end(&call, record_event(hEvent, hStream));
 }
 
 static CUresult
@@ -461,7 +455,7 @@ wait_for_event(CUstream handle, CUevent event_handle, unsigned int flags)
 EMU_ENTRY(cuStreamWaitEvent, CUstream hStream, CUevent hEvent, unsigned int Flags)
 {
     EMU_BEGIN("cuStreamWaitEvent", EMU_CALL_WORK, "stream=0x%llx, event=0x%llx, flags=%u",
-              number_of(hStream), number_of(hEvent), Flags);
+              emu_handle_number(hStream), emu_handle_number(hEvent), Flags);
     return emu_call_end(&call, wait_for_event(hStream, hEvent, Flags));
 }
 
@@ -471,7 +465,7 @@ EMU_ENTRY(cuEventQuery, CUevent hEvent)
     struct emu_event *event;
     CUresult result = CUDA_SUCCESS;
 
-    EMU_BEGIN("cuEventQuery", EMU_CALL_WORK, "event=0x%llx", number_of(hEvent));
+    EMU_BEGIN("cuEventQuery", EMU_CALL_WORK, "event=0x%llx", emu_handle_number(hEvent));
     event = emu_event_find(hEvent);
     if (event == NULL) {
         result = CUDA_ERROR_INVALID_HANDLE;
@@ -493,7 +487,7 @@ EMU_ENTRY(cuEventSynchronize, CUevent hEvent)
     struct emu_event *event;
     CUresult result = CUDA_SUCCESS;
 
-    EMU_BEGIN("cuEventSynchronize", EMU_CALL_WORK, "event=0x%llx", number_of(hEvent));
+    EMU_BEGIN("cuEventSynchronize", EMU_CALL_WORK, "event=0x%llx", emu_handle_number(hEvent));
     event = emu_event_find(hEvent);
     if (event == NULL) {
         result = CUDA_ERROR_INVALID_HANDLE;
@@ -503,18 +497,18 @@ EMU_ENTRY(cuEventSynchronize, CUevent hEvent)
         result = CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
     } else {
         emu_event_drain(event);
-        emu_waited();
+        emu_notice_frees();
     }
     return emu_call_end(&call, result);
 }
 
 static CUresult
-elapsed(float *milliseconds, CUevent start_handle, CUevent end_handle)
+elapsed_time(float *milliseconds, CUevent start_handle, CUevent end_handle)
 {
     const struct emu_event *start, *end;
 
     EMU_BEGIN("cuEventElapsedTime", EMU_CALL_WORK, "start=0x%llx, end=0x%llx",
-              number_of(start_handle), number_of(end_handle));
+              emu_handle_number(start_handle), emu_handle_number(end_handle));
     start = emu_event_find(start_handle);
     end = emu_event_find(end_handle);
     if (milliseconds == NULL) {
@@ -533,10 +527,10 @@ elapsed(float *milliseconds, CUevent start_handle, CUevent end_handle)
 
 EMU_ENTRY(cuEventElapsedTime, float *pMilliseconds, CUevent hStart, CUevent hEnd)
 {
-    return elapsed(pMilliseconds, hStart, hEnd);
+    return elapsed_time(pMilliseconds, hStart, hEnd);
 }
 
 EMU_ENTRY(cuEventElapsedTime_v2, float *pMilliseconds, CUevent hStart, CUevent hEnd)
 {
-    return elapsed(pMilliseconds, hStart, hEnd);
+    return elapsed_time(pMilliseconds, hStart, hEnd);
 }

@@ -94,38 +94,38 @@ emu_context_depth(void)
     return (size_t)emu_thread()->depth;
 }
 
-struct summary {
+struct places_summary {
     bool any, mixed;
-    uint64_t where;
+    uint64_t places;
 };
 
 static void
-summarise(const union emu_value *value, size_t first, size_t end, void *argument)
+merge_places(const union emu_value *value, size_t first, size_t end, void *argument)
 {
-    struct summary *s = argument;
+    struct places_summary *s = argument;
 
     (void)first;
     (void)end;
-    s->mixed = s->mixed || (s->any && s->where != value->page.where);
-    s->where = value->page.where;
+    s->mixed = s->mixed || (s->any && s->places != value->page.places);
+    s->places = value->page.places;
     s->any = true;
 }
 
 static void
-describe(const struct summary *s, int *type, int *id)
+describe_places(const struct places_summary *s, int *type, int *id)
 {
     int bit = 0;
 
     *id = 0;
-    if (s->mixed || (s->where & (s->where - 1)) != 0) {
+    if (s->mixed || (s->places & (s->places - 1)) != 0) {
         *type = 0;
         return;
     }
-    if (s->where == 0) {
+    if (s->places == 0) {
         *type = -1;
         return;
     }
-    while ((s->where >> bit & 1) == 0) {
+    while ((s->places >> bit & 1) == 0) {
         bit++;
     }
     *type = bit < EMU_HOST_BIT ? 1 : 2;
@@ -136,7 +136,7 @@ int
 emu_residency(CUdeviceptr ptr, size_t size, int *type, int *id)
 {
     struct emu_allocation *allocation;
-    struct summary s = {0};
+    struct places_summary s = {0};
     size_t first, end;
     int status = -1;
 
@@ -145,8 +145,8 @@ emu_residency(CUdeviceptr ptr, size_t size, int *type, int *id)
     if (allocation != NULL && allocation->kind == EMU_MANAGED) {
         emu_page_span(allocation->region, ptr, size, &first, &end);
         emu_pages_observe(allocation->region, first, end);
-        emu_runs_visit(&allocation->region->pages, first, end, summarise, &s);
-        describe(&s, type, id);
+        emu_runs_visit(&allocation->region->pages, first, end, merge_places, &s);
+        describe_places(&s, type, id);
         status = 0;
     }
     emu_unlock();

@@ -72,7 +72,7 @@ preferred_bit(const struct emu_policy *policy)
 }
 
 static void
-collapse(const union emu_value *value, size_t first, size_t end, void *argument)
+collapse_read_mostly(const union emu_value *value, size_t first, size_t end, void *argument)
 {
     if (value->policy.read_mostly != 0) {
         emu_pages_collapse(argument, first, end, preferred_bit(&value->policy));
@@ -81,7 +81,7 @@ collapse(const union emu_value *value, size_t first, size_t end, void *argument)
 
 /* Three advices need no location. Given a NUMA host, the driver says success and does nothing. */
 static bool
-without_effect(CUmem_advise advice, CUmemLocation location)
+advice_has_no_effect(CUmem_advise advice, CUmemLocation location)
 {
     bool numa = location.type == CU_MEM_LOCATION_TYPE_HOST_NUMA
                 || location.type == CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT;
@@ -98,12 +98,12 @@ emu_policy_advise(struct emu_region *region, CUdeviceptr ptr, size_t size, CUmem
     struct advice a = {advice, location};
     size_t first, end;
 
-    if (without_effect(advice, location)) {
+    if (advice_has_no_effect(advice, location)) {
         return CUDA_SUCCESS;
     }
     emu_page_span(region, ptr, size, &first, &end);
     if (advice == CU_MEM_ADVISE_UNSET_READ_MOSTLY) {
-        emu_runs_visit(&region->policies, first, end, collapse, region);
+        emu_runs_visit(&region->policies, first, end, collapse_read_mostly, region);
     }
     return emu_runs_change(&region->policies, first, end, change_policy, &a)
                    && emu_runs_walk(&region->records, first, end, change_policy, &a)
@@ -149,15 +149,15 @@ emu_policy_check(CUmem_range_attribute attribute, const void *data, size_t size)
 }
 
 /* What all pages of a range have in common; a place that differs between pages becomes none. */
-struct summary {
+struct policy_summary {
     bool any;
     struct emu_policy policy;
 };
 
 static void
-summarise(const union emu_value *value, size_t first, size_t end, void *argument)
+merge_policies(const union emu_value *value, size_t first, size_t end, void *argument)
 {
-    struct summary *s = argument;
+    struct policy_summary *s = argument;
     const struct emu_policy *p = &value->policy;
 
     (void)first;
@@ -211,12 +211,12 @@ void
 emu_policy_read(const struct emu_region *region, CUdeviceptr ptr, size_t size,
                 CUmem_range_attribute attribute, int *data, size_t data_size)
 {
-    struct summary s = {0};
+    struct policy_summary s = {0};
     const struct emu_policy *p = &s.policy;
     size_t first, end;
 
     emu_page_span(region, ptr, size, &first, &end);
-    emu_runs_visit(&region->records, first, end, summarise, &s);
+    emu_runs_visit(&region->records, first, end, merge_policies, &s);
     switch (attribute) {
     case CU_MEM_RANGE_ATTRIBUTE_READ_MOSTLY:
         *data = (int)p->read_mostly;

@@ -16,12 +16,12 @@ struct home {
 
 static struct emu_pool *pools;
 static struct home *homes;
-static size_t own_pools;
+static size_t user_pools;
 
 size_t
 emu_pool_count(void)
 {
-    return own_pools;
+    return user_pools;
 }
 
 struct emu_pool *
@@ -90,7 +90,7 @@ emu_pool_new(const CUmemPoolProps *props, struct emu_pool **out)
         return CUDA_ERROR_INVALID_VALUE;
     }
     *out = pool_make(props->allocType, props->location);
-    own_pools += *out != NULL;
+    user_pools += *out != NULL;
     return *out == NULL ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_SUCCESS;
 }
 
@@ -195,7 +195,7 @@ emu_pool_delete(struct emu_pool *pool)
             h->current = h->default_pool;
         }
     }
-    own_pools--;
+    user_pools--;
     pool->dying = true;
     if (pool->live == 0) {
         pool_free(pool);

@@ -36,7 +36,7 @@ emu_fail_name(size_t i)
 }
 
 static CUresult
-find(const char *symbol, void **out, int version, CUdriverProcAddressQueryResult *status)
+find_entry(const char *symbol, void **out, int version, CUdriverProcAddressQueryResult *status)
 {
     const struct entry *best = NULL;
     bool known = false;
@@ -71,13 +71,15 @@ find(const char *symbol, void **out, int version, CUdriverProcAddressQueryResult
 EMU_ENTRY(cuGetProcAddress_v2, const char *symbol, void **pfn, int cudaVersion, cuuint64_t flags,
           CUdriverProcAddressQueryResult *symbolStatus)
 {
-    return flags > 2 ? CUDA_ERROR_INVALID_VALUE : find(symbol, pfn, cudaVersion, symbolStatus);
+    return flags > 2 ? CUDA_ERROR_INVALID_VALUE
+                     : find_entry(symbol, pfn, cudaVersion, symbolStatus);
 }
 
 /* The first form has no status: what is not found is an error. */
 EMU_ENTRY(cuGetProcAddress, const char *symbol, void **pfn, int cudaVersion, cuuint64_t flags)
 {
-    CUresult result = flags > 2 ? CUDA_ERROR_INVALID_VALUE : find(symbol, pfn, cudaVersion, NULL);
+    CUresult result =
+        flags > 2 ? CUDA_ERROR_INVALID_VALUE : find_entry(symbol, pfn, cudaVersion, NULL);
 
     return result == CUDA_SUCCESS && *pfn == NULL ? CUDA_ERROR_NOT_FOUND : result;
 }

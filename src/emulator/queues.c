@@ -173,7 +173,7 @@ run_until(uint64_t id, uint64_t serial, bool block)
 /* Runs what became possible when a function of a stream returned: another thread may have queued
  * operations that had to wait for it. */
 static void
-run_the_rest(void)
+run_unblocked(void)
 {
     bool progress = true;
 
@@ -257,7 +257,7 @@ add_legacy_waits(const struct emu_stream *stream, struct emu_op *op)
 }
 
 static CUresult
-submit(struct emu_stream *stream, const struct emu_op *op, const struct emu_point *after)
+queue_op(struct emu_stream *stream, const struct emu_op *op, const struct emu_point *after)
 {
     struct emu_op *copy = malloc(sizeof *copy);
     size_t room = 1;
@@ -290,7 +290,7 @@ submit(struct emu_stream *stream, const struct emu_op *op, const struct emu_poin
     if (!emu_streams_lazy()) {
         (void)run_until(stream->id, stream->queued, false);
         if (!emu_streams_idle(NULL)) {
-            run_the_rest();
+            run_unblocked();
         }
     }
     return CUDA_SUCCESS;
@@ -299,7 +299,7 @@ submit(struct emu_stream *stream, const struct emu_op *op, const struct emu_poin
 CUresult
 emu_stream_submit(struct emu_stream *stream, const struct emu_op *op)
 {
-    return submit(stream, op, NULL);
+    return queue_op(stream, op, NULL);
 }
 
 CUresult
@@ -307,7 +307,7 @@ emu_stream_submit_after(struct emu_stream *stream, struct emu_point point)
 {
     struct emu_op op = {.kind = EMU_OP_WAIT};
 
-    return submit(stream, &op, &point);
+    return queue_op(stream, &op, &point);
 }
 
 CUresult

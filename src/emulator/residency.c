@@ -16,7 +16,7 @@ static const uint64_t DEVICES = ((uint64_t)1 << EMU_HOST_BIT) - 1;
 static uint64_t clock_of_use;
 struct emu_counters emu_counted;
 
-struct move {
+struct page_move {
     struct emu_region *region;
     uint64_t bit;                /* of the destination */
     bool write;                  /* touches only */
@@ -43,10 +43,10 @@ page_bytes(const struct emu_region *region, size_t page)
 }
 
 static void
-count_resident(uint64_t where, size_t bytes, bool arrives)
+count_resident(uint64_t places, size_t bytes, bool arrives)
 {
     for (int i = 0; i < emu_config()->devices; i++) {
-        if ((where >> i & 1) != 0) {
+        if ((places >> i & 1) != 0) {
             struct emu_device *device = emu_device(i);
             device->resident = arrives ? device->resident + bytes : device->resident - bytes;
         }
@@ -54,13 +54,13 @@ count_resident(uint64_t where, size_t bytes, bool arrives)
 }
 
 static void
-settle(union emu_value *value, uint64_t where, size_t pages)
+set_places(union emu_value *value, uint64_t places, size_t pages)
 {
     size_t bytes = pages * emu_config()->page;
 
-    count_resident(value->page.where & ~where, bytes, false);
-    count_resident(where & ~value->page.where, bytes, true);
-    value->page.where = where;
+    count_resident(value->page.places & ~places, bytes, false);
+    count_resident(places & ~value->page.places, bytes, true);
+    value->page.places = places;
 }
 
 static void
@@ -81,11 +81,11 @@ count_transfer(uint64_t from, uint64_t to, size_t pages)
 /* ---- pages that the host touched on its own ---- */
 
 static void
-populate_here(union emu_value *value, size_t first, size_t end, void *argument)
+populate_on_host(union emu_value *value, size_t first, size_t end, void *argument)
 {
     (void)argument;
-    if (value->page.where == 0) {
-        settle(value, (uint64_t)1 << EMU_HOST_BIT, end - first);
+    if (value->page.places == 0) {
+        set_places(value, (uint64_t)1 << EMU_HOST_BIT, end - first);
     }
 }
 
@@ -99,7 +99,7 @@ first_unpopulated(const union emu_value *value, size_t first, size_t end, void *
 {
     struct span *span = argument;
 
-    if (value->page.where == 0 && span->first == span->end) {
+    if (value->page.places == 0 && span->first == span->end) {
         span->first = first;
         span->end = end;
     }
@@ -131,10 +131,10 @@ emu_pages_observe(struct emu_region *region, size_t first, size_t end)
             return;
         }
         for (size_t page = 0; page <= span.end - span.first; page++) {
-            bool here = page < span.end - span.first && (present[page * per] & 1) != 0;
-            if (!here) {
+            bool exists = page < span.end - span.first && (present[page * per] & 1) != 0;
+            if (!exists) {
                 (void)emu_runs_change(&region->pages, span.first + from, span.first + page,
-                                      populate_here, NULL);
+                                      populate_on_host, NULL);
                 from = page + 1;
             }
         }
@@ -165,8 +165,8 @@ discard_run(union emu_value *value, size_t first, size_t end, void *argument)
 
     /* Measured (64 KiB and less, then moved to the host; 4 MiB, then read by it): pages that
      * only a device holds keep their bytes. */
-    if (emu_config()->discard == EMU_DISCARD_KEEP && value->page.where != 0
-        && (value->page.where & ~DEVICES) == 0) {
+    if (emu_config()->discard == EMU_DISCARD_KEEP && value->page.places != 0
+        && (value->page.places & ~DEVICES) == 0) {
         return;
     }
     value->page.discarded = 1;
@@ -247,33 +247,33 @@ end_discard(struct emu_region *region, union emu_value *value, size_t first, siz
 static void
 move_run(union emu_value *value, size_t first, size_t end, void *argument)
 {
-    struct move *move = argument;
-    uint64_t where = value->page.where, bit = move->bit;
+    struct page_move *move = argument;
+    uint64_t places = value->page.places, bit = move->bit;
     size_t pages = end - first;
     bool was_discarded = value->page.discarded != 0;
 
-    if ((where & bit) != 0) {
+    if ((places & bit) != 0) {
         value->page.discarded = 0;
         return;
     }
     end_discard(move->region, value, first, end);
-    if (where == 0 || was_discarded) {
-        settle(value, bit, pages);
+    if (places == 0 || was_discarded) {
+        set_places(value, bit, pages);
         return;
     }
-    count_transfer(where, bit, pages);
+    count_transfer(places, bit, pages);
     if (move->policy->policy.read_mostly != 0) {
         emu_counted.duplications += pages;
-        settle(value, where | bit, pages);
+        set_places(value, places | bit, pages);
     } else {
-        settle(value, bit, pages);
+        set_places(value, bit, pages);
     }
 }
 
 static void
 move_with_policy(const union emu_value *policy, size_t first, size_t end, void *argument)
 {
-    struct move *move = argument;
+    struct page_move *move = argument;
 
     move->policy = policy;
     (void)emu_runs_change(&move->region->pages, first, end, move_run, move);
@@ -285,9 +285,9 @@ static void
 evict_run(union emu_value *value, size_t first, size_t end, void *argument)
 {
     const uint64_t *bit = argument;
-    uint64_t rest = value->page.where & ~*bit;
+    uint64_t rest = value->page.places & ~*bit;
 
-    if ((value->page.where & *bit) == 0) {
+    if ((value->page.places & *bit) == 0) {
         return;
     }
     if (rest == 0) {
@@ -296,13 +296,13 @@ evict_run(union emu_value *value, size_t first, size_t end, void *argument)
             count_transfer(*bit, rest, end - first);
         }
     }
-    settle(value, rest, end - first);
+    set_places(value, rest, end - first);
 }
 
 /* Room for `bytes` on a device: the regions that moved there longest ago go to the host.  Returns
  * how many bytes there is room for. */
 static size_t
-make_room(struct emu_device *device, size_t bytes, const struct emu_region *keep)
+evict_until_free(struct emu_device *device, size_t bytes, const struct emu_region *keep)
 {
     uint64_t bit = (uint64_t)1 << device->ordinal;
 
@@ -337,7 +337,7 @@ count_missing(const union emu_value *value, size_t first, size_t end, void *argu
 {
     struct missing *missing = argument;
 
-    if ((value->page.where & missing->bit) == 0) {
+    if ((value->page.places & missing->bit) == 0) {
         missing->pages += end - first;
     }
 }
@@ -345,7 +345,7 @@ count_missing(const union emu_value *value, size_t first, size_t end, void *argu
 void
 emu_pages_prefetch(struct emu_region *region, CUdeviceptr ptr, size_t size, CUmemLocation location)
 {
-    struct move move = {.region = region, .bit = emu_place_bit(location)};
+    struct page_move move = {.region = region, .bit = emu_place_bit(location)};
     struct missing missing = {move.bit, 0};
     size_t first, end, page = emu_config()->page;
 
@@ -356,7 +356,7 @@ emu_pages_prefetch(struct emu_region *region, CUdeviceptr ptr, size_t size, CUme
         size_t room;
 
         emu_runs_visit(&region->pages, first, end, count_missing, &missing);
-        room = make_room(device, missing.pages * page, region) / page;
+        room = evict_until_free(device, missing.pages * page, region) / page;
         /* What does not fit stays where it is; the call has long succeeded. */
         if (room < missing.pages) {
             end = first + (room < end - first ? room : end - first);
@@ -369,7 +369,7 @@ emu_pages_prefetch(struct emu_region *region, CUdeviceptr ptr, size_t size, CUme
 /* ---- touches ---- */
 
 static bool
-mapped_remotely(const struct emu_policy *policy, uint64_t where, uint64_t bit)
+mapped_remotely(const struct emu_policy *policy, uint64_t places, uint64_t bit)
 {
     /* On a PCIe machine the host never maps device memory. */
     if ((bit & DEVICES) == 0) {
@@ -381,48 +381,48 @@ mapped_remotely(const struct emu_policy *policy, uint64_t where, uint64_t bit)
     return policy->preferred_type != 0
            && (emu_place_bit((CUmemLocation){.type = (CUmemLocationType)policy->preferred_type,
                                              .id = policy->preferred_id})
-               & where)
+               & places)
                   != 0;
 }
 
 static void
 touch_run(union emu_value *value, size_t first, size_t end, void *argument)
 {
-    struct move *move = argument;
-    uint64_t where = value->page.where, bit = move->bit;
+    struct page_move *move = argument;
+    uint64_t places = value->page.places, bit = move->bit;
     size_t pages = end - first;
     bool host = (bit & DEVICES) == 0;
 
     if (move->write) {
         value->page.discarded = 0;
     }
-    if (host && (where & ~DEVICES) != 0) {
-        bit = where & ~DEVICES;
+    if (host && (places & ~DEVICES) != 0) {
+        bit = places & ~DEVICES;
     }
-    if ((where & bit) == 0) {
-        if (where != 0 && move->policy->policy.read_mostly == 0
-            && mapped_remotely(&move->policy->policy, where, bit)) {
+    if ((places & bit) == 0) {
+        if (places != 0 && move->policy->policy.read_mostly == 0
+            && mapped_remotely(&move->policy->policy, places, bit)) {
             return;
         }
         emu_counted.cpu_faults += host ? pages : 0;
         emu_counted.gpu_faults += host ? 0 : pages;
-        if (where != 0) {
-            count_transfer(where, bit, pages);
+        if (places != 0) {
+            count_transfer(places, bit, pages);
         }
-        if (where != 0 && move->policy->policy.read_mostly != 0 && !move->write) {
+        if (places != 0 && move->policy->policy.read_mostly != 0 && !move->write) {
             emu_counted.duplications += pages;
-            bit |= where;
+            bit |= places;
         }
     } else if (!move->write || move->policy->policy.read_mostly == 0) {
         return;
     }
-    settle(value, bit, pages);
+    set_places(value, bit, pages);
 }
 
 static void
 touch_with_policy(const union emu_value *policy, size_t first, size_t end, void *argument)
 {
-    struct move *move = argument;
+    struct page_move *move = argument;
 
     move->policy = policy;
     (void)emu_runs_change(&move->region->pages, first, end, touch_run, move);
@@ -431,9 +431,9 @@ touch_with_policy(const union emu_value *policy, size_t first, size_t end, void 
 void
 emu_pages_touch(struct emu_region *region, CUdeviceptr ptr, size_t size, int device, bool write)
 {
-    struct move move = {.region = region,
-                        .write = write,
-                        .bit = (uint64_t)1 << (device < 0 ? EMU_HOST_BIT : device)};
+    struct page_move move = {.region = region,
+                             .write = write,
+                             .bit = (uint64_t)1 << (device < 0 ? EMU_HOST_BIT : device)};
     size_t first, end;
 
     if (region->kind != EMU_MANAGED || size == 0) {
@@ -451,11 +451,11 @@ static void
 collapse_run(union emu_value *value, size_t first, size_t end, void *argument)
 {
     const uint64_t *preferred = argument;
-    uint64_t where = value->page.where, host = where & ~DEVICES;
-    uint64_t kept = (where & *preferred) != 0 ? where & *preferred : host != 0 ? host : where;
+    uint64_t places = value->page.places, host = places & ~DEVICES;
+    uint64_t kept = (places & *preferred) != 0 ? places & *preferred : host != 0 ? host : places;
 
-    if ((where & (where - 1)) != 0) {
-        settle(value, kept & (~kept + 1), end - first);
+    if ((places & (places - 1)) != 0) {
+        set_places(value, kept & (~kept + 1), end - first);
     }
 }
 
@@ -469,7 +469,7 @@ static void
 forget_run(const union emu_value *value, size_t first, size_t end, void *argument)
 {
     (void)argument;
-    count_resident(value->page.where, (end - first) * emu_config()->page, false);
+    count_resident(value->page.places, (end - first) * emu_config()->page, false);
 }
 
 void

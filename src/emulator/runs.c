@@ -14,7 +14,7 @@ emu_runs_init(struct emu_runs *runs, size_t pages)
         return false;
     }
     runs->pages = pages;
-    runs->room = 4;
+    runs->capacity = 4;
     runs->count = 1;
     return true;
 }
@@ -28,7 +28,7 @@ emu_runs_free(struct emu_runs *runs)
 
 /* The run that holds a page. */
 static size_t
-index_of(const struct emu_runs *runs, size_t page)
+run_index(const struct emu_runs *runs, size_t page)
 {
     size_t low = 0, high = runs->count;
 
@@ -44,20 +44,20 @@ index_of(const struct emu_runs *runs, size_t page)
 }
 
 static bool
-make_room(struct emu_runs *runs, size_t more)
+reserve_runs(struct emu_runs *runs, size_t more)
 {
     struct emu_run *bigger;
-    size_t room = runs->room * 2 + more;
+    size_t capacity = runs->capacity * 2 + more;
 
-    if (runs->count + more <= runs->room) {
+    if (runs->count + more <= runs->capacity) {
         return true;
     }
-    bigger = realloc(runs->run, room * sizeof *bigger);
+    bigger = realloc(runs->run, capacity * sizeof *bigger);
     if (bigger == NULL) {
         return false;
     }
     runs->run = bigger;
-    runs->room = room;
+    runs->capacity = capacity;
     return true;
 }
 
@@ -70,7 +70,7 @@ split_at(struct emu_runs *runs, size_t page)
     if (page >= runs->pages) {
         return runs->count;
     }
-    i = index_of(runs, page);
+    i = run_index(runs, page);
     if (runs->run[i].first == page) {
         return i;
     }
@@ -82,13 +82,13 @@ split_at(struct emu_runs *runs, size_t page)
 }
 
 static size_t
-end_of(const struct emu_runs *runs, size_t i)
+run_end(const struct emu_runs *runs, size_t i)
 {
     return i + 1 < runs->count ? runs->run[i + 1].first : runs->pages;
 }
 
 static bool
-same(const union emu_value *a, const union emu_value *b)
+same_value(const union emu_value *a, const union emu_value *b)
 {
     for (size_t i = 0; i < EMU_VALUE_WORDS; i++) {
         if (a->words[i] != b->words[i]) {
@@ -104,7 +104,7 @@ merge_between(struct emu_runs *runs, size_t from, size_t to)
     size_t kept = from, last = to < runs->count ? to : runs->count - 1;
 
     for (size_t i = from + 1; i <= last; i++) {
-        if (!same(&runs->run[kept].value, &runs->run[i].value)) {
+        if (!same_value(&runs->run[kept].value, &runs->run[i].value)) {
             runs->run[++kept] = runs->run[i];
         }
     }
@@ -122,13 +122,13 @@ emu_runs_change(struct emu_runs *runs, size_t first, size_t end, emu_run_change 
     if (first >= end) {
         return true;
     }
-    if (!make_room(runs, 2)) {
+    if (!reserve_runs(runs, 2)) {
         return false;
     }
     from = split_at(runs, first);
     to = split_at(runs, end);
     for (size_t i = from; i < to; i++) {
-        change(&runs->run[i].value, runs->run[i].first, end_of(runs, i), argument);
+        change(&runs->run[i].value, runs->run[i].first, run_end(runs, i), argument);
     }
     merge_between(runs, from > 0 ? from - 1 : 0, to);
     return true;
@@ -143,18 +143,18 @@ emu_runs_walk(struct emu_runs *runs, size_t first, size_t end, emu_run_change ch
     if (first >= end) {
         return true;
     }
-    if (!make_room(runs, 2)) {
+    if (!reserve_runs(runs, 2)) {
         return false;
     }
     (void)split_at(runs, first);
     (void)split_at(runs, end);
-    for (size_t at = first, i; at < end; at += end_of(runs, i) - runs->run[i].first) {
-        i = index_of(runs, at);
-        change(&runs->run[i].value, runs->run[i].first, end_of(runs, i), argument);
+    for (size_t at = first, i; at < end; at += run_end(runs, i) - runs->run[i].first) {
+        i = run_index(runs, at);
+        change(&runs->run[i].value, runs->run[i].first, run_end(runs, i), argument);
         merge_between(runs, i > 0 ? i - 1 : 0, i + 1);
-        i = index_of(runs, at);
+        i = run_index(runs, at);
     }
-    last = index_of(runs, end); /* the split there, where the walk ended before it */
+    last = run_index(runs, end); /* the split there, where the walk ended before it */
     merge_between(runs, last > 0 ? last - 1 : 0, last);
     return true;
 }
@@ -163,9 +163,9 @@ void
 emu_runs_visit(const struct emu_runs *runs, size_t first, size_t end, emu_run_visit visit,
                void *argument)
 {
-    for (size_t i = index_of(runs, first); i < runs->count && runs->run[i].first < end; i++) {
+    for (size_t i = run_index(runs, first); i < runs->count && runs->run[i].first < end; i++) {
         size_t from = runs->run[i].first > first ? runs->run[i].first : first;
-        size_t to = end_of(runs, i) < end ? end_of(runs, i) : end;
+        size_t to = run_end(runs, i) < end ? run_end(runs, i) : end;
         visit(&runs->run[i].value, from, to, argument);
     }
 }
@@ -173,5 +173,5 @@ emu_runs_visit(const struct emu_runs *runs, size_t first, size_t end, emu_run_vi
 const union emu_value *
 emu_runs_at(const struct emu_runs *runs, size_t page)
 {
-    return &runs->run[index_of(runs, page)].value;
+    return &runs->run[run_index(runs, page)].value;
 }

@@ -5,7 +5,7 @@
 
 static struct emu_stream *streams;
 static uint64_t last_stream;
-static size_t own_streams;
+static size_t user_streams;
 
 struct emu_stream *
 emu_streams(void)
@@ -16,7 +16,7 @@ emu_streams(void)
 size_t
 emu_stream_count(void)
 {
-    return own_streams;
+    return user_streams;
 }
 
 bool
@@ -57,13 +57,13 @@ emu_stream_new(struct emu_device *device, enum emu_stream_kind kind, unsigned in
     stream->flags = flags;
     stream->next = streams;
     streams = stream;
-    own_streams += kind == EMU_STREAM_OWN;
+    user_streams += kind == EMU_STREAM_OWN;
     *out = stream;
     return CUDA_SUCCESS;
 }
 
 static CUresult
-find_per_thread(struct emu_device *device, struct emu_stream **out)
+find_per_thread_stream(struct emu_device *device, struct emu_stream **out)
 {
     uint64_t thread = emu_thread()->id;
     CUresult result;
@@ -92,7 +92,7 @@ emu_stream_find(CUstream handle, struct emu_stream **out)
             return CUDA_ERROR_INVALID_CONTEXT;
         }
         if (handle == CU_STREAM_PER_THREAD) {
-            return find_per_thread(device, out);
+            return find_per_thread_stream(device, out);
         }
         if (device->legacy == NULL) {
             result = emu_stream_new(device, EMU_STREAM_LEGACY, 0, &device->legacy);
@@ -129,6 +129,6 @@ emu_stream_remove(struct emu_stream *stream)
         link = &(*link)->next;
     }
     *link = stream->next;
-    own_streams -= stream->kind == EMU_STREAM_OWN;
+    user_streams -= stream->kind == EMU_STREAM_OWN;
     free(stream);
 }

@@ -31,7 +31,7 @@ static void
 read_text(void)
 {
     error[0] = '\0';
-    load();
+    load_environment();
 }
 
 /* What the rest of the emulated driver relies on. */
