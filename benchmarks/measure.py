@@ -27,7 +27,12 @@ class Result:
 
     median: float
     spread: float = 0.0  # half the distance between the quartiles, as a part of the median
-    count: int = 1
+    count: int = 1  # of repetitions; 0 where only the median and the spread were kept
+
+    @property
+    def varies(self) -> bool:
+        """Whether the spread was measured."""
+        return self.count != 1
 
     @classmethod
     def of(cls, values: list[float]) -> Result:

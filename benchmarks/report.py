@@ -53,10 +53,16 @@ class Report:
     groups: dict[str, list[Row]]
 
     def write(self, path: Path) -> None:
-        """All of it, as JSON."""
-        groups = {name: [row.as_json() for row in rows] for name, rows in self.groups.items()}
-        found = {"machine": self.machine, "groups": groups}
-        path.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+        """All of it, as JSON with a line for each row, so that two runs can be compared by diff."""
+        groups = [
+            f"{json.dumps(name)}: [\n"
+            + ",\n".join(json.dumps(row.as_json(), ensure_ascii=False) for row in rows)
+            + "\n]"
+            for name, rows in self.groups.items()
+        ]
+        machine = json.dumps(self.machine, indent=1, ensure_ascii=False)
+        text = f'{{\n"machine": {machine},\n"groups": {{\n' + ",\n".join(groups) + "\n}\n}\n"
+        path.write_text(text, encoding="utf-8")
 
     @classmethod
     def read(cls, *paths: Path) -> Report:
@@ -77,6 +83,7 @@ class Report:
         return (
             f"{about['date']}, {about['gpu']}, CUDA driver {about['driver']}, "
             f"Python {about['python']}, {about['machine']}\n{versions}"
+            + (f"\n\n{about['note']}" if "note" in about else "")
         )
 
 
@@ -121,7 +128,7 @@ def cell(result: Result | None, unit: str) -> str:
     """A median with its spread, or a dash."""
     if result is None:
         return "-"
-    spread = f" ±{result.spread:.0%}" if result.count > 1 else ""
+    spread = f" ±{result.spread:.0%}" if result.varies else ""
     return f"{number(result.median, unit)}{spread}"
 
 
@@ -156,7 +163,7 @@ def table(rows: Sequence[Row]) -> str:
 
 def spread_text(rows: Sequence[Row]) -> str:
     """How far the measurements lie apart."""
-    spreads = [r.spread for row in rows for r in row.results.values() if r.count > 1]
+    spreads = [r.spread for row in rows for r in row.results.values() if r.varies]
     if not spreads:
         return ""
     return (
@@ -179,7 +186,7 @@ def failures_text(rows: Sequence[Row]) -> str:
 
 def section(group: Group, rows: list[Row]) -> str:
     """A group in full: title, what was measured, the table, and what is to be said of it."""
-    parts = [f"### {group.title}", group.about, table(rows) if rows else "Nothing to measure here."]
+    parts = [f"## {group.title}", group.about, table(rows) if rows else "Nothing to measure here."]
     parts += [group.summary(rows) if group.summary and rows else ""]
     parts += [spread_text(rows), failures_text(rows)]
     return "\n\n".join(part for part in parts if part) + "\n"
