@@ -232,6 +232,21 @@ def device_memory(size=PAGE):
         _checked(driver.cuMemFree_v2(pointer))
 
 
+@contextlib.contextmanager
+def pinned_memory(size=PAGE):
+    """The address of host memory that CUDA has pinned."""
+    import managedmem
+
+    managedmem.Device(0).set_current()
+    driver = raw_driver()
+    pointer = ctypes.c_void_p()
+    _checked(driver.cuMemAllocHost_v2(ctypes.byref(pointer), ctypes.c_size_t(size)))
+    try:
+        yield pointer.value
+    finally:
+        _checked(driver.cuMemFreeHost(pointer))
+
+
 def managed_memory(size=PAGE):
     """The address of managed memory that the library did not make; the caller frees it."""
     import managedmem

@@ -119,6 +119,14 @@ class TestTorchOnTheCpu:
         wrapped = Mine.from_handle(buf.handle, buf.size, owner=buf)
         assert bytes(wrapped.torch("cpu").numpy()) == pattern(buf.size)
 
+    def test_of_host_memory_that_is_not_managed(self, torch):
+        memory = bytearray(pattern(PAGE))
+        address = torch.frombuffer(memory, dtype=torch.uint8).data_ptr()
+        tensor = ManagedBuffer.from_handle(address, PAGE, owner=memory).torch("cpu")
+        assert bytes(tensor.tolist()) == pattern(PAGE)
+        tensor[0] = 9
+        assert memory[0] == 9
+
 
 class TestRefused:
     def test_a_closed_buffer(self, torch, alloc):

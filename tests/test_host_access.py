@@ -20,6 +20,7 @@ from helpers import (
     capsule_struct,
     device_memory,
     managed_memory,
+    pinned_memory,
     raw_driver,
     run_python,
 )
@@ -68,15 +69,6 @@ def wrap(memory, **more):
     return ManagedBuffer.from_handle(ctypes.addressof(array), view.nbytes, **more)
 
 
-@contextlib.contextmanager
-def pinned_memory():
-    managedmem.Device(0).set_current()
-    pointer = ctypes.c_void_p()
-    assert raw_driver().cuMemAllocHost_v2(ctypes.byref(pointer), ctypes.c_size_t(PAGE)) == 0
-    yield pointer.value
-    assert raw_driver().cuMemFreeHost(pointer) == 0
-
-
 class TestAnAddressThatNobodyVouchesFor:
     @pytest.mark.parametrize("address", [8, 4096, (1 << 47) - 8192, (1 << 64) - 8192], ids=hex)
     def test_is_not_shown_to_the_host(self, address):
@@ -85,7 +77,7 @@ buffer = ManagedBuffer.from_handle({address}, 4096)
 assert buffer.is_host_accessible is False
 for view in views(buffer):
     assert "is_host_accessible=True" in refused(BufferError, view)
-refused(ValueError, buffer.numpy)
+assert "is_host_accessible=True" in refused(BufferError, buffer.numpy)
 assert buffer.is_closed is False
 buffer.close()
 """)
@@ -262,7 +254,7 @@ class TestTheOwner:
     @pytest.mark.parametrize("owner", [object(), "text", 7], ids=["object", "str", "int"])
     def test_holds_no_memory(self, owner):
         memory = bytearray(PAGE)
-        with pytest.raises(BufferError):
+        with pytest.raises(BufferError, match="the present owner does not show"):
             memoryview(wrap(memory, owner=owner))
 
     def test_is_a_tensor(self):

@@ -17,6 +17,7 @@ from helpers import (
     device_memory,
     names,
     pattern,
+    pinned_memory,
     run_python,
     write,
 )
@@ -153,6 +154,52 @@ class TestCalls:
         assert (work[0].args["ptr"], work[0].args["count"]) == (buffer.handle, size)
 
 
+class TestHostMemory:
+    """Wrapped memory that is not managed: the stream is waited for, and no page moves."""
+
+    def test_of_the_system(self, alloc, stream):
+        array = numpy.arange(PAGE, dtype="i4")
+        wrapped = ManagedBuffer.from_handle(array.ctypes.data, array.nbytes, owner=array)
+        part = wrapped.view("int32")[8:16]
+        assert part.numpy().tolist() == list(range(8, 16))
+        part.numpy(stream)[0] = 5
+        assert array[8] == 5
+        assert (wrapped.numpy(copy=True) == array.view("u1")).all()
+
+    def test_of_the_system_that_is_read_only(self):
+        owner = bytes(range(64))
+        address = numpy.frombuffer(owner, "u1").ctypes.data
+        array = ManagedBuffer.from_handle(address, 64, owner=owner).numpy()
+        assert bytes(array) == owner
+        assert not array.flags.writeable
+
+    def test_that_is_pinned(self, alloc, stream):
+        with pinned_memory() as pointer:
+            pinned = ManagedBuffer.from_handle(pointer, PAGE)
+            source = alloc(PAGE)
+            write(source, 7)
+            source.copy_to(pinned, stream=stream)
+            assert (pinned.numpy(stream) == 7).all()
+            pinned.close()
+
+    @pytest.mark.emulator_only
+    def test_one_wait_and_no_prefetch(self, stream):
+        array = numpy.ones(PAGE, "u1")
+        wrapped = ManagedBuffer.from_handle(array.ctypes.data, PAGE, owner=array)
+        with emulator.recording() as calls:
+            wrapped.numpy(stream)
+        work = [c for c in calls if not c.name.startswith("cuPointerGetAttribute")]
+        assert names(work) == ["cuStreamSynchronize"]
+
+    def test_a_capture_survives(self, stream):
+        array = numpy.ones(PAGE, "u1")
+        wrapped = ManagedBuffer.from_handle(array.ctypes.data, PAGE, owner=array)
+        with capturing(stream, CAPTURE_RELAXED) as capture:
+            with pytest.raises(managedmem.CUDAError, match="captur"):
+                wrapped.numpy(stream)
+        assert capture.result == 0
+
+
 class TestRefused:
     def test_a_closed_buffer(self, alloc):
         buffer = alloc(2 * PAGE)
@@ -180,28 +227,22 @@ class TestRefused:
             with pytest.raises(ValueError, match="managed-memory allocation"):
                 wrapped.numpy()
 
-    def test_system_memory(self):
-        array = numpy.ones(PAGE, "u1")
-        wrapped = ManagedBuffer.from_handle(array.ctypes.data, PAGE, owner=array)
-        with pytest.raises(ValueError, match="managed-memory allocation"):
-            wrapped.numpy()
-
-    def test_system_memory_that_could_be_prefetched(self):
+    @pytest.mark.parametrize("emulated", [None, "pageable=1"])
+    def test_system_memory_that_nobody_vouches_for(self, emulated):
         run_python(
             """
             import numpy
             import managedmem as mm
             array = numpy.ones(4096, "u1")
             wrapped = mm.ManagedBuffer.from_handle(array.ctypes.data, 4096)
-            mm.prefetch(array, mm.Host())
             try:
                 wrapped.numpy()
-            except ValueError as error:
-                assert "managed-memory allocation" in str(error), error
+            except BufferError as error:
+                assert "is_host_accessible=True" in str(error), error
             else:
                 raise AssertionError("accepted")
             """,
-            emulator="pageable=1",
+            emulator=emulated,
         )
 
     @pytest.mark.parametrize("mode", [CAPTURE_GLOBAL, CAPTURE_RELAXED], ids=["global", "relaxed"])

@@ -352,7 +352,7 @@ mm_memory_check(mm_driver *cu, mm_memory *m, mm_operation op, mm_status *st)
 {
     mm_range whole = {.start = m->start, .size = m->size};
 
-    if (atomic_load_explicit(&m->allocation, memory_order_relaxed) != 0
+    if (atomic_load_explicit(&m->allocation, memory_order_relaxed) != 0 || op == MM_WAIT
         || (op == MM_COPY && m->device != MM_ANY_DEVICE)) {
         return 0;
     }

@@ -85,6 +85,15 @@ check_system_discard(mm_driver *cu, const mm_range *range, mm_status *st)
     return 0;
 }
 
+/* What to do instead, in the words of the buffer's methods. */
+static const char *
+other_way(mm_operation op)
+{
+    return op == MM_COPY ? ". Managed memory copies from it and into it: "
+                           "managed.copy_from(buffer), managed.copy_to(buffer)"
+                         : "";
+}
+
 /* System memory is a target on HMM and ATS systems, but the driver cannot query its advice. */
 static int
 check_system_memory(mm_driver *cu, const mm_range *range, mm_operation op, mm_status *st)
@@ -93,7 +102,8 @@ check_system_memory(mm_driver *cu, const mm_range *range, mm_operation op, mm_st
 
     if (op == MM_QUERY) {
         return mm_fail(st, MM_BAD_VALUE,
-                       "address 0x%llx is system memory; this needs a managed-memory allocation",
+                       "address 0x%llx is system memory; this needs a managed-memory allocation, "
+                       "such as managedmem.empty() makes",
                        (unsigned long long)range->start);
     }
     if (op == MM_DISCARD) {
@@ -108,8 +118,8 @@ check_system_memory(mm_driver *cu, const mm_range *range, mm_operation op, mm_st
             st, MM_BAD_VALUE,
             "address 0x%llx is not in a managed-memory allocation; it is system memory, "
             "which can only be a target where the device has pageable_memory_access "
-            "(Device(%d) has not)",
-            (unsigned long long)range->start, device);
+            "(Device(%d) has not)%s",
+            (unsigned long long)range->start, device, other_way(op));
     }
     return 0;
 }
@@ -131,9 +141,10 @@ mm_range_check(mm_driver *cu, mm_range *range, mm_operation op, mm_status *st)
     if (!facts.managed) {
         return mm_fail(st, MM_BAD_VALUE,
                        "address 0x%llx is not in a managed-memory allocation: it is %s memory, "
-                       "which does not migrate",
+                       "which does not migrate%s",
                        (unsigned long long)range->start,
-                       facts.type == CU_MEMORYTYPE_HOST ? "pinned host" : "plain device");
+                       facts.type == CU_MEMORYTYPE_HOST ? "pinned host" : "plain device",
+                       other_way(op));
     }
     range->allocation = facts.start;
     if (range->size > facts.size || range->start - facts.start > facts.size - range->size) {

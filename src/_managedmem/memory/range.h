@@ -14,7 +14,8 @@ typedef struct {
     CUdeviceptr allocation; /* start of the allocation it lies in; 0 when not looked up */
 } mm_range;
 
-typedef enum { MM_ADVISE, MM_PREFETCH, MM_DISCARD, MM_QUERY, MM_COPY } mm_operation;
+/* MM_WAIT: a wait for work on memory of any kind. */
+typedef enum { MM_ADVISE, MM_PREFETCH, MM_DISCARD, MM_QUERY, MM_COPY, MM_WAIT } mm_operation;
 
 /* Checks that the range lies in one managed allocation, or in system memory where the operation
  * and the device allow that; fills range->allocation. MM_BAD_VALUE says what is wrong. */

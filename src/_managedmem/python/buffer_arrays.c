@@ -6,13 +6,41 @@
 
 /* --- NumPy ------------------------------------------------------------------------------ */
 
+/* Finds what reading needs: MM_QUERY for managed memory, MM_WAIT for other memory that the host may
+ * read, which has no pages to bring. */
+static int
+find_read(mm_buffer *b, mm_operation *out)
+{
+    PyObject *held;
+    mm_pointer_facts facts;
+    mm_driver *cu;
+
+    *out = MM_QUERY;
+    if (b->size == 0 || b->memory->owned
+        || atomic_load_explicit(&b->memory->allocation, memory_order_relaxed) != 0) {
+        return 0;
+    }
+    if (mm_buffer_facts(b, &facts, &cu) < 0) {
+        return -1;
+    }
+    if (facts.managed || facts.type == CU_MEMORYTYPE_DEVICE) {
+        return 0;
+    }
+    *out = MM_WAIT;
+    if (mm_prepare_host_access(b, cu, &held) < 0) {
+        return -1;
+    }
+    Py_XDECREF(held); /* the view that follows looks again */
+    return 0;
+}
+
 /* Moves the range to the host after the stream's work and waits for both. Where host and devices
  * may not use managed memory at the same time nothing can be prefetched; there the view that is
  * taken next waits for the other work as well. */
 static int
-bring_to_host(const mm_buffer_use *use, CUstream stream, mm_status *st)
+bring_to_host(const mm_buffer_use *use, mm_operation op, CUstream stream, mm_status *st)
 {
-    int rc = use->cu->concurrent_access
+    int rc = op == MM_QUERY && use->cu->concurrent_access
                  ? mm_range_prefetch(use->cu, use->range, mm_host(), stream, MM_DEFER_NO, st)
                  : mm_stream_refuse_capture(use->cu, stream, "a wait for the stream", st);
 
@@ -23,17 +51,17 @@ static int
 read_back(mm_buffer *b, PyObject *stream_object)
 {
     mm_stream_use stream;
+    mm_operation op;
     mm_buffer_use use;
     mm_status st;
     int rc;
 
-    /* As a query: system memory can be prefetched on some devices, and still is not managed. */
-    if (mm_stream_read(b->state, stream_object, &stream) < 0
-        || mm_buffer_begin(b, MM_QUERY, &stream, &use) < 0) {
+    if (mm_stream_read(b->state, stream_object, &stream) < 0 || find_read(b, &op) < 0
+        || mm_buffer_begin(b, op, &stream, &use) < 0) {
         return -1;
     }
     Py_BEGIN_ALLOW_THREADS
-    rc = bring_to_host(&use, stream.handle, &st);
+    rc = bring_to_host(&use, op, stream.handle, &st);
     mm_buffer_end(&use);
     Py_END_ALLOW_THREADS
     if (rc < 0) {
@@ -222,15 +250,17 @@ const char mm_numpy_doc[] =
     "and returns an ndarray over the same memory: no copy, writable, of the buffer's dtype and shape.\n"
     "Work on other streams is not waited for. While the array or a view of it lives, close() is a\n"
     "BufferError. copy=True gives a copy in memory of its own, which does not hold the buffer.\n"
+    "Wrapped host memory that is not managed has no pages to bring: only the stream is waited for.\n"
     "\n"
     "Without concurrent_managed_access nothing can be prefetched, and the process ends when the host\n"
     "touches managed memory while a device works: there the call waits for the stream, the current\n"
     "device and all that this library has worked on, and the array must not be used while a device\n"
     "works again.\n"
     "\n"
-    "Raises ImportError without NumPy, RuntimeError when closed, ValueError for wrapped memory that is\n"
-    "not managed, CUDAError while the stream captures a graph, which stays intact. Other threads run\n"
-    "meanwhile. Driver: cuMemPrefetchAsync, cuStreamSynchronize.";
+    "Raises ImportError without NumPy, RuntimeError when closed, ValueError for plain device memory,\n"
+    "BufferError for wrapped memory that the host may not be able to read (from_handle()), CUDAError\n"
+    "while the stream captures a graph, which stays intact. Other threads run meanwhile.\n"
+    "Driver: cuMemPrefetchAsync, cuStreamSynchronize.";
 
 const char mm_torch_doc[] =
     "torch($self, /, device=None, *, stream=None)\n--\n\n"

@@ -170,7 +170,23 @@ mm_host_access(mm_buffer *b, const mm_pointer_facts *facts, PyObject **held)
 /* --- host views ------------------------------------------------------------------------- */
 
 static int
-refuse_host_access(const mm_buffer *b, const mm_pointer_facts *facts)
+refuse_unknown(mm_buffer *b)
+{
+    PyObject *owner = mm_buffer_owner(b);
+
+    PyErr_Format(PyExc_BufferError,
+                 "the host may not be able to read the memory at %p, which is not managed and "
+                 "not known to the CUDA driver: say that it can, with from_handle(..., "
+                 "is_host_accessible=True), or give the object that holds it as owner%s",
+                 (void *)(uintptr_t)b->start,
+                 owner ? "; the present owner does not show all of it through the buffer protocol"
+                       : "");
+    Py_XDECREF(owner);
+    return -1;
+}
+
+static int
+refuse_host_access(mm_buffer *b, const mm_pointer_facts *facts)
 {
     void *start = (void *)(uintptr_t)b->start;
 
@@ -183,11 +199,7 @@ refuse_host_access(const mm_buffer *b, const mm_pointer_facts *facts)
         PyErr_Format(PyExc_BufferError,
                      "the host cannot reach the memory at %p: it is plain device memory", start);
     } else {
-        PyErr_Format(PyExc_BufferError,
-                     "the host may not be able to read the memory at %p, which is not managed and "
-                     "not known to the CUDA driver: say that it can, with from_handle(..., "
-                     "is_host_accessible=True), or give the object that holds it as owner",
-                     start);
+        return refuse_unknown(b);
     }
     return -1;
 }
