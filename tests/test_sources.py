@@ -378,3 +378,27 @@ def test_emulator_uses_no_question_word_as_a_name():
     for path in sorted(ROOMS["emulator"].glob("*.[ch]")):
         words = set(re.findall(r"\w+", blank_comments_and_strings(path.read_text())))
         assert not words & QUESTION_WORDS, path.name
+
+
+def measured_without_topic(text, topics):
+    """Comments that report a measurement without an existing topic of tests/conformance/."""
+    bad = []
+    for comment in re.findall(r"/\*.*?\*/", text, re.DOTALL):
+        flat = re.sub(r"\s+(?:\* )?", " ", comment)
+        named = set(re.findall(r'"([^"]+)"', flat)) if "topic" in flat else set()
+        if ("Measured" in flat and not named) or not named <= topics:
+            bad.append(flat)
+    return bad
+
+
+def test_emulator_names_the_conformance_topic_of_what_was_measured():
+    assert measured_without_topic("/* Measured: two. */", {"one"})
+    assert measured_without_topic('/* Measured (topic "two"):\n * two. */', {"one"})
+    assert not measured_without_topic(
+        '/* Measured (topic\n * "one"): two. */ /* Other. */', {"one"}
+    )
+    table = (ROOT / "tests" / "conformance" / "conformance.c").read_text()
+    topics = set(re.findall(r'^    {"([^"]+)", topic_', table, re.MULTILINE))
+    assert len(topics) > 30
+    for path in sorted(ROOMS["emulator"].glob("*.[ch]")):
+        assert not measured_without_topic(path.read_text(), topics), path.name

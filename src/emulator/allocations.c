@@ -1,13 +1,14 @@
-/* Allocations: which addresses are taken, in regions of their own or side by side in shared ones.
+/* Allocations: the addresses that are taken, in a region of their own or side by side in one.
  *
- * Measured: managed allocations of up to 1 MiB are parts of a larger one.  They share pages, and
- * with the pages advice and places; larger ones take whole blocks of 2 MiB. */
+ * Measured (topic "small allocations"): managed allocations of up to 1 MiB are parts of a
+ * larger one. They share pages, and with the pages advice and places. Larger ones take whole
+ * blocks of 2 MiB. */
 #include "emulator.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-/* The unit in which regions are shared out, and the largest size that shares one. */
+/* The unit of sizes in a shared region, and the largest managed allocation in one. */
 enum { UNIT = 512, SHARED_MAX = 1 << 20 };
 
 /* Sorted by address. */
@@ -42,7 +43,7 @@ drop_region(struct emu_region *region)
     emu_region_delete(region);
 }
 
-/* The index of the first allocation that begins behind `ptr`. */
+/* The index of the first allocation whose base is above `ptr`. */
 static size_t
 upper_bound(CUdeviceptr ptr)
 {
@@ -81,7 +82,7 @@ emu_find_range(CUdeviceptr ptr, size_t size)
     return allocation;
 }
 
-/* The first gap of a region that holds `size` bytes; 0 when there is none. */
+/* The first gap of at least `size` bytes in a region, or 0. */
 static CUdeviceptr
 find_gap(const struct emu_region *region, size_t size)
 {
@@ -97,8 +98,8 @@ find_gap(const struct emu_region *region, size_t size)
     return end >= candidate && end - candidate >= size ? candidate : 0;
 }
 
-/* A place in one of a pool's regions, or (no pool) in one that small allocations share; a new
- * region of at least 2 MiB when all are full. */
+/* Finds a gap in a region of the pool or, without a pool, in one that small allocations share.
+ * Makes a region of at least 2 MiB if all are full. 0: out of memory. */
 static CUdeviceptr
 place_in_shared_region(enum emu_kind kind, size_t size, struct emu_device *device,
                        struct emu_pool *pool, struct emu_region **out)
@@ -189,8 +190,9 @@ clear_value(union emu_value *value, size_t first, size_t end, void *argument)
     memset(value, 0, sizeof *value);
 }
 
-/* Measured: what is allocated in the place of a freed small one starts without advice, although
- * neighbours with advice share its page.  Advice belongs to pages, so here they lose it too. */
+/* Measured (topic "small allocations"): an allocation in the place of a freed small one starts
+ * without advice, although neighbours with advice share its page. Advice belongs to pages, so
+ * the neighbours lose it here too. */
 static void
 clear_advice(const struct emu_allocation *allocation)
 {

@@ -27,7 +27,7 @@ emu_call_out(struct emu_call *call, const char *format, ...)
     va_end(arguments);
 }
 
-/* True inside a host function, except for the functions that driver 580 allows there (measured). */
+/* True inside a host function, except for functions that driver 580 was seen to allow there. */
 static bool
 is_refused_here(const char *function)
 {
@@ -50,7 +50,7 @@ is_refused_here(const char *function)
     return true;
 }
 
-/* A broken context can still be made current, and its device asked about. */
+/* A broken context can still be made current, and calls about devices still work. */
 static bool
 needs_working_context(const struct emu_call *call)
 {

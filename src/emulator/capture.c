@@ -1,5 +1,5 @@
-/* Graph capture: which stream captures, and which calls break it.  A graph holds no nodes: it can
- * be made and destroyed, not launched. */
+/* Graph capture: the captures that streams are in, and the calls that break them. A graph holds
+ * no nodes: it can be made and destroyed, not launched. */
 #include "emulator.h"
 
 #include <stdlib.h>
@@ -21,8 +21,8 @@ static struct emu_capture *captures;
 static struct graph *graphs;
 static uint64_t last_id;
 
-/* Whether this capture forbids unsafe calls to the calling thread, as the contract of
- * cuThreadExchangeStreamCaptureMode says. */
+/* True if the capture forbids unsafe calls to the calling thread, by the contract of
+ * cuThreadExchangeStreamCaptureMode. */
 static bool
 capture_forbids(const struct emu_capture *capture)
 {
@@ -52,7 +52,8 @@ emu_capture_unsafe(void)
     return result;
 }
 
-/* The legacy stream cannot be used while a blocking stream of its context captures. */
+/* The capture that makes calls on the legacy stream impossible, because a blocking stream of the
+ * context is in it. NULL for other streams. */
 static struct emu_capture *
 implicit_capture(const struct emu_stream *stream)
 {

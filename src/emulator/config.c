@@ -1,5 +1,5 @@
-/* The configuration of the emulated machine: the environment variable MANAGEDMEM_EMULATOR, a comma
- * list of key=value in which `profile=NAME` may come first.  Owns the profiles. */
+/* The configuration of the emulated machine, with its profiles. The environment variable
+ * MANAGEDMEM_EMULATOR is a comma list of key=value; `profile=NAME` comes first, if at all. */
 #include "emulator.h"
 
 #include <errno.h>
@@ -64,16 +64,15 @@ static const struct number_key {
     enum number_type type;
     size_t offset;
 } number_keys[] = {
-#define X(key, low, high, type, member) \
-    {key, low, high, type, offsetof(struct emu_config, member)},
-    X("devices", 1, EMU_MAX_DEVICES, INTEGER, devices)
-        X("numa_nodes", 1, EMU_MAX_NODES, INTEGER, numa_nodes)
-            X("driver", 12020, 13050, INTEGER, driver) X("concurrent", 0, 1, BOOLEAN, concurrent)
-                X("pageable", 0, 1, BOOLEAN, pageable)
-                    X("capacity_mib", 1, 1 << 20, MEBIBYTES, capacity)
-                        X("page", 4096, 65536, BYTES, page) X("nopeers", 0, 1, BOOLEAN, nopeers)
-                            X("noinit", 0, 1, BOOLEAN, noinit)
-#undef X
+    {"devices", 1, EMU_MAX_DEVICES, INTEGER, offsetof(struct emu_config, devices)},
+    {"numa_nodes", 1, EMU_MAX_NODES, INTEGER, offsetof(struct emu_config, numa_nodes)},
+    {"driver", 12020, 13050, INTEGER, offsetof(struct emu_config, driver)},
+    {"concurrent", 0, 1, BOOLEAN, offsetof(struct emu_config, concurrent)},
+    {"pageable", 0, 1, BOOLEAN, offsetof(struct emu_config, pageable)},
+    {"capacity_mib", 1, 1 << 20, MEBIBYTES, offsetof(struct emu_config, capacity)},
+    {"page", 4096, 65536, BYTES, offsetof(struct emu_config, page)},
+    {"nopeers", 0, 1, BOOLEAN, offsetof(struct emu_config, nopeers)},
+    {"noinit", 0, 1, BOOLEAN, offsetof(struct emu_config, noinit)},
 };
 enum { NUMBER_KEYS = sizeof number_keys / sizeof *number_keys };
 
@@ -174,7 +173,7 @@ set_option(const char *key, const char *text)
     return (active.page & (active.page - 1)) == 0;
 }
 
-/* Describes the values of a key, or lists the keys. */
+/* Writes the values that a key takes or, for an unknown key, the list of keys. */
 static void
 describe_key(const char *key, char *text, size_t size)
 {

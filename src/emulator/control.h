@@ -1,14 +1,14 @@
-/* What the library exports besides the vendor's names: for tests and for
+/* The symbols that the library exports besides the vendor's, for tests and for
  * managedmem/emulator.py. */
 #ifndef MANAGEDMEM_EMULATOR_CONTROL_H
 #define MANAGEDMEM_EMULATOR_CONTROL_H
 
 #include "emulator.h"
 
-/* The call log: one line a call, `cuMemAdvise(ptr=0x.., count=4096, ...) -> 0`. */
+/* The call log has a line for each call: `cuMemAdvise(ptr=0x.., count=4096, ...) -> 0`. */
 EMU_EXPORT void emu_log_clear(void);
 EMU_EXPORT size_t emu_log_count(void);
-/* Copies line i; returns its length, or -1 when there is no such line. */
+/* Copies line i. Returns its length, or -1 for a line that does not exist. */
 EMU_EXPORT int emu_log_entry(size_t i, char *text, size_t size);
 /* Also logs the bookkeeping calls (current context, capture status and the like). */
 EMU_EXPORT void emu_log_verbose(int on);
@@ -18,16 +18,16 @@ EMU_EXPORT void emu_log_probe(int (*callback)(void));
 
 enum {
     EMU_FAIL_AFTER = 1, /* the call takes effect before it fails */
-    EMU_FAIL_LASTING = 2, /* from then on, every call that needs a working context fails with it */
+    EMU_FAIL_LASTING = 2, /* all later calls that need a working context fail too */
 };
 
-/* The nth next call (1: the next) of `function` ("*": of any) gives `code`.  Returns -1 if too many
- * failures wait, -2 for an unknown name. */
+/* Lets the nth next call (1: the next) of `function` ("*": of any function) fail with `code`.
+ * Returns -1 if too many failures are armed, -2 for an unknown name. */
 EMU_EXPORT int emu_fail(const char *function, unsigned int nth, int code, int flags);
 EMU_EXPORT void emu_fail_clear(void);
-/* The name of the ith function that can fail; NULL behind the last.  Names may repeat. */
+/* The name of the ith function that can fail, NULL after the last. Names can repeat. */
 EMU_EXPORT const char *emu_fail_name(size_t i);
-/* How many armed failures have happened since the last emu_fail_clear. */
+/* The number of armed failures that have happened since the last emu_fail_clear. */
 EMU_EXPORT int emu_fail_fired(void);
 
 EMU_EXPORT size_t emu_live_allocations(void);
@@ -35,21 +35,21 @@ EMU_EXPORT size_t emu_live_bytes(void);
 EMU_EXPORT size_t emu_live_streams(void);
 EMU_EXPORT size_t emu_live_events(void);
 EMU_EXPORT size_t emu_live_pools(void);
-/* How many contexts the calling thread's stack holds. */
+/* The depth of the calling thread's context stack. */
 EMU_EXPORT size_t emu_context_depth(void);
 
-/* Where all pages of a range are.  *type 0: not in one place, -1: never populated, 1: the device
- * *id, 2: the host's NUMA node *id.  Returns -1 when the range is not managed memory. */
+/* Gives the place of all pages of a range. *type 0: not in one place, -1: never populated, 1:
+ * the device *id, 2: the NUMA node *id of the host. Returns -1 for a range that is not managed. */
 EMU_EXPORT int emu_residency(CUdeviceptr ptr, size_t size, int *type, int *id);
-/* A processor touches a range (device -1: the host): faults, moves, copies, counts.  Returns -1
- * when the range is not managed memory or the device does not exist. */
+/* Touches a range as a processor would (device -1: the host): faults, moves, copies, counts.
+ * Returns -1 for a range that is not managed, and for a device that does not exist. */
 EMU_EXPORT int emu_touch(CUdeviceptr ptr, size_t size, int device, int write);
 EMU_EXPORT void emu_counters(struct emu_counters *out);
 EMU_EXPORT void emu_counters_clear(void);
 
-/* 0: operations run when they are queued; 1: when something waits for them. */
+/* 0: operations run when they are queued; 1: they run when a call waits for them. */
 EMU_EXPORT void emu_schedule(int lazy);
-/* Runs everything queued on a stream.  Returns the CUresult of finding it. */
+/* Runs all operations of a stream. Returns CUDA_SUCCESS, or the error for an unknown handle. */
 EMU_EXPORT int emu_run(CUstream stream);
 /* Queues a "kernel": fn(arg) runs in stream order and may use managed and device memory. */
 EMU_EXPORT int emu_launch(CUstream stream, void (*fn)(void *argument), void *argument);

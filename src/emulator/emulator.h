@@ -1,6 +1,6 @@
 /* The emulated driver's model: every type and function that its files share.
  *
- * Layers.  A file calls only files in lines below its own; tests/test_sources.py reads this list.
+ * Layers. A file calls only files in lines below its own; tests/test_sources.py reads this list.
  *   inspect.c                               controls for tests: looking inside, arming faults
  *   procaddress.c                           from names to entry points
  *   entry_copy.c entry_device.c entry_memory.c entry_pointer.c entry_pool.c entry_stream.c
@@ -12,8 +12,8 @@
  *   devices.c runs.c call_log.c faults.c
  *   config.c lock.c                         configuration, mutex
  *
- * One mutex guards everything here.  An entry point takes it in emu_call_begin and gives it back in
- * emu_call_end; functions of the model expect it held.  It is released only around the functions
+ * One mutex guards everything here. An entry point takes it in emu_call_begin and gives it back in
+ * emu_call_end; functions of the model expect it held. It is released only around the functions
  * that a stream runs for its user. */
 #ifndef MANAGEDMEM_EMULATOR_H
 #define MANAGEDMEM_EMULATOR_H
@@ -23,7 +23,7 @@
 #include <cuda.h>
 
 #if CUDA_VERSION < 13010
-/* Newer than the oldest supported headers. */
+/* Missing in the oldest supported headers. */
 extern CUresult cuLaunchHostFunc_v2(CUstream hStream, CUhostFn fn, void *userData,
                                     unsigned int syncMode);
 #endif
@@ -54,16 +54,16 @@ struct emu_config {
     bool pageable;           /* pageableMemoryAccess of every device */
     bool nopeers;            /* no device reaches another's memory */
     bool noinit;             /* cuInit finds no device */
-    bool lazy;               /* streams run only when something waits for them */
+    bool lazy;               /* operations run only when a call waits for them */
     enum emu_discard discard;
-    size_t capacity;         /* bytes of each device */
+    size_t capacity;         /* memory of each device, in bytes */
     size_t page;             /* bytes */
-    const char *name;        /* what the devices call themselves */
+    const char *name;        /* the name of every device */
 };
 
-/* The configuration; read from the environment by the first caller and never changed after. */
+/* The configuration. The first caller reads it from the environment; it never changes. */
 const struct emu_config *emu_config(void);
-/* What is wrong with the environment, for whoever opens the library; empty when nothing is. */
+/* The error in the environment, or an empty string. Callers read it when they open the library. */
 EMU_EXPORT const char *emu_config_error(void);
 
 /* ---- lock.c ------------------------------------------------------------------------------ */
@@ -81,32 +81,32 @@ bool emu_forked(void);
 
 /* ---- calls.c ----------------------------------------------------------------------------- */
 
-/* What kind of call it is: bookkeeping calls are logged only in verbose mode. */
+/* Bits of a call. Bookkeeping calls are logged only in verbose mode. */
 enum emu_call_kind {
     EMU_CALL_WORK = 0,
     EMU_CALL_BOOKKEEPING = 1,
-    EMU_CALL_BEFORE_INIT = 2,    /* legal before cuInit */
+    EMU_CALL_BEFORE_INIT = 2, /* legal before cuInit */
 };
 
 struct emu_call {
     const char *function;
     unsigned int kind;
-    CUresult fail_after;         /* injected: what to return although the call worked */
+    CUresult fail_after; /* an injected failure, returned after the call has acted */
     size_t used;
     char text[EMU_CALL_TEXT];
 };
 
-/* Begins an entry point: takes the mutex, answers injected faults and missing initialisation.
- * On anything but CUDA_SUCCESS the call is over (logged, mutex released): return that value. */
+/* Begins an entry point: takes the mutex, checks for injected faults and for cuInit. Any other
+ * result than CUDA_SUCCESS ends the call (logged, mutex released) and must be returned. */
 CUresult emu_call_begin(struct emu_call *call, const char *function, unsigned int kind,
                         const char *format, ...) __attribute__((format(printf, 4, 5)));
-/* Adds what the call gave back to its log line. */
+/* Adds outputs of the call to its log line. */
 void emu_call_out(struct emu_call *call, const char *format, ...)
     __attribute__((format(printf, 2, 3)));
-/* Ends an entry point: logs it, releases the mutex, returns what the caller shall return. */
+/* Ends an entry point: logs it and releases the mutex. The entry point must return the result. */
 CUresult emu_call_end(struct emu_call *call, CUresult result);
 
-/* The one way into every entry point: declares `call`, or returns early. */
+/* Begins every entry point: declares `call`, or returns early. */
 #define EMU_BEGIN(function, kind, ...)                                        \
     struct emu_call call;                                                     \
     do {                                                                      \
@@ -116,9 +116,9 @@ CUresult emu_call_end(struct emu_call *call, CUresult result);
         }                                                                     \
     } while (0)
 
-/* Defines an entry point under a hidden name of our own and exports the vendor's name as an
- * alias. Inside the library only the hidden names are used: a real driver in the same process,
- * loaded with global scope, can then never be called in place of this one. */
+/* Defines an entry point under a hidden name and exports the vendor's name as an alias. The
+ * library itself uses the hidden names only, so that it never calls a real driver that the same
+ * process loaded with global scope. */
 #define EMU_ENTRY(symbol, ...)                                         \
     extern __typeof__(symbol) symbol                                   \
         __attribute__((alias("emu_" #symbol), visibility("default"))); \
@@ -131,15 +131,15 @@ void emu_log_call(const struct emu_call *call, CUresult result);
 
 /* ---- faults.c ---------------------------------------------------------------------------- */
 
-/* Arms a failure; flags as for emu_fail.  False: too many wait, or nth is 0. */
+/* Arms a failure; flags as for emu_fail. False: too many are armed, or nth is 0. */
 bool emu_fault_arm(const char *function, unsigned int nth, CUresult code, int flags);
-/* The failure that a call has before it acts, or CUDA_SUCCESS.  *fail_after is set if an armed
+/* The failure that a call has before it acts, or CUDA_SUCCESS. *fail_after is set if an armed
  * failure comes after the call has acted. */
 CUresult emu_fault_take(const char *function, bool needs_context, CUresult *fail_after);
 
 /* ---- runs.c: values per page, stored as runs --------------------------------------------- */
 
-/* Places where a page can be, as bits: devices from 0, host NUMA nodes from EMU_HOST_BIT. */
+/* Places of a page are bits: devices from 0, NUMA nodes of the host from EMU_HOST_BIT. */
 enum { EMU_HOST_BIT = 32 };
 
 struct emu_policy {
@@ -151,11 +151,11 @@ struct emu_policy {
 };
 
 struct emu_page {
-    uint64_t places; /* bits of the places that hold a copy; 0: never populated */
+    uint64_t places; /* bits of the places with a copy; 0: never populated */
     uint64_t discarded; /* 1 between a discard and the next write or move */
 };
 
-/* Compared word by word: what a member does not fill stays zero. */
+/* Values are compared word by word, so unused bytes must be zero. */
 enum { EMU_VALUE_WORDS = 4 };
 union emu_value {
     struct emu_policy policy;
@@ -180,17 +180,17 @@ typedef void (*emu_run_change)(union emu_value *value, size_t first, size_t end,
 typedef void (*emu_run_visit)(const union emu_value *value, size_t first, size_t end,
                               void *argument);
 
-/* All pages hold zero bytes.  False: out of memory. */
+/* Sets all pages to zero bytes. False: out of memory. */
 bool emu_runs_init(struct emu_runs *runs, size_t pages);
 void emu_runs_free(struct emu_runs *runs);
-/* Calls `change` on each run inside [first, end), split as needed, and merges what became equal.
+/* Calls `change` on each run inside [first, end), split as needed, and merges equal neighbours.
  * False: out of memory, nothing changed. */
 bool emu_runs_change(struct emu_runs *runs, size_t first, size_t end, emu_run_change change,
                      void *argument);
-/* The same, but steps through the range as the driver does through its records. Measured with
- * driver 580: a run is changed and merged with equal neighbours, and the next one is looked for as
- * many pages behind the place where this one was found as the merged run is long. So where it was
- * merged with what lies before it, runs are left out. */
+/* The same, but steps through the range as driver 580 does through its records (topic
+ * "records"): it changes a run and merges it with equal neighbours, and then advances from the
+ * start of its step by the length of the merged run. Where a run was merged with one before it,
+ * others are passed over. */
 bool emu_runs_walk(struct emu_runs *runs, size_t first, size_t end, emu_run_change change,
                    void *argument);
 void emu_runs_visit(const struct emu_runs *runs, size_t first, size_t end, emu_run_visit visit,
@@ -212,17 +212,17 @@ struct emu_device {
     struct emu_pool *default_pool, *pool;
 };
 
-/* The calling thread: its context stack and capture mode. */
+/* The context stack and capture mode of a thread. */
 struct emu_thread {
     uint64_t id;
     int depth;
     struct emu_device *stack[EMU_CONTEXT_DEPTH];
     CUstreamCaptureMode mode;
-    bool in_stream_function; /* runs a host function: must not call the driver */
+    bool in_stream_function; /* inside a host function, where most calls are refused */
 };
 
 struct emu_thread *emu_thread(void);
-/* NULL when there is no such device. */
+/* NULL: the device does not exist. */
 struct emu_device *emu_device(int ordinal);
 /* The calling thread's current context, or NULL. */
 struct emu_device *emu_current(void);
@@ -239,30 +239,30 @@ enum { EMU_BLOCK = 2 << 20 };
 
 enum emu_kind { EMU_MANAGED, EMU_DEVICE, EMU_PINNED };
 
-/* A mapping of whole pages: the policies that hold, the records that queries answer from, and the
- * places of the pages. One or many allocations lie in it. */
+/* A mapping of whole pages for one or many allocations: the advice in effect, the records that
+ * queries read, and the places of the pages. */
 struct emu_region {
     struct emu_region *next;
     CUdeviceptr base;
     size_t size;
     enum emu_kind kind;
     size_t allocations;
-    bool small; /* holds small managed allocations side by side */
+    bool small; /* shared by small managed allocations */
     struct emu_pool *pool;
-    struct emu_device *device; /* whose memory it is (device kind), or where it was made */
+    struct emu_device *device; /* the owner (device kind), or the current device at its creation */
     struct emu_runs policies, records, pages;
-    uint64_t *checksums; /* per page, of discarded pages (only where discards keep bytes) */
-    uint64_t used; /* when it last moved to a device: the oldest is evicted first */
+    uint64_t *checksums; /* of discarded pages; NULL unless discards keep bytes */
+    uint64_t used; /* clock of the last move to a device; the oldest region is evicted first */
     uint64_t emptied; /* the number of waits at the free of its last allocation */
 };
 
 /* NULL: out of memory or addresses. */
 struct emu_region *emu_region_new(enum emu_kind kind, size_t size, struct emu_device *device,
                                   struct emu_pool *pool);
-/* The region's pages must have been forgotten (emu_pages_forget). */
+/* emu_pages_forget must have been called. */
 void emu_region_delete(struct emu_region *region);
 struct emu_region *emu_regions(void);
-/* Pages that [ptr, ptr + size) touches. */
+/* The pages that [ptr, ptr + size) touches: [*first, *end). */
 void emu_page_span(const struct emu_region *region, CUdeviceptr ptr, size_t size, size_t *first,
                    size_t *end);
 size_t emu_round_up(size_t value, size_t unit);
@@ -271,7 +271,7 @@ size_t emu_round_up(size_t value, size_t unit);
 
 struct emu_allocation {
     CUdeviceptr base;
-    size_t size; /* as asked for */
+    size_t size; /* as requested */
     struct emu_region *region;
     enum emu_kind kind;
     struct emu_device *device;
@@ -282,35 +282,35 @@ struct emu_allocation {
     uint64_t id;
 };
 
-/* A new allocation of its own pages, or inside one of the pool's regions. */
+/* Makes an allocation in pages of its own, in a shared region, or in a region of the pool. */
 CUresult emu_allocate(enum emu_kind kind, size_t size, struct emu_device *device,
                       struct emu_pool *pool, struct emu_allocation **out);
 void emu_release(struct emu_allocation *allocation);
-/* Releases empty regions of a pool, but keeps at least `keep` bytes.  Measured: a region counts as empty
- * only after a wait behind its frees; `noticed` false skips that test. */
+/* Releases empty regions of a pool, but keeps at least `keep` bytes. With `noticed`, only
+ * regions that a wait came behind: a pool gives nothing back before (topic "frees of pools"). */
 void emu_pool_regions_trim(struct emu_pool *pool, size_t keep, bool noticed);
 size_t emu_pool_regions_bytes(const struct emu_pool *pool);
-/* Counts a wait for a stream, an event or a context, behind which frees are noticed. */
+/* Called after a wait for a stream, an event or a context: pools now notice earlier frees. */
 void emu_notice_frees(void);
-/* The allocation that holds the address, or NULL. */
+/* The allocation at an address, or NULL. */
 struct emu_allocation *emu_find(CUdeviceptr ptr);
-/* The allocation that holds all of [ptr, ptr + size), or NULL. */
+/* The allocation that contains [ptr, ptr + size), or NULL. */
 struct emu_allocation *emu_find_range(CUdeviceptr ptr, size_t size);
-/* The number of live allocations and of their bytes. */
+/* The number of live allocations, and the sum of their sizes. */
 size_t emu_allocation_count(void);
 size_t emu_allocation_bytes(void);
 
 /* ---- policy.c ---------------------------------------------------------------------------- */
 
-/* Applies an advice that has been checked. */
+/* Applies advice whose arguments have been checked. */
 CUresult emu_policy_advise(struct emu_region *region, CUdeviceptr ptr, size_t size,
                            CUmem_advise advice, CUmemLocation location);
 /* Records the last prefetch of a range. */
 CUresult emu_policy_prefetched(struct emu_region *region, CUdeviceptr ptr, size_t size,
                                CUmemLocation location);
-/* Checks the size of one attribute's place; CUDA_SUCCESS or CUDA_ERROR_INVALID_VALUE. */
+/* Checks an attribute and the size of its output; CUDA_SUCCESS or CUDA_ERROR_INVALID_VALUE. */
 CUresult emu_policy_check(CUmem_range_attribute attribute, const void *data, size_t size);
-/* Writes one attribute of a range. */
+/* Reads one attribute of a range into `data`. */
 void emu_policy_read(const struct emu_region *region, CUdeviceptr ptr, size_t size,
                      CUmem_range_attribute attribute, int *data, size_t data_size);
 
@@ -326,16 +326,17 @@ uint64_t emu_place_bit(CUmemLocation location);
 void emu_pages_prefetch(struct emu_region *region, CUdeviceptr ptr, size_t size,
                         CUmemLocation location);
 void emu_pages_discard(struct emu_region *region, CUdeviceptr ptr, size_t size);
-/* The same for system memory, whose pages are not tracked: only their bytes are lost. */
+/* Discards system memory. Its pages are not tracked; only their bytes are lost. */
 void emu_system_discard(CUdeviceptr ptr, size_t size);
-/* A processor reads or writes a range (device -1: the host). */
+/* Reads or writes a range as a processor would (device -1: the host). */
 void emu_pages_touch(struct emu_region *region, CUdeviceptr ptr, size_t size, int device,
                      bool write);
-/* After read-mostly was taken back: copies collapse to one. */
+/* Leaves one copy of each page, the preferred one if it exists. Called when read-mostly is
+ * unset. */
 void emu_pages_collapse(struct emu_region *region, size_t first, size_t end, uint64_t preferred);
-/* The pages of a region that goes away leave their devices. */
+/* Takes the pages of a region off their devices, before the region is deleted. */
 void emu_pages_forget(struct emu_region *region);
-/* Notices pages that the host has touched without telling anyone. */
+/* Marks pages as populated that the host has touched. */
 void emu_pages_observe(struct emu_region *region, size_t first, size_t end);
 
 /* ---- streams.c --------------------------------------------------------------------------- */
@@ -344,7 +345,7 @@ struct emu_capture;
 
 enum emu_stream_kind { EMU_STREAM_OWN, EMU_STREAM_LEGACY, EMU_STREAM_PER_THREAD };
 
-/* A point in a stream: reached when the stream has done `serial` operations. */
+/* A point in a stream, reached after `serial` operations. */
 struct emu_point {
     uint64_t stream, serial;
 };
@@ -356,17 +357,17 @@ struct emu_stream {
     uint64_t id;
     enum emu_stream_kind kind;
     struct emu_device *device;
-    uint64_t thread; /* of a per-thread stream */
+    uint64_t thread; /* the owner of a per-thread stream */
     unsigned int flags;
     int priority;
     uint64_t queued, done; /* serials */
     struct emu_op *head, *tail;
-    bool running; /* some thread runs its head with the mutex released */
+    bool running; /* a thread runs its head operation with the mutex released */
     struct emu_capture *capture;
 };
 
-/* Finds the stream behind a handle.  0 and 1: the current context's legacy stream (no context:
- * INVALID_CONTEXT); 2: the thread's own; else one that exists, or INVALID_HANDLE. */
+/* Finds the stream of a handle. 0 and 1: the current context's legacy stream; 2: the per-thread
+ * one. INVALID_CONTEXT if these have no context, INVALID_HANDLE for unknown handles. */
 CUresult emu_stream_find(CUstream handle, struct emu_stream **out);
 CUresult emu_stream_new(struct emu_device *device, enum emu_stream_kind kind, unsigned int flags,
                         struct emu_stream **out);
@@ -391,38 +392,39 @@ struct emu_event {
     bool recorded;
     struct emu_point point;
     struct emu_capture *capture;
-    double milliseconds; /* when it was reached */
+    double milliseconds; /* the time at which it was reached */
 };
 
 CUresult emu_event_new(struct emu_device *device, unsigned int flags, struct emu_event **out);
 struct emu_event *emu_event_find(CUevent handle);
 void emu_event_delete(struct emu_event *event);
-/* True if the event was never recorded, too. */
+/* True also for an event that was never recorded. */
 bool emu_event_reached(const struct emu_event *event);
-/* Notes the time at which the event with this id is reached. */
+/* Stores the time at which an event is reached. */
 void emu_event_reach(uint64_t id);
-/* Takes the events recorded in a capture out of it, when it is over. */
+/* Detaches the events recorded in a capture that has ended. */
 void emu_events_leave(const struct emu_capture *capture);
 size_t emu_event_count(void);
 
 /* ---- capture.c --------------------------------------------------------------------------- */
 
-/* For a call that is unsafe while a graph is captured: 900, and the capture is broken. */
+/* For calls that are unsafe during a capture. 900: a capture forbids the call, and is now
+ * broken. */
 CUresult emu_capture_unsafe(void);
-/* For a call on a stream that cannot be recorded: 900 and broken when it captures; 906 when it is
- * the legacy stream and a blocking stream captures. */
+/* For calls on a stream that a graph cannot hold. 900: the stream captures. 906: it is the
+ * legacy stream and a blocking stream captures. Both break the capture. */
 CUresult emu_capture_refuse(struct emu_stream *stream);
-/* For a call that can be recorded: sets *captured when the stream captures (then nothing runs). */
+/* For calls that a graph can hold. *captured: the stream captures, and the call must not run. */
 CUresult emu_capture_record(struct emu_stream *stream, bool *captured);
 CUresult emu_capture_status(struct emu_stream *stream, CUstreamCaptureStatus *status,
                             uint64_t *id);
 CUresult emu_capture_begin(struct emu_stream *stream, CUstreamCaptureMode mode);
 CUresult emu_capture_end(struct emu_stream *stream, CUgraph *graph);
-/* The stream waits for an event recorded in a capture: it joins that capture. */
+/* Lets a stream join the capture in which an event was recorded, because it waits for it. */
 void emu_capture_join(struct emu_stream *stream, struct emu_capture *capture);
-/* The stream goes away in the middle of its capture. */
+/* Ends the capture of a stream that is destroyed in the middle of it. */
 void emu_capture_abandon(struct emu_stream *stream);
-/* A device-wide wait while streams of the device capture. */
+/* For waits for a whole device. 900: its streams capture, and the captures are broken now. */
 CUresult emu_capture_refuse_device(const struct emu_device *device);
 CUresult emu_graph_delete(CUgraph graph);
 
@@ -433,7 +435,7 @@ struct emu_pool {
     CUmemAllocationType type;
     CUmemLocation location;
     bool is_default, dying;
-    uint64_t access; /* devices allowed besides the owner */
+    uint64_t access; /* bits of devices with access besides the owner */
     int reuse[3];
     cuuint64_t threshold, used, used_high, reserved_high;
     size_t live; /* allocations whose free has not run */
@@ -442,22 +444,23 @@ struct emu_pool {
 
 CUresult emu_pool_new(const CUmemPoolProps *props, struct emu_pool **out);
 struct emu_pool *emu_pool_find(CUmemoryPool handle);
-/* The default pool of a place and type, made at the first use. */
+/* The default pool of a location and type, made at its first use. */
 CUresult emu_pool_default(CUmemLocation location, CUmemAllocationType type, struct emu_pool **out);
 CUresult emu_pool_current(CUmemLocation location, CUmemAllocationType type, struct emu_pool **out);
 CUresult emu_pool_set_current(CUmemLocation location, CUmemAllocationType type,
                               struct emu_pool *pool);
-/* Whether a device may use the memory of a device pool. */
+/* True if a device can access the memory of a device pool. */
 bool emu_pool_admits(const struct emu_pool *pool, int device);
 /* True if frees of the pool are queued. */
 bool emu_pool_frees_queued(const struct emu_pool *pool);
 void emu_pool_delete(struct emu_pool *pool);
 CUresult emu_pool_allocate(struct emu_pool *pool, size_t size, struct emu_allocation **out);
-/* Called when a free is queued.  Measured: the memory counts as unused from then on. */
+/* Called when a free is queued. Its memory counts as unused from then on (topic "frees of
+ * pools"). */
 void emu_pool_queue_release(struct emu_allocation *allocation);
-/* Gives an allocation back to its pool. */
+/* Returns an allocation to its pool. */
 void emu_pool_release(struct emu_allocation *allocation);
-/* How many pools users made and have not destroyed. */
+/* The number of pools that users have made and not destroyed. */
 size_t emu_pool_count(void);
 
 /* ---- queues.c ---------------------------------------------------------------------------- */
@@ -482,7 +485,7 @@ struct emu_op {
     size_t waits;
     struct emu_point *wait;
     CUdeviceptr ptr, source;
-    size_t size; /* bytes; of a fill: elements */
+    size_t size; /* in bytes; of a fill: in elements */
     CUmemLocation location;
     unsigned int pattern, width;
     void (*function)(void *argument);
@@ -491,9 +494,9 @@ struct emu_op {
     struct emu_allocation *allocation;
 };
 
-/* Queues a copy of `op` (its waits included) and lets it run when streams are eager. */
+/* Queues a copy of `op`, with its waits. Runs it now if streams are eager. */
 CUresult emu_stream_submit(struct emu_stream *stream, const struct emu_op *op);
-/* The same, but waits for `point` first. */
+/* Queues a wait for a point of another stream. */
 CUresult emu_stream_submit_after(struct emu_stream *stream, struct emu_point point);
 /* Runs all queued operations. */
 void emu_stream_drain(struct emu_stream *stream);

@@ -1,6 +1,7 @@
-/* Every entry point of the emulated driver: the name that cuGetProcAddress is asked for, the first
- * driver version that answers with this function, and the vendor's symbol.  Of one name the newest
- * version that was asked for wins.  Add a line here and define the function with EMU_ENTRY. */
+/* Every entry point of the emulated driver: its name for cuGetProcAddress, the first driver
+ * version with this form of it, and the vendor's symbol. Among the forms of one name, the
+ * newest up to the requested version is returned. A new entry point needs a line here and
+ * EMU_ENTRY. */
 #ifndef MANAGEDMEM_EMULATOR_ENTRIES_H
 #define MANAGEDMEM_EMULATOR_ENTRIES_H
 
@@ -108,7 +109,7 @@
     X("cuMemAllocAsync", 11020, cuMemAllocAsync)                                     \
     X("cuMemFreeAsync", 11020, cuMemFreeAsync)
 
-/* The hidden name of each has the vendor's prototype. */
+/* Each hidden name has the prototype of its vendor symbol. */
 #define EMU_DECLARE(name, version, symbol) extern __typeof__(symbol) emu_##symbol;
 EMU_ENTRIES(EMU_DECLARE)
 #undef EMU_DECLARE

@@ -1,10 +1,11 @@
 /* Entry points: copies and fills.
  *
- * A copy with pageable host memory on either side is over when the call returns, as on a real
- * driver (it stages the bytes); any other is an operation of its stream. */
+ * A copy from or to pageable host memory is over when the call returns, as on a real driver,
+ * which stages the bytes. Any other copy is an operation of its stream. */
 #include "entries.h"
 
-/* Memory of ours must hold the whole range; other memory is taken on trust. */
+/* Checks that an allocation contains the whole range. Other memory is accepted unless it must
+ * be known to the driver, and sets *pageable. */
 static CUresult
 check_copied_memory(CUdeviceptr ptr, size_t size, bool must_be_ours, bool *pageable)
 {
@@ -17,7 +18,7 @@ check_copied_memory(CUdeviceptr ptr, size_t size, bool must_be_ours, bool *pagea
     return CUDA_SUCCESS;
 }
 
-/* Memory of a device pool is open to its own device and to those that the pool lets in; memory of
+/* Only the owner of a device pool, and devices that the pool admits, access its memory.
  * cuMemAlloc has no such rule. */
 static CUresult
 check_pool_access(CUdeviceptr ptr, const struct emu_device *device)
@@ -31,7 +32,8 @@ check_pool_access(CUdeviceptr ptr, const struct emu_device *device)
     return CUDA_ERROR_INVALID_VALUE;
 }
 
-/* Measured: for a copy the calling thread's device counts, for a fill the stream's. */
+/* Measured (topic "two devices: copies of pool memory"): the current device of the thread needs
+ * access for a copy, the device of the stream for a fill. */
 static const struct emu_device *
 copying_device(const struct emu_stream *stream)
 {
@@ -43,7 +45,7 @@ copying_device(const struct emu_stream *stream)
 struct copy_request {
     CUdeviceptr to, from;
     size_t size;
-    bool to_ours, from_ours;     /* must be memory that the driver knows */
+    bool to_ours, from_ours;     /* must be allocations of the driver */
     bool wait;
 };
 

@@ -1,10 +1,10 @@
-/* Entry points: allocation, advice, prefetch, discard, range attributes.  The order of checks is
- * the measured one: it decides which of several faults an application is told about. */
+/* Entry points: allocation, advice, prefetch, discard, range attributes. The order of checks is
+ * the measured one, because it decides the error of a call with several faults. */
 #include "entries.h"
 
 #include <string.h>
 
-/* A managed allocation that holds all of [ptr, ptr + size), or NULL. */
+/* The managed allocation that contains [ptr, ptr + size), or NULL. */
 static struct emu_allocation *
 managed_range(CUdeviceptr ptr, size_t size)
 {
@@ -34,7 +34,7 @@ allocate_memory(enum emu_kind kind, CUdeviceptr *out, size_t size, unsigned int 
     result = emu_allocate(kind, size, device, NULL, &allocation);
     if (result == CUDA_SUCCESS) {
         allocation->attach = flags;
-        allocation->sync_memops = kind == EMU_MANAGED;    /* measured */
+        allocation->sync_memops = kind == EMU_MANAGED;    /* topic "pointer attributes" */
         *out = allocation->base;
     }
     return result;
@@ -90,8 +90,8 @@ EMU_ENTRY(cuMemHostAlloc, void **pp, size_t bytesize, unsigned int Flags)
                               : allocate_pinned("cuMemHostAlloc", pp, bytesize);
 }
 
-/* Measured: a capture that forbids it is broken even by a free of nothing known.  Free waits for
- * everything that is queued (seen with managed memory and a prefetch queued). */
+/* Measured (topics "capture, each call alone" and "busy streams"): even the free of an unknown
+ * pointer breaks a capture that forbids frees. A free waits for all queued operations. */
 static CUresult
 free_memory(CUdeviceptr ptr, bool pinned)
 {
@@ -160,8 +160,9 @@ node_exists(int node)
     return node >= 0 && node < emu_config()->numa_nodes;
 }
 
-/* Which locations an advice takes.  Measured: read-mostly and unset-preferred ignore the
- * number but not the type; a device must exist for the others; accessed-by takes no NUMA node. */
+/* Checks the location of an advice. Measured (topic "advise matrix"): read-mostly and
+ * unset-preferred ignore the id but not the type; the others need a device that exists; accessed-by
+ * refuses NUMA nodes. */
 static CUresult
 check_advice(CUmem_advise advice, CUmemLocation location)
 {
@@ -192,7 +193,7 @@ check_advice(CUmem_advise advice, CUmemLocation location)
                : CUDA_SUCCESS;
 }
 
-/* System memory on a device that reaches it is accepted; only a discard has a visible effect. */
+/* True for system memory that devices can access. Advice and prefetches of it change nothing. */
 static bool
 system_range(CUdeviceptr ptr, size_t size)
 {
@@ -223,7 +224,7 @@ advise_range(CUdeviceptr ptr, size_t size, CUmem_advise advice, CUmemLocation lo
     if (allocation->pool != NULL) {
         return CUDA_ERROR_NOT_SUPPORTED;
     }
-    /* Without concurrent access the driver accepts advice and forgets it. */
+    /* Without concurrent access, the driver accepts advice and forgets it. */
     return emu_config()->concurrent
                ? emu_policy_advise(allocation->region, ptr, size, advice, location)
                : CUDA_SUCCESS;
@@ -237,7 +238,8 @@ EMU_ENTRY(cuMemAdvise_v2, CUdeviceptr devPtr, size_t count, CUmem_advise advice,
     return emu_call_end(&call, advise_range(devPtr, count, advice, location));
 }
 
-/* The device argument of the first version: -1 is the host, other negatives are no device. */
+/* The location for the device argument of the first version: -1 is the host, other negative
+ * numbers are devices that do not exist. */
 static CUmemLocation
 location_of_device(CUdevice device)
 {
@@ -261,7 +263,8 @@ EMU_ENTRY(cuMemAdvise, CUdeviceptr devPtr, size_t count, CUmem_advise advice, CU
 {
     EMU_BEGIN("cuMemAdvise", EMU_CALL_WORK, "ptr=0x%llx, count=%zu, advice=%d, device=%d", devPtr,
               count, (int)advice, device);
-    /* Measured: where the number matters, this version calls a missing device by its name. */
+    /* Measured (topic "advise checks"): where the id matters, this version answers a missing
+     * device with INVALID_DEVICE. */
     if (advice_needs_device(advice) && device != CU_DEVICE_CPU && emu_device(device) == NULL) {
         return emu_call_end(&call, CUDA_ERROR_INVALID_DEVICE);
     }
@@ -314,7 +317,7 @@ prefetch_range(CUdeviceptr ptr, size_t size, CUmemLocation location, unsigned in
     if (result != CUDA_SUCCESS) {
         return result;
     }
-    /* Measured: a range that wraps around is taken for an empty one. */
+    /* Measured (topic "prefetch checks"): a range that wraps around is treated as empty. */
     if (ptr + size < ptr) {
         return CUDA_SUCCESS;
     }
@@ -383,8 +386,9 @@ log_batch(struct emu_call *call, const struct batch *b, CUstream stream)
     emu_call_out(call, "]");
 }
 
-/* Measured: equal indices pass, the last must be a real element, there are never more locations
- * than elements; every fault here is INVALID_VALUE, a missing device too. */
+/* Measured (topic "batch checks"): equal indices pass, every index must be below the count,
+ * and the number of locations must not exceed it. Every fault is INVALID_VALUE, even a missing
+ * device. */
 static CUresult
 check_batch(const struct batch *b, bool has_places)
 {
@@ -407,7 +411,7 @@ check_batch(const struct batch *b, bool has_places)
     return CUDA_SUCCESS;
 }
 
-/* Measured: of two locations with the same index the first is taken. */
+/* Measured (topic "batch checks"): the first of two locations with the same index is used. */
 static CUmemLocation
 place_of_element(const struct batch *b, size_t element)
 {
@@ -444,7 +448,8 @@ queue_element(struct emu_stream *stream, const struct batch *b, size_t i)
                : result;
 }
 
-/* Measured: the elements before a bad one are applied, those behind it are not. */
+/* Measured (topic "batch checks"): elements before a bad one are applied, those after it are
+ * not. */
 static CUresult
 run_batch(const struct batch *b, bool has_places, CUstream handle)
 {
@@ -470,7 +475,7 @@ run_batch(const struct batch *b, bool has_places, CUstream handle)
     return result;
 }
 
-/* The vendor's prototypes take what is only read as pointers to non-const.
+/* The vendor's prototypes have non-const pointers for inputs.
  * NOLINTBEGIN(readability-non-const-parameter) */
 EMU_ENTRY(cuMemPrefetchBatchAsync, CUdeviceptr *dptrs, size_t *sizes, size_t count,
           CUmemLocation *prefetchLocs, size_t *prefetchLocIdxs, size_t numPrefetchLocs,

@@ -27,7 +27,8 @@ pointer_attribute_size(CUpointer_attribute attribute)
     }
 }
 
-/* The value as the low bytes of a number; little-endian machines are the only ones served. */
+/* The value of an attribute in the low bytes of a number; only little-endian machines are
+ * supported. */
 static uint64_t
 pointer_attribute(const struct emu_allocation *a, CUpointer_attribute attribute, CUdeviceptr ptr)
 {
@@ -83,9 +84,8 @@ EMU_ENTRY(cuPointerGetAttribute, void *data, CUpointer_attribute attribute, CUde
     return emu_call_end(&call, read_pointer_attribute(data, attribute, ptr));
 }
 
-/* The plural form accepts pointers that the driver does not know: zeros, -2 as the device, and
- * the places of the range left alone.  It writes what comes before an attribute that does not
- * exist. */
+/* The plural form accepts unknown pointers: it writes zeros, -2 as the device, and leaves the
+ * outputs of the range alone. Outputs before an unknown attribute are written. */
 static CUresult
 read_pointer_attributes(unsigned int number, const CUpointer_attribute *attributes, void **data,
                         CUdeviceptr ptr)

@@ -5,8 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Measured: in a thread that may make no unsafe calls, because of a capture, pools are out of reach,
- * even to be asked. */
+/* Measured (topic "capture, each call alone"): in a thread that a capture forbids unsafe calls,
+ * all functions of pools are refused, queries too. */
 #define REFUSE_IN_CAPTURE()                      \
     do {                                         \
         CUresult allowed = emu_capture_unsafe(); \
@@ -112,7 +112,7 @@ EMU_ENTRY(cuMemPoolGetAttribute, CUmemoryPool pool, CUmemPool_attribute attr, vo
                                    : read_pool_attribute(found, attr, value));
 }
 
-/* The two high-water marks can be set to 0 only, the current values not at all. */
+/* High-water marks can only be set to 0, current values cannot be set. */
 static CUresult
 write_pool_attribute(struct emu_pool *pool, CUmemPool_attribute attribute, const void *value)
 {
@@ -185,7 +185,8 @@ EMU_ENTRY(cuMemPoolGetAccess, CUmemAccess_flags *flags, CUmemoryPool memPool,
     return emu_call_end(&call, read_access(flags, emu_pool_find(memPool), location));
 }
 
-/* Measured: the owner of a device pool cannot lose its access; managed pools accept anything. */
+/* Measured (topic "two devices: pool access"): the owner of a device pool cannot lose its
+ * access; managed pools accept all changes. */
 static CUresult
 check_access_change(const struct emu_pool *pool, const CUmemAccessDesc *desc)
 {
@@ -202,7 +203,7 @@ check_access_change(const struct emu_pool *pool, const CUmemAccessDesc *desc)
                : CUDA_SUCCESS;
 }
 
-/* All of it is checked before any of it is applied. */
+/* Checks all changes before it applies any. */
 static CUresult
 write_access(struct emu_pool *pool, const CUmemAccessDesc *map, size_t count)
 {
@@ -305,7 +306,7 @@ EMU_ENTRY(cuDeviceSetMemPool, CUdevice dev, CUmemoryPool pool)
 
 /* ---- stream-ordered allocation ---- */
 
-/* The address is known at once; the memory is the caller's from this point of the stream on. */
+/* The caller has the address at once, and the memory from this point of the stream on. */
 static CUresult
 allocate_from_pool(CUdeviceptr *out, size_t size, struct emu_pool *pool, struct emu_stream *stream)
 {
@@ -323,7 +324,7 @@ allocate_from_pool(CUdeviceptr *out, size_t size, struct emu_pool *pool, struct 
     }
     result = emu_capture_record(stream, &captured);
     if (result == CUDA_SUCCESS && captured) {
-        /* It would be a node of the graph, which no graph here can hold. */
+        /* The allocation would be a node, and graphs hold none here. */
         result = emu_capture_refuse(stream);
     }
     if (result == CUDA_SUCCESS) {

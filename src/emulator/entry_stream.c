@@ -70,7 +70,8 @@ EMU_ENTRY(cuStreamSynchronize, CUstream hStream)
     return emu_call_end(&call, result);
 }
 
-/* A lazy stream with work answers NOT_READY once and then runs it: polling always ends. */
+/* A lazy stream with queued operations answers NOT_READY once and then runs them, so that
+ * polling ends. */
 EMU_ENTRY(cuStreamQuery, CUstream hStream)
 {
     struct emu_stream *stream = NULL;
@@ -201,7 +202,7 @@ EMU_ENTRY(cuStreamGetCaptureInfo, CUstream hStream, CUstreamCaptureStatus *captu
     return capture_status("cuStreamGetCaptureInfo", hStream, captureStatus_out, id_out);
 }
 
-/* The later forms also give the graph and its last nodes: this one has neither. */
+/* The later forms also return the graph and its last nodes, which do not exist here. */
 EMU_ENTRY(cuStreamGetCaptureInfo_v2, CUstream hStream, CUstreamCaptureStatus *captureStatus_out,
           cuuint64_t *id_out, CUgraph *graph_out, const CUgraphNode **dependencies_out,
           size_t *numDependencies_out)
@@ -268,7 +269,7 @@ EMU_ENTRY(cuThreadExchangeStreamCaptureMode, CUstreamCaptureMode *mode)
     CUstreamCaptureMode before = thread->mode;
 
     EMU_BEGIN("cuThreadExchangeStreamCaptureMode", EMU_CALL_BOOKKEEPING, "%s", "");
-    /* Measured: a mode that does not exist is taken. */
+    /* Measured (topic "capture mode"): modes that do not exist are accepted. */
     if (mode == NULL) {
         return emu_call_end(&call, CUDA_ERROR_INVALID_VALUE);
     }
@@ -311,7 +312,7 @@ EMU_ENTRY(cuLaunchHostFunc, CUstream hStream, CUhostFn fn, void *userData)
     return emu_call_end(&call, launch_function(hStream, fn, userData));
 }
 
-/* syncMode is how a worker thread of the driver waits: blocked (0) or spinning (1). */
+/* syncMode chooses between blocking (0) and spinning (1) of the driver's worker thread. */
 EMU_ENTRY(cuLaunchHostFunc_v2, CUstream hStream, CUhostFn fn, void *userData,
           unsigned int syncMode)
 {
@@ -459,7 +460,7 @@ EMU_ENTRY(cuStreamWaitEvent, CUstream hStream, CUevent hEvent, unsigned int Flag
     return emu_call_end(&call, wait_for_event(hStream, hEvent, Flags));
 }
 
-/* As with streams: a lazy event answers NOT_READY once, then what it waits for runs. */
+/* As for streams: a lazy event answers NOT_READY once, then the operations before it run. */
 EMU_ENTRY(cuEventQuery, CUevent hEvent)
 {
     struct emu_event *event;

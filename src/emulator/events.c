@@ -1,4 +1,4 @@
-/* Events: the ones that exist, and the points of streams at which they were recorded. */
+/* Events that exist, with the points of streams at which they were recorded. */
 #include "emulator.h"
 
 #include <stdlib.h>

@@ -31,7 +31,7 @@ emu_fault_arm(const char *function, unsigned int nth, CUresult code, int flags)
     return true;
 }
 
-/* The fault that this call runs into, removed from the list; -1: none. */
+/* Removes the fault for this call from the list. Returns its former index, or -1. */
 static int
 take_fault(const char *function, CUresult *code, bool *after)
 {

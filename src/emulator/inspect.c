@@ -1,4 +1,4 @@
-/* The functions by which tests look into the emulated machine and drive it. */
+/* The controls by which tests look into the emulated machine, arm faults and drive streams. */
 #include "control.h"
 
 #include <string.h>

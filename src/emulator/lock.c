@@ -1,5 +1,5 @@
-/* The mutex that guards the emulated machine, and whether this process may use it at all: it must
- * have called cuInit, and must not be a forked child of a process that did. */
+/* The mutex that guards the emulated machine, and the two facts that every call needs first:
+ * cuInit has succeeded, and this process is not a fork of one in which it had. */
 #include "emulator.h"
 
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
@@ -30,8 +30,8 @@ emu_broadcast(void)
     pthread_cond_broadcast(&condition);
 }
 
-/* As with a real driver, a forked child cannot use what its parent opened.  The mutex is held
- * while the process forks, so that the child's copy is never one that a lost thread holds. */
+/* As with a real driver, a forked child cannot use it. The mutex is held during the fork, so
+ * that the child does not inherit it from a thread that does not exist there. */
 static void
 after_fork(void)
 {

@@ -1,5 +1,5 @@
-/* Advice and what reads it back, per page, changed at the call, never in stream order: the policies
- * that hold, and the records of them, which lag behind as the driver's do. */
+/* Advice: the policies in effect for each page, and the records that queries read, which miss
+ * some changes as on driver 580. Both change at the call, not in stream order. */
 #include "emulator.h"
 
 #include <string.h>
@@ -11,8 +11,8 @@ struct advice {
     CUmemLocation location;
 };
 
-/* Measured on a machine with one NUMA node: preferring a node is accepted and changes nothing.
- * With several nodes the node is kept; the calling thread's node is always node 0 here. */
+/* Measured with one NUMA node (topic "read-back"): preferring a node is accepted and changes
+ * nothing. With several nodes the node is kept; the calling thread's node is always 0 here. */
 static void
 set_preferred(struct emu_policy *policy, CUmemLocation location)
 {
@@ -79,7 +79,8 @@ collapse_read_mostly(const union emu_value *value, size_t first, size_t end, voi
     }
 }
 
-/* Three advices need no location. Given a NUMA host, the driver says success and does nothing. */
+/* Three kinds of advice ignore their location. With a NUMA node, the driver returns success and
+ * does nothing (topic "ignored locations"). */
 static bool
 advice_has_no_effect(CUmem_advise advice, CUmemLocation location)
 {
@@ -122,7 +123,7 @@ change_prefetch(union emu_value *value, size_t first, size_t end, void *argument
     value->policy.prefetch_id = location->id;
 }
 
-/* Measured: the location is read back as it was given, the current node as type 4. */
+/* Measured (topic "read-back"): the location reads back as given, the current node as type 4. */
 CUresult
 emu_policy_prefetched(struct emu_region *region, CUdeviceptr ptr, size_t size,
                       CUmemLocation location)
@@ -148,7 +149,8 @@ emu_policy_check(CUmem_range_attribute attribute, const void *data, size_t size)
     return size == sizeof(int) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
-/* What all pages of a range have in common; a place that differs between pages becomes none. */
+/* The advice that all pages of a range share. A location that differs between pages becomes
+ * none. */
 struct policy_summary {
     bool any;
     struct emu_policy policy;
@@ -178,8 +180,7 @@ merge_policies(const union emu_value *value, size_t first, size_t end, void *arg
     }
 }
 
-/* A location as the single-number attributes show it: the ordinal, -1 for any host, -2 for
- * none. */
+/* A location in the attributes with one number: the ordinal, -1 for any host, -2 for none. */
 static int
 as_ordinal(int type, int id)
 {

@@ -1,12 +1,12 @@
-/* Memory pools: their properties, the default and current one of each place, and what they hold.
- * Allocations of a pool share regions, and so pages: what happens to a page happens to all of
- * them, as on the real driver. */
+/* Memory pools: their properties, and the default and current pool of each location. The
+ * allocations of a pool share regions and so pages: a change of a page affects all of them, as
+ * on a real driver. */
 #include "emulator.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-/* A place and type with its default pool and the one that is current. */
+/* A location and type, with its default and its current pool. */
 struct home {
     struct home *next;
     CUmemLocation location;
@@ -186,7 +186,7 @@ pool_free(struct emu_pool *pool)
     free(pool);
 }
 
-/* What is still allocated outlives the handle: the pool goes when the last of it is freed. */
+/* Allocations outlive the handle: the last free ends the pool. */
 void
 emu_pool_delete(struct emu_pool *pool)
 {

@@ -1,5 +1,5 @@
-/* cuGetProcAddress, as measured on a 13.0 driver.  Newer drivers differ in two ways: they accept
- * versions up to their own, and functions that changed since 13.0 have a newer form as well. */
+/* cuGetProcAddress, as measured on driver 580 (topic "lookup"). Newer drivers accept versions
+ * up to their own, and have newer forms of functions that changed since CUDA 13.0. */
 #include "entries.h"
 
 #include "control.h"
@@ -16,7 +16,7 @@ static const struct entry {
 #undef X
 };
 
-/* These return constants and have no injected failures. */
+/* These return constants; they cannot fail. */
 static bool
 never_fails(const char *name)
 {
@@ -41,7 +41,7 @@ find_entry(const char *symbol, void **out, int version, CUdriverProcAddressQuery
     const struct entry *best = NULL;
     bool known = false;
 
-    /* The one case that leaves both outputs alone. */
+    /* The only error that leaves both outputs alone. */
     if (symbol == NULL || out == NULL || version > emu_config()->driver) {
         return CUDA_ERROR_INVALID_VALUE;
     }
@@ -67,7 +67,7 @@ find_entry(const char *symbol, void **out, int version, CUdriverProcAddressQuery
     return CUDA_SUCCESS;
 }
 
-/* The flags choose between legacy and per-thread default streams; both get the same function. */
+/* The flags choose between legacy and per-thread default streams. Both have the same function. */
 EMU_ENTRY(cuGetProcAddress_v2, const char *symbol, void **pfn, int cudaVersion, cuuint64_t flags,
           CUdriverProcAddressQueryResult *symbolStatus)
 {
@@ -75,7 +75,7 @@ EMU_ENTRY(cuGetProcAddress_v2, const char *symbol, void **pfn, int cudaVersion, 
                      : find_entry(symbol, pfn, cudaVersion, symbolStatus);
 }
 
-/* The first form has no status: what is not found is an error. */
+/* The first form has no status; a name that is not found is an error. */
 EMU_ENTRY(cuGetProcAddress, const char *symbol, void **pfn, int cudaVersion, cuuint64_t flags)
 {
     CUresult result =

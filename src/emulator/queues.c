@@ -1,9 +1,9 @@
-/* The operations of streams: queueing and running them.  No thread works in the background: the
- * call that queues (eager) or waits (lazy) runs what is due, in an order that depends only on the
- * calls made.
+/* The operations of streams: queueing and running them. No thread works in the background: the
+ * call that queues (eager) or waits (lazy) runs the operations, in an order that depends only
+ * on the calls made.
  *
- * An operation waits for points in other streams.  Points are named by numbers, not pointers: a
- * deleted stream has done everything. */
+ * An operation waits for points in other streams. Points are named by numbers, not pointers: a
+ * deleted stream has reached all of its points. */
 #include "emulator.h"
 
 #include <stdlib.h>
@@ -69,7 +69,7 @@ run_host_call(void *argument)
     return NULL;
 }
 
-/* As in a real driver, the function runs in a thread of the driver.  The caller waits for it. */
+/* The function runs in a thread of the driver, as in a real one. The caller waits for it. */
 static void
 run_function(const struct emu_op *op)
 {
@@ -123,8 +123,9 @@ run_op(const struct emu_op *op, int device)
     }
 }
 
-/* Runs the head of a stream.  False: it must wait for a thread and `block` is false.  The stream
- * stays marked as running throughout, so that it and its head outlive the unlocked moments. */
+/* Runs the first operation of a stream. False: it has to wait for a thread, and `block` is
+ * false. The stream is marked as running throughout, so that it and the operation outlive the
+ * unlocked moments. */
 static bool
 run_head(struct emu_stream *stream, bool block)
 {
@@ -150,7 +151,7 @@ run_head(struct emu_stream *stream, bool block)
     return ready;
 }
 
-/* Runs a stream until it has reached a point.  Terminates because an operation waits only for
+/* Runs a stream until it has reached a point. This ends, because an operation waits only for
  * operations queued before it. */
 static bool
 run_until(uint64_t id, uint64_t serial, bool block)
@@ -170,8 +171,7 @@ run_until(uint64_t id, uint64_t serial, bool block)
     return true;
 }
 
-/* Runs what became possible when a function of a stream returned: another thread may have queued
- * operations that had to wait for it. */
+/* Runs operations that another thread queued behind a host function while it ran. */
 static void
 run_unblocked(void)
 {
@@ -183,7 +183,7 @@ run_unblocked(void)
             uint64_t before = s->done, id = s->id;
             if (!emu_stream_idle(s) && !s->running) {
                 (void)run_until(id, s->queued, false);
-                /* The list may have changed meanwhile: begin again. */
+                /* The list can have changed: begin again. */
                 progress = emu_stream_by_id(id) == NULL || emu_stream_by_id(id)->done != before;
                 if (progress) {
                     break;
@@ -241,7 +241,7 @@ add_wait(struct emu_op *op, uint64_t stream, uint64_t serial)
     op->waits++;
 }
 
-/* The legacy stream waits for all blocking streams of its context, and they for it. */
+/* Makes the legacy stream wait for all blocking streams of its context, and them for it. */
 static void
 add_legacy_waits(const struct emu_stream *stream, struct emu_op *op)
 {

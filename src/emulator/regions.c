@@ -1,9 +1,9 @@
-/* Regions: mappings of real memory in whole pages, with the runs of values of their pages.
+/* Regions: mappings of real memory in whole pages, with the values of their pages.
  *
- * Regions lie in one reserved window of addresses, each behind the one before, so that a run of
- * allocations is adjacent as on a real driver.  A freed region becomes inaccessible and its
- * addresses are used again only when the window has been walked through: a use after free crashes.
- * Managed memory is not inherited by forked children, as on a real system. */
+ * Regions lie in one reserved window of addresses, each behind the one before, so that
+ * successive allocations are adjacent as on a real driver. A freed region becomes inaccessible,
+ * and its addresses are reused only after the rest of the window: a use after free crashes.
+ * Forked children do not inherit managed memory, as on a real system. */
 #include "emulator.h"
 
 #include <stdlib.h>
@@ -55,7 +55,7 @@ open_window(void)
     return true;
 }
 
-/* The end of a region in the way of [ptr, ptr + size), or 0. */
+/* The end of a region that overlaps [ptr, ptr + size), or 0. */
 static CUdeviceptr
 obstacle(CUdeviceptr ptr, size_t size)
 {
@@ -109,7 +109,7 @@ emu_region_delete(struct emu_region *region)
     if (region->kind == EMU_DEVICE) {
         region->device->allocated -= region->size;
     }
-    /* The addresses stay reserved, out of reach; where even that fails they go altogether. */
+    /* The addresses stay reserved and inaccessible. If that fails, they are unmapped. */
     if (mmap(address(region->base), region->size, PROT_NONE,
              MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0)
         == MAP_FAILED) {

@@ -1,7 +1,8 @@
-/* Where pages are, and what moves them: prefetch, discard, touches, eviction.
+/* Residency: the places of pages, and the operations that change them: prefetch, discard,
+ * touch, eviction.
  *
- * There is one copy of the bytes, whatever the pages' places: moving changes the books only.
- * All of it happens when an operation runs in its stream, not when it is queued. */
+ * The bytes exist once, in host memory: a move changes the books only, when the operation runs
+ * in its stream. */
 #include "emulator.h"
 
 #include <stdlib.h>
@@ -78,7 +79,7 @@ count_transfer(uint64_t from, uint64_t to, size_t pages)
     }
 }
 
-/* ---- pages that the host touched on its own ---- */
+/* ---- touches by the host ---- */
 
 static void
 populate_on_host(union emu_value *value, size_t first, size_t end, void *argument)
@@ -105,8 +106,8 @@ first_unpopulated(const union emu_value *value, size_t first, size_t end, void *
     }
 }
 
-/* The kernel knows which pages of the mapping exist: a page that no operation populated but that
- * exists was touched by the host. */
+/* The kernel knows the pages of the mapping that exist. The host has touched those that no
+ * operation has populated. */
 void
 emu_pages_observe(struct emu_region *region, size_t first, size_t end)
 {
@@ -163,8 +164,7 @@ discard_run(union emu_value *value, size_t first, size_t end, void *argument)
     struct emu_region *region = argument;
     size_t page = emu_config()->page;
 
-    /* Measured (64 KiB and less, then moved to the host; 4 MiB, then read by it): pages that
-     * only a device holds keep their bytes. */
+    /* Measured (topic "discarded bytes"): pages that only a device holds keep their bytes. */
     if (emu_config()->discard == EMU_DISCARD_KEEP && value->page.places != 0
         && (value->page.places & ~DEVICES) == 0) {
         return;
@@ -183,7 +183,8 @@ discard_run(union emu_value *value, size_t first, size_t end, void *argument)
     }
 }
 
-/* Measured: only pages that lie wholly inside the range are discarded, none when there is none. */
+/* Measured (topic "discarded bytes"): only pages inside the range are discarded, not those that
+ * it cuts. */
 void
 emu_pages_discard(struct emu_region *region, CUdeviceptr ptr, size_t size)
 {
@@ -200,8 +201,8 @@ emu_pages_discard(struct emu_region *region, CUdeviceptr ptr, size_t size)
     (void)emu_runs_change(&region->pages, first, end, discard_run, region);
 }
 
-/* Writes through the kernel, because the memory may be unmapped or read-only by then: the write then
- * fails without a signal.  Where the kernel forbids such writes, the bytes stay. */
+/* Writes through the kernel: where the memory is unmapped or read-only by now, the write fails
+ * without a signal. The bytes stay if the kernel forbids such writes. */
 void
 emu_system_discard(CUdeviceptr ptr, size_t size)
 {
@@ -223,9 +224,9 @@ emu_system_discard(CUdeviceptr ptr, size_t size)
     }
 }
 
-/* A discarded page that moves arrives as a fresh one, unless it was written in between.  Host
- * writes cannot be seen, so the bytes are compared with what the discard left; writing the very
- * same bytes again is the one case that this cannot tell. */
+/* A discarded page arrives at its destination as zeros, unless it was written in between. Host
+ * writes cannot be seen, so the bytes are compared with those that the discard left. A write of
+ * the very same bytes is not noticed. */
 static void
 end_discard(struct emu_region *region, union emu_value *value, size_t first, size_t end)
 {
@@ -299,8 +300,8 @@ evict_run(union emu_value *value, size_t first, size_t end, void *argument)
     set_places(value, rest, end - first);
 }
 
-/* Room for `bytes` on a device: the regions that moved there longest ago go to the host.  Returns
- * how many bytes there is room for. */
+/* Makes room for `bytes` on a device: the regions that moved there longest ago go to the host.
+ * Returns the number of bytes that fit. */
 static size_t
 evict_until_free(struct emu_device *device, size_t bytes, const struct emu_region *keep)
 {
@@ -357,7 +358,7 @@ emu_pages_prefetch(struct emu_region *region, CUdeviceptr ptr, size_t size, CUme
 
         emu_runs_visit(&region->pages, first, end, count_missing, &missing);
         room = evict_until_free(device, missing.pages * page, region) / page;
-        /* What does not fit stays where it is; the call has long succeeded. */
+        /* Pages that do not fit stay in place; the call has returned success long ago. */
         if (room < missing.pages) {
             end = first + (room < end - first ? room : end - first);
         }
@@ -366,7 +367,7 @@ emu_pages_prefetch(struct emu_region *region, CUdeviceptr ptr, size_t size, CUme
     emu_runs_visit(&region->policies, first, end, move_with_policy, &move);
 }
 
-/* ---- touches ---- */
+/* ---- touches by a processor ---- */
 
 static bool
 mapped_remotely(const struct emu_policy *policy, uint64_t places, uint64_t bit)

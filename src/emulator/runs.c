@@ -1,5 +1,5 @@
-/* Values per page, stored as runs: sorted by their first page, neighbours always different.
- * A 64 GiB allocation has 16.8 million pages but rarely more than a few runs. */
+/* Values of pages, stored as runs: sorted by their first page, neighbours always different. A
+ * 64 GiB allocation has 16.8 million pages but rarely more than a few runs. */
 #include "emulator.h"
 
 #include <stdlib.h>
@@ -26,7 +26,7 @@ emu_runs_free(struct emu_runs *runs)
     memset(runs, 0, sizeof *runs);
 }
 
-/* The run that holds a page. */
+/* The index of the run with a page. */
 static size_t
 run_index(const struct emu_runs *runs, size_t page)
 {
@@ -61,7 +61,7 @@ reserve_runs(struct emu_runs *runs, size_t more)
     return true;
 }
 
-/* Makes a run begin at `page` and returns its index; there must be room for one more. */
+/* Makes a run begin at `page` and returns its index. The array must have space for one more. */
 static size_t
 split_at(struct emu_runs *runs, size_t page)
 {
@@ -154,7 +154,7 @@ emu_runs_walk(struct emu_runs *runs, size_t first, size_t end, emu_run_change ch
         merge_between(runs, i > 0 ? i - 1 : 0, i + 1);
         i = run_index(runs, at);
     }
-    last = run_index(runs, end); /* the split there, where the walk ended before it */
+    last = run_index(runs, end); /* the walk can end before it and leave the split */
     merge_between(runs, last > 0 ? last - 1 : 0, last);
     return true;
 }

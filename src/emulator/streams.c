@@ -1,4 +1,4 @@
-/* Streams: the ones that exist, and the handles that stand for them. */
+/* Streams that exist, and the handles that stand for them. */
 #include "emulator.h"
 
 #include <stdlib.h>
