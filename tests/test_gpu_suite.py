@@ -18,7 +18,7 @@ SUITE = """
     @pytest.mark.parametrize("n", [1, 2])
     def test_elsewhere(n): pytest.skip("needs two | devices")
     """
-ABOUT = {
+FACTS = {
     "date": "2026-11-22",
     "gpu": "NVIDIA H100 80GB HBM3",
     "devices": 2,
@@ -75,7 +75,7 @@ def test_a_page_names_what_failed_and_why_tests_were_skipped(tools):
         },
         "benchmarks": {"failed": ["benchmarks ended with 1"], "text": "| a table |"},
     }
-    page = tools.record.text_of(results, ABOUT, "abc")
+    page = tools.record.text_of(results, FACTS, "abc")
     assert page.startswith("# 2026-11-22: 2 x NVIDIA H100 80GB HBM3\n")
     for line in (
         "| whole | 8 | 1 | 2 | 5 |  |",
@@ -90,5 +90,5 @@ def test_a_page_names_what_failed_and_why_tests_were_skipped(tools):
 
 
 def test_pages_are_named_by_date_card_and_devices(tools):
-    assert tools.record.name_of_page(ABOUT) == "2026-11-22-nvidia-h100-80gb-hbm3-x2.md"
-    assert tools.record.name_of_page({**ABOUT, "devices": 1}).endswith("-hbm3.md")
+    assert tools.record.name_of_page(FACTS) == "2026-11-22-nvidia-h100-80gb-hbm3-x2.md"
+    assert tools.record.name_of_page({**FACTS, "devices": 1}).endswith("-hbm3.md")

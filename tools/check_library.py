@@ -1,9 +1,9 @@
-"""Checks what a built shared library asks of the machines that load it.
+"""Finds the security faults of a built shared library.
 
     python tools/check_library.py [--without FOLDER]... LIBRARY...
 
-Prints a line for each fault and ends with status 1 if there is one. FOLDER is a path, such as that
-of the build, that must not stand in the library. Needs readelf (binutils).
+Prints a line for each fault and ends with status 1 if there is one. FOLDER is a path that must not
+stand in the library, such as that of the build. Needs readelf (binutils).
 """
 
 import argparse
@@ -44,7 +44,7 @@ def undefined_symbols(library):
 
 
 def loading_faults(library):
-    """What the loader would search for, load or leave writable."""
+    """Search paths, linked drivers, and tables that the loader leaves writable."""
     entries = dynamic(library)
     tags = {tag for tag, _ in entries}
     for tag, value in entries:
@@ -97,9 +97,11 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--without", action="append", default=[], metavar="FOLDER")
     parser.add_argument("libraries", nargs="+", metavar="LIBRARY")
-    given = parser.parse_args()
-    found = [f"{path} {fault}" for path in given.libraries for fault in faults(path, given.without)]
-    print("\n".join(found) or f"{len(given.libraries)} libraries have no fault")
+    options = parser.parse_args()
+    found = [
+        f"{path} {fault}" for path in options.libraries for fault in faults(path, options.without)
+    ]
+    print("\n".join(found) or f"{len(options.libraries)} libraries have no fault")
     sys.exit(bool(found))
 
 

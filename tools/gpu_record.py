@@ -1,4 +1,4 @@
-"""The page about one run on GPUs: the machine, counts, what failed, what was skipped and why."""
+"""The page about a run on GPUs: the machine, counts, failed and skipped tests, the reasons."""
 
 import os
 import platform
@@ -22,7 +22,7 @@ def machine():
 
 
 def commit_of_sources():
-    """The commit of this clone, with a mark if something was changed since."""
+    """The commit of this clone, with a mark if files differ from it."""
     command = ["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     return done.stdout.strip() or "unknown"
@@ -34,25 +34,25 @@ def table(heads, rows):
     return "\n".join(f"| {' | '.join(line)} |" for line in cells) + "\n"
 
 
-def name_of_page(about):
+def name_of_page(facts):
     """The date, the card and the number of devices, as a file name."""
-    card = re.sub(r"[^a-z0-9]+", "-", about["gpu"].lower()).strip("-")
-    many = f"-x{about['devices']}" if about["devices"] > 1 else ""
-    return f"{about['date']}-{card}{many}.md"
+    card = re.sub(r"[^a-z0-9]+", "-", facts["gpu"].lower()).strip("-")
+    many = f"-x{facts['devices']}" if facts["devices"] > 1 else ""
+    return f"{facts['date']}-{card}{many}.md"
 
 
-def text_of(results, about, commit):
+def text_of(results, facts, commit):
     """The page, in Markdown."""
-    devices = f"{about['devices']} x " if about["devices"] > 1 else ""
-    versions = ", ".join(f"{name} {version}" for name, version in about["versions"].items())
+    devices = f"{facts['devices']} x " if facts["devices"] > 1 else ""
+    versions = ", ".join(f"{name} {version}" for name, version in facts["versions"].items())
     parts = [
-        f"# {about['date']}: {devices}{about['gpu']}\n",
+        f"# {facts['date']}: {devices}{facts['gpu']}\n",
         table(
-            ["of", "value"],
+            ["fact", "value"],
             [
-                ["driver", f"CUDA {about['driver']}"],
-                ["Python", about["python"]],
-                ["machine", f"{about['machine']}, Linux {about['kernel']}"],
+                ["driver", f"CUDA {facts['driver']}"],
+                ["Python", facts["python"]],
+                ["machine", f"{facts['machine']}, Linux {facts['kernel']}"],
                 ["libraries", versions],
                 ["commit", commit],
             ],
@@ -90,8 +90,8 @@ def row_of(name, result):
 
 def write(results, folder, commit=None):
     """Write the page into a folder; its path."""
-    about = machine()
+    facts = machine()
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / name_of_page(about)
-    path.write_text(text_of(results, about, commit or commit_of_sources()), encoding="utf-8")
+    path = folder / name_of_page(facts)
+    path.write_text(text_of(results, facts, commit or commit_of_sources()), encoding="utf-8")
     return path

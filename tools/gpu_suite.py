@@ -1,4 +1,4 @@
-"""Run all that needs a GPU on the GPUs of this machine, and write a record of it.
+"""Run all that needs a GPU on the GPUs of this machine, and write a record of the results.
 
     python tools/gpu_suite.py whole files sanitizer benchmarks --record docs/develop/gpu
 
@@ -8,8 +8,8 @@
 - benchmarks: python -m benchmarks, all groups or those of --groups
 
 The package must be importable (built in place with PYTHONPATH=python, or installed). Results stay
-in the folder --log, so that runs can be done one by one; --record writes the record of all that it
-holds. The exit status is 0 if every run passed.
+in the folder --log, so that runs can be made one by one; --record writes a page about all of them.
+The exit status is 0 if every run passed.
 """
 
 import argparse
@@ -62,7 +62,7 @@ def run(command, output, timeout):
 
 
 def count_tests(report):
-    """What a report of pytest in JUnit's format says: counts, failed tests, reasons of skips."""
+    """The counts, failed tests and reasons of skips in a JUnit report of pytest."""
     counts, failed, reasons = Counter(), [], Counter()
     for case in ElementTree.parse(report).iter("testcase"):
         kinds = {child.tag for child in case}
@@ -76,7 +76,7 @@ def count_tests(report):
 
 
 def run_tests(name, arguments, log, timeout, before=()):
-    """Run pytest, print its counts or what ended it, and give them."""
+    """Run pytest, print its counts or how it ended, and return the results."""
     start = time.monotonic()
     output, report = log / f"{name}.txt", log / f"{name}.xml"
     report.unlink(missing_ok=True)
@@ -120,7 +120,7 @@ def run_files(options):
 
 
 def run_sanitizer(options):
-    """A kernel that writes out of bounds comes first: a sanitizer that misses it checks nothing."""
+    """Run a kernel that writes out of bounds, which must be found, and then the tests."""
     if shutil.which(SANITIZER[0]) is None:
         return {"failed": [f"{SANITIZER[0]} is not on the PATH"]}
     planted = options.log / "planted.txt"
@@ -166,7 +166,7 @@ def main():
     add("--timeout", type=float, default=1800, help="seconds for each process")
     add("--log", type=Path, default=ROOT / ".gpu-suite", help="folder of outputs and results")
     add("--record", type=Path, metavar="FOLDER", help="write a dated page about all results there")
-    add("--commit", help="of the sources, where they are no clone")
+    add("--commit", help="of the sources, if they are not a clone")
     options = parser.parse_args()
     options.log.mkdir(parents=True, exist_ok=True)
     path = options.log / "results.json"

@@ -1,4 +1,4 @@
-"""Changes the C one small step at a time and looks whether a test notices.
+"""Mutation tests of the C: makes one small change at a time and runs the test that must notice it.
 
     python tools/mutants.py                     every mutant against the test that kills it
     python tools/mutants.py NAME ...            only these
@@ -7,8 +7,8 @@
 
 tests/mutants.toml has the changes. Each is made in a copy of the tree: its one file is compiled and
 linked with the objects of the others, and the test runs in a process of its own. A test that
-crashes or hangs kills too. Prints killed/all of each kind; fails below 90 % overall, or where one
-of KEPT survives.
+crashes or hangs kills the mutant too. Prints how many mutants of each kind are killed. Fails below
+90 % overall, or if one of the kinds in ALL_KILLED survives.
 """
 
 import argparse
@@ -33,9 +33,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 LIST = ROOT / "tests" / "mutants.toml"
 GATE = 0.9
-KEPT = ("rollback", "lock", "gil", "refcount")
+ALL_KILLED = ("rollback", "lock", "gil", "refcount")
 WORKERS = 2
-SECONDS = 60  # after which a test counts as hanging; a mutant's test takes about one
+SECONDS = 60  # after these a test hangs; most take one second
 FIELDS = {"name", "kind", "file", "before", "after", "killer"}
 C_FLAGS = "-O0 -g0 -w -U_FORTIFY_SOURCE"
 
@@ -52,7 +52,7 @@ class Mutant:
     before: str
     after: str
     killer: str = ""
-    equivalent: str = ""  # the reason why no test can tell
+    equivalent: str = ""  # the reason why no test can notice it
 
 
 def read_list(path=LIST, root=ROOT):
@@ -71,14 +71,14 @@ def read_list(path=LIST, root=ROOT):
 
 
 def mutated(mutant, text):
-    """The file with the change; the old text must stand in it once."""
+    """The text of the file with the change; `before` must occur in it once."""
     count = text.count(mutant.before)
     if count != 1 or mutant.before == mutant.after:
         raise BadList(f"{mutant.name}: `before` occurs {count} times in {mutant.file}")
     return text.replace(mutant.before, mutant.after)
 
 
-# The build. Nothing is optimized, which halves its time; assertions count as tests.
+# --- the build, without optimization, which halves its time, and with assertions, which kill too
 
 
 class Build:
@@ -125,8 +125,8 @@ class Build:
         command = self.compile["src/_managedmem/memory/guard.c"]
         return [w for w in command if not w.endswith((".c", ".o")) and w not in ("-c", "-o")]
 
-    def needs_c_test(self, killer):
-        """Compiles a C test and what it shares, unless that was done."""
+    def build_c_test(self, killer):
+        """Compiles a C test and the files that all C tests share, once."""
         compiler = self.compiler()
         if " under " in killer:
             return
@@ -153,7 +153,7 @@ def copy_tree(folder):
 
 
 class Place:
-    """One worker's copy of the built tree."""
+    """The copy of the built tree in which one worker makes its changes."""
 
     def __init__(self, build, number):
         self.build = build
@@ -161,18 +161,16 @@ class Place:
         if not self.tree.exists():
             shutil.copytree(build.tree, self.tree, symlinks=True)
 
-    def objects(self, mutant):
-        """The objects of the link command, one of them compiled from the changed file."""
+    def apply(self, mutant):
+        """Makes the change and compiles its file over the object that the link command takes."""
         command = self.build.compile[mutant.file]
-        target = command[command.index("-o") + 1]
         source = self.tree / mutant.file
         source.write_text(mutated(mutant, source.read_text()))
         done = subprocess.run(command, cwd=self.tree, capture_output=True, text=True)
         if done.returncode:
             raise BadList(f"{mutant.name}: does not compile\n{done.stderr}")
-        return self.tree / target
 
-    def give_back(self, mutant):
+    def restore(self, mutant):
         command = self.build.compile[mutant.file]
         for changed in (mutant.file, command[command.index("-o") + 1]):
             shutil.copyfile(self.build.tree / changed, self.tree / changed)
@@ -206,7 +204,7 @@ class Place:
         return [str(target), str(driver)]
 
 
-# Running tests. pytest is imported once; each run is a fork, which imports the changed module.
+# --- running tests: pytest is imported once, and each run is a fork that imports the changed module
 
 
 def test_environment(tree):
@@ -217,7 +215,7 @@ def test_environment(tree):
 
 
 def in_child(tree, log, action):
-    """Runs the action in a fork, its output in the log; the exit status, or None for a hang."""
+    """The exit status of the action in a fork, or None for a hang; its output goes to the log."""
     child = os.fork()
     if child == 0:
         status = 99
@@ -233,7 +231,7 @@ def in_child(tree, log, action):
 
 
 def wait_for(child):
-    """Also ends what the child has started and left behind."""
+    """The exit status of a child, or None for a hang. Ends the processes that it left behind."""
     handle = os.pidfd_open(child)
     ready, _, _ = select.select([handle], [], [], SECONDS)
     os.close(handle)
@@ -278,10 +276,10 @@ def run_killer(place, killer, log):
 
 
 def try_mutant(place, mutant, killers):
-    """(the killer, its end) of the first that notices; (None, "") if none does."""
+    """(killer, its end) of the first killer that notices the mutant; (None, "") if none does."""
     log = place.tree / "test.log"
     try:
-        place.objects(mutant)
+        place.apply(mutant)
         if not all(map(is_program, killers)):
             place.link_module()
         for killer in killers:
@@ -296,7 +294,7 @@ def try_mutant(place, mutant, killers):
                 return killer, failed.group(1) if failed else f"status {status}"
         return None, ""
     finally:
-        place.give_back(mutant)
+        place.restore(mutant)
 
 
 worker = {}
@@ -328,11 +326,11 @@ def work_through(build, jobs):
         yield from pool.imap_unordered(work, jobs)
 
 
-# What is asked.
+# --- the command
 
 
 def show_that_killers_pass(build, killers):
-    """Each of them on the unchanged sources; one that fails or is skipped there kills nothing."""
+    """Each passes on the unchanged sources; one that fails or is skipped there shows nothing."""
     place = Place(build, 0)
     log = build.folder / "unchanged.log"
     programs = [killer for killer in killers if is_program(killer)]
@@ -348,29 +346,31 @@ def show_that_killers_pass(build, killers):
 
 
 def harmless_change(mutants):
-    """A comment, with the killer of the first mutant: nothing may notice."""
+    """A comment, which the killer of the first mutant must not notice."""
     first = next(mutant for mutant in mutants if not is_program(mutant.killer))
     return dataclasses.replace(
         first, name="a comment", kind="none", after=first.before + "/* changed */\n"
     )
 
 
-def judge(killed, kept=KEPT, gate=GATE):
-    """killed: (kind, whether) of every mutant. The table, and what misses its share."""
+def judge(killed, all_killed=ALL_KILLED, gate=GATE):
+    """The table of kinds, and the kinds that miss their share; `killed` has (kind, whether)."""
     counts = collections.defaultdict(lambda: [0, 0])
     for kind, died in killed:
         counts[kind][0] += died
         counts[kind][1] += 1
     total = [sum(column) for column in zip(*counts.values(), strict=True)]
-    lines = [f"{kind:10} {died:3} of {of:3}" for kind, (died, of) in sorted(counts.items())]
+    lines = [f"{kind:10} {dead:3} of {made:3}" for kind, (dead, made) in sorted(counts.items())]
     lines.append(f"{'all':10} {total[0]:3} of {total[1]:3}")
-    missed = [kind for kind in kept if counts[kind][0] < counts[kind][1] or not counts[kind][1]]
+    missed = [
+        kind for kind in all_killed if counts[kind][0] < counts[kind][1] or not counts[kind][1]
+    ]
     if total[0] < gate * total[1]:
         missed.append("all")
     return lines, missed
 
 
-def run_list(build, mutants, kept):
+def run_list(build, mutants, all_killed):
     killers = sorted({mutant.killer for mutant in mutants})
     show_that_killers_pass(build, killers)
     harmless = harmless_change(mutants)
@@ -392,7 +392,7 @@ def run_list(build, mutants, kept):
                 print(f"survived: {mutant.name} ({mutant.file}, {mutant.killer})")
             elif end == "hang":
                 print(f"hangs, which counts as killed: {mutant.name}")
-    lines, missed = judge(killed, kept)
+    lines, missed = judge(killed, all_killed)
     print("\n".join(lines))
     print(f"by failing {ends['failure']}, by a signal {ends['signal']}, by hanging {ends['hang']}")
     if missed:
@@ -408,29 +408,31 @@ def survey(build, mutants, files):
 def parse(arguments):
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("names", nargs="*", help="mutants; with --survey, files of tests")
-    parser.add_argument("--survey", action="store_true", help="try against files of tests")
+    parser.add_argument(
+        "--survey", action="store_true", help="run the mutants against files of tests"
+    )
     parser.add_argument("--only", nargs="+", default=[], help="mutants to survey")
     parser.add_argument("--list", type=Path, default=LIST, help="another list of mutants")
     return parser.parse_args(arguments)
 
 
 def main(arguments=None):
-    asked = parse(arguments)
-    mutants = [mutant for mutant in read_list(asked.list) if mutant.killer]
-    names = asked.only if asked.survey else asked.names
+    options = parse(arguments)
+    mutants = [mutant for mutant in read_list(options.list) if mutant.killer]
+    names = options.only if options.survey else options.names
     unknown = set(names) - {mutant.name for mutant in mutants}
     if unknown:
         raise SystemExit(f"not in the list: {', '.join(sorted(unknown))}")
     mutants = [mutant for mutant in mutants if not names or mutant.name in names]
     with tempfile.TemporaryDirectory() as folder:
         build = Build(Path(folder))
-        for killer in {*asked.names, *(mutant.killer for mutant in mutants)}:
+        for killer in {*options.names, *(mutant.killer for mutant in mutants)}:
             if is_program(killer):
-                build.needs_c_test(killer)
-        if asked.survey:
-            survey(build, mutants, asked.names)
+                build.build_c_test(killer)
+        if options.survey:
+            survey(build, mutants, options.names)
             return 0
-        return 0 if run_list(build, mutants, () if names else KEPT) else 1
+        return 0 if run_list(build, mutants, () if names else ALL_KILLED) else 1
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """Proposes small changes to the C for tests/mutants.toml: python tools/propose_mutants.py
 
-Every place in src/_managedmem where an operator below fits is a candidate. A generator with a
-fixed seed shuffles them, and each kind takes its share by turns from as many files as it can,
-whatever the tests cover. Prints the entries without killers.
+Every place in src/_managedmem where an operator below fits is a candidate. They are shuffled with a
+fixed seed, and each kind takes its share in turns from as many files as it can, whatever the tests
+cover. Prints the entries without killers.
 """
 
 import argparse
@@ -52,7 +52,7 @@ CALL = re.compile(r"^( +)(?! |return\b)[\w>.\-\[\]* ]*(?:= *)?\w+\([^;{}]*\);\n"
 
 
 def blank(text):
-    """The text with comments and literals replaced by spaces, every place kept."""
+    """The text with spaces in place of comments and literals, so that offsets stay the same."""
     pattern = re.compile(r"/\*.*?\*/|\"(?:\\.|[^\"\\\n])*\"|'(?:\\.|[^'\\\n])*'", re.DOTALL)
     code = pattern.sub(lambda m: re.sub(r"[^\n]", " ", m.group()), text)
     return re.sub(
@@ -64,7 +64,7 @@ def blank(text):
 
 
 def close_of(code, at, pair="()"):
-    """The place of the bracket that closes the one at `at`."""
+    """The offset of the bracket that closes the one at offset `at`."""
     depth = 0
     for i in range(at, len(code)):
         depth += (code[i] == pair[0]) - (code[i] == pair[1])
@@ -74,7 +74,7 @@ def close_of(code, at, pair="()"):
 
 
 def operands(code, start, end):
-    """The operands of the && or || that stand outside of brackets between two places."""
+    """The operands of the && or || outside of brackets between two offsets."""
     cuts, depth = [], 0
     for i in range(start, end):
         depth += (code[i] in "([{") - (code[i] in ")]}")
@@ -87,7 +87,7 @@ def operands(code, start, end):
 
 
 def conditions(code):
-    """(start, end, new text): an operand goes, or a check that stands alone."""
+    """(start, end, new text): takes out an operand, or the whole check if it has one only."""
     for m in re.finditer(
         r"\b(if|while) \(|^ +(?:return\b|\w[\w *>.\-\[\]]* = )", code, re.MULTILINE
     ):
@@ -173,7 +173,7 @@ OPERATORS = {
 
 
 def widened(text, start, end, new):
-    """The change with whole lines around it, as many as make the old text unique."""
+    """The change with as many whole lines around it as make the old text unique."""
     first = text.rfind("\n", 0, start) + 1
     last = end if text[end - 1] == "\n" else text.index("\n", end) + 1
     while text.count(text[first:last]) > 1:
@@ -184,7 +184,7 @@ def widened(text, start, end, new):
 
 
 def replacement(text, code, kind, place, new):
-    """The new text, with the comments and literals that the blanked code lacks."""
+    """The new text with comments and literals, which the blanked code lacks."""
     start, end = place
     if kind == "gil":
         inner = text[start:end].split("\n")[1:-1]
@@ -216,7 +216,7 @@ def candidates():
 
 
 def chosen(seed, shares):
-    """By turns one from each file, the files in a shuffled order, until the share is full."""
+    """Takes one from each file in turn, in a shuffled order, until each kind has its share."""
     generator = random.Random(seed)
     entries, taken, texts = [], set(), Counter()
     for kind, found in candidates().items():

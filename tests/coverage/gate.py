@@ -65,7 +65,7 @@ def is_partly_idle(line):
 
 
 def excuse(files, exception):
-    """Mark what an exception is about; returns what is wrong with it."""
+    """Mark the lines of an exception; returns the problems of the exception itself."""
     place = f"{exception.get('file')}, {exception.get('function')}"
     lines = [
         line
@@ -74,7 +74,7 @@ def excuse(files, exception):
     ]
     wrong = [] if exception.get("reason", "").strip() else [f"{place}: it has no reason"]
     wrong += [] if lines else [f"{place}: there is no such function"]
-    for key, what, is_idle, mark in (
+    for key, problem, is_idle, mark in (
         ("lines", "the line runs", lambda line: line.count == 0, "excused"),
         ("branches", "all branches are taken", is_partly_idle, "excused_branches"),
     ):
@@ -84,7 +84,7 @@ def excuse(files, exception):
             if lines and not found:
                 wrong.append(f"{place}: {text!r}: there is no such line")
             elif lines and not idle and not exception.get("sometimes"):
-                wrong.append(f"{place}: {text!r}: {what}")
+                wrong.append(f"{place}: {text!r}: {problem}")
             for line in idle:
                 setattr(line, mark, True)
     return wrong
@@ -95,7 +95,7 @@ def measure(lines):
     counted = [line for line in lines if not line.excused]
     branches = [line for line in counted if not line.excused_branches]
     total = sum(len(line.branches) for line in branches)
-    # Of an excused line with branches, those that are taken still count.
+    # The taken branches of an excused line still count.
     taken = [line for line in counted if line.excused_branches]
     total += sum(len(line.branches) - line.untaken() for line in taken)
     return {
@@ -127,7 +127,7 @@ def runs(numbers):
 
 
 def describe(name, lines):
-    """What a file lacks, or nothing if it reaches both targets."""
+    """The lines and branches that a file lacks; none if it reaches both targets."""
     figures = measure(lines.values())
     if all(figures[kind].percent() >= TARGETS[kind] for kind in TARGETS):
         return []
@@ -145,7 +145,7 @@ def describe(name, lines):
 
 
 def judge(report, exceptions, read_text):
-    """What to print, and what is wrong."""
+    """The lines to print, and the problems."""
     files = read_report(report, read_text)
     wrong = [problem for exception in exceptions for problem in excuse(files, exception)]
     shown = [text for name in sorted(files) for text in describe(name, files[name])]
