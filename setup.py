@@ -57,7 +57,7 @@ def cuda_include():
     )
 
 
-# The times of a wheel's files. Two builds of the same sources give the same bytes.
+# The times of a wheel's files are fixed, so that two builds of the same sources are equal.
 os.environ.setdefault("SOURCE_DATE_EPOCH", "315532800")  # 1980, where the times of zip files begin
 
 
@@ -95,20 +95,20 @@ class BuildExt(build_ext):
         ]
 
     def compile_args(self, own):
-        """Those of an extension with the compiler's own checks for overflows. The C library's need
+        """The compiler arguments of an extension, with checks for overflows. _FORTIFY_SOURCE needs
         an optimizing compiler, and would hide calls from a sanitizer. Debug information has paths
-        of this machine, so it is kept for those only who ask for it.
+        of this machine, so it is made only on request (-g in CFLAGS, or MANAGEDMEM_DEBUG).
 
         -fstack-protector is for arrays of characters, where texts overflow; -strong would cost the
         shortest calls 8 % more instructions. Other arrays have MM_GUARD_ARRAYS."""
         flags = [*self.compiler.compiler_so, *own]
         level = [flag for flag in flags if flag.startswith("-O")][-1:]
         sanitized = any(flag.startswith("-fsanitize") for flag in flags)
-        wanted = os.environ.get("MANAGEDMEM_DEBUG") or "-g" in os.environ.get("CFLAGS", "")
+        debug_info = os.environ.get("MANAGEDMEM_DEBUG") or "-g" in os.environ.get("CFLAGS", "")
         added = ["-fstack-protector"]
         if level not in ([], ["-O0"]) and not sanitized:
             added += ["-U_FORTIFY_SOURCE", "-D_FORTIFY_SOURCE=2"]
-        if not wanted and not sanitized:
+        if not debug_info and not sanitized:
             added.append("-g0")
         return added + own
 

@@ -23,16 +23,16 @@ FREE_MEMORY_WANTED = 2 * GIB
 
 
 class Watch:
-    """Ends the process, with the stacks of all threads, where neither pytest nor a test would.
+    """Ends a process that hangs outside of the tests, with the stacks of all threads.
 
-    Of a hang in C, pytest's own limits (pyproject.toml) report what happens in a test: one of them
-    is a Python thread, and the other needs no GIL. This one is for what runs before and after the
-    tests, and lengthens the limit of those with a mark.
+    pytest's own limits (pyproject.toml) cover the tests themselves: one is a Python thread, and the
+    other needs no GIL. This one covers the time before and after the tests, and gives tests with a
+    timeout mark their longer limit.
     """
 
     def __init__(self, config):
         self.limit = float(config.getini("faulthandler_timeout"))
-        self.stderr = os.dup(2)  # pytest exchanges 2 itself while tests run
+        self.stderr = os.dup(2)  # pytest replaces file descriptor 2 while tests run
 
     def begin(self, limit=None):
         faulthandler.dump_traceback_later(limit or self.limit, exit=True, file=self.stderr)
@@ -69,7 +69,7 @@ def pytest_addoption(parser):
 
 
 def schedule_of(item):
-    """Half of the tests run under each schedule, and each test always under the same one."""
+    """The schedule of a test: half of the tests have each, and a test always has the same."""
     forced = item.config.getoption("schedule")
     return forced or SCHEDULES[zlib.crc32(item.nodeid.encode()) % len(SCHEDULES)]
 
@@ -152,7 +152,7 @@ def pytest_terminal_summary(terminalreporter):
 def nothing_leaks(request):
     """On the emulator: every allocation, stream, event and pushed context is given back.
 
-    Tests begin under one of both schedules. Those that need a certain one set it themselves.
+    A test begins under schedule_of(); one that needs a certain schedule sets it itself.
     """
     if not EMULATED or "managedmem" not in sys.modules:
         yield

@@ -1,7 +1,7 @@
-"""A model of managed memory in plain Python: the bytes, and what each page was told.
+"""A model of managed memory in plain Python: the bytes, and the advice of each page.
 
-Knows nothing of the library. `Memory` says what an operation must have done; where a driver leaves
-something open, it keeps every answer that is allowed, until what is found decides.
+It does not use the library. `Memory` holds what an operation must have done. Where drivers may
+differ, it keeps every state that is allowed, until the state that is found decides.
 """
 
 from collections.abc import Callable, Iterable
@@ -11,7 +11,7 @@ from helpers import PAGE
 
 
 class Page(NamedTuple):
-    """What one page is expected to have."""
+    """The advice and the last prefetch that one page is expected to have."""
 
     read_mostly: bool = False
     preferred_location: object = None
@@ -67,7 +67,7 @@ class Memory:
         return copied
 
     def wrong_byte(self, found, start=0):
-        """The first of the bytes found from start on that is certainly another; None if none is."""
+        """The offset of the first byte that differs from a known one; None if all agree."""
         size = len(found)
         known, wanted = self.known[start : start + size], self.data[start : start + size]
         if found == wanted:
@@ -76,9 +76,8 @@ class Memory:
         return next((start + i for i, (is_, must, sure) in pairs if sure and is_ != must), None)
 
     def either(self, before, found):
-        """After a write that failed: each byte is as before or as written, and this was found.
-
-        Gives the offset of one that is neither, or None.
+        """After a write that failed: the offset of a byte that is neither as before nor as written,
+        or None. Takes over the bytes that were found.
         """
         for i, value in enumerate(found):
             old = not before.known[i] or before.data[i] == value
@@ -111,11 +110,11 @@ class Memory:
             self.pages[i] = new if certain else new | self.pages[i]
 
     def may_have(self, other_pages: Iterable[set[Page]]):
-        """The pages may also be as these."""
+        """Allows each page the states of these pages as well."""
         self.pages = [a | b for a, b in zip(self.pages, other_pages, strict=True)]
 
     def wrong_page(self, found: list[Page]):
-        """The first page that says what it may not; keeps what was found where it may."""
+        """The first page whose state is not allowed, or None; keeps the states that were found."""
         for i, (page, allowed) in enumerate(zip(found, self.pages, strict=True)):
             if page not in allowed:
                 return i

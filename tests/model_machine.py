@@ -1,8 +1,8 @@
-"""Random programs against a model: hypothesis makes them, and makes those that fail small.
+"""Random programs against a model; hypothesis makes them, and shrinks those that fail.
 
 A program allocates, wraps, slices, advises, moves, discards, copies, fills, plans, exports, closes
 and drops memory, on several streams, as a correct program does: before a stream or the host uses
-memory, it waits for other streams that work on it. `memory_model.Memory` says what must be there.
+memory, it waits for other streams that work on it. `memory_model.Memory` has the expected state.
 `FaultyMachine` also lets driver calls fail, before or after they acted, and then asks for the state
 that the documentation promises.
 
@@ -45,8 +45,8 @@ if EMULATED:
 STEPS = 40
 MOST_PIECES, MOST_STREAMS, MOST_PLANS, MOST_FAULTS = 12, 3, 3, 24
 BATCH_CALLS_SINCE = 13000
-# The driver calls that fail in each kind of operation. What a call makes would be lost if it failed
-# after it acted, so these fail before.
+# The driver calls that fail in each kind of operation. Those of MAKING fail before they act,
+# or their objects would be lost.
 ADVISING = (
     "cuMemAdvise",
     "cuMemAdvise",
@@ -187,8 +187,8 @@ class Machine(RuleBasedStateMachine):
         memory.busy.add(key)
 
     def attempt(self, action, calls, allowed=()):
-        """Makes a call of the library while one of these driver calls fails. Gives whether it
-        succeeded, and its result. Passes on failures that are neither that nor allowed."""
+        """Makes a call of the library while one of these driver calls fails. Returns whether it
+        succeeded, and its result. Raises errors that are neither the fault's nor allowed."""
         fault = self.faults.pop() if self.faults else None
         if fault is not None:
             pick, nth, code, after = fault

@@ -1,4 +1,4 @@
-"""The public operations: one table for all tests that go through each of them.
+"""The public operations, in tables for all tests that go through each of them.
 
 `OPERATIONS` make driver calls, `NO_DRIVER` make none, `ERRORS` raise, `LIVES` begin and end
 objects, `PROTOCOLS` are called by Python itself. Each works on a `World`; `everything()` has all

@@ -1,7 +1,6 @@
-"""What the garbage collector sees: the references that objects hold, their cycles, the module.
+"""The garbage collector sees the references that objects hold, their cycles, and the module.
 
-A reference that a type does not show to the collector keeps what it refers to for ever, once it is
-part of a cycle.
+A cycle with a reference that its type does not show to the collector is never freed.
 """
 
 import gc
@@ -163,11 +162,11 @@ with managedmem.empty((4, 4), "float32") as buffer:
         )
 
     def test_can_be_collected_from_while_it_is_imported(self):
-        """The collector then visits types and a module that are half made."""
+        """The collector then visits types and a module that are not complete."""
         run_python(
             """
             import gc, sys
-            from collections import abc  # what the package imports itself, to get it over with
+            from collections import abc  # so that the package does not import it below
             import contextlib, ctypes, dataclasses, typing
             gc.set_threshold(1, 1, 1)
             from managedmem import _managedmem

@@ -1,4 +1,4 @@
-"""The gate of the coverage, shown reports that it must refuse: nothing is measured here."""
+"""tests/coverage/gate.py refuses reports below its targets, and exceptions that are wrong."""
 
 import importlib.util
 import tomllib
@@ -40,7 +40,7 @@ def line(number, count, *branches, function="act"):
 
 
 def judge(*lines, exceptions=(), name="memory/act.c", copies=0):
-    """What the gate finds wrong: a report with these lines, and with as many others that run."""
+    """The gate's judgement of a report with these lines, and with `copies` others that run."""
     others = [line(8, 1, 1, 1) for _ in range(copies)]
     files = [{"file": f"src/_managedmem/{name}", "lines": list(lines)}]
     files += [
@@ -50,8 +50,8 @@ def judge(*lines, exceptions=(), name="memory/act.c", copies=0):
 
 
 def exception(**changes):
-    about = {"file": "memory/act.c", "function": "act", "reason": "it cannot happen here"}
-    return {**about, **changes}
+    entry = {"file": "memory/act.c", "function": "act", "reason": "it cannot happen here"}
+    return {**entry, **changes}
 
 
 ALL = [line(2, 9), line(4, 9, 5, 4), line(5, 5), line(7, 4)]

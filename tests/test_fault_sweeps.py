@@ -1,7 +1,7 @@
-"""Faults of every driver call of every operation: before and after it acts, in pairs, lasting.
+"""Every driver call of every operation fails: before and after it acts, in pairs, and lastingly.
 
-fault_sweeps.py makes them, in processes of its own; each sweep is one test. Those with two faults
-take a minute and are made where MANAGEDMEM_SWEEPS=all, which `.ci/run sweeps` sets.
+fault_sweeps.py makes the faults, in processes of its own; each sweep is one test. Those with two
+faults take a minute and run only with MANAGEDMEM_SWEEPS=all, which `.ci/run sweeps` sets.
 """
 
 import json
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.emulator_only
 LONG = {"two", "two, the first after", "mixed, two"}
 FEWEST = {"mixed, before": 300, "mixed, after": 300, "mixed, two": 3000}  # attempts, else 1000
 ALL = os.environ.get("MANAGEDMEM_SWEEPS") == "all"
-# What a broken device does not free is lost to it, so there must be enough.
+# A broken device loses the memory that it does not free, so it needs enough.
 EMULATOR = f"devices={Device.count()},capacity_mib=1000000"
 
 
@@ -34,7 +34,7 @@ def findings(code):
 
 
 def in_parts(kind):
-    """So many operations in a process that it ends in a few seconds."""
+    """The operations in groups, so that a process for each ends in a few seconds."""
     names = fault_sweeps.SWEEPS[kind][1]
     size = 4 if kind in LONG else 25 if kind == "lasting" else 250
     return [names[at : at + size] for at in range(0, len(names), size)]
@@ -164,7 +164,7 @@ class TestTheSweepsThemselves:
 
 
 class TestABrokenDeviceAtTheEnd:
-    """The process ends as ever, whatever is open when nothing works any more."""
+    """The process ends normally, whatever objects are open when all calls fail."""
 
     OBJECTS = """
         import managedmem

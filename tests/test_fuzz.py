@@ -1,4 +1,4 @@
-"""The inputs that the fuzz targets keep: every one that once failed is among them."""
+"""The corpus of the fuzz targets: the inputs that they keep, with every one that once failed."""
 
 import shutil
 import subprocess

@@ -1,8 +1,8 @@
 """The GIL is given up in every operation that advises, moves, allocates, frees or waits.
 
 The emulated driver asks CPython in each of its calls whether the calling thread holds the GIL.
-Every operation of the table of faults runs once, and so does everything that ends an object; what
-they call with the GIL held must be a query.
+Every operation of operations.OPERATIONS runs once, and so does everything that ends an object; the
+calls that they make with the GIL held must be queries.
 """
 
 import functools
@@ -19,8 +19,8 @@ pytestmark = [
     pytest.mark.skipif(sysconfig.get_config_var("Py_GIL_DISABLED") == 1, reason="there is no GIL"),
 ]
 
-# Queries, which take no longer than giving the GIL up and taking it again, and what makes a context
-# current for them.
+# Queries, which take no longer than giving the GIL up and taking it again, and the calls that make
+# a context current for them.
 QUERIES = {
     "cuCtxGetCurrent",
     "cuCtxGetDevice",
@@ -37,8 +37,7 @@ QUERIES = {
     "cuPointerGetAttributes",
     "cuThreadExchangeStreamCaptureMode",
 }
-# The operations that make queries and nothing else, and keep the GIL. Any other gives it up once at
-# the least.
+# The operations that only make queries, and keep the GIL. Each other one gives it up at least once.
 ONLY_QUERIES = {
     *("get read_mostly", "get preferred_location", "get last_prefetch_location", "get of a view"),
     *("is_managed", "is_host_accessible", "is_device_accessible", "device_id", "memoryview"),
@@ -91,7 +90,7 @@ for name, operation in operations.OPERATIONS.items():
     world.end()
 print(json.dumps(found))
 """
-# What ends an object, or opens the driver: (before, the statement that is watched).
+# Statements that end an object or open the driver: (the code before, the statement).
 OTHERS = {
     "open the driver": ("", "Device.count()"),
     "register an allocator": (
@@ -194,8 +193,8 @@ print(calls)
 
 
 def test_the_end_of_the_interpreter_waits_without_the_gil():
-    """A thread of another library releases the last tensor while the interpreter ends, and needs
-    the GIL for the owner's finalizer. With it held, the process would hang."""
+    """A thread of another library releases the last tensor while the interpreter ends. It needs the
+    GIL for the owner's finalizer, so the process would hang if the end held it."""
     done = run_python(
         """
         import atexit, ctypes, threading, time

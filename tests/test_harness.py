@@ -1,4 +1,4 @@
-"""The harness finds what it is there for: hangs in C, and tests that only pass under one schedule.
+"""conftest.py reports hangs in C, and shows tests that pass under one schedule only.
 
 Each test here runs pytest in a process of its own over a small file of tests that break, with
 conftest.py and the options of pyproject.toml.
@@ -135,7 +135,7 @@ SHORT = ("--timeout=3", "-o", "faulthandler_timeout=6")
 
 @pytest.fixture(scope="module")
 def endings(tmp_path_factory):
-    """What came of the hanging tests, which wait side by side."""
+    """The outputs of the hanging tests, which run side by side."""
 
     def run(text):
         return run_pytest_in(tmp_path_factory.mktemp("hang"), text, *SHORT, "--schedule=lazy")

@@ -1,6 +1,6 @@
-"""Whether the host may read wrapped memory, and whether anybody may write to it.
+"""Wrapped memory that the host may not read, and memory that nobody may write.
 
-A wrong address ends the process, so each test of one has a process of its own.
+Reading a wrong address ends the process, so tests with one run in a process of their own.
 """
 
 import contextlib

@@ -55,8 +55,7 @@ def test_a_wrapper_that_is_closed_in_a_policy_block(on_the_memory_too):
     assert left == [None, None if on_the_memory_too else place, place, None]
 
 
-# A search that cannot fail would show nothing. So faults are planted in single operations, as the
-# programs see them.
+# Faults planted in single operations, which the search must find.
 
 own_discard, own_prefetch = managedmem.discard, managedmem.prefetch
 

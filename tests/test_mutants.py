@@ -1,7 +1,7 @@
 """tools/mutants.py: the list fits the sources, wrong lists are refused, survivors are counted.
 
-The mutants themselves run in .ci/run mutants. That a change which nothing notices survives is shown
-there, with a comment.
+The mutants themselves run in .ci/run mutants, where a comment shows that a change without effect
+survives.
 """
 
 import importlib

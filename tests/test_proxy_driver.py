@@ -1,6 +1,7 @@
-"""Drivers that the emulated one is not: without an entry point, with too many devices, unaligned.
+"""Drivers unlike the emulated one: without an entry point, with too many devices, unaligned.
 
-tests/c/proxy_driver.c passes every call on to the emulated driver, save what each test changes.
+tests/c/proxy_driver.c passes each call on to the emulated driver, with the change that a test asks
+for.
 """
 
 import shutil

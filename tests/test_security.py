@@ -1,4 +1,4 @@
-"""What SECURITY.md promises about the process; the rest of it is tested where its subject is.
+"""The promises of SECURITY.md about the process. The other promises are tested elsewhere:
 
 Read-only memory and unknown addresses: test_host_access.py, test_copies.py and test_plan.py.
 Interfaces: test_bad_input.py. The built libraries: test_check_library.py and test_build.py.
@@ -32,7 +32,7 @@ except managedmem.CUDAError as error:
 
 @pytest.fixture
 def raised_python(tmp_path):
-    """A Python that changes its group when it starts, which the system takes for raised."""
+    """A Python that changes its group at its start, which raises its privileges for the loader."""
     copy = tmp_path / "python"
     shutil.copy(os.path.realpath(sys.executable), copy)
     try:

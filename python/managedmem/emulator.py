@@ -382,7 +382,7 @@ def fail(
 
 
 def clear_failures() -> None:
-    """Forget failures that have not happened, that any has, and a lasting one.
+    """Forget pending failures, that one has happened, and a lasting one.
 
     Raises RuntimeError when another driver is in use.
     """

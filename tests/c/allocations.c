@@ -102,7 +102,7 @@ uncounted(allocations *a, const void *block)
 
 /* --- the extension ------------------------------------------------------------------------ */
 
-/* What an extension that does not check works with, in place of NULL: it cannot be read or written. */
+/* The address that an extension gets in place of NULL if it does not check: it cannot be accessed. */
 static void *
 nothing(void)
 {
@@ -338,7 +338,7 @@ start(allocations *a, long nth)
     a->fired = false;
 }
 
-/* From now on the nth allocation of this thread fails: of the extension, or of CPython; 0: none. */
+/* Lets the nth next allocation of this thread fail, of the extension or of CPython; 0 for none. */
 EXPORT void
 arm(long extension, long python)
 {
@@ -372,7 +372,7 @@ do_not_check(void)
     does_not_check = true;
 }
 
-/* How many blocks live, of those that were made since it watches. */
+/* The number of live blocks, of those that were allocated since watching began. */
 EXPORT long
 live(int python)
 {

@@ -1,7 +1,7 @@
-/* odd_driver.c: an emulated driver with other devices than the emulator has. ODD_DEVICES says how many
- * it counts, bit n of ODD_CONCURRENT whether device n has concurrent managed access, bit n of ODD_SILENT whether
- * device n does not say. It is slow to open, and counts how often it was. It is linked to the
- * emulated driver, whose entry points are found through it. */
+/* odd_driver.c: a driver with other devices than the emulated one, to which it is linked and passes all
+ * other calls. ODD_DEVICES is the number of devices. Bit n of ODD_CONCURRENT says whether device n has
+ * concurrent managed access; with bit n of ODD_SILENT that query fails. Opening it is slow, and it counts
+ * how often it was opened. */
 #include <cuda.h>
 #include <cudaTypedefs.h>
 #include <dlfcn.h>

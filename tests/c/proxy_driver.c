@@ -1,5 +1,5 @@
-/* proxy_driver.c: a driver that passes every call on to the emulated one, except for what the
- * environment variable PROXY says. PROXIED is the path of the emulated driver.
+/* proxy_driver.c: a driver that passes each call on to the emulated one, with the one change that the
+ * environment variable PROXY names. PROXIED is the path of the emulated driver.
  *
  *   PROXY=-cuCtxGetDevice          the driver has no such entry point
  *   PROXY=cuDeviceGetCount=3       the entry point returns this code and does nothing
@@ -25,7 +25,7 @@ static int number;
 static CUresult (*allocate)(CUdeviceptr *, size_t, unsigned);
 static CUresult (*release)(CUdeviceptr);
 
-/* True if PROXY is about this name; sets the number behind it. */
+/* True if PROXY changes this name; sets the number behind it. */
 static int
 concerns(const char *name)
 {

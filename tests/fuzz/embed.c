@@ -1,6 +1,6 @@
-/* Fuzz target: protocol input of the extension. Hosts a Python interpreter, and hands each input to
- * protocols.run(), which makes calls of it. An exception that leaves run() is a finding, as is a report
- * of a sanitizer. */
+/* embed.c: the fuzz target for protocol input of the extension. Hosts a Python interpreter and gives each
+ * input to protocols.run(), which makes calls from it. An exception from run() is a finding, like a
+ * report of a sanitizer. */
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 #include <stdint.h>

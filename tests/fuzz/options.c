@@ -1,5 +1,6 @@
-/* Fuzz target: the options of the emulated machine, the text of MANAGEDMEM_EMULATOR. An input is the
- * text. The parser is compiled into the target, which reads the text in place of the environment. */
+/* options.c: the fuzz target for the options of the emulated driver. An input is the text of
+ * MANAGEDMEM_EMULATOR. The parser is compiled into the target, which gives it that text in place of the
+ * environment. */
 #include <stdint.h>
 
 #include "../../src/emulator/emulator.h"
@@ -48,7 +49,7 @@ check_machine(void)
     MUST(active.name != NULL && active.name[0] != '\0');
 }
 
-/* Whether an item, what stands between two commas, has no sign of equality. */
+/* Whether an item between two commas has no equals sign. */
 static bool
 has_bare_item(void)
 {
@@ -62,7 +63,7 @@ has_bare_item(void)
     return false;
 }
 
-/* The last of several values holds, whatever was before it. */
+/* The last of several values wins. */
 static void
 check_last_wins(void)
 {

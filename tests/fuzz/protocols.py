@@ -1,8 +1,8 @@
-"""Protocol input of the extension: calls that are made of bytes.
+"""Protocol input of the extension: calls that are made from bytes.
 
 An input is a program: each call takes the bytes that it needs for its arguments, which are objects
-of other libraries with wrong, huge or hostile parts. `run` raises where a call does what it must
-not: an exception that is not documented, memory accepted that is not there, something left behind.
+of other libraries with wrong, huge or hostile parts. `run` raises if a call raises an exception
+that is not documented, accepts memory that does not exist, or leaves something behind.
 libFuzzer runs it with the extension under sanitizers (embed.c, run.sh); the suite runs it over the
 corpus.
 """
@@ -75,7 +75,7 @@ class Acting:
 
 
 class Failing:
-    """Every question is answered with an error."""
+    """An object that answers every protocol with an error."""
 
     def __init__(self, error):
         self.error = error
@@ -168,7 +168,7 @@ class Case:
         return self.raw(self.byte() % 24).decode("utf-8", "surrogateescape")
 
     def odd(self):
-        """An object that is hardly ever what is wanted."""
+        """An object that is rarely of the right type."""
         kinds = (
             lambda: None,
             self.text,

@@ -1,4 +1,4 @@
-/* Runs a fuzz target over the files that are named, without libFuzzer and clang. */
+/* replay.c: runs a fuzz target over the named files, without libFuzzer and clang. */
 #include <stdint.h>
 #include <stdio.h>
 

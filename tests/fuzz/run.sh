@@ -3,9 +3,9 @@
 # and runs them side by side. Prints executions and coverage; fails where one crashes.
 #
 # Usage: tests/fuzz/run.sh BUILD_FOLDER [SECONDS], 60 without. CUDA_HOME is a folder whose include/ holds
-# cuda.h of CUDA 13, PYTHON the interpreter to embed (python3). New inputs are collected in
-# BUILD_FOLDER/TARGET-run/found; those that crash lie beside it, and belong into tests/fuzz/corpus/TARGET
-# with the change that mends the fault.
+# cuda.h of CUDA 13, PYTHON the interpreter to embed (python3). New inputs go to
+# BUILD_FOLDER/TARGET-run/found, those that crash to BUILD_FOLDER/TARGET-run. Add the latter to
+# tests/fuzz/corpus/TARGET with the change that mends the fault.
 set -euo pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
@@ -25,7 +25,7 @@ flags=(-std=c11 -D_GNU_SOURCE -g -O1 -fno-omit-frame-pointer -Wall -Wextra -Wsha
 target=-fsanitize=fuzzer,address,undefined
 library=-fsanitize=fuzzer-no-link,address,undefined
 
-# How a program hosts this interpreter.
+# The flags of a program that hosts this interpreter.
 mapfile -t host < <("$python" - <<'PYTHON'
 import sys, sysconfig
 get = lambda name: sysconfig.get_config_var(name) or ""

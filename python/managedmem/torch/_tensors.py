@@ -40,8 +40,8 @@ _PLAIN = (Tensor, torch.nn.Parameter)  # the two that need no closer look, for s
 class NotManagedError(ValueError):
     """A tensor is not in managed memory, nor in system memory that its operation can move.
 
-    ``tensor`` is the tensor and ``name`` its name, such as "decoder.bias", or "". The text has both
-    and says what moves the tensor there.
+    ``tensor`` is the tensor and ``name`` its name, such as "decoder.bias", or "". The message has
+    both, and says how to move the tensor there.
     """
 
     def __init__(self, name: str, tensor: Tensor) -> None:
