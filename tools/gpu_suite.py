@@ -1,6 +1,6 @@
 """Run all that needs a GPU on the GPUs of this machine, and write a record of the results.
 
-    python tools/gpu_suite.py whole files sanitizer benchmarks --record docs/develop/gpu
+    python tools/gpu_suite.py whole files sanitizer benchmarks --record docs/results
 
 - whole: the test suite in one process, with examples and the conformance program among its tests
 - files: each test file in a process of its own, in a random order that --seed repeats
