@@ -101,7 +101,7 @@ def parsed(arguments: list[str] | None) -> argparse.Namespace:
     add("groups", nargs="*", metavar="GROUP", help=f"only these groups: {', '.join(GROUPS)}")
     add("--json", type=Path, metavar="FILE", help="where to write (default: benchmarks-DATE.json)")
     add("--read", type=Path, metavar="FILE", action="append", help="tables of an earlier run")
-    add("--into", type=Path, metavar="FILE.md", help="put the tables between the marks of a page")
+    add("--into", type=Path, metavar="FILE.md", help="put the tables into a page, or a new one")
     add("--plot", type=Path, metavar="FILE", help="draw deferring and jobs (matplotlib)")
     add("--emulator", action="store_true", help="count instructions, on the emulated driver")
     add(
@@ -165,6 +165,8 @@ def main(arguments: list[str] | None = None) -> int:
         results.write(path)
         print(f"written: {path}")
     if given.into:
+        if not given.into.exists():
+            report.new_page(given.into, results.machine)
         report.replace_between(given.into, text_of(results))
     if given.plot:
         from . import plot

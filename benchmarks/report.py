@@ -97,6 +97,11 @@ def driver_text() -> str:
     return f"{info['version_string']}{own}"
 
 
+def new_page(path: Path, about: dict[str, Any]) -> None:
+    """Write a page with a title and the two marks, for results that have none."""
+    path.write_text(f"# {about['gpu']}, {about['date']}\n\n{BEGIN}\n{END}\n", encoding="utf-8")
+
+
 def replace_between(path: Path, text: str) -> None:
     """Put the text between the two marks of a page, in place of what stands there."""
     page = path.read_text(encoding="utf-8")

@@ -340,6 +340,15 @@ class TestCommand:
         with pytest.raises(SystemExit, match="lacks the lines"):
             command.main(["--read", str(results), "--into", str(page)])
 
+    def test_tables_are_put_into_a_new_page(self, tmp_path):
+        page, results = tmp_path / "page.md", tmp_path / "results.json"
+        report = Report(machine(), {"overhead": ROWS})
+        report.write(results)
+        assert command.main(["--read", str(results), "--into", str(page)]) == 0
+        text = page.read_text()
+        assert text.startswith(f"# {report.machine['gpu']}, {report.machine['date']}\n\n{BEGIN}\n")
+        assert text.count("| first | 50 ±10% |") == 1
+
     @pytest.mark.parametrize("arguments", [["nothing"], ["--against", "x.json"]])
     def test_wrong_arguments(self, arguments, capsys):
         with pytest.raises(SystemExit) as end:
