@@ -65,6 +65,22 @@ def test_a_process_that_ends_early_failed(tools, tmp_path):
         assert found["failed"] == [f"a ended with {status}"]
 
 
+@pytest.mark.parametrize(
+    ("name", "run"),
+    [("whole", "run_whole"), ("files", "run_files"), ("sanitizer", "run_sanitizer")],
+)
+def test_a_run_in_which_nothing_passed_failed(tools, tmp_path, monkeypatch, name, run):
+    skipped = {"counts": {"skipped": 9}, "failed": [], "reasons": {"no GPU": 9}, "seconds": 1}
+    monkeypatch.setattr(tools.suite, "run_tests", lambda *arguments: dict(skipped))
+    planted = "Invalid __global__ write"
+    monkeypatch.setattr(tools.suite, "SANITIZER", [sys.executable, "-c", "pass"])
+    monkeypatch.setattr(
+        tools.suite, "run", lambda command, output, limit: output.write_text(planted)
+    )
+    options = SimpleNamespace(log=tmp_path, timeout=60, seed=1, from_file=0)
+    assert getattr(tools.suite, run)(options)["failed"] == [f"{name}: no test passed"]
+
+
 def test_a_page_names_what_failed_and_why_tests_were_skipped(tools):
     results = {
         "whole": {

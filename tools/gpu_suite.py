@@ -93,8 +93,15 @@ def run_tests(name, arguments, log, timeout, before=()):
     return found
 
 
+def need_passed(name, found):
+    """A run in which no test passed shows nothing, so it failed."""
+    if not found["counts"].get("passed") and not found["failed"]:
+        found["failed"] = [f"{name}: no test passed"]
+    return found
+
+
 def run_whole(options):
-    return run_tests("whole", [], options.log, options.timeout)
+    return need_passed("whole", run_tests("whole", [], options.log, options.timeout))
 
 
 def run_files(options):
@@ -110,13 +117,14 @@ def run_files(options):
         failed += found["failed"]
         seconds += found["seconds"]
     note = f"seed {seed}" + (f", from file {options.from_file}" if options.from_file else "")
-    return {
+    found = {
         "counts": dict(counts),
         "failed": failed,
         "reasons": dict(reasons),
         "seconds": seconds,
         "note": note,
     }
+    return need_passed("files", found)
 
 
 def run_sanitizer(options):
@@ -132,7 +140,7 @@ def run_sanitizer(options):
     files = [f"tests/{name}.py" for name in SANITIZED]
     found = run_tests("sanitizer", files, options.log, options.timeout, before)
     found["note"] = "memcheck; finds a planted write; " + ", ".join(SANITIZED)
-    return found
+    return need_passed("sanitizer", found)
 
 
 def run_benchmarks(options):
