@@ -24,7 +24,7 @@ ATTEMPTS = 6  # a leak grows in each of them; what CPython caches does not
 # Other exceptions than MemoryError that an operation may raise, and the reason.
 OTHERS_RAISE = {
     # NumPy asks for the memory in several ways, and says ValueError when the last one fails, too.
-    **dict.fromkeys(["numpy", "numpy of a wrapper"], ValueError),
+    **dict.fromkeys(["numpy", "numpy of a wrapper", "numpy of plain memory"], ValueError),
     # CPython raises nothing where it has no memory for the frame of a Python function.
     **dict.fromkeys(["cupy is missing", "torch is missing"], SystemError),
 }

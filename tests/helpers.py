@@ -7,6 +7,7 @@ import gc
 import json
 import mmap
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -105,6 +106,23 @@ def range_queries(calls):
 # Subprocesses: driver selection happens once a process.
 
 schedule_of_subprocesses = "eager"  # conftest.py sets that of the present test
+
+
+def build_allocations(folder):
+    """The allocators of tests/c/allocations.c, or None where there is no compiler for them."""
+    compiler = shutil.which("cc")
+    if compiler is None or not sys.platform.startswith("linux"):
+        return None
+    source = Path(__file__).parent / "c" / "allocations.c"
+    built = folder / "liballocations.so"
+    flags = ["-std=c11", "-D_GNU_SOURCE", "-O2", "-Wall", "-Wextra", "-Wshadow", "-Werror", "-fPIC"]
+    done = subprocess.run(
+        [compiler, *flags, "-shared", str(source), "-o", str(built), "-lpthread", "-ldl"],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    return built
 
 
 def run_python(code, *, driver="emulator", emulator=None, check=True):

@@ -749,7 +749,7 @@ ON_PLAIN_MEMORY = {
     "discard_prefetch of plain memory": on_unmanaged(
         lambda w, b: b.discard_prefetch(ZERO, stream=w.stream)
     ),
-    "numpy of plain memory": on_unmanaged(lambda w, b: b.numpy(w.stream)),
+    "numpy of plain memory": Operation(lambda w: unmanaged().numpy(w.stream)),
     "runs of plain memory": on_unmanaged(lambda w, b: b.page_runs()),
     "dlpack of plain memory": Operation(lambda w: unmanaged().__dlpack__()),
     "interface of plain memory": Operation(

@@ -6,10 +6,12 @@ references to all objects, others those to the objects that calls return, take o
 """
 
 import contextlib
+import copy
 import ctypes
 import functools
 import gc
 import json
+import os
 import sys
 
 import managedmem
@@ -66,6 +68,19 @@ def c_heap():
     return used
 
 
+@functools.cache
+def allocations():
+    """The library that counts the blocks of the extension (tests/c/allocations.c), or None."""
+    path = os.environ.get("ALLOCATIONS_LIBRARY")
+    if path is None:
+        return None
+    library = ctypes.PyDLL(path)
+    library.live.restype = ctypes.c_long
+    extension = ctypes.CDLL(managedmem._managedmem.__file__)
+    library.watch_extension(ctypes.cast(extension.PyInit__managedmem, ctypes.c_void_p))
+    return library
+
+
 def shared_objects():
     """Objects that are there already when calls return, take or raise them."""
     singletons = [None, True, False, NotImplemented, (), "", b"", *range(-1, 3)]
@@ -90,6 +105,8 @@ class Counts:
         self.readers = {"blocks": sys.getallocatedblocks}
         if all_references and hasattr(sys, "gettotalrefcount"):
             self.readers["references"] = sys.gettotalrefcount
+        if allocations():
+            self.readers["blocks of the extension"] = functools.partial(allocations().live, 0)
         if heap and c_heap():
             self.readers["bytes of malloc()"] = c_heap()
         # Arrays of C numbers, because a list of int would count itself.
@@ -214,6 +231,11 @@ def keep_the_traceback(w):
         keep(error.__traceback__)
 
 
+def keep_blocks_of_the_extension(w):
+    allocations().keep_blocks()
+    copy.copy(w.plan)
+
+
 SEEDED = {
     "None": Operation(lambda w: keep(None)),
     "a location": Operation(lambda w: keep(w.a.preferred_location)),
@@ -223,6 +245,8 @@ SEEDED = {
     "the name of an error": Operation(keep_the_name),
     "a traceback": Operation(keep_the_traceback),
     "memory of C": Operation(lambda w: ctypes.CDLL(None).malloc(PAGE // 2)),
+    # The last one, because nothing is freed from then on.
+    "blocks of the extension": Operation(keep_blocks_of_the_extension),
 }
 
 

@@ -5,37 +5,25 @@ allocations.py and first_uses.py run in processes of their own: a crash names it
 """
 
 import json
-import shutil
-import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 import operations
 from first_uses import FIRST_USE
-from helpers import parameters_of, run_python
+from helpers import build_allocations, parameters_of, run_python
 
 pytestmark = pytest.mark.emulator_only
 
-SOURCE = Path(__file__).parent / "c" / "allocations.c"
-FLAGS = ["-std=c11", "-D_GNU_SOURCE", "-O2", "-Wall", "-Wextra", "-Wshadow", "-Werror", "-fPIC"]
 AT_ONCE = 150  # operations in a process
 
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory):
     """The allocators that fail, built for this run."""
-    compiler = shutil.which("cc")
-    if compiler is None or not sys.platform.startswith("linux"):
+    built = build_allocations(tmp_path_factory.mktemp("allocations"))
+    if built is None:
         pytest.skip("no C compiler (cc) to build the failing allocators with")
-    built = tmp_path_factory.mktemp("allocations") / "liballocations.so"
-    done = subprocess.run(
-        [compiler, *FLAGS, "-shared", str(SOURCE), "-o", str(built), "-lpthread", "-ldl"],
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
     return built
 
 

@@ -11,7 +11,7 @@ import pytest
 
 import operations
 import references
-from helpers import explore, parameters_of, run_python
+from helpers import build_allocations, explore, parameters_of, run_python
 from managedmem import Device
 
 pytestmark = pytest.mark.emulator_only
@@ -21,7 +21,17 @@ ALL_REFERENCES = hasattr(sys, "gettotalrefcount")
 
 
 @pytest.fixture(scope="module")
-def findings(request):
+def library(tmp_path_factory):
+    """What counts the blocks of the extension, or None where there is no compiler for it."""
+    built = build_allocations(tmp_path_factory.mktemp("references"))
+    with pytest.MonkeyPatch.context() as patch:
+        if built is not None:
+            patch.setenv("ALLOCATIONS_LIBRARY", str(built))
+        yield built
+
+
+@pytest.fixture(scope="module")
+def findings(request, library):
     names = parameters_of(request, TestEveryOperation.test_leaves_nothing_behind)
     return explore("references", names, AT_ONCE)
 
@@ -39,7 +49,7 @@ class TestEveryOperation:
 
 
 @pytest.fixture(scope="module")
-def found():
+def found(library):
     return explore("references", list(references.SEEDED), AT_ONCE)
 
 
@@ -54,7 +64,8 @@ class TestSeededLeaks:
     @pytest.mark.parametrize("name", references.SEEDED)
     @pytest.mark.skipif(not ALL_REFERENCES, reason="needs a Python built with Py_DEBUG")
     def test_among_all_references(self, name, found):
-        times = {"the name of an error": self.FAULTS, "memory of C": 0}.get(name, self.FAULTS + 1)
+        none = {"memory of C": 0, "blocks of the extension": 0}
+        times = {"the name of an error": self.FAULTS, **none}.get(name, self.FAULTS + 1)
         assert len(self.lines(found[name], " references")) == times, found[name]
 
     @pytest.mark.parametrize(
@@ -94,6 +105,12 @@ class TestSeededLeaks:
     )
     def test_in_the_c_heap(self, found):
         assert len(self.lines(found["memory of C"], " bytes of malloc()")) == 1
+
+    def test_among_blocks_of_the_extension(self, found, library):
+        if library is None:
+            pytest.skip("no C compiler (cc) to build the counting allocators with")
+        lines = self.lines(found["blocks of the extension"], " blocks of the extension")
+        assert len(lines) == self.FAULTS + 1
 
     def test_what_happens_once_is_no_leak(self):
         """A cache that is filled once grows in the first rounds only."""
