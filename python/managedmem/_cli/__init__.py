@@ -1,1 +1,1 @@
-"""What ``python -m managedmem`` does; ``import managedmem`` does not load it."""
+"""The commands of ``python -m managedmem``; ``import managedmem`` does not load them."""
