@@ -10,8 +10,8 @@ of rows, and each row a dictionary of medians in nanoseconds (or bytes)::
 
 A number agrees if it is the value rounded to the digits that are written. With ``within = 0.1`` it
 may be that part of the value away. An ``[[elsewhere]]`` entry, with ``page``, ``text`` and
-``source``, is for numbers that no benchmark measures. On the pages in ``pages``, each number of a
-time or a rate must be in one of the two.
+``source``, is for numbers that no benchmark measures. In README and in docs/, all but
+docs/results/, each number of a time or a rate must be in one of the two.
 """
 
 from __future__ import annotations
@@ -87,18 +87,29 @@ def not_listed(page: str, words: str, entries: list[dict[str, Any]]) -> Iterator
             yield f"{page}: {match[0]!r} is not in {LIST}: ...{around}..."
 
 
+def pages_of(root: Path) -> dict[str, str]:
+    """The words of each page that may quote, by its path from the root."""
+    apart = (root / LIST.parent, root / "docs" / "_build")
+    found = [root / "README.md", *sorted((root / "docs").rglob("*"))]
+    return {
+        str(page.relative_to(root)): words_of(page)
+        for page in found
+        if page.suffix in (".md", ".rst") and not any(folder in page.parents for folder in apart)
+    }
+
+
 def wrong(root: Path, list_path: Path = LIST) -> list[str]:
     """Every difference between the pages of a clone and its results, each as a line."""
     listed = tomllib.loads((root / list_path).read_text(encoding="utf-8"))
     names = names_of(Report.read(root / list_path.parent / listed["results"]))
     quotes, elsewhere = listed["quote"], listed.get("elsewhere", [])
-    words = {page: words_of(root / page) for page in listed["pages"]}
+    words = pages_of(root)
     found = [line for quote in quotes for line in differences(quote, words[quote["page"]], names)]
     found += [
         f"{entry['page']}: {entry['text']!r} is not on the page"
         for entry in elsewhere
         if not pattern_of(entry["text"]).search(words[entry["page"]])
     ]
-    for page in listed["pages"]:
+    for page in words:
         found += not_listed(page, words[page], quotes + elsewhere)
     return found

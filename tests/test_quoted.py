@@ -17,13 +17,12 @@ ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "docs" / "results"
 LIST = """
 results = "measured.json"
-pages = ["page.md"]
 [[quote]]
-page = "page.md"
+page = "README.md"
 text = "returns after {} us, {} ms plain"
 values = '[jobs["prefetch"][by] / unit for by, unit in (("ours", us), ("plain", ms))]'
 [[elsewhere]]
-page = "page.md"
+page = "README.md"
 text = "A thread wakes after {} us"
 source = "timed by itself"
 """
@@ -42,7 +41,7 @@ def clone(tmp_path):
     (folder / "quoted.toml").write_text(LIST)
     row = Row("prefetch", {"ours": Result(8200.0), "plain": Result(11_217_000.0)}, "us")
     Report({}, {"jobs": [row]}).write(folder / "measured.json")
-    (tmp_path / "page.md").write_text(PAGE)
+    (tmp_path / "README.md").write_text(PAGE)
     return tmp_path
 
 
@@ -65,9 +64,17 @@ def test_agreement_is_silent(clone):
 )
 def test_a_wrong_number_is_named(clone, written, instead, said):
     assert written in PAGE
-    (clone / "page.md").write_text(PAGE.replace(written, instead))
+    (clone / "README.md").write_text(PAGE.replace(written, instead))
     found = quoted.wrong(clone)
     assert any(said in line for line in found), found
+
+
+def test_pages_of_docs_are_read_and_measured_tables_are_not(clone):
+    for page in ("docs/develop/rooms.rst", "docs/results/h200.md", "docs/_build/old.md"):
+        (clone / page).parent.mkdir(exist_ok=True)
+        (clone / page).write_text("It takes 50 ns.\n")
+    (found,) = quoted.wrong(clone)
+    assert found.startswith("docs/develop/rooms.rst: '50 ns' is not in")
 
 
 def test_other_results_make_the_pages_wrong(clone):
