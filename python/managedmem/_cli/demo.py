@@ -50,25 +50,25 @@ class Job(NamedTuple):
 
 
 class Asked(NamedTuple):
-    """One thing that was asked of the driver, and how to read what it says about it now."""
+    """A request to the driver, with a function that reads its present state back."""
 
-    what: str
+    name: str
     value: object
     read: Callable[[], object]
     refusal: Exception | None = None
 
     def row(self) -> tuple[str, str, str]:
-        """What, what was asked, and what the driver says now."""
+        """The name, the requested value, and the present one or the refusal."""
         if self.refusal is None:
-            return self.what, str(self.value), str(self.read())
-        name = getattr(self.refusal, "name", None) or type(self.refusal).__name__
-        return self.what, str(self.value), f"refused: {name}"
+            return self.name, str(self.value), str(self.read())
+        error = getattr(self.refusal, "name", None) or type(self.refusal).__name__
+        return self.name, str(self.value), f"refused: {error}"
 
 
 class Timing(NamedTuple):
-    """One way to run the job: how long it took, and what the emulated driver counted."""
+    """A variant of the job, its time, and the counts of the emulated driver."""
 
-    way: str
+    variant: str
     seconds: float
     counted: str
 
@@ -195,8 +195,8 @@ def measure(job: Job, prefetch: bool, movable: bool) -> Timing:
         classify(job, prefetch)
         seconds.append(time.perf_counter() - start)
     counted = _counted() if job.emulated else ""
-    way = "with prefetch" if prefetch else "by page faults" if movable else "no prefetch"
-    return Timing(way, statistics.median(seconds), counted)
+    variant = "with prefetch" if prefetch else "by page faults" if movable else "no prefetch"
+    return Timing(variant, statistics.median(seconds), counted)
 
 
 def _counted() -> str:
@@ -248,7 +248,7 @@ def print_timings(job: Job, timings: Sequence[Timing]) -> None:
     """Print the time of each way, and on the emulated driver what it counted."""
     start = f"pages on {job.home}" if len(timings) == 2 else "the data"
     print(f"\ntime from {start} to the answer on the host")
-    rows = [(each.way, f"{each.seconds * 1e3:9.2f} ms", each.counted) for each in timings]
+    rows = [(each.variant, f"{each.seconds * 1e3:9.2f} ms", each.counted) for each in timings]
     if len(timings) == 2 and not job.emulated:
         factor = timings[1].seconds / timings[0].seconds
         rows.append(("prefetch gains", f"{factor:9.2f} x", ""))

@@ -27,30 +27,30 @@ def find_tensors(targets: Tensors, include_buffers: bool = False) -> Found:
 
 
 def _walk(
-    what: Any, name: str, include_buffers: bool, chosen: bool
+    value: Any, name: str, include_buffers: bool, chosen: bool
 ) -> Iterator[tuple[str, Tensor]]:
-    """Tensors below `what`; not `chosen` is what only lies in the same dict, such as a step count.
+    """The tensors in a value; `chosen` is False for values of a dict, such as a step count.
 
-    What was chosen must be a tensor in managed memory. The rest of a state dict or of an
-    optimizer's state may hold anything: there only tensors count, and scalars only if managed.
+    Chosen tensors must be in managed memory. A state dict or an optimizer's state may hold anything
+    else: there only tensors count, and scalars only if they are managed.
     """
-    if isinstance(what, Tensor):
-        if chosen or what.dim() > 0 or is_managed(what):
-            yield from inner_tensors(name, what)
-    elif isinstance(what, torch.nn.Module):
-        yield from _walk_module(what, name, include_buffers)
-    elif isinstance(what, torch.optim.Optimizer):
-        yield from _walk_optimizer(what, name, include_buffers)
-    elif isinstance(what, Mapping):
-        for key, value in what.items():
-            yield from _walk(value, join_name(name, key), include_buffers, False)
-    elif isinstance(what, Iterable) and not isinstance(what, NO_CONTAINER):
-        for i, value in enumerate(what):
-            yield from _walk(value, f"{name or 'targets'}[{i}]", include_buffers, chosen)
+    if isinstance(value, Tensor):
+        if chosen or value.dim() > 0 or is_managed(value):
+            yield from inner_tensors(name, value)
+    elif isinstance(value, torch.nn.Module):
+        yield from _walk_module(value, name, include_buffers)
+    elif isinstance(value, torch.optim.Optimizer):
+        yield from _walk_optimizer(value, name, include_buffers)
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from _walk(item, join_name(name, key), include_buffers, False)
+    elif isinstance(value, Iterable) and not isinstance(value, NO_CONTAINER):
+        for i, item in enumerate(value):
+            yield from _walk(item, f"{name or 'targets'}[{i}]", include_buffers, chosen)
     elif chosen:
         raise TypeError(
             f"{name or 'targets'} must be a tensor, a module, an optimizer, or a mapping, sequence "
-            f"or other iterable of them; got {what!r}"
+            f"or other iterable of them; got {value!r}"
         )
 
 

@@ -40,11 +40,11 @@ static const entry_point entry_points[] = {
     MM_REQUIRED_FUNCTIONS(MM_ROW_REQUIRED) MM_OPTIONAL_FUNCTIONS(MM_ROW_OPTIONAL)};
 
 static void
-note_tried(const char *what, const char *reason)
+note_tried(const char *path, const char *reason)
 {
     size_t used = strlen(tried);
 
-    (void)snprintf(tried + used, sizeof tried - used, "%s%.400s: %.400s", used ? "\n" : "", what,
+    (void)snprintf(tried + used, sizeof tried - used, "%s%.400s: %.400s", used ? "\n" : "", path,
                    reason);
 }
 

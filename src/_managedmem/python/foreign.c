@@ -131,18 +131,18 @@ extent(PyObject *value, CUdeviceptr first, int dimensions, const Py_ssize_t *sha
 
 /* Reads a tuple of ints into out; the number of them, or -1. */
 static int
-read_ints(PyObject *tuple, const char *what, Py_ssize_t *out, int most)
+read_ints(PyObject *tuple, const char *name, Py_ssize_t *out, int most)
 {
     Py_ssize_t count = PyTuple_Check(tuple) ? PyTuple_Size(tuple) : -1;
 
     if (count < 0 || count > most) {
-        PyErr_Format(PyExc_TypeError, "%s must be a tuple of at most %d ints, got %R", what, most,
+        PyErr_Format(PyExc_TypeError, "%s must be a tuple of at most %d ints, got %R", name, most,
                      tuple);
         return -1;
     }
     for (Py_ssize_t i = 0; i < count; i++) {
         long long number;
-        if (mm_read_index(PyTuple_GetItem(tuple, i), what, PyExc_TypeError, &number) < 0) {
+        if (mm_read_index(PyTuple_GetItem(tuple, i), name, PyExc_TypeError, &number) < 0) {
             return -1;
         }
         out[i] = (Py_ssize_t)number;
