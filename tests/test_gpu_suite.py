@@ -45,6 +45,18 @@ def tools():
     sys.modules.pop("gpu_record", None)
 
 
+def test_without_a_gpu_nothing_is_run(tools, tmp_path, monkeypatch):
+    log = tmp_path / "log"
+    absent = {**tools.suite.ENVIRONMENT, "MANAGEDMEM_DRIVER": str(tmp_path / "libcuda.so.1")}
+    monkeypatch.setattr(tools.suite, "ENVIRONMENT", absent)
+    monkeypatch.setattr(sys, "argv", ["gpu_suite.py", "whole", "--log", str(log)])
+    with pytest.raises(SystemExit) as ended:
+        tools.suite.main()
+    said = str(ended.value)
+    assert said.startswith("gpu_suite.py needs") and "no usable CUDA driver" in said
+    assert not log.exists()
+
+
 def run_tests(tools, tmp_path, text):
     file = tmp_path / "test_a.py"
     file.write_text("\n".join(line[4:] for line in text.splitlines()))

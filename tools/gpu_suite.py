@@ -61,6 +61,17 @@ def run(command, output, timeout):
             return "timeout"
 
 
+def require_gpu():
+    """Ends the command where each test would fail for the same reason."""
+    code = "import managedmem; managedmem.Device(0)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True
+    )
+    if done.returncode != 0:
+        reason = done.stderr.partition("\nmanagedmem.")[2] or done.stderr
+        sys.exit(f"gpu_suite.py needs the package and a GPU on this machine.\n{reason.strip()}")
+
+
 def count_tests(report):
     """The counts, failed tests and reasons of skips in a JUnit report of pytest."""
     counts, failed, reasons = Counter(), [], Counter()
@@ -176,6 +187,8 @@ def main():
     add("--record", type=Path, metavar="FOLDER", help="write a dated page about all results there")
     add("--commit", help="of the sources, if they are not a clone")
     options = parser.parse_args()
+    if options.runs:
+        require_gpu()
     options.log.mkdir(parents=True, exist_ok=True)
     path = options.log / "results.json"
     results = json.loads(path.read_text()) if path.exists() else {}
