@@ -40,7 +40,7 @@ int
 mm_buffer_getbuffer(PyObject *op, Py_buffer *view, int flags)
 {
     mm_buffer *b = mm_buffer_of(op);
-    PyObject *held;
+    PyObject *held = NULL;
 
     view->obj = NULL;
     if ((flags & PyBUF_F_CONTIGUOUS) == PyBUF_F_CONTIGUOUS && b->dimensions > 1 && b->size > 0) {
