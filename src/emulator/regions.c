@@ -103,7 +103,7 @@ emu_region_delete(struct emu_region *region)
     while (*link != NULL && *link != region) {
         link = &(*link)->next;
     }
-    if (*link == region) {
+    if (*link != NULL) {
         *link = region->next;
     }
     if (region->kind == EMU_DEVICE) {
