@@ -237,6 +237,40 @@ add_double(PyObject *module, const char *full_name, const char *doc, PyObject *f
     return type;
 }
 
+/* Each is added only if the one before was, because no call may begin with an exception set. */
+
+static int
+add_doubles(PyObject *module, mm_state *state)
+{
+    state->out_of_memory_error =
+        add_double(module, "managedmem.CUDAOutOfMemoryError", out_of_memory_doc, state->cuda_error,
+                   PyExc_MemoryError);
+    if (state->out_of_memory_error == NULL) {
+        return -1;
+    }
+    state->export_error = add_double(module, "managedmem.ExportError", export_doc,
+                                     PyExc_BufferError, PyExc_AttributeError);
+    if (state->export_error == NULL) {
+        return -1;
+    }
+    state->ipc_error = add_double(module, "managedmem.IPCNotSupportedError", ipc_doc,
+                                  PyExc_NotImplementedError, PyExc_AttributeError);
+    return state->ipc_error ? 0 : -1;
+}
+
+static int
+add_driver_errors(PyObject *module, mm_state *state)
+{
+    state->not_found_error = add_exception(module, "managedmem.DriverNotFoundError", not_found_doc,
+                                           state->cuda_error, NULL);
+    if (state->not_found_error == NULL) {
+        return -1;
+    }
+    state->too_old_error = add_exception(module, "managedmem.DriverTooOldError", too_old_doc,
+                                         state->cuda_error, NULL);
+    return state->too_old_error ? 0 : -1;
+}
+
 int
 mm_errors_init(PyObject *module, mm_state *state)
 {
@@ -252,19 +286,5 @@ mm_errors_init(PyObject *module, mm_state *state)
     if (state->cuda_error == NULL) {
         return -1;
     }
-    state->out_of_memory_error =
-        add_double(module, "managedmem.CUDAOutOfMemoryError", out_of_memory_doc, state->cuda_error,
-                   PyExc_MemoryError);
-    state->export_error = add_double(module, "managedmem.ExportError", export_doc,
-                                     PyExc_BufferError, PyExc_AttributeError);
-    state->ipc_error = add_double(module, "managedmem.IPCNotSupportedError", ipc_doc,
-                                  PyExc_NotImplementedError, PyExc_AttributeError);
-    state->not_found_error = add_exception(module, "managedmem.DriverNotFoundError", not_found_doc,
-                                           state->cuda_error, NULL);
-    state->too_old_error = add_exception(module, "managedmem.DriverTooOldError", too_old_doc,
-                                         state->cuda_error, NULL);
-    return state->out_of_memory_error && state->export_error && state->ipc_error
-                   && state->not_found_error && state->too_old_error
-               ? 0
-               : -1;
+    return add_doubles(module, state) < 0 || add_driver_errors(module, state) < 0 ? -1 : 0;
 }
