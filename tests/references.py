@@ -16,7 +16,7 @@ import sys
 
 import managedmem
 import operations
-from helpers import raw_driver
+from helpers import raw_driver, settle
 from managedmem import Device, Host, emulator
 from operations import LAUNCH_FAILED, OUT_OF_MEMORY, PAGE, Operation
 
@@ -114,6 +114,7 @@ class Counts:
         self.before, self.after = (ctypes.c_ssize_t * size)(), (ctypes.c_ssize_t * size)()
 
     def read(self, numbers):
+        settle()  # operations that the emulated driver has queued are on the C heap
         emulator.clear_calls()
         clear_type_cache()
         gc.collect()

@@ -239,7 +239,8 @@ class TestClosing:
             emulator.fail("cuThreadExchangeStreamCaptureMode", code=LAUNCH_FAILED)
             del dropped
             assert emulator.failure_fired()
-            settle()
+            settle()  # frees them in the order of their stream,
+            settle()  # which then gets there
             assert emulator.live().allocations == before - 1
 
     def test_leaving_the_block_reports(self):
