@@ -100,7 +100,7 @@ class Live(NamedTuple):
     """What exists and was not given back: counts, bytes, and the depth of the context stack.
 
     Streams and pools that the driver makes itself (default streams, default pools) are not
-    counted. The context depth is that of the calling thread.
+    counted, nor are primary contexts. The context depth is that of the calling thread.
     """
 
     allocations: int
@@ -109,6 +109,7 @@ class Live(NamedTuple):
     events: int
     pools: int
     context_depth: int
+    contexts: int
 
 
 class Counters(NamedTuple):
@@ -139,6 +140,7 @@ _PROTOTYPES = {
     "emu_live_streams": (ctypes.c_size_t, []),
     "emu_live_events": (ctypes.c_size_t, []),
     "emu_live_pools": (ctypes.c_size_t, []),
+    "emu_live_contexts": (ctypes.c_size_t, []),
     "emu_context_depth": (ctypes.c_size_t, []),
     "emu_residency": (
         ctypes.c_int,
@@ -404,6 +406,7 @@ def live() -> Live:
         library.emu_live_events(),
         library.emu_live_pools(),
         library.emu_context_depth(),
+        library.emu_live_contexts(),
     )
 
 

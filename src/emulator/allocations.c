@@ -222,6 +222,16 @@ emu_release(struct emu_allocation *allocation)
 }
 
 void
+emu_release_context(const struct emu_context *context)
+{
+    for (size_t i = table_count; i-- > 0;) {
+        if (table[i].allocation->context == context) {
+            emu_release(table[i].allocation);
+        }
+    }
+}
+
+void
 emu_pool_regions_trim(struct emu_pool *pool, size_t keep, bool noticed)
 {
     struct emu_region *region = emu_regions(), *next;

@@ -61,7 +61,7 @@ implicit_capture(const struct emu_stream *stream)
         return NULL;
     }
     for (const struct emu_stream *s = emu_streams(); s != NULL; s = s->next) {
-        if (s->capture != NULL && s->device == stream->device && emu_stream_blocking(s)) {
+        if (s->capture != NULL && s->context == stream->context && emu_stream_blocking(s)) {
             return s->capture;
         }
     }
@@ -216,12 +216,12 @@ emu_capture_abandon(struct emu_stream *stream)
 }
 
 CUresult
-emu_capture_refuse_device(const struct emu_device *device)
+emu_capture_refuse_context(const struct emu_context *context)
 {
     CUresult result = CUDA_SUCCESS;
 
     for (struct emu_stream *s = emu_streams(); s != NULL; s = s->next) {
-        if (s->device == device && s->capture != NULL) {
+        if (s->context == context && s->capture != NULL) {
             s->capture->broken = true;
             result = CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
         }

@@ -35,6 +35,7 @@ EMU_EXPORT size_t emu_live_bytes(void);
 EMU_EXPORT size_t emu_live_streams(void);
 EMU_EXPORT size_t emu_live_events(void);
 EMU_EXPORT size_t emu_live_pools(void);
+EMU_EXPORT size_t emu_live_contexts(void);
 /* The depth of the calling thread's context stack. */
 EMU_EXPORT size_t emu_context_depth(void);
 

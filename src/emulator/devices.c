@@ -1,7 +1,11 @@
-/* Devices with their primary contexts, and what belongs to the calling thread. */
+/* Devices, their contexts, and what belongs to the calling thread. */
 #include "emulator.h"
 
+#include <stdlib.h>
+
 static struct emu_device devices[EMU_MAX_DEVICES];
+static struct emu_context *user_contexts;
+static size_t live_contexts;
 static _Thread_local struct emu_thread this_thread;
 static uint64_t last_thread;
 
@@ -21,30 +25,74 @@ emu_device(int ordinal)
         return NULL;
     }
     devices[ordinal].ordinal = ordinal;
+    devices[ordinal].primary.device = &devices[ordinal];
+    devices[ordinal].primary.primary = true;
     return &devices[ordinal];
+}
+
+struct emu_context *
+emu_context(void)
+{
+    const struct emu_thread *thread = emu_thread();
+    struct emu_context *top = thread->depth > 0 ? thread->stack[thread->depth - 1] : NULL;
+
+    return top != NULL && !top->destroyed ? top : NULL;
 }
 
 struct emu_device *
 emu_current(void)
 {
-    const struct emu_thread *thread = emu_thread();
+    const struct emu_context *context = emu_context();
 
-    return thread->depth > 0 ? thread->stack[thread->depth - 1] : NULL;
+    return context != NULL ? context->device : NULL;
 }
 
-struct emu_device *
-emu_device_of(CUcontext ctx)
+CUresult
+emu_no_context(void)
 {
+    return emu_thread()->depth > 0 ? CUDA_ERROR_CONTEXT_IS_DESTROYED : CUDA_ERROR_INVALID_CONTEXT;
+}
+
+struct emu_context *
+emu_context_find(CUcontext handle)
+{
+    struct emu_context *context = user_contexts;
+
     for (int i = 0; i < emu_config()->devices; i++) {
-        if ((void *)ctx == (void *)&devices[i]) {
-            return emu_device(i);
+        if ((void *)handle == (void *)&devices[i].primary) {
+            return &emu_device(i)->primary;
         }
     }
-    return NULL;
+    while (context != NULL && (void *)context != (void *)handle) {
+        context = context->next;
+    }
+    return context;
 }
 
-CUcontext
-emu_context_of(struct emu_device *device)
+struct emu_context *
+emu_context_new(struct emu_device *device)
 {
-    return (CUcontext)device;
+    struct emu_context *context = calloc(1, sizeof *context);
+
+    if (context != NULL) {
+        context->device = device;
+        context->next = user_contexts;
+        user_contexts = context;
+        live_contexts++;
+    }
+    return context;
+}
+
+void
+emu_context_end(struct emu_context *context)
+{
+    context->legacy = NULL;
+    context->destroyed = true;
+    live_contexts--;
+}
+
+size_t
+emu_context_count(void)
+{
+    return live_contexts;
 }

@@ -3,7 +3,8 @@
  * Layers. A file calls only files in lines below its own; tests/test_sources.py reads this list.
  *   inspect.c                               controls for tests: looking inside, arming faults
  *   procaddress.c                           from names to entry points
- *   entry_copy.c entry_device.c entry_memory.c entry_pointer.c entry_pool.c entry_stream.c
+ *   entry_context.c entry_copy.c entry_device.c entry_memory.c entry_pointer.c entry_pool.c
+ *   entry_stream.c
  *   queues.c calls.c                        running operations; begin and end of a driver call
  *   capture.c policy.c pools.c              the meaning of calls
  *   allocations.c events.c                  the objects that users hold
@@ -197,18 +198,26 @@ void emu_runs_visit(const struct emu_runs *runs, size_t first, size_t end, emu_r
                     void *argument);
 const union emu_value *emu_runs_at(const struct emu_runs *runs, size_t page);
 
-/* ---- devices.c: devices, primary contexts, the calling thread ----------------------------- */
+/* ---- devices.c: devices, contexts, the calling thread ------------------------------------- */
 
 struct emu_stream;
 struct emu_pool;
 
-/* A device and its primary context (the only kind of context there is). */
+/* The primary context of a device, or one that a user made. The record of a destroyed context
+ * stays, because the stacks of other threads may hold it. */
+struct emu_context {
+    struct emu_context *next; /* of those that users made */
+    struct emu_device *device;
+    bool primary, destroyed;
+    struct emu_stream *legacy;
+};
+
 struct emu_device {
     int ordinal;
-    unsigned int retained;
+    struct emu_context primary;
+    unsigned int retained; /* the primary context */
     size_t allocated; /* bytes of cuMemAlloc and of device pools */
     size_t resident; /* bytes of managed pages that it holds */
-    struct emu_stream *legacy;
     struct emu_pool *default_pool, *pool;
 };
 
@@ -216,7 +225,7 @@ struct emu_device {
 struct emu_thread {
     uint64_t id;
     int depth;
-    struct emu_device *stack[EMU_CONTEXT_DEPTH];
+    struct emu_context *stack[EMU_CONTEXT_DEPTH];
     CUstreamCaptureMode mode;
     bool in_stream_function; /* inside a host function, where most calls are refused */
 };
@@ -224,11 +233,20 @@ struct emu_thread {
 struct emu_thread *emu_thread(void);
 /* NULL: the device does not exist. */
 struct emu_device *emu_device(int ordinal);
-/* The calling thread's current context, or NULL. */
+/* The calling thread's current context. NULL if there is none, or it was destroyed. */
+struct emu_context *emu_context(void);
+/* The device of that context, or NULL. */
 struct emu_device *emu_current(void);
-/* The device behind a context handle, or NULL. */
-struct emu_device *emu_device_of(CUcontext ctx);
-CUcontext emu_context_of(struct emu_device *device);
+/* The result of a call that needs a current context and finds none. */
+CUresult emu_no_context(void);
+/* The context of a handle, which may be destroyed, or NULL. */
+struct emu_context *emu_context_find(CUcontext handle);
+/* Makes a context for a user. NULL: out of memory. */
+struct emu_context *emu_context_new(struct emu_device *device);
+/* Marks a user's context as destroyed, after all that belongs to it. */
+void emu_context_end(struct emu_context *context);
+/* The number of contexts that users made and have not destroyed. */
+size_t emu_context_count(void);
 
 /* ---- regions.c --------------------------------------------------------------------------- */
 
@@ -276,6 +294,7 @@ struct emu_allocation {
     enum emu_kind kind;
     struct emu_device *device;
     struct emu_pool *pool;
+    const struct emu_context *context; /* that it ends with; NULL for memory of pools */
     unsigned int attach;
     unsigned int sync_memops;
     bool freed; /* a stream-ordered free is queued */
@@ -286,6 +305,8 @@ struct emu_allocation {
 CUresult emu_allocate(enum emu_kind kind, size_t size, struct emu_device *device,
                       struct emu_pool *pool, struct emu_allocation **out);
 void emu_release(struct emu_allocation *allocation);
+/* Releases all memory that was allocated in a context without a pool. */
+void emu_release_context(const struct emu_context *context);
 /* Releases empty regions of a pool, but keeps at least `keep` bytes. With `noticed`, only
  * regions that a wait came behind: a pool gives nothing back before (topic "frees of pools"). */
 void emu_pool_regions_trim(struct emu_pool *pool, size_t keep, bool noticed);
@@ -356,7 +377,8 @@ struct emu_stream {
     struct emu_stream *next;
     uint64_t id;
     enum emu_stream_kind kind;
-    struct emu_device *device;
+    struct emu_context *context;
+    struct emu_device *device; /* of the context */
     uint64_t thread; /* the owner of a per-thread stream */
     unsigned int flags;
     int priority;
@@ -369,15 +391,14 @@ struct emu_stream {
 /* Finds the stream of a handle. 0 and 1: the current context's legacy stream; 2: the per-thread
  * one. INVALID_CONTEXT if these have no context, INVALID_HANDLE for unknown handles. */
 CUresult emu_stream_find(CUstream handle, struct emu_stream **out);
-CUresult emu_stream_new(struct emu_device *device, enum emu_stream_kind kind, unsigned int flags,
+CUresult emu_stream_new(struct emu_context *context, enum emu_stream_kind kind, unsigned int flags,
                         struct emu_stream **out);
 /* NULL for a stream that has been deleted. */
 struct emu_stream *emu_stream_by_id(uint64_t id);
 /* Forgets and frees a stream whose queue is empty; emu_stream_delete empties it first. */
 void emu_stream_remove(struct emu_stream *stream);
 bool emu_stream_idle(const struct emu_stream *stream);
-/* The streams of a device, or of all devices (NULL). */
-bool emu_streams_idle(const struct emu_device *device);
+bool emu_streams_idle(void);
 bool emu_stream_blocking(const struct emu_stream *stream);
 struct emu_stream *emu_streams(void);
 size_t emu_stream_count(void);
@@ -388,16 +409,19 @@ struct emu_event {
     struct emu_event *next;
     uint64_t id;
     unsigned int flags;
-    struct emu_device *device;
+    const struct emu_context *context;
     bool recorded;
     struct emu_point point;
     struct emu_capture *capture;
     double milliseconds; /* the time at which it was reached */
 };
 
-CUresult emu_event_new(struct emu_device *device, unsigned int flags, struct emu_event **out);
+CUresult emu_event_new(const struct emu_context *context, unsigned int flags,
+                       struct emu_event **out);
 struct emu_event *emu_event_find(CUevent handle);
 void emu_event_delete(struct emu_event *event);
+/* The same for all events of a context. */
+void emu_events_delete(const struct emu_context *context);
 /* True also for an event that was never recorded. */
 bool emu_event_reached(const struct emu_event *event);
 /* Stores the time at which an event is reached. */
@@ -425,7 +449,7 @@ void emu_capture_join(struct emu_stream *stream, struct emu_capture *capture);
 /* Ends the capture of a stream that is destroyed in the middle of it. */
 void emu_capture_abandon(struct emu_stream *stream);
 /* For waits for a whole device. 900: its streams capture, and the captures are broken now. */
-CUresult emu_capture_refuse_device(const struct emu_device *device);
+CUresult emu_capture_refuse_context(const struct emu_context *context);
 CUresult emu_graph_delete(CUgraph graph);
 
 /* ---- pools.c ----------------------------------------------------------------------------- */
@@ -500,10 +524,12 @@ CUresult emu_stream_submit(struct emu_stream *stream, const struct emu_op *op);
 CUresult emu_stream_submit_after(struct emu_stream *stream, struct emu_point point);
 /* Runs all queued operations. */
 void emu_stream_drain(struct emu_stream *stream);
-/* The same for all streams of a device, or of all devices (NULL). */
-void emu_streams_drain(const struct emu_device *device);
+/* The same for all streams of a context, or of all contexts (NULL). */
+void emu_streams_drain(const struct emu_context *context);
 /* Abandons a capture, runs all queued operations, then removes the stream. */
 void emu_stream_delete(struct emu_stream *stream);
+/* The same for all streams of a context. */
+void emu_streams_delete(const struct emu_context *context);
 CUresult emu_event_record(struct emu_event *event, struct emu_stream *stream);
 void emu_event_drain(const struct emu_event *event);
 /* Switches to lazy or eager; eager runs all queued operations. */

@@ -29,6 +29,9 @@
     X("cuDevicePrimaryCtxRelease", 7000, cuDevicePrimaryCtxRelease)                  \
     X("cuDevicePrimaryCtxRelease", 11000, cuDevicePrimaryCtxRelease_v2)              \
     X("cuDevicePrimaryCtxGetState", 7000, cuDevicePrimaryCtxGetState)                \
+    X("cuCtxCreate", 3020, cuCtxCreate_v2)                                           \
+    X("cuCtxCreate", 12050, cuCtxCreate_v4)                                          \
+    X("cuCtxDestroy", 4000, cuCtxDestroy_v2)                                         \
     X("cuCtxGetCurrent", 4000, cuCtxGetCurrent)                                      \
     X("cuCtxSetCurrent", 4000, cuCtxSetCurrent)                                      \
     X("cuCtxPushCurrent", 4000, cuCtxPushCurrent_v2)                                 \

@@ -25,7 +25,7 @@ allocate_memory(enum emu_kind kind, CUdeviceptr *out, size_t size, unsigned int 
         return CUDA_ERROR_INVALID_VALUE;
     }
     if (device == NULL) {
-        return CUDA_ERROR_INVALID_CONTEXT;
+        return emu_no_context();
     }
     result = emu_capture_unsafe();
     if (result != CUDA_SUCCESS) {
@@ -33,6 +33,7 @@ allocate_memory(enum emu_kind kind, CUdeviceptr *out, size_t size, unsigned int 
     }
     result = emu_allocate(kind, size, device, NULL, &allocation);
     if (result == CUDA_SUCCESS) {
+        allocation->context = emu_context();
         allocation->attach = flags;
         allocation->sync_memops = kind == EMU_MANAGED;    /* topic "pointer attributes" */
         *out = allocation->base;
@@ -137,8 +138,8 @@ EMU_ENTRY(cuMemGetAddressRange_v2, CUdeviceptr *pbase, size_t *psize, CUdevicept
 
     EMU_BEGIN("cuMemGetAddressRange", EMU_CALL_WORK, "ptr=0x%llx", dptr);
     allocation = emu_find(dptr);
-    if (emu_current() == NULL) {
-        return emu_call_end(&call, CUDA_ERROR_INVALID_CONTEXT);
+    if (emu_context() == NULL) {
+        return emu_call_end(&call, emu_no_context());
     }
     if (allocation == NULL) {
         return emu_call_end(&call, CUDA_ERROR_NOT_FOUND);

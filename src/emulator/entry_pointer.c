@@ -34,7 +34,7 @@ pointer_attribute(const struct emu_allocation *a, CUpointer_attribute attribute,
 {
     switch ((int)attribute) {
     case CU_POINTER_ATTRIBUTE_CONTEXT:
-        return (uintptr_t)emu_context_of(a->device);
+        return (uintptr_t)(a->context != NULL ? a->context : &a->device->primary);
     case CU_POINTER_ATTRIBUTE_DEVICE_POINTER:
     case CU_POINTER_ATTRIBUTE_HOST_POINTER:
         return ptr;

@@ -10,13 +10,13 @@ create_stream(const char *name, CUstream *out, unsigned int flags, int priority)
     CUresult result;
 
     EMU_BEGIN(name, EMU_CALL_WORK, "flags=%u, priority=%d", flags, priority);
-    if (emu_current() == NULL) {
-        return emu_call_end(&call, CUDA_ERROR_INVALID_CONTEXT);
+    if (emu_context() == NULL) {
+        return emu_call_end(&call, emu_no_context());
     }
     if (out == NULL || (flags & ~(unsigned int)CU_STREAM_NON_BLOCKING) != 0) {
         return emu_call_end(&call, CUDA_ERROR_INVALID_VALUE);
     }
-    result = emu_stream_new(emu_current(), EMU_STREAM_OWN, flags, &stream);
+    result = emu_stream_new(emu_context(), EMU_STREAM_OWN, flags, &stream);
     if (result == CUDA_SUCCESS) {
         stream->priority = priority < 0 ? priority : 0;
         *out = (CUstream)stream;
@@ -103,7 +103,7 @@ stream_context(CUstream handle, CUcontext *out)
     EMU_BEGIN("cuStreamGetCtx", EMU_CALL_BOOKKEEPING, "stream=0x%llx", emu_handle_number(handle));
     result = out == NULL ? CUDA_ERROR_INVALID_VALUE : emu_stream_find(handle, &stream);
     if (result == CUDA_SUCCESS) {
-        *out = emu_context_of(stream->device);
+        *out = (CUcontext)stream->context;
     }
     return emu_call_end(&call, result);
 }
@@ -365,13 +365,13 @@ EMU_ENTRY(cuEventCreate, CUevent *phEvent, unsigned int Flags)
     CUresult result;
 
     EMU_BEGIN("cuEventCreate", EMU_CALL_WORK, "flags=%u", Flags);
-    if (emu_current() == NULL) {
-        return emu_call_end(&call, CUDA_ERROR_INVALID_CONTEXT);
+    if (emu_context() == NULL) {
+        return emu_call_end(&call, emu_no_context());
     }
     if (phEvent == NULL || (Flags & ~known) != 0) {
         return emu_call_end(&call, CUDA_ERROR_INVALID_VALUE);
     }
-    result = emu_event_new(emu_current(), Flags, &event);
+    result = emu_event_new(emu_context(), Flags, &event);
     if (result == CUDA_SUCCESS) {
         *phEvent = (CUevent)event;
         emu_call_out(&call, ", event=0x%llx", emu_handle_number(event));
@@ -403,7 +403,7 @@ record_event(CUevent handle, CUstream stream_handle)
     if (result == CUDA_SUCCESS && event == NULL) {
         result = CUDA_ERROR_INVALID_HANDLE;
     }
-    if (result == CUDA_SUCCESS && event->device != stream->device) {
+    if (result == CUDA_SUCCESS && event->context != stream->context) {
         result = CUDA_ERROR_INVALID_HANDLE;
     }
     if (result == CUDA_SUCCESS) {

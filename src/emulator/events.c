@@ -15,7 +15,7 @@ emu_event_count(void)
 }
 
 CUresult
-emu_event_new(struct emu_device *device, unsigned int flags, struct emu_event **out)
+emu_event_new(const struct emu_context *context, unsigned int flags, struct emu_event **out)
 {
     struct emu_event *event = calloc(1, sizeof *event);
 
@@ -24,7 +24,7 @@ emu_event_new(struct emu_device *device, unsigned int flags, struct emu_event **
     }
     event->id = ++last_event;
     event->flags = flags;
-    event->device = device;
+    event->context = context;
     event->next = events;
     events = event;
     live_events++;
@@ -54,6 +54,19 @@ emu_event_delete(struct emu_event *event)
     *link = event->next;
     live_events--;
     free(event);
+}
+
+void
+emu_events_delete(const struct emu_context *context)
+{
+    struct emu_event *event = events, *next;
+
+    for (; event != NULL; event = next) {
+        next = event->next;
+        if (event->context == context) {
+            emu_event_delete(event);
+        }
+    }
 }
 
 void

@@ -89,6 +89,17 @@ emu_live_pools(void)
 }
 
 size_t
+emu_live_contexts(void)
+{
+    size_t count;
+
+    emu_lock();
+    count = emu_context_count();
+    emu_unlock();
+    return count;
+}
+
+size_t
 emu_context_depth(void)
 {
     return (size_t)emu_thread()->depth;

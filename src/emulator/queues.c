@@ -200,12 +200,12 @@ emu_stream_drain(struct emu_stream *stream)
 }
 
 void
-emu_streams_drain(const struct emu_device *device)
+emu_streams_drain(const struct emu_context *context)
 {
     struct emu_stream *stream = emu_streams();
 
     while (stream != NULL) {
-        if ((device == NULL || stream->device == device) && !emu_stream_idle(stream)) {
+        if ((context == NULL || stream->context == context) && !emu_stream_idle(stream)) {
             emu_stream_drain(stream);
             stream = emu_streams();
         } else {
@@ -231,6 +231,21 @@ emu_stream_delete(struct emu_stream *stream)
     emu_stream_remove(stream);
 }
 
+void
+emu_streams_delete(const struct emu_context *context)
+{
+    struct emu_stream *stream = emu_streams();
+
+    while (stream != NULL) {
+        if (stream->context == context) {
+            emu_stream_delete(stream);
+            stream = emu_streams(); /* the list may have changed meanwhile */
+        } else {
+            stream = stream->next;
+        }
+    }
+}
+
 /* ---- queueing ---- */
 
 static void
@@ -246,7 +261,7 @@ static void
 add_legacy_waits(const struct emu_stream *stream, struct emu_op *op)
 {
     for (const struct emu_stream *s = emu_streams(); s != NULL; s = s->next) {
-        bool between = s->device == stream->device && s != stream
+        bool between = s->context == stream->context && s != stream
                        && (stream->kind == EMU_STREAM_LEGACY
                                ? emu_stream_blocking(s)
                                : emu_stream_blocking(stream) && s->kind == EMU_STREAM_LEGACY);
@@ -289,7 +304,7 @@ queue_op(struct emu_stream *stream, const struct emu_op *op, const struct emu_po
     stream->tail = copy;
     if (!emu_streams_lazy()) {
         (void)run_until(stream->id, stream->queued, false);
-        if (!emu_streams_idle(NULL)) {
+        if (!emu_streams_idle()) {
             run_unblocked();
         }
     }

@@ -43,7 +43,7 @@ emu_stream_by_id(uint64_t id)
 }
 
 CUresult
-emu_stream_new(struct emu_device *device, enum emu_stream_kind kind, unsigned int flags,
+emu_stream_new(struct emu_context *context, enum emu_stream_kind kind, unsigned int flags,
                struct emu_stream **out)
 {
     struct emu_stream *stream = calloc(1, sizeof *stream);
@@ -53,7 +53,8 @@ emu_stream_new(struct emu_device *device, enum emu_stream_kind kind, unsigned in
     }
     stream->id = ++last_stream;
     stream->kind = kind;
-    stream->device = device;
+    stream->context = context;
+    stream->device = context->device;
     stream->flags = flags;
     stream->next = streams;
     streams = stream;
@@ -63,18 +64,18 @@ emu_stream_new(struct emu_device *device, enum emu_stream_kind kind, unsigned in
 }
 
 static CUresult
-find_per_thread_stream(struct emu_device *device, struct emu_stream **out)
+find_per_thread_stream(struct emu_context *context, struct emu_stream **out)
 {
     uint64_t thread = emu_thread()->id;
     CUresult result;
 
     for (struct emu_stream *s = streams; s != NULL; s = s->next) {
-        if (s->kind == EMU_STREAM_PER_THREAD && s->device == device && s->thread == thread) {
+        if (s->kind == EMU_STREAM_PER_THREAD && s->context == context && s->thread == thread) {
             *out = s;
             return CUDA_SUCCESS;
         }
     }
-    result = emu_stream_new(device, EMU_STREAM_PER_THREAD, 0, out);
+    result = emu_stream_new(context, EMU_STREAM_PER_THREAD, 0, out);
     if (result == CUDA_SUCCESS) {
         (*out)->thread = thread;
     }
@@ -84,20 +85,20 @@ find_per_thread_stream(struct emu_device *device, struct emu_stream **out)
 CUresult
 emu_stream_find(CUstream handle, struct emu_stream **out)
 {
-    struct emu_device *device = emu_current();
+    struct emu_context *context = emu_context();
     CUresult result = CUDA_SUCCESS;
 
     if (handle == NULL || handle == CU_STREAM_LEGACY || handle == CU_STREAM_PER_THREAD) {
-        if (device == NULL) {
-            return CUDA_ERROR_INVALID_CONTEXT;
+        if (context == NULL) {
+            return emu_no_context();
         }
         if (handle == CU_STREAM_PER_THREAD) {
-            return find_per_thread_stream(device, out);
+            return find_per_thread_stream(context, out);
         }
-        if (device->legacy == NULL) {
-            result = emu_stream_new(device, EMU_STREAM_LEGACY, 0, &device->legacy);
+        if (context->legacy == NULL) {
+            result = emu_stream_new(context, EMU_STREAM_LEGACY, 0, &context->legacy);
         }
-        *out = device->legacy;
+        *out = context->legacy;
         return result;
     }
     for (struct emu_stream *s = streams; s != NULL; s = s->next) {
@@ -110,10 +111,10 @@ emu_stream_find(CUstream handle, struct emu_stream **out)
 }
 
 bool
-emu_streams_idle(const struct emu_device *device)
+emu_streams_idle(void)
 {
     for (const struct emu_stream *s = streams; s != NULL; s = s->next) {
-        if ((device == NULL || s->device == device) && !emu_stream_idle(s)) {
+        if (!emu_stream_idle(s)) {
             return false;
         }
     }

@@ -1,0 +1,254 @@
+/* Entry points: contexts, primary ones and those that users make. */
+#include "entries.h"
+
+/* True if the context can be made current. */
+static bool
+is_usable(const struct emu_context *context)
+{
+    return context != NULL && !context->destroyed
+           && (!context->primary || context->device->retained > 0);
+}
+
+EMU_ENTRY(cuDevicePrimaryCtxRetain, CUcontext *pctx, CUdevice dev)
+{
+    struct emu_device *device;
+
+    EMU_BEGIN("cuDevicePrimaryCtxRetain", EMU_CALL_WORK, "device=%d", dev);
+    device = emu_device(dev);
+    if (pctx == NULL) {
+        return emu_call_end(&call, CUDA_ERROR_INVALID_VALUE);
+    }
+    if (device == NULL) {
+        return emu_call_end(&call, CUDA_ERROR_INVALID_DEVICE);
+    }
+    device->retained++;
+    *pctx = (CUcontext)&device->primary;
+    return emu_call_end(&call, CUDA_SUCCESS);
+}
+
+static CUresult
+primary_release(CUdevice dev)
+{
+    struct emu_device *device;
+
+    EMU_BEGIN("cuDevicePrimaryCtxRelease", EMU_CALL_WORK, "device=%d", dev);
+    device = emu_device(dev);
+    if (device == NULL) {
+        return emu_call_end(&call, CUDA_ERROR_INVALID_DEVICE);
+    }
+    if (device->retained == 0) {
+        return emu_call_end(&call, CUDA_ERROR_INVALID_CONTEXT);
+    }
+    device->retained--;
+    return emu_call_end(&call, CUDA_SUCCESS);
+}
+
+EMU_ENTRY(cuDevicePrimaryCtxRelease, CUdevice dev)
+{
+    return primary_release(dev);
+}
+
+EMU_ENTRY(cuDevicePrimaryCtxRelease_v2, CUdevice dev)
+{
+    return primary_release(dev);
+}
+
+EMU_ENTRY(cuDevicePrimaryCtxGetState, CUdevice dev, unsigned int *flags, int *active)
+{
+    EMU_BEGIN("cuDevicePrimaryCtxGetState", EMU_CALL_WORK, "device=%d", dev);
+    if (flags == NULL || active == NULL) {
+        return emu_call_end(&call, CUDA_ERROR_INVALID_VALUE);
+    }
+    if (emu_device(dev) == NULL) {
+        return emu_call_end(&call, CUDA_ERROR_INVALID_DEVICE);
+    }
+    *flags = 0;
+    *active = emu_device(dev)->retained > 0;
+    return emu_call_end(&call, CUDA_SUCCESS);
+}
+
+/* Makes a context of the device and pushes it on the stack of the calling thread. */
+static CUresult
+make(CUcontext *pctx, unsigned int flags, CUdevice dev)
+{
+    struct emu_thread *thread = emu_thread();
+    struct emu_device *device;
+    struct emu_context *context;
+
+    EMU_BEGIN("cuCtxCreate", EMU_CALL_WORK, "flags=%u, device=%d", flags, dev);
+    device = emu_device(dev);
+    if (pctx == NULL || (flags & ~(unsigned int)CU_CTX_FLAGS_MASK) != 0) {
+        return emu_call_end(&call, CUDA_ERROR_INVALID_VALUE);
+    }
+    if (device == NULL) {
+        return emu_call_end(&call, CUDA_ERROR_INVALID_DEVICE);
+    }
+    context = thread->depth < EMU_CONTEXT_DEPTH ? emu_context_new(device) : NULL;
+    if (context == NULL) {
+        return emu_call_end(&call, CUDA_ERROR_OUT_OF_MEMORY);
+    }
+    thread->stack[thread->depth++] = context;
+    *pctx = (CUcontext)context;
+    emu_call_out(&call, ", ctx=0x%llx", (unsigned long long)(uintptr_t)context);
+    return emu_call_end(&call, CUDA_SUCCESS);
+}
+
+EMU_ENTRY(cuCtxCreate_v2, CUcontext *pctx, unsigned int flags, CUdevice dev)
+{
+    return make(pctx, flags, dev);
+}
+
+/* The parameters say how to share the device (execution affinity, CIG): here nothing is shared. */
+EMU_ENTRY(cuCtxCreate_v4, CUcontext *pctx, CUctxCreateParams *ctxCreateParams, unsigned int flags,
+          CUdevice dev)
+{
+    (void)ctxCreateParams;
+    return make(pctx, flags, dev);
+}
+
+EMU_ENTRY(cuCtxDestroy_v2, CUcontext ctx)
+{
+    struct emu_thread *thread = emu_thread();
+    struct emu_context *context;
+
+    EMU_BEGIN("cuCtxDestroy", EMU_CALL_WORK, "ctx=0x%llx", (unsigned long long)(uintptr_t)ctx);
+    context = emu_context_find(ctx);
+    if (context == NULL || context->primary || context->destroyed) {
+        return emu_call_end(&call, CUDA_ERROR_INVALID_CONTEXT);
+    }
+    if (thread->depth > 0 && thread->stack[thread->depth - 1] == context) {
+        thread->depth--;
+    }
+    emu_streams_drain(NULL); /* operations of other contexts may use its memory */
+    emu_streams_delete(context);
+    emu_events_delete(context);
+    emu_release_context(context);
+    emu_context_end(context);
+    return emu_call_end(&call, CUDA_SUCCESS);
+}
+
+EMU_ENTRY(cuCtxGetCurrent, CUcontext *pctx)
+{
+    const struct emu_thread *thread = emu_thread();
+
+    EMU_BEGIN("cuCtxGetCurrent", EMU_CALL_BOOKKEEPING, "%s", "");
+    if (pctx == NULL) {
+        return emu_call_end(&call, CUDA_ERROR_INVALID_VALUE);
+    }
+    /* A destroyed context stays current in other threads than the one that destroyed it. */
+    *pctx = thread->depth > 0 ? (CUcontext)thread->stack[thread->depth - 1] : NULL;
+    return emu_call_end(&call, CUDA_SUCCESS);
+}
+
+EMU_ENTRY(cuCtxSetCurrent, CUcontext ctx)
+{
+    struct emu_thread *thread = emu_thread();
+    struct emu_context *context;
+
+    EMU_BEGIN("cuCtxSetCurrent", EMU_CALL_BOOKKEEPING, "ctx=0x%llx",
+              (unsigned long long)(uintptr_t)ctx);
+    context = emu_context_find(ctx);
+    if (ctx != NULL && !is_usable(context)) {
+        return emu_call_end(&call, CUDA_ERROR_INVALID_CONTEXT);
+    }
+    if (thread->depth > 0) {
+        thread->depth--;
+    }
+    if (context != NULL) {
+        thread->stack[thread->depth++] = context;
+    }
+    return emu_call_end(&call, CUDA_SUCCESS);
+}
+
+EMU_ENTRY(cuCtxPushCurrent_v2, CUcontext ctx)
+{
+    struct emu_thread *thread = emu_thread();
+    struct emu_context *context;
+
+    EMU_BEGIN("cuCtxPushCurrent", EMU_CALL_BOOKKEEPING, "ctx=0x%llx",
+              (unsigned long long)(uintptr_t)ctx);
+    context = emu_context_find(ctx);
+    if (ctx == NULL) {
+        return emu_call_end(&call, CUDA_ERROR_INVALID_VALUE);
+    }
+    if (!is_usable(context)) {
+        return emu_call_end(&call, CUDA_ERROR_INVALID_CONTEXT);
+    }
+    if (thread->depth == EMU_CONTEXT_DEPTH) {
+        return emu_call_end(&call, CUDA_ERROR_OUT_OF_MEMORY);
+    }
+    thread->stack[thread->depth++] = context;
+    return emu_call_end(&call, CUDA_SUCCESS);
+}
+
+EMU_ENTRY(cuCtxPopCurrent_v2, CUcontext *pctx)
+{
+    struct emu_thread *thread = emu_thread();
+
+    EMU_BEGIN("cuCtxPopCurrent", EMU_CALL_BOOKKEEPING, "%s", "");
+    if (thread->depth == 0) {
+        return emu_call_end(&call, CUDA_ERROR_INVALID_CONTEXT);
+    }
+    thread->depth--;
+    if (pctx != NULL) {
+        *pctx = (CUcontext)thread->stack[thread->depth];
+    }
+    return emu_call_end(&call, CUDA_SUCCESS);
+}
+
+/* NULL means the current context. */
+static CUresult
+device_of_context(CUdevice *out, CUcontext ctx)
+{
+    const struct emu_context *context;
+
+    EMU_BEGIN("cuCtxGetDevice", EMU_CALL_BOOKKEEPING, "%s", "");
+    context = ctx == NULL ? emu_context() : emu_context_find(ctx);
+    if (context == NULL || context->destroyed) {
+        return emu_call_end(&call, ctx == NULL ? emu_no_context() : CUDA_ERROR_INVALID_CONTEXT);
+    }
+    if (out == NULL) {
+        return emu_call_end(&call, CUDA_ERROR_INVALID_VALUE);
+    }
+    *out = context->device->ordinal;
+    return emu_call_end(&call, CUDA_SUCCESS);
+}
+
+EMU_ENTRY(cuCtxGetDevice, CUdevice *device)
+{
+    return device_of_context(device, NULL);
+}
+
+EMU_ENTRY(cuCtxGetDevice_v2, CUdevice *device, CUcontext ctx)
+{
+    return device_of_context(device, ctx);
+}
+
+static CUresult
+synchronize_context(CUcontext ctx)
+{
+    const struct emu_context *context;
+    CUresult result;
+
+    EMU_BEGIN("cuCtxSynchronize", EMU_CALL_WORK, "ctx=0x%llx", (unsigned long long)(uintptr_t)ctx);
+    context = ctx == NULL ? emu_context() : emu_context_find(ctx);
+    if (context == NULL || context->destroyed) {
+        return emu_call_end(&call, ctx == NULL ? emu_no_context() : CUDA_ERROR_INVALID_CONTEXT);
+    }
+    result = emu_capture_refuse_context(context);
+    if (result == CUDA_SUCCESS) {
+        emu_streams_drain(context);
+        emu_notice_frees();
+    }
+    return emu_call_end(&call, result);
+}
+
+EMU_ENTRY(cuCtxSynchronize, void)
+{
+    return synchronize_context(NULL);
+}
+
+EMU_ENTRY(cuCtxSynchronize_v2, CUcontext ctx)
+{
+    return synchronize_context(ctx);
+}

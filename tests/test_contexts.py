@@ -1,0 +1,461 @@
+"""Contexts that a user made with cuCtxCreate: what works in them, and what stays as it was."""
+
+import contextlib
+import ctypes
+import gc
+import threading
+
+import pytest
+
+import managedmem
+from helpers import (
+    MIB,
+    PAGE,
+    capturing,
+    contents,
+    pattern,
+    raw_driver,
+    settle,
+    write,
+)
+from managedmem import (
+    CUDAError,
+    Device,
+    DeviceMemoryResource,
+    Host,
+    ManagedBuffer,
+    ManagedMemoryResource,
+    PrefetchPlan,
+    Stream,
+)
+
+THREAD_LOCAL = 1  # a capture mode that nobody sets by default
+INVALID_CONTEXT, CONTEXT_IS_DESTROYED = 201, 709
+BLOCKING = 0
+ZERO = Device(0)
+
+
+def checked(code):
+    assert code == 0, f"the driver returned {code}"
+
+
+def current():
+    context = ctypes.c_void_p()
+    checked(raw_driver().cuCtxGetCurrent(ctypes.byref(context)))
+    return context.value
+
+
+def exchange_mode(mode):
+    value = ctypes.c_int(mode)
+    checked(raw_driver().cuThreadExchangeStreamCaptureMode(ctypes.byref(value)))
+    return value.value
+
+
+def make(ordinal=0):
+    context = ctypes.c_void_p()
+    checked(raw_driver().cuCtxCreate_v2(ctypes.byref(context), 0, ordinal))
+    return context
+
+
+def destroy(context):
+    checked(raw_driver().cuCtxDestroy_v2(context))
+
+
+@contextlib.contextmanager
+def pushed(context):
+    driver, popped = raw_driver(), ctypes.c_void_p()
+    checked(driver.cuCtxPushCurrent_v2(context))
+    try:
+        yield
+    finally:
+        checked(driver.cuCtxPopCurrent_v2(ctypes.byref(popped)))
+    assert popped.value == context.value
+
+
+@contextlib.contextmanager
+def unchanged():
+    """The current context and the capture mode of the thread are the same afterwards."""
+    before, mode = current(), exchange_mode(THREAD_LOCAL)
+    try:
+        yield
+        assert exchange_mode(THREAD_LOCAL) == THREAD_LOCAL
+        assert current() == before
+    finally:
+        exchange_mode(mode)
+
+
+@pytest.fixture
+def context():
+    """A context of device 0 that is not its primary one, current in the test."""
+    ZERO.set_current()
+    before, new = current(), make()
+    assert current() == new.value != before
+    yield new
+    gc.collect()
+    settle()
+    destroy(new)
+    assert current() == before
+
+
+@pytest.fixture
+def raw_stream(context):
+    """A blocking stream of that context, which the library did not make."""
+    stream = ctypes.c_void_p()
+    checked(raw_driver().cuStreamCreate(ctypes.byref(stream), BLOCKING))
+    yield Stream.from_handle(stream.value)
+    checked(raw_driver().cuStreamSynchronize(stream))
+    checked(raw_driver().cuStreamDestroy_v2(stream))
+
+
+def context_of(stream):
+    context = ctypes.c_void_p()
+    checked(raw_driver().cuStreamGetCtx(ctypes.c_void_p(stream.handle), ctypes.byref(context)))
+    return context.value
+
+
+def synchronized(buffer):
+    checked(raw_driver().cuCtxSynchronize())
+    return bytes(buffer)
+
+
+class TestTheDriver:
+    """cuCtxCreate and cuCtxDestroy, as the following tests use them."""
+
+    def test_is_current_and_of_its_device(self, context):
+        device = ctypes.c_int(-1)
+        checked(raw_driver().cuCtxGetDevice(ctypes.byref(device)))
+        assert device.value == 0
+
+    @pytest.mark.parametrize("version", ["_v2", "_v4"])
+    def test_each_version(self, version):
+        context, driver = ctypes.c_void_p(), raw_driver()
+        before = current()
+        arguments = [0, 0] if version == "_v2" else [None, 0, 0]
+        checked(getattr(driver, f"cuCtxCreate{version}")(ctypes.byref(context), *arguments))
+        assert current() == context.value
+        destroy(context)
+        assert current() == before
+
+    def test_a_device_that_does_not_exist(self):
+        context, before = ctypes.c_void_p(), current()
+        assert raw_driver().cuCtxCreate_v2(ctypes.byref(context), 0, 1000) == 101
+        assert current() == before
+
+    def test_a_primary_context_is_not_destroyed(self):
+        ZERO.set_current()
+        assert raw_driver().cuCtxDestroy_v2(ctypes.c_void_p(current())) == INVALID_CONTEXT
+
+    def test_its_streams_are_of_it(self, context, raw_stream):
+        assert context_of(raw_stream) == context.value
+
+    @pytest.mark.emulator_only
+    def test_is_counted_until_it_is_destroyed(self):
+        before = managedmem.emulator.live()
+        context = make()
+        stream = ctypes.c_void_p()
+        checked(raw_driver().cuStreamCreate(ctypes.byref(stream), BLOCKING))
+        pointer = ctypes.c_uint64()
+        checked(raw_driver().cuMemAllocManaged(ctypes.byref(pointer), ctypes.c_size_t(PAGE), 1))
+        assert managedmem.emulator.live().contexts == before.contexts + 1
+        destroy(context)
+        assert managedmem.emulator.live() == before
+
+    def test_stays_current_in_other_threads(self):
+        context, seen, made, gone = make(), [], threading.Event(), threading.Event()
+
+        def other():
+            checked(raw_driver().cuCtxSetCurrent(context))
+            made.set()
+            gone.wait(20)
+            seen.append(raw_driver().cuCtxSynchronize())
+
+        thread = threading.Thread(target=other)
+        thread.start()
+        made.wait(20)
+        destroy(context)
+        gone.set()
+        thread.join()
+        assert seen == [CONTEXT_IS_DESTROYED]
+
+
+def prefetch_with_a_plan(buffer):
+    PrefetchPlan([(buffer, ZERO), (buffer, Host())]).execute()
+
+
+def copy_and_drop(buffer):
+    assert synchronized(buffer.copy_to()) == synchronized(buffer)
+
+
+def read_advice(buffer):
+    assert buffer.preferred_location in (None, ZERO)
+    assert buffer.last_prefetch_location in (None, ZERO, Host())
+
+
+def use_a_managed_pool(_):
+    with ManagedMemoryResource(pooled=True) as pool, pool.allocate(MIB) as block:
+        block.fill(5)
+        assert set(synchronized(block)) == {5}
+
+
+def use_device_memory(buffer):
+    with DeviceMemoryResource(0) as pool, pool.allocate(buffer.size) as block:
+        block.copy_from(buffer)
+        block.copy_to(buffer)
+        checked(raw_driver().cuCtxSynchronize())
+
+
+def drop_an_allocation(_):
+    managedmem.empty(PAGE)
+    gc.collect()
+
+
+def wrap(buffer):
+    part = ManagedBuffer.from_handle(buffer.handle, buffer.size, owner=buffer)
+    part.read_mostly = True
+    part.read_mostly = False
+
+
+OPERATIONS = {
+    "allocate": lambda buffer: managedmem.empty(MIB).close(),
+    "allocate and drop": drop_an_allocation,
+    "a managed pool": use_a_managed_pool,
+    "device memory": use_device_memory,
+    "read_mostly": lambda buffer: setattr(buffer, "read_mostly", True),
+    "preferred_location": lambda buffer: setattr(buffer, "preferred_location", ZERO),
+    "accessed_by": lambda buffer: setattr(buffer, "accessed_by", [ZERO, Host()]),
+    "read advice": read_advice,
+    "wrap": wrap,
+    "page_runs": lambda buffer: buffer.page_runs(),
+    "prefetch": lambda buffer: buffer.prefetch(ZERO),
+    "prefetch to the host": lambda buffer: buffer.prefetch(Host()),
+    "deferred prefetch": lambda buffer: buffer.prefetch(ZERO, defer=True),
+    "prefetch in a batch": lambda buffer: managedmem.prefetch(
+        [buffer[:PAGE], buffer[PAGE:]], ZERO, dispatch="batch"
+    ),
+    "prefetch with a plan": prefetch_with_a_plan,
+    "discard": lambda buffer: buffer.discard(),
+    "discard_prefetch": lambda buffer: buffer.discard_prefetch(ZERO),
+    "fill": lambda buffer: buffer.fill(3),
+    "copy": copy_and_drop,
+    "the current device": lambda buffer: Device(),
+    "Device.sync": lambda buffer: ZERO.sync(),
+    "memory_info": lambda buffer: ZERO.memory_info,
+    "a stream": lambda buffer: Stream().close(),
+    "wait for a stream": lambda buffer: Stream.from_handle(0).sync(),
+    "numpy": lambda buffer: buffer.numpy(),
+}
+
+
+class TestOperations:
+    @pytest.mark.parametrize("name", OPERATIONS)
+    def test_works_and_leaves_the_thread_as_it_was(self, name, context):
+        if name == "numpy":
+            pytest.importorskip("numpy")
+        with managedmem.empty(MIB) as buffer:
+            write(buffer, 1)
+            with unchanged():
+                OPERATIONS[name](buffer)
+            checked(raw_driver().cuCtxSynchronize())
+
+    @pytest.mark.parametrize("name", OPERATIONS)
+    def test_on_memory_of_the_primary_context(self, name, buf, context):
+        if name == "numpy":
+            pytest.importorskip("numpy")
+        with unchanged():
+            OPERATIONS[name](buf)
+        checked(raw_driver().cuCtxSynchronize())
+
+    def test_what_was_copied_and_filled_arrives(self, context, raw_stream):
+        with managedmem.empty(MIB) as buffer, managedmem.empty(MIB) as other:
+            write(buffer, pattern(MIB))
+            with unchanged():
+                buffer.prefetch(ZERO, stream=raw_stream)
+                other.copy_from(buffer, stream=raw_stream)
+                other[PAGE : 2 * PAGE].fill(9, stream=raw_stream)
+                raw_stream.sync()
+            data = pattern(MIB)
+            assert bytes(other) == data[:PAGE] + bytes([9]) * PAGE + data[2 * PAGE :]
+
+    def test_a_stream_of_it_is_used_in_the_primary_context(self, buf, context, raw_stream):
+        """The driver wants the context of the stream for events and for pools."""
+        popped = ctypes.c_void_p()
+        checked(raw_driver().cuCtxPopCurrent_v2(ctypes.byref(popped)))
+        try:
+            with unchanged(), ManagedMemoryResource(pooled=True) as pool:
+                block = pool.allocate(MIB, stream=raw_stream)
+                buf.fill(7, stream=raw_stream)
+                block.copy_from(buf, stream=raw_stream)
+                block.prefetch(Host(), stream=raw_stream)
+                raw_stream.sync()
+                assert bytes(block[:3]) == b"\7\7\7"
+                block.close()
+                raw_stream.sync()
+        finally:
+            checked(raw_driver().cuCtxPushCurrent_v2(popped))
+
+    def test_our_streams_are_of_the_current_context(self, context):
+        with Stream() as stream:
+            assert context_of(stream) == context.value
+
+
+class TestDevices:
+    def test_the_current_device_is_that_of_the_context(self, context):
+        assert Device() == ZERO
+
+    def test_of_another_device(self, device1):
+        ZERO.set_current()
+        context = make(1)
+        try:
+            with unchanged():
+                assert Device() == device1
+                managedmem.empty(PAGE).prefetch(device1)
+                device1.sync()
+        finally:
+            destroy(context)
+        assert Device() == ZERO
+
+    def test_set_current_takes_the_primary_context(self, context):
+        """As cudaSetDevice does: it replaces the context on the top of the stack."""
+        ZERO.set_current()
+        assert current() != context.value
+        checked(raw_driver().cuCtxSetCurrent(context))
+        assert Device() == ZERO
+
+
+USES = {
+    "prefetch": lambda buffer: buffer.prefetch(ZERO),
+    "prefetch on 0": lambda buffer: buffer.prefetch(ZERO, stream=0),
+    "deferred prefetch": lambda buffer: buffer.prefetch(ZERO, defer=True),
+    "discard": lambda buffer: buffer.discard(),
+    "discard_prefetch": lambda buffer: buffer.discard_prefetch(ZERO),
+}
+
+
+class TestTheLegacyStream:
+    """Each context has one of its own, which waits for its blocking streams only."""
+
+    @pytest.mark.parametrize("name", USES)
+    def test_is_that_of_the_current_context(self, name, context, raw_stream):
+        with managedmem.empty(MIB) as buffer:
+            with capturing(raw_stream) as capture:
+                with unchanged(), pytest.raises(RuntimeError, match="captur"):
+                    USES[name](buffer)
+            assert capture.result == 0
+
+    @pytest.mark.parametrize("name", USES)
+    def test_a_capture_in_the_primary_context_is_another_matter(self, name, context):
+        popped, stream = ctypes.c_void_p(), ctypes.c_void_p()
+        driver = raw_driver()
+        checked(driver.cuCtxPopCurrent_v2(ctypes.byref(popped)))
+        checked(driver.cuStreamCreate(ctypes.byref(stream), BLOCKING))
+        checked(driver.cuCtxPushCurrent_v2(popped))
+        with managedmem.empty(MIB) as buffer:
+            with capturing(Stream.from_handle(stream.value)) as capture, unchanged():
+                USES[name](buffer)
+            assert capture.result == 0
+        checked(driver.cuStreamDestroy_v2(stream))
+
+    def test_a_deferred_prefetch_is_in_its_order(self, context):
+        """What the default stream writes before and after it is there."""
+        with managedmem.empty(MIB) as buffer:
+            buffer.fill(1)
+            with unchanged():
+                buffer.prefetch(ZERO, defer=True)
+            buffer[:PAGE].fill(2)
+            data = synchronized(buffer)
+        assert data == bytes([2]) * PAGE + bytes([1]) * (MIB - PAGE)
+
+    @pytest.mark.emulator_only
+    def test_a_stand_in_does_not_stay(self, context):
+        """The context may end at any time, and what the library would keep with it."""
+        emulator = managedmem.emulator
+        with managedmem.empty(MIB) as buffer:
+            before = emulator.live().streams
+            with emulator.recording() as calls:
+                buffer.discard()
+            assert "cuStreamDestroy" in [call.name for call in calls]
+            assert emulator.live().streams == before
+
+
+class TestDestroyed:
+    """CUDA frees what was allocated in a context with it: the buffer must not be used any more."""
+
+    def test_a_buffer_of_it_can_still_be_closed(self):
+        context = make()
+        buffer = managedmem.empty(MIB)
+        destroy(context)
+        with unchanged(), contextlib.suppress(CUDAError):
+            buffer.close()
+        assert buffer.is_closed
+        buffer.close()
+
+    def test_a_buffer_of_it_can_be_dropped(self):
+        context = make()
+        buffer = managedmem.empty(MIB)
+        destroy(context)
+        with unchanged():
+            del buffer
+            gc.collect()
+
+    def test_buffers_of_others_stay(self, buf):
+        write(buf, 4)
+        context = make()
+        buf.prefetch(ZERO)
+        buf.read_mostly = True
+        destroy(context)
+        with unchanged():
+            assert contents(buf) == bytes([4]) * MIB
+            assert buf.read_mostly
+            buf.prefetch(ZERO)
+            buf.discard()
+
+    def test_memory_of_pools_stays(self):
+        """A pool belongs to a device."""
+        with ManagedMemoryResource(pooled=True) as pool:
+            context = make()
+            block = pool.allocate(MIB)
+            write(block, 6)
+            destroy(context)
+            with unchanged():
+                block.prefetch(ZERO)
+                ZERO.sync()
+                assert set(bytes(block)) == {6}
+                block.close()
+                ZERO.sync()
+
+    def test_a_buffer_closed_before_is_closed(self):
+        context = make()
+        managedmem.empty(MIB).close()
+        destroy(context)
+
+    def test_the_library_works_in_the_next_one(self):
+        """Nothing of the first is left in use, whatever was called in it."""
+        for _ in range(3):
+            context = make()
+            with managedmem.empty(MIB) as buffer:
+                buffer.fill(8)
+                buffer.prefetch(ZERO, defer=True)
+                buffer[:PAGE].discard()
+                assert set(synchronized(buffer[PAGE:])) == {8}
+            destroy(context)
+
+    def test_a_thread_in_which_it_is_current(self, buf):
+        """Calls there say that it is destroyed."""
+        context, errors, made, gone = make(), [], threading.Event(), threading.Event()
+
+        def other():
+            checked(raw_driver().cuCtxSetCurrent(context))
+            made.set()
+            gone.wait(20)
+            try:
+                managedmem.empty(PAGE)
+            except CUDAError as error:
+                errors.append(error)
+
+        thread = threading.Thread(target=other)
+        thread.start()
+        made.wait(20)
+        destroy(context)
+        gone.set()
+        thread.join()
+        assert [error.code for error in errors] == [CONTEXT_IS_DESTROYED]
