@@ -71,6 +71,7 @@ LENT = {"copy_to lent memory", "lent memory", "lent memory dropped"}
 # Calls that are made when objects are dropped, where a failure cannot be raised.
 DROPPING = {
     "cuCtxGetCurrent",
+    "cuCtxGetDevice",
     "cuCtxPushCurrent",
     "cuEventCreate",
     "cuEventQuery",

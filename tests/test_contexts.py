@@ -376,6 +376,32 @@ class TestTheLegacyStream:
             assert "cuStreamDestroy" in [call.name for call in calls]
             assert emulator.live().streams == before
 
+    @pytest.mark.parametrize(
+        "pool", [lambda: ManagedMemoryResource(pooled=True), lambda: DeviceMemoryResource(0)]
+    )
+    def test_of_a_pool(self, pool, context, raw_stream):
+        """Blocks come and go in the order of the default stream that the caller's work is in."""
+        with pool() as resource, resource.allocate(MIB) as block:
+            with capturing(raw_stream) as capture:
+                with unchanged(), pytest.raises(RuntimeError, match="captur"):
+                    resource.allocate(MIB)
+            assert capture.result == 0
+            assert not block.is_closed
+
+    @pytest.mark.emulator_only
+    def test_a_free_of_a_pool_waits_for_it(self, context):
+        """Work of the default stream of this context uses the block until it has run."""
+        managedmem.emulator.schedule("lazy")
+        with ManagedMemoryResource(pooled=True) as pool:
+            before = managedmem.emulator.live().allocations
+            block = pool.allocate(MIB)
+            block.fill(1)
+            block.close()
+            managedmem.emulator.schedule("lazy")
+            assert managedmem.emulator.live().allocations == before + 1
+            checked(raw_driver().cuCtxSynchronize())
+            assert managedmem.emulator.live().allocations == before
+
 
 class TestDestroyed:
     """CUDA frees what was allocated in a context with it: the buffer must not be used any more."""

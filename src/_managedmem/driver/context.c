@@ -65,6 +65,43 @@ mm_scope_enter_relaxed(mm_scope *s, mm_driver *cu, int device, mm_status *st)
     return mm_scope_enter(s, cu, device, st) < 0 ? -1 : relax(s, st);
 }
 
+/* A destroyed context stays current in other threads than the one that destroyed it. */
+static int
+is_current_device(mm_driver *cu, int device, bool *is, mm_status *st)
+{
+    CUcontext context = NULL;
+    CUdevice current = MM_ANY_DEVICE;
+    CUresult code;
+
+    MM_TRY(cu, CtxGetCurrent, st, &context);
+    code = context != NULL ? cu->CtxGetDevice(&current) : CUDA_SUCCESS;
+    *is = code == CUDA_SUCCESS && current == device;
+    return code == CUDA_SUCCESS || code == CUDA_ERROR_CONTEXT_IS_DESTROYED
+               ? 0
+               : mm_fail_call(st, "cuCtxGetDevice", (int)code);
+}
+
+int
+mm_scope_enter_default(mm_scope *s, mm_driver *cu, int device, mm_status *st)
+{
+    bool is = false;
+
+    if (device != MM_ANY_DEVICE && is_current_device(cu, device, &is, st) < 0) {
+        return -1;
+    }
+    if (is) {
+        begin_scope(s, cu);
+        return 0;
+    }
+    return mm_scope_enter(s, cu, device, st);
+}
+
+int
+mm_scope_enter_default_relaxed(mm_scope *s, mm_driver *cu, int device, mm_status *st)
+{
+    return mm_scope_enter_default(s, cu, device, st) < 0 ? -1 : relax(s, st);
+}
+
 int
 mm_scope_enter_context(mm_scope *s, mm_driver *cu, CUcontext context, mm_status *st)
 {
@@ -106,6 +143,22 @@ mm_scope_leave(mm_scope *s)
     if (s->pushed) {
         mm_pop_context(s->cu);
     }
+}
+
+int
+mm_is_primary_current(mm_driver *cu, int *device, bool *primary, mm_status *st)
+{
+    CUcontext context = NULL, of_device = NULL;
+    CUdevice ordinal = 0;
+
+    MM_TRY(cu, CtxGetCurrent, st, &context);
+    MM_TRY(cu, CtxGetDevice, st, &ordinal);
+    if (mm_primary_context(cu, ordinal, &of_device, st) < 0) {
+        return -1;
+    }
+    *device = ordinal;
+    *primary = context == of_device;
+    return 0;
 }
 
 int

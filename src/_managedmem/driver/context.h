@@ -25,7 +25,13 @@ MM_NODISCARD int mm_scope_enter(mm_scope *s, mm_driver *cu, int device, mm_statu
 /* The same, with the thread's capture mode relaxed: for calls that a capture forbids. */
 MM_NODISCARD int mm_scope_enter_relaxed(mm_scope *s, mm_driver *cu, int device, mm_status *st);
 
-/* The same for a given context. */
+/* For work on a default stream of the device: the caller's context, where it is one of that device,
+ * because its default streams are those of the caller's other work; else the primary context. */
+MM_NODISCARD int mm_scope_enter_default(mm_scope *s, mm_driver *cu, int device, mm_status *st);
+MM_NODISCARD int mm_scope_enter_default_relaxed(mm_scope *s, mm_driver *cu, int device,
+                                                mm_status *st);
+
+/* A scope of a given context, relaxed. */
 MM_NODISCARD int mm_scope_enter_context(mm_scope *s, mm_driver *cu, CUcontext context,
                                         mm_status *st);
 
@@ -38,6 +44,9 @@ void mm_restore_capture_mode(mm_driver *cu, CUstreamCaptureMode mode);
 
 /* The device's primary context, retained at the first time. */
 MM_NODISCARD int mm_primary_context(mm_driver *cu, int device, CUcontext *context, mm_status *st);
+
+/* Whether the current context is the primary one of its device; there must be one. */
+MM_NODISCARD int mm_is_primary_current(mm_driver *cu, int *device, bool *primary, mm_status *st);
 
 /* The ordinal of the calling thread's current device; 0 when it has none. */
 MM_NODISCARD int mm_current_device(mm_driver *cu, int *device, mm_status *st);

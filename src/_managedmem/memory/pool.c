@@ -98,7 +98,7 @@ static int
 is_capturing(mm_driver *cu, CUstream stream, int device, bool *capturing, mm_status *st)
 {
     mm_scope scope;
-    int rc = mm_scope_enter(&scope, cu, device, st);
+    int rc = mm_scope_enter_default(&scope, cu, device, st);
 
     if (rc == 0) {
         rc = mm_stream_is_capturing(cu, stream, capturing, st);
@@ -133,7 +133,7 @@ mm_pool_free_address(mm_driver *cu, mm_pool *pool, CUdeviceptr start, CUstream s
     CUresult code;
     mm_scope scope;
 
-    if (mm_scope_enter_relaxed(&scope, cu, device, st) < 0) {
+    if (mm_scope_enter_default_relaxed(&scope, cu, device, st) < 0) {
         return -1;
     }
     code = cu->MemFreeAsync(start, stream);
@@ -239,7 +239,7 @@ call_allocate(mm_driver *cu, mm_pool_block *block, size_t size, CUstream stream,
     mm_scope scope;
     CUresult code;
 
-    if (mm_scope_enter_relaxed(&scope, cu, block->device, st) < 0) {
+    if (mm_scope_enter_default_relaxed(&scope, cu, block->device, st) < 0) {
         return -1;
     }
     code = cu->MemAllocFromPoolAsync(&block->start, size, block->pool->driver_pool.handle, stream);

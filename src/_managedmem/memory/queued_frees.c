@@ -27,6 +27,21 @@ identify(mm_driver *cu, CUstream stream, mm_free_event *key)
                : code;
 }
 
+/* Creates an event in the current context. Not in one that is not primary: it may end at any time, and
+ * its events with it. */
+static CUresult
+create_lasting_event(mm_driver *cu, CUevent *event)
+{
+    bool primary = false;
+    mm_status st;
+    int device;
+
+    if (mm_is_primary_current(cu, &device, &primary, &st) < 0) {
+        return (CUresult)st.code;
+    }
+    return primary ? cu->EventCreate(event, CU_EVENT_DISABLE_TIMING) : CUDA_ERROR_NOT_SUPPORTED;
+}
+
 /* Creates the event in the context of the stream, as cuEventRecord requires. */
 static CUresult
 create_event(mm_driver *cu, CUstream stream, CUevent *event)
@@ -41,7 +56,7 @@ create_event(mm_driver *cu, CUstream stream, CUevent *event)
         code = cu->CtxPushCurrent(context);
     }
     if (code == CUDA_SUCCESS) {
-        code = cu->EventCreate(event, CU_EVENT_DISABLE_TIMING);
+        code = create_lasting_event(cu, event);
         if (context != NULL) {
             mm_pop_context(cu);
         }

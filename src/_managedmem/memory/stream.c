@@ -81,7 +81,7 @@ mm_stream_synchronize_on(mm_driver *cu, CUstream stream, int device, mm_status *
     mm_scope scope;
     CUresult code;
 
-    if (mm_scope_enter_relaxed(&scope, cu, device, st) < 0) {
+    if (mm_scope_enter_default_relaxed(&scope, cu, device, st) < 0) {
         return -1;
     }
     code = cu->StreamSynchronize(stream);
@@ -153,7 +153,7 @@ mm_scope_enter_stream(mm_scope *s, mm_driver *cu, CUstream stream, int device, m
     CUcontext context = NULL;
 
     if (mm_is_default_stream(stream)) {
-        return mm_scope_enter_relaxed(s, cu, device, st);
+        return mm_scope_enter_default_relaxed(s, cu, device, st);
     }
     MM_TRY(cu, StreamGetCtx, st, stream, &context);
     return mm_scope_enter_context(s, cu, context, st);
@@ -265,21 +265,19 @@ create_blocking(mm_driver *cu, CUstream *stream, mm_status *st)
 int
 mm_batch_stream_get(mm_driver *cu, CUstream asked, mm_batch_stream *out, mm_status *st)
 {
-    CUcontext context = NULL, primary = NULL;
-    CUdevice device = 0;
     CUstream none = NULL;
+    bool primary = false;
+    int device = 0;
 
     out->stream = asked;
     out->temporary = false;
     if (!mm_is_legacy_stream(asked)) {
         return 0;
     }
-    MM_TRY(cu, CtxGetCurrent, st, &context);
-    MM_TRY(cu, CtxGetDevice, st, &device);
-    if (mm_primary_context(cu, device, &primary, st) < 0) {
+    if (mm_is_primary_current(cu, &device, &primary, st) < 0) {
         return -1;
     }
-    if (context != primary) {
+    if (!primary) {
         /* A context of somebody's own making may be gone tomorrow: keep nothing of it. */
         out->temporary = true;
         return create_blocking(cu, &out->stream, st);
