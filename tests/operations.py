@@ -1035,6 +1035,9 @@ LIVES = {
         ),
         may_change=MOVES,
     ),
+    "policy on many targets": Operation(
+        lambda w: EVERYTHING.apply([b[i * PAGE :] for b in w.buffers for i in range(PAGES)])
+    ),
     "many foreign targets": Operation(
         lambda w: managedmem.prefetch(
             [CudaArray(b, members={"stream": 1}) for b in w.buffers], HOST
