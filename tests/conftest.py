@@ -168,6 +168,7 @@ def nothing_leaks(request):
     yield
     emulator.clear_failures()
     emulator.schedule("eager")
+    helpers.schedule_of_subprocesses = "eager"  # for fixtures of modules, which come first
     gc.collect()
     settle()
     if getattr(request.node, "call_failed", True):

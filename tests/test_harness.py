@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+import helpers
 import managedmem
 from helpers import run_program, run_python
 
@@ -183,3 +184,12 @@ class TestHangs:
         assert float(pytestconfig.getini("faulthandler_timeout")) <= 60
         assert pytestconfig.getini("timeout_method") == "thread"
         assert pytestconfig.getini("faulthandler_exit_on_timeout") is True
+
+
+@pytest.fixture(scope="class", params=range(8))
+def schedule_of_a_fixture(request):
+    return helpers.schedule_of_subprocesses
+
+
+def test_processes_of_a_wide_fixture_do_not_depend_on_the_test_before(schedule_of_a_fixture):
+    assert schedule_of_a_fixture == "eager"
