@@ -135,7 +135,7 @@ cover_compile, cover_link = [], []
 if os.environ.get("MANAGEDMEM_COVERAGE"):
     # Threads count in the same words; a line whose only count is lost would look uncovered.
     cover_compile = ["--coverage", "-O0", "-fprofile-update=atomic"]
-    # tests/coverage/sitecustomize.py calls this function of gcov's, which is linked only if needed.
+    # tests/gcov/sitecustomize.py calls this function of gcov's, which is linked only if needed.
     cover_link = ["--coverage", "-Wl,-u,__gcov_dump"]
 undefine = ["NDEBUG"] if sanitize or os.environ.get("MANAGEDMEM_DEBUG") else []
 common = {

@@ -1,4 +1,4 @@
-"""tests/coverage/gate.py refuses reports below its targets, and exceptions that are wrong."""
+"""tests/gcov/gate.py refuses reports below its targets, and exceptions that are wrong."""
 
 import importlib.util
 import tomllib
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-FOLDER = Path(__file__).parent / "coverage"
+FOLDER = Path(__file__).parent / "gcov"
 SOURCE = [
     "int",
     "act(int n)",

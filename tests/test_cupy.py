@@ -149,7 +149,9 @@ class TestPool:
         use(pool.malloc)
         yield pool
         gc.collect()
-        pool.free_all_blocks()
+        for number in range(Device.count()):  # the pool keeps blocks for each device
+            with cupy.cuda.Device(number):
+                pool.free_all_blocks()
 
     def test_gives_each_array_pages_of_its_own(self, pool):
         big = cupy.empty(MIB, "u1")

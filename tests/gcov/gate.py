@@ -1,6 +1,6 @@
 """Holds the coverage of src/_managedmem to its targets, from a JSON report of gcovr.
 
-    python tests/coverage/gate.py REPORT.json [EXCEPTIONS.toml]
+    python tests/gcov/gate.py REPORT.json [EXCEPTIONS.toml]
 
 Prints the files below the targets with what does not run in them, then the totals. Fails below a
 target, and for an exception that is wrong: its lines run after all (unless `sometimes` is true),
