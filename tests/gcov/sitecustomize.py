@@ -3,7 +3,6 @@
 Python imports this module at its start in every process whose PYTHONPATH has this folder.
 """
 
-import ctypes
 import os
 import sys
 
@@ -13,6 +12,8 @@ end_process = os._exit
 def record_and_end(status):
     module = sys.modules.get("managedmem._managedmem")
     if module is not None:
+        import ctypes  # here: each interpreter of a test runs this file
+
         ctypes.CDLL(module.__file__).__gcov_dump()
     end_process(status)
 
