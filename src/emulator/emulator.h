@@ -214,8 +214,8 @@ struct emu_context {
 
 struct emu_device {
     int ordinal;
-    struct emu_context primary;
     unsigned int retained; /* the primary context */
+    struct emu_context primary;
     size_t allocated; /* bytes of cuMemAlloc and of device pools */
     size_t resident; /* bytes of managed pages that it holds */
     struct emu_pool *default_pool, *pool;
