@@ -236,33 +236,28 @@ def capturing(stream, mode=CAPTURE_RELAXED):
 
 
 @contextlib.contextmanager
-def device_memory(size=PAGE):
-    """The address of plain device memory, which no managed-memory operation may take."""
+def _memory_of_driver(allocate, free, size):
+    """The address of memory that these calls of the driver make and free."""
     import managedmem
 
     managedmem.Device(0).set_current()
     driver = raw_driver()
     pointer = ctypes.c_uint64()
-    _checked(driver.cuMemAlloc_v2(ctypes.byref(pointer), ctypes.c_size_t(size)))
+    _checked(getattr(driver, allocate)(ctypes.byref(pointer), ctypes.c_size_t(size)))
     try:
         yield pointer.value
     finally:
-        _checked(driver.cuMemFree_v2(pointer))
+        _checked(getattr(driver, free)(pointer))
 
 
-@contextlib.contextmanager
+def device_memory(size=PAGE):
+    """The address of plain device memory, which no managed-memory operation may take."""
+    return _memory_of_driver("cuMemAlloc_v2", "cuMemFree_v2", size)
+
+
 def pinned_memory(size=PAGE):
     """The address of host memory that CUDA has pinned."""
-    import managedmem
-
-    managedmem.Device(0).set_current()
-    driver = raw_driver()
-    pointer = ctypes.c_void_p()
-    _checked(driver.cuMemAllocHost_v2(ctypes.byref(pointer), ctypes.c_size_t(size)))
-    try:
-        yield pointer.value
-    finally:
-        _checked(driver.cuMemFreeHost(pointer))
+    return _memory_of_driver("cuMemAllocHost_v2", "cuMemFreeHost", size)
 
 
 def managed_memory(size=PAGE):

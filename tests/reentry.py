@@ -18,8 +18,6 @@ from helpers import PAGE, CudaArray
 from managedmem import (
     Device,
     Host,
-    ManagedBuffer,
-    ManagedMemoryResource,
     MigrationPolicy,
     emulator,
 )
@@ -28,6 +26,7 @@ from operations import (
     ON_CLOSED_STREAMS,
     ON_PLAIN_MEMORY,
     OPERATIONS,
+    Lender,
     Operation,
     World,
 )
@@ -53,18 +52,12 @@ class DropsWith(CudaArray):
                 close()
 
 
-class Lender:
-    """Another library's memory resource; its deallocate() closes other objects."""
+class ClosingLender(Lender):
+    """Another library's memory resource whose deallocate() closes other objects."""
 
     def __init__(self, world):
+        super().__init__()
         self.world = world
-        self.inner = ManagedMemoryResource()
-        self.lent = {}
-
-    def allocate(self, size, *, stream=None):
-        buffer = self.inner.allocate(size)
-        self.lent[buffer.handle] = buffer
-        return ManagedBuffer.from_handle(buffer.handle, size, mr=self)
 
     def deallocate(self, ptr, size, *, stream):
         for close in [*closers(self.world), self.lent.pop(ptr).close]:
@@ -74,7 +67,7 @@ class Lender:
 
 def close_lent(w):
     """Close lent memory, drop some, and let some go in a garbage cycle."""
-    lender = Lender(w)
+    lender = ClosingLender(w)
     lender.allocate(PAGE).close(w.stream)
     view = lender.allocate(PAGE)[: PAGE // 2]
     view.prefetch(HOST)

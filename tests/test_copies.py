@@ -72,6 +72,20 @@ def settle():
         device.sync()
 
 
+@pytest.fixture
+def late(stream):
+    """A stream with slow work: later work on it has not run yet."""
+    if EMULATED:
+        emulator.schedule("lazy")
+    nap = ctypes.cast(ctypes.CDLL(None).usleep, ctypes.c_void_p)
+    handle = ctypes.c_void_p(stream.handle)
+    assert raw_driver().cuLaunchHostFunc(handle, nap, ctypes.c_void_p(200_000)) == 0
+    yield stream
+    stream.sync()
+    if EMULATED:
+        emulator.schedule("eager")
+
+
 def read(buffer, stream=None):
     out = bytearray(buffer.size)
     buffer.copy_to(out, stream=stream)
@@ -489,19 +503,6 @@ class TestArrayInterfaceEntries:
     def array(buffer, **members):
         return CudaArray(buffer, members=members)
 
-    @pytest.fixture
-    def late(self, stream):
-        """A stream with slow work: later work on it has not run yet."""
-        if EMULATED:
-            emulator.schedule("lazy")
-        nap = ctypes.cast(ctypes.CDLL(None).usleep, ctypes.c_void_p)
-        handle = ctypes.c_void_p(stream.handle)
-        assert raw_driver().cuLaunchHostFunc(handle, nap, ctypes.c_void_p(200_000)) == 0
-        yield stream
-        stream.sync()
-        if EMULATED:
-            emulator.schedule("eager")
-
     def test_a_copy_comes_after_the_producer(self, alloc, late):
         source, target = alloc(PAGE), alloc(PAGE)
         with Stream() as own:
@@ -623,18 +624,6 @@ class TestArrayInterfaceEntries:
 
 class TestHostMemoryUnderSlowWork:
     """A copy of system memory is done when the call returns, also behind work that is queued."""
-
-    @pytest.fixture
-    def late(self, stream):
-        if EMULATED:
-            emulator.schedule("lazy")
-        nap = ctypes.cast(ctypes.CDLL(None).usleep, ctypes.c_void_p)
-        handle = ctypes.c_void_p(stream.handle)
-        assert raw_driver().cuLaunchHostFunc(handle, nap, ctypes.c_void_p(100_000)) == 0
-        yield stream
-        stream.sync()
-        if EMULATED:
-            emulator.schedule("eager")
 
     def test_the_source_can_be_overwritten(self, alloc, late):
         buffer, source = alloc(SIZE), bytearray(pattern(SIZE))
