@@ -120,7 +120,7 @@ plant_in_options() {
 
 # Takes away the check that an array has no more axes than there is room for.
 plant_in_protocols() {
-    local foreign=$root/src/_managedmem/python/foreign.c package=$build/planted
+    local foreign=$root/src/_managedmem/python/foreign_memory.c package=$build/planted
     sed 's/count < 0 || count > most/count < 0/' "$foreign" >"$build/planted.c"
     ! cmp -s "$build/planted.c" "$foreign"
     compile "$build/planted.o" "$build/planted.c"

@@ -10,7 +10,7 @@
 #include "../memory/memory.h"
 #include "args.h"
 #include "dtype.h"
-#include "stream.h"
+#include "stream_object.h"
 
 #include <sys/types.h>
 
@@ -129,7 +129,7 @@ PyObject *mm_buffer_finished_copy(PyObject *op);
 int mm_buffer_getbuffer(PyObject *op, Py_buffer *view, int flags);
 void mm_buffer_releasebuffer(PyObject *op, Py_buffer *view);
 
-/* In host_access.c. All may run Python code. */
+/* In buffer_host_access.c. All may run Python code. */
 
 /* Reads the access of wrapped memory from the arguments of from_handle(): is_host_accessible and the
  * owner, each of them or NULL. */
@@ -188,7 +188,7 @@ PyObject *mm_buffer_get_ndim(PyObject *op, void *closure);
 PyObject *mm_buffer_range(PyObject *, PyObject *const *, Py_ssize_t, PyObject *);
 extern const char mm_view_doc[], mm_range_doc[];
 
-/* In page_runs.c. */
+/* In buffer_page_runs.c. */
 PyObject *mm_buffer_page_runs(PyObject *op, PyObject *none);
 extern const char mm_page_runs_doc[];
 

@@ -3,7 +3,7 @@
 #include "buffer_advice.h"
 
 #include "../memory/advice.h"
-#include "location.h"
+#include "location_object.h"
 
 PyObject *
 mm_buffer_get_read_mostly(PyObject *op, void *Py_UNUSED(closure))

@@ -1,8 +1,8 @@
 /* buffer_arrays.c: the methods numpy(), torch() and cupy(): arrays of other libraries over a buffer. They
  * wait for or order work, and use the exports of buffer_exports.c. */
 #include "buffer.h"
-#include "functions.h"
-#include "stream.h"
+#include "module_functions.h"
+#include "stream_object.h"
 
 /* --- NumPy ------------------------------------------------------------------------------ */
 

@@ -6,7 +6,7 @@
 #include "buffer.h"
 #include "dlpack_abi.h"
 #include "home.h"
-#include "stream.h"
+#include "stream_object.h"
 
 /* --- the host's view -------------------------------------------------------------------- */
 

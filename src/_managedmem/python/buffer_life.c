@@ -3,7 +3,7 @@
 #include <unistd.h>
 
 #include "buffer.h"
-#include "lender.h"
+#include "foreign_resource.h"
 
 /* --- life ------------------------------------------------------------------------------- */
 

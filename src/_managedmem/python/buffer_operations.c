@@ -4,11 +4,11 @@
 #include <string.h>
 
 #include "buffer.h"
-#include "foreign.h"
-#include "lender.h"
-#include "location.h"
+#include "foreign_memory.h"
+#include "foreign_resource.h"
+#include "location_object.h"
 #include "resource.h"
-#include "stream.h"
+#include "stream_object.h"
 #include "targets.h"
 
 static PyObject *

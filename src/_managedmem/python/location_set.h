@@ -3,7 +3,7 @@
 #ifndef MM_LOCATION_SET_H
 #define MM_LOCATION_SET_H
 
-#include "location.h"
+#include "location_object.h"
 
 /* A kind of set, by what its owner (a buffer, a resource) can do. */
 typedef struct {

@@ -1,5 +1,5 @@
 /* module.c: the module managedmem._managedmem: its state, its parts, its slots. */
-#include "functions.h"
+#include "module_functions.h"
 #include "home.h"
 #include "state.h"
 

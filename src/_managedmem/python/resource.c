@@ -1,9 +1,9 @@
 /* resource.c: what memory resources have in common: their life, allocating and freeing, trimming.
- * The types are in managed_resource.c and device_resource.c, the numbers of a pool in
- * pool_attributes.c. */
+ * The types are in resource_managed.c and resource_device.c, the numbers of a pool in
+ * resource_attributes.c. */
 #include "resource.h"
 
-#include "stream.h"
+#include "stream_object.h"
 
 /* --- life ------------------------------------------------------------------------------- */
 

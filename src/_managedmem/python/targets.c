@@ -3,8 +3,8 @@
 
 #include <stdlib.h>
 
-#include "foreign.h"
-#include "location.h"
+#include "foreign_memory.h"
+#include "location_object.h"
 
 void
 mm_name_item(const char *list, Py_ssize_t i)

@@ -7,7 +7,7 @@
 #define MM_TARGETS_H
 
 #include "buffer.h"
-#include "foreign.h"
+#include "foreign_memory.h"
 
 typedef struct {
     mm_state *state;

@@ -1,6 +1,6 @@
-/* managed_resource.c: the type ManagedMemoryResource. It draws from cuMemAllocManaged unless a pool
+/* resource_managed.c: the type ManagedMemoryResource. It draws from cuMemAllocManaged unless a pool
  * is asked for, because drivers refuse all advice on pool memory. */
-#include "location.h"
+#include "location_object.h"
 #include "resource.h"
 
 static PyObject *

@@ -1,6 +1,6 @@
-/* applied_policy.c: the type AppliedPolicy: a policy that is in force for the length of a `with`
+/* policy_applied.c: the type AppliedPolicy: a policy that is in force for the length of a `with`
  * block, and what is needed to put back what was there before. */
-#include "policy.h"
+#include "policy_object.h"
 
 /* IDLE -> BUSY -> IN_FORCE -> BUSY -> IDLE. Whoever made it BUSY owns the other fields; `held` and
  * `before` have contents while it is IN_FORCE. */

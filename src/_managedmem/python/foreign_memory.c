@@ -1,6 +1,6 @@
-/* foreign.c: the memory of other libraries' objects: torch tensors, arrays with
+/* foreign_memory.c: the memory of other libraries' objects: torch tensors, arrays with
  * __cuda_array_interface__, cuda.core buffers, and what has the buffer protocol. */
-#include "foreign.h"
+#include "foreign_memory.h"
 
 #include <stdlib.h>
 #include <string.h>

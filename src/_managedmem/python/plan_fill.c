@@ -1,9 +1,9 @@
-/* plan_make.c: filling a PrefetchPlan: add, from pairs, a module, a policy, by a budget. */
+/* plan_fill.c: filling a PrefetchPlan: add, from pairs, a module, a policy, by a budget. */
 #include <stdlib.h>
 
-#include "foreign.h"
-#include "location.h"
-#include "plan.h"
+#include "foreign_memory.h"
+#include "location_object.h"
+#include "plan_object.h"
 #include "targets.h"
 
 /* --- adding ----------------------------------------------------------------------------- */

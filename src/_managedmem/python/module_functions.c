@@ -1,12 +1,12 @@
-/* functions.c: advise, prefetch, discard and discard_prefetch on one target or many; empty();
+/* module_functions.c: advise, prefetch, discard and discard_prefetch on one target or many; empty();
  * what the module says about the driver. All arguments are read and checked before the first call
  * that changes anything. */
-#include "functions.h"
+#include "module_functions.h"
 
 #include <string.h>
 
 #include "resource.h"
-#include "stream.h"
+#include "stream_object.h"
 #include "targets.h"
 
 /* What the three stream operations read besides targets and location. */

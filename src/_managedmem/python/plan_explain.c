@@ -1,8 +1,8 @@
-/* plan_words.c: what PrefetchPlan.explain says. Every number and every reason comes from the
+/* plan_explain.c: what PrefetchPlan.explain says. Every number and every reason comes from the
  * decision that an execution acts on. */
 #include <stdio.h>
 
-#include "plan.h"
+#include "plan_object.h"
 
 /* Text that grows by lines; NULL once something failed. */
 typedef struct {

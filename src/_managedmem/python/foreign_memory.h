@@ -1,6 +1,6 @@
-/* foreign.h: from an object of another library to the range of memory that it stands for. */
-#ifndef MM_FOREIGN_H
-#define MM_FOREIGN_H
+/* foreign_memory.h: from an object of another library to the range of memory that it stands for. */
+#ifndef MM_FOREIGN_MEMORY_H
+#define MM_FOREIGN_MEMORY_H
 
 #include "../memory/range.h"
 #include "args.h"
@@ -34,7 +34,7 @@ int mm_holds_memory(mm_state *state, PyObject *value, CUdeviceptr start, size_t 
  * must be passed on, such as MemoryError or KeyboardInterrupt. */
 bool mm_clear_refusal(void);
 
-/* In host_access.c: ValueError for memory that the driver would copy on the host, but that the object
+/* In buffer_host_access.c: ValueError for memory that the driver would copy on the host, but that the object
  * does not hold. */
 int mm_check_foreign_copied(mm_state *state, const mm_foreign *side);
 

@@ -1,4 +1,4 @@
-/* accessed_by.c: the type AccessedBySetProxy, the live set behind buf.accessed_by: each read is one
+/* location_set_accessed_by.c: the type AccessedBySetProxy, the live set behind buf.accessed_by: each read is one
  * query of the driver, each change one advice for every member that differs. */
 #include "../memory/advice.h"
 #include "buffer.h"

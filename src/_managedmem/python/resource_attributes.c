@@ -1,4 +1,4 @@
-/* pool_attributes.c: the type PoolAttributes: the numbers that the driver keeps of a pool. */
+/* resource_attributes.c: the type PoolAttributes: the numbers that the driver keeps of a pool. */
 #include "resource.h"
 
 /* Keeps the pool, not the resource, because a pool outlives its closed resource. */

@@ -1,7 +1,7 @@
-/* page_runs.c: buf.page_runs() and its records, PageRun. */
+/* buffer_page_runs.c: buf.page_runs() and its records, PageRun. */
 #include "../memory/pages.h"
 #include "buffer.h"
-#include "location.h"
+#include "location_object.h"
 
 /* A run as a record, whose offset is counted from origin. */
 static PyObject *

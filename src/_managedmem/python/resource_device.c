@@ -1,5 +1,5 @@
-/* device_resource.c: the type DeviceMemoryResource: a pool of a device's own memory. */
-#include "location.h"
+/* resource_device.c: the type DeviceMemoryResource: a pool of a device's own memory. */
+#include "location_object.h"
 #include "resource.h"
 
 static PyObject *

@@ -1,7 +1,7 @@
-/* lender.h: memory lent by another library's memory resource, which deallocates it through its method
+/* foreign_resource.h: memory lent by another library's memory resource, which deallocates it through its method
  * deallocate(ptr, size, stream=stream). */
-#ifndef MM_LENDER_H
-#define MM_LENDER_H
+#ifndef MM_FOREIGN_RESOURCE_H
+#define MM_FOREIGN_RESOURCE_H
 
 #include "args.h"
 

@@ -1,12 +1,12 @@
-/* functions.h: the module's free functions. */
-#ifndef MM_FUNCTIONS_PY_H
-#define MM_FUNCTIONS_PY_H
+/* module_functions.h: the module's free functions. */
+#ifndef MM_MODULE_FUNCTIONS_H
+#define MM_MODULE_FUNCTIONS_H
 
 #include "compat.h"
 
 extern PyMethodDef mm_functions[];
 
-/* _register_preset, in allocator.c. */
+/* _register_preset, in allocator_functions.c. */
 PyObject *mm_register_preset(PyObject *module, PyObject *const *args, Py_ssize_t nargs,
                              PyObject *kwnames);
 

@@ -1,6 +1,6 @@
-/* location.h: the Python objects for locations, and the way from any such object to a location. */
-#ifndef MM_PY_LOCATION_H
-#define MM_PY_LOCATION_H
+/* location_object.h: the Python objects for locations, and the way from any such object to a location. */
+#ifndef MM_LOCATION_OBJECT_H
+#define MM_LOCATION_OBJECT_H
 
 #include "args.h"
 

@@ -1,6 +1,6 @@
-/* stream.h: the type Stream, and the way from any stream object to a handle. */
-#ifndef MM_PY_STREAM_H
-#define MM_PY_STREAM_H
+/* stream_object.h: the type Stream, and the way from any stream object to a handle. */
+#ifndef MM_STREAM_OBJECT_H
+#define MM_STREAM_OBJECT_H
 
 #include "../memory/guard.h"
 #include "../memory/stream.h"

@@ -1,7 +1,7 @@
-/* policy.c: the type MigrationPolicy: all that can be advised about memory, as a value. */
-#include "policy.h"
+/* policy_object.c: the type MigrationPolicy: all that can be advised about memory, as a value. */
+#include "policy_object.h"
 
-#include "location.h"
+#include "location_object.h"
 
 static const mm_policy *
 policy_of(PyObject *op)

@@ -1,6 +1,6 @@
-/* policy.h: the struct behind MigrationPolicy, and taking hold of targets to apply one to them. */
-#ifndef MM_PY_POLICY_H
-#define MM_PY_POLICY_H
+/* policy_object.h: the struct behind MigrationPolicy, and taking hold of targets to apply one to them. */
+#ifndef MM_POLICY_OBJECT_H
+#define MM_POLICY_OBJECT_H
 
 #include "../memory/policy.h"
 #include "targets.h"

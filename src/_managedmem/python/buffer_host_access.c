@@ -1,4 +1,4 @@
-/* host_access.c: whether the host may read and write the memory of a buffer.
+/* buffer_host_access.c: whether the host may read and write the memory of a buffer.
  *
  * Memory that was allocated here or that the driver knows is trusted. Somebody must vouch for any other
  * address, because reading a wrong one ends the process: the caller, the owner by holding that memory, or

@@ -1,11 +1,11 @@
-/* plan.c: the type PrefetchPlan: pairs of memory and location, kept ready for the driver. */
-#include "plan.h"
+/* plan_object.c: the type PrefetchPlan: pairs of memory and location, kept ready for the driver. */
+#include "plan_object.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-#include "location.h"
-#include "stream.h"
+#include "location_object.h"
+#include "stream_object.h"
 
 void
 mm_plan_drop_layouts(mm_plan_object *self)

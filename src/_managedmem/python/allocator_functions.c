@@ -1,9 +1,9 @@
-/* allocator.c: the way from Python to a pair of exported functions that another library's allocator
+/* allocator_functions.c: the way from Python to a pair of exported functions that another library's allocator
  * calls. */
 #include "../memory/allocator.h"
 
-#include "functions.h"
-#include "location.h"
+#include "module_functions.h"
+#include "location_object.h"
 
 /* Reads and checks the values, of which only the driver knows whether this system can do them. */
 static int

@@ -1,9 +1,9 @@
-/* lender.c: calls of another library's memory resource: the stream object that it accepts, and its
+/* foreign_resource.c: calls of another library's memory resource: the stream object that it accepts, and its
  * methods allocate and deallocate. */
-#include "lender.h"
+#include "foreign_resource.h"
 
 #include "resource.h"
-#include "stream.h"
+#include "stream_object.h"
 
 int
 mm_lender_check(PyObject *resource)

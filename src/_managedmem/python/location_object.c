@@ -1,5 +1,5 @@
-/* location.c: what Host and Device have in common, and reading locations of other libraries. */
-#include "location.h"
+/* location_object.c: what Host and Device have in common, and reading locations of other libraries. */
+#include "location_object.h"
 
 PyMemberDef mm_location_members[] = {
     {"__weaklistoffset__", T_PYSSIZET, offsetof(mm_location_object, weakrefs), READONLY, NULL},

@@ -1,5 +1,5 @@
-/* stream.c: the type Stream. It owns the stream it made; one from a handle belongs to another. */
-#include "stream.h"
+/* stream_object.c: the type Stream. It owns the stream it made; one from a handle belongs to another. */
+#include "stream_object.h"
 
 #include "../memory/retired_pool.h"
 

@@ -1,6 +1,6 @@
-/* host.c: the type Host: the host's memory as a whole, one NUMA node of it, or the node of the
+/* location_host.c: the type Host: the host's memory as a whole, one NUMA node of it, or the node of the
  * calling thread. Needs no driver. Interned: equal hosts are one object. */
-#include "location.h"
+#include "location_object.h"
 
 static mm_location_object *
 host_of(PyObject *op)

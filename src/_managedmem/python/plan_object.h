@@ -1,6 +1,6 @@
-/* plan.h: what the files behind PrefetchPlan share. */
-#ifndef MM_PLAN_PY_H
-#define MM_PLAN_PY_H
+/* plan_object.h: what the files behind PrefetchPlan share. */
+#ifndef MM_PLAN_OBJECT_H
+#define MM_PLAN_OBJECT_H
 
 #include "../memory/plan.h"
 #include "compat.h"
@@ -23,7 +23,7 @@ mm_plan_of(PyObject *op)
 
 void mm_plan_drop_layouts(mm_plan_object *self);
 
-/* In plan_make.c: what adds entries. */
+/* In plan_fill.c: what adds entries. */
 PyObject *mm_plan_tp_new(PyTypeObject *type, PyObject *args, PyObject *kwargs);
 PyObject *mm_plan_add(PyObject *, PyObject *const *, Py_ssize_t, PyObject *);
 PyObject *mm_plan_fit_targets(PyObject *, PyObject *const *, Py_ssize_t, PyObject *);
@@ -32,7 +32,7 @@ PyObject *mm_plan_from_policy(PyObject *, PyObject *const *, Py_ssize_t, PyObjec
 extern const char mm_plan_add_doc[], mm_plan_fit_doc[], mm_plan_from_module_doc[],
     mm_plan_from_policy_doc[];
 
-/* In plan_words.c: what an execution would call, and why, as a str: a heading, a line for each kind
+/* In plan_explain.c: what an execution would call, and why, as a str: a heading, a line for each kind
  * of call, and remarks. Uses up the ways in the outlook. */
 PyObject *mm_plan_words(mm_outlook *o, const mm_how *how, const mm_plan_entry *entries,
                         size_t count);

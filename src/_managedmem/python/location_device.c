@@ -1,6 +1,6 @@
-/* device.c: the type Device: one GPU of this system, by its ordinal. Interned, and checked against
+/* location_device.c: the type Device: one GPU of this system, by its ordinal. Interned, and checked against
  * the driver's count when it is made. */
-#include "location.h"
+#include "location_object.h"
 
 #include "../memory/retired_pool.h"
 
