@@ -17,7 +17,8 @@
 enum { MM_MAX_DIMENSIONS = 8 };
 
 typedef struct {
-    PyObject_HEAD PyObject *weakrefs;
+    PyObject_HEAD
+    PyObject *weakrefs;
     mm_state *state;
     mm_memory *memory;
     PyObject *root;     /* the buffer that a view is of; NULL for the root, and once closed */

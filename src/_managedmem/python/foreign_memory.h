@@ -8,11 +8,11 @@
 /* One target that is not a ManagedBuffer. */
 typedef struct {
     mm_range range;
-    bool dense;        /* no gaps */
-    bool read_only;    /* of an array; for an export, mm_is_read_only asks the memoryview */
-    bool vouched;      /* if it is system memory, the object holds it */
+    bool dense; /* no gaps */
+    bool read_only; /* of an array; for an export, mm_is_read_only asks the memoryview */
+    bool vouched; /* if it is system memory, the object holds it */
     CUstream producer; /* the stream in an array's interface; NULL for none */
-    PyObject *export;  /* a memoryview to keep while the range is used, or NULL */
+    PyObject *export; /* a memoryview to keep while the range is used, or NULL */
 } mm_foreign;
 
 int mm_read_foreign(mm_state *state, PyObject *value, mm_foreign *out);

@@ -6,7 +6,8 @@
 
 /* Host and Device are the same inside: a location ready for the driver. */
 typedef struct {
-    PyObject_HEAD PyObject *weakrefs;
+    PyObject_HEAD
+    PyObject *weakrefs;
     CUmemLocation where;
 } mm_location_object;
 

@@ -7,7 +7,8 @@
 #include "location_set.h"
 
 typedef struct {
-    PyObject_HEAD PyObject *weakrefs;
+    PyObject_HEAD
+    PyObject *weakrefs;
     mm_state *state;
     const mm_set_kind *kind;
     PyObject *owner;

@@ -8,7 +8,8 @@
 /* A PrefetchPlan. What is laid out is dropped by a change and made again by the next execution;
  * executions that are under way keep theirs. Fields are read and written under the object's lock. */
 typedef struct {
-    PyObject_HEAD PyObject *weakrefs;
+    PyObject_HEAD
+    PyObject *weakrefs;
     PyObject *kept; /* a list, never shown: (target, memoryview or None) of each entry; or NULL */
     mm_plan_entry *entries;
     size_t count, capacity;

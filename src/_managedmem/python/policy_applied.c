@@ -7,7 +7,8 @@
 enum { IDLE, BUSY, IN_FORCE };
 
 typedef struct {
-    PyObject_HEAD PyObject *weakrefs;
+    PyObject_HEAD
+    PyObject *weakrefs;
     PyObject *policy;
     PyObject *targets; /* as given, but an iterable as a tuple; NULL once cleared */
     atomic_int stage;

@@ -7,7 +7,8 @@
 
 /* Nothing in it changes once the object is made. */
 typedef struct {
-    PyObject_HEAD PyObject *weakrefs;
+    PyObject_HEAD
+    PyObject *weakrefs;
     mm_policy policy;
 } mm_policy_object;
 

@@ -6,7 +6,8 @@
 #include "buffer.h"
 
 typedef struct {
-    PyObject_HEAD PyObject *weakrefs;
+    PyObject_HEAD
+    PyObject *weakrefs;
     mm_pool *pool; /* NULL: cuMemAllocManaged. To be used between begin and end only */
     bool pooled;
     CUmemLocation where; /* of the pool */

@@ -3,7 +3,8 @@
 
 /* Keeps the pool, not the resource, because a pool outlives its closed resource. */
 typedef struct {
-    PyObject_HEAD mm_pool *pool;
+    PyObject_HEAD
+    mm_pool *pool;
 } attributes_object;
 
 static mm_pool *

@@ -6,7 +6,8 @@
 #include <stdlib.h>
 
 typedef struct {
-    PyObject_HEAD PyObject *weakrefs;
+    PyObject_HEAD
+    PyObject *weakrefs;
     CUstream handle;
     mm_stream *shared; /* of a stream that was made here, until it is closed; else NULL */
     mm_guard guard;
