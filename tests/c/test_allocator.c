@@ -68,7 +68,8 @@ functions_without_a_preset_refuse(void)
 static void
 blocks_are_whole_pages_with_the_advice(void)
 {
-    mm_location_set everyone = mm_location_bit(mm_bit_location(1)) | mm_location_bit(mm_host());
+    mm_location_set everyone =
+        mm_location_bit(mm_location_from_bit(1)) | mm_location_bit(mm_host());
     mm_preset plain = {.preferred = nowhere};
     mm_preset full = {.preferred = mm_host(), .accessed_by = everyone, .read_mostly = true};
     size_t before = world.live_allocations();
@@ -91,14 +92,14 @@ own_device_is_the_one_that_is_asked_for(void)
     mm_preset preset = {.own_device = true};
 
     for (int device = 0; device < world.cu->device_count; device++) {
-        CUmemLocation own = mm_bit_location(device);
+        CUmemLocation own = mm_location_from_bit(device);
         void *block = function_of(&preset)(BLOCK, device, NULL);
-        mm_pointer_facts facts;
+        mm_pointer_attributes attributes;
         mm_status st;
 
         check_advice(block, own, mm_location_bit(own), false);
-        CHECK_OK(mm_look_up(world.cu, range_of(block).start, &facts, &st), &st);
-        CHECK_EQUAL(facts.device, device);
+        CHECK_OK(mm_pointer_query(world.cu, range_of(block).start, &attributes, &st), &st);
+        CHECK_EQUAL(attributes.device, device);
         managedmem_free(block, BLOCK, device, NULL);
     }
 }
@@ -106,7 +107,7 @@ own_device_is_the_one_that_is_asked_for(void)
 static void
 equal_presets_share_a_function(void)
 {
-    mm_preset host = {.preferred = mm_host()}, device = {.preferred = mm_bit_location(0)};
+    mm_preset host = {.preferred = mm_host()}, device = {.preferred = mm_location_from_bit(0)};
     mm_preset mostly = {.preferred = mm_host(), .read_mostly = true};
 
     CHECK(function_of(&host) == function_of(&host));
@@ -151,7 +152,7 @@ static void
 failed_allocations_leave_nothing(void)
 {
     mm_preset preset = {.preferred = mm_host(),
-                        .accessed_by = mm_location_bit(mm_bit_location(0)),
+                        .accessed_by = mm_location_bit(mm_location_from_bit(0)),
                         .read_mostly = true};
     allocate_function f = function_of(&preset);
     size_t before = world.live_allocations();
@@ -182,7 +183,7 @@ failed_allocations_leave_nothing(void)
 static void
 failed_registration_leaves_nothing(void)
 {
-    mm_preset preset = {.preferred = mm_bit_location(1), .read_mostly = true};
+    mm_preset preset = {.preferred = mm_location_from_bit(1), .read_mostly = true};
     size_t before = world.live_allocations();
     char name[MM_ALLOCATOR_NAME];
     unsigned n = 0;
@@ -229,7 +230,7 @@ register_and_use(void *counter)
 
     for (unsigned round = 0; round < ROUNDS; round++) {
         int device = (int)((start + round) % 2);
-        mm_preset preset = {.preferred = mm_bit_location(device),
+        mm_preset preset = {.preferred = mm_location_from_bit(device),
                             .accessed_by = mm_location_bit(mm_host())};
         void *block = function_of(&preset)(BLOCK, device, NULL);
 

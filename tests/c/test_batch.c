@@ -4,11 +4,11 @@
 #include "world.h"
 
 /* Ranges for merging are never given to a driver: any addresses will do. */
-static mm_move
+static mm_transfer
 move(CUdeviceptr start, size_t size, CUdeviceptr allocation, CUmemLocation where)
 {
-    return (mm_move){.range = {.start = start, .size = size, .allocation = allocation},
-                     .where = where};
+    return (mm_transfer){.range = {.start = start, .size = size, .allocation = allocation},
+                         .where = where};
 }
 
 static CUmemLocation
@@ -18,16 +18,16 @@ device(int ordinal)
 }
 
 static void
-fill(mm_batch *b, const mm_move *moves, size_t count)
+fill(mm_batch *b, const mm_transfer *transfers, size_t count)
 {
     mm_status st;
 
     CHECK_OK(mm_batch_init(b, count, &st), &st);
-    memcpy(b->moves, moves, count * sizeof *moves);
+    memcpy(b->transfers, transfers, count * sizeof *transfers);
 }
 
 static void
-check_move(const mm_move *m, CUdeviceptr start, size_t size, CUmemLocation where)
+check_move(const mm_transfer *m, CUdeviceptr start, size_t size, CUmemLocation where)
 {
     CHECK_EQUAL(m->range.start, start);
     CHECK_EQUAL(m->range.size, size);
@@ -37,14 +37,14 @@ check_move(const mm_move *m, CUdeviceptr start, size_t size, CUmemLocation where
 static void
 neighbours_merge_in_any_order(void)
 {
-    const mm_move moves[] = {move(200, 100, 1, mm_host()), move(0, 100, 1, mm_host()),
-                             move(100, 100, 1, mm_host())};
+    const mm_transfer transfers[] = {move(200, 100, 1, mm_host()), move(0, 100, 1, mm_host()),
+                                     move(100, 100, 1, mm_host())};
     mm_batch b;
 
-    fill(&b, moves, 3);
+    fill(&b, transfers, 3);
     mm_batch_merge(&b);
     CHECK_EQUAL(b.count, 1);
-    check_move(&b.moves[0], 0, 300, mm_host());
+    check_move(&b.transfers[0], 0, 300, mm_host());
     mm_batch_free(&b);
 }
 
@@ -53,12 +53,12 @@ static void
 ranges_without_a_byte_are_dropped(void)
 {
     size_t page = mm_page_size();
-    const mm_move nothing = move(0, 0, 0, device(1)), real = move(page, page, 1, mm_host());
-    const mm_move inside = move(page + 10, 0, 1, device(0));
-    const mm_move cases[][3] = {{nothing, inside, nothing},
-                                {nothing, real, inside},
-                                {real, inside, nothing},
-                                {inside, nothing, real}};
+    const mm_transfer nothing = move(0, 0, 0, device(1)), real = move(page, page, 1, mm_host());
+    const mm_transfer inside = move(page + 10, 0, 1, device(0));
+    const mm_transfer cases[][3] = {{nothing, inside, nothing},
+                                    {nothing, real, inside},
+                                    {real, inside, nothing},
+                                    {inside, nothing, real}};
 
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         for (size_t count = 1; count <= 3; count++) {
@@ -71,7 +71,7 @@ ranges_without_a_byte_are_dropped(void)
             fill(&b, cases[i], count);
             mm_batch_merge(&b);
             CHECK_EQUAL(b.count, left);
-            CHECK(!b.in_order);
+            CHECK(!b.ordered);
             mm_batch_free(&b);
             fill(&b, cases[i], count);
             CHECK_OK(mm_batch_split_edges(&b, &edges, &st), &st);
@@ -88,14 +88,14 @@ static void
 gaps_inside_a_page_are_bridged(void)
 {
     size_t page = mm_page_size();
-    const mm_move moves[] = {move(0, 100, 1, mm_host()), move(160, 10, 1, mm_host()),
-                             move(page, 100, 1, mm_host())};
+    const mm_transfer transfers[] = {move(0, 100, 1, mm_host()), move(160, 10, 1, mm_host()),
+                                     move(page, 100, 1, mm_host())};
     mm_batch b;
 
-    fill(&b, moves, 3);
+    fill(&b, transfers, 3);
     mm_batch_merge(&b);
     CHECK_EQUAL(b.count, 1);
-    check_move(&b.moves[0], 0, page + 100, mm_host());
+    check_move(&b.transfers[0], 0, page + 100, mm_host());
     mm_batch_free(&b);
 }
 
@@ -103,10 +103,10 @@ static void
 gaps_and_allocations_stay_apart(void)
 {
     size_t page = mm_page_size();
-    const mm_move gap[] = {move(0, 100, 1, mm_host()), move(page + 1, 100, 1, mm_host())};
-    const mm_move foreign[] = {move(0, 100, 1, mm_host()), move(100, 100, 100, mm_host())};
-    const mm_move unknown[] = {move(0, 100, 0, mm_host()), move(100, 100, 0, mm_host())};
-    const mm_move *const cases[] = {gap, foreign, unknown};
+    const mm_transfer gap[] = {move(0, 100, 1, mm_host()), move(page + 1, 100, 1, mm_host())};
+    const mm_transfer foreign[] = {move(0, 100, 1, mm_host()), move(100, 100, 100, mm_host())};
+    const mm_transfer unknown[] = {move(0, 100, 0, mm_host()), move(100, 100, 0, mm_host())};
+    const mm_transfer *const cases[] = {gap, foreign, unknown};
 
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         mm_batch b;
@@ -114,7 +114,7 @@ gaps_and_allocations_stay_apart(void)
         fill(&b, cases[i], 2);
         mm_batch_merge(&b);
         CHECK_EQUAL(b.count, 2);
-        check_move(&b.moves[1], cases[i][1].range.start, 100, mm_host());
+        check_move(&b.transfers[1], cases[i][1].range.start, 100, mm_host());
         mm_batch_free(&b);
     }
 }
@@ -122,44 +122,45 @@ gaps_and_allocations_stay_apart(void)
 static void
 different_locations_stay_apart(void)
 {
-    const mm_move moves[] = {move(0, 100, 1, device(0)), move(100, 100, 1, device(1)),
-                             move(200, 100, 1, device(1))};
+    const mm_transfer transfers[] = {move(0, 100, 1, device(0)), move(100, 100, 1, device(1)),
+                                     move(200, 100, 1, device(1))};
     mm_batch b;
 
-    fill(&b, moves, 3);
+    fill(&b, transfers, 3);
     mm_batch_merge(&b);
     CHECK_EQUAL(b.count, 2);
-    check_move(&b.moves[0], 0, 100, device(0));
-    check_move(&b.moves[1], 100, 200, device(1));
+    check_move(&b.transfers[0], 0, 100, device(0));
+    check_move(&b.transfers[1], 100, 200, device(1));
     mm_batch_free(&b);
 }
 
 static void
 overlaps_and_contained_ranges_merge(void)
 {
-    const mm_move moves[] = {move(0, 300, 1, mm_host()), move(50, 100, 1, mm_host()),
-                             move(250, 100, 1, mm_host()), move(0, 300, 1, mm_host())};
+    const mm_transfer transfers[] = {move(0, 300, 1, mm_host()), move(50, 100, 1, mm_host()),
+                                     move(250, 100, 1, mm_host()), move(0, 300, 1, mm_host())};
     mm_batch b;
 
-    fill(&b, moves, 4);
+    fill(&b, transfers, 4);
     mm_batch_merge(&b);
     CHECK_EQUAL(b.count, 1);
-    check_move(&b.moves[0], 0, 350, mm_host());
+    check_move(&b.transfers[0], 0, 350, mm_host());
     mm_batch_free(&b);
 }
 
 static void
 conflicting_moves_keep_their_order(void)
 {
-    const mm_move moves[] = {move(100, 100, 1, device(0)), move(0, 300, 1, mm_host()),
-                             move(100, 100, 1, device(1))};
+    const mm_transfer transfers[] = {move(100, 100, 1, device(0)), move(0, 300, 1, mm_host()),
+                                     move(100, 100, 1, device(1))};
     mm_batch b;
 
-    fill(&b, moves, 3);
+    fill(&b, transfers, 3);
     mm_batch_merge(&b);
     CHECK_EQUAL(b.count, 3);
     for (size_t i = 0; i < 3; i++) {
-        check_move(&b.moves[i], moves[i].range.start, moves[i].range.size, moves[i].where);
+        check_move(&b.transfers[i], transfers[i].range.start, transfers[i].range.size,
+                   transfers[i].where);
     }
     mm_batch_free(&b);
 }
@@ -183,23 +184,23 @@ only_true_conflicts_keep_the_order(void)
     unsigned seed = 1;
 
     for (int round = 0; round < 5000; round++) {
-        mm_move moves[6];
+        mm_transfer transfers[6];
         size_t count = 2 + (size_t)round % 5;
         bool conflict = false;
         mm_batch b;
 
         for (size_t i = 0; i < count; i++) {
             seed = seed * 1103515245 + 12345;
-            moves[i] = move((seed >> 16 & 31) * quarter, (1 + (seed >> 24 & 7)) * quarter, 1,
-                            device(seed >> 28 & 1));
+            transfers[i] = move((seed >> 16 & 31) * quarter, (1 + (seed >> 24 & 7)) * quarter, 1,
+                                device(seed >> 28 & 1));
             for (size_t j = 0; j < i; j++) {
-                conflict |= share_a_page(&moves[i].range, &moves[j].range)
-                            && !mm_same_location(moves[i].where, moves[j].where);
+                conflict |= share_a_page(&transfers[i].range, &transfers[j].range)
+                            && !mm_same_location(transfers[i].where, transfers[j].where);
             }
         }
-        fill(&b, moves, count);
+        fill(&b, transfers, count);
         mm_batch_merge(&b);
-        CHECK_EQUAL(b.in_order, conflict);
+        CHECK_EQUAL(b.ordered, conflict);
         mm_batch_free(&b);
     }
 }
@@ -213,15 +214,15 @@ many_moves_leave_the_small_array(void)
     mm_batch b;
 
     CHECK_OK(mm_batch_init(&b, MANY, &st), &st);
-    CHECK(b.moves != b.few);
+    CHECK(b.transfers != b.inline_);
     for (size_t i = 0; i < MANY; i++) {
         /* Backwards, with a gap after every tenth. */
         size_t at = MANY - 1 - i;
-        b.moves[i] = move((at + at / 10) * page, page, 1, mm_host());
+        b.transfers[i] = move((at + at / 10) * page, page, 1, mm_host());
     }
     mm_batch_merge(&b);
     CHECK_EQUAL(b.count, 10);
-    check_move(&b.moves[9], (90 + 9) * page, 10 * page, mm_host());
+    check_move(&b.transfers[9], (90 + 9) * page, 10 * page, mm_host());
     mm_batch_free(&b);
 }
 
@@ -271,8 +272,8 @@ sets_and_locations_convert(void)
     CHECK_EQUAL(mm_location_bit(device(-1)), 0);
     CHECK_EQUAL(mm_location_bit(device(MM_HOST_BIT)), 0);
     CHECK_EQUAL(mm_location_bit(mm_location(CU_MEM_LOCATION_TYPE_HOST_NUMA, 0)), 0);
-    CHECK(mm_same_location(mm_bit_location(MM_HOST_BIT), mm_host()));
-    CHECK(mm_same_location(mm_bit_location(3), device(3)));
+    CHECK(mm_same_location(mm_location_from_bit(MM_HOST_BIT), mm_host()));
+    CHECK(mm_same_location(mm_location_from_bit(3), device(3)));
     CHECK(!mm_same_location(device(0), mm_host()));
     CHECK_EQUAL(mm_advice_from_name("set_accessed_by"), CU_MEM_ADVISE_SET_ACCESSED_BY);
     CHECK_EQUAL(mm_advice_from_name("set_accessed_b"), 0);
@@ -313,32 +314,32 @@ static void
 last_of_overlapping_moves_wins(void)
 {
     enum { PAGES = 64 };
-    const mm_dispatch ways[] = {MM_DISPATCH_AUTO, MM_DISPATCH_LOOP};
+    const mm_dispatch routes[] = {MM_DISPATCH_AUTO, MM_DISPATCH_LOOP};
     mm_memory *m = allocate_pages(4 * PAGES);
 
     for (size_t i = 0; i < 2; i++) {
-        const mm_move moves[] = {
+        const mm_transfer transfers[] = {
             {.range = part_of(m, 0, PAGES), .where = device(0)},
             {.range = part_of(m, 2 * PAGES, PAGES), .where = device(0)},
             {.range = part_of(m, 0, PAGES), .where = mm_host()},
         };
-        const mm_move reversed[] = {moves[2], moves[1], moves[0]};
+        const mm_transfer reversed[] = {transfers[2], transfers[1], transfers[0]};
         mm_status st;
         mm_batch b;
 
-        fill(&b, moves, 3);
-        CHECK_OK(mm_batch_prefetch(world.cu, &b, NULL, ways[i], MM_DEFER_NO, &st), &st);
+        fill(&b, transfers, 3);
+        CHECK_OK(mm_batch_prefetch(world.cu, &b, NULL, routes[i], MM_DEFER_NO, &st), &st);
         mm_batch_free(&b);
-        CHECK(mm_same_location(last_prefetch(moves[0].range), mm_host()));
+        CHECK(mm_same_location(last_prefetch(transfers[0].range), mm_host()));
         /* Not resident on the device any more, so that this too may choose the batch call. */
-        fill(&b, moves + 2, 1);
-        b.moves[0].range = part_of(m, 0, 4 * PAGES);
-        CHECK_OK(mm_batch_prefetch(world.cu, &b, NULL, ways[i], MM_DEFER_NO, &st), &st);
+        fill(&b, transfers + 2, 1);
+        b.transfers[0].range = part_of(m, 0, 4 * PAGES);
+        CHECK_OK(mm_batch_prefetch(world.cu, &b, NULL, routes[i], MM_DEFER_NO, &st), &st);
         mm_batch_free(&b);
         fill(&b, reversed, 3);
-        CHECK_OK(mm_batch_prefetch(world.cu, &b, NULL, ways[i], MM_DEFER_NO, &st), &st);
+        CHECK_OK(mm_batch_prefetch(world.cu, &b, NULL, routes[i], MM_DEFER_NO, &st), &st);
         mm_batch_free(&b);
-        CHECK(mm_same_location(last_prefetch(moves[0].range), device(0)));
+        CHECK(mm_same_location(last_prefetch(transfers[0].range), device(0)));
     }
     mm_memory_release(m);
 }
@@ -347,13 +348,13 @@ static void
 adjacent_ranges_take_one_call(void)
 {
     mm_memory *m = allocate_pages(4);
-    const mm_move moves[] = {{.range = part_of(m, 0, 1), .where = mm_host()},
-                             {.range = part_of(m, 1, 1), .where = mm_host()},
-                             {.range = part_of(m, 2, 2), .where = mm_host()}};
+    const mm_transfer transfers[] = {{.range = part_of(m, 0, 1), .where = mm_host()},
+                                     {.range = part_of(m, 1, 1), .where = mm_host()},
+                                     {.range = part_of(m, 2, 2), .where = mm_host()}};
     mm_status st;
     mm_batch b;
 
-    fill(&b, moves, 3);
+    fill(&b, transfers, 3);
     world.log_clear();
     CHECK_OK(mm_batch_prefetch(world.cu, &b, NULL, MM_DISPATCH_AUTO, MM_DEFER_NO, &st), &st);
     CHECK_EQUAL(world_calls("cuMemPrefetchAsync"), 1);
@@ -369,13 +370,14 @@ failed_advice_is_taken_back(void)
 {
     enum { COUNT = 3 };
     mm_memory *m = allocate_pages(2 * COUNT);
-    mm_move moves[COUNT];
+    mm_transfer transfers[COUNT];
     mm_status st;
     unsigned n;
 
     for (size_t i = 0; i < COUNT; i++) {
-        moves[i] = (mm_move){.range = part_of(m, 2 * i, 1), .where = device(1)};
-        CHECK_OK(mm_range_advise(world.cu, moves[i].range, CU_MEM_ADVISE_SET_PREFERRED_LOCATION,
+        transfers[i] = (mm_transfer){.range = part_of(m, 2 * i, 1), .where = device(1)};
+        CHECK_OK(mm_range_advise(world.cu, transfers[i].range,
+                                 CU_MEM_ADVISE_SET_PREFERRED_LOCATION,
                                  i == 1 ? mm_host() : device(0), &st),
                  &st);
     }
@@ -383,7 +385,7 @@ failed_advice_is_taken_back(void)
         mm_batch b;
         int rc, fired;
 
-        fill(&b, moves, COUNT);
+        fill(&b, transfers, COUNT);
         world.fail("cuMemAdvise", n, CUDA_ERROR_LAUNCH_FAILED, 0);
         rc = mm_batch_advise(world.cu, &b, CU_MEM_ADVISE_SET_PREFERRED_LOCATION, &st);
         fired = world.fail_fired();
@@ -398,7 +400,7 @@ failed_advice_is_taken_back(void)
         for (size_t i = 0; i < COUNT; i++) {
             CUmemLocation where;
 
-            CHECK_OK(mm_range_preferred_location(world.cu, moves[i].range, &where, &st), &st);
+            CHECK_OK(mm_range_preferred_location(world.cu, transfers[i].range, &where, &st), &st);
             CHECK(mm_same_location(where, i == 1 ? mm_host() : device(0)));
         }
     }
@@ -411,9 +413,10 @@ static void
 overlapping_advice_is_taken_back(void)
 {
     mm_memory *m = allocate_pages(6);
-    const mm_move moves[] = {{part_of(m, 0, 4), device(0)},
-                             {part_of(m, 2, 2), mm_host()},
-                             {part_of(m, 5, 1), mm_location(CU_MEM_LOCATION_TYPE_HOST_NUMA, 99)}};
+    const mm_transfer transfers[] = {
+        {part_of(m, 0, 4), device(0)},
+        {part_of(m, 2, 2), mm_host()},
+        {part_of(m, 5, 1), mm_location(CU_MEM_LOCATION_TYPE_HOST_NUMA, 99)}};
     CUmemLocation where;
     mm_batch b;
     mm_status st;
@@ -421,7 +424,7 @@ overlapping_advice_is_taken_back(void)
     CHECK_OK(mm_range_advise(world.cu, part_of(m, 1, 3), CU_MEM_ADVISE_SET_PREFERRED_LOCATION,
                              device(1), &st),
              &st);
-    fill(&b, moves, 3);
+    fill(&b, transfers, 3);
     CHECK_EQUAL(mm_batch_advise(world.cu, &b, CU_MEM_ADVISE_SET_PREFERRED_LOCATION, &st), -1);
     mm_batch_free(&b);
     CHECK_OK(mm_range_preferred_location(world.cu, part_of(m, 2, 2), &where, &st), &st);
@@ -436,23 +439,24 @@ static void
 advice_on_neighbours_is_taken_back(void)
 {
     mm_memory *m = allocate_pages(6);
-    const mm_move moves[] = {{part_of(m, 0, 2), mm_host()},
-                             {part_of(m, 2, 2), mm_host()},
-                             {part_of(m, 5, 1), mm_location(CU_MEM_LOCATION_TYPE_HOST_NUMA, 99)}};
+    const mm_transfer transfers[] = {
+        {part_of(m, 0, 2), mm_host()},
+        {part_of(m, 2, 2), mm_host()},
+        {part_of(m, 5, 1), mm_location(CU_MEM_LOCATION_TYPE_HOST_NUMA, 99)}};
     CUmemLocation where;
     mm_batch b;
     mm_status st;
 
-    CHECK_OK(mm_range_advise(world.cu, moves[1].range, CU_MEM_ADVISE_SET_PREFERRED_LOCATION,
+    CHECK_OK(mm_range_advise(world.cu, transfers[1].range, CU_MEM_ADVISE_SET_PREFERRED_LOCATION,
                              device(1), &st),
              &st);
-    fill(&b, moves, 3);
+    fill(&b, transfers, 3);
     CHECK_EQUAL(mm_batch_advise(world.cu, &b, CU_MEM_ADVISE_SET_PREFERRED_LOCATION, &st), -1);
     CHECK_EQUAL(b.count, 2);
     mm_batch_free(&b);
-    CHECK_OK(mm_range_preferred_location(world.cu, moves[1].range, &where, &st), &st);
+    CHECK_OK(mm_range_preferred_location(world.cu, transfers[1].range, &where, &st), &st);
     CHECK(mm_same_location(where, device(1)));
-    CHECK_OK(mm_range_preferred_location(world.cu, moves[0].range, &where, &st), &st);
+    CHECK_OK(mm_range_preferred_location(world.cu, transfers[0].range, &where, &st), &st);
     CHECK_EQUAL((int)where.type, (int)CU_MEM_LOCATION_TYPE_INVALID);
     mm_memory_release(m);
 }
@@ -515,11 +519,12 @@ the_bad_range_of_a_batch_is_found(void)
 
     mm_memory_release(gone);
     for (int discard = 0; discard < 2; discard++) {
-        const mm_move moves[] = {{.range = part_of(m, 0, 1), .where = mm_host()},
-                                 {.range = part_of(m, 2, 1), .where = device(0)},
-                                 {.range = {freed, mm_page_size(), freed}, .where = mm_host()},
-                                 {.range = part_of(m, 4, 1), .where = mm_host()}};
-        fill(&b, moves, 4);
+        const mm_transfer transfers[] = {
+            {.range = part_of(m, 0, 1), .where = mm_host()},
+            {.range = part_of(m, 2, 1), .where = device(0)},
+            {.range = {freed, mm_page_size(), freed}, .where = mm_host()},
+            {.range = part_of(m, 4, 1), .where = mm_host()}};
+        fill(&b, transfers, 4);
         CHECK_EQUAL(
             discard ? mm_batch_discard(world.cu, &b, NULL, MM_DISPATCH_BATCH, &st)
                     : mm_batch_prefetch(world.cu, &b, NULL, MM_DISPATCH_BATCH, MM_DEFER_NO, &st),
@@ -572,7 +577,7 @@ many_ranges_are_discarded_by_one_call(void)
     CHECK(m != NULL);
     CHECK_OK(mm_batch_init(&b, COUNT, &st), &st);
     for (size_t i = 0; i < COUNT; i++) {
-        b.moves[i] = (mm_move){{m->start + 2 * i * page, page, m->start}, mm_host()};
+        b.transfers[i] = (mm_transfer){{m->start + 2 * i * page, page, m->start}, mm_host()};
     }
     world.log_clear();
     CHECK_OK(mm_batch_discard(world.cu, &b, NULL, MM_DISPATCH_AUTO, &st), &st);

@@ -484,11 +484,12 @@ use_everything(void *unused)
     mm_status st;
 
     CHECK_OK(mm_range_check(world.cu, &range, MM_DISCARD, &st), &st);
-    CHECK_OK(mm_range_prefetch(world.cu, range, mm_bit_location(0), NULL, MM_DEFER_YES, &st), &st);
+    CHECK_OK(mm_range_prefetch(world.cu, range, mm_location_from_bit(0), NULL, MM_DEFER_YES, &st),
+             &st);
     CHECK_OK(mm_range_last_prefetch(world.cu, range, &where, &st), &st);
-    CHECK(mm_same_location(where, mm_bit_location(0)));
+    CHECK(mm_same_location(where, mm_location_from_bit(0)));
     CHECK_OK(mm_batch_init(&batch, 1, &st), &st);
-    batch.moves[0] = (mm_move){.range = range, .where = mm_host()};
+    batch.transfers[0] = (mm_transfer){.range = range, .where = mm_host()};
     /* On the legacy stream, so that all threads want the same stand-in stream at once. */
     CHECK_OK(mm_batch_discard(world.cu, &batch, NULL, MM_DISPATCH_AUTO, &st), &st);
     mm_batch_free(&batch);

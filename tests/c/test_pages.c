@@ -77,7 +77,7 @@ fill(mm_batch *b, const mm_memory *const *memories, size_t count)
 
     CHECK_OK(mm_batch_init(b, count, &st), &st);
     for (size_t i = 0; i < count; i++) {
-        b->moves[i].range = pages_of(memories[i], 0, PAGES);
+        b->transfers[i].range = pages_of(memories[i], 0, PAGES);
     }
 }
 
@@ -128,7 +128,7 @@ a_policy_is_applied_wholly_or_not_at_all(void)
 {
     mm_memory *m[] = {allocate(), allocate()};
     const mm_memory *const targets[] = {m[1], m[0]};
-    const mm_policy policy = {true, mm_host(), mm_location_bit(mm_bit_location(0))};
+    const mm_policy policy = {true, mm_host(), mm_location_bit(mm_location_from_bit(0))};
     mm_page_runs before[2], earlier;
     mm_status st;
     int rc = -1;
@@ -217,7 +217,7 @@ records_that_stay_behind_are_settled_page_by_page(void)
 {
     mm_memory *m = allocate();
     const mm_memory *const targets[] = {m};
-    const mm_policy policy = {true, mm_host(), mm_location_bit(mm_bit_location(1))};
+    const mm_policy policy = {true, mm_host(), mm_location_bit(mm_location_from_bit(1))};
     const mm_page_run whole = {.range = pages_of(m, 0, PAGES), .policy = policy};
     mm_page_runs earlier, before;
     mm_status st;

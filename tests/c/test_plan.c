@@ -161,7 +161,7 @@ noting_driver(void)
 }
 
 /* Any stream but the default one: that would need a stand-in. */
-static const mm_how on_a_stream = {(CUstream)&noted, MM_DISPATCH_AUTO, MM_DEFER_YES};
+static const mm_dispatch_options on_a_stream = {(CUstream)&noted, MM_DISPATCH_AUTO, MM_DEFER_YES};
 
 /* --- tests ------------------------------------------------------------------------------- */
 
@@ -205,7 +205,7 @@ executing_allocates_nothing(void)
             for (int there = 0; there < 2; there++) {
                 noted.there = there ? entries[1].move.range.start : 0;
                 for (mm_dispatch d = MM_DISPATCH_AUTO; d <= MM_DISPATCH_LOOP; d++) {
-                    mm_how how = on_a_stream;
+                    mm_dispatch_options how = on_a_stream;
                     how.dispatch = d;
                     CHECK_OK(mm_plan_execute(cu, p, &how, &st), &st);
                 }
@@ -229,7 +229,7 @@ allocations_of(mm_driver *cu, size_t count, const mm_dispatch *prefetch)
     CHECK_OK(mm_batch_init(&b, count, &st), &st);
     for (size_t i = 0; i < count; i++) {
         CUdeviceptr start = (CUdeviceptr)(count - i) << 20;
-        b.moves[i] = entry(start, (size_t)1 << 19, device(0), NULL).move;
+        b.transfers[i] = entry(start, (size_t)1 << 19, device(0), NULL).move;
     }
     if (prefetch != NULL) {
         CHECK_OK(mm_batch_prefetch(cu, &b, on_a_stream.stream, *prefetch, MM_DEFER_NO, &st), &st);
@@ -266,7 +266,7 @@ arrays_are_those_of_the_ranges(void)
         entry(10 * mib, mib, mm_host(), &guard), entry(2 * mib, mib, device(0), &guard),
         entry(5 * mib, mib, device(0), &guard),  entry(30 * mib, 4096, device(0), &guard),
     };
-    mm_how how = on_a_stream;
+    mm_dispatch_options how = on_a_stream;
     mm_plan *p = new_plan(entries, 6, MM_DO_PREFETCH);
     mm_status st;
 
@@ -329,7 +329,7 @@ a_failed_call_lets_go(void)
     mm_status st;
     mm_memory *m = mm_memory_allocate(world.cu, (size_t)4 << 20, &st);
     mm_plan_entry entries[4];
-    const mm_how how = {NULL, MM_DISPATCH_AUTO, MM_DEFER_YES};
+    const mm_dispatch_options how = {NULL, MM_DISPATCH_AUTO, MM_DEFER_YES};
     mm_plan *p;
 
     CHECK(m != NULL);
@@ -365,17 +365,17 @@ static void *
 execute_often(void *argument)
 {
     shared *s = argument;
-    const mm_how how = {CU_STREAM_PER_THREAD, MM_DISPATCH_AUTO, MM_DEFER_NO};
+    const mm_dispatch_options how = {CU_STREAM_PER_THREAD, MM_DISPATCH_AUTO, MM_DEFER_NO};
 
     for (int i = 0; i < 50; i++) {
-        mm_outlook o;
+        mm_plan_preview o;
         mm_status st;
         mm_plan_retain(s->plan);
         if (mm_plan_execute(world.cu, s->plan, &how, &st) < 0
-            || mm_plan_look(world.cu, s->plan, &how, &o, &st) < 0) {
+            || mm_plan_make_preview(world.cu, s->plan, &how, &o, &st) < 0) {
             atomic_fetch_add(&s->failed, 1);
         } else {
-            mm_outlook_free(&o);
+            mm_plan_preview_free(&o);
         }
         mm_plan_release(s->plan);
     }
@@ -443,7 +443,7 @@ too_many_entries_are_refused(void)
 {
     volatile size_t most = SIZE_MAX; /* volatile, because compilers warn about the constant */
     const size_t count = most / 16;
-    mm_outlook outlook;
+    mm_plan_preview preview;
     mm_batch batch;
     mm_status st;
 
@@ -451,9 +451,9 @@ too_many_entries_are_refused(void)
     CHECK_EQUAL(st.kind, MM_NO_MEMORY);
     CHECK_EQUAL(mm_batch_init(&batch, count, &st), -1);
     CHECK_EQUAL(st.kind, MM_NO_MEMORY);
-    CHECK_EQUAL(mm_work_init(&outlook.work, count, &st), -1);
+    CHECK_EQUAL(mm_batch_arrays_init(&preview.work, count, &st), -1);
     CHECK_EQUAL(st.kind, MM_NO_MEMORY);
-    mm_outlook_free(&outlook);
+    mm_plan_preview_free(&preview);
     CHECK(mm_plan_new(NULL, count, MM_DO_PREFETCH, &st) == NULL);
     CHECK_EQUAL(st.kind, MM_NO_MEMORY);
 }

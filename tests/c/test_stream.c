@@ -43,7 +43,7 @@ check_capturing(int rc, const mm_status *st)
 static void
 a_thread_without_a_context_sees_captures(void)
 {
-    const mm_how how = {NULL, MM_DISPATCH_AUTO, MM_DEFER_NO};
+    const mm_dispatch_options how = {NULL, MM_DISPATCH_AUTO, MM_DEFER_NO};
     CUmemLocation where = mm_location(CU_MEM_LOCATION_TYPE_DEVICE, 0);
     CUstream stream;
     mm_memory *m;
@@ -112,7 +112,7 @@ nothing_is_kept_of_other_contexts(void)
     m = mm_memory_allocate(world.cu, 1 << 20, &st);
     CHECK(m != NULL);
     CHECK_OK(mm_batch_init(&b, 1, &st), &st);
-    b.moves[0] = (mm_move){{m->start, m->size, m->start}, mm_host()};
+    b.transfers[0] = (mm_transfer){{m->start, m->size, m->start}, mm_host()};
     world.log_clear();
     CHECK_OK(mm_batch_discard(&cu, &b, NULL, MM_DISPATCH_AUTO, &st), &st);
     CHECK_EQUAL(world_calls("cuStreamCreate"), 1);

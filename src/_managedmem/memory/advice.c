@@ -16,7 +16,7 @@ query_record(mm_driver *cu, mm_range range, CUmem_range_attribute attribute, int
 MM_GUARD_ARRAYS static bool
 query_members(mm_driver *cu, mm_range range, mm_location_set *members)
 {
-    size_t places = mm_accessed_by_places(cu);
+    size_t places = mm_accessed_by_capacity(cu);
     int answer[MM_MAX_DEVICES + 1];
     CUresult code = query_record(cu, range, CU_MEM_RANGE_ATTRIBUTE_ACCESSED_BY, answer, places);
 
@@ -159,7 +159,7 @@ static int
 refuse_advice(mm_driver *cu, mm_range range, CUmemLocation where, CUresult code, mm_status *st)
 {
     (void)mm_fail_call(st, "cuMemAdvise", (int)code);
-    return mm_explain(cu, range, where, MM_ADVISE, st);
+    return mm_range_diagnose(cu, range, where, MM_ADVISE, st);
 }
 
 /* --- putting back ----------------------------------------------------------------------- */
@@ -371,7 +371,7 @@ switch_members(mm_driver *cu, mm_range range, mm_location_set members, bool on,
 
     *done = 0;
     for (; members != 0; members &= members - 1) {
-        CUmemLocation where = mm_bit_location(__builtin_ctzll(members));
+        CUmemLocation where = mm_location_from_bit(__builtin_ctzll(members));
         CUresult code = cu->MemAdvise(range.start, range.size, advice, where);
         if (code != CUDA_SUCCESS) {
             return refuse_advice(cu, range, where, code, st);
@@ -415,7 +415,7 @@ settle_members(mm_driver *cu, mm_range range, mm_location_set members)
         }
         for (; missing != 0; missing &= missing - 1) {
             settle_record(cu, range, CU_MEM_ADVISE_SET_ACCESSED_BY,
-                          mm_bit_location(__builtin_ctzll(missing)));
+                          mm_location_from_bit(__builtin_ctzll(missing)));
         }
     }
 }
@@ -427,7 +427,7 @@ unset_members(mm_driver *cu, mm_range range, mm_location_set members)
 {
     for (; members != 0; members &= members - 1) {
         unset_on_pages(cu, range, CU_MEM_ADVISE_SET_ACCESSED_BY,
-                       mm_bit_location(__builtin_ctzll(members)));
+                       mm_location_from_bit(__builtin_ctzll(members)));
     }
 }
 
@@ -436,7 +436,7 @@ set_members(mm_driver *cu, mm_range range, mm_location_set members)
 {
     for (mm_location_set left = members; left != 0; left &= left - 1) {
         (void)cu->MemAdvise(range.start, range.size, CU_MEM_ADVISE_SET_ACCESSED_BY,
-                            mm_bit_location(__builtin_ctzll(left)));
+                            mm_location_from_bit(__builtin_ctzll(left)));
     }
     settle_members(cu, range, members);
 }

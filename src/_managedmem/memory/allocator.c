@@ -121,17 +121,17 @@ MM_PRESET_SLOTS(DEFINE_ALLOCATE)
 static int
 free_block(mm_driver *cu, CUdeviceptr start, mm_status *st)
 {
-    mm_pointer_facts facts;
+    mm_pointer_attributes attributes;
 
-    if (mm_look_up(cu, start, &facts, st) < 0) {
+    if (mm_pointer_query(cu, start, &attributes, st) < 0) {
         /* The driver is shut down, so the memory is gone. */
         return st->code == CUDA_ERROR_DEINITIALIZED ? 0 : -1;
     }
-    if (!facts.managed) {
+    if (!attributes.managed) {
         return mm_fail(st, MM_BAD_VALUE, "0x%llx is not managed memory",
                        (unsigned long long)start);
     }
-    return mm_free(cu, facts.start, st);
+    return mm_free(cu, attributes.start, st);
 }
 
 /* A block that could not be freed inside a host function. */

@@ -8,12 +8,12 @@ int
 mm_batch_init(mm_batch *b, size_t count, mm_status *st)
 {
     b->count = count;
-    b->moves = b->few;
-    b->in_order = b->edges_interleaved = false;
-    if (count > MM_FEW) {
-        b->moves = calloc(count, sizeof *b->moves);
-        if (b->moves == NULL) {
-            b->moves = b->few;
+    b->transfers = b->inline_;
+    b->ordered = b->edges_interleaved = false;
+    if (count > MM_INLINE_COUNT) {
+        b->transfers = calloc(count, sizeof *b->transfers);
+        if (b->transfers == NULL) {
+            b->transfers = b->inline_;
             return mm_fail(st, MM_NO_MEMORY, "out of host memory for %zu targets", count);
         }
     }
@@ -23,8 +23,8 @@ mm_batch_init(mm_batch *b, size_t count, mm_status *st)
 void
 mm_batch_free(mm_batch *b)
 {
-    if (b->moves != b->few) {
-        free(b->moves);
+    if (b->transfers != b->inline_) {
+        free(b->transfers);
     }
 }
 
@@ -34,7 +34,7 @@ mm_batch_copy(mm_batch *to, const mm_batch *from, mm_status *st)
     if (mm_batch_init(to, from->count, st) < 0) {
         return -1;
     }
-    memcpy(to->moves, from->moves, from->count * sizeof *from->moves);
+    memcpy(to->transfers, from->transfers, from->count * sizeof *from->transfers);
     return 0;
 }
 
@@ -43,13 +43,13 @@ mm_batch_copy(mm_batch *to, const mm_batch *from, mm_status *st)
 static int
 by_address(const void *a, const void *b)
 {
-    const mm_move *x = a, *y = b;
+    const mm_transfer *x = a, *y = b;
 
     return x->range.start < y->range.start ? -1 : x->range.start > y->range.start;
 }
 
 static CUdeviceptr
-end_of(const mm_move *m)
+end_of(const mm_transfer *m)
 {
     return m->range.start + m->range.size;
 }
@@ -57,7 +57,7 @@ end_of(const mm_move *m)
 /* The end of the last page of a range: advice and prefetch act on whole pages. Discards were rounded to
  * whole pages before. */
 static CUdeviceptr
-reach_of(const mm_move *m, CUdeviceptr page)
+reach_of(const mm_transfer *m, CUdeviceptr page)
 {
     return (end_of(m) + page - 1) & ~(page - 1); /* page is a power of two; a division is slow */
 }
@@ -66,7 +66,7 @@ reach_of(const mm_move *m, CUdeviceptr page)
  * touch. System memory has no allocation, so only overlapping ranges are joined; separate ranges of
  * one batch call would be discarded and prefetched in an undefined order. */
 static bool
-can_join(const mm_move *left, const mm_move *right, CUdeviceptr page)
+can_join(const mm_transfer *left, const mm_transfer *right, CUdeviceptr page)
 {
     bool known = left->range.allocation != 0;
 
@@ -81,7 +81,7 @@ static bool
 is_sorted(const mm_batch *b)
 {
     for (size_t i = 1; i < b->count; i++) {
-        if (by_address(&b->moves[i - 1], &b->moves[i]) > 0) {
+        if (by_address(&b->transfers[i - 1], &b->transfers[i]) > 0) {
             return false;
         }
     }
@@ -92,14 +92,14 @@ is_sorted(const mm_batch *b)
  * a range that begins before it begins on a page of another range. Where the location changes without a
  * conflict, all ranges before end there. */
 static bool
-has_conflict(const mm_move *moves, size_t count)
+has_conflict(const mm_transfer *transfers, size_t count)
 {
-    CUdeviceptr page = mm_page_size(), reach = reach_of(&moves[0], page);
+    CUdeviceptr page = mm_page_size(), reach = reach_of(&transfers[0], page);
 
     for (size_t i = 1; i < count; i++) {
-        CUdeviceptr end = reach_of(&moves[i], page);
-        if (!mm_same_location(moves[i].where, moves[i - 1].where)
-            && moves[i].range.start < reach) {
+        CUdeviceptr end = reach_of(&transfers[i], page);
+        if (!mm_same_location(transfers[i].where, transfers[i - 1].where)
+            && transfers[i].range.start < reach) {
             return true;
         }
         reach = end > reach ? end : reach;
@@ -114,13 +114,13 @@ join_neighbours(mm_batch *b)
     size_t last = 0;
 
     for (size_t i = 1; i < b->count; i++) {
-        mm_move *m = &b->moves[last];
-        if (can_join(m, &b->moves[i], page)) {
-            if (end_of(&b->moves[i]) > end_of(m)) {
-                m->range.size = (size_t)(end_of(&b->moves[i]) - m->range.start);
+        mm_transfer *m = &b->transfers[last];
+        if (can_join(m, &b->transfers[i], page)) {
+            if (end_of(&b->transfers[i]) > end_of(m)) {
+                m->range.size = (size_t)(end_of(&b->transfers[i]) - m->range.start);
             }
         } else {
-            b->moves[++last] = b->moves[i];
+            b->transfers[++last] = b->transfers[i];
         }
     }
     b->count = last + 1;
@@ -133,9 +133,9 @@ drop_empty(mm_batch *b)
     size_t count = 0;
 
     for (size_t i = 0; i < b->count; i++) {
-        if (b->moves[i].range.size > 0) {
+        if (b->transfers[i].range.size > 0) {
             if (count < i) {
-                b->moves[count] = b->moves[i];
+                b->transfers[count] = b->transfers[i];
             }
             count++;
         }
@@ -146,27 +146,27 @@ drop_empty(mm_batch *b)
 static void
 merge_several(mm_batch *b)
 {
-    mm_move *kept;
+    mm_transfer *kept;
 
     drop_empty(b);
     if (b->count < 2) {
         return;
     }
     if (is_sorted(b)) {
-        b->in_order = has_conflict(b->moves, b->count);
+        b->ordered = has_conflict(b->transfers, b->count);
         join_neighbours(b);
         return;
     }
     kept = malloc(b->count * sizeof *kept);
     if (kept == NULL) {
-        b->in_order = true;
+        b->ordered = true;
         return; /* merging is a saving, not a need */
     }
-    memcpy(kept, b->moves, b->count * sizeof *kept);
-    qsort(b->moves, b->count, sizeof *b->moves, by_address);
-    b->in_order = has_conflict(b->moves, b->count);
-    if (b->in_order) {
-        memcpy(b->moves, kept, b->count * sizeof *kept);
+    memcpy(kept, b->transfers, b->count * sizeof *kept);
+    qsort(b->transfers, b->count, sizeof *b->transfers, by_address);
+    b->ordered = has_conflict(b->transfers, b->count);
+    if (b->ordered) {
+        memcpy(b->transfers, kept, b->count * sizeof *kept);
     }
     free(kept);
     join_neighbours(b);
@@ -175,13 +175,13 @@ merge_several(mm_batch *b)
 void
 mm_batch_merge(mm_batch *b)
 {
-    b->in_order = b->edges_interleaved;
+    b->ordered = b->edges_interleaved;
     if (b->edges_interleaved) {
         return; /* edges are found by the index of their range */
     }
     if (b->count > 1) {
         merge_several(b);
-    } else if (b->count == 1 && b->moves[0].range.size == 0) {
+    } else if (b->count == 1 && b->transfers[0].range.size == 0) {
         b->count = 0;
     }
 }
@@ -189,15 +189,15 @@ mm_batch_merge(mm_batch *b)
 /* Brings those that can gain from the batch call, as far as that does not depend on where pages
  * are, to the front. Conflicting moves keep their order and are never batched by choice. */
 void
-mm_batch_lay_out(mm_batch *b, mm_action what)
+mm_batch_prepare(mm_batch *b, mm_action what)
 {
     mm_batch_merge(b);
-    b->eligible = 0;
-    for (size_t i = 0; i < b->count && !b->in_order; i++) {
-        mm_move m = b->moves[i];
+    b->batchable = 0;
+    for (size_t i = 0; i < b->count && !b->ordered; i++) {
+        mm_transfer m = b->transfers[i];
         if (mm_may_gain_from_batch(what, &m)) {
-            b->moves[i] = b->moves[b->eligible];
-            b->moves[b->eligible++] = m;
+            b->transfers[i] = b->transfers[b->batchable];
+            b->transfers[b->batchable++] = m;
         }
     }
 }
@@ -206,18 +206,18 @@ mm_batch_lay_out(mm_batch *b, mm_action what)
 
 /* The common part of the three operations; edges may be NULL. */
 static int
-run(mm_driver *cu, mm_action what, mm_batch *b, const mm_batch *edges, const mm_how *how,
-    mm_status *st)
+run(mm_driver *cu, mm_action what, mm_batch *b, const mm_batch *edges,
+    const mm_dispatch_options *how, mm_status *st)
 {
-    mm_work work;
+    mm_batch_arrays work;
     int rc;
 
-    mm_batch_lay_out(b, what);
-    if (mm_work_init(&work, b->count, st) < 0) {
+    mm_batch_prepare(b, what);
+    if (mm_batch_arrays_init(&work, b->count, st) < 0) {
         return -1;
     }
     rc = mm_dispatch_run(cu, what, b, edges, NULL, &work, how, st);
-    mm_work_free(&work);
+    mm_batch_arrays_free(&work);
     return rc;
 }
 
@@ -225,7 +225,7 @@ int
 mm_batch_prefetch(mm_driver *cu, mm_batch *b, CUstream stream, mm_dispatch dispatch,
                   mm_defer defer, mm_status *st)
 {
-    const mm_how how = {stream, dispatch, defer};
+    const mm_dispatch_options how = {stream, dispatch, defer};
 
     return run(cu, MM_DO_PREFETCH, b, NULL, &how, st);
 }
@@ -234,7 +234,7 @@ mm_batch_prefetch(mm_driver *cu, mm_batch *b, CUstream stream, mm_dispatch dispa
 static int
 shrink(mm_batch *b, size_t i, mm_status *st)
 {
-    int rc = mm_range_whole_pages(&b->moves[i].range, st);
+    int rc = mm_range_whole_pages(&b->transfers[i].range, st);
 
     if (rc < 0 && b->count > 1) {
         mm_status_add(st, "(target %zu)", i);
@@ -250,14 +250,14 @@ drop_empty_checked(mm_batch *b, mm_status *st)
     bool empty = false;
 
     for (size_t i = 0; i < b->count; i++) {
-        empty = empty || b->moves[i].range.size == 0;
+        empty = empty || b->transfers[i].range.size == 0;
     }
     for (size_t i = 0; empty && i < b->count; i++) {
-        mm_move whole = b->moves[i];
+        mm_transfer whole = b->transfers[i];
         if (shrink(b, i, st) < 0) {
             return -1;
         }
-        b->moves[i] = whole;
+        b->transfers[i] = whole;
     }
     if (empty) {
         drop_empty(b);
@@ -280,34 +280,34 @@ whole_pages(mm_batch *b, mm_status *st)
 int
 mm_batch_discard(mm_driver *cu, mm_batch *b, CUstream stream, mm_dispatch dispatch, mm_status *st)
 {
-    const mm_how how = {stream, dispatch, MM_DEFER_NO};
+    const mm_dispatch_options how = {stream, dispatch, MM_DEFER_NO};
 
     return whole_pages(b, st) < 0 ? -1 : run(cu, MM_DO_DISCARD, b, NULL, &how, st);
 }
 
 /* Adds the range between two addresses. An empty one is added only if every move has two edges. */
 static void
-add_edge(mm_batch *edges, const mm_move *m, CUdeviceptr start, CUdeviceptr end)
+add_edge(mm_batch *edges, const mm_transfer *m, CUdeviceptr start, CUdeviceptr end)
 {
     if (start < end || edges->edges_interleaved) {
-        edges->moves[edges->count] = *m;
-        edges->moves[edges->count].range.start = start;
-        edges->moves[edges->count++].range.size = (size_t)(end - start);
+        edges->transfers[edges->count] = *m;
+        edges->transfers[edges->count].range.start = start;
+        edges->transfers[edges->count++].range.size = (size_t)(end - start);
     }
 }
 
 /* True if moves with different locations share a page, so that the last one must win. `scratch` has
  * space for all moves. */
 static bool
-is_order_needed(const mm_batch *b, mm_move *scratch)
+is_order_needed(const mm_batch *b, mm_transfer *scratch)
 {
     if (b->count < 2) {
         return false;
     }
     if (is_sorted(b)) {
-        return has_conflict(b->moves, b->count);
+        return has_conflict(b->transfers, b->count);
     }
-    memcpy(scratch, b->moves, b->count * sizeof *scratch);
+    memcpy(scratch, b->transfers, b->count * sizeof *scratch);
     qsort(scratch, b->count, sizeof *scratch, by_address);
     return has_conflict(scratch, b->count);
 }
@@ -320,10 +320,10 @@ mm_batch_split_edges(mm_batch *b, mm_batch *edges, mm_status *st)
     if (mm_batch_init(edges, 2 * b->count, st) < 0 || drop_empty_checked(b, st) < 0) {
         return -1;
     }
-    edges->edges_interleaved = b->edges_interleaved = is_order_needed(b, edges->moves);
+    edges->edges_interleaved = b->edges_interleaved = is_order_needed(b, edges->transfers);
     edges->count = 0;
     for (size_t i = 0; i < b->count; i++) {
-        mm_move before = b->moves[i], *m = &b->moves[i];
+        mm_transfer before = b->transfers[i], *m = &b->transfers[i];
         if (shrink(b, i, st) < 0) {
             return -1;
         }
@@ -333,10 +333,10 @@ mm_batch_split_edges(mm_batch *b, mm_batch *edges, mm_status *st)
     }
     if (!cut) {
         edges->edges_interleaved = b->edges_interleaved = false;
-        edges->count = edges->eligible = 0;
+        edges->count = edges->batchable = 0;
         return 0;
     }
-    mm_batch_lay_out(edges, MM_DO_PREFETCH);
+    mm_batch_prepare(edges, MM_DO_PREFETCH);
     return 0;
 }
 
@@ -345,7 +345,7 @@ int
 mm_batch_discard_prefetch(mm_driver *cu, mm_batch *b, CUstream stream, mm_dispatch dispatch,
                           mm_defer defer, mm_status *st)
 {
-    const mm_how how = {stream, dispatch, defer};
+    const mm_dispatch_options how = {stream, dispatch, defer};
     mm_batch edges;
     int rc = mm_batch_split_edges(b, &edges, st);
 
@@ -360,10 +360,10 @@ mm_batch_discard_prefetch(mm_driver *cu, mm_batch *b, CUstream stream, mm_dispat
 
 /* How far an advice on merged ranges got with one of the ranges that were asked for. */
 static mm_advice_progress
-progress_with(const mm_batch *merged, size_t failed, const mm_move *asked)
+progress_with(const mm_batch *merged, size_t failed, const mm_transfer *asked)
 {
     for (size_t i = 0; i <= failed; i++) {
-        const mm_move *m = &merged->moves[i];
+        const mm_transfer *m = &merged->transfers[i];
         if (mm_same_location(m->where, asked->where) && m->range.start <= asked->range.start
             && end_of(asked) <= end_of(m)) {
             return i < failed ? MM_ADVISED : MM_FAILED;
@@ -381,7 +381,7 @@ restore_all(mm_driver *cu, const mm_batch *asked, const mm_batch *merged, CUmem_
 {
     for (int whole = 0; whole <= 1; whole++) {
         for (size_t i = 0; i < asked->count; i++) {
-            const mm_move *m = &asked->moves[i];
+            const mm_transfer *m = &asked->transfers[i];
             if (before[i].whole == (whole == 1)) {
                 mm_advice_put_back(cu, m->range, advice, m->where, &before[i],
                                    progress_with(merged, failed, m));
@@ -397,13 +397,13 @@ advise_all(mm_driver *cu, const mm_batch *asked, const mm_batch *merged, CUmem_a
            mm_advice_before *before, mm_status *st)
 {
     for (size_t i = 0; i < asked->count; i++) {
-        const mm_move *m = &asked->moves[i];
+        const mm_transfer *m = &asked->transfers[i];
         if (mm_advice_remember(cu, m->range, advice, m->where, &before[i], st) < 0) {
             return -1;
         }
     }
     for (size_t i = 0; i < merged->count; i++) {
-        const mm_move *m = &merged->moves[i];
+        const mm_transfer *m = &merged->transfers[i];
         if (mm_range_advise_settled(cu, m->range, advice, m->where, st) < 0) {
             restore_all(cu, asked, merged, advice, before, i);
             return -1;
@@ -439,7 +439,7 @@ mm_batch_advise(mm_driver *cu, mm_batch *b, CUmem_advise advice, mm_status *st)
         if (b->count > 1) {
             rc = advise_several(cu, &asked, b, advice, st);
         } else if (b->count == 1) {
-            rc = mm_range_advise(cu, b->moves[0].range, advice, b->moves[0].where, st);
+            rc = mm_range_advise(cu, b->transfers[0].range, advice, b->transfers[0].where, st);
         }
     }
     mm_batch_free(&asked);

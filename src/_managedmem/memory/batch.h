@@ -8,18 +8,18 @@
 typedef struct {
     mm_range range;
     CUmemLocation where;
-} mm_move;
+} mm_transfer;
 
-enum { MM_FEW = 8 };
+enum { MM_INLINE_COUNT = 8 };
 
 /* Few moves lie in the struct itself, so that small calls allocate nothing. */
 typedef struct {
-    mm_move *moves;
+    mm_transfer *transfers;
     size_t count;
-    size_t eligible; /* once laid out: so many at the front may go into one batch call */
-    bool in_order; /* ranges on one page have different locations: the last one must win */
+    size_t batchable; /* once laid out: so many at the front may go into one batch call */
+    bool ordered; /* ranges on one page have different locations: the last one must win */
     bool edges_interleaved; /* in order: the edges of each range are issued right before it */
-    mm_move few[MM_FEW];
+    mm_transfer inline_[MM_INLINE_COUNT];
 } mm_batch;
 
 MM_NODISCARD int mm_batch_init(mm_batch *b, size_t count, mm_status *st);
@@ -52,7 +52,7 @@ MM_NODISCARD int mm_batch_advise(mm_driver *cu, mm_batch *b, CUmem_advise advice
 void mm_batch_merge(mm_batch *b);
 
 /* Merges, and orders the moves for the driver. */
-void mm_batch_lay_out(mm_batch *b, mm_action what);
+void mm_batch_prepare(mm_batch *b, mm_action what);
 
 /* Shrinks every range to whole pages. What is cut off goes to edges, a new batch that is laid out. If
  * they are interleaved, each range has two edges, which may be empty. */

@@ -6,26 +6,26 @@
 /* --- room ------------------------------------------------------------------------------- */
 
 static void
-use_few(mm_work *w)
+use_few(mm_batch_arrays *w)
 {
-    w->starts = w->few.starts;
-    w->sizes = w->few.sizes;
-    w->first = w->few.first;
-    w->where = w->few.where;
-    w->ways = w->few.ways;
+    w->starts = w->inline_.starts;
+    w->sizes = w->inline_.sizes;
+    w->first = w->inline_.first;
+    w->where = w->inline_.where;
+    w->routes = w->inline_.routes;
 }
 
 int
-mm_work_init(mm_work *w, size_t count, mm_status *st)
+mm_batch_arrays_init(mm_batch_arrays *w, size_t count, mm_status *st)
 {
     w->block = NULL;
     w->locations = 0;
-    if (count <= MM_FEW) {
+    if (count <= MM_INLINE_COUNT) {
         use_few(w);
         return 0;
     }
     w->block = calloc(count, sizeof *w->starts + sizeof *w->sizes + sizeof *w->first
-                                 + sizeof *w->where + sizeof *w->ways);
+                                 + sizeof *w->where + sizeof *w->routes);
     if (w->block == NULL) {
         return mm_fail(st, MM_NO_MEMORY, "out of host memory for %zu ranges", count);
     }
@@ -33,25 +33,25 @@ mm_work_init(mm_work *w, size_t count, mm_status *st)
     w->sizes = (size_t *)(w->starts + count);
     w->first = w->sizes + count;
     w->where = (CUmemLocation *)(w->first + count);
-    w->ways = (unsigned char *)(w->where + count);
+    w->routes = (unsigned char *)(w->where + count);
     return 0;
 }
 
 void
-mm_work_free(mm_work *w)
+mm_batch_arrays_free(mm_batch_arrays *w)
 {
     free(w->block);
 }
 
 void
-mm_work_fill(mm_work *w, const mm_batch *b, bool all)
+mm_batch_arrays_fill(mm_batch_arrays *w, const mm_batch *b, bool all)
 {
     size_t count = 0;
 
     w->locations = 0;
     for (size_t i = 0; i < b->count; i++) {
-        const mm_move *m = &b->moves[i];
-        if (!all && w->ways[i] != MM_TOGETHER) {
+        const mm_transfer *m = &b->transfers[i];
+        if (!all && w->routes[i] != MM_BATCHED) {
             continue;
         }
         w->starts[count] = m->range.start;
@@ -68,7 +68,7 @@ mm_work_fill(mm_work *w, const mm_batch *b, bool all)
 
 /* The last requested location is the cheapest sign of residency there is: a query of 50 to 110 ns. */
 static bool
-seems_resident(mm_driver *cu, const mm_move *m)
+seems_resident(mm_driver *cu, const mm_transfer *m)
 {
     int last = CU_DEVICE_INVALID;
 
@@ -83,13 +83,13 @@ seems_resident(mm_driver *cu, const mm_move *m)
 enum { PREFETCH_BATCH_FROM = 64 << 10 };
 
 static bool
-is_small(mm_action what, const mm_move *m)
+is_small(mm_action what, const mm_transfer *m)
 {
     return what == MM_DO_PREFETCH && m->range.size < PREFETCH_BATCH_FROM;
 }
 
 bool
-mm_may_gain_from_batch(mm_action what, const mm_move *m)
+mm_may_gain_from_batch(mm_action what, const mm_transfer *m)
 {
     return m->where.type == CU_MEM_LOCATION_TYPE_DEVICE && !is_small(what, m);
 }
@@ -97,38 +97,38 @@ mm_may_gain_from_batch(mm_action what, const mm_move *m)
 /* A batch call costs about 18 us a range, whatever the range holds. A call for each costs less where
  * pages are there already (2 to 4 us) and where they go to the host. Where they move to a device it
  * costs more, but for a prefetch of less than 64 KiB, where it is the same. */
-static mm_way
-way_of(mm_driver *cu, mm_action what, const mm_move *m)
+static mm_route
+way_of(mm_driver *cu, mm_action what, const mm_transfer *m)
 {
     if (m->where.type != CU_MEM_LOCATION_TYPE_DEVICE) {
-        return MM_ALONE_TO_HOST;
+        return MM_SINGLE_TO_HOST;
     }
     if (is_small(what, m)) {
-        return MM_ALONE_SMALL;
+        return MM_SINGLE_SMALL;
     }
-    return seems_resident(cu, m) ? MM_ALONE_THERE : MM_TOGETHER;
+    return seems_resident(cu, m) ? MM_SINGLE_RESIDENT : MM_BATCHED;
 }
 
 /* The way of all moves, where one thing decides for all of them; else false. */
 static bool
-way_of_all(mm_driver *cu, mm_action what, const mm_batch *b, mm_dispatch dispatch, mm_way *way)
+way_of_all(mm_driver *cu, mm_action what, const mm_batch *b, mm_dispatch dispatch, mm_route *way)
 {
     /* A discard costs the same either way, so one call serves all of them. */
     if (b->edges_interleaved) {
-        *way = MM_ALONE_IN_ORDER;
+        *way = MM_SINGLE_ORDERED;
     } else if (dispatch == MM_DISPATCH_BATCH
                || (dispatch == MM_DISPATCH_AUTO && what == MM_DO_DISCARD && b->count > 1)) {
-        *way = MM_TOGETHER;
+        *way = MM_BATCHED;
     } else if (dispatch == MM_DISPATCH_LOOP) {
-        *way = MM_ALONE_ASKED;
+        *way = MM_SINGLE_REQUESTED;
     } else if (b->count < 2) {
-        *way = MM_ALONE_SINGLE;
-    } else if (b->in_order) {
-        *way = MM_ALONE_IN_ORDER;
+        *way = MM_SINGLE_ONE;
+    } else if (b->ordered) {
+        *way = MM_SINGLE_ORDERED;
     } else if (cu->MemPrefetchBatchAsync == NULL) {
-        *way = MM_ALONE_NO_CALL;
+        *way = MM_SINGLE_NO_BATCH_CALL;
     } else if (!cu->concurrent_access) {
-        *way = MM_ALONE_NO_ACCESS;
+        *way = MM_SINGLE_NO_CONCURRENT_ACCESS;
     } else {
         return false;
     }
@@ -137,21 +137,21 @@ way_of_all(mm_driver *cu, mm_action what, const mm_batch *b, mm_dispatch dispatc
 
 size_t
 mm_dispatch_decide(mm_driver *cu, mm_action what, const mm_batch *b, mm_dispatch dispatch,
-                   unsigned char *ways)
+                   unsigned char *routes)
 {
-    mm_way all = MM_TOGETHER;
+    mm_route all = MM_BATCHED;
     bool same = way_of_all(cu, what, b, dispatch, &all);
     size_t together = 0, last = 0;
 
     for (size_t i = 0; i < b->count; i++) {
-        ways[i] = (unsigned char)(same ? all : way_of(cu, what, &b->moves[i]));
-        if (ways[i] == MM_TOGETHER) {
+        routes[i] = (unsigned char)(same ? all : way_of(cu, what, &b->transfers[i]));
+        if (routes[i] == MM_BATCHED) {
             together++;
             last = i;
         }
     }
     if (!same && together == 1) {
-        ways[last] = MM_ALONE_LEFT_OVER;
+        routes[last] = MM_SINGLE_REMAINDER;
         return 0;
     }
     return together;
@@ -163,8 +163,8 @@ mm_dispatch_defers(const mm_batch *b, mm_defer defer, size_t *bytes, CUmemLocati
     size_t to_device = 0, to_host = 0;
 
     for (size_t i = 0; i < b->count; i++) {
-        bool device = b->moves[i].where.type == CU_MEM_LOCATION_TYPE_DEVICE;
-        *(device ? &to_device : &to_host) += b->moves[i].range.size;
+        bool device = b->transfers[i].where.type == CU_MEM_LOCATION_TYPE_DEVICE;
+        *(device ? &to_device : &to_host) += b->transfers[i].range.size;
     }
     *bytes = to_device > to_host ? to_device : to_host;
     *where = to_device > to_host ? mm_location(CU_MEM_LOCATION_TYPE_DEVICE, 0) : mm_host();
@@ -174,7 +174,7 @@ mm_dispatch_defers(const mm_batch *b, mm_defer defer, size_t *bytes, CUmemLocati
 /* --- calling ---------------------------------------------------------------------------- */
 
 static CUresult
-call_batch(mm_driver *cu, mm_action what, const mm_work *w, size_t count, size_t locations,
+call_batch(mm_driver *cu, mm_action what, const mm_batch_arrays *w, size_t count, size_t locations,
            CUstream stream)
 {
     if (what == MM_DO_DISCARD) {
@@ -187,7 +187,7 @@ call_batch(mm_driver *cu, mm_action what, const mm_work *w, size_t count, size_t
 
 /* The index of the first range that the checks find wrong; count if none is. */
 static size_t
-find_bad_range(mm_driver *cu, mm_operation op, const mm_work *w, size_t count)
+find_bad_range(mm_driver *cu, mm_operation op, const mm_batch_arrays *w, size_t count)
 {
     for (size_t i = 0; i < count; i++) {
         mm_range range = {.start = w->starts[i], .size = w->sizes[i]};
@@ -202,7 +202,7 @@ find_bad_range(mm_driver *cu, mm_operation op, const mm_work *w, size_t count)
 /* The index of the location with the highest NUMA node, which is the likeliest to be missing; the
  * number of locations if none is a node. *several: there are different nodes. */
 static size_t
-find_numa_node(const mm_work *w, size_t locations, bool *several)
+find_numa_node(const mm_batch_arrays *w, size_t locations, bool *several)
 {
     size_t node = locations;
 
@@ -217,7 +217,7 @@ find_numa_node(const mm_work *w, size_t locations, bool *several)
 }
 
 static int
-describe_batch(const mm_work *w, size_t count, mm_status *st)
+describe_batch(const mm_batch_arrays *w, size_t count, mm_status *st)
 {
     CUdeviceptr start = w->starts[0], end = start;
 
@@ -232,8 +232,8 @@ describe_batch(const mm_work *w, size_t count, mm_status *st)
 
 /* Names the range or location at fault, or else describes the batch. */
 static int
-explain_batch(mm_driver *cu, mm_operation op, const mm_work *w, size_t count, size_t locations,
-              mm_status *st)
+explain_batch(mm_driver *cu, mm_operation op, const mm_batch_arrays *w, size_t count,
+              size_t locations, mm_status *st)
 {
     bool several = false, refused = st->code == CUDA_ERROR_INVALID_VALUE && cu->concurrent_access;
     size_t bad = refused ? find_bad_range(cu, op, w, count) : 0;
@@ -250,11 +250,11 @@ explain_batch(mm_driver *cu, mm_operation op, const mm_work *w, size_t count, si
                        "%s or another node of the batch: this system has no such NUMA node",
                        mm_location_text(w->where[node], text));
     }
-    return mm_explain(cu, range, w->where[node < locations ? node : 0], op, st);
+    return mm_range_diagnose(cu, range, w->where[node < locations ? node : 0], op, st);
 }
 
 static int
-issue_batch(mm_driver *cu, mm_action what, const mm_work *w, size_t count, CUstream stream,
+issue_batch(mm_driver *cu, mm_action what, const mm_batch_arrays *w, size_t count, CUstream stream,
             mm_status *st)
 {
     static const char *const names[] = {"cuMemPrefetchBatchAsync", "cuMemDiscardBatchAsync",
@@ -277,7 +277,7 @@ issue_batch(mm_driver *cu, mm_action what, const mm_work *w, size_t count, CUstr
 
 /* One range by the call that is made for one: no arrays, no allocation. */
 static int
-issue_one(mm_driver *cu, mm_action what, const mm_move *m, CUstream stream, mm_status *st)
+issue_one(mm_driver *cu, mm_action what, const mm_transfer *m, CUstream stream, mm_status *st)
 {
     CUdeviceptr start = m->range.start;
     size_t size = m->range.size, first = 0;
@@ -298,7 +298,8 @@ issue_one(mm_driver *cu, mm_action what, const mm_move *m, CUstream stream, mm_s
         return 0;
     }
     (void)mm_fail_call(st, function, (int)code);
-    return mm_explain(cu, m->range, where, what == MM_DO_DISCARD ? MM_DISCARD : MM_PREFETCH, st);
+    return mm_range_diagnose(cu, m->range, where, what == MM_DO_DISCARD ? MM_DISCARD : MM_PREFETCH,
+                             st);
 }
 
 static int
@@ -306,7 +307,7 @@ issue_edges(mm_driver *cu, const mm_batch *edges, size_t from, size_t to, CUstre
             mm_status *st)
 {
     for (size_t i = from; i < to; i++) {
-        const mm_move *edge = &edges->moves[i];
+        const mm_transfer *edge = &edges->transfers[i];
         if (edge->range.size > 0 && issue_one(cu, MM_DO_PREFETCH, edge, stream, st) < 0) {
             return -1;
         }
@@ -329,18 +330,18 @@ add_discarded_count(mm_status *st, size_t count)
 /* Issues the moves that have calls of their own, and before each its edges if they are interleaved. */
 static int
 issue_singles(mm_driver *cu, mm_action what, const mm_batch *b, const mm_batch *edges,
-              const mm_work *work, size_t together, CUstream stream, mm_status *st)
+              const mm_batch_arrays *work, size_t together, CUstream stream, mm_status *st)
 {
     size_t done = together;
 
     for (size_t i = 0; i < b->count; i++) {
-        if (work->ways[i] == MM_TOGETHER) {
+        if (work->routes[i] == MM_BATCHED) {
             continue;
         }
         if (b->edges_interleaved && issue_edges(cu, edges, 2 * i, 2 * i + 2, stream, st) < 0) {
             return add_discarded_count(st, done);
         }
-        if (issue_one(cu, what, &b->moves[i], stream, st) < 0) {
+        if (issue_one(cu, what, &b->transfers[i], stream, st) < 0) {
             return what == MM_DO_PREFETCH || done == 0 ? -1 : add_discarded_count(st, done);
         }
         done++;
@@ -351,7 +352,8 @@ issue_singles(mm_driver *cu, mm_action what, const mm_batch *b, const mm_batch *
 /* Edges come first, so that nothing is discarded if one of them fails. */
 static int
 issue(mm_driver *cu, mm_action what, const mm_batch *b, const mm_batch *edges,
-      const mm_work *arrays, const mm_work *work, size_t together, CUstream stream, mm_status *st)
+      const mm_batch_arrays *arrays, const mm_batch_arrays *work, size_t together, CUstream stream,
+      mm_status *st)
 {
     if (edges != NULL && !b->edges_interleaved
         && issue_edges(cu, edges, 0, edges->count, stream, st) < 0) {
@@ -366,9 +368,10 @@ issue(mm_driver *cu, mm_action what, const mm_batch *b, const mm_batch *edges,
 /* All calls of one operation, and the host function that defers them, go to one stream. */
 static int
 run_in_scope(mm_driver *cu, mm_action what, const mm_batch *b, const mm_batch *edges,
-             const mm_work *ready, mm_work *work, const mm_how *how, mm_status *st)
+             const mm_batch_arrays *prebuilt, mm_batch_arrays *work,
+             const mm_dispatch_options *how, mm_status *st)
 {
-    size_t together = mm_dispatch_decide(cu, what, b, how->dispatch, work->ways), bytes;
+    size_t together = mm_dispatch_decide(cu, what, b, how->dispatch, work->routes), bytes;
     mm_batch_stream s = {.stream = how->stream};
     CUmemLocation where;
     int rc = 0;
@@ -378,23 +381,23 @@ run_in_scope(mm_driver *cu, mm_action what, const mm_batch *b, const mm_batch *e
         return -1;
     }
     /* Those that can go together come first, so arrays of all begin with them. */
-    if (together > 0 && (ready == NULL || (together != b->count && together != b->eligible))) {
-        mm_work_fill(work, b, false);
-        ready = work;
+    if (together > 0 && (prebuilt == NULL || (together != b->count && together != b->batchable))) {
+        mm_batch_arrays_fill(work, b, false);
+        prebuilt = work;
     }
     /* Once for all: what follows on the stream is then behind the host function too. */
     if (what != MM_DO_DISCARD && mm_dispatch_defers(b, how->defer, &bytes, &where)) {
         rc = mm_queue_host_function(cu, s.stream, st);
     }
     if (rc == 0) {
-        rc = issue(cu, what, b, edges, ready, work, together, s.stream, st);
+        rc = issue(cu, what, b, edges, prebuilt, work, together, s.stream, st);
     }
     mm_batch_stream_release(cu, &s);
     return rc;
 }
 
 int
-mm_dispatch_check(mm_driver *cu, mm_action what, const mm_how *how, mm_status *st)
+mm_dispatch_check(mm_driver *cu, mm_action what, const mm_dispatch_options *how, mm_status *st)
 {
     static const char *const names[] = {"a prefetch", "a discard", "discard_prefetch"};
     static const char *const needs[] = {"dispatch=\"batch\"", "discard", "discard_prefetch"};
@@ -408,7 +411,8 @@ mm_dispatch_check(mm_driver *cu, mm_action what, const mm_how *how, mm_status *s
 
 int
 mm_dispatch_run(mm_driver *cu, mm_action what, const mm_batch *b, const mm_batch *edges,
-                const mm_work *ready, mm_work *work, const mm_how *how, mm_status *st)
+                const mm_batch_arrays *prebuilt, mm_batch_arrays *work,
+                const mm_dispatch_options *how, mm_status *st)
 {
     mm_scope scope;
     int rc;
@@ -422,7 +426,7 @@ mm_dispatch_run(mm_driver *cu, mm_action what, const mm_batch *b, const mm_batch
     if (mm_scope_enter(&scope, cu, MM_ANY_DEVICE, st) < 0) {
         return -1;
     }
-    rc = run_in_scope(cu, what, b, edges, ready, work, how, st);
+    rc = run_in_scope(cu, what, b, edges, prebuilt, work, how, st);
     mm_scope_leave(&scope);
     return rc;
 }

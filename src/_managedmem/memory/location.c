@@ -14,7 +14,7 @@ mm_location_bit(CUmemLocation where)
 }
 
 CUmemLocation
-mm_bit_location(int bit)
+mm_location_from_bit(int bit)
 {
     return bit == MM_HOST_BIT ? mm_host() : mm_location(CU_MEM_LOCATION_TYPE_DEVICE, bit);
 }

@@ -33,7 +33,7 @@ mm_host(void)
 /* A location as the driver answers it. Only of a device and a node does the id mean anything; it
  * is 0 for the others, of which INVALID stands for none. */
 static inline CUmemLocation
-mm_answered_location(int type, int id)
+mm_location_from_attributes(int type, int id)
 {
     bool numbered = type == CU_MEM_LOCATION_TYPE_DEVICE || type == CU_MEM_LOCATION_TYPE_HOST_NUMA;
 
@@ -59,7 +59,7 @@ mm_same_location(CUmemLocation a, CUmemLocation b)
 mm_location_set mm_location_bit(CUmemLocation where);
 
 /* The location that bit n of a set stands for. */
-CUmemLocation mm_bit_location(int bit);
+CUmemLocation mm_location_from_bit(int bit);
 
 enum { MM_LOCATION_TEXT = 32 };
 

@@ -38,14 +38,14 @@ mm_page_runs_add(mm_page_runs *runs, const mm_page_run *more, mm_status *st)
         last->range.size += more->range.size;
         return 0;
     }
-    if (runs->count == runs->room) {
-        size_t room = runs->room > 0 ? 2 * runs->room : 4;
-        mm_page_run *bigger = realloc(runs->run, room * sizeof *bigger);
+    if (runs->count == runs->capacity) {
+        size_t capacity = runs->capacity > 0 ? 2 * runs->capacity : 4;
+        mm_page_run *bigger = realloc(runs->run, capacity * sizeof *bigger);
         if (bigger == NULL) {
-            return mm_fail(st, MM_NO_MEMORY, "out of host memory for %zu page runs", room);
+            return mm_fail(st, MM_NO_MEMORY, "out of host memory for %zu page runs", capacity);
         }
         runs->run = bigger;
-        runs->room = room;
+        runs->capacity = capacity;
     }
     runs->run[runs->count++] = *more;
     return 0;
@@ -67,7 +67,7 @@ ask(mm_driver *cu, mm_page_run *run, mm_run_comparison comparison)
     };
     int read_mostly = 0, preferred[2] = {0}, last[2] = {0}, ordinal[MM_MAX_DEVICES + 1];
     void *into[] = {&read_mostly, &preferred[0], &preferred[1], ordinal, &last[0], &last[1]};
-    size_t places = mm_accessed_by_places(cu);
+    size_t places = mm_accessed_by_capacity(cu);
     size_t sizes[] = {sizeof(int),          sizeof(int), sizeof(int),
                       places * sizeof(int), sizeof(int), sizeof(int)};
     CUresult code = cu->MemRangeGetAttributes(into, sizes, which, sizeof which / sizeof *which,
@@ -76,12 +76,12 @@ ask(mm_driver *cu, mm_page_run *run, mm_run_comparison comparison)
     if (code == CUDA_SUCCESS) {
         run->policy = (mm_policy){
             .read_mostly = read_mostly != 0,
-            .preferred = mm_answered_location(preferred[0], preferred[1]),
+            .preferred = mm_location_from_attributes(preferred[0], preferred[1]),
             .accessed_by = mm_accessed_by_set(ordinal, places),
         };
         run->prefetched = comparison == MM_BY_RECORD
                               ? mm_location((CUmemLocationType)last[0], last[1])
-                              : mm_answered_location(last[0], last[1]);
+                              : mm_location_from_attributes(last[0], last[1]);
     }
     return code;
 }
@@ -112,7 +112,7 @@ mm_page_runs_read(mm_driver *cu, mm_range range, mm_run_comparison comparison, m
         at += run.range.size;
     }
     mm_scope_leave(&scope);
-    return code == CUDA_SUCCESS ? rc : mm_explain(cu, range, mm_host(), MM_QUERY, st);
+    return code == CUDA_SUCCESS ? rc : mm_range_diagnose(cu, range, mm_host(), MM_QUERY, st);
 }
 
 /* --- changing --------------------------------------------------------------------------- */
@@ -150,7 +150,7 @@ advice_of(int about, const mm_policy *policy, CUmemLocation *where)
         *where = policy->preferred;
         return CU_MEM_ADVISE_SET_PREFERRED_LOCATION;
     }
-    *where = mm_bit_location(about);
+    *where = mm_location_from_bit(about);
     return policy->accessed_by >> about & 1 ? CU_MEM_ADVISE_SET_ACCESSED_BY
                                             : CU_MEM_ADVISE_UNSET_ACCESSED_BY;
 }
@@ -167,7 +167,7 @@ typedef struct {
     mm_driver *cu;
     mm_on_failure how;
     int about;
-    mm_range stretch; /* pages that want the same, and lie side by side */
+    mm_range span; /* pages that want the same, and lie side by side */
     size_t runs; /* how many it is made of */
     bool lacking; /* some have not what they want */
     const mm_policy *wanted;
@@ -199,7 +199,7 @@ settle_node(change *c, CUmemLocation where, mm_status *st)
 {
     CUmemLocation kept;
 
-    if (mm_range_preferred_location(c->cu, mm_first_page(c->stretch), &kept, st) < 0) {
+    if (mm_range_preferred_location(c->cu, mm_first_page(c->span), &kept, st) < 0) {
         return -1;
     }
     if (kept.type == CU_MEM_LOCATION_TYPE_HOST_NUMA) {
@@ -210,7 +210,7 @@ settle_node(change *c, CUmemLocation where, mm_status *st)
         return 0;
     }
     c->node_support = IGNORED;
-    return mm_range_advise_once(c->cu, c->stretch, CU_MEM_ADVISE_SET_PREFERRED_LOCATION, mm_host(),
+    return mm_range_advise_once(c->cu, c->span, CU_MEM_ADVISE_SET_PREFERRED_LOCATION, mm_host(),
                                 st);
 }
 
@@ -223,7 +223,7 @@ name_stretch(change *c, CUmem_advise advice, CUmemLocation where)
     mm_status_add(c->st, "Not restored: %s%s%s of %zu bytes at 0x%llx.", mm_advice_name(advice),
                   mm_advice_needs_location(advice) ? " " : "",
                   mm_advice_needs_location(advice) ? mm_location_text(where, text) : "",
-                  c->stretch.size, (unsigned long long)c->stretch.start);
+                  c->span.size, (unsigned long long)c->span.start);
 }
 
 static void
@@ -243,7 +243,7 @@ advise_stretch(change *c)
     if (advice == CU_MEM_ADVISE_SET_PREFERRED_LOCATION) {
         where = preferred_of(c, c->wanted);
     }
-    rc = mm_range_advise_once(c->cu, c->stretch, advice, where, &st);
+    rc = mm_range_advise_once(c->cu, c->span, advice, where, &st);
     if (rc == 0 && advice == CU_MEM_ADVISE_SET_PREFERRED_LOCATION && mm_is_numa_host(where)) {
         rc = settle_node(c, where, &st);
     }
@@ -270,16 +270,16 @@ static void
 extend_stretch(change *c, mm_range pages, const mm_policy *has, const mm_policy *wants)
 {
     if (c->runs > 0
-        && (c->grouping != SIDE_BY_SIDE || pages.start != c->stretch.start + c->stretch.size
-            || pages.allocation != c->stretch.allocation || !agree(c->about, c->wanted, wants))) {
+        && (c->grouping != SIDE_BY_SIDE || pages.start != c->span.start + c->span.size
+            || pages.allocation != c->span.allocation || !agree(c->about, c->wanted, wants))) {
         advise_stretch(c);
     }
     if (c->runs++ == 0) {
-        c->stretch = (mm_range){pages.start, 0, pages.allocation};
+        c->span = (mm_range){pages.start, 0, pages.allocation};
         c->wanted = wants;
         c->lacking = false;
     }
-    c->stretch.size += pages.size;
+    c->span.size += pages.size;
     c->lacking = c->lacking || !is_reached(c, has, wants);
 }
 

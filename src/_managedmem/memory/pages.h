@@ -24,7 +24,7 @@ typedef struct {
 /* Runs in the order of their addresses, without overlaps. All zero is an empty list. */
 typedef struct {
     mm_page_run *run;
-    size_t count, room;
+    size_t count, capacity;
 } mm_page_runs;
 
 void mm_page_runs_free(mm_page_runs *runs);

@@ -16,12 +16,12 @@ typedef struct {
 struct mm_plan {
     atomic_size_t references;
     mm_action what;
-    mm_batch moves;
+    mm_batch transfers;
     mm_batch edges;
-    mm_work ready; /* the arrays of all moves */
+    mm_batch_arrays prebuilt; /* the arrays of all moves */
     hold *holds;
     size_t hold_count;
-    mm_work work; /* of the execution that is under way */
+    mm_batch_arrays work; /* of the execution that is under way */
     atomic_flag busy; /* there is one */
 };
 
@@ -127,29 +127,29 @@ lay_out_moves(mm_plan *p, const mm_plan_entry *entries, size_t count, mm_status 
     if (p->what == MM_DO_DISCARD_PREFETCH && check_discard(entries, count, st) < 0) {
         return -1;
     }
-    if (mm_batch_init(&p->moves, count, st) < 0) {
+    if (mm_batch_init(&p->transfers, count, st) < 0) {
         return -1;
     }
     for (size_t i = 0; i < count; i++) {
-        p->moves.moves[i] = entries[i].move;
+        p->transfers.transfers[i] = entries[i].move;
     }
     if (p->what == MM_DO_DISCARD_PREFETCH) {
-        if (mm_batch_split_edges(&p->moves, &p->edges, st) < 0) {
+        if (mm_batch_split_edges(&p->transfers, &p->edges, st) < 0) {
             return -1;
         }
     }
-    mm_batch_lay_out(&p->moves, p->what);
+    mm_batch_prepare(&p->transfers, p->what);
     return 0;
 }
 
 static int
 make_room(mm_plan *p, mm_status *st)
 {
-    if (mm_work_init(&p->ready, p->moves.count, st) < 0
-        || mm_work_init(&p->work, p->moves.count, st) < 0) {
+    if (mm_batch_arrays_init(&p->prebuilt, p->transfers.count, st) < 0
+        || mm_batch_arrays_init(&p->work, p->transfers.count, st) < 0) {
         return -1;
     }
-    mm_work_fill(&p->ready, &p->moves, true);
+    mm_batch_arrays_fill(&p->prebuilt, &p->transfers, true);
     return 0;
 }
 
@@ -165,8 +165,8 @@ mm_plan_new(const mm_plan_entry *entries, size_t count, mm_action what, mm_statu
     atomic_init(&p->references, 1);
     atomic_flag_clear(&p->busy);
     p->what = what;
-    p->moves.moves = p->moves.few;
-    p->edges.moves = p->edges.few;
+    p->transfers.transfers = p->transfers.inline_;
+    p->edges.transfers = p->edges.inline_;
     if (lay_out_moves(p, entries, count, st) < 0 || make_room(p, st) < 0
         || collect_holds(p, entries, count, st) < 0) {
         mm_plan_release(p);
@@ -185,10 +185,10 @@ void
 mm_plan_release(mm_plan *p)
 {
     if (atomic_fetch_sub_explicit(&p->references, 1, memory_order_acq_rel) == 1) {
-        mm_batch_free(&p->moves);
+        mm_batch_free(&p->transfers);
         mm_batch_free(&p->edges);
-        mm_work_free(&p->ready);
-        mm_work_free(&p->work);
+        mm_batch_arrays_free(&p->prebuilt);
+        mm_batch_arrays_free(&p->work);
         free(p->holds);
         free(p);
     }
@@ -253,25 +253,25 @@ take_hold_of_all(mm_driver *cu, const mm_plan *p, mm_status *st)
 }
 
 int
-mm_plan_execute(mm_driver *cu, mm_plan *p, const mm_how *how, mm_status *st)
+mm_plan_execute(mm_driver *cu, mm_plan *p, const mm_dispatch_options *how, mm_status *st)
 {
     bool mine = !atomic_flag_test_and_set_explicit(&p->busy, memory_order_acquire);
-    mm_work own;
+    mm_batch_arrays own;
     int rc;
 
-    if (!mine && mm_work_init(&own, p->moves.count, st) < 0) {
+    if (!mine && mm_batch_arrays_init(&own, p->transfers.count, st) < 0) {
         return -1;
     }
     rc = take_hold_of_all(cu, p, st);
     if (rc == 0) {
-        rc = mm_dispatch_run(cu, p->what, &p->moves, &p->edges, &p->ready, mine ? &p->work : &own,
-                             how, st);
+        rc = mm_dispatch_run(cu, p->what, &p->transfers, &p->edges, &p->prebuilt,
+                             mine ? &p->work : &own, how, st);
         let_go(p, p->hold_count);
     }
     if (mine) {
         atomic_flag_clear_explicit(&p->busy, memory_order_release);
     } else {
-        mm_work_free(&own);
+        mm_batch_arrays_free(&own);
     }
     return rc;
 }
@@ -279,7 +279,7 @@ mm_plan_execute(mm_driver *cu, mm_plan *p, const mm_how *how, mm_status *st)
 /* --- looking ahead ---------------------------------------------------------------------- */
 
 static int
-look_in_scope(mm_driver *cu, const mm_how *how, mm_outlook *o, mm_status *st)
+look_in_scope(mm_driver *cu, const mm_dispatch_options *how, mm_plan_preview *o, mm_status *st)
 {
     mm_scope scope;
 
@@ -287,22 +287,23 @@ look_in_scope(mm_driver *cu, const mm_how *how, mm_outlook *o, mm_status *st)
         || mm_scope_enter_relaxed(&scope, cu, MM_ANY_DEVICE, st) < 0) {
         return -1;
     }
-    o->together = mm_dispatch_decide(cu, o->what, o->moves, how->dispatch, o->work.ways);
+    o->together = mm_dispatch_decide(cu, o->what, o->transfers, how->dispatch, o->work.routes);
     mm_scope_leave(&scope);
-    o->deferred = mm_dispatch_defers(o->moves, how->defer, &o->deferred_bytes, &o->deferred_to)
-                  && o->moves->count > 0;
+    o->deferred = mm_dispatch_defers(o->transfers, how->defer, &o->deferred_bytes, &o->deferred_to)
+                  && o->transfers->count > 0;
     return 0;
 }
 
 int
-mm_plan_look(mm_driver *cu, mm_plan *p, const mm_how *how, mm_outlook *o, mm_status *st)
+mm_plan_make_preview(mm_driver *cu, mm_plan *p, const mm_dispatch_options *how, mm_plan_preview *o,
+                     mm_status *st)
 {
     int rc;
 
     o->what = p->what;
-    o->moves = &p->moves;
+    o->transfers = &p->transfers;
     o->edges = &p->edges;
-    if (mm_work_init(&o->work, p->moves.count, st) < 0) {
+    if (mm_batch_arrays_init(&o->work, p->transfers.count, st) < 0) {
         return -1;
     }
     rc = take_hold_of_all(cu, p, st);
@@ -311,15 +312,15 @@ mm_plan_look(mm_driver *cu, mm_plan *p, const mm_how *how, mm_outlook *o, mm_sta
         let_go(p, p->hold_count);
     }
     if (rc < 0) {
-        mm_work_free(&o->work);
+        mm_batch_arrays_free(&o->work);
     }
     return rc;
 }
 
 void
-mm_outlook_free(mm_outlook *o)
+mm_plan_preview_free(mm_plan_preview *o)
 {
-    mm_work_free(&o->work);
+    mm_batch_arrays_free(&o->work);
 }
 
 /* --- a budget --------------------------------------------------------------------------- */

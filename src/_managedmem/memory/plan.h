@@ -9,7 +9,7 @@
 #include "guard.h"
 
 typedef struct {
-    mm_move move;
+    mm_transfer move;
     mm_guard *memory; /* of memory of ours; NULL where somebody else owns it */
     mm_guard *view;   /* of a view on it, which can be closed by itself; or NULL */
     bool dense;       /* no gaps, whose contents a discard would destroy */
@@ -26,24 +26,25 @@ void mm_plan_release(mm_plan *p);
 
 /* Takes hold of all memory, then issues. Allocates nothing, unless another thread is executing the
  * same plan. */
-MM_NODISCARD int mm_plan_execute(mm_driver *cu, mm_plan *p, const mm_how *how, mm_status *st);
+MM_NODISCARD int mm_plan_execute(mm_driver *cu, mm_plan *p, const mm_dispatch_options *how,
+                                 mm_status *st);
 
 /* What an execution would do now. */
 typedef struct {
     mm_action what;
-    const mm_batch *moves;
+    const mm_batch *transfers;
     const mm_batch *edges; /* prefetched one by one before the moves; some may be empty */
     size_t together; /* moves in one batch call */
     bool deferred; /* for the sake of so many bytes to there */
     size_t deferred_bytes;
     CUmemLocation deferred_to;
-    mm_work work; /* work.ways: the way of each move */
-} mm_outlook;
+    mm_batch_arrays work; /* work.ways: the way of each move */
+} mm_plan_preview;
 
 /* Fails as an execution would. The outlook refers to the plan. */
-MM_NODISCARD int mm_plan_look(mm_driver *cu, mm_plan *p, const mm_how *how, mm_outlook *o,
-                              mm_status *st);
-void mm_outlook_free(mm_outlook *o);
+MM_NODISCARD int mm_plan_make_preview(mm_driver *cu, mm_plan *p, const mm_dispatch_options *how,
+                                      mm_plan_preview *o, mm_status *st);
+void mm_plan_preview_free(mm_plan_preview *o);
 
 /* Sends the entries, in their order, to the device as long as the budget of bytes lasts; each
  * that does not fit goes to the host. Counts whole pages, and equal ranges once. */

@@ -8,14 +8,14 @@ mm_policy_read(mm_driver *cu, mm_batch *b, mm_page_runs *runs, mm_status *st)
 
     *runs = (mm_page_runs){0};
     for (size_t i = 0; i < b->count; i++) {
-        b->moves[i].where = mm_host();
+        b->transfers[i].where = mm_host();
     }
     mm_batch_merge(b);
-    if (b->in_order) {
+    if (b->ordered) {
         return mm_fail(st, MM_NO_MEMORY, "out of host memory to sort %zu ranges", b->count);
     }
     for (size_t i = 0; rc == 0 && i < b->count; i++) {
-        rc = mm_page_runs_read(cu, b->moves[i].range, MM_BY_RECORD, runs, st);
+        rc = mm_page_runs_read(cu, b->transfers[i].range, MM_BY_RECORD, runs, st);
     }
     if (rc < 0) {
         mm_page_runs_free(runs);
@@ -29,7 +29,7 @@ uniform(const mm_batch *b, const mm_policy *policy, mm_page_runs *runs, mm_statu
 {
     *runs = (mm_page_runs){0};
     for (size_t i = 0; i < b->count; i++) {
-        mm_page_run run = {.range = b->moves[i].range, .policy = *policy};
+        mm_page_run run = {.range = b->transfers[i].range, .policy = *policy};
         if (mm_page_runs_add(runs, &run, st) < 0) {
             mm_page_runs_free(runs);
             return -1;

@@ -412,7 +412,7 @@ set_access(mm_driver *cu, mm_pool *pool, mm_location_set differs, mm_location_se
     memset(map, 0, sizeof map);
     for (int bit = 0; bit < MM_HOST_BIT; bit++) {
         if (differs >> bit & 1) {
-            map[count].location = mm_bit_location(bit);
+            map[count].location = mm_location_from_bit(bit);
             map[count++].flags =
                 to >> bit & 1 ? CU_MEM_ACCESS_FLAGS_PROT_READWRITE : CU_MEM_ACCESS_FLAGS_PROT_NONE;
         }

@@ -27,26 +27,27 @@ mm_first_page(mm_range range)
 
 /* The plural query succeeds, with zeros, for any address at all. */
 int
-mm_look_up(mm_driver *cu, CUdeviceptr p, mm_pointer_facts *facts, mm_status *st)
+mm_pointer_query(mm_driver *cu, CUdeviceptr p, mm_pointer_attributes *attributes, mm_status *st)
 {
     CUpointer_attribute which[] = {
         CU_POINTER_ATTRIBUTE_IS_MANAGED,       CU_POINTER_ATTRIBUTE_MEMORY_TYPE,
         CU_POINTER_ATTRIBUTE_RANGE_START_ADDR, CU_POINTER_ATTRIBUTE_RANGE_SIZE,
         CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL,
     };
-    void *into[] = {&facts->managed, &facts->type, &facts->start, &facts->size, &facts->device};
+    void *into[] = {&attributes->managed, &attributes->type, &attributes->start, &attributes->size,
+                    &attributes->device};
 
-    *facts = (mm_pointer_facts){0};
+    *attributes = (mm_pointer_attributes){0};
     MM_TRY(cu, PointerGetAttributes, st, sizeof which / sizeof *which, which, into, p);
     return 0;
 }
 
 bool
-mm_device_reaches(mm_driver *cu, const mm_pointer_facts *facts)
+mm_device_reaches(mm_driver *cu, const mm_pointer_attributes *attributes)
 {
     int pageable = 0;
 
-    if (facts->managed || facts->type != 0) {
+    if (attributes->managed || attributes->type != 0) {
         return true;
     }
     return cu->DeviceGetAttribute(&pageable, CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS, 0)
@@ -127,38 +128,40 @@ check_system_memory(mm_driver *cu, const mm_range *range, mm_operation op, mm_st
 int
 mm_range_check(mm_driver *cu, mm_range *range, mm_operation op, mm_status *st)
 {
-    mm_pointer_facts facts;
+    mm_pointer_attributes attributes;
 
     if (range->size == 0) {
         return 0;
     }
-    if (mm_look_up(cu, range->start, &facts, st) < 0) {
+    if (mm_pointer_query(cu, range->start, &attributes, st) < 0) {
         return -1;
     }
-    if (!facts.managed && facts.type == 0) {
+    if (!attributes.managed && attributes.type == 0) {
         return check_system_memory(cu, range, op, st);
     }
-    if (!facts.managed) {
+    if (!attributes.managed) {
         return mm_fail(st, MM_BAD_VALUE,
                        "address 0x%llx is not in a managed-memory allocation: it is %s memory, "
                        "which does not migrate%s",
                        (unsigned long long)range->start,
-                       facts.type == CU_MEMORYTYPE_HOST ? "pinned host" : "plain device",
+                       attributes.type == CU_MEMORYTYPE_HOST ? "pinned host" : "plain device",
                        other_way(op));
     }
-    range->allocation = facts.start;
-    if (range->size > facts.size || range->start - facts.start > facts.size - range->size) {
+    range->allocation = attributes.start;
+    if (range->size > attributes.size
+        || range->start - attributes.start > attributes.size - range->size) {
         return mm_fail(st, MM_BAD_VALUE,
                        "the range of %zu bytes at 0x%llx leaves its managed-memory allocation, "
                        "which has %zu bytes at 0x%llx",
-                       range->size, (unsigned long long)range->start, facts.size,
-                       (unsigned long long)facts.start);
+                       range->size, (unsigned long long)range->start, attributes.size,
+                       (unsigned long long)attributes.start);
     }
     return 0;
 }
 
 MM_COLD int
-mm_explain(mm_driver *cu, mm_range range, CUmemLocation where, mm_operation op, mm_status *st)
+mm_range_diagnose(mm_driver *cu, mm_range range, CUmemLocation where, mm_operation op,
+                  mm_status *st)
 {
     mm_status found = {.kind = MM_OK};
     char place[MM_LOCATION_TEXT];
@@ -207,7 +210,7 @@ read_pair(mm_driver *cu, mm_range range, CUmem_range_attribute first, CUmem_rang
     mm_scope_leave(&scope);
     if (code != CUDA_SUCCESS) {
         (void)mm_fail_call(st, "cuMemRangeGetAttributes", (int)code);
-        return mm_explain(cu, range, mm_host(), MM_QUERY, st);
+        return mm_range_diagnose(cu, range, mm_host(), MM_QUERY, st);
     }
     return 0;
 }
@@ -226,7 +229,7 @@ read_attribute(mm_driver *cu, mm_range range, CUmem_range_attribute which, int *
     mm_scope_leave(&scope);
     if (code != CUDA_SUCCESS) {
         (void)mm_fail_call(st, "cuMemRangeGetAttribute", (int)code);
-        return mm_explain(cu, range, mm_host(), MM_QUERY, st);
+        return mm_range_diagnose(cu, range, mm_host(), MM_QUERY, st);
     }
     return 0;
 }
@@ -255,7 +258,7 @@ mm_range_preferred_location(mm_driver *cu, mm_range range, CUmemLocation *where,
                < 0) {
         return -1;
     }
-    *where = mm_answered_location(pair[0], pair[1]);
+    *where = mm_location_from_attributes(pair[0], pair[1]);
     return 0;
 }
 
@@ -270,13 +273,13 @@ mm_range_last_prefetch(mm_driver *cu, mm_range range, CUmemLocation *where, mm_s
                < 0) {
         return -1;
     }
-    *where = mm_answered_location(pair[0], pair[1]);
+    *where = mm_location_from_attributes(pair[0], pair[1]);
     return 0;
 }
 
 /* All devices and the host: a shorter list is filled with an unspecified choice of them. */
 size_t
-mm_accessed_by_places(const mm_driver *cu)
+mm_accessed_by_capacity(const mm_driver *cu)
 {
     return (size_t)cu->device_count + 1;
 }
@@ -300,7 +303,7 @@ MM_GUARD_ARRAYS int
 mm_range_accessed_by(mm_driver *cu, mm_range range, mm_location_set *set, mm_status *st)
 {
     int ordinal[MM_MAX_DEVICES + 1];
-    size_t places = mm_accessed_by_places(cu);
+    size_t places = mm_accessed_by_capacity(cu);
 
     *set = 0;
     if (range.size == 0) {
@@ -361,7 +364,7 @@ issue_prefetch(mm_driver *cu, mm_range range, CUmemLocation where, CUstream stre
         return 0;
     }
     (void)mm_fail_call(st, "cuMemPrefetchAsync", (int)code);
-    return mm_explain(cu, range, where, MM_PREFETCH, st);
+    return mm_range_diagnose(cu, range, where, MM_PREFETCH, st);
 }
 
 static int

@@ -28,20 +28,21 @@ typedef struct {
     CUdeviceptr start; /* of the allocation around it */
     size_t size;
     int device; /* the one it was allocated on, not where it is */
-} mm_pointer_facts;
+} mm_pointer_attributes;
 
 /* The host can reach all memory but plain device memory. */
 static inline bool
-mm_host_reaches(const mm_pointer_facts *facts)
+mm_host_reaches(const mm_pointer_attributes *attributes)
 {
-    return facts->managed || facts->type != CU_MEMORYTYPE_DEVICE;
+    return attributes->managed || attributes->type != CU_MEMORYTYPE_DEVICE;
 }
 
 /* Devices can reach all memory but system memory, and that too with pageable memory access. Queries
  * device 0. */
-bool mm_device_reaches(mm_driver *cu, const mm_pointer_facts *facts);
+bool mm_device_reaches(mm_driver *cu, const mm_pointer_attributes *attributes);
 
-MM_NODISCARD int mm_look_up(mm_driver *cu, CUdeviceptr p, mm_pointer_facts *facts, mm_status *st);
+MM_NODISCARD int mm_pointer_query(mm_driver *cu, CUdeviceptr p, mm_pointer_attributes *attributes,
+                                  mm_status *st);
 
 /* Bytes of a page of host memory: what advice and discard are rounded to. */
 size_t mm_page_size(void);
@@ -63,7 +64,7 @@ MM_NODISCARD int mm_range_accessed_by(mm_driver *cu, mm_range range, mm_location
 
 /* For those who ask for the attribute themselves: the places that its list needs, and the set that
  * the list holds. */
-size_t mm_accessed_by_places(const mm_driver *cu);
+size_t mm_accessed_by_capacity(const mm_driver *cu);
 mm_location_set mm_accessed_by_set(const int *ordinal, size_t places);
 
 /* How a prefetch is to be issued: at once, or behind a host function so that the call returns
@@ -84,6 +85,7 @@ MM_NODISCARD int mm_range_whole_pages(mm_range *range, mm_status *st);
 
 /* Turns a failed call's code into words, where the range and location tell more than the driver.
  * Returns -1 like mm_fail. */
-int mm_explain(mm_driver *cu, mm_range range, CUmemLocation where, mm_operation op, mm_status *st);
+int mm_range_diagnose(mm_driver *cu, mm_range range, CUmemLocation where, mm_operation op,
+                      mm_status *st);
 
 #endif

@@ -198,7 +198,7 @@ buffer_get_is_closed(PyObject *op, void *Py_UNUSED(closure))
 }
 
 int
-mm_buffer_facts(mm_buffer *b, mm_pointer_facts *facts, mm_driver **cu)
+mm_buffer_facts(mm_buffer *b, mm_pointer_attributes *attributes, mm_driver **cu)
 {
     mm_status st;
     int rc;
@@ -209,7 +209,7 @@ mm_buffer_facts(mm_buffer *b, mm_pointer_facts *facts, mm_driver **cu)
     if (!mm_guard_enter(&b->memory->guard)) {
         return mm_buffer_raise_closed();
     }
-    rc = mm_buffer_look_up(b, *cu, facts, &st);
+    rc = mm_buffer_look_up(b, *cu, attributes, &st);
     mm_guard_leave(&b->memory->guard);
     if (rc < 0) {
         (void)mm_raise(b->state, &st);
@@ -220,54 +220,54 @@ mm_buffer_facts(mm_buffer *b, mm_pointer_facts *facts, mm_driver **cu)
 static PyObject *
 buffer_get_is_managed(PyObject *op, void *Py_UNUSED(closure))
 {
-    mm_pointer_facts facts;
+    mm_pointer_attributes attributes;
     mm_driver *cu;
 
-    return mm_buffer_facts(mm_buffer_of(op), &facts, &cu) < 0
+    return mm_buffer_facts(mm_buffer_of(op), &attributes, &cu) < 0
                ? NULL
-               : PyBool_FromLong(facts.managed != 0);
+               : PyBool_FromLong(attributes.managed != 0);
 }
 
 static PyObject *
 buffer_get_device_id(PyObject *op, void *Py_UNUSED(closure))
 {
-    mm_pointer_facts facts;
+    mm_pointer_attributes attributes;
     mm_driver *cu;
 
-    if (mm_buffer_facts(mm_buffer_of(op), &facts, &cu) < 0) {
+    if (mm_buffer_facts(mm_buffer_of(op), &attributes, &cu) < 0) {
         return NULL;
     }
-    if (!facts.managed && facts.type == 0) {
+    if (!attributes.managed && attributes.type == 0) {
         return PyLong_FromLong(-1);
     }
-    return PyLong_FromLong(facts.device >= 0 && facts.device < cu->device_count ? facts.device
-                                                                                : 0);
+    return PyLong_FromLong(
+        attributes.device >= 0 && attributes.device < cu->device_count ? attributes.device : 0);
 }
 
 static PyObject *
 buffer_get_is_host_accessible(PyObject *op, void *Py_UNUSED(closure))
 {
-    mm_pointer_facts facts;
+    mm_pointer_attributes attributes;
     mm_driver *cu;
     int access;
 
-    if (mm_buffer_facts(mm_buffer_of(op), &facts, &cu) < 0) {
+    if (mm_buffer_facts(mm_buffer_of(op), &attributes, &cu) < 0) {
         return NULL;
     }
-    access = mm_host_access(mm_buffer_of(op), &facts, NULL);
+    access = mm_host_access(mm_buffer_of(op), &attributes, NULL);
     return access < 0 ? NULL : PyBool_FromLong(access);
 }
 
 static PyObject *
 buffer_get_is_device_accessible(PyObject *op, void *Py_UNUSED(closure))
 {
-    mm_pointer_facts facts;
+    mm_pointer_attributes attributes;
     mm_driver *cu;
 
-    if (mm_buffer_facts(mm_buffer_of(op), &facts, &cu) < 0) {
+    if (mm_buffer_facts(mm_buffer_of(op), &attributes, &cu) < 0) {
         return NULL;
     }
-    return PyBool_FromLong(mm_device_reaches(cu, &facts));
+    return PyBool_FromLong(mm_device_reaches(cu, &attributes));
 }
 
 static PyObject *

@@ -103,11 +103,11 @@ int mm_buffer_look(mm_buffer *b, mm_driver *cu, mm_operation op, mm_range *range
 
 /* Queries the kind of the buffer's memory. For an allocation of 0 bytes: the kind that other sizes
  * have, on the current device. */
-MM_NODISCARD int mm_buffer_look_up(const mm_buffer *b, mm_driver *cu, mm_pointer_facts *facts,
-                                   mm_status *st);
+MM_NODISCARD int mm_buffer_look_up(const mm_buffer *b, mm_driver *cu,
+                                   mm_pointer_attributes *attributes, mm_status *st);
 
 /* The same for a buffer that is not entered yet: enters it meanwhile, opens *cu and raises. */
-int mm_buffer_facts(mm_buffer *b, mm_pointer_facts *facts, mm_driver **cu);
+int mm_buffer_facts(mm_buffer *b, mm_pointer_attributes *attributes, mm_driver **cu);
 
 /* Sets the RuntimeError of a closed buffer; returns -1. */
 int mm_buffer_raise_closed(void);
@@ -140,7 +140,7 @@ int mm_read_access(mm_state *state, PyObject *stated, PyObject *owner, CUdevicep
 /* 1 if the host can access the memory, given the driver's facts about it; 0 if it cannot, or if nobody
  * says that it can; -1 with an exception. With 1, *held (unless NULL) is a new reference that keeps the
  * owner from giving up the memory, or NULL. */
-int mm_host_access(mm_buffer *b, const mm_pointer_facts *facts, PyObject **held);
+int mm_host_access(mm_buffer *b, const mm_pointer_attributes *attributes, PyObject **held);
 
 /* BufferError unless the host can access the memory. Without concurrent access it waits for the devices,
  * during whose work the host must not touch managed memory. The caller keeps the memory open, and *held,

@@ -12,7 +12,7 @@ static int
 find_read(mm_buffer *b, mm_operation *out)
 {
     PyObject *held;
-    mm_pointer_facts facts;
+    mm_pointer_attributes attributes;
     mm_driver *cu;
 
     *out = MM_QUERY;
@@ -20,10 +20,10 @@ find_read(mm_buffer *b, mm_operation *out)
         || atomic_load_explicit(&b->memory->allocation, memory_order_relaxed) != 0) {
         return 0;
     }
-    if (mm_buffer_facts(b, &facts, &cu) < 0) {
+    if (mm_buffer_facts(b, &attributes, &cu) < 0) {
         return -1;
     }
-    if (facts.managed || facts.type == CU_MEMORYTYPE_DEVICE) {
+    if (attributes.managed || attributes.type == CU_MEMORYTYPE_DEVICE) {
         return 0;
     }
     *out = MM_WAIT;

@@ -86,33 +86,33 @@ mm_buffer_releasebuffer(PyObject *op, Py_buffer *view)
 
 /* The DLPack device of wrapped memory, as the driver describes its address. */
 static int
-place_of(mm_driver *cu, const mm_buffer *b, const mm_pointer_facts *facts, dl_device *place,
-         mm_status *st)
+place_of(mm_driver *cu, const mm_buffer *b, const mm_pointer_attributes *attributes,
+         dl_device *place, mm_status *st)
 {
-    size_t offset = b->memory->start - facts->start;
+    size_t offset = b->memory->start - attributes->start;
 
     *place = (dl_device){DL_DEVICE_CPU, 0};
-    if (facts->managed) {
+    if (attributes->managed) {
         place->device_type = DL_DEVICE_CUDA_MANAGED;
-    } else if (facts->type == CU_MEMORYTYPE_HOST) {
+    } else if (attributes->type == CU_MEMORYTYPE_HOST) {
         place->device_type = DL_DEVICE_CUDA_HOST;
-    } else if (facts->type != 0) {
-        *place = (dl_device){DL_DEVICE_CUDA, facts->device};
+    } else if (attributes->type != 0) {
+        *place = (dl_device){DL_DEVICE_CUDA, attributes->device};
     }
-    if (facts->size > 0 && b->memory->size > 0
-        && (offset > facts->size || b->memory->size > facts->size - offset)) {
+    if (attributes->size > 0 && b->memory->size > 0
+        && (offset > attributes->size || b->memory->size > attributes->size - offset)) {
         return mm_fail(st, MM_NO_EXPORT,
                        "the range of %zu bytes at 0x%llx leaves its allocation, which has %zu "
                        "bytes at 0x%llx",
-                       b->memory->size, (unsigned long long)b->memory->start, facts->size,
-                       (unsigned long long)facts->start);
+                       b->memory->size, (unsigned long long)b->memory->start, attributes->size,
+                       (unsigned long long)attributes->start);
     }
     if (place->device_type == DL_DEVICE_CUDA
-        && (facts->device < 0 || facts->device >= cu->device_count)) {
+        && (attributes->device < 0 || attributes->device >= cu->device_count)) {
         return mm_fail(
             st, MM_NO_EXPORT,
             "the memory at 0x%llx belongs to device %d, which this process does not see",
-            (unsigned long long)b->memory->start, facts->device);
+            (unsigned long long)b->memory->start, attributes->device);
     }
     return 0;
 }
@@ -123,7 +123,7 @@ static int
 find_place(mm_buffer *b, dl_device *place, bool *reached)
 {
     int device = b->memory->device;
-    mm_pointer_facts facts;
+    mm_pointer_attributes attributes;
     mm_driver *cu;
     mm_status st;
     int rc;
@@ -141,10 +141,10 @@ find_place(mm_buffer *b, dl_device *place, bool *reached)
         (void)mm_buffer_raise_closed();
         return -1;
     }
-    rc = mm_buffer_look_up(b, cu, &facts, &st);
+    rc = mm_buffer_look_up(b, cu, &attributes, &st);
     if (rc == 0) {
-        rc = place_of(cu, b, &facts, place, &st);
-        *reached = mm_device_reaches(cu, &facts);
+        rc = place_of(cu, b, &attributes, place, &st);
+        *reached = mm_device_reaches(cu, &attributes);
     }
     mm_guard_leave(&b->memory->guard);
     if (rc < 0) {

@@ -148,20 +148,20 @@ ask_owners(mm_buffer *b, bool known, PyObject **held)
 }
 
 static bool
-is_known(const mm_pointer_facts *facts)
+is_known(const mm_pointer_attributes *attributes)
 {
-    return facts->managed || facts->type != 0;
+    return attributes->managed || attributes->type != 0;
 }
 
 int
-mm_host_access(mm_buffer *b, const mm_pointer_facts *facts, PyObject **held)
+mm_host_access(mm_buffer *b, const mm_pointer_attributes *attributes, PyObject **held)
 {
-    bool known = is_known(facts);
+    bool known = is_known(attributes);
 
     if (held != NULL) {
         *held = NULL;
     }
-    if (b->memory->access.host == MM_HOST_DENIED || (known && !mm_host_reaches(facts))) {
+    if (b->memory->access.host == MM_HOST_DENIED || (known && !mm_host_reaches(attributes))) {
         return 0;
     }
     return known && (held == NULL || b->memory->owned) ? 1 : ask_owners(b, known, held);
@@ -186,7 +186,7 @@ refuse_unknown(mm_buffer *b)
 }
 
 static int
-refuse_host_access(mm_buffer *b, const mm_pointer_facts *facts)
+refuse_host_access(mm_buffer *b, const mm_pointer_attributes *attributes)
 {
     void *start = (void *)(uintptr_t)b->start;
 
@@ -195,7 +195,7 @@ refuse_host_access(mm_buffer *b, const mm_pointer_facts *facts)
                      "the host cannot reach the memory at %p: from_handle() was called with "
                      "is_host_accessible=False",
                      start);
-    } else if (is_known(facts)) {
+    } else if (is_known(attributes)) {
         PyErr_Format(PyExc_BufferError,
                      "the host cannot reach the memory at %p: it is plain device memory", start);
     } else {
@@ -206,19 +206,19 @@ refuse_host_access(mm_buffer *b, const mm_pointer_facts *facts)
 
 /* BufferError for a range that leaves its allocation: nothing may be mapped behind the end. */
 static int
-check_inside(const mm_buffer *b, const mm_pointer_facts *facts)
+check_inside(const mm_buffer *b, const mm_pointer_attributes *attributes)
 {
-    size_t offset = b->start - facts->start;
-    bool trusted = !facts->managed && b->memory->access.host == MM_HOST_STATED;
+    size_t offset = b->start - attributes->start;
+    bool trusted = !attributes->managed && b->memory->access.host == MM_HOST_STATED;
 
-    if (b->memory->owned || trusted || facts->size == 0
-        || (offset <= facts->size && b->size <= facts->size - offset)) {
+    if (b->memory->owned || trusted || attributes->size == 0
+        || (offset <= attributes->size && b->size <= attributes->size - offset)) {
         return 0;
     }
     PyErr_Format(PyExc_BufferError,
                  "the range of %zu bytes at %p leaves its allocation, which has %zu bytes at %p",
-                 b->size, (void *)(uintptr_t)b->start, facts->size,
-                 (void *)(uintptr_t)facts->start);
+                 b->size, (void *)(uintptr_t)b->start, attributes->size,
+                 (void *)(uintptr_t)attributes->start);
     return -1;
 }
 
@@ -240,7 +240,7 @@ wait_for_devices(mm_buffer *b, mm_driver *cu)
 int
 mm_prepare_host_access(mm_buffer *b, mm_driver *cu, PyObject **held)
 {
-    mm_pointer_facts facts;
+    mm_pointer_attributes attributes;
     mm_status st;
     int access;
 
@@ -248,16 +248,16 @@ mm_prepare_host_access(mm_buffer *b, mm_driver *cu, PyObject **held)
     if (b->size == 0) {
         return 0;
     }
-    if (mm_look_up(cu, b->start, &facts, &st) < 0) {
+    if (mm_pointer_query(cu, b->start, &attributes, &st) < 0) {
         (void)mm_raise(b->state, &st);
         return -1;
     }
-    access = mm_host_access(b, &facts, held);
+    access = mm_host_access(b, &attributes, held);
     if (access <= 0) {
-        return access < 0 ? -1 : refuse_host_access(b, &facts);
+        return access < 0 ? -1 : refuse_host_access(b, &attributes);
     }
-    if (check_inside(b, &facts) < 0
-        || (facts.managed && !cu->concurrent_access && wait_for_devices(b, cu) < 0)) {
+    if (check_inside(b, &attributes) < 0
+        || (attributes.managed && !cu->concurrent_access && wait_for_devices(b, cu) < 0)) {
         Py_CLEAR(*held);
         return -1;
     }
@@ -281,7 +281,7 @@ refuse_copy(CUdeviceptr start)
 int
 mm_check_copied(mm_buffer *b, PyObject **held)
 {
-    mm_pointer_facts facts;
+    mm_pointer_attributes attributes;
     mm_driver *cu;
     int access;
 
@@ -290,17 +290,17 @@ mm_check_copied(mm_buffer *b, PyObject **held)
         || atomic_load_explicit(&b->memory->allocation, memory_order_relaxed) != 0) {
         return 0;
     }
-    if (mm_buffer_facts(b, &facts, &cu) < 0) {
+    if (mm_buffer_facts(b, &attributes, &cu) < 0) {
         return -1;
     }
-    access = is_known(&facts) ? 1 : mm_host_access(b, &facts, held);
+    access = is_known(&attributes) ? 1 : mm_host_access(b, &attributes, held);
     return access > 0 ? 0 : access < 0 ? -1 : refuse_copy(b->start);
 }
 
 int
 mm_check_foreign_copied(mm_state *state, const mm_foreign *side)
 {
-    mm_pointer_facts facts;
+    mm_pointer_attributes attributes;
     mm_driver *cu;
     mm_status st;
 
@@ -310,11 +310,11 @@ mm_check_foreign_copied(mm_state *state, const mm_foreign *side)
     if ((cu = mm_open(state)) == NULL) {
         return -1;
     }
-    if (mm_look_up(cu, side->range.start, &facts, &st) < 0) {
+    if (mm_pointer_query(cu, side->range.start, &attributes, &st) < 0) {
         (void)mm_raise(state, &st);
         return -1;
     }
-    return is_known(&facts) ? 0 : refuse_copy(side->range.start);
+    return is_known(&attributes) ? 0 : refuse_copy(side->range.start);
 }
 
 int

@@ -63,11 +63,11 @@ discard(mm_buffer *b, PyObject *stream_object, const CUmemLocation *where, mm_de
         || mm_buffer_begin(b, MM_DISCARD, &stream, &use) < 0) {
         return NULL;
     }
-    batch.moves = batch.few;
+    batch.transfers = batch.inline_;
     batch.count = 1;
-    batch.in_order = batch.edges_interleaved = false;
-    batch.few[0].range = use.range;
-    batch.few[0].where = where ? *where : mm_host();
+    batch.ordered = batch.edges_interleaved = false;
+    batch.inline_[0].range = use.range;
+    batch.inline_[0].where = where ? *where : mm_host();
     Py_BEGIN_ALLOW_THREADS
     rc = where ? mm_batch_discard_prefetch(use.cu, &batch, stream.handle, MM_DISPATCH_AUTO, defer,
                                            &st)
@@ -208,15 +208,15 @@ read_other_side(mm_buffer *b, PyObject *value, bool writable, other_side *o)
 /* Orders the copy behind the producer's work on the array. */
 static int
 follow_producer(const mm_buffer_use *use, const other_side *other, CUstream stream, int device,
-                const mm_pointer_facts *facts, mm_status *st)
+                const mm_pointer_attributes *attributes, mm_status *st)
 {
-    bool known = facts->device >= 0 && facts->device < use->cu->device_count;
+    bool known = attributes->device >= 0 && attributes->device < use->cu->device_count;
 
     if (other->producer == NULL) {
         return 0;
     }
     return mm_stream_follow(use->cu, stream, device, other->producer,
-                            known ? facts->device : MM_ANY_DEVICE, st);
+                            known ? attributes->device : MM_ANY_DEVICE, st);
 }
 
 /* Copies and, where system memory takes part, waits: it may be gone once the call returns. Without a
@@ -228,17 +228,17 @@ copy_now(const mm_buffer_use *use, const other_side *other, bool into, CUstream 
     CUdeviceptr to = into ? other->range.start : use->range.start;
     CUdeviceptr from = into ? use->range.start : other->range.start;
     int device = use->memory->device != MM_ANY_DEVICE ? use->memory->device : other->device;
-    mm_pointer_facts facts;
+    mm_pointer_attributes attributes;
 
     if (use->range.size == 0) {
         return 0;
     }
-    if (mm_look_up(use->cu, other->range.start, &facts, st) < 0
-        || follow_producer(use, other, stream, device, &facts, st) < 0) {
+    if (mm_pointer_query(use->cu, other->range.start, &attributes, st) < 0
+        || follow_producer(use, other, stream, device, &attributes, st) < 0) {
         return -1;
     }
     return mm_copy(use->cu, to, from, use->range.size, stream, device,
-                   !facts.managed && facts.type == 0, st);
+                   !attributes.managed && attributes.type == 0, st);
 }
 
 /* Enters the buffer, the stream and the other side. -1 with an exception, with none entered. */

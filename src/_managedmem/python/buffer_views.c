@@ -154,17 +154,18 @@ mm_buffer_range(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject 
 }
 
 int
-mm_buffer_look_up(const mm_buffer *b, mm_driver *cu, mm_pointer_facts *facts, mm_status *st)
+mm_buffer_look_up(const mm_buffer *b, mm_driver *cu, mm_pointer_attributes *attributes,
+                  mm_status *st)
 {
     int device = b->memory->device;
 
     if (b->memory->size > 0) {
         /* An empty view may start behind the last byte, where other memory may begin. */
-        return mm_look_up(cu, b->size > 0 ? b->start : b->memory->start, facts, st);
+        return mm_pointer_query(cu, b->size > 0 ? b->start : b->memory->start, attributes, st);
     }
-    *facts = (mm_pointer_facts){
+    *attributes = (mm_pointer_attributes){
         .managed = device == MM_ANY_DEVICE, .type = CU_MEMORYTYPE_DEVICE, .device = device};
-    return device == MM_ANY_DEVICE ? mm_current_device(cu, &facts->device, st) : 0;
+    return device == MM_ANY_DEVICE ? mm_current_device(cu, &attributes->device, st) : 0;
 }
 
 /* --- items ------------------------------------------------------------------------------ */

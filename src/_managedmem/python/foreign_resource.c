@@ -170,13 +170,13 @@ mm_lender_stream(mm_state *state, PyObject *resource, PyObject *stream)
 static int
 owner_of(mm_driver *cu, CUdeviceptr start)
 {
-    mm_pointer_facts facts;
+    mm_pointer_attributes attributes;
     mm_status ignored;
 
-    return mm_look_up(cu, start, &facts, &ignored) == 0 && !facts.managed
-                   && facts.type == CU_MEMORYTYPE_DEVICE && facts.device >= 0
-                   && facts.device < cu->device_count
-               ? facts.device
+    return mm_pointer_query(cu, start, &attributes, &ignored) == 0 && !attributes.managed
+                   && attributes.type == CU_MEMORYTYPE_DEVICE && attributes.device >= 0
+                   && attributes.device < cu->device_count
+               ? attributes.device
                : MM_ANY_DEVICE;
 }
 

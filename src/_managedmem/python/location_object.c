@@ -47,7 +47,7 @@ mm_location_frozenset(mm_state *state, mm_location_set set)
 
     for (int bit = 0; members != NULL && bit <= MM_HOST_BIT; bit++) {
         if (set >> bit & 1) {
-            PyObject *member = mm_location_object_new(state, mm_bit_location(bit));
+            PyObject *member = mm_location_object_new(state, mm_location_from_bit(bit));
             if (member == NULL || PySet_Add(members, member) < 0) {
                 Py_CLEAR(members);
             }
@@ -332,7 +332,7 @@ mm_read_location_id(mm_state *state, PyObject *value, bool device, CUmemLocation
 }
 
 int
-mm_read_accessor(mm_state *state, PyObject *value, CUmemLocation *out)
+mm_read_accessed_by_member(mm_state *state, PyObject *value, CUmemLocation *out)
 {
     if (mm_read_location(state, value, out) < 0) {
         return -1;

@@ -34,7 +34,7 @@ int mm_read_location_id(mm_state *state, PyObject *value, bool device, CUmemLoca
 int mm_device_location(mm_state *state, long long ordinal, CUmemLocation *out);
 
 /* The same for members of accessed_by; NUMA hosts are a ValueError. */
-int mm_read_accessor(mm_state *state, PyObject *value, CUmemLocation *out);
+int mm_read_accessed_by_member(mm_state *state, PyObject *value, CUmemLocation *out);
 
 /* Reads an iterable of members, an AccessedBySetProxy too. Strictly, everything in it must be one
  * that accessed_by takes; otherwise what is none is left out. */

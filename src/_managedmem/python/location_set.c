@@ -116,7 +116,7 @@ list_members(mm_state *state, mm_location_set set)
 
     for (int bit = 0; list != NULL && bit <= MM_HOST_BIT; bit++) {
         if (set >> bit & 1) {
-            PyObject *member = mm_location_object_new(state, mm_bit_location(bit));
+            PyObject *member = mm_location_object_new(state, mm_location_from_bit(bit));
             if (member == NULL || PyList_Append(list, member) < 0) {
                 Py_CLEAR(list);
             }
@@ -452,7 +452,7 @@ set_add(PyObject *op, PyObject *value)
 
 /* Takes a member out; *was says whether it showed. */
 static int
-take_out(const set_object *s, PyObject *value, mm_location_set *member, bool *was)
+remove(const set_object *s, PyObject *value, mm_location_set *member, bool *was)
 {
     mm_location_set now;
 
@@ -470,9 +470,9 @@ set_discard(PyObject *op, PyObject *value)
     mm_location_set member;
     bool was;
 
-    if (take_out(s, value, &member, &was) < 0
-        || (!was && member != 0 && s->kind->take_out_parts != NULL
-            && s->kind->take_out_parts(s->owner, member) < 0)) {
+    if (remove(s, value, &member, &was) < 0
+        || (!was && member != 0 && s->kind->remove_partial != NULL
+            && s->kind->remove_partial(s->owner, member) < 0)) {
         return NULL;
     }
     Py_RETURN_NONE;
@@ -485,7 +485,7 @@ set_remove(PyObject *op, PyObject *value)
     PyObject *args;
     bool was;
 
-    if (take_out(set_of(op), value, &member, &was) < 0) {
+    if (remove(set_of(op), value, &member, &was) < 0) {
         return NULL;
     }
     if (!was) {
@@ -515,7 +515,7 @@ set_pop(PyObject *op, PyObject *Py_UNUSED(none))
     if (change_set(s, now, now & (now - 1)) < 0) {
         return NULL;
     }
-    return mm_location_object_new(s->state, mm_bit_location(__builtin_ctzll(now)));
+    return mm_location_object_new(s->state, mm_location_from_bit(__builtin_ctzll(now)));
 }
 
 static PyObject *

@@ -19,7 +19,7 @@ typedef struct {
     int (*change)(PyObject *owner, mm_location_set from, mm_location_set to);
 
     /* Takes out a member that does not show but may be there in part. NULL where none can be. */
-    int (*take_out_parts)(PyObject *owner, mm_location_set member);
+    int (*remove_partial)(PyObject *owner, mm_location_set member);
 
     /* The member that a value stands for; 0 for one that is left out. TypeError or ValueError for
      * what can be no member; of a value that is only looked for or taken out (!strict), less need

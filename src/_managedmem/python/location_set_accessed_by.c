@@ -54,7 +54,7 @@ change_accessed_by(PyObject *owner, mm_location_set from, mm_location_set to)
 
 /* Where the driver refuses this there is nothing to put back. */
 static int
-take_out_parts(PyObject *owner, mm_location_set member)
+remove_partial(PyObject *owner, mm_location_set member)
 {
     mm_buffer *b = mm_buffer_of(owner);
     mm_buffer_use use;
@@ -75,12 +75,12 @@ take_out_parts(PyObject *owner, mm_location_set member)
 }
 
 static int
-read_accessor(mm_state *state, PyObject *Py_UNUSED(owner), PyObject *value, bool Py_UNUSED(strict),
-              mm_location_set *member)
+read_accessed_by_member(mm_state *state, PyObject *Py_UNUSED(owner), PyObject *value,
+                        bool Py_UNUSED(strict), mm_location_set *member)
 {
     CUmemLocation where;
 
-    if (mm_read_accessor(state, value, &where) < 0) {
+    if (mm_read_accessed_by_member(state, value, &where) < 0) {
         return -1;
     }
     *member = mm_location_bit(where);
@@ -94,8 +94,8 @@ static const mm_set_kind accessed_by = {
     .raise_closed = mm_buffer_raise_closed,
     .read = read_accessed_by,
     .change = change_accessed_by,
-    .take_out_parts = take_out_parts,
-    .read_member = read_accessor,
+    .remove_partial = remove_partial,
+    .read_member = read_accessed_by_member,
 };
 
 int

@@ -166,16 +166,16 @@ read_advice_locations(mm_targets *t, PyObject *location, CUmem_advise advice)
         /* Not the location that was given: with a NUMA host some drivers accept the advice, say
          * success and do nothing. */
         for (size_t i = 0; i < t->batch.count; i++) {
-            t->batch.moves[i].where = mm_host();
+            t->batch.transfers[i].where = mm_host();
         }
         return 0;
     }
     for (size_t i = 0; i < t->batch.count; i++) {
         char text[MM_LOCATION_TEXT];
-        if (!mm_advice_allows(advice, t->batch.moves[i].where)) {
+        if (!mm_advice_allows(advice, t->batch.transfers[i].where)) {
             PyErr_Format(PyExc_ValueError,
                          "accessed_by takes devices and Host(), but no NUMA host: got %s",
-                         mm_location_text(t->batch.moves[i].where, text));
+                         mm_location_text(t->batch.transfers[i].where, text));
             return -1;
         }
     }

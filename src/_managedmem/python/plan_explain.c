@@ -37,26 +37,26 @@ size_text(size_t bytes, char text[SIZE_TEXT])
 /* --- the calls -------------------------------------------------------------------------- */
 
 static const char *
-why_alone(mm_way way)
+why_alone(mm_route way)
 {
     switch (way) {
-    case MM_ALONE_ASKED:
+    case MM_SINGLE_REQUESTED:
         return "dispatch=\"loop\" asks for a call each";
-    case MM_ALONE_SINGLE:
+    case MM_SINGLE_ONE:
         return "one range needs no batch call";
-    case MM_ALONE_IN_ORDER:
+    case MM_SINGLE_ORDERED:
         return "ranges share pages and go to different places, so they go in order";
-    case MM_ALONE_NO_CALL:
+    case MM_SINGLE_NO_BATCH_CALL:
         return "this driver has no batch call, CUDA 13.0 has";
-    case MM_ALONE_NO_ACCESS:
+    case MM_SINGLE_NO_CONCURRENT_ACCESS:
         return "not every device here has concurrent_managed_access, which a batch call needs";
-    case MM_ALONE_TO_HOST:
+    case MM_SINGLE_TO_HOST:
         return "to the host a call each is faster than a batch call";
-    case MM_ALONE_SMALL:
+    case MM_SINGLE_SMALL:
         return "below 64 KiB a call each is as fast as a batch call";
-    case MM_ALONE_THERE:
+    case MM_SINGLE_RESIDENT:
         return "last prefetched to where they go, and then a call each is the fastest";
-    case MM_ALONE_LEFT_OVER:
+    case MM_SINGLE_REMAINDER:
         return "it alone would gain from a batch call";
     default:
         return "";
@@ -77,23 +77,23 @@ enum { TOLD = 255 };
 
 typedef struct {
     CUmemLocation where;
-    mm_way way;
+    mm_route way;
     size_t ranges, bytes;
 } group;
 
 /* The next group of moves with that way (any of those alone: -1); false when there is none. */
 static bool
-next_group(mm_outlook *o, bool together, group *g)
+next_group(mm_plan_preview *o, bool together, group *g)
 {
     g->ranges = g->bytes = 0;
-    for (size_t i = 0; i < o->moves->count; i++) {
-        const mm_move *m = &o->moves->moves[i];
-        unsigned char *way = &o->work.ways[i];
-        if (*way == TOLD || (*way == MM_TOGETHER) != together
+    for (size_t i = 0; i < o->transfers->count; i++) {
+        const mm_transfer *m = &o->transfers->transfers[i];
+        unsigned char *way = &o->work.routes[i];
+        if (*way == TOLD || (*way == MM_BATCHED) != together
             || (g->ranges > 0 && (*way != g->way || !mm_same_location(m->where, g->where)))) {
             continue;
         }
-        g->way = (mm_way)*way;
+        g->way = (mm_route)*way;
         g->where = m->where;
         g->ranges++;
         g->bytes += m->range.size;
@@ -103,7 +103,7 @@ next_group(mm_outlook *o, bool together, group *g)
 }
 
 static void
-tell_deferral(words *w, const mm_outlook *o, const mm_how *how)
+tell_deferral(words *w, const mm_plan_preview *o, const mm_dispatch_options *how)
 {
     char size[SIZE_TEXT];
 
@@ -122,7 +122,7 @@ tell_deferral(words *w, const mm_outlook *o, const mm_how *how)
 }
 
 static const char *
-why_together(const mm_outlook *o, const mm_how *how)
+why_together(const mm_plan_preview *o, const mm_dispatch_options *how)
 {
     if (how->dispatch == MM_DISPATCH_BATCH) {
         return "dispatch=\"batch\" asks for it";
@@ -134,7 +134,7 @@ why_together(const mm_outlook *o, const mm_how *how)
 
 /* One line for the batch call and one more for each location in it. */
 static void
-tell_batch(words *w, mm_outlook *o, const mm_how *how)
+tell_batch(words *w, mm_plan_preview *o, const mm_dispatch_options *how)
 {
     char place[MM_LOCATION_TEXT], size[SIZE_TEXT];
     group g;
@@ -153,7 +153,7 @@ tell_batch(words *w, mm_outlook *o, const mm_how *how)
 }
 
 static void
-tell_singles(words *w, mm_outlook *o)
+tell_singles(words *w, mm_plan_preview *o)
 {
     char place[MM_LOCATION_TEXT], size[SIZE_TEXT];
     group g;
@@ -173,8 +173,8 @@ count_edges(const mm_batch *edges, size_t *bytes)
 
     *bytes = 0;
     for (size_t i = 0; i < edges->count; i++) {
-        *bytes += edges->moves[i].range.size;
-        count += edges->moves[i].range.size > 0;
+        *bytes += edges->transfers[i].range.size;
+        count += edges->transfers[i].range.size > 0;
     }
     return count;
 }
@@ -194,13 +194,13 @@ tell_edges(words *w, const mm_batch *edges)
 
 /* --- remarks ---------------------------------------------------------------------------- */
 
-/* Whether the entry is (a part of) a move whose way is MM_ALONE_THERE. */
+/* Whether the entry is (a part of) a move whose way is MM_SINGLE_RESIDENT. */
 static bool
-is_there(const mm_outlook *o, const mm_move *entry)
+is_there(const mm_plan_preview *o, const mm_transfer *entry)
 {
-    for (size_t i = 0; i < o->moves->count; i++) {
-        const mm_move *m = &o->moves->moves[i];
-        if (o->work.ways[i] == MM_ALONE_THERE && entry->range.size > 0
+    for (size_t i = 0; i < o->transfers->count; i++) {
+        const mm_transfer *m = &o->transfers->transfers[i];
+        if (o->work.routes[i] == MM_SINGLE_RESIDENT && entry->range.size > 0
             && mm_same_location(m->where, entry->where)
             && entry->range.start < m->range.start + m->range.size
             && m->range.start < entry->range.start + entry->range.size) {
@@ -214,7 +214,7 @@ enum { MOST_NAMED = 16 };
 
 /* Names the entries that seem to be where they shall go; an empty str when there are none. */
 static PyObject *
-entries_there(const mm_outlook *o, const mm_plan_entry *entries, size_t count)
+entries_there(const mm_plan_preview *o, const mm_plan_entry *entries, size_t count)
 {
     PyObject *line = PyUnicode_FromString("");
     size_t found = 0;
@@ -238,14 +238,14 @@ entries_there(const mm_outlook *o, const mm_plan_entry *entries, size_t count)
 }
 
 static void
-tell_remarks(words *w, const mm_outlook *o, const mm_how *how, size_t count, size_t empty,
-             PyObject *there)
+tell_remarks(words *w, const mm_plan_preview *o, const mm_dispatch_options *how, size_t count,
+             size_t empty, PyObject *there)
 {
-    if (o->moves->count < count - empty) {
+    if (o->transfers->count < count - empty) {
         add_line(w, PyUnicode_FromFormat("%zu entries are merged into %zu range%s: neighbours and "
                                          "overlaps in one allocation that go to one place",
-                                         count - empty, o->moves->count,
-                                         o->moves->count == 1 ? "" : "s"));
+                                         count - empty, o->transfers->count,
+                                         o->transfers->count == 1 ? "" : "s"));
     }
     if (empty > 0) {
         add_line(w, PyUnicode_FromFormat("%zu %s no call", empty,
@@ -273,12 +273,12 @@ count_empty(const mm_plan_entry *entries, size_t count)
 }
 
 static PyObject *
-heading(const mm_outlook *o, const mm_plan_entry *entries, size_t count)
+heading(const mm_plan_preview *o, const mm_plan_entry *entries, size_t count)
 {
     size_t bytes, calls = count_edges(o->edges, &bytes);
     char size[SIZE_TEXT];
 
-    calls += o->deferred + (o->together > 0) + (o->moves->count - o->together);
+    calls += o->deferred + (o->together > 0) + (o->transfers->count - o->together);
     bytes = 0;
     for (size_t i = 0; i < count; i++) {
         bytes += entries[i].move.range.size;
@@ -288,7 +288,8 @@ heading(const mm_outlook *o, const mm_plan_entry *entries, size_t count)
 }
 
 PyObject *
-mm_plan_words(mm_outlook *o, const mm_how *how, const mm_plan_entry *entries, size_t count)
+mm_plan_words(mm_plan_preview *o, const mm_dispatch_options *how, const mm_plan_entry *entries,
+              size_t count)
 {
     /* First, because telling the calls uses up the ways. */
     PyObject *there = entries_there(o, entries, count), *newline, *text = NULL;

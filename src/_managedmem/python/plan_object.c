@@ -117,7 +117,7 @@ begin(mm_plan_object *self, const mm_action *what, bool copy, plan_use *use)
 
 /* Reads what execute, discard_prefetch and explain have in common. */
 static int
-read_how(mm_state *state, PyObject *const *given, mm_stream_use *stream, mm_how *how)
+read_how(mm_state *state, PyObject *const *given, mm_stream_use *stream, mm_dispatch_options *how)
 {
     if (mm_read_dispatch(given[1], &how->dispatch) < 0
         || mm_read_defer(state, given[2], &how->defer) < 0
@@ -136,7 +136,7 @@ run(mm_plan_object *self, mm_action what, PyObject *const *given)
     mm_stream_use stream;
     plan_use use;
     mm_status st;
-    mm_how how;
+    mm_dispatch_options how;
     int rc;
 
     if (cu == NULL || begin(self, &what, false, &use) < 0) {
@@ -185,17 +185,17 @@ static PyObject *
 explain(mm_driver *cu, mm_state *state, const plan_use *use, PyObject *const *given)
 {
     mm_stream_use stream;
-    mm_outlook outlook;
+    mm_plan_preview preview;
     PyObject *text;
     mm_status st;
-    mm_how how;
+    mm_dispatch_options how;
     int rc;
 
     if (read_how(state, given, &stream, &how) < 0) {
         return NULL;
     }
     Py_BEGIN_ALLOW_THREADS
-    rc = use->plan != NULL ? mm_plan_look(cu, use->plan, &how, &outlook, &st) : 0;
+    rc = use->plan != NULL ? mm_plan_make_preview(cu, use->plan, &how, &preview, &st) : 0;
     mm_stream_leave(&stream);
     Py_END_ALLOW_THREADS
     if (rc < 0) {
@@ -204,8 +204,8 @@ explain(mm_driver *cu, mm_state *state, const plan_use *use, PyObject *const *gi
     if (use->plan == NULL) {
         return PyUnicode_FromString("0 driver calls: the plan is empty");
     }
-    text = mm_plan_words(&outlook, &how, use->entries, use->count);
-    mm_outlook_free(&outlook);
+    text = mm_plan_words(&preview, &how, use->entries, use->count);
+    mm_plan_preview_free(&preview);
     return text;
 }
 

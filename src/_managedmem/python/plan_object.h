@@ -35,7 +35,7 @@ extern const char mm_plan_add_doc[], mm_plan_fit_doc[], mm_plan_from_module_doc[
 
 /* In plan_explain.c: what an execution would call, and why, as a str: a heading, a line for each kind
  * of call, and remarks. Uses up the ways in the outlook. */
-PyObject *mm_plan_words(mm_outlook *o, const mm_how *how, const mm_plan_entry *entries,
-                        size_t count);
+PyObject *mm_plan_words(mm_plan_preview *o, const mm_dispatch_options *how,
+                        const mm_plan_entry *entries, size_t count);
 
 #endif

@@ -183,8 +183,8 @@ members_text(mm_location_set set)
     for (int bit = 0; rc == 0 && bit <= MM_HOST_BIT; bit++) {
         char name[MM_LOCATION_TEXT];
         if (set >> bit & 1) {
-            rc = append_text(list,
-                             PyUnicode_FromString(mm_location_text(mm_bit_location(bit), name)));
+            rc = append_text(
+                list, PyUnicode_FromString(mm_location_text(mm_location_from_bit(bit), name)));
         }
     }
     return join(list, rc);
@@ -260,7 +260,7 @@ policy_advice(PyObject *op, PyObject *Py_UNUSED(none))
     }
     for (int bit = 0; rc == 0 && bit <= MM_HOST_BIT; bit++) {
         if (p->accessed_by >> bit & 1) {
-            rc = add_advice(state, list, CU_MEM_ADVISE_SET_ACCESSED_BY, mm_bit_location(bit));
+            rc = add_advice(state, list, CU_MEM_ADVISE_SET_ACCESSED_BY, mm_location_from_bit(bit));
         }
     }
     if (rc < 0) {

@@ -10,7 +10,8 @@
 bool
 mm_is_resource(mm_state *state, PyObject *op)
 {
-    return Py_TYPE(op) == state->resource_type || Py_TYPE(op) == state->device_pool_type;
+    return Py_TYPE(op) == state->managed_resource_type
+           || Py_TYPE(op) == state->device_resource_type;
 }
 
 /* Makes the object before the pool, so that a failed allocation leaves no pool to release. The object

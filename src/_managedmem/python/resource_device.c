@@ -105,5 +105,5 @@ static PyType_Spec device_resource_spec = {
 int
 mm_device_resource_init(PyObject *module, mm_state *state)
 {
-    return mm_add_type(module, &device_resource_spec, &state->device_pool_type);
+    return mm_add_type(module, &device_resource_spec, &state->device_resource_type);
 }

@@ -149,5 +149,5 @@ static PyType_Spec managed_spec = {
 int
 mm_resource_init(PyObject *module, mm_state *state)
 {
-    return mm_add_type(module, &managed_spec, &state->resource_type);
+    return mm_add_type(module, &managed_spec, &state->managed_resource_type);
 }

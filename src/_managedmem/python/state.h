@@ -5,38 +5,38 @@
 #include "compat.h"
 
 /* The struct, its traverse and its clear all come from this list. */
-#define MM_STATE_OBJECTS(X)              \
-    X(PyTypeObject, host_type)           \
-    X(PyTypeObject, device_type)         \
-    X(PyTypeObject, memory_info_type)    \
-    X(PyTypeObject, stream_type)         \
-    X(PyTypeObject, buffer_type)         \
-    X(PyTypeObject, accessed_by_type)    \
-    X(PyTypeObject, resource_type)       \
-    X(PyTypeObject, plan_type)           \
-    X(PyTypeObject, plan_entry_type)     \
-    X(PyTypeObject, page_run_type)       \
-    X(PyTypeObject, policy_type)         \
-    X(PyTypeObject, applied_policy_type) \
-    X(PyTypeObject, device_pool_type)    \
-    X(PyTypeObject, peers_type)          \
-    X(PyTypeObject, attributes_type)     \
-    X(PyTypeObject, dtype_type)          \
-    X(PyObject, dtypes)                  \
-    X(PyObject, cuda_error)              \
-    X(PyObject, out_of_memory_error)     \
-    X(PyObject, not_found_error)         \
-    X(PyObject, too_old_error)           \
-    X(PyObject, export_error)            \
-    X(PyObject, ipc_error)               \
-    X(PyObject, any_host)                \
-    X(PyObject, current_numa_host)       \
-    X(PyObject, numa_hosts)              \
-    X(PyObject, devices)                 \
-    X(PyObject, name_module)             \
-    X(PyObject, name_data_ptr)           \
-    X(PyObject, name_shape)              \
-    X(PyObject, name_stride)             \
+#define MM_STATE_OBJECTS(X)                \
+    X(PyTypeObject, host_type)             \
+    X(PyTypeObject, device_type)           \
+    X(PyTypeObject, memory_info_type)      \
+    X(PyTypeObject, stream_type)           \
+    X(PyTypeObject, buffer_type)           \
+    X(PyTypeObject, accessed_by_type)      \
+    X(PyTypeObject, managed_resource_type) \
+    X(PyTypeObject, plan_type)             \
+    X(PyTypeObject, plan_entry_type)       \
+    X(PyTypeObject, page_run_type)         \
+    X(PyTypeObject, policy_type)           \
+    X(PyTypeObject, applied_policy_type)   \
+    X(PyTypeObject, device_resource_type)  \
+    X(PyTypeObject, peers_type)            \
+    X(PyTypeObject, attributes_type)       \
+    X(PyTypeObject, dtype_type)            \
+    X(PyObject, dtypes)                    \
+    X(PyObject, cuda_error)                \
+    X(PyObject, out_of_memory_error)       \
+    X(PyObject, not_found_error)           \
+    X(PyObject, too_old_error)             \
+    X(PyObject, export_error)              \
+    X(PyObject, ipc_error)                 \
+    X(PyObject, any_host)                  \
+    X(PyObject, current_numa_host)         \
+    X(PyObject, numa_hosts)                \
+    X(PyObject, devices)                   \
+    X(PyObject, name_module)               \
+    X(PyObject, name_data_ptr)             \
+    X(PyObject, name_shape)                \
+    X(PyObject, name_stride)               \
     X(PyObject, name_element_size)
 
 typedef struct {

@@ -198,7 +198,7 @@ make_room(mm_targets *t, size_t count, mm_status *st)
     if (mm_batch_init(&t->batch, count, st) < 0) {
         return -1;
     }
-    if (count > MM_FEW) {
+    if (count > MM_INLINE_COUNT) {
         t->guards = malloc((count + 1) * sizeof(mm_guard *));
         if (t->guards == NULL) {
             return mm_fail(st, MM_NO_MEMORY, "out of host memory for %zu targets", count);
@@ -214,7 +214,7 @@ mm_targets_read(mm_state *state, PyObject *value, mm_operation op, mm_targets *t
     mm_status st;
 
     *t = (mm_targets){.state = state};
-    t->batch.moves = t->batch.few;
+    t->batch.transfers = t->batch.inline_;
     t->guards = t->few_guards;
     if ((t->cu = mm_open(state)) == NULL
         || (t->items = mm_targets_tuple(state, value, &t->several)) == NULL) {
@@ -227,7 +227,7 @@ mm_targets_read(mm_state *state, PyObject *value, mm_operation op, mm_targets *t
         return -1;
     }
     for (Py_ssize_t i = 0; i < count; i++) {
-        if (read_one(t, PyTuple_GetItem(t->items, i), op, &t->batch.moves[i].range) < 0) {
+        if (read_one(t, PyTuple_GetItem(t->items, i), op, &t->batch.transfers[i].range) < 0) {
             name_target(t, i);
             mm_targets_end(t);
             return -1;
@@ -280,7 +280,7 @@ mm_targets_read_locations(mm_targets *t, PyObject *value)
                 mm_name_item("location", (Py_ssize_t)i);
             }
         }
-        t->batch.moves[i].where = where;
+        t->batch.transfers[i].where = where;
     }
     Py_XDECREF(locations);
     return rc;
@@ -384,7 +384,7 @@ static int
 is_there(const mm_targets *t, Py_ssize_t i)
 {
     PyObject *item = PyTuple_GetItem(t->items, i);
-    mm_range range = t->batch.moves[i].range;
+    mm_range range = t->batch.transfers[i].range;
     mm_status st;
 
     if (range.size == 0
@@ -392,7 +392,7 @@ is_there(const mm_targets *t, Py_ssize_t i)
         return 0;
     }
     if (mm_range_check(t->cu, &range, MM_QUERY, &st) == 0) {
-        return range.allocation == t->batch.moves[i].range.allocation;
+        return range.allocation == t->batch.transfers[i].range.allocation;
     }
     if (st.kind == MM_BAD_VALUE) {
         return 0;
@@ -412,7 +412,7 @@ mm_targets_drop_gone(mm_targets *t)
         if (there < 0) {
             return -1;
         }
-        t->batch.moves[i].range.size *= (size_t)there; /* 0 marks what is gone */
+        t->batch.transfers[i].range.size *= (size_t)there; /* 0 marks what is gone */
         left += there;
     }
     kept = PyTuple_New(left);
@@ -421,8 +421,8 @@ mm_targets_drop_gone(mm_targets *t)
     }
     left = 0;
     for (Py_ssize_t i = 0; i < count; i++) {
-        if (t->batch.moves[i].range.size > 0) {
-            t->batch.moves[left] = t->batch.moves[i];
+        if (t->batch.transfers[i].range.size > 0) {
+            t->batch.transfers[left] = t->batch.transfers[i];
             PyTuple_SetItem(kept, left++, Py_NewRef(PyTuple_GetItem(t->items, i)));
         }
     }

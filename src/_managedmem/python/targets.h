@@ -18,7 +18,7 @@ typedef struct {
     size_t entered;
     bool several;       /* a sequence was given, not one target */
     mm_batch batch;     /* a move for each target; its location is for the caller to fill */
-    mm_guard *few_guards[MM_FEW + 1];
+    mm_guard *few_guards[MM_INLINE_COUNT + 1];
     CUstream *producers; /* streams of arrays to be discarded; or NULL */
     size_t producer_count;
 } mm_targets;
