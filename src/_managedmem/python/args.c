@@ -1,6 +1,8 @@
 /* args.c: hand-written argument reading: the generic parser costs more than most driver calls. */
 #include "args.h"
 
+#include "foreign_class.h"
+
 #include <string.h>
 
 /* Compares UTF-8, which a str caches: PyUnicode_CompareWithASCIIString is several times slower. -1 if
@@ -268,65 +270,12 @@ mm_read_text(PyObject *value)
     return strlen(text) == (size_t)length ? text : NULL;
 }
 
-bool
-mm_is_class_from(mm_state *state, PyTypeObject *type, const char *root)
-{
-    PyObject *module = PyObject_GetAttr((PyObject *)type, state->name_module);
-    size_t length = strlen(root);
-    const char *name;
-    bool answer;
-
-    if (module == NULL) {
-        PyErr_Clear(); /* AttributeError: a type without a module is nobody's */
-        return false;
-    }
-    name = mm_read_text(module);
-    answer = name != NULL && strncmp(name, root, length) == 0
-             && (name[length] == '\0' || name[length] == '.');
-    Py_DECREF(module);
-    return answer;
-}
-
-bool
-mm_is_from(mm_state *state, PyObject *object, const char *root)
-{
-    return mm_is_class_from(state, Py_TYPE(object), root);
-}
-
-static bool
-is_class_named(PyTypeObject *type, const char *name)
-{
-    PyObject *found = PyType_GetName(type);
-    bool answer;
-
-    if (found == NULL) {
-        PyErr_Clear(); /* MemoryError: then it is not recognised, which leads to an error */
-        return false;
-    }
-    answer = PyUnicode_CompareWithASCIIString(found, name) == 0;
-    Py_DECREF(found);
-    return answer;
-}
-
-bool
-mm_is_instance(mm_state *state, PyObject *object, const char *root, const char *name)
-{
-    PyTypeObject *type = Py_TYPE(object);
-
-    while (type != NULL && !(mm_is_class_from(state, type, root) && is_class_named(type, name))) {
-        type = (PyTypeObject *)PyType_GetSlot(type, Py_tp_base);
-    }
-    return type != NULL;
-}
-
 /* The class is called bool_ before NumPy 2. */
 static bool
 is_numpy_bool(mm_state *state, PyObject *value)
 {
-    PyTypeObject *type = Py_TYPE(value);
-
-    return mm_is_class_from(state, type, "numpy")
-           && (is_class_named(type, "bool") || is_class_named(type, "bool_"));
+    return mm_is_instance(state, value, "numpy", "bool")
+           || mm_is_instance(state, value, "numpy", "bool_");
 }
 
 int
@@ -357,43 +306,6 @@ mm_read_given_defer(mm_state *state, PyObject *value, mm_defer *out)
     } else {
         PyErr_Format(PyExc_TypeError, "defer must be None, True or False, got %R", value);
         return -1;
-    }
-    return 0;
-}
-
-int
-mm_get_optional(PyObject *object, const char *name, PyObject **out)
-{
-    *out = PyObject_GetAttrString(object, name);
-    if (*out != NULL) {
-        return 1;
-    }
-    if (!PyErr_ExceptionMatches(PyExc_AttributeError)) {
-        return -1;
-    }
-    PyErr_Clear(); /* the AttributeError just seen */
-    return 0;
-}
-
-int
-mm_args_init(PyObject *Py_UNUSED(module), mm_state *state)
-{
-    const struct {
-        PyObject **into;
-        const char *text;
-    } names[] = {
-        {&state->name_module, "__module__"},
-        {&state->name_data_ptr, "data_ptr"},
-        {&state->name_shape, "shape"},
-        {&state->name_stride, "stride"},
-        {&state->name_element_size, "element_size"},
-    };
-
-    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
-        *names[i].into = PyUnicode_InternFromString(names[i].text);
-        if (*names[i].into == NULL) {
-            return -1;
-        }
     }
     return 0;
 }

@@ -59,16 +59,4 @@ mm_read_defer(mm_state *state, PyObject *value, mm_defer *out)
 /* The UTF-8 of a str without NUL; NULL without an exception for anything else. */
 const char *mm_read_text(PyObject *value);
 
-/* Whether a class, or the object's type, comes from the package `root`, such as "torch". */
-bool mm_is_class_from(mm_state *state, PyTypeObject *type, const char *root);
-bool mm_is_from(mm_state *state, PyObject *object, const char *root);
-
-/* Whether the object's type is the class `name` of that package, or derives from it, wherever it
- * was made itself. */
-bool mm_is_instance(mm_state *state, PyObject *object, const char *root, const char *name);
-
-/* PyObject_GetAttrString, but 0 without an exception when there is no such attribute, 1 when
- * there is. */
-int mm_get_optional(PyObject *object, const char *name, PyObject **out);
-
 #endif

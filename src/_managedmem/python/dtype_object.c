@@ -2,6 +2,7 @@
  * libraries for the same element type. */
 #include "args.h"
 #include "dtype.h"
+#include "foreign_class.h"
 
 PyObject *
 mm_dtype_object(mm_state *state, const mm_dtype *dtype)

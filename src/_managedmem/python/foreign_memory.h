@@ -4,6 +4,7 @@
 
 #include "../memory/range.h"
 #include "args.h"
+#include "foreign_class.h"
 
 /* One target that is not a ManagedBuffer. */
 typedef struct {

@@ -2,6 +2,7 @@
  * methods allocate and deallocate. */
 #include "foreign_resource.h"
 
+#include "foreign_class.h"
 #include "resource.h"
 #include "stream_object.h"
 

@@ -1,6 +1,8 @@
 /* location_object.c: what Host and Device have in common, and reading locations of other libraries. */
 #include "location_object.h"
 
+#include "foreign_class.h"
+
 PyMemberDef mm_location_members[] = {
     {"__weaklistoffset__", T_PYSSIZET, offsetof(mm_location_object, weakrefs), READONLY, NULL},
     {NULL, 0, 0, 0, NULL},

@@ -44,7 +44,7 @@ module_exec(PyObject *module)
         mm_buffer_init,
         mm_accessed_by_init,
         mm_resource_init,
-        mm_args_init,
+        mm_foreign_class_init,
         mm_plan_init,
         mm_page_runs_init,
         mm_policy_init,

@@ -89,7 +89,7 @@ int mm_stream_init(PyObject *module, mm_state *state);
 int mm_buffer_init(PyObject *module, mm_state *state);
 int mm_accessed_by_init(PyObject *module, mm_state *state);
 int mm_resource_init(PyObject *module, mm_state *state);
-int mm_args_init(PyObject *module, mm_state *state);
+int mm_foreign_class_init(PyObject *module, mm_state *state);
 int mm_plan_init(PyObject *module, mm_state *state);
 int mm_page_runs_init(PyObject *module, mm_state *state);
 int mm_policy_init(PyObject *module, mm_state *state);

@@ -2,6 +2,7 @@
 #include "stream_object.h"
 
 #include "../memory/retired_pool.h"
+#include "foreign_class.h"
 
 #include <stdlib.h>
 

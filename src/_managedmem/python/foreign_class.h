@@ -1,0 +1,30 @@
+/* foreign_class.h: whose an object is: the package and the class that its type comes from, without
+ * importing that package. */
+#ifndef MM_FOREIGN_CLASS_H
+#define MM_FOREIGN_CLASS_H
+
+#include "errors.h"
+
+/* True if the object's type comes from the package, such as "torch", or from a module of it. */
+bool mm_is_from(mm_state *state, PyObject *object, const char *package);
+bool mm_is_class_from(mm_state *state, PyTypeObject *type, const char *package);
+
+/* True if the object's type is the class `name` of that package, or derives from it, wherever the
+ * derived class was defined. */
+bool mm_is_instance(mm_state *state, PyObject *object, const char *package, const char *name);
+
+/* The first columns of a table with a row for each library: a class as in mm_is_instance; without a
+ * name any class as in mm_is_from; without a package any class at all. */
+typedef struct {
+    const char *package, *name;
+} mm_foreign_class;
+
+/* True if the object matches. *module keeps its class's __module__ for the other rows of the table: NULL
+ * before the first row, and released by the caller after the last. */
+bool mm_matches_class(mm_state *state, PyObject *object, mm_foreign_class class,
+                      PyObject **module);
+
+/* PyObject_GetAttrString, but 0 without an exception if the attribute is missing, 1 if it was read. */
+int mm_get_optional(PyObject *object, const char *name, PyObject **out);
+
+#endif
