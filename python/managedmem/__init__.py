@@ -5,8 +5,8 @@
 >>> buf.read_mostly = True                               # doctest: +SKIP
 >>> buf.prefetch(managedmem.Device(0))                   # doctest: +SKIP
 
-The driver is opened at the first use, not by the import. MANAGEDMEM_DRIVER=emulator, or
-managedmem.emulator.enable(), takes an emulated driver instead.
+The first use opens the driver; the import does not. MANAGEDMEM_DRIVER=emulator in the environment,
+or managedmem.emulator.enable(), selects the emulated driver.
 """
 
 from collections.abc import MutableSet as _MutableSet
@@ -85,7 +85,7 @@ def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
 
 
-# Type checkers take this name for true; typing's own takes as long to import as the rest of this.
+# Type checkers treat this name as true. Importing typing for it would double the import time.
 TYPE_CHECKING = False
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ if TYPE_CHECKING:
 else:
 
     def __getattr__(name: str) -> object:
-        """Import the emulator's controls when first asked for, to keep the import short."""
+        """Import managedmem.emulator at its first use, which keeps this package's import short."""
         if name == "emulator":
             return _import_module("managedmem.emulator")
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

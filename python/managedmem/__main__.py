@@ -1,4 +1,4 @@
-"""``python -m managedmem``: runs the commands of ``_cli``."""
+"""``python -m managedmem``: run the commands of ``_cli``."""
 
 import sys
 

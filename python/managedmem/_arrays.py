@@ -1,7 +1,6 @@
 """The implementation of buf.torch() and buf.cupy(): arrays of these libraries over the same memory.
 
-Each call imports its library. Each array holds a DLPack tensor or capsule of the buffer, so that it
-counts as an export and keeps the memory.
+Each call imports its library. Each array holds a DLPack export, which keeps the memory alive.
 """
 
 from importlib import import_module
@@ -13,13 +12,13 @@ CPU, CUDA = 1, 2
 LEGACY_STREAM = 1
 
 
-def _library(name: str, advice: str) -> Any:
+def _library(name: str, requirement: str) -> Any:
     try:
         return import_module(name)
     except ModuleNotFoundError as error:
         if error.name != name:
             raise
-        raise ImportError(f"{name}() needs {advice}", name=name) from None
+        raise ImportError(f"{name}() needs {requirement}", name=name) from None
 
 
 def _refuse_emulated(name: str) -> None:
@@ -57,18 +56,18 @@ def to_torch(buffer: ManagedBuffer, device: Any, stream: Any) -> Any:
         "torch",
         "PyTorch, which is not installed: pip install torch, or see https://pytorch.org",
     )
-    place = _torch_device(torch, buffer, device)
-    if place.type == "cpu":
+    target = _torch_device(torch, buffer, device)
+    if target.type == "cpu":
         _synchronize(buffer, stream, True)
         return torch.from_dlpack(buffer.__dlpack__(dl_device=(CPU, 0)))
-    if place.type != "cuda":
-        raise ValueError(f"the device must be a CUDA device or the CPU, got {place}")
+    if target.type != "cuda":
+        raise ValueError(f"device must be a CUDA device or the CPU, got {target}")
     _refuse_emulated("torch")
-    ordinal = torch.cuda.current_device() if place.index is None else place.index
+    ordinal = torch.cuda.current_device() if target.index is None else target.index
     if stream is not None:
         _synchronize(buffer, stream, False)
     consumer = torch.cuda.current_stream(ordinal).cuda_stream or LEGACY_STREAM
-    # torch does not know DLPack's managed memory, so this is exported as memory of the device.
+    # torch refuses DLPack's device type for managed memory, so the export names the GPU.
     return torch.from_dlpack(buffer.__dlpack__(stream=consumer, dl_device=(CUDA, ordinal)))
 
 
@@ -83,6 +82,6 @@ def to_cupy(buffer: ManagedBuffer, stream: Any) -> Any:
     if stream is not None:
         _synchronize(buffer, stream, False)
     consumer = cupy.cuda.get_current_stream().ptr or LEGACY_STREAM
-    held = buffer.__dlpack__(stream=consumer)
-    memory = cupy.cuda.UnownedMemory(buffer.handle, buffer.nbytes, held, ordinal)
+    capsule = buffer.__dlpack__(stream=consumer)
+    memory = cupy.cuda.UnownedMemory(buffer.handle, buffer.nbytes, capsule, ordinal)
     return cupy.ndarray(buffer.shape, str(buffer.dtype), cupy.cuda.MemoryPointer(memory, 0))

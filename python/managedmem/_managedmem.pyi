@@ -1,4 +1,4 @@
-"""Types of the C extension; the words are in its docstrings."""
+"""Types of the C extension, whose docstrings are the documentation."""
 
 from collections.abc import Iterable, Iterator, MutableSet, Sequence
 from collections.abc import Set as AbstractSet
@@ -27,7 +27,7 @@ from typing_extensions import Buffer, CapsuleType, disjoint_base
 
 _T = TypeVar("_T")
 
-# --- what other libraries' objects must have ----------------------------------------------
+# --- objects of other libraries -----------------------------------------------------------
 
 @type_check_only
 class _SupportsCudaStream(Protocol):
@@ -125,7 +125,7 @@ class _CudaCoreBuffer(Protocol):
     @property
     def size(self) -> int: ...
 
-# NumPy's own types call its arrays a Buffer from Python 3.12 on only.
+# For NumPy's own types, an array is a Buffer only from Python 3.12 on.
 @type_check_only
 class _NumPyArray(Protocol):
     @property
@@ -195,7 +195,7 @@ class DriverNotFoundError(CUDAError): ...
 class DriverTooOldError(CUDAError): ...
 class ExportError(BufferError, AttributeError): ...
 
-# --- places -------------------------------------------------------------------------------
+# --- locations ----------------------------------------------------------------------------
 
 @final
 class Host:
@@ -383,8 +383,7 @@ class DeviceMemoryResource:
         self, *exception: type[BaseException] | BaseException | TracebackType | None
     ) -> None: ...
 
-# Not among ManagedBuffer's own members, because before Python 3.12 the buffer protocol of a C type
-# shows no methods.
+# A base class, because before Python 3.12 the buffer protocol of a C type has no visible methods.
 @type_check_only
 class _HostMemory:
     def __buffer__(self, flags: int, /) -> memoryview: ...
@@ -408,7 +407,7 @@ class ManagedBuffer(_HostMemory):
         cls, mr: object, ipc_descriptor: object, *, stream: _Stream | None = None
     ) -> NoReturn: ...
 
-    # What it is.
+    # Properties.
     @property
     def handle(self) -> int: ...
     @property
@@ -597,8 +596,8 @@ class AppliedPolicy:
     ) -> None: ...
     def __reduce__(self) -> NoReturn: ...
 
-# A MutableSet by registration. Its `in`, discard() and remove() take any object. The ignored
-# errors are what `x op proxy` gives a plain set for, and what `proxy op= x` keeps as the proxy.
+# A MutableSet by registration. Its `in`, discard() and remove() accept any object. Types are
+# ignored where `x op proxy` gives a plain set and `proxy op= x` the proxy.
 @final
 class AccessedBySetProxy(MutableSet[Device | Host]):
     __hash__: ClassVar[None]  # type: ignore[assignment]

@@ -11,7 +11,7 @@ from typing import Any
 from managedmem import ManagedBuffer
 
 MOST_NAMED = 5
-"""A message with more names would be too long to read."""
+"""A message names at most so many views."""
 
 
 def _address(value: object) -> int:
@@ -31,11 +31,11 @@ def _address(value: object) -> int:
 def _holders(shell: Any, buffer: ManagedBuffer) -> dict[str, str]:
     """The places where IPython keeps views of the buffer, each with the name that deletes it."""
     start, stop = buffer.handle, buffer.handle + max(buffer.nbytes, 1)
-    places = [(n, n, v) for n, v in list(shell.user_ns.items()) if not n.startswith("_")]
+    candidates = [(n, n, v) for n, v in list(shell.user_ns.items()) if not n.startswith("_")]
     results = shell.user_ns.get("Out", {})
-    places += [(f"Out[{n}]", f"_{n}", v) for n, v in list(results.items())]
+    candidates += [(f"Out[{n}]", f"_{n}", v) for n, v in list(results.items())]
     found, seen = {}, set()
-    for place, name, value in places:
+    for place, name, value in candidates:
         if start <= _address(value) < stop and id(value) not in seen:
             seen.add(id(value))
             found[place] = name
@@ -43,7 +43,7 @@ def _holders(shell: Any, buffer: ManagedBuffer) -> dict[str, str]:
 
 
 def hint(buffer: ManagedBuffer) -> str:
-    """The end of the error message, about views that IPython keeps; empty outside IPython."""
+    """The end of the error message, on views that IPython keeps; empty outside IPython."""
     shell = sys.modules["IPython"].get_ipython()
     if shell is None:
         return ""

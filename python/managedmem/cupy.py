@@ -32,15 +32,16 @@ __all__ = [
 ]
 
 OUT_OF_MEMORY = 2
-"""cudaErrorMemoryAllocation, at which CuPy's pools free what they keep and try again."""
+"""cudaErrorMemoryAllocation: CuPy's pools free unused blocks on it and try again."""
 
 
 def allocator(size: int) -> cupy.cuda.MemoryPointer:
     """Allocate managed memory for CuPy: ``cupy.cuda.set_allocator(managedmem.cupy.allocator)``.
 
-    Each allocation of ``size`` bytes is one of the driver's, on pages of its own, without advice.
-    Raises cupy.cuda.runtime.CUDARuntimeError when there is no memory, as CuPy's own allocators do.
-    Safe from every thread. Driver: cuMemAllocManaged; cuMemFree when the last array has gone.
+    Each allocation of ``size`` bytes has pages of its own, without advice, until its last array is
+    gone. Raises cupy.cuda.runtime.CUDARuntimeError without memory, as CuPy's own allocators do, and
+    RuntimeError with the emulated driver. Safe from every thread. Driver: cuMemAllocManaged,
+    cuMemFree.
     """
     device = cupy.cuda.Device().id
     if size == 0:
@@ -59,19 +60,19 @@ def make_allocator(
     accessed_by: Iterable[Device | Host] = (),
     read_mostly: bool = False,
 ) -> Callable[[int], cupy.cuda.MemoryPointer]:
-    """Make an allocator like allocator() that gives this advice to all that it allocates.
+    """Make an allocator like allocator() that advises each allocation.
 
     Parameters
     ----------
     preferred_location : Device or Host, optional
-        Where the pages prefer to be.
+        The preferred location of the pages.
     accessed_by : iterable of Device and Host()
-        What keeps a mapping of the pages wherever they are.
+        Processors that keep a mapping of the pages.
     read_mostly : bool
-        Whether readers get copies of their own.
+        True gives each reader a copy of its own.
 
-    A page is allocated and advised as a trial, so that bad arguments (TypeError, ValueError) and
-    what the driver refuses (CUDAError) are known at once. RuntimeError with the emulated driver.
+    Advises one page on trial, so that bad arguments (TypeError, ValueError) and advice that the
+    driver refuses (CUDAError) raise at once. RuntimeError with the emulated driver.
     """
     members = frozenset(accessed_by)
 
@@ -98,8 +99,8 @@ def make_allocator(
 class ManagedMemoryPool(cupy.cuda.MemoryPool):  # type: ignore[misc]
     """A ``cupy.cuda.MemoryPool`` in which every array has whole pages of its own.
 
-    CuPy's pools cut blocks into multiples of 512 bytes, so that advice and prefetch, which act on
-    pages, would reach the neighbours of an array. Here sizes are rounded up to pages first.
+    CuPy's pools cut blocks into multiples of 512 bytes, so that advice and prefetches, which act on
+    pages, would reach an array's neighbours. This pool rounds sizes up to pages.
     """
 
     def malloc(self, size: int) -> cupy.cuda.MemoryPointer:
@@ -115,9 +116,8 @@ def managed_mempool(
 ) -> ManagedMemoryPool:
     """Make a pool over managed memory: ``cupy.cuda.set_allocator(pool.malloc)``.
 
-    The arguments and errors are those of make_allocator(). The advice is given to each block when
-    it is allocated; advice that is given to an array later stays with the block when another array
-    takes the array's place.
+    The arguments and errors are those of make_allocator(). Each block is advised once, when it is
+    allocated. Advice that an array gets later stays with its block when another array reuses it.
     """
     return ManagedMemoryPool(
         make_allocator(
@@ -136,10 +136,10 @@ def prefetch(
     dispatch: _Dispatch = "auto",
     defer: bool | None = None,
 ) -> None:
-    """Move the pages of one array or several to a place, in the order of CuPy's current stream.
+    """Move the pages of one or more arrays to a location, in the order of CuPy's current stream.
 
-    managedmem.prefetch() with another default: without a stream it is
-    ``cupy.cuda.get_current_stream()``. Of a strided array, its extent.
+    As managedmem.prefetch(), but ``stream=None`` is ``cupy.cuda.get_current_stream()``. A strided
+    array is moved from its first to its last element.
     """
     if stream is None:
         stream = cupy.cuda.get_current_stream()
@@ -151,15 +151,12 @@ def advise(
     advice: _Advice,
     location: _Location | Sequence[_Location] | None = None,
 ) -> None:
-    """Tell the driver how the pages of one array or several will be used.
-
-    managedmem.advise() under a second name: advice takes effect at once, in no stream's order.
-    """
+    """Tell the driver how the pages of one or more arrays will be used; as managedmem.advise()."""
     managedmem.advise(arrays, advice, location)
 
 
 @functools.cache
 def _resource() -> ManagedMemoryResource:
     if managedmem.driver_info()["emulated"]:
-        raise RuntimeError("the emulated driver is in use, whose memory no GPU can reach")
+        raise RuntimeError("the emulated driver is in use, and no GPU can reach its memory")
     return ManagedMemoryResource()

@@ -15,13 +15,13 @@ from typing import NamedTuple
 __all__ = ["CLASSES", "FEATURES", "HELD_OUT", "Digits", "accuracy", "load", "load_weights"]
 
 CLASSES = 10
-"""How many digits there are to tell apart."""
+"""The number of different digits."""
 
 FEATURES = 64
 """Pixels of one image (8 x 8)."""
 
 HELD_OUT = slice(2, None, 3)
-"""The images that training never saw: every third, beginning with the third."""
+"""The images that training did not use: every third, beginning with the third."""
 
 _COUNT = 1797
 _BRIGHTEST = 16
@@ -31,9 +31,9 @@ class Digits(NamedTuple):
     """Images and their labels, in the order of scikit-learn's ``load_digits``."""
 
     pixels: bytes
-    """One byte (0..16) a pixel, 64 of them an image, image after image."""
+    """One byte (0..16) per pixel, 64 per image, image after image."""
     labels: bytes
-    """One byte (0..9) an image: the digit that it shows."""
+    """One byte (0..9) per image: the digit that it shows."""
 
     def __repr__(self) -> str:
         return f"Digits({len(self.labels)} images of {FEATURES} pixels)"
@@ -56,8 +56,8 @@ def load() -> Digits:
 def load_weights() -> array[float]:
     """Read the trained classifier: 65 x 10 32-bit floats, row by row.
 
-    Row j < 64 holds what pixel j adds to the score of each digit, row 64 the score that each digit
-    starts with. The digit with the highest score is the answer.
+    Row j < 64 holds the weight of pixel j in the score of each digit, row 64 the bias. The digit
+    with the highest score is the answer.
     """
     text = resources.files(__package__).joinpath("data/digits-weights.csv").read_text("ascii")
     rows = [line.split(",") for line in text.splitlines() if not line.startswith("#")]
@@ -67,13 +67,13 @@ def load_weights() -> array[float]:
 
 
 def accuracy(predicted: bytes, labels: bytes) -> float:
-    """Share of the held-out images whose digit was found.
+    """The share of held-out images with the right digit.
 
-    ``predicted`` holds one byte an image, for all 1,797 or for that many several times over; images
-    that the classifier was trained on are left out of the count.
+    ``predicted`` has one byte per image, for one or more copies of the 1,797. Images that the
+    classifier was trained on do not count.
     """
     if not predicted or len(predicted) % len(labels):
-        raise ValueError(f"length {len(predicted)} is no multiple of the {len(labels)} labels")
+        raise ValueError(f"length {len(predicted)} is not a multiple of the {len(labels)} labels")
     truth = labels[HELD_OUT]
     right = total = 0
     for start in range(0, len(predicted), len(labels)):

@@ -1,9 +1,8 @@
-"""Controls of the emulated CUDA driver: choose it, see what it was asked, make it fail.
+"""Controls of the emulated CUDA driver: choose it, read its calls, make them fail.
 
 The emulated driver is a library of this package that behaves like the CUDA driver of a machine
-with GPUs, as far as managed memory is concerned. It needs no GPU. It is taken when
-``MANAGEDMEM_DRIVER=emulator`` is set or when ``enable()`` is called before the first use of the
-driver; the library never chooses it by itself.
+with GPUs, for managed memory. It needs no GPU. ``MANAGEDMEM_DRIVER=emulator``, or ``enable()``
+before the first use of the driver, selects it; the library never chooses it by itself.
 
 >>> import managedmem
 >>> managedmem.emulator.enable(devices=2)
@@ -13,10 +12,10 @@ driver; the library never chooses it by itself.
 >>> calls[-1].name, calls[-1].args["count"]
 ('cuMemPrefetchAsync', 4096)
 
-Host reads and writes of managed memory go past the emulated driver: it does not see them, except
-for the first touch of a page. Use ``touch()`` where migration and faults shall be counted.
+The emulated driver does not see the host's reads and writes, except for the first touch of a page.
+Use ``touch()`` to count migrations and faults.
 
-Every function here may be called from any thread.
+Every function is safe from every thread.
 """
 
 from __future__ import annotations
@@ -59,8 +58,8 @@ __all__ = [
 ]
 
 PROFILES = ("default", "h200", "h200-x2", "wsl", "old12")
-"""What `enable` takes as a profile: two devices and two NUMA nodes; one H200 as measured; two of
-them; a machine without concurrent managed access; a driver of CUDA 12.2."""
+"""The profiles of `enable`: two devices and two NUMA nodes; one H200 as measured; two of them; a
+machine without concurrent managed access; a driver of CUDA 12.2."""
 
 _CONFIGURATION = "MANAGEDMEM_EMULATOR"
 _LIMITS = {
@@ -87,8 +86,8 @@ _DEVICE_TYPE, _HOST_TYPE, _UNPOPULATED = 1, 2, -1
 class Call(NamedTuple):
     """One driver call: its name without version suffix, its arguments by name, its result code.
 
-    Numbers and handles are int, lists (of a batch call) stay text. A result of an allocation or
-    creation, such as ``ptr``, stands among the arguments.
+    Numbers and handles are int; the lists of a batch call are str. The arguments include what the
+    call returned, such as ``ptr``.
     """
 
     name: str
@@ -97,10 +96,10 @@ class Call(NamedTuple):
 
 
 class Live(NamedTuple):
-    """What exists and was not given back: counts, bytes, and the depth of the context stack.
+    """What exists and is not freed: counts, bytes, and the depth of the context stack.
 
-    Streams and pools that the driver makes itself (default streams, default pools) are not
-    counted, nor are primary contexts. The context depth is that of the calling thread.
+    Default streams, default pools and primary contexts do not count. The context depth is that of
+    the calling thread.
     """
 
     allocations: int
@@ -113,7 +112,7 @@ class Live(NamedTuple):
 
 
 class Counters(NamedTuple):
-    """What moved since `clear_counters`: bytes by direction, faults and copies in pages."""
+    """Bytes moved since `clear_counters`, by direction; faults and read-mostly copies in pages."""
 
     bytes_htod: int
     bytes_dtoh: int
@@ -216,21 +215,20 @@ def enable(
     profile : str, optional
         One of `PROFILES`; the other arguments change single settings of it.
     devices, numa_nodes : int, optional
-        How many of each the machine has (1 to 16).
+        The number of each in the machine (1 to 16).
     driver_version : int, optional
         12020 (CUDA 12.2) to 13050 (CUDA 13.5). Batch and discard calls exist from 13000 on.
         A driver newer than CUDA 13.0 behaves like 13.0.
     concurrent_managed_access, pageable_memory_access : bool, optional
-        What every device says about itself.
+        These attributes of every device.
     capacity_mib : int, optional
         The memory of each device in MiB.
     schedule : {"eager", "lazy"}, optional
         See `schedule()`.
     discard : {"poison", "keep", "zero"}, optional
-        What discarded pages hold: the byte 0xDB, what they held, or zeros.
+        The contents of discarded pages: the byte 0xDB, unchanged, or zeros.
 
     Raises RuntimeError when a driver is already open, TypeError or ValueError for bad arguments.
-    Safe from any thread.
     """
     settings: list[str] = []
     if profile is not None:
@@ -256,13 +254,13 @@ def enable(
     if discard is not None:
         settings.append(f"discard={_check_choice('discard', discard, _DISCARDS)}")
     _managedmem._select_driver("emulator")
-    # No argument at all keeps what the environment already says.
+    # Without arguments, the configuration in the environment stays.
     if settings or _CONFIGURATION not in os.environ:
         os.environ[_CONFIGURATION] = ",".join(settings)
 
 
 def is_active() -> bool:
-    """Whether the process uses the emulated driver; opens the driver if none is open."""
+    """True if the process uses the emulated driver; opens the driver if none is open."""
     try:
         return bool(_managedmem.driver_info()["emulated"])
     except (_managedmem.DriverNotFoundError, _managedmem.DriverTooOldError):
@@ -279,7 +277,7 @@ def _number_or_text(text: str) -> int | str:
 def _parse(line: str) -> Call:
     match = _LINE.fullmatch(line)
     if match is None:
-        raise RuntimeError(f"the emulated driver logged a line that is no call: {line!r}")
+        raise RuntimeError(f"the emulated driver logged a line that is not a call: {line!r}")
     name, arguments, result = match.groups()
     pairs = (item.partition("=") for item in arguments.split(", ") if item)
     return Call(name, {key: _number_or_text(value) for key, _, value in pairs}, int(result))
@@ -297,9 +295,9 @@ def _calls_from(start: int) -> list[Call]:
 
 
 def calls() -> list[Call]:
-    """Every driver call since `clear_calls`, oldest first; of very many the last 65,536.
+    """The driver calls since `clear_calls`, oldest first, up to the last 65,536.
 
-    Calls that only ask about the calling thread (current context, capture state) are left out.
+    Queries about the calling thread (current context, capture state) are not recorded.
     Raises RuntimeError when another driver is in use.
     """
     return _calls_from(0)
@@ -314,13 +312,13 @@ def clear_calls() -> None:
 def recording() -> Iterator[list[Call]]:
     """``with recording() as made:`` fills the list ``made`` with the calls of the block at its end.
 
-    Calls of other threads are in it too. Raises RuntimeError when another driver is in use.
+    It includes calls of other threads. Raises RuntimeError when another driver is in use.
     """
     library = _library()
     made: list[Call] = []
     start = library.emu_log_count()
     if start > 1 << 15:
-        # The log forgets its oldest lines when it is full, and positions would shift.
+        # A full log drops its oldest lines, which would shift positions.
         library.emu_log_clear()
         start = 0
     try:
@@ -330,7 +328,7 @@ def recording() -> Iterator[list[Call]]:
 
 
 def _names_like(name: str) -> str:
-    """The function names that are similar to a wrong one, or all of them."""
+    """The function names similar to an unknown one, or all names."""
     found = map(_library().emu_fail_name, itertools.count())
     names = sorted({text.decode() for text in itertools.takewhile(bool, found)})
     near = difflib.get_close_matches(name, names, n=3)
@@ -349,19 +347,19 @@ def fail(
     function : str
         The driver function, such as ``"cuMemAdvise"``, or ``"*"`` for any.
     nth : int
-        Which of the following calls of it fails; 1 is the next.
+        The call that fails, counted from the next, which is 1.
     code : int
-        The CUresult that it returns, 999 is CUDA_ERROR_UNKNOWN.
+        The CUresult that it returns; 999 is CUDA_ERROR_UNKNOWN.
     after : bool
         False: the call has no effect. True: it does its work and then reports the failure.
     lasting : bool
-        True: from then on, until `clear_failures`, every call that needs a working context fails
-        with the same code, as after a fault of a kernel. Calls that ask about devices or switch
-        contexts succeed. What cannot be freed stays in `live`.
+        True: from then until `clear_failures`, every call that needs a working context fails with
+        the same code, as after a fault of a kernel. Device queries and context switches succeed.
+        Memory that cannot be freed stays in `live`.
 
-    Up to 64 failures can wait at once; each happens once. Raises ValueError for an unknown name
-    (the message lists similar names), for nth or code below 1, and when too many wait; TypeError
-    for arguments of other types; RuntimeError when another driver is in use.
+    Up to 64 failures can wait; each happens once. Raises ValueError for an unknown name (the
+    message lists similar names), for nth or code below 1, and when too many wait; TypeError for
+    arguments of other types; RuntimeError when another driver is in use.
     """
     if not isinstance(function, str):
         raise TypeError(f"function must be a str such as 'cuMemAdvise', got {function!r}")
@@ -384,7 +382,7 @@ def fail(
 
 
 def clear_failures() -> None:
-    """Forget pending failures, that one has happened, and a lasting one.
+    """Remove pending and lasting failures, and reset `failure_fired`.
 
     Raises RuntimeError when another driver is in use.
     """
@@ -392,7 +390,7 @@ def clear_failures() -> None:
 
 
 def failure_fired() -> bool:
-    """Whether a failure set up by `fail` has happened since `clear_failures`."""
+    """True if a failure set up by `fail` has happened since `clear_failures`."""
     return bool(_library().emu_fail_fired())
 
 
@@ -425,13 +423,13 @@ def _refuse_memory(caller: str, buffer: ManagedBuffer) -> NoReturn:
 
 
 def residency(buffer: ManagedBuffer) -> Device | Host | str | None:
-    """Where the pages of a buffer (or slice of one) are now.
+    """The present location of the pages of a buffer.
 
-    Gives the Device; Host() or Host(numa_id=n) for another than the first NUMA node; None if no
-    page was ever touched or the buffer is empty; "mixed" if the pages are in several places or
-    have several copies. Queued operations have not moved anything yet. Raises TypeError for an
-    object that is not a ManagedBuffer, ValueError when it is closed or the memory is not managed,
-    RuntimeError when another driver is in use.
+    Returns the Device; Host() for the first NUMA node, else Host(numa_id=n); None if the buffer is
+    empty or no page was ever touched; "mixed" if the pages are in several places or have several
+    copies. Queued operations do not count. Raises TypeError for an object that is not a
+    ManagedBuffer, ValueError if it is closed or its memory is not managed, RuntimeError when
+    another driver is in use.
     """
     _check_buffer("residency", buffer)
     if buffer.size == 0:
@@ -452,9 +450,8 @@ def residency(buffer: ManagedBuffer) -> Device | Host | str | None:
 def touch(buffer: ManagedBuffer, location: Device | Host, write: bool = False) -> None:
     """Let a processor read or write a whole buffer: pages fault, move or are copied, and count.
 
-    The contents do not change. Raises TypeError unless it gets a ManagedBuffer and a Device or
-    Host, ValueError when the buffer is closed or its memory is not managed, RuntimeError when
-    another driver is in use.
+    The contents do not change. Raises TypeError for other types, ValueError if the buffer is closed
+    or its memory is not managed, RuntimeError when another driver is in use.
     """
     _check_buffer("touch", buffer)
     if isinstance(location, _managedmem.Device):
@@ -468,7 +465,7 @@ def touch(buffer: ManagedBuffer, location: Device | Host, write: bool = False) -
 
 
 def counters() -> Counters:
-    """What moved since `clear_counters`. Raises RuntimeError when another driver is in use."""
+    """The counters since `clear_counters`. Raises RuntimeError when another driver is in use."""
     numbers = _Counters()
     _library().emu_counters(ctypes.byref(numbers))
     return Counters(*(getattr(numbers, name) for name in Counters._fields))
@@ -482,9 +479,9 @@ def clear_counters() -> None:
 def schedule(when: str) -> None:
     """Choose when queued operations run.
 
-    "eager" (the default): as soon as they are queued, when nothing is in front of them; changing to
-    it runs what waits. "lazy": when something waits for them (synchronise, query, free, an
-    operation of another stream that depends on them). Lazy finds a missing synchronisation.
+    "eager" (the default): at once, when nothing is queued before them. "lazy": when something waits
+    for them (synchronise, query, free, a dependent operation on another stream). Lazy finds a
+    missing synchronisation. A change to eager runs what is queued.
 
     Raises ValueError for another word, RuntimeError when another driver is in use.
     """

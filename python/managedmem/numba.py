@@ -27,21 +27,21 @@ __all__ = ["ManagedMemoryManager"]
 class ManagedMemoryManager(HostOnlyCUDAMemoryManager):  # type: ignore[misc]
     """Allocates numba's device arrays as managed memory, each on pages of its own.
 
-    Memory is freed when its last array has gone, or at the end of ``cuda.defer_cleanup()``. Pinned
-    and mapped host memory stays numba's. numba makes one manager for each context.
+    Memory is freed when its last array is gone, or at the end of ``cuda.defer_cleanup()``. Pinned
+    and mapped host memory stays numba's. numba makes one manager per context.
     Driver: cuMemAllocManaged, cuMemFree.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        """Made by numba, with ``context=``."""
+        """Called by numba, with ``context=``."""
         super().__init__(*args, **kwargs)
         self._deferring = 0
         self._deferred: list[ManagedBuffer] = []
 
     def initialize(self) -> None:
-        """Get ready in numba's context; RuntimeError when the emulated driver is in use."""
+        """Check the driver; RuntimeError when the emulated one is in use."""
         if managedmem.driver_info()["emulated"]:
-            raise RuntimeError("the emulated driver is in use, whose memory no GPU can reach")
+            raise RuntimeError("the emulated driver is in use, and no GPU can reach its memory")
 
     def memalloc(self, size: int) -> MemoryPointer:
         """Allocate ``size`` bytes in numba's current context; CudaAPIError without memory."""
@@ -61,7 +61,7 @@ class ManagedMemoryManager(HostOnlyCUDAMemoryManager):  # type: ignore[misc]
 
     @contextlib.contextmanager
     def defer_cleanup(self) -> Iterator[None]:
-        """Free nothing while the block runs, and what was put off after it."""
+        """Put off all frees to the end of the block."""
         with super().defer_cleanup():
             self._deferring += 1
             try:
@@ -86,4 +86,4 @@ class ManagedMemoryManager(HostOnlyCUDAMemoryManager):  # type: ignore[misc]
 
 
 _numba_memory_manager = ManagedMemoryManager
-"""Where numba looks when NUMBA_CUDA_MEMORY_MANAGER names this module."""
+"""The name that numba reads when NUMBA_CUDA_MEMORY_MANAGER names this module."""

@@ -20,7 +20,7 @@ def parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(
         prog="python -m managedmem",
         description="CUDA managed memory for Python.",
-        epilog="Without an option the environment variable MANAGEDMEM_DRIVER names the driver: "
+        epilog="Without an option, the environment variable MANAGEDMEM_DRIVER names the driver: "
         "cuda, emulator, or the path of a library.",
     )
     commands = top.add_subparsers(dest="command", required=True, metavar="{demo,info}")
@@ -39,7 +39,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; returns the exit status: 0, 1 when it failed, 2 for a wrong call."""
+    """Run one command and return its exit status: 0, 1 if it failed, 2 for wrong arguments."""
     options = parser().parse_args(arguments)
     try:
         return COMMANDS[options.command][0](options.driver)

@@ -1,8 +1,8 @@
 """``python -m managedmem demo``: classify real handwritten digits in managed memory, and report.
 
-Owns the demonstration: which buffers there are, what is asked of the driver for them, the same job
-timed with prefetches and without, and the printed report. ``engines`` does the arithmetic,
-``digits`` brings the images; ``examples/digits.py`` shows the same calls as a script to copy from.
+Owns the demonstration: its buffers, their advice and prefetches, the job timed with and without
+prefetches, and the report. ``engines`` does the arithmetic and ``digits`` has the images;
+``examples/digits.py`` makes the same calls in a script to copy from.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from managedmem._cli import driver, engines
 from managedmem._cli.text import size_text, table
 
 BATCH_BYTES = 64 << 20
-"""Size of the inputs where the product is fast enough for a time to mean something."""
+"""Size of the inputs where the product is fast."""
 
 TOTAL_LIMIT = 128 << 20
-"""No demo holds more managed memory than this."""
+"""The most managed memory that the demo holds."""
 
 ROUNDS = 5
 
@@ -31,7 +31,7 @@ _PER_IMAGE = 4 * digits.FEATURES + 4 * digits.CLASSES + 1
 
 
 class Job(NamedTuple):
-    """The classification of one batch: its memory, where it starts out, and where work is done."""
+    """The classification of one batch: its memory, the location of the pages before and at work."""
 
     inputs: ManagedBuffer
     weights: ManagedBuffer
@@ -49,8 +49,8 @@ class Job(NamedTuple):
         return {name: getattr(self, name) for name in ("inputs", "weights", "scores", "labels")}
 
 
-class Asked(NamedTuple):
-    """A request to the driver, with a function that reads its present state back."""
+class Hint(NamedTuple):
+    """A hint to the driver, with a function that reads its present state back."""
 
     name: str
     value: object
@@ -74,7 +74,7 @@ class Timing(NamedTuple):
 
 
 def refused(action: Callable[[], object]) -> Exception | None:
-    """Do it; None when it worked, else why this machine cannot."""
+    """Call the action; return the error of a machine that cannot do it, or None."""
     try:
         action()
     except (managedmem.CUDAError, NotImplementedError, ValueError) as error:
@@ -83,7 +83,7 @@ def refused(action: Callable[[], object]) -> Exception | None:
 
 
 def repeats(engine: engines.Engine, emulated: bool, free: int) -> int:
-    """How many times over the 1,797 images go into the batch: once where speed means nothing."""
+    """Copies of the 1,797 images in the batch: one where the product is slow."""
     if emulated or not engine.fast:
         return 1
     count = len(digits.load().labels)
@@ -95,10 +95,9 @@ def repeats(engine: engines.Engine, emulated: bool, free: int) -> int:
 def open_job(engine: engines.Engine, device: Device, emulated: bool) -> Iterator[Job]:
     """Allocate and fill the buffers of a job; they are freed at the end of the block."""
     data, trained = digits.load(), digits.load_weights()
-    times = repeats(engine, emulated, device.memory_info.free)
-    count = len(data.labels) * times
-    # With the product on the host, the data starts out on the device and the host is where the
-    # pages are wanted: otherwise nothing would have to move.
+    copies = repeats(engine, emulated, device.memory_info.free)
+    count = len(data.labels) * copies
+    # Pages start on the side that does not compute; otherwise none would have to move.
     on_device = engine.on_device or emulated
     home, work = (Host(), device) if on_device else (device, Host())
     with contextlib.ExitStack() as stack:
@@ -114,60 +113,60 @@ def open_job(engine: engines.Engine, device: Device, emulated: bool) -> Iterator
         labels = stack.enter_context(managedmem.empty(count, "uint8"))
         job = Job(inputs, weights, scores, labels, stream, engine, home, work, emulated)
         fill(weights, trained.tobytes(), 1)
-        fill(inputs, data.as_floats().tobytes(), times)
+        fill(inputs, data.as_floats().tobytes(), copies)
         yield job
 
 
-def fill(buffer: ManagedBuffer, content: bytes, times: int) -> None:
-    """Write the same bytes so many times over into a buffer, from the host."""
+def fill(buffer: ManagedBuffer, content: bytes, copies: int) -> None:
+    """Write copies of the same bytes into a buffer, from the host."""
     with memoryview(buffer) as view, view.cast("B") as flat:
-        for start in range(0, times * len(content), len(content)):
+        for start in range(0, copies * len(content), len(content)):
             flat[start : start + len(content)] = content
 
 
-def ask(job: Job) -> list[Asked]:
-    """Give the driver the advice: the weights are mostly read, and where they are needed."""
+def advise(job: Job) -> list[Hint]:
+    """Advise the driver that the weights are mostly read, and where they are used."""
     weights, work = job.weights, job.work
 
-    def set_(name: str, value: object) -> Asked:
+    def set_(name: str, value: object) -> Hint:
         refusal = refused(lambda: setattr(weights, name, value))
-        return Asked(f"weights.{name}", value, lambda: getattr(weights, name), refusal)
+        return Hint(f"weights.{name}", value, lambda: getattr(weights, name), refusal)
 
     return [set_("read_mostly", True), set_("preferred_location", work)]
 
 
-def prefetches(job: Job) -> list[Asked]:
-    """What the job with prefetches has asked for, to be read after it has run."""
-    wanted = [("inputs", job.work), ("weights", job.work), ("labels", Host())]
+def prefetches(job: Job) -> list[Hint]:
+    """The prefetches of the job, to be read back after it has run."""
+    locations = [("inputs", job.work), ("weights", job.work), ("labels", Host())]
 
     def read(buffer: ManagedBuffer) -> Callable[[], object]:
         return lambda: buffer.last_prefetch_location
 
     return [
-        Asked(f"{name}.last_prefetch_location", location, read(job.buffers[name]))
-        for name, location in wanted
+        Hint(f"{name}.last_prefetch_location", location, read(job.buffers[name]))
+        for name, location in locations
     ]
 
 
 def send_home(job: Job) -> None:
-    """Put all pages where they start out, so that each round begins alike."""
+    """Move all pages to where each round starts."""
     managedmem.prefetch([*job.buffers.values()], job.home, stream=job.stream)
     job.stream.sync()
 
 
 def touch(job: Job, names: Sequence[str], location: Device | Host, write: bool = False) -> None:
-    """Tell the emulated driver of accesses that a real one would see for itself."""
+    """Report accesses to the emulated driver; a real one sees them by itself."""
     if job.emulated:
         for name in names:
             managedmem.emulator.touch(job.buffers[name], location, write)
 
 
 def classify(job: Job, prefetch: bool) -> bytes:
-    """Run the job once and read its answer on the host: one byte an image."""
+    """Run the job once and read its answer on the host: one byte per image."""
     stream, work = job.stream, job.work
     if prefetch:
-        # What the scores held is of no use, so they come to the device without being copied. A
-        # driver that cannot do that copies them, by the next call.
+        # The old scores are not needed, so their pages move without a copy. Where the driver cannot
+        # do that, the next call moves them with one.
         refused(lambda: job.scores.discard_prefetch(work, stream=stream))
         managedmem.prefetch([*job.buffers.values()], work, stream=stream)
     if job.emulated:
@@ -184,7 +183,7 @@ def classify(job: Job, prefetch: bool) -> bytes:
 
 
 def measure(job: Job, prefetch: bool, movable: bool) -> Timing:
-    """Time the job one way, from pages at home to the answer on the host: the median round."""
+    """Time the job from pages at home to the answer on the host: the median round."""
     seconds = []
     for _ in range(1 if job.emulated else ROUNDS):
         if movable:
@@ -200,7 +199,7 @@ def measure(job: Job, prefetch: bool, movable: bool) -> Timing:
 
 
 def _counted() -> str:
-    """What the emulated driver counted since the counters were cleared, without the zeros."""
+    """The counters of the emulated driver in words, without zeros."""
     counters = managedmem.emulator.counters()._asdict()
     parts = []
     for name, value in counters.items():
@@ -214,7 +213,7 @@ def _counted() -> str:
 
 
 def print_job(job: Job, movable: bool) -> None:
-    """Print what is computed, by whom, and in which memory."""
+    """Print the data, the engine and the buffers of the job."""
     count, stored = len(job.labels), len(digits.load().labels)
     text = f"{stored:,} handwritten digits of 8 x 8 pixels (UCI), real scans"
     if count > stored:
@@ -235,17 +234,17 @@ def print_job(job: Job, movable: bool) -> None:
     print(table(rows, ""))
 
 
-def print_asked(asked: Sequence[Asked]) -> None:
-    """Print what was asked beside what the driver says now, and why it refused what it refused."""
+def print_hints(hints: Sequence[Hint]) -> None:
+    """Print each hint beside the driver's present state, and the reason of each refusal."""
     print("\nadvice and prefetches")
     heads = ("", "asked", "the driver says now")
-    print(table([heads, *(each.row() for each in asked)]))
-    for reason in dict.fromkeys(str(each.refusal) for each in asked if each.refusal):
+    print(table([heads, *(hint.row() for hint in hints)]))
+    for reason in dict.fromkeys(str(hint.refusal) for hint in hints if hint.refusal):
         print(textwrap.fill(reason, 96, initial_indent="  ", subsequent_indent="    "))
 
 
 def print_timings(job: Job, timings: Sequence[Timing]) -> None:
-    """Print the time of each way, and on the emulated driver what it counted."""
+    """Print the time of each variant, and the counts of the emulated driver."""
     start = f"pages on {job.home}" if len(timings) == 2 else "the data"
     print(f"\ntime from {start} to the answer on the host")
     rows = [(each.variant, f"{each.seconds * 1e3:9.2f} ms", each.counted) for each in timings]
@@ -254,14 +253,14 @@ def print_timings(job: Job, timings: Sequence[Timing]) -> None:
         rows.append(("prefetch gains", f"{factor:9.2f} x", ""))
     print(table(rows))
     if job.emulated:
-        print("  These times mean nothing: the emulated driver moves no data. What would move on")
-        print("  a GPU is what it counted.")
+        print("  These times mean nothing: the emulated driver moves no data. The counts say what")
+        print("  would move on a GPU.")
     else:
         print(f"  (median of {ROUNDS} rounds)")
 
 
 def print_accuracy(answer: bytes) -> None:
-    """Print the share of right answers, and on which images it was counted."""
+    """Print the share of right answers on the held-out images."""
     labels = digits.load().labels
     held_out = len(labels[digits.HELD_OUT])
     rest = len(labels) - held_out
@@ -270,23 +269,23 @@ def print_accuracy(answer: bytes) -> None:
 
 
 def report(job: Job) -> bool:
-    """Run the job in every way that this machine allows and print all of it."""
-    cannot_move = refused(lambda: send_home(job))
-    movable = cannot_move is None
+    """Run each variant of the job that this machine allows, and print all of it."""
+    move_refusal = refused(lambda: send_home(job))
+    movable = move_refusal is None
     print_job(job, movable)
-    asked = ask(job)
-    ways = (True, False) if movable else (False,)
+    hints = advise(job)
+    variants = (True, False) if movable else (False,)
     first = classify(job, movable)  # untimed: libraries load and kernels compile in the first run
-    timings = [measure(job, prefetch, movable) for prefetch in ways]
+    timings = [measure(job, prefetch, movable) for prefetch in variants]
     again = classify(job, movable)
     if movable:
-        asked += prefetches(job)
+        hints += prefetches(job)
     else:
-        asked.append(Asked("prefetch", job.work, str, cannot_move))
+        hints.append(Hint("prefetch", job.work, str, move_refusal))
     refusal = refused(lambda: job.scores.discard(stream=job.stream))
-    asked.append(Asked("scores.discard()", "scratch", lambda: "done, contents given up", refusal))
+    hints.append(Hint("scores.discard()", "scratch", lambda: "done, contents given up", refusal))
     job.stream.sync()
-    print_asked(asked)
+    print_hints(hints)
     print_accuracy(again)
     print_timings(job, timings)
     if first != again:
@@ -295,7 +294,7 @@ def report(job: Job) -> bool:
 
 
 def run(request: str | None = None) -> int:
-    """Run the demo on the driver ``request`` ("cuda", "emulator" or None); the exit status."""
+    """Run the demo on the driver ``request`` ("cuda", "emulator" or None); return the status."""
     info, reason = driver.open_driver(request)
     print(f"driver  {driver.describe_driver(info, reason)}", flush=True)
     device = Device(0)

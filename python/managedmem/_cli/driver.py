@@ -1,4 +1,4 @@
-"""The driver of a command: the one that was asked for, and one line that describes it."""
+"""The driver of a command: opens the requested one, and describes it in one line."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ VARIABLE = "MANAGEDMEM_DRIVER"
 
 
 def apply_request(request: str | None) -> None:
-    """Make ``--cuda`` or ``--emulator`` win over the environment; None leaves that as it is."""
+    """Let ``--cuda`` or ``--emulator`` override the environment; None changes nothing."""
     if request is not None:
-        # Read at the first use of the driver, which no command has made at this point.
+        # The first use of the driver reads it; no command has used the driver yet.
         os.environ[VARIABLE] = request
 
 
-def why_chosen(request: str | None) -> str:
-    """Say in a few words who named the driver, empty when nobody did."""
+def choice_reason(request: str | None) -> str:
+    """A few words on the option or variable that named the driver; empty if neither did."""
     if request is not None:
         return f"as --{request} asks"
     named = os.environ.get(VARIABLE)
@@ -28,14 +28,13 @@ def why_chosen(request: str | None) -> str:
 
 
 def open_driver(request: str | None) -> tuple[Mapping[str, Any], str]:
-    """Open the driver that was asked for, else CUDA, else the emulated one.
+    """Open the requested driver, or without a request CUDA, or without CUDA the emulated one.
 
-    Returns ``driver_info()`` and the reason for this driver. Only a machine without a usable CUDA
-    driver gets the emulated one unasked; a driver that was named and is not there stays an error,
-    and so does one that is too old.
+    Returns ``driver_info()`` and the reason for this driver. A requested driver that is missing,
+    and any driver that is too old, is an error.
     """
     apply_request(request)
-    reason = why_chosen(request)
+    reason = choice_reason(request)
     try:
         return managedmem.driver_info(), reason
     except managedmem.DriverNotFoundError:
@@ -46,7 +45,7 @@ def open_driver(request: str | None) -> tuple[Mapping[str, Any], str]:
 
 
 def describe_driver(info: Mapping[str, Any], reason: str) -> str:
-    """One line on the driver in use: emulated or real, which, and why."""
+    """One line on the driver in use: emulated or its path, its version, and the reason."""
     version, count = info["version_string"], info["device_count"]
     devices = f"{count} device" if count == 1 else f"{count} devices"
     if info["emulated"]:

@@ -1,9 +1,9 @@
-"""What multiplies in the demo: torch or CuPy on the GPU, NumPy or plain Python on the host.
+"""The engines of the demo: torch or CuPy on the GPU, NumPy or plain Python on the host.
 
 Each engine works on the four ManagedBuffers of a job in place, without a copy: a GPU library takes
 them by ``__cuda_array_interface__``, the host ones by the buffer protocol. An engine is a function
 ``engine(inputs, weights, scores, labels, stream)`` that fills ``scores`` and ``labels``. It must
-not keep an array over a buffer once it returns: a buffer with a live host view cannot be closed.
+not keep an array over a buffer after it returns: a buffer with a live host view cannot be closed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Multiply = Callable[[ManagedBuffer, ManagedBuffer, ManagedBuffer, ManagedBuffer,
 
 
 class Engine(NamedTuple):
-    """A way to do the product, and what can be said about it."""
+    """A function that does the product, and its properties."""
 
     name: str
     on_device: bool
@@ -32,7 +32,7 @@ class Engine(NamedTuple):
 
 
 def _optional(name: str) -> ModuleType | None:
-    """The module if it can be imported, else None: a broken optional package stops nothing."""
+    """Import an optional package; None if it is missing or broken."""
     try:
         return importlib.import_module(name)
     except Exception:
@@ -85,7 +85,7 @@ def _numpy(numpy: ModuleType) -> Multiply:
         labels: ManagedBuffer,
         stream: Stream,
     ) -> None:
-        stream.sync()  # the host works now, so what the stream still has to do comes first
+        stream.sync()  # the host computes next, after all work of the stream
         x, w, s, out = (numpy.asarray(buffer) for buffer in (inputs, weights, scores, labels))
         numpy.matmul(x, w[:FEATURES], out=s)
         s += w[FEATURES]
@@ -124,10 +124,7 @@ def _plain(
 
 
 def choose(emulated: bool, device: Device) -> Engine:
-    """The best engine here: a GPU library on a real driver, else NumPy, else plain Python.
-
-    On the emulated driver no GPU library is even imported: it would find no GPU.
-    """
+    """The best engine here: a GPU library on a real driver, else NumPy, else plain Python."""
     note = ""
     if not emulated:
         torch = _optional("torch")

@@ -1,7 +1,7 @@
 """``python -m managedmem info``: the driver, its devices, NUMA nodes, and what works here and why.
 
-Everything is asked of the driver or read from the system at the time of the call. Without a usable
-driver it says what was tried and how to go on, and the exit status is 1.
+Each call asks the driver and the system. Without a usable driver it prints what was tried and what
+to do, and the exit status is 1.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ ATTRIBUTES = (
         "there is no stream-ordered allocation",
     ),
 )
-"""Names of what a device can do, with what follows from yes and from no."""
+"""Attributes of a device, each with the meaning of yes and of no."""
 
 HELP = """\
 What to do:
@@ -63,7 +63,7 @@ What to do:
                                       python -m managedmem info --emulator
                                       MANAGEDMEM_DRIVER=emulator python your_script.py
                                       managedmem.emulator.enable()   before the first use
-  with a driver in an odd place     MANAGEDMEM_DRIVER=/path/to/libcuda.so.1"""
+  with a driver in another place    MANAGEDMEM_DRIVER=/path/to/libcuda.so.1"""
 
 
 def yes_no(value: object) -> str:
@@ -72,17 +72,17 @@ def yes_no(value: object) -> str:
 
 
 def package_version(name: str) -> str:
-    """The installed version of a package, empty when it is not installed; nothing is imported."""
+    """The installed version of a package, or "" without it; does not import the package."""
     try:
         if importlib.util.find_spec(name) is None:
             return ""
-    except ValueError:  # a module that was put in place by hand, without a specification
+    except ValueError:  # a module in sys.modules that has no specification
         return "version unknown"
     try:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
         pass
-    # CuPy's distributions are named after the CUDA version; finding them takes a slower search.
+    # CuPy's distributions have the CUDA version in their names and need a slower search.
     for distribution in importlib.metadata.packages_distributions().get(name, []):
         return importlib.metadata.version(distribution)
     return "version unknown"
@@ -99,7 +99,7 @@ def heading_rows() -> list[Sequence[object]]:
 
 
 def print_device(device: Device) -> None:
-    """Print identity, memory and attributes of one device, each attribute with what it means."""
+    """Print identity, memory and attributes of one device, each attribute with its meaning."""
     free, total = device.memory_info
     identity = [
         ("uuid", device.uuid),
@@ -130,7 +130,7 @@ def numa_nodes() -> list[tuple[int, str, str]]:
 
 
 def abilities(info: Mapping[str, Any], devices: Sequence[Device]) -> list[Sequence[object]]:
-    """What managed memory can do here, yes or no, and why not or what follows."""
+    """The abilities of managed memory here: yes or no, and the reason or the consequence."""
     lacking = [d for d in devices if not d.concurrent_managed_access]
     pageless = [d for d in devices if not d.pageable_memory_access]
     names = ", ".join(map(repr, lacking))
@@ -167,7 +167,7 @@ def _numa_ability() -> tuple[str, str]:
 
 
 def library_rows() -> list[Sequence[object]]:
-    """The libraries that can share managed memory, and which of them are installed."""
+    """The libraries that can share managed memory, each with its installed version."""
     return [
         (name, package_version(name) or "not installed")
         for name in ("numpy", "torch", "cupy", "numba", "jax")
@@ -181,7 +181,7 @@ def section(title: str, rows: Sequence[Sequence[object]]) -> None:
 
 
 def print_nodes(emulated: bool) -> None:
-    """Print the NUMA nodes of this machine; the emulated driver may pretend to have others."""
+    """Print the NUMA nodes of this machine; the emulated driver may have others."""
     rows = [(f"node {node}", f"cpus {cpus}", memory) for node, cpus, memory in numa_nodes()]
     title = "NUMA nodes of this machine"
     if emulated:
@@ -190,7 +190,7 @@ def print_nodes(emulated: bool) -> None:
 
 
 def print_driver(info: Mapping[str, Any], reason: str) -> None:
-    """Print which library was opened, and what it calls itself."""
+    """Print the path, the version and the number of devices of the open driver."""
     kind = "emulated: it moves no data and runs no kernels" if info["emulated"] else "CUDA"
     rows = [
         ("driver", kind + (f" ({reason})" if reason else "")),
@@ -202,7 +202,7 @@ def print_driver(info: Mapping[str, Any], reason: str) -> None:
 
 
 def report_failure(error: managedmem.CUDAError) -> None:
-    """Print why there is no usable driver, with all that was tried, and the ways out."""
+    """Print why no driver is usable, with all that was tried, and what to do."""
     print("\ndriver")
     for line in str(error).splitlines():
         print(f"  {printable(line)}")
@@ -212,7 +212,7 @@ def report_failure(error: managedmem.CUDAError) -> None:
 
 
 def run(request: str | None = None) -> int:
-    """Print the report on the driver ``request`` ("cuda", "emulator" or None); the exit status."""
+    """Report on the driver ``request`` ("cuda", "emulator" or None); return the exit status."""
     print(table(heading_rows(), ""))
     driver.apply_request(request)
     try:
@@ -220,7 +220,7 @@ def run(request: str | None = None) -> int:
     except managedmem.CUDAError as error:
         report_failure(error)
         return 1
-    print_driver(info, driver.why_chosen(request))
+    print_driver(info, driver.choice_reason(request))
     devices = Device.all()
     for device in devices:
         print_device(device)

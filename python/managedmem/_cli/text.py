@@ -11,7 +11,7 @@ def printable(text: object) -> str:
 
 
 def table(rows: Iterable[Sequence[object]], indent: str = "  ") -> str:
-    """Rows as text in columns that are as wide as their widest cell; the last one runs free."""
+    """Rows as text in columns as wide as their widest cell; the last column has no padding."""
     cells = [[printable(cell) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*(row[:-1] for row in cells), strict=True)]
     lines = []
@@ -22,7 +22,7 @@ def table(rows: Iterable[Sequence[object]], indent: str = "  ") -> str:
 
 
 def size_text(count: int) -> str:
-    """A number of bytes in the largest unit that leaves at least one before the point."""
+    """A number of bytes in the largest unit, up to GiB, in which it is at least 1."""
     value = float(count)
     for unit in ("bytes", "KiB", "MiB", "GiB"):
         if value < 1024 or unit == "GiB":

@@ -6,8 +6,8 @@
 >>> prefetch(model, Device(0))             # doctest: +SKIP
 >>> prefetch(optimizer, Host())            # doctest: +SKIP
 
-Needs PyTorch; importing it opens no driver. The second half of the names are those of Megatron-LM's
-unified_memory module.
+Needs PyTorch; the import opens no driver. The names of Megatron-LM's unified_memory module are here
+too.
 """
 
 try:
@@ -54,7 +54,7 @@ __all__ = [
     "to_managed",
 ]
 
-# Where users find them: error messages, pickles and help() name no file of this package.
+# Error messages, pickles and help() name the public module.
 for _name in __all__:
     globals()[_name].__module__ = __name__
 del _name

@@ -1,7 +1,7 @@
 """The entry points of Megatron-LM's unified_memory module, over this library.
 
-Owns the names, argument forms and return values that its callers know: a device is an int, -1 is
-the CPU, None in place of a tensor or module does nothing. managedmem.torch shows all of it.
+Owns its names, argument forms and return values: a device is an int, -1 is the CPU, None in place
+of a tensor or module does nothing. managedmem.torch re-exports all of it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 class CompilationState(Enum):
-    """What is known about managed memory for torch here; nothing is compiled any more."""
+    """The result of compile_allocator(), which compiles nothing."""
 
     UNATTEMPTED = auto()
     FAILURE = auto()
@@ -40,7 +40,7 @@ class CompilationState(Enum):
 
 
 class UnifiedMemoryCompileTimeoutError(UnifiedMemoryUnsupportedError):
-    """Never raised, since nothing is compiled; here for callers that catch it."""
+    """Never raised, because nothing is compiled; it exists for callers that catch it."""
 
 
 _lock = threading.Lock()
@@ -49,7 +49,7 @@ _compilation_error = ""
 
 
 def _check_support() -> str:
-    """Why there can be no pool, empty where there can; looks only once, as Megatron-LM does."""
+    """Why there can be no pool, or ""; checks only once, as Megatron-LM does."""
     global _compilation_state, _compilation_error  # noqa: PLW0603
     with _lock:
         if _compilation_state is CompilationState.UNATTEMPTED:
@@ -60,22 +60,22 @@ def _check_support() -> str:
 
 
 def compile_allocator() -> None:
-    """Check once whether torch can have managed memory here; warn if not.
+    """Check once if torch can have managed memory here, and warn if not.
 
-    Compiles nothing: the allocator's functions are in this library. So no rank can fail where
-    another succeeds, wait for another's lock file, or need a compiler, and there is no collective:
-    torch.distributed need not be initialised, and not every rank has to call this.
+    Compiles nothing: this library exports the allocator's functions. So no rank needs a compiler or
+    waits for a lock file. There is no collective: torch.distributed need not be initialised, and
+    not every rank has to call this.
     """
     first = _compilation_state is CompilationState.UNATTEMPTED
     if (reason := _check_support()) and first:
-        warnings.warn(f"there is no managed memory for torch: {reason}", stacklevel=2)
+        warnings.warn(f"torch cannot have managed memory here: {reason}", stacklevel=2)
 
 
 def create_unified_mempool() -> torch.cuda.MemPool:
-    """Make a new pool over managed memory that prefers, and is accessed by, its own device.
+    """Make a pool over managed memory that prefers, and is accessed by, its own device.
 
-    As managedmem.torch.managed_mempool() with these two presets. Raises
-    UnifiedMemoryUnsupportedError, with the reason, where there is no managed memory for torch.
+    As managedmem.torch.managed_mempool() with this advice. Raises UnifiedMemoryUnsupportedError,
+    with the reason, where torch cannot have managed memory.
     """
     if reason := _check_support():
         raise UnifiedMemoryUnsupportedError(reason)
@@ -87,13 +87,13 @@ def create_unified_mempool() -> torch.cuda.MemPool:
 
 def _location(device: Any) -> Device | Host:
     if isinstance(device, bool) or not isinstance(device, SupportsIndex):
-        raise TypeError(f"device is the number of a GPU, or -1 for the CPU; got {device!r}")
+        raise TypeError(f"device must be the number of a GPU, or -1 for the CPU; got {device!r}")
     return Host() if device.__index__() == -1 else Device(device)
 
 
 @contextmanager
 def _errors_of(action: str) -> Iterator[None]:
-    """A missing driver is a system without support; other driver errors say what was tried."""
+    """Turn a missing driver into a system without support; add the action to other errors."""
     try:
         yield
     except (DriverNotFoundError, DriverTooOldError) as error:
@@ -110,7 +110,7 @@ def _find_in_tensor(tensor: Any) -> Found:
 
 
 def _find_in_module(module: Any, include_buffers: bool) -> Found:
-    """The module's parameters, but for those on the CPU that no operation could move."""
+    """The module's parameters, without those in plain host memory."""
     if module is not None and not isinstance(module, torch.nn.Module):
         raise TypeError(f"expected a torch.nn.Module or None, got {module!r}")
     found = [] if module is None else find_tensors(module, include_buffers)
@@ -118,7 +118,7 @@ def _find_in_module(module: Any, include_buffers: bool) -> Found:
 
 
 def _ranges_of(found: Found) -> list[ManagedBuffer]:
-    """The distinct memory; a CUDA tensor elsewhere is the RuntimeError that Megatron-LM raises."""
+    """The distinct ranges; as Megatron-LM, RuntimeError for a CUDA tensor that is not managed."""
     try:
         return ranges_of(found)
     except NotManagedError as error:
@@ -126,15 +126,15 @@ def _ranges_of(found: Found) -> list[ManagedBuffer]:
 
 
 def _prefetch(found: Found, device: Any, stream: _Stream | None = None) -> int:
-    """One batch for each device that torch sees the tensors on, by default on its own stream."""
+    """Prefetch one batch per torch device of the tensors, by default on its current stream."""
     location = _location(device)
     groups: dict[torch.device, Found] = {}
     for name, tensor in found:
         groups.setdefault(tensor.device, []).append((name, tensor))
-    batches = {on: _ranges_of(group) for on, group in groups.items()}
-    for on, ranges in batches.items():
+    batches = {home: _ranges_of(group) for home, group in groups.items()}
+    for home, ranges in batches.items():
         if ranges:
-            own = current_stream(on if on.type == "cuda" else None)
+            own = current_stream(home if home.type == "cuda" else None)
             managedmem.prefetch(ranges, location, stream=own if stream is None else stream)
     return sum(buffer.size for ranges in batches.values() for buffer in ranges)
 
@@ -150,10 +150,10 @@ def prefetch_managed_tensor(
 ) -> None:
     """Prefetch a tensor to GPU number `device`, or to the CPU with -1.
 
-    None and empty tensors are skipped. `stream` is by default the current stream of the tensor's
-    own device. Raises TypeError for what is no tensor, ValueError for one in plain host memory,
+    Skips None and empty tensors. The default `stream` is the current stream of the tensor's own
+    device. Raises TypeError for other objects, ValueError for a tensor in plain host memory,
     RuntimeError for a CUDA tensor that is not in managed memory, UnifiedMemoryUnsupportedError
-    without a driver, and as managedmem.prefetch() does.
+    without a driver, and the errors of managedmem.prefetch().
     """
     with _errors_of("prefetch a tensor"):
         if found := _find_in_tensor(tensor):
@@ -185,12 +185,12 @@ def prefetch_managed_module_parameters(
 ) -> int:
     """Prefetch a module's parameters to GPU number `device`, or to the CPU with -1.
 
-    Shared memory counts once. Parameters in plain host memory and empty ones are skipped, and None
-    in place of the module does nothing. Works on the current stream of the tensors' own device.
+    Skips empty parameters and those in plain host memory; None in place of the module does nothing.
+    Works on the current stream of the tensors' own device.
 
-    Returns the number of distinct bytes asked for. Raises TypeError for what is no module, and
-    RuntimeError, with the parameter's name, for a CUDA tensor that is not in managed memory: before
-    anything moves. Otherwise as prefetch_managed_tensor().
+    Returns the number of distinct bytes. Before anything moves, raises TypeError for other objects,
+    and RuntimeError, with the parameter's name, for a CUDA tensor that is not in managed memory.
+    Otherwise raises as prefetch_managed_tensor() does.
     """
     with _errors_of("prefetch a module's parameters"):
         found = _find_in_module(module, include_buffers)

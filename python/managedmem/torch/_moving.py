@@ -1,6 +1,6 @@
-"""to_managed: the tensors of a module or optimizer, moved into managed memory under their objects.
+"""to_managed: moves the tensors of a module or optimizer into managed memory, in place.
 
-Everything is checked, allocated and copied before the first tensor changes. The tensors that share
+Everything is checked, allocated and copied before the first tensor changes. Tensors that share
 bytes form a block and keep their layout in it; the blocks of a device lie in one allocation.
 """
 
@@ -21,7 +21,7 @@ from managedmem.torch._targets import find_tensors, join_name
 from managedmem.torch._tensors import Found, check_dense, describe, extent_of, is_wrapper
 
 _Movable = TypeVar("_Movable", bound="torch.nn.Module | torch.optim.Optimizer | Tensor")
-# What torch's own allocators align to; a block that begins inside of a storage keeps that much.
+# The alignment of torch's own allocators; a block that starts inside a storage keeps it.
 _ALIGNMENT = 512
 
 
@@ -29,7 +29,7 @@ _ALIGNMENT = 512
 class _Piece:
     """The part of one storage that tensors of the module reach."""
 
-    device: torch.device  # where torch shall see it
+    device: torch.device  # its future device in torch
     storage: torch.UntypedStorage
     start: int
     end: int
@@ -38,13 +38,13 @@ class _Piece:
 
 @dataclass(slots=True)
 class _Block:
-    """Pieces that overlap, and so keep their distances to each other."""
+    """Pieces that overlap, and so keep their relative offsets."""
 
     device: torch.device
     start: int
     end: int
     pieces: list[_Piece] = field(default_factory=list)
-    place: ManagedBuffer | None = None  # where it will be
+    place: ManagedBuffer | None = None  # its future memory
 
 
 def to_managed(module: _Movable, *, device: torch.device | str | int | None = None) -> _Movable:
@@ -53,30 +53,27 @@ def to_managed(module: _Movable, *, device: torch.device | str | int | None = No
     Parameters
     ----------
     module : torch.nn.Module, torch.optim.Optimizer or torch.Tensor
-        Of a module, parameters and buffers move; of an optimizer, the state tensors that are no
-        scalars.
+        A module's parameters and buffers move, or an optimizer's state tensors except scalars.
     device : torch.device, str or int, optional
-        Where torch shall see the tensors: the CPU or a CUDA device. None leaves each where it is.
-        Gradients that exist move along if the device changes.
+        The device of the tensors for torch: the CPU or a CUDA device. None keeps each tensor's own.
+        If the device changes, gradients move too.
 
-    The Parameter and tensor objects stay the same and only their memory changes, so optimizers,
-    hooks and tied weights keep working. dtype, shape, strides, requires_grad and values are kept;
-    tensors that shared memory share it afterwards. A CPU tensor in managed memory is an ordinary
-    CPU tensor for torch, and every GPU can reach its address.
+    Only the memory of the Parameter and tensor objects changes, so optimizers, hooks and tied
+    weights keep working. dtype, shape, strides, requires_grad, values and sharing are kept. A CPU
+    tensor in managed memory is an ordinary CPU tensor for torch, and every GPU can use its address.
 
-    There is one allocation for each device, in which the memory of each storage begins on a page of
-    its own; it is freed when the last tensor in it goes. Memory that is managed already stays, if
-    torch can see it on the wanted device. All or nothing: if anything fails, the module is as it
-    was.
+    Each device gets one allocation, in which each storage starts on a page of its own. It is freed
+    with its last tensor. Memory that is already managed stays if its device is the right one. All
+    or nothing: after an error the module is unchanged.
 
     Call it before DistributedDataParallel, torch.compile or a graph capture sees the module: they
     keep addresses. FullyShardedDataParallel copies parameters to memory of its own; build the model
-    inside of managed_mempool() for it.
+    inside managed_mempool() for it.
 
-    Returns its argument. Raises TypeError for what is none of these and for tensor subclasses that
-    hold other tensors, ValueError with the parameter's name for one that is sparse, meta,
-    quantized or a lazy conjugate, CUDAOutOfMemoryError if there is no memory. No other thread may
-    use the module meanwhile. Driver: cuMemAllocManaged.
+    Returns its argument. Raises TypeError for other objects and for tensor subclasses that hold
+    other tensors, ValueError with the parameter's name for a sparse, meta, quantized or lazily
+    conjugated tensor, CUDAOutOfMemoryError without memory. No other thread may use the module
+    during the call. Driver: cuMemAllocManaged.
     """
     target = None if device is None else _target_device(device)
     found = _find_movable(module, target)
@@ -110,7 +107,7 @@ def _target_device(device: torch.device | str | int) -> torch.device:
 
 
 def _find_movable(module: object, target: torch.device | None) -> Found:
-    """The tensors that move, each once, checked."""
+    """The tensors that move, checked, each once."""
     found: Found
     if isinstance(module, torch.nn.Module):
         found = [*module.named_parameters(), *module.named_buffers()]
@@ -131,7 +128,7 @@ def _find_movable(module: object, target: torch.device | None) -> Found:
 def _gradient(
     name: str, tensor: Tensor, target: torch.device | None
 ) -> Iterator[tuple[str, Tensor]]:
-    """The gradient, if it has to follow its tensor to another device."""
+    """The gradient, if its tensor moves to another device."""
     if target in (None, tensor.device) or not tensor.is_leaf or tensor.grad is None:
         return
     yield join_name(name, "grad"), tensor.grad
@@ -178,9 +175,9 @@ def _blocks(found: Found, target: torch.device | None) -> list[_Block]:
 
 
 def _rounded(piece: _Piece) -> _Piece:
-    """The whole storage, unless most of it would be moved for nothing.
+    """The whole storage if the piece is at least half of it.
 
-    cuDNN looks for all weights of a recurrent network in one storage, padding included.
+    cuDNN expects all weights of a recurrent network in one storage, padding included.
     """
     whole = piece.storage.nbytes()
     if 2 * (piece.end - piece.start) >= whole:
@@ -190,7 +187,7 @@ def _rounded(piece: _Piece) -> _Piece:
 
 
 def _must_change(block: _Block) -> bool:
-    """Whether the block is not in managed memory yet, or torch sees it on another device."""
+    """True if the block is not in managed memory, or a tensor of it changes its device."""
     memory = ManagedBuffer.from_handle(block.start, block.end - block.start)
     moves = any(tensor.device != piece.device for piece in block.pieces for tensor in piece.tensors)
     return moves or not memory.is_managed
@@ -200,12 +197,12 @@ def _must_change(block: _Block) -> bool:
 
 
 def _find_places(blocks: list[_Block]) -> None:
-    """Give every block its place: its own memory if that will do, else a part of a new one."""
+    """Place every block: in its own memory if possible, else in a new allocation."""
     homeless: dict[torch.device, list[_Block]] = {}
     for block in blocks:
         owner = [piece.storage for piece in block.pieces]
         memory = ManagedBuffer.from_handle(block.start, block.end - block.start, owner=owner)
-        # torch takes managed memory for that of the device that was current at its allocation.
+        # For torch, managed memory belongs to the device that was current at its allocation.
         if memory.is_managed and block.device.index in (None, memory.device_id):
             block.place = memory
         else:
@@ -215,7 +212,7 @@ def _find_places(blocks: list[_Block]) -> None:
 
 
 def _allocate_places(device: torch.device, blocks: list[_Block]) -> None:
-    """One allocation for the blocks, each of which begins on a page of its own."""
+    """Make one allocation, in which each block starts on a page of its own."""
     total = 0
     offsets = []
     for block in blocks:
@@ -233,14 +230,14 @@ def _allocate_places(device: torch.device, blocks: list[_Block]) -> None:
 def _as_bytes(place: ManagedBuffer, device: torch.device) -> Tensor:
     """A tensor of bytes over the memory, which it keeps alive; never a copy."""
     if device.type == "cpu":
-        # The view counts as an export, so that nobody can close the memory under the tensor.
+        # The view is an export, so close() cannot free the memory under the tensor.
         base = torch.frombuffer(memoryview(place), dtype=torch.uint8)
     else:
         base = torch.as_tensor(place, device=device)
     if base.data_ptr() != place.handle or base.device != device:
         raise RuntimeError(
-            f"torch did not take over the managed memory at {place.handle:#x}: it gave a tensor at "
-            f"{base.data_ptr():#x} on {base.device}, wanted on {device}"
+            f"torch did not use the managed memory at {place.handle:#x} on {device}: its tensor is "
+            f"at {base.data_ptr():#x} on {base.device}"
         )
     return base
 
@@ -255,7 +252,7 @@ def _fill(base: Tensor, block: _Block) -> None:
 
 
 def _wait_for(block: _Block) -> None:
-    """Wait for work on the devices that saw the block, as nothing else orders them with the new."""
+    """Wait for the old devices of the block: nothing else orders their work before the new."""
     for device in {tensor.device for piece in block.pieces for tensor in piece.tensors}:
         if device.type == "cuda":
             torch.cuda.synchronize(device)
@@ -265,7 +262,7 @@ def _wait_for(block: _Block) -> None:
 
 
 def _changes(blocks: list[_Block]) -> Iterator[tuple[Tensor, Tensor]]:
-    """Every tensor, and what it will be: the same, at the block's place."""
+    """Each tensor with its replacement at the block's place."""
     for block in blocks:
         assert block.place is not None
         base = _as_bytes(block.place, block.device)
@@ -279,11 +276,11 @@ def _changes(blocks: list[_Block]) -> Iterator[tuple[Tensor, Tensor]]:
 
 
 def _on(base: Tensor, tensor: Tensor, offset: int) -> Tensor:
-    """A tensor that differs from the given one in nothing but its memory."""
+    """A tensor of the same dtype, shape and strides over other memory."""
     if offset % tensor.element_size():
         raise ValueError(
-            f"{describe('', tensor)} overlaps with another one at a distance of {offset} bytes, "
-            "which is no multiple of its element size"
+            f"{describe('', tensor)} overlaps another tensor at a distance of {offset} bytes, "
+            "which is not a multiple of its element size"
         )
     new = torch.empty(0, dtype=tensor.dtype, device=base.device)
     first = offset // tensor.element_size()
@@ -291,7 +288,7 @@ def _on(base: Tensor, tensor: Tensor, offset: int) -> Tensor:
 
 
 def _empty_changes(found: Found, target: torch.device | None) -> Iterator[tuple[Tensor, Tensor]]:
-    """Tensors without elements need no memory, but have a device too."""
+    """Each tensor without elements that changes its device, with its replacement."""
     for _, tensor in found:
         if tensor.numel() == 0 and target not in (None, tensor.device):
             new = torch.empty_strided(
@@ -301,7 +298,7 @@ def _empty_changes(found: Found, target: torch.device | None) -> Iterator[tuple[
 
 
 def _swap(changes: list[tuple[Tensor, Tensor]]) -> None:
-    """Put the new memory under all tensors, or under none."""
+    """Give all tensors their new memory, or none."""
     before = [tensor.data for tensor, _ in changes]
     try:
         for tensor, new in changes:

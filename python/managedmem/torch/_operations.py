@@ -1,6 +1,6 @@
-"""Prefetch and advice for tensors: all of a call is one batch.
+"""Prefetch and advice for tensors: each call is one batch.
 
-Owns the two public functions and their default stream, which is torch's current one.
+Owns the two public functions and their default stream, torch's current one.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def current_stream(device: torch.device | None = None) -> torch.cuda.Stream | No
 
 def _check_location(location: object) -> None:
     if isinstance(location, list | tuple):
-        raise TypeError(f"give one location for all tensors, not {location!r}")
+        raise TypeError(f"location must be one location for all tensors, got {location!r}")
 
 
 def prefetch(
@@ -38,30 +38,30 @@ def prefetch(
     dispatch: _Dispatch = "auto",
     defer: bool | None = None,
 ) -> int:
-    """Move the memory of tensors to a place before it is used there, in stream order.
+    """Move the memory of tensors to a location before it is used there, in stream order.
 
     Parameters
     ----------
     tensors : tensor, module, optimizer, mapping, sequence or other iterable of these
-        Of a module, its parameters. Of an optimizer, its state. Of a mapping, such as a state dict,
-        the tensors in it, at any depth. Elsewhere everything must be a tensor.
+        The parameters of a module, the state of an optimizer, and the tensors at any depth of a
+        mapping, such as a state dict. Anything else must be a tensor.
     location : Device, Host, or a device object of another library
-        Where the pages shall go.
+        The destination of the pages.
     stream : Stream, object with __cuda_stream__, int, or None
-        None is torch's current stream of the current CUDA device.
+        None is torch's current stream on the current CUDA device.
     include_buffers : bool
-        Whether the buffers of modules are moved too.
+        True moves the buffers of modules too.
     dispatch, defer
         As for managedmem.prefetch().
 
-    All is one batch: memory that several tensors share is moved once, and neighbours in one call.
-    Of a strided view the extent counts, from its first to its last element. Empty tensors are
-    skipped; in mappings and optimizers also what is no tensor, and scalars outside managed memory,
-    such as step counts.
+    The call is one batch: memory that tensors share moves once, and adjacent tensors move in one
+    driver call. A strided view moves from its first to its last element. Skips empty tensors, and
+    in mappings and optimizers also other objects and scalars outside managed memory, such as step
+    counts.
 
-    Returns the number of distinct bytes asked for. Raises TypeError for what is no tensor, and
-    ValueError, with the parameter's name, for one that is not in managed memory, sparse or meta:
-    before anything moves. Otherwise as managedmem.prefetch(). Safe from every thread. Driver:
+    Returns the number of distinct bytes. Before anything moves, raises TypeError for other objects,
+    and ValueError, with the parameter's name, for a tensor that is sparse, meta or not in managed
+    memory. Otherwise raises as managedmem.prefetch() does. Safe from every thread. Driver:
     cuMemPrefetchAsync, cuMemPrefetchBatchAsync.
     """
     _check_location(location)
@@ -90,12 +90,12 @@ def advise(
         As for managedmem.advise(): "set_read_mostly", "set_preferred_location", "set_accessed_by",
         or one of them with "unset_".
     location : Device, Host, or a device object of another library
-        Needed for set_preferred_location and both accessed_by advices.
+        Required for set_preferred_location and both accessed_by advices.
     include_buffers : bool
-        Whether it goes for the buffers of modules too.
+        True advises the buffers of modules too.
 
-    Advice applies to whole pages: tensors of a memory pool may share theirs with neighbours, those
-    of to_managed() do not. It takes effect at once, and over several tensors it is all or nothing.
+    Advice applies to whole pages: tensors of a memory pool may share pages, those of to_managed()
+    do not. It takes effect at once, and is all or nothing.
 
     Returns the number of distinct bytes under the tensors. Raises as prefetch() does, before
     anything is advised. Safe from every thread. Driver: cuMemAdvise.

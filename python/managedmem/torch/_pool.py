@@ -1,7 +1,7 @@
-"""torch memory pools over managed memory; public as part of ``managedmem.torch``.
+"""torch memory pools over managed memory.
 
-The functions that torch's caching allocator calls are exported by this package's extension, one
-for each combination of advice, so nothing is compiled at run time.
+The extension exports the functions that torch's caching allocator calls, one pair for each
+combination of advice, so nothing is compiled at run time.
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ import managedmem
 from managedmem import CUDAError, Device, Host, ManagedBuffer, _managedmem
 
 _allocators: dict[str, torch.cuda.memory.CUDAPluggableAllocator] = {}
-"""By the name of the function that allocates; kept for the life of the process, because blocks of
-a pool may be freed long after the pool itself has gone."""
+"""By the name of the allocating function. Never removed: blocks of a pool may be freed after it."""
 
 
 class UnifiedMemoryUnsupportedError(Exception):
@@ -36,17 +35,17 @@ def managed_mempool(
     Parameters
     ----------
     preferred_location : Device or Host, optional
-        Where the pages of each block prefer to be.
+        The preferred location of the pages.
     accessed_by : iterable of Device and Host()
-        What keeps a mapping of the pages wherever they are.
+        Processors that keep a mapping of the pages.
     read_mostly : bool
-        Whether readers get copies of their own.
+        True gives each reader a copy of its own.
 
-    The advice is given to each block that torch's caching allocator asks for, once, and holds for
-    all tensors that are cut from it. Use the pool with ``torch.cuda.use_mem_pool(pool)``; tensors
-    may outlive it. A pool belongs to the device that is torch's current one when it is made.
+    Each block that torch's caching allocator requests is advised once, for all tensors cut from it.
+    Use the pool with ``torch.cuda.use_mem_pool(pool)``; tensors may outlive it. A pool belongs to
+    torch's current device at its creation.
 
-    Raises UnifiedMemoryUnsupportedError where torch cannot have managed memory, with the reasons;
+    Raises UnifiedMemoryUnsupportedError, with the reasons, where torch cannot have managed memory;
     TypeError and ValueError for bad arguments; CUDAError for advice that the driver refuses;
     RuntimeError when 32 different combinations of advice are in use. Safe from every thread.
     Driver: cuMemAllocManaged and cuMemAdvise for each block, cuMemFree.
@@ -80,7 +79,7 @@ def _driver_reasons() -> Iterator[str]:
         yield str(error)
         return
     if info["emulated"]:
-        yield "the emulated driver is in use, whose memory no GPU can reach"
+        yield "the emulated driver is in use, and no GPU can reach its memory"
         return
     for device in Device.all():
         if not device.managed_memory:
@@ -93,7 +92,7 @@ def _function_names(
     read_mostly: bool,
     own_device: bool,
 ) -> tuple[str, str]:
-    """The functions for this advice, which the driver has been asked to give once by now."""
+    """The names of the functions for this advice, after one trial of it."""
     try:
         return _managedmem._register_preset(
             preferred_location, accessed_by, read_mostly, own_device
@@ -102,7 +101,7 @@ def _function_names(
         if all(device.concurrent_managed_access for device in Device.all()):
             raise
         raise UnifiedMemoryUnsupportedError(
-            f"this system cannot do what was asked to be advised: {error}"
+            f"this system does not support the advice: {error}"
         ) from error
 
 
@@ -118,7 +117,7 @@ def _make_pool(
     if allocate not in _allocators:
         made = torch.cuda.memory.CUDAPluggableAllocator(_managedmem.__file__, allocate, free)
         _allocators.setdefault(allocate, made)
-    torch.cuda.init()  # a pool needs the caching allocator, which torch sets up at the first use
+    torch.cuda.init()  # a pool needs the caching allocator, which torch makes at its first use
     allocator = _allocators[allocate].allocator()
     if settings := _doubtful_settings():
         return _tried_pool(allocator, ", ".join(settings))
@@ -126,9 +125,9 @@ def _make_pool(
 
 
 def _doubtful_settings() -> list[str]:
-    """Settings from the environment with which some versions of torch pass over a pool's allocator.
+    """Settings in the environment with which some versions of torch ignore a pool's allocator.
 
-    torch reads the older variable first, ignores white space, and lets the last value of a key win.
+    torch reads the older variable first, ignores white space, and uses the last value of a key.
     """
     text = os.environ.get("PYTORCH_CUDA_ALLOC_CONF", os.environ.get("PYTORCH_ALLOC_CONF", ""))
     values = dict(re.findall(r"(\w+):(\[[^\]]*\]|[^,]*)", re.sub(r"\s", "", text)))
@@ -143,7 +142,7 @@ def _doubtful_settings() -> list[str]:
 
 
 def _tried_pool(allocator: Any, settings: str) -> torch.cuda.MemPool:
-    """A pool that was seen to give managed memory: with these settings not every torch has one."""
+    """A pool that gave managed memory in a trial: with these settings not every torch does."""
     try:
         pool = torch.cuda.MemPool(allocator)
         with torch.cuda.use_mem_pool(pool):
@@ -152,10 +151,10 @@ def _tried_pool(allocator: Any, settings: str) -> torch.cuda.MemPool:
         raise
     except RuntimeError as error:
         raise UnifiedMemoryUnsupportedError(
-            f"torch {torch.__version__} takes no memory from the pool with {settings}: {error}"
+            f"torch {torch.__version__} allocates nothing from the pool with {settings}: {error}"
         ) from error
     if not ManagedBuffer.from_handle(trial.data_ptr(), trial.nbytes, owner=trial).is_managed:
         raise UnifiedMemoryUnsupportedError(
-            f"torch {torch.__version__} passes over the pool's allocator with {settings}"
+            f"torch {torch.__version__} ignores the pool's allocator with {settings}"
         )
     return pool

@@ -1,4 +1,4 @@
-"""The tensors in what torch users have: modules, optimizers, mappings, sequences.
+"""The tensors in modules, optimizers, mappings and sequences.
 
 Owns the walk, and the name that an error message gives each tensor.
 """
@@ -22,17 +22,17 @@ NO_CONTAINER = (str, bytes, bytearray, memoryview, ManagedBuffer)
 
 
 def find_tensors(targets: Tensors, include_buffers: bool = False) -> Found:
-    """Every tensor in the targets, with the name that an error message gives it."""
+    """Every tensor in the targets, with its name for error messages."""
     return list(_walk(targets, "", include_buffers, chosen=True))
 
 
 def _walk(
     value: Any, name: str, include_buffers: bool, chosen: bool
 ) -> Iterator[tuple[str, Tensor]]:
-    """The tensors in a value; `chosen` is False for values of a dict, such as a step count.
+    """The tensors in a value; `chosen` is False inside a mapping or an optimizer's state.
 
-    Chosen tensors must be in managed memory. A state dict or an optimizer's state may hold anything
-    else: there only tensors count, and scalars only if they are managed.
+    Chosen values must be tensors in managed memory. Elsewhere other objects are skipped, and so are
+    scalars outside managed memory, such as a step count.
     """
     if isinstance(value, Tensor):
         if chosen or value.dim() > 0 or is_managed(value):
@@ -50,7 +50,7 @@ def _walk(
     elif chosen:
         raise TypeError(
             f"{name or 'targets'} must be a tensor, a module, an optimizer, or a mapping, sequence "
-            f"or other iterable of them; got {value!r}"
+            f"or other iterable of them, got {value!r}"
         )
 
 
@@ -75,5 +75,5 @@ def _walk_optimizer(
 
 
 def join_name(name: str, key: object) -> str:
-    """The dotted name of what stands under the key, as in a state dict."""
+    """The dotted name of the value under a key, as in a state dict."""
     return f"{name}.{key}" if name else str(key)

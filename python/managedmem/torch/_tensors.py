@@ -1,4 +1,4 @@
-"""One tensor and its memory: what a wrapper holds, which bytes it reaches, and if they are managed.
+"""One tensor and its memory: its inner tensors, its bytes, and if they are managed.
 
 Owns the distinct byte ranges of tensors, and the error for a tensor outside managed memory.
 """
@@ -19,7 +19,7 @@ Found: TypeAlias = "list[tuple[str, Tensor]]"
 
 
 def inner_tensors(name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
-    """The tensors in a wrapper such as DTensor, which has no memory itself; or the tensor."""
+    """The tensors inside a wrapper such as DTensor, or the tensor itself."""
     if is_wrapper(tensor):
         for key in tensor.__tensor_flatten__()[0]:  # type: ignore[attr-defined]
             yield from inner_tensors(f"{name}.{key}", getattr(tensor, key))
@@ -28,20 +28,19 @@ def inner_tensors(name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
 
 
 def is_wrapper(tensor: Tensor) -> bool:
-    """Whether the tensor is a subclass that only holds other tensors."""
+    """True for a subclass that only holds other tensors."""
     return type(tensor) not in _PLAIN and hasattr(type(tensor), "__tensor_flatten__")
 
 
-_PLAIN = (Tensor, torch.nn.Parameter)  # the two that need no closer look, for speed
+_PLAIN = (Tensor, torch.nn.Parameter)  # skip the slower check
 
 # --- memory -------------------------------------------------------------------------------
 
 
 class NotManagedError(ValueError):
-    """A tensor is not in managed memory, nor in system memory that its operation can move.
+    """A tensor is neither in managed memory nor in system memory that the operation can move.
 
-    ``tensor`` is the tensor and ``name`` its name, such as "decoder.bias", or "". The message has
-    both, and says how to move the tensor there.
+    ``tensor`` is the tensor and ``name`` its name, such as "decoder.bias", or "".
     """
 
     def __init__(self, name: str, tensor: Tensor) -> None:
@@ -58,18 +57,18 @@ class NotManagedError(ValueError):
 
 
 def describe(name: str, tensor: Tensor) -> str:
-    """What an error message calls a tensor."""
+    """The tensor for an error message: name, shape, dtype and device."""
     shape = "unknown" if torch.nn.parameter.is_lazy(tensor) else tuple(tensor.shape)
     details = f"(shape {shape}, {tensor.dtype}, on {tensor.device})"
     return f"{name!r} {details}" if name else f"the tensor {details}"
 
 
 def check_dense(name: str, tensor: Tensor) -> None:
-    """Raise ValueError for a tensor whose values do not lie in memory with strides."""
+    """Raise ValueError for a tensor that is not strided memory."""
     if torch.nn.parameter.is_lazy(tensor):
         reason = "has no shape yet: run the module once, so that it makes its parameters"
     elif tensor.is_meta:
-        reason = "has no memory: bring it to life with module.to_empty(device=...), then fill it"
+        reason = "has no memory: call module.to_empty(device=...), then fill it"
     elif tensor.layout is not torch.strided:
         kind = str(tensor.layout).removeprefix("torch.")
         reason = f"has layout {kind}, not one block of memory: pass its dense parts one by one"
@@ -79,7 +78,7 @@ def check_dense(name: str, tensor: Tensor) -> None:
 
 
 def extent_of(name: str, tensor: Tensor) -> tuple[int, int] | None:
-    """Address of the first byte and of the one after the last; None for an empty tensor."""
+    """The addresses of the first byte and past the last; None for an empty tensor."""
     if tensor.layout is not torch.strided or tensor.is_meta or type(tensor) not in _PLAIN:
         check_dense(name, tensor)
     if tensor.numel() == 0:
@@ -94,7 +93,7 @@ def extent_of(name: str, tensor: Tensor) -> tuple[int, int] | None:
 
 
 def _distinct(extents: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Sorted ranges in which no byte appears twice."""
+    """The union of the ranges, sorted; adjacent ranges stay apart."""
     result: list[tuple[int, int]] = []
     for start, end in sorted(extents):
         if result and start < result[-1][1]:
@@ -105,9 +104,9 @@ def _distinct(extents: list[tuple[int, int]]) -> list[tuple[int, int]]:
 
 
 def ranges_of(found: Found) -> list[ManagedBuffer]:
-    """The distinct memory under tensors; ValueError for the first that operations cannot act on.
+    """The distinct memory of tensors; ValueError for the first that operations cannot act on.
 
-    The buffers keep nothing alive: the caller holds the tensors while it uses them.
+    The buffers keep nothing alive: the caller holds the tensors.
     """
     extents = [extent for name, t in found if (extent := extent_of(name, t)) is not None]
     ranges = [ManagedBuffer.from_handle(start, end - start) for start, end in _distinct(extents)]
@@ -117,7 +116,7 @@ def ranges_of(found: Found) -> list[ManagedBuffer]:
 
 
 def _check_system_memory(found: Found) -> None:
-    """Raise for the first tensor whose memory is not managed, nor system memory that migrates."""
+    """Raise for the first tensor in neither managed memory nor system memory that migrates."""
     migrates = Device().pageable_memory_access
     for name, tensor in found:
         if tensor.numel() == 0 or is_managed(tensor):
@@ -127,13 +126,13 @@ def _check_system_memory(found: Found) -> None:
 
 
 def is_managed(tensor: Tensor) -> bool:
-    """Whether a tensor lies in CUDA managed memory.
+    """True if a tensor lies in CUDA managed memory.
 
-    The driver is asked about the tensor's address, so memory of any origin is recognised. False for
-    tensors that have no memory of their own: empty, sparse and meta tensors. A tensor subclass that
-    holds other tensors, such as DTensor, is managed if all of those are.
+    Asks the driver about the tensor's address, so it recognises memory of any origin. False for
+    empty, sparse and meta tensors, which have no memory. A tensor subclass that holds other
+    tensors, such as DTensor, is managed if all of those are.
 
-    Raises TypeError for what is no tensor. Safe from every thread. Driver: cuPointerGetAttributes.
+    Raises TypeError for other objects. Safe from every thread. Driver: cuPointerGetAttributes.
     """
     if not isinstance(tensor, Tensor):
         raise TypeError(f"is_managed() takes a tensor, got {tensor!r}")
