@@ -1,30 +1,152 @@
-/* buffer.c: the type ManagedBuffer: its tables, its properties, and entering and leaving it for a call.
- * Creation and deallocation are in buffer_life.c, the other parts in buffer_*.c. */
+/* buffer.c: what every part of ManagedBuffer uses: making a buffer or a view, its references to other
+ * objects, and entering and leaving it for a call. The type is in buffer_object.c. */
 #include "buffer.h"
 
-#include <stdio.h>
+/* --- making ----------------------------------------------------------------------------- */
 
-#include "buffer_advice.h"
-
-static PyMethodDef buffer_methods[];
-
-static PyObject *
-buffer_new(PyTypeObject *Py_UNUSED(type), PyObject *Py_UNUSED(args), PyObject *Py_UNUSED(kwargs))
+void
+mm_buffer_release(mm_memory *memory)
 {
-    PyErr_SetString(PyExc_TypeError,
-                    "ManagedBuffer cannot be made directly: use managedmem.empty(), "
-                    "ManagedMemoryResource().allocate() or ManagedBuffer.from_handle()");
-    return NULL;
+    if (!mm_memory_drop(memory)) {
+        return;
+    }
+    if (mm_memory_end_blocks(memory)) {
+        /* Freeing waits for work on the memory, which may itself wait for the GIL. */
+        Py_BEGIN_ALLOW_THREADS
+        mm_memory_end(memory);
+        Py_END_ALLOW_THREADS
+    } else {
+        mm_memory_release_reference(memory); /* nothing else is left to do */
+    }
 }
 
-/* The module's state, found from ManagedBuffer or a class made from it in Python. */
-mm_state *
-mm_buffer_class_state(PyTypeObject *type)
+static mm_buffer *
+allocate_object(mm_state *state, PyTypeObject *type, mm_memory *memory)
 {
-    while (PyType_GetSlot(type, Py_tp_methods) != (void *)buffer_methods) {
-        type = (PyTypeObject *)PyType_GetSlot(type, Py_tp_base);
+    mm_buffer *b = mm_buffer_of(mm_alloc_object(type));
+
+    if (b == NULL) {
+        mm_buffer_release(memory);
+        return NULL;
     }
-    return mm_type_state(type);
+    b->state = state;
+    b->memory = memory;
+    return b;
+}
+
+static void
+set_layout(mm_buffer *b, const mm_layout *layout)
+{
+    Py_ssize_t stride = layout->dtype->itemsize;
+    bool empty = false;
+
+    assert(layout->dimensions >= 0 && layout->dimensions <= MM_MAX_DIMENSIONS);
+    b->dtype = layout->dtype;
+    b->dimensions = layout->dimensions;
+    for (int i = layout->dimensions - 1; i >= 0; i--) {
+        Py_ssize_t length = layout->shape[i];
+        assert(length >= 0);
+        b->shape[i] = length;
+        b->strides[i] = stride;
+        stride *= length > 0 ? length : 1; /* strides as in torch */
+        empty = empty || length == 0;
+    }
+    b->size = empty ? 0 : (size_t)stride;
+}
+
+PyObject *
+mm_buffer_new(mm_state *state, PyTypeObject *type, mm_memory *memory, const mm_layout *layout,
+              PyObject *owner, PyObject *resource)
+{
+    mm_buffer *b = allocate_object(state, type, memory);
+
+    if (b != NULL) {
+        b->owner = Py_XNewRef(owner);
+        b->resource = Py_XNewRef(resource);
+        b->start = memory->start;
+        set_layout(b, layout);
+    }
+    return (PyObject *)b;
+}
+
+PyObject *
+mm_buffer_view(mm_buffer *from, size_t offset, const mm_layout *layout)
+{
+    PyObject *root = mm_buffer_root(from);
+    mm_buffer *b;
+
+    if (root == NULL) {
+        return NULL;
+    }
+    mm_memory_retain(from->memory);
+    b = allocate_object(from->state, Py_TYPE((PyObject *)from), from->memory);
+    if (b == NULL) {
+        Py_DECREF(root);
+        return NULL;
+    }
+    b->is_view = true;
+    b->root = root;
+    b->start = from->start ? from->start + offset : 0; /* without memory no address either */
+    set_layout(b, layout);
+    return (PyObject *)b;
+}
+
+/* --- references to other objects -------------------------------------------------------- */
+
+/* A new reference to the object in the field, which another thread may be releasing. */
+static PyObject *
+get_field(mm_buffer *b, PyObject *const *field)
+{
+    PyObject *found;
+
+    MM_LOCK(b);
+    found = Py_XNewRef(*field);
+    MM_UNLOCK();
+    return found;
+}
+
+PyObject *
+mm_buffer_find_root(mm_buffer *b)
+{
+    return b->is_view ? get_field(b, &b->root) : Py_NewRef((PyObject *)b);
+}
+
+PyObject *
+mm_buffer_root(mm_buffer *b)
+{
+    PyObject *root = mm_buffer_find_root(b);
+
+    if (root == NULL) {
+        (void)mm_buffer_raise_closed();
+    }
+    return root;
+}
+
+PyObject *
+mm_buffer_owner(mm_buffer *b)
+{
+    PyObject *root = mm_buffer_find_root(b);
+    PyObject *owner = root ? get_field(mm_buffer_of(root), &mm_buffer_of(root)->owner) : NULL;
+
+    Py_XDECREF(root);
+    return owner;
+}
+
+PyObject *
+mm_buffer_stream(mm_buffer *b)
+{
+    return get_field(b, &b->stream);
+}
+
+PyObject *
+mm_buffer_resource(mm_buffer *b)
+{
+    PyObject *root = mm_buffer_find_root(b);
+    PyObject *resource =
+        root ? get_field(mm_buffer_of(root), &mm_buffer_of(root)->resource) : NULL;
+
+    Py_XDECREF(root);
+    return resource;
 }
 
 /* --- use -------------------------------------------------------------------------------- */
@@ -72,7 +194,7 @@ check_entered(mm_buffer *b, mm_operation op, mm_buffer_use *use)
     mm_status st;
 
     if (read_range(b, use->cu, op, &use->range, &st) < 0) {
-        mm_buffer_end(use);
+        mm_buffer_leave(use);
         (void)mm_raise(b->state, &st);
         return -1;
     }
@@ -80,7 +202,7 @@ check_entered(mm_buffer *b, mm_operation op, mm_buffer_use *use)
 }
 
 int
-mm_buffer_begin(mm_buffer *b, mm_operation op, const mm_stream_use *stream, mm_buffer_use *use)
+mm_buffer_enter(mm_buffer *b, mm_operation op, const mm_stream_use *stream, mm_buffer_use *use)
 {
     if (mm_buffer_check_open(b) < 0 || (use->cu = mm_open(b->state)) == NULL) {
         return -1;
@@ -103,7 +225,7 @@ mm_buffer_begin(mm_buffer *b, mm_operation op, const mm_stream_use *stream, mm_b
 }
 
 int
-mm_buffer_look(mm_buffer *b, mm_driver *cu, mm_operation op, mm_range *range)
+mm_buffer_check(mm_buffer *b, mm_driver *cu, mm_operation op, mm_range *range)
 {
     mm_status st;
 
@@ -120,85 +242,23 @@ mm_buffer_look(mm_buffer *b, mm_driver *cu, mm_operation op, mm_range *range)
     return 0;
 }
 
-static PyObject *
-buffer_enter(PyObject *op, PyObject *Py_UNUSED(none))
+int
+mm_buffer_query_entered(const mm_buffer *b, mm_driver *cu, mm_pointer_attributes *attributes,
+                        mm_status *st)
 {
-    return mm_buffer_check_open(mm_buffer_of(op)) < 0 ? NULL : Py_NewRef(op);
-}
+    int device = b->memory->device;
 
-/* --- what it is ------------------------------------------------------------------------- */
-
-static PyObject *
-buffer_repr(PyObject *op)
-{
-    mm_buffer *b = mm_buffer_of(op);
-    PyObject *shape, *name, *text = NULL;
-    char state[32] = "closed";
-
-    if (!mm_buffer_is_closed(b)) {
-        (void)snprintf(state, sizeof state, "handle=0x%llx", (unsigned long long)b->start);
+    if (b->memory->size > 0) {
+        /* An empty view may start behind the last byte, where other memory may begin. */
+        return mm_pointer_query(cu, b->size > 0 ? b->start : b->memory->start, attributes, st);
     }
-    name = PyType_GetName(Py_TYPE(op));
-    shape = mm_buffer_get_shape(op, NULL);
-    if (name != NULL && shape != NULL) {
-        text =
-            PyUnicode_FromFormat("<%U shape=%R dtype=%s %s>", name, shape, b->dtype->name, state);
-    }
-    Py_XDECREF(name);
-    Py_XDECREF(shape);
-    return text;
-}
-
-static PyObject *
-buffer_get_handle(PyObject *op, void *Py_UNUSED(closure))
-{
-    mm_buffer *b = mm_buffer_of(op);
-
-    return PyLong_FromUnsignedLongLong(mm_buffer_is_closed(b) ? 0 : b->start);
-}
-
-static PyObject *
-buffer_get_size(PyObject *op, void *Py_UNUSED(closure))
-{
-    return PyLong_FromSize_t(mm_buffer_of(op)->size);
-}
-
-static PyObject *
-buffer_get_dtype(PyObject *op, void *Py_UNUSED(closure))
-{
-    return mm_dtype_object(mm_buffer_of(op)->state, mm_buffer_of(op)->dtype);
-}
-
-static PyObject *
-buffer_get_itemsize(PyObject *op, void *Py_UNUSED(closure))
-{
-    return PyLong_FromLong(mm_buffer_of(op)->dtype->itemsize);
-}
-
-static PyObject *
-buffer_get_owner(PyObject *op, void *Py_UNUSED(closure))
-{
-    PyObject *owner = mm_buffer_owner(mm_buffer_of(op));
-
-    return owner ? owner : Py_NewRef(Py_None);
-}
-
-static PyObject *
-buffer_get_resource(PyObject *op, void *Py_UNUSED(closure))
-{
-    PyObject *resource = mm_buffer_resource(mm_buffer_of(op));
-
-    return resource ? resource : Py_NewRef(Py_None);
-}
-
-static PyObject *
-buffer_get_is_closed(PyObject *op, void *Py_UNUSED(closure))
-{
-    return PyBool_FromLong(mm_buffer_is_closed(mm_buffer_of(op)));
+    *attributes = (mm_pointer_attributes){
+        .managed = device == MM_ANY_DEVICE, .type = CU_MEMORYTYPE_DEVICE, .device = device};
+    return device == MM_ANY_DEVICE ? mm_current_device(cu, &attributes->device, st) : 0;
 }
 
 int
-mm_buffer_facts(mm_buffer *b, mm_pointer_attributes *attributes, mm_driver **cu)
+mm_buffer_query(mm_buffer *b, mm_pointer_attributes *attributes, mm_driver **cu)
 {
     mm_status st;
     int rc;
@@ -209,293 +269,10 @@ mm_buffer_facts(mm_buffer *b, mm_pointer_attributes *attributes, mm_driver **cu)
     if (!mm_guard_enter(&b->memory->guard)) {
         return mm_buffer_raise_closed();
     }
-    rc = mm_buffer_look_up(b, *cu, attributes, &st);
+    rc = mm_buffer_query_entered(b, *cu, attributes, &st);
     mm_guard_leave(&b->memory->guard);
     if (rc < 0) {
         (void)mm_raise(b->state, &st);
     }
     return rc;
-}
-
-static PyObject *
-buffer_get_is_managed(PyObject *op, void *Py_UNUSED(closure))
-{
-    mm_pointer_attributes attributes;
-    mm_driver *cu;
-
-    return mm_buffer_facts(mm_buffer_of(op), &attributes, &cu) < 0
-               ? NULL
-               : PyBool_FromLong(attributes.managed != 0);
-}
-
-static PyObject *
-buffer_get_device_id(PyObject *op, void *Py_UNUSED(closure))
-{
-    mm_pointer_attributes attributes;
-    mm_driver *cu;
-
-    if (mm_buffer_facts(mm_buffer_of(op), &attributes, &cu) < 0) {
-        return NULL;
-    }
-    if (!attributes.managed && attributes.type == 0) {
-        return PyLong_FromLong(-1);
-    }
-    return PyLong_FromLong(
-        attributes.device >= 0 && attributes.device < cu->device_count ? attributes.device : 0);
-}
-
-static PyObject *
-buffer_get_is_host_accessible(PyObject *op, void *Py_UNUSED(closure))
-{
-    mm_pointer_attributes attributes;
-    mm_driver *cu;
-    int access;
-
-    if (mm_buffer_facts(mm_buffer_of(op), &attributes, &cu) < 0) {
-        return NULL;
-    }
-    access = mm_host_access(mm_buffer_of(op), &attributes, NULL);
-    return access < 0 ? NULL : PyBool_FromLong(access);
-}
-
-static PyObject *
-buffer_get_is_device_accessible(PyObject *op, void *Py_UNUSED(closure))
-{
-    mm_pointer_attributes attributes;
-    mm_driver *cu;
-
-    if (mm_buffer_facts(mm_buffer_of(op), &attributes, &cu) < 0) {
-        return NULL;
-    }
-    return PyBool_FromLong(mm_device_reaches(cu, &attributes));
-}
-
-static PyObject *
-buffer_get_is_mapped(PyObject *Py_UNUSED(op), void *Py_UNUSED(closure))
-{
-    Py_RETURN_FALSE;
-}
-
-static PyObject *
-raise_no_ipc(mm_state *state)
-{
-    PyErr_SetString(state->ipc_error,
-                    "this memory cannot be shared between processes: the driver has no IPC for "
-                    "managed memory, and the pools here are made without it. Copy it to other "
-                    "device memory and share that.");
-    return NULL;
-}
-
-static PyObject *
-buffer_get_ipc_descriptor(PyObject *op, void *Py_UNUSED(closure))
-{
-    return raise_no_ipc(mm_buffer_of(op)->state);
-}
-
-static PyObject *
-buffer_from_ipc_descriptor(PyObject *type, PyObject *const *args, Py_ssize_t nargs,
-                           PyObject *kwnames)
-{
-    static const char *const names[] = {"mr", "ipc_descriptor", "stream"};
-    static const mm_parameters parameters = {"from_ipc_descriptor", names, 2, 2, 3};
-    PyObject *given[3];
-
-    return mm_args(&parameters, args, nargs, kwnames, given) < 0
-               ? NULL
-               : raise_no_ipc(mm_buffer_class_state((PyTypeObject *)type));
-}
-
-static PyObject *
-buffer_reduce(PyObject *op, PyObject *Py_UNUSED(none))
-{
-    PyErr_Format(PyExc_TypeError, "%R cannot be pickled: send bytes(buf) instead", op);
-    return NULL;
-}
-
-/* --- tables ----------------------------------------------------------------------------- */
-
-PyDoc_STRVAR(
-    buffer_doc,
-    "Managed memory: bytes that the host and every device can use, wherever they are.\n"
-    "\n"
-    "Made by managedmem.empty(), ManagedMemoryResource().allocate() and ManagedBuffer.from_handle(),\n"
-    "not directly. buf[i], buf[a:b] of the first axis and buf.view() are buffers over the same memory:\n"
-    "every operation acts on just their bytes, and they keep the memory alive. On an empty buffer\n"
-    "operations check their arguments and do nothing. A buffer ends with close(), a `with` block, or\n"
-    "its last reference.\n"
-    "\n"
-    "The host reads a result with buf.numpy(), which waits for the devices; it reads and writes\n"
-    "through memoryview(buf), numpy.asarray(buf) and numpy.from_dlpack(buf) as well. Devices use\n"
-    "__cuda_array_interface__ and DLPack. All of these share the memory without a copy.\n"
-    "\n"
-    "Every method may be called from every thread; closing in one thread while another uses the\n"
-    "buffer is safe.");
-
-static PyMethodDef buffer_methods[] = {
-    {"from_handle", (PyCFunction)(void (*)(void))mm_buffer_from_handle,
-     METH_FASTCALL | METH_KEYWORDS | METH_CLASS, mm_buffer_from_handle_doc},
-    {"from_ipc_descriptor", (PyCFunction)(void (*)(void))buffer_from_ipc_descriptor,
-     METH_FASTCALL | METH_KEYWORDS | METH_CLASS,
-     "from_ipc_descriptor(mr, ipc_descriptor, *, stream=None)\n--\n\n"
-     "Raises IPCNotSupportedError: the driver has no IPC for managed memory. Driver: none."},
-    {"view", (PyCFunction)(void (*)(void))mm_buffer_view_method, METH_FASTCALL | METH_KEYWORDS,
-     mm_view_doc},
-    {"range", (PyCFunction)(void (*)(void))mm_buffer_range, METH_FASTCALL | METH_KEYWORDS,
-     mm_range_doc},
-    {"page_runs", mm_buffer_page_runs, METH_NOARGS, mm_page_runs_doc},
-    {"prefetch", (PyCFunction)(void (*)(void))mm_buffer_prefetch, METH_FASTCALL | METH_KEYWORDS,
-     mm_prefetch_doc},
-    {"discard", (PyCFunction)(void (*)(void))mm_buffer_discard, METH_FASTCALL | METH_KEYWORDS,
-     mm_discard_doc},
-    {"discard_prefetch", (PyCFunction)(void (*)(void))mm_buffer_discard_prefetch,
-     METH_FASTCALL | METH_KEYWORDS, mm_discard_prefetch_doc},
-    {"copy_from", (PyCFunction)(void (*)(void))mm_buffer_copy_from, METH_FASTCALL | METH_KEYWORDS,
-     mm_copy_from_doc},
-    {"copy_to", (PyCFunction)(void (*)(void))mm_buffer_copy_to, METH_FASTCALL | METH_KEYWORDS,
-     mm_copy_to_doc},
-    {"__copy__", mm_buffer_copy, METH_NOARGS, mm_copy_doc},
-    {"__deepcopy__", mm_buffer_copy, METH_O, mm_deepcopy_doc},
-    {"fill", (PyCFunction)(void (*)(void))mm_buffer_fill, METH_FASTCALL | METH_KEYWORDS,
-     mm_fill_doc},
-    {"numpy", (PyCFunction)(void (*)(void))mm_buffer_numpy, METH_FASTCALL | METH_KEYWORDS,
-     mm_numpy_doc},
-    {"torch", (PyCFunction)(void (*)(void))mm_buffer_torch, METH_FASTCALL | METH_KEYWORDS,
-     mm_torch_doc},
-    {"cupy", (PyCFunction)(void (*)(void))mm_buffer_cupy, METH_FASTCALL | METH_KEYWORDS,
-     mm_cupy_doc},
-    {"close", (PyCFunction)(void (*)(void))mm_buffer_close, METH_FASTCALL | METH_KEYWORDS,
-     mm_buffer_close_doc},
-    {"set_deallocation_stream", mm_buffer_set_deallocation_stream, METH_O,
-     mm_set_deallocation_stream_doc},
-    {"__array__", (PyCFunction)(void (*)(void))mm_buffer_array, METH_FASTCALL | METH_KEYWORDS,
-     mm_buffer_array_doc},
-    {"__dlpack__", (PyCFunction)(void (*)(void))mm_buffer_dlpack, METH_FASTCALL | METH_KEYWORDS,
-     mm_buffer_dlpack_doc},
-    {"__dlpack_device__", mm_buffer_dlpack_device, METH_NOARGS, mm_buffer_dlpack_device_doc},
-    {"__enter__", buffer_enter, METH_NOARGS, "__enter__($self, /)\n--\n\nThe buffer itself."},
-    {"__exit__", (PyCFunction)(void (*)(void))mm_buffer_exit, METH_FASTCALL,
-     "__exit__($self, /, *exception)\n--\n\n"
-     "Close the buffer. If an exception leaves the block while exports live, that exception is passed\n"
-     "on, the buffer stays open, and its memory is freed with the last export."},
-    {"__reduce__", buffer_reduce, METH_NOARGS,
-     "__reduce__($self, /)\n--\n\nRaises TypeError: memory cannot be pickled."},
-    {NULL, NULL, 0, NULL},
-};
-
-static PyGetSetDef buffer_getset[] = {
-    {"handle", buffer_get_handle, NULL,
-     "The address as an int; 0 once closed, and for an allocation of 0 bytes.", NULL},
-    {"size", buffer_get_size, NULL,
-     "The size in bytes, as in cuda.core. In NumPy and torch, `size` has another meaning.\n\n"
-     "nbytes is the same number. The number of elements is nbytes // itemsize.",
-     NULL},
-    {"nbytes", buffer_get_size, NULL, "The size in bytes.", NULL},
-    {"shape", mm_buffer_get_shape, NULL, "The lengths of the axes, as a tuple.", NULL},
-    {"strides", mm_buffer_get_strides, NULL,
-     "Bytes from one item of each axis to the next, as a tuple. Always in C order.", NULL},
-    {"ndim", mm_buffer_get_ndim, NULL, "The number of axes: 0 to 8.", NULL},
-    {"dtype", buffer_get_dtype, NULL,
-     "The element type, a DType: its name, such as \"float32\", a str that is also equal to\n"
-     "numpy.float32 and the dtype objects of other libraries.",
-     NULL},
-    {"itemsize", buffer_get_itemsize, NULL, "Bytes of an element.", NULL},
-    {"owner", buffer_get_owner, NULL,
-     "The owner given to from_handle(); None without one, and once the buffer is closed.", NULL},
-    {"memory_resource", buffer_get_resource, NULL,
-     "The memory resource of the buffer; None without one, and once the buffer is closed.", NULL},
-    {"device_id", buffer_get_device_id, NULL,
-     "The owner of device memory; of managed memory the device that was current at the allocation or\n"
-     "that its pool prefers, not where the pages are; -1 for system memory.\n\n"
-     "Driver: cuPointerGetAttributes.",
-     NULL},
-    {"is_managed", buffer_get_is_managed, NULL,
-     "Whether this is managed memory. Driver: cuPointerGetAttributes.", NULL},
-    {"is_host_accessible", buffer_get_is_host_accessible, NULL,
-     "Whether the host can use it: managed and pinned memory, and system memory if from_handle() was\n"
-     "told so, or its owner or resource says so.\n\n"
-     "Driver: cuPointerGetAttributes.",
-     NULL},
-    {"is_device_accessible", buffer_get_is_device_accessible, NULL,
-     "Whether devices can use it. Driver: cuPointerGetAttributes.", NULL},
-    {"is_closed", buffer_get_is_closed, NULL, "Whether the buffer can no longer be used.", NULL},
-    {"is_mapped", buffer_get_is_mapped, NULL,
-     "False: the memory is not mapped from a file or another process.", NULL},
-    {"ipc_descriptor", buffer_get_ipc_descriptor, NULL,
-     "Raises IPCNotSupportedError: the memory cannot be shared with other processes. The error is a\n"
-     "NotImplementedError, and an AttributeError, so that hasattr() is False.",
-     NULL},
-    {"read_mostly", mm_buffer_get_read_mostly, mm_buffer_set_read_mostly,
-     "Whether every page is advised to be read mostly: copied to each reader, not moved.\n\n"
-     "Read from and written to the driver each time. Writing is all or nothing and takes True or\n"
-     "False.\n"
-     "Driver: cuMemRangeGetAttribute, cuMemAdvise.",
-     NULL},
-    {"preferred_location", mm_buffer_get_preferred_location, mm_buffer_set_preferred_location,
-     "Where the pages should stay: a Device, a Host, or None where unset or not the same for all\n"
-     "pages.\n\nAssigning None unsets it. Read from and written to the driver each time; writing is\n"
-     "all or nothing.\n"
-     "Driver: cuMemRangeGetAttributes, cuMemAdvise.",
-     NULL},
-    {"accessed_by", mm_buffer_get_accessed_by, mm_buffer_set_accessed_by,
-     "The locations that keep a mapping of every page: a live set of Device and Host().\n\n"
-     "Assigning an iterable applies the difference, all or nothing.\n"
-     "Driver: cuMemRangeGetAttribute, cuMemAdvise.",
-     NULL},
-    {"last_prefetch_location", mm_buffer_get_last_prefetch_location, NULL,
-     "Where the pages were last asked to go: a Device, a Host, or None where never or not the\n"
-     "same for all pages.\n\nWhat was asked, not where pages are now.\n"
-     "Driver: cuMemRangeGetAttributes.",
-     NULL},
-    {"__cuda_array_interface__", mm_buffer_array_interface, NULL,
-     "The CUDA array interface, version 3, for torch, CuPy, numba and others.\n\n"
-     "Its stream is the legacy default one, on which this library works unless told otherwise;\n"
-     "after work on another stream synchronise that first. Raises ExportError, a BufferError and an\n"
-     "AttributeError, for wrapped system memory that no device reaches; RuntimeError when closed.\n"
-     "Driver: cuPointerGetAttributes for wrapped memory.",
-     NULL},
-    {NULL, NULL, NULL, NULL, NULL},
-};
-
-static PyMemberDef buffer_members[] = {
-    {"__weaklistoffset__", T_PYSSIZET, offsetof(mm_buffer, weakrefs), READONLY, NULL},
-    {NULL, 0, 0, 0, NULL},
-};
-
-static PyType_Slot buffer_slots[] = {
-    {Py_tp_doc, (void *)buffer_doc},
-    {Py_tp_new, buffer_new},
-    {Py_tp_traverse, mm_buffer_traverse},
-    {Py_tp_clear, mm_buffer_clear},
-    {Py_tp_finalize, mm_buffer_finalize},
-    {Py_tp_dealloc, mm_buffer_last_reference},
-    {Py_tp_repr, buffer_repr},
-    {Py_tp_methods, buffer_methods},
-    {Py_tp_getset, buffer_getset},
-    {Py_tp_members, buffer_members},
-    {Py_mp_length, mm_buffer_length},
-    {Py_mp_subscript, mm_buffer_subscript},
-    {Py_mp_ass_subscript, mm_buffer_assign},
-    {Py_sq_length, mm_buffer_length},
-    {Py_sq_item, mm_buffer_item},
-    {Py_sq_contains, mm_buffer_contains},
-    {Py_nb_bool, mm_buffer_bool},
-    {Py_nb_int, mm_buffer_number},
-    {Py_nb_float, mm_buffer_number},
-    {Py_tp_iter, mm_buffer_iter},
-    {Py_bf_getbuffer, mm_buffer_getbuffer},
-    {Py_bf_releasebuffer, mm_buffer_releasebuffer},
-    {0, NULL},
-};
-
-static PyType_Spec buffer_spec = {
-    .name = "managedmem.ManagedBuffer",
-    .basicsize = sizeof(mm_buffer),
-    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_BASETYPE,
-    .slots = buffer_slots,
-};
-
-int
-mm_buffer_init(PyObject *module, mm_state *state)
-{
-    return mm_add_type(module, &buffer_spec, &state->buffer_type);
 }

@@ -16,14 +16,21 @@
 
 enum { MM_MAX_DIMENSIONS = 8 };
 
+/* An array without gaps in C order. shape has a length for each dimension. */
+typedef struct {
+    const mm_dtype *dtype;
+    int dimensions;
+    const Py_ssize_t *shape;
+} mm_layout;
+
 typedef struct {
     PyObject_HEAD
     PyObject *weakrefs;
     mm_state *state;
     mm_memory *memory;
     PyObject *root;     /* the buffer that a view is of; NULL for the root, and once closed */
-    PyObject *owner;    /* what keeps wrapped memory alive; or NULL */
-    PyObject *resource; /* what allocated it; or NULL */
+    PyObject *owner;    /* keeps wrapped memory alive; or NULL */
+    PyObject *resource; /* allocated the memory; or NULL */
     PyObject *stream; /* keeps another library's stream, in whose order pool memory is freed; or
                          * NULL. For lent memory, the tuple of mm_lender_stream */
     CUdeviceptr start;
@@ -52,31 +59,50 @@ mm_is_buffer(mm_state *state, PyObject *op)
     return Py_TYPE(op) == state->buffer_type || PyType_IsSubtype(Py_TYPE(op), state->buffer_type);
 }
 
+/* --- buffer.c --------------------------------------------------------------------------- */
+
+/* One axis of uint8 elements; *length is the number of bytes. */
+static inline mm_layout
+mm_layout_of_bytes(const Py_ssize_t *length)
+{
+    return (mm_layout){mm_read_dtype(NULL), 1, length};
+}
+
+static inline mm_layout
+mm_buffer_layout(const mm_buffer *b)
+{
+    return (mm_layout){b->dtype, b->dimensions, b->shape};
+}
+
 /* A ManagedBuffer over a memory, of a layout that has its size; takes over the reference to the
  * memory, also when it fails. owner and resource may be NULL. */
 PyObject *mm_buffer_new(mm_state *state, PyTypeObject *type, mm_memory *memory,
-                        const mm_dtype *dtype, int dimensions, const Py_ssize_t *shape,
-                        PyObject *owner, PyObject *resource);
+                        const mm_layout *layout, PyObject *owner, PyObject *resource);
 
-/* The module's state, found from ManagedBuffer or a class made from it in Python. */
-mm_state *mm_buffer_class_state(PyTypeObject *type);
+/* A view of the bytes from offset on, which must have those of the layout. */
+PyObject *mm_buffer_view(mm_buffer *from, size_t offset, const mm_layout *layout);
 
-/* Gives up a reference to a memory, and the GIL meanwhile where that can block. */
+/* Releases a reference to a memory, without the GIL if that can block. */
 void mm_buffer_release(mm_memory *memory);
-
-/* A view with another range, dtype and shape. */
-PyObject *mm_buffer_view(mm_buffer *from, size_t offset, const mm_dtype *dtype, int dimensions,
-                         const Py_ssize_t *shape);
 
 /* All return new references. The root is the buffer of a view, or the buffer itself. A closed view has
  * no root: mm_buffer_root raises RuntimeError, mm_buffer_find_root returns NULL without an exception.
- * Resource and owner are NULL without one, and once closed. */
+ * Owner, resource and stream are NULL without one, and once closed. */
 PyObject *mm_buffer_root(mm_buffer *b);
 PyObject *mm_buffer_find_root(mm_buffer *b);
-PyObject *mm_buffer_resource(mm_buffer *b);
 PyObject *mm_buffer_owner(mm_buffer *b);
+PyObject *mm_buffer_resource(mm_buffer *b);
+PyObject *mm_buffer_stream(mm_buffer *b);
 
-/* A buffer and a stream that a call has entered: they cannot be closed until the end. */
+bool mm_buffer_is_closed(const mm_buffer *b);
+
+/* Raises the RuntimeError of a closed buffer; returns -1. */
+int mm_buffer_raise_closed(void);
+
+/* The same if the buffer is closed; else 0. */
+int mm_buffer_check_open(const mm_buffer *b);
+
+/* A buffer and a stream that a call has entered: they cannot be closed until it leaves them. */
 typedef struct {
     mm_driver *cu;
     mm_range range;
@@ -85,12 +111,12 @@ typedef struct {
 } mm_buffer_use;
 
 /* Enters the stream (NULL for none) and the buffer. Raises if one of them is closed, if there is no
- * driver, or if the memory does not allow the operation; then nothing is entered. Between begin and
- * end no Python code may run. The end needs no GIL and must precede attaching. */
-int mm_buffer_begin(mm_buffer *b, mm_operation op, const mm_stream_use *stream,
+ * driver, or if the memory does not allow the operation; then nothing is entered. Until they are left
+ * no Python code may run. Leaving needs no GIL and must precede attaching. */
+int mm_buffer_enter(mm_buffer *b, mm_operation op, const mm_stream_use *stream,
                     mm_buffer_use *use);
 static inline void
-mm_buffer_end(const mm_buffer_use *use)
+mm_buffer_leave(const mm_buffer_use *use)
 {
     mm_guard_leave(&use->memory->guard);
     if (use->stream != NULL) {
@@ -98,48 +124,58 @@ mm_buffer_end(const mm_buffer_use *use)
     }
 }
 
-/* Checks the same and gives the range, but takes no hold: the buffer has to be entered later. */
-int mm_buffer_look(mm_buffer *b, mm_driver *cu, mm_operation op, mm_range *range);
+/* Checks the same and gives the range, but enters nothing: the buffer has to be entered later. */
+int mm_buffer_check(mm_buffer *b, mm_driver *cu, mm_operation op, mm_range *range);
 
-/* Queries the kind of the buffer's memory. For an allocation of 0 bytes: the kind that other sizes
- * have, on the current device. */
-MM_NODISCARD int mm_buffer_look_up(const mm_buffer *b, mm_driver *cu,
-                                   mm_pointer_attributes *attributes, mm_status *st);
+/* Queries the kind of an entered buffer's memory. For an allocation of 0 bytes: the kind that other
+ * sizes have, on the current device. */
+MM_NODISCARD int mm_buffer_query_entered(const mm_buffer *b, mm_driver *cu,
+                                         mm_pointer_attributes *attributes, mm_status *st);
 
-/* The same for a buffer that is not entered yet: enters it meanwhile, opens *cu and raises. */
-int mm_buffer_facts(mm_buffer *b, mm_pointer_attributes *attributes, mm_driver **cu);
+/* The same for a buffer that is not entered: enters it for the query, sets *cu and raises. */
+int mm_buffer_query(mm_buffer *b, mm_pointer_attributes *attributes, mm_driver **cu);
 
-/* Sets the RuntimeError of a closed buffer; returns -1. */
-int mm_buffer_raise_closed(void);
+/* --- buffer_advice.c -------------------------------------------------------------------- */
 
-/* RuntimeError when closed. */
-int mm_buffer_check_open(const mm_buffer *b);
-bool mm_buffer_is_closed(const mm_buffer *b);
+PyObject *mm_buffer_get_read_mostly(PyObject *op, void *closure);
+int mm_buffer_set_read_mostly(PyObject *op, PyObject *value, void *closure);
+PyObject *mm_buffer_get_preferred_location(PyObject *op, void *closure);
+int mm_buffer_set_preferred_location(PyObject *op, PyObject *value, void *closure);
+PyObject *mm_buffer_get_accessed_by(PyObject *op, void *closure);
+int mm_buffer_set_accessed_by(PyObject *op, PyObject *value, void *closure);
+PyObject *mm_buffer_get_last_prefetch_location(PyObject *op, void *closure);
 
-/* Reads a shape, an int or a sequence of ints of 0 or more. Returns the number of dimensions, -1 with
- * an exception. *bytes is the size of such an array. */
-int mm_read_shape(PyObject *value, const mm_dtype *dtype, Py_ssize_t shape[MM_MAX_DIMENSIONS],
-                  size_t *bytes);
+/* --- buffer_arrays.c -------------------------------------------------------------------- */
 
-/* Tables of the files that the type is put together from. */
+PyObject *mm_buffer_numpy(PyObject *op, PyObject *const *args, Py_ssize_t nargs,
+                          PyObject *kwnames);
+PyObject *mm_buffer_array(PyObject *op, PyObject *const *args, Py_ssize_t nargs,
+                          PyObject *kwnames);
+PyObject *mm_buffer_torch(PyObject *op, PyObject *const *args, Py_ssize_t nargs,
+                          PyObject *kwnames);
+PyObject *mm_buffer_cupy(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames);
+extern const char mm_numpy_doc[], mm_buffer_array_doc[], mm_torch_doc[], mm_cupy_doc[];
+
+/* --- buffer_exports.c ------------------------------------------------------------------- */
+
+int mm_buffer_getbuffer(PyObject *op, Py_buffer *view, int flags);
+void mm_buffer_releasebuffer(PyObject *op, Py_buffer *view);
+PyObject *mm_buffer_array_interface(PyObject *op, void *closure);
 PyObject *mm_buffer_dlpack(PyObject *op, PyObject *const *args, Py_ssize_t nargs,
                            PyObject *kwnames);
 PyObject *mm_buffer_dlpack_device(PyObject *op, PyObject *none);
-PyObject *mm_buffer_array_interface(PyObject *op, void *closure);
-PyObject *mm_buffer_finished_copy(PyObject *op);
-int mm_buffer_getbuffer(PyObject *op, Py_buffer *view, int flags);
-void mm_buffer_releasebuffer(PyObject *op, Py_buffer *view);
+extern const char mm_buffer_dlpack_doc[], mm_buffer_dlpack_device_doc[];
 
-/* In buffer_host_access.c. All may run Python code. */
+/* --- buffer_host_access.c: all may run Python code -------------------------------------- */
 
 /* Reads the access of wrapped memory from the arguments of from_handle(): is_host_accessible and the
  * owner, each of them or NULL. */
 int mm_read_access(mm_state *state, PyObject *stated, PyObject *owner, CUdeviceptr start,
                    size_t size, mm_access *out);
 
-/* 1 if the host can access the memory, given the driver's facts about it; 0 if it cannot, or if nobody
- * says that it can; -1 with an exception. With 1, *held (unless NULL) is a new reference that keeps the
- * owner from giving up the memory, or NULL. */
+/* 1 if the host can access the memory that the driver describes by attributes; 0 if it cannot, or if
+ * nobody states that it can; -1 with an exception. With 1, *held (unless NULL) is a new reference that
+ * keeps the owner from giving up the memory, or NULL. */
 int mm_host_access(mm_buffer *b, const mm_pointer_attributes *attributes, PyObject **held);
 
 /* BufferError unless the host can access the memory. Without concurrent access it waits for the devices,
@@ -152,62 +188,79 @@ int mm_prepare_host_access(mm_buffer *b, mm_driver *cu, PyObject **held);
 int mm_check_copied(mm_buffer *b, PyObject **held);
 
 /* ValueError, with the reason, for a buffer over memory that is read-only. */
-int mm_refuse_read_only(PyObject *op, const char *why);
+int mm_refuse_read_only(PyObject *op, const char *reason);
 
-/* In buffer_arrays.c. */
-PyObject *mm_buffer_numpy(PyObject *, PyObject *const *, Py_ssize_t, PyObject *);
-PyObject *mm_buffer_array(PyObject *, PyObject *const *, Py_ssize_t, PyObject *);
-PyObject *mm_buffer_torch(PyObject *, PyObject *const *, Py_ssize_t, PyObject *);
-PyObject *mm_buffer_cupy(PyObject *, PyObject *const *, Py_ssize_t, PyObject *);
-extern const char mm_numpy_doc[], mm_torch_doc[], mm_cupy_doc[], mm_buffer_array_doc[];
+/* --- buffer_life.c ---------------------------------------------------------------------- */
 
-/* In buffer_life.c. */
-PyObject *mm_buffer_from_handle(PyObject *, PyObject *const *, Py_ssize_t, PyObject *);
-PyObject *mm_buffer_close(PyObject *, PyObject *const *, Py_ssize_t, PyObject *);
+PyObject *mm_buffer_from_handle(mm_state *state, PyTypeObject *type, PyObject *const *args,
+                                Py_ssize_t nargs, PyObject *kwnames);
+PyObject *mm_buffer_close(PyObject *op, PyObject *const *args, Py_ssize_t nargs,
+                          PyObject *kwnames);
 PyObject *mm_buffer_exit(PyObject *op, PyObject *const *args, Py_ssize_t nargs);
+PyObject *mm_buffer_set_deallocation_stream(PyObject *op, PyObject *stream);
 int mm_buffer_traverse(PyObject *op, visitproc visit, void *arg);
 int mm_buffer_clear(PyObject *op);
 void mm_buffer_finalize(PyObject *op);
-void mm_buffer_last_reference(PyObject *op);
-PyObject *mm_buffer_set_deallocation_stream(PyObject *op, PyObject *stream);
+void mm_buffer_last_reference(PyObject *op); /* tp_dealloc */
 extern const char mm_buffer_from_handle_doc[], mm_buffer_close_doc[],
     mm_set_deallocation_stream_doc[];
 
-/* In buffer_views.c. */
-PyObject *mm_buffer_view_method(PyObject *, PyObject *const *, Py_ssize_t, PyObject *);
-PyObject *mm_buffer_subscript(PyObject *op, PyObject *key);
-PyObject *mm_buffer_item(PyObject *op, Py_ssize_t i);
-int mm_buffer_assign(PyObject *op, PyObject *key, PyObject *value);
-PyObject *mm_buffer_iter(PyObject *op);
-Py_ssize_t mm_buffer_length(PyObject *op);
-int mm_buffer_bool(PyObject *op);
-int mm_buffer_contains(PyObject *op, PyObject *value);
-PyObject *mm_buffer_number(PyObject *op);
-PyObject *mm_buffer_get_shape(PyObject *op, void *closure);
-PyObject *mm_buffer_get_strides(PyObject *op, void *closure);
-PyObject *mm_buffer_get_ndim(PyObject *op, void *closure);
-PyObject *mm_buffer_range(PyObject *, PyObject *const *, Py_ssize_t, PyObject *);
-extern const char mm_view_doc[], mm_range_doc[];
+/* --- buffer_operations.c ---------------------------------------------------------------- */
 
-/* In buffer_page_runs.c. */
+PyObject *mm_buffer_prefetch(PyObject *op, PyObject *const *args, Py_ssize_t nargs,
+                             PyObject *kwnames);
+PyObject *mm_buffer_discard(PyObject *op, PyObject *const *args, Py_ssize_t nargs,
+                            PyObject *kwnames);
+PyObject *mm_buffer_discard_prefetch(PyObject *op, PyObject *const *args, Py_ssize_t nargs,
+                                     PyObject *kwnames);
+PyObject *mm_buffer_copy_from(PyObject *op, PyObject *const *args, Py_ssize_t nargs,
+                              PyObject *kwnames);
+PyObject *mm_buffer_copy_to(PyObject *op, PyObject *const *args, Py_ssize_t nargs,
+                            PyObject *kwnames);
+PyObject *mm_buffer_copy(PyObject *op, PyObject *none_or_memo);
+PyObject *mm_buffer_fill(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames);
+extern const char mm_prefetch_doc[], mm_discard_doc[], mm_discard_prefetch_doc[],
+    mm_copy_from_doc[], mm_copy_to_doc[], mm_copy_doc[], mm_deepcopy_doc[], mm_fill_doc[];
+
+/* Copies to a new buffer like this one and waits for it. Does not call copy_to() of a subclass, which
+ * could return anything. */
+PyObject *mm_buffer_finished_copy(PyObject *op);
+
+/* --- buffer_page_runs.c ----------------------------------------------------------------- */
+
 PyObject *mm_buffer_page_runs(PyObject *op, PyObject *none);
 extern const char mm_page_runs_doc[];
 
-extern const char mm_buffer_dlpack_doc[], mm_buffer_dlpack_device_doc[];
+/* --- buffer_views.c --------------------------------------------------------------------- */
+
+/* Reads a shape, an int or a sequence of ints of 0 or more, into a layout that has its dtype. The
+ * lengths go to shape. *bytes is the size of such an array. 0, or -1 with an exception. */
+int mm_read_shape(PyObject *value, mm_layout *layout, Py_ssize_t shape[MM_MAX_DIMENSIONS],
+                  size_t *bytes);
+
+PyObject *mm_buffer_view_method(PyObject *op, PyObject *const *args, Py_ssize_t nargs,
+                                PyObject *kwnames);
+PyObject *mm_buffer_range(PyObject *op, PyObject *const *args, Py_ssize_t nargs,
+                          PyObject *kwnames);
+PyObject *mm_buffer_subscript(PyObject *op, PyObject *key);
+PyObject *mm_buffer_item(PyObject *op, Py_ssize_t i);
+PyObject *mm_buffer_iter(PyObject *op);
+Py_ssize_t mm_buffer_length(PyObject *op);
+int mm_buffer_bool(PyObject *op);
+PyObject *mm_buffer_get_shape(PyObject *op, void *closure);
+PyObject *mm_buffer_get_strides(PyObject *op, void *closure);
+PyObject *mm_buffer_get_ndim(PyObject *op, void *closure);
+
+/* Operations that a buffer does not have; each raises a TypeError that names the replacement. */
+int mm_buffer_refuse_assignment(PyObject *op, PyObject *key, PyObject *value);
+int mm_buffer_refuse_search(PyObject *op, PyObject *value);
+PyObject *mm_buffer_refuse_number(PyObject *op);
+extern const char mm_view_doc[], mm_range_doc[];
+
+/* --- location_set_accessed_by.c --------------------------------------------------------- */
 
 /* The live set behind buf.accessed_by, and assignment to it. */
 PyObject *mm_accessed_by_new(mm_state *state, PyObject *buffer);
 int mm_accessed_by_assign(mm_buffer *b, PyObject *value);
-
-/* The operations as methods, in buffer_operations.c. */
-PyObject *mm_buffer_prefetch(PyObject *, PyObject *const *, Py_ssize_t, PyObject *);
-PyObject *mm_buffer_discard(PyObject *, PyObject *const *, Py_ssize_t, PyObject *);
-PyObject *mm_buffer_discard_prefetch(PyObject *, PyObject *const *, Py_ssize_t, PyObject *);
-PyObject *mm_buffer_copy_from(PyObject *, PyObject *const *, Py_ssize_t, PyObject *);
-PyObject *mm_buffer_copy_to(PyObject *, PyObject *const *, Py_ssize_t, PyObject *);
-PyObject *mm_buffer_copy(PyObject *op, PyObject *none_or_memo);
-PyObject *mm_buffer_fill(PyObject *, PyObject *const *, Py_ssize_t, PyObject *);
-extern const char mm_prefetch_doc[], mm_discard_doc[], mm_discard_prefetch_doc[],
-    mm_copy_from_doc[], mm_copy_to_doc[], mm_copy_doc[], mm_deepcopy_doc[], mm_fill_doc[];
 
 #endif

@@ -1,8 +1,7 @@
 /* buffer_advice.c: advice as properties of a buffer. Nothing is cached: each read asks the driver
  * and each write tells it. */
-#include "buffer_advice.h"
-
 #include "../memory/advice.h"
+#include "buffer.h"
 #include "location_object.h"
 
 PyObject *
@@ -14,11 +13,11 @@ mm_buffer_get_read_mostly(PyObject *op, void *Py_UNUSED(closure))
     bool on = false;
     int rc;
 
-    if (mm_buffer_begin(b, MM_QUERY, NULL, &use) < 0) {
+    if (mm_buffer_enter(b, MM_QUERY, NULL, &use) < 0) {
         return NULL;
     }
     rc = mm_range_read_mostly(use.cu, use.range, &on, &st);
-    mm_buffer_end(&use);
+    mm_buffer_leave(&use);
     return rc < 0 ? mm_raise(b->state, &st) : PyBool_FromLong(on);
 }
 
@@ -30,12 +29,12 @@ advise(mm_buffer *b, CUmem_advise advice, CUmemLocation where)
     mm_status st;
     int rc;
 
-    if (mm_buffer_begin(b, MM_ADVISE, NULL, &use) < 0) {
+    if (mm_buffer_enter(b, MM_ADVISE, NULL, &use) < 0) {
         return -1;
     }
     Py_BEGIN_ALLOW_THREADS
     rc = mm_range_advise(use.cu, use.range, advice, where, &st);
-    mm_buffer_end(&use);
+    mm_buffer_leave(&use);
     Py_END_ALLOW_THREADS
     if (rc < 0) {
         (void)mm_raise(b->state, &st);
@@ -77,11 +76,11 @@ get_location(PyObject *op, int (*read)(mm_driver *, mm_range, CUmemLocation *, m
     mm_status st;
     int rc;
 
-    if (mm_buffer_begin(b, MM_QUERY, NULL, &use) < 0) {
+    if (mm_buffer_enter(b, MM_QUERY, NULL, &use) < 0) {
         return NULL;
     }
     rc = read(use.cu, use.range, &where, &st);
-    mm_buffer_end(&use);
+    mm_buffer_leave(&use);
     return rc < 0 ? mm_raise(b->state, &st) : mm_location_object_new(b->state, where);
 }
 

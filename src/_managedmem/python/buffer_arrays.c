@@ -20,7 +20,7 @@ find_read(mm_buffer *b, mm_operation *out)
         || atomic_load_explicit(&b->memory->allocation, memory_order_relaxed) != 0) {
         return 0;
     }
-    if (mm_buffer_facts(b, &attributes, &cu) < 0) {
+    if (mm_buffer_query(b, &attributes, &cu) < 0) {
         return -1;
     }
     if (attributes.managed || attributes.type == CU_MEMORYTYPE_DEVICE) {
@@ -57,12 +57,12 @@ read_back(mm_buffer *b, PyObject *stream_object)
     int rc;
 
     if (mm_stream_read(b->state, stream_object, &stream) < 0 || find_read(b, &op) < 0
-        || mm_buffer_begin(b, op, &stream, &use) < 0) {
+        || mm_buffer_enter(b, op, &stream, &use) < 0) {
         return -1;
     }
     Py_BEGIN_ALLOW_THREADS
     rc = bring_to_host(&use, op, stream.handle, &st);
-    mm_buffer_end(&use);
+    mm_buffer_leave(&use);
     Py_END_ALLOW_THREADS
     if (rc < 0) {
         (void)mm_raise(b->state, &st);
@@ -155,7 +155,7 @@ wait_for(mm_buffer *b, PyObject *stream_object)
     int rc;
 
     if (mm_stream_read(b->state, stream_object, &stream) < 0
-        || mm_buffer_begin(b, managed ? MM_QUERY : MM_COPY, &stream, &use) < 0) {
+        || mm_buffer_enter(b, managed ? MM_QUERY : MM_COPY, &stream, &use) < 0) {
         return -1;
     }
     Py_BEGIN_ALLOW_THREADS
@@ -163,7 +163,7 @@ wait_for(mm_buffer *b, PyObject *stream_object)
                  || mm_stream_synchronize(use.cu, stream.handle, &st) < 0
              ? -1
              : 0;
-    mm_buffer_end(&use);
+    mm_buffer_leave(&use);
     Py_END_ALLOW_THREADS
     if (rc < 0) {
         (void)mm_raise(b->state, &st);

@@ -141,7 +141,7 @@ find_place(mm_buffer *b, dl_device *place, bool *reached)
         (void)mm_buffer_raise_closed();
         return -1;
     }
-    rc = mm_buffer_look_up(b, cu, &attributes, &st);
+    rc = mm_buffer_query_entered(b, cu, &attributes, &st);
     if (rc == 0) {
         rc = place_of(cu, b, &attributes, place, &st);
         *reached = mm_device_reaches(cu, &attributes);
@@ -531,31 +531,6 @@ order_consumer(const mm_buffer *b, dl_device place, PyObject *value)
         (void)mm_raise(b->state, &st);
     }
     return rc;
-}
-
-/* Copies to a new buffer and waits. Does not call copy_to() of a subclass, which could return
- * anything. */
-PyObject *
-mm_buffer_finished_copy(PyObject *op)
-{
-    PyObject *copy = mm_buffer_copy_to(op, NULL, 0, NULL);
-    mm_state *state = mm_buffer_of(op)->state;
-    mm_driver *cu = copy ? mm_open(state) : NULL;
-    mm_status st;
-    int rc;
-
-    if (cu == NULL) {
-        Py_XDECREF(copy);
-        return NULL;
-    }
-    Py_BEGIN_ALLOW_THREADS
-    rc = mm_stream_synchronize_on(cu, NULL, mm_buffer_of(copy)->memory->device, &st);
-    Py_END_ALLOW_THREADS
-    if (rc < 0) {
-        Py_DECREF(copy);
-        return mm_raise(state, &st);
-    }
-    return copy;
 }
 
 static int

@@ -113,8 +113,8 @@ static int
 hold_part(mm_buffer *whole, const mm_buffer *part, PyObject **held)
 {
     Py_ssize_t length = (Py_ssize_t)part->size;
-    PyObject *view =
-        mm_buffer_view(whole, part->start - whole->start, mm_read_dtype(NULL), 1, &length);
+    mm_layout layout = mm_layout_of_bytes(&length);
+    PyObject *view = mm_buffer_view(whole, part->start - whole->start, &layout);
 
     *held = view ? PyMemoryView_FromObject(view) : NULL;
     Py_XDECREF(view);
@@ -290,7 +290,7 @@ mm_check_copied(mm_buffer *b, PyObject **held)
         || atomic_load_explicit(&b->memory->allocation, memory_order_relaxed) != 0) {
         return 0;
     }
-    if (mm_buffer_facts(b, &attributes, &cu) < 0) {
+    if (mm_buffer_query(b, &attributes, &cu) < 0) {
         return -1;
     }
     access = is_known(&attributes) ? 1 : mm_host_access(b, &attributes, held);

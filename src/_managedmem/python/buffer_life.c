@@ -1,148 +1,11 @@
-/* buffer_life.c: the life of a ManagedBuffer: making one or a view of one, closing it, finalizing and
- * deallocating it. */
+/* buffer_life.c: wrapping memory that exists already, closing a buffer, finalizing and deallocating it,
+ * and the stream of its deallocation. */
 #include <unistd.h>
 
 #include "buffer.h"
 #include "foreign_resource.h"
 
-/* --- life ------------------------------------------------------------------------------- */
-
-void
-mm_buffer_release(mm_memory *memory)
-{
-    if (!mm_memory_drop(memory)) {
-        return;
-    }
-    if (mm_memory_end_blocks(memory)) {
-        /* Freeing waits for work on the memory, which may itself wait for the GIL. */
-        Py_BEGIN_ALLOW_THREADS
-        mm_memory_end(memory);
-        Py_END_ALLOW_THREADS
-    } else {
-        mm_memory_release_reference(memory); /* nothing else is left to do */
-    }
-}
-
-static mm_buffer *
-allocate_object(mm_state *state, PyTypeObject *type, mm_memory *memory)
-{
-    mm_buffer *b = mm_buffer_of(mm_alloc_object(type));
-
-    if (b == NULL) {
-        mm_buffer_release(memory);
-        return NULL;
-    }
-    b->state = state;
-    b->memory = memory;
-    return b;
-}
-
-static void
-set_layout(mm_buffer *b, const mm_dtype *dtype, int dimensions, const Py_ssize_t *shape)
-{
-    Py_ssize_t stride = dtype->itemsize;
-    bool empty = false;
-
-    b->dtype = dtype;
-    b->dimensions = dimensions;
-    for (int i = dimensions - 1; i >= 0; i--) {
-        b->shape[i] = shape[i];
-        b->strides[i] = stride;
-        stride *= shape[i] > 0 ? shape[i] : 1; /* strides as in torch */
-        empty = empty || shape[i] == 0;
-    }
-    b->size = empty ? 0 : (size_t)stride;
-}
-
-PyObject *
-mm_buffer_new(mm_state *state, PyTypeObject *type, mm_memory *memory, const mm_dtype *dtype,
-              int dimensions, const Py_ssize_t *shape, PyObject *owner, PyObject *resource)
-{
-    mm_buffer *b = allocate_object(state, type, memory);
-
-    if (b != NULL) {
-        b->owner = Py_XNewRef(owner);
-        b->resource = Py_XNewRef(resource);
-        b->start = memory->start;
-        set_layout(b, dtype, dimensions, shape);
-    }
-    return (PyObject *)b;
-}
-
-PyObject *
-mm_buffer_view(mm_buffer *from, size_t offset, const mm_dtype *dtype, int dimensions,
-               const Py_ssize_t *shape)
-{
-    PyObject *root = mm_buffer_root(from);
-    mm_buffer *b;
-
-    if (root == NULL) {
-        return NULL;
-    }
-    mm_memory_retain(from->memory);
-    b = allocate_object(from->state, Py_TYPE((PyObject *)from), from->memory);
-    if (b == NULL) {
-        Py_DECREF(root);
-        return NULL;
-    }
-    b->is_view = true;
-    b->root = root;
-    b->start = from->start ? from->start + offset : 0; /* without memory no address either */
-    set_layout(b, dtype, dimensions, shape);
-    return (PyObject *)b;
-}
-
 /* --- references to other objects -------------------------------------------------------- */
-
-/* A new reference to the object in the field, which another thread may be releasing. */
-static PyObject *
-get_field(mm_buffer *b, PyObject *const *field)
-{
-    PyObject *found;
-
-    MM_LOCK(b);
-    found = Py_XNewRef(*field);
-    MM_UNLOCK();
-    return found;
-}
-
-PyObject *
-mm_buffer_find_root(mm_buffer *b)
-{
-    return b->is_view ? get_field(b, &b->root) : Py_NewRef((PyObject *)b);
-}
-
-PyObject *
-mm_buffer_root(mm_buffer *b)
-{
-    PyObject *root = mm_buffer_find_root(b);
-
-    if (root == NULL) {
-        (void)mm_buffer_raise_closed();
-    }
-    return root;
-}
-
-PyObject *
-mm_buffer_owner(mm_buffer *b)
-{
-    PyObject *root = mm_buffer_find_root(b);
-    PyObject *owner = root ? get_field(mm_buffer_of(root), &mm_buffer_of(root)->owner) : NULL;
-
-    Py_XDECREF(root);
-    return owner;
-}
-
-PyObject *
-mm_buffer_resource(mm_buffer *b)
-{
-    PyObject *root = mm_buffer_find_root(b);
-    PyObject *resource =
-        root ? get_field(mm_buffer_of(root), &mm_buffer_of(root)->resource) : NULL;
-
-    Py_XDECREF(root);
-    return resource;
-}
 
 /* Stores a reference in the field and returns the previous one. */
 static PyObject *
@@ -361,6 +224,7 @@ wrap_lent(mm_state *state, PyTypeObject *type, CUdeviceptr start, size_t size, P
           PyObject *stream, mm_access access)
 {
     Py_ssize_t length = (Py_ssize_t)size;
+    mm_layout layout = mm_layout_of_bytes(&length);
     PyObject *order, *buffer = NULL;
     mm_memory *memory;
     mm_status st;
@@ -379,8 +243,7 @@ wrap_lent(mm_state *state, PyTypeObject *type, CUdeviceptr start, size_t size, P
         (void)mm_raise(state, &st);
     } else {
         memory->access = access;
-        buffer =
-            mm_buffer_new(state, type, memory, mm_read_dtype(NULL), 1, &length, NULL, resource);
+        buffer = mm_buffer_new(state, type, memory, &layout, NULL, resource);
     }
     if (buffer == NULL) {
         Py_DECREF(order);
@@ -392,17 +255,18 @@ wrap_lent(mm_state *state, PyTypeObject *type, CUdeviceptr start, size_t size, P
 }
 
 PyObject *
-mm_buffer_from_handle(PyObject *type, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
+mm_buffer_from_handle(mm_state *state, PyTypeObject *type, PyObject *const *args, Py_ssize_t nargs,
+                      PyObject *kwnames)
 {
     static const char *const names[] = {"ptr",   "size",   "mr",
                                         "owner", "stream", "is_host_accessible"};
     static const mm_parameters parameters = {"from_handle", names, 2, 4, 6};
     PyObject *given[6], *resource, *owner;
-    mm_state *state = mm_buffer_class_state((PyTypeObject *)type);
     CUdeviceptr start;
     mm_access access = {0};
     mm_memory *memory;
     Py_ssize_t length;
+    mm_layout layout;
     mm_status st;
     size_t size;
 
@@ -423,7 +287,7 @@ mm_buffer_from_handle(PyObject *type, PyObject *const *args, Py_ssize_t nargs, P
         return NULL;
     }
     if (resource != NULL || (given[4] != NULL && given[4] != Py_None)) {
-        return wrap_lent(state, (PyTypeObject *)type, start, size, resource, given[4], access);
+        return wrap_lent(state, type, start, size, resource, given[4], access);
     }
     memory = mm_memory_wrap(start, size, &st);
     if (memory == NULL) {
@@ -431,8 +295,8 @@ mm_buffer_from_handle(PyObject *type, PyObject *const *args, Py_ssize_t nargs, P
     }
     memory->access = access;
     length = (Py_ssize_t)size;
-    return mm_buffer_new(state, (PyTypeObject *)type, memory, mm_read_dtype(NULL), 1, &length,
-                         owner, NULL);
+    layout = mm_layout_of_bytes(&length);
+    return mm_buffer_new(state, type, memory, &layout, owner, NULL);
 }
 
 /* --- closing ---------------------------------------------------------------------------- */
@@ -499,7 +363,7 @@ close_lent(mm_buffer *b, PyObject *stream)
     if (resource == NULL) {
         return 0; /* another thread has just closed it */
     }
-    order = given ? mm_lender_stream(b->state, resource, stream) : get_field(b, &b->stream);
+    order = given ? mm_lender_stream(b->state, resource, stream) : mm_buffer_stream(b);
     Py_DECREF(resource);
     if (order == NULL) {
         return PyErr_Occurred() ? -1 : 0;

@@ -38,12 +38,12 @@ mm_buffer_prefetch(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObje
         || mm_read_location(b->state, given[0], &where) < 0
         || mm_read_defer(b->state, given[2], &defer) < 0
         || mm_stream_read(b->state, given[1], &stream) < 0
-        || mm_buffer_begin(b, MM_PREFETCH, &stream, &use) < 0) {
+        || mm_buffer_enter(b, MM_PREFETCH, &stream, &use) < 0) {
         return NULL;
     }
     Py_BEGIN_ALLOW_THREADS
     rc = mm_range_prefetch(use.cu, use.range, where, stream.handle, defer, &st);
-    mm_buffer_end(&use);
+    mm_buffer_leave(&use);
     Py_END_ALLOW_THREADS
     return finish(b->state, rc, &st);
 }
@@ -60,7 +60,7 @@ discard(mm_buffer *b, PyObject *stream_object, const CUmemLocation *where, mm_de
 
     if (mm_refuse_read_only((PyObject *)b, "cannot be discarded: it is read-only") < 0
         || mm_stream_read(b->state, stream_object, &stream) < 0
-        || mm_buffer_begin(b, MM_DISCARD, &stream, &use) < 0) {
+        || mm_buffer_enter(b, MM_DISCARD, &stream, &use) < 0) {
         return NULL;
     }
     batch.transfers = batch.inline_;
@@ -72,7 +72,7 @@ discard(mm_buffer *b, PyObject *stream_object, const CUmemLocation *where, mm_de
     rc = where ? mm_batch_discard_prefetch(use.cu, &batch, stream.handle, MM_DISPATCH_AUTO, defer,
                                            &st)
                : mm_batch_discard(use.cu, &batch, stream.handle, MM_DISPATCH_AUTO, &st);
-    mm_buffer_end(&use);
+    mm_buffer_leave(&use);
     Py_END_ALLOW_THREADS
     return finish(b->state, rc, &st);
 }
@@ -245,11 +245,11 @@ copy_now(const mm_buffer_use *use, const other_side *other, bool into, CUstream 
 static int
 begin_copy(mm_buffer *b, const mm_stream_use *stream, const other_side *other, mm_buffer_use *use)
 {
-    if (mm_buffer_begin(b, MM_COPY, stream, use) < 0) {
+    if (mm_buffer_enter(b, MM_COPY, stream, use) < 0) {
         return -1;
     }
     if (other->guard != NULL && !mm_guard_enter(other->guard)) {
-        mm_buffer_end(use);
+        mm_buffer_leave(use);
         return mm_buffer_raise_closed();
     }
     return 0;
@@ -277,7 +277,7 @@ copy_held(mm_buffer *b, PyObject *value, PyObject *stream_object, bool into)
     if (other.guard != NULL) {
         mm_guard_leave(other.guard);
     }
-    mm_buffer_end(&use);
+    mm_buffer_leave(&use);
     Py_END_ALLOW_THREADS
     Py_XDECREF(other.export);
     return finish(b->state, rc, &st);
@@ -330,6 +330,7 @@ mm_buffer_copy_from(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObj
 static PyObject *
 wrap_like(mm_buffer *b, PyObject *resource, PyObject *given)
 {
+    mm_layout layout = mm_buffer_layout(b);
     PyObject *buffer = NULL;
     mm_memory *memory;
     int read_only = 0;
@@ -351,8 +352,8 @@ wrap_like(mm_buffer *b, PyObject *resource, PyObject *given)
     } else if ((memory = mm_memory_wrap(side.range.start, b->size, &st)) == NULL) {
         (void)mm_raise(b->state, &st);
     } else {
-        buffer = mm_buffer_new(b->state, b->state->buffer_type, memory, b->dtype, b->dimensions,
-                               b->shape, side.export ? side.export : given, resource);
+        buffer = mm_buffer_new(b->state, b->state->buffer_type, memory, &layout,
+                               side.export ? side.export : given, resource);
     }
     Py_XDECREF(side.export);
     return buffer;
@@ -362,12 +363,13 @@ static PyObject *
 allocate_foreign_like(mm_buffer *b, PyObject *resource, PyObject *stream)
 {
     PyObject *given = mm_lender_allocate(b->state, resource, b->size, stream), *buffer;
+    mm_layout layout = mm_buffer_layout(b);
 
     if (given == NULL) {
         return NULL;
     }
     buffer = mm_is_buffer(b->state, given) && mm_buffer_of(given)->size == b->size
-                 ? mm_buffer_view(mm_buffer_of(given), 0, b->dtype, b->dimensions, b->shape)
+                 ? mm_buffer_view(mm_buffer_of(given), 0, &layout)
                  : wrap_like(b, resource, given);
     Py_DECREF(given);
     return buffer;
@@ -378,12 +380,12 @@ static PyObject *
 new_like(mm_buffer *b, PyObject *stream)
 {
     PyObject *resource = mm_buffer_resource(b), *buffer;
+    mm_layout layout = mm_buffer_layout(b);
 
     if (resource != NULL && !mm_is_resource(b->state, resource)) {
         buffer = allocate_foreign_like(b, resource, stream);
     } else {
-        buffer =
-            mm_allocate(b->state, resource, stream, b->size, b->dtype, b->dimensions, b->shape);
+        buffer = mm_allocate(b->state, resource, stream, b->size, &layout);
     }
     Py_XDECREF(resource);
     return buffer;
@@ -409,6 +411,31 @@ mm_buffer_copy_to(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObjec
     }
     Py_DECREF(done);
     return to;
+}
+
+/* Copies to a new buffer and waits. Does not call copy_to() of a subclass, which could return
+ * anything. */
+PyObject *
+mm_buffer_finished_copy(PyObject *op)
+{
+    PyObject *copy = mm_buffer_copy_to(op, NULL, 0, NULL);
+    mm_state *state = mm_buffer_of(op)->state;
+    mm_driver *cu = copy ? mm_open(state) : NULL;
+    mm_status st;
+    int rc;
+
+    if (cu == NULL) {
+        Py_XDECREF(copy);
+        return NULL;
+    }
+    Py_BEGIN_ALLOW_THREADS
+    rc = mm_stream_synchronize_on(cu, NULL, mm_buffer_of(copy)->memory->device, &st);
+    Py_END_ALLOW_THREADS
+    if (rc < 0) {
+        Py_DECREF(copy);
+        return mm_raise(state, &st);
+    }
+    return copy;
 }
 
 PyObject *
@@ -490,13 +517,13 @@ mm_buffer_fill(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *
     }
     if (read_pattern(given[0], b->size, pattern, &width) < 0
         || mm_stream_read(b->state, given[1], &stream) < 0
-        || mm_buffer_begin(b, MM_COPY, &stream, &use) < 0) {
+        || mm_buffer_enter(b, MM_COPY, &stream, &use) < 0) {
         Py_XDECREF(held);
         return NULL;
     }
     Py_BEGIN_ALLOW_THREADS
     rc = mm_fill(use.cu, use.range, pattern, width, stream.handle, use.memory->device, &st);
-    mm_buffer_end(&use);
+    mm_buffer_leave(&use);
     Py_END_ALLOW_THREADS
     Py_XDECREF(held);
     return finish(b->state, rc, &st);

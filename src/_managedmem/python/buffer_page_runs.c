@@ -43,12 +43,12 @@ mm_buffer_page_runs(PyObject *op, PyObject *Py_UNUSED(none))
     mm_status st;
     int rc;
 
-    if (mm_buffer_begin(b, MM_QUERY, NULL, &use) < 0) {
+    if (mm_buffer_enter(b, MM_QUERY, NULL, &use) < 0) {
         return NULL;
     }
     Py_BEGIN_ALLOW_THREADS
     rc = mm_page_runs_read(use.cu, use.range, MM_BY_MEANING, &runs, &st);
-    mm_buffer_end(&use);
+    mm_buffer_leave(&use);
     Py_END_ALLOW_THREADS
     all = rc < 0 ? mm_raise(b->state, &st) : records(b, &runs);
     mm_page_runs_free(&runs);

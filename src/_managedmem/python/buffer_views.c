@@ -43,7 +43,7 @@ shape_items(PyObject *value)
 }
 
 int
-mm_read_shape(PyObject *value, const mm_dtype *dtype, Py_ssize_t shape[MM_MAX_DIMENSIONS],
+mm_read_shape(PyObject *value, mm_layout *layout, Py_ssize_t shape[MM_MAX_DIMENSIONS],
               size_t *bytes)
 {
     PyObject *items = shape_items(value);
@@ -58,7 +58,7 @@ mm_read_shape(PyObject *value, const mm_dtype *dtype, Py_ssize_t shape[MM_MAX_DI
                      value);
         dimensions = -1;
     }
-    *bytes = dtype->itemsize;
+    *bytes = layout->dtype->itemsize;
     for (Py_ssize_t i = 0; i < dimensions; i++) {
         long long length;
         if (mm_read_index(PyTuple_GetItem(items, i), "a length in shape", PyExc_TypeError, &length)
@@ -78,8 +78,10 @@ mm_read_shape(PyObject *value, const mm_dtype *dtype, Py_ssize_t shape[MM_MAX_DI
         }
     }
     *bytes = empty ? 0 : *bytes;
+    layout->dimensions = (int)dimensions;
+    layout->shape = shape;
     Py_DECREF(items);
-    return (int)dimensions;
+    return dimensions < 0 ? -1 : 0;
 }
 
 MM_GUARD_ARRAYS PyObject *
@@ -89,8 +91,7 @@ mm_buffer_view_method(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyO
     static const mm_parameters parameters = {"view", names, 0, 2, 2};
     mm_buffer *b = mm_buffer_of(op);
     Py_ssize_t shape[MM_MAX_DIMENSIONS];
-    const mm_dtype *dtype = b->dtype;
-    int dimensions = 1;
+    mm_layout layout = mm_buffer_layout(b);
     PyObject *given[2];
     size_t bytes;
 
@@ -98,32 +99,31 @@ mm_buffer_view_method(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyO
         return NULL;
     }
     if (given[0] != NULL && given[0] != Py_None) {
-        dtype = mm_read_dtype(given[0]);
+        layout.dtype = mm_read_dtype(given[0]);
     }
-    if (dtype == NULL) {
+    if (layout.dtype == NULL) {
         return NULL;
     }
-    if (dtype == b->dtype && (given[1] == NULL || given[1] == Py_None)) {
-        return mm_buffer_view(b, 0, dtype, b->dimensions, b->shape);
+    if (layout.dtype == b->dtype && (given[1] == NULL || given[1] == Py_None)) {
+        return mm_buffer_view(b, 0, &layout);
     }
     if (given[1] == NULL || given[1] == Py_None) {
-        shape[0] = (Py_ssize_t)(b->size / dtype->itemsize);
-        bytes = (size_t)shape[0] * dtype->itemsize;
-    } else {
-        dimensions = mm_read_shape(given[1], dtype, shape, &bytes);
-    }
-    if (dimensions < 0) {
+        shape[0] = (Py_ssize_t)(b->size / layout.dtype->itemsize);
+        bytes = (size_t)shape[0] * layout.dtype->itemsize;
+        layout.dimensions = 1;
+        layout.shape = shape;
+    } else if (mm_read_shape(given[1], &layout, shape, &bytes) < 0) {
         return NULL;
     }
-    if (bytes != b->size || (bytes > 0 && b->start % dtype->itemsize != 0)) {
+    if (bytes != b->size || (bytes > 0 && b->start % layout.dtype->itemsize != 0)) {
         PyErr_Format(PyExc_ValueError,
                      "cannot view %zu bytes at %p as %s of that shape, which needs %zu bytes "
                      "at a multiple of %d",
-                     b->size, (void *)(uintptr_t)b->start, dtype->name, bytes,
-                     (int)dtype->itemsize);
+                     b->size, (void *)(uintptr_t)b->start, layout.dtype->name, bytes,
+                     (int)layout.dtype->itemsize);
         return NULL;
     }
-    return mm_buffer_view(b, 0, dtype, dimensions, shape);
+    return mm_buffer_view(b, 0, &layout);
 }
 
 PyObject *
@@ -132,8 +132,9 @@ mm_buffer_range(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject 
     static const char *const names[] = {"offset", "nbytes"};
     static const mm_parameters parameters = {"range", names, 2, 2, 2};
     mm_buffer *b = mm_buffer_of(op);
-    Py_ssize_t shape[1];
     PyObject *given[2];
+    Py_ssize_t length;
+    mm_layout layout;
     long long offset;
     size_t nbytes;
 
@@ -149,23 +150,9 @@ mm_buffer_range(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject 
                      nbytes, offset, b->size);
         return NULL;
     }
-    shape[0] = (Py_ssize_t)nbytes;
-    return mm_buffer_view(b, (size_t)offset, mm_read_dtype(NULL), 1, shape);
-}
-
-int
-mm_buffer_look_up(const mm_buffer *b, mm_driver *cu, mm_pointer_attributes *attributes,
-                  mm_status *st)
-{
-    int device = b->memory->device;
-
-    if (b->memory->size > 0) {
-        /* An empty view may start behind the last byte, where other memory may begin. */
-        return mm_pointer_query(cu, b->size > 0 ? b->start : b->memory->start, attributes, st);
-    }
-    *attributes = (mm_pointer_attributes){
-        .managed = device == MM_ANY_DEVICE, .type = CU_MEMORYTYPE_DEVICE, .device = device};
-    return device == MM_ANY_DEVICE ? mm_current_device(cu, &attributes->device, st) : 0;
+    length = (Py_ssize_t)nbytes;
+    layout = mm_layout_of_bytes(&length);
+    return mm_buffer_view(b, (size_t)offset, &layout);
 }
 
 /* --- items ------------------------------------------------------------------------------ */
@@ -174,8 +161,9 @@ mm_buffer_look_up(const mm_buffer *b, mm_driver *cu, mm_pointer_attributes *attr
 static PyObject *
 item_at(mm_buffer *b, Py_ssize_t i)
 {
-    return mm_buffer_view(b, (size_t)(i * b->strides[0]), b->dtype, b->dimensions - 1,
-                          b->shape + 1);
+    mm_layout layout = {b->dtype, b->dimensions - 1, b->shape + 1};
+
+    return mm_buffer_view(b, (size_t)(i * b->strides[0]), &layout);
 }
 
 static int
@@ -228,6 +216,7 @@ MM_GUARD_ARRAYS static PyObject *
 subscript_slice(mm_buffer *b, PyObject *key)
 {
     Py_ssize_t shape[MM_MAX_DIMENSIONS], start, stop, step;
+    mm_layout layout = {b->dtype, b->dimensions, shape};
 
     if (PySlice_Unpack(key, &start, &stop, &step) < 0) {
         return NULL;
@@ -241,7 +230,7 @@ subscript_slice(mm_buffer *b, PyObject *key)
     }
     memcpy(shape, b->shape, sizeof shape);
     shape[0] = PySlice_AdjustIndices(b->shape[0], &start, &stop, step);
-    return mm_buffer_view(b, (size_t)(start * b->strides[0]), b->dtype, b->dimensions, shape);
+    return mm_buffer_view(b, (size_t)(start * b->strides[0]), &layout);
 }
 
 PyObject *
@@ -265,7 +254,7 @@ mm_buffer_subscript(PyObject *op, PyObject *key)
 
 /* Without this, Python would only say that there is no item assignment. */
 int
-mm_buffer_assign(PyObject *op, PyObject *key, PyObject *value)
+mm_buffer_refuse_assignment(PyObject *op, PyObject *key, PyObject *value)
 {
     if (value == NULL) {
         PyErr_Format(PyExc_TypeError, "%R cannot lose elements: the size of memory is fixed", op);
@@ -302,7 +291,7 @@ mm_buffer_iter(PyObject *op)
 
 /* Python would compare views by identity, but the caller means numbers. */
 int
-mm_buffer_contains(PyObject *Py_UNUSED(op), PyObject *value)
+mm_buffer_refuse_search(PyObject *Py_UNUSED(op), PyObject *value)
 {
     PyErr_Format(PyExc_TypeError,
                  "a ManagedBuffer does not search its elements: use %R in buf.numpy()", value);
@@ -311,7 +300,7 @@ mm_buffer_contains(PyObject *Py_UNUSED(op), PyObject *value)
 
 /* Without this, int() and float() would read the bytes of the buffer as text. */
 PyObject *
-mm_buffer_number(PyObject *op)
+mm_buffer_refuse_number(PyObject *op)
 {
     PyErr_Format(PyExc_TypeError,
                  "%R is memory, not a number: buf.numpy().item() reads one element, buf.handle "

@@ -18,11 +18,11 @@ read_accessed_by(PyObject *owner, mm_location_set *set)
     mm_status st;
     int rc;
 
-    if (mm_buffer_begin(b, MM_QUERY, NULL, &use) < 0) {
+    if (mm_buffer_enter(b, MM_QUERY, NULL, &use) < 0) {
         return -1;
     }
     rc = mm_range_accessed_by(use.cu, use.range, set, &st);
-    mm_buffer_end(&use);
+    mm_buffer_leave(&use);
     if (rc < 0) {
         (void)mm_raise(b->state, &st);
     }
@@ -39,12 +39,12 @@ change_accessed_by(PyObject *owner, mm_location_set from, mm_location_set to)
     mm_status st;
     int rc;
 
-    if (mm_buffer_begin(b, MM_ADVISE, NULL, &use) < 0) {
+    if (mm_buffer_enter(b, MM_ADVISE, NULL, &use) < 0) {
         return -1;
     }
     Py_BEGIN_ALLOW_THREADS
     rc = mm_range_change_accessed_by(use.cu, use.range, from, to, &st);
-    mm_buffer_end(&use);
+    mm_buffer_leave(&use);
     Py_END_ALLOW_THREADS
     if (rc < 0) {
         (void)mm_raise(b->state, &st);
@@ -61,12 +61,12 @@ remove_partial(PyObject *owner, mm_location_set member)
     mm_status st;
     int rc;
 
-    if (mm_buffer_begin(b, MM_ADVISE, NULL, &use) < 0) {
+    if (mm_buffer_enter(b, MM_ADVISE, NULL, &use) < 0) {
         return -1;
     }
     Py_BEGIN_ALLOW_THREADS
     rc = mm_range_switch_accessed_by(use.cu, use.range, member, false, &st);
-    mm_buffer_end(&use);
+    mm_buffer_leave(&use);
     Py_END_ALLOW_THREADS
     if (rc < 0) {
         (void)mm_raise(b->state, &st);

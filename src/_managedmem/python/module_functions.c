@@ -223,9 +223,8 @@ empty(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnam
     static const char *const names[] = {"shape", "dtype"};
     static const mm_parameters parameters = {"empty", names, 1, 2, 2};
     Py_ssize_t shape[MM_MAX_DIMENSIONS];
-    const mm_dtype *dtype;
     PyObject *given[2];
-    int dimensions;
+    mm_layout layout;
     size_t bytes;
 
     if (nargs > 1 && PyLong_Check(args[1])) {
@@ -236,11 +235,11 @@ empty(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnam
         return NULL;
     }
     if (mm_args(&parameters, args, nargs, kwnames, given) < 0
-        || (dtype = mm_read_dtype(given[1])) == NULL
-        || (dimensions = mm_read_shape(given[0], dtype, shape, &bytes)) < 0) {
+        || (layout.dtype = mm_read_dtype(given[1])) == NULL
+        || mm_read_shape(given[0], &layout, shape, &bytes) < 0) {
         return NULL;
     }
-    return mm_allocate(mm_module_state(module), NULL, NULL, bytes, dtype, dimensions, shape);
+    return mm_allocate(mm_module_state(module), NULL, NULL, bytes, &layout);
 }
 
 /* --- the driver ------------------------------------------------------------------------- */

@@ -1,5 +1,5 @@
-/* policy_applied.c: the type AppliedPolicy: a policy that is in force for the length of a `with`
- * block, and what is needed to put back what was there before. */
+/* policy_applied.c: applying a policy to targets, and the type AppliedPolicy, which restores the
+ * earlier advice at the end of a `with` block. */
 #include "policy_object.h"
 
 /* IDLE -> BUSY -> IN_FORCE -> BUSY -> IDLE. Whoever made it BUSY owns the other fields; `held` and
@@ -44,6 +44,39 @@ static bool
 advance(applied_object *a, int from, int to)
 {
     return atomic_compare_exchange_strong(&a->stage, &from, to);
+}
+
+int
+mm_policy_apply_to(mm_state *state, const mm_policy *policy, PyObject *targets, mm_targets *t,
+                   mm_page_runs *before)
+{
+    mm_batch work;
+    mm_status st;
+    int rc;
+
+    if (mm_targets_read(state, targets, MM_QUERY, t) < 0) {
+        return -1;
+    }
+    if (mm_targets_hold_roots(t) < 0) {
+        mm_targets_end(t);
+        return -1;
+    }
+    rc = mm_targets_enter(t, NULL, &st);
+    if (rc == 0) {
+        Py_BEGIN_ALLOW_THREADS
+        rc = mm_batch_copy(&work, &t->batch, &st);
+        if (rc == 0) {
+            rc = mm_policy_apply(t->cu, &work, policy, before, &st);
+        }
+        mm_batch_free(&work);
+        mm_targets_leave(t);
+        Py_END_ALLOW_THREADS
+    }
+    if (rc < 0) {
+        mm_targets_end(t);
+        (void)mm_raise(state, &st);
+    }
+    return rc;
 }
 
 static PyObject *

@@ -271,39 +271,6 @@ policy_advice(PyObject *op, PyObject *Py_UNUSED(none))
 
 /* --- memory ----------------------------------------------------------------------------- */
 
-int
-mm_policy_apply_to(mm_state *state, const mm_policy *policy, PyObject *targets, mm_targets *t,
-                   mm_page_runs *before)
-{
-    mm_batch work;
-    mm_status st;
-    int rc;
-
-    if (mm_targets_read(state, targets, MM_QUERY, t) < 0) {
-        return -1;
-    }
-    if (mm_targets_hold_roots(t) < 0) {
-        mm_targets_end(t);
-        return -1;
-    }
-    rc = mm_targets_enter(t, NULL, &st);
-    if (rc == 0) {
-        Py_BEGIN_ALLOW_THREADS
-        rc = mm_batch_copy(&work, &t->batch, &st);
-        if (rc == 0) {
-            rc = mm_policy_apply(t->cu, &work, policy, before, &st);
-        }
-        mm_batch_free(&work);
-        mm_targets_leave(t);
-        Py_END_ALLOW_THREADS
-    }
-    if (rc < 0) {
-        mm_targets_end(t);
-        (void)mm_raise(state, &st);
-    }
-    return rc;
-}
-
 static PyObject *
 policy_apply(PyObject *op, PyObject *targets)
 {

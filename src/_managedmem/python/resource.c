@@ -113,18 +113,9 @@ mm_resource_check_pooled(PyObject *op)
 
 /* --- allocating and freeing ------------------------------------------------------------- */
 
-static PyObject *
-new_buffer(mm_state *state, mm_memory *memory, PyObject *resource, const mm_dtype *dtype,
-           int dimensions, const Py_ssize_t *shape)
-{
-    return mm_buffer_new(state, state->buffer_type, memory, dtype, dimensions, shape, NULL,
-                         resource);
-}
-
 /* Memory of no pool is there at once, for every stream. */
 static PyObject *
-allocate_plain(mm_state *state, PyObject *resource, size_t bytes, const mm_dtype *dtype,
-               int dimensions, const Py_ssize_t *shape)
+allocate_plain(mm_state *state, PyObject *resource, size_t bytes, const mm_layout *layout)
 {
     mm_driver *cu = mm_open(state);
     mm_memory *memory;
@@ -136,13 +127,13 @@ allocate_plain(mm_state *state, PyObject *resource, size_t bytes, const mm_dtype
     Py_BEGIN_ALLOW_THREADS
     memory = mm_memory_allocate(cu, bytes, &st);
     Py_END_ALLOW_THREADS
-    return memory ? new_buffer(state, memory, resource, dtype, dimensions, shape)
+    return memory ? mm_buffer_new(state, state->buffer_type, memory, layout, NULL, resource)
                   : mm_raise(state, &st);
 }
 
 static PyObject *
 allocate_pooled(mm_state *state, PyObject *resource, PyObject *stream, size_t bytes,
-                const mm_dtype *dtype, int dimensions, const Py_ssize_t *shape)
+                const mm_layout *layout)
 {
     mm_stream_use use;
     mm_memory *memory;
@@ -169,7 +160,7 @@ allocate_pooled(mm_state *state, PyObject *resource, PyObject *stream, size_t by
     if (memory == NULL) {
         return mm_raise(state, &st);
     }
-    buffer = new_buffer(state, memory, resource, dtype, dimensions, shape);
+    buffer = mm_buffer_new(state, state->buffer_type, memory, layout, NULL, resource);
     if (buffer != NULL && foreign) {
         mm_buffer_of(buffer)->stream = Py_NewRef(stream);
     }
@@ -178,7 +169,7 @@ allocate_pooled(mm_state *state, PyObject *resource, PyObject *stream, size_t by
 
 PyObject *
 mm_allocate(mm_state *state, PyObject *resource, PyObject *stream, size_t bytes,
-            const mm_dtype *dtype, int dimensions, const Py_ssize_t *shape)
+            const mm_layout *layout)
 {
     mm_stream_use use;
 
@@ -187,12 +178,12 @@ mm_allocate(mm_state *state, PyObject *resource, PyObject *stream, size_t bytes,
         return NULL;
     }
     if (resource != NULL && mm_resource_of(resource)->pooled) {
-        return allocate_pooled(state, resource, stream, bytes, dtype, dimensions, shape);
+        return allocate_pooled(state, resource, stream, bytes, layout);
     }
     if (mm_stream_read(state, stream, &use) < 0) { /* the stream is only checked */
         return NULL;
     }
-    return allocate_plain(state, resource, bytes, dtype, dimensions, shape);
+    return allocate_plain(state, resource, bytes, layout);
 }
 
 static PyObject *
@@ -201,16 +192,17 @@ resource_allocate(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObjec
     static const char *const names[] = {"size", "stream"};
     static const mm_parameters parameters = {"allocate", names, 1, 1, 2};
     PyObject *given[2];
-    Py_ssize_t shape;
+    Py_ssize_t length;
+    mm_layout layout;
     size_t size;
 
     if (mm_args(&parameters, args, nargs, kwnames, given) < 0
         || mm_read_size(given[0], "size", &size) < 0) {
         return NULL;
     }
-    shape = (Py_ssize_t)size;
-    return mm_allocate(mm_type_state(Py_TYPE(op)), op, given[1], size, mm_read_dtype(NULL), 1,
-                       &shape);
+    length = (Py_ssize_t)size;
+    layout = mm_layout_of_bytes(&length);
+    return mm_allocate(mm_type_state(Py_TYPE(op)), op, given[1], size, &layout);
 }
 
 /* A closed resource has no pool. Its blocks keep the pool, but this free by address is then not recorded

@@ -26,7 +26,7 @@ bool mm_is_resource(mm_state *state, PyObject *op);
 /* A new ManagedBuffer of that layout. resource is one of ours or NULL; stream any stream object or
  * NULL, for memory of a pool. */
 PyObject *mm_allocate(mm_state *state, PyObject *resource, PyObject *stream, size_t bytes,
-                      const mm_dtype *dtype, int dimensions, const Py_ssize_t *shape);
+                      const mm_layout *layout);
 
 /* Enters the resource and returns the driver; NULL with an exception if the resource is closed. No other
  * guard may be entered before. Between begin and end no Python code may run. The end needs no GIL. */

@@ -87,7 +87,7 @@ mm_target_read(mm_state *state, mm_driver *cu, PyObject *value, mm_operation op,
     *target = (mm_target){.dense = true};
     if (mm_is_buffer(state, value)) {
         target->read_only = mm_buffer_of(value)->memory->access.read_only;
-        return mm_buffer_look(mm_buffer_of(value), cu, op, &target->range) < 0
+        return mm_buffer_check(mm_buffer_of(value), cu, op, &target->range) < 0
                        || (op == MM_DISCARD && check_discard(value, target) < 0)
                    ? -1
                    : 0;
