@@ -2,6 +2,7 @@
 
 import ctypes
 import gc
+import os
 import threading
 import time
 import weakref
@@ -1022,6 +1023,7 @@ def test_managed_pool_memory_is_known_from_the_start(managed, device0):
     buffer.close()
 
 
+@pytest.mark.skipif("libasan" in os.environ.get("LD_PRELOAD", ""), reason="ASan does not count")
 def test_a_forked_child_frees_the_records_of_queued_frees():
     """They are host memory; what the driver holds is the parent's."""
     done = run_python(
