@@ -43,6 +43,9 @@ def raised_python(tmp_path):
     return copy
 
 
+@pytest.mark.skipif(
+    "libasan" in os.environ.get("LD_PRELOAD", ""), reason="the loader preloads no ASan here"
+)
 @pytest.mark.parametrize("choice", ["emulator", "path"])
 def test_raised_privileges_ignore_the_choice_of_a_driver(raised_python, choice):
     emulator = Path(managedmem.__file__).with_name("libmanagedmem_emulator.so")
