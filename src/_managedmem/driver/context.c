@@ -120,7 +120,7 @@ mm_pop_context(mm_driver *cu)
     CUcontext popped = NULL;
 
     if (cu->CtxPopCurrent(&popped) != CUDA_SUCCESS && popped == NULL) {
-        (void)cu->CtxPopCurrent(&popped);
+        MM_IGNORE(cu->CtxPopCurrent(&popped)); /* the second attempt */
     }
 }
 
@@ -130,7 +130,7 @@ mm_restore_capture_mode(mm_driver *cu, CUstreamCaptureMode mode)
     CUstreamCaptureMode exchanged = mode;
 
     if (cu->ThreadExchangeStreamCaptureMode(&exchanged) != CUDA_SUCCESS && exchanged == mode) {
-        (void)cu->ThreadExchangeStreamCaptureMode(&exchanged);
+        MM_IGNORE(cu->ThreadExchangeStreamCaptureMode(&exchanged)); /* the second attempt */
     }
 }
 
@@ -200,29 +200,15 @@ mm_in_host_function(void)
 int
 mm_device_memory(mm_driver *cu, int device, size_t *free_bytes, size_t *total, mm_status *st)
 {
-    mm_scope scope;
-    CUresult code;
-
-    if (mm_scope_enter(&scope, cu, device, st) < 0) {
-        return -1;
-    }
-    code = cu->MemGetInfo(free_bytes, total);
-    mm_scope_leave(&scope);
-    return code == CUDA_SUCCESS ? 0 : mm_fail_call(st, "cuMemGetInfo", (int)code);
+    MM_TRY_IN(mm_scope_enter, device, cu, MemGetInfo, st, free_bytes, total);
+    return 0;
 }
 
 int
 mm_device_synchronize(mm_driver *cu, int device, mm_status *st)
 {
-    mm_scope scope;
-    CUresult code;
-
-    if (mm_scope_enter(&scope, cu, device, st) < 0) {
-        return -1;
-    }
-    code = cu->CtxSynchronize();
-    mm_scope_leave(&scope);
-    return code == CUDA_SUCCESS ? 0 : mm_fail_call(st, "cuCtxSynchronize", (int)code);
+    MM_TRY_IN(mm_scope_enter, device, cu, CtxSynchronize, st);
+    return 0;
 }
 
 int

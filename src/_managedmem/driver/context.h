@@ -38,6 +38,28 @@ MM_NODISCARD int mm_scope_enter_context(mm_scope *s, mm_driver *cu, CUcontext co
 /* Undoes what entering did. Never fails: there is nobody to tell. */
 void mm_scope_leave(mm_scope *s);
 
+/* Enters a scope by `enter`, stores the result of one driver call in `code`, and leaves. Makes the
+ * enclosing function return -1 if the scope cannot be entered. */
+#define MM_CALL_IN(code, enter, device, cu, name, st, ...)   \
+    do {                                                     \
+        mm_scope mm_scope_;                                  \
+        if ((enter)(&mm_scope_, (cu), (device), (st)) < 0) { \
+            return -1;                                       \
+        }                                                    \
+        (code) = (cu)->name(__VA_ARGS__);                    \
+        mm_scope_leave(&mm_scope_);                          \
+    } while (0)
+
+/* MM_TRY in a scope. */
+#define MM_TRY_IN(enter, device, cu, name, st, ...)                       \
+    do {                                                                  \
+        CUresult mm_result_ = CUDA_SUCCESS;                               \
+        MM_CALL_IN(mm_result_, enter, device, cu, name, st, __VA_ARGS__); \
+        if (mm_result_ != CUDA_SUCCESS) {                                 \
+            return mm_fail_call((st), "cu" #name, (int)mm_result_);       \
+        }                                                                 \
+    } while (0)
+
 /* Restore the thread's own state, for callers that changed it without a scope. */
 void mm_pop_context(mm_driver *cu);
 void mm_restore_capture_mode(mm_driver *cu, CUstreamCaptureMode mode);

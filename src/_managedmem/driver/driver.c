@@ -165,7 +165,7 @@ refused(mm_driver *t, const char *path, const char *function, CUresult code, mm_
     const char *name = NULL;
     char reason[160];
 
-    (void)t->GetErrorName(code, &name);
+    MM_IGNORE(t->GetErrorName(code, &name)); /* the name then stays NULL */
     (void)snprintf(reason, sizeof reason, "opened, but %s said %s (%d)", function,
                    name ? name : "?", (int)code);
     return no_driver(st, path, reason);

@@ -26,6 +26,9 @@
 #endif
 #endif
 
+/* Calls a function for its effect: a failure is passed over, for the reason that stands at the call. */
+#define MM_IGNORE(call) ((void)((call) == 0))
+
 typedef enum {
     MM_OK = 0,
     MM_DRIVER_CALL, /* a driver call failed: code and function say which */

@@ -286,14 +286,10 @@ int
 mm_range_advise_once(mm_driver *cu, mm_range range, CUmem_advise advice, CUmemLocation where,
                      mm_status *st)
 {
-    mm_scope scope;
     CUresult code;
 
-    if (mm_scope_enter_relaxed(&scope, cu, MM_ANY_DEVICE, st) < 0) {
-        return -1;
-    }
-    code = cu->MemAdvise(range.start, range.size, advice, where);
-    mm_scope_leave(&scope);
+    MM_CALL_IN(code, mm_scope_enter_relaxed, MM_ANY_DEVICE, cu, MemAdvise, st, range.start,
+               range.size, advice, where);
     return code == CUDA_SUCCESS ? 0 : refuse_advice(cu, range, where, code, st);
 }
 
@@ -369,9 +365,10 @@ switch_members(mm_driver *cu, mm_range range, mm_location_set members, bool on,
 {
     CUmem_advise advice = on ? CU_MEM_ADVISE_SET_ACCESSED_BY : CU_MEM_ADVISE_UNSET_ACCESSED_BY;
 
+    CUmemLocation where;
+
     *done = 0;
-    for (; members != 0; members &= members - 1) {
-        CUmemLocation where = mm_location_from_bit(__builtin_ctzll(members));
+    while (mm_next_location(&members, &where)) {
         CUresult code = cu->MemAdvise(range.start, range.size, advice, where);
         if (code != CUDA_SUCCESS) {
             return refuse_advice(cu, range, where, code, st);
@@ -407,36 +404,39 @@ settle_members(mm_driver *cu, mm_range range, mm_location_set members)
 {
     enum { MOST_ROUNDS = 8 };
     mm_location_set now;
+    CUmemLocation where;
 
     for (int n = 0; n < MOST_ROUNDS && query_members(cu, range, &now); n++) {
         mm_location_set missing = members & ~now;
         if (missing == 0) {
             return;
         }
-        for (; missing != 0; missing &= missing - 1) {
-            settle_record(cu, range, CU_MEM_ADVISE_SET_ACCESSED_BY,
-                          mm_location_from_bit(__builtin_ctzll(missing)));
+        while (mm_next_location(&missing, &where)) {
+            settle_record(cu, range, CU_MEM_ADVISE_SET_ACCESSED_BY, where);
         }
     }
 }
 
-/* Both try each member. Failures are ignored, because an earlier one is being reported. */
+/* Both try each member, and ignore failures, because an earlier one is being reported. */
 
 static void
 unset_members(mm_driver *cu, mm_range range, mm_location_set members)
 {
-    for (; members != 0; members &= members - 1) {
-        unset_on_pages(cu, range, CU_MEM_ADVISE_SET_ACCESSED_BY,
-                       mm_location_from_bit(__builtin_ctzll(members)));
+    CUmemLocation where;
+
+    while (mm_next_location(&members, &where)) {
+        unset_on_pages(cu, range, CU_MEM_ADVISE_SET_ACCESSED_BY, where);
     }
 }
 
 static void
 set_members(mm_driver *cu, mm_range range, mm_location_set members)
 {
-    for (mm_location_set left = members; left != 0; left &= left - 1) {
-        (void)cu->MemAdvise(range.start, range.size, CU_MEM_ADVISE_SET_ACCESSED_BY,
-                            mm_location_from_bit(__builtin_ctzll(left)));
+    mm_location_set left = members;
+    CUmemLocation where;
+
+    while (mm_next_location(&left, &where)) {
+        MM_IGNORE(cu->MemAdvise(range.start, range.size, CU_MEM_ADVISE_SET_ACCESSED_BY, where));
     }
     settle_members(cu, range, members);
 }

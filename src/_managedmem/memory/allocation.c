@@ -32,7 +32,7 @@ allocate_pages(mm_driver *cu, size_t size, CUdeviceptr *allocation, mm_status *s
     if (*allocation % page != 0) {
         CUdeviceptr unfit = *allocation;
         int rc = call_allocate(cu, size + page, allocation, st);
-        (void)cu->MemFree(unfit);
+        MM_IGNORE(cu->MemFree(unfit)); /* the second allocation decides */
         if (rc < 0) {
             return -1;
         }

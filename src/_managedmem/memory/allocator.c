@@ -24,7 +24,7 @@ complain(const char *what, const mm_status *st)
         (void)fprintf(stderr, "managedmem: %s: %s\n", what, st->detail);
         return;
     }
-    (void)cu->GetErrorName((CUresult)st->code, &name);
+    MM_IGNORE(cu->GetErrorName((CUresult)st->code, &name)); /* the name then stays NULL */
     (void)fprintf(stderr, "managedmem: %s: %s failed with %s (%d)%s%s\n", what, st->function,
                   name ? name : "an unknown error", st->code, st->detail[0] ? ". " : "",
                   st->detail);
@@ -69,8 +69,7 @@ allocate_block(mm_driver *cu, const mm_preset *preset, int device, mm_range *blo
     block->start = mm_allocate_pages(cu, block->size, &block->allocation, st);
     rc = block->start != 0 ? advise_block(cu, preset, device, *block, st) : -1;
     if (rc < 0 && block->start != 0) {
-        int freed = mm_free(cu, block->allocation, &ignored);
-        (void)freed; /* the first failure is the one to tell */
+        MM_IGNORE(mm_free(cu, block->allocation, &ignored)); /* the first failure is reported */
     }
     mm_scope_leave(&scope);
     return rc;

@@ -13,12 +13,6 @@ mm_location_bit(CUmemLocation where)
     return where.type == CU_MEM_LOCATION_TYPE_HOST ? (mm_location_set)1 << MM_HOST_BIT : 0;
 }
 
-CUmemLocation
-mm_location_from_bit(int bit)
-{
-    return bit == MM_HOST_BIT ? mm_host() : mm_location(CU_MEM_LOCATION_TYPE_DEVICE, bit);
-}
-
 const char *
 mm_location_text(CUmemLocation where, char text[MM_LOCATION_TEXT])
 {

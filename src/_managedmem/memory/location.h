@@ -59,7 +59,24 @@ mm_same_location(CUmemLocation a, CUmemLocation b)
 mm_location_set mm_location_bit(CUmemLocation where);
 
 /* The location that bit n of a set stands for. */
-CUmemLocation mm_location_from_bit(int bit);
+static inline CUmemLocation
+mm_location_from_bit(int bit)
+{
+    return bit == MM_HOST_BIT ? mm_host() : mm_location(CU_MEM_LOCATION_TYPE_DEVICE, bit);
+}
+
+/* Removes the first member, devices before the host, and returns true; false if there is none:
+ *     while (mm_next_location(&set, &location)) */
+static inline bool
+mm_next_location(mm_location_set *set, CUmemLocation *location)
+{
+    if (*set == 0) {
+        return false;
+    }
+    *location = mm_location_from_bit(__builtin_ctzll(*set));
+    *set &= *set - 1;
+    return true;
+}
 
 enum { MM_LOCATION_TEXT = 32 };
 

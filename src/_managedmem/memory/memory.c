@@ -277,14 +277,14 @@ unlock_block_stream(mm_memory *m)
     atomic_flag_clear_explicit(&m->stream_lock, memory_order_release);
 }
 
-/* Errors are ignored: the stream's own close() reported them. */
 static void
 release_block_stream(const block_stream *order)
 {
     mm_status ignored;
-    int rc = order->shared ? mm_stream_release(order->shared, &ignored) : 0;
 
-    (void)rc;
+    if (order->shared != NULL) {
+        MM_IGNORE(mm_stream_release(order->shared, &ignored)); /* its close() reported failures */
+    }
 }
 
 /* Entered, so that no other thread frees the block meanwhile. */

@@ -13,17 +13,13 @@ create(mm_driver *cu, mm_pool *pool, mm_status *st)
 {
     CUmemPoolProps props;
     CUresult code;
-    mm_scope scope;
 
     memset(&props, 0, sizeof props);
     props.allocType =
         pool->managed ? CU_MEM_ALLOCATION_TYPE_MANAGED : CU_MEM_ALLOCATION_TYPE_PINNED;
     props.location = pool->where;
-    if (mm_scope_enter_relaxed(&scope, cu, MM_ANY_DEVICE, st) < 0) {
-        return -1;
-    }
-    code = cu->MemPoolCreate(&pool->driver_pool.handle, &props);
-    mm_scope_leave(&scope);
+    MM_CALL_IN(code, mm_scope_enter_relaxed, MM_ANY_DEVICE, cu, MemPoolCreate, st,
+               &pool->driver_pool.handle, &props);
     if (code == CUDA_SUCCESS) {
         return 0;
     }
@@ -62,8 +58,7 @@ mm_pool_create(mm_driver *cu, bool managed, CUmemLocation where, mm_status *st)
      * at the next allocation. */
     if (mm_pool_set(cu, pool, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, UINT64_MAX, st) < 0) {
         mm_status ignored;
-        int rc = mm_pool_release(pool, &ignored);
-        (void)rc;
+        MM_IGNORE(mm_pool_release(pool, &ignored)); /* the first failure is reported */
         return NULL;
     }
     return pool;
@@ -154,18 +149,14 @@ is_still_allocated(const mm_status *st)
 }
 
 static void
-release_stream(mm_pool_block *block)
-{
-    mm_status ignored;
-    int rc = block->shared ? mm_stream_release(block->shared, &ignored) : 0;
-
-    (void)rc; /* the caller reports on the block, not on its stream */
-}
-
-static void
 drop_block(mm_pool_block *block)
 {
-    release_stream(block);
+    mm_status ignored;
+
+    if (block->shared != NULL) {
+        MM_IGNORE(
+            mm_stream_release(block->shared, &ignored)); /* the caller reports on the block */
+    }
     free(block);
 }
 
@@ -216,14 +207,12 @@ attempt(mm_driver *cu, mm_late_free *entry, const mm_chance *chance)
     mm_pool_block *block = (mm_pool_block *)entry;
     mm_pool *pool = block->pool;
     mm_status ignored;
-    int rc;
 
     if (!free_with(cu, block, chance)) {
         return false;
     }
     drop_block(block);
-    rc = mm_pool_release(pool, &ignored);
-    (void)rc; /* the caller reports on the block, not on its pool */
+    MM_IGNORE(mm_pool_release(pool, &ignored)); /* a late free has no caller to report to */
     return true;
 }
 
@@ -236,14 +225,10 @@ mm_pool_free_late(mm_pool_block *block)
 static int
 call_allocate(mm_driver *cu, mm_pool_block *block, size_t size, CUstream stream, mm_status *st)
 {
-    mm_scope scope;
     CUresult code;
 
-    if (mm_scope_enter_default_relaxed(&scope, cu, block->device, st) < 0) {
-        return -1;
-    }
-    code = cu->MemAllocFromPoolAsync(&block->start, size, block->pool->driver_pool.handle, stream);
-    mm_scope_leave(&scope);
+    MM_CALL_IN(code, mm_scope_enter_default_relaxed, block->device, cu, MemAllocFromPoolAsync, st,
+               &block->start, size, block->pool->driver_pool.handle, stream);
     if (code == CUDA_SUCCESS) {
         return 0;
     }
@@ -335,45 +320,29 @@ mm_pool_get(mm_driver *cu, mm_pool *pool, CUmemPool_attribute which, uint64_t *v
             mm_status *st)
 {
     cuuint64_t number = 0;
-    mm_scope scope;
-    CUresult code;
 
-    if (mm_scope_enter_relaxed(&scope, cu, MM_ANY_DEVICE, st) < 0) {
-        return -1;
-    }
-    code = cu->MemPoolGetAttribute(pool->driver_pool.handle, which, &number);
-    mm_scope_leave(&scope);
+    MM_TRY_IN(mm_scope_enter_relaxed, MM_ANY_DEVICE, cu, MemPoolGetAttribute, st,
+              pool->driver_pool.handle, which, &number);
     *value = number;
-    return code == CUDA_SUCCESS ? 0 : mm_fail_call(st, "cuMemPoolGetAttribute", (int)code);
+    return 0;
 }
 
 int
 mm_pool_set(mm_driver *cu, mm_pool *pool, CUmemPool_attribute which, uint64_t value, mm_status *st)
 {
     cuuint64_t number = value;
-    mm_scope scope;
-    CUresult code;
 
-    if (mm_scope_enter_relaxed(&scope, cu, MM_ANY_DEVICE, st) < 0) {
-        return -1;
-    }
-    code = cu->MemPoolSetAttribute(pool->driver_pool.handle, which, &number);
-    mm_scope_leave(&scope);
-    return code == CUDA_SUCCESS ? 0 : mm_fail_call(st, "cuMemPoolSetAttribute", (int)code);
+    MM_TRY_IN(mm_scope_enter_relaxed, MM_ANY_DEVICE, cu, MemPoolSetAttribute, st,
+              pool->driver_pool.handle, which, &number);
+    return 0;
 }
 
 int
 mm_pool_trim(mm_driver *cu, mm_pool *pool, size_t keep, mm_status *st)
 {
-    mm_scope scope;
-    CUresult code;
-
-    if (mm_scope_enter_relaxed(&scope, cu, MM_ANY_DEVICE, st) < 0) {
-        return -1;
-    }
-    code = cu->MemPoolTrimTo(pool->driver_pool.handle, keep);
-    mm_scope_leave(&scope);
-    return code == CUDA_SUCCESS ? 0 : mm_fail_call(st, "cuMemPoolTrimTo", (int)code);
+    MM_TRY_IN(mm_scope_enter_relaxed, MM_ANY_DEVICE, cu, MemPoolTrimTo, st,
+              pool->driver_pool.handle, keep);
+    return 0;
 }
 
 /* --- peers ------------------------------------------------------------------------------ */
@@ -407,15 +376,15 @@ MM_GUARD_ARRAYS static CUresult
 set_access(mm_driver *cu, mm_pool *pool, mm_location_set differs, mm_location_set to)
 {
     CUmemAccessDesc map[MM_MAX_DEVICES];
+    CUmemLocation where;
     size_t count = 0;
 
     memset(map, 0, sizeof map);
-    for (int bit = 0; bit < MM_HOST_BIT; bit++) {
-        if (differs >> bit & 1) {
-            map[count].location = mm_location_from_bit(bit);
-            map[count++].flags =
-                to >> bit & 1 ? CU_MEM_ACCESS_FLAGS_PROT_READWRITE : CU_MEM_ACCESS_FLAGS_PROT_NONE;
-        }
+    while (mm_next_location(&differs, &where)) {
+        bool on = (to & mm_location_bit(where)) != 0;
+        map[count].location = where;
+        map[count++].flags =
+            on ? CU_MEM_ACCESS_FLAGS_PROT_READWRITE : CU_MEM_ACCESS_FLAGS_PROT_NONE;
     }
     return cu->MemPoolSetAccess(pool->driver_pool.handle, map, count);
 }
@@ -432,8 +401,8 @@ mm_pool_change_peers(mm_driver *cu, mm_pool *pool, mm_location_set from, mm_loca
     }
     code = set_access(cu, pool, from ^ to, to);
     if (code != CUDA_SUCCESS) {
-        /* A driver may report an earlier error after it acted. */
-        (void)set_access(cu, pool, from ^ to, from);
+        /* It may have acted and then reported an earlier error. The first failure is reported. */
+        MM_IGNORE(set_access(cu, pool, from ^ to, from));
     }
     mm_scope_leave(&scope);
     return code == CUDA_SUCCESS ? 0 : mm_fail_call(st, "cuMemPoolSetAccess", (int)code);

@@ -96,7 +96,7 @@ static void
 destroy_event(mm_driver *cu, CUevent event)
 {
     if (cu->EventDestroy(event) != CUDA_SUCCESS) {
-        (void)cu->EventDestroy(event);
+        MM_IGNORE(cu->EventDestroy(event)); /* the second attempt */
     }
 }
 

@@ -200,14 +200,10 @@ read_pair(mm_driver *cu, mm_range range, CUmem_range_attribute first, CUmem_rang
     CUmem_range_attribute which[2] = {first, second};
     void *into[2] = {&value[0], &value[1]};
     size_t sizes[2] = {sizeof(int), sizeof(int)};
-    mm_scope scope;
     CUresult code;
 
-    if (mm_scope_enter(&scope, cu, MM_ANY_DEVICE, st) < 0) {
-        return -1;
-    }
-    code = cu->MemRangeGetAttributes(into, sizes, which, 2, range.start, range.size);
-    mm_scope_leave(&scope);
+    MM_CALL_IN(code, mm_scope_enter, MM_ANY_DEVICE, cu, MemRangeGetAttributes, st, into, sizes,
+               which, 2, range.start, range.size);
     if (code != CUDA_SUCCESS) {
         (void)mm_fail_call(st, "cuMemRangeGetAttributes", (int)code);
         return mm_range_diagnose(cu, range, mm_host(), MM_QUERY, st);
@@ -219,14 +215,10 @@ static int
 read_attribute(mm_driver *cu, mm_range range, CUmem_range_attribute which, int *into, size_t count,
                mm_status *st)
 {
-    mm_scope scope;
     CUresult code;
 
-    if (mm_scope_enter(&scope, cu, MM_ANY_DEVICE, st) < 0) {
-        return -1;
-    }
-    code = cu->MemRangeGetAttribute(into, count * sizeof *into, which, range.start, range.size);
-    mm_scope_leave(&scope);
+    MM_CALL_IN(code, mm_scope_enter, MM_ANY_DEVICE, cu, MemRangeGetAttribute, st, into,
+               count * sizeof *into, which, range.start, range.size);
     if (code != CUDA_SUCCESS) {
         (void)mm_fail_call(st, "cuMemRangeGetAttribute", (int)code);
         return mm_range_diagnose(cu, range, mm_host(), MM_QUERY, st);

@@ -9,15 +9,9 @@ static _Atomic(CUstream) stand_in[MM_MAX_DEVICES];
 int
 mm_stream_create(mm_driver *cu, CUstream *stream, mm_status *st)
 {
-    mm_scope scope;
-    CUresult code;
-
-    if (mm_scope_enter_relaxed(&scope, cu, MM_ANY_DEVICE, st) < 0) {
-        return -1;
-    }
-    code = cu->StreamCreate(stream, CU_STREAM_NON_BLOCKING);
-    mm_scope_leave(&scope);
-    return code == CUDA_SUCCESS ? 0 : mm_fail_call(st, "cuStreamCreate", (int)code);
+    MM_TRY_IN(mm_scope_enter_relaxed, MM_ANY_DEVICE, cu, StreamCreate, st, stream,
+              CU_STREAM_NON_BLOCKING);
+    return 0;
 }
 
 mm_stream *
@@ -78,28 +72,16 @@ mm_stream_synchronize(mm_driver *cu, CUstream stream, mm_status *st)
 int
 mm_stream_synchronize_on(mm_driver *cu, CUstream stream, int device, mm_status *st)
 {
-    mm_scope scope;
-    CUresult code;
-
-    if (mm_scope_enter_default_relaxed(&scope, cu, device, st) < 0) {
-        return -1;
-    }
-    code = cu->StreamSynchronize(stream);
-    mm_scope_leave(&scope);
-    return code == CUDA_SUCCESS ? 0 : mm_fail_call(st, "cuStreamSynchronize", (int)code);
+    MM_TRY_IN(mm_scope_enter_default_relaxed, device, cu, StreamSynchronize, st, stream);
+    return 0;
 }
 
 int
 mm_stream_query(mm_driver *cu, CUstream stream, bool *done, mm_status *st)
 {
-    mm_scope scope;
     CUresult code;
 
-    if (mm_scope_enter_relaxed(&scope, cu, MM_ANY_DEVICE, st) < 0) {
-        return -1;
-    }
-    code = cu->StreamQuery(stream);
-    mm_scope_leave(&scope);
+    MM_CALL_IN(code, mm_scope_enter_relaxed, MM_ANY_DEVICE, cu, StreamQuery, st, stream);
     *done = code == CUDA_SUCCESS;
     return *done || code == CUDA_ERROR_NOT_READY ? 0
                                                  : mm_fail_call(st, "cuStreamQuery", (int)code);
@@ -110,15 +92,11 @@ mm_stream_is_capturing(mm_driver *cu, CUstream stream, bool *capturing, mm_statu
 {
     CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
     CUresult code = cu->StreamIsCapturing(stream, &status);
-    mm_scope scope;
 
     /* INVALID_CONTEXT: a thread without a context uses the default stream of device 0. */
     if (code == CUDA_ERROR_INVALID_CONTEXT) {
-        if (mm_scope_enter(&scope, cu, MM_ANY_DEVICE, st) < 0) {
-            return -1;
-        }
-        code = cu->StreamIsCapturing(stream, &status);
-        mm_scope_leave(&scope);
+        MM_CALL_IN(code, mm_scope_enter, MM_ANY_DEVICE, cu, StreamIsCapturing, st, stream,
+                   &status);
     }
     /* IMPLICIT: the legacy stream cannot be used while a blocking stream captures. */
     *capturing = code == CUDA_ERROR_STREAM_CAPTURE_IMPLICIT
@@ -164,7 +142,7 @@ static void
 destroy_event(mm_driver *cu, CUevent event)
 {
     if (cu->EventDestroy(event) != CUDA_SUCCESS) {
-        (void)cu->EventDestroy(event);
+        MM_IGNORE(cu->EventDestroy(event)); /* the second attempt */
     }
 }
 
@@ -290,7 +268,7 @@ mm_batch_stream_get(mm_driver *cu, CUstream asked, mm_batch_stream *out, mm_stat
         return -1;
     }
     if (!atomic_compare_exchange_strong(&stand_in[device], &none, out->stream)) {
-        (void)cu->StreamDestroy(out->stream);
+        MM_IGNORE(cu->StreamDestroy(out->stream)); /* the other one serves as well */
         out->stream = none;
     }
     return 0;
@@ -300,6 +278,6 @@ void
 mm_batch_stream_release(mm_driver *cu, mm_batch_stream *s)
 {
     if (s->temporary) {
-        (void)cu->StreamDestroy(s->stream);
+        MM_IGNORE(cu->StreamDestroy(s->stream)); /* the result of the batch call counts */
     }
 }

@@ -41,6 +41,14 @@
 #define MM_UNLOCK() }
 #endif
 
+/* Rows of a method table. MM_METHOD and MM_CLASS_METHOD take keywords, MM_POSITIONAL_METHOD does not. */
+#define MM_METHOD_ROW(name, function, flags, doc) \
+    {(name), (PyCFunction)(void (*)(void))(function), METH_FASTCALL | (flags), (doc)}
+#define MM_METHOD(name, function, doc) MM_METHOD_ROW(name, function, METH_KEYWORDS, doc)
+#define MM_CLASS_METHOD(name, function, doc) \
+    MM_METHOD_ROW(name, function, METH_KEYWORDS | METH_CLASS, doc)
+#define MM_POSITIONAL_METHOD(name, function, doc) MM_METHOD_ROW(name, function, 0, doc)
+
 /* True if the current thread state is one of each thread, so that any thread may call
  * PyThreadState_Swap. In 3.11 there is one for the process. */
 static inline int

@@ -103,12 +103,14 @@ static PyMethodDef dtype_methods[] = {
 
 /* The module keeps its instances, and they keep their type, which keeps the module. Objects of str
  * itself are not collected, so without a traversal this cycle would outlive its interpreter. */
+/* clang-format off: one slot a line */
 static PyType_Slot dtype_slots[] = {
     {Py_tp_doc, (void *)dtype_doc},     {Py_tp_base, &PyUnicode_Type},
     {Py_tp_traverse, mm_traverse_type}, {Py_tp_new, dtype_new},
     {Py_tp_hash, dtype_hash},           {Py_tp_richcompare, dtype_richcompare},
     {Py_tp_methods, dtype_methods},     {0, NULL},
 };
+/* clang-format on */
 
 static PyType_Spec dtype_spec = {
     .name = "managedmem.DType",

@@ -73,8 +73,9 @@ raise_driver_call(mm_state *state, const mm_status *st)
     PyObject *message, *code;
 
     if (cu != NULL) {
-        (void)cu->GetErrorName((CUresult)st->code, &name);
-        (void)cu->GetErrorString((CUresult)st->code, &text);
+        /* The texts of an unknown code stay NULL. */
+        MM_IGNORE(cu->GetErrorName((CUresult)st->code, &name));
+        MM_IGNORE(cu->GetErrorString((CUresult)st->code, &text));
     }
     name = name ? name : "an unknown error";
     if (st->kind == MM_CAPTURING) {

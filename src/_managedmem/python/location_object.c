@@ -46,15 +46,14 @@ PyObject *
 mm_location_frozenset(mm_state *state, mm_location_set set)
 {
     PyObject *members = PyFrozenSet_New(NULL);
+    CUmemLocation where;
 
-    for (int bit = 0; members != NULL && bit <= MM_HOST_BIT; bit++) {
-        if (set >> bit & 1) {
-            PyObject *member = mm_location_object_new(state, mm_location_from_bit(bit));
-            if (member == NULL || PySet_Add(members, member) < 0) {
-                Py_CLEAR(members);
-            }
-            Py_XDECREF(member);
+    while (members != NULL && mm_next_location(&set, &where)) {
+        PyObject *member = mm_location_object_new(state, where);
+        if (member == NULL || PySet_Add(members, member) < 0) {
+            Py_CLEAR(members);
         }
+        Py_XDECREF(member);
     }
     return members;
 }

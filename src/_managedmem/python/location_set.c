@@ -113,15 +113,14 @@ static PyObject *
 list_members(mm_state *state, mm_location_set set)
 {
     PyObject *list = PyList_New(0);
+    CUmemLocation where;
 
-    for (int bit = 0; list != NULL && bit <= MM_HOST_BIT; bit++) {
-        if (set >> bit & 1) {
-            PyObject *member = mm_location_object_new(state, mm_location_from_bit(bit));
-            if (member == NULL || PyList_Append(list, member) < 0) {
-                Py_CLEAR(list);
-            }
-            Py_XDECREF(member);
+    while (list != NULL && mm_next_location(&set, &where)) {
+        PyObject *member = mm_location_object_new(state, where);
+        if (member == NULL || PyList_Append(list, member) < 0) {
+            Py_CLEAR(list);
         }
+        Py_XDECREF(member);
     }
     return list;
 }
@@ -503,19 +502,18 @@ static PyObject *
 set_pop(PyObject *op, PyObject *Py_UNUSED(none))
 {
     const set_object *s = set_of(op);
-    mm_location_set now;
+    mm_location_set now, rest;
+    CUmemLocation where;
 
     if (read_set(s, &now) < 0) {
         return NULL;
     }
-    if (now == 0) {
+    rest = now;
+    if (!mm_next_location(&rest, &where)) {
         PyErr_SetString(PyExc_KeyError, "pop from an empty set");
         return NULL;
     }
-    if (change_set(s, now, now & (now - 1)) < 0) {
-        return NULL;
-    }
-    return mm_location_object_new(s->state, mm_location_from_bit(__builtin_ctzll(now)));
+    return change_set(s, now, rest) < 0 ? NULL : mm_location_object_new(s->state, where);
 }
 
 static PyObject *
@@ -588,8 +586,6 @@ set_reduce(PyObject *op, PyObject *Py_UNUSED(none))
     return NULL;
 }
 
-#define FAST(function) (PyCFunction)(void (*)(void)) function, METH_FASTCALL
-
 static PyMethodDef set_methods[] = {
     {"add", set_add, METH_O,
      "add($self, location, /)\n--\n\nAdd a member, where it is not there yet."},
@@ -600,12 +596,14 @@ static PyMethodDef set_methods[] = {
     {"pop", set_pop, METH_NOARGS,
      "pop($self, /)\n--\n\nTake a member out and return it; KeyError if there is none."},
     {"clear", set_clear_members, METH_NOARGS, "clear($self, /)\n--\n\nTake all members out."},
-    {"update", FAST(set_update),
-     "update($self, /, *others)\n--\n\nAdd the members of all others."},
-    {"intersection_update", FAST(set_intersection_update),
-     "intersection_update($self, /, *others)\n--\n\nKeep what is in all others too."},
-    {"difference_update", FAST(set_difference_update),
-     "difference_update($self, /, *others)\n--\n\nTake out what is in any of the others."},
+    MM_POSITIONAL_METHOD("update", set_update,
+                         "update($self, /, *others)\n--\n\nAdd the members of all others."),
+    MM_POSITIONAL_METHOD(
+        "intersection_update", set_intersection_update,
+        "intersection_update($self, /, *others)\n--\n\nKeep what is in all others too."),
+    MM_POSITIONAL_METHOD(
+        "difference_update", set_difference_update,
+        "difference_update($self, /, *others)\n--\n\nTake out what is in any of the others."),
     {"symmetric_difference_update", set_symmetric_difference_update, METH_O,
      "symmetric_difference_update($self, other, /)\n--\n\nKeep what is in exactly one of both."},
     {"union", set_union, METH_VARARGS,

@@ -119,16 +119,19 @@ static PyModuleDef_Slot slots_313[] = {
 
 /* One definition for each kind of interpreter, because 3.11 and 3.12 refuse slots they do not know
  * and the same binary runs on all. */
-#define MODULE_DEF(slots)                                               \
-    {PyModuleDef_HEAD_INIT,         .m_name = "managedmem._managedmem", \
-     .m_doc = module_doc,           .m_size = sizeof(mm_state),         \
-     .m_methods = mm_functions,     .m_slots = (slots),                 \
-     .m_traverse = module_traverse, .m_clear = module_clear,            \
-     .m_free = module_free}
-
-static PyModuleDef module_311 = MODULE_DEF(slots_311);
-static PyModuleDef module_312 = MODULE_DEF(slots_312);
-static PyModuleDef module_313 = MODULE_DEF(slots_313);
+/* clang-format off: one member a line */
+#define DEFINE_MODULE(number)                                              \
+    static PyModuleDef module_##number = {                                 \
+        PyModuleDef_HEAD_INIT,         .m_name = "managedmem._managedmem", \
+        .m_doc = module_doc,           .m_size = sizeof(mm_state),         \
+        .m_methods = mm_functions,     .m_slots = slots_##number,          \
+        .m_traverse = module_traverse, .m_clear = module_clear,            \
+        .m_free = module_free,                                             \
+    };
+/* clang-format on */
+DEFINE_MODULE(311)
+DEFINE_MODULE(312)
+DEFINE_MODULE(313)
 
 PyMODINIT_FUNC
 PyInit__managedmem(void)

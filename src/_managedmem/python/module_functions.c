@@ -419,19 +419,17 @@ PyDoc_STRVAR(
     "refuses, RuntimeError when no function is left.");
 
 PyMethodDef mm_functions[] = {
-    {"advise", (PyCFunction)(void (*)(void))advise, METH_FASTCALL | METH_KEYWORDS, advise_doc},
-    {"prefetch", (PyCFunction)(void (*)(void))prefetch, METH_FASTCALL | METH_KEYWORDS,
-     prefetch_doc},
-    {"discard", (PyCFunction)(void (*)(void))discard, METH_FASTCALL | METH_KEYWORDS, discard_doc},
-    {"discard_prefetch", (PyCFunction)(void (*)(void))discard_prefetch,
-     METH_FASTCALL | METH_KEYWORDS, discard_prefetch_doc},
-    {"empty", (PyCFunction)(void (*)(void))empty, METH_FASTCALL | METH_KEYWORDS, empty_doc},
+    MM_METHOD("advise", advise, advise_doc),
+    MM_METHOD("prefetch", prefetch, prefetch_doc),
+    MM_METHOD("discard", discard, discard_doc),
+    MM_METHOD("discard_prefetch", discard_prefetch, discard_prefetch_doc),
+    MM_METHOD("empty", empty, empty_doc),
     {"driver_info", driver_info, METH_NOARGS, driver_info_doc},
     {"_select_driver", select_driver, METH_O, select_driver_doc},
-    {"_register_preset", (PyCFunction)(void (*)(void))mm_register_preset,
-     METH_FASTCALL | METH_KEYWORDS, register_preset_doc},
-    {"_synchronize", (PyCFunction)(void (*)(void))mm_synchronize, METH_FASTCALL,
-     "_synchronize(buffer, stream, to_host, /)\n--\n\n"
-     "Wait for a stream; with to_host, after a prefetch of the buffer to the host."},
+    MM_METHOD("_register_preset", mm_register_preset, register_preset_doc),
+    MM_POSITIONAL_METHOD(
+        "_synchronize", mm_synchronize,
+        "_synchronize(buffer, stream, to_host, /)\n--\n\n"
+        "Wait for a stream; with to_host, after a prefetch of the buffer to the host."),
     {NULL, NULL, 0, NULL},
 };

@@ -514,17 +514,14 @@ PyDoc_STRVAR(
     "with their number, remarks. Moves nothing; raises what the execution would. It holds as long as\n"
     "nobody moves the memory. Driver: cuMemRangeGetAttribute for ranges that may go together.");
 
-#define METHOD(name, function, flags, doc) \
-    {name, (PyCFunction)(void (*)(void))(function), METH_FASTCALL | METH_KEYWORDS | (flags), doc}
-
 static PyMethodDef plan_methods[] = {
-    METHOD("add", mm_plan_add, 0, mm_plan_add_doc),
-    METHOD("execute", plan_execute, 0, plan_execute_doc),
-    METHOD("discard_prefetch", plan_discard_prefetch, 0, plan_discard_prefetch_doc),
-    METHOD("explain", plan_explain, 0, plan_explain_doc),
-    METHOD("fit", mm_plan_fit_targets, METH_CLASS, mm_plan_fit_doc),
-    METHOD("from_module", mm_plan_from_module, METH_CLASS, mm_plan_from_module_doc),
-    METHOD("from_policy", mm_plan_from_policy, METH_CLASS, mm_plan_from_policy_doc),
+    MM_METHOD("add", mm_plan_add, mm_plan_add_doc),
+    MM_METHOD("execute", plan_execute, plan_execute_doc),
+    MM_METHOD("discard_prefetch", plan_discard_prefetch, plan_discard_prefetch_doc),
+    MM_METHOD("explain", plan_explain, plan_explain_doc),
+    MM_CLASS_METHOD("fit", mm_plan_fit_targets, mm_plan_fit_doc),
+    MM_CLASS_METHOD("from_module", mm_plan_from_module, mm_plan_from_module_doc),
+    MM_CLASS_METHOD("from_policy", mm_plan_from_policy, mm_plan_from_policy_doc),
     {"clear", plan_clear, METH_NOARGS, plan_clear_doc},
     {"__copy__", plan_copy, METH_NOARGS,
      "__copy__($self, /)\n--\n\nA new plan with the same entries, over the same targets."},
@@ -541,6 +538,7 @@ static PyMemberDef plan_members[] = {
     {NULL, 0, 0, 0, NULL},
 };
 
+/* clang-format off: one slot a line */
 static PyType_Slot plan_slots[] = {
     {Py_tp_doc, (void *)plan_doc},   {Py_tp_new, mm_plan_tp_new},
     {Py_tp_traverse, plan_traverse}, {Py_tp_clear, plan_tp_clear},
@@ -550,6 +548,7 @@ static PyType_Slot plan_slots[] = {
     {Py_tp_methods, plan_methods},   {Py_tp_getset, plan_getset},
     {Py_tp_members, plan_members},   {0, NULL},
 };
+/* clang-format on */
 
 static PyType_Spec plan_spec = {
     .name = "managedmem.PrefetchPlan",

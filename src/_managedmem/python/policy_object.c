@@ -178,14 +178,12 @@ static PyObject *
 members_text(mm_location_set set)
 {
     PyObject *list = PyList_New(0);
+    char name[MM_LOCATION_TEXT];
     int rc = list ? 0 : -1;
+    CUmemLocation where;
 
-    for (int bit = 0; rc == 0 && bit <= MM_HOST_BIT; bit++) {
-        char name[MM_LOCATION_TEXT];
-        if (set >> bit & 1) {
-            rc = append_text(
-                list, PyUnicode_FromString(mm_location_text(mm_location_from_bit(bit), name)));
-        }
+    while (rc == 0 && mm_next_location(&set, &where)) {
+        rc = append_text(list, PyUnicode_FromString(mm_location_text(where, name)));
     }
     return join(list, rc);
 }
@@ -249,8 +247,10 @@ policy_advice(PyObject *op, PyObject *Py_UNUSED(none))
 {
     mm_state *state = mm_type_state(Py_TYPE(op));
     const mm_policy *p = policy_of(op);
+    mm_location_set accessed_by = p->accessed_by;
     PyObject *list = PyList_New(0);
     int rc = list ? 0 : -1;
+    CUmemLocation where;
 
     if (rc == 0 && is_set(p->preferred)) {
         rc = add_advice(state, list, CU_MEM_ADVISE_SET_PREFERRED_LOCATION, p->preferred);
@@ -258,10 +258,8 @@ policy_advice(PyObject *op, PyObject *Py_UNUSED(none))
     if (rc == 0 && p->read_mostly) {
         rc = add_advice(state, list, CU_MEM_ADVISE_SET_READ_MOSTLY, mm_host());
     }
-    for (int bit = 0; rc == 0 && bit <= MM_HOST_BIT; bit++) {
-        if (p->accessed_by >> bit & 1) {
-            rc = add_advice(state, list, CU_MEM_ADVISE_SET_ACCESSED_BY, mm_location_from_bit(bit));
-        }
+    while (rc == 0 && mm_next_location(&accessed_by, &where)) {
+        rc = add_advice(state, list, CU_MEM_ADVISE_SET_ACCESSED_BY, where);
     }
     if (rc < 0) {
         Py_CLEAR(list);
@@ -427,8 +425,7 @@ static PyMethodDef policy_methods[] = {
     {"read_duplicated", policy_read_duplicated, METH_NOARGS | METH_CLASS,
      policy_read_duplicated_doc},
     {"prefer", policy_prefer, METH_O | METH_CLASS, policy_prefer_doc},
-    {"shared", (PyCFunction)(void (*)(void))policy_shared,
-     METH_FASTCALL | METH_KEYWORDS | METH_CLASS, policy_shared_doc},
+    MM_CLASS_METHOD("shared", policy_shared, policy_shared_doc),
     {"of", policy_from_memory, METH_O | METH_CLASS, policy_of_doc},
     {"advice", policy_advice, METH_NOARGS, policy_advice_doc},
     {"apply", policy_apply, METH_O, policy_apply_doc},

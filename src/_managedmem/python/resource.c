@@ -63,9 +63,7 @@ mm_resource_dealloc(PyObject *op)
     PyObject_GC_UnTrack(op);
     PyObject_ClearWeakRefs(op);
     Py_BEGIN_ALLOW_THREADS
-    if (close_resource(mm_resource_of(op), &ignored) < 0) {
-        /* Nobody to tell; at interpreter exit the driver may be gone already. */
-    }
+    MM_IGNORE(close_resource(mm_resource_of(op), &ignored)); /* a deallocation cannot raise */
     Py_END_ALLOW_THREADS
     mm_free_object(op);
 }
@@ -431,14 +429,12 @@ PyDoc_STRVAR(
     "Driver: cuMemPoolDestroy.");
 
 PyMethodDef mm_resource_methods[] = {
-    {"allocate", (PyCFunction)(void (*)(void))resource_allocate, METH_FASTCALL | METH_KEYWORDS,
-     allocate_doc},
-    {"deallocate", (PyCFunction)(void (*)(void))resource_deallocate, METH_FASTCALL | METH_KEYWORDS,
-     deallocate_doc},
-    {"trim", (PyCFunction)(void (*)(void))resource_trim, METH_FASTCALL | METH_KEYWORDS, trim_doc},
+    MM_METHOD("allocate", resource_allocate, allocate_doc),
+    MM_METHOD("deallocate", resource_deallocate, deallocate_doc),
+    MM_METHOD("trim", resource_trim, trim_doc),
     {"close", resource_close, METH_NOARGS, close_doc},
     {"__enter__", resource_enter, METH_NOARGS, "__enter__($self, /)\n--\n\nThe resource itself."},
-    {"__exit__", (PyCFunction)(void (*)(void))resource_exit, METH_FASTCALL,
-     "__exit__($self, /, *exception)\n--\n\nClose the resource."},
+    MM_POSITIONAL_METHOD("__exit__", resource_exit,
+                         "__exit__($self, /, *exception)\n--\n\nClose the resource."),
     {NULL, NULL, 0, NULL},
 };

@@ -90,7 +90,7 @@ mm_resource_get_attributes(PyObject *op, void *Py_UNUSED(closure))
 {
     mm_pool *pool;
     PyObject *self;
-    mm_status st;
+    mm_status ignored;
 
     if (mm_resource_check_pooled(op) < 0 || mm_resource_begin(op) == NULL) {
         return NULL;
@@ -101,8 +101,8 @@ mm_resource_get_attributes(PyObject *op, void *Py_UNUSED(closure))
     self = mm_alloc_object(mm_type_state(Py_TYPE(op))->attributes_type);
     if (self != NULL) {
         ((attributes_object *)self)->pool = pool;
-    } else if (mm_pool_release(pool, &st) < 0) {
-        /* An exception is set already. */
+    } else {
+        MM_IGNORE(mm_pool_release(pool, &ignored)); /* an exception is set already */
     }
     return self;
 }
@@ -117,9 +117,7 @@ attributes_dealloc(PyObject *op)
 
     PyObject_GC_UnTrack(op);
     Py_BEGIN_ALLOW_THREADS
-    if (mm_pool_release(pool_of(op), &ignored) < 0) {
-        /* Deallocation cannot raise; at interpreter exit the driver may be gone. */
-    }
+    MM_IGNORE(mm_pool_release(pool_of(op), &ignored)); /* a deallocation cannot raise */
     Py_END_ALLOW_THREADS
     mm_free_object(op);
 }
@@ -171,11 +169,13 @@ static PyGetSetDef attributes_getset[] = {
     {NULL, NULL, NULL, NULL, NULL},
 };
 
+/* clang-format off: one slot a line */
 static PyType_Slot attributes_slots[] = {
     {Py_tp_doc, (void *)attributes_doc}, {Py_tp_traverse, mm_traverse_type},
     {Py_tp_dealloc, attributes_dealloc}, {Py_tp_repr, attributes_repr},
     {Py_tp_getset, attributes_getset},   {0, NULL},
 };
+/* clang-format on */
 
 static PyType_Spec attributes_spec = {
     .name = "managedmem.PoolAttributes",

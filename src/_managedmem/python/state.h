@@ -49,14 +49,20 @@ typedef struct {
 static inline mm_state *
 mm_module_state(PyObject *module)
 {
-    return (mm_state *)PyModule_GetState(module);
+    mm_state *state = (mm_state *)PyModule_GetState(module);
+
+    assert(state != NULL);
+    return state;
 }
 
 /* For the final types; a ManagedBuffer can be subclassed and carries its state. */
 static inline mm_state *
 mm_type_state(PyTypeObject *type)
 {
-    return (mm_state *)PyType_GetModuleState(type);
+    mm_state *state = (mm_state *)PyType_GetModuleState(type);
+
+    assert(state != NULL);
+    return state;
 }
 
 /* A new object of a heap type, all zero. */

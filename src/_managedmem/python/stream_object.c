@@ -215,8 +215,8 @@ mm_stream_duplicate(mm_state *state, mm_stream *shared)
     PyObject *self = new_stream(state->stream_type, shared->handle, shared);
     mm_status ignored;
 
-    if (self == NULL && mm_stream_release(shared, &ignored) < 0) {
-        /* An exception is set already. */
+    if (self == NULL) {
+        MM_IGNORE(mm_stream_release(shared, &ignored)); /* an exception is set already */
     }
     return self;
 }
@@ -246,7 +246,7 @@ stream_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     self = shared ? new_stream(type, handle, shared) : PyErr_NoMemory();
     if (self == NULL) {
         free(shared);
-        (void)cu->StreamDestroy(handle);
+        MM_IGNORE(cu->StreamDestroy(handle)); /* an exception is set already */
     }
     return self;
 }
@@ -282,9 +282,7 @@ stream_dealloc(PyObject *op)
     PyObject_GC_UnTrack(op);
     PyObject_ClearWeakRefs(op);
     Py_BEGIN_ALLOW_THREADS
-    if (close_stream(stream_of(op), &ignored) < 0) {
-        /* Nobody to tell; at interpreter exit the driver may be gone already. */
-    }
+    MM_IGNORE(close_stream(stream_of(op), &ignored)); /* a deallocation cannot raise */
     Py_END_ALLOW_THREADS
     mm_free_object(op);
 }
@@ -481,8 +479,8 @@ static PyMethodDef stream_methods[] = {
     {"__cuda_stream__", stream_cuda_stream, METH_NOARGS,
      "__cuda_stream__($self, /)\n--\n\nThe stream protocol: (0, handle)."},
     {"__enter__", stream_enter, METH_NOARGS, "__enter__($self, /)\n--\n\nThe stream itself."},
-    {"__exit__", (PyCFunction)(void (*)(void))stream_exit, METH_FASTCALL,
-     "__exit__($self, /, *exception)\n--\n\nClose the stream."},
+    MM_POSITIONAL_METHOD("__exit__", stream_exit,
+                         "__exit__($self, /, *exception)\n--\n\nClose the stream."),
     {NULL, NULL, 0, NULL},
 };
 
