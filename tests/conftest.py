@@ -12,7 +12,6 @@ import time
 import zlib
 
 os.environ.setdefault("MANAGEDMEM_DRIVER", "emulator")
-sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
 import pytest
 
@@ -69,9 +68,13 @@ def pytest_addoption(parser):
 
 
 def schedule_of(item):
-    """The schedule of a test: half of the tests have each, and a test always has the same."""
+    """The schedule of a test: half of the tests have each, and a test always has the same.
+
+    It depends on the names of the file and of the test, not on the file's folder.
+    """
     forced = item.config.getoption("schedule")
-    return forced or SCHEDULES[zlib.crc32(item.nodeid.encode()) % len(SCHEDULES)]
+    name = "::".join([f"tests/{item.path.name}", *item.nodeid.split("::")[1:]])
+    return forced or SCHEDULES[zlib.crc32(name.encode()) % len(SCHEDULES)]
 
 
 def pytest_collection_modifyitems(items):

@@ -14,9 +14,8 @@ def machine():
     """The machine as the benchmarks describe it, with its number of devices."""
     os.environ["MANAGEDMEM_DRIVER"] = "cuda"
     sys.path.insert(0, str(ROOT))
-    from benchmarks import report
-
     import managedmem
+    from benchmarks import report
 
     return {**report.machine(), "devices": managedmem.Device.count(), "kernel": platform.release()}
 

@@ -31,15 +31,15 @@ ENVIRONMENT = {**os.environ, "MANAGEDMEM_DRIVER": "cuda", "PYTHONUNBUFFERED": "1
 NO_TESTS_RAN = 5  # pytest's status where a file skips as a whole
 SANITIZER = ["compute-sanitizer", "--tool=memcheck", "--report-api-errors=no", "--error-exitcode=9"]
 SANITIZED = [
-    "test_capture",
-    "test_copies",
-    "test_copy_fill",
-    "test_cupy",
-    "test_host_functions",
-    "test_numba",
-    "test_plan",
-    "test_streams",
-    "test_torch_moving",
+    "core/test_capture",
+    "core/test_copy_contents",
+    "core/test_copy_kinds",
+    "core/test_plan",
+    "core/test_streams",
+    "interop/test_cupy",
+    "interop/test_numba",
+    "interop/test_torch_moving",
+    "robustness/test_host_functions",
 ]
 PLANTED_FAULT = """
 import cupy

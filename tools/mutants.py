@@ -2,7 +2,7 @@
 
     python tools/mutants.py                     every mutant against the test that kills it
     python tools/mutants.py NAME ...            only these
-    python tools/mutants.py --survey tests/test_x.py ... [--only NAME ...]
+    python tools/mutants.py --survey tests/core/test_x.py ... [--only NAME ...]
                                                 mutants against files of tests, to find killers
 
 tests/mutants.toml has the changes. Each is made in a copy of the tree: its one file is compiled and

@@ -1,4 +1,4 @@
-/* Makes allocations fail, for tests/allocations.py: those of the extension (its entries of malloc,
+/* Makes allocations fail, for tests/support/allocations.py: the extension's (its entries of malloc,
  * calloc, realloc and free are replaced) and those of CPython (hooks around its allocators). Counts the
  * blocks that live. Loaded into a running Python; knows nothing of Python's headers. */
 #include <dlfcn.h>

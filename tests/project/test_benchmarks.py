@@ -1,0 +1,383 @@
+"""The measuring code of benchmarks/ works: with tiny counts, on whatever driver is in use.
+
+No time is asserted: on the emulated driver they mean nothing, and on a busy machine little.
+"""
+
+import json
+import os
+import shutil
+import sys
+import sysconfig
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import managedmem
+from benchmarks import __main__ as command
+from benchmarks import (
+    advice,
+    bare,
+    batches,
+    deferring,
+    footprint,
+    instructions,
+    jobs,
+    many,
+    overhead,
+)
+from benchmarks import pipeline as pipelines
+from benchmarks.measure import (
+    BUDGET,
+    KIB,
+    MIB,
+    PEERS,
+    Result,
+    Row,
+    elapsed,
+    need_room,
+    side_by_side,
+)
+from benchmarks.report import BEGIN, END, Report, cell, machine, section, table
+from managedmem import Device
+
+
+@pytest.fixture(scope="module")
+def bare_calls():
+    """The bare calls, which have to be compiled, and need a context."""
+    if not shutil.which(os.environ.get("CC", "cc")):
+        pytest.skip("no C compiler")
+    if not bare.include_folder() or not Path(sysconfig.get_path("include"), "Python.h").exists():
+        pytest.skip("no headers of CUDA or of Python")
+    Device(0).set_current()
+
+
+def needs_discard():
+    if managedmem.driver_info()["version"] < 13000:
+        pytest.skip("the driver has no discard")
+
+
+def whole(rows, *names):
+    """Every row has a median for each of these."""
+    assert rows
+    for row in rows:
+        assert set(names) <= set(row.results), row
+        assert all(result.count >= 1 for result in row.results.values())
+        assert set(row.failed) <= {*PEERS, "torch"}
+    return rows
+
+
+class TestGroups:
+    def test_overhead(self, bare_calls):
+        rows = whole(overhead.measure(count=5, repetitions=3), "ours")
+        assert len({row.operation for row in rows}) == len(overhead.OPERATIONS)
+        with_loop = [op for op in overhead.OPERATIONS if op.loop]
+        assert sum("bare C" in row.results for row in rows) == len(with_loop)
+        assert all(row.results["bare C"].median > 0 for row in rows if "bare C" in row.results)
+
+    def test_batches(self, bare_calls):
+        needs_discard()
+        rows = whole(batches.measure(2, (4 * KIB,), (1, 3)), "loop", "batch", "ours")
+        # One range, three adjacent, three apart; and those between, adjacent and apart.
+        assert len(rows) == 5 * len(batches.MOVES)
+        assert sum("32 x 2048 KiB" in row.operation for row in rows) == 2 * len(batches.MOVES)
+        assert [("one call" in row.results) for row in rows] == [
+            "adjacent" in row.operation for row in rows
+        ]
+        assert all(("plan" in r.results) != r.operation.startswith("discard ") for r in rows)
+        assert f"of {len(rows)} cells" in batches.summary(rows)
+
+    @pytest.mark.parametrize(
+        ("ours", "spread", "verdict"),
+        [
+            (104, 0.0, batches.WITHIN),
+            (106, 0.0, batches.ABOVE),
+            (120, 0.05, batches.ABOVE),
+            (120, 0.1, batches.NOT_TOLD_APART),
+        ],
+    )
+    def test_batches_judge_by_how_much_times_vary(self, ours, spread, verdict):
+        forms = {"loop": Result(100.0, spread), "batch": Result(500.0)}
+        row = Row("prefetch", {**forms, "ours": Result(float(ours), spread)}, "us")
+        assert batches.verdict(row, "ours") == verdict
+        assert (verdict in batches.judged(row).note) == (verdict != batches.WITHIN)
+        assert f"{int(verdict == batches.WITHIN)} of 1 cells" in batches.summary([row])
+
+    def test_many(self, bare_calls):
+        needs_discard()
+        rows = whole(many.measure(2, (20,)), "ours")
+        prefetches = [row for row in rows if row.operation.startswith("prefetch device")]
+        assert [row.operation.split()[-1] for row in prefetches] == ["neighbours", "apart"]
+        assert all({"bare C", "plan"} <= set(row.results) for row in prefetches)
+        assert any("set_preferred_location" in row.operation for row in rows)
+
+    def test_batches_stay_within_the_budget(self):
+        assert batches.LARGEST <= BUDGET
+        with managedmem.Stream() as stream:
+            for layout in batches.layouts(stream, (8 * MIB,), (64, 2)):
+                assert layout.whole.nbytes <= batches.LARGEST
+                assert len(layout.ranges) == 2
+
+    def test_deferring(self):
+        rows = whole(deferring.measure(2, (64 * KIB,), MIB), "plain, call", "auto, busy")
+        assert [row.operation.split()[-1] for row in rows] == ["device", "host"]
+
+    def test_advice(self):
+        rows = whole(advice.measure(2, (MIB,)), "set", "set again", "unset")
+        assert len({row.operation for row in rows}) == len(rows) == 8
+
+    def test_pipeline(self):
+        rows = whole(pipelines.measure(2, (64 * KIB,), 3), "ours, deferred", "ours, plain")
+        assert [row.operation.split(", ")[1] for row in rows] == ["loop", "thread in the calls"]
+
+    def test_pipeline_holds_the_thread_for_a_part_of_the_loop(self):
+        with managedmem.empty(64 * KIB) as buf, managedmem.Stream() as stream:
+            loop = pipelines.Pipeline([buf], [stream])
+            sink = memoryview(bytearray(b"\1" * buf.nbytes))
+            whole = elapsed(lambda: loop.run(loop.ours(False), bytes([7]) * buf.nbytes, sink))
+            assert 0 < loop.held < whole
+            assert sink == bytes(buf.nbytes)  # what the device filled it with
+
+    def test_footprint(self):
+        rows = whole(footprint.measure(1, objects=2000), "ours")
+        assert {row.unit for row in rows} == {"ms", "kB", "bytes"}
+
+    def test_jobs(self):
+        rows = jobs.measure(repetitions=2)
+        if not rows:
+            pytest.skip("needs torch and a GPU")
+        whole(rows, "page faults", "pinned copy")
+
+    def test_every_group_is_within_the_budget(self):
+        for group in command.GROUPS.values():
+            assert 0 < group.need <= BUDGET
+
+    def test_room_is_asked_for(self):
+        need_room(0)
+        with pytest.raises(ValueError, match="above the limit"):
+            need_room(BUDGET + 1)
+
+
+class TestBareCalls:
+    def test_call_gives_nanoseconds_and_passes_arguments(self, bare_calls):
+        seen = []
+
+        def function(*args, **named):
+            seen.append((args, named))
+
+        with managedmem.Stream() as stream:
+            assert bare.call_nanoseconds(stream.handle, function, 1, "b", defer=False) > 0
+        assert seen == [((1, "b"), {"defer": False})]
+
+    def test_what_is_raised_comes_through(self, bare_calls):
+        with managedmem.Stream() as stream, pytest.raises(ZeroDivisionError):
+            bare.call_nanoseconds(stream.handle, lambda: 1 / 0)
+
+    def test_too_many_arguments(self, bare_calls):
+        with managedmem.Stream() as stream, pytest.raises(ValueError, match="too many"):
+            bare.call_nanoseconds(stream.handle, print, *range(9))
+
+    def test_error_of_the_driver(self, bare_calls, buf):
+        target = bare.Target(buf.handle, 0, 0, 0)
+        with pytest.raises(RuntimeError, match="CUDA error"):
+            bare.nanoseconds("read_mostly", target, 1)
+
+
+class TestSideBySide:
+    def test_failing_peer_is_left_out_and_named(self):
+        def fails(count):
+            raise OSError("not today\nsecond line")
+
+        contenders = {"ours": lambda n: 7.0, "CuPy": fails}
+        row = side_by_side("op", contenders, count=1, repetitions=2)
+        assert set(row.results) == {"ours"}
+        assert row.failed == {"CuPy": "OSError: not today"}
+        text = section(command.Group("Title", "About.", list), [row])
+        assert "CuPy cannot: OSError: not today (op)" in text
+
+    def test_ours_must_not_fail(self):
+        def fails(count):
+            raise OSError
+
+        with pytest.raises(OSError):
+            side_by_side("op", {"ours": fails}, count=1, repetitions=2)
+
+    def test_median_and_spread(self):
+        found = Result.of([1.0, 2.0, 3.0, 4.0, 100.0])
+        assert (found.median, found.count) == (3.0, 5)
+        assert found.spread > 0
+        assert Result.of([5.0]) == Result(5.0, 0.0, 1)
+
+
+ROWS = [
+    Row("first", {"bare C": Result(50.0, 0.1, 9), "ours": Result(80.0), "CuPy": Result(160.0)}),
+    Row("second", {"ours": Result(2.5e3)}, unit="us", note="a note", failed={"CuPy": "why"}),
+]
+
+
+class TestReport:
+    def test_json_round_trip(self, tmp_path):
+        path = tmp_path / "results.json"
+        report = Report(machine(), {"overhead": ROWS})
+        report.write(path)
+        assert Report.read(path) == report
+        assert json.loads(path.read_text())["machine"]["gpu"] == Device(0).name
+
+    def test_later_files_replace_groups(self, tmp_path):
+        for name, groups in (("a", {"x": ROWS, "y": ROWS}), ("b", {"y": ROWS[:1]})):
+            Report({"gpu": name}, groups).write(tmp_path / name)
+        found = Report.read(tmp_path / "a", tmp_path / "b")
+        assert found == Report({"gpu": "b"}, {"x": ROWS, "y": ROWS[:1]})
+
+    def test_table(self):
+        lines = table(ROWS).splitlines()
+        head = "| operation | bare C | ours | CuPy | ours - bare | best peer / ours | unit | note |"
+        assert lines[0] == head
+        assert lines[2] == "| first | 50 ±10% | 80 | 160 | 30 | 2.0 | ns |  |"
+        assert lines[3] == "| second | - | 2.5 | - | - | - | us | a note |"
+
+    def test_units(self):
+        assert cell(Result(1234567.0), "us") == "1,235"
+        assert cell(Result(1234567.0), "ms") == "1.2"
+        assert cell(Result(2048.0), "kB") == "2"
+        assert cell(None, "ns") == "-"
+
+
+def counts(*values):
+    """A report of instructions, one operation for each value."""
+    rows = [Row(f"op{i}", {"ours": Result(v)}, "instructions") for i, v in enumerate(values)]
+    return Report({"date": "2026-01-01"}, {"instructions": rows})
+
+
+class TestInstructions:
+    def test_growth_is_caught(self, capsys):
+        assert instructions.compare(counts(1000, 500), counts(1000, 551)) == 1
+        assert "551  op1  GREW" in capsys.readouterr().out
+
+    @pytest.mark.parametrize(
+        ("before", "after"),
+        [(1000, 1000), (1000, 10), (100, 149), (100, 150), (2000, 2100), (10_000, 10_500)],
+    )
+    def test_less_than_both_bounds_is_no_growth(self, before, after):
+        assert instructions.compare(counts(before), counts(after)) == 0
+
+    def test_operations_of_one_side_only(self, capsys):
+        assert instructions.compare(counts(1), counts(1, 10_000)) == 0
+        assert "op1 (not in both)" in capsys.readouterr().out
+        nothing = replace(counts(1), groups={"instructions": [Row("op0", {}, note="missing")]})
+        assert instructions.compare(counts(1), nothing) == 0
+
+    def test_emulated_driver_is_left_out(self):
+        emulator = "/somewhere/" + instructions.EMULATOR
+        lines = [
+            "events: Ir",
+            "ob=/lib/_managedmem.abi3.so",
+            "fn=mm_prefetch",
+            "10 100",
+            f"cob={emulator}",
+            "cfn=cuMemPrefetchAsync_v2",
+            "calls=2 20",
+            "11 700",  # with what malloc took below it
+            "cfn=mm_other",
+            "calls=1 5",
+            "12 40",
+            "fn=mm_other",
+            "5 40",
+            f"ob={emulator}",
+            "fn=cuMemPrefetchAsync_v2",
+            "20 300",
+            "cfn=helper",
+            "calls=1 30",
+            "21 150",
+            "cob=/lib/libc.so.6",
+            "cfn=malloc",
+            "calls=1 7",
+            "22 250",
+            "fn=helper",
+            "30 150",
+            "ob=/lib/libc.so.6",
+            "fn=malloc",
+            "7 250",
+            "totals: 840",
+        ]
+        assert instructions.without_emulator(iter(lines)) == 140
+
+    def test_statements_all_run(self):
+        with managedmem.Stream() as stream:
+            for code, size in instructions.statements().values():
+                names = overhead.own_names(size, stream)
+                with names["buf"]:
+                    exec(code, names)
+
+
+class TestCommand:
+    def test_read_prints_and_compares(self, tmp_path, capsys):
+        for name, value in (("before", 100), ("after", 900)):
+            counts(value).write(tmp_path / name)
+        report = Report(machine(), counts(900).groups)
+        report.write(tmp_path / "after")
+        arguments = ["--read", str(tmp_path / "after"), "--against", str(tmp_path / "before")]
+        assert command.main(arguments) == 1
+        text = capsys.readouterr().out
+        assert Device(0).name in text
+        assert "| op0 | 900 | instructions |  |" in text
+
+    def test_tables_are_put_into_a_page(self, tmp_path):
+        page, results = tmp_path / "page.md", tmp_path / "results.json"
+        Report(machine(), {"overhead": ROWS}).write(results)
+        page.write_text(f"Before.\n{BEGIN}\nold\n{END}\nAfter.\n")
+        for _ in range(2):
+            assert command.main(["--read", str(results), "--into", str(page)]) == 0
+            text = page.read_text()
+            assert text.startswith(f"Before.\n{BEGIN}\n\n")
+            assert text.endswith(f"\n{END}\nAfter.\n")
+            assert text.count("| first | 50 ±10% |") == 1
+            assert "old" not in text
+        page.write_text(f"{END}{BEGIN}")
+        with pytest.raises(SystemExit, match="lacks the lines"):
+            command.main(["--read", str(results), "--into", str(page)])
+
+    def test_tables_are_put_into_a_new_page(self, tmp_path):
+        page, results = tmp_path / "page.md", tmp_path / "results.json"
+        report = Report(machine(), {"overhead": ROWS})
+        report.write(results)
+        assert command.main(["--read", str(results), "--into", str(page)]) == 0
+        text = page.read_text()
+        assert text.startswith(f"# {report.machine['gpu']}, {report.machine['date']}\n\n{BEGIN}\n")
+        assert text.count("| first | 50 ±10% |") == 1
+
+    @pytest.mark.parametrize("arguments", [["nothing"], ["--against", "x.json"]])
+    def test_wrong_arguments(self, arguments, capsys):
+        with pytest.raises(SystemExit) as end:
+            command.main(arguments)
+        assert end.value.code == 2
+
+    @pytest.mark.emulator_only
+    def test_times_of_the_emulated_driver_are_refused(self):
+        with pytest.raises(SystemExit, match="mean nothing"):
+            command.main(["overhead"])
+
+    def test_plot(self, tmp_path):
+        pytest.importorskip("matplotlib")
+        bars = [Row("a job", {"page faults": Result(9e6, 0.1), "prefetch": Result(3e6)}, "us")]
+        lines = [
+            Row(f"prefetch {64 << i} KiB to the {where}", dict.fromkeys(LINES, Result(9e3)), "us")
+            for where in ("device", "host")
+            for i in (1, 0)
+        ]
+        report = Report(machine(), {"deferring": lines, "jobs": bars})
+        report.write(tmp_path / "results.json")
+        picture = tmp_path / "picture.svg"
+        arguments = ["--read", str(tmp_path / "results.json"), "--plot", str(picture)]
+        assert command.main(arguments) == 0
+        assert "<svg" in picture.read_text()
+
+    def test_plot_without_matplotlib(self, tmp_path, monkeypatch):
+        monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+        Report(machine(), {"jobs": ROWS}).write(tmp_path / "results.json")
+        arguments = ["--read", str(tmp_path / "results.json"), "--plot", str(tmp_path / "x.svg")]
+        with pytest.raises(SystemExit, match="needs matplotlib"):
+            command.main(arguments)
+
+
+LINES = ("plain, call", "plain, end", "auto, call", "auto, end")

@@ -1,0 +1,145 @@
+"""Runs the Python blocks of the pages in docs/, each page by itself, as support/documents.py says.
+
+A block that is not run must be marked and must name its requirements; such blocks are counted.
+"""
+
+import re
+
+import pytest
+
+import documents
+import managedmem
+from helpers import run_python
+
+PAGES = [page for page in documents.PAGES if page.parent != documents.ROOT]
+WITH_PYTHON = [page for page in PAGES if documents.python_blocks(page)]
+# What these show needs a GPU and other libraries on it.
+NOT_RUN = {"README.md": 1, "allocators.rst": 3, "torch.rst": 2}
+FORMS = {
+    "directive": (".rst", ".. code-block:: python\n\n   {}\n"),
+    "directive with options": (".rst", ".. code-block:: python\n   :emphasize-lines: 1\n\n   {}\n"),
+    "directive in a list": (".rst", "- item\n\n  .. code-block:: python\n\n     {}\n"),
+    "directive without a language": (".rst", ".. code::\n\n    {}\n"),
+    "literal": (".rst", "Like this::\n\n    {}\n"),
+    "literal alone": (".rst", "Text.\n\n::\n\n  {}\n\nText.\n"),
+    "literal in a note": (
+        ".rst",
+        ".. note:: Like this::\n\n      {}\n\n   Like this::\n\n      {}\n",
+    ),
+    "prompt": (".rst", "Text\n\n>>> {}\n\nText.\n"),
+    "prompt in a directive": (".rst", ".. code-block:: python\n\n   >>> {}\n"),
+    "fence": (".md", "```python\n{}\n```\n"),
+    "fence in a list": (".md", "- item\n\n  ~~~ python\n  {}\n  ~~~\n"),
+    "prompt in a fence": (".md", "```python\n>>> {}\n```\n"),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_block_is_run_in_every_form(tmp_path, form):
+    suffix, text = FORMS[form]
+    page = tmp_path / f"page{suffix}"
+    page.write_text(text.replace("{}", "seen = 1"))
+    documents.run(page)
+    page.write_text(text.replace("{}", "raise ZeroDivisionError"))
+    with pytest.raises(ZeroDivisionError):
+        documents.run(page)
+
+
+def test_results_behind_prompts_are_compared(tmp_path):
+    page = tmp_path / "page.rst"
+    page.write_text(">>> n = 2\n>>> n + 1\n3\n")
+    documents.run(page)
+    page.write_text(">>> 1 + 1\n3\n")
+    with pytest.raises(documents.doctest.DocTestFailure):
+        documents.run(page)
+
+
+@pytest.mark.parametrize("page", documents.PAGES, ids=lambda page: page.name)
+def test_every_block_is_seen_and_marked(page):
+    """A line that looks like the start of a block, but is in no block, would never be run."""
+    found = documents.blocks(page)
+    lines = page.read_text(encoding="utf-8").split("\n")
+    for block in found:
+        for number in range(block.line, block.line + block.code.count("\n")):
+            lines[number] = ""
+    outside = "\n".join(lines)
+    assert {block.language for block in found} <= documents.LANGUAGES
+    assert {block.mark for block in found} <= documents.MARKS
+    assert not any(block.mark for block in found if block.has_prompts), "prompts cannot be marked"
+    assert "doctest: +SKIP" not in "".join(block.code for block in found)
+    assert ">>>" not in outside
+    if page.suffix == ".md":
+        assert outside.count("```") + outside.count("~~~") == 2 * len(found)
+        assert not re.search(r"^\n {4,}\S|^\n\t", outside, re.MULTILINE), "indented code"
+        return
+    begun = re.findall(r"^ *\.\. (?:code|code-block|sourcecode)::", outside, re.MULTILINE)
+    begun += re.findall(r"^(?! *\.\. (?!note)).*::$", outside, re.MULTILINE)
+    assert len(begun) == len([block for block in found if not block.has_prompts])
+    assert not re.search(r"^ *\.\. (highlight|testcode|doctest|ipython|parsed-lit)", outside, re.M)
+
+
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if page.suffix == ".rst"], ids=lambda page: page.name
+)
+def test_docutils_sees_the_same_blocks(page):
+    core = pytest.importorskip("docutils.core", reason="needs docutils")
+    from docutils import nodes
+
+    tree = core.publish_doctree(
+        page.read_text(encoding="utf-8"),
+        settings_overrides={"report_level": 5, "halt_level": 6, "syntax_highlight": "none"},
+    )
+    shown = [
+        node.astext().strip()
+        for kind in (nodes.literal_block, nodes.doctest_block)
+        for node in tree.findall(kind)
+        if not isinstance(node.parent, nodes.system_message)  # of a directive that Sphinx adds
+    ]
+    assert sorted(shown) == sorted(block.code.strip() for block in documents.blocks(page))
+
+
+@pytest.mark.parametrize("page", WITH_PYTHON, ids=lambda page: page.stem)
+def test_a_page_runs_from_top_to_bottom(page):
+    info = managedmem.driver_info()
+    if info["version"] < 13000 or not managedmem.Device(0).concurrent_managed_access:
+        pytest.skip("the pages show what needs CUDA 13.0 and concurrent access")
+    documents.run(page)
+
+
+def test_blocks_that_are_not_run_are_counted_compile_and_say_why():
+    found = {page: documents.python_blocks(page, "notest") for page in documents.PAGES}
+    assert {page.name: len(blocks) for page, blocks in found.items() if blocks} == NOT_RUN
+    for page, blocks in found.items():
+        for block in blocks:
+            documents.compiled(page, block)
+            assert block.code.startswith("# Needs "), f"{page}, line {block.line}"
+
+
+@pytest.mark.parametrize(
+    ("page", "block"),
+    [
+        pytest.param(page, block, id=f"{page.stem}-{block.line}")
+        for page in PAGES
+        for block in documents.python_blocks(page, "process")
+    ],
+)
+def test_a_block_that_chooses_its_driver_runs_by_itself(page, block):
+    documents.run_alone(block)
+
+
+@pytest.mark.parametrize("module", ["managedmem", "managedmem.emulator"])
+def test_examples_in_docstrings_of_modules_run(module):
+    run_python(
+        f"""
+        import doctest, importlib, sys
+        import managedmem
+        managedmem.emulator.enable()
+        module = importlib.import_module("{module}")
+        example = doctest.DocTestParser().get_doctest(
+            module.__doc__.replace("# doctest: +SKIP", ""), {{}}, "{module}", None, 0
+        )
+        assert example.examples
+        sys.exit(doctest.DocTestRunner().run(example).failed)
+        """,
+        driver=None,
+    )

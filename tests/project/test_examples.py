@@ -1,0 +1,221 @@
+"""Every script and notebook in examples/ runs from start to end.
+
+On the driver that the environment names; what needs a library that is missing is skipped.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import managedmem
+from paths import ROOT
+
+pytestmark = pytest.mark.timeout(300)  # they train small networks, and some start Jupyter
+EXAMPLES = ROOT / "examples"
+SCRIPTS = sorted(EXAMPLES.glob("*.py"))
+NOTEBOOKS = sorted(EXAMPLES.glob("*.ipynb"))
+DISTRIBUTED = str(EXAMPLES / "distributed.py")
+
+
+def need(*names: str) -> None:
+    """Skip the test if one of the libraries is not installed."""
+    for name in names:
+        if importlib.util.find_spec(name) is None:
+            pytest.skip(f"needs {name}, which is not installed")
+
+
+@functools.cache
+def run(*command: str) -> str:
+    """Run a script with the package that is under test; its output, once it has succeeded."""
+    paths = [str(Path(managedmem.__file__).resolve().parent.parent), os.environ.get("PYTHONPATH")]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
+    done = subprocess.run(
+        [sys.executable, *command],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+@pytest.fixture(scope="module", autouse=True)
+def able_driver() -> None:
+    """The examples discard and prefetch; a driver that cannot is no fault of theirs."""
+    code = (
+        "import managedmem as m; i = m.driver_info(); d = m.Device.all()\n"
+        "print(i['version'] >= 13000 and all(x.concurrent_managed_access for x in d))"
+    )
+    try:
+        able = run("-c", code).strip()
+    except AssertionError as error:
+        if "DriverNotFoundError" not in str(error):
+            raise
+        pytest.skip("no driver: set MANAGEDMEM_DRIVER=emulator")
+    if able != "True":
+        pytest.skip("the driver in use has no discard or no concurrent access")
+
+
+def test_there_are_examples() -> None:
+    assert SCRIPTS
+    assert NOTEBOOKS
+    text = (EXAMPLES / "README.md").read_text()
+    assert [path.name for path in SCRIPTS + NOTEBOOKS if f"[{path.name}]" not in text] == []
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
+def test_example_runs(script: Path) -> None:
+    if str(script) == DISTRIBUTED:
+        need("torch")
+    assert run(str(script)).strip()
+
+
+def test_digits_are_told_apart() -> None:
+    text = run(str(EXAMPLES / "digits.py"))
+    found = re.search(r"^accuracy ([0-9.]+) on the held-out images$", text, re.MULTILINE)
+    assert found, text
+    assert float(found[1]) > 0.9
+    assert "read_mostly True" in text
+
+
+def test_digits_without_numpy() -> None:
+    path = str(EXAMPLES / "digits.py")
+    code = (
+        "import runpy, sys; sys.modules.update(numpy=None, torch=None)\n"
+        f"runpy.run_path({path!r}, run_name='__main__')"
+    )
+    assert "product by the host" in run("-c", code)
+
+
+def test_pipeline_times_both_loops() -> None:
+    text = run(str(EXAMPLES / "pipeline.py"))
+    found = re.findall(r"^ *(\w+): +[0-9.]+ ms, +[0-9.]+ ms of it in", text, re.MULTILINE)
+    assert found == ["plain", "deferred"], text
+    assert ("times mean nothing" in text) == managedmem.driver_info()["emulated"]
+
+
+@pytest.mark.emulator_only
+def test_pipeline_with_peers_says_that_they_need_a_gpu() -> None:
+    text = run(str(EXAMPLES / "pipeline_peers.py"))
+    assert re.findall(r"^ *([\w.]+): +[0-9.]+ ms", text, re.MULTILINE) == ["plain", "deferred"]
+    assert "cannot use the emulated driver" in text
+
+
+@pytest.mark.skipif(managedmem.driver_info()["emulated"], reason="needs a GPU")
+def test_pipeline_with_every_peer_that_is_here() -> None:
+    text = run(str(EXAMPLES / "pipeline_peers.py"))
+    found = re.findall(r"^ *([\w.]+): +[0-9.]+ ms, +[0-9.]+ ms of it in", text, re.MULTILINE)
+    missing = re.findall(r"^ *([\w.]+): not here", text, re.MULTILINE)
+    assert found[:2] == ["plain", "deferred"]
+    assert sorted(found[2:] + missing) == ["CuPy", "cuda.bindings", "cuda.core"], text
+
+
+def check_training(text: str, processes: int) -> None:
+    """What the distributed example prints must say that it did what it is for."""
+    ranks = re.findall(rf"^rank (\d+) of {processes}: Device\(\d+\)", text, re.MULTILINE)
+    assert sorted(map(int, ranks)) == list(range(processes))
+    moved = re.findall(r"^step \d+: loss [0-9.]+, ([0-9,]+) bytes prefetched$", text, re.MULTILINE)
+    parameters = re.search(r"^parameters: ([0-9,]+) bytes", text, re.MULTILINE)
+    assert moved and parameters, text
+    # Adam keeps two numbers for each parameter.
+    sizes = {int(each.replace(",", "")) for each in moved}
+    assert min(sizes) >= 2 * 0.99 * int(parameters[1].replace(",", ""))
+    assert "optimizer state: home Host(), last sent to Host()" in text
+    found = re.search(r"^accuracy ([0-9.]+) on the held-out images$", text, re.MULTILINE)
+    assert found and float(found[1]) > 0.9, text
+
+
+def test_distributed_starts_a_process_for_each_gpu() -> None:
+    need("torch")
+    emulated = managedmem.driver_info()["emulated"]
+    check_training(run(DISTRIBUTED), 2 if emulated else managedmem.Device.count())
+
+
+def test_distributed_under_torchrun() -> None:
+    need("torch")
+    processes = min(2, managedmem.Device.count())
+    launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes))
+    check_training(run(*launcher, DISTRIBUTED), processes)
+
+
+def test_distributed_without_torch() -> None:
+    code = f"""
+import contextlib, runpy, sys
+sys.modules["torch"] = None
+try:
+    with contextlib.redirect_stderr(sys.stdout):
+        runpy.run_path({DISTRIBUTED!r}, run_name="__main__")
+except SystemExit as end:
+    print("status", end.code)
+"""
+    lines = run("-c", code).splitlines()
+    assert lines[0].startswith("this example needs torch: ")
+    assert lines[1:] == ["status 2"]
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.name)
+class TestNotebooks:
+    def test_is_committed_without_results(self, path: Path) -> None:
+        notebook = json.loads(path.read_text(encoding="utf-8"))
+        assert (notebook["nbformat"], notebook["nbformat_minor"]) == (4, 5)
+        cells = notebook["cells"]
+        assert len({cell["id"] for cell in cells}) == len(cells)
+        code = [cell for cell in cells if cell["cell_type"] == "code"]
+        assert code
+        assert not [c["id"] for c in code if c["outputs"] or c["execution_count"] is not None]
+        assert not [cell["id"] for cell in cells if cell["metadata"]]
+
+    def test_cells_run_in_order(self, path: Path) -> None:
+        need("numpy")
+        text = run("-W", "error", "-c", RUN_CELLS, str(path))
+        emulated = managedmem.driver_info()["emulated"]
+        assert text.startswith("EMULATED driver" if emulated else "CUDA driver")
+
+    def test_first_cell_chooses_a_driver_by_itself(self, path: Path) -> None:
+        need("numpy")
+        code = (
+            "import os\n"
+            "for name in [name for name in os.environ if name.startswith('MANAGEDMEM_')]:\n"
+            "    del os.environ[name]\n" + RUN_CELLS
+        )
+        assert re.match("EMULATED driver|CUDA driver", run("-c", code, str(path)))
+
+    def test_runs_in_jupyter(self, path: Path) -> None:
+        need("numpy", "nbclient", "ipykernel")
+        code = """
+import sys, nbclient, nbformat
+notebook = nbformat.read(sys.argv[1], as_version=nbformat.NO_CONVERT)
+nbformat.validate(notebook)
+nbclient.NotebookClient(notebook, timeout=240).execute()
+print(notebook.cells[2].outputs[0].text)
+"""
+        assert "driver" in run("-c", code, str(path))
+
+
+# Stands in for Jupyter: the code cells in order, in one namespace; tracebacks name the cell.
+RUN_CELLS = """
+import json, pathlib, sys
+namespace = {"__name__": "__main__"}
+for cell in json.loads(pathlib.Path(sys.argv[1]).read_text(encoding="utf-8"))["cells"]:
+    if cell["cell_type"] == "code":
+        exec(compile("".join(cell["source"]), cell["id"], "exec"), namespace)
+"""
+
+
+def test_examples_stay_short() -> None:
+    lengths = {path.name: len(path.read_text().splitlines()) for path in SCRIPTS}
+    assert lengths["digits.py"] < 120
+    assert lengths["pipeline.py"] < 120
+    assert lengths["pipeline_peers.py"] < 120
+    assert lengths["distributed.py"] < 180

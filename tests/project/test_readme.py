@@ -1,0 +1,50 @@
+"""Runs the README: every Python block, as tests/support/documents.py says.
+
+The two commands at the top are the words that users copy, so they are compared letter by letter.
+What holds for the blocks of every page holds for its own, and is tested in test_docs.py.
+"""
+
+import re
+
+import pytest
+
+import documents
+import managedmem
+
+README = documents.ROOT / "README.md"
+TEXT = README.read_text(encoding="utf-8")
+COMMANDS = [
+    "python -m pip install . && python -m managedmem demo",
+    'python -m pip install ".[test]" && python -m pytest',
+]
+
+
+def test_the_first_blocks_are_the_two_commands():
+    found = [b.code.strip() for b in documents.blocks(README) if b.language == "sh"]
+    assert found == COMMANDS
+
+
+def test_blocks_run_in_order():
+    pytest.importorskip("numpy")
+    if managedmem.driver_info()["version"] < 13000:
+        pytest.skip("the README shows discard, which needs CUDA 13.0")
+    documents.run(README)
+
+
+@pytest.mark.parametrize("block", documents.python_blocks(README, "process"))
+def test_a_block_that_chooses_its_driver_runs_by_itself(block):
+    documents.run_alone(block)
+
+
+def test_it_is_short_and_begins_with_numbers_and_a_picture():
+    lines = TEXT.splitlines()
+    assert len(lines) <= 150
+    first_screen = "\n".join(lines[:24])
+    assert len(re.findall(r"^\|.* \d[\d.]* ms \|$", first_screen, re.MULTILINE)) == 3
+    assert re.search(r"^!\[.+\]\(docs/\S+\.svg\)$", first_screen, re.MULTILINE)
+
+
+def test_links_lead_somewhere():
+    targets = re.findall(r"\]\((?!https?:)([^)#]+)\)", TEXT)
+    assert targets
+    assert not [target for target in targets if not (README.parent / target).exists()]
