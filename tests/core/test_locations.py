@@ -187,6 +187,36 @@ class TestOfALocation:
         with pytest.raises(ValueError, match="numa_id must be an int or a host"):
             Host(make(0))
 
+    @pytest.mark.parametrize(
+        ("module", "attributes"),
+        [
+            ("torch", {"type": "cuda", "index": 0}),
+            ("cuda.core", {"device_id": 0}),
+            ("cupy.cuda.device", {"id": 0}),
+            ("numba.cuda.cudadrv.driver", {"id": 0}),
+            ("jaxlib._jax", {"platform": "gpu", "local_hardware_id": 0}),
+        ],
+        ids=lambda value: value if isinstance(value, str) else "",
+    )
+    def test_the_module_of_a_class_is_read_once(self, module, attributes):
+        """Not once for each library that it could be from."""
+        reads = []
+
+        class Counting(type):
+            def __getattribute__(cls, name):
+                reads.append(name)
+                return super().__getattribute__(name)
+
+        device = Counting("Device", (), {"__module__": module, **attributes})()
+        reads.clear()
+        assert Device(device) is Device(0)
+        assert reads == ["__module__"]
+
+    def test_a_class_that_derives_from_a_known_one(self):
+        """CUdevice is known by its name, as CUstream is, so it may be a base defined elsewhere."""
+        base = type(bindings_object("CUdevice", 0))
+        assert Device(type("Mine", (base,), {})()) is Device(0)
+
     def test_torch_cuda_without_an_index_is_the_current_device(self, current_device):
         for device in Device.all():
             device.set_current()

@@ -3,7 +3,8 @@
 #include "../memory/allocator.h"
 
 #include "module_functions.h"
-#include "location_object.h"
+#include "foreign_location.h"
+#include "location_set.h"
 
 /* Reads and checks the values, of which only the driver knows whether this system can do them. */
 static int

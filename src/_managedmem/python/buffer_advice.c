@@ -2,6 +2,7 @@
  * and each write tells it. */
 #include "../memory/advice.h"
 #include "buffer.h"
+#include "foreign_location.h"
 #include "location_object.h"
 
 PyObject *

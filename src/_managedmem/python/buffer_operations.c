@@ -6,7 +6,7 @@
 #include "buffer.h"
 #include "foreign_memory.h"
 #include "foreign_resource.h"
-#include "location_object.h"
+#include "foreign_location.h"
 #include "resource.h"
 #include "stream_object.h"
 #include "targets.h"

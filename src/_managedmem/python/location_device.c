@@ -1,85 +1,50 @@
 /* location_device.c: the type Device: one GPU of this system, by its ordinal. Interned, and checked against
  * the driver's count when it is made. */
+#include "foreign_location.h"
 #include "location_object.h"
 
 #include "../memory/retired_pool.h"
 
-static mm_location_object *
-device_of(PyObject *op)
-{
-    return (mm_location_object *)op;
-}
-
 static int
 ordinal_of(PyObject *op)
 {
-    return device_of(op)->where.id;
-}
+    CUmemLocation where = mm_location_of(op);
 
-PyObject *
-mm_device_object(mm_state *state, int ordinal)
-{
-    PyObject *key = PyLong_FromLong(ordinal), *device, *fresh;
-
-    if (key == NULL) {
-        return NULL;
-    }
-    device = PyDict_GetItemWithError(state->devices, key);
-    if (device != NULL) {
-        Py_INCREF(device);
-    } else if (!PyErr_Occurred()) {
-        fresh =
-            mm_new_location(state->device_type, mm_location(CU_MEM_LOCATION_TYPE_DEVICE, ordinal));
-        /* Another thread may have been faster: then its object is the one. */
-        device =
-            fresh ? PyObject_CallMethod(state->devices, "setdefault", "OO", key, fresh) : NULL;
-        Py_XDECREF(fresh);
-    }
-    Py_DECREF(key);
-    return device;
+    assert(where.type == CU_MEM_LOCATION_TYPE_DEVICE);
+    return where.id;
 }
 
 /* Reads the argument of Device(): an ordinal, or a device of any library. */
 static int
-read_device_id(mm_state *state, PyObject *value, CUmemLocation *where)
+read_device_id(mm_state *state, PyObject *value, CUmemLocation *out)
 {
     long long ordinal;
 
-    if (PyIndex_Check(value) || PyBool_Check(value)) {
+    if (PyIndex_Check(value)) {
         return mm_read_index(value, "device_id", PyExc_ValueError, &ordinal) < 0
                    ? -1
-                   : mm_device_location(state, ordinal, where);
+                   : mm_device_location(state, ordinal, out);
     }
-    return mm_read_location_id(state, value, true, where);
+    return mm_read_location_id(state, value, true, out);
 }
 
 static PyObject *
 device_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
     static const char *const names[] = {"device_id"};
-    static const mm_parameters parameters = {"Device", names, 0, 1, 1};
+    static const mm_parameters parameters = {
+        .function = "Device", .names = names, .positional = 1, .total = 1};
     mm_state *state = mm_type_state(type);
     CUmemLocation where;
-    PyObject *given[1];
-    mm_driver *cu;
-    mm_status st;
-    int current;
+    PyObject *device_id;
+    int rc;
 
-    if (mm_args_new(&parameters, args, kwargs, given) < 0) {
+    if (mm_args_new(&parameters, args, kwargs, &device_id) < 0) {
         return NULL;
     }
-    if (given[0] != NULL && given[0] != Py_None) {
-        return read_device_id(state, given[0], &where) < 0 ? NULL
-                                                           : mm_device_object(state, where.id);
-    }
-    cu = mm_open(state);
-    if (cu == NULL) {
-        return NULL;
-    }
-    if (mm_current_device(cu, &current, &st) < 0) {
-        return mm_raise(state, &st);
-    }
-    return mm_device_object(state, current);
+    rc = device_id == NULL || device_id == Py_None ? mm_current_device_location(state, &where)
+                                                   : read_device_id(state, device_id, &where);
+    return rc < 0 ? NULL : mm_location_object_new(state, where);
 }
 
 static PyObject *
@@ -87,7 +52,7 @@ device_repr(PyObject *op)
 {
     char text[MM_LOCATION_TEXT];
 
-    return PyUnicode_FromString(mm_location_text(device_of(op)->where, text));
+    return PyUnicode_FromString(mm_location_text(mm_location_of(op), text));
 }
 
 static PyObject *
@@ -112,7 +77,8 @@ device_all(PyObject *type, PyObject *Py_UNUSED(none))
     PyObject *all = cu ? PyTuple_New(cu->device_count) : NULL;
 
     for (int i = 0; all != NULL && i < cu->device_count; i++) {
-        PyObject *device = mm_device_object(state, i);
+        PyObject *device =
+            mm_location_object_new(state, mm_location(CU_MEM_LOCATION_TYPE_DEVICE, i));
         if (device == NULL || PyTuple_SetItem(all, i, device) < 0) {
             Py_CLEAR(all);
         }

@@ -1,104 +1,67 @@
 /* location_host.c: the type Host: the host's memory as a whole, one NUMA node of it, or the node of the
  * calling thread. Needs no driver. Interned: equal hosts are one object. */
+#include "foreign_location.h"
 #include "location_object.h"
 
-static mm_location_object *
-host_of(PyObject *op)
-{
-    return (mm_location_object *)op;
-}
-
-/* Stores a new object under the key unless another thread was faster; returns the one stored. */
+/* The host for a numa_id that is not None: the number of a node, or a host of any library. */
 static PyObject *
-intern(PyObject *table, PyObject *key, PyObject *fresh)
-{
-    PyObject *kept = fresh ? PyObject_CallMethod(table, "setdefault", "OO", key, fresh) : NULL;
-
-    Py_XDECREF(fresh);
-    return kept;
-}
-
-static PyObject *
-numa_host(mm_state *state, int node)
-{
-    PyObject *key = PyLong_FromLong(node), *host;
-
-    if (key == NULL) {
-        return NULL;
-    }
-    host = PyDict_GetItemWithError(state->numa_hosts, key);
-    if (host != NULL) {
-        Py_INCREF(host);
-    } else if (!PyErr_Occurred()) {
-        host = intern(
-            state->numa_hosts, key,
-            mm_new_location(state->host_type, mm_location(CU_MEM_LOCATION_TYPE_HOST_NUMA, node)));
-    }
-    Py_DECREF(key);
-    return host;
-}
-
-PyObject *
-mm_host_object(mm_state *state, CUmemLocation where)
-{
-    if (where.type == CU_MEM_LOCATION_TYPE_HOST_NUMA) {
-        return numa_host(state, where.id);
-    }
-    return Py_NewRef(where.type == CU_MEM_LOCATION_TYPE_HOST ? state->any_host
-                                                             : state->current_numa_host);
-}
-
-/* Host(value) for a host object of any library. */
-static PyObject *
-host_of_location(mm_state *state, PyObject *value)
+host_from_id(mm_state *state, PyObject *numa_id)
 {
     CUmemLocation where;
+    PyObject *known;
+    long long node;
 
-    return mm_read_location_id(state, value, false, &where) < 0 ? NULL
-                                                                : mm_host_object(state, where);
+    /* The table keeps every node that was asked for, under its number. */
+    if (PyLong_CheckExact(numa_id)
+        && (known = PyDict_GetItemWithError(state->numa_hosts, numa_id)) != NULL) {
+        return Py_NewRef(known);
+    }
+    if (PyErr_Occurred()) {
+        return NULL;
+    }
+    if (!PyIndex_Check(numa_id)) {
+        return mm_read_location_id(state, numa_id, false, &where) < 0
+                   ? NULL
+                   : mm_location_object_new(state, where);
+    }
+    if (mm_read_index(numa_id, "numa_id", PyExc_ValueError, &node) < 0) {
+        return NULL;
+    }
+    if (node < 0 || node > INT_MAX) {
+        PyErr_Format(PyExc_ValueError, "numa_id must be the number of a NUMA node, got %R",
+                     numa_id);
+        return NULL;
+    }
+    return mm_location_object_new(state, mm_location(CU_MEM_LOCATION_TYPE_HOST_NUMA, (int)node));
 }
 
 static PyObject *
 host_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
-    static const char *const names[] = {"numa_id", "is_numa_current"};
-    static const mm_parameters parameters = {"Host", names, 0, 1, 2};
+    enum { NUMA_ID, IS_NUMA_CURRENT, ARGC };
+    static const char *const names[ARGC] = {
+        [NUMA_ID] = "numa_id", [IS_NUMA_CURRENT] = "is_numa_current"};
+    static const mm_parameters parameters = {
+        .function = "Host", .names = names, .positional = 1, .total = ARGC};
     mm_state *state = mm_type_state(type);
-    PyObject *given[2], *known;
-    long long node;
+    PyObject *argv[ARGC];
     int current = 0;
 
-    if (mm_args_new(&parameters, args, kwargs, given) < 0) {
+    if (mm_args_new(&parameters, args, kwargs, argv) < 0) {
         return NULL;
     }
-    if (given[1] != NULL && (current = PyObject_IsTrue(given[1])) < 0) {
+    if (argv[IS_NUMA_CURRENT] != NULL && (current = PyObject_IsTrue(argv[IS_NUMA_CURRENT])) < 0) {
         return NULL;
     }
-    if (given[0] == NULL || given[0] == Py_None) {
+    if (argv[NUMA_ID] == NULL || argv[NUMA_ID] == Py_None) {
         return Py_NewRef(current ? state->current_numa_host : state->any_host);
     }
     if (current) {
         PyErr_Format(PyExc_ValueError, "numa_id=%R and is_numa_current=True exclude each other",
-                     given[0]);
+                     argv[NUMA_ID]);
         return NULL;
     }
-    /* The table keeps every node that was asked for, under its number. */
-    if (PyLong_CheckExact(given[0])
-        && (known = PyDict_GetItemWithError(state->numa_hosts, given[0])) != NULL) {
-        return Py_NewRef(known);
-    }
-    if (!PyErr_Occurred() && !PyIndex_Check(given[0]) && !PyBool_Check(given[0])) {
-        return host_of_location(state, given[0]);
-    }
-    if (PyErr_Occurred() || mm_read_index(given[0], "numa_id", PyExc_ValueError, &node) < 0) {
-        return NULL;
-    }
-    if (node < 0 || node > INT_MAX) {
-        PyErr_Format(PyExc_ValueError, "numa_id must be the number of a NUMA node, got %R",
-                     given[0]);
-        return NULL;
-    }
-    return numa_host(state, (int)node);
+    return host_from_id(state, argv[NUMA_ID]);
 }
 
 static PyObject *
@@ -112,13 +75,13 @@ host_repr(PyObject *op)
 {
     char text[MM_LOCATION_TEXT];
 
-    return PyUnicode_FromString(mm_location_text(host_of(op)->where, text));
+    return PyUnicode_FromString(mm_location_text(mm_location_of(op), text));
 }
 
 static PyObject *
 host_reduce(PyObject *op, PyObject *Py_UNUSED(none))
 {
-    CUmemLocation where = host_of(op)->where;
+    CUmemLocation where = mm_location_of(op);
 
     if (where.type == CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT) {
         PyObject *make = PyObject_GetAttrString((PyObject *)Py_TYPE(op), "numa_current");
@@ -133,7 +96,7 @@ host_reduce(PyObject *op, PyObject *Py_UNUSED(none))
 static PyObject *
 host_get_numa_id(PyObject *op, void *Py_UNUSED(closure))
 {
-    CUmemLocation where = host_of(op)->where;
+    CUmemLocation where = mm_location_of(op);
 
     if (where.type != CU_MEM_LOCATION_TYPE_HOST_NUMA) {
         Py_RETURN_NONE;
@@ -144,7 +107,7 @@ host_get_numa_id(PyObject *op, void *Py_UNUSED(closure))
 static PyObject *
 host_get_is_numa_current(PyObject *op, void *Py_UNUSED(closure))
 {
-    return PyBool_FromLong(host_of(op)->where.type == CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT);
+    return PyBool_FromLong(mm_location_of(op).type == CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT);
 }
 
 PyDoc_STRVAR(

@@ -32,6 +32,9 @@ typedef struct {
 int mm_set_read_members(mm_state *state, const mm_set_kind *kind, PyObject *owner,
                         PyObject *values, bool strict, mm_location_set *set);
 
+/* The same for the members of accessed_by, without a set. */
+int mm_read_members(mm_state *state, PyObject *values, bool strict, mm_location_set *set);
+
 /* A set of that kind, which keeps its owner. */
 PyObject *mm_set_new(mm_state *state, PyTypeObject *type, const mm_set_kind *kind,
                      PyObject *owner);

@@ -2,6 +2,7 @@
  * query of the driver, each change one advice for every member that differs. */
 #include "../memory/advice.h"
 #include "buffer.h"
+#include "foreign_location.h"
 #include "location_set.h"
 
 static bool

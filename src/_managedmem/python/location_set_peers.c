@@ -1,5 +1,6 @@
 /* location_set_peers.c: the type PeerAccessibleBySetProxy, the live set behind resource.peer_accessible_by: each
  * read asks the driver about every device, each change is one driver call. */
+#include "foreign_location.h"
 #include "location_set.h"
 #include "resource.h"
 

@@ -2,7 +2,7 @@
 #include <stdlib.h>
 
 #include "foreign_memory.h"
-#include "location_object.h"
+#include "foreign_location.h"
 #include "plan_object.h"
 #include "targets.h"
 

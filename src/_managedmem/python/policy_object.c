@@ -1,7 +1,9 @@
 /* policy_object.c: the type MigrationPolicy: all that can be advised about memory, as a value. */
 #include "policy_object.h"
 
+#include "foreign_location.h"
 #include "location_object.h"
+#include "location_set.h"
 
 static const mm_policy *
 policy_of(PyObject *op)

@@ -1,5 +1,5 @@
 /* resource_device.c: the type DeviceMemoryResource: a pool of a device's own memory. */
-#include "location_object.h"
+#include "foreign_location.h"
 #include "resource.h"
 
 static PyObject *

@@ -1,5 +1,6 @@
 /* resource_managed.c: the type ManagedMemoryResource. It draws from cuMemAllocManaged unless a pool
  * is asked for, because drivers refuse all advice on pool memory. */
+#include "foreign_location.h"
 #include "location_object.h"
 #include "resource.h"
 

@@ -4,7 +4,7 @@
 #include <stdlib.h>
 
 #include "foreign_memory.h"
-#include "location_object.h"
+#include "foreign_location.h"
 
 void
 mm_name_item(const char *list, Py_ssize_t i)

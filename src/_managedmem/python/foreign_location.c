@@ -1,0 +1,305 @@
+/* foreign_location.c: reading location arguments, with a table of the libraries whose devices are known. */
+#include "foreign_location.h"
+
+#include "foreign_class.h"
+#include "location_object.h"
+
+/* --- readers: 1 if the location was read, 0 if the object has none, -1 with an exception ------- */
+
+/* An int attribute; 0 also if it is None. */
+static int
+read_int(PyObject *value, const char *attribute, long long *out)
+{
+    PyObject *number;
+    int found = mm_get_optional(value, attribute, &number);
+
+    if (found <= 0) {
+        return found;
+    }
+    if (number == Py_None) {
+        found = 0;
+    } else if (mm_read_index(number, attribute, PyExc_TypeError, out) < 0) {
+        found = -1;
+    }
+    Py_DECREF(number);
+    return found;
+}
+
+/* A device whose ordinal is in the attribute. */
+static int
+read_ordinal(mm_state *state, PyObject *value, const char *attribute, CUmemLocation *out)
+{
+    long long ordinal;
+    int found = read_int(value, attribute, &ordinal);
+
+    return found > 0 && mm_device_location(state, ordinal, out) < 0 ? -1 : found;
+}
+
+static bool
+is_text(PyObject *value, const char *text)
+{
+    return PyUnicode_Check(value) && PyUnicode_CompareWithASCIIString(value, text) == 0;
+}
+
+/* The host, or a device whose ordinal is still to be read, by the attribute that names its kind. */
+static int
+read_kind(PyObject *value, const char *attribute, CUmemLocation *out)
+{
+    PyObject *kind;
+    int found = mm_get_optional(value, attribute, &kind);
+
+    if (found <= 0) {
+        return found;
+    }
+    if (is_text(kind, "cpu")) {
+        *out = mm_host();
+    } else if (is_text(kind, "cuda") || is_text(kind, "gpu")) {
+        *out = mm_location(CU_MEM_LOCATION_TYPE_DEVICE, 0);
+    } else {
+        found = 0;
+    }
+    Py_DECREF(kind);
+    return found;
+}
+
+/* torch.device: a device without an index is the current one. */
+static int
+read_torch_device(mm_state *state, PyObject *value, CUmemLocation *out)
+{
+    int found = read_kind(value, "type", out);
+
+    if (found <= 0 || out->type == CU_MEM_LOCATION_TYPE_HOST) {
+        return found;
+    }
+    found = read_ordinal(state, value, "index", out);
+    if (found == 0) {
+        found = mm_current_device_location(state, out) < 0 ? -1 : 1;
+    }
+    return found;
+}
+
+/* jax.Device: its id counts the devices of all processes, local_hardware_id those of this one, as the
+ * driver numbers them. */
+static int
+read_jax_device(mm_state *state, PyObject *value, CUmemLocation *out)
+{
+    int found = read_kind(value, "platform", out);
+
+    return found <= 0 || out->type == CU_MEM_LOCATION_TYPE_HOST
+               ? found
+               : read_ordinal(state, value, "local_hardware_id", out);
+}
+
+static int
+read_device_with_id(mm_state *state, PyObject *value, CUmemLocation *out)
+{
+    return read_ordinal(state, value, "id", out);
+}
+
+/* A weak proxy, by which numba gives out its current device: its own type does not tell its class. */
+static int
+read_proxy(mm_state *state, PyObject *value, CUmemLocation *out)
+{
+    PyObject *class;
+    bool answer;
+
+    if (!PyWeakref_CheckProxy(value)) {
+        return 0;
+    }
+    class = PyObject_GetAttrString(value, "__class__");
+    if (class == NULL) {
+        if (!PyErr_ExceptionMatches(PyExc_ReferenceError)) {
+            return -1;
+        }
+        PyErr_Clear(); /* ReferenceError: the device is gone */
+        return 0;
+    }
+    answer = PyType_Check(class) && mm_is_class_from(state, (PyTypeObject *)class, "numba");
+    Py_DECREF(class);
+    return answer ? read_device_with_id(state, value, out) : 0;
+}
+
+/* CUdevice of cuda.bindings: an object that is the ordinal. */
+static int
+read_bindings_device(mm_state *state, PyObject *value, CUmemLocation *out)
+{
+    PyObject *number = PyNumber_Long(value);
+    long long ordinal;
+    int rc = number ? mm_read_index(number, "a CUdevice", PyExc_TypeError, &ordinal) : -1;
+
+    Py_XDECREF(number);
+    return rc < 0 || mm_device_location(state, ordinal, out) < 0 ? -1 : 1;
+}
+
+/* Host of cuda.core: the calling thread's NUMA node, a numbered one, or the host as a whole. */
+static int
+read_core_host(PyObject *value, CUmemLocation *out)
+{
+    PyObject *current;
+    long long node = 0;
+    int found = mm_get_optional(value, "is_numa_current", &current);
+
+    if (found <= 0) {
+        return found;
+    }
+    found = PyObject_IsTrue(current);
+    Py_DECREF(current);
+    if (found != 0) {
+        *out = mm_location(CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT, 0);
+        return found;
+    }
+    found = read_int(value, "numa_id", &node);
+    if (found > 0 && (node < 0 || node > INT_MAX)) {
+        PyErr_Format(PyExc_ValueError, "%R has a numa_id that is not a NUMA node: %lld", value,
+                     node);
+        return -1;
+    }
+    *out = found > 0 ? mm_location(CU_MEM_LOCATION_TYPE_HOST_NUMA, (int)node) : mm_host();
+    return found < 0 ? -1 : 1;
+}
+
+static int
+read_core_location(mm_state *state, PyObject *value, CUmemLocation *out)
+{
+    int found = read_ordinal(state, value, "device_id", out);
+
+    return found != 0 ? found : read_core_host(value, out);
+}
+
+/* --- the table -------------------------------------------------------------------------- */
+
+/* The first row that an object matches reads it. To support another library, add its row here. */
+static const struct {
+    mm_foreign_class class;
+    int (*read)(mm_state *state, PyObject *value, CUmemLocation *out);
+} libraries[] = {
+    {{"torch", NULL}, read_torch_device},   {{"cuda", "CUdevice"}, read_bindings_device},
+    {{"cuda", NULL}, read_core_location},   {{"cupy", NULL}, read_device_with_id},
+    {{"numba", NULL}, read_device_with_id}, {{"jaxlib", NULL}, read_jax_device},
+    {{"weakref", NULL}, read_proxy},
+};
+
+static int
+refuse_location(PyObject *value)
+{
+    PyErr_Format(PyExc_TypeError,
+                 "a location must be a Device or Host, got %R; ints and strings are refused, "
+                 "because -1 and 0 are how host and device get confused",
+                 value);
+    return -1;
+}
+
+static int
+read_library_location(mm_state *state, PyObject *value, CUmemLocation *out)
+{
+    size_t row = 0, count = sizeof libraries / sizeof *libraries;
+    PyObject *module = NULL;
+    int found = 0;
+
+    while (row < count && !mm_matches_class(state, value, libraries[row].class, &module)) {
+        row++;
+    }
+    Py_XDECREF(module);
+    if (row < count) {
+        found = libraries[row].read(state, value, out);
+    }
+    assert((found < 0) == (PyErr_Occurred() != NULL));
+    return found == 0 ? refuse_location(value) : found < 0 ? -1 : 0;
+}
+
+/* --- arguments -------------------------------------------------------------------------- */
+
+int
+mm_read_location(mm_state *state, PyObject *value, CUmemLocation *out)
+{
+    if (value != NULL
+        && (Py_TYPE(value) == state->device_type || Py_TYPE(value) == state->host_type)) {
+        *out = mm_location_of(value);
+        return 0;
+    }
+    if (value == NULL || value == Py_None) {
+        PyErr_SetString(PyExc_ValueError, "location is required: a Device or Host");
+        return -1;
+    }
+    if (PyLong_Check(value) || PyUnicode_Check(value)) {
+        return refuse_location(value);
+    }
+    return read_library_location(state, value, out);
+}
+
+int
+mm_read_location_id(mm_state *state, PyObject *value, bool device, CUmemLocation *out)
+{
+    int rc = mm_read_location(state, value, out);
+
+    if (rc < 0 && !PyErr_ExceptionMatches(PyExc_TypeError)) {
+        return -1;
+    }
+    if (rc == 0 && (out->type == CU_MEM_LOCATION_TYPE_DEVICE) == device) {
+        return 0;
+    }
+    PyErr_Clear(); /* TypeError: its message is about location arguments */
+    PyErr_Format(PyExc_ValueError, "%s, got %R",
+                 device ? "device_id must be an int or a device"
+                        : "numa_id must be an int or a host",
+                 value);
+    return -1;
+}
+
+int
+mm_read_accessed_by_member(mm_state *state, PyObject *value, CUmemLocation *out)
+{
+    if (mm_read_location(state, value, out) < 0) {
+        return -1;
+    }
+    if (mm_is_numa_host(*out)) {
+        PyErr_Format(PyExc_ValueError,
+                     "%R cannot be in accessed_by: the driver takes devices and Host(), but no "
+                     "NUMA host",
+                     value);
+        return -1;
+    }
+    return 0;
+}
+
+/* Any location; the host for an object that is none. */
+static int
+read_device_or_host(mm_state *state, PyObject *value, CUmemLocation *out)
+{
+    long long ordinal;
+
+    *out = mm_host();
+    if (value == Py_None) {
+        return 0;
+    }
+    if (PyLong_Check(value) && !PyBool_Check(value)) {
+        return mm_read_index(value, "a device", PyExc_TypeError, &ordinal) < 0
+                   ? -1
+                   : mm_device_location(state, ordinal, out);
+    }
+    if (mm_read_location(state, value, out) == 0) {
+        return 0;
+    }
+    if (!PyErr_ExceptionMatches(PyExc_TypeError)) {
+        return -1;
+    }
+    PyErr_Clear(); /* TypeError: it says that ints are refused */
+    *out = mm_host();
+    return 0;
+}
+
+int
+mm_read_device(mm_state *state, PyObject *value, int *ordinal)
+{
+    CUmemLocation where;
+
+    if (read_device_or_host(state, value, &where) < 0) {
+        return -1;
+    }
+    if (where.type != CU_MEM_LOCATION_TYPE_DEVICE) {
+        PyErr_Format(PyExc_TypeError, "a Device or the ordinal of one is needed, got %R", value);
+        return -1;
+    }
+    *ordinal = where.id;
+    return 0;
+}
