@@ -16,15 +16,16 @@ mm_buffer_release(mm_memory *memory)
         mm_memory_end(memory);
         Py_END_ALLOW_THREADS
     } else {
-        mm_memory_release_reference(memory); /* nothing else is left to do */
+        mm_memory_release_reference(memory); /* nothing to free or to wait for */
     }
 }
 
 static mm_buffer *
-allocate_object(mm_state *state, PyTypeObject *type, mm_memory *memory)
+allocate_buffer(mm_state *state, PyTypeObject *type, mm_memory *memory)
 {
     mm_buffer *b = mm_buffer_of(mm_alloc_object(type));
 
+    assert(state != NULL && memory != NULL);
     if (b == NULL) {
         mm_buffer_release(memory);
         return NULL;
@@ -58,13 +59,14 @@ PyObject *
 mm_buffer_new(mm_state *state, PyTypeObject *type, mm_memory *memory, const mm_layout *layout,
               PyObject *owner, PyObject *resource)
 {
-    mm_buffer *b = allocate_object(state, type, memory);
+    mm_buffer *b = allocate_buffer(state, type, memory);
 
     if (b != NULL) {
         b->owner = Py_XNewRef(owner);
         b->resource = Py_XNewRef(resource);
         b->start = memory->start;
         set_layout(b, layout);
+        assert(b->size == memory->size);
     }
     return (PyObject *)b;
 }
@@ -79,15 +81,16 @@ mm_buffer_view(mm_buffer *from, size_t offset, const mm_layout *layout)
         return NULL;
     }
     mm_memory_retain(from->memory);
-    b = allocate_object(from->state, Py_TYPE((PyObject *)from), from->memory);
+    b = allocate_buffer(from->state, Py_TYPE((PyObject *)from), from->memory);
     if (b == NULL) {
         Py_DECREF(root);
         return NULL;
     }
     b->is_view = true;
     b->root = root;
-    b->start = from->start ? from->start + offset : 0; /* without memory no address either */
+    b->start = from->start ? from->start + offset : 0; /* 0 bytes of memory have no address */
     set_layout(b, layout);
+    assert(b->size == 0 || (offset < from->size && b->size <= from->size - offset));
     return (PyObject *)b;
 }
 
@@ -97,12 +100,13 @@ mm_buffer_view(mm_buffer *from, size_t offset, const mm_layout *layout)
 static PyObject *
 get_field(mm_buffer *b, PyObject *const *field)
 {
-    PyObject *found;
+    PyObject *value;
 
+    MM_ASSERT_LEFT();
     MM_LOCK(b);
-    found = Py_XNewRef(*field);
+    value = Py_XNewRef(*field);
     MM_UNLOCK();
-    return found;
+    return value;
 }
 
 PyObject *
@@ -133,12 +137,6 @@ mm_buffer_owner(mm_buffer *b)
 }
 
 PyObject *
-mm_buffer_stream(mm_buffer *b)
-{
-    return get_field(b, &b->stream);
-}
-
-PyObject *
 mm_buffer_resource(mm_buffer *b)
 {
     PyObject *root = mm_buffer_find_root(b);
@@ -149,7 +147,13 @@ mm_buffer_resource(mm_buffer *b)
     return resource;
 }
 
-/* --- use -------------------------------------------------------------------------------- */
+PyObject *
+mm_buffer_stream(mm_buffer *b)
+{
+    return get_field(b, &b->stream);
+}
+
+/* --- calls ------------------------------------------------------------------------------ */
 
 bool
 mm_buffer_is_closed(const mm_buffer *b)
@@ -187,12 +191,13 @@ read_range(mm_buffer *b, mm_driver *cu, mm_operation op, mm_range *range, mm_sta
     return 0;
 }
 
-/* The slow path, for memory that is not known to be managed. A failure ends the use. */
+/* The slow path, for memory that is not known to be managed. A failure leaves the buffer. */
 MM_COLD static int
 check_entered(mm_buffer *b, mm_operation op, mm_buffer_use *use)
 {
     mm_status st;
 
+    assert(use->range.allocation == 0);
     if (read_range(b, use->cu, op, &use->range, &st) < 0) {
         mm_buffer_leave(use);
         (void)mm_raise(b->state, &st);
@@ -204,6 +209,7 @@ check_entered(mm_buffer *b, mm_operation op, mm_buffer_use *use)
 int
 mm_buffer_enter(mm_buffer *b, mm_operation op, const mm_stream_use *stream, mm_buffer_use *use)
 {
+    assert(b->state != NULL && b->memory != NULL && !PyErr_Occurred());
     if (mm_buffer_check_open(b) < 0 || (use->cu = mm_open(b->state)) == NULL) {
         return -1;
     }
@@ -229,6 +235,7 @@ mm_buffer_check(mm_buffer *b, mm_driver *cu, mm_operation op, mm_range *range)
 {
     mm_status st;
 
+    MM_ASSERT_LEFT();
     if (mm_buffer_check_open(b) < 0) {
         return -1;
     }
@@ -248,6 +255,7 @@ mm_buffer_query_entered(const mm_buffer *b, mm_driver *cu, mm_pointer_attributes
 {
     int device = b->memory->device;
 
+    assert(b->size <= b->memory->size);
     if (b->memory->size > 0) {
         /* An empty view may start behind the last byte, where other memory may begin. */
         return mm_pointer_query(cu, b->size > 0 ? b->start : b->memory->start, attributes, st);

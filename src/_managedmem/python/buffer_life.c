@@ -9,7 +9,7 @@
 
 /* Stores a reference in the field and returns the previous one. */
 static PyObject *
-exchange(mm_buffer *b, PyObject **field, PyObject *value)
+exchange_field(mm_buffer *b, PyObject **field, PyObject *value)
 {
     PyObject *before;
 
@@ -24,10 +24,11 @@ exchange(mm_buffer *b, PyObject **field, PyObject *value)
 static void
 release_objects(mm_buffer *b)
 {
-    Py_XDECREF(exchange(b, &b->root, NULL));
-    Py_XDECREF(exchange(b, &b->owner, NULL));
-    Py_XDECREF(exchange(b, &b->resource, NULL));
-    Py_XDECREF(exchange(b, &b->stream, NULL));
+    MM_ASSERT_LEFT();
+    Py_XDECREF(exchange_field(b, &b->root, NULL));
+    Py_XDECREF(exchange_field(b, &b->owner, NULL));
+    Py_XDECREF(exchange_field(b, &b->resource, NULL));
+    Py_XDECREF(exchange_field(b, &b->stream, NULL));
 }
 
 int
@@ -45,27 +46,30 @@ mm_buffer_traverse(PyObject *op, visitproc visit, void *arg)
 
 /* --- the end ---------------------------------------------------------------------------- */
 
-/* Closes the memory, without the GIL if calls may be under way. */
+/* Closes the memory, without the GIL if calls may be under way. *first is true if this call closed it. */
 static int
-close_memory(mm_buffer *b, const CUstream *stream, bool *first, mm_status *st)
+close_memory(mm_buffer *b, bool *first, mm_status *st)
 {
     int rc;
 
+    assert(b->lent != 0 && !b->is_view);
     if (!mm_memory_end_blocks(b->memory)) {
-        return mm_memory_close_on(b->memory, stream, first, st);
+        return mm_memory_close(b->memory, first, st);
     }
     Py_BEGIN_ALLOW_THREADS
-    rc = mm_memory_close_on(b->memory, stream, first, st);
+    rc = mm_memory_close(b->memory, first, st);
     Py_END_ALLOW_THREADS
     return rc;
 }
 
-/* Deallocates memory that this caller closed through its resource. A failure opens it again. */
+/* Returns memory, which this call has closed, to its resource. A failure opens it again. */
 static int
 deallocate_lent(mm_buffer *b, PyObject *order)
 {
-    int rc = mm_lender_deallocate(b->resource, b->memory->start, b->memory->size, order);
+    int rc;
 
+    assert(b->resource != NULL && order != NULL && mm_guard_is_closed(&b->memory->guard));
+    rc = mm_lender_deallocate(b->resource, b->memory->start, b->memory->size, order);
     if (rc < 0) {
         mm_guard_reopen(&b->memory->guard);
     }
@@ -85,14 +89,13 @@ deallocate_unclosed(mm_buffer *b)
         return;
     }
     mm_exception_save(&saved);
-    if (close_memory(b, NULL, &first, &ignored) == 0) {
+    if (close_memory(b, &first, &ignored) == 0) {
         b->unclosed_tried = true;
-        assert(!first
-               || b->resource != NULL); /* close() and tp_clear let it go after the memory */
+        /* The resource is there: close() and tp_clear release it after the memory. */
         if (first && deallocate_lent(b, b->stream) < 0) {
             if (!mm_lender_modules_gone()) {
-                PyErr_WriteUnraisable(
-                    (PyObject *)Py_TYPE(b->resource)); /* its repr may be cleared */
+                /* Its type: the repr of a cleared object may fail. */
+                PyErr_WriteUnraisable((PyObject *)Py_TYPE(b->resource));
             }
             PyErr_Clear(); /* the exception of the resource, which was reported above */
         }
@@ -111,6 +114,7 @@ mm_buffer_finalize(PyObject *op)
 static void
 release_hold(mm_buffer *b)
 {
+    assert(b->is_view && !b->hold_released);
     b->hold_released = true;
     if (mm_memory_release_hold(b->memory)) {
         Py_BEGIN_ALLOW_THREADS
@@ -120,7 +124,7 @@ release_hold(mm_buffer *b)
     release_objects(b);
 }
 
-/* Does nothing while a host view in the same cycle uses the memory: the cycle is broken there. */
+/* Does nothing while a host view in the same cycle uses the memory: clearing the view breaks the cycle. */
 int
 mm_buffer_clear(PyObject *op)
 {
@@ -135,7 +139,7 @@ mm_buffer_clear(PyObject *op)
         }
         return 0;
     }
-    deallocate_unclosed(b); /* if a subclass has a __del__ that does not call this one's */
+    deallocate_unclosed(b); /* a __del__ of a subclass may have replaced the finalizer */
     release_objects(b);
     return 0;
 }
@@ -159,9 +163,9 @@ buffer_dealloc(mm_buffer *b)
     mm_free_object((PyObject *)b);
 }
 
-/* Buffers can own buffers, thousands deep, and each deallocation would nest in the one before. From a
- * limit on, they are put on a list that the deepest allowed one works off. The list is linked through
- * the field for weak references, which is unused by then. */
+/* Buffers can own buffers, thousands deep, and each deallocation would nest in the one before. Beyond
+ * the limit they go on a list, which the deepest allowed deallocation empties. The list is linked
+ * through the field for weak references, which is unused by then. */
 enum { MAX_NESTED_DEALLOCS = 32 };
 static _Thread_local struct {
     int depth;
@@ -172,6 +176,7 @@ static _Thread_local struct {
 static void
 dealloc_waiting(mm_state *state)
 {
+    assert(nested.depth == MAX_NESTED_DEALLOCS);
     nested.state = state;
     while (nested.waiting != NULL) {
         mm_buffer *b = mm_buffer_of(nested.waiting);
@@ -209,8 +214,9 @@ mm_buffer_last_reference(PyObject *op)
 
     PyObject_GC_UnTrack(op);
     PyObject_ClearWeakRefs(op);
+    assert(b->weakrefs == NULL);
     if (b->root == NULL && b->owner == NULL && b->resource == NULL) {
-        buffer_dealloc(b); /* releases no object, so nothing can nest */
+        buffer_dealloc(b); /* releases no buffer, so nothing can nest */
     } else {
         dealloc_nested(b);
     }
@@ -218,33 +224,50 @@ mm_buffer_last_reference(PyObject *op)
 
 /* --- memory that exists already --------------------------------------------------------- */
 
-/* Wraps memory that its resource deallocates in the order of the stream. */
+/* The arguments of from_handle(); owner and resource may be NULL. */
+typedef struct {
+    mm_state *state;
+    PyTypeObject *type;
+    CUdeviceptr start;
+    size_t size;
+    PyObject *owner;
+    PyObject *resource;
+    mm_access access;
+} wrapped;
+
 static PyObject *
-wrap_lent(mm_state *state, PyTypeObject *type, CUdeviceptr start, size_t size, PyObject *resource,
-          PyObject *stream, mm_access access)
+wrap_memory(const wrapped *w)
 {
-    Py_ssize_t length = (Py_ssize_t)size;
+    Py_ssize_t length = (Py_ssize_t)w->size;
     mm_layout layout = mm_layout_of_bytes(&length);
-    PyObject *order, *buffer = NULL;
     mm_memory *memory;
     mm_status st;
 
-    if (resource == NULL) {
+    assert(w->owner == NULL || w->resource == NULL);
+    memory = mm_memory_wrap(w->start, w->size, &st);
+    if (memory == NULL) {
+        return mm_raise(w->state, &st);
+    }
+    memory->access = w->access;
+    return mm_buffer_new(w->state, w->type, memory, &layout, w->owner, w->resource);
+}
+
+/* Wraps memory that its resource deallocates in the order of the stream. */
+static PyObject *
+wrap_lent(const wrapped *w, PyObject *stream)
+{
+    PyObject *order, *buffer;
+
+    if (w->resource == NULL) {
         PyErr_SetString(PyExc_ValueError,
                         "stream needs mr: it is the stream that mr.deallocate() is called with");
         return NULL;
     }
-    if (mm_lender_check(resource) < 0
-        || (order = mm_lender_stream(state, resource, stream)) == NULL) {
+    if (mm_lender_check(w->resource) < 0
+        || (order = mm_lender_stream(w->state, w->resource, stream)) == NULL) {
         return NULL;
     }
-    memory = mm_memory_wrap(start, size, &st);
-    if (memory == NULL) {
-        (void)mm_raise(state, &st);
-    } else {
-        memory->access = access;
-        buffer = mm_buffer_new(state, type, memory, &layout, NULL, resource);
-    }
+    buffer = wrap_memory(w);
     if (buffer == NULL) {
         Py_DECREF(order);
         return NULL;
@@ -258,51 +281,42 @@ PyObject *
 mm_buffer_from_handle(mm_state *state, PyTypeObject *type, PyObject *const *args, Py_ssize_t nargs,
                       PyObject *kwnames)
 {
-    static const char *const names[] = {"ptr",   "size",   "mr",
-                                        "owner", "stream", "is_host_accessible"};
-    static const mm_parameters parameters = {"from_handle", names, 2, 4, 6};
-    PyObject *given[6], *resource, *owner;
-    CUdeviceptr start;
-    mm_access access = {0};
-    mm_memory *memory;
-    Py_ssize_t length;
-    mm_layout layout;
-    mm_status st;
-    size_t size;
+    enum { PTR, SIZE, MR, OWNER, STREAM, IS_HOST_ACCESSIBLE, ARGC };
+    static const char *const names[] = {
+        [PTR] = "ptr",     [SIZE] = "size",     [MR] = "mr",
+        [OWNER] = "owner", [STREAM] = "stream", [IS_HOST_ACCESSIBLE] = "is_host_accessible",
+    };
+    static const mm_parameters parameters = {
+        .function = "from_handle", .names = names, .required = 2, .positional = 4, .total = ARGC};
+    wrapped w = {.state = state, .type = type};
+    PyObject *argv[ARGC];
 
-    if (mm_args(&parameters, args, nargs, kwnames, given) < 0
-        || mm_read_address_range(given[0], given[1], &start, &size) < 0) {
+    if (mm_args(&parameters, args, nargs, kwnames, argv) < 0
+        || mm_read_address_range(argv[PTR], argv[SIZE], &w.start, &w.size) < 0) {
         return NULL;
     }
-    resource = given[2] == Py_None ? NULL : given[2];
-    owner = given[3] == Py_None ? NULL : given[3];
-    if (resource != NULL && owner != NULL) {
+    w.resource = argv[MR] == Py_None ? NULL : argv[MR];
+    w.owner = argv[OWNER] == Py_None ? NULL : argv[OWNER];
+    if (w.resource != NULL && w.owner != NULL) {
         PyErr_SetString(PyExc_ValueError,
                         "mr and owner exclude each other: the memory is freed through mr, or kept "
                         "alive by owner");
         return NULL;
     }
-    if ((owner != NULL || given[5] != NULL)
-        && mm_read_access(state, given[5], owner, start, size, &access) < 0) {
+    if ((w.owner != NULL || argv[IS_HOST_ACCESSIBLE] != NULL)
+        && mm_read_access(state, argv[IS_HOST_ACCESSIBLE], w.owner, w.start, w.size, &w.access)
+               < 0) {
         return NULL;
     }
-    if (resource != NULL || (given[4] != NULL && given[4] != Py_None)) {
-        return wrap_lent(state, type, start, size, resource, given[4], access);
-    }
-    memory = mm_memory_wrap(start, size, &st);
-    if (memory == NULL) {
-        return mm_raise(state, &st);
-    }
-    memory->access = access;
-    length = (Py_ssize_t)size;
-    layout = mm_layout_of_bytes(&length);
-    return mm_buffer_new(state, type, memory, &layout, owner, NULL);
+    return w.resource != NULL || (argv[STREAM] != NULL && argv[STREAM] != Py_None)
+               ? wrap_lent(&w, argv[STREAM])
+               : wrap_memory(&w);
 }
 
 /* --- closing ---------------------------------------------------------------------------- */
 
-/* Before the memory is closed: pool memory is freed in the order of a stream, which must not capture;
- * other memory waits for the given stream. */
+/* The step before closing. Pool memory is freed in the order of a stream, which must not capture; other
+ * memory waits for the stream. */
 static int
 prepare_close(mm_driver *cu, mm_memory *memory, const CUstream *stream, mm_status *st)
 {
@@ -311,23 +325,23 @@ prepare_close(mm_driver *cu, mm_memory *memory, const CUstream *stream, mm_statu
 }
 
 static bool
-needs_preparing(const mm_buffer *b, bool stream_given)
+needs_preparing(const mm_buffer *b, bool has_stream)
 {
-    return (b->memory->pooled || stream_given) && !mm_driver_forked();
+    return (b->memory->pooled || has_stream) && !mm_driver_forked();
 }
 
 /* Closes memory that was allocated here, or is wrapped without a resource. */
 static int
 close_own(mm_buffer *b, PyObject *stream)
 {
-    bool given = stream != NULL && stream != Py_None, first = false;
+    bool has_stream = stream != NULL && stream != Py_None, first = false;
     mm_driver *cu = NULL;
     mm_stream_use use;
     mm_status st;
     int rc = 0;
 
     if (mm_stream_read(b->state, stream, &use) < 0
-        || (needs_preparing(b, given) && (cu = mm_open(b->state)) == NULL)) {
+        || (needs_preparing(b, has_stream) && (cu = mm_open(b->state)) == NULL)) {
         return -1;
     }
     if (!mm_stream_enter(&use)) {
@@ -335,10 +349,10 @@ close_own(mm_buffer *b, PyObject *stream)
     }
     Py_BEGIN_ALLOW_THREADS
     if (cu != NULL) {
-        rc = prepare_close(cu, b->memory, given ? &use.handle : NULL, &st);
+        rc = prepare_close(cu, b->memory, has_stream ? &use.handle : NULL, &st);
     }
     if (rc == 0) {
-        rc = mm_memory_close_on(b->memory, given ? &use.handle : NULL, &first, &st);
+        rc = mm_memory_close_on(b->memory, has_stream ? &use.handle : NULL, &first, &st);
     }
     mm_stream_leave(&use);
     Py_END_ALLOW_THREADS
@@ -355,7 +369,7 @@ close_own(mm_buffer *b, PyObject *stream)
 static int
 close_lent(mm_buffer *b, PyObject *stream)
 {
-    bool given = stream != NULL && stream != Py_None, first = false;
+    bool has_stream = stream != NULL && stream != Py_None, first = false;
     PyObject *resource = mm_buffer_resource(b), *order;
     mm_status st;
     int rc;
@@ -363,7 +377,7 @@ close_lent(mm_buffer *b, PyObject *stream)
     if (resource == NULL) {
         return 0; /* another thread has just closed it */
     }
-    order = given ? mm_lender_stream(b->state, resource, stream) : mm_buffer_stream(b);
+    order = has_stream ? mm_lender_stream(b->state, resource, stream) : mm_buffer_stream(b);
     Py_DECREF(resource);
     if (order == NULL) {
         return PyErr_Occurred() ? -1 : 0;
@@ -383,13 +397,14 @@ close_lent(mm_buffer *b, PyObject *stream)
     return rc;
 }
 
-/* One atomic step, because another thread may make a memoryview. It need not wait for calls: they enter
- * the guard of the memory, not of the view. */
+/* One atomic step, because another thread may make a memoryview. It waits for no call: calls enter the
+ * guard of the memory, not the view's. */
 static int
 close_view(mm_buffer *b)
 {
     mm_guard_answer answer = mm_guard_close(&b->guard, true);
 
+    assert(answer != MM_STILL_USED);
     if (answer == MM_STILL_EXPORTED) {
         PyErr_SetString(PyExc_BufferError,
                         "this view cannot be closed: a memoryview or NumPy array of it lives");
@@ -424,11 +439,12 @@ notebook_hint(PyObject *op)
 /* Adds the hint to a BufferError about views, and not to one of a memory resource. If the hint fails,
  * the error stays as it was. */
 static void
-explain_exports(PyObject *op)
+add_notebook_hint(PyObject *op)
 {
     mm_exception raised;
     PyObject *hint;
 
+    assert(PyErr_Occurred());
     if (!PyErr_ExceptionMatches(PyExc_BufferError)
         || mm_guard_exports(&mm_buffer_of(op)->memory->guard) == 0) {
         return;
@@ -452,28 +468,29 @@ PyObject *
 mm_buffer_close(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
     static const char *const names[] = {"stream"};
-    static const mm_parameters parameters = {"close", names, 0, 1, 1};
+    static const mm_parameters parameters = {
+        .function = "close", .names = names, .required = 0, .positional = 1, .total = 1};
     mm_buffer *b = mm_buffer_of(op);
-    PyObject *given[1];
+    PyObject *argv[1];
     int rc = 0;
 
-    if (mm_args(&parameters, args, nargs, kwnames, given) < 0) {
+    if (mm_args(&parameters, args, nargs, kwnames, argv) < 0) {
         return NULL;
     }
     if (b->is_view) {
         rc = close_view(b);
     } else if (!mm_guard_is_closed(&b->memory->guard)) {
-        rc = b->lent != 0 ? close_lent(b, given[0]) : close_own(b, given[0]);
+        rc = b->lent != 0 ? close_lent(b, argv[0]) : close_own(b, argv[0]);
     }
     if (rc < 0) {
-        explain_exports(op);
+        add_notebook_hint(op);
         return NULL;
     }
     Py_RETURN_NONE;
 }
 
-/* An exception that leaves the block must not be hidden by a BufferError about exports, which its
- * frames may hold; the memory is freed with the last export. */
+/* A BufferError about exports must not hide an exception that leaves the block: the frames of that
+ * exception may hold the exports, and the memory is freed with the last of them. */
 PyObject *
 mm_buffer_exit(PyObject *op, PyObject *const *args, Py_ssize_t nargs)
 {
@@ -490,7 +507,7 @@ mm_buffer_exit(PyObject *op, PyObject *const *args, Py_ssize_t nargs)
 
 /* --- the stream of the deallocation ----------------------------------------------------- */
 
-/* An export may outlive the buffer, and so the stream object that the buffer keeps. */
+/* An export may outlive the buffer, and with it the stream object that the buffer keeps. */
 static int
 refuse_exported(mm_buffer *b)
 {
@@ -518,6 +535,7 @@ set_stream_of_pool(mm_buffer *root, PyObject *stream)
         return -1;
     }
     foreign = use.handle != NULL && use.shared == NULL;
+    assert(!root->is_view && root->memory->pooled);
     if (foreign && refuse_exported(root) < 0) {
         return -1;
     }
@@ -533,7 +551,7 @@ set_stream_of_pool(mm_buffer *root, PyObject *stream)
     } else if (!done) {
         rc = mm_buffer_raise_closed();
     } else {
-        Py_XDECREF(exchange(root, &root->stream, foreign ? Py_NewRef(stream) : NULL));
+        Py_XDECREF(exchange_field(root, &root->stream, foreign ? Py_NewRef(stream) : NULL));
     }
     return rc;
 }
@@ -545,7 +563,7 @@ set_stream_of_lent(mm_buffer *root, PyObject *stream)
     PyObject *order = resource ? mm_lender_stream(root->state, resource, stream) : NULL;
 
     if (order != NULL) {
-        Py_XDECREF(exchange(root, &root->stream, order));
+        Py_XDECREF(exchange_field(root, &root->stream, order));
     } else if (resource == NULL) {
         (void)mm_buffer_raise_closed();
     }
@@ -553,9 +571,9 @@ set_stream_of_lent(mm_buffer *root, PyObject *stream)
     return order ? 0 : -1;
 }
 
-/* Other memory is freed after all work on it, or is not freed here: the stream is only checked. */
+/* Other memory is freed after all work on it, or not here: the stream is only checked. */
 static int
-check_stream(mm_buffer *root, PyObject *stream)
+check_deallocation_stream(mm_buffer *root, PyObject *stream)
 {
     mm_stream_use use;
 
@@ -583,7 +601,8 @@ mm_buffer_set_deallocation_stream(PyObject *op, PyObject *stream)
     if (root->lent != 0) {
         rc = set_stream_of_lent(root, stream);
     } else {
-        rc = root->memory->pooled ? set_stream_of_pool(root, stream) : check_stream(root, stream);
+        rc = root->memory->pooled ? set_stream_of_pool(root, stream)
+                                  : check_deallocation_stream(root, stream);
     }
     Py_DECREF(held);
     if (rc < 0) {
@@ -599,53 +618,53 @@ const char mm_buffer_from_handle_doc[] =
     "Parameters\n"
     "----------\n"
     "ptr : int\n"
-    "    Its address.\n"
+    "    The address.\n"
     "size : int\n"
-    "    Its size in bytes. With size 0 the address may be 0.\n"
+    "    The size in bytes. With size 0 the address may be 0.\n"
     "mr : object, optional\n"
-    "    The resource that frees it: the end of the buffer calls mr.deallocate(ptr, size,\n"
-    "    stream=stream).\n"
+    "    The resource that frees the memory: the end of the buffer calls\n"
+    "    mr.deallocate(ptr, size, stream=stream).\n"
     "owner : object, optional\n"
-    "    An object that is kept alive until the buffer is closed, or the buffer and its views are gone.\n"
+    "    An object to keep alive until the buffer is closed, or the buffer and its views are gone.\n"
     "stream : stream, optional\n"
     "    The stream for mr.deallocate(), kept alive. None: the legacy default stream.\n"
     "is_host_accessible : bool, optional\n"
     "    For memory that the driver does not know, such as that of malloc() or mmap(). True: the host can\n"
     "    read and write it, so that host views and copies are allowed; a wrong True ends the process.\n"
     "    None: they are allowed if the owner holds that memory (an object of the buffer protocol or a\n"
-    "    torch tensor), or if mr.is_host_accessible is true. False: no host views, whatever it is.\n"
+    "    torch tensor), or if mr.is_host_accessible is true. False: no host views of any memory.\n"
     "\n"
-    "Gives an instance of the class it is called on. The address is not checked here; an operation on\n"
+    "Returns an instance of the class it is called on. The address is not checked here: an operation on\n"
     "memory that is not managed raises ValueError, and a host view of an unknown address BufferError. If\n"
-    "the owner shows the memory as read-only, by buffer protocol or __cuda_array_interface__, so is the\n"
-    "buffer: writes and discards raise ValueError. While a host view lives, the owner cannot give up\n"
-    "that memory. mr.deallocate() always gets a stream object: a resource of cuda.core gets a\n"
-    "cuda.core.Stream, others the given object or a Stream. Raises ValueError for mr together with owner,\n"
-    "stream without mr, a bad address, or a size below 0; TypeError for mr without deallocate(). Safe from\n"
-    "every thread. Driver: none.";
+    "the owner shows the memory as read-only, by the buffer protocol or __cuda_array_interface__, so is\n"
+    "the buffer: writes and discards raise ValueError. While a host view lives, the owner cannot release\n"
+    "that memory. mr.deallocate() always gets a stream object: a cuda.core.Stream if mr is a resource of\n"
+    "cuda.core, else stream itself or a Stream. Raises ValueError for mr together with owner, stream\n"
+    "without mr, a bad address, or a size below 0; TypeError for mr without deallocate(). Safe from every\n"
+    "thread. Driver: none.";
 
 const char mm_set_deallocation_stream_doc[] =
     "set_deallocation_stream($self, stream, /)\n--\n\n"
     "Set the stream that frees the memory when the buffer ends or is closed without a stream.\n"
     "\n"
-    "For memory of a pool, which is freed in the order of the stream, and for memory with mr= in\n"
-    "from_handle(), whose deallocate() gets the stream. Managed memory without a pool is freed after all\n"
-    "work on it, and stream is only checked. The call does not wait: order the stream behind the work on\n"
-    "the memory. A view sets it for the whole buffer. Raises TypeError for None and objects that are not\n"
-    "streams, RuntimeError when closed, BufferError for pool memory with exports and a stream of another\n"
-    "library. Safe from every thread. Driver: none.";
+    "Memory of a pool is freed in the order of the stream; for memory with mr= in from_handle(),\n"
+    "mr.deallocate() gets the stream. Managed memory without a pool is freed after all work on it, and\n"
+    "stream is only checked. The call does not wait: order the stream behind the work on the memory. A\n"
+    "view sets it for the whole buffer. Raises TypeError for None and objects that are not streams,\n"
+    "RuntimeError when closed, BufferError for pool memory with exports and a stream of another library.\n"
+    "Safe from every thread. Driver: none.";
 
 const char mm_buffer_close_doc[] =
     "close($self, /, stream=None)\n--\n\n"
-    "Free the memory; again is allowed.\n"
+    "Free the memory. Closing a second time does nothing.\n"
     "\n"
-    "Waits for work that uses the memory, and with a stream for everything queued on it. Memory of a\n"
-    "pool is freed without waiting, in the order of the stream, or without one of the stream it was\n"
-    "allocated on. Releases the owner, the memory resource and the parent of a view. Closing a view\n"
-    "ends that view only.\n"
+    "Waits for work that uses the memory and, with a stream, for all work queued there. Memory of a pool\n"
+    "is freed without waiting, in the order of the stream; without one, in the order of the stream of the\n"
+    "allocation. Releases the owner, the memory resource and the parent of a view. Closing a view ends\n"
+    "only that view.\n"
     "\n"
     "After these errors the buffer stays open and can be closed again: BufferError while a memoryview,\n"
     "NumPy array or DLPack tensor of the memory lives; CUDAError for pool memory on a stream that captures\n"
-    "a graph, and inside a host function; any exception of mr.deallocate(). After another CUDAError, when\n"
-    "the driver refuses, the buffer counts as closed. Safe from every thread; other threads run meanwhile.\n"
+    "a graph, and inside a host function; any exception of mr.deallocate(). After any other CUDAError the\n"
+    "buffer counts as closed. Safe from every thread; other threads run meanwhile.\n"
     "Driver: cuMemFree, cuMemFreeAsync, cuStreamSynchronize.";
