@@ -107,10 +107,10 @@ int mm_home_init(PyObject *module, mm_state *state);
 int mm_dtype_init(PyObject *module, mm_state *state);
 
 /* Makes a heap type from a spec, stores it and adds it to the module. */
-int mm_add_type(PyObject *module, PyType_Spec *spec, PyTypeObject **into);
+int mm_add_type(PyObject *module, PyType_Spec *spec, PyTypeObject **type);
 
-/* A named tuple with these fields, of which it takes over the references; any of them may be NULL,
- * with an exception, which is then passed on. */
+/* A named tuple of these fields, which takes their references. A NULL field is a failure whose exception
+ * is set: the others are released, and NULL is returned. */
 PyObject *mm_record_new(PyTypeObject *type, PyObject *const *fields, int count);
 
 #endif
