@@ -15,8 +15,9 @@ os.environ.setdefault("MANAGEDMEM_DRIVER", "emulator")
 
 import pytest
 
-import helpers
-from helpers import BUDGET, EMULATED, GIB, MIB, PAGE, live_managed_bytes, settle, warm_up
+import programs
+from constants import BUDGET, EMULATED, GIB, MIB, PAGE
+from live_memory import live_managed_bytes, settle, warm_up
 
 FREE_MEMORY_WANTED = 2 * GIB
 
@@ -166,12 +167,12 @@ def nothing_leaks(request):
     emulator.clear_failures()
     gc.collect()
     before = emulator.live()
-    helpers.schedule_of_subprocesses = schedule_of(request.node)
+    programs.schedule_of_subprocesses = schedule_of(request.node)
     emulator.schedule(schedule_of(request.node))
     yield
     emulator.clear_failures()
     emulator.schedule("eager")
-    helpers.schedule_of_subprocesses = "eager"  # for fixtures of modules, which come first
+    programs.schedule_of_subprocesses = "eager"  # for fixtures of modules, which come first
     gc.collect()
     settle()
     if getattr(request.node, "call_failed", True):

@@ -9,7 +9,8 @@ import random
 import pytest
 
 import managedmem
-from helpers import PAGE, cupy_device, torch_device
+from constants import PAGE
+from foreign_objects import cupy_device, torch_device
 from managedmem import Device, Host, ManagedBuffer, emulator
 
 

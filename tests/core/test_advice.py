@@ -9,21 +9,19 @@ import pytest
 
 import libraries
 import managedmem
-from helpers import (
-    ADVICES,
-    EMULATED,
-    PAGE,
-    advices,
+from calls import advices
+from constants import ADVICES, EMULATED, PAGE
+from foreign_objects import (
     bindings_object,
     cupy_device,
     foreign,
     jax_device,
     numba_device,
     numpy_bool,
-    run_python,
     torch_device,
 )
 from managedmem import Device, Host, ManagedBuffer
+from programs import run_python
 
 
 def twin(buffer):

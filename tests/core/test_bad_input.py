@@ -10,18 +10,12 @@ import ctypes
 import pytest
 
 import managedmem
-from helpers import (
-    ADVICES,
-    PAGE,
-    CudaArray,
-    contents,
-    device_memory,
-    foreign,
-    pattern,
-    run_python,
-    write,
-)
+from constants import ADVICES, PAGE
+from contents import contents, pattern, write
+from driver import device_memory
+from foreign_objects import CudaArray, foreign
 from managedmem import Device, Host, ManagedBuffer, ManagedMemoryResource, emulator
+from programs import run_python
 
 PLACED = {
     "preferred_location": lambda b, where: setattr(b, "preferred_location", where),

@@ -8,7 +8,9 @@ import weakref
 import pytest
 
 import managedmem
-from helpers import MIB, PAGE, contents, device_memory, managed_memory, write
+from constants import MIB, PAGE
+from contents import contents, write
+from driver import device_memory, managed_memory
 from managedmem import Device, Host, ManagedBuffer, ManagedMemoryResource, emulator
 
 

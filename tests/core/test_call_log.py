@@ -3,7 +3,8 @@
 import pytest
 
 import managedmem
-from helpers import MIB, PAGE, advices, names, range_queries
+from calls import advices, names, range_queries
+from constants import MIB, PAGE
 from managedmem import Host, emulator
 
 pytestmark = pytest.mark.emulator_only

@@ -11,7 +11,8 @@ import gc
 import pytest
 
 import managedmem
-from helpers import CAPTURE_GLOBAL, CAPTURE_RELAXED, MIB, capturing, raw_driver
+from constants import MIB
+from driver import CAPTURE_GLOBAL, CAPTURE_RELAXED, capturing, raw_driver
 from managedmem import Host, ManagedMemoryResource, Stream
 
 pytestmark = pytest.mark.usefixtures("current_device")

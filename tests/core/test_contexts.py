@@ -8,16 +8,10 @@ import threading
 import pytest
 
 import managedmem
-from helpers import (
-    MIB,
-    PAGE,
-    capturing,
-    contents,
-    pattern,
-    raw_driver,
-    settle,
-    write,
-)
+from constants import MIB, PAGE
+from contents import contents, pattern, write
+from driver import capturing, raw_driver
+from live_memory import settle
 from managedmem import (
     CUDAError,
     Device,

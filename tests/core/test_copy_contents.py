@@ -3,7 +3,8 @@
 import pytest
 
 import managedmem
-from helpers import MIB, PAGE, contents, pattern, write
+from constants import MIB, PAGE
+from contents import contents, pattern, write
 from managedmem import Device, Host
 
 PLACES = [Host(), Device(0), None]

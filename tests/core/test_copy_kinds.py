@@ -10,21 +10,13 @@ import pickle
 import pytest
 
 import managedmem
-from helpers import (
-    CAPTURE_RELAXED,
-    EMULATED,
-    MIB,
-    PAGE,
-    CudaArray,
-    capturing,
-    contents,
-    names,
-    pattern,
-    raw_driver,
-    run_python,
-    write,
-)
+from calls import names
+from constants import EMULATED, MIB, PAGE
+from contents import contents, pattern, write
+from driver import CAPTURE_RELAXED, capturing, raw_driver
+from foreign_objects import CudaArray
 from managedmem import Device, DeviceMemoryResource, Host, ManagedMemoryResource, Stream, emulator
+from programs import run_python
 
 LAST = Device.all()[-1]
 SIZE = MIB + 3

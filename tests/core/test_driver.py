@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 import managedmem
-from helpers import EMULATED, run_python
+from constants import EMULATED
+from programs import run_python
 
 SHOW_ERROR = """
 import managedmem as mm

@@ -10,7 +10,10 @@ import itertools
 import pytest
 
 import managedmem
-from helpers import EMULATED, PAGE, CudaArray, capturing, contents, device_memory, pattern, write
+from constants import EMULATED, PAGE
+from contents import contents, pattern, write
+from driver import capturing, device_memory
+from foreign_objects import CudaArray
 from managedmem import (
     Device,
     DeviceMemoryResource,
@@ -408,7 +411,7 @@ class TestExports:
     @buffers
     def test_dlpack_and_array_interface_have_a_null_pointer(self, make, buf):
         """As both specifications ask for."""
-        from helpers import capsule_struct
+        from dlpack import capsule_struct
 
         buffer = make(buf)
         interface = buffer.__cuda_array_interface__
@@ -434,7 +437,7 @@ def test_of_a_pool(stream):
 
 
 def test_on_a_driver_without_batch_calls():
-    from helpers import run_python
+    from programs import run_python
 
     run_python(
         """

@@ -8,17 +8,12 @@ import pickle
 import pytest
 
 import managedmem
-from helpers import (
-    MIB,
-    PAGE,
-    contents,
-    managed_memory,
-    pattern,
-    run_python,
-    torch_device,
-    write,
-)
+from constants import MIB, PAGE
+from contents import contents, pattern, write
+from driver import managed_memory
+from foreign_objects import torch_device
 from managedmem import CUDAError, CUDAOutOfMemoryError, Device, Host, emulator
+from programs import run_python
 
 UNKNOWN = 999
 # The driver may report the failure of earlier, asynchronous work from any call.

@@ -7,8 +7,12 @@ import textwrap
 import pytest
 
 import managedmem
-from helpers import MIB, PAGE, CudaArray, contents, numpy_bool, pattern, run_python, settle, write
+from constants import MIB, PAGE
+from contents import contents, pattern, write
+from foreign_objects import CudaArray, numpy_bool
+from live_memory import settle
 from managedmem import Device, Host, emulator
+from programs import run_python
 
 LOCATED = {
     "advise": lambda t, where: managedmem.advise(t, "set_preferred_location", where),

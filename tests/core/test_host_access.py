@@ -13,18 +13,12 @@ import sys
 import pytest
 
 import managedmem
-from helpers import (
-    EMULATED,
-    PAGE,
-    CudaArray,
-    capsule_struct,
-    device_memory,
-    managed_memory,
-    pinned_memory,
-    raw_driver,
-    run_python,
-)
+from constants import EMULATED, PAGE
+from dlpack import capsule_struct
+from driver import device_memory, managed_memory, pinned_memory, raw_driver
+from foreign_objects import CudaArray
 from managedmem import Host, ManagedBuffer, PrefetchPlan, emulator
+from programs import run_python
 
 DRIVER = "emulator" if EMULATED else "cuda"
 READ_ONLY = 1
@@ -98,7 +92,7 @@ assert bytes(own) == bytes(4096)
     def test_is_not_copied_for_an_object_of_another_library(self, emulated):
         run(
             """
-from helpers import CudaArray, foreign
+from foreign_objects import CudaArray, foreign
 bad = foreign("cuda.core", "Buffer", handle=8, size=4096)
 for other in (bad, CudaArray(own, pointer=8, shape=(4096,))):
     for act in (own.copy_from, own.copy_to):

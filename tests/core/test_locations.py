@@ -10,16 +10,16 @@ import weakref
 import pytest
 
 import managedmem
-from helpers import (
+from foreign_objects import (
     bindings_object,
     cupy_device,
     foreign,
     jax_device,
     numba_device,
-    run_python,
     torch_device,
 )
 from managedmem import Device, Host
+from programs import run_python
 
 HOSTS = ["Host()", "Host(numa_id=0)", "Host(numa_id=1)", "Host.numa_current()"]
 LOCATIONS = [*HOSTS, "Device(0)"]

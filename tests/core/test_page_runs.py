@@ -9,7 +9,10 @@ import weakref
 import pytest
 
 import managedmem
-from helpers import EMULATED, MIB, PAGE, contents, device_memory, range_queries
+from calls import range_queries
+from constants import EMULATED, MIB, PAGE
+from contents import contents
+from driver import device_memory
 from managedmem import Device, Host, ManagedBuffer, PageRun
 from memory_model import Page, merged
 

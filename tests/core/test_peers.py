@@ -14,8 +14,11 @@ import sys
 import pytest
 
 import managedmem
-from helpers import EMULATED, cupy_device, names, run_python, torch_device
+from calls import names
+from constants import EMULATED
+from foreign_objects import cupy_device, torch_device
 from managedmem import Device, DeviceMemoryResource, Host, PeerAccessibleBySetProxy, emulator
+from programs import run_python
 
 OWNER = Device(0)
 PEERS = Device.all()[1:]

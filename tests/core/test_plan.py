@@ -14,23 +14,10 @@ import pytest
 
 import libraries
 import managedmem
-from helpers import (
-    CAPTURE_GLOBAL,
-    EMULATED,
-    KIB,
-    MIB,
-    PAGE,
-    CudaArray,
-    capturing,
-    contents,
-    device_memory,
-    foreign,
-    managed_memory,
-    pattern,
-    raw_driver,
-    run_python,
-    write,
-)
+from constants import EMULATED, KIB, MIB, PAGE
+from contents import contents, pattern, write
+from driver import CAPTURE_GLOBAL, capturing, device_memory, managed_memory, raw_driver
+from foreign_objects import CudaArray, foreign
 from managedmem import (
     CUDAError,
     Device,
@@ -41,6 +28,7 @@ from managedmem import (
     PrefetchPlan,
     Stream,
 )
+from programs import run_python
 
 emulator_only = pytest.mark.emulator_only
 

@@ -6,8 +6,11 @@ import re
 import pytest
 
 import managedmem
-from helpers import KIB, MIB, PAGE, CudaArray, names, run_python
+from calls import names
+from constants import KIB, MIB, PAGE
+from foreign_objects import CudaArray
 from managedmem import Device, Host, PrefetchPlan, Stream
+from programs import run_python
 
 pytestmark = pytest.mark.emulator_only
 

@@ -13,19 +13,10 @@ import weakref
 import pytest
 
 import managedmem
-from helpers import (
-    MIB,
-    PAGE,
-    CudaArray,
-    advices,
-    capturing,
-    device_memory,
-    managed_memory,
-    numpy_bool,
-    range_queries,
-    raw_driver,
-    run_python,
-)
+from calls import advices, range_queries
+from constants import MIB, PAGE
+from driver import capturing, device_memory, managed_memory, raw_driver
+from foreign_objects import CudaArray, numpy_bool
 from managedmem import (
     AppliedPolicy,
     CUDAError,
@@ -36,6 +27,7 @@ from managedmem import (
     MigrationPolicy,
     Stream,
 )
+from programs import run_python
 
 SET_RM, UNSET_RM, SET_PL, UNSET_PL, SET_AB, UNSET_AB = range(1, 7)
 

@@ -10,26 +10,15 @@ import weakref
 import pytest
 
 import managedmem
-from helpers import (
-    ADVICES,
-    CAPTURE_GLOBAL,
-    CAPTURE_RELAXED,
-    EMULATED,
-    MIB,
-    PAGE,
-    ProtocolStream,
-    capturing,
-    consume,
-    contents,
-    names,
-    pattern,
-    raw_driver,
-    run_deleter,
-    run_python,
-    settle,
-    write,
-)
+from calls import names
+from constants import ADVICES, EMULATED, MIB, PAGE
+from contents import contents, pattern, write
+from dlpack import consume, run_deleter
+from driver import CAPTURE_GLOBAL, CAPTURE_RELAXED, capturing, raw_driver
+from foreign_objects import ProtocolStream
+from live_memory import settle
 from managedmem import Device, DeviceMemoryResource, Host, ManagedMemoryResource, Stream, emulator
+from programs import run_python
 
 KEEP_ALL = 2**64 - 1
 

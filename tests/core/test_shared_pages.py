@@ -6,17 +6,11 @@ import random
 import pytest
 
 import managedmem
-from helpers import (
-    MIB,
-    PAGE,
-    CudaArray,
-    contents,
-    managed_memory,
-    pattern,
-    raw_driver,
-    settle,
-    write,
-)
+from constants import MIB, PAGE
+from contents import contents, pattern, write
+from driver import managed_memory, raw_driver
+from foreign_objects import CudaArray
+from live_memory import settle
 from managedmem import Device, Host, PrefetchPlan
 
 HALF = PAGE // 2

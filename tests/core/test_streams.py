@@ -7,19 +7,10 @@ import operator
 import pytest
 
 import managedmem
-from helpers import (
-    CAPTURE_GLOBAL,
-    CAPTURE_RELAXED,
-    MIB,
-    PAGE,
-    ProtocolStream,
-    bindings_object,
-    capturing,
-    contents,
-    foreign,
-    pattern,
-    write,
-)
+from constants import MIB, PAGE
+from contents import contents, pattern, write
+from driver import CAPTURE_GLOBAL, CAPTURE_RELAXED, capturing
+from foreign_objects import ProtocolStream, bindings_object, foreign
 from managedmem import Device, Host, Stream, emulator
 
 SPECIAL_HANDLES = {"legacy": 0, "legacy by number": 1, "per thread": 2}

@@ -6,7 +6,7 @@ do not reach system memory.
 
 import pytest
 
-from helpers import run_python
+from programs import run_python
 
 PAGEABLE = "pageable=1"
 SETUP = """

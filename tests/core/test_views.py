@@ -8,7 +8,8 @@ import struct
 import pytest
 
 import managedmem
-from helpers import EMULATED, PAGE, contents, pattern, write
+from constants import EMULATED, PAGE
+from contents import contents, pattern, write
 from managedmem import Device, Host, emulator
 
 # dtype name, memoryview format, item size

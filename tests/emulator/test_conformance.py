@@ -15,8 +15,8 @@ from types import SimpleNamespace
 import pytest
 
 import managedmem
+from constants import EMULATED
 from headers import HEADERS_WANTED, cuda_include
-from helpers import EMULATED
 from paths import TESTS
 
 SOURCES = TESTS / "conformance"

@@ -6,9 +6,11 @@ import threading
 import pytest
 
 import managedmem
-from helpers import CAPTURE_GLOBAL, EMULATED, PAGE, capturing, run_python
+from constants import EMULATED, PAGE
+from driver import CAPTURE_GLOBAL, capturing
 from managedmem import Device, Host, ManagedBuffer, _managedmem
 from presets import LIBRARY, functions
+from programs import run_python
 
 
 def seen(pointer, size=PAGE):

@@ -10,19 +10,11 @@ import weakref
 import pytest
 
 import managedmem
-from helpers import (
-    CAPTURE_RELAXED,
-    EMULATED,
-    MIB,
-    PAGE,
-    capturing,
-    contents,
-    device_memory,
-    pattern,
-    run_python,
-    write,
-)
+from constants import EMULATED, MIB, PAGE
+from contents import contents, pattern, write
+from driver import CAPTURE_RELAXED, capturing, device_memory
 from managedmem import Device, DeviceMemoryResource, Host, ManagedBuffer, emulator
+from programs import run_python
 
 DTYPES = [
     *("bool", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64"),

@@ -6,8 +6,9 @@ import importlib
 import pytest
 
 import managedmem
-from helpers import EMULATED, MIB, PAGE, run_python
+from constants import EMULATED, MIB, PAGE
 from managedmem import CUDAError, Device, Host, ManagedBuffer
+from programs import run_python
 
 cupy = pytest.importorskip("cupy", reason="needs CuPy")
 mm_cupy = importlib.import_module("managedmem.cupy")

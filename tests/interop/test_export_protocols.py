@@ -10,22 +10,13 @@ import gc
 import pytest
 
 import managedmem
-from helpers import (
-    PAGE,
-    DLManagedTensorVersioned,
-    ProtocolStream,
-    capsule_name,
-    capsule_struct,
-    consume,
-    contents,
-    device_memory,
-    pattern,
-    raw_driver,
-    run_deleter,
-    run_python,
-    write,
-)
+from constants import PAGE
+from contents import contents, pattern, write
+from dlpack import DLManagedTensorVersioned, capsule_name, capsule_struct, consume, run_deleter
+from driver import device_memory, raw_driver
+from foreign_objects import ProtocolStream
 from managedmem import Host, ManagedBuffer
+from programs import run_python
 
 CUDA_MANAGED = 13
 VERSIONED = {"unversioned": {}, "versioned": {"max_version": (1, 0)}}
@@ -272,7 +263,7 @@ class TestDlpackArguments:
         done = run_python(
             f"""
             import managedmem
-            from helpers import capsule_struct
+            from dlpack import capsule_struct
             class Mine(managedmem.ManagedBuffer):
                 def copy_to(self, dst=None, *, stream=None):
                     return {answer}

@@ -18,18 +18,12 @@ from pathlib import Path
 import pytest
 
 import managedmem
-from helpers import (
-    EMULATED,
-    PAGE,
-    ProtocolStream,
-    contents,
-    foreign,
-    managed_memory,
-    raw_driver,
-    run_python,
-    write,
-)
+from constants import EMULATED, PAGE
+from contents import contents, write
+from driver import managed_memory, raw_driver
+from foreign_objects import ProtocolStream, foreign
 from managedmem import Host, ManagedBuffer, ManagedMemoryResource, Stream
+from programs import run_python
 
 LEGACY = 1
 

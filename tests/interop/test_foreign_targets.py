@@ -11,17 +11,10 @@ import warnings
 import pytest
 
 import managedmem
-from helpers import (
-    EMULATED,
-    PAGE,
-    CudaArray,
-    contents,
-    device_memory,
-    managed_memory,
-    pattern,
-    raw_driver,
-    write,
-)
+from constants import EMULATED, PAGE
+from contents import contents, pattern, write
+from driver import device_memory, managed_memory, raw_driver
+from foreign_objects import CudaArray
 from managedmem import Device, Host, emulator
 
 ROWS = 16  # of one page each, in what `matrix` gives

@@ -6,7 +6,9 @@ import pytest
 
 import libraries
 import managedmem
-from helpers import PAGE, capturing, contents, pattern, write
+from constants import PAGE
+from contents import contents, pattern, write
+from driver import capturing
 from libraries import STREAMS, Numba
 from managedmem import Host, ManagedBuffer, PrefetchPlan
 

@@ -12,7 +12,9 @@ import pytest
 
 import libraries
 import managedmem
-from helpers import EMULATED, PAGE, contents, device_memory, pattern, write
+from constants import EMULATED, PAGE
+from contents import contents, pattern, write
+from driver import device_memory
 from libraries import CudaCore, CudaCoreView, CuPy, Jax, Numba, NumPy, Torch, is_managed
 from managedmem import ManagedBuffer
 

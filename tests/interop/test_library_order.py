@@ -12,7 +12,8 @@ import pytest
 
 import libraries
 import managedmem
-from helpers import MIB, raw_driver
+from constants import MIB
+from driver import raw_driver
 from libraries import STREAMS, handle_of, torch_works_on
 from managedmem import Host
 

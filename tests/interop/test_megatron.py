@@ -5,8 +5,10 @@ import itertools
 
 import pytest
 
-from helpers import PAGE, names, run_python
+from calls import names
+from constants import PAGE
 from managedmem import Device, Host, emulator
+from programs import run_python
 from tensors import HAS_CUDA, gpu_only, last_prefetch, memory, mt, small_model, torch
 
 CPU = -1

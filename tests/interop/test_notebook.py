@@ -6,8 +6,9 @@ import types
 import pytest
 
 import managedmem
-from helpers import PAGE, run_python
+from constants import PAGE
 from managedmem import ManagedBuffer
+from programs import run_python
 
 numpy = pytest.importorskip("numpy", reason="needs NumPy")
 

@@ -7,8 +7,9 @@ import importlib
 
 import pytest
 
-from helpers import EMULATED, PAGE, run_python
+from constants import EMULATED, PAGE
 from managedmem import Device, ManagedBuffer
+from programs import run_python
 
 cuda = pytest.importorskip("numba.cuda", reason="needs numba-cuda")
 mm_numba = importlib.import_module("managedmem.numba")

@@ -6,22 +6,13 @@ import threading
 import pytest
 
 import managedmem
-from helpers import (
-    CAPTURE_GLOBAL,
-    CAPTURE_RELAXED,
-    MIB,
-    PAGE,
-    ProtocolStream,
-    capturing,
-    contents,
-    device_memory,
-    names,
-    pattern,
-    pinned_memory,
-    run_python,
-    write,
-)
+from calls import names
+from constants import MIB, PAGE
+from contents import contents, pattern, write
+from driver import CAPTURE_GLOBAL, CAPTURE_RELAXED, capturing, device_memory, pinned_memory
+from foreign_objects import ProtocolStream
 from managedmem import Device, Host, ManagedBuffer, Stream, emulator
+from programs import run_python
 
 numpy = pytest.importorskip("numpy", reason="needs NumPy")
 
@@ -338,7 +329,7 @@ class TestWithoutConcurrentAccess:
         self.run(
             """
             import managedmem as mm
-            from helpers import capturing
+            from driver import capturing
             with mm.empty(4096) as buf, mm.Stream() as stream:
                 with capturing(stream) as capture:
                     try:

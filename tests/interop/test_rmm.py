@@ -7,7 +7,7 @@ import textwrap
 import pytest
 
 import libraries
-from helpers import EMULATED, PAGE
+from constants import EMULATED, PAGE
 from managedmem import Device, ManagedBuffer
 from paths import ROOT
 

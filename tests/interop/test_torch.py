@@ -11,8 +11,11 @@ import threading
 import pytest
 
 import managedmem
-from helpers import ADVICES, PAGE, advices, contents, names, run_python
+from calls import advices, names
+from constants import ADVICES, PAGE
+from contents import contents
 from managedmem import Device, Host, emulator
+from programs import run_python
 from tensors import (
     DTYPES,
     gpu_only,

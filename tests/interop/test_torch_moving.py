@@ -7,8 +7,9 @@ import os
 import pytest
 
 import managedmem
-from helpers import EMULATED, MIB, PAGE, run_python
+from constants import EMULATED, MIB, PAGE
 from managedmem import Device, Host, ManagedBuffer, emulator
+from programs import run_python
 from tensors import DTYPES, assert_same, gpu_only, mt, small_model, snapshot, tensors_of, torch
 
 

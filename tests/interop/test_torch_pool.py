@@ -7,8 +7,9 @@ import threading
 import pytest
 
 import managedmem
-from helpers import EMULATED, run_python
+from constants import EMULATED
 from managedmem import CUDAError, Device, Host, ManagedBuffer
+from programs import run_python
 from tensors import in_pool, is_managed, torch
 
 _torch_pool = importlib.import_module("managedmem.torch._pool")

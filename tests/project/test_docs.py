@@ -9,7 +9,7 @@ import pytest
 
 import documents
 import managedmem
-from helpers import run_python
+from programs import run_python
 
 PAGES = [page for page in documents.PAGES if page.parent != documents.ROOT]
 WITH_PYTHON = [page for page in PAGES if documents.python_blocks(page)]

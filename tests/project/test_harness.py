@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-import helpers
 import managedmem
-from helpers import run_program, run_python
+import programs
 from paths import ROOT, TESTS
+from programs import run_program, run_python
 
 pytestmark = pytest.mark.emulator_only
 
@@ -28,7 +28,7 @@ import threading
 
 import pytest
 
-from helpers import raw_driver
+from driver import raw_driver
 from managedmem import Stream, emulator
 """
 
@@ -190,7 +190,7 @@ class TestHangs:
 
 @pytest.fixture(scope="class", params=range(8))
 def schedule_of_a_fixture(request):
-    return helpers.schedule_of_subprocesses
+    return programs.schedule_of_subprocesses
 
 
 def test_processes_of_a_wide_fixture_do_not_depend_on_the_test_before(schedule_of_a_fixture):

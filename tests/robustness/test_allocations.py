@@ -12,7 +12,7 @@ import pytest
 import operations
 from allocations import FRAME_OF_CPYTHON
 from first_uses import FIRST_USE
-from helpers import build_allocations, parameters_of, run_python
+from programs import build_allocations, parameters_of, run_python
 
 pytestmark = pytest.mark.emulator_only
 

@@ -7,7 +7,9 @@ import weakref
 
 import pytest
 
-from helpers import PAGE, consume, contents, pattern, run_deleter, run_python, write
+from constants import PAGE
+from contents import contents, pattern, write
+from dlpack import consume, run_deleter
 from managedmem import (
     DeviceMemoryResource,
     Host,
@@ -15,6 +17,7 @@ from managedmem import (
     ManagedMemoryResource,
     Stream,
 )
+from programs import run_python
 
 
 class Owner:

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 import managedmem
-from helpers import PAGE, run_python
+from constants import PAGE
 from managedmem import (
     DeviceMemoryResource,
     DType,
@@ -21,6 +21,7 @@ from managedmem import (
     Stream,
     _managedmem,
 )
+from programs import run_python
 
 
 @pytest.fixture(autouse=True)

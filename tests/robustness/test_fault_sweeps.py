@@ -10,8 +10,8 @@ import os
 import pytest
 
 import fault_sweeps
-from helpers import run_python
 from managedmem import Device
+from programs import run_python
 
 pytestmark = pytest.mark.emulator_only
 

@@ -15,8 +15,10 @@ import re
 import pytest
 
 import managedmem
+from constants import PAGE
+from driver import raw_driver
 from first_uses import FIRST_USE
-from helpers import PAGE, raw_driver, run_python, settle
+from live_memory import settle
 from managedmem import (
     CUDAError,
     CUDAOutOfMemoryError,
@@ -40,6 +42,7 @@ from operations import (
     everything,
     uncovered,
 )
+from programs import run_python
 
 pytestmark = pytest.mark.emulator_only
 

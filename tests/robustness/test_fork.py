@@ -6,11 +6,11 @@ threads and its own driver along.
 
 import pytest
 
-from helpers import run_python
+from programs import run_python
 
 PRELUDE = """
 import gc, os, sys
-import helpers
+import foreign_objects
 import managedmem
 from managedmem import Device, Host, ManagedBuffer, ManagedMemoryResource, Stream
 
@@ -100,7 +100,7 @@ OPERATIONS = {
     "Device.all": "Device.all()",
     "dlpack after a stream": "buf.__dlpack__(stream=12345)",
     "len of a set": "len(members)",
-    "location of torch": "buf.prefetch(helpers.torch_device('cuda'))",
+    "location of torch": "buf.prefetch(foreign_objects.torch_device('cuda'))",
     "device of a resource": "resource.device_id",
     "device of a buffer": "wrapped.device_id",
     "is_managed": "wrapped.is_managed",
@@ -313,7 +313,7 @@ def test_letting_go_of_what_a_thread_of_the_parent_was_using():
         + SETUP
         + """
 import ctypes, signal, threading, time, warnings
-from helpers import raw_driver
+from driver import raw_driver
 from managedmem import emulator
 warnings.simplefilter("ignore", DeprecationWarning)  # forking with threads is the point here
 emulator.schedule("lazy")

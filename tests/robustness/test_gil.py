@@ -11,8 +11,8 @@ import sysconfig
 
 import pytest
 
-from helpers import run_python
 from operations import OPERATIONS
+from programs import run_python
 
 pytestmark = [
     pytest.mark.emulator_only,
@@ -56,7 +56,8 @@ PRELUDE = """
 import ctypes, gc, json
 import managedmem
 from managedmem import *
-from helpers import consume, raw_driver
+from dlpack import consume
+from driver import raw_driver
 
 def probe():
     "From now on each line of the log says whether the GIL was held."
@@ -198,7 +199,7 @@ def test_the_end_of_the_interpreter_waits_without_the_gil():
     done = run_python(
         """
         import atexit, ctypes, threading, time
-        from helpers import consume
+        from dlpack import consume
         from managedmem import ManagedBuffer, empty
         inside = threading.Event()
 

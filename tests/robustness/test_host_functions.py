@@ -8,17 +8,11 @@ import threading
 import pytest
 
 import managedmem
-from helpers import (
-    EMULATED,
-    PAGE,
-    consume,
-    contents,
-    run_deleter,
-    run_python,
-    settle,
-    write,
-)
+from constants import EMULATED, PAGE
+from contents import contents, write
+from dlpack import consume, run_deleter
 from host_functions import end_inside, run_inside
+from live_memory import settle
 from managedmem import (
     Device,
     DeviceMemoryResource,
@@ -29,6 +23,7 @@ from managedmem import (
     emulator,
 )
 from presets import functions
+from programs import run_python
 
 POOLS = managedmem.driver_info()["version"] >= 13000
 needs_pools = pytest.mark.skipif(not POOLS, reason="pools of managed memory need CUDA 13.0")
@@ -307,7 +302,8 @@ class TestClosing:
             """
             import ctypes, faulthandler, threading, time
             import managedmem
-            from helpers import EMULATED, raw_driver
+            from constants import EMULATED
+            from driver import raw_driver
             from managedmem import *
             stream, waiting, said = Stream(), threading.Event(), []
             if EMULATED:

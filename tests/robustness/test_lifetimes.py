@@ -18,16 +18,10 @@ import pytest
 
 import managedmem
 import operations
-from helpers import (
-    PAGE,
-    consume,
-    contents,
-    pattern,
-    run_deleter,
-    run_python,
-    torch_device,
-    write,
-)
+from constants import PAGE
+from contents import contents, pattern, write
+from dlpack import consume, run_deleter
+from foreign_objects import torch_device
 from managedmem import (
     AppliedPolicy,
     Device,
@@ -40,6 +34,7 @@ from managedmem import (
     Stream,
     _managedmem,
 )
+from programs import run_python
 
 ROUNDS = 1000
 HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE
@@ -575,7 +570,7 @@ EXITS = {
     "a live memoryview": "v = memoryview(ManagedMemoryResource().allocate(4096))",
     "a live capsule": "c = ManagedMemoryResource().allocate(4096).__dlpack__()",
     "a consumed capsule never released": (
-        "t = helpers.consume(ManagedMemoryResource().allocate(4096).__dlpack__())"
+        "t = dlpack.consume(ManagedMemoryResource().allocate(4096).__dlpack__())"
     ),
     "a live stream with work": (
         "s = Stream(); b = ManagedMemoryResource().allocate(4096); b.prefetch(Host(), stream=s)"
@@ -629,7 +624,7 @@ class TestExit:
     @pytest.mark.parametrize("name", EXITS)
     def test_interpreter_ends_quietly(self, name):
         done = run_python(
-            "import managedmem, helpers\n"
+            "import managedmem, dlpack\n"
             "from managedmem import Device, Host, ManagedBuffer, ManagedMemoryResource, Stream\n"
             + EXITS[name],
             check=False,

@@ -3,8 +3,9 @@
 import pytest
 
 import managedmem
-from helpers import EMULATED, run_python
+from constants import EMULATED
 from managedmem import Device
+from programs import run_python
 
 pytest.importorskip("hypothesis", reason="needs hypothesis")
 

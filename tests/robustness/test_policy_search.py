@@ -3,8 +3,9 @@
 import pytest
 
 import policy_search
-from helpers import MIB, PAGE, run_python
+from constants import MIB, PAGE
 from managedmem import Device, Host, MigrationPolicy
+from programs import run_python
 
 # The cases from here on include every kind that was once not exact.
 FIRST, CASES = 3000, 1000

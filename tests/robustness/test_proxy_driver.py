@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 import managedmem
-from helpers import EMULATED, run_python
+from constants import EMULATED
 from paths import TESTS
+from programs import run_python
 
 SOURCE = TESTS / "c" / "proxy_driver.c"
 EMULATOR = Path(managedmem.__file__).parent / "libmanagedmem_emulator.so"

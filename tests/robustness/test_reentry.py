@@ -8,7 +8,7 @@ during every operation; this file has one test for each operation.
 import pytest
 
 import reentry
-from helpers import explore, parameters_of, run_python
+from programs import explore, parameters_of, run_python
 
 pytestmark = pytest.mark.emulator_only
 
@@ -59,7 +59,7 @@ class TestOwnersOfTensors:
             f"""
             import ctypes, faulthandler
             import managedmem
-            from helpers import consume
+            from dlpack import consume
 
             faulthandler.dump_traceback_later(30, exit=True)
             seen = []
@@ -88,7 +88,7 @@ class TestEndOfTheInterpreter:
         done = run_python(
             """
             import ctypes, faulthandler, threading, time
-            from helpers import raw_driver
+            from driver import raw_driver
             from managedmem import Stream, emulator
 
             class ClosesAtTheEnd:

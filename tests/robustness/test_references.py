@@ -11,8 +11,8 @@ import pytest
 
 import operations
 import references
-from helpers import build_allocations, explore, parameters_of, run_python
 from managedmem import Device
+from programs import build_allocations, explore, parameters_of, run_python
 
 pytestmark = pytest.mark.emulator_only
 

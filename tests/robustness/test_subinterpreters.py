@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from helpers import run_python
+from programs import run_python
 from subinterpreters import PRELUDE
 
 pytestmark = pytest.mark.skipif(

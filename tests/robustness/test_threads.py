@@ -15,8 +15,12 @@ import time
 import pytest
 
 import managedmem
-from helpers import PAGE, consume, raw_driver, run_python, write
+from constants import PAGE
+from contents import write
+from dlpack import consume
+from driver import raw_driver
 from managedmem import Device, Host, ManagedBuffer, ManagedMemoryResource, Stream
+from programs import run_python
 
 THREADS = 6
 ROUNDS = 25
@@ -473,7 +477,9 @@ def test_a_tensor_is_dropped_while_a_host_function_waits_for_python(last):
         import ctypes, threading, time
         import numpy
         import managedmem
-        from helpers import EMULATED, consume, raw_driver
+        from constants import EMULATED
+        from dlpack import consume
+        from driver import raw_driver
         process = ctypes.CDLL(None)
         free = ctypes.create_string_buffer(64)
         assert process.sem_init(free, 0, 0) == 0
@@ -537,7 +543,8 @@ def test_reads_while_a_host_function_in_python_is_waited_for(waits):
         f"""
         import ctypes, faulthandler, sys, threading, time
         import managedmem
-        from helpers import EMULATED, PAGE, raw_driver
+        from constants import EMULATED, PAGE
+        from driver import raw_driver
         from managedmem import *
         buf, victim = empty(16 * PAGE), empty(16 * PAGE)
         wrapped = ManagedBuffer.from_handle(buf.handle, buf.size)

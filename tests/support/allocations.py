@@ -16,7 +16,7 @@ from importlib.machinery import ExtensionFileLoader, ModuleSpec
 
 import managedmem
 from failing import KINDS, MOST, Wrong, attempt, is_memory_error, prepare, tell
-from helpers import settle, warm_up
+from live_memory import settle, warm_up
 from managedmem import Device
 from operations import HOST, ONE, ZERO, everything
 

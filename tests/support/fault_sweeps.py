@@ -13,8 +13,10 @@ import gc
 import re
 import sys
 
+from constants import PAGE
+from driver import CAPTURE_RELAXED, raw_driver
 from failing import Wrong, tell
-from helpers import CAPTURE_RELAXED, PAGE, raw_driver, settle, warm_up
+from live_memory import settle, warm_up
 from managedmem import CUDAError, Device, emulator
 from operations import (
     DISPATCH_HINT,

@@ -9,8 +9,8 @@ import sys
 import types
 
 import managedmem
+from constants import PAGE
 from failing import KINDS, MOST, Wrong, attempt, is_memory_error, prepare, tell
-from helpers import PAGE
 from managedmem import emulator
 
 # The library remembers facts that never change, so each of these runs in a process that has used no

@@ -3,7 +3,7 @@
 import ctypes
 import gc
 
-from helpers import raw_driver
+from driver import raw_driver
 
 
 def run_inside(action, stream):

@@ -14,7 +14,8 @@ import warnings
 import pytest
 
 import managedmem
-from helpers import EMULATED, raw_driver
+from constants import EMULATED
+from driver import raw_driver
 
 # JAX would otherwise take most of a GPU's memory for itself at its first use.
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")

@@ -7,7 +7,7 @@ differ, it keeps every state that is allowed, until the state that is found deci
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
-from helpers import PAGE
+from constants import PAGE
 
 
 class Page(NamedTuple):

@@ -25,7 +25,9 @@ from hypothesis.stateful import (
 )
 
 import managedmem
-from helpers import EMULATED, PAGE, ProtocolStream, settle, warm_up
+from constants import EMULATED, PAGE
+from foreign_objects import ProtocolStream
+from live_memory import settle, warm_up
 from managedmem import (
     CUDAError,
     Device,

@@ -20,13 +20,9 @@ from pathlib import Path
 import numpy
 
 import managedmem
-from helpers import (
-    PAGE,
-    CudaArray,
-    contents,
-    pattern,
-    write,
-)
+from constants import PAGE
+from contents import contents, pattern, write
+from foreign_objects import CudaArray
 from managedmem import (
     AccessedBySetProxy,
     CUDAError,

@@ -15,7 +15,8 @@ import random
 import sys
 
 import managedmem
-from helpers import EMULATED, PAGE, raw_driver
+from constants import EMULATED, PAGE
+from driver import raw_driver
 from managedmem import CUDAError, Device, Host, MigrationPolicy
 
 MOST_PAGES = 12

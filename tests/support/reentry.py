@@ -14,7 +14,8 @@ import sys
 import threading
 
 import managedmem
-from helpers import PAGE, CudaArray
+from constants import PAGE
+from foreign_objects import CudaArray
 from managedmem import (
     Device,
     Host,

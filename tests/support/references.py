@@ -16,7 +16,8 @@ import sys
 
 import managedmem
 import operations
-from helpers import raw_driver, settle
+from driver import raw_driver
+from live_memory import settle
 from managedmem import Device, Host, emulator
 from operations import LAUNCH_FAILED, OUT_OF_MEMORY, PAGE, Operation
 

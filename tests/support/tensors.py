@@ -7,7 +7,7 @@ import importlib
 
 import pytest
 
-from helpers import EMULATED, MIB
+from constants import EMULATED, MIB
 from managedmem import Device, ManagedBuffer
 
 torch = pytest.importorskip("torch", reason="needs torch")

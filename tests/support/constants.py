@@ -1,0 +1,16 @@
+"""Sizes, and the choice of the driver, that many test files use."""
+
+import mmap
+import os
+
+KIB = 1 << 10
+MIB = 1 << 20
+GIB = 1 << 30
+PAGE = mmap.PAGESIZE
+BUDGET = 512 * MIB
+EMULATED = os.environ.get("MANAGEDMEM_DRIVER", "cuda") != "cuda"
+ADVICES = tuple(
+    verb + name
+    for name in ("read_mostly", "preferred_location", "accessed_by")
+    for verb in ("set_", "unset_")
+)

@@ -1,0 +1,108 @@
+"""Programs in processes of their own, because a process selects its driver once.
+
+A program has tests/support on its path, and the schedule of the test that starts it.
+"""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+from paths import TESTS
+
+schedule_of_subprocesses = "eager"  # conftest.py sets that of the present test
+
+
+def build_allocations(folder):
+    """The allocators of tests/c/allocations.c, or None where there is no compiler for them."""
+    compiler = shutil.which("cc")
+    if compiler is None or not sys.platform.startswith("linux"):
+        return None
+    source = TESTS / "c" / "allocations.c"
+    built = folder / "liballocations.so"
+    flags = ["-std=c11", "-D_GNU_SOURCE", "-O2", "-Wall", "-Wextra", "-Wshadow", "-Werror", "-fPIC"]
+    done = subprocess.run(
+        [compiler, *flags, "-shared", str(source), "-o", str(built), "-lpthread", "-ldl"],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    return built
+
+
+def run_python(code, *, driver="emulator", emulator=None, check=True):
+    """Run code in a fresh interpreter with that MANAGEDMEM_DRIVER (None: unset).
+
+    The emulated driver has the schedule of the present test, unless `emulator` names one.
+    """
+    import managedmem
+
+    env = {k: v for k, v in os.environ.items() if not k.startswith("MANAGEDMEM_")}
+    package_parent = str(Path(managedmem.__file__).resolve().parents[1])
+    paths = [package_parent, str(TESTS / "support"), env.get("PYTHONPATH")]
+    env["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
+    if driver is not None:
+        env["MANAGEDMEM_DRIVER"] = str(driver)
+    options = [emulator] if emulator else []
+    if driver == "emulator" and "schedule" not in (emulator or ""):
+        options.append(f"schedule={schedule_of_subprocesses}")
+    if emulator is not None or options:
+        env["MANAGEDMEM_EMULATOR"] = ",".join(options)
+    done = run_program([sys.executable, "-X", "faulthandler", "-c", textwrap.dedent(code)], env)
+    if check:
+        assert done.returncode == 0, done.stdout + done.stderr
+    return done
+
+
+def parameters_of(request, test):
+    """The names that a test is parametrized with in this run."""
+    items = [item for item in request.session.items if item.originalname == test.__name__]
+    return [item.callspec.params["name"] for item in items]
+
+
+def explore(module, names, at_once):
+    """The findings of main() of a module of tests/, by operation: a text or None.
+
+    It runs in processes of its own, because an operation may end or stop its process. It prints
+    lines of JSON: a list with the name before an operation, and with name and finding after it.
+    """
+    found = {}
+    while names:
+        done = run_python(f"import {module}; {module}.main({names[:at_once]!r})", check=False)
+        lines = [json.loads(line) for line in done.stdout.splitlines()]
+        assert lines, done.stderr
+        for name, *wrong in lines:
+            found[name] = wrong[0] if wrong else f"the process ended in it:\n{done.stderr}"
+        if found[lines[-1][0]] is not None:
+            found[lines[-1][0]] += f"\n{done.stderr}"
+        names = [name for name in names if name not in found]
+    return found
+
+
+def run_program(command, env, patience=40):
+    """Run a Python program to its end; if it hangs, fail with the stacks of all its threads.
+
+    The program must have faulthandler enabled, which writes them when the program is aborted, even
+    if a thread waits in C and keeps the GIL.
+    """
+    with subprocess.Popen(
+        command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            out, err = process.communicate(timeout=patience)
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGABRT)
+            try:
+                out, err = process.communicate(timeout=5)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                out, err = process.communicate()
+            raise AssertionError(f"it did not end within {patience} s\n{out}\n{err}") from None
+        except BaseException:
+            process.kill()
+            raise
+    return subprocess.CompletedProcess(command, process.returncode, out, err)
