@@ -267,6 +267,35 @@ class TestEveryFormOfStream:
         assert buffer.is_closed
 
 
+class TestTheOrderOfLooks:
+    def test_the_protocol_comes_before_the_attribute_of_a_library(self, buf, stream, device0):
+        """The streams of newer versions have both."""
+        cls = type(
+            "Stream", (ProtocolStream,), {"__module__": "torch.cuda.streams", "cuda_stream": "no"}
+        )
+        buf.prefetch(device0, stream=cls(stream.handle))
+        stream.sync()
+        assert buf.last_prefetch_location is device0
+
+    def test_the_module_of_a_class_is_read_once(self, buf, stream, device0):
+        """Not once for each library that it could be from; with the protocol not at all."""
+        reads = []
+
+        class Counting(type):
+            def __getattribute__(cls, name):
+                reads.append(name)
+                return super().__getattribute__(name)
+
+        members = {"__module__": "numba.cuda.cudadrv.driver", "handle": stream.handle}
+        numba = Counting("Stream", (), members)()
+        with_protocol = Counting("Stream", (ProtocolStream,), {})(stream.handle)
+        reads.clear()
+        buf.prefetch(device0, stream=with_protocol)
+        assert "__module__" not in reads
+        buf.prefetch(device0, stream=numba)
+        assert reads.count("__module__") == 1
+
+
 OPERATIONS = {
     "prefetch": lambda b, s: b.prefetch(Device(0), stream=s),
     "discard": lambda b, s: b.discard(stream=s),

@@ -380,6 +380,27 @@ def test_emulator_uses_no_question_word_as_a_name():
         assert not words & QUESTION_WORDS, path.name
 
 
+# The python room's lower files: argument reading, other libraries' objects, locations, streams.
+
+
+def argument_files():
+    names = "args.c foreign_*.c location_*.c stream_object.c"
+    found = {p.name: p for name in names.split() for p in ROOMS["python"].glob(name)}
+    return {name: path.read_text() for name, path in sorted(found.items())}
+
+
+def test_files_that_read_arguments_have_no_circle():
+    files = argument_files()
+    calls = calls_between(files)
+    assert not find_circle(calls)
+    assert "foreign_location.c" in calls["location_device.c"], "calls not found"
+    # The same with a call back up, in the real sources.
+    files["location_object.c"] += (
+        "\nvoid\nseeded(void)\n{\n    (void)mm_read_location(NULL, NULL, NULL);\n}\n"
+    )
+    assert {"location_object.c", "foreign_location.c"} == set(find_circle(calls_between(files)))
+
+
 def measured_without_topic(text, topics):
     """Comments that report a measurement without an existing topic of tests/conformance/."""
     bad = []

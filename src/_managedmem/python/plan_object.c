@@ -121,7 +121,7 @@ read_how(mm_state *state, PyObject *const *given, mm_stream_use *stream, mm_disp
 {
     if (mm_read_dispatch(given[1], &how->dispatch) < 0
         || mm_read_defer(state, given[2], &how->defer) < 0
-        || mm_stream_begin(state, given[0], stream) < 0) {
+        || mm_stream_read_and_enter(state, given[0], stream) < 0) {
         return -1;
     }
     how->stream = stream->handle;

@@ -252,7 +252,7 @@ resource_deallocate(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObj
 
     if (mm_args(&parameters, args, nargs, kwnames, given) < 0
         || mm_read_address_range(given[0], given[1], &start, &size) < 0
-        || (cu = mm_open(state)) == NULL || mm_stream_begin(state, given[2], &use) < 0) {
+        || (cu = mm_open(state)) == NULL || mm_stream_read_and_enter(state, given[2], &use) < 0) {
         return NULL;
     }
     wait = given[2] != NULL && given[2] != Py_None;

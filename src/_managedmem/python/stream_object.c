@@ -1,8 +1,8 @@
-/* stream_object.c: the type Stream. It owns the stream it made; one from a handle belongs to another. */
+/* stream_object.c: the type Stream. It owns the stream that it made, but not one from a handle. */
 #include "stream_object.h"
 
 #include "../memory/retired_pool.h"
-#include "foreign_class.h"
+#include "foreign_stream.h"
 
 #include <stdlib.h>
 
@@ -10,7 +10,7 @@ typedef struct {
     PyObject_HEAD
     PyObject *weakrefs;
     CUstream handle;
-    mm_stream *shared; /* of a stream that was made here, until it is closed; else NULL */
+    mm_stream *shared; /* the stream that this object made, until it is closed; else NULL */
     mm_guard guard;
 } stream_object;
 
@@ -24,144 +24,8 @@ int
 mm_stream_raise_closed(void)
 {
     MM_ASSERT_LEFT();
+    assert(!PyErr_Occurred());
     PyErr_SetString(PyExc_RuntimeError, "Stream is closed");
-    return -1;
-}
-
-static int
-handle_from_int(PyObject *value, const char *what, CUstream *out)
-{
-    long long handle;
-
-    if (mm_read_index(value, what, PyExc_TypeError, &handle) < 0) {
-        return -1;
-    }
-    if (handle < 0) {
-        PyErr_Format(PyExc_ValueError, "%s cannot be negative, got %R", what, value);
-        return -1;
-    }
-    *out = (CUstream)(uintptr_t)handle;
-    return 0;
-}
-
-/* The handle as other libraries write it: an int, a CUstream or cudaStream_t of cuda.bindings, or
- * a ctypes pointer, whose value is None where it is 0. */
-static int
-handle_from_foreign(mm_state *state, PyObject *value, const char *what, CUstream *out)
-{
-    PyObject *number = NULL;
-    int rc;
-
-    if (mm_is_instance(state, value, "cuda", "CUstream")) {
-        number = PyNumber_Long(value);
-    } else if (mm_is_from(state, value, "ctypes")) {
-        number = PyObject_GetAttrString(value, "value");
-    } else {
-        number = Py_NewRef(value);
-    }
-    if (number == NULL) {
-        return -1;
-    }
-    if (number == Py_None && number != value) {
-        *out = NULL;
-        rc = 0;
-    } else {
-        rc = handle_from_int(number, what, out);
-    }
-    Py_DECREF(number);
-    return rc;
-}
-
-/* __cuda_stream__() gives (0, handle): the version of the protocol and the address. */
-static int
-handle_from_protocol(mm_state *state, PyObject *value, PyObject *method, CUstream *out)
-{
-    PyObject *answer;
-    long long version = -1;
-    int rc = -1;
-
-    if (!PyCallable_Check(method)) {
-        PyErr_Format(PyExc_TypeError, "__cuda_stream__ of %R must be a method, got %R", value,
-                     method);
-        return -1;
-    }
-    answer = PyObject_CallNoArgs(method);
-    if (answer == NULL) {
-        return -1;
-    }
-    if (!PyTuple_Check(answer) || PyTuple_Size(answer) != 2) {
-        PyErr_Format(PyExc_TypeError, "__cuda_stream__() of %R must return (0, handle), got %R",
-                     value, answer);
-    } else if (mm_read_index(PyTuple_GetItem(answer, 0), "the version in __cuda_stream__",
-                             PyExc_TypeError, &version)
-               == 0) {
-        if (version != 0) {
-            PyErr_Format(PyExc_TypeError,
-                         "__cuda_stream__() of %R has protocol version %lld; only 0 is known",
-                         value, version);
-        } else {
-            rc = handle_from_foreign(state, PyTuple_GetItem(answer, 1),
-                                     "the handle in __cuda_stream__", out);
-        }
-    }
-    Py_DECREF(answer);
-    return rc;
-}
-
-/* The handle of a stream without the protocol, as older torch, CuPy and numba-cuda have them and
- * torch.Stream of no particular backend: 1 found, 0 not there, -1 with an exception. */
-static int
-find_handle(mm_state *state, PyObject *value, PyObject **handle)
-{
-    static const char *const names[][2] = {
-        {"torch", "cuda_stream"},
-        {"torch", "native_handle"},
-        {"cupy", "ptr"},
-        {"numba", "handle"},
-    };
-    int found = 0;
-
-    for (size_t i = 0; found == 0 && i < sizeof names / sizeof *names; i++) {
-        if (mm_is_from(state, value, names[i][0])) {
-            found = mm_get_optional(value, names[i][1], handle);
-        }
-    }
-    if (found == 0 && mm_is_instance(state, value, "cuda", "CUstream")) {
-        *handle = Py_NewRef(value);
-        found = 1;
-    }
-    return found;
-}
-
-/* Reads the handle of a foreign stream object. */
-static int
-foreign_handle(mm_state *state, PyObject *value, CUstream *out)
-{
-    PyObject *attribute;
-    int found = mm_get_optional(value, "__cuda_stream__", &attribute);
-
-    if (found > 0) {
-        found = handle_from_protocol(state, value, attribute, out);
-        Py_DECREF(attribute);
-        return found;
-    }
-    if (found == 0) {
-        found = find_handle(state, value, &attribute);
-    }
-    if (found > 0) {
-        found = handle_from_foreign(state, attribute, "a stream handle", out);
-        Py_DECREF(attribute);
-        return found;
-    }
-    if (found == 0 && PyIndex_Check(value) && !PyBool_Check(value)) {
-        return handle_from_int(value, "a stream handle", out);
-    }
-    if (found == 0) {
-        PyErr_Format(PyExc_TypeError,
-                     "a stream must be None, a Stream, an object with __cuda_stream__ or an int "
-                     "handle, got %R",
-                     value);
-    }
     return -1;
 }
 
@@ -169,6 +33,7 @@ int
 mm_stream_read(mm_state *state, PyObject *value, mm_stream_use *use)
 {
     MM_ASSERT_LEFT();
+    assert(!PyErr_Occurred());
     *use = (mm_stream_use){.handle = NULL};
     if (value == NULL || value == Py_None) {
         return 0;
@@ -183,13 +48,13 @@ mm_stream_read(mm_state *state, PyObject *value, mm_stream_use *use)
         return 0;
     }
     if (PyLong_Check(value)) {
-        return handle_from_int(value, "a stream handle", &use->handle);
+        return mm_read_stream_handle(value, "a stream handle", &use->handle);
     }
-    return foreign_handle(state, value, &use->handle);
+    return mm_read_foreign_stream(state, value, &use->handle);
 }
 
 int
-mm_stream_begin(mm_state *state, PyObject *value, mm_stream_use *use)
+mm_stream_read_and_enter(mm_state *state, PyObject *value, mm_stream_use *use)
 {
     if (mm_stream_read(state, value, use) < 0) {
         return -1;
@@ -202,6 +67,7 @@ new_stream(PyTypeObject *type, CUstream handle, mm_stream *shared)
 {
     PyObject *self = mm_alloc_object(type);
 
+    assert(shared == NULL || shared->handle == handle);
     if (self != NULL) {
         stream_of(self)->handle = handle;
         stream_of(self)->shared = shared;
@@ -224,7 +90,7 @@ mm_stream_duplicate(mm_state *state, mm_stream *shared)
 static PyObject *
 stream_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
-    static const mm_parameters parameters = {"Stream", NULL, 0, 0, 0};
+    static const mm_parameters parameters = {.function = "Stream"};
     mm_state *state = mm_type_state(type);
     CUstream handle = NULL;
     mm_stream *shared;
@@ -256,13 +122,13 @@ stream_from_handle(PyObject *type, PyObject *value)
 {
     CUstream handle;
 
-    if (handle_from_int(value, "a stream handle", &handle) < 0) {
+    if (mm_read_stream_handle(value, "a stream handle", &handle) < 0) {
         return NULL;
     }
     return new_stream((PyTypeObject *)type, handle, NULL);
 }
 
-/* Lets the stream go unless it is somebody else's or was closed before. */
+/* Releases the stream that this object made, once. */
 static int
 close_stream(stream_object *s, mm_status *st)
 {
@@ -327,7 +193,7 @@ stream_sync(PyObject *op, PyObject *Py_UNUSED(none))
     mm_status st;
     int rc;
 
-    if (cu == NULL || mm_stream_begin(state, op, &use) < 0) {
+    if (cu == NULL || mm_stream_read_and_enter(state, op, &use) < 0) {
         return NULL;
     }
     Py_BEGIN_ALLOW_THREADS
@@ -351,7 +217,7 @@ stream_query(PyObject *op, PyObject *Py_UNUSED(none))
     bool done = false;
     int rc;
 
-    if (cu == NULL || mm_stream_begin(state, op, &use) < 0) {
+    if (cu == NULL || mm_stream_read_and_enter(state, op, &use) < 0) {
         return NULL;
     }
     /* The driver may run queued work here, and wait for a host function that needs the GIL. */
@@ -415,7 +281,7 @@ stream_richcompare(PyObject *op, PyObject *other, int comparison)
     return PyBool_FromLong(equal == (comparison == Py_EQ));
 }
 
-/* The hash of the handle, also once closed, so that a dict still finds the stream. */
+/* The hash of the handle, even after close(), so that a dict still finds the stream. */
 static Py_hash_t
 stream_hash(PyObject *op)
 {
@@ -444,7 +310,7 @@ PyDoc_STRVAR(
 PyDoc_STRVAR(
     stream_from_handle_doc,
     "from_handle(handle, /)\n--\n\n"
-    "A Stream for a CUstream or cudaStream_t that somebody else owns.\n"
+    "A Stream for a CUstream or cudaStream_t that another object owns.\n"
     "\n"
     "handle is its address as an int; 0 and 1 are the legacy default stream, 2 the per-thread one.\n"
     "Closing the Stream leaves the handle alone. ValueError for a negative handle.");
@@ -458,14 +324,14 @@ PyDoc_STRVAR(stream_sync_doc,
 PyDoc_STRVAR(
     stream_query_doc,
     "query($self, /)\n--\n\n"
-    "Whether everything queued so far is done. Does not wait. Other threads run meanwhile.\n"
+    "True if everything queued so far is done. Does not wait. Other threads run meanwhile.\n"
     "\n"
     "Driver: cuStreamQuery.");
 
 PyDoc_STRVAR(
     stream_close_doc,
     "close($self, /)\n--\n\n"
-    "End the stream; again is allowed. Work that was queued still runs.\n"
+    "End the stream; a second call does nothing. Work that was queued still runs.\n"
     "\n"
     "Waits only for calls that other threads are making with it; inside a host function it raises\n"
     "CUDAError instead, and the stream stays open. Pool memory that was allocated on the stream keeps\n"
@@ -486,7 +352,7 @@ static PyMethodDef stream_methods[] = {
 
 static PyGetSetDef stream_getset[] = {
     {"handle", stream_get_handle, NULL, "The CUstream as an int; 0 once closed.", NULL},
-    {"is_closed", stream_get_is_closed, NULL, "Whether close() was called.", NULL},
+    {"is_closed", stream_get_is_closed, NULL, "True once close() was called.", NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };
 
