@@ -1,5 +1,5 @@
-/* buffer_advice.c: advice as properties of a buffer. Nothing is cached: each read asks the driver
- * and each write tells it. */
+/* buffer_advice.c: advice as properties of a buffer. Nothing is cached: each read queries the driver,
+ * each write advises it. */
 #include "../memory/advice.h"
 #include "buffer.h"
 #include "foreign_location.h"
@@ -22,29 +22,30 @@ mm_buffer_get_read_mostly(PyObject *op, void *Py_UNUSED(closure))
     return rc < 0 ? mm_raise(b->state, &st) : PyBool_FromLong(on);
 }
 
-/* Gives one advice, without the GIL: it can wait for migrations of other threads. */
-static int
-advise(mm_buffer *b, CUmem_advise advice, CUmemLocation where)
-{
-    mm_buffer_use use;
-    mm_status st;
-    int rc;
+typedef struct {
+    CUmem_advise advice;
+    CUmemLocation where;
+} one_advice;
 
-    if (mm_buffer_enter(b, MM_ADVISE, NULL, &use) < 0) {
-        return -1;
-    }
-    Py_BEGIN_ALLOW_THREADS
-    rc = mm_range_advise(use.cu, use.range, advice, where, &st);
-    mm_buffer_leave(&use);
-    Py_END_ALLOW_THREADS
-    if (rc < 0) {
-        (void)mm_raise(b->state, &st);
-    }
-    return rc;
+static int
+give_advice(mm_driver *cu, mm_range range, const void *arguments, mm_status *st)
+{
+    const one_advice *one = arguments;
+
+    return mm_range_advise(cu, range, one->advice, one->where, st);
 }
 
 static int
-no_delete(PyObject *value, const char *name, const char *instead)
+advise_buffer(mm_buffer *b, CUmem_advise advice, CUmemLocation where)
+{
+    one_advice one = {advice, where};
+
+    return mm_buffer_advise(b, give_advice, &one);
+}
+
+/* AttributeError for `del buf.name`, which gives no value. */
+static int
+refuse_delete(PyObject *value, const char *name, const char *instead)
 {
     if (value == NULL) {
         PyErr_Format(PyExc_AttributeError, "%s cannot be deleted; assign %s", name, instead);
@@ -59,15 +60,16 @@ mm_buffer_set_read_mostly(PyObject *op, PyObject *value, void *Py_UNUSED(closure
     mm_buffer *b = mm_buffer_of(op);
     bool on;
 
-    if (no_delete(value, "read_mostly", "False") < 0
+    if (refuse_delete(value, "read_mostly", "False") < 0
         || mm_read_flag(b->state, value, "read_mostly", &on) < 0) {
         return -1;
     }
-    /* The driver ignores the place but refuses an unknown kind of place. */
-    return advise(b, on ? CU_MEM_ADVISE_SET_READ_MOSTLY : CU_MEM_ADVISE_UNSET_READ_MOSTLY,
-                  mm_host());
+    /* The driver ignores the location but refuses an unknown type of location. */
+    return advise_buffer(b, on ? CU_MEM_ADVISE_SET_READ_MOSTLY : CU_MEM_ADVISE_UNSET_READ_MOSTLY,
+                         mm_host());
 }
 
+/* The location that `read` finds for all pages. */
 static PyObject *
 get_location(PyObject *op, int (*read)(mm_driver *, mm_range, CUmemLocation *, mm_status *))
 {
@@ -103,16 +105,16 @@ mm_buffer_set_preferred_location(PyObject *op, PyObject *value, void *Py_UNUSED(
     mm_buffer *b = mm_buffer_of(op);
     CUmemLocation where;
 
-    if (no_delete(value, "preferred_location", "None") < 0) {
+    if (refuse_delete(value, "preferred_location", "None") < 0) {
         return -1;
     }
     if (value == Py_None) {
-        return advise(b, CU_MEM_ADVISE_UNSET_PREFERRED_LOCATION, mm_host());
+        return advise_buffer(b, CU_MEM_ADVISE_UNSET_PREFERRED_LOCATION, mm_host());
     }
     if (mm_read_location(b->state, value, &where) < 0) {
         return -1;
     }
-    return advise(b, CU_MEM_ADVISE_SET_PREFERRED_LOCATION, where);
+    return advise_buffer(b, CU_MEM_ADVISE_SET_PREFERRED_LOCATION, where);
 }
 
 PyObject *
@@ -126,7 +128,7 @@ mm_buffer_get_accessed_by(PyObject *op, void *Py_UNUSED(closure))
 int
 mm_buffer_set_accessed_by(PyObject *op, PyObject *value, void *Py_UNUSED(closure))
 {
-    if (no_delete(value, "accessed_by", "an empty set") < 0) {
+    if (refuse_delete(value, "accessed_by", "an empty set") < 0) {
         return -1;
     }
     return mm_accessed_by_assign(mm_buffer_of(op), value);

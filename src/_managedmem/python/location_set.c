@@ -1,8 +1,8 @@
-/* location_set.c: live sets of locations: every method that a set has, over a read and a change of
- * their owner's.
+/* location_set.c: live sets of locations: every method of Python's set, over a read and a change that
+ * the owner offers.
  *
  * A set has no state but its owner: each operation reads all its arguments, reads the set once, and
- * changes what differs in one step. Inside, a set is a bit mask, so that all of the set algebra is
+ * changes all members that differ in one step. Members are bits of a mask, so that the set algebra is
  * arithmetic. */
 #include "location_set.h"
 
@@ -22,7 +22,7 @@ set_of(PyObject *op)
 
 static int set_contains(PyObject *op, PyObject *value);
 
-/* Operators get operands of any type, and those carry no state to compare types with. */
+/* Operators get operands of any type, which have no module state with the types to compare. */
 static bool
 is_proxy(PyObject *op)
 {
@@ -32,6 +32,7 @@ is_proxy(PyObject *op)
 static int
 read_set(const set_object *s, mm_location_set *set)
 {
+    assert(s->owner != NULL);
     return s->kind->read(s->owner, set);
 }
 
@@ -41,14 +42,14 @@ change_set(const set_object *s, mm_location_set from, mm_location_set to)
     return from == to ? 0 : s->kind->change(s->owner, from, to);
 }
 
-/* --- Python's side ---------------------------------------------------------------------- */
+/* --- conversions ------------------------------------------------------------------------ */
 
-/* The member that a value stands for, or 0 for what can be no member. -1 only for an error that is
- * not about the value. */
+/* The member that a value stands for, or 0 for a value that cannot be a member. -1 for other errors. */
 static int
 find_member(mm_state *state, const mm_set_kind *kind, PyObject *owner, PyObject *value,
             mm_location_set *member)
 {
+    assert(!PyErr_Occurred());
     *member = 0;
     if (kind->read_member(state, owner, value, false, member) == 0) {
         return 0;
@@ -56,21 +57,22 @@ find_member(mm_state *state, const mm_set_kind *kind, PyObject *owner, PyObject 
     if (!PyErr_ExceptionMatches(PyExc_TypeError) && !PyErr_ExceptionMatches(PyExc_ValueError)) {
         return -1;
     }
-    PyErr_Clear(); /* TypeError or ValueError: nothing that can be a member */
+    PyErr_Clear(); /* TypeError or ValueError: the value cannot be a member */
     *member = 0;
     return 0;
 }
 
-/* Replaces the TypeError of an argument that is not iterable by one that says what to write. */
+/* Replaces the TypeError of an argument that is not iterable by one that says what to pass. */
 static void
-explain_no_iterable(mm_state *state, const mm_set_kind *kind, PyObject *owner, PyObject *value)
+raise_not_iterable(mm_state *state, const mm_set_kind *kind, PyObject *owner, PyObject *value)
 {
     mm_location_set member;
 
+    assert(PyErr_Occurred());
     if (!PyErr_ExceptionMatches(PyExc_TypeError)) {
         return;
     }
-    PyErr_Clear(); /* the TypeError of PyObject_GetIter, which says less */
+    PyErr_Clear(); /* TypeError: that of PyObject_GetIter, which says less */
     if (kind->read_member(state, owner, value, true, &member) == 0) {
         PyErr_Format(PyExc_TypeError,
                      "%R is one location and not iterable: wrap it in a set, {%R}", value, value);
@@ -94,7 +96,7 @@ mm_set_read_members(mm_state *state, const mm_set_kind *kind, PyObject *owner, P
     *set = 0;
     iterator = PyObject_GetIter(values);
     if (iterator == NULL) {
-        explain_no_iterable(state, kind, owner, values);
+        raise_not_iterable(state, kind, owner, values);
         return -1;
     }
     while (rc == 0 && (value = PyIter_Next(iterator)) != NULL) {
@@ -110,7 +112,7 @@ mm_set_read_members(mm_state *state, const mm_set_kind *kind, PyObject *owner, P
 
 /* Devices ascending, then the host. */
 static PyObject *
-list_members(mm_state *state, mm_location_set set)
+list_of_members(mm_state *state, mm_location_set set)
 {
     PyObject *list = PyList_New(0);
     CUmemLocation where;
@@ -126,27 +128,27 @@ list_members(mm_state *state, mm_location_set set)
 }
 
 static PyObject *
-member_list(PyObject *op)
+present_members(PyObject *op)
 {
     mm_location_set set;
 
-    return read_set(set_of(op), &set) < 0 ? NULL : list_members(set_of(op)->state, set);
+    return read_set(set_of(op), &set) < 0 ? NULL : list_of_members(set_of(op)->state, set);
 }
 
-/* A plain set with the members of now. */
+/* A plain set of the present members. */
 static PyObject *
 plain_set(PyObject *op)
 {
-    PyObject *list = member_list(op), *set;
+    PyObject *list = present_members(op), *set;
 
     set = list ? PySet_New(list) : NULL;
     Py_XDECREF(list);
     return set;
 }
 
-/* Whether an operand may stand beside a set in an operator: any collections.abc.Set. */
+/* 1 for any collections.abc.Set, which operators accept beside a set; 0, or -1 with an exception. */
 static int
-is_set(PyObject *op)
+is_abc_set(PyObject *op)
 {
     PyObject *module, *abc;
     int answer = -1;
@@ -166,7 +168,7 @@ is_set(PyObject *op)
 
 /* An operand as a plain set or frozenset; a new reference. */
 static PyObject *
-as_plain(PyObject *op)
+to_plain_set(PyObject *op)
 {
     if (is_proxy(op)) {
         return plain_set(op);
@@ -199,7 +201,7 @@ set_length(PyObject *op)
 static PyObject *
 set_iter(PyObject *op)
 {
-    PyObject *list = member_list(op), *iterator;
+    PyObject *list = present_members(op), *iterator;
 
     iterator = list ? PyObject_GetIter(list) : NULL;
     Py_XDECREF(list);
@@ -225,27 +227,27 @@ set_repr(PyObject *op)
 }
 
 static PyObject *
-set_richcompare(PyObject *op, PyObject *other, int how)
+set_richcompare(PyObject *op, PyObject *other, int operation)
 {
     PyObject *mine, *theirs, *answer = NULL;
-    int comparable = is_set(other);
+    int comparable = is_abc_set(other);
 
     if (comparable <= 0) {
         return comparable < 0 ? NULL : Py_NewRef(Py_NotImplemented);
     }
     mine = plain_set(op);
-    theirs = mine ? as_plain(other) : NULL;
+    theirs = mine ? to_plain_set(other) : NULL;
     if (theirs != NULL) {
-        answer = PyObject_RichCompare(mine, theirs, how);
+        answer = PyObject_RichCompare(mine, theirs, operation);
     }
     Py_XDECREF(mine);
     Py_XDECREF(theirs);
     return answer;
 }
 
-/* Methods that only read are those of a plain set of now. */
+/* Methods that only read are those of a plain set of the present members. */
 static PyObject *
-ask_plain(PyObject *op, PyObject *args, const char *method)
+call_plain_method(PyObject *op, PyObject *args, const char *method)
 {
     PyObject *set = plain_set(op), *bound = NULL, *answer = NULL;
 
@@ -263,7 +265,7 @@ ask_plain(PyObject *op, PyObject *args, const char *method)
 #define READING_METHOD(name)                                  \
     static PyObject *set_##name(PyObject *op, PyObject *args) \
     {                                                         \
-        return ask_plain(op, args, #name);                    \
+        return call_plain_method(op, args, #name);            \
     }
 
 READING_METHOD(union)
@@ -286,19 +288,19 @@ set_deepcopy(PyObject *op, PyObject *Py_UNUSED(memo))
     return set_copy(op, NULL);
 }
 
-/* Operators give plain sets, whichever side the proxy is on. */
+/* Operators give plain sets, with the proxy on either side. */
 static PyObject *
 operate(PyObject *left, PyObject *right, PyObject *(*number)(PyObject *, PyObject *))
 {
     PyObject *a, *b, *answer = NULL;
-    int fits = is_set(left);
+    int sets = is_abc_set(left);
 
-    fits = fits > 0 ? is_set(right) : fits;
-    if (fits <= 0) {
-        return fits < 0 ? NULL : Py_NewRef(Py_NotImplemented);
+    sets = sets > 0 ? is_abc_set(right) : sets;
+    if (sets <= 0) {
+        return sets < 0 ? NULL : Py_NewRef(Py_NotImplemented);
     }
-    a = as_plain(left);
-    b = a ? as_plain(right) : NULL;
+    a = to_plain_set(left);
+    b = a ? to_plain_set(right) : NULL;
     if (b != NULL) {
         answer = number(a, b);
     }
@@ -333,12 +335,12 @@ set_xor(PyObject *left, PyObject *right)
 
 /* --- changing --------------------------------------------------------------------------- */
 
-typedef enum { UNION, INTERSECTION, DIFFERENCE, SYMMETRIC_DIFFERENCE } algebra;
+typedef enum { UNION, INTERSECTION, DIFFERENCE, SYMMETRIC_DIFFERENCE } set_operation;
 
 static mm_location_set
-combine(algebra how, mm_location_set a, mm_location_set b)
+combine(set_operation operation, mm_location_set a, mm_location_set b)
 {
-    switch (how) {
+    switch (operation) {
     case UNION:
         return a | b;
     case INTERSECTION:
@@ -346,32 +348,33 @@ combine(algebra how, mm_location_set a, mm_location_set b)
     case DIFFERENCE:
         return a & ~b;
     default:
+        assert(operation == SYMMETRIC_DIFFERENCE);
         return a ^ b;
     }
 }
 
-/* Reads all operands first, then the set once, then changes what differs. What is taken away need
- * not be a possible member; what may come in must be. */
+/* Reads all operands first, then the set once, then changes the members that differ. Operands that can
+ * add members are read strictly. */
 static int
-change(PyObject *op, algebra how, PyObject *const *others, Py_ssize_t count)
+change_members(PyObject *op, set_operation operation, PyObject *const *others, Py_ssize_t count)
 {
     const set_object *s = set_of(op);
-    bool strict = how == UNION || how == SYMMETRIC_DIFFERENCE;
-    mm_location_set operand = how == INTERSECTION ? ~(mm_location_set)0 : 0, one, now;
+    bool strict = operation == UNION || operation == SYMMETRIC_DIFFERENCE;
+    mm_location_set operand = operation == INTERSECTION ? ~(mm_location_set)0 : 0, one, now;
 
     for (Py_ssize_t i = 0; i < count; i++) {
         if (mm_set_read_members(s->state, s->kind, s->owner, others[i], strict, &one) < 0) {
             return -1;
         }
-        operand = how == INTERSECTION ? operand & one : operand | one;
+        operand = operation == INTERSECTION ? operand & one : operand | one;
     }
-    return read_set(s, &now) < 0 ? -1 : change_set(s, now, combine(how, now, operand));
+    return read_set(s, &now) < 0 ? -1 : change_set(s, now, combine(operation, now, operand));
 }
 
 static PyObject *
-change_method(PyObject *op, algebra how, PyObject *const *others, Py_ssize_t count)
+change_method(PyObject *op, set_operation operation, PyObject *const *others, Py_ssize_t count)
 {
-    if (change(op, how, others, count) < 0) {
+    if (change_members(op, operation, others, count) < 0) {
         return NULL;
     }
     Py_RETURN_NONE;
@@ -402,14 +405,14 @@ set_symmetric_difference_update(PyObject *op, PyObject *other)
 }
 
 static PyObject *
-change_in_place(PyObject *op, PyObject *other, algebra how)
+change_in_place(PyObject *op, PyObject *other, set_operation operation)
 {
-    int fits = is_set(other);
+    int sets = is_abc_set(other);
 
-    if (fits <= 0) {
-        return fits < 0 ? NULL : Py_NewRef(Py_NotImplemented);
+    if (sets <= 0) {
+        return sets < 0 ? NULL : Py_NewRef(Py_NotImplemented);
     }
-    return change(op, how, &other, 1) < 0 ? NULL : Py_NewRef(op);
+    return change_members(op, operation, &other, 1) < 0 ? NULL : Py_NewRef(op);
 }
 
 static PyObject *
@@ -449,9 +452,9 @@ set_add(PyObject *op, PyObject *value)
     Py_RETURN_NONE;
 }
 
-/* Takes a member out; *was says whether it showed. */
+/* Removes a member; *was is true if it was one. */
 static int
-remove(const set_object *s, PyObject *value, mm_location_set *member, bool *was)
+remove_member(const set_object *s, PyObject *value, mm_location_set *member, bool *was)
 {
     mm_location_set now;
 
@@ -469,7 +472,7 @@ set_discard(PyObject *op, PyObject *value)
     mm_location_set member;
     bool was;
 
-    if (remove(s, value, &member, &was) < 0
+    if (remove_member(s, value, &member, &was) < 0
         || (!was && member != 0 && s->kind->remove_partial != NULL
             && s->kind->remove_partial(s->owner, member) < 0)) {
         return NULL;
@@ -484,11 +487,11 @@ set_remove(PyObject *op, PyObject *value)
     PyObject *args;
     bool was;
 
-    if (remove(set_of(op), value, &member, &was) < 0) {
+    if (remove_member(set_of(op), value, &member, &was) < 0) {
         return NULL;
     }
     if (!was) {
-        args = PyTuple_Pack(1, value); /* None or a tuple alone would be taken apart */
+        args = PyTuple_Pack(1, value); /* a tuple alone would become the arguments of KeyError */
         if (args != NULL) {
             PyErr_SetObject(PyExc_KeyError, args);
             Py_DECREF(args);
@@ -530,20 +533,21 @@ set_clear_members(PyObject *op, PyObject *Py_UNUSED(none))
 int
 mm_set_assign(mm_state *state, const mm_set_kind *kind, PyObject *owner, PyObject *value)
 {
-    mm_location_set wanted, now;
+    mm_location_set members, now;
 
+    assert(value != NULL); /* the property refuses to be deleted */
     if (kind->is_closed(owner)) {
         return kind->raise_closed();
     }
-    /* What `owner.property |= ...` ends with: the change is made already. */
+    /* The end of `owner.property |= ...`: the change is made already. */
     if (is_proxy(value) && set_of(value)->kind == kind && set_of(value)->owner == owner) {
         return 0;
     }
-    if (mm_set_read_members(state, kind, owner, value, true, &wanted) < 0
+    if (mm_set_read_members(state, kind, owner, value, true, &members) < 0
         || kind->read(owner, &now) < 0) {
         return -1;
     }
-    return now == wanted ? 0 : kind->change(owner, now, wanted);
+    return now == members ? 0 : kind->change(owner, now, members);
 }
 
 /* --- the type --------------------------------------------------------------------------- */
@@ -553,6 +557,7 @@ mm_set_new(mm_state *state, PyTypeObject *type, const mm_set_kind *kind, PyObjec
 {
     PyObject *self = mm_alloc_object(type);
 
+    assert(kind != NULL && owner != NULL);
     if (self != NULL) {
         set_of(self)->state = state;
         set_of(self)->kind = kind;
@@ -588,41 +593,40 @@ set_reduce(PyObject *op, PyObject *Py_UNUSED(none))
 
 static PyMethodDef set_methods[] = {
     {"add", set_add, METH_O,
-     "add($self, location, /)\n--\n\nAdd a member, where it is not there yet."},
+     "add($self, location, /)\n--\n\nAdd a location; a member already is left alone."},
     {"discard", set_discard, METH_O,
-     "discard($self, location, /)\n--\n\nTake a member out, if it is there."},
+     "discard($self, location, /)\n--\n\nRemove a location if it is a member."},
     {"remove", set_remove, METH_O,
-     "remove($self, location, /)\n--\n\nTake a member out; KeyError if it is not there."},
+     "remove($self, location, /)\n--\n\nRemove a location; KeyError if it is not a member."},
     {"pop", set_pop, METH_NOARGS,
-     "pop($self, /)\n--\n\nTake a member out and return it; KeyError if there is none."},
-    {"clear", set_clear_members, METH_NOARGS, "clear($self, /)\n--\n\nTake all members out."},
+     "pop($self, /)\n--\n\nRemove a member and return it; KeyError for an empty set."},
+    {"clear", set_clear_members, METH_NOARGS, "clear($self, /)\n--\n\nRemove all members."},
     MM_POSITIONAL_METHOD("update", set_update,
                          "update($self, /, *others)\n--\n\nAdd the members of all others."),
     MM_POSITIONAL_METHOD(
         "intersection_update", set_intersection_update,
-        "intersection_update($self, /, *others)\n--\n\nKeep what is in all others too."),
+        "intersection_update($self, /, *others)\n--\n\nKeep the members that all others have too."),
     MM_POSITIONAL_METHOD(
         "difference_update", set_difference_update,
-        "difference_update($self, /, *others)\n--\n\nTake out what is in any of the others."),
+        "difference_update($self, /, *others)\n--\n\nRemove the members that any of the others has."),
     {"symmetric_difference_update", set_symmetric_difference_update, METH_O,
-     "symmetric_difference_update($self, other, /)\n--\n\nKeep what is in exactly one of both."},
+     "symmetric_difference_update($self, other, /)\n--\n\nKeep the members that exactly one of both has."},
     {"union", set_union, METH_VARARGS,
-     "union($self, /, *others)\n--\n\nA plain set with the members of all."},
+     "union($self, /, *others)\n--\n\nA plain set of the members of all."},
     {"intersection", set_intersection, METH_VARARGS,
-     "intersection($self, /, *others)\n--\n\nA plain set of what is in all."},
+     "intersection($self, /, *others)\n--\n\nA plain set of the members that all have."},
     {"difference", set_difference, METH_VARARGS,
-     "difference($self, /, *others)\n--\n\nA plain set of what is in none of the others."},
+     "difference($self, /, *others)\n--\n\nA plain set of the members that none of the others has."},
     {"symmetric_difference", set_symmetric_difference, METH_VARARGS,
-     "symmetric_difference($self, other, /)\n--\n\nA plain set of what is in exactly one of both."},
+     "symmetric_difference($self, other, /)\n--\n\nA plain set of the members that exactly one of both has."},
     {"issubset", set_issubset, METH_VARARGS,
-     "issubset($self, other, /)\n--\n\nWhether the other has every member."},
+     "issubset($self, other, /)\n--\n\nTrue if the other has every member."},
     {"issuperset", set_issuperset, METH_VARARGS,
-     "issuperset($self, other, /)\n--\n\nWhether this has every member of the other."},
+     "issuperset($self, other, /)\n--\n\nTrue if this set has every member of the other."},
     {"isdisjoint", set_isdisjoint, METH_VARARGS,
-     "isdisjoint($self, other, /)\n--\n\nWhether both have no member in common."},
-    {"copy", set_copy, METH_NOARGS, "copy($self, /)\n--\n\nA plain set of the members of now."},
-    {"__copy__", set_copy, METH_NOARGS,
-     "__copy__($self, /)\n--\n\nThe same as copy(): a plain set of the present members."},
+     "isdisjoint($self, other, /)\n--\n\nTrue if both have no member in common."},
+    {"copy", set_copy, METH_NOARGS, "copy($self, /)\n--\n\nA plain set of the present members."},
+    {"__copy__", set_copy, METH_NOARGS, "__copy__($self, /)\n--\n\nThe same as copy()."},
     {"__deepcopy__", set_deepcopy, METH_O,
      "__deepcopy__($self, memo, /)\n--\n\nThe same as copy(): members are immutable."},
     {"__reduce__", set_reduce, METH_NOARGS,
@@ -636,7 +640,7 @@ static PyMemberDef set_members[] = {
 };
 
 int
-mm_set_add_type(PyObject *module, const char *name, const char *doc, PyTypeObject **into)
+mm_set_add_type(PyObject *module, const char *name, const char *doc, PyTypeObject **out)
 {
     PyType_Slot slots[] = {
         {Py_tp_doc, (void *)(uintptr_t)doc},
@@ -668,5 +672,5 @@ mm_set_add_type(PyObject *module, const char *name, const char *doc, PyTypeObjec
         .slots = slots,
     };
 
-    return mm_add_type(module, &spec, into);
+    return mm_add_type(module, &spec, out);
 }

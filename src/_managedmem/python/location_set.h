@@ -1,41 +1,42 @@
-/* location_set.h: live sets of locations: what AccessedBySetProxy and PeerAccessibleBySetProxy have
- * in common, which is all but where the members are kept. */
+/* location_set.h: live sets of locations: all that AccessedBySetProxy and PeerAccessibleBySetProxy share;
+ * each adds how its owner reads and changes the members. */
 #ifndef MM_LOCATION_SET_H
 #define MM_LOCATION_SET_H
 
 #include "location_object.h"
 
-/* A kind of set, by what its owner (a buffer, a resource) can do. */
+/* A kind of set: the functions of its owner, a buffer or a resource. 0, or -1 with an exception. */
 typedef struct {
     const char *name; /* of the type */
     const char *owner_name; /* of the owner's type, for messages */
     bool (*is_closed)(PyObject *owner);
     int (*raise_closed)(void);
 
-    /* Asks the driver for the members. */
+    /* Queries the driver for the members. */
     int (*read)(PyObject *owner, mm_location_set *set);
 
-    /* Goes from one set to another, which differ; all or nothing. */
+    /* Changes one set to another, which must differ; all or nothing. */
     int (*change)(PyObject *owner, mm_location_set from, mm_location_set to);
 
-    /* Takes out a member that does not show but may be there in part. NULL where none can be. */
+    /* Removes a location that does not read back as a member, but that a part of the memory may have.
+     * NULL if that cannot be. */
     int (*remove_partial)(PyObject *owner, mm_location_set member);
 
-    /* The member that a value stands for; 0 for one that is left out. TypeError or ValueError for
-     * what can be no member; of a value that is only looked for or taken out (!strict), less need
-     * be checked. */
+    /* The member that a value stands for; 0 for one that is left out. TypeError or ValueError for a
+     * value that cannot be a member; a value to find or remove (!strict) need not be checked fully. */
     int (*read_member)(mm_state *state, PyObject *owner, PyObject *value, bool strict,
                        mm_location_set *member);
 } mm_set_kind;
 
-/* Reads an iterable of members. Strictly, everything in it must be one that the set takes. */
+/* Reads an iterable of members. If strict, each item must be one that the set accepts; else others are
+ * left out. owner may be NULL for a kind that does not use it. */
 int mm_set_read_members(mm_state *state, const mm_set_kind *kind, PyObject *owner,
                         PyObject *values, bool strict, mm_location_set *set);
 
 /* The same for the members of accessed_by, without a set. */
 int mm_read_members(mm_state *state, PyObject *values, bool strict, mm_location_set *set);
 
-/* A set of that kind, which keeps its owner. */
+/* A set of that kind, with a reference to its owner. */
 PyObject *mm_set_new(mm_state *state, PyTypeObject *type, const mm_set_kind *kind,
                      PyObject *owner);
 
@@ -43,6 +44,6 @@ PyObject *mm_set_new(mm_state *state, PyTypeObject *type, const mm_set_kind *kin
 int mm_set_assign(mm_state *state, const mm_set_kind *kind, PyObject *owner, PyObject *value);
 
 /* Makes the type and adds it to the module. */
-int mm_set_add_type(PyObject *module, const char *name, const char *doc, PyTypeObject **into);
+int mm_set_add_type(PyObject *module, const char *name, const char *doc, PyTypeObject **out);
 
 #endif

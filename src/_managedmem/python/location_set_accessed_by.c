@@ -1,12 +1,12 @@
-/* location_set_accessed_by.c: the type AccessedBySetProxy, the live set behind buf.accessed_by: each read is one
- * query of the driver, each change one advice for every member that differs. */
+/* location_set_accessed_by.c: the type AccessedBySetProxy, the live set behind buf.accessed_by: each
+ * read is one query of the driver, each change one advice for every member that differs. */
 #include "../memory/advice.h"
 #include "buffer.h"
 #include "foreign_location.h"
 #include "location_set.h"
 
 static bool
-is_closed(PyObject *owner)
+is_buffer_closed(PyObject *owner)
 {
     return mm_buffer_is_closed(mm_buffer_of(owner));
 }
@@ -30,49 +30,40 @@ read_accessed_by(PyObject *owner, mm_location_set *set)
     return rc;
 }
 
-/* One advice for each member in which the sets differ, without the GIL: it can wait for migrations
- * of other threads. */
+typedef struct {
+    mm_location_set from, to;
+} set_change;
+
+static int
+give_difference(mm_driver *cu, mm_range range, const void *arguments, mm_status *st)
+{
+    const set_change *sets = arguments;
+
+    return mm_range_change_accessed_by(cu, range, sets->from, sets->to, st);
+}
+
+/* One advice for each member in which the sets differ. */
 static int
 change_accessed_by(PyObject *owner, mm_location_set from, mm_location_set to)
 {
-    mm_buffer *b = mm_buffer_of(owner);
-    mm_buffer_use use;
-    mm_status st;
-    int rc;
+    set_change sets = {from, to};
 
-    if (mm_buffer_enter(b, MM_ADVISE, NULL, &use) < 0) {
-        return -1;
-    }
-    Py_BEGIN_ALLOW_THREADS
-    rc = mm_range_change_accessed_by(use.cu, use.range, from, to, &st);
-    mm_buffer_leave(&use);
-    Py_END_ALLOW_THREADS
-    if (rc < 0) {
-        (void)mm_raise(b->state, &st);
-    }
-    return rc;
+    return mm_buffer_advise(mm_buffer_of(owner), give_difference, &sets);
 }
 
-/* Where the driver refuses this there is nothing to put back. */
 static int
-remove_partial(PyObject *owner, mm_location_set member)
+unset_member(mm_driver *cu, mm_range range, const void *arguments, mm_status *st)
 {
-    mm_buffer *b = mm_buffer_of(owner);
-    mm_buffer_use use;
-    mm_status st;
-    int rc;
+    const mm_location_set *member = arguments;
 
-    if (mm_buffer_enter(b, MM_ADVISE, NULL, &use) < 0) {
-        return -1;
-    }
-    Py_BEGIN_ALLOW_THREADS
-    rc = mm_range_switch_accessed_by(use.cu, use.range, member, false, &st);
-    mm_buffer_leave(&use);
-    Py_END_ALLOW_THREADS
-    if (rc < 0) {
-        (void)mm_raise(b->state, &st);
-    }
-    return rc;
+    return mm_range_switch_accessed_by(cu, range, *member, false, st);
+}
+
+/* If the driver refuses this one advice, nothing has to be restored. */
+static int
+remove_partial_accessed_by(PyObject *owner, mm_location_set member)
+{
+    return mm_buffer_advise(mm_buffer_of(owner), unset_member, &member);
 }
 
 static int
@@ -91,11 +82,11 @@ read_accessed_by_member(mm_state *state, PyObject *Py_UNUSED(owner), PyObject *v
 static const mm_set_kind accessed_by = {
     .name = "AccessedBySetProxy",
     .owner_name = "ManagedBuffer",
-    .is_closed = is_closed,
+    .is_closed = is_buffer_closed,
     .raise_closed = mm_buffer_raise_closed,
     .read = read_accessed_by,
     .change = change_accessed_by,
-    .remove_partial = remove_partial,
+    .remove_partial = remove_partial_accessed_by,
     .read_member = read_accessed_by_member,
 };
 
@@ -108,6 +99,7 @@ mm_read_members(mm_state *state, PyObject *values, bool strict, mm_location_set 
 PyObject *
 mm_accessed_by_new(mm_state *state, PyObject *buffer)
 {
+    assert(mm_is_buffer(state, buffer));
     return mm_set_new(state, state->accessed_by_type, &accessed_by, buffer);
 }
 
@@ -121,17 +113,18 @@ PyDoc_STRVAR(
     accessed_by_doc,
     "The locations that keep a mapping of every page of a buffer: a live, mutable set.\n"
     "\n"
-    "What buf.accessed_by gives. It has every method of set and is a collections.abc.MutableSet; its\n"
-    "members are Devices and Host(). Nothing is stored: each read asks the driver, and every change\n"
-    "reads all its arguments first, asks once, and then advises once for each member that differs.\n"
-    "Where members came in, it asks once more, and repeats the advice while they do not show. If the\n"
-    "driver fails in the middle, what was done is taken back. Operators give plain sets. Iteration is\n"
-    "over a snapshot, devices ascending and then Host(). A location that covers only a part of the\n"
-    "pages is no member, but discard() takes it out of all of them.\n"
+    "The value of buf.accessed_by. It has every method of set and is a collections.abc.MutableSet; its\n"
+    "members are Devices and Host(). Nothing is stored: each read queries the driver. A change reads all\n"
+    "its arguments, queries once, and gives one advice for each member that differs. After adding\n"
+    "members it queries once more, and repeats the advice until they read back. If the driver fails in\n"
+    "the middle, the change is undone. Operators give plain sets. Iteration is over a snapshot: devices\n"
+    "ascending, then Host(). A location that only a part of the pages has is not a member, but discard()\n"
+    "removes it from all of them.\n"
     "\n"
-    "add() and other ways in raise TypeError for what is no location and ValueError for a NUMA host;\n"
-    "`in`, discard() and other ways out take anything. Safe from every thread; two threads that change\n"
-    "one set at a time may overwrite each other. Driver: cuMemRangeGetAttribute, cuMemAdvise.");
+    "Methods that add raise TypeError for objects that are not locations and ValueError for NUMA hosts;\n"
+    "`in` and methods that remove accept any object. All raise RuntimeError when the buffer is closed.\n"
+    "Safe from every thread; of two threads that change one set at the same time, one may undo the\n"
+    "other's change. Driver: cuMemRangeGetAttribute, cuMemAdvise.");
 
 int
 mm_accessed_by_init(PyObject *module, mm_state *state)

@@ -1,11 +1,11 @@
-/* location_set_peers.c: the type PeerAccessibleBySetProxy, the live set behind resource.peer_accessible_by: each
- * read asks the driver about every device, each change is one driver call. */
+/* location_set_peers.c: the type PeerAccessibleBySetProxy, the live set behind
+ * resource.peer_accessible_by: each read queries every device, each change is one driver call. */
 #include "foreign_location.h"
 #include "location_set.h"
 #include "resource.h"
 
 static bool
-is_closed(PyObject *owner)
+is_resource_closed(PyObject *owner)
 {
     return mm_guard_is_closed(&mm_resource_of(owner)->guard);
 }
@@ -28,7 +28,7 @@ read_peers(PyObject *owner, mm_location_set *set)
     return rc;
 }
 
-/* Without the GIL: the driver maps all that the pool has. */
+/* Without the GIL, because the driver maps all memory of the pool. */
 static int
 change_peers(PyObject *owner, mm_location_set from, mm_location_set to)
 {
@@ -49,15 +49,16 @@ change_peers(PyObject *owner, mm_location_set from, mm_location_set to)
     return rc;
 }
 
-/* The owner has access anyway and is left out. What comes in must be within reach. */
+/* The pool's own device always has access and is left out. A member to add must reach the pool. */
 static int
 read_peer(mm_state *state, PyObject *owner, PyObject *value, bool strict, mm_location_set *member)
 {
     int device, own = mm_resource_of(owner)->where.id, rc;
-    bool can = true;
+    bool reachable = true;
     mm_driver *cu;
     mm_status st;
 
+    assert(mm_resource_of(owner)->where.type == CU_MEM_LOCATION_TYPE_DEVICE);
     if (mm_read_device(state, value, &device) < 0) {
         return -1;
     }
@@ -70,14 +71,14 @@ read_peer(mm_state *state, PyObject *owner, PyObject *value, bool strict, mm_loc
         if (cu == NULL) {
             return -1;
         }
-        rc = mm_pool_reachable(cu, mm_resource_of(owner)->pool, device, &can, &st);
+        rc = mm_pool_reachable(cu, mm_resource_of(owner)->pool, device, &reachable, &st);
         mm_resource_end(owner);
         if (rc < 0) {
             (void)mm_raise(state, &st);
             return -1;
         }
     }
-    if (!can) {
+    if (!reachable) {
         PyErr_Format(PyExc_ValueError,
                      "Device(%d) cannot reach the memory of Device(%d): this system has no peer "
                      "access between them",
@@ -91,7 +92,7 @@ read_peer(mm_state *state, PyObject *owner, PyObject *value, bool strict, mm_loc
 static const mm_set_kind peers = {
     .name = "PeerAccessibleBySetProxy",
     .owner_name = "DeviceMemoryResource",
-    .is_closed = is_closed,
+    .is_closed = is_resource_closed,
     .raise_closed = mm_resource_raise_closed,
     .read = read_peers,
     .change = change_peers,
@@ -103,7 +104,7 @@ mm_peers_get(PyObject *op, void *Py_UNUSED(closure))
 {
     mm_state *state = mm_type_state(Py_TYPE(op));
 
-    if (is_closed(op)) {
+    if (is_resource_closed(op)) {
         (void)mm_resource_raise_closed();
         return NULL;
     }
@@ -125,17 +126,18 @@ PyDoc_STRVAR(
     peers_doc,
     "The other devices that may use the memory of a pool: a live, mutable set.\n"
     "\n"
-    "What resource.peer_accessible_by gives. It has every method of set and is a\n"
-    "collections.abc.MutableSet; its members are Devices. Nothing is stored: each read asks the driver\n"
-    "about every device, and every change reads all its arguments first, asks once, and then makes one\n"
-    "driver call, or none where nothing changes. A change takes effect at the call, for all memory of\n"
-    "the pool, and can take long where there is much: change many devices at once. If the driver\n"
-    "refuses, nothing has changed. Operators give plain sets. Iteration is over a snapshot, ascending.\n"
+    "The value of resource.peer_accessible_by. It has every method of set and is a\n"
+    "collections.abc.MutableSet; its members are Devices. Nothing is stored: each read queries the\n"
+    "driver for every device. A change reads all its arguments, queries once, and makes one driver call,\n"
+    "or none if nothing changes. It takes effect at the call, for all memory of the pool, and takes long\n"
+    "for much memory: change several devices at once. If the driver refuses, nothing has changed.\n"
+    "Operators give plain sets. Iteration is over a snapshot, ascending.\n"
     "\n"
-    "Devices of other libraries and ordinals stand for Devices. The owner has access anyway and is left\n"
-    "out. add() and other ways in raise TypeError for what is no device, and ValueError for one that\n"
-    "is not there or out of reach; `in`, discard() and other ways out take anything. Safe from every\n"
-    "thread; two threads that change one set at a time may overwrite each other.\n"
+    "Devices of other libraries and ordinals stand for Devices. The pool's own device always has access\n"
+    "and is never a member. Methods that add raise TypeError for objects that are not devices, and\n"
+    "ValueError for a device that does not exist or cannot reach the pool; `in` and methods that remove\n"
+    "accept any object. All raise RuntimeError when the resource is closed. Safe from every thread; of\n"
+    "two threads that change one set at the same time, one may undo the other's change.\n"
     "Driver: cuMemPoolGetAccess, cuMemPoolSetAccess, cuDeviceCanAccessPeer.");
 
 int
