@@ -1,6 +1,7 @@
 /* test_batch.c: merging, rounding to pages, the order of moves, and advice that is taken back.
  *
  * Usage: test_batch PATH_OF_THE_EMULATED_DRIVER, which must have at least two devices. */
+#include "memory/advice.h"
 #include "world.h"
 
 /* Ranges for merging are never given to a driver: any addresses will do. */
@@ -74,7 +75,7 @@ ranges_without_a_byte_are_dropped(void)
             CHECK(!b.ordered);
             mm_batch_free(&b);
             fill(&b, cases[i], count);
-            CHECK_OK(mm_batch_split_edges(&b, &edges, &st), &st);
+            CHECK_OK(mm_batch_prepare(&b, MM_DISCARD_PREFETCH, &edges, &st), &st);
             CHECK_EQUAL(b.count, left);
             CHECK_EQUAL(edges.count, 0);
             CHECK(!b.edges_interleaved);
@@ -328,16 +329,16 @@ last_of_overlapping_moves_wins(void)
         mm_batch b;
 
         fill(&b, transfers, 3);
-        CHECK_OK(mm_batch_prefetch(world.cu, &b, NULL, routes[i], MM_DEFER_NO, &st), &st);
+        CHECK_OK(world_run(world.cu, MM_PREFETCH, &b, NULL, routes[i], &st), &st);
         mm_batch_free(&b);
         CHECK(mm_same_location(last_prefetch(transfers[0].range), mm_host()));
         /* Not resident on the device any more, so that this too may choose the batch call. */
         fill(&b, transfers + 2, 1);
         b.transfers[0].range = part_of(m, 0, 4 * PAGES);
-        CHECK_OK(mm_batch_prefetch(world.cu, &b, NULL, routes[i], MM_DEFER_NO, &st), &st);
+        CHECK_OK(world_run(world.cu, MM_PREFETCH, &b, NULL, routes[i], &st), &st);
         mm_batch_free(&b);
         fill(&b, reversed, 3);
-        CHECK_OK(mm_batch_prefetch(world.cu, &b, NULL, routes[i], MM_DEFER_NO, &st), &st);
+        CHECK_OK(world_run(world.cu, MM_PREFETCH, &b, NULL, routes[i], &st), &st);
         mm_batch_free(&b);
         CHECK(mm_same_location(last_prefetch(transfers[0].range), device(0)));
     }
@@ -356,7 +357,7 @@ adjacent_ranges_take_one_call(void)
 
     fill(&b, transfers, 3);
     world.log_clear();
-    CHECK_OK(mm_batch_prefetch(world.cu, &b, NULL, MM_DISPATCH_AUTO, MM_DEFER_NO, &st), &st);
+    CHECK_OK(world_run(world.cu, MM_PREFETCH, &b, NULL, MM_DISPATCH_AUTO, &st), &st);
     CHECK_EQUAL(world_calls("cuMemPrefetchAsync"), 1);
     CHECK_EQUAL(world_calls("cuMemPrefetchBatchAsync"), 0);
     mm_batch_free(&b);
@@ -512,23 +513,21 @@ static void
 the_bad_range_of_a_batch_is_found(void)
 {
     mm_memory *m = allocate_pages(8), *gone = allocate_pages(1);
+    const mm_operation ops[] = {MM_PREFETCH, MM_DISCARD, MM_DISCARD_PREFETCH};
     CUdeviceptr freed = gone->start;
     char address[32];
     mm_status st;
     mm_batch b;
 
     mm_memory_release(gone);
-    for (int discard = 0; discard < 2; discard++) {
+    for (size_t i = 0; i < sizeof ops / sizeof *ops; i++) {
         const mm_transfer transfers[] = {
             {.range = part_of(m, 0, 1), .where = mm_host()},
             {.range = part_of(m, 2, 1), .where = device(0)},
             {.range = {freed, mm_page_size(), freed}, .where = mm_host()},
             {.range = part_of(m, 4, 1), .where = mm_host()}};
         fill(&b, transfers, 4);
-        CHECK_EQUAL(
-            discard ? mm_batch_discard(world.cu, &b, NULL, MM_DISPATCH_BATCH, &st)
-                    : mm_batch_prefetch(world.cu, &b, NULL, MM_DISPATCH_BATCH, MM_DEFER_NO, &st),
-            -1);
+        CHECK_EQUAL(world_run(world.cu, ops[i], &b, NULL, MM_DISPATCH_BATCH, &st), -1);
         CHECK_EQUAL(st.kind, MM_BAD_VALUE);
         (void)snprintf(address, sizeof address, "0x%llx", (unsigned long long)freed);
         CHECK(strstr(st.detail, address) != NULL);
@@ -580,7 +579,7 @@ many_ranges_are_discarded_by_one_call(void)
         b.transfers[i] = (mm_transfer){{m->start + 2 * i * page, page, m->start}, mm_host()};
     }
     world.log_clear();
-    CHECK_OK(mm_batch_discard(world.cu, &b, NULL, MM_DISPATCH_AUTO, &st), &st);
+    CHECK_OK(world_run(world.cu, MM_DISCARD, &b, NULL, MM_DISPATCH_AUTO, &st), &st);
     CHECK_EQUAL(world_calls("cuMemDiscardBatchAsync"), 1);
     mm_batch_free(&b);
     mm_memory_release(m);

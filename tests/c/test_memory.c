@@ -488,11 +488,9 @@ use_everything(void *unused)
              &st);
     CHECK_OK(mm_range_last_prefetch(world.cu, range, &where, &st), &st);
     CHECK(mm_same_location(where, mm_location_from_bit(0)));
-    CHECK_OK(mm_batch_init(&batch, 1, &st), &st);
-    batch.transfers[0] = (mm_transfer){.range = range, .where = mm_host()};
+    mm_batch_one(&batch, range, mm_host());
     /* On the legacy stream, so that all threads want the same stand-in stream at once. */
-    CHECK_OK(mm_batch_discard(world.cu, &batch, NULL, MM_DISPATCH_AUTO, &st), &st);
-    mm_batch_free(&batch);
+    CHECK_OK(world_run(world.cu, MM_DISCARD, &batch, NULL, MM_DISPATCH_AUTO, &st), &st);
     CHECK_EQUAL(world.context_depth(), 0);
     mm_memory_release(m);
     return unused;

@@ -35,16 +35,16 @@ static mm_plan_entry
 entry(CUdeviceptr start, size_t size, CUmemLocation where, mm_guard *guard)
 {
     return (mm_plan_entry){
-        .move = {.range = {.start = start, .size = size, .allocation = 1}, .where = where},
+        .transfer = {.range = {.start = start, .size = size, .allocation = 1}, .where = where},
         .memory = guard,
         .dense = true};
 }
 
 static mm_plan *
-new_plan(const mm_plan_entry *entries, size_t count, mm_action what)
+new_plan(const mm_plan_entry *entries, size_t count, mm_operation op)
 {
     mm_status st;
-    mm_plan *p = mm_plan_new(entries, count, what, &st);
+    mm_plan *p = mm_plan_new(entries, count, op, &st);
 
     if (p == NULL) {
         (void)fprintf(stderr, "%s\n", st.detail);
@@ -198,16 +198,18 @@ executing_allocates_nothing(void)
                            i % 4 == 0 ? mm_host() : device((int)(i % 2)), &guard);
     }
     count_allocations();
-    for (mm_action what = MM_DO_PREFETCH; what <= MM_DO_DISCARD_PREFETCH; what += 2) {
+    for (int discard = 0; discard <= 1; discard++) {
+        mm_operation op = discard ? MM_DISCARD_PREFETCH : MM_PREFETCH;
+
         for (size_t count = 1; count <= MANY; count += 3) {
-            mm_plan *p = new_plan(entries, count, what);
+            mm_plan *p = new_plan(entries, count, op);
             before = atomic_load(&allocations);
             for (int there = 0; there < 2; there++) {
-                noted.there = there ? entries[1].move.range.start : 0;
+                noted.there = there ? entries[1].transfer.range.start : 0;
                 for (mm_dispatch d = MM_DISPATCH_AUTO; d <= MM_DISPATCH_LOOP; d++) {
-                    mm_dispatch_options how = on_a_stream;
-                    how.dispatch = d;
-                    CHECK_OK(mm_plan_execute(cu, p, &how, &st), &st);
+                    mm_dispatch_options options = on_a_stream;
+                    options.dispatch = d;
+                    CHECK_OK(mm_plan_execute(cu, p, &options, &st), &st);
                 }
             }
             CHECK_EQUAL(atomic_load(&allocations), before);
@@ -229,10 +231,10 @@ allocations_of(mm_driver *cu, size_t count, const mm_dispatch *prefetch)
     CHECK_OK(mm_batch_init(&b, count, &st), &st);
     for (size_t i = 0; i < count; i++) {
         CUdeviceptr start = (CUdeviceptr)(count - i) << 20;
-        b.transfers[i] = entry(start, (size_t)1 << 19, device(0), NULL).move;
+        b.transfers[i] = entry(start, (size_t)1 << 19, device(0), NULL).transfer;
     }
     if (prefetch != NULL) {
-        CHECK_OK(mm_batch_prefetch(cu, &b, on_a_stream.stream, *prefetch, MM_DEFER_NO, &st), &st);
+        CHECK_OK(world_run(cu, MM_PREFETCH, &b, on_a_stream.stream, *prefetch, &st), &st);
     } else {
         CHECK_OK(mm_batch_advise(cu, &b, CU_MEM_ADVISE_SET_READ_MOSTLY, &st), &st);
     }
@@ -266,12 +268,12 @@ arrays_are_those_of_the_ranges(void)
         entry(10 * mib, mib, mm_host(), &guard), entry(2 * mib, mib, device(0), &guard),
         entry(5 * mib, mib, device(0), &guard),  entry(30 * mib, 4096, device(0), &guard),
     };
-    mm_dispatch_options how = on_a_stream;
-    mm_plan *p = new_plan(entries, 6, MM_DO_PREFETCH);
+    mm_dispatch_options options = on_a_stream;
+    mm_plan *p = new_plan(entries, 6, MM_PREFETCH);
     mm_status st;
 
-    how.defer = MM_DEFER_NO;
-    CHECK_OK(mm_plan_execute(cu, p, &how, &st), &st);
+    options.defer = MM_DEFER_NO;
+    CHECK_OK(mm_plan_execute(cu, p, &options, &st), &st);
     /* The batch, and one call each for what goes to the host and what is small. */
     CHECK_EQUAL(noted.calls, 3);
     CHECK_EQUAL(noted.ranges, 3);
@@ -285,14 +287,14 @@ arrays_are_those_of_the_ranges(void)
     /* Of those, one seems to be there: the others are packed. */
     noted.there = 5 * mib;
     noted.calls = 0;
-    CHECK_OK(mm_plan_execute(cu, p, &how, &st), &st);
+    CHECK_OK(mm_plan_execute(cu, p, &options, &st), &st);
     CHECK_EQUAL(noted.calls, 4);
     CHECK_EQUAL(noted.ranges, 2);
     CHECK_EQUAL(noted.starts[1], 20 * mib);
     CHECK_EQUAL(noted.first[1], 1);
-    how.dispatch = MM_DISPATCH_BATCH;
+    options.dispatch = MM_DISPATCH_BATCH;
     noted.calls = 0;
-    CHECK_OK(mm_plan_execute(cu, p, &how, &st), &st);
+    CHECK_OK(mm_plan_execute(cu, p, &options, &st), &st);
     CHECK_EQUAL(noted.calls, 1);
     CHECK_EQUAL(noted.ranges, 5);
     mm_plan_release(p);
@@ -310,7 +312,7 @@ memory_is_held_once_and_let_go(void)
     mm_status st;
 
     entries[1].view = &view;
-    p = new_plan(entries, 3, MM_DO_PREFETCH);
+    p = new_plan(entries, 3, MM_PREFETCH);
     CHECK_EQUAL(mm_guard_close(&closed, false), MM_CLOSED_NOW);
     CHECK_EQUAL(mm_plan_execute(cu, p, &on_a_stream, &st), -1);
     CHECK_EQUAL(st.kind, MM_REFUSED);
@@ -329,20 +331,20 @@ a_failed_call_lets_go(void)
     mm_status st;
     mm_memory *m = mm_memory_allocate(world.cu, (size_t)4 << 20, &st);
     mm_plan_entry entries[4];
-    const mm_dispatch_options how = {NULL, MM_DISPATCH_AUTO, MM_DEFER_YES};
+    const mm_dispatch_options options = {NULL, MM_DISPATCH_AUTO, MM_DEFER_YES};
     mm_plan *p;
 
     CHECK(m != NULL);
     for (size_t i = 0; i < 4; i++) {
         entries[i] = entry(m->start + (i << 20), (size_t)1 << 19, device((int)(i % 2)), &m->guard);
-        entries[i].move.range.allocation = m->allocation;
+        entries[i].transfer.range.allocation = m->allocation;
     }
-    p = new_plan(entries, 4, MM_DO_PREFETCH);
+    p = new_plan(entries, 4, MM_PREFETCH);
     for (unsigned n = 1;; n++) {
         int rc, fired;
 
         world.fail("*", n, CUDA_ERROR_LAUNCH_FAILED, 0);
-        rc = mm_plan_execute(world.cu, p, &how, &st);
+        rc = mm_plan_execute(world.cu, p, &options, &st);
         fired = world.fail_fired();
         world.fail_clear();
         CHECK_EQUAL(atomic_load(&m->guard.state), 0);
@@ -365,17 +367,17 @@ static void *
 execute_often(void *argument)
 {
     shared *s = argument;
-    const mm_dispatch_options how = {CU_STREAM_PER_THREAD, MM_DISPATCH_AUTO, MM_DEFER_NO};
+    const mm_dispatch_options options = {CU_STREAM_PER_THREAD, MM_DISPATCH_AUTO, MM_DEFER_NO};
 
     for (int i = 0; i < 50; i++) {
-        mm_plan_preview o;
+        mm_plan_preview preview;
         mm_status st;
         mm_plan_retain(s->plan);
-        if (mm_plan_execute(world.cu, s->plan, &how, &st) < 0
-            || mm_plan_make_preview(world.cu, s->plan, &how, &o, &st) < 0) {
+        if (mm_plan_execute(world.cu, s->plan, &options, &st) < 0
+            || mm_plan_make_preview(world.cu, s->plan, &options, &preview, &st) < 0) {
             atomic_fetch_add(&s->failed, 1);
         } else {
-            mm_plan_preview_free(&o);
+            mm_plan_preview_free(&preview);
         }
         mm_plan_release(s->plan);
     }
@@ -393,9 +395,9 @@ threads_execute_one_plan(void)
     CHECK(m != NULL);
     for (size_t i = 0; i < 16; i++) {
         entries[i] = entry(m->start + (i << 19), (size_t)1 << 17, device((int)(i % 2)), &m->guard);
-        entries[i].move.range.allocation = m->allocation;
+        entries[i].transfer.range.allocation = m->allocation;
     }
-    s.plan = new_plan(entries, 16, MM_DO_PREFETCH);
+    s.plan = new_plan(entries, 16, MM_PREFETCH);
     check_threads(4, execute_often, &s);
     CHECK_EQUAL(atomic_load(&s.failed), 0);
     CHECK_EQUAL(atomic_load(&m->guard.state), 0);
@@ -417,7 +419,7 @@ a_budget_is_spent_in_order(void)
 
     CHECK_OK(mm_plan_fit(entries, 6, device(1), 7 * page, &st), &st);
     for (size_t i = 0; i < 6; i++) {
-        CHECK(mm_same_location(entries[i].move.where, fits[i] ? device(1) : mm_host()));
+        CHECK(mm_same_location(entries[i].transfer.where, fits[i] ? device(1) : mm_host()));
     }
 }
 
@@ -454,7 +456,7 @@ too_many_entries_are_refused(void)
     CHECK_EQUAL(mm_batch_arrays_init(&preview.work, count, &st), -1);
     CHECK_EQUAL(st.kind, MM_NO_MEMORY);
     mm_plan_preview_free(&preview);
-    CHECK(mm_plan_new(NULL, count, MM_DO_PREFETCH, &st) == NULL);
+    CHECK(mm_plan_new(NULL, count, MM_PREFETCH, &st) == NULL);
     CHECK_EQUAL(st.kind, MM_NO_MEMORY);
 }
 

@@ -64,7 +64,7 @@ a_failed_query_is_an_error(void)
     mm_status st;
 
     cu.DeviceGetAttribute = fail_attribute;
-    for (mm_operation op = MM_ADVISE; op <= MM_DISCARD; op++) {
+    for (mm_operation op = MM_ADVISE; op <= MM_DISCARD_PREFETCH; op++) {
         CHECK_EQUAL(check(&cu, op, &st), -1);
         CHECK_EQUAL((int)st.kind, (int)MM_DRIVER_CALL);
         CHECK_EQUAL(st.code, (int)CUDA_ERROR_UNKNOWN);

@@ -43,7 +43,7 @@ check_capturing(int rc, const mm_status *st)
 static void
 a_thread_without_a_context_sees_captures(void)
 {
-    const mm_dispatch_options how = {NULL, MM_DISPATCH_AUTO, MM_DEFER_NO};
+    const mm_dispatch_options options = {NULL, MM_DISPATCH_AUTO, MM_DEFER_NO};
     CUmemLocation where = mm_location(CU_MEM_LOCATION_TYPE_DEVICE, 0);
     CUstream stream;
     mm_memory *m;
@@ -55,11 +55,11 @@ a_thread_without_a_context_sees_captures(void)
     range = (mm_range){m->start, m->size, m->start};
     stream = begin_capture_on(0);
     check_capturing(mm_range_prefetch(world.cu, range, where, NULL, MM_DEFER_NO, &st), &st);
-    check_capturing(mm_dispatch_check(world.cu, MM_DO_DISCARD, &how, &st), &st);
+    check_capturing(mm_dispatch_check(world.cu, MM_DISCARD, &options, &st), &st);
     CHECK_EQUAL(world.context_depth(), 0);
     end_capture(stream);
     CHECK_OK(mm_range_prefetch(world.cu, range, where, NULL, MM_DEFER_NO, &st), &st);
-    CHECK_OK(mm_dispatch_check(world.cu, MM_DO_DISCARD, &how, &st), &st);
+    CHECK_OK(mm_dispatch_check(world.cu, MM_DISCARD, &options, &st), &st);
     mm_memory_release(m);
 }
 
@@ -111,13 +111,11 @@ nothing_is_kept_of_other_contexts(void)
     atomic_store(&cu.primary[0], (CUcontext)&cu);
     m = mm_memory_allocate(world.cu, 1 << 20, &st);
     CHECK(m != NULL);
-    CHECK_OK(mm_batch_init(&b, 1, &st), &st);
-    b.transfers[0] = (mm_transfer){{m->start, m->size, m->start}, mm_host()};
+    mm_batch_one(&b, (mm_range){m->start, m->size, m->start}, mm_host());
     world.log_clear();
-    CHECK_OK(mm_batch_discard(&cu, &b, NULL, MM_DISPATCH_AUTO, &st), &st);
+    CHECK_OK(world_run(&cu, MM_DISCARD, &b, NULL, MM_DISPATCH_AUTO, &st), &st);
     CHECK_EQUAL(world_calls("cuStreamCreate"), 1);
     CHECK_EQUAL(world.live_streams(), streams);
-    mm_batch_free(&b);
     mm_memory_release(m);
     mm_scope_leave(&scope);
 }

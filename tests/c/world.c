@@ -57,3 +57,12 @@ world_calls(const char *function)
     }
     return found;
 }
+
+int
+world_run(mm_driver *cu, mm_operation op, mm_batch *b, CUstream stream, mm_dispatch dispatch,
+          mm_status *st)
+{
+    const mm_dispatch_options options = {stream, dispatch, MM_DEFER_NO};
+
+    return mm_batch_run(cu, op, b, &options, st);
+}

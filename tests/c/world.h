@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "check.h"
-#include "memory/batch.h"
+#include "memory/dispatch.h"
 #include "memory/memory.h"
 
 typedef struct {
@@ -31,6 +31,10 @@ extern emulated_world world;
 
 /* Opens the emulated driver at path and fills `world`; ends the process when that fails. */
 void world_open(const char *path);
+
+/* mm_batch_run, without deferring. */
+int world_run(mm_driver *cu, mm_operation op, mm_batch *b, CUstream stream, mm_dispatch dispatch,
+              mm_status *st);
 
 /* How many logged calls begin with this function's name. */
 size_t world_calls(const char *function);

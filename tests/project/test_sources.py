@@ -423,3 +423,58 @@ def test_emulator_names_the_conformance_topic_of_what_was_measured():
     assert len(topics) > 30
     for path in sorted(ROOMS["emulator"].glob("*.[ch]")):
         assert not measured_without_topic(path.read_text(), topics), path.name
+
+
+# The extension's calls.
+
+
+def room_files(*rooms):
+    return {p.name: p.read_text() for room in rooms for p in sorted(ROOMS[room].glob("*.c"))}
+
+
+def driver_call_depth(files, start, functions):
+    """The calls from a function down to the first driver call of one of those functions."""
+    bodies = {}
+    for text in files.values():
+        lines = text.splitlines()
+        for name, first, length in function_bodies(text):
+            body = "\n".join(lines[first - 1 : first - 1 + length])
+            bodies[name] = bodies.get(name, "") + blank_comments_and_strings(body)
+    level, seen, depth = {start}, set(), 1
+    while level:
+        if any(re.search(rf"->{f}\b", bodies[name]) for name in level for f in functions):
+            return depth
+        seen |= level
+        called = {w for name in level for w in re.findall(r"\b(\w+)\(", bodies[name])}
+        level = {name for name in called if name in bodies} - seen
+        depth += 1
+    return None
+
+
+def test_driver_call_depth_counts_calls():
+    files = {
+        "a.c": "int\na(void)\n{\n    return b();\n}\nint\nd(void)\n{\n}\n",
+        "b.c": "int\nb(void)\n{\n    /* cu->Free() */\n    return c();\n}\n"
+        "static int\nc(void)\n{\n    return cu->Free(0);\n}\n",
+    }
+    assert driver_call_depth(files, "a", ["Free"]) == 3
+    assert driver_call_depth(files, "c", ["Free"]) == 1
+    assert driver_call_depth(files, "d", ["Free"]) is None
+
+
+@pytest.mark.parametrize(
+    ("start", "functions"),
+    [
+        ("prefetch", ["MemPrefetchAsync"]),
+        ("prefetch", ["MemPrefetchBatchAsync"]),
+        ("discard", ["MemDiscardBatchAsync"]),
+        ("discard_prefetch", ["MemDiscardAndPrefetchBatchAsync"]),
+        ("plan_execute", ["MemPrefetchAsync"]),
+        ("mm_buffer_prefetch", ["MemPrefetchAsync"]),
+        ("mm_buffer_discard", ["MemDiscardBatchAsync"]),
+    ],
+)
+def test_operation_reaches_the_driver_in_five_calls(start, functions):
+    depth = driver_call_depth(room_files("memory", "python"), start, functions)
+    assert depth is not None
+    assert depth <= 5

@@ -1,15 +1,18 @@
-/* batch.c: what batch.h says. The measurements behind it are in docs/develop/dispatch.rst. */
-#include "dispatch.h"
+/* batch.c: merging, ordering and advising several ranges. The measurements behind the order are in
+ * docs/develop/dispatch.rst. */
+#include "batch.h"
 
+#include <assert.h>
 #include <stdlib.h>
 #include <string.h>
+
+#include "advice.h"
 
 int
 mm_batch_init(mm_batch *b, size_t count, mm_status *st)
 {
+    mm_batch_init_empty(b);
     b->count = count;
-    b->transfers = b->inline_;
-    b->ordered = b->edges_interleaved = false;
     if (count > MM_INLINE_COUNT) {
         b->transfers = calloc(count, sizeof *b->transfers);
         if (b->transfers == NULL) {
@@ -41,7 +44,7 @@ mm_batch_copy(mm_batch *to, const mm_batch *from, mm_status *st)
 /* --- merging ---------------------------------------------------------------------------- */
 
 static int
-by_address(const void *a, const void *b)
+compare_starts(const void *a, const void *b)
 {
     const mm_transfer *x = a, *y = b;
 
@@ -49,17 +52,18 @@ by_address(const void *a, const void *b)
 }
 
 static CUdeviceptr
-end_of(const mm_transfer *m)
+transfer_end(const mm_transfer *t)
 {
-    return m->range.start + m->range.size;
+    return t->range.start + t->range.size;
 }
 
 /* The end of the last page of a range: advice and prefetch act on whole pages. Discards were rounded to
  * whole pages before. */
 static CUdeviceptr
-reach_of(const mm_transfer *m, CUdeviceptr page)
+last_page_end(const mm_transfer *t, CUdeviceptr page)
 {
-    return (end_of(m) + page - 1) & ~(page - 1); /* page is a power of two; a division is slow */
+    assert((page & (page - 1)) == 0);
+    return (transfer_end(t) + page - 1) & ~(page - 1); /* a division is slow */
 }
 
 /* Ranges are joined inside one allocation only: the driver refuses a range over two, even if they
@@ -73,15 +77,15 @@ can_join(const mm_transfer *left, const mm_transfer *right, CUdeviceptr page)
     return left->range.allocation == right->range.allocation
            && mm_same_location(left->where, right->where)
            && right->range.start >= left->range.start
-           && (known ? right->range.start <= reach_of(left, page)
-                     : right->range.start < end_of(left));
+           && (known ? right->range.start <= last_page_end(left, page)
+                     : right->range.start < transfer_end(left));
 }
 
 static bool
 is_sorted(const mm_batch *b)
 {
     for (size_t i = 1; i < b->count; i++) {
-        if (by_address(&b->transfers[i - 1], &b->transfers[i]) > 0) {
+        if (compare_starts(&b->transfers[i - 1], &b->transfers[i]) > 0) {
             return false;
         }
     }
@@ -89,15 +93,15 @@ is_sorted(const mm_batch *b)
 }
 
 /* True if sorted ranges of different locations overlap or share a page. `reach` is the end of a page, so
- * a range that begins before it begins on a page of another range. Where the location changes without a
- * conflict, all ranges before end there. */
+ * a range that begins before it begins on a page of another range. If the location changes without a
+ * conflict, all earlier ranges end there. */
 static bool
 has_conflict(const mm_transfer *transfers, size_t count)
 {
-    CUdeviceptr page = mm_page_size(), reach = reach_of(&transfers[0], page);
+    CUdeviceptr page = mm_page_size(), reach = last_page_end(&transfers[0], page);
 
     for (size_t i = 1; i < count; i++) {
-        CUdeviceptr end = reach_of(&transfers[i], page);
+        CUdeviceptr end = last_page_end(&transfers[i], page);
         if (!mm_same_location(transfers[i].where, transfers[i - 1].where)
             && transfers[i].range.start < reach) {
             return true;
@@ -113,11 +117,12 @@ join_neighbours(mm_batch *b)
     CUdeviceptr page = mm_page_size();
     size_t last = 0;
 
+    assert(b->count > 0);
     for (size_t i = 1; i < b->count; i++) {
-        mm_transfer *m = &b->transfers[last];
-        if (can_join(m, &b->transfers[i], page)) {
-            if (end_of(&b->transfers[i]) > end_of(m)) {
-                m->range.size = (size_t)(end_of(&b->transfers[i]) - m->range.start);
+        mm_transfer *t = &b->transfers[last];
+        if (can_join(t, &b->transfers[i], page)) {
+            if (transfer_end(&b->transfers[i]) > transfer_end(t)) {
+                t->range.size = (size_t)(transfer_end(&b->transfers[i]) - t->range.start);
             }
         } else {
             b->transfers[++last] = b->transfers[i];
@@ -126,9 +131,8 @@ join_neighbours(mm_batch *b)
     b->count = last + 1;
 }
 
-/* Removes empty ranges. */
 static void
-drop_empty(mm_batch *b)
+remove_empty(mm_batch *b)
 {
     size_t count = 0;
 
@@ -146,9 +150,9 @@ drop_empty(mm_batch *b)
 static void
 merge_several(mm_batch *b)
 {
-    mm_transfer *kept;
+    mm_transfer *unsorted;
 
-    drop_empty(b);
+    remove_empty(b);
     if (b->count < 2) {
         return;
     }
@@ -157,18 +161,18 @@ merge_several(mm_batch *b)
         join_neighbours(b);
         return;
     }
-    kept = malloc(b->count * sizeof *kept);
-    if (kept == NULL) {
+    unsorted = malloc(b->count * sizeof *unsorted);
+    if (unsorted == NULL) {
         b->ordered = true;
-        return; /* merging is a saving, not a need */
+        return; /* only slower */
     }
-    memcpy(kept, b->transfers, b->count * sizeof *kept);
-    qsort(b->transfers, b->count, sizeof *b->transfers, by_address);
+    memcpy(unsorted, b->transfers, b->count * sizeof *unsorted);
+    qsort(b->transfers, b->count, sizeof *b->transfers, compare_starts);
     b->ordered = has_conflict(b->transfers, b->count);
     if (b->ordered) {
-        memcpy(b->transfers, kept, b->count * sizeof *kept);
+        memcpy(b->transfers, unsorted, b->count * sizeof *unsorted);
     }
-    free(kept);
+    free(unsorted);
     join_neighbours(b);
 }
 
@@ -177,7 +181,7 @@ mm_batch_merge(mm_batch *b)
 {
     b->ordered = b->edges_interleaved;
     if (b->edges_interleaved) {
-        return; /* edges are found by the index of their range */
+        return; /* an edge is found by the index of its range */
     }
     if (b->count > 1) {
         merge_several(b);
@@ -186,53 +190,27 @@ mm_batch_merge(mm_batch *b)
     }
 }
 
-/* Brings those that can gain from the batch call, as far as that does not depend on where pages
- * are, to the front. Conflicting moves keep their order and are never batched by choice. */
-void
-mm_batch_prepare(mm_batch *b, mm_action what)
+/* --- preparing -------------------------------------------------------------------------- */
+
+/* Merges, and moves transfers that the batch call can make faster to the front. Conflicting transfers
+ * keep their order, because only dispatch="batch" batches them. */
+static void
+merge_and_order(mm_batch *b, mm_operation op)
 {
     mm_batch_merge(b);
     b->batchable = 0;
     for (size_t i = 0; i < b->count && !b->ordered; i++) {
-        mm_transfer m = b->transfers[i];
-        if (mm_may_gain_from_batch(what, &m)) {
+        mm_transfer t = b->transfers[i];
+        if (t.where.type == CU_MEM_LOCATION_TYPE_DEVICE && !mm_is_small_transfer(op, &t)) {
             b->transfers[i] = b->transfers[b->batchable];
-            b->transfers[b->batchable++] = m;
+            b->transfers[b->batchable++] = t;
         }
     }
 }
 
-/* --- operations ------------------------------------------------------------------------- */
-
-/* The common part of the three operations; edges may be NULL. */
+/* Shrinks one range to whole pages; of several, the message names the one that has none. */
 static int
-run(mm_driver *cu, mm_action what, mm_batch *b, const mm_batch *edges,
-    const mm_dispatch_options *how, mm_status *st)
-{
-    mm_batch_arrays work;
-    int rc;
-
-    mm_batch_prepare(b, what);
-    if (mm_batch_arrays_init(&work, b->count, st) < 0) {
-        return -1;
-    }
-    rc = mm_dispatch_run(cu, what, b, edges, NULL, &work, how, st);
-    mm_batch_arrays_free(&work);
-    return rc;
-}
-
-int
-mm_batch_prefetch(mm_driver *cu, mm_batch *b, CUstream stream, mm_dispatch dispatch,
-                  mm_defer defer, mm_status *st)
-{
-    const mm_dispatch_options how = {stream, dispatch, defer};
-
-    return run(cu, MM_DO_PREFETCH, b, NULL, &how, st);
-}
-
-/* Shrinks one range to whole pages; the message says which of several has none. */
-static int
-shrink(mm_batch *b, size_t i, mm_status *st)
+shrink_range(mm_batch *b, size_t i, mm_status *st)
 {
     int rc = mm_range_whole_pages(&b->transfers[i].range, st);
 
@@ -242,10 +220,21 @@ shrink(mm_batch *b, size_t i, mm_status *st)
     return rc;
 }
 
-/* Drops empty ranges before the others are shrunk. If there are any, all ranges are checked first, so
+static int
+shrink_all(mm_batch *b, mm_status *st)
+{
+    for (size_t i = 0; i < b->count; i++) {
+        if (shrink_range(b, i, st) < 0) {
+            return -1;
+        }
+    }
+    return 0;
+}
+
+/* Removes empty ranges before the others are shrunk. If there are any, all ranges are checked first, so
  * that the index in an error message counts the empty ones too. */
 static int
-drop_empty_checked(mm_batch *b, mm_status *st)
+remove_empty_checked(mm_batch *b, mm_status *st)
 {
     bool empty = false;
 
@@ -254,50 +243,31 @@ drop_empty_checked(mm_batch *b, mm_status *st)
     }
     for (size_t i = 0; empty && i < b->count; i++) {
         mm_transfer whole = b->transfers[i];
-        if (shrink(b, i, st) < 0) {
+        if (shrink_range(b, i, st) < 0) {
             return -1;
         }
         b->transfers[i] = whole;
     }
     if (empty) {
-        drop_empty(b);
+        remove_empty(b);
     }
     return 0;
 }
 
-/* Shrinks every range before any driver call, so that a bad one leaves the others alone. */
-static int
-whole_pages(mm_batch *b, mm_status *st)
-{
-    for (size_t i = 0; i < b->count; i++) {
-        if (shrink(b, i, st) < 0) {
-            return -1;
-        }
-    }
-    return 0;
-}
-
-int
-mm_batch_discard(mm_driver *cu, mm_batch *b, CUstream stream, mm_dispatch dispatch, mm_status *st)
-{
-    const mm_dispatch_options how = {stream, dispatch, MM_DEFER_NO};
-
-    return whole_pages(b, st) < 0 ? -1 : run(cu, MM_DO_DISCARD, b, NULL, &how, st);
-}
-
-/* Adds the range between two addresses. An empty one is added only if every move has two edges. */
+/* Adds the range between two addresses. An empty one is added only if every transfer has two edges. */
 static void
-add_edge(mm_batch *edges, const mm_transfer *m, CUdeviceptr start, CUdeviceptr end)
+add_edge(mm_batch *edges, const mm_transfer *t, CUdeviceptr start, CUdeviceptr end)
 {
+    assert(start <= end);
     if (start < end || edges->edges_interleaved) {
-        edges->transfers[edges->count] = *m;
+        edges->transfers[edges->count] = *t;
         edges->transfers[edges->count].range.start = start;
         edges->transfers[edges->count++].range.size = (size_t)(end - start);
     }
 }
 
-/* True if moves with different locations share a page, so that the last one must win. `scratch` has
- * space for all moves. */
+/* True if transfers with different locations share a page, so that the last one must win. `scratch`
+ * has space for all transfers. */
 static bool
 is_order_needed(const mm_batch *b, mm_transfer *scratch)
 {
@@ -308,64 +278,63 @@ is_order_needed(const mm_batch *b, mm_transfer *scratch)
         return has_conflict(b->transfers, b->count);
     }
     memcpy(scratch, b->transfers, b->count * sizeof *scratch);
-    qsort(scratch, b->count, sizeof *scratch, by_address);
+    qsort(scratch, b->count, sizeof *scratch, compare_starts);
     return has_conflict(scratch, b->count);
 }
 
-int
-mm_batch_split_edges(mm_batch *b, mm_batch *edges, mm_status *st)
+/* Shrinks every range to whole pages. What is cut off becomes the edges, which the pages of neighbours
+ * share, so that they move with their contents. */
+static int
+split_edges(mm_batch *b, mm_batch *edges, mm_status *st)
 {
     bool cut = false;
 
-    if (mm_batch_init(edges, 2 * b->count, st) < 0 || drop_empty_checked(b, st) < 0) {
+    if (mm_batch_init(edges, 2 * b->count, st) < 0 || remove_empty_checked(b, st) < 0) {
         return -1;
     }
     edges->edges_interleaved = b->edges_interleaved = is_order_needed(b, edges->transfers);
     edges->count = 0;
     for (size_t i = 0; i < b->count; i++) {
-        mm_transfer before = b->transfers[i], *m = &b->transfers[i];
-        if (shrink(b, i, st) < 0) {
+        mm_transfer before = b->transfers[i], *t = &b->transfers[i];
+        if (shrink_range(b, i, st) < 0) {
             return -1;
         }
-        add_edge(edges, &before, before.range.start, m->range.start);
-        add_edge(edges, &before, end_of(m), end_of(&before));
-        cut = cut || m->range.size < before.range.size;
+        add_edge(edges, &before, before.range.start, t->range.start);
+        add_edge(edges, &before, transfer_end(t), transfer_end(&before));
+        cut = cut || t->range.size < before.range.size;
     }
     if (!cut) {
         edges->edges_interleaved = b->edges_interleaved = false;
-        edges->count = edges->batchable = 0;
-        return 0;
+        edges->count = 0;
     }
-    mm_batch_prepare(edges, MM_DO_PREFETCH);
+    merge_and_order(edges, MM_PREFETCH);
     return 0;
 }
 
-/* The pages at the ends, which a range shares with its neighbours, move with their contents. */
 int
-mm_batch_discard_prefetch(mm_driver *cu, mm_batch *b, CUstream stream, mm_dispatch dispatch,
-                          mm_defer defer, mm_status *st)
+mm_batch_prepare(mm_batch *b, mm_operation op, mm_batch *edges, mm_status *st)
 {
-    const mm_dispatch_options how = {stream, dispatch, defer};
-    mm_batch edges;
-    int rc = mm_batch_split_edges(b, &edges, st);
-
-    if (rc == 0) {
-        rc = run(cu, MM_DO_DISCARD_PREFETCH, b, &edges, &how, st);
+    assert(op == MM_PREFETCH || mm_discards(op));
+    mm_batch_init_empty(edges);
+    if ((op == MM_DISCARD && shrink_all(b, st) < 0)
+        || (op == MM_DISCARD_PREFETCH && split_edges(b, edges, st) < 0)) {
+        return -1;
     }
-    mm_batch_free(&edges);
-    return rc;
+    merge_and_order(b, op);
+    return 0;
 }
 
 /* --- advice ----------------------------------------------------------------------------- */
 
-/* How far an advice on merged ranges got with one of the ranges that were asked for. */
+/* How far an advice on merged ranges got with one of the original ranges. */
 static mm_advice_progress
-progress_with(const mm_batch *merged, size_t failed, const mm_transfer *asked)
+progress_of(const mm_batch *merged, size_t failed, const mm_transfer *original)
 {
+    assert(failed < merged->count);
     for (size_t i = 0; i <= failed; i++) {
-        const mm_transfer *m = &merged->transfers[i];
-        if (mm_same_location(m->where, asked->where) && m->range.start <= asked->range.start
-            && end_of(asked) <= end_of(m)) {
+        const mm_transfer *t = &merged->transfers[i];
+        if (mm_same_location(t->where, original->where) && t->range.start <= original->range.start
+            && transfer_end(original) <= transfer_end(t)) {
             return i < failed ? MM_ADVISED : MM_FAILED;
         }
     }
@@ -376,36 +345,36 @@ progress_with(const mm_batch *merged, size_t failed, const mm_transfer *asked)
  * they are unset and may overlap ranges that are set again; so even ranges that were not reached are
  * set again. */
 static void
-restore_all(mm_driver *cu, const mm_batch *asked, const mm_batch *merged, CUmem_advise advice,
-            const mm_advice_before *before, size_t failed)
+restore_advice(mm_driver *cu, const mm_batch *original, const mm_batch *merged,
+               CUmem_advise advice, const mm_advice_before *before, size_t failed)
 {
     for (int whole = 0; whole <= 1; whole++) {
-        for (size_t i = 0; i < asked->count; i++) {
-            const mm_transfer *m = &asked->transfers[i];
+        for (size_t i = 0; i < original->count; i++) {
+            const mm_transfer *t = &original->transfers[i];
             if (before[i].whole == (whole == 1)) {
-                mm_advice_put_back(cu, m->range, advice, m->where, &before[i],
-                                   progress_with(merged, failed, m));
+                mm_advice_put_back(cu, t->range, advice, t->where, &before[i],
+                                   progress_of(merged, failed, t));
             }
         }
     }
 }
 
-/* Advises the merged ranges, having remembered all that were asked for; on a failure every one of
- * these goes back to what it was. before has space for each. */
+/* Advises the merged ranges, after a query of all original ones. A failure restores those. `before`
+ * has space for each. */
 static int
-advise_all(mm_driver *cu, const mm_batch *asked, const mm_batch *merged, CUmem_advise advice,
-           mm_advice_before *before, mm_status *st)
+advise_merged(mm_driver *cu, const mm_batch *original, const mm_batch *merged, CUmem_advise advice,
+              mm_advice_before *before, mm_status *st)
 {
-    for (size_t i = 0; i < asked->count; i++) {
-        const mm_transfer *m = &asked->transfers[i];
-        if (mm_advice_remember(cu, m->range, advice, m->where, &before[i], st) < 0) {
+    for (size_t i = 0; i < original->count; i++) {
+        const mm_transfer *t = &original->transfers[i];
+        if (mm_advice_remember(cu, t->range, advice, t->where, &before[i], st) < 0) {
             return -1;
         }
     }
     for (size_t i = 0; i < merged->count; i++) {
-        const mm_transfer *m = &merged->transfers[i];
-        if (mm_range_advise_settled(cu, m->range, advice, m->where, st) < 0) {
-            restore_all(cu, asked, merged, advice, before, i);
+        const mm_transfer *t = &merged->transfers[i];
+        if (mm_range_advise_settled(cu, t->range, advice, t->where, st) < 0) {
+            restore_advice(cu, original, merged, advice, before, i);
             return -1;
         }
     }
@@ -413,17 +382,17 @@ advise_all(mm_driver *cu, const mm_batch *asked, const mm_batch *merged, CUmem_a
 }
 
 static int
-advise_several(mm_driver *cu, mm_batch *asked, const mm_batch *merged, CUmem_advise advice,
+advise_several(mm_driver *cu, mm_batch *original, const mm_batch *merged, CUmem_advise advice,
                mm_status *st)
 {
-    mm_advice_before *before = calloc(asked->count, sizeof *before);
+    mm_advice_before *before = calloc(original->count, sizeof *before);
     int rc;
 
     if (before == NULL) {
-        return mm_fail(st, MM_NO_MEMORY, "out of host memory for %zu targets", asked->count);
+        return mm_fail(st, MM_NO_MEMORY, "out of host memory for %zu targets", original->count);
     }
-    drop_empty(asked);
-    rc = advise_all(cu, asked, merged, advice, before, st);
+    remove_empty(original);
+    rc = advise_merged(cu, original, merged, advice, before, st);
     free(before);
     return rc;
 }
@@ -431,17 +400,17 @@ advise_several(mm_driver *cu, mm_batch *asked, const mm_batch *merged, CUmem_adv
 int
 mm_batch_advise(mm_driver *cu, mm_batch *b, CUmem_advise advice, mm_status *st)
 {
-    mm_batch asked;
-    int rc = mm_batch_copy(&asked, b, st);
+    mm_batch original;
+    int rc = mm_batch_copy(&original, b, st);
 
     if (rc == 0) {
         mm_batch_merge(b);
         if (b->count > 1) {
-            rc = advise_several(cu, &asked, b, advice, st);
+            rc = advise_several(cu, &original, b, advice, st);
         } else if (b->count == 1) {
             rc = mm_range_advise(cu, b->transfers[0].range, advice, b->transfers[0].where, st);
         }
     }
-    mm_batch_free(&asked);
+    mm_batch_free(&original);
     return rc;
 }

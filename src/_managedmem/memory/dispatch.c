@@ -1,134 +1,119 @@
-/* dispatch.c: what dispatch.h says. The measurements behind it are in docs/develop/dispatch.rst. */
+/* dispatch.c: routes and driver calls of several ranges. The measurements behind the routes are in
+ * docs/develop/dispatch.rst. */
 #include "dispatch.h"
 
+#include <assert.h>
 #include <stdlib.h>
 
-/* --- room ------------------------------------------------------------------------------- */
-
-static void
-use_few(mm_batch_arrays *w)
-{
-    w->starts = w->inline_.starts;
-    w->sizes = w->inline_.sizes;
-    w->first = w->inline_.first;
-    w->where = w->inline_.where;
-    w->routes = w->inline_.routes;
-}
+/* --- arrays ----------------------------------------------------------------------------- */
 
 int
-mm_batch_arrays_init(mm_batch_arrays *w, size_t count, mm_status *st)
+mm_batch_arrays_init(mm_batch_arrays *arrays, size_t count, mm_status *st)
 {
-    w->block = NULL;
-    w->locations = 0;
+    arrays->block = NULL;
+    arrays->locations = 0;
     if (count <= MM_INLINE_COUNT) {
-        use_few(w);
+        arrays->starts = arrays->inline_.starts;
+        arrays->sizes = arrays->inline_.sizes;
+        arrays->first = arrays->inline_.first;
+        arrays->where = arrays->inline_.where;
+        arrays->routes = arrays->inline_.routes;
         return 0;
     }
-    w->block = calloc(count, sizeof *w->starts + sizeof *w->sizes + sizeof *w->first
-                                 + sizeof *w->where + sizeof *w->routes);
-    if (w->block == NULL) {
+    arrays->block =
+        calloc(count, sizeof *arrays->starts + sizeof *arrays->sizes + sizeof *arrays->first
+                          + sizeof *arrays->where + sizeof *arrays->routes);
+    if (arrays->block == NULL) {
         return mm_fail(st, MM_NO_MEMORY, "out of host memory for %zu ranges", count);
     }
-    w->starts = w->block;
-    w->sizes = (size_t *)(w->starts + count);
-    w->first = w->sizes + count;
-    w->where = (CUmemLocation *)(w->first + count);
-    w->routes = (unsigned char *)(w->where + count);
+    arrays->starts = arrays->block;
+    arrays->sizes = (size_t *)(arrays->starts + count);
+    arrays->first = arrays->sizes + count;
+    arrays->where = (CUmemLocation *)(arrays->first + count);
+    arrays->routes = (unsigned char *)(arrays->where + count);
     return 0;
 }
 
 void
-mm_batch_arrays_free(mm_batch_arrays *w)
+mm_batch_arrays_free(mm_batch_arrays *arrays)
 {
-    free(w->block);
+    free(arrays->block);
 }
 
 void
-mm_batch_arrays_fill(mm_batch_arrays *w, const mm_batch *b, bool all)
+mm_batch_arrays_fill(mm_batch_arrays *arrays, const mm_batch *b, bool all)
 {
     size_t count = 0;
 
-    w->locations = 0;
+    arrays->locations = 0;
     for (size_t i = 0; i < b->count; i++) {
-        const mm_transfer *m = &b->transfers[i];
-        if (!all && w->routes[i] != MM_BATCHED) {
+        const mm_transfer *transfer = &b->transfers[i];
+        if (!all && arrays->routes[i] != MM_BATCHED) {
             continue;
         }
-        w->starts[count] = m->range.start;
-        w->sizes[count] = m->range.size;
-        if (count == 0 || !mm_same_location(m->where, w->where[w->locations - 1])) {
-            w->where[w->locations] = m->where;
-            w->first[w->locations++] = count;
+        arrays->starts[count] = transfer->range.start;
+        arrays->sizes[count] = transfer->range.size;
+        if (count == 0
+            || !mm_same_location(transfer->where, arrays->where[arrays->locations - 1])) {
+            arrays->where[arrays->locations] = transfer->where;
+            arrays->first[arrays->locations++] = count;
         }
         count++;
     }
+    assert(arrays->locations <= count);
 }
 
 /* --- deciding --------------------------------------------------------------------------- */
 
-/* The last requested location is the cheapest sign of residency there is: a query of 50 to 110 ns. */
+/* The last prefetch is the cheapest sign of residency that exists: a query of 50 to 110 ns. */
 static bool
-seems_resident(mm_driver *cu, const mm_transfer *m)
+was_prefetched_there(mm_driver *cu, const mm_transfer *transfer)
 {
     int last = CU_DEVICE_INVALID;
 
     return cu->MemRangeGetAttribute(&last, sizeof last,
-                                    CU_MEM_RANGE_ATTRIBUTE_LAST_PREFETCH_LOCATION, m->range.start,
-                                    m->range.size)
+                                    CU_MEM_RANGE_ATTRIBUTE_LAST_PREFETCH_LOCATION,
+                                    transfer->range.start, transfer->range.size)
                == CUDA_SUCCESS
-           && last == m->where.id;
-}
-
-/* Below that a prefetch gains nothing from the batch call; discard_prefetch does at any size. */
-enum { PREFETCH_BATCH_FROM = 64 << 10 };
-
-static bool
-is_small(mm_action what, const mm_transfer *m)
-{
-    return what == MM_DO_PREFETCH && m->range.size < PREFETCH_BATCH_FROM;
-}
-
-bool
-mm_may_gain_from_batch(mm_action what, const mm_transfer *m)
-{
-    return m->where.type == CU_MEM_LOCATION_TYPE_DEVICE && !is_small(what, m);
+           && last == transfer->where.id;
 }
 
 /* A batch call costs about 18 us a range, whatever the range holds. A call for each costs less where
- * pages are there already (2 to 4 us) and where they go to the host. Where they move to a device it
- * costs more, but for a prefetch of less than 64 KiB, where it is the same. */
+ * pages are resident already (2 to 4 us) and where they go to the host. Where they move to a device it
+ * costs more, except for a prefetch of less than 64 KiB, where it costs the same. */
 static mm_route
-way_of(mm_driver *cu, mm_action what, const mm_transfer *m)
+route_transfer(mm_driver *cu, mm_operation op, const mm_transfer *transfer)
 {
-    if (m->where.type != CU_MEM_LOCATION_TYPE_DEVICE) {
+    if (transfer->where.type != CU_MEM_LOCATION_TYPE_DEVICE) {
         return MM_SINGLE_TO_HOST;
     }
-    if (is_small(what, m)) {
+    if (mm_is_small_transfer(op, transfer)) {
         return MM_SINGLE_SMALL;
     }
-    return seems_resident(cu, m) ? MM_SINGLE_RESIDENT : MM_BATCHED;
+    return was_prefetched_there(cu, transfer) ? MM_SINGLE_RESIDENT : MM_BATCHED;
 }
 
-/* The way of all moves, where one thing decides for all of them; else false. */
+/* The route that all transfers share; false if each of them has its own. */
 static bool
-way_of_all(mm_driver *cu, mm_action what, const mm_batch *b, mm_dispatch dispatch, mm_route *way)
+route_whole_batch(mm_driver *cu, mm_operation op, const mm_batch *b, mm_dispatch dispatch,
+                  mm_route *route)
 {
-    /* A discard costs the same either way, so one call serves all of them. */
+    /* Discards cost the same on both routes, so one call serves all of them. */
     if (b->edges_interleaved) {
-        *way = MM_SINGLE_ORDERED;
+        *route = MM_SINGLE_ORDERED;
     } else if (dispatch == MM_DISPATCH_BATCH
-               || (dispatch == MM_DISPATCH_AUTO && what == MM_DO_DISCARD && b->count > 1)) {
-        *way = MM_BATCHED;
+               || (dispatch == MM_DISPATCH_AUTO && op == MM_DISCARD && b->count > 1)) {
+        *route = MM_BATCHED;
     } else if (dispatch == MM_DISPATCH_LOOP) {
-        *way = MM_SINGLE_REQUESTED;
+        *route = MM_SINGLE_REQUESTED;
     } else if (b->count < 2) {
-        *way = MM_SINGLE_ONE;
+        *route = MM_SINGLE_ONE;
     } else if (b->ordered) {
-        *way = MM_SINGLE_ORDERED;
+        *route = MM_SINGLE_ORDERED;
     } else if (cu->MemPrefetchBatchAsync == NULL) {
-        *way = MM_SINGLE_NO_BATCH_CALL;
+        *route = MM_SINGLE_NO_BATCH_CALL;
     } else if (!cu->concurrent_access) {
-        *way = MM_SINGLE_NO_CONCURRENT_ACCESS;
+        *route = MM_SINGLE_NO_CONCURRENT_ACCESS;
     } else {
         return false;
     }
@@ -136,25 +121,27 @@ way_of_all(mm_driver *cu, mm_action what, const mm_batch *b, mm_dispatch dispatc
 }
 
 size_t
-mm_dispatch_decide(mm_driver *cu, mm_action what, const mm_batch *b, mm_dispatch dispatch,
+mm_dispatch_decide(mm_driver *cu, mm_operation op, const mm_batch *b, mm_dispatch dispatch,
                    unsigned char *routes)
 {
-    mm_route all = MM_BATCHED;
-    bool same = way_of_all(cu, what, b, dispatch, &all);
-    size_t together = 0, last = 0;
+    mm_route shared = MM_BATCHED;
+    bool same = route_whole_batch(cu, op, b, dispatch, &shared);
+    size_t batched = 0, last = 0;
 
+    assert(op == MM_PREFETCH || mm_discards(op));
+    assert(b->batchable <= b->count);
     for (size_t i = 0; i < b->count; i++) {
-        routes[i] = (unsigned char)(same ? all : way_of(cu, what, &b->transfers[i]));
+        routes[i] = (unsigned char)(same ? shared : route_transfer(cu, op, &b->transfers[i]));
         if (routes[i] == MM_BATCHED) {
-            together++;
+            batched++;
             last = i;
         }
     }
-    if (!same && together == 1) {
+    if (!same && batched == 1) {
         routes[last] = MM_SINGLE_REMAINDER;
         return 0;
     }
-    return together;
+    return batched;
 }
 
 bool
@@ -171,26 +158,14 @@ mm_dispatch_defers(const mm_batch *b, mm_defer defer, size_t *bytes, CUmemLocati
     return mm_is_deferred(*bytes, *where, defer);
 }
 
-/* --- calling ---------------------------------------------------------------------------- */
+/* --- diagnosing a batch call ------------------------------------------------------------ */
 
-static CUresult
-call_batch(mm_driver *cu, mm_action what, const mm_batch_arrays *w, size_t count, size_t locations,
-           CUstream stream)
-{
-    if (what == MM_DO_DISCARD) {
-        return cu->MemDiscardBatchAsync(w->starts, w->sizes, count, 0, stream);
-    }
-    return (what == MM_DO_PREFETCH ? cu->MemPrefetchBatchAsync
-                                   : cu->MemDiscardAndPrefetchBatchAsync)(
-        w->starts, w->sizes, count, w->where, w->first, locations, 0, stream);
-}
-
-/* The index of the first range that the checks find wrong; count if none is. */
+/* The index of the first range that a check refuses; count if all pass. */
 static size_t
-find_bad_range(mm_driver *cu, mm_operation op, const mm_batch_arrays *w, size_t count)
+find_bad_range(mm_driver *cu, mm_operation op, const mm_batch_arrays *arrays, size_t count)
 {
     for (size_t i = 0; i < count; i++) {
-        mm_range range = {.start = w->starts[i], .size = w->sizes[i]};
+        mm_range range = {.start = arrays->starts[i], .size = arrays->sizes[i]};
         mm_status found;
         if (mm_range_check(cu, &range, op, &found) < 0 && found.kind == MM_BAD_VALUE) {
             return i;
@@ -200,30 +175,33 @@ find_bad_range(mm_driver *cu, mm_operation op, const mm_batch_arrays *w, size_t 
 }
 
 /* The index of the location with the highest NUMA node, which is the likeliest to be missing; the
- * number of locations if none is a node. *several: there are different nodes. */
+ * number of locations if none is a node. *several: the nodes differ. */
 static size_t
-find_numa_node(const mm_batch_arrays *w, size_t locations, bool *several)
+find_numa_node(const mm_batch_arrays *arrays, size_t locations, bool *several)
 {
+    const CUmemLocation *where = arrays->where;
     size_t node = locations;
 
     *several = false;
     for (size_t i = 0; i < locations; i++) {
-        if (w->where[i].type == CU_MEM_LOCATION_TYPE_HOST_NUMA) {
-            *several = *several || (node < locations && w->where[i].id != w->where[node].id);
-            node = node == locations || w->where[i].id > w->where[node].id ? i : node;
+        if (where[i].type == CU_MEM_LOCATION_TYPE_HOST_NUMA) {
+            *several = *several || (node < locations && where[i].id != where[node].id);
+            node = node == locations || where[i].id > where[node].id ? i : node;
         }
     }
     return node;
 }
 
 static int
-describe_batch(const mm_batch_arrays *w, size_t count, mm_status *st)
+describe_batch(const mm_batch_arrays *arrays, size_t count, mm_status *st)
 {
-    CUdeviceptr start = w->starts[0], end = start;
+    CUdeviceptr start = arrays->starts[0], end = start;
 
+    assert(count > 0);
     for (size_t i = 0; i < count; i++) {
-        start = w->starts[i] < start ? w->starts[i] : start;
-        end = w->starts[i] + w->sizes[i] > end ? w->starts[i] + w->sizes[i] : end;
+        CUdeviceptr range_end = arrays->starts[i] + arrays->sizes[i];
+        start = arrays->starts[i] < start ? arrays->starts[i] : start;
+        end = range_end > end ? range_end : end;
     }
     mm_status_add(st, "The driver refused a batch of %zu ranges from 0x%llx to 0x%llx.", count,
                   (unsigned long long)start, (unsigned long long)end);
@@ -232,83 +210,74 @@ describe_batch(const mm_batch_arrays *w, size_t count, mm_status *st)
 
 /* Names the range or location at fault, or else describes the batch. */
 static int
-explain_batch(mm_driver *cu, mm_operation op, const mm_batch_arrays *w, size_t count,
-              size_t locations, mm_status *st)
+diagnose_batch(mm_driver *cu, mm_operation op, const mm_batch_arrays *arrays, size_t count,
+               size_t locations, mm_status *st)
 {
     bool several = false, refused = st->code == CUDA_ERROR_INVALID_VALUE && cu->concurrent_access;
-    size_t bad = refused ? find_bad_range(cu, op, w, count) : 0;
-    size_t node = bad == count ? find_numa_node(w, locations, &several) : locations;
-    size_t at = bad < count ? bad : (node < locations ? w->first[node] : 0);
-    mm_range range = {.start = w->starts[at], .size = w->sizes[at]};
+    size_t bad = refused ? find_bad_range(cu, op, arrays, count) : 0;
+    size_t node = bad == count ? find_numa_node(arrays, locations, &several) : locations;
+    size_t at = bad < count ? bad : (node < locations ? arrays->first[node] : 0);
+    mm_range range = {.start = arrays->starts[at], .size = arrays->sizes[at]};
     char text[MM_LOCATION_TEXT];
 
+    assert(at < count);
     if (bad == count && node == locations && count > 1) {
-        return describe_batch(w, count, st);
+        return describe_batch(arrays, count, st);
     }
     if (several) {
         return mm_fail(st, MM_BAD_VALUE,
                        "%s or another node of the batch: this system has no such NUMA node",
-                       mm_location_text(w->where[node], text));
+                       mm_location_text(arrays->where[node], text));
     }
-    return mm_range_diagnose(cu, range, w->where[node < locations ? node : 0], op, st);
+    return mm_range_diagnose(cu, range, arrays->where[node < locations ? node : 0], op, st);
 }
 
+/* --- issuing ---------------------------------------------------------------------------- */
+
 static int
-issue_batch(mm_driver *cu, mm_action what, const mm_batch_arrays *w, size_t count, CUstream stream,
-            mm_status *st)
+issue_batch(const mm_dispatch_call *call, mm_status *st)
 {
-    static const char *const names[] = {"cuMemPrefetchBatchAsync", "cuMemDiscardBatchAsync",
-                                        "cuMemDiscardAndPrefetchBatchAsync"};
-    size_t locations = what == MM_DO_DISCARD ? 0 : w->locations;
+    static const char *const functions[] = {
+        [MM_PREFETCH] = "cuMemPrefetchBatchAsync",
+        [MM_DISCARD] = "cuMemDiscardBatchAsync",
+        [MM_DISCARD_PREFETCH] = "cuMemDiscardAndPrefetchBatchAsync",
+    };
+    const mm_batch_arrays *arrays = call->arrays;
+    size_t count = call->batched, locations = call->op == MM_DISCARD ? 0 : arrays->locations;
+    CUstream stream = call->stream.stream;
+    mm_driver *cu = call->cu;
     CUresult code;
 
-    /* The arrays may hold more ranges than are meant. */
-    while (locations > 0 && w->first[locations - 1] >= count) {
+    assert(!mm_is_legacy_stream(stream));
+    /* Prebuilt arrays may hold more ranges than this call takes. */
+    while (locations > 0 && arrays->first[locations - 1] >= count) {
         locations--;
     }
-    code = call_batch(cu, what, w, count, locations, stream);
-    if (code == CUDA_SUCCESS) {
-        return 0;
-    }
-    (void)mm_fail_call(st, names[what], (int)code);
-    return explain_batch(cu, what == MM_DO_DISCARD ? MM_DISCARD : MM_PREFETCH, w, count, locations,
-                         st);
-}
-
-/* One range by the call that is made for one: no arrays, no allocation. */
-static int
-issue_one(mm_driver *cu, mm_action what, const mm_transfer *m, CUstream stream, mm_status *st)
-{
-    CUdeviceptr start = m->range.start;
-    size_t size = m->range.size, first = 0;
-    CUmemLocation where = m->where;
-    const char *function = "cuMemPrefetchAsync";
-    CUresult code;
-
-    if (what == MM_DO_PREFETCH) {
-        code = cu->MemPrefetchAsync(start, size, where, 0, stream);
-    } else if (what == MM_DO_DISCARD) {
-        function = "cuMemDiscardBatchAsync";
-        code = cu->MemDiscardBatchAsync(&start, &size, 1, 0, stream);
+    if (call->op == MM_DISCARD) {
+        code = cu->MemDiscardBatchAsync(arrays->starts, arrays->sizes, count, 0, stream);
     } else {
-        function = "cuMemDiscardAndPrefetchBatchAsync";
-        code = cu->MemDiscardAndPrefetchBatchAsync(&start, &size, 1, &where, &first, 1, 0, stream);
+        code = (call->op == MM_PREFETCH ? cu->MemPrefetchBatchAsync
+                                        : cu->MemDiscardAndPrefetchBatchAsync)(
+            arrays->starts, arrays->sizes, count, arrays->where, arrays->first, locations, 0,
+            stream);
     }
     if (code == CUDA_SUCCESS) {
         return 0;
     }
-    (void)mm_fail_call(st, function, (int)code);
-    return mm_range_diagnose(cu, m->range, where, what == MM_DO_DISCARD ? MM_DISCARD : MM_PREFETCH,
-                             st);
+    (void)mm_fail_call(st, functions[call->op], (int)code);
+    return diagnose_batch(cu, call->op, arrays, count, locations, st);
 }
 
 static int
-issue_edges(mm_driver *cu, const mm_batch *edges, size_t from, size_t to, CUstream stream,
-            mm_status *st)
+issue_edges(const mm_dispatch_call *call, size_t from, size_t to, mm_status *st)
 {
+    assert(to <= call->edges->count);
     for (size_t i = from; i < to; i++) {
-        const mm_transfer *edge = &edges->transfers[i];
-        if (edge->range.size > 0 && issue_one(cu, MM_DO_PREFETCH, edge, stream, st) < 0) {
+        const mm_transfer *edge = &call->edges->transfers[i];
+        if (edge->range.size > 0
+            && mm_range_issue(call->cu, MM_PREFETCH, edge->range, edge->where, call->stream.stream,
+                              st)
+                   < 0) {
             return -1;
         }
     }
@@ -327,106 +296,132 @@ add_discarded_count(mm_status *st, size_t count)
     return -1;
 }
 
-/* Issues the moves that have calls of their own, and before each its edges if they are interleaved. */
-static int
-issue_singles(mm_driver *cu, mm_action what, const mm_batch *b, const mm_batch *edges,
-              const mm_batch_arrays *work, size_t together, CUstream stream, mm_status *st)
+/* Edges come before discards, so that nothing is discarded if one of them fails; interleaved ones
+ * come before their own transfer. */
+int
+mm_dispatch_issue(const mm_dispatch_call *call, mm_status *st)
 {
-    size_t done = together;
+    const mm_batch *b = call->batch;
+    size_t done = call->batched;
 
+    if (!b->edges_interleaved && issue_edges(call, 0, call->edges->count, st) < 0) {
+        return add_discarded_count(st, 0);
+    }
+    if (call->batched > 0 && issue_batch(call, st) < 0) {
+        return -1;
+    }
     for (size_t i = 0; i < b->count; i++) {
-        if (work->routes[i] == MM_BATCHED) {
+        const mm_transfer *transfer = &b->transfers[i];
+        if (call->work->routes[i] == MM_BATCHED) {
             continue;
         }
-        if (b->edges_interleaved && issue_edges(cu, edges, 2 * i, 2 * i + 2, stream, st) < 0) {
+        if (b->edges_interleaved && issue_edges(call, 2 * i, 2 * i + 2, st) < 0) {
             return add_discarded_count(st, done);
         }
-        if (issue_one(cu, what, &b->transfers[i], stream, st) < 0) {
-            return what == MM_DO_PREFETCH || done == 0 ? -1 : add_discarded_count(st, done);
+        if (mm_range_issue(call->cu, call->op, transfer->range, transfer->where,
+                           call->stream.stream, st)
+            < 0) {
+            return call->op == MM_PREFETCH || done == 0 ? -1 : add_discarded_count(st, done);
         }
         done++;
+    }
+    assert(done == b->count);
+    return 0;
+}
+
+int
+mm_dispatch_check(mm_driver *cu, mm_operation op, const mm_dispatch_options *options,
+                  mm_status *st)
+{
+    static const struct {
+        const char *name, *needed;
+    } texts[] = {
+        [MM_PREFETCH] = {"a prefetch", "dispatch=\"batch\""},
+        [MM_DISCARD] = {"a discard", "discard"},
+        [MM_DISCARD_PREFETCH] = {"discard_prefetch", "discard_prefetch"},
+    };
+
+    assert(op == MM_PREFETCH || mm_discards(op));
+    if (cu->MemDiscardBatchAsync == NULL
+        && (op != MM_PREFETCH || options->dispatch == MM_DISPATCH_BATCH)) {
+        return mm_driver_lacks(cu, texts[op].needed, st);
+    }
+    return mm_stream_refuse_capture(cu, options->stream, texts[op].name, st);
+}
+
+static int
+enter_in_scope(mm_dispatch_call *call, const mm_dispatch_options *options, mm_status *st)
+{
+    const mm_batch *b = call->batch;
+    CUmemLocation where;
+    size_t bytes;
+
+    call->batched =
+        mm_dispatch_decide(call->cu, call->op, b, options->dispatch, call->work->routes);
+    call->stream = (mm_batch_stream){.stream = options->stream};
+    if ((call->op != MM_PREFETCH || call->batched > 0)
+        && mm_batch_stream_get(call->cu, options->stream, &call->stream, st) < 0) {
+        return -1;
+    }
+    /* The batchable transfers come first, so arrays of all transfers begin with them. */
+    call->arrays = call->prebuilt;
+    if (call->batched > 0
+        && (call->prebuilt == NULL
+            || (call->batched != b->count && call->batched != b->batchable))) {
+        mm_batch_arrays_fill(call->work, b, false);
+        call->arrays = call->work;
+    }
+    /* Once for all: later calls on the stream are then behind the host function too. */
+    if (call->op != MM_DISCARD && mm_dispatch_defers(b, options->defer, &bytes, &where)
+        && mm_queue_host_function(call->cu, call->stream.stream, st) < 0) {
+        mm_batch_stream_release(call->cu, &call->stream);
+        return -1;
     }
     return 0;
 }
 
-/* Edges come first, so that nothing is discarded if one of them fails. */
-static int
-issue(mm_driver *cu, mm_action what, const mm_batch *b, const mm_batch *edges,
-      const mm_batch_arrays *arrays, const mm_batch_arrays *work, size_t together, CUstream stream,
-      mm_status *st)
-{
-    if (edges != NULL && !b->edges_interleaved
-        && issue_edges(cu, edges, 0, edges->count, stream, st) < 0) {
-        return add_discarded_count(st, 0);
-    }
-    if (together > 0 && issue_batch(cu, what, arrays, together, stream, st) < 0) {
-        return -1;
-    }
-    return issue_singles(cu, what, b, edges, work, together, stream, st);
-}
-
-/* All calls of one operation, and the host function that defers them, go to one stream. */
-static int
-run_in_scope(mm_driver *cu, mm_action what, const mm_batch *b, const mm_batch *edges,
-             const mm_batch_arrays *prebuilt, mm_batch_arrays *work,
-             const mm_dispatch_options *how, mm_status *st)
-{
-    size_t together = mm_dispatch_decide(cu, what, b, how->dispatch, work->routes), bytes;
-    mm_batch_stream s = {.stream = how->stream};
-    CUmemLocation where;
-    int rc = 0;
-
-    if ((what != MM_DO_PREFETCH || together > 0)
-        && mm_batch_stream_get(cu, how->stream, &s, st) < 0) {
-        return -1;
-    }
-    /* Those that can go together come first, so arrays of all begin with them. */
-    if (together > 0 && (prebuilt == NULL || (together != b->count && together != b->batchable))) {
-        mm_batch_arrays_fill(work, b, false);
-        prebuilt = work;
-    }
-    /* Once for all: what follows on the stream is then behind the host function too. */
-    if (what != MM_DO_DISCARD && mm_dispatch_defers(b, how->defer, &bytes, &where)) {
-        rc = mm_queue_host_function(cu, s.stream, st);
-    }
-    if (rc == 0) {
-        rc = issue(cu, what, b, edges, prebuilt, work, together, s.stream, st);
-    }
-    mm_batch_stream_release(cu, &s);
-    return rc;
-}
-
 int
-mm_dispatch_check(mm_driver *cu, mm_action what, const mm_dispatch_options *how, mm_status *st)
+mm_dispatch_enter(mm_dispatch_call *call, const mm_dispatch_options *options, mm_status *st)
 {
-    static const char *const names[] = {"a prefetch", "a discard", "discard_prefetch"};
-    static const char *const needs[] = {"dispatch=\"batch\"", "discard", "discard_prefetch"};
-
-    if (cu->MemDiscardBatchAsync == NULL
-        && (what != MM_DO_PREFETCH || how->dispatch == MM_DISPATCH_BATCH)) {
-        return mm_driver_lacks(cu, needs[what], st);
-    }
-    return mm_stream_refuse_capture(cu, how->stream, names[what], st);
-}
-
-int
-mm_dispatch_run(mm_driver *cu, mm_action what, const mm_batch *b, const mm_batch *edges,
-                const mm_batch_arrays *prebuilt, mm_batch_arrays *work,
-                const mm_dispatch_options *how, mm_status *st)
-{
-    mm_scope scope;
-    int rc;
-
-    if (mm_dispatch_check(cu, what, how, st) < 0) {
+    if (mm_dispatch_check(call->cu, call->op, options, st) < 0) {
         return -1;
     }
-    if (b->count == 0) {
+    if (call->batch->count == 0) {
         return 0;
     }
-    if (mm_scope_enter(&scope, cu, MM_ANY_DEVICE, st) < 0) {
+    if (mm_scope_enter(&call->scope, call->cu, MM_ANY_DEVICE, st) < 0) {
         return -1;
     }
-    rc = run_in_scope(cu, what, b, edges, prebuilt, work, how, st);
-    mm_scope_leave(&scope);
+    if (enter_in_scope(call, options, st) < 0) {
+        mm_scope_leave(&call->scope);
+        return -1;
+    }
+    return 1;
+}
+
+void
+mm_dispatch_leave(mm_dispatch_call *call)
+{
+    mm_batch_stream_release(call->cu, &call->stream);
+    mm_scope_leave(&call->scope);
+}
+
+int
+mm_batch_run(mm_driver *cu, mm_operation op, mm_batch *b, const mm_dispatch_options *options,
+             mm_status *st)
+{
+    mm_batch_arrays work;
+    mm_batch edges;
+    mm_dispatch_call call = {.cu = cu, .op = op, .batch = b, .edges = &edges, .work = &work};
+    int rc = mm_batch_prepare(b, op, &edges, st);
+
+    work.block = NULL;
+    if (rc == 0 && (rc = mm_batch_arrays_init(&work, b->count, st)) == 0
+        && (rc = mm_dispatch_enter(&call, options, st)) > 0) {
+        rc = mm_dispatch_issue(&call, st);
+        mm_dispatch_leave(&call);
+    }
+    mm_batch_arrays_free(&work);
+    mm_batch_free(&edges);
     return rc;
 }

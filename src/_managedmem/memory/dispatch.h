@@ -1,15 +1,16 @@
-/* dispatch.h: how several ranges reach the driver: which of them share a batch call, which go alone
- * and why, and the calls themselves. */
+/* dispatch.h: how several ranges reach the driver: which of them share a batch call, which have a call
+ * of their own and why, and the calls themselves. */
 #ifndef MM_DISPATCH_H
 #define MM_DISPATCH_H
 
 #include "batch.h"
+#include "prefetch.h"
 
-/* How a move reaches the driver: in the batch call, or by a call of its own, and then why. */
+/* How a transfer reaches the driver: in the batch call, or by a call of its own for this reason. */
 typedef enum {
     MM_BATCHED,
     MM_SINGLE_REQUESTED, /* dispatch="loop" */
-    MM_SINGLE_ONE, /* there is no other */
+    MM_SINGLE_ONE, /* the batch has no other */
     MM_SINGLE_ORDERED, /* ranges share pages and have different locations */
     MM_SINGLE_NO_BATCH_CALL, /* the driver has no batch call */
     MM_SINGLE_NO_CONCURRENT_ACCESS, /* a device lacks concurrent access, which the batch call needs */
@@ -19,12 +20,8 @@ typedef enum {
     MM_SINGLE_REMAINDER /* no other one gains from the batch call */
 } mm_route;
 
-/* Whether a move can be faster in a batch call, as far as that does not depend on where its pages
- * are. */
-bool mm_may_gain_from_batch(mm_action what, const mm_transfer *m);
-
-/* What a batch is issued from: the way of each move and the arrays of a batch call. Room for few
- * moves lies in the struct itself. */
+/* What a batch is issued from: the route of each transfer and the arrays of a batch call. Few
+ * transfers need no allocation. */
 typedef struct {
     CUdeviceptr *starts;
     size_t *sizes;
@@ -32,7 +29,7 @@ typedef struct {
     CUmemLocation *where;
     unsigned char *routes; /* an mm_route each */
     size_t locations;
-    void *block; /* NULL when few is enough */
+    void *block; /* NULL if inline_ is enough */
     struct {
         CUdeviceptr starts[MM_INLINE_COUNT];
         size_t sizes[MM_INLINE_COUNT], first[MM_INLINE_COUNT];
@@ -41,37 +38,59 @@ typedef struct {
     } inline_;
 } mm_batch_arrays;
 
-MM_NODISCARD int mm_batch_arrays_init(mm_batch_arrays *w, size_t count, mm_status *st);
-void mm_batch_arrays_free(mm_batch_arrays *w);
+MM_NODISCARD int mm_batch_arrays_init(mm_batch_arrays *arrays, size_t count, mm_status *st);
+void mm_batch_arrays_free(mm_batch_arrays *arrays);
 
-/* Fills the arrays with the moves whose way is MM_BATCHED, or with all where `all` is set. */
-void mm_batch_arrays_fill(mm_batch_arrays *w, const mm_batch *b, bool all);
+/* Fills the arrays with the transfers whose route is MM_BATCHED, or with all of them. */
+void mm_batch_arrays_fill(mm_batch_arrays *arrays, const mm_batch *b, bool all);
 
-/* How an operation is to be done. */
+typedef enum { MM_DISPATCH_AUTO, MM_DISPATCH_BATCH, MM_DISPATCH_LOOP } mm_dispatch;
+
 typedef struct {
     CUstream stream;
     mm_dispatch dispatch;
-    mm_defer defer;
+    mm_defer defer; /* not read for a discard */
 } mm_dispatch_options;
 
-/* Refuses what the driver lacks and a stream that captures a graph. */
-MM_NODISCARD int mm_dispatch_check(mm_driver *cu, mm_action what, const mm_dispatch_options *how,
-                                   mm_status *st);
+/* Prefetches, discards, or both: prepares the batch, which changes it and may leave it empty, and
+ * issues it. Nothing is issued if a range cannot be discarded. */
+MM_NODISCARD int mm_batch_run(mm_driver *cu, mm_operation op, mm_batch *b,
+                              const mm_dispatch_options *options, mm_status *st);
 
-/* Decides the way of every move of a batch that is laid out; returns how many go together. A
- * context must be current. */
-size_t mm_dispatch_decide(mm_driver *cu, mm_action what, const mm_batch *b, mm_dispatch dispatch,
+/* The steps of mm_batch_run, for plans, which prepare once and issue often. */
+
+/* Refuses operations that the driver lacks, and a stream that captures a graph. */
+MM_NODISCARD int mm_dispatch_check(mm_driver *cu, mm_operation op,
+                                   const mm_dispatch_options *options, mm_status *st);
+
+/* Sets the route of every transfer of a prepared batch; returns the number of MM_BATCHED ones. In the
+ * caller's scope. */
+size_t mm_dispatch_decide(mm_driver *cu, mm_operation op, const mm_batch *b, mm_dispatch dispatch,
                           unsigned char *routes);
 
-/* Whether the batch is queued behind a host function, for the sake of how many bytes to where. */
+/* True if the batch is queued behind a host function. *bytes and *where: the total that decided. */
 bool mm_dispatch_defers(const mm_batch *b, mm_defer defer, size_t *bytes, CUmemLocation *where);
 
-/* Issues a batch that is laid out; for an empty one only the arguments are checked. Edges (or NULL) are
- * prefetched before the first discard, interleaved ones before their move. work has space for the
- * batch; ready holds the arrays of all its moves, or is NULL. Allocates nothing. */
-MM_NODISCARD int mm_dispatch_run(mm_driver *cu, mm_action what, const mm_batch *b,
-                                 const mm_batch *edges, const mm_batch_arrays *prebuilt,
-                                 mm_batch_arrays *work, const mm_dispatch_options *how,
-                                 mm_status *st);
+/* One execution of a prepared batch; it allocates nothing. */
+typedef struct {
+    mm_driver *cu;
+    mm_operation op;
+    const mm_batch *batch;
+    const mm_batch *edges; /* as mm_batch_prepare made them */
+    const mm_batch_arrays *prebuilt; /* the arrays of all transfers; or NULL */
+    mm_batch_arrays *work; /* with space for the batch */
+    /* Set by mm_dispatch_enter. */
+    mm_scope scope;
+    mm_batch_stream stream; /* of all calls, and of the host function that defers them */
+    const mm_batch_arrays *arrays; /* of the batch call: prebuilt or work */
+    size_t batched; /* the number of transfers in it */
+} mm_dispatch_call;
+
+/* Checks, enters a scope, decides, and queues the host function. 1: the caller issues, then leaves.
+ * 0: the batch is empty, so there is nothing to issue or leave. -1 on failure. */
+MM_NODISCARD int mm_dispatch_enter(mm_dispatch_call *call, const mm_dispatch_options *options,
+                                   mm_status *st);
+MM_NODISCARD int mm_dispatch_issue(const mm_dispatch_call *call, mm_status *st);
+void mm_dispatch_leave(mm_dispatch_call *call);
 
 #endif

@@ -1,34 +1,34 @@
-/* plan.c: what plan.h says. */
+/* plan.c: preparing a plan, holding its memory during an execution, previews, budgets. */
 #include "plan.h"
 
+#include <assert.h>
 #include <stdlib.h>
 
-/* What an execution takes hold of or looks at again: each memory once, however many entries lie in
- * it. */
+/* What an execution enters or checks again: each memory once, however many entries lie in it. */
 typedef struct {
-    mm_guard *guard; /* to be entered; or NULL */
-    bool view; /* its own guard: only to be open, the memory has another hold */
-    bool look; /* nobody tells when this memory is freed: the driver is asked */
-    mm_range range; /* then all that the entries take of it */
+    mm_guard *guard; /* or NULL */
+    bool view; /* the guard of a view: it must be open, but is not entered */
+    bool recheck; /* this memory can be freed unnoticed: the driver is queried */
+    mm_range range; /* of all entries in this memory, for the query */
     size_t entry; /* the first one, for messages */
 } hold;
 
 struct mm_plan {
     atomic_size_t references;
-    mm_action what;
+    mm_operation op;
     mm_batch transfers;
     mm_batch edges;
-    mm_batch_arrays prebuilt; /* the arrays of all moves */
+    mm_batch_arrays prebuilt; /* the arrays of all transfers */
     hold *holds;
     size_t hold_count;
-    mm_batch_arrays work; /* of the execution that is under way */
-    atomic_flag busy; /* there is one */
+    mm_batch_arrays work; /* for one execution at a time */
+    atomic_flag busy; /* work is in use */
 };
 
-/* --- laying out ------------------------------------------------------------------------- */
+/* --- preparing -------------------------------------------------------------------------- */
 
 static int
-by_owner(const void *a, const void *b)
+compare_owners(const void *a, const void *b)
 {
     const hold *x = a, *y = b;
 
@@ -42,23 +42,24 @@ by_owner(const void *a, const void *b)
 }
 
 static int
-by_entry(const void *a, const void *b)
+compare_entries(const void *a, const void *b)
 {
     const hold *x = a, *y = b;
 
     return x->entry < y->entry ? -1 : x->entry > y->entry;
 }
 
-/* Memory that the driver does not know has no allocation, so that none of it is the same. */
+/* Memory that the driver does not know has no allocation, so two ranges of it are never the same. */
 static bool
-same_owner(const hold *a, const hold *b)
+have_same_owner(const hold *a, const hold *b)
 {
-    return a->guard == b->guard && a->look == b->look && (!a->look || a->range.allocation != 0)
+    return a->guard == b->guard && a->recheck == b->recheck
+           && (!a->recheck || a->range.allocation != 0)
            && a->range.allocation == b->range.allocation;
 }
 
 static void
-widen(mm_range *range, const mm_range *by)
+widen_range(mm_range *range, const mm_range *by)
 {
     CUdeviceptr end = range->start + range->size, other = by->start + by->size;
 
@@ -66,7 +67,7 @@ widen(mm_range *range, const mm_range *by)
     range->size = (size_t)((other > end ? other : end) - range->start);
 }
 
-/* Two holds of each entry at most; then those of the same memory become one. */
+/* At most two holds for each entry; then those of one memory are merged. */
 static int
 collect_holds(mm_plan *p, const mm_plan_entry *entries, size_t count, mm_status *st)
 {
@@ -77,39 +78,39 @@ collect_holds(mm_plan *p, const mm_plan_entry *entries, size_t count, mm_status 
         return mm_fail(st, MM_NO_MEMORY, "out of host memory for %zu entries", count);
     }
     for (size_t i = 0; i < count; i++) {
-        mm_range range = entries[i].move.range;
-        bool look = range.size > 0 && (entries[i].memory == NULL || range.allocation == 0);
+        mm_range range = entries[i].transfer.range;
+        bool recheck = range.size > 0 && (entries[i].memory == NULL || range.allocation == 0);
         p->holds[n++] =
-            (hold){.guard = entries[i].memory, .look = look, .range = range, .entry = i};
+            (hold){.guard = entries[i].memory, .recheck = recheck, .range = range, .entry = i};
         if (entries[i].view != NULL) {
             p->holds[n++] = (hold){.guard = entries[i].view, .view = true, .entry = i};
         }
     }
-    qsort(p->holds, n, sizeof *p->holds, by_owner);
+    qsort(p->holds, n, sizeof *p->holds, compare_owners);
     for (size_t i = 1; i < n; i++) {
-        if (same_owner(&p->holds[last], &p->holds[i])) {
-            widen(&p->holds[last].range, &p->holds[i].range);
+        if (have_same_owner(&p->holds[last], &p->holds[i])) {
+            widen_range(&p->holds[last].range, &p->holds[i].range);
         } else {
             p->holds[++last] = p->holds[i];
         }
     }
     p->hold_count = last + 1;
-    qsort(p->holds, p->hold_count, sizeof *p->holds, by_entry);
+    qsort(p->holds, p->hold_count, sizeof *p->holds, compare_entries);
     return 0;
 }
 
-/* A discard must not touch what lies in gaps, and takes whole pages only. */
+/* A discard must not destroy gaps or read-only contents, and needs whole pages. */
 static int
-check_discard(const mm_plan_entry *entries, size_t count, mm_status *st)
+check_discarded_entries(const mm_plan_entry *entries, size_t count, mm_status *st)
 {
     for (size_t i = 0; i < count; i++) {
-        mm_range range = entries[i].move.range;
+        mm_range range = entries[i].transfer.range;
         if (entries[i].read_only && range.size > 0) {
             return mm_fail(st, MM_BAD_VALUE, "entry %zu: cannot discard a read-only target", i);
         }
         if (!entries[i].dense) {
             return mm_fail(st, MM_BAD_VALUE,
-                           "entry %zu: cannot discard a target that is not contiguous: what lies "
+                           "entry %zu: cannot discard a target that is not contiguous: the bytes "
                            "in its gaps would be lost",
                            i);
         }
@@ -122,28 +123,20 @@ check_discard(const mm_plan_entry *entries, size_t count, mm_status *st)
 }
 
 static int
-lay_out_moves(mm_plan *p, const mm_plan_entry *entries, size_t count, mm_status *st)
+prepare_transfers(mm_plan *p, const mm_plan_entry *entries, size_t count, mm_status *st)
 {
-    if (p->what == MM_DO_DISCARD_PREFETCH && check_discard(entries, count, st) < 0) {
-        return -1;
-    }
-    if (mm_batch_init(&p->transfers, count, st) < 0) {
+    if ((mm_discards(p->op) && check_discarded_entries(entries, count, st) < 0)
+        || mm_batch_init(&p->transfers, count, st) < 0) {
         return -1;
     }
     for (size_t i = 0; i < count; i++) {
-        p->transfers.transfers[i] = entries[i].move;
+        p->transfers.transfers[i] = entries[i].transfer;
     }
-    if (p->what == MM_DO_DISCARD_PREFETCH) {
-        if (mm_batch_split_edges(&p->transfers, &p->edges, st) < 0) {
-            return -1;
-        }
-    }
-    mm_batch_prepare(&p->transfers, p->what);
-    return 0;
+    return mm_batch_prepare(&p->transfers, p->op, &p->edges, st);
 }
 
 static int
-make_room(mm_plan *p, mm_status *st)
+allocate_arrays(mm_plan *p, mm_status *st)
 {
     if (mm_batch_arrays_init(&p->prebuilt, p->transfers.count, st) < 0
         || mm_batch_arrays_init(&p->work, p->transfers.count, st) < 0) {
@@ -154,20 +147,22 @@ make_room(mm_plan *p, mm_status *st)
 }
 
 mm_plan *
-mm_plan_new(const mm_plan_entry *entries, size_t count, mm_action what, mm_status *st)
+mm_plan_new(const mm_plan_entry *entries, size_t count, mm_operation op, mm_status *st)
 {
     mm_plan *p = calloc(1, sizeof *p);
 
+    assert(count > 0);
+    assert(op == MM_PREFETCH || op == MM_DISCARD_PREFETCH);
     if (p == NULL) {
         (void)mm_fail(st, MM_NO_MEMORY, "out of host memory");
         return NULL;
     }
     atomic_init(&p->references, 1);
     atomic_flag_clear(&p->busy);
-    p->what = what;
-    p->transfers.transfers = p->transfers.inline_;
-    p->edges.transfers = p->edges.inline_;
-    if (lay_out_moves(p, entries, count, st) < 0 || make_room(p, st) < 0
+    p->op = op;
+    mm_batch_init_empty(&p->transfers);
+    mm_batch_init_empty(&p->edges);
+    if (prepare_transfers(p, entries, count, st) < 0 || allocate_arrays(p, st) < 0
         || collect_holds(p, entries, count, st) < 0) {
         mm_plan_release(p);
         return NULL;
@@ -178,7 +173,10 @@ mm_plan_new(const mm_plan_entry *entries, size_t count, mm_action what, mm_statu
 void
 mm_plan_retain(mm_plan *p)
 {
-    atomic_fetch_add_explicit(&p->references, 1, memory_order_relaxed);
+    size_t references = atomic_fetch_add_explicit(&p->references, 1, memory_order_relaxed);
+
+    assert(references > 0);
+    (void)references;
 }
 
 void
@@ -196,14 +194,13 @@ mm_plan_release(mm_plan *p)
 
 /* --- executing -------------------------------------------------------------------------- */
 
-/* Memory of somebody else may be freed, and its address be given to something new. */
+/* Memory of another owner may be freed, and its address be reused. */
 static int
-look_again(mm_driver *cu, const mm_plan *p, const hold *h, mm_status *st)
+check_range_again(mm_driver *cu, const mm_plan *p, const hold *h, mm_status *st)
 {
     mm_range now = {.start = h->range.start, .size = h->range.size};
-    mm_operation op = p->what == MM_DO_PREFETCH ? MM_PREFETCH : MM_DISCARD;
 
-    if (mm_range_check(cu, &now, op, st) < 0) {
+    if (mm_range_check(cu, &now, p->op, st) < 0) {
         mm_status_add(st, "(entry %zu)", h->entry);
         return -1;
     }
@@ -216,12 +213,13 @@ look_again(mm_driver *cu, const mm_plan *p, const hold *h, mm_status *st)
 }
 
 static int
-take_hold(mm_driver *cu, const mm_plan *p, const hold *h, mm_status *st)
+acquire_hold(mm_driver *cu, const mm_plan *p, const hold *h, mm_status *st)
 {
     if (h->guard != NULL && (h->view ? mm_guard_is_closed(h->guard) : !mm_guard_enter(h->guard))) {
         return mm_fail(st, MM_REFUSED, "entry %zu: ManagedBuffer is closed", h->entry);
     }
-    if (h->look && look_again(cu, p, h, st) < 0) {
+    assert(!(h->recheck && h->view));
+    if (h->recheck && check_range_again(cu, p, h, st) < 0) {
         if (h->guard != NULL) {
             mm_guard_leave(h->guard);
         }
@@ -231,8 +229,9 @@ take_hold(mm_driver *cu, const mm_plan *p, const hold *h, mm_status *st)
 }
 
 static void
-let_go(const mm_plan *p, size_t count)
+release_holds(const mm_plan *p, size_t count)
 {
+    assert(count <= p->hold_count);
     for (size_t i = 0; i < count; i++) {
         if (p->holds[i].guard != NULL && !p->holds[i].view) {
             mm_guard_leave(p->holds[i].guard);
@@ -241,11 +240,11 @@ let_go(const mm_plan *p, size_t count)
 }
 
 static int
-take_hold_of_all(mm_driver *cu, const mm_plan *p, mm_status *st)
+acquire_holds(mm_driver *cu, const mm_plan *p, mm_status *st)
 {
     for (size_t i = 0; i < p->hold_count; i++) {
-        if (take_hold(cu, p, &p->holds[i], st) < 0) {
-            let_go(p, i);
+        if (acquire_hold(cu, p, &p->holds[i], st) < 0) {
+            release_holds(p, i);
             return -1;
         }
     }
@@ -253,22 +252,31 @@ take_hold_of_all(mm_driver *cu, const mm_plan *p, mm_status *st)
 }
 
 int
-mm_plan_execute(mm_driver *cu, mm_plan *p, const mm_dispatch_options *how, mm_status *st)
+mm_plan_execute(mm_driver *cu, mm_plan *p, const mm_dispatch_options *options, mm_status *st)
 {
-    bool mine = !atomic_flag_test_and_set_explicit(&p->busy, memory_order_acquire);
+    bool first = !atomic_flag_test_and_set_explicit(&p->busy, memory_order_acquire);
     mm_batch_arrays own;
+    mm_dispatch_call call = {.cu = cu,
+                             .op = p->op,
+                             .batch = &p->transfers,
+                             .edges = &p->edges,
+                             .prebuilt = &p->prebuilt,
+                             .work = first ? &p->work : &own};
     int rc;
 
-    if (!mine && mm_batch_arrays_init(&own, p->transfers.count, st) < 0) {
+    if (!first && mm_batch_arrays_init(&own, p->transfers.count, st) < 0) {
         return -1;
     }
-    rc = take_hold_of_all(cu, p, st);
+    rc = acquire_holds(cu, p, st);
     if (rc == 0) {
-        rc = mm_dispatch_run(cu, p->what, &p->transfers, &p->edges, &p->prebuilt,
-                             mine ? &p->work : &own, how, st);
-        let_go(p, p->hold_count);
+        rc = mm_dispatch_enter(&call, options, st);
+        if (rc > 0) {
+            rc = mm_dispatch_issue(&call, st);
+            mm_dispatch_leave(&call);
+        }
+        release_holds(p, p->hold_count);
     }
-    if (mine) {
+    if (first) {
         atomic_flag_clear_explicit(&p->busy, memory_order_release);
     } else {
         mm_batch_arrays_free(&own);
@@ -276,54 +284,57 @@ mm_plan_execute(mm_driver *cu, mm_plan *p, const mm_dispatch_options *how, mm_st
     return rc;
 }
 
-/* --- looking ahead ---------------------------------------------------------------------- */
+/* --- previews --------------------------------------------------------------------------- */
 
 static int
-look_in_scope(mm_driver *cu, const mm_dispatch_options *how, mm_plan_preview *o, mm_status *st)
+fill_preview(mm_driver *cu, const mm_dispatch_options *options, mm_plan_preview *preview,
+             mm_status *st)
 {
     mm_scope scope;
 
-    if (mm_dispatch_check(cu, o->what, how, st) < 0
+    if (mm_dispatch_check(cu, preview->op, options, st) < 0
         || mm_scope_enter_relaxed(&scope, cu, MM_ANY_DEVICE, st) < 0) {
         return -1;
     }
-    o->together = mm_dispatch_decide(cu, o->what, o->transfers, how->dispatch, o->work.routes);
+    preview->batched = mm_dispatch_decide(cu, preview->op, preview->transfers, options->dispatch,
+                                          preview->work.routes);
     mm_scope_leave(&scope);
-    o->deferred = mm_dispatch_defers(o->transfers, how->defer, &o->deferred_bytes, &o->deferred_to)
-                  && o->transfers->count > 0;
+    preview->deferred = mm_dispatch_defers(preview->transfers, options->defer,
+                                           &preview->deferred_bytes, &preview->deferred_to)
+                        && preview->transfers->count > 0;
     return 0;
 }
 
 int
-mm_plan_make_preview(mm_driver *cu, mm_plan *p, const mm_dispatch_options *how, mm_plan_preview *o,
-                     mm_status *st)
+mm_plan_make_preview(mm_driver *cu, mm_plan *p, const mm_dispatch_options *options,
+                     mm_plan_preview *preview, mm_status *st)
 {
     int rc;
 
-    o->what = p->what;
-    o->transfers = &p->transfers;
-    o->edges = &p->edges;
-    if (mm_batch_arrays_init(&o->work, p->transfers.count, st) < 0) {
+    preview->op = p->op;
+    preview->transfers = &p->transfers;
+    preview->edges = &p->edges;
+    if (mm_batch_arrays_init(&preview->work, p->transfers.count, st) < 0) {
         return -1;
     }
-    rc = take_hold_of_all(cu, p, st);
+    rc = acquire_holds(cu, p, st);
     if (rc == 0) {
-        rc = look_in_scope(cu, how, o, st);
-        let_go(p, p->hold_count);
+        rc = fill_preview(cu, options, preview, st);
+        release_holds(p, p->hold_count);
     }
     if (rc < 0) {
-        mm_batch_arrays_free(&o->work);
+        mm_batch_arrays_free(&preview->work);
     }
     return rc;
 }
 
 void
-mm_plan_preview_free(mm_plan_preview *o)
+mm_plan_preview_free(mm_plan_preview *preview)
 {
-    mm_batch_arrays_free(&o->work);
+    mm_batch_arrays_free(&preview->work);
 }
 
-/* --- a budget --------------------------------------------------------------------------- */
+/* --- budgets ---------------------------------------------------------------------------- */
 
 static size_t
 bytes_of_pages(const mm_range *range)
@@ -338,12 +349,12 @@ bytes_of_pages(const mm_range *range)
 typedef struct {
     const mm_range *range;
     size_t entry;
-} place;
+} entry_range;
 
 static int
-by_range(const void *a, const void *b)
+compare_entry_ranges(const void *a, const void *b)
 {
-    const place *x = a, *y = b;
+    const entry_range *x = a, *y = b;
 
     if (x->range->start != y->range->start) {
         return x->range->start < y->range->start ? -1 : 1;
@@ -354,16 +365,16 @@ by_range(const void *a, const void *b)
     return x->entry < y->entry ? -1 : x->entry > y->entry;
 }
 
-/* For each entry, the first one that has the same range. */
+/* first[i] becomes the first entry with the range of entry i. `sorted` has space for each entry. */
 static void
-find_equals(const mm_plan_entry *entries, size_t count, place *sorted, size_t *first)
+find_equal_ranges(const mm_plan_entry *entries, size_t count, entry_range *sorted, size_t *first)
 {
     for (size_t i = 0; i < count; i++) {
-        sorted[i] = (place){&entries[i].move.range, i};
+        sorted[i] = (entry_range){&entries[i].transfer.range, i};
     }
-    qsort(sorted, count, sizeof *sorted, by_range);
+    qsort(sorted, count, sizeof *sorted, compare_entry_ranges);
     for (size_t i = 0; i < count; i++) {
-        const place *before = i > 0 ? &sorted[i - 1] : NULL;
+        const entry_range *before = i > 0 ? &sorted[i - 1] : NULL;
         bool equal = before != NULL && before->range->start == sorted[i].range->start
                      && before->range->size == sorted[i].range->size;
         first[sorted[i].entry] = equal ? first[before->entry] : sorted[i].entry;
@@ -374,23 +385,25 @@ int
 mm_plan_fit(mm_plan_entry *entries, size_t count, CUmemLocation device, size_t budget,
             mm_status *st)
 {
-    place *sorted = calloc(count, sizeof *sorted + sizeof(size_t));
+    entry_range *sorted = calloc(count, sizeof *sorted + sizeof(size_t));
     size_t *first;
 
+    assert(device.type == CU_MEM_LOCATION_TYPE_DEVICE);
     if (sorted == NULL) {
         return mm_fail(st, MM_NO_MEMORY, "out of host memory for %zu targets", count);
     }
     first = (size_t *)(sorted + count);
-    find_equals(entries, count, sorted, first);
+    find_equal_ranges(entries, count, sorted, first);
     for (size_t i = 0; i < count; i++) {
-        size_t bytes = bytes_of_pages(&entries[i].move.range);
+        size_t bytes = bytes_of_pages(&entries[i].transfer.range);
         if (first[i] != i) {
-            entries[i].move.where = entries[first[i]].move.where;
+            assert(first[i] < i);
+            entries[i].transfer.where = entries[first[i]].transfer.where;
         } else if (bytes <= budget) {
-            entries[i].move.where = device;
+            entries[i].transfer.where = device;
             budget -= bytes;
         } else {
-            entries[i].move.where = mm_host();
+            entries[i].transfer.where = mm_host();
         }
     }
     free(sorted);

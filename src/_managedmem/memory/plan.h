@@ -1,7 +1,7 @@
-/* plan.h: prefetches that are laid out for the driver once and executed often.
+/* plan.h: prefetches that are prepared once and executed often.
  *
  * A plan never changes, so any number of threads may execute it at once. It refers to guards and
- * addresses and owns neither: during a call, the caller keeps alive what they belong to. */
+ * addresses and owns neither: during a call, the caller keeps their owners alive. */
 #ifndef MM_PLAN_H
 #define MM_PLAN_H
 
@@ -9,8 +9,8 @@
 #include "guard.h"
 
 typedef struct {
-    mm_transfer move;
-    mm_guard *memory; /* of memory of ours; NULL where somebody else owns it */
+    mm_transfer transfer;
+    mm_guard *memory; /* of memory of this library; NULL if somebody else owns it */
     mm_guard *view;   /* of a view on it, which can be closed by itself; or NULL */
     bool dense;       /* no gaps, whose contents a discard would destroy */
     bool read_only;   /* its contents must not be discarded */
@@ -18,33 +18,34 @@ typedef struct {
 
 typedef struct mm_plan mm_plan;
 
-/* Lays out for prefetches or for discards with prefetch; copies the entries, of which there is at
- * least one. The messages of these functions count entries from 0. */
-mm_plan *mm_plan_new(const mm_plan_entry *entries, size_t count, mm_action what, mm_status *st);
+/* Prepares prefetches, or discards with prefetch, of at least one entry; copies the entries. NULL on
+ * failure. The messages of these functions count entries from 0. */
+mm_plan *mm_plan_new(const mm_plan_entry *entries, size_t count, mm_operation op, mm_status *st);
 void mm_plan_retain(mm_plan *p);
 void mm_plan_release(mm_plan *p);
 
-/* Takes hold of all memory, then issues. Allocates nothing, unless another thread is executing the
- * same plan. */
-MM_NODISCARD int mm_plan_execute(mm_driver *cu, mm_plan *p, const mm_dispatch_options *how,
+/* Enters the guards of all memory, then issues. Allocates nothing, unless another thread is executing
+ * the same plan. */
+MM_NODISCARD int mm_plan_execute(mm_driver *cu, mm_plan *p, const mm_dispatch_options *options,
                                  mm_status *st);
 
-/* What an execution would do now. */
+/* What an execution would do now. Refers to the plan. */
 typedef struct {
-    mm_action what;
+    mm_operation op;
     const mm_batch *transfers;
-    const mm_batch *edges; /* prefetched one by one before the moves; some may be empty */
-    size_t together; /* moves in one batch call */
-    bool deferred; /* for the sake of so many bytes to there */
+    const mm_batch *edges; /* prefetched one by one before the transfers; some may be empty */
+    size_t batched; /* the number of transfers in one batch call */
+    bool deferred; /* because of so many bytes to this location */
     size_t deferred_bytes;
     CUmemLocation deferred_to;
-    mm_batch_arrays work; /* work.ways: the way of each move */
+    mm_batch_arrays work; /* work.routes: the mm_route of each transfer */
 } mm_plan_preview;
 
-/* Fails as an execution would. The outlook refers to the plan. */
-MM_NODISCARD int mm_plan_make_preview(mm_driver *cu, mm_plan *p, const mm_dispatch_options *how,
-                                      mm_plan_preview *o, mm_status *st);
-void mm_plan_preview_free(mm_plan_preview *o);
+/* Fails as an execution would. */
+MM_NODISCARD int mm_plan_make_preview(mm_driver *cu, mm_plan *p,
+                                      const mm_dispatch_options *options, mm_plan_preview *preview,
+                                      mm_status *st);
+void mm_plan_preview_free(mm_plan_preview *preview);
 
 /* Sends the entries, in their order, to the device as long as the budget of bytes lasts; each
  * that does not fit goes to the host. Counts whole pages, and equal ranges once. */

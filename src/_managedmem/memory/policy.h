@@ -4,6 +4,7 @@
 #define MM_POLICY_H
 
 #include "batch.h"
+#include "pages.h"
 
 /* All of these merge the batch first, without regard to its locations. */
 

@@ -107,7 +107,7 @@ check_system_memory(mm_driver *cu, const mm_range *range, mm_operation op, mm_st
                        "such as managedmem.empty() makes",
                        (unsigned long long)range->start);
     }
-    if (op == MM_DISCARD) {
+    if (mm_discards(op)) {
         return check_system_discard(cu, range, st);
     }
     if (mm_current_device(cu, &device, st) < 0
@@ -306,86 +306,6 @@ mm_range_accessed_by(mm_driver *cu, mm_range range, mm_location_set *set, mm_sta
     }
     *set = mm_accessed_by_set(ordinal, places);
     return 0;
-}
-
-/* --- prefetch --------------------------------------------------------------------------- */
-
-static void CUDA_CB
-do_nothing(void *unused)
-{
-    (void)unused;
-}
-
-/* The sizes from which a prefetch pays for the 30 us that queueing it costs. A prefetch to the
- * host does all of its work in the calling thread, one to a device only a part of it. */
-static bool
-worth_deferring(size_t size, CUmemLocation where)
-{
-    const size_t mib = (size_t)1 << 20;
-
-    return size >= (where.type == CU_MEM_LOCATION_TYPE_DEVICE ? 16 * mib : 2 * mib);
-}
-
-bool
-mm_is_deferred(size_t size, CUmemLocation where, mm_defer defer)
-{
-    return defer == MM_DEFER_YES || (defer == MM_DEFER_AUTO && worth_deferring(size, where));
-}
-
-int
-mm_queue_host_function(mm_driver *cu, CUstream stream, mm_status *st)
-{
-    MM_TRY(cu, LaunchHostFunc, st, stream, do_nothing, NULL);
-    return 0;
-}
-
-static int
-issue_prefetch(mm_driver *cu, mm_range range, CUmemLocation where, CUstream stream, mm_defer defer,
-               mm_status *st)
-{
-    CUresult code;
-
-    if (range.size == 0) {
-        return 0;
-    }
-    if (mm_is_deferred(range.size, where, defer) && mm_queue_host_function(cu, stream, st) < 0) {
-        return -1;
-    }
-    code = cu->MemPrefetchAsync(range.start, range.size, where, 0, stream);
-    if (code == CUDA_SUCCESS) {
-        return 0;
-    }
-    (void)mm_fail_call(st, "cuMemPrefetchAsync", (int)code);
-    return mm_range_diagnose(cu, range, where, MM_PREFETCH, st);
-}
-
-static int
-prefetch_checked(mm_driver *cu, mm_range range, CUmemLocation where, CUstream stream,
-                 mm_defer defer, mm_status *st)
-{
-    return mm_stream_refuse_capture(cu, stream, "a prefetch", st) < 0
-               ? -1
-               : issue_prefetch(cu, range, where, stream, defer, st);
-}
-
-int
-mm_range_prefetch(mm_driver *cu, mm_range range, CUmemLocation where, CUstream stream,
-                  mm_defer defer, mm_status *st)
-{
-    mm_scope scope;
-    int rc;
-
-    /* Only a default stream is one of the thread's context. Captures of other streams do not
-     * forbid prefetches, so their mode can stay. */
-    if (!mm_is_default_stream(stream)) {
-        return prefetch_checked(cu, range, where, stream, defer, st);
-    }
-    if (mm_scope_enter(&scope, cu, MM_ANY_DEVICE, st) < 0) {
-        return -1;
-    }
-    rc = prefetch_checked(cu, range, where, stream, defer, st);
-    mm_scope_leave(&scope);
-    return rc;
 }
 
 int

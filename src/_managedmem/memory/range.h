@@ -1,5 +1,5 @@
-/* range.h: a range of addresses and what one driver call does to it: check, query, prefetch,
- * discard. Nothing here knows who owns the memory; callers keep it alive. */
+/* range.h: a range of addresses: checking it, its pages, its attributes, and the diagnosis of a refused
+ * operation. Nothing here knows who owns the memory; callers keep it alive. */
 #ifndef MM_RANGE_H
 #define MM_RANGE_H
 
@@ -14,8 +14,22 @@ typedef struct {
     CUdeviceptr allocation; /* start of the allocation it lies in; 0 when not looked up */
 } mm_range;
 
-/* MM_WAIT: a wait for work on memory of any kind. */
-typedef enum { MM_ADVISE, MM_PREFETCH, MM_DISCARD, MM_QUERY, MM_COPY, MM_WAIT } mm_operation;
+typedef enum {
+    MM_ADVISE,
+    MM_PREFETCH,
+    MM_DISCARD,
+    MM_DISCARD_PREFETCH,
+    MM_QUERY,
+    MM_COPY,
+    MM_WAIT /* for work on memory of any kind */
+} mm_operation;
+
+/* True if the operation loses the contents of the memory. */
+static inline bool
+mm_discards(mm_operation op)
+{
+    return op == MM_DISCARD || op == MM_DISCARD_PREFETCH;
+}
 
 /* Checks that the range lies in one managed allocation, or in system memory where the operation
  * and the device allow that; fills range->allocation. MM_BAD_VALUE says what is wrong. */
@@ -66,19 +80,6 @@ MM_NODISCARD int mm_range_accessed_by(mm_driver *cu, mm_range range, mm_location
  * the list holds. */
 size_t mm_accessed_by_capacity(const mm_driver *cu);
 mm_location_set mm_accessed_by_set(const int *ordinal, size_t places);
-
-/* How a prefetch is to be issued: at once, or behind a host function so that the call returns
- * while the stream does the work. */
-typedef enum { MM_DEFER_AUTO, MM_DEFER_NO, MM_DEFER_YES } mm_defer;
-
-MM_NODISCARD int mm_range_prefetch(mm_driver *cu, mm_range range, CUmemLocation where,
-                                   CUstream stream, mm_defer defer, mm_status *st);
-
-/* Whether a prefetch of this size is deferred. */
-bool mm_is_deferred(size_t size, CUmemLocation where, mm_defer defer);
-
-/* Queues the empty host function behind which prefetches are deferred. */
-MM_NODISCARD int mm_queue_host_function(mm_driver *cu, CUstream stream, mm_status *st);
 
 /* Shrinks the range to whole pages; MM_BAD_VALUE if none is left. An empty range stays as it is. */
 MM_NODISCARD int mm_range_whole_pages(mm_range *range, mm_status *st);

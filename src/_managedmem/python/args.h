@@ -3,7 +3,7 @@
 #ifndef MM_ARGS_H
 #define MM_ARGS_H
 
-#include "../memory/batch.h"
+#include "../memory/dispatch.h"
 #include "errors.h"
 
 /* A function's parameters: the first `positional` may be given by position, all by name. */

@@ -52,6 +52,8 @@ mm_buffer_prefetch(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObje
 static PyObject *
 discard(mm_buffer *b, PyObject *stream_object, const CUmemLocation *where, mm_defer defer)
 {
+    mm_operation op = where ? MM_DISCARD_PREFETCH : MM_DISCARD;
+    mm_dispatch_options options;
     mm_buffer_use use;
     mm_stream_use stream;
     mm_batch batch;
@@ -60,18 +62,13 @@ discard(mm_buffer *b, PyObject *stream_object, const CUmemLocation *where, mm_de
 
     if (mm_refuse_read_only((PyObject *)b, "cannot be discarded: it is read-only") < 0
         || mm_stream_read(b->state, stream_object, &stream) < 0
-        || mm_buffer_enter(b, MM_DISCARD, &stream, &use) < 0) {
+        || mm_buffer_enter(b, op, &stream, &use) < 0) {
         return NULL;
     }
-    batch.transfers = batch.inline_;
-    batch.count = 1;
-    batch.ordered = batch.edges_interleaved = false;
-    batch.inline_[0].range = use.range;
-    batch.inline_[0].where = where ? *where : mm_host();
+    options = (mm_dispatch_options){stream.handle, MM_DISPATCH_AUTO, defer};
+    mm_batch_one(&batch, use.range, where ? *where : mm_host());
     Py_BEGIN_ALLOW_THREADS
-    rc = where ? mm_batch_discard_prefetch(use.cu, &batch, stream.handle, MM_DISPATCH_AUTO, defer,
-                                           &st)
-               : mm_batch_discard(use.cu, &batch, stream.handle, MM_DISPATCH_AUTO, &st);
+    rc = mm_batch_run(use.cu, op, &batch, &options, &st);
     mm_buffer_leave(&use);
     Py_END_ALLOW_THREADS
     return finish(b->state, rc, &st);

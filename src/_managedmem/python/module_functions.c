@@ -9,61 +9,40 @@
 #include "stream_object.h"
 #include "targets.h"
 
-/* What the three stream operations read besides targets and location. */
-typedef struct {
-    mm_stream_use stream;
-    mm_dispatch dispatch;
-    mm_defer defer;
-} options;
+/* The parameters of the stream operations; discard() has only some of them. */
+enum { TARGETS, LOCATION, STREAM, DISPATCH, DEFER, OPERATION_ARGC };
 
-static int
-read_options(mm_state *state, PyObject *stream, PyObject *dispatch, PyObject *defer, options *o)
-{
-    return mm_read_dispatch(dispatch, &o->dispatch) < 0
-                   || mm_read_defer(state, defer, &o->defer) < 0
-                   || mm_stream_read(state, stream, &o->stream) < 0
-               ? -1
-               : 0;
-}
+static const char *const operation_names[OPERATION_ARGC] = {
+    [TARGETS] = "targets",   [LOCATION] = "location", [STREAM] = "stream",
+    [DISPATCH] = "dispatch", [DEFER] = "defer",
+};
 
-typedef enum { PREFETCH, DISCARD, DISCARD_PREFETCH } kind;
-
-static int
-run_batch(kind what, mm_targets *t, const options *o, mm_status *st)
-{
-    if (what == PREFETCH) {
-        return mm_batch_prefetch(t->cu, &t->batch, o->stream.handle, o->dispatch, o->defer, st);
-    }
-    if (what == DISCARD) {
-        return mm_batch_discard(t->cu, &t->batch, o->stream.handle, o->dispatch, st);
-    }
-    return mm_batch_discard_prefetch(t->cu, &t->batch, o->stream.handle, o->dispatch, o->defer,
-                                     st);
-}
-
-/* The common course: targets, locations, options; then take hold, call, let go. */
+/* The common course of the stream operations: reads everything, enters the guards, calls without the
+ * GIL, leaves, raises. */
 static PyObject *
-run(mm_state *state, kind what, PyObject *targets, PyObject *location, PyObject *stream,
-    PyObject *dispatch, PyObject *defer)
+run_operation(mm_state *state, mm_operation op, PyObject *const argv[OPERATION_ARGC])
 {
+    mm_dispatch_options options;
+    mm_stream_use stream;
     mm_targets t;
     mm_status st;
-    options o;
     int rc;
 
-    if (mm_targets_read(state, targets, what == PREFETCH ? MM_PREFETCH : MM_DISCARD, &t) < 0) {
+    if (mm_targets_read(state, argv[TARGETS], op, &t) < 0) {
         return NULL;
     }
-    if ((what != DISCARD && mm_targets_read_locations(&t, location) < 0)
-        || read_options(state, stream, dispatch, defer, &o) < 0) {
+    if ((op != MM_DISCARD && mm_targets_read_locations(&t, argv[LOCATION]) < 0)
+        || mm_read_dispatch_options(state, argv[STREAM], argv[DISPATCH], argv[DEFER], &stream,
+                                    &options)
+               < 0) {
         mm_targets_end(&t);
         return NULL;
     }
-    rc = mm_targets_enter(&t, &o.stream, &st);
+    rc = mm_targets_enter(&t, &stream, &st);
     if (rc == 0) {
         Py_BEGIN_ALLOW_THREADS
-        rc = t.producer_count > 0 ? mm_targets_follow(&t, o.stream.handle, &st) : 0;
-        rc = rc < 0 ? rc : run_batch(what, &t, &o, &st);
+        rc = t.producer_count > 0 ? mm_targets_follow(&t, options.stream, &st) : 0;
+        rc = rc < 0 ? rc : mm_batch_run(t.cu, op, &t.batch, &options, &st);
         mm_targets_leave(&t);
         Py_END_ALLOW_THREADS
     }
@@ -77,42 +56,49 @@ run(mm_state *state, kind what, PyObject *targets, PyObject *location, PyObject 
 static PyObject *
 prefetch(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
-    static const char *const names[] = {"targets", "location", "stream", "dispatch", "defer"};
-    static const mm_parameters parameters = {"prefetch", names, 2, 2, 5};
-    PyObject *given[5];
+    static const mm_parameters parameters = {.function = "prefetch",
+                                             .names = operation_names,
+                                             .required = 2,
+                                             .positional = 2,
+                                             .total = OPERATION_ARGC};
+    PyObject *argv[OPERATION_ARGC];
 
-    if (mm_args(&parameters, args, nargs, kwnames, given) < 0) {
+    if (mm_args(&parameters, args, nargs, kwnames, argv) < 0) {
         return NULL;
     }
-    return run(mm_module_state(module), PREFETCH, given[0], given[1], given[2], given[3],
-               given[4]);
+    return run_operation(mm_module_state(module), MM_PREFETCH, argv);
 }
 
 static PyObject *
 discard(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
     static const char *const names[] = {"targets", "stream", "dispatch"};
-    static const mm_parameters parameters = {"discard", names, 1, 1, 3};
-    PyObject *given[3];
+    static const mm_parameters parameters = {
+        .function = "discard", .names = names, .required = 1, .positional = 1, .total = 3};
+    PyObject *argv[3];
 
-    if (mm_args(&parameters, args, nargs, kwnames, given) < 0) {
+    if (mm_args(&parameters, args, nargs, kwnames, argv) < 0) {
         return NULL;
     }
-    return run(mm_module_state(module), DISCARD, given[0], NULL, given[1], given[2], NULL);
+    return run_operation(mm_module_state(module), MM_DISCARD,
+                         (PyObject *[OPERATION_ARGC]){
+                             [TARGETS] = argv[0], [STREAM] = argv[1], [DISPATCH] = argv[2]});
 }
 
 static PyObject *
 discard_prefetch(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
-    static const char *const names[] = {"targets", "location", "stream", "dispatch", "defer"};
-    static const mm_parameters parameters = {"discard_prefetch", names, 2, 2, 5};
-    PyObject *given[5];
+    static const mm_parameters parameters = {.function = "discard_prefetch",
+                                             .names = operation_names,
+                                             .required = 2,
+                                             .positional = 2,
+                                             .total = OPERATION_ARGC};
+    PyObject *argv[OPERATION_ARGC];
 
-    if (mm_args(&parameters, args, nargs, kwnames, given) < 0) {
+    if (mm_args(&parameters, args, nargs, kwnames, argv) < 0) {
         return NULL;
     }
-    return run(mm_module_state(module), DISCARD_PREFETCH, given[0], given[1], given[2], given[3],
-               given[4]);
+    return run_operation(mm_module_state(module), MM_DISCARD_PREFETCH, argv);
 }
 
 /* The enumerations of cuda.bindings have the values of the driver. */

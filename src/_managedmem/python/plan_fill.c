@@ -63,7 +63,7 @@ append(mm_plan_object *self, const addition *new)
         rc = -1;
     } else {
         self->entries[self->count++] = new->entry;
-        mm_plan_drop_layouts(self);
+        mm_plan_drop_prepared(self);
     }
     MM_UNLOCK();
     Py_DECREF(new->kept);
@@ -124,7 +124,7 @@ read_target(mm_state *state, PyObject *value, addition *new)
     if (new->kept == NULL) {
         return -1;
     }
-    new->entry.move.range = target.range;
+    new->entry.transfer.range = target.range;
     new->entry.dense = target.dense;
     new->entry.read_only = read_only != 0;
     if (mm_is_buffer(state, value)) {
@@ -148,8 +148,8 @@ mm_plan_add(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kwn
         || read_target(state, given[0], &new) < 0) {
         return NULL;
     }
-    if (read_part(given[2], given[3], &new.entry.move.range) < 0
-        || mm_read_location(state, given[1], &new.entry.move.where) < 0) {
+    if (read_part(given[2], given[3], &new.entry.transfer.range) < 0
+        || mm_read_location(state, given[1], &new.entry.transfer.where) < 0) {
         Py_DECREF(new.kept);
         return NULL;
     }
@@ -176,7 +176,7 @@ add_pair(mm_plan_object *self, mm_state *state, PyObject *value)
         PyErr_Format(PyExc_TypeError, "a pair (target, location) is needed, got %zd items",
                      PyTuple_Size(pair));
     } else if (read_target(state, PyTuple_GetItem(pair, 0), &new) == 0) {
-        if (mm_read_location(state, PyTuple_GetItem(pair, 1), &new.entry.move.where) == 0) {
+        if (mm_read_location(state, PyTuple_GetItem(pair, 1), &new.entry.transfer.where) == 0) {
             rc = append(self, &new);
         } else {
             Py_DECREF(new.kept);
@@ -244,7 +244,7 @@ plan_to(PyTypeObject *type, PyObject *targets, CUmemLocation where)
         addition new;
         int rc = read_target(state, PyTuple_GetItem(items, i), &new);
         if (rc == 0) {
-            new.entry.move.where = where;
+            new.entry.transfer.where = where;
             rc = append(mm_plan_of(self), &new);
         } else if (several) {
             mm_name_item("targets", i);

@@ -6,9 +6,10 @@
 
 #include "location_object.h"
 #include "stream_object.h"
+#include "targets.h"
 
 void
-mm_plan_drop_layouts(mm_plan_object *self)
+mm_plan_drop_prepared(mm_plan_object *self)
 {
     if (self->prefetch != NULL) {
         mm_plan_release(self->prefetch);
@@ -29,7 +30,7 @@ plan_clear(PyObject *op, PyObject *Py_UNUSED(none))
     kept = self->kept;
     self->kept = NULL;
     self->count = 0;
-    mm_plan_drop_layouts(self);
+    mm_plan_drop_prepared(self);
     MM_UNLOCK();
     /* Only now: this may end targets, and so run Python code. */
     Py_XDECREF(kept);
@@ -40,9 +41,9 @@ plan_clear(PyObject *op, PyObject *Py_UNUSED(none))
 
 /* The entries of a plan as they are now, with what they refer to kept alive. */
 typedef struct {
-    mm_plan *plan; /* laid out; NULL if not asked for, and for an empty plan */
+    mm_plan *plan; /* prepared; NULL if no operation was named, and for an empty plan */
     PyObject *kept;
-    mm_plan_entry *entries; /* a copy, where one is asked for */
+    mm_plan_entry *entries; /* a copy; or NULL */
     size_t count;
 } plan_use;
 
@@ -60,11 +61,11 @@ copy_entries(const mm_plan_object *self, mm_plan_entry **copy)
     return 0;
 }
 
-/* A reference to the plan laid out, which is done if needed; *plan is NULL for an empty plan. */
+/* A reference to the plan, prepared if needed; *plan is NULL for no entries. Under the lock. */
 static int
-lay_out(mm_plan_object *self, mm_state *state, mm_action what, mm_plan **plan)
+prepare_plan(mm_plan_object *self, mm_state *state, mm_operation op, mm_plan **plan)
 {
-    mm_plan **slot = what == MM_DO_PREFETCH ? &self->prefetch : &self->discard_prefetch;
+    mm_plan **slot = op == MM_PREFETCH ? &self->prefetch : &self->discard_prefetch;
     mm_status st;
 
     *plan = NULL;
@@ -72,7 +73,7 @@ lay_out(mm_plan_object *self, mm_state *state, mm_action what, mm_plan **plan)
         return 0;
     }
     if (*slot == NULL) {
-        *slot = mm_plan_new(self->entries, self->count, what, &st);
+        *slot = mm_plan_new(self->entries, self->count, op, &st);
         if (*slot == NULL) {
             (void)mm_raise(state, &st);
             return -1;
@@ -84,7 +85,7 @@ lay_out(mm_plan_object *self, mm_state *state, mm_action what, mm_plan **plan)
 }
 
 static void
-end(plan_use *use)
+plan_use_end(plan_use *use)
 {
     if (use->plan != NULL) {
         mm_plan_release(use->plan);
@@ -93,16 +94,16 @@ end(plan_use *use)
     Py_XDECREF(use->kept);
 }
 
-/* Lays out for *what unless that is NULL. */
+/* Prepares for *op unless op is NULL. */
 static int
-begin(mm_plan_object *self, const mm_action *what, bool copy, plan_use *use)
+plan_use_begin(mm_plan_object *self, const mm_operation *op, bool copy, plan_use *use)
 {
     mm_state *state = mm_type_state(Py_TYPE((PyObject *)self));
     int rc = 0;
 
     *use = (plan_use){.plan = NULL};
     MM_LOCK((PyObject *)self);
-    if ((what != NULL && lay_out(self, state, *what, &use->plan) < 0)
+    if ((op != NULL && prepare_plan(self, state, *op, &use->plan) < 0)
         || (copy && copy_entries(self, &use->entries) < 0)) {
         rc = -1;
     }
@@ -110,92 +111,97 @@ begin(mm_plan_object *self, const mm_action *what, bool copy, plan_use *use)
     use->kept = Py_XNewRef(self->kept);
     MM_UNLOCK();
     if (rc < 0) {
-        end(use);
+        plan_use_end(use);
     }
     return rc;
 }
 
-/* Reads what execute, discard_prefetch and explain have in common. */
+/* The parameters that execute, discard_prefetch and explain begin with. */
+enum { STREAM, DISPATCH, DEFER, EXECUTE_ARGC, DISCARD = EXECUTE_ARGC, EXPLAIN_ARGC };
+
+static const char *const execute_names[EXPLAIN_ARGC] = {
+    [STREAM] = "stream", [DISPATCH] = "dispatch", [DEFER] = "defer", [DISCARD] = "discard"};
+
+/* Reads these parameters and enters the stream. */
 static int
-read_how(mm_state *state, PyObject *const *given, mm_stream_use *stream, mm_dispatch_options *how)
+plan_enter_stream(mm_state *state, PyObject *const *argv, mm_stream_use *stream,
+                  mm_dispatch_options *options)
 {
-    if (mm_read_dispatch(given[1], &how->dispatch) < 0
-        || mm_read_defer(state, given[2], &how->defer) < 0
-        || mm_stream_read_and_enter(state, given[0], stream) < 0) {
+    if (mm_read_dispatch_options(state, argv[STREAM], argv[DISPATCH], argv[DEFER], stream, options)
+        < 0) {
         return -1;
     }
-    how->stream = stream->handle;
-    return 0;
+    return mm_stream_enter(stream) ? 0 : mm_stream_raise_closed();
 }
 
 static PyObject *
-run(mm_plan_object *self, mm_action what, PyObject *const *given)
+plan_run(mm_plan_object *self, mm_operation op, PyObject *const argv[EXECUTE_ARGC])
 {
     mm_state *state = mm_type_state(Py_TYPE((PyObject *)self));
     mm_driver *cu = mm_open(state);
+    mm_dispatch_options options;
     mm_stream_use stream;
     plan_use use;
     mm_status st;
-    mm_dispatch_options how;
     int rc;
 
-    if (cu == NULL || begin(self, &what, false, &use) < 0) {
+    if (cu == NULL || plan_use_begin(self, &op, false, &use) < 0) {
         return NULL;
     }
-    if (read_how(state, given, &stream, &how) < 0) {
-        end(&use);
+    if (plan_enter_stream(state, argv, &stream, &options) < 0) {
+        plan_use_end(&use);
         return NULL;
     }
     Py_BEGIN_ALLOW_THREADS
-    rc = use.plan != NULL ? mm_plan_execute(cu, use.plan, &how, &st) : 0;
+    rc = use.plan != NULL ? mm_plan_execute(cu, use.plan, &options, &st) : 0;
     mm_stream_leave(&stream);
     Py_END_ALLOW_THREADS
-    end(&use);
+    plan_use_end(&use);
     return rc < 0 ? mm_raise(state, &st) : Py_NewRef(Py_None);
 }
 
 static PyObject *
 plan_execute(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
-    static const char *const names[] = {"stream", "dispatch", "defer"};
-    static const mm_parameters parameters = {"execute", names, 0, 0, 3};
-    PyObject *given[3];
+    static const mm_parameters parameters = {
+        .function = "execute", .names = execute_names, .total = EXECUTE_ARGC};
+    PyObject *argv[EXECUTE_ARGC];
 
-    if (mm_args(&parameters, args, nargs, kwnames, given) < 0) {
+    if (mm_args(&parameters, args, nargs, kwnames, argv) < 0) {
         return NULL;
     }
-    return run(mm_plan_of(op), MM_DO_PREFETCH, given);
+    return plan_run(mm_plan_of(op), MM_PREFETCH, argv);
 }
 
 static PyObject *
 plan_discard_prefetch(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
-    static const char *const names[] = {"stream", "dispatch", "defer"};
-    static const mm_parameters parameters = {"discard_prefetch", names, 0, 0, 3};
-    PyObject *given[3];
+    static const mm_parameters parameters = {
+        .function = "discard_prefetch", .names = execute_names, .total = EXECUTE_ARGC};
+    PyObject *argv[EXECUTE_ARGC];
 
-    if (mm_args(&parameters, args, nargs, kwnames, given) < 0) {
+    if (mm_args(&parameters, args, nargs, kwnames, argv) < 0) {
         return NULL;
     }
-    return run(mm_plan_of(op), MM_DO_DISCARD_PREFETCH, given);
+    return plan_run(mm_plan_of(op), MM_DISCARD_PREFETCH, argv);
 }
 
 /* Describes an execution with these arguments. */
 static PyObject *
-explain(mm_driver *cu, mm_state *state, const plan_use *use, PyObject *const *given)
+describe_execution(mm_driver *cu, mm_state *state, const plan_use *use, PyObject *const *argv)
 {
-    mm_stream_use stream;
+    mm_dispatch_options options;
     mm_plan_preview preview;
+    mm_stream_use stream;
     PyObject *text;
     mm_status st;
-    mm_dispatch_options how;
     int rc;
 
-    if (read_how(state, given, &stream, &how) < 0) {
+    if (plan_enter_stream(state, argv, &stream, &options) < 0) {
         return NULL;
     }
     Py_BEGIN_ALLOW_THREADS
-    rc = use->plan != NULL ? mm_plan_make_preview(cu, use->plan, &how, &preview, &st) : 0;
+    rc = use->plan != NULL ? mm_plan_make_preview(cu, use->plan, &options, &preview, &st) : 0;
     mm_stream_leave(&stream);
     Py_END_ALLOW_THREADS
     if (rc < 0) {
@@ -204,7 +210,7 @@ explain(mm_driver *cu, mm_state *state, const plan_use *use, PyObject *const *gi
     if (use->plan == NULL) {
         return PyUnicode_FromString("0 driver calls: the plan is empty");
     }
-    text = mm_plan_words(&preview, &how, use->entries, use->count);
+    text = mm_plan_explanation(&preview, &options, use->entries, use->count);
     mm_plan_preview_free(&preview);
     return text;
 }
@@ -212,42 +218,45 @@ explain(mm_driver *cu, mm_state *state, const plan_use *use, PyObject *const *gi
 static PyObject *
 plan_explain(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
-    static const char *const names[] = {"stream", "dispatch", "defer", "discard"};
-    static const mm_parameters parameters = {"explain", names, 0, 0, 4};
+    static const mm_parameters parameters = {
+        .function = "explain", .names = execute_names, .total = EXPLAIN_ARGC};
     mm_state *state = mm_type_state(Py_TYPE(op));
-    PyObject *given[4], *text;
-    mm_action what;
+    PyObject *argv[EXPLAIN_ARGC], *text;
+    mm_operation operation;
     mm_driver *cu;
     plan_use use;
     int discard;
 
-    if (mm_args(&parameters, args, nargs, kwnames, given) < 0
-        || (discard = given[3] ? PyObject_IsTrue(given[3]) : 0) < 0
+    if (mm_args(&parameters, args, nargs, kwnames, argv) < 0
+        || (discard = argv[DISCARD] ? PyObject_IsTrue(argv[DISCARD]) : 0) < 0
         || (cu = mm_open(state)) == NULL) {
         return NULL;
     }
-    what = discard ? MM_DO_DISCARD_PREFETCH : MM_DO_PREFETCH;
-    if (begin(mm_plan_of(op), &what, true, &use) < 0) {
+    operation = discard ? MM_DISCARD_PREFETCH : MM_PREFETCH;
+    if (plan_use_begin(mm_plan_of(op), &operation, true, &use) < 0) {
         return NULL;
     }
-    text = explain(cu, state, &use, given);
-    end(&use);
+    text = describe_execution(cu, state, &use, argv);
+    plan_use_end(&use);
     return text;
 }
 
 /* --- looking at a plan ------------------------------------------------------------------ */
 
-/* `kept` is the tuple that the plan keeps for the entry. Its item is read first, because the other
- * fields may fail, and CPython must not be called with an exception set. */
+/* `kept` is the tuple that the plan keeps for the entry, or NULL with an exception. Each field is made
+ * only if the ones before it were, because CPython must not be called with an exception set. */
 static PyObject *
-new_record(mm_state *state, const mm_plan_entry *entry, PyObject *kept)
+plan_entry_record(mm_state *state, const mm_plan_entry *entry, PyObject *kept)
 {
-    PyObject *target = kept != NULL ? PySequence_GetItem(kept, 0) : NULL;
-    PyObject *const fields[] = {PyLong_FromUnsignedLongLong(entry->move.range.start),
-                                PyLong_FromSize_t(entry->move.range.size),
-                                mm_location_object_new(state, entry->move.where), target};
+    enum { POINTER, NBYTES, LOCATION, TARGET, FIELDS };
+    PyObject *fields[FIELDS] = {NULL};
 
-    return mm_record_new(state->plan_entry_type, fields, 4);
+    if (kept != NULL && (fields[TARGET] = PySequence_GetItem(kept, 0)) != NULL
+        && (fields[POINTER] = PyLong_FromUnsignedLongLong(entry->transfer.range.start)) != NULL
+        && (fields[NBYTES] = PyLong_FromSize_t(entry->transfer.range.size)) != NULL) {
+        fields[LOCATION] = mm_location_object_new(state, entry->transfer.where);
+    }
+    return mm_record_new(state->plan_entry_type, fields, FIELDS);
 }
 
 static PyObject *
@@ -257,20 +266,20 @@ plan_iter(PyObject *op)
     PyObject *records, *iterator = NULL;
     plan_use use;
 
-    if (begin(mm_plan_of(op), NULL, true, &use) < 0) {
+    if (plan_use_begin(mm_plan_of(op), NULL, true, &use) < 0) {
         return NULL;
     }
     records = PyTuple_New((Py_ssize_t)use.count);
     for (size_t i = 0; records != NULL && i < use.count; i++) {
         /* The list only grows, so that the items counted are there. */
         PyObject *kept = PySequence_GetItem(use.kept, (Py_ssize_t)i);
-        PyObject *record = new_record(state, &use.entries[i], kept);
+        PyObject *record = plan_entry_record(state, &use.entries[i], kept);
         Py_XDECREF(kept);
         if (record == NULL || PyTuple_SetItem(records, (Py_ssize_t)i, record) < 0) {
             Py_CLEAR(records);
         }
     }
-    end(&use);
+    plan_use_end(&use);
     if (records != NULL) {
         iterator = PyObject_GetIter(records);
         Py_DECREF(records);
@@ -280,7 +289,7 @@ plan_iter(PyObject *op)
 
 /* The entry at an index; with from_end, negative ones count from the end. */
 static PyObject *
-entry_at(PyObject *op, Py_ssize_t index, bool from_end)
+plan_entry_at(PyObject *op, Py_ssize_t index, bool from_end)
 {
     mm_plan_object *self = mm_plan_of(op);
     PyObject *kept = NULL, *record;
@@ -302,7 +311,7 @@ entry_at(PyObject *op, Py_ssize_t index, bool from_end)
                      index, count);
         return NULL;
     }
-    record = new_record(mm_type_state(Py_TYPE(op)), &entry, kept);
+    record = plan_entry_record(mm_type_state(Py_TYPE(op)), &entry, kept);
     Py_XDECREF(kept);
     return record;
 }
@@ -310,7 +319,7 @@ entry_at(PyObject *op, Py_ssize_t index, bool from_end)
 static PyObject *
 plan_item(PyObject *op, Py_ssize_t index)
 {
-    return entry_at(op, index, false);
+    return plan_entry_at(op, index, false);
 }
 
 /* A new plan with `count` of the entries, from `start` on in steps. */
@@ -342,19 +351,19 @@ plan_of_entries(PyTypeObject *type, const plan_use *use, Py_ssize_t start, Py_ss
 }
 
 static PyObject *
-slice_of(PyObject *op, PyObject *slice)
+plan_slice(PyObject *op, PyObject *slice)
 {
     Py_ssize_t start = 0, stop = PY_SSIZE_T_MAX, step = 1, count;
     PyObject *part;
     plan_use use;
 
     if ((slice != NULL && PySlice_Unpack(slice, &start, &stop, &step) < 0)
-        || begin(mm_plan_of(op), NULL, true, &use) < 0) {
+        || plan_use_begin(mm_plan_of(op), NULL, true, &use) < 0) {
         return NULL;
     }
     count = PySlice_AdjustIndices((Py_ssize_t)use.count, &start, &stop, step);
     part = plan_of_entries(Py_TYPE(op), &use, start, step, count);
-    end(&use);
+    plan_use_end(&use);
     return part;
 }
 
@@ -364,7 +373,7 @@ plan_subscript(PyObject *op, PyObject *key)
     Py_ssize_t index;
 
     if (PySlice_Check(key)) {
-        return slice_of(op, key);
+        return plan_slice(op, key);
     }
     if (!PyIndex_Check(key)) {
         PyErr_Format(PyExc_TypeError, "a PrefetchPlan is indexed by an int or a slice, got %R",
@@ -372,23 +381,23 @@ plan_subscript(PyObject *op, PyObject *key)
         return NULL;
     }
     index = PyNumber_AsSsize_t(key, PyExc_IndexError);
-    return index == -1 && PyErr_Occurred() ? NULL : entry_at(op, index, true);
+    return index == -1 && PyErr_Occurred() ? NULL : plan_entry_at(op, index, true);
 }
 
 static PyObject *
 plan_copy(PyObject *op, PyObject *Py_UNUSED(none))
 {
-    return slice_of(op, NULL);
+    return plan_slice(op, NULL);
 }
 
 static void
-measure(mm_plan_object *self, size_t *count, size_t *bytes)
+plan_measure(mm_plan_object *self, size_t *count, size_t *bytes)
 {
     MM_LOCK((PyObject *)self);
     *count = self->count;
     *bytes = 0;
     for (size_t i = 0; i < self->count; i++) {
-        *bytes += self->entries[i].move.range.size;
+        *bytes += self->entries[i].transfer.range.size;
     }
     MM_UNLOCK();
 }
@@ -398,7 +407,7 @@ plan_length(PyObject *op)
 {
     size_t count, bytes;
 
-    measure(mm_plan_of(op), &count, &bytes);
+    plan_measure(mm_plan_of(op), &count, &bytes);
     return (Py_ssize_t)count;
 }
 
@@ -407,7 +416,7 @@ plan_get_nbytes(PyObject *op, void *Py_UNUSED(closure))
 {
     size_t count, bytes;
 
-    measure(mm_plan_of(op), &count, &bytes);
+    plan_measure(mm_plan_of(op), &count, &bytes);
     return PyLong_FromSize_t(bytes);
 }
 
@@ -416,7 +425,7 @@ plan_repr(PyObject *op)
 {
     size_t count, bytes;
 
-    measure(mm_plan_of(op), &count, &bytes);
+    plan_measure(mm_plan_of(op), &count, &bytes);
     return PyUnicode_FromFormat("<PrefetchPlan entries=%zu nbytes=%zu>", count, bytes);
 }
 
@@ -437,7 +446,7 @@ plan_tp_clear(PyObject *op)
     mm_plan_object *self = mm_plan_of(op);
 
     self->count = 0;
-    mm_plan_drop_layouts(self);
+    mm_plan_drop_prepared(self);
     Py_CLEAR(self->kept);
     return 0;
 }

@@ -5,15 +5,15 @@
 #include "../memory/plan.h"
 #include "compat.h"
 
-/* A PrefetchPlan. What is laid out is dropped by a change and made again by the next execution;
- * executions that are under way keep theirs. Fields are read and written under the object's lock. */
+/* A PrefetchPlan. A change of its entries drops the prepared plans, and the next execution makes a new
+ * one; executions under way keep theirs. Fields are read and written under the object's lock. */
 typedef struct {
     PyObject_HEAD
     PyObject *weakrefs;
     PyObject *kept; /* a list, never shown: (target, memoryview or None) of each entry; or NULL */
     mm_plan_entry *entries;
     size_t count, capacity;
-    mm_plan *prefetch, *discard_prefetch; /* laid out; or NULL */
+    mm_plan *prefetch, *discard_prefetch; /* prepared; or NULL */
 } mm_plan_object;
 
 static inline mm_plan_object *
@@ -22,9 +22,9 @@ mm_plan_of(PyObject *op)
     return (mm_plan_object *)op;
 }
 
-void mm_plan_drop_layouts(mm_plan_object *self);
+void mm_plan_drop_prepared(mm_plan_object *self);
 
-/* In plan_fill.c: what adds entries. */
+/* In plan_fill.c: the functions that add entries. */
 PyObject *mm_plan_tp_new(PyTypeObject *type, PyObject *args, PyObject *kwargs);
 PyObject *mm_plan_add(PyObject *, PyObject *const *, Py_ssize_t, PyObject *);
 PyObject *mm_plan_fit_targets(PyObject *, PyObject *const *, Py_ssize_t, PyObject *);
@@ -33,9 +33,9 @@ PyObject *mm_plan_from_policy(PyObject *, PyObject *const *, Py_ssize_t, PyObjec
 extern const char mm_plan_add_doc[], mm_plan_fit_doc[], mm_plan_from_module_doc[],
     mm_plan_from_policy_doc[];
 
-/* In plan_explain.c: what an execution would call, and why, as a str: a heading, a line for each kind
- * of call, and remarks. Uses up the ways in the outlook. */
-PyObject *mm_plan_words(mm_plan_preview *o, const mm_dispatch_options *how,
-                        const mm_plan_entry *entries, size_t count);
+/* In plan_explain.c: the driver calls of an execution and their reasons, as a str: a heading, a line for
+ * each kind of call, and remarks. */
+PyObject *mm_plan_explanation(const mm_plan_preview *preview, const mm_dispatch_options *options,
+                              const mm_plan_entry *entries, size_t count);
 
 #endif

@@ -88,14 +88,14 @@ mm_target_read(mm_state *state, mm_driver *cu, PyObject *value, mm_operation op,
     if (mm_is_buffer(state, value)) {
         target->read_only = mm_buffer_of(value)->memory->access.read_only;
         return mm_buffer_check(mm_buffer_of(value), cu, op, &target->range) < 0
-                       || (op == MM_DISCARD && check_discard(value, target) < 0)
+                       || (mm_discards(op) && check_discard(value, target) < 0)
                    ? -1
                    : 0;
     }
     if (mm_read_foreign(state, value, target) < 0) {
         return -1;
     }
-    if (op == MM_DISCARD && check_discard(value, target) < 0) {
+    if (mm_discards(op) && check_discard(value, target) < 0) {
         /* An exception is set. */
     } else if (mm_range_check(cu, &target->range, op, &st) < 0) {
         (void)mm_raise(state, &st);
@@ -145,8 +145,7 @@ read_one(mm_targets *t, PyObject *value, mm_operation op, mm_range *range)
 
     if (mm_target_read(t->state, t->cu, value, op, &target) < 0
         || (target.export != NULL && keep_export(t, target.export) < 0)
-        || (op == MM_DISCARD && target.producer != NULL
-            && keep_producer(t, target.producer) < 0)) {
+        || (mm_discards(op) && target.producer != NULL && keep_producer(t, target.producer) < 0)) {
         return -1;
     }
     *range = target.range;
@@ -214,7 +213,7 @@ mm_targets_read(mm_state *state, PyObject *value, mm_operation op, mm_targets *t
     mm_status st;
 
     *t = (mm_targets){.state = state};
-    t->batch.transfers = t->batch.inline_;
+    mm_batch_init_empty(&t->batch);
     t->guards = t->few_guards;
     if ((t->cu = mm_open(state)) == NULL
         || (t->items = mm_targets_tuple(state, value, &t->several)) == NULL) {
@@ -284,6 +283,19 @@ mm_targets_read_locations(mm_targets *t, PyObject *value)
     }
     Py_XDECREF(locations);
     return rc;
+}
+
+int
+mm_read_dispatch_options(mm_state *state, PyObject *stream, PyObject *dispatch, PyObject *defer,
+                         mm_stream_use *use, mm_dispatch_options *options)
+{
+    if (mm_read_dispatch(dispatch, &options->dispatch) < 0
+        || mm_read_defer(state, defer, &options->defer) < 0
+        || mm_stream_read(state, stream, use) < 0) {
+        return -1;
+    }
+    options->stream = use->handle;
+    return 0;
 }
 
 /* The guard to enter for a target; NULL where nothing has to be: it is no buffer of ours, or the

@@ -62,6 +62,11 @@ int mm_targets_hold_roots(mm_targets *t);
  * batch must still have a move for each target. */
 int mm_targets_drop_gone(mm_targets *t);
 
+/* Reads the arguments of stream operations other than targets; NULL is the default of each. Runs Python
+ * code and enters nothing. */
+int mm_read_dispatch_options(mm_state *state, PyObject *stream, PyObject *dispatch,
+                             PyObject *defer, mm_stream_use *use, mm_dispatch_options *options);
+
 /* Releases the targets, which must not be entered. */
 void mm_targets_end(mm_targets *t);
 

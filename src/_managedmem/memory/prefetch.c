@@ -1,0 +1,99 @@
+/* prefetch.c: the driver calls of one range in a stream. The measurements behind the sizes from which
+ * prefetches are deferred are in docs/develop/dispatch.rst. */
+#include "prefetch.h"
+
+#include <assert.h>
+
+static void CUDA_CB
+do_nothing(void *unused)
+{
+    (void)unused;
+}
+
+/* The sizes from which a prefetch pays for the 30 us that queueing it costs. A prefetch to the
+ * host does all of its work in the calling thread, one to a device only a part of it. */
+static bool
+is_worth_deferring(size_t size, CUmemLocation where)
+{
+    const size_t mib = (size_t)1 << 20;
+
+    return size >= (where.type == CU_MEM_LOCATION_TYPE_DEVICE ? 16 * mib : 2 * mib);
+}
+
+bool
+mm_is_deferred(size_t size, CUmemLocation where, mm_defer defer)
+{
+    assert(defer == MM_DEFER_AUTO || defer == MM_DEFER_NO || defer == MM_DEFER_YES);
+    return defer == MM_DEFER_YES || (defer == MM_DEFER_AUTO && is_worth_deferring(size, where));
+}
+
+int
+mm_queue_host_function(mm_driver *cu, CUstream stream, mm_status *st)
+{
+    MM_TRY(cu, LaunchHostFunc, st, stream, do_nothing, NULL);
+    return 0;
+}
+
+int
+mm_range_issue(mm_driver *cu, mm_operation op, mm_range range, CUmemLocation where,
+               CUstream stream, mm_status *st)
+{
+    const char *function = "cuMemPrefetchAsync";
+    size_t first = 0;
+    CUresult code;
+
+    assert(op == MM_PREFETCH || mm_discards(op));
+    assert(range.size > 0);
+    if (op == MM_PREFETCH) {
+        code = cu->MemPrefetchAsync(range.start, range.size, where, 0, stream);
+    } else if (op == MM_DISCARD) {
+        function = "cuMemDiscardBatchAsync";
+        code = cu->MemDiscardBatchAsync(&range.start, &range.size, 1, 0, stream);
+    } else {
+        function = "cuMemDiscardAndPrefetchBatchAsync";
+        code = cu->MemDiscardAndPrefetchBatchAsync(&range.start, &range.size, 1, &where, &first, 1,
+                                                   0, stream);
+    }
+    if (code == CUDA_SUCCESS) {
+        return 0;
+    }
+    (void)mm_fail_call(st, function, (int)code);
+    return mm_range_diagnose(cu, range, where, op, st);
+}
+
+/* In the caller's scope, where the stream needs one. */
+static int
+prefetch_in_scope(mm_driver *cu, mm_range range, CUmemLocation where, CUstream stream,
+                  mm_defer defer, mm_status *st)
+{
+    if (mm_stream_refuse_capture(cu, stream, "a prefetch", st) < 0) {
+        return -1;
+    }
+    if (range.size == 0) {
+        return 0;
+    }
+    if (mm_is_deferred(range.size, where, defer) && mm_queue_host_function(cu, stream, st) < 0) {
+        return -1;
+    }
+    return mm_range_issue(cu, MM_PREFETCH, range, where, stream, st);
+}
+
+int
+mm_range_prefetch(mm_driver *cu, mm_range range, CUmemLocation where, CUstream stream,
+                  mm_defer defer, mm_status *st)
+{
+    mm_scope scope;
+    int rc;
+
+    /* Only a default stream is one of the thread's context. Captures of other streams do not
+     * forbid prefetches, so their mode can stay. */
+    if (!mm_is_default_stream(stream)) {
+        return prefetch_in_scope(cu, range, where, stream, defer, st);
+    }
+    if (mm_scope_enter(&scope, cu, MM_ANY_DEVICE, st) < 0) {
+        return -1;
+    }
+    rc = prefetch_in_scope(cu, range, where, stream, defer, st);
+    mm_scope_leave(&scope);
+    return rc;
+}
