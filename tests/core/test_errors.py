@@ -1,6 +1,6 @@
 """What an error tells: its class, the driver's answer, words that help; what it leaves undone.
 
-That every single driver call may fail is in test_faults; wrong arguments are in test_bad_input.
+Each single driver call fails in test_fault_sweeps; wrong arguments are in test_bad_input.
 """
 
 import pickle

@@ -116,6 +116,27 @@ class TestTheSweepsThemselves:
                 w.a.fill(1)
             except CUDAError:
                 raise ValueError from None
+
+        def raises_the_base_class(w):
+            try:
+                w.a.fill(1)
+            except managedmem.CUDAOutOfMemoryError as error:
+                base = CUDAError(str(error))
+                base.name, base.code, base.function = error.name, error.code, error.function
+                raise base from None
+
+        def says_nothing(w):
+            try:
+                w.a.fill(1)
+            except CUDAError as error:
+                error.args = ("failed",)
+                raise
+
+        def swallows_a_query(w):
+            try:
+                w.a.read_mostly
+            except CUDAError:
+                pass
     """
 
     @pytest.mark.parametrize(
@@ -127,6 +148,8 @@ class TestTheSweepsThemselves:
             ("after", "does_not_restore", "advice changed"),
             ("mixed, before", "does_not_restore", "advice changed"),
             ("before", "keeps", "allocations, bytes kept"),
+            ("before", "says_nothing", "does not say"),
+            ("out of memory", "raises_the_base_class", "the error is a CUDAError"),
             ("two", "keeps_when_two_fail", "kept when"),
             ("two", "forgets_the_first", "the error is"),
             ("two, the first after", "forgets_the_first", "the error is"),
@@ -138,6 +161,21 @@ class TestTheSweepsThemselves:
         code = self.PLANTED + (
             f"\n        table = {{'policy': Operation({operation}, may_change={{'bytes'}})}}"
             f"\n        fault_sweeps.sweep({kind!r}, ['policy'], table)"
+        )
+        _, wrong = findings(code)
+        assert message in "".join(wrong)
+
+    @pytest.mark.parametrize(
+        ("operation", "message"),
+        [
+            ("Operation(swallows_a_query)", "went unnoticed"),
+            ("Operation(lambda w: w.a.read_mostly, faults=9)", "calls, not 9"),
+        ],
+    )
+    def test_a_defect_of_an_operation_of_the_main_table(self, operation, message):
+        code = self.PLANTED + (
+            f"\n        table = {{'get read_mostly': {operation}}}"
+            "\n        fault_sweeps.sweep('before', ['get read_mostly'], table)"
         )
         _, wrong = findings(code)
         assert message in "".join(wrong)

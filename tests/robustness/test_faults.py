@@ -1,22 +1,18 @@
-"""Every driver call of every public operation fails in turn.
+"""Failing driver calls when objects end, in first uses, and where a thread's context changes.
 
-For each operation the first, second, third ... driver call fails, until the operation succeeds
-without the fault. Each failure must raise the right exception, with the name of the function that
-failed. It must leak nothing and leave the thread's context and the advice as before, and the same
-operation must then succeed. fault_sweeps.py has faults in pairs, and those that last.
+fault_sweeps.py lets every driver call of every operation fail; here are the faults that its sweeps
+do not reach, and the completeness of its tables.
 """
 
-import contextlib
-import dataclasses
 import gc
 import inspect
-import re
 
 import pytest
 
 import managedmem
 from constants import PAGE
 from driver import raw_driver
+from fault_sweeps import plain
 from first_uses import FIRST_USE
 from live_memory import settle
 from managedmem import (
@@ -30,13 +26,10 @@ from managedmem import (
 from operations import (
     DISPATCH_HINT,
     LAUNCH_FAILED,
-    MOVES,
     NO_DRIVER,
-    OPERATIONS,
     OUT_OF_MEMORY,
     REPEATED,
     SIZE,
-    WIPES,
     Operation,
     World,
     everything,
@@ -45,35 +38,6 @@ from operations import (
 from programs import run_python
 
 pytestmark = pytest.mark.emulator_only
-
-# The operations that advise, for the sweep in which advice acts and then fails.
-ADVISING = {
-    *("set read_mostly", "set preferred_location", "unset preferred_location", "advice of a view"),
-    *("advice of a wrapper", "assign accessed_by", "assign nothing to accessed_by", "add"),
-    *("discard a member", "remove", "pop", "clear", "update", "intersection_update"),
-    *("difference_update", "symmetric_difference_update", "|=", "&=", "-=", "^=", "advise one"),
-    *("advise read_mostly on three", "advise no read_mostly on three"),
-    *("advise preferred_location on three", "advise no preferred_location on three"),
-    *("advise accessed_by on three", "advise no accessed_by on three", "advise twice the same"),
-    *("advise overlapping parts", "policy apply", "policy applied", "policy of many parts"),
-}
-MOVING_CALLS = (
-    "cuMemPrefetchAsync",
-    "cuMemPrefetchBatchAsync",
-    "cuMemDiscardBatchAsync",
-    "cuMemDiscardAndPrefetchBatchAsync",
-)
-MOVING = [
-    name
-    for name in OPERATIONS
-    if re.match(r"(free |deferred |plan\.)?(prefetch|discard|execute|numpy)", name)
-    and name != "discard a member"
-]
-
-
-def plain(name):
-    """A function's name without the version suffix of its exported symbol."""
-    return re.sub(r"_v\d+$", "", name)
 
 
 @pytest.fixture
@@ -85,34 +49,6 @@ def verbose_log():
     log.emu_log_verbose(0)
 
 
-def attempt(operation, w, n, code, name="*", after=False):
-    """Run the operation with the nth driver call failing: (exception or None, failed function)."""
-    from managedmem import emulator
-
-    error = None
-    emulator.clear_calls()
-    emulator.fail(name, nth=n, code=code, after=after)
-    try:
-        operation.act(w)
-    except Exception as caught:
-        error = caught.with_traceback(None)
-    fired = emulator.failure_fired()
-    emulator.clear_failures()
-    if not fired:
-        return error, None
-    return error, plain(next(c.name for c in emulator.calls() if c.result == code))
-
-
-def only_asks_what_was_recorded(code):
-    """True if the failed call is a query beside an advice, which has its effect anyway."""
-    from managedmem import emulator
-
-    calls = [(plain(call.name), call.result) for call in emulator.calls()]
-    failed = next(i for i, (_, result) in enumerate(calls) if result == code)
-    asked = ("cuMemRangeGetAttribute", "cuMemRangeGetAttributes")
-    return calls[failed][0] in asked and ("cuMemAdvise", 0) in calls
-
-
 def check_error(error, function, code):
     expected = CUDAOutOfMemoryError if code == OUT_OF_MEMORY else CUDAError
     assert type(error) is expected, error
@@ -120,93 +56,6 @@ def check_error(error, function, code):
     assert isinstance(error, MemoryError) == (code == OUT_OF_MEMORY)
     assert function in str(error)
     assert error.name in str(error)
-
-
-def live_objects(w):
-    settle()
-    return w.live_objects()
-
-
-def sweep(operation, code, name="*", after=False):
-    """Fail each call (of that name) in turn, without its effect or after it.
-
-    Returns the names of the functions that failed.
-    """
-    failed = []
-    for n in range(1, 200):
-        w = operation.make_world()
-        before = w.state()
-        live = live_objects(w)
-        error, function = attempt(operation, w, n, code, name, after)
-        if function is None:
-            assert error is None, "the operation fails without a fault"
-            w.end()
-            return failed
-        failed.append(function)
-        if error is None:
-            assert function in REPEATED | operation.silent or only_asks_what_was_recorded(code), (
-                f"a failing {function} went unnoticed"
-            )
-            w.drop_results()
-            # Nothing is left behind on the thread; what the operation made is gone again.
-            assert live_objects(w) == live
-        else:
-            check_error(error, function, code)
-            w.drop_results()
-            assert live_objects(w) == live
-            now = w.state()
-            for key in set(now) - operation.may_change:
-                assert now[key] == before[key], f"{key} changed when {function} (call {n}) failed"
-            operation.prepare(w)
-            operation.act(w)
-        w.end()
-    raise AssertionError("the operation still meets the fault after two hundred calls")
-
-
-class TestEveryOperation:
-    @pytest.mark.parametrize("code", [LAUNCH_FAILED, OUT_OF_MEMORY])
-    @pytest.mark.parametrize("name", OPERATIONS)
-    def test_each_call_in_turn(self, name, code, verbose_log):
-        if Device.count() < OPERATIONS[name].devices:
-            pytest.skip("needs two devices")
-        failed = sweep(OPERATIONS[name], code)
-        assert len(failed) >= OPERATIONS[name].faults
-
-    @pytest.mark.parametrize("name", OPERATIONS)
-    def test_each_advice_that_acts_and_then_fails(self, name, verbose_log):
-        """As when the driver reports a failure of earlier work: the advice is restored."""
-        if Device.count() < OPERATIONS[name].devices:
-            pytest.skip("needs two devices")
-        failed = sweep(OPERATIONS[name], LAUNCH_FAILED, "cuMemAdvise", after=True)
-        # The last device is a member already where it is the only one.
-        advises = name in ADVISING and (Device.count() > 1 or name not in {"add", "|="})
-        assert bool(failed) == advises
-
-    @pytest.mark.parametrize("name", MOVING)
-    def test_each_move_that_acts_and_then_fails(self, name, verbose_log):
-        """Pages may have moved, and a discard may have discarded; nothing else is lost."""
-        failed = []
-        for call in MOVING_CALLS:
-            allowed = WIPES if "Discard" in call else OPERATIONS[name].may_change | MOVES
-            operation = dataclasses.replace(OPERATIONS[name], may_change=allowed)
-            failed += sweep(operation, LAUNCH_FAILED, call, after=True)
-        assert failed
-
-    def test_sweep_notices_a_swallowed_fault(self, verbose_log):
-        def careless(w):
-            with contextlib.suppress(CUDAError):
-                w.a.read_mostly = False
-
-        with pytest.raises(AssertionError, match="went unnoticed"):
-            sweep(Operation(careless), LAUNCH_FAILED)
-
-    def test_sweep_notices_half_done_advice(self, verbose_log):
-        def two_steps(w):
-            w.c.read_mostly = True
-            w.c.preferred_location = Host()
-
-        with pytest.raises(AssertionError, match="advice changed"):
-            sweep(Operation(two_steps), LAUNCH_FAILED)
 
 
 class TestClosing:

@@ -17,7 +17,7 @@ from constants import PAGE
 from driver import CAPTURE_RELAXED, raw_driver
 from failing import Wrong, tell
 from live_memory import settle, warm_up
-from managedmem import CUDAError, Device, emulator
+from managedmem import CUDAError, CUDAOutOfMemoryError, Device, emulator
 from operations import (
     DISPATCH_HINT,
     HOST,
@@ -25,6 +25,7 @@ from operations import (
     MOVES,
     ONE,
     OPERATIONS,
+    OUT_OF_MEMORY,
     REPEATED,
     WIPES,
     WRITES,
@@ -143,7 +144,8 @@ class Outcome:
     failed: list  # functions, in the order of their failure
     before: dict
     now: dict
-    kept: list  # what lives more than before, by name
+    kept: list  # names of counts of live objects that grew
+    advised: bool  # some advice took effect
 
 
 def attempt(operation, w, *faults):
@@ -162,11 +164,12 @@ def attempt(operation, w, *faults):
     if met < len(faults):
         return None
     codes = {fault["code"] for fault in faults}
-    failed = [plain(call.name) for call in emulator.calls() if call.result in codes]
+    calls = [(plain(call.name), call.result) for call in emulator.calls()]
+    failed = [name for name, result in calls if result in codes]
     w.drop_results()
     now = live(w)
     kept = [name for name in now._fields if getattr(now, name) != getattr(alive, name)]
-    return Outcome(error, failed, before, state(w), kept)
+    return Outcome(error, failed, before, state(w), kept, ("cuMemAdvise", 0) in calls)
 
 
 def may_be_silent(operation, name, *functions):
@@ -200,16 +203,32 @@ def others(advice, column):
     return [[run[:column] + run[column + 1 :] for run in pages] for pages in advice]
 
 
-def check_error(outcome, operation, name, code):
-    """The caller must learn of the first failure."""
+def must_raise(operation, name, outcome):
+    """True for the operations of the main table, where only these calls may fail unnoticed."""
+    silent = REPEATED | operation.silent
+    if outcome.advised:  # the last query of a set: the advice holds without it
+        silent |= {"cuMemRangeGetAttribute", "cuMemRangeGetAttributes"}
+    return name in OPERATIONS and outcome.failed[0] not in silent
+
+
+def check_error(outcome, operation, name, code, after):
+    """The caller must learn of the first failure, by the right class and text."""
     error, first = outcome.error, outcome.failed[0]
+    expected = CUDAOutOfMemoryError if code == OUT_OF_MEMORY else CUDAError
     if error is None:
-        if not may_be_silent(operation, name, first):
+        if operation.raises is not None and issubclass(expected, operation.raises):
+            return
+        strict = not after and must_raise(operation, name, outcome)
+        if strict or not may_be_silent(operation, name, first):
             raise Wrong(f"a failing {first} went unnoticed")
     elif not isinstance(error, CUDAError):
         raise Wrong(f"{type(error).__name__}: {error}")
     elif error.code != code or error.function not in outcome.failed:
         raise Wrong(f"{first} failed with {code}, but the error is: {error}")
+    elif type(error) is not expected:
+        raise Wrong(f"{first} failed with {code}, but the error is a {type(error).__name__}")
+    elif error.function not in str(error) or error.name not in str(error):
+        raise Wrong(f"{first} failed with {code}, which the error does not say: {error}")
 
 
 def done_by(function):
@@ -238,19 +257,22 @@ def go_on(operation, w):
 # --- the sweeps ---------------------------------------------------------------------------------
 
 
-def one_fault(operation, name, after, is_mixed=False):
+def one_fault(operation, name, after=False, is_mixed=False, code=LAUNCH_FAILED):
     """Each call fails: before it acts, or after."""
+    fewest = operation.faults if name in OPERATIONS and not is_mixed else 0
     for n in range(1, MOST):
         tell(name, n)
         w = operation.make_world()
-        outcome = attempt(operation, w, {"nth": n, "code": LAUNCH_FAILED, "after": after})
+        outcome = attempt(operation, w, {"nth": n, "code": code, "after": after})
         if outcome is None:
             w.end()
+            if n - 1 < fewest:
+                raise Wrong(f"it makes {n - 1} calls, not {fewest}")
             return n - 1
         if not outcome.failed:  # the call has failed with an error of its own
             w.end()
             continue
-        check_error(outcome, operation, name, LAUNCH_FAILED)
+        check_error(outcome, operation, name, code, after)
         first = outcome.failed[0]
         allowed = set(operation.may_change) | (done_by(first) if after else set())
         if outcome.error is not None:
@@ -377,7 +399,11 @@ def on_mixed(sweep_one, **more):
 
 # The sweeps by name, with the operations that each is for.
 SWEEPS = {
-    "before": (lambda operation, name: one_fault(operation, name, after=False), ALL),
+    "before": (one_fault, ALL),
+    "out of memory": (
+        lambda operation, name: one_fault(operation, name, code=OUT_OF_MEMORY),
+        ALL,
+    ),
     "after": (lambda operation, name: one_fault(operation, name, after=True), ALL),
     "two": (two_faults, ALL),
     "two, the first after": (lambda operation, name: two_faults(operation, name, True), ALL),
