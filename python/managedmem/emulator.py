@@ -226,7 +226,7 @@ def enable(
     schedule : {"eager", "lazy"}, optional
         See `schedule()`.
     discard : {"poison", "keep", "zero"}, optional
-        The contents of discarded pages: the byte 0xDB, unchanged, or zeros.
+        Discarded pages hold the byte 0xDB, what they would on an H200, or zeros.
 
     Raises RuntimeError when a driver is already open, TypeError or ValueError for bad arguments.
     """
