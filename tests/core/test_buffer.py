@@ -183,7 +183,7 @@ class TestEmpty:
             managedmem.empty(10, 20)
         with pytest.raises(TypeError, match=r"empty\(\(10, 20, ...\)\)"):
             managedmem.empty(10, 20, 30)
-        with pytest.raises(TypeError, match="20 is no dtype"):
+        with pytest.raises(TypeError, match="20 is not a dtype"):
             managedmem.empty(10, dtype=20)
 
     @pytest.mark.parametrize("shape", ["4", 4.0, (4, 1.5), None, (4, "2")], ids=repr)

@@ -129,7 +129,7 @@ class TestIsAName:
     def test_accepts_the_same_dtypes_as_empty(self):
         assert DType(float) is of("float64")
         for bad in ("float31", 4, str, ">f4"):
-            with pytest.raises(TypeError, match="no dtype"):
+            with pytest.raises(TypeError, match="not a dtype"):
                 DType(bad)
         with pytest.raises(TypeError):
             DType()

@@ -474,7 +474,7 @@ class TestView:
         assert length.value == len(name) + 3
         length.value = len(name)
         try:
-            with pytest.raises(TypeError, match="no dtype"):
+            with pytest.raises(TypeError, match="not a dtype"):
                 alloc(4096).view(text)
         finally:
             length.value = len(name) + 3

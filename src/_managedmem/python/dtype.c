@@ -1,4 +1,4 @@
-/* dtype.c: the table of element types, and finding a row of it. */
+/* dtype.c: the table of element types, and the search in it by name. */
 #include "dtype.h"
 
 #include "args.h"
@@ -7,6 +7,7 @@
 
 enum { DL_INT = 0, DL_UINT = 1, DL_FLOAT = 2, DL_COMPLEX = 5, DL_BOOL = 6 };
 
+/* clang-format off: one type a line */
 static const mm_dtype table[] = {
     {"uint8", "|u1", "B", 1, DL_UINT},         {"int8", "|i1", "b", 1, DL_INT},
     {"bool", "|b1", "?", 1, DL_BOOL},          {"uint16", "<u2", "H", 2, DL_UINT},
@@ -16,6 +17,7 @@ static const mm_dtype table[] = {
     {"float32", "<f4", "f", 4, DL_FLOAT},      {"float64", "<f8", "d", 8, DL_FLOAT},
     {"complex64", "<c8", "Zf", 8, DL_COMPLEX}, {"complex128", "<c16", "Zd", 16, DL_COMPLEX},
 };
+/* clang-format on */
 
 size_t
 mm_dtype_count(void)
@@ -26,17 +28,19 @@ mm_dtype_count(void)
 const mm_dtype *
 mm_dtype_at(size_t index)
 {
+    assert(index < mm_dtype_count());
     return &table[index];
 }
 
 size_t
 mm_dtype_index(const mm_dtype *dtype)
 {
+    assert(dtype >= table && dtype < table + mm_dtype_count());
     return (size_t)(dtype - table);
 }
 
 static const struct {
-    const char *name, *means;
+    const char *alias, *name;
 } aliases[] = {
     {"float", "float64"},
     {"int", "int64"},
@@ -45,7 +49,7 @@ static const struct {
 };
 
 static const mm_dtype *
-find(const char *name)
+find_dtype(const char *name)
 {
     if (strncmp(name, "torch.", 6) == 0) {
         name += 6;
@@ -54,8 +58,8 @@ find(const char *name)
         return NULL;
     }
     for (size_t i = 0; i < sizeof aliases / sizeof *aliases; i++) {
-        if (strcmp(name, aliases[i].name) == 0) {
-            name = aliases[i].means;
+        if (strcmp(name, aliases[i].alias) == 0) {
+            name = aliases[i].name;
         }
     }
     for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
@@ -69,9 +73,9 @@ find(const char *name)
     return NULL;
 }
 
-/* The text that names the type: the string itself, NumPy's .str, a class's name, or str(). */
+/* The name as a str: the value itself, the name of a class, the .str of NumPy, or str(). */
 static PyObject *
-name_of(PyObject *value)
+read_dtype_name(PyObject *value)
 {
     PyObject *text = NULL;
 
@@ -83,7 +87,7 @@ name_of(PyObject *value)
     } else {
         text = PyObject_GetAttrString(value, "str");
         if (text == NULL && PyErr_ExceptionMatches(PyExc_AttributeError)) {
-            PyErr_Clear(); /* the AttributeError just seen: not NumPy's */
+            PyErr_Clear(); /* AttributeError: not an object of NumPy */
             text = PyObject_Str(value);
         }
     }
@@ -97,19 +101,20 @@ mm_read_dtype(PyObject *value)
     const char *name;
     PyObject *text;
 
+    assert(!PyErr_Occurred());
     if (value == NULL || value == Py_None) {
         return &table[0];
     }
-    text = name_of(value);
+    text = read_dtype_name(value);
     if (text == NULL) {
         return NULL;
     }
     name = mm_read_text(text);
-    dtype = name ? find(name) : NULL;
+    dtype = name ? find_dtype(name) : NULL;
     Py_DECREF(text);
     if (dtype == NULL) {
         PyErr_Format(PyExc_TypeError,
-                     "%R is no dtype of a buffer; known are bool, (u)int8 to (u)int64, "
+                     "%R is not a dtype of a buffer; known are bool, (u)int8 to (u)int64, "
                      "float16 to float64, complex64 and complex128 (for bfloat16 and fp8 use an "
                      "integer of the same size and view it there)",
                      value);

@@ -1,4 +1,4 @@
-/* dtype.h: the element types of a buffer, under every name that other libraries give them. */
+/* dtype.h: the element types of a buffer, by every name that other libraries use. */
 #ifndef MM_DTYPE_H
 #define MM_DTYPE_H
 
@@ -14,16 +14,16 @@ typedef struct {
     uint8_t dlpack_code;
 } mm_dtype;
 
-/* uint8 for NULL and None, else what a name ("float32", "f4", "<f4"), a Python type, a NumPy dtype
- * or scalar type, or a torch dtype stands for. NULL with TypeError when it is none. */
+/* The element type of a name ("float32", "f4", "<f4"), a Python type, a NumPy dtype or scalar type, or a
+ * torch dtype; uint8 for NULL and None. NULL with TypeError for anything else. */
 const mm_dtype *mm_read_dtype(PyObject *value);
 
-/* The rows of the table. */
+/* The table's rows, by index. */
 size_t mm_dtype_count(void);
 const mm_dtype *mm_dtype_at(size_t index);
 size_t mm_dtype_index(const mm_dtype *dtype);
 
-/* A new reference to the DType of a row, the value of buf.dtype. */
+/* A new reference to the DType of an element type, the value of buf.dtype. */
 PyObject *mm_dtype_object(mm_state *state, const mm_dtype *dtype);
 
 #endif

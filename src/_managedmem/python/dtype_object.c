@@ -7,7 +7,7 @@
 PyObject *
 mm_dtype_object(mm_state *state, const mm_dtype *dtype)
 {
-    /* A buffer may outlive the module, and so the tuple, at the interpreter's end. */
+    /* At the interpreter's end a buffer may outlive the module, and with it the tuple. */
     if (state->dtypes == NULL) {
         return PyUnicode_FromString(dtype->name);
     }
@@ -18,18 +18,19 @@ static PyObject *
 dtype_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
     static const char *const names[] = {"dtype"};
-    static const mm_parameters parameters = {"DType", names, 1, 1, 1};
+    static const mm_parameters parameters = {
+        .function = "DType", .names = names, .required = 1, .positional = 1, .total = 1};
     const mm_dtype *dtype;
-    PyObject *given[1];
+    PyObject *argv[1];
 
-    if (mm_args_new(&parameters, args, kwargs, given) < 0
-        || (dtype = mm_read_dtype(given[0])) == NULL) {
+    if (mm_args_new(&parameters, args, kwargs, argv) < 0
+        || (dtype = mm_read_dtype(argv[0])) == NULL) {
         return NULL;
     }
     return mm_dtype_object(mm_type_state(type), dtype);
 }
 
-/* True if the value can stand for an element type; DType is compared with these only. */
+/* True for objects that can name an element type; a DType is compared with no others. */
 static bool
 names_a_dtype(mm_state *state, PyObject *value)
 {
@@ -91,8 +92,8 @@ PyDoc_STRVAR(
     "    As for empty().\n"
     "\n"
     "Equal to every name and object of the same type: \"float32\", \"<f4\", numpy.float32,\n"
-    "numpy.dtype(\"float32\"), torch.float32; never to None. Its hash is that of its name, so as a key\n"
-    "of a dict it is found by the name only. There is one object for each type.\n"
+    "numpy.dtype(\"float32\"), torch.float32; never to None. It hashes like its name, so that a dict\n"
+    "finds it by the name only. Each type has one object, which every DType(...) of it returns.\n"
     "\n"
     "Raises TypeError for a type that no buffer can have. Safe from every thread. Driver: none.");
 
@@ -101,8 +102,8 @@ static PyMethodDef dtype_methods[] = {
     {NULL, NULL, 0, NULL},
 };
 
-/* The module keeps its instances, and they keep their type, which keeps the module. Objects of str
- * itself are not collected, so without a traversal this cycle would outlive its interpreter. */
+/* The module refers to the instances, they to their type, and the type to the module. str is not
+ * collected, so without a traversal this cycle would outlive its interpreter. */
 /* clang-format off: one slot a line */
 static PyType_Slot dtype_slots[] = {
     {Py_tp_doc, (void *)dtype_doc},     {Py_tp_base, &PyUnicode_Type},
@@ -120,7 +121,7 @@ static PyType_Spec dtype_spec = {
 
 /* A new instance, made by str.__new__. */
 static PyObject *
-new_object(PyTypeObject *type, const char *name)
+new_dtype(PyTypeObject *type, const char *name)
 {
     PyObject *args = Py_BuildValue("(s)", name);
     PyObject *self =
@@ -138,7 +139,7 @@ mm_dtype_init(PyObject *module, mm_state *state)
     }
     state->dtypes = PyTuple_New((Py_ssize_t)mm_dtype_count());
     for (size_t i = 0; state->dtypes != NULL && i < mm_dtype_count(); i++) {
-        PyObject *object = new_object(state->dtype_type, mm_dtype_at(i)->name);
+        PyObject *object = new_dtype(state->dtype_type, mm_dtype_at(i)->name);
         if (object == NULL || PyTuple_SetItem(state->dtypes, (Py_ssize_t)i, object) < 0) {
             Py_CLEAR(state->dtypes);
         }

@@ -2,15 +2,15 @@
  * earlier advice at the end of a `with` block. */
 #include "policy_object.h"
 
-/* IDLE -> BUSY -> IN_FORCE -> BUSY -> IDLE. Whoever made it BUSY owns the other fields; `held` and
- * `before` have contents while it is IN_FORCE. */
+/* IDLE -> BUSY -> IN_FORCE -> BUSY -> IDLE. The thread that made it BUSY owns the other fields; `held`
+ * and `before` have contents while it is IN_FORCE. */
 enum { IDLE, BUSY, IN_FORCE };
 
 typedef struct {
     PyObject_HEAD
     PyObject *weakrefs;
     PyObject *policy;
-    PyObject *targets; /* as given, but an iterable as a tuple; NULL once cleared */
+    PyObject *targets; /* the argument, but an iterable as a tuple; NULL once cleared */
     atomic_int stage;
     mm_targets held;
     mm_page_runs before;
@@ -28,6 +28,7 @@ mm_applied_policy_new(mm_state *state, PyObject *policy, PyObject *targets)
     PyObject *self;
     mm_targets t;
 
+    assert(Py_TYPE(policy) == state->policy_type);
     if (mm_targets_read(state, targets, MM_QUERY, &t) < 0) {
         return NULL;
     }
@@ -41,8 +42,9 @@ mm_applied_policy_new(mm_state *state, PyObject *policy, PyObject *targets)
 }
 
 static bool
-advance(applied_object *a, int from, int to)
+exchange_stage(applied_object *a, int from, int to)
 {
+    assert(from != to && from >= IDLE && from <= IN_FORCE);
     return atomic_compare_exchange_strong(&a->stage, &from, to);
 }
 
@@ -54,6 +56,7 @@ mm_policy_apply_to(mm_state *state, const mm_policy *policy, PyObject *targets, 
     mm_status st;
     int rc;
 
+    assert(policy != NULL && !PyErr_Occurred());
     if (mm_targets_read(state, targets, MM_QUERY, t) < 0) {
         return -1;
     }
@@ -85,7 +88,7 @@ applied_enter(PyObject *op, PyObject *Py_UNUSED(none))
     applied_object *a = applied_of(op);
     int rc;
 
-    if (!advance(a, IDLE, BUSY)) {
+    if (!exchange_stage(a, IDLE, BUSY)) {
         PyErr_SetString(PyExc_RuntimeError,
                         "this object has applied its policy already: restore() or leave its with "
                         "block first, or call applied() again for another one");
@@ -97,13 +100,14 @@ applied_enter(PyObject *op, PyObject *Py_UNUSED(none))
     return rc < 0 ? NULL : Py_NewRef(op);
 }
 
-/* Puts back what was there on the targets that are still there; they are entered. */
+/* Restores the earlier advice of the remaining targets, which must be entered. */
 static int
 restore_entered(applied_object *a, mm_status *st)
 {
     mm_batch work;
     int rc = mm_batch_copy(&work, &a->held.batch, st);
 
+    assert(atomic_load(&a->stage) == BUSY);
     if (rc == 0) {
         rc = mm_policy_restore(a->held.cu, &work, &a->before, st);
     }
@@ -112,7 +116,7 @@ restore_entered(applied_object *a, mm_status *st)
 }
 
 static int
-restore(applied_object *a, mm_state *state)
+restore_held(applied_object *a, mm_state *state)
 {
     mm_status st;
     int rc;
@@ -122,7 +126,7 @@ restore(applied_object *a, mm_state *state)
             return -1;
         }
         rc = mm_targets_enter(&a->held, NULL, &st);
-    } while (rc < 0); /* a buffer was closed in between */
+    } while (rc < 0); /* another thread closed a buffer between both */
     if (a->held.batch.count > 0) {
         Py_BEGIN_ALLOW_THREADS
         rc = restore_entered(a, &st);
@@ -141,14 +145,14 @@ applied_restore(PyObject *op, PyObject *Py_UNUSED(none))
     applied_object *a = applied_of(op);
     mm_state *state = mm_type_state(Py_TYPE(op));
 
-    if (!advance(a, IN_FORCE, BUSY)) {
+    if (!exchange_stage(a, IN_FORCE, BUSY)) {
         PyErr_SetString(PyExc_RuntimeError,
                         "the policy is not applied: there is nothing to restore");
         return NULL;
     }
-    /* The driver of a forked child's parent cannot be called. */
-    if (mm_open(state) == NULL || restore(a, state) < 0) {
-        atomic_store(&a->stage, IN_FORCE); /* so that it can be tried again */
+    /* mm_open: a forked child must not call its parent's driver. */
+    if (mm_open(state) == NULL || restore_held(a, state) < 0) {
+        atomic_store(&a->stage, IN_FORCE); /* restore() can be called again */
         return NULL;
     }
     mm_targets_end(&a->held);
@@ -206,7 +210,7 @@ applied_clear(PyObject *op)
     applied_object *a = applied_of(op);
 
     Py_CLEAR(a->targets);
-    if (advance(a, IN_FORCE, IDLE)) {
+    if (exchange_stage(a, IN_FORCE, IDLE)) {
         mm_page_runs_free(&a->before);
         mm_targets_end(&a->held);
     }
@@ -225,33 +229,32 @@ applied_dealloc(PyObject *op)
 
 PyDoc_STRVAR(
     applied_doc,
-    "A policy that is in force in a `with` block; what policy.applied(targets) gives.\n"
+    "A policy that is applied for a `with` block; the result of policy.applied(targets).\n"
     "\n"
-    "Entering reads the advice of every page and then does as MigrationPolicy.apply(): all or nothing.\n"
-    "Leaving, also by an exception, makes the advice of every page what it was, whatever the block\n"
-    "changed, with only the advice that differs. Memory that was closed or freed meanwhile is left\n"
-    "out; a closed view is restored as long as its buffer is open. Blocks can be nested, each with an\n"
-    "object of its own; one object can be used again after its block, and is a RuntimeError while it\n"
-    "is in force.\n"
+    "Entering does as MigrationPolicy.apply(): all or nothing. Leaving, also by an exception, restores\n"
+    "the advice that every page had before, even where the block changed it, with only the advice that\n"
+    "differs. Memory that was closed or freed meanwhile is left out; a closed view is restored as long\n"
+    "as its buffer is open. Blocks can be nested, each with an object of its own. An object can be\n"
+    "entered again after its block; entering it while it is applied raises RuntimeError.\n"
     "\n"
-    "When the driver fails while putting back, the rest is tried, the error names what is not restored,\n"
-    "and restore() can be called again. Keeps its targets alive. Safe from every thread.\n"
+    "If the driver fails while restoring, the rest is tried, the error names the parts that are not\n"
+    "restored, and restore() can be called again. Keeps its targets alive. Safe from every thread.\n"
     "Driver: cuMemRangeGetAttributes, cuMemAdvise.");
 
 PyDoc_STRVAR(
     applied_restore_doc,
     "restore($self, /)\n--\n\n"
-    "Put back what was there before, as leaving the block does.\n"
+    "Restore the earlier advice, as leaving the block does; for a block whose end failed.\n"
     "\n"
-    "For the end of a block that failed to. Raises RuntimeError when the policy is not in force,\n"
-    "CUDAError when the driver refuses; then it is still in force, and this can be tried again.");
+    "Raises RuntimeError if the policy is not applied, CUDAError if the driver refuses: then the policy\n"
+    "is still applied, and restore() can be called again.");
 
 static PyMethodDef applied_methods[] = {
     {"restore", applied_restore, METH_NOARGS, applied_restore_doc},
     {"__enter__", applied_enter, METH_NOARGS,
-     "__enter__($self, /)\n--\n\nApply the policy; the object itself."},
+     "__enter__($self, /)\n--\n\nApply the policy and return the object."},
     MM_POSITIONAL_METHOD("__exit__", applied_exit,
-                         "__exit__($self, /, *exception)\n--\n\nPut back what was there before."),
+                         "__exit__($self, /, *exception)\n--\n\nRestore the earlier advice."),
     {"__reduce__", applied_reduce, METH_NOARGS,
      "__reduce__($self, /)\n--\n\nRaises TypeError: it belongs to its targets."},
     {NULL, NULL, 0, NULL},

@@ -1,4 +1,4 @@
-/* policy_object.c: the type MigrationPolicy: all that can be advised about memory, as a value. */
+/* policy_object.c: the type MigrationPolicy: all advice about memory, as a value. */
 #include "policy_object.h"
 
 #include "foreign_location.h"
@@ -12,7 +12,7 @@ policy_of(PyObject *op)
 }
 
 static bool
-is_set(CUmemLocation where)
+has_location(CUmemLocation where)
 {
     return (int)where.type != CU_MEM_LOCATION_TYPE_INVALID;
 }
@@ -22,6 +22,7 @@ new_policy(PyTypeObject *type, const mm_policy *policy)
 {
     PyObject *self = mm_alloc_object(type);
 
+    assert(policy != NULL);
     if (self != NULL) {
         ((mm_policy_object *)self)->policy = *policy;
     }
@@ -33,24 +34,34 @@ new_policy(PyTypeObject *type, const mm_policy *policy)
 static PyObject *
 policy_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
-    static const char *const names[] = {"read_mostly", "preferred_location", "accessed_by"};
-    static const mm_parameters parameters = {"MigrationPolicy", names, 0, 0, 3};
+    enum { READ_MOSTLY, PREFERRED_LOCATION, ACCESSED_BY, ARGC };
+    static const char *const names[] = {
+        [READ_MOSTLY] = "read_mostly",
+        [PREFERRED_LOCATION] = "preferred_location",
+        [ACCESSED_BY] = "accessed_by",
+    };
+    static const mm_parameters parameters = {.function = "MigrationPolicy",
+                                             .names = names,
+                                             .required = 0,
+                                             .positional = 0,
+                                             .total = ARGC};
     mm_state *state = mm_type_state(type);
     mm_policy policy = {0};
-    PyObject *given[3];
+    PyObject *argv[ARGC];
 
-    if (mm_args_new(&parameters, args, kwargs, given) < 0) {
+    if (mm_args_new(&parameters, args, kwargs, argv) < 0) {
         return NULL;
     }
-    if (given[0] != NULL
-        && mm_read_flag(state, given[0], "read_mostly", &policy.read_mostly) < 0) {
+    if (argv[READ_MOSTLY] != NULL
+        && mm_read_flag(state, argv[READ_MOSTLY], "read_mostly", &policy.read_mostly) < 0) {
         return NULL;
     }
-    if (given[1] != NULL && given[1] != Py_None
-        && mm_read_location(state, given[1], &policy.preferred) < 0) {
+    if (argv[PREFERRED_LOCATION] != NULL && argv[PREFERRED_LOCATION] != Py_None
+        && mm_read_location(state, argv[PREFERRED_LOCATION], &policy.preferred) < 0) {
         return NULL;
     }
-    if (given[2] != NULL && mm_read_members(state, given[2], true, &policy.accessed_by) < 0) {
+    if (argv[ACCESSED_BY] != NULL
+        && mm_read_members(state, argv[ACCESSED_BY], true, &policy.accessed_by) < 0) {
         return NULL;
     }
     return new_policy(type, &policy);
@@ -83,17 +94,18 @@ static PyObject *
 policy_shared(PyObject *type, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
     static const char *const names[] = {"accessed_by"};
-    static const mm_parameters parameters = {"shared", names, 0, 1, 1};
+    static const mm_parameters parameters = {
+        .function = "shared", .names = names, .required = 0, .positional = 1, .total = 1};
     mm_state *state = mm_type_state((PyTypeObject *)type);
     mm_policy policy = {0};
-    PyObject *given[1];
+    PyObject *argv[1];
     mm_driver *cu;
 
-    if (mm_args(&parameters, args, nargs, kwnames, given) < 0) {
+    if (mm_args(&parameters, args, nargs, kwnames, argv) < 0) {
         return NULL;
     }
-    if (given[0] != NULL && given[0] != Py_None) {
-        return mm_read_members(state, given[0], true, &policy.accessed_by) < 0
+    if (argv[0] != NULL && argv[0] != Py_None) {
+        return mm_read_members(state, argv[0], true, &policy.accessed_by) < 0
                    ? NULL
                    : new_policy((PyTypeObject *)type, &policy);
     }
@@ -101,6 +113,7 @@ policy_shared(PyObject *type, PyObject *const *args, Py_ssize_t nargs, PyObject 
     if (cu == NULL) {
         return NULL;
     }
+    assert(cu->device_count < MM_HOST_BIT);
     policy.accessed_by =
         mm_location_bit(mm_host()) | (((mm_location_set)1 << cu->device_count) - 1);
     return new_policy((PyTypeObject *)type, &policy);
@@ -133,12 +146,13 @@ policy_get_is_default(PyObject *op, void *Py_UNUSED(closure))
 }
 
 static PyObject *
-policy_richcompare(PyObject *op, PyObject *other, int how)
+policy_richcompare(PyObject *op, PyObject *other, int comparison)
 {
-    if (Py_TYPE(other) != Py_TYPE(op) || (how != Py_EQ && how != Py_NE)) {
+    if (Py_TYPE(other) != Py_TYPE(op) || (comparison != Py_EQ && comparison != Py_NE)) {
         return Py_NewRef(Py_NotImplemented);
     }
-    return PyBool_FromLong(mm_same_policy(policy_of(op), policy_of(other)) == (how == Py_EQ));
+    return PyBool_FromLong(mm_same_policy(policy_of(op), policy_of(other))
+                           == (comparison == Py_EQ));
 }
 
 static Py_hash_t
@@ -153,7 +167,7 @@ policy_hash(PyObject *op)
     return hash;
 }
 
-/* Appends to a list of texts and drops the text; -1 also for a NULL text. */
+/* Appends a text to a list and releases it; -1 also for a NULL text. */
 static int
 append_text(PyObject *list, PyObject *text)
 {
@@ -163,9 +177,9 @@ append_text(PyObject *list, PyObject *text)
     return rc;
 }
 
-/* Joins a list of texts by commas and drops it, or only drops it. */
+/* Joins a list of texts by commas, unless rc is a failure; releases the list. */
 static PyObject *
-join(PyObject *list, int rc)
+join_texts(PyObject *list, int rc)
 {
     PyObject *comma = rc < 0 ? NULL : PyUnicode_FromString(", ");
     PyObject *text = comma ? PyUnicode_Join(comma, list) : NULL;
@@ -175,7 +189,7 @@ join(PyObject *list, int rc)
     return text;
 }
 
-/* The members as Python would spell them, devices ascending and then the host. */
+/* The members as Python spells them, devices ascending and then the host. */
 static PyObject *
 members_text(mm_location_set set)
 {
@@ -187,7 +201,7 @@ members_text(mm_location_set set)
     while (rc == 0 && mm_next_location(&set, &where)) {
         rc = append_text(list, PyUnicode_FromString(mm_location_text(where, name)));
     }
-    return join(list, rc);
+    return join_texts(list, rc);
 }
 
 static PyObject *
@@ -201,7 +215,7 @@ policy_repr(PyObject *op)
     if (rc == 0 && p->read_mostly) {
         rc = append_text(list, PyUnicode_FromString("read_mostly=True"));
     }
-    if (rc == 0 && is_set(p->preferred)) {
+    if (rc == 0 && has_location(p->preferred)) {
         rc = append_text(list, PyUnicode_FromFormat("preferred_location=%s",
                                                     mm_location_text(p->preferred, name)));
     }
@@ -210,7 +224,7 @@ policy_repr(PyObject *op)
         rc = append_text(list, inner ? PyUnicode_FromFormat("accessed_by={%U}", inner) : NULL);
         Py_XDECREF(inner);
     }
-    inner = join(list, rc);
+    inner = join_texts(list, rc);
     text = inner ? PyUnicode_FromFormat("MigrationPolicy(%U)", inner) : NULL;
     Py_XDECREF(inner);
     return text;
@@ -230,9 +244,9 @@ policy_reduce(PyObject *op, PyObject *Py_UNUSED(none))
                 : NULL;
 }
 
-/* Appends (name, location), with None for a location that does not matter. */
+/* Appends (name, location), with None where the advice takes no location. */
 static int
-add_advice(mm_state *state, PyObject *list, CUmem_advise advice, CUmemLocation where)
+append_advice(mm_state *state, PyObject *list, CUmem_advise advice, CUmemLocation where)
 {
     PyObject *pair =
         Py_BuildValue("(sN)", mm_advice_name(advice),
@@ -254,14 +268,14 @@ policy_advice(PyObject *op, PyObject *Py_UNUSED(none))
     int rc = list ? 0 : -1;
     CUmemLocation where;
 
-    if (rc == 0 && is_set(p->preferred)) {
-        rc = add_advice(state, list, CU_MEM_ADVISE_SET_PREFERRED_LOCATION, p->preferred);
+    if (rc == 0 && has_location(p->preferred)) {
+        rc = append_advice(state, list, CU_MEM_ADVISE_SET_PREFERRED_LOCATION, p->preferred);
     }
     if (rc == 0 && p->read_mostly) {
-        rc = add_advice(state, list, CU_MEM_ADVISE_SET_READ_MOSTLY, mm_host());
+        rc = append_advice(state, list, CU_MEM_ADVISE_SET_READ_MOSTLY, mm_host());
     }
     while (rc == 0 && mm_next_location(&accessed_by, &where)) {
-        rc = add_advice(state, list, CU_MEM_ADVISE_SET_ACCESSED_BY, where);
+        rc = append_advice(state, list, CU_MEM_ADVISE_SET_ACCESSED_BY, where);
     }
     if (rc < 0) {
         Py_CLEAR(list);
@@ -291,15 +305,15 @@ policy_applied(PyObject *op, PyObject *targets)
     return mm_applied_policy_new(mm_type_state(Py_TYPE(op)), op, targets);
 }
 
-/* The policy that all runs have. */
+/* The policy that all runs have; ValueError if they differ. */
 static PyObject *
 common_policy(PyTypeObject *type, const mm_page_runs *runs)
 {
     for (size_t i = 1; i < runs->count; i++) {
         if (!mm_same_policy(&runs->run[i].policy, &runs->run[0].policy)) {
             PyErr_SetString(PyExc_ValueError,
-                            "the advice is not the same on all pages, so no policy says it all; "
-                            "page_runs() of the buffer tells what each part has");
+                            "the advice is not the same on all pages, so that no policy describes "
+                            "them: page_runs() of the buffer gives the advice of each part");
             return NULL;
         }
     }
@@ -340,87 +354,88 @@ PyDoc_STRVAR(
     "MigrationPolicy(*, read_mostly=False, preferred_location=None, accessed_by=())\n"
     "--\n"
     "\n"
-    "All that can be advised about memory, as a value to apply, compare, store and undo.\n"
+    "All advice about memory, as one value to apply, compare, store and undo.\n"
     "\n"
     "Parameters\n"
     "----------\n"
     "read_mostly : bool\n"
-    "    Each processor that reads gets a copy of its own; a write throws the copies away.\n"
+    "    Each processor that reads a page gets a copy of it; a write discards the copies.\n"
     "preferred_location : Device or Host, optional\n"
-    "    Where pages should stay; also one NUMA node of the host.\n"
+    "    Where pages should stay; Host(numa_id=N) names one NUMA node.\n"
     "accessed_by : iterable of Device and Host()\n"
-    "    Who keeps a mapping of the pages, so that its accesses do not fault.\n"
+    "    The processors that keep a mapping of the pages, so that their accesses do not fault.\n"
     "\n"
-    "What is not named is not advised: MigrationPolicy() is how memory comes from the allocator.\n"
-    "default(), read_duplicated(), prefer() and shared() make the usual ones. Immutable and hashable;\n"
-    "equal policies compare equal, repr() is the expression that makes it, pickle works.\n"
+    "MigrationPolicy() has no advice, as memory comes from the allocator. default(), read_duplicated(),\n"
+    "prefer() and shared() make the usual ones. Immutable and hashable; compared by value; repr() is the\n"
+    "expression that makes an equal one; can be pickled.\n"
     "\n"
-    "Raises TypeError for what is no location and ValueError for a NUMA host in accessed_by or a Device\n"
-    "that this system does not have, also when unpickled here. Safe from every thread. Driver: none.");
+    "Raises TypeError for an object that is not a location, ValueError for a NUMA host in accessed_by or\n"
+    "a Device that this system does not have; unpickling raises the same. Safe from every thread.\n"
+    "Driver: none.");
 
 PyDoc_STRVAR(policy_default_doc, "default()\n--\n\n"
-                                 "No advice: pages move to whoever touches them.");
+                                 "No advice: a page moves to the processor that touches it.");
 
 PyDoc_STRVAR(
     policy_read_duplicated_doc,
     "read_duplicated()\n--\n\n"
-    "Read mostly: every processor that reads gets a copy, for memory that is seldom written.");
+    "Read mostly: each processor that reads a page gets a copy. For memory that is seldom written.");
 
 PyDoc_STRVAR(policy_prefer_doc,
              "prefer(location, /)\n--\n\n"
-             "Pages stay at that Device or Host; others map them there where they can.\n"
+             "Pages stay at that Device or Host; other processors access them there if they can.\n"
              "\n"
-             "Host(numa_id=N) prefers one NUMA node. Raises as MigrationPolicy() does.");
+             "Host(numa_id=N) names one NUMA node. Raises as MigrationPolicy() does.");
 
 PyDoc_STRVAR(
     policy_shared_doc,
     "shared(accessed_by=None)\n--\n\n"
     "These Devices and Host() keep mappings of the pages; None: all devices and the host.\n"
     "\n"
-    "Raises as MigrationPolicy() does. Driver: none, but None opens it.");
+    "Raises as MigrationPolicy() does. Driver: none, but None opens it to count the devices.");
 
 PyDoc_STRVAR(
     policy_of_doc,
     "of(targets, /)\n--\n\n"
-    "The policy that is in force on memory now.\n"
+    "The policy that memory has now.\n"
     "\n"
-    "targets as for managedmem.advise(); system memory, of which the driver tells nothing, is a\n"
-    "ValueError. So is memory whose pages differ: see ManagedBuffer.page_runs(). A NUMA host reads\n"
-    "back as Host() where there is one node, and the current node as the node it was.\n"
+    "targets as for managedmem.advise(). Raises ValueError for system memory, whose advice cannot be\n"
+    "queried, and for pages that differ: see ManagedBuffer.page_runs(). A NUMA host reads back as Host()\n"
+    "on systems with one node; Host.numa_current() reads back as the node that was current.\n"
     "\n"
-    "Asks once for each page, as page_runs() does. Raises RuntimeError for a closed buffer. Safe from\n"
-    "every thread; other threads run meanwhile. Driver: cuMemRangeGetAttributes.");
+    "Queries the driver once for each page, as page_runs() does. Raises RuntimeError for a closed buffer.\n"
+    "Safe from every thread; other threads run meanwhile. Driver: cuMemRangeGetAttributes.");
 
 PyDoc_STRVAR(
     policy_advice_doc,
     "advice($self, /)\n--\n\n"
-    "The advices it stands for, as a list of (advice, location), for managedmem.advise().\n"
+    "The policy as a list of (advice, location) for managedmem.advise().\n"
     "\n"
-    "location is None where the advice takes none. The default policy stands for no advice.");
+    "location is None for an advice that takes none. The list of the default policy is empty.");
 
 PyDoc_STRVAR(
     policy_apply_doc,
     "apply($self, targets, /)\n--\n\n"
     "Make the advice on all pages of the targets equal to this policy.\n"
     "\n"
-    "Advice that the policy does not name is unset. targets as for managedmem.advise(); system memory,\n"
-    "of which the driver does not tell its advice, is a ValueError.\n"
+    "Advice that the policy does not have is unset. targets as for managedmem.advise(), but system\n"
+    "memory, whose advice cannot be queried, is a ValueError.\n"
     "\n"
-    "Reads what is there first, one query a page, and gives only the advice that differs, once for\n"
-    "each stretch of pages; none when nothing does. All or nothing: when the driver fails in the\n"
-    "middle, what was there is put back, page by page, and the error says so if that fails too. Where\n"
-    "there is one NUMA node, drivers accept a node and keep nothing, so Host() is advised instead.\n"
-    "Takes effect at once, in no stream's order. Raises TypeError, ValueError, and RuntimeError for a\n"
-    "closed buffer, before anything is advised; CUDAError when the driver refuses. Safe from every\n"
-    "thread; others run meanwhile; of two that advise the same pages the last wins, advice by advice.\n"
+    "Reads the present advice, one query a page, and gives only the advice that differs, once for each\n"
+    "run of pages; none if nothing differs. All or nothing: if the driver fails in the middle, the\n"
+    "earlier advice is restored page by page, and the error says so if that fails too. On systems with\n"
+    "one NUMA node drivers accept a node but record nothing, so Host() is advised instead. Takes effect\n"
+    "at once, in no stream's order. Before any advice it raises TypeError, ValueError, and RuntimeError\n"
+    "for a closed buffer; CUDAError if the driver refuses. Safe from every thread; others run meanwhile;\n"
+    "of two that advise the same pages the last wins, advice by advice.\n"
     "Driver: cuMemRangeGetAttributes, cuMemAdvise.");
 
 PyDoc_STRVAR(
     policy_applied_doc,
     "applied($self, targets, /)\n--\n\n"
-    "A context manager: the policy is in force in the `with` block, and then what was there before.\n"
+    "A context manager: applies the policy for a `with` block, then restores the earlier advice.\n"
     "\n"
-    "targets as for apply(), read and checked now. See AppliedPolicy.");
+    "targets as for apply(), read and checked now. Returns an AppliedPolicy, which says more.");
 
 static PyMethodDef policy_methods[] = {
     {"default", policy_default, METH_NOARGS | METH_CLASS, policy_default_doc},
@@ -432,13 +447,12 @@ static PyMethodDef policy_methods[] = {
     {"advice", policy_advice, METH_NOARGS, policy_advice_doc},
     {"apply", policy_apply, METH_O, policy_apply_doc},
     {"applied", policy_applied, METH_O, policy_applied_doc},
-    {"__reduce__", policy_reduce, METH_NOARGS,
-     "__reduce__($self, /)\n--\n\nHow pickle and copy make it again."},
+    {"__reduce__", policy_reduce, METH_NOARGS, "__reduce__($self, /)\n--\n\nFor pickle and copy."},
     {NULL, NULL, 0, NULL},
 };
 
 static PyGetSetDef policy_getset[] = {
-    {"read_mostly", policy_get_read_mostly, NULL, "Whether pages are copied to each reader.",
+    {"read_mostly", policy_get_read_mostly, NULL, "True if pages are copied to each reader.",
      NULL},
     {"preferred_location", policy_get_preferred_location, NULL,
      "Where pages should stay: a Device, a Host, or None.", NULL},

@@ -1,4 +1,4 @@
-/* policy_object.h: the struct behind MigrationPolicy, and taking hold of targets to apply one to them. */
+/* policy_object.h: the struct behind MigrationPolicy, and applying one to targets. */
 #ifndef MM_POLICY_OBJECT_H
 #define MM_POLICY_OBJECT_H
 
@@ -12,12 +12,12 @@ typedef struct {
     mm_policy policy;
 } mm_policy_object;
 
-/* Applies the policy to "a target or several". On success *before has what was there, and the
- * targets are read but not entered; on failure nothing needs to be ended. */
+/* In policy_applied.c. Applies the policy to "a target or several". On success *before has the earlier
+ * advice, and the targets are read but not entered. On failure neither has to be freed. */
 int mm_policy_apply_to(mm_state *state, const mm_policy *policy, PyObject *targets, mm_targets *t,
                        mm_page_runs *before);
 
-/* What policy.applied(targets) gives. */
+/* The AppliedPolicy that policy.applied(targets) returns. */
 PyObject *mm_applied_policy_new(mm_state *state, PyObject *policy, PyObject *targets);
 
 #endif
