@@ -17,9 +17,11 @@ owner_is_read_only(mm_state *state, PyObject *owner, CUdeviceptr start, size_t s
     if (mm_is_buffer(state, owner)) {
         return mm_buffer_of(owner)->memory->access.read_only;
     }
-    answer = PyObject_CheckBuffer(owner) ? mm_read_exported(owner, &shown) + 1
-                                         : mm_read_interface(state, owner, &shown);
-    if (answer <= 0) { /* 0 from a failure to export, too */
+    answer = mm_read_exported(state, owner, &shown);
+    if (answer == 0) {
+        answer = mm_read_interface(state, owner, &shown);
+    }
+    if (answer <= 0) {
         return PyErr_Occurred() == NULL || mm_clear_refusal() ? 0 : -1; /* it shows nothing now */
     }
     answer = shown.range.start < start + size && start < shown.range.start + shown.range.size

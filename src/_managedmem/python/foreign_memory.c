@@ -1,5 +1,5 @@
-/* foreign_memory.c: the memory of other libraries' objects: torch tensors, arrays with
- * __cuda_array_interface__, cuda.core buffers, and what has the buffer protocol. */
+/* foreign_memory.c: the memory of other libraries' objects, with a table of the kinds of objects that show
+ * their memory. */
 #include "foreign_memory.h"
 
 #include <stdlib.h>
@@ -7,7 +7,14 @@
 
 enum { MOST_DIMENSIONS = 64, MOST_ITEM_BYTES = 65536, NEWEST_INTERFACE = 3 };
 
-/* "numpy.ndarray": what a message calls a foreign object. */
+/* The elements of an array; strides are in bytes, and NULL means C order. */
+typedef struct {
+    int dimensions;
+    Py_ssize_t itemsize;
+    const Py_ssize_t *shape, *strides;
+} array_layout;
+
+/* The name of a foreign object in messages: that of its type, such as "numpy.ndarray". */
 static PyObject *
 type_text(PyObject *value)
 {
@@ -23,12 +30,12 @@ type_text(PyObject *value)
 }
 
 int
-mm_refuse_foreign(PyObject *error, PyObject *value, const char *why)
+mm_refuse_foreign(PyObject *error, PyObject *value, const char *reason)
 {
     PyObject *subject = type_text(value);
 
     if (subject != NULL) {
-        PyErr_Format(error, "%U %s", subject, why);
+        PyErr_Format(error, "%U %s", subject, reason);
         Py_DECREF(subject);
     }
     return -1;
@@ -36,53 +43,44 @@ mm_refuse_foreign(PyObject *error, PyObject *value, const char *why)
 
 /* --- extents ---------------------------------------------------------------------------- */
 
-/* True for an array without elements, which becomes an empty range. Called before the address is read,
- * because that may be 0. */
+/* True for an array without elements. It becomes an empty range before its address is read, because that
+ * may be 0. */
 static bool
-is_empty(int dimensions, const Py_ssize_t *shape, mm_range *range, bool *dense)
+has_no_elements(const array_layout *layout)
 {
     bool empty = false;
 
-    for (int i = 0; i < dimensions; i++) {
-        if (shape[i] < 0) {
-            return false; /* an error that the caller finds later */
+    for (int i = 0; i < layout->dimensions; i++) {
+        if (layout->shape[i] < 0) {
+            return false; /* read_extent refuses it */
         }
-        empty = empty || shape[i] == 0;
-    }
-    if (empty) {
-        *range = (mm_range){0};
-        *dense = true;
+        empty = empty || layout->shape[i] == 0;
     }
     return empty;
 }
 
 static int
-too_large(PyObject *value)
+refuse_size(PyObject *value)
 {
     return mm_refuse_foreign(PyExc_ValueError, value, "describes more memory than there can be");
 }
 
-static int
-negative_length(PyObject *value)
-{
-    return mm_refuse_foreign(PyExc_ValueError, value, "has a negative length in its shape");
-}
-
-/* Whether strided elements fill their extent without a gap or an overlap: in order of their
- * strides, each axis must step over exactly what the smaller ones cover. */
+/* True if strided elements fill their extent without a gap or an overlap: in the order of their strides,
+ * each axis must step over exactly the bytes that the smaller ones cover. */
 static bool
-fills_extent(int dimensions, const Py_ssize_t *shape, const Py_ssize_t *strides,
-             Py_ssize_t itemsize)
+fills_extent(const array_layout *layout)
 {
-    long long covered = itemsize;
+    const Py_ssize_t *strides = layout->strides;
+    long long covered = layout->itemsize;
     uint64_t left = 0;
 
-    for (int i = 0; i < dimensions; i++) {
-        left |= (uint64_t)(shape[i] > 1) << i;
+    assert(layout->dimensions <= MOST_DIMENSIONS);
+    for (int i = 0; i < layout->dimensions; i++) {
+        left |= (uint64_t)(layout->shape[i] > 1) << i;
     }
     while (left != 0) {
         int next = -1;
-        for (int i = 0; i < dimensions; i++) {
+        for (int i = 0; i < layout->dimensions; i++) {
             if ((left >> i & 1) && (next < 0 || llabs(strides[i]) < llabs(strides[next]))) {
                 next = i;
             }
@@ -91,53 +89,55 @@ fills_extent(int dimensions, const Py_ssize_t *shape, const Py_ssize_t *strides,
             return false;
         }
         left &= ~((uint64_t)1 << next);
-        covered *= shape[next];
+        covered *= layout->shape[next];
     }
     return true;
 }
 
-/* From the address of element 0, lengths and strides to the extent in memory. The numbers come
- * from foreign code, so every product and sum is checked. strides NULL means C order. */
+/* Computes the extent in memory from the address of element 0. The numbers come from foreign code, so every
+ * product and sum is checked. */
 static int
-extent(PyObject *value, CUdeviceptr first, int dimensions, const Py_ssize_t *shape,
-       const Py_ssize_t *strides, Py_ssize_t itemsize, mm_range *range, bool *dense)
+read_extent(PyObject *value, CUdeviceptr first, const array_layout *layout, mm_foreign *out)
 {
-    long long low = 0, high = itemsize, bytes = itemsize;
+    const Py_ssize_t *shape = layout->shape, *strides = layout->strides;
+    long long low = 0, high = layout->itemsize, bytes = layout->itemsize;
 
-    for (int i = 0; i < dimensions; i++) {
+    assert(layout->dimensions >= 0 && layout->itemsize >= 0);
+    for (int i = 0; i < layout->dimensions; i++) {
         long long reach = 0;
         if (shape[i] < 0) {
-            return negative_length(value);
+            return mm_refuse_foreign(PyExc_ValueError, value,
+                                     "has a negative length in its shape");
         }
         if (__builtin_mul_overflow(bytes, (long long)shape[i], &bytes)
             || (strides && __builtin_mul_overflow((long long)strides[i], shape[i] - 1LL, &reach))
             || __builtin_add_overflow(reach < 0 ? low : high, reach, reach < 0 ? &low : &high)) {
-            return too_large(value);
+            return refuse_size(value);
         }
     }
     if (strides && __builtin_sub_overflow(high, low, &bytes)) {
-        return too_large(value);
+        return refuse_size(value);
     }
-    range->start = first + (CUdeviceptr)low; /* low is 0 or less */
-    range->size = (size_t)bytes;
-    if (range->start > first || range->size > UINT64_MAX - range->start) {
+    assert(low <= 0 && bytes >= 0);
+    out->range.start = first + (CUdeviceptr)low;
+    out->range.size = (size_t)bytes;
+    if (out->range.start > first || out->range.size > UINT64_MAX - out->range.start) {
         return mm_refuse_foreign(PyExc_ValueError, value,
                                  "describes memory beyond an end of the address space");
     }
-    range->allocation = 0;
-    *dense = strides == NULL || fills_extent(dimensions, shape, strides, itemsize);
+    out->dense = strides == NULL || fills_extent(layout);
     return 0;
 }
 
-/* Reads a tuple of ints into out; the number of them, or -1. */
+/* Reads a tuple of at most MOST_DIMENSIONS ints; returns their number, or -1. */
 static int
-read_ints(PyObject *tuple, const char *name, Py_ssize_t *out, int most)
+read_ints(PyObject *tuple, const char *name, Py_ssize_t *out)
 {
     Py_ssize_t count = PyTuple_Check(tuple) ? PyTuple_Size(tuple) : -1;
 
-    if (count < 0 || count > most) {
-        PyErr_Format(PyExc_TypeError, "%s must be a tuple of at most %d ints, got %R", name, most,
-                     tuple);
+    if (count < 0 || count > MOST_DIMENSIONS) {
+        PyErr_Format(PyExc_TypeError, "%s must be a tuple of at most %d ints, got %R", name,
+                     (int)MOST_DIMENSIONS, tuple);
         return -1;
     }
     for (Py_ssize_t i = 0; i < count; i++) {
@@ -152,8 +152,8 @@ read_ints(PyObject *tuple, const char *name, Py_ssize_t *out, int most)
 
 /* --- __cuda_array_interface__ ----------------------------------------------------------- */
 
-/* The item size in a typestr such as "<f4"; 0 if the text is malformed. The byte order does not matter
- * here. Bit fields and Python objects have no size in bytes that could be on a device. */
+/* The item size in a typestr such as "<f4"; 0 if the text is malformed. The byte order does not matter.
+ * Bit fields and Python objects have no size in bytes that a device could use. */
 static long
 parse_typestr(const char *text)
 {
@@ -191,15 +191,26 @@ typestr_itemsize(PyObject *typestr)
     return size;
 }
 
-/* A borrowed reference to an entry; NULL if it is missing, or with an exception. */
-static PyObject *
-entry_of(PyObject *interface, const char *name)
-{
-    PyObject *key = PyUnicode_FromString(name);
-    PyObject *entry = key ? PyDict_GetItemWithError(interface, key) : NULL;
+enum { VERSION, MASK, SHAPE, STRIDES, TYPESTR, DATA, STREAM, ENTRIES };
 
-    Py_XDECREF(key);
-    return entry;
+/* Finds the entries of the protocol: borrowed references, NULL for a missing one. */
+static int
+find_entries(PyObject *interface, PyObject *entries[ENTRIES])
+{
+    static const char *const names[ENTRIES] = {
+        [VERSION] = "version", [MASK] = "mask", [SHAPE] = "shape",   [STRIDES] = "strides",
+        [TYPESTR] = "typestr", [DATA] = "data", [STREAM] = "stream",
+    };
+
+    for (int i = 0; i < ENTRIES; i++) {
+        PyObject *key = PyUnicode_FromString(names[i]);
+        entries[i] = key ? PyDict_GetItemWithError(interface, key) : NULL;
+        Py_XDECREF(key);
+        if (entries[i] == NULL && PyErr_Occurred()) {
+            return -1;
+        }
+    }
+    return 0;
 }
 
 /* Reads the stream of the producer. The protocol forbids 0, which could be either default stream. */
@@ -216,18 +227,16 @@ read_producer(PyObject *value, PyObject *stream, CUstream *out)
         return -1;
     }
     if (handle <= 0) {
-        return mm_refuse_foreign(
-            PyExc_ValueError, value,
-            "has a stream in its __cuda_array_interface__ that the protocol "
-            "does not allow: it must be None, 1 (legacy), 2 (per-thread) or a "
-            "handle; 0 is ambiguous");
+        return mm_refuse_foreign(PyExc_ValueError, value,
+                                 "has a stream in its __cuda_array_interface__ that the protocol "
+                                 "does not allow: it must be None, 1 (legacy), 2 (per-thread) or "
+                                 "a handle; 0 is ambiguous");
     }
     *out = (CUstream)(uintptr_t)handle;
     return 0;
 }
 
-/* Refuses what this file does not understand: masked elements, and versions that may add entries with a
- * meaning of their own. */
+/* Refuses masked elements, and versions whose new entries could change the meaning of the others. */
 static int
 check_form(PyObject *value, PyObject *version, PyObject *mask)
 {
@@ -256,13 +265,13 @@ check_form(PyObject *value, PyObject *version, PyObject *mask)
     return 0;
 }
 
-/* Reads data, a tuple (address, read-only). */
+/* Reads data, a tuple (address, read-only); first is NULL if the address is not needed. */
 static int
 read_data(PyObject *value, PyObject *data, CUdeviceptr *first, bool *read_only)
 {
     int answer;
 
-    if (!PyTuple_Check(data) || PyTuple_Size(data) != 2) {
+    if (data == NULL || !PyTuple_Check(data) || PyTuple_Size(data) != 2) {
         return mm_refuse_foreign(PyExc_TypeError, value,
                                  "must have data=(address, read-only) in its "
                                  "__cuda_array_interface__");
@@ -274,86 +283,98 @@ read_data(PyObject *value, PyObject *data, CUdeviceptr *first, bool *read_only)
                : 0;
 }
 
-/* The layout; strides NULL means C order. Returns the number of dimensions, or -1. */
+/* Reads the layout into the caller's arrays. */
 static int
-read_layout(PyObject *value, PyObject *interface, Py_ssize_t *shape, Py_ssize_t *strides,
-            bool *has_strides, Py_ssize_t *itemsize)
+read_layout(PyObject *value, PyObject *const *entries, Py_ssize_t *shape, Py_ssize_t *strides,
+            array_layout *layout)
 {
-    PyObject *shape_item = entry_of(interface, "shape"), *steps = entry_of(interface, "strides");
-    PyObject *typestr = entry_of(interface, "typestr");
-    int dimensions;
+    bool strided = entries[STRIDES] != NULL && entries[STRIDES] != Py_None;
 
-    if (PyErr_Occurred()) {
-        return -1;
-    }
-    if (shape_item == NULL || typestr == NULL) {
+    if (entries[SHAPE] == NULL || entries[TYPESTR] == NULL) {
         return mm_refuse_foreign(PyExc_TypeError, value,
                                  "must have shape and typestr in its __cuda_array_interface__");
     }
-    dimensions = read_ints(shape_item, "shape", shape, MOST_DIMENSIONS);
-    *itemsize = dimensions < 0 ? -1 : typestr_itemsize(typestr);
-    if (*itemsize < 0) {
+    layout->shape = shape;
+    layout->strides = strided ? strides : NULL;
+    layout->dimensions = read_ints(entries[SHAPE], "shape", shape);
+    layout->itemsize = layout->dimensions < 0 ? -1 : typestr_itemsize(entries[TYPESTR]);
+    if (layout->itemsize < 0) {
         return -1;
     }
-    *has_strides = steps != NULL && steps != Py_None;
-    if (*has_strides && read_ints(steps, "strides", strides, MOST_DIMENSIONS) != dimensions) {
+    if (strided && read_ints(entries[STRIDES], "strides", strides) != layout->dimensions) {
         return PyErr_Occurred() ? -1
                                 : mm_refuse_foreign(PyExc_TypeError, value,
                                                     "has strides and shape of different length");
     }
-    return dimensions;
+    return 0;
 }
 
 MM_GUARD_ARRAYS static int
-read_array_interface(PyObject *value, PyObject *interface, mm_foreign *out)
+read_interface_dict(PyObject *value, PyObject *interface, mm_foreign *out)
 {
-    Py_ssize_t shape[MOST_DIMENSIONS], strides[MOST_DIMENSIONS], itemsize = 0;
-    PyObject *data, *stream, *version, *mask;
-    bool has_strides, empty;
+    Py_ssize_t shape[MOST_DIMENSIONS], strides[MOST_DIMENSIONS];
+    PyObject *entries[ENTRIES];
+    array_layout layout;
     CUdeviceptr first = 0;
-    int dimensions;
+    bool empty;
 
     if (!PyDict_Check(interface)) {
         return mm_refuse_foreign(PyExc_TypeError, value,
                                  "has a __cuda_array_interface__ that is not a dict");
     }
-    version = entry_of(interface, "version");
-    mask = version ? entry_of(interface, "mask") : NULL;
-    if (PyErr_Occurred() || check_form(value, version, mask) < 0) {
+    if (find_entries(interface, entries) < 0
+        || check_form(value, entries[VERSION], entries[MASK]) < 0
+        || read_layout(value, entries, shape, strides, &layout) < 0
+        || read_producer(value, entries[STREAM], &out->producer) < 0) {
         return -1;
     }
-    dimensions = read_layout(value, interface, shape, strides, &has_strides, &itemsize);
-    if (dimensions < 0) {
+    empty = has_no_elements(&layout);
+    if (read_data(value, entries[DATA], empty ? NULL : &first, &out->read_only) < 0) {
         return -1;
     }
-    data = entry_of(interface, "data");
-    stream = entry_of(interface, "stream");
-    if (PyErr_Occurred() || read_producer(value, stream, &out->producer) < 0) {
-        return -1;
+    return empty ? 0 : read_extent(value, first, &layout, out);
+}
+
+/* Any object with the attribute: 1 read, 0 without it, -1 with an exception. */
+static int
+read_interface(mm_state *Py_UNUSED(state), PyObject *value, mm_foreign *out)
+{
+    PyObject *interface, *copy;
+    int found = mm_get_optional(value, "__cuda_array_interface__", &interface);
+
+    if (found <= 0) {
+        return found;
     }
-    empty = is_empty(dimensions, shape, &out->range, &out->dense);
-    if (read_data(value, data ? data : Py_None, empty ? NULL : &first, &out->read_only) < 0) {
-        return -1;
-    }
-    return empty ? 0
-                 : extent(value, first, dimensions, shape, has_strides ? strides : NULL, itemsize,
-                          &out->range, &out->dense);
+    /* Reading the numbers runs Python code, which may change the dict and so free its entries. */
+    copy = PyDict_Check(interface) ? PyDict_Copy(interface) : Py_NewRef(interface);
+    found = copy && read_interface_dict(value, copy, out) == 0 ? 1 : -1;
+    Py_XDECREF(copy);
+    Py_DECREF(interface);
+    return found;
 }
 
 /* --- torch ------------------------------------------------------------------------------ */
 
-/* torch's own words are worth repeating, but not its types of exception. */
+/* True if the current exception says that an object does not show its memory. */
+static bool
+is_refusal(void)
+{
+    assert(PyErr_Occurred());
+    return PyErr_ExceptionMatches(PyExc_Exception) && !PyErr_ExceptionMatches(PyExc_MemoryError)
+           && !PyErr_ExceptionMatches(PyExc_RecursionError);
+}
+
+/* Repeats torch's message in a TypeError; torch itself raises several types of exception. */
 static int
 refuse_tensor(PyObject *value)
 {
     PyObject *subject, *layout, *device;
-    mm_exception met;
+    mm_exception error;
 
-    if (!PyErr_ExceptionMatches(PyExc_Exception) || PyErr_ExceptionMatches(PyExc_MemoryError)
-        || PyErr_ExceptionMatches(PyExc_RecursionError)) {
+    if (!is_refusal()) {
         return -1;
     }
-    mm_exception_save(&met);
+    mm_exception_save(&error);
     subject = type_text(value);
     layout = subject ? PyObject_GetAttrString(value, "layout") : NULL;
     device = layout ? PyObject_GetAttrString(value, "device") : NULL;
@@ -362,14 +383,14 @@ refuse_tensor(PyObject *value)
                      "%U with layout %S on device %S has no strided memory of its own: give the "
                      "tensors that it is made of, such as values() and indices() of a sparse "
                      "tensor (torch: %S)",
-                     subject, layout, device, met.value ? met.value : Py_None);
+                     subject, layout, device, error.value ? error.value : Py_None);
     }
     Py_XDECREF(subject);
     Py_XDECREF(layout);
     Py_XDECREF(device);
-    Py_XDECREF(met.type);
-    Py_XDECREF(met.value);
-    Py_XDECREF(met.traceback);
+    Py_XDECREF(error.type);
+    Py_XDECREF(error.value);
+    Py_XDECREF(error.traceback);
     return -1;
 }
 
@@ -392,89 +413,92 @@ refuse_without_storage(PyObject *value)
 
 MM_GUARD_ARRAYS static int
 read_tensor_extent(PyObject *value, PyObject *address, PyObject *lengths, PyObject *steps,
-                   PyObject *width, mm_range *range, bool *dense)
+                   PyObject *width, mm_foreign *out)
 {
     Py_ssize_t shape[MOST_DIMENSIONS], strides[MOST_DIMENSIONS];
-    int dimensions = read_ints(lengths, "shape", shape, MOST_DIMENSIONS);
-    int steps_given = dimensions < 0 ? -1 : read_ints(steps, "stride()", strides, MOST_DIMENSIONS);
-    int missing;
-    size_t itemsize;
+    array_layout layout = {.shape = shape, .strides = strides};
     CUdeviceptr first;
+    size_t itemsize;
+    int missing, step_count;
 
-    if (steps_given < 0 || mm_read_size(width, "element_size()", &itemsize) < 0) {
+    layout.dimensions = read_ints(lengths, "shape", shape);
+    step_count = layout.dimensions < 0 ? -1 : read_ints(steps, "stride()", strides);
+    if (step_count < 0 || mm_read_size(width, "element_size()", &itemsize) < 0) {
         return refuse_tensor(value);
     }
-    if (steps_given != dimensions) {
+    layout.itemsize = (Py_ssize_t)itemsize;
+    if (step_count != layout.dimensions) {
         return mm_refuse_foreign(PyExc_TypeError, value,
                                  "has stride() and shape of different length");
     }
-    if (is_empty(dimensions, shape, range, dense)) {
+    if (has_no_elements(&layout)) {
         return 0;
     }
     missing = PyObject_Not(address);
     if (missing != 0) {
         return missing < 0 ? -1 : refuse_without_storage(value);
     }
-    for (int i = 0; i < dimensions; i++) {
-        if (__builtin_mul_overflow(strides[i], (Py_ssize_t)itemsize, &strides[i])) {
-            return too_large(value);
+    for (int i = 0; i < layout.dimensions; i++) {
+        if (__builtin_mul_overflow(strides[i], layout.itemsize, &strides[i])) {
+            return refuse_size(value);
         }
     }
-    return mm_read_address(address, &first) < 0 ? -1
-                                                : extent(value, first, dimensions, shape, strides,
-                                                         (Py_ssize_t)itemsize, range, dense);
+    return mm_read_address(address, &first) < 0 ? -1 : read_extent(value, first, &layout, out);
 }
 
-/* A tensor is asked itself and not for its __cuda_array_interface__: that refuses tensors that
- * require grad, those on the CPU, and the types that NumPy has no name for. */
+/* Calls the tensor's own methods: its __cuda_array_interface__ raises for tensors that require grad, for
+ * those on the CPU, and for types that NumPy has no name for. */
 static int
-read_tensor(mm_state *state, PyObject *value, mm_range *range, bool *dense)
+read_tensor(mm_state *state, PyObject *value, mm_foreign *out)
 {
     PyObject *address = PyObject_CallMethodObjArgs(value, state->name_data_ptr, NULL);
     PyObject *shape = address ? PyObject_GetAttr(value, state->name_shape) : NULL;
     PyObject *strides = shape ? PyObject_CallMethodObjArgs(value, state->name_stride, NULL) : NULL;
     PyObject *width =
         strides ? PyObject_CallMethodObjArgs(value, state->name_element_size, NULL) : NULL;
-    int rc = width ? read_tensor_extent(value, address, shape, strides, width, range, dense)
+    int rc = width ? read_tensor_extent(value, address, shape, strides, width, out)
                    : refuse_tensor(value);
 
     Py_XDECREF(address);
     Py_XDECREF(shape);
     Py_XDECREF(strides);
     Py_XDECREF(width);
-    return rc;
+    out->vouched = true;
+    return rc < 0 ? -1 : 1;
 }
 
-/* --- the rest --------------------------------------------------------------------------- */
+/* --- cuda.core and the buffer protocol --------------------------------------------------- */
 
-/* cuda.core Buffer: handle and size. */
+/* Buffer of cuda.core: handle and size. 0 if either is missing. */
 static int
-read_cuda_core(PyObject *value, mm_range *range, bool *dense)
+read_core_buffer(mm_state *Py_UNUSED(state), PyObject *value, mm_foreign *out)
 {
     PyObject *handle, *size = NULL;
-    int rc = -1;
+    int found = mm_get_optional(value, "handle", &handle);
 
-    if (mm_get_optional(value, "handle", &handle) <= 0) {
-        return PyErr_Occurred() ? -1 : 0;
+    if (found <= 0) {
+        return found;
     }
-    if (mm_get_optional(value, "size", &size) > 0) {
-        rc = mm_read_address_range(handle, size, &range->start, &range->size) < 0 ? -1 : 1;
-    } else if (!PyErr_Occurred()) {
-        rc = 0;
+    found = mm_get_optional(value, "size", &size);
+    if (found > 0
+        && mm_read_address_range(handle, size, &out->range.start, &out->range.size) < 0) {
+        found = -1;
     }
-    range->allocation = 0;
-    *dense = true;
     Py_DECREF(handle);
     Py_XDECREF(size);
-    return rc;
+    return found;
 }
 
 int
-mm_read_exported(PyObject *value, mm_foreign *out)
+mm_read_exported(mm_state *Py_UNUSED(state), PyObject *value, mm_foreign *out)
 {
+    array_layout layout;
     Py_buffer view;
     int rc;
 
+    if (!PyObject_CheckBuffer(value)) {
+        return 0;
+    }
     *out = (mm_foreign){.dense = true, .vouched = true, .export = PyMemoryView_FromObject(value)};
     if (out->export == NULL) {
         return -1;
@@ -483,81 +507,30 @@ mm_read_exported(PyObject *value, mm_foreign *out)
         Py_CLEAR(out->export);
         return -1;
     }
-    rc = is_empty(view.ndim, view.shape, &out->range, &out->dense)
+    layout = (array_layout){view.ndim, view.itemsize, view.shape, view.strides};
+    rc = has_no_elements(&layout)
              ? 0
-             : extent(value, (CUdeviceptr)(uintptr_t)view.buf, view.ndim, view.shape, view.strides,
-                      view.itemsize, &out->range, &out->dense);
+             : read_extent(value, (CUdeviceptr)(uintptr_t)view.buf, &layout, out);
     PyBuffer_Release(&view);
     if (rc < 0) {
         Py_CLEAR(out->export);
     }
-    return rc;
+    return rc < 0 ? -1 : 1;
 }
 
-static bool
-is_tensor(mm_state *state, PyObject *value)
-{
-    return mm_is_instance(state, value, "torch", "Tensor");
-}
+/* --- the table -------------------------------------------------------------------------- */
 
-bool
-mm_clear_refusal(void)
-{
-    if (!PyErr_ExceptionMatches(PyExc_Exception) || PyErr_ExceptionMatches(PyExc_MemoryError)
-        || PyErr_ExceptionMatches(PyExc_RecursionError)) {
-        return false;
-    }
-    PyErr_Clear(); /* an Exception of the object */
-    return true;
-}
-
-int
-mm_holds_memory(mm_state *state, PyObject *value, CUdeviceptr start, size_t size, PyObject **held)
-{
-    mm_foreign shown = {.dense = true};
-    const mm_range *range = &shown.range;
-    int rc;
-
-    if (is_tensor(state, value)) {
-        rc = read_tensor(state, value, &shown.range, &shown.dense);
-        shown.export = rc < 0 ? NULL : Py_NewRef(value);
-    } else if (PyObject_CheckBuffer(value)) {
-        rc = mm_read_exported(value, &shown);
-    } else {
-        return 0;
-    }
-    if (rc < 0) {
-        return mm_clear_refusal() ? 0 : -1;
-    }
-    rc = range->start <= start && start - range->start <= range->size
-         && size <= range->size - (start - range->start);
-    if (rc > 0 && held != NULL) {
-        *held = shown.export;
-    } else {
-        Py_DECREF(shown.export);
-    }
-    return rc;
-}
-
-int
-mm_is_array(mm_state *state, PyObject *value)
-{
-    static const char name[] = "__cuda_array_interface__";
-    PyObject *interface;
-    int found;
-
-    if (is_tensor(state, value)) {
-        return 1;
-    }
-    found = mm_get_optional((PyObject *)Py_TYPE(value), name, &interface);
-    if (found == 0) { /* the interface is computed only if the type lacks the attribute */
-        found = mm_get_optional(value, name, &interface);
-    }
-    if (found > 0) {
-        Py_DECREF(interface);
-    }
-    return found;
-}
+/* The kinds of objects, in the order in which they are tried. Readers return 1 if they read the memory, 0
+ * if the object is of another kind, -1 with an exception. To support another kind, add its row. */
+static const struct {
+    mm_foreign_class class;
+    int (*read)(mm_state *state, PyObject *value, mm_foreign *out);
+} kinds[] = {
+    {{"torch", "Tensor"}, read_tensor},
+    {{NULL, NULL}, read_interface},
+    {{"cuda", NULL}, read_core_buffer},
+    {{NULL, NULL}, mm_read_exported},
+};
 
 /* Names only the type, because the repr of a module can be pages long. */
 static int
@@ -578,47 +551,90 @@ refuse_target(mm_state *state, PyObject *value)
 }
 
 int
-mm_read_interface(mm_state *state, PyObject *value, mm_foreign *out)
+mm_read_foreign(mm_state *state, PyObject *value, mm_foreign *out)
 {
-    PyObject *interface, *own;
+    PyObject *module = NULL;
     int found = 0;
 
-    *out = (mm_foreign){.dense = true};
-    if (is_tensor(state, value)
-        || (found = mm_get_optional(value, "__cuda_array_interface__", &interface)) <= 0) {
-        return found;
+    for (size_t i = 0; found == 0 && i < sizeof kinds / sizeof *kinds; i++) {
+        if (mm_matches_class(state, value, kinds[i].class, &module)) {
+            *out = (mm_foreign){.dense = true};
+            found = kinds[i].read(state, value, out);
+        }
     }
-    /* A copy of our own: reading the numbers runs Python code, and other threads, that may change the
-     * dict and so free what lies in it. */
-    own = PyDict_Check(interface) ? PyDict_Copy(interface) : Py_NewRef(interface);
-    found = own && read_array_interface(value, own, out) == 0 ? 1 : -1;
-    Py_XDECREF(own);
-    Py_DECREF(interface);
+    Py_XDECREF(module);
+    assert((found < 0) == (PyErr_Occurred() != NULL));
+    return found == 0 ? refuse_target(state, value) : found < 0 ? -1 : 0;
+}
+
+/* --- questions about one object --------------------------------------------------------- */
+
+static bool
+is_tensor(mm_state *state, PyObject *value)
+{
+    return mm_is_instance(state, value, "torch", "Tensor");
+}
+
+int
+mm_read_interface(mm_state *state, PyObject *value, mm_foreign *out)
+{
+    *out = (mm_foreign){.dense = true};
+    return is_tensor(state, value) ? 0 : read_interface(state, value, out);
+}
+
+bool
+mm_clear_refusal(void)
+{
+    if (!is_refusal()) {
+        return false;
+    }
+    PyErr_Clear(); /* an Exception of the object */
+    return true;
+}
+
+int
+mm_holds_memory(mm_state *state, PyObject *value, CUdeviceptr start, size_t size, PyObject **held)
+{
+    mm_foreign shown = {.dense = true};
+    const mm_range *range = &shown.range;
+    int found;
+
+    if (is_tensor(state, value)) {
+        found = read_tensor(state, value, &shown);
+        shown.export = Py_NewRef(value);
+    } else {
+        found = mm_read_exported(state, value, &shown);
+    }
+    if (found > 0) {
+        found = range->start <= start && start - range->start <= range->size
+                && size <= range->size - (start - range->start);
+    } else if (found < 0 && mm_clear_refusal()) {
+        found = 0;
+    }
+    if (found > 0 && held != NULL) {
+        *held = shown.export;
+    } else {
+        Py_XDECREF(shown.export);
+    }
     return found;
 }
 
 int
-mm_read_foreign(mm_state *state, PyObject *value, mm_foreign *out)
+mm_is_array(mm_state *state, PyObject *value)
 {
+    static const char name[] = "__cuda_array_interface__";
+    PyObject *interface;
     int found;
 
-    *out = (mm_foreign){.dense = true};
     if (is_tensor(state, value)) {
-        out->vouched = true;
-        return read_tensor(state, value, &out->range, &out->dense);
+        return 1;
     }
-    found = mm_read_interface(state, value, out);
+    found = mm_get_optional((PyObject *)Py_TYPE(value), name, &interface);
+    if (found == 0) { /* the interface is computed only if the type lacks the attribute */
+        found = mm_get_optional(value, name, &interface);
+    }
     if (found > 0) {
-        return 0;
+        Py_DECREF(interface);
     }
-    if (found == 0 && mm_is_from(state, value, "cuda")) {
-        found = read_cuda_core(value, &out->range, &out->dense);
-        if (found != 0) {
-            return found < 0 ? -1 : 0;
-        }
-    }
-    if (found == 0 && PyObject_CheckBuffer(value)) {
-        return mm_read_exported(value, out);
-    }
-    return found == 0 ? refuse_target(state, value) : -1;
+    return found;
 }

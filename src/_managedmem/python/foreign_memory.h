@@ -1,4 +1,4 @@
-/* foreign_memory.h: from an object of another library to the range of memory that it stands for. */
+/* foreign_memory.h: the range of memory that an object of another library stands for. */
 #ifndef MM_FOREIGN_MEMORY_H
 #define MM_FOREIGN_MEMORY_H
 
@@ -11,40 +11,37 @@ typedef struct {
     mm_range range;
     bool dense; /* no gaps */
     bool read_only; /* of an array; for an export, mm_is_read_only asks the memoryview */
-    bool vouched; /* if it is system memory, the object holds it */
+    bool vouched; /* the object holds the memory, should it be system memory */
     CUstream producer; /* the stream in an array's interface; NULL for none */
     PyObject *export; /* a memoryview to keep while the range is used, or NULL */
 } mm_foreign;
 
+/* Reads an object of any kind; TypeError for one that shows no memory. */
 int mm_read_foreign(mm_state *state, PyObject *value, mm_foreign *out);
 
-/* The same by __cuda_array_interface__ only, where the object is no torch tensor: 1, 0 if it has none or
- * is a tensor, or -1 with an exception. */
+/* Reads an object by its __cuda_array_interface__: 1 if it was read; 0 if the object has none or is a torch
+ * tensor, whose interface can raise; -1 with an exception. */
 int mm_read_interface(mm_state *state, PyObject *value, mm_foreign *out);
 
-/* The same for an object of the buffer protocol. */
-int mm_read_exported(PyObject *value, mm_foreign *out);
+/* Reads an object by the buffer protocol: 1 if it was read, 0 if the object lacks it, -1 with an
+ * exception. */
+int mm_read_exported(mm_state *state, PyObject *value, mm_foreign *out);
 
-/* Whether an object of the buffer protocol, or a torch tensor, holds this memory now: 1, 0 or -1 with an
- * exception. While *held (unless NULL) is kept, an object of the buffer protocol goes on holding it; it is
- * set with answer 1 only. */
+/* 1 if an exporter of the buffer protocol or a torch tensor holds this memory now, 0 if not, -1 with an
+ * exception. With answer 1, *held (unless NULL) is a new reference that keeps the export. */
 int mm_holds_memory(mm_state *state, PyObject *value, CUdeviceptr start, size_t size,
                     PyObject **held);
 
-/* Clears the exception of an object that refuses to show its memory, and is then true; false for one that
+/* Clears the exception of an object that refuses to show its memory and returns true; false for one that
  * must be passed on, such as MemoryError or KeyboardInterrupt. */
 bool mm_clear_refusal(void);
 
-/* In buffer_host_access.c: ValueError for memory that the driver would copy on the host, but that the object
- * does not hold. */
-int mm_check_foreign_copied(mm_state *state, const mm_foreign *side);
-
-/* Whether the object is one array or tensor, which may be iterable and still is one target: 1, 0
- * or -1 with an exception. */
+/* 1 if the object is an array or tensor, which is one target even if it can be iterated over; 0 if not, -1
+ * with an exception. */
 int mm_is_array(mm_state *state, PyObject *value);
 
-/* Raises `error` about a foreign object, named by its type: the repr of an array may wait for a
+/* Raises `error` with the type of a foreign object and the reason: the repr of an array may wait for a
  * GPU, or read all of it. Returns -1. */
-int mm_refuse_foreign(PyObject *error, PyObject *value, const char *why);
+int mm_refuse_foreign(PyObject *error, PyObject *value, const char *reason);
 
 #endif

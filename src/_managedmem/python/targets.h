@@ -37,6 +37,10 @@ typedef mm_foreign mm_target;
 /* 1 if the target is read-only, so that it cannot be discarded, 0 if not, -1 with an exception. */
 int mm_is_read_only(const mm_target *target);
 
+/* In buffer_host_access.c: ValueError for memory that the driver would copy on the host, but that the object
+ * does not hold. */
+int mm_check_foreign_copied(mm_state *state, const mm_foreign *side);
+
 int mm_target_read(mm_state *state, mm_driver *cu, PyObject *value, mm_operation op,
                    mm_target *target);
 
