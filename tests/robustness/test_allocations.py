@@ -9,9 +9,10 @@ import sys
 
 import pytest
 
-import operations
+from all_operations import everything
 from allocations import FRAME_OF_CPYTHON
 from first_uses import FIRST_USE
+from managedmem import Device
 from programs import build_allocations, parameters_of, run_python
 
 pytestmark = pytest.mark.emulator_only
@@ -25,7 +26,7 @@ NAMES = [
     pytest.param(
         name, marks=[pytest.mark.skip("CPython's debug build ends")] if name in ENDED else []
     )
-    for name in operations.everything()
+    for name in everything()
 ]
 
 
@@ -88,7 +89,7 @@ def first_findings(request, library):
 class TestEveryOperation:
     @pytest.mark.parametrize("name", NAMES)
     def test_each_allocation_in_turn(self, name, findings):
-        if operations.everything()[name].devices > operations.Device.count():
+        if everything()[name].devices > Device.count():
             pytest.skip("needs two devices")
         check(findings[name])
 
@@ -139,8 +140,8 @@ class TestTheSweepItself:
     """Defects are found: of the extension as a whole, and in operations that are made for it."""
 
     PLANTED = """
-        import allocations, operations
-        from operations import HOST, Operation
+        import allocations
+        from world import HOST, Operation
         kept = []
 
         def answers_wrongly(w):

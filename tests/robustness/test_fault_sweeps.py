@@ -62,7 +62,7 @@ class TestTheSweepsThemselves:
     PLANTED = """
         import fault_sweeps, managedmem
         from managedmem import CUDAError
-        from operations import HOST, ONE, Operation
+        from world import HOST, ONE, Operation
 
         def swallows(w):
             try:
@@ -182,8 +182,9 @@ class TestTheSweepsThemselves:
 
     def test_a_stream_that_stays_open_on_a_broken_device(self):
         code = """
-            import fault_sweeps, operations
+            import fault_sweeps
             from managedmem import CUDAError
+            from world import ONE, Operation
 
             class Stubborn:
                 is_closed = False
@@ -193,9 +194,9 @@ class TestTheSweepsThemselves:
 
             def act(w):
                 w.keep(Stubborn())
-                w.a.prefetch(operations.ONE)
+                w.a.prefetch(ONE)
 
-            table = {"planted": operations.Operation(act)}
+            table = {"planted": Operation(act)}
             fault_sweeps.sweep("lasting", ["planted"], table)
             """
         _, wrong = findings(code)
@@ -208,15 +209,16 @@ class TestABrokenDeviceAtTheEnd:
     OBJECTS = """
         import managedmem
         from managedmem import Device, Host, MigrationPolicy, Stream, emulator
-        import operations
+        from lifetime_operations import Lender
+        from world import EVERYTHING, World
 
-        w = operations.World()
+        w = World()
         w.make_pools()
         w.memory = memoryview(w.a)
         w.capsule = w.b.__dlpack__()
-        w.policy = operations.EVERYTHING.applied([w.c])
+        w.policy = EVERYTHING.applied([w.c])
         w.policy.__enter__()
-        w.lent = operations.Lender().allocate(4096)
+        w.lent = Lender().allocate(4096)
         w.queued = w.pool.allocate(4096, stream=w.stream)
         emulator.schedule("lazy")
         w.large.prefetch(Device(0), stream=w.stream)

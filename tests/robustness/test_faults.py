@@ -10,6 +10,7 @@ import inspect
 import pytest
 
 import managedmem
+from all_operations import everything, uncovered
 from constants import PAGE
 from driver import raw_driver
 from fault_sweeps import plain
@@ -23,19 +24,9 @@ from managedmem import (
     ManagedMemoryResource,
     Stream,
 )
-from operations import (
-    DISPATCH_HINT,
-    LAUNCH_FAILED,
-    NO_DRIVER,
-    OUT_OF_MEMORY,
-    REPEATED,
-    SIZE,
-    Operation,
-    World,
-    everything,
-    uncovered,
-)
+from operations import NO_DRIVER
 from programs import run_python
+from world import DISPATCH_HINT, LAUNCH_FAILED, OUT_OF_MEMORY, REPEATED, SIZE, Operation, World
 
 pytestmark = pytest.mark.emulator_only
 
@@ -307,7 +298,7 @@ class TestCoverage:
 
     def test_an_operation_that_no_table_has_is_noticed(self, monkeypatch):
         reads = {name: act for name, act in NO_DRIVER.items() if name != "ManagedBuffer.strides"}
-        monkeypatch.setattr("operations.NO_DRIVER", reads)
+        monkeypatch.setattr("all_operations.NO_DRIVER", reads)
         assert uncovered() == {"ManagedBuffer.strides"}
 
     def test_tables_name_things_that_exist(self):

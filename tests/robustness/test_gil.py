@@ -1,7 +1,7 @@
 """The GIL is given up in every operation that advises, moves, allocates, frees or waits.
 
 The emulated driver asks CPython in each of its calls whether the calling thread holds the GIL.
-Every operation of operations.OPERATIONS runs once, and so does everything that ends an object; the
+Every operation of OPERATIONS runs once, and so does everything that ends an object; the
 calls that they make with the GIL held must be queries.
 """
 
@@ -82,10 +82,11 @@ def watched(act):
 driver = probe()
 """
 OF_THE_TABLE = """
-import operations
+from operations import OPERATIONS
+from world import World
 found = {}
-for name, operation in operations.OPERATIONS.items():
-    world = operations.World()
+for name, operation in OPERATIONS.items():
+    world = World()
     operation.prepare(world)
     found[name] = watched(lambda: operation.act(world))
     world.end()

@@ -17,7 +17,6 @@ import weakref
 import pytest
 
 import managedmem
-import operations
 from constants import PAGE
 from contents import contents, pattern, write
 from dlpack import consume, run_deleter
@@ -34,7 +33,9 @@ from managedmem import (
     Stream,
     _managedmem,
 )
+from operations import NO_DRIVER, OPERATIONS
 from programs import run_python
+from world import EVERYTHING, World
 
 ROUNDS = 1000
 HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE
@@ -226,10 +227,10 @@ class TestReferencesOfSingletons:
     def test_flat_for_everything_that_the_fault_sweep_does(self):
         singletons = (None, True, False, NotImplemented, (), 0, "")
 
-        for name, operation in operations.OPERATIONS.items():
+        for name, operation in OPERATIONS.items():
             if operation.devices > Device.count():
                 continue
-            w = operations.World()
+            w = World()
             before = None
             for n in range(60):
                 if n == 10:
@@ -241,11 +242,11 @@ class TestReferencesOfSingletons:
             w.end()
             assert all(abs(a - b) < 25 for a, b in zip(after, before, strict=True)), name
 
-    @pytest.mark.parametrize("name", operations.NO_DRIVER)
+    @pytest.mark.parametrize("name", NO_DRIVER)
     def test_flat_for_reads(self, name):
-        w = operations.World()
+        w = World()
         w.make_pools()
-        read = operations.NO_DRIVER[name]
+        read = NO_DRIVER[name]
         before = [sys.getrefcount(thing) for thing in (None, True, False)]
         for _ in range(50):
             read(w)
@@ -707,8 +708,8 @@ CALLS = {
     "a refused array": lambda w: refused(lambda: managedmem.advise(NO_ARRAY, "set_read_mostly")),
     "refused targets": lambda w: refused(lambda: managedmem.discard([w.a, object()])),
     "explain": lambda w: w.plan.explain(),
-    "repr of a policy": lambda w: repr(operations.EVERYTHING),
-    "locations of a policy": lambda w: operations.EVERYTHING.accessed_by,
+    "repr of a policy": lambda w: repr(EVERYTHING),
+    "locations of a policy": lambda w: EVERYTHING.accessed_by,
     "a location of torch": lambda w: Device(TORCH_DEVICE),
     "a closed buffer": lambda w: refused(lambda: closed_buffer().discard()),
     "page_runs": lambda w: w.a.page_runs(),
@@ -730,7 +731,7 @@ class TestReferencesOfOrdinaryObjects:
     @pytest.mark.parametrize("name", CALLS)
     def test_no_block_stays(self, name):
         call = CALLS[name]
-        w = operations.World()
+        w = World()
         blocks = []
         for _ in range(4):
             for _ in range(100):

@@ -9,8 +9,8 @@ import sys
 
 import pytest
 
-import operations
 import references
+from all_operations import everything
 from managedmem import Device
 from programs import build_allocations, explore, parameters_of, run_python
 
@@ -38,14 +38,14 @@ def findings(request, library):
 
 @pytest.mark.timeout(300)  # the first one goes through all of them
 class TestEveryOperation:
-    @pytest.mark.parametrize("name", operations.everything())
+    @pytest.mark.parametrize("name", everything())
     def test_leaves_nothing_behind(self, name, findings):
-        if Device.count() < operations.everything()[name].devices:
+        if Device.count() < everything()[name].devices:
             pytest.skip("needs two devices")
         assert findings[name] is None, findings[name]
 
     def test_names_of_operations_with_numpy_are_real(self):
-        assert not references.USE_NUMPY - set(operations.everything())
+        assert not references.USE_NUMPY - set(everything())
 
 
 @pytest.fixture(scope="module")
@@ -117,7 +117,7 @@ class TestSeededLeaks:
         done = run_python(
             """
             import json, references
-            from operations import Operation, World
+            from world import Operation, World
 
             kept = []
 

@@ -1,6 +1,6 @@
 """The program behind test_allocations.py: every allocation of every operation fails, one at a time.
 
-`operations()` sweeps the operations of operations.everything(), `imports()` the making of a
+`operations()` sweeps the operations of all_operations.everything(), `imports()` the making of a
 module. They print a line of JSON for each attempt, [name, kind, n], and one more for each
 operation and kind, [name, kind, n, failure or null]. After a crash, the last line names the
 allocation.
@@ -15,10 +15,11 @@ import types
 from importlib.machinery import ExtensionFileLoader, ModuleSpec
 
 import managedmem
+from all_operations import everything
 from failing import KINDS, MOST, Wrong, attempt, is_memory_error, prepare, tell
 from live_memory import settle, warm_up
 from managedmem import Device
-from operations import HOST, ONE, ZERO, everything
+from world import HOST, ONE, ZERO
 
 ATTEMPTS = 6  # a leak grows in each of them; what CPython caches does not
 # CPython 3.11 raises nothing where it has no memory for the frame of a Python function. What called

@@ -13,24 +13,24 @@ import gc
 import re
 import sys
 
+from all_operations import everything
 from constants import PAGE
 from driver import CAPTURE_RELAXED, raw_driver
 from failing import Wrong, tell
 from live_memory import settle, warm_up
 from managedmem import CUDAError, CUDAOutOfMemoryError, Device, emulator
-from operations import (
+from operations import OPERATIONS
+from world import (
     DISPATCH_HINT,
     HOST,
     LAUNCH_FAILED,
     MOVES,
     ONE,
-    OPERATIONS,
     OUT_OF_MEMORY,
     REPEATED,
     WIPES,
     WRITES,
     ZERO,
-    everything,
 )
 
 READ_MOSTLY, PREFERRED_LOCATION, ACCESSED_BY = range(3)  # the columns of World.advice()

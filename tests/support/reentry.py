@@ -15,22 +15,17 @@ import threading
 
 import managedmem
 from constants import PAGE
+from error_operations import ON_CLOSED_STREAMS, ON_PLAIN_MEMORY
 from foreign_objects import CudaArray
+from lifetime_operations import Lender
 from managedmem import (
     Device,
     Host,
     MigrationPolicy,
     emulator,
 )
-from operations import (
-    LAUNCH_FAILED,
-    ON_CLOSED_STREAMS,
-    ON_PLAIN_MEMORY,
-    OPERATIONS,
-    Lender,
-    Operation,
-    World,
-)
+from operations import OPERATIONS
+from world import LAUNCH_FAILED, Operation, World
 
 PATIENCE = 10  # seconds; an operation takes a few milliseconds
 MOST_COLLECTIONS = 200

@@ -1,7 +1,7 @@
 """The program behind test_references.py: what a round of every public operation leaves behind.
 
-Usage: python references.py NAME..., with names of operations.everything() or SEEDED. Prints a line
-of JSON for each: its name and what grew, or null. A Python that was built with Py_DEBUG counts the
+Usage: python references.py NAME..., with names of everything() or SEEDED. Prints a line of JSON for
+each: its name and what grew, or null. A Python that was built with Py_DEBUG counts the
 references to all objects, others those to the objects that calls return, take or raise.
 """
 
@@ -15,11 +15,12 @@ import os
 import sys
 
 import managedmem
-import operations
+from all_operations import everything
+from constants import PAGE
 from driver import raw_driver
 from live_memory import settle
 from managedmem import Device, Host, emulator
-from operations import LAUNCH_FAILED, OUT_OF_MEMORY, PAGE, Operation
+from world import LAUNCH_FAILED, OUT_OF_MEMORY, Operation, World
 
 WARM_UP = 3
 ROUNDS = 4
@@ -197,7 +198,7 @@ def examine(name, operation):
     """What grows, in words; None where nothing does."""
     found = []
     for text, act in circumstances(operation):
-        w = operations.World()
+        w = World()
         turn = functools.partial(act, w)
         for _ in range(WARM_UP):
             turn()
@@ -253,7 +254,7 @@ SEEDED = {
 
 
 def main(names):
-    table = {**operations.everything(), **SEEDED}
+    table = {**everything(), **SEEDED}
     sys.unraisablehook = lambda unraisable: None  # finalizers meet the faults as well
     for name in names:
         gc.collect()
