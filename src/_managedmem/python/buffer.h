@@ -32,7 +32,7 @@ typedef struct {
     PyObject *owner;    /* keeps wrapped memory alive; or NULL */
     PyObject *resource; /* allocated the memory; or NULL */
     PyObject *stream; /* keeps another library's stream, in whose order pool memory is freed; or
-                         * NULL. For lent memory, the tuple of mm_lender_stream */
+                         * NULL. For a foreign resource, the tuple of mm_foreign_resource_stream */
     CUdeviceptr start;
     size_t size;
     mm_guard guard; /* of this view: its memoryviews are the exports; the memory has its own */

@@ -69,7 +69,7 @@ deallocate_lent(mm_buffer *b, PyObject *order)
     int rc;
 
     assert(b->resource != NULL && order != NULL && mm_guard_is_closed(&b->memory->guard));
-    rc = mm_lender_deallocate(b->resource, b->memory->start, b->memory->size, order);
+    rc = mm_foreign_resource_deallocate(b->resource, b->memory->start, b->memory->size, order);
     if (rc < 0) {
         mm_guard_reopen(&b->memory->guard);
     }
@@ -93,7 +93,7 @@ deallocate_unclosed(mm_buffer *b)
         b->unclosed_tried = true;
         /* The resource is there: close() and tp_clear release it after the memory. */
         if (first && deallocate_lent(b, b->stream) < 0) {
-            if (!mm_lender_modules_gone()) {
+            if (!mm_import_failed_at_exit()) {
                 /* Its type: the repr of a cleared object may fail. */
                 PyErr_WriteUnraisable((PyObject *)Py_TYPE(b->resource));
             }
@@ -263,8 +263,8 @@ wrap_lent(const wrapped *w, PyObject *stream)
                         "stream needs mr: it is the stream that mr.deallocate() is called with");
         return NULL;
     }
-    if (mm_lender_check(w->resource) < 0
-        || (order = mm_lender_stream(w->state, w->resource, stream)) == NULL) {
+    if (mm_foreign_resource_check(w->resource) < 0
+        || (order = mm_foreign_resource_stream(w->state, w->resource, stream)) == NULL) {
         return NULL;
     }
     buffer = wrap_memory(w);
@@ -377,7 +377,8 @@ close_lent(mm_buffer *b, PyObject *stream)
     if (resource == NULL) {
         return 0; /* another thread has just closed it */
     }
-    order = has_stream ? mm_lender_stream(b->state, resource, stream) : mm_buffer_stream(b);
+    order =
+        has_stream ? mm_foreign_resource_stream(b->state, resource, stream) : mm_buffer_stream(b);
     Py_DECREF(resource);
     if (order == NULL) {
         return PyErr_Occurred() ? -1 : 0;
@@ -560,7 +561,7 @@ static int
 set_stream_of_lent(mm_buffer *root, PyObject *stream)
 {
     PyObject *resource = mm_buffer_resource(root);
-    PyObject *order = resource ? mm_lender_stream(root->state, resource, stream) : NULL;
+    PyObject *order = resource ? mm_foreign_resource_stream(root->state, resource, stream) : NULL;
 
     if (order != NULL) {
         Py_XDECREF(exchange_field(root, &root->stream, order));

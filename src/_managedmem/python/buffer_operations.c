@@ -359,7 +359,7 @@ wrap_like(mm_buffer *b, PyObject *resource, PyObject *given)
 static PyObject *
 allocate_foreign_like(mm_buffer *b, PyObject *resource, PyObject *stream)
 {
-    PyObject *given = mm_lender_allocate(b->state, resource, b->size, stream), *buffer;
+    PyObject *given = mm_foreign_resource_allocate(b->state, resource, b->size, stream), *buffer;
     mm_layout layout = mm_buffer_layout(b);
 
     if (given == NULL) {

@@ -24,7 +24,8 @@ typedef struct {
 bool mm_matches_class(mm_state *state, PyObject *object, mm_foreign_class class,
                       PyObject **module);
 
-/* PyObject_GetAttrString, but 0 without an exception if the attribute is missing, 1 if it was read. */
+/* PyObject_GetAttrString, but 0 without an exception if the attribute is missing, 1 if it was read; *out
+ * is NULL unless it was. */
 int mm_get_optional(PyObject *object, const char *name, PyObject **out);
 
 #endif

@@ -1,5 +1,4 @@
-/* foreign_resource.c: calls of another library's memory resource: the stream object that it accepts, and its
- * methods allocate and deallocate. */
+/* foreign_resource.c: calls of the memory resources of other libraries, with a stream that they accept. */
 #include "foreign_resource.h"
 
 #include "foreign_class.h"
@@ -7,15 +6,13 @@
 #include "stream_object.h"
 
 int
-mm_lender_check(PyObject *resource)
+mm_foreign_resource_check(PyObject *resource)
 {
     PyObject *method;
     int found = mm_get_optional(resource, "deallocate", &method);
     bool callable = found > 0 && PyCallable_Check(method);
 
-    if (found > 0) {
-        Py_DECREF(method);
-    }
+    Py_XDECREF(method);
     if (found >= 0 && !callable) {
         PyErr_Format(PyExc_TypeError,
                      "mr must have a method deallocate(ptr, size, *, stream), got %R", resource);
@@ -28,7 +25,7 @@ mm_lender_check(PyObject *resource)
 /* The module cuda.core if it is loaded and the resource is an instance of its MemoryResource; else NULL
  * without an exception. These resources accept streams of cuda.core only, not __cuda_stream__. */
 static PyObject *
-cuda_core_of(PyObject *resource)
+core_module_of(PyObject *resource)
 {
     PyObject *name = PyUnicode_FromString("cuda.core");
     PyObject *module = name ? PyImport_GetModule(name) : NULL, *base = NULL;
@@ -46,28 +43,21 @@ cuda_core_of(PyObject *resource)
     return module;
 }
 
-/* 1 always is the legacy default stream; 0 may be the per-thread one. */
-static PyObject *
-handle_number(CUstream handle)
-{
-    return PyLong_FromVoidPtr((void *)(handle == NULL ? CU_STREAM_LEGACY : handle));
-}
-
+/* Calls stream_type.from_handle. A handle of 0 may be the per-thread default stream; 1 is always the
+ * legacy one. */
 static PyObject *
 call_from_handle(PyObject *stream_type, CUstream handle)
 {
-    PyObject *number = handle_number(handle);
-    PyObject *stream = NULL;
+    PyObject *number = PyLong_FromVoidPtr((void *)(handle ? handle : CU_STREAM_LEGACY));
+    PyObject *stream =
+        number ? PyObject_CallMethod(stream_type, "from_handle", "O", number) : NULL;
 
-    if (number != NULL) {
-        stream = PyObject_CallMethod(stream_type, "from_handle", "O", number);
-        Py_DECREF(number);
-    }
+    Py_XDECREF(number);
     return stream;
 }
 
 static PyObject *
-stream_for_cuda_core(mm_state *state, PyObject *core, PyObject *stream, CUstream handle)
+stream_for_core(mm_state *state, PyObject *core, PyObject *stream, CUstream handle)
 {
     PyObject *type, *made;
 
@@ -102,7 +92,7 @@ stream_for_others(mm_state *state, PyObject *resource, PyObject *stream, CUstrea
     return call_from_handle((PyObject *)state->stream_type, handle);
 }
 
-/* Reads the handle and an object that keeps it: for a Stream a duplicate, because closing the Stream
+/* Reads the handle and the object that keeps it: for a Stream a duplicate, because closing the Stream
  * would end the handle. */
 static int
 keep_stream(mm_state *state, PyObject *stream, PyObject **kept, CUstream *handle)
@@ -124,24 +114,24 @@ keep_stream(mm_state *state, PyObject *stream, PyObject **kept, CUstream *handle
     return *kept == NULL && stream != NULL ? -1 : 0;
 }
 
-/* With an open driver, a thread without a context gets one when the memory is deallocated. cuda.core
- * has the driver open too. Errors are ignored, because the resource reports them itself. */
+/* Opens the driver, so that a thread without a context gets one when the memory is deallocated. A resource
+ * of cuda.core has the driver open too. */
 static void
 open_driver(void)
 {
     mm_status ignored;
 
     if (mm_driver_peek() == NULL) {
-        Py_BEGIN_ALLOW_THREADS(void)
-        mm_driver_open(&ignored);
+        Py_BEGIN_ALLOW_THREADS
+        MM_IGNORE(mm_driver_open(&ignored)); /* the resource reports failures itself */
         Py_END_ALLOW_THREADS
     }
 }
 
 PyObject *
-mm_lender_stream(mm_state *state, PyObject *resource, PyObject *stream)
+mm_foreign_resource_stream(mm_state *state, PyObject *resource, PyObject *stream)
 {
-    PyObject *kept = NULL, *core, *passed, *order = NULL;
+    PyObject *kept = NULL, *core, *passed, *streams = NULL;
     CUstream handle = NULL;
 
     if (stream == Py_None) {
@@ -150,24 +140,25 @@ mm_lender_stream(mm_state *state, PyObject *resource, PyObject *stream)
     if (keep_stream(state, stream, &kept, &handle) < 0) {
         return NULL;
     }
-    core = cuda_core_of(resource);
+    core = core_module_of(resource);
     if (core != NULL) {
         open_driver();
     }
-    passed = core ? stream_for_cuda_core(state, core, kept, handle)
+    passed = core ? stream_for_core(state, core, kept, handle)
                   : stream_for_others(state, resource, kept, handle);
     if (passed != NULL) {
-        order = PyTuple_Pack(2, passed, kept ? kept : Py_None);
+        streams = PyTuple_Pack(2, passed, kept ? kept : Py_None);
         Py_DECREF(passed);
     }
     Py_XDECREF(core);
     Py_XDECREF(kept);
-    return order;
+    return streams;
 }
 
 /* --- calls ------------------------------------------------------------------------------ */
 
-/* The device of the default stream: the owner of plain device memory. */
+/* The device that owns the memory, whose default stream is to be used; MM_ANY_DEVICE for other memory than
+ * plain device memory. */
 static int
 owner_of(mm_driver *cu, CUdeviceptr start)
 {
@@ -188,11 +179,9 @@ refuse_cleared(PyObject *method)
 {
     PyObject *globals;
     int found = mm_get_optional(method, "__globals__", &globals);
-    bool cleared = found > 0 && globals == Py_None;
+    bool cleared = globals == Py_None;
 
-    if (found > 0) {
-        Py_DECREF(globals);
-    }
+    Py_XDECREF(globals);
     if (cleared) { /* no repr of the resource: that may be cleared too */
         PyErr_SetString(PyExc_RuntimeError,
                         "the memory cannot go back: the garbage collector has cleared "
@@ -206,18 +195,20 @@ refuse_cleared(PyObject *method)
  * a thread without a context, where the driver knows no default stream, so such a thread gets one.
  * `start` is the memory to deallocate, or 0. */
 static PyObject *
-call(PyObject *resource, const char *name, PyObject *args, PyObject *order, CUdeviceptr start)
+call_on_stream(PyObject *resource, const char *name, PyObject *args, PyObject *streams,
+               CUdeviceptr start)
 {
     mm_driver *cu = mm_driver_usable();
     PyObject *method = args ? PyObject_GetAttrString(resource, name) : NULL;
     PyObject *kwargs = method && refuse_cleared(method) == 0
-                           ? Py_BuildValue("{s:O}", "stream", PyTuple_GetItem(order, 0))
+                           ? Py_BuildValue("{s:O}", "stream", PyTuple_GetItem(streams, 0))
                            : NULL;
-    bool by_default = PyTuple_GetItem(order, 1) == Py_None && start != 0;
+    bool by_default = PyTuple_GetItem(streams, 1) == Py_None && start != 0;
     PyObject *answer = NULL;
     mm_status ignored;
     mm_scope scope;
 
+    MM_ASSERT_LEFT();
     if (kwargs != NULL) {
         int device = cu && by_default ? owner_of(cu, start) : MM_ANY_DEVICE;
         bool entered = cu != NULL && mm_scope_enter(&scope, cu, device, &ignored) == 0;
@@ -232,36 +223,35 @@ call(PyObject *resource, const char *name, PyObject *args, PyObject *order, CUde
     return answer;
 }
 
-/* An ImportError at the end of the interpreter, when nothing can be imported any more: the resource's
- * modules are gone, and the process takes the memory with it. */
 bool
-mm_lender_modules_gone(void)
+mm_import_failed_at_exit(void)
 {
     PyObject *path = PySys_GetObject("meta_path");
 
+    assert(PyErr_Occurred());
     return PyErr_ExceptionMatches(PyExc_ImportError) && (path == NULL || path == Py_None);
 }
 
 int
-mm_lender_deallocate(PyObject *resource, CUdeviceptr start, size_t size, PyObject *order)
+mm_foreign_resource_deallocate(PyObject *resource, CUdeviceptr start, size_t size,
+                               PyObject *streams)
 {
     PyObject *args = Py_BuildValue("(Kn)", (unsigned long long)start, (Py_ssize_t)size);
-    PyObject *answer = call(resource, "deallocate", args, order, start);
+    PyObject *answer = call_on_stream(resource, "deallocate", args, streams, start);
 
     Py_XDECREF(answer);
     return answer ? 0 : -1;
 }
 
-/* from_handle() asks for deallocate() only, which is all that most buffers need. */
+/* Not part of mm_foreign_resource_check: most buffers of from_handle() need deallocate() only. */
 static int
 check_allocates(PyObject *resource)
 {
     PyObject *method;
     int found = mm_get_optional(resource, "allocate", &method);
 
-    if (found > 0) {
-        Py_DECREF(method);
-    } else if (found == 0) {
+    Py_XDECREF(method);
+    if (found == 0) {
         PyErr_Format(
             PyExc_TypeError,
             "%R has no method allocate(size, *, stream) for a new buffer: give copy_to() a "
@@ -272,15 +262,16 @@ check_allocates(PyObject *resource)
 }
 
 PyObject *
-mm_lender_allocate(mm_state *state, PyObject *resource, size_t size, PyObject *stream)
+mm_foreign_resource_allocate(mm_state *state, PyObject *resource, size_t size, PyObject *stream)
 {
-    PyObject *order, *answer;
+    PyObject *streams, *answer;
 
     if (check_allocates(resource) < 0
-        || (order = mm_lender_stream(state, resource, stream)) == NULL) {
+        || (streams = mm_foreign_resource_stream(state, resource, stream)) == NULL) {
         return NULL;
     }
-    answer = call(resource, "allocate", Py_BuildValue("(n)", (Py_ssize_t)size), order, 0);
-    Py_DECREF(order);
+    answer =
+        call_on_stream(resource, "allocate", Py_BuildValue("(n)", (Py_ssize_t)size), streams, 0);
+    Py_DECREF(streams);
     return answer;
 }

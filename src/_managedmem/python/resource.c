@@ -7,13 +7,6 @@
 
 /* --- life ------------------------------------------------------------------------------- */
 
-bool
-mm_is_resource(mm_state *state, PyObject *op)
-{
-    return Py_TYPE(op) == state->managed_resource_type
-           || Py_TYPE(op) == state->device_resource_type;
-}
-
 /* Makes the object before the pool, so that a failed allocation leaves no pool to release. The object
  * is pooled only once it has its pool, because other threads can find it through the collector. */
 PyObject *

@@ -20,8 +20,13 @@ mm_resource_of(PyObject *op)
     return (mm_resource *)op;
 }
 
-/* Whether it is one of the two types of this package, and not somebody else's. */
-bool mm_is_resource(mm_state *state, PyObject *op);
+/* True for a resource of this package, false for one of another library. */
+static inline bool
+mm_is_resource(const mm_state *state, PyObject *op)
+{
+    return Py_TYPE(op) == state->managed_resource_type
+           || Py_TYPE(op) == state->device_resource_type;
+}
 
 /* A new ManagedBuffer of that layout. resource is one of ours or NULL; stream any stream object or
  * NULL, for memory of a pool. */
