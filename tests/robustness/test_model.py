@@ -9,7 +9,8 @@ from programs import run_python
 
 pytest.importorskip("hypothesis", reason="needs hypothesis")
 
-import model_machine
+import advice_rules
+import memory_rules
 from model_machine import FaultyMachine, Machine, search
 
 DRIVER = "emulator" if EMULATED else "cuda"
@@ -111,9 +112,9 @@ def wait_for_nothing(machine, memory, but=None):
 PLANTED = {
     "discard": (Machine, managedmem, "discard", discard_too_much),
     "prefetch": (Machine, managedmem, "prefetch", prefetch_only_the_first),
-    "policy": (Machine, model_machine, "MigrationPolicy", PolicyOfTheFirstTarget),
-    "no undo": (FaultyMachine, model_machine, "MigrationPolicy", PolicyWithoutUndo),
-    "leak": (Machine, model_machine, "ManagedMemoryResource", LeakingResource),
+    "policy": (Machine, advice_rules, "MigrationPolicy", PolicyOfTheFirstTarget),
+    "no undo": (FaultyMachine, advice_rules, "MigrationPolicy", PolicyWithoutUndo),
+    "leak": (Machine, memory_rules, "ManagedMemoryResource", LeakingResource),
     "no wait": (Machine, Machine, "wait", wait_for_nothing),
 }
 

@@ -18,14 +18,7 @@ from managedmem import (
     PrefetchPlan,
     Stream,
 )
-from world import (
-    EVERYTHING,
-    HOST,
-    SIZE,
-    WRITES,
-    ZERO,
-    Operation,
-)
+from world import EVERYTHING, HOST, SIZE, WRITES, ZERO, Operation
 
 PLAIN_MEMORY = ctypes.create_string_buffer(4 * PAGE)
 

@@ -17,18 +17,7 @@ from managedmem import (
     PrefetchPlan,
     Stream,
 )
-from world import (
-    EVERYTHING,
-    HOST,
-    MOVES,
-    ONE,
-    PAGES,
-    SIZE,
-    WRITES,
-    ZERO,
-    Operation,
-    in_pools,
-)
+from world import EVERYTHING, HOST, MOVES, ONE, PAGES, SIZE, WRITES, ZERO, Operation, in_pools
 
 
 class Lender:

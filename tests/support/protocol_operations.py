@@ -10,24 +10,9 @@ import numpy
 import managedmem
 from constants import PAGE
 from lifetime_operations import leave_with
-from managedmem import (
-    DeviceMemoryResource,
-    Host,
-    ManagedMemoryResource,
-    MigrationPolicy,
-    Stream,
-)
+from managedmem import DeviceMemoryResource, Host, ManagedMemoryResource, MigrationPolicy, Stream
 from operations import apply_for_a_block
-from world import (
-    EVERYTHING,
-    HOST,
-    MOVES,
-    ONE,
-    PAGES,
-    ZERO,
-    Operation,
-    in_pools,
-)
+from world import EVERYTHING, HOST, MOVES, ONE, PAGES, ZERO, Operation, in_pools
 
 
 def same_set(kind, members, other):

@@ -18,12 +18,7 @@ from constants import PAGE
 from error_operations import ON_CLOSED_STREAMS, ON_PLAIN_MEMORY
 from foreign_objects import CudaArray
 from lifetime_operations import Lender
-from managedmem import (
-    Device,
-    Host,
-    MigrationPolicy,
-    emulator,
-)
+from managedmem import Device, Host, MigrationPolicy, emulator
 from operations import OPERATIONS
 from world import LAUNCH_FAILED, Operation, World
 
