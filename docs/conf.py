@@ -26,10 +26,9 @@ autodoc_typehints = "none"  # the stub has the types; signatures come from the d
 
 
 def as_markup(app, what, name, obj, options, lines):
-    """Make markup of a docstring: plain text whose sections have underlined titles.
+    """Turn a docstring into markup: section titles become rubrics.
 
-    What stands below "Parameters" is a definition list already, and text behind it is text, so only
-    the title changes. An underscore at the end of a word is no link.
+    Parameters are a definition list already. An underscore at the end of a word must not be a link.
     """
     lines[:] = [re.sub(r"(?<=\w)_(?!\w)", r"\\_", line) for line in lines]
     for i in reversed(range(1, len(lines))):
@@ -38,11 +37,11 @@ def as_markup(app, what, name, obj, options, lines):
 
 
 def skip_numbers(app, what, name, obj, skip, options):
-    """Leave out the fields of named tuples: all that Python says of them is their number."""
+    """Skip the fields of named tuples, whose docstrings only have a number."""
     return skip or (getattr(obj, "__doc__", None) or "").startswith("Alias for field number")
 
 
 def setup(app):
-    """Let docstrings pass through the functions above."""
+    """Connect the functions above to autodoc."""
     app.connect("autodoc-process-docstring", as_markup)
     app.connect("autodoc-skip-member", skip_numbers)
