@@ -1,7 +1,6 @@
 /* test_batch.c: merging, rounding to pages, the order of moves, and advice that is taken back.
  *
  * Usage: test_batch PATH_OF_THE_EMULATED_DRIVER, which must have at least two devices. */
-#include "memory/advice.h"
 #include "world.h"
 
 /* Ranges for merging are never given to a driver: any addresses will do. */

@@ -3,9 +3,6 @@
  *
  * Usage: test_range PATH_OF_THE_EMULATED_DRIVER, which must have at least two devices. */
 #include "world.h"
-
-#include "memory/range.h"
-
 static unsigned reaching; /* bit n: device n reaches system memory */
 
 static CUresult CUDAAPI

@@ -4,8 +4,6 @@
  * Usage: test_stream PATH_OF_THE_EMULATED_DRIVER, which must have at least two devices. */
 #include "world.h"
 
-#include "memory/dispatch.h"
-
 /* A capturing stream of the device, for which the device's legacy stream waits. */
 static CUstream
 begin_capture_on(int device)

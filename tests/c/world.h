@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "check.h"
+#include "memory/advice.h"
 #include "memory/dispatch.h"
 #include "memory/memory.h"
 

@@ -1,6 +1,126 @@
-/* advice.c: one advice on one range. A driver advises every page of a range, but may record the advice
- * for some of them only (docs/develop/conformance.rst), and only records can be queried. */
+/* advice.c: advice on one range, and the workaround for drivers that do not record it.
+ *
+ * A driver advises every page of a range, but where the pages had different advice before, driver 580
+ * leaves out some of the records (conformance: records). Only records can be queried, so the functions
+ * called settle_* repeat an advice until it is recorded. */
 #include "advice.h"
+
+#include <assert.h>
+
+bool
+mm_same_policy(const mm_policy *a, const mm_policy *b)
+{
+    return a->read_mostly == b->read_mostly && mm_same_location(a->preferred, b->preferred)
+           && a->accessed_by == b->accessed_by;
+}
+
+/* --- queries ---------------------------------------------------------------------------- */
+
+static int
+query_attribute(mm_driver *cu, mm_range range, CUmem_range_attribute attribute, int *out,
+                size_t count, mm_status *st)
+{
+    CUresult code;
+
+    MM_CALL_IN(code, mm_scope_enter, MM_ANY_DEVICE, cu, MemRangeGetAttribute, st, out,
+               count * sizeof *out, attribute, range.start, range.size);
+    if (code != CUDA_SUCCESS) {
+        (void)mm_fail_call(st, "cuMemRangeGetAttribute", (int)code);
+        return mm_range_diagnose(cu, range, mm_host(), MM_QUERY, st);
+    }
+    return 0;
+}
+
+/* Queries a location, of which the driver keeps type and id as two attributes, in one call. */
+static int
+query_location(mm_driver *cu, mm_range range, CUmem_range_attribute type, CUmem_range_attribute id,
+               CUmemLocation *where, mm_status *st)
+{
+    CUmem_range_attribute attributes[] = {type, id};
+    int answers[] = {CU_MEM_LOCATION_TYPE_INVALID, 0};
+    void *out[] = {&answers[0], &answers[1]};
+    size_t sizes[] = {sizeof answers[0], sizeof answers[1]};
+    CUresult code = CUDA_SUCCESS;
+
+    if (range.size > 0) {
+        MM_CALL_IN(code, mm_scope_enter, MM_ANY_DEVICE, cu, MemRangeGetAttributes, st, out, sizes,
+                   attributes, 2, range.start, range.size);
+    }
+    if (code != CUDA_SUCCESS) {
+        (void)mm_fail_call(st, "cuMemRangeGetAttributes", (int)code);
+        return mm_range_diagnose(cu, range, mm_host(), MM_QUERY, st);
+    }
+    *where = mm_location_from_attributes(answers[0], answers[1]);
+    return 0;
+}
+
+int
+mm_range_read_mostly(mm_driver *cu, mm_range range, bool *on, mm_status *st)
+{
+    int answer = 0;
+
+    if (range.size > 0
+        && query_attribute(cu, range, CU_MEM_RANGE_ATTRIBUTE_READ_MOSTLY, &answer, 1, st) < 0) {
+        return -1;
+    }
+    *on = answer != 0;
+    return 0;
+}
+
+int
+mm_range_preferred_location(mm_driver *cu, mm_range range, CUmemLocation *where, mm_status *st)
+{
+    return query_location(cu, range, CU_MEM_RANGE_ATTRIBUTE_PREFERRED_LOCATION_TYPE,
+                          CU_MEM_RANGE_ATTRIBUTE_PREFERRED_LOCATION_ID, where, st);
+}
+
+int
+mm_range_last_prefetch(mm_driver *cu, mm_range range, CUmemLocation *where, mm_status *st)
+{
+    return query_location(cu, range, CU_MEM_RANGE_ATTRIBUTE_LAST_PREFETCH_LOCATION_TYPE,
+                          CU_MEM_RANGE_ATTRIBUTE_LAST_PREFETCH_LOCATION_ID, where, st);
+}
+
+/* All devices and the host: a driver fills a shorter list with an unspecified choice of them. */
+size_t
+mm_accessed_by_capacity(const mm_driver *cu)
+{
+    assert(cu->device_count >= 1 && cu->device_count <= MM_MAX_DEVICES);
+    return (size_t)cu->device_count + 1;
+}
+
+mm_location_set
+mm_accessed_by_set(const int *ordinals, size_t count)
+{
+    mm_location_set set = 0;
+
+    assert(count <= MM_MAX_DEVICES + 1);
+    for (size_t i = 0; i < count; i++) {
+        if (ordinals[i] == CU_DEVICE_CPU) {
+            set |= mm_location_bit(mm_host());
+        } else if (ordinals[i] >= 0) {
+            set |= mm_location_bit(mm_location(CU_MEM_LOCATION_TYPE_DEVICE, ordinals[i]));
+        }
+    }
+    return set;
+}
+
+MM_GUARD_ARRAYS int
+mm_range_accessed_by(mm_driver *cu, mm_range range, mm_location_set *set, mm_status *st)
+{
+    int ordinals[MM_MAX_DEVICES + 1];
+    size_t count = mm_accessed_by_capacity(cu);
+
+    *set = 0;
+    if (range.size == 0) {
+        return 0;
+    }
+    if (query_attribute(cu, range, CU_MEM_RANGE_ATTRIBUTE_ACCESSED_BY, ordinals, count, st) < 0) {
+        return -1;
+    }
+    *set = mm_accessed_by_set(ordinals, count);
+    return 0;
+}
 
 /* --- records ---------------------------------------------------------------------------- */
 
@@ -16,11 +136,11 @@ query_record(mm_driver *cu, mm_range range, CUmem_range_attribute attribute, int
 MM_GUARD_ARRAYS static bool
 query_members(mm_driver *cu, mm_range range, mm_location_set *members)
 {
-    size_t places = mm_accessed_by_capacity(cu);
-    int answer[MM_MAX_DEVICES + 1];
-    CUresult code = query_record(cu, range, CU_MEM_RANGE_ATTRIBUTE_ACCESSED_BY, answer, places);
+    size_t count = mm_accessed_by_capacity(cu);
+    int ordinals[MM_MAX_DEVICES + 1];
+    CUresult code = query_record(cu, range, CU_MEM_RANGE_ATTRIBUTE_ACCESSED_BY, ordinals, count);
 
-    *members = code == CUDA_SUCCESS ? mm_accessed_by_set(answer, places) : 0;
+    *members = code == CUDA_SUCCESS ? mm_accessed_by_set(ordinals, count) : 0;
     return code == CUDA_SUCCESS;
 }
 
@@ -36,7 +156,7 @@ is_read_mostly(mm_driver *cu, mm_range range)
 }
 
 static bool
-is_accessed_by(mm_driver *cu, mm_range range, CUmemLocation where)
+has_accessor(mm_driver *cu, mm_range range, CUmemLocation where)
 {
     mm_location_set members;
 
@@ -57,9 +177,9 @@ prefers_node(mm_driver *cu, mm_range range, CUmemLocation where)
            || (type == (int)where.type && id == where.id);
 }
 
-/* A device is queried as one number; that number is the same for all kinds of hosts. */
+/* A device is queried as one number, which is the same for all kinds of hosts. */
 static bool
-is_preferred(mm_driver *cu, mm_range range, CUmemLocation where)
+prefers_location(mm_driver *cu, mm_range range, CUmemLocation where)
 {
     int answer = 0;
 
@@ -81,13 +201,14 @@ is_preferred(mm_driver *cu, mm_range range, CUmemLocation where)
 static bool
 is_recorded(mm_driver *cu, mm_range range, CUmem_advise advice, CUmemLocation where)
 {
+    assert(range.size > 0);
     switch (advice) {
     case CU_MEM_ADVISE_SET_READ_MOSTLY:
         return is_read_mostly(cu, range);
     case CU_MEM_ADVISE_SET_PREFERRED_LOCATION:
-        return is_preferred(cu, range, where);
+        return prefers_location(cu, range, where);
     case CU_MEM_ADVISE_SET_ACCESSED_BY:
-        return is_accessed_by(cu, range, where);
+        return has_accessor(cu, range, where);
     default:
         return true;
     }
@@ -97,7 +218,7 @@ is_recorded(mm_driver *cu, mm_range range, CUmem_advise advice, CUmemLocation wh
 static CUdeviceptr
 first_not_recorded(mm_driver *cu, mm_range range, CUmem_advise advice, CUmemLocation where)
 {
-    CUdeviceptr page = mm_page_size(), from = range.start, to = range.start + range.size;
+    CUdeviceptr page = mm_page_size(), from = range.start, to = mm_range_end(range);
 
     for (;;) {
         CUdeviceptr middle = (from + (to - from) / 2) / page * page;
@@ -123,25 +244,24 @@ static bool
 lacks_node(mm_driver *cu, mm_range range, CUmemLocation *where)
 {
     mm_status ignored;
-    CUmemLocation kept;
+    CUmemLocation recorded = mm_host();
 
-    if (mm_range_preferred_location(cu, range, &kept, &ignored) < 0
-        || kept.type == CU_MEM_LOCATION_TYPE_HOST_NUMA
+    if (mm_range_preferred_location(cu, range, &recorded, &ignored) < 0
+        || recorded.type == CU_MEM_LOCATION_TYPE_HOST_NUMA
         || mm_range_preferred_location(cu, mm_first_page(range), where, &ignored) < 0) {
         return false;
     }
     return where->type == CU_MEM_LOCATION_TYPE_HOST_NUMA;
 }
 
-/* Repeats an advice until it is recorded for the whole range. Driver 580 advises every page, but leaves
- * out records where the parts of a range had different advice. A repetition from the start stops at
- * pages that have the advice already; one from the first missing part can miss that part. Alternating
- * them reaches every part. Failures are ignored, because the advice holds without a record. */
+/* Repeats an advice until it is recorded for the whole range. A repetition from the start stops at pages
+ * that have the advice already; one from the first missing part can miss that part. Alternating them
+ * reaches every part. Failures are ignored, because the advice holds without a record. */
 static void
 settle_record(mm_driver *cu, mm_range range, CUmem_advise advice, CUmemLocation where)
 {
     enum { MOST_REPETITIONS = 128 };
-    CUdeviceptr end = range.start + range.size;
+    CUdeviceptr end = mm_range_end(range);
     CUresult code = CUDA_SUCCESS;
 
     if (mm_is_numa_host(where) && !lacks_node(cu, range, &where)) {
@@ -155,48 +275,73 @@ settle_record(mm_driver *cu, mm_range range, CUmem_advise advice, CUmemLocation 
     }
 }
 
+/* A call always records the first page. */
+int
+mm_range_settle_node(mm_driver *cu, mm_range range, CUmemLocation *node, mm_status *st)
+{
+    *node = mm_location(CU_MEM_LOCATION_TYPE_HOST_NUMA, 0);
+    if (mm_range_preferred_location(cu, mm_first_page(range), node, st) < 0) {
+        return -1;
+    }
+    return node->type == CU_MEM_LOCATION_TYPE_HOST_NUMA
+               ? 0
+               : mm_range_advise_once(cu, range, CU_MEM_ADVISE_SET_PREFERRED_LOCATION, mm_host(),
+                                      st);
+}
+
+/* Repeats the advice of members until all of them read back. A repetition for one member can drop the
+ * record of another, so each round queries all of them. */
+static void
+settle_members(mm_driver *cu, mm_range range, mm_location_set members)
+{
+    enum { MOST_ROUNDS = 8 };
+    mm_location_set now;
+    CUmemLocation where;
+
+    for (int n = 0; n < MOST_ROUNDS && query_members(cu, range, &now); n++) {
+        mm_location_set missing = members & ~now;
+        if (missing == 0) {
+            return;
+        }
+        while (mm_next_location(&missing, &where)) {
+            settle_record(cu, range, CU_MEM_ADVISE_SET_ACCESSED_BY, where);
+        }
+    }
+}
+
 static int
-refuse_advice(mm_driver *cu, mm_range range, CUmemLocation where, CUresult code, mm_status *st)
+fail_advice(mm_driver *cu, mm_range range, CUmemLocation where, CUresult code, mm_status *st)
 {
     (void)mm_fail_call(st, "cuMemAdvise", (int)code);
     return mm_range_diagnose(cu, range, where, MM_ADVISE, st);
 }
 
-/* --- putting back ----------------------------------------------------------------------- */
+/* --- restoring -------------------------------------------------------------------------- */
 
-static CUmem_advise
-setting(CUmem_advise advice)
+_Static_assert(CU_MEM_ADVISE_SET_READ_MOSTLY % 2 == 1
+                   && CU_MEM_ADVISE_UNSET_READ_MOSTLY == CU_MEM_ADVISE_SET_READ_MOSTLY + 1
+                   && CU_MEM_ADVISE_SET_PREFERRED_LOCATION % 2 == 1
+                   && CU_MEM_ADVISE_UNSET_PREFERRED_LOCATION
+                          == CU_MEM_ADVISE_SET_PREFERRED_LOCATION + 1
+                   && CU_MEM_ADVISE_SET_ACCESSED_BY % 2 == 1
+                   && CU_MEM_ADVISE_UNSET_ACCESSED_BY == CU_MEM_ADVISE_SET_ACCESSED_BY + 1,
+               "advices that set are odd, and each is followed by the one that unsets");
+
+static bool
+is_setting(CUmem_advise advice)
 {
-    switch (advice) {
-    case CU_MEM_ADVISE_UNSET_READ_MOSTLY:
-        return CU_MEM_ADVISE_SET_READ_MOSTLY;
-    case CU_MEM_ADVISE_UNSET_PREFERRED_LOCATION:
-        return CU_MEM_ADVISE_SET_PREFERRED_LOCATION;
-    case CU_MEM_ADVISE_UNSET_ACCESSED_BY:
-        return CU_MEM_ADVISE_SET_ACCESSED_BY;
-    default:
-        return advice;
-    }
+    return advice % 2 == 1;
 }
 
 static CUmem_advise
-unsetting(CUmem_advise advice)
+setting_advice(CUmem_advise advice)
 {
-    switch (advice) {
-    case CU_MEM_ADVISE_SET_READ_MOSTLY:
-        return CU_MEM_ADVISE_UNSET_READ_MOSTLY;
-    case CU_MEM_ADVISE_SET_PREFERRED_LOCATION:
-        return CU_MEM_ADVISE_UNSET_PREFERRED_LOCATION;
-    case CU_MEM_ADVISE_SET_ACCESSED_BY:
-        return CU_MEM_ADVISE_UNSET_ACCESSED_BY;
-    default:
-        return advice;
-    }
+    return is_setting(advice) ? advice : (CUmem_advise)(advice - 1);
 }
 
 int
-mm_advice_remember(mm_driver *cu, mm_range range, CUmem_advise advice, CUmemLocation where,
-                   mm_advice_before *before, mm_status *st)
+mm_advice_query(mm_driver *cu, mm_range range, CUmem_advise advice, CUmemLocation where,
+                mm_advice_before *before, mm_status *st)
 {
     mm_location_set members = 0;
     int rc;
@@ -205,7 +350,7 @@ mm_advice_remember(mm_driver *cu, mm_range range, CUmem_advise advice, CUmemLoca
     if (range.allocation == 0) {
         return 0;
     }
-    switch (setting(advice)) {
+    switch (setting_advice(advice)) {
     case CU_MEM_ADVISE_SET_READ_MOSTLY:
         return mm_range_read_mostly(cu, range, &before->whole, st);
     case CU_MEM_ADVISE_SET_PREFERRED_LOCATION:
@@ -223,10 +368,11 @@ mm_advice_remember(mm_driver *cu, mm_range range, CUmem_advise advice, CUmemLoca
 static void
 unset_on_pages(mm_driver *cu, mm_range range, CUmem_advise set, CUmemLocation where)
 {
-    CUmem_advise unset = unsetting(set);
+    CUmem_advise unset = (CUmem_advise)(set + 1);
     CUmemLocation unset_location = mm_advice_needs_location(unset) ? where : mm_host();
     CUresult code = cu->MemAdvise(range.start, range.size, unset, unset_location);
 
+    assert(is_setting(set));
     while (code == CUDA_SUCCESS && range.size > 0) {
         mm_range page = mm_first_page(range);
         if (is_recorded(cu, page, set, where)) {
@@ -241,16 +387,16 @@ unset_on_pages(mm_driver *cu, mm_range range, CUmem_advise set, CUmemLocation wh
  * report an earlier error. If the pages differed before, the advice is unset only if all of them have
  * it now, so that a refusal destroys nothing. */
 static void
-put_back(mm_driver *cu, mm_range range, CUmem_advise advice, CUmemLocation where,
-         const mm_advice_before *before, mm_advice_progress progress)
+restore_in_scope(mm_driver *cu, mm_range range, CUmem_advise advice, CUmemLocation where,
+                 const mm_advice_before *before, mm_advice_progress progress)
 {
-    CUmem_advise set = setting(advice);
     mm_status ignored;
 
     if (range.allocation == 0) {
         return;
     }
     if (before->whole) {
+        CUmem_advise set = setting_advice(advice);
         if (cu->MemAdvise(range.start, range.size, set, before->where) == CUDA_SUCCESS) {
             settle_record(cu, range, set, before->where);
         }
@@ -260,22 +406,22 @@ put_back(mm_driver *cu, mm_range range, CUmem_advise advice, CUmemLocation where
         && mm_range_preferred_location(cu, range, &where, &ignored) < 0) {
         return;
     }
-    if (set == advice
+    if (is_setting(advice)
         && (progress == MM_ADVISED
-            || (progress == MM_FAILED && is_recorded(cu, range, set, where)))) {
-        unset_on_pages(cu, range, set, where);
+            || (progress == MM_FAILED && is_recorded(cu, range, advice, where)))) {
+        unset_on_pages(cu, range, advice, where);
     }
 }
 
 void
-mm_advice_put_back(mm_driver *cu, mm_range range, CUmem_advise advice, CUmemLocation where,
-                   const mm_advice_before *before, mm_advice_progress progress)
+mm_advice_restore(mm_driver *cu, mm_range range, CUmem_advise advice, CUmemLocation where,
+                  const mm_advice_before *before, mm_advice_progress progress)
 {
     mm_status ignored;
     mm_scope scope;
 
     if (mm_scope_enter_relaxed(&scope, cu, MM_ANY_DEVICE, &ignored) == 0) {
-        put_back(cu, range, advice, where, before, progress);
+        restore_in_scope(cu, range, advice, where, before, progress);
         mm_scope_leave(&scope);
     }
 }
@@ -290,7 +436,7 @@ mm_range_advise_once(mm_driver *cu, mm_range range, CUmem_advise advice, CUmemLo
 
     MM_CALL_IN(code, mm_scope_enter_relaxed, MM_ANY_DEVICE, cu, MemAdvise, st, range.start,
                range.size, advice, where);
-    return code == CUDA_SUCCESS ? 0 : refuse_advice(cu, range, where, code, st);
+    return code == CUDA_SUCCESS ? 0 : fail_advice(cu, range, where, code, st);
 }
 
 int
@@ -308,19 +454,19 @@ mm_range_advise_settled(mm_driver *cu, mm_range range, CUmem_advise advice, CUme
         settle_record(cu, range, advice, where);
     }
     mm_scope_leave(&scope);
-    return code == CUDA_SUCCESS ? 0 : refuse_advice(cu, range, where, code, st);
+    return code == CUDA_SUCCESS ? 0 : fail_advice(cu, range, where, code, st);
 }
 
-/* Advises a range that is not recorded to have the advice on all pages. That is enough to know before
- * read-mostly or accessed-by is set; a preferred location must be queried. */
+/* Advises a range that does not have the advice recorded on all pages. Before read-mostly or accessed-by
+ * is set, no more must be known; a preferred location is queried. */
 static int
 advise_anew(mm_driver *cu, mm_range range, CUmem_advise advice, CUmemLocation where, mm_status *st)
 {
-    bool known = setting(advice) == advice && advice != CU_MEM_ADVISE_SET_PREFERRED_LOCATION;
+    bool known = is_setting(advice) && advice != CU_MEM_ADVISE_SET_PREFERRED_LOCATION;
     mm_advice_before before = {.whole = false};
     CUresult code;
 
-    if (!known && mm_advice_remember(cu, range, advice, where, &before, st) < 0) {
+    if (!known && mm_advice_query(cu, range, advice, where, &before, st) < 0) {
         return -1;
     }
     code = cu->MemAdvise(range.start, range.size, advice, where);
@@ -328,11 +474,11 @@ advise_anew(mm_driver *cu, mm_range range, CUmem_advise advice, CUmemLocation wh
         settle_record(cu, range, advice, where);
         return 0;
     }
-    put_back(cu, range, advice, where, &before, MM_FAILED);
-    return refuse_advice(cu, range, where, code, st);
+    restore_in_scope(cu, range, advice, where, &before, MM_FAILED);
+    return fail_advice(cu, range, where, code, st);
 }
 
-/* Setting an advice again is the most frequent case: it needs one query, and nothing to restore. */
+/* Setting an advice again is the most frequent case: it needs one query and nothing to restore. */
 int
 mm_range_advise(mm_driver *cu, mm_range range, CUmem_advise advice, CUmemLocation where,
                 mm_status *st)
@@ -346,9 +492,9 @@ mm_range_advise(mm_driver *cu, mm_range range, CUmem_advise advice, CUmemLocatio
     if (mm_scope_enter_relaxed(&scope, cu, MM_ANY_DEVICE, st) < 0) {
         return -1;
     }
-    if (setting(advice) == advice && is_recorded(cu, range, advice, where)) {
+    if (is_setting(advice) && is_recorded(cu, range, advice, where)) {
         CUresult code = cu->MemAdvise(range.start, range.size, advice, where);
-        rc = code == CUDA_SUCCESS ? 0 : refuse_advice(cu, range, where, code, st);
+        rc = code == CUDA_SUCCESS ? 0 : fail_advice(cu, range, where, code, st);
     } else {
         rc = advise_anew(cu, range, advice, where, st);
     }
@@ -358,20 +504,19 @@ mm_range_advise(mm_driver *cu, mm_range range, CUmem_advise advice, CUmemLocatio
 
 /* --- accessed-by members ---------------------------------------------------------------- */
 
-/* Sets or unsets members one by one, in the caller's scope. *done has those that the driver accepted. */
+/* Sets or unsets members one by one, in the caller's scope. *done: those that the driver accepted. */
 static int
 switch_members(mm_driver *cu, mm_range range, mm_location_set members, bool on,
                mm_location_set *done, mm_status *st)
 {
     CUmem_advise advice = on ? CU_MEM_ADVISE_SET_ACCESSED_BY : CU_MEM_ADVISE_UNSET_ACCESSED_BY;
-
     CUmemLocation where;
 
     *done = 0;
     while (mm_next_location(&members, &where)) {
         CUresult code = cu->MemAdvise(range.start, range.size, advice, where);
         if (code != CUDA_SUCCESS) {
-            return refuse_advice(cu, range, where, code, st);
+            return fail_advice(cu, range, where, code, st);
         }
         *done |= mm_location_bit(where);
     }
@@ -395,26 +540,6 @@ mm_range_switch_accessed_by(mm_driver *cu, mm_range range, mm_location_set membe
     rc = switch_members(cu, range, members, on, &done, st);
     mm_scope_leave(&scope);
     return rc;
-}
-
-/* Repeats the advice of members until all of them read back. A repetition for one member can drop the
- * record of another, so each round queries all of them. */
-static void
-settle_members(mm_driver *cu, mm_range range, mm_location_set members)
-{
-    enum { MOST_ROUNDS = 8 };
-    mm_location_set now;
-    CUmemLocation where;
-
-    for (int n = 0; n < MOST_ROUNDS && query_members(cu, range, &now); n++) {
-        mm_location_set missing = members & ~now;
-        if (missing == 0) {
-            return;
-        }
-        while (mm_next_location(&missing, &where)) {
-            settle_record(cu, range, CU_MEM_ADVISE_SET_ACCESSED_BY, where);
-        }
-    }
 }
 
 /* Both try each member, and ignore failures, because an earlier one is being reported. */
@@ -465,7 +590,7 @@ mm_range_change_accessed_by(mm_driver *cu, mm_range range, mm_location_set from,
     if (rc < 0) {
         /* The failed call may have acted, because a driver may act and then report an earlier
          * error. So added members are queried, and all removed members are set again. */
-        (void)query_members(cu, range, &now);
+        (void)query_members(cu, range, &now); /* empty if the query fails */
         unset_members(cu, range, added & (done | now));
         set_members(cu, range, removed);
     }

@@ -1,9 +1,36 @@
-/* advice.h: one advice on one range: setting it, having the driver record it, and restoring the earlier
- * advice after a failure. */
+/* advice.h: advice on one range: querying it, setting it so that it reads back, and restoring the
+ * earlier advice after a failure. */
 #ifndef MM_ADVICE_H
 #define MM_ADVICE_H
 
 #include "range.h"
+
+/* All advice on a page. */
+typedef struct {
+    bool read_mostly;
+    CUmemLocation preferred; /* type INVALID if unset */
+    mm_location_set accessed_by;
+} mm_policy;
+
+bool mm_same_policy(const mm_policy *a, const mm_policy *b);
+
+/* Queries. An empty range has no advice. */
+
+MM_NODISCARD int mm_range_read_mostly(mm_driver *cu, mm_range range, bool *on, mm_status *st);
+
+/* The type is INVALID if unset or not the same on all pages. */
+MM_NODISCARD int mm_range_preferred_location(mm_driver *cu, mm_range range, CUmemLocation *where,
+                                             mm_status *st);
+MM_NODISCARD int mm_range_last_prefetch(mm_driver *cu, mm_range range, CUmemLocation *where,
+                                        mm_status *st);
+
+/* The locations that the whole range is accessed by. */
+MM_NODISCARD int mm_range_accessed_by(mm_driver *cu, mm_range range, mm_location_set *set,
+                                      mm_status *st);
+
+/* For callers that query the attribute themselves: the length of its list, and the set in the list. */
+size_t mm_accessed_by_capacity(const mm_driver *cu);
+mm_location_set mm_accessed_by_set(const int *ordinals, size_t count);
 
 /* Advises a range, so that an advice that is set also reads back. If the driver fails, even after it
  * acted, an advice that all pages had is restored. Pages that differed keep their advice if the driver
@@ -20,7 +47,13 @@ MM_NODISCARD int mm_range_advise_settled(mm_driver *cu, mm_range range, CUmem_ad
 MM_NODISCARD int mm_range_advise_once(mm_driver *cu, mm_range range, CUmem_advise advice,
                                       CUmemLocation where, mm_status *st);
 
-/* What a range had of one advice before a call. */
+/* After a NUMA host was advised as preferred location: queries the node that the driver recorded. If the
+ * machine ignores nodes, as those with one node do, advises the host, which is the same memory there;
+ * the type of *node is then not HOST_NUMA, also on failure. */
+MM_NODISCARD int mm_range_settle_node(mm_driver *cu, mm_range range, CUmemLocation *node,
+                                      mm_status *st);
+
+/* One advice of a range before a call. */
 typedef struct {
     bool whole; /* true: all pages had it. false: none had it, they differed, or it is not known */
     CUmemLocation where; /* if whole, the location of that advice */
@@ -28,16 +61,16 @@ typedef struct {
 
 /* Reads it with one query; -1 if the query fails. System memory cannot be queried: that is a success
  * with `whole` false. */
-MM_NODISCARD int mm_advice_remember(mm_driver *cu, mm_range range, CUmem_advise advice,
-                                    CUmemLocation where, mm_advice_before *before, mm_status *st);
+MM_NODISCARD int mm_advice_query(mm_driver *cu, mm_range range, CUmem_advise advice,
+                                 CUmemLocation where, mm_advice_before *before, mm_status *st);
 
 /* The range of a failed operation: not reached yet; the one whose call failed; advised before it. */
 typedef enum { MM_NOT_TRIED, MM_FAILED, MM_ADVISED } mm_advice_progress;
 
 /* Restores the advice of a range. If its pages differed before and the call set the advice, unsets it
  * on all of them. Failures are ignored, because an earlier one is being reported. */
-void mm_advice_put_back(mm_driver *cu, mm_range range, CUmem_advise advice, CUmemLocation where,
-                        const mm_advice_before *before, mm_advice_progress progress);
+void mm_advice_restore(mm_driver *cu, mm_range range, CUmem_advise advice, CUmemLocation where,
+                       const mm_advice_before *before, mm_advice_progress progress);
 
 /* One driver call for each member: set or unset. Calls before a failure keep their effect. */
 MM_NODISCARD int mm_range_switch_accessed_by(mm_driver *cu, mm_range range,

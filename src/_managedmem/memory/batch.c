@@ -51,19 +51,13 @@ compare_starts(const void *a, const void *b)
     return x->range.start < y->range.start ? -1 : x->range.start > y->range.start;
 }
 
-static CUdeviceptr
-transfer_end(const mm_transfer *t)
-{
-    return t->range.start + t->range.size;
-}
-
 /* The end of the last page of a range: advice and prefetch act on whole pages. Discards were rounded to
  * whole pages before. */
 static CUdeviceptr
 last_page_end(const mm_transfer *t, CUdeviceptr page)
 {
     assert((page & (page - 1)) == 0);
-    return (transfer_end(t) + page - 1) & ~(page - 1); /* a division is slow */
+    return (mm_range_end(t->range) + page - 1) & ~(page - 1); /* a division is slow */
 }
 
 /* Ranges are joined inside one allocation only: the driver refuses a range over two, even if they
@@ -78,7 +72,7 @@ can_join(const mm_transfer *left, const mm_transfer *right, CUdeviceptr page)
            && mm_same_location(left->where, right->where)
            && right->range.start >= left->range.start
            && (known ? right->range.start <= last_page_end(left, page)
-                     : right->range.start < transfer_end(left));
+                     : right->range.start < mm_range_end(left->range));
 }
 
 static bool
@@ -121,8 +115,8 @@ join_neighbours(mm_batch *b)
     for (size_t i = 1; i < b->count; i++) {
         mm_transfer *t = &b->transfers[last];
         if (can_join(t, &b->transfers[i], page)) {
-            if (transfer_end(&b->transfers[i]) > transfer_end(t)) {
-                t->range.size = (size_t)(transfer_end(&b->transfers[i]) - t->range.start);
+            if (mm_range_end(b->transfers[i].range) > mm_range_end(t->range)) {
+                t->range.size = (size_t)(mm_range_end(b->transfers[i].range) - t->range.start);
             }
         } else {
             b->transfers[++last] = b->transfers[i];
@@ -300,7 +294,7 @@ split_edges(mm_batch *b, mm_batch *edges, mm_status *st)
             return -1;
         }
         add_edge(edges, &before, before.range.start, t->range.start);
-        add_edge(edges, &before, transfer_end(t), transfer_end(&before));
+        add_edge(edges, &before, mm_range_end(t->range), mm_range_end(before.range));
         cut = cut || t->range.size < before.range.size;
     }
     if (!cut) {
@@ -334,7 +328,7 @@ progress_of(const mm_batch *merged, size_t failed, const mm_transfer *original)
     for (size_t i = 0; i <= failed; i++) {
         const mm_transfer *t = &merged->transfers[i];
         if (mm_same_location(t->where, original->where) && t->range.start <= original->range.start
-            && transfer_end(original) <= transfer_end(t)) {
+            && mm_range_end(original->range) <= mm_range_end(t->range)) {
             return i < failed ? MM_ADVISED : MM_FAILED;
         }
     }
@@ -352,8 +346,8 @@ restore_advice(mm_driver *cu, const mm_batch *original, const mm_batch *merged,
         for (size_t i = 0; i < original->count; i++) {
             const mm_transfer *t = &original->transfers[i];
             if (before[i].whole == (whole == 1)) {
-                mm_advice_put_back(cu, t->range, advice, t->where, &before[i],
-                                   progress_of(merged, failed, t));
+                mm_advice_restore(cu, t->range, advice, t->where, &before[i],
+                                  progress_of(merged, failed, t));
             }
         }
     }
@@ -367,7 +361,7 @@ advise_merged(mm_driver *cu, const mm_batch *original, const mm_batch *merged, C
 {
     for (size_t i = 0; i < original->count; i++) {
         const mm_transfer *t = &original->transfers[i];
-        if (mm_advice_remember(cu, t->range, advice, t->where, &before[i], st) < 0) {
+        if (mm_advice_query(cu, t->range, advice, t->where, &before[i], st) < 0) {
             return -1;
         }
     }

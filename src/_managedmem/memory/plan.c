@@ -61,7 +61,7 @@ have_same_owner(const hold *a, const hold *b)
 static void
 widen_range(mm_range *range, const mm_range *by)
 {
-    CUdeviceptr end = range->start + range->size, other = by->start + by->size;
+    CUdeviceptr end = mm_range_end(*range), other = mm_range_end(*by);
 
     range->start = by->start < range->start ? by->start : range->start;
     range->size = (size_t)((other > end ? other : end) - range->start);
@@ -342,7 +342,7 @@ bytes_of_pages(const mm_range *range)
     CUdeviceptr page = mm_page_size();
 
     return range->size == 0 ? 0
-                            : (size_t)((range->start + range->size + page - 1) / page * page
+                            : (size_t)((mm_range_end(*range) + page - 1) / page * page
                                        - range->start / page * page);
 }
 

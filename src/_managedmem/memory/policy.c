@@ -1,5 +1,270 @@
-/* policy.c: reading, applying and restoring the advice of several ranges, page by page. */
+/* policy.c: changing the advice of pages from one state to another, with as few calls as their records
+ * allow, and policies of several ranges. */
 #include "policy.h"
+
+#include <assert.h>
+
+/* --- changing --------------------------------------------------------------------------- */
+
+/* One attribute of a policy: one of these two, or else a member of accessed-by, by its bit. The
+ * preferred location comes first: copies of read-mostly pages collapse to it. */
+enum { PREFERRED = -2, READ_MOSTLY = -1, MOST_NAMED = 3 };
+
+/* After a failure: stop the change, or try the rest. UNDO_CHANGE tries the rest, and undoes a failed
+ * change even where its advice is not recorded. */
+typedef enum { STOP_CHANGE, TRY_REST, UNDO_CHANGE } failure_mode;
+
+/* The pages of one call: all adjacent ones; adjacent ones with equal records, which the driver records
+ * together; or a single page, which the driver always records. */
+typedef enum { GROUP_ADJACENT, GROUP_EQUAL, GROUP_SINGLE } page_grouping;
+
+/* A change in progress. Its span is advised when the next pages do not belong to it. */
+typedef struct {
+    mm_driver *cu;
+    failure_mode on_failure;
+    int attribute;
+    mm_range span; /* adjacent pages with one wanted policy */
+    size_t runs; /* in the span */
+    bool lacking; /* some pages of the span do not have the wanted policy */
+    const mm_policy *wanted;
+    page_grouping grouping;
+    bool unverified; /* an advice may not be recorded */
+    bool nodes_ignored; /* the machine ignores NUMA nodes as preferred locations */
+    CUmemLocation current_node; /* of HOST_NUMA_CURRENT; type INVALID until it is known */
+    size_t failures;
+    mm_status *st;
+} change;
+
+static bool
+is_same_advice(int attribute, const mm_policy *a, const mm_policy *b)
+{
+    switch (attribute) {
+    case READ_MOSTLY:
+        return a->read_mostly == b->read_mostly;
+    case PREFERRED:
+        return mm_same_location(a->preferred, b->preferred);
+    default:
+        assert(attribute >= 0 && attribute <= MM_HOST_BIT);
+        return ((a->accessed_by ^ b->accessed_by) >> attribute & 1) == 0;
+    }
+}
+
+/* The advice that gives pages an attribute of a policy. */
+static CUmem_advise
+advice_for(int attribute, const mm_policy *policy, CUmemLocation *where)
+{
+    *where = mm_host(); /* for advice whose location the driver ignores */
+    if (attribute == READ_MOSTLY) {
+        return policy->read_mostly ? CU_MEM_ADVISE_SET_READ_MOSTLY
+                                   : CU_MEM_ADVISE_UNSET_READ_MOSTLY;
+    }
+    if (attribute == PREFERRED) {
+        if ((int)policy->preferred.type == CU_MEM_LOCATION_TYPE_INVALID) {
+            return CU_MEM_ADVISE_UNSET_PREFERRED_LOCATION;
+        }
+        *where = policy->preferred;
+        return CU_MEM_ADVISE_SET_PREFERRED_LOCATION;
+    }
+    *where = mm_location_from_bit(attribute);
+    return policy->accessed_by >> attribute & 1 ? CU_MEM_ADVISE_SET_ACCESSED_BY
+                                                : CU_MEM_ADVISE_UNSET_ACCESSED_BY;
+}
+
+/* The preferred location that reads back from pages with this policy. */
+static CUmemLocation
+recorded_preference(const change *c, const mm_policy *policy)
+{
+    if (c->nodes_ignored && mm_is_numa_host(policy->preferred)) {
+        return mm_host();
+    }
+    return policy->preferred.type == CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT
+                   && (int)c->current_node.type != CU_MEM_LOCATION_TYPE_INVALID
+               ? c->current_node
+               : policy->preferred;
+}
+
+static int
+settle_span_node(change *c, CUmemLocation where, mm_status *st)
+{
+    CUmemLocation node;
+    int rc = mm_range_settle_node(c->cu, c->span, &node, st);
+
+    c->nodes_ignored = node.type != CU_MEM_LOCATION_TYPE_HOST_NUMA;
+    if (rc == 0 && !c->nodes_ignored && where.type == CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT) {
+        c->current_node = node;
+    }
+    return rc;
+}
+
+/* Adds to the status that the span is not restored. */
+static void
+name_span(change *c, CUmem_advise advice, CUmemLocation where)
+{
+    char text[MM_LOCATION_TEXT];
+
+    mm_status_add(c->st, "Not restored: %s%s%s of %zu bytes at 0x%llx.", mm_advice_name(advice),
+                  mm_advice_needs_location(advice) ? " " : "",
+                  mm_advice_needs_location(advice) ? mm_location_text(where, text) : "",
+                  c->span.size, (unsigned long long)c->span.start);
+}
+
+static void
+advise_span(change *c)
+{
+    CUmemLocation where;
+    CUmem_advise advice;
+    mm_status st = {.kind = MM_OK};
+    int rc;
+
+    c->unverified =
+        c->unverified || (c->lacking && (c->runs > 1 || c->grouping != GROUP_ADJACENT));
+    c->runs = 0;
+    if (!c->lacking || (c->failures > 0 && c->on_failure == STOP_CHANGE)) {
+        return;
+    }
+    advice = advice_for(c->attribute, c->wanted, &where);
+    if (advice == CU_MEM_ADVISE_SET_PREFERRED_LOCATION) {
+        where = recorded_preference(c, c->wanted);
+    }
+    rc = mm_range_advise_once(c->cu, c->span, advice, where, &st);
+    if (rc == 0 && advice == CU_MEM_ADVISE_SET_PREFERRED_LOCATION && mm_is_numa_host(where)) {
+        rc = settle_span_node(c, where, &st);
+    }
+    if (rc < 0 && c->failures++ == 0) {
+        *c->st = st;
+    }
+    if (rc < 0 && c->on_failure != STOP_CHANGE && c->failures <= MOST_NAMED) {
+        name_span(c, advice, where);
+    }
+}
+
+/* True if the record of pages agrees with the wanted policy. */
+static bool
+has_wanted(const change *c, const mm_policy *present, const mm_policy *wanted)
+{
+    return c->attribute == PREFERRED
+               ? mm_same_location(present->preferred, recorded_preference(c, wanted))
+               : is_same_advice(c->attribute, present, wanted);
+}
+
+/* Extends the span by pages, or advises it and begins another one. All of a span is advised even if only
+ * some of its pages lack the advice, because a record of the others may be wrong. */
+static void
+extend_span(change *c, mm_range pages, const mm_policy *present, const mm_policy *wanted)
+{
+    if (c->runs > 0
+        && (c->grouping != GROUP_ADJACENT || pages.start != mm_range_end(c->span)
+            || pages.allocation != c->span.allocation
+            || !is_same_advice(c->attribute, c->wanted, wanted))) {
+        advise_span(c);
+    }
+    if (c->runs++ == 0) {
+        c->span = (mm_range){pages.start, 0, pages.allocation};
+        c->wanted = wanted;
+        c->lacking = false;
+    }
+    c->span.size += pages.size;
+    c->lacking = c->lacking || !has_wanted(c, present, wanted);
+}
+
+/* The same for pages with one record and one wanted policy, which may need a call for each page. */
+static void
+extend_span_by_group(change *c, mm_range pages, const mm_policy *present, const mm_policy *wanted)
+{
+    CUdeviceptr page = mm_page_size(), end = mm_range_end(pages);
+
+    assert(pages.size > 0);
+    while (c->grouping == GROUP_SINGLE && pages.start / page < (end - 1) / page) {
+        mm_range first = mm_first_page(pages);
+        extend_span(c, first, present, wanted);
+        pages.start += first.size;
+        pages.size -= first.size;
+    }
+    extend_span(c, pages, present, wanted);
+}
+
+/* Goes through the pages that both lists have. */
+static void
+change_attribute(change *c, const mm_page_runs *from, const mm_page_runs *to)
+{
+    size_t i = 0, j = 0;
+
+    c->runs = 0;
+    c->lacking = false;
+    while (i < from->count && j < to->count) {
+        const mm_page_run *present = &from->run[i], *wanted = &to->run[j];
+        CUdeviceptr start = present->range.start, end = mm_range_end(present->range);
+        CUdeviceptr wanted_end = mm_range_end(wanted->range);
+        start = start > wanted->range.start ? start : wanted->range.start;
+        i += end <= wanted_end;
+        j += wanted_end <= end;
+        end = end < wanted_end ? end : wanted_end;
+        if (start < end) {
+            mm_range pages = {start, (size_t)(end - start), present->range.allocation};
+            extend_span_by_group(c, pages, &present->policy, &wanted->policy);
+        }
+    }
+    advise_span(c);
+}
+
+static void
+change_all_attributes(change *c, const mm_page_runs *from, const mm_page_runs *to)
+{
+    c->unverified = c->on_failure == UNDO_CHANGE && c->grouping == GROUP_ADJACENT;
+    for (c->attribute = PREFERRED; c->attribute <= MM_HOST_BIT; c->attribute++) {
+        if (c->attribute < c->cu->device_count || c->attribute == MM_HOST_BIT) {
+            change_attribute(c, from, to);
+        }
+    }
+}
+
+static int
+read_again(mm_driver *cu, const mm_page_runs *list, mm_page_runs *now, mm_status *st)
+{
+    for (size_t i = 0; i < list->count; i++) {
+        if (mm_page_runs_read(cu, list->run[i].range, MM_BY_RECORD, now, st) < 0) {
+            return -1;
+        }
+    }
+    return 0;
+}
+
+/* Repeats advice for pages without its record (see advice.c): first by runs of one record, which are
+ * recorded completely, then page by page. */
+static void
+settle_pages(change *c, const mm_page_runs *from, const mm_page_runs *to)
+{
+    for (c->grouping = GROUP_EQUAL;
+         c->grouping <= GROUP_SINGLE && c->unverified && c->failures == 0; c->grouping++) {
+        mm_page_runs now = {0};
+        if (read_again(c->cu, from, &now, c->st) == 0) {
+            change_all_attributes(c, &now, to);
+        } else {
+            c->failures++;
+        }
+        mm_page_runs_free(&now);
+    }
+}
+
+/* Changes the pages that are in both lists from one policy to the other: one advice for each attribute
+ * and span that differs, repeated where it is not recorded. `from` must be read by record; for
+ * UNDO_CHANGE it is the target of the failed change. The status has the first failure, and unless that
+ * stopped the change, the spans that were not changed. */
+static int
+change_pages(mm_driver *cu, const mm_page_runs *from, const mm_page_runs *to,
+             failure_mode on_failure, mm_status *st)
+{
+    change c = {.cu = cu, .on_failure = on_failure, .st = st};
+
+    change_all_attributes(&c, from, to);
+    settle_pages(&c, from, to);
+    if (on_failure != STOP_CHANGE && c.failures > MOST_NAMED) {
+        mm_status_add(st, "And %zu more.", c.failures - MOST_NAMED);
+    }
+    return c.failures > 0 ? -1 : 0;
+}
+
+/* --- policies --------------------------------------------------------------------------- */
 
 int
 mm_policy_read(mm_driver *cu, mm_batch *b, mm_page_runs *runs, mm_status *st)
@@ -25,12 +290,12 @@ mm_policy_read(mm_driver *cu, mm_batch *b, mm_page_runs *runs, mm_status *st)
 
 /* The same policy for all ranges, as runs. */
 static int
-uniform(const mm_batch *b, const mm_policy *policy, mm_page_runs *runs, mm_status *st)
+make_uniform_runs(const mm_batch *b, const mm_policy *policy, mm_page_runs *runs, mm_status *st)
 {
     *runs = (mm_page_runs){0};
     for (size_t i = 0; i < b->count; i++) {
         mm_page_run run = {.range = b->transfers[i].range, .policy = *policy};
-        if (mm_page_runs_add(runs, &run, st) < 0) {
+        if (mm_page_runs_append(runs, &run, st) < 0) {
             mm_page_runs_free(runs);
             return -1;
         }
@@ -38,9 +303,9 @@ uniform(const mm_batch *b, const mm_policy *policy, mm_page_runs *runs, mm_statu
     return 0;
 }
 
-/* Whether the pages have just what the list says; no also where the driver does not tell. */
+/* True if the pages match the list exactly; false also if the driver cannot say. */
 static bool
-is_present(mm_driver *cu, mm_batch *b, const mm_page_runs *list)
+matches_list(mm_driver *cu, mm_batch *b, const mm_page_runs *list)
 {
     mm_page_runs present;
     mm_status ignored;
@@ -58,16 +323,16 @@ is_present(mm_driver *cu, mm_batch *b, const mm_page_runs *list)
     return same;
 }
 
-/* After a failure: back again, also for what was not reached and for the advice that failed, as a
- * driver may report an earlier error after it acted. What refuses all advice, as pool memory does,
- * refuses this one too, and is as it was. */
+/* Undoes a failed change, including the advice that failed, because a driver may report an earlier error
+ * after it acted, and the pages that were not reached. Memory that refuses all advice, such as that of
+ * a pool, refuses this one too, but has not changed. */
 static void
-go_back(mm_driver *cu, mm_batch *b, const mm_page_runs *wanted, const mm_page_runs *before,
-        mm_status *st)
+undo_change(mm_driver *cu, mm_batch *b, const mm_page_runs *wanted, const mm_page_runs *before,
+            mm_status *st)
 {
     mm_status undo;
 
-    if (mm_pages_change(cu, wanted, before, MM_UNDO, &undo) < 0 && !is_present(cu, b, before)) {
+    if (change_pages(cu, wanted, before, UNDO_CHANGE, &undo) < 0 && !matches_list(cu, b, before)) {
         mm_status_add(st, "%s", undo.detail);
     }
 }
@@ -82,11 +347,11 @@ mm_policy_apply(mm_driver *cu, mm_batch *b, const mm_policy *policy, mm_page_run
     if (mm_policy_read(cu, b, before, st) < 0) {
         return -1;
     }
-    rc = uniform(b, policy, &wanted, st);
+    rc = make_uniform_runs(b, policy, &wanted, st);
     if (rc == 0) {
-        rc = mm_pages_change(cu, before, &wanted, MM_STOP, st);
+        rc = change_pages(cu, before, &wanted, STOP_CHANGE, st);
         if (rc < 0) {
-            go_back(cu, b, &wanted, before, st);
+            undo_change(cu, b, &wanted, before, st);
         }
         mm_page_runs_free(&wanted);
     }
@@ -106,7 +371,7 @@ mm_policy_restore(mm_driver *cu, mm_batch *b, const mm_page_runs *before, mm_sta
         mm_status_add(st, "Nothing was restored.");
         return -1;
     }
-    rc = mm_pages_change(cu, &present, before, MM_TRY_ALL, st);
+    rc = change_pages(cu, &present, before, TRY_REST, st);
     mm_page_runs_free(&present);
     return rc;
 }

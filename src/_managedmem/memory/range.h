@@ -31,6 +31,12 @@ mm_discards(mm_operation op)
     return op == MM_DISCARD || op == MM_DISCARD_PREFETCH;
 }
 
+static inline CUdeviceptr
+mm_range_end(mm_range range)
+{
+    return range.start + range.size;
+}
+
 /* Checks that the range lies in one managed allocation, or in system memory where the operation
  * and the device allow that; fills range->allocation. MM_BAD_VALUE says what is wrong. */
 MM_NODISCARD int mm_range_check(mm_driver *cu, mm_range *range, mm_operation op, mm_status *st);
@@ -63,23 +69,6 @@ size_t mm_page_size(void);
 
 /* The part of a range on its first page, for which the driver always records an advice. */
 mm_range mm_first_page(mm_range range);
-
-MM_NODISCARD int mm_range_read_mostly(mm_driver *cu, mm_range range, bool *on, mm_status *st);
-
-/* type is NONE where unset, or not the same on all pages. */
-MM_NODISCARD int mm_range_preferred_location(mm_driver *cu, mm_range range, CUmemLocation *where,
-                                             mm_status *st);
-MM_NODISCARD int mm_range_last_prefetch(mm_driver *cu, mm_range range, CUmemLocation *where,
-                                        mm_status *st);
-
-/* The locations that the whole range is accessed by. */
-MM_NODISCARD int mm_range_accessed_by(mm_driver *cu, mm_range range, mm_location_set *set,
-                                      mm_status *st);
-
-/* For those who ask for the attribute themselves: the places that its list needs, and the set that
- * the list holds. */
-size_t mm_accessed_by_capacity(const mm_driver *cu);
-mm_location_set mm_accessed_by_set(const int *ordinal, size_t places);
 
 /* Shrinks the range to whole pages; MM_BAD_VALUE if none is left. An empty range stays as it is. */
 MM_NODISCARD int mm_range_whole_pages(mm_range *range, mm_status *st);

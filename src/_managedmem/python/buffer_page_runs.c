@@ -1,5 +1,5 @@
 /* buffer_page_runs.c: buf.page_runs() and its records, PageRun. */
-#include "../memory/pages.h"
+#include "../memory/page_runs.h"
 #include "buffer.h"
 #include "location_object.h"
 

@@ -52,6 +52,18 @@ need_list(PyObject **list)
     return *list ? 0 : -1;
 }
 
+void
+mm_plan_drop_prepared(mm_plan_object *self)
+{
+    if (self->prefetch != NULL) {
+        mm_plan_release(self->prefetch);
+    }
+    if (self->discard_prefetch != NULL) {
+        mm_plan_release(self->discard_prefetch);
+    }
+    self->prefetch = self->discard_prefetch = NULL;
+}
+
 /* Takes over what is kept. */
 static int
 append(mm_plan_object *self, const addition *new)

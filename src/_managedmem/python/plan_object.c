@@ -8,18 +8,6 @@
 #include "stream_object.h"
 #include "targets.h"
 
-void
-mm_plan_drop_prepared(mm_plan_object *self)
-{
-    if (self->prefetch != NULL) {
-        mm_plan_release(self->prefetch);
-    }
-    if (self->discard_prefetch != NULL) {
-        mm_plan_release(self->discard_prefetch);
-    }
-    self->prefetch = self->discard_prefetch = NULL;
-}
-
 static PyObject *
 plan_clear(PyObject *op, PyObject *Py_UNUSED(none))
 {

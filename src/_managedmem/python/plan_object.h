@@ -22,9 +22,11 @@ mm_plan_of(PyObject *op)
     return (mm_plan_object *)op;
 }
 
+/* In plan_fill.c. */
+
+/* Releases the prepared plans, after a change of the entries; under the object's lock. */
 void mm_plan_drop_prepared(mm_plan_object *self);
 
-/* In plan_fill.c: the functions that add entries. */
 PyObject *mm_plan_tp_new(PyTypeObject *type, PyObject *args, PyObject *kwargs);
 PyObject *mm_plan_add(PyObject *, PyObject *const *, Py_ssize_t, PyObject *);
 PyObject *mm_plan_fit_targets(PyObject *, PyObject *const *, Py_ssize_t, PyObject *);

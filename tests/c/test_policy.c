@@ -1,6 +1,6 @@
-/* test_pages.c: runs of equal pages, and going from one state of them to another and back.
+/* test_policy.c: runs of equal pages, and going from one state of them to another and back.
  *
- * Usage: test_pages PATH_OF_THE_EMULATED_DRIVER, which must have at least two devices. */
+ * Usage: test_policy PATH_OF_THE_EMULATED_DRIVER, which must have at least two devices. */
 #include "memory/policy.h"
 #include "world.h"
 
