@@ -5,8 +5,8 @@
 
 #include <string.h>
 
-/* Compares UTF-8, which a str caches: PyUnicode_CompareWithASCIIString is several times slower. -1 if
- * no parameter has the name; with an exception if the name cannot be encoded. */
+/* The index of a parameter; -1 if there is none, with an exception if the name cannot be encoded. Compares
+ * UTF-8, which a str caches: PyUnicode_CompareWithASCIIString is several times slower. */
 static int
 find_name(const mm_parameters *p, PyObject *name)
 {
@@ -14,12 +14,12 @@ find_name(const mm_parameters *p, PyObject *name)
     const char *text = PyUnicode_AsUTF8AndSize(name, &length);
 
     if (text == NULL || length == 0) {
-        return -1; /* parameters without a name are listed as "" */
+        return -1; /* positional-only parameters are named "" */
     }
     for (int i = 0; i < p->total; i++) {
-        const char *wanted = p->names[i];
-        if (wanted[0] == text[0] && strlen(wanted) == (size_t)length
-            && memcmp(text, wanted, (size_t)length) == 0) {
+        const char *known = p->names[i];
+        if (known[0] == text[0] && strlen(known) == (size_t)length
+            && memcmp(text, known, (size_t)length) == 0) {
             return i;
         }
     }
@@ -40,25 +40,26 @@ refuse_name(const mm_parameters *p, PyObject *name)
 }
 
 static int
-put_by_name(const mm_parameters *p, PyObject *name, PyObject *value, PyObject **out)
+store_by_name(const mm_parameters *p, PyObject *name, PyObject *value, PyObject **argv)
 {
     int i = find_name(p, name);
 
     if (i < 0) {
         return refuse_name(p, name);
     }
-    if (out[i] != NULL) {
+    assert(i < p->total && value != NULL);
+    if (argv[i] != NULL) {
         PyErr_Format(PyExc_TypeError, "%s() got multiple values for argument '%U'", p->function,
                      name);
         return -1;
     }
-    out[i] = value;
+    argv[i] = value;
     return 0;
 }
 
 /* Names the keyword-only parameters, which may have been passed by position. */
 static int
-refuse_count(const mm_parameters *p, Py_ssize_t given)
+refuse_count(const mm_parameters *p, Py_ssize_t nargs)
 {
     char named[128] = "";
 
@@ -68,22 +69,24 @@ refuse_count(const mm_parameters *p, Py_ssize_t given)
                             "%s%s=", i == p->positional ? "; by name only: " : ", ", p->names[i]);
     }
     PyErr_Format(PyExc_TypeError, "%s() takes at most %d positional argument%s (%zd given)%s",
-                 p->function, p->positional, p->positional == 1 ? "" : "s", given, named);
+                 p->function, p->positional, p->positional == 1 ? "" : "s", nargs, named);
     return -1;
 }
 
 static int
-check_count(const mm_parameters *p, Py_ssize_t given)
+check_count(const mm_parameters *p, Py_ssize_t nargs)
 {
     MM_ASSERT_LEFT(); /* no method is called while this thread has entered a guard */
-    return given > p->positional ? refuse_count(p, given) : 0;
+    assert(!PyErr_Occurred());
+    assert(p->required <= p->total && p->positional <= p->total);
+    return nargs > p->positional ? refuse_count(p, nargs) : 0;
 }
 
 static int
-check_required(const mm_parameters *p, PyObject **out)
+check_required(const mm_parameters *p, PyObject **argv)
 {
     for (int i = 0; i < p->required; i++) {
-        if (out[i] == NULL) {
+        if (argv[i] == NULL) {
             PyErr_Format(PyExc_TypeError, "%s() missing required argument '%s' (pos %d)",
                          p->function, p->names[i], i + 1);
             return -1;
@@ -94,7 +97,7 @@ check_required(const mm_parameters *p, PyObject **out)
 
 int
 mm_args(const mm_parameters *p, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames,
-        PyObject **out)
+        PyObject **argv)
 {
     Py_ssize_t named = kwnames ? PyTuple_Size(kwnames) : 0;
 
@@ -102,18 +105,19 @@ mm_args(const mm_parameters *p, PyObject *const *args, Py_ssize_t nargs, PyObjec
         return -1;
     }
     for (int i = 0; i < p->total; i++) {
-        out[i] = i < nargs ? args[i] : NULL;
+        assert(p->names[i] != NULL);
+        argv[i] = i < nargs ? args[i] : NULL;
     }
     for (Py_ssize_t i = 0; i < named; i++) {
-        if (put_by_name(p, PyTuple_GetItem(kwnames, i), args[nargs + i], out) < 0) {
+        if (store_by_name(p, PyTuple_GetItem(kwnames, i), args[nargs + i], argv) < 0) {
             return -1;
         }
     }
-    return check_required(p, out);
+    return check_required(p, argv);
 }
 
 int
-mm_args_new(const mm_parameters *p, PyObject *args, PyObject *kwargs, PyObject **out)
+mm_args_new(const mm_parameters *p, PyObject *args, PyObject *kwargs, PyObject **argv)
 {
     Py_ssize_t nargs = PyTuple_Size(args), position = 0;
     PyObject *name, *value;
@@ -122,26 +126,28 @@ mm_args_new(const mm_parameters *p, PyObject *args, PyObject *kwargs, PyObject *
         return -1;
     }
     for (int i = 0; i < p->total; i++) {
-        out[i] = i < nargs ? PyTuple_GetItem(args, i) : NULL;
+        assert(p->names[i] != NULL);
+        argv[i] = i < nargs ? PyTuple_GetItem(args, i) : NULL;
     }
     while (kwargs && PyDict_Next(kwargs, &position, &name, &value)) {
-        if (put_by_name(p, name, value, out) < 0) {
+        if (store_by_name(p, name, value, argv) < 0) {
             return -1;
         }
     }
-    return check_required(p, out);
+    return check_required(p, argv);
 }
 
 int
-mm_read_index(PyObject *value, const char *what, PyObject *error, long long *out)
+mm_read_index(PyObject *value, const char *name, PyObject *error, long long *out)
 {
     PyObject *index;
     int overflow = 0;
 
+    assert(!PyErr_Occurred());
     if (PyLong_CheckExact(value)) {
         index = Py_NewRef(value);
     } else if (PyBool_Check(value) || !PyIndex_Check(value)) {
-        PyErr_Format(error, "%s must be an int, got %R", what, value);
+        PyErr_Format(error, "%s must be an int, got %R", name, value);
         return -1;
     } else if ((index = PyNumber_Index(value)) == NULL) {
         return -1;
@@ -149,22 +155,22 @@ mm_read_index(PyObject *value, const char *what, PyObject *error, long long *out
     *out = PyLong_AsLongLongAndOverflow(index, &overflow);
     Py_DECREF(index);
     if (overflow != 0) {
-        PyErr_Format(PyExc_ValueError, "%s is out of range: %R", what, value);
+        PyErr_Format(PyExc_ValueError, "%s is out of range: %R", name, value);
         return -1;
     }
     return *out == -1 && PyErr_Occurred() ? -1 : 0;
 }
 
 int
-mm_read_size(PyObject *value, const char *what, size_t *out)
+mm_read_size(PyObject *value, const char *name, size_t *out)
 {
     long long size;
 
-    if (mm_read_index(value, what, PyExc_TypeError, &size) < 0) {
+    if (mm_read_index(value, name, PyExc_TypeError, &size) < 0) {
         return -1;
     }
     if (size < 0 || size > PY_SSIZE_T_MAX) {
-        PyErr_Format(PyExc_ValueError, "%s must be 0 bytes or more, got %lld", what, size);
+        PyErr_Format(PyExc_ValueError, "%s must be 0 bytes or more, got %lld", name, size);
         return -1;
     }
     *out = (size_t)size;
@@ -172,13 +178,13 @@ mm_read_size(PyObject *value, const char *what, size_t *out)
 }
 
 static int
-raise_no_address(PyObject *value)
+refuse_address(PyObject *value)
 {
     PyErr_Format(PyExc_ValueError, "%R is not an address of memory", value);
     return -1;
 }
 
-/* Accepts 0. */
+/* Reads an address that may be 0. */
 static int
 read_any_address(PyObject *value, CUdeviceptr *out)
 {
@@ -201,7 +207,7 @@ read_any_address(PyObject *value, CUdeviceptr *out)
     Py_DECREF(number);
     if (address == (unsigned long long)-1 && PyErr_Occurred()) {
         PyErr_Clear(); /* OverflowError: negative or more than 64 bits */
-        return raise_no_address(value);
+        return refuse_address(value);
     }
     *out = (CUdeviceptr)address;
     return 0;
@@ -213,7 +219,7 @@ mm_read_address(PyObject *value, CUdeviceptr *out)
     if (read_any_address(value, out) < 0) {
         return -1;
     }
-    return *out == 0 ? raise_no_address(value) : 0;
+    return *out == 0 ? refuse_address(value) : 0;
 }
 
 int
@@ -223,7 +229,7 @@ mm_read_address_range(PyObject *address, PyObject *bytes, CUdeviceptr *start, si
         return -1;
     }
     if (*start == 0 && *size > 0) {
-        return raise_no_address(address);
+        return refuse_address(address);
     }
     if (*size > UINT64_MAX - *start) {
         PyErr_Format(PyExc_ValueError, "%zu bytes at %p leave the address space", *size,
@@ -236,13 +242,17 @@ mm_read_address_range(PyObject *address, PyObject *bytes, CUdeviceptr *start, si
 int
 mm_read_dispatch(PyObject *value, mm_dispatch *out)
 {
-    static const char *const names[] = {"auto", "batch", "loop"};
+    static const char *const names[] = {
+        [MM_DISPATCH_AUTO] = "auto",
+        [MM_DISPATCH_BATCH] = "batch",
+        [MM_DISPATCH_LOOP] = "loop",
+    };
 
     *out = MM_DISPATCH_AUTO;
     if (value == NULL) {
         return 0;
     }
-    for (int i = 0; PyUnicode_Check(value) && i < 3; i++) {
+    for (size_t i = 0; PyUnicode_Check(value) && i < sizeof names / sizeof *names; i++) {
         if (PyUnicode_CompareWithASCIIString(value, names[i]) == 0) {
             *out = (mm_dispatch)i;
             return 0;
@@ -264,48 +274,46 @@ mm_read_text(PyObject *value)
     }
     text = PyUnicode_AsUTF8AndSize(value, &length);
     if (text == NULL) {
-        PyErr_Clear(); /* UnicodeEncodeError: a lone surrogate, in no name that is looked for */
+        PyErr_Clear(); /* UnicodeEncodeError: a lone surrogate, which no known name has */
         return NULL;
     }
     return strlen(text) == (size_t)length ? text : NULL;
 }
 
-/* The class is called bool_ before NumPy 2. */
-static bool
-is_numpy_bool(mm_state *state, PyObject *value)
+/* 1 or 0 for a bool, also of NumPy, whose class is called bool_ before NumPy 2; -1 for other objects, or with
+ * an exception. */
+static int
+truth_of_bool(mm_state *state, PyObject *value)
 {
+    if (value == Py_True || value == Py_False) {
+        return value == Py_True;
+    }
     return mm_is_instance(state, value, "numpy", "bool")
-           || mm_is_instance(state, value, "numpy", "bool_");
+                   || mm_is_instance(state, value, "numpy", "bool_")
+               ? PyObject_IsTrue(value)
+               : -1;
 }
 
 int
 mm_read_numpy_flag(mm_state *state, PyObject *value, const char *name, bool *out)
 {
-    int answer;
+    int answer = truth_of_bool(state, value);
 
-    if (!is_numpy_bool(state, value)) {
+    if (answer < 0 && !PyErr_Occurred()) {
         PyErr_Format(PyExc_TypeError, "%s takes a bool, got %R", name, value);
-        return -1;
     }
-    answer = PyObject_IsTrue(value);
     *out = answer > 0;
     return answer < 0 ? -1 : 0;
 }
 
 int
-mm_read_given_defer(mm_state *state, PyObject *value, mm_defer *out)
+mm_read_defer_flag(mm_state *state, PyObject *value, mm_defer *out)
 {
-    int answer;
+    int answer = truth_of_bool(state, value);
 
-    if (value == Py_True || value == Py_False) {
-        *out = value == Py_True ? MM_DEFER_YES : MM_DEFER_NO;
-    } else if (is_numpy_bool(state, value)) {
-        answer = PyObject_IsTrue(value);
-        *out = answer > 0 ? MM_DEFER_YES : MM_DEFER_NO;
-        return answer < 0 ? -1 : 0;
-    } else {
+    if (answer < 0 && !PyErr_Occurred()) {
         PyErr_Format(PyExc_TypeError, "defer must be None, True or False, got %R", value);
-        return -1;
     }
-    return 0;
+    *out = answer > 0 ? MM_DEFER_YES : MM_DEFER_NO;
+    return answer < 0 ? -1 : 0;
 }

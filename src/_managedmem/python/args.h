@@ -6,25 +6,33 @@
 #include "../memory/dispatch.h"
 #include "errors.h"
 
-/* A function's parameters: the first `positional` may be given by position, all by name. */
+/* A function's parameters: the first `positional` can be passed by position, all of them by name, except
+ * those named "". Initialise with designators, and from three parameters on index by a local enum:
+ *
+ *     enum { TARGETS, LOCATION, STREAM, ARGC };
+ *     static const char *const names[ARGC] = {
+ *         [TARGETS] = "targets", [LOCATION] = "location", [STREAM] = "stream"};
+ *     static const mm_parameters parameters = {
+ *         .function = "prefetch", .names = names, .required = 2, .positional = 2, .total = ARGC};
+ *     PyObject *argv[ARGC]; */
 typedef struct {
     const char *function;
     const char *const *names;
     int required, positional, total;
 } mm_parameters;
 
-/* Sorts the arguments of a FASTCALL|KEYWORDS method into out; missing ones become NULL. */
+/* Stores the arguments of a FASTCALL|KEYWORDS method in argv, borrowed; NULL for missing ones. */
 int mm_args(const mm_parameters *p, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames,
-            PyObject **out);
+            PyObject **argv);
 
 /* The same for a tuple and dict, as constructors get them. */
-int mm_args_new(const mm_parameters *p, PyObject *args, PyObject *kwargs, PyObject **out);
+int mm_args_new(const mm_parameters *p, PyObject *args, PyObject *kwargs, PyObject **argv);
 
-/* An int that is not a bool: PyErr_Format(error, ...) names `what` otherwise. */
-int mm_read_index(PyObject *value, const char *what, PyObject *error, long long *out);
+/* An int that is not a bool; `error` for other objects. Messages call the value `name`. */
+int mm_read_index(PyObject *value, const char *name, PyObject *error, long long *out);
 
-/* A byte count of 0 or more: TypeError unless it is an int, ValueError for a bad one. */
-int mm_read_size(PyObject *value, const char *what, size_t *out);
+/* A byte count of 0 or more: TypeError for other objects than ints, ValueError for a bad count. */
+int mm_read_size(PyObject *value, const char *name, size_t *out);
 
 /* An address: a positive int, or an object with one behind __int__ such as a CUdeviceptr. */
 int mm_read_address(PyObject *value, CUdeviceptr *out);
@@ -45,18 +53,21 @@ mm_read_flag(mm_state *state, PyObject *value, const char *name, bool *out)
 /* An address and a byte count. The address may be 0 if the count is 0. */
 int mm_read_address_range(PyObject *address, PyObject *bytes, CUdeviceptr *start, size_t *size);
 
-/* "auto", "batch" or "loop"; None, True or False. NULL is the default. */
+/* "auto", "batch" or "loop"; NULL is "auto". */
 int mm_read_dispatch(PyObject *value, mm_dispatch *out);
-int mm_read_given_defer(mm_state *state, PyObject *value, mm_defer *out);
 
+/* True or False, also of NumPy. */
+int mm_read_defer_flag(mm_state *state, PyObject *value, mm_defer *out);
+
+/* None, True or False; NULL is None. */
 static inline int
 mm_read_defer(mm_state *state, PyObject *value, mm_defer *out)
 {
     *out = MM_DEFER_AUTO;
-    return value == NULL || value == Py_None ? 0 : mm_read_given_defer(state, value, out);
+    return value == NULL || value == Py_None ? 0 : mm_read_defer_flag(state, value, out);
 }
 
-/* The UTF-8 of a str without NUL; NULL without an exception for anything else. */
+/* The UTF-8 of a str without NUL; NULL without an exception for other objects. */
 const char *mm_read_text(PyObject *value);
 
 #endif
