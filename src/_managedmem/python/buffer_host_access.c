@@ -1,33 +1,34 @@
-/* buffer_host_access.c: whether the host may read and write the memory of a buffer.
+/* buffer_host_access.c: the check that the host may read and write the memory of a buffer.
  *
- * Memory that was allocated here or that the driver knows is trusted. Somebody must vouch for any other
- * address, because reading a wrong one ends the process: the caller, the owner by holding that memory, or
- * the resource. */
+ * Memory that was allocated here or that the driver knows is trusted. Reading any other address can end
+ * the process, so the caller must state that it is accessible, the owner must hold that memory, or the
+ * resource must say so. */
 #include "targets.h"
 
 /* --- arguments of from_handle() --------------------------------------------------------- */
 
-/* Whether the owner exports this memory read-only: 1, 0 or -1 with an exception. */
+/* 1 if the owner exports this memory read-only, 0 if not, -1 with an exception. */
 static int
 owner_is_read_only(mm_state *state, PyObject *owner, CUdeviceptr start, size_t size)
 {
-    mm_foreign shown;
+    mm_foreign exported;
     int answer;
 
     if (mm_is_buffer(state, owner)) {
         return mm_buffer_of(owner)->memory->access.read_only;
     }
-    answer = mm_read_exported(state, owner, &shown);
+    answer = mm_read_exported(state, owner, &exported);
     if (answer == 0) {
-        answer = mm_read_interface(state, owner, &shown);
+        answer = mm_read_interface(state, owner, &exported);
     }
-    if (answer <= 0) {
-        return PyErr_Occurred() == NULL || mm_clear_refusal() ? 0 : -1; /* it shows nothing now */
+    if (answer <= 0) { /* no interface, or the owner refuses to export now */
+        return PyErr_Occurred() == NULL || mm_clear_refusal() ? 0 : -1;
     }
-    answer = shown.range.start < start + size && start < shown.range.start + shown.range.size
-                 ? mm_is_read_only(&shown)
-                 : 0;
-    Py_XDECREF(shown.export);
+    answer =
+        exported.range.start < start + size && start < exported.range.start + exported.range.size
+            ? mm_is_read_only(&exported)
+            : 0;
+    Py_XDECREF(exported.export);
     return answer;
 }
 
@@ -38,6 +39,7 @@ mm_read_access(mm_state *state, PyObject *stated, PyObject *owner, CUdeviceptr s
     int read_only = 0;
     bool yes;
 
+    assert(out->host == MM_HOST_UNSTATED);
     if (stated != NULL && stated != Py_None) {
         if (mm_read_flag(state, stated, "is_host_accessible", &yes) < 0) {
             return -1;
@@ -51,21 +53,21 @@ mm_read_access(mm_state *state, PyObject *stated, PyObject *owner, CUdeviceptr s
     return read_only < 0 ? -1 : 0;
 }
 
-/* --- who vouches ------------------------------------------------------------------------ */
+/* --- vouching for memory ---------------------------------------------------------------- */
 
-/* The resource's is_host_accessible, which cuda.core defines. */
+/* The is_host_accessible of the resource, as cuda.core defines it: 1, 0 or -1 with an exception. */
 static int
 resource_vouches(mm_buffer *b)
 {
-    PyObject *resource = mm_buffer_resource(b), *said;
+    PyObject *resource = mm_buffer_resource(b), *value;
     int answer = 0;
 
     if (resource != NULL) {
-        answer = mm_get_optional(resource, "is_host_accessible", &said);
+        answer = mm_get_optional(resource, "is_host_accessible", &value);
         Py_DECREF(resource);
         if (answer > 0) {
-            answer = PyObject_IsTrue(said);
-            Py_DECREF(said);
+            answer = PyObject_IsTrue(value);
+            Py_DECREF(value);
         }
     }
     return answer;
@@ -93,21 +95,21 @@ covers(const mm_buffer *b, const mm_buffer *part)
 }
 
 /* Follows owners that are buffers, in a loop because they can be many thousands deep. The first buffer
- * with a statement of the caller, or without such an owner, decides; returns it, and its owner or NULL. */
+ * that has a statement of the caller, or no such owner, decides. Returns it; *owner is its owner or NULL. */
 static PyObject *
 find_decider(mm_buffer *b, PyObject **owner)
 {
-    PyObject *at = Py_NewRef((PyObject *)b);
+    PyObject *decider = Py_NewRef((PyObject *)b);
 
     *owner = NULL;
-    while (mm_buffer_of(at)->memory->access.host == MM_HOST_UNSTATED
-           && (*owner = mm_buffer_owner(mm_buffer_of(at))) != NULL
+    while (mm_buffer_of(decider)->memory->access.host == MM_HOST_UNSTATED
+           && (*owner = mm_buffer_owner(mm_buffer_of(decider))) != NULL
            && mm_is_buffer(b->state, *owner) && covers(mm_buffer_of(*owner), b)) {
-        Py_DECREF(at);
-        at = *owner;
+        Py_DECREF(decider);
+        decider = *owner;
         *owner = NULL;
     }
-    return at;
+    return decider;
 }
 
 /* A memoryview of the part of another buffer, which cannot be closed while it lives. */
@@ -123,29 +125,35 @@ hold_part(mm_buffer *whole, const mm_buffer *part, PyObject **held)
     return *held ? 0 : -1;
 }
 
-/* For memory that the driver knows (then it is accessible), and for any other. */
+/* Memory that the driver does not know: 1, 0 or -1 with an exception. */
+static int
+decider_vouches(mm_buffer *b, mm_buffer *decider, PyObject *owner, PyObject **held)
+{
+    mm_host_word stated = decider->memory->access.host;
+
+    if (stated != MM_HOST_UNSTATED) {
+        return stated == MM_HOST_STATED;
+    }
+    if (owner == NULL) {
+        return resource_vouches(decider);
+    }
+    return mm_is_buffer(b->state, owner) ? 0 : object_vouches(b, owner, held);
+}
+
+/* As mm_host_access, for memory that must be vouched for or held. */
 static int
 ask_owners(mm_buffer *b, bool known, PyObject **held)
 {
-    PyObject *owner, *at = find_decider(b, &owner);
-    mm_buffer *decider = mm_buffer_of(at);
-    int answer = known;
+    PyObject *owner, *found = find_decider(b, &owner);
+    mm_buffer *decider = mm_buffer_of(found);
+    int answer = known ? 1 : decider_vouches(b, decider, owner, held);
 
-    if (known) {
-        /* Only to be held. */
-    } else if (decider->memory->access.host != MM_HOST_UNSTATED) {
-        answer = decider->memory->access.host == MM_HOST_STATED;
-    } else if (owner == NULL) {
-        answer = resource_vouches(decider);
-    } else if (!mm_is_buffer(b->state, owner)) {
-        answer = object_vouches(b, owner, held);
-    }
     if (answer > 0 && held != NULL && *held == NULL && decider != b
         && hold_part(decider, b, held) < 0) {
         answer = -1;
     }
     Py_XDECREF(owner);
-    Py_DECREF(at);
+    Py_DECREF(found);
     return answer;
 }
 
@@ -160,6 +168,7 @@ mm_host_access(mm_buffer *b, const mm_pointer_attributes *attributes, PyObject *
 {
     bool known = is_known(attributes);
 
+    assert(!PyErr_Occurred());
     if (held != NULL) {
         *held = NULL;
     }
@@ -206,7 +215,7 @@ refuse_host_access(mm_buffer *b, const mm_pointer_attributes *attributes)
     return -1;
 }
 
-/* BufferError for a range that leaves its allocation: nothing may be mapped behind the end. */
+/* BufferError for a range that leaves its allocation, behind whose end no memory may be mapped. */
 static int
 check_inside(const mm_buffer *b, const mm_pointer_attributes *attributes)
 {
@@ -230,6 +239,7 @@ wait_for_devices(mm_buffer *b, mm_driver *cu)
     mm_status st;
     int rc;
 
+    assert(!cu->concurrent_access);
     Py_BEGIN_ALLOW_THREADS
     rc = mm_synchronize_all(cu, &st);
     Py_END_ALLOW_THREADS
@@ -246,6 +256,7 @@ mm_prepare_host_access(mm_buffer *b, mm_driver *cu, PyObject **held)
     mm_status st;
     int access;
 
+    MM_ASSERT_LEFT();
     *held = NULL;
     if (b->size == 0) {
         return 0;
@@ -296,7 +307,10 @@ mm_check_copied(mm_buffer *b, PyObject **held)
         return -1;
     }
     access = is_known(&attributes) ? 1 : mm_host_access(b, &attributes, held);
-    return access > 0 ? 0 : access < 0 ? -1 : refuse_copy(b->start);
+    if (access == 0) {
+        return refuse_copy(b->start);
+    }
+    return access < 0 ? -1 : 0;
 }
 
 int
@@ -320,11 +334,11 @@ mm_check_foreign_copied(mm_state *state, const mm_foreign *side)
 }
 
 int
-mm_refuse_read_only(PyObject *op, const char *why)
+mm_refuse_read_only(PyObject *op, const char *reason)
 {
     mm_buffer *b = mm_buffer_of(op);
 
     return b->memory->access.read_only && b->size > 0
-               ? mm_refuse_foreign(PyExc_ValueError, op, why)
+               ? mm_refuse_foreign(PyExc_ValueError, op, reason)
                : 0;
 }

@@ -3,9 +3,9 @@
 #include "buffer.h"
 #include "location_object.h"
 
-/* A run as a record, whose offset is counted from origin. */
+/* A run as a PageRun, with its offset from origin. */
 static PyObject *
-record(mm_state *state, const mm_page_run *run, CUdeviceptr origin)
+page_run_record(mm_state *state, const mm_page_run *run, CUdeviceptr origin)
 {
     PyObject *const fields[] = {
         PyLong_FromUnsignedLongLong(run->range.start - origin),
@@ -20,12 +20,13 @@ record(mm_state *state, const mm_page_run *run, CUdeviceptr origin)
 }
 
 static PyObject *
-records(mm_buffer *b, const mm_page_runs *runs)
+page_run_records(mm_buffer *b, const mm_page_runs *runs)
 {
     PyObject *all = PyTuple_New((Py_ssize_t)runs->count);
 
     for (size_t i = 0; all != NULL && i < runs->count; i++) {
-        PyObject *one = record(b->state, &runs->run[i], b->start);
+        assert(runs->run[i].range.start - b->start < b->size);
+        PyObject *one = page_run_record(b->state, &runs->run[i], b->start);
         if (one == NULL || PyTuple_SetItem(all, (Py_ssize_t)i, one) < 0) {
             Py_CLEAR(all);
         }
@@ -50,40 +51,40 @@ mm_buffer_page_runs(PyObject *op, PyObject *Py_UNUSED(none))
     rc = mm_page_runs_read(use.cu, use.range, MM_BY_MEANING, &runs, &st);
     mm_buffer_leave(&use);
     Py_END_ALLOW_THREADS
-    all = rc < 0 ? mm_raise(b->state, &st) : records(b, &runs);
+    all = rc < 0 ? mm_raise(b->state, &st) : page_run_records(b, &runs);
     mm_page_runs_free(&runs);
     return all;
 }
 
 const char mm_page_runs_doc[] =
     "page_runs($self, /)\n--\n\n"
-    "The buffer as runs of pages that are equal in advice and last prefetch.\n"
+    "The buffer as runs of pages with the same advice and the same last prefetch.\n"
     "\n"
-    "The properties answer for all pages at once, and where pages differ, as if nothing were set.\n"
-    "This tells what each part has: a tuple of PageRun, in order, without gaps, the whole buffer.\n"
+    "The properties describe all pages at once: where pages differ they read as unset. page_runs()\n"
+    "returns the state of each part: a tuple of PageRun, in order, without gaps, for the whole buffer.\n"
     "Runs end at page boundaries; neighbours always differ.\n"
     "\n"
-    "Asks the driver once for each page (64 MiB in pages of 4 KiB: 16,384 queries, 1 to 3 ms), since\n"
-    "only the answer for a single page tells \"not set\" from \"not the same\". Pages that another\n"
-    "thread advises meanwhile may be seen before or after it. Raises RuntimeError when closed,\n"
-    "ValueError when this is not managed memory. Safe from every thread; other threads run meanwhile.\n"
+    "Queries the driver once for each page (64 MiB in pages of 4 KiB: 16,384 queries, 1 to 3 ms), because\n"
+    "only the answer for a single page distinguishes \"not set\" from \"not the same\". Pages that another\n"
+    "thread advises meanwhile are read before or after that advice. Raises RuntimeError when closed,\n"
+    "ValueError if this is not managed memory. Safe from every thread; other threads run meanwhile.\n"
     "Driver: cuMemRangeGetAttributes.";
 
 static PyStructSequence_Field page_run_fields[] = {
-    {"offset", "where the run begins, in bytes from the start of the buffer"},
-    {"nbytes", "its length in bytes"},
-    {"read_mostly", "whether its pages are advised to be read mostly"},
-    {"preferred_location", "where they should stay: a Device, a Host, or None"},
-    {"accessed_by", "a frozenset of the locations that keep a mapping of them"},
-    {"last_prefetch_location", "where they were last asked to go: a Device, a Host, or None"},
+    {"offset", "start of the run, in bytes from the start of the buffer"},
+    {"nbytes", "length of the run in bytes"},
+    {"read_mostly", "True if the pages are advised to be read mostly"},
+    {"preferred_location", "preferred location of the pages: a Device, a Host, or None"},
+    {"accessed_by", "frozenset of the locations that keep a mapping of the pages"},
+    {"last_prefetch_location", "destination of the last prefetch: a Device, a Host, or None"},
     {NULL, NULL},
 };
 
 static PyStructSequence_Desc page_run_desc = {
     "managedmem.PageRun",
     "Neighbouring pages of a buffer with the same advice and the same last prefetch.\n\n"
-    "A named tuple, as ManagedBuffer.page_runs() gives them: offset and nbytes in bytes,\n"
-    "read_mostly, preferred_location, accessed_by (a frozenset), last_prefetch_location.",
+    "A named tuple from ManagedBuffer.page_runs(): offset and nbytes in bytes, read_mostly,\n"
+    "preferred_location, accessed_by (a frozenset), last_prefetch_location. Immutable.",
     page_run_fields, 6};
 
 int

@@ -3,8 +3,8 @@
 
 #include "buffer.h"
 
-/* 1 for one length, 0 for an object that may hold several, -1 with an exception. Arrays and tensors
- * have an __index__, which raises TypeError unless they hold one number. */
+/* 1 for one length, 0 for an object that may hold several, -1 with an exception. The __index__ of arrays
+ * and tensors raises TypeError unless they hold one number. */
 static int
 is_one_length(PyObject *value)
 {
@@ -25,7 +25,7 @@ is_one_length(PyObject *value)
     return 0;
 }
 
-/* The items of a shape as a tuple, of any type. */
+/* The items of a shape, of any type, as a tuple. */
 static PyObject *
 shape_items(PyObject *value)
 {
@@ -50,6 +50,7 @@ mm_read_shape(PyObject *value, mm_layout *layout, Py_ssize_t shape[MM_MAX_DIMENS
     Py_ssize_t dimensions = items ? PyTuple_Size(items) : -1;
     bool empty = false;
 
+    assert(layout->dtype != NULL);
     if (dimensions < 0) {
         return -1;
     }
@@ -88,31 +89,32 @@ MM_GUARD_ARRAYS PyObject *
 mm_buffer_view_method(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
     static const char *const names[] = {"dtype", "shape"};
-    static const mm_parameters parameters = {"view", names, 0, 2, 2};
+    static const mm_parameters parameters = {
+        .function = "view", .names = names, .required = 0, .positional = 2, .total = 2};
     mm_buffer *b = mm_buffer_of(op);
     Py_ssize_t shape[MM_MAX_DIMENSIONS];
     mm_layout layout = mm_buffer_layout(b);
-    PyObject *given[2];
+    PyObject *argv[2];
     size_t bytes;
 
-    if (mm_args(&parameters, args, nargs, kwnames, given) < 0 || mm_buffer_check_open(b) < 0) {
+    if (mm_args(&parameters, args, nargs, kwnames, argv) < 0 || mm_buffer_check_open(b) < 0) {
         return NULL;
     }
-    if (given[0] != NULL && given[0] != Py_None) {
-        layout.dtype = mm_read_dtype(given[0]);
+    if (argv[0] != NULL && argv[0] != Py_None) {
+        layout.dtype = mm_read_dtype(argv[0]);
     }
     if (layout.dtype == NULL) {
         return NULL;
     }
-    if (layout.dtype == b->dtype && (given[1] == NULL || given[1] == Py_None)) {
+    if (layout.dtype == b->dtype && (argv[1] == NULL || argv[1] == Py_None)) {
         return mm_buffer_view(b, 0, &layout);
     }
-    if (given[1] == NULL || given[1] == Py_None) {
+    if (argv[1] == NULL || argv[1] == Py_None) {
         shape[0] = (Py_ssize_t)(b->size / layout.dtype->itemsize);
         bytes = (size_t)shape[0] * layout.dtype->itemsize;
         layout.dimensions = 1;
         layout.shape = shape;
-    } else if (mm_read_shape(given[1], &layout, shape, &bytes) < 0) {
+    } else if (mm_read_shape(argv[1], &layout, shape, &bytes) < 0) {
         return NULL;
     }
     if (bytes != b->size || (bytes > 0 && b->start % layout.dtype->itemsize != 0)) {
@@ -130,17 +132,18 @@ PyObject *
 mm_buffer_range(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
     static const char *const names[] = {"offset", "nbytes"};
-    static const mm_parameters parameters = {"range", names, 2, 2, 2};
+    static const mm_parameters parameters = {
+        .function = "range", .names = names, .required = 2, .positional = 2, .total = 2};
     mm_buffer *b = mm_buffer_of(op);
-    PyObject *given[2];
+    PyObject *argv[2];
     Py_ssize_t length;
     mm_layout layout;
     long long offset;
     size_t nbytes;
 
-    if (mm_args(&parameters, args, nargs, kwnames, given) < 0 || mm_buffer_check_open(b) < 0
-        || mm_read_index(given[0], "offset", PyExc_TypeError, &offset) < 0
-        || mm_read_size(given[1], "nbytes", &nbytes) < 0) {
+    if (mm_args(&parameters, args, nargs, kwnames, argv) < 0 || mm_buffer_check_open(b) < 0
+        || mm_read_index(argv[0], "offset", PyExc_TypeError, &offset) < 0
+        || mm_read_size(argv[1], "nbytes", &nbytes) < 0) {
         return NULL;
     }
     if (offset < 0 || nbytes > b->size || (unsigned long long)offset > b->size - nbytes) {
@@ -159,11 +162,20 @@ mm_buffer_range(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject 
 
 /* The view of one item of the first axis. */
 static PyObject *
-item_at(mm_buffer *b, Py_ssize_t i)
+view_of_item(mm_buffer *b, Py_ssize_t i)
 {
     mm_layout layout = {b->dtype, b->dimensions - 1, b->shape + 1};
 
+    assert(b->dimensions > 0 && i >= 0 && i < b->shape[0]);
     return mm_buffer_view(b, (size_t)(i * b->strides[0]), &layout);
+}
+
+static PyObject *
+raise_outside(const mm_buffer *b, Py_ssize_t index)
+{
+    PyErr_Format(PyExc_IndexError, "index %zd is outside the first axis, which has length %zd",
+                 index, b->shape[0]);
+    return NULL;
 }
 
 static int
@@ -186,30 +198,20 @@ mm_buffer_item(PyObject *op, Py_ssize_t i)
     if (mm_buffer_check_open(b) < 0 || check_has_axis(b, PyExc_IndexError) < 0) {
         return NULL;
     }
-    if (i < 0 || i >= b->shape[0]) {
-        PyErr_Format(PyExc_IndexError, "index %zd is outside the first axis, which has length %zd",
-                     i, b->shape[0]);
-        return NULL;
-    }
-    return item_at(b, i);
+    return i < 0 || i >= b->shape[0] ? raise_outside(b, i) : view_of_item(b, i);
 }
 
 /* Negative indices count from the end. */
 static PyObject *
 subscript_index(mm_buffer *b, PyObject *key)
 {
-    Py_ssize_t given = PyNumber_AsSsize_t(key, PyExc_IndexError), i;
+    Py_ssize_t index = PyNumber_AsSsize_t(key, PyExc_IndexError);
+    Py_ssize_t i = index < 0 ? index + b->shape[0] : index;
 
-    if (given == -1 && PyErr_Occurred()) {
+    if (index == -1 && PyErr_Occurred()) {
         return NULL;
     }
-    i = given < 0 ? given + b->shape[0] : given;
-    if (i < 0 || i >= b->shape[0]) {
-        PyErr_Format(PyExc_IndexError, "index %zd is outside the first axis, which has length %zd",
-                     given, b->shape[0]);
-        return NULL;
-    }
-    return item_at(b, i);
+    return i < 0 || i >= b->shape[0] ? raise_outside(b, index) : view_of_item(b, i);
 }
 
 MM_GUARD_ARRAYS static PyObject *
@@ -230,6 +232,7 @@ subscript_slice(mm_buffer *b, PyObject *key)
     }
     memcpy(shape, b->shape, sizeof shape);
     shape[0] = PySlice_AdjustIndices(b->shape[0], &start, &stop, step);
+    assert(start >= 0 && start + shape[0] <= b->shape[0]);
     return mm_buffer_view(b, (size_t)(start * b->strides[0]), &layout);
 }
 
@@ -252,7 +255,7 @@ mm_buffer_subscript(PyObject *op, PyObject *key)
     return index ? subscript_index(b, key) : subscript_slice(b, key);
 }
 
-/* Without this, Python would only say that there is no item assignment. */
+/* Python's own message would only say that item assignment is not supported. */
 int
 mm_buffer_refuse_assignment(PyObject *op, PyObject *key, PyObject *value)
 {
@@ -276,7 +279,7 @@ mm_buffer_length(PyObject *op)
     return check_has_axis(b, PyExc_TypeError) < 0 ? -1 : b->shape[0];
 }
 
-/* Not the length, because a buffer without axes has none. */
+/* By the size, because a buffer without axes has no length. */
 int
 mm_buffer_bool(PyObject *op)
 {
@@ -289,7 +292,7 @@ mm_buffer_iter(PyObject *op)
     return check_has_axis(mm_buffer_of(op), PyExc_TypeError) < 0 ? NULL : PySeqIter_New(op);
 }
 
-/* Python would compare views by identity, but the caller means numbers. */
+/* Python would compare views by identity, but the caller asks for numbers. */
 int
 mm_buffer_refuse_search(PyObject *Py_UNUSED(op), PyObject *value)
 {
@@ -311,12 +314,12 @@ mm_buffer_refuse_number(PyObject *op)
 
 /* A tuple with one number for each axis. */
 static PyObject *
-axes_tuple(const mm_buffer *b, const Py_ssize_t *number)
+axes_tuple(const mm_buffer *b, const Py_ssize_t *numbers)
 {
     PyObject *tuple = PyTuple_New(b->dimensions);
 
     for (int i = 0; tuple != NULL && i < b->dimensions; i++) {
-        PyObject *item = PyLong_FromSsize_t(number[i]);
+        PyObject *item = PyLong_FromSsize_t(numbers[i]);
         if (item == NULL || PyTuple_SetItem(tuple, i, item) < 0) {
             Py_CLEAR(tuple);
         }
@@ -349,24 +352,26 @@ const char mm_view_doc[] =
     "Parameters\n"
     "----------\n"
     "dtype : str, NumPy or torch dtype, Python type; optional\n"
-    "    The element type; None keeps the present one.\n"
+    "    The element type. None: the present one.\n"
     "shape : int or sequence of int, optional\n"
-    "    None: one axis with all elements, or the same shape where the dtype stays.\n"
+    "    The lengths of the axes. None: the present shape, or one axis with all elements if the dtype\n"
+    "    changes.\n"
     "\n"
-    "Raises ValueError unless it has exactly the bytes of this buffer; TypeError for an unknown dtype.\n"
-    "Driver: none.";
+    "The view keeps this buffer alive. Raises ValueError unless it has exactly the bytes of this buffer\n"
+    "and starts at a multiple of the item size, TypeError for an unknown dtype, RuntimeError when closed.\n"
+    "Safe from every thread. Driver: none.";
 
 const char mm_range_doc[] =
     "range($self, /, offset, nbytes)\n--\n\n"
-    "Some bytes of the buffer as a buffer of uint8 over the same memory.\n"
+    "A part of the buffer, by bytes, as a buffer of uint8 over the same memory.\n"
     "\n"
     "Parameters\n"
     "----------\n"
     "offset : int\n"
-    "    Where it begins, in bytes from the start of this buffer, whatever its dtype and shape.\n"
+    "    The first byte, counted from the start of this buffer; dtype and shape do not matter.\n"
     "nbytes : int\n"
     "    The number of bytes, 0 or more.\n"
     "\n"
-    "Every operation on it acts on just that range; advice and prefetch on the pages it touches. It\n"
-    "keeps this buffer alive. Raises ValueError unless all of it is inside the buffer, RuntimeError\n"
-    "when closed. Driver: none.";
+    "Operations act on just that range, advice and prefetch on all pages that it touches. The range\n"
+    "keeps this buffer alive. Raises ValueError unless it is inside the buffer, RuntimeError when closed.\n"
+    "Safe from every thread. Driver: none.";
