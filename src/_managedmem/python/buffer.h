@@ -149,7 +149,8 @@ mm_buffer_advise(mm_buffer *b, mm_advice_change change, const void *arguments)
     return rc;
 }
 
-/* Checks the same as mm_buffer_enter and gives the range, but enters nothing: the buffer has to be entered later. */
+/* Checks the same as mm_buffer_enter and gives the range, but enters nothing: the buffer must be entered
+ * later. */
 int mm_buffer_check(mm_buffer *b, mm_driver *cu, mm_operation op, mm_range *range);
 
 /* Queries the kind of an entered buffer's memory. For an allocation of 0 bytes: the kind that other

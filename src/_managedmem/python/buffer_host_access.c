@@ -95,7 +95,7 @@ covers(const mm_buffer *b, const mm_buffer *part)
 }
 
 /* Follows owners that are buffers, in a loop because they can be many thousands deep. The first buffer
- * that has a statement of the caller, or no such owner, decides. Returns it; *owner is its owner or NULL. */
+ * with a statement of the caller, or without such an owner, decides. *owner is its owner or NULL. */
 static PyObject *
 find_decider(mm_buffer *b, PyObject **owner)
 {

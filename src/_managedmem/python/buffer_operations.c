@@ -1,6 +1,6 @@
-/* buffer_operations.c: the methods of a buffer that work in a stream: prefetch, discard, copies
- * and fills. The steps are always the same: read the arguments (Python code may run), enter stream and
- * buffer, detach, call, leave, attach, raise. */
+/* buffer_operations.c: the methods of a buffer that work in a stream: prefetch, discard, copies and fills.
+ * Each reads its arguments (Python code may run), enters the stream and the buffer, detaches, calls,
+ * leaves, attaches and raises. */
 #include <string.h>
 
 #include "buffer.h"
@@ -12,7 +12,7 @@
 #include "targets.h"
 
 static PyObject *
-finish(mm_state *state, int rc, const mm_status *st)
+none_or_raise(mm_state *state, int rc, const mm_status *st)
 {
     if (rc < 0) {
         return mm_raise(state, st);
@@ -23,21 +23,24 @@ finish(mm_state *state, int rc, const mm_status *st)
 PyObject *
 mm_buffer_prefetch(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
-    static const char *const names[] = {"location", "stream", "defer"};
-    static const mm_parameters parameters = {"prefetch", names, 1, 1, 3};
+    enum { LOCATION, STREAM, DEFER, ARGC };
+    static const char *const names[] = {
+        [LOCATION] = "location", [STREAM] = "stream", [DEFER] = "defer"};
+    static const mm_parameters parameters = {
+        .function = "prefetch", .names = names, .required = 1, .positional = 1, .total = ARGC};
     mm_buffer *b = mm_buffer_of(op);
     CUmemLocation where;
     mm_buffer_use use;
     mm_stream_use stream;
-    PyObject *given[3];
+    PyObject *argv[ARGC];
     mm_defer defer;
     mm_status st;
     int rc;
 
-    if (mm_args(&parameters, args, nargs, kwnames, given) < 0 || mm_buffer_check_open(b) < 0
-        || mm_read_location(b->state, given[0], &where) < 0
-        || mm_read_defer(b->state, given[2], &defer) < 0
-        || mm_stream_read(b->state, given[1], &stream) < 0
+    if (mm_args(&parameters, args, nargs, kwnames, argv) < 0 || mm_buffer_check_open(b) < 0
+        || mm_read_location(b->state, argv[LOCATION], &where) < 0
+        || mm_read_defer(b->state, argv[DEFER], &defer) < 0
+        || mm_stream_read(b->state, argv[STREAM], &stream) < 0
         || mm_buffer_enter(b, MM_PREFETCH, &stream, &use) < 0) {
         return NULL;
     }
@@ -45,12 +48,12 @@ mm_buffer_prefetch(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObje
     rc = mm_range_prefetch(use.cu, use.range, where, stream.handle, defer, &st);
     mm_buffer_leave(&use);
     Py_END_ALLOW_THREADS
-    return finish(b->state, rc, &st);
+    return none_or_raise(b->state, rc, &st);
 }
 
-/* Discards, and prefetches when `where` is given. */
+/* Discards, and prefetches unless `where` is NULL. */
 static PyObject *
-discard(mm_buffer *b, PyObject *stream_object, const CUmemLocation *where, mm_defer defer)
+discard_buffer(mm_buffer *b, PyObject *stream_object, const CUmemLocation *where, mm_defer defer)
 {
     mm_operation op = where ? MM_DISCARD_PREFETCH : MM_DISCARD;
     mm_dispatch_options options;
@@ -71,55 +74,62 @@ discard(mm_buffer *b, PyObject *stream_object, const CUmemLocation *where, mm_de
     rc = mm_batch_run(use.cu, op, &batch, &options, &st);
     mm_buffer_leave(&use);
     Py_END_ALLOW_THREADS
-    return finish(b->state, rc, &st);
+    return none_or_raise(b->state, rc, &st);
 }
 
 PyObject *
 mm_buffer_discard(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
     static const char *const names[] = {"stream"};
-    static const mm_parameters parameters = {"discard", names, 0, 0, 1};
-    PyObject *given[1];
+    static const mm_parameters parameters = {
+        .function = "discard", .names = names, .required = 0, .positional = 0, .total = 1};
+    PyObject *argv[1];
 
-    if (mm_args(&parameters, args, nargs, kwnames, given) < 0) {
+    if (mm_args(&parameters, args, nargs, kwnames, argv) < 0) {
         return NULL;
     }
-    return discard(mm_buffer_of(op), given[0], NULL, MM_DEFER_NO);
+    return discard_buffer(mm_buffer_of(op), argv[0], NULL, MM_DEFER_NO);
 }
 
 PyObject *
 mm_buffer_discard_prefetch(PyObject *op, PyObject *const *args, Py_ssize_t nargs,
                            PyObject *kwnames)
 {
-    static const char *const names[] = {"location", "stream", "defer"};
-    static const mm_parameters parameters = {"discard_prefetch", names, 1, 1, 3};
+    enum { LOCATION, STREAM, DEFER, ARGC };
+    static const char *const names[] = {
+        [LOCATION] = "location", [STREAM] = "stream", [DEFER] = "defer"};
+    static const mm_parameters parameters = {.function = "discard_prefetch",
+                                             .names = names,
+                                             .required = 1,
+                                             .positional = 1,
+                                             .total = ARGC};
     mm_buffer *b = mm_buffer_of(op);
     CUmemLocation where;
-    PyObject *given[3];
+    PyObject *argv[ARGC];
     mm_defer defer;
 
-    if (mm_args(&parameters, args, nargs, kwnames, given) < 0 || mm_buffer_check_open(b) < 0
-        || mm_read_location(b->state, given[0], &where) < 0
-        || mm_read_defer(b->state, given[2], &defer) < 0) {
+    if (mm_args(&parameters, args, nargs, kwnames, argv) < 0 || mm_buffer_check_open(b) < 0
+        || mm_read_location(b->state, argv[LOCATION], &where) < 0
+        || mm_read_defer(b->state, argv[DEFER], &defer) < 0) {
         return NULL;
     }
-    return discard(b, given[1], &where, defer);
+    return discard_buffer(b, argv[STREAM], &where, defer);
 }
 
 /* --- copies ----------------------------------------------------------------------------- */
 
 static const char CANNOT_WRITE[] = "cannot be copied into: it is read-only";
 
-/* The other side of a copy: one of our buffers, or any other memory. */
+/* The other side of a copy: a ManagedBuffer, or memory of another library. */
 typedef struct {
     mm_range range;
-    int device;       /* whose own memory it is, of a ManagedBuffer; else MM_ANY_DEVICE */
-    mm_guard *guard;  /* of a ManagedBuffer, to be entered; else NULL */
+    int device; /* the owner of a ManagedBuffer from a device pool; else MM_ANY_DEVICE */
+    mm_guard *guard; /* of a ManagedBuffer, to be entered; else NULL */
     CUstream producer; /* the stream in the interface of an array; else NULL */
     PyObject *export; /* keeps memory of the buffer protocol, or the owner of a buffer; or NULL */
 } other_side;
 
-/* Checks another library's object: contiguous, and writable if asked for. -1 with an exception. */
+/* ValueError unless another library's object is contiguous and, for a destination, writable. */
 static int
 check_foreign_side(PyObject *value, bool writable, const mm_foreign *side)
 {
@@ -154,8 +164,8 @@ read_foreign_side(mm_state *state, PyObject *value, bool writable, other_side *o
     return 0;
 }
 
-/* The driver copies in no defined order, so overlapping parts must not be copied. A copy of a range to
- * itself is harmless. */
+/* ValueError for unequal sizes, and for ranges that overlap without being the same, because the driver
+ * copies in no defined order. */
 static int
 check_sides(const mm_buffer *b, mm_range other)
 {
@@ -180,6 +190,7 @@ check_sides(const mm_buffer *b, mm_range other)
 static int
 read_other_side(mm_buffer *b, PyObject *value, bool writable, other_side *o)
 {
+    assert(b->state != NULL && !PyErr_Occurred());
     *o = (other_side){.device = MM_ANY_DEVICE};
     if (mm_is_buffer(b->state, value)) {
         mm_buffer *other = mm_buffer_of(value);
@@ -202,7 +213,7 @@ read_other_side(mm_buffer *b, PyObject *value, bool writable, other_side *o)
     return 0;
 }
 
-/* Orders the copy behind the producer's work on the array. */
+/* Queues the copy behind the producer's work on the array. */
 static int
 follow_producer(const mm_buffer_use *use, const other_side *other, CUstream stream, int device,
                 const mm_pointer_attributes *attributes, mm_status *st)
@@ -216,17 +227,18 @@ follow_producer(const mm_buffer_use *use, const other_side *other, CUstream stre
                             known ? attributes->device : MM_ANY_DEVICE, st);
 }
 
-/* Copies and, where system memory takes part, waits: it may be gone once the call returns. Without a
- * stream the work is done on the device that owns the buffer, else on the other side's owner. */
+/* Copies, and waits if one side is system memory, which may be freed once the call returns. A default
+ * stream is that of the device that owns the buffer, else the other side. */
 static int
-copy_now(const mm_buffer_use *use, const other_side *other, bool into, CUstream stream,
-         mm_status *st)
+copy_entered(const mm_buffer_use *use, const other_side *other, bool to_other, CUstream stream,
+             mm_status *st)
 {
-    CUdeviceptr to = into ? other->range.start : use->range.start;
-    CUdeviceptr from = into ? use->range.start : other->range.start;
+    CUdeviceptr to = to_other ? other->range.start : use->range.start;
+    CUdeviceptr from = to_other ? use->range.start : other->range.start;
     int device = use->memory->device != MM_ANY_DEVICE ? use->memory->device : other->device;
     mm_pointer_attributes attributes;
 
+    assert(other->range.size == use->range.size);
     if (use->range.size == 0) {
         return 0;
     }
@@ -238,7 +250,7 @@ copy_now(const mm_buffer_use *use, const other_side *other, bool into, CUstream 
                    !attributes.managed && attributes.type == 0, st);
 }
 
-/* Enters the buffer, the stream and the other side. -1 with an exception, with none entered. */
+/* Enters the buffer, the stream and the other side; after a failure none of them is entered. */
 static int
 begin_copy(mm_buffer *b, const mm_stream_use *stream, const other_side *other, mm_buffer_use *use)
 {
@@ -253,7 +265,7 @@ begin_copy(mm_buffer *b, const mm_stream_use *stream, const other_side *other, m
 }
 
 static PyObject *
-copy_held(mm_buffer *b, PyObject *value, PyObject *stream_object, bool into)
+copy_while_held(mm_buffer *b, PyObject *value, PyObject *stream_object, bool to_other)
 {
     mm_stream_use stream;
     mm_buffer_use use;
@@ -261,7 +273,7 @@ copy_held(mm_buffer *b, PyObject *value, PyObject *stream_object, bool into)
     mm_status st;
     int rc;
 
-    if (read_other_side(b, value, into, &other) < 0) {
+    if (read_other_side(b, value, to_other, &other) < 0) {
         return NULL;
     }
     if (mm_stream_read(b->state, stream_object, &stream) < 0
@@ -270,32 +282,32 @@ copy_held(mm_buffer *b, PyObject *value, PyObject *stream_object, bool into)
         return NULL;
     }
     Py_BEGIN_ALLOW_THREADS
-    rc = copy_now(&use, &other, into, stream.handle, &st);
+    rc = copy_entered(&use, &other, to_other, stream.handle, &st);
     if (other.guard != NULL) {
         mm_guard_leave(other.guard);
     }
     mm_buffer_leave(&use);
     Py_END_ALLOW_THREADS
     Py_XDECREF(other.export);
-    return finish(b->state, rc, &st);
+    return none_or_raise(b->state, rc, &st);
 }
 
 static PyObject *
-copy_with(mm_buffer *b, PyObject *value, PyObject *stream_object, bool into)
+copy_contents(mm_buffer *b, PyObject *value, PyObject *stream_object, bool to_other)
 {
     PyObject *held, *done;
 
     if (mm_buffer_check_open(b) < 0
-        || (!into && mm_refuse_read_only((PyObject *)b, CANNOT_WRITE) < 0)
+        || (!to_other && mm_refuse_read_only((PyObject *)b, CANNOT_WRITE) < 0)
         || mm_check_copied(b, &held) < 0) {
         return NULL;
     }
-    done = copy_held(b, value, stream_object, into);
+    done = copy_while_held(b, value, stream_object, to_other);
     Py_XDECREF(held);
     return done;
 }
 
-/* options is cuda.core's parameter for hints. */
+/* options is a parameter of cuda.core, for hints. */
 static int
 refuse_options(PyObject *options)
 {
@@ -312,20 +324,23 @@ refuse_options(PyObject *options)
 PyObject *
 mm_buffer_copy_from(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
-    static const char *const names[] = {"src", "stream", "options"};
-    static const mm_parameters parameters = {"copy_from", names, 1, 1, 3};
-    PyObject *given[3];
+    enum { SRC, STREAM, OPTIONS, ARGC };
+    static const char *const names[] = {[SRC] = "src", [STREAM] = "stream", [OPTIONS] = "options"};
+    static const mm_parameters parameters = {
+        .function = "copy_from", .names = names, .required = 1, .positional = 1, .total = ARGC};
+    PyObject *argv[ARGC];
 
-    if (mm_args(&parameters, args, nargs, kwnames, given) < 0 || refuse_options(given[2]) < 0) {
+    if (mm_args(&parameters, args, nargs, kwnames, argv) < 0
+        || refuse_options(argv[OPTIONS]) < 0) {
         return NULL;
     }
-    return copy_with(mm_buffer_of(op), given[0], given[1], false);
+    return copy_contents(mm_buffer_of(op), argv[SRC], argv[STREAM], false);
 }
 
 /* Wraps an object that another library's resource allocated as a buffer with the layout of b. The object
  * is the owner, and frees the memory when it is released. */
 static PyObject *
-wrap_like(mm_buffer *b, PyObject *resource, PyObject *given)
+wrap_like(mm_buffer *b, PyObject *resource, PyObject *allocated)
 {
     mm_layout layout = mm_buffer_layout(b);
     PyObject *buffer = NULL;
@@ -334,23 +349,23 @@ wrap_like(mm_buffer *b, PyObject *resource, PyObject *given)
     mm_foreign side;
     mm_status st;
 
-    if (mm_read_foreign(b->state, given, &side) < 0) {
+    if (mm_read_foreign(b->state, allocated, &side) < 0) {
         return NULL;
     }
     if (!side.dense || side.range.size < b->size) {
         PyErr_Format(PyExc_TypeError, "%R.allocate(%zu) must give a buffer of that size, got %R",
-                     resource, b->size, given);
+                     resource, b->size, allocated);
     } else if ((read_only = side.range.size > 0 ? mm_is_read_only(&side) : 0) != 0) {
         if (read_only > 0) {
             PyErr_Format(PyExc_TypeError,
                          "%R.allocate(%zu) must give a buffer that can be written, got %R",
-                         resource, b->size, given);
+                         resource, b->size, allocated);
         }
     } else if ((memory = mm_memory_wrap(side.range.start, b->size, &st)) == NULL) {
         (void)mm_raise(b->state, &st);
     } else {
         buffer = mm_buffer_new(b->state, b->state->buffer_type, memory, &layout,
-                               side.export ? side.export : given, resource);
+                               side.export ? side.export : allocated, resource);
     }
     Py_XDECREF(side.export);
     return buffer;
@@ -359,20 +374,21 @@ wrap_like(mm_buffer *b, PyObject *resource, PyObject *given)
 static PyObject *
 allocate_foreign_like(mm_buffer *b, PyObject *resource, PyObject *stream)
 {
-    PyObject *given = mm_foreign_resource_allocate(b->state, resource, b->size, stream), *buffer;
+    PyObject *allocated = mm_foreign_resource_allocate(b->state, resource, b->size, stream);
+    PyObject *buffer;
     mm_layout layout = mm_buffer_layout(b);
 
-    if (given == NULL) {
+    if (allocated == NULL) {
         return NULL;
     }
-    buffer = mm_is_buffer(b->state, given) && mm_buffer_of(given)->size == b->size
-                 ? mm_buffer_view(mm_buffer_of(given), 0, &layout)
-                 : wrap_like(b, resource, given);
-    Py_DECREF(given);
+    buffer = mm_is_buffer(b->state, allocated) && mm_buffer_of(allocated)->size == b->size
+                 ? mm_buffer_view(mm_buffer_of(allocated), 0, &layout)
+                 : wrap_like(b, resource, allocated);
+    Py_DECREF(allocated);
     return buffer;
 }
 
-/* A new buffer like this one, from the same resource where it has one. */
+/* A new buffer with the layout of b, from its resource if it has one. */
 static PyObject *
 new_like(mm_buffer *b, PyObject *stream)
 {
@@ -391,27 +407,28 @@ new_like(mm_buffer *b, PyObject *stream)
 PyObject *
 mm_buffer_copy_to(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
-    static const char *const names[] = {"dst", "stream", "options"};
-    static const mm_parameters parameters = {"copy_to", names, 0, 1, 3};
+    enum { DST, STREAM, OPTIONS, ARGC };
+    static const char *const names[] = {[DST] = "dst", [STREAM] = "stream", [OPTIONS] = "options"};
+    static const mm_parameters parameters = {
+        .function = "copy_to", .names = names, .required = 0, .positional = 1, .total = ARGC};
     mm_buffer *b = mm_buffer_of(op);
-    PyObject *given[3], *to, *done;
+    PyObject *argv[ARGC], *dst, *done;
 
-    if (mm_args(&parameters, args, nargs, kwnames, given) < 0 || refuse_options(given[2]) < 0
+    if (mm_args(&parameters, args, nargs, kwnames, argv) < 0 || refuse_options(argv[OPTIONS]) < 0
         || mm_buffer_check_open(b) < 0) {
         return NULL;
     }
-    to = given[0] == NULL || given[0] == Py_None ? new_like(b, given[1]) : Py_NewRef(given[0]);
-    done = to ? copy_with(b, to, given[1], true) : NULL;
+    dst = argv[DST] == NULL || argv[DST] == Py_None ? new_like(b, argv[STREAM])
+                                                    : Py_NewRef(argv[DST]);
+    done = dst ? copy_contents(b, dst, argv[STREAM], true) : NULL;
     if (done == NULL) {
-        Py_XDECREF(to);
+        Py_XDECREF(dst);
         return NULL;
     }
     Py_DECREF(done);
-    return to;
+    return dst;
 }
 
-/* Copies to a new buffer and waits. Does not call copy_to() of a subclass, which could return
- * anything. */
 PyObject *
 mm_buffer_finished_copy(PyObject *op)
 {
@@ -443,7 +460,7 @@ mm_buffer_copy(PyObject *op, PyObject *Py_UNUSED(none_or_memo))
 
 /* --- fill ------------------------------------------------------------------------------- */
 
-/* Reads an int of one byte, or 1, 2 or 4 bytes as they lie in memory. */
+/* Reads an int of one byte, or 1, 2 or 4 bytes in the order of memory. */
 static int
 read_pattern(PyObject *value, size_t size, unsigned char pattern[4], unsigned *width)
 {
@@ -459,7 +476,7 @@ read_pattern(PyObject *value, size_t size, unsigned char pattern[4], unsigned *w
         PyBuffer_Release(&view);
         if (*width == 0 || *width == 3 || size % *width != 0) {
             PyErr_Format(PyExc_ValueError,
-                         "a pattern has 1, 2 or 4 bytes, and as many divide the buffer's %zu; "
+                         "a pattern has 1, 2 or 4 bytes, a number that divides the buffer's %zu; "
                          "got %R",
                          size, value);
             return -1;
@@ -472,7 +489,7 @@ read_pattern(PyObject *value, size_t size, unsigned char pattern[4], unsigned *w
         if (!PyErr_ExceptionMatches(PyExc_ValueError)) {
             return -1;
         }
-        PyErr_Clear(); /* ValueError: an int beyond 64 bits, so beyond a byte as well */
+        PyErr_Clear(); /* ValueError: an int beyond 64 bits, which exceeds a byte too */
         number = -1;
     }
     if (number < 0 || number > 255) {
@@ -484,7 +501,7 @@ read_pattern(PyObject *value, size_t size, unsigned char pattern[4], unsigned *w
     return 0;
 }
 
-/* Wrapped memory must be writable, and known to the driver or vouched for. */
+/* ValueError unless wrapped memory is writable, and known to the driver or vouched for. */
 static int
 check_filled(PyObject *op, PyObject **held)
 {
@@ -498,22 +515,23 @@ PyObject *
 mm_buffer_fill(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
     static const char *const names[] = {"value", "stream"};
-    static const mm_parameters parameters = {"fill", names, 1, 1, 2};
+    static const mm_parameters parameters = {
+        .function = "fill", .names = names, .required = 1, .positional = 1, .total = 2};
     mm_buffer *b = mm_buffer_of(op);
     mm_stream_use stream;
     unsigned char pattern[4] = {0};
     mm_buffer_use use;
-    PyObject *given[2], *held = NULL;
+    PyObject *argv[2], *held = NULL;
     unsigned width;
     mm_status st;
     int rc;
 
-    if (mm_args(&parameters, args, nargs, kwnames, given) < 0 || mm_buffer_check_open(b) < 0
+    if (mm_args(&parameters, args, nargs, kwnames, argv) < 0 || mm_buffer_check_open(b) < 0
         || (!b->memory->owned && check_filled(op, &held) < 0)) {
         return NULL;
     }
-    if (read_pattern(given[0], b->size, pattern, &width) < 0
-        || mm_stream_read(b->state, given[1], &stream) < 0
+    if (read_pattern(argv[0], b->size, pattern, &width) < 0
+        || mm_stream_read(b->state, argv[1], &stream) < 0
         || mm_buffer_enter(b, MM_COPY, &stream, &use) < 0) {
         Py_XDECREF(held);
         return NULL;
@@ -523,71 +541,72 @@ mm_buffer_fill(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *
     mm_buffer_leave(&use);
     Py_END_ALLOW_THREADS
     Py_XDECREF(held);
-    return finish(b->state, rc, &st);
+    return none_or_raise(b->state, rc, &st);
 }
 
 const char mm_prefetch_doc[] =
     "prefetch($self, location, *, stream=None, defer=None)\n--\n\n"
     "Move the pages to a Device or Host before they are used there, in stream order.\n"
     "\n"
-    "defer=True queues an empty host function in front, so that the call returns while the stream does\n"
-    "the work; None does so for large buffers. Raises as managedmem.prefetch() does. Other threads run\n"
-    "meanwhile. Driver: cuMemPrefetchAsync.";
+    "defer=True queues an empty host function first, so that the call returns at once and the stream does\n"
+    "the work; None does so for large buffers. Raises as managedmem.prefetch() does. Safe from every\n"
+    "thread; other threads run meanwhile. Driver: cuMemPrefetchAsync.";
 
 const char mm_discard_doc[] =
     "discard($self, *, stream=None)\n--\n\n"
-    "Throw the contents away, in stream order; reading is undefined until the next write.\n"
+    "Discard the contents, in stream order; until the next write a read gives undefined bytes.\n"
     "\n"
-    "Acts on the whole pages inside the buffer. Raises as managedmem.discard() does.\n"
-    "Driver: cuMemDiscardBatchAsync.";
+    "Acts on the whole pages inside the buffer. Raises as managedmem.discard() does. Safe from every\n"
+    "thread; other threads run meanwhile. Driver: cuMemDiscardBatchAsync.";
 
 const char mm_discard_prefetch_doc[] =
     "discard_prefetch($self, location, *, stream=None, defer=None)\n--\n\n"
-    "Throw the contents away and give the buffer pages at a place, in stream order.\n"
+    "Discard the contents and give the buffer pages at a Device or Host, in stream order.\n"
     "\n"
-    "For a buffer that will be overwritten there. Pages at its ends that it does not fill are prefetched\n"
-    "first, with their contents. Raises as managedmem.discard_prefetch() does.\n"
-    "Driver: cuMemDiscardAndPrefetchBatchAsync, cuMemPrefetchAsync.";
+    "For a buffer that will be overwritten there. Pages that the buffer fills only in part are prefetched\n"
+    "first, with their contents. Raises as managedmem.discard_prefetch() does. Safe from every thread;\n"
+    "other threads run meanwhile. Driver: cuMemDiscardAndPrefetchBatchAsync, cuMemPrefetchAsync.";
 
 const char mm_copy_from_doc[] =
     "copy_from($self, src, *, stream=None, options=None)\n--\n\n"
     "Copy the bytes of src into the buffer, in stream order.\n"
     "\n"
-    "src is a ManagedBuffer, of a pool and of another device too, an array with\n"
-    "__cuda_array_interface__, or an object with the buffer protocol such as bytes or a NumPy array,\n"
-    "contiguous and of the same size in bytes (else ValueError). Parts of one memory may be identical, but\n"
-    "must not overlap otherwise (else ValueError). From system memory the call waits until the copy is\n"
-    "done; other sources must live until the stream has done it. The stream's device needs\n"
-    "access to pool memory on either side (else CUDAError). Without a stream it is the default one of\n"
-    "the device that owns the buffer, or the source, and else the current one. The copy is queued behind\n"
-    "an event of the stream in the interface of an array. options must be None, as copies take none of\n"
-    "cuda.core's hints (else NotImplementedError). Safe from every thread. Driver: cuMemcpyAsync,\n"
-    "cuEventRecord, cuStreamWaitEvent.";
+    "src is a ManagedBuffer, also of a pool or another device, an array with __cuda_array_interface__, or\n"
+    "an object with the buffer protocol such as bytes or a NumPy array. It must be contiguous and of the\n"
+    "same size in bytes, and must not overlap the buffer unless both are the same range (else\n"
+    "ValueError). A copy from system memory is complete when the call returns; other sources must live\n"
+    "until the stream has copied. The stream's device needs access to pool memory on either side (else\n"
+    "CUDAError). The default stream is that of the device that owns the buffer, or the source, else of\n"
+    "the current device. A copy from an array waits for the stream in its interface. options must be\n"
+    "None, because copies take none of cuda.core's hints (else NotImplementedError). Raises RuntimeError\n"
+    "when closed. Safe from every thread. Driver: cuMemcpyAsync, cuEventRecord, cuStreamWaitEvent.";
 
 const char mm_copy_to_doc[] =
     "copy_to($self, dst=None, *, stream=None, options=None)\n--\n\n"
     "Copy the bytes of the buffer to dst, in stream order, and return dst.\n"
     "\n"
-    "None makes a new buffer of the same layout from the same resource; a pool allocates it on the same\n"
-    "stream. For a resource of another library, allocate(size, stream=stream) is called, and its result\n"
-    "is the owner of the new buffer. dst as src in copy_from(), but writable; options as there. Driver:\n"
-    "cuMemcpyAsync.";
+    "None allocates a new buffer of the same dtype and shape from the same resource, from a pool on the\n"
+    "same stream. A resource of another library is called as allocate(size, stream=stream); its result is\n"
+    "the owner of the new buffer. dst as src in copy_from(), but writable; options, errors and threads as\n"
+    "there. Driver: cuMemcpyAsync.";
 
 const char mm_copy_doc[] =
     "__copy__($self, /)\n--\n\n"
     "For copy.copy(): a new ManagedBuffer with the same contents, shape and dtype.\n"
     "\n"
     "It is from the same resource; the copy of a view has only the view's bytes. Advice and owner are not\n"
-    "copied. Runs after the work of the default stream and waits for the result; copy_to() copies in the\n"
-    "order of a stream. Raises as copy_to() does. Driver: cuMemcpyAsync, cuStreamSynchronize.";
+    "copied. The copy follows the work on the default stream and is complete when the call returns;\n"
+    "copy_to() copies in the order of a stream. Raises as copy_to() does. Safe from every thread.\n"
+    "Driver: cuMemcpyAsync, cuStreamSynchronize.";
 
 const char mm_deepcopy_doc[] =
     "__deepcopy__($self, memo, /)\n--\n\n"
-    "For copy.deepcopy(): the same as copy.copy(), which copies the memory.";
+    "For copy.deepcopy(): the same as __copy__(), which copies the memory.";
 
 const char mm_fill_doc[] =
     "fill($self, value, *, stream=None)\n--\n\n"
     "Fill the buffer with a byte or a pattern, in stream order.\n"
     "\n"
     "value is an int in 0 to 255 (else OverflowError), or 1, 2 or 4 bytes whose number divides the size\n"
-    "(else ValueError). Driver: cuMemsetD8Async, cuMemsetD16Async, cuMemsetD32Async.";
+    "(else ValueError). Raises RuntimeError when closed. Safe from every thread.\n"
+    "Driver: cuMemsetD8Async, cuMemsetD16Async, cuMemsetD32Async.";
