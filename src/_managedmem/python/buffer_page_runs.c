@@ -7,16 +7,19 @@
 static PyObject *
 page_run_record(mm_state *state, const mm_page_run *run, CUdeviceptr origin)
 {
-    PyObject *const fields[] = {
-        PyLong_FromUnsignedLongLong(run->range.start - origin),
-        PyLong_FromSize_t(run->range.size),
-        PyBool_FromLong(run->policy.read_mostly),
-        mm_location_object_new(state, run->policy.preferred),
-        mm_location_frozenset(state, run->policy.accessed_by),
-        mm_location_object_new(state, run->prefetched),
-    };
+    enum { OFFSET, NBYTES, READ_MOSTLY, PREFERRED, ACCESSED_BY, PREFETCHED, FIELDS };
+    PyObject *fields[FIELDS] = {0};
 
-    return mm_record_new(state->page_run_type, fields, 6);
+    fields[OFFSET] = PyLong_FromUnsignedLongLong(run->range.start - origin);
+    fields[NBYTES] = PyLong_FromSize_t(run->range.size);
+    fields[READ_MOSTLY] = PyBool_FromLong(run->policy.read_mostly);
+    /* Locations are looked up in dicts, which must not happen with an exception set. */
+    if (fields[OFFSET] != NULL && fields[NBYTES] != NULL
+        && (fields[PREFERRED] = mm_location_object_new(state, run->policy.preferred)) != NULL
+        && (fields[ACCESSED_BY] = mm_location_frozenset(state, run->policy.accessed_by)) != NULL) {
+        fields[PREFETCHED] = mm_location_object_new(state, run->prefetched);
+    }
+    return mm_record_new(state->page_run_type, fields, FIELDS);
 }
 
 static PyObject *

@@ -235,13 +235,18 @@ policy_reduce(PyObject *op, PyObject *Py_UNUSED(none))
 {
     PyObject *copyreg = PyImport_ImportModule("copyreg");
     PyObject *make = copyreg ? PyObject_GetAttrString(copyreg, "__newobj_ex__") : NULL;
+    PyObject *preferred = make ? policy_get_preferred_location(op, NULL) : NULL;
+    PyObject *accessed_by = preferred ? policy_get_accessed_by(op, NULL) : NULL;
 
     Py_XDECREF(copyreg);
-    return make ? Py_BuildValue("(N(O(){s:N,s:N,s:N}))", make, Py_TYPE(op), "read_mostly",
-                                policy_get_read_mostly(op, NULL), "preferred_location",
-                                policy_get_preferred_location(op, NULL), "accessed_by",
-                                policy_get_accessed_by(op, NULL))
-                : NULL;
+    if (accessed_by == NULL) {
+        Py_XDECREF(make);
+        Py_XDECREF(preferred);
+        return NULL;
+    }
+    return Py_BuildValue("(N(O(){s:O,s:N,s:N}))", make, Py_TYPE(op), "read_mostly",
+                         policy_of(op)->read_mostly ? Py_True : Py_False, "preferred_location",
+                         preferred, "accessed_by", accessed_by);
 }
 
 /* Appends (name, location), with None where the advice takes no location. */
