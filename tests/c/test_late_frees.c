@@ -10,7 +10,7 @@
 
 enum { ROUNDS = 100, WORKERS = 4, SIZE = 5000 };
 
-static const mm_chance any_call = {0}, after_a_wait = {.pools = true, .idle = true};
+static const mm_free_conditions any_call = {0}, after_a_wait = {.pools = true, .idle = true};
 
 static void
 attempt(void)
@@ -141,7 +141,7 @@ close_refused(void *memory)
     bool first = true;
     mm_status st;
 
-    CHECK(mm_memory_close(memory, &first, &st) < 0);
+    CHECK(mm_memory_close(memory, NULL, &first, &st) < 0);
     CHECK(!first);
     CHECK(mm_can_free_late(&st));
 }
@@ -158,7 +158,7 @@ check_that_closing_leaves_open(mm_memory *m)
     mm_guard_leave(&m->guard);
     attempt();
     CHECK_EQUAL(world.live_allocations(), live);
-    CHECK_OK(mm_memory_close(m, &first, &st), &st);
+    CHECK_OK(mm_memory_close(m, NULL, &first, &st), &st);
     CHECK(first);
     CHECK_EQUAL(world.live_allocations(), live - 1);
     mm_memory_release(m);
@@ -185,7 +185,7 @@ closing_never_waits_there(void)
     CHECK(mm_guard_enter(&m->guard));
     run_inside(close_refused, m);
     mm_guard_leave(&m->guard);
-    CHECK_OK(mm_memory_close(m, &first, &st), &st);
+    CHECK_OK(mm_memory_close(m, NULL, &first, &st), &st);
     CHECK(first);
     mm_memory_release(m);
 }
@@ -227,7 +227,7 @@ other_refusals_count_as_closed(void)
     mm_status st;
 
     world.fail("cuMemFree", 1, CUDA_ERROR_LAUNCH_FAILED, 1);
-    CHECK(mm_memory_close(m, &first, &st) < 0);
+    CHECK(mm_memory_close(m, NULL, &first, &st) < 0);
     world.fail_clear();
     CHECK(first);
     CHECK(mm_guard_is_closed(&m->guard));
@@ -273,7 +273,7 @@ streams_of_others_are_not_touched(void)
     run_inside(release_memory, allocate_from(pool, handle, NULL));
     attempt();
     CHECK_EQUAL(world.live_allocations(), live + 1);
-    mm_late_frees_attempt(world.cu, &(mm_chance){.stream = handle});
+    mm_late_frees_attempt(world.cu, &(mm_free_conditions){.stream = handle});
     CHECK_EQUAL(world.live_allocations(), live);
     run_inside(release_memory, allocate_from(pool, handle, NULL));
     CHECK_EQUAL(world.cu->StreamDestroy(handle), CUDA_SUCCESS);
@@ -357,7 +357,8 @@ captures_of_other_devices_survive(void)
     CHECK_EQUAL(world.end_capture(other, &graph), CUDA_SUCCESS);
     CHECK_EQUAL(world.destroy_graph(graph), CUDA_SUCCESS);
     CHECK_EQUAL(world.live_allocations(), live + 1);
-    mm_late_frees_attempt(world.cu, &(mm_chance){.pools = true, .idle = true, .device = 1});
+    mm_late_frees_attempt(world.cu,
+                          &(mm_free_conditions){.pools = true, .idle = true, .device = 1});
     CHECK_EQUAL(world.live_allocations(), live);
     release_pool(pool);
     CHECK_EQUAL(world.cu->StreamDestroy(stream), CUDA_SUCCESS);

@@ -209,9 +209,10 @@ a_hold_can_go_before_its_reference(void)
     CHECK_EQUAL(world.live_allocations(), before + 1);
     CHECK(mm_guard_enter(&m->guard)); /* a call through the remaining reference */
     mm_guard_leave(&m->guard);
-    CHECK(mm_memory_drop(m));
-    CHECK(mm_memory_end_blocks(m));
-    mm_memory_end(m);
+    CHECK(mm_memory_release_hold(m));
+    CHECK(mm_memory_closing_blocks(m));
+    mm_memory_retire(m);
+    mm_memory_release_reference(m);
     CHECK_EQUAL(world.live_allocations(), before);
     CHECK(!mm_guard_enter(&m->guard));
     mm_memory_release_reference(m);
@@ -299,10 +300,10 @@ closing_frees_once(void)
     mm_status st;
     bool first = false;
 
-    CHECK_OK(mm_memory_close(m, &first, &st), &st);
+    CHECK_OK(mm_memory_close(m, NULL, &first, &st), &st);
     CHECK(first);
     CHECK_EQUAL(world.live_allocations(), before);
-    CHECK_OK(mm_memory_close(m, &first, &st), &st);
+    CHECK_OK(mm_memory_close(m, NULL, &first, &st), &st);
     CHECK(!first);
     world.log_clear();
     mm_memory_release(m);
@@ -317,12 +318,12 @@ exports_hold_it_open(void)
     bool first = true;
 
     CHECK(mm_guard_export(&m->guard));
-    CHECK_EQUAL(mm_memory_close(m, &first, &st), -1);
+    CHECK_EQUAL(mm_memory_close(m, NULL, &first, &st), -1);
     CHECK(!first);
     CHECK_EQUAL(st.kind, MM_EXPORTED);
     CHECK(strstr(st.detail, "1 view") != NULL);
     mm_guard_unexport(&m->guard);
-    CHECK_OK(mm_memory_close(m, &first, &st), &st);
+    CHECK_OK(mm_memory_close(m, NULL, &first, &st), &st);
     mm_memory_release(m);
 }
 
@@ -339,7 +340,7 @@ wrapped_memory_is_left_alone(void)
     CHECK(!m->owned);
     CHECK_OK(mm_memory_check(world.cu, m, MM_PREFETCH, &st), &st);
     CHECK_EQUAL(atomic_load(&m->allocation), owned->start);
-    CHECK_OK(mm_memory_close(m, &first, &st), &st);
+    CHECK_OK(mm_memory_close(m, NULL, &first, &st), &st);
     mm_memory_release(m);
     CHECK_EQUAL(world.live_allocations(), before);
     mm_memory_release(owned);
@@ -398,12 +399,12 @@ failed_free_counts_as_closed(void)
     bool first = false;
 
     world.fail("cuMemFree", 1, CUDA_ERROR_LAUNCH_FAILED, 1);
-    CHECK_EQUAL(mm_memory_close(m, &first, &st), -1);
+    CHECK_EQUAL(mm_memory_close(m, NULL, &first, &st), -1);
     CHECK(first);
     CHECK_EQUAL(st.code, CUDA_ERROR_LAUNCH_FAILED);
     CHECK(strcmp(st.function, "cuMemFree") == 0);
     CHECK(mm_guard_is_closed(&m->guard));
-    CHECK_OK(mm_memory_close(m, &first, &st), &st);
+    CHECK_OK(mm_memory_close(m, NULL, &first, &st), &st);
     mm_memory_release(m);
 }
 
@@ -428,7 +429,7 @@ prefetch_until_closed(void *argument)
         CHECK_OK(mm_range_prefetch(world.cu, range, mm_host(), NULL, MM_DEFER_NO, &st), &st);
         mm_guard_leave(&m->guard);
         if (atomic_fetch_add(&s->uses, 1) > 20) {
-            CHECK_OK(mm_memory_close(m, &first, &st), &st);
+            CHECK_OK(mm_memory_close(m, NULL, &first, &st), &st);
             (void)atomic_fetch_add(&s->closings, first);
         }
     }

@@ -78,7 +78,7 @@ blocks_keep_their_stream(void)
 
     CHECK_OK(mm_stream_release(stream, &st), &st);
     CHECK_EQUAL(world.live_streams(), streams + 1);
-    CHECK_OK(mm_memory_close(m, &first, &st), &st);
+    CHECK_OK(mm_memory_close(m, NULL, &first, &st), &st);
     CHECK(first);
     CHECK_EQUAL(world.live_streams(), streams);
     mm_memory_release(m);
@@ -98,7 +98,8 @@ pools_wait_for_queued_frees(void)
     mm_memory_release(m);
     release(pool);
     mm_late_frees_attempt(
-        world.cu, &(mm_chance){.pools = true}); /* the event is reached at its second query */
+        world.cu,
+        &(mm_free_conditions){.pools = true}); /* the event is reached at its second query */
     CHECK_EQUAL(world_calls("cuCtxSynchronize"), 0);
     CHECK_EQUAL(world_calls("cuMemPoolDestroy"), 1);
     m = allocate(pool = make_pool(true), 100, NULL);
@@ -106,7 +107,7 @@ pools_wait_for_queued_frees(void)
     release(pool);
     CHECK_EQUAL(world_calls("cuMemPoolDestroy"), 1);
     CHECK_OK(mm_device_synchronize(world.cu, 0, &st), &st);
-    mm_late_frees_attempt(world.cu, &(mm_chance){.pools = true, .idle = true});
+    mm_late_frees_attempt(world.cu, &(mm_free_conditions){.pools = true, .idle = true});
     CHECK_EQUAL(world_calls("cuMemPoolDestroy"), 2);
     world.schedule(0);
     CHECK_EQUAL(world.live_allocations(), live);
@@ -169,10 +170,10 @@ check_waits(mm_pool *pool, size_t pools)
 
     (void)rc;
     /* The emulated driver would abort. */
-    mm_late_frees_attempt(world.cu, &(mm_chance){.pools = true});
+    mm_late_frees_attempt(world.cu, &(mm_free_conditions){.pools = true});
     world.fail_clear();
     CHECK_OK(mm_device_synchronize(world.cu, 0, &st), &st);
-    mm_late_frees_attempt(world.cu, &(mm_chance){.pools = true});
+    mm_late_frees_attempt(world.cu, &(mm_free_conditions){.pools = true});
     world.schedule(0);
     CHECK_EQUAL(world.live_pools(), pools);
 }
@@ -219,7 +220,7 @@ free_on_own_default_stream(void *argument)
     bool first = false;
     mm_status st;
 
-    CHECK_OK(mm_memory_close_on(argument, &stream, &first, &st), &st);
+    CHECK_OK(mm_memory_close(argument, &stream, &first, &st), &st);
     CHECK(first);
     return NULL;
 }
@@ -248,7 +249,7 @@ end_pools(void *argument)
         mm_pool *pool = make_pool(i % 2 == 0);
         mm_memory_release(allocate(pool, 100, NULL));
         release(pool);
-        mm_late_frees_attempt(world.cu, &(mm_chance){.pools = true});
+        mm_late_frees_attempt(world.cu, &(mm_free_conditions){.pools = true});
     }
     return NULL;
 }
@@ -259,7 +260,7 @@ threads_reclaim_pools(void)
     size_t pools = world.live_pools();
 
     check_threads(WORKERS, end_pools, NULL);
-    mm_late_frees_attempt(world.cu, &(mm_chance){.pools = true});
+    mm_late_frees_attempt(world.cu, &(mm_free_conditions){.pools = true});
     CHECK_EQUAL(world.live_pools(), pools);
 }
 
@@ -271,7 +272,8 @@ managed_blocks_are_whole_pages(void)
     uint64_t used = 0;
     mm_status st;
 
-    CHECK_OK(mm_pool_get(world.cu, pool, CU_MEMPOOL_ATTR_USED_MEM_CURRENT, &used, &st), &st);
+    CHECK_OK(mm_pool_get_attribute(world.cu, pool, CU_MEMPOOL_ATTR_USED_MEM_CURRENT, &used, &st),
+             &st);
     CHECK_EQUAL(used, mm_page_size());
     CHECK_EQUAL(m->device, MM_ANY_DEVICE);
     mm_memory_release(m);
@@ -327,7 +329,7 @@ allocate_and_close(void *argument)
     for (int i = 0; i < ROUNDS; i++) {
         mm_memory *m = allocate(pool, (size_t)i + 1, stream);
         bool first = false;
-        CHECK_OK(mm_memory_close(m, &first, &st), &st);
+        CHECK_OK(mm_memory_close(m, NULL, &first, &st), &st);
         CHECK(first);
         mm_memory_release(m);
     }
@@ -355,7 +357,7 @@ close_on_a_stream(void *argument)
     bool first = false;
     mm_status st;
 
-    CHECK_OK(mm_memory_close_on(argument, &stream, &first, &st), &st);
+    CHECK_OK(mm_memory_close(argument, &stream, &first, &st), &st);
     return NULL;
 }
 
@@ -404,7 +406,7 @@ threads_change_the_stream_of_a_block(void)
 
     check_threads(WORKERS, change_the_stream, m);
     CHECK_EQUAL(world.live_streams(), streams + 1);
-    CHECK_OK(mm_memory_close(m, &first, &st), &st);
+    CHECK_OK(mm_memory_close(m, NULL, &first, &st), &st);
     CHECK_EQUAL(world.live_streams(), streams);
     CHECK_OK(mm_memory_set_stream(world.cu, m, NULL, NULL, &done, &st), &st);
     CHECK(!done);

@@ -61,6 +61,13 @@ a_thread_without_a_context_sees_captures(void)
     mm_memory_release(m);
 }
 
+static int
+follow(CUstream stream, int device, CUstream producer, int producer_device, mm_status *st)
+{
+    return mm_stream_follow(world.cu, (mm_device_stream){stream, device},
+                            (mm_device_stream){producer, producer_device}, st);
+}
+
 static void
 following_sees_captures_of_the_other_device(void)
 {
@@ -71,11 +78,11 @@ following_sees_captures_of_the_other_device(void)
     CHECK_OK(mm_scope_enter(&scope, world.cu, 0, &st), &st);
     CHECK_EQUAL(world.cu->StreamCreate(&own, CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);
     capturing = begin_capture_on(1);
-    check_capturing(mm_stream_follow(world.cu, own, 0, NULL, 1, &st), &st);
-    check_capturing(mm_stream_follow(world.cu, NULL, 1, own, 0, &st), &st);
-    CHECK_OK(mm_stream_follow(world.cu, own, 0, NULL, 0, &st), &st);
+    check_capturing(follow(own, 0, NULL, 1, &st), &st);
+    check_capturing(follow(NULL, 1, own, 0, &st), &st);
+    CHECK_OK(follow(own, 0, NULL, 0, &st), &st);
     end_capture(capturing);
-    CHECK_OK(mm_stream_follow(world.cu, own, 0, NULL, 1, &st), &st);
+    CHECK_OK(follow(own, 0, NULL, 1, &st), &st);
     CHECK_EQUAL(world.cu->StreamDestroy(own), CUDA_SUCCESS);
     mm_scope_leave(&scope);
 }
@@ -87,9 +94,9 @@ following_waits_between_legacy_streams(void)
     mm_status st;
 
     world.log_clear();
-    CHECK_OK(mm_stream_follow(world.cu, NULL, 0, CU_STREAM_LEGACY, 0, &st), &st);
+    CHECK_OK(follow(NULL, 0, CU_STREAM_LEGACY, 0, &st), &st);
     CHECK_EQUAL(world_calls("cuStreamWaitEvent"), 0);
-    CHECK_OK(mm_stream_follow(world.cu, NULL, 0, NULL, 1, &st), &st);
+    CHECK_OK(follow(NULL, 0, NULL, 1, &st), &st);
     CHECK_EQUAL(world_calls("cuStreamWaitEvent"), 1);
     CHECK_EQUAL(world_calls("cuEventDestroy"), 1);
 }

@@ -1,11 +1,34 @@
 /* context.c: primary contexts and the scopes that make one current. */
 #include "context.h"
 
-/* Retained once per device and kept for the life of the process, as the CUDA runtime does; two
- * threads that race both retain, which only counts higher. */
+#include <assert.h>
+
+/* --- scopes of the thread, for assertions ------------------------------------------------- */
+
+#ifndef NDEBUG
+static _Thread_local unsigned scopes;
+
+bool
+mm_in_scope(void)
+{
+    return scopes > 0;
+}
+
+#define NOTE_SCOPE_ENTERED() ((void)scopes++)
+#define NOTE_SCOPE_LEFT() ((void)scopes--)
+#else
+#define NOTE_SCOPE_ENTERED() ((void)0)
+#define NOTE_SCOPE_LEFT() ((void)0)
+#endif
+
+/* --- entering and leaving ----------------------------------------------------------------- */
+
+/* Retained once per device and kept for the life of the process, as the CUDA runtime does. Two threads
+ * that race both retain, which does no harm. */
 int
 mm_primary_context(mm_driver *cu, int device, CUcontext *context, mm_status *st)
 {
+    assert(device >= 0 && device < cu->device_count);
     *context = atomic_load_explicit(&cu->primary[device], memory_order_acquire);
     if (*context == NULL) {
         MM_TRY(cu, DevicePrimaryCtxRetain, st, context, device);
@@ -32,26 +55,27 @@ mm_scope_enter(mm_scope *s, mm_driver *cu, int device, mm_status *st)
     begin_scope(s, cu);
     if (device == MM_ANY_DEVICE) {
         MM_TRY(cu, CtxGetCurrent, st, &context);
-        if (context != NULL) {
-            return 0;
-        }
         device = 0;
     }
-    if (mm_primary_context(cu, device, &context, st) < 0) {
-        return -1;
+    if (context == NULL) {
+        if (mm_primary_context(cu, device, &context, st) < 0) {
+            return -1;
+        }
+        MM_TRY(cu, CtxPushCurrent, st, context);
+        s->pushed = true;
     }
-    MM_TRY(cu, CtxPushCurrent, st, context);
-    s->pushed = true;
+    NOTE_SCOPE_ENTERED();
     return 0;
 }
 
+/* Leaves the scope on failure. */
 static int
-relax(mm_scope *s, mm_status *st)
+relax_scope(mm_scope *s, mm_status *st)
 {
     CUresult code = s->cu->ThreadExchangeStreamCaptureMode(&s->mode);
 
     if (code != CUDA_SUCCESS) {
-        s->relaxed = s->mode != CU_STREAM_CAPTURE_MODE_RELAXED; /* it acted, and then failed */
+        s->relaxed = s->mode != CU_STREAM_CAPTURE_MODE_RELAXED; /* true if the failed call acted */
         mm_scope_leave(s);
         return mm_fail_call(st, "cuThreadExchangeStreamCaptureMode", (int)code);
     }
@@ -62,12 +86,12 @@ relax(mm_scope *s, mm_status *st)
 int
 mm_scope_enter_relaxed(mm_scope *s, mm_driver *cu, int device, mm_status *st)
 {
-    return mm_scope_enter(s, cu, device, st) < 0 ? -1 : relax(s, st);
+    return mm_scope_enter(s, cu, device, st) < 0 ? -1 : relax_scope(s, st);
 }
 
 /* A destroyed context stays current in other threads than the one that destroyed it. */
 static int
-is_current_device(mm_driver *cu, int device, bool *is, mm_status *st)
+is_current_device(mm_driver *cu, int device, bool *is_current, mm_status *st)
 {
     CUcontext context = NULL;
     CUdevice current = MM_ANY_DEVICE;
@@ -75,7 +99,7 @@ is_current_device(mm_driver *cu, int device, bool *is, mm_status *st)
 
     MM_TRY(cu, CtxGetCurrent, st, &context);
     code = context != NULL ? cu->CtxGetDevice(&current) : CUDA_SUCCESS;
-    *is = code == CUDA_SUCCESS && current == device;
+    *is_current = code == CUDA_SUCCESS && current == device;
     return code == CUDA_SUCCESS || code == CUDA_ERROR_CONTEXT_IS_DESTROYED
                ? 0
                : mm_fail_call(st, "cuCtxGetDevice", (int)code);
@@ -84,35 +108,39 @@ is_current_device(mm_driver *cu, int device, bool *is, mm_status *st)
 int
 mm_scope_enter_default(mm_scope *s, mm_driver *cu, int device, mm_status *st)
 {
-    bool is = false;
+    bool is_current = false;
 
-    if (device != MM_ANY_DEVICE && is_current_device(cu, device, &is, st) < 0) {
+    assert(device >= MM_ANY_DEVICE && device < cu->device_count);
+    if (device != MM_ANY_DEVICE && is_current_device(cu, device, &is_current, st) < 0) {
         return -1;
     }
-    if (is) {
-        begin_scope(s, cu);
-        return 0;
+    if (!is_current) {
+        return mm_scope_enter(s, cu, device, st);
     }
-    return mm_scope_enter(s, cu, device, st);
+    begin_scope(s, cu);
+    NOTE_SCOPE_ENTERED();
+    return 0;
 }
 
 int
 mm_scope_enter_default_relaxed(mm_scope *s, mm_driver *cu, int device, mm_status *st)
 {
-    return mm_scope_enter_default(s, cu, device, st) < 0 ? -1 : relax(s, st);
+    return mm_scope_enter_default(s, cu, device, st) < 0 ? -1 : relax_scope(s, st);
 }
 
 int
 mm_scope_enter_context(mm_scope *s, mm_driver *cu, CUcontext context, mm_status *st)
 {
+    assert(context != NULL);
     begin_scope(s, cu);
     MM_TRY(cu, CtxPushCurrent, st, context);
     s->pushed = true;
-    return relax(s, st);
+    NOTE_SCOPE_ENTERED();
+    return relax_scope(s, st);
 }
 
-/* These two repeat a call that failed, so that a passing fault leaves no foreign state behind. A call
- * that acted and then failed is not repeated; its output shows that it acted. */
+/* These two repeat a failed call, so that a passing fault does not leave the library's state behind. A
+ * call that acted and then failed is not repeated: its output shows that it acted. */
 
 void
 mm_pop_context(mm_driver *cu)
@@ -137,27 +165,31 @@ mm_restore_capture_mode(mm_driver *cu, CUstreamCaptureMode mode)
 void
 mm_scope_leave(mm_scope *s)
 {
+    assert(mm_in_scope());
     if (s->relaxed) {
         mm_restore_capture_mode(s->cu, s->mode);
     }
     if (s->pushed) {
         mm_pop_context(s->cu);
     }
+    NOTE_SCOPE_LEFT();
 }
+
+/* --- devices ------------------------------------------------------------------------------ */
 
 int
 mm_is_primary_current(mm_driver *cu, int *device, bool *primary, mm_status *st)
 {
-    CUcontext context = NULL, of_device = NULL;
+    CUcontext context = NULL, primary_context = NULL;
     CUdevice ordinal = 0;
 
     MM_TRY(cu, CtxGetCurrent, st, &context);
     MM_TRY(cu, CtxGetDevice, st, &ordinal);
-    if (mm_primary_context(cu, ordinal, &of_device, st) < 0) {
+    if (mm_primary_context(cu, ordinal, &primary_context, st) < 0) {
         return -1;
     }
     *device = ordinal;
-    *primary = context == of_device;
+    *primary = context == primary_context;
     return 0;
 }
 

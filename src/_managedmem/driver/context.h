@@ -1,9 +1,9 @@
-/* context.h: a current context for the length of a call, without disturbing the caller.
+/* context.h: scopes: a current context for the length of a call, without disturbing the caller.
  *
- * Advice, attribute queries and allocation need a current context; threads that never touched CUDA
- * have none. And a thread that is capturing a graph in global or thread-local mode must not make
- * "unsafe" calls such as advise, allocate and free: they would fail and destroy the capture, unless
- * the thread's capture mode is relaxed meanwhile. */
+ * Advice, attribute queries and allocation need a current context, and a thread that has not used CUDA
+ * has none. A thread that captures a graph in global or thread-local mode must not make "unsafe" calls
+ * such as advise, allocate and free: they fail and destroy the capture, unless the thread's capture
+ * mode is relaxed meanwhile. */
 #ifndef MM_CONTEXT_H
 #define MM_CONTEXT_H
 
@@ -13,30 +13,35 @@ typedef struct {
     mm_driver *cu;
     bool pushed;
     bool relaxed;
-    CUstreamCaptureMode mode; /* the caller's, put back on leaving */
+    CUstreamCaptureMode mode; /* the caller's, restored by mm_scope_leave */
 } mm_scope;
 
 enum { MM_ANY_DEVICE = -1 };
 
-/* Makes sure that a context is current: the caller's own where device is MM_ANY_DEVICE and there
- * is one, else the primary context of the device (of device 0 for MM_ANY_DEVICE). */
+/* Makes the primary context of the device current. For MM_ANY_DEVICE the caller's context stays, and
+ * the primary one of device 0 is made current only if there is none. */
 MM_NODISCARD int mm_scope_enter(mm_scope *s, mm_driver *cu, int device, mm_status *st);
 
 /* The same, with the thread's capture mode relaxed: for calls that a capture forbids. */
 MM_NODISCARD int mm_scope_enter_relaxed(mm_scope *s, mm_driver *cu, int device, mm_status *st);
 
-/* For work on a default stream of the device: the caller's context, where it is one of that device,
- * because its default streams are those of the caller's other work; else the primary context. */
+/* For work on a default stream of the device. The caller's context stays if it is one of that device,
+ * because its default streams are those of the caller's other work. */
 MM_NODISCARD int mm_scope_enter_default(mm_scope *s, mm_driver *cu, int device, mm_status *st);
 MM_NODISCARD int mm_scope_enter_default_relaxed(mm_scope *s, mm_driver *cu, int device,
                                                 mm_status *st);
 
-/* A scope of a given context, relaxed. */
+/* Makes this context current, relaxed. */
 MM_NODISCARD int mm_scope_enter_context(mm_scope *s, mm_driver *cu, CUcontext context,
                                         mm_status *st);
 
-/* Undoes what entering did. Never fails: there is nobody to tell. */
+/* Restores the thread's state. Cannot fail. */
 void mm_scope_leave(mm_scope *s);
+
+/* True if the calling thread is in a scope, for assertions. */
+#ifndef NDEBUG
+bool mm_in_scope(void);
+#endif
 
 /* Enters a scope by `enter`, stores the result of one driver call in `code`, and leaves. Makes the
  * enclosing function return -1 if the scope cannot be entered. */
@@ -64,10 +69,10 @@ void mm_scope_leave(mm_scope *s);
 void mm_pop_context(mm_driver *cu);
 void mm_restore_capture_mode(mm_driver *cu, CUstreamCaptureMode mode);
 
-/* The device's primary context, retained at the first time. */
+/* The device's primary context, which the first call retains. */
 MM_NODISCARD int mm_primary_context(mm_driver *cu, int device, CUcontext *context, mm_status *st);
 
-/* Whether the current context is the primary one of its device; there must be one. */
+/* Whether the current context, which must exist, is the primary one of its device. */
 MM_NODISCARD int mm_is_primary_current(mm_driver *cu, int *device, bool *primary, mm_status *st);
 
 /* The ordinal of the calling thread's current device; 0 when it has none. */
@@ -87,7 +92,7 @@ MM_NODISCARD int mm_device_memory(mm_driver *cu, int device, size_t *free_bytes,
 /* Waits for everything on the device. */
 MM_NODISCARD int mm_device_synchronize(mm_driver *cu, int device, mm_status *st);
 
-/* Waits for the current device and every one this library has worked on. */
+/* Waits for the current device and for every device that this library has worked on. */
 MM_NODISCARD int mm_synchronize_all(mm_driver *cu, mm_status *st);
 
 #endif

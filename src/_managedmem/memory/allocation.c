@@ -1,10 +1,12 @@
 /* allocation.c: allocating managed memory on pages of its own, and freeing it. */
 #include "allocation.h"
 
+#include <assert.h>
+
 #include "range.h"
 
 static int
-call_allocate(mm_driver *cu, size_t size, CUdeviceptr *start, mm_status *st)
+allocate_managed(mm_driver *cu, size_t size, CUdeviceptr *start, mm_status *st)
 {
     CUresult code = cu->MemAllocManaged(start, size, CU_MEM_ATTACH_GLOBAL);
 
@@ -16,23 +18,24 @@ call_allocate(mm_driver *cu, size_t size, CUdeviceptr *start, mm_status *st)
     return -1;
 }
 
-/* Memory that starts and ends at page borders shares no page. If the driver does not align it, one
- * page more leaves space to begin at the next border. */
+/* Memory that starts and ends at page borders shares no page. If the driver does not align it, one more
+ * page leaves space to start at the next border. */
 static int
 allocate_pages(mm_driver *cu, size_t size, CUdeviceptr *allocation, mm_status *st)
 {
     CUdeviceptr page = mm_page_size();
 
+    assert(mm_in_scope());
     if (size % page != 0 && size <= SIZE_MAX - 2 * page) {
         size += page - size % page;
     }
-    if (call_allocate(cu, size, allocation, st) < 0) {
+    if (allocate_managed(cu, size, allocation, st) < 0) {
         return -1;
     }
     if (*allocation % page != 0) {
-        CUdeviceptr unfit = *allocation;
-        int rc = call_allocate(cu, size + page, allocation, st);
-        MM_IGNORE(cu->MemFree(unfit)); /* the second allocation decides */
+        CUdeviceptr unaligned = *allocation;
+        int rc = allocate_managed(cu, size + page, allocation, st);
+        MM_IGNORE(cu->MemFree(unaligned)); /* the second allocation decides */
         if (rc < 0) {
             return -1;
         }
@@ -56,7 +59,7 @@ mm_allocate_pages(mm_driver *cu, size_t size, CUdeviceptr *allocation, mm_status
 }
 
 bool
-mm_freed(CUresult code)
+mm_is_freed(CUresult code)
 {
     return code == CUDA_SUCCESS || code == CUDA_ERROR_DEINITIALIZED
            || code == CUDA_ERROR_CONTEXT_IS_DESTROYED;
@@ -71,8 +74,9 @@ mm_free(mm_driver *cu, CUdeviceptr start, mm_status *st)
     bool relaxed = cu->ThreadExchangeStreamCaptureMode(&mode) == CUDA_SUCCESS;
     CUresult code = cu->MemFree(start);
 
+    assert(start != 0);
     if (relaxed || mode != CU_STREAM_CAPTURE_MODE_RELAXED) {
         mm_restore_capture_mode(cu, mode);
     }
-    return mm_freed(code) ? 0 : mm_fail_call(st, "cuMemFree", (int)code);
+    return mm_is_freed(code) ? 0 : mm_fail_call(st, "cuMemFree", (int)code);
 }

@@ -1,7 +1,8 @@
 /* allocator.c: the table of presets, and the exported functions that allocate and free with them.
- * The table only grows: entries below the published count never change, so reading needs no lock. */
+ * The table only grows: entries below the published count never change, so readers need no lock. */
 #include "allocator.h"
 
+#include <assert.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -9,23 +10,24 @@
 
 #include "advice.h"
 
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_mutex_t presets_lock = PTHREAD_MUTEX_INITIALIZER;
 static mm_preset presets[MM_MAX_PRESETS];
 static atomic_uint preset_count;
 
-/* Callers take no reason: torch would say "out of memory" and nothing else. */
+/* The allocator ABI has no error channel: torch says "out of memory" for every failure. */
 static void
-complain(const char *what, const mm_status *st)
+log_failure(const char *failure, const mm_status *st)
 {
     mm_driver *cu = mm_driver_peek();
     const char *name = NULL;
 
+    assert(st->kind != MM_OK);
     if (cu == NULL || st->kind != MM_DRIVER_CALL) {
-        (void)fprintf(stderr, "managedmem: %s: %s\n", what, st->detail);
+        (void)fprintf(stderr, "managedmem: %s: %s\n", failure, st->detail);
         return;
     }
     MM_IGNORE(cu->GetErrorName((CUresult)st->code, &name)); /* the name then stays NULL */
-    (void)fprintf(stderr, "managedmem: %s: %s failed with %s (%d)%s%s\n", what, st->function,
+    (void)fprintf(stderr, "managedmem: %s: %s failed with %s (%d)%s%s\n", failure, st->function,
                   name ? name : "an unknown error", st->code, st->detail[0] ? ". " : "",
                   st->detail);
 }
@@ -50,8 +52,7 @@ advise_block(mm_driver *cu, const mm_preset *preset, int device, mm_range block,
     return mm_range_switch_accessed_by(cu, block, accessed_by, true, st);
 }
 
-/* Allocates a block of block->size bytes for the device, with all that the preset advises; nothing
- * is left on failure. */
+/* Allocates a block of block->size bytes for the device, with the preset's advice. Frees it on failure. */
 static int
 allocate_block(mm_driver *cu, const mm_preset *preset, int device, mm_range *block, mm_status *st)
 {
@@ -59,10 +60,11 @@ allocate_block(mm_driver *cu, const mm_preset *preset, int device, mm_range *blo
     mm_scope scope;
     int rc;
 
+    assert(block->start == 0);
     if (device < 0 || device >= cu->device_count) {
         return mm_fail(st, MM_BAD_VALUE, "there is no device %d", device);
     }
-    mm_late_frees_attempt(cu, &(mm_chance){0});
+    mm_late_frees_attempt(cu, &(mm_free_conditions){0});
     if (mm_scope_enter(&scope, cu, device, st) < 0) {
         return -1;
     }
@@ -75,7 +77,7 @@ allocate_block(mm_driver *cu, const mm_preset *preset, int device, mm_range *blo
     return rc;
 }
 
-/* Whoever asked tells of this itself, and may try again after giving memory back. */
+/* The caller reports this itself, and may free memory and try again. */
 static bool
 is_plain_out_of_memory(const mm_status *st)
 {
@@ -84,14 +86,15 @@ is_plain_out_of_memory(const mm_status *st)
 }
 
 static void *
-allocate(unsigned slot, ssize_t size, int device)
+allocate_for_slot(unsigned slot, ssize_t size, int device)
 {
     mm_range block = {.size = (size_t)size};
     mm_status st;
     mm_driver *cu = mm_driver_open(&st);
-    char what[96];
+    char failure[96];
     int rc = -1;
 
+    assert(slot < MM_MAX_PRESETS);
     if (cu != NULL && slot >= atomic_load_explicit(&preset_count, memory_order_acquire)) {
         rc = mm_fail(&st, MM_REFUSED, "managedmem_allocate_%u has no preset", slot);
     } else if (cu != NULL) {
@@ -101,9 +104,9 @@ allocate(unsigned slot, ssize_t size, int device)
         return (void *)(uintptr_t)block.start;
     }
     if (!is_plain_out_of_memory(&st)) {
-        (void)snprintf(what, sizeof what, "no managed memory of %zd bytes for Device(%d)", size,
-                       device);
-        complain(what, &st);
+        (void)snprintf(failure, sizeof failure, "no managed memory of %zd bytes for Device(%d)",
+                       size, device);
+        log_failure(failure, &st);
     }
     return NULL;
 }
@@ -112,13 +115,13 @@ allocate(unsigned slot, ssize_t size, int device)
     void *managedmem_allocate_##n(ssize_t size, int device, CUstream stream) \
     {                                                                        \
         (void)stream;                                                        \
-        return allocate(n, size, device);                                    \
+        return allocate_for_slot(n, size, device);                           \
     }
 MM_PRESET_SLOTS(DEFINE_ALLOCATE)
 
-/* The block may begin a little after its allocation, which is what must be freed. */
+/* The block may start after its allocation, whose address must be freed. */
 static int
-free_block(mm_driver *cu, CUdeviceptr start, mm_status *st)
+free_block_address(mm_driver *cu, CUdeviceptr start, mm_status *st)
 {
     mm_pointer_attributes attributes;
 
@@ -133,31 +136,31 @@ free_block(mm_driver *cu, CUdeviceptr start, mm_status *st)
     return mm_free(cu, attributes.start, st);
 }
 
-/* A block that could not be freed inside a host function. */
+/* A block whose free was refused inside a host function. */
 typedef struct {
     mm_late_free late;
     CUdeviceptr start;
 } late_block;
 
 static bool
-attempt(mm_driver *cu, mm_late_free *entry, const mm_chance *chance)
+attempt_late_block(mm_driver *cu, mm_late_free *entry, const mm_free_conditions *conditions)
 {
     late_block *block = (late_block *)entry;
     mm_status st;
 
-    (void)chance;
-    if (free_block(cu, block->start, &st) < 0) {
+    (void)conditions;
+    if (free_block_address(cu, block->start, &st) < 0) {
         if (mm_can_free_late(&st)) {
             return false;
         }
-        complain("memory was not freed", &st);
+        log_failure("memory was not freed", &st);
     }
     free(block);
     return true;
 }
 
 static bool
-free_block_late(CUdeviceptr start)
+free_address_late(CUdeviceptr start)
 {
     late_block *block = malloc(sizeof *block);
 
@@ -165,7 +168,7 @@ free_block_late(CUdeviceptr start)
         return false;
     }
     block->start = start;
-    mm_free_late(&block->late, attempt);
+    mm_late_frees_append(&block->late, attempt_late_block);
     return true;
 }
 
@@ -180,10 +183,10 @@ managedmem_free(void *block, ssize_t size, int device, CUstream stream)
     if (block == NULL || cu == NULL) {
         return;
     }
-    if (free_block(cu, start, &st) == 0) {
-        mm_late_frees_attempt(cu, &(mm_chance){0});
-    } else if (!mm_can_free_late(&st) || !free_block_late(start)) {
-        complain("memory was not freed", &st);
+    if (free_block_address(cu, start, &st) == 0) {
+        mm_late_frees_attempt(cu, &(mm_free_conditions){0});
+    } else if (!mm_can_free_late(&st) || !free_address_late(start)) {
+        log_failure("memory was not freed", &st);
     }
 }
 
@@ -194,13 +197,13 @@ same_preset(const mm_preset *a, const mm_preset *b)
            && a->read_mostly == b->read_mostly && a->own_device == b->own_device;
 }
 
-/* The number of the preset's entry, made if there is none yet; -1 when the table is full. */
+/* The number of the preset's entry, created if missing; -1 if the table is full. */
 static int
-find_slot(const mm_preset *preset)
+find_preset_slot(const mm_preset *preset)
 {
     unsigned count, slot = 0;
 
-    pthread_mutex_lock(&lock);
+    (void)pthread_mutex_lock(&presets_lock);
     count = atomic_load(&preset_count);
     while (slot < count && !same_preset(&presets[slot], preset)) {
         slot++;
@@ -209,7 +212,7 @@ find_slot(const mm_preset *preset)
         presets[slot] = *preset;
         atomic_store_explicit(&preset_count, count + 1, memory_order_release);
     }
-    pthread_mutex_unlock(&lock);
+    (void)pthread_mutex_unlock(&presets_lock);
     return slot < MM_MAX_PRESETS ? (int)slot : -1;
 }
 
@@ -225,7 +228,7 @@ mm_preset_register(mm_driver *cu, const mm_preset *preset, char name[MM_ALLOCATO
         || mm_free(cu, trial.allocation, st) < 0) {
         return -1;
     }
-    slot = find_slot(preset);
+    slot = find_preset_slot(preset);
     if (slot < 0) {
         return mm_fail(
             st, MM_REFUSED,

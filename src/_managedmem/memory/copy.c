@@ -1,23 +1,25 @@
 /* copy.c: the copy and memset calls. */
 #include "copy.h"
 
+#include <assert.h>
 #include <string.h>
 
-/* Adds to a refusal that the current device has no access to pool memory, where that is so. */
+/* Adds to a refusal that the current device has no access to this pool memory. In a scope. */
 static void
 explain_access(mm_driver *cu, CUdeviceptr p, mm_status *st)
 {
-    CUpointer_attribute which[] = {CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE,
-                                   CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL};
+    CUpointer_attribute attributes[] = {CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE,
+                                        CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL};
     CUmemAccess_flags flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
     CUmemoryPool pool = NULL;
     int owner = -1;
-    void *into[] = {&pool, &owner};
+    void *out[] = {&pool, &owner};
     CUmemLocation where;
     CUdevice device;
 
+    assert(mm_in_scope());
     if (st->code != CUDA_ERROR_INVALID_VALUE
-        || cu->PointerGetAttributes(2, which, into, p) != CUDA_SUCCESS || pool == NULL
+        || cu->PointerGetAttributes(2, attributes, out, p) != CUDA_SUCCESS || pool == NULL
         || cu->CtxGetDevice(&device) != CUDA_SUCCESS) {
         return;
     }
@@ -62,17 +64,18 @@ copy_and_wait(mm_driver *cu, CUdeviceptr to, CUdeviceptr from, size_t size, CUst
 }
 
 int
-mm_copy(mm_driver *cu, CUdeviceptr to, CUdeviceptr from, size_t size, CUstream stream, int device,
+mm_copy(mm_driver *cu, CUdeviceptr to, CUdeviceptr from, size_t size, mm_device_stream stream,
         bool system, mm_status *st)
 {
     mm_scope scope;
     int rc;
 
-    if (mm_scope_enter_stream(&scope, cu, stream, device, st) < 0) {
+    assert(size > 0);
+    if (mm_scope_enter_stream(&scope, cu, stream, st) < 0) {
         return -1;
     }
-    rc = system ? copy_and_wait(cu, to, from, size, stream, st)
-                : copy_in_order(cu, to, from, size, stream, st);
+    rc = system ? copy_and_wait(cu, to, from, size, stream.handle, st)
+                : copy_in_order(cu, to, from, size, stream.handle, st);
     mm_scope_leave(&scope);
     return rc;
 }
@@ -85,6 +88,7 @@ fill_aligned(mm_driver *cu, CUdeviceptr start, size_t size, const unsigned char 
     unsigned short half;
     unsigned int word;
 
+    assert(start % width == 0 && size % width == 0);
     if (width == 4) {
         memcpy(&word, pattern, sizeof word);
         MM_TRY(cu, MemsetD32Async, st, start, word, size / 4, stream);
@@ -97,45 +101,47 @@ fill_aligned(mm_driver *cu, CUdeviceptr start, size_t size, const unsigned char 
     return 0;
 }
 
-/* The driver wants aligned addresses: elsewhere single bytes go in front and behind, and the
- * pattern in between begins at another of its bytes. */
+/* The driver requires aligned addresses. At other addresses single bytes go before and after the aligned
+ * part, whose pattern is rotated. */
 static int
-fill_anywhere(mm_driver *cu, CUdeviceptr start, size_t size, const unsigned char *pattern,
-              unsigned width, CUstream stream, mm_status *st)
+fill_unaligned(mm_driver *cu, CUdeviceptr start, size_t size, const unsigned char *pattern,
+               unsigned width, CUstream stream, mm_status *st)
 {
-    unsigned behind = (unsigned)(start % width), front = behind ? width - behind : 0;
-    size_t middle = size - front - behind;
-    unsigned char turned[4] = {0};
+    unsigned after = (unsigned)(start % width), before = after ? width - after : 0;
+    size_t middle = size - before - after;
+    unsigned char rotated[4] = {0};
 
+    assert(size >= width);
     for (unsigned i = 0; i < width; i++) {
-        turned[i] = pattern[(front + i) % width];
+        rotated[i] = pattern[(before + i) % width];
     }
-    for (unsigned i = 0; i < front; i++) {
+    for (unsigned i = 0; i < before; i++) {
         MM_TRY(cu, MemsetD8Async, st, start + i, pattern[i], 1, stream);
     }
-    if (middle > 0 && fill_aligned(cu, start + front, middle, turned, width, stream, st) < 0) {
+    if (middle > 0 && fill_aligned(cu, start + before, middle, rotated, width, stream, st) < 0) {
         return -1;
     }
-    for (unsigned i = 0; i < behind; i++) {
-        MM_TRY(cu, MemsetD8Async, st, start + front + middle + i, turned[i], 1, stream);
+    for (unsigned i = 0; i < after; i++) {
+        MM_TRY(cu, MemsetD8Async, st, start + before + middle + i, rotated[i], 1, stream);
     }
     return 0;
 }
 
 int
 mm_fill(mm_driver *cu, mm_range range, const unsigned char pattern[4], unsigned width,
-        CUstream stream, int device, mm_status *st)
+        mm_device_stream stream, mm_status *st)
 {
     mm_scope scope;
     int rc;
 
+    assert((width == 1 || width == 2 || width == 4) && range.size % width == 0);
     if (range.size == 0) {
         return 0;
     }
-    if (mm_scope_enter_stream(&scope, cu, stream, device, st) < 0) {
+    if (mm_scope_enter_stream(&scope, cu, stream, st) < 0) {
         return -1;
     }
-    rc = fill_anywhere(cu, range.start, range.size, pattern, width, stream, st);
+    rc = fill_unaligned(cu, range.start, range.size, pattern, width, stream.handle, st);
     if (rc < 0) {
         explain_access(cu, range.start, st);
     }

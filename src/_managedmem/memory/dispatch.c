@@ -360,7 +360,7 @@ enter_in_scope(mm_dispatch_call *call, const mm_dispatch_options *options, mm_st
         mm_dispatch_decide(call->cu, call->op, b, options->dispatch, call->work->routes);
     call->stream = (mm_batch_stream){.stream = options->stream};
     if ((call->op != MM_PREFETCH || call->batched > 0)
-        && mm_batch_stream_get(call->cu, options->stream, &call->stream, st) < 0) {
+        && mm_batch_stream_acquire(call->cu, options->stream, &call->stream, st) < 0) {
         return -1;
     }
     /* The batchable transfers come first, so arrays of all transfers begin with them. */

@@ -1,15 +1,14 @@
 /* guard.c: closing a guard; for assertions, the guards that each thread has entered. */
 #include "guard.h"
 
-#include <assert.h>
 #include <sched.h>
 #include <stddef.h>
 #include <time.h>
 
 #include "../driver/context.h"
 
-#define EXPORTS(state) (((state) & ~MM_GUARD_CLOSED) >> 32)
-#define CALLS(state) ((state) & 0xffffffffu)
+#define EXPORTS(state) (((state) & MM_GUARD_ALL_EXPORTS) / MM_GUARD_ONE_EXPORT)
+#define CALLS(state) ((state) & MM_GUARD_ALL_CALLS)
 
 /* --- the guards that a thread has entered, for assertions ---------------------------------- */
 
@@ -46,7 +45,7 @@ mm_guard_note_left(const mm_guard *g)
 }
 
 static bool
-has_entered(const mm_guard *g)
+is_recorded_guard(const mm_guard *g)
 {
     for (unsigned i = 0; i < entered && i < MOST_RECORDED; i++) {
         if (entered_guards[i] == g) {
@@ -54,6 +53,13 @@ has_entered(const mm_guard *g)
         }
     }
     return false;
+}
+
+/* True also of a guard that may be among those not recorded. */
+bool
+mm_guard_is_entered(const mm_guard *g)
+{
+    return is_recorded_guard(g) || entered > MOST_RECORDED;
 }
 
 unsigned
@@ -85,7 +91,7 @@ mm_guard_close(mm_guard *g, bool forked)
 {
     uint64_t state = atomic_load(&g->state);
 
-    assert(forked || !has_entered(g)); /* the thread would wait for itself */
+    assert(forked || !is_recorded_guard(g)); /* the thread would wait for itself */
     do {
         if (state & MM_GUARD_CLOSED) {
             return MM_CLOSED_BEFORE;
@@ -115,6 +121,7 @@ mm_fail_still_used(mm_status *st)
 void
 mm_guard_reopen(mm_guard *g)
 {
+    assert(mm_guard_is_closed(g));
     atomic_fetch_and(&g->state, ~MM_GUARD_CLOSED);
 }
 

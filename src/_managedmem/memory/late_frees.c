@@ -1,36 +1,40 @@
 /* late_frees.c: the list of resources to be freed later. */
 #include "late_frees.h"
 
-static _Atomic(mm_late_free *) list;
+#include <assert.h>
+
+static _Atomic(mm_late_free *) late_frees;
 
 static void
-push(mm_late_free *entry)
+push_late_free(mm_late_free *entry)
 {
-    entry->next = atomic_load_explicit(&list, memory_order_relaxed);
-    while (!atomic_compare_exchange_weak(&list, &entry->next, entry)) {
+    entry->next = atomic_load_explicit(&late_frees, memory_order_relaxed);
+    while (!atomic_compare_exchange_weak(&late_frees, &entry->next, entry)) {
     }
 }
 
 void
-mm_free_late(mm_late_free *entry, mm_attempt attempt)
+mm_late_frees_append(mm_late_free *entry, mm_late_free_attempt attempt)
 {
+    assert(attempt != NULL);
     entry->attempt = attempt;
-    push(entry);
+    push_late_free(entry);
 }
 
 /* Takes the whole list at once, so that no other thread attempts the same entry. */
 void
-mm_late_frees_attempt(mm_driver *cu, const mm_chance *chance)
+mm_late_frees_attempt(mm_driver *cu, const mm_free_conditions *conditions)
 {
     mm_late_free *entry, *next;
 
-    if (atomic_load_explicit(&list, memory_order_relaxed) == NULL || mm_driver_forked()) {
+    assert(conditions != NULL && conditions->device >= 0);
+    if (atomic_load_explicit(&late_frees, memory_order_relaxed) == NULL || mm_driver_forked()) {
         return;
     }
-    for (entry = atomic_exchange(&list, NULL); entry != NULL; entry = next) {
+    for (entry = atomic_exchange(&late_frees, NULL); entry != NULL; entry = next) {
         next = entry->next;
-        if (!entry->attempt(cu, entry, chance)) {
-            push(entry);
+        if (!entry->attempt(cu, entry, conditions)) {
+            push_late_free(entry);
         }
     }
 }

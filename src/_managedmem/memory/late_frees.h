@@ -8,31 +8,32 @@
 
 #include "../driver/driver.h"
 
-/* The conditions of an attempt. */
+/* The caller's conditions, which decide what can be freed. All zero: nothing is known. */
 typedef struct {
     bool pools;      /* retired pools are attempted too */
     bool idle;       /* the caller has just waited for `device` */
     int device;
-    CUstream stream; /* a stream of another library that is known to exist; or NULL */
-} mm_chance;
+    CUstream stream; /* a stream of another library that exists now; or NULL */
+} mm_free_conditions;
 
 typedef struct mm_late_free mm_late_free;
 
-/* Returns true if the resource was freed, and the entry with it. */
-typedef bool (*mm_attempt)(mm_driver *cu, mm_late_free *entry, const mm_chance *chance);
+/* True if the resource was freed, and the entry with it; false if it must wait. */
+typedef bool (*mm_late_free_attempt)(mm_driver *cu, mm_late_free *entry,
+                                     const mm_free_conditions *conditions);
 
 /* The first member of a resource that can be freed late. */
 struct mm_late_free {
     mm_late_free *next;
-    mm_attempt attempt;
+    mm_late_free_attempt attempt;
 };
 
-/* Puts an entry on the list. Safe from every thread, without a lock. */
-void mm_free_late(mm_late_free *entry, mm_attempt attempt);
+/* Appends an entry to the list. Safe from every thread, without a lock. */
+void mm_late_frees_append(mm_late_free *entry, mm_late_free_attempt attempt);
 
-/* Attempts every entry; those that fail stay on the list. Can block, so call it without the GIL. Does
+/* Attempts every entry, and keeps those that must wait. Can block, so call it without the GIL. Does
  * nothing in a forked child, because the resources are the parent's. */
-void mm_late_frees_attempt(mm_driver *cu, const mm_chance *chance);
+void mm_late_frees_attempt(mm_driver *cu, const mm_free_conditions *conditions);
 
 /* True if the driver refused the free inside a host function, so that it can be done later. */
 static inline bool

@@ -7,6 +7,7 @@
 mm_location_set
 mm_location_bit(CUmemLocation where)
 {
+    assert(where.type != CU_MEM_LOCATION_TYPE_HOST || where.id == 0);
     if (where.type == CU_MEM_LOCATION_TYPE_DEVICE && where.id >= 0 && where.id < MM_HOST_BIT) {
         return (mm_location_set)1 << where.id;
     }
@@ -70,7 +71,7 @@ mm_advice_name(CUmem_advise advice)
 }
 
 static bool
-is_accessed_by(CUmem_advise advice)
+is_accessed_by_advice(CUmem_advise advice)
 {
     return advice == CU_MEM_ADVISE_SET_ACCESSED_BY || advice == CU_MEM_ADVISE_UNSET_ACCESSED_BY;
 }
@@ -78,11 +79,11 @@ is_accessed_by(CUmem_advise advice)
 bool
 mm_advice_needs_location(CUmem_advise advice)
 {
-    return advice == CU_MEM_ADVISE_SET_PREFERRED_LOCATION || is_accessed_by(advice);
+    return advice == CU_MEM_ADVISE_SET_PREFERRED_LOCATION || is_accessed_by_advice(advice);
 }
 
 bool
 mm_advice_allows(CUmem_advise advice, CUmemLocation where)
 {
-    return !(is_accessed_by(advice) && mm_is_numa_host(where));
+    return !(is_accessed_by_advice(advice) && mm_is_numa_host(where));
 }

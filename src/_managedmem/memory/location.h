@@ -5,6 +5,7 @@
 #ifndef MM_LOCATION_H
 #define MM_LOCATION_H
 
+#include <assert.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -30,8 +31,8 @@ mm_host(void)
     return mm_location(CU_MEM_LOCATION_TYPE_HOST, 0);
 }
 
-/* A location as the driver answers it. Only of a device and a node does the id mean anything; it
- * is 0 for the others, of which INVALID stands for none. */
+/* A location as the driver answers it; the type INVALID is none. The id has a meaning only for a device
+ * and a node, and is 0 for the others. */
 static inline CUmemLocation
 mm_location_from_attributes(int type, int id)
 {
@@ -55,13 +56,13 @@ mm_same_location(CUmemLocation a, CUmemLocation b)
                || a.type == CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT);
 }
 
-/* The member of a set that stands for a device or the host; NUMA hosts have none (0). */
+/* The member of a set for a device or the host; 0 for NUMA hosts, which no set holds. */
 mm_location_set mm_location_bit(CUmemLocation where);
 
-/* The location that bit n of a set stands for. */
 static inline CUmemLocation
 mm_location_from_bit(int bit)
 {
+    assert(bit >= 0 && bit <= MM_HOST_BIT);
     return bit == MM_HOST_BIT ? mm_host() : mm_location(CU_MEM_LOCATION_TYPE_DEVICE, bit);
 }
 
@@ -80,17 +81,17 @@ mm_next_location(mm_location_set *set, CUmemLocation *location)
 
 enum { MM_LOCATION_TEXT = 32 };
 
-/* Writes the location as Python would spell it, such as "Device(0)". Returns text. */
+/* Writes the location as Python spells it, such as "Device(0)". Returns text. */
 const char *mm_location_text(CUmemLocation where, char text[MM_LOCATION_TEXT]);
 
-/* The six advices by the names of this library; 0 when there is no such advice. */
+/* The six advices by the names of this library; 0 for other names. */
 CUmem_advise mm_advice_from_name(const char *name);
 const char *mm_advice_name(CUmem_advise advice);
 
-/* Whether the driver looks at the location, so that one must be given. */
+/* True if the driver reads the location, which is then required. */
 bool mm_advice_needs_location(CUmem_advise advice);
 
-/* Whether the advice may name this location. */
+/* True if the advice allows this location. */
 bool mm_advice_allows(CUmem_advise advice, CUmemLocation where);
 
 #define MM_ADVICE_NAMES                                                                      \

@@ -1,6 +1,7 @@
 /* memory.c: memory with references and a guard: allocating, wrapping, sharing, closing. */
 #include "memory.h"
 
+#include <assert.h>
 #include <sched.h>
 #include <stdlib.h>
 
@@ -15,7 +16,7 @@ mm_memory_wrap(CUdeviceptr start, size_t size, mm_status *st)
     }
     atomic_init(&m->references, 1);
     atomic_init(&m->holds, 1);
-    atomic_flag_clear(&m->stream_lock);
+    atomic_flag_clear(&m->order_lock);
     m->device = MM_ANY_DEVICE;
     m->start = start;
     m->size = size;
@@ -35,7 +36,7 @@ mm_memory_allocate(mm_driver *cu, size_t size, mm_status *st)
     if (size == 0) {
         return m;
     }
-    mm_late_frees_attempt(cu, &(mm_chance){0});
+    mm_late_frees_attempt(cu, &(mm_free_conditions){0});
     m->start = mm_allocate_pages(cu, size, &allocation, st);
     if (m->start == 0) {
         free(m);
@@ -79,6 +80,7 @@ free_owned(mm_memory *m, const CUstream *stream, mm_status *st)
 {
     mm_driver *cu = mm_driver_usable();
 
+    assert(mm_guard_is_closed(&m->guard));
     if (m->block != NULL) {
         int rc = mm_pool_free(m->block, stream, st);
         if (rc == 0 || !mm_can_free_late(st)) {
@@ -96,6 +98,7 @@ free_owned(mm_memory *m, const CUstream *stream, mm_status *st)
 void
 mm_memory_retain(mm_memory *m)
 {
+    assert(atomic_load(&m->references) > 0 && atomic_load(&m->holds) > 0);
     atomic_fetch_add_explicit(&m->references, 1, memory_order_relaxed);
     atomic_fetch_add_explicit(&m->holds, 1, memory_order_relaxed);
 }
@@ -103,31 +106,23 @@ mm_memory_retain(mm_memory *m)
 bool
 mm_memory_release_hold(mm_memory *m)
 {
+    assert(atomic_load(&m->holds) > 0);
     return atomic_fetch_sub_explicit(&m->holds, 1, memory_order_acq_rel) == 1;
 }
 
 void
 mm_memory_release_reference(mm_memory *m)
 {
+    assert(atomic_load(&m->references) > 0);
     if (atomic_fetch_sub_explicit(&m->references, 1, memory_order_acq_rel) == 1) {
+        assert(atomic_load(&m->holds) == 0);
         free(m);
     }
 }
 
-bool
-mm_memory_drop(mm_memory *m)
-{
-    bool last = mm_memory_release_hold(m);
-
-    if (!last) {
-        mm_memory_release_reference(m);
-    }
-    return last;
-}
-
 /* Calls can be under way only through another reference. */
 bool
-mm_memory_end_blocks(const mm_memory *m)
+mm_memory_closing_blocks(const mm_memory *m)
 {
     return (m->owned || atomic_load_explicit(&m->references, memory_order_acquire) > 1)
            && !mm_guard_is_closed(&m->guard);
@@ -152,39 +147,41 @@ close_and_free(mm_memory *m, const CUstream *stream, bool *first, mm_status *st)
     return *first ? free_owned(m, stream, st) : 0;
 }
 
-/* After a successful free, attempts the late frees too. */
+/* A successful free shows that the driver frees now. */
 static void
-free_others(const mm_memory *m)
+attempt_late_frees(const mm_memory *m)
 {
     mm_driver *cu = mm_driver_peek();
 
     if (m->owned && cu != NULL) {
-        mm_late_frees_attempt(cu, &(mm_chance){0});
+        mm_late_frees_attempt(cu, &(mm_free_conditions){0});
     }
 }
 
 static void
-free_block_late(mm_memory *m)
+free_pool_block_late(mm_memory *m)
 {
     mm_pool_block *block = m->block;
 
+    assert(mm_guard_is_closed(&m->guard));
     m->block = NULL;
     mm_pool_free_late(block);
 }
 
 static bool
-attempt(mm_driver *cu, mm_late_free *entry, const mm_chance *chance)
+attempt_memory(mm_driver *cu, mm_late_free *entry, const mm_free_conditions *conditions)
 {
     mm_memory *m = (mm_memory *)entry;
     mm_status st;
 
     (void)cu;
-    (void)chance;
+    (void)conditions;
+    assert(atomic_load(&m->references) > 0);
     if (!mm_guard_is_closed(&m->guard) && mm_guard_close(&m->guard, false) != MM_CLOSED_NOW) {
         return false;
     }
     if (m->block != NULL) {
-        free_block_late(m);
+        free_pool_block_late(m);
     } else if (free_owned(m, NULL, &st) < 0 && mm_can_free_late(&st)) {
         return false;
     }
@@ -192,16 +189,16 @@ attempt(mm_driver *cu, mm_late_free *entry, const mm_chance *chance)
     return true;
 }
 
-/* Frees late: a pool block by its own entry, other memory by this one, which first closes the guard if
+/* A pool block has an entry of its own. The entry of the memory has a reference, and closes the guard if
  * calls of other threads were under way. */
 static void
-free_late(mm_memory *m)
+free_memory_late(mm_memory *m)
 {
     if (m->block != NULL && mm_guard_is_closed(&m->guard)) {
-        free_block_late(m);
+        free_pool_block_late(m);
     } else {
         atomic_fetch_add_explicit(&m->references, 1, memory_order_relaxed);
-        mm_free_late(&m->late, attempt);
+        mm_late_frees_append(&m->late, attempt_memory);
     }
 }
 
@@ -211,44 +208,33 @@ mm_memory_retire(mm_memory *m)
     mm_status st;
     bool first;
 
-    if (!mm_memory_end_blocks(m)) {
+    assert(atomic_load(&m->holds) == 0);
+    if (!mm_memory_closing_blocks(m)) {
         return;
     }
     if (close_and_free(m, NULL, &first, &st) == 0) {
-        free_others(m);
+        attempt_late_frees(m);
     } else if (mm_can_free_late(&st)) {
-        free_late(m);
+        free_memory_late(m);
     }
-}
-
-void
-mm_memory_end(mm_memory *m)
-{
-    mm_memory_retire(m);
-    mm_memory_release_reference(m);
 }
 
 void
 mm_memory_release(mm_memory *m)
 {
-    if (mm_memory_drop(m)) {
-        mm_memory_end(m);
+    if (mm_memory_release_hold(m)) {
+        mm_memory_retire(m);
     }
+    mm_memory_release_reference(m);
 }
 
 int
-mm_memory_close(mm_memory *m, bool *first, mm_status *st)
-{
-    return mm_memory_close_on(m, NULL, first, st);
-}
-
-int
-mm_memory_close_on(mm_memory *m, const CUstream *stream, bool *first, mm_status *st)
+mm_memory_close(mm_memory *m, const CUstream *stream, bool *first, mm_status *st)
 {
     int rc = close_and_free(m, stream, first, st);
 
     if (rc == 0) {
-        free_others(m);
+        attempt_late_frees(m);
     } else if (*first && mm_can_free_late(st)) {
         mm_guard_reopen(&m->guard);
         *first = false;
@@ -256,29 +242,23 @@ mm_memory_close_on(mm_memory *m, const CUstream *stream, bool *first, mm_status 
     return rc;
 }
 
-/* The stream of a block, its holder and its device, which change together. */
-typedef struct {
-    CUstream stream;
-    mm_stream *shared;
-    int device;
-} block_stream;
-
 static void
-lock_block_stream(mm_memory *m)
+lock_order(mm_memory *m)
 {
-    while (atomic_flag_test_and_set_explicit(&m->stream_lock, memory_order_acquire)) {
+    assert(mm_guard_is_entered(&m->guard) && m->block != NULL);
+    while (atomic_flag_test_and_set_explicit(&m->order_lock, memory_order_acquire)) {
         (void)sched_yield();
     }
 }
 
 static void
-unlock_block_stream(mm_memory *m)
+unlock_order(mm_memory *m)
 {
-    atomic_flag_clear_explicit(&m->stream_lock, memory_order_release);
+    atomic_flag_clear_explicit(&m->order_lock, memory_order_release);
 }
 
 static void
-release_block_stream(const block_stream *order)
+release_order(const mm_block_order *order)
 {
     mm_status ignored;
 
@@ -287,21 +267,20 @@ release_block_stream(const block_stream *order)
     }
 }
 
-/* Entered, so that no other thread frees the block meanwhile. */
 static int
-refuse_capture_of_block(mm_driver *cu, mm_memory *m, mm_status *st)
+refuse_capture_of_order(mm_driver *cu, mm_memory *m, mm_status *st)
 {
-    block_stream now;
+    mm_block_order order;
     int rc;
 
-    lock_block_stream(m);
-    now = (block_stream){m->block->stream, m->block->shared, m->block->device};
-    if (now.shared != NULL) {
-        mm_stream_retain(now.shared);
+    lock_order(m);
+    order = m->block->order;
+    if (order.shared != NULL) {
+        mm_stream_retain(order.shared);
     }
-    unlock_block_stream(m);
-    rc = mm_pool_refuse_capture(cu, now.stream, now.device, st);
-    release_block_stream(&now);
+    unlock_order(m);
+    rc = mm_pool_refuse_capture(cu, order.stream, st);
+    release_order(&order);
     return rc;
 }
 
@@ -310,11 +289,12 @@ mm_memory_refuse_capture(mm_driver *cu, mm_memory *m, const CUstream *stream, mm
 {
     int rc;
 
+    assert(m->pooled);
     if (!mm_guard_enter(&m->guard)) {
         return 0;
     }
-    rc = stream ? mm_pool_refuse_capture(cu, *stream, m->device, st)
-                : refuse_capture_of_block(cu, m, st);
+    rc = stream ? mm_pool_refuse_capture(cu, (mm_device_stream){*stream, m->device}, st)
+                : refuse_capture_of_order(cu, m, st);
     mm_guard_leave(&m->guard);
     return rc;
 }
@@ -323,10 +303,12 @@ int
 mm_memory_set_stream(mm_driver *cu, mm_memory *m, CUstream stream, mm_stream *shared, bool *done,
                      mm_status *st)
 {
-    block_stream order = {mm_is_default_stream(stream) ? NULL : stream, shared, m->device}, before;
+    mm_block_order order = {{mm_is_default_stream(stream) ? NULL : stream, m->device}, shared};
+    mm_block_order before;
 
-    if (m->device == MM_ANY_DEVICE && order.stream == NULL
-        && mm_current_device(cu, &order.device, st) < 0) {
+    assert(m->pooled && (shared == NULL || shared->handle == stream));
+    if (m->device == MM_ANY_DEVICE && order.stream.handle == NULL
+        && mm_current_device(cu, &order.stream.device, st) < 0) {
         return -1;
     }
     *done = mm_guard_enter(&m->guard);
@@ -336,14 +318,12 @@ mm_memory_set_stream(mm_driver *cu, mm_memory *m, CUstream stream, mm_stream *sh
     if (shared != NULL) {
         mm_stream_retain(shared);
     }
-    lock_block_stream(m);
-    before = (block_stream){m->block->stream, m->block->shared, m->block->device};
-    m->block->stream = order.stream;
-    m->block->shared = order.shared;
-    m->block->device = order.device;
-    unlock_block_stream(m);
+    lock_order(m);
+    before = m->block->order;
+    m->block->order = order;
+    unlock_order(m);
     mm_guard_leave(&m->guard);
-    release_block_stream(&before);
+    release_order(&before);
     return 0;
 }
 
@@ -352,6 +332,7 @@ mm_memory_check(mm_driver *cu, mm_memory *m, mm_operation op, mm_status *st)
 {
     mm_range whole = {.start = m->start, .size = m->size};
 
+    assert(atomic_load(&m->references) > 0);
     if (atomic_load_explicit(&m->allocation, memory_order_relaxed) != 0 || op == MM_WAIT
         || (op == MM_COPY && m->device != MM_ANY_DEVICE)) {
         return 0;

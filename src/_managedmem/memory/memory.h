@@ -1,8 +1,8 @@
 /* memory.h: one piece of memory, owned or wrapped, with its references, its holds and its guard.
  *
  * A reference keeps this struct, a hold keeps the memory. The address may only be used between enter
- * and leave, or export and unexport, of the guard. References and holds are taken together; a closed
- * view releases its hold before its reference. The last hold ends the memory. Closing frees exactly
+ * and leave, or export and unexport, of the guard. References and holds are acquired together; a closed
+ * view releases its hold before its reference. The last hold retires the memory. Closing frees exactly
  * once. All functions may be called in any thread, without an interpreter. */
 #ifndef MM_MEMORY_H
 #define MM_MEMORY_H
@@ -29,11 +29,11 @@ typedef struct {
     CUdeviceptr start;
     size_t size;
     mm_pool_block *block; /* of pool memory, until it is freed */
-    int device; /* whose own memory it is, from a device pool; else MM_ANY_DEVICE */
-    bool owned; /* freed here: the block, or by the address in allocation */
-    bool pooled; /* from a pool: freed in the order of a stream */
-    mm_access access; /* of wrapped memory; set before anybody else sees it */
-    atomic_flag stream_lock;  /* of the block's stream; held for a few instructions */
+    int device;       /* the owner of memory from a device pool, else MM_ANY_DEVICE */
+    bool owned;       /* freed here: the block, or by the address in allocation */
+    bool pooled;      /* from a pool: freed in the order of a stream */
+    mm_access access; /* of wrapped memory; set before other threads see it */
+    atomic_flag order_lock; /* of block->order; held for a few instructions */
 } mm_memory;
 
 /* Allocates managed memory on pages of its own: advice, prefetch and discard act on whole pages, and the
@@ -45,50 +45,43 @@ mm_memory *mm_memory_allocate(mm_driver *cu, size_t size, mm_status *st);
 mm_memory *mm_memory_allocate_from(mm_driver *cu, mm_pool *pool, size_t size, CUstream stream,
                                    mm_stream *shared, mm_status *st);
 
-/* Wraps memory that somebody else frees. */
+/* Wraps memory that other code frees. */
 mm_memory *mm_memory_wrap(CUdeviceptr start, size_t size, mm_status *st);
 
+/* Acquires a hold and a reference. */
 void mm_memory_retain(mm_memory *m);
 
-/* Releases a hold and its reference. True for the last hold: the caller must then call mm_memory_end,
- * which releases the reference. */
-MM_NODISCARD bool mm_memory_drop(mm_memory *m);
-
-/* Ends memory whose last hold is gone: unless it is closed, waits for calls under way and frees what is
- * owned. If mm_memory_end_blocks, call it without the GIL. Inside a host function the memory is freed
- * later. Other errors are ignored, because the driver may already be shut down. */
-void mm_memory_end(mm_memory *m);
-bool mm_memory_end_blocks(const mm_memory *m);
-
-/* Both in one. */
-void mm_memory_release(mm_memory *m);
-
-/* Releases a hold but not its reference. True for the last hold: the caller must then call
- * mm_memory_retire, which ends the memory but keeps the reference. */
+/* Releases a hold. True for the last one: the caller must then call mm_memory_retire. */
 MM_NODISCARD bool mm_memory_release_hold(mm_memory *m);
+
+/* Closes memory without a hold: waits for calls under way, and frees owned memory. Does nothing if it is
+ * closed. Inside a host function the memory is freed later. Other errors are ignored, because the driver
+ * may be shut down. Call it without the GIL if mm_memory_closing_blocks. */
 void mm_memory_retire(mm_memory *m);
+bool mm_memory_closing_blocks(const mm_memory *m);
+
+/* Releases a reference. The last one frees the struct. */
 void mm_memory_release_reference(mm_memory *m);
 
-/* Closes; *first is true if this call did. After a failed free the memory counts as closed, except
- * inside a host function, where it stays open. */
-MM_NODISCARD int mm_memory_close(mm_memory *m, bool *first, mm_status *st);
+/* Releases a hold, retires the memory after the last one, and releases the reference. */
+void mm_memory_release(mm_memory *m);
 
-/* The same; memory of a pool is freed in the order of *stream, or for NULL of the stream that it was
- * allocated on. */
-MM_NODISCARD int mm_memory_close_on(mm_memory *m, const CUstream *stream, bool *first,
-                                    mm_status *st);
+/* Closes; *first is true if this call did. Memory of a pool is freed in the order of *stream, or for NULL
+ * in that of its block. After a failed free the memory counts as closed, except inside a host function,
+ * where it stays open. */
+MM_NODISCARD int mm_memory_close(mm_memory *m, const CUstream *stream, bool *first, mm_status *st);
 
 /* Sets the stream in whose order memory of a pool is freed; shared may be NULL. *done is false if the
  * memory is closed. */
 MM_NODISCARD int mm_memory_set_stream(mm_driver *cu, mm_memory *m, CUstream stream,
                                       mm_stream *shared, bool *done, mm_status *st);
 
-/* Fails when memory of a pool cannot be freed now, because the stream of mm_memory_close_on captures
- * a graph. */
+/* Fails if mm_memory_close with this stream cannot free memory of a pool, because the stream captures a
+ * graph. */
 MM_NODISCARD int mm_memory_refuse_capture(mm_driver *cu, mm_memory *m, const CUstream *stream,
                                           mm_status *st);
 
-/* Checks that an operation may be done on the memory; a yes for managed memory is remembered. */
+/* Checks that the memory allows the operation. Managed memory is checked once. */
 MM_NODISCARD int mm_memory_check(mm_driver *cu, mm_memory *m, mm_operation op, mm_status *st);
 
 #endif

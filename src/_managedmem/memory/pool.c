@@ -1,15 +1,16 @@
-/* pool.c: driver pools: their life, their blocks, their numbers and their peers. */
+/* pool.c: driver pools: their life, their blocks, their attributes and their peers. */
 #include "pool.h"
 
 #include "allocation.h"
 
+#include <assert.h>
 #include <stdlib.h>
 #include <string.h>
 
 /* --- life ------------------------------------------------------------------------------- */
 
 static int
-create(mm_driver *cu, mm_pool *pool, mm_status *st)
+create_driver_pool(mm_driver *cu, mm_pool *pool, mm_status *st)
 {
     CUmemPoolProps props;
     CUresult code;
@@ -36,11 +37,12 @@ mm_pool_create(mm_driver *cu, bool managed, CUmemLocation where, mm_status *st)
 {
     mm_pool *pool;
 
+    assert(managed || where.type == CU_MEM_LOCATION_TYPE_DEVICE);
     if (managed && cu->version < MM_DRIVER_BATCH) {
         (void)mm_driver_lacks(cu, "a pool of managed memory", st);
         return NULL;
     }
-    mm_late_frees_attempt(cu, &(mm_chance){.pools = true});
+    mm_late_frees_attempt(cu, &(mm_free_conditions){.pools = true});
     pool = calloc(1, sizeof *pool);
     if (pool == NULL) {
         (void)mm_fail(st, MM_NO_MEMORY, "out of host memory");
@@ -50,13 +52,13 @@ mm_pool_create(mm_driver *cu, bool managed, CUmemLocation where, mm_status *st)
     pool->where = where;
     pool->managed = managed;
     mm_queued_frees_init(&pool->driver_pool.frees);
-    if (create(cu, pool, st) < 0) {
+    if (create_driver_pool(cu, pool, st) < 0) {
         free(pool);
         return NULL;
     }
-    /* A driver's own threshold of 0 gives memory back at every synchronisation and takes it again
-     * at the next allocation. */
-    if (mm_pool_set(cu, pool, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, UINT64_MAX, st) < 0) {
+    /* The driver's threshold of 0 gives memory back at every synchronization, and takes it again at
+     * the next allocation. */
+    if (mm_pool_set_attribute(cu, pool, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, UINT64_MAX, st) < 0) {
         mm_status ignored;
         MM_IGNORE(mm_pool_release(pool, &ignored)); /* the first failure is reported */
         return NULL;
@@ -67,6 +69,7 @@ mm_pool_create(mm_driver *cu, bool managed, CUmemLocation where, mm_status *st)
 void
 mm_pool_retain(mm_pool *pool)
 {
+    assert(atomic_load(&pool->references) > 0);
     atomic_fetch_add_explicit(&pool->references, 1, memory_order_relaxed);
 }
 
@@ -75,11 +78,12 @@ mm_pool_release(mm_pool *pool, mm_status *st)
 {
     mm_driver *cu = mm_driver_usable();
 
+    assert(atomic_load(&pool->references) > 0);
     if (atomic_fetch_sub_explicit(&pool->references, 1, memory_order_acq_rel) != 1) {
         return 0;
     }
     if (cu == NULL) {
-        mm_queued_frees_drop(&pool->driver_pool.frees);
+        mm_queued_frees_clear(&pool->driver_pool.frees);
         free(pool);
         return 0;
     }
@@ -88,26 +92,26 @@ mm_pool_release(mm_pool *pool, mm_status *st)
 
 /* --- blocks ----------------------------------------------------------------------------- */
 
-/* A default stream is looked up in a context of its device. */
+/* Queries a default stream in a context of its device. */
 static int
-is_capturing(mm_driver *cu, CUstream stream, int device, bool *capturing, mm_status *st)
+is_order_capturing(mm_driver *cu, mm_device_stream stream, bool *capturing, mm_status *st)
 {
     mm_scope scope;
-    int rc = mm_scope_enter_default(&scope, cu, device, st);
+    int rc = mm_scope_enter_default(&scope, cu, stream.device, st);
 
     if (rc == 0) {
-        rc = mm_stream_is_capturing(cu, stream, capturing, st);
+        rc = mm_stream_is_capturing(cu, stream.handle, capturing, st);
         mm_scope_leave(&scope);
     }
     return rc;
 }
 
 int
-mm_pool_refuse_capture(mm_driver *cu, CUstream stream, int device, mm_status *st)
+mm_pool_refuse_capture(mm_driver *cu, mm_device_stream stream, mm_status *st)
 {
     bool capturing = false;
 
-    if (is_capturing(cu, stream, device, &capturing, st) < 0) {
+    if (is_order_capturing(cu, stream, &capturing, st) < 0) {
         return -1;
     }
     if (capturing) {
@@ -122,25 +126,26 @@ mm_pool_refuse_capture(mm_driver *cu, CUstream stream, int device, mm_status *st
 }
 
 int
-mm_pool_free_address(mm_driver *cu, mm_pool *pool, CUdeviceptr start, CUstream stream, int device,
+mm_pool_free_address(mm_driver *cu, mm_pool *pool, CUdeviceptr start, mm_device_stream stream,
                      mm_status *st)
 {
     CUresult code;
     mm_scope scope;
 
-    if (mm_scope_enter_default_relaxed(&scope, cu, device, st) < 0) {
+    assert(start != 0);
+    if (mm_scope_enter_default_relaxed(&scope, cu, stream.device, st) < 0) {
         return -1;
     }
-    code = cu->MemFreeAsync(start, stream);
+    code = cu->MemFreeAsync(start, stream.handle);
     if (pool != NULL && code != CUDA_ERROR_NOT_PERMITTED) {
-        mm_queued_frees_add(cu, &pool->driver_pool.frees, stream, code);
+        mm_queued_frees_add(cu, &pool->driver_pool.frees, stream.handle, code);
     }
     mm_scope_leave(&scope);
-    return mm_freed(code) ? 0 : mm_fail_call(st, "cuMemFreeAsync", (int)code);
+    return mm_is_freed(code) ? 0 : mm_fail_call(st, "cuMemFreeAsync", (int)code);
 }
 
-/* After a failed free: true if the block is still allocated, because the driver refused, or because the
- * context of its stream could not be made current for the call. */
+/* True if a block whose free failed is still allocated: the driver refused, or the context of its stream
+ * could not be made current. */
 static bool
 is_still_allocated(const mm_status *st)
 {
@@ -148,14 +153,15 @@ is_still_allocated(const mm_status *st)
            || (st->kind == MM_DRIVER_CALL && strcmp(st->function, "cuMemFreeAsync") != 0);
 }
 
+/* Frees the struct, not its memory. */
 static void
-drop_block(mm_pool_block *block)
+free_block_struct(mm_pool_block *block)
 {
     mm_status ignored;
 
-    if (block->shared != NULL) {
-        MM_IGNORE(
-            mm_stream_release(block->shared, &ignored)); /* the caller reports on the block */
+    if (block->order.shared != NULL) {
+        /* The caller reports on the block, not on its stream. */
+        MM_IGNORE(mm_stream_release(block->order.shared, &ignored));
     }
     free(block);
 }
@@ -163,11 +169,12 @@ drop_block(mm_pool_block *block)
 /* True if each device in use was idle since the free was deferred. Waits for `device`, because the
  * caller's wait may have been earlier, but not for other devices: a wait destroys their captures. */
 static bool
-were_idle(mm_driver *cu, mm_pool_block *block, int device)
+were_devices_idle(mm_driver *cu, mm_pool_block *block, int device)
 {
     int current = 0;
     mm_status st;
 
+    assert(device >= 0 && device < cu->device_count);
     if (mm_current_device(cu, &current, &st) < 0 || mm_device_synchronize(cu, device, &st) < 0
         || (current == device && mm_device_synchronize(cu, MM_ANY_DEVICE, &st) < 0)) {
         return false;
@@ -181,37 +188,39 @@ were_idle(mm_driver *cu, mm_pool_block *block, int device)
     return true;
 }
 
-/* Frees the block in the order of its stream, or after all devices were idle; false if it must wait. A
- * free that was called and failed counts as done, because it may have acted, except inside a host
- * function. */
+/* Frees the block in its order, or after all devices were idle; false if it must wait. A free that was
+ * called and failed counts as done, because it may have acted, except inside a host function. */
 static bool
-free_with(mm_driver *cu, mm_pool_block *block, const mm_chance *chance)
+free_block_if_possible(mm_driver *cu, mm_pool_block *block, const mm_free_conditions *conditions)
 {
-    bool exists =
-        block->stream == NULL || block->shared != NULL || block->stream == chance->stream;
-    CUstream stream = exists ? block->stream : NULL;
+    mm_device_stream stream = block->order.stream;
+    bool exists = stream.handle == NULL || block->order.shared != NULL
+                  || stream.handle == conditions->stream;
     bool capturing = false;
     mm_status st;
 
-    if (!exists && !(chance->idle && were_idle(cu, block, chance->device))) {
-        return false;
+    if (!exists) {
+        if (!conditions->idle || !were_devices_idle(cu, block, conditions->device)) {
+            return false;
+        }
+        stream.handle = NULL;
     }
-    return is_capturing(cu, stream, block->device, &capturing, &st) == 0 && !capturing
-           && (mm_pool_free_address(cu, block->pool, block->start, stream, block->device, &st) == 0
+    return is_order_capturing(cu, stream, &capturing, &st) == 0 && !capturing
+           && (mm_pool_free_address(cu, block->pool, block->start, stream, &st) == 0
                || !is_still_allocated(&st));
 }
 
 static bool
-attempt(mm_driver *cu, mm_late_free *entry, const mm_chance *chance)
+attempt_block(mm_driver *cu, mm_late_free *entry, const mm_free_conditions *conditions)
 {
     mm_pool_block *block = (mm_pool_block *)entry;
     mm_pool *pool = block->pool;
     mm_status ignored;
 
-    if (!free_with(cu, block, chance)) {
+    if (!free_block_if_possible(cu, block, conditions)) {
         return false;
     }
-    drop_block(block);
+    free_block_struct(block);
     MM_IGNORE(mm_pool_release(pool, &ignored)); /* a late free has no caller to report to */
     return true;
 }
@@ -219,16 +228,19 @@ attempt(mm_driver *cu, mm_late_free *entry, const mm_chance *chance)
 void
 mm_pool_free_late(mm_pool_block *block)
 {
-    mm_free_late(&block->late, attempt);
+    assert(block->start != 0 && block->pool != NULL);
+    mm_late_frees_append(&block->late, attempt_block);
 }
 
 static int
-call_allocate(mm_driver *cu, mm_pool_block *block, size_t size, CUstream stream, mm_status *st)
+allocate_block_memory(mm_driver *cu, mm_pool_block *block, size_t size, CUstream stream,
+                      mm_status *st)
 {
     CUresult code;
 
-    MM_CALL_IN(code, mm_scope_enter_default_relaxed, block->device, cu, MemAllocFromPoolAsync, st,
-               &block->start, size, block->pool->driver_pool.handle, stream);
+    MM_CALL_IN(code, mm_scope_enter_default_relaxed, block->order.stream.device, cu,
+               MemAllocFromPoolAsync, st, &block->start, size, block->pool->driver_pool.handle,
+               stream);
     if (code == CUDA_SUCCESS) {
         return 0;
     }
@@ -243,13 +255,18 @@ mm_pool_device(const mm_pool *pool)
     return pool->managed ? MM_ANY_DEVICE : pool->where.id;
 }
 
-/* Whose default stream a block is allocated on, if it is a default one. */
+/* Sets order->stream for a block that is allocated on the stream. The thread that frees cannot name this
+ * thread's per-thread default stream, but the legacy stream is ordered after it. */
 static int
-find_device(mm_driver *cu, const mm_pool *pool, CUstream stream, int *device, mm_status *st)
+set_order(mm_driver *cu, const mm_pool *pool, CUstream stream, mm_block_order *order,
+          mm_status *st)
 {
-    *device = mm_pool_device(pool);
-    return *device == MM_ANY_DEVICE && mm_is_default_stream(stream)
-               ? mm_current_device(cu, device, st)
+    bool by_default = mm_is_default_stream(stream);
+
+    order->stream.handle = by_default ? NULL : stream;
+    order->stream.device = mm_pool_device(pool);
+    return by_default && order->stream.device == MM_ANY_DEVICE
+               ? mm_current_device(cu, &order->stream.device, st)
                : 0;
 }
 
@@ -259,28 +276,27 @@ mm_pool_allocate(mm_driver *cu, mm_pool *pool, size_t size, CUstream stream, mm_
 {
     mm_pool_block *block = calloc(1, sizeof *block);
 
+    assert(shared == NULL || shared->handle == stream);
     if (block == NULL) {
         (void)mm_fail(st, MM_NO_MEMORY, "out of host memory");
         return NULL;
     }
     block->pool = pool;
-    /* The per-thread default stream cannot be named by the thread that will free, but the legacy
-     * stream is ordered after it. */
-    block->stream = mm_is_default_stream(stream) ? NULL : stream;
-    if (find_device(cu, pool, stream, &block->device, st) < 0
-        || mm_pool_refuse_capture(cu, stream, block->device, st) < 0) {
+    if (set_order(cu, pool, stream, &block->order, st) < 0
+        || mm_pool_refuse_capture(cu, (mm_device_stream){stream, block->order.stream.device}, st)
+               < 0) {
         free(block);
         return NULL;
     }
-    mm_late_frees_attempt(cu, &(mm_chance){.stream = block->stream});
-    if (call_allocate(cu, block, size, stream, st) < 0) {
+    mm_late_frees_attempt(cu, &(mm_free_conditions){.stream = block->order.stream.handle});
+    if (allocate_block_memory(cu, block, size, stream, st) < 0) {
         free(block);
         return NULL;
     }
-    atomic_fetch_add_explicit(&pool->references, 1, memory_order_relaxed);
+    mm_pool_retain(pool);
     if (shared != NULL) {
         mm_stream_retain(shared);
-        block->shared = shared;
+        block->order.shared = shared;
     }
     return block;
 }
@@ -289,51 +305,52 @@ int
 mm_pool_free(mm_pool_block *block, const CUstream *other, mm_status *st)
 {
     mm_driver *cu = mm_driver_usable();
-    CUstream stream = other ? *other : block->stream;
     mm_pool *pool = block->pool;
-    int device = other ? mm_pool_device(pool) : block->device, rc = 0;
+    mm_device_stream stream =
+        other ? (mm_device_stream){*other, mm_pool_device(pool)} : block->order.stream;
     bool capturing = false;
+    int rc = 0, released;
     mm_status ignored;
-    int released;
 
-    /* What the query meets, the free meets as well. */
-    if (cu != NULL && is_capturing(cu, stream, device, &capturing, &ignored) == 0 && capturing) {
+    /* A failure of the query is one of the free as well, which reports it. */
+    if (cu != NULL && is_order_capturing(cu, stream, &capturing, &ignored) == 0 && capturing) {
         mm_pool_free_late(block);
         return 0;
     }
-    rc = cu ? mm_pool_free_address(cu, pool, block->start, stream, device, st) : 0;
+    rc = cu ? mm_pool_free_address(cu, pool, block->start, stream, st) : 0;
     if (rc < 0 && is_still_allocated(st)) {
         if (!mm_can_free_late(st)) {
             mm_pool_free_late(block);
         }
         return -1;
     }
-    drop_block(block);
+    free_block_struct(block);
     released = mm_pool_release(pool, rc < 0 ? &ignored : st);
     return rc < 0 ? rc : released;
 }
 
-/* --- numbers ---------------------------------------------------------------------------- */
+/* --- attributes ------------------------------------------------------------------------- */
 
 int
-mm_pool_get(mm_driver *cu, mm_pool *pool, CUmemPool_attribute which, uint64_t *value,
-            mm_status *st)
+mm_pool_get_attribute(mm_driver *cu, mm_pool *pool, CUmemPool_attribute attribute, uint64_t *value,
+                      mm_status *st)
 {
     cuuint64_t number = 0;
 
     MM_TRY_IN(mm_scope_enter_relaxed, MM_ANY_DEVICE, cu, MemPoolGetAttribute, st,
-              pool->driver_pool.handle, which, &number);
+              pool->driver_pool.handle, attribute, &number);
     *value = number;
     return 0;
 }
 
 int
-mm_pool_set(mm_driver *cu, mm_pool *pool, CUmemPool_attribute which, uint64_t value, mm_status *st)
+mm_pool_set_attribute(mm_driver *cu, mm_pool *pool, CUmemPool_attribute attribute, uint64_t value,
+                      mm_status *st)
 {
     cuuint64_t number = value;
 
     MM_TRY_IN(mm_scope_enter_relaxed, MM_ANY_DEVICE, cu, MemPoolSetAttribute, st,
-              pool->driver_pool.handle, which, &number);
+              pool->driver_pool.handle, attribute, &number);
     return 0;
 }
 
@@ -353,6 +370,7 @@ mm_pool_peers(mm_driver *cu, mm_pool *pool, mm_location_set *peers, mm_status *s
     CUresult code = CUDA_SUCCESS;
     mm_scope scope;
 
+    assert(!pool->managed);
     *peers = 0;
     if (mm_scope_enter_relaxed(&scope, cu, MM_ANY_DEVICE, st) < 0) {
         return -1;
@@ -373,20 +391,21 @@ mm_pool_peers(mm_driver *cu, mm_pool *pool, mm_location_set *peers, mm_status *s
 }
 
 MM_GUARD_ARRAYS static CUresult
-set_access(mm_driver *cu, mm_pool *pool, mm_location_set differs, mm_location_set to)
+set_pool_access(mm_driver *cu, mm_pool *pool, mm_location_set changed, mm_location_set to)
 {
-    CUmemAccessDesc map[MM_MAX_DEVICES];
+    CUmemAccessDesc access[MM_MAX_DEVICES];
     CUmemLocation where;
     size_t count = 0;
 
-    memset(map, 0, sizeof map);
-    while (mm_next_location(&differs, &where)) {
+    assert(changed != 0 && !(changed & mm_location_bit(mm_host())));
+    memset(access, 0, sizeof access);
+    while (mm_next_location(&changed, &where)) {
         bool on = (to & mm_location_bit(where)) != 0;
-        map[count].location = where;
-        map[count++].flags =
+        access[count].location = where;
+        access[count++].flags =
             on ? CU_MEM_ACCESS_FLAGS_PROT_READWRITE : CU_MEM_ACCESS_FLAGS_PROT_NONE;
     }
-    return cu->MemPoolSetAccess(pool->driver_pool.handle, map, count);
+    return cu->MemPoolSetAccess(pool->driver_pool.handle, access, count);
 }
 
 int
@@ -399,21 +418,22 @@ mm_pool_change_peers(mm_driver *cu, mm_pool *pool, mm_location_set from, mm_loca
     if (mm_scope_enter_relaxed(&scope, cu, MM_ANY_DEVICE, st) < 0) {
         return -1;
     }
-    code = set_access(cu, pool, from ^ to, to);
+    code = set_pool_access(cu, pool, from ^ to, to);
     if (code != CUDA_SUCCESS) {
         /* It may have acted and then reported an earlier error. The first failure is reported. */
-        MM_IGNORE(set_access(cu, pool, from ^ to, from));
+        MM_IGNORE(set_pool_access(cu, pool, from ^ to, from));
     }
     mm_scope_leave(&scope);
     return code == CUDA_SUCCESS ? 0 : mm_fail_call(st, "cuMemPoolSetAccess", (int)code);
 }
 
 int
-mm_pool_reachable(mm_driver *cu, const mm_pool *pool, int device, bool *can, mm_status *st)
+mm_pool_is_reachable(mm_driver *cu, const mm_pool *pool, int device, bool *reachable,
+                     mm_status *st)
 {
     int answer = 0;
 
     MM_TRY(cu, DeviceCanAccessPeer, st, &answer, device, pool->where.id);
-    *can = answer != 0;
+    *reachable = answer != 0;
     return 0;
 }

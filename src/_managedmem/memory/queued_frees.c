@@ -1,6 +1,8 @@
 /* queued_frees.c: records an event behind the last free of each stream, and queries the events. */
 #include "queued_frees.h"
 
+#include <assert.h>
+#include <errno.h>
 #include <stdlib.h>
 
 void
@@ -14,10 +16,11 @@ mm_queued_frees_init(mm_queued_frees *frees)
 /* The key of a stream: unique in the process. Each thread has a per-thread default stream of its own,
  * with the same handle. */
 static CUresult
-identify(mm_driver *cu, CUstream stream, mm_free_event *key)
+identify_stream(mm_driver *cu, CUstream stream, mm_free_event *key)
 {
     CUresult code = CUDA_SUCCESS;
 
+    assert(mm_in_scope());
     *key = (mm_free_event){0};
     if (mm_is_default_stream(stream)) {
         code = cu->CtxGetCurrent(&key->context);
@@ -27,8 +30,8 @@ identify(mm_driver *cu, CUstream stream, mm_free_event *key)
                : code;
 }
 
-/* Creates an event in the current context. Not in one that is not primary: it may end at any time, and
- * its events with it. */
+/* Creates an event in the current context, if it is a primary one: others may end at any time, and their
+ * events with them. */
 static CUresult
 create_lasting_event(mm_driver *cu, CUevent *event)
 {
@@ -64,12 +67,13 @@ create_event(mm_driver *cu, CUstream stream, CUevent *event)
     return code;
 }
 
-/* The entry of the stream, created if missing; NULL on failure. */
+/* The entry of the stream, created if missing; NULL on failure. The caller holds the lock. */
 static mm_free_event *
-find_or_create(mm_driver *cu, mm_queued_frees *frees, CUstream stream, const mm_free_event *key)
+find_free_event(mm_driver *cu, mm_queued_frees *frees, CUstream stream, const mm_free_event *key)
 {
     mm_free_event *entry = frees->events;
 
+    assert(pthread_mutex_trylock(&frees->lock) == EBUSY);
     while (entry != NULL
            && (entry->context != key->context || entry->stream_id != key->stream_id)) {
         entry = entry->next;
@@ -91,30 +95,22 @@ find_or_create(mm_driver *cu, mm_queued_frees *frees, CUstream stream, const mm_
     return entry;
 }
 
-/* Tries twice, so that a passing fault does not leak the event. */
-static void
-destroy_event(mm_driver *cu, CUevent event)
-{
-    if (cu->EventDestroy(event) != CUDA_SUCCESS) {
-        MM_IGNORE(cu->EventDestroy(event)); /* the second attempt */
-    }
-}
-
 /* Destroys the events that were reached. The caller holds the lock. */
 static void
 destroy_reached(mm_driver *cu, mm_queued_frees *frees)
 {
     mm_free_event **link = &frees->events, *entry;
 
+    assert(pthread_mutex_trylock(&frees->lock) == EBUSY);
     while ((entry = *link) != NULL) {
         CUresult code = cu->EventQuery(entry->event);
         if (code == CUDA_ERROR_NOT_READY) {
             link = &entry->next;
         } else {
-            /* After an error it is not known if the free has run. */
+            /* An error does not tell if the free has run. */
             frees->unknown = frees->unknown || code != CUDA_SUCCESS;
             *link = entry->next;
-            destroy_event(cu, entry->event);
+            mm_event_destroy(cu, entry->event);
             free(entry);
         }
     }
@@ -138,12 +134,13 @@ mm_queued_frees_add(mm_driver *cu, mm_queued_frees *frees, CUstream stream, CUre
 {
     mm_free_event key, *entry = NULL;
 
+    assert(mm_in_scope());
     (void)pthread_mutex_lock(&frees->lock);
     if (has_many(frees)) {
         destroy_reached(cu, frees);
     }
-    if (result == CUDA_SUCCESS && identify(cu, stream, &key) == CUDA_SUCCESS) {
-        entry = find_or_create(cu, frees, stream, &key);
+    if (result == CUDA_SUCCESS && identify_stream(cu, stream, &key) == CUDA_SUCCESS) {
+        entry = find_free_event(cu, frees, stream, &key);
     }
     if (entry == NULL || cu->EventRecord(entry->event, stream) != CUDA_SUCCESS) {
         frees->unknown = true;
@@ -156,6 +153,7 @@ mm_queued_frees_done(mm_driver *cu, mm_queued_frees *frees)
 {
     bool done;
 
+    assert(mm_in_scope());
     (void)pthread_mutex_lock(&frees->lock);
     destroy_reached(cu, frees);
     done = frees->events == NULL && !frees->unknown;
@@ -164,7 +162,7 @@ mm_queued_frees_done(mm_driver *cu, mm_queued_frees *frees)
 }
 
 void
-mm_queued_frees_drop(mm_queued_frees *frees)
+mm_queued_frees_clear(mm_queued_frees *frees)
 {
     mm_free_event *entry = frees->events, *next;
 

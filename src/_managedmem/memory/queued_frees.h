@@ -8,8 +8,9 @@
 
 typedef struct mm_free_event {
     struct mm_free_event *next;
-    CUcontext context; /* of a default stream; NULL for others */
-    unsigned long long stream_id; /* of all but the legacy stream: a handle may be used again */
+    CUcontext context; /* of a default stream, else NULL */
+    unsigned long long
+        stream_id; /* 0 for the legacy stream. A handle may be used again, an id not */
     CUevent event;
 } mm_free_event;
 
@@ -29,7 +30,7 @@ void mm_queued_frees_add(mm_driver *cu, mm_queued_frees *frees, CUstream stream,
  * caller is in a relaxed scope. */
 bool mm_queued_frees_done(mm_driver *cu, mm_queued_frees *frees);
 
-/* Frees the entries without calling the driver. */
-void mm_queued_frees_drop(mm_queued_frees *frees);
+/* Frees the entries, not their events: calls no driver. */
+void mm_queued_frees_clear(mm_queued_frees *frees);
 
 #endif

@@ -3,16 +3,17 @@
 
 #include "allocation.h"
 
+#include <assert.h>
 #include <stdlib.h>
 
-/* *left: memory of the pool is in use, or its free has not been waited for. Used where a free has no
- * event. */
+/* *left: memory of the pool is in use, or nothing has waited for its free. For frees without an event. */
 static CUresult
 find_memory_left(mm_driver *cu, CUmemoryPool pool, bool *left, const char **function)
 {
     cuuint64_t reserved = 0;
     CUresult code;
 
+    assert(mm_in_scope());
     *function = "cuMemPoolTrimTo";
     code = cu->MemPoolTrimTo(pool, 0);
     if (code == CUDA_SUCCESS) {
@@ -23,8 +24,8 @@ find_memory_left(mm_driver *cu, CUmemoryPool pool, bool *left, const char **func
     return code;
 }
 
-/* In the caller's scope. *function is the driver function of the result. A failed destruction counts
- * as done: the driver may have acted, and the handle may then belong to another pool. */
+/* *function is the driver function of the result. A failed destruction counts as done: the driver may
+ * have acted, and the handle may then be that of another pool. In the caller's scope. */
 static CUresult
 destroy_if_done(mm_driver *cu, mm_retired_pool *pool, bool *destroyed, const char **function)
 {
@@ -43,14 +44,15 @@ destroy_if_done(mm_driver *cu, mm_retired_pool *pool, bool *destroyed, const cha
 }
 
 /* Destroys the pool and frees its record; false if it must wait. *code and *function are those of the
- * driver call, also of a failure. */
+ * last driver call. */
 static bool
-destroy(mm_driver *cu, mm_retired_pool *pool, CUresult *code, const char **function)
+destroy_pool(mm_driver *cu, mm_retired_pool *pool, CUresult *code, const char **function)
 {
     bool destroyed = false;
     mm_status st;
     mm_scope scope;
 
+    assert(pool->handle != NULL);
     *code = CUDA_SUCCESS;
     if (mm_scope_enter_relaxed(&scope, cu, MM_ANY_DEVICE, &st) < 0) {
         *code = (CUresult)st.code;
@@ -60,21 +62,21 @@ destroy(mm_driver *cu, mm_retired_pool *pool, CUresult *code, const char **funct
         mm_scope_leave(&scope);
     }
     /* A driver that is shut down has destroyed its pools. */
-    if (!destroyed && (*code == CUDA_SUCCESS || !mm_freed(*code))) {
+    if (!destroyed && (*code == CUDA_SUCCESS || !mm_is_freed(*code))) {
         return false;
     }
-    mm_queued_frees_drop(&pool->frees);
+    mm_queued_frees_clear(&pool->frees);
     free(pool);
     return true;
 }
 
 static bool
-attempt(mm_driver *cu, mm_late_free *entry, const mm_chance *chance)
+attempt_retired_pool(mm_driver *cu, mm_late_free *entry, const mm_free_conditions *conditions)
 {
     const char *function;
     CUresult code;
 
-    return chance->pools && destroy(cu, (mm_retired_pool *)entry, &code, &function);
+    return conditions->pools && destroy_pool(cu, (mm_retired_pool *)entry, &code, &function);
 }
 
 int
@@ -83,10 +85,10 @@ mm_pool_retire(mm_driver *cu, mm_retired_pool *pool, mm_status *st)
     const char *function = NULL;
     CUresult code;
 
-    if (!destroy(cu, pool, &code, &function)) {
-        mm_free_late(&pool->late, attempt);
+    if (!destroy_pool(cu, pool, &code, &function)) {
+        mm_late_frees_append(&pool->late, attempt_retired_pool);
     }
-    return mm_freed(code) || code == CUDA_ERROR_NOT_PERMITTED
+    return mm_is_freed(code) || code == CUDA_ERROR_NOT_PERMITTED
                ? 0
                : mm_fail_call(st, function, (int)code);
 }

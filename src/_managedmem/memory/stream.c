@@ -2,9 +2,10 @@
  * legacy stream (one per device, kept for the life of the process). */
 #include "stream.h"
 
+#include <assert.h>
 #include <stdlib.h>
 
-static _Atomic(CUstream) stand_in[MM_MAX_DEVICES];
+/* --- life ------------------------------------------------------------------------------- */
 
 int
 mm_stream_create(mm_driver *cu, CUstream *stream, mm_status *st)
@@ -19,6 +20,7 @@ mm_stream_share(CUstream handle)
 {
     mm_stream *stream = calloc(1, sizeof *stream);
 
+    assert(!mm_is_default_stream(handle));
     if (stream != NULL) {
         atomic_init(&stream->references, 1);
         stream->handle = handle;
@@ -29,15 +31,17 @@ mm_stream_share(CUstream handle)
 void
 mm_stream_retain(mm_stream *stream)
 {
+    assert(atomic_load(&stream->references) > 0);
     atomic_fetch_add_explicit(&stream->references, 1, memory_order_relaxed);
 }
 
 static bool
-attempt_to_destroy(mm_driver *cu, mm_late_free *entry, const mm_chance *chance)
+attempt_stream(mm_driver *cu, mm_late_free *entry, const mm_free_conditions *conditions)
 {
     mm_stream *stream = (mm_stream *)entry;
 
-    (void)chance;
+    (void)conditions;
+    assert(atomic_load(&stream->references) == 0);
     if (cu->StreamDestroy(stream->handle) == CUDA_ERROR_NOT_PERMITTED) {
         return false;
     }
@@ -51,28 +55,26 @@ mm_stream_release(mm_stream *stream, mm_status *st)
     mm_driver *cu = mm_driver_usable();
     CUresult code;
 
+    assert(atomic_load(&stream->references) > 0);
     if (atomic_fetch_sub_explicit(&stream->references, 1, memory_order_acq_rel) != 1) {
         return 0;
     }
     code = cu ? cu->StreamDestroy(stream->handle) : CUDA_SUCCESS;
     if (code == CUDA_ERROR_NOT_PERMITTED) {
-        mm_free_late(&stream->late, attempt_to_destroy);
+        mm_late_frees_append(&stream->late, attempt_stream);
         return 0;
     }
     free(stream);
     return code == CUDA_SUCCESS ? 0 : mm_fail_call(st, "cuStreamDestroy", (int)code);
 }
 
-int
-mm_stream_synchronize(mm_driver *cu, CUstream stream, mm_status *st)
-{
-    return mm_stream_synchronize_on(cu, stream, MM_ANY_DEVICE, st);
-}
+/* --- waiting and capture ---------------------------------------------------------------- */
 
 int
-mm_stream_synchronize_on(mm_driver *cu, CUstream stream, int device, mm_status *st)
+mm_stream_synchronize(mm_driver *cu, mm_device_stream stream, mm_status *st)
 {
-    MM_TRY_IN(mm_scope_enter_default_relaxed, device, cu, StreamSynchronize, st, stream);
+    MM_TRY_IN(mm_scope_enter_default_relaxed, stream.device, cu, StreamSynchronize, st,
+              stream.handle);
     return 0;
 }
 
@@ -106,7 +108,7 @@ mm_stream_is_capturing(mm_driver *cu, CUstream stream, bool *capturing, mm_statu
 }
 
 int
-mm_stream_refuse_capture(mm_driver *cu, CUstream stream, const char *what, mm_status *st)
+mm_stream_refuse_capture(mm_driver *cu, CUstream stream, const char *op, mm_status *st)
 {
     bool capturing = false;
 
@@ -118,29 +120,32 @@ mm_stream_refuse_capture(mm_driver *cu, CUstream stream, const char *what, mm_st
                       "%s cannot be recorded in a CUDA graph, and the call would have destroyed "
                       "the capture on this stream: issue it before the capture begins, or on "
                       "another stream",
-                      what);
+                      op);
         st->code = CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
         return -1;
     }
     return 0;
 }
 
+/* --- order between streams -------------------------------------------------------------- */
+
 int
-mm_scope_enter_stream(mm_scope *s, mm_driver *cu, CUstream stream, int device, mm_status *st)
+mm_scope_enter_stream(mm_scope *s, mm_driver *cu, mm_device_stream stream, mm_status *st)
 {
     CUcontext context = NULL;
 
-    if (mm_is_default_stream(stream)) {
-        return mm_scope_enter_default_relaxed(s, cu, device, st);
+    if (mm_is_default_stream(stream.handle)) {
+        return mm_scope_enter_default_relaxed(s, cu, stream.device, st);
     }
-    MM_TRY(cu, StreamGetCtx, st, stream, &context);
+    MM_TRY(cu, StreamGetCtx, st, stream.handle, &context);
     return mm_scope_enter_context(s, cu, context, st);
 }
 
 /* Tries twice, so that a passing fault does not leak the event. */
-static void
-destroy_event(mm_driver *cu, CUevent event)
+void
+mm_event_destroy(mm_driver *cu, CUevent event)
 {
+    assert(event != NULL);
     if (cu->EventDestroy(event) != CUDA_SUCCESS) {
         MM_IGNORE(cu->EventDestroy(event)); /* the second attempt */
     }
@@ -148,14 +153,14 @@ destroy_event(mm_driver *cu, CUevent event)
 
 /* Queries in the context of the stream, which a default stream needs. */
 static int
-refuse_capture_of_follow(mm_driver *cu, CUstream stream, int device, mm_status *st)
+refuse_capture_of_follow(mm_driver *cu, mm_device_stream stream, mm_status *st)
 {
     mm_scope scope;
-    int rc = mm_scope_enter_stream(&scope, cu, stream, device, st);
+    int rc = mm_scope_enter_stream(&scope, cu, stream, st);
 
     if (rc == 0) {
-        rc = mm_stream_refuse_capture(cu, stream, "a wait for the stream of an array's producer",
-                                      st);
+        rc = mm_stream_refuse_capture(cu, stream.handle,
+                                      "a wait for the stream of an array's producer", st);
         mm_scope_leave(&scope);
     }
     return rc;
@@ -163,22 +168,22 @@ refuse_capture_of_follow(mm_driver *cu, CUstream stream, int device, mm_status *
 
 /* Creates an event and records it on the stream; NULL on failure. */
 static CUevent
-record_event(mm_driver *cu, CUstream stream, int device, mm_status *st)
+record_event(mm_driver *cu, mm_device_stream stream, mm_status *st)
 {
     CUevent event = NULL;
     mm_scope scope;
     CUresult code;
 
-    if (mm_scope_enter_stream(&scope, cu, stream, device, st) < 0) {
+    if (mm_scope_enter_stream(&scope, cu, stream, st) < 0) {
         return NULL;
     }
     code = cu->EventCreate(&event, CU_EVENT_DISABLE_TIMING);
     if (code != CUDA_SUCCESS) {
         (void)mm_fail_call(st, "cuEventCreate", (int)code);
         event = NULL;
-    } else if ((code = cu->EventRecord(event, stream)) != CUDA_SUCCESS) {
+    } else if ((code = cu->EventRecord(event, stream.handle)) != CUDA_SUCCESS) {
         (void)mm_fail_call(st, "cuEventRecord", (int)code);
-        destroy_event(cu, event);
+        mm_event_destroy(cu, event);
         event = NULL;
     }
     mm_scope_leave(&scope);
@@ -186,85 +191,84 @@ record_event(mm_driver *cu, CUstream stream, int device, mm_status *st)
 }
 
 static int
-wait_for_event(mm_driver *cu, CUstream stream, int device, CUevent event, mm_status *st)
+wait_for_event(mm_driver *cu, mm_device_stream stream, CUevent event, mm_status *st)
 {
-    mm_scope scope;
-    CUresult code;
-
-    if (mm_scope_enter_stream(&scope, cu, stream, device, st) < 0) {
-        return -1;
-    }
-    code = cu->StreamWaitEvent(stream, event, CU_EVENT_WAIT_DEFAULT);
-    mm_scope_leave(&scope);
-    return code == CUDA_SUCCESS ? 0 : mm_fail_call(st, "cuStreamWaitEvent", (int)code);
+    MM_TRY_IN(mm_scope_enter_stream, stream, cu, StreamWaitEvent, st, stream.handle, event,
+              CU_EVENT_WAIT_DEFAULT);
+    return 0;
 }
 
 /* True if both are one stream. Each device has default streams of its own. */
 static bool
-is_same_stream(CUstream a, int a_device, CUstream b, int b_device)
+is_same_stream(mm_device_stream a, mm_device_stream b)
 {
-    bool same = a == b || (mm_is_legacy_stream(a) && mm_is_legacy_stream(b));
+    bool same =
+        a.handle == b.handle || (mm_is_legacy_stream(a.handle) && mm_is_legacy_stream(b.handle));
 
     return same
-           && (!mm_is_default_stream(a) || a_device == b_device || a_device == MM_ANY_DEVICE
-               || b_device == MM_ANY_DEVICE);
+           && (!mm_is_default_stream(a.handle) || a.device == b.device || a.device == MM_ANY_DEVICE
+               || b.device == MM_ANY_DEVICE);
 }
 
 int
-mm_stream_follow(mm_driver *cu, CUstream stream, int device, CUstream producer,
-                 int producer_device, mm_status *st)
+mm_stream_follow(mm_driver *cu, mm_device_stream stream, mm_device_stream producer, mm_status *st)
 {
     CUevent event;
     int rc;
 
-    if (is_same_stream(stream, device, producer, producer_device)) {
+    if (is_same_stream(stream, producer)) {
         return 0;
     }
-    if (refuse_capture_of_follow(cu, producer, producer_device, st) < 0
-        || refuse_capture_of_follow(cu, stream, device, st) < 0) {
+    if (refuse_capture_of_follow(cu, producer, st) < 0
+        || refuse_capture_of_follow(cu, stream, st) < 0) {
         return -1;
     }
-    event = record_event(cu, producer, producer_device, st);
+    event = record_event(cu, producer, st);
     if (event == NULL) {
         return -1;
     }
-    rc = wait_for_event(cu, stream, device, event, st);
-    destroy_event(cu, event); /* the driver keeps it until it is reached */
+    rc = wait_for_event(cu, stream, event, st);
+    mm_event_destroy(cu, event); /* the driver keeps it until it is reached */
     return rc;
 }
 
+/* --- stand-ins for the legacy stream ---------------------------------------------------- */
+
+static _Atomic(CUstream) stand_in[MM_MAX_DEVICES];
+
 static int
-create_blocking(mm_driver *cu, CUstream *stream, mm_status *st)
+create_blocking_stream(mm_driver *cu, CUstream *stream, mm_status *st)
 {
     MM_TRY(cu, StreamCreate, st, stream, CU_STREAM_DEFAULT);
     return 0;
 }
 
 int
-mm_batch_stream_get(mm_driver *cu, CUstream asked, mm_batch_stream *out, mm_status *st)
+mm_batch_stream_acquire(mm_driver *cu, CUstream requested, mm_batch_stream *out, mm_status *st)
 {
     CUstream none = NULL;
     bool primary = false;
     int device = 0;
 
-    out->stream = asked;
+    assert(mm_in_scope());
+    out->stream = requested;
     out->temporary = false;
-    if (!mm_is_legacy_stream(asked)) {
+    if (!mm_is_legacy_stream(requested)) {
         return 0;
     }
     if (mm_is_primary_current(cu, &device, &primary, st) < 0) {
         return -1;
     }
     if (!primary) {
-        /* A context of somebody's own making may be gone tomorrow: keep nothing of it. */
+        /* The owner of such a context may destroy it at any time: keep nothing of it. */
         out->temporary = true;
-        return create_blocking(cu, &out->stream, st);
+        return create_blocking_stream(cu, &out->stream, st);
     }
     out->stream = atomic_load_explicit(&stand_in[device], memory_order_acquire);
     if (out->stream != NULL) {
         return 0;
     }
-    if (create_blocking(cu, &out->stream, st) < 0) {
+    if (create_blocking_stream(cu, &out->stream, st) < 0) {
         return -1;
     }
     if (!atomic_compare_exchange_strong(&stand_in[device], &none, out->stream)) {
@@ -277,6 +281,7 @@ mm_batch_stream_get(mm_driver *cu, CUstream asked, mm_batch_stream *out, mm_stat
 void
 mm_batch_stream_release(mm_driver *cu, mm_batch_stream *s)
 {
+    assert(!s->temporary || s->stream != NULL);
     if (s->temporary) {
         MM_IGNORE(cu->StreamDestroy(s->stream)); /* the result of the batch call counts */
     }

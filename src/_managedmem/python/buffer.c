@@ -7,17 +7,13 @@
 void
 mm_buffer_release(mm_memory *memory)
 {
-    if (!mm_memory_drop(memory)) {
-        return;
-    }
-    if (mm_memory_end_blocks(memory)) {
+    if (mm_memory_release_hold(memory) && mm_memory_closing_blocks(memory)) {
         /* Freeing waits for work on the memory, which may itself wait for the GIL. */
         Py_BEGIN_ALLOW_THREADS
-        mm_memory_end(memory);
+        mm_memory_retire(memory);
         Py_END_ALLOW_THREADS
-    } else {
-        mm_memory_release_reference(memory); /* nothing to free or to wait for */
     }
+    mm_memory_release_reference(memory);
 }
 
 static mm_buffer *

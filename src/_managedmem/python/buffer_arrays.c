@@ -44,7 +44,8 @@ bring_to_host(const mm_buffer_use *use, mm_operation op, CUstream stream, mm_sta
                  ? mm_range_prefetch(use->cu, use->range, mm_host(), stream, MM_DEFER_NO, st)
                  : mm_stream_refuse_capture(use->cu, stream, "a wait for the stream", st);
 
-    return rc < 0 ? -1 : mm_stream_synchronize(use->cu, stream, st);
+    return rc < 0 ? -1
+                  : mm_stream_synchronize(use->cu, (mm_device_stream){stream, MM_ANY_DEVICE}, st);
 }
 
 static int
@@ -160,7 +161,9 @@ wait_for(mm_buffer *b, PyObject *stream_object)
     }
     Py_BEGIN_ALLOW_THREADS
     rc = mm_stream_refuse_capture(use.cu, stream.handle, "a wait for the stream", &st) < 0
-                 || mm_stream_synchronize(use.cu, stream.handle, &st) < 0
+                 || mm_stream_synchronize(use.cu, (mm_device_stream){stream.handle, MM_ANY_DEVICE},
+                                          &st)
+                        < 0
              ? -1
              : 0;
     mm_buffer_leave(&use);

@@ -201,9 +201,10 @@ typedef struct {
 } tensor_block;
 
 static void
-end_memory(void *memory)
+retire_memory(void *memory)
 {
-    mm_memory_end(memory);
+    mm_memory_retire(memory);
+    mm_memory_release_reference(memory);
 }
 
 static void
@@ -243,15 +244,11 @@ free_block(tensor_block *t)
         free_kept(t);
         return;
     }
-    if (!mm_memory_drop(t->memory)) {
-        free(t);
-        return;
-    }
-    /* Freeing waits for work on the memory, which may itself wait for the GIL. */
-    if (mm_memory_end_blocks(t->memory)) {
-        mm_run_detached(end_memory, t->memory);
+    if (mm_memory_release_hold(t->memory) && mm_memory_closing_blocks(t->memory)) {
+        /* Freeing waits for work on the memory, which may itself wait for the GIL. */
+        mm_run_detached(retire_memory, t->memory);
     } else {
-        mm_memory_end(t->memory);
+        mm_memory_release_reference(t->memory);
     }
     free(t);
 }
@@ -525,7 +522,7 @@ order_consumer(const mm_buffer *b, dl_device place, PyObject *value)
         return -1;
     }
     Py_BEGIN_ALLOW_THREADS
-    rc = mm_stream_synchronize_on(cu, NULL, device, &st);
+    rc = mm_stream_synchronize(cu, (mm_device_stream){NULL, device}, &st);
     Py_END_ALLOW_THREADS
     if (rc < 0) {
         (void)mm_raise(b->state, &st);

@@ -53,11 +53,11 @@ close_memory(mm_buffer *b, bool *first, mm_status *st)
     int rc;
 
     assert(b->lent != 0 && !b->is_view);
-    if (!mm_memory_end_blocks(b->memory)) {
-        return mm_memory_close(b->memory, first, st);
+    if (!mm_memory_closing_blocks(b->memory)) {
+        return mm_memory_close(b->memory, NULL, first, st);
     }
     Py_BEGIN_ALLOW_THREADS
-    rc = mm_memory_close(b->memory, first, st);
+    rc = mm_memory_close(b->memory, NULL, first, st);
     Py_END_ALLOW_THREADS
     return rc;
 }
@@ -320,8 +320,10 @@ mm_buffer_from_handle(mm_state *state, PyTypeObject *type, PyObject *const *args
 static int
 prepare_close(mm_driver *cu, mm_memory *memory, const CUstream *stream, mm_status *st)
 {
-    return memory->pooled ? mm_memory_refuse_capture(cu, memory, stream, st)
-                          : mm_stream_synchronize(cu, stream ? *stream : NULL, st);
+    return memory->pooled
+               ? mm_memory_refuse_capture(cu, memory, stream, st)
+               : mm_stream_synchronize(
+                     cu, (mm_device_stream){stream ? *stream : NULL, MM_ANY_DEVICE}, st);
 }
 
 static bool
@@ -352,7 +354,7 @@ close_own(mm_buffer *b, PyObject *stream)
         rc = prepare_close(cu, b->memory, has_stream ? &use.handle : NULL, &st);
     }
     if (rc == 0) {
-        rc = mm_memory_close_on(b->memory, has_stream ? &use.handle : NULL, &first, &st);
+        rc = mm_memory_close(b->memory, has_stream ? &use.handle : NULL, &first, &st);
     }
     mm_stream_leave(&use);
     Py_END_ALLOW_THREADS
@@ -384,7 +386,7 @@ close_lent(mm_buffer *b, PyObject *stream)
         return PyErr_Occurred() ? -1 : 0;
     }
     Py_BEGIN_ALLOW_THREADS
-    rc = mm_memory_close(b->memory, &first, &st);
+    rc = mm_memory_close(b->memory, NULL, &first, &st);
     Py_END_ALLOW_THREADS
     if (rc < 0) {
         (void)mm_raise(b->state, &st);

@@ -215,27 +215,25 @@ read_other_side(mm_buffer *b, PyObject *value, bool writable, other_side *o)
 
 /* Queues the copy behind the producer's work on the array. */
 static int
-follow_producer(const mm_buffer_use *use, const other_side *other, CUstream stream, int device,
+follow_producer(const mm_buffer_use *use, const other_side *other, mm_device_stream stream,
                 const mm_pointer_attributes *attributes, mm_status *st)
 {
     bool known = attributes->device >= 0 && attributes->device < use->cu->device_count;
+    mm_device_stream producer = {other->producer, known ? attributes->device : MM_ANY_DEVICE};
 
-    if (other->producer == NULL) {
-        return 0;
-    }
-    return mm_stream_follow(use->cu, stream, device, other->producer,
-                            known ? attributes->device : MM_ANY_DEVICE, st);
+    return producer.handle == NULL ? 0 : mm_stream_follow(use->cu, stream, producer, st);
 }
 
 /* Copies, and waits if one side is system memory, which may be freed once the call returns. A default
  * stream is that of the device that owns the buffer, else the other side. */
 static int
-copy_entered(const mm_buffer_use *use, const other_side *other, bool to_other, CUstream stream,
+copy_entered(const mm_buffer_use *use, const other_side *other, bool to_other, CUstream handle,
              mm_status *st)
 {
     CUdeviceptr to = to_other ? other->range.start : use->range.start;
     CUdeviceptr from = to_other ? use->range.start : other->range.start;
-    int device = use->memory->device != MM_ANY_DEVICE ? use->memory->device : other->device;
+    bool own_device = use->memory->device != MM_ANY_DEVICE;
+    mm_device_stream stream = {handle, own_device ? use->memory->device : other->device};
     mm_pointer_attributes attributes;
 
     assert(other->range.size == use->range.size);
@@ -243,10 +241,10 @@ copy_entered(const mm_buffer_use *use, const other_side *other, bool to_other, C
         return 0;
     }
     if (mm_pointer_query(use->cu, other->range.start, &attributes, st) < 0
-        || follow_producer(use, other, stream, device, &attributes, st) < 0) {
+        || follow_producer(use, other, stream, &attributes, st) < 0) {
         return -1;
     }
-    return mm_copy(use->cu, to, from, use->range.size, stream, device,
+    return mm_copy(use->cu, to, from, use->range.size, stream,
                    !attributes.managed && attributes.type == 0, st);
 }
 
@@ -443,7 +441,8 @@ mm_buffer_finished_copy(PyObject *op)
         return NULL;
     }
     Py_BEGIN_ALLOW_THREADS
-    rc = mm_stream_synchronize_on(cu, NULL, mm_buffer_of(copy)->memory->device, &st);
+    rc = mm_stream_synchronize(cu, (mm_device_stream){NULL, mm_buffer_of(copy)->memory->device},
+                               &st);
     Py_END_ALLOW_THREADS
     if (rc < 0) {
         Py_DECREF(copy);
@@ -537,7 +536,8 @@ mm_buffer_fill(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *
         return NULL;
     }
     Py_BEGIN_ALLOW_THREADS
-    rc = mm_fill(use.cu, use.range, pattern, width, stream.handle, use.memory->device, &st);
+    rc = mm_fill(use.cu, use.range, pattern, width,
+                 (mm_device_stream){stream.handle, use.memory->device}, &st);
     mm_buffer_leave(&use);
     Py_END_ALLOW_THREADS
     Py_XDECREF(held);

@@ -71,7 +71,7 @@ read_peer(mm_state *state, PyObject *owner, PyObject *value, bool strict, mm_loc
         if (cu == NULL) {
             return -1;
         }
-        rc = mm_pool_reachable(cu, mm_resource_of(owner)->pool, device, &reachable, &st);
+        rc = mm_pool_is_reachable(cu, mm_resource_of(owner)->pool, device, &reachable, &st);
         mm_resource_end(owner);
         if (rc < 0) {
             (void)mm_raise(state, &st);

@@ -201,12 +201,13 @@ resource_allocate(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObjec
 static int
 free_pooled(mm_resource *r, mm_driver *cu, CUdeviceptr start, CUstream stream, mm_status *st)
 {
-    int device = r->where.type == CU_MEM_LOCATION_TYPE_DEVICE ? r->where.id : MM_ANY_DEVICE;
+    bool own_device = r->where.type == CU_MEM_LOCATION_TYPE_DEVICE;
+    mm_device_stream order = {stream, own_device ? r->where.id : MM_ANY_DEVICE};
     bool open = mm_guard_enter(&r->guard);
-    int rc = mm_pool_refuse_capture(cu, stream, device, st);
+    int rc = mm_pool_refuse_capture(cu, order, st);
 
     if (rc == 0) {
-        rc = mm_pool_free_address(cu, open ? r->pool : NULL, start, stream, device, st);
+        rc = mm_pool_free_address(cu, open ? r->pool : NULL, start, order, st);
     }
     if (open) {
         mm_guard_leave(&r->guard);
@@ -222,7 +223,7 @@ free_address(mm_resource *r, mm_driver *cu, CUdeviceptr start, CUstream stream, 
     if (r->pooled) {
         return free_pooled(r, cu, start, stream, st);
     }
-    if (wait && mm_stream_synchronize(cu, stream, st) < 0) {
+    if (wait && mm_stream_synchronize(cu, (mm_device_stream){stream, MM_ANY_DEVICE}, st) < 0) {
         return -1;
     }
     return mm_free(cu, start, st);

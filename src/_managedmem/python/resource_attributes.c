@@ -30,7 +30,9 @@ attributes_get(PyObject *op, void *closure)
     if (cu == NULL) {
         return NULL;
     }
-    return mm_pool_get(cu, pool_of(op), *(const CUmemPool_attribute *)closure, &value, &st) < 0
+    return mm_pool_get_attribute(cu, pool_of(op), *(const CUmemPool_attribute *)closure, &value,
+                                 &st)
+                   < 0
                ? mm_raise(mm_type_state(Py_TYPE(op)), &st)
                : PyLong_FromUnsignedLongLong(value);
 }
@@ -77,7 +79,7 @@ attributes_set_threshold(PyObject *op, PyObject *value, void *Py_UNUSED(closure)
         return -1;
     }
     Py_BEGIN_ALLOW_THREADS
-    rc = mm_pool_set(cu, pool_of(op), release_threshold, threshold, &st);
+    rc = mm_pool_set_attribute(cu, pool_of(op), release_threshold, threshold, &st);
     Py_END_ALLOW_THREADS
     if (rc < 0) {
         (void)mm_raise(state, &st);
@@ -134,7 +136,8 @@ attributes_repr(PyObject *op)
 
     for (int i = 0; i < COUNT; i++) {
         uint64_t value = 0;
-        if (cu == NULL || mm_pool_get(cu, pool_of(op), wanted[i], &value, &ignored) < 0) {
+        if (cu == NULL
+            || mm_pool_get_attribute(cu, pool_of(op), wanted[i], &value, &ignored) < 0) {
             return PyUnicode_FromString("<PoolAttributes of a pool that cannot be queried>");
         }
         now[i] = value;

@@ -197,9 +197,9 @@ stream_sync(PyObject *op, PyObject *Py_UNUSED(none))
         return NULL;
     }
     Py_BEGIN_ALLOW_THREADS
-    rc = mm_stream_synchronize(cu, use.handle, &st);
+    rc = mm_stream_synchronize(cu, (mm_device_stream){use.handle, MM_ANY_DEVICE}, &st);
     mm_stream_leave(&use);
-    mm_late_frees_attempt(cu, &(mm_chance){.pools = true});
+    mm_late_frees_attempt(cu, &(mm_free_conditions){.pools = true});
     Py_END_ALLOW_THREADS
     if (rc < 0) {
         return mm_raise(state, &st);

@@ -133,7 +133,8 @@ mm_targets_follow(const mm_targets *t, CUstream stream, mm_status *st)
     int rc = 0;
 
     for (size_t i = 0; rc == 0 && i < t->producer_count; i++) {
-        rc = mm_stream_follow(t->cu, stream, MM_ANY_DEVICE, t->producers[i], MM_ANY_DEVICE, st);
+        rc = mm_stream_follow(t->cu, (mm_device_stream){stream, MM_ANY_DEVICE},
+                              (mm_device_stream){t->producers[i], MM_ANY_DEVICE}, st);
     }
     return rc;
 }
