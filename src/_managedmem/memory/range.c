@@ -1,6 +1,7 @@
-/* range.c: operations on one range, and the words for what the driver refuses. */
+/* range.c: checks of ranges, pages, pointer queries, and the diagnosis of refused operations. */
 #include "range.h"
 
+#include <assert.h>
 #include <unistd.h>
 
 size_t
@@ -21,24 +22,26 @@ mm_first_page(mm_range range)
 {
     size_t page = mm_page_size(), rest = page - (size_t)(range.start % page);
 
+    assert(range.size > 0);
     range.size = range.size < rest ? range.size : rest;
     return range;
 }
 
-/* The plural query succeeds, with zeros, for any address at all. */
+/* The plural query succeeds, with zeros, for any address (conformance: pointer attributes, plural). */
 int
 mm_pointer_query(mm_driver *cu, CUdeviceptr p, mm_pointer_attributes *attributes, mm_status *st)
 {
-    CUpointer_attribute which[] = {
+    CUpointer_attribute queried[] = {
         CU_POINTER_ATTRIBUTE_IS_MANAGED,       CU_POINTER_ATTRIBUTE_MEMORY_TYPE,
         CU_POINTER_ATTRIBUTE_RANGE_START_ADDR, CU_POINTER_ATTRIBUTE_RANGE_SIZE,
         CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL,
     };
-    void *into[] = {&attributes->managed, &attributes->type, &attributes->start, &attributes->size,
-                    &attributes->device};
+    void *out[] = {&attributes->managed, &attributes->type, &attributes->start, &attributes->size,
+                   &attributes->device};
 
+    _Static_assert(sizeof queried / sizeof *queried == sizeof out / sizeof *out, "one out each");
     *attributes = (mm_pointer_attributes){0};
-    MM_TRY(cu, PointerGetAttributes, st, sizeof which / sizeof *which, which, into, p);
+    MM_TRY(cu, PointerGetAttributes, st, sizeof queried / sizeof *queried, queried, out, p);
     return 0;
 }
 
@@ -61,6 +64,7 @@ reaches_system_memory(mm_driver *cu, int device, mm_status *st)
 {
     int pageable = 0;
 
+    assert(device >= 0 && device < cu->device_count);
     MM_TRY(cu, DeviceGetAttribute, st, &pageable, CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS,
            device);
     return pageable != 0;
@@ -86,9 +90,9 @@ check_system_discard(mm_driver *cu, const mm_range *range, mm_status *st)
     return 0;
 }
 
-/* What to do instead, in the words of the buffer's methods. */
+/* The end of a message: the methods that copy this memory. */
 static const char *
-other_way(mm_operation op)
+copy_hint(mm_operation op)
 {
     return op == MM_COPY ? ". Managed memory copies from it and into it: "
                            "managed.copy_from(buffer), managed.copy_to(buffer)"
@@ -120,7 +124,7 @@ check_system_memory(mm_driver *cu, const mm_range *range, mm_operation op, mm_st
             "address 0x%llx is not in a managed-memory allocation; it is system memory, "
             "which can only be a target where the device has pageable_memory_access "
             "(Device(%d) has not)%s",
-            (unsigned long long)range->start, device, other_way(op));
+            (unsigned long long)range->start, device, copy_hint(op));
     }
     return 0;
 }
@@ -130,6 +134,7 @@ mm_range_check(mm_driver *cu, mm_range *range, mm_operation op, mm_status *st)
 {
     mm_pointer_attributes attributes;
 
+    assert(op >= MM_ADVISE && op <= MM_WAIT);
     if (range->size == 0) {
         return 0;
     }
@@ -145,7 +150,7 @@ mm_range_check(mm_driver *cu, mm_range *range, mm_operation op, mm_status *st)
                        "which does not migrate%s",
                        (unsigned long long)range->start,
                        attributes.type == CU_MEMORYTYPE_HOST ? "pinned host" : "plain device",
-                       other_way(op));
+                       copy_hint(op));
     }
     range->allocation = attributes.start;
     if (range->size > attributes.size
@@ -164,12 +169,13 @@ mm_range_diagnose(mm_driver *cu, mm_range range, CUmemLocation where, mm_operati
                   mm_status *st)
 {
     mm_status found = {.kind = MM_OK};
-    char place[MM_LOCATION_TEXT];
+    char location[MM_LOCATION_TEXT];
 
+    assert(st->kind != MM_OK);
     if (st->kind != MM_DRIVER_CALL) {
         return -1;
     }
-    mm_location_text(where, place);
+    mm_location_text(where, location);
     if (st->code == CUDA_ERROR_NOT_SUPPORTED && op == MM_ADVISE) {
         mm_status_add(st, "Memory from a driver pool takes no advice: allocate it with "
                           "ManagedMemoryResource().allocate(), or prefetch instead.");
@@ -182,11 +188,11 @@ mm_range_diagnose(mm_driver *cu, mm_range range, CUmemLocation where, mm_operati
         if (mm_range_check(cu, &range, op, &found) < 0 && found.kind == MM_BAD_VALUE) {
             *st = found;
         } else if (where.type == CU_MEM_LOCATION_TYPE_HOST_NUMA) {
-            return mm_fail(st, MM_BAD_VALUE, "%s: this system has no NUMA node %d", place,
+            return mm_fail(st, MM_BAD_VALUE, "%s: this system has no NUMA node %d", location,
                            where.id);
         } else {
             mm_status_add(st, "The driver refused %zu bytes at 0x%llx with %s.", range.size,
-                          (unsigned long long)range.start, place);
+                          (unsigned long long)range.start, location);
         }
     }
     return -1;
@@ -197,7 +203,7 @@ mm_range_whole_pages(mm_range *range, mm_status *st)
 {
     CUdeviceptr page = mm_page_size();
     CUdeviceptr first = (range->start + page - 1) / page * page;
-    CUdeviceptr end = (range->start + range->size) / page * page;
+    CUdeviceptr end = mm_range_end(*range) / page * page;
 
     if (range->size == 0) {
         return 0;

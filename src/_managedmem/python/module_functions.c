@@ -35,7 +35,7 @@ run_operation(mm_state *state, mm_operation op, PyObject *const argv[OPERATION_A
         || mm_read_dispatch_options(state, argv[STREAM], argv[DISPATCH], argv[DEFER], &stream,
                                     &options)
                < 0) {
-        mm_targets_end(&t);
+        mm_targets_release(&t);
         return NULL;
     }
     rc = mm_targets_enter(&t, &stream, &st);
@@ -46,7 +46,7 @@ run_operation(mm_state *state, mm_operation op, PyObject *const argv[OPERATION_A
         mm_targets_leave(&t);
         Py_END_ALLOW_THREADS
     }
-    mm_targets_end(&t);
+    mm_targets_release(&t);
     if (rc < 0) {
         return mm_raise(state, &st);
     }
@@ -186,7 +186,7 @@ advise(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwna
     }
     if (read_advice(state, given[1], &advice) < 0
         || read_advice_locations(&t, given[2], advice) < 0) {
-        mm_targets_end(&t);
+        mm_targets_release(&t);
         return NULL;
     }
     rc = mm_targets_enter(&t, NULL, &st);
@@ -196,7 +196,7 @@ advise(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwna
         mm_targets_leave(&t);
         Py_END_ALLOW_THREADS
     }
-    mm_targets_end(&t);
+    mm_targets_release(&t);
     if (rc < 0) {
         return mm_raise(state, &st);
     }

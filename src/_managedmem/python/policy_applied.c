@@ -37,7 +37,7 @@ mm_applied_policy_new(mm_state *state, PyObject *policy, PyObject *targets)
         applied_of(self)->policy = Py_NewRef(policy);
         applied_of(self)->targets = Py_NewRef(t.several ? t.items : PyTuple_GetItem(t.items, 0));
     }
-    mm_targets_end(&t);
+    mm_targets_release(&t);
     return self;
 }
 
@@ -61,7 +61,7 @@ mm_policy_apply_to(mm_state *state, const mm_policy *policy, PyObject *targets, 
         return -1;
     }
     if (mm_targets_hold_roots(t) < 0) {
-        mm_targets_end(t);
+        mm_targets_release(t);
         return -1;
     }
     rc = mm_targets_enter(t, NULL, &st);
@@ -76,7 +76,7 @@ mm_policy_apply_to(mm_state *state, const mm_policy *policy, PyObject *targets, 
         Py_END_ALLOW_THREADS
     }
     if (rc < 0) {
-        mm_targets_end(t);
+        mm_targets_release(t);
         (void)mm_raise(state, &st);
     }
     return rc;
@@ -122,7 +122,7 @@ restore_held(applied_object *a, mm_state *state)
     int rc;
 
     do {
-        if (mm_targets_drop_gone(&a->held) < 0) {
+        if (mm_targets_remove_freed(&a->held) < 0) {
             return -1;
         }
         rc = mm_targets_enter(&a->held, NULL, &st);
@@ -155,7 +155,7 @@ applied_restore(PyObject *op, PyObject *Py_UNUSED(none))
         atomic_store(&a->stage, IN_FORCE); /* restore() can be called again */
         return NULL;
     }
-    mm_targets_end(&a->held);
+    mm_targets_release(&a->held);
     mm_page_runs_free(&a->before);
     atomic_store(&a->stage, IDLE);
     Py_RETURN_NONE;
@@ -212,7 +212,7 @@ applied_clear(PyObject *op)
     Py_CLEAR(a->targets);
     if (exchange_stage(a, IN_FORCE, IDLE)) {
         mm_page_runs_free(&a->before);
-        mm_targets_end(&a->held);
+        mm_targets_release(&a->held);
     }
     return 0;
 }

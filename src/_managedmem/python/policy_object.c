@@ -300,7 +300,7 @@ policy_apply(PyObject *op, PyObject *targets)
         return NULL;
     }
     mm_page_runs_free(&before);
-    mm_targets_end(&t);
+    mm_targets_release(&t);
     Py_RETURN_NONE;
 }
 
@@ -345,7 +345,7 @@ policy_from_memory(PyObject *type, PyObject *targets)
         mm_targets_leave(&t);
         Py_END_ALLOW_THREADS
     }
-    mm_targets_end(&t);
+    mm_targets_release(&t);
     if (rc < 0) {
         return mm_raise(state, &st);
     }

@@ -1,4 +1,5 @@
-/* targets.c: reading targets: one or several, our buffers and foreign objects; entering them. */
+/* targets.c: reading one or several targets, ManagedBuffers and objects of other libraries, and entering
+ * their guards. */
 #include "targets.h"
 
 #include <stdlib.h>
@@ -11,6 +12,7 @@ mm_name_item(const char *list, Py_ssize_t i)
 {
     PyObject *type, *value, *traceback;
 
+    assert(PyErr_Occurred());
     PyErr_Fetch(&type, &value, &traceback);
     if (type == PyExc_ValueError || type == PyExc_TypeError || type == PyExc_RuntimeError) {
         PyErr_Format(type, "%s[%zd]: %S", list, i, value ? value : Py_None);
@@ -30,18 +32,19 @@ name_target(const mm_targets *t, Py_ssize_t i)
     }
 }
 
+/* Takes ownership of the export, which keeps the memory of a target. */
 static int
 keep_export(mm_targets *t, PyObject *export)
 {
-    int rc = 0;
+    int rc = -1;
 
     if (t->exports == NULL) {
         t->exports = PyList_New(0);
     }
-    if (export != NULL) {
-        rc = t->exports ? PyList_Append(t->exports, export) : -1;
-        Py_DECREF(export);
+    if (t->exports != NULL) {
+        rc = PyList_Append(t->exports, export);
     }
+    Py_DECREF(export);
     return rc;
 }
 
@@ -62,9 +65,9 @@ mm_is_read_only(const mm_target *target)
     return answer;
 }
 
-/* 0 if a target may be discarded; -1 with an exception. */
+/* -1 with an exception if a discard would lose contents that must stay. */
 static int
-check_discard(PyObject *value, const mm_target *target)
+check_target_discard(PyObject *value, const mm_target *target)
 {
     int read_only = target->range.size > 0 ? mm_is_read_only(target) : 0;
 
@@ -75,8 +78,8 @@ check_discard(PyObject *value, const mm_target *target)
     }
     return target->dense ? 0
                          : mm_refuse_foreign(PyExc_ValueError, value,
-                                             "cannot be discarded: it is not contiguous, and what "
-                                             "lies in its gaps would be lost");
+                                             "cannot be discarded: it is not contiguous, and the "
+                                             "bytes in its gaps would be lost");
 }
 
 int
@@ -84,18 +87,19 @@ mm_target_read(mm_state *state, mm_driver *cu, PyObject *value, mm_operation op,
 {
     mm_status st;
 
+    assert(!PyErr_Occurred());
     *target = (mm_target){.dense = true};
     if (mm_is_buffer(state, value)) {
         target->read_only = mm_buffer_of(value)->memory->access.read_only;
         return mm_buffer_check(mm_buffer_of(value), cu, op, &target->range) < 0
-                       || (mm_discards(op) && check_discard(value, target) < 0)
+                       || (mm_discards(op) && check_target_discard(value, target) < 0)
                    ? -1
                    : 0;
     }
     if (mm_read_foreign(state, value, target) < 0) {
         return -1;
     }
-    if (mm_discards(op) && check_discard(value, target) < 0) {
+    if (mm_discards(op) && check_target_discard(value, target) < 0) {
         /* An exception is set. */
     } else if (mm_range_check(cu, &target->range, op, &st) < 0) {
         (void)mm_raise(state, &st);
@@ -140,7 +144,7 @@ mm_targets_follow(const mm_targets *t, CUstream stream, mm_status *st)
 }
 
 static int
-read_one(mm_targets *t, PyObject *value, mm_operation op, mm_range *range)
+read_target(mm_targets *t, PyObject *value, mm_operation op, mm_range *range)
 {
     mm_target target;
 
@@ -153,11 +157,11 @@ read_one(mm_targets *t, PyObject *value, mm_operation op, mm_range *range)
     return 0;
 }
 
-/* One target, as opposed to a collection of them. */
+/* 1 for one target, 0 for a collection of them, -1 with an exception. */
 static int
-is_single(mm_state *state, PyObject *value)
+is_single_target(mm_state *state, PyObject *value)
 {
-    int found;
+    int array;
 
     if (mm_is_buffer(state, value)) {
         return 1;
@@ -165,9 +169,9 @@ is_single(mm_state *state, PyObject *value)
     if (PyList_Check(value) || PyTuple_Check(value)) {
         return 0;
     }
-    found = mm_is_array(state, value);
-    if (found != 0) {
-        return found;
+    array = mm_is_array(state, value);
+    if (array != 0) {
+        return array;
     }
     return PyUnicode_Check(value) || PyObject_CheckBuffer(value)
            || mm_is_from(state, value, "cuda")
@@ -177,7 +181,7 @@ is_single(mm_state *state, PyObject *value)
 PyObject *
 mm_targets_tuple(mm_state *state, PyObject *value, bool *several)
 {
-    int single = is_single(state, value);
+    int single = is_single_target(state, value);
     PyObject *items;
 
     *several = !single;
@@ -193,7 +197,7 @@ mm_targets_tuple(mm_state *state, PyObject *value, bool *several)
 }
 
 static int
-make_room(mm_targets *t, size_t count, mm_status *st)
+targets_allocate(mm_targets *t, size_t count, mm_status *st)
 {
     if (mm_batch_init(&t->batch, count, st) < 0) {
         return -1;
@@ -215,30 +219,30 @@ mm_targets_read(mm_state *state, PyObject *value, mm_operation op, mm_targets *t
 
     *t = (mm_targets){.state = state};
     mm_batch_init_empty(&t->batch);
-    t->guards = t->few_guards;
+    t->guards = t->inline_guards;
     if ((t->cu = mm_open(state)) == NULL
         || (t->items = mm_targets_tuple(state, value, &t->several)) == NULL) {
         return -1;
     }
     count = PyTuple_Size(t->items);
-    if (make_room(t, (size_t)count, &st) < 0) {
-        mm_targets_end(t);
+    if (targets_allocate(t, (size_t)count, &st) < 0) {
+        mm_targets_release(t);
         (void)mm_raise(state, &st);
         return -1;
     }
     for (Py_ssize_t i = 0; i < count; i++) {
-        if (read_one(t, PyTuple_GetItem(t->items, i), op, &t->batch.transfers[i].range) < 0) {
+        if (read_target(t, PyTuple_GetItem(t->items, i), op, &t->batch.transfers[i].range) < 0) {
             name_target(t, i);
-            mm_targets_end(t);
+            mm_targets_release(t);
             return -1;
         }
     }
     return 0;
 }
 
-/* Explains a list of locations that was given for a single target. */
+/* Replaces the TypeError for a list of locations with a single target. */
 static void
-explain_sequence(const mm_targets *t, PyObject *value)
+explain_location_list(const mm_targets *t, PyObject *value)
 {
     if (!t->several && value != NULL && (PyList_Check(value) || PyTuple_Check(value))) {
         PyErr_Clear(); /* the TypeError that is replaced */
@@ -253,18 +257,19 @@ explain_sequence(const mm_targets *t, PyObject *value)
 int
 mm_targets_read_locations(mm_targets *t, PyObject *value)
 {
-    bool each = value != NULL && t->several && (PyList_Check(value) || PyTuple_Check(value));
-    PyObject *locations = each ? PySequence_Tuple(value) : NULL;
+    bool one_each = value != NULL && t->several && (PyList_Check(value) || PyTuple_Check(value));
+    PyObject *locations = one_each ? PySequence_Tuple(value) : NULL;
     CUmemLocation where = mm_host();
     int rc = 0;
 
-    if (each && locations == NULL) {
+    assert((size_t)PyTuple_Size(t->items) == t->batch.count);
+    if (one_each && locations == NULL) {
         return -1;
     }
-    if (!each) {
+    if (!one_each) {
         rc = mm_read_location(t->state, value, &where);
         if (rc < 0) {
-            explain_sequence(t, value);
+            explain_location_list(t, value);
         }
     } else if ((size_t)PyTuple_Size(locations) != t->batch.count) {
         PyErr_Format(PyExc_ValueError,
@@ -274,7 +279,7 @@ mm_targets_read_locations(mm_targets *t, PyObject *value)
         rc = -1;
     }
     for (size_t i = 0; rc == 0 && i < t->batch.count; i++) {
-        if (each) {
+        if (one_each) {
             rc = mm_read_location(t->state, PyTuple_GetItem(locations, (Py_ssize_t)i), &where);
             if (rc < 0) {
                 mm_name_item("location", (Py_ssize_t)i);
@@ -299,10 +304,10 @@ mm_read_dispatch_options(mm_state *state, PyObject *stream, PyObject *dispatch, 
     return 0;
 }
 
-/* The guard to enter for a target; NULL where nothing has to be: it is no buffer of ours, or the
- * target before it (whose memory is *last) lies in the same memory. */
+/* The guard to enter for a target; NULL if it is not a ManagedBuffer, or if the target before it, whose
+ * memory is *last, lies in the same memory. */
 static mm_guard *
-guard_of(const mm_targets *t, Py_ssize_t i, mm_memory **last)
+target_guard(const mm_targets *t, Py_ssize_t i, mm_memory **last)
 {
     PyObject *item = PyTuple_GetItem(t->items, i);
     mm_memory *memory = mm_is_buffer(t->state, item) ? mm_buffer_of(item)->memory : NULL;
@@ -313,9 +318,10 @@ guard_of(const mm_targets *t, Py_ssize_t i, mm_memory **last)
 }
 
 static bool
-enter(mm_targets *t, mm_guard *guard)
+targets_enter_guard(mm_targets *t, mm_guard *guard)
 {
     if (guard != NULL) {
+        assert(t->entered <= t->batch.count);
         if (!mm_guard_enter(guard)) {
             mm_targets_leave(t);
             return false;
@@ -331,12 +337,12 @@ mm_targets_enter(mm_targets *t, const mm_stream_use *stream, mm_status *st)
     Py_ssize_t count = PyTuple_Size(t->items);
     mm_memory *last = NULL;
 
-    assert(t->entered == 0); /* it would not know what it had entered */
-    if (stream != NULL && !enter(t, stream->guard)) {
+    assert(t->entered == 0); /* else the entered guards would be lost */
+    if (stream != NULL && !targets_enter_guard(t, stream->guard)) {
         return mm_fail(st, MM_REFUSED, "Stream is closed");
     }
     for (Py_ssize_t i = 0; i < count; i++) {
-        if (!enter(t, guard_of(t, i, &last))) {
+        if (!targets_enter_guard(t, target_guard(t, i, &last))) {
             return t->several ? mm_fail(st, MM_REFUSED, "targets[%zd]: ManagedBuffer is closed", i)
                               : mm_fail(st, MM_REFUSED, "ManagedBuffer is closed");
         }
@@ -354,12 +360,12 @@ mm_targets_leave(mm_targets *t)
 }
 
 void
-mm_targets_end(mm_targets *t)
+mm_targets_release(mm_targets *t)
 {
     assert(t->entered == 0);
-    if (t->guards != t->few_guards) {
+    if (t->guards != t->inline_guards) {
         free(t->guards);
-        t->guards = t->few_guards;
+        t->guards = t->inline_guards;
     }
     mm_batch_free(&t->batch);
     if (t->producers != NULL) {
@@ -388,13 +394,13 @@ mm_targets_hold_roots(mm_targets *t)
         PyTuple_SetItem(roots, i, root ? root : Py_NewRef(item));
     }
     t->items = roots;
-    Py_DECREF(views); /* last, because dropping the views can run Python code */
+    Py_DECREF(views); /* last, because it can run Python code */
     return 0;
 }
 
-/* Whether a target's memory is still the allocation that was read: 1, 0, or -1 for an error. */
+/* 1 if a target's memory is still the allocation that was read, 0 if not, -1 with an exception. */
 static int
-is_there(const mm_targets *t, Py_ssize_t i)
+is_target_present(const mm_targets *t, Py_ssize_t i)
 {
     PyObject *item = PyTuple_GetItem(t->items, i);
     mm_range range = t->batch.transfers[i].range;
@@ -415,18 +421,20 @@ is_there(const mm_targets *t, Py_ssize_t i)
 }
 
 int
-mm_targets_drop_gone(mm_targets *t)
+mm_targets_remove_freed(mm_targets *t)
 {
     Py_ssize_t count = PyTuple_Size(t->items), left = 0;
-    PyObject *kept, *gone;
+    PyObject *kept, *replaced;
 
+    assert(t->entered == 0);
+    assert((size_t)count == t->batch.count);
     for (Py_ssize_t i = 0; i < count; i++) {
-        int there = is_there(t, i);
-        if (there < 0) {
+        int present = is_target_present(t, i);
+        if (present < 0) {
             return -1;
         }
-        t->batch.transfers[i].range.size *= (size_t)there; /* 0 marks what is gone */
-        left += there;
+        t->batch.transfers[i].range.size *= (size_t)present; /* 0 marks a freed target */
+        left += present;
     }
     kept = PyTuple_New(left);
     if (kept == NULL) {
@@ -440,8 +448,9 @@ mm_targets_drop_gone(mm_targets *t)
         }
     }
     t->batch.count = (size_t)left;
-    gone = t->items;
+    replaced = t->items;
     t->items = kept;
-    Py_DECREF(gone); /* only now: the collector may visit the items while targets end */
+    Py_DECREF(
+        replaced); /* last, because it can run Python code, and the collector visits the items */
     return 0;
 }

@@ -12,29 +12,29 @@
 typedef struct {
     mm_state *state;
     mm_driver *cu;
-    PyObject *items;    /* a tuple: keeps the targets alive */
-    PyObject *exports;  /* memoryviews of targets with the buffer protocol, or NULL */
-    mm_guard **guards;  /* the entered ones; space for one of each target and one of a stream */
+    PyObject *items; /* a tuple, which keeps the targets alive */
+    PyObject *exports; /* memoryviews of targets with the buffer protocol, or NULL */
+    mm_guard **guards; /* the entered ones; space for one of each target and one of a stream */
     size_t entered;
-    bool several;       /* a sequence was given, not one target */
-    mm_batch batch;     /* a move for each target; its location is for the caller to fill */
-    mm_guard *few_guards[MM_INLINE_COUNT + 1];
+    bool several; /* a sequence, not one target */
+    mm_batch batch; /* a transfer for each target, whose location the caller sets */
+    mm_guard *inline_guards[MM_INLINE_COUNT + 1];
     CUstream *producers; /* streams of arrays to be discarded; or NULL */
     size_t producer_count;
 } mm_targets;
 
 /* Accepts a ManagedBuffer, a torch tensor, an object with __cuda_array_interface__, a cuda.core
  * Buffer, an object with the buffer protocol, or a list, tuple or other iterable of these. -1 with
- * an exception, and then nothing needs to be ended. */
+ * an exception, and then there is nothing to release. */
 int mm_targets_read(mm_state *state, PyObject *value, mm_operation op, mm_targets *t);
 
-/* The targets as a tuple, of at least one; *several is false for one that was given by itself. */
+/* The targets as a tuple of at least one; *several is false for a target that is not in a sequence. */
 PyObject *mm_targets_tuple(mm_state *state, PyObject *value, bool *several);
 
 /* One target, read and checked. Only the range and read_only are set for a ManagedBuffer. */
 typedef mm_foreign mm_target;
 
-/* 1 if the target is read-only, so that it cannot be discarded, 0 if not, -1 with an exception. */
+/* 1 if the target is read-only and must not be discarded, 0 if not, -1 with an exception. */
 int mm_is_read_only(const mm_target *target);
 
 /* In buffer_host_access.c: ValueError for memory that the driver would copy on the host, but that the object
@@ -44,8 +44,8 @@ int mm_check_foreign_copied(mm_state *state, const mm_foreign *side);
 int mm_target_read(mm_state *state, mm_driver *cu, PyObject *value, mm_operation op,
                    mm_target *target);
 
-/* Says in a TypeError, ValueError or RuntimeError which item of a list it is about; driver errors
- * keep their attributes. */
+/* Adds the item of a list to the TypeError, ValueError or RuntimeError that is set. Driver errors are
+ * left alone, because they have attributes. */
 void mm_name_item(const char *list, Py_ssize_t i);
 
 /* Reads one location for all targets, or a list or tuple with one for each. */
@@ -62,9 +62,9 @@ void mm_targets_leave(mm_targets *t);
  * targets must not be entered. */
 int mm_targets_hold_roots(mm_targets *t);
 
-/* Takes out targets whose memory is gone: buffers that were closed, addresses that were freed. The
- * batch must still have a move for each target. */
-int mm_targets_drop_gone(mm_targets *t);
+/* Removes targets whose memory is gone: closed buffers and freed addresses. The batch must still have a
+ * transfer for each target. */
+int mm_targets_remove_freed(mm_targets *t);
 
 /* Reads the arguments of stream operations other than targets; NULL is the default of each. Runs Python
  * code and enters nothing. */
@@ -72,9 +72,9 @@ int mm_read_dispatch_options(mm_state *state, PyObject *stream, PyObject *dispat
                              PyObject *defer, mm_stream_use *use, mm_dispatch_options *options);
 
 /* Releases the targets, which must not be entered. */
-void mm_targets_end(mm_targets *t);
+void mm_targets_release(mm_targets *t);
 
-/* Makes later work on the stream wait for the producers of the arrays among targets of a discard. */
+/* Makes later work on the stream wait for the producers of arrays that will be discarded. */
 MM_NODISCARD int mm_targets_follow(const mm_targets *t, CUstream stream, mm_status *st);
 
 #endif
