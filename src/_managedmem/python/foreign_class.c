@@ -70,6 +70,7 @@ mm_is_instance(mm_state *state, PyObject *object, const char *package, const cha
 {
     PyTypeObject *type = Py_TYPE(object);
 
+    assert(!PyErr_Occurred()); /* it would be cleared with those of the look-up */
     while (type != NULL
            && !(is_class_named(type, name) && mm_is_class_from(state, type, package))) {
         type = (PyTypeObject *)PyType_GetSlot(type, Py_tp_base);
@@ -80,6 +81,7 @@ mm_is_instance(mm_state *state, PyObject *object, const char *package, const cha
 bool
 mm_matches_class(mm_state *state, PyObject *object, mm_foreign_class class, PyObject **module)
 {
+    assert(class.package != NULL || class.name == NULL);
     if (class.package == NULL) {
         return true;
     }
@@ -95,6 +97,7 @@ mm_matches_class(mm_state *state, PyObject *object, mm_foreign_class class, PyOb
 int
 mm_get_optional(PyObject *object, const char *name, PyObject **out)
 {
+    assert(!PyErr_Occurred());
     *out = PyObject_GetAttrString(object, name);
     if (*out != NULL) {
         return 1;

@@ -212,6 +212,7 @@ read_library_location(mm_state *state, PyObject *value, CUmemLocation *out)
 int
 mm_read_location(mm_state *state, PyObject *value, CUmemLocation *out)
 {
+    assert(!PyErr_Occurred());
     if (value != NULL
         && (Py_TYPE(value) == state->device_type || Py_TYPE(value) == state->host_type)) {
         *out = mm_location_of(value);
@@ -300,6 +301,7 @@ mm_read_device(mm_state *state, PyObject *value, int *ordinal)
         PyErr_Format(PyExc_TypeError, "a Device or the ordinal of one is needed, got %R", value);
         return -1;
     }
+    assert(where.id >= 0);
     *ordinal = where.id;
     return 0;
 }

@@ -599,6 +599,7 @@ mm_holds_memory(mm_state *state, PyObject *value, CUdeviceptr start, size_t size
     const mm_range *range = &shown.range;
     int found;
 
+    assert(size <= UINT64_MAX - start);
     if (is_tensor(state, value)) {
         found = read_tensor(state, value, &shown);
         shown.export = Py_NewRef(value);

@@ -209,6 +209,7 @@ call_on_stream(PyObject *resource, const char *name, PyObject *args, PyObject *s
     mm_scope scope;
 
     MM_ASSERT_LEFT();
+    assert(PyTuple_Check(streams) && PyTuple_Size(streams) == 2);
     if (kwargs != NULL) {
         int device = cu && by_default ? owner_of(cu, start) : MM_ANY_DEVICE;
         bool entered = cu != NULL && mm_scope_enter(&scope, cu, device, &ignored) == 0;

@@ -8,6 +8,7 @@ mm_read_stream_handle(PyObject *value, const char *name, CUstream *out)
 {
     long long handle;
 
+    assert(!PyErr_Occurred());
     if (mm_read_index(value, name, PyExc_TypeError, &handle) < 0) {
         return -1;
     }

@@ -1,5 +1,5 @@
-/* location_device.c: the type Device: one GPU of this system, by its ordinal. Interned, and checked against
- * the driver's count when it is made. */
+/* location_device.c: the type Device: one GPU of this system, by its ordinal. Devices are interned, and their
+ * ordinals are below the driver's count. */
 #include "foreign_location.h"
 #include "location_object.h"
 
@@ -86,7 +86,7 @@ device_all(PyObject *type, PyObject *Py_UNUSED(none))
     return all;
 }
 
-/* set_current and sync: one driver action that may block, without the GIL. */
+/* Runs an action that may block, without the GIL. */
 static PyObject *
 run_on_device(PyObject *op, int (*action)(mm_driver *, int, mm_status *))
 {
@@ -137,22 +137,32 @@ device_get_id(PyObject *op, void *Py_UNUSED(closure))
     return PyLong_FromLong(ordinal_of(op));
 }
 
+/* Raises the failure of a query. */
+static int
+check_query(mm_state *state, const char *function, CUresult code)
+{
+    mm_status st;
+
+    if (code == CUDA_SUCCESS) {
+        return 0;
+    }
+    (void)mm_fail_call(&st, function, (int)code);
+    (void)mm_raise(state, &st);
+    return -1;
+}
+
 static PyObject *
 device_get_name(PyObject *op, void *Py_UNUSED(closure))
 {
     mm_state *state = mm_type_state(Py_TYPE(op));
     mm_driver *cu = mm_open(state);
     char name[256] = "";
-    mm_status st;
-    CUresult code;
 
-    if (cu == NULL) {
+    if (cu == NULL
+        || check_query(state, "cuDeviceGetName",
+                       cu->DeviceGetName(name, sizeof name, ordinal_of(op)))
+               < 0) {
         return NULL;
-    }
-    code = cu->DeviceGetName(name, sizeof name, ordinal_of(op));
-    if (code != CUDA_SUCCESS) {
-        (void)mm_fail_call(&st, "cuDeviceGetName", (int)code);
-        return mm_raise(state, &st);
     }
     return PyUnicode_FromString(name);
 }
@@ -164,17 +174,11 @@ device_get_uuid(PyObject *op, void *Py_UNUSED(closure))
     mm_driver *cu = mm_open(state);
     char text[37];
     CUuuid uuid;
-    mm_status st;
-    CUresult code;
     size_t used = 0;
 
-    if (cu == NULL) {
+    if (cu == NULL
+        || check_query(state, "cuDeviceGetUuid", cu->DeviceGetUuid(&uuid, ordinal_of(op))) < 0) {
         return NULL;
-    }
-    code = cu->DeviceGetUuid(&uuid, ordinal_of(op));
-    if (code != CUDA_SUCCESS) {
-        (void)mm_fail_call(&st, "cuDeviceGetUuid", (int)code);
-        return mm_raise(state, &st);
     }
     for (size_t i = 0; i < sizeof uuid.bytes; i++) {
         if (i == 4 || i == 6 || i == 8 || i == 10) {
@@ -183,6 +187,7 @@ device_get_uuid(PyObject *op, void *Py_UNUSED(closure))
         text[used++] = "0123456789abcdef"[(unsigned char)uuid.bytes[i] >> 4];
         text[used++] = "0123456789abcdef"[uuid.bytes[i] & 15];
     }
+    assert(used == sizeof text - 1);
     return PyUnicode_FromStringAndSize(text, (Py_ssize_t)used);
 }
 
@@ -210,25 +215,19 @@ device_get_memory_info(PyObject *op, void *Py_UNUSED(closure))
     return mm_record_new(state->memory_info_type, fields, 2);
 }
 
-/* Every attribute property shares this getter; the closure is the attribute's number. */
+/* Queries the attribute of a property, whose closure is the attribute's number. */
 static int
-read_attribute(PyObject *op, void *closure, int *value)
+query_attribute(PyObject *op, void *closure, int *value)
 {
     mm_state *state = mm_type_state(Py_TYPE(op));
     mm_driver *cu = mm_open(state);
-    mm_status st;
-    CUresult code;
+    CUdevice_attribute attribute = (CUdevice_attribute)(intptr_t)closure;
 
     if (cu == NULL) {
         return -1;
     }
-    code = cu->DeviceGetAttribute(value, (CUdevice_attribute)(intptr_t)closure, ordinal_of(op));
-    if (code != CUDA_SUCCESS) {
-        (void)mm_fail_call(&st, "cuDeviceGetAttribute", (int)code);
-        (void)mm_raise(state, &st);
-        return -1;
-    }
-    return 0;
+    return check_query(state, "cuDeviceGetAttribute",
+                       cu->DeviceGetAttribute(value, attribute, ordinal_of(op)));
 }
 
 static PyObject *
@@ -236,7 +235,7 @@ device_get_flag(PyObject *op, void *closure)
 {
     int value;
 
-    return read_attribute(op, closure, &value) < 0 ? NULL : PyBool_FromLong(value);
+    return query_attribute(op, closure, &value) < 0 ? NULL : PyBool_FromLong(value);
 }
 
 static PyObject *
@@ -244,7 +243,7 @@ device_get_number(PyObject *op, void *closure)
 {
     int value;
 
-    return read_attribute(op, closure, &value) < 0 ? NULL : PyLong_FromLong(value);
+    return query_attribute(op, closure, &value) < 0 ? NULL : PyLong_FromLong(value);
 }
 
 PyDoc_STRVAR(
@@ -292,7 +291,7 @@ static PyMethodDef device_methods[] = {
     {"set_current", device_set_current, METH_NOARGS, device_set_current_doc},
     {"sync", device_sync, METH_NOARGS, device_sync_doc},
     {"__reduce__", device_reduce, METH_NOARGS,
-     "__reduce__($self, /)\n--\n\nHow pickle and copy make it again: the interned object."},
+     "__reduce__($self, /)\n--\n\nPickling and copying give the interned object again."},
     {NULL, NULL, 0, NULL},
 };
 
@@ -308,21 +307,21 @@ static PyGetSetDef device_getset[] = {
      "Free and total bytes of the device's memory, as MemoryInfo(free, total).\n\n"
      "Driver: cuMemGetInfo.",
      NULL},
-    FLAG("managed_memory", MANAGED_MEMORY, "Whether the device has managed memory at all."),
+    FLAG("managed_memory", MANAGED_MEMORY, "True if the device has managed memory at all."),
     FLAG("concurrent_managed_access", CONCURRENT_MANAGED_ACCESS,
-         "Whether host and device may use managed memory at the same time. Without it there is\n"
+         "True if host and device can use managed memory at the same time. Without it there is\n"
          "no prefetch, and a host access while the device works ends the process."),
     FLAG(
         "pageable_memory_access", PAGEABLE_MEMORY_ACCESS,
-        "Whether the device reaches system memory (malloc, NumPy arrays): HMM or ATS. Only then\n"
+        "True if the device reaches system memory (malloc, NumPy arrays): HMM or ATS. Only then\n"
         "is system memory a target of advise and prefetch, and of discard if every device reaches it."),
     FLAG("pageable_memory_access_uses_host_page_tables",
          PAGEABLE_MEMORY_ACCESS_USES_HOST_PAGE_TABLES,
-         "Whether it does so through the host's page tables (ATS: Grace)."),
+         "True if it does so through the host's page tables (ATS: Grace)."),
     FLAG("direct_managed_mem_access_from_host", DIRECT_MANAGED_MEM_ACCESS_FROM_HOST,
-         "Whether the host reaches managed memory on the device without moving it."),
+         "True if the host reaches managed memory on the device without moving it."),
     FLAG("memory_pools_supported", MEMORY_POOLS_SUPPORTED,
-         "Whether the driver's stream-ordered memory pools work on it."),
+         "True if the driver's stream-ordered memory pools work on it."),
     {"host_numa_id", device_get_number, NULL,
      "The NUMA node nearest to the device, or -1 on a system without NUMA.",
      (void *)(intptr_t)CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID},

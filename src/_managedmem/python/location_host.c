@@ -1,5 +1,5 @@
 /* location_host.c: the type Host: the host's memory as a whole, one NUMA node of it, or the node of the
- * calling thread. Needs no driver. Interned: equal hosts are one object. */
+ * calling thread. Hosts are interned and do not need a driver. */
 #include "foreign_location.h"
 #include "location_object.h"
 
@@ -11,6 +11,7 @@ host_from_id(mm_state *state, PyObject *numa_id)
     PyObject *known;
     long long node;
 
+    assert(numa_id != NULL && numa_id != Py_None);
     /* The table keeps every node that was asked for, under its number. */
     if (PyLong_CheckExact(numa_id)
         && (known = PyDict_GetItemWithError(state->numa_hosts, numa_id)) != NULL) {
@@ -90,6 +91,7 @@ host_reduce(PyObject *op, PyObject *Py_UNUSED(none))
     if (where.type == CU_MEM_LOCATION_TYPE_HOST) {
         return Py_BuildValue("(O())", Py_TYPE(op));
     }
+    assert(where.type == CU_MEM_LOCATION_TYPE_HOST_NUMA);
     return Py_BuildValue("(O(i))", Py_TYPE(op), where.id);
 }
 
@@ -142,14 +144,14 @@ PyDoc_STRVAR(host_numa_current_doc,
 static PyMethodDef host_methods[] = {
     {"numa_current", host_numa_current, METH_NOARGS | METH_CLASS, host_numa_current_doc},
     {"__reduce__", host_reduce, METH_NOARGS,
-     "__reduce__($self, /)\n--\n\nHow pickle and copy make it again: the interned object."},
+     "__reduce__($self, /)\n--\n\nPickling and copying give the interned object again."},
     {NULL, NULL, 0, NULL},
 };
 
 static PyGetSetDef host_getset[] = {
     {"numa_id", host_get_numa_id, NULL, "The NUMA node as an int, or None.", NULL},
     {"is_numa_current", host_get_is_numa_current, NULL,
-     "Whether this stands for the calling thread's NUMA node.", NULL},
+     "True if this stands for the calling thread's NUMA node.", NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };
 

@@ -21,6 +21,7 @@ mm_new_location(PyTypeObject *type, CUmemLocation where)
 {
     PyObject *self = mm_alloc_object(type);
 
+    assert(where.type != CU_MEM_LOCATION_TYPE_INVALID && where.id >= 0);
     if (self != NULL) {
         ((mm_location_object *)self)->where = where;
     }
