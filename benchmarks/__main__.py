@@ -90,7 +90,9 @@ GROUPS = {
 # The one table that needs no GPU.
 ALL_GROUPS = {
     **GROUPS,
-    "instructions": Group("Instructions of one call", instructions.ABOUT, instructions.measure),
+    "instructions": Group(
+        "Instructions of one call", instructions.DESCRIPTION, instructions.measure
+    ),
 }
 
 
@@ -99,7 +101,7 @@ def parsed(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     add = parser.add_argument
     add("groups", nargs="*", metavar="GROUP", help=f"only these groups: {', '.join(GROUPS)}")
-    add("--json", type=Path, metavar="FILE", help="where to write (default: benchmarks-DATE.json)")
+    add("--json", type=Path, metavar="FILE", help="file to write (default: benchmarks-DATE.json)")
     add("--read", type=Path, metavar="FILE", action="append", help="tables of an earlier run")
     add("--into", type=Path, metavar="FILE.md", help="put the tables into a page, or a new one")
     add("--plot", type=Path, metavar="FILE", help="draw deferring and jobs (matplotlib)")
@@ -108,7 +110,7 @@ def parsed(arguments: list[str] | None) -> argparse.Namespace:
         "--against",
         type=Path,
         metavar="FILE",
-        help="fail where calls take more instructions than there",
+        help="fail if calls take more instructions than in this file",
     )
     found = parser.parse_args(arguments)
     if unknown := set(found.groups) - GROUPS.keys():
@@ -119,7 +121,7 @@ def parsed(arguments: list[str] | None) -> argparse.Namespace:
 
 
 def measured(names: list[str]) -> Report:
-    """Measure the groups, each printed as soon as it is done."""
+    """Measure the groups, and print each when it is done."""
     results = Report(report.machine(), {})
     print(results.heading(), "\n", flush=True)
     for name in names:
@@ -135,45 +137,45 @@ def measured(names: list[str]) -> Report:
 def read(paths: list[Path], names: list[str]) -> Report:
     """The results of earlier runs, in the usual order."""
     found = Report.read(*paths)
-    wanted = [name for name in ALL_GROUPS if name in found.groups and name in (names or ALL_GROUPS)]
-    return Report(found.machine, {name: found.groups[name] for name in wanted})
+    chosen = [name for name in ALL_GROUPS if name in found.groups and name in (names or ALL_GROUPS)]
+    return Report(found.machine, {name: found.groups[name] for name in chosen})
 
 
 def text_of(results: Report) -> str:
-    """All tables, below what they are true of."""
+    """All tables, below their machine and versions."""
     sections = [report.section(ALL_GROUPS[name], rows) for name, rows in results.groups.items()]
     return "\n".join([f"{results.heading()}\n", *sections])
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Measure, or read what was measured; the exit status."""
-    given = parsed(arguments)
-    if given.read:
-        results = read(given.read, given.groups)
+    """Measure, or read earlier results; return the exit status."""
+    options = parsed(arguments)
+    if options.read:
+        results = read(options.read, options.groups)
         print(text_of(results))
-    elif given.emulator:
+    elif options.emulator:
         os.environ["MANAGEDMEM_DRIVER"] = "emulator"
         results = measured(["instructions"])
     elif managedmem.driver_info()["emulated"]:
         raise SystemExit("benchmarks: times on the emulated driver mean nothing; use --emulator")
     else:
         managedmem.Device(0).set_current()  # the bare calls need a context
-        results = measured(given.groups or list(GROUPS))
-    if not given.read or given.json:
-        kind = "instructions" if given.emulator else "benchmarks"
-        path = given.json or Path(f"{kind}-{results.machine['date']}.json")
+        results = measured(options.groups or list(GROUPS))
+    if not options.read or options.json:
+        kind = "instructions" if options.emulator else "benchmarks"
+        path = options.json or Path(f"{kind}-{results.machine['date']}.json")
         results.write(path)
         print(f"written: {path}")
-    if given.into:
-        if not given.into.exists():
-            report.new_page(given.into, results.machine)
-        report.replace_between(given.into, text_of(results))
-    if given.plot:
+    if options.into:
+        if not options.into.exists():
+            report.new_page(options.into, results.machine)
+        report.replace_between(options.into, text_of(results))
+    if options.plot:
         from . import plot
 
-        plot.draw(results, given.plot)
-    if given.against:
-        return instructions.compare(Report.read(given.against), results)
+        plot.draw(results, options.plot)
+    if options.against:
+        return instructions.compare(Report.read(options.against), results)
     return 0
 
 

@@ -1,4 +1,4 @@
-"""What advice costs that changes something: it works on the pages that are there, in the call."""
+"""The cost of new advice, which the call applies to all populated pages."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Step = Callable[[], None]
 
 
 def steps_of(buf: managedmem.ManagedBuffer, place: Device | Host) -> dict[str, tuple[Step, Step]]:
-    """How each advice is set and unset, by name."""
+    """The calls that set and unset each advice, by name."""
     device = Device(0)
 
     def assign(name: str, value: object) -> Step:
@@ -41,16 +41,16 @@ def steps_of(buf: managedmem.ManagedBuffer, place: Device | Host) -> dict[str, t
 
 
 def row(buf: managedmem.ManagedBuffer, place: Device | Host, advice: str, repetitions: int) -> Row:
-    """Setting an advice, setting it again and unsetting it, on pages that have just come there."""
+    """Set an advice, set it again and unset it, on pages that have just moved."""
     other = Device(0) if place is Host() else Host()
-    give, take = steps_of(buf, place)[advice]
+    set_advice, unset_advice = steps_of(buf, place)[advice]
     times: dict[str, list[float]] = {"set": [], "set again": [], "unset": []}
     with managedmem.Stream() as stream:
         for _ in range(repetitions):
-            for where in (other, place):
-                buf.prefetch(where, stream=stream, defer=False)
+            for location in (other, place):
+                buf.prefetch(location, stream=stream, defer=False)
                 stream.sync()
-            for name, step in zip(times, (give, give, take), strict=True):
+            for name, step in zip(times, (set_advice, set_advice, unset_advice), strict=True):
                 times[name].append(elapsed(step))
     title = f"{advice}, {buf.nbytes // MIB} MiB on the {'host' if place is Host() else 'device'}"
     return Row(title, {name: Result.of(found) for name, found in times.items()}, "us")

@@ -1,6 +1,6 @@
-/* bare.c: loops over bare driver calls, timed in C: the floor under every Python library; and calls
- * of Python functions, timed in the same way. Built and loaded by bare.py, over the driver that
- * managedmem has open. */
+/* bare.c: loops over bare driver calls, timed in C, the floor for every Python library, and calls of
+ * Python functions, timed by the same code. bare.py builds and loads it, and opens the driver of
+ * managedmem. */
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 #include <cuda.h>
@@ -8,7 +8,7 @@
 #include <dlfcn.h>
 #include <time.h>
 
-/* What a loop works on, so that all loops have one signature. */
+/* The arguments of a loop, so that all loops have one signature. */
 typedef struct {
     CUdeviceptr pointer;
     size_t size;
@@ -28,23 +28,23 @@ now(void)
 }
 
 /* Nanoseconds of one of `count` calls, or minus the error code of the first call that failed. */
-#define TIMED_LOOP(name, symbol, prototype, ...)                                      \
-    double name(const target *t, int count)                                           \
-    {                                                                                 \
-        prototype function = (prototype)dlsym(driver, symbol);                        \
-        CUmemLocation there = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = t->device}; \
-        CUmemLocation host = {.type = CU_MEM_LOCATION_TYPE_HOST};                     \
-        int answer[8] = {0};                                                          \
-        double start = now();                                                         \
-                                                                                      \
-        for (int i = 0; i < count; i++) {                                             \
-            CUresult code = function(__VA_ARGS__);                                    \
-            if (code != CUDA_SUCCESS) {                                               \
-                return -(double)code;                                                 \
-            }                                                                         \
-        }                                                                             \
-        (void)there, (void)host, (void)answer;                                        \
-        return (now() - start) / count;                                               \
+#define TIMED_LOOP(name, symbol, prototype, ...)                                       \
+    double name(const target *t, int count)                                            \
+    {                                                                                  \
+        prototype function = (prototype)dlsym(driver, symbol);                         \
+        CUmemLocation device = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = t->device}; \
+        CUmemLocation host = {.type = CU_MEM_LOCATION_TYPE_HOST};                      \
+        int answer[8] = {0};                                                           \
+        double start = now();                                                          \
+                                                                                       \
+        for (int i = 0; i < count; i++) {                                              \
+            CUresult code = function(__VA_ARGS__);                                     \
+            if (code != CUDA_SUCCESS) {                                                \
+                return -(double)code;                                                  \
+            }                                                                          \
+        }                                                                              \
+        (void)device, (void)host, (void)answer;                                        \
+        return (now() - start) / count;                                                \
     }
 
 TIMED_LOOP(bare_read_mostly, "cuMemRangeGetAttribute", PFN_cuMemRangeGetAttribute_v8000, answer, 4,
@@ -54,17 +54,17 @@ TIMED_LOOP(bare_preferred_location, "cuMemRangeGetAttribute", PFN_cuMemRangeGetA
 TIMED_LOOP(bare_accessed_by, "cuMemRangeGetAttribute", PFN_cuMemRangeGetAttribute_v8000, answer,
            32, CU_MEM_RANGE_ATTRIBUTE_ACCESSED_BY, t->pointer, t->size)
 TIMED_LOOP(bare_set_read_mostly, "cuMemAdvise_v2", PFN_cuMemAdvise_v12020, t->pointer, t->size,
-           CU_MEM_ADVISE_SET_READ_MOSTLY, there)
+           CU_MEM_ADVISE_SET_READ_MOSTLY, device)
 TIMED_LOOP(bare_set_preferred_location, "cuMemAdvise_v2", PFN_cuMemAdvise_v12020, t->pointer,
-           t->size, CU_MEM_ADVISE_SET_PREFERRED_LOCATION, there)
+           t->size, CU_MEM_ADVISE_SET_PREFERRED_LOCATION, device)
 TIMED_LOOP(bare_set_accessed_by, "cuMemAdvise_v2", PFN_cuMemAdvise_v12020, t->pointer, t->size,
            i % 2 ? CU_MEM_ADVISE_UNSET_ACCESSED_BY : CU_MEM_ADVISE_SET_ACCESSED_BY, host)
 TIMED_LOOP(bare_prefetch, "cuMemPrefetchAsync_v2", PFN_cuMemPrefetchAsync_v12020, t->pointer,
-           t->size, there, 0, t->stream)
+           t->size, device, 0, t->stream)
 TIMED_LOOP(bare_fill, "cuMemsetD8Async", PFN_cuMemsetD8Async_v3020, t->pointer, 1, t->size,
            t->stream)
 
-/* A host function in front of the prefetch: what defer=True does. */
+/* The host function before a prefetch, as for defer=True. */
 static void CUDA_CB
 nothing(void *ignored)
 {
@@ -100,14 +100,14 @@ typedef struct {
     size_t *sizes;
     size_t count;
     CUstream stream;
-    int device; /* or -1: the host */
+    int device; /* -1 is the host */
     int operation;
 } sequence;
 
 enum { PREFETCH, DISCARD, DISCARD_PREFETCH, ADVISE }; /* operations; ADVISE has no batch */
 enum { LOOP, BATCH, ONE_CALL }; /* forms */
 
-/* Looked up once, because that takes as long as a query does. */
+/* Found once, because dlsym takes as long as a query. */
 static struct {
     PFN_cuMemPrefetchAsync_v12020 prefetch;
     PFN_cuMemAdvise_v12020 advise;
@@ -118,7 +118,7 @@ static struct {
 } call;
 
 static void
-look_up(void)
+load_functions(void)
 {
     call.prefetch = (PFN_cuMemPrefetchAsync_v12020)dlsym(driver, "cuMemPrefetchAsync_v2");
     call.advise = (PFN_cuMemAdvise_v12020)dlsym(driver, "cuMemAdvise_v2");
@@ -136,7 +136,7 @@ bare_open(const char *path)
 {
     driver = dlopen(path, RTLD_NOW | RTLD_LOCAL);
     if (driver != NULL) {
-        look_up();
+        load_functions();
     }
     return driver != NULL;
 }
@@ -192,7 +192,7 @@ call_form(const sequence *s, int form, CUmemLocation *where)
     return code;
 }
 
-/* Waits for the stream: nanoseconds since `start`, or minus the error code of what failed. */
+/* Waits for the stream: nanoseconds since `start`, or minus the error code. */
 static double
 until_done(CUresult code, CUstream stream, double start)
 {
@@ -212,8 +212,8 @@ bare_sequence(const sequence *s, int form)
     return until_done(call_form(s, form, &where), s->stream, start);
 }
 
-/* The same for a Python function, called as the interpreter would call it; `names` are those of the
- * last arguments. Needs the GIL. -1 with an exception set if the function raised. */
+/* The same for one call of a Python function; `names` are those of the last arguments. Needs the GIL.
+ * -1 with an exception set if the function raised. */
 double
 bare_call(PyObject *function, PyObject *arguments, PyObject *names, CUstream stream)
 {

@@ -1,4 +1,4 @@
-"""Builds bare.c and gives its loops to Python: what a driver call costs without Python."""
+"""Builds bare.c and calls its loops: the cost of a driver call without Python."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SOURCE = Path(__file__).with_name("bare.c")
 
 
 class Target(ctypes.Structure):
-    """What a loop works on; the fields are those of bare.c."""
+    """The arguments of a loop; the fields are those of bare.c."""
 
     _fields_ = (
         ("pointer", ctypes.c_uint64),
@@ -31,7 +31,7 @@ class Target(ctypes.Structure):
 
 
 class Sequence(ctypes.Structure):
-    """Several ranges and what to do with them; the fields are those of bare.c."""
+    """Several ranges and their operation; the fields are those of bare.c."""
 
     OPERATIONS = ("prefetch", "discard", "discard_prefetch", "advise")
 
@@ -64,7 +64,7 @@ class Sequence(ctypes.Structure):
 
 
 def include_folder() -> str | None:
-    """Where cuda.h is: a toolkit's, or the one of NVIDIA's header package; None: nowhere."""
+    """The folder of cuda.h, in a toolkit or in NVIDIA's header package, or None."""
     nvcc = shutil.which("nvcc")
     roots = [os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH")]
     roots += [str(Path(nvcc).resolve().parents[1]) if nvcc else None, "/usr/local/cuda"]
@@ -75,7 +75,7 @@ def include_folder() -> str | None:
 
 @functools.cache
 def libraries() -> tuple[ctypes.CDLL, ctypes.PyDLL]:
-    """The loops, compiled for this process: to call without the GIL, and with it."""
+    """The compiled loops, to call without the GIL, and with it."""
     include = include_folder()
     if include is None:
         raise SystemExit("benchmarks: no cudaTypedefs.h found; set CUDA_HOME to a CUDA 13 toolkit")
@@ -95,7 +95,7 @@ def libraries() -> tuple[ctypes.CDLL, ctypes.PyDLL]:
 
 
 def checked(name: str, found: float) -> float:
-    """Nanoseconds that a function of bare.c gave, unless they are minus an error code."""
+    """The nanoseconds that a function of bare.c returned; RuntimeError for an error code."""
     if found < 0:
         raise RuntimeError(f"{name} failed with CUDA error {-found:.0f}")
     return found
@@ -118,8 +118,8 @@ def call_nanoseconds(
 ) -> float:
     """The time of a call of a Python function, until the stream of that handle is done.
 
-    The clock is read, the function called and the stream waited for in C, as the forms of
-    sequence_nanoseconds are: what is in it beside the driver's work is the function's own.
+    C code reads the clock, calls the function and waits for the stream, as for
+    sequence_nanoseconds, so the overhead is the function's own.
     """
     call: Any = libraries()[1].bare_call
     call.argtypes = [ctypes.py_object, ctypes.py_object, ctypes.py_object, ctypes.c_void_p]

@@ -1,9 +1,9 @@
 """Several ranges at once: `dispatch="auto"` beside a loop, a batch and one call over all.
 
 Each time is that of the whole operation, from the call to the end of the work on the stream, with
-`defer=False`: deferring is measured by itself. The clock and the wait are the same C code for all
-of them. `ours` is one call of the function, which reads its sequence of buffers each time; `plan`
-is `PrefetchPlan.execute`, whose ranges have been laid out before, as they have for the bare forms.
+`defer=False`; "deferring" is a group of its own. The same C code reads the clock and waits for all.
+`ours` is one call of the function, which reads its sequence of buffers each time; `plan` is
+`PrefetchPlan.execute`, whose arrays are filled before, as those of the bare forms are.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from .measure import KIB, MIB, Contender, Result, Row, side_by_side
 
 COUNTS = (1, 2, 8, 64)
 SIZES = (4 * KIB, 64 * KIB, MIB, 2 * MIB, 8 * MIB)
-BETWEEN = (32, 2 * MIB)  # a count and size more, for which there is a goal of its own
+BETWEEN = (32, 2 * MIB)  # one more count and size, with a goal of its own
 LARGEST = 256 * MIB  # of all ranges and the gaps between them
 NEED = LARGEST
 FORMS = ("loop", "batch", "one call")
@@ -65,17 +65,17 @@ class Cell:
 
     @property
     def title(self) -> str:
-        """The operation, how many ranges of which size, and how they lie."""
+        """The operation, and the number, size and layout of the ranges."""
         ranges = self.layout.ranges
-        what = f"{self.operation} {self.before} to {self.after}"
+        move = f"{self.operation} {self.before} to {self.after}"
         adjacent = "adjacent" if self.layout.adjacent else "apart"
-        return f"{what}, {len(ranges)} x {ranges[0].nbytes // KIB} KiB {adjacent}"
+        return f"{move}, {len(ranges)} x {ranges[0].nbytes // KIB} KiB {adjacent}"
 
     def prepare(self) -> None:
-        """Bring all ranges to where they are to be.
+        """Move all ranges to their start, range by range.
 
-        Range by range: after one call over all, drivers can still say of some that they were last
-        sent to where they had been before.
+        After one call over all of them, a driver may keep an old last prefetch location of some
+        (conformance: records).
         """
         stream = self.layout.stream
         for part in self.layout.ranges:
@@ -106,7 +106,7 @@ class Cell:
 
             return run
 
-        # One call over ranges that lie apart would move what is between them.
+        # One call over separate ranges would move the gaps too.
         return {name: form(i) for i, name in enumerate(FORMS[: 3 if self.layout.adjacent else 2])}
 
     def ours(self) -> dict[str, Contender]:
@@ -115,21 +115,21 @@ class Cell:
         stream = self.layout.stream
         if self.operation == "discard":
             return {"ours": self.timed(function, ranges, stream=stream)}
-        there = place(self.after)
-        plan = managedmem.PrefetchPlan((each, there) for each in ranges)
+        location = place(self.after)
+        plan = managedmem.PrefetchPlan((each, location) for each in ranges)
         execute = plan.execute if self.operation == "prefetch" else plan.discard_prefetch
         return {
-            "ours": self.timed(function, ranges, there, stream=stream, defer=False),
+            "ours": self.timed(function, ranges, location, stream=stream, defer=False),
             "plan": self.timed(execute, stream=stream, defer=False),
         }
 
     def theirs(self) -> dict[str, Contender]:
-        """cuda.core's batches, which want two buffers at least, and a loop over CuPy's call."""
+        """cuda.core's batches, which need at least two buffers, and a loop over CuPy's call."""
         found: dict[str, Contender] = {}
         core, ranges = self.layout.core, self.layout.ranges
         if core and len(ranges) > 1:
-            where = core["core_host"] if self.after == "host" else core["core_device"]
-            arguments = [core["core_stream"], core["core_bufs"], where]
+            location = core["core_host"] if self.after == "host" else core["core_device"]
+            arguments = [core["core_stream"], core["core_bufs"], location]
             batch = getattr(core["core_utils"], f"{self.operation}_batch")
             found["cuda.core"] = self.timed(
                 batch, *arguments[: 2 if self.operation == "discard" else 3]
@@ -146,7 +146,7 @@ class Cell:
 
 
 def cupy_loop(runtime: ModuleType, ranges: Sequence[managedmem.ManagedBuffer], stream: int) -> None:
-    """What somebody writes who has CuPy: it has no batch, and on CUDA 13 cannot name the host."""
+    """The loop of a CuPy user: CuPy has no batch, and on CUDA 13 cannot name the host."""
     for each in ranges:
         runtime.memPrefetchAsync(each.handle, each.nbytes, 0, stream)
 
@@ -179,10 +179,9 @@ def best_of_bare(row: Row) -> Result:
 
 
 def verdict(row: Row, name: str) -> str:
-    """Whether a contender is within the goal, above it by less than the times vary, or above it.
+    """Within the goal, above it by less than the quartiles of both times, or above it.
 
-    They vary by the quartiles of both: the same bare call to a device can take three times as long
-    from one time to the next.
+    The same bare call to a device can take three times as long from one run to the next.
     """
     ours, best = row.results[name], best_of_bare(row)
     above = ours.median - GOAL * best.median
@@ -193,7 +192,7 @@ def verdict(row: Row, name: str) -> str:
 
 
 def judged(row: Row) -> Row:
-    """The row with a note: how far ours is from the best bare form, and whether that is near."""
+    """The row with a note: ours as a multiple of the best bare form, and the verdict."""
     ratio = row.results["ours"].median / best_of_bare(row).median
     found = verdict(row, "ours")
     note = f"ours {ratio:.2f} x the best form{'' if found == WITHIN else f', {found}'}"
@@ -211,7 +210,7 @@ def measure(
 
 
 def summary(rows: list[Row]) -> str:
-    """How many cells meet the goal, by ours and by the plan."""
+    """The number of cells that meet the goal, for ours and for the plan."""
     lines = []
     for name in ("ours", "plan"):
         having = [row for row in rows if name in row.results]

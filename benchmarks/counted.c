@@ -2,7 +2,7 @@
 
 int benchmarks_mark(void);
 
-/* valgrind writes down what it has counted before each call of this. */
+/* valgrind writes its counts before each call of this. */
 static int __attribute__((noinline))
 benchmarks_marked(void)
 {
@@ -11,8 +11,8 @@ benchmarks_marked(void)
     return ++calls;
 }
 
-/* Called between two measurements. Twice the number of calls so far: valgrind takes a function that
- * libffi jumps to, or one that ends in a jump, for a part of its caller. */
+/* Called between two measurements. It returns twice the number of calls, so that it does not end in a
+ * jump: valgrind would count a function that is reached by a jump as a part of its caller. */
 int
 benchmarks_mark(void)
 {

@@ -1,7 +1,7 @@
 """Prefetches that return at once: the thread's time and the time to the end of the work.
 
 "plain" is `defer=False`, "queued" `defer=True`, "auto" the default; "call" ends when the call
-returns, "end" when the stream has done the work. "busy" is a call on a stream that has work before.
+returns, "end" when the stream has done the work. "busy" is a call on a stream with earlier work.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ BUSY_BYTES, BUSY_TIMES = 256 * MIB, 4  # fills of plain device memory: about 0.3
 
 
 @dataclass(frozen=True)
-class Way:
-    """A buffer, a stream, where the buffer goes, and what keeps the stream busy."""
+class Case:
+    """A buffer, a stream, the destination of the buffer, and a load that keeps the stream busy."""
 
     buf: managedmem.ManagedBuffer
     stream: managedmem.Stream
@@ -33,15 +33,15 @@ class Way:
 
     def prefetch(self, defer: bool | None, *, until_end: bool, busy: bool = False) -> Contender:
         """A measurement of one prefetch: until the call returns, or until the work is done."""
-        there, back = (Device(0), Host()) if self.to_device else (Host(), Device(0))
+        target, origin = (Device(0), Host()) if self.to_device else (Host(), Device(0))
 
         def work() -> None:
-            self.buf.prefetch(there, stream=self.stream, defer=defer)
+            self.buf.prefetch(target, stream=self.stream, defer=defer)
             if until_end:
                 self.stream.sync()
 
         def once(_: int) -> float:
-            self.buf.prefetch(back, stream=self.stream, defer=False)
+            self.buf.prefetch(origin, stream=self.stream, defer=False)
             self.stream.sync()
             for _ in range(BUSY_TIMES if busy else 0):
                 self.load.fill(0, stream=self.stream)
@@ -61,10 +61,10 @@ class Way:
         return {**found, "auto, busy": self.prefetch(None, until_end=False, busy=True)}
 
     def row(self, repetitions: int) -> Row:
-        """The times of all modes, and whether the default keeps its promises."""
-        where = "device" if self.to_device else "host"
+        """The times of all modes; the note says if the default misses a goal."""
+        side = "device" if self.to_device else "host"
         row = side_by_side(
-            f"prefetch {self.buf.nbytes // KIB} KiB to the {where}",
+            f"prefetch {self.buf.nbytes // KIB} KiB to the {side}",
             self.contenders(),
             count=1,
             repetitions=repetitions,
@@ -88,5 +88,5 @@ def measure(
         for to_device in (True, False):
             for size in sizes:
                 with managedmem.empty(size) as buf:
-                    rows.append(Way(buf, stream, to_device, load).row(repetitions))
+                    rows.append(Case(buf, stream, to_device, load).row(repetitions))
     return rows

@@ -1,4 +1,4 @@
-"""What having the library costs: import, memory, size on disk, bytes of one object."""
+"""The footprint of the library: import, memory, size on disk, bytes of one object."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PACKAGES = {"ours": "managedmem", "cuda.core": "cuda.core", "CuPy": "cupy", "tor
 PAGE = 4096
 OBJECTS = 100_000
 
-# A fresh interpreter each time; it prints the seconds of the import and the resident bytes added.
+# For a fresh interpreter: prints the seconds and the added resident bytes of an import.
 IMPORT = """
 import sys, time
 def resident():
@@ -40,7 +40,7 @@ def imported(package: str) -> tuple[float, float]:
 
 
 def is_here(package: str) -> bool:
-    """Whether it can be imported; importing it here would be for nothing."""
+    """True if the package can be imported; does not import it."""
     try:
         return importlib.util.find_spec(package) is not None
     except ImportError:
@@ -68,7 +68,7 @@ def imports(repetitions: int) -> list[Row]:
 
 
 def size_on_disk() -> Row:
-    """The installed package, without what Python compiled of it."""
+    """The installed package, without compiled Python files."""
     folder = Path(managedmem.__file__).parent
     files = (path for path in folder.rglob("*") if path.is_file() and path.suffix != ".pyc")
     size = float(sum(path.stat().st_size for path in files))
@@ -82,7 +82,7 @@ def resident() -> int:
 
 
 def bytes_each(make: Callable[[], object]) -> Contender:
-    """Measures the resident bytes of one object. All stay, so that none takes another's place."""
+    """Measures the resident bytes of one object. All are kept, so that none reuses memory."""
     everything = []
 
     def run(count: int) -> float:
@@ -98,7 +98,7 @@ def bytes_each(make: Callable[[], object]) -> Contender:
 
 
 def one_buffer(repetitions: int, objects: int) -> Row:
-    """The memory of a ManagedBuffer over memory that is there."""
+    """The memory of a ManagedBuffer that wraps an address."""
     with managedmem.empty(PAGE) as buf:
         contenders = {
             "ours": bytes_each(lambda: managedmem.ManagedBuffer.from_handle(buf.handle, PAGE))

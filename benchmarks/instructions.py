@@ -1,12 +1,11 @@
 """Instructions of one call, counted by valgrind's callgrind on the emulated driver: no GPU needed.
 
-Counts hardly vary from run to run, so that two commits can be compared. What the emulated driver
-executes is left out: only Python's and the library's instructions are counted. One process under
-valgrind runs each operation of the group "overhead" twice, a different number of times. It marks
-the ends of both runs, and valgrind writes down what was executed between two marks; the difference
-of both is free of whatever is not repeated.
+Counts hardly vary between runs, so two commits can be compared. The emulated driver's own
+instructions do not count. One process under valgrind runs each operation of the group "overhead"
+few times and many times, and marks the ends of both runs. valgrind writes the count between two
+marks; the difference of the two counts has only the repeated part.
 
-python -m benchmarks.instructions LIBRARY is that process, and means nothing outside valgrind.
+python -m benchmarks.instructions LIBRARY is that process; it is useless outside valgrind.
 """
 
 from __future__ import annotations
@@ -29,12 +28,12 @@ from . import overhead
 from .measure import KIB, Result, Row, reason
 from .report import Report
 
-ABOUT = (
+DESCRIPTION = (
     "Counted by callgrind on the emulated driver, whose own instructions are left out: Python's and"
     " the library's, for one call."
 )
-FEW, MANY = 50, 150  # how often an operation runs
-WARM_UP = 64  # what the interpreter specialises, it has specialised by then
+FEW, MANY = 50, 150  # runs of an operation
+WARM_UP = 64  # enough for the interpreter to specialise the code
 SOURCE = Path(__file__).with_name("counted.c")
 # The function in it to call, and the one before which valgrind writes a file.
 MARK, MARKED = "benchmarks_mark", "benchmarks_marked"
@@ -46,7 +45,7 @@ ALLOWED_PART, ALLOWED_COUNT = 0.05, 50
 
 
 def available() -> bool:
-    """Whether valgrind is here."""
+    """True if valgrind is installed."""
     return shutil.which("valgrind") is not None
 
 
@@ -74,7 +73,7 @@ def counted(code: str, names: dict[str, Any], mark: Callable[[], object]) -> Non
 
 
 def run_all(library: str) -> None:
-    """Run every operation; print, in their order, those that this version of the library has."""
+    """Run every operation; print the names of those that this version of the library has."""
     mark = getattr(ctypes.CDLL(library), MARK)
     done, failed = [], {}
     with managedmem.Stream() as stream:
@@ -92,11 +91,11 @@ def run_all(library: str) -> None:
     print(json.dumps({"done": done, "failed": failed}))
 
 
-# --- reading what it did -------------------------------------------------------------------
+# --- reading the counts --------------------------------------------------------------------
 
 
 def without_emulator(lines: Iterator[str]) -> int:
-    """The instructions in one file of callgrind, less all that the emulated driver's calls took."""
+    """The instructions in one file of callgrind, less those of the emulated driver."""
     total = inside = 0
     caller = callee = ""
     for line in lines:
@@ -105,7 +104,7 @@ def without_emulator(lines: Iterator[str]) -> int:
             caller = callee = value
         elif key == "cob":
             callee = value
-        elif key == "calls":  # the next line has what the call took, with all that it called
+        elif key == "calls":  # the next line has the inclusive cost of the call
             cost = int(next(lines).split()[1])
             if callee.endswith(EMULATOR) and not caller.endswith(EMULATOR):
                 inside += cost
@@ -116,7 +115,7 @@ def without_emulator(lines: Iterator[str]) -> int:
 
 
 def count_between(folder: Path, mark: int) -> int:
-    """The instructions before that mark (the first is 1), from the mark before it on."""
+    """The instructions between the previous mark and this one (the first is 1)."""
     (path,) = folder.glob(f"*.{mark}")
     with path.open() as file:
         return without_emulator(iter(file))
@@ -131,7 +130,7 @@ def compiled(folder: Path) -> str:
 
 
 def execute(folder: Path) -> dict[str, Any]:
-    """Run the process under valgrind; what it says, and its files in the folder."""
+    """Run the process under valgrind, its files in the folder; return its report."""
     options = ["--tool=callgrind", f"--dump-before={MARKED}", "--compress-strings=no"]
     options += ["--compress-pos=no", f"--callgrind-out-file={folder}/counts"]
     command = ["valgrind", "-q", *options, sys.executable, "-m", "benchmarks.instructions"]
@@ -140,8 +139,8 @@ def execute(folder: Path) -> dict[str, Any]:
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     if done.returncode:
         raise SystemExit(f"benchmarks: valgrind failed\n{done.stderr}")
-    said: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return said
+    answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return answer
 
 
 def measure() -> list[Row]:
@@ -149,9 +148,9 @@ def measure() -> list[Row]:
     if not available():
         raise SystemExit("benchmarks: --emulator counts with valgrind, which is not installed")
     with tempfile.TemporaryDirectory() as name:
-        said = execute(Path(name))
+        answer = execute(Path(name))
         counts = {}
-        for i, title in enumerate(said["done"]):
+        for i, title in enumerate(answer["done"]):
             few, many = (count_between(Path(name), 3 * i + mark) for mark in (2, 3))
             counts[title] = (many - few) / (MANY - FEW)
     loop = counts.pop(LOOP)
@@ -159,19 +158,21 @@ def measure() -> list[Row]:
         Row(title, {"ours": Result(round(count - loop))}, unit="instructions")
         for title, count in counts.items()
     ]
-    return rows + [Row(t, {}, unit="instructions", note=why) for t, why in said["failed"].items()]
+    return rows + [
+        Row(t, {}, unit="instructions", note=text) for t, text in answer["failed"].items()
+    ]
 
 
 # --- comparing -----------------------------------------------------------------------------
 
 
 def grown(before: float, after: float) -> bool:
-    """Whether this is more than what may vary."""
+    """True if the growth is above both limits."""
     return after > before * (1 + ALLOWED_PART) and after > before + ALLOWED_COUNT
 
 
 def compare(before: Report, after: Report) -> int:
-    """Print both counts of each operation; the exit status: 1 if one has grown."""
+    """Print both counts of each operation; return the exit status, 1 if one has grown."""
     old = {row.operation: row for row in before.groups.get("instructions", [])}
     bad = []
     print(f"{'before':>8} {'after':>8}")

@@ -1,7 +1,7 @@
-"""Work that people do, on 256 MiB: by page faults, with the right calls, and the limit.
+"""Typical work on 256 MiB: by page faults, with the right calls, and the limit.
 
 torch does the arithmetic; the limit is a copy of the same bytes from or to pinned host memory.
-Every job starts from the same state each time: `before` brings the pages and the advice there.
+`before` moves the pages and sets the advice, so that every run starts from the same state.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Jobs:
     # Steps.
 
     def advise(self, *, read_mostly: bool = False, remote: bool = False) -> None:
-        """Make the advice this, whatever it was."""
+        """Set this advice and unset the rest."""
         self.buf.read_mostly = read_mostly
         self.buf.preferred_location = Host() if remote else None
         self.buf.accessed_by = [self.device] if remote else []
@@ -101,12 +101,12 @@ class Jobs:
         self.pinned.copy_(self.plain, non_blocking=True)
 
     def touch(self) -> None:
-        """Read a byte of each page, as the host comes to them."""
+        """Read a byte of each page from the host, by page faults."""
         with memoryview(self.buf) as view:
             view[::PAGE].tobytes()
 
     def touch_numpy(self) -> None:
-        """The same through numpy(), which brings all pages at once."""
+        """Read a byte of each page through numpy(), which moves all pages at once."""
         self.buf.numpy(self.stream)[::PAGE].tobytes()
 
 
@@ -155,7 +155,7 @@ def table(jobs: Jobs, repetitions: int) -> Row:
 
 
 def scratch(jobs: Jobs, repetitions: int) -> Row:
-    """Memory whose old contents, on the host, are of no use to the kernel that fills it."""
+    """Memory on the host that a kernel fills without reading it."""
     contenders = {
         "page faults": jobs.timed(jobs.on_host, jobs.fill),
         "prefetch": jobs.timed(jobs.on_host, jobs.to_device, jobs.fill),
@@ -166,7 +166,7 @@ def scratch(jobs: Jobs, repetitions: int) -> Row:
 
 
 def result(jobs: Jobs, repetitions: int) -> Row:
-    """A result on the GPU, of which the host reads a byte of each page."""
+    """A result on the GPU; the host reads a byte of each page."""
     contenders = {
         "page faults": jobs.timed(jobs.on_device, jobs.touch),
         "numpy()": jobs.timed(jobs.on_device, jobs.touch_numpy),

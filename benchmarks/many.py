@@ -1,6 +1,6 @@
-"""Thousands of ranges, such as the parameters of a model: what each of them costs.
+"""Thousands of ranges, such as the parameters of a model: the cost of each.
 
-All times are those of the whole call until the stream has done it, divided by the ranges.
+Each time is that of the whole call until the stream has done it, divided by the ranges.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ COUNTS = (100, 1000, 5000)
 SIZE = 8 * KIB
 NEED = 2 * SIZE * COUNTS[-1]
 
-# Where the pages are before, where they go, whether the ranges are neighbours.
+# Where the pages are before, where they go, and True for neighbours.
 MOVES = (
     ("device", "device", True),
     ("device", "device", False),
@@ -28,7 +28,7 @@ MOVES = (
 
 
 def per_range(contender: Contender, count: int) -> Contender:
-    """The same, divided by the ranges."""
+    """The time of a contender, divided by the ranges."""
     return lambda n: contender(n) / count
 
 
@@ -39,7 +39,7 @@ def row_of(title: str, contenders: dict[str, Contender], count: int, repetitions
 
 
 def layout_of(stream: managedmem.Stream, count: int, adjacent: bool) -> Layout:
-    """So many ranges in one allocation."""
+    """`count` ranges in one allocation."""
     step = SIZE if adjacent else 2 * SIZE
     whole = managedmem.empty(step * count)
     ranges = [whole[i * step : i * step + SIZE] for i in range(count)]
@@ -52,13 +52,13 @@ def move_row(before: str, after: str, layout: Layout, repetitions: int) -> Row:
     forms = cell.bare_forms()
     contenders = {"bare C": forms["one call" if layout.adjacent else "loop"]}
     contenders |= {**cell.ours(), **cell.theirs()}
-    lie = "neighbours" if layout.adjacent else "apart"
-    title = f"prefetch {before} to {after}, {len(layout.ranges)} {lie}"
+    position = "neighbours" if layout.adjacent else "apart"
+    title = f"prefetch {before} to {after}, {len(layout.ranges)} {position}"
     return row_of(title, contenders, len(layout.ranges), repetitions)
 
 
 def advise_row(layout: Layout, repetitions: int) -> Row:
-    """Advice for ranges that lie apart, by turns for the device and the host."""
+    """Advice for separate ranges, in turn for the device and the host."""
     ranges, stream = layout.ranges, layout.stream
     core_bufs: Sequence[Any] = layout.core.get("core_bufs", ())
     sequences = [bare.Sequence.of(ranges, stream, device, "advise") for device in (0, -1)]
@@ -89,7 +89,7 @@ def advise_row(layout: Layout, repetitions: int) -> Row:
 
 
 def module_row(stream: managedmem.Stream, count: int, repetitions: int) -> Row | None:
-    """A torch module of so many parameters that are there already; None without torch."""
+    """A torch module of `count` resident parameters; None without torch."""
     torch = peers.torch_on_gpu()
     if torch is None:
         return None

@@ -1,4 +1,4 @@
-"""How things are timed: statements as timeit times them, work on a GPU, and results as rows."""
+"""Timing: statements by timeit, work on a GPU, and results as rows."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ KIB, MIB = 1 << 10, 1 << 20
 BUDGET = 512 * MIB  # managed memory that may be live at once: the GPU may be shared
 HEADROOM = 1024 * MIB  # left free on the card beside it: contexts, the peers' own pools
 
-# A contender: takes a count, runs that often, gives nanoseconds of one run.
+# A contender runs `count` times and returns the nanoseconds of one run.
 Contender = Callable[[int], float]
-# Contenders that may fail, which becomes part of the result. Ours and the bare call may not.
+# Contenders that may fail, as a part of the result. Ours and the bare call must not.
 PEERS = ("cuda.core", "cuda.bindings", "CuPy", "numba", "ctypes")
 
 
 @dataclass(frozen=True)
 class Result:
-    """Repeated measurements of one thing, in the smallest unit of its row (see report.SCALES)."""
+    """Repeated measurements, in the smallest unit of their row (see report.SCALES)."""
 
     median: float
     spread: float = 0.0  # half the distance between the quartiles, as a part of the median
@@ -31,7 +31,7 @@ class Result:
 
     @property
     def varies(self) -> bool:
-        """Whether the spread was measured."""
+        """True if the spread was measured."""
         return self.count != 1
 
     @classmethod
@@ -51,7 +51,7 @@ class Row:
     results: dict[str, Result]
     unit: str = "ns"
     note: str = ""
-    failed: dict[str, str] = field(default_factory=dict)  # peers that could not, and why
+    failed: dict[str, str] = field(default_factory=dict)  # peers that failed, with the reason
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -80,7 +80,7 @@ def elapsed(work: Callable[[], object]) -> float:
 
 
 def nothing() -> None:
-    """What comes after a contender, if nothing has to."""
+    """The default step after a contender."""
 
 
 def reason(error: Exception) -> str:
@@ -98,7 +98,7 @@ def side_by_side(
     unit: str = "ns",
     note: str = "",
 ) -> Row:
-    """Measure all contenders in turn, again and again, so that a drift of the machine hits all."""
+    """Measure all contenders in turn, repeatedly, so that a drift of the machine affects all."""
     values: dict[str, list[float]] = {}
     failed: dict[str, str] = {}
     for name, run in contenders.items():  # caches, lazy initialisation, the driver's first call
@@ -120,10 +120,12 @@ def side_by_side(
 
 
 def need_room(nbytes: int) -> None:
-    """Stop before a group that needs so much managed memory, if the card has too little free."""
+    """Exit before a group if the card has too little free memory for it."""
     if nbytes > BUDGET:
         raise ValueError(f"{nbytes} bytes of managed memory are above the limit of {BUDGET}")
     free = managedmem.Device(0).memory_info.free
     if nbytes and free < nbytes + HEADROOM:
-        wanted = (nbytes + HEADROOM) // MIB
-        raise SystemExit(f"benchmarks: {wanted} MiB wanted free on the GPU, {free // MIB} are")
+        needed = (nbytes + HEADROOM) // MIB
+        raise SystemExit(
+            f"benchmarks: the GPU needs {needed} MiB of free memory, it has {free // MIB}"
+        )

@@ -1,4 +1,4 @@
-"""What one call costs: ours, the bare driver call, and the same through each peer."""
+"""The cost of one call: ours, the bare driver call, and each peer's."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Operation:
     title: str
     loop: str | None
     size: int
-    goal: float | None  # ns above the bare call, or in all where there is none
+    goal: float | None  # ns above the bare call, or in all without one
     statements: dict[str, str]
 
 
@@ -61,7 +61,7 @@ OPERATIONS = [
         {
             "ours": "buf.read_mostly = True",
             "cuda.core": "core_buf.read_mostly = True",
-            "cuda.bindings": "drv.cuMemAdvise(address, size, SET_READ_MOSTLY, there)",
+            "cuda.bindings": "drv.cuMemAdvise(address, size, SET_READ_MOSTLY, on_device)",
             "CuPy": "cupy_memory.advise(1, cupy_device)",
         },
     ),
@@ -94,7 +94,7 @@ OPERATIONS = [
         {
             "ours": "buf.prefetch(device, stream=stream)",
             "cuda.core": "core_buf.prefetch(core_device, stream=core_stream)",
-            "cuda.bindings": "drv.cuMemPrefetchAsync(address, size, there, 0, cu_stream)",
+            "cuda.bindings": "drv.cuMemPrefetchAsync(address, size, on_device, 0, cu_stream)",
             "ctypes": "raw_prefetch(address, size, 0, stream_handle)",
             "CuPy": "cupy_memory.prefetch(cupy_stream)",
         },
@@ -107,7 +107,7 @@ OPERATIONS = [
         {
             "ours": "buf.prefetch(device, stream=stream)",
             "cuda.core": "core_buf.prefetch(core_device, stream=core_stream)",
-            "cuda.bindings": "drv.cuMemPrefetchAsync(address, size, there, 0, cu_stream)",
+            "cuda.bindings": "drv.cuMemPrefetchAsync(address, size, on_device, 0, cu_stream)",
             "ctypes": "raw_prefetch(address, size, 0, stream_handle)",
             "CuPy": "cupy_memory.prefetch(cupy_stream)",
         },
@@ -164,7 +164,7 @@ def names_in(code: str) -> set[str]:
 
 
 def contenders(operation: Operation, names: dict[str, Any]) -> dict[str, Contender]:
-    """What can run here of an operation, by name; the bare call first."""
+    """The contenders of an operation that can run here, by name; the bare call first."""
     target = bare.Target(names["address"], operation.size, names["stream_handle"], 0)
     found: dict[str, Contender] = {}
     if operation.loop == "set_accessed_by_twice":
@@ -179,7 +179,7 @@ def contenders(operation: Operation, names: dict[str, Any]) -> dict[str, Contend
 
 
 def own_names(size: int, stream: managedmem.Stream) -> dict[str, Any]:
-    """What a statement of ours may use, for a buffer of that size that lies on the device."""
+    """The names for our statements, with a buffer of this size on the device."""
     resource = managedmem.ManagedMemoryResource()
     buf = resource.allocate(size)
     device = Device(0)
@@ -201,7 +201,7 @@ def own_names(size: int, stream: managedmem.Stream) -> dict[str, Any]:
 
 
 def peers_names(names: dict[str, Any]) -> dict[str, Any]:
-    """What a statement of a peer may use beside that."""
+    """The further names for the statements of peers."""
     return {
         **peers.cuda_core(names["stream"], names["buf"]),
         **peers.bindings(names["stream"]),
@@ -212,24 +212,24 @@ def peers_names(names: dict[str, Any]) -> dict[str, Any]:
 
 
 def note_for(operation: Operation) -> str:
-    """The goal, where there is one."""
+    """The goal, or ""."""
     if operation.goal is None:
         return ""
     return f"goal {'bare + ' if operation.loop else ''}{operation.goal:.0f} ns"
 
 
 def title_of(operation: Operation) -> str:
-    """The operation and the size of its buffer, which tell it from all others."""
+    """The operation and the size of its buffer, a unique title."""
     return f"{operation.title}, {operation.size // KIB} KiB"
 
 
 def row(operation: Operation, stream: managedmem.Stream, count: int, repetitions: int) -> Row:
-    """One operation, through everything that is here."""
+    """One operation, by all of its contenders here."""
     names = own_names(operation.size, stream)
     names |= peers_names(names)
 
     def finish() -> None:
-        """What is queued must not slow down the next contender."""
+        """Wait, so that queued work does not slow down the next contender."""
         stream.sync()
         if "cupy_stream" in names:
             names["cupy_stream"].synchronize()

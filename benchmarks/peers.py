@@ -1,7 +1,7 @@
-"""The other libraries: which are here, and the objects of theirs that the benchmarks call.
+"""The other libraries: those that are installed, and their objects for the benchmarks.
 
-numba-cuda allocates managed arrays, and has no public call that advises, prefetches or discards
-them: its column is empty but for the allocation. RMM has none either.
+numba-cuda allocates managed arrays, but has no public call that advises, prefetches or discards
+them. RMM has none either.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import managedmem
 
 
 def optional(name: str) -> ModuleType | None:
-    """The module, or None where it is missing or cannot be used."""
+    """The module, or None if it is missing or broken."""
     try:
         return importlib.import_module(name)
     except Exception:
@@ -23,7 +23,7 @@ def optional(name: str) -> ModuleType | None:
 
 
 def versions() -> dict[str, str]:
-    """What is measured, by name."""
+    """The versions of all measured libraries."""
     found = {"managedmem": managedmem.__version__}
     for name in ("cuda.core", "cuda.bindings", "cupy", "numba_cuda", "torch", "numpy"):
         if module := optional(name):
@@ -32,12 +32,12 @@ def versions() -> dict[str, str]:
 
 
 def on_gpu(name: str) -> ModuleType | None:
-    """The module, unless the driver in use is the emulated one: no other library would call it."""
+    """The module, or None with the emulated driver, which no other library calls."""
     return None if managedmem.driver_info()["emulated"] else optional(name)
 
 
 def torch_on_gpu() -> ModuleType | None:
-    """torch, where it can use a GPU."""
+    """torch, if it can use a GPU."""
     torch = on_gpu("torch")
     return torch if torch is not None and torch.cuda.is_available() else None
 
@@ -52,7 +52,7 @@ def core_on_gpu() -> ModuleType | None:
 
 
 def cuda_core(stream: managedmem.Stream, *bufs: managedmem.ManagedBuffer) -> dict[str, Any]:
-    """cuda.core's objects over our memory: its own pool memory takes no advice on driver 580."""
+    """cuda.core's objects over our memory: driver 580 refuses advice on its own pool memory."""
     core = core_on_gpu()
     if core is None:
         return {}
@@ -69,19 +69,19 @@ def cuda_core(stream: managedmem.Stream, *bufs: managedmem.ManagedBuffer) -> dic
 
 
 def bindings(stream: managedmem.Stream) -> dict[str, Any]:
-    """What a call of cuda.bindings needs."""
+    """The arguments of calls through cuda.bindings."""
     driver = on_gpu("cuda.bindings.driver")
     if driver is None:
         return {}
-    there, home = driver.CUmemLocation(), driver.CUmemLocation()
-    there.type = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
-    there.id = 0
-    home.type = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_HOST
-    home.id = 0
+    on_device, on_host = driver.CUmemLocation(), driver.CUmemLocation()
+    on_device.type = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+    on_device.id = 0
+    on_host.type = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_HOST
+    on_host.id = 0
     return {
         "drv": driver,
-        "there": there,
-        "home": home,
+        "on_device": on_device,
+        "on_host": on_host,
         "cu_stream": driver.CUstream(stream.handle),
         "READ_MOSTLY": driver.CUmem_range_attribute.CU_MEM_RANGE_ATTRIBUTE_READ_MOSTLY,
         "SET_READ_MOSTLY": driver.CUmem_advise.CU_MEM_ADVISE_SET_READ_MOSTLY,
@@ -115,7 +115,7 @@ def cupy_runtime() -> ModuleType | None:
 
 
 def cupy(size: int) -> dict[str, Any]:
-    """CuPy's managed memory, which it can only allocate itself."""
+    """CuPy's own managed memory."""
     module = optional("cupy")
     if module is None or cupy_runtime() is None:
         return {}
@@ -128,6 +128,6 @@ def cupy(size: int) -> dict[str, Any]:
 
 
 def numba() -> dict[str, Any]:
-    """numba-cuda, where it has a GPU."""
+    """numba-cuda, if it has a GPU."""
     module = on_gpu("numba.cuda")
     return {} if module is None or not module.is_available() else {"numba_cuda": module}

@@ -1,9 +1,9 @@
 """A loop over several buffers: the host prepares one while others move and the GPU works.
 
-Each step writes a buffer on the host, sends it to the GPU and queues work on it there; waits for
-the work on the buffer before and sends that one home; and reads the one before that. So every
-prefetch meets an idle stream, and the thread has other things to do while pages move. The GPU's
-work is a fill of the whole buffer, the same for all.
+Each step writes a buffer on the host, prefetches it to the GPU and queues work on it; waits for the
+work on the previous buffer and prefetches that one to the host; and reads the one before. So every
+prefetch meets an idle stream, and the thread works while pages move. The GPU's work is a fill of
+the whole buffer, the same for all.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ SIZES = (2 * MIB, 8 * MIB, 32 * MIB)
 COUNT = 8
 NEED = SIZES[-1] * COUNT
 
-# Moves the buffer of that number: to the device, or to the host.
+# Moves the buffer with this number to the device (True) or to the host.
 Move = Callable[[int, bool], object]
 
 
 @dataclass
 class Pipeline:
-    """Buffers of one size, a stream for each of them, and the ways to move them."""
+    """Buffers of one size, a stream for each, and the functions that move them."""
 
     bufs: list[ManagedBuffer]
     streams: list[Stream]
@@ -40,8 +40,8 @@ class Pipeline:
         device, host = Device(0), Host()
 
         def move(i: int, to_device: bool) -> None:
-            where = device if to_device else host
-            self.bufs[i].prefetch(where, stream=self.streams[i], defer=defer)
+            location = device if to_device else host
+            self.bufs[i].prefetch(location, stream=self.streams[i], defer=defer)
 
         return move
 
@@ -53,8 +53,8 @@ class Pipeline:
             return None
 
         def move(i: int, to_device: bool) -> None:
-            there = names[i]["core_device" if to_device else "core_host"]
-            names[i]["core_buf"].prefetch(there, stream=names[i]["core_stream"])
+            location = names[i]["core_device" if to_device else "core_host"]
+            names[i]["core_buf"].prefetch(location, stream=names[i]["core_stream"])
 
         return move
 
@@ -66,16 +66,16 @@ class Pipeline:
         call, success = names[0]["drv"].cuMemPrefetchAsync, names[0]["drv"].CUresult.CUDA_SUCCESS
 
         def move(i: int, to_device: bool) -> None:
-            where = names[i]["there" if to_device else "home"]
+            location = names[i]["on_device" if to_device else "on_host"]
             buf = self.bufs[i]
-            (code,) = call(buf.handle, buf.nbytes, where, 0, names[i]["cu_stream"])
+            (code,) = call(buf.handle, buf.nbytes, location, 0, names[i]["cu_stream"])
             if code != success:
                 raise RuntimeError(f"cuMemPrefetchAsync gave {code}")
 
         return move
 
     def cupy(self) -> Move | None:
-        """CuPy's call; where it cannot name the host, pages come home by page faults."""
+        """CuPy's call; if it cannot name the host, pages return by page faults."""
         runtime = peers.cupy_runtime()
         if runtime is None:
             return None
@@ -90,8 +90,8 @@ class Pipeline:
 
         return move
 
-    def ways(self) -> dict[str, Move]:
-        """Every way that is here."""
+    def moves(self) -> dict[str, Move]:
+        """Every contender that can run here."""
         found: dict[str, Move | None] = {
             "ours, deferred": self.ours(True),
             "ours, plain": self.ours(False),
@@ -120,7 +120,7 @@ class Pipeline:
                     sink[:] = view
 
     def home(self) -> None:
-        """Bring all pages to the host, where every run begins."""
+        """Move all pages to the host, where every run starts."""
         for buf, stream in zip(self.bufs, self.streams, strict=True):
             buf.prefetch(Host(), stream=stream, defer=False)
             stream.sync()
@@ -152,7 +152,8 @@ def measure(repetitions: int = 7, sizes: Sequence[int] = SIZES, count: int = COU
             for held in (False, True):
                 title = f"{count} x {size // KIB} KiB, {'thread in the calls' if held else 'loop'}"
                 contenders = {
-                    name: timed(pipeline, move, held=held) for name, move in pipeline.ways().items()
+                    name: timed(pipeline, move, held=held)
+                    for name, move in pipeline.moves().items()
                 }
                 row = side_by_side(title, contenders, count=1, repetitions=repetitions, unit="us")
                 rows.append(row)

@@ -1,4 +1,4 @@
-"""Results as pictures, where matplotlib is installed."""
+"""Draws results with matplotlib."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ def size_of(row: Row) -> int:
     return int(words[1]) * BYTES[words[2]]
 
 
-def lines(axes: Any, rows: list[Row], where: str) -> None:
+def lines(axes: Any, rows: list[Row], side: str) -> None:
     """Thread time and end time by size, for one direction."""
-    rows = sorted((r for r in rows if r.operation.endswith(where)), key=size_of)
+    rows = sorted((r for r in rows if r.operation.endswith(side)), key=size_of)
     for name in LINES:
         found = [(size_of(r), r.results[name].median / 1e3) for r in rows if name in r.results]
         style = "--" if name.endswith("end") else "-"
         axes.plot(*zip(*found, strict=True), style, marker="o", markersize=3, label=name)
-    axes.set(xscale="log", yscale="log", xlabel="bytes", ylabel="us", title=f"prefetch to {where}")
+    axes.set(xscale="log", yscale="log", xlabel="bytes", ylabel="us", title=f"prefetch to {side}")
     axes.axhline(20, color="grey", linewidth=0.5)
     axes.legend()
 
 
 def dots(axes: Any, rows: list[Row]) -> None:
-    """A dot for each way to do each job, the ways of a job below each other."""
+    """A dot for each method of each job, job by job."""
     names = columns_of(rows)
     colors = {name: f"C{i}" for i, name in enumerate(names)}
     at, ticks = 0, []
@@ -53,7 +53,7 @@ def dots(axes: Any, rows: list[Row]) -> None:
 
 
 def draw(results: Report, path: Path) -> None:
-    """Deferring as lines, jobs as dots below: whichever of them was measured."""
+    """Deferring as lines, jobs as dots below them; draws those that were measured."""
     try:
         import matplotlib
         from matplotlib.figure import Figure

@@ -1,4 +1,4 @@
-"""Compares the numbers that pages quote with the results that they come from.
+"""Compares the numbers that pages quote with the measured results.
 
 docs/results/quoted.toml lists the sentences. ``results`` names the file that was measured. A
 ``[[quote]]`` has a ``page``, a ``text`` of that page with ``{}`` for each number, and ``values``, a
@@ -8,10 +8,10 @@ of rows, and each row a dictionary of medians in nanoseconds (or bytes)::
     text = "holds the caller for {} ms"
     values = 'deferring["prefetch 262144 KiB to the host"]["plain, call"] / ms'
 
-A number agrees if it is the value rounded to the digits that are written. With ``within = 0.1`` it
-may be that part of the value away. An ``[[elsewhere]]`` entry, with ``page``, ``text`` and
-``source``, is for numbers that no benchmark measures. In README and in docs/, all but
-docs/results/, each number of a time or a rate must be in one of the two.
+A number agrees if it is the value rounded to the written digits. With ``within = 0.1`` it may
+differ by that part of the value. An ``[[elsewhere]]`` entry, with ``page``, ``text`` and
+``source``, is for numbers that no benchmark measures. In README and in docs/, but not in
+docs/results/, each time and each rate must be in one of the two.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ def words_of(page: Path) -> str:
 
 
 def pattern_of(text: str) -> re.Pattern[str]:
-    """What finds a quote in a page."""
+    """The pattern of a quote."""
     return re.compile(f"({NUMBER})".join(map(re.escape, " ".join(text.split()).split("{}"))))
 
 
 def names_of(results: Report) -> dict[str, Any]:
-    """What an expression can use: the groups, and the units."""
+    """The names for expressions: the groups, and the units."""
     groups = {
         group: {row.operation: {n: r.median for n, r in row.results.items()} for row in rows}
         for group, rows in results.groups.items()
@@ -50,27 +50,27 @@ def names_of(results: Report) -> dict[str, Any]:
 
 
 def agrees(written: str, value: float, within: float) -> bool:
-    """Whether the number on the page is the value, in the digits that are written."""
+    """True if the number on the page is the value, in the written digits."""
     number = float(written.replace(",", ""))
     half_digit = 0.5 * 10.0 ** -len(written.partition(".")[2])
     return abs(number - value) <= max(half_digit * (1 + 1e-9), within * abs(value))
 
 
 def differences(quote: dict[str, Any], words: str, names: dict[str, Any]) -> Iterator[str]:
-    """What is wrong with one quote."""
-    where = f"{quote['page']}: {quote['text']!r}"
+    """The errors of one quote."""
+    label = f"{quote['page']}: {quote['text']!r}"
     found = [match.groups() for match in pattern_of(quote["text"]).finditer(words)]
     if len(found) != 1:
-        yield f"{where} is on the page {len(found)} times, not once"
+        yield f"{label} is on the page {len(found)} times, not once"
         return
     values = eval(quote["values"], names)
     values = list(values) if isinstance(values, list | tuple) else [values]
     if len(values) != len(found[0]):
-        yield f"{where} has {len(found[0])} numbers and {len(values)} values"
+        yield f"{label} has {len(found[0])} numbers and {len(values)} values"
         return
     for written, value in zip(found[0], values, strict=True):
         if not agrees(written, value, quote.get("within", 0.0)):
-            yield f"{where} says {written}, measured: {value:.4g}"
+            yield f"{label} says {written}, measured: {value:.4g}"
 
 
 def not_listed(page: str, words: str, entries: list[dict[str, Any]]) -> Iterator[str]:

@@ -16,11 +16,11 @@ import managedmem
 from . import peers
 from .measure import PEERS, Result, Row
 
-# How much of what was measured (nanoseconds, bytes, instructions) one of the unit is.
+# The size of each unit in the measured unit (nanoseconds, bytes, instructions).
 SCALES = {"ns": 1.0, "us": 1e3, "ms": 1e6, "kB": 1e3, "bytes": 1.0, "instructions": 1.0}
-# The lines of a page between which results stand.
+# The lines of a page around the results.
 BEGIN, END = "<!-- benchmarks: begin -->", "<!-- benchmarks: end -->"
-# The order of columns; others follow as they come.
+# The order of columns; others follow.
 COLUMNS = (
     "bare C",
     "loop",
@@ -36,10 +36,10 @@ COLUMNS = (
 
 @dataclass(frozen=True)
 class Group:
-    """One table: its title, what stands above it, how it is measured and what memory that needs."""
+    """One table: title, description, the function that measures it, and the memory for that."""
 
     title: str
-    about: str
+    description: str
     measure: Callable[[], list[Row]]
     need: int = 0
     summary: Callable[[list[Row]], str] | None = None
@@ -47,13 +47,13 @@ class Group:
 
 @dataclass(frozen=True)
 class Report:
-    """What was measured, and on what."""
+    """Results, and the machine that they were measured on."""
 
     machine: dict[str, Any]
     groups: dict[str, list[Row]]
 
     def write(self, path: Path) -> None:
-        """All of it, as JSON with a line for each row, so that two runs can be compared by diff."""
+        """Write JSON with a line for each row, so that two runs can be compared by diff."""
         groups = [
             f"{json.dumps(name)}: [\n"
             + ",\n".join(json.dumps(row.as_json(), ensure_ascii=False) for row in rows)
@@ -66,7 +66,7 @@ class Report:
 
     @classmethod
     def read(cls, *paths: Path) -> Report:
-        """What earlier runs have written; groups of later files replace those of earlier ones."""
+        """The results of earlier runs; groups of later files replace those of earlier ones."""
         machine: dict[str, Any] = {}
         groups: dict[str, list[Row]] = {}
         for path in paths:
@@ -77,18 +77,18 @@ class Report:
         return cls(machine, groups)
 
     def heading(self) -> str:
-        """Date, GPU, driver and versions, as the lines above the tables."""
-        about = self.machine
-        versions = ", ".join(f"{name} {version}" for name, version in about["versions"].items())
+        """The lines above the tables: date, GPU, driver and versions."""
+        facts = self.machine
+        versions = ", ".join(f"{name} {version}" for name, version in facts["versions"].items())
         return (
-            f"{about['date']}, {about['gpu']}, CUDA driver {about['driver']}, "
-            f"Python {about['python']}, {about['machine']}\n{versions}"
-            + (f"\n\n{about['note']}" if "note" in about else "")
+            f"{facts['date']}, {facts['gpu']}, CUDA driver {facts['driver']}, "
+            f"Python {facts['python']}, {facts['machine']}\n{versions}"
+            + (f"\n\n{facts['note']}" if "note" in facts else "")
         )
 
 
 def driver_text() -> str:
-    """The driver: the version of CUDA that it supports, and its own where the kernel tells it."""
+    """The driver's version of CUDA, and its own version if the kernel module has one."""
     info = managedmem.driver_info()
     if info["emulated"]:
         return f"{info['version_string']} (EMULATED)"
@@ -97,13 +97,13 @@ def driver_text() -> str:
     return f"{info['version_string']}{own}"
 
 
-def new_page(path: Path, about: dict[str, Any]) -> None:
-    """Write a page with a title and the two marks, for results that have none."""
-    path.write_text(f"# {about['gpu']}, {about['date']}\n\n{BEGIN}\n{END}\n", encoding="utf-8")
+def new_page(path: Path, facts: dict[str, Any]) -> None:
+    """Write a new page with a title and the two marks."""
+    path.write_text(f"# {facts['gpu']}, {facts['date']}\n\n{BEGIN}\n{END}\n", encoding="utf-8")
 
 
 def replace_between(path: Path, text: str) -> None:
-    """Put the text between the two marks of a page, in place of what stands there."""
+    """Replace the text between the two marks of a page."""
     page = path.read_text(encoding="utf-8")
     if not (page.count(BEGIN) == page.count(END) == 1 and page.index(BEGIN) < page.index(END)):
         raise SystemExit(f"benchmarks: {path} lacks the lines {BEGIN} and {END}, in this order")
@@ -112,7 +112,7 @@ def replace_between(path: Path, text: str) -> None:
 
 
 def machine() -> dict[str, Any]:
-    """What the numbers are true of."""
+    """The machine and the versions that are measured."""
     return {
         "date": datetime.now(UTC).strftime("%Y-%m-%d"),
         "gpu": managedmem.Device(0).name,
@@ -124,7 +124,7 @@ def machine() -> dict[str, Any]:
 
 
 def number(value: float, unit: str) -> str:
-    """A value in its unit, with a decimal where it is short."""
+    """A value in its unit, with a decimal if it is short."""
     scaled = value / SCALES[unit]
     return f"{scaled:,.{1 if unit in ('us', 'ms') and abs(scaled) < 1000 else 0}f}"
 
@@ -167,7 +167,7 @@ def table(rows: Sequence[Row]) -> str:
 
 
 def spread_text(rows: Sequence[Row]) -> str:
-    """How far the measurements lie apart."""
+    """The spread of the measurements."""
     spreads = [r.spread for row in rows for r in row.results.values() if r.varies]
     if not spreads:
         return ""
@@ -178,20 +178,24 @@ def spread_text(rows: Sequence[Row]) -> str:
 
 
 def failures_text(rows: Sequence[Row]) -> str:
-    """What peers could not do, each reason once."""
+    """The failures of peers, each reason once."""
     found: dict[str, list[str]] = {}
     for row in rows:
-        for name, why in row.failed.items():
-            found.setdefault(f"{name} cannot: {why}", []).append(row.operation)
+        for name, error in row.failed.items():
+            found.setdefault(f"{name} cannot: {error}", []).append(row.operation)
     return "\n".join(
-        f"{text} ({where[0]}{f' and {len(where) - 1} more' if len(where) > 1 else ''})"
-        for text, where in found.items()
+        f"{text} ({names[0]}{f' and {len(names) - 1} more' if len(names) > 1 else ''})"
+        for text, names in found.items()
     )
 
 
 def section(group: Group, rows: list[Row]) -> str:
-    """A group in full: title, what was measured, the table, and what is to be said of it."""
-    parts = [f"## {group.title}", group.about, table(rows) if rows else "Nothing to measure here."]
+    """A whole group: title, description, table, summary, spread and failures."""
+    parts = [
+        f"## {group.title}",
+        group.description,
+        table(rows) if rows else "Nothing to measure here.",
+    ]
     parts += [group.summary(rows) if group.summary and rows else ""]
     parts += [spread_text(rows), failures_text(rows)]
     return "\n\n".join(part for part in parts if part) + "\n"
