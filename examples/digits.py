@@ -3,9 +3,8 @@
     python examples/digits.py                              on a machine with an NVIDIA GPU
     MANAGEDMEM_DRIVER=emulator python examples/digits.py   anywhere
 
-The images and the weights of the classifier come with the package; everything else is spelled out
-here. With torch and a GPU, torch does the product there; otherwise NumPy or plain Python does it
-on the host, over the same memory.
+The images and the weights of the classifier come with the package. With torch and a GPU, torch does
+the product there; otherwise NumPy or plain Python does it on the host, over the same memory.
 """
 
 from array import array
@@ -16,7 +15,7 @@ from managedmem import Device, Host, digits
 
 
 def multiply_on_device(torch, inputs, weights, scores, labels, stream):
-    """The product by torch, which takes the buffers as they are: nothing is copied."""
+    """The product by torch, over the buffers without a copy."""
     with torch.cuda.stream(torch.cuda.ExternalStream(stream.handle)):
         x = torch.as_tensor(inputs, device="cuda")
         w = torch.as_tensor(weights, device="cuda")
@@ -26,7 +25,7 @@ def multiply_on_device(torch, inputs, weights, scores, labels, stream):
 
 
 def multiply_on_host(inputs, weights, scores, labels, stream):
-    """The product by NumPy, or by plain Python where there is none."""
+    """The product by NumPy, or by plain Python without it."""
     stream.sync()  # the host does not wait for a stream by itself
     try:
         import numpy as np
@@ -51,7 +50,7 @@ def multiply_slowly(inputs, weights, scores, labels):
 
 
 def torch_with_gpu():
-    """The torch module where it can use the GPU of the driver in use, else None."""
+    """The torch module if it can use the driver's GPU, else None."""
     if managedmem.driver_info()["emulated"]:
         return None
     try:
@@ -80,12 +79,12 @@ def main():
         with memoryview(weights).cast("B") as view:
             view[:] = digits.load_weights().tobytes()
 
-        # Advice: every device may keep its own copy of the weights; their home is the GPU.
+        # Advice: each reader may keep a copy of the weights; their home is the GPU.
         weights.read_mostly = True
         weights.preferred_location = device
 
-        # Move the data before the product asks for it, one call for both buffers; what the scores
-        # held before is of no use, so they come without a copy. (Needs a driver of CUDA 13.0.)
+        # Move the data before the product needs it, both buffers in one call. The old scores are
+        # not needed, so their pages move without a copy. (Needs a driver of CUDA 13.0.)
         managedmem.prefetch([inputs, weights], device, stream=stream)
         scores.discard_prefetch(device, stream=stream)
 
@@ -94,7 +93,7 @@ def main():
         else:
             multiply_on_host(inputs, weights, scores, labels, stream)
 
-        # Bring the answer back while the host does something else, and give up the scratch.
+        # Move the answer back while the host does something else, and discard the scratch.
         labels.prefetch(Host(), stream=stream)
         scores.discard(stream=stream)
         stream.sync()

@@ -1,4 +1,4 @@
-"""Data-parallel training with torch.distributed, the optimizer's state at home on the host.
+"""Data-parallel training with torch.distributed, the optimizer's state on the host.
 
     python examples/distributed.py                              one process for each GPU here
     torchrun --nproc-per-node 8 examples/distributed.py         the same, by torchrun
@@ -6,10 +6,10 @@
         examples/distributed.py                                 on each of two machines
     MANAGEDMEM_DRIVER=emulator python examples/distributed.py   two processes on the CPU, no GPU
 
-Every process holds the parameters and Adam's two averages in managed memory. The parameters stay on
-its GPU. The averages are twice their size and are needed only by ``optimizer.step()``: they live on
-the host, come to the GPU while the backward pass runs, and go home while the next forward pass
-does. So the GPU has room for a batch or a model that is larger by as much.
+Every process has the parameters and Adam's two averages in managed memory. The parameters stay on
+its GPU. The averages are twice their size and only ``optimizer.step()`` needs them: they live on
+the host, move to the GPU during the backward pass, and back during the next forward pass. So the
+GPU has room for a batch or a model that is larger by as much.
 """
 
 import os
@@ -35,20 +35,20 @@ BATCH = 64  # images of each process in a step
 
 
 class HostedState:
-    """An optimizer's state whose home is the host, and which visits the GPU for each step."""
+    """An optimizer's state that lives on the host, and moves to the GPU for each step."""
 
     def __init__(self, optimizer, place, device):
         self.optimizer, self.place, self.device = optimizer, place, device
-        # A stream of its own lets the pages move beside the kernels. The emulated driver needs
-        # none: it has done its work when the call returns.
+        # On a stream of its own the pages move beside the kernels. The emulated driver needs none:
+        # it has moved them when the call returns.
         self.stream = torch.cuda.Stream(place) if place.type == "cuda" else None
 
     def bring(self):
-        """Start to move the state to the GPU; the number of bytes."""
+        """Start to move the state to the GPU; return the number of bytes."""
         return managedmem.torch.prefetch(self.optimizer, self.device, stream=self.stream)
 
     def step(self):
-        """Update the parameters once the state is there, then start to send it home."""
+        """Update the parameters when the state is there, then start to move it back."""
         first = not self.optimizer.state  # the optimizer makes it now
         if self.stream:
             torch.cuda.current_stream().wait_stream(self.stream)
@@ -60,8 +60,8 @@ class HostedState:
             self.stream.wait_stream(torch.cuda.current_stream())
         managedmem.torch.prefetch(self.optimizer, Host(), stream=self.stream)
 
-    def whereabouts(self):
-        """What the driver says of the largest tensor: its home, and where it was sent last."""
+    def describe_largest(self):
+        """The driver's record of the largest tensor: preferred and last prefetch location."""
         tensors = [value for state in self.optimizer.state.values() for value in state.values()]
         largest = max(tensors, key=lambda tensor: tensor.nbytes)
         buffer = ManagedBuffer.from_handle(largest.data_ptr(), largest.nbytes, owner=largest)
@@ -109,7 +109,7 @@ def train(place, device, say):
         if step % 20 == 19:
             dist.all_reduce(loss.detach_())
             say(f"step {step + 1}: loss {loss.item() / world:.4f}, {moved:,} bytes prefetched")
-    say(f"optimizer state: {state.whereabouts()}")
+    say(f"optimizer state: {state.describe_largest()}")
 
     with torch.no_grad():
         right = (model(unseen_images[rank::world]).argmax(1) == unseen_labels[rank::world]).sum()
@@ -118,7 +118,7 @@ def train(place, device, say):
 
 
 def work(local, rank, world, meeting):
-    """Be one process of the job: its number on this machine and in all, how many, where to meet."""
+    """One process of the job: its numbers, the count of processes, and their rendezvous."""
     emulated = managedmem.driver_info()["emulated"]
     device = Device(local % Device.count() if emulated else local)
     if emulated:
@@ -134,22 +134,22 @@ def work(local, rank, world, meeting):
     try:
         places = [""] * world
         dist.all_gather_object(places, f"{device} ({name}), {backend}")
-        say = print if rank == 0 else lambda text: None  # one process talks, so lines stay whole
+        say = print if rank == 0 else lambda text: None  # one process prints
         for number, text in enumerate(places):
             say(f"rank {number} of {world}: {text}")
         train(place, device, say)
-        dist.barrier()  # nobody leaves while others still talk
+        dist.barrier()  # no process leaves while others communicate
     finally:
         dist.destroy_process_group()
 
 
 def work_alone(local, world, meeting):
-    """Be one process of a job on this machine alone."""
+    """One process of a job on this machine alone."""
     work(local, local, world, meeting)
 
 
 def main():
-    """Take the place that torchrun gives, or start one process for each GPU of this machine."""
+    """Be the process that torchrun names, or start one for each GPU of this machine."""
     if "RANK" in os.environ:
         local, rank, world = (int(os.environ[n]) for n in ("LOCAL_RANK", "RANK", "WORLD_SIZE"))
         work(local, rank, world, "env://")

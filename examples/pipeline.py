@@ -3,12 +3,12 @@
     python examples/pipeline.py                              on a machine with an NVIDIA GPU
     MANAGEDMEM_DRIVER=emulator python examples/pipeline.py   anywhere; the times mean nothing there
 
-Each step fills a buffer on the host, sends it to the GPU and starts work on it there; looks at the
-answer for the buffer before, which then comes home; and reads the buffer before that. The loop runs
-with plain prefetches, for which the thread does part of the driver's work (to the host, all of it),
-and with deferred ones, which return at once: the thread goes on while pages move.
+Each step fills a buffer on the host, prefetches it to the GPU and starts work on it; checks the
+answer for the previous buffer and prefetches that one to the host; and reads the one before. The
+loop runs with plain prefetches, for which the thread does part of the driver's work (to the host,
+all of it), and with deferred ones, which return at once.
 
-With torch and a GPU, torch doubles and adds up the numbers there; otherwise the host does it.
+With torch and a GPU, torch doubles and sums the numbers there; otherwise the host does.
 """
 
 import time
@@ -24,7 +24,7 @@ A_PAGE = 4096 // 8  # numbers of 8 bytes
 
 
 class Stage:
-    """A buffer on its way, with a stream of its own and the work that waits in it."""
+    """A buffer with a stream of its own and the work on it."""
 
     def __init__(self, buf, stream, torch):
         self.buf, self.stream, self.torch = buf, stream, torch
@@ -44,7 +44,7 @@ class Stage:
             view[:] = source
 
     def start_work(self):
-        """Double the numbers and add them up: on the GPU, queued behind the prefetch."""
+        """Double the numbers and sum them: on the GPU, queued behind the prefetch."""
         if self.torch:
             with self.torch.cuda.stream(self.torch_stream):
                 self.answer = self.tensor.mul_(2).sum()
@@ -55,7 +55,7 @@ class Stage:
             self.answer = sum(view)
 
     def read(self):
-        """A number from each page, added: a check of what came home."""
+        """The sum of a number from each page, as a check."""
         self.stream.sync()
         with memoryview(self.buf) as view:
             return sum(view[::A_PAGE])
@@ -78,7 +78,7 @@ def run(stages, source, expected, defer):
 
 
 def torch_with_gpu():
-    """The torch module where it can use the GPU of the driver in use, else None."""
+    """The torch module if it can use the driver's GPU, else None."""
     if managedmem.driver_info()["emulated"]:
         return None
     try:
@@ -90,7 +90,7 @@ def torch_with_gpu():
 
 def main():
     torch = torch_with_gpu()
-    numbers = (32 << 20) // 8 if torch else 4096  # 256 MiB in all, where the GPU adds them up
+    numbers = (32 << 20) // 8 if torch else 4096  # 256 MiB in all on a GPU
     source = array("q", range(numbers))
     expected = numbers * (numbers - 1)
     print(f"{BUFFERS} buffers of {8 * numbers >> 10} KiB, {Device(0).name}", end=", ")

@@ -2,9 +2,9 @@
 
     python examples/pipeline_peers.py     on a machine with an NVIDIA GPU
 
-The buffers, the streams and the work are the same for all; only the prefetch is made by cuda.core,
-by the driver's call in cuda.bindings, or by CuPy, as far as they are installed. CuPy cannot name
-the host on CUDA 13: there, pages come home by page faults.
+The buffers, the streams and the work are the same for all; only the prefetches are made by
+cuda.core, by the driver's call in cuda.bindings, or by CuPy, if they are installed. CuPy cannot
+name the host on CUDA 13, so its pages return by page faults.
 """
 
 import importlib
@@ -50,8 +50,8 @@ class CudaBindings(Peer):
         self.places[True].type = kinds.CU_MEM_LOCATION_TYPE_DEVICE
 
     def prefetch(self, to_device):
-        buf, where, stream = self.buf, self.places[to_device], self.stream.handle
-        (code,) = self.driver.cuMemPrefetchAsync(buf.handle, buf.nbytes, where, 0, stream)
+        buf, location, stream = self.buf, self.places[to_device], self.stream.handle
+        (code,) = self.driver.cuMemPrefetchAsync(buf.handle, buf.nbytes, location, 0, stream)
         assert code == self.driver.CUresult.CUDA_SUCCESS, code
 
 
@@ -65,7 +65,7 @@ class CuPy(Peer):
             self.runtime.memPrefetchAsync(self.buf.handle, self.buf.nbytes, 0, self.stream.handle)
 
 
-# The name, its stage, and where to look whether it is here and new enough.
+# The name, its stage, and a module with a name that it has if it is new enough.
 PEERS = [
     ("cuda.core", CudaCore, "cuda.core", "ManagedBuffer"),
     ("cuda.bindings", CudaBindings, "cuda.bindings.driver", "cuMemPrefetchAsync"),
@@ -74,9 +74,9 @@ PEERS = [
 
 
 def peers():
-    """Those that can be used here."""
+    """The libraries that can be used here."""
     if managedmem.driver_info()["emulated"]:
-        print("other libraries cannot use the emulated driver: only ours here")
+        print("other libraries cannot use the emulated driver")
         return
     Device(0).set_current()
     for name, kind, module, needed in PEERS:
@@ -94,13 +94,13 @@ def main():
     torch = torch_with_gpu()
     numbers = (32 << 20) // 8 if torch else 4096  # 256 MiB in all, as in pipeline.py
     source = array("q", range(numbers))
-    ways = [("plain", Stage, False), ("deferred", Stage, True), *peers()]
+    variants = [("plain", Stage, False), ("deferred", Stage, True), *peers()]
     best = {}
     with ExitStack() as stack:
         bufs = [stack.enter_context(managedmem.empty(numbers, "int64")) for _ in range(BUFFERS)]
         streams = [stack.enter_context(managedmem.Stream()) for _ in range(BUFFERS)]
         for _ in range(PASSES):
-            for name, kind, defer in ways:
+            for name, kind, defer in variants:
                 for buf in bufs:
                     buf.prefetch(Host(), defer=False)  # every pass begins there
                 stages = [kind(*pair, torch) for pair in zip(bufs, streams, strict=True)]
