@@ -1,20 +1,21 @@
 /* buffer_arrays.c: the methods numpy(), torch() and cupy(): arrays of other libraries over a buffer. They
- * wait for or order work, and use the exports of buffer_exports.c. */
+ * wait for work or order it; the arrays use the exports of buffer_exports.c. */
 #include "buffer.h"
 #include "module_functions.h"
 #include "stream_object.h"
 
 /* --- NumPy ------------------------------------------------------------------------------ */
 
-/* Finds what reading needs: MM_QUERY for managed memory, MM_WAIT for other memory that the host may
- * read, which has no pages to bring. */
+/* The operation that reading needs: MM_QUERY for managed memory; MM_WAIT for other memory that the host
+ * can read, which has no pages to move. */
 static int
-find_read(mm_buffer *b, mm_operation *out)
+find_read_operation(mm_buffer *b, mm_operation *out)
 {
     PyObject *held;
     mm_pointer_attributes attributes;
     mm_driver *cu;
 
+    assert(!PyErr_Occurred());
     *out = MM_QUERY;
     if (b->size == 0 || b->memory->owned
         || atomic_load_explicit(&b->memory->allocation, memory_order_relaxed) != 0) {
@@ -30,15 +31,14 @@ find_read(mm_buffer *b, mm_operation *out)
     if (mm_prepare_host_access(b, cu, &held) < 0) {
         return -1;
     }
-    Py_XDECREF(held); /* the view that follows looks again */
+    Py_XDECREF(held); /* the view that follows checks again */
     return 0;
 }
 
-/* Moves the range to the host after the stream's work and waits for both. Where host and devices
- * may not use managed memory at the same time nothing can be prefetched; there the view that is
- * taken next waits for the other work as well. */
+/* Moves the range to the host after the stream's work and waits for both. Without concurrent access
+ * nothing can be prefetched; the view that follows then waits for the other work as well. */
 static int
-bring_to_host(const mm_buffer_use *use, mm_operation op, CUstream stream, mm_status *st)
+move_to_host(const mm_buffer_use *use, mm_operation op, CUstream stream, mm_status *st)
 {
     int rc = op == MM_QUERY && use->cu->concurrent_access
                  ? mm_range_prefetch(use->cu, use->range, mm_host(), stream, MM_DEFER_NO, st)
@@ -57,12 +57,12 @@ read_back(mm_buffer *b, PyObject *stream_object)
     mm_status st;
     int rc;
 
-    if (mm_stream_read(b->state, stream_object, &stream) < 0 || find_read(b, &op) < 0
+    if (mm_stream_read(b->state, stream_object, &stream) < 0 || find_read_operation(b, &op) < 0
         || mm_buffer_enter(b, op, &stream, &use) < 0) {
         return -1;
     }
     Py_BEGIN_ALLOW_THREADS
-    rc = bring_to_host(&use, op, stream.handle, &st);
+    rc = move_to_host(&use, op, stream.handle, &st);
     mm_buffer_leave(&use);
     Py_END_ALLOW_THREADS
     if (rc < 0) {
@@ -84,8 +84,8 @@ import_numpy(void)
     return numpy;
 }
 
-/* numpy.array(view, ...) of a view that is taken here: NumPy forgets the error of a buffer that
- * refuses one, and makes an array of one object instead. */
+/* numpy.array(view, ...) of a view that is taken here, because NumPy drops the error of a buffer that
+ * refuses a view, and makes an array of one object instead. */
 static PyObject *
 array_of_view(PyObject *op, PyObject *numpy, PyObject *dtype, PyObject *copy)
 {
@@ -106,14 +106,14 @@ PyObject *
 mm_buffer_array(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
     static const char *const names[] = {"dtype", "copy"};
-    static const mm_parameters parameters = {"__array__", names, 0, 2, 2};
-    PyObject *given[2], *numpy, *array;
+    static const mm_parameters parameters = {
+        .function = "__array__", .names = names, .required = 0, .positional = 2, .total = 2};
+    PyObject *argv[2], *numpy, *array;
 
-    if (mm_args(&parameters, args, nargs, kwnames, given) < 0
-        || (numpy = import_numpy()) == NULL) {
+    if (mm_args(&parameters, args, nargs, kwnames, argv) < 0 || (numpy = import_numpy()) == NULL) {
         return NULL;
     }
-    array = array_of_view(op, numpy, given[0] ? given[0] : Py_None, given[1] ? given[1] : Py_None);
+    array = array_of_view(op, numpy, argv[0] ? argv[0] : Py_None, argv[1] ? argv[1] : Py_None);
     Py_DECREF(numpy);
     return array;
 }
@@ -122,13 +122,14 @@ PyObject *
 mm_buffer_numpy(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
     static const char *const names[] = {"stream", "copy"};
-    static const mm_parameters parameters = {"numpy", names, 0, 1, 2};
+    static const mm_parameters parameters = {
+        .function = "numpy", .names = names, .required = 0, .positional = 1, .total = 2};
     mm_buffer *b = mm_buffer_of(op);
-    PyObject *given[2], *numpy, *array;
+    PyObject *argv[2], *numpy, *array;
     bool copy = false;
 
-    if (mm_args(&parameters, args, nargs, kwnames, given) < 0
-        || (given[1] != NULL && mm_read_flag(b->state, given[1], "copy", &copy) < 0)
+    if (mm_args(&parameters, args, nargs, kwnames, argv) < 0
+        || (argv[1] != NULL && mm_read_flag(b->state, argv[1], "copy", &copy) < 0)
         || mm_buffer_check_open(b) < 0) {
         return NULL;
     }
@@ -136,7 +137,7 @@ mm_buffer_numpy(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject 
     if (numpy == NULL) {
         return NULL;
     }
-    array = read_back(b, given[0]) < 0
+    array = read_back(b, argv[0]) < 0
                 ? NULL
                 : array_of_view(op, numpy, Py_None, copy ? Py_True : Py_False);
     Py_DECREF(numpy);
@@ -147,7 +148,7 @@ mm_buffer_numpy(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject 
 
 /* Waits for a stream, as numpy() does, but does not move the pages. */
 static int
-wait_for(mm_buffer *b, PyObject *stream_object)
+wait_for_stream(mm_buffer *b, PyObject *stream_object)
 {
     bool managed = b->memory->device == MM_ANY_DEVICE;
     mm_stream_use stream;
@@ -177,29 +178,35 @@ wait_for(mm_buffer *b, PyObject *stream_object)
 PyObject *
 mm_synchronize(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
 {
-    static const char *const names[] = {"", "", ""};
-    static const mm_parameters parameters = {"_synchronize", names, 3, 3, 3};
+    enum { BUFFER, STREAM, TO_HOST, ARGC };
+    static const char *const names[] = {[BUFFER] = "", [STREAM] = "", [TO_HOST] = ""};
+    static const mm_parameters parameters = {.function = "_synchronize",
+                                             .names = names,
+                                             .required = ARGC,
+                                             .positional = ARGC,
+                                             .total = ARGC};
     mm_state *state = mm_module_state(module);
-    PyObject *given[3];
+    PyObject *argv[ARGC];
     bool to_host;
     int rc;
 
-    if (mm_args(&parameters, args, nargs, NULL, given) < 0
-        || mm_read_flag(state, given[2], "to_host", &to_host) < 0) {
+    if (mm_args(&parameters, args, nargs, NULL, argv) < 0
+        || mm_read_flag(state, argv[TO_HOST], "to_host", &to_host) < 0) {
         return NULL;
     }
-    if (!mm_is_buffer(state, given[0])) {
-        PyErr_Format(PyExc_TypeError, "_synchronize() takes a ManagedBuffer, got %R", given[0]);
+    if (!mm_is_buffer(state, argv[BUFFER])) {
+        PyErr_Format(PyExc_TypeError, "_synchronize() takes a ManagedBuffer, got %R",
+                     argv[BUFFER]);
         return NULL;
     }
-    rc = to_host ? read_back(mm_buffer_of(given[0]), given[1])
-                 : wait_for(mm_buffer_of(given[0]), given[1]);
+    rc = to_host ? read_back(mm_buffer_of(argv[BUFFER]), argv[STREAM])
+                 : wait_for_stream(mm_buffer_of(argv[BUFFER]), argv[STREAM]);
     return rc < 0 ? NULL : Py_NewRef(Py_None);
 }
 
-/* Calls a function of managedmem._arrays, which imports the library. */
+/* Calls a function of managedmem._arrays, which imports the other library; device may be NULL. */
 static PyObject *
-make_array(PyObject *op, const char *function, PyObject *device, PyObject *stream)
+call_arrays_module(PyObject *op, const char *function, PyObject *device, PyObject *stream)
 {
     PyObject *module, *array;
 
@@ -220,50 +227,51 @@ PyObject *
 mm_buffer_torch(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
     static const char *const names[] = {"device", "stream"};
-    static const mm_parameters parameters = {"torch", names, 0, 1, 2};
-    PyObject *given[2];
+    static const mm_parameters parameters = {
+        .function = "torch", .names = names, .required = 0, .positional = 1, .total = 2};
+    PyObject *argv[2];
 
-    if (mm_args(&parameters, args, nargs, kwnames, given) < 0) {
+    if (mm_args(&parameters, args, nargs, kwnames, argv) < 0) {
         return NULL;
     }
-    return make_array(op, "to_torch", given[0] ? given[0] : Py_None,
-                      given[1] ? given[1] : Py_None);
+    return call_arrays_module(op, "to_torch", argv[0] ? argv[0] : Py_None,
+                              argv[1] ? argv[1] : Py_None);
 }
 
 PyObject *
 mm_buffer_cupy(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
     static const char *const names[] = {"stream"};
-    static const mm_parameters parameters = {"cupy", names, 0, 0, 1};
-    PyObject *given[1];
+    static const mm_parameters parameters = {
+        .function = "cupy", .names = names, .required = 0, .positional = 0, .total = 1};
+    PyObject *argv[1];
 
-    if (mm_args(&parameters, args, nargs, kwnames, given) < 0) {
+    if (mm_args(&parameters, args, nargs, kwnames, argv) < 0) {
         return NULL;
     }
-    return make_array(op, "to_cupy", NULL, given[0] ? given[0] : Py_None);
+    return call_arrays_module(op, "to_cupy", NULL, argv[0] ? argv[0] : Py_None);
 }
 
 /* --- docstrings ------------------------------------------------------------------------- */
 
 const char mm_numpy_doc[] =
     "numpy($self, /, stream=None, *, copy=False)\n--\n\n"
-    "The buffer as a NumPy array, ready to be read: the way to a result.\n"
+    "The buffer as a NumPy array, ready to read.\n"
     "\n"
-    "Waits for the work on the stream, with the pages brought to the host in one prefetch behind it,\n"
-    "and returns an ndarray over the same memory: no copy, writable, of the buffer's dtype and shape.\n"
-    "Work on other streams is not waited for. While the array or a view of it lives, close() is a\n"
-    "BufferError. copy=True gives a copy in memory of its own, which does not hold the buffer.\n"
-    "Wrapped host memory that is not managed has no pages to bring: only the stream is waited for.\n"
+    "Prefetches the pages to the host behind the work on the stream, waits for both, and returns an\n"
+    "ndarray over the same memory: no copy, writable, of the buffer's dtype and shape. Does not wait for\n"
+    "other streams. While the array or a view of it lives, close() raises BufferError. copy=True returns\n"
+    "a copy, which does not keep the buffer open. For wrapped host memory that is not managed the call\n"
+    "only waits for the stream.\n"
     "\n"
-    "Without concurrent_managed_access nothing can be prefetched, and the process ends when the host\n"
-    "touches managed memory while a device works: there the call waits for the stream, the current\n"
-    "device and all that this library has worked on, and the array must not be used while a device\n"
-    "works again.\n"
+    "Without concurrent_managed_access nothing can be prefetched, and a host access to managed memory\n"
+    "during the work of a device ends the process. The call then waits for the stream, the current device\n"
+    "and every device that this library has used; do not use the array while a device works again.\n"
     "\n"
     "Raises ImportError without NumPy, RuntimeError when closed, ValueError for plain device memory,\n"
     "BufferError for wrapped memory that the host may not be able to read (from_handle()), CUDAError\n"
-    "while the stream captures a graph, which stays intact. Other threads run meanwhile.\n"
-    "Driver: cuMemPrefetchAsync, cuStreamSynchronize.";
+    "while the stream captures a graph, which stays intact. Safe from every thread; other threads run\n"
+    "meanwhile. Driver: cuMemPrefetchAsync, cuStreamSynchronize.";
 
 const char mm_torch_doc[] =
     "torch($self, /, device=None, *, stream=None)\n--\n\n"
@@ -275,11 +283,11 @@ const char mm_torch_doc[] =
     "    The CUDA device of the tensor, or the CPU. None: the device of memory from a device pool, else\n"
     "    torch's current CUDA device, or the CPU if torch has none or the driver is emulated.\n"
     "stream : Stream, object with __cuda_stream__, int, or None\n"
-    "    The call waits for its work. None: torch's current stream comes after the work of the default\n"
-    "    stream; for a tensor on the CPU the call waits for the default stream.\n"
+    "    The call waits for its work. None: the later work of torch's current stream comes after the work\n"
+    "    of the default stream; for a tensor on the CPU the call waits for the default stream.\n"
     "\n"
-    "No copy. For the CPU the pages are brought to the host, as numpy() does. While the tensor or a\n"
-    "view of it lives, close() is a BufferError. torch.asarray(buf) ignores the shape, and before torch\n"
+    "No copy. For the CPU the pages are moved to the host, as by numpy(). While the tensor or a view of\n"
+    "it lives, close() raises BufferError. torch.asarray(buf) ignores the shape, and before torch\n"
     "2.15 the dtype: it reads the bytes as float32, so that ints become other numbers.\n"
     "\n"
     "Raises ImportError without torch, RuntimeError when closed, or for a CUDA device with the emulated\n"
@@ -295,10 +303,10 @@ const char mm_cupy_doc[] =
     "Parameters\n"
     "----------\n"
     "stream : Stream, object with __cuda_stream__, int, or None\n"
-    "    The call waits for its work. None: CuPy's current stream comes after the work of the default\n"
-    "    stream.\n"
+    "    The call waits for its work. None: the later work of CuPy's current stream comes after the work\n"
+    "    of the default stream.\n"
     "\n"
-    "No copy. While the array or a view of it lives, close() is a BufferError.\n"
+    "No copy. While the array or a view of it lives, close() raises BufferError.\n"
     "\n"
     "Raises ImportError without CuPy, RuntimeError when closed, or with the emulated driver, CUDAError\n"
     "while the stream captures a graph. Safe from every thread. Driver: cuStreamSynchronize.";
@@ -308,4 +316,5 @@ const char mm_buffer_array_doc[] =
     "The buffer as a NumPy array; the same memory, unless dtype or copy ask for another.\n"
     "\n"
     "NumPy calls it only if the buffer refuses a host view. It then raises the reason: RuntimeError when\n"
-    "closed, BufferError for memory that the host cannot reach. Waits for no stream.";
+    "closed, BufferError for memory that the host cannot reach. Waits for no stream. Safe from every\n"
+    "thread. Driver: cuPointerGetAttributes for wrapped memory.";

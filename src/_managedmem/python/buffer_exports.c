@@ -1,6 +1,6 @@
 /* buffer_exports.c: exports without a copy: the buffer protocol for the host, DLPack, and
  * __cuda_array_interface__. Each host view and DLPack tensor counts as an export, so that the memory
- * cannot be closed under it. */
+ * cannot be closed while it lives. */
 #include <stdlib.h>
 
 #include "buffer.h"
@@ -8,9 +8,9 @@
 #include "home.h"
 #include "stream_object.h"
 
-/* --- the host's view -------------------------------------------------------------------- */
+/* --- host views ------------------------------------------------------------------------- */
 
-/* The address of empty host views, because consumers may take NULL for a failure. */
+/* The address of empty host views, because consumers may take NULL as a failure. */
 static const _Alignas(16) unsigned char no_bytes[16];
 
 static int
@@ -73,6 +73,8 @@ mm_buffer_releasebuffer(PyObject *op, Py_buffer *view)
 {
     mm_exception saved;
 
+    assert(mm_guard_exports(&mm_buffer_of(op)->memory->guard) > 0);
+    assert(mm_guard_exports(&mm_buffer_of(op)->guard) > 0);
     if (view->internal != NULL) {
         mm_exception_save(&saved);
         Py_DECREF((PyObject *)view->internal);
@@ -86,18 +88,19 @@ mm_buffer_releasebuffer(PyObject *op, Py_buffer *view)
 
 /* The DLPack device of wrapped memory, as the driver describes its address. */
 static int
-place_of(mm_driver *cu, const mm_buffer *b, const mm_pointer_attributes *attributes,
-         dl_device *place, mm_status *st)
+dlpack_device_of(mm_driver *cu, const mm_buffer *b, const mm_pointer_attributes *attributes,
+                 dl_device *device, mm_status *st)
 {
     size_t offset = b->memory->start - attributes->start;
 
-    *place = (dl_device){DL_DEVICE_CPU, 0};
+    assert(!b->memory->owned);
+    *device = (dl_device){DL_DEVICE_CPU, 0};
     if (attributes->managed) {
-        place->device_type = DL_DEVICE_CUDA_MANAGED;
+        device->device_type = DL_DEVICE_CUDA_MANAGED;
     } else if (attributes->type == CU_MEMORYTYPE_HOST) {
-        place->device_type = DL_DEVICE_CUDA_HOST;
+        device->device_type = DL_DEVICE_CUDA_HOST;
     } else if (attributes->type != 0) {
-        *place = (dl_device){DL_DEVICE_CUDA, attributes->device};
+        *device = (dl_device){DL_DEVICE_CUDA, attributes->device};
     }
     if (attributes->size > 0 && b->memory->size > 0
         && (offset > attributes->size || b->memory->size > attributes->size - offset)) {
@@ -107,7 +110,7 @@ place_of(mm_driver *cu, const mm_buffer *b, const mm_pointer_attributes *attribu
                        b->memory->size, (unsigned long long)b->memory->start, attributes->size,
                        (unsigned long long)attributes->start);
     }
-    if (place->device_type == DL_DEVICE_CUDA
+    if (device->device_type == DL_DEVICE_CUDA
         && (attributes->device < 0 || attributes->device >= cu->device_count)) {
         return mm_fail(
             st, MM_NO_EXPORT,
@@ -120,37 +123,28 @@ place_of(mm_driver *cu, const mm_buffer *b, const mm_pointer_attributes *attribu
 /* The DLPack device of a buffer; *reached is true if devices can access the memory. Memory that was
  * allocated here needs no query. -1 with an exception. */
 static int
-find_place(mm_buffer *b, dl_device *place, bool *reached)
+find_dlpack_device(mm_buffer *b, dl_device *device, bool *reached)
 {
-    int device = b->memory->device;
+    int owner = b->memory->device;
     mm_pointer_attributes attributes;
     mm_driver *cu;
     mm_status st;
-    int rc;
 
     *reached = true;
     if (b->memory->owned) {
-        *place = device == MM_ANY_DEVICE ? (dl_device){DL_DEVICE_CUDA_MANAGED, 0}
-                                         : (dl_device){DL_DEVICE_CUDA, device};
+        *device = owner == MM_ANY_DEVICE ? (dl_device){DL_DEVICE_CUDA_MANAGED, 0}
+                                         : (dl_device){DL_DEVICE_CUDA, owner};
         return mm_buffer_check_open(b);
     }
-    if (mm_buffer_check_open(b) < 0 || (cu = mm_open(b->state)) == NULL) {
+    if (mm_buffer_query(b, &attributes, &cu) < 0) {
         return -1;
     }
-    if (!mm_guard_enter(&b->memory->guard)) {
-        (void)mm_buffer_raise_closed();
-        return -1;
-    }
-    rc = mm_buffer_query_entered(b, cu, &attributes, &st);
-    if (rc == 0) {
-        rc = place_of(cu, b, &attributes, place, &st);
-        *reached = mm_device_reaches(cu, &attributes);
-    }
-    mm_guard_leave(&b->memory->guard);
-    if (rc < 0) {
+    *reached = mm_device_reaches(cu, &attributes);
+    if (dlpack_device_of(cu, b, &attributes, device, &st) < 0) {
         (void)mm_raise(b->state, &st);
+        return -1;
     }
-    return rc;
+    return 0;
 }
 
 /* --- __cuda_array_interface__ ----------------------------------------------------------- */
@@ -159,11 +153,11 @@ PyObject *
 mm_buffer_array_interface(PyObject *op, void *Py_UNUSED(closure))
 {
     mm_buffer *b = mm_buffer_of(op);
-    dl_device place;
+    dl_device device;
     PyObject *shape;
     bool reached;
 
-    if (find_place(b, &place, &reached) < 0) {
+    if (find_dlpack_device(b, &device, &reached) < 0) {
         return NULL;
     }
     if (!reached) {
@@ -186,19 +180,18 @@ mm_buffer_array_interface(PyObject *op, void *Py_UNUSED(closure))
 
 /* --- DLPack ----------------------------------------------------------------------------- */
 
-/* What a tensor given away needs, in one block. The memory's reference and export belong to it. A
- * buffer with an owner, or a foreign resource or stream, is kept as well, as only Python can let go
- * of those. */
+/* An exported tensor, in one block, with a reference to the memory and an export of it. A buffer with an
+ * owner or a stream is kept as well, because only Python can release those. */
 typedef struct {
     union {
         dl_managed_tensor plain;
         dl_managed_tensor_versioned versioned;
     } as;
     mm_memory *memory;
-    PyObject *keep;
-    mm_home *home; /* the interpreter of `keep` */
+    PyObject *kept;
+    mm_home *home; /* the interpreter of `kept`; NULL without it */
     int64_t shape[MM_MAX_DIMENSIONS], strides[MM_MAX_DIMENSIONS];
-} tensor_block;
+} exported_tensor;
 
 static void
 retire_memory(void *memory)
@@ -208,40 +201,42 @@ retire_memory(void *memory)
 }
 
 static void
-release_kept(void *given)
+release_kept(void *argument)
 {
-    tensor_block *t = given;
+    exported_tensor *t = argument;
 
-    mm_home_release_object(t->home, t->keep);
+    mm_home_release_object(t->home, t->kept);
     mm_home_release(t->home);
     free(t);
 }
 
-/* The kept object has a reference to the memory, so the tensor's own is released first. */
+/* The kept object refers to the memory, so that the tensor's own reference can be released first. */
 static void
-free_kept(tensor_block *t)
+free_tensor_with_kept(exported_tensor *t)
 {
     mm_exception saved;
 
+    assert(t->home != NULL);
     mm_memory_release(t->memory);
     if (!mm_home_is_here(t->home)) {
         mm_run_detached(release_kept, t);
         return;
     }
     mm_exception_save(&saved);
-    Py_DECREF(t->keep);
+    Py_DECREF(t->kept);
     mm_exception_restore(&saved);
     mm_home_release(t->home);
     free(t);
 }
 
-/* May be called by any thread, with or without the GIL, also after the interpreter ended. */
+/* Callable in any thread, with or without the GIL, also after the interpreter ended. */
 static void
-free_block(tensor_block *t)
+free_tensor(exported_tensor *t)
 {
+    assert(mm_guard_exports(&t->memory->guard) > 0);
     mm_guard_unexport(&t->memory->guard);
-    if (t->keep != NULL) {
-        free_kept(t);
+    if (t->kept != NULL) {
+        free_tensor_with_kept(t);
         return;
     }
     if (mm_memory_release_hold(t->memory) && mm_memory_closing_blocks(t->memory)) {
@@ -254,56 +249,58 @@ free_block(tensor_block *t)
 }
 
 static void
-delete_plain(dl_managed_tensor *self)
+delete_plain_tensor(dl_managed_tensor *self)
 {
-    free_block(self->context);
+    free_tensor(self->context);
 }
 
 static void
-delete_versioned(dl_managed_tensor_versioned *self)
+delete_versioned_tensor(dl_managed_tensor_versioned *self)
 {
-    free_block(self->context);
+    free_tensor(self->context);
 }
 
-/* What nobody consumed; with the GIL. */
+/* Frees a tensor without a consumer; with the GIL. */
 static void
-free_unused_block(tensor_block *t)
+free_unused_tensor(exported_tensor *t)
 {
+    assert(mm_guard_exports(&t->memory->guard) > 0);
     mm_guard_unexport(&t->memory->guard);
     mm_buffer_release(t->memory);
-    if (t->keep != NULL) {
-        Py_DECREF(t->keep);
+    if (t->kept != NULL) {
+        Py_DECREF(t->kept);
         mm_home_release(t->home);
     }
     free(t);
 }
 
-/* A capsule that nobody consumed still owns its tensor; a consumer renames it. */
+/* A capsule without a consumer still owns its tensor; a consumer renames it. */
 static void
-drop_capsule(PyObject *capsule)
+destroy_capsule(PyObject *capsule)
 {
     mm_exception saved;
 
     mm_exception_save(&saved);
     if (PyCapsule_IsValid(capsule, "dltensor_versioned")) {
         dl_managed_tensor_versioned *t = PyCapsule_GetPointer(capsule, "dltensor_versioned");
-        free_unused_block(t->context);
+        free_unused_tensor(t->context);
     } else if (PyCapsule_IsValid(capsule, "dltensor")) {
         dl_managed_tensor *t = PyCapsule_GetPointer(capsule, "dltensor");
-        free_unused_block(t->context);
+        free_unused_tensor(t->context);
     }
     mm_exception_restore(&saved);
 }
 
 static void
-fill_tensor(dl_tensor *t, tensor_block *block, const mm_buffer *b, dl_device place)
+fill_dl_tensor(dl_tensor *t, exported_tensor *block, const mm_buffer *b, dl_device device)
 {
     for (int i = 0; i < b->dimensions; i++) {
+        assert(b->strides[i] % b->dtype->itemsize == 0);
         block->shape[i] = b->shape[i];
         block->strides[i] = b->strides[i] / b->dtype->itemsize;
     }
     t->data = b->size > 0 ? (void *)(uintptr_t)b->start : NULL;
-    t->device = place;
+    t->device = device;
     t->ndim = b->dimensions;
     t->dtype.code = b->dtype->dlpack_code;
     t->dtype.bits = (uint8_t)(b->dtype->itemsize * 8);
@@ -313,16 +310,16 @@ fill_tensor(dl_tensor *t, tensor_block *block, const mm_buffer *b, dl_device pla
     t->byte_offset = 0;
 }
 
-/* What the consumer asked for. */
+/* The request of a consumer. */
 typedef struct {
     bool versioned;
     bool copied;
-    dl_device place;
-} dlpack_form;
+    dl_device device;
+} dlpack_request;
 
-/* Finds what a tensor must keep, besides the memory; *keep is NULL for nothing. */
+/* The objects that a tensor must keep besides the memory; *kept is NULL if there are none. */
 static int
-find_kept(mm_buffer *b, PyObject *held, PyObject **keep)
+find_objects_to_keep(mm_buffer *b, PyObject *held, PyObject **kept)
 {
     PyObject *root = mm_buffer_root(b);
 
@@ -330,42 +327,42 @@ find_kept(mm_buffer *b, PyObject *held, PyObject **keep)
         return -1;
     }
     if (held != NULL) {
-        *keep = PyTuple_Pack(2, root, held);
+        *kept = PyTuple_Pack(2, root, held);
     } else if (mm_buffer_of(root)->owner != NULL || mm_buffer_of(root)->stream != NULL) {
-        *keep = Py_NewRef(root);
+        *kept = Py_NewRef(root);
     } else {
-        *keep = NULL;
+        *kept = NULL;
     }
     Py_DECREF(root);
-    return held != NULL && *keep == NULL ? -1 : 0;
+    return held != NULL && *kept == NULL ? -1 : 0;
 }
 
-/* The block of a new tensor, with the memory exported. */
-static tensor_block *
-new_block(mm_buffer *b, PyObject *held)
+/* A new tensor, which still has to be filled, with an export of the memory. */
+static exported_tensor *
+new_tensor(mm_buffer *b, PyObject *held)
 {
-    PyObject *keep;
-    tensor_block *t;
+    PyObject *kept;
+    exported_tensor *t;
 
-    if (find_kept(b, held, &keep) < 0) {
+    if (find_objects_to_keep(b, held, &kept) < 0) {
         return NULL;
     }
     t = calloc(1, sizeof *t);
     if (t == NULL) {
-        Py_XDECREF(keep);
+        Py_XDECREF(kept);
         (void)PyErr_NoMemory();
         return NULL;
     }
     if (!mm_guard_export(&b->memory->guard)) {
         free(t);
-        Py_XDECREF(keep);
+        Py_XDECREF(kept);
         (void)mm_buffer_raise_closed();
         return NULL;
     }
     mm_memory_retain(b->memory);
     t->memory = b->memory;
-    if (keep != NULL) {
-        t->keep = keep;
+    if (kept != NULL) {
+        t->kept = kept;
         t->home = b->state->home;
         mm_home_retain(t->home);
     }
@@ -373,36 +370,36 @@ new_block(mm_buffer *b, PyObject *held)
 }
 
 static PyObject *
-new_capsule(mm_buffer *b, const dlpack_form *form, PyObject *held)
+new_capsule(mm_buffer *b, const dlpack_request *request, PyObject *held)
 {
-    tensor_block *t = new_block(b, held);
+    exported_tensor *t = new_tensor(b, held);
     PyObject *capsule;
 
     if (t == NULL) {
         return NULL;
     }
-    if (form->versioned) {
-        fill_tensor(&t->as.versioned.tensor, t, b, form->place);
+    if (request->versioned) {
+        fill_dl_tensor(&t->as.versioned.tensor, t, b, request->device);
         t->as.versioned.version.major = DLPACK_MAJOR;
         t->as.versioned.version.minor = DLPACK_MINOR;
-        t->as.versioned.flags = (form->copied ? DL_FLAG_IS_COPIED : 0U)
+        t->as.versioned.flags = (request->copied ? DL_FLAG_IS_COPIED : 0U)
                                 | (b->memory->access.read_only ? DL_FLAG_READ_ONLY : 0U);
         t->as.versioned.context = t;
-        t->as.versioned.deleter = delete_versioned;
-        capsule = PyCapsule_New(&t->as.versioned, "dltensor_versioned", drop_capsule);
+        t->as.versioned.deleter = delete_versioned_tensor;
+        capsule = PyCapsule_New(&t->as.versioned, "dltensor_versioned", destroy_capsule);
     } else {
-        fill_tensor(&t->as.plain.tensor, t, b, form->place);
+        fill_dl_tensor(&t->as.plain.tensor, t, b, request->device);
         t->as.plain.context = t;
-        t->as.plain.deleter = delete_plain;
-        capsule = PyCapsule_New(&t->as.plain, "dltensor", drop_capsule);
+        t->as.plain.deleter = delete_plain_tensor;
+        capsule = PyCapsule_New(&t->as.plain, "dltensor", destroy_capsule);
     }
     if (capsule == NULL) {
-        free_unused_block(t);
+        free_unused_tensor(t);
     }
     return capsule;
 }
 
-/* max_version is None or (major, minor); from 1 on the consumer understands versioned tensors. */
+/* max_version is None or (major, minor); consumers understand versioned tensors from major 1 on. */
 static int
 read_max_version(PyObject *value, bool *versioned)
 {
@@ -423,13 +420,13 @@ read_max_version(PyObject *value, bool *versioned)
     return 0;
 }
 
-/* Managed memory may be exported for any device, as managed, as plain CUDA memory for consumers that do
- * not know managed memory, and for the CPU. Pinned memory is for the CPU as well. Memory of a device
- * is for that device only. */
+/* Managed memory can be exported for any device as managed memory, as plain CUDA memory for consumers
+ * that do not know managed memory, and for the CPU. Pinned memory can be exported for the CPU too, and
+ * memory of a device only for that device. */
 static bool
-can_be_on(dl_device place, int devices, long long type, long long id)
+can_export_as(dl_device device, int devices, long long type, long long id)
 {
-    switch (place.device_type) {
+    switch (device.device_type) {
     case DL_DEVICE_CUDA_MANAGED:
         return type == DL_DEVICE_CPU ? id == 0
                                      : (type == DL_DEVICE_CUDA_MANAGED || type == DL_DEVICE_CUDA)
@@ -437,16 +434,16 @@ can_be_on(dl_device place, int devices, long long type, long long id)
     case DL_DEVICE_CUDA_HOST:
         return (type == DL_DEVICE_CPU || type == DL_DEVICE_CUDA_HOST) && id == 0;
     default:
-        return type == place.device_type && id == place.device_id;
+        return type == device.device_type && id == device.device_id;
     }
 }
 
 static void
-refuse_device(dl_device place, PyObject *value)
+raise_bad_dl_device(dl_device device, PyObject *value)
 {
     const char *message;
 
-    switch (place.device_type) {
+    switch (device.device_type) {
     case DL_DEVICE_CUDA_MANAGED:
         message =
             "managed memory is exported as (13, a device: CUDA managed), (2, a device: CUDA) or "
@@ -464,9 +461,9 @@ refuse_device(dl_device place, PyObject *value)
     PyErr_Format(PyExc_BufferError, message, value);
 }
 
-/* Reads dl_device: None, or a device that replaces *place if the memory can be exported for it. */
+/* Reads dl_device: None, or a device that replaces *device if the memory can be exported for it. */
 static int
-read_device(PyObject *value, int devices, dl_device *place)
+read_dl_device(PyObject *value, int devices, dl_device *device)
 {
     long long device_type, device_id;
 
@@ -482,22 +479,22 @@ read_device(PyObject *value, int devices, dl_device *place)
                < 0) {
         return -1;
     }
-    if (!can_be_on(*place, devices, device_type, device_id)) {
-        refuse_device(*place, value);
+    if (!can_export_as(*device, devices, device_type, device_id)) {
+        raise_bad_dl_device(*device, value);
         return -1;
     }
-    place->device_type = (int32_t)device_type;
-    /* 0 is what the specification asks for managed memory and the CPU. */
-    place->device_id = device_type == DL_DEVICE_CUDA ? (int32_t)device_id : 0;
+    device->device_type = (int32_t)device_type;
+    /* The specification asks for id 0 of managed memory and the CPU. */
+    device->device_id = device_type == DL_DEVICE_CUDA ? (int32_t)device_id : 0;
     return 0;
 }
 
-/* Makes the work of the default stream, where this library works by default, precede the
- * consumer's: blocking streams wait by themselves, for others the default stream is awaited. */
+/* Orders the consumer's stream behind the default stream, where this library works by default. The
+ * default streams (1 and 2) are ordered by CUDA; for others the call waits for the default stream. */
 static int
-order_consumer(const mm_buffer *b, dl_device place, PyObject *value)
+order_consumer(const mm_buffer *b, dl_device device, PyObject *value)
 {
-    int device = place.device_type == DL_DEVICE_CUDA ? place.device_id : MM_ANY_DEVICE;
+    int ordinal = device.device_type == DL_DEVICE_CUDA ? device.device_id : MM_ANY_DEVICE;
     long long stream = 1;
     mm_driver *cu;
     mm_status st;
@@ -522,7 +519,7 @@ order_consumer(const mm_buffer *b, dl_device place, PyObject *value)
         return -1;
     }
     Py_BEGIN_ALLOW_THREADS
-    rc = mm_stream_synchronize(cu, (mm_device_stream){NULL, device}, &st);
+    rc = mm_stream_synchronize(cu, (mm_device_stream){NULL, ordinal}, &st);
     Py_END_ALLOW_THREADS
     if (rc < 0) {
         (void)mm_raise(b->state, &st);
@@ -531,14 +528,15 @@ order_consumer(const mm_buffer *b, dl_device place, PyObject *value)
 }
 
 static int
-read_copy(const mm_buffer *b, PyObject *value, dlpack_form *form)
+read_copy_flag(const mm_buffer *b, PyObject *value, dlpack_request *request)
 {
-    form->copied = value == Py_True;
+    request->copied = value == Py_True;
     if (value != NULL && value != Py_None && !PyBool_Check(value)) {
         PyErr_Format(PyExc_TypeError, "copy must be None, True or False, got %R", value);
         return -1;
     }
-    if (form->copied && !b->memory->owned && form->place.device_type != DL_DEVICE_CUDA_MANAGED) {
+    if (request->copied && !b->memory->owned
+        && request->device.device_type != DL_DEVICE_CUDA_MANAGED) {
         PyErr_SetString(PyExc_BufferError,
                         "wrapped memory that is not managed cannot be copied here: export it with "
                         "copy=None, and let the consumer copy it");
@@ -547,29 +545,30 @@ read_copy(const mm_buffer *b, PyObject *value, dlpack_form *form)
     return 0;
 }
 
-/* Exports a buffer or a copy of it, whose memory may be of another kind. */
+/* Exports a buffer or a copy of it; the memory of a copy may be of another kind. */
 static PyObject *
-export_capsule(mm_buffer *b, mm_driver *cu, PyObject *device, dlpack_form *form)
+export_capsule(mm_buffer *b, mm_driver *cu, PyObject *requested, dlpack_request *request)
 {
     PyObject *held = NULL, *capsule;
     bool reached;
 
-    if (find_place(b, &form->place, &reached) < 0
-        || read_device(device, cu->device_count, &form->place) < 0) {
+    assert(!request->copied || !b->memory->access.read_only);
+    if (find_dlpack_device(b, &request->device, &reached) < 0
+        || read_dl_device(requested, cu->device_count, &request->device) < 0) {
         return NULL;
     }
-    if (b->memory->access.read_only && !form->versioned) {
+    if (b->memory->access.read_only && !request->versioned) {
         PyErr_SetString(PyExc_BufferError,
                         "the memory is read-only, which an unversioned DLPack tensor cannot say: "
                         "use max_version=(1, 0), or copy=True");
         return NULL;
     }
-    if ((form->place.device_type == DL_DEVICE_CPU
-         || form->place.device_type == DL_DEVICE_CUDA_HOST)
+    if ((request->device.device_type == DL_DEVICE_CPU
+         || request->device.device_type == DL_DEVICE_CUDA_HOST)
         && mm_prepare_host_access(b, cu, &held) < 0) {
         return NULL;
     }
-    capsule = new_capsule(b, form, held);
+    capsule = new_capsule(b, request, held);
     Py_XDECREF(held);
     return capsule;
 }
@@ -577,28 +576,34 @@ export_capsule(mm_buffer *b, mm_driver *cu, PyObject *device, dlpack_form *form)
 PyObject *
 mm_buffer_dlpack(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
-    static const char *const names[] = {"stream", "max_version", "dl_device", "copy"};
-    static const mm_parameters parameters = {"__dlpack__", names, 0, 0, 4};
+    enum { STREAM, MAX_VERSION, DEVICE, COPY, ARGC };
+    static const char *const names[] = {[STREAM] = "stream",
+                                        [MAX_VERSION] = "max_version",
+                                        [DEVICE] = "dl_device",
+                                        [COPY] = "copy"};
+    static const mm_parameters parameters = {
+        .function = "__dlpack__", .names = names, .required = 0, .positional = 0, .total = ARGC};
     mm_buffer *b = mm_buffer_of(op);
-    PyObject *given[4], *source, *capsule;
-    dlpack_form form = {0};
+    PyObject *argv[ARGC], *source, *capsule;
+    dlpack_request request = {0};
     dl_device requested;
     mm_driver *cu;
     bool reached;
 
-    if (mm_args(&parameters, args, nargs, kwnames, given) < 0
-        || read_max_version(given[1], &form.versioned) < 0 || mm_buffer_check_open(b) < 0
-        || (cu = mm_open(b->state)) == NULL || find_place(b, &form.place, &reached) < 0) {
+    if (mm_args(&parameters, args, nargs, kwnames, argv) < 0
+        || read_max_version(argv[MAX_VERSION], &request.versioned) < 0
+        || mm_buffer_check_open(b) < 0 || (cu = mm_open(b->state)) == NULL
+        || find_dlpack_device(b, &request.device, &reached) < 0) {
         return NULL;
     }
-    requested = form.place;
-    if (read_copy(b, given[3], &form) < 0
-        || read_device(given[2], cu->device_count, &requested) < 0
-        || order_consumer(b, form.place, given[0]) < 0) {
+    requested = request.device;
+    if (read_copy_flag(b, argv[COPY], &request) < 0
+        || read_dl_device(argv[DEVICE], cu->device_count, &requested) < 0
+        || order_consumer(b, request.device, argv[STREAM]) < 0) {
         return NULL;
     }
-    source = form.copied ? mm_buffer_finished_copy(op) : Py_NewRef(op);
-    capsule = source ? export_capsule(mm_buffer_of(source), cu, given[2], &form) : NULL;
+    source = request.copied ? mm_buffer_finished_copy(op) : Py_NewRef(op);
+    capsule = source ? export_capsule(mm_buffer_of(source), cu, argv[DEVICE], &request) : NULL;
     Py_XDECREF(source);
     return capsule;
 }
@@ -606,29 +611,31 @@ mm_buffer_dlpack(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject
 PyObject *
 mm_buffer_dlpack_device(PyObject *op, PyObject *Py_UNUSED(none))
 {
-    dl_device place = {0};
+    dl_device device = {0};
     bool reached;
 
-    return find_place(mm_buffer_of(op), &place, &reached) < 0
+    return find_dlpack_device(mm_buffer_of(op), &device, &reached) < 0
                ? NULL
-               : Py_BuildValue("(ii)", (int)place.device_type, (int)place.device_id);
+               : Py_BuildValue("(ii)", (int)device.device_type, (int)device.device_id);
 }
 
 const char mm_buffer_dlpack_doc[] =
     "__dlpack__($self, /, *, stream=None, max_version=None, dl_device=None, copy=None)\n--\n\n"
-    "A DLPack capsule of the memory, on the device of __dlpack_device__() unless dl_device asks for\n"
+    "A DLPack capsule of the memory, for the device of __dlpack_device__() unless dl_device names\n"
     "another.\n"
     "\n"
-    "Versioned if max_version is (1, 0) or more. dl_device (1, 0) exports managed or pinned memory as\n"
-    "CPU memory, (2, n) exports managed memory as memory of device n, for consumers that do not know\n"
-    "managed memory. copy=True exports a new buffer. stream is the consumer's, which is ordered behind\n"
-    "the default stream; -1 asks for no order. The memory cannot be closed while the tensor lives.\n"
-    "Raises RuntimeError when closed, BufferError for another device, ValueError for stream 0. Safe from\n"
-    "every thread. Driver: cuPointerGetAttributes for wrapped memory.";
+    "The tensor is versioned if max_version is (1, 0) or more. dl_device (1, 0) exports managed or pinned\n"
+    "memory as CPU memory, (2, n) exports managed memory as memory of device n, for consumers that do not\n"
+    "know managed memory. copy=True exports a new buffer. stream is the consumer's: its later work comes\n"
+    "after the work of the default stream; -1 asks for no order. The memory cannot be closed while the\n"
+    "tensor lives. Raises RuntimeError when closed, BufferError for a device that the memory cannot be\n"
+    "exported for, ValueError for stream 0. Safe from every thread. Driver: cuPointerGetAttributes for\n"
+    "wrapped memory.";
 
 const char mm_buffer_dlpack_device_doc[] =
     "__dlpack_device__($self, /)\n--\n\n"
     "(13, 0) for CUDA managed memory, (2, ordinal) for memory of a device, (3, 0) for wrapped host\n"
     "memory that CUDA has pinned, (1, 0) for other host memory.\n"
     "\n"
-    "Raises RuntimeError when closed. Driver: cuPointerGetAttributes for wrapped memory.";
+    "Raises RuntimeError when closed. Safe from every thread. Driver: cuPointerGetAttributes for wrapped\n"
+    "memory.";
