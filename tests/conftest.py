@@ -19,7 +19,7 @@ import programs
 from constants import BUDGET, EMULATED, GIB, MIB, PAGE
 from live_memory import live_managed_bytes, settle, warm_up
 
-FREE_MEMORY_WANTED = 2 * GIB
+FREE_MEMORY_REQUIRED = 2 * GIB
 
 
 class Watch:
@@ -50,6 +50,22 @@ def pytest_runtest_setup(item):
     mark = item.get_closest_marker("timeout")
     if mark is not None:
         item.config.stash[WATCH].begin(mark.args[0] + 10)
+
+
+def pytest_sessionstart():
+    """End a run on the driver of a GPU at once where it opens no device: each test would fail."""
+    if EMULATED:
+        return
+    import managedmem
+
+    try:
+        managedmem.Device(0)
+    except (managedmem.CUDAError, ValueError) as error:
+        pytest.exit(
+            f"MANAGEDMEM_DRIVER=cuda needs a GPU; without that variable the tests run on the "
+            f"emulated driver.\n{error}",
+            returncode=pytest.ExitCode.USAGE_ERROR,
+        )
 
 
 @pytest.hookimpl(trylast=True)
@@ -103,7 +119,7 @@ frozen = set()
 tests_begun = itertools.count(1)
 
 
-def freeze_what_stays():
+def freeze_lasting_objects():
     """Hide the objects of earlier tests from the collector, which makes collections fast.
 
     That is what a heavy library made on its import, and pytest's reports of the tests so far.
@@ -130,7 +146,7 @@ def managed_budget(request):
         return
     if not EMULATED:
         free = managedmem.Device(0).memory_info.free
-        assert free >= FREE_MEMORY_WANTED, f"only {free // MIB} MiB of the GPU are free"
+        assert free >= FREE_MEMORY_REQUIRED, f"only {free // MIB} MiB of the GPU are free"
     yield
     assert live_managed_bytes() <= BUDGET
     gc.collect()
@@ -138,7 +154,7 @@ def managed_budget(request):
     live = live_managed_bytes()
     if live > left_behind[-1][0]:
         left_behind.append((live, request.node.nodeid))
-    freeze_what_stays()
+    freeze_lasting_objects()
 
 
 left_behind = [(0, "the start")]  # bytes that live, and the test after which they grew

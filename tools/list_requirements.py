@@ -10,11 +10,11 @@ from pathlib import Path
 PROJECT = Path(__file__).resolve().parents[1] / "pyproject.toml"
 
 
-def main(wanted):
+def main(chosen):
     extras = tomllib.loads(PROJECT.read_text())["project"]["optional-dependencies"]
-    if unknown := [name for name in wanted if name not in extras]:
+    if unknown := [name for name in chosen if name not in extras]:
         raise SystemExit(f"no extra {', '.join(unknown)}; there are: {', '.join(extras)}")
-    for name in wanted:
+    for name in chosen:
         print(*extras[name], sep="\n")
 
 

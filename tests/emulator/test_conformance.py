@@ -16,7 +16,7 @@ import pytest
 
 import managedmem
 from constants import EMULATED
-from headers import HEADERS_WANTED, cuda_include
+from headers import OLDEST_HEADERS, cuda_include
 from paths import TESTS
 
 SOURCES = TESTS / "conformance"
@@ -36,7 +36,7 @@ def program(tmp_path_factory):
         pytest.skip("no C compiler (cc) to build the conformance program with")
     include = cuda_include()
     if include is None:
-        pytest.skip(f"no cuda.h of version {HEADERS_WANTED} or newer found")
+        pytest.skip(f"no cuda.h of version {OLDEST_HEADERS} or newer found")
     built = tmp_path_factory.mktemp("conformance") / "conformance"
     flags = ["-std=c11", "-D_GNU_SOURCE", "-Wall", "-Wextra", "-Werror", f"-I{include}"]
     sources = sorted(map(str, SOURCES.glob("*.c")))

@@ -33,7 +33,7 @@ from managedmem import Stream, emulator
 """
 
 
-def run_pytest_in(folder, text, *options, select=""):
+def run_pytest_in(folder, text, *options, select="", **variables):
     """Run pytest over that text; the ended process."""
     path = folder / "test_seeded.py"
     path.write_text(IMPORTS + text)
@@ -43,6 +43,7 @@ def run_pytest_in(folder, text, *options, select=""):
             None, [str(PACKAGES), str(TESTS), str(TESTS / "support"), os.environ.get("PYTHONPATH")]
         )
     )
+    env.update(variables)
     command = [sys.executable, "-m", "pytest", "-p", "conftest", "-p", "no:cacheprovider"]
     command += ["-c", str(ROOT / "pyproject.toml"), "--rootdir", str(folder)]
     return run_program([*command, *options, f"{path}{select}"], env)
@@ -92,6 +93,18 @@ def test_fill(alloc, n):
 
         done = run_python("import os; print(os.environ['MANAGEDMEM_EMULATOR'])")
         assert done.stdout == f"schedule={schedule_of(request.node)}\n"
+
+
+def test_without_a_gpu_one_sentence_says_so(run_pytest):
+    done = run_pytest(
+        "def test_one(stream): pass\ndef test_two(stream): pass\n",
+        MANAGEDMEM_DRIVER="cuda",
+        CUDA_VISIBLE_DEVICES="",
+    )
+    assert done.returncode == pytest.ExitCode.USAGE_ERROR, done.stdout
+    assert "MANAGEDMEM_DRIVER=cuda needs a GPU" in done.stderr
+    assert "test_one" not in done.stdout + done.stderr
+    assert "Traceback" not in done.stdout + done.stderr
 
 
 SLEEPS_IN_A_STREAM = """

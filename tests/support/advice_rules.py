@@ -137,17 +137,17 @@ class AdviceRules(Program):
                 certain=True,
             )
 
-    def targets(self, those):
+    def targets(self, draws):
         """Parts of managed memory that are not empty."""
-        found = [(self.piece(pick, "managed"), span) for pick, span, _ in those]
+        found = [(self.piece(pick, "managed"), span) for pick, span, _ in draws]
         parts = [(piece, *self.part(piece, span)) for piece, span in found if piece]
         return [part for part in parts if part[2]]
 
     @precondition(lambda self: self.pieces)
-    @rule(those=several, place=picks, bits=st.integers(0, 31))
-    def apply_policy(self, those, place, bits):
+    @rule(draws=several, place=picks, bits=st.integers(0, 31))
+    def apply_policy(self, draws, place, bits):
         """All or nothing, on every page."""
-        targets, policy = self.targets(those), self.policy(place, bits)
+        targets, policy = self.targets(draws), self.policy(place, bits)
         if targets:
             views = [piece.buffer.range(start, size) for piece, start, size in targets]
             if self.attempt(lambda: policy.apply(views), ADVISING)[0]:
@@ -157,9 +157,9 @@ class AdviceRules(Program):
                     self.check_records(piece.whole)
 
     @precondition(lambda self: self.pieces)
-    @rule(those=several, place=picks, bits=st.integers(0, 31))
-    def enter_policy(self, those, place, bits):
-        targets, policy = self.targets(those), self.policy(place, bits)
+    @rule(draws=several, place=picks, bits=st.integers(0, 31))
+    def enter_policy(self, draws, place, bits):
+        targets, policy = self.targets(draws), self.policy(place, bits)
         if not targets or len(self.applied) >= 2:
             return
         for piece, *_ in targets:

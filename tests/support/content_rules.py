@@ -29,11 +29,11 @@ from model_program import (
 class ContentRules(Program):
     # --- bytes
 
-    def revive(self, memory, piece, key, given):
+    def revive(self, memory, piece, key, stream):
         """On a GPU a write after a discard needs a prefetch, or it may be lost."""
         if memory.stale and not EMULATED:
             self.use(memory, key)
-            piece.buffer.prefetch(Device(0), stream=given)
+            piece.buffer.prefetch(Device(0), stream=stream)
         memory.stale = False
 
     @precondition(lambda self: self.pieces)
@@ -69,16 +69,16 @@ class ContentRules(Program):
         piece = self.piece(pick)
         if piece is None:
             return
-        given, key = self.stream(on)
+        stream, key = self.stream(on)
         start, size = self.part(piece, span)
         pattern_bytes = bytes([pattern]) if isinstance(pattern, int) else pattern
         size -= size % len(pattern_bytes)
         memory, before = piece.memory, piece.memory.snapshot()
-        self.revive(memory, piece.whole, key, given)
+        self.revive(memory, piece.whole, key, stream)
         self.use(memory, key)
         memory.write(piece.start + start, pattern_bytes * (size // len(pattern_bytes)))
         view = piece.buffer.range(start, size)
-        ok, _ = self.attempt(lambda: view.fill(pattern, stream=given), WRITING)
+        ok, _ = self.attempt(lambda: view.fill(pattern, stream=stream), WRITING)
         self.written(ok, piece, before, start, size)
 
     @precondition(lambda self: self.pieces)
@@ -87,23 +87,23 @@ class ContentRules(Program):
         to, source = self.piece(pick), self.piece(other)
         if to is None:
             return
-        given, key = self.stream(on)
+        stream, key = self.stream(on)
         start, size = self.part(to, span)
         at, most = self.part(source, from_)
         size = min(size, most)
-        begin, there = to.start + start, source.start + at
-        if to.memory is source.memory and begin < there + size and there < begin + size:
+        begin, source_begin = to.start + start, source.start + at
+        if to.memory is source.memory and abs(begin - source_begin) < size:
             return  # an overlapping copy is not defined
         before = to.memory.snapshot()
-        self.revive(to.memory, to.whole, key, given)
+        self.revive(to.memory, to.whole, key, stream)
         self.use(to.memory, key)
         self.use(source.memory, key)
-        to.memory.copy(begin, size, source.memory, there)
+        to.memory.copy(begin, size, source.memory, source_begin)
         target, origin = to.buffer.range(start, size), source.buffer.range(at, size)
         ok, _ = self.attempt(
-            (lambda: origin.copy_to(target, stream=given))
+            (lambda: origin.copy_to(target, stream=stream))
             if back
-            else (lambda: target.copy_from(origin, stream=given)),
+            else (lambda: target.copy_from(origin, stream=stream)),
             WRITING,
         )
         self.written(ok, to, before, start, size)
@@ -115,13 +115,13 @@ class ContentRules(Program):
         piece = self.piece(pick)
         if piece is None:
             return
-        given, key = self.stream(on)
+        stream, key = self.stream(on)
         start, size = self.part(piece, span)
-        self.revive(piece.memory, piece.whole, key, given)
+        self.revive(piece.memory, piece.whole, key, stream)
         self.use(piece.memory, key)
         source = bytearray((byte + i) & 255 for i in range(size))
         piece.memory.write(piece.start + start, source)
-        piece.buffer.range(start, size).copy_from(source, stream=given)
+        piece.buffer.range(start, size).copy_from(source, stream=stream)
         source[:] = bytes(size)
 
     @precondition(lambda self: self.pieces)
@@ -130,11 +130,11 @@ class ContentRules(Program):
         piece = self.piece(pick)
         if piece is None:
             return
-        given, key = self.stream(on)
+        stream, key = self.stream(on)
         start, size = self.part(piece, span)
         self.use(piece.memory, key)
         out = bytearray(size)
-        piece.buffer.range(start, size).copy_to(out, stream=given)
+        piece.buffer.range(start, size).copy_to(out, stream=stream)
         wrong = piece.memory.wrong_byte(bytes(out), piece.start + start)
         assert wrong is None, f"byte {wrong} arrived as another"
 
@@ -169,18 +169,18 @@ class ContentRules(Program):
         piece = self.piece(pick, "managed", "pooled")
         if piece is None:
             return
-        given, key = self.stream(on)
+        stream, key = self.stream(on)
         place = self.places[place % len(self.places)]
         start, size = self.part(piece, span)
         self.use(piece.memory, key)
         view = piece.buffer.range(start, size)
-        ok, _ = self.attempt(lambda: view.prefetch(place, stream=given, defer=defer), MOVING)
+        ok, _ = self.attempt(lambda: view.prefetch(place, stream=stream, defer=defer), MOVING)
         self.prefetched(piece, start, size, place, certain=ok)
 
-    def chosen(self, those, key, *, least=0):
+    def chosen(self, draws, key, *, least=0):
         """Views of managed memory, each with a place; a list of what the model needs as well."""
         found = []
-        for pick, span, place in those:
+        for pick, span, place in draws:
             piece = self.piece(pick, "managed", "pooled")
             if piece is not None:
                 start, size = self.part(piece, span)
@@ -192,17 +192,17 @@ class ContentRules(Program):
         return found
 
     @precondition(lambda self: self.pieces)
-    @rule(those=several, on=picks, dispatch=dispatches, defer=defers)
-    def prefetch_several(self, those, on, dispatch, defer):
-        given, key = self.stream(on)
-        chosen = self.chosen(those, key)
+    @rule(draws=several, on=picks, dispatch=dispatches, defer=defers)
+    def prefetch_several(self, draws, on, dispatch, defer):
+        stream, key = self.stream(on)
+        chosen = self.chosen(draws, key)
         if not chosen or (dispatch == "batch" and not self.has_batches):
             return
         views = [piece.buffer.range(start, size) for piece, start, size, _ in chosen]
         places = [place for *_, place in chosen]
         ok, _ = self.attempt(
             lambda: managedmem.prefetch(
-                views, places, stream=given, dispatch=dispatch, defer=defer
+                views, places, stream=stream, dispatch=dispatch, defer=defer
             ),
             MOVING,
         )
@@ -210,10 +210,10 @@ class ContentRules(Program):
             self.prefetched(piece, start, size, place, certain=ok)
 
     @precondition(lambda self: self.pieces)
-    @rule(those=several, on=picks, place=picks, moves=flags)
-    def discard(self, those, on, place, moves):
-        given, key = self.stream(on)
-        chosen = self.chosen(those, key, least=PAGE)
+    @rule(draws=several, on=picks, place=picks, moves=flags)
+    def discard(self, draws, on, place, moves):
+        stream, key = self.stream(on)
+        chosen = self.chosen(draws, key, least=PAGE)
         if not chosen:
             return
         views = [piece.buffer.range(start, size) for piece, start, size, _ in chosen]
@@ -221,9 +221,9 @@ class ContentRules(Program):
         refusal = () if self.has_batches else (NotImplementedError,)
         ok, _ = self.attempt(
             lambda: (
-                managedmem.discard_prefetch(views, place, stream=given)
+                managedmem.discard_prefetch(views, place, stream=stream)
                 if moves
-                else managedmem.discard(views, stream=given)
+                else managedmem.discard(views, stream=stream)
             ),
             MOVING,
             refusal,

@@ -149,7 +149,7 @@ class Outcome:
 
 
 def attempt(operation, w, *faults):
-    """Act with these faults; None if not all of them were met."""
+    """Act with these faults; None if not all of them fired."""
     before, alive = state(w), live(w)
     error = None
     emulator.clear_calls()
@@ -159,9 +159,9 @@ def attempt(operation, w, *faults):
         operation.run(w)
     except Exception as caught:
         error = caught.with_traceback(None)
-    met = emulator._library().emu_fail_fired()
+    fired = emulator._library().emu_fail_fired()
     emulator.clear_failures()
-    if met < len(faults):
+    if fired < len(faults):
         return None
     codes = {fault["code"] for fault in faults}
     calls = [(plain(call.name), call.result) for call in emulator.calls()]
@@ -355,7 +355,7 @@ def lasting_fault(operation, name):
         emulator.fail("*", nth=n, code=LAUNCH_FAILED, lasting=True)
         error = raised(lambda w=w: operation.run(w))
         if not emulator.failure_fired():
-            raise Wrong(f"call {n} was not met")
+            raise Wrong(f"call {n} did not fail")
         if error is not None and error.code != LAUNCH_FAILED:
             raise Wrong(f"the error is: {error}")
         if raised(Device().sync) is None:

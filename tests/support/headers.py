@@ -6,7 +6,7 @@ import shutil
 import sys
 from pathlib import Path
 
-HEADERS_WANTED = 13000
+OLDEST_HEADERS = 13000
 
 
 def header_version(include):
@@ -23,4 +23,4 @@ def cuda_include():
     roots += [Path(nvcc).resolve().parents[1] if nvcc else None, "/usr/local/cuda"]
     places = [Path(root) / "include" for root in roots if root]
     places += [Path(entry) / "nvidia" / "cu13" / "include" for entry in sys.path if entry]
-    return next((p for p in places if header_version(p) >= HEADERS_WANTED), None)
+    return next((p for p in places if header_version(p) >= OLDEST_HEADERS), None)

@@ -42,11 +42,11 @@ def need(module):
     return found
 
 
-def need_on_gpu(module, is_there=lambda found: True):
+def need_on_gpu(module, is_usable=lambda found: True):
     if EMULATED:
         pytest.skip(f"{module} works on real GPUs only: run with MANAGEDMEM_DRIVER=cuda")
     found = need(module)
-    if not is_there(found):
+    if not is_usable(found):
         pytest.skip(f"this {module} has no GPU")
     return found
 

@@ -55,8 +55,8 @@ class Memory:
         self.known[start : start + size] = bytes(size)
 
     def copy(self, start, size, source, source_start):
-        here, there = slice(start, start + size), slice(source_start, source_start + size)
-        self.data[here], self.known[here] = source.data[there], source.known[there]
+        target, origin = slice(start, start + size), slice(source_start, source_start + size)
+        self.data[target], self.known[target] = source.data[origin], source.known[origin]
 
     def restore(self, other):
         self.data[:], self.known[:] = other.data, other.known
@@ -69,10 +69,10 @@ class Memory:
     def wrong_byte(self, found, start=0):
         """The offset of the first byte that differs from a known one; None if all agree."""
         size = len(found)
-        known, wanted = self.known[start : start + size], self.data[start : start + size]
-        if found == wanted:
+        known, expected = self.known[start : start + size], self.data[start : start + size]
+        if found == expected:
             return None
-        pairs = enumerate(zip(found, wanted, known, strict=True))
+        pairs = enumerate(zip(found, expected, known, strict=True))
         return next((start + i for i, (is_, must, sure) in pairs if sure and is_ != must), None)
 
     def either(self, before, found):

@@ -44,22 +44,22 @@ class MemoryRules(Program):
     def allocate(self, size, pool, on):
         if len(self.pieces) >= MOST_PIECES:
             return
-        given, key = self.stream(on) if pool else (None, None)
+        stream, key = self.stream(on) if pool else (None, None)
         if isinstance(key, Stream):
-            given = key  # the block keeps the stream, which it could not behind another object
+            stream = key  # the block keeps the stream, which it could not behind another object
         if pool is None or not self.has_batches:
             kind, resource = "managed", ManagedMemoryResource()
         elif pool == "pooled":
             kind, resource = "pooled", self.pool(pool, lambda: ManagedMemoryResource(pooled=True))
         else:
             kind, resource = "device", self.pool(pool, lambda: DeviceMemoryResource(Device(0)))
-        ok, buffer = self.attempt(lambda: resource.allocate(size, stream=given), MAKING)
+        ok, buffer = self.attempt(lambda: resource.allocate(size, stream=stream), MAKING)
         if ok:
             memory = Memory(size, kind=kind, skew=buffer.handle % PAGE)
             self.pieces.append(Piece(buffer, memory))
             if kind != "managed":
                 memory.busy.add(key)
-                buffer.fill(on % 256, stream=given)
+                buffer.fill(on % 256, stream=stream)
                 memory.write(0, bytes([on % 256]) * size)
             else:
                 self.write_from_the_host(len(self.pieces) - 1, (0, 11, 0), on % 256)
@@ -104,7 +104,7 @@ class MemoryRules(Program):
     def close(self, pick, waits, on):
         """Buffers of which host views live stay open, and memory with an export."""
         piece = self.piece(pick)
-        given, key = self.stream(on) if waits else (None, None)
+        stream, key = self.stream(on) if waits else (None, None)
         family = [p for p in self.pieces if p.root is piece] if piece.root is piece else [piece]
         if any(piece in other.owners for other in self.pieces):
             return  # a correct program does not take memory away under its wrappers
@@ -112,7 +112,7 @@ class MemoryRules(Program):
             self.wait(piece.memory, but=key)
         exported = any(p.host_views or (p.tensors and piece.root is piece) for p in family)
         ok, _ = self.attempt(
-            lambda: piece.buffer.close(given), ENDING, (BufferError,) if exported else ()
+            lambda: piece.buffer.close(stream), ENDING, (BufferError,) if exported else ()
         )
         assert not (ok and exported), "closed in spite of an export"
         if piece.buffer.is_closed:

@@ -72,10 +72,10 @@ class Machine(MemoryRules, ContentRules, AdviceRules):
     # --- plans
 
     @precondition(lambda self: self.pieces)
-    @rule(those=several)
-    def make_plan(self, those):
+    @rule(draws=several)
+    def make_plan(self, draws):
         chosen = []
-        for pick, span, place in those:
+        for pick, span, place in draws:
             if piece := self.piece(pick, "managed", "pooled"):
                 chosen.append(
                     (piece, *self.part(piece, span), self.places[place % len(self.places)])
@@ -92,12 +92,12 @@ class Machine(MemoryRules, ContentRules, AdviceRules):
         if not self.plans or (dispatch == "batch" and not self.has_batches):
             return
         plan, entries = self.plans[pick % len(self.plans)]
-        given, key = self.stream(on)
+        stream, key = self.stream(on)
         gone = any(piece.buffer.is_closed for piece, *_ in entries)
         for piece, *_ in entries:
             self.use(piece.memory, key)
         ok, _ = self.attempt(
-            lambda: plan.execute(stream=given, dispatch=dispatch, defer=defer),
+            lambda: plan.execute(stream=stream, dispatch=dispatch, defer=defer),
             MOVING,
             (RuntimeError,) if gone else (),
         )

@@ -182,9 +182,9 @@ class Program(RuleBasedStateMachine):
             for i, page in enumerate(found):
                 last = page.last_prefetch_location
                 memory.pages[i] = {p._replace(last_prefetch_location=last) for p in memory.pages[i]}
-        wanted = list(memory.pages)
+        expected = list(memory.pages)
         wrong = memory.wrong_page(found)
-        assert wrong is None, f"page {wrong} says {found[wrong]}, may say {wanted[wrong]}"
+        assert wrong is None, f"page {wrong} says {found[wrong]}, may say {expected[wrong]}"
 
     def check_piece(self, piece):
         self.check_bytes(piece)

@@ -167,8 +167,8 @@ class Case:
         """The record of each page."""
         return [run[2:] for run in self.buffer.page_runs() for _ in range(run.nbytes // PAGE)]
 
-    def check(self, found, wanted):
-        for page, (now, then) in enumerate(zip(found, wanted, strict=True)):
+    def check(self, found, expected):
+        for page, (now, then) in enumerate(zip(found, expected, strict=True)):
             assert now == then, f"page {page} of {self.pages}: {now}, not {then}\n{self.tell()}"
 
     def tell(self):
@@ -194,11 +194,11 @@ class Case:
             if self.rng.random() < 0.3:
                 self.prepare()
             inside, touched = self.state(), self.touched(ranges)
-        wanted = [
+        expected = [
             (*then[:3], now[3]) if page in touched else now
             for page, (then, now) in enumerate(zip(before, inside, strict=True))
         ]
-        self.check(self.state(), wanted)
+        self.check(self.state(), expected)
 
     def fail_in_the_middle(self):
         before, ranges, policy = self.state(), self.ranges(), self.policy()
