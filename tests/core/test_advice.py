@@ -373,6 +373,11 @@ FOREIGN = {
     "jax cuda": (lambda: jax_device("cuda", 0), lambda: Device(0)),
     "jax cpu": (lambda: jax_device("cpu", 0), Host),
     "CUdevice": (lambda: bindings_object("CUdevice", 0), lambda: Device(0)),
+    "cuda.core": (lambda: foreign("cuda.core", "Device", device_id=0), lambda: Device(0)),
+    "cuda.core Host": (
+        lambda: foreign("cuda.core", "Host", numa_id=None, is_numa_current=False),
+        Host,
+    ),
 }
 
 
