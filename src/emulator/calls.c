@@ -7,7 +7,7 @@
 #include <string.h>
 
 static void
-append_text(struct emu_call *call, const char *format, va_list arguments)
+append_call_text(struct emu_call *call, const char *format, va_list arguments)
 {
     size_t room = sizeof call->text - call->used;
     int wrote = vsnprintf(call->text + call->used, room, format, arguments);
@@ -23,11 +23,11 @@ emu_call_out(struct emu_call *call, const char *format, ...)
     va_list arguments;
 
     va_start(arguments, format);
-    append_text(call, format, arguments);
+    append_call_text(call, format, arguments);
     va_end(arguments);
 }
 
-/* True inside a host function, except for functions that driver 580 was seen to allow there. */
+/* True inside a host function, except for functions that driver 580 allows there. */
 static bool
 is_refused_here(const char *function)
 {
@@ -76,7 +76,7 @@ emu_call_begin(struct emu_call *call, const char *function, unsigned int kind, c
     call->used = 0;
     call->text[0] = '\0';
     va_start(arguments, format);
-    append_text(call, format, arguments);
+    append_call_text(call, format, arguments);
     va_end(arguments);
     code = emu_fault_take(function, needs_working_context(call), &call->fail_after);
     if (code != CUDA_SUCCESS) {

@@ -1,5 +1,5 @@
 /* The configuration of the emulated machine, with its profiles. The environment variable
- * MANAGEDMEM_EMULATOR is a comma list of key=value; `profile=NAME` comes first, if at all. */
+ * MANAGEDMEM_EMULATOR is a comma list of key=value; an optional `profile=NAME` comes first. */
 #include "emulator.h"
 
 #include <errno.h>

@@ -191,7 +191,7 @@ bool emu_runs_change(struct emu_runs *runs, size_t first, size_t end, emu_run_ch
 /* The same, but steps through the range as driver 580 does through its records (topic
  * "records"): it changes a run and merges it with equal neighbours, and then advances from the
  * start of its step by the length of the merged run. Where a run was merged with one before it,
- * others are passed over. */
+ * others are skipped. */
 bool emu_runs_walk(struct emu_runs *runs, size_t first, size_t end, emu_run_change change,
                    void *argument);
 void emu_runs_visit(const struct emu_runs *runs, size_t first, size_t end, emu_run_visit visit,

@@ -69,7 +69,7 @@ EMU_ENTRY(cuDevicePrimaryCtxGetState, CUdevice dev, unsigned int *flags, int *ac
 
 /* Makes a context of the device and pushes it on the stack of the calling thread. */
 static CUresult
-make(CUcontext *pctx, unsigned int flags, CUdevice dev)
+make_context(CUcontext *pctx, unsigned int flags, CUdevice dev)
 {
     struct emu_thread *thread = emu_thread();
     struct emu_device *device;
@@ -95,7 +95,7 @@ make(CUcontext *pctx, unsigned int flags, CUdevice dev)
 
 EMU_ENTRY(cuCtxCreate_v2, CUcontext *pctx, unsigned int flags, CUdevice dev)
 {
-    return make(pctx, flags, dev);
+    return make_context(pctx, flags, dev);
 }
 
 /* The parameters say how to share the device (execution affinity, CIG): here nothing is shared. */
@@ -103,7 +103,7 @@ EMU_ENTRY(cuCtxCreate_v4, CUcontext *pctx, CUctxCreateParams *ctxCreateParams, u
           CUdevice dev)
 {
     (void)ctxCreateParams;
-    return make(pctx, flags, dev);
+    return make_context(pctx, flags, dev);
 }
 
 EMU_ENTRY(cuCtxDestroy_v2, CUcontext ctx)

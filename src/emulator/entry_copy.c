@@ -1,17 +1,17 @@
 /* Entry points: copies and fills.
  *
- * A copy from or to pageable host memory is over when the call returns, as on a real driver,
+ * A copy from or to pageable host memory is done when the call returns, as on a real driver,
  * which stages the bytes. Any other copy is an operation of its stream. */
 #include "entries.h"
 
 /* Checks that an allocation contains the whole range. Other memory is accepted unless it must
  * be known to the driver, and sets *pageable. */
 static CUresult
-check_copied_memory(CUdeviceptr ptr, size_t size, bool must_be_ours, bool *pageable)
+check_copied_memory(CUdeviceptr ptr, size_t size, bool must_be_known, bool *pageable)
 {
     bool ours = emu_find(ptr) != NULL;
 
-    if (ptr == 0 || (ours && emu_find_range(ptr, size) == NULL) || (!ours && must_be_ours)) {
+    if (ptr == 0 || (ours && emu_find_range(ptr, size) == NULL) || (!ours && must_be_known)) {
         return CUDA_ERROR_INVALID_VALUE;
     }
     *pageable = *pageable || !ours;
@@ -45,7 +45,7 @@ copying_device(const struct emu_stream *stream)
 struct copy_request {
     CUdeviceptr to, from;
     size_t size;
-    bool to_ours, from_ours;     /* must be allocations of the driver */
+    bool to_known, from_known;     /* must be the driver's */
     bool wait;
 };
 
@@ -61,9 +61,9 @@ queue_copy(const struct copy_request *request, CUstream handle)
     if (result != CUDA_SUCCESS || request->size == 0) {
         return result;
     }
-    result = check_copied_memory(request->to, request->size, request->to_ours, &wait);
+    result = check_copied_memory(request->to, request->size, request->to_known, &wait);
     if (result == CUDA_SUCCESS) {
-        result = check_copied_memory(request->from, request->size, request->from_ours, &wait);
+        result = check_copied_memory(request->from, request->size, request->from_known, &wait);
     }
     if (result == CUDA_SUCCESS) {
         result = check_pool_access(request->to, copying_device(stream));

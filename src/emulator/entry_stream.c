@@ -393,7 +393,7 @@ EMU_ENTRY(cuEventDestroy_v2, CUevent hEvent)
 }
 
 static CUresult
-record_event(CUevent handle, CUstream stream_handle)
+record_event_on_stream(CUevent handle, CUstream stream_handle)
 {
     struct emu_event *event = emu_event_find(handle);
     struct emu_stream *stream = NULL;
@@ -420,11 +420,11 @@ EMU_ENTRY(cuEventRecord, CUevent hEvent, CUstream hStream)
 {
     EMU_BEGIN("cuEventRecord", EMU_CALL_WORK, "event=0x%llx, stream=0x%llx",
               emu_handle_number(hEvent), emu_handle_number(hStream));
-    return emu_call_end(&call, record_event(hEvent, hStream));
+    return emu_call_end(&call, record_event_on_stream(hEvent, hStream));
 }
 
 static CUresult
-wait_for_event(CUstream handle, CUevent event_handle, unsigned int flags)
+queue_event_wait(CUstream handle, CUevent event_handle, unsigned int flags)
 {
     struct emu_event *event = emu_event_find(event_handle);
     struct emu_stream *stream = NULL;
@@ -457,7 +457,7 @@ EMU_ENTRY(cuStreamWaitEvent, CUstream hStream, CUevent hEvent, unsigned int Flag
 {
     EMU_BEGIN("cuStreamWaitEvent", EMU_CALL_WORK, "stream=0x%llx, event=0x%llx, flags=%u",
               emu_handle_number(hStream), emu_handle_number(hEvent), Flags);
-    return emu_call_end(&call, wait_for_event(hStream, hEvent, Flags));
+    return emu_call_end(&call, queue_event_wait(hStream, hEvent, Flags));
 }
 
 /* As for streams: a lazy event answers NOT_READY once, then the operations before it run. */

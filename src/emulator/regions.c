@@ -29,7 +29,7 @@ emu_round_up(size_t value, size_t unit)
 }
 
 static void *
-address(CUdeviceptr ptr)
+pointer_to(CUdeviceptr ptr)
 {
     return (void *)(uintptr_t)ptr;
 }
@@ -57,7 +57,7 @@ open_window(void)
 
 /* The end of a region that overlaps [ptr, ptr + size), or 0. */
 static CUdeviceptr
-obstacle(CUdeviceptr ptr, size_t size)
+end_of_overlap(CUdeviceptr ptr, size_t size)
 {
     for (const struct emu_region *r = regions; r != NULL; r = r->next) {
         if (r->base < ptr + size && ptr < r->base + r->size) {
@@ -86,7 +86,7 @@ find_addresses(size_t size)
             again = true;
             candidate = window;
         }
-        end = obstacle(candidate, size);
+        end = end_of_overlap(candidate, size);
         if (end == 0) {
             cursor = candidate + size;
             return candidate;
@@ -110,10 +110,10 @@ emu_region_delete(struct emu_region *region)
         region->device->allocated -= region->size;
     }
     /* The addresses stay reserved and inaccessible. If that fails, they are unmapped. */
-    if (mmap(address(region->base), region->size, PROT_NONE,
+    if (mmap(pointer_to(region->base), region->size, PROT_NONE,
              MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0)
         == MAP_FAILED) {
-        (void)munmap(address(region->base), region->size);
+        (void)munmap(pointer_to(region->base), region->size);
     }
     emu_runs_free(&region->policies);
     emu_runs_free(&region->records);
@@ -138,7 +138,7 @@ emu_region_new(enum emu_kind kind, size_t size, struct emu_device *device, struc
     region->base = find_addresses(size);
     if (region->base == 0 || !emu_runs_init(&region->policies, pages)
         || !emu_runs_init(&region->records, pages) || !emu_runs_init(&region->pages, pages)
-        || mmap(address(region->base), size, PROT_READ | PROT_WRITE,
+        || mmap(pointer_to(region->base), size, PROT_READ | PROT_WRITE,
                 MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0)
                == MAP_FAILED) {
         emu_runs_free(&region->policies);
@@ -147,7 +147,7 @@ emu_region_new(enum emu_kind kind, size_t size, struct emu_device *device, struc
         free(region);
         return NULL;
     }
-    (void)madvise(address(region->base), size, MADV_DONTFORK);
+    (void)madvise(pointer_to(region->base), size, MADV_DONTFORK);
     if (kind == EMU_DEVICE) {
         device->allocated += size;
     }

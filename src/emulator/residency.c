@@ -226,7 +226,7 @@ emu_system_discard(CUdeviceptr ptr, size_t size)
 
 /* A discarded page arrives at its destination as zeros, unless it was written in between. Host
  * writes cannot be seen, so the bytes are compared with those that the discard left. A write of
- * the very same bytes is not noticed. */
+ * the same bytes goes unnoticed. */
 static void
 end_discard(struct emu_region *region, union emu_value *value, size_t first, size_t end)
 {
@@ -358,7 +358,7 @@ emu_pages_prefetch(struct emu_region *region, CUdeviceptr ptr, size_t size, CUme
 
         emu_runs_visit(&region->pages, first, end, count_missing, &missing);
         room = evict_until_free(device, missing.pages * page, region) / page;
-        /* Pages that do not fit stay in place; the call has returned success long ago. */
+        /* Pages that do not fit stay in place; the call has already returned success. */
         if (room < missing.pages) {
             end = first + (room < end - first ? room : end - first);
         }
