@@ -368,7 +368,7 @@ class TestMaking:
     @pytest.mark.parametrize(
         ("bad", "error", "words"),
         [
-            (lambda b: [(b, Host()), b], TypeError, r"entries\[1\]: .* is no pair"),
+            (lambda b: [(b, Host()), b], TypeError, r"entries\[1\]: .* is not a pair"),
             (lambda b: [(b,)], TypeError, r"entries\[0\]: a pair .* is needed, got 1 items"),
             (lambda b: [(b, Host(), 0)], TypeError, r"entries\[0\]: a pair .* got 3 items"),
             (lambda b: [(b, Host()), (b, 0)], TypeError, r"entries\[1\]: a location must be"),
@@ -488,7 +488,7 @@ class TestMaking:
         assert repr(policy) in str(error.value)
 
     def test_a_bad_policy(self, buf):
-        with pytest.raises(TypeError, match="is no policy"):
+        with pytest.raises(TypeError, match="is not a policy"):
             PrefetchPlan.from_policy(buf, object())
         with pytest.raises(TypeError, match="a location must be"):
             PrefetchPlan.from_policy(buf, types.SimpleNamespace(preferred_location=0))

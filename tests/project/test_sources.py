@@ -476,10 +476,10 @@ def test_driver_call_depth_counts_calls():
 @pytest.mark.parametrize(
     ("start", "functions"),
     [
-        ("prefetch", ["MemPrefetchAsync"]),
-        ("prefetch", ["MemPrefetchBatchAsync"]),
-        ("discard", ["MemDiscardBatchAsync"]),
-        ("discard_prefetch", ["MemDiscardAndPrefetchBatchAsync"]),
+        ("module_prefetch", ["MemPrefetchAsync"]),
+        ("module_prefetch", ["MemPrefetchBatchAsync"]),
+        ("module_discard", ["MemDiscardBatchAsync"]),
+        ("module_discard_prefetch", ["MemDiscardAndPrefetchBatchAsync"]),
         ("plan_execute", ["MemPrefetchAsync"]),
         ("mm_buffer_prefetch", ["MemPrefetchAsync"]),
         ("mm_buffer_discard", ["MemDiscardBatchAsync"]),

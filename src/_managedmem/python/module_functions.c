@@ -1,6 +1,6 @@
 /* module_functions.c: advise, prefetch, discard and discard_prefetch on one target or many; empty();
- * what the module says about the driver. All arguments are read and checked before the first call
- * that changes anything. */
+ * facts about the driver. All arguments are read and checked before the first call that changes
+ * anything. */
 #include "module_functions.h"
 
 #include <string.h>
@@ -28,6 +28,7 @@ run_operation(mm_state *state, mm_operation op, PyObject *const argv[OPERATION_A
     mm_status st;
     int rc;
 
+    assert(op == MM_PREFETCH || mm_discards(op));
     if (mm_targets_read(state, argv[TARGETS], op, &t) < 0) {
         return NULL;
     }
@@ -54,7 +55,7 @@ run_operation(mm_state *state, mm_operation op, PyObject *const argv[OPERATION_A
 }
 
 static PyObject *
-prefetch(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
+module_prefetch(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
     static const mm_parameters parameters = {.function = "prefetch",
                                              .names = operation_names,
@@ -70,23 +71,28 @@ prefetch(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kw
 }
 
 static PyObject *
-discard(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
+module_discard(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
-    static const char *const names[] = {"targets", "stream", "dispatch"};
+    enum { DISCARD_TARGETS, DISCARD_STREAM, DISCARD_DISPATCH, ARGC };
+    static const char *const names[] = {[DISCARD_TARGETS] = "targets",
+                                        [DISCARD_STREAM] = "stream",
+                                        [DISCARD_DISPATCH] = "dispatch"};
     static const mm_parameters parameters = {
-        .function = "discard", .names = names, .required = 1, .positional = 1, .total = 3};
-    PyObject *argv[3];
+        .function = "discard", .names = names, .required = 1, .positional = 1, .total = ARGC};
+    PyObject *argv[ARGC];
 
     if (mm_args(&parameters, args, nargs, kwnames, argv) < 0) {
         return NULL;
     }
     return run_operation(mm_module_state(module), MM_DISCARD,
-                         (PyObject *[OPERATION_ARGC]){
-                             [TARGETS] = argv[0], [STREAM] = argv[1], [DISPATCH] = argv[2]});
+                         (PyObject *[OPERATION_ARGC]){[TARGETS] = argv[DISCARD_TARGETS],
+                                                      [STREAM] = argv[DISCARD_STREAM],
+                                                      [DISPATCH] = argv[DISCARD_DISPATCH]});
 }
 
 static PyObject *
-discard_prefetch(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
+module_discard_prefetch(PyObject *module, PyObject *const *args, Py_ssize_t nargs,
+                        PyObject *kwnames)
 {
     static const mm_parameters parameters = {.function = "discard_prefetch",
                                              .names = operation_names,
@@ -118,7 +124,7 @@ read_advice(mm_state *state, PyObject *value, CUmem_advise *out)
     *out = (CUmem_advise)0;
     if (is_advice_member(state, value)) {
         int overflow;
-        long number = PyLong_AsLongAndOverflow(value, &overflow); /* -1 where it overflows */
+        long number = PyLong_AsLongAndOverflow(value, &overflow); /* -1 if it overflows */
         bool known =
             number >= CU_MEM_ADVISE_SET_READ_MOSTLY && number <= CU_MEM_ADVISE_UNSET_ACCESSED_BY;
         *out = known ? (CUmem_advise)number : (CUmem_advise)0;
@@ -138,7 +144,7 @@ read_advice(mm_state *state, PyObject *value, CUmem_advise *out)
     return 0;
 }
 
-/* Reads the locations that an advice needs, and checks that it may name them. */
+/* Reads the locations that an advice needs, and checks that it allows them. */
 static int
 read_advice_locations(mm_targets *t, PyObject *location, CUmem_advise advice)
 {
@@ -149,8 +155,8 @@ read_advice_locations(mm_targets *t, PyObject *location, CUmem_advise advice)
         return -1;
     }
     if (!needed) {
-        /* Not the location that was given: with a NUMA host some drivers accept the advice, say
-         * success and do nothing. */
+        /* With a NUMA host some drivers accept the advice and do nothing (conformance: ignored
+         * locations). */
         for (size_t i = 0; i < t->batch.count; i++) {
             t->batch.transfers[i].where = mm_host();
         }
@@ -169,23 +175,26 @@ read_advice_locations(mm_targets *t, PyObject *location, CUmem_advise advice)
 }
 
 static PyObject *
-advise(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
+module_advise(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
-    static const char *const names[] = {"targets", "advice", "location"};
-    static const mm_parameters parameters = {"advise", names, 2, 3, 3};
+    enum { ADVISE_TARGETS, ADVICE, ADVISE_LOCATION, ARGC };
+    static const char *const names[] = {
+        [ADVISE_TARGETS] = "targets", [ADVICE] = "advice", [ADVISE_LOCATION] = "location"};
+    static const mm_parameters parameters = {
+        .function = "advise", .names = names, .required = 2, .positional = 3, .total = ARGC};
     mm_state *state = mm_module_state(module);
+    PyObject *argv[ARGC];
     CUmem_advise advice;
-    PyObject *given[3];
     mm_targets t;
     mm_status st;
     int rc;
 
-    if (mm_args(&parameters, args, nargs, kwnames, given) < 0
-        || mm_targets_read(state, given[0], MM_ADVISE, &t) < 0) {
+    if (mm_args(&parameters, args, nargs, kwnames, argv) < 0
+        || mm_targets_read(state, argv[ADVISE_TARGETS], MM_ADVISE, &t) < 0) {
         return NULL;
     }
-    if (read_advice(state, given[1], &advice) < 0
-        || read_advice_locations(&t, given[2], advice) < 0) {
+    if (read_advice(state, argv[ADVICE], &advice) < 0
+        || read_advice_locations(&t, argv[ADVISE_LOCATION], advice) < 0) {
         mm_targets_release(&t);
         return NULL;
     }
@@ -204,12 +213,13 @@ advise(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwna
 }
 
 MM_GUARD_ARRAYS static PyObject *
-empty(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
+module_empty(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
     static const char *const names[] = {"shape", "dtype"};
-    static const mm_parameters parameters = {"empty", names, 1, 2, 2};
+    static const mm_parameters parameters = {
+        .function = "empty", .names = names, .required = 1, .positional = 2, .total = 2};
     Py_ssize_t shape[MM_MAX_DIMENSIONS];
-    PyObject *given[2];
+    PyObject *argv[2];
     mm_layout layout;
     size_t bytes;
 
@@ -220,9 +230,9 @@ empty(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnam
                      args[0], args[1], nargs > 2 ? ", ..." : "");
         return NULL;
     }
-    if (mm_args(&parameters, args, nargs, kwnames, given) < 0
-        || (layout.dtype = mm_read_dtype(given[1])) == NULL
-        || mm_read_shape(given[0], &layout, shape, &bytes) < 0) {
+    if (mm_args(&parameters, args, nargs, kwnames, argv) < 0
+        || (layout.dtype = mm_read_dtype(argv[1])) == NULL
+        || mm_read_shape(argv[0], &layout, shape, &bytes) < 0) {
         return NULL;
     }
     return mm_allocate(mm_module_state(module), NULL, NULL, bytes, &layout);
@@ -316,18 +326,18 @@ PyDoc_STRVAR(
 PyDoc_STRVAR(
     prefetch_doc,
     "prefetch(targets, location, *, stream=None, dispatch='auto', defer=None)\n--\n\n"
-    "Move memory to a place before it is used there, in stream order.\n"
+    "Move memory to a location before it is used there, in stream order.\n"
     "\n"
     "Parameters\n"
     "----------\n"
     "targets : target or sequence of targets\n"
     "    As for advise().\n"
     "location : Device or Host, or a sequence with one for each target\n"
-    "    Where the pages shall go.\n"
+    "    The destination of the pages.\n"
     "stream : Stream, object with __cuda_stream__, int, or None\n"
     "    The stream to work in; None is the default stream.\n"
     "dispatch : \"auto\", \"batch\" or \"loop\"\n"
-    "    How several targets reach the driver; \"auto\" takes what measured fastest for each.\n"
+    "    How several targets reach the driver; \"auto\" chooses the fastest call for each.\n"
     "defer : bool, optional\n"
     "    True queues an empty host function in front, so that the call returns while the stream does\n"
     "    the work; None does so for large ones.\n"
@@ -343,7 +353,7 @@ PyDoc_STRVAR(
     "discard(targets, *, stream=None, dispatch='auto')\n--\n\n"
     "Throw contents away, in stream order, so that they need not be moved.\n"
     "\n"
-    "What is read afterwards is undefined until it is written; write only after a prefetch or\n"
+    "The contents are undefined until they are written; write only after a prefetch or\n"
     "discard_prefetch. Only whole pages inside each target are discarded: bytes on the pages at its\n"
     "ends may stay, and neighbours never lose a byte. targets, stream and dispatch as for prefetch();\n"
     "the discard is queued behind the stream in the __cuda_array_interface__ of an array. System memory\n"
@@ -356,7 +366,7 @@ PyDoc_STRVAR(
 PyDoc_STRVAR(
     discard_prefetch_doc,
     "discard_prefetch(targets, location, *, stream=None, dispatch='auto', defer=None)\n--\n\n"
-    "Throw contents away and give the memory pages at a place, in stream order.\n"
+    "Throw contents away and give the memory pages at a location, in stream order.\n"
     "\n"
     "For a buffer that will be overwritten there: pages move without their bytes. The pages at the\n"
     "ends that a target shares with its neighbours are prefetched first, with their contents; when that\n"
@@ -384,10 +394,10 @@ PyDoc_STRVAR(
 PyDoc_STRVAR(
     driver_info_doc,
     "driver_info()\n--\n\n"
-    "What driver is in use, as a dict; opens it.\n"
+    "The driver in use, as a dict. Opens it if needed.\n"
     "\n"
     "path (str), version (int, 13000 is CUDA 13.0), version_string (str), emulated (bool),\n"
-    "device_count (int), tried (list of str: what was tried, and what came of it). Raises\n"
+    "device_count (int), tried (list of str: each attempt to open a driver, with its result). Raises\n"
     "DriverNotFoundError or DriverTooOldError.");
 
 PyDoc_STRVAR(select_driver_doc,
@@ -401,15 +411,15 @@ PyDoc_STRVAR(
     "\n"
     "With own_device, each block prefers, and is accessed by, the device it is allocated for. A page\n"
     "is allocated and advised as a trial. Equal presets have one function, for the life of the\n"
-    "process. Raises TypeError and ValueError for bad arguments, CUDAError for what the driver\n"
+    "process. Raises TypeError and ValueError for bad arguments, CUDAError for advice that the driver\n"
     "refuses, RuntimeError when no function is left.");
 
 PyMethodDef mm_functions[] = {
-    MM_METHOD("advise", advise, advise_doc),
-    MM_METHOD("prefetch", prefetch, prefetch_doc),
-    MM_METHOD("discard", discard, discard_doc),
-    MM_METHOD("discard_prefetch", discard_prefetch, discard_prefetch_doc),
-    MM_METHOD("empty", empty, empty_doc),
+    MM_METHOD("advise", module_advise, advise_doc),
+    MM_METHOD("prefetch", module_prefetch, prefetch_doc),
+    MM_METHOD("discard", module_discard, discard_doc),
+    MM_METHOD("discard_prefetch", module_discard_prefetch, discard_prefetch_doc),
+    MM_METHOD("empty", module_empty, empty_doc),
     {"driver_info", driver_info, METH_NOARGS, driver_info_doc},
     {"_select_driver", select_driver, METH_O, select_driver_doc},
     MM_METHOD("_register_preset", mm_register_preset, register_preset_doc),

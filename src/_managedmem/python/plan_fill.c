@@ -1,4 +1,4 @@
-/* plan_fill.c: filling a PrefetchPlan: add, from pairs, a module, a policy, by a budget. */
+/* plan_fill.c: filling a PrefetchPlan: add(), pairs, a module, a policy, a budget. */
 #include <stdlib.h>
 
 #include "foreign_memory.h"
@@ -8,14 +8,14 @@
 
 /* --- adding ----------------------------------------------------------------------------- */
 
-/* An entry that is read and checked, on its way into a plan. */
+/* An entry that is read and checked, to be appended. */
 typedef struct {
     mm_plan_entry entry;
-    PyObject *kept; /* what the plan keeps for it: its target, and a memoryview or None */
+    PyObject *kept; /* a tuple of its target and a memoryview or None */
 } addition;
 
 static int
-grow(mm_plan_object *self)
+plan_grow(mm_plan_object *self)
 {
     size_t capacity = self->capacity ? 2 * self->capacity : 8;
     mm_plan_entry *entries;
@@ -33,10 +33,10 @@ grow(mm_plan_object *self)
     return 0;
 }
 
-/* Makes a list where there is none. Making one may run the garbage collector, and so Python code
- * that uses the same plan. */
+/* Makes a list if there is none. That can run the garbage collector, and so Python code that uses the
+ * same plan. */
 static int
-need_list(PyObject **list)
+ensure_list(PyObject **list)
 {
     PyObject *fresh;
 
@@ -64,14 +64,16 @@ mm_plan_drop_prepared(mm_plan_object *self)
     self->prefetch = self->discard_prefetch = NULL;
 }
 
-/* Takes over what is kept. */
+/* Takes ownership of new->kept. */
 static int
-append(mm_plan_object *self, const addition *new)
+plan_append(mm_plan_object *self, const addition *new)
 {
     int rc = 0;
 
+    assert(new->kept != NULL);
     MM_LOCK((PyObject *)self);
-    if (need_list(&self->kept) < 0 || grow(self) < 0 || PyList_Append(self->kept, new->kept) < 0) {
+    if (ensure_list(&self->kept) < 0 || plan_grow(self) < 0
+        || PyList_Append(self->kept, new->kept) < 0) {
         rc = -1;
     } else {
         self->entries[self->count++] = new->entry;
@@ -82,7 +84,7 @@ append(mm_plan_object *self, const addition *new)
     return rc;
 }
 
-/* Cuts the range down to nbytes from an offset; both are NULL or None where they are not given. */
+/* Cuts the range to nbytes from an offset; NULL or None is the default of each. */
 static int
 read_part(PyObject *offset, PyObject *nbytes, mm_range *range)
 {
@@ -117,19 +119,21 @@ read_part(PyObject *offset, PyObject *nbytes, mm_range *range)
     return 0;
 }
 
-/* Reads a target; its location is for the caller to fill. */
+/* Reads a target; the caller sets its location. */
 static int
-read_target(mm_state *state, PyObject *value, addition *new)
+read_plan_target(mm_state *state, PyObject *value, addition *new)
 {
     mm_driver *cu = mm_open(state);
     mm_target target;
     int read_only;
 
+    assert(!PyErr_Occurred());
     *new = (addition){.kept = NULL};
     if (cu == NULL || mm_target_read(state, cu, value, MM_PREFETCH, &target) < 0) {
         return -1;
     }
     read_only = mm_is_read_only(&target);
+    assert(target.range.size == 0 || target.range.start != 0);
     new->kept =
         read_only < 0 ? NULL : PyTuple_Pack(2, value, target.export ? target.export : Py_None);
     Py_XDECREF(target.export);
@@ -150,22 +154,25 @@ read_target(mm_state *state, PyObject *value, addition *new)
 PyObject *
 mm_plan_add(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
-    static const char *const names[] = {"target", "location", "offset", "nbytes"};
-    static const mm_parameters parameters = {"add", names, 2, 2, 4};
+    enum { TARGET, LOCATION, OFFSET, NBYTES, ARGC };
+    static const char *const names[] = {
+        [TARGET] = "target", [LOCATION] = "location", [OFFSET] = "offset", [NBYTES] = "nbytes"};
+    static const mm_parameters parameters = {
+        .function = "add", .names = names, .required = 2, .positional = 2, .total = ARGC};
     mm_state *state = mm_type_state(Py_TYPE(op));
-    PyObject *given[4];
+    PyObject *argv[ARGC];
     addition new;
 
-    if (mm_args(&parameters, args, nargs, kwnames, given) < 0
-        || read_target(state, given[0], &new) < 0) {
+    if (mm_args(&parameters, args, nargs, kwnames, argv) < 0
+        || read_plan_target(state, argv[TARGET], &new) < 0) {
         return NULL;
     }
-    if (read_part(given[2], given[3], &new.entry.transfer.range) < 0
-        || mm_read_location(state, given[1], &new.entry.transfer.where) < 0) {
+    if (read_part(argv[OFFSET], argv[NBYTES], &new.entry.transfer.range) < 0
+        || mm_read_location(state, argv[LOCATION], &new.entry.transfer.where) < 0) {
         Py_DECREF(new.kept);
         return NULL;
     }
-    return append(mm_plan_of(op), &new) < 0 ? NULL : Py_NewRef(op);
+    return plan_append(mm_plan_of(op), &new) < 0 ? NULL : Py_NewRef(op);
 }
 
 /* --- making ----------------------------------------------------------------------------- */
@@ -174,7 +181,7 @@ static int
 add_pair(mm_plan_object *self, mm_state *state, PyObject *value)
 {
     bool sequence = PyTuple_Check(value) || PyList_Check(value);
-    /* Of our own, because reading runs Python code, which may change a list. */
+    /* A tuple, because reading runs Python code, which may change a list. */
     PyObject *pair = sequence ? PySequence_Tuple(value) : Py_NewRef(value);
     addition new;
     int rc = -1;
@@ -183,13 +190,13 @@ add_pair(mm_plan_object *self, mm_state *state, PyObject *value)
         return -1;
     }
     if (!sequence) {
-        (void)mm_refuse_foreign(PyExc_TypeError, value, "is no pair (target, location)");
+        (void)mm_refuse_foreign(PyExc_TypeError, value, "is not a pair (target, location)");
     } else if (PyTuple_Size(pair) != 2) {
         PyErr_Format(PyExc_TypeError, "a pair (target, location) is needed, got %zd items",
                      PyTuple_Size(pair));
-    } else if (read_target(state, PyTuple_GetItem(pair, 0), &new) == 0) {
+    } else if (read_plan_target(state, PyTuple_GetItem(pair, 0), &new) == 0) {
         if (mm_read_location(state, PyTuple_GetItem(pair, 1), &new.entry.transfer.where) == 0) {
-            rc = append(self, &new);
+            rc = plan_append(self, &new);
         } else {
             Py_DECREF(new.kept);
         }
@@ -228,23 +235,24 @@ PyObject *
 mm_plan_tp_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
     static const char *const names[] = {"entries"};
-    static const mm_parameters parameters = {"PrefetchPlan", names, 0, 1, 1};
-    PyObject *given[1], *self;
+    static const mm_parameters parameters = {
+        .function = "PrefetchPlan", .names = names, .positional = 1, .total = 1};
+    PyObject *argv[1], *self;
 
-    if (mm_args_new(&parameters, args, kwargs, given) < 0) {
+    if (mm_args_new(&parameters, args, kwargs, argv) < 0) {
         return NULL;
     }
     self = mm_alloc_object(type);
-    if (self != NULL && given[0] != NULL
-        && add_pairs(mm_plan_of(self), mm_type_state(type), given[0]) < 0) {
+    if (self != NULL && argv[0] != NULL
+        && add_pairs(mm_plan_of(self), mm_type_state(type), argv[0]) < 0) {
         Py_CLEAR(self);
     }
     return self;
 }
 
-/* A plan of one or several targets, all to one place. */
+/* A plan of one or several targets with one location. */
 static PyObject *
-plan_to(PyTypeObject *type, PyObject *targets, CUmemLocation where)
+plan_of_targets(PyTypeObject *type, PyObject *targets, CUmemLocation where)
 {
     mm_state *state = mm_type_state(type);
     PyObject *self, *items;
@@ -254,10 +262,10 @@ plan_to(PyTypeObject *type, PyObject *targets, CUmemLocation where)
     self = items ? mm_alloc_object(type) : NULL;
     for (Py_ssize_t i = 0; self != NULL && i < PyTuple_Size(items); i++) {
         addition new;
-        int rc = read_target(state, PyTuple_GetItem(items, i), &new);
+        int rc = read_plan_target(state, PyTuple_GetItem(items, i), &new);
         if (rc == 0) {
             new.entry.transfer.where = where;
-            rc = append(mm_plan_of(self), &new);
+            rc = plan_append(mm_plan_of(self), &new);
         } else if (several) {
             mm_name_item("targets", i);
         }
@@ -273,48 +281,49 @@ PyObject *
 mm_plan_from_policy(PyObject *type, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
     static const char *const names[] = {"targets", "policy"};
-    static const mm_parameters parameters = {"from_policy", names, 2, 2, 2};
-    PyObject *given[2], *location;
+    static const mm_parameters parameters = {
+        .function = "from_policy", .names = names, .required = 2, .positional = 2, .total = 2};
+    PyObject *argv[2], *location;
     CUmemLocation where;
     int found, rc = -1;
 
-    if (mm_args(&parameters, args, nargs, kwnames, given) < 0
-        || (found = mm_get_optional(given[1], "preferred_location", &location)) < 0) {
+    if (mm_args(&parameters, args, nargs, kwnames, argv) < 0
+        || (found = mm_get_optional(argv[1], "preferred_location", &location)) < 0) {
         return NULL;
     }
     if (found == 0) {
-        (void)mm_refuse_foreign(PyExc_TypeError, given[1],
-                                "is no policy: it has no preferred_location");
+        (void)mm_refuse_foreign(PyExc_TypeError, argv[1],
+                                "is not a policy: it has no preferred_location");
         return NULL;
     }
     if (location == Py_None) {
         PyErr_Format(PyExc_ValueError, "%R prefers no location: there is nowhere to prefetch to",
-                     given[1]);
+                     argv[1]);
     } else {
         rc = mm_read_location(mm_type_state((PyTypeObject *)type), location, &where);
     }
     Py_DECREF(location);
-    return rc < 0 ? NULL : plan_to((PyTypeObject *)type, given[0], where);
+    return rc < 0 ? NULL : plan_of_targets((PyTypeObject *)type, argv[0], where);
 }
 
 /* Appends what module.name() yields to a list. */
 static int
-extend_by(PyObject *list, PyObject *module, const char *name)
+extend_by_method(PyObject *list, PyObject *module, const char *name)
 {
-    PyObject *method, *found = NULL, *more = NULL;
-    int there = mm_get_optional(module, name, &method), rc = -1;
+    PyObject *method, *result = NULL, *more = NULL;
+    int found = mm_get_optional(module, name, &method), rc = -1;
 
-    if (there == 0) {
+    if (found == 0) {
         (void)mm_refuse_foreign(
             PyExc_TypeError, module,
             "is not a module: it needs the methods parameters() and buffers()");
-    } else if (there > 0) {
-        found = PyObject_CallNoArgs(method);
+    } else if (found > 0) {
+        result = PyObject_CallNoArgs(method);
         Py_DECREF(method);
     }
-    if (found != NULL) {
-        more = PySequence_List(found);
-        Py_DECREF(found);
+    if (result != NULL) {
+        more = PySequence_List(result);
+        Py_DECREF(result);
     }
     if (more != NULL) {
         rc = PyList_SetSlice(list, PyList_Size(list), PyList_Size(list), more);
@@ -327,18 +336,19 @@ PyObject *
 mm_plan_from_module(PyObject *type, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
     static const char *const names[] = {"module", "location"};
-    static const mm_parameters parameters = {"from_module", names, 2, 2, 2};
-    PyObject *given[2], *tensors, *plan = NULL;
+    static const mm_parameters parameters = {
+        .function = "from_module", .names = names, .required = 2, .positional = 2, .total = 2};
+    PyObject *argv[2], *tensors, *plan = NULL;
     CUmemLocation where;
 
-    if (mm_args(&parameters, args, nargs, kwnames, given) < 0
-        || mm_read_location(mm_type_state((PyTypeObject *)type), given[1], &where) < 0) {
+    if (mm_args(&parameters, args, nargs, kwnames, argv) < 0
+        || mm_read_location(mm_type_state((PyTypeObject *)type), argv[1], &where) < 0) {
         return NULL;
     }
     tensors = PyList_New(0);
-    if (tensors != NULL && extend_by(tensors, given[0], "parameters") == 0
-        && extend_by(tensors, given[0], "buffers") == 0) {
-        plan = plan_to((PyTypeObject *)type, tensors, where);
+    if (tensors != NULL && extend_by_method(tensors, argv[0], "parameters") == 0
+        && extend_by_method(tensors, argv[0], "buffers") == 0) {
+        plan = plan_of_targets((PyTypeObject *)type, tensors, where);
     }
     Py_XDECREF(tensors);
     return plan;
@@ -346,25 +356,25 @@ mm_plan_from_module(PyObject *type, PyObject *const *args, Py_ssize_t nargs, PyO
 
 /* --- a budget --------------------------------------------------------------------------- */
 
-/* What is left alone where no budget is given, for the allocations of kernels and libraries. */
+/* The part of the device's memory that the default budget leaves for kernels and libraries. */
 enum { RESERVE_PARTS = 16 };
 
-/* Reads the budget in bytes; never more than the device has free. */
+/* Reads the budget in bytes, at most the free memory of the device. */
 static int
 read_budget(mm_state *state, PyObject *value, CUmemLocation device, size_t *budget)
 {
-    bool given = value != NULL && value != Py_None;
+    bool is_set = value != NULL && value != Py_None;
     size_t free_bytes = 0, total = 0;
     mm_driver *cu = mm_open(state);
-    long long asked = 0;
+    long long wanted = 0;
     mm_status st;
     int rc;
 
-    if (cu == NULL || (given && mm_read_index(value, "budget", PyExc_TypeError, &asked) < 0)) {
+    if (cu == NULL || (is_set && mm_read_index(value, "budget", PyExc_TypeError, &wanted) < 0)) {
         return -1;
     }
-    if (asked < 0) {
-        PyErr_Format(PyExc_ValueError, "budget must be 0 bytes or more, got %lld", asked);
+    if (wanted < 0) {
+        PyErr_Format(PyExc_ValueError, "budget must be 0 bytes or more, got %lld", wanted);
         return -1;
     }
     Py_BEGIN_ALLOW_THREADS
@@ -374,8 +384,8 @@ read_budget(mm_state *state, PyObject *value, CUmemLocation device, size_t *budg
         (void)mm_raise(state, &st);
         return -1;
     }
-    if (given) {
-        *budget = (size_t)asked < free_bytes ? (size_t)asked : free_bytes;
+    if (is_set) {
+        *budget = (size_t)wanted < free_bytes ? (size_t)wanted : free_bytes;
     } else {
         size_t reserve = total / RESERVE_PARTS;
         *budget = free_bytes > reserve ? free_bytes - reserve : 0;
@@ -386,24 +396,28 @@ read_budget(mm_state *state, PyObject *value, CUmemLocation device, size_t *budg
 PyObject *
 mm_plan_fit_targets(PyObject *type, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
-    static const char *const names[] = {"targets", "device", "budget"};
-    static const mm_parameters parameters = {"fit", names, 2, 3, 3};
+    enum { TARGETS, DEVICE, BUDGET, ARGC };
+    static const char *const names[] = {
+        [TARGETS] = "targets", [DEVICE] = "device", [BUDGET] = "budget"};
+    static const mm_parameters parameters = {
+        .function = "fit", .names = names, .required = 2, .positional = 3, .total = ARGC};
     mm_state *state = mm_type_state((PyTypeObject *)type);
     CUmemLocation device;
-    PyObject *given[3], *plan;
+    PyObject *argv[ARGC], *plan;
     size_t budget;
     mm_status st;
 
-    if (mm_args(&parameters, args, nargs, kwnames, given) < 0
-        || mm_read_location(state, given[1], &device) < 0) {
+    if (mm_args(&parameters, args, nargs, kwnames, argv) < 0
+        || mm_read_location(state, argv[DEVICE], &device) < 0) {
         return NULL;
     }
     if (device.type != CU_MEM_LOCATION_TYPE_DEVICE) {
-        PyErr_Format(PyExc_ValueError, "fit() needs a Device to fit targets on, got %R", given[1]);
+        PyErr_Format(PyExc_ValueError, "fit() needs a Device to fit targets on, got %R",
+                     argv[DEVICE]);
         return NULL;
     }
-    plan = plan_to((PyTypeObject *)type, given[0], device);
-    if (plan != NULL && read_budget(state, given[2], device, &budget) < 0) {
+    plan = plan_of_targets((PyTypeObject *)type, argv[TARGETS], device);
+    if (plan != NULL && read_budget(state, argv[BUDGET], device, &budget) < 0) {
         Py_CLEAR(plan);
     }
     if (plan != NULL
@@ -419,19 +433,19 @@ mm_plan_fit_targets(PyObject *type, PyObject *const *args, Py_ssize_t nargs, PyO
 
 const char mm_plan_add_doc[] =
     "add($self, /, target, location, *, offset=0, nbytes=None)\n--\n\n"
-    "Add a target, or a part of it, and where it shall go; gives the plan itself.\n"
+    "Add a target, or a part of it, with its destination; gives the plan itself.\n"
     "\n"
     "Parameters\n"
     "----------\n"
     "target : one target\n"
-    "    As for advise(). What it exports through the buffer protocol stays exported until clear()\n"
-    "    or the plan's end; a ManagedBuffer is not exported.\n"
+    "    As for advise(). An object with the buffer protocol stays exported until clear() or the\n"
+    "    plan's end; a ManagedBuffer is not exported.\n"
     "location : Device or Host\n"
-    "    Where its pages shall go.\n"
+    "    The destination of its pages.\n"
     "offset : int\n"
     "    Bytes of the target to skip.\n"
     "nbytes : int, optional\n"
-    "    Bytes to take from there. None: all that follow.\n"
+    "    Bytes to take from the offset on. None: all.\n"
     "\n"
     "Raises ValueError if the part leaves the target or the target is not managed memory, TypeError for\n"
     "wrong types; the plan is then as before. Driver:\n"
@@ -439,25 +453,25 @@ const char mm_plan_add_doc[] =
 
 const char mm_plan_fit_doc[] =
     "fit(targets, device, budget=None)\n--\n\n"
-    "A plan that puts on a device what fits there, and the rest on the host.\n"
+    "A plan that sends the targets that fit to a device, and the others to the host.\n"
     "\n"
     "Parameters\n"
     "----------\n"
     "targets : target or sequence of targets\n"
-    "    In the order of their importance. Each goes as a whole; one that does not fit into what is\n"
-    "    left goes to Host(), and smaller ones behind it may still fit.\n"
+    "    In the order of their importance. Each goes as a whole; one that does not fit in the rest of\n"
+    "    the budget goes to Host(), and smaller ones behind it may still fit.\n"
     "device : Device\n"
-    "    Where the targets shall go.\n"
+    "    The destination of the targets.\n"
     "budget : int, optional\n"
-    "    Bytes to use at the most. Never more than the device has free are used. None: what is free,\n"
+    "    Bytes to use at most; never more than the free memory of the device. None: the free memory\n"
     "    less a sixteenth of the device's memory.\n"
     "\n"
-    "Whole pages count, and equal targets once. Memory of the targets that is on the device now is\n"
-    "not counted as free. Raises TypeError or ValueError for bad arguments. Driver: cuMemGetInfo.";
+    "Whole pages count, and equal targets once. Pages of the targets that are on the device now do not\n"
+    "count as free. Raises TypeError or ValueError for bad arguments. Driver: cuMemGetInfo.";
 
 const char mm_plan_from_module_doc[] =
     "from_module(module, location)\n--\n\n"
-    "A plan of all parameters and buffers of a torch module, or of what has such methods.\n"
+    "A plan of all parameters and buffers of a torch module, or of an object with such methods.\n"
     "\n"
     "Raises ValueError unless all of them lie in managed memory, TypeError for an object without these\n"
     "methods.";
@@ -466,4 +480,4 @@ const char mm_plan_from_policy_doc[] =
     "from_policy(targets, policy)\n--\n\n"
     "A plan that takes targets to the preferred_location of a policy.\n"
     "\n"
-    "ValueError where the policy prefers none.";
+    "ValueError if the policy prefers none.";

@@ -1,4 +1,4 @@
-/* plan_object.c: the type PrefetchPlan: pairs of memory and location, kept ready for the driver. */
+/* plan_object.c: the type PrefetchPlan: pairs of memory and location, prepared for the driver. */
 #include "plan_object.h"
 
 #include <stdlib.h>
@@ -20,14 +20,14 @@ plan_clear(PyObject *op, PyObject *Py_UNUSED(none))
     self->count = 0;
     mm_plan_drop_prepared(self);
     MM_UNLOCK();
-    /* Only now: this may end targets, and so run Python code. */
+    /* Last, because releasing targets can run Python code. */
     Py_XDECREF(kept);
     Py_RETURN_NONE;
 }
 
 /* --- executing -------------------------------------------------------------------------- */
 
-/* The entries of a plan as they are now, with what they refer to kept alive. */
+/* The entries of a plan at one moment, with their targets kept alive. */
 typedef struct {
     mm_plan *plan; /* prepared; NULL if no operation was named, and for an empty plan */
     PyObject *kept;
@@ -38,6 +38,7 @@ typedef struct {
 static int
 copy_entries(const mm_plan_object *self, mm_plan_entry **copy)
 {
+    assert(self->count <= self->capacity);
     *copy = malloc((self->count + 1) * sizeof **copy);
     if (*copy == NULL) {
         PyErr_NoMemory();
@@ -56,6 +57,7 @@ prepare_plan(mm_plan_object *self, mm_state *state, mm_operation op, mm_plan **p
     mm_plan **slot = op == MM_PREFETCH ? &self->prefetch : &self->discard_prefetch;
     mm_status st;
 
+    assert(op == MM_PREFETCH || op == MM_DISCARD_PREFETCH);
     *plan = NULL;
     if (self->count == 0) {
         return 0;
@@ -89,6 +91,7 @@ plan_use_begin(mm_plan_object *self, const mm_operation *op, bool copy, plan_use
     mm_state *state = mm_type_state(Py_TYPE((PyObject *)self));
     int rc = 0;
 
+    assert(!PyErr_Occurred());
     *use = (plan_use){.plan = NULL};
     MM_LOCK((PyObject *)self);
     if ((op != NULL && prepare_plan(self, state, *op, &use->plan) < 0)
@@ -229,7 +232,7 @@ plan_explain(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kw
     return text;
 }
 
-/* --- looking at a plan ------------------------------------------------------------------ */
+/* --- reading entries -------------------------------------------------------------------- */
 
 /* `kept` is the tuple that the plan keeps for the entry, or NULL with an exception. Each field is made
  * only if the ones before it were, because CPython must not be called with an exception set. */
@@ -259,7 +262,7 @@ plan_iter(PyObject *op)
     }
     records = PyTuple_New((Py_ssize_t)use.count);
     for (size_t i = 0; records != NULL && i < use.count; i++) {
-        /* The list only grows, so that the items counted are there. */
+        /* The list never shrinks, so the item exists. */
         PyObject *kept = PySequence_GetItem(use.kept, (Py_ssize_t)i);
         PyObject *record = plan_entry_record(state, &use.entries[i], kept);
         Py_XDECREF(kept);
@@ -275,23 +278,24 @@ plan_iter(PyObject *op)
     return iterator;
 }
 
-/* The entry at an index; with from_end, negative ones count from the end. */
+/* The entry at an index; with from_end, negative indices count from the end. */
 static PyObject *
 plan_entry_at(PyObject *op, Py_ssize_t index, bool from_end)
 {
     mm_plan_object *self = mm_plan_of(op);
     PyObject *kept = NULL, *record;
-    Py_ssize_t count, place;
+    Py_ssize_t count, position;
     mm_plan_entry entry;
     bool found;
 
     MM_LOCK(op);
     count = (Py_ssize_t)self->count;
-    place = index + (from_end && index < 0 ? count : 0);
-    found = place >= 0 && place < count;
+    position = index + (from_end && index < 0 ? count : 0);
+    found = position >= 0 && position < count;
+    assert(count == 0 || PyList_Size(self->kept) >= count);
     if (found) {
-        entry = self->entries[place];
-        kept = PySequence_GetItem(self->kept, place);
+        entry = self->entries[position];
+        kept = PySequence_GetItem(self->kept, position);
     }
     MM_UNLOCK();
     if (!found) {
@@ -310,7 +314,7 @@ plan_item(PyObject *op, Py_ssize_t index)
     return plan_entry_at(op, index, false);
 }
 
-/* A new plan with `count` of the entries, from `start` on in steps. */
+/* A new plan with `count` of the entries: start, start + step, ... */
 static PyObject *
 plan_of_entries(PyTypeObject *type, const plan_use *use, Py_ssize_t start, Py_ssize_t step,
                 Py_ssize_t count)
@@ -328,7 +332,8 @@ plan_of_entries(PyTypeObject *type, const plan_use *use, Py_ssize_t start, Py_ss
         return NULL;
     }
     for (Py_ssize_t i = 0; i < count; i++) {
-        /* The list only grows, so that the items counted are there. */
+        /* The list never shrinks, so the item exists. */
+        assert(start + i * step >= 0 && (size_t)(start + i * step) < use->count);
         (void)PyList_SetItem(kept, i, PySequence_GetItem(use->kept, start + i * step));
         entries[i] = use->entries[start + i * step];
     }
@@ -427,7 +432,7 @@ plan_traverse(PyObject *op, visitproc visit, void *arg)
     return 0;
 }
 
-/* Leaves an empty plan, which other garbage may still use. */
+/* Leaves an empty plan, because other garbage may still use it. */
 static int
 plan_tp_clear(PyObject *op)
 {
@@ -463,19 +468,18 @@ PyDoc_STRVAR(
     "\n"
     "The plan keeps its targets alive; a ManagedBuffer in it can be closed, and executing the plan is\n"
     "then an error before anything is moved. Neighbouring ranges with the same location are merged\n"
-    "and everything is laid out for the driver at the first execution after a change; later ones\n"
+    "and prepared for the driver at the first execution after a change; later ones\n"
     "allocate nothing. Where entries overlap or share a page, the last one wins. len() is the number of\n"
-    "entries; iteration gives a PlanEntry for each, as they are at its beginning; plan[i] gives one\n"
-    "PlanEntry, a slice or copy.copy() a new plan over the same targets. Executing an empty plan does\n"
-    "nothing.\n"
+    "entries. Iteration gives a PlanEntry for each entry at its beginning; plan[i] gives one PlanEntry,\n"
+    "a slice or copy.copy() a new plan over the same targets. Executing an empty plan does nothing.\n"
     "\n"
-    "Safe from every thread: an execution takes the entries that are there when it begins. Raises\n"
-    "TypeError or ValueError for a bad entry and says which.");
+    "Safe from every thread: an execution uses the entries at its beginning. Raises TypeError or\n"
+    "ValueError that names the bad entry.");
 
 PyDoc_STRVAR(plan_clear_doc, "clear($self, /)\n--\n\n"
-                             "Remove all entries and let their targets go.\n"
+                             "Remove all entries and release their targets.\n"
                              "\n"
-                             "Executions under way in other threads finish with what they began.");
+                             "Executions under way in other threads finish with their entries.");
 
 PyDoc_STRVAR(
     plan_execute_doc,
@@ -499,17 +503,17 @@ PyDoc_STRVAR(
     "discard_prefetch($self, /, *, stream=None, dispatch='auto', defer=None)\n--\n\n"
     "Throw the contents of every entry away and give it pages at its location, in stream order.\n"
     "\n"
-    "As execute(), and as the function discard_prefetch() for what is lost and what is not: entries\n"
-    "without a whole page or with gaps are a ValueError. Driver: cuMemDiscardAndPrefetchBatchAsync.");
+    "As execute(); the function discard_prefetch() describes which contents are lost. Entries without a\n"
+    "whole page or with gaps are a ValueError. Driver: cuMemDiscardAndPrefetchBatchAsync.");
 
 PyDoc_STRVAR(
     plan_explain_doc,
     "explain($self, /, *, stream=None, dispatch='auto', defer=None, discard=False)\n--\n\n"
-    "Say in words what execute() would call now with these arguments, and why.\n"
+    "Describe the driver calls of execute() with these arguments, and their reasons.\n"
     "\n"
-    "discard=True asks about discard_prefetch(). Gives a str: a heading, a line for each kind of call\n"
-    "with their number, remarks. Moves nothing; raises what the execution would. It holds as long as\n"
-    "nobody moves the memory. Driver: cuMemRangeGetAttribute for ranges that may go together.");
+    "discard=True describes discard_prefetch(). Gives a str: a heading, a line for each kind of call\n"
+    "with their number, remarks. Moves nothing; raises the errors of the execution. The text is true\n"
+    "until memory is moved. Driver: cuMemRangeGetAttribute for ranges that may share a call.");
 
 static PyMethodDef plan_methods[] = {
     MM_METHOD("add", mm_plan_add, mm_plan_add_doc),
@@ -557,7 +561,7 @@ static PyType_Spec plan_spec = {
 static PyStructSequence_Field plan_entry_fields[] = {
     {"pointer", "address of its first byte"},
     {"nbytes", "its bytes"},
-    {"location", "where it shall go"},
+    {"location", "its destination"},
     {"target", "the object that was added; an attribute only"},
     {NULL, NULL},
 };
