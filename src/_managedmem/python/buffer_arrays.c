@@ -107,7 +107,7 @@ mm_buffer_array(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject 
 {
     static const char *const names[] = {"dtype", "copy"};
     static const mm_parameters parameters = {
-        .function = "__array__", .names = names, .required = 0, .positional = 2, .total = 2};
+        .function = "__array__", .names = names, .positional = 2, .total = 2};
     PyObject *argv[2], *numpy, *array;
 
     if (mm_args(&parameters, args, nargs, kwnames, argv) < 0 || (numpy = import_numpy()) == NULL) {
@@ -123,7 +123,7 @@ mm_buffer_numpy(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject 
 {
     static const char *const names[] = {"stream", "copy"};
     static const mm_parameters parameters = {
-        .function = "numpy", .names = names, .required = 0, .positional = 1, .total = 2};
+        .function = "numpy", .names = names, .positional = 1, .total = 2};
     mm_buffer *b = mm_buffer_of(op);
     PyObject *argv[2], *numpy, *array;
     bool copy = false;
@@ -228,7 +228,7 @@ mm_buffer_torch(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject 
 {
     static const char *const names[] = {"device", "stream"};
     static const mm_parameters parameters = {
-        .function = "torch", .names = names, .required = 0, .positional = 1, .total = 2};
+        .function = "torch", .names = names, .positional = 1, .total = 2};
     PyObject *argv[2];
 
     if (mm_args(&parameters, args, nargs, kwnames, argv) < 0) {
@@ -242,8 +242,7 @@ PyObject *
 mm_buffer_cupy(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
     static const char *const names[] = {"stream"};
-    static const mm_parameters parameters = {
-        .function = "cupy", .names = names, .required = 0, .positional = 0, .total = 1};
+    static const mm_parameters parameters = {.function = "cupy", .names = names, .total = 1};
     PyObject *argv[1];
 
     if (mm_args(&parameters, args, nargs, kwnames, argv) < 0) {

@@ -582,7 +582,7 @@ mm_buffer_dlpack(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject
                                         [DEVICE] = "dl_device",
                                         [COPY] = "copy"};
     static const mm_parameters parameters = {
-        .function = "__dlpack__", .names = names, .required = 0, .positional = 0, .total = ARGC};
+        .function = "__dlpack__", .names = names, .total = ARGC};
     mm_buffer *b = mm_buffer_of(op);
     PyObject *argv[ARGC], *source, *capsule;
     dlpack_request request = {0};

@@ -472,7 +472,7 @@ mm_buffer_close(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject 
 {
     static const char *const names[] = {"stream"};
     static const mm_parameters parameters = {
-        .function = "close", .names = names, .required = 0, .positional = 1, .total = 1};
+        .function = "close", .names = names, .positional = 1, .total = 1};
     mm_buffer *b = mm_buffer_of(op);
     PyObject *argv[1];
     int rc = 0;

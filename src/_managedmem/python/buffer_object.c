@@ -8,10 +8,11 @@ static PyMethodDef buffer_methods[];
 
 /* The module's state, found from ManagedBuffer or a class made from it in Python. */
 static mm_state *
-class_state(PyTypeObject *type)
+buffer_class_state(PyTypeObject *type)
 {
     while (PyType_GetSlot(type, Py_tp_methods) != (void *)buffer_methods) {
         type = (PyTypeObject *)PyType_GetSlot(type, Py_tp_base);
+        assert(type != NULL);
     }
     return mm_type_state(type);
 }
@@ -30,16 +31,16 @@ buffer_from_handle(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObje
 {
     PyTypeObject *type = (PyTypeObject *)op;
 
-    return mm_buffer_from_handle(class_state(type), type, args, nargs, kwnames);
+    return mm_buffer_from_handle(buffer_class_state(type), type, args, nargs, kwnames);
 }
 
 static PyObject *
-buffer_enter(PyObject *op, PyObject *Py_UNUSED(none))
+buffer_enter_block(PyObject *op, PyObject *Py_UNUSED(none))
 {
     return mm_buffer_check_open(mm_buffer_of(op)) < 0 ? NULL : Py_NewRef(op);
 }
 
-/* --- what it is ------------------------------------------------------------------------- */
+/* --- properties ------------------------------------------------------------------------- */
 
 static PyObject *
 buffer_repr(PyObject *op)
@@ -189,13 +190,19 @@ static PyObject *
 buffer_from_ipc_descriptor(PyObject *type, PyObject *const *args, Py_ssize_t nargs,
                            PyObject *kwnames)
 {
-    static const char *const names[] = {"mr", "ipc_descriptor", "stream"};
-    static const mm_parameters parameters = {"from_ipc_descriptor", names, 2, 2, 3};
-    PyObject *given[3];
+    enum { MR, IPC_DESCRIPTOR, STREAM, ARGC };
+    static const char *const names[] = {
+        [MR] = "mr", [IPC_DESCRIPTOR] = "ipc_descriptor", [STREAM] = "stream"};
+    static const mm_parameters parameters = {.function = "from_ipc_descriptor",
+                                             .names = names,
+                                             .required = 2,
+                                             .positional = 2,
+                                             .total = ARGC};
+    PyObject *argv[ARGC];
 
-    return mm_args(&parameters, args, nargs, kwnames, given) < 0
+    return mm_args(&parameters, args, nargs, kwnames, argv) < 0
                ? NULL
-               : raise_no_ipc(class_state((PyTypeObject *)type));
+               : raise_no_ipc(buffer_class_state((PyTypeObject *)type));
 }
 
 static PyObject *
@@ -209,20 +216,20 @@ buffer_reduce(PyObject *op, PyObject *Py_UNUSED(none))
 
 PyDoc_STRVAR(
     buffer_doc,
-    "Managed memory: bytes that the host and every device can use, wherever they are.\n"
+    "Managed memory: bytes that the host and every device can access at one address.\n"
     "\n"
     "Made by managedmem.empty(), ManagedMemoryResource().allocate() and ManagedBuffer.from_handle(),\n"
     "not directly. buf[i], buf[a:b] of the first axis and buf.view() are buffers over the same memory:\n"
-    "every operation acts on just their bytes, and they keep the memory alive. On an empty buffer\n"
-    "operations check their arguments and do nothing. A buffer ends with close(), a `with` block, or\n"
-    "its last reference.\n"
+    "operations act on just their bytes, and they keep the memory alive. On an empty buffer operations\n"
+    "check their arguments and do nothing. A buffer ends with close(), a `with` block, or its last\n"
+    "reference.\n"
     "\n"
-    "The host reads a result with buf.numpy(), which waits for the devices; it reads and writes\n"
-    "through memoryview(buf), numpy.asarray(buf) and numpy.from_dlpack(buf) as well. Devices use\n"
+    "The host reads a result with buf.numpy(), which waits for the stream. memoryview(buf),\n"
+    "numpy.asarray(buf) and numpy.from_dlpack(buf) read and write without waiting. Devices use\n"
     "__cuda_array_interface__ and DLPack. All of these share the memory without a copy.\n"
     "\n"
-    "Every method may be called from every thread; closing in one thread while another uses the\n"
-    "buffer is safe.");
+    "Every method can be called from every thread; closing in one thread while another uses the buffer\n"
+    "is safe.");
 
 static PyMethodDef buffer_methods[] = {
     MM_CLASS_METHOD("from_handle", buffer_from_handle, mm_buffer_from_handle_doc),
@@ -250,12 +257,13 @@ static PyMethodDef buffer_methods[] = {
     MM_METHOD("__array__", mm_buffer_array, mm_buffer_array_doc),
     MM_METHOD("__dlpack__", mm_buffer_dlpack, mm_buffer_dlpack_doc),
     {"__dlpack_device__", mm_buffer_dlpack_device, METH_NOARGS, mm_buffer_dlpack_device_doc},
-    {"__enter__", buffer_enter, METH_NOARGS, "__enter__($self, /)\n--\n\nThe buffer itself."},
+    {"__enter__", buffer_enter_block, METH_NOARGS,
+     "__enter__($self, /)\n--\n\nReturn the buffer; RuntimeError when closed."},
     MM_POSITIONAL_METHOD(
         "__exit__", mm_buffer_exit,
         "__exit__($self, /, *exception)\n--\n\n"
-        "Close the buffer. If an exception leaves the block while exports live, that exception is passed\n"
-        "on, the buffer stays open, and its memory is freed with the last export."),
+        "Close the buffer. If an exception leaves the block while exports live, the exception propagates,\n"
+        "the buffer stays open, and its memory is freed with the last export."),
     {"__reduce__", buffer_reduce, METH_NOARGS,
      "__reduce__($self, /)\n--\n\nRaises TypeError: memory cannot be pickled."},
     {NULL, NULL, 0, NULL},
@@ -265,38 +273,42 @@ static PyGetSetDef buffer_getset[] = {
     {"handle", buffer_get_handle, NULL,
      "The address as an int; 0 once closed, and for an allocation of 0 bytes.", NULL},
     {"size", buffer_get_size, NULL,
-     "The size in bytes, as in cuda.core. In NumPy and torch, `size` has another meaning.\n\n"
+     "The size in bytes, as in cuda.core and unlike NumPy and torch.\n\n"
      "nbytes is the same number. The number of elements is nbytes // itemsize.",
      NULL},
     {"nbytes", buffer_get_size, NULL, "The size in bytes.", NULL},
-    {"shape", mm_buffer_get_shape, NULL, "The lengths of the axes, as a tuple.", NULL},
+    {"shape", mm_buffer_get_shape, NULL, "The lengths of the axes in elements, as a tuple.", NULL},
     {"strides", mm_buffer_get_strides, NULL,
      "Bytes from one item of each axis to the next, as a tuple. Always in C order.", NULL},
     {"ndim", mm_buffer_get_ndim, NULL, "The number of axes: 0 to 8.", NULL},
     {"dtype", buffer_get_dtype, NULL,
-     "The element type, a DType: its name, such as \"float32\", a str that is also equal to\n"
-     "numpy.float32 and the dtype objects of other libraries.",
+     "The element type, a DType: a str such as \"float32\" that is also equal to numpy.float32 and the\n"
+     "dtype objects of other libraries.",
      NULL},
-    {"itemsize", buffer_get_itemsize, NULL, "Bytes of an element.", NULL},
+    {"itemsize", buffer_get_itemsize, NULL, "The size of an element in bytes.", NULL},
     {"owner", buffer_get_owner, NULL,
-     "The owner given to from_handle(); None without one, and once the buffer is closed.", NULL},
+     "The owner= of from_handle(); None without one, and once the buffer is closed.", NULL},
     {"memory_resource", buffer_get_resource, NULL,
      "The memory resource of the buffer; None without one, and once the buffer is closed.", NULL},
     {"device_id", buffer_get_device_id, NULL,
-     "The owner of device memory; of managed memory the device that was current at the allocation or\n"
-     "that its pool prefers, not where the pages are; -1 for system memory.\n\n"
-     "Driver: cuPointerGetAttributes.",
+     "The ordinal of the device that owns the memory: for managed memory the device that was current at\n"
+     "the allocation or that its pool prefers, wherever the pages are; -1 for system memory.\n\n"
+     "Raises RuntimeError when closed. Driver: cuPointerGetAttributes.",
      NULL},
     {"is_managed", buffer_get_is_managed, NULL,
-     "Whether this is managed memory. Driver: cuPointerGetAttributes.", NULL},
+     "True for managed memory. Raises RuntimeError when closed. Driver: cuPointerGetAttributes.",
+     NULL},
     {"is_host_accessible", buffer_get_is_host_accessible, NULL,
-     "Whether the host can use it: managed and pinned memory, and system memory if from_handle() was\n"
-     "told so, or its owner or resource says so.\n\n"
-     "Driver: cuPointerGetAttributes.",
+     "True if the host can access the memory: managed and pinned memory, and system memory that\n"
+     "from_handle(..., is_host_accessible=True), the owner or the resource vouches for.\n\n"
+     "Raises RuntimeError when closed. Driver: cuPointerGetAttributes.",
      NULL},
     {"is_device_accessible", buffer_get_is_device_accessible, NULL,
-     "Whether devices can use it. Driver: cuPointerGetAttributes.", NULL},
-    {"is_closed", buffer_get_is_closed, NULL, "Whether the buffer can no longer be used.", NULL},
+     "True if devices can access the memory. Raises RuntimeError when closed.\n\n"
+     "Driver: cuPointerGetAttributes.",
+     NULL},
+    {"is_closed", buffer_get_is_closed, NULL,
+     "True once the buffer is closed; repr, size and close() still work.", NULL},
     {"is_mapped", buffer_get_is_mapped, NULL,
      "False: the memory is not mapped from a file or another process.", NULL},
     {"ipc_descriptor", buffer_get_ipc_descriptor, NULL,
@@ -304,33 +316,35 @@ static PyGetSetDef buffer_getset[] = {
      "NotImplementedError, and an AttributeError, so that hasattr() is False.",
      NULL},
     {"read_mostly", mm_buffer_get_read_mostly, mm_buffer_set_read_mostly,
-     "Whether every page is advised to be read mostly: copied to each reader, not moved.\n\n"
-     "Read from and written to the driver each time. Writing is all or nothing and takes True or\n"
-     "False.\n"
-     "Driver: cuMemRangeGetAttribute, cuMemAdvise.",
+     "True if every page is advised to be read mostly: copied to each reader, not moved.\n\n"
+     "Each read queries the driver and each write advises it, all or nothing; a value that is not a bool\n"
+     "is a TypeError. Raises RuntimeError when closed, ValueError if this is not managed memory.\n"
+     "Safe from every thread. Driver: cuMemRangeGetAttribute, cuMemAdvise.",
      NULL},
     {"preferred_location", mm_buffer_get_preferred_location, mm_buffer_set_preferred_location,
-     "Where the pages should stay: a Device, a Host, or None where unset or not the same for all\n"
-     "pages.\n\nAssigning None unsets it. Read from and written to the driver each time; writing is\n"
-     "all or nothing.\n"
+     "Where the pages should stay: a Device, a Host, or None if unset or not the same for all pages.\n\n"
+     "Assigning None unsets it. Each read queries the driver and each write advises it, all or nothing;\n"
+     "an object that is not a location is a TypeError. Raises RuntimeError when closed, ValueError if\n"
+     "this is not managed memory. Safe from every thread.\n"
      "Driver: cuMemRangeGetAttributes, cuMemAdvise.",
      NULL},
     {"accessed_by", mm_buffer_get_accessed_by, mm_buffer_set_accessed_by,
      "The locations that keep a mapping of every page: a live set of Device and Host().\n\n"
-     "Assigning an iterable applies the difference, all or nothing.\n"
-     "Driver: cuMemRangeGetAttribute, cuMemAdvise.",
+     "Assigning an iterable advises the difference, all or nothing. See AccessedBySetProxy for errors\n"
+     "and threads. Driver: cuMemRangeGetAttribute, cuMemAdvise.",
      NULL},
     {"last_prefetch_location", mm_buffer_get_last_prefetch_location, NULL,
-     "Where the pages were last asked to go: a Device, a Host, or None where never or not the\n"
-     "same for all pages.\n\nWhat was asked, not where pages are now.\n"
+     "The destination of the last prefetch: a Device, a Host, or None if there was none or it is not\n"
+     "the same for all pages.\n\n"
+     "The pages can have moved since. Raises as preferred_location does. Safe from every thread.\n"
      "Driver: cuMemRangeGetAttributes.",
      NULL},
     {"__cuda_array_interface__", mm_buffer_array_interface, NULL,
      "The CUDA array interface, version 3, for torch, CuPy, numba and others.\n\n"
-     "Its stream is the legacy default one, on which this library works unless told otherwise;\n"
-     "after work on another stream synchronise that first. Raises ExportError, a BufferError and an\n"
+     "Its stream is the legacy default stream, on which this library works by default; after work on\n"
+     "another stream synchronise that one first. Raises ExportError, a BufferError and an\n"
      "AttributeError, for wrapped system memory that no device reaches; RuntimeError when closed.\n"
-     "Driver: cuPointerGetAttributes for wrapped memory.",
+     "Safe from every thread. Driver: cuPointerGetAttributes for wrapped memory.",
      NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };

@@ -81,8 +81,7 @@ PyObject *
 mm_buffer_discard(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
     static const char *const names[] = {"stream"};
-    static const mm_parameters parameters = {
-        .function = "discard", .names = names, .required = 0, .positional = 0, .total = 1};
+    static const mm_parameters parameters = {.function = "discard", .names = names, .total = 1};
     PyObject *argv[1];
 
     if (mm_args(&parameters, args, nargs, kwnames, argv) < 0) {
@@ -408,7 +407,7 @@ mm_buffer_copy_to(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObjec
     enum { DST, STREAM, OPTIONS, ARGC };
     static const char *const names[] = {[DST] = "dst", [STREAM] = "stream", [OPTIONS] = "options"};
     static const mm_parameters parameters = {
-        .function = "copy_to", .names = names, .required = 0, .positional = 1, .total = ARGC};
+        .function = "copy_to", .names = names, .positional = 1, .total = ARGC};
     mm_buffer *b = mm_buffer_of(op);
     PyObject *argv[ARGC], *dst, *done;
 

@@ -90,7 +90,7 @@ mm_buffer_view_method(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyO
 {
     static const char *const names[] = {"dtype", "shape"};
     static const mm_parameters parameters = {
-        .function = "view", .names = names, .required = 0, .positional = 2, .total = 2};
+        .function = "view", .names = names, .positional = 2, .total = 2};
     mm_buffer *b = mm_buffer_of(op);
     Py_ssize_t shape[MM_MAX_DIMENSIONS];
     mm_layout layout = mm_buffer_layout(b);

@@ -40,11 +40,8 @@ policy_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
         [PREFERRED_LOCATION] = "preferred_location",
         [ACCESSED_BY] = "accessed_by",
     };
-    static const mm_parameters parameters = {.function = "MigrationPolicy",
-                                             .names = names,
-                                             .required = 0,
-                                             .positional = 0,
-                                             .total = ARGC};
+    static const mm_parameters parameters = {
+        .function = "MigrationPolicy", .names = names, .total = ARGC};
     mm_state *state = mm_type_state(type);
     mm_policy policy = {0};
     PyObject *argv[ARGC];
@@ -95,7 +92,7 @@ policy_shared(PyObject *type, PyObject *const *args, Py_ssize_t nargs, PyObject 
 {
     static const char *const names[] = {"accessed_by"};
     static const mm_parameters parameters = {
-        .function = "shared", .names = names, .required = 0, .positional = 1, .total = 1};
+        .function = "shared", .names = names, .positional = 1, .total = 1};
     mm_state *state = mm_type_state((PyTypeObject *)type);
     mm_policy policy = {0};
     PyObject *argv[1];
