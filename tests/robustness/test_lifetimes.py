@@ -801,7 +801,7 @@ def test_the_callback_at_exit_is_held_by_atexit_only():
         import managedmem
 
         def callbacks():
-            return [o for o in gc.get_objects() if getattr(o, "__name__", "") == "_end_home"]
+            return [o for o in gc.get_objects() if getattr(o, "__name__", "") == "_end_interpreter"]
 
         assert len(callbacks()) == 1
         atexit._clear()

@@ -5,7 +5,7 @@
 
 #include "buffer.h"
 #include "dlpack_abi.h"
-#include "home.h"
+#include "interpreter.h"
 #include "stream_object.h"
 
 /* --- host views ------------------------------------------------------------------------- */
@@ -189,7 +189,7 @@ typedef struct {
     } as;
     mm_memory *memory;
     PyObject *kept;
-    mm_home *home; /* the interpreter of `kept`; NULL without it */
+    mm_interpreter *interpreter; /* the interpreter of `kept`; NULL without it */
     int64_t shape[MM_MAX_DIMENSIONS], strides[MM_MAX_DIMENSIONS];
 } exported_tensor;
 
@@ -205,8 +205,8 @@ release_kept(void *argument)
 {
     exported_tensor *t = argument;
 
-    mm_home_release_object(t->home, t->kept);
-    mm_home_release(t->home);
+    mm_interpreter_release_object(t->interpreter, t->kept);
+    mm_interpreter_release(t->interpreter);
     free(t);
 }
 
@@ -216,16 +216,16 @@ free_tensor_with_kept(exported_tensor *t)
 {
     mm_exception saved;
 
-    assert(t->home != NULL);
+    assert(t->interpreter != NULL);
     mm_memory_release(t->memory);
-    if (!mm_home_is_here(t->home)) {
+    if (!mm_interpreter_is_current(t->interpreter)) {
         mm_run_detached(release_kept, t);
         return;
     }
     mm_exception_save(&saved);
     Py_DECREF(t->kept);
     mm_exception_restore(&saved);
-    mm_home_release(t->home);
+    mm_interpreter_release(t->interpreter);
     free(t);
 }
 
@@ -269,7 +269,7 @@ free_unused_tensor(exported_tensor *t)
     mm_buffer_release(t->memory);
     if (t->kept != NULL) {
         Py_DECREF(t->kept);
-        mm_home_release(t->home);
+        mm_interpreter_release(t->interpreter);
     }
     free(t);
 }
@@ -363,8 +363,8 @@ new_tensor(mm_buffer *b, PyObject *held)
     t->memory = b->memory;
     if (kept != NULL) {
         t->kept = kept;
-        t->home = b->state->home;
-        mm_home_retain(t->home);
+        t->interpreter = b->state->interpreter;
+        mm_interpreter_retain(t->interpreter);
     }
     return t;
 }

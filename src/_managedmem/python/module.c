@@ -1,5 +1,5 @@
 /* module.c: the module managedmem._managedmem: its state, its parts, its slots. */
-#include "home.h"
+#include "interpreter.h"
 #include "module_functions.h"
 #include "state.h"
 
@@ -7,23 +7,12 @@ static int
 module_exec(PyObject *module)
 {
     static int (*const parts[])(PyObject *, mm_state *) = {
-        mm_errors_init,
-        mm_host_init,
-        mm_device_init,
-        mm_stream_init,
-        mm_buffer_init,
-        mm_accessed_by_init,
-        mm_resource_init,
-        mm_foreign_class_init,
-        mm_plan_init,
-        mm_page_runs_init,
-        mm_policy_init,
-        mm_applied_policy_init,
-        mm_device_resource_init,
-        mm_peers_init,
-        mm_pool_attributes_init,
-        mm_home_init,
-        mm_dtype_init,
+        mm_errors_init,          mm_host_init,          mm_device_init,
+        mm_stream_init,          mm_buffer_init,        mm_accessed_by_init,
+        mm_resource_init,        mm_foreign_class_init, mm_plan_init,
+        mm_page_runs_init,       mm_policy_init,        mm_applied_policy_init,
+        mm_device_resource_init, mm_peers_init,         mm_pool_attributes_init,
+        mm_interpreter_init,     mm_dtype_init,
     };
 
     for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
@@ -64,7 +53,7 @@ static void
 module_free(void *module)
 {
     (void)module_clear((PyObject *)module);
-    mm_home_release(mm_module_state((PyObject *)module)->home);
+    mm_interpreter_release(mm_module_state((PyObject *)module)->interpreter);
 }
 
 PyDoc_STRVAR(module_doc, "The C extension behind managedmem; import managedmem instead.");

@@ -43,7 +43,7 @@ typedef struct {
 #define MM_STATE_MEMBER(type, name) type *name;
     MM_STATE_OBJECTS(MM_STATE_MEMBER)
 #undef MM_STATE_MEMBER
-    struct mm_home *home; /* this interpreter, for threads outside of it */
+    struct mm_interpreter *interpreter; /* for threads that are not attached to it */
 } mm_state;
 
 static inline mm_state *
@@ -103,7 +103,7 @@ int mm_applied_policy_init(PyObject *module, mm_state *state);
 int mm_device_resource_init(PyObject *module, mm_state *state);
 int mm_peers_init(PyObject *module, mm_state *state);
 int mm_pool_attributes_init(PyObject *module, mm_state *state);
-int mm_home_init(PyObject *module, mm_state *state);
+int mm_interpreter_init(PyObject *module, mm_state *state);
 int mm_dtype_init(PyObject *module, mm_state *state);
 
 /* Makes a heap type from a spec, stores it and adds it to the module. */

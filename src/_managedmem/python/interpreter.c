@@ -1,6 +1,6 @@
-/* home.c: releasing objects in their interpreter from any thread: finding the interpreter of a thread,
- * attaching to another one, and the end of an interpreter, which waits for attached threads. */
-#include "home.h"
+/* interpreter.c: releasing objects in their interpreter from any thread: finding the interpreter of a
+ * thread, attaching to another one, and the end of an interpreter, which waits for attached threads. */
+#include "interpreter.h"
 
 #include <pthread.h>
 #include <stdatomic.h>
@@ -9,17 +9,17 @@
 
 #include "errors.h"
 
-struct mm_home {
-    PyInterpreterState *interpreter;
+struct mm_interpreter {
+    PyInterpreterState *state;
     atomic_size_t references;
-    atomic_size_t visitors; /* threads that are attached from outside, or are about to */
-    atomic_bool ended; /* no thread may attach any more */
+    atomic_size_t visitors; /* threads of others that are attached, or are about to attach */
+    atomic_bool ending; /* no thread may attach any more */
 };
 
 /* A subinterpreter has loaded this module. */
 static atomic_bool in_subinterpreters;
 
-/* --- which interpreter a thread is in -------------------------------------------------------- */
+/* --- the interpreter of a thread ------------------------------------------------------------- */
 
 /* PyGILState of CPython 3.11 knows one thread state for each thread. A thread in a subinterpreter has
  * two, and taking the GIL with the wrong one waits for itself. */
@@ -51,11 +51,11 @@ attached_state(void)
 }
 
 bool
-mm_home_is_here(const mm_home *home)
+mm_interpreter_is_current(const mm_interpreter *interpreter)
 {
     PyThreadState *own = can_identify_interpreter() ? attached_state() : NULL;
 
-    return own != NULL && PyThreadState_GetInterpreter(own) == home->interpreter;
+    return own != NULL && PyThreadState_GetInterpreter(own) == interpreter->state;
 }
 
 /* --- work without the GIL -------------------------------------------------------------------- */
@@ -63,33 +63,33 @@ mm_home_is_here(const mm_home *home)
 typedef struct {
     void (*work)(void *);
     void *argument;
-} detached_work;
+} detached_call;
 
 static void *
-run_detached_work(void *given)
+run_detached_call(void *argument)
 {
-    detached_work *e = given;
+    detached_call *call = argument;
 
-    e->work(e->argument);
-    free(e);
+    call->work(call->argument);
+    free(call);
     return NULL;
 }
 
-/* The work is lost if no memory or thread can be had for it. */
+/* The call is lost if there is no memory or no thread for it. */
 static void
 run_in_new_thread(void (*work)(void *), void *argument)
 {
-    detached_work *e = malloc(sizeof *e);
+    detached_call *call = malloc(sizeof *call);
     pthread_t thread;
 
-    if (e == NULL) {
+    if (call == NULL) {
         return;
     }
-    *e = (detached_work){work, argument};
-    if (pthread_create(&thread, NULL, run_detached_work, e) == 0) {
+    *call = (detached_call){work, argument};
+    if (pthread_create(&thread, NULL, run_detached_call, call) == 0) {
         (void)pthread_detach(thread);
     } else {
-        free(e);
+        free(call);
     }
 }
 
@@ -98,6 +98,7 @@ mm_run_detached(void (*work)(void *), void *argument)
 {
     PyThreadState *own;
 
+    MM_ASSERT_LEFT();
     if (!can_identify_interpreter()) {
         run_in_new_thread(work, argument);
         return;
@@ -114,29 +115,37 @@ mm_run_detached(void (*work)(void *), void *argument)
 
 /* --- releasing in another interpreter -------------------------------------------------------- */
 
-/* False if the interpreter ends. Counts the visitor before it reads `ended`, so that either this call
+/* False if the interpreter ends. Counts the visitor before it reads `ending`, so that either this call
  * sees the end, or the end waits for the visitor. */
 static bool
-enter(mm_home *home)
+enter_interpreter(mm_interpreter *interpreter)
 {
-    atomic_fetch_add(&home->visitors, 1);
-    if (!atomic_load(&home->ended)) {
+    atomic_fetch_add(&interpreter->visitors, 1);
+    if (!atomic_load(&interpreter->ending)) {
         return true;
     }
-    atomic_fetch_sub(&home->visitors, 1);
+    atomic_fetch_sub(&interpreter->visitors, 1);
     return false;
 }
 
 static void
-drop_with(PyThreadState *state, PyObject *kept, bool made)
+leave_interpreter(mm_interpreter *interpreter)
 {
+    assert(atomic_load(&interpreter->visitors) > 0);
+    atomic_fetch_sub(&interpreter->visitors, 1);
+}
+
+static void
+release_attached(PyThreadState *state, PyObject *object, bool is_new)
+{
+    MM_ASSERT_LEFT();
     PyEval_RestoreThread(state);
-    Py_DECREF(kept);
-    if (made) {
+    Py_DECREF(object);
+    if (is_new) {
         PyThreadState_Clear(state);
     }
     (void)PyEval_SaveThread();
-    if (made) {
+    if (is_new) {
         PyThreadState_Delete(state);
     }
 }
@@ -144,49 +153,52 @@ drop_with(PyThreadState *state, PyObject *kept, bool made)
 /* A thread that has a thread state in this interpreter attaches with that one. With a second one, code
  * that takes the GIL through PyGILState would wait for its own thread. */
 void
-mm_home_release_object(mm_home *home, PyObject *kept)
+mm_interpreter_release_object(mm_interpreter *interpreter, PyObject *object)
 {
-    PyThreadState *own, *made;
+    PyThreadState *own, *added;
 
-    if (mm_driver_forked() || !enter(home)) {
+    assert(atomic_load(&interpreter->references) > 0);
+    if (mm_driver_forked() || !enter_interpreter(interpreter)) {
         return;
     }
     own = PyGILState_GetThisThreadState();
-    if (own != NULL && PyThreadState_GetInterpreter(own) == home->interpreter) {
-        drop_with(own, kept, false);
-    } else if ((made = PyThreadState_New(home->interpreter)) != NULL) {
-        drop_with(made, kept, true);
+    if (own != NULL && PyThreadState_GetInterpreter(own) == interpreter->state) {
+        release_attached(own, object, false);
+    } else if ((added = PyThreadState_New(interpreter->state)) != NULL) {
+        release_attached(added, object, true);
     }
-    atomic_fetch_sub(&home->visitors, 1);
+    leave_interpreter(interpreter);
 }
 
 /* --- life ------------------------------------------------------------------------------------ */
 
 void
-mm_home_retain(mm_home *home)
+mm_interpreter_retain(mm_interpreter *interpreter)
 {
-    atomic_fetch_add(&home->references, 1);
+    assert(atomic_load(&interpreter->references) > 0);
+    atomic_fetch_add(&interpreter->references, 1);
 }
 
 void
-mm_home_release(mm_home *home)
+mm_interpreter_release(mm_interpreter *interpreter)
 {
-    if (home != NULL && atomic_fetch_sub(&home->references, 1) == 1) {
-        free(home);
+    if (interpreter != NULL && atomic_fetch_sub(&interpreter->references, 1) == 1) {
+        assert(atomic_load(&interpreter->visitors) == 0 || mm_driver_forked());
+        free(interpreter);
     }
 }
 
 /* Runs at interpreter exit. A thread state that is left after it would abort the process. */
 static PyObject *
-end_home(PyObject *module, PyObject *Py_UNUSED(none))
+end_interpreter(PyObject *module, PyObject *Py_UNUSED(none))
 {
-    mm_home *home = mm_module_state(module)->home;
+    mm_interpreter *interpreter = mm_module_state(module)->interpreter;
     const struct timespec nap = {.tv_nsec = 50000};
 
-    atomic_store(&home->ended, true);
+    atomic_store(&interpreter->ending, true);
     if (!mm_driver_forked()) { /* a forked child does not have its parent's threads */
         Py_BEGIN_ALLOW_THREADS
-        while (atomic_load(&home->visitors) > 0) {
+        while (atomic_load(&interpreter->visitors) > 0) {
             (void)nanosleep(&nap, NULL);
         }
         Py_END_ALLOW_THREADS
@@ -194,21 +206,22 @@ end_home(PyObject *module, PyObject *Py_UNUSED(none))
     Py_RETURN_NONE;
 }
 
-static PyMethodDef end_method = {"_end_home", end_home, METH_NOARGS, NULL};
+static PyMethodDef end_method = {"_end_interpreter", end_interpreter, METH_NOARGS, NULL};
 
 int
-mm_home_init(PyObject *module, mm_state *state)
+mm_interpreter_init(PyObject *module, mm_state *state)
 {
     PyObject *atexit, *callback, *answer = NULL;
 
-    state->home = calloc(1, sizeof *state->home);
-    if (state->home == NULL) {
+    assert(state->interpreter == NULL);
+    state->interpreter = calloc(1, sizeof *state->interpreter);
+    if (state->interpreter == NULL) {
         (void)PyErr_NoMemory();
         return -1;
     }
-    atomic_init(&state->home->references, 1);
-    state->home->interpreter = PyInterpreterState_Get();
-    if (PyInterpreterState_GetID(state->home->interpreter) != 0) {
+    atomic_init(&state->interpreter->references, 1);
+    state->interpreter->state = PyInterpreterState_Get();
+    if (PyInterpreterState_GetID(state->interpreter->state) != 0) {
         atomic_store(&in_subinterpreters, true);
     }
     atexit = PyImport_ImportModule("atexit");
