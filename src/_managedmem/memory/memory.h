@@ -12,11 +12,11 @@
 #include "pool.h"
 #include "range.h"
 
-/* Whether the host can access wrapped memory: is_host_accessible of from_handle(). */
-typedef enum { MM_HOST_UNSTATED, MM_HOST_STATED, MM_HOST_DENIED } mm_host_word;
+/* is_host_accessible of from_handle(), for wrapped memory. */
+typedef enum { MM_HOST_UNSPECIFIED, MM_HOST_ACCESSIBLE, MM_HOST_INACCESSIBLE } mm_host_accessible;
 
 typedef struct {
-    mm_host_word host;
+    mm_host_accessible host;
     bool read_only; /* must not be written or discarded */
 } mm_access;
 

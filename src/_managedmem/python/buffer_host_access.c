@@ -39,12 +39,12 @@ mm_read_access(mm_state *state, PyObject *stated, PyObject *owner, CUdeviceptr s
     int read_only = 0;
     bool yes;
 
-    assert(out->host == MM_HOST_UNSTATED);
+    assert(out->host == MM_HOST_UNSPECIFIED);
     if (stated != NULL && stated != Py_None) {
         if (mm_read_flag(state, stated, "is_host_accessible", &yes) < 0) {
             return -1;
         }
-        out->host = yes ? MM_HOST_STATED : MM_HOST_DENIED;
+        out->host = yes ? MM_HOST_ACCESSIBLE : MM_HOST_INACCESSIBLE;
     }
     if (owner != NULL && size > 0) {
         read_only = owner_is_read_only(state, owner, start, size);
@@ -102,7 +102,7 @@ find_decider(mm_buffer *b, PyObject **owner)
     PyObject *decider = Py_NewRef((PyObject *)b);
 
     *owner = NULL;
-    while (mm_buffer_of(decider)->memory->access.host == MM_HOST_UNSTATED
+    while (mm_buffer_of(decider)->memory->access.host == MM_HOST_UNSPECIFIED
            && (*owner = mm_buffer_owner(mm_buffer_of(decider))) != NULL
            && mm_is_buffer(b->state, *owner) && covers(mm_buffer_of(*owner), b)) {
         Py_DECREF(decider);
@@ -129,10 +129,10 @@ hold_part(mm_buffer *whole, const mm_buffer *part, PyObject **held)
 static int
 decider_vouches(mm_buffer *b, mm_buffer *decider, PyObject *owner, PyObject **held)
 {
-    mm_host_word stated = decider->memory->access.host;
+    mm_host_accessible stated = decider->memory->access.host;
 
-    if (stated != MM_HOST_UNSTATED) {
-        return stated == MM_HOST_STATED;
+    if (stated != MM_HOST_UNSPECIFIED) {
+        return stated == MM_HOST_ACCESSIBLE;
     }
     if (owner == NULL) {
         return resource_vouches(decider);
@@ -172,7 +172,8 @@ mm_host_access(mm_buffer *b, const mm_pointer_attributes *attributes, PyObject *
     if (held != NULL) {
         *held = NULL;
     }
-    if (b->memory->access.host == MM_HOST_DENIED || (known && !mm_host_reaches(attributes))) {
+    if (b->memory->access.host == MM_HOST_INACCESSIBLE
+        || (known && !mm_host_reaches(attributes))) {
         return 0;
     }
     return known && (held == NULL || b->memory->owned) ? 1 : ask_owners(b, known, held);
@@ -201,7 +202,7 @@ refuse_host_access(mm_buffer *b, const mm_pointer_attributes *attributes)
 {
     void *start = (void *)(uintptr_t)b->start;
 
-    if (b->memory->access.host == MM_HOST_DENIED) {
+    if (b->memory->access.host == MM_HOST_INACCESSIBLE) {
         PyErr_Format(PyExc_BufferError,
                      "the host cannot reach the memory at %p: from_handle() was called with "
                      "is_host_accessible=False",
@@ -220,7 +221,7 @@ static int
 check_inside(const mm_buffer *b, const mm_pointer_attributes *attributes)
 {
     size_t offset = b->start - attributes->start;
-    bool trusted = !attributes->managed && b->memory->access.host == MM_HOST_STATED;
+    bool trusted = !attributes->managed && b->memory->access.host == MM_HOST_ACCESSIBLE;
 
     if (b->memory->owned || trusted || attributes->size == 0
         || (offset <= attributes->size && b->size <= attributes->size - offset)) {
