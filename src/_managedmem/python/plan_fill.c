@@ -123,13 +123,14 @@ read_part(PyObject *offset, PyObject *nbytes, mm_range *range)
 static int
 read_plan_target(mm_state *state, PyObject *value, addition *new)
 {
-    mm_driver *cu = mm_open(state);
     mm_target target;
+    mm_driver *cu;
     int read_only;
 
     assert(!PyErr_Occurred());
     *new = (addition){.kept = NULL};
-    if (cu == NULL || mm_target_read(state, cu, value, MM_PREFETCH, &target) < 0) {
+    if ((cu = mm_open(state)) == NULL
+        || mm_target_read(state, cu, value, MM_PREFETCH, &target) < 0) {
         return -1;
     }
     read_only = mm_is_read_only(&target);
