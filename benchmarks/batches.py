@@ -123,7 +123,7 @@ class Cell:
             "plan": self.timed(execute, stream=stream, defer=False),
         }
 
-    def theirs(self) -> dict[str, Contender]:
+    def peer_forms(self) -> dict[str, Contender]:
         """cuda.core's batches, which need at least two buffers, and a loop over CuPy's call."""
         found: dict[str, Contender] = {}
         core, ranges = self.layout.core, self.layout.ranges
@@ -141,7 +141,7 @@ class Cell:
 
     def row(self, repetitions: int) -> Row:
         """The times of all contenders."""
-        contenders = {**self.bare_forms(), **self.ours(), **self.theirs()}
+        contenders = {**self.bare_forms(), **self.ours(), **self.peer_forms()}
         return side_by_side(self.title, contenders, count=1, repetitions=repetitions, unit="us")
 
 

@@ -72,8 +72,8 @@ class Case:
         )
         call = max(row.results[name].median for name in ("auto, call", "auto, busy"))
         end = row.results["auto, end"].median / row.results["plain, end"].median
-        met = call <= CALL_GOAL and end <= END_GOAL
-        return replace(row, note=f"end {end:.2f} x plain{'' if met else ', a goal is missed'}")
+        within = call <= CALL_GOAL and end <= END_GOAL
+        return replace(row, note=f"end {end:.2f} x plain{'' if within else ', a goal is missed'}")
 
 
 def measure(

@@ -51,7 +51,7 @@ def move_row(before: str, after: str, layout: Layout, repetitions: int) -> Row:
     cell = Cell("prefetch", before, after, layout)
     forms = cell.bare_forms()
     contenders = {"bare C": forms["one call" if layout.adjacent else "loop"]}
-    contenders |= {**cell.ours(), **cell.theirs()}
+    contenders |= {**cell.ours(), **cell.peer_forms()}
     position = "neighbours" if layout.adjacent else "apart"
     title = f"prefetch {before} to {after}, {len(layout.ranges)} {position}"
     return row_of(title, contenders, len(layout.ranges), repetitions)

@@ -147,9 +147,9 @@ def columns_of(rows: Sequence[Row]) -> list[str]:
 def compared(row: Row) -> list[str]:
     """Ours less the bare call, and the fastest peer as a multiple of ours."""
     ours, bare = row.results.get("ours"), row.results.get("bare C")
-    theirs = [row.results[name].median for name in PEERS if name in row.results]
+    peers_medians = [row.results[name].median for name in PEERS if name in row.results]
     above = "-" if not (ours and bare) else number(ours.median - bare.median, row.unit)
-    ratio = "-" if not (ours and theirs) else f"{min(theirs) / ours.median:.1f}"
+    ratio = "-" if not (ours and peers_medians) else f"{min(peers_medians) / ours.median:.1f}"
     return [above, ratio]
 
 

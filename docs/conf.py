@@ -25,7 +25,7 @@ autodoc_member_order = "alphabetical"
 autodoc_typehints = "none"  # the stub has the types; signatures come from the docstrings
 
 
-def as_markup(app, what, name, obj, options, lines):
+def as_markup(app, kind, name, obj, options, lines):
     """Turn a docstring into markup: section titles become rubrics.
 
     Parameters are a definition list already. An underscore at the end of a word must not be a link.
@@ -36,7 +36,7 @@ def as_markup(app, what, name, obj, options, lines):
             lines[i - 1 : i + 1] = [f".. rubric:: {lines[i - 1]}", ""]
 
 
-def skip_numbers(app, what, name, obj, skip, options):
+def skip_numbers(app, kind, name, obj, skip, options):
     """Skip the fields of named tuples, whose docstrings only have a number."""
     return skip or (getattr(obj, "__doc__", None) or "").startswith("Alias for field number")
 

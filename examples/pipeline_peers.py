@@ -33,11 +33,11 @@ class CudaCore(Peer):
         core = importlib.import_module("cuda.core")
         core.Device(0).set_current()
         self.places = core.Host(), core.Device(0)
-        self.theirs = core.ManagedBuffer.from_handle(buf.handle, buf.nbytes)
-        self.their_stream = core.Stream.from_handle(stream.handle)
+        self.peer_buffer = core.ManagedBuffer.from_handle(buf.handle, buf.nbytes)
+        self.peer_stream = core.Stream.from_handle(stream.handle)
 
     def prefetch(self, to_device):
-        self.theirs.prefetch(self.places[to_device], stream=self.their_stream)
+        self.peer_buffer.prefetch(self.places[to_device], stream=self.peer_stream)
 
 
 class CudaBindings(Peer):
