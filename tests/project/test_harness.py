@@ -9,6 +9,7 @@ import functools
 import os
 import re
 import sys
+import types
 from pathlib import Path
 
 import pytest
@@ -87,6 +88,21 @@ def test_fill(alloc, n):
     def test_one_can_be_asked_for(self, run_pytest, schedule, passes):
         done = run_pytest(self.WITHOUT_A_WAIT, "-rA", f"--schedule={schedule}")
         assert self.outcomes(done)[0 if passes else 1] == set(range(8)), done.stdout
+
+    def test_neither_a_folder_nor_an_address_chooses_it(self):
+        from conftest import schedule_of
+
+        config = types.SimpleNamespace(getoption=lambda name: None)
+
+        def schedule(path, parameter):
+            nodeid = f"{path}::test_it[{parameter!r}]"
+            item = types.SimpleNamespace(config=config, path=Path(path), nodeid=nodeid)
+            return schedule_of(item)
+
+        here, elsewhere = object(), object()
+        chosen = [schedule(f"a/test_{n}.py", here) for n in range(16)]
+        assert chosen == [schedule(f"b/c/test_{n}.py", elsewhere) for n in range(16)]
+        assert len(set(chosen)) == 2
 
     def test_subprocesses_have_that_of_the_test(self, request):
         from conftest import schedule_of
