@@ -1,0 +1,83 @@
+"""The tests' own order: folders by subject, modules that are short and have plain names."""
+
+import ast
+import collections
+import re
+
+import pytest
+
+from paths import ROOT, TESTS
+
+FOLDERS = {"core", "emulator", "interop", "project", "robustness"}
+SUPPORT = sorted((TESTS / "support").glob("*.py"))
+TOOLS = sorted((ROOT / "tools").glob("*.py"))
+MAX_LINES = 800
+QUESTION_WORDS = {"about", "how", "what", "way", "which", "who", "whose"}
+
+
+def names_made(source):
+    """The names that a source gives: of functions, classes, parameters and variables."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            yield node.name
+        elif isinstance(node, ast.arg):
+            yield node.arg
+        elif isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Store):
+            yield node.id if isinstance(node, ast.Name) else node.attr
+
+
+def question_words(source):
+    return {name for name in names_made(source) if QUESTION_WORDS & {*name.lower().split("_")}}
+
+
+def test_every_test_is_in_a_folder_that_says_its_subject():
+    files = list(TESTS.rglob("test_*.py"))
+    assert len(files) > 60
+    assert {path.parent.relative_to(TESTS).as_posix() for path in files} == FOLDERS
+
+
+def test_each_name_is_taken_once():
+    """pytest and the scripts of tests import modules by their names alone."""
+    paths = [*TESTS.rglob("*.py"), *TOOLS]
+    names = collections.Counter(path.stem for path in paths if path.stem != "__init__")
+    assert [name for name, count in names.items() if count > 1] == []
+
+
+def test_tests_import_no_other_test():
+    for path in TESTS.rglob("*.py"):
+        assert not re.search(r"(?m)^\s*(?:from|import) test_", path.read_text()), path.name
+
+
+@pytest.mark.parametrize("path", SUPPORT, ids=lambda path: path.stem)
+class TestEverySharedModule:
+    def test_says_its_subject_and_is_short(self, path):
+        text = path.read_text()
+        assert len((ast.get_docstring(ast.parse(text)) or "").split()) >= 4
+        assert text.count("\n") <= MAX_LINES
+
+    def test_names_are_no_questions(self, path):
+        assert not question_words(path.read_text())
+
+
+@pytest.mark.parametrize("path", TOOLS, ids=lambda path: path.stem)
+def test_names_in_tools_are_no_questions(path):
+    assert not question_words(path.read_text())
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "def how_many(): pass",
+        "which = 1",
+        "class What: pass",
+        "def f(way): pass",
+        "def f(self):\n    self.what = 1",
+        "for the_way in (): pass",
+    ],
+)
+def test_a_question_is_found(source):
+    assert question_words(source)
+
+
+def test_names_of_others_are_no_matter():
+    assert not question_words("import shutil\nshutil.which('cc')")
