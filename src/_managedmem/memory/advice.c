@@ -37,15 +37,17 @@ query_location(mm_driver *cu, mm_range range, CUmem_range_attribute type, CUmem_
                CUmemLocation *where, mm_status *st)
 {
     CUmem_range_attribute attributes[] = {type, id};
-    int answers[] = {CU_MEM_LOCATION_TYPE_INVALID, 0};
+    int answers[] = {0, 0};
     void *out[] = {&answers[0], &answers[1]};
     size_t sizes[] = {sizeof answers[0], sizeof answers[1]};
-    CUresult code = CUDA_SUCCESS;
+    CUresult code;
 
-    if (range.size > 0) {
-        MM_CALL_IN(code, mm_scope_enter, MM_ANY_DEVICE, cu, MemRangeGetAttributes, st, out, sizes,
-                   attributes, 2, range.start, range.size);
+    if (range.size == 0) {
+        *where = mm_location_from_attributes(CU_MEM_LOCATION_TYPE_INVALID, 0);
+        return 0;
     }
+    MM_CALL_IN(code, mm_scope_enter, MM_ANY_DEVICE, cu, MemRangeGetAttributes, st, out, sizes,
+               attributes, 2, range.start, range.size);
     if (code != CUDA_SUCCESS) {
         (void)mm_fail_call(st, "cuMemRangeGetAttributes", (int)code);
         return mm_range_diagnose(cu, range, mm_host(), MM_QUERY, st);

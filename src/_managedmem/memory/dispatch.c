@@ -412,9 +412,15 @@ mm_batch_run(mm_driver *cu, mm_operation op, mm_batch *b, const mm_dispatch_opti
 {
     mm_batch_arrays work;
     mm_batch edges;
-    mm_dispatch_call call = {.cu = cu, .op = op, .batch = b, .edges = &edges, .work = &work};
+    mm_dispatch_call call;
     int rc = mm_batch_prepare(b, op, &edges, st);
 
+    call.cu = cu;
+    call.op = op;
+    call.batch = b;
+    call.edges = &edges;
+    call.prebuilt = NULL;
+    call.work = &work;
     work.block = NULL;
     if (rc == 0 && (rc = mm_batch_arrays_init(&work, b->count, st)) == 0
         && (rc = mm_dispatch_enter(&call, options, st)) > 0) {

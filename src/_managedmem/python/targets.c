@@ -144,7 +144,7 @@ mm_targets_follow(const mm_targets *t, CUstream stream, mm_status *st)
 }
 
 static int
-read_target(mm_targets *t, PyObject *value, mm_operation op, mm_range *range)
+read_target(mm_targets *t, PyObject *value, mm_operation op, mm_transfer *transfer)
 {
     mm_target target;
 
@@ -153,7 +153,7 @@ read_target(mm_targets *t, PyObject *value, mm_operation op, mm_range *range)
         || (mm_discards(op) && target.producer != NULL && keep_producer(t, target.producer) < 0)) {
         return -1;
     }
-    *range = target.range;
+    *transfer = (mm_transfer){target.range, mm_host()};
     return 0;
 }
 
@@ -217,9 +217,14 @@ mm_targets_read(mm_state *state, PyObject *value, mm_operation op, mm_targets *t
     Py_ssize_t count;
     mm_status st;
 
-    *t = (mm_targets){.state = state};
-    mm_batch_init_empty(&t->batch);
+    /* Field by field: most of the struct are arrays that need no zeros. */
+    t->state = state;
+    t->exports = NULL;
     t->guards = t->inline_guards;
+    t->entered = 0;
+    mm_batch_init_empty(&t->batch);
+    t->producers = NULL;
+    t->producer_count = 0;
     if ((t->cu = mm_open(state)) == NULL
         || (t->items = mm_targets_tuple(state, value, &t->several)) == NULL) {
         return -1;
@@ -231,7 +236,7 @@ mm_targets_read(mm_state *state, PyObject *value, mm_operation op, mm_targets *t
         return -1;
     }
     for (Py_ssize_t i = 0; i < count; i++) {
-        if (read_target(t, PyTuple_GetItem(t->items, i), op, &t->batch.transfers[i].range) < 0) {
+        if (read_target(t, PyTuple_GetItem(t->items, i), op, &t->batch.transfers[i]) < 0) {
             name_target(t, i);
             mm_targets_release(t);
             return -1;

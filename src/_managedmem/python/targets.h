@@ -17,7 +17,7 @@ typedef struct {
     mm_guard **guards; /* the entered ones; space for one of each target and one of a stream */
     size_t entered;
     bool several; /* a sequence, not one target */
-    mm_batch batch; /* a transfer for each target, whose location the caller sets */
+    mm_batch batch; /* a transfer for each target, to the host until the caller sets a location */
     mm_guard *inline_guards[MM_INLINE_COUNT + 1];
     CUstream *producers; /* streams of arrays to be discarded; or NULL */
     size_t producer_count;
