@@ -1,11 +1,12 @@
 /* driver.c: opens libcuda (or the emulated driver) and resolves the function table.
  *
- * Owns the process-wide state of the driver: the selected name, the record of what was tried, and the
- * published table. One thread at a time takes the turn to change them. fork() does not wait for the
- * turn, because the library being opened may fork itself. A child that was forked while its parent was
- * opening a driver cannot use one. */
+ * Owns the process-wide state of the driver: the selected name, the log of tried libraries, and the
+ * published table. One thread at a time has the turn to change them. fork() does not wait for the turn,
+ * because the library being opened may fork itself. A child that was forked while its parent opened a
+ * driver cannot use one. */
 #include "driver.h"
 
+#include <assert.h>
 #include <dlfcn.h>
 #include <limits.h>
 #include <pthread.h>
@@ -44,11 +45,12 @@ note_tried(const char *path, const char *reason)
 {
     size_t used = strlen(tried);
 
+    assert(atomic_load(&turn) != FREE && used < sizeof tried);
     (void)snprintf(tried + used, sizeof tried - used, "%s%.400s: %.400s", used ? "\n" : "", path,
                    reason);
 }
 
-/* The emulated driver lies beside this library; dladdr says where that is. */
+/* The emulated driver is beside this library, which dladdr finds. */
 static int
 emulator_path(char *path, size_t size)
 {
@@ -66,7 +68,7 @@ emulator_path(char *path, size_t size)
                : -1;
 }
 
-/* A name is "cuda", "emulator", or a path; copies the file to open to path. */
+/* Copies the file that a name stands for: "cuda", "emulator", or a path. */
 static int
 library_path(const char *name, char *path, size_t size, mm_status *st)
 {
@@ -91,13 +93,13 @@ library_path(const char *name, char *path, size_t size, mm_status *st)
 
 /* Object and function pointers need not be convertible in ISO C, so the bytes are copied. */
 static void
-store_pointer(void *where, void *pointer)
+store_pointer(void *out, void *pointer)
 {
-    memcpy(where, &pointer, sizeof pointer);
+    memcpy(out, &pointer, sizeof pointer);
 }
 
 static int
-no_driver(mm_status *st, const char *path, const char *reason)
+fail_no_driver(mm_status *st, const char *path, const char *reason)
 {
     note_tried(path, reason);
     return mm_fail(st, MM_NO_DRIVER,
@@ -108,7 +110,7 @@ no_driver(mm_status *st, const char *path, const char *reason)
 }
 
 static int
-too_old(mm_status *st, const char *path, int version)
+fail_too_old(mm_status *st, const char *path, int version)
 {
     char reason[96];
 
@@ -121,9 +123,9 @@ too_old(mm_status *st, const char *path, int version)
                    path, version / 1000, version % 1000 / 10);
 }
 
-/* CUDA 13.0 added the batch calls together: a driver that lacks one is used like an older one. */
+/* CUDA 13.0 added the batch calls together. A driver that lacks one is used like an older one. */
 static void
-drop_partial_batches(mm_driver *t)
+unset_partial_batches(mm_driver *t)
 {
     if (t->MemPrefetchBatchAsync == NULL || t->MemDiscardBatchAsync == NULL
         || t->MemDiscardAndPrefetchBatchAsync == NULL) {
@@ -133,10 +135,11 @@ drop_partial_batches(mm_driver *t)
     }
 }
 
-/* Fills the table's pointers. Outputs are preset because a driver leaves them untouched when it is
- * asked for a version above its own. */
+/* Fills the table's pointers. Presets the outputs, because a driver does not write them for a version above
+ * its own. */
 static int
-resolve(mm_driver *t, PFN_cuGetProcAddress_v12000 get, const char *path, mm_status *st)
+resolve_entry_points(mm_driver *t, PFN_cuGetProcAddress_v12000 get, const char *path,
+                     mm_status *st)
 {
     for (size_t i = 0; i < sizeof entry_points / sizeof *entry_points; i++) {
         const entry_point *e = &entry_points[i];
@@ -151,24 +154,25 @@ resolve(mm_driver *t, PFN_cuGetProcAddress_v12000 get, const char *path, mm_stat
         if (pointer == NULL && e->required) {
             char reason[96];
             (void)snprintf(reason, sizeof reason, "has no %s of version %d", e->name, e->version);
-            return no_driver(st, path, reason);
+            return fail_no_driver(st, path, reason);
         }
         store_pointer((char *)t + e->offset, pointer);
     }
-    drop_partial_batches(t);
+    unset_partial_batches(t);
     return 0;
 }
 
 static int
-refused(mm_driver *t, const char *path, const char *function, CUresult code, mm_status *st)
+fail_first_call(mm_driver *t, const char *path, const char *function, CUresult code, mm_status *st)
 {
     const char *name = NULL;
     char reason[160];
 
+    assert(code != CUDA_SUCCESS);
     MM_IGNORE(t->GetErrorName(code, &name)); /* the name then stays NULL */
     (void)snprintf(reason, sizeof reason, "opened, but %s said %s (%d)", function,
                    name ? name : "?", (int)code);
-    return no_driver(st, path, reason);
+    return fail_no_driver(st, path, reason);
 }
 
 static int
@@ -178,30 +182,30 @@ count_devices(mm_driver *t, const char *path, mm_status *st)
     CUresult code = t->Init(0);
 
     if (code != CUDA_SUCCESS) {
-        return refused(t, path, "cuInit", code, st);
+        return fail_first_call(t, path, "cuInit", code, st);
     }
     code = t->DeviceGetCount(&t->device_count);
     if (code != CUDA_SUCCESS) {
-        return refused(t, path, "cuDeviceGetCount", code, st);
+        return fail_first_call(t, path, "cuDeviceGetCount", code, st);
     }
     if (t->device_count < 1 || t->device_count > MM_MAX_DEVICES) {
         (void)snprintf(reason, sizeof reason, "opened, but has %d devices; 1 to %d can be used",
                        t->device_count, MM_MAX_DEVICES);
-        return no_driver(st, path, reason);
+        return fail_no_driver(st, path, reason);
     }
     t->concurrent_access = true;
     for (int i = 0; i < t->device_count; i++) {
         int has = 0;
         code = t->DeviceGetAttribute(&has, CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS, i);
         if (code != CUDA_SUCCESS) {
-            return refused(t, path, "cuDeviceGetAttribute", code, st);
+            return fail_first_call(t, path, "cuDeviceGetAttribute", code, st);
         }
         t->concurrent_access = t->concurrent_access && has;
     }
     return 0;
 }
 
-/* An emulated driver can say what is wrong with its configuration, which a driver's code cannot. */
+/* An emulated driver has a sentence for a wrong configuration, where a driver has only a code. */
 static int
 check_emulator(void *library, const char *path, mm_status *st)
 {
@@ -221,17 +225,18 @@ check_emulator(void *library, const char *path, mm_status *st)
 }
 
 static void
-take_turn(int purpose)
+acquire_turn(int purpose)
 {
     const struct timespec nap = {.tv_nsec = 50000};
 
+    assert(purpose != FREE);
     for (int seen = FREE; !atomic_compare_exchange_strong(&turn, &seen, purpose); seen = FREE) {
         (void)nanosleep(&nap, NULL);
     }
 }
 
 static void
-end_turn(void)
+release_turn(void)
 {
     atomic_store(&turn, FREE);
 }
@@ -243,17 +248,16 @@ after_fork_in_child(void)
     if (atomic_load(&published) != NULL || atomic_load(&turn) == OPENING) {
         atomic_store(&forked, true);
     }
-    end_turn();
+    release_turn();
 }
 
-/* Runs when this library is loaded, before any thread can take the turn. */
+/* Runs when this library is loaded, before any thread can acquire the turn. */
 __attribute__((constructor)) static void
-watch_forks(void)
+register_fork_handler(void)
 {
     (void)pthread_atfork(NULL, NULL, after_fork_in_child);
 }
 
-/* The caller has the turn. */
 static int
 open_library(mm_driver *t, mm_status *st)
 {
@@ -264,33 +268,36 @@ open_library(mm_driver *t, mm_status *st)
     void *library, *symbol;
     char reason[96];
 
+    assert(atomic_load(&turn) == OPENING);
     if (library_path(name && *name ? name : "cuda", opened_path, sizeof opened_path, st) < 0) {
         return -1;
     }
     library = dlopen(opened_path, RTLD_NOW | RTLD_LOCAL);
     if (library == NULL) {
-        const char *why = dlerror();
-        return no_driver(st, opened_path, why ? why : "cannot be opened");
+        const char *error = dlerror();
+        return fail_no_driver(st, opened_path, error ? error : "cannot be opened");
     }
     symbol = dlsym(library, "cuDriverGetVersion");
     if (symbol == NULL) {
-        return no_driver(st, opened_path, "is no CUDA driver: it has no cuDriverGetVersion");
+        return fail_no_driver(st, opened_path,
+                              "is not a CUDA driver: it has no cuDriverGetVersion");
     }
     store_pointer(&get_version, symbol);
     rc = get_version(&t->version);
     if (rc != 0) {
         (void)snprintf(reason, sizeof reason, "opened, but cuDriverGetVersion failed with %d", rc);
-        return no_driver(st, opened_path, reason);
+        return fail_no_driver(st, opened_path, reason);
     }
     if (t->version < MM_DRIVER_FLOOR) {
-        return too_old(st, opened_path, t->version);
+        return fail_too_old(st, opened_path, t->version);
     }
     symbol = dlsym(library, "cuGetProcAddress_v2");
     if (symbol == NULL) {
-        return no_driver(st, opened_path, "has no cuGetProcAddress_v2");
+        return fail_no_driver(st, opened_path, "has no cuGetProcAddress_v2");
     }
     store_pointer(&get, symbol);
-    if (check_emulator(library, opened_path, st) < 0 || resolve(t, get, opened_path, st) < 0
+    if (check_emulator(library, opened_path, st) < 0
+        || resolve_entry_points(t, get, opened_path, st) < 0
         || count_devices(t, opened_path, st) < 0) {
         return -1;
     }
@@ -321,17 +328,18 @@ mm_driver_open(mm_status *st)
     if (t != NULL) {
         return t;
     }
-    take_turn(OPENING);
+    acquire_turn(OPENING);
     t = atomic_load(&published);
     if (t == NULL) {
         memset(&table, 0, sizeof table);
         tried[0] = '\0';
         if (open_library(&table, st) == 0) {
             t = &table;
+            assert(t->device_count > 0 && t->version >= MM_DRIVER_FLOOR);
             atomic_store(&published, t);
         }
     }
-    end_turn();
+    release_turn();
     return t;
 }
 
@@ -344,7 +352,7 @@ mm_driver_select(const char *name, mm_status *st)
     if (rc < 0) {
         return rc;
     }
-    take_turn(TAKEN);
+    acquire_turn(TAKEN);
     if (atomic_load(&published) != NULL) {
         rc = mm_fail(st, MM_REFUSED,
                      "the driver %s is already open; a driver must be chosen before the first use",
@@ -354,7 +362,7 @@ mm_driver_select(const char *name, mm_status *st)
         (void)snprintf(other, sizeof names[0], "%s", name);
         atomic_store(&selected, other);
     }
-    end_turn();
+    release_turn();
     return rc;
 }
 
@@ -373,9 +381,9 @@ mm_driver_usable(void)
 void
 mm_driver_tried(char *text, unsigned long size)
 {
-    take_turn(TAKEN);
+    acquire_turn(TAKEN);
     (void)snprintf(text, size, "%s", tried);
-    end_turn();
+    release_turn();
 }
 
 bool
@@ -385,10 +393,10 @@ mm_driver_forked(void)
 }
 
 int
-mm_driver_lacks(const mm_driver *cu, const char *what, mm_status *st)
+mm_driver_lacks(const mm_driver *cu, const char *feature, mm_status *st)
 {
     return mm_fail(st, MM_UNSUPPORTED,
                    "%s needs a driver with CUDA 13.0 or newer (580 or newer); this one supports "
                    "CUDA %d.%d",
-                   what, cu->version / 1000, cu->version % 1000 / 10);
+                   feature, cu->version / 1000, cu->version % 1000 / 10);
 }

@@ -33,30 +33,30 @@ typedef struct {
     _Atomic(CUcontext) primary[MM_MAX_DEVICES]; /* retained when first needed, then kept */
 } mm_driver;
 
-/* The driver, opened if need be. NULL with st filled when there is none, when it is too old, or
- * after a fork. A failed opening may be tried again. */
+/* The driver, which the first call opens. NULL with st filled if there is none, if it is too old, or after
+ * a fork. A failed opening may be tried again. */
 mm_driver *mm_driver_open(mm_status *st);
 
-/* Chooses which library mm_driver_open will open: "cuda", "emulator", or a path. Without it the
+/* Selects the library that mm_driver_open opens: "cuda", "emulator", or a path. Without it the
  * environment variable MANAGEDMEM_DRIVER decides. Fails once a driver is open. */
 MM_NODISCARD int mm_driver_select(const char *name, mm_status *st);
 
 /* The open driver, or NULL; never opens one. */
 mm_driver *mm_driver_peek(void);
 
-/* The same, but NULL also in a child of the process that opened it, which must not call it. */
+/* The same, but NULL also in a child of the process that opened it: a child must not call it. */
 mm_driver *mm_driver_usable(void);
 
-/* What the openings so far tried and met, one line each. Copies at most size bytes. */
+/* Copies a line for each library that was tried, with the result: at most size bytes, with their end. */
 void mm_driver_tried(char *text, unsigned long size);
 
 /* True in a process that was forked after its parent opened the driver, or while it did. */
 bool mm_driver_forked(void);
 
-/* MM_UNSUPPORTED for an entry point that came with CUDA 13.0. */
-int mm_driver_lacks(const mm_driver *cu, const char *what, mm_status *st);
+/* Fails with MM_UNSUPPORTED: `feature` needs an entry point of CUDA 13.0. Returns -1. */
+int mm_driver_lacks(const mm_driver *cu, const char *feature, mm_status *st);
 
-/* Calls an entry point; on failure fills st and makes the enclosing function return -1. */
+/* Calls an entry point. On failure fills st and makes the enclosing function return -1. */
 #define MM_TRY(cu, name, st, ...)                                 \
     do {                                                          \
         CUresult mm_code_ = (cu)->name(__VA_ARGS__);              \

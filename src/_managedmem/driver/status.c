@@ -1,6 +1,7 @@
 /* status.c: filling status values. */
 #include "status.h"
 
+#include <assert.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
@@ -10,6 +11,7 @@ mm_fail(mm_status *st, mm_kind kind, const char *format, ...)
 {
     va_list args;
 
+    assert(kind != MM_OK && kind != MM_DRIVER_CALL);
     st->kind = kind;
     st->code = 0;
     st->function = NULL;
@@ -22,6 +24,7 @@ mm_fail(mm_status *st, mm_kind kind, const char *format, ...)
 int
 mm_fail_call(mm_status *st, const char *function, int code)
 {
+    assert(function != NULL && code != 0);
     st->kind = MM_DRIVER_CALL;
     st->code = code;
     st->function = function;
@@ -35,6 +38,7 @@ mm_status_add(mm_status *st, const char *format, ...)
     va_list args;
     size_t used = strlen(st->detail);
 
+    assert(st->kind != MM_OK && used < sizeof st->detail);
     if (used > 0 && used + 1 < sizeof st->detail) {
         st->detail[used++] = ' ';
     }

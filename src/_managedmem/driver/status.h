@@ -31,14 +31,14 @@
 
 typedef enum {
     MM_OK = 0,
-    MM_DRIVER_CALL, /* a driver call failed: code and function say which */
+    MM_DRIVER_CALL, /* a driver call failed: `function` with `code` */
     MM_NO_DRIVER, /* no usable driver library, or one without a device */
-    MM_DRIVER_TOO_OLD, /* the library is there, but below the floor */
+    MM_DRIVER_TOO_OLD, /* the library exists, but is below the floor */
     MM_UNSUPPORTED, /* this driver lacks the entry point */
-    MM_CAPTURING, /* the stream is recording a graph */
-    MM_BAD_VALUE, /* an argument, found wrong before the driver was called */
-    MM_EXPORTED, /* the memory cannot be closed: a host view or DLPack export lives */
-    MM_NO_EXPORT, /* the memory cannot be exported like that */
+    MM_CAPTURING, /* the stream captures a graph */
+    MM_BAD_VALUE, /* a wrong argument, refused before the driver was called */
+    MM_EXPORTED, /* the memory cannot be closed: a host view or DLPack export exists */
+    MM_NO_EXPORT, /* the memory cannot be exported in this way */
     MM_FORKED, /* the driver was opened before this process was forked */
     MM_NO_MEMORY, /* malloc failed */
     MM_REFUSED /* not possible in the present state */
@@ -48,7 +48,7 @@ typedef struct {
     mm_kind kind;
     int code; /* CUresult for MM_DRIVER_CALL and MM_CAPTURING, else 0 */
     const char *function; /* static text such as "cuMemAdvise", or NULL */
-    char detail[512]; /* the sentence for the user; may be empty for MM_DRIVER_CALL */
+    char detail[512]; /* the sentence for the user; can be empty for MM_DRIVER_CALL */
 } mm_status;
 
 /* Fills st and returns -1, so that callers can `return mm_fail(...)`. */

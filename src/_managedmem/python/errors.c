@@ -3,9 +3,9 @@
 
 #include <string.h>
 
-/* What to do about the codes that users meet. */
+/* A sentence on the codes that users get, or "". */
 static const char *
-advice_for(int code)
+remedy_for_code(int code)
 {
     switch (code) {
     case CUDA_ERROR_OUT_OF_MEMORY:
@@ -32,7 +32,7 @@ advice_for(int code)
     }
 }
 
-/* Makes the exception object with its three attributes; NULL for None. */
+/* A new exception object with its three attributes; NULL stands for None. */
 static PyObject *
 new_cuda_error(PyObject *type, PyObject *message, PyObject *code, const char *name,
                const char *function)
@@ -55,7 +55,7 @@ new_cuda_error(PyObject *type, PyObject *message, PyObject *code, const char *na
 }
 
 static void
-raise_and_drop(PyObject *type, PyObject *error)
+raise_and_release(PyObject *type, PyObject *error)
 {
     if (error != NULL) {
         PyErr_SetObject(type, error);
@@ -67,11 +67,12 @@ static void
 raise_driver_call(mm_state *state, const mm_status *st)
 {
     mm_driver *cu = mm_driver_peek();
-    const char *name = NULL, *text = NULL, *more = advice_for(st->code);
+    const char *name = NULL, *text = NULL, *more = remedy_for_code(st->code);
     PyObject *type =
         st->code == CUDA_ERROR_OUT_OF_MEMORY ? state->out_of_memory_error : state->cuda_error;
     PyObject *message, *code;
 
+    assert(st->code != 0 && (st->kind == MM_CAPTURING || st->function != NULL));
     if (cu != NULL) {
         /* The texts of an unknown code stay NULL. */
         MM_IGNORE(cu->GetErrorName((CUresult)st->code, &name));
@@ -87,13 +88,13 @@ raise_driver_call(mm_state *state, const mm_status *st)
     }
     code = PyLong_FromLong(st->code);
     if (message != NULL && code != NULL) {
-        raise_and_drop(type, new_cuda_error(type, message, code, name, st->function));
+        raise_and_release(type, new_cuda_error(type, message, code, name, st->function));
     }
     Py_XDECREF(message);
     Py_XDECREF(code);
 }
 
-/* A detail is ASCII except for paths, which may hold any bytes and may be cut inside a character. */
+/* A detail is ASCII except for paths, which have any bytes and can end inside a character. */
 static PyObject *
 detail_text(const mm_status *st)
 {
@@ -105,6 +106,7 @@ raise_detail(PyObject *type, const mm_status *st)
 {
     PyObject *message = detail_text(st);
 
+    assert(st->detail[0] != '\0');
     if (message != NULL) {
         PyErr_SetObject(type, message);
         Py_DECREF(message);
@@ -117,7 +119,7 @@ raise_no_driver(PyObject *type, const mm_status *st)
     PyObject *message = detail_text(st);
 
     if (message != NULL) {
-        raise_and_drop(type, new_cuda_error(type, message, NULL, NULL, NULL));
+        raise_and_release(type, new_cuda_error(type, message, NULL, NULL, NULL));
         Py_DECREF(message);
     }
 }
@@ -126,6 +128,7 @@ PyObject *
 mm_raise(mm_state *state, const mm_status *st)
 {
     MM_ASSERT_LEFT();
+    assert(st->kind != MM_OK && !PyErr_Occurred());
     switch (st->kind) {
     case MM_DRIVER_CALL:
     case MM_CAPTURING:
@@ -162,6 +165,7 @@ mm_open_now(mm_state *state)
     mm_driver *cu;
     mm_status st;
 
+    assert(!PyErr_Occurred());
     Py_BEGIN_ALLOW_THREADS
     cu = mm_driver_open(&st);
     Py_END_ALLOW_THREADS
@@ -213,13 +217,14 @@ PyDoc_STRVAR(
     "A NotImplementedError, and an AttributeError, so that hasattr(buf, \"ipc_descriptor\") is\n"
     "False.");
 
-/* Makes a class in the package's namespace and adds it to the module. */
+/* Creates a class in the package's namespace and adds it to the module. */
 static PyObject *
 add_exception(PyObject *module, const char *full_name, const char *doc, PyObject *bases,
               PyObject *members)
 {
     PyObject *type = PyErr_NewExceptionWithDoc(full_name, doc, bases, members);
 
+    assert(strrchr(full_name, '.') != NULL);
     if (type != NULL && PyModule_AddObjectRef(module, strrchr(full_name, '.') + 1, type) < 0) {
         Py_CLEAR(type);
     }

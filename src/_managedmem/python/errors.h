@@ -1,18 +1,18 @@
-/* errors.h: the one way from a status to an exception. */
+/* errors.h: turning a status into an exception. */
 #ifndef MM_ERRORS_H
 #define MM_ERRORS_H
 
 #include "../driver/driver.h"
 #include "state.h"
 
-/* Sets the exception that a status stands for. Always returns NULL. */
+/* Sets the exception that a status stands for; none may be set before. Always returns NULL. */
 PyObject *mm_raise(mm_state *state, const mm_status *st);
 
 /* mm_driver_open with an exception; NULL when there is no driver. Opening takes milliseconds and
  * happens without the GIL. */
 mm_driver *mm_open_now(mm_state *state);
 
-/* The same, at once where the driver is open. */
+/* The same, without a call if the driver is open. */
 static inline mm_driver *
 mm_open(mm_state *state)
 {
@@ -22,7 +22,7 @@ mm_open(mm_state *state)
     return cu ? cu : mm_open_now(state);
 }
 
-/* An exception set aside for the length of a dealloc, which must neither lose nor show one. */
+/* An exception that is saved for the length of a dealloc, which must neither lose nor raise one. */
 typedef struct {
     PyObject *type, *value, *traceback;
 } mm_exception;
