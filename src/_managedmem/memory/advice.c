@@ -17,8 +17,8 @@ mm_same_policy(const mm_policy *a, const mm_policy *b)
 /* --- queries ---------------------------------------------------------------------------- */
 
 static int
-query_attribute(mm_driver *cu, mm_range range, CUmem_range_attribute attribute, int *out,
-                size_t count, mm_status *st)
+query_range_attribute(mm_driver *cu, mm_range range, CUmem_range_attribute attribute, int *out,
+                      size_t count, mm_status *st)
 {
     CUresult code;
 
@@ -62,7 +62,8 @@ mm_range_read_mostly(mm_driver *cu, mm_range range, bool *on, mm_status *st)
     int answer = 0;
 
     if (range.size > 0
-        && query_attribute(cu, range, CU_MEM_RANGE_ATTRIBUTE_READ_MOSTLY, &answer, 1, st) < 0) {
+        && query_range_attribute(cu, range, CU_MEM_RANGE_ATTRIBUTE_READ_MOSTLY, &answer, 1, st)
+               < 0) {
         return -1;
     }
     *on = answer != 0;
@@ -117,7 +118,8 @@ mm_range_accessed_by(mm_driver *cu, mm_range range, mm_location_set *set, mm_sta
     if (range.size == 0) {
         return 0;
     }
-    if (query_attribute(cu, range, CU_MEM_RANGE_ATTRIBUTE_ACCESSED_BY, ordinals, count, st) < 0) {
+    if (query_range_attribute(cu, range, CU_MEM_RANGE_ATTRIBUTE_ACCESSED_BY, ordinals, count, st)
+        < 0) {
         return -1;
     }
     *set = mm_accessed_by_set(ordinals, count);
@@ -146,24 +148,7 @@ query_members(mm_driver *cu, mm_range range, mm_location_set *members)
     return code == CUDA_SUCCESS;
 }
 
-/* The next four are true if the record agrees, or if the query fails. */
-
-static bool
-is_read_mostly(mm_driver *cu, mm_range range)
-{
-    int on = 0;
-
-    return query_record(cu, range, CU_MEM_RANGE_ATTRIBUTE_READ_MOSTLY, &on, 1) != CUDA_SUCCESS
-           || on != 0;
-}
-
-static bool
-has_accessor(mm_driver *cu, mm_range range, CUmemLocation where)
-{
-    mm_location_set members;
-
-    return !query_members(cu, range, &members) || (members & mm_location_bit(where)) != 0;
-}
+/* The next three are true if the record agrees, or if the query fails. */
 
 static bool
 prefers_node(mm_driver *cu, mm_range range, CUmemLocation where)
@@ -198,19 +183,22 @@ prefers_location(mm_driver *cu, mm_range range, CUmemLocation where)
     return prefers_node(cu, range, where);
 }
 
-/* True if the record of the range shows the advice, or if the query fails. Always true for advice that
- * unsets: the answer is the same if all pages or only some lack an advice. */
+/* Always true for advice that unsets: the answer is the same if all pages or only some lack an advice. */
 static bool
 is_recorded(mm_driver *cu, mm_range range, CUmem_advise advice, CUmemLocation where)
 {
+    mm_location_set members;
+    int on = 0;
+
     assert(range.size > 0);
     switch (advice) {
     case CU_MEM_ADVISE_SET_READ_MOSTLY:
-        return is_read_mostly(cu, range);
+        return query_record(cu, range, CU_MEM_RANGE_ATTRIBUTE_READ_MOSTLY, &on, 1) != CUDA_SUCCESS
+               || on != 0;
     case CU_MEM_ADVISE_SET_PREFERRED_LOCATION:
         return prefers_location(cu, range, where);
     case CU_MEM_ADVISE_SET_ACCESSED_BY:
-        return has_accessor(cu, range, where);
+        return !query_members(cu, range, &members) || (members & mm_location_bit(where)) != 0;
     default:
         return true;
     }

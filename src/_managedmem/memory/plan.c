@@ -28,25 +28,25 @@ struct mm_plan {
 /* --- preparing -------------------------------------------------------------------------- */
 
 static int
+compare_numbers(unsigned long long x, unsigned long long y)
+{
+    return (x > y) - (x < y);
+}
+
+static int
 compare_owners(const void *a, const void *b)
 {
     const hold *x = a, *y = b;
+    int order = compare_numbers((uintptr_t)x->guard, (uintptr_t)y->guard);
 
-    if (x->guard != y->guard) {
-        return (uintptr_t)x->guard < (uintptr_t)y->guard ? -1 : 1;
-    }
-    if (x->range.allocation != y->range.allocation) {
-        return x->range.allocation < y->range.allocation ? -1 : 1;
-    }
-    return x->entry < y->entry ? -1 : x->entry > y->entry;
+    order = order != 0 ? order : compare_numbers(x->range.allocation, y->range.allocation);
+    return order != 0 ? order : compare_numbers(x->entry, y->entry);
 }
 
 static int
 compare_entries(const void *a, const void *b)
 {
-    const hold *x = a, *y = b;
-
-    return x->entry < y->entry ? -1 : x->entry > y->entry;
+    return compare_numbers(((const hold *)a)->entry, ((const hold *)b)->entry);
 }
 
 /* Memory that the driver does not know has no allocation, so two ranges of it are never the same. */
@@ -355,14 +355,10 @@ static int
 compare_entry_ranges(const void *a, const void *b)
 {
     const entry_range *x = a, *y = b;
+    int order = compare_numbers(x->range->start, y->range->start);
 
-    if (x->range->start != y->range->start) {
-        return x->range->start < y->range->start ? -1 : 1;
-    }
-    if (x->range->size != y->range->size) {
-        return x->range->size < y->range->size ? -1 : 1;
-    }
-    return x->entry < y->entry ? -1 : x->entry > y->entry;
+    order = order != 0 ? order : compare_numbers(x->range->size, y->range->size);
+    return order != 0 ? order : compare_numbers(x->entry, y->entry);
 }
 
 /* first[i] becomes the first entry with the range of entry i. `sorted` has space for each entry. */

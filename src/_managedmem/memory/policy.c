@@ -51,7 +51,7 @@ is_same_advice(int attribute, const mm_policy *a, const mm_policy *b)
 
 /* The advice that gives pages an attribute of a policy. */
 static CUmem_advise
-advice_for(int attribute, const mm_policy *policy, CUmemLocation *where)
+attribute_advice(int attribute, const mm_policy *policy, CUmemLocation *where)
 {
     *where = mm_host(); /* for advice whose location the driver ignores */
     if (attribute == READ_MOSTLY) {
@@ -122,7 +122,7 @@ advise_span(change *c)
     if (!c->lacking || (c->failures > 0 && c->on_failure == STOP_CHANGE)) {
         return;
     }
-    advice = advice_for(c->attribute, c->wanted, &where);
+    advice = attribute_advice(c->attribute, c->wanted, &where);
     if (advice == CU_MEM_ADVISE_SET_PREFERRED_LOCATION) {
         where = recorded_preference(c, c->wanted);
     }

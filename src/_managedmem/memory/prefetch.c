@@ -10,21 +10,15 @@ do_nothing(void *unused)
     (void)unused;
 }
 
-/* The sizes from which a prefetch pays for the 30 us that queueing it costs. A prefetch to the
- * host does all of its work in the calling thread, one to a device only a part of it. */
-static bool
-is_worth_deferring(size_t size, CUmemLocation where)
-{
-    const size_t mib = (size_t)1 << 20;
-
-    return size >= (where.type == CU_MEM_LOCATION_TYPE_DEVICE ? 16 * mib : 2 * mib);
-}
-
+/* From these sizes on, deferring saves more than the 30 us that it costs. A prefetch to the host does
+ * all of its work in the calling thread, one to a device only a part of it. */
 bool
 mm_is_deferred(size_t size, CUmemLocation where, mm_defer defer)
 {
+    size_t from = (size_t)(where.type == CU_MEM_LOCATION_TYPE_DEVICE ? 16 : 2) << 20;
+
     assert(defer == MM_DEFER_AUTO || defer == MM_DEFER_NO || defer == MM_DEFER_YES);
-    return defer == MM_DEFER_YES || (defer == MM_DEFER_AUTO && is_worth_deferring(size, where));
+    return defer == MM_DEFER_YES || (defer == MM_DEFER_AUTO && size >= from);
 }
 
 int

@@ -64,10 +64,9 @@ module_prefetch(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObj
                                              .total = OPERATION_ARGC};
     PyObject *argv[OPERATION_ARGC];
 
-    if (mm_args(&parameters, args, nargs, kwnames, argv) < 0) {
-        return NULL;
-    }
-    return run_operation(mm_module_state(module), MM_PREFETCH, argv);
+    return mm_args(&parameters, args, nargs, kwnames, argv) < 0
+               ? NULL
+               : run_operation(mm_module_state(module), MM_PREFETCH, argv);
 }
 
 static PyObject *
@@ -101,10 +100,9 @@ module_discard_prefetch(PyObject *module, PyObject *const *args, Py_ssize_t narg
                                              .total = OPERATION_ARGC};
     PyObject *argv[OPERATION_ARGC];
 
-    if (mm_args(&parameters, args, nargs, kwnames, argv) < 0) {
-        return NULL;
-    }
-    return run_operation(mm_module_state(module), MM_DISCARD_PREFETCH, argv);
+    return mm_args(&parameters, args, nargs, kwnames, argv) < 0
+               ? NULL
+               : run_operation(mm_module_state(module), MM_DISCARD_PREFETCH, argv);
 }
 
 /* The enumerations of cuda.bindings have the values of the driver. */

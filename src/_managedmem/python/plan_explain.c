@@ -235,23 +235,15 @@ explain_resident(explanation *e, const mm_plan_preview *p, const mm_plan_entry *
     }
 }
 
-static size_t
-count_empty(const mm_plan_entry *entries, size_t count)
-{
-    size_t empty = 0;
-
-    for (size_t i = 0; i < count; i++) {
-        empty += entries[i].transfer.range.size == 0;
-    }
-    return empty;
-}
-
 static void
 explain_entries(explanation *e, const mm_plan_preview *p, const mm_plan_entry *entries,
                 size_t count)
 {
-    size_t empty = count_empty(entries, count), ranges = p->transfers->count;
+    size_t empty = 0, ranges = p->transfers->count;
 
+    for (size_t i = 0; i < count; i++) {
+        empty += entries[i].transfer.range.size == 0;
+    }
     if (ranges < count - empty) {
         add_line(e, PyUnicode_FromFormat("%zu entries are merged into %zu range%s: neighbours and "
                                          "overlaps in one allocation that go to one place",

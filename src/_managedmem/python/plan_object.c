@@ -158,10 +158,9 @@ plan_execute(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kw
         .function = "execute", .names = execute_names, .total = EXECUTE_ARGC};
     PyObject *argv[EXECUTE_ARGC];
 
-    if (mm_args(&parameters, args, nargs, kwnames, argv) < 0) {
-        return NULL;
-    }
-    return plan_run(mm_plan_of(op), MM_PREFETCH, argv);
+    return mm_args(&parameters, args, nargs, kwnames, argv) < 0
+               ? NULL
+               : plan_run(mm_plan_of(op), MM_PREFETCH, argv);
 }
 
 static PyObject *
@@ -171,10 +170,9 @@ plan_discard_prefetch(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyO
         .function = "discard_prefetch", .names = execute_names, .total = EXECUTE_ARGC};
     PyObject *argv[EXECUTE_ARGC];
 
-    if (mm_args(&parameters, args, nargs, kwnames, argv) < 0) {
-        return NULL;
-    }
-    return plan_run(mm_plan_of(op), MM_DISCARD_PREFETCH, argv);
+    return mm_args(&parameters, args, nargs, kwnames, argv) < 0
+               ? NULL
+               : plan_run(mm_plan_of(op), MM_DISCARD_PREFETCH, argv);
 }
 
 /* Describes an execution with these arguments. */

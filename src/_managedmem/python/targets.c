@@ -24,14 +24,6 @@ mm_name_item(const char *list, Py_ssize_t i)
     }
 }
 
-static void
-name_target(const mm_targets *t, Py_ssize_t i)
-{
-    if (t->several) {
-        mm_name_item("targets", i);
-    }
-}
-
 /* Takes ownership of the export, which keeps the memory of a target. */
 static int
 keep_export(mm_targets *t, PyObject *export)
@@ -237,7 +229,9 @@ mm_targets_read(mm_state *state, PyObject *value, mm_operation op, mm_targets *t
     }
     for (Py_ssize_t i = 0; i < count; i++) {
         if (read_target(t, PyTuple_GetItem(t->items, i), op, &t->batch.transfers[i]) < 0) {
-            name_target(t, i);
+            if (t->several) {
+                mm_name_item("targets", i);
+            }
             mm_targets_release(t);
             return -1;
         }
