@@ -35,6 +35,7 @@ SANITIZED = [
     "core/test_copy_contents",
     "core/test_copy_kinds",
     "core/test_plan",
+    "core/test_plan_execution",
     "core/test_streams",
     "interop/test_cupy",
     "interop/test_numba",
