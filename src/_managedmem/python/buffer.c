@@ -16,6 +16,7 @@ mm_buffer_release(mm_memory *memory)
     mm_memory_release_reference(memory);
 }
 
+/* A buffer without a layout; takes over the reference to the memory, also when it fails. */
 static mm_buffer *
 allocate_buffer(mm_state *state, PyTypeObject *type, mm_memory *memory)
 {
@@ -31,7 +32,7 @@ allocate_buffer(mm_state *state, PyTypeObject *type, mm_memory *memory)
     return b;
 }
 
-static void
+static inline void
 set_layout(mm_buffer *b, const mm_layout *layout)
 {
     Py_ssize_t stride = layout->dtype->itemsize;
@@ -51,9 +52,10 @@ set_layout(mm_buffer *b, const mm_layout *layout)
     b->size = empty ? 0 : (size_t)stride;
 }
 
-PyObject *
-mm_buffer_new(mm_state *state, PyTypeObject *type, mm_memory *memory, const mm_layout *layout,
-              PyObject *owner, PyObject *resource)
+/* The buffer of all of its memory. */
+static inline PyObject *
+new_root(mm_state *state, PyTypeObject *type, mm_memory *memory, const mm_layout *layout,
+         PyObject *owner, PyObject *resource)
 {
     mm_buffer *b = allocate_buffer(state, type, memory);
 
@@ -65,6 +67,23 @@ mm_buffer_new(mm_state *state, PyTypeObject *type, mm_memory *memory, const mm_l
         assert(b->size == memory->size);
     }
     return (PyObject *)b;
+}
+
+PyObject *
+mm_buffer_new(mm_state *state, PyTypeObject *type, mm_memory *memory, const mm_layout *layout,
+              PyObject *owner, PyObject *resource)
+{
+    return new_root(state, type, memory, layout, owner, resource);
+}
+
+PyObject *
+mm_buffer_new_bytes(mm_state *state, PyTypeObject *type, mm_memory *memory, PyObject *owner,
+                    PyObject *resource)
+{
+    Py_ssize_t length = (Py_ssize_t)memory->size;
+    mm_layout layout = mm_layout_of_bytes(&length);
+
+    return new_root(state, type, memory, &layout, owner, resource);
 }
 
 PyObject *

@@ -65,7 +65,7 @@ mm_is_buffer(mm_state *state, PyObject *op)
 static inline mm_layout
 mm_layout_of_bytes(const Py_ssize_t *length)
 {
-    return (mm_layout){mm_read_dtype(NULL), 1, length};
+    return (mm_layout){&mm_dtypes[0], 1, length};
 }
 
 static inline mm_layout
@@ -78,6 +78,10 @@ mm_buffer_layout(const mm_buffer *b)
  * memory, also when it fails. owner and resource may be NULL. */
 PyObject *mm_buffer_new(mm_state *state, PyTypeObject *type, mm_memory *memory,
                         const mm_layout *layout, PyObject *owner, PyObject *resource);
+
+/* The same, of one axis of uint8 elements. */
+PyObject *mm_buffer_new_bytes(mm_state *state, PyTypeObject *type, mm_memory *memory,
+                              PyObject *owner, PyObject *resource);
 
 /* A view of the bytes from offset on, which must have those of the layout. */
 PyObject *mm_buffer_view(mm_buffer *from, size_t offset, const mm_layout *layout);
@@ -218,8 +222,6 @@ int mm_refuse_read_only(PyObject *op, const char *reason);
 
 /* --- buffer_life.c ---------------------------------------------------------------------- */
 
-PyObject *mm_buffer_from_handle(mm_state *state, PyTypeObject *type, PyObject *const *args,
-                                Py_ssize_t nargs, PyObject *kwnames);
 PyObject *mm_buffer_close(PyObject *op, PyObject *const *args, Py_ssize_t nargs,
                           PyObject *kwnames);
 PyObject *mm_buffer_exit(PyObject *op, PyObject *const *args, Py_ssize_t nargs);
@@ -228,8 +230,7 @@ int mm_buffer_traverse(PyObject *op, visitproc visit, void *arg);
 int mm_buffer_clear(PyObject *op);
 void mm_buffer_finalize(PyObject *op);
 void mm_buffer_last_reference(PyObject *op); /* tp_dealloc */
-extern const char mm_buffer_from_handle_doc[], mm_buffer_close_doc[],
-    mm_set_deallocation_stream_doc[];
+extern const char mm_buffer_close_doc[], mm_set_deallocation_stream_doc[];
 
 /* --- buffer_operations.c ---------------------------------------------------------------- */
 

@@ -1,5 +1,4 @@
-/* buffer_life.c: wrapping memory that exists already, closing a buffer, finalizing and deallocating it,
- * and the stream of its deallocation. */
+/* buffer_life.c: closing a buffer, finalizing and deallocating it, and the stream of its deallocation. */
 #include <unistd.h>
 
 #include "buffer.h"
@@ -220,97 +219,6 @@ mm_buffer_last_reference(PyObject *op)
     } else {
         dealloc_nested(b);
     }
-}
-
-/* --- memory that exists already --------------------------------------------------------- */
-
-/* The arguments of from_handle(); owner and resource may be NULL. */
-typedef struct {
-    mm_state *state;
-    PyTypeObject *type;
-    CUdeviceptr start;
-    size_t size;
-    PyObject *owner;
-    PyObject *resource;
-    mm_access access;
-} wrapped;
-
-static PyObject *
-wrap_memory(const wrapped *w)
-{
-    Py_ssize_t length = (Py_ssize_t)w->size;
-    mm_layout layout = mm_layout_of_bytes(&length);
-    mm_memory *memory;
-    mm_status st;
-
-    assert(w->owner == NULL || w->resource == NULL);
-    memory = mm_memory_wrap(w->start, w->size, &st);
-    if (memory == NULL) {
-        return mm_raise(w->state, &st);
-    }
-    memory->access = w->access;
-    return mm_buffer_new(w->state, w->type, memory, &layout, w->owner, w->resource);
-}
-
-/* Wraps memory that its resource deallocates in the order of the stream. */
-static PyObject *
-wrap_lent(const wrapped *w, PyObject *stream)
-{
-    PyObject *order, *buffer;
-
-    if (w->resource == NULL) {
-        PyErr_SetString(PyExc_ValueError,
-                        "stream needs mr: it is the stream that mr.deallocate() is called with");
-        return NULL;
-    }
-    if (mm_foreign_resource_check(w->resource) < 0
-        || (order = mm_foreign_resource_stream(w->state, w->resource, stream)) == NULL) {
-        return NULL;
-    }
-    buffer = wrap_memory(w);
-    if (buffer == NULL) {
-        Py_DECREF(order);
-        return NULL;
-    }
-    mm_buffer_of(buffer)->stream = order;
-    mm_buffer_of(buffer)->lent = getpid();
-    return buffer;
-}
-
-PyObject *
-mm_buffer_from_handle(mm_state *state, PyTypeObject *type, PyObject *const *args, Py_ssize_t nargs,
-                      PyObject *kwnames)
-{
-    enum { PTR, SIZE, MR, OWNER, STREAM, IS_HOST_ACCESSIBLE, ARGC };
-    static const char *const names[] = {
-        [PTR] = "ptr",     [SIZE] = "size",     [MR] = "mr",
-        [OWNER] = "owner", [STREAM] = "stream", [IS_HOST_ACCESSIBLE] = "is_host_accessible",
-    };
-    static const mm_parameters parameters = {
-        .function = "from_handle", .names = names, .required = 2, .positional = 4, .total = ARGC};
-    wrapped w = {.state = state, .type = type};
-    PyObject *argv[ARGC];
-
-    if (mm_args(&parameters, args, nargs, kwnames, argv) < 0
-        || mm_read_address_range(argv[PTR], argv[SIZE], &w.start, &w.size) < 0) {
-        return NULL;
-    }
-    w.resource = argv[MR] == Py_None ? NULL : argv[MR];
-    w.owner = argv[OWNER] == Py_None ? NULL : argv[OWNER];
-    if (w.resource != NULL && w.owner != NULL) {
-        PyErr_SetString(PyExc_ValueError,
-                        "mr and owner exclude each other: the memory is freed through mr, or kept "
-                        "alive by owner");
-        return NULL;
-    }
-    if ((w.owner != NULL || argv[IS_HOST_ACCESSIBLE] != NULL)
-        && mm_read_access(state, argv[IS_HOST_ACCESSIBLE], w.owner, w.start, w.size, &w.access)
-               < 0) {
-        return NULL;
-    }
-    return w.resource != NULL || (argv[STREAM] != NULL && argv[STREAM] != Py_None)
-               ? wrap_lent(&w, argv[STREAM])
-               : wrap_memory(&w);
 }
 
 /* --- closing ---------------------------------------------------------------------------- */
@@ -613,38 +521,6 @@ mm_buffer_set_deallocation_stream(PyObject *op, PyObject *stream)
     }
     Py_RETURN_NONE;
 }
-
-const char mm_buffer_from_handle_doc[] =
-    "from_handle(ptr, size, mr=None, owner=None, *, stream=None, is_host_accessible=None)\n--\n\n"
-    "Wrap memory that exists already.\n"
-    "\n"
-    "Parameters\n"
-    "----------\n"
-    "ptr : int\n"
-    "    The address.\n"
-    "size : int\n"
-    "    The size in bytes. With size 0 the address may be 0.\n"
-    "mr : object, optional\n"
-    "    The resource that frees the memory: the end of the buffer calls\n"
-    "    mr.deallocate(ptr, size, stream=stream).\n"
-    "owner : object, optional\n"
-    "    An object to keep alive until the buffer is closed, or the buffer and its views are gone.\n"
-    "stream : stream, optional\n"
-    "    The stream for mr.deallocate(), kept alive. None: the legacy default stream.\n"
-    "is_host_accessible : bool, optional\n"
-    "    For memory that the driver does not know, such as that of malloc() or mmap(). True: the host can\n"
-    "    read and write it, so that host views and copies are allowed; a wrong True ends the process.\n"
-    "    None: they are allowed if the owner holds that memory (an object of the buffer protocol or a\n"
-    "    torch tensor), or if mr.is_host_accessible is true. False: no host views of any memory.\n"
-    "\n"
-    "Returns an instance of the class it is called on. The address is not checked here: an operation on\n"
-    "memory that is not managed raises ValueError, and a host view of an unknown address BufferError. If\n"
-    "the owner shows the memory as read-only, by the buffer protocol or __cuda_array_interface__, so is\n"
-    "the buffer: writes and discards raise ValueError. While a host view lives, the owner cannot release\n"
-    "that memory. mr.deallocate() always gets a stream object: a cuda.core.Stream if mr is a resource of\n"
-    "cuda.core, else stream itself or a Stream. Raises ValueError for mr together with owner, stream\n"
-    "without mr, a bad address, or a size below 0; TypeError for mr without deallocate(). Safe from every\n"
-    "thread. Driver: none.";
 
 const char mm_set_deallocation_stream_doc[] =
     "set_deallocation_stream($self, stream, /)\n--\n\n"

@@ -1,8 +1,11 @@
-/* buffer_object.c: the type ManagedBuffer: its tables and properties. Its methods are in the other
- * buffer_*.c files. */
+/* buffer_object.c: the type ManagedBuffer: from_handle(), its properties and its tables. Its methods are
+ * in the other buffer_*.c files. */
 #include "buffer.h"
 
 #include <stdio.h>
+#include <unistd.h>
+
+#include "foreign_resource.h"
 
 static PyMethodDef buffer_methods[];
 
@@ -27,17 +30,101 @@ buffer_new(PyTypeObject *Py_UNUSED(type), PyObject *Py_UNUSED(args), PyObject *P
 }
 
 static PyObject *
-buffer_from_handle(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
-{
-    PyTypeObject *type = (PyTypeObject *)op;
-
-    return mm_buffer_from_handle(buffer_class_state(type), type, args, nargs, kwnames);
-}
-
-static PyObject *
 buffer_enter_block(PyObject *op, PyObject *Py_UNUSED(none))
 {
     return mm_buffer_check_open(mm_buffer_of(op)) < 0 ? NULL : Py_NewRef(op);
+}
+
+/* --- making from memory that exists already --------------------------------------------- */
+
+static PyObject *
+raise_mr_with_owner(void)
+{
+    PyErr_SetString(PyExc_ValueError,
+                    "mr and owner exclude each other: the memory is freed through mr, or kept "
+                    "alive by owner");
+    return NULL;
+}
+
+/* The streams that mr.deallocate() gets, as mm_foreign_resource_stream makes them. */
+static PyObject *
+read_deallocation_stream(mm_state *state, PyObject *resource, PyObject *stream)
+{
+    if (resource == NULL) {
+        PyErr_SetString(PyExc_ValueError,
+                        "stream needs mr: it is the stream that mr.deallocate() is called with");
+        return NULL;
+    }
+    return mm_foreign_resource_check(resource) < 0
+               ? NULL
+               : mm_foreign_resource_stream(state, resource, stream);
+}
+
+/* A buffer over memory that its resource deallocates; takes over the references to memory and streams. */
+static PyObject *
+new_lent_buffer(mm_state *state, PyTypeObject *type, mm_memory *memory, PyObject *resource,
+                PyObject *streams)
+{
+    PyObject *buffer = mm_buffer_new_bytes(state, type, memory, NULL, resource);
+
+    if (buffer == NULL) {
+        Py_DECREF(streams);
+        return NULL;
+    }
+    mm_buffer_of(buffer)->stream = streams;
+    mm_buffer_of(buffer)->lent = getpid();
+    return buffer;
+}
+
+enum { PTR, SIZE, MR, OWNER, STREAM, IS_HOST_ACCESSIBLE, FROM_HANDLE_ARGC };
+static const char *const from_handle_names[] = {
+    [PTR] = "ptr",     [SIZE] = "size",     [MR] = "mr",
+    [OWNER] = "owner", [STREAM] = "stream", [IS_HOST_ACCESSIBLE] = "is_host_accessible",
+};
+static const mm_parameters from_handle_parameters = {
+    .function = "from_handle",
+    .names = from_handle_names,
+    .required = 2,
+    .positional = 4,
+    .total = FROM_HANDLE_ARGC,
+};
+
+static PyObject *
+buffer_from_handle(PyObject *type, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
+{
+    mm_state *state = buffer_class_state((PyTypeObject *)type);
+    PyObject *argv[FROM_HANDLE_ARGC], *resource, *owner, *streams = NULL;
+    mm_access access = {0};
+    CUdeviceptr start;
+    mm_memory *memory;
+    mm_status st;
+    size_t size;
+
+    if (mm_args(&from_handle_parameters, args, nargs, kwnames, argv) < 0
+        || mm_read_address_range(argv[PTR], argv[SIZE], &start, &size) < 0) {
+        return NULL;
+    }
+    resource = argv[MR] == Py_None ? NULL : argv[MR];
+    owner = argv[OWNER] == Py_None ? NULL : argv[OWNER];
+    if (resource != NULL && owner != NULL) {
+        return raise_mr_with_owner();
+    }
+    if ((owner != NULL || argv[IS_HOST_ACCESSIBLE] != NULL)
+        && mm_read_access(state, argv[IS_HOST_ACCESSIBLE], owner, start, size, &access) < 0) {
+        return NULL;
+    }
+    if ((resource != NULL || (argv[STREAM] != NULL && argv[STREAM] != Py_None))
+        && (streams = read_deallocation_stream(state, resource, argv[STREAM])) == NULL) {
+        return NULL;
+    }
+    memory = mm_memory_wrap(start, size, &st);
+    if (memory == NULL) {
+        Py_XDECREF(streams);
+        return mm_raise(state, &st);
+    }
+    memory->access = access;
+    return streams ? new_lent_buffer(state, (PyTypeObject *)type, memory, resource, streams)
+                   : mm_buffer_new_bytes(state, (PyTypeObject *)type, memory, owner, NULL);
 }
 
 /* --- properties ------------------------------------------------------------------------- */
@@ -190,15 +277,13 @@ static PyObject *
 buffer_from_ipc_descriptor(PyObject *type, PyObject *const *args, Py_ssize_t nargs,
                            PyObject *kwnames)
 {
-    enum { MR, IPC_DESCRIPTOR, STREAM, ARGC };
-    static const char *const names[] = {
-        [MR] = "mr", [IPC_DESCRIPTOR] = "ipc_descriptor", [STREAM] = "stream"};
+    static const char *const names[] = {"mr", "ipc_descriptor", "stream"};
     static const mm_parameters parameters = {.function = "from_ipc_descriptor",
                                              .names = names,
                                              .required = 2,
                                              .positional = 2,
-                                             .total = ARGC};
-    PyObject *argv[ARGC];
+                                             .total = 3};
+    PyObject *argv[3];
 
     return mm_args(&parameters, args, nargs, kwnames, argv) < 0
                ? NULL
@@ -231,8 +316,41 @@ PyDoc_STRVAR(
     "Every method can be called from every thread; closing in one thread while another uses the buffer\n"
     "is safe.");
 
+PyDoc_STRVAR(
+    buffer_from_handle_doc,
+    "from_handle(ptr, size, mr=None, owner=None, *, stream=None, is_host_accessible=None)\n--\n\n"
+    "Wrap memory that exists already.\n"
+    "\n"
+    "Parameters\n"
+    "----------\n"
+    "ptr : int\n"
+    "    The address.\n"
+    "size : int\n"
+    "    The size in bytes. With size 0 the address may be 0.\n"
+    "mr : object, optional\n"
+    "    The resource that frees the memory: the end of the buffer calls\n"
+    "    mr.deallocate(ptr, size, stream=stream).\n"
+    "owner : object, optional\n"
+    "    An object to keep alive until the buffer is closed, or the buffer and its views are gone.\n"
+    "stream : stream, optional\n"
+    "    The stream for mr.deallocate(), kept alive. None: the legacy default stream.\n"
+    "is_host_accessible : bool, optional\n"
+    "    For memory that the driver does not know, such as that of malloc() or mmap(). True: the host can\n"
+    "    read and write it, so that host views and copies are allowed; a wrong True ends the process.\n"
+    "    None: they are allowed if the owner holds that memory (an object of the buffer protocol or a\n"
+    "    torch tensor), or if mr.is_host_accessible is true. False: no host views of any memory.\n"
+    "\n"
+    "Returns an instance of the class it is called on. The address is not checked here: an operation on\n"
+    "memory that is not managed raises ValueError, and a host view of an unknown address BufferError. If\n"
+    "the owner shows the memory as read-only, by the buffer protocol or __cuda_array_interface__, so is\n"
+    "the buffer: writes and discards raise ValueError. While a host view lives, the owner cannot release\n"
+    "that memory. mr.deallocate() always gets a stream object: a cuda.core.Stream if mr is a resource of\n"
+    "cuda.core, else stream itself or a Stream. Raises ValueError for mr together with owner, stream\n"
+    "without mr, a bad address, or a size below 0; TypeError for mr without deallocate(). Safe from every\n"
+    "thread. Driver: none.");
+
 static PyMethodDef buffer_methods[] = {
-    MM_CLASS_METHOD("from_handle", buffer_from_handle, mm_buffer_from_handle_doc),
+    MM_CLASS_METHOD("from_handle", buffer_from_handle, buffer_from_handle_doc),
     MM_CLASS_METHOD(
         "from_ipc_descriptor", buffer_from_ipc_descriptor,
         "from_ipc_descriptor(mr, ipc_descriptor, *, stream=None)\n--\n\n"

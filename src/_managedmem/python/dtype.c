@@ -8,7 +8,7 @@
 enum { DL_INT = 0, DL_UINT = 1, DL_FLOAT = 2, DL_COMPLEX = 5, DL_BOOL = 6 };
 
 /* clang-format off: one type a line */
-static const mm_dtype table[] = {
+const mm_dtype mm_dtypes[MM_DTYPE_COUNT] = {
     {"uint8", "|u1", "B", 1, DL_UINT},         {"int8", "|i1", "b", 1, DL_INT},
     {"bool", "|b1", "?", 1, DL_BOOL},          {"uint16", "<u2", "H", 2, DL_UINT},
     {"int16", "<i2", "h", 2, DL_INT},          {"uint32", "<u4", "I", 4, DL_UINT},
@@ -18,26 +18,6 @@ static const mm_dtype table[] = {
     {"complex64", "<c8", "Zf", 8, DL_COMPLEX}, {"complex128", "<c16", "Zd", 16, DL_COMPLEX},
 };
 /* clang-format on */
-
-size_t
-mm_dtype_count(void)
-{
-    return sizeof table / sizeof *table;
-}
-
-const mm_dtype *
-mm_dtype_at(size_t index)
-{
-    assert(index < mm_dtype_count());
-    return &table[index];
-}
-
-size_t
-mm_dtype_index(const mm_dtype *dtype)
-{
-    assert(dtype >= table && dtype < table + mm_dtype_count());
-    return (size_t)(dtype - table);
-}
 
 static const struct {
     const char *alias, *name;
@@ -62,12 +42,12 @@ find_dtype(const char *name)
             name = aliases[i].name;
         }
     }
-    for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
+    for (int i = 0; i < MM_DTYPE_COUNT; i++) {
         /* Byte order marks may be left out: "f4" is "<f4". */
-        const char *bare = table[i].typestr + 1;
-        if (strcmp(name, table[i].name) == 0 || strcmp(name, bare) == 0
+        const char *bare = mm_dtypes[i].typestr + 1;
+        if (strcmp(name, mm_dtypes[i].name) == 0 || strcmp(name, bare) == 0
             || (strchr("<=|", name[0]) != NULL && strcmp(name + 1, bare) == 0)) {
-            return &table[i];
+            return &mm_dtypes[i];
         }
     }
     return NULL;
@@ -103,7 +83,7 @@ mm_read_dtype(PyObject *value)
 
     assert(!PyErr_Occurred());
     if (value == NULL || value == Py_None) {
-        return &table[0];
+        return &mm_dtypes[0];
     }
     text = read_dtype_name(value);
     if (text == NULL) {

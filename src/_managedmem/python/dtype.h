@@ -18,10 +18,9 @@ typedef struct {
  * torch dtype; uint8 for NULL and None. NULL with TypeError for anything else. */
 const mm_dtype *mm_read_dtype(PyObject *value);
 
-/* The table's rows, by index. */
-size_t mm_dtype_count(void);
-const mm_dtype *mm_dtype_at(size_t index);
-size_t mm_dtype_index(const mm_dtype *dtype);
+/* All element types; the first is uint8. */
+enum { MM_DTYPE_COUNT = 14 };
+extern const mm_dtype mm_dtypes[MM_DTYPE_COUNT];
 
 /* A new reference to the DType of an element type, the value of buf.dtype. */
 PyObject *mm_dtype_object(mm_state *state, const mm_dtype *dtype);

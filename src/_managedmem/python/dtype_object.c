@@ -7,11 +7,12 @@
 PyObject *
 mm_dtype_object(mm_state *state, const mm_dtype *dtype)
 {
+    assert(dtype >= mm_dtypes && dtype < mm_dtypes + MM_DTYPE_COUNT);
     /* At the interpreter's end a buffer may outlive the module, and with it the tuple. */
     if (state->dtypes == NULL) {
         return PyUnicode_FromString(dtype->name);
     }
-    return Py_NewRef(PyTuple_GetItem(state->dtypes, (Py_ssize_t)mm_dtype_index(dtype)));
+    return Py_NewRef(PyTuple_GetItem(state->dtypes, dtype - mm_dtypes));
 }
 
 static PyObject *
@@ -137,10 +138,10 @@ mm_dtype_init(PyObject *module, mm_state *state)
     if (mm_add_type(module, &dtype_spec, &state->dtype_type) < 0) {
         return -1;
     }
-    state->dtypes = PyTuple_New((Py_ssize_t)mm_dtype_count());
-    for (size_t i = 0; state->dtypes != NULL && i < mm_dtype_count(); i++) {
-        PyObject *object = new_dtype(state->dtype_type, mm_dtype_at(i)->name);
-        if (object == NULL || PyTuple_SetItem(state->dtypes, (Py_ssize_t)i, object) < 0) {
+    state->dtypes = PyTuple_New(MM_DTYPE_COUNT);
+    for (int i = 0; state->dtypes != NULL && i < MM_DTYPE_COUNT; i++) {
+        PyObject *object = new_dtype(state->dtype_type, mm_dtypes[i].name);
+        if (object == NULL || PyTuple_SetItem(state->dtypes, i, object) < 0) {
             Py_CLEAR(state->dtypes);
         }
     }
