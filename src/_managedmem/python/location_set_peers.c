@@ -13,7 +13,7 @@ is_resource_closed(PyObject *owner)
 static int
 read_peers(PyObject *owner, mm_location_set *set)
 {
-    mm_driver *cu = mm_resource_begin(owner);
+    mm_driver *cu = mm_resource_enter(owner);
     mm_status st;
     int rc;
 
@@ -21,7 +21,7 @@ read_peers(PyObject *owner, mm_location_set *set)
         return -1;
     }
     rc = mm_pool_peers(cu, mm_resource_of(owner)->pool, set, &st);
-    mm_resource_end(owner);
+    mm_resource_leave(owner);
     if (rc < 0) {
         (void)mm_raise(mm_type_state(Py_TYPE(owner)), &st);
     }
@@ -32,7 +32,7 @@ read_peers(PyObject *owner, mm_location_set *set)
 static int
 change_peers(PyObject *owner, mm_location_set from, mm_location_set to)
 {
-    mm_driver *cu = mm_resource_begin(owner);
+    mm_driver *cu = mm_resource_enter(owner);
     mm_status st;
     int rc;
 
@@ -41,7 +41,7 @@ change_peers(PyObject *owner, mm_location_set from, mm_location_set to)
     }
     Py_BEGIN_ALLOW_THREADS
     rc = mm_pool_change_peers(cu, mm_resource_of(owner)->pool, from, to, &st);
-    mm_resource_end(owner);
+    mm_resource_leave(owner);
     Py_END_ALLOW_THREADS
     if (rc < 0) {
         (void)mm_raise(mm_type_state(Py_TYPE(owner)), &st);
@@ -67,12 +67,12 @@ read_peer(mm_state *state, PyObject *owner, PyObject *value, bool strict, mm_loc
         return 0;
     }
     if (strict) {
-        cu = mm_resource_begin(owner);
+        cu = mm_resource_enter(owner);
         if (cu == NULL) {
             return -1;
         }
         rc = mm_pool_is_reachable(cu, mm_resource_of(owner)->pool, device, &reachable, &st);
-        mm_resource_end(owner);
+        mm_resource_leave(owner);
         if (rc < 0) {
             (void)mm_raise(state, &st);
             return -1;

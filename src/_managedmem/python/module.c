@@ -7,17 +7,17 @@ static int
 module_exec(PyObject *module)
 {
     static int (*const parts[])(PyObject *, mm_state *) = {
-        mm_errors_init,          mm_host_init,          mm_device_init,
-        mm_stream_init,          mm_buffer_init,        mm_accessed_by_init,
-        mm_resource_init,        mm_foreign_class_init, mm_plan_init,
-        mm_page_runs_init,       mm_policy_init,        mm_applied_policy_init,
-        mm_device_resource_init, mm_peers_init,         mm_pool_attributes_init,
-        mm_interpreter_init,     mm_dtype_init,
+        mm_errors_init,           mm_host_init,          mm_device_init,
+        mm_stream_init,           mm_buffer_init,        mm_accessed_by_init,
+        mm_managed_resource_init, mm_foreign_class_init, mm_plan_init,
+        mm_page_runs_init,        mm_policy_init,        mm_applied_policy_init,
+        mm_device_resource_init,  mm_peers_init,         mm_pool_attributes_init,
+        mm_interpreter_init,      mm_dtype_init,
     };
 
     for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
         if (parts[i](module, mm_module_state(module)) < 0) {
-            /* Some functions of CPython that make types fail without an exception when memory runs out. */
+            /* Some functions of CPython fail without an exception when memory runs out. */
             if (PyErr_Occurred() == NULL) {
                 (void)PyErr_NoMemory();
             }
@@ -78,14 +78,18 @@ static PyModuleDef_Slot slots_313[] = {
 
 /* One definition for each kind of interpreter, because 3.11 and 3.12 refuse slots they do not know
  * and the same binary runs on all. */
-/* clang-format off: one member a line */
-#define DEFINE_MODULE(number)                                              \
-    static PyModuleDef module_##number = {                                 \
-        PyModuleDef_HEAD_INIT,         .m_name = "managedmem._managedmem", \
-        .m_doc = module_doc,           .m_size = sizeof(mm_state),         \
-        .m_methods = mm_functions,     .m_slots = slots_##number,          \
-        .m_traverse = module_traverse, .m_clear = module_clear,            \
-        .m_free = module_free,                                             \
+/* clang-format off */
+#define DEFINE_MODULE(number)               \
+    static PyModuleDef module_##number = {  \
+        PyModuleDef_HEAD_INIT,              \
+        .m_name = "managedmem._managedmem", \
+        .m_doc = module_doc,                \
+        .m_size = sizeof(mm_state),         \
+        .m_methods = mm_functions,          \
+        .m_slots = slots_##number,          \
+        .m_traverse = module_traverse,      \
+        .m_clear = module_clear,            \
+        .m_free = module_free,              \
     };
 /* clang-format on */
 DEFINE_MODULE(311)

@@ -1,5 +1,5 @@
-/* resource.c: what memory resources have in common: their life, allocating and freeing, trimming.
- * The types are in resource_managed.c and resource_device.c, the numbers of a pool in
+/* resource.c: both types of memory resources: their life, allocating and freeing, trimming. The
+ * types are in resource_managed.c and resource_device.c, the attributes of a pool in
  * resource_attributes.c. */
 #include "resource.h"
 
@@ -7,8 +7,9 @@
 
 /* --- life ------------------------------------------------------------------------------- */
 
-/* Makes the object before the pool, so that a failed allocation leaves no pool to release. The object
- * is pooled only once it has its pool, because other threads can find it through the collector. */
+/* Creates the object before the pool, so that a failed allocation leaves no pool to release. The
+ * object is pooled only once it has its pool, because other threads can find it through the
+ * collector. */
 PyObject *
 mm_resource_new(PyTypeObject *type, bool pooled, bool managed, CUmemLocation where)
 {
@@ -36,7 +37,7 @@ mm_resource_new(PyTypeObject *type, bool pooled, bool managed, CUmemLocation whe
     return self;
 }
 
-/* Lets the pool go, once; its buffers keep it as long as they need it. */
+/* Releases the pool, once; its buffers keep it as long as they need it. */
 static int
 close_resource(mm_resource *r, mm_status *st)
 {
@@ -70,10 +71,11 @@ mm_resource_raise_closed(void)
 }
 
 mm_driver *
-mm_resource_begin(PyObject *op)
+mm_resource_enter(PyObject *op)
 {
     mm_driver *cu;
 
+    MM_ASSERT_LEFT();
     if (mm_guard_is_closed(&mm_resource_of(op)->guard)) {
         (void)mm_resource_raise_closed();
         return NULL;
@@ -87,7 +89,7 @@ mm_resource_begin(PyObject *op)
 }
 
 void
-mm_resource_end(PyObject *op)
+mm_resource_leave(PyObject *op)
 {
     mm_guard_leave(&mm_resource_of(op)->guard);
 }
@@ -104,9 +106,9 @@ mm_resource_check_pooled(PyObject *op)
 
 /* --- allocating and freeing ------------------------------------------------------------- */
 
-/* Memory of no pool is there at once, for every stream. */
+/* Memory without a pool is usable at once, on every stream. */
 static PyObject *
-allocate_plain(mm_state *state, PyObject *resource, size_t bytes, const mm_layout *layout)
+allocate_unpooled(mm_state *state, PyObject *resource, size_t bytes, const mm_layout *layout)
 {
     mm_driver *cu = mm_open(state);
     mm_memory *memory;
@@ -130,29 +132,27 @@ allocate_pooled(mm_state *state, PyObject *resource, PyObject *stream, size_t by
     mm_memory *memory;
     PyObject *buffer;
     mm_driver *cu;
-    bool foreign;
     mm_status st;
 
-    if (mm_stream_read(state, stream, &use) < 0 || (cu = mm_resource_begin(resource)) == NULL) {
+    if (mm_stream_read(state, stream, &use) < 0 || (cu = mm_resource_enter(resource)) == NULL) {
         return NULL;
     }
     if (!mm_stream_enter(&use)) {
-        mm_resource_end(resource);
+        mm_resource_leave(resource);
         (void)mm_stream_raise_closed();
         return NULL;
     }
-    foreign = use.handle != NULL && use.shared == NULL;
     Py_BEGIN_ALLOW_THREADS
     memory = mm_memory_allocate_from(cu, mm_resource_of(resource)->pool, bytes, use.handle,
                                      use.shared, &st);
     mm_stream_leave(&use);
-    mm_resource_end(resource);
+    mm_resource_leave(resource);
     Py_END_ALLOW_THREADS
     if (memory == NULL) {
         return mm_raise(state, &st);
     }
     buffer = mm_buffer_new(state, state->buffer_type, memory, layout, NULL, resource);
-    if (buffer != NULL && foreign) {
+    if (buffer != NULL && use.handle != NULL && use.shared == NULL) { /* of another library */
         mm_buffer_of(buffer)->stream = Py_NewRef(stream);
     }
     return buffer;
@@ -164,6 +164,7 @@ mm_allocate(mm_state *state, PyObject *resource, PyObject *stream, size_t bytes,
 {
     mm_stream_use use;
 
+    assert(resource == NULL || mm_is_resource(state, resource));
     if (resource != NULL && mm_guard_is_closed(&mm_resource_of(resource)->guard)) {
         (void)mm_resource_raise_closed();
         return NULL;
@@ -174,35 +175,37 @@ mm_allocate(mm_state *state, PyObject *resource, PyObject *stream, size_t bytes,
     if (mm_stream_read(state, stream, &use) < 0) { /* the stream is only checked */
         return NULL;
     }
-    return allocate_plain(state, resource, bytes, layout);
+    return allocate_unpooled(state, resource, bytes, layout);
 }
 
 static PyObject *
 resource_allocate(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
-    static const char *const names[] = {"size", "stream"};
-    static const mm_parameters parameters = {"allocate", names, 1, 1, 2};
-    PyObject *given[2];
+    enum { SIZE, STREAM, ARGC };
+    static const char *const names[ARGC] = {[SIZE] = "size", [STREAM] = "stream"};
+    static const mm_parameters parameters = {
+        .function = "allocate", .names = names, .required = 1, .positional = 1, .total = ARGC};
+    PyObject *argv[ARGC];
     Py_ssize_t length;
     mm_layout layout;
     size_t size;
 
-    if (mm_args(&parameters, args, nargs, kwnames, given) < 0
-        || mm_read_size(given[0], "size", &size) < 0) {
+    if (mm_args(&parameters, args, nargs, kwnames, argv) < 0
+        || mm_read_size(argv[SIZE], "size", &size) < 0) {
         return NULL;
     }
     length = (Py_ssize_t)size;
     layout = mm_layout_of_bytes(&length);
-    return mm_allocate(mm_type_state(Py_TYPE(op)), op, given[1], size, &layout);
+    return mm_allocate(mm_type_state(Py_TYPE(op)), op, argv[STREAM], size, &layout);
 }
 
-/* A closed resource has no pool. Its blocks keep the pool, but this free by address is then not recorded
- * among the pool's queued frees. */
+/* The blocks of a closed resource keep its pool, but this free by address is not recorded among
+ * the pool's queued frees. */
 static int
 free_pooled(mm_resource *r, mm_driver *cu, CUdeviceptr start, CUstream stream, mm_status *st)
 {
-    bool own_device = r->where.type == CU_MEM_LOCATION_TYPE_DEVICE;
-    mm_device_stream order = {stream, own_device ? r->where.id : MM_ANY_DEVICE};
+    bool on_device = r->where.type == CU_MEM_LOCATION_TYPE_DEVICE;
+    mm_device_stream order = {stream, on_device ? r->where.id : MM_ANY_DEVICE};
     bool open = mm_guard_enter(&r->guard);
     int rc = mm_pool_refuse_capture(cu, order, st);
 
@@ -215,10 +218,10 @@ free_pooled(mm_resource *r, mm_driver *cu, CUdeviceptr start, CUstream stream, m
     return rc;
 }
 
-/* Frees what the resource allocated; its pool need not be open for that. */
+/* Frees memory that the resource allocated, also once it is closed. */
 static int
-free_address(mm_resource *r, mm_driver *cu, CUdeviceptr start, CUstream stream, bool wait,
-             mm_status *st)
+free_by_address(mm_resource *r, mm_driver *cu, CUdeviceptr start, CUstream stream, bool wait,
+                mm_status *st)
 {
     if (r->pooled) {
         return free_pooled(r, cu, start, stream, st);
@@ -232,10 +235,12 @@ free_address(mm_resource *r, mm_driver *cu, CUdeviceptr start, CUstream stream, 
 static PyObject *
 resource_deallocate(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
-    static const char *const names[] = {"ptr", "size", "stream"};
-    static const mm_parameters parameters = {"deallocate", names, 2, 2, 3};
+    enum { PTR, SIZE, STREAM, ARGC };
+    static const char *const names[ARGC] = {[PTR] = "ptr", [SIZE] = "size", [STREAM] = "stream"};
+    static const mm_parameters parameters = {
+        .function = "deallocate", .names = names, .required = 2, .positional = 2, .total = ARGC};
     mm_state *state = mm_type_state(Py_TYPE(op));
-    PyObject *given[3];
+    PyObject *argv[ARGC];
     mm_stream_use use;
     CUdeviceptr start;
     mm_driver *cu;
@@ -244,14 +249,15 @@ resource_deallocate(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObj
     bool wait;
     int rc;
 
-    if (mm_args(&parameters, args, nargs, kwnames, given) < 0
-        || mm_read_address_range(given[0], given[1], &start, &size) < 0
-        || (cu = mm_open(state)) == NULL || mm_stream_read_and_enter(state, given[2], &use) < 0) {
+    if (mm_args(&parameters, args, nargs, kwnames, argv) < 0
+        || mm_read_address_range(argv[PTR], argv[SIZE], &start, &size) < 0
+        || (cu = mm_open(state)) == NULL
+        || mm_stream_read_and_enter(state, argv[STREAM], &use) < 0) {
         return NULL;
     }
-    wait = given[2] != NULL && given[2] != Py_None;
+    wait = argv[STREAM] != NULL && argv[STREAM] != Py_None;
     Py_BEGIN_ALLOW_THREADS
-    rc = start == 0 ? 0 : free_address(mm_resource_of(op), cu, start, use.handle, wait, &st);
+    rc = start == 0 ? 0 : free_by_address(mm_resource_of(op), cu, start, use.handle, wait, &st);
     mm_stream_leave(&use);
     Py_END_ALLOW_THREADS
     if (rc < 0) {
@@ -266,27 +272,28 @@ static PyObject *
 resource_trim(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
     static const char *const names[] = {"keep"};
-    static const mm_parameters parameters = {"trim", names, 0, 1, 1};
-    PyObject *given[1];
+    static const mm_parameters parameters = {
+        .function = "trim", .names = names, .positional = 1, .total = 1};
+    PyObject *argv[1];
     long long keep = 0;
     mm_driver *cu;
     mm_status st;
     int rc;
 
-    if (mm_args(&parameters, args, nargs, kwnames, given) < 0
-        || (given[0] != NULL && mm_read_index(given[0], "keep", PyExc_TypeError, &keep) < 0)) {
+    if (mm_args(&parameters, args, nargs, kwnames, argv) < 0
+        || (argv[0] != NULL && mm_read_index(argv[0], "keep", PyExc_TypeError, &keep) < 0)) {
         return NULL;
     }
     if (keep < 0) {
-        PyErr_Format(PyExc_ValueError, "keep must be at least 0 bytes, got %R", given[0]);
+        PyErr_Format(PyExc_ValueError, "keep must be at least 0 bytes, got %R", argv[0]);
         return NULL;
     }
-    if (mm_resource_check_pooled(op) < 0 || (cu = mm_resource_begin(op)) == NULL) {
+    if (mm_resource_check_pooled(op) < 0 || (cu = mm_resource_enter(op)) == NULL) {
         return NULL;
     }
     Py_BEGIN_ALLOW_THREADS
     rc = mm_pool_trim(cu, mm_resource_of(op)->pool, (size_t)keep, &st);
-    mm_resource_end(op);
+    mm_resource_leave(op);
     Py_END_ALLOW_THREADS
     if (rc < 0) {
         return mm_raise(mm_type_state(Py_TYPE(op)), &st);
@@ -331,8 +338,6 @@ mm_resource_get_is_closed(PyObject *op, void *Py_UNUSED(closure))
     return PyBool_FromLong(mm_guard_is_closed(&mm_resource_of(op)->guard));
 }
 
-const char mm_resource_is_closed_doc[] = "Whether close() was called.";
-
 PyObject *
 mm_resource_get_handle(PyObject *op, void *Py_UNUSED(closure))
 {
@@ -355,6 +360,12 @@ mm_resource_get_is_handle_owned(PyObject *op, void *Py_UNUSED(closure))
 }
 
 PyObject *
+mm_resource_get_true(PyObject *Py_UNUSED(op), void *Py_UNUSED(closure))
+{
+    Py_RETURN_TRUE;
+}
+
+PyObject *
 mm_resource_get_false(PyObject *Py_UNUSED(op), void *Py_UNUSED(closure))
 {
     Py_RETURN_FALSE;
@@ -365,15 +376,6 @@ mm_resource_get_none(PyObject *Py_UNUSED(op), void *Py_UNUSED(closure))
 {
     Py_RETURN_NONE;
 }
-
-const char mm_resource_handle_doc[] =
-    "The CUmemoryPool of the pool as an int; 0 without a pool, and once closed.";
-const char mm_resource_is_handle_owned_doc[] =
-    "True while there is a pool: the resource created it, and close() releases it.";
-const char mm_resource_is_ipc_enabled_doc[] =
-    "False: the memory cannot be shared with other processes.";
-const char mm_resource_is_mapped_doc[] = "False: the pool was not imported from another process.";
-const char mm_resource_uuid_doc[] = "None: only pools that are shared between processes have one.";
 
 PyMemberDef mm_resource_members[] = {
     {"__weaklistoffset__", T_PYSSIZET, offsetof(mm_resource, weakrefs), READONLY, NULL},

@@ -1,5 +1,5 @@
-/* resource.h: memory resources: the struct behind both types, what they share, and allocating a
- * buffer from one. */
+/* resource.h: memory resources: the struct and the members of both types, and allocating a
+ * buffer. */
 #ifndef MM_RESOURCE_H
 #define MM_RESOURCE_H
 
@@ -8,7 +8,7 @@
 typedef struct {
     PyObject_HEAD
     PyObject *weakrefs;
-    mm_pool *pool; /* NULL: cuMemAllocManaged. To be used between begin and end only */
+    mm_pool *pool; /* NULL: cuMemAllocManaged. Used only in the guard */
     bool pooled;
     CUmemLocation where; /* of the pool */
     mm_guard guard;
@@ -28,21 +28,24 @@ mm_is_resource(const mm_state *state, PyObject *op)
            || Py_TYPE(op) == state->device_resource_type;
 }
 
-/* A new ManagedBuffer of that layout. resource is one of ours or NULL; stream any stream object or
- * NULL, for memory of a pool. */
+/* A new ManagedBuffer. `resource` is of this package, or NULL. `stream` is any stream object, or
+ * NULL; the memory of a pool is allocated in its order. */
 PyObject *mm_allocate(mm_state *state, PyObject *resource, PyObject *stream, size_t bytes,
                       const mm_layout *layout);
 
-/* Enters the resource and returns the driver; NULL with an exception if the resource is closed. No other
- * guard may be entered before. Between begin and end no Python code may run. The end needs no GIL. */
-mm_driver *mm_resource_begin(PyObject *op);
-void mm_resource_end(PyObject *op);
+/* Enters the resource and returns the driver; NULL with an exception if the resource is closed. No
+ * other guard may be entered before. No Python code may run before mm_resource_leave, which needs
+ * no GIL. */
+mm_driver *mm_resource_enter(PyObject *op);
+void mm_resource_leave(PyObject *op);
 
-/* RuntimeError for a resource without a pool. */
+/* -1 with a RuntimeError for a resource without a pool. */
 int mm_resource_check_pooled(PyObject *op);
+
+/* RuntimeError; returns -1. */
 int mm_resource_raise_closed(void);
 
-/* What both types are made of. */
+/* For both types. */
 PyObject *mm_resource_new(PyTypeObject *type, bool pooled, bool managed, CUmemLocation where);
 void mm_resource_dealloc(PyObject *op);
 extern PyMethodDef mm_resource_methods[];
@@ -50,16 +53,31 @@ PyObject *mm_resource_get_attributes(PyObject *op, void *closure);
 PyObject *mm_resource_get_is_closed(PyObject *op, void *closure);
 PyObject *mm_resource_get_handle(PyObject *op, void *closure);
 PyObject *mm_resource_get_is_handle_owned(PyObject *op, void *closure);
+PyObject *mm_resource_get_true(PyObject *op, void *closure);
 PyObject *mm_resource_get_false(PyObject *op, void *closure);
 PyObject *mm_resource_get_none(PyObject *op, void *closure);
-extern const char mm_resource_attributes_doc[], mm_resource_is_closed_doc[],
-    mm_resource_handle_doc[], mm_resource_is_handle_owned_doc[], mm_resource_is_ipc_enabled_doc[],
-    mm_resource_is_mapped_doc[], mm_resource_uuid_doc[];
-
-/* The members of both types, for weak references. */
 extern PyMemberDef mm_resource_members[];
 
-/* The live set behind resource.peer_accessible_by, and assignment to it. */
+/* The properties of both types. */
+/* clang-format off */
+#define MM_RESOURCE_GETSET                                                                        \
+    {"attributes", mm_resource_get_attributes, NULL,                                              \
+     "The numbers of the pool, as PoolAttributes. RuntimeError without a pool, and once closed.", \
+     NULL},                                                                                       \
+    {"is_closed", mm_resource_get_is_closed, NULL, "True once close() was called.", NULL},        \
+    {"handle", mm_resource_get_handle, NULL,                                                      \
+     "The CUmemoryPool of the pool as an int; 0 without a pool, and once closed.", NULL},         \
+    {"is_handle_owned", mm_resource_get_is_handle_owned, NULL,                                    \
+     "True while there is a pool: the resource created it, and close() releases it.", NULL},      \
+    {"is_ipc_enabled", mm_resource_get_false, NULL,                                               \
+     "False: the memory cannot be shared with other processes.", NULL},                           \
+    {"is_mapped", mm_resource_get_false, NULL,                                                    \
+     "False: the pool was not imported from another process.", NULL},                             \
+    {"uuid", mm_resource_get_none, NULL,                                                          \
+     "None: only pools that are shared between processes have one.", NULL}
+/* clang-format on */
+
+/* resource.peer_accessible_by. */
 PyObject *mm_peers_get(PyObject *op, void *closure);
 int mm_peers_set(PyObject *op, PyObject *value, void *closure);
 

@@ -94,12 +94,12 @@ mm_resource_get_attributes(PyObject *op, void *Py_UNUSED(closure))
     PyObject *self;
     mm_status ignored;
 
-    if (mm_resource_check_pooled(op) < 0 || mm_resource_begin(op) == NULL) {
+    if (mm_resource_check_pooled(op) < 0 || mm_resource_enter(op) == NULL) {
         return NULL;
     }
     pool = mm_resource_of(op)->pool;
     mm_pool_retain(pool);
-    mm_resource_end(op);
+    mm_resource_leave(op);
     self = mm_alloc_object(mm_type_state(Py_TYPE(op))->attributes_type);
     if (self != NULL) {
         ((attributes_object *)self)->pool = pool;
@@ -127,17 +127,16 @@ attributes_dealloc(PyObject *op)
 static PyObject *
 attributes_repr(PyObject *op)
 {
-    const CUmemPool_attribute wanted[] = {release_threshold, reserved_mem_current,
-                                          reserved_mem_high, used_mem_current, used_mem_high};
-    enum { COUNT = sizeof wanted / sizeof *wanted };
+    const CUmemPool_attribute shown[] = {release_threshold, reserved_mem_current,
+                                         reserved_mem_high, used_mem_current, used_mem_high};
+    enum { COUNT = sizeof shown / sizeof *shown };
     mm_driver *cu = mm_driver_usable();
     unsigned long long now[COUNT];
     mm_status ignored;
 
     for (int i = 0; i < COUNT; i++) {
         uint64_t value = 0;
-        if (cu == NULL
-            || mm_pool_get_attribute(cu, pool_of(op), wanted[i], &value, &ignored) < 0) {
+        if (cu == NULL || mm_pool_get_attribute(cu, pool_of(op), shown[i], &value, &ignored) < 0) {
             return PyUnicode_FromString("<PoolAttributes of a pool that cannot be queried>");
         }
         now[i] = value;
@@ -172,11 +171,14 @@ static PyGetSetDef attributes_getset[] = {
     {NULL, NULL, NULL, NULL, NULL},
 };
 
-/* clang-format off: one slot a line */
+/* clang-format off */
 static PyType_Slot attributes_slots[] = {
-    {Py_tp_doc, (void *)attributes_doc}, {Py_tp_traverse, mm_traverse_type},
-    {Py_tp_dealloc, attributes_dealloc}, {Py_tp_repr, attributes_repr},
-    {Py_tp_getset, attributes_getset},   {0, NULL},
+    {Py_tp_doc, (void *)attributes_doc},
+    {Py_tp_traverse, mm_traverse_type},
+    {Py_tp_dealloc, attributes_dealloc},
+    {Py_tp_repr, attributes_repr},
+    {Py_tp_getset, attributes_getset},
+    {0, NULL},
 };
 /* clang-format on */
 

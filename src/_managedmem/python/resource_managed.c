@@ -1,5 +1,5 @@
-/* resource_managed.c: the type ManagedMemoryResource. It draws from cuMemAllocManaged unless a pool
- * is asked for, because drivers refuse all advice on pool memory. */
+/* resource_managed.c: the type ManagedMemoryResource. It allocates with cuMemAllocManaged unless a
+ * pool is requested, because drivers refuse all advice on pool memory. */
 #include "foreign_location.h"
 #include "location_object.h"
 #include "resource.h"
@@ -7,36 +7,33 @@
 static PyObject *
 managed_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
-    static const char *const names[] = {"pooled", "preferred_location"};
-    static const mm_parameters parameters = {"ManagedMemoryResource", names, 0, 0, 2};
+    enum { POOLED, PREFERRED, ARGC };
+    static const char *const names[ARGC] = {
+        [POOLED] = "pooled", [PREFERRED] = "preferred_location"};
+    static const mm_parameters parameters = {
+        .function = "ManagedMemoryResource", .names = names, .total = ARGC};
     CUmemLocation where = mm_location(CU_MEM_LOCATION_TYPE_NONE, 0);
-    PyObject *given[2];
+    PyObject *argv[ARGC];
 
-    if (mm_args_new(&parameters, args, kwargs, given) < 0) {
+    if (mm_args_new(&parameters, args, kwargs, argv) < 0) {
         return NULL;
     }
-    if (given[0] != NULL && !PyBool_Check(given[0])) {
-        PyErr_Format(PyExc_TypeError, "pooled must be True or False, got %R", given[0]);
+    if (argv[POOLED] != NULL && !PyBool_Check(argv[POOLED])) {
+        PyErr_Format(PyExc_TypeError, "pooled must be True or False, got %R", argv[POOLED]);
         return NULL;
     }
-    if (given[1] != NULL && given[1] != Py_None) {
-        if (given[0] != Py_True) {
+    if (argv[PREFERRED] != NULL && argv[PREFERRED] != Py_None) {
+        if (argv[POOLED] != Py_True) {
             PyErr_SetString(PyExc_ValueError,
                             "preferred_location needs pooled=True; without a pool set it on each "
                             "buffer: buf.preferred_location = ...");
             return NULL;
         }
-        if (mm_read_location(mm_type_state(type), given[1], &where) < 0) {
+        if (mm_read_location(mm_type_state(type), argv[PREFERRED], &where) < 0) {
             return NULL;
         }
     }
-    return mm_resource_new(type, given[0] == Py_True, true, where);
-}
-
-static PyObject *
-managed_get_true(PyObject *Py_UNUSED(op), void *Py_UNUSED(closure))
-{
-    Py_RETURN_TRUE;
+    return mm_resource_new(type, argv[POOLED] == Py_True, true, where);
 }
 
 static PyObject *
@@ -94,21 +91,21 @@ PyDoc_STRVAR(
     "\n"
     "Allocates managed memory, each buffer on pages of its own.\n"
     "\n"
-    "Without a pool it uses cuMemAllocManaged, so every advice works on what it gives; making one\n"
-    "opens no driver. pooled=True makes a driver pool of its own (CUDA 13.0 or newer, else\n"
+    "Without a pool it uses cuMemAllocManaged, so every advice works on its memory, and creating it\n"
+    "opens no driver. pooled=True creates a driver pool (CUDA 13.0 or newer, else\n"
     "NotImplementedError): allocating and freeing cost microseconds and follow the order of a stream,\n"
-    "but drivers refuse all advice on pool memory, so where it should live is said once, with\n"
-    "preferred_location, a Device or Host. The pool keeps what is freed until trim(), or until\n"
+    "but drivers refuse all advice on pool memory. Its location is set once, with\n"
+    "preferred_location, a Device or Host. The pool keeps freed memory until trim(), or until\n"
     "attributes.release_threshold is lowered.\n"
     "\n"
     "Raises ValueError for preferred_location without pooled. Safe from every thread.\n"
     "Driver: cuMemPoolCreate.");
 
 static PyGetSetDef managed_getset[] = {
-    {"is_host_accessible", managed_get_true, NULL, "True: the host can use the memory.", NULL},
-    {"is_device_accessible", managed_get_true, NULL, "True: every device can use the memory.",
+    {"is_host_accessible", mm_resource_get_true, NULL, "True: the host can use the memory.", NULL},
+    {"is_device_accessible", mm_resource_get_true, NULL, "True: every device can use the memory.",
      NULL},
-    {"is_managed", managed_get_true, NULL, "True: the memory is managed.", NULL},
+    {"is_managed", mm_resource_get_true, NULL, "True: the memory is managed.", NULL},
     {"supports_advice", managed_get_supports_advice, NULL,
      "Whether advice works on the memory: True, or False for a pool.", NULL},
     {"preferred_location", managed_get_preferred_location, NULL,
@@ -117,14 +114,7 @@ static PyGetSetDef managed_getset[] = {
      "The preferred device; without one the calling thread's current device, on which allocations\n"
      "are accounted.",
      NULL},
-    {"attributes", mm_resource_get_attributes, NULL, mm_resource_attributes_doc, NULL},
-    {"is_closed", mm_resource_get_is_closed, NULL, mm_resource_is_closed_doc, NULL},
-    {"handle", mm_resource_get_handle, NULL, mm_resource_handle_doc, NULL},
-    {"is_handle_owned", mm_resource_get_is_handle_owned, NULL, mm_resource_is_handle_owned_doc,
-     NULL},
-    {"is_ipc_enabled", mm_resource_get_false, NULL, mm_resource_is_ipc_enabled_doc, NULL},
-    {"is_mapped", mm_resource_get_false, NULL, mm_resource_is_mapped_doc, NULL},
-    {"uuid", mm_resource_get_none, NULL, mm_resource_uuid_doc, NULL},
+    MM_RESOURCE_GETSET,
     {NULL, NULL, NULL, NULL, NULL},
 };
 
@@ -148,7 +138,7 @@ static PyType_Spec managed_spec = {
 };
 
 int
-mm_resource_init(PyObject *module, mm_state *state)
+mm_managed_resource_init(PyObject *module, mm_state *state)
 {
     return mm_add_type(module, &managed_spec, &state->managed_resource_type);
 }

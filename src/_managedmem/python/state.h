@@ -94,7 +94,7 @@ int mm_device_init(PyObject *module, mm_state *state);
 int mm_stream_init(PyObject *module, mm_state *state);
 int mm_buffer_init(PyObject *module, mm_state *state);
 int mm_accessed_by_init(PyObject *module, mm_state *state);
-int mm_resource_init(PyObject *module, mm_state *state);
+int mm_managed_resource_init(PyObject *module, mm_state *state);
 int mm_foreign_class_init(PyObject *module, mm_state *state);
 int mm_plan_init(PyObject *module, mm_state *state);
 int mm_page_runs_init(PyObject *module, mm_state *state);
@@ -109,8 +109,8 @@ int mm_dtype_init(PyObject *module, mm_state *state);
 /* Makes a heap type from a spec, stores it and adds it to the module. */
 int mm_add_type(PyObject *module, PyType_Spec *spec, PyTypeObject **type);
 
-/* A named tuple of these fields, which takes their references. A NULL field is a failure whose exception
- * is set: the others are released, and NULL is returned. */
+/* A named tuple of these fields, which takes their references. A NULL field is a failure whose
+ * exception is set: the others are released, and NULL is returned. */
 PyObject *mm_record_new(PyTypeObject *type, PyObject *const *fields, int count);
 
 #endif
