@@ -23,8 +23,8 @@ mm_in_scope(void)
 
 /* --- entering and leaving ----------------------------------------------------------------- */
 
-/* Retained once per device and kept for the life of the process, as the CUDA runtime does. Two threads
- * that race both retain, which does no harm. */
+/* Retained once per device and kept for the life of the process, as the CUDA runtime does. Two
+ * threads that race both retain, which does no harm. */
 int
 mm_primary_context(mm_driver *cu, int device, CUcontext *context, mm_status *st)
 {
@@ -139,8 +139,8 @@ mm_scope_enter_context(mm_scope *s, mm_driver *cu, CUcontext context, mm_status 
     return relax_scope(s, st);
 }
 
-/* These two repeat a failed call, so that a passing fault does not leave the library's state behind. A
- * call that acted and then failed is not repeated: its output shows that it acted. */
+/* These two repeat a failed call, so that a passing fault does not leave the library's state
+ * behind. A call that acted and then failed is not repeated: its output shows that it acted. */
 
 void
 mm_pop_context(mm_driver *cu)

@@ -1,9 +1,9 @@
 /* context.h: scopes: a current context for the length of a call, without disturbing the caller.
  *
- * Advice, attribute queries and allocation need a current context, and a thread that has not used CUDA
- * has none. A thread that captures a graph in global or thread-local mode must not make "unsafe" calls
- * such as advise, allocate and free: they fail and destroy the capture, unless the thread's capture
- * mode is relaxed meanwhile. */
+ * Advice, attribute queries and allocation need a current context, and a thread that has not
+ * used CUDA has none. A thread that captures a graph in global or thread-local mode must not
+ * make "unsafe" calls such as advise, allocate and free: they fail and destroy the capture,
+ * unless the thread's capture mode is relaxed meanwhile. */
 #ifndef MM_CONTEXT_H
 #define MM_CONTEXT_H
 
@@ -18,15 +18,15 @@ typedef struct {
 
 enum { MM_ANY_DEVICE = -1 };
 
-/* Makes the primary context of the device current. For MM_ANY_DEVICE the caller's context stays, and
- * the primary one of device 0 is made current only if there is none. */
+/* Makes the primary context of the device current. For MM_ANY_DEVICE the caller's context
+ * stays, and the primary one of device 0 is made current only if there is none. */
 MM_NODISCARD int mm_scope_enter(mm_scope *s, mm_driver *cu, int device, mm_status *st);
 
 /* The same, with the thread's capture mode relaxed: for calls that a capture forbids. */
 MM_NODISCARD int mm_scope_enter_relaxed(mm_scope *s, mm_driver *cu, int device, mm_status *st);
 
-/* For work on a default stream of the device. The caller's context stays if it is one of that device,
- * because its default streams are those of the caller's other work. */
+/* For work on a default stream of the device. The caller's context stays if it is one of that
+ * device, because its default streams are those of the caller's other work. */
 MM_NODISCARD int mm_scope_enter_default(mm_scope *s, mm_driver *cu, int device, mm_status *st);
 MM_NODISCARD int mm_scope_enter_default_relaxed(mm_scope *s, mm_driver *cu, int device,
                                                 mm_status *st);
@@ -81,8 +81,8 @@ MM_NODISCARD int mm_current_device(mm_driver *cu, int *device, mm_status *st);
 /* Makes the device's primary context current for the calling thread and leaves it so. */
 MM_NODISCARD int mm_set_current_device(mm_driver *cu, int device, mm_status *st);
 
-/* True if the calling thread runs a host function of a stream: CUDA refuses even cuCtxGetCurrent there.
- * False without a driver. */
+/* True if the calling thread runs a host function of a stream: CUDA refuses even
+ * cuCtxGetCurrent there. False without a driver. */
 bool mm_in_host_function(void);
 
 /* Free and total bytes of the device's memory. */

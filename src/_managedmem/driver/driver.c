@@ -1,9 +1,9 @@
 /* driver.c: opens libcuda (or the emulated driver) and resolves the function table.
  *
- * Owns the process-wide state of the driver: the selected name, the log of tried libraries, and the
- * published table. One thread at a time has the turn to change them. fork() does not wait for the turn,
- * because the library being opened may fork itself. A child that was forked while its parent opened a
- * driver cannot use one. */
+ * Owns the process-wide state of the driver: the selected name, the log of tried libraries, and
+ * the published table. One thread at a time has the turn to change them. fork() does not wait
+ * for the turn, because the library being opened may fork itself. A child that was forked while
+ * its parent opened a driver cannot use one. */
 #include "driver.h"
 
 #include <assert.h>
@@ -135,8 +135,8 @@ unset_partial_batches(mm_driver *t)
     }
 }
 
-/* Fills the table's pointers. Presets the outputs, because a driver does not write them for a version above
- * its own. */
+/* Fills the table's pointers. Presets the outputs, because a driver does not write them for a
+ * version above its own. */
 static int
 resolve_entry_points(mm_driver *t, PFN_cuGetProcAddress_v12000 get, const char *path,
                      mm_status *st)

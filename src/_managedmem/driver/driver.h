@@ -33,8 +33,8 @@ typedef struct {
     _Atomic(CUcontext) primary[MM_MAX_DEVICES]; /* retained when first needed, then kept */
 } mm_driver;
 
-/* The driver, which the first call opens. NULL with st filled if there is none, if it is too old, or after
- * a fork. A failed opening may be tried again. */
+/* The driver, which the first call opens. NULL with st filled if there is none, if it is too
+ * old, or after a fork. A failed opening may be tried again. */
 mm_driver *mm_driver_open(mm_status *st);
 
 /* Selects the library that mm_driver_open opens: "cuda", "emulator", or a path. Without it the
@@ -47,7 +47,8 @@ mm_driver *mm_driver_peek(void);
 /* The same, but NULL also in a child of the process that opened it: a child must not call it. */
 mm_driver *mm_driver_usable(void);
 
-/* Copies a line for each library that was tried, with the result: at most size bytes, with their end. */
+/* Copies a line for each library that was tried, with the result: at most size bytes, with
+ * their end. */
 void mm_driver_tried(char *text, unsigned long size);
 
 /* True in a process that was forked after its parent opened the driver, or while it did. */

@@ -16,8 +16,9 @@
 #define MM_COLD
 #endif
 
-/* A stack protector for a function that fills an array by counts from outside. The compiler adds one
- * for arrays of characters only, because one in every function costs the shortest calls 8 %. */
+/* A stack protector for a function that fills an array by counts from outside. The compiler
+ * adds one for arrays of characters only, because one in every function costs the shortest
+ * calls 8 %. */
 #define MM_GUARD_ARRAYS
 #if defined(__has_attribute)
 #if __has_attribute(stack_protect)
@@ -26,7 +27,8 @@
 #endif
 #endif
 
-/* Calls a function for its effect: a failure is passed over, for the reason that stands at the call. */
+/* Calls a function for its effect: a failure is passed over, for the reason that stands at the
+ * call. */
 #define MM_IGNORE(call) ((void)((call) == 0))
 
 typedef enum {

@@ -18,8 +18,8 @@ allocate_managed(mm_driver *cu, size_t size, CUdeviceptr *start, mm_status *st)
     return -1;
 }
 
-/* Memory that starts and ends at page borders shares no page. If the driver does not align it, one more
- * page leaves space to start at the next border. */
+/* Memory that starts and ends at page borders shares no page. If the driver does not align it,
+ * one more page leaves space to start at the next border. */
 static int
 allocate_pages(mm_driver *cu, size_t size, CUdeviceptr *allocation, mm_status *st)
 {

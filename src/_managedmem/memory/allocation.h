@@ -4,12 +4,12 @@
 
 #include "../driver/context.h"
 
-/* Allocates managed memory on pages of its own. Returns its first address, or 0 on failure. *allocation is
- * the address for mm_free. */
+/* Allocates managed memory on pages of its own. Returns its first address, or 0 on failure.
+ * *allocation is the address for mm_free. */
 CUdeviceptr mm_allocate_pages(mm_driver *cu, size_t size, CUdeviceptr *allocation, mm_status *st);
 
-/* True if the memory is free after this result: success, a driver that is shut down, or a destroyed
- * context. */
+/* True if the memory is free after this result: success, a driver that is shut down, or a
+ * destroyed context. */
 bool mm_is_freed(CUresult code);
 
 /* Frees a managed allocation, also during a graph capture. */

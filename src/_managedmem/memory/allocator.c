@@ -1,5 +1,6 @@
-/* allocator.c: the table of presets, and the exported functions that allocate and free with them.
- * The table only grows: entries below the published count never change, so readers need no lock. */
+/* allocator.c: the table of presets, and the exported functions that allocate and free with
+ * them. The table only grows: entries below the published count never change, so readers need
+ * no lock. */
 #include "allocator.h"
 
 #include <assert.h>
@@ -52,7 +53,8 @@ advise_block(mm_driver *cu, const mm_preset *preset, int device, mm_range block,
     return mm_range_switch_accessed_by(cu, block, accessed_by, true, st);
 }
 
-/* Allocates a block of block->size bytes for the device, with the preset's advice. Frees it on failure. */
+/* Allocates a block of block->size bytes for the device, with the preset's advice. Frees it on
+ * failure. */
 static int
 allocate_block(mm_driver *cu, const mm_preset *preset, int device, mm_range *block, mm_status *st)
 {

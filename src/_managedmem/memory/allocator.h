@@ -1,9 +1,10 @@
-/* allocator.h: managed memory for the allocators of other libraries, which find its functions by their
- * names in this shared library.
+/* allocator.h: managed memory for the allocators of other libraries, which find its functions by
+ * their names in this shared library.
  *
- * torch's pluggable allocator takes a pair of names and passes no data of ours. So each preset, the advice
- * for each block, has a function: managedmem_allocate_0 and so on. managedmem_free is for all of them.
- * They may be called from any thread, also with locks of the caller held, and need no interpreter. */
+ * torch's pluggable allocator takes a pair of names and passes no data of ours. So each preset,
+ * the advice for each block, has a function: managedmem_allocate_0 and so on. managedmem_free is
+ * for all of them. They may be called from any thread, also with locks of the caller held, and
+ * need no interpreter. */
 #ifndef MM_ALLOCATOR_H
 #define MM_ALLOCATOR_H
 
@@ -16,15 +17,14 @@ typedef struct {
     CUmemLocation preferred; /* type 0: none */
     mm_location_set accessed_by;
     bool read_mostly;
-    bool
-        own_device; /* each block prefers, and is accessed by, the device that it is allocated for */
+    bool own_device; /* prefer, and accessed by, the device that the block is allocated for */
 } mm_preset;
 
 enum { MM_MAX_PRESETS = 32, MM_ALLOCATOR_NAME = 32 };
 
-/* Gives the preset a function and writes its name. Equal presets share one, for the life of the process.
- * A page is allocated, advised and freed as a trial, so that this call reports what the driver refuses.
- * MM_REFUSED if all functions are taken. */
+/* Gives the preset a function and writes its name. Equal presets share one, for the life of the
+ * process. A page is allocated, advised and freed as a trial, so that this call reports what the
+ * driver refuses. MM_REFUSED if all functions are taken. */
 MM_NODISCARD int mm_preset_register(mm_driver *cu, const mm_preset *preset,
                                     char name[MM_ALLOCATOR_NAME], mm_status *st);
 
@@ -32,8 +32,8 @@ MM_NODISCARD int mm_preset_register(mm_driver *cu, const mm_preset *preset,
 
 #define MM_FREE_NAME "managedmem_free"
 
-/* Frees a block by its address; the other arguments are not used. Inside a host function the block is
- * freed later. Does nothing after the driver's shutdown and in a forked child. */
+/* Frees a block by its address; the other arguments are not used. Inside a host function the block
+ * is freed later. Does nothing after the driver's shutdown and in a forked child. */
 MM_EXPORT void managedmem_free(void *block, ssize_t size, int device, CUstream stream);
 
 /* X(n) for each n below MM_MAX_PRESETS. clang-format does not terminate on it. */
@@ -45,8 +45,8 @@ MM_EXPORT void managedmem_free(void *block, ssize_t size, int device, CUstream s
     X(24) X(25) X(26) X(27) X(28) X(29) X(30) X(31)
 /* clang-format on */
 
-/* Allocates whole pages for a device, with the preset's advice. On failure NULL, nothing stays allocated,
- * and the standard error has one line, except if there is no memory. */
+/* Allocates whole pages for a device, with the preset's advice. On failure NULL, nothing stays
+ * allocated, and the standard error has one line, except if there is no memory. */
 #define MM_DECLARE_ALLOCATE(n) \
     MM_EXPORT void *managedmem_allocate_##n(ssize_t size, int device, CUstream stream);
 MM_PRESET_SLOTS(MM_DECLARE_ALLOCATE)

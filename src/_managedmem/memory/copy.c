@@ -101,8 +101,8 @@ fill_aligned(mm_driver *cu, CUdeviceptr start, size_t size, const unsigned char 
     return 0;
 }
 
-/* The driver requires aligned addresses. At other addresses single bytes go before and after the aligned
- * part, whose pattern is rotated. */
+/* The driver requires aligned addresses. At other addresses single bytes go before and after
+ * the aligned part, whose pattern is rotated. */
 static int
 fill_unaligned(mm_driver *cu, CUdeviceptr start, size_t size, const unsigned char *pattern,
                unsigned width, CUstream stream, mm_status *st)

@@ -4,14 +4,14 @@
 
 #include "range.h"
 
-/* Copies at least 1 byte between any two addresses that the device or the host can access. `system`: one
- * of them is system memory. Its owner may free it after the return, so the copy waits until it is done,
- * and refuses a stream that captures. */
+/* Copies at least 1 byte between any two addresses that the device or the host can access.
+ * `system`: one of them is system memory. Its owner may free it after the return, so the copy
+ * waits until it is done, and refuses a stream that captures. */
 MM_NODISCARD int mm_copy(mm_driver *cu, CUdeviceptr to, CUdeviceptr from, size_t size,
                          mm_device_stream stream, bool system, mm_status *st);
 
-/* Fills the range with a pattern of 1, 2 or 4 bytes, whose width divides the size. Does nothing for an
- * empty range. */
+/* Fills the range with a pattern of 1, 2 or 4 bytes, whose width divides the size. Does nothing
+ * for an empty range. */
 MM_NODISCARD int mm_fill(mm_driver *cu, mm_range range, const unsigned char pattern[4],
                          unsigned width, mm_device_stream stream, mm_status *st);
 

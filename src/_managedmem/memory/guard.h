@@ -51,8 +51,9 @@ mm_guard_add_user(mm_guard *g, uint64_t one)
     return true;
 }
 
-/* Both return false if the resource is closed. The thread that enters also leaves, and runs no Python
- * code in between: that could close the resource, and closing would wait for the same thread. */
+/* Both return false if the resource is closed. The thread that enters also leaves, and runs no
+ * Python code in between: that could close the resource, and closing would wait for the same
+ * thread. */
 static inline bool
 mm_guard_enter(mm_guard *g)
 {
@@ -92,10 +93,10 @@ mm_guard_is_closed(const mm_guard *g)
 
 typedef enum { MM_CLOSED_NOW, MM_CLOSED_BEFORE, MM_STILL_EXPORTED, MM_STILL_USED } mm_guard_answer;
 
-/* MM_CLOSED_NOW: this call closed it, no other call is under way, and the caller may free the resource.
- * A forked child waits for nothing, because it does not have the threads that made the calls.
- * MM_STILL_USED: another thread's call is under way, and may wait for the host function in which the
- * caller runs. */
+/* MM_CLOSED_NOW: this call closed it, no other call is under way, and the caller may free the
+ * resource. A forked child waits for nothing, because it does not have the threads that made
+ * the calls. MM_STILL_USED: another thread's call is under way, and may wait for the host
+ * function in which the caller runs. */
 mm_guard_answer mm_guard_close(mm_guard *g, bool forked);
 
 /* The failure for MM_STILL_USED; returns -1. */

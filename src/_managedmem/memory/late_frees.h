@@ -1,8 +1,8 @@
 /* late_frees.h: resources that could not be freed at their end, and are freed later.
  *
- * CUDA refuses to free inside a host function, where Python's garbage collector may run; a block of a
- * pool waits for the end of a capture, a pool for its queued frees. Each contains its list entry, so
- * that deferring a free needs no allocation. */
+ * CUDA refuses to free inside a host function, where Python's garbage collector may run; a
+ * block of a pool waits for the end of a capture, a pool for its queued frees. Each contains
+ * its list entry, so that deferring a free needs no allocation. */
 #ifndef MM_LATE_FREES_H
 #define MM_LATE_FREES_H
 
@@ -31,8 +31,8 @@ struct mm_late_free {
 /* Appends an entry to the list. Safe from every thread, without a lock. */
 void mm_late_frees_append(mm_late_free *entry, mm_late_free_attempt attempt);
 
-/* Attempts every entry, and keeps those that must wait. Can block, so call it without the GIL. Does
- * nothing in a forked child, because the resources are the parent's. */
+/* Attempts every entry, and keeps those that must wait. Can block, so call it without the GIL.
+ * Does nothing in a forked child, because the resources are the parent's. */
 void mm_late_frees_attempt(mm_driver *cu, const mm_free_conditions *conditions);
 
 /* True if the driver refused the free inside a host function, so that it can be done later. */

@@ -31,8 +31,8 @@ mm_host(void)
     return mm_location(CU_MEM_LOCATION_TYPE_HOST, 0);
 }
 
-/* A location as the driver answers it; the type INVALID is none. The id has a meaning only for a device
- * and a node, and is 0 for the others. */
+/* A location as the driver answers it; the type INVALID is none. The id has a meaning only for
+ * a device and a node, and is 0 for the others. */
 static inline CUmemLocation
 mm_location_from_attributes(int type, int id)
 {

@@ -189,8 +189,8 @@ attempt_memory(mm_driver *cu, mm_late_free *entry, const mm_free_conditions *con
     return true;
 }
 
-/* A pool block has an entry of its own. The entry of the memory has a reference, and closes the guard if
- * calls of other threads were under way. */
+/* A pool block has an entry of its own. The entry of the memory has a reference, and closes the
+ * guard if calls of other threads were under way. */
 static void
 free_memory_late(mm_memory *m)
 {

@@ -1,9 +1,10 @@
 /* memory.h: one piece of memory, owned or wrapped, with its references, its holds and its guard.
  *
- * A reference keeps this struct, a hold keeps the memory. The address may only be used between enter
- * and leave, or export and unexport, of the guard. References and holds are acquired together; a closed
- * view releases its hold before its reference. The last hold retires the memory. Closing frees exactly
- * once. All functions may be called in any thread, without an interpreter. */
+ * A reference keeps this struct, a hold keeps the memory. The address may only be used between
+ * enter and leave, or export and unexport, of the guard. References and holds are acquired
+ * together; a closed view releases its hold before its reference. The last hold retires the
+ * memory. Closing frees exactly once. All functions may be called in any thread, without an
+ * interpreter. */
 #ifndef MM_MEMORY_H
 #define MM_MEMORY_H
 
@@ -36,8 +37,9 @@ typedef struct {
     atomic_flag order_lock; /* of block->order; held for a few instructions */
 } mm_memory;
 
-/* Allocates managed memory on pages of its own: advice, prefetch and discard act on whole pages, and the
- * driver packs small allocations 512 bytes apart. 0 bytes have the address 0 and no allocation. */
+/* Allocates managed memory on pages of its own: advice, prefetch and discard act on whole
+ * pages, and the driver packs small allocations 512 bytes apart. 0 bytes have the address 0 and
+ * no allocation. */
 mm_memory *mm_memory_allocate(mm_driver *cu, size_t size, mm_status *st);
 
 /* Allocates from a pool in the order of the stream; shared may be NULL. Managed memory is rounded
@@ -54,9 +56,9 @@ void mm_memory_retain(mm_memory *m);
 /* Releases a hold. True for the last one: the caller must then call mm_memory_retire. */
 MM_NODISCARD bool mm_memory_release_hold(mm_memory *m);
 
-/* Closes memory without a hold: waits for calls under way, and frees owned memory. Does nothing if it is
- * closed. Inside a host function the memory is freed later. Other errors are ignored, because the driver
- * may be shut down. Call it without the GIL if mm_memory_closing_blocks. */
+/* Closes memory without a hold: waits for calls under way, and frees owned memory. Does nothing
+ * if it is closed. Inside a host function the memory is freed later. Other errors are ignored,
+ * because the driver may be shut down. Call it without the GIL if mm_memory_closing_blocks. */
 void mm_memory_retire(mm_memory *m);
 bool mm_memory_closing_blocks(const mm_memory *m);
 
@@ -66,18 +68,18 @@ void mm_memory_release_reference(mm_memory *m);
 /* Releases a hold, retires the memory after the last one, and releases the reference. */
 void mm_memory_release(mm_memory *m);
 
-/* Closes; *first is true if this call did. Memory of a pool is freed in the order of *stream, or for NULL
- * in that of its block. After a failed free the memory counts as closed, except inside a host function,
- * where it stays open. */
+/* Closes; *first is true if this call did. Memory of a pool is freed in the order of *stream,
+ * or for NULL in that of its block. After a failed free the memory counts as closed, except
+ * inside a host function, where it stays open. */
 MM_NODISCARD int mm_memory_close(mm_memory *m, const CUstream *stream, bool *first, mm_status *st);
 
-/* Sets the stream in whose order memory of a pool is freed; shared may be NULL. *done is false if the
- * memory is closed. */
+/* Sets the stream in whose order memory of a pool is freed; shared may be NULL. *done is false
+ * if the memory is closed. */
 MM_NODISCARD int mm_memory_set_stream(mm_driver *cu, mm_memory *m, CUstream stream,
                                       mm_stream *shared, bool *done, mm_status *st);
 
-/* Fails if mm_memory_close with this stream cannot free memory of a pool, because the stream captures a
- * graph. */
+/* Fails if mm_memory_close with this stream cannot free memory of a pool, because the stream
+ * captures a graph. */
 MM_NODISCARD int mm_memory_refuse_capture(mm_driver *cu, mm_memory *m, const CUstream *stream,
                                           mm_status *st);
 

@@ -56,8 +56,8 @@ mm_pool_create(mm_driver *cu, bool managed, CUmemLocation where, mm_status *st)
         free(pool);
         return NULL;
     }
-    /* The driver's threshold of 0 gives memory back at every synchronization, and takes it again at
-     * the next allocation. */
+    /* The driver's threshold of 0 gives memory back at every synchronization, and takes it
+     * again at the next allocation. */
     if (mm_pool_set_attribute(cu, pool, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, UINT64_MAX, st) < 0) {
         mm_status ignored;
         MM_IGNORE(mm_pool_release(pool, &ignored)); /* the first failure is reported */
@@ -144,8 +144,8 @@ mm_pool_free_address(mm_driver *cu, mm_pool *pool, CUdeviceptr start, mm_device_
     return mm_is_freed(code) ? 0 : mm_fail_call(st, "cuMemFreeAsync", (int)code);
 }
 
-/* True if a block whose free failed is still allocated: the driver refused, or the context of its stream
- * could not be made current. */
+/* True if a block whose free failed is still allocated: the driver refused, or the context of
+ * its stream could not be made current. */
 static bool
 is_still_allocated(const mm_status *st)
 {
@@ -166,8 +166,9 @@ free_block_struct(mm_pool_block *block)
     free(block);
 }
 
-/* True if each device in use was idle since the free was deferred. Waits for `device`, because the
- * caller's wait may have been earlier, but not for other devices: a wait destroys their captures. */
+/* True if each device in use was idle since the free was deferred. Waits for `device`, because
+ * the caller's wait may have been earlier, but not for other devices: a wait destroys their
+ * captures. */
 static bool
 were_devices_idle(mm_driver *cu, mm_pool_block *block, int device)
 {
@@ -188,8 +189,9 @@ were_devices_idle(mm_driver *cu, mm_pool_block *block, int device)
     return true;
 }
 
-/* Frees the block in its order, or after all devices were idle; false if it must wait. A free that was
- * called and failed counts as done, because it may have acted, except inside a host function. */
+/* Frees the block in its order, or after all devices were idle; false if it must wait. A free
+ * that was called and failed counts as done, because it may have acted, except inside a host
+ * function. */
 static bool
 free_block_if_possible(mm_driver *cu, mm_pool_block *block, const mm_free_conditions *conditions)
 {
@@ -255,8 +257,8 @@ mm_pool_device(const mm_pool *pool)
     return pool->managed ? MM_ANY_DEVICE : pool->where.id;
 }
 
-/* Sets order->stream for a block that is allocated on the stream. The thread that frees cannot name this
- * thread's per-thread default stream, but the legacy stream is ordered after it. */
+/* Sets order->stream for a block that is allocated on the stream. The thread that frees cannot
+ * name this thread's per-thread default stream, but the legacy stream is ordered after it. */
 static int
 set_order(mm_driver *cu, const mm_pool *pool, CUstream stream, mm_block_order *order,
           mm_status *st)

@@ -1,5 +1,5 @@
-/* pool.h: a driver pool: allocation and freeing in stream order, its attributes, and the devices that
- * may use its memory.
+/* pool.h: a driver pool: allocation and freeing in stream order, its attributes, and the devices
+ * that may use its memory.
  *
  * The pool lives as long as its resource and every block allocated from it. */
 #ifndef MM_POOL_H
@@ -33,8 +33,8 @@ struct mm_pool_block {
     uint64_t waited; /* bit n: device n was idle since the free was deferred */
 };
 
-/* A new pool: managed memory with a preferred location or none, or memory of a device. It keeps freed
- * memory until it is trimmed. */
+/* A new pool: managed memory with a preferred location or none, or memory of a device. It keeps
+ * freed memory until it is trimmed. */
 mm_pool *mm_pool_create(mm_driver *cu, bool managed, CUmemLocation where, mm_status *st);
 
 /* The device that owns device memory, and on whose default stream it is allocated and freed;
@@ -43,20 +43,20 @@ int mm_pool_device(const mm_pool *pool);
 
 void mm_pool_retain(mm_pool *pool);
 
-/* Releases a reference. The last one retires the pool (retired_pool.h), which is destroyed once its
- * frees have run. */
+/* Releases a reference. The last one retires the pool (retired_pool.h), which is destroyed once
+ * its frees have run. */
 MM_NODISCARD int mm_pool_release(mm_pool *pool, mm_status *st);
 
 /* Allocates in the order of the stream, which must not capture. shared may be NULL. */
 mm_pool_block *mm_pool_allocate(mm_driver *cu, mm_pool *pool, size_t size, CUstream stream,
                                 mm_stream *shared, mm_status *st);
 
-/* Frees the block in its order, or in that of *other; later if that stream captures. After a failure the
- * block is gone as well, unless mm_can_free_late(st). */
+/* Frees the block in its order, or in that of *other; later if that stream captures. After a
+ * failure the block is gone as well, unless mm_can_free_late(st). */
 MM_NODISCARD int mm_pool_free(mm_pool_block *block, const CUstream *other, mm_status *st);
 
-/* Frees the block in its order, in a later attempt. A stream of another library may not exist any more,
- * so such a block waits for an allocation on that stream or for idle devices. */
+/* Frees the block in its order, in a later attempt. A stream of another library may not exist
+ * any more, so such a block waits for an allocation on that stream or for idle devices. */
 void mm_pool_free_late(mm_pool_block *block);
 
 /* Frees memory of the pool (NULL: not known) by its address. */

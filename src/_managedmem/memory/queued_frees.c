@@ -13,8 +13,8 @@ mm_queued_frees_init(mm_queued_frees *frees)
     frees->unknown = false;
 }
 
-/* The key of a stream: unique in the process. Each thread has a per-thread default stream of its own,
- * with the same handle. */
+/* The key of a stream: unique in the process. Each thread has a per-thread default stream of
+ * its own, with the same handle. */
 static CUresult
 identify_stream(mm_driver *cu, CUstream stream, mm_free_event *key)
 {
@@ -30,8 +30,8 @@ identify_stream(mm_driver *cu, CUstream stream, mm_free_event *key)
                : code;
 }
 
-/* Creates an event in the current context, if it is a primary one: others may end at any time, and their
- * events with them. */
+/* Creates an event in the current context, if it is a primary one: others may end at any time,
+ * and their events with them. */
 static CUresult
 create_lasting_event(mm_driver *cu, CUevent *event)
 {

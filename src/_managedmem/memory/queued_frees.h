@@ -22,12 +22,12 @@ typedef struct {
 
 void mm_queued_frees_init(mm_queued_frees *frees);
 
-/* Records an event behind a free on the stream. `result` is that of the free: even after a failure it
- * may be queued. The caller is in the relaxed scope of the free. */
+/* Records an event behind a free on the stream. `result` is that of the free: even after a
+ * failure it may be queued. The caller is in the relaxed scope of the free. */
 void mm_queued_frees_add(mm_driver *cu, mm_queued_frees *frees, CUstream stream, CUresult result);
 
-/* Destroys the events that were reached. True if every free has run, or the driver is shut down. The
- * caller is in a relaxed scope. */
+/* Destroys the events that were reached. True if every free has run, or the driver is shut
+ * down. The caller is in a relaxed scope. */
 bool mm_queued_frees_done(mm_driver *cu, mm_queued_frees *frees);
 
 /* Frees the entries, not their events: calls no driver. */

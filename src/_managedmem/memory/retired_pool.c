@@ -6,7 +6,8 @@
 #include <assert.h>
 #include <stdlib.h>
 
-/* *left: memory of the pool is in use, or nothing has waited for its free. For frees without an event. */
+/* *left: memory of the pool is in use, or nothing has waited for its free. For frees without an
+ * event. */
 static CUresult
 find_memory_left(mm_driver *cu, CUmemoryPool pool, bool *left, const char **function)
 {
@@ -24,8 +25,9 @@ find_memory_left(mm_driver *cu, CUmemoryPool pool, bool *left, const char **func
     return code;
 }
 
-/* *function is the driver function of the result. A failed destruction counts as done: the driver may
- * have acted, and the handle may then be that of another pool. In the caller's scope. */
+/* *function is the driver function of the result. A failed destruction counts as done: the
+ * driver may have acted, and the handle may then be that of another pool. In the caller's
+ * scope. */
 static CUresult
 destroy_if_done(mm_driver *cu, mm_retired_pool *pool, bool *destroyed, const char **function)
 {
@@ -43,8 +45,8 @@ destroy_if_done(mm_driver *cu, mm_retired_pool *pool, bool *destroyed, const cha
     return code;
 }
 
-/* Destroys the pool and frees its record; false if it must wait. *code and *function are those of the
- * last driver call. */
+/* Destroys the pool and frees its record; false if it must wait. *code and *function are those
+ * of the last driver call. */
 static bool
 destroy_pool(mm_driver *cu, mm_retired_pool *pool, CUresult *code, const char **function)
 {

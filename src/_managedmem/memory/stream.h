@@ -19,14 +19,15 @@ mm_is_default_stream(CUstream stream)
     return mm_is_legacy_stream(stream) || stream == CU_STREAM_PER_THREAD;
 }
 
-/* A stream and, for a default one, the device that it belongs to: each device has its own. MM_ANY_DEVICE
- * is the device of the caller's context. */
+/* A stream and, for a default one, the device that it belongs to: each device has its own.
+ * MM_ANY_DEVICE is the device of the caller's context. */
 typedef struct {
     CUstream handle;
     int device;
 } mm_device_stream;
 
-/* A stream with several holders: the object that made it, and memory that is freed in its order. */
+/* A stream with several holders: the object that made it, and memory that is freed in its
+ * order. */
 typedef struct {
     mm_late_free late;
     atomic_size_t references;
@@ -37,8 +38,8 @@ typedef struct {
 mm_stream *mm_stream_share(CUstream handle);
 void mm_stream_retain(mm_stream *stream);
 
-/* Releases a reference. The last one destroys the stream, later if the driver refuses inside a host
- * function. A forked child does not destroy its parent's streams. */
+/* Releases a reference. The last one destroys the stream, later if the driver refuses inside a
+ * host function. A forked child does not destroy its parent's streams. */
 MM_NODISCARD int mm_stream_release(mm_stream *stream, mm_status *st);
 
 /* A non-blocking stream on the calling thread's device. */
@@ -53,23 +54,23 @@ void mm_event_destroy(mm_driver *cu, CUevent event);
 MM_NODISCARD int mm_stream_is_capturing(mm_driver *cu, CUstream stream, bool *capturing,
                                         mm_status *st);
 
-/* Fails if the stream captures a graph: prefetch and discard have no graph node, and the call would
- * destroy the capture. `op` names the operation in the message. */
+/* Fails if the stream captures a graph: prefetch and discard have no graph node, and the call
+ * would destroy the capture. `op` names the operation in the message. */
 MM_NODISCARD int mm_stream_refuse_capture(mm_driver *cu, CUstream stream, const char *op,
                                           mm_status *st);
 
-/* Makes later work on `stream` wait for the present work of `producer` (cuStreamWaitEvent). Fails if
- * either captures a graph. Does nothing if both are one stream. */
+/* Makes later work on `stream` wait for the present work of `producer` (cuStreamWaitEvent).
+ * Fails if either captures a graph. Does nothing if both are one stream. */
 MM_NODISCARD int mm_stream_follow(mm_driver *cu, mm_device_stream stream,
                                   mm_device_stream producer, mm_status *st);
 
-/* A relaxed scope for work on the stream: its own context, or one of the device of a default stream.
- * Drivers require it for events and for pool memory. */
+/* A relaxed scope for work on the stream: its own context, or one of the device of a default
+ * stream. Drivers require it for events and for pool memory. */
 MM_NODISCARD int mm_scope_enter_stream(mm_scope *s, mm_driver *cu, mm_device_stream stream,
                                        mm_status *st);
 
-/* The driver's batch and discard calls refuse the legacy stream. A blocking stream of the same context
- * is ordered with it in both directions, so the calls go there, in legacy-stream order. */
+/* The driver's batch and discard calls refuse the legacy stream. A blocking stream of the same
+ * context is ordered with it in both directions, so the calls go there, in legacy-stream order. */
 typedef struct {
     CUstream stream; /* the one to pass to the driver */
     bool temporary; /* destroyed on release; the driver lets queued work finish */

@@ -19,9 +19,10 @@
 #define Py_RETURN_TRUE return Py_NewRef(Py_True)
 #define Py_RETURN_FALSE return Py_NewRef(Py_False)
 
-/* Leave guards before attaching, and before objects are created or dropped and exceptions raised: these
- * can run Python code, which may close an entered guard and wait for its own thread for ever. A daemon
- * thread that attaches while the interpreter ends never returns to leave. */
+/* Leave guards before attaching, and before objects are created or dropped and exceptions
+ * raised: these can run Python code, which may close an entered guard and wait for its own
+ * thread for ever. A daemon thread that attaches while the interpreter ends never returns to
+ * leave. */
 #define MM_ASSERT_LEFT() assert(mm_guards_entered() == 0)
 #undef Py_END_ALLOW_THREADS
 #define Py_END_ALLOW_THREADS     \
@@ -41,7 +42,8 @@
 #define MM_UNLOCK() }
 #endif
 
-/* Rows of a method table. MM_METHOD and MM_CLASS_METHOD take keywords, MM_POSITIONAL_METHOD does not. */
+/* Rows of a method table. MM_METHOD and MM_CLASS_METHOD take keywords, MM_POSITIONAL_METHOD
+ * does not. */
 #define MM_METHOD_ROW(name, function, flags, doc) \
     {(name), (PyCFunction)(void (*)(void))(function), METH_FASTCALL | (flags), (doc)}
 #define MM_METHOD(name, function, doc) MM_METHOD_ROW(name, function, METH_KEYWORDS, doc)

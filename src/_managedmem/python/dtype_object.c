@@ -105,12 +105,16 @@ static PyMethodDef dtype_methods[] = {
 
 /* The module refers to the instances, they to their type, and the type to the module. str is not
  * collected, so without a traversal this cycle would outlive its interpreter. */
-/* clang-format off: one slot a line */
+/* clang-format off */
 static PyType_Slot dtype_slots[] = {
-    {Py_tp_doc, (void *)dtype_doc},     {Py_tp_base, &PyUnicode_Type},
-    {Py_tp_traverse, mm_traverse_type}, {Py_tp_new, dtype_new},
-    {Py_tp_hash, dtype_hash},           {Py_tp_richcompare, dtype_richcompare},
-    {Py_tp_methods, dtype_methods},     {0, NULL},
+    {Py_tp_doc, (void *)dtype_doc},
+    {Py_tp_base, &PyUnicode_Type},
+    {Py_tp_traverse, mm_traverse_type},
+    {Py_tp_new, dtype_new},
+    {Py_tp_hash, dtype_hash},
+    {Py_tp_richcompare, dtype_richcompare},
+    {Py_tp_methods, dtype_methods},
+    {0, NULL},
 };
 /* clang-format on */
 

@@ -22,7 +22,8 @@ mm_open(mm_state *state)
     return cu ? cu : mm_open_now(state);
 }
 
-/* An exception that is saved for the length of a dealloc, which must neither lose nor raise one. */
+/* An exception that is saved for the length of a dealloc, which must neither lose nor raise
+ * one. */
 typedef struct {
     PyObject *type, *value, *traceback;
 } mm_exception;

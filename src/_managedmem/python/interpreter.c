@@ -1,5 +1,6 @@
-/* interpreter.c: releasing objects in their interpreter from any thread: finding the interpreter of a
- * thread, attaching to another one, and the end of an interpreter, which waits for attached threads. */
+/* interpreter.c: releasing objects in their interpreter from any thread: finding the
+ * interpreter of a thread, attaching to another one, and the end of an interpreter, which waits
+ * for attached threads. */
 #include "interpreter.h"
 
 #include <pthread.h>
@@ -21,8 +22,8 @@ static atomic_bool in_subinterpreters;
 
 /* --- the interpreter of a thread ------------------------------------------------------------- */
 
-/* PyGILState of CPython 3.11 knows one thread state for each thread. A thread in a subinterpreter has
- * two, and taking the GIL with the wrong one waits for itself. */
+/* PyGILState of CPython 3.11 knows one thread state for each thread. A thread in a
+ * subinterpreter has two, and taking the GIL with the wrong one waits for itself. */
 static bool
 can_identify_interpreter(void)
 {
@@ -115,8 +116,8 @@ mm_run_detached(void (*work)(void *), void *argument)
 
 /* --- releasing in another interpreter -------------------------------------------------------- */
 
-/* False if the interpreter ends. Counts the visitor before it reads `ending`, so that either this call
- * sees the end, or the end waits for the visitor. */
+/* False if the interpreter ends. Counts the visitor before it reads `ending`, so that either
+ * this call sees the end, or the end waits for the visitor. */
 static bool
 enter_interpreter(mm_interpreter *interpreter)
 {
@@ -150,8 +151,8 @@ release_attached(PyThreadState *state, PyObject *object, bool is_new)
     }
 }
 
-/* A thread that has a thread state in this interpreter attaches with that one. With a second one, code
- * that takes the GIL through PyGILState would wait for its own thread. */
+/* A thread that has a thread state in this interpreter attaches with that one. With a second
+ * one, code that takes the GIL through PyGILState would wait for its own thread. */
 void
 mm_interpreter_release_object(mm_interpreter *interpreter, PyObject *object)
 {

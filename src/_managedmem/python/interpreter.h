@@ -1,7 +1,7 @@
 /* interpreter.h: releasing objects in their own interpreter, from any thread.
  *
- * The deleter of a DLPack tensor may be called in a thread of any interpreter, with or without the GIL,
- * or in a thread that Python does not know. */
+ * The deleter of a DLPack tensor may be called in a thread of any interpreter, with or without
+ * the GIL, or in a thread that Python does not know. */
 #ifndef MM_INTERPRETER_H
 #define MM_INTERPRETER_H
 
@@ -9,7 +9,8 @@
 
 #include "state.h"
 
-/* An interpreter; lives as long as the module's state and every tensor that keeps an object of it. */
+/* An interpreter; lives as long as the module's state and every tensor that keeps an object of
+ * it. */
 typedef struct mm_interpreter mm_interpreter;
 
 void mm_interpreter_retain(mm_interpreter *interpreter);
@@ -18,12 +19,12 @@ void mm_interpreter_release(mm_interpreter *interpreter);
 /* True if the calling thread is attached to the interpreter. */
 bool mm_interpreter_is_current(const mm_interpreter *interpreter);
 
-/* Releases a reference to an object of the interpreter. The calling thread must be detached. Once the
- * interpreter has begun to end, the reference is kept. */
+/* Releases a reference to an object of the interpreter. The calling thread must be detached.
+ * Once the interpreter has begun to end, the reference is kept. */
 void mm_interpreter_release_object(mm_interpreter *interpreter, PyObject *object);
 
-/* Calls work(argument), which may block, without the GIL. Detaches the thread for it; if its interpreter
- * cannot be identified, a new thread makes the call. */
+/* Calls work(argument), which may block, without the GIL. Detaches the thread for it; if its
+ * interpreter cannot be identified, a new thread makes the call. */
 void mm_run_detached(void (*work)(void *), void *argument);
 
 #endif

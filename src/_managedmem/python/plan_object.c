@@ -537,15 +537,22 @@ static PyMemberDef plan_members[] = {
     {NULL, 0, 0, 0, NULL},
 };
 
-/* clang-format off: one slot a line */
+/* clang-format off */
 static PyType_Slot plan_slots[] = {
-    {Py_tp_doc, (void *)plan_doc},   {Py_tp_new, mm_plan_tp_new},
-    {Py_tp_traverse, plan_traverse}, {Py_tp_clear, plan_tp_clear},
-    {Py_tp_dealloc, plan_dealloc},   {Py_tp_repr, plan_repr},
-    {Py_tp_iter, plan_iter},         {Py_sq_length, plan_length},
-    {Py_sq_item, plan_item},         {Py_mp_subscript, plan_subscript},
-    {Py_tp_methods, plan_methods},   {Py_tp_getset, plan_getset},
-    {Py_tp_members, plan_members},   {0, NULL},
+    {Py_tp_doc, (void *)plan_doc},
+    {Py_tp_new, mm_plan_tp_new},
+    {Py_tp_traverse, plan_traverse},
+    {Py_tp_clear, plan_tp_clear},
+    {Py_tp_dealloc, plan_dealloc},
+    {Py_tp_repr, plan_repr},
+    {Py_tp_iter, plan_iter},
+    {Py_sq_length, plan_length},
+    {Py_sq_item, plan_item},
+    {Py_mp_subscript, plan_subscript},
+    {Py_tp_methods, plan_methods},
+    {Py_tp_getset, plan_getset},
+    {Py_tp_members, plan_members},
+    {0, NULL},
 };
 /* clang-format on */
 
