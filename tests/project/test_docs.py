@@ -3,6 +3,7 @@
 A block that is not run must be marked and must name its requirements; such blocks are counted.
 """
 
+import difflib
 import re
 
 import pytest
@@ -143,3 +144,42 @@ def test_examples_in_docstrings_of_modules_run(module):
         """,
         driver=None,
     )
+
+
+def words_of(text):
+    return re.findall(r"[A-Za-z_]{2,}", text)
+
+
+def source_messages():
+    """The words of each string literal of the library, parts of one literal joined."""
+    files = [
+        path
+        for folder in ("src/_managedmem", "python/managedmem")
+        for path in sorted((documents.ROOT / folder).rglob("*"))
+        if path.suffix in (".c", ".h", ".py")
+    ]
+    joined = [re.sub(r'"\s*\n\s*f?"', "", path.read_text(encoding="utf-8")) for path in files]
+    found = (
+        words_of(each) for text in joined for each in re.findall(r'"((?:[^"\\\n]|\\.)*)"', text)
+    )
+    return [words for words in found if 1 < len(words) < 60]  # docstrings are longer
+
+
+def is_said(part, messages):
+    """True if a message has nearly all words of the part, in order; the others are formats."""
+    wanted = words_of(part)
+    matchers = (difflib.SequenceMatcher(None, wanted, words, False) for words in messages)
+    shared = (sum(b.size for b in matcher.get_matching_blocks()) for matcher in matchers)
+    return max(shared) >= 0.7 * len(wanted)
+
+
+def test_the_page_of_errors_quotes_messages_of_the_library():
+    text = (documents.ROOT / "docs" / "errors.rst").read_text(encoding="utf-8")
+    quoted = re.findall(r"^``.+``.*$", text, re.MULTILINE)
+    parts = [p for line in quoted for q in re.findall("``(.+?)``", line) for p in q.split("...")]
+    # "cuMemFree failed with CUDA_ERROR_...": most of these words are formats.
+    parts = [p for p in parts if len(words_of(p)) >= 3 and " failed with " not in p]
+    messages = source_messages()
+    assert len(parts) > 30
+    assert not [part for part in parts if not is_said(part, messages)]
+    assert not is_said("the pool was closed earlier", messages)
