@@ -168,15 +168,19 @@ read_core_location(mm_state *state, PyObject *value, CUmemLocation *out)
 
 /* --- the table -------------------------------------------------------------------------- */
 
-/* The first row that an object matches reads it. To support another library, add its row here. */
+/* The first row that an object matches reads it. Rows with a name come late, because they compare all bases
+ * of a class. To support another library, add its row. */
 static const struct {
     mm_foreign_class class;
     int (*read)(mm_state *state, PyObject *value, CUmemLocation *out);
 } libraries[] = {
-    {{"torch", NULL}, read_torch_device},   {{"cuda", "CUdevice"}, read_bindings_device},
-    {{"cuda", NULL}, read_core_location},   {{"cupy", NULL}, read_device_with_id},
-    {{"numba", NULL}, read_device_with_id}, {{"jaxlib", NULL}, read_jax_device},
-    {{"weakref", NULL}, read_proxy},
+    {{.package = "torch"}, read_torch_device},
+    {{.package = "cupy"}, read_device_with_id},
+    {{.package = "numba"}, read_device_with_id},
+    {{.package = "jaxlib"}, read_jax_device},
+    {{.package = "weakref"}, read_proxy},
+    {{.package = "cuda", .name = "CUdevice"}, read_bindings_device},
+    {{.package = "cuda"}, read_core_location},
 };
 
 static int

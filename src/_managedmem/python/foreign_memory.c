@@ -526,10 +526,10 @@ static const struct {
     mm_foreign_class class;
     int (*read)(mm_state *state, PyObject *value, mm_foreign *out);
 } kinds[] = {
-    {{"torch", "Tensor"}, read_tensor},
-    {{NULL, NULL}, read_interface},
-    {{"cuda", NULL}, read_core_buffer},
-    {{NULL, NULL}, mm_read_exported},
+    {{.package = "torch", .name = "Tensor"}, read_tensor},
+    {{.package = NULL}, read_interface},
+    {{.package = "cuda"}, read_core_buffer},
+    {{.package = NULL}, mm_read_exported},
 };
 
 /* Names only the type, because the repr of a module can be pages long. */

@@ -108,12 +108,12 @@ static const struct {
     const char *attribute;
     int (*read)(mm_state *state, PyObject *value, PyObject *attribute, CUstream *out);
 } libraries[] = {
-    {{NULL, NULL}, "__cuda_stream__", read_protocol},
-    {{"torch", NULL}, "cuda_stream", read_handle},
-    {{"torch", NULL}, "native_handle", read_handle},
-    {{"cupy", NULL}, "ptr", read_handle},
-    {{"numba", NULL}, "handle", read_handle},
-    {{"cuda", "CUstream"}, NULL, read_handle},
+    {{.package = NULL}, "__cuda_stream__", read_protocol},
+    {{.package = "torch"}, "cuda_stream", read_handle},
+    {{.package = "torch"}, "native_handle", read_handle},
+    {{.package = "cupy"}, "ptr", read_handle},
+    {{.package = "numba"}, "handle", read_handle},
+    {{.package = "cuda", .name = "CUstream"}, NULL, read_handle},
 };
 
 /* 1 if a row read the handle, 0 if none fits, -1 with an exception. */
