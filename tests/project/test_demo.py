@@ -244,6 +244,12 @@ def test_numa_nodes_are_read_from_the_system(
     assert info.numa_nodes() == [(2, "none", "2.0 GiB"), (10, "8-15", "2.0 GiB")]
 
 
+def test_info_does_not_tell_the_emulated_nodes_by_those_of_this_machine() -> None:
+    report = command("info", "--emulator")
+    (line,) = re.findall(r"^ *location Host\(numa_id=N\) +(.*)$", report.stdout, re.MULTILINE)
+    assert line.startswith("depends  on the NUMA nodes of the emulated driver")
+
+
 def test_data() -> None:
     data = digits.load()
     assert len(data.labels) == 1797

@@ -146,7 +146,7 @@ def abilities(info: Mapping[str, Any], devices: Sequence[Device]) -> list[Sequen
         ("batch prefetch in one call", yes_no(batches and not lacking), old or concurrent),
         ("discard, discard_prefetch", yes_no(batches and not lacking), old or concurrent),
         ("system memory as target", yes_no(not pageless), _system_memory(devices, pageless)),
-        ("location Host(numa_id=N)", *_numa_ability()),
+        ("location Host(numa_id=N)", *_numa_ability(info["emulated"])),
     ]
 
 
@@ -159,7 +159,9 @@ def _system_memory(devices: Sequence[Device], pageless: Sequence[Device]) -> str
     return "malloc and NumPy memory, by the kernel's heterogeneous memory management"
 
 
-def _numa_ability() -> tuple[str, str]:
+def _numa_ability(emulated: bool) -> tuple[str, str]:
+    if emulated:
+        return "depends", "on the NUMA nodes of the emulated driver, not on those of this machine"
     nodes = numa_nodes()
     if len(nodes) > 1:
         return "yes", f"{len(nodes)} nodes"
