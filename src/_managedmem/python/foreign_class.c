@@ -1,4 +1,5 @@
-/* foreign_class.c: whose an object is, by the names of its class and of the class's module. */
+/* foreign_class.c: the library that an object belongs to, by the names of its class and of the class's
+ * module. */
 #include "foreign_class.h"
 
 #include <string.h>
@@ -10,7 +11,7 @@ module_of_class(mm_state *state, PyTypeObject *type)
     PyObject *module = PyObject_GetAttr((PyObject *)type, state->name_module);
 
     if (module == NULL) {
-        PyErr_Clear(); /* AttributeError: a type without a module is nobody's */
+        PyErr_Clear(); /* AttributeError: a type without a module is from no package */
         module = Py_NewRef(Py_None);
     }
     return module;

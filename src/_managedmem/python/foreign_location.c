@@ -96,7 +96,7 @@ read_device_with_id(mm_state *state, PyObject *value, CUmemLocation *out)
     return read_ordinal(state, value, "id", out);
 }
 
-/* A weak proxy, by which numba gives out its current device: its own type does not tell its class. */
+/* A weak proxy, which numba returns as its current device: the type of a proxy is not that of the device. */
 static int
 read_proxy(mm_state *state, PyObject *value, CUmemLocation *out)
 {

@@ -157,8 +157,7 @@ mm_foreign_resource_stream(mm_state *state, PyObject *resource, PyObject *stream
 
 /* --- calls ------------------------------------------------------------------------------ */
 
-/* The device that owns the memory, whose default stream is to be used; MM_ANY_DEVICE for other memory than
- * plain device memory. */
+/* The device that owns plain device memory, for its default stream; MM_ANY_DEVICE for other memory. */
 static int
 owner_of(mm_driver *cu, CUdeviceptr start)
 {
@@ -191,9 +190,9 @@ refuse_cleared(PyObject *method)
     return found < 0 || cleared ? -1 : 0;
 }
 
-/* Calls the method with args, whose reference it steals, and the stream. The garbage collector may run in
- * a thread without a context, where the driver knows no default stream, so such a thread gets one.
- * `start` is the memory to deallocate, or 0. */
+/* Calls the method with args, whose reference it steals, and the stream. A thread without a context gets one,
+ * because the garbage collector may run there, and the driver needs it for a default stream. `start` is the
+ * memory to deallocate, or 0. */
 static PyObject *
 call_on_stream(PyObject *resource, const char *name, PyObject *args, PyObject *streams,
                CUdeviceptr start)

@@ -29,6 +29,12 @@ mm_stream_raise_closed(void)
     return -1;
 }
 
+static int
+stream_check_open(PyObject *op)
+{
+    return mm_guard_is_closed(&stream_of(op)->guard) ? mm_stream_raise_closed() : 0;
+}
+
 int
 mm_stream_read(mm_state *state, PyObject *value, mm_stream_use *use)
 {
@@ -39,8 +45,8 @@ mm_stream_read(mm_state *state, PyObject *value, mm_stream_use *use)
         return 0;
     }
     if (Py_TYPE(value) == state->stream_type) {
-        if (mm_guard_is_closed(&stream_of(value)->guard)) {
-            return mm_stream_raise_closed();
+        if (stream_check_open(value) < 0) {
+            return -1;
         }
         use->guard = &stream_of(value)->guard;
         use->shared = stream_of(value)->shared;
@@ -177,11 +183,7 @@ stream_exit(PyObject *op, PyObject *const *Py_UNUSED(args), Py_ssize_t Py_UNUSED
 static PyObject *
 stream_enter(PyObject *op, PyObject *Py_UNUSED(none))
 {
-    if (mm_guard_is_closed(&stream_of(op)->guard)) {
-        (void)mm_stream_raise_closed();
-        return NULL;
-    }
-    return Py_NewRef(op);
+    return stream_check_open(op) < 0 ? NULL : Py_NewRef(op);
 }
 
 static PyObject *
@@ -245,8 +247,7 @@ stream_get_is_closed(PyObject *op, void *Py_UNUSED(closure))
 static PyObject *
 stream_cuda_stream(PyObject *op, PyObject *Py_UNUSED(none))
 {
-    if (mm_guard_is_closed(&stream_of(op)->guard)) {
-        (void)mm_stream_raise_closed();
+    if (stream_check_open(op) < 0) {
         return NULL;
     }
     return Py_BuildValue("(iN)", 0, PyLong_FromVoidPtr((void *)stream_of(op)->handle));
@@ -298,8 +299,8 @@ PyDoc_STRVAR(
     "\n"
     "A new non-blocking stream on the calling thread's current device.\n"
     "\n"
-    "Work put on it runs in order, and independently of the default stream. It ends with close(), a\n"
-    "`with` block, or the object; work that was queued before still runs.\n"
+    "Work queued on it runs in order, and independently of the default stream. close(), the end of a\n"
+    "`with` block or of the object ends it; work that was queued before still runs.\n"
     "\n"
     "Streams over one handle are equal and have the same hash. A closed stream equals only itself and\n"
     "keeps its hash.\n"
