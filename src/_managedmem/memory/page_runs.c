@@ -11,19 +11,24 @@ mm_page_runs_free(mm_page_runs *runs)
     *runs = (mm_page_runs){0};
 }
 
+/* True if a run continues the one before it. */
+static bool
+is_continuation(const mm_page_run *last, const mm_page_run *run)
+{
+    assert(mm_range_end(last->range) <= run->range.start);
+    return mm_range_end(last->range) == run->range.start
+           && last->range.allocation == run->range.allocation
+           && mm_same_policy(&last->policy, &run->policy)
+           && last->prefetched.type == run->prefetched.type
+           && last->prefetched.id == run->prefetched.id;
+}
+
 int
 mm_page_runs_append(mm_page_runs *runs, const mm_page_run *run, mm_status *st)
 {
-    mm_page_run *last = runs->count > 0 ? &runs->run[runs->count - 1] : NULL;
-
     assert(runs->count <= runs->capacity);
-    assert(last == NULL || mm_range_end(last->range) <= run->range.start);
-    if (last != NULL && mm_range_end(last->range) == run->range.start
-        && last->range.allocation == run->range.allocation
-        && mm_same_policy(&last->policy, &run->policy)
-        && last->prefetched.type == run->prefetched.type
-        && last->prefetched.id == run->prefetched.id) {
-        last->range.size += run->range.size;
+    if (runs->count > 0 && is_continuation(&runs->run[runs->count - 1], run)) {
+        runs->run[runs->count - 1].range.size += run->range.size;
         return 0;
     }
     if (runs->count == runs->capacity) {
