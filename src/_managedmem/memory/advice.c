@@ -133,6 +133,7 @@ static CUresult
 query_record(mm_driver *cu, mm_range range, CUmem_range_attribute attribute, int *out,
              size_t count)
 {
+    assert(mm_in_scope());
     return cu->MemRangeGetAttribute(out, count * sizeof *out, attribute, range.start, range.size);
 }
 
@@ -254,6 +255,8 @@ settle_record(mm_driver *cu, mm_range range, CUmem_advise advice, CUmemLocation 
     CUdeviceptr end = mm_range_end(range);
     CUresult code = CUDA_SUCCESS;
 
+    assert(mm_in_scope());
+    assert(range.size > 0);
     if (mm_is_numa_host(where) && !lacks_node(cu, range, &where)) {
         return;
     }
@@ -362,6 +365,7 @@ unset_on_pages(mm_driver *cu, mm_range range, CUmem_advise set, CUmemLocation wh
     CUmemLocation unset_location = mm_advice_needs_location(unset) ? where : mm_host();
     CUresult code = cu->MemAdvise(range.start, range.size, unset, unset_location);
 
+    assert(mm_in_scope());
     assert(is_setting(set));
     while (code == CUDA_SUCCESS && range.size > 0) {
         mm_range page = mm_first_page(range);
@@ -382,6 +386,7 @@ restore_in_scope(mm_driver *cu, mm_range range, CUmem_advise advice, CUmemLocati
 {
     mm_status ignored;
 
+    assert(mm_in_scope());
     if (range.allocation == 0) {
         return;
     }
@@ -502,6 +507,7 @@ switch_members(mm_driver *cu, mm_range range, mm_location_set members, bool on,
     CUmem_advise advice = on ? CU_MEM_ADVISE_SET_ACCESSED_BY : CU_MEM_ADVISE_UNSET_ACCESSED_BY;
     CUmemLocation where;
 
+    assert(mm_in_scope());
     *done = 0;
     while (mm_next_location(&members, &where)) {
         CUresult code = cu->MemAdvise(range.start, range.size, advice, where);

@@ -128,6 +128,7 @@ mm_dispatch_decide(mm_driver *cu, mm_operation op, const mm_batch *b, mm_dispatc
     bool same = route_whole_batch(cu, op, b, dispatch, &shared);
     size_t batched = 0, last = 0;
 
+    assert(mm_in_scope());
     assert(op == MM_PREFETCH || mm_discards(op));
     assert(b->batchable <= b->count);
     for (size_t i = 0; i < b->count; i++) {
@@ -304,6 +305,7 @@ mm_dispatch_issue(const mm_dispatch_call *call, mm_status *st)
     const mm_batch *b = call->batch;
     size_t done = call->batched;
 
+    assert(mm_in_scope());
     if (!b->edges_interleaved && issue_edges(call, 0, call->edges->count, st) < 0) {
         return add_discarded_count(st, 0);
     }

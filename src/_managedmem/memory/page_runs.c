@@ -62,6 +62,7 @@ query_run(mm_driver *cu, mm_page_run *run, mm_run_comparison comparison)
     void *out[COUNT];
     CUresult code;
 
+    assert(mm_in_scope());
     for (size_t i = 0; i < COUNT; i++) {
         out[i] = i == ACCESSED_BY ? ordinals : &answers[i];
         sizes[i] = i == ACCESSED_BY ? capacity * sizeof *ordinals : sizeof *answers;

@@ -122,6 +122,7 @@ advise_span(change *c)
     if (!c->lacking || (c->failures > 0 && c->on_failure == STOP_CHANGE)) {
         return;
     }
+    assert(c->span.size > 0);
     advice = attribute_advice(c->attribute, c->wanted, &where);
     if (advice == CU_MEM_ADVISE_SET_PREFERRED_LOCATION) {
         where = recorded_preference(c, c->wanted);
@@ -271,6 +272,7 @@ mm_policy_read(mm_driver *cu, mm_batch *b, mm_page_runs *runs, mm_status *st)
 {
     int rc = 0;
 
+    assert(!b->edges_interleaved);
     *runs = (mm_page_runs){0};
     for (size_t i = 0; i < b->count; i++) {
         b->transfers[i].where = mm_host();

@@ -38,6 +38,7 @@ mm_range_issue(mm_driver *cu, mm_operation op, mm_range range, CUmemLocation whe
 
     assert(op == MM_PREFETCH || mm_discards(op));
     assert(range.size > 0);
+    assert(mm_in_scope() || !mm_is_default_stream(stream));
     if (op == MM_PREFETCH) {
         code = cu->MemPrefetchAsync(range.start, range.size, where, 0, stream);
     } else if (op == MM_DISCARD) {

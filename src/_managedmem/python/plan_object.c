@@ -118,6 +118,7 @@ static int
 plan_enter_stream(mm_state *state, PyObject *const *argv, mm_stream_use *stream,
                   mm_dispatch_options *options)
 {
+    MM_ASSERT_LEFT(); /* reading runs Python code */
     if (mm_read_dispatch_options(state, argv[STREAM], argv[DISPATCH], argv[DEFER], stream, options)
         < 0) {
         return -1;

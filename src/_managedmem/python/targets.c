@@ -209,6 +209,7 @@ mm_targets_read(mm_state *state, PyObject *value, mm_operation op, mm_targets *t
     Py_ssize_t count;
     mm_status st;
 
+    MM_ASSERT_LEFT(); /* reading runs Python code */
     /* Field by field: most of the struct are arrays that need no zeros. */
     t->state = state;
     t->exports = NULL;
@@ -337,6 +338,7 @@ mm_targets_enter(mm_targets *t, const mm_stream_use *stream, mm_status *st)
     mm_memory *last = NULL;
 
     assert(t->entered == 0); /* else the entered guards would be lost */
+    assert(PyTuple_Size(t->items) == (Py_ssize_t)t->batch.count);
     if (stream != NULL && !targets_enter_guard(t, stream->guard)) {
         return mm_fail(st, MM_REFUSED, "Stream is closed");
     }
@@ -353,6 +355,7 @@ void
 mm_targets_leave(mm_targets *t)
 {
     for (size_t i = 0; i < t->entered; i++) {
+        assert(t->guards[i] != NULL);
         mm_guard_leave(t->guards[i]);
     }
     t->entered = 0;
