@@ -251,22 +251,6 @@ mm_read_location_id(mm_state *state, PyObject *value, bool device, CUmemLocation
     return -1;
 }
 
-int
-mm_read_accessed_by_member(mm_state *state, PyObject *value, CUmemLocation *out)
-{
-    if (mm_read_location(state, value, out) < 0) {
-        return -1;
-    }
-    if (mm_is_numa_host(*out)) {
-        PyErr_Format(PyExc_ValueError,
-                     "%R cannot be in accessed_by: the driver takes devices and Host(), but no "
-                     "NUMA host",
-                     value);
-        return -1;
-    }
-    return 0;
-}
-
 /* Any location; the host for an object that is none. */
 static int
 read_device_or_host(mm_state *state, PyObject *value, CUmemLocation *out)

@@ -13,9 +13,6 @@ int mm_read_location(mm_state *state, PyObject *value, CUmemLocation *out);
  * type. */
 int mm_read_location_id(mm_state *state, PyObject *value, bool device, CUmemLocation *out);
 
-/* Reads a member of accessed_by; ValueError for NUMA hosts. */
-int mm_read_accessed_by_member(mm_state *state, PyObject *value, CUmemLocation *out);
-
 /* Reads the ordinal of a device: from a Device, one of another library, or an int, which cannot be
  * mistaken for the host here. TypeError for other objects, ValueError if there is no such device. */
 int mm_read_device(mm_state *state, PyObject *value, int *ordinal);

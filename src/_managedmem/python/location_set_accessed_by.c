@@ -72,7 +72,14 @@ read_accessed_by_member(mm_state *state, PyObject *Py_UNUSED(owner), PyObject *v
 {
     CUmemLocation where;
 
-    if (mm_read_accessed_by_member(state, value, &where) < 0) {
+    if (mm_read_location(state, value, &where) < 0) {
+        return -1;
+    }
+    if (mm_is_numa_host(where)) {
+        PyErr_Format(PyExc_ValueError,
+                     "%R cannot be in accessed_by: the driver takes devices and Host(), but no "
+                     "NUMA host",
+                     value);
         return -1;
     }
     *member = mm_location_bit(where);
