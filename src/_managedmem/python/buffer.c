@@ -246,6 +246,23 @@ mm_buffer_enter(mm_buffer *b, mm_operation op, const mm_stream_use *stream, mm_b
 }
 
 int
+mm_buffer_advise(mm_buffer *b, mm_advice_change change, const void *arguments)
+{
+    mm_buffer_use use;
+    mm_status st;
+    int rc;
+
+    if (mm_buffer_enter(b, MM_ADVISE, NULL, &use) < 0) {
+        return -1;
+    }
+    Py_BEGIN_ALLOW_THREADS
+    rc = change(use.cu, use.range, arguments, &st);
+    mm_buffer_leave(&use);
+    Py_END_ALLOW_THREADS
+    return mm_raise_failure(b->state, rc, &st);
+}
+
+int
 mm_buffer_check(mm_buffer *b, mm_driver *cu, mm_operation op, mm_range *range)
 {
     mm_status st;
@@ -294,8 +311,5 @@ mm_buffer_query(mm_buffer *b, mm_pointer_attributes *attributes, mm_driver **cu)
     }
     rc = mm_buffer_query_entered(b, *cu, attributes, &st);
     mm_guard_leave(&b->memory->guard);
-    if (rc < 0) {
-        (void)mm_raise(b->state, &st);
-    }
-    return rc;
+    return mm_raise_failure(b->state, rc, &st);
 }

@@ -132,26 +132,8 @@ mm_buffer_leave(const mm_buffer_use *use)
 typedef int mm_advice_change(mm_driver *cu, mm_range range, const void *arguments, mm_status *st);
 
 /* Makes the change on the buffer: enters it, detaches, because advice can wait for migrations of other
- * threads, calls `change`, leaves and attaches, raises. Inline, because setting an advice is short. */
-static inline int
-mm_buffer_advise(mm_buffer *b, mm_advice_change change, const void *arguments)
-{
-    mm_buffer_use use;
-    mm_status st;
-    int rc;
-
-    if (mm_buffer_enter(b, MM_ADVISE, NULL, &use) < 0) {
-        return -1;
-    }
-    Py_BEGIN_ALLOW_THREADS
-    rc = change(use.cu, use.range, arguments, &st);
-    mm_buffer_leave(&use);
-    Py_END_ALLOW_THREADS
-    if (rc < 0) {
-        (void)mm_raise(b->state, &st);
-    }
-    return rc;
-}
+ * threads, calls `change`, leaves and attaches. Raises if it fails. */
+int mm_buffer_advise(mm_buffer *b, mm_advice_change change, const void *arguments);
 
 /* Checks the same as mm_buffer_enter and gives the range, but enters nothing: the buffer must be entered
  * later. */

@@ -44,6 +44,7 @@ move_to_host(const mm_buffer_use *use, mm_operation op, CUstream stream, mm_stat
                  ? mm_range_prefetch(use->cu, use->range, mm_host(), stream, MM_DEFER_NO, st)
                  : mm_stream_refuse_capture(use->cu, stream, "a wait for the stream", st);
 
+    assert(op == MM_QUERY || op == MM_WAIT);
     return rc < 0 ? -1
                   : mm_stream_synchronize(use->cu, (mm_device_stream){stream, MM_ANY_DEVICE}, st);
 }
@@ -65,10 +66,7 @@ read_back(mm_buffer *b, PyObject *stream_object)
     rc = move_to_host(&use, op, stream.handle, &st);
     mm_buffer_leave(&use);
     Py_END_ALLOW_THREADS
-    if (rc < 0) {
-        (void)mm_raise(b->state, &st);
-    }
-    return rc;
+    return mm_raise_failure(b->state, rc, &st);
 }
 
 static PyObject *
@@ -169,10 +167,7 @@ wait_for_stream(mm_buffer *b, PyObject *stream_object)
              : 0;
     mm_buffer_leave(&use);
     Py_END_ALLOW_THREADS
-    if (rc < 0) {
-        (void)mm_raise(b->state, &st);
-    }
-    return rc;
+    return mm_raise_failure(b->state, rc, &st);
 }
 
 PyObject *
@@ -210,6 +205,7 @@ call_arrays_module(PyObject *op, const char *function, PyObject *device, PyObjec
 {
     PyObject *module, *array;
 
+    assert(stream != NULL);
     if (mm_buffer_check_open(mm_buffer_of(op)) < 0) {
         return NULL;
     }

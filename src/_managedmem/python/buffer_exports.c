@@ -521,10 +521,7 @@ order_consumer(const mm_buffer *b, dl_device device, PyObject *value)
     Py_BEGIN_ALLOW_THREADS
     rc = mm_stream_synchronize(cu, (mm_device_stream){NULL, ordinal}, &st);
     Py_END_ALLOW_THREADS
-    if (rc < 0) {
-        (void)mm_raise(b->state, &st);
-    }
-    return rc;
+    return mm_raise_failure(b->state, rc, &st);
 }
 
 static int

@@ -79,6 +79,7 @@ object_vouches(mm_buffer *b, PyObject *owner, PyObject **held)
 {
     int answer;
 
+    assert(!mm_is_buffer(b->state, owner));
     if (Py_EnterRecursiveCall(" while an owner is asked for its memory")) {
         return -1;
     }
@@ -120,6 +121,7 @@ hold_part(mm_buffer *whole, const mm_buffer *part, PyObject **held)
     mm_layout layout = mm_layout_of_bytes(&length);
     PyObject *view = mm_buffer_view(whole, part->start - whole->start, &layout);
 
+    assert(*held == NULL);
     *held = view ? PyMemoryView_FromObject(view) : NULL;
     Py_XDECREF(view);
     return *held ? 0 : -1;
@@ -202,6 +204,7 @@ refuse_host_access(mm_buffer *b, const mm_pointer_attributes *attributes)
 {
     void *start = (void *)(uintptr_t)b->start;
 
+    assert(b->size > 0);
     if (b->memory->access.host == MM_HOST_INACCESSIBLE) {
         PyErr_Format(PyExc_BufferError,
                      "the host cannot reach the memory at %p: from_handle() was called with "
@@ -244,10 +247,7 @@ wait_for_devices(mm_buffer *b, mm_driver *cu)
     Py_BEGIN_ALLOW_THREADS
     rc = mm_synchronize_all(cu, &st);
     Py_END_ALLOW_THREADS
-    if (rc < 0) {
-        (void)mm_raise(b->state, &st);
-    }
-    return rc;
+    return mm_raise_failure(b->state, rc, &st);
 }
 
 int

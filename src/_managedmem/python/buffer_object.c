@@ -67,6 +67,7 @@ new_lent_buffer(mm_state *state, PyTypeObject *type, mm_memory *memory, PyObject
 {
     PyObject *buffer = mm_buffer_new_bytes(state, type, memory, NULL, resource);
 
+    assert(resource != NULL && streams != NULL && !memory->owned);
     if (buffer == NULL) {
         Py_DECREF(streams);
         return NULL;
@@ -236,6 +237,7 @@ buffer_get_is_host_accessible(PyObject *op, void *Py_UNUSED(closure))
         return NULL;
     }
     access = mm_host_access(mm_buffer_of(op), &attributes, NULL);
+    assert((access < 0) == (PyErr_Occurred() != NULL));
     return access < 0 ? NULL : PyBool_FromLong(access);
 }
 

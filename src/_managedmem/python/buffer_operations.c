@@ -14,6 +14,7 @@
 static PyObject *
 none_or_raise(mm_state *state, int rc, const mm_status *st)
 {
+    assert(!PyErr_Occurred());
     if (rc < 0) {
         return mm_raise(state, st);
     }
@@ -251,6 +252,7 @@ copy_entered(const mm_buffer_use *use, const other_side *other, bool to_other, C
 static int
 begin_copy(mm_buffer *b, const mm_stream_use *stream, const other_side *other, mm_buffer_use *use)
 {
+    assert(other->range.size == b->size);
     if (mm_buffer_enter(b, MM_COPY, stream, use) < 0) {
         return -1;
     }
@@ -398,6 +400,7 @@ new_like(mm_buffer *b, PyObject *stream)
         buffer = mm_allocate(b->state, resource, stream, b->size, &layout);
     }
     Py_XDECREF(resource);
+    assert(buffer == NULL || mm_buffer_of(buffer)->size == b->size);
     return buffer;
 }
 
@@ -534,6 +537,7 @@ mm_buffer_fill(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *
         Py_XDECREF(held);
         return NULL;
     }
+    assert(width > 0 && b->size % width == 0);
     Py_BEGIN_ALLOW_THREADS
     rc = mm_fill(use.cu, use.range, pattern, width,
                  (mm_device_stream){stream.handle, use.memory->device}, &st);

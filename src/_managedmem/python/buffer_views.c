@@ -79,6 +79,7 @@ mm_read_shape(PyObject *value, mm_layout *layout, Py_ssize_t shape[MM_MAX_DIMENS
         }
     }
     *bytes = empty ? 0 : *bytes;
+    assert(dimensions <= MM_MAX_DIMENSIONS);
     layout->dimensions = (int)dimensions;
     layout->shape = shape;
     Py_DECREF(items);

@@ -8,6 +8,17 @@
 /* Sets the exception that a status stands for; none may be set before. Always returns NULL. */
 PyObject *mm_raise(mm_state *state, const mm_status *st);
 
+/* Raises if rc is a failure, whose status is then st; returns rc. */
+static inline int
+mm_raise_failure(mm_state *state, int rc, const mm_status *st)
+{
+    assert(rc == 0 || rc == -1);
+    if (rc < 0) {
+        (void)mm_raise(state, st);
+    }
+    return rc;
+}
+
 /* mm_driver_open with an exception; NULL when there is no driver. Opening takes milliseconds and
  * happens without the GIL. */
 mm_driver *mm_open_now(mm_state *state);

@@ -141,6 +141,7 @@ plain_set(PyObject *op)
 {
     PyObject *list = present_members(op), *set;
 
+    assert(is_proxy(op));
     set = list ? PySet_New(list) : NULL;
     Py_XDECREF(list);
     return set;

@@ -24,10 +24,7 @@ read_accessed_by(PyObject *owner, mm_location_set *set)
     }
     rc = mm_range_accessed_by(use.cu, use.range, set, &st);
     mm_buffer_leave(&use);
-    if (rc < 0) {
-        (void)mm_raise(b->state, &st);
-    }
-    return rc;
+    return mm_raise_failure(b->state, rc, &st);
 }
 
 typedef struct {
@@ -48,6 +45,7 @@ change_accessed_by(PyObject *owner, mm_location_set from, mm_location_set to)
 {
     set_change sets = {from, to};
 
+    assert(from != to);
     return mm_buffer_advise(mm_buffer_of(owner), give_difference, &sets);
 }
 
@@ -63,6 +61,7 @@ unset_member(mm_driver *cu, mm_range range, const void *arguments, mm_status *st
 static int
 remove_partial_accessed_by(PyObject *owner, mm_location_set member)
 {
+    assert(member != 0);
     return mm_buffer_advise(mm_buffer_of(owner), unset_member, &member);
 }
 
@@ -83,6 +82,7 @@ read_accessed_by_member(mm_state *state, PyObject *Py_UNUSED(owner), PyObject *v
         return -1;
     }
     *member = mm_location_bit(where);
+    assert(*member != 0); /* NUMA hosts were refused */
     return 0;
 }
 

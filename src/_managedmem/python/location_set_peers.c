@@ -22,10 +22,7 @@ read_peers(PyObject *owner, mm_location_set *set)
     }
     rc = mm_pool_peers(cu, mm_resource_of(owner)->pool, set, &st);
     mm_resource_leave(owner);
-    if (rc < 0) {
-        (void)mm_raise(mm_type_state(Py_TYPE(owner)), &st);
-    }
-    return rc;
+    return mm_raise_failure(mm_type_state(Py_TYPE(owner)), rc, &st);
 }
 
 /* Without the GIL, because the driver maps all memory of the pool. */
@@ -43,10 +40,7 @@ change_peers(PyObject *owner, mm_location_set from, mm_location_set to)
     rc = mm_pool_change_peers(cu, mm_resource_of(owner)->pool, from, to, &st);
     mm_resource_leave(owner);
     Py_END_ALLOW_THREADS
-    if (rc < 0) {
-        (void)mm_raise(mm_type_state(Py_TYPE(owner)), &st);
-    }
-    return rc;
+    return mm_raise_failure(mm_type_state(Py_TYPE(owner)), rc, &st);
 }
 
 /* The pool's own device always has access and is left out. A member to add must reach the pool. */
@@ -85,6 +79,7 @@ read_peer(mm_state *state, PyObject *owner, PyObject *value, bool strict, mm_loc
                      device, own);
         return -1;
     }
+    assert(device >= 0 && device < MM_HOST_BIT);
     *member = mm_location_bit(mm_location(CU_MEM_LOCATION_TYPE_DEVICE, device));
     return 0;
 }

@@ -121,6 +121,7 @@ restore_held(applied_object *a, mm_state *state)
     mm_status st;
     int rc;
 
+    assert(!PyErr_Occurred());
     do {
         if (mm_targets_remove_freed(&a->held) < 0) {
             return -1;

@@ -181,6 +181,7 @@ join_texts(PyObject *list, int rc)
     PyObject *comma = rc < 0 ? NULL : PyUnicode_FromString(", ");
     PyObject *text = comma ? PyUnicode_Join(comma, list) : NULL;
 
+    assert(text != NULL || PyErr_Occurred());
     Py_XDECREF(comma);
     Py_XDECREF(list);
     return text;
