@@ -254,7 +254,7 @@ typedef struct {
 } viewed;
 
 static void *
-use_and_let_go(void *argument)
+use_and_release_hold(void *argument)
 {
     viewed *v = argument;
 
@@ -284,7 +284,7 @@ the_last_of_many_holds_waits_for_calls(void)
         for (int i = 1; i < WORKERS; i++) {
             mm_memory_retain(v.memory);
         }
-        check_threads(WORKERS, use_and_let_go, &v);
+        check_threads(WORKERS, use_and_release_hold, &v);
         CHECK_EQUAL(v.alive, 0);
         for (int i = 0; i < WORKERS; i++) {
             mm_memory_release_reference(v.memory);
@@ -512,7 +512,7 @@ threads_share_contexts_and_streams(void)
 
 enum { SHIFT = 512 };
 
-static size_t given; /* bytes of the latest allocation */
+static size_t allocated_size; /* bytes of the latest allocation */
 
 static CUresult CUDAAPI
 allocate_shifted(CUdeviceptr *start, size_t size, unsigned int flags)
@@ -520,7 +520,7 @@ allocate_shifted(CUdeviceptr *start, size_t size, unsigned int flags)
     CUresult code = world.cu->MemAllocManaged(start, size + SHIFT, flags);
 
     *start += SHIFT;
-    given = size;
+    allocated_size = size;
     return code;
 }
 
@@ -547,7 +547,7 @@ unaligned_allocations_get_whole_pages(void)
         start = mm_allocate_pages(&cu, sizes[i], &allocation, &st);
         CHECK(start != 0);
         CHECK_EQUAL(start % page, 0);
-        CHECK(start >= allocation && start + whole <= allocation + given);
+        CHECK(start >= allocation && start + whole <= allocation + allocated_size);
         CHECK_EQUAL(world.live_allocations(), live + 1);
         CHECK_OK(mm_free(&cu, allocation, &st), &st);
         CHECK_EQUAL(world.live_allocations(), live);

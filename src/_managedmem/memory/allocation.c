@@ -14,7 +14,7 @@ allocate_managed(mm_driver *cu, size_t size, CUdeviceptr *start, mm_status *st)
         return 0;
     }
     (void)mm_fail_call(st, "cuMemAllocManaged", (int)code);
-    mm_status_add(st, "%zu bytes were asked for", size);
+    mm_status_add(st, "%zu bytes were requested", size);
     return -1;
 }
 

@@ -5,6 +5,8 @@
 #include <sched.h>
 #include <stdlib.h>
 
+/* --- making ----------------------------------------------------------------------------- */
+
 mm_memory *
 mm_memory_wrap(CUdeviceptr start, size_t size, mm_status *st)
 {
@@ -75,25 +77,24 @@ mm_memory_allocate_from(mm_driver *cu, mm_pool *pool, size_t size, CUstream stre
     return m;
 }
 
-static int
-free_owned(mm_memory *m, const CUstream *stream, mm_status *st)
+int
+mm_memory_check(mm_driver *cu, mm_memory *m, mm_operation op, mm_status *st)
 {
-    mm_driver *cu = mm_driver_usable();
+    mm_range whole = {.start = m->start, .size = m->size};
 
-    assert(mm_guard_is_closed(&m->guard));
-    if (m->block != NULL) {
-        int rc = mm_pool_free(m->block, stream, st);
-        if (rc == 0 || !mm_can_free_late(st)) {
-            m->block = NULL;
-        }
-        return rc;
-    }
-    /* A forked child does not own its parent's memory; 0 bytes were not allocated. */
-    if (!m->owned || m->size == 0 || cu == NULL) {
+    assert(atomic_load(&m->references) > 0);
+    if (atomic_load_explicit(&m->allocation, memory_order_relaxed) != 0 || op == MM_WAIT
+        || (op == MM_COPY && m->device != MM_ANY_DEVICE)) {
         return 0;
     }
-    return mm_free(cu, atomic_load(&m->allocation), st);
+    if (mm_range_check(cu, &whole, op, st) < 0) {
+        return -1;
+    }
+    atomic_store_explicit(&m->allocation, whole.allocation, memory_order_relaxed);
+    return 0;
 }
+
+/* --- references and holds --------------------------------------------------------------- */
 
 void
 mm_memory_retain(mm_memory *m)
@@ -118,6 +119,28 @@ mm_memory_release_reference(mm_memory *m)
         assert(atomic_load(&m->holds) == 0);
         free(m);
     }
+}
+
+/* --- closing ---------------------------------------------------------------------------- */
+
+static int
+free_owned(mm_memory *m, const CUstream *stream, mm_status *st)
+{
+    mm_driver *cu = mm_driver_usable();
+
+    assert(mm_guard_is_closed(&m->guard));
+    if (m->block != NULL) {
+        int rc = mm_pool_free(m->block, stream, st);
+        if (rc == 0 || !mm_can_free_late(st)) {
+            m->block = NULL;
+        }
+        return rc;
+    }
+    /* A forked child does not own its parent's memory; 0 bytes were not allocated. */
+    if (!m->owned || m->size == 0 || cu == NULL) {
+        return 0;
+    }
+    return mm_free(cu, atomic_load(&m->allocation), st);
 }
 
 /* Calls can be under way only through another reference. */
@@ -242,6 +265,9 @@ mm_memory_close(mm_memory *m, const CUstream *stream, bool *first, mm_status *st
     return rc;
 }
 
+/* --- the stream of pool memory ---------------------------------------------------------- */
+
+/* In the guard, so that no other thread frees the block. */
 static void
 lock_order(mm_memory *m)
 {
@@ -324,22 +350,5 @@ mm_memory_set_stream(mm_driver *cu, mm_memory *m, CUstream stream, mm_stream *sh
     unlock_order(m);
     mm_guard_leave(&m->guard);
     release_order(&before);
-    return 0;
-}
-
-int
-mm_memory_check(mm_driver *cu, mm_memory *m, mm_operation op, mm_status *st)
-{
-    mm_range whole = {.start = m->start, .size = m->size};
-
-    assert(atomic_load(&m->references) > 0);
-    if (atomic_load_explicit(&m->allocation, memory_order_relaxed) != 0 || op == MM_WAIT
-        || (op == MM_COPY && m->device != MM_ANY_DEVICE)) {
-        return 0;
-    }
-    if (mm_range_check(cu, &whole, op, st) < 0) {
-        return -1;
-    }
-    atomic_store_explicit(&m->allocation, whole.allocation, memory_order_relaxed);
     return 0;
 }

@@ -43,7 +43,7 @@ typedef struct {
 mm_memory *mm_memory_allocate(mm_driver *cu, size_t size, mm_status *st);
 
 /* Allocates from a pool in the order of the stream; shared may be NULL. Managed memory is rounded
- * to whole pages, so that its neighbours in the pool are left alone. */
+ * to whole pages, so that operations on it do not reach its neighbours in the pool. */
 mm_memory *mm_memory_allocate_from(mm_driver *cu, mm_pool *pool, size_t size, CUstream stream,
                                    mm_stream *shared, mm_status *st);
 
@@ -56,10 +56,12 @@ void mm_memory_retain(mm_memory *m);
 /* Releases a hold. True for the last one: the caller must then call mm_memory_retire. */
 MM_NODISCARD bool mm_memory_release_hold(mm_memory *m);
 
-/* Closes memory without a hold: waits for calls under way, and frees owned memory. Does nothing
- * if it is closed. Inside a host function the memory is freed later. Other errors are ignored,
- * because the driver may be shut down. Call it without the GIL if mm_memory_closing_blocks. */
+/* Closes memory without a hold: waits for calls under way, and frees owned memory. Does nothing if
+ * not mm_memory_closing_blocks; else call it without the GIL. Inside a host function the memory is
+ * freed later. Other errors are ignored, because the driver may be shut down. */
 void mm_memory_retire(mm_memory *m);
+
+/* True if closing the memory can wait for calls or frees memory. */
 bool mm_memory_closing_blocks(const mm_memory *m);
 
 /* Releases a reference. The last one frees the struct. */

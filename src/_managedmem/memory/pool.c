@@ -247,7 +247,7 @@ allocate_block_memory(mm_driver *cu, mm_pool_block *block, size_t size, CUstream
         return 0;
     }
     (void)mm_fail_call(st, "cuMemAllocFromPoolAsync", (int)code);
-    mm_status_add(st, "%zu bytes were asked for", size);
+    mm_status_add(st, "%zu bytes were requested", size);
     return -1;
 }
 

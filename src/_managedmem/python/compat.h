@@ -1,4 +1,4 @@
-/* compat.h: Python.h, and the only place that looks at Python versions. */
+/* compat.h: Python.h, the differences between its versions, and the rows of method tables. */
 #ifndef MM_COMPAT_H
 #define MM_COMPAT_H
 
@@ -10,8 +10,8 @@
 
 #include "../memory/guard.h"
 
-/* Headers from 3.12 on let these forgo the reference, as None is immortal there; the same binary
- * must keep counts right on 3.11. */
+/* Headers from 3.12 on omit the reference, because None is immortal there. The same binary must keep
+ * counts right on 3.11. */
 #undef Py_RETURN_NONE
 #undef Py_RETURN_TRUE
 #undef Py_RETURN_FALSE
@@ -30,8 +30,8 @@
     PyEval_RestoreThread(_save); \
     }
 
-/* Between these, other threads see an object's fields either as before or as after. Where there is
- * a GIL, it does that, as long as no Python code runs in between. */
+/* Between these, no other thread reads or writes the object's fields. A GIL is enough for that, as
+ * long as no Python code runs in between. */
 #ifdef Py_GIL_DISABLED
 #define MM_LOCK(op) Py_BEGIN_CRITICAL_SECTION(op)
 #define MM_UNLOCK() Py_END_CRITICAL_SECTION()
@@ -51,16 +51,16 @@
     MM_METHOD_ROW(name, function, METH_KEYWORDS | METH_CLASS, doc)
 #define MM_POSITIONAL_METHOD(name, function, doc) MM_METHOD_ROW(name, function, 0, doc)
 
-/* True if the current thread state is one of each thread, so that any thread may call
- * PyThreadState_Swap. In 3.11 there is one for the process. */
+/* True if each thread has a current thread state, so that any thread may call PyThreadState_Swap.
+ * In 3.11 the process has one. */
 static inline int
 mm_swap_is_local(void)
 {
     return Py_Version >= 0x030c0000;
 }
 
-/* A binary for the stable ABI of 3.11 cannot name these slots, yet newer interpreters want them,
- * so their numbers stand here; module.c picks the slots that fit the running version. */
+/* The stable ABI of 3.11 has no names for these slots, which newer interpreters read. module.c picks
+ * the slots of the running version. */
 #define MM_MOD_MULTIPLE_INTERPRETERS 3
 #define MM_PER_INTERPRETER_GIL_SUPPORTED ((void *)2)
 #define MM_MOD_GIL 4

@@ -1,4 +1,5 @@
-/* state.h: the module's state, one per interpreter. No Python object lives anywhere else. */
+/* state.h: the module's state, one per interpreter, which has all Python objects of the module; and
+ * what every heap type uses. */
 #ifndef MM_STATE_H
 #define MM_STATE_H
 
@@ -73,7 +74,7 @@ mm_alloc_object(PyTypeObject *type)
     return ((allocfunc)PyType_GetSlot(type, Py_tp_alloc))(type, 0);
 }
 
-/* The end of every tp_dealloc: the object's memory and its reference to the type go. */
+/* The end of every tp_dealloc: frees the object and releases its reference to the type. */
 static inline void
 mm_free_object(PyObject *op)
 {
@@ -84,7 +85,7 @@ mm_free_object(PyObject *op)
     Py_DECREF(type);
 }
 
-/* tp_traverse of objects that refer to nothing but their type. */
+/* tp_traverse of objects that refer only to their type. */
 int mm_traverse_type(PyObject *op, visitproc visit, void *arg);
 
 /* Each part adds its types to the module: 0 or -1 with an exception. */
@@ -106,7 +107,7 @@ int mm_pool_attributes_init(PyObject *module, mm_state *state);
 int mm_interpreter_init(PyObject *module, mm_state *state);
 int mm_dtype_init(PyObject *module, mm_state *state);
 
-/* Makes a heap type from a spec, stores it and adds it to the module. */
+/* Creates a heap type from a spec, stores it in *type and adds it to the module. */
 int mm_add_type(PyObject *module, PyType_Spec *spec, PyTypeObject **type);
 
 /* A named tuple of these fields, which takes their references. A NULL field is a failure whose
