@@ -489,3 +489,18 @@ def test_operation_reaches_the_driver_in_five_calls(start, functions):
     depth = driver_call_depth(room_files("memory", "python"), start, functions)
     assert depth is not None
     assert depth <= 5
+
+
+def test_extension_functions_have_names_of_their_own():
+    seen = {}
+    for file, text in room_files("driver", "memory", "python").items():
+        for name, _, _ in function_bodies(text):
+            assert name not in seen, f"{name} is in {file} and in {seen[name]}"
+            seen[name] = file
+
+
+def test_extension_uses_no_question_word_as_a_name():
+    for room in ("driver", "memory", "python"):
+        for path in sorted(ROOMS[room].glob("*.[ch]")):
+            words = set(re.findall(r"\w+", blank_comments_and_strings(path.read_text())))
+            assert not words & QUESTION_WORDS, path.name

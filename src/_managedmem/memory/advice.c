@@ -1,8 +1,8 @@
 /* advice.c: advice on one range, and the workaround for drivers that do not record it.
  *
- * A driver advises every page of a range, but where the pages had different advice before, driver 580
- * leaves out some of the records (conformance: records). Only records can be queried, so the functions
- * called settle_* repeat an advice until it is recorded. */
+ * A driver advises every page of a range, but where the pages had different advice before, driver
+ * 580 leaves out some of the records (conformance: records). Only records can be queried, so the
+ * functions called settle_* repeat an advice until it is recorded. */
 #include "advice.h"
 
 #include <assert.h>
@@ -31,7 +31,7 @@ query_range_attribute(mm_driver *cu, mm_range range, CUmem_range_attribute attri
     return 0;
 }
 
-/* Queries a location, of which the driver keeps type and id as two attributes, in one call. */
+/* Queries a location with one call for its two attributes, type and id. */
 static int
 query_location(mm_driver *cu, mm_range range, CUmem_range_attribute type, CUmem_range_attribute id,
                CUmemLocation *where, mm_status *st)
@@ -84,7 +84,7 @@ mm_range_last_prefetch(mm_driver *cu, mm_range range, CUmemLocation *where, mm_s
                           CU_MEM_RANGE_ATTRIBUTE_LAST_PREFETCH_LOCATION_ID, where, st);
 }
 
-/* All devices and the host: a driver fills a shorter list with an unspecified choice of them. */
+/* Devices and host: a driver fills a shorter list with an unspecified choice of the members. */
 size_t
 mm_accessed_by_capacity(const mm_driver *cu)
 {
@@ -184,7 +184,8 @@ prefers_location(mm_driver *cu, mm_range range, CUmemLocation where)
     return prefers_node(cu, range, where);
 }
 
-/* Always true for advice that unsets: the answer is the same if all pages or only some lack an advice. */
+/* Always true for advice that unsets: the answer is the same if all pages or only some lack an
+ * advice. */
 static bool
 is_recorded(mm_driver *cu, mm_range range, CUmem_advise advice, CUmemLocation where)
 {
@@ -229,8 +230,9 @@ first_not_recorded(mm_driver *cu, mm_range range, CUmem_advise advice, CUmemLoca
     }
 }
 
-/* True if some pages lack the record of a NUMA node that was just advised: *where is then that node,
- * also if the current node was advised. False on machines with one node, where no node is recorded. */
+/* True if some pages lack the record of a NUMA node that was just advised: *where is then that
+ * node, also if the current node was advised. False on machines with one node, where no node is
+ * recorded. */
 static bool
 lacks_node(mm_driver *cu, mm_range range, CUmemLocation *where)
 {
@@ -245,9 +247,10 @@ lacks_node(mm_driver *cu, mm_range range, CUmemLocation *where)
     return where->type == CU_MEM_LOCATION_TYPE_HOST_NUMA;
 }
 
-/* Repeats an advice until it is recorded for the whole range. A repetition from the start stops at pages
- * that have the advice already; one from the first missing part can miss that part. Alternating them
- * reaches every part. Failures are ignored, because the advice holds without a record. */
+/* Repeats an advice until it is recorded for the whole range. A repetition from the start stops at
+ * pages that have the advice already; one from the first missing part can miss that part.
+ * Alternating them reaches every part. Failures are ignored, because the advice holds without a
+ * record. */
 static void
 settle_record(mm_driver *cu, mm_range range, CUmem_advise advice, CUmemLocation where)
 {
@@ -282,8 +285,8 @@ mm_range_settle_node(mm_driver *cu, mm_range range, CUmemLocation *node, mm_stat
                                       st);
 }
 
-/* Repeats the advice of members until all of them read back. A repetition for one member can drop the
- * record of another, so each round queries all of them. */
+/* Repeats the advice of members until all of them read back. A repetition for one member can drop
+ * the record of another, so each round queries all of them. */
 static void
 settle_members(mm_driver *cu, mm_range range, mm_location_set members)
 {
@@ -377,9 +380,9 @@ unset_on_pages(mm_driver *cu, mm_range range, CUmem_advise set, CUmemLocation wh
     }
 }
 
-/* In the caller's scope. The failed call may have set the advice, because a driver may act and then
- * report an earlier error. If the pages differed before, the advice is unset only if all of them have
- * it now, so that a refusal destroys nothing. */
+/* In the caller's scope. The failed call may have set the advice, because a driver may act and
+ * then report an earlier error. If the pages differed before, the advice is unset only if all of
+ * them have it now, so that a refusal destroys nothing. */
 static void
 restore_in_scope(mm_driver *cu, mm_range range, CUmem_advise advice, CUmemLocation where,
                  const mm_advice_before *before, mm_advice_progress progress)
@@ -452,8 +455,9 @@ mm_range_advise_settled(mm_driver *cu, mm_range range, CUmem_advise advice, CUme
     return code == CUDA_SUCCESS ? 0 : fail_advice(cu, range, where, code, st);
 }
 
-/* Advises a range that does not have the advice recorded on all pages. Before read-mostly or accessed-by
- * is set, no more must be known; a preferred location is queried. */
+/* Advises a range that does not have the advice recorded on all pages. So there is nothing to
+ * restore after read-mostly or accessed-by is set; before other advice, the earlier one is
+ * queried. */
 static int
 advise_anew(mm_driver *cu, mm_range range, CUmem_advise advice, CUmemLocation where, mm_status *st)
 {
@@ -499,7 +503,8 @@ mm_range_advise(mm_driver *cu, mm_range range, CUmem_advise advice, CUmemLocatio
 
 /* --- accessed-by members ---------------------------------------------------------------- */
 
-/* Sets or unsets members one by one, in the caller's scope. *done: those that the driver accepted. */
+/* Sets or unsets members one by one, in the caller's scope. *done: those that the driver
+ * accepted. */
 static int
 switch_members(mm_driver *cu, mm_range range, mm_location_set members, bool on,
                mm_location_set *done, mm_status *st)

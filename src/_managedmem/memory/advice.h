@@ -28,13 +28,14 @@ MM_NODISCARD int mm_range_last_prefetch(mm_driver *cu, mm_range range, CUmemLoca
 MM_NODISCARD int mm_range_accessed_by(mm_driver *cu, mm_range range, mm_location_set *set,
                                       mm_status *st);
 
-/* For callers that query the attribute themselves: the length of its list, and the set in the list. */
+/* For callers that query the attribute themselves: the length of its list, and the set in the
+ * list. */
 size_t mm_accessed_by_capacity(const mm_driver *cu);
 mm_location_set mm_accessed_by_set(const int *ordinals, size_t count);
 
-/* Advises a range, so that an advice that is set also reads back. If the driver fails, even after it
- * acted, an advice that all pages had is restored. Pages that differed keep their advice if the driver
- * refused, and have none if it set the advice on all of them. */
+/* Advises a range, so that an advice that is set also reads back. If the driver fails, even after
+ * it acted, an advice that all pages had is restored. Pages that differed keep their advice if the
+ * driver refused, and have none if it set the advice on all of them. */
 MM_NODISCARD int mm_range_advise(mm_driver *cu, mm_range range, CUmem_advise advice,
                                  CUmemLocation where, mm_status *st);
 
@@ -42,14 +43,14 @@ MM_NODISCARD int mm_range_advise(mm_driver *cu, mm_range range, CUmem_advise adv
 MM_NODISCARD int mm_range_advise_settled(mm_driver *cu, mm_range range, CUmem_advise advice,
                                          CUmemLocation where, mm_status *st);
 
-/* Only the driver call: for callers that read the records afterwards, and for ranges whose pages have
- * equal records. Where they differ, the driver may leave some records as they were. */
+/* Only the driver call: for callers that read the records afterwards, and for ranges whose pages
+ * have equal records. Where they differ, the driver may leave some records as they were. */
 MM_NODISCARD int mm_range_advise_once(mm_driver *cu, mm_range range, CUmem_advise advice,
                                       CUmemLocation where, mm_status *st);
 
-/* After a NUMA host was advised as preferred location: queries the node that the driver recorded. If the
- * machine ignores nodes, as those with one node do, advises the host, which is the same memory there;
- * the type of *node is then not HOST_NUMA, also on failure. */
+/* After a NUMA host was advised as preferred location: queries the node that the driver recorded.
+ * If the machine ignores nodes, as those with one node do, advises the host, which is the same
+ * memory there; the type of *node is then not HOST_NUMA, also on failure. */
 MM_NODISCARD int mm_range_settle_node(mm_driver *cu, mm_range range, CUmemLocation *node,
                                       mm_status *st);
 
@@ -59,16 +60,17 @@ typedef struct {
     CUmemLocation where; /* if whole, the location of that advice */
 } mm_advice_before;
 
-/* Reads it with one query; -1 if the query fails. System memory cannot be queried: that is a success
- * with `whole` false. */
+/* Reads it with one query; -1 if the query fails. System memory cannot be queried: that is a
+ * success with `whole` false. */
 MM_NODISCARD int mm_advice_query(mm_driver *cu, mm_range range, CUmem_advise advice,
                                  CUmemLocation where, mm_advice_before *before, mm_status *st);
 
-/* The range of a failed operation: not reached yet; the one whose call failed; advised before it. */
+/* The range of a failed operation: not reached yet; the one whose call failed; advised before
+ * it. */
 typedef enum { MM_NOT_TRIED, MM_FAILED, MM_ADVISED } mm_advice_progress;
 
-/* Restores the advice of a range. If its pages differed before and the call set the advice, unsets it
- * on all of them. Failures are ignored, because an earlier one is being reported. */
+/* Restores the advice of a range. If its pages differed before and the call set the advice, unsets
+ * it on all of them. Failures are ignored, because an earlier one is being reported. */
 void mm_advice_restore(mm_driver *cu, mm_range range, CUmem_advise advice, CUmemLocation where,
                        const mm_advice_before *before, mm_advice_progress progress);
 
@@ -76,9 +78,9 @@ void mm_advice_restore(mm_driver *cu, mm_range range, CUmem_advise advice, CUmem
 MM_NODISCARD int mm_range_switch_accessed_by(mm_driver *cu, mm_range range,
                                              mm_location_set members, bool on, mm_status *st);
 
-/* Changes the accessed-by set that all pages have from one set to another: one advice for each member
- * that differs, and one query if members were added, so that they read back. A failure undoes the
- * change; pages that already had some of the added members then lack them. */
+/* Changes the accessed-by set that all pages have from one set to another: one advice for each
+ * member that differs, and one query if members were added, so that they read back. A failure
+ * undoes the change; pages that already had some of the added members then lack them. */
 MM_NODISCARD int mm_range_change_accessed_by(mm_driver *cu, mm_range range, mm_location_set from,
                                              mm_location_set to, mm_status *st);
 

@@ -51,8 +51,8 @@ compare_starts(const void *a, const void *b)
     return x->range.start < y->range.start ? -1 : x->range.start > y->range.start;
 }
 
-/* The end of the last page of a range: advice and prefetch act on whole pages. Discards were rounded to
- * whole pages before. */
+/* The end of the last page of a range: advice and prefetches act on whole pages. Discards are
+ * rounded to whole pages already. */
 static CUdeviceptr
 last_page_end(const mm_transfer *t, CUdeviceptr page)
 {
@@ -61,8 +61,8 @@ last_page_end(const mm_transfer *t, CUdeviceptr page)
 }
 
 /* Ranges are joined inside one allocation only: the driver refuses a range over two, even if they
- * touch. System memory has no allocation, so only overlapping ranges are joined; separate ranges of
- * one batch call would be discarded and prefetched in an undefined order. */
+ * touch. System memory has no allocation, so only overlapping ranges are joined; separate ranges
+ * of one batch call would be discarded and prefetched in an undefined order. */
 static bool
 can_join(const mm_transfer *left, const mm_transfer *right, CUdeviceptr page)
 {
@@ -86,9 +86,9 @@ is_sorted(const mm_batch *b)
     return true;
 }
 
-/* True if sorted ranges of different locations overlap or share a page. `reach` is the end of a page, so
- * a range that begins before it begins on a page of another range. If the location changes without a
- * conflict, all earlier ranges end there. */
+/* True if sorted ranges of different locations overlap or share a page. `reach` is the end of a
+ * page, so a range that begins before it begins on a page of another range. If the location
+ * changes without a conflict, all earlier ranges end there. */
 static bool
 has_conflict(const mm_transfer *transfers, size_t count)
 {
@@ -158,7 +158,7 @@ merge_several(mm_batch *b)
     unsorted = malloc(b->count * sizeof *unsorted);
     if (unsorted == NULL) {
         b->ordered = true;
-        return; /* only slower */
+        return; /* correct without merging, only slower */
     }
     memcpy(unsorted, b->transfers, b->count * sizeof *unsorted);
     qsort(b->transfers, b->count, sizeof *b->transfers, compare_starts);
@@ -186,8 +186,8 @@ mm_batch_merge(mm_batch *b)
 
 /* --- preparing -------------------------------------------------------------------------- */
 
-/* Merges, and moves transfers that the batch call can make faster to the front. Conflicting transfers
- * keep their order, because only dispatch="batch" batches them. */
+/* Merges, and moves transfers that the batch call can make faster to the front. Conflicting
+ * transfers keep their order, because only dispatch="batch" batches them. */
 static void
 merge_and_order(mm_batch *b, mm_operation op)
 {
@@ -225,8 +225,8 @@ shrink_all(mm_batch *b, mm_status *st)
     return 0;
 }
 
-/* Removes empty ranges before the others are shrunk. If there are any, all ranges are checked first, so
- * that the index in an error message counts the empty ones too. */
+/* Removes empty ranges before the others are shrunk. If there are any, all ranges are checked
+ * first, so that the index in an error message counts the empty ones too. */
 static int
 remove_empty_checked(mm_batch *b, mm_status *st)
 {
@@ -248,7 +248,8 @@ remove_empty_checked(mm_batch *b, mm_status *st)
     return 0;
 }
 
-/* Adds the range between two addresses. An empty one is added only if every transfer has two edges. */
+/* Adds the range between two addresses. An empty one is added only if every transfer has two
+ * edges. */
 static void
 add_edge(mm_batch *edges, const mm_transfer *t, CUdeviceptr start, CUdeviceptr end)
 {
@@ -260,8 +261,8 @@ add_edge(mm_batch *edges, const mm_transfer *t, CUdeviceptr start, CUdeviceptr e
     }
 }
 
-/* True if transfers with different locations share a page, so that the last one must win. `scratch`
- * has space for all transfers. */
+/* True if transfers with different locations share a page, so that the last one must win.
+ * `scratch` has space for all transfers. */
 static bool
 is_order_needed(const mm_batch *b, mm_transfer *scratch)
 {
@@ -276,8 +277,8 @@ is_order_needed(const mm_batch *b, mm_transfer *scratch)
     return has_conflict(scratch, b->count);
 }
 
-/* Shrinks every range to whole pages. What is cut off becomes the edges, which the pages of neighbours
- * share, so that they move with their contents. */
+/* Shrinks every range to whole pages. The parts that are cut off lie on pages of neighbours; they
+ * become edges, which move with their contents. */
 static int
 split_edges(mm_batch *b, mm_batch *edges, mm_status *st)
 {
@@ -335,9 +336,9 @@ progress_of(const mm_batch *merged, size_t failed, const mm_transfer *original)
     return MM_NOT_TRIED;
 }
 
-/* Restores the advice of all ranges after a failure. Ranges whose pages differed come first, because
- * they are unset and may overlap ranges that are set again; so even ranges that were not reached are
- * set again. */
+/* Restores the advice of all ranges after a failure. Ranges whose pages differed come first,
+ * because they are unset and may overlap ranges that are set again; so even ranges that were not
+ * reached are set again. */
 static void
 restore_advice(mm_driver *cu, const mm_batch *original, const mm_batch *merged,
                CUmem_advise advice, const mm_advice_before *before, size_t failed)
@@ -353,8 +354,8 @@ restore_advice(mm_driver *cu, const mm_batch *original, const mm_batch *merged,
     }
 }
 
-/* Advises the merged ranges, after a query of all original ones. A failure restores those. `before`
- * has space for each. */
+/* Advises the merged ranges, after a query of all original ones. A failure restores those.
+ * `before` has space for each. */
 static int
 advise_merged(mm_driver *cu, const mm_batch *original, const mm_batch *merged, CUmem_advise advice,
               mm_advice_before *before, mm_status *st)

@@ -1,5 +1,5 @@
-/* batch.h: several ranges for one operation: merging neighbours, keeping an order that matters, cutting
- * the edges off discards, and one advice for all ranges. */
+/* batch.h: several ranges for one operation: merging neighbours, keeping an order that matters,
+ * cutting the edges off discards, and one advice for all ranges. */
 #ifndef MM_BATCH_H
 #define MM_BATCH_H
 
@@ -40,16 +40,17 @@ mm_batch_one(mm_batch *b, mm_range range, CUmemLocation where)
     b->transfers[0] = (mm_transfer){range, where};
 }
 
-/* A batch with space for `count` transfers, which the caller fills. It can be freed also on failure. */
+/* A batch with space for `count` transfers, which the caller fills. It can be freed also on
+ * failure. */
 MM_NODISCARD int mm_batch_init(mm_batch *b, size_t count, mm_status *st);
 void mm_batch_free(mm_batch *b);
 
 /* A batch with the same transfers. It can be freed also on failure. */
 MM_NODISCARD int mm_batch_copy(mm_batch *to, const mm_batch *from, mm_status *st);
 
-/* Removes empty ranges. Joins ranges of one allocation and location that overlap or have less than a
- * page between them. If ranges of different locations overlap or share a page, all ranges keep their
- * order, so that the last one wins. */
+/* Removes empty ranges. Joins ranges of one allocation and location that overlap or have less than
+ * a page between them. If ranges of different locations overlap or share a page, all ranges keep
+ * their order, so that the last one wins. */
 void mm_batch_merge(mm_batch *b);
 
 /* True if the batch call gains nothing for a transfer of this size, as for small prefetches. */
@@ -61,15 +62,15 @@ mm_is_small_transfer(mm_operation op, const mm_transfer *transfer)
     return op == MM_PREFETCH && transfer->range.size < PREFETCH_BATCH_FROM;
 }
 
-/* Makes a batch ready to be issued: shrinks discards to whole pages, merges, and moves the transfers
- * that a batch call can make faster to the front. *edges becomes a prepared batch of what was cut off a
- * discard_prefetch, to be prefetched with its contents. If it is interleaved, each transfer has two
- * edges, which may be empty. *edges can be freed also on failure. */
+/* Makes a batch ready to be issued: shrinks discards to whole pages, merges, and moves the
+ * transfers that a batch call can make faster to the front. *edges becomes a prepared batch of
+ * what was cut off a discard_prefetch, to be prefetched with its contents. If it is interleaved,
+ * each transfer has two edges, which may be empty. *edges can be freed also on failure. */
 MM_NODISCARD int mm_batch_prepare(mm_batch *b, mm_operation op, mm_batch *edges, mm_status *st);
 
-/* One advice for all ranges, each with its own location; all or nothing. Merges the batch. If more than
- * one range is left, the advice of each original range is queried first; after a failure, ranges whose
- * pages differed before lack the advice. */
+/* One advice for all ranges, each with its own location; all or nothing. Merges the batch. If more
+ * than one range is left, the advice of each original range is queried first; after a failure,
+ * ranges whose pages differed before lack the advice. */
 MM_NODISCARD int mm_batch_advise(mm_driver *cu, mm_batch *b, CUmem_advise advice, mm_status *st);
 
 #endif

@@ -78,9 +78,9 @@ was_prefetched_there(mm_driver *cu, const mm_transfer *transfer)
            && last == transfer->where.id;
 }
 
-/* A batch call costs about 18 us a range, whatever the range holds. A call for each costs less where
- * pages are resident already (2 to 4 us) and where they go to the host. Where they move to a device it
- * costs more, except for a prefetch of less than 64 KiB, where it costs the same. */
+/* A batch call costs about 18 us a range, whatever the range holds. A call for each costs less
+ * where pages are resident already (2 to 4 us) and where they go to the host. Where they move to a
+ * device it costs more, except for a prefetch of less than 64 KiB, where it costs the same. */
 static mm_route
 route_transfer(mm_driver *cu, mm_operation op, const mm_transfer *transfer)
 {

@@ -1,19 +1,20 @@
-/* dispatch.h: how several ranges reach the driver: which of them share a batch call, which have a call
- * of their own and why, and the calls themselves. */
+/* dispatch.h: how several ranges reach the driver: which of them share a batch call, which have a
+ * call of their own and why, and the calls themselves. */
 #ifndef MM_DISPATCH_H
 #define MM_DISPATCH_H
 
 #include "batch.h"
 #include "prefetch.h"
 
-/* How a transfer reaches the driver: in the batch call, or by a call of its own for this reason. */
+/* How a transfer reaches the driver: in the batch call, or by a call of its own for this
+ * reason. */
 typedef enum {
     MM_BATCHED,
     MM_SINGLE_REQUESTED, /* dispatch="loop" */
     MM_SINGLE_ONE, /* the batch has no other */
     MM_SINGLE_ORDERED, /* ranges share pages and have different locations */
     MM_SINGLE_NO_BATCH_CALL, /* the driver has no batch call */
-    MM_SINGLE_NO_CONCURRENT_ACCESS, /* a device lacks concurrent access, which the batch call needs */
+    MM_SINGLE_NO_CONCURRENT_ACCESS, /* a device lacks it, and the batch call needs it */
     MM_SINGLE_TO_HOST,
     MM_SINGLE_SMALL,
     MM_SINGLE_RESIDENT, /* it was prefetched there last */
@@ -63,12 +64,13 @@ MM_NODISCARD int mm_batch_run(mm_driver *cu, mm_operation op, mm_batch *b,
 MM_NODISCARD int mm_dispatch_check(mm_driver *cu, mm_operation op,
                                    const mm_dispatch_options *options, mm_status *st);
 
-/* Sets the route of every transfer of a prepared batch; returns the number of MM_BATCHED ones. In the
- * caller's scope. */
+/* Sets the route of every transfer of a prepared batch; returns the number of MM_BATCHED ones. In
+ * the caller's scope. */
 size_t mm_dispatch_decide(mm_driver *cu, mm_operation op, const mm_batch *b, mm_dispatch dispatch,
                           unsigned char *routes);
 
-/* True if the batch is queued behind a host function. *bytes and *where: the total that decided. */
+/* True if the batch is queued behind a host function. *bytes and *where: the total that
+ * decided. */
 bool mm_dispatch_defers(const mm_batch *b, mm_defer defer, size_t *bytes, CUmemLocation *where);
 
 /* One execution of a prepared batch; it allocates nothing. */
@@ -86,8 +88,8 @@ typedef struct {
     size_t batched; /* the number of transfers in it */
 } mm_dispatch_call;
 
-/* Checks, enters a scope, decides, and queues the host function. 1: the caller issues, then leaves.
- * 0: the batch is empty, so there is nothing to issue or leave. -1 on failure. */
+/* Checks, enters a scope, decides, and queues the host function. 1: the caller issues, then
+ * leaves. 0: the batch is empty, so there is nothing to issue or leave. -1 on failure. */
 MM_NODISCARD int mm_dispatch_enter(mm_dispatch_call *call, const mm_dispatch_options *options,
                                    mm_status *st);
 MM_NODISCARD int mm_dispatch_issue(const mm_dispatch_call *call, mm_status *st);

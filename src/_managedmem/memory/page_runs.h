@@ -22,13 +22,14 @@ void mm_page_runs_free(mm_page_runs *runs);
 /* Appends a run, or extends the last one by it. */
 MM_NODISCARD int mm_page_runs_append(mm_page_runs *runs, const mm_page_run *run, mm_status *st);
 
-/* Runs are compared by the meaning of their records, or by the records themselves: batch calls record
- * the host with another id than single calls, so two records can have one meaning (conformance: page
- * map). */
+/* Runs are compared by the meaning of their records, or by the records themselves: batch calls
+ * record the host with another id than single calls, so two records can have one meaning
+ * (conformance: page map). */
 typedef enum { MM_BY_MEANING, MM_BY_RECORD } mm_run_comparison;
 
-/* Appends the runs of a range, which must lie behind those in the list. Queries page by page: for a
- * longer range the driver answers "unset" both if no page has an advice and if only some have it. */
+/* Appends the runs of a range, which must lie behind those in the list. Queries page by page: for
+ * a longer range the driver answers "unset" both if no page has an advice and if only some have
+ * it. */
 MM_NODISCARD int mm_page_runs_read(mm_driver *cu, mm_range range, mm_run_comparison comparison,
                                    mm_page_runs *runs, mm_status *st);
 

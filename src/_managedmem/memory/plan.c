@@ -4,7 +4,8 @@
 #include <assert.h>
 #include <stdlib.h>
 
-/* What an execution enters or checks again: each memory once, however many entries lie in it. */
+/* A guard that an execution enters, or a range that it checks again. Each memory has one hold,
+ * however many entries lie in it. */
 typedef struct {
     mm_guard *guard; /* or NULL */
     bool view; /* the guard of a view: it must be open, but is not entered */
@@ -49,7 +50,8 @@ compare_entries(const void *a, const void *b)
     return compare_numbers(((const hold *)a)->entry, ((const hold *)b)->entry);
 }
 
-/* Memory that the driver does not know has no allocation, so two ranges of it are never the same. */
+/* Memory that the driver does not know has no allocation, so two ranges of it are never the
+ * same. */
 static bool
 have_same_owner(const hold *a, const hold *b)
 {
@@ -361,7 +363,8 @@ compare_entry_ranges(const void *a, const void *b)
     return order != 0 ? order : compare_numbers(x->entry, y->entry);
 }
 
-/* first[i] becomes the first entry with the range of entry i. `sorted` has space for each entry. */
+/* first[i] becomes the first entry with the range of entry i. `sorted` has space for each
+ * entry. */
 static void
 find_equal_ranges(const mm_plan_entry *entries, size_t count, entry_range *sorted, size_t *first)
 {

@@ -18,14 +18,14 @@ typedef struct {
 
 typedef struct mm_plan mm_plan;
 
-/* Prepares prefetches, or discards with prefetch, of at least one entry; copies the entries. NULL on
- * failure. The messages of these functions count entries from 0. */
+/* Prepares prefetches, or discards with prefetch, of at least one entry; copies the entries. NULL
+ * on failure. The messages of these functions count entries from 0. */
 mm_plan *mm_plan_new(const mm_plan_entry *entries, size_t count, mm_operation op, mm_status *st);
 void mm_plan_retain(mm_plan *p);
 void mm_plan_release(mm_plan *p);
 
-/* Enters the guards of all memory, then issues. Allocates nothing, unless another thread is executing
- * the same plan. */
+/* Enters the guards of all memory, then issues. Allocates nothing, unless another thread is
+ * executing the same plan. */
 MM_NODISCARD int mm_plan_execute(mm_driver *cu, mm_plan *p, const mm_dispatch_options *options,
                                  mm_status *st);
 

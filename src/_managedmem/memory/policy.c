@@ -1,21 +1,23 @@
-/* policy.c: changing the advice of pages from one state to another, with as few calls as their records
- * allow, and policies of several ranges. */
+/* policy.c: changing the advice of pages from one state to another, with as few calls as their
+ * records allow, and policies of several ranges. */
 #include "policy.h"
 
 #include <assert.h>
 
 /* --- changing --------------------------------------------------------------------------- */
 
-/* One attribute of a policy: one of these two, or else a member of accessed-by, by its bit. The
- * preferred location comes first: copies of read-mostly pages collapse to it. */
-enum { PREFERRED = -2, READ_MOSTLY = -1, MOST_NAMED = 3 };
+/* An attribute of a policy: one of these two, or the bit of an accessed-by member. The preferred
+ * location comes first, because copies of read-mostly pages collapse to it. */
+enum { PREFERRED = -2, READ_MOSTLY = -1 };
 
-/* After a failure: stop the change, or try the rest. UNDO_CHANGE tries the rest, and undoes a failed
- * change even where its advice is not recorded. */
+enum { MOST_NAMED = 3 }; /* spans in a message */
+
+/* After a failure: stop the change, or try the rest. UNDO_CHANGE tries the rest, and undoes a
+ * failed change even where its advice is not recorded. */
 typedef enum { STOP_CHANGE, TRY_REST, UNDO_CHANGE } failure_mode;
 
-/* The pages of one call: all adjacent ones; adjacent ones with equal records, which the driver records
- * together; or a single page, which the driver always records. */
+/* The pages of one call: all adjacent ones; adjacent ones with equal records, which the driver
+ * records together; or a single page, which the driver always records. */
 typedef enum { GROUP_ADJACENT, GROUP_EQUAL, GROUP_SINGLE } page_grouping;
 
 /* A change in progress. Its span is advised when the next pages do not belong to it. */
@@ -148,8 +150,8 @@ has_wanted(const change *c, const mm_policy *present, const mm_policy *wanted)
                : is_same_advice(c->attribute, present, wanted);
 }
 
-/* Extends the span by pages, or advises it and begins another one. All of a span is advised even if only
- * some of its pages lack the advice, because a record of the others may be wrong. */
+/* Extends the span by pages, or advises it and begins another one. All of a span is advised even
+ * if only some of its pages lack the advice, because a record of the others may be wrong. */
 static void
 extend_span(change *c, mm_range pages, const mm_policy *present, const mm_policy *wanted)
 {
@@ -168,7 +170,8 @@ extend_span(change *c, mm_range pages, const mm_policy *present, const mm_policy
     c->lacking = c->lacking || !has_wanted(c, present, wanted);
 }
 
-/* The same for pages with one record and one wanted policy, which may need a call for each page. */
+/* The same for pages with one record and one wanted policy, which may need a call for each
+ * page. */
 static void
 extend_span_by_group(change *c, mm_range pages, const mm_policy *present, const mm_policy *wanted)
 {
@@ -230,8 +233,8 @@ read_again(mm_driver *cu, const mm_page_runs *list, mm_page_runs *now, mm_status
     return 0;
 }
 
-/* Repeats advice for pages without its record (see advice.c): first by runs of one record, which are
- * recorded completely, then page by page. */
+/* Repeats advice for pages without its record (see advice.c): first by runs of one record, which
+ * are recorded completely, then page by page. */
 static void
 settle_pages(change *c, const mm_page_runs *from, const mm_page_runs *to)
 {
@@ -247,10 +250,10 @@ settle_pages(change *c, const mm_page_runs *from, const mm_page_runs *to)
     }
 }
 
-/* Changes the pages that are in both lists from one policy to the other: one advice for each attribute
- * and span that differs, repeated where it is not recorded. `from` must be read by record; for
- * UNDO_CHANGE it is the target of the failed change. The status has the first failure, and unless that
- * stopped the change, the spans that were not changed. */
+/* Changes the pages that are in both lists from one policy to the other: one advice for each
+ * attribute and span that differs, repeated where it is not recorded. `from` must be read by
+ * record; for UNDO_CHANGE it is the target of the failed change. The status has the first failure,
+ * and unless that stopped the change, the spans that were not changed. */
 static int
 change_pages(mm_driver *cu, const mm_page_runs *from, const mm_page_runs *to,
              failure_mode on_failure, mm_status *st)
@@ -325,9 +328,9 @@ matches_list(mm_driver *cu, mm_batch *b, const mm_page_runs *list)
     return same;
 }
 
-/* Undoes a failed change, including the advice that failed, because a driver may report an earlier error
- * after it acted, and the pages that were not reached. Memory that refuses all advice, such as that of
- * a pool, refuses this one too, but has not changed. */
+/* Undoes a failed change: all pages and the advice that failed, because a driver may act and then
+ * report an earlier error. Memory that refuses all advice, such as a pool's, refuses this one too,
+ * but has not changed. */
 static void
 undo_change(mm_driver *cu, mm_batch *b, const mm_page_runs *wanted, const mm_page_runs *before,
             mm_status *st)

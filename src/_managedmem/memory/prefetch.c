@@ -1,5 +1,5 @@
-/* prefetch.c: the driver calls of one range in a stream. The measurements behind the sizes from which
- * prefetches are deferred are in docs/develop/dispatch.rst. */
+/* prefetch.c: the driver calls of one range in a stream. The measurements behind the sizes from
+ * which prefetches are deferred are in docs/develop/dispatch.rst. */
 #include "prefetch.h"
 
 #include <assert.h>
@@ -10,8 +10,8 @@ do_nothing(void *unused)
     (void)unused;
 }
 
-/* From these sizes on, deferring saves more than the 30 us that it costs. A prefetch to the host does
- * all of its work in the calling thread, one to a device only a part of it. */
+/* From these sizes on, deferring saves more than the 30 us that it costs. A prefetch to the host
+ * does all of its work in the calling thread, one to a device only a part of it. */
 bool
 mm_is_deferred(size_t size, CUmemLocation where, mm_defer defer)
 {

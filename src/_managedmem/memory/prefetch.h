@@ -5,16 +5,16 @@
 
 #include "range.h"
 
-/* A prefetch is issued at once, or behind a host function, so that the call returns while the stream
- * does the work. */
+/* A prefetch is issued at once, or behind a host function, so that the call returns while the
+ * stream does the work. */
 typedef enum { MM_DEFER_AUTO, MM_DEFER_NO, MM_DEFER_YES } mm_defer;
 
 /* Prefetches one range; MM_CAPTURING if the stream captures a graph. */
 MM_NODISCARD int mm_range_prefetch(mm_driver *cu, mm_range range, CUmemLocation where,
                                    CUstream stream, mm_defer defer, mm_status *st);
 
-/* The one driver call of a prefetch, discard or discard_prefetch of a range that is not empty. In the
- * caller's scope; allocates nothing. */
+/* The one driver call of a prefetch, discard or discard_prefetch of a range that is not empty. In
+ * the caller's scope; allocates nothing. */
 MM_NODISCARD int mm_range_issue(mm_driver *cu, mm_operation op, mm_range range,
                                 CUmemLocation where, CUstream stream, mm_status *st);
 

@@ -27,7 +27,8 @@ mm_first_page(mm_range range)
     return range;
 }
 
-/* The plural query succeeds, with zeros, for any address (conformance: pointer attributes, plural). */
+/* The plural query succeeds, with zeros, for any address (conformance: pointer attributes,
+ * plural). */
 int
 mm_pointer_query(mm_driver *cu, CUdeviceptr p, mm_pointer_attributes *attributes, mm_status *st)
 {

@@ -1,13 +1,13 @@
-/* range.h: a range of addresses: checking it, its pages, pointer queries, and the diagnosis of a refused
- * operation. Nothing here knows who owns the memory; callers keep it alive. */
+/* range.h: a range of addresses: checking it, its pages, pointer queries, and the diagnosis of a
+ * refused operation. Nothing here knows who owns the memory; callers keep it alive. */
 #ifndef MM_RANGE_H
 #define MM_RANGE_H
 
 #include "location.h"
 #include "stream.h"
 
-/* A range of size 0 is empty: operations on it do nothing, and it has no advice. Its address may be 0
- * and is never passed to the driver. */
+/* A range of size 0 is empty: operations on it do nothing, and it has no advice. Its address may
+ * be 0 and is never passed to the driver. */
 typedef struct {
     CUdeviceptr start;
     size_t size;
@@ -37,8 +37,8 @@ mm_range_end(mm_range range)
     return range.start + range.size;
 }
 
-/* Checks that the range lies in one managed allocation, or in system memory if the operation and the
- * device allow that; fills range->allocation. MM_BAD_VALUE for other memory. */
+/* Checks that the range lies in one managed allocation, or in system memory if the operation and
+ * the device allow that; fills range->allocation. MM_BAD_VALUE for other memory. */
 MM_NODISCARD int mm_range_check(mm_driver *cu, mm_range *range, mm_operation op, mm_status *st);
 
 /* The driver's answer for an address. */
@@ -57,8 +57,8 @@ mm_host_reaches(const mm_pointer_attributes *attributes)
     return attributes->managed || attributes->type != CU_MEMORYTYPE_DEVICE;
 }
 
-/* Devices can reach all memory except system memory, and with pageable memory access that too. Queries
- * device 0. */
+/* Devices can reach all memory except system memory, and with pageable memory access that too.
+ * Queries device 0. */
 bool mm_device_reaches(mm_driver *cu, const mm_pointer_attributes *attributes);
 
 MM_NODISCARD int mm_pointer_query(mm_driver *cu, CUdeviceptr p, mm_pointer_attributes *attributes,
@@ -71,11 +71,12 @@ size_t mm_page_size(void);
  * records). The range is not empty. */
 mm_range mm_first_page(mm_range range);
 
-/* Shrinks the range to whole pages; MM_BAD_VALUE if none is left. An empty range stays as it is. */
+/* Shrinks the range to whole pages; MM_BAD_VALUE if none is left. An empty range stays as it
+ * is. */
 MM_NODISCARD int mm_range_whole_pages(mm_range *range, mm_status *st);
 
-/* Replaces or extends the status of a failed driver call by the fault that the range and the location
- * show. Returns -1 like mm_fail. */
+/* Replaces or extends the status of a failed driver call by the fault that the range and the
+ * location show. Returns -1 like mm_fail. */
 int mm_range_diagnose(mm_driver *cu, mm_range range, CUmemLocation where, mm_operation op,
                       mm_status *st);
 

@@ -1,6 +1,6 @@
-/* module_functions.c: advise, prefetch, discard and discard_prefetch on one target or many; empty();
- * facts about the driver. All arguments are read and checked before the first call that changes
- * anything. */
+/* module_functions.c: advise, prefetch, discard and discard_prefetch on one target or many;
+ * empty(); facts about the driver. All arguments are read and checked before the first call that
+ * changes anything. */
 #include "module_functions.h"
 
 #include <string.h>
@@ -17,8 +17,8 @@ static const char *const operation_names[OPERATION_ARGC] = {
     [DISPATCH] = "dispatch", [DEFER] = "defer",
 };
 
-/* The common course of the stream operations: reads everything, enters the guards, calls without the
- * GIL, leaves, raises. */
+/* The common course of the stream operations: reads everything, enters the guards, calls without
+ * the GIL, leaves, raises. */
 static PyObject *
 run_operation(mm_state *state, mm_operation op, PyObject *const argv[OPERATION_ARGC])
 {

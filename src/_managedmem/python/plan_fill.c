@@ -33,8 +33,8 @@ plan_grow(mm_plan_object *self)
     return 0;
 }
 
-/* Makes a list if there is none. That can run the garbage collector, and so Python code that uses the
- * same plan. */
+/* Makes a list if there is none. That can run the garbage collector, and so Python code that uses
+ * the same plan. */
 static int
 ensure_list(PyObject **list)
 {

@@ -233,8 +233,9 @@ plan_explain(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kw
 
 /* --- reading entries -------------------------------------------------------------------- */
 
-/* `kept` is the tuple that the plan keeps for the entry, or NULL with an exception. Each field is made
- * only if the ones before it were, because CPython must not be called with an exception set. */
+/* `kept` is the tuple that the plan keeps for the entry, or NULL with an exception. Each field is
+ * made only if the ones before it were, because CPython must not be called with an exception
+ * set. */
 static PyObject *
 plan_entry_record(mm_state *state, const mm_plan_entry *entry, PyObject *kept)
 {

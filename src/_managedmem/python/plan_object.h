@@ -5,8 +5,9 @@
 #include "../memory/plan.h"
 #include "compat.h"
 
-/* A PrefetchPlan. A change of its entries drops the prepared plans, and the next execution makes a new
- * one; executions under way keep theirs. Fields are read and written under the object's lock. */
+/* A PrefetchPlan. A change of its entries drops the prepared plans, and the next execution makes a
+ * new one; executions under way keep theirs. Fields are read and written under the object's
+ * lock. */
 typedef struct {
     PyObject_HEAD
     PyObject *weakrefs;
@@ -35,8 +36,8 @@ PyObject *mm_plan_from_policy(PyObject *, PyObject *const *, Py_ssize_t, PyObjec
 extern const char mm_plan_add_doc[], mm_plan_fit_doc[], mm_plan_from_module_doc[],
     mm_plan_from_policy_doc[];
 
-/* In plan_explain.c: the driver calls of an execution and their reasons, as a str: a heading, a line for
- * each kind of call, and remarks. */
+/* In plan_explain.c: the driver calls of an execution and their reasons, as a str: a heading, a
+ * line for each kind of call, and remarks. */
 PyObject *mm_plan_explanation(const mm_plan_preview *preview, const mm_dispatch_options *options,
                               const mm_plan_entry *entries, size_t count);
 

@@ -1,5 +1,5 @@
-/* targets.c: reading one or several targets, ManagedBuffers and objects of other libraries, and entering
- * their guards. */
+/* targets.c: reading one or several targets, ManagedBuffers and objects of other libraries, and
+ * entering their guards. */
 #include "targets.h"
 
 #include <stdlib.h>
@@ -304,8 +304,8 @@ mm_read_dispatch_options(mm_state *state, PyObject *stream, PyObject *dispatch, 
     return 0;
 }
 
-/* The guard to enter for a target; NULL if it is not a ManagedBuffer, or if the target before it, whose
- * memory is *last, lies in the same memory. */
+/* The guard to enter for a target; NULL if it is not a ManagedBuffer, or if the target before it,
+ * whose memory is *last, lies in the same memory. */
 static mm_guard *
 target_guard(const mm_targets *t, Py_ssize_t i, mm_memory **last)
 {

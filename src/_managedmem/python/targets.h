@@ -28,7 +28,8 @@ typedef struct {
  * an exception, and then there is nothing to release. */
 int mm_targets_read(mm_state *state, PyObject *value, mm_operation op, mm_targets *t);
 
-/* The targets as a tuple of at least one; *several is false for a target that is not in a sequence. */
+/* The targets as a tuple of at least one; *several is false for a target that is not in a
+ * sequence. */
 PyObject *mm_targets_tuple(mm_state *state, PyObject *value, bool *several);
 
 /* One target, read and checked. Only the range and read_only are set for a ManagedBuffer. */
@@ -37,37 +38,37 @@ typedef mm_foreign mm_target;
 /* 1 if the target is read-only and must not be discarded, 0 if not, -1 with an exception. */
 int mm_is_read_only(const mm_target *target);
 
-/* In buffer_host_access.c: ValueError for memory that the driver would copy on the host, but that the object
- * does not hold. */
+/* In buffer_host_access.c: ValueError for memory that the driver would copy on the host, but that
+ * the object does not hold. */
 int mm_check_foreign_copied(mm_state *state, const mm_foreign *side);
 
 int mm_target_read(mm_state *state, mm_driver *cu, PyObject *value, mm_operation op,
                    mm_target *target);
 
-/* Adds the item of a list to the TypeError, ValueError or RuntimeError that is set. Driver errors are
- * left alone, because they have attributes. */
+/* Adds the item of a list to the TypeError, ValueError or RuntimeError that is set. Driver errors
+ * are left alone, because they have attributes. */
 void mm_name_item(const char *list, Py_ssize_t i);
 
 /* Reads one location for all targets, or a list or tuple with one for each. */
 int mm_targets_read_locations(mm_targets *t, PyObject *value);
 
-/* Enters the stream (NULL for none) and the targets. MM_REFUSED if one of them is closed; then none is
- * entered. Runs no Python code and does not raise. */
+/* Enters the stream (NULL for none) and the targets. MM_REFUSED if one of them is closed; then
+ * none is entered. Runs no Python code and does not raise. */
 MM_NODISCARD int mm_targets_enter(mm_targets *t, const mm_stream_use *stream, mm_status *st);
 
 /* Leaves all guards; the targets can be entered again. Needs no GIL and must precede attaching. */
 void mm_targets_leave(mm_targets *t);
 
-/* Replaces views by their root buffers, so that the ranges stay targets when the views are closed. The
- * targets must not be entered. */
+/* Replaces views by their root buffers, so that the ranges stay targets when the views are closed.
+ * The targets must not be entered. */
 int mm_targets_hold_roots(mm_targets *t);
 
-/* Removes targets whose memory is gone: closed buffers and freed addresses. The batch must still have a
- * transfer for each target. */
+/* Removes targets whose memory is gone: closed buffers and freed addresses. The batch must still
+ * have a transfer for each target. */
 int mm_targets_remove_freed(mm_targets *t);
 
-/* Reads the arguments of stream operations other than targets; NULL is the default of each. Runs Python
- * code and enters nothing. */
+/* Reads the arguments of stream operations other than targets; NULL is the default of each. Runs
+ * Python code and enters nothing. */
 int mm_read_dispatch_options(mm_state *state, PyObject *stream, PyObject *dispatch,
                              PyObject *defer, mm_stream_use *use, mm_dispatch_options *options);
 
