@@ -251,41 +251,24 @@ mm_read_location_id(mm_state *state, PyObject *value, bool device, CUmemLocation
     return -1;
 }
 
-/* Any location; the host for an object that is none. */
-static int
-read_device_or_host(mm_state *state, PyObject *value, CUmemLocation *out)
-{
-    long long ordinal;
-
-    *out = mm_host();
-    if (value == Py_None) {
-        return 0;
-    }
-    if (PyLong_Check(value) && !PyBool_Check(value)) {
-        return mm_read_index(value, "a device", PyExc_TypeError, &ordinal) < 0
-                   ? -1
-                   : mm_device_location(state, ordinal, out);
-    }
-    if (mm_read_location(state, value, out) == 0) {
-        return 0;
-    }
-    if (!PyErr_ExceptionMatches(PyExc_TypeError)) {
-        return -1;
-    }
-    PyErr_Clear(); /* TypeError: it says that ints are refused */
-    *out = mm_host();
-    return 0;
-}
-
 int
 mm_read_device(mm_state *state, PyObject *value, int *ordinal)
 {
-    CUmemLocation where;
+    CUmemLocation where = mm_host(); /* for None */
+    long long number;
+    int rc = 0;
 
-    if (read_device_or_host(state, value, &where) < 0) {
+    if (PyLong_Check(value) && !PyBool_Check(value)) {
+        rc = mm_read_index(value, "a device", PyExc_TypeError, &number);
+        rc = rc < 0 ? -1 : mm_device_location(state, number, &where);
+    } else if (value != Py_None) {
+        rc = mm_read_location(state, value, &where);
+    }
+    if (rc < 0 && !PyErr_ExceptionMatches(PyExc_TypeError)) {
         return -1;
     }
-    if (where.type != CU_MEM_LOCATION_TYPE_DEVICE) {
+    if (rc < 0 || where.type != CU_MEM_LOCATION_TYPE_DEVICE) {
+        PyErr_Clear(); /* TypeError: it says that ints are refused */
         PyErr_Format(PyExc_TypeError, "a Device or the ordinal of one is needed, got %R", value);
         return -1;
     }
