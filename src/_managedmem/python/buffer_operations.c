@@ -11,16 +11,6 @@
 #include "stream_object.h"
 #include "targets.h"
 
-static PyObject *
-none_or_raise(mm_state *state, int rc, const mm_status *st)
-{
-    assert(!PyErr_Occurred());
-    if (rc < 0) {
-        return mm_raise(state, st);
-    }
-    Py_RETURN_NONE;
-}
-
 PyObject *
 mm_buffer_prefetch(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
@@ -49,7 +39,7 @@ mm_buffer_prefetch(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObje
     rc = mm_range_prefetch(use.cu, use.range, where, stream.handle, defer, &st);
     mm_buffer_leave(&use);
     Py_END_ALLOW_THREADS
-    return none_or_raise(b->state, rc, &st);
+    return mm_none_or_raise(b->state, rc, &st);
 }
 
 /* Discards, and prefetches unless `where` is NULL. */
@@ -75,7 +65,7 @@ discard_buffer(mm_buffer *b, PyObject *stream_object, const CUmemLocation *where
     rc = mm_batch_run(use.cu, op, &batch, &options, &st);
     mm_buffer_leave(&use);
     Py_END_ALLOW_THREADS
-    return none_or_raise(b->state, rc, &st);
+    return mm_none_or_raise(b->state, rc, &st);
 }
 
 PyObject *
@@ -288,7 +278,7 @@ copy_while_held(mm_buffer *b, PyObject *value, PyObject *stream_object, bool to_
     mm_buffer_leave(&use);
     Py_END_ALLOW_THREADS
     Py_XDECREF(other.export);
-    return none_or_raise(b->state, rc, &st);
+    return mm_none_or_raise(b->state, rc, &st);
 }
 
 static PyObject *
@@ -544,7 +534,7 @@ mm_buffer_fill(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *
     mm_buffer_leave(&use);
     Py_END_ALLOW_THREADS
     Py_XDECREF(held);
-    return none_or_raise(b->state, rc, &st);
+    return mm_none_or_raise(b->state, rc, &st);
 }
 
 const char mm_prefetch_doc[] =

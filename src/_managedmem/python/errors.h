@@ -8,6 +8,14 @@
 /* Sets the exception that a status stands for; none may be set before. Always returns NULL. */
 PyObject *mm_raise(mm_state *state, const mm_status *st);
 
+/* None if rc is 0, else NULL with the exception of the status. */
+static inline PyObject *
+mm_none_or_raise(mm_state *state, int rc, const mm_status *st)
+{
+    assert(!PyErr_Occurred());
+    return rc < 0 ? mm_raise(state, st) : Py_NewRef(Py_None);
+}
+
 /* Raises if rc is a failure, whose status is then st; returns rc. */
 static inline int
 mm_raise_failure(mm_state *state, int rc, const mm_status *st)

@@ -101,10 +101,7 @@ run_on_device(PyObject *op, int (*action)(mm_driver *, int, mm_status *))
     Py_BEGIN_ALLOW_THREADS
     rc = action(cu, ordinal_of(op), &st);
     Py_END_ALLOW_THREADS
-    if (rc < 0) {
-        return mm_raise(state, &st);
-    }
-    Py_RETURN_NONE;
+    return mm_none_or_raise(state, rc, &st);
 }
 
 static PyObject *

@@ -48,10 +48,7 @@ run_operation(mm_state *state, mm_operation op, PyObject *const argv[OPERATION_A
         Py_END_ALLOW_THREADS
     }
     mm_targets_release(&t);
-    if (rc < 0) {
-        return mm_raise(state, &st);
-    }
-    Py_RETURN_NONE;
+    return mm_none_or_raise(state, rc, &st);
 }
 
 static PyObject *
@@ -204,10 +201,7 @@ module_advise(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObjec
         Py_END_ALLOW_THREADS
     }
     mm_targets_release(&t);
-    if (rc < 0) {
-        return mm_raise(state, &st);
-    }
-    Py_RETURN_NONE;
+    return mm_none_or_raise(state, rc, &st);
 }
 
 MM_GUARD_ARRAYS static PyObject *
@@ -287,10 +281,7 @@ select_driver(PyObject *module, PyObject *name)
     rc = mm_driver_select(text, &st);
     Py_END_ALLOW_THREADS
     Py_DECREF(path);
-    if (rc < 0) {
-        return mm_raise(mm_module_state(module), &st);
-    }
-    Py_RETURN_NONE;
+    return mm_none_or_raise(mm_module_state(module), rc, &st);
 }
 
 PyDoc_STRVAR(

@@ -149,7 +149,7 @@ plan_run(mm_plan_object *self, mm_operation op, PyObject *const argv[EXECUTE_ARG
     mm_stream_leave(&stream);
     Py_END_ALLOW_THREADS
     plan_use_end(&use);
-    return rc < 0 ? mm_raise(state, &st) : Py_NewRef(Py_None);
+    return mm_none_or_raise(state, rc, &st);
 }
 
 static PyObject *

@@ -260,10 +260,7 @@ resource_deallocate(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObj
     rc = start == 0 ? 0 : free_by_address(mm_resource_of(op), cu, start, use.handle, wait, &st);
     mm_stream_leave(&use);
     Py_END_ALLOW_THREADS
-    if (rc < 0) {
-        return mm_raise(state, &st);
-    }
-    Py_RETURN_NONE;
+    return mm_none_or_raise(state, rc, &st);
 }
 
 /* --- pools ------------------------------------------------------------------------------ */
@@ -295,10 +292,7 @@ resource_trim(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *k
     rc = mm_pool_trim(cu, mm_resource_of(op)->pool, (size_t)keep, &st);
     mm_resource_leave(op);
     Py_END_ALLOW_THREADS
-    if (rc < 0) {
-        return mm_raise(mm_type_state(Py_TYPE(op)), &st);
-    }
-    Py_RETURN_NONE;
+    return mm_none_or_raise(mm_type_state(Py_TYPE(op)), rc, &st);
 }
 
 static PyObject *
@@ -310,10 +304,7 @@ resource_close(PyObject *op, PyObject *Py_UNUSED(none))
     Py_BEGIN_ALLOW_THREADS
     rc = close_resource(mm_resource_of(op), &st);
     Py_END_ALLOW_THREADS
-    if (rc < 0) {
-        return mm_raise(mm_type_state(Py_TYPE(op)), &st);
-    }
-    Py_RETURN_NONE;
+    return mm_none_or_raise(mm_type_state(Py_TYPE(op)), rc, &st);
 }
 
 static PyObject *

@@ -168,10 +168,7 @@ stream_close(PyObject *op, PyObject *Py_UNUSED(none))
     Py_BEGIN_ALLOW_THREADS
     rc = close_stream(stream_of(op), &st);
     Py_END_ALLOW_THREADS
-    if (rc < 0) {
-        return mm_raise(mm_type_state(Py_TYPE(op)), &st);
-    }
-    Py_RETURN_NONE;
+    return mm_none_or_raise(mm_type_state(Py_TYPE(op)), rc, &st);
 }
 
 static PyObject *
@@ -203,10 +200,7 @@ stream_sync(PyObject *op, PyObject *Py_UNUSED(none))
     mm_stream_leave(&use);
     mm_late_frees_attempt(cu, &(mm_free_conditions){.pools = true});
     Py_END_ALLOW_THREADS
-    if (rc < 0) {
-        return mm_raise(state, &st);
-    }
-    Py_RETURN_NONE;
+    return mm_none_or_raise(state, rc, &st);
 }
 
 static PyObject *
