@@ -504,3 +504,9 @@ def test_extension_uses_no_question_word_as_a_name():
         for path in sorted(ROOMS[room].glob("*.[ch]")):
             words = set(re.findall(r"\w+", blank_comments_and_strings(path.read_text())))
             assert not words & QUESTION_WORDS, path.name
+
+
+def test_architecture_page_names_every_source():
+    page = (ROOT / "docs" / "develop" / "architecture.rst").read_text()
+    sources = [path.name for path in (ROOT / "src" / "_managedmem").glob("*/*.c")]
+    assert [name for name in sources if f"``{name}``" not in page] == []
