@@ -31,17 +31,17 @@ typedef struct {
     PyObject *root;     /* the buffer that a view is of; NULL for the root, and once closed */
     PyObject *owner;    /* keeps wrapped memory alive; or NULL */
     PyObject *resource; /* allocated the memory; or NULL */
-    PyObject *stream; /* keeps another library's stream, in whose order pool memory is freed; or
-                         * NULL. For a foreign resource, the tuple of mm_foreign_resource_stream */
+    PyObject *stream; /* another library's stream, in whose order pool memory is freed; or NULL.
+                         * For a foreign resource, the tuple of mm_foreign_resource_stream */
     CUdeviceptr start;
     size_t size;
     mm_guard guard; /* of this view: its memoryviews are the exports; the memory has its own */
     const mm_dtype *dtype;
     int dimensions;
-    pid_t lent; /* the process that must deallocate the memory through its resource; or 0 */
+    pid_t foreign_pid; /* the process that must deallocate through a foreign resource; or 0 */
     bool is_view; /* also once closed */
     bool hold_released; /* a closed view has released its hold on the memory */
-    bool unclosed_tried; /* lent memory was deallocated, or tried to, without close() */
+    bool unclosed_tried; /* foreign memory was deallocated, or failed to be, without close() */
     Py_ssize_t shape[MM_MAX_DIMENSIONS];
     Py_ssize_t strides[MM_MAX_DIMENSIONS];
 } mm_buffer;

@@ -51,7 +51,7 @@ close_memory(mm_buffer *b, bool *first, mm_status *st)
 {
     int rc;
 
-    assert(b->lent != 0 && !b->is_view);
+    assert(b->foreign_pid != 0 && !b->is_view);
     if (!mm_memory_closing_blocks(b->memory)) {
         return mm_memory_close(b->memory, NULL, first, st);
     }
@@ -63,20 +63,20 @@ close_memory(mm_buffer *b, bool *first, mm_status *st)
 
 /* Returns memory, which this call has closed, to its resource. A failure opens it again. */
 static int
-deallocate_lent(mm_buffer *b, PyObject *order)
+deallocate_foreign(mm_buffer *b, PyObject *streams)
 {
     int rc;
 
-    assert(b->resource != NULL && order != NULL && mm_guard_is_closed(&b->memory->guard));
-    rc = mm_foreign_resource_deallocate(b->resource, b->memory->start, b->memory->size, order);
+    assert(b->resource != NULL && streams != NULL && mm_guard_is_closed(&b->memory->guard));
+    rc = mm_foreign_resource_deallocate(b->resource, b->memory->start, b->memory->size, streams);
     if (rc < 0) {
         mm_guard_reopen(&b->memory->guard);
     }
     return rc;
 }
 
-/* Deallocates lent memory that was not closed, once; a failure goes to sys.unraisablehook. Does nothing
- * while a host view lives, which can be part of the same garbage cycle. */
+/* Deallocates unclosed memory of a foreign resource, once; a failure goes to sys.unraisablehook. Does
+ * nothing while a host view lives, which can be part of the same garbage cycle. */
 static void
 deallocate_unclosed(mm_buffer *b)
 {
@@ -84,14 +84,14 @@ deallocate_unclosed(mm_buffer *b)
     mm_status ignored;
     bool first = false;
 
-    if (b->lent == 0 || b->unclosed_tried || b->lent != getpid()) {
+    if (b->foreign_pid == 0 || b->unclosed_tried || b->foreign_pid != getpid()) {
         return;
     }
     mm_exception_save(&saved);
     if (close_memory(b, &first, &ignored) == 0) {
         b->unclosed_tried = true;
         /* The resource is there: close() and tp_clear release it after the memory. */
-        if (first && deallocate_lent(b, b->stream) < 0) {
+        if (first && deallocate_foreign(b, b->stream) < 0) {
             if (!mm_import_failed_at_exit()) {
                 /* Its type: the repr of a cleared object may fail. */
                 PyErr_WriteUnraisable((PyObject *)Py_TYPE(b->resource));
@@ -147,7 +147,7 @@ mm_buffer_clear(PyObject *op)
 static void
 buffer_dealloc(mm_buffer *b)
 {
-    if (b->lent != 0) {
+    if (b->foreign_pid != 0) {
         deallocate_unclosed(b);
     }
     if (b->hold_released) {
@@ -275,22 +275,22 @@ close_own(mm_buffer *b, PyObject *stream)
     return rc;
 }
 
-/* Closes lent memory. A forked child does not deallocate it: the memory is the parent's. */
+/* Closes memory of a foreign resource. A forked child does not deallocate the memory of its parent. */
 static int
-close_lent(mm_buffer *b, PyObject *stream)
+close_foreign(mm_buffer *b, PyObject *stream)
 {
     bool has_stream = stream != NULL && stream != Py_None, first = false;
-    PyObject *resource = mm_buffer_resource(b), *order;
+    PyObject *resource = mm_buffer_resource(b), *streams;
     mm_status st;
     int rc;
 
     if (resource == NULL) {
         return 0; /* another thread has just closed it */
     }
-    order =
+    streams =
         has_stream ? mm_foreign_resource_stream(b->state, resource, stream) : mm_buffer_stream(b);
     Py_DECREF(resource);
-    if (order == NULL) {
+    if (streams == NULL) {
         return PyErr_Occurred() ? -1 : 0;
     }
     Py_BEGIN_ALLOW_THREADS
@@ -298,10 +298,10 @@ close_lent(mm_buffer *b, PyObject *stream)
     Py_END_ALLOW_THREADS
     if (rc < 0) {
         (void)mm_raise(b->state, &st);
-    } else if (first && b->lent == getpid()) {
-        rc = deallocate_lent(b, order);
+    } else if (first && b->foreign_pid == getpid()) {
+        rc = deallocate_foreign(b, streams);
     }
-    Py_DECREF(order);
+    Py_DECREF(streams);
     if (first && rc == 0) {
         release_objects(b);
     }
@@ -391,7 +391,7 @@ mm_buffer_close(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject 
     if (b->is_view) {
         rc = close_view(b);
     } else if (!mm_guard_is_closed(&b->memory->guard)) {
-        rc = b->lent != 0 ? close_lent(b, argv[0]) : close_own(b, argv[0]);
+        rc = b->foreign_pid != 0 ? close_foreign(b, argv[0]) : close_own(b, argv[0]);
     }
     if (rc < 0) {
         add_notebook_hint(op);
@@ -468,18 +468,19 @@ set_stream_of_pool(mm_buffer *root, PyObject *stream)
 }
 
 static int
-set_stream_of_lent(mm_buffer *root, PyObject *stream)
+set_stream_of_foreign(mm_buffer *root, PyObject *stream)
 {
     PyObject *resource = mm_buffer_resource(root);
-    PyObject *order = resource ? mm_foreign_resource_stream(root->state, resource, stream) : NULL;
+    PyObject *streams =
+        resource ? mm_foreign_resource_stream(root->state, resource, stream) : NULL;
 
-    if (order != NULL) {
-        Py_XDECREF(exchange_field(root, &root->stream, order));
+    if (streams != NULL) {
+        Py_XDECREF(exchange_field(root, &root->stream, streams));
     } else if (resource == NULL) {
         (void)mm_buffer_raise_closed();
     }
     Py_XDECREF(resource);
-    return order ? 0 : -1;
+    return streams ? 0 : -1;
 }
 
 /* Other memory is freed after all work on it, or not here: the stream is only checked. */
@@ -509,8 +510,8 @@ mm_buffer_set_deallocation_stream(PyObject *op, PyObject *stream)
         return NULL;
     }
     root = mm_buffer_of(held);
-    if (root->lent != 0) {
-        rc = set_stream_of_lent(root, stream);
+    if (root->foreign_pid != 0) {
+        rc = set_stream_of_foreign(root, stream);
     } else {
         rc = root->memory->pooled ? set_stream_of_pool(root, stream)
                                   : check_deallocation_stream(root, stream);

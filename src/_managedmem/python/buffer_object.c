@@ -62,8 +62,8 @@ read_deallocation_stream(mm_state *state, PyObject *resource, PyObject *stream)
 
 /* A buffer over memory that its resource deallocates; takes over the references to memory and streams. */
 static PyObject *
-new_lent_buffer(mm_state *state, PyTypeObject *type, mm_memory *memory, PyObject *resource,
-                PyObject *streams)
+new_foreign_buffer(mm_state *state, PyTypeObject *type, mm_memory *memory, PyObject *resource,
+                   PyObject *streams)
 {
     PyObject *buffer = mm_buffer_new_bytes(state, type, memory, NULL, resource);
 
@@ -73,7 +73,7 @@ new_lent_buffer(mm_state *state, PyTypeObject *type, mm_memory *memory, PyObject
         return NULL;
     }
     mm_buffer_of(buffer)->stream = streams;
-    mm_buffer_of(buffer)->lent = getpid();
+    mm_buffer_of(buffer)->foreign_pid = getpid();
     return buffer;
 }
 
@@ -124,7 +124,7 @@ buffer_from_handle(PyObject *type, PyObject *const *args, Py_ssize_t nargs, PyOb
         return mm_raise(state, &st);
     }
     memory->access = access;
-    return streams ? new_lent_buffer(state, (PyTypeObject *)type, memory, resource, streams)
+    return streams ? new_foreign_buffer(state, (PyTypeObject *)type, memory, resource, streams)
                    : mm_buffer_new_bytes(state, (PyTypeObject *)type, memory, owner, NULL);
 }
 
