@@ -46,19 +46,6 @@ mm_pointer_query(mm_driver *cu, CUdeviceptr p, mm_pointer_attributes *attributes
     return 0;
 }
 
-bool
-mm_device_reaches(mm_driver *cu, const mm_pointer_attributes *attributes)
-{
-    int pageable = 0;
-
-    if (attributes->managed || attributes->type != 0) {
-        return true;
-    }
-    return cu->DeviceGetAttribute(&pageable, CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS, 0)
-               == CUDA_SUCCESS
-           && pageable;
-}
-
 /* 1 if the device can access system memory, 0 if not, -1 on failure. */
 static int
 reaches_system_memory(mm_driver *cu, int device, mm_status *st)
@@ -69,6 +56,15 @@ reaches_system_memory(mm_driver *cu, int device, mm_status *st)
     MM_TRY(cu, DeviceGetAttribute, st, &pageable, CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS,
            device);
     return pageable != 0;
+}
+
+bool
+mm_device_reaches(mm_driver *cu, const mm_pointer_attributes *attributes)
+{
+    mm_status ignored;
+
+    return attributes->managed || attributes->type != 0
+           || reaches_system_memory(cu, 0, &ignored) > 0;
 }
 
 /* The driver discards system memory only if every device can access it. */
