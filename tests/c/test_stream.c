@@ -1,5 +1,5 @@
-/* test_stream.c: the default streams of devices and contexts: captures are detected there, work follows
- * work there, and streams that stand in for them end.
+/* test_stream.c: calls in scopes, and the default streams of devices and contexts: captures are
+ * detected there, work follows work there, and streams that stand in for them end.
  *
  * Usage: test_stream PATH_OF_THE_EMULATED_DRIVER, which must have at least two devices. */
 #include "world.h"
@@ -125,6 +125,60 @@ nothing_is_kept_of_other_contexts(void)
     mm_scope_leave(&scope);
 }
 
+/* No context and no capture mode of a scope may be left, whichever of its calls fails. */
+static void
+a_call_in_a_scope_leaves_it_and_names_the_failed_function(void)
+{
+    static const char *const functions[] = {
+        "cuCtxPushCurrent", "cuThreadExchangeStreamCaptureMode", "cuStreamSynchronize"};
+    mm_status st;
+
+    for (size_t i = 0; i < sizeof functions / sizeof *functions; i++) {
+        world.fail(functions[i], 1, CUDA_ERROR_LAUNCH_FAILED, 0);
+        CHECK_EQUAL(mm_stream_synchronize(world.cu, (mm_device_stream){NULL, 1}, &st), -1);
+        CHECK_EQUAL(world.fail_fired(), 1);
+        CHECK_EQUAL(st.code, CUDA_ERROR_LAUNCH_FAILED);
+        CHECK(strcmp(st.function, functions[i]) == 0);
+        CHECK_EQUAL(world.context_depth(), 0);
+        world.fail_clear();
+    }
+    CHECK_OK(mm_stream_synchronize(world.cu, (mm_device_stream){NULL, 1}, &st), &st);
+}
+
+#ifndef NDEBUG
+static void
+scopes_are_counted(void)
+{
+    mm_scope outer, inner;
+    mm_status st;
+
+    CHECK(!mm_in_scope());
+    CHECK_OK(mm_scope_enter(&outer, world.cu, 1, &st), &st);
+    CHECK_OK(mm_scope_enter_default_relaxed(&inner, world.cu, 1, &st), &st);
+    mm_scope_leave(&inner);
+    CHECK(mm_in_scope());
+    mm_scope_leave(&outer);
+    CHECK(!mm_in_scope());
+}
+#endif
+
+static void
+a_set_is_walked_from_device_0_to_the_host(void)
+{
+    mm_location_set set = mm_location_bit(mm_host()) | 1 | (mm_location_set)1 << 62;
+    const int ids[] = {0, 62};
+    CUmemLocation location;
+
+    for (int i = 0; i < 2; i++) {
+        CHECK(mm_next_location(&set, &location));
+        CHECK_EQUAL((int)location.type, (int)CU_MEM_LOCATION_TYPE_DEVICE);
+        CHECK_EQUAL(location.id, ids[i]);
+    }
+    CHECK(mm_next_location(&set, &location));
+    CHECK(mm_same_location(location, mm_host()));
+    CHECK(!mm_next_location(&set, &location));
+}
+
 int
 main(int argc, char **argv)
 {
@@ -133,6 +187,11 @@ main(int argc, char **argv)
         CHECK_TEST(following_sees_captures_of_the_other_device),
         CHECK_TEST(following_waits_between_legacy_streams),
         CHECK_TEST(nothing_is_kept_of_other_contexts),
+        CHECK_TEST(a_call_in_a_scope_leaves_it_and_names_the_failed_function),
+#ifndef NDEBUG
+        CHECK_TEST(scopes_are_counted),
+#endif
+        CHECK_TEST(a_set_is_walked_from_device_0_to_the_host),
     };
 
     CHECK_EQUAL(argc, 2);
