@@ -42,6 +42,27 @@ shape_items(PyObject *value)
     return PySequence_Tuple(value);
 }
 
+/* Reads a length of the shape `value`, whose earlier lengths make an array of so many bytes. */
+static int
+read_length(PyObject *item, PyObject *value, size_t bytes, Py_ssize_t *out)
+{
+    long long length;
+
+    if (mm_read_index(item, "a length in shape", PyExc_TypeError, &length) < 0) {
+        return -1;
+    }
+    if (length < 0) {
+        PyErr_Format(PyExc_ValueError, "a length in shape must be 0 or more, got %R", value);
+        return -1;
+    }
+    if (length > 0 && (size_t)length > (size_t)PY_SSIZE_T_MAX / bytes) {
+        PyErr_Format(PyExc_ValueError, "an array of shape %R has too many bytes", value);
+        return -1;
+    }
+    *out = (Py_ssize_t)length;
+    return 0;
+}
+
 int
 mm_read_shape(PyObject *value, mm_layout *layout, Py_ssize_t shape[MM_MAX_DIMENSIONS],
               size_t *bytes)
@@ -61,25 +82,15 @@ mm_read_shape(PyObject *value, mm_layout *layout, Py_ssize_t shape[MM_MAX_DIMENS
     }
     *bytes = layout->dtype->itemsize;
     for (Py_ssize_t i = 0; i < dimensions; i++) {
-        long long length;
-        if (mm_read_index(PyTuple_GetItem(items, i), "a length in shape", PyExc_TypeError, &length)
-            < 0) {
-            dimensions = -1;
-        } else if (length < 0) {
-            PyErr_Format(PyExc_ValueError, "a length in shape must be 0 or more, got %R", value);
-            dimensions = -1;
-        } else if (length > 0 && (size_t)length > (size_t)PY_SSIZE_T_MAX / *bytes) {
-            PyErr_Format(PyExc_ValueError, "an array of shape %R has too many bytes", value);
+        if (read_length(PyTuple_GetItem(items, i), value, *bytes, &shape[i]) < 0) {
             dimensions = -1;
         } else {
             /* With a length of 0, the other lengths still determine the strides. */
-            shape[i] = (Py_ssize_t)length;
-            *bytes *= length > 0 ? (size_t)length : 1;
-            empty = empty || length == 0;
+            *bytes *= shape[i] > 0 ? (size_t)shape[i] : 1;
+            empty = empty || shape[i] == 0;
         }
     }
     *bytes = empty ? 0 : *bytes;
-    assert(dimensions <= MM_MAX_DIMENSIONS);
     layout->dimensions = (int)dimensions;
     layout->shape = shape;
     Py_DECREF(items);
