@@ -10,8 +10,8 @@
 
 #include "../memory/guard.h"
 
-/* Headers from 3.12 on omit the reference, because None is immortal there. The same binary must keep
- * counts right on 3.11. */
+/* Headers from 3.12 on omit the reference, because None is immortal there. The same binary must
+ * keep counts right on 3.11. */
 #undef Py_RETURN_NONE
 #undef Py_RETURN_TRUE
 #undef Py_RETURN_FALSE
@@ -59,8 +59,8 @@ mm_swap_is_local(void)
     return Py_Version >= 0x030c0000;
 }
 
-/* The stable ABI of 3.11 has no names for these slots, which newer interpreters read. module.c picks
- * the slots of the running version. */
+/* The stable ABI of 3.11 has no names for these slots, which newer interpreters read. module.c
+ * picks the slots of the running version. */
 #define MM_MOD_MULTIPLE_INTERPRETERS 3
 #define MM_PER_INTERPRETER_GIL_SUPPORTED ((void *)2)
 #define MM_MOD_GIL 4

@@ -1,5 +1,5 @@
-/* state.h: the module's state, one per interpreter, which has all Python objects of the module; and
- * what every heap type uses. */
+/* state.h: the module's state, one per interpreter, which has all Python objects of the module;
+ * and what every heap type uses. */
 #ifndef MM_STATE_H
 #define MM_STATE_H
 
