@@ -40,7 +40,6 @@ typedef enum {
     MM_CAPTURING, /* the stream captures a graph */
     MM_BAD_VALUE, /* a wrong argument, refused before the driver was called */
     MM_EXPORTED, /* the memory cannot be closed: a host view or DLPack export exists */
-    MM_NO_EXPORT, /* the memory cannot be exported in this way */
     MM_FORKED, /* the driver was opened before this process was forked */
     MM_NO_MEMORY, /* malloc failed */
     MM_REFUSED /* not possible in the present state */

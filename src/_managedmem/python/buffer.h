@@ -195,6 +195,9 @@ int mm_host_access(mm_buffer *b, const mm_pointer_attributes *attributes, PyObje
  * as above, as long as the host uses it. */
 int mm_prepare_host_access(mm_buffer *b, mm_driver *cu, PyObject **held);
 
+/* BufferError for a range that leaves its allocation, behind whose end no memory may be mapped. */
+int mm_check_range_inside(CUdeviceptr start, size_t size, const mm_pointer_attributes *attributes);
+
 /* ValueError for memory that the driver would copy on the host, but that nobody vouches for. *held is as
  * above, for the time of the copy. */
 int mm_check_copied(mm_buffer *b, PyObject **held);

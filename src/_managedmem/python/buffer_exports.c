@@ -86,13 +86,11 @@ mm_buffer_releasebuffer(PyObject *op, Py_buffer *view)
 
 /* --- the DLPack device of the memory ----------------------------------------------------- */
 
-/* The DLPack device of wrapped memory, as the driver describes its address. */
+/* The DLPack device of wrapped memory, as the driver describes its address. -1 with an exception. */
 static int
 dlpack_device_of(mm_driver *cu, const mm_buffer *b, const mm_pointer_attributes *attributes,
-                 dl_device *device, mm_status *st)
+                 dl_device *device)
 {
-    size_t offset = b->memory->start - attributes->start;
-
     assert(!b->memory->owned);
     *device = (dl_device){DL_DEVICE_CPU, 0};
     if (attributes->managed) {
@@ -102,20 +100,15 @@ dlpack_device_of(mm_driver *cu, const mm_buffer *b, const mm_pointer_attributes 
     } else if (attributes->type != 0) {
         *device = (dl_device){DL_DEVICE_CUDA, attributes->device};
     }
-    if (attributes->size > 0 && b->memory->size > 0
-        && (offset > attributes->size || b->memory->size > attributes->size - offset)) {
-        return mm_fail(st, MM_NO_EXPORT,
-                       "the range of %zu bytes at 0x%llx leaves its allocation, which has %zu "
-                       "bytes at 0x%llx",
-                       b->memory->size, (unsigned long long)b->memory->start, attributes->size,
-                       (unsigned long long)attributes->start);
+    if (mm_check_range_inside(b->memory->start, b->memory->size, attributes) < 0) {
+        return -1;
     }
     if (device->device_type == DL_DEVICE_CUDA
         && (attributes->device < 0 || attributes->device >= cu->device_count)) {
-        return mm_fail(
-            st, MM_NO_EXPORT,
-            "the memory at 0x%llx belongs to device %d, which this process does not see",
-            (unsigned long long)b->memory->start, attributes->device);
+        PyErr_Format(PyExc_BufferError,
+                     "the memory at %p belongs to device %d, which this process does not see",
+                     (void *)(uintptr_t)b->memory->start, attributes->device);
+        return -1;
     }
     return 0;
 }
@@ -128,7 +121,6 @@ find_dlpack_device(mm_buffer *b, dl_device *device, bool *reached)
     int owner = b->memory->device;
     mm_pointer_attributes attributes;
     mm_driver *cu;
-    mm_status st;
 
     *reached = true;
     if (b->memory->owned) {
@@ -140,11 +132,7 @@ find_dlpack_device(mm_buffer *b, dl_device *device, bool *reached)
         return -1;
     }
     *reached = mm_device_reaches(cu, &attributes);
-    if (dlpack_device_of(cu, b, &attributes, device, &st) < 0) {
-        (void)mm_raise(b->state, &st);
-        return -1;
-    }
-    return 0;
+    return dlpack_device_of(cu, b, &attributes, device);
 }
 
 /* --- __cuda_array_interface__ ----------------------------------------------------------- */

@@ -219,22 +219,29 @@ refuse_host_access(mm_buffer *b, const mm_pointer_attributes *attributes)
     return -1;
 }
 
-/* BufferError for a range that leaves its allocation, behind whose end no memory may be mapped. */
-static int
-check_inside(const mm_buffer *b, const mm_pointer_attributes *attributes)
+int
+mm_check_range_inside(CUdeviceptr start, size_t size, const mm_pointer_attributes *attributes)
 {
-    size_t offset = b->start - attributes->start;
-    bool trusted = !attributes->managed && b->memory->access.host == MM_HOST_ACCESSIBLE;
+    size_t offset = start - attributes->start;
 
-    if (b->memory->owned || trusted || attributes->size == 0
-        || (offset <= attributes->size && b->size <= attributes->size - offset)) {
+    if (attributes->size == 0 || size == 0
+        || (offset <= attributes->size && size <= attributes->size - offset)) {
         return 0;
     }
     PyErr_Format(PyExc_BufferError,
                  "the range of %zu bytes at %p leaves its allocation, which has %zu bytes at %p",
-                 b->size, (void *)(uintptr_t)b->start, attributes->size,
+                 size, (void *)(uintptr_t)start, attributes->size,
                  (void *)(uintptr_t)attributes->start);
     return -1;
+}
+
+/* The same for a buffer, unless it was allocated here or is stated to be accessible. */
+static int
+check_inside(const mm_buffer *b, const mm_pointer_attributes *attributes)
+{
+    bool trusted = !attributes->managed && b->memory->access.host == MM_HOST_ACCESSIBLE;
+
+    return b->memory->owned || trusted ? 0 : mm_check_range_inside(b->start, b->size, attributes);
 }
 
 static int

@@ -147,7 +147,6 @@ mm_raise(mm_state *state, const mm_status *st)
         raise_detail(PyExc_ValueError, st);
         break;
     case MM_EXPORTED:
-    case MM_NO_EXPORT:
         raise_detail(PyExc_BufferError, st);
         break;
     case MM_NO_MEMORY:
