@@ -483,7 +483,7 @@ print("end")
     )
     assert done.stdout == "end\n"
     assert "Lender'>" in done.stderr
-    assert "RuntimeError: the memory cannot go back" in done.stderr
+    assert "RuntimeError: the memory cannot be deallocated" in done.stderr
 
 
 class TestFailures:

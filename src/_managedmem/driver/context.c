@@ -139,8 +139,9 @@ mm_scope_enter_context(mm_scope *s, mm_driver *cu, CUcontext context, mm_status 
     return relax_scope(s, st);
 }
 
-/* These two repeat a failed call, so that a passing fault does not leave the library's state
- * behind. A call that acted and then failed is not repeated: its output shows that it acted. */
+/* The next two functions repeat a failed call, because a transient fault must not leave the
+ * library's state in the thread. A call that acted and then failed is not repeated: its output
+ * shows that it acted. */
 
 void
 mm_pop_context(mm_driver *cu)

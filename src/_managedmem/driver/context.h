@@ -1,9 +1,9 @@
 /* context.h: scopes: a current context for the length of a call, without disturbing the caller.
  *
- * Advice, attribute queries and allocation need a current context, and a thread that has not
- * used CUDA has none. A thread that captures a graph in global or thread-local mode must not
- * make "unsafe" calls such as advise, allocate and free: they fail and destroy the capture,
- * unless the thread's capture mode is relaxed meanwhile. */
+ * Advice, attribute queries and allocation need a current context, and a thread that has not used
+ * CUDA has none. A thread that captures a graph in global or thread-local mode must not make
+ * "unsafe" calls such as advise, allocate and free: they fail and destroy the capture, unless the
+ * thread's capture mode is relaxed. */
 #ifndef MM_CONTEXT_H
 #define MM_CONTEXT_H
 
@@ -72,7 +72,8 @@ void mm_restore_capture_mode(mm_driver *cu, CUstreamCaptureMode mode);
 /* The device's primary context, which the first call retains. */
 MM_NODISCARD int mm_primary_context(mm_driver *cu, int device, CUcontext *context, mm_status *st);
 
-/* Whether the current context, which must exist, is the primary one of its device. */
+/* Stores the current device, and in *primary whether the current context is its primary one. A
+ * context must be current. */
 MM_NODISCARD int mm_is_primary_current(mm_driver *cu, int *device, bool *primary, mm_status *st);
 
 /* The ordinal of the calling thread's current device; 0 when it has none. */

@@ -68,7 +68,7 @@ emulator_path(char *path, size_t size)
                : -1;
 }
 
-/* Copies the file that a name stands for: "cuda", "emulator", or a path. */
+/* Copies the path of the library that a name selects: "cuda", "emulator", or a path. */
 static int
 library_path(const char *name, char *path, size_t size, mm_status *st)
 {
@@ -205,7 +205,7 @@ count_devices(mm_driver *t, const char *path, mm_status *st)
     return 0;
 }
 
-/* An emulated driver has a sentence for a wrong configuration, where a driver has only a code. */
+/* The emulated driver describes a wrong configuration in words; cuInit has only a code. */
 static int
 check_emulator(void *library, const char *path, mm_status *st)
 {

@@ -44,11 +44,11 @@ MM_NODISCARD int mm_driver_select(const char *name, mm_status *st);
 /* The open driver, or NULL; never opens one. */
 mm_driver *mm_driver_peek(void);
 
-/* The same, but NULL also in a child of the process that opened it: a child must not call it. */
+/* The same, but NULL in a forked child of the process that opened it, which must not call it. */
 mm_driver *mm_driver_usable(void);
 
-/* Copies a line for each library that was tried, with the result: at most size bytes, with
- * their end. */
+/* Copies a line for each library that was tried, with the result: at most size bytes, including
+ * the terminating null. */
 void mm_driver_tried(char *text, unsigned long size);
 
 /* True in a process that was forked after its parent opened the driver, or while it did. */

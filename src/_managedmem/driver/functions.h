@@ -1,9 +1,9 @@
 /* functions.h: the driver entry points this library uses, one line each; nothing else.
  *
- * X(name, version): `version` is the suffix of the vendor's PFN typedef and is also what
- * cuGetProcAddress is asked for. It selects the parameter list: asked with another number, a
- * driver returns another signature under the same name. Names stand without their "cu", because
- * cuda.h defines macros for several of the full ones. */
+ * X(name, version): `version` is the suffix of CUDA's PFN typedef and the version passed to
+ * cuGetProcAddress. It selects the parameter list: for another version, a driver may return a
+ * function with another signature. Names stand without their "cu", because cuda.h defines macros
+ * for several of the full ones. */
 #ifndef MM_FUNCTIONS_H
 #define MM_FUNCTIONS_H
 

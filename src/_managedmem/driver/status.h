@@ -1,4 +1,4 @@
-/* status.h: how the rooms below Python report failure.
+/* status.h: how driver/ and memory/ report failure.
  *
  * Every function that can fail returns 0 or -1 and fills a caller-owned mm_status. The first
  * failure wins; python/errors.c is the only place that turns one into an exception. */
@@ -27,8 +27,7 @@
 #endif
 #endif
 
-/* Calls a function for its effect: a failure is passed over, for the reason that stands at the
- * call. */
+/* Calls a function for its effect and ignores a failure; a comment at the call says why. */
 #define MM_IGNORE(call) ((void)((call) == 0))
 
 typedef enum {

@@ -165,7 +165,7 @@ prefers_node(mm_driver *cu, mm_range range, CUmemLocation where)
            || (type == (int)where.type && id == where.id);
 }
 
-/* A device is queried as one number, which is the same for all kinds of hosts. */
+/* A device is queried as one number; that number does not distinguish the kinds of host. */
 static bool
 prefers_location(mm_driver *cu, mm_range range, CUmemLocation where)
 {
@@ -184,8 +184,8 @@ prefers_location(mm_driver *cu, mm_range range, CUmemLocation where)
     return prefers_node(cu, range, where);
 }
 
-/* Always true for advice that unsets: the answer is the same if all pages or only some lack an
- * advice. */
+/* Always true for advice that unsets: a query cannot tell whether all pages lack an advice or only
+ * some. */
 static bool
 is_recorded(mm_driver *cu, mm_range range, CUmem_advise advice, CUmemLocation where)
 {
@@ -230,9 +230,9 @@ first_not_recorded(mm_driver *cu, mm_range range, CUmem_advise advice, CUmemLoca
     }
 }
 
-/* True if some pages lack the record of a NUMA node that was just advised: *where is then that
- * node, also if the current node was advised. False on machines with one node, where no node is
- * recorded. */
+/* True if some pages lack the record of a NUMA node that was just advised. *where becomes that
+ * node, also if the current node was advised. False on machines with one node, which record
+ * none. */
 static bool
 lacks_node(mm_driver *cu, mm_range range, CUmemLocation *where)
 {
@@ -271,7 +271,7 @@ settle_record(mm_driver *cu, mm_range range, CUmem_advise advice, CUmemLocation 
     }
 }
 
-/* A call always records the first page. */
+/* The driver always records an advice for the first page. */
 int
 mm_range_settle_node(mm_driver *cu, mm_range range, CUmemLocation *node, mm_status *st)
 {
@@ -455,9 +455,8 @@ mm_range_advise_settled(mm_driver *cu, mm_range range, CUmem_advise advice, CUme
     return code == CUDA_SUCCESS ? 0 : fail_advice(cu, range, where, code, st);
 }
 
-/* Advises a range that does not have the advice recorded on all pages. So there is nothing to
- * restore after read-mostly or accessed-by is set; before other advice, the earlier one is
- * queried. */
+/* Advises a range that does not have the advice recorded on all pages. Setting read-mostly or
+ * accessed-by then has nothing to restore; before other advice, the earlier one is queried. */
 static int
 advise_anew(mm_driver *cu, mm_range range, CUmem_advise advice, CUmemLocation where, mm_status *st)
 {
@@ -543,7 +542,7 @@ mm_range_switch_accessed_by(mm_driver *cu, mm_range range, mm_location_set membe
     return rc;
 }
 
-/* Both try each member, and ignore failures, because an earlier one is being reported. */
+/* The next two try each member and ignore failures, because an earlier one is being reported. */
 
 static void
 unset_members(mm_driver *cu, mm_range range, mm_location_set members)

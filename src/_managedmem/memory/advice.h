@@ -60,13 +60,13 @@ typedef struct {
     CUmemLocation where; /* if whole, the location of that advice */
 } mm_advice_before;
 
-/* Reads it with one query; -1 if the query fails. System memory cannot be queried: that is a
- * success with `whole` false. */
+/* Queries it with one call. For system memory, which cannot be queried, succeeds with `whole`
+ * false. */
 MM_NODISCARD int mm_advice_query(mm_driver *cu, mm_range range, CUmem_advise advice,
                                  CUmemLocation where, mm_advice_before *before, mm_status *st);
 
-/* The range of a failed operation: not reached yet; the one whose call failed; advised before
- * it. */
+/* How far a failed operation got with a range: not reached, its own call failed, or already
+ * advised. */
 typedef enum { MM_NOT_TRIED, MM_FAILED, MM_ADVISED } mm_advice_progress;
 
 /* Restores the advice of a range. If its pages differed before and the call set the advice, unsets

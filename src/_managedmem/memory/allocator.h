@@ -1,10 +1,10 @@
 /* allocator.h: managed memory for the allocators of other libraries, which find its functions by
  * their names in this shared library.
  *
- * torch's pluggable allocator takes a pair of names and passes no data of ours. So each preset,
- * the advice for each block, has a function: managedmem_allocate_0 and so on. managedmem_free is
- * for all of them. They may be called from any thread, also with locks of the caller held, and
- * need no interpreter. */
+ * torch's pluggable allocator takes a pair of names and passes no data of ours. So each preset
+ * (the advice for each block) has a function of its own, managedmem_allocate_0 and so on;
+ * managedmem_free serves all. They may be called from any thread, also with locks of the caller
+ * held, and need no interpreter. */
 #ifndef MM_ALLOCATOR_H
 #define MM_ALLOCATOR_H
 
@@ -45,8 +45,8 @@ MM_EXPORT void managedmem_free(void *block, ssize_t size, int device, CUstream s
     X(24) X(25) X(26) X(27) X(28) X(29) X(30) X(31)
 /* clang-format on */
 
-/* Allocates whole pages for a device, with the preset's advice. On failure NULL, nothing stays
- * allocated, and the standard error has one line, except if there is no memory. */
+/* Allocates whole pages for a device, with the preset's advice. On failure returns NULL, leaves
+ * nothing allocated, and writes a line to the standard error unless memory ran out. */
 #define MM_DECLARE_ALLOCATE(n) \
     MM_EXPORT void *managedmem_allocate_##n(ssize_t size, int device, CUstream stream);
 MM_PRESET_SLOTS(MM_DECLARE_ALLOCATE)

@@ -86,9 +86,9 @@ is_sorted(const mm_batch *b)
     return true;
 }
 
-/* True if sorted ranges of different locations overlap or share a page. `reach` is the end of a
- * page, so a range that begins before it begins on a page of another range. If the location
- * changes without a conflict, all earlier ranges end there. */
+/* True if sorted ranges of different locations overlap or share a page. `reach` is the end of the
+ * last page of the earlier ranges, so a range that starts before it overlaps them or shares their
+ * last page. Where the location changes without a conflict, all earlier ranges have ended. */
 static bool
 has_conflict(const mm_transfer *transfers, size_t count)
 {
@@ -202,7 +202,8 @@ merge_and_order(mm_batch *b, mm_operation op)
     }
 }
 
-/* Shrinks one range to whole pages; of several, the message names the one that has none. */
+/* Shrinks one range to whole pages. If there are several, the message names the one without
+ * any. */
 static int
 shrink_range(mm_batch *b, size_t i, mm_status *st)
 {
@@ -277,8 +278,8 @@ is_order_needed(const mm_batch *b, mm_transfer *scratch)
     return has_conflict(scratch, b->count);
 }
 
-/* Shrinks every range to whole pages. The parts that are cut off lie on pages of neighbours; they
- * become edges, which move with their contents. */
+/* Shrinks every range to whole pages. The parts that are cut off share pages with neighbours; they
+ * become edges, which are prefetched with their contents. */
 static int
 split_edges(mm_batch *b, mm_batch *edges, mm_status *st)
 {
@@ -354,8 +355,8 @@ restore_advice(mm_driver *cu, const mm_batch *original, const mm_batch *merged,
     }
 }
 
-/* Advises the merged ranges, after a query of all original ones. A failure restores those.
- * `before` has space for each. */
+/* Queries the advice of all original ranges, then advises the merged ones. After a failure,
+ * restores the original advice. `before` has space for each original range. */
 static int
 advise_merged(mm_driver *cu, const mm_batch *original, const mm_batch *merged, CUmem_advise advice,
               mm_advice_before *before, mm_status *st)

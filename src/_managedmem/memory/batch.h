@@ -17,13 +17,13 @@ enum { MM_INLINE_COUNT = 8 };
 typedef struct {
     mm_transfer *transfers;
     size_t count;
-    size_t batchable; /* once prepared: so many at the front may share a batch call */
+    size_t batchable; /* once prepared: the number at the front that may share a batch call */
     bool ordered; /* ranges on one page have different locations: the last one must win */
     bool edges_interleaved; /* and ordered: the edges of each range are issued right before it */
     mm_transfer inline_[MM_INLINE_COUNT];
 } mm_batch;
 
-/* A batch of no range or of one, which needs not be freed. */
+/* A batch without a range, or with one. It need not be freed. */
 static inline void
 mm_batch_init_empty(mm_batch *b)
 {
@@ -63,9 +63,10 @@ mm_is_small_transfer(mm_operation op, const mm_transfer *transfer)
 }
 
 /* Makes a batch ready to be issued: shrinks discards to whole pages, merges, and moves the
- * transfers that a batch call can make faster to the front. *edges becomes a prepared batch of
- * what was cut off a discard_prefetch, to be prefetched with its contents. If it is interleaved,
- * each transfer has two edges, which may be empty. *edges can be freed also on failure. */
+ * transfers that a batch call can make faster to the front. *edges becomes a prepared batch of the
+ * parts that were cut off a discard_prefetch, to be prefetched with their contents. If it is
+ * interleaved, each transfer has two edges, which may be empty. *edges can be freed also on
+ * failure. */
 MM_NODISCARD int mm_batch_prepare(mm_batch *b, mm_operation op, mm_batch *edges, mm_status *st);
 
 /* One advice for all ranges, each with its own location; all or nothing. Merges the batch. If more

@@ -101,7 +101,7 @@ fill_aligned(mm_driver *cu, CUdeviceptr start, size_t size, const unsigned char 
     return 0;
 }
 
-/* The driver requires aligned addresses. At other addresses single bytes go before and after
+/* The driver requires aligned addresses. At other addresses, single bytes are set before and after
  * the aligned part, whose pattern is rotated. */
 static int
 fill_unaligned(mm_driver *cu, CUdeviceptr start, size_t size, const unsigned char *pattern,

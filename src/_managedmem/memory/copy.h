@@ -5,8 +5,8 @@
 #include "range.h"
 
 /* Copies at least 1 byte between any two addresses that the device or the host can access.
- * `system`: one of them is system memory. Its owner may free it after the return, so the copy
- * waits until it is done, and refuses a stream that captures. */
+ * `system` is true if one of them is system memory. Its owner may free it after the return, so the
+ * call waits for the copy, and refuses a stream that captures. */
 MM_NODISCARD int mm_copy(mm_driver *cu, CUdeviceptr to, CUdeviceptr from, size_t size,
                          mm_device_stream stream, bool system, mm_status *st);
 

@@ -78,9 +78,9 @@ was_prefetched_there(mm_driver *cu, const mm_transfer *transfer)
            && last == transfer->where.id;
 }
 
-/* A batch call costs about 18 us a range, whatever the range holds. A call for each costs less
- * where pages are resident already (2 to 4 us) and where they go to the host. Where they move to a
- * device it costs more, except for a prefetch of less than 64 KiB, where it costs the same. */
+/* A batch call costs about 18 us for each range of any size. A single call costs less if the pages
+ * are already resident (2 to 4 us) or are sent to the host. To a device it costs more, except for
+ * a prefetch of less than 64 KiB, where both cost the same. */
 static mm_route
 route_transfer(mm_driver *cu, mm_operation op, const mm_transfer *transfer)
 {
@@ -373,7 +373,7 @@ enter_in_scope(mm_dispatch_call *call, const mm_dispatch_options *options, mm_st
         mm_batch_arrays_fill(call->work, b, false);
         call->arrays = call->work;
     }
-    /* Once for all: later calls on the stream are then behind the host function too. */
+    /* One host function serves all calls: later calls on the stream run after it. */
     if (call->op != MM_DISCARD && mm_dispatch_defers(b, options->defer, &bytes, &where)
         && mm_queue_host_function(call->cu, call->stream.stream, st) < 0) {
         mm_batch_stream_release(call->cu, &call->stream);

@@ -1,5 +1,5 @@
-/* dispatch.h: how several ranges reach the driver: which of them share a batch call, which have a
- * call of their own and why, and the calls themselves. */
+/* dispatch.h: issuing several ranges: which of them share a batch call, which have a call of their
+ * own and why, and the calls themselves. */
 #ifndef MM_DISPATCH_H
 #define MM_DISPATCH_H
 
@@ -18,11 +18,11 @@ typedef enum {
     MM_SINGLE_TO_HOST,
     MM_SINGLE_SMALL,
     MM_SINGLE_RESIDENT, /* it was prefetched there last */
-    MM_SINGLE_REMAINDER /* no other one gains from the batch call */
+    MM_SINGLE_REMAINDER /* no other transfer would share the batch call */
 } mm_route;
 
-/* What a batch is issued from: the route of each transfer and the arrays of a batch call. Few
- * transfers need no allocation. */
+/* The route of each transfer, and the arrays for a batch call. Few transfers need no
+ * allocation. */
 typedef struct {
     CUdeviceptr *starts;
     size_t *sizes;
@@ -69,8 +69,8 @@ MM_NODISCARD int mm_dispatch_check(mm_driver *cu, mm_operation op,
 size_t mm_dispatch_decide(mm_driver *cu, mm_operation op, const mm_batch *b, mm_dispatch dispatch,
                           unsigned char *routes);
 
-/* True if the batch is queued behind a host function. *bytes and *where: the total that
- * decided. */
+/* True if the batch is queued behind a host function. Stores the total that decided in *bytes, and
+ * its destination in *where. */
 bool mm_dispatch_defers(const mm_batch *b, mm_defer defer, size_t *bytes, CUmemLocation *where);
 
 /* One execution of a prepared batch; it allocates nothing. */
@@ -88,8 +88,8 @@ typedef struct {
     size_t batched; /* the number of transfers in it */
 } mm_dispatch_call;
 
-/* Checks, enters a scope, decides, and queues the host function. 1: the caller issues, then
- * leaves. 0: the batch is empty, so there is nothing to issue or leave. -1 on failure. */
+/* Checks, enters a scope, decides, and queues the host function. Returns 1 if the caller must
+ * issue and leave, 0 if the batch is empty and neither is needed, -1 on failure. */
 MM_NODISCARD int mm_dispatch_enter(mm_dispatch_call *call, const mm_dispatch_options *options,
                                    mm_status *st);
 MM_NODISCARD int mm_dispatch_issue(const mm_dispatch_call *call, mm_status *st);

@@ -16,7 +16,7 @@
 enum { MOST_RECORDED = 64 };
 
 static _Thread_local unsigned entered;
-static _Thread_local const mm_guard *entered_guards[MOST_RECORDED]; /* without those beyond */
+static _Thread_local const mm_guard *entered_guards[MOST_RECORDED]; /* the first MOST_RECORDED */
 
 void
 mm_guard_note_entered(const mm_guard *g)
@@ -55,7 +55,7 @@ is_recorded_guard(const mm_guard *g)
     return false;
 }
 
-/* True also of a guard that may be among those not recorded. */
+/* True also if the guard may be one of those that are not recorded. */
 bool
 mm_guard_is_entered(const mm_guard *g)
 {

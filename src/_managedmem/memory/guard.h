@@ -1,8 +1,8 @@
 /* guard.h: one word that keeps a resource alive while it is used, and lets it be closed once.
  *
  * Calls under way are short (a driver call that queues work), and closing waits for them. Exports
- * live as long as Python likes, and make closing fail. Works from every thread, with or without a
- * GIL, and holds no lock. */
+ * live as long as their Python objects, and make closing fail. Works from every thread, with or
+ * without a GIL, and holds no lock. */
 #ifndef MM_GUARD_H
 #define MM_GUARD_H
 
@@ -51,9 +51,9 @@ mm_guard_add_user(mm_guard *g, uint64_t one)
     return true;
 }
 
-/* Both return false if the resource is closed. The thread that enters also leaves, and runs no
- * Python code in between: that could close the resource, and closing would wait for the same
- * thread. */
+/* mm_guard_enter and mm_guard_export return false if the resource is closed. The thread that
+ * enters also leaves, and runs no Python code in between: that could close the resource, and
+ * closing would wait for the same thread. */
 static inline bool
 mm_guard_enter(mm_guard *g)
 {

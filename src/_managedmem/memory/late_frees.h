@@ -1,8 +1,8 @@
-/* late_frees.h: resources that could not be freed at their end, and are freed later.
+/* late_frees.h: resources that could not be freed with their last reference, and are freed later.
  *
- * CUDA refuses to free inside a host function, where Python's garbage collector may run; a
- * block of a pool waits for the end of a capture, a pool for its queued frees. Each contains
- * its list entry, so that deferring a free needs no allocation. */
+ * CUDA refuses to free inside a host function, where Python's garbage collector may run; a block
+ * of a pool waits for the end of a capture, a pool for its queued frees. Each contains its list
+ * entry, so that deferring a free needs no allocation. */
 #ifndef MM_LATE_FREES_H
 #define MM_LATE_FREES_H
 

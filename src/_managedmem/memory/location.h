@@ -1,4 +1,4 @@
-/* location.h: where memory can live, and what may be advised about it.
+/* location.h: the locations of memory, and the advices that name them.
  *
  * A location is the driver's own struct. The host is always type HOST, never device -1: CUDA 13
  * would take that for a device. */
@@ -31,8 +31,8 @@ mm_host(void)
     return mm_location(CU_MEM_LOCATION_TYPE_HOST, 0);
 }
 
-/* A location as the driver answers it; the type INVALID is none. The id has a meaning only for
- * a device and a node, and is 0 for the others. */
+/* A location from the driver's answers; type INVALID means none. The id is meaningful only for a
+ * device and a NUMA node, and is 0 for the others. */
 static inline CUmemLocation
 mm_location_from_attributes(int type, int id)
 {
@@ -66,7 +66,7 @@ mm_location_from_bit(int bit)
     return bit == MM_HOST_BIT ? mm_host() : mm_location(CU_MEM_LOCATION_TYPE_DEVICE, bit);
 }
 
-/* Removes the first member, devices before the host, and returns true; false if there is none:
+/* Removes the first member, devices before the host; false if the set is empty:
  *     while (mm_next_location(&set, &location)) */
 static inline bool
 mm_next_location(mm_location_set *set, CUmemLocation *location)
@@ -84,7 +84,7 @@ enum { MM_LOCATION_TEXT = 32 };
 /* Writes the location as Python spells it, such as "Device(0)". Returns text. */
 const char *mm_location_text(CUmemLocation where, char text[MM_LOCATION_TEXT]);
 
-/* The six advices by the names of this library; 0 for other names. */
+/* The six advices and their names in this library. An unknown name gives 0. */
 CUmem_advise mm_advice_from_name(const char *name);
 const char *mm_advice_name(CUmem_advise advice);
 

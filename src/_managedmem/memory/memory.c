@@ -170,7 +170,7 @@ close_and_free(mm_memory *m, const CUstream *stream, bool *first, mm_status *st)
     return *first ? free_owned(m, stream, st) : 0;
 }
 
-/* A successful free shows that the driver frees now. */
+/* A successful free shows that the driver permits frees now. */
 static void
 attempt_late_frees(const mm_memory *m)
 {
@@ -267,7 +267,7 @@ mm_memory_close(mm_memory *m, const CUstream *stream, bool *first, mm_status *st
 
 /* --- the stream of pool memory ---------------------------------------------------------- */
 
-/* In the guard, so that no other thread frees the block. */
+/* The guard must be entered, so that no other thread frees the block. */
 static void
 lock_order(mm_memory *m)
 {

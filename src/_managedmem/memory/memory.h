@@ -70,9 +70,9 @@ void mm_memory_release_reference(mm_memory *m);
 /* Releases a hold, retires the memory after the last one, and releases the reference. */
 void mm_memory_release(mm_memory *m);
 
-/* Closes; *first is true if this call did. Memory of a pool is freed in the order of *stream,
- * or for NULL in that of its block. After a failed free the memory counts as closed, except
- * inside a host function, where it stays open. */
+/* Closes the memory; *first is true if this call did. Memory of a pool is freed in the order of
+ * *stream; if stream is NULL, in that of its block. After a failed free the memory counts as
+ * closed, except inside a host function, where it stays open. */
 MM_NODISCARD int mm_memory_close(mm_memory *m, const CUstream *stream, bool *first, mm_status *st);
 
 /* Sets the stream in whose order memory of a pool is freed; shared may be NULL. *done is false

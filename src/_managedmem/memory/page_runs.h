@@ -1,4 +1,4 @@
-/* page_runs.h: what the driver records about pages, as runs of equal pages. */
+/* page_runs.h: the driver's records of pages, as runs of equal pages. */
 #ifndef MM_PAGE_RUNS_H
 #define MM_PAGE_RUNS_H
 

@@ -50,8 +50,8 @@ compare_entries(const void *a, const void *b)
     return compare_numbers(((const hold *)a)->entry, ((const hold *)b)->entry);
 }
 
-/* Memory that the driver does not know has no allocation, so two ranges of it are never the
- * same. */
+/* Memory that the driver does not know has no allocation, so two ranges of it never have the same
+ * owner. */
 static bool
 have_same_owner(const hold *a, const hold *b)
 {
@@ -69,7 +69,7 @@ widen_range(mm_range *range, const mm_range *by)
     range->size = (size_t)((other > end ? other : end) - range->start);
 }
 
-/* At most two holds for each entry; then those of one memory are merged. */
+/* Each entry has at most two holds; the holds of one memory are merged. */
 static int
 collect_holds(mm_plan *p, const mm_plan_entry *entries, size_t count, mm_status *st)
 {
@@ -196,7 +196,7 @@ mm_plan_release(mm_plan *p)
 
 /* --- executing -------------------------------------------------------------------------- */
 
-/* Memory of another owner may be freed, and its address be reused. */
+/* Another owner may have freed the memory, and its address may have been reused. */
 static int
 check_range_again(mm_driver *cu, const mm_plan *p, const hold *h, mm_status *st)
 {

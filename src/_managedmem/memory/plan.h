@@ -10,7 +10,7 @@
 
 typedef struct {
     mm_transfer transfer;
-    mm_guard *memory; /* of memory of this library; NULL if somebody else owns it */
+    mm_guard *memory; /* of memory that this library owns, else NULL */
     mm_guard *view;   /* of a view on it, which can be closed by itself; or NULL */
     bool dense;       /* no gaps, whose contents a discard would destroy */
     bool read_only;   /* its contents must not be discarded */
@@ -29,13 +29,13 @@ void mm_plan_release(mm_plan *p);
 MM_NODISCARD int mm_plan_execute(mm_driver *cu, mm_plan *p, const mm_dispatch_options *options,
                                  mm_status *st);
 
-/* What an execution would do now. Refers to the plan. */
+/* The calls that an execution would make now. Refers to the plan. */
 typedef struct {
     mm_operation op;
     const mm_batch *transfers;
     const mm_batch *edges; /* prefetched one by one before the transfers; some may be empty */
     size_t batched; /* the number of transfers in one batch call */
-    bool deferred; /* because of so many bytes to this location */
+    bool deferred; /* because of deferred_bytes to deferred_to */
     size_t deferred_bytes;
     CUmemLocation deferred_to;
     mm_batch_arrays work; /* work.routes: the mm_route of each transfer */
@@ -47,8 +47,8 @@ MM_NODISCARD int mm_plan_make_preview(mm_driver *cu, mm_plan *p,
                                       mm_status *st);
 void mm_plan_preview_free(mm_plan_preview *preview);
 
-/* Sends the entries, in their order, to the device as long as the budget of bytes lasts; each
- * that does not fit goes to the host. Counts whole pages, and equal ranges once. */
+/* Assigns each entry, in order, to the device if it fits in the rest of the budget, else to the
+ * host. The budget is in bytes, counts whole pages, and counts equal ranges once. */
 MM_NODISCARD int mm_plan_fit(mm_plan_entry *entries, size_t count, CUmemLocation device,
                              size_t budget, mm_status *st);
 

@@ -6,13 +6,13 @@
 
 /* --- changing --------------------------------------------------------------------------- */
 
-/* An attribute of a policy: one of these two, or the bit of an accessed-by member. The preferred
+/* An attribute of a policy is one of these two, or the bit of an accessed-by member. The preferred
  * location comes first, because copies of read-mostly pages collapse to it. */
 enum { PREFERRED = -2, READ_MOSTLY = -1 };
 
 enum { MOST_NAMED = 3 }; /* spans in a message */
 
-/* After a failure: stop the change, or try the rest. UNDO_CHANGE tries the rest, and undoes a
+/* After a failure: stop the change, or try the rest. UNDO_CHANGE also tries the rest, and undoes a
  * failed change even where its advice is not recorded. */
 typedef enum { STOP_CHANGE, TRY_REST, UNDO_CHANGE } failure_mode;
 
@@ -150,8 +150,8 @@ has_wanted(const change *c, const mm_policy *present, const mm_policy *wanted)
                : is_same_advice(c->attribute, present, wanted);
 }
 
-/* Extends the span by pages, or advises it and begins another one. All of a span is advised even
- * if only some of its pages lack the advice, because a record of the others may be wrong. */
+/* Extends the span by pages, or advises it and begins another one. A whole span is advised even if
+ * only some of its pages lack the advice, because the records of the others may be wrong. */
 static void
 extend_span(change *c, mm_range pages, const mm_policy *present, const mm_policy *wanted)
 {
@@ -187,7 +187,7 @@ extend_span_by_group(change *c, mm_range pages, const mm_policy *present, const 
     extend_span(c, pages, present, wanted);
 }
 
-/* Goes through the pages that both lists have. */
+/* Walks the pages that are in both lists. */
 static void
 change_attribute(change *c, const mm_page_runs *from, const mm_page_runs *to)
 {
@@ -252,8 +252,8 @@ settle_pages(change *c, const mm_page_runs *from, const mm_page_runs *to)
 
 /* Changes the pages that are in both lists from one policy to the other: one advice for each
  * attribute and span that differs, repeated where it is not recorded. `from` must be read by
- * record; for UNDO_CHANGE it is the target of the failed change. The status has the first failure,
- * and unless that stopped the change, the spans that were not changed. */
+ * record; for UNDO_CHANGE it is the target of the failed change. The status has the first failure
+ * and, unless that stopped the change, the spans that were not changed. */
 static int
 change_pages(mm_driver *cu, const mm_page_runs *from, const mm_page_runs *to,
              failure_mode on_failure, mm_status *st)
@@ -328,9 +328,9 @@ matches_list(mm_driver *cu, mm_batch *b, const mm_page_runs *list)
     return same;
 }
 
-/* Undoes a failed change: all pages and the advice that failed, because a driver may act and then
- * report an earlier error. Memory that refuses all advice, such as a pool's, refuses this one too,
- * but has not changed. */
+/* Undoes a failed change on all pages, also the advice that failed, because a driver may act and
+ * then report an earlier error. Memory that refuses all advice, such as a pool's, refuses the undo
+ * too, but has not changed. */
 static void
 undo_change(mm_driver *cu, mm_batch *b, const mm_page_runs *wanted, const mm_page_runs *before,
             mm_status *st)

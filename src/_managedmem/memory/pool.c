@@ -166,9 +166,9 @@ free_block_struct(mm_pool_block *block)
     free(block);
 }
 
-/* True if each device in use was idle since the free was deferred. Waits for `device`, because
- * the caller's wait may have been earlier, but not for other devices: a wait destroys their
- * captures. */
+/* True if each device in use has been idle since the free was deferred. Waits for `device`,
+ * because the caller's wait may have been earlier, but not for other devices: a wait destroys
+ * their captures. */
 static bool
 were_devices_idle(mm_driver *cu, mm_pool_block *block, int device)
 {
@@ -314,7 +314,7 @@ mm_pool_free(mm_pool_block *block, const CUstream *other, mm_status *st)
     int rc = 0, released;
     mm_status ignored;
 
-    /* A failure of the query is one of the free as well, which reports it. */
+    /* If the query fails, the free fails too and reports it. */
     if (cu != NULL && is_order_capturing(cu, stream, &capturing, &ignored) == 0 && capturing) {
         mm_pool_free_late(block);
         return 0;
@@ -422,7 +422,8 @@ mm_pool_change_peers(mm_driver *cu, mm_pool *pool, mm_location_set from, mm_loca
     }
     code = set_pool_access(cu, pool, from ^ to, to);
     if (code != CUDA_SUCCESS) {
-        /* It may have acted and then reported an earlier error. The first failure is reported. */
+        /* The call may have acted and then reported an earlier error. The first failure is
+         * reported. */
         MM_IGNORE(set_pool_access(cu, pool, from ^ to, from));
     }
     mm_scope_leave(&scope);

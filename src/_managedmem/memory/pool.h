@@ -30,11 +30,11 @@ struct mm_pool_block {
     CUdeviceptr start;
     mm_pool *pool;
     mm_block_order order;
-    uint64_t waited; /* bit n: device n was idle since the free was deferred */
+    uint64_t waited; /* bit n: device n has been idle since the free was deferred */
 };
 
-/* A new pool: managed memory with a preferred location or none, or memory of a device. It keeps
- * freed memory until it is trimmed. */
+/* Creates a pool of managed memory, with a preferred location or none, or of device memory. It
+ * keeps freed memory until it is trimmed. */
 mm_pool *mm_pool_create(mm_driver *cu, bool managed, CUmemLocation where, mm_status *st);
 
 /* The device that owns device memory, and on whose default stream it is allocated and freed;
@@ -59,11 +59,11 @@ MM_NODISCARD int mm_pool_free(mm_pool_block *block, const CUstream *other, mm_st
  * any more, so such a block waits for an allocation on that stream or for idle devices. */
 void mm_pool_free_late(mm_pool_block *block);
 
-/* Frees memory of the pool (NULL: not known) by its address. */
+/* Frees memory of the pool by its address. pool may be NULL. */
 MM_NODISCARD int mm_pool_free_address(mm_driver *cu, mm_pool *pool, CUdeviceptr start,
                                       mm_device_stream stream, mm_status *st);
 
-/* Fails if the stream captures: memory that is allocated or freed there would be the graph's. */
+/* Fails if the stream captures: memory allocated or freed there would belong to the graph. */
 MM_NODISCARD int mm_pool_refuse_capture(mm_driver *cu, mm_device_stream stream, mm_status *st);
 
 MM_NODISCARD int mm_pool_get_attribute(mm_driver *cu, mm_pool *pool, CUmemPool_attribute attribute,
@@ -74,7 +74,7 @@ MM_NODISCARD int mm_pool_set_attribute(mm_driver *cu, mm_pool *pool, CUmemPool_a
 /* Gives unused memory back to the system, and keeps at least that many bytes. */
 MM_NODISCARD int mm_pool_trim(mm_driver *cu, mm_pool *pool, size_t keep, mm_status *st);
 
-/* The devices that may use the memory of a device pool, without its owner. */
+/* The devices, besides its owner, that may use the memory of a device pool. */
 MM_NODISCARD int mm_pool_peers(mm_driver *cu, mm_pool *pool, mm_location_set *peers,
                                mm_status *st);
 

@@ -56,7 +56,7 @@ mm_range_issue(mm_driver *cu, mm_operation op, mm_range range, CUmemLocation whe
     return mm_range_diagnose(cu, range, where, op, st);
 }
 
-/* In the caller's scope, where the stream needs one. */
+/* The caller's scope is entered if the stream needs one. */
 static int
 prefetch_in_scope(mm_driver *cu, mm_range range, CUmemLocation where, CUstream stream,
                   mm_defer defer, mm_status *st)
@@ -80,8 +80,8 @@ mm_range_prefetch(mm_driver *cu, mm_range range, CUmemLocation where, CUstream s
     mm_scope scope;
     int rc;
 
-    /* Only a default stream is one of the thread's context. Captures of other streams do not
-     * forbid prefetches, so their mode can stay. */
+    /* Only a default stream depends on the thread's context. Captures of other streams do not
+     * forbid prefetches, so the capture mode can stay. */
     if (!mm_is_default_stream(stream)) {
         return prefetch_in_scope(cu, range, where, stream, defer, st);
     }

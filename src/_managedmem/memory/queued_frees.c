@@ -107,7 +107,7 @@ destroy_reached(mm_driver *cu, mm_queued_frees *frees)
         if (code == CUDA_ERROR_NOT_READY) {
             link = &entry->next;
         } else {
-            /* An error does not tell if the free has run. */
+            /* After an error it is unknown whether the free has run. */
             frees->unknown = frees->unknown || code != CUDA_SUCCESS;
             *link = entry->next;
             mm_event_destroy(cu, entry->event);

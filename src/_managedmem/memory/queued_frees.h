@@ -9,8 +9,7 @@
 typedef struct mm_free_event {
     struct mm_free_event *next;
     CUcontext context; /* of a default stream, else NULL */
-    unsigned long long
-        stream_id; /* 0 for the legacy stream. A handle may be used again, an id not */
+    unsigned long long stream_id; /* 0 for the legacy stream. Handles are reused, ids are not */
     CUevent event;
 } mm_free_event;
 
@@ -22,8 +21,8 @@ typedef struct {
 
 void mm_queued_frees_init(mm_queued_frees *frees);
 
-/* Records an event behind a free on the stream. `result` is that of the free: even after a
- * failure it may be queued. The caller is in the relaxed scope of the free. */
+/* Records an event behind a free on the stream. `result` is that of the free, which may be queued
+ * even after a failure. The caller is in the relaxed scope of the free. */
 void mm_queued_frees_add(mm_driver *cu, mm_queued_frees *frees, CUstream stream, CUresult result);
 
 /* Destroys the events that were reached. True if every free has run, or the driver is shut

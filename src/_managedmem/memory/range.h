@@ -38,7 +38,7 @@ mm_range_end(mm_range range)
 }
 
 /* Checks that the range lies in one managed allocation, or in system memory if the operation and
- * the device allow that; fills range->allocation. MM_BAD_VALUE for other memory. */
+ * the device allow that; else fails with MM_BAD_VALUE. Fills range->allocation. */
 MM_NODISCARD int mm_range_check(mm_driver *cu, mm_range *range, mm_operation op, mm_status *st);
 
 /* The driver's answer for an address. */
@@ -57,7 +57,7 @@ mm_host_reaches(const mm_pointer_attributes *attributes)
     return attributes->managed || attributes->type != CU_MEMORYTYPE_DEVICE;
 }
 
-/* Devices can reach all memory except system memory, and with pageable memory access that too.
+/* Devices can reach all memory except system memory; with pageable memory access also that.
  * Queries device 0. */
 bool mm_device_reaches(mm_driver *cu, const mm_pointer_attributes *attributes);
 
@@ -67,16 +67,16 @@ MM_NODISCARD int mm_pointer_query(mm_driver *cu, CUdeviceptr p, mm_pointer_attri
 /* Bytes of a page of host memory, to which advice and discards are rounded. */
 size_t mm_page_size(void);
 
-/* The part of a range on its first page, for which a driver always records an advice (conformance:
- * records). The range is not empty. */
+/* The part of a non-empty range on its first page, for which a driver always records an advice
+ * (conformance: records). */
 mm_range mm_first_page(mm_range range);
 
 /* Shrinks the range to whole pages; MM_BAD_VALUE if none is left. An empty range stays as it
  * is. */
 MM_NODISCARD int mm_range_whole_pages(mm_range *range, mm_status *st);
 
-/* Replaces or extends the status of a failed driver call by the fault that the range and the
- * location show. Returns -1 like mm_fail. */
+/* Replaces or extends the status of a failed driver call with the fault found in the range or
+ * location. Returns -1 like mm_fail. */
 int mm_range_diagnose(mm_driver *cu, mm_range range, CUmemLocation where, mm_operation op,
                       mm_status *st);
 

@@ -6,8 +6,8 @@
 #include <assert.h>
 #include <stdlib.h>
 
-/* *left: memory of the pool is in use, or nothing has waited for its free. For frees without an
- * event. */
+/* For frees without an event. *left is true if memory of the pool is in use, or its free has not
+ * been waited for. */
 static CUresult
 find_memory_left(mm_driver *cu, CUmemoryPool pool, bool *left, const char **function)
 {
@@ -25,9 +25,8 @@ find_memory_left(mm_driver *cu, CUmemoryPool pool, bool *left, const char **func
     return code;
 }
 
-/* *function is the driver function of the result. A failed destruction counts as done: the
- * driver may have acted, and the handle may then be that of another pool. In the caller's
- * scope. */
+/* *function is the driver function that returned the result. A failed destruction counts as done:
+ * the driver may have acted, and then given the handle to another pool. In the caller's scope. */
 static CUresult
 destroy_if_done(mm_driver *cu, mm_retired_pool *pool, bool *destroyed, const char **function)
 {

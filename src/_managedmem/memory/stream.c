@@ -141,7 +141,7 @@ mm_scope_enter_stream(mm_scope *s, mm_driver *cu, mm_device_stream stream, mm_st
     return mm_scope_enter_context(s, cu, context, st);
 }
 
-/* Tries twice, so that a passing fault does not leak the event. */
+/* Tries twice, so that a transient fault does not leak the event. */
 void
 mm_event_destroy(mm_driver *cu, CUevent event)
 {
@@ -260,7 +260,7 @@ mm_batch_stream_acquire(mm_driver *cu, CUstream requested, mm_batch_stream *out,
         return -1;
     }
     if (!primary) {
-        /* The owner of such a context may destroy it at any time: keep nothing of it. */
+        /* The owner of another context may destroy it at any time, so its streams are not kept. */
         out->temporary = true;
         return create_blocking_stream(cu, &out->stream, st);
     }
@@ -272,7 +272,8 @@ mm_batch_stream_acquire(mm_driver *cu, CUstream requested, mm_batch_stream *out,
         return -1;
     }
     if (!atomic_compare_exchange_strong(&stand_in[device], &none, out->stream)) {
-        MM_IGNORE(cu->StreamDestroy(out->stream)); /* the other one serves as well */
+        MM_IGNORE(cu->StreamDestroy(
+            out->stream)); /* another thread was first: its stream serves as well */
         out->stream = none;
     }
     return 0;

@@ -1,11 +1,11 @@
-/* stream.h: streams as memory operations need them. */
+/* stream.h: streams, events and the check for graph capture, for memory operations. */
 #ifndef MM_STREAM_H
 #define MM_STREAM_H
 
 #include "../driver/context.h"
 #include "late_frees.h"
 
-/* The default stream that other blocking streams wait for; NULL is its other name. */
+/* The default stream that other blocking streams wait for; NULL is another handle for it. */
 static inline bool
 mm_is_legacy_stream(CUstream stream)
 {
@@ -34,7 +34,7 @@ typedef struct {
     CUstream handle;
 } mm_stream;
 
-/* With one reference; NULL if there is no memory. */
+/* A new holder with one reference; NULL if memory is exhausted. */
 mm_stream *mm_stream_share(CUstream handle);
 void mm_stream_retain(mm_stream *stream);
 
@@ -70,7 +70,8 @@ MM_NODISCARD int mm_scope_enter_stream(mm_scope *s, mm_driver *cu, mm_device_str
                                        mm_status *st);
 
 /* The driver's batch and discard calls refuse the legacy stream. A blocking stream of the same
- * context is ordered with it in both directions, so the calls go there, in legacy-stream order. */
+ * context is ordered with it in both directions, so a call on that stream keeps the legacy
+ * stream's order. */
 typedef struct {
     CUstream stream; /* the one to pass to the driver */
     bool temporary; /* destroyed on release; the driver lets queued work finish */

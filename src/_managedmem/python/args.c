@@ -5,8 +5,9 @@
 
 #include <string.h>
 
-/* The index of a parameter; -1 if there is none, with an exception if the name cannot be encoded. Compares
- * UTF-8, which a str caches: PyUnicode_CompareWithASCIIString is several times slower. */
+/* The index of a parameter; -1 if no parameter has the name, with an exception if the name cannot
+ * be encoded. Compares UTF-8, which a str caches: PyUnicode_CompareWithASCIIString is several
+ * times slower. */
 static int
 find_name(const mm_parameters *p, PyObject *name)
 {
@@ -280,8 +281,8 @@ mm_read_text(PyObject *value)
     return strlen(text) == (size_t)length ? text : NULL;
 }
 
-/* 1 or 0 for a bool, also of NumPy, whose class is called bool_ before NumPy 2; -1 for other objects, or with
- * an exception. */
+/* 1 or 0 for a bool, also one of NumPy, whose class is called bool_ before NumPy 2. -1 for other
+ * objects, and with an exception. */
 static int
 truth_of_bool(mm_state *state, PyObject *value)
 {

@@ -25,19 +25,22 @@ typedef struct {
 int mm_args(const mm_parameters *p, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames,
             PyObject **argv);
 
-/* The same for a tuple and dict, as constructors get them. */
+/* The same for the tuple and dict of a constructor. */
 int mm_args_new(const mm_parameters *p, PyObject *args, PyObject *kwargs, PyObject **argv);
 
-/* An int that is not a bool; `error` for other objects. Messages call the value `name`. */
+/* Reads an int that is not a bool. Raises `error` for other objects; messages call the value
+ * `name`. */
 int mm_read_index(PyObject *value, const char *name, PyObject *error, long long *out);
 
-/* A byte count of 0 or more: TypeError for other objects than ints, ValueError for a bad count. */
+/* Reads a byte count of 0 or more. TypeError for an object that is not an int, ValueError for a
+ * bad count. */
 int mm_read_size(PyObject *value, const char *name, size_t *out);
 
-/* An address: a positive int, or an object with one behind __int__ such as a CUdeviceptr. */
+/* Reads an address: a positive int, or an object whose __int__ returns one, such as a
+ * CUdeviceptr. */
 int mm_read_address(PyObject *value, CUdeviceptr *out);
 
-/* True or False, also of NumPy; TypeError for anything else, ints included. */
+/* Reads True or False, also of NumPy. TypeError for anything else, ints included. */
 int mm_read_numpy_flag(mm_state *state, PyObject *value, const char *name, bool *out);
 
 static inline int

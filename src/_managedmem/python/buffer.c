@@ -1,5 +1,6 @@
-/* buffer.c: what every part of ManagedBuffer uses: making a buffer or a view, its references to other
- * objects, and entering and leaving it for a call. The type is in buffer_object.c. */
+/* buffer.c: functions shared by all parts of ManagedBuffer: making a buffer or a view, its
+ * references to other objects, and entering and leaving it for a call. The type is in
+ * buffer_object.c. */
 #include "buffer.h"
 
 /* --- making ----------------------------------------------------------------------------- */

@@ -1,8 +1,9 @@
 /* buffer.h: the struct behind ManagedBuffer, for the files that make up the type.
  *
  * A buffer is a range of a mm_memory with a dtype and a shape; several buffers (views) share one
- * memory, and only the root closes it. Closing clears the references to other objects; these are read
- * under the object's lock. Everything else but the atomics is fixed once the object is made. */
+ * memory, and only the root closes it. Closing clears the references to other objects, which are
+ * read under the object's lock. All other fields except the atomics are fixed once the object is
+ * made. */
 #ifndef MM_BUFFER_H
 #define MM_BUFFER_H
 
@@ -28,9 +29,9 @@ typedef struct {
     PyObject *weakrefs;
     mm_state *state;
     mm_memory *memory;
-    PyObject *root;     /* the buffer that a view is of; NULL for the root, and once closed */
-    PyObject *owner;    /* keeps wrapped memory alive; or NULL */
-    PyObject *resource; /* allocated the memory; or NULL */
+    PyObject *root; /* of a view: the buffer that it shows; NULL for the root, and once closed */
+    PyObject *owner; /* keeps wrapped memory alive; or NULL */
+    PyObject *resource; /* that allocated the memory; or NULL */
     PyObject *stream; /* another library's stream, in whose order pool memory is freed; or NULL.
                          * For a foreign resource, the tuple of mm_foreign_resource_stream */
     CUdeviceptr start;
@@ -41,7 +42,7 @@ typedef struct {
     pid_t foreign_pid; /* the process that must deallocate through a foreign resource; or 0 */
     bool is_view; /* also once closed */
     bool hold_released; /* a closed view has released its hold on the memory */
-    bool unclosed_tried; /* foreign memory was deallocated, or failed to be, without close() */
+    bool unclosed_tried; /* foreign memory was deallocated without close(), or that failed */
     Py_ssize_t shape[MM_MAX_DIMENSIONS];
     Py_ssize_t strides[MM_MAX_DIMENSIONS];
 } mm_buffer;
@@ -74,24 +75,24 @@ mm_buffer_layout(const mm_buffer *b)
     return (mm_layout){b->dtype, b->dimensions, b->shape};
 }
 
-/* A ManagedBuffer over a memory, of a layout that has its size; takes over the reference to the
- * memory, also when it fails. owner and resource may be NULL. */
+/* A ManagedBuffer over all of a memory, whose size the layout must have. Takes over the reference
+ * to the memory, also on failure. owner and resource may be NULL. */
 PyObject *mm_buffer_new(mm_state *state, PyTypeObject *type, mm_memory *memory,
                         const mm_layout *layout, PyObject *owner, PyObject *resource);
 
-/* The same, of one axis of uint8 elements. */
+/* The same, with one axis of uint8 elements. */
 PyObject *mm_buffer_new_bytes(mm_state *state, PyTypeObject *type, mm_memory *memory,
                               PyObject *owner, PyObject *resource);
 
-/* A view of the bytes from offset on, which must have those of the layout. */
+/* A view with that layout, which must fit, of the bytes from offset on. */
 PyObject *mm_buffer_view(mm_buffer *from, size_t offset, const mm_layout *layout);
 
 /* Releases a reference to a memory, without the GIL if that can block. */
 void mm_buffer_release(mm_memory *memory);
 
-/* All return new references. The root is the buffer of a view, or the buffer itself. A closed view has
- * no root: mm_buffer_root raises RuntimeError, mm_buffer_find_root returns NULL without an exception.
- * Owner, resource and stream are NULL without one, and once closed. */
+/* These return new references. The root is the buffer that a view shows, or the buffer itself. A
+ * closed view has no root: mm_buffer_root raises RuntimeError, mm_buffer_find_root returns NULL
+ * without an exception. Owner, resource and stream are NULL without one, and once closed. */
 PyObject *mm_buffer_root(mm_buffer *b);
 PyObject *mm_buffer_find_root(mm_buffer *b);
 PyObject *mm_buffer_owner(mm_buffer *b);
@@ -114,9 +115,9 @@ typedef struct {
     const mm_stream_use *stream;
 } mm_buffer_use;
 
-/* Enters the stream (NULL for none) and the buffer. Raises if one of them is closed, if there is no
- * driver, or if the memory does not allow the operation; then nothing is entered. Until they are left
- * no Python code may run. Leaving needs no GIL and must precede attaching. */
+/* Enters the stream (NULL for none) and the buffer. Raises if one of them is closed, if no driver
+ * is usable, or if the memory does not allow the operation; then nothing is entered. No Python
+ * code may run until they are left. Leaving needs no GIL and must precede attaching. */
 int mm_buffer_enter(mm_buffer *b, mm_operation op, const mm_stream_use *stream,
                     mm_buffer_use *use);
 static inline void
@@ -131,16 +132,16 @@ mm_buffer_leave(const mm_buffer_use *use)
 /* A change of the advice on a range, with arguments of its own. */
 typedef int mm_advice_change(mm_driver *cu, mm_range range, const void *arguments, mm_status *st);
 
-/* Makes the change on the buffer: enters it, detaches, because advice can wait for migrations of other
- * threads, calls `change`, leaves and attaches. Raises if it fails. */
+/* Enters the buffer, detaches, calls `change`, leaves and attaches. Detaches because advice can
+ * wait for migrations of other threads. Raises on failure. */
 int mm_buffer_advise(mm_buffer *b, mm_advice_change change, const void *arguments);
 
-/* Checks the same as mm_buffer_enter and gives the range, but enters nothing: the buffer must be entered
- * later. */
+/* Makes the checks of mm_buffer_enter and stores the range, but enters nothing: the buffer must be
+ * entered later. */
 int mm_buffer_check(mm_buffer *b, mm_driver *cu, mm_operation op, mm_range *range);
 
-/* Queries the kind of an entered buffer's memory. For an allocation of 0 bytes: the kind that other
- * sizes have, on the current device. */
+/* Queries the attributes of an entered buffer's memory. An allocation of 0 bytes has those of
+ * other sizes, on the current device. */
 MM_NODISCARD int mm_buffer_query_entered(const mm_buffer *b, mm_driver *cu,
                                          mm_pointer_attributes *attributes, mm_status *st);
 
@@ -180,26 +181,27 @@ extern const char mm_buffer_dlpack_doc[], mm_buffer_dlpack_device_doc[];
 
 /* --- buffer_host_access.c: all may run Python code -------------------------------------- */
 
-/* Reads the access of wrapped memory from the arguments of from_handle(): is_host_accessible and the
- * owner, each of them or NULL. */
+/* Reads the access of wrapped memory from two arguments of from_handle(), is_host_accessible and
+ * owner; each may be NULL. */
 int mm_read_access(mm_state *state, PyObject *stated, PyObject *owner, CUdeviceptr start,
                    size_t size, mm_access *out);
 
-/* 1 if the host can access the memory that the driver describes by attributes; 0 if it cannot, or if
- * nobody states that it can; -1 with an exception. With 1, *held (unless NULL) is a new reference that
- * keeps the owner from giving up the memory, or NULL. */
+/* 1 if the host can access the memory that the driver describes by attributes; 0 if it cannot, or
+ * if nothing states that it can; -1 with an exception. If held is not NULL and the result is 1,
+ * *held is a new reference that keeps the owner from giving up the memory, or NULL. */
 int mm_host_access(mm_buffer *b, const mm_pointer_attributes *attributes, PyObject **held);
 
-/* BufferError unless the host can access the memory. Without concurrent access it waits for the devices,
- * during whose work the host must not touch managed memory. The caller keeps the memory open, and *held,
- * as above, as long as the host uses it. */
+/* BufferError unless the host can access the memory. Without concurrent access, waits for the
+ * devices: the host must not touch managed memory while they work. The caller keeps the memory
+ * open, and *held as above, as long as the host uses it. */
 int mm_prepare_host_access(mm_buffer *b, mm_driver *cu, PyObject **held);
 
-/* BufferError for a range that leaves its allocation, behind whose end no memory may be mapped. */
+/* BufferError for a range that leaves its allocation, because the memory behind may not be
+ * mapped. */
 int mm_check_range_inside(CUdeviceptr start, size_t size, const mm_pointer_attributes *attributes);
 
-/* ValueError for memory that the driver would copy on the host, but that nobody vouches for. *held is as
- * above, for the time of the copy. */
+/* ValueError for memory that the driver would copy on the host and that nothing vouches for. *held
+ * is as above, for the time of the copy. */
 int mm_check_copied(mm_buffer *b, PyObject **held);
 
 /* ValueError, with the reason, for a buffer over memory that is read-only. */
@@ -234,8 +236,8 @@ PyObject *mm_buffer_fill(PyObject *op, PyObject *const *args, Py_ssize_t nargs, 
 extern const char mm_prefetch_doc[], mm_discard_doc[], mm_discard_prefetch_doc[],
     mm_copy_from_doc[], mm_copy_to_doc[], mm_copy_doc[], mm_deepcopy_doc[], mm_fill_doc[];
 
-/* Copies to a new buffer like this one and waits for it. Does not call copy_to() of a subclass, which
- * could return anything. */
+/* Copies to a new buffer of the same layout and waits for the copy. Does not call copy_to() of a
+ * subclass, which could return anything. */
 PyObject *mm_buffer_finished_copy(PyObject *op);
 
 /* --- buffer_page_runs.c ----------------------------------------------------------------- */
@@ -245,8 +247,9 @@ extern const char mm_page_runs_doc[];
 
 /* --- buffer_views.c --------------------------------------------------------------------- */
 
-/* Reads a shape, an int or a sequence of ints of 0 or more, into a layout that has its dtype. The
- * lengths go to shape. *bytes is the size of such an array. 0, or -1 with an exception. */
+/* Reads a shape, which is an int or a sequence of ints of 0 or more, into a layout whose dtype is
+ * set. Stores the lengths in shape, and the size of such an array in *bytes. 0, or -1 with an
+ * exception. */
 int mm_read_shape(PyObject *value, mm_layout *layout, Py_ssize_t shape[MM_MAX_DIMENSIONS],
                   size_t *bytes);
 

@@ -43,7 +43,7 @@ advise_buffer(mm_buffer *b, CUmem_advise advice, CUmemLocation where)
     return mm_buffer_advise(b, give_advice, &one);
 }
 
-/* AttributeError for `del buf.name`, which gives no value. */
+/* AttributeError for `del buf.name`, where value is NULL. */
 static int
 refuse_delete(PyObject *value, const char *name, const char *instead)
 {
@@ -69,7 +69,7 @@ mm_buffer_set_read_mostly(PyObject *op, PyObject *value, void *Py_UNUSED(closure
                          mm_host());
 }
 
-/* The location that `read` finds for all pages. */
+/* The location that `read` returns for all pages. */
 static PyObject *
 get_location(PyObject *op, int (*read)(mm_driver *, mm_range, CUmemLocation *, mm_status *))
 {

@@ -6,8 +6,8 @@
 
 /* --- NumPy ------------------------------------------------------------------------------ */
 
-/* The operation that reading needs: MM_QUERY for managed memory; MM_WAIT for other memory that the host
- * can read, which has no pages to move. */
+/* The operation to enter for a read: MM_QUERY for managed memory, MM_WAIT for other memory that
+ * the host can read, which has no pages to prefetch. */
 static int
 find_read_operation(mm_buffer *b, mm_operation *out)
 {
@@ -31,12 +31,12 @@ find_read_operation(mm_buffer *b, mm_operation *out)
     if (mm_prepare_host_access(b, cu, &held) < 0) {
         return -1;
     }
-    Py_XDECREF(held); /* the view that follows checks again */
+    Py_XDECREF(held); /* the export that follows checks again */
     return 0;
 }
 
-/* Moves the range to the host after the stream's work and waits for both. Without concurrent access
- * nothing can be prefetched; the view that follows then waits for the other work as well. */
+/* Prefetches the range to the host after the stream's work and waits for both. Without concurrent
+ * access nothing can be prefetched; the export that follows then waits for the devices too. */
 static int
 move_to_host(const mm_buffer_use *use, mm_operation op, CUstream stream, mm_status *st)
 {
@@ -82,8 +82,8 @@ import_numpy(void)
     return numpy;
 }
 
-/* numpy.array(view, ...) of a view that is taken here, because NumPy drops the error of a buffer that
- * refuses a view, and makes an array of one object instead. */
+/* numpy.array(view, ...) of a memoryview made here: NumPy drops the error of a buffer that refuses
+ * a view, and makes an array of one object instead. */
 static PyObject *
 array_of_view(PyObject *op, PyObject *numpy, PyObject *dtype, PyObject *copy)
 {
@@ -144,7 +144,7 @@ mm_buffer_numpy(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject 
 
 /* --- torch and CuPy --------------------------------------------------------------------- */
 
-/* Waits for a stream, as numpy() does, but does not move the pages. */
+/* Waits for a stream, as numpy() does, but does not prefetch. */
 static int
 wait_for_stream(mm_buffer *b, PyObject *stream_object)
 {

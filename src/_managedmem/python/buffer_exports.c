@@ -86,7 +86,8 @@ mm_buffer_releasebuffer(PyObject *op, Py_buffer *view)
 
 /* --- the DLPack device of the memory ----------------------------------------------------- */
 
-/* The DLPack device of wrapped memory, as the driver describes its address. -1 with an exception. */
+/* The DLPack device of wrapped memory, from the driver's pointer attributes. -1 with an
+ * exception. */
 static int
 dlpack_device_of(mm_driver *cu, const mm_buffer *b, const mm_pointer_attributes *attributes,
                  dl_device *device)
@@ -472,13 +473,14 @@ read_dl_device(PyObject *value, int devices, dl_device *device)
         return -1;
     }
     device->device_type = (int32_t)device_type;
-    /* The specification asks for id 0 of managed memory and the CPU. */
+    /* The specification requires id 0 for managed memory and the CPU. */
     device->device_id = device_type == DL_DEVICE_CUDA ? (int32_t)device_id : 0;
     return 0;
 }
 
-/* Orders the consumer's stream behind the default stream, where this library works by default. The
- * default streams (1 and 2) are ordered by CUDA; for others the call waits for the default stream. */
+/* Orders the consumer's stream behind the default stream, on which this library works by default.
+ * CUDA itself orders the default streams (1 and 2); for any other stream the call waits for the
+ * default stream. */
 static int
 order_consumer(const mm_buffer *b, dl_device device, PyObject *value)
 {

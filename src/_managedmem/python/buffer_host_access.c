@@ -1,8 +1,8 @@
 /* buffer_host_access.c: the check that the host may read and write the memory of a buffer.
  *
- * Memory that was allocated here or that the driver knows is trusted. Reading any other address can end
- * the process, so the caller must state that it is accessible, the owner must hold that memory, or the
- * resource must say so. */
+ * Memory that was allocated here or that the driver knows is trusted. Reading any other address
+ * can end the process, so the caller or the resource must state that it is accessible, or the
+ * owner must hold that memory. */
 #include "targets.h"
 
 /* --- arguments of from_handle() --------------------------------------------------------- */
@@ -73,7 +73,7 @@ resource_vouches(mm_buffer *b)
     return answer;
 }
 
-/* Counts as recursion, because the __buffer__ of an object may ask another one for its memory. */
+/* Counts as recursion, because the __buffer__ of an object may query another object. */
 static int
 object_vouches(mm_buffer *b, PyObject *owner, PyObject **held)
 {
@@ -95,8 +95,9 @@ covers(const mm_buffer *b, const mm_buffer *part)
            && part->size <= b->size - (part->start - b->start);
 }
 
-/* Follows owners that are buffers, in a loop because they can be many thousands deep. The first buffer
- * with a statement of the caller, or without such an owner, decides. *owner is its owner or NULL. */
+/* Follows owners that are buffers, in a loop because they can be many thousands deep. The first
+ * buffer whose caller stated the access, or whose owner is not a buffer, decides. *owner is its
+ * owner or NULL. */
 static PyObject *
 find_decider(mm_buffer *b, PyObject **owner)
 {
@@ -142,7 +143,7 @@ decider_vouches(mm_buffer *b, mm_buffer *decider, PyObject *owner, PyObject **he
     return mm_is_buffer(b->state, owner) ? 0 : object_vouches(b, owner, held);
 }
 
-/* As mm_host_access, for memory that must be vouched for or held. */
+/* The same as mm_host_access, for memory that must be vouched for or held. */
 static int
 ask_owners(mm_buffer *b, bool known, PyObject **held)
 {

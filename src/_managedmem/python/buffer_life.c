@@ -19,7 +19,7 @@ exchange_field(mm_buffer *b, PyObject **field, PyObject *value)
     return before;
 }
 
-/* Releases all of them, which may run Python code. */
+/* Releases all references, which may run Python code. */
 static void
 release_objects(mm_buffer *b)
 {
@@ -43,9 +43,10 @@ mm_buffer_traverse(PyObject *op, visitproc visit, void *arg)
     return 0;
 }
 
-/* --- the end ---------------------------------------------------------------------------- */
+/* --- deallocation ----------------------------------------------------------------------- */
 
-/* Closes the memory, without the GIL if calls may be under way. *first is true if this call closed it. */
+/* Closes foreign memory, without the GIL if calls may be under way. *first is true if this call
+ * closed it. */
 static int
 close_memory(mm_buffer *b, bool *first, mm_status *st)
 {
@@ -90,10 +91,10 @@ deallocate_unclosed(mm_buffer *b)
     mm_exception_save(&saved);
     if (close_memory(b, &first, &ignored) == 0) {
         b->unclosed_tried = true;
-        /* The resource is there: close() and tp_clear release it after the memory. */
+        /* The resource still exists: close() and tp_clear release it after the memory. */
         if (first && deallocate_foreign(b, b->stream) < 0) {
             if (!mm_import_failed_at_exit()) {
-                /* Its type: the repr of a cleared object may fail. */
+                /* Reports the type, because the repr of a cleared object may fail. */
                 PyErr_WriteUnraisable((PyObject *)Py_TYPE(b->resource));
             }
             PyErr_Clear(); /* the exception of the resource, which was reported above */
@@ -162,9 +163,9 @@ buffer_dealloc(mm_buffer *b)
     mm_free_object((PyObject *)b);
 }
 
-/* Buffers can own buffers, thousands deep, and each deallocation would nest in the one before. Beyond
- * the limit they go on a list, which the deepest allowed deallocation empties. The list is linked
- * through the field for weak references, which is unused by then. */
+/* Buffers can own buffers, thousands deep, and each deallocation would nest in the one before.
+ * Beyond the limit they are put on a list, which the deepest allowed deallocation empties. The
+ * list is linked through the field for weak references, which is unused by then. */
 enum { MAX_NESTED_DEALLOCS = 32 };
 static _Thread_local struct {
     int depth;
@@ -308,8 +309,8 @@ close_foreign(mm_buffer *b, PyObject *stream)
     return rc;
 }
 
-/* One atomic step, because another thread may make a memoryview. It waits for no call: calls enter the
- * guard of the memory, not the view's. */
+/* Closes in one atomic step, because another thread may make a memoryview. Waits for no call:
+ * calls enter the guard of the memory, not that of the view. */
 static int
 close_view(mm_buffer *b)
 {
@@ -347,8 +348,8 @@ notebook_hint(PyObject *op)
     return hint;
 }
 
-/* Adds the hint to a BufferError about views, and not to one of a memory resource. If the hint fails,
- * the error stays as it was. */
+/* Adds the hint to a BufferError about views, but not to one from a memory resource. If the hint
+ * fails, the error is unchanged. */
 static void
 add_notebook_hint(PyObject *op)
 {
@@ -401,7 +402,7 @@ mm_buffer_close(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject 
 }
 
 /* A BufferError about exports must not hide an exception that leaves the block: the frames of that
- * exception may hold the exports, and the memory is freed with the last of them. */
+ * exception may hold the exports, and the last export frees the memory. */
 PyObject *
 mm_buffer_exit(PyObject *op, PyObject *const *args, Py_ssize_t nargs)
 {
@@ -418,7 +419,7 @@ mm_buffer_exit(PyObject *op, PyObject *const *args, Py_ssize_t nargs)
 
 /* --- the stream of the deallocation ----------------------------------------------------- */
 
-/* An export may outlive the buffer, and with it the stream object that the buffer keeps. */
+/* An export may outlive the buffer, and so the stream object that the buffer keeps. */
 static int
 refuse_exported(mm_buffer *b)
 {
@@ -432,7 +433,7 @@ refuse_exported(mm_buffer *b)
     return 0;
 }
 
-/* For pool memory: stores the handle, and keeps a stream of another library alive. */
+/* Stores the handle for pool memory, and keeps a stream of another library alive. */
 static int
 set_stream_of_pool(mm_buffer *root, PyObject *stream)
 {
@@ -483,7 +484,7 @@ set_stream_of_foreign(mm_buffer *root, PyObject *stream)
     return streams ? 0 : -1;
 }
 
-/* Other memory is freed after all work on it, or not here: the stream is only checked. */
+/* Other memory is freed after all work on it, or by its owner, so the stream is only checked. */
 static int
 check_deallocation_stream(mm_buffer *root, PyObject *stream)
 {

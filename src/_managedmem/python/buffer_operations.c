@@ -296,7 +296,7 @@ copy_contents(mm_buffer *b, PyObject *value, PyObject *stream_object, bool to_ot
     return done;
 }
 
-/* options is a parameter of cuda.core, for hints. */
+/* cuda.core passes hints in options. */
 static int
 refuse_options(PyObject *options)
 {

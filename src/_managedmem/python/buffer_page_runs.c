@@ -13,7 +13,7 @@ page_run_record(mm_state *state, const mm_page_run *run, CUdeviceptr origin)
     fields[OFFSET] = PyLong_FromUnsignedLongLong(run->range.start - origin);
     fields[NBYTES] = PyLong_FromSize_t(run->range.size);
     fields[READ_MOSTLY] = PyBool_FromLong(run->policy.read_mostly);
-    /* Locations are looked up in dicts, which must not happen with an exception set. */
+    /* Locations are looked up in a dict, which requires that no exception is set. */
     if (fields[OFFSET] != NULL && fields[NBYTES] != NULL
         && (fields[PREFERRED] = mm_location_object_new(state, run->policy.preferred)) != NULL
         && (fields[ACCESSED_BY] = mm_location_frozenset(state, run->policy.accessed_by)) != NULL) {

@@ -42,7 +42,8 @@ shape_items(PyObject *value)
     return PySequence_Tuple(value);
 }
 
-/* Reads a length of the shape `value`, whose earlier lengths make an array of so many bytes. */
+/* Reads a length of the shape `value`. `bytes` is the size of an array with the earlier
+ * lengths. */
 static int
 read_length(PyObject *item, PyObject *value, size_t bytes, Py_ssize_t *out)
 {
@@ -304,7 +305,7 @@ mm_buffer_iter(PyObject *op)
     return check_has_axis(mm_buffer_of(op), PyExc_TypeError) < 0 ? NULL : PySeqIter_New(op);
 }
 
-/* Python would compare views by identity, but the caller asks for numbers. */
+/* Python would compare views by identity, but the caller searches for numbers. */
 int
 mm_buffer_refuse_search(PyObject *Py_UNUSED(op), PyObject *value)
 {

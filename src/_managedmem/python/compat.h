@@ -19,9 +19,9 @@
 #define Py_RETURN_TRUE return Py_NewRef(Py_True)
 #define Py_RETURN_FALSE return Py_NewRef(Py_False)
 
-/* Leave guards before attaching, and before objects are created or dropped and exceptions
- * raised: these can run Python code, which may close an entered guard and wait for its own
- * thread for ever. A daemon thread that attaches while the interpreter ends never returns to
+/* Guards are left before attaching, before objects are created or dropped, and before exceptions
+ * are raised: these can run Python code, which may close an entered guard and then wait for its
+ * own thread forever. A daemon thread that attaches while the interpreter ends never returns to
  * leave. */
 #define MM_ASSERT_LEFT() assert(mm_guards_entered() == 0)
 #undef Py_END_ALLOW_THREADS

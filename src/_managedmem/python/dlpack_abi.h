@@ -1,5 +1,5 @@
-/* dlpack_abi.h: the part of the DLPack interface (version 1.0) that is exchanged here, declared
- * anew from its specification; the sizes are checked below. */
+/* dlpack_abi.h: the structs of DLPack 1.0 that this library exchanges, declared from its
+ * specification; the sizes are checked below. */
 #ifndef MM_DLPACK_ABI_H
 #define MM_DLPACK_ABI_H
 

@@ -1,4 +1,4 @@
-/* dtype.c: the table of element types, and the search in it by name. */
+/* dtype.c: the table of element types, and the look-up by name. */
 #include "dtype.h"
 
 #include "args.h"

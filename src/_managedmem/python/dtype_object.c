@@ -31,7 +31,7 @@ dtype_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     return mm_dtype_object(mm_type_state(type), dtype);
 }
 
-/* True for objects that can name an element type; a DType is compared with no others. */
+/* True for objects that can name an element type. A DType is compared only with these. */
 static bool
 names_a_dtype(mm_state *state, PyObject *value)
 {

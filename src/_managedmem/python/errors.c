@@ -3,7 +3,7 @@
 
 #include <string.h>
 
-/* A sentence on the codes that users get, or "". */
+/* A remedy for the codes that users meet, or "". */
 static const char *
 remedy_for_code(int code)
 {
@@ -94,7 +94,8 @@ raise_driver_call(mm_state *state, const mm_status *st)
     Py_XDECREF(code);
 }
 
-/* A detail is ASCII except for paths, which have any bytes and can end inside a character. */
+/* A detail is ASCII except for paths, which may have any bytes and may be cut inside a
+ * character. */
 static PyObject *
 detail_text(const mm_status *st)
 {
@@ -242,7 +243,8 @@ add_double(PyObject *module, const char *full_name, const char *doc, PyObject *f
     return type;
 }
 
-/* Each is added only if the one before was, because no call may begin with an exception set. */
+/* Each class is added only if the one before was, because no call may begin with an exception
+ * set. */
 
 static int
 add_doubles(PyObject *module, mm_state *state)

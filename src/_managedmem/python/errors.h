@@ -27,8 +27,8 @@ mm_raise_failure(mm_state *state, int rc, const mm_status *st)
     return rc;
 }
 
-/* mm_driver_open with an exception; NULL when there is no driver. Opening takes milliseconds and
- * happens without the GIL. */
+/* Opens the driver without the GIL, because it takes milliseconds. NULL with an exception if no
+ * driver is usable. */
 mm_driver *mm_open_now(mm_state *state);
 
 /* The same, without a call if the driver is open. */

@@ -4,7 +4,7 @@
 
 #include <string.h>
 
-/* The __module__ of a class; a new reference. None if it has none. */
+/* The __module__ of a class, or None; a new reference. */
 static PyObject *
 module_of_class(mm_state *state, PyTypeObject *type)
 {
@@ -58,7 +58,7 @@ is_class_named(PyTypeObject *type, const char *name)
     bool answer;
 
     if (found == NULL) {
-        PyErr_Clear(); /* MemoryError: then it is not recognised, which leads to an error */
+        PyErr_Clear(); /* MemoryError: the object is not recognised, and its use raises an error */
         return false;
     }
     answer = PyUnicode_CompareWithASCIIString(found, name) == 0;
@@ -71,7 +71,7 @@ mm_is_instance(mm_state *state, PyObject *object, const char *package, const cha
 {
     PyTypeObject *type = Py_TYPE(object);
 
-    assert(!PyErr_Occurred()); /* it would be cleared with those of the look-up */
+    assert(!PyErr_Occurred()); /* the look-up would clear it */
     while (type != NULL
            && !(is_class_named(type, name) && mm_is_class_from(state, type, package))) {
         type = (PyTypeObject *)PyType_GetSlot(type, Py_tp_base);
@@ -106,7 +106,7 @@ mm_get_optional(PyObject *object, const char *name, PyObject **out)
     if (!PyErr_ExceptionMatches(PyExc_AttributeError)) {
         return -1;
     }
-    PyErr_Clear(); /* the AttributeError just seen */
+    PyErr_Clear(); /* AttributeError: the object lacks the attribute */
     return 0;
 }
 

@@ -13,19 +13,19 @@ bool mm_is_class_from(mm_state *state, PyTypeObject *type, const char *package);
  * derived class was defined. */
 bool mm_is_instance(mm_state *state, PyObject *object, const char *package, const char *name);
 
-/* The first columns of a table with a row for each library: a class as in mm_is_instance; without a
- * name any class as in mm_is_from; without a package any class at all. */
+/* The first columns of a table with a row for each library. Matches a class as in mm_is_instance;
+ * without a name, any class as in mm_is_from; without a package, any class. */
 typedef struct {
     const char *package, *name;
 } mm_foreign_class;
 
-/* True if the object matches. *module keeps its class's __module__ for the other rows of the table: NULL
- * before the first row, and released by the caller after the last. */
+/* True if the object matches. *module caches its class's __module__ for the other rows of the
+ * table: it is NULL before the first row, and the caller releases it after the last. */
 bool mm_matches_class(mm_state *state, PyObject *object, mm_foreign_class class,
                       PyObject **module);
 
-/* PyObject_GetAttrString, but 0 without an exception if the attribute is missing, 1 if it was read; *out
- * is NULL unless it was. */
+/* Reads an attribute: 1 with a new reference in *out, 0 without an exception if it is missing, -1
+ * with one. *out is NULL unless the result is 1. */
 int mm_get_optional(PyObject *object, const char *name, PyObject **out);
 
 #endif

@@ -6,7 +6,7 @@
 
 /* --- readers: 1 if the location was read, 0 if the object has none, -1 with an exception ------- */
 
-/* An int attribute; 0 also if it is None. */
+/* Reads an int attribute; 0 also if it is None. */
 static int
 read_int(PyObject *value, const char *attribute, long long *out)
 {
@@ -25,7 +25,7 @@ read_int(PyObject *value, const char *attribute, long long *out)
     return found;
 }
 
-/* A device whose ordinal is in the attribute. */
+/* Reads a device from the attribute with its ordinal. */
 static int
 read_ordinal(mm_state *state, PyObject *value, const char *attribute, CUmemLocation *out)
 {
@@ -41,7 +41,8 @@ is_text(PyObject *value, const char *text)
     return PyUnicode_Check(value) && PyUnicode_CompareWithASCIIString(value, text) == 0;
 }
 
-/* The host, or a device whose ordinal is still to be read, by the attribute that names its kind. */
+/* Reads the kind of a location from an attribute: the host, or a device whose ordinal is still to
+ * be read. */
 static int
 read_kind(PyObject *value, const char *attribute, CUmemLocation *out)
 {
@@ -62,7 +63,7 @@ read_kind(PyObject *value, const char *attribute, CUmemLocation *out)
     return found;
 }
 
-/* torch.device: a device without an index is the current one. */
+/* Reads a torch.device. A device without an index is the current one. */
 static int
 read_torch_device(mm_state *state, PyObject *value, CUmemLocation *out)
 {
@@ -78,8 +79,8 @@ read_torch_device(mm_state *state, PyObject *value, CUmemLocation *out)
     return found;
 }
 
-/* jax.Device: its id counts the devices of all processes, local_hardware_id those of this one, as the
- * driver numbers them. */
+/* Reads a jax.Device. Its id counts the devices of all processes; local_hardware_id is the
+ * driver's ordinal in this one. */
 static int
 read_jax_device(mm_state *state, PyObject *value, CUmemLocation *out)
 {
@@ -96,7 +97,8 @@ read_device_with_id(mm_state *state, PyObject *value, CUmemLocation *out)
     return read_ordinal(state, value, "id", out);
 }
 
-/* A weak proxy, which numba returns as its current device: the type of a proxy is not that of the device. */
+/* Reads a weak proxy, which numba returns for its current device. The type of a proxy is not that
+ * of the device. */
 static int
 read_proxy(mm_state *state, PyObject *value, CUmemLocation *out)
 {
@@ -119,7 +121,7 @@ read_proxy(mm_state *state, PyObject *value, CUmemLocation *out)
     return answer ? read_device_with_id(state, value, out) : 0;
 }
 
-/* CUdevice of cuda.bindings: an object that is the ordinal. */
+/* Reads a CUdevice of cuda.bindings, whose int value is the ordinal. */
 static int
 read_bindings_device(mm_state *state, PyObject *value, CUmemLocation *out)
 {
@@ -131,7 +133,8 @@ read_bindings_device(mm_state *state, PyObject *value, CUmemLocation *out)
     return rc < 0 || mm_device_location(state, ordinal, out) < 0 ? -1 : 1;
 }
 
-/* Host of cuda.core: the calling thread's NUMA node, a numbered one, or the host as a whole. */
+/* Reads a Host of cuda.core: the calling thread's NUMA node, a numbered node, or the host as a
+ * whole. */
 static int
 read_core_host(PyObject *value, CUmemLocation *out)
 {
@@ -268,7 +271,7 @@ mm_read_device(mm_state *state, PyObject *value, int *ordinal)
         return -1;
     }
     if (rc < 0 || where.type != CU_MEM_LOCATION_TYPE_DEVICE) {
-        PyErr_Clear(); /* TypeError: it says that ints are refused */
+        PyErr_Clear(); /* TypeError: its message refuses ints, which are devices here */
         PyErr_Format(PyExc_TypeError, "a Device or the ordinal of one is needed, got %R", value);
         return -1;
     }

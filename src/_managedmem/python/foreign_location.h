@@ -13,8 +13,8 @@ int mm_read_location(mm_state *state, PyObject *value, CUmemLocation *out);
  * type. */
 int mm_read_location_id(mm_state *state, PyObject *value, bool device, CUmemLocation *out);
 
-/* Reads the ordinal of a device: from a Device, one of another library, or an int, which cannot be
- * mistaken for the host here. TypeError for other objects, ValueError if there is no such device. */
+/* Reads the ordinal of a Device, a device of another library, or an int, which cannot be mistaken
+ * for the host here. TypeError for other objects, ValueError for a device that does not exist. */
 int mm_read_device(mm_state *state, PyObject *value, int *ordinal);
 
 #endif

@@ -1,5 +1,5 @@
-/* foreign_memory.c: the memory of other libraries' objects, with a table of the kinds of objects that show
- * their memory. */
+/* foreign_memory.c: the memory of other libraries' objects, with a table of the protocols that
+ * show it. */
 #include "foreign_memory.h"
 
 #include <stdlib.h>
@@ -335,7 +335,7 @@ read_interface_dict(PyObject *value, PyObject *interface, mm_foreign *out)
     return empty ? 0 : read_extent(value, first, &layout, out);
 }
 
-/* Any object with the attribute: 1 read, 0 without it, -1 with an exception. */
+/* Reads any object with the attribute: 1 if it was read, 0 without it, -1 with an exception. */
 static int
 read_interface(mm_state *Py_UNUSED(state), PyObject *value, mm_foreign *out)
 {
@@ -446,8 +446,8 @@ read_tensor_extent(PyObject *value, PyObject *address, PyObject *lengths, PyObje
     return mm_read_address(address, &first) < 0 ? -1 : read_extent(value, first, &layout, out);
 }
 
-/* Calls the tensor's own methods: its __cuda_array_interface__ raises for tensors that require grad, for
- * those on the CPU, and for types that NumPy has no name for. */
+/* Calls the tensor's own methods, because its __cuda_array_interface__ raises for tensors that
+ * require grad, tensors on the CPU, and element types that NumPy lacks. */
 static int
 read_tensor(mm_state *state, PyObject *value, mm_foreign *out)
 {
@@ -469,7 +469,7 @@ read_tensor(mm_state *state, PyObject *value, mm_foreign *out)
 
 /* --- cuda.core and the buffer protocol --------------------------------------------------- */
 
-/* Buffer of cuda.core: handle and size. 0 if either is missing. */
+/* Reads handle and size of a Buffer of cuda.core; 0 if either is missing. */
 static int
 read_core_buffer(mm_state *Py_UNUSED(state), PyObject *value, mm_foreign *out)
 {

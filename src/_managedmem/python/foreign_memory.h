@@ -1,4 +1,4 @@
-/* foreign_memory.h: the range of memory that an object of another library stands for. */
+/* foreign_memory.h: reading the memory of an object of another library. */
 #ifndef MM_FOREIGN_MEMORY_H
 #define MM_FOREIGN_MEMORY_H
 
@@ -10,8 +10,8 @@
 typedef struct {
     mm_range range;
     bool dense; /* no gaps */
-    bool read_only; /* of an array; for an export, mm_is_read_only asks the memoryview */
-    bool vouched; /* the object holds the memory, should it be system memory */
+    bool read_only; /* of an array; for an export, mm_is_read_only queries the memoryview */
+    bool vouched; /* the object keeps its memory alive, also system memory */
     CUstream producer; /* the stream in an array's interface; NULL for none */
     PyObject *export; /* a memoryview to keep while the range is used, or NULL */
 } mm_foreign;
@@ -27,13 +27,14 @@ int mm_read_interface(mm_state *state, PyObject *value, mm_foreign *out);
  * exception. */
 int mm_read_exported(mm_state *state, PyObject *value, mm_foreign *out);
 
-/* 1 if an exporter of the buffer protocol or a torch tensor holds this memory now, 0 if not, -1 with an
- * exception. With answer 1, *held (unless NULL) is a new reference that keeps the export. */
+/* 1 if an exporter of the buffer protocol or a torch tensor holds this memory now, 0 if not, -1
+ * with an exception. If held is not NULL and the result is 1, *held is a new reference that keeps
+ * the export. */
 int mm_holds_memory(mm_state *state, PyObject *value, CUdeviceptr start, size_t size,
                     PyObject **held);
 
-/* Clears the exception of an object that refuses to show its memory and returns true; false for one that
- * must be passed on, such as MemoryError or KeyboardInterrupt. */
+/* Clears the exception of an object that refuses to show its memory and returns true. False for an
+ * exception that must propagate, such as MemoryError or KeyboardInterrupt. */
 bool mm_clear_refusal(void);
 
 /* 1 if the object is an array or tensor, which is one target even if it can be iterated over; 0 if not, -1

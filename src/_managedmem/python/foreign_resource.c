@@ -36,7 +36,7 @@ core_module_of(PyObject *resource)
         Py_DECREF(base);
     }
     if (is_core <= 0) {
-        PyErr_Clear(); /* a cuda.core that is half loaded has made no resource */
+        PyErr_Clear(); /* any error: a cuda.core that is half loaded has made no resource */
         Py_CLEAR(module);
     }
     Py_XDECREF(name);
@@ -71,7 +71,7 @@ stream_for_core(mm_state *state, PyObject *core, PyObject *stream, CUstream hand
     return made;
 }
 
-/* An object with __cuda_stream__; None for a resource of this package without a stream. */
+/* An object with __cuda_stream__, or None for a resource of this package without a stream. */
 static PyObject *
 stream_for_others(mm_state *state, PyObject *resource, PyObject *stream, CUstream handle)
 {
@@ -92,8 +92,8 @@ stream_for_others(mm_state *state, PyObject *resource, PyObject *stream, CUstrea
     return call_from_handle((PyObject *)state->stream_type, handle);
 }
 
-/* Reads the handle and the object that keeps it: for a Stream a duplicate, because closing the Stream
- * would end the handle. */
+/* Reads the handle, and the object that keeps it alive: a duplicate of a Stream, because closing
+ * the Stream would destroy the handle. */
 static int
 keep_stream(mm_state *state, PyObject *stream, PyObject **kept, CUstream *handle)
 {
@@ -114,8 +114,8 @@ keep_stream(mm_state *state, PyObject *stream, PyObject **kept, CUstream *handle
     return *kept == NULL && stream != NULL ? -1 : 0;
 }
 
-/* Opens the driver, so that a thread without a context gets one when the memory is deallocated. A resource
- * of cuda.core has the driver open too. */
+/* Opens the driver, so that call_on_stream can give a thread a context when the memory is
+ * deallocated. A resource of cuda.core has opened the driver anyway. */
 static void
 open_driver(void)
 {
@@ -171,8 +171,8 @@ owner_of(mm_driver *cu, CUdeviceptr start)
                : MM_ANY_DEVICE;
 }
 
-/* The garbage collector clears the functions of a class that is garbage, and CPython crashes when one
- * is called then. Such a function has no globals. */
+/* The garbage collector clears the functions of a class that is garbage, and CPython crashes when
+ * a cleared function is called. A cleared function has no globals. */
 static int
 refuse_cleared(PyObject *method)
 {
@@ -181,18 +181,18 @@ refuse_cleared(PyObject *method)
     bool cleared = globals == Py_None;
 
     Py_XDECREF(globals);
-    if (cleared) { /* no repr of the resource: that may be cleared too */
+    if (cleared) { /* no %R of the resource: its repr may be cleared too */
         PyErr_SetString(PyExc_RuntimeError,
-                        "the memory cannot go back: the garbage collector has cleared "
+                        "the memory cannot be deallocated: the garbage collector has cleared "
                         "deallocate() together with the buffer and a view of it; close the buffer "
                         "before");
     }
     return found < 0 || cleared ? -1 : 0;
 }
 
-/* Calls the method with args, whose reference it steals, and the stream. A thread without a context gets one,
- * because the garbage collector may run there, and the driver needs it for a default stream. `start` is the
- * memory to deallocate, or 0. */
+/* Calls the method with the stream and args, whose reference it steals. Enters a context in a
+ * thread without one: the garbage collector may run there, and the driver needs it for a default
+ * stream. `start` is the memory to deallocate, or 0. */
 static PyObject *
 call_on_stream(PyObject *resource, const char *name, PyObject *args, PyObject *streams,
                CUdeviceptr start)

@@ -8,7 +8,7 @@
 /* TypeError for a resource without a method deallocate. */
 int mm_foreign_resource_check(PyObject *resource);
 
-/* The stream for the calls of a resource, as a tuple: the stream object to pass, and the object that
+/* The stream for the calls of a resource, as a tuple of the object to pass and the object that
  * keeps the stream alive. NULL and None are the default stream. */
 PyObject *mm_foreign_resource_stream(mm_state *state, PyObject *resource, PyObject *stream);
 
@@ -21,7 +21,7 @@ int mm_foreign_resource_deallocate(PyObject *resource, CUdeviceptr start, size_t
                                    PyObject *streams);
 
 /* True if the current exception is an ImportError because the interpreter ends: the modules of the
- * resource are gone then, and the process takes the memory with it. */
+ * resource are gone, and the end of the process frees the memory. */
 bool mm_import_failed_at_exit(void);
 
 #endif

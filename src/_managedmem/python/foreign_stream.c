@@ -47,7 +47,7 @@ read_stored_handle(mm_state *state, PyObject *value, const char *name, CUstream 
     return rc;
 }
 
-/* --- readers: they get the stream, and the attribute by which it was recognised ---------------- */
+/* --- readers: each gets the stream and the attribute of its row ------------------------------ */
 
 static int
 read_handle(mm_state *state, PyObject *Py_UNUSED(value), PyObject *handle, CUstream *out)
@@ -100,9 +100,9 @@ read_protocol(mm_state *state, PyObject *value, PyObject *method, CUstream *out)
 
 /* --- the table -------------------------------------------------------------------------- */
 
-/* The first row whose class and attribute an object has reads it; without an attribute the object is the
- * handle. To support another library, add its row. Rows of libraries are for versions without
- * __cuda_stream__, and for torch.Stream, which belongs to no particular backend. */
+/* The first row whose class and attribute match an object reads it; in a row without an attribute
+ * the object is the handle. To support another library, add its row. The rows with a package serve
+ * versions without __cuda_stream__, and torch.Stream, which has no particular backend. */
 static const struct {
     mm_foreign_class class;
     const char *attribute;
@@ -116,7 +116,7 @@ static const struct {
     {{.package = "cuda", .name = "CUstream"}, NULL, read_handle},
 };
 
-/* 1 if a row read the handle, 0 if none fits, -1 with an exception. */
+/* 1 if a row read the handle, 0 if none matches, -1 with an exception. */
 static int
 read_by_table(mm_state *state, PyObject *value, CUstream *out)
 {

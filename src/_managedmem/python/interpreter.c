@@ -13,7 +13,7 @@
 struct mm_interpreter {
     PyInterpreterState *state;
     atomic_size_t references;
-    atomic_size_t visitors; /* threads of others that are attached, or are about to attach */
+    atomic_size_t visitors; /* threads attached from outside, or about to attach */
     atomic_bool ending; /* no thread may attach any more */
 };
 
@@ -76,7 +76,7 @@ run_detached_call(void *argument)
     return NULL;
 }
 
-/* The call is lost if there is no memory or no thread for it. */
+/* The call is dropped if memory or threads are exhausted. */
 static void
 run_in_new_thread(void (*work)(void *), void *argument)
 {
@@ -116,8 +116,8 @@ mm_run_detached(void (*work)(void *), void *argument)
 
 /* --- releasing in another interpreter -------------------------------------------------------- */
 
-/* False if the interpreter ends. Counts the visitor before it reads `ending`, so that either
- * this call sees the end, or the end waits for the visitor. */
+/* False if the interpreter is ending. Counts the visitor before it reads `ending`, so that either
+ * this call sees the flag, or end_interpreter waits for the visitor. */
 static bool
 enter_interpreter(mm_interpreter *interpreter)
 {
@@ -189,7 +189,8 @@ mm_interpreter_release(mm_interpreter *interpreter)
     }
 }
 
-/* Runs at interpreter exit. A thread state that is left after it would abort the process. */
+/* Runs at interpreter exit. A visitor's thread state that outlived the interpreter would abort the
+ * process. */
 static PyObject *
 end_interpreter(PyObject *module, PyObject *Py_UNUSED(none))
 {

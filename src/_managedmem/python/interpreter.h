@@ -23,7 +23,7 @@ bool mm_interpreter_is_current(const mm_interpreter *interpreter);
  * Once the interpreter has begun to end, the reference is kept. */
 void mm_interpreter_release_object(mm_interpreter *interpreter, PyObject *object);
 
-/* Calls work(argument), which may block, without the GIL. Detaches the thread for it; if its
+/* Calls work(argument), which may block, in the detached calling thread. If the thread's
  * interpreter cannot be identified, a new thread makes the call. */
 void mm_run_detached(void (*work)(void *), void *argument);
 

@@ -3,7 +3,7 @@
 #include "foreign_location.h"
 #include "location_object.h"
 
-/* The host for a numa_id that is not None: the number of a node, or a host of any library. */
+/* The host for a numa_id that is not None: a node number, or a host of any library. */
 static PyObject *
 host_from_id(mm_state *state, PyObject *numa_id)
 {
@@ -12,7 +12,7 @@ host_from_id(mm_state *state, PyObject *numa_id)
     long long node;
 
     assert(numa_id != NULL && numa_id != Py_None);
-    /* The table keeps every node that was asked for, under its number. */
+    /* The table keeps every node that was requested, by its number. */
     if (PyLong_CheckExact(numa_id)
         && (known = PyDict_GetItemWithError(state->numa_hosts, numa_id)) != NULL) {
         return Py_NewRef(known);

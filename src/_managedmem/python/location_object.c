@@ -40,7 +40,7 @@ intern_location(PyObject *table, PyTypeObject *type, CUmemLocation where)
     interned = Py_XNewRef(PyDict_GetItemWithError(table, key));
     if (interned == NULL && !PyErr_Occurred()) {
         fresh = mm_new_location(type, where);
-        /* setdefault gives the object of another thread that was faster. */
+        /* setdefault returns the object of another thread that was faster. */
         interned = fresh ? PyObject_CallMethod(table, "setdefault", "OO", key, fresh) : NULL;
         Py_XDECREF(fresh);
     }

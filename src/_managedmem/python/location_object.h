@@ -6,7 +6,7 @@
 
 #include "../memory/location.h"
 
-/* A Host or a Device: a location ready for the driver. */
+/* A Host or a Device. */
 typedef struct {
     PyObject_HEAD
     PyObject *weakrefs;

@@ -1,9 +1,9 @@
-/* location_set.c: live sets of locations: every method of Python's set, over a read and a change that
- * the owner offers.
+/* location_set.c: live sets of locations: every method of Python's set, built on the owner's read
+ * and change.
  *
- * A set has no state but its owner: each operation reads all its arguments, reads the set once, and
- * changes all members that differ in one step. Members are bits of a mask, so that the set algebra is
- * arithmetic. */
+ * A set has no state except its owner: each operation reads all its arguments, reads the set once,
+ * and changes all members that differ in one step. Members are bits of a mask, so that the set
+ * algebra is arithmetic. */
 #include "location_set.h"
 
 typedef struct {
@@ -22,7 +22,8 @@ set_of(PyObject *op)
 
 static int set_contains(PyObject *op, PyObject *value);
 
-/* Operators get operands of any type, which have no module state with the types to compare. */
+/* Operators get operands of any type, whose module state, with the types to compare, may not
+ * exist. */
 static bool
 is_proxy(PyObject *op)
 {
@@ -62,7 +63,7 @@ find_member(mm_state *state, const mm_set_kind *kind, PyObject *owner, PyObject 
     return 0;
 }
 
-/* Replaces the TypeError of an argument that is not iterable by one that says what to pass. */
+/* Replaces the TypeError for an argument that is not iterable with one that says what to pass. */
 static void
 raise_not_iterable(mm_state *state, const mm_set_kind *kind, PyObject *owner, PyObject *value)
 {
@@ -72,13 +73,13 @@ raise_not_iterable(mm_state *state, const mm_set_kind *kind, PyObject *owner, Py
     if (!PyErr_ExceptionMatches(PyExc_TypeError)) {
         return;
     }
-    PyErr_Clear(); /* TypeError: that of PyObject_GetIter, which says less */
+    PyErr_Clear(); /* TypeError of PyObject_GetIter, which says less */
     if (kind->read_member(state, owner, value, true, &member) == 0) {
         PyErr_Format(PyExc_TypeError,
                      "%R is one location and not iterable: wrap it in a set, {%R}", value, value);
     } else if (PyErr_ExceptionMatches(PyExc_TypeError)
                || PyErr_ExceptionMatches(PyExc_ValueError)) {
-        PyErr_Clear(); /* not a location either */
+        PyErr_Clear(); /* TypeError or ValueError: not a location either */
         PyErr_Format(PyExc_TypeError,
                      "an iterable of locations is needed, such as a set, got %R; set() is the "
                      "empty one",
@@ -147,7 +148,8 @@ plain_set(PyObject *op)
     return set;
 }
 
-/* 1 for any collections.abc.Set, which operators accept beside a set; 0, or -1 with an exception. */
+/* 1 for a collections.abc.Set, which operators accept like a set; else 0, or -1 with an
+ * exception. */
 static int
 is_abc_set(PyObject *op)
 {
@@ -246,7 +248,7 @@ set_richcompare(PyObject *op, PyObject *other, int operation)
     return answer;
 }
 
-/* Methods that only read are those of a plain set of the present members. */
+/* Calls a method that only reads on a plain set of the present members. */
 static PyObject *
 call_plain_method(PyObject *op, PyObject *args, const char *method)
 {
@@ -289,7 +291,7 @@ set_deepcopy(PyObject *op, PyObject *Py_UNUSED(memo))
     return set_copy(op, NULL);
 }
 
-/* Operators give plain sets, with the proxy on either side. */
+/* Operators return plain sets. The proxy may be either operand. */
 static PyObject *
 operate(PyObject *left, PyObject *right, PyObject *(*number)(PyObject *, PyObject *))
 {
@@ -453,7 +455,7 @@ set_add(PyObject *op, PyObject *value)
     Py_RETURN_NONE;
 }
 
-/* Removes a member; *was is true if it was one. */
+/* Removes a member. *was is true if the value was a member. */
 static int
 remove_member(const set_object *s, PyObject *value, mm_location_set *member, bool *was)
 {
@@ -540,7 +542,7 @@ mm_set_assign(mm_state *state, const mm_set_kind *kind, PyObject *owner, PyObjec
     if (kind->is_closed(owner)) {
         return kind->raise_closed();
     }
-    /* The end of `owner.property |= ...`: the change is made already. */
+    /* The assignment of `owner.property |= ...`: the change has been made. */
     if (is_proxy(value) && set_of(value)->kind == kind && set_of(value)->owner == owner) {
         return 0;
     }
@@ -594,7 +596,7 @@ set_reduce(PyObject *op, PyObject *Py_UNUSED(none))
 
 static PyMethodDef set_methods[] = {
     {"add", set_add, METH_O,
-     "add($self, location, /)\n--\n\nAdd a location; a member already is left alone."},
+     "add($self, location, /)\n--\n\nAdd a location; does nothing if it is a member."},
     {"discard", set_discard, METH_O,
      "discard($self, location, /)\n--\n\nRemove a location if it is a member."},
     {"remove", set_remove, METH_O,
@@ -606,26 +608,26 @@ static PyMethodDef set_methods[] = {
                          "update($self, /, *others)\n--\n\nAdd the members of all others."),
     MM_POSITIONAL_METHOD(
         "intersection_update", set_intersection_update,
-        "intersection_update($self, /, *others)\n--\n\nKeep the members that all others have too."),
+        "intersection_update($self, /, *others)\n--\n\nKeep the members that all others have."),
     MM_POSITIONAL_METHOD(
         "difference_update", set_difference_update,
         "difference_update($self, /, *others)\n--\n\nRemove the members that any of the others has."),
     {"symmetric_difference_update", set_symmetric_difference_update, METH_O,
-     "symmetric_difference_update($self, other, /)\n--\n\nKeep the members that exactly one of both has."},
+     "symmetric_difference_update($self, other, /)\n--\n\nKeep the members of exactly one of the two."},
     {"union", set_union, METH_VARARGS,
-     "union($self, /, *others)\n--\n\nA plain set of the members of all."},
+     "union($self, /, *others)\n--\n\nA plain set of the members of this and all others."},
     {"intersection", set_intersection, METH_VARARGS,
-     "intersection($self, /, *others)\n--\n\nA plain set of the members that all have."},
+     "intersection($self, /, *others)\n--\n\nA plain set of the members that all others have."},
     {"difference", set_difference, METH_VARARGS,
      "difference($self, /, *others)\n--\n\nA plain set of the members that none of the others has."},
     {"symmetric_difference", set_symmetric_difference, METH_VARARGS,
-     "symmetric_difference($self, other, /)\n--\n\nA plain set of the members that exactly one of both has."},
+     "symmetric_difference($self, other, /)\n--\n\nA plain set of the members of exactly one of the two."},
     {"issubset", set_issubset, METH_VARARGS,
      "issubset($self, other, /)\n--\n\nTrue if the other has every member."},
     {"issuperset", set_issuperset, METH_VARARGS,
      "issuperset($self, other, /)\n--\n\nTrue if this set has every member of the other."},
     {"isdisjoint", set_isdisjoint, METH_VARARGS,
-     "isdisjoint($self, other, /)\n--\n\nTrue if both have no member in common."},
+     "isdisjoint($self, other, /)\n--\n\nTrue if the two have no member in common."},
     {"copy", set_copy, METH_NOARGS, "copy($self, /)\n--\n\nA plain set of the present members."},
     {"__copy__", set_copy, METH_NOARGS, "__copy__($self, /)\n--\n\nThe same as copy()."},
     {"__deepcopy__", set_deepcopy, METH_O,

@@ -1,5 +1,5 @@
-/* location_set.h: live sets of locations: all that AccessedBySetProxy and PeerAccessibleBySetProxy share;
- * each adds how its owner reads and changes the members. */
+/* location_set.h: live sets of locations: the common part of AccessedBySetProxy and
+ * PeerAccessibleBySetProxy. Each adds the functions that read and change its members. */
 #ifndef MM_LOCATION_SET_H
 #define MM_LOCATION_SET_H
 
@@ -18,29 +18,30 @@ typedef struct {
     /* Changes one set to another, which must differ; all or nothing. */
     int (*change)(PyObject *owner, mm_location_set from, mm_location_set to);
 
-    /* Removes a location that does not read back as a member, but that a part of the memory may have.
-     * NULL if that cannot be. */
+    /* Removes a location that is not a member but that a part of the memory may have. NULL if no
+     * part can have one. */
     int (*remove_partial)(PyObject *owner, mm_location_set member);
 
-    /* The member that a value stands for; 0 for one that is left out. TypeError or ValueError for a
-     * value that cannot be a member; a value to find or remove (!strict) need not be checked fully. */
+    /* Reads the member that a value stands for; 0 for one that is left out. TypeError or
+     * ValueError for a value that cannot be a member. Unless strict, the value is only found or
+     * removed and need not be checked fully. */
     int (*read_member)(mm_state *state, PyObject *owner, PyObject *value, bool strict,
                        mm_location_set *member);
 } mm_set_kind;
 
-/* Reads an iterable of members. If strict, each item must be one that the set accepts; else others are
+/* Reads an iterable of members. If strict, the set must accept each item; else other items are
  * left out. owner may be NULL for a kind that does not use it. */
 int mm_set_read_members(mm_state *state, const mm_set_kind *kind, PyObject *owner,
                         PyObject *values, bool strict, mm_location_set *set);
 
-/* The same for the members of accessed_by, without a set. */
+/* The same for members of accessed_by. */
 int mm_read_members(mm_state *state, PyObject *values, bool strict, mm_location_set *set);
 
 /* A set of that kind, with a reference to its owner. */
 PyObject *mm_set_new(mm_state *state, PyTypeObject *type, const mm_set_kind *kind,
                      PyObject *owner);
 
-/* Assignment to the property that gives the set. */
+/* Assigns to the property that returns the set. */
 int mm_set_assign(mm_state *state, const mm_set_kind *kind, PyObject *owner, PyObject *value);
 
 /* Makes the type and adds it to the module. */

@@ -1,5 +1,6 @@
-/* location_set_accessed_by.c: the type AccessedBySetProxy, the live set behind buf.accessed_by: each
- * read is one query of the driver, each change one advice for every member that differs. */
+/* location_set_accessed_by.c: the type AccessedBySetProxy, the live set behind buf.accessed_by:
+ * each read is one query of the driver, each change gives one advice for every member that
+ * differs. */
 #include "../memory/advice.h"
 #include "buffer.h"
 #include "foreign_location.h"
@@ -39,7 +40,7 @@ give_difference(mm_driver *cu, mm_range range, const void *arguments, mm_status 
     return mm_range_change_accessed_by(cu, range, sets->from, sets->to, st);
 }
 
-/* One advice for each member in which the sets differ. */
+/* Gives one advice for each member in which the sets differ. */
 static int
 change_accessed_by(PyObject *owner, mm_location_set from, mm_location_set to)
 {

@@ -25,7 +25,7 @@ read_peers(PyObject *owner, mm_location_set *set)
     return mm_raise_failure(mm_type_state(Py_TYPE(owner)), rc, &st);
 }
 
-/* Without the GIL, because the driver maps all memory of the pool. */
+/* Detaches, because the driver maps all memory of the pool. */
 static int
 change_peers(PyObject *owner, mm_location_set from, mm_location_set to)
 {

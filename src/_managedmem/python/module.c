@@ -1,4 +1,4 @@
-/* module.c: the module managedmem._managedmem: its state, its parts, its slots. */
+/* module.c: the module managedmem._managedmem: its initialisation and its slots. */
 #include "interpreter.h"
 #include "module_functions.h"
 #include "state.h"

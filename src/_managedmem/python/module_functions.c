@@ -1,6 +1,6 @@
 /* module_functions.c: advise, prefetch, discard and discard_prefetch on one target or many;
- * empty(); facts about the driver. All arguments are read and checked before the first call that
- * changes anything. */
+ * empty(); the driver's selection and attributes. All arguments are read and checked before the
+ * first call that changes anything. */
 #include "module_functions.h"
 
 #include <string.h>
@@ -17,8 +17,8 @@ static const char *const operation_names[OPERATION_ARGC] = {
     [DISPATCH] = "dispatch", [DEFER] = "defer",
 };
 
-/* The common course of the stream operations: reads everything, enters the guards, calls without
- * the GIL, leaves, raises. */
+/* Runs a stream operation: reads all arguments, enters the guards, calls without the GIL, leaves,
+ * raises. */
 static PyObject *
 run_operation(mm_state *state, mm_operation op, PyObject *const argv[OPERATION_ARGC])
 {
@@ -102,7 +102,7 @@ module_discard_prefetch(PyObject *module, PyObject *const *args, Py_ssize_t narg
                : run_operation(mm_module_state(module), MM_DISCARD_PREFETCH, argv);
 }
 
-/* The enumerations of cuda.bindings have the values of the driver. */
+/* The enumerations of cuda.bindings have the driver's values. */
 static bool
 is_advice_member(mm_state *state, PyObject *value)
 {

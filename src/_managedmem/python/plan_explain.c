@@ -1,5 +1,5 @@
-/* plan_explain.c: the text of PrefetchPlan.explain. Every number and every reason comes from the
- * decision that an execution acts on. */
+/* plan_explain.c: the text of PrefetchPlan.explain. Every number and reason comes from the preview
+ * of an execution. */
 #include <assert.h>
 #include <stdio.h>
 
@@ -68,8 +68,8 @@ call_name(mm_operation op, bool batch)
     return batch ? "cuMemPrefetchBatchAsync" : "cuMemPrefetchAsync";
 }
 
-/* Transfers of one route to one location are a group. True for the first one of a group, with the
- * ranges and bytes of the group. */
+/* Transfers of one route to one location are a group. True for the first transfer of a group;
+ * stores the ranges and bytes of the group. */
 static bool
 is_group(const mm_plan_preview *p, size_t i, size_t *ranges, size_t *bytes)
 {

@@ -8,7 +8,7 @@
 
 /* --- adding ----------------------------------------------------------------------------- */
 
-/* An entry that is read and checked, to be appended. */
+/* A checked entry, to be appended. */
 typedef struct {
     mm_plan_entry entry;
     PyObject *kept; /* a tuple of its target and a memoryview or None */
@@ -33,8 +33,8 @@ plan_grow(mm_plan_object *self)
     return 0;
 }
 
-/* Makes a list if there is none. That can run the garbage collector, and so Python code that uses
- * the same plan. */
+/* Makes a missing list. That can run the garbage collector, and so Python code that uses the same
+ * plan. */
 static int
 ensure_list(PyObject **list)
 {
@@ -84,7 +84,7 @@ plan_append(mm_plan_object *self, const addition *new)
     return rc;
 }
 
-/* Cuts the range to nbytes from an offset; NULL or None is the default of each. */
+/* Cuts the range to nbytes from an offset. For each, NULL or None is its default. */
 static int
 read_part(PyObject *offset, PyObject *nbytes, mm_range *range)
 {
@@ -307,7 +307,7 @@ mm_plan_from_policy(PyObject *type, PyObject *const *args, Py_ssize_t nargs, PyO
     return rc < 0 ? NULL : plan_of_targets((PyTypeObject *)type, argv[0], where);
 }
 
-/* Appends what module.name() yields to a list. */
+/* Appends the items of module.name() to a list. */
 static int
 extend_by_method(PyObject *list, PyObject *module, const char *name)
 {

@@ -109,9 +109,6 @@ mm_resource_get_attributes(PyObject *op, void *Py_UNUSED(closure))
     return self;
 }
 
-const char mm_resource_attributes_doc[] =
-    "The numbers of the pool, as PoolAttributes. RuntimeError without a pool, and once closed.";
-
 static void
 attributes_dealloc(PyObject *op)
 {
