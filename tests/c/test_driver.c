@@ -265,7 +265,8 @@ be_told_of_the_silence(void)
     CHECK_EQUAL(setenv("ODD_SILENT", "2", 1), 0);
     CHECK(open_odd(&st) == NULL);
     CHECK_EQUAL(st.kind, MM_NO_DRIVER);
-    CHECK(strstr(st.detail, "cuDeviceGetAttribute said CUDA_ERROR_INVALID_VALUE (1)") != NULL);
+    CHECK(strstr(st.detail, "cuDeviceGetAttribute failed with CUDA_ERROR_INVALID_VALUE (1)")
+          != NULL);
     return 0;
 }
 

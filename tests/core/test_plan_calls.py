@@ -275,14 +275,14 @@ class TestExplain:
         parts = separate(large, 4, MIB)
         to_device = [(part, device0) for part in parts]
         assert "4 ranges, 4 MiB to Device(0)" in reason(to_device)
-        assert 'dispatch="batch" asks for it' in reason(to_device, dispatch="batch")
-        assert 'dispatch="loop" asks for' in reason(to_device, dispatch="loop")
+        assert 'dispatch="batch" requests it' in reason(to_device, dispatch="batch")
+        assert 'dispatch="loop" requests' in reason(to_device, dispatch="loop")
         assert "one range needs no batch call" in reason(to_device[:1])
         assert "it alone would gain" in reason([to_device[0], (parts[1], Host())])
-        assert "to the host a call each" in reason([(part, Host()) for part in parts])
+        assert "to the host, single calls" in reason([(part, Host()) for part in parts])
         assert "below 64 KiB" in reason([(part[:PAGE], device0) for part in parts])
-        assert "go in order" in reason([(large, device0), (parts[0], Host())])
-        assert "defer=True asks for it" in reason(to_device, defer=True)
+        assert "are issued in order" in reason([(large, device0), (parts[0], Host())])
+        assert "defer=True requests it" in reason(to_device, defer=True)
         assert "32 MiB to devices are queued" in reason([(large, device0)])
         assert "4 MiB to the host are queued" in reason([(part, Host()) for part in parts])
         pages = [(page, device0) for page in adjacent(large, 3)]
@@ -308,11 +308,11 @@ class TestExplain:
         parts = separate(large, 32, MIB)
         large.prefetch(Host(), stream=stream)
         plan = PrefetchPlan((part, device0) for part in parts)
-        assert "Seem to be there" not in plan.explain(stream=stream)
+        assert "Seem to be at" not in plan.explain(stream=stream)
         for i in (4, 7):
             parts[i].prefetch(device0, stream=stream)
         text = plan.explain(stream=stream)
-        assert "Seem to be there already: entries 4, 7" in text.splitlines()
+        assert "Seem to be at their destination: entries 4, 7" in text.splitlines()
         plan.execute(stream=stream)
         assert "14, 15 and 16 more" in plan.explain(stream=stream)
 

@@ -166,8 +166,8 @@ def test_ranges_of_pages_of_their_own_still_go_together(alloc, device0, device1,
 def test_explain_says_that_the_order_decides(buf, device0):
     parts = [buf[: PAGE + HALF], buf[PAGE + HALF : 3 * PAGE]]
     plan = PrefetchPlan(zip(parts, [device0, Host()], strict=True))
-    assert "ranges share pages and go to different places" in plan.explain()
+    assert "ranges share pages and have different locations" in plan.explain()
     text = plan.explain(discard=True, dispatch="batch")
     assert "4 driver calls for 2 entries" in text
     assert "2 x cuMemPrefetchAsync" in text
-    assert text.count("ranges share pages and go to different places") == 2
+    assert text.count("ranges share pages and have different locations") == 2

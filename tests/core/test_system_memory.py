@@ -208,7 +208,7 @@ class TestElsewhere:
         run(
             f"""
 view = memory(); fill(view)
-words = "every device has pageable_memory_access (Device(0) has not)"
+words = "every device has pageable_memory_access (Device(0) lacks it)"
 refused(ValueError, words, lambda: {call})
 Device().sync()
 assert byte(view, 0) == 7

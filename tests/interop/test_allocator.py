@@ -122,7 +122,9 @@ class TestRefusals:
             assert allocate(PAGE) is None
             assert emulator.live() == before
             text = capfd.readouterr().err
-            assert text.startswith("managedmem: no managed memory of 4096 bytes for Device(0): ")
+            assert text.startswith(
+                "managedmem: cannot allocate 4096 bytes of managed memory for Device(0): "
+            )
             assert "cuMemAdvise failed with CUDA_ERROR_LAUNCH_FAILED (719)" in text
             assert text.count("\n") == 1
 

@@ -93,10 +93,10 @@ class TestOpening:
     @pytest.mark.parametrize("function", ["cuInit", "cuDeviceGetCount", "cuDeviceGetAttribute"])
     def test_a_call_that_fails_is_named(self, with_proxy, function):
         shown = with_proxy(f"{function}=3", SAY_ERROR)
-        assert f"{function} said CUDA_ERROR_NOT_INITIALIZED (3)" in shown
+        assert f"{function} failed with CUDA_ERROR_NOT_INITIALIZED (3)" in shown
 
     def test_a_code_that_has_no_name(self, with_proxy):
-        assert "cuInit said ? (123456)" in with_proxy("cuInit=123456", SAY_ERROR)
+        assert "cuInit failed with ? (123456)" in with_proxy("cuInit=123456", SAY_ERROR)
 
     def test_a_version_that_cannot_be_told(self, with_proxy):
         assert "cuDriverGetVersion failed with 3" in with_proxy("version=3", SAY_ERROR)

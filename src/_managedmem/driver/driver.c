@@ -114,7 +114,7 @@ fail_too_old(mm_status *st, const char *path, int version)
 {
     char reason[96];
 
-    (void)snprintf(reason, sizeof reason, "CUDA %d.%d, older than the needed 12.2", version / 1000,
+    (void)snprintf(reason, sizeof reason, "CUDA %d.%d, older than 12.2", version / 1000,
                    version % 1000 / 10);
     note_tried(path, reason);
     return mm_fail(st, MM_DRIVER_TOO_OLD,
@@ -170,7 +170,7 @@ fail_first_call(mm_driver *t, const char *path, const char *function, CUresult c
 
     assert(code != CUDA_SUCCESS);
     MM_IGNORE(t->GetErrorName(code, &name)); /* the name then stays NULL */
-    (void)snprintf(reason, sizeof reason, "opened, but %s said %s (%d)", function,
+    (void)snprintf(reason, sizeof reason, "opened, but %s failed with %s (%d)", function,
                    name ? name : "?", (int)code);
     return fail_no_driver(st, path, reason);
 }

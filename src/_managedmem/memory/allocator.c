@@ -106,8 +106,8 @@ allocate_for_slot(unsigned slot, ssize_t size, int device)
         return (void *)(uintptr_t)block.start;
     }
     if (!is_plain_out_of_memory(&st)) {
-        (void)snprintf(failure, sizeof failure, "no managed memory of %zd bytes for Device(%d)",
-                       size, device);
+        (void)snprintf(failure, sizeof failure,
+                       "cannot allocate %zd bytes of managed memory for Device(%d)", size, device);
         log_failure(failure, &st);
     }
     return NULL;
@@ -234,9 +234,8 @@ mm_preset_register(mm_driver *cu, const mm_preset *preset, char name[MM_ALLOCATO
     if (slot < 0) {
         return mm_fail(
             st, MM_REFUSED,
-            "all %d allocators are taken by other presets, and one that was given out "
-            "can never be taken back; share presets between pools, or advise the memory "
-            "after its allocation",
+            "all %d allocators are taken by other presets and cannot be released: share presets "
+            "between pools, or advise the memory after its allocation",
             MM_MAX_PRESETS);
     }
     (void)snprintf(name, MM_ALLOCATOR_NAME, "managedmem_allocate_%d", slot);

@@ -28,9 +28,8 @@ explain_access(mm_driver *cu, CUdeviceptr p, mm_status *st)
         && flags == CU_MEM_ACCESS_FLAGS_PROT_NONE) {
         mm_status_add(
             st,
-            "Device(%d), on which the stream works, has no access to this pool memory of "
-            "Device(%d): add it to the resource's peer_accessible_by, or take a stream "
-            "of the owner.",
+            "The stream's device, Device(%d), has no access to this pool memory of Device(%d): "
+            "add it to the resource's peer_accessible_by, or use a stream of the owner.",
             device, owner);
     }
 }

@@ -208,7 +208,7 @@ check_range_again(mm_driver *cu, const mm_plan *p, const hold *h, mm_status *st)
     }
     if (now.allocation != h->range.allocation) {
         return mm_fail(st, MM_BAD_VALUE,
-                       "entry %zu: the memory at 0x%llx was freed since it was added", h->entry,
+                       "entry %zu: the memory at 0x%llx was freed after it was added", h->entry,
                        (unsigned long long)now.start);
     }
     return 0;

@@ -80,7 +80,7 @@ check_system_discard(mm_driver *cu, const mm_range *range, mm_status *st)
             return mm_fail(st, MM_BAD_VALUE,
                            "address 0x%llx is not in a managed-memory allocation; it is system "
                            "memory, which can only be discarded where every device has "
-                           "pageable_memory_access (Device(%d) has not)",
+                           "pageable_memory_access (Device(%d) lacks it)",
                            (unsigned long long)range->start, device);
         }
     }
@@ -120,7 +120,7 @@ check_system_memory(mm_driver *cu, const mm_range *range, mm_operation op, mm_st
             st, MM_BAD_VALUE,
             "address 0x%llx is not in a managed-memory allocation; it is system memory, "
             "which can only be a target where the device has pageable_memory_access "
-            "(Device(%d) has not)%s",
+            "(Device(%d) lacks it)%s",
             (unsigned long long)range->start, device, copy_hint(op));
     }
     return 0;

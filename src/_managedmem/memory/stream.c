@@ -272,8 +272,7 @@ mm_batch_stream_acquire(mm_driver *cu, CUstream requested, mm_batch_stream *out,
         return -1;
     }
     if (!atomic_compare_exchange_strong(&stand_in[device], &none, out->stream)) {
-        MM_IGNORE(cu->StreamDestroy(
-            out->stream)); /* another thread was first: its stream serves as well */
+        MM_IGNORE(cu->StreamDestroy(out->stream)); /* another thread's serves as well */
         out->stream = none;
     }
     return 0;

@@ -265,8 +265,8 @@ const char mm_numpy_doc[] =
     "\n"
     "Raises ImportError without NumPy, RuntimeError when closed, ValueError for plain device memory,\n"
     "BufferError for wrapped memory that the host may not be able to read (from_handle()), CUDAError\n"
-    "while the stream captures a graph, which stays intact. Safe from every thread; other threads run\n"
-    "meanwhile. Driver: cuMemPrefetchAsync, cuStreamSynchronize.";
+    "while the stream captures a graph, which stays intact. Safe from every thread; releases the GIL.\n"
+    "Driver: cuMemPrefetchAsync, cuStreamSynchronize.";
 
 const char mm_torch_doc[] =
     "torch($self, /, device=None, *, stream=None)\n--\n\n"
@@ -308,7 +308,7 @@ const char mm_cupy_doc[] =
 
 const char mm_buffer_array_doc[] =
     "__array__($self, /, dtype=None, copy=None)\n--\n\n"
-    "The buffer as a NumPy array; the same memory, unless dtype or copy ask for another.\n"
+    "The buffer as a NumPy array over the same memory, unless dtype or copy requires a copy.\n"
     "\n"
     "NumPy calls it only if the buffer refuses a host view. It then raises the reason: RuntimeError when\n"
     "closed, BufferError for memory that the host cannot reach. Waits for no stream. Safe from every\n"

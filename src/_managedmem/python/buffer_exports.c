@@ -614,7 +614,7 @@ const char mm_buffer_dlpack_doc[] =
     "The tensor is versioned if max_version is (1, 0) or more. dl_device (1, 0) exports managed or pinned\n"
     "memory as CPU memory, (2, n) exports managed memory as memory of device n, for consumers that do not\n"
     "know managed memory. copy=True exports a new buffer. stream is the consumer's: its later work comes\n"
-    "after the work of the default stream; -1 asks for no order. The memory cannot be closed while the\n"
+    "after the work of the default stream; -1 means no order. The memory cannot be closed while the\n"
     "tensor lives. Raises RuntimeError when closed, BufferError for a device that the memory cannot be\n"
     "exported for, ValueError for stream 0. Safe from every thread. Driver: cuPointerGetAttributes for\n"
     "wrapped memory.";

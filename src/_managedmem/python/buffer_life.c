@@ -547,5 +547,5 @@ const char mm_buffer_close_doc[] =
     "After these errors the buffer stays open and can be closed again: BufferError while a memoryview,\n"
     "NumPy array or DLPack tensor of the memory lives; CUDAError for pool memory on a stream that captures\n"
     "a graph, and inside a host function; any exception of mr.deallocate(). After any other CUDAError the\n"
-    "buffer counts as closed. Safe from every thread; other threads run meanwhile.\n"
+    "buffer counts as closed. Safe from every thread; releases the GIL.\n"
     "Driver: cuMemFree, cuMemFreeAsync, cuStreamSynchronize.";

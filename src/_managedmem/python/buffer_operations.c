@@ -543,14 +543,14 @@ const char mm_prefetch_doc[] =
     "\n"
     "defer=True queues an empty host function first, so that the call returns at once and the stream does\n"
     "the work; None does so for large buffers. Raises as managedmem.prefetch() does. Safe from every\n"
-    "thread; other threads run meanwhile. Driver: cuMemPrefetchAsync.";
+    "thread; releases the GIL. Driver: cuMemPrefetchAsync.";
 
 const char mm_discard_doc[] =
     "discard($self, *, stream=None)\n--\n\n"
     "Discard the contents, in stream order; until the next write a read gives undefined bytes.\n"
     "\n"
     "Acts on the whole pages inside the buffer. Raises as managedmem.discard() does. Safe from every\n"
-    "thread; other threads run meanwhile. Driver: cuMemDiscardBatchAsync.";
+    "thread; releases the GIL. Driver: cuMemDiscardBatchAsync.";
 
 const char mm_discard_prefetch_doc[] =
     "discard_prefetch($self, location, *, stream=None, defer=None)\n--\n\n"
@@ -558,7 +558,7 @@ const char mm_discard_prefetch_doc[] =
     "\n"
     "For a buffer that will be overwritten there. Pages that the buffer fills only in part are prefetched\n"
     "first, with their contents. Raises as managedmem.discard_prefetch() does. Safe from every thread;\n"
-    "other threads run meanwhile. Driver: cuMemDiscardAndPrefetchBatchAsync, cuMemPrefetchAsync.";
+    "releases the GIL. Driver: cuMemDiscardAndPrefetchBatchAsync, cuMemPrefetchAsync.";
 
 const char mm_copy_from_doc[] =
     "copy_from($self, src, *, stream=None, options=None)\n--\n\n"
@@ -580,8 +580,8 @@ const char mm_copy_to_doc[] =
     "\n"
     "None allocates a new buffer of the same dtype and shape from the same resource, from a pool on the\n"
     "same stream. A resource of another library is called as allocate(size, stream=stream); its result is\n"
-    "the owner of the new buffer. dst as src in copy_from(), but writable; options, errors and threads as\n"
-    "there. Driver: cuMemcpyAsync.";
+    "the owner of the new buffer. dst is like src in copy_from(), but writable; options, errors and\n"
+    "threads are the same. Driver: cuMemcpyAsync.";
 
 const char mm_copy_doc[] =
     "__copy__($self, /)\n--\n\n"

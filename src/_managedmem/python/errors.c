@@ -186,8 +186,8 @@ PyDoc_STRVAR(
     "name : str or None\n"
     "    Its name, such as \"CUDA_ERROR_INVALID_VALUE\".\n"
     "function : str or None\n"
-    "    The driver function that returned it, such as \"cuMemAdvise\"; None where the call was\n"
-    "    refused before the driver was reached.\n"
+    "    The driver function that returned it, such as \"cuMemAdvise\"; None if the call was refused\n"
+    "    before the driver was called.\n"
     "\n"
     "After a failed call buffers, advice and contents are as they were before it; of several\n"
     "prefetches or discards, those before the refused one may have been queued.");
@@ -205,7 +205,7 @@ PyDoc_STRVAR(too_old_doc,
 
 PyDoc_STRVAR(
     export_doc,
-    "The memory cannot be exported like that.\n"
+    "The memory cannot be exported through this interface.\n"
     "\n"
     "Raised by __cuda_array_interface__ for memory that no device reaches. A BufferError, and an\n"
     "AttributeError, so that hasattr() is False and libraries try another interface.");

@@ -260,7 +260,7 @@ check_form(PyObject *value, PyObject *version, PyObject *mask)
     if (mask != NULL && mask != Py_None) {
         return mm_refuse_foreign(PyExc_ValueError, value,
                                  "has a mask in its __cuda_array_interface__: masks are not "
-                                 "followed here, give the array of the data and that of the mask");
+                                 "supported, pass the arrays of the data and of the mask");
     }
     return 0;
 }
@@ -401,10 +401,11 @@ refuse_without_storage(PyObject *value)
     PyObject *device = subject ? PyObject_GetAttrString(value, "device") : NULL;
 
     if (device != NULL) {
-        PyErr_Format(PyExc_ValueError,
-                     "%U on device %S holds no memory: a meta or fake tensor has none, one whose "
-                     "storage was freed has lost it, and of a wrapper the tensors inside have it",
-                     subject, device);
+        PyErr_Format(
+            PyExc_ValueError,
+            "%U on device %S holds no memory: it is a meta or fake tensor, its storage was "
+            "freed, or it is a wrapper whose memory is in the tensors inside",
+            subject, device);
         Py_DECREF(device);
     }
     Py_XDECREF(subject);

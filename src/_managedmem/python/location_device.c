@@ -248,7 +248,7 @@ PyDoc_STRVAR(
     "Device(device_id=None)\n"
     "--\n"
     "\n"
-    "One GPU as a place for managed memory.\n"
+    "A GPU as a location of managed memory.\n"
     "\n"
     "Parameters\n"
     "----------\n"
@@ -265,7 +265,7 @@ PyDoc_STRVAR(
     "Driver: cuDeviceGetCount, cuCtxGetDevice.");
 
 PyDoc_STRVAR(device_count_doc, "count()\n--\n\n"
-                               "The number of devices. Driver: cuDeviceGetCount, asked once.");
+                               "The number of devices. Driver: cuDeviceGetCount, called once.");
 
 PyDoc_STRVAR(device_all_doc, "all()\n--\n\n"
                              "All devices, as a tuple in the order of their ordinals.");
@@ -280,7 +280,7 @@ PyDoc_STRVAR(device_sync_doc,
              "sync($self, /)\n--\n\n"
              "Wait for all work of this device.\n"
              "\n"
-             "Other threads run meanwhile. Driver: cuCtxSynchronize on the primary context.");
+             "Releases the GIL. Driver: cuCtxSynchronize on the primary context.");
 
 static PyMethodDef device_methods[] = {
     {"count", device_count, METH_NOARGS | METH_CLASS, device_count_doc},
@@ -288,7 +288,7 @@ static PyMethodDef device_methods[] = {
     {"set_current", device_set_current, METH_NOARGS, device_set_current_doc},
     {"sync", device_sync, METH_NOARGS, device_sync_doc},
     {"__reduce__", device_reduce, METH_NOARGS,
-     "__reduce__($self, /)\n--\n\nPickling and copying give the interned object again."},
+     "__reduce__($self, /)\n--\n\nPickling and copying return the interned object."},
     {NULL, NULL, 0, NULL},
 };
 
@@ -304,7 +304,7 @@ static PyGetSetDef device_getset[] = {
      "Free and total bytes of the device's memory, as MemoryInfo(free, total).\n\n"
      "Driver: cuMemGetInfo.",
      NULL},
-    FLAG("managed_memory", MANAGED_MEMORY, "True if the device has managed memory at all."),
+    FLAG("managed_memory", MANAGED_MEMORY, "True if the device supports managed memory."),
     FLAG("concurrent_managed_access", CONCURRENT_MANAGED_ACCESS,
          "True if host and device can use managed memory at the same time. Without it there is\n"
          "no prefetch, and a host access while the device works ends the process."),
@@ -312,13 +312,14 @@ static PyGetSetDef device_getset[] = {
         "pageable_memory_access", PAGEABLE_MEMORY_ACCESS,
         "True if the device reaches system memory (malloc, NumPy arrays): HMM or ATS. Only then\n"
         "is system memory a target of advise and prefetch, and of discard if every device reaches it."),
-    FLAG("pageable_memory_access_uses_host_page_tables",
-         PAGEABLE_MEMORY_ACCESS_USES_HOST_PAGE_TABLES,
-         "True if it does so through the host's page tables (ATS: Grace)."),
+    FLAG(
+        "pageable_memory_access_uses_host_page_tables",
+        PAGEABLE_MEMORY_ACCESS_USES_HOST_PAGE_TABLES,
+        "True if the device reaches system memory through the host's page tables (ATS, as on Grace)."),
     FLAG("direct_managed_mem_access_from_host", DIRECT_MANAGED_MEM_ACCESS_FROM_HOST,
          "True if the host reaches managed memory on the device without moving it."),
     FLAG("memory_pools_supported", MEMORY_POOLS_SUPPORTED,
-         "True if the driver's stream-ordered memory pools work on it."),
+         "True if the device supports the driver's stream-ordered memory pools."),
     {"host_numa_id", device_get_number, NULL,
      "The NUMA node nearest to the device, or -1 on a system without NUMA.",
      (void *)(intptr_t)CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID},

@@ -117,7 +117,7 @@ PyDoc_STRVAR(
     "Host(numa_id=None, *, is_numa_current=False)\n"
     "--\n"
     "\n"
-    "The host as a place for managed memory.\n"
+    "The host as a location of managed memory.\n"
     "\n"
     "Parameters\n"
     "----------\n"
@@ -125,7 +125,7 @@ PyDoc_STRVAR(
     "    One NUMA node of the host; or a Host, a Host of cuda.core, or torch.device(\"cpu\"). None: the\n"
     "    host as a whole.\n"
     "is_numa_current : bool\n"
-    "    The node of the thread that makes the call, as Host.numa_current() gives.\n"
+    "    True: the node of the thread that uses the location in a call, as Host.numa_current().\n"
     "\n"
     "Hosts are immutable, hashable and interned: Host(1) is Host(1). They need no driver.\n"
     "\n"
@@ -137,14 +137,14 @@ PyDoc_STRVAR(host_numa_current_doc,
              "numa_current()\n"
              "--\n"
              "\n"
-             "The NUMA node of the thread that later makes a call with it.\n"
+             "The NUMA node of the thread that uses the location in a call.\n"
              "\n"
              "The driver resolves it when it is used; a read-back may give the node or Host().");
 
 static PyMethodDef host_methods[] = {
     {"numa_current", host_numa_current, METH_NOARGS | METH_CLASS, host_numa_current_doc},
     {"__reduce__", host_reduce, METH_NOARGS,
-     "__reduce__($self, /)\n--\n\nPickling and copying give the interned object again."},
+     "__reduce__($self, /)\n--\n\nPickling and copying return the interned object."},
     {NULL, NULL, 0, NULL},
 };
 

@@ -293,23 +293,23 @@ PyDoc_STRVAR(
     "----------\n"
     "targets : target or sequence of targets\n"
     "    ManagedBuffers, arrays with __cuda_array_interface__ (torch, CuPy, numba), cuda.core Buffers,\n"
-    "    NumPy views of managed memory. Of a strided array, its extent.\n"
+    "    NumPy views of managed memory. A strided array stands for its extent.\n"
     "advice : str, or CUmem_advise or cudaMemoryAdvise of cuda.bindings\n"
     "    \"set_read_mostly\", \"set_preferred_location\", \"set_accessed_by\", or one of them with\n"
     "    \"unset_\".\n"
     "location : Device or Host, or a sequence with one for each target\n"
-    "    Needed for set_preferred_location and both accessed_by advices; NUMA hosts not for\n"
-    "    accessed_by.\n"
+    "    Required for set_preferred_location and both accessed_by advices; accessed_by takes no NUMA\n"
+    "    host.\n"
     "\n"
     "Advice applies to whole pages, from the one that holds the first byte to the one that holds the\n"
-    "last. It takes effect at once, in no stream's order. It is all or nothing: the advice of each\n"
+    "last. It takes effect at once, not in stream order. It is all or nothing: the advice of each\n"
     "target is queried first and restored when the driver fails. Pages of one target that differ keep\n"
     "their advice when the driver refuses; when it set the advice and then failed, it is unset on them.\n"
     "MigrationPolicy.applied() restores every page. Advice that is set reads back: it is repeated where\n"
     "the driver did not record it. Where targets share a page, the last one given wins.\n"
     "\n"
     "Raises TypeError or ValueError for bad arguments before anything is advised, CUDAError when the\n"
-    "driver refuses. Safe from every thread; other threads run meanwhile.\n"
+    "driver refuses. Safe from every thread; releases the GIL.\n"
     "Driver: cuMemAdvise, cuMemRangeGetAttribute, cuMemRangeGetAttributes.");
 
 PyDoc_STRVAR(
@@ -329,18 +329,18 @@ PyDoc_STRVAR(
     "    How several targets reach the driver; \"auto\" chooses the fastest call for each.\n"
     "defer : bool, optional\n"
     "    True queues an empty host function in front, so that the call returns while the stream does\n"
-    "    the work; None does so for large ones.\n"
+    "    the work; None does so for large prefetches.\n"
     "\n"
     "Neighbouring ranges of one allocation become one. Where targets overlap or share a page, the last\n"
     "one given wins. Raises TypeError or ValueError for bad arguments before anything moves; CUDAError\n"
     "with code 900 for a stream that captures a graph, which stays intact; NotImplementedError for\n"
-    "dispatch=\"batch\" before CUDA 13.0. Safe from every thread; other threads run meanwhile.\n"
+    "dispatch=\"batch\" before CUDA 13.0. Safe from every thread; releases the GIL.\n"
     "Driver: cuMemPrefetchAsync, cuMemPrefetchBatchAsync.");
 
 PyDoc_STRVAR(
     discard_doc,
     "discard(targets, *, stream=None, dispatch='auto')\n--\n\n"
-    "Throw contents away, in stream order, so that they need not be moved.\n"
+    "Discard contents, in stream order, so that they need not be moved.\n"
     "\n"
     "The contents are undefined until they are written; write only after a prefetch or\n"
     "discard_prefetch. Only whole pages inside each target are discarded: bytes on the pages at its\n"
@@ -355,13 +355,13 @@ PyDoc_STRVAR(
 PyDoc_STRVAR(
     discard_prefetch_doc,
     "discard_prefetch(targets, location, *, stream=None, dispatch='auto', defer=None)\n--\n\n"
-    "Throw contents away and give the memory pages at a location, in stream order.\n"
+    "Discard contents and populate the pages at a location, in stream order.\n"
     "\n"
     "For a buffer that will be overwritten there: pages move without their bytes. The pages at the\n"
     "ends that a target shares with its neighbours are prefetched first, with their contents; when that\n"
     "fails, nothing is discarded. When the discard itself fails, contents of the targets may be lost,\n"
-    "but nothing else. Targets that share pages and go to different places are processed one by one, so\n"
-    "those before a failure are discarded. Parameters and errors as for prefetch() and discard().\n"
+    "but nothing else. Targets that share pages and have different locations are processed one by one,\n"
+    "so those before a failure are discarded. Parameters and errors as for prefetch() and discard().\n"
     "Driver: cuMemDiscardAndPrefetchBatchAsync, cuMemPrefetchAsync.");
 
 PyDoc_STRVAR(
@@ -376,7 +376,7 @@ PyDoc_STRVAR(
     "dtype : str, NumPy or torch dtype, Python type\n"
     "    The element type, such as \"float32\" or \"f4\".\n"
     "\n"
-    "Gives a ManagedBuffer. No page is populated before its first use or prefetch. Raises ValueError\n"
+    "Returns a ManagedBuffer. No page is populated before its first use or prefetch. Raises ValueError\n"
     "and TypeError for bad arguments, CUDAOutOfMemoryError when there is no memory. Safe from every\n"
     "thread. Driver: cuMemAllocManaged.");
 

@@ -42,16 +42,17 @@ static const char *
 single_reason(mm_route route)
 {
     static const char *const reasons[] = {
-        [MM_SINGLE_REQUESTED] = "dispatch=\"loop\" asks for a call each",
+        [MM_SINGLE_REQUESTED] = "dispatch=\"loop\" requests single calls",
         [MM_SINGLE_ONE] = "one range needs no batch call",
-        [MM_SINGLE_ORDERED] = "ranges share pages and go to different places, so they go in order",
-        [MM_SINGLE_NO_BATCH_CALL] = "this driver has no batch call, CUDA 13.0 has",
+        [MM_SINGLE_ORDERED] =
+            "ranges share pages and have different locations, so they are issued in order",
+        [MM_SINGLE_NO_BATCH_CALL] = "this driver has no batch call, which CUDA 13.0 added",
         [MM_SINGLE_NO_CONCURRENT_ACCESS] =
             "not every device here has concurrent_managed_access, which a batch call needs",
-        [MM_SINGLE_TO_HOST] = "to the host a call each is faster than a batch call",
-        [MM_SINGLE_SMALL] = "below 64 KiB a call each is as fast as a batch call",
+        [MM_SINGLE_TO_HOST] = "to the host, single calls are faster than a batch call",
+        [MM_SINGLE_SMALL] = "below 64 KiB, single calls are as fast as a batch call",
         [MM_SINGLE_RESIDENT] =
-            "last prefetched to where they go, and then a call each is the fastest",
+            "last prefetched to their destination, where single calls are the fastest",
         [MM_SINGLE_REMAINDER] = "it alone would gain from a batch call",
     };
 
@@ -98,7 +99,7 @@ explain_deferral(explanation *e, const mm_plan_preview *p, const mm_dispatch_opt
         return;
     }
     if (options->defer == MM_DEFER_YES) {
-        add_line(e, PyUnicode_FromString("1 x cuLaunchHostFunc: defer=True asks for it"));
+        add_line(e, PyUnicode_FromString("1 x cuLaunchHostFunc: defer=True requests it"));
         return;
     }
     add_line(e, PyUnicode_FromFormat(
@@ -112,7 +113,7 @@ static const char *
 batch_reason(const mm_plan_preview *p, const mm_dispatch_options *options)
 {
     if (options->dispatch == MM_DISPATCH_BATCH) {
-        return "dispatch=\"batch\" asks for it";
+        return "dispatch=\"batch\" requests it";
     }
     return p->op == MM_PREFETCH ? "64 KiB or more each, to a device, and not prefetched there last"
                                 : "to a device, and not prefetched there last";
@@ -217,8 +218,9 @@ explain_resident(explanation *e, const mm_plan_preview *p, const mm_plan_entry *
         if (!seems_resident(p, &entries[i].transfer) || found++ >= MOST_NAMED) {
             continue;
         }
-        longer = line == NULL ? PyUnicode_FromFormat("Seem to be there already: entries %zu", i)
-                              : PyUnicode_FromFormat("%U, %zu", line, i);
+        longer = line == NULL
+                     ? PyUnicode_FromFormat("Seem to be at their destination: entries %zu", i)
+                     : PyUnicode_FromFormat("%U, %zu", line, i);
         Py_XDECREF(line);
         line = longer;
         if (line == NULL) {
@@ -246,7 +248,7 @@ explain_entries(explanation *e, const mm_plan_preview *p, const mm_plan_entry *e
     }
     if (ranges < count - empty) {
         add_line(e, PyUnicode_FromFormat("%zu entries are merged into %zu range%s: neighbours and "
-                                         "overlaps in one allocation that go to one place",
+                                         "overlaps in one allocation with one destination",
                                          count - empty, ranges, ranges == 1 ? "" : "s"));
     }
     if (empty > 0) {
@@ -288,8 +290,8 @@ mm_plan_explanation(const mm_plan_preview *p, const mm_dispatch_options *options
     explain_entries(&e, p, entries, count);
     if (mm_is_legacy_stream(options->stream) && (p->op != MM_PREFETCH || p->batched > 0)) {
         add_line(&e,
-                 PyUnicode_FromString("In a stream of the library, in the order of the default "
-                                      "stream, which refuses batch and discard calls"));
+                 PyUnicode_FromString("On a stream of the library, in the order of the default "
+                                      "stream, which itself refuses batch and discard calls"));
     }
     newline = e.lines != NULL ? PyUnicode_FromString("\n") : NULL;
     if (newline != NULL) {

@@ -110,7 +110,7 @@ read_part(PyObject *offset, PyObject *nbytes, mm_range *range)
     }
     if (bytes > range->size) {
         PyErr_Format(PyExc_ValueError,
-                     "nbytes must be at most %zu, what the target has from "
+                     "nbytes must be at most %zu, the bytes of the target from "
                      "offset %lld on; got %zu",
                      range->size, from, bytes);
         return -1;
@@ -434,7 +434,7 @@ mm_plan_fit_targets(PyObject *type, PyObject *const *args, Py_ssize_t nargs, PyO
 
 const char mm_plan_add_doc[] =
     "add($self, /, target, location, *, offset=0, nbytes=None)\n--\n\n"
-    "Add a target, or a part of it, with its destination; gives the plan itself.\n"
+    "Add a target, or a part of it, with its destination, and return the plan.\n"
     "\n"
     "Parameters\n"
     "----------\n"

@@ -20,7 +20,7 @@ plan_clear(PyObject *op, PyObject *Py_UNUSED(none))
     self->count = 0;
     mm_plan_drop_prepared(self);
     MM_UNLOCK();
-    /* Last, because releasing targets can run Python code. */
+    /* Outside of the lock, because releasing targets can run Python code. */
     Py_XDECREF(kept);
     Py_RETURN_NONE;
 }
@@ -50,7 +50,8 @@ copy_entries(const mm_plan_object *self, mm_plan_entry **copy)
     return 0;
 }
 
-/* A reference to the plan, prepared if needed; *plan is NULL for no entries. Under the lock. */
+/* Stores a new reference to the plan, prepared if needed, or NULL without entries. Under the
+ * lock. */
 static int
 prepare_plan(mm_plan_object *self, mm_state *state, mm_operation op, mm_plan **plan)
 {
@@ -107,7 +108,7 @@ plan_use_begin(mm_plan_object *self, const mm_operation *op, bool copy, plan_use
     return rc;
 }
 
-/* The parameters that execute, discard_prefetch and explain begin with. */
+/* The parameters of execute and discard_prefetch; explain has one more. */
 enum { STREAM, DISPATCH, DEFER, EXECUTE_ARGC, DISCARD = EXECUTE_ARGC, EXPLAIN_ARGC };
 
 static const char *const execute_names[EXPLAIN_ARGC] = {
@@ -233,9 +234,8 @@ plan_explain(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kw
 
 /* --- reading entries -------------------------------------------------------------------- */
 
-/* `kept` is the tuple that the plan keeps for the entry, or NULL with an exception. Each field is
- * made only if the ones before it were, because CPython must not be called with an exception
- * set. */
+/* `kept` is the entry's tuple in the plan, or NULL with an exception. Each field is made only if
+ * the fields before it were, because CPython must not be called with an exception set. */
 static PyObject *
 plan_entry_record(mm_state *state, const mm_plan_entry *entry, PyObject *kept)
 {
@@ -314,7 +314,7 @@ plan_item(PyObject *op, Py_ssize_t index)
     return plan_entry_at(op, index, false);
 }
 
-/* A new plan with `count` of the entries: start, start + step, ... */
+/* A new plan with `count` entries: those at start, start + step, ... */
 static PyObject *
 plan_of_entries(PyTypeObject *type, const plan_use *use, Py_ssize_t start, Py_ssize_t step,
                 Py_ssize_t count)
@@ -466,15 +466,15 @@ PyDoc_STRVAR(
     "entries : iterable of pairs (target, location)\n"
     "    As for add().\n"
     "\n"
-    "The plan keeps its targets alive; a ManagedBuffer in it can be closed, and executing the plan is\n"
-    "then an error before anything is moved. Neighbouring ranges with the same location are merged\n"
-    "and prepared for the driver at the first execution after a change; later ones\n"
-    "allocate nothing. Where entries overlap or share a page, the last one wins. len() is the number of\n"
-    "entries. Iteration gives a PlanEntry for each entry at its beginning; plan[i] gives one PlanEntry,\n"
-    "a slice or copy.copy() a new plan over the same targets. Executing an empty plan does nothing.\n"
+    "The plan keeps its targets alive. A ManagedBuffer in it can be closed; executing the plan then\n"
+    "raises before anything is moved. The first execution after a change merges neighbouring ranges\n"
+    "with the same location and prepares them for the driver; later ones allocate nothing. Where\n"
+    "entries overlap or share a page, the last one wins. len() is the number of entries. Iteration\n"
+    "gives a PlanEntry for each entry; plan[i] gives one PlanEntry, a slice or copy.copy() a new plan\n"
+    "over the same targets. Executing an empty plan does nothing.\n"
     "\n"
-    "Safe from every thread: an execution uses the entries at its beginning. Raises TypeError or\n"
-    "ValueError that names the bad entry.");
+    "Safe from every thread: iterations and executions use the entries that the plan has when they\n"
+    "begin. Raises TypeError or ValueError that names the bad entry.");
 
 PyDoc_STRVAR(plan_clear_doc, "clear($self, /)\n--\n\n"
                              "Remove all entries and release their targets.\n"
@@ -495,13 +495,13 @@ PyDoc_STRVAR(
     "\n"
     "An empty plan does nothing. Raises RuntimeError for a closed buffer and ValueError for memory of\n"
     "another library that was freed, with the number of the entry and before anything moves; otherwise\n"
-    "as prefetch(). Safe from every thread; other threads run meanwhile. Driver:\n"
+    "as prefetch(). Safe from every thread; releases the GIL. Driver:\n"
     "cuMemPrefetchAsync, cuMemPrefetchBatchAsync.");
 
 PyDoc_STRVAR(
     plan_discard_prefetch_doc,
     "discard_prefetch($self, /, *, stream=None, dispatch='auto', defer=None)\n--\n\n"
-    "Throw the contents of every entry away and give it pages at its location, in stream order.\n"
+    "Discard the contents of every entry and populate its pages at its location, in stream order.\n"
     "\n"
     "As execute(); the function discard_prefetch() describes which contents are lost. Entries without a\n"
     "whole page or with gaps are a ValueError. Driver: cuMemDiscardAndPrefetchBatchAsync.");
@@ -511,8 +511,8 @@ PyDoc_STRVAR(
     "explain($self, /, *, stream=None, dispatch='auto', defer=None, discard=False)\n--\n\n"
     "Describe the driver calls of execute() with these arguments, and their reasons.\n"
     "\n"
-    "discard=True describes discard_prefetch(). Gives a str: a heading, a line for each kind of call\n"
-    "with their number, remarks. Moves nothing; raises the errors of the execution. The text is true\n"
+    "discard=True describes discard_prefetch(). Returns a str: a heading, a line for each kind of call\n"
+    "with its number, and remarks. Moves nothing; raises the errors of the execution. The text is true\n"
     "until memory is moved. Driver: cuMemRangeGetAttribute for ranges that may share a call.");
 
 static PyMethodDef plan_methods[] = {
@@ -566,9 +566,9 @@ static PyType_Spec plan_spec = {
 };
 
 static PyStructSequence_Field plan_entry_fields[] = {
-    {"pointer", "address of its first byte"},
-    {"nbytes", "its bytes"},
-    {"location", "its destination"},
+    {"pointer", "address of the first byte"},
+    {"nbytes", "size in bytes"},
+    {"location", "destination"},
     {"target", "the object that was added; an attribute only"},
     {NULL, NULL},
 };

@@ -1,4 +1,4 @@
-/* plan_object.h: what the files behind PrefetchPlan share. */
+/* plan_object.h: the struct behind PrefetchPlan, for the files that make up the type. */
 #ifndef MM_PLAN_OBJECT_H
 #define MM_PLAN_OBJECT_H
 
@@ -11,7 +11,7 @@
 typedef struct {
     PyObject_HEAD
     PyObject *weakrefs;
-    PyObject *kept; /* a list, never shown: (target, memoryview or None) of each entry; or NULL */
+    PyObject *kept; /* a private list: (target, memoryview or None) of each entry; or NULL */
     mm_plan_entry *entries;
     size_t count, capacity;
     mm_plan *prefetch, *discard_prefetch; /* prepared; or NULL */

@@ -2,15 +2,16 @@
  * earlier advice at the end of a `with` block. */
 #include "policy_object.h"
 
-/* IDLE -> BUSY -> IN_FORCE -> BUSY -> IDLE. The thread that made it BUSY owns the other fields; `held`
- * and `before` have contents while it is IN_FORCE. */
+/* The stages IDLE -> BUSY -> IN_FORCE -> BUSY -> IDLE. The thread that made an object BUSY owns
+ * its other fields; `held` and `before` have contents while it is IN_FORCE. */
 enum { IDLE, BUSY, IN_FORCE };
 
 typedef struct {
     PyObject_HEAD
     PyObject *weakrefs;
     PyObject *policy;
-    PyObject *targets; /* the argument, but an iterable as a tuple; NULL once cleared */
+    PyObject
+        *targets; /* the argument, or a tuple of its items if it was iterable; NULL once cleared */
     atomic_int stage;
     mm_targets held;
     mm_page_runs before;
@@ -127,7 +128,7 @@ restore_held(applied_object *a, mm_state *state)
             return -1;
         }
         rc = mm_targets_enter(&a->held, NULL, &st);
-    } while (rc < 0); /* another thread closed a buffer between both */
+    } while (rc < 0); /* fails if another thread closed a buffer between the two calls */
     if (a->held.batch.count > 0) {
         Py_BEGIN_ALLOW_THREADS
         rc = restore_entered(a, &st);
@@ -232,7 +233,7 @@ PyDoc_STRVAR(
     applied_doc,
     "A policy that is applied for a `with` block; the result of policy.applied(targets).\n"
     "\n"
-    "Entering does as MigrationPolicy.apply(): all or nothing. Leaving, also by an exception, restores\n"
+    "Entering applies it as MigrationPolicy.apply() does. Leaving, also by an exception, restores\n"
     "the advice that every page had before, even where the block changed it, with only the advice that\n"
     "differs. Memory that was closed or freed meanwhile is left out; a closed view is restored as long\n"
     "as its buffer is open. Blocks can be nested, each with an object of its own. An object can be\n"

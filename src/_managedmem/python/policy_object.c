@@ -247,7 +247,7 @@ policy_reduce(PyObject *op, PyObject *Py_UNUSED(none))
                          preferred, "accessed_by", accessed_by);
 }
 
-/* Appends (name, location), with None where the advice takes no location. */
+/* Appends (name, location); the location is None if the advice takes none. */
 static int
 append_advice(mm_state *state, PyObject *list, CUmem_advise advice, CUmemLocation where)
 {
@@ -368,7 +368,7 @@ PyDoc_STRVAR(
     "accessed_by : iterable of Device and Host()\n"
     "    The processors that keep a mapping of the pages, so that their accesses do not fault.\n"
     "\n"
-    "MigrationPolicy() has no advice, as memory comes from the allocator. default(), read_duplicated(),\n"
+    "MigrationPolicy() has no advice, as newly allocated memory. default(), read_duplicated(),\n"
     "prefer() and shared() make the usual ones. Immutable and hashable; compared by value; repr() is the\n"
     "expression that makes an equal one; can be pickled.\n"
     "\n"
@@ -407,7 +407,7 @@ PyDoc_STRVAR(
     "on systems with one node; Host.numa_current() reads back as the node that was current.\n"
     "\n"
     "Queries the driver once for each page, as page_runs() does. Raises RuntimeError for a closed buffer.\n"
-    "Safe from every thread; other threads run meanwhile. Driver: cuMemRangeGetAttributes.");
+    "Safe from every thread; releases the GIL. Driver: cuMemRangeGetAttributes.");
 
 PyDoc_STRVAR(
     policy_advice_doc,
@@ -424,13 +424,13 @@ PyDoc_STRVAR(
     "Advice that the policy does not have is unset. targets as for managedmem.advise(), but system\n"
     "memory, whose advice cannot be queried, is a ValueError.\n"
     "\n"
-    "Reads the present advice, one query a page, and gives only the advice that differs, once for each\n"
+    "Queries the present advice of each page, and gives only the advice that differs, once for each\n"
     "run of pages; none if nothing differs. All or nothing: if the driver fails in the middle, the\n"
     "earlier advice is restored page by page, and the error says so if that fails too. On systems with\n"
     "one NUMA node drivers accept a node but record nothing, so Host() is advised instead. Takes effect\n"
-    "at once, in no stream's order. Before any advice it raises TypeError, ValueError, and RuntimeError\n"
-    "for a closed buffer; CUDAError if the driver refuses. Safe from every thread; others run meanwhile;\n"
-    "of two that advise the same pages the last wins, advice by advice.\n"
+    "at once, not in stream order. Before any advice it raises TypeError, ValueError, and RuntimeError\n"
+    "for a closed buffer; CUDAError if the driver refuses. Safe from every thread; releases the GIL. Of\n"
+    "two threads that advise the same pages, the last one wins for each advice.\n"
     "Driver: cuMemRangeGetAttributes, cuMemAdvise.");
 
 PyDoc_STRVAR(

@@ -5,15 +5,16 @@
 #include "../memory/policy.h"
 #include "targets.h"
 
-/* Nothing in it changes once the object is made. */
+/* Immutable. */
 typedef struct {
     PyObject_HEAD
     PyObject *weakrefs;
     mm_policy policy;
 } mm_policy_object;
 
-/* In policy_applied.c. Applies the policy to "a target or several". On success *before has the earlier
- * advice, and the targets are read but not entered. On failure neither has to be freed. */
+/* In policy_applied.c. Applies the policy to a target or a sequence of targets. On success *before
+ * has the earlier advice, and *t has the targets, which are not entered. On failure neither has to
+ * be freed. */
 int mm_policy_apply_to(mm_state *state, const mm_policy *policy, PyObject *targets, mm_targets *t,
                        mm_page_runs *before);
 

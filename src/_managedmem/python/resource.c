@@ -7,8 +7,8 @@
 
 /* --- life ------------------------------------------------------------------------------- */
 
-/* Creates the object before the pool, so that a failed allocation leaves no pool to release. The
- * object is pooled only once it has its pool, because other threads can find it through the
+/* Creates the object before the pool, so that a failed allocation leaves no pool to release. Sets
+ * `pooled` after the pool, because other threads can find the object through the garbage
  * collector. */
 PyObject *
 mm_resource_new(PyTypeObject *type, bool pooled, bool managed, CUmemLocation where)
@@ -37,7 +37,7 @@ mm_resource_new(PyTypeObject *type, bool pooled, bool managed, CUmemLocation whe
     return self;
 }
 
-/* Releases the pool, once; its buffers keep it as long as they need it. */
+/* Releases the pool once. Its buffers keep it alive. */
 static int
 close_resource(mm_resource *r, mm_status *st)
 {
@@ -152,7 +152,8 @@ allocate_pooled(mm_state *state, PyObject *resource, PyObject *stream, size_t by
         return mm_raise(state, &st);
     }
     buffer = mm_buffer_new(state, state->buffer_type, memory, layout, NULL, resource);
-    if (buffer != NULL && use.handle != NULL && use.shared == NULL) { /* of another library */
+    if (buffer != NULL && use.handle != NULL
+        && use.shared == NULL) { /* a stream of another library */
         mm_buffer_of(buffer)->stream = Py_NewRef(stream);
     }
     return buffer;
@@ -199,8 +200,8 @@ resource_allocate(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObjec
     return mm_allocate(mm_type_state(Py_TYPE(op)), op, argv[STREAM], size, &layout);
 }
 
-/* The blocks of a closed resource keep its pool, but this free by address is not recorded among
- * the pool's queued frees. */
+/* Once the resource is closed, only its blocks keep the pool, so this free by address is not
+ * recorded among the pool's queued frees. */
 static int
 free_pooled(mm_resource *r, mm_driver *cu, CUdeviceptr start, CUstream stream, mm_status *st)
 {
@@ -218,7 +219,7 @@ free_pooled(mm_resource *r, mm_driver *cu, CUdeviceptr start, CUstream stream, m
     return rc;
 }
 
-/* Frees memory that the resource allocated, also once it is closed. */
+/* Frees memory that the resource allocated, even after the resource is closed. */
 static int
 free_by_address(mm_resource *r, mm_driver *cu, CUdeviceptr start, CUstream stream, bool wait,
                 mm_status *st)
@@ -385,13 +386,13 @@ PyDoc_STRVAR(
     "\n"
     "Raises ValueError for a size below 0, TypeError for a size that is not an int, RuntimeError when the\n"
     "resource is closed, CUDAError for a pool on a stream that captures a graph, CUDAOutOfMemoryError\n"
-    "when there is no memory. Safe from every thread; other threads run meanwhile.\n"
+    "when there is no memory. Safe from every thread; releases the GIL.\n"
     "Driver: cuMemAllocManaged, cuMemAllocFromPoolAsync.");
 
 PyDoc_STRVAR(
     deallocate_doc,
     "deallocate($self, ptr, size, *, stream=None)\n--\n\n"
-    "Free memory by its address; what a ManagedBuffer made with from_handle(mr=...) calls.\n"
+    "Free memory by its address. A ManagedBuffer made with from_handle(mr=...) calls it.\n"
     "\n"
     "Memory of a pool is freed in the order of the stream, other memory after everything queued on it.\n"
     "Driver: cuMemFree, cuMemFreeAsync.");
@@ -402,13 +403,13 @@ PyDoc_STRVAR(
     "Give memory that the pool does not use back to the system, down to keep bytes.\n"
     "\n"
     "Memory whose free the host has not waited for can stay. Raises ValueError for a negative keep,\n"
-    "RuntimeError without a pool or when closed. Other threads run meanwhile.\n"
+    "RuntimeError without a pool or when closed. Releases the GIL.\n"
     "Driver: cuMemPoolTrimTo.");
 
 PyDoc_STRVAR(
     close_doc,
     "close($self, /)\n--\n\n"
-    "Allocate no more; again is allowed. Buffers that were allocated stay as they are.\n"
+    "Stop allocating. Closing a second time does nothing. Buffers of the resource stay valid.\n"
     "\n"
     "A pool ends after its last buffer, once its queued frees have run. Waits only for calls that other\n"
     "threads are making with the resource. Raises CUDAError inside a host function, where the resource\n"

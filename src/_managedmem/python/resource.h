@@ -8,9 +8,9 @@
 typedef struct {
     PyObject_HEAD
     PyObject *weakrefs;
-    mm_pool *pool; /* NULL: cuMemAllocManaged. Used only in the guard */
+    mm_pool *pool; /* NULL without a pool; used only while the guard is entered */
     bool pooled;
-    CUmemLocation where; /* of the pool */
+    CUmemLocation where; /* the pool's device or preferred location */
     mm_guard guard;
 } mm_resource;
 

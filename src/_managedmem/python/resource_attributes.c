@@ -1,4 +1,4 @@
-/* resource_attributes.c: the type PoolAttributes: the numbers that the driver keeps of a pool. */
+/* resource_attributes.c: the type PoolAttributes: the driver's attributes of a pool. */
 #include "resource.h"
 
 /* Keeps the pool, not the resource, because a pool outlives its closed resource. */
@@ -13,7 +13,7 @@ pool_of(PyObject *op)
     return ((attributes_object *)op)->pool;
 }
 
-/* The properties, by the address of their attribute. */
+/* The closure of each property points to its attribute. */
 static const CUmemPool_attribute release_threshold = CU_MEMPOOL_ATTR_RELEASE_THRESHOLD,
                                  reserved_mem_current = CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT,
                                  reserved_mem_high = CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH,
@@ -145,7 +145,7 @@ attributes_repr(PyObject *op)
 
 PyDoc_STRVAR(
     attributes_doc,
-    "The numbers of a driver pool, in bytes; each read asks the driver.\n"
+    "The attributes of a driver pool, in bytes; each read queries the driver.\n"
     "\n"
     "The value of resource.attributes. It keeps the pool, so it can be read after the resource is\n"
     "closed. Raises CUDAError when the driver refuses. Safe from every thread.\n"
@@ -154,14 +154,14 @@ PyDoc_STRVAR(
 static PyGetSetDef attributes_getset[] = {
     {"release_threshold", attributes_get, attributes_set_threshold,
      "How much unused memory the pool keeps when a stream, event or device is waited for.\n\n"
-     "2**64 - 1, all of it, unless assigned. ValueError for what is no number of 64 bits.",
+     "2**64 - 1, all of it, unless assigned. ValueError for a number below 0 or above 2**64 - 1.",
      (void *)(uintptr_t)&release_threshold},
     {"reserved_mem_current", attributes_get, NULL,
-     "What the pool has taken from the system, used or not.",
+     "The memory that the pool has taken from the system, used or not.",
      (void *)(uintptr_t)&reserved_mem_current},
     {"reserved_mem_high", attributes_get, NULL, "The most that reserved_mem_current has been.",
      (void *)(uintptr_t)&reserved_mem_high},
-    {"used_mem_current", attributes_get, NULL, "What allocations use now.",
+    {"used_mem_current", attributes_get, NULL, "The memory that allocations use now.",
      (void *)(uintptr_t)&used_mem_current},
     {"used_mem_high", attributes_get, NULL, "The most that used_mem_current has been.",
      (void *)(uintptr_t)&used_mem_high},

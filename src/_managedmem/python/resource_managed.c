@@ -107,7 +107,7 @@ static PyGetSetDef managed_getset[] = {
      NULL},
     {"is_managed", mm_resource_get_true, NULL, "True: the memory is managed.", NULL},
     {"supports_advice", managed_get_supports_advice, NULL,
-     "Whether advice works on the memory: True, or False for a pool.", NULL},
+     "True if advice works on the memory; False for a pool.", NULL},
     {"preferred_location", managed_get_preferred_location, NULL,
      "Where the pool's memory should live: a Device, a Host, or None.", NULL},
     {"device_id", managed_get_device_id, NULL,

@@ -1,4 +1,4 @@
-/* state.c: what every heap type uses: adding it to the module, its records, its traversal. */
+/* state.c: functions for all heap types: adding a type to the module, records, traversal. */
 #include "state.h"
 
 int

@@ -1,11 +1,11 @@
-/* state.h: the module's state, one per interpreter, which has all Python objects of the module;
- * and what every heap type uses. */
+/* state.h: the module's state, which holds all Python objects of the module in an interpreter; and
+ * functions for all heap types. */
 #ifndef MM_STATE_H
 #define MM_STATE_H
 
 #include "compat.h"
 
-/* The struct, its traverse and its clear all come from this list. */
+/* Generates the struct, module_traverse and module_clear. */
 #define MM_STATE_OBJECTS(X)                \
     X(PyTypeObject, host_type)             \
     X(PyTypeObject, device_type)           \
@@ -56,7 +56,7 @@ mm_module_state(PyObject *module)
     return state;
 }
 
-/* For the final types; a ManagedBuffer can be subclassed and carries its state. */
+/* For types that cannot be subclassed. A ManagedBuffer can be, and carries its state. */
 static inline mm_state *
 mm_type_state(PyTypeObject *type)
 {
@@ -74,7 +74,7 @@ mm_alloc_object(PyTypeObject *type)
     return ((allocfunc)PyType_GetSlot(type, Py_tp_alloc))(type, 0);
 }
 
-/* The end of every tp_dealloc: frees the object and releases its reference to the type. */
+/* Frees the object and releases its reference to the type, at the end of every tp_dealloc. */
 static inline void
 mm_free_object(PyObject *op)
 {
@@ -110,8 +110,8 @@ int mm_dtype_init(PyObject *module, mm_state *state);
 /* Creates a heap type from a spec, stores it in *type and adds it to the module. */
 int mm_add_type(PyObject *module, PyType_Spec *spec, PyTypeObject **type);
 
-/* A named tuple of these fields, which takes their references. A NULL field is a failure whose
- * exception is set: the others are released, and NULL is returned. */
+/* A named tuple of these fields, whose references it steals. If a field is NULL, with an
+ * exception, releases the others and returns NULL. */
 PyObject *mm_record_new(PyTypeObject *type, PyObject *const *fields, int count);
 
 #endif

@@ -1,4 +1,5 @@
-/* stream_object.c: the type Stream. It owns the stream that it made, but not one from a handle. */
+/* stream_object.c: the type Stream. It owns a stream that it created, but not one from a
+ * handle. */
 #include "stream_object.h"
 
 #include "../memory/retired_pool.h"
@@ -216,7 +217,7 @@ stream_query(PyObject *op, PyObject *Py_UNUSED(none))
     if (cu == NULL || mm_stream_read_and_enter(state, op, &use) < 0) {
         return NULL;
     }
-    /* The driver may run queued work here, and wait for a host function that needs the GIL. */
+    /* The query may run queued work and wait for a host function, which needs the GIL. */
     Py_BEGIN_ALLOW_THREADS
     rc = mm_stream_query(cu, use.handle, &done, &st);
     mm_stream_leave(&use);
@@ -260,7 +261,7 @@ stream_repr(PyObject *op)
                           : PyUnicode_FromFormat("<Stream handle=%p>", (void *)handle);
 }
 
-/* A closed stream equals only itself, because the driver may use its handle again. */
+/* A closed stream equals only itself, because the driver may reuse its handle. */
 static PyObject *
 stream_richcompare(PyObject *op, PyObject *other, int comparison)
 {
@@ -310,18 +311,16 @@ PyDoc_STRVAR(
     "handle is its address as an int; 0 and 1 are the legacy default stream, 2 the per-thread one.\n"
     "Closing the Stream leaves the handle alone. ValueError for a negative handle.");
 
-PyDoc_STRVAR(stream_sync_doc,
-             "sync($self, /)\n--\n\n"
-             "Wait until everything queued so far is done. Other threads run meanwhile.\n"
-             "\n"
-             "Driver: cuStreamSynchronize.");
+PyDoc_STRVAR(stream_sync_doc, "sync($self, /)\n--\n\n"
+                              "Wait until everything queued so far is done. Releases the GIL.\n"
+                              "\n"
+                              "Driver: cuStreamSynchronize.");
 
-PyDoc_STRVAR(
-    stream_query_doc,
-    "query($self, /)\n--\n\n"
-    "True if everything queued so far is done. Does not wait. Other threads run meanwhile.\n"
-    "\n"
-    "Driver: cuStreamQuery.");
+PyDoc_STRVAR(stream_query_doc,
+             "query($self, /)\n--\n\n"
+             "True if everything queued so far is done. Does not wait. Releases the GIL.\n"
+             "\n"
+             "Driver: cuStreamQuery.");
 
 PyDoc_STRVAR(
     stream_close_doc,

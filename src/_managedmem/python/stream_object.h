@@ -18,8 +18,8 @@ typedef struct {
  * the use. */
 int mm_stream_read(mm_state *state, PyObject *value, mm_stream_use *use);
 
-/* Between enter and leave the handle cannot be closed, and no Python code may run. False if the stream
- * is closed: the caller leaves its other guards, then raises. Leaving does not need the GIL. */
+/* Between enter and leave the stream cannot be closed, and no Python code may run. False if the
+ * stream is closed: the caller leaves its other guards, then raises. Leaving needs no GIL. */
 MM_NODISCARD static inline bool
 mm_stream_enter(const mm_stream_use *use)
 {
@@ -34,7 +34,7 @@ mm_stream_leave(const mm_stream_use *use)
     }
 }
 
-/* Reads and enters, for calls that enter no other guard. */
+/* Reads and enters a stream, for calls that enter no other guard. */
 int mm_stream_read_and_enter(mm_state *state, PyObject *value, mm_stream_use *use);
 
 /* Sets the RuntimeError of a closed stream; returns -1. */

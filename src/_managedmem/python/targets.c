@@ -24,7 +24,7 @@ mm_name_item(const char *list, Py_ssize_t i)
     }
 }
 
-/* Takes ownership of the export, which keeps the memory of a target. */
+/* Keeps the export of a target, and takes ownership of it. */
 static int
 keep_export(mm_targets *t, PyObject *export)
 {
@@ -92,7 +92,7 @@ mm_target_read(mm_state *state, mm_driver *cu, PyObject *value, mm_operation op,
         return -1;
     }
     if (mm_discards(op) && check_target_discard(value, target) < 0) {
-        /* An exception is set. */
+        /* check_target_discard has raised. */
     } else if (mm_range_check(cu, &target->range, op, &st) < 0) {
         (void)mm_raise(state, &st);
     } else {
@@ -210,7 +210,7 @@ mm_targets_read(mm_state *state, PyObject *value, mm_operation op, mm_targets *t
     mm_status st;
 
     MM_ASSERT_LEFT(); /* reading runs Python code */
-    /* Field by field: most of the struct are arrays that need no zeros. */
+    /* Field by field, because the arrays are most of the struct and need no zeros. */
     t->state = state;
     t->exports = NULL;
     t->guards = t->inline_guards;
@@ -245,7 +245,7 @@ static void
 explain_location_list(const mm_targets *t, PyObject *value)
 {
     if (!t->several && value != NULL && (PyList_Check(value) || PyTuple_Check(value))) {
-        PyErr_Clear(); /* the TypeError that is replaced */
+        PyErr_Clear(); /* TypeError: its message is about a single location */
         PyErr_Format(
             PyExc_TypeError,
             "location is a sequence, but targets is a single target: give one Device or Host, "
@@ -304,8 +304,8 @@ mm_read_dispatch_options(mm_state *state, PyObject *stream, PyObject *dispatch, 
     return 0;
 }
 
-/* The guard to enter for a target; NULL if it is not a ManagedBuffer, or if the target before it,
- * whose memory is *last, lies in the same memory. */
+/* The guard to enter for a target. NULL if the target is not a ManagedBuffer, or is in the memory
+ * of the target before it, which is *last. */
 static mm_guard *
 target_guard(const mm_targets *t, Py_ssize_t i, mm_memory **last)
 {
@@ -452,7 +452,6 @@ mm_targets_remove_freed(mm_targets *t)
     t->batch.count = (size_t)left;
     replaced = t->items;
     t->items = kept;
-    Py_DECREF(
-        replaced); /* last, because it can run Python code, and the collector visits the items */
+    Py_DECREF(replaced); /* last, because it can run Python code */
     return 0;
 }

@@ -1,4 +1,4 @@
-/* targets.h: from "a target or a sequence of targets" to ranges that are safe to use.
+/* targets.h: reading a target or a sequence of targets into ranges that are safe to use.
  *
  * Reading may run Python code and validates everything. Entering, right before the driver is
  * called, runs none: it enters the guards of the buffers and the stream, so that no other thread
@@ -14,7 +14,7 @@ typedef struct {
     mm_driver *cu;
     PyObject *items; /* a tuple, which keeps the targets alive */
     PyObject *exports; /* memoryviews of targets with the buffer protocol, or NULL */
-    mm_guard **guards; /* the entered ones; space for one of each target and one of a stream */
+    mm_guard **guards; /* the entered ones; space for each target and a stream */
     size_t entered;
     bool several; /* a sequence, not one target */
     mm_batch batch; /* a transfer for each target, to the host until the caller sets a location */
@@ -24,8 +24,8 @@ typedef struct {
 } mm_targets;
 
 /* Accepts a ManagedBuffer, a torch tensor, an object with __cuda_array_interface__, a cuda.core
- * Buffer, an object with the buffer protocol, or a list, tuple or other iterable of these. -1 with
- * an exception, and then there is nothing to release. */
+ * Buffer, an object with the buffer protocol, or a list, tuple or other iterable of these. After a
+ * failure, -1 with an exception, there is nothing to release. */
 int mm_targets_read(mm_state *state, PyObject *value, mm_operation op, mm_targets *t);
 
 /* The targets as a tuple of at least one; *several is false for a target that is not in a
@@ -35,18 +35,18 @@ PyObject *mm_targets_tuple(mm_state *state, PyObject *value, bool *several);
 /* One target, read and checked. Only the range and read_only are set for a ManagedBuffer. */
 typedef mm_foreign mm_target;
 
-/* 1 if the target is read-only and must not be discarded, 0 if not, -1 with an exception. */
+/* 1 if the target is read-only, 0 if not, -1 with an exception. */
 int mm_is_read_only(const mm_target *target);
 
-/* In buffer_host_access.c: ValueError for memory that the driver would copy on the host, but that
+/* In buffer_host_access.c: ValueError for memory that the driver would copy on the host and that
  * the object does not hold. */
 int mm_check_foreign_copied(mm_state *state, const mm_foreign *side);
 
 int mm_target_read(mm_state *state, mm_driver *cu, PyObject *value, mm_operation op,
                    mm_target *target);
 
-/* Adds the item of a list to the TypeError, ValueError or RuntimeError that is set. Driver errors
- * are left alone, because they have attributes. */
+/* Adds the item of a list to the current TypeError, ValueError or RuntimeError. Leaves driver
+ * errors alone, because they have attributes. */
 void mm_name_item(const char *list, Py_ssize_t i);
 
 /* Reads one location for all targets, or a list or tuple with one for each. */
@@ -63,12 +63,12 @@ void mm_targets_leave(mm_targets *t);
  * The targets must not be entered. */
 int mm_targets_hold_roots(mm_targets *t);
 
-/* Removes targets whose memory is gone: closed buffers and freed addresses. The batch must still
+/* Removes targets whose memory was freed: closed buffers and freed addresses. The batch must still
  * have a transfer for each target. */
 int mm_targets_remove_freed(mm_targets *t);
 
-/* Reads the arguments of stream operations other than targets; NULL is the default of each. Runs
- * Python code and enters nothing. */
+/* Reads the stream and the options of an operation; NULL is the default of each. Runs Python code
+ * and enters nothing. */
 int mm_read_dispatch_options(mm_state *state, PyObject *stream, PyObject *dispatch,
                              PyObject *defer, mm_stream_use *use, mm_dispatch_options *options);
 
