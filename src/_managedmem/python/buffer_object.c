@@ -65,9 +65,10 @@ static PyObject *
 new_foreign_buffer(mm_state *state, PyTypeObject *type, mm_memory *memory, PyObject *resource,
                    PyObject *streams)
 {
-    PyObject *buffer = mm_buffer_new_bytes(state, type, memory, NULL, resource);
+    PyObject *buffer;
 
     assert(resource != NULL && streams != NULL && !memory->owned);
+    buffer = mm_buffer_new_bytes(state, type, memory, NULL, resource);
     if (buffer == NULL) {
         Py_DECREF(streams);
         return NULL;
