@@ -4,6 +4,7 @@
 #define MM_DISPATCH_H
 
 #include "batch.h"
+#include "legacy_stream.h"
 #include "prefetch.h"
 
 /* How a transfer reaches the driver: in the batch call, or by a call of its own for this

@@ -1,5 +1,4 @@
-/* stream.c: stream calls, the check for graph capture, and the streams that stand in for the
- * legacy stream (one per device, kept for the life of the process). */
+/* stream.c: stream calls, and the check for graph capture. */
 #include "stream.h"
 
 #include <assert.h>
@@ -230,59 +229,4 @@ mm_stream_follow(mm_driver *cu, mm_device_stream stream, mm_device_stream produc
     rc = wait_for_event(cu, stream, event, st);
     mm_event_destroy(cu, event); /* the driver keeps it until it is reached */
     return rc;
-}
-
-/* --- stand-ins for the legacy stream ---------------------------------------------------- */
-
-static _Atomic(CUstream) stand_in[MM_MAX_DEVICES];
-
-static int
-create_blocking_stream(mm_driver *cu, CUstream *stream, mm_status *st)
-{
-    MM_TRY(cu, StreamCreate, st, stream, CU_STREAM_DEFAULT);
-    return 0;
-}
-
-int
-mm_batch_stream_acquire(mm_driver *cu, CUstream requested, mm_batch_stream *out, mm_status *st)
-{
-    CUstream none = NULL;
-    bool primary = false;
-    int device = 0;
-
-    assert(mm_in_scope());
-    out->stream = requested;
-    out->temporary = false;
-    if (!mm_is_legacy_stream(requested)) {
-        return 0;
-    }
-    if (mm_is_primary_current(cu, &device, &primary, st) < 0) {
-        return -1;
-    }
-    if (!primary) {
-        /* The owner of another context may destroy it at any time, so its streams are not kept. */
-        out->temporary = true;
-        return create_blocking_stream(cu, &out->stream, st);
-    }
-    out->stream = atomic_load_explicit(&stand_in[device], memory_order_acquire);
-    if (out->stream != NULL) {
-        return 0;
-    }
-    if (create_blocking_stream(cu, &out->stream, st) < 0) {
-        return -1;
-    }
-    if (!atomic_compare_exchange_strong(&stand_in[device], &none, out->stream)) {
-        MM_IGNORE(cu->StreamDestroy(out->stream)); /* another thread's serves as well */
-        out->stream = none;
-    }
-    return 0;
-}
-
-void
-mm_batch_stream_release(mm_driver *cu, mm_batch_stream *s)
-{
-    assert(!s->temporary || s->stream != NULL);
-    if (s->temporary) {
-        MM_IGNORE(cu->StreamDestroy(s->stream)); /* the result of the batch call counts */
-    }
 }
