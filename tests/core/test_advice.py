@@ -335,8 +335,13 @@ class TestAdvise:
     @pytest.mark.parametrize("advice", ["set_accessed_by", "unset_accessed_by"])
     @pytest.mark.parametrize("host", [Host(0), Host(1), Host.numa_current()], ids=repr)
     def test_accessed_by_refuses_numa_hosts(self, buf, advice, host):
-        with pytest.raises(ValueError, match="accessed_by"):
+        with pytest.raises(
+            ValueError, match=r"cannot be in accessed_by: .* no NUMA host"
+        ) as refused:
             managedmem.advise(buf, advice, host)
+        with pytest.raises(ValueError, match=r"cannot be in accessed_by") as by_set:
+            buf.accessed_by.add(host)
+        assert str(by_set.value) == str(refused.value)
         assert set(buf.accessed_by) == set()
 
     @pytest.mark.parametrize("advice", ADVICES)

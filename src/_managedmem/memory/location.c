@@ -70,8 +70,8 @@ mm_advice_name(CUmem_advise advice)
     return "";
 }
 
-static bool
-is_accessed_by_advice(CUmem_advise advice)
+bool
+mm_is_accessed_by_advice(CUmem_advise advice)
 {
     return advice == CU_MEM_ADVISE_SET_ACCESSED_BY || advice == CU_MEM_ADVISE_UNSET_ACCESSED_BY;
 }
@@ -79,11 +79,5 @@ is_accessed_by_advice(CUmem_advise advice)
 bool
 mm_advice_needs_location(CUmem_advise advice)
 {
-    return advice == CU_MEM_ADVISE_SET_PREFERRED_LOCATION || is_accessed_by_advice(advice);
-}
-
-bool
-mm_advice_allows(CUmem_advise advice, CUmemLocation where)
-{
-    return !(is_accessed_by_advice(advice) && mm_is_numa_host(where));
+    return advice == CU_MEM_ADVISE_SET_PREFERRED_LOCATION || mm_is_accessed_by_advice(advice);
 }

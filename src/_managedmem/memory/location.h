@@ -91,8 +91,8 @@ const char *mm_advice_name(CUmem_advise advice);
 /* True if the driver reads the location, which is then required. */
 bool mm_advice_needs_location(CUmem_advise advice);
 
-/* True if the advice allows this location. */
-bool mm_advice_allows(CUmem_advise advice, CUmemLocation where);
+/* True for both advices about accessed_by. */
+bool mm_is_accessed_by_advice(CUmem_advise advice);
 
 #define MM_ADVICE_NAMES                                                                      \
     "set_read_mostly, unset_read_mostly, set_preferred_location, unset_preferred_location, " \

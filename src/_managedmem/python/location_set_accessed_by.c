@@ -66,20 +66,29 @@ remove_partial_accessed_by(PyObject *owner, mm_location_set member)
     return mm_buffer_advise(mm_buffer_of(owner), unset_member, &member);
 }
 
+int
+mm_check_accessed_by(CUmemLocation where)
+{
+    char text[MM_LOCATION_TEXT];
+
+    assert(!PyErr_Occurred());
+    if (!mm_is_numa_host(where)) {
+        return 0;
+    }
+    PyErr_Format(
+        PyExc_ValueError,
+        "%s cannot be in accessed_by: the driver takes devices and Host(), but no NUMA host",
+        mm_location_text(where, text));
+    return -1;
+}
+
 static int
 read_accessed_by_member(mm_state *state, PyObject *Py_UNUSED(owner), PyObject *value,
                         bool Py_UNUSED(strict), mm_location_set *member)
 {
     CUmemLocation where;
 
-    if (mm_read_location(state, value, &where) < 0) {
-        return -1;
-    }
-    if (mm_is_numa_host(where)) {
-        PyErr_Format(PyExc_ValueError,
-                     "%R cannot be in accessed_by: the driver takes devices and Host(), but no "
-                     "NUMA host",
-                     value);
+    if (mm_read_location(state, value, &where) < 0 || mm_check_accessed_by(where) < 0) {
         return -1;
     }
     *member = mm_location_bit(where);

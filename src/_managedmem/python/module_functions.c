@@ -5,6 +5,7 @@
 
 #include <string.h>
 
+#include "location_set.h"
 #include "resource.h"
 #include "stream_object.h"
 #include "targets.h"
@@ -157,12 +158,8 @@ read_advice_locations(mm_targets *t, PyObject *location, CUmem_advise advice)
         }
         return 0;
     }
-    for (size_t i = 0; i < t->batch.count; i++) {
-        char text[MM_LOCATION_TEXT];
-        if (!mm_advice_allows(advice, t->batch.transfers[i].where)) {
-            PyErr_Format(PyExc_ValueError,
-                         "accessed_by takes devices and Host(), but no NUMA host: got %s",
-                         mm_location_text(t->batch.transfers[i].where, text));
+    for (size_t i = 0; mm_is_accessed_by_advice(advice) && i < t->batch.count; i++) {
+        if (mm_check_accessed_by(t->batch.transfers[i].where) < 0) {
             return -1;
         }
     }
