@@ -12,8 +12,8 @@ before the first use of the driver, selects it; the library never chooses it by 
 >>> calls[-1].name, calls[-1].args["count"]
 ('cuMemPrefetchAsync', 4096)
 
-The emulated driver does not see the host's reads and writes, except for the first touch of a page.
-Use ``touch()`` to count migrations and faults.
+The host's own loads and stores move pages, as on a GPU: the driver notices them at its next call.
+``touch()`` stands for the accesses of kernels.
 
 Every function is safe from every thread.
 """
@@ -112,7 +112,10 @@ class Live(NamedTuple):
 
 
 class Counters(NamedTuple):
-    """Bytes moved since `clear_counters`, by direction; faults and read-mostly copies in pages."""
+    """Bytes moved since `clear_counters`, by direction; faults and read-mostly copies in pages.
+
+    Loads and stores of the host count, also the first ones of a page.
+    """
 
     bytes_htod: int
     bytes_dtoh: int

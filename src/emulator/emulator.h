@@ -9,8 +9,10 @@
  *   capture.c policy.c pools.c              the meaning of calls
  *   allocations.c events.c                  the objects that users hold
  *   residency.c streams.c
+ *   touches.c                               pages that a processor or the host touches
+ *   places.c
  *   regions.c                               mappings with the values of their pages
- *   devices.c runs.c call_log.c faults.c
+ *   devices.c runs.c page_map.c call_log.c faults.c
  *   config.c lock.c                         configuration, mutex
  *
  * One mutex guards everything here. An entry point takes it in emu_call_begin and gives it back in
@@ -45,6 +47,8 @@ enum {
 
 /* ---- config.c ---------------------------------------------------------------------------- */
 
+/* The byte in discarded pages. */
+enum { EMU_POISON = 0xDB };
 enum emu_discard { EMU_DISCARD_POISON, EMU_DISCARD_KEEP, EMU_DISCARD_ZERO };
 
 struct emu_config {
@@ -154,6 +158,7 @@ struct emu_policy {
 struct emu_page {
     uint64_t places; /* bits of the places with a copy; 0: never populated */
     uint64_t discarded; /* 1 between a discard and the next write or move */
+    uint64_t unmapped; /* 1: the host has a copy, but no mapping until it touches the page */
 };
 
 /* Values are compared word by word, so unused bytes must be zero. */
@@ -197,6 +202,22 @@ bool emu_runs_walk(struct emu_runs *runs, size_t first, size_t end, emu_run_chan
 void emu_runs_visit(const struct emu_runs *runs, size_t first, size_t end, emu_run_visit visit,
                     void *argument);
 const union emu_value *emu_runs_at(const struct emu_runs *runs, size_t page);
+
+/* ---- page_map.c: the host's page table ---------------------------------------------------- */
+
+typedef void (*emu_span_visit)(CUdeviceptr start, CUdeviceptr end, void *argument);
+
+/* Opens the kernel's page map of this process. False: it cannot be read. */
+bool emu_map_open(void);
+/* Bytes of a page of the system. */
+size_t emu_map_page_size(void);
+/* Calls `visit` for each run of mapped pages in [start, end). False: the page map cannot be read,
+ * or not to the end. */
+bool emu_map_visit(CUdeviceptr start, CUdeviceptr end, emu_span_visit visit, void *argument);
+/* madvise for memory that may be locked: unlocks it if that is in the way. */
+bool emu_map_advise(CUdeviceptr start, size_t size, int advice);
+/* Maps all pages of a range, and no others, without changing their bytes. */
+void emu_map_fill(CUdeviceptr start, size_t size);
 
 /* ---- devices.c: devices, contexts, the calling thread ------------------------------------- */
 
@@ -266,6 +287,7 @@ struct emu_region {
     enum emu_kind kind;
     size_t allocations;
     bool small; /* shared by small managed allocations */
+    bool blind; /* its pages cannot be unmapped, so that mapped pages say nothing */
     struct emu_pool *pool;
     struct emu_device *device; /* the owner (device kind), or the current device at its creation */
     struct emu_runs policies, records, pages;
@@ -283,6 +305,9 @@ struct emu_region *emu_regions(void);
 /* The pages that [ptr, ptr + size) touches: [*first, *end). */
 void emu_page_span(const struct emu_region *region, CUdeviceptr ptr, size_t size, size_t *first,
                    size_t *end);
+/* The address by which the emulated devices reach the bytes of an address. Access to it maps no
+ * page for the host. Memory outside of regions is its own. */
+unsigned char *emu_bytes(CUdeviceptr ptr);
 size_t emu_round_up(size_t value, size_t unit);
 
 /* ---- allocations.c ----------------------------------------------------------------------- */
@@ -335,7 +360,9 @@ CUresult emu_policy_check(CUmem_range_attribute attribute, const void *data, siz
 void emu_policy_read(const struct emu_region *region, CUdeviceptr ptr, size_t size,
                      CUmem_range_attribute attribute, int *data, size_t data_size);
 
-/* ---- residency.c ------------------------------------------------------------------------- */
+/* ---- places.c: the places of a run of pages ------------------------------------------------ */
+
+#define EMU_DEVICE_BITS (((uint64_t)1 << EMU_HOST_BIT) - 1)
 
 struct emu_counters {
     uint64_t bytes_htod, bytes_dtoh, bytes_dtod, cpu_faults, gpu_faults, duplications;
@@ -344,21 +371,46 @@ extern struct emu_counters emu_counted;
 
 /* The bit of the place that a location names. */
 uint64_t emu_place_bit(CUmemLocation location);
+/* Sets the places of the run [first, end) of `value`. Unmaps the run if the host loses it. */
+void emu_places_set(struct emu_region *region, union emu_value *value, size_t first, size_t end,
+                    uint64_t places);
+/* Maps a run that has come to the host, unless it is so large that it may be sparse. */
+void emu_places_map(struct emu_region *region, union emu_value *value, size_t first, size_t end);
+void emu_places_unmap(struct emu_region *region, size_t first, size_t end);
+/* Counts the bytes of pages that move. */
+void emu_count_transfer(uint64_t from, uint64_t to, size_t pages);
+void emu_count_resident(uint64_t places, size_t bytes, bool arrives);
+/* Notes that the region came into use on a device. */
+void emu_region_use(struct emu_region *region);
+CUdeviceptr emu_page_address(const struct emu_region *region, size_t page);
+/* Overwrites a page as configured, and remembers its bytes. */
+void emu_page_discard(struct emu_region *region, size_t page);
+/* True if a discarded page has the bytes that the discard left. */
+bool emu_page_untouched(const struct emu_region *region, size_t page);
+
+/* ---- touches.c ---------------------------------------------------------------------------- */
+
+/* Reads or writes a range as a processor would (device -1: the host). */
+void emu_pages_touch(struct emu_region *region, CUdeviceptr ptr, size_t size, int device,
+                     bool write);
+/* Notices which pages the host has touched since they left it. Called before anything that depends
+ * on the places of pages. */
+void emu_pages_observe(struct emu_region *region, size_t first, size_t end);
+/* The same for all regions. With a device, the pages were touched by it and not by the host. */
+void emu_regions_observe(int device);
+
+/* ---- residency.c ------------------------------------------------------------------------- */
+
 void emu_pages_prefetch(struct emu_region *region, CUdeviceptr ptr, size_t size,
                         CUmemLocation location);
 void emu_pages_discard(struct emu_region *region, CUdeviceptr ptr, size_t size);
 /* Discards system memory. Its pages are not tracked; only their bytes are lost. */
 void emu_system_discard(CUdeviceptr ptr, size_t size);
-/* Reads or writes a range as a processor would (device -1: the host). */
-void emu_pages_touch(struct emu_region *region, CUdeviceptr ptr, size_t size, int device,
-                     bool write);
 /* Leaves one copy of each page, the preferred one if it exists. Called when read-mostly is
  * unset. */
 void emu_pages_collapse(struct emu_region *region, size_t first, size_t end, uint64_t preferred);
 /* Takes the pages of a region off their devices, before the region is deleted. */
 void emu_pages_forget(struct emu_region *region);
-/* Marks pages as populated that the host has touched. */
-void emu_pages_observe(struct emu_region *region, size_t first, size_t end);
 
 /* ---- streams.c --------------------------------------------------------------------------- */
 
@@ -496,6 +548,7 @@ enum emu_op_kind {
     EMU_OP_COPY,
     EMU_OP_FILL,
     EMU_OP_FUNCTION,
+    EMU_OP_KERNEL, /* a function that stands for a kernel */
     EMU_OP_EVENT,
     EMU_OP_WAIT,
     EMU_OP_RELEASE,

@@ -185,6 +185,7 @@ void
 emu_counters(struct emu_counters *out)
 {
     emu_lock();
+    emu_regions_observe(-1);
     *out = emu_counted;
     emu_unlock();
 }
@@ -193,6 +194,7 @@ void
 emu_counters_clear(void)
 {
     emu_lock();
+    emu_regions_observe(-1);
     memset(&emu_counted, 0, sizeof emu_counted);
     emu_unlock();
 }
@@ -223,7 +225,7 @@ emu_run(CUstream handle)
 int
 emu_launch(CUstream handle, void (*fn)(void *argument), void *argument)
 {
-    const struct emu_op op = {.kind = EMU_OP_FUNCTION, .function = fn, .argument = argument};
+    const struct emu_op op = {.kind = EMU_OP_KERNEL, .function = fn, .argument = argument};
     struct emu_stream *stream = NULL;
     CUresult result;
 

@@ -103,6 +103,7 @@ emu_policy_advise(struct emu_region *region, CUdeviceptr ptr, size_t size, CUmem
         return CUDA_SUCCESS;
     }
     emu_page_span(region, ptr, size, &first, &end);
+    emu_pages_observe(region, first, end);
     if (advice == CU_MEM_ADVISE_UNSET_READ_MOSTLY) {
         emu_runs_visit(&region->policies, first, end, collapse_read_mostly, region);
     }

@@ -32,14 +32,14 @@ run_copy(const struct emu_op *op, int device)
     if (to != NULL) {
         emu_pages_touch(to->region, op->ptr, op->size, device, true);
     }
-    memmove((void *)(uintptr_t)op->ptr, (const void *)(uintptr_t)op->source, op->size);
+    memmove(emu_bytes(op->ptr), emu_bytes(op->source), op->size);
 }
 
 static void
 run_fill(const struct emu_op *op, int device)
 {
     const struct emu_allocation *to = emu_find(op->ptr);
-    unsigned char *bytes = (unsigned char *)(uintptr_t)op->ptr;
+    unsigned char *bytes = emu_bytes(op->ptr);
 
     if (to != NULL) {
         emu_pages_touch(to->region, op->ptr, op->size * op->width, device, true);
@@ -111,6 +111,11 @@ run_op(const struct emu_op *op, int device)
         break;
     case EMU_OP_FUNCTION:
         run_function(op);
+        break;
+    case EMU_OP_KERNEL:
+        emu_regions_observe(-1);
+        run_function(op);
+        emu_regions_observe(device);
         break;
     case EMU_OP_EVENT:
         emu_event_reach(op->event);

@@ -3,16 +3,26 @@
  * Regions lie in one reserved window of addresses, each behind the one before, so that
  * successive allocations are adjacent as on a real driver. A freed region becomes inaccessible,
  * and its addresses are reused only after the rest of the window: a use after free crashes.
- * Forked children do not inherit managed memory, as on a real system. */
+ * Forked children do not inherit managed memory, as on a real system.
+ *
+ * The memory of the window is shared memory without a name, mapped twice: for the host, and for the
+ * emulated devices. So pages can be unmapped for the host without losing their bytes, and the devices
+ * reach the bytes without mapping them for the host. */
 #include "emulator.h"
 
 #include <stdlib.h>
+#include <string.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 /* The window is smaller where a process cannot have that many addresses, as under valgrind. */
-static const size_t SMALLEST_WINDOW = (size_t)1 << 32;
+static const size_t SMALLEST_WINDOW = (size_t)1 << 31;
 
 static CUdeviceptr window, cursor;
+static CUdeviceptr
+    devices_offset; /* from an address of the window to the devices' mapping of it */
 static size_t window_size;
 static struct emu_region *regions;
 
@@ -34,25 +44,133 @@ pointer_to(CUdeviceptr ptr)
     return (void *)(uintptr_t)ptr;
 }
 
+struct mapping {
+    void *host, *devices;
+};
+
+static void *
+map_file(int file, size_t size)
+{
+    return mmap(NULL, size, PROT_NONE, MAP_SHARED | MAP_NORESERVE, file, 0);
+}
+
+/* A file in memory, or -1. Older C libraries have no function for it, and older headers no number. */
+static int
+open_memory(void)
+{
+#ifdef SYS_memfd_create
+    enum { CLOSE_ON_EXEC = 1 };
+
+    return (int)syscall(SYS_memfd_create, "managedmem", CLOSE_ON_EXEC);
+#else
+    return -1;
+#endif
+}
+
+/* The mappings keep the file, and nobody needs its descriptor. A file beyond the limit on the size
+ * of files would end the process. */
+static bool
+map_file_twice(size_t size, struct mapping *out)
+{
+    struct rlimit limit;
+    bool allowed = getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur >= size;
+    int file = allowed ? open_memory() : -1;
+
+    *out = (struct mapping){MAP_FAILED, MAP_FAILED};
+    if (file < 0) {
+        return false;
+    }
+    if (ftruncate(file, (off_t)size) == 0) {
+        out->host = map_file(file, size);
+        out->devices = map_file(file, size);
+    }
+    (void)close(file);
+    return out->host != MAP_FAILED && out->devices != MAP_FAILED;
+}
+
+/* The same without a descriptor and without a size of a file, which valgrind does not support. */
+static bool
+map_anonymous_twice(size_t size, struct mapping *out)
+{
+    int flags = MAP_SHARED | MAP_ANONYMOUS | MAP_NORESERVE;
+
+    out->devices = MAP_FAILED;
+    out->host = mmap(NULL, size, PROT_NONE, flags, -1, 0);
+    if (out->host != MAP_FAILED) {
+        out->devices = mremap(out->host, 0, size, MREMAP_MAYMOVE);
+    }
+    return out->devices != MAP_FAILED;
+}
+
+static void
+unmap(const struct mapping *mapping, size_t size)
+{
+    if (mapping->host != MAP_FAILED) {
+        (void)munmap(mapping->host, size);
+    }
+    if (mapping->devices != MAP_FAILED) {
+        (void)munmap(mapping->devices, size);
+    }
+}
+
+static bool
+map_window(size_t size, struct mapping *out)
+{
+    if (map_file_twice(size, out)) {
+        return true;
+    }
+    unmap(out, size);
+    if (map_anonymous_twice(size, out)) {
+        return true;
+    }
+    unmap(out, size);
+    return false;
+}
+
 static bool
 open_window(void)
 {
-    void *base = MAP_FAILED;
+    struct mapping mapping;
+    bool mapped = false;
 
     if (window != 0) {
         return true;
     }
-    for (window_size = 2 * EMU_WINDOW; base == MAP_FAILED && window_size > SMALLEST_WINDOW;) {
+    for (window_size = 2 * EMU_WINDOW; !mapped && window_size > SMALLEST_WINDOW;) {
         window_size /= 2;
-        base = mmap(NULL, window_size + EMU_BLOCK, PROT_NONE,
-                    MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        mapped = map_window(window_size + EMU_BLOCK, &mapping);
     }
-    if (base == MAP_FAILED) {
+    if (!mapped) {
         return false;
     }
-    window = emu_round_up((size_t)(uintptr_t)base, EMU_BLOCK);
+    for (int i = 0; i < 2; i++) {
+        void *base = i == 0 ? mapping.host : mapping.devices;
+        (void)madvise(base, window_size + EMU_BLOCK, MADV_DONTFORK);
+        (void)madvise(base, window_size + EMU_BLOCK, MADV_NOHUGEPAGE);
+    }
+    (void)madvise(mapping.devices, window_size + EMU_BLOCK, MADV_DONTDUMP);
+    window = emu_round_up((size_t)(uintptr_t)mapping.host, EMU_BLOCK);
+    devices_offset =
+        (CUdeviceptr)(uintptr_t)mapping.devices - (CUdeviceptr)(uintptr_t)mapping.host;
     cursor = window;
+    (void)emu_map_open();
     return true;
+}
+
+unsigned char *
+emu_bytes(CUdeviceptr ptr)
+{
+    bool inside = window != 0 && ptr >= window && ptr - window < window_size;
+
+    return (unsigned char *)(uintptr_t)(inside ? ptr + devices_offset : ptr);
+}
+
+/* Makes the pages of a region accessible, or not. */
+static bool
+protect(const struct emu_region *region, int protection)
+{
+    return mprotect(pointer_to(region->base), region->size, protection) == 0
+           && mprotect(emu_bytes(region->base), region->size, protection) == 0;
 }
 
 /* The end of a region that overlaps [ptr, ptr + size), or 0. */
@@ -109,12 +227,12 @@ emu_region_delete(struct emu_region *region)
     if (region->kind == EMU_DEVICE) {
         region->device->allocated -= region->size;
     }
-    /* The addresses stay reserved and inaccessible. If that fails, they are unmapped. */
-    if (mmap(pointer_to(region->base), region->size, PROT_NONE,
-             MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0)
-        == MAP_FAILED) {
-        (void)munmap(pointer_to(region->base), region->size);
+    /* The addresses stay reserved and inaccessible, without memory. Where a kernel cannot give the
+     * pages back, the next region here must begin with zeros all the same. */
+    if (!emu_map_advise(region->base, region->size, MADV_REMOVE)) {
+        memset(emu_bytes(region->base), 0, region->size);
     }
+    (void)protect(region, PROT_NONE);
     emu_runs_free(&region->policies);
     emu_runs_free(&region->records);
     emu_runs_free(&region->pages);
@@ -138,16 +256,17 @@ emu_region_new(enum emu_kind kind, size_t size, struct emu_device *device, struc
     region->base = find_addresses(size);
     if (region->base == 0 || !emu_runs_init(&region->policies, pages)
         || !emu_runs_init(&region->records, pages) || !emu_runs_init(&region->pages, pages)
-        || mmap(pointer_to(region->base), size, PROT_READ | PROT_WRITE,
-                MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0)
-               == MAP_FAILED) {
+        || !protect(region, PROT_READ | PROT_WRITE)) {
+        if (region->base != 0) {
+            (void)protect(region, PROT_NONE);
+        }
         emu_runs_free(&region->policies);
         emu_runs_free(&region->records);
         emu_runs_free(&region->pages);
         free(region);
         return NULL;
     }
-    (void)madvise(pointer_to(region->base), size, MADV_DONTFORK);
+    region->blind = emu_config()->page % emu_map_page_size() != 0;
     if (kind == EMU_DEVICE) {
         device->allocated += size;
     }

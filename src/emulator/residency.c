@@ -1,185 +1,37 @@
-/* Residency: the places of pages, and the operations that change them: prefetch, discard,
- * touch, eviction.
+/* Residency: the operations that change the places of pages: prefetch, discard, eviction.
  *
- * The bytes exist once, in host memory: a move changes the books only, when the operation runs
- * in its stream. */
+ * They change the books and the host's page table when the operation runs in its stream. */
 #include "emulator.h"
 
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <sys/uio.h>
 #include <unistd.h>
-
-enum { POISON = 0xDB };
-
-static const uint64_t DEVICES = ((uint64_t)1 << EMU_HOST_BIT) - 1;
-static uint64_t clock_of_use;
-struct emu_counters emu_counted;
 
 struct page_move {
     struct emu_region *region;
     uint64_t bit;                /* of the destination */
-    bool write;                  /* touches only */
     const union emu_value *policy;
 };
 
-uint64_t
-emu_place_bit(CUmemLocation location)
-{
-    switch ((int)location.type) {
-    case CU_MEM_LOCATION_TYPE_DEVICE:
-        return (uint64_t)1 << location.id;
-    case CU_MEM_LOCATION_TYPE_HOST_NUMA:
-        return (uint64_t)1 << (EMU_HOST_BIT + location.id);
-    default:
-        return (uint64_t)1 << EMU_HOST_BIT;
-    }
-}
-
-static unsigned char *
-page_bytes(const struct emu_region *region, size_t page)
-{
-    return (unsigned char *)(uintptr_t)region->base + page * emu_config()->page;
-}
-
-static void
-count_resident(uint64_t places, size_t bytes, bool arrives)
-{
-    for (int i = 0; i < emu_config()->devices; i++) {
-        if ((places >> i & 1) != 0) {
-            struct emu_device *device = emu_device(i);
-            device->resident = arrives ? device->resident + bytes : device->resident - bytes;
-        }
-    }
-}
-
-static void
-set_places(union emu_value *value, uint64_t places, size_t pages)
-{
-    size_t bytes = pages * emu_config()->page;
-
-    count_resident(value->page.places & ~places, bytes, false);
-    count_resident(places & ~value->page.places, bytes, true);
-    value->page.places = places;
-}
-
-static void
-count_transfer(uint64_t from, uint64_t to, size_t pages)
-{
-    uint64_t bytes = (uint64_t)pages * emu_config()->page;
-    bool from_device = (from & DEVICES) != 0 && (from & ~DEVICES) == 0;
-
-    if ((to & DEVICES) == 0) {
-        emu_counted.bytes_dtoh += from_device ? bytes : 0;
-    } else if (from_device) {
-        emu_counted.bytes_dtod += bytes;
-    } else {
-        emu_counted.bytes_htod += bytes;
-    }
-}
-
-/* ---- touches by the host ---- */
-
-static void
-populate_on_host(union emu_value *value, size_t first, size_t end, void *argument)
-{
-    (void)argument;
-    if (value->page.places == 0) {
-        set_places(value, (uint64_t)1 << EMU_HOST_BIT, end - first);
-    }
-}
-
-struct span {
-    struct emu_region *region;
-    size_t first, end;
-};
-
-static void
-first_unpopulated(const union emu_value *value, size_t first, size_t end, void *argument)
-{
-    struct span *span = argument;
-
-    if (value->page.places == 0 && span->first == span->end) {
-        span->first = first;
-        span->end = end;
-    }
-}
-
-/* The kernel knows the pages of the mapping that exist. The host has touched those that no
- * operation has populated. */
-void
-emu_pages_observe(struct emu_region *region, size_t first, size_t end)
-{
-    size_t system = (size_t)sysconf(_SC_PAGESIZE), per = emu_config()->page / system;
-    size_t at = first;
-
-    while (at < end && per > 0) {
-        struct span span = {region, 0, 0};
-        unsigned char *present;
-        size_t from = 0;
-
-        emu_runs_visit(&region->pages, at, end, first_unpopulated, &span);
-        if (span.first == span.end) {
-            return;
-        }
-        present = malloc((span.end - span.first) * per);
-        if (present == NULL
-            || mincore(page_bytes(region, span.first), (span.end - span.first) * per * system,
-                       present)
-                   != 0) {
-            free(present);
-            return;
-        }
-        for (size_t page = 0; page <= span.end - span.first; page++) {
-            bool exists = page < span.end - span.first && (present[page * per] & 1) != 0;
-            if (!exists) {
-                (void)emu_runs_change(&region->pages, span.first + from, span.first + page,
-                                      populate_on_host, NULL);
-                from = page + 1;
-            }
-        }
-        free(present);
-        at = span.end;
-    }
-}
-
 /* ---- discarded pages ---- */
-
-static uint64_t
-checksum(const unsigned char *bytes, size_t size)
-{
-    uint64_t sum = 1469598103934665603u, word;
-
-    for (size_t i = 0; i + sizeof word <= size; i += sizeof word) {
-        memcpy(&word, bytes + i, sizeof word);
-        sum = (sum ^ word) * 1099511628211u;
-    }
-    return sum;
-}
 
 static void
 discard_run(union emu_value *value, size_t first, size_t end, void *argument)
 {
     struct emu_region *region = argument;
-    size_t page = emu_config()->page;
-
     /* Measured (topic "discarded bytes"): pages that only a device holds keep their bytes. */
     if (emu_config()->discard == EMU_DISCARD_KEEP && value->page.places != 0
-        && (value->page.places & ~DEVICES) == 0) {
+        && (value->page.places & ~EMU_DEVICE_BITS) == 0) {
         return;
     }
     value->page.discarded = 1;
     for (size_t i = first; i < end; i++) {
-        unsigned char *bytes = page_bytes(region, i);
-        if (emu_config()->discard == EMU_DISCARD_POISON) {
-            memset(bytes, POISON, page);
-        } else if (emu_config()->discard == EMU_DISCARD_ZERO) {
-            memset(bytes, 0, page);
-        }
-        if (region->checksums != NULL) {
-            region->checksums[i] = checksum(bytes, page);
-        }
+        emu_page_discard(region, i);
+    }
+    if ((value->page.places & ~EMU_DEVICE_BITS) != 0) {
+        value->page.unmapped = 1;
+        emu_places_unmap(region, first, end);
     }
 }
 
@@ -213,7 +65,7 @@ emu_system_discard(CUdeviceptr ptr, size_t size)
     if (emu_config()->discard == EMU_DISCARD_KEEP) {
         return;
     }
-    memset(bytes, emu_config()->discard == EMU_DISCARD_POISON ? POISON : 0, sizeof bytes);
+    memset(bytes, emu_config()->discard == EMU_DISCARD_POISON ? EMU_POISON : 0, sizeof bytes);
     while (at < end) {
         size_t part = end - at < sizeof bytes ? (size_t)(end - at) : sizeof bytes;
         struct iovec from = {bytes, part}, to = {(void *)(uintptr_t)at, part};
@@ -224,19 +76,15 @@ emu_system_discard(CUdeviceptr ptr, size_t size)
     }
 }
 
-/* A discarded page arrives at its destination as zeros, unless it was written in between. Host
- * writes cannot be seen, so the bytes are compared with those that the discard left. A write of
- * the same bytes goes unnoticed. */
+/* Measured (topic "discarded bytes"): a discarded page arrives at its destination as zeros, unless
+ * it was written in between. */
 static void
 end_discard(struct emu_region *region, union emu_value *value, size_t first, size_t end)
 {
-    size_t page = emu_config()->page;
-
-    if (value->page.discarded != 0 && region->checksums != NULL) {
+    if (value->page.discarded != 0 && emu_config()->discard == EMU_DISCARD_KEEP) {
         for (size_t i = first; i < end; i++) {
-            unsigned char *bytes = page_bytes(region, i);
-            if (checksum(bytes, page) == region->checksums[i]) {
-                memset(bytes, 0, page);
+            if (emu_page_untouched(region, i)) {
+                memset(emu_bytes(emu_page_address(region, i)), 0, emu_config()->page);
             }
         }
     }
@@ -250,7 +98,6 @@ move_run(union emu_value *value, size_t first, size_t end, void *argument)
 {
     struct page_move *move = argument;
     uint64_t places = value->page.places, bit = move->bit;
-    size_t pages = end - first;
     bool was_discarded = value->page.discarded != 0;
 
     if ((places & bit) != 0) {
@@ -258,16 +105,26 @@ move_run(union emu_value *value, size_t first, size_t end, void *argument)
         return;
     }
     end_discard(move->region, value, first, end);
-    if (places == 0 || was_discarded) {
-        set_places(value, bit, pages);
-        return;
+    if (places != 0 && !was_discarded) {
+        emu_count_transfer(places, bit, end - first);
+        if (move->policy->policy.read_mostly != 0) {
+            emu_counted.duplications += end - first;
+            bit |= places;
+        }
     }
-    count_transfer(places, bit, pages);
-    if (move->policy->policy.read_mostly != 0) {
-        emu_counted.duplications += pages;
-        set_places(value, places | bit, pages);
-    } else {
-        set_places(value, bit, pages);
+    emu_places_set(move->region, value, first, end, bit);
+}
+
+/* A page that comes to the host is mapped, and one that was there unmapped too. */
+static void
+move_and_map_run(union emu_value *value, size_t first, size_t end, void *argument)
+{
+    struct page_move *move = argument;
+    bool mapped = (value->page.places & ~EMU_DEVICE_BITS) != 0 && value->page.unmapped == 0;
+
+    move_run(value, first, end, argument);
+    if (!mapped && (move->bit & EMU_DEVICE_BITS) == 0) {
+        emu_places_map(move->region, value, first, end);
     }
 }
 
@@ -277,7 +134,7 @@ move_with_policy(const union emu_value *policy, size_t first, size_t end, void *
     struct page_move *move = argument;
 
     move->policy = policy;
-    (void)emu_runs_change(&move->region->pages, first, end, move_run, move);
+    (void)emu_runs_change(&move->region->pages, first, end, move_and_map_run, move);
 }
 
 /* ---- eviction ---- */
@@ -285,19 +142,20 @@ move_with_policy(const union emu_value *policy, size_t first, size_t end, void *
 static void
 evict_run(union emu_value *value, size_t first, size_t end, void *argument)
 {
-    const uint64_t *bit = argument;
-    uint64_t rest = value->page.places & ~*bit;
+    const struct page_move *move = argument;
+    uint64_t rest = value->page.places & ~move->bit;
 
-    if ((value->page.places & *bit) == 0) {
+    if ((value->page.places & move->bit) == 0) {
         return;
     }
     if (rest == 0) {
         rest = (uint64_t)1 << EMU_HOST_BIT;
         if (value->page.discarded == 0) {
-            count_transfer(*bit, rest, end - first);
+            emu_count_transfer(move->bit, rest, end - first);
         }
+        value->page.unmapped = 1;
     }
-    set_places(value, rest, end - first);
+    emu_places_set(move->region, value, first, end, rest);
 }
 
 /* Makes room for `bytes` on a device: the regions that moved there longest ago go to the host.
@@ -305,7 +163,7 @@ evict_run(union emu_value *value, size_t first, size_t end, void *argument)
 static size_t
 evict_until_free(struct emu_device *device, size_t bytes, const struct emu_region *keep)
 {
-    uint64_t bit = (uint64_t)1 << device->ordinal;
+    struct page_move eviction = {.bit = (uint64_t)1 << device->ordinal};
 
     for (;;) {
         size_t taken = device->allocated + device->resident, capacity = emu_config()->capacity;
@@ -324,7 +182,9 @@ evict_until_free(struct emu_device *device, size_t bytes, const struct emu_regio
             return taken < capacity ? capacity - taken : 0;
         }
         oldest->used = 0;
-        (void)emu_runs_change(&oldest->pages, 0, oldest->pages.pages, evict_run, &bit);
+        eviction.region = oldest;
+        emu_pages_observe(oldest, 0, oldest->pages.pages);
+        (void)emu_runs_change(&oldest->pages, 0, oldest->pages.pages, evict_run, &eviction);
     }
 }
 
@@ -352,7 +212,7 @@ emu_pages_prefetch(struct emu_region *region, CUdeviceptr ptr, size_t size, CUme
 
     emu_page_span(region, ptr, size, &first, &end);
     emu_pages_observe(region, first, end);
-    if ((move.bit & DEVICES) != 0) {
+    if ((move.bit & EMU_DEVICE_BITS) != 0) {
         struct emu_device *device = emu_device(location.id);
         size_t room;
 
@@ -362,121 +222,45 @@ emu_pages_prefetch(struct emu_region *region, CUdeviceptr ptr, size_t size, CUme
         if (room < missing.pages) {
             end = first + (room < end - first ? room : end - first);
         }
-        region->used = ++clock_of_use;
+        emu_region_use(region);
     }
     emu_runs_visit(&region->policies, first, end, move_with_policy, &move);
-}
-
-/* ---- touches by a processor ---- */
-
-static bool
-mapped_remotely(const struct emu_policy *policy, uint64_t places, uint64_t bit)
-{
-    /* On a PCIe machine the host never maps device memory. */
-    if ((bit & DEVICES) == 0) {
-        return false;
-    }
-    if ((policy->accessed_by & bit) != 0) {
-        return true;
-    }
-    return policy->preferred_type != 0
-           && (emu_place_bit((CUmemLocation){.type = (CUmemLocationType)policy->preferred_type,
-                                             .id = policy->preferred_id})
-               & places)
-                  != 0;
-}
-
-static void
-touch_run(union emu_value *value, size_t first, size_t end, void *argument)
-{
-    struct page_move *move = argument;
-    uint64_t places = value->page.places, bit = move->bit;
-    size_t pages = end - first;
-    bool host = (bit & DEVICES) == 0;
-
-    if (move->write) {
-        value->page.discarded = 0;
-    }
-    if (host && (places & ~DEVICES) != 0) {
-        bit = places & ~DEVICES;
-    }
-    if ((places & bit) == 0) {
-        if (places != 0 && move->policy->policy.read_mostly == 0
-            && mapped_remotely(&move->policy->policy, places, bit)) {
-            return;
-        }
-        emu_counted.cpu_faults += host ? pages : 0;
-        emu_counted.gpu_faults += host ? 0 : pages;
-        if (places != 0) {
-            count_transfer(places, bit, pages);
-        }
-        if (places != 0 && move->policy->policy.read_mostly != 0 && !move->write) {
-            emu_counted.duplications += pages;
-            bit |= places;
-        }
-    } else if (!move->write || move->policy->policy.read_mostly == 0) {
-        return;
-    }
-    set_places(value, bit, pages);
-}
-
-static void
-touch_with_policy(const union emu_value *policy, size_t first, size_t end, void *argument)
-{
-    struct page_move *move = argument;
-
-    move->policy = policy;
-    (void)emu_runs_change(&move->region->pages, first, end, touch_run, move);
-}
-
-void
-emu_pages_touch(struct emu_region *region, CUdeviceptr ptr, size_t size, int device, bool write)
-{
-    struct page_move move = {.region = region,
-                             .write = write,
-                             .bit = (uint64_t)1 << (device < 0 ? EMU_HOST_BIT : device)};
-    size_t first, end;
-
-    if (region->kind != EMU_MANAGED || size == 0) {
-        return;
-    }
-    emu_page_span(region, ptr, size, &first, &end);
-    if (device >= 0) {
-        emu_pages_observe(region, first, end);
-        region->used = ++clock_of_use;
-    }
-    emu_runs_visit(&region->policies, first, end, touch_with_policy, &move);
 }
 
 static void
 collapse_run(union emu_value *value, size_t first, size_t end, void *argument)
 {
-    const uint64_t *preferred = argument;
-    uint64_t places = value->page.places, host = places & ~DEVICES;
-    uint64_t kept = (places & *preferred) != 0 ? places & *preferred : host != 0 ? host : places;
+    const struct page_move *preferred = argument;
+    uint64_t places = value->page.places, host = places & ~EMU_DEVICE_BITS;
+    uint64_t wanted = places & preferred->bit, kept = wanted != 0 ? wanted
+                                                      : host != 0 ? host
+                                                                  : places;
 
     if ((places & (places - 1)) != 0) {
-        set_places(value, kept & (~kept + 1), end - first);
+        emu_places_set(preferred->region, value, first, end, kept & (~kept + 1));
     }
 }
 
 void
 emu_pages_collapse(struct emu_region *region, size_t first, size_t end, uint64_t preferred)
 {
-    (void)emu_runs_change(&region->pages, first, end, collapse_run, &preferred);
+    struct page_move kept = {.region = region, .bit = preferred};
+
+    (void)emu_runs_change(&region->pages, first, end, collapse_run, &kept);
 }
 
 static void
 forget_run(const union emu_value *value, size_t first, size_t end, void *argument)
 {
     (void)argument;
-    count_resident(value->page.places, (end - first) * emu_config()->page, false);
+    emu_count_resident(value->page.places, (end - first) * emu_config()->page, false);
 }
 
 void
 emu_pages_forget(struct emu_region *region)
 {
     if (region->kind == EMU_MANAGED) {
+        emu_pages_observe(region, 0, region->pages.pages);
         emu_runs_visit(&region->pages, 0, region->pages.pages, forget_run, NULL);
     }
 }

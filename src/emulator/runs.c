@@ -108,9 +108,11 @@ merge_between(struct emu_runs *runs, size_t from, size_t to)
             runs->run[++kept] = runs->run[i];
         }
     }
-    memmove(&runs->run[kept + 1], &runs->run[last + 1],
-            (runs->count - last - 1) * sizeof *runs->run);
-    runs->count -= last - kept;
+    if (kept < last) {
+        memmove(&runs->run[kept + 1], &runs->run[last + 1],
+                (runs->count - last - 1) * sizeof *runs->run);
+        runs->count -= last - kept;
+    }
 }
 
 bool

@@ -2,6 +2,8 @@
  * in which queued work runs, what moves and is counted, eviction, faults, threads.  Takes the
  * library's path; knows nothing of the extension. */
 #include <dlfcn.h>
+#include <fcntl.h>
+#include <pthread.h>
 #include <stdbool.h>
 #include <stdint.h>
 #include <string.h>
@@ -247,6 +249,126 @@ discarded_bytes_are_poisoned(void)
     CHECK_EQUAL(emu.mem_free(a), 0);
 }
 
+/* ---- accesses of the host and of kernels ---- */
+
+/* The number of pages of a range that the kernel has mapped for the host. */
+static size_t
+mapped(CUdeviceptr ptr, size_t size)
+{
+    uint64_t entries[512];
+    size_t count = size / PAGE, found = 0;
+    int file = open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC);
+
+    CHECK(file >= 0 && count <= sizeof entries / sizeof *entries);
+    CHECK_EQUAL(
+        pread(file, entries, count * sizeof *entries, (off_t)(ptr / PAGE * sizeof *entries)),
+        (ssize_t)(count * sizeof *entries));
+    for (size_t i = 0; i < count; i++) {
+        found += (size_t)(entries[i] >> 63);
+    }
+    CHECK_EQUAL(close(file), 0);
+    return found;
+}
+
+static void
+the_host_moves_pages_by_touching_them(void)
+{
+    CUdeviceptr a = managed(2 * MIB);
+    unsigned char *bytes = (unsigned char *)(uintptr_t)a;
+
+    memset(bytes, 1, 2 * MIB);
+    CHECK_EQUAL(emu.prefetch(a, 2 * MIB, DEV0, 0, NULL), 0);
+    CHECK_EQUAL(mapped(a, 2 * MIB), 0);
+    emu.counters_clear();
+    bytes[3 * PAGE] = 2;
+    CHECK_EQUAL(mapped(a, 2 * MIB), 1);
+    CHECK_EQUAL(where(a + (CUdeviceptr)3 * PAGE, PAGE), 200);
+    CHECK_EQUAL(where(a, (size_t)3 * PAGE), 100);
+    CHECK_EQUAL(counted().dtoh, PAGE);
+    CHECK_EQUAL(counted().cpu_faults, 1);
+    CHECK_EQUAL(emu.prefetch(a, 2 * MIB, DEV1, 0, NULL), 0);
+    CHECK_EQUAL(counted().htod, PAGE);
+    CHECK_EQUAL(counted().dtod, 2 * MIB - PAGE);
+    CHECK_EQUAL(bytes[3 * PAGE], 2);
+    CHECK_EQUAL(bytes[3 * PAGE + 1], 1);
+    CHECK_EQUAL(emu.mem_free(a), 0);
+}
+
+static void
+write_first_page(void *argument)
+{
+    *(unsigned char *)argument = 9;
+}
+
+static void
+kernels_touch_for_their_device(void)
+{
+    CUdeviceptr a = managed(2 * MIB);
+    unsigned char *bytes = (unsigned char *)(uintptr_t)a;
+
+    memset(bytes + PAGE, 1, PAGE);
+    CHECK_EQUAL(emu.prefetch(a + PAGE, PAGE, DEV1, 0, NULL), 0);
+    emu.counters_clear();
+    CHECK_EQUAL(emu.launch(NULL, write_first_page, bytes), 0);
+    CHECK_EQUAL(emu.launch(NULL, write_first_page, bytes + PAGE), 0);
+    CHECK_EQUAL(where(a, (size_t)2 * PAGE), 100);
+    CHECK_EQUAL(mapped(a, 2 * MIB), 0);
+    CHECK_EQUAL(counted().gpu_faults, 2);
+    CHECK_EQUAL(counted().dtod, PAGE);
+    CHECK_EQUAL(counted().cpu_faults, 0);
+    CHECK_EQUAL(bytes[0], 9);
+    CHECK_EQUAL(bytes[PAGE], 9);
+    CHECK_EQUAL(bytes[PAGE + 1], 1);
+    CHECK_EQUAL(emu.mem_free(a), 0);
+}
+
+static void
+host_functions_touch_for_the_host(void)
+{
+    CUdeviceptr a = managed(2 * MIB);
+
+    CHECK_EQUAL(emu.prefetch(a, 2 * MIB, DEV0, 0, NULL), 0);
+    CHECK_EQUAL(emu.host_func(NULL, write_first_page, (void *)(uintptr_t)a), 0);
+    CHECK_EQUAL(emu.ctx_sync(), 0);
+    CHECK_EQUAL(where(a, PAGE), 200);
+    CHECK_EQUAL(where(a + PAGE, 2 * MIB - PAGE), 100);
+    CHECK_EQUAL(emu.mem_free(a), 0);
+}
+
+static void *
+store_for_a_while(void *argument)
+{
+    unsigned char *bytes = argument;
+
+    for (unsigned int round = 1; round <= 200; round++) {
+        for (size_t page = 0; page < 64; page++) {
+            bytes[page * PAGE] = (unsigned char)round;
+        }
+        for (size_t page = 0; page < 64; page++) {
+            CHECK_EQUAL(bytes[page * PAGE], round);
+        }
+    }
+    return NULL;
+}
+
+/* One thread stores while this one moves the pages. */
+static void
+moves_lose_no_store(void)
+{
+    CUdeviceptr a = managed(2 * MIB);
+    pthread_t thread;
+
+    CHECK_EQUAL(pthread_create(&thread, NULL, store_for_a_while, (void *)(uintptr_t)a), 0);
+    for (int i = 0; i < 200; i++) {
+        CHECK_EQUAL(emu.prefetch(a, 2 * MIB, i % 2 == 0 ? DEV0 : HOST, 0, NULL), 0);
+        CHECK_EQUAL(emu.fill(a + MIB, (unsigned char)i, MIB, NULL), 0);
+    }
+    CHECK_EQUAL(pthread_join(thread, NULL), 0);
+    CHECK_EQUAL(((unsigned char *)(uintptr_t)a)[63 * PAGE], 200);
+    CHECK_EQUAL(((unsigned char *)(uintptr_t)a)[2 * MIB - 1], 199);
+    CHECK_EQUAL(emu.mem_free(a), 0);
+}
+
 /* ---- order ---- */
 
 static void
@@ -391,6 +513,10 @@ static const check_test tests[] = {
     CHECK_TEST(touches_follow_the_advice),
     CHECK_TEST(a_full_device_evicts_the_oldest),
     CHECK_TEST(discarded_bytes_are_poisoned),
+    CHECK_TEST(the_host_moves_pages_by_touching_them),
+    CHECK_TEST(kernels_touch_for_their_device),
+    CHECK_TEST(host_functions_touch_for_the_host),
+    CHECK_TEST(moves_lose_no_store),
     CHECK_TEST(lazy_streams_wait_to_be_asked),
     CHECK_TEST(streams_wait_for_events_and_for_the_legacy_stream),
     CHECK_TEST(host_functions_may_not_call_the_driver),
