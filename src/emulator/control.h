@@ -52,6 +52,19 @@ EMU_EXPORT void emu_counters_clear(void);
 EMU_EXPORT void emu_schedule(int lazy);
 /* Runs all operations of a stream. Returns CUDA_SUCCESS, or the error for an unknown handle. */
 EMU_EXPORT int emu_run(CUstream stream);
+/* The files of the nvidia-uvm module, in place of the system calls: open of /dev/nvidia-uvm-tools,
+ * ioctl, poll and close. */
+struct pollfd;
+EMU_EXPORT int emu_uvm_open(const char *path, int flags);
+EMU_EXPORT int emu_uvm_ioctl(int file, unsigned long request, void *argument);
+EMU_EXPORT int emu_uvm_poll(struct pollfd *files, unsigned long count, int milliseconds);
+EMU_EXPORT int emu_uvm_close(int file);
+/* The process's open files of /dev/nvidia-uvm, at most `most`. Returns their number. */
+EMU_EXPORT int emu_uvm_files(int *files, int most);
+/* Disturbs the queues: absent, denied, refused, layout, drop, lose, garbage or late. 0 ends it.
+ * Returns -1 for an unknown name. */
+EMU_EXPORT int emu_uvm_disturb(const char *name, unsigned int value);
+
 /* Queues a "kernel": fn(arg) runs in stream order and may use managed and device memory. */
 EMU_EXPORT int emu_launch(CUstream stream, void (*fn)(void *argument), void *argument);
 

@@ -2,6 +2,7 @@
 #include "emulator.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 static struct emu_device devices[EMU_MAX_DEVICES];
 static struct emu_context *user_contexts;
@@ -16,6 +17,15 @@ emu_thread(void)
         this_thread.id = __atomic_add_fetch(&last_thread, 1, __ATOMIC_RELAXED);
     }
     return &this_thread;
+}
+
+void
+emu_device_uuid(int ordinal, void *out)
+{
+    unsigned char *bytes = out;
+
+    memcpy(bytes, "emulated-gpu-00", 16);
+    bytes[15] = (unsigned char)ordinal;
 }
 
 struct emu_device *

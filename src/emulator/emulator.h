@@ -4,13 +4,14 @@
  *   inspect.c                               controls for tests: looking inside, arming faults
  *   procaddress.c                           from names to entry points
  *   entry_context.c entry_copy.c entry_device.c entry_memory.c entry_pointer.c entry_pool.c
- *   entry_stream.c
+ *   entry_stream.c entry_uvm.c
  *   queues.c calls.c                        running operations; begin and end of a driver call
  *   capture.c policy.c pools.c              the meaning of calls
  *   allocations.c events.c                  the objects that users hold
  *   residency.c streams.c
  *   touches.c                               pages that a processor or the host touches
  *   places.c
+ *   uvm_events.c                            records of moves and faults, for those who listen
  *   regions.c                               mappings with the values of their pages
  *   devices.c runs.c page_map.c call_log.c faults.c
  *   config.c lock.c                         configuration, mutex
@@ -159,6 +160,7 @@ struct emu_page {
     uint64_t places; /* bits of the places with a copy; 0: never populated */
     uint64_t discarded; /* 1 between a discard and the next write or move */
     uint64_t unmapped; /* 1: the host has a copy, but no mapping until it touches the page */
+    uint64_t remote; /* bits of devices that access it where it is */
 };
 
 /* Values are compared word by word, so unused bytes must be zero. */
@@ -254,6 +256,8 @@ struct emu_thread {
 struct emu_thread *emu_thread(void);
 /* NULL: the device does not exist. */
 struct emu_device *emu_device(int ordinal);
+/* Writes the 16 bytes of its UUID. */
+void emu_device_uuid(int ordinal, void *out);
 /* The calling thread's current context. NULL if there is none, or it was destroyed. */
 struct emu_context *emu_context(void);
 /* The device of that context, or NULL. */
@@ -360,9 +364,68 @@ CUresult emu_policy_check(CUmem_range_attribute attribute, const void *data, siz
 void emu_policy_read(const struct emu_region *region, CUdeviceptr ptr, size_t size,
                      CUmem_range_attribute attribute, int *data, size_t data_size);
 
-/* ---- places.c: the places of a run of pages ------------------------------------------------ */
+/* ---- uvm_events.c: the event queues of the nvidia-uvm module -------------------------------- */
 
 #define EMU_DEVICE_BITS (((uint64_t)1 << EMU_HOST_BIT) - 1)
+
+enum { EMU_UVM_CONTROL_BYTES = 528 };
+enum emu_uvm_type {
+    EMU_UVM_CPU_FAULT = 1,
+    EMU_UVM_MIGRATION = 2,
+    EMU_UVM_GPU_FAULT = 3,
+    EMU_UVM_DUPLICATE = 7,
+    EMU_UVM_DUPLICATE_END = 8,
+    EMU_UVM_MAP_REMOTE = 13,
+    EMU_UVM_EVICTION = 14,
+};
+enum emu_uvm_cause {
+    EMU_UVM_REQUESTED = 1, /* by a prefetch or by advice */
+    EMU_UVM_COHERENCE = 2, /* a fault */
+    EMU_UVM_EVICTED = 4,
+};
+
+/* Disturbances of the queues, with a value. 0 is off. */
+enum emu_queue_fault {
+    EMU_QUEUE_ABSENT, /* the device file is missing */
+    EMU_QUEUE_DENIED, /* it may not be opened */
+    EMU_QUEUE_REFUSED, /* no queue is made */
+    EMU_QUEUE_LAYOUT, /* records have an unknown layout */
+    EMU_QUEUE_DROP, /* every nth record is dropped, and counted */
+    EMU_QUEUE_LOSE, /* every nth record is lost, and not counted */
+    EMU_QUEUE_GARBAGE, /* a record of garbage comes before every nth */
+    EMU_QUEUE_LATE, /* records wait for the nth flush */
+    EMU_QUEUE_FAULTS,
+};
+void emu_queue_set_fault(enum emu_queue_fault fault, unsigned int value);
+unsigned int emu_queue_fault(enum emu_queue_fault fault);
+
+/* One open file of the tools device. NULL: none has that descriptor. */
+struct emu_listener;
+struct emu_listener *emu_listener_find(int file);
+bool emu_listener_new(int file);
+void emu_listener_delete(struct emu_listener *listener);
+/* Gives it its queue: `count` records and a control block. False: it has one. */
+bool emu_listener_start(struct emu_listener *listener, void *records, uint32_t count,
+                        void *control);
+/* Listens to types (bits), or does not any more. False: it has no queue. */
+bool emu_listener_enable(struct emu_listener *listener, uint64_t types, bool on);
+bool emu_listener_half_full(const struct emu_listener *listener);
+/* Delivers the late records that are due. */
+void emu_listeners_flush(void);
+
+bool emu_uvm_wanted(enum emu_uvm_type type);
+/* Places are bits, as in struct emu_page. */
+void emu_uvm_migrated(CUdeviceptr start, size_t size, uint64_t from, uint64_t to,
+                      enum emu_uvm_cause cause);
+void emu_uvm_host_faulted(CUdeviceptr start, size_t size, bool write);
+void emu_uvm_device_faulted(CUdeviceptr start, size_t size, uint64_t device, bool write);
+void emu_uvm_duplicated(CUdeviceptr start, size_t size, uint64_t places);
+void emu_uvm_unduplicated(CUdeviceptr start, size_t size, uint64_t place);
+void emu_uvm_mapped_remotely(CUdeviceptr start, size_t size, uint64_t from, uint64_t to);
+void emu_uvm_evicted(CUdeviceptr start, size_t size, uint64_t from, uint64_t to,
+                     CUdeviceptr incoming);
+
+/* ---- places.c: the places of a run of pages ------------------------------------------------ */
 
 struct emu_counters {
     uint64_t bytes_htod, bytes_dtoh, bytes_dtod, cpu_faults, gpu_faults, duplications;
@@ -377,8 +440,12 @@ void emu_places_set(struct emu_region *region, union emu_value *value, size_t fi
 /* Maps a run that has come to the host, unless it is so large that it may be sparse. */
 void emu_places_map(struct emu_region *region, union emu_value *value, size_t first, size_t end);
 void emu_places_unmap(struct emu_region *region, size_t first, size_t end);
-/* Counts the bytes of pages that move. */
-void emu_count_transfer(uint64_t from, uint64_t to, size_t pages);
+/* Counts and records that the pages [first, end) move. */
+void emu_places_moved(const struct emu_region *region, size_t first, size_t end, uint64_t from,
+                      uint64_t to, enum emu_uvm_cause cause);
+/* The same for a copy in one more place. */
+void emu_places_duplicated(const struct emu_region *region, size_t first, size_t end,
+                           uint64_t places);
 void emu_count_resident(uint64_t places, size_t bytes, bool arrives);
 /* Notes that the region came into use on a device. */
 void emu_region_use(struct emu_region *region);

@@ -141,8 +141,7 @@ device_uuid(CUuuid *uuid, CUdevice dev)
     if (emu_device(dev) == NULL) {
         return emu_call_end(&call, CUDA_ERROR_INVALID_DEVICE);
     }
-    memcpy(uuid->bytes, "emulated-gpu-00", 16);
-    uuid->bytes[15] = (char)dev;
+    emu_device_uuid(dev, uuid->bytes);
     return emu_call_end(&call, CUDA_SUCCESS);
 }
 

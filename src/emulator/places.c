@@ -87,6 +87,10 @@ emu_places_set(struct emu_region *region, union emu_value *value, size_t first, 
     emu_count_resident(before & ~places, bytes, false);
     emu_count_resident(places & ~before, bytes, true);
     value->page.places = places;
+    value->page.remote = 0;
+    if ((before & (before - 1)) != 0 && (places & (places - 1)) == 0) {
+        emu_uvm_unduplicated(emu_page_address(region, first), bytes, places);
+    }
     if ((places & ~EMU_DEVICE_BITS) == 0) {
         value->page.unmapped = 0;
         if ((before & ~EMU_DEVICE_BITS) != 0) {
@@ -96,9 +100,10 @@ emu_places_set(struct emu_region *region, union emu_value *value, size_t first, 
 }
 
 void
-emu_count_transfer(uint64_t from, uint64_t to, size_t pages)
+emu_places_moved(const struct emu_region *region, size_t first, size_t end, uint64_t from,
+                 uint64_t to, enum emu_uvm_cause cause)
 {
-    uint64_t bytes = (uint64_t)pages * emu_config()->page;
+    uint64_t bytes = (uint64_t)(end - first) * emu_config()->page;
     bool from_device = (from & EMU_DEVICE_BITS) != 0 && (from & ~EMU_DEVICE_BITS) == 0;
 
     if ((to & EMU_DEVICE_BITS) == 0) {
@@ -108,6 +113,17 @@ emu_count_transfer(uint64_t from, uint64_t to, size_t pages)
     } else {
         emu_counted.bytes_htod += bytes;
     }
+    if (from_device || (to & EMU_DEVICE_BITS) != 0) {
+        emu_uvm_migrated(emu_page_address(region, first), bytes, from, to, cause);
+    }
+}
+
+void
+emu_places_duplicated(const struct emu_region *region, size_t first, size_t end, uint64_t places)
+{
+    emu_counted.duplications += end - first;
+    emu_uvm_duplicated(emu_page_address(region, first), (end - first) * emu_config()->page,
+                       places);
 }
 
 static uint64_t

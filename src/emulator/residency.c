@@ -11,6 +11,7 @@
 struct page_move {
     struct emu_region *region;
     uint64_t bit;                /* of the destination */
+    CUdeviceptr incoming;        /* evictions only: the memory that needs the room */
     const union emu_value *policy;
 };
 
@@ -106,10 +107,10 @@ move_run(union emu_value *value, size_t first, size_t end, void *argument)
     }
     end_discard(move->region, value, first, end);
     if (places != 0 && !was_discarded) {
-        emu_count_transfer(places, bit, end - first);
+        emu_places_moved(move->region, first, end, places, bit, EMU_UVM_REQUESTED);
         if (move->policy->policy.read_mostly != 0) {
-            emu_counted.duplications += end - first;
             bit |= places;
+            emu_places_duplicated(move->region, first, end, bit);
         }
     }
     emu_places_set(move->region, value, first, end, bit);
@@ -150,8 +151,12 @@ evict_run(union emu_value *value, size_t first, size_t end, void *argument)
     }
     if (rest == 0) {
         rest = (uint64_t)1 << EMU_HOST_BIT;
+        if (emu_uvm_wanted(EMU_UVM_EVICTION)) {
+            emu_uvm_evicted(emu_page_address(move->region, first),
+                            (end - first) * emu_config()->page, move->bit, rest, move->incoming);
+        }
         if (value->page.discarded == 0) {
-            emu_count_transfer(move->bit, rest, end - first);
+            emu_places_moved(move->region, first, end, move->bit, rest, EMU_UVM_EVICTED);
         }
         value->page.unmapped = 1;
     }
@@ -163,7 +168,7 @@ evict_run(union emu_value *value, size_t first, size_t end, void *argument)
 static size_t
 evict_until_free(struct emu_device *device, size_t bytes, const struct emu_region *keep)
 {
-    struct page_move eviction = {.bit = (uint64_t)1 << device->ordinal};
+    struct page_move eviction = {.bit = (uint64_t)1 << device->ordinal, .incoming = keep->base};
 
     for (;;) {
         size_t taken = device->allocated + device->resident, capacity = emu_config()->capacity;

@@ -32,17 +32,49 @@ mapped_remotely(const struct emu_policy *policy, uint64_t places, uint64_t bit)
                   != 0;
 }
 
+/* A device that may not, or need not, have the page itself. */
+static void
+access_remotely(union emu_value *value, size_t first, size_t end, const struct touch *touch)
+{
+    if ((value->page.remote & touch->bit) == 0) {
+        value->page.remote |= touch->bit;
+        emu_uvm_mapped_remotely(emu_page_address(touch->region, first),
+                                (end - first) * emu_config()->page, touch->bit,
+                                value->page.places);
+    }
+}
+
+/* Counts and records the faults of a run, and what they copy. Returns the places after them. */
+static uint64_t
+fault_run(const union emu_value *value, size_t first, size_t end, const struct touch *touch)
+{
+    uint64_t places = value->page.places, bit = touch->bit;
+    size_t size = (end - first) * emu_config()->page;
+
+    if ((bit & EMU_DEVICE_BITS) == 0) {
+        emu_counted.cpu_faults += end - first;
+        emu_uvm_host_faulted(emu_page_address(touch->region, first), size, touch->write);
+    } else {
+        emu_counted.gpu_faults += end - first;
+        emu_uvm_device_faulted(emu_page_address(touch->region, first), size, bit, touch->write);
+    }
+    if (places != 0 && value->page.discarded == 0) {
+        emu_places_moved(touch->region, first, end, places, bit, EMU_UVM_COHERENCE);
+    }
+    if (places != 0 && touch->policy->policy.read_mostly != 0 && !touch->write) {
+        bit |= places;
+        emu_places_duplicated(touch->region, first, end, bit);
+    }
+    return bit;
+}
+
 static void
 touch_run(union emu_value *value, size_t first, size_t end, void *argument)
 {
     struct touch *touch = argument;
     uint64_t places = value->page.places, bit = touch->bit;
-    size_t pages = end - first;
-    bool host = (bit & EMU_DEVICE_BITS) == 0, discarded = value->page.discarded != 0;
+    bool host = (bit & EMU_DEVICE_BITS) == 0;
 
-    if (touch->write) {
-        value->page.discarded = 0;
-    }
     if (host && (places & ~EMU_DEVICE_BITS) != 0) {
         bit = places & ~EMU_DEVICE_BITS;
         if (value->page.unmapped != 0 && !touch->seen) {
@@ -52,23 +84,18 @@ touch_run(union emu_value *value, size_t first, size_t end, void *argument)
     if ((places & bit) == 0) {
         if (places != 0 && touch->policy->policy.read_mostly == 0
             && mapped_remotely(&touch->policy->policy, places, bit)) {
-            return;
+            access_remotely(value, first, end, touch);
+        } else {
+            emu_places_set(touch->region, value, first, end, fault_run(value, first, end, touch));
+            if (host && !touch->seen) {
+                emu_places_map(touch->region, value, first, end);
+            }
         }
-        emu_counted.cpu_faults += host ? pages : 0;
-        emu_counted.gpu_faults += host ? 0 : pages;
-        if (places != 0 && !discarded) {
-            emu_count_transfer(places, bit, pages);
-        }
-        if (places != 0 && touch->policy->policy.read_mostly != 0 && !touch->write) {
-            emu_counted.duplications += pages;
-            bit |= places;
-        }
-    } else if (!touch->write || touch->policy->policy.read_mostly == 0) {
-        return;
+    } else if (touch->write && touch->policy->policy.read_mostly != 0) {
+        emu_places_set(touch->region, value, first, end, bit);
     }
-    emu_places_set(touch->region, value, first, end, bit);
-    if (host && !touch->seen) {
-        emu_places_map(touch->region, value, first, end);
+    if (touch->write) {
+        value->page.discarded = 0;
     }
 }
 
