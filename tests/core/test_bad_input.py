@@ -146,6 +146,12 @@ class TestSizes:
         with pytest.raises(TypeError, match="an address must be an int"):
             ManagedBuffer.from_handle(digits(b"4096"), 1)
 
+    def test_an_array_is_not_its_address(self):
+        """NumPy's answer to int(array) would not say which argument is wrong."""
+        array = type("Array", (), {"__int__": raising(TypeError)})()
+        with pytest.raises(TypeError, match=r"an address must be an int, got .*Array"):
+            ManagedBuffer.from_handle(array, 1)
+
     @pytest.mark.parametrize("size", [1 << 64, 1 << 80], ids=hex)
     def test_more_than_an_address_can_hold(self, size):
         with pytest.raises((OverflowError, ValueError)):

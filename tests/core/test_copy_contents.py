@@ -168,7 +168,7 @@ class TestFill:
 
     @pytest.mark.parametrize("value", ["1", 1.0, None, [1], object()], ids=repr)
     def test_other_types_are_a_type_error(self, buf, value):
-        with pytest.raises(TypeError):
+        with pytest.raises(TypeError, match="a value that is not 1, 2 or 4 bytes must be an int"):
             buf.fill(value)
         assert contents(buf) == bytes(buf.size)
 

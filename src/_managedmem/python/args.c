@@ -69,8 +69,13 @@ refuse_count(const mm_parameters *p, Py_ssize_t nargs)
         (void)PyOS_snprintf(named + used, sizeof named - used,
                             "%s%s=", i == p->positional ? "; by name only: " : ", ", p->names[i]);
     }
-    PyErr_Format(PyExc_TypeError, "%s() takes at most %d positional argument%s (%zd given)%s",
-                 p->function, p->positional, p->positional == 1 ? "" : "s", nargs, named);
+    if (p->positional == 0) {
+        PyErr_Format(PyExc_TypeError, "%s() takes no positional arguments (%zd given)%s",
+                     p->function, nargs, named);
+    } else {
+        PyErr_Format(PyExc_TypeError, "%s() takes at most %d positional argument%s (%zd given)%s",
+                     p->function, p->positional, p->positional == 1 ? "" : "s", nargs, named);
+    }
     return -1;
 }
 
@@ -185,6 +190,13 @@ refuse_address(PyObject *value)
     return -1;
 }
 
+static int
+refuse_address_type(PyObject *value)
+{
+    PyErr_Format(PyExc_TypeError, "an address must be an int, got %R", value);
+    return -1;
+}
+
 /* Reads an address that may be 0. */
 static int
 read_any_address(PyObject *value, CUdeviceptr *out)
@@ -197,12 +209,15 @@ read_any_address(PyObject *value, CUdeviceptr *out)
         && (PyBool_Check(value) || PyFloat_Check(value)
             || (!PyIndex_Check(value)
                 && PyType_GetSlot(Py_TYPE(value), Py_nb_int) == NULL))) { /* text, bytes */
-        PyErr_Format(PyExc_TypeError, "an address must be an int, got %R", value);
-        return -1;
+        return refuse_address_type(value);
     }
     number = plain ? Py_NewRef(value) : PyNumber_Long(value);
     if (number == NULL) {
-        return -1;
+        if (!PyErr_ExceptionMatches(PyExc_TypeError)) {
+            return -1;
+        }
+        PyErr_Clear(); /* TypeError: an array, which is more than one number */
+        return refuse_address_type(value);
     }
     address = PyLong_AsUnsignedLongLong(number);
     Py_DECREF(number);

@@ -474,8 +474,7 @@ read_pattern(PyObject *value, size_t size, unsigned char pattern[4], unsigned *w
         }
         return 0;
     }
-    if (mm_read_index(value, "value (an int in 0 to 255, or 1, 2 or 4 bytes)", PyExc_TypeError,
-                      &number)
+    if (mm_read_index(value, "a value that is not 1, 2 or 4 bytes", PyExc_TypeError, &number)
         < 0) {
         if (!PyErr_ExceptionMatches(PyExc_ValueError)) {
             return -1;
