@@ -102,7 +102,8 @@ read_protocol(mm_state *state, PyObject *value, PyObject *method, CUstream *out)
 
 /* The first row whose class and attribute match an object reads it; in a row without an attribute
  * the object is the handle. To support another library, add its row. The rows with a package serve
- * versions without __cuda_stream__, and torch.Stream, which has no particular backend. */
+ * versions without __cuda_stream__, and torch.Stream, which has no particular backend. JAX shows no
+ * streams. */
 static const struct {
     mm_foreign_class class;
     const char *attribute;
