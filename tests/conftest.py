@@ -1,4 +1,4 @@
-"""What every test shares: which driver runs, the memory budget, and the check that nothing leaks.
+"""Shared by every test: the driver, the memory budget, and the check that nothing leaks.
 
 The same tests run on the emulated driver (the default) and, with MANAGEDMEM_DRIVER=cuda, on a GPU.
 """
@@ -54,7 +54,7 @@ def pytest_runtest_setup(item):
 
 
 def pytest_sessionstart():
-    """End a run on the driver of a GPU at once where it opens no device: each test would fail."""
+    """End a run on a GPU at once if the driver opens no device, because each test would fail."""
     if EMULATED:
         return
     import managedmem
@@ -125,7 +125,7 @@ tests_begun = itertools.count(1)
 def freeze_lasting_objects():
     """Hide the objects of earlier tests from the collector, which makes collections fast.
 
-    That is what a heavy library made on its import, and pytest's reports of the tests so far.
+    These are the objects that a heavy library's import made, and pytest's reports so far.
     Memory that is still managed stays in sight, for the budget.
     """
     new = {name for name in HEAVY if name in sys.modules} - frozen
@@ -135,7 +135,7 @@ def freeze_lasting_objects():
 
 
 def pytest_collection_finish():
-    """Garbage is collected after every test; the thousands of collected tests hold none."""
+    """Hide the thousands of collected tests from the collections after every test."""
     gc.collect()
     gc.freeze()
 
@@ -164,8 +164,8 @@ left_behind = [(0, "the start")]  # bytes that live, and the test after which th
 
 
 def pytest_terminal_summary(terminalreporter):
-    """Drivers keep records for blocks that small allocations share, so what one test leaves behind
-    can show in others. On the emulated driver that fails the test itself."""
+    """Drivers keep records for blocks that small allocations share, so memory that one test leaves
+    can appear in others. On the emulated driver it fails the test itself."""
     for (before, _), (live, test) in itertools.pairwise(left_behind):
         if live > before:
             terminalreporter.write_line(f"{live - before} managed bytes live on after {test}")
@@ -173,7 +173,7 @@ def pytest_terminal_summary(terminalreporter):
 
 @pytest.fixture(autouse=True)
 def nothing_leaks(request):
-    """On the emulator: every allocation, stream, event and pushed context is given back.
+    """On the emulator: every allocation, stream, event and pushed context is released.
 
     A test begins under schedule_of(); one that needs a certain schedule sets it itself.
     """
@@ -275,7 +275,7 @@ def stream():
 
 @pytest.fixture
 def current_device():
-    """Give the thread's current device back after a test that changes it."""
+    """Restore the thread's current device after a test that changes it."""
     import managedmem
 
     before = managedmem.Device()

@@ -63,7 +63,7 @@ def run(command, output, timeout):
 
 
 def require_gpu():
-    """Ends the command where each test would fail for the same reason."""
+    """Ends the command if no test could run."""
     code = "import managedmem; managedmem.Device(0)"
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True

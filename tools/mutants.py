@@ -35,7 +35,7 @@ LIST = ROOT / "tests" / "mutants.toml"
 GATE = 0.9
 ALL_KILLED = ("rollback", "lock", "gil", "refcount")
 WORKERS = 2
-SECONDS = 60  # after these a test hangs; most take one second
+SECONDS = 60  # a test that takes longer hangs; most take one second
 FIELDS = {"name", "kind", "file", "before", "after", "killer"}
 C_FLAGS = "-O0 -g0 -w -U_FORTIFY_SOURCE"
 
@@ -183,15 +183,15 @@ class Place:
         killer, _, sanitizer = killer.partition(" under ")
         if sanitizer:
             return self.sanitized_c_test(killer, sanitizer)
-        rooms = [w for w in self.build.link if w.endswith(".o") and "/python/" not in w]
-        parts = [f"{killer}.o", "tests/c/world.c.o", *rooms]
+        objects = [w for w in self.build.link if w.endswith(".o") and "/python/" not in w]
+        parts = [f"{killer}.o", "tests/c/world.c.o", *objects]
         target = self.tree / "c-test"
         command = [self.build.link[0], *parts, "-o", str(target), "-lpthread", "-ldl"]
         subprocess.run(command, cwd=self.tree, check=True)
         return [str(target), str(self.tree / "python/managedmem/libmanagedmem_emulator.so")]
 
     def sanitized_c_test(self, killer, sanitizer):
-        rooms = sorted(str(p) for p in (self.tree / "src/_managedmem").glob("[dm]*/*.c"))
+        sources = sorted(str(p) for p in (self.tree / "src/_managedmem").glob("[dm]*/*.c"))
         emulator = sorted(str(p) for p in (self.tree / "src/emulator").glob("*.c"))
         compiler = [*self.build.compiler(), f"-fsanitize={sanitizer}", "-O1", "-g"]
         driver, target = self.tree / f"lib{sanitizer}.so", self.tree / "c-test"
@@ -199,7 +199,7 @@ class Place:
         if not driver.exists():
             command = [*compiler, "-shared", *emulator, "-o", str(driver), *libraries]
             subprocess.run(command, cwd=self.tree, check=True)
-        command = [*compiler, killer, "tests/c/world.c", *rooms, "-o", str(target), *libraries]
+        command = [*compiler, killer, "tests/c/world.c", *sources, "-o", str(target), *libraries]
         subprocess.run([*command, "-Isrc/_managedmem", "-Itests/c"], cwd=self.tree, check=True)
         return [str(target), str(driver)]
 

@@ -29,7 +29,7 @@ SHARES = {
 FAILURE = re.compile(r"(<\s*0|[!=]=\s*(CUDA_SUCCESS|NULL|0)|!\w)")
 UNDO = re.compile(
     r"^\s*(?:\(void\))?\w*(?:undo|restore|back|unset|members|release|drop|free|destroy|leave|reopen|"
-    r"clear|let_go|forget|retire|unexport|reset)\w*\([^;{}]*\);\n",
+    r"clear|retire|unexport|reset)\w*\([^;{}]*\);\n",
     re.MULTILINE,
 )
 REFERENCE = re.compile(
@@ -39,8 +39,8 @@ REFERENCE = re.compile(
     re.MULTILINE,
 )
 LOCK = [
-    (re.compile(r"^\s*(?:mm_guard_(?:leave|unexport|reopen)|lock_\w+|unlock_\w+|end_turn|"
-                r"take_turn)\([^;{}]*\);\n", re.MULTILINE), lambda m: ""),
+    (re.compile(r"^\s*(?:mm_guard_(?:leave|unexport|reopen)|lock_\w+|unlock_\w+|acquire_turn|"
+                r"release_turn)\([^;{}]*\);\n", re.MULTILINE), lambda m: ""),
     (re.compile(r"!mm_guard_(?:enter|export)\(((?:[^()]|\([^()]*\))*)\)"), lambda m: "false"),
     (re.compile(r"(?<!!)mm_guard_is_closed\(((?:[^()]|\([^()]*\))*)\)"), lambda m: "false"),
     (re.compile(r"^\s*(?:\(void\))?pthread_mutex_(?:lock|unlock)\([^;]*\);\n", re.MULTILINE),

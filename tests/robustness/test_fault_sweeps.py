@@ -209,7 +209,7 @@ class TestABrokenDeviceAtTheEnd:
     OBJECTS = """
         import managedmem
         from managedmem import Device, Host, MigrationPolicy, Stream, emulator
-        from lifetime_operations import Lender
+        from lifetime_operations import ForeignResource
         from world import EVERYTHING, World
 
         w = World()
@@ -218,7 +218,7 @@ class TestABrokenDeviceAtTheEnd:
         w.capsule = w.b.__dlpack__()
         w.policy = EVERYTHING.applied([w.c])
         w.policy.__enter__()
-        w.lent = Lender().allocate(4096)
+        w.foreign = ForeignResource().allocate(4096)
         w.queued = w.pool.allocate(4096, stream=w.stream)
         emulator.schedule("lazy")
         w.large.prefetch(Device(0), stream=w.stream)

@@ -16,7 +16,7 @@ class AdviceRules(Program):
     # --- advice
 
     def advised_parts(self, piece, start, size):
-        """The ranges to advise: all at once, but on a GPU, which records less, page by page."""
+        """The ranges to advise: all at once, or page by page on a GPU, which records less."""
         if EMULATED or size == 0:
             return [(start, size)]
         first = (piece.start + start) // PAGE * PAGE - piece.start
@@ -24,8 +24,8 @@ class AdviceRules(Program):
         return [(a, b - a) for a, b in itertools.pairwise(borders)]
 
     def advise(self, pick, span, change, unset, act, *, sets):
-        """One advice. If it fails, pages that were alike are as before; others may have it, or
-        may have lost it."""
+        """Give one advice. After a failure, pages that were alike are as before; other pages may
+        have gained or lost it."""
         piece = self.piece(pick, "managed")
         for start, size in self.advised_parts(piece, *self.part(piece, span)) if piece else ():
             memory, begin = piece.memory, piece.start + start
@@ -66,7 +66,7 @@ class AdviceRules(Program):
     @precondition(lambda self: self.pieces)
     @rule(pick=picks, span=spans, member=picks, adds=flags)
     def change_accessed_by(self, pick, span, member, adds):
-        """A member that not all pages have is not in the set: then nothing takes it out."""
+        """A member that only some pages have is not in the set, so nothing removes it."""
         member = {self.members[member % len(self.members)]}
 
         def with_it(page):
@@ -83,7 +83,7 @@ class AdviceRules(Program):
     @precondition(lambda self: self.pieces)
     @rule(pick=picks, span=spans, bits=st.integers(0, 7))
     def assign_accessed_by(self, pick, span, bits):
-        """All or nothing, of pages that are alike."""
+        """All or nothing, on pages that are alike."""
         piece = self.piece(pick, "managed")
         if piece is None:
             return
@@ -128,12 +128,12 @@ class AdviceRules(Program):
         )
 
     def tell_policy(self, targets, policy):
-        said = policy.read_mostly, policy.preferred_location, policy.accessed_by
+        advice = policy.read_mostly, policy.preferred_location, policy.accessed_by
         for piece, start, size in targets:
             piece.memory.tell(
                 piece.start + start,
                 size,
-                lambda page: Page(*said, page.last_prefetch_location),
+                lambda page: Page(*advice, page.last_prefetch_location),
                 certain=True,
             )
 
@@ -163,13 +163,13 @@ class AdviceRules(Program):
         if not targets or len(self.applied) >= 2:
             return
         for piece, *_ in targets:
-            self.check_records(piece.whole)  # so that one answer is left for each page
+            self.check_records(piece.whole)  # leaves one possible state for each page
         if any(
             len(piece.memory.pages[i]) > 1
             for piece, start, size in targets
             for i in piece.memory.span(piece.start + start, size)
         ):
-            return  # the whole memory is not at hand to look
+            return  # no piece shows the whole memory
         saved, holders = {}, {}
         for piece, start, size in targets:
             for i in piece.memory.span(piece.start + start, size):
@@ -184,8 +184,8 @@ class AdviceRules(Program):
     @precondition(lambda self: self.applied)
     @rule(pick=picks)
     def restore_policy(self, pick):
-        """Every page has what it had, but for those of wrappers that were closed in the block;
-        after a failure at the second attempt."""
+        """Every page has its earlier advice, except those of wrappers that were closed in the
+        block. A restoration that failed is tried again."""
         if not self.applied:
             return
         block, saved, holders = self.applied.pop(pick % len(self.applied))

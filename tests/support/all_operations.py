@@ -28,7 +28,7 @@ def everything():
 # --- completeness -------------------------------------------------------------------------------
 
 EXTENSION = managedmem._managedmem
-# Written by CPython, from the fields of a tuple or the base class alone.
+# CPython generates the members of these from their fields.
 INHERITED = {"MemoryInfo", "PageRun", "PlanEntry"}
 NO_CALL = {"__doc__", "__module__", "__weakref__", "__new__", "__match_args__", "__dict__"}
 

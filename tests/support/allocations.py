@@ -1,7 +1,7 @@
 """The program behind test_allocations.py: every allocation of every operation fails, one at a time.
 
-`operations()` sweeps the operations of all_operations.everything(), `imports()` the making of a
-module. They print a line of JSON for each attempt, [name, kind, n], and one more for each
+`operations()` sweeps the operations of all_operations.everything(), `imports()` the creation of
+a module. They print a line of JSON for each attempt, [name, kind, n], and one more for each
 operation and kind, [name, kind, n, failure or null]. After a crash, the last line names the
 allocation.
 """
@@ -22,12 +22,12 @@ from managedmem import Device
 from world import HOST, ONE, ZERO
 
 ATTEMPTS = 6  # a leak grows in each of them; what CPython caches does not
-# CPython 3.11 raises nothing where it has no memory for the frame of a Python function. What called
-# it makes that a SystemError; a debug build ends the process there.
+# CPython 3.11 raises nothing if it has no memory for the frame of a Python function. The caller
+# turns that into a SystemError; a debug build aborts.
 FRAME_OF_CPYTHON = ("cupy is missing", "torch is missing")
 # Other exceptions than MemoryError that an operation may raise, and the reason.
 OTHERS_RAISE = {
-    # NumPy asks for the memory in several ways, and says ValueError when the last one fails, too.
+    # NumPy tries several protocols, and raises ValueError when the last one fails too.
     **dict.fromkeys(["numpy", "numpy of a wrapper", "numpy of plain memory"], ValueError),
     **dict.fromkeys(FRAME_OF_CPYTHON, SystemError),
 }
@@ -47,7 +47,7 @@ LASTING = [
 
 
 def state(w):
-    """What must be as before: advice, contents, access, open objects, those of the driver."""
+    """The state that must not change: advice, contents, access, open objects, driver objects."""
     settle()
     return {
         "driver": w.live_objects(),
@@ -65,7 +65,7 @@ def references(w):
 
 
 def is_plain(result):
-    """Objects that are made anew in each call, as views are, equal none of another call."""
+    """False for objects such as views, which never equal those of another call."""
     if isinstance(result, dict):
         return is_plain([*result, *result.values()])
     return isinstance(result, PLAIN) or (isinstance(result, GROUPS) and all(map(is_plain, result)))
@@ -112,7 +112,7 @@ class Sweep:
         return True, w
 
     def check_success(self, w, before, result):
-        """Without an exception, the operation must have done all that it does with that memory."""
+        """Without an exception, the operation must have had its usual effect."""
         plain = is_plain(result)
         w.drop_results()
         now = state(w)
@@ -160,7 +160,7 @@ class Sweep:
                     w.end()
                     return n, None
                 self.check_leaks(w, n)
-            raise Wrong("there is no end to its allocations")
+            raise Wrong("its allocations do not end")
         except Wrong as wrong:
             return n, str(wrong)
 
@@ -183,7 +183,7 @@ def operations(library, names, table=None, defect=None):
 
 
 def make_module(_):
-    """Make the extension's module once more; returns what it has."""
+    """Create the extension's module again; return its contents."""
     name, path = managedmem._managedmem.__name__, managedmem._managedmem.__file__
     module = _imp.create_dynamic(ModuleSpec(name, ExtensionFileLoader(name, path), origin=path))
     _imp.exec_dynamic(module)
@@ -207,7 +207,7 @@ def sweep_module(allocations, kind):
             gc.collect()
         if not reached:
             return n, None
-    return n, "there is no end to its allocations"
+    return n, "its allocations do not end"
 
 
 def imports(library, defect=None):

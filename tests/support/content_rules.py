@@ -1,4 +1,4 @@
-"""Rules of a random program that read, write, move and discard bytes."""
+"""Rules of a random program that read, write, prefetch and discard bytes."""
 
 import contextlib
 
@@ -51,13 +51,13 @@ class ContentRules(Program):
         piece.memory.write(piece.start + start, data[:size])
 
     def written(self, ok, piece, before, start, size):
-        """After a call that writes: what the model has now, or if it failed, either of both."""
+        """Check a call that writes: if it failed, each byte is as before or as written."""
         if not ok:
             found = self.found(piece, start, size)
             memory = piece.memory
             whole = bytearray(memory.data)
             whole[piece.start + start : piece.start + start + size] = found
-            for i in range(memory.size):  # outside of the part, what is not known stays so
+            for i in range(memory.size):  # unknown bytes outside of the part stay unknown
                 if not memory.known[i] and not before.known[i]:
                     whole[i] = memory.data[i]
             wrong = memory.either(before, bytes(whole))
@@ -146,7 +146,7 @@ class ContentRules(Program):
             return
         self.wait(piece.memory)
         kind = piece.memory.kind
-        closed = (RuntimeError,) if kind != "managed" else ()  # its resource may be
+        closed = (RuntimeError,) if kind != "managed" else ()  # its resource may be closed
         ok, buffer = self.attempt(piece.buffer.copy_to, MAKING, closed)
         if not ok:
             return
@@ -161,7 +161,7 @@ class ContentRules(Program):
     def check(self, pick):
         self.check_piece(self.piece(pick))
 
-    # --- moving
+    # --- prefetching and discarding
 
     @precondition(lambda self: self.pieces)
     @rule(pick=picks, span=spans, place=picks, on=picks, defer=defers)
@@ -178,7 +178,7 @@ class ContentRules(Program):
         self.prefetched(piece, start, size, place, certain=ok)
 
     def chosen(self, draws, key, *, least=0):
-        """Views of managed memory, each with a place; a list of what the model needs as well."""
+        """Parts of managed memory, each with a location."""
         found = []
         for pick, span, place in draws:
             piece = self.piece(pick, "managed", "pooled")
@@ -235,7 +235,7 @@ class ContentRules(Program):
                 piece.memory.forget(*whole)
                 piece.memory.stale = True
                 if moves:
-                    # The pages at the ends go first, and then the pages of a range differ.
+                    # The pages at the ends are prefetched first, so the pages differ.
                     certain = ok and len(chosen) == 1 and whole == (piece.start + start, size)
                     self.prefetched(piece, start, size, place, certain=certain)
         if not ok:

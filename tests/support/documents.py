@@ -1,8 +1,8 @@
 """Finds the Python blocks of README.md and of the pages in docs/, in every form, and runs them.
 
 A page can write a block as ``.. code-block:: python``, as the literal block behind ``::`` (which
-Sphinx shows as Python, so what is something else says so in a directive), or with prompts, whose
-results are then compared. In Markdown it is a fenced block.
+Sphinx shows as Python, so other languages need a directive), or with prompts, whose results are
+then compared. In Markdown it is a fenced block.
 
 The blocks of one document run in order in one namespace, on the driver of the test run. A block can
 have a mark: ``notest`` (compiled only; its first line says what it needs), ``process`` (it chooses

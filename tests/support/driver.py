@@ -21,7 +21,7 @@ def _checked(result):
 
 
 class Capture:
-    """A running stream capture; `result` is what ending it gave (0: it survived)."""
+    """A running stream capture; `result` is the status of its end (0: it survived)."""
 
     result = None
 
@@ -44,7 +44,7 @@ def capturing(stream, mode=CAPTURE_RELAXED):
 
 @contextlib.contextmanager
 def _memory_of_driver(allocate, free, size):
-    """The address of memory that these calls of the driver make and free."""
+    """The address of memory that these driver calls allocate and free."""
     import managedmem
 
     managedmem.Device(0).set_current()

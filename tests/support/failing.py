@@ -1,6 +1,6 @@
 """One attempt with a failing allocation, and its controls, for the sweeps of allocations.
 
-This module uses no driver, and imports none that does: first_uses.py needs that.
+This module and its imports use no driver, because first_uses.py tests the first use.
 """
 
 import ctypes
@@ -42,7 +42,7 @@ class Allocations:
 
 
 def is_memory_error(error):
-    """NumPy raises a class of its own; the driver's is for memory of devices."""
+    """True for MemoryError and NumPy's subclass of it; false for the driver's, about devices."""
     return issubclass(error, MemoryError) and not issubclass(error, managedmem.CUDAError)
 
 
@@ -61,7 +61,7 @@ class Wrong(Exception):
 def attempt(allocations, operation, w, kind, n):
     """Runs the operation with the nth allocation of a kind failing.
 
-    Gives (result, type of the exception, its text, whether the allocation was reached).
+    Returns (result, type of the exception, its text, whether the allocation was reached).
     """
     result = error = None
     text = ""

@@ -34,7 +34,7 @@ from world import (
 )
 
 READ_MOSTLY, PREFERRED_LOCATION, ACCESSED_BY = range(3)  # the columns of World.advice()
-# The advice of operations whose names do not say it; of the others it is accessed_by.
+# The advice of operations whose names do not tell it; for other names it is accessed_by.
 ADVISED = {
     "advice of a view": READ_MOSTLY,
     "advice of a wrapper": READ_MOSTLY,
@@ -44,9 +44,9 @@ ADVISED = {
 }
 SECOND = 700  # the code of the second fault
 MOST = 400
-# How many calls after the first the second fault comes. What follows a dozen repeats itself.
+# The distances in calls between two faults. Beyond a dozen, the calls repeat themselves.
 DISTANCES = [*range(1, 13), *range(13, MOST, 9)]
-# A driver that reports a failure of one of these has made nothing, whatever it did before.
+# The library cannot free an object if its creation was reported as failed.
 MAKES = {
     "cuCtxPushCurrent",
     "cuDevicePrimaryCtxRetain",
@@ -57,7 +57,7 @@ MAKES = {
     "cuStreamCreate",
     "cuStreamCreateWithPriority",
 }
-# When one of these fails, what it was to free is the driver's.
+# When one of these fails, the object stays with the driver.
 FREES = {
     "cuEventDestroy",
     "cuMemFree",
@@ -67,10 +67,10 @@ FREES = {
 }
 # Queries whose answers decide only the text of a message, or how to dispatch.
 HINTS = DISPATCH_HINT | {"cuMemRangeGetAttributes"}
-# They end a policy, which stays in force when that fails.
+# These restore a policy, which stays in force when they fail.
 RESTORING = {"applied policy", "policy applied", "restore a policy"}
 # Memory of another library stays open when its deallocate() fails.
-LENT = {"copy_to lent memory", "lent memory", "lent memory dropped"}
+FOREIGN = {"copy_to foreign memory", "foreign memory", "foreign memory dropped"}
 # Calls that are made when objects are dropped, where a failure cannot be raised.
 DROPPING = {
     "cuCtxGetCurrent",
@@ -102,7 +102,7 @@ def plain(name):
 
 
 def mix_everything(w):
-    """Other advice on each page of each buffer."""
+    """Give each page of each buffer different advice."""
     for at, buffer in enumerate(w.buffers):
         pages = [buffer[page * PAGE :][:PAGE] for page in range(buffer.size // PAGE)]
         for page, view in enumerate(pages):
@@ -124,7 +124,7 @@ def state(w):
 
 
 def capture_mode():
-    """The thread's mode of capture, which the driver tells only in exchange for another."""
+    """The thread's capture mode, which the driver returns only in exchange for another."""
     exchange, mode = raw_driver().cuThreadExchangeStreamCaptureMode, ctypes.c_int(CAPTURE_RELAXED)
     exchange(ctypes.byref(mode))
     found = mode.value
@@ -237,7 +237,7 @@ def done_by(function):
 
 
 def check_state(outcome, allowed, mixed_name=None):
-    """Nothing changed but what is allowed; on pages that differ, the advice of the operation."""
+    """Only allowed changes were made; on pages that differ, also to the operation's advice."""
     before, now = dict(outcome.before), dict(outcome.now)
     if mixed_name is not None and not mixed_name.startswith("policy"):
         before["advice"] = others(before["advice"], advised(mixed_name))
@@ -280,7 +280,7 @@ def one_fault(operation, name, after=False, is_mixed=False, code=LAUNCH_FAILED):
         if outcome.kept and first not in FREES and not (after and first in MAKES):
             raise Wrong(f"{', '.join(outcome.kept)} kept when {first} failed")
         go_on(operation, w)
-    raise Wrong("there is no end to its calls")
+    raise Wrong("its calls do not end")
 
 
 def two_faults(operation, name, after=False, is_mixed=False):
@@ -307,7 +307,7 @@ def two_faults(operation, name, after=False, is_mixed=False):
             go_on(operation, w)
         if k == 1 and calls_of(operation) <= n:
             return attempts
-    raise Wrong("there is no end to its calls")
+    raise Wrong("its calls do not end")
 
 
 def calls_of(operation):
@@ -346,7 +346,7 @@ def check_pair(outcome, operation, after, name, is_mixed):
 
 def lasting_fault(operation, name):
     """From each call on, all calls fail: objects still close, without a crash or a hang."""
-    count = calls_of(operation)  # each attempt may leave more to free late, which are more calls
+    count = calls_of(operation)  # the late frees of earlier attempts add calls
     for n in range(1, count + 1):
         tell(name, n)
         w = operation.make_world()
@@ -362,7 +362,7 @@ def lasting_fault(operation, name):
             raise Wrong("a broken device counts as synchronised")
         for thing in [*w.made, *w.buffers, w.large, w.wrapped, w.stream, *w.pools]:
             raised(getattr(thing, "close", gc.collect))
-            if getattr(thing, "is_closed", True) is not True and name not in LENT:
+            if getattr(thing, "is_closed", True) is not True and name not in FOREIGN:
                 raise Wrong(f"{thing!r} stays open")
         if emulator.live().context_depth != depth:
             raise Wrong("a context stays on the stack")

@@ -13,7 +13,7 @@ from constants import PAGE
 from failing import KINDS, MOST, Wrong, attempt, is_memory_error, prepare, tell
 from managedmem import emulator
 
-# The library remembers facts that never change, so each of these runs in a process that has used no
+# The library caches values that never change, so each of these runs in a process that has used no
 # driver yet. `use(work)` calls `work` with a buffer.
 FIRST_USE = {
     "Device.count": "Device.count()",
@@ -64,7 +64,7 @@ def use(work):
 
 
 def use_first(allocations, code, kind, n):
-    """In a process that has used no driver: whether the allocation was reached."""
+    """Run it in a process that has used no driver; return whether the allocation was reached."""
     run = eval(f"lambda w: {code}", {**vars(managedmem), "managedmem": managedmem, "use": use})
     operation = types.SimpleNamespace(run=run)
     _, error, text, reached = attempt(allocations, operation, None, kind, n)
@@ -80,7 +80,7 @@ def use_first(allocations, code, kind, n):
 
 
 def in_child(work):
-    """Call it in a forked child: the status that the child ends with."""
+    """Call it in a forked child; return the child's exit status."""
     pid = os.fork()
     if pid == 0:
         status = 1
@@ -101,7 +101,7 @@ def sweep_first_use(allocations, name, code, kind):
             return n, None
         if status != 2:
             return n, f"the process ended with {status}"
-    return n, "there is no end to its allocations"
+    return n, "its allocations do not end"
 
 
 def sweep(library, names):

@@ -4,7 +4,7 @@ import types
 
 
 class CudaArray:
-    """What torch, CuPy and numba arrays look like: `__cuda_array_interface__` and an owner."""
+    """An array as of torch, CuPy and numba: `__cuda_array_interface__` and an owner."""
 
     def __init__(
         self,
@@ -29,7 +29,7 @@ class CudaArray:
 
 
 class ProtocolStream:
-    """A stream of another library: nothing but `__cuda_stream__`."""
+    """A stream of another library, with only `__cuda_stream__`."""
 
     def __init__(self, handle, version=0):
         self.answer = (version, handle)
@@ -73,6 +73,6 @@ def numpy_bool(value, name="bool"):
 
 
 def bindings_object(name, number):
-    """A CUdevice, CUstream or the like: what cuda.bindings makes of a C value."""
+    """A CUdevice, CUstream or another wrapper of a C value in cuda.bindings."""
     cls = type(name, (), {"__module__": "cuda.bindings.driver", "__int__": lambda self: number})
     return cls()

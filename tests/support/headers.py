@@ -17,7 +17,7 @@ def header_version(include):
 
 
 def cuda_include():
-    """The first folder with new enough CUDA headers, looked for as setup.py does; else None."""
+    """The first folder with new enough CUDA headers, in the order of setup.py; else None."""
     nvcc = shutil.which("nvcc")
     roots = [os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH")]
     roots += [Path(nvcc).resolve().parents[1] if nvcc else None, "/usr/local/cuda"]

@@ -7,9 +7,9 @@ from driver import raw_driver
 
 
 def run_inside(action, stream):
-    """Run the action in a host function on the stream; give its result or raise its exception.
+    """Run the action in a host function on the stream; return its result or raise its exception.
 
-    The library itself makes no call here: each would be a chance to free.
+    Makes no call of the library, because each could free memory late.
     """
     ended = []
 

@@ -1,6 +1,6 @@
-"""The other libraries, as the tests use them: importing one or skipping, its arrays, its streams.
+"""The other libraries in the tests: importing one or skipping, its arrays, its streams.
 
-Those that know only real GPUs are skipped on the emulated driver.
+Libraries that need a real GPU are skipped on the emulated driver.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 
 @functools.cache
 def find(module):
-    """The module and None, or None and why it is not there."""
+    """(module, None), or (None, reason) if the module is missing."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -31,7 +31,7 @@ def find(module):
     except ImportError as error:
         return None, f"needs {module}: {error}"
     gc.collect()
-    gc.freeze()  # as in conftest: a library's thousands of objects need no look after each test
+    gc.freeze()  # as in conftest: collections need not visit a library's thousands of objects
     return found, None
 
 
@@ -76,7 +76,7 @@ def cuda_core():
 
 
 def cuda_core_device(ordinal):
-    """A device of cuda.core, which makes one only where it finds the driver of a GPU."""
+    """A device of cuda.core, which needs the driver of a GPU."""
     core = need("cuda.core")
     try:
         return core.Device(ordinal)
@@ -92,7 +92,7 @@ def jax():
 
 
 def is_managed(pointer):
-    """Whether the driver knows the address as managed memory; not after it is freed."""
+    """True if the driver knows the address as managed memory; false once it is freed."""
     managedmem.Device(0).set_current()
     attribute_is_managed = 8
     answer = ctypes.c_uint()
@@ -102,7 +102,7 @@ def is_managed(pointer):
     return code == 0 and answer.value == 1
 
 
-# What a library does with its arrays. `fill` and `read` wait until the device is done.
+# The operations of a library on its arrays. `fill` and `read` wait until the device is done.
 
 
 class Torch:
@@ -137,7 +137,7 @@ class CuPy:
 
 
 class Numba:
-    """By copies: a kernel would need a compiler for the device."""
+    """Uses copies, because a kernel would need a compiler for the device."""
 
     @staticmethod
     def pointer(array):
@@ -170,7 +170,7 @@ class NumPy:
 
 
 class CudaCore:
-    """Buffers of bytes, whatever the dtype of what they were made from."""
+    """Buffers of bytes, without the dtype of their source."""
 
     @staticmethod
     def pointer(buffer):
@@ -211,7 +211,7 @@ class Jax:
         return numpy().asarray(array + array.dtype.type(0))
 
 
-# Streams, as `stream=` takes them. Each entry makes one, or skips.
+# Arguments for `stream=`. Each entry makes one, or skips.
 
 
 def of_cupy(make):
@@ -231,7 +231,7 @@ def of_numba(name):
 
 @functools.cache
 def lasting(name):
-    """A stream that outlives the tests, for others to wrap: a handle does not keep it."""
+    """A stream that outlives the tests, for wrappers of its handle, which do not keep it alive."""
     return STREAMS[name]()
 
 
@@ -240,7 +240,7 @@ def torch_external():
 
 
 def cupy_external():
-    """CuPy 14 makes these of an object, and warns of the class that takes a handle."""
+    """CuPy 14 wraps an object, and deprecates the class that takes a handle."""
     cuda = cupy().cuda
     if hasattr(cuda.Stream, "from_external"):
         return cuda.Stream.from_external(lasting("torch"))

@@ -20,24 +20,24 @@ from managedmem import (
 from world import EVERYTHING, HOST, MOVES, ONE, PAGES, SIZE, WRITES, ZERO, Operation, in_pools
 
 
-class Lender:
+class ForeignResource:
     """Another library's memory resource."""
 
     def __init__(self):
         self.inner = ManagedMemoryResource()
-        self.lent = {}
+        self.allocated = {}
 
     def allocate(self, size, *, stream=None):
         buffer = self.inner.allocate(size)
-        self.lent[buffer.handle] = buffer
+        self.allocated[buffer.handle] = buffer
         return ManagedBuffer.from_handle(buffer.handle, size, mr=self)
 
     def deallocate(self, ptr, size, *, stream):
-        self.lent.pop(ptr).close()
+        self.allocated.pop(ptr).close()
 
 
-class Lends:
-    """A memory resource whose memory stays."""
+class KeepingResource:
+    """A memory resource that frees nothing."""
 
     def deallocate(self, ptr, size, *, stream):
         pass
@@ -142,10 +142,12 @@ LIVES = {
     "from_handle of a subclass": Operation(
         lambda w: Named.from_handle(w.a.handle, SIZE, owner=w.a)
     ),
-    "lent memory": Operation(lambda w: Lender().allocate(PAGE).close(w.stream)),
-    "lent memory dropped": Operation(lambda w: Lender().allocate(PAGE)[8:].prefetch(HOST)),
-    "copy_to lent memory": Operation(
-        lambda w: w.keep(w.made_by(Lender(), SIZE).copy_to()), may_change=WRITES
+    "foreign memory": Operation(lambda w: ForeignResource().allocate(PAGE).close(w.stream)),
+    "foreign memory dropped": Operation(
+        lambda w: ForeignResource().allocate(PAGE)[8:].prefetch(HOST)
+    ),
+    "copy_to foreign memory": Operation(
+        lambda w: w.keep(w.made_by(ForeignResource(), SIZE).copy_to()), may_change=WRITES
     ),
     "deallocate": Operation(
         lambda w: ManagedMemoryResource().deallocate(0, 0, stream=w.stream),
@@ -158,7 +160,7 @@ LIVES = {
         lambda w: (w.pool.device_id, w.pool.handle), "ManagedMemoryResource.device_id"
     ),
     "from_handle on a stream": Operation(
-        lambda w: ManagedBuffer.from_handle(w.a.handle, SIZE, mr=Lends(), stream=w.stream)
+        lambda w: ManagedBuffer.from_handle(w.a.handle, SIZE, mr=KeepingResource(), stream=w.stream)
     ),
     "MigrationPolicy": Operation(
         lambda w: MigrationPolicy(preferred_location=HOST, accessed_by=[ZERO]), "MigrationPolicy"

@@ -1,4 +1,4 @@
-"""The managed memory that lives, and the states before and after a test that compares it."""
+"""Live managed memory, and the state to compare it in, before and after a test."""
 
 import contextlib
 import functools
@@ -37,7 +37,7 @@ def live_managed_bytes():
     ranges = sorted(
         (o.handle, o.handle + o.size)
         for o in gc.get_objects()
-        # isinstance would ask __class__, which deprecated names of torch answer with a warning
+        # isinstance would read __class__, on which deprecated names of torch warn
         if issubclass(type(o), managedmem.ManagedBuffer) and not o.is_closed
     )
     total = end = 0

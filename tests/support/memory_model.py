@@ -1,7 +1,7 @@
 """A model of managed memory in plain Python: the bytes, and the advice of each page.
 
 It does not use the library. `Memory` holds what an operation must have done. Where drivers may
-differ, it keeps every state that is allowed, until the state that is found decides.
+differ, it keeps every allowed state until an observed state decides.
 """
 
 from collections.abc import Callable, Iterable
@@ -41,7 +41,7 @@ class Memory:
         self.skew = skew  # of the first byte in its page
         self.data = bytearray(size)
         self.known = bytearray(size)  # 1 for each byte whose value is certain
-        self.pages = [{Page()} for _ in range(-(-size // PAGE))]  # what each page may say
+        self.pages = [{Page()} for _ in range(-(-size // PAGE))]  # the allowed states of each page
         self.busy = set()  # the streams that may still work on it
         self.stale = False  # discarded since the last prefetch
 
@@ -100,11 +100,11 @@ class Memory:
         return range(start // PAGE, (start + size - 1) // PAGE + 1) if size else range(0)
 
     def alike(self, start, size):
-        """Whether all pages of a range are known and the same."""
+        """True if all pages of a range are known and the same."""
         return len(set().union(*(self.pages[i] for i in self.span(start, size)))) <= 1
 
     def tell(self, start, size, change: Callable[[Page], Page], *, certain: bool):
-        """Changes the pages of a range; not certain means that each may also stay as it is."""
+        """Changes the pages of a range. If not certain, each page may also stay as it is."""
         for i in self.span(start, size):
             new = {change(page) for page in self.pages[i]}
             self.pages[i] = new if certain else new | self.pages[i]

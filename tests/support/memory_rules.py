@@ -38,7 +38,7 @@ class MemoryRules(Program):
     def begin_with_schedule(self, lazy):
         self.schedule(lazy)
 
-    # --- what begins and ends
+    # --- allocating and closing
 
     @rule(size=sizes, pool=st.sampled_from([None, None, None, "pooled", "device"]), on=picks)
     def allocate(self, size, pool, on):
@@ -46,7 +46,7 @@ class MemoryRules(Program):
             return
         stream, key = self.stream(on) if pool else (None, None)
         if isinstance(key, Stream):
-            stream = key  # the block keeps the stream, which it could not behind another object
+            stream = key  # the block keeps a Stream alive, but not another object
         if pool is None or not self.has_batches:
             kind, resource = "managed", ManagedMemoryResource()
         elif pool == "pooled":
@@ -102,12 +102,12 @@ class MemoryRules(Program):
     @precondition(lambda self: self.pieces)
     @rule(pick=picks, waits=flags, on=picks)
     def close(self, pick, waits, on):
-        """Buffers of which host views live stay open, and memory with an export."""
+        """Buffers with live host views stay open, and so does memory with an export."""
         piece = self.piece(pick)
         stream, key = self.stream(on) if waits else (None, None)
         family = [p for p in self.pieces if p.root is piece] if piece.root is piece else [piece]
         if any(piece in other.owners for other in self.pieces):
-            return  # a correct program does not take memory away under its wrappers
+            return  # a correct program does not free memory under its wrappers
         if piece.memory.kind != "managed":
             self.wait(piece.memory, but=key)
         exported = any(p.host_views or (p.tensors and piece.root is piece) for p in family)
@@ -131,7 +131,7 @@ class MemoryRules(Program):
     @precondition(lambda self: self.pieces)
     @rule(pick=picks, cycle=flags)
     def drop(self, pick, cycle):
-        """Lets go of a buffer without closing it, perhaps in a cycle of references."""
+        """Drops a buffer without closing it, perhaps in a cycle of references."""
         piece = self.piece(pick)
         if piece.host_views or piece.tensors or (piece.owners and (self.plans or self.applied)):
             return

@@ -143,7 +143,7 @@ class Machine(MemoryRules, ContentRules, AdviceRules):
             gc.collect()
             settle()
             after = emulator.live()
-            # Fewer can be left where a program that failed before this one held some.
+            # Fewer may be left, because an earlier program that failed may have held some.
             assert all(a <= b for a, b in zip(after, self.before, strict=True)), (
                 f"left behind: {after}, before {self.before}"
             )
@@ -158,8 +158,8 @@ class FaultyMachine(Machine):
 
 
 def search(machine, programs, *, number=None, shrink=False):
-    """Runs so many programs of a machine: of a seed, or without one always the same in a process
-    with the same modules, because hypothesis draws some numbers from their sources.
+    """Runs that many programs of a machine, from a seed. Without one they are the same in each
+    process with the same modules, because hypothesis draws some numbers from their sources.
 
     With `shrink`, one that fails is made smaller, which takes minutes.
     """

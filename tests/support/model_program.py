@@ -1,4 +1,4 @@
-"""The means of a random program: its memory, its streams, and calls that may fail."""
+"""The base of random programs: memory, streams, and calls that may fail."""
 
 import hypothesis.strategies as st
 from hypothesis.stateful import RuleBasedStateMachine
@@ -68,23 +68,23 @@ class Piece:
     def __init__(self, buffer, memory, start=0, parent=None, owners=()):
         self.buffer, self.memory, self.start, self.size = buffer, memory, start, buffer.size
         self.is_view = parent is not None
-        self.base = parent.root if parent else None  # what a view ends with; None: it was dropped
+        self.base = parent.root if parent else None  # the root of a view; None once it was dropped
         self.host_views, self.tensors = [], []
         self.owners = parent.owners if parent else owners  # whose memory this one wraps
 
     @property
     def root(self):
-        """The piece whose end is the end of this one; without a reference to itself."""
+        """The piece that ends this one when it ends; computed, to avoid a reference to itself."""
         return self.base if self.is_view else self
 
     @property
     def wrapper(self):
-        """The buffer over another one's memory that this is, or is a view of."""
+        """The root, if it wraps another buffer's memory; else None."""
         return self.root if self.owners else None
 
     @property
     def whole(self):
-        """The piece with the most of the memory that is still at hand."""
+        """The root, or this piece if the root was dropped."""
         return self.root or self
 
 
@@ -108,7 +108,7 @@ class Program(RuleBasedStateMachine):
         return start, max(0, min((last + 1) * PAGE - cut, piece.size) - start)
 
     def stream(self, pick):
-        """A stream as it is given, and what the model calls it."""
+        """A stream argument, and the model's key for the stream."""
         made = self.streams
         choice = pick % (3 + 2 * len(made))
         if choice < 3:
@@ -165,7 +165,7 @@ class Program(RuleBasedStateMachine):
         assert wrong is None, f"byte {wrong} of {piece.memory.kind} memory of {piece.memory.size}"
 
     def records(self, piece):
-        """What the driver says of each page of a piece that has all of its memory."""
+        """The driver's record of each page, for a piece with all of its memory."""
         self.wait(piece.memory)
         return [
             Page(*run[2:])
@@ -197,7 +197,7 @@ class Program(RuleBasedStateMachine):
             piece.buffer.close()
 
     def prefetched(self, piece, start, size, place, *, certain):
-        """The record of a prefetch; where pages differ a driver may leave some as they were."""
+        """Record a prefetch. Where pages differ, a driver may leave some records unchanged."""
         begin = piece.start + start
         piece.memory.tell(
             begin,

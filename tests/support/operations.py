@@ -54,7 +54,7 @@ def mix_pages(w):
 
 
 def apply_for_a_block(w):
-    """Where putting back failed, the policy is still in force and restore() tries again."""
+    """If the restoration fails, the policy is still in force and restore() tries again."""
     block = EVERYTHING.applied(w.buffers)
     try:
         with block:
@@ -205,11 +205,11 @@ OPERATIONS = {
     "page_runs": Operation(
         lambda w: w.a.page_runs(), "ManagedBuffer.page_runs", prepare=mix_pages, faults=PAGES
     ),
-    # Policies: all or nothing, and what a block found is there again behind it.
+    # Policies: all or nothing; a block restores the earlier advice.
     "policy of": Operation(
         lambda w: managedmem.MigrationPolicy.of(w.a), "MigrationPolicy.of", faults=PAGES
     ),
-    # More ranges than the lists of them have room for at first.
+    # More ranges than the initial capacity of their lists.
     "policy of many parts": Operation(
         lambda w: EVERYTHING.apply([w.large[i << 15 :][:PAGE] for i in range(6)]), faults=9
     ),
@@ -222,7 +222,7 @@ OPERATIONS = {
     "policy applied": Operation(
         apply_for_a_block, "AppliedPolicy.restore", prepare=mix_pages, faults=6 * PAGES + 8
     ),
-    # Moves.
+    # Prefetches.
     "prefetch": Operation(lambda w: w.a.prefetch(ZERO), "ManagedBuffer.prefetch"),
     "prefetch on a stream": Operation(lambda w: w.a.prefetch(ZERO, stream=w.stream)),
     "prefetch of a view": Operation(lambda w: w.part.prefetch(ZERO)),
@@ -243,7 +243,7 @@ OPERATIONS = {
         silent=DISPATCH_HINT,
         faults=2,
     ),
-    # Discards: what was to be lost may be lost.
+    # Discards: the discarded contents may be lost.
     "discard": Operation(lambda w: w.a.discard(), "ManagedBuffer.discard", may_change=WRITES),
     "discard on a stream": Operation(lambda w: w.a.discard(stream=w.stream), may_change=WRITES),
     "discard of a view": Operation(lambda w: w.part.discard(), may_change=WRITES),
@@ -344,7 +344,7 @@ OPERATIONS = {
     ),
     "copy_to": Operation(lambda w: w.a.copy_to(w.b), "ManagedBuffer.copy_to", may_change=WRITES),
     "copy_to a new buffer": Operation(lambda w: w.keep(w.a.copy_to()), faults=2),
-    # Things that come into being.
+    # Objects that are created.
     "allocate": Operation(
         lambda w: w.keep(ManagedMemoryResource().allocate(SIZE)), "ManagedMemoryResource.allocate"
     ),
@@ -362,7 +362,7 @@ OPERATIONS = {
 
 
 def with_peers(act, covers="", faults=1):
-    """An operation on the set of peers; a device alone has no peers to ask the driver about."""
+    """An operation on the set of peers; a single device has no peers to query."""
     return in_pools(act, covers, faults=faults, devices=2)
 
 

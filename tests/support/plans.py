@@ -1,4 +1,4 @@
-"""Ranges for plans, and the places of their pages."""
+"""Ranges for plans, and the locations of their pages."""
 
 from constants import PAGE
 from managedmem import Device
@@ -9,7 +9,7 @@ def adjacent(buffer, count, size=PAGE):
 
 
 def place(buffer):
-    """Where a buffer was sent last, once that has happened."""
+    """The destination of a buffer's last prefetch, after queued work has run."""
     Device().sync()
     return buffer.last_prefetch_location
 

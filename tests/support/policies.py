@@ -24,7 +24,7 @@ def state(*buffers):
 
 
 def scramble(buffer, seed=0):
-    """Different advice on different pages; what it is afterwards."""
+    """Give pages different advice; return the page runs."""
     rng = random.Random(seed)
     pages = buffer.nbytes // PAGE
     for _ in range(12):

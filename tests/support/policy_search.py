@@ -70,7 +70,7 @@ class Case:
         self.made = []
 
     def a_range(self):
-        """Some pages, now and then not from border to border."""
+        """A range of pages, sometimes without parts of its first and last page."""
         first = self.rng.randrange(self.pages)
         last = self.rng.randrange(first, self.pages)
         start, end = first * PAGE, (last + 1) * PAGE
@@ -92,7 +92,7 @@ class Case:
             accessed_by=[a for a in self.machine.accessors if rng.random() < 0.3],
         )
 
-    # Steps, each a name and its arguments, so that a case can be told.
+    # Steps. Each returns its arguments, so that a failing case can be printed.
 
     def prefetch(self):
         places = self.machine.places
@@ -122,7 +122,7 @@ class Case:
         return ranges, advice, chosen
 
     def advise_past_the_library(self):
-        """Without what the library does for the records of parts that differ."""
+        """Advise through the driver, without the library's workaround for missing records."""
         start, size = self.a_range()
         advice = self.rng.randrange(1, 7)
         devices = [Location(1, device.device_id) for device in Device.all()]
@@ -179,14 +179,14 @@ class Case:
 
     def after(self, before, ranges, policy):
         """The expected records with the policy, without the last prefetch."""
-        said = (policy.read_mostly, self.machine.kept(policy.preferred_location))
+        advice = (policy.read_mostly, self.machine.kept(policy.preferred_location))
         touched = self.touched(ranges)
         return [
-            (*said, policy.accessed_by, then[3]) if page in touched else then
+            (*advice, policy.accessed_by, then[3]) if page in touched else then
             for page, then in enumerate(before)
         ]
 
-    def apply_and_take_back(self):
+    def apply_and_restore(self):
         before, ranges, policy = self.state(), self.ranges(), self.policy()
         self.made.append(("the policy", ranges, policy))
         with policy.applied(self.views(ranges)):
@@ -221,11 +221,11 @@ class Case:
             if self.machine.emulator and self.rng.random() < 0.25:
                 self.fail_in_the_middle()
             else:
-                self.apply_and_take_back()
+                self.apply_and_restore()
 
 
 def search(first, cases):
-    """Runs the cases of so many seeds; an AssertionError tells the first that is not exact."""
+    """Runs a case for each seed; an AssertionError describes the first that is not exact."""
     machine = Machine()
     for seed in range(first, first + cases):
         try:

@@ -67,7 +67,7 @@ def parameters_of(request, test):
 def explore(module, names, at_once):
     """The findings of main() of a module of tests/support, by operation: a text or None.
 
-    It runs in processes of its own, because an operation may end or stop its process. It prints
+    It runs in processes of its own, because an operation may crash or hang its process. It prints
     lines of JSON: a list with the name before an operation, and with name and finding after it.
     """
     found = {}

@@ -29,8 +29,8 @@ def same_set(kind, members, other):
             devices=2,
         )
 
-    def put_back(change):
-        """Change the set, and make it what it was; a failure between these leaves it changed."""
+    def changed_and_restored(change):
+        """Change the set and restore it; a failure in between leaves it changed."""
 
         def act(s, o):
             before = s.copy()
@@ -66,7 +66,7 @@ def same_set(kind, members, other):
         },
         **{
             f"{kind} {symbol}": on(
-                put_back(lambda s, o, symbol=symbol: getattr(s, f"__{symbol}__")({o})),
+                changed_and_restored(lambda s, o, symbol=symbol: getattr(s, f"__{symbol}__")({o})),
                 f"__{symbol}__",
                 may_change=frozenset({"advice", "access"}),
             )

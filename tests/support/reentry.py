@@ -17,7 +17,7 @@ import managedmem
 from constants import PAGE
 from error_operations import ON_CLOSED_STREAMS, ON_PLAIN_MEMORY
 from foreign_objects import CudaArray
-from lifetime_operations import Lender
+from lifetime_operations import ForeignResource
 from managedmem import Device, Host, MigrationPolicy, emulator
 from operations import OPERATIONS
 from world import LAUNCH_FAILED, Operation, World
@@ -43,7 +43,7 @@ class DropsWith(CudaArray):
                 close()
 
 
-class ClosingLender(Lender):
+class ClosingResource(ForeignResource):
     """Another library's memory resource whose deallocate() closes other objects."""
 
     def __init__(self, world):
@@ -51,22 +51,22 @@ class ClosingLender(Lender):
         self.world = world
 
     def deallocate(self, ptr, size, *, stream):
-        for close in [*closers(self.world), self.lent.pop(ptr).close]:
+        for close in [*closers(self.world), self.allocated.pop(ptr).close]:
             with contextlib.suppress(*EXPECTED):
                 close()
 
 
-def close_lent(w):
-    """Close lent memory, drop some, and let some go in a garbage cycle."""
-    lender = ClosingLender(w)
-    lender.allocate(PAGE).close(w.stream)
-    view = lender.allocate(PAGE)[: PAGE // 2]
+def close_foreign(w):
+    """Close foreign memory, drop some, and leave some in a garbage cycle."""
+    resource = ClosingResource(w)
+    resource.allocate(PAGE).close(w.stream)
+    view = resource.allocate(PAGE)[: PAGE // 2]
     view.prefetch(HOST)
     view.close()
-    lender.cycle = lender.allocate(PAGE)
+    resource.cycle = resource.allocate(PAGE)
     with contextlib.suppress(*EXPECTED):
-        lender.cycle.set_deallocation_stream(w.stream)
-    del lender
+        resource.cycle.set_deallocation_stream(w.stream)
+    del resource
 
 
 # Beside the operations of the fault sweep: calls that fail for other reasons, and deallocations.
@@ -84,7 +84,7 @@ CASES = {
     "close of a view": Operation(lambda w: w.part.close()),
     "close of a stream": Operation(lambda w: w.stream.close()),
     "close of a pool": Operation(lambda w: w.pool.close(), prepare=lambda w: w.make_pools()),
-    "lent memory": Operation(close_lent),
+    "foreign memory": Operation(close_foreign),
     "deallocation stream": Operation(
         lambda w: w.pooled.set_deallocation_stream(w.stream), prepare=lambda w: w.make_pools()
     ),

@@ -44,7 +44,7 @@ clear_type_cache = getattr(sys, "_clear_internal_caches", None) or sys._clear_ty
 
 
 class MallInfo(ctypes.Structure):
-    """What mallinfo2() of glibc gives, from version 2.33 on."""
+    """The result of glibc's mallinfo2(), from version 2.33 on."""
 
     _fields_ = [
         (name, ctypes.c_size_t)
@@ -57,7 +57,7 @@ class MallInfo(ctypes.Structure):
 
 @functools.cache
 def c_heap():
-    """A function that tells how many bytes of malloc() are in use, or None."""
+    """A function that returns the bytes of malloc() in use, or None."""
     mallinfo = getattr(ctypes.CDLL(None), "mallinfo2", None)
     if mallinfo is None:
         return None
@@ -195,14 +195,14 @@ def circumstances(operation):
 
 
 def examine(name, operation):
-    """What grows, in words; None where nothing does."""
+    """A description of what grows, or None."""
     found = []
     for text, act in circumstances(operation):
         w = World()
         turn = functools.partial(act, w)
         for _ in range(WARM_UP):
             turn()
-        # What the emulated driver keeps of resources that a fault left behind is its own.
+        # The emulated driver keeps memory for resources that a fault left behind.
         counts = Counts(w, name not in USE_NUMPY, heap=text == NO_FAULT)
         found += [
             f"{text}, {ROUNDS} rounds: {number:+} {counted}"
@@ -258,7 +258,7 @@ def main(names):
     sys.unraisablehook = lambda unraisable: None  # finalizers meet the faults as well
     for name in names:
         gc.collect()
-        gc.freeze()  # what imports made stays; looking at it again and again takes the most time
+        gc.freeze()  # the objects of imports stay, and visiting them takes the most time
         print(json.dumps([name]), flush=True)
         print(json.dumps([name, examine(name, table[name])]), flush=True)
 

@@ -1,4 +1,4 @@
-"""What the tests of torch share: tensors over managed memory, a model, and what is known of it.
+"""Shared by the tests of torch: tensors over managed memory, and a model.
 
 Importing it skips a test file where torch is missing.
 """

@@ -22,9 +22,9 @@ OUT_OF_MEMORY = 2
 PAGES = 4
 SIZE = PAGES * PAGE
 PATTERNS = [pattern(SIZE, start) for start in range(3)]
-# Putting the caller's state back is tried a second time; a fault that passes is not an error.
+# These restore the caller's state and are tried twice; a transient fault is not an error.
 REPEATED = {"cuCtxPopCurrent", "cuThreadExchangeStreamCaptureMode"}
-# A query that only decides how to dispatch: without its answer the operation takes another way.
+# A query that only decides how to dispatch: without its answer the operation takes another route.
 DISPATCH_HINT = {"cuMemRangeGetAttribute"}
 # What an operation may change when it fails.
 MOVES = frozenset({"prefetched"})
@@ -79,7 +79,7 @@ class World:
         return [frozenset(self.peers)] if self.pools else []
 
     def advice(self):
-        """All advice there is, page by page."""
+        """The advice of each page."""
         return [
             [run[2:-1] for run in b.page_runs() for _ in range(run.nbytes // PAGE)]
             for b in self.buffers
@@ -93,7 +93,7 @@ class World:
         return [contents(b) for b in self.buffers if not b.is_closed]
 
     def state(self):
-        """What an operation that fails must leave as it was."""
+        """The state that a failing operation must not change."""
         return {
             "advice": self.advice(),
             "prefetched": self.prefetched(),
