@@ -39,7 +39,7 @@ mm_primary_context(mm_driver *cu, int device, CUcontext *context, mm_status *st)
 
 /* A scope that has changed nothing yet. */
 static void
-begin_scope(mm_scope *s, mm_driver *cu)
+scope_init(mm_scope *s, mm_driver *cu)
 {
     s->cu = cu;
     s->pushed = false;
@@ -52,7 +52,7 @@ mm_scope_enter(mm_scope *s, mm_driver *cu, int device, mm_status *st)
 {
     CUcontext context = NULL;
 
-    begin_scope(s, cu);
+    scope_init(s, cu);
     if (device == MM_ANY_DEVICE) {
         MM_TRY(cu, CtxGetCurrent, st, &context);
         device = 0;
@@ -117,7 +117,7 @@ mm_scope_enter_default(mm_scope *s, mm_driver *cu, int device, mm_status *st)
     if (!is_current) {
         return mm_scope_enter(s, cu, device, st);
     }
-    begin_scope(s, cu);
+    scope_init(s, cu);
     NOTE_SCOPE_ENTERED();
     return 0;
 }
@@ -132,7 +132,7 @@ int
 mm_scope_enter_context(mm_scope *s, mm_driver *cu, CUcontext context, mm_status *st)
 {
     assert(context != NULL);
-    begin_scope(s, cu);
+    scope_init(s, cu);
     MM_TRY(cu, CtxPushCurrent, st, context);
     s->pushed = true;
     NOTE_SCOPE_ENTERED();

@@ -195,12 +195,12 @@ count_devices(mm_driver *t, const char *path, mm_status *st)
     }
     t->concurrent_access = true;
     for (int i = 0; i < t->device_count; i++) {
-        int has = 0;
-        code = t->DeviceGetAttribute(&has, CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS, i);
+        int supported = 0;
+        code = t->DeviceGetAttribute(&supported, CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS, i);
         if (code != CUDA_SUCCESS) {
             return fail_first_call(t, path, "cuDeviceGetAttribute", code, st);
         }
-        t->concurrent_access = t->concurrent_access && has;
+        t->concurrent_access = t->concurrent_access && supported;
     }
     return 0;
 }

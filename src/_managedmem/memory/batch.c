@@ -186,7 +186,7 @@ mm_batch_merge(mm_batch *b)
 
 /* --- preparing -------------------------------------------------------------------------- */
 
-/* Merges, and moves transfers that the batch call can make faster to the front. Conflicting
+/* Merges, and orders the transfers that the batch call can make faster first. Conflicting
  * transfers keep their order, because only dispatch="batch" batches them. */
 static void
 merge_and_order(mm_batch *b, mm_operation op)
@@ -324,7 +324,7 @@ mm_batch_prepare(mm_batch *b, mm_operation op, mm_batch *edges, mm_status *st)
 
 /* How far an advice on merged ranges got with one of the original ranges. */
 static mm_advice_progress
-progress_of(const mm_batch *merged, size_t failed, const mm_transfer *original)
+find_progress(const mm_batch *merged, size_t failed, const mm_transfer *original)
 {
     assert(failed < merged->count);
     for (size_t i = 0; i <= failed; i++) {
@@ -349,7 +349,7 @@ restore_advice(mm_driver *cu, const mm_batch *original, const mm_batch *merged,
             const mm_transfer *t = &original->transfers[i];
             if (before[i].whole == (whole == 1)) {
                 mm_advice_restore(cu, t->range, advice, t->where, &before[i],
-                                  progress_of(merged, failed, t));
+                                  find_progress(merged, failed, t));
             }
         }
     }

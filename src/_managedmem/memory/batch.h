@@ -62,9 +62,9 @@ mm_is_small_transfer(mm_operation op, const mm_transfer *transfer)
     return op == MM_PREFETCH && transfer->range.size < PREFETCH_BATCH_FROM;
 }
 
-/* Makes a batch ready to be issued: shrinks discards to whole pages, merges, and moves the
- * transfers that a batch call can make faster to the front. *edges becomes a prepared batch of the
- * parts that were cut off a discard_prefetch, to be prefetched with their contents. If it is
+/* Makes a batch ready to be issued: shrinks discards to whole pages, merges, and orders the
+ * transfers that a batch call can make faster first. *edges becomes a prepared batch of the parts
+ * that were cut off a discard_prefetch, to be prefetched with their contents. If it is
  * interleaved, each transfer has two edges, which may be empty. *edges can be freed also on
  * failure. */
 MM_NODISCARD int mm_batch_prepare(mm_batch *b, mm_operation op, mm_batch *edges, mm_status *st);

@@ -1,4 +1,4 @@
-/* legacy_stream.c: the streams that stand in for the legacy stream, one for each device, kept for the
+/* legacy_stream.c: blocking streams in place of the legacy stream: one for each device, kept for the
  * life of the process. */
 #include "legacy_stream.h"
 

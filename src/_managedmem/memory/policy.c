@@ -100,7 +100,7 @@ settle_span_node(change *c, CUmemLocation where, mm_status *st)
 
 /* Adds to the status that the span is not restored. */
 static void
-name_span(change *c, CUmem_advise advice, CUmemLocation where)
+report_span(change *c, CUmem_advise advice, CUmemLocation where)
 {
     char text[MM_LOCATION_TEXT];
 
@@ -137,13 +137,13 @@ advise_span(change *c)
         *c->st = st;
     }
     if (rc < 0 && c->on_failure != STOP_CHANGE && c->failures <= MOST_NAMED) {
-        name_span(c, advice, where);
+        report_span(c, advice, where);
     }
 }
 
 /* True if the record of pages agrees with the wanted policy. */
 static bool
-has_wanted(const change *c, const mm_policy *present, const mm_policy *wanted)
+has_wanted_record(const change *c, const mm_policy *present, const mm_policy *wanted)
 {
     return c->attribute == PREFERRED
                ? mm_same_location(present->preferred, recorded_preference(c, wanted))
@@ -167,7 +167,7 @@ extend_span(change *c, mm_range pages, const mm_policy *present, const mm_policy
         c->lacking = false;
     }
     c->span.size += pages.size;
-    c->lacking = c->lacking || !has_wanted(c, present, wanted);
+    c->lacking = c->lacking || !has_wanted_record(c, present, wanted);
 }
 
 /* The same for pages with one record and one wanted policy, which may need a call for each
@@ -310,7 +310,7 @@ make_uniform_runs(const mm_batch *b, const mm_policy *policy, mm_page_runs *runs
 
 /* True if the pages match the list exactly; false also if the driver cannot say. */
 static bool
-matches_list(mm_driver *cu, mm_batch *b, const mm_page_runs *list)
+matches_runs(mm_driver *cu, mm_batch *b, const mm_page_runs *list)
 {
     mm_page_runs present;
     mm_status ignored;
@@ -337,7 +337,7 @@ undo_change(mm_driver *cu, mm_batch *b, const mm_page_runs *wanted, const mm_pag
 {
     mm_status undo;
 
-    if (change_pages(cu, wanted, before, UNDO_CHANGE, &undo) < 0 && !matches_list(cu, b, before)) {
+    if (change_pages(cu, wanted, before, UNDO_CHANGE, &undo) < 0 && !matches_runs(cu, b, before)) {
         mm_status_add(st, "%s", undo.detail);
     }
 }

@@ -56,8 +56,8 @@ mm_pool_create(mm_driver *cu, bool managed, CUmemLocation where, mm_status *st)
         free(pool);
         return NULL;
     }
-    /* The driver's threshold of 0 gives memory back at every synchronization, and takes it
-     * again at the next allocation. */
+    /* With the driver's threshold of 0, a pool releases its memory at every synchronization and
+     * reserves it again at the next allocation. */
     if (mm_pool_set_attribute(cu, pool, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, UINT64_MAX, st) < 0) {
         mm_status ignored;
         MM_IGNORE(mm_pool_release(pool, &ignored)); /* the first failure is reported */

@@ -71,7 +71,7 @@ MM_NODISCARD int mm_pool_get_attribute(mm_driver *cu, mm_pool *pool, CUmemPool_a
 MM_NODISCARD int mm_pool_set_attribute(mm_driver *cu, mm_pool *pool, CUmemPool_attribute attribute,
                                        uint64_t value, mm_status *st);
 
-/* Gives unused memory back to the system, and keeps at least that many bytes. */
+/* Releases unused memory to the system, but keeps at least that many bytes. */
 MM_NODISCARD int mm_pool_trim(mm_driver *cu, mm_pool *pool, size_t keep, mm_status *st);
 
 /* The devices, besides its owner, that may use the memory of a device pool. */

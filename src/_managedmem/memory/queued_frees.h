@@ -1,4 +1,5 @@
-/* queued_frees.h: tells when the frees of a pool have run: an event for each stream that freed. */
+/* queued_frees.h: detects when the frees of a pool have run, by an event for each stream that
+ * freed. */
 #ifndef MM_QUEUED_FREES_H
 #define MM_QUEUED_FREES_H
 

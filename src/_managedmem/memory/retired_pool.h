@@ -1,8 +1,7 @@
 /* retired_pool.h: pools without an owner, until the driver can destroy them.
  *
- * Driver 580 goes on using a pool that is destroyed behind a queued free: later waits crash or
- * hang (tests/conformance/probes/pool_end.c). So a pool is destroyed after its last free has
- * run. */
+ * Driver 580 keeps using a pool that is destroyed behind a queued free: later waits crash or hang
+ * (tests/conformance/probes/pool_end.c). So a pool is destroyed after its last free has run. */
 #ifndef MM_RETIRED_POOL_H
 #define MM_RETIRED_POOL_H
 

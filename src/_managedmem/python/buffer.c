@@ -274,7 +274,7 @@ mm_buffer_check(mm_buffer *b, mm_driver *cu, mm_operation op, mm_range *range)
     }
     if (read_range(b, cu, op, range, &st) < 0) {
         if (mm_buffer_is_closed(b)) {
-            return mm_buffer_raise_closed(); /* closed meanwhile */
+            return mm_buffer_raise_closed(); /* by another thread */
         }
         (void)mm_raise(b->state, &st);
         return -1;

@@ -28,7 +28,7 @@ typedef struct {
 } one_advice;
 
 static int
-give_advice(mm_driver *cu, mm_range range, const void *arguments, mm_status *st)
+advise_entered(mm_driver *cu, mm_range range, const void *arguments, mm_status *st)
 {
     const one_advice *one = arguments;
 
@@ -40,7 +40,7 @@ advise_buffer(mm_buffer *b, CUmem_advise advice, CUmemLocation where)
 {
     one_advice one = {advice, where};
 
-    return mm_buffer_advise(b, give_advice, &one);
+    return mm_buffer_advise(b, advise_entered, &one);
 }
 
 /* AttributeError for `del buf.name`, where value is NULL. */

@@ -38,7 +38,7 @@ find_read_operation(mm_buffer *b, mm_operation *out)
 /* Prefetches the range to the host after the stream's work and waits for both. Without concurrent
  * access nothing can be prefetched; the export that follows then waits for the devices too. */
 static int
-move_to_host(const mm_buffer_use *use, mm_operation op, CUstream stream, mm_status *st)
+prefetch_to_host(const mm_buffer_use *use, mm_operation op, CUstream stream, mm_status *st)
 {
     int rc = op == MM_QUERY && use->cu->concurrent_access
                  ? mm_range_prefetch(use->cu, use->range, mm_host(), stream, MM_DEFER_NO, st)
@@ -63,7 +63,7 @@ read_back(mm_buffer *b, PyObject *stream_object)
         return -1;
     }
     Py_BEGIN_ALLOW_THREADS
-    rc = move_to_host(&use, op, stream.handle, &st);
+    rc = prefetch_to_host(&use, op, stream.handle, &st);
     mm_buffer_leave(&use);
     Py_END_ALLOW_THREADS
     return mm_raise_failure(b->state, rc, &st);

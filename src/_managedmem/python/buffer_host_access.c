@@ -37,14 +37,14 @@ mm_read_access(mm_state *state, PyObject *stated, PyObject *owner, CUdeviceptr s
                mm_access *out)
 {
     int read_only = 0;
-    bool yes;
+    bool accessible;
 
     assert(out->host == MM_HOST_UNSPECIFIED);
     if (stated != NULL && stated != Py_None) {
-        if (mm_read_flag(state, stated, "is_host_accessible", &yes) < 0) {
+        if (mm_read_flag(state, stated, "is_host_accessible", &accessible) < 0) {
             return -1;
         }
-        out->host = yes ? MM_HOST_ACCESSIBLE : MM_HOST_INACCESSIBLE;
+        out->host = accessible ? MM_HOST_ACCESSIBLE : MM_HOST_INACCESSIBLE;
     }
     if (owner != NULL && size > 0) {
         read_only = owner_is_read_only(state, owner, start, size);
@@ -89,7 +89,7 @@ object_vouches(mm_buffer *b, PyObject *owner, PyObject **held)
 }
 
 static bool
-covers(const mm_buffer *b, const mm_buffer *part)
+contains_part(const mm_buffer *b, const mm_buffer *part)
 {
     return !mm_buffer_is_closed(b) && b->start <= part->start && part->start - b->start <= b->size
            && part->size <= b->size - (part->start - b->start);
@@ -106,7 +106,7 @@ find_decider(mm_buffer *b, PyObject **owner)
     *owner = NULL;
     while (mm_buffer_of(decider)->memory->access.host == MM_HOST_UNSPECIFIED
            && (*owner = mm_buffer_owner(mm_buffer_of(decider))) != NULL
-           && mm_is_buffer(b->state, *owner) && covers(mm_buffer_of(*owner), b)) {
+           && mm_is_buffer(b->state, *owner) && contains_part(mm_buffer_of(*owner), b)) {
         Py_DECREF(decider);
         decider = *owner;
         *owner = NULL;
@@ -145,7 +145,7 @@ decider_vouches(mm_buffer *b, mm_buffer *decider, PyObject *owner, PyObject **he
 
 /* The same as mm_host_access, for memory that must be vouched for or held. */
 static int
-ask_owners(mm_buffer *b, bool known, PyObject **held)
+query_owners(mm_buffer *b, bool known, PyObject **held)
 {
     PyObject *owner, *found = find_decider(b, &owner);
     mm_buffer *decider = mm_buffer_of(found);
@@ -179,7 +179,7 @@ mm_host_access(mm_buffer *b, const mm_pointer_attributes *attributes, PyObject *
         || (known && !mm_host_reaches(attributes))) {
         return 0;
     }
-    return known && (held == NULL || b->memory->owned) ? 1 : ask_owners(b, known, held);
+    return known && (held == NULL || b->memory->owned) ? 1 : query_owners(b, known, held);
 }
 
 /* --- host views ------------------------------------------------------------------------- */

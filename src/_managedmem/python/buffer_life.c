@@ -411,7 +411,7 @@ mm_buffer_exit(PyObject *op, PyObject *const *args, Py_ssize_t nargs)
 
     if (result == NULL && raised && PyErr_ExceptionMatches(PyExc_BufferError)
         && mm_guard_exports(&mm_buffer_of(op)->memory->guard) > 0) {
-        PyErr_Clear(); /* BufferError: the exception of the block goes on */
+        PyErr_Clear(); /* BufferError: the exception of the block propagates */
         result = Py_NewRef(Py_None);
     }
     return result;

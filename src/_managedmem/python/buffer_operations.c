@@ -240,7 +240,7 @@ copy_entered(const mm_buffer_use *use, const other_side *other, bool to_other, C
 
 /* Enters the buffer, the stream and the other side; after a failure none of them is entered. */
 static int
-begin_copy(mm_buffer *b, const mm_stream_use *stream, const other_side *other, mm_buffer_use *use)
+enter_copy(mm_buffer *b, const mm_stream_use *stream, const other_side *other, mm_buffer_use *use)
 {
     assert(other->range.size == b->size);
     if (mm_buffer_enter(b, MM_COPY, stream, use) < 0) {
@@ -266,7 +266,7 @@ copy_while_held(mm_buffer *b, PyObject *value, PyObject *stream_object, bool to_
         return NULL;
     }
     if (mm_stream_read(b->state, stream_object, &stream) < 0
-        || begin_copy(b, &stream, &other, &use) < 0) {
+        || enter_copy(b, &stream, &other, &use) < 0) {
         Py_XDECREF(other.export);
         return NULL;
     }

@@ -171,8 +171,8 @@ read_core_location(mm_state *state, PyObject *value, CUmemLocation *out)
 
 /* --- the table -------------------------------------------------------------------------- */
 
-/* The first row that an object matches reads it. Rows with a name come late, because they compare all bases
- * of a class. To support another library, add its row. */
+/* The first row that matches an object reads it. Rows with a name come late, because they compare
+ * all bases of a class. To support another library, add its row. */
 static const struct {
     mm_foreign_class class;
     int (*read)(mm_state *state, PyObject *value, CUmemLocation *out);

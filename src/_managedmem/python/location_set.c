@@ -232,19 +232,19 @@ set_repr(PyObject *op)
 static PyObject *
 set_richcompare(PyObject *op, PyObject *other, int operation)
 {
-    PyObject *mine, *theirs, *answer = NULL;
+    PyObject *present, *compared, *answer = NULL;
     int comparable = is_abc_set(other);
 
     if (comparable <= 0) {
         return comparable < 0 ? NULL : Py_NewRef(Py_NotImplemented);
     }
-    mine = plain_set(op);
-    theirs = mine ? to_plain_set(other) : NULL;
-    if (theirs != NULL) {
-        answer = PyObject_RichCompare(mine, theirs, operation);
+    present = plain_set(op);
+    compared = present ? to_plain_set(other) : NULL;
+    if (compared != NULL) {
+        answer = PyObject_RichCompare(present, compared, operation);
     }
-    Py_XDECREF(mine);
-    Py_XDECREF(theirs);
+    Py_XDECREF(present);
+    Py_XDECREF(compared);
     return answer;
 }
 
@@ -293,7 +293,7 @@ set_deepcopy(PyObject *op, PyObject *Py_UNUSED(memo))
 
 /* Operators return plain sets. The proxy may be either operand. */
 static PyObject *
-operate(PyObject *left, PyObject *right, PyObject *(*number)(PyObject *, PyObject *))
+apply_operator(PyObject *left, PyObject *right, PyObject *(*number)(PyObject *, PyObject *))
 {
     PyObject *a, *b, *answer = NULL;
     int sets = is_abc_set(left);
@@ -315,25 +315,25 @@ operate(PyObject *left, PyObject *right, PyObject *(*number)(PyObject *, PyObjec
 static PyObject *
 set_or(PyObject *left, PyObject *right)
 {
-    return operate(left, right, PyNumber_Or);
+    return apply_operator(left, right, PyNumber_Or);
 }
 
 static PyObject *
 set_and(PyObject *left, PyObject *right)
 {
-    return operate(left, right, PyNumber_And);
+    return apply_operator(left, right, PyNumber_And);
 }
 
 static PyObject *
 set_subtract(PyObject *left, PyObject *right)
 {
-    return operate(left, right, PyNumber_Subtract);
+    return apply_operator(left, right, PyNumber_Subtract);
 }
 
 static PyObject *
 set_xor(PyObject *left, PyObject *right)
 {
-    return operate(left, right, PyNumber_Xor);
+    return apply_operator(left, right, PyNumber_Xor);
 }
 
 /* --- changing --------------------------------------------------------------------------- */
@@ -341,7 +341,7 @@ set_xor(PyObject *left, PyObject *right)
 typedef enum { UNION, INTERSECTION, DIFFERENCE, SYMMETRIC_DIFFERENCE } set_operation;
 
 static mm_location_set
-combine(set_operation operation, mm_location_set a, mm_location_set b)
+combine_sets(set_operation operation, mm_location_set a, mm_location_set b)
 {
     switch (operation) {
     case UNION:
@@ -371,7 +371,7 @@ change_members(PyObject *op, set_operation operation, PyObject *const *others, P
         }
         operand = operation == INTERSECTION ? operand & one : operand | one;
     }
-    return read_set(s, &now) < 0 ? -1 : change_set(s, now, combine(operation, now, operand));
+    return read_set(s, &now) < 0 ? -1 : change_set(s, now, combine_sets(operation, now, operand));
 }
 
 static PyObject *
@@ -455,16 +455,16 @@ set_add(PyObject *op, PyObject *value)
     Py_RETURN_NONE;
 }
 
-/* Removes a member. *was is true if the value was a member. */
+/* Removes a member. *removed is true if the value was a member. */
 static int
-remove_member(const set_object *s, PyObject *value, mm_location_set *member, bool *was)
+remove_member(const set_object *s, PyObject *value, mm_location_set *member, bool *removed)
 {
     mm_location_set now;
 
     if (find_member(s->state, s->kind, s->owner, value, member) < 0 || read_set(s, &now) < 0) {
         return -1;
     }
-    *was = (now & *member) != 0;
+    *removed = (now & *member) != 0;
     return change_set(s, now, now & ~*member);
 }
 
@@ -473,10 +473,10 @@ set_discard(PyObject *op, PyObject *value)
 {
     const set_object *s = set_of(op);
     mm_location_set member;
-    bool was;
+    bool removed;
 
-    if (remove_member(s, value, &member, &was) < 0
-        || (!was && member != 0 && s->kind->remove_partial != NULL
+    if (remove_member(s, value, &member, &removed) < 0
+        || (!removed && member != 0 && s->kind->remove_partial != NULL
             && s->kind->remove_partial(s->owner, member) < 0)) {
         return NULL;
     }
@@ -488,12 +488,12 @@ set_remove(PyObject *op, PyObject *value)
 {
     mm_location_set member;
     PyObject *args;
-    bool was;
+    bool removed;
 
-    if (remove_member(set_of(op), value, &member, &was) < 0) {
+    if (remove_member(set_of(op), value, &member, &removed) < 0) {
         return NULL;
     }
-    if (!was) {
+    if (!removed) {
         args = PyTuple_Pack(1, value); /* a tuple alone would become the arguments of KeyError */
         if (args != NULL) {
             PyErr_SetObject(PyExc_KeyError, args);

@@ -30,12 +30,12 @@ read_accessed_by(PyObject *owner, mm_location_set *set)
 
 typedef struct {
     mm_location_set from, to;
-} set_change;
+} member_change;
 
 static int
-give_difference(mm_driver *cu, mm_range range, const void *arguments, mm_status *st)
+change_entered(mm_driver *cu, mm_range range, const void *arguments, mm_status *st)
 {
-    const set_change *sets = arguments;
+    const member_change *sets = arguments;
 
     return mm_range_change_accessed_by(cu, range, sets->from, sets->to, st);
 }
@@ -44,10 +44,10 @@ give_difference(mm_driver *cu, mm_range range, const void *arguments, mm_status 
 static int
 change_accessed_by(PyObject *owner, mm_location_set from, mm_location_set to)
 {
-    set_change sets = {from, to};
+    member_change sets = {from, to};
 
     assert(from != to);
-    return mm_buffer_advise(mm_buffer_of(owner), give_difference, &sets);
+    return mm_buffer_advise(mm_buffer_of(owner), change_entered, &sets);
 }
 
 static int

@@ -260,7 +260,7 @@ explain_entries(explanation *e, const mm_plan_preview *p, const mm_plan_entry *e
 }
 
 static PyObject *
-heading(const mm_plan_preview *p, const mm_plan_entry *entries, size_t count)
+plan_heading(const mm_plan_preview *p, const mm_plan_entry *entries, size_t count)
 {
     size_t bytes, calls = count_edges(p->edges, &bytes);
     char size[SIZE_TEXT];
@@ -282,7 +282,7 @@ mm_plan_explanation(const mm_plan_preview *p, const mm_dispatch_options *options
     explanation e = {PyList_New(0)};
     PyObject *newline, *text = NULL;
 
-    add_line(&e, heading(p, entries, count));
+    add_line(&e, plan_heading(p, entries, count));
     explain_deferral(&e, p, options);
     explain_edges(&e, p->edges);
     explain_batch(&e, p, options);

@@ -76,7 +76,7 @@ prepare_plan(mm_plan_object *self, mm_state *state, mm_operation op, mm_plan **p
 }
 
 static void
-plan_use_end(plan_use *use)
+plan_use_release(plan_use *use)
 {
     if (use->plan != NULL) {
         mm_plan_release(use->plan);
@@ -87,7 +87,7 @@ plan_use_end(plan_use *use)
 
 /* Prepares for *op unless op is NULL. */
 static int
-plan_use_begin(mm_plan_object *self, const mm_operation *op, bool copy, plan_use *use)
+plan_use_acquire(mm_plan_object *self, const mm_operation *op, bool copy, plan_use *use)
 {
     mm_state *state = mm_type_state(Py_TYPE((PyObject *)self));
     int rc = 0;
@@ -103,7 +103,7 @@ plan_use_begin(mm_plan_object *self, const mm_operation *op, bool copy, plan_use
     use->kept = Py_XNewRef(self->kept);
     MM_UNLOCK();
     if (rc < 0) {
-        plan_use_end(use);
+        plan_use_release(use);
     }
     return rc;
 }
@@ -138,18 +138,18 @@ plan_run(mm_plan_object *self, mm_operation op, PyObject *const argv[EXECUTE_ARG
     mm_status st;
     int rc;
 
-    if (cu == NULL || plan_use_begin(self, &op, false, &use) < 0) {
+    if (cu == NULL || plan_use_acquire(self, &op, false, &use) < 0) {
         return NULL;
     }
     if (plan_enter_stream(state, argv, &stream, &options) < 0) {
-        plan_use_end(&use);
+        plan_use_release(&use);
         return NULL;
     }
     Py_BEGIN_ALLOW_THREADS
     rc = use.plan != NULL ? mm_plan_execute(cu, use.plan, &options, &st) : 0;
     mm_stream_leave(&stream);
     Py_END_ALLOW_THREADS
-    plan_use_end(&use);
+    plan_use_release(&use);
     return mm_none_or_raise(state, rc, &st);
 }
 
@@ -224,11 +224,11 @@ plan_explain(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kw
         return NULL;
     }
     operation = discard ? MM_DISCARD_PREFETCH : MM_PREFETCH;
-    if (plan_use_begin(mm_plan_of(op), &operation, true, &use) < 0) {
+    if (plan_use_acquire(mm_plan_of(op), &operation, true, &use) < 0) {
         return NULL;
     }
     text = describe_execution(cu, state, &use, argv);
-    plan_use_end(&use);
+    plan_use_release(&use);
     return text;
 }
 
@@ -257,7 +257,7 @@ plan_iter(PyObject *op)
     PyObject *records, *iterator = NULL;
     plan_use use;
 
-    if (plan_use_begin(mm_plan_of(op), NULL, true, &use) < 0) {
+    if (plan_use_acquire(mm_plan_of(op), NULL, true, &use) < 0) {
         return NULL;
     }
     records = PyTuple_New((Py_ssize_t)use.count);
@@ -270,7 +270,7 @@ plan_iter(PyObject *op)
             Py_CLEAR(records);
         }
     }
-    plan_use_end(&use);
+    plan_use_release(&use);
     if (records != NULL) {
         iterator = PyObject_GetIter(records);
         Py_DECREF(records);
@@ -351,12 +351,12 @@ plan_slice(PyObject *op, PyObject *slice)
     plan_use use;
 
     if ((slice != NULL && PySlice_Unpack(slice, &start, &stop, &step) < 0)
-        || plan_use_begin(mm_plan_of(op), NULL, true, &use) < 0) {
+        || plan_use_acquire(mm_plan_of(op), NULL, true, &use) < 0) {
         return NULL;
     }
     count = PySlice_AdjustIndices((Py_ssize_t)use.count, &start, &stop, step);
     part = plan_of_entries(Py_TYPE(op), &use, start, step, count);
-    plan_use_end(&use);
+    plan_use_release(&use);
     return part;
 }
 
