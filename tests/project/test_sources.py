@@ -4,6 +4,7 @@ Owns the architecture's include arrows, the size limits and the ban on Python ob
 storage. Every rule is a function over text, and each is first shown a text that breaks it.
 """
 
+import fnmatch
 import re
 import tomllib
 
@@ -504,6 +505,17 @@ def test_extension_uses_no_question_word_as_a_name():
         for path in sorted(ROOMS[room].glob("*.[ch]")):
             words = set(re.findall(r"\w+", blank_comments_and_strings(path.read_text())))
             assert not words & QUESTION_WORDS, path.name
+
+
+def test_picture_of_the_rooms_names_every_source():
+    """buffer* stands for all files whose names begin so."""
+    picture = (ROOT / "docs" / "develop" / "rooms.svg").read_text()
+    listed = re.findall(r'class="file"[^>]*>([^<]+)<', picture)
+    patterns = {name for text in listed for name in text.split(", ")}
+    sources = {path.stem for path in (ROOT / "src" / "_managedmem").glob("*/*.[ch]")}
+    unlisted = {n for n in sources if not any(fnmatch.fnmatchcase(n, p) for p in patterns)}
+    assert unlisted == {"dlpack_abi"}
+    assert all(any(fnmatch.fnmatchcase(n, p) for n in sources) for p in patterns)
 
 
 def test_architecture_page_names_every_source():
