@@ -47,7 +47,8 @@ system_memory_needs_the_right_devices(void)
         CHECK_EQUAL(check(&cu, MM_DISCARD, &st), all ? 0 : -1);
         if (!all) {
             CHECK_EQUAL((int)st.kind, (int)MM_BAD_VALUE);
-            CHECK(strstr(st.detail, current ? "Device(1) has not" : "Device(0) has not") != NULL);
+            CHECK(strstr(st.detail, current ? "Device(1) lacks it" : "Device(0) lacks it")
+                  != NULL);
         }
         CHECK_EQUAL(check(&cu, MM_QUERY, &st), -1);
         CHECK_EQUAL((int)st.kind, (int)MM_BAD_VALUE);
