@@ -69,12 +69,12 @@ def close_foreign(w):
     del resource
 
 
-# Beside the operations of the fault sweep: calls that fail for other reasons, and deallocations.
+# Besides the operations of the fault sweep: calls that fail for other reasons, and deallocations.
 CASES = {
     **OPERATIONS,
     **ON_PLAIN_MEMORY,
     **ON_CLOSED_STREAMS,
-    "copy to and fro": Operation(
+    "copy in both directions": Operation(
         lambda w: w.a.copy_from(w.b, stream=w.stream) or w.a.copy_to(w.c, stream=w.stream)
     ),
     "close on a stream": Operation(lambda w: w.a.close(w.stream)),
@@ -89,17 +89,17 @@ CASES = {
         lambda w: w.pooled.set_deallocation_stream(w.stream), prepare=lambda w: w.make_pools()
     ),
     "a view outlives its root": Operation(lambda w: w.part[:PAGE].close() or w.a.close()),
-    "targets that close when they go": Operation(
+    "targets that close when they are dropped": Operation(
         lambda w: managedmem.prefetch((DropsWith(w.b, w) for _ in range(2)), ZERO, stream=w.stream)
     ),
-    "policy for targets that close when they go": Operation(
+    "policy for targets that close when they are dropped": Operation(
         lambda w: MigrationPolicy.of(DropsWith(w.b, w) for _ in range(2))
     ),
 }
 
 
 def closers(w):
-    """One call for each object of the world that closes it."""
+    """A call for each object of the world, which closes it."""
     things = [w.b, w.stream, w.part, w.a, w.wrapped, w.c, w.large]
     if w.pools:
         things += [w.pooled, w.pool, w.plain, w.own]

@@ -84,7 +84,7 @@ def allocations():
 
 
 def shared_objects():
-    """Objects that are there already when calls return, take or raise them."""
+    """Objects that exist before calls return, take or raise them."""
     singletons = [None, True, False, NotImplemented, (), "", b"", *range(-1, 3)]
     classes = [TypeError, ValueError, RuntimeError, BufferError, KeyError, IndexError, MemoryError]
     classes += [object, int, str, tuple, list, dict, set]

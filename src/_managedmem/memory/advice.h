@@ -24,12 +24,12 @@ MM_NODISCARD int mm_range_preferred_location(mm_driver *cu, mm_range range, CUme
 MM_NODISCARD int mm_range_last_prefetch(mm_driver *cu, mm_range range, CUmemLocation *where,
                                         mm_status *st);
 
-/* The locations that the whole range is accessed by. */
+/* The members that the accessed-by sets of all pages have. */
 MM_NODISCARD int mm_range_accessed_by(mm_driver *cu, mm_range range, mm_location_set *set,
                                       mm_status *st);
 
-/* For callers that query the attribute themselves: the length of its list, and the set in the
- * list. */
+/* For callers that query the attribute themselves: the capacity of the driver's list, and the set
+ * of its members. */
 size_t mm_accessed_by_capacity(const mm_driver *cu);
 mm_location_set mm_accessed_by_set(const int *ordinals, size_t count);
 
@@ -48,9 +48,9 @@ MM_NODISCARD int mm_range_advise_settled(mm_driver *cu, mm_range range, CUmem_ad
 MM_NODISCARD int mm_range_advise_once(mm_driver *cu, mm_range range, CUmem_advise advice,
                                       CUmemLocation where, mm_status *st);
 
-/* After a NUMA host was advised as preferred location: queries the node that the driver recorded.
- * If the machine ignores nodes, as those with one node do, advises the host, which is the same
- * memory there; the type of *node is then not HOST_NUMA, also on failure. */
+/* Queries the node that the driver recorded after a NUMA host was advised as preferred location.
+ * If the machine ignores nodes, as machines with one node do, advises the host, which is the same
+ * memory. Then, and on failure, the type of *node is not HOST_NUMA. */
 MM_NODISCARD int mm_range_settle_node(mm_driver *cu, mm_range range, CUmemLocation *node,
                                       mm_status *st);
 

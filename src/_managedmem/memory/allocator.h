@@ -22,9 +22,9 @@ typedef struct {
 
 enum { MM_MAX_PRESETS = 32, MM_ALLOCATOR_NAME = 32 };
 
-/* Gives the preset a function and writes its name. Equal presets share one, for the life of the
- * process. A page is allocated, advised and freed as a trial, so that this call reports what the
- * driver refuses. MM_REFUSED if all functions are taken. */
+/* Assigns a function to the preset and writes its name. Equal presets share a function, for the
+ * life of the process. A page is allocated, advised and freed as a trial, so that this call
+ * reports what the driver refuses. MM_REFUSED if all functions are taken. */
 MM_NODISCARD int mm_preset_register(mm_driver *cu, const mm_preset *preset,
                                     char name[MM_ALLOCATOR_NAME], mm_status *st);
 

@@ -7,14 +7,13 @@
 #include "legacy_stream.h"
 #include "prefetch.h"
 
-/* How a transfer reaches the driver: in the batch call, or by a call of its own for this
- * reason. */
+/* The call for a transfer: the batch call, or a single call for the named reason. */
 typedef enum {
     MM_BATCHED,
     MM_SINGLE_REQUESTED, /* dispatch="loop" */
     MM_SINGLE_ONE, /* the batch has no other */
     MM_SINGLE_ORDERED, /* ranges share pages and have different locations */
-    MM_SINGLE_NO_BATCH_CALL, /* the driver has no batch call */
+    MM_SINGLE_NO_BATCH_CALL,
     MM_SINGLE_NO_CONCURRENT_ACCESS, /* a device lacks it, and the batch call needs it */
     MM_SINGLE_TO_HOST,
     MM_SINGLE_SMALL,

@@ -102,7 +102,7 @@ mm_guard_answer mm_guard_close(mm_guard *g, bool forked);
 /* The failure for MM_STILL_USED; returns -1. */
 int mm_fail_still_used(mm_status *st);
 
-/* Undoes MM_CLOSED_NOW, for the caller that could not free the resource. */
+/* Undoes MM_CLOSED_NOW, for a caller that could not free the resource. */
 void mm_guard_reopen(mm_guard *g);
 
 unsigned mm_guard_exports(const mm_guard *g);

@@ -1,4 +1,4 @@
-/* location.h: the locations of memory, and the advices that name them.
+/* location.h: locations of memory, sets of them, and the names of advices.
  *
  * A location is the driver's own struct. The host is always type HOST, never device -1: CUDA 13
  * would take that for a device. */

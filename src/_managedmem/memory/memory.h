@@ -56,8 +56,8 @@ void mm_memory_retain(mm_memory *m);
 /* Releases a hold. True for the last one: the caller must then call mm_memory_retire. */
 MM_NODISCARD bool mm_memory_release_hold(mm_memory *m);
 
-/* Closes memory without a hold: waits for calls under way, and frees owned memory. Does nothing if
- * not mm_memory_closing_blocks; else call it without the GIL. Inside a host function the memory is
+/* Closes memory without a hold: waits for calls under way, and frees owned memory. Call it without
+ * the GIL if mm_memory_closing_blocks; else it does nothing. Inside a host function the memory is
  * freed later. Other errors are ignored, because the driver may be shut down. */
 void mm_memory_retire(mm_memory *m);
 

@@ -11,7 +11,6 @@ mm_page_runs_free(mm_page_runs *runs)
     *runs = (mm_page_runs){0};
 }
 
-/* True if a run continues the one before it. */
 static bool
 is_continuation(const mm_page_run *last, const mm_page_run *run)
 {

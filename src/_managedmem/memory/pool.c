@@ -190,9 +190,8 @@ were_devices_idle(mm_driver *cu, mm_pool_block *block, int device)
     return true;
 }
 
-/* Frees the block in its order, or after all devices were idle; false if it must wait. A free
- * that was called and failed counts as done, because it may have acted, except inside a host
- * function. */
+/* Frees the block in its order, or after all devices were idle; false if it must wait. Outside of
+ * a host function, a failed free counts as done, because it may have acted. */
 static bool
 free_block_if_possible(mm_driver *cu, mm_pool_block *block, const mm_free_conditions *conditions)
 {

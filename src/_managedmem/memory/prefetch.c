@@ -56,7 +56,7 @@ mm_range_issue(mm_driver *cu, mm_operation op, mm_range range, CUmemLocation whe
     return mm_range_diagnose(cu, range, where, op, st);
 }
 
-/* The caller's scope is entered if the stream needs one. */
+/* A default stream needs the caller's scope. */
 static int
 prefetch_in_scope(mm_driver *cu, mm_range range, CUmemLocation where, CUstream stream,
                   mm_defer defer, mm_status *st)

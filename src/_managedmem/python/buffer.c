@@ -17,7 +17,7 @@ mm_buffer_release(mm_memory *memory)
     mm_memory_release_reference(memory);
 }
 
-/* A buffer without a layout; takes over the reference to the memory, also when it fails. */
+/* A buffer without a layout. Takes over the reference to the memory, even on failure. */
 static mm_buffer *
 allocate_buffer(mm_state *state, PyTypeObject *type, mm_memory *memory)
 {

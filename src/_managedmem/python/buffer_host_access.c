@@ -128,7 +128,8 @@ hold_part(mm_buffer *whole, const mm_buffer *part, PyObject **held)
     return *held ? 0 : -1;
 }
 
-/* Memory that the driver does not know: 1, 0 or -1 with an exception. */
+/* For memory that the driver does not know: 1 if the decider vouches for it, 0 if not, -1 with an
+ * exception. */
 static int
 decider_vouches(mm_buffer *b, mm_buffer *decider, PyObject *owner, PyObject **held)
 {

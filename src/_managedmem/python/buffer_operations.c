@@ -326,8 +326,8 @@ mm_buffer_copy_from(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObj
     return copy_contents(mm_buffer_of(op), argv[SRC], argv[STREAM], false);
 }
 
-/* Wraps an object that another library's resource allocated as a buffer with the layout of b. The object
- * is the owner, and frees the memory when it is released. */
+/* A buffer with the layout of b over the memory of an object that another library's resource
+ * allocated. The object is the owner, and frees the memory when it is released. */
 static PyObject *
 wrap_like(mm_buffer *b, PyObject *resource, PyObject *allocated)
 {

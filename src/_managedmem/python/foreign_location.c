@@ -271,7 +271,7 @@ mm_read_device(mm_state *state, PyObject *value, int *ordinal)
         return -1;
     }
     if (rc < 0 || where.type != CU_MEM_LOCATION_TYPE_DEVICE) {
-        PyErr_Clear(); /* TypeError: its message refuses ints, which are devices here */
+        PyErr_Clear(); /* TypeError: its message refuses ints, which are valid here */
         PyErr_Format(PyExc_TypeError, "a Device or the ordinal of one is needed, got %R", value);
         return -1;
     }

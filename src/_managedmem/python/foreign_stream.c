@@ -20,8 +20,8 @@ mm_read_stream_handle(PyObject *value, const char *name, CUstream *out)
     return 0;
 }
 
-/* A handle as other libraries store it: an int, a CUstream or cudaStream_t of cuda.bindings, or a
- * ctypes pointer, whose value is None if it is 0. */
+/* Reads a handle as other libraries store it: an int, a CUstream or cudaStream_t of cuda.bindings,
+ * or a ctypes pointer, whose value is None if it is 0. */
 static int
 read_stored_handle(mm_state *state, PyObject *value, const char *name, CUstream *out)
 {

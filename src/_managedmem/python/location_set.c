@@ -291,7 +291,7 @@ set_deepcopy(PyObject *op, PyObject *Py_UNUSED(memo))
     return set_copy(op, NULL);
 }
 
-/* Operators return plain sets. The proxy may be either operand. */
+/* Returns a plain set. The proxy may be either operand. */
 static PyObject *
 apply_operator(PyObject *left, PyObject *right, PyObject *(*number)(PyObject *, PyObject *))
 {

@@ -1,5 +1,5 @@
 /* module_functions.c: advise, prefetch, discard and discard_prefetch on one target or many;
- * empty(); the driver's selection and attributes. All arguments are read and checked before the
+ * empty(); selecting and describing the driver. All arguments are read and checked before the
  * first call that changes anything. */
 #include "module_functions.h"
 

@@ -177,7 +177,6 @@ plan_discard_prefetch(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyO
                : plan_run(mm_plan_of(op), MM_DISCARD_PREFETCH, argv);
 }
 
-/* Describes an execution with these arguments. */
 static PyObject *
 describe_execution(mm_driver *cu, mm_state *state, const plan_use *use, PyObject *const *argv)
 {

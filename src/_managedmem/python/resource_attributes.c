@@ -13,7 +13,7 @@ pool_of(PyObject *op)
     return ((attributes_object *)op)->pool;
 }
 
-/* The closure of each property points to its attribute. */
+/* The closures of the properties point to these. */
 static const CUmemPool_attribute release_threshold = CU_MEMPOOL_ATTR_RELEASE_THRESHOLD,
                                  reserved_mem_current = CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT,
                                  reserved_mem_high = CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH,
