@@ -247,10 +247,9 @@ less_than_a_page_is_refused(void)
 {
     size_t page = mm_page_size();
     const mm_range small[] = {
-        {.start = 10 * page, .size = page - 1},
-        {.start = 10 * page + 1, .size = page},
-        {.start = 10 * page + 1, .size = 2 * page - 2},
-        {.start = 10 * page - 1, .size = 2},
+        {.start = 10 * page, .size = page - 1},         {.start = 10 * page + 1, .size = page},
+        {.start = 10 * page + 1, .size = 2 * page - 2}, {.start = 10 * page - 1, .size = 2},
+        {.start = UINT64_MAX - 99, .size = 50},
     };
 
     for (size_t i = 0; i < sizeof small / sizeof *small; i++) {

@@ -194,6 +194,26 @@ refused(ValueError, "system memory", lambda: mm.MigrationPolicy().apply(view))
 refused(ValueError, "system memory", lambda: mm.MigrationPolicy.of(view))
 """)
 
+    def test_ranges_at_the_ends_of_the_address_space(self):
+        """Nothing is there, but array interfaces can name any address."""
+        run("""
+class Array:
+    def __init__(self, address, size, stride=1):
+        self.__cuda_array_interface__ = {"version": 3, "typestr": "|u1", "shape": (size,),
+                                         "strides": (stride,), "data": (address, False)}
+last = Array(2**64 - 100, 50)
+with mm.emulator.recording() as calls:
+    for call in (
+        lambda: mm.discard(last),
+        lambda: mm.discard_prefetch(last, Host()),
+        PrefetchPlan([(last, Host())]).discard_prefetch,
+    ):
+        refused(ValueError, "no whole page", call)
+assert not [call for call in calls if "Discard" in call.name]
+plan = PrefetchPlan([(Array(8, 2, stride=-8), Host())])
+assert plan[0].pointer == 0 and plan[0].nbytes == 9
+""")
+
 
 class TestElsewhere:
     @pytest.mark.parametrize(

@@ -198,21 +198,19 @@ mm_range_diagnose(mm_driver *cu, mm_range range, CUmemLocation where, mm_operati
 int
 mm_range_whole_pages(mm_range *range, mm_status *st)
 {
-    CUdeviceptr page = mm_page_size();
-    CUdeviceptr first = (range->start + page - 1) / page * page;
-    CUdeviceptr end = mm_range_end(*range) / page * page;
+    size_t page = mm_page_size(), rest = (size_t)(range->start % page);
+    size_t before = rest > 0 ? page - rest : 0; /* the first whole page */
 
     if (range->size == 0) {
         return 0;
     }
-    if (end <= first) {
-        return mm_fail(
-            st, MM_BAD_VALUE,
-            "cannot discard %zu bytes at 0x%llx: they hold no whole page of %llu bytes, "
-            "and a driver discards whole pages only",
-            range->size, (unsigned long long)range->start, (unsigned long long)page);
+    if (range->size < before || range->size - before < page) {
+        return mm_fail(st, MM_BAD_VALUE,
+                       "cannot discard %zu bytes at 0x%llx: they hold no whole page of %zu bytes, "
+                       "and a driver discards whole pages only",
+                       range->size, (unsigned long long)range->start, page);
     }
-    range->start = first;
-    range->size = (size_t)(end - first);
+    range->start += before;
+    range->size = (range->size - before) / page * page;
     return 0;
 }

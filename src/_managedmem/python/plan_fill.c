@@ -134,7 +134,6 @@ read_plan_target(mm_state *state, PyObject *value, addition *new)
         return -1;
     }
     read_only = mm_is_read_only(&target);
-    assert(target.range.size == 0 || target.range.start != 0);
     new->kept =
         read_only < 0 ? NULL : PyTuple_Pack(2, value, target.export ? target.export : Py_None);
     Py_XDECREF(target.export);
