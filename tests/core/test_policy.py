@@ -596,3 +596,32 @@ def test_a_large_buffer(alloc, device0):
     with MigrationPolicy.prefer(device0).applied(buffer):
         assert MigrationPolicy.of(buffer) == MigrationPolicy.prefer(device0)
     assert [run.nbytes for run in buffer.page_runs()] == [3 * MIB, PAGE, 61 * MIB - PAGE]
+
+
+@pytest.mark.parametrize(
+    "act",
+    [
+        "MigrationPolicy.of([stale, new])",
+        "MigrationPolicy(read_mostly=True).apply([stale, new])",
+    ],
+)
+def test_a_wrapper_of_freed_memory_beside_new_memory(act):
+    """It remembers another allocation over the same addresses, so both are targets."""
+    script = f"""
+        import managedmem
+        from managedmem import ManagedBuffer, MigrationPolicy
+        size = 8 * 4096
+        buffers = sorted((managedmem.empty(size) for _ in range(16)), key=lambda b: b.handle)
+        pairs = zip(buffers, buffers[1:])
+        low, high = next(pair for pair in pairs if pair[0].handle + size == pair[1].handle)
+        start = low.handle
+        stale = ManagedBuffer.from_handle(high.handle + 4096, 4 * 4096)
+        assert not stale.read_mostly
+        low.close()
+        high.close()
+        new = managedmem.empty(2 * size)
+        {act}
+        assert MigrationPolicy.of(new).read_mostly is {".apply" in act}
+        print(new.handle == start)
+    """
+    assert run_python(script).stdout == "True\n"

@@ -404,6 +404,32 @@ class TestWrappedMemory:
             tensor = capsule_struct(capsule).tensor
             assert tensor.device.device_type == kind and tensor.data != buf.handle
 
+    def test_a_copy_of_nothing_in_read_only_memory(self):
+        """A resource may answer a request for no bytes with any empty buffer."""
+        done = run_python(
+            """
+            import managedmem
+            from managedmem import ManagedBuffer
+            memory = managedmem.empty(4096)
+            class Fixed:
+                __cuda_array_interface__ = {"version": 3, "typestr": "|u1", "shape": (4096,),
+                                            "data": (memory.handle, True)}
+            class Resource:
+                def allocate(self, size, *, stream):
+                    return ManagedBuffer.from_handle(memory.handle, 4096, owner=Fixed())[0:0]
+                def deallocate(self, ptr, size, *, stream):
+                    pass
+            lent = ManagedBuffer.from_handle(0, 0, mr=Resource())
+            try:
+                lent.__dlpack__(copy=True)
+            except BufferError as error:
+                assert "read-only" in str(error)
+            lent.__dlpack__(copy=True, max_version=(1, 0))
+            print("fine")
+            """
+        )
+        assert done.stdout == "fine\n"
+
 
 class TestBufferProtocol:
     def test_is_writable_memory(self, buf):

@@ -14,7 +14,6 @@ mm_page_runs_free(mm_page_runs *runs)
 static bool
 is_continuation(const mm_page_run *last, const mm_page_run *run)
 {
-    assert(mm_range_end(last->range) <= run->range.start);
     return mm_range_end(last->range) == run->range.start
            && last->range.allocation == run->range.allocation
            && mm_same_policy(&last->policy, &run->policy)

@@ -539,7 +539,6 @@ export_capsule(mm_buffer *b, mm_driver *cu, PyObject *requested, dlpack_request 
     PyObject *held = NULL, *capsule;
     bool reached;
 
-    assert(!request->copied || !b->memory->access.read_only);
     if (find_dlpack_device(b, &request->device, &reached) < 0
         || read_dl_device(requested, cu->device_count, &request->device) < 0) {
         return NULL;
