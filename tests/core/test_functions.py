@@ -467,6 +467,10 @@ def test_keyword_only_parameters_are_named(buf):
             r"takes no positional arguments \(1 given\); by name only: stream=",
         ),
         (lambda: managedmem.discard(buf, None), "by name only: stream=, dispatch="),
+        (
+            lambda: buf.prefetch(device=Device(0)),
+            "unexpected keyword argument 'device'; there are: location=, stream=, defer=$",
+        ),
         (lambda: managedmem.advise(buf, "set_read_mostly", None, None), r"\(4 given\)$"),
     ]:
         with pytest.raises(TypeError, match=words):

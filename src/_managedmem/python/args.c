@@ -27,15 +27,34 @@ find_name(const mm_parameters *p, PyObject *name)
     return -1;
 }
 
+enum { NAMES_TEXT = 128 };
+
+/* Lists the parameters from `first` on, after an introduction; "" if none of them has a name. */
+static void
+list_names(const mm_parameters *p, int first, const char *introduction, char text[NAMES_TEXT])
+{
+    text[0] = '\0';
+    for (int i = first; i < p->total; i++) {
+        size_t used = strlen(text);
+        if (p->names[i][0] != '\0') {
+            (void)PyOS_snprintf(text + used, NAMES_TEXT - used,
+                                "%s%s=", used == 0 ? introduction : ", ", p->names[i]);
+        }
+    }
+}
+
 /* Keys may be of any type in f(**{5: 2}). */
 static int
 refuse_name(const mm_parameters *p, PyObject *name)
 {
+    char named[NAMES_TEXT];
+
     if (!PyUnicode_Check(name)) {
         PyErr_SetString(PyExc_TypeError, "keywords must be strings");
     } else if (!PyErr_Occurred() || PyErr_ExceptionMatches(PyExc_UnicodeError)) {
-        PyErr_Format(PyExc_TypeError, "%s() got an unexpected keyword argument '%U'", p->function,
-                     name);
+        list_names(p, 0, "; there are: ", named);
+        PyErr_Format(PyExc_TypeError, "%s() got an unexpected keyword argument '%U'%s",
+                     p->function, name, named);
     }
     return -1;
 }
@@ -62,13 +81,9 @@ store_by_name(const mm_parameters *p, PyObject *name, PyObject *value, PyObject 
 static int
 refuse_count(const mm_parameters *p, Py_ssize_t nargs)
 {
-    char named[128] = "";
+    char named[NAMES_TEXT];
 
-    for (int i = p->positional; i < p->total; i++) {
-        size_t used = strlen(named);
-        (void)PyOS_snprintf(named + used, sizeof named - used,
-                            "%s%s=", i == p->positional ? "; by name only: " : ", ", p->names[i]);
-    }
+    list_names(p, p->positional, "; by name only: ", named);
     if (p->positional == 0) {
         PyErr_Format(PyExc_TypeError, "%s() takes no positional arguments (%zd given)%s",
                      p->function, nargs, named);
