@@ -710,7 +710,7 @@ class TestCopyTo:
     def test_too_small_a_buffer_is_refused(self, lend, resource):
         resource.allocate = lambda size, *, stream: lend(size // 2)
         buffer = lend()
-        with pytest.raises(TypeError, match=r"allocate\(4096\) must give a buffer of that size"):
+        with pytest.raises(TypeError, match=r"allocate\(4096\) must return a buffer of that size"):
             buffer.copy_to()
         buffer.close()
         gc.collect()

@@ -80,7 +80,7 @@ object_vouches(mm_buffer *b, PyObject *owner, PyObject **held)
     int answer;
 
     assert(!mm_is_buffer(b->state, owner));
-    if (Py_EnterRecursiveCall(" while an owner is asked for its memory")) {
+    if (Py_EnterRecursiveCall(" while querying the memory of an owner")) {
         return -1;
     }
     answer = mm_holds_memory(b->state, owner, b->start, b->size, held);
@@ -192,8 +192,8 @@ refuse_unknown(mm_buffer *b)
 
     PyErr_Format(PyExc_BufferError,
                  "the host may not be able to read the memory at %p, which is not managed and "
-                 "not known to the CUDA driver: say that it can, with from_handle(..., "
-                 "is_host_accessible=True), or give the object that holds it as owner%s",
+                 "not known to the CUDA driver: state that it can, with from_handle(..., "
+                 "is_host_accessible=True), or pass the object that holds it as owner%s",
                  (void *)(uintptr_t)b->start,
                  owner ? "; the present owner does not show all of it through the buffer protocol"
                        : "");
@@ -295,8 +295,8 @@ refuse_copy(CUdeviceptr start)
     PyErr_Format(
         PyExc_ValueError,
         "the memory at %p cannot be copied or filled: the CUDA driver does not know it, "
-        "and would use it on the host. If the host can use it, give the object that holds it, or "
-        "from_handle(..., is_host_accessible=True)",
+        "and would use it on the host. If the host can use it, pass the object that holds it, or "
+        "use from_handle(..., is_host_accessible=True)",
         (void *)(uintptr_t)start);
     return -1;
 }

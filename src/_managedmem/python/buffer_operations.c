@@ -302,7 +302,7 @@ refuse_options(PyObject *options)
 {
     if (options != NULL && options != Py_None) {
         PyErr_Format(PyExc_NotImplementedError,
-                     "options must be None, got %R: copies here go through cuMemcpyAsync, which "
+                     "options must be None, got %R: copies use cuMemcpyAsync, which "
                      "takes no hints",
                      options);
         return -1;
@@ -342,12 +342,12 @@ wrap_like(mm_buffer *b, PyObject *resource, PyObject *allocated)
         return NULL;
     }
     if (!side.dense || side.range.size < b->size) {
-        PyErr_Format(PyExc_TypeError, "%R.allocate(%zu) must give a buffer of that size, got %R",
+        PyErr_Format(PyExc_TypeError, "%R.allocate(%zu) must return a buffer of that size, got %R",
                      resource, b->size, allocated);
     } else if ((read_only = side.range.size > 0 ? mm_is_read_only(&side) : 0) != 0) {
         if (read_only > 0) {
             PyErr_Format(PyExc_TypeError,
-                         "%R.allocate(%zu) must give a buffer that can be written, got %R",
+                         "%R.allocate(%zu) must return a buffer that can be written, got %R",
                          resource, b->size, allocated);
         }
     } else if ((memory = mm_memory_wrap(side.range.start, b->size, &st)) == NULL) {
@@ -546,14 +546,14 @@ const char mm_prefetch_doc[] =
 
 const char mm_discard_doc[] =
     "discard($self, *, stream=None)\n--\n\n"
-    "Discard the contents, in stream order; until the next write a read gives undefined bytes.\n"
+    "Discard the contents, in stream order; until the next write a read returns undefined bytes.\n"
     "\n"
     "Acts on the whole pages inside the buffer. Raises as managedmem.discard() does. Safe from every\n"
     "thread; releases the GIL. Driver: cuMemDiscardBatchAsync.";
 
 const char mm_discard_prefetch_doc[] =
     "discard_prefetch($self, location, *, stream=None, defer=None)\n--\n\n"
-    "Discard the contents and give the buffer pages at a Device or Host, in stream order.\n"
+    "Discard the contents and populate the pages at a Device or Host, in stream order.\n"
     "\n"
     "For a buffer that will be overwritten there. Pages that the buffer fills only in part are prefetched\n"
     "first, with their contents. Raises as managedmem.discard_prefetch() does. Safe from every thread;\n"

@@ -69,7 +69,7 @@ const char mm_page_runs_doc[] =
     "\n"
     "Queries the driver once for each page (64 MiB in pages of 4 KiB: 16,384 queries, 1 to 3 ms), because\n"
     "only the answer for a single page distinguishes \"not set\" from \"not the same\". Pages that another\n"
-    "thread advises meanwhile are read before or after that advice. Raises RuntimeError when closed,\n"
+    "thread advises during the call are read before or after that advice. Raises RuntimeError when closed,\n"
     "ValueError if this is not managed memory. Safe from every thread; releases the GIL.\n"
     "Driver: cuMemRangeGetAttributes.";
 

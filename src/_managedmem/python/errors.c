@@ -9,7 +9,7 @@ remedy_for_code(int code)
 {
     switch (code) {
     case CUDA_ERROR_OUT_OF_MEMORY:
-        return "Free managed buffers that are no longer needed, or ask for less.";
+        return "Free managed buffers that are no longer needed, or request less.";
     case CUDA_ERROR_DEINITIALIZED:
         return "The driver is shutting down with the process.";
     case CUDA_ERROR_ILLEGAL_ADDRESS:

@@ -253,7 +253,7 @@ check_form(PyObject *value, PyObject *version, PyObject *mask)
     if (number < 0 || number > NEWEST_INTERFACE) {
         PyErr_Format(PyExc_ValueError,
                      "version in __cuda_array_interface__ must be 0 to %d, got %lld: this release "
-                     "does not know what the entries of other versions mean",
+                     "does not know the entries of other versions",
                      (int)NEWEST_INTERFACE, number);
         return -1;
     }
@@ -380,7 +380,7 @@ refuse_tensor(PyObject *value)
     device = layout ? PyObject_GetAttrString(value, "device") : NULL;
     if (device != NULL) {
         PyErr_Format(PyExc_TypeError,
-                     "%U with layout %S on device %S has no strided memory of its own: give the "
+                     "%U with layout %S on device %S has no strided memory of its own: pass the "
                      "tensors that it is made of, such as values() and indices() of a sparse "
                      "tensor (torch: %S)",
                      subject, layout, device, error.value ? error.value : Py_None);

@@ -254,7 +254,7 @@ check_allocates(PyObject *resource)
     if (found == 0) {
         PyErr_Format(
             PyExc_TypeError,
-            "%R has no method allocate(size, *, stream) for a new buffer: give copy_to() a "
+            "%R has no method allocate(size, *, stream) for a new buffer: pass copy_to() a "
             "destination",
             resource);
     }

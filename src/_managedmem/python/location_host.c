@@ -139,7 +139,7 @@ PyDoc_STRVAR(host_numa_current_doc,
              "\n"
              "The NUMA node of the thread that uses the location in a call.\n"
              "\n"
-             "The driver resolves it when it is used; a read-back may give the node or Host().");
+             "The driver resolves it when it is used; it may read back as the node or Host().");
 
 static PyMethodDef host_methods[] = {
     {"numa_current", host_numa_current, METH_NOARGS | METH_CLASS, host_numa_current_doc},

@@ -134,7 +134,7 @@ PyDoc_STRVAR(
     "members are Devices and Host(). Nothing is stored: each read queries the driver. A change reads all\n"
     "its arguments, queries once, and gives one advice for each member that differs. After adding\n"
     "members it queries once more, and repeats the advice until they read back. If the driver fails in\n"
-    "the middle, the change is undone. Operators give plain sets. Iteration is over a snapshot: devices\n"
+    "the middle, the change is undone. Operators return plain sets. Iteration is over a snapshot: devices\n"
     "ascending, then Host(). A location that only a part of the pages has is not a member, but discard()\n"
     "removes it from all of them.\n"
     "\n"

@@ -126,7 +126,7 @@ PyDoc_STRVAR(
     "driver for every device. A change reads all its arguments, queries once, and makes one driver call,\n"
     "or none if nothing changes. It takes effect at the call, for all memory of the pool, and takes long\n"
     "for much memory: change several devices at once. If the driver refuses, nothing has changed.\n"
-    "Operators give plain sets. Iteration is over a snapshot, ascending.\n"
+    "Operators return plain sets. Iteration is over a snapshot, ascending.\n"
     "\n"
     "Devices of other libraries and ordinals stand for Devices. The pool's own device always has access\n"
     "and is never a member. Methods that add raise TypeError for objects that are not devices, and\n"

@@ -374,7 +374,7 @@ PyDoc_STRVAR(
     "    The element type, such as \"float32\" or \"f4\".\n"
     "\n"
     "Returns a ManagedBuffer. No page is populated before its first use or prefetch. Raises ValueError\n"
-    "and TypeError for bad arguments, CUDAOutOfMemoryError when there is no memory. Safe from every\n"
+    "and TypeError for bad arguments, CUDAOutOfMemoryError when memory runs out. Safe from every\n"
     "thread. Driver: cuMemAllocManaged.");
 
 PyDoc_STRVAR(

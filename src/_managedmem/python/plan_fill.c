@@ -458,8 +458,8 @@ const char mm_plan_fit_doc[] =
     "Parameters\n"
     "----------\n"
     "targets : target or sequence of targets\n"
-    "    In the order of their importance. Each goes as a whole; one that does not fit in the rest of\n"
-    "    the budget goes to Host(), and smaller ones behind it may still fit.\n"
+    "    In the order of their importance. Each is sent as a whole; one that does not fit in the rest\n"
+    "    of the budget is sent to Host(), and smaller ones behind it may still fit.\n"
     "device : Device\n"
     "    The destination of the targets.\n"
     "budget : int, optional\n"
@@ -478,6 +478,6 @@ const char mm_plan_from_module_doc[] =
 
 const char mm_plan_from_policy_doc[] =
     "from_policy(targets, policy)\n--\n\n"
-    "A plan that takes targets to the preferred_location of a policy.\n"
+    "A plan that prefetches targets to the preferred_location of a policy.\n"
     "\n"
     "ValueError if the policy prefers none.";

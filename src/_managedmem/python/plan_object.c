@@ -469,7 +469,7 @@ PyDoc_STRVAR(
     "raises before anything is moved. The first execution after a change merges neighbouring ranges\n"
     "with the same location and prepares them for the driver; later ones allocate nothing. Where\n"
     "entries overlap or share a page, the last one wins. len() is the number of entries. Iteration\n"
-    "gives a PlanEntry for each entry; plan[i] gives one PlanEntry, a slice or copy.copy() a new plan\n"
+    "yields a PlanEntry for each entry; plan[i] is one PlanEntry, a slice or copy.copy() a new plan\n"
     "over the same targets. Executing an empty plan does nothing.\n"
     "\n"
     "Safe from every thread: iterations and executions use the entries that the plan has when they\n"

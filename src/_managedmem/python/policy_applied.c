@@ -235,7 +235,7 @@ PyDoc_STRVAR(
     "\n"
     "Entering applies it as MigrationPolicy.apply() does. Leaving, also by an exception, restores\n"
     "the advice that every page had before, even where the block changed it, with only the advice that\n"
-    "differs. Memory that was closed or freed meanwhile is left out; a closed view is restored as long\n"
+    "differs. Memory that was closed or freed is left out; a closed view is restored as long\n"
     "as its buffer is open. Blocks can be nested, each with an object of its own. An object can be\n"
     "entered again after its block; entering it while it is applied raises RuntimeError.\n"
     "\n"

@@ -386,7 +386,7 @@ PyDoc_STRVAR(
     "\n"
     "Raises ValueError for a size below 0, TypeError for a size that is not an int, RuntimeError when the\n"
     "resource is closed, CUDAError for a pool on a stream that captures a graph, CUDAOutOfMemoryError\n"
-    "when there is no memory. Safe from every thread; releases the GIL.\n"
+    "when memory runs out. Safe from every thread; releases the GIL.\n"
     "Driver: cuMemAllocManaged, cuMemAllocFromPoolAsync.");
 
 PyDoc_STRVAR(
@@ -400,7 +400,7 @@ PyDoc_STRVAR(
 PyDoc_STRVAR(
     trim_doc,
     "trim($self, /, keep=0)\n--\n\n"
-    "Give memory that the pool does not use back to the system, down to keep bytes.\n"
+    "Release memory that the pool does not use to the system, down to keep bytes.\n"
     "\n"
     "Memory whose free the host has not waited for can stay. Raises ValueError for a negative keep,\n"
     "RuntimeError without a pool or when closed. Releases the GIL.\n"

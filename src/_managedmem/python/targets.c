@@ -182,7 +182,7 @@ mm_targets_tuple(mm_state *state, PyObject *value, bool *several)
     }
     items = single ? PyTuple_Pack(1, value) : PySequence_Tuple(value);
     if (items != NULL && PyTuple_Size(items) == 0) {
-        PyErr_SetString(PyExc_ValueError, "targets is empty: give at least one");
+        PyErr_SetString(PyExc_ValueError, "targets is empty: pass at least one");
         Py_CLEAR(items);
     }
     return items;
@@ -248,7 +248,7 @@ explain_location_list(const mm_targets *t, PyObject *value)
         PyErr_Clear(); /* TypeError: its message is about a single location */
         PyErr_Format(
             PyExc_TypeError,
-            "location is a sequence, but targets is a single target: give one Device or Host, "
+            "location is a sequence, but targets is a single target: pass one Device or Host, "
             "got %R",
             value);
     }
@@ -273,7 +273,7 @@ mm_targets_read_locations(mm_targets *t, PyObject *value)
         }
     } else if ((size_t)PyTuple_Size(locations) != t->batch.count) {
         PyErr_Format(PyExc_ValueError,
-                     "location has length %zd, but there are %zu targets: give one location for "
+                     "location has length %zd, but there are %zu targets: pass one location for "
                      "all, or one for each",
                      PyTuple_Size(locations), t->batch.count);
         rc = -1;
