@@ -59,6 +59,21 @@ def accuracy_of(text: str) -> float:
     return float(found[1])
 
 
+def test_a_reader_that_has_read_enough_sees_no_traceback() -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    result = subprocess.run(
+        [sys.executable, "-m", "managedmem", "info", "--emulator"],
+        env={**os.environ, "PYTHONPATH": str(PACKAGE.parent)},
+        stdout=writing,
+        stderr=subprocess.PIPE,
+        timeout=120,
+        check=False,
+    )
+    os.close(writing)
+    assert (result.returncode, result.stderr) == (1, b"")
+
+
 @pytest.fixture(scope="module")
 def report() -> str:
     """What the demo prints on the emulated driver."""

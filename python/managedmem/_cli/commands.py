@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 
@@ -42,7 +43,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status: 0, 1 if it failed, 2 for wrong arguments."""
     options = parser().parse_args(arguments)
     try:
-        return COMMANDS[options.command][0](options.driver)
+        status = COMMANDS[options.command][0](options.driver)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # The reader, such as head, has read enough. Python flushes once more at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
     except (managedmem.CUDAError, ValueError) as error:
         print(f"{options.command}: {error}", file=sys.stderr)
         return 1
+    return status
