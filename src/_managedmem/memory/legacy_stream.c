@@ -1,5 +1,5 @@
-/* legacy_stream.c: blocking streams in place of the legacy stream: one for each device, kept for the
- * life of the process. */
+/* legacy_stream.c: blocking streams in place of the legacy stream: one for each device, kept for
+ * the life of the process. */
 #include "legacy_stream.h"
 
 #include <assert.h>

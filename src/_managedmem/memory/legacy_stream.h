@@ -1,6 +1,6 @@
-/* legacy_stream.h: work on the legacy default stream, which the driver accepts for single prefetches
- * but refuses for batch and discard calls. A blocking stream of the same context is ordered with it
- * in both directions, so a call on that stream keeps the legacy stream's order. */
+/* legacy_stream.h: work on the legacy default stream, which the driver accepts for single
+ * prefetches but refuses for batch and discard calls. A blocking stream of the same context is
+ * ordered with it in both directions, so a call on that stream keeps the legacy stream's order. */
 #ifndef MM_LEGACY_STREAM_H
 #define MM_LEGACY_STREAM_H
 

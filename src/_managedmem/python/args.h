@@ -1,13 +1,15 @@
 /* args.h: reading arguments. Everything here may run Python code, so it comes before any buffer is
- * entered. Functions return 0, or -1 with an exception that names the function and the argument. */
+ * entered. Functions return 0, or -1 with an exception that names the function and the
+ * argument. */
 #ifndef MM_ARGS_H
 #define MM_ARGS_H
 
 #include "../memory/dispatch.h"
 #include "errors.h"
 
-/* A function's parameters: the first `positional` can be passed by position, all of them by name, except
- * those named "". Initialise with designators, and from three parameters on index by a local enum:
+/* A function's parameters: the first `positional` can be passed by position, all of them by name,
+ * except those named "". Initialise with designators, and from three parameters on index by a local
+ * enum:
  *
  *     enum { TARGETS, LOCATION, STREAM, ARGC };
  *     static const char *const names[ARGC] = {

@@ -1,5 +1,5 @@
-/* buffer_advice.c: advice as properties of a buffer. Nothing is cached: each read queries the driver,
- * each write advises it. */
+/* buffer_advice.c: advice as properties of a buffer. Nothing is cached: each read queries the
+ * driver, each write advises it. */
 #include "../memory/advice.h"
 #include "buffer.h"
 #include "foreign_location.h"

@@ -1,5 +1,5 @@
-/* buffer_arrays.c: the methods numpy(), torch() and cupy(): arrays of other libraries over a buffer. They
- * wait for work or order it; the arrays use the exports of buffer_exports.c. */
+/* buffer_arrays.c: the methods numpy(), torch() and cupy(): arrays of other libraries over a
+ * buffer. They wait for work or order it; the arrays use the exports of buffer_exports.c. */
 #include "buffer.h"
 #include "module_functions.h"
 #include "stream_object.h"

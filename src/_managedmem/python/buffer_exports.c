@@ -1,6 +1,6 @@
 /* buffer_exports.c: exports without a copy: the buffer protocol for the host, DLPack, and
- * __cuda_array_interface__. Each host view and DLPack tensor counts as an export, so that the memory
- * cannot be closed while it lives. */
+ * __cuda_array_interface__. Each host view and DLPack tensor counts as an export, so that the
+ * memory cannot be closed while it lives. */
 #include <stdlib.h>
 
 #include "buffer.h"
@@ -114,8 +114,8 @@ dlpack_device_of(mm_driver *cu, const mm_buffer *b, const mm_pointer_attributes 
     return 0;
 }
 
-/* The DLPack device of a buffer; *reached is true if devices can access the memory. Memory that was
- * allocated here needs no query. -1 with an exception. */
+/* The DLPack device of a buffer; *reached is true if devices can access the memory. Memory that
+ * was allocated here needs no query. -1 with an exception. */
 static int
 find_dlpack_device(mm_buffer *b, dl_device *device, bool *reached)
 {
@@ -169,8 +169,8 @@ mm_buffer_array_interface(PyObject *op, void *Py_UNUSED(closure))
 
 /* --- DLPack ----------------------------------------------------------------------------- */
 
-/* An exported tensor, in one block, with a reference to the memory and an export of it. A buffer with an
- * owner or a stream is kept as well, because only Python can release those. */
+/* An exported tensor, in one block, with a reference to the memory and an export of it. A buffer
+ * with an owner or a stream is kept as well, because only Python can release those. */
 typedef struct {
     union {
         dl_managed_tensor plain;
@@ -199,7 +199,8 @@ release_kept(void *argument)
     free(t);
 }
 
-/* The kept object refers to the memory, so that the tensor's own reference can be released first. */
+/* The kept object refers to the memory, so that the tensor's own reference can be released
+ * first. */
 static void
 free_tensor_with_kept(exported_tensor *t)
 {
@@ -388,7 +389,8 @@ new_capsule(mm_buffer *b, const dlpack_request *request, PyObject *held)
     return capsule;
 }
 
-/* max_version is None or (major, minor); consumers understand versioned tensors from major 1 on. */
+/* max_version is None or (major, minor); consumers understand versioned tensors from major 1
+ * on. */
 static int
 read_max_version(PyObject *value, bool *versioned)
 {
@@ -409,9 +411,9 @@ read_max_version(PyObject *value, bool *versioned)
     return 0;
 }
 
-/* Managed memory can be exported for any device as managed memory, as plain CUDA memory for consumers
- * that do not know managed memory, and for the CPU. Pinned memory can be exported for the CPU too, and
- * memory of a device only for that device. */
+/* Managed memory can be exported for any device as managed memory, as plain CUDA memory for
+ * consumers that do not know managed memory, and for the CPU. Pinned memory can be exported for
+ * the CPU too, and memory of a device only for that device. */
 static bool
 can_export_as(dl_device device, int devices, long long type, long long id)
 {
@@ -450,7 +452,8 @@ raise_bad_dl_device(dl_device device, PyObject *value)
     PyErr_Format(PyExc_BufferError, message, value);
 }
 
-/* Reads dl_device: None, or a device that replaces *device if the memory can be exported for it. */
+/* Reads dl_device: None, or a device that replaces *device if the memory can be exported for
+ * it. */
 static int
 read_dl_device(PyObject *value, int devices, dl_device *device)
 {

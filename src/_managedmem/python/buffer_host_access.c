@@ -55,7 +55,8 @@ mm_read_access(mm_state *state, PyObject *stated, PyObject *owner, CUdeviceptr s
 
 /* --- vouching for memory ---------------------------------------------------------------- */
 
-/* The is_host_accessible of the resource, as cuda.core defines it: 1, 0 or -1 with an exception. */
+/* The is_host_accessible of the resource, as cuda.core defines it: 1, 0 or -1 with an
+ * exception. */
 static int
 resource_vouches(mm_buffer *b)
 {

@@ -1,4 +1,5 @@
-/* buffer_life.c: closing a buffer, finalizing and deallocating it, and the stream of its deallocation. */
+/* buffer_life.c: closing a buffer, finalizing and deallocating it, and the stream of its
+ * deallocation. */
 #include <unistd.h>
 
 #include "buffer.h"
@@ -76,8 +77,8 @@ deallocate_foreign(mm_buffer *b, PyObject *streams)
     return rc;
 }
 
-/* Deallocates unclosed memory of a foreign resource, once; a failure goes to sys.unraisablehook. Does
- * nothing while a host view lives, which can be part of the same garbage cycle. */
+/* Deallocates unclosed memory of a foreign resource, once; a failure goes to sys.unraisablehook.
+ * Does nothing while a host view lives, which can be part of the same garbage cycle. */
 static void
 deallocate_unclosed(mm_buffer *b)
 {
@@ -124,7 +125,8 @@ release_hold(mm_buffer *b)
     release_objects(b);
 }
 
-/* Does nothing while a host view in the same cycle uses the memory: clearing the view breaks the cycle. */
+/* Does nothing while a host view in the same cycle uses the memory: clearing the view breaks the
+ * cycle. */
 int
 mm_buffer_clear(PyObject *op)
 {
@@ -224,8 +226,8 @@ mm_buffer_last_reference(PyObject *op)
 
 /* --- closing ---------------------------------------------------------------------------- */
 
-/* The step before closing. Pool memory is freed in the order of a stream, which must not capture; other
- * memory waits for the stream. */
+/* The step before closing. Pool memory is freed in the order of a stream, which must not capture;
+ * other memory waits for the stream. */
 static int
 prepare_close(mm_driver *cu, mm_memory *memory, const CUstream *stream, mm_status *st)
 {
@@ -276,7 +278,8 @@ close_own(mm_buffer *b, PyObject *stream)
     return rc;
 }
 
-/* Closes memory of a foreign resource. A forked child does not deallocate the memory of its parent. */
+/* Closes memory of a foreign resource. A forked child does not deallocate the memory of its
+ * parent. */
 static int
 close_foreign(mm_buffer *b, PyObject *stream)
 {
@@ -328,8 +331,8 @@ close_view(mm_buffer *b)
     return 0;
 }
 
-/* The hint of managedmem._notebook about views that IPython keeps. NULL outside IPython, and with an
- * exception. */
+/* The hint of managedmem._notebook about views that IPython keeps. NULL outside IPython, and with
+ * an exception. */
 static PyObject *
 notebook_hint(PyObject *op)
 {

@@ -1,5 +1,5 @@
-/* buffer_object.c: the type ManagedBuffer: from_handle(), its properties and its tables. Its methods are
- * in the other buffer_*.c files. */
+/* buffer_object.c: the type ManagedBuffer: from_handle(), its properties and its tables. Its
+ * methods are in the other buffer_*.c files. */
 #include "buffer.h"
 
 #include <stdio.h>
@@ -60,7 +60,8 @@ read_deallocation_stream(mm_state *state, PyObject *resource, PyObject *stream)
                : mm_foreign_resource_stream(state, resource, stream);
 }
 
-/* A buffer over memory that its resource deallocates; takes over the references to memory and streams. */
+/* A buffer over memory that its resource deallocates; takes over the references to memory and
+ * streams. */
 static PyObject *
 new_foreign_buffer(mm_state *state, PyTypeObject *type, mm_memory *memory, PyObject *resource,
                    PyObject *streams)

@@ -1,6 +1,6 @@
-/* buffer_operations.c: the methods of a buffer that work in a stream: prefetch, discard, copies and fills.
- * Each reads its arguments (Python code may run), enters the stream and the buffer, detaches, calls,
- * leaves, attaches and raises. */
+/* buffer_operations.c: the methods of a buffer that work in a stream: prefetch, discard, copies
+ * and fills. Each reads its arguments (Python code may run), enters the stream and the buffer,
+ * detaches, calls, leaves, attaches and raises. */
 #include <string.h>
 
 #include "buffer.h"
@@ -154,8 +154,8 @@ read_foreign_side(mm_state *state, PyObject *value, bool writable, other_side *o
     return 0;
 }
 
-/* ValueError for unequal sizes, and for ranges that overlap without being the same, because the driver
- * copies in no defined order. */
+/* ValueError for unequal sizes, and for ranges that overlap without being the same, because the
+ * driver copies in no defined order. */
 static int
 check_sides(const mm_buffer *b, mm_range other)
 {
@@ -214,8 +214,8 @@ follow_producer(const mm_buffer_use *use, const other_side *other, mm_device_str
     return producer.handle == NULL ? 0 : mm_stream_follow(use->cu, stream, producer, st);
 }
 
-/* Copies, and waits if one side is system memory, which may be freed once the call returns. A default
- * stream is that of the device that owns the buffer, else the other side. */
+/* Copies, and waits if one side is system memory, which may be freed once the call returns. A
+ * default stream is that of the device that owns the buffer, else the other side. */
 static int
 copy_entered(const mm_buffer_use *use, const other_side *other, bool to_other, CUstream handle,
              mm_status *st)

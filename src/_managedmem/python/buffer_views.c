@@ -3,8 +3,8 @@
 
 #include "buffer.h"
 
-/* 1 for one length, 0 for an object that may hold several, -1 with an exception. The __index__ of arrays
- * and tensors raises TypeError unless they hold one number. */
+/* 1 for one length, 0 for an object that may hold several, -1 with an exception. The __index__ of
+ * arrays and tensors raises TypeError unless they hold one number. */
 static int
 is_one_length(PyObject *value)
 {

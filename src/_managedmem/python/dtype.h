@@ -14,8 +14,8 @@ typedef struct {
     uint8_t dlpack_code;
 } mm_dtype;
 
-/* The element type of a name ("float32", "f4", "<f4"), a Python type, a NumPy dtype or scalar type, or a
- * torch dtype; uint8 for NULL and None. NULL with TypeError for anything else. */
+/* The element type of a name ("float32", "f4", "<f4"), a Python type, a NumPy dtype or scalar
+ * type, or a torch dtype; uint8 for NULL and None. NULL with TypeError for anything else. */
 const mm_dtype *mm_read_dtype(PyObject *value);
 
 /* All element types; the first is uint8. */

@@ -1,5 +1,5 @@
-/* dtype_object.c: the type DType of buf.dtype: a str that is also equal to the dtype objects of other
- * libraries for the same element type. */
+/* dtype_object.c: the type DType of buf.dtype: a str that is also equal to the dtype objects of
+ * other libraries for the same element type. */
 #include "args.h"
 #include "dtype.h"
 #include "foreign_class.h"

@@ -1,5 +1,5 @@
-/* foreign_class.c: the library that an object belongs to, by the names of its class and of the class's
- * module. */
+/* foreign_class.c: the library that an object belongs to, by the names of its class and of the
+ * class's module. */
 #include "foreign_class.h"
 
 #include <string.h>

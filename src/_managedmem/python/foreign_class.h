@@ -1,5 +1,5 @@
-/* foreign_class.h: the library that an object belongs to: the package and the class of its type, without
- * importing the package. */
+/* foreign_class.h: the library that an object belongs to: the package and the class of its type,
+ * without importing the package. */
 #ifndef MM_FOREIGN_CLASS_H
 #define MM_FOREIGN_CLASS_H
 

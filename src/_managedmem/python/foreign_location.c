@@ -1,10 +1,11 @@
-/* foreign_location.c: reading location arguments, with a table of the libraries whose devices are known. */
+/* foreign_location.c: reading location arguments, with a table of the libraries whose devices are
+ * known. */
 #include "foreign_location.h"
 
 #include "foreign_class.h"
 #include "location_object.h"
 
-/* --- readers: 1 if the location was read, 0 if the object has none, -1 with an exception ------- */
+/* --- readers: 1 if the location was read, 0 if the object has none, -1 with an exception ----- */
 
 /* Reads an int attribute; 0 also if it is None. */
 static int

@@ -43,8 +43,8 @@ mm_refuse_foreign(PyObject *error, PyObject *value, const char *reason)
 
 /* --- extents ---------------------------------------------------------------------------- */
 
-/* True for an array without elements. It becomes an empty range before its address is read, because that
- * may be 0. */
+/* True for an array without elements. It becomes an empty range before its address is read,
+ * because that may be 0. */
 static bool
 has_no_elements(const array_layout *layout)
 {
@@ -65,8 +65,8 @@ refuse_size(PyObject *value)
     return mm_refuse_foreign(PyExc_ValueError, value, "describes more memory than there can be");
 }
 
-/* True if strided elements fill their extent without a gap or an overlap: in the order of their strides,
- * each axis must step over exactly the bytes that the smaller ones cover. */
+/* True if strided elements fill their extent without a gap or an overlap: in the order of their
+ * strides, each axis must step over exactly the bytes that the smaller ones cover. */
 static bool
 fills_extent(const array_layout *layout)
 {
@@ -94,8 +94,8 @@ fills_extent(const array_layout *layout)
     return true;
 }
 
-/* Computes the extent in memory from the address of element 0. The numbers come from foreign code, so every
- * product and sum is checked. */
+/* Computes the extent in memory from the address of element 0. The numbers come from foreign code,
+ * so every product and sum is checked. */
 static int
 read_extent(PyObject *value, CUdeviceptr first, const array_layout *layout, mm_foreign *out)
 {
@@ -152,8 +152,8 @@ read_ints(PyObject *tuple, const char *name, Py_ssize_t *out)
 
 /* --- __cuda_array_interface__ ----------------------------------------------------------- */
 
-/* The item size in a typestr such as "<f4"; 0 if the text is malformed. The byte order does not matter.
- * Bit fields and Python objects have no size in bytes that a device could use. */
+/* The item size in a typestr such as "<f4"; 0 if the text is malformed. The byte order does not
+ * matter. Bit fields and Python objects have no size in bytes that a device could use. */
 static long
 parse_typestr(const char *text)
 {
@@ -213,7 +213,8 @@ find_entries(PyObject *interface, PyObject *entries[ENTRIES])
     return 0;
 }
 
-/* Reads the stream of the producer. The protocol forbids 0, which could be either default stream. */
+/* Reads the stream of the producer. The protocol forbids 0, which could be either default
+ * stream. */
 static int
 read_producer(PyObject *value, PyObject *stream, CUstream *out)
 {
@@ -236,7 +237,8 @@ read_producer(PyObject *value, PyObject *stream, CUstream *out)
     return 0;
 }
 
-/* Refuses masked elements, and versions whose new entries could change the meaning of the others. */
+/* Refuses masked elements, and versions whose new entries could change the meaning of the
+ * others. */
 static int
 check_form(PyObject *value, PyObject *version, PyObject *mask)
 {
@@ -521,8 +523,9 @@ mm_read_exported(mm_state *Py_UNUSED(state), PyObject *value, mm_foreign *out)
 
 /* --- the table -------------------------------------------------------------------------- */
 
-/* The kinds of objects, in the order in which they are tried. Readers return 1 if they read the memory, 0
- * if the object is of another kind, -1 with an exception. To support another kind, add its row. */
+/* The kinds of objects, in the order in which they are tried. Readers return 1 if they read the
+ * memory, 0 if the object is of another kind, -1 with an exception. To support another kind, add
+ * its row. */
 static const struct {
     mm_foreign_class class;
     int (*read)(mm_state *state, PyObject *value, mm_foreign *out);

@@ -19,8 +19,8 @@ typedef struct {
 /* Reads an object of any kind; TypeError for one that shows no memory. */
 int mm_read_foreign(mm_state *state, PyObject *value, mm_foreign *out);
 
-/* Reads an object by its __cuda_array_interface__: 1 if it was read; 0 if the object has none or is a torch
- * tensor, whose interface can raise; -1 with an exception. */
+/* Reads an object by its __cuda_array_interface__: 1 if it was read; 0 if the object has none or
+ * is a torch tensor, whose interface can raise; -1 with an exception. */
 int mm_read_interface(mm_state *state, PyObject *value, mm_foreign *out);
 
 /* Reads an object by the buffer protocol: 1 if it was read, 0 if the object lacks it, -1 with an
@@ -37,12 +37,12 @@ int mm_holds_memory(mm_state *state, PyObject *value, CUdeviceptr start, size_t 
  * exception that must propagate, such as MemoryError or KeyboardInterrupt. */
 bool mm_clear_refusal(void);
 
-/* 1 if the object is an array or tensor, which is one target even if it can be iterated over; 0 if not, -1
- * with an exception. */
+/* 1 if the object is an array or tensor, which is one target even if it can be iterated over; 0 if
+ * not, -1 with an exception. */
 int mm_is_array(mm_state *state, PyObject *value);
 
-/* Raises `error` with the type of a foreign object and the reason: the repr of an array may wait for a
- * GPU, or read all of it. Returns -1. */
+/* Raises `error` with the type of a foreign object and the reason: the repr of an array may wait
+ * for a GPU, or read all of it. Returns -1. */
 int mm_refuse_foreign(PyObject *error, PyObject *value, const char *reason);
 
 #endif

@@ -1,4 +1,5 @@
-/* foreign_resource.c: calls of the memory resources of other libraries, with a stream that they accept. */
+/* foreign_resource.c: calls of the memory resources of other libraries, with a stream that they
+ * accept. */
 #include "foreign_resource.h"
 
 #include "foreign_class.h"
@@ -22,8 +23,9 @@ mm_foreign_resource_check(PyObject *resource)
 
 /* --- streams ---------------------------------------------------------------------------- */
 
-/* The module cuda.core if it is loaded and the resource is an instance of its MemoryResource; else NULL
- * without an exception. These resources accept streams of cuda.core only, not __cuda_stream__. */
+/* The module cuda.core if it is loaded and the resource is an instance of its MemoryResource; else
+ * NULL without an exception. These resources accept streams of cuda.core only, not
+ * __cuda_stream__. */
 static PyObject *
 core_module_of(PyObject *resource)
 {
@@ -43,8 +45,8 @@ core_module_of(PyObject *resource)
     return module;
 }
 
-/* Calls stream_type.from_handle. A handle of 0 may be the per-thread default stream; 1 is always the
- * legacy one. */
+/* Calls stream_type.from_handle. A handle of 0 may be the per-thread default stream; 1 is always
+ * the legacy one. */
 static PyObject *
 call_from_handle(PyObject *stream_type, CUstream handle)
 {
@@ -157,7 +159,8 @@ mm_foreign_resource_stream(mm_state *state, PyObject *resource, PyObject *stream
 
 /* --- calls ------------------------------------------------------------------------------ */
 
-/* The device that owns plain device memory, for its default stream; MM_ANY_DEVICE for other memory. */
+/* The device that owns plain device memory, for its default stream; MM_ANY_DEVICE for other
+ * memory. */
 static int
 owner_of(mm_driver *cu, CUdeviceptr start)
 {

@@ -1,5 +1,5 @@
-/* foreign_resource.h: calls of the memory resources of other libraries: allocate(size, stream=stream) and
- * deallocate(ptr, size, stream=stream). */
+/* foreign_resource.h: calls of the memory resources of other libraries: allocate(size,
+ * stream=stream) and deallocate(ptr, size, stream=stream). */
 #ifndef MM_FOREIGN_RESOURCE_H
 #define MM_FOREIGN_RESOURCE_H
 
@@ -16,7 +16,8 @@ PyObject *mm_foreign_resource_stream(mm_state *state, PyObject *resource, PyObje
 PyObject *mm_foreign_resource_allocate(mm_state *state, PyObject *resource, size_t size,
                                        PyObject *stream);
 
-/* Calls deallocate; -1 with the exception of the resource. `streams` is from mm_foreign_resource_stream. */
+/* Calls deallocate; -1 with the exception of the resource. `streams` is from
+ * mm_foreign_resource_stream. */
 int mm_foreign_resource_deallocate(PyObject *resource, CUdeviceptr start, size_t size,
                                    PyObject *streams);
 

@@ -1,4 +1,5 @@
-/* foreign_stream.c: reading stream handles, with a table of the libraries whose streams are known. */
+/* foreign_stream.c: reading stream handles, with a table of the libraries whose streams are
+ * known. */
 #include "foreign_stream.h"
 
 #include "foreign_class.h"
@@ -102,8 +103,8 @@ read_protocol(mm_state *state, PyObject *value, PyObject *method, CUstream *out)
 
 /* The first row whose class and attribute match an object reads it; in a row without an attribute
  * the object is the handle. To support another library, add its row. The rows with a package serve
- * versions without __cuda_stream__, and torch.Stream, which has no particular backend. JAX shows no
- * streams. */
+ * versions without __cuda_stream__, and torch.Stream, which has no particular backend. JAX shows
+ * no streams. */
 static const struct {
     mm_foreign_class class;
     const char *attribute;

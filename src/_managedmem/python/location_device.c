@@ -1,5 +1,5 @@
-/* location_device.c: the type Device: one GPU of this system, by its ordinal. Devices are interned, and their
- * ordinals are below the driver's count. */
+/* location_device.c: the type Device: one GPU of this system, by its ordinal. Devices are
+ * interned, and their ordinals are below the driver's count. */
 #include "foreign_location.h"
 #include "location_object.h"
 

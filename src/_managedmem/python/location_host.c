@@ -1,5 +1,5 @@
-/* location_host.c: the type Host: the host's memory as a whole, one NUMA node of it, or the node of the
- * calling thread. Hosts are interned and do not need a driver. */
+/* location_host.c: the type Host: the host's memory as a whole, one NUMA node of it, or the node
+ * of the calling thread. Hosts are interned and do not need a driver. */
 #include "foreign_location.h"
 #include "location_object.h"
 

@@ -28,7 +28,8 @@ mm_new_location(PyTypeObject *type, CUmemLocation where)
     return self;
 }
 
-/* The table has one object for each id. Nothing is removed from it, so a borrowed reference lasts. */
+/* The table has one object for each id. Nothing is removed from it, so a borrowed reference
+ * lasts. */
 static PyObject *
 intern_location(PyObject *table, PyTypeObject *type, CUmemLocation where)
 {

@@ -45,7 +45,8 @@ change_set(const set_object *s, mm_location_set from, mm_location_set to)
 
 /* --- conversions ------------------------------------------------------------------------ */
 
-/* The member that a value stands for, or 0 for a value that cannot be a member. -1 for other errors. */
+/* The member that a value stands for, or 0 for a value that cannot be a member. -1 for other
+ * errors. */
 static int
 find_member(mm_state *state, const mm_set_kind *kind, PyObject *owner, PyObject *value,
             mm_location_set *member)
@@ -356,8 +357,8 @@ combine_sets(set_operation operation, mm_location_set a, mm_location_set b)
     }
 }
 
-/* Reads all operands first, then the set once, then changes the members that differ. Operands that can
- * add members are read strictly. */
+/* Reads all operands first, then the set once, then changes the members that differ. Operands that
+ * can add members are read strictly. */
 static int
 change_members(PyObject *op, set_operation operation, PyObject *const *others, Py_ssize_t count)
 {

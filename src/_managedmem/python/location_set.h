@@ -5,7 +5,8 @@
 
 #include "location_object.h"
 
-/* A kind of set: the functions of its owner, a buffer or a resource. 0, or -1 with an exception. */
+/* A kind of set: the functions of its owner, a buffer or a resource. 0, or -1 with an
+ * exception. */
 typedef struct {
     const char *name; /* of the type */
     const char *owner_name; /* of the owner's type, for messages */

@@ -13,9 +13,9 @@ typedef struct {
     mm_stream *shared; /* of a Stream that made its stream, else NULL */
 } mm_stream_use;
 
-/* Reads a stream argument without entering its guard; may run Python code. Accepts NULL and None for the
- * default stream, a Stream, an int, and all that mm_read_foreign_stream does. The object must outlive
- * the use. */
+/* Reads a stream argument without entering its guard; may run Python code. Accepts NULL and None
+ * for the default stream, a Stream, an int, and all that mm_read_foreign_stream does. The object
+ * must outlive the use. */
 int mm_stream_read(mm_state *state, PyObject *value, mm_stream_use *use);
 
 /* Between enter and leave the stream cannot be closed, and no Python code may run. False if the
