@@ -1,4 +1,5 @@
-/* retired_pool.c: destroys pools whose owner is gone, once their frees have run. */
+/* retired_pool.c: destroys pools whose owner is gone, once their frees have run. pool.c frees the
+ * blocks. */
 #include "retired_pool.h"
 
 #include "allocation.h"

@@ -66,20 +66,23 @@ remove_partial_accessed_by(PyObject *owner, mm_location_set member)
     return mm_buffer_advise(mm_buffer_of(owner), unset_member, &member);
 }
 
-int
-mm_check_accessed_by(CUmemLocation where)
+MM_COLD static int
+refuse_numa_host(CUmemLocation where)
 {
     char text[MM_LOCATION_TEXT];
 
-    assert(!PyErr_Occurred());
-    if (!mm_is_numa_host(where)) {
-        return 0;
-    }
     PyErr_Format(
         PyExc_ValueError,
         "%s cannot be in accessed_by: the driver takes devices and Host(), but no NUMA host",
         mm_location_text(where, text));
     return -1;
+}
+
+int
+mm_check_accessed_by(CUmemLocation where)
+{
+    assert(!PyErr_Occurred());
+    return mm_is_numa_host(where) ? refuse_numa_host(where) : 0;
 }
 
 static int
