@@ -44,7 +44,7 @@ list_names(const mm_parameters *p, int first, const char *introduction, char tex
 }
 
 /* Keys may be of any type in f(**{5: 2}). */
-static int
+MM_COLD static int
 refuse_name(const mm_parameters *p, PyObject *name)
 {
     char named[NAMES_TEXT];
@@ -78,7 +78,7 @@ store_by_name(const mm_parameters *p, PyObject *name, PyObject *value, PyObject 
 }
 
 /* Names the keyword-only parameters, which may have been passed by position. */
-static int
+MM_COLD static int
 refuse_count(const mm_parameters *p, Py_ssize_t nargs)
 {
     char named[NAMES_TEXT];
