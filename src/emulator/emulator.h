@@ -6,7 +6,7 @@
  *   entry_context.c entry_copy.c entry_device.c entry_memory.c entry_pointer.c entry_pool.c
  *   entry_stream.c entry_uvm.c
  *   queues.c calls.c                        running operations; begin and end of a driver call
- *   capture.c policy.c pools.c              the meaning of calls
+ *   capture.c page_advice.c pools.c         the meaning of calls
  *   allocations.c events.c                  the objects that users hold
  *   residency.c streams.c
  *   touches.c                               pages that a processor or the host touches
@@ -350,7 +350,7 @@ struct emu_allocation *emu_find_range(CUdeviceptr ptr, size_t size);
 size_t emu_allocation_count(void);
 size_t emu_allocation_bytes(void);
 
-/* ---- policy.c ---------------------------------------------------------------------------- */
+/* ---- page_advice.c ----------------------------------------------------------------------- */
 
 /* Applies advice whose arguments have been checked. */
 CUresult emu_policy_advise(struct emu_region *region, CUdeviceptr ptr, size_t size,
