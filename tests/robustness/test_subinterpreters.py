@@ -5,6 +5,7 @@ interned locations, while driver, memory and streams are the process's.
 """
 
 import sys
+import sysconfig
 
 import pytest
 
@@ -358,3 +359,32 @@ for caller in DELETE.values():
 """
     )
     assert (done.stdout, done.stderr) == ("fine\n", "")
+
+
+@pytest.mark.emulator_only
+@pytest.mark.skipif(
+    sys.version_info < (3, 12) or sysconfig.get_config_var("Py_GIL_DISABLED"),
+    reason="immortal objects with a count of 64 bits are those of 3.12 and later with a GIL",
+)
+def test_no_operation_writes_the_count_of_an_immortal_object():
+    """Interpreters that run in parallel share these counts, so that writes would be lost."""
+    run_python(
+        """
+        import ctypes
+        from all_operations import everything
+        from managedmem import Device
+
+        def count(thing):
+            return ctypes.c_uint64.from_address(id(thing)).value
+
+        immortal = [None, True, False, NotImplemented, ..., (), "", b"", *range(-5, 257)]
+        before = [count(thing) for thing in immortal]
+        assert all(n & 1 << 31 for n in before)
+        for name, operation in everything().items():
+            if operation.devices <= Device.count():
+                world = operation.make_world()
+                operation.run(world)
+                world.end()
+                assert [count(thing) for thing in immortal] == before, name
+        """
+    )

@@ -19,6 +19,54 @@
 #define Py_RETURN_TRUE return Py_NewRef(Py_True)
 #define Py_RETURN_FALSE return Py_NewRef(Py_False)
 
+/* From 3.12 on some objects are immortal. Interpreters with a GIL of their own share them, so their
+ * counts, whose low 32 bits are negative, must not be written. Older headers write them. */
+#if PY_VERSION_HEX < 0x030c0000 && !defined(Py_REF_DEBUG)
+static inline PyObject *
+mm_incref(PyObject *op)
+{
+    if ((int32_t)op->ob_refcnt >= 0) {
+        op->ob_refcnt++;
+    }
+    return op;
+}
+
+static inline void
+mm_decref(PyObject *op)
+{
+    if ((int32_t)op->ob_refcnt >= 0 && --op->ob_refcnt == 0) {
+        _Py_Dealloc(op);
+    }
+}
+
+static inline PyObject *
+mm_xincref(PyObject *op)
+{
+    return op != NULL ? mm_incref(op) : NULL;
+}
+
+static inline void
+mm_xdecref(PyObject *op)
+{
+    if (op != NULL) {
+        mm_decref(op);
+    }
+}
+
+#undef Py_INCREF
+#undef Py_XINCREF
+#undef Py_NewRef
+#undef Py_XNewRef
+#undef Py_DECREF
+#undef Py_XDECREF
+#define Py_INCREF(op) ((void)mm_incref((PyObject *)(op)))
+#define Py_XINCREF(op) ((void)mm_xincref((PyObject *)(op)))
+#define Py_NewRef(op) mm_incref((PyObject *)(op))
+#define Py_XNewRef(op) mm_xincref((PyObject *)(op))
+#define Py_DECREF(op) mm_decref((PyObject *)(op))
+#define Py_XDECREF(op) mm_xdecref((PyObject *)(op))
+#endif
+
 /* Guards are left before attaching, before objects are created or dropped, and before exceptions
  * are raised: these can run Python code, which may close an entered guard and then wait for its
  * own thread forever. A daemon thread that attaches while the interpreter ends never returns to
