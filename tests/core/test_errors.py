@@ -343,6 +343,16 @@ class TestBatchesThatTheDriverRefuses:
         assert f"from {min(p.handle for p in parts):#x} to" in str(error.value)
         assert f"to {max(p.handle for p in parts) + PAGE:#x}." in str(error.value)
 
+    @pytest.mark.parametrize("function", ["discard", "discard_prefetch"])
+    def test_one_range_is_described_with_its_location_if_it_has_one(self, buf, function):
+        for name in ("Discard", "DiscardAndPrefetch"):
+            emulator.fail(f"cuMem{name}BatchAsync", code=1)
+        arguments = {"discard": [], "discard_prefetch": [Device(0)]}[function]
+        text = f"refused {buf.size} bytes at {buf.handle:#x}{' with .*' if arguments else ''}[.]$"
+        with pytest.raises(CUDAError, match=text):
+            getattr(buf, function)(*arguments)
+        emulator.clear_failures()
+
 
 @pytest.mark.emulator_only
 class TestContentsAfterAFailedDiscard:

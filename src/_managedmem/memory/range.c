@@ -188,8 +188,10 @@ mm_range_diagnose(mm_driver *cu, mm_range range, CUmemLocation where, mm_operati
             return mm_fail(st, MM_BAD_VALUE, "%s: this system has no NUMA node %d", location,
                            where.id);
         } else {
-            mm_status_add(st, "The driver refused %zu bytes at 0x%llx with %s.", range.size,
-                          (unsigned long long)range.start, location);
+            bool located = op != MM_DISCARD;
+            mm_status_add(st, "The driver refused %zu bytes at 0x%llx%s%s.", range.size,
+                          (unsigned long long)range.start, located ? " with " : "",
+                          located ? location : "");
         }
     }
     return -1;
