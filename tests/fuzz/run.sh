@@ -110,10 +110,18 @@ must_find() {
     echo "$1 finds a planted fault: $(grep -m1 "$2" "$build/planted.log")"
 }
 
+# plant SED-SCRIPT SOURCE: a copy with a fault
+plant() {
+    sed "$1" "$2" >"$build/planted.c"
+    if cmp -s "$build/planted.c" "$2"; then
+        echo "FAILED: $2 has no line to plant a fault in with $1" >&2
+        exit 1
+    fi
+}
+
 # Lets the parser take numbers beyond its bound.
 plant_in_options() {
-    sed 's/ \*out <= high/ *out <= high + 100/' "$root/src/emulator/config.c" >"$build/planted.c"
-    ! cmp -s "$build/planted.c" "$root/src/emulator/config.c"
+    plant 's/ \*out <= high/ *out <= high + 100/' "$root/src/emulator/config.c"
     build_options "$build/planted-options" "$build/planted.c"
     must_find options 'not so: ' "$build/planted-options"
 }
@@ -121,11 +129,10 @@ plant_in_options() {
 # Takes away the check that an array has no more axes than there is room for.
 plant_in_protocols() {
     local foreign=$root/src/_managedmem/python/foreign_memory.c package=$build/planted
-    sed 's/count < 0 || count > most/count < 0/' "$foreign" >"$build/planted.c"
-    ! cmp -s "$build/planted.c" "$foreign"
+    plant 's/count < 0 || count > MOST_DIMENSIONS/count < 0/' "$foreign"
     compile "$build/planted.o" "$build/planted.c"
     link_extension "$package" "$build/planted.o" \
-        $(printf '%s\n' "$build"/objects/*.o | grep -v /python-foreign.o)
+        $(printf '%s\n' "$build"/objects/*.o | grep -v /python-foreign_memory.o)
     must_find protocols 'stack-buffer-overflow' "$build/protocols"
 }
 
