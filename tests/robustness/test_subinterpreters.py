@@ -333,8 +333,11 @@ for _ in range(10):
     for thread in threads:
         join(thread)
 print("fine")
-"""
+""",
+        check=False,
     )
+    if sys.version_info < (3, 14) and "init_threadstate: thread state already" in done.stderr:
+        pytest.skip("CPython's own race of two new thread states: python/cpython issue 126914")
     assert (done.stdout, done.stderr) == ("fine\n", "")
 
 
