@@ -34,7 +34,11 @@ mm_incref(PyObject *op)
 static inline void
 mm_decref(PyObject *op)
 {
-    if ((int32_t)op->ob_refcnt >= 0 && --op->ob_refcnt == 0) {
+    if ((int32_t)op->ob_refcnt < 0) {
+        return;
+    }
+    op->ob_refcnt--;
+    if (op->ob_refcnt == 0) {
         _Py_Dealloc(op);
     }
 }

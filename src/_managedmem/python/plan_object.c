@@ -109,7 +109,8 @@ plan_use_acquire(mm_plan_object *self, const mm_operation *op, bool copy, plan_u
 }
 
 /* The parameters of execute and discard_prefetch; explain has one more. */
-enum { STREAM, DISPATCH, DEFER, EXECUTE_ARGC, DISCARD = EXECUTE_ARGC, EXPLAIN_ARGC };
+enum { STREAM, DISPATCH, DEFER, DISCARD, EXPLAIN_ARGC };
+enum { EXECUTE_ARGC = DISCARD };
 
 static const char *const execute_names[EXPLAIN_ARGC] = {
     [STREAM] = "stream", [DISPATCH] = "dispatch", [DEFER] = "defer", [DISCARD] = "discard"};
