@@ -13,6 +13,7 @@
 #include <cudaTypedefs.h>
 
 #include "check.h"
+#include "symbols.h"
 
 #define FUNCTIONS(X)                          \
     X(alloc, cuMemAllocManaged, 6000)         \
@@ -64,15 +65,6 @@ static const CUmemLocation HOST = {.type = CU_MEM_LOCATION_TYPE_HOST, .id = 0};
 static const CUmemLocation DEV0 = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = 0};
 static const CUmemLocation DEV1 = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = 1};
 static CUcontext context;
-
-static void
-load(void *library, const char *name, void *place)
-{
-    void *symbol = dlsym(library, name);
-
-    CHECK(symbol != NULL);
-    memcpy(place, &symbol, sizeof symbol);
-}
 
 static void
 open_emulator(const char *path)

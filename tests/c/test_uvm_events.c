@@ -17,6 +17,7 @@
 #include <cudaTypedefs.h>
 
 #include "check.h"
+#include "symbols.h"
 
 #define FUNCTIONS(X)                          \
     X(alloc, cuMemAllocManaged, 6000)         \
@@ -80,15 +81,6 @@ struct queue {
 struct sums {
     uint64_t records, moved[3][3], by_cause[6], count[16], bytes[16];
 };
-
-static void
-load(void *library, const char *name, void *place)
-{
-    void *symbol = dlsym(library, name);
-
-    CHECK(symbol != NULL);
-    memcpy(place, &symbol, sizeof symbol);
-}
 
 static void
 open_emulator(const char *path)
