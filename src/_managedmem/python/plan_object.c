@@ -332,10 +332,11 @@ plan_of_entries(PyTypeObject *type, const plan_use *use, Py_ssize_t start, Py_ss
         return NULL;
     }
     for (Py_ssize_t i = 0; i < count; i++) {
+        Py_ssize_t from = start + i * step;
+
         /* The list never shrinks, so the item exists. */
-        assert(start + i * step >= 0 && (size_t)(start + i * step) < use->count);
-        (void)PyList_SetItem(kept, i, PySequence_GetItem(use->kept, start + i * step));
-        entries[i] = use->entries[start + i * step];
+        (void)PyList_SetItem(kept, i, PySequence_GetItem(use->kept, from));
+        entries[i] = use->entries[from];
     }
     mm_plan_of(self)->kept = kept;
     mm_plan_of(self)->entries = entries;
