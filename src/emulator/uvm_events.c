@@ -21,7 +21,6 @@ struct control {
 _Static_assert(sizeof(struct control) == EMU_UVM_CONTROL_BYTES, "not the module's layout");
 
 struct held {
-    struct held *next;
     uint64_t due; /* the flush that delivers it */
     unsigned char bytes[RECORD];
 };
@@ -33,7 +32,8 @@ struct emu_listener {
     struct control *control;
     uint32_t count;
     uint64_t enabled; /* bits of types */
-    struct held *first_held, **last_held;
+    struct held *held; /* oldest first */
+    size_t held_count;
 };
 
 static struct emu_listener *listeners;
@@ -74,21 +74,9 @@ emu_listener_new(int file)
         return false;
     }
     listener->file = file;
-    listener->last_held = &listener->first_held;
     listener->next = listeners;
     listeners = listener;
     return true;
-}
-
-static void
-drop_held(struct emu_listener *listener)
-{
-    while (listener->first_held != NULL) {
-        struct held *held = listener->first_held;
-        listener->first_held = held->next;
-        free(held);
-    }
-    listener->last_held = &listener->first_held;
 }
 
 void
@@ -100,7 +88,7 @@ emu_listener_delete(struct emu_listener *listener)
         link = &(*link)->next;
     }
     *link = listener->next;
-    drop_held(listener);
+    free(listener->held);
     free(listener);
 }
 
@@ -163,16 +151,17 @@ put_record(struct emu_listener *listener, const unsigned char *bytes)
 static void
 hold_record(struct emu_listener *listener, const unsigned char *bytes)
 {
-    struct held *held = calloc(1, sizeof *held);
+    size_t count = listener->held_count;
+    struct held *held = realloc(listener->held, (count + 1) * sizeof *held);
 
     if (held == NULL) {
         listener->control->dropped[bytes[0] & LAST_TYPE]++;
         return;
     }
-    held->due = flushes + faults[EMU_QUEUE_LATE];
-    memcpy(held->bytes, bytes, RECORD);
-    *listener->last_held = held;
-    listener->last_held = &held->next;
+    held[count].due = flushes + faults[EMU_QUEUE_LATE];
+    memcpy(held[count].bytes, bytes, RECORD);
+    listener->held = held;
+    listener->held_count = count + 1;
 }
 
 void
@@ -180,14 +169,14 @@ emu_listeners_flush(void)
 {
     flushes++;
     for (struct emu_listener *l = listeners; l != NULL; l = l->next) {
-        while (l->first_held != NULL && l->first_held->due <= flushes) {
-            struct held *held = l->first_held;
-            put_record(l, held->bytes);
-            l->first_held = held->next;
-            if (held->next == NULL) {
-                l->last_held = &l->first_held;
-            }
-            free(held);
+        size_t ready = 0;
+
+        while (ready < l->held_count && l->held[ready].due <= flushes) {
+            put_record(l, l->held[ready++].bytes);
+        }
+        if (ready > 0) {
+            l->held_count -= ready;
+            memmove(l->held, l->held + ready, l->held_count * sizeof *l->held);
         }
     }
 }
