@@ -7,28 +7,52 @@
 
 /* --- making ----------------------------------------------------------------------------- */
 
-mm_memory *
-mm_memory_wrap(CUdeviceptr start, size_t size, mm_status *st)
+/* With malloc, because glibc's calloc is slow for a struct of this size. */
+static mm_memory *
+new_memory(CUdeviceptr start, size_t size, mm_status *st)
 {
-    mm_memory *m = calloc(1, sizeof *m);
+    mm_memory *m = malloc(sizeof *m);
 
     if (m == NULL) {
         (void)mm_fail(st, MM_NO_MEMORY, "out of host memory");
         return NULL;
     }
+    *m = (mm_memory){
+        .start = start,
+        .size = size,
+        .device = MM_ANY_DEVICE,
+        .order_lock = ATOMIC_FLAG_INIT,
+        .life = {.start = start, .size = size},
+    };
     atomic_init(&m->references, 1);
     atomic_init(&m->holds, 1);
-    atomic_flag_clear(&m->order_lock);
-    m->device = MM_ANY_DEVICE;
-    m->start = start;
-    m->size = size;
     return m;
+}
+
+mm_memory *
+mm_memory_wrap(CUdeviceptr start, size_t size, mm_status *st)
+{
+    mm_memory *m = new_memory(start, size, st);
+
+    if (m != NULL && size > 0 && mm_lives_are_logged()) {
+        mm_life_begin(&m->life, start, size);
+    }
+    return m;
+}
+
+/* `size` in whole pages, which the allocation has to itself. */
+static size_t
+whole_pages(size_t size)
+{
+    size_t page = mm_page_size(), rest = size % page;
+
+    return rest != 0 && size <= SIZE_MAX - page ? size + page - rest : size;
 }
 
 mm_memory *
 mm_memory_allocate(mm_driver *cu, size_t size, mm_status *st)
 {
-    mm_memory *m = mm_memory_wrap(0, size, st);
+    mm_memory *m = new_memory(0, size, st);
     CUdeviceptr allocation = 0;
 
     if (m == NULL) {
@@ -45,6 +69,7 @@ mm_memory_allocate(mm_driver *cu, size_t size, mm_status *st)
         return NULL;
     }
     atomic_store(&m->allocation, allocation);
+    mm_life_begin(&m->life, m->start, whole_pages(size));
     return m;
 }
 
@@ -52,8 +77,7 @@ mm_memory *
 mm_memory_allocate_from(mm_driver *cu, mm_pool *pool, size_t size, CUstream stream,
                         mm_stream *shared, mm_status *st)
 {
-    mm_memory *m = mm_memory_wrap(0, size, st);
-    size_t page = mm_page_size();
+    mm_memory *m = new_memory(0, size, st);
 
     if (m == NULL) {
         return NULL;
@@ -63,9 +87,7 @@ mm_memory_allocate_from(mm_driver *cu, mm_pool *pool, size_t size, CUstream stre
     if (size == 0) {
         return m;
     }
-    if (pool->managed && size % page != 0 && size <= SIZE_MAX - page) {
-        size += page - size % page;
-    }
+    size = pool->managed ? whole_pages(size) : size;
     m->block = mm_pool_allocate(cu, pool, size, stream, shared, st);
     if (m->block == NULL) {
         free(m);
@@ -74,6 +96,7 @@ mm_memory_allocate_from(mm_driver *cu, mm_pool *pool, size_t size, CUstream stre
     m->pooled = true;
     m->start = m->block->start;
     atomic_store(&m->allocation, pool->managed ? m->start : 0);
+    mm_life_begin(&m->life, m->start, size);
     return m;
 }
 
@@ -117,18 +140,17 @@ mm_memory_release_reference(mm_memory *m)
     assert(atomic_load(&m->references) > 0);
     if (atomic_fetch_sub_explicit(&m->references, 1, memory_order_acq_rel) == 1) {
         assert(atomic_load(&m->holds) == 0);
-        free(m);
+        mm_life_free(&m->life, m);
     }
 }
 
 /* --- closing ---------------------------------------------------------------------------- */
 
 static int
-free_owned(mm_memory *m, const CUstream *stream, mm_status *st)
+free_allocation(mm_memory *m, const CUstream *stream, mm_status *st)
 {
     mm_driver *cu = mm_driver_usable();
 
-    assert(mm_guard_is_closed(&m->guard));
     if (m->block != NULL) {
         int rc = mm_pool_free(m->block, stream, st);
         if (rc == 0 || !mm_can_free_late(st)) {
@@ -141,6 +163,21 @@ free_owned(mm_memory *m, const CUstream *stream, mm_status *st)
         return 0;
     }
     return mm_free(cu, atomic_load(&m->allocation), st);
+}
+
+/* Memory whose free the driver refused is still used, or freed late. */
+static int
+free_owned(mm_memory *m, const CUstream *stream, mm_status *st)
+{
+    int rc;
+
+    assert(mm_guard_is_closed(&m->guard));
+    mm_life_end(&m->life);
+    rc = free_allocation(m, stream, st);
+    if (rc < 0 && mm_can_free_late(st)) {
+        mm_life_resume(&m->life);
+    }
+    return rc;
 }
 
 /* Calls can be under way only through another reference. */
@@ -187,6 +224,7 @@ free_pool_block_late(mm_memory *m)
     mm_pool_block *block = m->block;
 
     assert(mm_guard_is_closed(&m->guard));
+    mm_life_end(&m->life);
     m->block = NULL;
     mm_pool_free_late(block);
 }
@@ -233,6 +271,9 @@ mm_memory_retire(mm_memory *m)
 
     assert(atomic_load(&m->holds) == 0);
     if (!mm_memory_closing_blocks(m)) {
+        if (!mm_guard_is_closed(&m->guard)) {
+            mm_life_end(&m->life); /* of wrapped memory; the struct can stay longer */
+        }
         return;
     }
     if (close_and_free(m, NULL, &first, &st) == 0) {
@@ -262,6 +303,31 @@ mm_memory_close(mm_memory *m, const CUstream *stream, bool *first, mm_status *st
         mm_guard_reopen(&m->guard);
         *first = false;
     }
+    return rc;
+}
+
+/* The life resumes first: from the reopening on, another thread can end it. */
+void
+mm_memory_reopen(mm_memory *m)
+{
+    assert(!m->owned);
+    mm_life_resume(&m->life);
+    mm_guard_reopen(&m->guard);
+}
+
+/* --- the name --------------------------------------------------------------------------- */
+
+int
+mm_memory_set_name(mm_memory *m, const char *name, bool *done, mm_status *st)
+{
+    int rc;
+
+    *done = mm_guard_enter(&m->guard);
+    if (!*done) {
+        return 0;
+    }
+    rc = mm_life_set_name(&m->life, name, st);
+    mm_guard_leave(&m->guard);
     return rc;
 }
 

@@ -10,6 +10,7 @@
 
 #include "allocation.h"
 #include "guard.h"
+#include "lives.h"
 #include "pool.h"
 #include "range.h"
 
@@ -35,6 +36,7 @@ typedef struct {
     bool pooled;      /* from a pool: freed in the order of a stream */
     mm_access access; /* of wrapped memory; set before other threads see it */
     atomic_flag order_lock; /* of block->order; held for a few instructions */
+    mm_life life; /* its place in the list of memories, and its name */
 } mm_memory;
 
 /* Allocates managed memory on pages of its own: advice, prefetch and discard act on whole
@@ -47,7 +49,8 @@ mm_memory *mm_memory_allocate(mm_driver *cu, size_t size, mm_status *st);
 mm_memory *mm_memory_allocate_from(mm_driver *cu, mm_pool *pool, size_t size, CUstream stream,
                                    mm_stream *shared, mm_status *st);
 
-/* Wraps memory that other code frees. */
+/* Wraps memory that other code frees. It is in the list of memories if a log runs, and once it has
+ * a name. */
 mm_memory *mm_memory_wrap(CUdeviceptr start, size_t size, mm_status *st);
 
 /* Acquires a hold and a reference. */
@@ -74,6 +77,12 @@ void mm_memory_release(mm_memory *m);
  * *stream; if stream is NULL, in that of its block. After a failed free the memory counts as
  * closed, except inside a host function, where it stays open. */
 MM_NODISCARD int mm_memory_close(mm_memory *m, const CUstream *stream, bool *first, mm_status *st);
+
+/* Opens memory again that a mm_memory_close has closed: its owner could not free it. */
+void mm_memory_reopen(mm_memory *m);
+
+/* Sets the name, or removes it with NULL. *done is false if the memory is closed. */
+MM_NODISCARD int mm_memory_set_name(mm_memory *m, const char *name, bool *done, mm_status *st);
 
 /* Sets the stream in whose order memory of a pool is freed; shared may be NULL. *done is false
  * if the memory is closed. */

@@ -72,7 +72,7 @@ deallocate_foreign(mm_buffer *b, PyObject *streams)
     assert(b->resource != NULL && streams != NULL && mm_guard_is_closed(&b->memory->guard));
     rc = mm_foreign_resource_deallocate(b->resource, b->memory->start, b->memory->size, streams);
     if (rc < 0) {
-        mm_guard_reopen(&b->memory->guard);
+        mm_memory_reopen(b->memory);
     }
     return rc;
 }

@@ -1,0 +1,72 @@
+/* labels.c: the text that a memory has in a trace: its name, or its dtype, shape and serial. */
+#include "labels.h"
+
+#include <assert.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { LABEL_BYTES = 160 }; /* of a label that is not a name */
+
+static char *
+copy_label(const char *text)
+{
+    size_t size = strlen(text) + 1;
+    char *copy = malloc(size);
+
+    return copy ? memcpy(copy, text, size) : NULL;
+}
+
+/* "512B", "1.5K", "64.0M" */
+static size_t
+write_size(char *text, uint64_t bytes)
+{
+    static const char units[] = "KMGTPE";
+    double amount = (double)bytes / 1024;
+    int unit = 0;
+
+    if (bytes < 1024) {
+        return (size_t)snprintf(text, LABEL_BYTES, "%" PRIu64 "B", bytes);
+    }
+    for (; amount >= 1023.95; amount /= 1024) { /* which would be written as 1024.0 */
+        unit++;
+    }
+    return (size_t)snprintf(text, LABEL_BYTES, "%.1f%c", amount, units[unit]);
+}
+
+/* "float32[1024,1024]", with "..." for further lengths */
+static size_t
+write_array(char *text, const mm_life *life)
+{
+    size_t used = (size_t)snprintf(text, LABEL_BYTES, "%.24s[", life->dtype);
+
+    for (int i = 0; i < life->dimensions && i < MM_LABEL_DIMENSIONS; i++) {
+        used += (size_t)snprintf(text + used, LABEL_BYTES - used, "%s%" PRId64, i > 0 ? "," : "",
+                                 life->shape[i]);
+    }
+    used += (size_t)snprintf(text + used, LABEL_BYTES - used, "%s]",
+                             life->dimensions > MM_LABEL_DIMENSIONS ? ",..." : "");
+    assert(used < LABEL_BYTES);
+    return used;
+}
+
+char *
+mm_life_label(const mm_life *life, const char *name)
+{
+    bool described = atomic_load_explicit(&life->described, memory_order_acquire);
+    char text[LABEL_BYTES];
+    size_t used;
+
+    assert(life->serial > 0);
+    if (name[0] != '\0') {
+        return copy_label(name);
+    }
+    if (described && (life->dimensions != 1 || strcmp(life->dtype, "uint8") != 0)) {
+        used = write_array(text, life);
+    } else {
+        used = write_size(text, described ? (uint64_t)life->shape[0] : life->size);
+    }
+    (void)snprintf(text + used, LABEL_BYTES - used, " #%" PRIu64, life->serial);
+    return copy_label(text);
+}

@@ -1,0 +1,11 @@
+/* labels.h: the text that a memory has in a trace. */
+#ifndef MM_LABELS_H
+#define MM_LABELS_H
+
+#include "lives.h"
+
+/* The name or, if that is empty, dtype, shape and serial of a life that is in the list. With malloc;
+ * NULL if host memory ran out. */
+char *mm_life_label(const mm_life *life, const char *name);
+
+#endif

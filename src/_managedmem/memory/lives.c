@@ -1,0 +1,421 @@
+/* lives.c: the process-wide list of lives, its lock, and the log that dead lives stay in. */
+#include "lives.h"
+
+#include <assert.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "labels.h"
+
+#define LIVES UINT64_MAX /* in `died` */
+
+enum { BATCH = 16 }; /* dead lives that are removed while the lock is held */
+
+static struct {
+    pthread_mutex_t lock;
+    mm_life *first, *last;
+    mm_life *dead; /* linked by next_dead */
+    size_t count;  /* in the list, the dead included */
+    uint64_t serial;
+    uint64_t log_started;
+} lives = {.lock = PTHREAD_MUTEX_INITIALIZER};
+
+atomic_bool mm_lives_logged; /* changed while the lock is held */
+
+static void
+lock_lives(void)
+{
+    (void)pthread_mutex_lock(&lives.lock);
+}
+
+static void
+unlock_lives(void)
+{
+    (void)pthread_mutex_unlock(&lives.lock);
+}
+
+/* The recording is the parent's. */
+static void
+forget_log_in_child(void)
+{
+    atomic_store(&mm_lives_logged, false);
+    unlock_lives();
+}
+
+/* Runs when this library is loaded, before any thread can hold the lock. */
+static void register_fork_handlers(void) __attribute__((constructor));
+
+static void
+register_fork_handlers(void)
+{
+    (void)pthread_atfork(lock_lives, unlock_lives, forget_log_in_child);
+}
+
+static uint64_t
+raw_clock(void)
+{
+    struct timespec now = {0};
+
+    (void)clock_gettime(CLOCK_MONOTONIC_RAW, &now);
+    return (uint64_t)now.tv_sec * 1000000000 + (uint64_t)now.tv_nsec;
+}
+
+static char *
+copy_text(const char *text)
+{
+    size_t size = strlen(text) + 1;
+    char *copy = malloc(size);
+
+    return copy ? memcpy(copy, text, size) : NULL;
+}
+
+/* --- the list: the caller holds the lock ------------------------------------------------ */
+
+static void
+append_life(mm_life *life)
+{
+    assert(!life->listed);
+    life->listed = true;
+    life->next = NULL;
+    life->previous = lives.last;
+    if (lives.last != NULL) {
+        lives.last->next = life;
+    } else {
+        lives.first = life;
+    }
+    lives.last = life;
+    lives.count++;
+}
+
+static void
+remove_life(mm_life *life)
+{
+    assert(life->listed && lives.count > 0);
+    life->listed = false;
+    if (life->previous != NULL) {
+        life->previous->next = life->next;
+    } else {
+        lives.first = life->next;
+    }
+    if (life->next != NULL) {
+        life->next->previous = life->previous;
+    } else {
+        lives.last = life->previous;
+    }
+    lives.count--;
+}
+
+static void
+add_new_life(mm_life *life, uint64_t born)
+{
+    assert(life->serial == 0);
+    life->serial = ++lives.serial;
+    life->born = born;
+    life->died = LIVES;
+    life->alive = true;
+    append_life(life);
+}
+
+/* --- births and deaths ------------------------------------------------------------------ */
+
+void
+mm_life_begin(mm_life *life, CUdeviceptr start, size_t size)
+{
+    assert(start != 0 && size > 0);
+    life->start = start;
+    life->size = size;
+    lock_lives();
+    add_new_life(life, mm_lives_are_logged() ? raw_clock() : 0);
+    unlock_lives();
+}
+
+void
+mm_life_end_listed(mm_life *life)
+{
+    assert(life->alive);
+    life->alive = false;
+    lock_lives();
+    if (!mm_lives_are_logged()) {
+        life->died = 0;
+        remove_life(life);
+    } else {
+        life->died = raw_clock();
+        life->kept = true;
+        if (!life->dead) { /* else it ended before, and resumed */
+            life->dead = true;
+            life->next_dead = lives.dead;
+            lives.dead = life;
+        }
+    }
+    unlock_lives();
+}
+
+void
+mm_life_resume(mm_life *life)
+{
+    if (life->serial == 0) {
+        return;
+    }
+    assert(!life->alive);
+    life->alive = true;
+    lock_lives();
+    life->died = LIVES;
+    if (!life->listed) {
+        append_life(life);
+    }
+    unlock_lives();
+}
+
+static void
+free_container(mm_life *life, void *container)
+{
+    free(life->name);
+    free(container);
+}
+
+/* The end of the log may have released the struct meanwhile. */
+static void
+free_kept(mm_life *life, void *container)
+{
+    bool in_log;
+
+    lock_lives();
+    in_log = life->dead;
+    if (in_log) {
+        life->container = container;
+    }
+    unlock_lives();
+    if (!in_log) {
+        free_container(life, container);
+    }
+}
+
+void
+mm_life_free(mm_life *life, void *container)
+{
+    assert(container != NULL);
+    mm_life_end(life);
+    if (life->kept) {
+        free_kept(life, container);
+    } else {
+        free_container(life, container);
+    }
+}
+
+/* --- descriptions and names ------------------------------------------------------------- */
+
+void
+mm_life_describe(mm_life *life, const char *dtype, int dimensions, const int64_t *shape)
+{
+    assert(!atomic_load(&life->described) && dtype != NULL && dimensions >= 0);
+    life->dtype = dtype;
+    life->dimensions = dimensions;
+    for (int i = 0; i < dimensions && i < MM_LABEL_DIMENSIONS; i++) {
+        life->shape[i] = shape[i];
+    }
+    atomic_store_explicit(&life->described, true, memory_order_release);
+}
+
+int
+mm_life_set_name(mm_life *life, const char *name, mm_status *st)
+{
+    char *copy = NULL, *before;
+
+    assert(name == NULL || strlen(name) <= MM_NAME_BYTES);
+    if (name != NULL && (copy = copy_text(name)) == NULL) {
+        return mm_fail(st, MM_NO_MEMORY, "out of host memory");
+    }
+    lock_lives();
+    before = life->name;
+    life->name = copy;
+    if (life->serial == 0 && life->size > 0 && copy != NULL) {
+        add_new_life(life, 0); /* the memory was wrapped before the log */
+    }
+    unlock_lives();
+    free(before);
+    return 0;
+}
+
+/* The caller holds the lock, which protects the name. */
+static bool
+copy_name(const mm_life *life, char name[MM_NAME_BYTES + 1])
+{
+    name[0] = '\0';
+    if (life->name == NULL) {
+        return false;
+    }
+    memcpy(name, life->name, strlen(life->name) + 1);
+    return true;
+}
+
+bool
+mm_life_read_name(mm_life *life, char name[MM_NAME_BYTES + 1])
+{
+    bool named;
+
+    lock_lives();
+    named = copy_name(life, name);
+    unlock_lives();
+    return named;
+}
+
+/* --- the log --------------------------------------------------------------------------- */
+
+/* A life as it was while the lock was held. */
+typedef struct {
+    mm_life_record record; /* without its label */
+    const mm_life *life;
+    char name[MM_NAME_BYTES + 1]; /* empty without one */
+} draft;
+
+/* Takes some dead lives out of both lists, once no log runs. Returns those to be freed, linked by
+ * next_dead; *done is true if none is left. The others resumed, or their memory owns them. */
+static mm_life *
+take_dead(bool *done)
+{
+    mm_life *to_free = NULL;
+
+    lock_lives();
+    assert(!mm_lives_are_logged());
+    for (int i = 0; i < BATCH && lives.dead != NULL; i++) {
+        mm_life *life = lives.dead;
+        lives.dead = life->next_dead;
+        life->dead = false;
+        if (life->died != LIVES && life->listed) {
+            remove_life(life);
+        }
+        if (life->container != NULL) {
+            life->next_dead = to_free;
+            to_free = life;
+        }
+    }
+    *done = lives.dead == NULL;
+    unlock_lives();
+    return to_free;
+}
+
+static void
+free_dead(void)
+{
+    bool done;
+
+    do {
+        mm_life *life = take_dead(&done), *next;
+        for (; life != NULL; life = next) {
+            next = life->next_dead;
+            free_container(life, life->container);
+        }
+    } while (!done);
+}
+
+int
+mm_lives_log_start(mm_status *st)
+{
+    if (mm_lives_are_logged()) {
+        return mm_fail(st, MM_REFUSED, "a recording of memories runs already");
+    }
+    free_dead(); /* of a parent's log */
+    lock_lives();
+    lives.log_started = raw_clock();
+    atomic_store(&mm_lives_logged, true);
+    unlock_lives();
+    return 0;
+}
+
+size_t
+mm_lives_log_count(void)
+{
+    size_t count;
+
+    lock_lives();
+    count = lives.count;
+    unlock_lives();
+    return count;
+}
+
+/* Copies the life behind `after`, or the first one; false behind the last. A life stays in the list
+ * while the lock is released, because the log runs. */
+static bool
+draft_next(const mm_life *after, draft *d)
+{
+    const mm_life *life;
+
+    lock_lives();
+    assert(mm_lives_are_logged());
+    life = after ? after->next : lives.first;
+    d->life = life;
+    if (life != NULL) {
+        bool before = life->born < lives.log_started;
+        d->record = (mm_life_record){.start = life->start,
+                                     .size = life->size,
+                                     .born = before ? 0 : life->born,
+                                     .died = life->died,
+                                     .serial = life->serial};
+        (void)copy_name(life, d->name);
+    }
+    unlock_lives();
+    return life != NULL;
+}
+
+/* Fills at most `capacity` records, and adds their number to *filled. */
+static int
+fill_records(mm_life_record *records, size_t capacity, size_t *filled, mm_status *st)
+{
+    draft d = {0};
+
+    while (*filled < capacity && draft_next(d.life, &d)) {
+        d.record.label = mm_life_label(d.life, d.name);
+        if (d.record.label == NULL) {
+            return mm_fail(st, MM_NO_MEMORY, "out of host memory");
+        }
+        records[(*filled)++] = d.record;
+    }
+    return 0;
+}
+
+int
+mm_lives_log_copy(mm_life_record **out, size_t *count, mm_status *st)
+{
+    size_t capacity = mm_lives_log_count(), filled = 0;
+    mm_life_record *records;
+
+    *out = NULL;
+    *count = 0;
+    if (!mm_lives_are_logged()) {
+        return mm_fail(st, MM_REFUSED, "no recording of memories runs");
+    }
+    records = calloc(capacity > 0 ? capacity : 1, sizeof *records);
+    if (records == NULL) {
+        return mm_fail(st, MM_NO_MEMORY, "out of host memory");
+    }
+    if (fill_records(records, capacity, &filled, st) < 0) {
+        mm_life_records_free(records, filled);
+        return -1;
+    }
+    *out = records;
+    *count = filled;
+    return 0;
+}
+
+void
+mm_life_records_free(mm_life_record *records, size_t count)
+{
+    for (size_t i = 0; records != NULL && i < count; i++) {
+        free(records[i].label);
+    }
+    free(records);
+}
+
+void
+mm_lives_log_stop(void)
+{
+    if (!mm_lives_are_logged()) {
+        return;
+    }
+    lock_lives();
+    atomic_store(&mm_lives_logged, false);
+    unlock_lives();
+    free_dead();
+}

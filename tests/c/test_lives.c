@@ -1,0 +1,819 @@
+/* test_lives.c: the list of the memories that live, their names and labels, and the log of births and
+ * deaths, alone and while threads allocate and free.
+ *
+ * Usage: test_lives PATH_OF_THE_EMULATED_DRIVER. Made to run under ThreadSanitizer. */
+#include <sched.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "memory/late_frees.h"
+#include "world.h"
+
+enum { SIZE = 5000, WORKERS = 4, ROUNDS = 300, MANY = 100, LOGS = 60, FORKS = 30 };
+
+#define LIVES UINT64_MAX
+
+typedef struct {
+    mm_life_record *records;
+    size_t count;
+} log_copy;
+
+static uint64_t
+clock_now(void)
+{
+    struct timespec now;
+
+    CHECK_EQUAL(clock_gettime(CLOCK_MONOTONIC_RAW, &now), 0);
+    return (uint64_t)now.tv_sec * 1000000000 + (uint64_t)now.tv_nsec;
+}
+
+static void
+start_log(void)
+{
+    mm_status st;
+
+    CHECK_OK(mm_lives_log_start(&st), &st);
+}
+
+static log_copy
+copy_log(void)
+{
+    log_copy copy;
+    mm_status st;
+
+    CHECK_OK(mm_lives_log_copy(&copy.records, &copy.count, &st), &st);
+    return copy;
+}
+
+static void
+drop(log_copy copy)
+{
+    mm_life_records_free(copy.records, copy.count);
+}
+
+/* One record, whose label is in `label`. */
+static mm_life_record
+record_at(size_t index, char label[MM_NAME_BYTES + 1])
+{
+    log_copy copy = copy_log();
+    mm_life_record record;
+
+    CHECK(index < copy.count);
+    record = copy.records[index];
+    (void)snprintf(label, MM_NAME_BYTES + 1, "%s", record.label);
+    drop(copy);
+    return record;
+}
+
+static uint64_t
+death_of(size_t index)
+{
+    char label[MM_NAME_BYTES + 1];
+
+    return record_at(index, label).died;
+}
+
+static void
+check_label(size_t index, const char *expected)
+{
+    char label[MM_NAME_BYTES + 1];
+
+    (void)record_at(index, label);
+    if (strcmp(label, expected) != 0) {
+        (void)fprintf(stderr, "label %zu is \"%s\", not \"%s\"\n", index, label, expected);
+        exit(1);
+    }
+}
+
+static mm_memory *
+allocate(size_t size)
+{
+    mm_status st;
+    mm_memory *m = mm_memory_allocate(world.cu, size, &st);
+
+    CHECK(m != NULL);
+    return m;
+}
+
+static mm_memory *
+wrap(CUdeviceptr start, size_t size)
+{
+    mm_status st;
+    mm_memory *m = mm_memory_wrap(start, size, &st);
+
+    CHECK(m != NULL);
+    return m;
+}
+
+static void
+name(mm_memory *m, const char *text)
+{
+    mm_status st;
+    bool done = false;
+
+    CHECK_OK(mm_memory_set_name(m, text, &done, &st), &st);
+    CHECK(done);
+}
+
+static int
+close_memory(mm_memory *m)
+{
+    mm_status st;
+    bool first;
+
+    return mm_memory_close(m, NULL, &first, &st);
+}
+
+/* --- births and deaths ------------------------------------------------------------------- */
+
+static uint64_t allocated_at, freed_at; /* by the driver's calls */
+static CUresult (*real_allocate)(CUdeviceptr *, size_t, unsigned int);
+static CUresult (*real_free)(CUdeviceptr);
+
+static CUresult
+timed_allocate(CUdeviceptr *start, size_t size, unsigned int flags)
+{
+    CUresult code = real_allocate(start, size, flags);
+
+    allocated_at = clock_now();
+    return code;
+}
+
+static CUresult
+timed_free(CUdeviceptr start)
+{
+    freed_at = clock_now();
+    return real_free(start);
+}
+
+/* Born after the allocation returned, dead before the free was called. */
+static void
+the_driver_owns_the_address_outside_of_a_life(void)
+{
+    mm_life_record record;
+    char label[MM_NAME_BYTES + 1];
+    mm_memory *m;
+
+    real_allocate = world.cu->MemAllocManaged;
+    real_free = world.cu->MemFree;
+    world.cu->MemAllocManaged = timed_allocate;
+    world.cu->MemFree = timed_free;
+    start_log();
+    m = allocate(SIZE);
+    record = record_at(0, label);
+    CHECK(allocated_at > 0 && record.born >= allocated_at && record.born <= clock_now());
+    CHECK_EQUAL(record.died, LIVES);
+    CHECK_EQUAL(record.start, m->start);
+    CHECK_EQUAL(record.size, 2 * mm_page_size()); /* whole pages */
+    mm_memory_release(m);
+    record = record_at(0, label);
+    CHECK(freed_at > 0 && record.died <= freed_at && record.died >= record.born);
+    world.cu->MemAllocManaged = real_allocate;
+    world.cu->MemFree = real_free;
+    mm_lives_log_stop();
+}
+
+static void
+memory_from_before_has_no_birth(void)
+{
+    mm_memory *before = allocate(SIZE), *after;
+    char label[MM_NAME_BYTES + 1];
+    uint64_t serial;
+
+    mm_memory_release(allocate(SIZE)); /* is in no log */
+    start_log();
+    CHECK_EQUAL(mm_lives_log_count(), 1);
+    after = allocate(SIZE);
+    CHECK_EQUAL(mm_lives_log_count(), 2);
+    CHECK_EQUAL(record_at(0, label).born, 0);
+    CHECK_EQUAL(record_at(0, label).start, before->start);
+    serial = record_at(0, label).serial;
+    CHECK(record_at(1, label).born > 0);
+    CHECK_EQUAL(record_at(1, label).serial, serial + 2);
+    mm_lives_log_stop();
+    start_log(); /* memory that was born in an earlier log */
+    CHECK_EQUAL(mm_lives_log_count(), 2);
+    CHECK_EQUAL(record_at(1, label).born, 0);
+    CHECK_EQUAL(record_at(1, label).serial, serial + 2);
+    mm_lives_log_stop();
+    mm_memory_release(before);
+    mm_memory_release(after);
+}
+
+static void
+records_keep_their_index(void)
+{
+    mm_memory *many[MANY];
+    CUdeviceptr starts[MANY];
+    log_copy copy;
+
+    start_log();
+    for (int i = 0; i < MANY; i++) {
+        many[i] = allocate(SIZE);
+        starts[i] = many[i]->start;
+        if (i % 3 == 0) {
+            mm_memory_release(many[i]);
+        }
+    }
+    copy = copy_log();
+    CHECK_EQUAL(copy.count, MANY);
+    for (int i = 0; i < MANY; i++) {
+        CHECK_EQUAL(copy.records[i].start, starts[i]);
+        CHECK((copy.records[i].died == LIVES) == (i % 3 != 0));
+        CHECK(i == 0 || copy.records[i].serial == copy.records[i - 1].serial + 1);
+    }
+    drop(copy);
+    for (int i = 0; i < MANY; i++) {
+        if (i % 3 != 0) {
+            mm_memory_release(many[i]);
+        }
+    }
+    copy = copy_log();
+    CHECK_EQUAL(copy.count, MANY);
+    for (int i = 0; i < MANY; i++) {
+        CHECK_EQUAL(copy.records[i].start, starts[i]);
+        CHECK(copy.records[i].died != LIVES);
+    }
+    drop(copy);
+    mm_lives_log_stop();
+    start_log(); /* the dead are gone */
+    CHECK_EQUAL(mm_lives_log_count(), 0);
+    mm_lives_log_stop();
+}
+
+static void
+one_log_runs_at_a_time(void)
+{
+    log_copy copy;
+    mm_status st;
+
+    CHECK_EQUAL(mm_lives_log_copy(&copy.records, &copy.count, &st), -1);
+    CHECK_EQUAL(st.kind, MM_REFUSED);
+    CHECK(copy.records == NULL);
+    start_log();
+    CHECK_EQUAL(mm_lives_log_start(&st), -1);
+    CHECK_EQUAL(st.kind, MM_REFUSED);
+    copy = copy_log();
+    CHECK_EQUAL(copy.count, 0);
+    drop(copy);
+    mm_lives_log_stop();
+    mm_lives_log_stop();
+    CHECK_EQUAL(mm_lives_log_copy(&copy.records, &copy.count, &st), -1);
+    mm_life_records_free(NULL, 0);
+}
+
+static void
+no_bytes_have_no_life(void)
+{
+    mm_memory *m, *wrapped;
+
+    start_log();
+    m = allocate(0);
+    wrapped = wrap(0, 0);
+    name(m, "nothing");
+    CHECK_EQUAL(mm_lives_log_count(), 0);
+    mm_memory_release(m);
+    mm_memory_release(wrapped);
+    mm_lives_log_stop();
+}
+
+static void
+failed_allocations_have_no_life(void)
+{
+    mm_status st;
+
+    start_log();
+    world.fail("cuMemAllocManaged", 1, CUDA_ERROR_OUT_OF_MEMORY, 0);
+    CHECK(mm_memory_allocate(world.cu, SIZE, &st) == NULL);
+    world.fail_clear();
+    CHECK_EQUAL(mm_lives_log_count(), 0);
+    mm_lives_log_stop();
+}
+
+/* --- frees that the driver refuses ------------------------------------------------------- */
+
+static void
+a_refused_free_resumes_the_life(void)
+{
+    mm_memory *m;
+    uint64_t born;
+    char label[MM_NAME_BYTES + 1];
+
+    start_log();
+    m = allocate(SIZE);
+    born = record_at(0, label).born;
+    for (int i = 0; i < 2; i++) { /* it ends and resumes twice */
+        world.fail("cuMemFree", 1, CUDA_ERROR_NOT_PERMITTED, 0);
+        CHECK_EQUAL(close_memory(m), -1);
+        world.fail_clear();
+        CHECK_EQUAL(death_of(0), LIVES);
+        CHECK_EQUAL(record_at(0, label).born, born);
+    }
+    CHECK_EQUAL(close_memory(m), 0);
+    CHECK(death_of(0) != LIVES);
+    CHECK_EQUAL(mm_lives_log_count(), 1);
+    mm_memory_release(m);
+    mm_lives_log_stop();
+}
+
+/* The memory ends in the log, and its refused free resumes it after the log. */
+static CUresult
+refuse_after_the_log(CUdeviceptr start)
+{
+    (void)start;
+    mm_lives_log_stop();
+    return CUDA_ERROR_NOT_PERMITTED;
+}
+
+static CUresult
+refuse_in_a_log(CUdeviceptr start)
+{
+    (void)start;
+    start_log();
+    return CUDA_ERROR_NOT_PERMITTED;
+}
+
+static void
+a_life_resumes_across_the_borders_of_a_log(void)
+{
+    mm_memory *m = allocate(SIZE);
+    char label[MM_NAME_BYTES + 1];
+
+    real_free = world.cu->MemFree;
+    start_log();
+    world.cu->MemFree = refuse_after_the_log;
+    CHECK_EQUAL(close_memory(m), -1);
+    world.cu->MemFree = refuse_in_a_log;
+    CHECK_EQUAL(close_memory(m), -1);
+    world.cu->MemFree = real_free;
+    CHECK_EQUAL(mm_lives_log_count(), 1);
+    CHECK_EQUAL(record_at(0, label).born, 0);
+    CHECK_EQUAL(record_at(0, label).died, LIVES);
+    CHECK_EQUAL(record_at(0, label).start, m->start);
+    mm_memory_release(m);
+    CHECK(death_of(0) != LIVES);
+    mm_lives_log_stop();
+}
+
+static void
+other_failed_frees_end_the_life(void)
+{
+    mm_memory *m;
+
+    start_log();
+    m = allocate(SIZE);
+    world.fail("cuMemFree", 1, CUDA_ERROR_LAUNCH_FAILED, 1);
+    CHECK_EQUAL(close_memory(m), -1);
+    world.fail_clear();
+    CHECK(death_of(0) != LIVES);
+    mm_memory_release(m);
+    mm_lives_log_stop();
+}
+
+static void
+a_late_free_ends_the_life_late(void)
+{
+    mm_memory *m;
+    uint64_t released;
+
+    start_log();
+    m = allocate(SIZE);
+    world.fail("cuMemFree", 1, CUDA_ERROR_NOT_PERMITTED, 0);
+    mm_memory_release(m);
+    world.fail_clear();
+    CHECK_EQUAL(death_of(0), LIVES);
+    released = clock_now();
+    mm_late_frees_attempt(world.cu, &(mm_free_conditions){0});
+    CHECK(death_of(0) != LIVES && death_of(0) >= released);
+    mm_lives_log_stop();
+}
+
+/* --- pools --------------------------------------------------------------------------------- */
+
+static mm_memory *
+allocate_from(mm_pool *pool, size_t size)
+{
+    mm_status st;
+    mm_memory *m = mm_memory_allocate_from(world.cu, pool, size, NULL, NULL, &st);
+
+    CHECK(m != NULL);
+    return m;
+}
+
+static void
+blocks_of_pools_live(void)
+{
+    CUmemLocation where = mm_location(CU_MEM_LOCATION_TYPE_NONE, 0);
+    mm_status st;
+    mm_pool *pool = mm_pool_create(world.cu, true, where, &st);
+    char label[MM_NAME_BYTES + 1];
+    mm_memory *m;
+
+    CHECK(pool != NULL);
+    start_log();
+    m = allocate_from(pool, SIZE);
+    CHECK_EQUAL(record_at(0, label).start, m->start);
+    CHECK_EQUAL(record_at(0, label).size, 2 * mm_page_size());
+    world.fail("cuMemFreeAsync", 1, CUDA_ERROR_NOT_PERMITTED, 0);
+    CHECK_EQUAL(close_memory(m), -1);
+    world.fail_clear();
+    CHECK_EQUAL(death_of(0), LIVES);
+    world.fail("cuMemFreeAsync", 1, CUDA_ERROR_NOT_PERMITTED, 0);
+    mm_memory_release(m); /* its block waits, without the memory */
+    world.fail_clear();
+    CHECK(death_of(0) != LIVES);
+    mm_late_frees_attempt(world.cu, &(mm_free_conditions){0});
+    mm_memory_release(allocate_from(pool, SIZE));
+    CHECK(death_of(1) != LIVES);
+    mm_lives_log_stop();
+    CHECK_OK(mm_pool_release(pool, &st), &st);
+}
+
+/* --- wrapped memory ------------------------------------------------------------------------ */
+
+static void
+wrapped_memory_lives_in_a_log(void)
+{
+    mm_memory *owned = allocate(SIZE), *before = wrap(owned->start, 100), *during;
+    char label[MM_NAME_BYTES + 1];
+
+    start_log();
+    CHECK_EQUAL(mm_lives_log_count(), 1);
+    during = wrap(owned->start + 7, 100);
+    CHECK_EQUAL(mm_lives_log_count(), 2);
+    CHECK(record_at(1, label).born > 0);
+    CHECK_EQUAL(record_at(1, label).start, owned->start + 7);
+    CHECK_EQUAL(record_at(1, label).size, 100);
+    name(before, "part");
+    CHECK_EQUAL(mm_lives_log_count(), 3);
+    CHECK_EQUAL(record_at(2, label).born, 0); /* wrapped before the log */
+    check_label(2, "part");
+    mm_memory_release(during);
+    CHECK(death_of(1) != LIVES);
+    mm_lives_log_stop();
+    start_log();
+    CHECK_EQUAL(mm_lives_log_count(), 2);
+    mm_memory_release(before);
+    CHECK_EQUAL(mm_lives_log_count(), 2);
+    mm_lives_log_stop();
+    mm_memory_release(owned);
+}
+
+/* The view of a closed buffer keeps the struct, not the memory. */
+static void
+wrapped_memory_dies_with_its_last_hold(void)
+{
+    mm_memory *m;
+
+    start_log();
+    m = wrap(4096, 100);
+    CHECK(mm_memory_release_hold(m));
+    mm_memory_retire(m);
+    CHECK(death_of(0) != LIVES);
+    mm_memory_release_reference(m);
+    m = wrap(4096, 100);
+    CHECK_EQUAL(close_memory(m), 0);
+    CHECK(death_of(1) != LIVES);
+    mm_memory_reopen(m); /* its resource could not free it */
+    CHECK_EQUAL(death_of(1), LIVES);
+    mm_memory_release(m);
+    CHECK(death_of(1) != LIVES);
+    mm_lives_log_stop();
+}
+
+static void
+reopened_memory_without_a_life_stays_without(void)
+{
+    mm_memory *m = wrap(4096, 100);
+
+    CHECK_EQUAL(close_memory(m), 0);
+    mm_memory_reopen(m);
+    start_log();
+    CHECK_EQUAL(mm_lives_log_count(), 0);
+    mm_lives_log_stop();
+    mm_memory_release(m);
+}
+
+/* --- names and labels ---------------------------------------------------------------------- */
+
+static void
+names_are_kept(void)
+{
+    char text[MM_NAME_BYTES + 1], longest[MM_NAME_BYTES + 1];
+    mm_memory *m = allocate(SIZE);
+    mm_status st;
+    bool done = true;
+
+    memset(longest, 'x', MM_NAME_BYTES);
+    longest[MM_NAME_BYTES] = '\0';
+    CHECK(!mm_life_read_name(&m->life, text));
+    name(m, "weights");
+    CHECK(mm_life_read_name(&m->life, text) && strcmp(text, "weights") == 0);
+    name(m, longest);
+    CHECK(mm_life_read_name(&m->life, text) && strcmp(text, longest) == 0);
+    name(m, NULL);
+    CHECK(!mm_life_read_name(&m->life, text));
+    name(m, "again");
+    CHECK_EQUAL(close_memory(m), 0);
+    CHECK(mm_life_read_name(&m->life, text) && strcmp(text, "again") == 0);
+    CHECK_OK(mm_memory_set_name(m, "late", &done, &st), &st);
+    CHECK(!done);
+    CHECK(mm_life_read_name(&m->life, text) && strcmp(text, "again") == 0);
+    mm_memory_release(m);
+}
+
+static void
+names_count_whenever_they_are_given(void)
+{
+    mm_memory *before = allocate(SIZE), *during;
+
+    start_log();
+    during = allocate(SIZE);
+    name(before, "before");
+    name(during, "first");
+    check_label(0, "before");
+    check_label(1, "first");
+    name(during, "second");
+    check_label(1, "second");
+    mm_memory_release(during); /* a name outlives its memory in the log */
+    mm_memory_release(before);
+    check_label(0, "before");
+    check_label(1, "second");
+    mm_lives_log_stop();
+}
+
+static void
+check_description(const char *dtype, int dimensions, const int64_t *shape, size_t size,
+                  const char *expected)
+{
+    char text[MM_NAME_BYTES + 1];
+    mm_life life = {0};
+    mm_life *block = malloc(sizeof *block);
+
+    CHECK(block != NULL);
+    *block = life;
+    start_log();
+    mm_life_begin(block, 4096, size);
+    if (dtype != NULL) {
+        mm_life_describe(block, dtype, dimensions, shape);
+    }
+    (void)snprintf(text, sizeof text, "%s #%llu", expected, (unsigned long long)block->serial);
+    check_label(0, text);
+    mm_life_end(block);
+    mm_life_free(block, block);
+    mm_lives_log_stop();
+}
+
+static void
+labels_tell_the_array_and_the_birth(void)
+{
+    static const struct {
+        const char *dtype;
+        int dimensions;
+        int64_t shape[6];
+        const char *label;
+    } arrays[] = {
+        {"float32", 2, {1024, 1024}, "float32[1024,1024]"},
+        {"float16", 1, {7}, "float16[7]"},
+        {"int64", 0, {0}, "int64[]"},
+        {"uint8", 2, {3, 0}, "uint8[3,0]"},
+        {"bool", 4, {1, 2, 3, 4}, "bool[1,2,3,4]"},
+        {"complex128", 5, {1, 2, 3, 4, 5}, "complex128[1,2,3,4,...]"},
+        {"int8",
+         4,
+         {INT64_MAX, INT64_MAX, INT64_MAX, INT64_MAX},
+         "int8[9223372036854775807,9223372036854775807,9223372036854775807,9223372036854775807]"},
+        {"uint8", 1, {1}, "1B"},
+        {"uint8", 1, {1023}, "1023B"},
+        {"uint8", 1, {1024}, "1.0K"},
+        {"uint8", 1, {1536}, "1.5K"},
+        {"uint8", 1, {(int64_t)1 << 26}, "64.0M"},
+        {"uint8", 1, {((int64_t)1 << 30) - 1}, "1.0G"}, /* not 1024.0M */
+        {"uint8", 1, {INT64_MAX}, "8.0E"},
+    };
+
+    for (size_t i = 0; i < sizeof arrays / sizeof *arrays; i++) {
+        check_description(arrays[i].dtype, arrays[i].dimensions, arrays[i].shape, 4096,
+                          arrays[i].label);
+    }
+    check_description(NULL, 0, NULL, 3 << 20, "3.0M");
+}
+
+/* --- threads and processes ----------------------------------------------------------------- */
+
+typedef struct {
+    CUdeviceptr start; /* of memory that all wrap */
+    mm_memory *shared; /* that all name */
+    atomic_bool stop;
+} crowd;
+
+/* Checks that the name is one that a thread has set, never a mixture. */
+static void
+check_shared_name(mm_memory *shared)
+{
+    char text[MM_NAME_BYTES + 1];
+
+    if (mm_life_read_name(&shared->life, text)) {
+        size_t length = strlen(text);
+        CHECK(length == 10 || length == 190);
+        CHECK_EQUAL(strspn(text, length == 10 ? "a" : "b"), length);
+    }
+}
+
+static void *
+live_and_die(void *argument)
+{
+    static const char *const bs =
+        "bbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbb"
+        "bbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbb"
+        "bbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbb";
+    crowd *c = argument;
+
+    for (int i = 0; i < ROUNDS || !atomic_load(&c->stop); i++) {
+        mm_memory *owned = allocate(SIZE), *wrapped = wrap(c->start, SIZE);
+        name(wrapped, i % 2 ? "wrapped" : NULL);
+        name(owned, "owned");
+        name(c->shared, i % 3 ? i % 2 ? "aaaaaaaaaa" : bs : NULL);
+        check_shared_name(c->shared);
+        if (i % 5 == 0) {
+            CHECK_EQUAL(close_memory(wrapped), 0);
+            mm_memory_reopen(wrapped);
+        }
+        mm_memory_release(owned);
+        mm_memory_release(wrapped);
+    }
+    return NULL;
+}
+
+static void
+check_records(log_copy copy, CUdeviceptr shared)
+{
+    uint64_t now = clock_now();
+
+    for (size_t i = 0; i < copy.count; i++) {
+        const mm_life_record *r = &copy.records[i];
+        CHECK(r->born <= r->died && (r->died == LIVES || r->died <= now));
+        CHECK(r->size == 2 * mm_page_size() || r->start == shared);
+        CHECK(strcmp(r->label, "owned") == 0 || strcmp(r->label, "wrapped") == 0
+              || strchr(r->label, '#') != NULL || strlen(r->label) == 10
+              || strlen(r->label) == 190);
+    }
+}
+
+/* Each record of an earlier copy is the same in a later one, except that it may have died. */
+static void
+check_prefix(log_copy earlier, log_copy later)
+{
+    CHECK(later.count >= earlier.count);
+    for (size_t i = 0; i < earlier.count; i++) {
+        CHECK_EQUAL(later.records[i].serial, earlier.records[i].serial);
+        CHECK_EQUAL(later.records[i].start, earlier.records[i].start);
+        CHECK_EQUAL(later.records[i].born, earlier.records[i].born);
+    }
+}
+
+static void *
+log_all(void *argument)
+{
+    crowd *c = argument;
+
+    for (int i = 0; i < LOGS; i++) {
+        log_copy one, two;
+        start_log();
+        one = copy_log();
+        (void)sched_yield();
+        two = copy_log();
+        mm_lives_log_stop();
+        check_records(one, c->start);
+        check_records(two, c->start);
+        check_prefix(one, two);
+        drop(one);
+        drop(two);
+    }
+    atomic_store(&c->stop, true);
+    return NULL;
+}
+
+static atomic_int logger_chosen;
+
+static void *
+live_or_log(void *argument)
+{
+    return atomic_fetch_add(&logger_chosen, 1) == 0 ? log_all(argument) : live_and_die(argument);
+}
+
+static void
+threads_live_while_logs_start_and_stop(void)
+{
+    mm_memory *owned = allocate(SIZE), *shared = wrap(owned->start, 100);
+    crowd c = {.start = owned->start, .shared = shared};
+
+    check_threads(WORKERS + 1, live_or_log, &c);
+    mm_memory_release(shared);
+    mm_memory_release(owned);
+    start_log();
+    CHECK_EQUAL(mm_lives_log_count(), 0);
+    mm_lives_log_stop();
+}
+
+/* In a child: the list is whole, the lock is free, and the parent's log does not run. */
+static int
+use_list_in_child(mm_memory *shared)
+{
+    char text[MM_NAME_BYTES + 1];
+    mm_status st;
+    mm_memory *m = mm_memory_wrap(4096, 100, &st);
+    size_t before;
+
+    (void)alarm(20);
+    name(shared, "aaaaaaaaaa");
+    before = mm_lives_log_count();
+    if (mm_lives_are_logged() || m == NULL || mm_lives_log_count() != before) {
+        return 1;
+    }
+    name(m, "child");
+    if (!mm_life_read_name(&m->life, text) || strcmp(text, "child") != 0
+        || mm_lives_log_count() != before + 1) {
+        return 2;
+    }
+    mm_memory_release(m);
+    mm_lives_log_stop();
+    return mm_lives_log_count() == before ? 0 : 3;
+}
+
+static void *
+fork_children(void *argument)
+{
+    crowd *c = argument;
+
+    for (int i = 0; i < FORKS; i++) {
+        int status = 0;
+        pid_t child;
+        start_log();
+        child = fork();
+        CHECK(child >= 0);
+        if (child == 0) {
+            _exit(use_list_in_child(c->shared));
+        }
+        CHECK_EQUAL(waitpid(child, &status, 0), child);
+        CHECK(WIFEXITED(status));
+        CHECK_EQUAL(WEXITSTATUS(status), 0);
+        CHECK(mm_lives_are_logged());
+        mm_lives_log_stop();
+    }
+    atomic_store(&c->stop, true);
+    return NULL;
+}
+
+static void *
+live_or_fork(void *argument)
+{
+    return atomic_fetch_add(&logger_chosen, 1) == 0 ? fork_children(argument)
+                                                    : live_and_die(argument);
+}
+
+static void
+a_child_finds_the_list_whole(void)
+{
+    mm_memory *owned = allocate(SIZE), *shared = wrap(owned->start, 100);
+    crowd c = {.start = owned->start, .shared = shared};
+
+    atomic_store(&logger_chosen, 0);
+    check_threads(3, live_or_fork, &c);
+    mm_memory_release(shared);
+    mm_memory_release(owned);
+}
+
+int
+main(int argc, char **argv)
+{
+    static const check_test tests[] = {
+        CHECK_TEST(the_driver_owns_the_address_outside_of_a_life),
+        CHECK_TEST(memory_from_before_has_no_birth),
+        CHECK_TEST(records_keep_their_index),
+        CHECK_TEST(one_log_runs_at_a_time),
+        CHECK_TEST(no_bytes_have_no_life),
+        CHECK_TEST(failed_allocations_have_no_life),
+        CHECK_TEST(a_refused_free_resumes_the_life),
+        CHECK_TEST(a_life_resumes_across_the_borders_of_a_log),
+        CHECK_TEST(other_failed_frees_end_the_life),
+        CHECK_TEST(a_late_free_ends_the_life_late),
+        CHECK_TEST(blocks_of_pools_live),
+        CHECK_TEST(wrapped_memory_lives_in_a_log),
+        CHECK_TEST(wrapped_memory_dies_with_its_last_hold),
+        CHECK_TEST(reopened_memory_without_a_life_stays_without),
+        CHECK_TEST(names_are_kept),
+        CHECK_TEST(names_count_whenever_they_are_given),
+        CHECK_TEST(labels_tell_the_array_and_the_birth),
+        CHECK_TEST(threads_live_while_logs_start_and_stop),
+        CHECK_TEST(a_child_finds_the_list_whole),
+    };
+
+    if (argc != 2) {
+        (void)fprintf(stderr, "usage: %s EMULATED_DRIVER\n", argv[0]);
+        return 2;
+    }
+    world_open(argv[1]);
+    return check_run(tests, sizeof tests / sizeof *tests);
+}
