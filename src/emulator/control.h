@@ -53,7 +53,7 @@ EMU_EXPORT void emu_schedule(int lazy);
 /* Runs all operations of a stream. Returns CUDA_SUCCESS, or the error for an unknown handle. */
 EMU_EXPORT int emu_run(CUstream stream);
 /* The files of the nvidia-uvm module, in place of the system calls: open of /dev/nvidia-uvm-tools,
- * ioctl, poll and close. */
+ * ioctl, poll and close. Poll takes at most 8 files, also the kernel's beside those of the module. */
 struct pollfd;
 EMU_EXPORT int emu_uvm_open(const char *path, int flags);
 EMU_EXPORT int emu_uvm_ioctl(int file, unsigned long request, void *argument);

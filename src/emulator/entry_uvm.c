@@ -6,7 +6,6 @@
 #include <errno.h>
 #include <poll.h>
 #include <string.h>
-#include <time.h>
 
 /* Requests are bare numbers, without the usual directions and sizes. */
 enum {
@@ -26,7 +25,7 @@ enum {
 
 /* The driver opens the device twice, and only one of the files has the address space. */
 enum { OTHER_FILE = 0x70000000, SPACE_FILE, FIRST_TOOLS_FILE };
-enum { UUID_BYTES = 16 };
+enum { UUID_BYTES = 16, MOST_POLLED = 8 };
 
 struct queue_request {
     uint64_t records, count, control;
@@ -208,8 +207,28 @@ emu_uvm_ioctl(int file, unsigned long request, void *argument)
     return result;
 }
 
+/* Polls the files that are the kernel's, for so many milliseconds. */
 static int
-poll_once(struct pollfd *files, unsigned long count)
+poll_others(struct pollfd *files, unsigned long count, int milliseconds)
+{
+    struct pollfd others[MOST_POLLED];
+    int ready;
+
+    for (unsigned long i = 0; i < count; i++) {
+        others[i] = files[i];
+        others[i].fd = files[i].fd < OTHER_FILE ? files[i].fd : -1;
+    }
+    ready = poll(others, count, milliseconds);
+    for (unsigned long i = 0; ready >= 0 && i < count; i++) {
+        if (files[i].fd < OTHER_FILE) {
+            files[i].revents = others[i].revents;
+        }
+    }
+    return ready;
+}
+
+static int
+poll_queues(struct pollfd *files, unsigned long count)
 {
     int ready = 0;
 
@@ -218,27 +237,34 @@ poll_once(struct pollfd *files, unsigned long count)
         const struct emu_listener *listener = emu_listener_find(files[i].fd);
         bool readable = listener != NULL && emu_listener_half_full(listener);
 
-        files[i].revents = (short)(listener == NULL ? POLLNVAL
-                                   : readable       ? files[i].events & POLLIN
-                                                    : 0);
-        ready += files[i].revents != 0;
+        if (files[i].fd >= OTHER_FILE) {
+            files[i].revents = (short)(listener == NULL ? POLLNVAL
+                                       : readable       ? files[i].events & POLLIN
+                                                        : 0);
+            ready += files[i].revents != 0;
+        }
     }
     emu_unlock();
     return ready;
 }
 
-/* Readable from a half full queue on, as the module wakes its clients. */
+/* Readable from a half full queue on, as the module wakes its clients. A queue is looked at every
+ * millisecond; files with other numbers are the kernel's. */
 int
 emu_uvm_poll(struct pollfd *files, unsigned long count, int milliseconds)
 {
-    static const struct timespec pause = {.tv_nsec = 1000000};
-    int ready = poll_once(files, count);
-
-    for (int waited = 0; ready == 0 && waited != milliseconds; waited++) {
-        (void)nanosleep(&pause, NULL);
-        ready = poll_once(files, count);
+    if (count > MOST_POLLED) {
+        return fail_with(EINVAL);
     }
-    return ready;
+    for (int waited = 0;; waited++) {
+        int queues = poll_queues(files, count);
+        bool wait = queues == 0 && waited != milliseconds;
+        int others = poll_others(files, count, wait ? 1 : 0);
+
+        if (others < 0 || others + queues > 0 || !wait) {
+            return others < 0 ? -1 : others + queues;
+        }
+    }
 }
 
 int

@@ -532,6 +532,33 @@ a_full_queue_counts_what_it_drops(void)
     CHECK_EQUAL(polled.revents, POLLNVAL);
 }
 
+static void
+a_queue_is_polled_beside_files_of_the_kernel(void)
+{
+    struct queue queue = open_queue(64);
+    CUdeviceptr a = managed(BLOCK);
+    int ends[2];
+    struct pollfd polled[2] = {{queue.file, POLLIN, 0}, {0, POLLIN, 0}};
+
+    CHECK_EQUAL(pipe(ends), 0);
+    polled[1].fd = ends[0];
+    CHECK_EQUAL(emu.poll(polled, 2, 2), 0);
+    CHECK_EQUAL(write(ends[1], "x", 1), 1);
+    CHECK_EQUAL(emu.poll(polled, 2, -1), 1);
+    CHECK_EQUAL(polled[0].revents, 0);
+    CHECK_EQUAL(polled[1].revents, POLLIN);
+    store(a, 40 * PAGE);
+    flush();
+    CHECK_EQUAL(emu.poll(polled, 2, -1), 2);
+    CHECK_EQUAL(polled[0].revents, POLLIN);
+    CHECK_EQUAL(close(ends[1]), 0);
+    CHECK_EQUAL(close(ends[0]), 0);
+    CHECK_EQUAL(emu.poll(polled, 9, 0), -1);
+    CHECK_EQUAL(errno, EINVAL);
+    CHECK_EQUAL(emu.mem_free(a), 0);
+    close_queue(&queue);
+}
+
 struct drainer {
     struct queue queue;
     _Atomic bool stop;
@@ -716,6 +743,7 @@ static const check_test tests[] = {
     CHECK_TEST(wrong_requests_are_refused),
     CHECK_TEST(processors_have_their_uuids),
     CHECK_TEST(a_full_queue_counts_what_it_drops),
+    CHECK_TEST(a_queue_is_polled_beside_files_of_the_kernel),
     CHECK_TEST(a_thread_drains_while_pages_move),
     CHECK_TEST(wild_indices_do_no_harm),
     CHECK_TEST(records_are_dropped_and_lost),
