@@ -43,6 +43,8 @@ world_open(const char *path)
     find(library, "cuStreamBeginCapture_v2", &world.begin_capture);
     find(library, "cuStreamEndCapture", &world.end_capture);
     find(library, "cuGraphDestroy", &world.destroy_graph);
+    find(library, "emu_touch", &world.touch);
+    find(library, "emu_uvm_disturb", &world.disturb_queue);
 }
 
 size_t

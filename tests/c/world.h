@@ -26,6 +26,8 @@ typedef struct {
     CUresult (*begin_capture)(CUstream stream, CUstreamCaptureMode mode);
     CUresult (*end_capture)(CUstream stream, CUgraph *graph);
     CUresult (*destroy_graph)(CUgraph graph);
+    int (*touch)(CUdeviceptr ptr, size_t size, int device, int write);
+    int (*disturb_queue)(const char *name, unsigned int value);
 } emulated_world;
 
 extern emulated_world world;

@@ -303,6 +303,7 @@ open_library(mm_driver *t, mm_status *st)
     }
     t->emulated = dlsym(library, "emu_log_count") != NULL;
     t->path = opened_path;
+    t->library = library;
     note_tried(opened_path, "opened");
     return 0;
 }

@@ -30,6 +30,7 @@ typedef struct {
     bool emulated;
     bool concurrent_access; /* every device has concurrentManagedAccess */
     const char *path;       /* the file that was opened */
+    void *library;          /* its handle for dlsym; never closed */
     _Atomic(CUcontext) primary[MM_MAX_DEVICES]; /* retained when first needed, then kept */
 } mm_driver;
 

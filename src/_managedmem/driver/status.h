@@ -41,12 +41,15 @@ typedef enum {
     MM_EXPORTED, /* the memory cannot be closed: a host view or DLPack export exists */
     MM_FORKED, /* the driver was opened before this process was forked */
     MM_NO_MEMORY, /* malloc failed */
-    MM_REFUSED /* not possible in the present state */
+    MM_REFUSED, /* not possible in the present state */
+    MM_TRACE_UNAVAILABLE, /* no source of events works here */
+    MM_TRACE_BUSY /* a recording runs already */
 } mm_kind;
 
 typedef struct {
     mm_kind kind;
-    int code; /* CUresult for MM_DRIVER_CALL and MM_CAPTURING, else 0 */
+    int code; /* CUresult for MM_DRIVER_CALL and MM_CAPTURING, the system's or the module's number
+                 for MM_TRACE_UNAVAILABLE where there is one, else 0 */
     const char *function; /* static text such as "cuMemAdvise", or NULL */
     char detail[512]; /* the sentence for the user; can be empty for MM_DRIVER_CALL */
 } mm_status;

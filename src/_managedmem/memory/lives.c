@@ -5,8 +5,8 @@
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
+#include "../driver/clock.h"
 #include "labels.h"
 
 #define LIVES UINT64_MAX /* in `died` */
@@ -51,15 +51,6 @@ static void
 register_fork_handlers(void)
 {
     (void)pthread_atfork(lock_lives, unlock_lives, forget_log_in_child);
-}
-
-static uint64_t
-raw_clock(void)
-{
-    struct timespec now = {0};
-
-    (void)clock_gettime(CLOCK_MONOTONIC_RAW, &now);
-    return (uint64_t)now.tv_sec * 1000000000 + (uint64_t)now.tv_nsec;
 }
 
 static char *
@@ -127,7 +118,7 @@ mm_life_begin(mm_life *life, CUdeviceptr start, size_t size)
     life->start = start;
     life->size = size;
     lock_lives();
-    add_new_life(life, mm_lives_are_logged() ? raw_clock() : 0);
+    add_new_life(life, mm_lives_are_logged() ? mm_raw_clock() : 0);
     unlock_lives();
 }
 
@@ -141,7 +132,7 @@ mm_life_end_listed(mm_life *life)
         life->died = 0;
         remove_life(life);
     } else {
-        life->died = raw_clock();
+        life->died = mm_raw_clock();
         life->kept = true;
         if (!life->dead) { /* else it ended before, and resumed */
             life->dead = true;
@@ -318,7 +309,7 @@ mm_lives_log_start(mm_status *st)
     }
     free_dead(); /* of a parent's log */
     lock_lives();
-    lives.log_started = raw_clock();
+    lives.log_started = mm_raw_clock();
     atomic_store(&mm_lives_logged, true);
     unlock_lives();
     return 0;

@@ -153,7 +153,7 @@ mm_raise(mm_state *state, const mm_status *st)
     case MM_NO_MEMORY:
         raise_detail(PyExc_MemoryError, st);
         break;
-    default: /* forked, refused */
+    default: /* forked, refused, no events */
         raise_detail(PyExc_RuntimeError, st);
     }
     return NULL;

@@ -1,0 +1,374 @@
+/* uvm_queue.c: opening an event queue of the nvidia-uvm module, reading it, and closing it. */
+#include "uvm_queue.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+/* A forked child has its parent's structure, but neither the memory nor the right to the queue. */
+static bool
+is_usable(const mm_uvm_queue *q)
+{
+    return q->memory != NULL && q->owner == getpid();
+}
+
+/* --- failures ----------------------------------------------------------------------------- */
+
+static const char *
+remedy_for_errno(int error)
+{
+    switch (error) {
+    case ENOENT:
+    case ENODEV:
+    case ENXIO:
+        return ". Load the nvidia-uvm kernel module; a container needs the device too, as in "
+               "--device " MM_UVM_TOOLS_DEVICE;
+    case EACCES:
+    case EPERM:
+        return ". This user needs permission to read and write the device";
+    default:
+        return "";
+    }
+}
+
+static int
+fail_errno(mm_status *st, const char *failure, int error)
+{
+    (void)mm_fail(st, MM_TRACE_UNAVAILABLE, "%s: %s%s", failure, strerror(error),
+                  remedy_for_errno(error));
+    st->code = error;
+    return -1;
+}
+
+static const char *
+status_text(uint32_t status)
+{
+    switch (status) {
+    case MM_UVM_ILLEGAL_ACTION:
+        return "illegal action";
+    case MM_UVM_NO_PERMISSION:
+        return "insufficient permissions";
+    case MM_UVM_INVALID_ADDRESS:
+        return "invalid address";
+    case MM_UVM_INVALID_ARGUMENT:
+        return "invalid argument";
+    case MM_UVM_NO_MEMORY:
+        return "no memory";
+    case MM_UVM_NOT_SUPPORTED:
+        return "not supported";
+    default:
+        return "unknown";
+    }
+}
+
+/* `refusal` is a clause, such as "refuses to flush". */
+static int
+fail_status(mm_status *st, const char *refusal, uint32_t status)
+{
+    (void)mm_fail(st, MM_TRACE_UNAVAILABLE, "the nvidia-uvm kernel module %s: status 0x%x, %s",
+                  refusal, (unsigned)status, status_text(status));
+    st->code = (int)status;
+    return -1;
+}
+
+/* --- opening ------------------------------------------------------------------------------ */
+
+/* The memory is shared, because a fork could copy private pages away from the module, which holds
+ * the first ones. The child does not get it. */
+static int
+map_memory(mm_uvm_queue *q, mm_status *st)
+{
+    size_t page = (size_t)sysconf(_SC_PAGESIZE);
+    size_t control = (sizeof(mm_uvm_control) + page - 1) / page * page;
+    size_t records = ((size_t)q->count * MM_UVM_RECORD_BYTES + page - 1) / page * page;
+    void *memory = mmap(NULL, control + records, PROT_READ | PROT_WRITE,
+                        MAP_SHARED | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
+
+    if (memory == MAP_FAILED) {
+        return mm_fail(st, MM_NO_MEMORY, "no memory for an event queue of %zu bytes",
+                       control + records);
+    }
+    q->memory = memory;
+    q->memory_size = control + records;
+    q->control = memory;
+    q->records = (unsigned char *)memory + control;
+    return madvise(memory, q->memory_size, MADV_DONTFORK) == 0
+               ? 0
+               : fail_errno(st, "cannot keep the event queue from forked children", errno);
+}
+
+static int
+open_files(mm_uvm_queue *q, mm_status *st)
+{
+    q->wake_file = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    if (q->wake_file < 0) {
+        return fail_errno(st, "cannot make an eventfd", errno);
+    }
+    q->file = q->calls.open(MM_UVM_TOOLS_DEVICE, O_RDWR | O_CLOEXEC);
+    return q->file >= 0 ? 0 : fail_errno(st, "cannot open " MM_UVM_TOOLS_DEVICE, errno);
+}
+
+/* One request for a queue of the address space that belongs to this file. */
+static int
+make_queue(mm_uvm_queue *q, int space_file, mm_status *st)
+{
+    mm_uvm_queue_request request = {.records = (uint64_t)(uintptr_t)q->records,
+                                    .count = q->count,
+                                    .control = (uint64_t)(uintptr_t)q->control,
+                                    .all_processors = 1,
+                                    .space_file = (uint32_t)space_file,
+                                    .requested = 1};
+
+    if (q->calls.ioctl(q->file, MM_UVM_MAKE_QUEUE, &request) != 0) {
+        return fail_errno(st, MM_UVM_TOOLS_DEVICE " makes no event queue", errno);
+    }
+    if (request.status != MM_UVM_OK) {
+        return fail_status(st, "makes no event queue", request.status);
+    }
+    q->space_file = space_file;
+    return 0;
+}
+
+/* The CUDA driver has the module open more than once, and one of the files has its address space;
+ * the module calls the others illegal. A reason other than that one is worth more. */
+static int
+attach_queue(mm_uvm_queue *q, mm_status *st)
+{
+    enum { MOST_FILES = 32 };
+    int files[MOST_FILES];
+    int count = q->calls.files(files, MOST_FILES);
+    mm_status reason;
+
+    if (count == 0) {
+        return mm_fail(st, MM_TRACE_UNAVAILABLE,
+                       "this process has no open file of " MM_UVM_DEVICE
+                       ": the CUDA driver does not use the nvidia-uvm kernel module here");
+    }
+    st->kind = MM_OK;
+    for (int i = 0; i < count; i++) {
+        if (make_queue(q, files[i], &reason) == 0) {
+            return 0;
+        }
+        if (st->kind == MM_OK || reason.code != MM_UVM_ILLEGAL_ACTION) {
+            *st = reason;
+        }
+    }
+    return -1;
+}
+
+static void
+release_queue(mm_uvm_queue *q)
+{
+    if (q->file >= 0) {
+        (void)q->calls.close(q->file);
+    }
+    if (q->wake_file >= 0) {
+        (void)close(q->wake_file);
+    }
+    if (q->memory != NULL) {
+        (void)munmap(q->memory, q->memory_size);
+    }
+    memset(q, 0, sizeof *q);
+}
+
+int
+mm_uvm_queue_open(mm_driver *cu, mm_uvm_queue *q, uint32_t count, mm_status *st)
+{
+    assert(count >= 2 && (count & (count - 1)) == 0);
+    memset(q, 0, sizeof *q);
+    q->file = q->wake_file = -1;
+    q->count = count;
+    q->owner = getpid();
+    if (mm_uvm_calls_find(cu, &q->calls, st) < 0 || open_files(q, st) < 0 || map_memory(q, st) < 0
+        || attach_queue(q, st) < 0) {
+        release_queue(q);
+        return -1;
+    }
+    return 0;
+}
+
+/* A child that was forked meanwhile keeps the module's file open, so recording ends first. */
+void
+mm_uvm_queue_close(mm_uvm_queue *q)
+{
+    if (is_usable(q)) {
+        mm_uvm_queue_disable(q, UINT64_MAX);
+        release_queue(q);
+    }
+    memset(q, 0, sizeof *q);
+}
+
+/* --- recording ---------------------------------------------------------------------------- */
+
+int
+mm_uvm_queue_enable(mm_uvm_queue *q, uint64_t types, mm_status *st)
+{
+    mm_uvm_types_request request = {.types = types};
+
+    assert(is_usable(q));
+    if (q->calls.ioctl(q->file, MM_UVM_ENABLE, &request) != 0) {
+        return fail_errno(st, MM_UVM_TOOLS_DEVICE " records no events", errno);
+    }
+    return request.status == MM_UVM_OK ? 0 : fail_status(st, "records no events", request.status);
+}
+
+void
+mm_uvm_queue_disable(mm_uvm_queue *q, uint64_t types)
+{
+    mm_uvm_types_request request = {.types = types};
+
+    if (is_usable(q)) {
+        /* Records that come nevertheless are dropped with the queue. */
+        MM_IGNORE(q->calls.ioctl(q->file, MM_UVM_DISABLE, &request));
+    }
+}
+
+int
+mm_uvm_queue_flush(mm_uvm_queue *q, mm_status *st)
+{
+    mm_uvm_flush_request request = {0};
+
+    assert(is_usable(q));
+    if (q->calls.ioctl(q->space_file, MM_UVM_FLUSH, &request) != 0) {
+        return fail_errno(st, MM_UVM_DEVICE " delivers no events", errno);
+    }
+    return request.status == MM_UVM_OK ? 0 : fail_status(st, "delivers no events", request.status);
+}
+
+/* --- reading ------------------------------------------------------------------------------ */
+
+static void
+clear_wake(const mm_uvm_queue *q)
+{
+    uint64_t wakes;
+
+    (void)!read(q->wake_file, &wakes, sizeof wakes); /* fails where another wait was faster */
+}
+
+/* A file that is in error is readable at once and for ever, so the wait goes on without it. */
+bool
+mm_uvm_queue_wait(mm_uvm_queue *q, int milliseconds)
+{
+    struct pollfd files[] = {{q->file, POLLIN, 0}, {q->wake_file, POLLIN, 0}};
+    int ready;
+
+    if (!is_usable(q)) {
+        return false;
+    }
+    ready = q->calls.poll(files, 2, milliseconds);
+    if (ready > 0 && files[0].revents != 0 && (files[0].revents & POLLIN) == 0) {
+        ready = poll(files + 1, 1, milliseconds);
+        files[0].revents = 0;
+    }
+    if (ready <= 0) {
+        return false;
+    }
+    if ((files[1].revents & POLLIN) != 0) {
+        clear_wake(q);
+    }
+    return (files[0].revents & POLLIN) != 0;
+}
+
+void
+mm_uvm_queue_wake(mm_uvm_queue *q)
+{
+    const uint64_t one = 1;
+
+    if (is_usable(q)) {
+        (void)!write(q->wake_file, &one, sizeof one); /* fails only behind 2^64 - 2 wakes */
+    }
+}
+
+/* The module checks what it reads of the control block, and so does the reader. */
+size_t
+mm_uvm_queue_read(mm_uvm_queue *q, unsigned char (*records)[MM_UVM_RECORD_BYTES], size_t most)
+{
+    uint32_t mask = q->count - 1, next = q->next, put;
+    size_t copied = 0;
+
+    if (!is_usable(q)) {
+        return 0;
+    }
+    put = atomic_load_explicit(&q->control->put_behind, memory_order_acquire) & mask;
+    for (; next != put && copied < most; next = (next + 1) & mask) {
+        memcpy(records[copied++], q->records + (size_t)next * MM_UVM_RECORD_BYTES,
+               MM_UVM_RECORD_BYTES);
+    }
+    q->next = next;
+    atomic_store_explicit(&q->control->get_ahead, next, memory_order_release);
+    atomic_store_explicit(&q->control->get_behind, next, memory_order_release);
+    return copied;
+}
+
+uint64_t
+mm_uvm_queue_dropped(const mm_uvm_queue *q, uint64_t types)
+{
+    uint64_t dropped = 0;
+
+    for (int type = 0; is_usable(q) && type < MM_UVM_TYPES; type++) {
+        if ((types >> type & 1) != 0) {
+            dropped += atomic_load_explicit(&q->control->dropped[type], memory_order_relaxed);
+        }
+    }
+    return dropped;
+}
+
+/* --- processors --------------------------------------------------------------------------- */
+
+typedef unsigned char processor_id[MM_UVM_ID_BYTES];
+
+static int
+list_processors(mm_uvm_queue *q, processor_id table[MM_UVM_TABLE_ROWS], mm_status *st)
+{
+    enum { UNTOUCHED = 0xffffffff };
+    mm_uvm_list_request request = {.table = (uint64_t)(uintptr_t)table, .status = UNTOUCHED};
+    uint32_t status;
+
+    if (q->calls.ioctl(q->space_file, MM_UVM_LIST_PROCESSORS, &request) != 0) {
+        return fail_errno(st, MM_UVM_DEVICE " does not list its processors", errno);
+    }
+    status = request.status != UNTOUCHED ? request.status : request.status_or_count;
+    return status == MM_UVM_OK ? 0 : fail_status(st, "does not list its processors", status);
+}
+
+/* The index of the row with this identifier, or 0, which is the host. */
+static int
+find_row(processor_id *table, const CUuuid *id)
+{
+    for (int i = 1; i < MM_UVM_PROCESSORS; i++) {
+        if (memcmp(table[i], id->bytes, MM_UVM_ID_BYTES) == 0) {
+            return i;
+        }
+    }
+    return 0;
+}
+
+int
+mm_uvm_queue_processors(mm_driver *cu, mm_uvm_queue *q, int16_t processors[MM_UVM_PROCESSORS],
+                        mm_status *st)
+{
+    static const processor_id unused;
+    processor_id table[MM_UVM_TABLE_ROWS] = {{0}};
+
+    assert(is_usable(q));
+    if (list_processors(q, table, st) < 0) {
+        return -1;
+    }
+    for (int i = 0; i < MM_UVM_PROCESSORS; i++) {
+        bool used = memcmp(table[i], unused, MM_UVM_ID_BYTES) != 0;
+        processors[i] = used ? MM_OTHER_PROCESSOR : MM_NO_PROCESSOR;
+    }
+    for (int device = 0; device < cu->device_count; device++) {
+        CUuuid id;
+        MM_TRY(cu, DeviceGetUuid, st, &id, device);
+        processors[find_row(table, &id)] = (int16_t)device;
+    }
+    processors[0] = MM_ON_HOST; /* also after a device that the module does not list */
+    return 0;
+}

@@ -1,0 +1,38 @@
+/* uvm_records.h: from records of the nvidia-uvm module to events. Every field is checked, because
+ * the layout is private to the module. */
+#ifndef MM_UVM_RECORDS_H
+#define MM_UVM_RECORDS_H
+
+#include "event.h"
+
+enum { MM_THROTTLE_SETS = 64, MM_THROTTLE_PLACES = 8 };
+
+/* The throttling of a processor at a page has begun. */
+typedef struct {
+    uint64_t address, begin; /* begin 0: a free place */
+    int16_t processor;
+} mm_throttle;
+
+typedef struct mm_uvm_parser {
+    int16_t processors[MM_UVM_PROCESSORS]; /* as mm_uvm_queue_processors stores them */
+    uint64_t rejected; /* records that are not as the module writes them */
+    uint64_t fault_overflows; /* a device had more faults at a time than it can report */
+    uint64_t fatal_faults; /* accesses to memory that does not exist */
+    mm_throttle throttles[MM_THROTTLE_SETS][MM_THROTTLE_PLACES];
+} mm_uvm_parser;
+
+/* Processors beyond `count` do not exist. */
+void mm_uvm_parser_init(mm_uvm_parser *p, const int16_t *processors, size_t count);
+
+typedef enum { MM_RECORD_IGNORED, MM_RECORD_EVENT, MM_RECORD_REJECTED } mm_record_result;
+
+/* Makes the event of a record. Ignored are moves from host to host and other records that say
+ * nothing of a buffer. The begin and the end of throttling make one event, which has the time
+ * between them. *out is undefined unless the result is MM_RECORD_EVENT. */
+mm_record_result mm_uvm_parse(mm_uvm_parser *p, const unsigned char record[MM_UVM_RECORD_BYTES],
+                              mm_event *out);
+
+/* The types of records to enable, one bit each. */
+uint64_t mm_uvm_types(bool faults);
+
+#endif

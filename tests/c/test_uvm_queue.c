@@ -1,0 +1,509 @@
+/* test_uvm_queue.c: event queues of the module: their records against arithmetic, full and wrapped
+ * around, refusals, waits and wakes, forks.
+ *
+ * Usage: test_uvm_queue PATH_OF_THE_EMULATED_DRIVER. */
+#include <errno.h>
+#include <fcntl.h>
+#include <stdint.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "driver/uvm_queue.h"
+#include "memory/allocation.h"
+#include "memory/uvm_records.h"
+#include "world.h"
+
+enum { PAGE = 4096, BLOCK = 2 << 20, COUNT = 4096, MOST = 100 };
+
+static const CUmemLocation to_host = {.type = CU_MEM_LOCATION_TYPE_HOST, .id = 0};
+static const CUmemLocation to_first = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = 0};
+static const CUmemLocation to_second = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = 1};
+
+static mm_uvm_queue
+open_queue(uint32_t count)
+{
+    mm_uvm_queue queue;
+    mm_status st;
+
+    CHECK_OK(mm_uvm_queue_open(world.cu, &queue, count, &st), &st);
+    CHECK_OK(mm_uvm_queue_enable(&queue, mm_uvm_types(true), &st), &st);
+    return queue;
+}
+
+static void
+flush(mm_uvm_queue *queue)
+{
+    mm_status st;
+
+    CHECK_OK(mm_uvm_queue_flush(queue, &st), &st);
+}
+
+static CUdeviceptr
+allocate(size_t size)
+{
+    CUdeviceptr allocation;
+    mm_status st;
+
+    CHECK(mm_allocate_pages(world.cu, size, &allocation, &st) == allocation);
+    return allocation;
+}
+
+static void
+release(CUdeviceptr start)
+{
+    mm_status st;
+
+    CHECK_OK(mm_free(world.cu, start, &st), &st);
+}
+
+static void
+store(CUdeviceptr start, size_t size)
+{
+    memset((void *)(uintptr_t)start, 1, size);
+}
+
+static void
+prefetch(CUdeviceptr start, size_t size, CUmemLocation location)
+{
+    CHECK_EQUAL(world.cu->MemPrefetchAsync(start, size, location, 0, NULL), CUDA_SUCCESS);
+}
+
+static uint64_t
+u64_at(const unsigned char *record, size_t offset)
+{
+    uint64_t value;
+
+    memcpy(&value, record + offset, sizeof value);
+    return value;
+}
+
+/* The records that a queue has now: their number by type, and the sum of the migrations' bytes. */
+typedef struct {
+    uint64_t records, count[MM_UVM_KNOWN_TYPES], moved;
+} contents;
+
+static contents
+drain(mm_uvm_queue *queue)
+{
+    unsigned char records[MOST][MM_UVM_RECORD_BYTES];
+    contents found = {0};
+    size_t count;
+
+    while ((count = mm_uvm_queue_read(queue, records, MOST)) > 0) {
+        CHECK(count <= MOST);
+        found.records += count;
+        for (size_t i = 0; i < count; i++) {
+            CHECK(records[i][0] < MM_UVM_KNOWN_TYPES);
+            found.count[records[i][0]]++;
+            found.moved += records[i][0] == MM_UVM_MIGRATION ? u64_at(records[i], 16) : 0;
+        }
+    }
+    return found;
+}
+
+/* --- records ------------------------------------------------------------------------------ */
+
+static void
+moves_add_up_to_the_bytes(void)
+{
+    enum { SIZE = 5 * BLOCK + 3 * PAGE };
+    mm_uvm_queue queue = open_queue(COUNT);
+    CUdeviceptr a = allocate(SIZE);
+    contents found;
+
+    store(a, SIZE);
+    prefetch(a, SIZE, to_first);
+    flush(&queue);
+    found = drain(&queue);
+    CHECK_EQUAL(found.moved, SIZE);
+    CHECK_EQUAL(found.count[MM_UVM_MIGRATION], 6);
+    CHECK_EQUAL(found.count[MM_UVM_HOST_FAULT], SIZE / PAGE);
+    CHECK_EQUAL(found.records, 6 + SIZE / PAGE);
+    prefetch(a, BLOCK, to_second);
+    prefetch(a, BLOCK, to_host);
+    flush(&queue);
+    found = drain(&queue);
+    CHECK_EQUAL(found.moved, 2 * BLOCK);
+    CHECK_EQUAL(found.records, 2);
+    CHECK_EQUAL(mm_uvm_queue_dropped(&queue, UINT64_MAX), 0);
+    release(a);
+    mm_uvm_queue_close(&queue);
+}
+
+static void
+only_enabled_types_are_recorded(void)
+{
+    const uint64_t faults = (uint64_t)1 << MM_UVM_HOST_FAULT;
+    mm_uvm_queue queue = open_queue(COUNT);
+    CUdeviceptr a = allocate(BLOCK);
+    contents found;
+
+    mm_uvm_queue_disable(&queue, faults);
+    store(a, BLOCK);
+    prefetch(a, BLOCK, to_first);
+    flush(&queue);
+    found = drain(&queue);
+    CHECK_EQUAL(found.records, 1);
+    CHECK_EQUAL(found.moved, BLOCK);
+    mm_uvm_queue_disable(&queue, UINT64_MAX);
+    prefetch(a, BLOCK, to_host);
+    flush(&queue);
+    CHECK_EQUAL(drain(&queue).records, 0);
+    release(a);
+    mm_uvm_queue_close(&queue);
+}
+
+/* 40 records at a time in a queue of 64 pass its end four times. */
+static void
+records_wrap_around_the_end(void)
+{
+    mm_uvm_queue queue = open_queue(64);
+    CUdeviceptr a = allocate(8 * 40 * PAGE);
+    unsigned char records[7][MM_UVM_RECORD_BYTES];
+
+    for (size_t round = 0; round < 8; round++) {
+        size_t read = 0, count;
+
+        store(a + round * 40 * PAGE, (size_t)40 * PAGE);
+        flush(&queue);
+        while ((count = mm_uvm_queue_read(&queue, records, 7)) > 0) {
+            CHECK_EQUAL(count, 40 - read < 7 ? 40 - read : 7);
+            for (size_t i = 0; i < count; i++) {
+                CHECK_EQUAL(records[i][0], MM_UVM_HOST_FAULT);
+                CHECK_EQUAL(u64_at(records[i], 8), a + (round * 40 + read + i) * PAGE);
+            }
+            read += count;
+        }
+        CHECK_EQUAL(read, 40);
+    }
+    CHECK_EQUAL(mm_uvm_queue_dropped(&queue, UINT64_MAX), 0);
+    release(a);
+    mm_uvm_queue_close(&queue);
+}
+
+static void
+a_full_queue_counts_the_rest(void)
+{
+    const uint64_t faults = (uint64_t)1 << MM_UVM_HOST_FAULT;
+    mm_uvm_queue queue = open_queue(64);
+    CUdeviceptr a = allocate(BLOCK);
+
+    store(a, (size_t)100 * PAGE);
+    prefetch(a, BLOCK, to_first);
+    flush(&queue);
+    CHECK_EQUAL(mm_uvm_queue_dropped(&queue, faults), 100 - 63);
+    CHECK_EQUAL(mm_uvm_queue_dropped(&queue, (uint64_t)1 << MM_UVM_MIGRATION), 1);
+    CHECK_EQUAL(mm_uvm_queue_dropped(&queue, ~faults), 1);
+    CHECK_EQUAL(drain(&queue).records, 63);
+    store(a, PAGE); /* back from the device */
+    flush(&queue);
+    CHECK_EQUAL(drain(&queue).moved, PAGE);
+    release(a);
+    mm_uvm_queue_close(&queue);
+}
+
+/* The control block is memory that anything in the process can overwrite. */
+static void
+wild_indices_are_masked(void)
+{
+    mm_uvm_queue queue = open_queue(64);
+    unsigned char records[MOST][MM_UVM_RECORD_BYTES];
+
+    atomic_store(&queue.control->put_behind, 0xfffffff0u);
+    CHECK_EQUAL(mm_uvm_queue_read(&queue, records, MOST), 0x30);
+    CHECK_EQUAL(mm_uvm_queue_read(&queue, records, MOST), 0);
+    CHECK_EQUAL(queue.control->get_behind, 0x30);
+    mm_uvm_queue_close(&queue);
+}
+
+static void
+processors_are_ordinals(void)
+{
+    mm_uvm_queue queue = open_queue(64);
+    int16_t processors[MM_UVM_PROCESSORS];
+    mm_status st;
+
+    CHECK_OK(mm_uvm_queue_processors(world.cu, &queue, processors, &st), &st);
+    CHECK_EQUAL(processors[0], MM_ON_HOST);
+    CHECK_EQUAL(processors[1], 0);
+    CHECK_EQUAL(processors[2], 1);
+    for (int i = 3; i < MM_UVM_PROCESSORS; i++) {
+        CHECK_EQUAL(processors[i], MM_NO_PROCESSOR);
+    }
+    world.cu->device_count = 1; /* as if the second one were another process's */
+    CHECK_OK(mm_uvm_queue_processors(world.cu, &queue, processors, &st), &st);
+    world.cu->device_count = 2;
+    CHECK_EQUAL(processors[1], 0);
+    CHECK_EQUAL(processors[2], MM_OTHER_PROCESSOR);
+    world.fail("cuDeviceGetUuid", 2, 999, 0);
+    CHECK_EQUAL(mm_uvm_queue_processors(world.cu, &queue, processors, &st), -1);
+    CHECK_EQUAL(st.kind, MM_DRIVER_CALL);
+    world.fail_clear();
+    mm_uvm_queue_close(&queue);
+}
+
+/* --- waiting ------------------------------------------------------------------------------ */
+
+static uint64_t
+milliseconds_now(void)
+{
+    struct timespec time;
+
+    CHECK_EQUAL(clock_gettime(CLOCK_MONOTONIC, &time), 0);
+    return (uint64_t)time.tv_sec * 1000 + (uint64_t)time.tv_nsec / 1000000;
+}
+
+static void
+a_wait_ends_when_half_is_full(void)
+{
+    mm_uvm_queue queue = open_queue(64);
+    CUdeviceptr a = allocate(BLOCK);
+    uint64_t begin = milliseconds_now();
+
+    CHECK(!mm_uvm_queue_wait(&queue, 30));
+    CHECK(milliseconds_now() - begin >= 29);
+    store(a, (size_t)31 * PAGE);
+    flush(&queue);
+    CHECK(!mm_uvm_queue_wait(&queue, 0));
+    store(a + (CUdeviceptr)31 * PAGE, PAGE);
+    flush(&queue);
+    CHECK(mm_uvm_queue_wait(&queue, -1));
+    CHECK_EQUAL(drain(&queue).records, 32);
+    CHECK(!mm_uvm_queue_wait(&queue, 0));
+    release(a);
+    mm_uvm_queue_close(&queue);
+}
+
+static void *
+wake_soon(void *argument)
+{
+    const struct timespec pause = {.tv_nsec = 20000000};
+
+    (void)nanosleep(&pause, NULL);
+    mm_uvm_queue_wake(argument);
+    return NULL;
+}
+
+static void
+another_thread_wakes_a_wait(void)
+{
+    mm_uvm_queue queue = open_queue(64);
+    pthread_t thread;
+
+    CHECK_EQUAL(pthread_create(&thread, NULL, wake_soon, &queue), 0);
+    CHECK(!mm_uvm_queue_wait(&queue, -1));
+    CHECK_EQUAL(pthread_join(thread, NULL), 0);
+    mm_uvm_queue_wake(&queue);
+    mm_uvm_queue_wake(&queue);
+    CHECK(!mm_uvm_queue_wait(&queue, -1)); /* came before */
+    CHECK(!mm_uvm_queue_wait(&queue, 5)); /* both are used up */
+    mm_uvm_queue_close(&queue);
+}
+
+/* A file in error, which polls as ready for ever, must not make the waiting thread spin. */
+static void
+a_dead_file_waits_for_the_wake(void)
+{
+    mm_uvm_queue queue = open_queue(64);
+    uint64_t begin = milliseconds_now();
+
+    CHECK_EQUAL(queue.calls.close(queue.file), 0);
+    CHECK(!mm_uvm_queue_wait(&queue, 30));
+    CHECK(milliseconds_now() - begin >= 29);
+    mm_uvm_queue_wake(&queue);
+    CHECK(!mm_uvm_queue_wait(&queue, -1));
+    mm_uvm_queue_close(&queue);
+}
+
+typedef struct {
+    mm_uvm_queue queue;
+    atomic_bool stop;
+    contents found;
+} drainer;
+
+static void *
+drain_until_told(void *argument)
+{
+    drainer *d = argument;
+
+    while (!atomic_load(&d->stop)) {
+        contents found;
+        (void)mm_uvm_queue_wait(&d->queue, -1);
+        found = drain(&d->queue);
+        d->found.records += found.records;
+        d->found.moved += found.moved;
+    }
+    return NULL;
+}
+
+/* A queue of 128 records, of which each round makes 65, so that no round can fill it. */
+static void
+a_thread_drains_while_pages_move(void)
+{
+    enum { ROUNDS = 50, SIZE = 64 * PAGE };
+    drainer d = {.queue = open_queue(128)};
+    CUdeviceptr a = allocate(SIZE);
+    pthread_t thread;
+
+    CHECK_EQUAL(pthread_create(&thread, NULL, drain_until_told, &d), 0);
+    for (int round = 0; round < ROUNDS; round++) {
+        uint32_t put = 0, get = 1;
+        store(a, SIZE);
+        prefetch(a, SIZE, to_first);
+        flush(&d.queue);
+        while (put != get) {
+            mm_uvm_queue_wake(&d.queue);
+            put = atomic_load(&d.queue.control->put_behind);
+            get = atomic_load(&d.queue.control->get_behind);
+        }
+    }
+    atomic_store(&d.stop, true);
+    mm_uvm_queue_wake(&d.queue);
+    CHECK_EQUAL(pthread_join(thread, NULL), 0);
+    /* The first round faults in empty pages, later ones bring them back from the device. */
+    CHECK_EQUAL(d.found.moved, (uint64_t)(2 * ROUNDS - 1) * SIZE);
+    CHECK_EQUAL(mm_uvm_queue_dropped(&d.queue, UINT64_MAX), 0);
+    release(a);
+    mm_uvm_queue_close(&d.queue);
+}
+
+/* --- opening and closing ------------------------------------------------------------------ */
+
+static int
+count_files(void)
+{
+    int count = 0;
+
+    for (int file = 0; file < 256; file++) {
+        count += fcntl(file, F_GETFD) >= 0;
+    }
+    return count;
+}
+
+static void
+refuse_to_open(const char *disturbance, int code, const char *sentence)
+{
+    mm_uvm_queue queue;
+    mm_status st;
+    int files = count_files();
+
+    CHECK_EQUAL(world.disturb_queue(disturbance, 1), 0);
+    CHECK_EQUAL(mm_uvm_queue_open(world.cu, &queue, 64, &st), -1);
+    CHECK_EQUAL(world.disturb_queue(disturbance, 0), 0);
+    CHECK_EQUAL(st.kind, MM_TRACE_UNAVAILABLE);
+    CHECK_EQUAL(st.code, code);
+    CHECK(strcmp(st.detail, sentence) == 0);
+    CHECK_EQUAL(count_files(), files);
+    mm_uvm_queue_close(&queue); /* was never open */
+}
+
+static void
+refusals_say_the_reason(void)
+{
+    refuse_to_open("absent", ENOENT,
+                   "cannot open /dev/nvidia-uvm-tools: No such file or directory. Load the "
+                   "nvidia-uvm kernel module; a container needs the device too, as in --device "
+                   "/dev/nvidia-uvm-tools");
+    refuse_to_open("denied", EACCES,
+                   "cannot open /dev/nvidia-uvm-tools: Permission denied. This user needs "
+                   "permission to read and write the device");
+    refuse_to_open(
+        "refused", MM_UVM_NOT_SUPPORTED,
+        "the nvidia-uvm kernel module makes no event queue: status 0x56, not supported");
+}
+
+/* Of the process's two files the emulated driver lists the wrong one first. */
+static void
+the_wrong_file_is_passed_over(void)
+{
+    mm_uvm_queue queue = open_queue(64);
+    int files[4];
+
+    CHECK_EQUAL(queue.calls.files(files, 4), 2);
+    CHECK_EQUAL(queue.space_file, files[1]);
+    mm_uvm_queue_close(&queue);
+}
+
+static void
+a_closed_queue_does_nothing(void)
+{
+    mm_uvm_queue queue = open_queue(64), zeros = {0};
+    unsigned char records[1][MM_UVM_RECORD_BYTES];
+    CUdeviceptr a = allocate(BLOCK);
+    int files = count_files();
+
+    store(a, BLOCK);
+    flush(&queue);
+    mm_uvm_queue_close(&queue);
+    CHECK_EQUAL(count_files(), files - 1); /* the eventfd */
+    mm_uvm_queue_close(&queue);
+    mm_uvm_queue_close(&zeros);
+    CHECK_EQUAL(mm_uvm_queue_read(&queue, records, 1), 0);
+    CHECK_EQUAL(mm_uvm_queue_dropped(&queue, UINT64_MAX), 0);
+    CHECK(!mm_uvm_queue_wait(&queue, -1));
+    mm_uvm_queue_wake(&queue);
+    mm_uvm_queue_disable(&queue, UINT64_MAX);
+    release(a);
+}
+
+/* The child has neither the memory nor the module's trust; the parent's queue goes on. */
+static void
+a_forked_child_forgets_its_parents_queue(void)
+{
+    mm_uvm_queue queue = open_queue(COUNT);
+    CUdeviceptr a = allocate(BLOCK);
+    int status;
+    pid_t child;
+
+    store(a, BLOCK);
+    flush(&queue);
+    child = fork();
+    CHECK(child >= 0);
+    if (child == 0) {
+        unsigned char records[1][MM_UVM_RECORD_BYTES];
+        bool silent = mm_uvm_queue_read(&queue, records, 1) == 0
+                      && mm_uvm_queue_dropped(&queue, UINT64_MAX) == 0
+                      && !mm_uvm_queue_wait(&queue, -1);
+        int wake_file = queue.wake_file;
+
+        mm_uvm_queue_wake(&queue);
+        mm_uvm_queue_close(&queue);
+        /* Forgotten, not closed: the number may be another file's by now. */
+        _exit(silent && queue.memory == NULL && fcntl(wake_file, F_GETFD) >= 0 ? 0 : 1);
+    }
+    CHECK_EQUAL(waitpid(child, &status, 0), child);
+    CHECK_EQUAL(status, 0);
+    CHECK(!mm_uvm_queue_wait(&queue, 0)); /* the child did not wake it */
+    CHECK_EQUAL(drain(&queue).count[MM_UVM_HOST_FAULT], BLOCK / PAGE);
+    release(a);
+    mm_uvm_queue_close(&queue);
+}
+
+static const check_test tests[] = {
+    CHECK_TEST(moves_add_up_to_the_bytes),
+    CHECK_TEST(only_enabled_types_are_recorded),
+    CHECK_TEST(records_wrap_around_the_end),
+    CHECK_TEST(a_full_queue_counts_the_rest),
+    CHECK_TEST(wild_indices_are_masked),
+    CHECK_TEST(processors_are_ordinals),
+    CHECK_TEST(a_wait_ends_when_half_is_full),
+    CHECK_TEST(another_thread_wakes_a_wait),
+    CHECK_TEST(a_dead_file_waits_for_the_wake),
+    CHECK_TEST(a_thread_drains_while_pages_move),
+    CHECK_TEST(refusals_say_the_reason),
+    CHECK_TEST(the_wrong_file_is_passed_over),
+    CHECK_TEST(a_closed_queue_does_nothing),
+    CHECK_TEST(a_forked_child_forgets_its_parents_queue),
+};
+
+int
+main(int argc, char **argv)
+{
+    mm_status st;
+
+    CHECK_EQUAL(argc, 2);
+    world_open(argv[1]);
+    CHECK_OK(mm_set_current_device(world.cu, 0, &st), &st);
+    return check_run(tests, sizeof tests / sizeof *tests);
+}
