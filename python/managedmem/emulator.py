@@ -46,6 +46,7 @@ __all__ = [
     "clear_counters",
     "clear_failures",
     "counters",
+    "disturb_queue",
     "enable",
     "fail",
     "failure_fired",
@@ -81,6 +82,7 @@ _HOST_ORDINAL = -1
 _UNKNOWN_NAME = -2
 _FAIL_AFTER, _FAIL_LASTING = 1, 2
 _DEVICE_TYPE, _HOST_TYPE, _UNPOPULATED = 1, 2, -1
+_MOST_RECORDS = 1 << 20
 
 
 class Call(NamedTuple):
@@ -152,6 +154,7 @@ _PROTOTYPES = {
     "emu_counters": (None, [ctypes.c_void_p]),
     "emu_counters_clear": (None, []),
     "emu_schedule": (None, [ctypes.c_int]),
+    "emu_uvm_disturb": (ctypes.c_int, [ctypes.c_char_p, ctypes.c_uint]),
 }
 
 
@@ -489,3 +492,53 @@ def schedule(when: str) -> None:
     Raises ValueError for another word, RuntimeError when another driver is in use.
     """
     _library().emu_schedule(int(_check_choice("schedule", when, _SCHEDULES) == "lazy"))
+
+
+def disturb_queue(
+    *,
+    absent: bool | int = False,
+    denied: bool | int = False,
+    refused: bool | int = False,
+    layout: bool | int = False,
+    drop: int = 0,
+    lose: int = 0,
+    garbage: int = 0,
+    late: int = 0,
+) -> None:
+    """Disturb the event queues of the emulated nvidia-uvm module, from which traces are made.
+
+    Each call replaces the one before, and the keys ``queue_*`` of ``MANAGEDMEM_EMULATOR``; without
+    arguments it ends all disturbances.
+
+    Parameters
+    ----------
+    absent, denied : bool
+        There is no ``/dev/nvidia-uvm-tools``, or it may not be opened.
+    refused : bool
+        The module makes no queue.
+    layout : bool
+        Records have a layout that no module is known to write.
+    drop, lose : int
+        Every nth record is missing: counted by the queue, or not. 0: none.
+    garbage : int
+        A record of random bytes comes before every nth. 0: never.
+    late : int
+        Records arrive with the nth flush after they were made. 0: at once.
+
+    Raises TypeError or ValueError for bad arguments (n is at most 1,048,576) before anything is
+    changed, RuntimeError when another driver is in use.
+    """
+    flags = {"absent": absent, "denied": denied, "refused": refused, "layout": layout}
+    counts = {"drop": drop, "lose": lose, "garbage": garbage, "late": late}
+    values = {}
+    for name, flag in flags.items():
+        if flag not in (0, 1):
+            raise TypeError(f"{name} must be True or False, got {flag!r}")
+        values[name] = int(flag)
+    for name, count in counts.items():
+        values[name] = _as_int(name, count)
+        if not 0 <= values[name] <= _MOST_RECORDS:
+            raise ValueError(f"{name} must be from 0 to {_MOST_RECORDS}, got {count}")
+    library = _library()
+    for name, value in values.items():
+        library.emu_uvm_disturb(name.encode(), value)

@@ -57,6 +57,9 @@ static const struct {
 
 enum number_type { INTEGER, BOOLEAN, BYTES, MEBIBYTES };
 
+#define QUEUE_KEY(key, high, fault) \
+    {key, 0, high, INTEGER, offsetof(struct emu_config, queue_faults) + (fault) * sizeof(int)}
+
 /* The keys whose values are numbers, with the member of struct emu_config that each one sets. */
 static const struct number_key {
     const char *key;
@@ -73,11 +76,19 @@ static const struct number_key {
     {"page", 4096, 65536, BYTES, offsetof(struct emu_config, page)},
     {"nopeers", 0, 1, BOOLEAN, offsetof(struct emu_config, nopeers)},
     {"noinit", 0, 1, BOOLEAN, offsetof(struct emu_config, noinit)},
+    QUEUE_KEY("queue_absent", 1, EMU_QUEUE_ABSENT),
+    QUEUE_KEY("queue_denied", 1, EMU_QUEUE_DENIED),
+    QUEUE_KEY("queue_refused", 1, EMU_QUEUE_REFUSED),
+    QUEUE_KEY("queue_layout", 1, EMU_QUEUE_LAYOUT),
+    QUEUE_KEY("queue_drop", 1 << 20, EMU_QUEUE_DROP),
+    QUEUE_KEY("queue_lose", 1 << 20, EMU_QUEUE_LOSE),
+    QUEUE_KEY("queue_garbage", 1 << 20, EMU_QUEUE_GARBAGE),
+    QUEUE_KEY("queue_late", 1 << 20, EMU_QUEUE_LATE),
 };
 enum { NUMBER_KEYS = sizeof number_keys / sizeof *number_keys };
 
 static struct emu_config active;
-static char error[384]; /* the error in the environment, or empty */
+static char error[512]; /* the error in the environment, or empty */
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 
 static bool
@@ -205,7 +216,7 @@ describe_key(const char *key, char *text, size_t size)
 static void
 refuse_option(const char *key, const char *text)
 {
-    char taken[192];
+    char taken[320];
 
     describe_key(key, taken, sizeof taken);
     (void)snprintf(error, sizeof error, "MANAGEDMEM_EMULATOR: cannot use '%.64s%s%.64s'; %s", key,

@@ -52,6 +52,19 @@ enum {
 enum { EMU_POISON = 0xDB };
 enum emu_discard { EMU_DISCARD_POISON, EMU_DISCARD_KEEP, EMU_DISCARD_ZERO };
 
+/* Disturbances of the module's event queues, each with a value. 0 is off. */
+enum emu_queue_fault {
+    EMU_QUEUE_ABSENT, /* the device file is missing */
+    EMU_QUEUE_DENIED, /* it may not be opened */
+    EMU_QUEUE_REFUSED, /* no queue is made */
+    EMU_QUEUE_LAYOUT, /* records have an unknown layout */
+    EMU_QUEUE_DROP, /* every nth record is dropped, and counted */
+    EMU_QUEUE_LOSE, /* every nth record is lost, and not counted */
+    EMU_QUEUE_GARBAGE, /* a record of garbage comes before every nth */
+    EMU_QUEUE_LATE, /* records wait for the nth flush */
+    EMU_QUEUE_FAULTS,
+};
+
 struct emu_config {
     int devices;
     int numa_nodes;
@@ -64,6 +77,7 @@ struct emu_config {
     enum emu_discard discard;
     size_t capacity;         /* memory of each device, in bytes */
     size_t page;             /* bytes */
+    int queue_faults[EMU_QUEUE_FAULTS];
     const char *name;        /* the name of every device */
 };
 
@@ -384,18 +398,7 @@ enum emu_uvm_cause {
     EMU_UVM_EVICTED = 4,
 };
 
-/* Disturbances of the queues, with a value. 0 is off. */
-enum emu_queue_fault {
-    EMU_QUEUE_ABSENT, /* the device file is missing */
-    EMU_QUEUE_DENIED, /* it may not be opened */
-    EMU_QUEUE_REFUSED, /* no queue is made */
-    EMU_QUEUE_LAYOUT, /* records have an unknown layout */
-    EMU_QUEUE_DROP, /* every nth record is dropped, and counted */
-    EMU_QUEUE_LOSE, /* every nth record is lost, and not counted */
-    EMU_QUEUE_GARBAGE, /* a record of garbage comes before every nth */
-    EMU_QUEUE_LATE, /* records wait for the nth flush */
-    EMU_QUEUE_FAULTS,
-};
+/* Disturbances of the queues, from emu_config() unless they were set since. */
 void emu_queue_set_fault(enum emu_queue_fault fault, unsigned int value);
 unsigned int emu_queue_fault(enum emu_queue_fault fault);
 

@@ -38,18 +38,23 @@ struct emu_listener {
 
 static struct emu_listener *listeners;
 static uint64_t flushes, records_made;
-static unsigned int faults[EMU_QUEUE_FAULTS];
+static struct {
+    bool set; /* else as configured */
+    unsigned int value;
+} faults[EMU_QUEUE_FAULTS];
 
 void
 emu_queue_set_fault(enum emu_queue_fault fault, unsigned int value)
 {
-    faults[fault] = value;
+    faults[fault].set = true;
+    faults[fault].value = value;
 }
 
 unsigned int
 emu_queue_fault(enum emu_queue_fault fault)
 {
-    return faults[fault];
+    return faults[fault].set ? faults[fault].value
+                             : (unsigned int)emu_config()->queue_faults[fault];
 }
 
 /* ---- clients ---- */
@@ -158,7 +163,7 @@ hold_record(struct emu_listener *listener, const unsigned char *bytes)
         listener->control->dropped[bytes[0] & LAST_TYPE]++;
         return;
     }
-    held[count].due = flushes + faults[EMU_QUEUE_LATE];
+    held[count].due = flushes + emu_queue_fault(EMU_QUEUE_LATE);
     memcpy(held[count].bytes, bytes, RECORD);
     listener->held = held;
     listener->held_count = count + 1;
@@ -201,7 +206,9 @@ put_garbage(struct emu_listener *listener)
 static bool
 is_nth(enum emu_queue_fault fault)
 {
-    return faults[fault] != 0 && records_made % faults[fault] == 0;
+    unsigned int nth = emu_queue_fault(fault);
+
+    return nth != 0 && records_made % nth == 0;
 }
 
 static void
@@ -219,11 +226,11 @@ deliver(struct emu_listener *listener, const unsigned char *bytes)
     if (is_nth(EMU_QUEUE_GARBAGE)) {
         put_garbage(listener);
     }
-    if (faults[EMU_QUEUE_LAYOUT] != 0) {
+    if (emu_queue_fault(EMU_QUEUE_LAYOUT) != 0) {
         memcpy(shifted + 8, bytes + 1, RECORD - 8);
         bytes = shifted;
     }
-    if (faults[EMU_QUEUE_LATE] != 0) {
+    if (emu_queue_fault(EMU_QUEUE_LATE) != 0) {
         hold_record(listener, bytes);
     } else {
         put_record(listener, bytes);

@@ -340,6 +340,8 @@ class TestEmulatorConfiguration:
             ("page=5000", "page is a power of two from 4096 to 65536"),
             ("schedule=now", "schedule is eager or lazy"),
             ("discard=2", "discard is poison, keep or zero"),
+            ("queue_absent=2", "queue_absent is a number from 0 to 1"),
+            ("queue_drop=-1", "queue_drop is a number from 0 to 1048576"),
         ],
     )
     def test_a_wrong_configuration_is_explained(self, config, taken):
@@ -352,7 +354,7 @@ class TestEmulatorConfiguration:
 
     def test_the_error_lists_keys_and_profiles(self):
         for config, taken in [
-            ("colour=red", ["profile", "schedule", "discard", "devices", "capacity_mib", "noinit"]),
+            ("colour=red", ["profile", "schedule", "discard", "devices", "noinit", "queue_late"]),
             ("profile=nowhere", managedmem.emulator.PROFILES),
             ("profile=" + "x" * 4000, managedmem.emulator.PROFILES),
         ]:

@@ -1,11 +1,15 @@
-"""The controls of managedmem.emulator: fail(), residency() and touch(), and their errors."""
+"""The controls of managedmem.emulator: failures, memory, disturbed queues, and their errors."""
 
+import errno
+import os
 import re
 
 import pytest
 
 import managedmem
+from event_queue import EventQueue
 from managedmem import Device, Host, emulator
+from programs import run_python
 
 pytestmark = pytest.mark.emulator_only
 
@@ -155,3 +159,111 @@ class TestLastingFailures:
         managedmem.Device(0).set_current()
         emulator.clear_failures()
         assert not buf.read_mostly
+
+
+class TestDisturbedQueues:
+    """An event queue whose moves are counted in C, through the emulated system calls."""
+
+    @pytest.fixture
+    def queue(self):
+        emulator.disturb_queue()
+        with EventQueue() as queue:
+            yield queue
+        emulator.disturb_queue()
+
+    def test_undisturbed_every_page_has_its_record(self, queue):
+        assert queue.store_pages(100) == (100, 0)
+
+    @pytest.mark.parametrize(
+        ("disturbance", "records", "dropped"),
+        [
+            ({"drop": 10}, 90, 10),
+            ({"drop": 1}, 0, 100),
+            ({"lose": 4}, 75, 0),
+            ({"garbage": 5}, 120, 0),
+            ({"late": 1}, 100, 0),
+            ({"late": 2}, 0, 0),
+        ],
+    )
+    def test_records_are_missing_or_more(self, queue, disturbance, records, dropped):
+        emulator.disturb_queue(**disturbance)
+        assert queue.store_pages(100) == (records, dropped)
+
+    def test_each_call_replaces_the_one_before(self, queue):
+        emulator.disturb_queue(drop=2)
+        emulator.disturb_queue(lose=5)
+        assert queue.store_pages(100) == (80, 0)
+        emulator.disturb_queue()
+        assert queue.store_pages(100) == (100, 0)
+
+    @pytest.mark.parametrize(("name", "code"), [("absent", errno.ENOENT), ("denied", errno.EACCES)])
+    def test_the_device_can_be_away(self, name, code):
+        for value in (True, 1):
+            emulator.disturb_queue(**{name: value})
+            with pytest.raises(OSError, match=os.strerror(code)):
+                EventQueue().open()
+        emulator.disturb_queue(**{name: False})
+        with EventQueue():
+            pass
+
+    def test_queues_can_be_refused(self):
+        emulator.disturb_queue(refused=True)
+        with pytest.raises(OSError, match="status 0x56"):
+            EventQueue().open()
+        emulator.disturb_queue()
+
+    def test_a_layout_can_be_unknown(self, queue):
+        queue.store_pages(1)
+        ours = queue.last_record()
+        emulator.disturb_queue(layout=True)
+        queue.store_pages(1)
+        theirs = queue.last_record()
+        assert len(ours) == len(theirs) == 64
+        assert ours[0] == theirs[0] == 1  # a fault of the host
+        assert ours[1] == 1  # the kind of access
+        assert theirs[1] == 0
+
+    @pytest.mark.parametrize(
+        ("arguments", "error", "words"),
+        [
+            ({"absent": 2}, TypeError, "absent must be True or False, got 2"),
+            ({"layout": "x"}, TypeError, "layout must be True or False, got 'x'"),
+            ({"drop": -1}, ValueError, "drop must be from 0 to 1048576, got -1"),
+            ({"late": (1 << 20) + 1}, ValueError, "late must be from 0 to 1048576, got 1048577"),
+            ({"lose": 1.5}, TypeError, "lose must be an int, got 1.5"),
+            ({"garbage": True}, TypeError, "garbage must be an int, got True"),
+        ],
+    )
+    def test_wrong_arguments_change_nothing(self, queue, arguments, error, words):
+        emulator.disturb_queue(drop=10)
+        with pytest.raises(error, match=words):
+            emulator.disturb_queue(**arguments)
+        assert queue.store_pages(100) == (90, 10)
+
+    @pytest.mark.parametrize(
+        ("config", "printed"),
+        [
+            ("queue_absent=1", "[Errno 2]"),
+            ("queue_denied=1", "[Errno 13]"),
+            ("queue_refused=1", "status 0x56"),
+            ("queue_layout=1", "(100, 0) 0"),
+            ("queue_drop=10", "(90, 10) 1"),
+            ("queue_lose=4", "(75, 0) 1"),
+            ("queue_garbage=5", "(120, 0) 1"),
+            ("queue_late=2", "(0, 0) 0"),
+            ("queue_drop=0,queue_late=1", "(100, 0) 1"),
+        ],
+    )
+    def test_each_key_counts(self, config, printed):
+        done = run_python(
+            """
+            from event_queue import EventQueue
+            try:
+                with EventQueue() as queue:
+                    print(queue.store_pages(100), queue.last_record()[1])
+            except OSError as error:
+                print(error)
+            """,
+            emulator=config,
+        )
+        assert printed in done.stdout

@@ -46,6 +46,10 @@ check_machine(void)
     MUST(active.page >= 4096 && active.page <= 65536 && (active.page & (active.page - 1)) == 0);
     MUST(active.discard == EMU_DISCARD_POISON || active.discard == EMU_DISCARD_KEEP
          || active.discard == EMU_DISCARD_ZERO);
+    for (int i = 0; i < EMU_QUEUE_FAULTS; i++) {
+        MUST(active.queue_faults[i] >= 0);
+        MUST(active.queue_faults[i] <= (i < EMU_QUEUE_DROP ? 1 : 1 << 20));
+    }
     MUST(active.name != NULL && active.name[0] != '\0');
 }
 
