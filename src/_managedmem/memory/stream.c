@@ -2,6 +2,7 @@
 #include "stream.h"
 
 #include <assert.h>
+#include <pthread.h>
 #include <stdlib.h>
 
 /* --- life ------------------------------------------------------------------------------- */
@@ -14,6 +15,38 @@ mm_stream_create(mm_driver *cu, CUstream *stream, mm_status *st)
     return 0;
 }
 
+/* All streams with holders. A forked child does not use the list, because a thread of its parent may
+ * hold the mutex. */
+static pthread_mutex_t streams_mutex = PTHREAD_MUTEX_INITIALIZER;
+static mm_stream *all_streams;
+
+static void
+add_to_list(mm_stream *stream)
+{
+    (void)pthread_mutex_lock(&streams_mutex);
+    stream->next = all_streams;
+    if (all_streams != NULL) {
+        all_streams->previous = stream;
+    }
+    all_streams = stream;
+    (void)pthread_mutex_unlock(&streams_mutex);
+}
+
+static void
+remove_from_list(mm_stream *stream)
+{
+    (void)pthread_mutex_lock(&streams_mutex);
+    if (stream->previous != NULL) {
+        stream->previous->next = stream->next;
+    } else {
+        all_streams = stream->next;
+    }
+    if (stream->next != NULL) {
+        stream->next->previous = stream->previous;
+    }
+    (void)pthread_mutex_unlock(&streams_mutex);
+}
+
 mm_stream *
 mm_stream_share(CUstream handle)
 {
@@ -23,6 +56,9 @@ mm_stream_share(CUstream handle)
     if (stream != NULL) {
         atomic_init(&stream->references, 1);
         stream->handle = handle;
+        if (!mm_driver_forked()) {
+            add_to_list(stream);
+        }
     }
     return stream;
 }
@@ -57,6 +93,9 @@ mm_stream_release(mm_stream *stream, mm_status *st)
     assert(atomic_load(&stream->references) > 0);
     if (atomic_fetch_sub_explicit(&stream->references, 1, memory_order_acq_rel) != 1) {
         return 0;
+    }
+    if (!mm_driver_forked()) {
+        remove_from_list(stream);
     }
     code = cu ? cu->StreamDestroy(stream->handle) : CUDA_SUCCESS;
     if (code == CUDA_ERROR_NOT_PERMITTED) {
@@ -104,6 +143,63 @@ mm_stream_is_capturing(mm_driver *cu, CUstream stream, bool *capturing, mm_statu
                  || (code == CUDA_SUCCESS && status != CU_STREAM_CAPTURE_STATUS_NONE);
     return *capturing || code == CUDA_SUCCESS ? 0
                                               : mm_fail_call(st, "cuStreamIsCapturing", (int)code);
+}
+
+/* Retains the stream after `previous`, or the first one, and releases `previous`. NULL at the end of
+ * the list. Streams without a reference are about to leave the list. */
+static mm_stream *
+next_in_list(mm_stream *previous)
+{
+    mm_status ignored;
+    mm_stream *stream;
+
+    (void)pthread_mutex_lock(&streams_mutex);
+    stream = previous != NULL ? previous->next : all_streams;
+    while (stream != NULL) {
+        size_t references = atomic_load(&stream->references);
+        if (references > 0
+            && atomic_compare_exchange_strong(&stream->references, &references, references + 1)) {
+            break;
+        }
+        stream = references > 0 ? stream : stream->next; /* else try again */
+    }
+    (void)pthread_mutex_unlock(&streams_mutex);
+    if (previous != NULL) {
+        MM_IGNORE(mm_stream_release(previous, &ignored)); /* its owner has let go of it */
+    }
+    return stream;
+}
+
+/* A stream that ended with its context does not capture. */
+static int
+ask_listed_stream(mm_driver *cu, CUstream handle, bool *capturing, mm_status *st)
+{
+    int rc = mm_stream_is_capturing(cu, handle, capturing, st);
+
+    return rc < 0
+                   && (st->code == CUDA_ERROR_CONTEXT_IS_DESTROYED
+                       || st->code == CUDA_ERROR_INVALID_HANDLE)
+               ? 0
+               : rc;
+}
+
+int
+mm_streams_are_capturing(mm_driver *cu, bool *capturing, mm_status *st)
+{
+    static const CUstream defaults[] = {CU_STREAM_LEGACY, CU_STREAM_PER_THREAD};
+    mm_stream *stream = NULL;
+    int rc = 0;
+
+    *capturing = false;
+    for (size_t i = 0; rc == 0 && !*capturing && i < sizeof defaults / sizeof *defaults; i++) {
+        rc = mm_stream_is_capturing(cu, defaults[i], capturing, st);
+    }
+    while ((stream = next_in_list(stream)) != NULL) {
+        if (rc == 0 && !*capturing) {
+            rc = ask_listed_stream(cu, stream->handle, capturing, st);
+        }
+    }
+    return rc;
 }
 
 int

@@ -28,10 +28,12 @@ typedef struct {
 
 /* A stream with several holders: the object that made it, and memory that is freed in its
  * order. */
-typedef struct {
+typedef struct mm_stream {
     mm_late_free late;
     atomic_size_t references;
     CUstream handle;
+    struct mm_stream *next,
+        *previous; /* in the list of all of them, for mm_streams_are_capturing */
 } mm_stream;
 
 /* A new holder with one reference; NULL if memory is exhausted. */
@@ -53,6 +55,10 @@ void mm_event_destroy(mm_driver *cu, CUevent event);
 /* True if the stream captures a graph, or is the legacy one while a blocking stream does. */
 MM_NODISCARD int mm_stream_is_capturing(mm_driver *cu, CUstream stream, bool *capturing,
                                         mm_status *st);
+
+/* True if a stream is known to capture a graph: one with holders, the calling thread's own default
+ * stream, or a blocking stream of the current context. Other streams cannot be found. */
+MM_NODISCARD int mm_streams_are_capturing(mm_driver *cu, bool *capturing, mm_status *st);
 
 /* Fails if the stream captures a graph: prefetch and discard have no graph node, and the call
  * would destroy the capture. `op` names the operation in the message. */

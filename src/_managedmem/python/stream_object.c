@@ -5,8 +5,6 @@
 #include "../memory/retired_pool.h"
 #include "foreign_stream.h"
 
-#include <stdlib.h>
-
 typedef struct {
     PyObject_HEAD
     PyObject *weakrefs;
@@ -116,10 +114,13 @@ stream_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
         return mm_raise(state, &st);
     }
     shared = mm_stream_share(handle);
-    self = shared ? new_stream(type, handle, shared) : PyErr_NoMemory();
+    if (shared == NULL) {
+        MM_IGNORE(cu->StreamDestroy(handle)); /* out of memory is reported */
+        return PyErr_NoMemory();
+    }
+    self = new_stream(type, handle, shared);
     if (self == NULL) {
-        free(shared);
-        MM_IGNORE(cu->StreamDestroy(handle)); /* an exception is set already */
+        MM_IGNORE(mm_stream_release(shared, &st)); /* an exception is set already */
     }
     return self;
 }
