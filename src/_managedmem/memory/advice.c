@@ -7,6 +7,8 @@
 
 #include <assert.h>
 
+#include "recorded_calls.h"
+
 bool
 mm_same_policy(const mm_policy *a, const mm_policy *b)
 {
@@ -477,9 +479,9 @@ advise_anew(mm_driver *cu, mm_range range, CUmem_advise advice, CUmemLocation wh
 }
 
 /* Setting an advice again is the most frequent case: it needs one query and nothing to restore. */
-int
-mm_range_advise(mm_driver *cu, mm_range range, CUmem_advise advice, CUmemLocation where,
-                mm_status *st)
+static int
+advise_range(mm_driver *cu, mm_range range, CUmem_advise advice, CUmemLocation where,
+             mm_status *st)
 {
     mm_scope scope;
     int rc = 0;
@@ -498,6 +500,27 @@ mm_range_advise(mm_driver *cu, mm_range range, CUmem_advise advice, CUmemLocatio
     }
     mm_scope_leave(&scope);
     return rc;
+}
+
+static MM_COLD int
+advise_and_record(mm_driver *cu, mm_range range, CUmem_advise advice, CUmemLocation where,
+                  mm_status *st)
+{
+    uint64_t begun = mm_raw_clock();
+    int rc = advise_range(cu, range, advice, where, st);
+
+    if (rc == 0) {
+        mm_record_advice(range, advice, where, begun);
+    }
+    return rc;
+}
+
+int
+mm_range_advise(mm_driver *cu, mm_range range, CUmem_advise advice, CUmemLocation where,
+                mm_status *st)
+{
+    return mm_is_recording() ? advise_and_record(cu, range, advice, where, st)
+                             : advise_range(cu, range, advice, where, st);
 }
 
 /* --- accessed-by members ---------------------------------------------------------------- */
@@ -527,6 +550,7 @@ int
 mm_range_switch_accessed_by(mm_driver *cu, mm_range range, mm_location_set members, bool on,
                             mm_status *st)
 {
+    uint64_t begun = mm_call_begin();
     mm_location_set done;
     mm_scope scope;
     int rc;
@@ -539,6 +563,9 @@ mm_range_switch_accessed_by(mm_driver *cu, mm_range range, mm_location_set membe
     }
     rc = switch_members(cu, range, members, on, &done, st);
     mm_scope_leave(&scope);
+    if (begun != 0 && rc == 0) {
+        mm_record_members(range, members, on, begun);
+    }
     return rc;
 }
 
@@ -571,6 +598,7 @@ mm_range_change_accessed_by(mm_driver *cu, mm_range range, mm_location_set from,
                             mm_location_set to, mm_status *st)
 {
     mm_location_set added = to & ~from, removed = from & ~to, done = 0, now = 0;
+    uint64_t begun = mm_call_begin();
     mm_scope scope;
     int rc;
 
@@ -595,5 +623,9 @@ mm_range_change_accessed_by(mm_driver *cu, mm_range range, mm_location_set from,
         set_members(cu, range, removed);
     }
     mm_scope_leave(&scope);
+    if (begun != 0 && rc == 0) {
+        mm_record_members(range, removed, false, begun);
+        mm_record_members(range, added, true, begun);
+    }
     return rc;
 }

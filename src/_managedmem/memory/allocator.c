@@ -10,6 +10,7 @@
 #include <string.h>
 
 #include "advice.h"
+#include "recorded_calls.h"
 
 static pthread_mutex_t presets_lock = PTHREAD_MUTEX_INITIALIZER;
 static mm_preset presets[MM_MAX_PRESETS];
@@ -34,6 +35,19 @@ log_failure(const char *failure, const mm_status *st)
 }
 
 static int
+advise_new_block(mm_driver *cu, mm_range block, CUmem_advise advice, CUmemLocation where,
+                 mm_status *st)
+{
+    uint64_t begun = mm_call_begin();
+    int rc = mm_range_advise_settled(cu, block, advice, where, st);
+
+    if (begun != 0 && rc == 0) {
+        mm_record_advice(block, advice, where, begun);
+    }
+    return rc;
+}
+
+static int
 advise_block(mm_driver *cu, const mm_preset *preset, int device, mm_range block, mm_status *st)
 {
     CUmemLocation own = mm_location(CU_MEM_LOCATION_TYPE_DEVICE, device);
@@ -42,12 +56,11 @@ advise_block(mm_driver *cu, const mm_preset *preset, int device, mm_range block,
         preset->accessed_by | (preset->own_device ? mm_location_bit(own) : 0);
 
     if (preset->read_mostly
-        && mm_range_advise_settled(cu, block, CU_MEM_ADVISE_SET_READ_MOSTLY, mm_host(), st) < 0) {
+        && advise_new_block(cu, block, CU_MEM_ADVISE_SET_READ_MOSTLY, mm_host(), st) < 0) {
         return -1;
     }
     if (preferred.type != 0
-        && mm_range_advise_settled(cu, block, CU_MEM_ADVISE_SET_PREFERRED_LOCATION, preferred, st)
-               < 0) {
+        && advise_new_block(cu, block, CU_MEM_ADVISE_SET_PREFERRED_LOCATION, preferred, st) < 0) {
         return -1;
     }
     return mm_range_switch_accessed_by(cu, block, accessed_by, true, st);

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "advice.h"
+#include "recorded_calls.h"
 
 int
 mm_batch_init(mm_batch *b, size_t count, mm_status *st)
@@ -382,6 +383,7 @@ advise_several(mm_driver *cu, mm_batch *original, const mm_batch *merged, CUmem_
                mm_status *st)
 {
     mm_advice_before *before = calloc(original->count, sizeof *before);
+    uint64_t begun = mm_call_begin();
     int rc;
 
     if (before == NULL) {
@@ -390,6 +392,9 @@ advise_several(mm_driver *cu, mm_batch *original, const mm_batch *merged, CUmem_
     remove_empty(original);
     rc = advise_merged(cu, original, merged, advice, before, st);
     free(before);
+    for (size_t i = 0; begun != 0 && rc == 0 && i < merged->count; i++) {
+        mm_record_advice(merged->transfers[i].range, advice, merged->transfers[i].where, begun);
+    }
     return rc;
 }
 

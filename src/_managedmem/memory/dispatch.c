@@ -5,6 +5,8 @@
 #include <assert.h>
 #include <stdlib.h>
 
+#include "recorded_calls.h"
+
 /* --- arrays ----------------------------------------------------------------------------- */
 
 int
@@ -297,6 +299,17 @@ add_discarded_count(mm_status *st, size_t count)
     return -1;
 }
 
+/* Edges are a part of their discard_prefetch, not calls of the user. */
+static MM_COLD void
+record_transfers(const mm_dispatch_call *call)
+{
+    const mm_batch *b = call->batch;
+
+    for (size_t i = 0; i < b->count; i++) {
+        mm_record_call(call->op, b->transfers[i].range, b->transfers[i].where, 0, call->begun);
+    }
+}
+
 /* Edges come before discards, so that nothing is discarded if one of them fails; interleaved ones
  * come before their own transfer. */
 int
@@ -328,6 +341,9 @@ mm_dispatch_issue(const mm_dispatch_call *call, mm_status *st)
         done++;
     }
     assert(done == b->count);
+    if (call->begun != 0) {
+        record_transfers(call);
+    }
     return 0;
 }
 
@@ -385,6 +401,7 @@ enter_in_scope(mm_dispatch_call *call, const mm_dispatch_options *options, mm_st
 int
 mm_dispatch_enter(mm_dispatch_call *call, const mm_dispatch_options *options, mm_status *st)
 {
+    call->begun = mm_call_begin();
     if (mm_dispatch_check(call->cu, call->op, options, st) < 0) {
         return -1;
     }

@@ -3,6 +3,8 @@
 #ifndef MM_DISPATCH_H
 #define MM_DISPATCH_H
 
+#include <stdint.h>
+
 #include "batch.h"
 #include "legacy_stream.h"
 #include "prefetch.h"
@@ -86,6 +88,7 @@ typedef struct {
     mm_batch_stream stream; /* of all calls, and of the host function that defers them */
     const mm_batch_arrays *arrays; /* of the batch call: prebuilt or work */
     size_t batched; /* the number of transfers in it */
+    uint64_t begun; /* as mm_call_begin returned it */
 } mm_dispatch_call;
 
 /* Checks, enters a scope, decides, and queues the host function. Returns 1 if the caller must

@@ -4,6 +4,8 @@
 
 #include <assert.h>
 
+#include "recorded_calls.h"
+
 /* --- changing --------------------------------------------------------------------------- */
 
 /* An attribute of a policy is one of these two, or the bit of an accessed-by member. The preferred
@@ -110,9 +112,17 @@ report_span(change *c, CUmem_advise advice, CUmemLocation where)
                   c->span.size, (unsigned long long)c->span.start);
 }
 
+/* Later groupings repeat advice only to have it recorded by the driver. */
+static bool
+is_first_advice(const change *c)
+{
+    return c->grouping == GROUP_ADJACENT && c->on_failure != UNDO_CHANGE;
+}
+
 static void
 advise_span(change *c)
 {
+    uint64_t begun = mm_call_begin();
     CUmemLocation where;
     CUmem_advise advice;
     mm_status st = {.kind = MM_OK};
@@ -132,6 +142,9 @@ advise_span(change *c)
     rc = mm_range_advise_once(c->cu, c->span, advice, where, &st);
     if (rc == 0 && advice == CU_MEM_ADVISE_SET_PREFERRED_LOCATION && mm_is_numa_host(where)) {
         rc = settle_span_node(c, where, &st);
+    }
+    if (begun != 0 && rc == 0 && is_first_advice(c)) {
+        mm_record_advice(c->span, advice, where, begun);
     }
     if (rc < 0 && c->failures++ == 0) {
         *c->st = st;

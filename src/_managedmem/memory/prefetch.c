@@ -4,6 +4,8 @@
 
 #include <assert.h>
 
+#include "recorded_calls.h"
+
 static void CUDA_CB
 do_nothing(void *unused)
 {
@@ -73,9 +75,9 @@ prefetch_in_scope(mm_driver *cu, mm_range range, CUmemLocation where, CUstream s
     return mm_range_issue(cu, MM_PREFETCH, range, where, stream, st);
 }
 
-int
-mm_range_prefetch(mm_driver *cu, mm_range range, CUmemLocation where, CUstream stream,
-                  mm_defer defer, mm_status *st)
+static int
+prefetch_range(mm_driver *cu, mm_range range, CUmemLocation where, CUstream stream, mm_defer defer,
+               mm_status *st)
 {
     mm_scope scope;
     int rc;
@@ -91,4 +93,25 @@ mm_range_prefetch(mm_driver *cu, mm_range range, CUmemLocation where, CUstream s
     rc = prefetch_in_scope(cu, range, where, stream, defer, st);
     mm_scope_leave(&scope);
     return rc;
+}
+
+static MM_COLD int
+prefetch_and_record(mm_driver *cu, mm_range range, CUmemLocation where, CUstream stream,
+                    mm_defer defer, mm_status *st)
+{
+    uint64_t begun = mm_raw_clock();
+    int rc = prefetch_range(cu, range, where, stream, defer, st);
+
+    if (rc == 0) {
+        mm_record_call(MM_PREFETCH, range, where, 0, begun);
+    }
+    return rc;
+}
+
+int
+mm_range_prefetch(mm_driver *cu, mm_range range, CUmemLocation where, CUstream stream,
+                  mm_defer defer, mm_status *st)
+{
+    return mm_is_recording() ? prefetch_and_record(cu, range, where, stream, defer, st)
+                             : prefetch_range(cu, range, where, stream, defer, st);
 }
