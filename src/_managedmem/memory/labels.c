@@ -29,7 +29,8 @@ write_size(char *text, uint64_t bytes)
     if (bytes < 1024) {
         return (size_t)snprintf(text, LABEL_BYTES, "%" PRIu64 "B", bytes);
     }
-    for (; amount >= 1023.95; amount /= 1024) { /* which would be written as 1024.0 */
+    while (amount >= 1023.95) { /* which would be written as 1024.0 */
+        amount /= 1024;
         unit++;
     }
     return (size_t)snprintf(text, LABEL_BYTES, "%.1f%c", amount, units[unit]);

@@ -3,6 +3,7 @@
 
 #include <assert.h>
 #include <pthread.h>
+#include <sched.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -14,26 +15,46 @@
 enum { BATCH = 16 }; /* dead lives that are removed while the lock is held */
 
 static struct {
-    pthread_mutex_t lock;
+    atomic_flag lock;
     mm_life *first, *last;
     mm_life *dead; /* linked by next_dead */
     size_t count;  /* in the list, the dead included */
     uint64_t serial;
     uint64_t log_started;
-} lives = {.lock = PTHREAD_MUTEX_INITIALIZER};
+} lives = {.lock = ATOMIC_FLAG_INIT};
 
 atomic_bool mm_lives_logged; /* changed while the lock is held */
 
+/* Sleeps at last, so that a thread with a real-time priority lets the holder run. */
 static void
-lock_lives(void)
+wait_for_lock(void)
 {
-    (void)pthread_mutex_lock(&lives.lock);
+    const struct timespec nap = {.tv_nsec = 50000};
+
+    for (int round = 0; atomic_flag_test_and_set_explicit(&lives.lock, memory_order_acquire);
+         round++) {
+        if (round < 100) {
+            (void)sched_yield();
+        } else {
+            (void)nanosleep(&nap, NULL);
+        }
+    }
 }
 
-static void
+/* Not a mutex, which would double the cost of a birth and a death: the lock is held for a few
+ * instructions. */
+static inline void
+lock_lives(void)
+{
+    if (atomic_flag_test_and_set_explicit(&lives.lock, memory_order_acquire)) {
+        wait_for_lock();
+    }
+}
+
+static inline void
 unlock_lives(void)
 {
-    (void)pthread_mutex_unlock(&lives.lock);
+    atomic_flag_clear_explicit(&lives.lock, memory_order_release);
 }
 
 /* The recording is the parent's. */
