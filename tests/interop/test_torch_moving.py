@@ -13,6 +13,14 @@ from programs import run_python
 from tensors import DTYPES, assert_same, gpu_only, mt, small_model, snapshot, tensors_of, torch
 
 
+def names_of_memory():
+    """The named memories that live: {address: (name, bytes)}."""
+    gc.collect()
+    found = [b for b in gc.get_objects() if isinstance(b, ManagedBuffer) and b.name]
+    # A view has its root's name, and is smaller.
+    return {b.handle: (b.name, b.size) for b in sorted(found, key=lambda b: b.size)}
+
+
 class TestToManaged:
     def test_objects_values_and_layout_stay(self, on):
         model = small_model(on)
@@ -124,6 +132,45 @@ class TestToManaged:
         del kept
         gc.collect()
         assert not ManagedBuffer.from_handle(address, 1).is_managed
+
+    def test_memory_has_the_qualified_names(self, on):
+        model = mt.to_managed(small_model(on))
+        names = names_of_memory()
+        for name, tensor in model.named_parameters():
+            assert names[tensor.data_ptr()] == (name, PAGE)
+        for name, tensor in model.named_buffers():
+            assert names[tensor.data_ptr()][0] == name
+        del model, tensor
+        gc.collect()
+        assert names_of_memory() == {}
+
+    def test_memory_that_tensors_share_has_all_their_names(self, on):
+        base = torch.arange(3000.0, device=on)
+        module = torch.nn.Module()
+        for i in range(3):
+            module.register_buffer(f"part{i}", base[1000 * i :][:1000])
+        mt.to_managed(module)
+        assert list(names_of_memory().values()) == [("part0, part1, part2", 3 * PAGE)]
+
+    def test_long_names_are_shortened(self, on):
+        def names_of(*names):
+            base = torch.zeros(len(names), device=on)
+            module = torch.nn.Module()
+            for i, name in enumerate(names):
+                module.register_buffer(name, base[i : i + 1])
+            mt.to_managed(module)
+            [(name, _)] = names_of_memory().values()
+            return name
+
+        assert names_of("x" * 200) == "x" * 200
+        assert names_of("start" + "é" * 100) == "..." + "é" * 98
+        assert names_of(*(f"tensor_number_{i}" for i in range(20))) == "tensor_number_0 and 19 more"
+        assert names_of("a\0b\udc80") == "a?b?"
+
+    def test_a_tensor_alone_has_no_name(self, on):
+        tensor = mt.to_managed(torch.zeros(3, device=on))
+        assert mt.is_managed(tensor)
+        assert names_of_memory() == {}
 
     def test_at_interpreter_exit_tensors_may_live(self, on):
         done = run_python(

@@ -23,6 +23,8 @@ from managedmem.torch._tensors import Found, check_dense, describe, extent_of, i
 _Movable = TypeVar("_Movable", bound="torch.nn.Module | torch.optim.Optimizer | Tensor")
 # The alignment of torch's own allocators; a block that starts inside a storage keeps it.
 _ALIGNMENT = 512
+_SKEW = 16  # a block keeps its start modulo this: 0, except in memory that torch did not allocate
+_NAME_BYTES = 200  # the longest name of a buffer, in UTF-8
 
 
 @dataclass(slots=True)
@@ -34,6 +36,7 @@ class _Piece:
     start: int
     end: int
     tensors: list[Tensor] = field(default_factory=list)
+    names: list[str] = field(default_factory=list)  # of the tensors that have one
 
 
 @dataclass(slots=True)
@@ -63,8 +66,9 @@ def to_managed(module: _Movable, *, device: torch.device | str | int | None = No
     tensor in managed memory is an ordinary CPU tensor for torch, and every GPU can use its address.
 
     Each device gets one allocation, in which each storage starts on a page of its own. It is freed
-    with its last tensor. Memory that is already managed stays if its device is the right one. All
-    or nothing: after an error the module is unchanged.
+    with its last tensor. Traces show the pages of each storage by the qualified names of its
+    tensors. Memory that is already managed stays if its device is the right one. All or nothing:
+    after an error the module is unchanged.
 
     Call it before DistributedDataParallel, torch.compile or a graph capture sees the module: they
     keep addresses. FullyShardedDataParallel copies parameters to memory of its own; build the model
@@ -165,6 +169,7 @@ def _blocks(found: Found, target: torch.device | None) -> list[_Block]:
         piece.start = min(piece.start, start)
         piece.end = max(piece.end, extent[1])
         piece.tensors.append(tensor)
+        piece.names += [name] if name else []
     blocks: list[_Block] = []
     for piece in sorted(map(_rounded, pieces.values()), key=lambda piece: piece.start):
         if not blocks or piece.start >= blocks[-1].end:
@@ -201,7 +206,8 @@ def _find_places(blocks: list[_Block]) -> None:
     homeless: dict[torch.device, list[_Block]] = {}
     for block in blocks:
         owner = [piece.storage for piece in block.pieces]
-        memory = ManagedBuffer.from_handle(block.start, block.end - block.start, owner=owner)
+        size = block.end - block.start
+        memory = ManagedBuffer.from_handle(block.start, size, owner=owner, name=_name_of(block))
         # For torch, managed memory belongs to the device that was current at its allocation.
         if memory.is_managed and block.device.index in (None, memory.device_id):
             block.place = memory
@@ -213,18 +219,32 @@ def _find_places(blocks: list[_Block]) -> None:
 
 def _allocate_places(device: torch.device, blocks: list[_Block]) -> None:
     """Make one allocation, in which each block starts on a page of its own."""
-    total = 0
-    offsets = []
+    sizes = []
     for block in blocks:
-        skew = block.start % 16  # 0, except in memory that torch did not allocate
-        offsets.append(total + skew)
-        total += -(-(skew + block.end - block.start) // mmap.PAGESIZE) * mmap.PAGESIZE
+        used = block.start % _SKEW + block.end - block.start
+        sizes.append(-(-used // mmap.PAGESIZE) * mmap.PAGESIZE)
     current: AbstractContextManager[object]
     current = torch.cuda.device(device) if device.type == "cuda" else nullcontext()
     with current:
-        arena = ManagedMemoryResource().allocate(total)
-    for block, offset in zip(blocks, offsets, strict=True):
-        block.place = arena[offset : offset + block.end - block.start]
+        arena = ManagedMemoryResource().allocate(sum(sizes))
+    address = arena.handle
+    for block, size in zip(blocks, sizes, strict=True):
+        pages = ManagedBuffer.from_handle(address, size, owner=arena, name=_name_of(block))
+        skew = block.start % _SKEW
+        block.place = pages[skew : skew + block.end - block.start]
+        address += size
+
+
+def _name_of(block: _Block) -> str | None:
+    """The names of the tensors in a block, as the name of its memory."""
+    names = [name for piece in block.pieces for name in piece.names]
+    text = ", ".join(names)
+    if len(names) > 1 and len(text.encode(errors="replace")) > _NAME_BYTES:
+        text = f"{names[0]} and {len(names) - 1} more"
+    encoded = text.replace("\0", "?").encode(errors="replace")
+    if len(encoded) > _NAME_BYTES:  # the end of a name tells more than its start
+        encoded = b"..." + encoded[3 - _NAME_BYTES :]
+    return encoded.decode(errors="ignore") or None
 
 
 def _as_bytes(place: ManagedBuffer, device: torch.device) -> Tensor:
