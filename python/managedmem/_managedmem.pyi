@@ -296,7 +296,9 @@ class ManagedMemoryResource:
     def __new__(
         cls, *, pooled: bool = False, preferred_location: _Location | None = None
     ) -> Self: ...
-    def allocate(self, size: SupportsIndex, *, stream: _Stream | None = None) -> ManagedBuffer: ...
+    def allocate(
+        self, size: SupportsIndex, *, stream: _Stream | None = None, name: str | None = None
+    ) -> ManagedBuffer: ...
     def deallocate(
         self,
         ptr: SupportsIndex | _BindingsObject,
@@ -340,7 +342,9 @@ class ManagedMemoryResource:
 @final
 class DeviceMemoryResource:
     def __new__(cls, device: _Device) -> Self: ...
-    def allocate(self, size: SupportsIndex, *, stream: _Stream | None = None) -> ManagedBuffer: ...
+    def allocate(
+        self, size: SupportsIndex, *, stream: _Stream | None = None, name: str | None = None
+    ) -> ManagedBuffer: ...
     def deallocate(
         self,
         ptr: SupportsIndex | _BindingsObject,
@@ -401,6 +405,7 @@ class ManagedBuffer(_HostMemory):
         *,
         stream: _Stream | None = None,
         is_host_accessible: bool | None = None,
+        name: str | None = None,
     ) -> Self: ...
     @classmethod
     def from_ipc_descriptor(
@@ -408,6 +413,10 @@ class ManagedBuffer(_HostMemory):
     ) -> NoReturn: ...
 
     # Properties.
+    @property
+    def name(self) -> str | None: ...
+    @name.setter
+    def name(self, value: str | None) -> None: ...
     @property
     def handle(self) -> int: ...
     @property
@@ -810,7 +819,10 @@ def discard_prefetch(
     defer: _Flag | None = None,
 ) -> None: ...
 def empty(
-    shape: SupportsIndex | Sequence[SupportsIndex], dtype: _DType = "uint8"
+    shape: SupportsIndex | Sequence[SupportsIndex],
+    dtype: _DType = "uint8",
+    *,
+    name: str | None = None,
 ) -> ManagedBuffer: ...
 def driver_info() -> _DriverInfo: ...
 def _select_driver(name: str, /) -> None: ...

@@ -23,8 +23,10 @@ from managedmem import Device, Host, ManagedBuffer, ManagedMemoryResource, Prefe
 assert Host(1) is Host(numa_id=1) and Device(0) is Device.all()[0]
 assert pickle.loads(pickle.dumps(Host(1))) is Host(1)
 stream = Stream()
-buffer = ManagedMemoryResource().allocate(4 * 4096)
+buffer = ManagedMemoryResource().allocate(4 * 4096, name="there")
 buffer.read_mostly = True
+assert buffer[:8].name == buffer.name == "there"
+buffer.name = "there again"
 buffer.accessed_by = [Host(), Device(0)]
 assert buffer.accessed_by == {Host(), Device(0)}
 buffer.prefetch(Host(), stream=stream)
@@ -44,7 +46,7 @@ else:
     raise AssertionError
 class Sub(ManagedBuffer):
     pass
-sub = Sub.from_handle(buffer.handle, buffer.size)
+sub = Sub.from_handle(buffer.handle, buffer.size, name="wrapped there")
 sub.me = sub
 stream.sync()
 """

@@ -163,6 +163,16 @@ ERRORS = {
     "a range that is too long": wrong(lambda w: w.a.range(PAGE, SIZE), ValueError),
     "an unknown keyword": wrong(lambda w: w.a.prefetch(ZERO, speed=9)),
     "a missing argument": wrong(lambda w: w.a.prefetch()),
+    "bytes as a name": wrong(lambda w: setattr(w.a, "name", b"weights")),
+    "a long name": wrong(lambda w: managedmem.empty(PAGE, name="x" * 201), ValueError),
+    "a name without UTF-8": wrong(
+        lambda w: ManagedBuffer.from_handle(8, 8, name="\udc80"), ValueError
+    ),
+    "a name for a part": wrong(lambda w: setattr(w.part, "name", "part"), ValueError),
+    "a name once closed": wrong(
+        lambda w: setattr(closed(managedmem.empty(PAGE)), "name", "late"), RuntimeError
+    ),
+    "no name left": wrong(lambda w: delattr(w.a, "name"), AttributeError),
     "an attribute that is fixed": wrong(lambda w: setattr(w.a, "size", 1), AttributeError),
     "a set with a node": wrong(lambda w: w.members.add(Host(1)), ValueError),
     "remove what is not in the set": wrong(lambda w: w.b.accessed_by.remove(HOST), KeyError),

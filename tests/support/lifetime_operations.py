@@ -142,6 +142,24 @@ LIVES = {
     "from_handle of a subclass": Operation(
         lambda w: Named.from_handle(w.a.handle, SIZE, owner=w.a)
     ),
+    "change a name": Operation(lambda w: setattr(w.a, "name", "another" * 20)),
+    "give a name": Operation(lambda w: setattr(w.b, "name", "second")),
+    "remove a name": Operation(lambda w: setattr(w.a, "name", None)),
+    "name wrapped memory": Operation(
+        lambda w: setattr(ManagedBuffer.from_handle(w.a.handle, SIZE), "name", "later")
+    ),
+    "empty with a name": Operation(lambda w: w.keep(managedmem.empty((2, 8), "f4", name="é"))),
+    "allocate with a name": in_pools(
+        lambda w: [r.allocate(PAGE, stream=w.stream, name="x").close() for r in w.pools]
+    ),
+    "from_handle with a name": Operation(
+        lambda w: ManagedBuffer.from_handle(w.a.handle, SIZE, owner=w.a, name="part")
+    ),
+    "foreign memory with a name": Operation(
+        lambda w: ManagedBuffer.from_handle(
+            w.a.handle, SIZE, mr=KeepingResource(), name="theirs"
+        ).close()
+    ),
     "foreign memory": Operation(lambda w: ForeignResource().allocate(PAGE).close(w.stream)),
     "foreign memory dropped": Operation(
         lambda w: ForeignResource().allocate(PAGE)[8:].prefetch(HOST)

@@ -456,6 +456,7 @@ def refused(read):
 
 # Operations without a driver call, as test_faults.py checks.
 NO_DRIVER = {
+    "ManagedBuffer.name": lambda w: (w.a.name, w.part.name),
     "ManagedBuffer.handle": lambda w: w.a.handle,
     "ManagedBuffer.size": lambda w: w.a.size,
     "ManagedBuffer.nbytes": lambda w: w.a.nbytes,

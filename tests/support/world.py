@@ -52,6 +52,7 @@ class World:
         self.made = []
         for index, buffer in enumerate(self.buffers):
             write(buffer, PATTERNS[index])
+        self.a.name, self.wrapped.name = "first", "third, wrapped"
         self.a.read_mostly = True
         self.a.preferred_location = Host()
         self.a.accessed_by = [Device(0), Host()]
@@ -92,6 +93,9 @@ class World:
     def bytes(self):
         return [contents(b) for b in self.buffers if not b.is_closed]
 
+    def names(self):
+        return [b.name for b in (*self.buffers, self.part, self.wrapped)]
+
     def state(self):
         """The state that a failing operation must not change."""
         return {
@@ -99,6 +103,7 @@ class World:
             "prefetched": self.prefetched(),
             "bytes": self.bytes(),
             "access": self.access(),
+            "names": self.names(),
         }
 
     def live_objects(self):

@@ -53,7 +53,7 @@ set_layout(mm_buffer *b, const mm_layout *layout)
     b->size = empty ? 0 : (size_t)stride;
 }
 
-/* The buffer of all of its memory. */
+/* The buffer of all of its memory, which is made for it. */
 static inline PyObject *
 new_root(mm_state *state, PyTypeObject *type, mm_memory *memory, const mm_layout *layout,
          PyObject *owner, PyObject *resource)
@@ -66,6 +66,7 @@ new_root(mm_state *state, PyTypeObject *type, mm_memory *memory, const mm_layout
         b->start = memory->start;
         set_layout(b, layout);
         assert(b->size == memory->size);
+        mm_life_describe(&memory->life, b->dtype->name, b->dimensions, b->shape);
     }
     return (PyObject *)b;
 }

@@ -219,6 +219,19 @@ void mm_buffer_finalize(PyObject *op);
 void mm_buffer_last_reference(PyObject *op); /* tp_dealloc */
 extern const char mm_buffer_close_doc[], mm_set_deallocation_stream_doc[];
 
+/* --- buffer_name.c ---------------------------------------------------------------------- */
+
+/* Reads the name= of a function: a str of 1 to MM_NAME_BYTES bytes of UTF-8, which keeps *name;
+ * *name is NULL for None and a missing argument. -1 with TypeError or ValueError. */
+int mm_read_name(PyObject *value, const char **name);
+
+/* Gives a new buffer a name, unless that is NULL, and returns the buffer. Passes on a failure, and
+ * on its own releases the buffer. */
+PyObject *mm_buffer_named(PyObject *buffer, const char *name);
+
+PyObject *mm_buffer_get_name(PyObject *op, void *closure);
+int mm_buffer_set_name(PyObject *op, PyObject *value, void *closure);
+
 /* --- buffer_operations.c ---------------------------------------------------------------- */
 
 PyObject *mm_buffer_prefetch(PyObject *op, PyObject *const *args, Py_ssize_t nargs,

@@ -79,10 +79,33 @@ new_foreign_buffer(mm_state *state, PyTypeObject *type, mm_memory *memory, PyObj
     return buffer;
 }
 
-enum { PTR, SIZE, MR, OWNER, STREAM, IS_HOST_ACCESSIBLE, FROM_HANDLE_ARGC };
+/* Wraps memory; NULL with an exception. The name is set before a buffer exists, whose end could call
+ * the resource. */
+static mm_memory *
+wrap_memory(mm_state *state, CUdeviceptr start, size_t size, const mm_access *access,
+            const char *name)
+{
+    mm_status st;
+    mm_memory *memory = mm_memory_wrap(start, size, &st);
+    bool done;
+
+    if (memory != NULL && name != NULL && mm_memory_set_name(memory, name, &done, &st) < 0) {
+        mm_buffer_release(memory);
+        memory = NULL;
+    }
+    if (memory == NULL) {
+        (void)mm_raise(state, &st);
+        return NULL;
+    }
+    memory->access = *access;
+    return memory;
+}
+
+enum { PTR, SIZE, MR, OWNER, STREAM, IS_HOST_ACCESSIBLE, NAME, FROM_HANDLE_ARGC };
 static const char *const from_handle_names[] = {
     [PTR] = "ptr",     [SIZE] = "size",     [MR] = "mr",
     [OWNER] = "owner", [STREAM] = "stream", [IS_HOST_ACCESSIBLE] = "is_host_accessible",
+    [NAME] = "name",
 };
 static const mm_parameters from_handle_parameters = {
     .function = "from_handle",
@@ -100,11 +123,12 @@ buffer_from_handle(PyObject *type, PyObject *const *args, Py_ssize_t nargs, PyOb
     mm_access access = {0};
     CUdeviceptr start;
     mm_memory *memory;
-    mm_status st;
+    const char *name;
     size_t size;
 
     if (mm_args(&from_handle_parameters, args, nargs, kwnames, argv) < 0
-        || mm_read_address_range(argv[PTR], argv[SIZE], &start, &size) < 0) {
+        || mm_read_address_range(argv[PTR], argv[SIZE], &start, &size) < 0
+        || mm_read_name(argv[NAME], &name) < 0) {
         return NULL;
     }
     resource = argv[MR] == Py_None ? NULL : argv[MR];
@@ -120,36 +144,50 @@ buffer_from_handle(PyObject *type, PyObject *const *args, Py_ssize_t nargs, PyOb
         && (streams = read_deallocation_stream(state, resource, argv[STREAM])) == NULL) {
         return NULL;
     }
-    memory = mm_memory_wrap(start, size, &st);
+    memory = wrap_memory(state, start, size, &access, name);
     if (memory == NULL) {
         Py_XDECREF(streams);
-        return mm_raise(state, &st);
+        return NULL;
     }
-    memory->access = access;
     return streams ? new_foreign_buffer(state, (PyTypeObject *)type, memory, resource, streams)
                    : mm_buffer_new_bytes(state, (PyTypeObject *)type, memory, owner, NULL);
 }
 
 /* --- properties ------------------------------------------------------------------------- */
 
+/* "name='weights' ", or an empty text. */
+static PyObject *
+repr_of_name(PyObject *op)
+{
+    PyObject *name = mm_buffer_get_name(op, NULL), *text = NULL;
+
+    if (name != NULL) {
+        text = name == Py_None ? PyUnicode_FromString("") : PyUnicode_FromFormat("name=%R ", name);
+        Py_DECREF(name);
+    }
+    return text;
+}
+
 static PyObject *
 buffer_repr(PyObject *op)
 {
     mm_buffer *b = mm_buffer_of(op);
-    PyObject *shape, *name, *text = NULL;
+    PyObject *shape, *type, *name, *text = NULL;
     char state[32] = "closed";
 
     if (!mm_buffer_is_closed(b)) {
         (void)snprintf(state, sizeof state, "handle=0x%llx", (unsigned long long)b->start);
     }
-    name = PyType_GetName(Py_TYPE(op));
+    type = PyType_GetName(Py_TYPE(op));
     shape = mm_buffer_get_shape(op, NULL);
-    if (name != NULL && shape != NULL) {
-        text =
-            PyUnicode_FromFormat("<%U shape=%R dtype=%s %s>", name, shape, b->dtype->name, state);
+    name = repr_of_name(op);
+    if (type != NULL && shape != NULL && name != NULL) {
+        text = PyUnicode_FromFormat("<%U %Ushape=%R dtype=%s %s>", type, name, shape,
+                                    b->dtype->name, state);
     }
-    Py_XDECREF(name);
+    Py_XDECREF(type);
     Py_XDECREF(shape);
+    Py_XDECREF(name);
     return text;
 }
 
@@ -322,7 +360,8 @@ PyDoc_STRVAR(
 
 PyDoc_STRVAR(
     buffer_from_handle_doc,
-    "from_handle(ptr, size, mr=None, owner=None, *, stream=None, is_host_accessible=None)\n--\n\n"
+    "from_handle(ptr, size, mr=None, owner=None, *, stream=None, is_host_accessible=None, name=None)\n"
+    "--\n\n"
     "Wrap memory that exists already.\n"
     "\n"
     "Parameters\n"
@@ -343,6 +382,8 @@ PyDoc_STRVAR(
     "    read and write it, so that host views and copies are allowed; a wrong True ends the process.\n"
     "    None: they are allowed if the owner holds that memory (an object of the buffer protocol or a\n"
     "    torch tensor), or if mr.is_host_accessible is true. False: no host views of any memory.\n"
+    "name : str, optional\n"
+    "    The name of the buffer, as ManagedBuffer.name has it.\n"
     "\n"
     "Returns an instance of the class it is called on. The address is not checked here: an operation on\n"
     "memory that is not managed raises ValueError, and a host view of an unknown address BufferError. If\n"
@@ -350,8 +391,8 @@ PyDoc_STRVAR(
     "the buffer: writes and discards raise ValueError. While a host view lives, the owner cannot release\n"
     "that memory. mr.deallocate() always gets a stream object: a cuda.core.Stream if mr is a resource of\n"
     "cuda.core, else stream itself or a Stream. Raises ValueError for mr together with owner, stream\n"
-    "without mr, a bad address, or a size below 0; TypeError for mr without deallocate(). Safe from every\n"
-    "thread. Driver: none.");
+    "without mr, a bad address or name, or a size below 0; TypeError for mr without deallocate(). Safe\n"
+    "from every thread. Driver: none.");
 
 static PyMethodDef buffer_methods[] = {
     MM_CLASS_METHOD("from_handle", buffer_from_handle, buffer_from_handle_doc),
@@ -408,6 +449,14 @@ static PyGetSetDef buffer_getset[] = {
      "dtype objects of other libraries.",
      NULL},
     {"itemsize", buffer_get_itemsize, NULL, "The size of an element in bytes.", NULL},
+    {"name", mm_buffer_get_name, mm_buffer_set_name,
+     "The name of the memory in traces and in repr: a str of at most 200 bytes of UTF-8, or None.\n\n"
+     "A name is not unique, and need not be. A view has the name of its whole buffer; assigning to it is\n"
+     "a ValueError, and trace.name(view, label) names the part in a trace. A closed buffer keeps its\n"
+     "name; copies have none. Assigning raises TypeError for other objects; ValueError for an empty, too\n"
+     "long or unencodable str and one with a null character; RuntimeError when closed. Safe from every\n"
+     "thread. Driver: none.",
+     NULL},
     {"owner", buffer_get_owner, NULL,
      "The owner= of from_handle(); None without one, and once the buffer is closed.", NULL},
     {"memory_resource", buffer_get_resource, NULL,

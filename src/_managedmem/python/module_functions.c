@@ -204,11 +204,13 @@ module_advise(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObjec
 MM_GUARD_ARRAYS static PyObject *
 module_empty(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
-    static const char *const names[] = {"shape", "dtype"};
+    enum { SHAPE, DTYPE, NAME, ARGC };
+    static const char *const names[ARGC] = {[SHAPE] = "shape", [DTYPE] = "dtype", [NAME] = "name"};
     static const mm_parameters parameters = {
-        .function = "empty", .names = names, .required = 1, .positional = 2, .total = 2};
+        .function = "empty", .names = names, .required = 1, .positional = 2, .total = ARGC};
     Py_ssize_t shape[MM_MAX_DIMENSIONS];
-    PyObject *argv[2];
+    PyObject *argv[ARGC];
+    const char *name;
     mm_layout layout;
     size_t bytes;
 
@@ -220,11 +222,12 @@ module_empty(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject
         return NULL;
     }
     if (mm_args(&parameters, args, nargs, kwnames, argv) < 0
-        || (layout.dtype = mm_read_dtype(argv[1])) == NULL
-        || mm_read_shape(argv[0], &layout, shape, &bytes) < 0) {
+        || (layout.dtype = mm_read_dtype(argv[DTYPE])) == NULL
+        || mm_read_shape(argv[SHAPE], &layout, shape, &bytes) < 0
+        || mm_read_name(argv[NAME], &name) < 0) {
         return NULL;
     }
-    return mm_allocate(mm_module_state(module), NULL, NULL, bytes, &layout);
+    return mm_buffer_named(mm_allocate(mm_module_state(module), NULL, NULL, bytes, &layout), name);
 }
 
 /* --- the driver ------------------------------------------------------------------------- */
@@ -363,7 +366,7 @@ PyDoc_STRVAR(
 
 PyDoc_STRVAR(
     empty_doc,
-    "empty(shape, dtype='uint8')\n--\n\n"
+    "empty(shape, dtype='uint8', *, name=None)\n--\n\n"
     "Allocate managed memory for an array, with undefined contents.\n"
     "\n"
     "Parameters\n"
@@ -372,6 +375,8 @@ PyDoc_STRVAR(
     "    The lengths of up to 8 axes. () has one element; a length of 0 needs no memory.\n"
     "dtype : str, NumPy or torch dtype, Python type\n"
     "    The element type, such as \"float32\" or \"f4\".\n"
+    "name : str, optional\n"
+    "    The name of the buffer, as ManagedBuffer.name has it.\n"
     "\n"
     "Returns a ManagedBuffer. No page is populated before its first use or prefetch. Raises ValueError\n"
     "and TypeError for bad arguments, CUDAOutOfMemoryError when memory runs out. Safe from every\n"

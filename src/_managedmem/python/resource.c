@@ -182,22 +182,24 @@ mm_allocate(mm_state *state, PyObject *resource, PyObject *stream, size_t bytes,
 static PyObject *
 resource_allocate(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
-    enum { SIZE, STREAM, ARGC };
-    static const char *const names[ARGC] = {[SIZE] = "size", [STREAM] = "stream"};
+    enum { SIZE, STREAM, NAME, ARGC };
+    static const char *const names[ARGC] = {[SIZE] = "size", [STREAM] = "stream", [NAME] = "name"};
     static const mm_parameters parameters = {
         .function = "allocate", .names = names, .required = 1, .positional = 1, .total = ARGC};
     PyObject *argv[ARGC];
+    const char *name;
     Py_ssize_t length;
     mm_layout layout;
     size_t size;
 
     if (mm_args(&parameters, args, nargs, kwnames, argv) < 0
-        || mm_read_size(argv[SIZE], "size", &size) < 0) {
+        || mm_read_size(argv[SIZE], "size", &size) < 0 || mm_read_name(argv[NAME], &name) < 0) {
         return NULL;
     }
     length = (Py_ssize_t)size;
     layout = mm_layout_of_bytes(&length);
-    return mm_allocate(mm_type_state(Py_TYPE(op)), op, argv[STREAM], size, &layout);
+    return mm_buffer_named(
+        mm_allocate(mm_type_state(Py_TYPE(op)), op, argv[STREAM], size, &layout), name);
 }
 
 /* Once the resource is closed, only its blocks keep the pool, so this free by address is not
@@ -376,16 +378,17 @@ PyMemberDef mm_resource_members[] = {
 
 PyDoc_STRVAR(
     allocate_doc,
-    "allocate($self, size, *, stream=None)\n--\n\n"
+    "allocate($self, size, *, stream=None, name=None)\n--\n\n"
     "A new ManagedBuffer of size bytes (dtype uint8, one axis), with undefined contents.\n"
     "\n"
     "From a pool: in the order of the stream, which owns the memory from that point on; other streams\n"
     "and the host must wait for it. close() and the last reference free it in the same order. Without\n"
     "a pool the memory is usable at once, on every stream, and stream is only checked. No page of\n"
-    "managed memory is populated before its first use or prefetch. Size 0 allocates nothing.\n"
+    "managed memory is populated before its first use or prefetch. Size 0 allocates nothing. name is\n"
+    "that of ManagedBuffer.name.\n"
     "\n"
-    "Raises ValueError for a size below 0, TypeError for a size that is not an int, RuntimeError when the\n"
-    "resource is closed, CUDAError for a pool on a stream that captures a graph, CUDAOutOfMemoryError\n"
+    "Raises ValueError for a size below 0 or a bad name, TypeError for a size that is not an int,\n"
+    "RuntimeError when the resource is closed, CUDAError for a pool on a stream that captures a graph, CUDAOutOfMemoryError\n"
     "when memory runs out. Safe from every thread; releases the GIL.\n"
     "Driver: cuMemAllocManaged, cuMemAllocFromPoolAsync.");
 
