@@ -219,6 +219,7 @@ bad_fields_are_rejected(void)
     is_rejected(with(a_host_fault(), 1, 0, 1));
     is_rejected(with(a_host_fault(), 1, 3, 1));
     is_rejected(with(a_host_fault(), 8, 0, 8));
+    is_rejected(with(a_host_fault(), 8, UINT64_MAX, 8));
     is_rejected(with(a_host_fault(), 16, 0, 8));
     is_rejected(with(a_device_fault(), 2, 0, 1));
     is_rejected(with(a_device_fault(), 2, 5, 1));

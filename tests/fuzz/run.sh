@@ -45,6 +45,14 @@ build_options() {
         -o "$1" -lpthread
 }
 
+# --- records: the parser of the kernel module's records
+
+# build_records PROGRAM PARSER
+build_records() {
+    clang "${flags[@]}" "$target" "-I$root/src/_managedmem/memory" "-DPARSER=\"$2\"" \
+        "$here/records.c" -o "$1"
+}
+
 # --- protocols: the extension, in a package of its own
 
 # compile OBJECT SOURCE
@@ -84,12 +92,12 @@ export ASAN_OPTIONS=detect_leaks=0:detect_stack_use_after_return=1:allocator_may
 export UBSAN_OPTIONS=print_stacktrace=1
 unset MANAGEDMEM_EMULATOR
 
-# run_target NAME PROGRAM OPTION-OR-INPUT...: options in C, protocols in an interpreter
+# run_target NAME PROGRAM OPTION-OR-INPUT...: options and records in C, protocols in an interpreter
 run_target() {
     local name=$1
     shift
     case $name in
-    options) "$@" ;;
+    options | records) "$@" ;;
     protocols)
         # Python's own allocator would hide overflows from ASan.
         PYTHONHOME=${host[2]} PYTHONPATH=${package:-$build/package}:$here PYTHONMALLOC=malloc \
@@ -126,6 +134,13 @@ plant_in_options() {
     must_find options 'not so: ' "$build/planted-options"
 }
 
+# Takes away the check that a processor has a place in the table.
+plant_in_records() {
+    plant 's/index >= MM_UVM_PROCESSORS || //' "$root/src/_managedmem/memory/uvm_records.c"
+    build_records "$build/planted-records" "$build/planted.c"
+    must_find records 'out of bounds' "$build/planted-records"
+}
+
 # Takes away the check that an array has no more axes than there is room for.
 plant_in_protocols() {
     local foreign=$root/src/_managedmem/python/foreign_memory.c package=$build/planted
@@ -156,10 +171,17 @@ fuzz() {
 }
 
 build_options "$build/options" "$root/src/emulator/config.c"
+build_records "$build/records" "$root/src/_managedmem/memory/uvm_records.c"
 build_protocols
 plant_in_options
+plant_in_records
 plant_in_protocols
 failed=
 fuzz options "-dict=$here/options.dict" -max_len=256 &
+options=$!
+fuzz records -max_len=1024 &
+records=$!
 fuzz protocols -max_len=200 || failed=1
-wait $! && [ -z "$failed" ]
+wait $options || failed=1
+wait $records || failed=1
+[ -z "$failed" ]

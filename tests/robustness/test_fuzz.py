@@ -63,14 +63,20 @@ def replay(program, paths):
     )
 
 
-def build(folder, parser):
-    """The target of the options, without libFuzzer, over that parser."""
+PARSERS = {
+    "options": SOURCES / "emulator" / "config.c",
+    "records": SOURCES / "_managedmem" / "memory" / "uvm_records.c",
+}
+
+
+def build(folder, target, parser):
+    """The target, without libFuzzer, over that parser."""
     compiler, include = shutil.which("cc"), cuda_include()
     if compiler is None or include is None:
         pytest.skip("needs a C compiler (cc) and cuda.h")
-    program = folder / "options"
-    sources = [FOLDER / "options.c", FOLDER / "replay.c"]
-    flags = ["-std=c11", "-D_GNU_SOURCE", f"-I{include}", f"-I{SOURCES / 'emulator'}"]
+    program = folder / target
+    sources = [FOLDER / f"{target}.c", FOLDER / "replay.c"]
+    flags = ["-std=c11", "-D_GNU_SOURCE", f"-I{include}", f"-I{PARSERS[target].parent}"]
     done = subprocess.run(
         [compiler, *flags, f'-DPARSER="{parser}"', *sources, "-o", program, "-lpthread"],
         capture_output=True,
@@ -81,17 +87,26 @@ def build(folder, parser):
     return program
 
 
-def test_options_of_the_emulated_driver(tmp_path):
-    paths = inputs("options")
-    done = replay(build(tmp_path, SOURCES / "emulator" / "config.c"), paths)
+@pytest.mark.parametrize("target", PARSERS)
+def test_input_of_parsers(tmp_path, target):
+    paths = inputs(target)
+    done = replay(build(tmp_path, target, PARSERS[target]), paths)
     assert (done.returncode, done.stdout) == (0, f"{len(paths)} inputs\n"), done.stderr
 
 
-def test_a_bound_that_the_parser_lacks_is_noticed(tmp_path):
-    text = (SOURCES / "emulator" / "config.c").read_text()
-    planted = tmp_path / "config.c"
-    planted.write_text(text.replace(" *out <= high", " *out <= high + 100"))
+@pytest.mark.parametrize(
+    ("target", "bound", "wrong"),
+    [
+        ("options", " *out <= high", " *out <= high + 100"),
+        ("records", "out->amount <= MOST_BYTES", "out->amount <= 2 * MOST_BYTES"),
+        ("records", "out->end < out->start", "out->end == 0"),
+    ],
+)
+def test_a_bound_that_the_parser_lacks_is_noticed(tmp_path, target, bound, wrong):
+    text = PARSERS[target].read_text()
+    planted = tmp_path / PARSERS[target].name
+    planted.write_text(text.replace(bound, wrong))
     assert planted.read_text() != text
-    done = replay(build(tmp_path, planted), inputs("options"))
+    done = replay(build(tmp_path, target, planted), inputs(target))
     assert done.returncode != 0
     assert "not so: " in done.stderr

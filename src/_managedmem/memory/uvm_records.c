@@ -83,7 +83,7 @@ read_access(const unsigned char *record, size_t address, mm_event *out)
 {
     out->address = u64_at(record, address);
     out->amount = 1;
-    return out->address != 0;
+    return out->address != 0 && out->address != UINT64_MAX;
 }
 
 static mm_record_result
