@@ -5,6 +5,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <stdint.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -368,7 +369,7 @@ a_thread_drains_while_pages_move(void)
     mm_uvm_queue_close(&d.queue);
 }
 
-/* --- opening and closing ------------------------------------------------------------------ */
+/* --- opening ------------------------------------------------------------------ */
 
 static int
 count_files(void)
@@ -424,6 +425,237 @@ the_wrong_file_is_passed_over(void)
     CHECK_EQUAL(queue.space_file, files[1]);
     mm_uvm_queue_close(&queue);
 }
+
+/* --- other answers of the system ---------------------------------------------------------- */
+
+static mm_uvm_calls emulated;
+static int answered_errno; /* not 0: every ioctl fails with it */
+static uint32_t answered_status;
+static unsigned long answered_request; /* the one that is answered so */
+
+static int
+no_files(int *files, int most)
+{
+    (void)files;
+    (void)most;
+    return 0;
+}
+
+static int
+wrong_files(int *files, int most)
+{
+    CHECK(most >= 2);
+    CHECK_EQUAL(emulated.files(files, 1), 1);
+    files[1] = files[0];
+    return 2;
+}
+
+/* All arguments are at least as long as that of a flush, and have the status at one of three places. */
+static int
+answer(int file, unsigned long request, void *argument)
+{
+    size_t place = request == MM_UVM_MAKE_QUEUE ? 48 : request == MM_UVM_FLUSH ? 0 : 8;
+
+    if (request != answered_request) {
+        return emulated.ioctl(file, request, argument);
+    }
+    if (answered_errno != 0) {
+        errno = answered_errno;
+        return -1;
+    }
+    memcpy((char *)argument + place, &answered_status, sizeof answered_status);
+    return 0;
+}
+
+/* Some modules store the number of processors where others store the status. */
+static int
+list_with_a_count(int file, unsigned long request, void *argument)
+{
+    mm_uvm_list_request *list = argument;
+    int rc = emulated.ioctl(file, request, argument);
+
+    if (request == MM_UVM_LIST_PROCESSORS) {
+        list->status = answered_status != 0 ? answered_status : list->status_or_count;
+        list->status_or_count = 3;
+    }
+    return rc;
+}
+
+static void
+check_failure(const mm_status *st, int code, const char *sentence)
+{
+    CHECK_EQUAL(st->kind, MM_TRACE_UNAVAILABLE);
+    CHECK_EQUAL(st->code, code);
+    if (strcmp(st->detail, sentence) != 0) {
+        (void)fprintf(stderr, "%s\n", st->detail);
+        exit(1);
+    }
+}
+
+static void
+refuse_through(const mm_uvm_calls *calls, int code, const char *sentence)
+{
+    mm_uvm_queue queue;
+    mm_status st;
+    int files = count_files();
+
+    CHECK_EQUAL(mm_uvm_queue_open_through(calls, &queue, 64, &st), -1);
+    check_failure(&st, code, sentence);
+    CHECK(queue.memory == NULL);
+    CHECK_EQUAL(count_files(), files);
+}
+
+static void
+openings_that_fail_say_the_reason(void)
+{
+    mm_uvm_calls calls = emulated;
+    struct rlimit all, few;
+
+    calls.files = no_files;
+    refuse_through(
+        &calls, 0,
+        "this process has no open file of /dev/nvidia-uvm: the CUDA driver does not use "
+        "the nvidia-uvm kernel module here");
+    calls.files = wrong_files;
+    refuse_through(
+        &calls, MM_UVM_ILLEGAL_ACTION,
+        "the nvidia-uvm kernel module makes no event queue: status 0x16, illegal action");
+    calls.files = emulated.files;
+    calls.ioctl = answer;
+    answered_request = MM_UVM_MAKE_QUEUE;
+    answered_errno = ENOTTY;
+    refuse_through(&calls, ENOTTY,
+                   "/dev/nvidia-uvm-tools makes no event queue: Inappropriate ioctl for device");
+    answered_errno = 0;
+    answered_status = 0x77;
+    refuse_through(&calls, 0x77,
+                   "the nvidia-uvm kernel module makes no event queue: status 0x77, unknown");
+    answered_status = 0;
+    CHECK_EQUAL(getrlimit(RLIMIT_NOFILE, &all), 0);
+    few = all;
+    few.rlim_cur = 0;
+    CHECK_EQUAL(setrlimit(RLIMIT_NOFILE, &few), 0);
+    refuse_through(&emulated, EMFILE, "cannot make an eventfd: Too many open files");
+    CHECK_EQUAL(setrlimit(RLIMIT_NOFILE, &all), 0);
+}
+
+/* Each of a queue's requests fails in both manners. */
+static void
+check_request(unsigned long request, int (*make)(mm_uvm_queue *, mm_status *),
+              const char *sentence, const char *status_sentence)
+{
+    mm_uvm_queue queue = open_queue(64);
+    mm_status st;
+
+    queue.calls.ioctl = answer;
+    answered_request = request;
+    answered_errno = EPERM;
+    CHECK_EQUAL(make(&queue, &st), -1);
+    check_failure(&st, EPERM, sentence);
+    answered_errno = 0;
+    answered_status = MM_UVM_NO_MEMORY;
+    CHECK_EQUAL(make(&queue, &st), -1);
+    check_failure(&st, MM_UVM_NO_MEMORY, status_sentence);
+    answered_status = 0;
+    mm_uvm_queue_close(&queue);
+}
+
+static int
+enable_all(mm_uvm_queue *queue, mm_status *st)
+{
+    return mm_uvm_queue_enable(queue, UINT64_MAX, st);
+}
+
+static int
+list(mm_uvm_queue *queue, mm_status *st)
+{
+    int16_t processors[MM_UVM_PROCESSORS];
+
+    return mm_uvm_queue_processors(world.cu, queue, processors, st);
+}
+
+static void
+requests_that_fail_say_the_reason(void)
+{
+    check_request(MM_UVM_ENABLE, enable_all,
+                  "/dev/nvidia-uvm-tools records no events: Operation not permitted. This user "
+                  "needs permission to read and write the device",
+                  "the nvidia-uvm kernel module records no events: status 0x51, no memory");
+    check_request(MM_UVM_FLUSH, mm_uvm_queue_flush,
+                  "/dev/nvidia-uvm delivers no events: Operation not permitted. This user needs "
+                  "permission to read and write the device",
+                  "the nvidia-uvm kernel module delivers no events: status 0x51, no memory");
+    check_request(MM_UVM_LIST_PROCESSORS, list,
+                  "/dev/nvidia-uvm does not list its processors: Operation not permitted. This "
+                  "user needs permission to read and write the device",
+                  "the nvidia-uvm kernel module does not list its processors: status 0x51, no "
+                  "memory");
+}
+
+static void
+processors_may_be_listed_with_a_count(void)
+{
+    mm_uvm_queue queue = open_queue(64);
+    int16_t processors[MM_UVM_PROCESSORS];
+    mm_status st;
+
+    queue.calls.ioctl = list_with_a_count;
+    CHECK_OK(mm_uvm_queue_processors(world.cu, &queue, processors, &st), &st);
+    CHECK_EQUAL(processors[1], 0);
+    CHECK_EQUAL(processors[2], 1);
+    answered_status = MM_UVM_INVALID_ADDRESS;
+    CHECK_EQUAL(list(&queue, &st), -1);
+    check_failure(
+        &st, MM_UVM_INVALID_ADDRESS,
+        "the nvidia-uvm kernel module does not list its processors: status 0x1e, invalid "
+        "address");
+    answered_status = 0;
+    mm_uvm_queue_close(&queue);
+}
+
+/* On a machine with a GPU the device exists, but this process, whose driver is emulated, has not
+ * opened it. */
+static void
+a_real_driver_asks_the_kernel(void)
+{
+    mm_driver real = {.emulated = false, .device_count = 1};
+    mm_uvm_calls calls;
+    mm_uvm_queue queue;
+    mm_status st;
+    int file, found[4];
+
+    CHECK_OK(mm_uvm_calls_find(&real, &calls, &st), &st);
+    CHECK_EQUAL(calls.files(found, 4), 0);
+    CHECK_EQUAL(mm_uvm_queue_open(&real, &queue, 64, &st), -1);
+    CHECK_EQUAL(st.kind, MM_TRACE_UNAVAILABLE);
+    CHECK(strstr(st.detail, MM_UVM_DEVICE) != NULL);
+    file = calls.open("/dev/null", O_RDWR | O_CLOEXEC);
+    CHECK(file >= 0);
+    CHECK_EQUAL(fcntl(file, F_GETFD), FD_CLOEXEC);
+    CHECK_EQUAL(calls.ioctl(file, MM_UVM_FLUSH, found), -1);
+    CHECK_EQUAL(errno, ENOTTY);
+    CHECK_EQUAL(calls.poll(&(struct pollfd){.fd = file, .events = POLLIN}, 1, -1), 1);
+    CHECK_EQUAL(calls.close(file), 0);
+    CHECK_EQUAL(calls.close(file), -1);
+}
+
+static void
+an_emulated_driver_may_have_no_queues(void)
+{
+    mm_driver old = {.emulated = true, .path = "/lib/old.so"};
+    mm_uvm_queue queue;
+    mm_status st;
+
+    old.library = dlopen(NULL, RTLD_NOW);
+    CHECK(old.library != NULL);
+    CHECK_EQUAL(mm_uvm_queue_open(&old, &queue, 64, &st), -1);
+    check_failure(&st, 0,
+                  "the emulated driver /lib/old.so has no event queues: it is of another version");
+    mm_uvm_queue_close(&queue);
+    CHECK_EQUAL(dlclose(old.library), 0);
+}
+
+/* --- closing ------------------------------------------------------------------------------ */
 
 static void
 a_closed_queue_does_nothing(void)
@@ -493,6 +725,11 @@ static const check_test tests[] = {
     CHECK_TEST(a_thread_drains_while_pages_move),
     CHECK_TEST(refusals_say_the_reason),
     CHECK_TEST(the_wrong_file_is_passed_over),
+    CHECK_TEST(openings_that_fail_say_the_reason),
+    CHECK_TEST(requests_that_fail_say_the_reason),
+    CHECK_TEST(processors_may_be_listed_with_a_count),
+    CHECK_TEST(a_real_driver_asks_the_kernel),
+    CHECK_TEST(an_emulated_driver_may_have_no_queues),
     CHECK_TEST(a_closed_queue_does_nothing),
     CHECK_TEST(a_forked_child_forgets_its_parents_queue),
 };
@@ -505,5 +742,6 @@ main(int argc, char **argv)
     CHECK_EQUAL(argc, 2);
     world_open(argv[1]);
     CHECK_OK(mm_set_current_device(world.cu, 0, &st), &st);
+    CHECK_OK(mm_uvm_calls_find(world.cu, &emulated, &st), &st);
     return check_run(tests, sizeof tests / sizeof *tests);
 }

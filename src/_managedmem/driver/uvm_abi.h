@@ -94,7 +94,7 @@ typedef enum {
     MM_UVM_THROTTLE_END = 12,
     MM_UVM_REMOTE_MAP = 13,
     MM_UVM_EVICTION = 14,
-    MM_UVM_KNOWN_TYPES
+    MM_UVM_KNOWN_TYPES = 15
 } mm_uvm_type;
 
 #endif

@@ -42,7 +42,7 @@ static bool
 is_module_file(int folder, const char *name)
 {
     char path[sizeof MM_UVM_DEVICE + 1];
-    ssize_t length = readlinkat(folder, name, path, sizeof path);
+    ssize_t length = folder >= 0 ? readlinkat(folder, name, path, sizeof path) : -1;
 
     return length == (ssize_t)sizeof MM_UVM_DEVICE - 1
            && memcmp(path, MM_UVM_DEVICE, sizeof MM_UVM_DEVICE - 1) == 0;

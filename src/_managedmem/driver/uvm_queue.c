@@ -178,19 +178,30 @@ release_queue(mm_uvm_queue *q)
 }
 
 int
-mm_uvm_queue_open(mm_driver *cu, mm_uvm_queue *q, uint32_t count, mm_status *st)
+mm_uvm_queue_open_through(const mm_uvm_calls *calls, mm_uvm_queue *q, uint32_t count,
+                          mm_status *st)
 {
     assert(count >= 2 && (count & (count - 1)) == 0);
     memset(q, 0, sizeof *q);
+    q->calls = *calls;
     q->file = q->wake_file = -1;
     q->count = count;
     q->owner = getpid();
-    if (mm_uvm_calls_find(cu, &q->calls, st) < 0 || open_files(q, st) < 0 || map_memory(q, st) < 0
-        || attach_queue(q, st) < 0) {
+    if (open_files(q, st) < 0 || map_memory(q, st) < 0 || attach_queue(q, st) < 0) {
         release_queue(q);
         return -1;
     }
     return 0;
+}
+
+int
+mm_uvm_queue_open(mm_driver *cu, mm_uvm_queue *q, uint32_t count, mm_status *st)
+{
+    mm_uvm_calls calls;
+
+    memset(q, 0, sizeof *q);
+    return mm_uvm_calls_find(cu, &calls, st) < 0 ? -1
+                                                 : mm_uvm_queue_open_through(&calls, q, count, st);
 }
 
 /* A child that was forked meanwhile keeps the module's file open, so recording ends first. */

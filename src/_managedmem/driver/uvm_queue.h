@@ -35,6 +35,10 @@ typedef struct mm_uvm_queue {
  * or the module's result. */
 MM_NODISCARD int mm_uvm_queue_open(mm_driver *cu, mm_uvm_queue *q, uint32_t count, mm_status *st);
 
+/* The same through other system calls than the driver's. */
+MM_NODISCARD int mm_uvm_queue_open_through(const mm_uvm_calls *calls, mm_uvm_queue *q,
+                                           uint32_t count, mm_status *st);
+
 /* Begins to record these types, one bit each: 1 << MM_UVM_MIGRATION. */
 MM_NODISCARD int mm_uvm_queue_enable(mm_uvm_queue *q, uint64_t types, mm_status *st);
 void mm_uvm_queue_disable(mm_uvm_queue *q, uint64_t types);

@@ -283,8 +283,9 @@ mm_uvm_parser_init(mm_uvm_parser *p, const int16_t *processors, size_t count)
     assert(count <= MM_UVM_PROCESSORS);
     memset(p, 0, sizeof *p);
     for (size_t i = 0; i < MM_UVM_PROCESSORS; i++) {
-        p->processors[i] = i < count ? processors[i] : (int16_t)MM_NO_PROCESSOR;
+        p->processors[i] = MM_NO_PROCESSOR;
     }
+    memcpy(p->processors, processors, count * sizeof *processors);
 }
 
 uint64_t
