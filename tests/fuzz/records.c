@@ -42,7 +42,7 @@ check_event(int type, const mm_event *event)
     MUST(is_of_pages(event->kind) || event->amount == 1);
     MUST(!is_of_pages(event->kind) || (event->address | event->amount) % 4096 == 0);
     MUST(is_processor(event->source) && is_processor(event->destination));
-    MUST((event->cause != MM_CAUSE_UNKNOWN) == (event->kind == MM_MOVE));
+    MUST(event->cause == MM_CAUSE_UNKNOWN || event->kind == MM_MOVE);
     MUST(event->cause < MM_CAUSES && event->access <= MM_ATOMIC_ACCESS);
     MUST(event->kind != MM_MOVE || event->source != event->destination
          || event->source == MM_OTHER_PROCESSOR);

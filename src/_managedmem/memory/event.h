@@ -19,9 +19,9 @@ typedef enum {
     MM_EVENT_KINDS
 } mm_event_kind;
 
-/* Causes of moves. Those from 1 to 5 are the module's numbers. */
+/* Causes of moves, the module's numbers. */
 typedef enum {
-    MM_CAUSE_UNKNOWN,
+    MM_CAUSE_UNKNOWN, /* also the accesses of a debugger */
     MM_CAUSE_REQUESTED, /* a prefetch, or a move that an advice asked for */
     MM_CAUSE_FAULT,
     MM_CAUSE_SPECULATIVE, /* beside pages that faulted, by the module's own prediction */

@@ -105,23 +105,48 @@ parse_host_fault(const unsigned char *record, mm_event *out)
                     && read_access(record, 8, out) && read_time(record, 16, out));
 }
 
-/* Between nodes of the host's memory the module names the host twice. */
+/* The host's times are when the module pushed the moves of a block to the device, and when it
+ * noticed that all were done, which can be as late as the next flush. The device's own times of each
+ * move are exact, so the event has their length, and their distance from the first move of the
+ * push. */
+static void
+refine_times(mm_uvm_parser *p, const unsigned char *record, mm_event *out)
+{
+    uint64_t begin = u64_at(record, 48), end = u64_at(record, 56), offset;
+
+    if (out->start != p->push_begin || begin < p->push_device_begin) {
+        p->push_begin = out->start;
+        p->push_device_begin = begin;
+    }
+    offset = begin - p->push_device_begin;
+    if (begin != 0 && begin < end && offset <= out->end - out->start
+        && end - begin <= out->end - out->start - offset) {
+        out->start += offset;
+        out->end = out->start + (end - begin);
+    }
+}
+
+/* Between nodes of the host's memory the module names the host twice, and causes by other numbers.
+ * Cause 0 is the access of a debugger. */
 static mm_record_result
-parse_move(const mm_uvm_parser *p, const unsigned char *record, mm_event *out)
+parse_move(mm_uvm_parser *p, const unsigned char *record, mm_event *out)
 {
     out->kind = MM_MOVE;
     out->cause = record[1];
-    if (record[1] < MM_CAUSE_REQUESTED || record[1] >= MM_CAUSES
-        || !read_processor(p, record[2], &out->source)
+    if (!read_processor(p, record[2], &out->source)
         || !read_processor(p, record[3], &out->destination) || !read_pages(record, 8, 16, out)
         || !read_time(record, 24, out)) {
         return MM_RECORD_REJECTED;
     }
     out->end = u64_at(record, 32);
-    if (out->end < out->start || (record[2] == record[3] && record[2] != 0)) {
+    if (out->end < out->start) {
         return MM_RECORD_REJECTED;
     }
-    return record[2] == record[3] ? MM_RECORD_IGNORED : MM_RECORD_EVENT;
+    if (record[2] == record[3]) {
+        return record[2] == 0 ? MM_RECORD_IGNORED : MM_RECORD_REJECTED;
+    }
+    refine_times(p, record, out);
+    return event_if(record[1] < MM_CAUSES);
 }
 
 /* A fetch ahead of a read has a number of its own, behind that of atomic accesses. */

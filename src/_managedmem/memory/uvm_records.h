@@ -19,6 +19,7 @@ typedef struct mm_uvm_parser {
     uint64_t fault_overflows; /* a device had more faults at a time than it can report */
     uint64_t fatal_faults; /* accesses to memory that does not exist */
     mm_throttle throttles[MM_THROTTLE_SETS][MM_THROTTLE_PLACES];
+    uint64_t push_begin, push_device_begin; /* of the last move's push, on both clocks */
 } mm_uvm_parser;
 
 /* Processors beyond `count` do not exist. */
