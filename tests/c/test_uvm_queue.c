@@ -613,6 +613,71 @@ processors_may_be_listed_with_a_count(void)
     mm_uvm_queue_close(&queue);
 }
 
+/* Device 0 has another identifier than CUDA says; of device 1 there is nothing. */
+static int
+list_a_divided_device(int file, unsigned long request, void *argument)
+{
+    const mm_uvm_list_request *request_for_list = argument;
+    unsigned char *table = (unsigned char *)(uintptr_t)request_for_list->table;
+    int rc = emulated.ioctl(file, request, argument);
+
+    if (request == MM_UVM_LIST_PROCESSORS) {
+        table[MM_UVM_ID_BYTES] ^= 1;
+        memset(table + (size_t)2 * MM_UVM_ID_BYTES, 0, MM_UVM_ID_BYTES);
+    }
+    return rc;
+}
+
+static void
+an_instance_of_a_device_is_the_only_one(void)
+{
+    mm_uvm_queue queue = open_queue(64);
+    int16_t processors[MM_UVM_PROCESSORS];
+    mm_status st;
+
+    queue.calls.ioctl = list_a_divided_device;
+    CHECK_OK(mm_uvm_queue_processors(world.cu, &queue, processors, &st), &st);
+    CHECK_EQUAL(processors[1], MM_OTHER_PROCESSOR); /* it could be either of two */
+    world.cu->device_count = 1;
+    CHECK_OK(mm_uvm_queue_processors(world.cu, &queue, processors, &st), &st);
+    world.cu->device_count = 2;
+    CHECK_EQUAL(processors[0], MM_ON_HOST);
+    CHECK_EQUAL(processors[1], 0);
+    CHECK_EQUAL(processors[2], MM_NO_PROCESSOR);
+    mm_uvm_queue_close(&queue);
+}
+
+static atomic_int polls;
+
+/* As the module does where it loses a wake: nothing is ready until poll is called again. */
+static int
+poll_like_a_lost_wake(struct pollfd *files, unsigned long count, int milliseconds)
+{
+    const struct timespec turn = {.tv_nsec = 1000000L * milliseconds};
+
+    CHECK(milliseconds >= 0);
+    (void)nanosleep(&turn, NULL);
+    files[0].revents = atomic_fetch_add(&polls, 1) == 0 ? 0 : POLLIN;
+    files[1].revents = 0;
+    return count == 2 && files[0].revents != 0;
+}
+
+static void
+a_lost_wake_costs_one_turn(void)
+{
+    mm_uvm_queue queue = open_queue(64);
+    uint64_t begin = milliseconds_now();
+
+    queue.calls.poll = poll_like_a_lost_wake;
+    CHECK(mm_uvm_queue_wait(&queue, -1));
+    CHECK_EQUAL(polls, 2);
+    atomic_store(&polls, 0);
+    CHECK(mm_uvm_queue_wait(&queue, 1000));
+    CHECK_EQUAL(polls, 2);
+    CHECK(milliseconds_now() - begin < 1000);
+    mm_uvm_queue_close(&queue);
+}
+
 /* On a machine with a GPU the device exists, but this process, whose driver is emulated, has not
  * opened it. */
 static void
@@ -728,6 +793,8 @@ static const check_test tests[] = {
     CHECK_TEST(openings_that_fail_say_the_reason),
     CHECK_TEST(requests_that_fail_say_the_reason),
     CHECK_TEST(processors_may_be_listed_with_a_count),
+    CHECK_TEST(an_instance_of_a_device_is_the_only_one),
+    CHECK_TEST(a_lost_wake_costs_one_turn),
     CHECK_TEST(a_real_driver_asks_the_kernel),
     CHECK_TEST(an_emulated_driver_may_have_no_queues),
     CHECK_TEST(a_closed_queue_does_nothing),

@@ -54,7 +54,7 @@ typedef struct {
     uint32_t status, unused[5];
 } mm_uvm_types_request;
 
-/* The status is the first word in some modules; in others that is a count, and the second is. */
+/* The status is the first word from 570 on; before, that is a count, and the second is. */
 typedef struct {
     uint64_t table;
     uint32_t status_or_count, status, unused[4];

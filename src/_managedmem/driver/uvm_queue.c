@@ -262,28 +262,41 @@ clear_wake(const mm_uvm_queue *q)
     (void)!read(q->wake_file, &wakes, sizeof wakes); /* fails where another wait was faster */
 }
 
-/* A file that is in error is readable at once and for ever, so the wait goes on without it. */
+/* One turn of waiting. A file that is in error is readable at once and for ever, so the turn goes on
+ * without it. */
+static int
+wait_once(const mm_uvm_queue *q, struct pollfd files[2], int milliseconds)
+{
+    int ready = q->calls.poll(files, 2, milliseconds);
+
+    if (ready > 0 && files[0].revents != 0 && (files[0].revents & POLLIN) == 0) {
+        files[0].revents = 0;
+        ready = poll(files + 1, 1, milliseconds);
+    }
+    return ready;
+}
+
+/* In turns, because the module looks at the queue before it lists the waiter, so that a wake between
+ * the two is lost, and others do not follow. */
 bool
 mm_uvm_queue_wait(mm_uvm_queue *q, int milliseconds)
 {
+    enum { TURN = 20 };
     struct pollfd files[] = {{q->file, POLLIN, 0}, {q->wake_file, POLLIN, 0}};
-    int ready;
+    int rest = milliseconds, turn, ready;
 
     if (!is_usable(q)) {
         return false;
     }
-    ready = q->calls.poll(files, 2, milliseconds);
-    if (ready > 0 && files[0].revents != 0 && (files[0].revents & POLLIN) == 0) {
-        ready = poll(files + 1, 1, milliseconds);
-        files[0].revents = 0;
-    }
-    if (ready <= 0) {
-        return false;
-    }
-    if ((files[1].revents & POLLIN) != 0) {
+    do {
+        turn = rest < 0 || rest > TURN ? TURN : rest;
+        ready = wait_once(q, files, turn);
+        rest -= rest > 0 ? turn : 0;
+    } while (ready == 0 && rest != 0);
+    if (ready > 0 && (files[1].revents & POLLIN) != 0) {
         clear_wake(q);
     }
-    return (files[0].revents & POLLIN) != 0;
+    return ready > 0 && (files[0].revents & POLLIN) != 0;
 }
 
 void
@@ -360,6 +373,26 @@ find_row(processor_id *table, const CUuuid *id)
     return 0;
 }
 
+/* The table has the devices of this process. An instance of a divided device (MIG) has an identifier
+ * of its own there, where the module has that of the whole. */
+static void
+match_only_device(const mm_driver *cu, int16_t processors[MM_UVM_PROCESSORS])
+{
+    int others = 0, only = 0;
+
+    for (int i = 1; i < MM_UVM_PROCESSORS; i++) {
+        if (processors[i] == MM_OTHER_PROCESSOR) {
+            others++;
+            only = i;
+        } else if (processors[i] != MM_NO_PROCESSOR) {
+            return;
+        }
+    }
+    if (others == 1 && cu->device_count == 1) {
+        processors[only] = 0;
+    }
+}
+
 int
 mm_uvm_queue_processors(mm_driver *cu, mm_uvm_queue *q, int16_t processors[MM_UVM_PROCESSORS],
                         mm_status *st)
@@ -380,6 +413,7 @@ mm_uvm_queue_processors(mm_driver *cu, mm_uvm_queue *q, int16_t processors[MM_UV
         MM_TRY(cu, DeviceGetUuid, st, &id, device);
         processors[find_row(table, &id)] = (int16_t)device;
     }
+    match_only_device(cu, processors);
     processors[0] = MM_ON_HOST; /* also after a device that the module does not list */
     return 0;
 }
