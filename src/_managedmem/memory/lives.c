@@ -146,9 +146,9 @@ mm_life_begin(mm_life *life, CUdeviceptr start, size_t size)
 void
 mm_life_end_listed(mm_life *life)
 {
+    lock_lives();
     assert(life->alive);
     life->alive = false;
-    lock_lives();
     if (!mm_lives_are_logged()) {
         life->died = 0;
         remove_life(life);
@@ -170,9 +170,9 @@ mm_life_resume(mm_life *life)
     if (life->serial == 0) {
         return;
     }
+    lock_lives();
     assert(!life->alive);
     life->alive = true;
-    lock_lives();
     life->died = LIVES;
     if (!life->listed) {
         append_life(life);

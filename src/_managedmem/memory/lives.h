@@ -29,8 +29,9 @@ enum {
 typedef struct mm_life {
     CUdeviceptr start;
     size_t size;
-    bool alive; /* in the list and not ended; changed only while no other thread can end it */
-    bool kept; /* ended while a log ran, which may still use the struct; changed like alive */
+    /* Changed with the lock, while no other thread can end the life: that one reads without. */
+    bool alive; /* in the list, and not ended */
+    bool kept; /* ended while a log ran, which may still use the struct */
     /* Fixed by mm_life_describe, before `described` is set. */
     atomic_bool described;
     int dimensions;
