@@ -143,22 +143,22 @@ attach_queue(mm_uvm_queue *q, mm_status *st)
     enum { MOST_FILES = 32 };
     int files[MOST_FILES];
     int count = q->calls.files(files, MOST_FILES);
-    mm_status reason;
+    mm_status reason = {.kind = MM_OK}, latest;
 
     if (count == 0) {
         return mm_fail(st, MM_TRACE_UNAVAILABLE,
                        "this process has no open file of " MM_UVM_DEVICE
                        ": the CUDA driver does not use the nvidia-uvm kernel module here");
     }
-    st->kind = MM_OK;
     for (int i = 0; i < count; i++) {
-        if (make_queue(q, files[i], &reason) == 0) {
+        if (make_queue(q, files[i], &latest) == 0) {
             return 0;
         }
-        if (st->kind == MM_OK || reason.code != MM_UVM_ILLEGAL_ACTION) {
-            *st = reason;
+        if (reason.kind == MM_OK || latest.code != MM_UVM_ILLEGAL_ACTION) {
+            reason = latest;
         }
     }
+    *st = reason;
     return -1;
 }
 

@@ -207,24 +207,32 @@ test_queue(self_test *t, mm_status *st)
     return compare_records(t, st);
 }
 
-int
-mm_uvm_self_test(mm_driver *cu, mm_status *st)
+static int
+test_once(mm_driver *cu, mm_status *st)
 {
-    static atomic_bool passed;
     self_test t = {.cu = cu};
     int rc;
 
-    if (atomic_load(&passed)) {
-        return 0;
-    }
     if (find_test_device(cu, &t.device, st) < 0
         || mm_uvm_queue_open(cu, &t.queue, TEST_RECORDS, st) < 0) {
         return -1;
     }
     rc = test_queue(&t, st);
     mm_uvm_queue_close(&t.queue);
-    if (rc == 0) {
-        atomic_store(&passed, true);
-    }
     return rc;
+}
+
+int
+mm_uvm_self_test(mm_driver *cu, mm_status *st)
+{
+    static atomic_bool passed;
+
+    if (atomic_load(&passed)) {
+        return 0;
+    }
+    if (test_once(cu, st) < 0) {
+        return -1;
+    }
+    atomic_store(&passed, true);
+    return 0;
 }
