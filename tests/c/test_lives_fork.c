@@ -1,0 +1,130 @@
+/* test_lives_fork.c: children that are forked while threads change the list of lives.
+ *
+ * The threads and the children do not allocate: a child of a process with threads must not wait for the
+ * lock of a sanitizer's malloc. Usage: test_lives_fork PATH_OF_THE_EMULATED_DRIVER, which is not used. */
+#include <stdatomic.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "check.h"
+#include "memory/lives.h"
+
+enum { WORKERS = 4, FORKS = 60 };
+
+static atomic_bool forks_done;
+
+static void *
+die_and_resume(void *argument)
+{
+    mm_life *lives_of_threads = argument;
+    static atomic_int joined;
+    mm_life *life = &lives_of_threads[atomic_fetch_add(&joined, 1)];
+    char text[MM_NAME_BYTES + 1];
+
+    mm_life_begin(life, 4096, 100);
+    while (!atomic_load(&forks_done)) {
+        CHECK(!mm_life_read_name(life, text));
+        mm_life_end(life);
+        mm_life_resume(life);
+    }
+    mm_life_end(life);
+    return NULL;
+}
+
+/* The number of lives before this one, which is the last; -1 if the list is broken. */
+static int
+count_before(const mm_life *last)
+{
+    int count = 0;
+
+    for (const mm_life *l = last; l->previous != NULL; l = l->previous) {
+        if (l->previous->next != l) {
+            return -1;
+        }
+        count++;
+    }
+    return count;
+}
+
+/* The list is whole, the lock is free, and the parent's log does not run. */
+static int
+use_list_in_child(size_t dead)
+{
+    size_t before = mm_lives_log_count();
+    mm_life life = {0};
+    char text[MM_NAME_BYTES + 1];
+    mm_status st;
+
+    if (mm_lives_are_logged()) {
+        return 1;
+    }
+    mm_life_begin(&life, 4096, 100);
+    if (mm_lives_log_count() != before + 1 || mm_life_read_name(&life, text)
+        || count_before(&life) != (int)before) {
+        return 2;
+    }
+    mm_life_end(&life);
+    mm_lives_log_stop();
+    if (mm_lives_log_count() != before || mm_lives_log_start(&st) < 0) {
+        return 3;
+    }
+    return mm_lives_log_count() <= before - dead ? 0 : 4;
+}
+
+static void
+fork_once(bool logged)
+{
+    mm_life life = {0};
+    mm_status st;
+    int status = 0;
+    pid_t child;
+
+    if (logged) {
+        CHECK_OK(mm_lives_log_start(&st), &st);
+        mm_life_begin(&life, 4096, 100);
+        mm_life_end(&life);
+    }
+    child = fork();
+    CHECK(child >= 0);
+    if (child == 0) {
+        (void)alarm(10);
+        _exit(use_list_in_child(logged));
+    }
+    CHECK_EQUAL(waitpid(child, &status, 0), child);
+    CHECK_EQUAL(WIFSIGNALED(status) ? WTERMSIG(status) : 0, 0);
+    CHECK_EQUAL(WEXITSTATUS(status), 0);
+    CHECK_EQUAL(mm_lives_are_logged(), logged);
+    mm_lives_log_stop();
+}
+
+static void
+a_child_finds_the_list_whole(void)
+{
+    static mm_life lives_of_threads[WORKERS];
+    pthread_t threads[WORKERS];
+    mm_status st;
+
+    for (int i = 0; i < WORKERS; i++) {
+        CHECK_EQUAL(pthread_create(&threads[i], NULL, die_and_resume, lives_of_threads), 0);
+    }
+    for (int i = 0; i < FORKS; i++) {
+        fork_once(i % 2 == 0);
+    }
+    atomic_store(&forks_done, true);
+    for (int i = 0; i < WORKERS; i++) {
+        CHECK_EQUAL(pthread_join(threads[i], NULL), 0);
+    }
+    CHECK_OK(mm_lives_log_start(&st), &st);
+    CHECK_EQUAL(mm_lives_log_count(), 0);
+    mm_lives_log_stop();
+}
+
+int
+main(void)
+{
+    static const check_test tests[] = {
+        CHECK_TEST(a_child_finds_the_list_whole),
+    };
+
+    return check_run(tests, sizeof tests / sizeof *tests);
+}
