@@ -205,6 +205,63 @@ every_disturbance_has_its_sentence(void)
     passes(); /* none of the failures was remembered */
 }
 
+static CUresult CUDAAPI
+swap_uuids(CUuuid *uuid, CUdevice device)
+{
+    return world.cu->DeviceGetUuid(uuid, 1 - device);
+}
+
+static CUresult CUDAAPI
+prefetch_half(CUdeviceptr start, size_t size, CUmemLocation location, unsigned int flags,
+              CUstream stream)
+{
+    return world.cu->MemPrefetchAsync(start, size / 2, location, flags, stream);
+}
+
+/* The pages move, but not by the prefetch. */
+static CUresult CUDAAPI
+touch_only(CUdeviceptr start, size_t size, CUmemLocation location, unsigned int flags,
+           CUstream stream)
+{
+    (void)flags;
+    (void)stream;
+    return (CUresult)world.touch(start, size, location.id, 1);
+}
+
+static void
+says_with(mm_driver *cu, const char *begin, const char *part)
+{
+    mm_status st;
+
+    CHECK_EQUAL(mm_uvm_self_test(cu, &st), -1);
+    CHECK_EQUAL(st.kind, MM_TRACE_UNAVAILABLE);
+    if (strncmp(st.detail, begin, strlen(begin)) != 0 || strstr(st.detail, part) == NULL) {
+        (void)fprintf(stderr, "%s\n", st.detail);
+        exit(1);
+    }
+    CHECK_EQUAL(world.live_allocations(), 0);
+    CHECK_EQUAL(world.live_streams(), 0);
+}
+
+static void
+records_of_something_else_are_refused(void)
+{
+    const char *begin =
+        "the nvidia-uvm kernel module records a prefetch from the host to device 0, "
+        "65536 bytes at 0x";
+    mm_driver cu = *world.cu;
+
+    cu.DeviceGetUuid = swap_uuids;
+    says_with(&cu, begin, "as cause 1, from -1 to 1, 65536 bytes at 0x");
+    cu = *world.cu;
+    cu.MemPrefetchAsync = touch_only;
+    says_with(&cu, begin, "as cause 2, from -1 to 0, 65536 bytes at 0x");
+    cu.MemPrefetchAsync = prefetch_half;
+    says_with(
+        &cu, "the nvidia-uvm kernel module recorded 32768 bytes of a prefetch of 65536 bytes", "");
+    passes();
+}
+
 static void
 a_flush_may_be_what_delivers(void)
 {
@@ -304,6 +361,8 @@ main(int argc, char **argv)
         {"other_threads_may_move_their_memory", "devices=2", other_threads_may_move_their_memory,
          0},
         {"every_disturbance_has_its_sentence", "devices=2", every_disturbance_has_its_sentence, 0},
+        {"records_of_something_else_are_refused", "devices=2",
+         records_of_something_else_are_refused, 0},
         {"a_flush_may_be_what_delivers", "devices=2", a_flush_may_be_what_delivers, 0},
         {"devices_without_concurrent_access_are_refused", "profile=wsl",
          devices_without_concurrent_access_are_refused, 0},
