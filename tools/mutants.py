@@ -37,6 +37,12 @@ ALL_KILLED = ("rollback", "lock", "gil", "refcount")
 WORKERS = 2
 SECONDS = 60  # a test that takes longer hangs; most take one second
 FIELDS = {"name", "kind", "file", "before", "after", "killer"}
+C_TEST_SOURCES = ("tests/c/world.c", "tests/c/failing_allocations.c")  # shared by all C tests
+C_TEST_LIBRARIES = [
+    "-Wl,--wrap=malloc,--wrap=calloc,--wrap=realloc,--wrap=free",
+    "-lpthread",
+    "-ldl",
+]
 C_FLAGS = "-O0 -g0 -w -U_FORTIFY_SOURCE"
 
 
@@ -130,7 +136,7 @@ class Build:
         compiler = self.compiler()
         if " under " in killer:
             return
-        for source in (killer, "tests/c/world.c"):
+        for source in (killer, *C_TEST_SOURCES):
             target = self.tree / f"{source}.o"
             if not target.exists():
                 include = ["-Isrc/_managedmem", "-Itests/c", "-c", source, "-o", str(target)]
@@ -184,9 +190,9 @@ class Place:
         if sanitizer:
             return self.sanitized_c_test(killer, sanitizer)
         objects = [w for w in self.build.link if w.endswith(".o") and "/python/" not in w]
-        parts = [f"{killer}.o", "tests/c/world.c.o", *objects]
+        parts = [f"{source}.o" for source in (killer, *C_TEST_SOURCES)] + objects
         target = self.tree / "c-test"
-        command = [self.build.link[0], *parts, "-o", str(target), "-lpthread", "-ldl"]
+        command = [self.build.link[0], *parts, "-o", str(target), *C_TEST_LIBRARIES]
         subprocess.run(command, cwd=self.tree, check=True)
         return [str(target), str(self.tree / "python/managedmem/libmanagedmem_emulator.so")]
 
@@ -199,8 +205,9 @@ class Place:
         if not driver.exists():
             command = [*compiler, "-shared", *emulator, "-o", str(driver), *libraries]
             subprocess.run(command, cwd=self.tree, check=True)
-        command = [*compiler, killer, "tests/c/world.c", *sources, "-o", str(target), *libraries]
-        subprocess.run([*command, "-Isrc/_managedmem", "-Itests/c"], cwd=self.tree, check=True)
+        command = [*compiler, killer, *C_TEST_SOURCES, *sources, "-o", str(target)]
+        command += [*C_TEST_LIBRARIES, "-Isrc/_managedmem", "-Itests/c"]
+        subprocess.run(command, cwd=self.tree, check=True)
         return [str(target), str(driver)]
 
 

@@ -47,11 +47,12 @@ for sanitizer in "${sanitizers[@]}"; do
         "$compiler" "${flags[@]}" "-fsanitize=$sanitizer" -fPIC -shared -o "$out/lib$kind.so" \
             "$root/tests/c/${kind}_driver.c" -Wl,--no-as-needed "$out/libemulator.so" -ldl
     done
-    (cd "$out" && "$compiler" "${flags[@]}" "-fsanitize=$sanitizer" -c "$root/tests/c/world.c" \
+    (cd "$out" && "$compiler" "${flags[@]}" "-fsanitize=$sanitizer" -c \
+        "$root"/tests/c/{world,failing_allocations}.c \
         "$root"/src/_managedmem/{driver,memory}/*.c)
     for name in "${tests[@]}"; do
         "$compiler" "${flags[@]}" "-fsanitize=$sanitizer" -o "$out/$name" "$root/tests/c/$name.c" \
-            "$out"/*.o -lpthread -ldl
+            "$out"/*.o -Wl,--wrap={malloc,calloc,realloc,free} -lpthread -ldl
         echo "--- $name, sanitized for $sanitizer"
         "$out/$name" "$out/libemulator.so"
     done

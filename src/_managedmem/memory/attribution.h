@@ -1,0 +1,67 @@
+/* attribution.h: divides the events of a trace among memories, and adds them up. */
+#ifndef MM_ATTRIBUTION_H
+#define MM_ATTRIBUTION_H
+
+#include "event.h"
+#include "foreign_search.h"
+#include "sums.h"
+#include "traced_memories.h"
+
+#include <stdbool.h>
+
+/* One thread at a time. A call that fails, which only happens without memory, changes nothing. */
+typedef struct mm_attribution mm_attribution;
+
+/* All zero is an empty list; free(items) ends it. */
+typedef struct {
+    mm_event *items;
+    size_t count, capacity;
+} mm_event_list;
+
+mm_attribution *mm_attribution_new(mm_status *st);
+void mm_attribution_free(mm_attribution *a);
+
+/* The memories known so far: those of the last call and more of them, so that all memories keep
+ * their indices. Lives may have ended or got other labels since. Copies what it needs.
+ *
+ * An event belongs to the named range with its address, the last one given if several have it;
+ * else to the life that had it at the start of the event (mm_memory_index_find); else to the
+ * foreign allocation that has it; else to the unknown memory of its 2 MiB block. */
+MM_NODISCARD int mm_attribution_set_memories(mm_attribution *a, const mm_life_record *lives,
+                                             size_t count, const mm_named_range *named,
+                                             size_t named_count, mm_status *st);
+
+/* Asks `find` about the addresses of events that no memory has, and adds the allocations as
+ * foreign memories. An allocation that is a living memory is none: its address had another
+ * owner at the time of the event. Long ranges are asked at some of their addresses only, and
+ * pages of which `find` knew nothing are not asked again. */
+MM_NODISCARD int mm_attribution_find_foreign(mm_attribution *a, const mm_event *events,
+                                             size_t count, mm_find_allocation *find, void *context,
+                                             mm_status *st);
+
+/* Adds the events of a part to the sums. If `pieces` is not NULL, appends them to it in the order
+ * of their starts, divided at the borders of memories, each with its memory: MM_NO_MEMORY_INDEX if
+ * it is empty. To add the pieces in place of the events gives the same sums. Events need not be
+ * sorted, but the calls for a part are to follow each other and the time: pages turn back and
+ * times are united in the order of the calls, and in a call in that of the starts.
+ *
+ * In each part the sums of all memories are those of the total, except move_time: moves of
+ * several memories share their time. */
+MM_NODISCARD int mm_attribution_add(mm_attribution *a, uint32_t part, const mm_event *events,
+                                    size_t count, mm_event_list *pieces, mm_status *st);
+
+/* Adds the sums of another one, whose memories are looked for among those of `a` and added if
+ * they are not there. In a part that both have, pages do not turn back from the moves of one to
+ * those of the other. */
+MM_NODISCARD int mm_attribution_merge(mm_attribution *a, const mm_attribution *other,
+                                      mm_status *st);
+
+/* Both lists are valid until the next call that changes them. */
+size_t mm_attribution_memories(const mm_attribution *a, const mm_traced_memory **out);
+size_t mm_attribution_rows(const mm_attribution *a, const mm_sums_row **out);
+
+/* The number of events that several lives had only with the margin of time, as between the end
+ * of one and the beginning of the next at its address. */
+uint64_t mm_attribution_ambiguous(const mm_attribution *a);
+
+#endif

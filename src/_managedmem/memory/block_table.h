@@ -1,0 +1,58 @@
+/* block_table.h: two bits for each 4 KiB page, kept for 2 MiB blocks that are in use. */
+#ifndef MM_BLOCK_TABLE_H
+#define MM_BLOCK_TABLE_H
+
+#include "../driver/status.h"
+
+#include <stddef.h>
+#include <stdint.h>
+
+enum { MM_BLOCK_BITS = 21, MM_BLOCK_PAGE_BITS = 12, MM_BLOCK_PAGES = 512, MM_BLOCK_WORDS = 8 };
+
+typedef struct {
+    uint64_t epoch; /* for the user of the table; 0 at first */
+    uint64_t pages[2][MM_BLOCK_WORDS]; /* bit n % 64 of word n / 64 belongs to page n */
+} mm_page_block;
+
+/* All zero is an empty table. Takes less than 200 bytes a block. Adding one moves the others. */
+typedef struct {
+    mm_page_block *blocks;
+    uint64_t *numbers; /* of each block: its address divided by the size */
+    size_t count, capacity;
+    uint32_t *slots; /* number of the block plus 1, 0 if the slot is free; half of them are */
+    size_t slot_count; /* a power of two, or 0 */
+} mm_block_table;
+
+void mm_block_table_free(mm_block_table *table);
+
+/* The block, or NULL if the table does not have it. */
+mm_page_block *mm_block_table_find(const mm_block_table *table, uint64_t number);
+
+/* The slot where the search for a block begins. */
+static inline size_t
+mm_first_slot(const mm_block_table *table, uint64_t number)
+{
+    return (size_t)((number * 0x9e3779b97f4a7c15U) >> 32) & (table->slot_count - 1);
+}
+
+/* Loads a block ahead of its use, if it is where the search for it begins. */
+static inline void
+mm_block_table_expect(const mm_block_table *table, uint64_t number)
+{
+    uint32_t slot = table->slot_count > 0 ? table->slots[mm_first_slot(table, number)] : 0;
+
+    if (slot > 0) {
+        __builtin_prefetch(&table->blocks[slot - 1].pages[0]);
+        __builtin_prefetch(&table->blocks[slot - 1].pages[1]);
+    }
+}
+
+/* The block, which is added if the table does not have it; NULL on failure. */
+mm_page_block *mm_block_table_add(mm_block_table *table, uint64_t number, mm_status *st);
+
+/* Adds the blocks of the addresses from start to before end. After a failure the table may have
+ * some of them. */
+MM_NODISCARD int mm_block_table_add_range(mm_block_table *table, uint64_t start, uint64_t end,
+                                          mm_status *st);
+
+#endif

@@ -1,0 +1,475 @@
+/* traced_memories.c: the list of memories of a trace, their labels and their addresses. */
+#include "traced_memories.h"
+
+#include "block_table.h"
+#include "growth.h"
+
+#include <assert.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* Labels lie in blocks that live as long as the list. */
+struct mm_label_block {
+    struct mm_label_block *next;
+    size_t used;
+    char text[];
+};
+
+static void
+free_labels(mm_label_block *block)
+{
+    while (block != NULL) {
+        mm_label_block *next = block->next;
+        free(block);
+        block = next;
+    }
+}
+
+void
+mm_traced_memories_free(mm_traced_memories *memories)
+{
+    free(memories->items);
+    free(memories->of_life);
+    free(memories->of_name);
+    free_labels(memories->labels);
+    mm_memory_index_free(&memories->index);
+    mm_address_map_free(&memories->named);
+    mm_address_map_free(&memories->foreign);
+    mm_address_map_free(&memories->unknown);
+    *memories = (mm_traced_memories){0};
+}
+
+int
+mm_traced_memories_reserve(mm_traced_memories *memories, size_t count, mm_status *st)
+{
+    mm_traced_memory *moved;
+
+    if (count <= memories->capacity) {
+        return 0;
+    }
+    if (count >= MM_NO_MEMORY_INDEX) {
+        return mm_fail(st, MM_NO_MEMORY, "a trace can have %u memories at most",
+                       MM_NO_MEMORY_INDEX - 1);
+    }
+    moved = mm_grow(memories->items, &memories->capacity, count, sizeof *moved, st);
+    if (moved == NULL) {
+        return -1;
+    }
+    memories->items = moved;
+    return 0;
+}
+
+static uint64_t
+end_of_memory(uint64_t start, size_t size)
+{
+    return size < UINT64_MAX - start ? start + size : UINT64_MAX;
+}
+
+/* --- labels -------------------------------------------------------------------------------- */
+
+static size_t
+label_bytes(const char *label)
+{
+    return label != NULL ? strlen(label) + 1 : 0;
+}
+
+static mm_label_block *
+new_labels(size_t bytes, mm_status *st)
+{
+    mm_label_block *block = malloc(sizeof *block + bytes);
+
+    if (block == NULL) {
+        (void)mm_fail(st, MM_NO_MEMORY, "out of host memory for %zu bytes of labels", bytes);
+        return NULL;
+    }
+    block->next = NULL;
+    block->used = 0;
+    return block;
+}
+
+/* Copies a label into a block that has room for it. */
+static const char *
+store_label(mm_label_block *block, const char *label)
+{
+    size_t bytes = label_bytes(label);
+    char *copy = block->text + block->used;
+
+    if (bytes == 0) {
+        return NULL;
+    }
+    memcpy(copy, label, bytes);
+    block->used += bytes;
+    return copy;
+}
+
+static bool
+is_same_label(const char *a, const char *b)
+{
+    return a == NULL || b == NULL ? a == b : strcmp(a, b) == 0;
+}
+
+/* --- lives and names ----------------------------------------------------------------------- */
+
+/* What mm_traced_memories_set puts in the place of the old members once nothing can fail. */
+typedef struct {
+    uint32_t *of_life, *of_name;
+    mm_indexed_life *indexed; /* only until the index is built */
+    mm_label_block *labels;
+    mm_memory_index index;
+    mm_address_map named;
+    size_t count; /* of memories */
+} memory_update;
+
+static void
+free_update(memory_update *update)
+{
+    free(update->of_life);
+    free(update->of_name);
+    free(update->indexed);
+    free_labels(update->labels);
+    mm_memory_index_free(&update->index);
+    mm_address_map_free(&update->named);
+}
+
+static int
+allocate_update(memory_update *update, size_t lives, size_t names, mm_status *st)
+{
+    update->of_life = calloc(lives + 1, sizeof *update->of_life);
+    update->of_name = calloc(names + 1, sizeof *update->of_name);
+    update->indexed = calloc(lives + 1, sizeof *update->indexed);
+    if (update->of_life == NULL || update->of_name == NULL || update->indexed == NULL) {
+        return mm_fail(st, MM_NO_MEMORY, "out of host memory for %zu memories of a trace",
+                       lives + names);
+    }
+    return 0;
+}
+
+static bool
+is_same_name(const mm_traced_memory *memory, const mm_named_range *named)
+{
+    return memory->start == named->start && memory->size == named->size
+           && is_same_label(memory->label, named->label);
+}
+
+static int
+number_memories(const mm_traced_memories *memories, memory_update *update, size_t lives,
+                const mm_named_range *named, size_t names, mm_status *st)
+{
+    size_t next = memories->count;
+
+    if (lives >= MM_NO_MEMORY_INDEX - next || names >= MM_NO_MEMORY_INDEX - next - lives) {
+        return mm_fail(st, MM_NO_MEMORY, "a trace can have %u memories at most",
+                       MM_NO_MEMORY_INDEX - 1);
+    }
+    for (size_t i = 0; i < lives; i++) {
+        update->of_life[i] = i < memories->lives ? memories->of_life[i] : (uint32_t)next++;
+    }
+    for (size_t i = 0; i < names; i++) {
+        bool known =
+            i < memories->names && is_same_name(&memories->items[memories->of_name[i]], &named[i]);
+        update->of_name[i] = known ? memories->of_name[i] : (uint32_t)next++;
+    }
+    update->count = next;
+    return 0;
+}
+
+static int
+index_lives(memory_update *update, const mm_life_record *lives, size_t count, mm_status *st)
+{
+    size_t kept = 0;
+
+    for (size_t i = 0; i < count; i++) {
+        if (lives[i].size > 0) {
+            update->indexed[kept++] = (mm_indexed_life){
+                .start = lives[i].start,
+                .end = end_of_memory(lives[i].start, lives[i].size),
+                .born = lives[i].born,
+                .died = lives[i].died,
+                .serial = lives[i].serial,
+                .memory = update->of_life[i],
+            };
+        }
+    }
+    return mm_memory_index_build(&update->index, update->indexed, kept, st);
+}
+
+static int
+map_names(memory_update *update, const mm_named_range *named, size_t count, mm_status *st)
+{
+    for (size_t i = 0; i < count; i++) {
+        if (named[i].size > 0
+            && mm_address_map_paint(&update->named, named[i].start,
+                                    end_of_memory(named[i].start, named[i].size),
+                                    update->of_name[i], st)
+                   < 0) {
+            return -1;
+        }
+    }
+    return 0;
+}
+
+/* Room for the labels that are not kept. */
+static int
+reserve_labels(const mm_traced_memories *memories, memory_update *update,
+               const mm_life_record *lives, size_t count, const mm_named_range *named,
+               size_t names, mm_status *st)
+{
+    size_t bytes = 0;
+
+    for (size_t i = 0; i < count; i++) {
+        bool kept = i < memories->lives
+                    && is_same_label(memories->items[update->of_life[i]].label, lives[i].label);
+        bytes += kept ? 0 : label_bytes(lives[i].label);
+    }
+    for (size_t i = 0; i < names; i++) {
+        bytes += update->of_name[i] < memories->count ? 0 : label_bytes(named[i].label);
+    }
+    update->labels = new_labels(bytes, st);
+    return update->labels != NULL ? 0 : -1;
+}
+
+/* Writes the memories. Nothing can fail any more. */
+static void
+write_memories(mm_traced_memories *memories, memory_update *update, const mm_life_record *lives,
+               size_t count, const mm_named_range *named, size_t names)
+{
+    for (size_t i = 0; i < count; i++) {
+        mm_traced_memory *memory = &memories->items[update->of_life[i]];
+        const char *label = i < memories->lives && is_same_label(memory->label, lives[i].label)
+                                ? memory->label
+                                : store_label(update->labels, lives[i].label);
+        assert(i >= memories->lives || memory->serial == lives[i].serial);
+        *memory = (mm_traced_memory){.kind = MM_MEMORY_BUFFER,
+                                     .start = lives[i].start,
+                                     .size = lives[i].size,
+                                     .born = lives[i].born,
+                                     .died = lives[i].died,
+                                     .serial = lives[i].serial,
+                                     .label = label};
+    }
+    for (size_t i = 0; i < names; i++) {
+        if (update->of_name[i] >= memories->count) {
+            memories->items[update->of_name[i]] =
+                (mm_traced_memory){.kind = MM_MEMORY_NAMED,
+                                   .start = named[i].start,
+                                   .size = named[i].size,
+                                   .died = UINT64_MAX,
+                                   .label = store_label(update->labels, named[i].label)};
+        }
+    }
+}
+
+/* Exchanges the members, so that free_update frees the old ones. */
+static void
+exchange_members(mm_traced_memories *memories, memory_update *update, size_t lives, size_t names)
+{
+    memory_update old = {.of_life = memories->of_life,
+                         .of_name = memories->of_name,
+                         .indexed = update->indexed,
+                         .index = memories->index,
+                         .named = memories->named};
+
+    update->labels->next = memories->labels;
+    memories->labels = update->labels;
+    memories->of_life = update->of_life;
+    memories->of_name = update->of_name;
+    memories->index = update->index;
+    memories->named = update->named;
+    memories->count = update->count;
+    memories->lives = lives;
+    memories->names = names;
+    *update = old;
+}
+
+int
+mm_traced_memories_set(mm_traced_memories *memories, const mm_life_record *lives, size_t count,
+                       const mm_named_range *named, size_t named_count, mm_status *st)
+{
+    memory_update update = {0};
+    int rc = -1;
+
+    assert(count >= memories->lives);
+    if (allocate_update(&update, count, named_count, st) == 0
+        && number_memories(memories, &update, count, named, named_count, st) == 0
+        && index_lives(&update, lives, count, st) == 0
+        && map_names(&update, named, named_count, st) == 0
+        && reserve_labels(memories, &update, lives, count, named, named_count, st) == 0
+        && mm_traced_memories_reserve(memories, update.count, st) == 0) {
+        write_memories(memories, &update, lives, count, named, named_count);
+        exchange_members(memories, &update, count, named_count);
+        rc = 0;
+    }
+    free_update(&update);
+    return rc;
+}
+
+/* --- other memories ------------------------------------------------------------------------ */
+
+int
+mm_traced_memories_append(mm_traced_memories *memories, const mm_traced_memory *memory,
+                          mm_status *st)
+{
+    mm_traced_memory added = *memory;
+
+    if (mm_traced_memories_reserve(memories, memories->count + 1, st) < 0) {
+        return -1;
+    }
+    if (memory->label != NULL) {
+        mm_label_block *block = new_labels(label_bytes(memory->label), st);
+        if (block == NULL) {
+            return -1;
+        }
+        added.label = store_label(block, memory->label);
+        block->next = memories->labels;
+        memories->labels = block;
+    }
+    memories->items[memories->count++] = added;
+    return 0;
+}
+
+int
+mm_traced_memories_add_foreign(mm_traced_memories *memories, CUdeviceptr start, size_t size,
+                               mm_status *st)
+{
+    const mm_traced_memory added = {
+        .kind = MM_MEMORY_FOREIGN, .start = start, .size = size, .died = UINT64_MAX};
+
+    if (mm_traced_memories_reserve(memories, memories->count + 1, st) < 0
+        || mm_address_map_paint(&memories->foreign, start, end_of_memory(start, size),
+                                (uint32_t)memories->count, st)
+               < 0) {
+        return -1;
+    }
+    memories->items[memories->count++] = added;
+    return 0;
+}
+
+void
+mm_traced_memories_remove_foreign(mm_traced_memories *memories, size_t count)
+{
+    assert(count <= memories->count);
+    mm_address_map_remove_from(&memories->foreign, (uint32_t)count);
+    memories->count = count;
+}
+
+int
+mm_traced_memories_add_unknown(mm_traced_memories *memories, uint64_t start, uint64_t end,
+                               mm_status *st)
+{
+    const uint64_t block = (uint64_t)1 << MM_BLOCK_BITS;
+
+    assert(start < end);
+    start -= start % block;
+    end = end <= UINT64_MAX - block ? (end + block - 1) / block * block : UINT64_MAX;
+    while (start < end) {
+        uint64_t limit = end;
+        if (mm_address_map_find(&memories->unknown, start, &limit) == NULL
+            && mm_address_map_paint(&memories->unknown, start, limit, MM_NO_MEMORY_INDEX, st)
+                   < 0) {
+            return -1;
+        }
+        start = limit;
+    }
+    return 0;
+}
+
+int
+mm_traced_memories_reserve_unknown(mm_traced_memories *memories, size_t *runs, mm_status *st)
+{
+    *runs = 0;
+    for (size_t i = 0; i < memories->unknown.count; i++) {
+        *runs += memories->unknown.ranges[i].index == MM_NO_MEMORY_INDEX;
+    }
+    return mm_traced_memories_reserve(memories, memories->count + *runs, st);
+}
+
+/* Gives the blocks to this memory, which is unknown memory beside them. */
+static void
+extend_unknown(mm_traced_memory *memory, const mm_address_range *blocks)
+{
+    uint64_t end = end_of_memory(memory->start, memory->size);
+
+    assert(memory->kind == MM_MEMORY_UNKNOWN);
+    memory->start = blocks->start < memory->start ? blocks->start : memory->start;
+    end = blocks->end > end ? blocks->end : end;
+    memory->size = (size_t)(end - memory->start);
+}
+
+void
+mm_traced_memories_settle_unknown(mm_traced_memories *memories)
+{
+    mm_address_map *map = &memories->unknown;
+    size_t kept = 0;
+
+    for (size_t i = 0; i < map->count; i++) {
+        mm_address_range blocks = map->ranges[i];
+        mm_address_range *left = kept > 0 ? &map->ranges[kept - 1] : NULL;
+        bool continues = left != NULL && left->end == blocks.start;
+        bool continued = i + 1 < map->count && map->ranges[i + 1].start == blocks.end;
+        if (blocks.index == MM_NO_MEMORY_INDEX && (continues || continued)) {
+            blocks.index = continues ? left->index : map->ranges[i + 1].index;
+            extend_unknown(&memories->items[blocks.index], &blocks);
+        } else if (blocks.index == MM_NO_MEMORY_INDEX) {
+            assert(memories->count < memories->capacity);
+            blocks.index = (uint32_t)memories->count;
+            memories->items[memories->count++] =
+                (mm_traced_memory){.kind = MM_MEMORY_UNKNOWN,
+                                   .start = blocks.start,
+                                   .size = (size_t)(blocks.end - blocks.start),
+                                   .died = UINT64_MAX};
+        }
+        if (continues && left->index == blocks.index) {
+            left->end = blocks.end;
+        } else {
+            map->ranges[kept++] = blocks;
+        }
+    }
+    map->count = kept;
+}
+
+/* --- finding ------------------------------------------------------------------------------- */
+
+static uint32_t
+index_of_range(const mm_address_range *range)
+{
+    return range != NULL ? range->index : MM_NO_MEMORY_INDEX;
+}
+
+/* The memory of one address; *limit is lowered to the next one that may have another. */
+static uint32_t
+find_at(mm_traced_memories *memories, uint64_t address, uint64_t time, uint64_t *limit,
+        bool *ambiguous)
+{
+    uint32_t found = index_of_range(mm_address_map_find(&memories->named, address, limit));
+
+    if (found == MM_NO_MEMORY_INDEX) {
+        found = mm_memory_index_find(&memories->index, address, time, limit, ambiguous);
+    }
+    if (found == MM_NO_MEMORY_INDEX) {
+        found = index_of_range(mm_address_map_find(&memories->foreign, address, limit));
+    }
+    if (found == MM_NO_MEMORY_INDEX) {
+        found = index_of_range(mm_address_map_find(&memories->unknown, address, limit));
+    }
+    return found;
+}
+
+uint32_t
+mm_traced_memories_find(mm_traced_memories *memories, uint64_t start, uint64_t limit,
+                        uint64_t time, uint64_t *end, bool *ambiguous)
+{
+    uint64_t at = limit;
+    uint32_t found = find_at(memories, start, time, &at, ambiguous);
+
+    while (at < limit) {
+        uint64_t next = limit;
+        bool next_is_ambiguous = false;
+        if (find_at(memories, at, time, &next, &next_is_ambiguous) != found) {
+            break;
+        }
+        *ambiguous = *ambiguous || next_is_ambiguous;
+        at = next;
+    }
+    *end = at;
+    return found;
+}

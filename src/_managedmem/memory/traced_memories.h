@@ -1,0 +1,87 @@
+/* traced_memories.h: the memories of a trace, and the one that has an address at a time. */
+#ifndef MM_TRACED_MEMORIES_H
+#define MM_TRACED_MEMORIES_H
+
+#include "address_map.h"
+#include "event.h"
+#include "lives.h"
+#include "memory_index.h"
+
+/* A range that the user has named. It has its addresses at all times. */
+typedef struct {
+    CUdeviceptr start;
+    size_t size;
+    const char *label;
+} mm_named_range;
+
+typedef enum {
+    MM_MEMORY_BUFFER, /* a life */
+    MM_MEMORY_NAMED,
+    MM_MEMORY_FOREIGN, /* an allocation of somebody else that still exists */
+    MM_MEMORY_UNKNOWN /* a run of 2 MiB blocks with addresses that nobody has */
+} mm_memory_kind;
+
+typedef struct {
+    mm_memory_kind kind;
+    CUdeviceptr start;
+    size_t size;
+    uint64_t born, died, serial; /* of a life; else 0, UINT64_MAX and 0 */
+    const char *label; /* NULL for foreign and unknown memory */
+} mm_traced_memory;
+
+typedef struct mm_label_block mm_label_block;
+
+/* A memory keeps its index. All zero has none. */
+typedef struct {
+    mm_traced_memory *items;
+    size_t count, capacity;
+    mm_label_block *labels;
+    uint32_t *of_life, *of_name; /* indices of memories */
+    size_t lives, names;
+    mm_memory_index index; /* of the lives */
+    mm_address_map named, foreign;
+    mm_address_map unknown; /* MM_NO_MEMORY_INDEX: blocks that have no memory yet */
+} mm_traced_memories;
+
+void mm_traced_memories_free(mm_traced_memories *memories);
+
+/* The lives and named ranges known so far: those of the last call and more of them. Lives may have
+ * ended or got other labels since. A name that is not at its former position is a new memory. */
+MM_NODISCARD int mm_traced_memories_set(mm_traced_memories *memories, const mm_life_record *lives,
+                                        size_t count, const mm_named_range *named,
+                                        size_t named_count, mm_status *st);
+
+/* Makes room for so many memories in all: until there are more, they do not move. */
+MM_NODISCARD int mm_traced_memories_reserve(mm_traced_memories *memories, size_t count,
+                                            mm_status *st);
+
+/* Adds a memory whose label, if it has one, is copied. Gives no address to it. */
+MM_NODISCARD int mm_traced_memories_append(mm_traced_memories *memories,
+                                           const mm_traced_memory *memory, mm_status *st);
+
+/* Adds foreign memory. */
+MM_NODISCARD int mm_traced_memories_add_foreign(mm_traced_memories *memories, CUdeviceptr start,
+                                                size_t size, mm_status *st);
+
+/* Removes the last memories, so that so many remain; they are foreign. */
+void mm_traced_memories_remove_foreign(mm_traced_memories *memories, size_t count);
+
+/* Notes that nobody has these addresses. */
+MM_NODISCARD int mm_traced_memories_add_unknown(mm_traced_memories *memories, uint64_t start,
+                                                uint64_t end, mm_status *st);
+
+/* The number of runs of unknown blocks that have no memory yet. There is then room for them. */
+MM_NODISCARD int mm_traced_memories_reserve_unknown(mm_traced_memories *memories, size_t *runs,
+                                                    mm_status *st);
+
+/* Gives each run of unknown blocks a memory, that of an adjacent run if there is one. Needs the
+ * room. */
+void mm_traced_memories_settle_unknown(mm_traced_memories *memories);
+
+/* The memory that has the first addresses from `start` on at a time, and in *end the end of these
+ * addresses, at most `limit`. MM_NO_MEMORY_INDEX if nobody has them. Sets *ambiguous as
+ * mm_memory_index_find does. Names come before lives, lives before foreign memory. */
+uint32_t mm_traced_memories_find(mm_traced_memories *memories, uint64_t start, uint64_t limit,
+                                 uint64_t time, uint64_t *end, bool *ambiguous);
+
+#endif

@@ -1,0 +1,1593 @@
+/* test_attribution.c: whose events they are and what they add up to, against arithmetic and
+ * against a resolver that tries all memories; every allocation fails once. Needs no driver. */
+#include "check.h"
+#include "failing_allocations.h"
+#include "memory/attribution.h"
+#include "memory/block_table.h"
+#include "memory/event_order.h"
+
+#include <string.h>
+#include <time.h>
+
+enum { KIB = 1 << 10, MIB = 1 << 20, PAGE = 4096, BLOCK = 2 * MIB, MARGIN = MM_LIFE_MARGIN };
+#define BASE ((uint64_t)0x7f0000000000)
+#define ALWAYS UINT64_MAX
+#define TOTAL MM_NO_MEMORY_INDEX
+
+/* --- short ways to write events ------------------------------------------------------------- */
+
+static mm_event
+event_of(mm_event_kind kind, uint64_t start, uint64_t address, uint64_t amount)
+{
+    return (mm_event){.start = start,
+                      .end = start,
+                      .address = address,
+                      .amount = amount,
+                      .memory = MM_NO_MEMORY_INDEX,
+                      .source = MM_NO_PROCESSOR,
+                      .destination = MM_NO_PROCESSOR,
+                      .kind = (uint8_t)kind};
+}
+
+static mm_event
+move_of(uint64_t start, uint64_t end, uint64_t address, uint64_t amount, int source,
+        int destination)
+{
+    mm_event e = event_of(MM_MOVE, start, address, amount);
+
+    e.end = end;
+    e.source = (int16_t)source;
+    e.destination = (int16_t)destination;
+    e.cause = MM_CAUSE_FAULT;
+    return e;
+}
+
+static mm_event
+up(uint64_t start, uint64_t address, uint64_t amount)
+{
+    return move_of(start, start + 10, address, amount, MM_ON_HOST, 0);
+}
+
+static mm_event
+down(uint64_t start, uint64_t address, uint64_t amount)
+{
+    return move_of(start, start + 10, address, amount, 0, MM_ON_HOST);
+}
+
+static mm_life_record
+life_of(uint64_t start, size_t size, uint64_t born, uint64_t died, uint64_t serial)
+{
+    static char label[] = "uint8[1] #1";
+
+    return (mm_life_record){start, size, born, died, serial, label};
+}
+
+static mm_attribution *
+attribution_of(const mm_life_record *lives, size_t count)
+{
+    mm_status st;
+    mm_attribution *a = mm_attribution_new(&st);
+
+    CHECK(a != NULL);
+    CHECK_OK(mm_attribution_set_memories(a, lives, count, NULL, 0, &st), &st);
+    return a;
+}
+
+static void
+add(mm_attribution *a, uint32_t part, const mm_event *events, size_t count, mm_event_list *pieces)
+{
+    mm_status st;
+
+    CHECK_OK(mm_attribution_add(a, part, events, count, pieces, &st), &st);
+}
+
+static const mm_traced_memory *
+memory_at(const mm_attribution *a, size_t index)
+{
+    const mm_traced_memory *memories;
+    size_t count = mm_attribution_memories(a, &memories);
+
+    CHECK(index < count);
+    return &memories[index];
+}
+
+static size_t
+memory_count(const mm_attribution *a)
+{
+    const mm_traced_memory *memories;
+
+    return mm_attribution_memories(a, &memories);
+}
+
+/* Zeros if there is no row. Each row exists once. */
+static mm_sums
+sums_of(const mm_attribution *a, uint32_t part, uint32_t memory)
+{
+    const mm_sums_row *rows;
+    size_t count = mm_attribution_rows(a, &rows), found = 0;
+    mm_sums sums = {0};
+
+    for (size_t i = 0; i < count; i++) {
+        if (rows[i].part == part && rows[i].memory == memory) {
+            sums = rows[i].sums;
+            found++;
+        }
+    }
+    CHECK(found <= 1);
+    return sums;
+}
+
+static uint64_t
+moved_by(const mm_sums *sums)
+{
+    uint64_t bytes = 0;
+
+    for (size_t i = 0; i < MM_MOVE_DIRECTIONS * MM_CAUSES; i++) {
+        bytes += sums->moved[i / MM_CAUSES][i % MM_CAUSES];
+    }
+    return bytes;
+}
+
+static uint64_t
+turned_back(const mm_attribution *a, uint32_t part, uint32_t memory)
+{
+    return sums_of(a, part, memory).turned_back;
+}
+
+static void
+check_piece(const mm_event_list *pieces, size_t i, uint32_t memory, uint64_t address,
+            uint64_t amount)
+{
+    CHECK(i < pieces->count);
+    CHECK_EQUAL(pieces->items[i].memory, memory);
+    CHECK_EQUAL(pieces->items[i].address, address);
+    CHECK_EQUAL(pieces->items[i].amount, amount);
+}
+
+/* In each part the fields of the memories add up to the total, but for those of time. */
+static void
+check_invariant(const mm_attribution *a)
+{
+    enum { FIELDS = sizeof(mm_sums) / sizeof(uint64_t) };
+    const mm_sums_row *rows;
+    size_t count = mm_attribution_rows(a, &rows), totals = 0;
+
+    for (size_t i = 0; i < count; i++) {
+        uint64_t left[FIELDS], word;
+        if (rows[i].memory != TOTAL) {
+            continue;
+        }
+        totals++;
+        memcpy(left, &rows[i].sums, sizeof left);
+        for (size_t k = 0; k < count; k++) {
+            for (size_t f = 0; f < FIELDS; f++) {
+                memcpy(&word, (const char *)&rows[k].sums + f * sizeof word, sizeof word);
+                left[f] -= rows[k].part == rows[i].part && k != i ? word : 0;
+            }
+        }
+        for (size_t f = 0; f < FIELDS; f++) {
+            CHECK(left[f] == 0 || f == offsetof(mm_sums, move_time) / sizeof word);
+        }
+    }
+    CHECK(totals > 0 || count == 0);
+}
+
+/* --- sums ----------------------------------------------------------------------------------- */
+
+static void
+each_kind_counts_in_its_sum(void)
+{
+    const mm_life_record life = life_of(BASE, 8 * MIB, 0, ALWAYS, 1);
+    mm_attribution *a = attribution_of(&life, 1);
+    mm_event events[24];
+    size_t n = 0;
+    mm_sums sums, expected = {0};
+
+    for (int cause = 0; cause < MM_CAUSES; cause++) {
+        events[n] = up(100, BASE, (uint64_t)(cause + 1) * PAGE);
+        events[n++].cause = (uint8_t)cause;
+        expected.moved[MM_TO_DEVICE][cause] = (uint64_t)(cause + 1) * PAGE;
+    }
+    events[n] = up(100, BASE, PAGE);
+    events[n++].cause = 77;
+    expected.moved[MM_TO_DEVICE][MM_CAUSE_UNKNOWN] += PAGE;
+    events[n++] = move_of(300, 340, BASE + 4 * MIB, 3 * PAGE, 1, MM_ON_HOST);
+    expected.moved[MM_TO_HOST][MM_CAUSE_FAULT] = 3 * PAGE;
+    events[n++] = move_of(320, 350, BASE + 6 * MIB, 5 * PAGE, 1, MM_OTHER_PROCESSOR);
+    expected.moved[MM_BETWEEN_DEVICES][MM_CAUSE_FAULT] = 5 * PAGE;
+    expected.move_time = 10 + 50;
+    for (uint8_t access = MM_NO_ACCESS; access <= MM_ATOMIC_ACCESS; access++) {
+        events[n] = event_of(MM_HOST_FAULT, 400, BASE + 5, 1);
+        events[n++].access = access;
+        events[n] = event_of(MM_DEVICE_FAULT, 400, BASE + 5, 1);
+        events[n++].access = access;
+    }
+    expected.host_faults = expected.device_faults = 4;
+    expected.host_write_faults = expected.device_write_faults = 2;
+    events[n++] = event_of(MM_REMOTE_MAP, 500, BASE, 7 * PAGE);
+    events[n++] = event_of(MM_THRASHING, 500, BASE, 11 * PAGE);
+    events[n] = event_of(MM_THROTTLING, 500, BASE, 1);
+    events[n++].end = 1234;
+    events[n++] = event_of(MM_DUPLICATE, 500, BASE, 13 * PAGE);
+    events[n++] = event_of(MM_DUPLICATE_END, 500, BASE, 17 * PAGE);
+    events[n++] = event_of(MM_EVICTION, 500, BASE, 19 * PAGE);
+    events[n++] = event_of(MM_CALL, 500, BASE, 23 * PAGE);
+    CHECK_EQUAL(n, 24);
+    expected.remote_mapped = 7 * PAGE;
+    expected.thrashing = 11 * PAGE;
+    expected.throttled = 734;
+    expected.duplicated = 13 * PAGE;
+    expected.evicted = 19 * PAGE;
+    add(a, 3, events, n, NULL);
+    sums = sums_of(a, 3, 0);
+    CHECK(memcmp(&sums, &expected, sizeof sums) == 0);
+    sums = sums_of(a, 3, TOTAL);
+    CHECK(memcmp(&sums, &expected, sizeof sums) == 0);
+    CHECK_EQUAL(mm_attribution_ambiguous(a), 0);
+    mm_attribution_free(a);
+}
+
+static void
+calls_belong_to_memories_and_count_in_no_sum(void)
+{
+    const mm_life_record lives[] = {life_of(BASE, BLOCK, 0, ALWAYS, 1),
+                                    life_of(BASE + BLOCK, BLOCK, 0, ALWAYS, 2)};
+    mm_attribution *a = attribution_of(lives, 2);
+    const mm_event events[] = {event_of(MM_CALL, 5, BASE + MIB, BLOCK),
+                               event_of(MM_CALL, 6, 0, 0)};
+    const mm_sums_row *rows;
+    mm_event_list pieces = {0};
+
+    add(a, 0, events, 2, &pieces);
+    CHECK_EQUAL(pieces.count, 3);
+    check_piece(&pieces, 0, 0, BASE + MIB, MIB);
+    check_piece(&pieces, 1, 1, BASE + BLOCK, MIB);
+    check_piece(&pieces, 2, MM_NO_MEMORY_INDEX, 0, 0);
+    CHECK_EQUAL(mm_attribution_rows(a, &rows), 0);
+    CHECK_EQUAL(memory_count(a), 2);
+    free(pieces.items);
+    mm_attribution_free(a);
+}
+
+static void
+time_of_moves_is_united(void)
+{
+    const mm_life_record lives[] = {life_of(BASE, BLOCK, 0, ALWAYS, 1),
+                                    life_of(BASE + BLOCK, BLOCK, 0, ALWAYS, 2)};
+    mm_attribution *a = attribution_of(lives, 2);
+    const mm_event first[] = {
+        move_of(100, 200, BASE, PAGE, 0, 1),         move_of(150, 180, BASE, PAGE, 0, 1),
+        move_of(150, 260, BASE + BLOCK, PAGE, 0, 1), move_of(400, 500, BASE, PAGE, 0, 1),
+        move_of(300, 350, BASE, PAGE, 0, 1), /* late, but sorted */
+    };
+    /* Late by a call: between the last two intervals, then across the last one. */
+    const mm_event second[] = {move_of(360, 380, BASE, PAGE, 0, 1)};
+    const mm_event third[] = {move_of(390, 410, BASE, PAGE, 0, 1)};
+    const mm_event fourth[] = {move_of(340, 510, BASE, PAGE, 0, 1)};
+
+    add(a, 0, first, 5, NULL);
+    CHECK_EQUAL(sums_of(a, 0, 0).move_time, 100 + 50 + 100);
+    CHECK_EQUAL(sums_of(a, 0, 1).move_time, 110);
+    CHECK_EQUAL(sums_of(a, 0, TOTAL).move_time, 160 + 50 + 100);
+    add(a, 0, second, 1, NULL);
+    CHECK_EQUAL(sums_of(a, 0, 0).move_time, 250 + 20);
+    add(a, 0, third, 1, NULL);
+    CHECK_EQUAL(sums_of(a, 0, 0).move_time, 270 + 10);
+    add(a, 0, fourth, 1, NULL); /* what lies before the last late one is taken as counted */
+    CHECK_EQUAL(sums_of(a, 0, 0).move_time, 280 + 10 + 10);
+    mm_attribution_free(a);
+}
+
+static void
+parts_have_their_own_sums(void)
+{
+    const mm_life_record life = life_of(BASE, BLOCK, 0, ALWAYS, 1);
+    mm_attribution *a = attribution_of(&life, 1);
+    const mm_event go = up(100, BASE, PAGE), back = down(200, BASE, PAGE);
+
+    for (int round = 0; round < 3; round++) {
+        for (uint32_t part = 0; part < 4; part++) {
+            add(a, part * 5, &go, 1, NULL);
+        }
+    }
+    for (uint32_t part = 0; part < 4; part++) {
+        CHECK_EQUAL(sums_of(a, part * 5, 0).moved[MM_TO_DEVICE][MM_CAUSE_FAULT], 3 * PAGE);
+        CHECK_EQUAL(sums_of(a, part * 5, TOTAL).moved[MM_TO_DEVICE][MM_CAUSE_FAULT], 3 * PAGE);
+    }
+    add(a, 20, &back, 1, NULL); /* it went up in another part */
+    CHECK_EQUAL(turned_back(a, 20, 0), 0);
+    add(a, 20, &go, 1, NULL);
+    CHECK_EQUAL(turned_back(a, 20, 0), PAGE);
+    check_invariant(a);
+    mm_attribution_free(a);
+}
+
+/* --- pages that turn back ------------------------------------------------------------------- */
+
+static void
+pages_turn_back(void)
+{
+    const mm_life_record life = life_of(BASE, 64 * MIB, 0, ALWAYS, 1);
+    mm_attribution *a = attribution_of(&life, 1);
+    const mm_event events[] = {
+        up(100, BASE + MIB, 8 * MIB), /* 0 */
+        up(200, BASE, 4 * MIB), /* 0: once more */
+        down(300, BASE + MIB / 2, 4 * MIB), /* all of it was up */
+        down(400, BASE, 16 * MIB), /* 0.5 MiB below, 4.5 MiB above, 7 MiB new */
+        up(500, BASE + 3 * PAGE, 2 * PAGE), /* both */
+        up(600, BASE + 3 * PAGE, 3 * PAGE), /* one */
+        move_of(700, 710, BASE + 20 * MIB, PAGE, 0, 1),
+        move_of(800, 810, BASE + 20 * MIB, PAGE, 1, 2),
+        move_of(900, 910, BASE + 20 * MIB, PAGE, 2, 0), /* turns */
+        move_of(950, 960, BASE + 20 * MIB, PAGE, 0, 0),
+        move_of(960, 970, BASE + 20 * MIB, PAGE, 0, MM_ON_HOST),
+        up(1000, BASE + 20 * MIB, PAGE), /* turns */
+    };
+    uint64_t expected = 0;
+
+    for (size_t i = 0; i < sizeof events / sizeof *events; i++) {
+        const uint64_t turns[] = {0, 0, 4 * MIB, MIB / 2 + 9 * MIB / 2, 2 * PAGE, PAGE, 0, 0, PAGE,
+                                  0, 0, PAGE};
+        expected += turns[i];
+        add(a, 0, &events[i], 1, NULL);
+        CHECK_EQUAL(turned_back(a, 0, 0), expected);
+    }
+    CHECK_EQUAL(turned_back(a, 0, TOTAL), expected);
+    mm_attribution_free(a);
+}
+
+static void
+pages_turn_back_byte_by_byte(void)
+{
+    /* Two memories share the second page; the third memory has a part of the third page. */
+    const mm_life_record lives[] = {life_of(BASE, PAGE + 1000, 0, ALWAYS, 1),
+                                    life_of(BASE + PAGE + 1000, PAGE, 0, ALWAYS, 2),
+                                    life_of(BASE + 2 * PAGE + 1000, 24, 0, ALWAYS, 3)};
+    mm_attribution *a = attribution_of(lives, 3), *again = attribution_of(lives, 3);
+    const mm_event events[] = {up(100, BASE, 2 * PAGE + 1024), down(200, BASE, 2 * PAGE + 1024),
+                               up(300, BASE + 10, 20), down(400, BASE + 15, 2 * PAGE)};
+    /* The last one: page 0 from 15 on had gone up, the others had not. */
+    const uint64_t turned = 2 * PAGE + 1024 + 20 + PAGE - 15;
+    mm_event_list pieces = {0}, same = {0};
+
+    add(a, 0, events, 4, &pieces);
+    CHECK_EQUAL(turned_back(a, 0, TOTAL), turned);
+    CHECK_EQUAL(turned_back(a, 0, 0), PAGE + 1000 + 20 + PAGE - 15);
+    CHECK_EQUAL(turned_back(a, 0, 1), PAGE);
+    CHECK_EQUAL(turned_back(a, 0, 2), 24);
+    CHECK_EQUAL(pieces.count, 3 + 3 + 1 + 2);
+    for (size_t i = 0; i < pieces.count; i++) { /* one call each */
+        add(again, 0, &pieces.items[i], 1, &same);
+    }
+    CHECK_EQUAL(turned_back(again, 0, TOTAL), turned);
+    CHECK_EQUAL(same.count, pieces.count);
+    CHECK(memcmp(same.items, pieces.items, same.count * sizeof *same.items) == 0);
+    free(pieces.items);
+    free(same.items);
+    mm_attribution_free(a);
+    mm_attribution_free(again);
+}
+
+static void
+a_block_takes_less_than_200_bytes(void)
+{
+    enum { BLOCKS = 100000 };
+    long before = live_bytes(), most;
+    mm_block_table table = {0};
+    mm_status st;
+
+    (void)most_live_bytes();
+    CHECK_OK(mm_block_table_add_range(&table, BASE, BASE + (uint64_t)BLOCKS * BLOCK, &st), &st);
+    CHECK_EQUAL(table.count, BLOCKS);
+    CHECK(live_bytes() - before < 200L * BLOCKS);
+    for (uint64_t i = 0; i < BLOCKS; i++) {
+        CHECK(mm_block_table_find(&table, (BASE >> MM_BLOCK_BITS) + i) == &table.blocks[i]);
+    }
+    CHECK(mm_block_table_find(&table, (BASE >> MM_BLOCK_BITS) + BLOCKS) == NULL);
+    most = most_live_bytes();
+    CHECK(most - before > 136L * BLOCKS); /* the counter works */
+    mm_block_table_free(&table);
+    CHECK_EQUAL(live_bytes(), before);
+}
+
+/* --- borders -------------------------------------------------------------------------------- */
+
+static void
+records_are_divided_at_borders(void)
+{
+    const mm_life_record lives[] = {life_of(BASE, 3 * PAGE, 0, ALWAYS, 1),
+                                    life_of(BASE + 3 * PAGE, 100, 0, ALWAYS, 2),
+                                    life_of(BASE + 4 * PAGE, PAGE, 0, ALWAYS, 3)};
+    mm_attribution *a = attribution_of(lives, 3);
+    const mm_event_kind kinds[] = {MM_MOVE,      MM_REMOTE_MAP, MM_THRASHING,
+                                   MM_DUPLICATE, MM_EVICTION,   MM_DUPLICATE_END};
+    mm_event_list pieces = {0};
+    mm_sums sums;
+
+    for (size_t k = 0; k < 6; k++) {
+        mm_event e = event_of(kinds[k], k, BASE + PAGE, 5 * PAGE);
+        e.extra = 77;
+        add(a, 0, &e, 1, &pieces);
+        CHECK_EQUAL(pieces.count, 5);
+        check_piece(&pieces, 0, 0, BASE + PAGE, 2 * PAGE);
+        check_piece(&pieces, 1, 1, BASE + 3 * PAGE, 100);
+        check_piece(&pieces, 2, 3, BASE + 3 * PAGE + 100, PAGE - 100);
+        check_piece(&pieces, 3, 2, BASE + 4 * PAGE, PAGE);
+        check_piece(&pieces, 4, 3, BASE + 5 * PAGE, PAGE);
+        for (size_t i = 0; i < 5; i++) {
+            CHECK_EQUAL(pieces.items[i].start, k);
+            CHECK_EQUAL(pieces.items[i].kind, kinds[k]);
+            CHECK_EQUAL(pieces.items[i].extra, 77);
+        }
+        pieces.count = 0;
+    }
+    CHECK_EQUAL(memory_at(a, 3)->kind, MM_MEMORY_UNKNOWN);
+    CHECK_EQUAL(memory_at(a, 3)->start, BASE);
+    CHECK_EQUAL(memory_at(a, 3)->size, BLOCK);
+    sums = sums_of(a, 0, 3);
+    CHECK_EQUAL(sums.evicted, 2 * PAGE - 100);
+    sums = sums_of(a, 0, TOTAL);
+    CHECK_EQUAL(moved_by(&sums), 5 * PAGE);
+    CHECK_EQUAL(sums.evicted, 5 * PAGE);
+    check_invariant(a);
+    free(pieces.items);
+    mm_attribution_free(a);
+}
+
+static void
+unknown_blocks_are_joined(void)
+{
+    mm_attribution *a = attribution_of(NULL, 0);
+    mm_event events[5];
+    mm_event_list pieces = {0};
+    const mm_event beside = up(9, BASE + 5 * BLOCK, PAGE), bridge = up(9, BASE + BLOCK, BLOCK);
+
+    for (size_t i = 0; i < 5; i++) { /* the blocks 4, 2, 3 and, apart, 8 and 9 */
+        const uint64_t blocks[] = {4, 2, 3, 8, 9};
+        events[i] = up(i, BASE + blocks[i] * BLOCK + PAGE, PAGE);
+    }
+    add(a, 0, events, 5, &pieces);
+    CHECK_EQUAL(memory_count(a), 2);
+    CHECK_EQUAL(memory_at(a, 0)->start, BASE + 2 * BLOCK);
+    CHECK_EQUAL(memory_at(a, 0)->size, 3 * BLOCK);
+    CHECK_EQUAL(memory_at(a, 1)->size, 2 * BLOCK);
+    CHECK_EQUAL(memory_at(a, 1)->died, ALWAYS);
+    CHECK(memory_at(a, 1)->label == NULL);
+    for (size_t i = 0; i < 5; i++) {
+        CHECK_EQUAL(pieces.items[i].memory, i < 3 ? 0 : 1);
+    }
+    add(a, 0, &beside, 1, NULL);
+    add(a, 0, &bridge, 1, NULL);
+    CHECK_EQUAL(memory_count(a), 2);
+    CHECK_EQUAL(memory_at(a, 0)->start, BASE + BLOCK);
+    CHECK_EQUAL(memory_at(a, 0)->size, 5 * BLOCK);
+    check_invariant(a);
+    free(pieces.items);
+    mm_attribution_free(a);
+}
+
+static void
+addresses_end_somewhere(void)
+{
+    const mm_life_record life = life_of(UINT64_MAX - PAGE, 2 * PAGE, 0, ALWAYS, 1);
+    mm_attribution *a = attribution_of(&life, 1);
+    const mm_event events[] = {
+        up(1, UINT64_MAX - 2 * PAGE, 4 * PAGE),    up(1, UINT64_MAX - PAGE, 2 * PAGE),
+        event_of(MM_HOST_FAULT, 2, UINT64_MAX, 1), event_of(MM_HOST_FAULT, 3, UINT64_MAX - 1, 1),
+        event_of(MM_EVENT_KINDS, 3, BASE, 1),      event_of(200, 3, BASE, 1)};
+    mm_sums sums;
+
+    add(a, 0, events, 6, NULL);
+    sums = sums_of(a, 0, 0);
+    CHECK_EQUAL(moved_by(&sums), 2 * PAGE); /* the second one is cut */
+    CHECK_EQUAL(sums.host_faults, 1);
+    sums = sums_of(a, 0, TOTAL);
+    CHECK_EQUAL(moved_by(&sums), 3 * PAGE);
+    check_invariant(a);
+    mm_attribution_free(a);
+}
+
+/* --- times ---------------------------------------------------------------------------------- */
+
+static uint32_t
+memory_of_fault(mm_attribution *a, uint64_t time, uint64_t address)
+{
+    const mm_event fault = event_of(MM_HOST_FAULT, time, address, 1);
+    mm_event_list pieces = {0};
+    uint32_t memory;
+
+    add(a, 0, &fault, 1, &pieces);
+    CHECK_EQUAL(pieces.count, 1);
+    memory = pieces.items[0].memory;
+    free(pieces.items);
+    return memory;
+}
+
+static void
+addresses_have_one_life_after_the_other(void)
+{
+    const uint64_t t = 1000000;
+    const mm_life_record lives[] = {life_of(BASE, MIB, t, 2 * t, 1),
+                                    life_of(BASE + PAGE, MIB, 2 * t + 500, 3 * t, 2),
+                                    life_of(BASE, 3 * PAGE, 3 * t + 10000, ALWAYS, 3)};
+    mm_attribution *a = attribution_of(lives, 3);
+    const uint64_t at = BASE + 2 * PAGE;
+
+    CHECK_EQUAL(memory_of_fault(a, t - MARGIN, at), 0);
+    CHECK_EQUAL(memory_of_fault(a, t - MARGIN - 1, at), 3); /* unknown */
+    CHECK_EQUAL(memory_of_fault(a, 2 * t, at), 0);
+    CHECK_EQUAL(mm_attribution_ambiguous(a), 0);
+    CHECK_EQUAL(memory_of_fault(a, 2 * t + 1, at), 1); /* between both: the later */
+    CHECK_EQUAL(mm_attribution_ambiguous(a), 1);
+    CHECK_EQUAL(memory_of_fault(a, 2 * t + 500, at), 1);
+    CHECK_EQUAL(memory_of_fault(a, 2 * t + 1, BASE), 0); /* only the first has it */
+    CHECK_EQUAL(mm_attribution_ambiguous(a), 1);
+    CHECK_EQUAL(memory_of_fault(a, 3 * t + MARGIN, at), 1);
+    CHECK_EQUAL(memory_of_fault(a, 3 * t + MARGIN + 1, at), 3);
+    CHECK_EQUAL(memory_of_fault(a, 3 * t + 10000 - MARGIN, at), 2);
+    CHECK_EQUAL(memory_of_fault(a, UINT64_MAX, at), 2);
+    CHECK_EQUAL(memory_of_fault(a, t, at), 0); /* and back in time */
+    CHECK_EQUAL(memory_of_fault(a, 0, at), 3);
+    CHECK_EQUAL(mm_attribution_ambiguous(a), 1);
+    mm_attribution_free(a);
+}
+
+static void
+the_later_of_nested_lives_has_the_address(void)
+{
+    /* Many parts of one allocation, as to_managed makes them, and a part of a part. */
+    enum { PARTS = 50 };
+    mm_life_record lives[PARTS + 2];
+    mm_attribution *a;
+    const mm_event move = up(5, BASE, 2 * PARTS * PAGE);
+    mm_event_list pieces = {0};
+
+    lives[0] = life_of(BASE, 2 * PARTS * PAGE, 0, ALWAYS, 1);
+    for (size_t i = 1; i <= PARTS; i++) { /* with a page between them */
+        lives[i] = life_of(BASE + (2 * i - 2) * PAGE, PAGE, 0, ALWAYS, 1 + i);
+    }
+    lives[PARTS + 1] = life_of(BASE + 100, 8, 0, ALWAYS, 99);
+    a = attribution_of(lives, PARTS + 2);
+    add(a, 0, &move, 1, &pieces);
+    CHECK_EQUAL(pieces.count, 2 + 2 * PARTS);
+    check_piece(&pieces, 0, 1, BASE, 100);
+    check_piece(&pieces, 1, PARTS + 1, BASE + 100, 8);
+    check_piece(&pieces, 2, 1, BASE + 108, PAGE - 108);
+    for (size_t i = 2; i <= PARTS; i++) {
+        check_piece(&pieces, 2 * i - 1, 0, BASE + (2 * i - 3) * PAGE, PAGE);
+        check_piece(&pieces, 2 * i, (uint32_t)i, BASE + (2 * i - 2) * PAGE, PAGE);
+    }
+    CHECK_EQUAL(mm_attribution_ambiguous(a), 0);
+    check_invariant(a);
+    free(pieces.items);
+    mm_attribution_free(a);
+}
+
+static void
+many_lives_at_one_address_cost_little(void)
+{
+    enum { COUNT = 20000 };
+    mm_life_record *lives = calloc(COUNT, sizeof *lives);
+    mm_event *faults = calloc(COUNT, sizeof *faults);
+    mm_event_list pieces = {0};
+    mm_attribution *a;
+
+    /* A scan of all of them for each event would take minutes. */
+    for (size_t i = 0; i < COUNT; i++) {
+        lives[i] = life_of(BASE, (1 + i % 7) * PAGE, 10000 * i, 10000 * i + 5000, i);
+        faults[i] = event_of(MM_DEVICE_FAULT, 10000 * i + 2500, BASE, 1);
+    }
+    a = attribution_of(lives, COUNT);
+    add(a, 0, faults, COUNT, &pieces);
+    CHECK_EQUAL(pieces.count, COUNT);
+    for (size_t i = 0; i < COUNT; i++) {
+        CHECK_EQUAL(pieces.items[i].memory, i);
+    }
+    free(pieces.items);
+    free(faults);
+    free(lives);
+    mm_attribution_free(a);
+}
+
+/* --- names, growth -------------------------------------------------------------------------- */
+
+static void
+names_come_before_lives(void)
+{
+    const mm_life_record life = life_of(BASE, 8 * PAGE, 1000000, ALWAYS, 1);
+    mm_named_range named[] = {{BASE + PAGE, 4 * PAGE, "first"},
+                              {BASE + 2 * PAGE, PAGE, "inner"},
+                              {BASE + 4 * PAGE, 2 * PAGE, "last"},
+                              {BASE, 0, "empty"}};
+    mm_attribution *a = attribution_of(&life, 1);
+    const mm_event move = up(2000000, BASE, 9 * PAGE);
+    mm_event_list pieces = {0};
+    mm_status st;
+
+    CHECK_OK(mm_attribution_set_memories(a, &life, 1, named, 4, &st), &st);
+    add(a, 0, &move, 1, &pieces);
+    CHECK_EQUAL(pieces.count, 7);
+    check_piece(&pieces, 0, 0, BASE, PAGE);
+    check_piece(&pieces, 1, 1, BASE + PAGE, PAGE);
+    check_piece(&pieces, 2, 2, BASE + 2 * PAGE, PAGE);
+    check_piece(&pieces, 3, 1, BASE + 3 * PAGE, PAGE);
+    check_piece(&pieces, 4, 3, BASE + 4 * PAGE, 2 * PAGE);
+    check_piece(&pieces, 5, 0, BASE + 6 * PAGE, 2 * PAGE);
+    check_piece(&pieces, 6, 5, BASE + 8 * PAGE, PAGE);
+    CHECK_EQUAL(memory_at(a, 3)->kind, MM_MEMORY_NAMED);
+    CHECK(strcmp(memory_at(a, 3)->label, "last") == 0);
+    CHECK_EQUAL(memory_at(a, 3)->size, 2 * PAGE);
+    CHECK_EQUAL(memory_of_fault(a, 5, BASE + PAGE), 1); /* at all times */
+    check_invariant(a);
+    /* Another name in the place of the second one, and one fewer. */
+    named[1] = (mm_named_range){BASE + PAGE, 4 * PAGE, "new"};
+    CHECK_OK(mm_attribution_set_memories(a, &life, 1, named, 2, &st), &st);
+    CHECK_EQUAL(memory_of_fault(a, 2000000, BASE + PAGE), 6);
+    CHECK_EQUAL(memory_of_fault(a, 2000000, BASE + 5 * PAGE), 0);
+    CHECK(strcmp(memory_at(a, 6)->label, "new") == 0);
+    CHECK(strcmp(memory_at(a, 2)->label, "inner") == 0);
+    free(pieces.items);
+    mm_attribution_free(a);
+}
+
+static void
+memories_keep_their_indices(void)
+{
+    char first[] = "a", second[] = "b", third[] = "c";
+    mm_life_record lives[3] = {life_of(BASE, PAGE, 0, ALWAYS, 1),
+                               life_of(BASE + BLOCK, PAGE, 0, ALWAYS, 2),
+                               life_of(BASE, PAGE, 60000, ALWAYS, 3)};
+    const mm_named_range named[] = {{BASE + 8 * BLOCK, PAGE, "n"}, {BASE + 9 * BLOCK, PAGE, "m"}};
+    mm_attribution *a;
+    mm_status st;
+
+    lives[0].label = first;
+    lives[1].label = second;
+    lives[2].label = third;
+    a = attribution_of(lives, 2);
+    CHECK_OK(mm_attribution_set_memories(a, lives, 2, named, 1, &st), &st);
+    CHECK_EQUAL(memory_of_fault(a, 5, BASE + 4 * BLOCK), 3); /* unknown */
+    first[0] = 'A'; /* copied before */
+    CHECK(strcmp(memory_at(a, 0)->label, "a") == 0);
+    lives[0].died = 50000;
+    CHECK_OK(mm_attribution_set_memories(a, lives, 3, named, 2, &st), &st);
+    CHECK_EQUAL(memory_count(a), 6);
+    CHECK_EQUAL(memory_at(a, 0)->died, 50000);
+    CHECK(strcmp(memory_at(a, 0)->label, "A") == 0);
+    CHECK(strcmp(memory_at(a, 1)->label, "b") == 0);
+    CHECK(strcmp(memory_at(a, 4)->label, "c") == 0);
+    CHECK(strcmp(memory_at(a, 2)->label, "n") == 0);
+    CHECK(strcmp(memory_at(a, 5)->label, "m") == 0);
+    CHECK_EQUAL(memory_at(a, 4)->serial, 3);
+    CHECK_EQUAL(memory_at(a, 4)->born, 60000);
+    CHECK_EQUAL(memory_of_fault(a, 100000, BASE), 4);
+    CHECK_EQUAL(memory_of_fault(a, 100, BASE), 0);
+    CHECK_EQUAL(memory_of_fault(a, 100, BASE + BLOCK), 1);
+    CHECK_EQUAL(memory_of_fault(a, 100, BASE + 4 * BLOCK), 3);
+    CHECK_EQUAL(memory_of_fault(a, 100, BASE + 9 * BLOCK), 5);
+    mm_attribution_free(a);
+}
+
+/* --- foreign memory ------------------------------------------------------------------------- */
+
+typedef struct {
+    struct {
+        uint64_t start;
+        size_t size;
+    } items[700];
+    size_t count, asked;
+} allocations;
+
+static bool
+find_allocation(void *context, CUdeviceptr address, CUdeviceptr *start, size_t *size)
+{
+    allocations *known = context;
+
+    known->asked++;
+    for (size_t i = 0; i < known->count; i++) {
+        if (address >= known->items[i].start
+            && address - known->items[i].start < known->items[i].size) {
+            *start = known->items[i].start;
+            *size = known->items[i].size;
+            return true;
+        }
+    }
+    return false;
+}
+
+static void
+find_foreign(mm_attribution *a, const mm_event *events, size_t count, allocations *known)
+{
+    mm_status st;
+
+    CHECK_OK(mm_attribution_find_foreign(a, events, count, find_allocation, known, &st), &st);
+}
+
+static void
+foreign_allocations_are_found(void)
+{
+    static allocations known;
+    const mm_life_record lives[] = {life_of(BASE, MIB, 0, 10000, 1),
+                                    life_of(BASE + 64 * BLOCK, MIB, 50000, ALWAYS, 2)};
+    mm_attribution *a = attribution_of(lives, 2);
+    const mm_event events[] = {
+        up(100000, BASE, BLOCK), /* the first life is dead: all of it is foreign now */
+        event_of(MM_HOST_FAULT, 100000, BASE + 4 * BLOCK + 12345, 1),
+        event_of(MM_HOST_FAULT, 100, BASE + 64 * BLOCK, 1), /* before the second one's birth */
+        event_of(MM_CALL, 100000, BASE + 10 * BLOCK, BLOCK),
+        up(100, BASE, BLOCK), /* the life has half of it */
+    };
+    mm_event_list pieces = {0};
+    size_t asked;
+
+    known = (allocations){.items = {{BASE - BLOCK, 2 * BLOCK},
+                                    {BASE + 4 * BLOCK + 12000, 700},
+                                    {BASE + 64 * BLOCK, MIB},
+                                    {BASE + 10 * BLOCK + MIB, 64 * KIB}},
+                          .count = 4};
+    find_foreign(a, events, 5, &known);
+    CHECK_EQUAL(memory_count(a), 5);
+    CHECK_EQUAL(memory_at(a, 2)->kind, MM_MEMORY_FOREIGN);
+    CHECK_EQUAL(memory_at(a, 2)->start, BASE - BLOCK);
+    CHECK_EQUAL(memory_at(a, 2)->size, 2 * BLOCK);
+    CHECK_EQUAL(memory_at(a, 2)->died, ALWAYS);
+    CHECK_EQUAL(memory_at(a, 3)->size, 700);
+    CHECK_EQUAL(memory_at(a, 4)->start, BASE + 10 * BLOCK + MIB);
+    asked = known.asked;
+    /* For each MiB that nobody has: 13 small steps, 6 longer ones, then every 64 KiB. */
+    CHECK(asked <= 3 + 2 * (13 + 6 + 16) + 2);
+    find_foreign(a, events, 5, &known);
+    CHECK_EQUAL(known.asked, asked);
+    add(a, 0, events, 5, &pieces);
+    CHECK_EQUAL(pieces.count, 2 + 1 + 1 + 3 + 1);
+    check_piece(&pieces, 0, 6, BASE + 64 * BLOCK, 1); /* of somebody who is gone */
+    check_piece(&pieces, 1, 0, BASE, MIB);
+    check_piece(&pieces, 2, 2, BASE + MIB, MIB);
+    check_piece(&pieces, 3, 2, BASE, BLOCK);
+    check_piece(&pieces, 4, 3, BASE + 4 * BLOCK + 12345, 1);
+    check_piece(&pieces, 6, 4, BASE + 10 * BLOCK + MIB, 64 * KIB);
+    CHECK_EQUAL(memory_at(a, 5)->kind, MM_MEMORY_UNKNOWN);
+    CHECK_EQUAL(memory_at(a, 6)->start, BASE + 64 * BLOCK);
+    check_invariant(a);
+    free(pieces.items);
+    mm_attribution_free(a);
+}
+
+static void
+small_foreign_allocations_share_pages(void)
+{
+    static allocations known;
+    mm_attribution *a = attribution_of(NULL, 0);
+    const mm_event move = up(5, BASE, 128 * KIB);
+    uint64_t bytes = 0;
+    mm_sums sums;
+
+    known.count = known.asked = 0;
+    for (uint64_t at = 0; at < 128 * KIB; at += 512 * (1 + at / 512 % 10)) {
+        known.items[known.count].start = BASE + at;
+        known.items[known.count++].size = 300;
+        bytes += 300;
+    }
+    CHECK(known.count > 20);
+    find_foreign(a, &move, 1, &known);
+    CHECK_EQUAL(memory_count(a), known.count);
+    add(a, 0, &move, 1, NULL);
+    sums = sums_of(a, 0, (uint32_t)known.count); /* unknown */
+    CHECK_EQUAL(moved_by(&sums), 128 * KIB - bytes);
+    check_invariant(a);
+    mm_attribution_free(a);
+}
+
+/* Answers that are no allocation around the address, or that contradict others. */
+static bool
+find_nonsense(void *context, CUdeviceptr address, CUdeviceptr *start, size_t *size)
+{
+    size_t *calls = context;
+    const uint64_t starts[] = {address + 1, address - PAGE, address, address - PAGE, UINT64_MAX};
+    const size_t sizes[] = {PAGE, PAGE, 0, SIZE_MAX, SIZE_MAX};
+
+    *start = starts[*calls % 5];
+    *size = sizes[*calls % 5];
+    ++*calls;
+    return true;
+}
+
+static void
+foreign_nonsense_is_unknown(void)
+{
+    static allocations known;
+    mm_attribution *a = attribution_of(NULL, 0);
+    const mm_event move = up(5, BASE, 16 * BLOCK), fault = event_of(MM_HOST_FAULT, 5, BASE, 1);
+    const mm_event other = event_of(MM_HOST_FAULT, 5, BASE + 3 * PAGE, 1);
+    size_t calls = 0;
+    mm_status st;
+
+    CHECK_OK(mm_attribution_find_foreign(a, &move, 1, find_nonsense, &calls, &st), &st);
+    CHECK(calls > 100);
+    CHECK_EQUAL(memory_count(a), 0);
+    mm_attribution_free(a);
+    /* An allocation that overlaps an earlier answer, which was freed meanwhile. */
+    a = attribution_of(NULL, 0);
+    known = (allocations){.items = {{BASE, 2 * PAGE}}, .count = 1};
+    find_foreign(a, &fault, 1, &known);
+    known.items[0].size = 4 * PAGE;
+    find_foreign(a, &other, 1, &known);
+    CHECK_EQUAL(memory_count(a), 1);
+    CHECK_EQUAL(memory_at(a, 0)->size, 2 * PAGE);
+    CHECK_EQUAL(known.asked, 2);
+    mm_attribution_free(a);
+}
+
+/* --- merging -------------------------------------------------------------------------------- */
+
+static void
+merging_adds_sums(void)
+{
+    static allocations known;
+    mm_life_record lives[] = {life_of(BASE, BLOCK, 0, ALWAYS, 1),
+                              life_of(BASE + BLOCK, BLOCK, 0, 60000, 2),
+                              life_of(BASE + BLOCK, BLOCK, 60001, ALWAYS, 3)};
+    const mm_named_range named[] = {{BASE, PAGE, "n"}};
+    mm_event first[] = {up(10, BASE, 2 * BLOCK), up(10, BASE + 10 * BLOCK, 4 * BLOCK)};
+    mm_event second[] = {down(20, BASE, 2 * BLOCK), down(20, BASE + 12 * BLOCK, 3 * BLOCK),
+                         up(20, BASE + 20 * BLOCK, BLOCK), up(20, BASE + 30 * BLOCK, BLOCK)};
+    mm_attribution *a = attribution_of(NULL, 0), *other = attribution_of(lives, 2);
+    mm_status st;
+
+    known = (allocations){.items = {{BASE + 20 * BLOCK, BLOCK}}, .count = 1};
+    CHECK_OK(mm_attribution_set_memories(a, lives, 3, named, 1, &st), &st);
+    add(a, 0, first, 2, NULL);
+    find_foreign(a, &second[2], 1, &known);
+    known = (allocations){.items = {{BASE + 30 * BLOCK, BLOCK}}, .count = 1};
+    find_foreign(other, &second[3], 1, &known);
+    add(other, 0, second, 4, NULL);
+    add(other, 7, second, 4, NULL);
+    CHECK_OK(mm_attribution_merge(a, other, &st), &st);
+    CHECK_EQUAL(sums_of(a, 0, 0).moved[MM_TO_DEVICE][MM_CAUSE_FAULT], BLOCK - PAGE);
+    CHECK_EQUAL(sums_of(a, 0, 0).moved[MM_TO_HOST][MM_CAUSE_FAULT], BLOCK);
+    CHECK_EQUAL(sums_of(a, 7, 0).moved[MM_TO_HOST][MM_CAUSE_FAULT], BLOCK);
+    CHECK_EQUAL(sums_of(a, 0, 1).moved[MM_TO_HOST][MM_CAUSE_FAULT], BLOCK);
+    CHECK_EQUAL(sums_of(a, 0, 3).moved[MM_TO_DEVICE][MM_CAUSE_FAULT], PAGE);
+    /* The unknown memory of both is one, now longer; the foreign one of `a` has the block that is
+     * unknown in the other. */
+    CHECK_EQUAL(memory_count(a), 7);
+    CHECK_EQUAL(memory_at(a, 4)->size, 5 * BLOCK);
+    CHECK_EQUAL(sums_of(a, 0, 4).moved[MM_TO_DEVICE][MM_CAUSE_FAULT], 4 * BLOCK);
+    CHECK_EQUAL(sums_of(a, 0, 4).moved[MM_TO_HOST][MM_CAUSE_FAULT], 3 * BLOCK);
+    CHECK_EQUAL(memory_at(a, 5)->kind, MM_MEMORY_FOREIGN);
+    CHECK_EQUAL(sums_of(a, 7, 5).moved[MM_TO_DEVICE][MM_CAUSE_FAULT], BLOCK);
+    CHECK_EQUAL(memory_at(a, 6)->start, BASE + 30 * BLOCK);
+    CHECK_EQUAL(sums_of(a, 7, 6).moved[MM_TO_DEVICE][MM_CAUSE_FAULT], BLOCK);
+    CHECK_EQUAL(sums_of(a, 0, TOTAL).moved[MM_TO_HOST][MM_CAUSE_FAULT], 5 * BLOCK);
+    CHECK_EQUAL(sums_of(a, 0, TOTAL).move_time, 20);
+    check_invariant(a);
+    mm_attribution_free(other);
+    mm_attribution_free(a);
+}
+
+static void
+merging_into_nothing_copies(void)
+{
+    const mm_life_record life = life_of(BASE, BLOCK, 0, ALWAYS, 1);
+    const mm_named_range named = {BASE, PAGE, "n"};
+    const mm_event move = up(10, BASE, 3 * BLOCK);
+    mm_attribution *a = attribution_of(NULL, 0), *other = attribution_of(NULL, 0);
+    const mm_sums_row *rows, *copied;
+    mm_status st;
+    size_t count;
+
+    CHECK_OK(mm_attribution_set_memories(other, &life, 1, &named, 1, &st), &st);
+    add(other, 2, &move, 1, NULL);
+    CHECK_OK(mm_attribution_merge(a, other, &st), &st);
+    count = mm_attribution_rows(other, &rows);
+    CHECK_EQUAL(count, 4);
+    CHECK_EQUAL(mm_attribution_rows(a, &copied), count);
+    CHECK(memcmp(rows, copied, count * sizeof *rows) == 0);
+    CHECK_EQUAL(memory_count(a), 3);
+    CHECK(strcmp(memory_at(a, 1)->label, "n") == 0 && memory_at(a, 1)->label != named.label);
+    CHECK_OK(mm_attribution_merge(a, other, &st), &st);
+    CHECK_EQUAL(memory_count(a), 3);
+    CHECK_EQUAL(sums_of(a, 2, 1).moved[MM_TO_DEVICE][MM_CAUSE_FAULT], 2 * PAGE);
+    mm_attribution_free(other);
+    mm_attribution_free(a);
+}
+
+/* --- order ---------------------------------------------------------------------------------- */
+
+static uint64_t random_state;
+
+/* xorshift64*, below the limit. */
+static uint64_t
+next_random(uint64_t limit)
+{
+    random_state ^= random_state >> 12;
+    random_state ^= random_state << 25;
+    random_state ^= random_state >> 27;
+    return ((random_state * 0x2545f4914f6cdd1dU) >> 11) % limit;
+}
+
+/* The seed is printed, and can be given as CHECK_SEED. */
+static void
+seed_random(void)
+{
+    const char *given = getenv("CHECK_SEED");
+    struct timespec now;
+
+    (void)clock_gettime(CLOCK_REALTIME, &now);
+    random_state = given != NULL ? strtoull(given, NULL, 10)
+                                 : (uint64_t)now.tv_sec * 1000003 + (uint64_t)now.tv_nsec;
+    random_state |= 1;
+    (void)printf("CHECK_SEED=%llu\n", (unsigned long long)random_state);
+}
+
+static void
+check_order(const mm_event *events, size_t count)
+{
+    mm_event_order order;
+    bool *seen = calloc(count, sizeof *seen);
+    mm_status st;
+
+    CHECK_OK(mm_event_order_make(&order, events, count, &st), &st);
+    for (size_t i = 0; i < count; i++) {
+        size_t at = mm_event_position(&order, i);
+        size_t before = mm_event_position(&order, i > 0 ? i - 1 : 0);
+        CHECK(at < count && !seen[at]);
+        seen[at] = true;
+        CHECK(i == 0 || events[before].start < events[at].start
+              || (events[before].start == events[at].start && before < at));
+    }
+    mm_event_order_free(&order);
+    free(seen);
+}
+
+static void
+events_are_put_in_order(void)
+{
+    enum { COUNT = 5000 };
+    static mm_event events[COUNT];
+    mm_event_order order;
+    mm_status st;
+
+    for (int kind = 0; kind < 6; kind++) {
+        for (size_t i = 0; i < COUNT; i++) {
+            const uint64_t starts[] = {i,
+                                       COUNT - i,
+                                       next_random(100),
+                                       i - (i > 50 ? next_random(50) : 0),
+                                       i == 0 ? 2 * COUNT : i,
+                                       i == COUNT - 1 ? 0 : i / 7};
+            events[i].start = starts[kind];
+        }
+        for (size_t count = 0; count < 10; count++) {
+            check_order(events, count);
+        }
+        check_order(events, COUNT);
+    }
+    CHECK_OK(mm_event_order_make(&order, events, COUNT - 1, &st), &st);
+    CHECK(order.positions == NULL); /* nothing to do for those in order */
+}
+
+/* --- against a resolver that tries all memories --------------------------------------------- */
+
+enum { LIVES = 10000, NAMES = 20, EVENTS = 2500, PAGES = 16384, MOST_BORDERS = 2 * (LIVES + 64) };
+
+/* A trace of random lives in 64 MiB, some of which nobody knows. */
+static struct {
+    mm_life_record lives[LIVES];
+    mm_named_range named[NAMES];
+    allocations foreign;
+    mm_event events[EVENTS];
+    uint64_t borders[MOST_BORDERS];
+    uint32_t near[LIVES]; /* the lives that the present event may belong to */
+    size_t near_count;
+    mm_event_list pieces; /* as they should be */
+    uint64_t ambiguous;
+} trace;
+
+static uint64_t
+random_size(void)
+{
+    uint64_t kind = next_random(20);
+
+    return kind < 12   ? 1 + next_random(8 * KIB)
+           : kind < 19 ? (1 + next_random(64)) * PAGE
+                       : 1 + next_random(4 * MIB);
+}
+
+static void
+make_trace(void)
+{
+    static char label[] = "x";
+
+    for (size_t i = 0; i < LIVES; i++) {
+        uint64_t born = next_random(1000000), died = born + next_random(20000);
+        trace.lives[i] = (mm_life_record){.start = BASE + next_random(PAGES) * PAGE
+                                                   + (i % 3 == 0 ? next_random(PAGE) : 0),
+                                          .size = i % 50 == 0 ? 0 : random_size(),
+                                          .born = i % 100 == 0 ? 0 : born,
+                                          .died = i % 100 == 50 ? ALWAYS : died,
+                                          .serial = i + 1,
+                                          .label = label};
+    }
+    for (size_t i = 0; i < NAMES; i++) {
+        trace.named[i] = (mm_named_range){BASE + next_random(PAGES) * PAGE / 2 + next_random(PAGE),
+                                          random_size(), label};
+    }
+    trace.foreign.count = 0;
+    for (uint64_t at = 32 * MIB; at < 40 * MIB; at += MIB) {
+        trace.foreign.items[trace.foreign.count].start = BASE + at;
+        trace.foreign.items[trace.foreign.count++].size = MIB - (at / MIB % 2) * 64 * KIB;
+    }
+    for (size_t i = 0; i < EVENTS; i++) {
+        uint64_t start = 400 * i - (i > 20 ? next_random(8000) : 0);
+        uint64_t page = next_random(PAGES), pages = 1 + next_random(512);
+        mm_event_kind kind = next_random(2) ? MM_MOVE : (mm_event_kind)next_random(MM_EVENT_KINDS);
+        mm_event *e = &trace.events[i];
+        pages = pages < PAGES - page ? pages : PAGES - page;
+        *e = event_of(kind, start, BASE + page * PAGE, pages * PAGE);
+        e->end = start + next_random(3000);
+        e->source = (int16_t)((int)next_random(4) - 1);
+        e->destination = (int16_t)((int)next_random(4) - 1);
+        e->cause = (uint8_t)next_random(MM_CAUSES);
+        e->access = (uint8_t)next_random(4);
+        if (!mm_event_is_divisible(e)) {
+            e->amount = 1;
+            e->address += next_random(PAGE);
+        }
+    }
+}
+
+/* Finds the lives that have some address of an event at its time, by trying all of them. */
+static void
+find_near(const mm_event *event)
+{
+    uint64_t end = event->address + event->amount, time = event->start;
+
+    trace.near_count = 0;
+    for (uint32_t i = 0; i < LIVES; i++) {
+        const mm_life_record *life = &trace.lives[i];
+        if (life->start < end && life->start + life->size > event->address
+            && life->born <= time + MARGIN
+            && (life->died >= time || time - life->died <= MARGIN)) {
+            trace.near[trace.near_count++] = i;
+        }
+    }
+}
+
+/* The index of the memory; unknown memory is TOTAL. */
+static uint32_t
+resolve(uint64_t address, uint64_t time, bool *ambiguous)
+{
+    size_t near = 0, exact = 0;
+    uint32_t nearest = TOTAL, best = TOTAL;
+
+    for (size_t i = NAMES; i-- > 0;) {
+        if (address - trace.named[i].start < trace.named[i].size) {
+            return (uint32_t)(LIVES + i);
+        }
+    }
+    for (size_t i = 0; i < trace.near_count; i++) {
+        const mm_life_record *life = &trace.lives[trace.near[i]];
+        if (address - life->start >= life->size) {
+            continue;
+        }
+        near++;
+        nearest = trace.near[i];
+        if (life->born <= time && time <= life->died) {
+            exact++;
+            best = trace.near[i];
+        }
+    }
+    *ambiguous = *ambiguous || (near > 1 && exact == 0);
+    if (near > 0) {
+        return exact > 0 ? best : nearest;
+    }
+    for (size_t i = 0; i < trace.foreign.count; i++) {
+        if (address - trace.foreign.items[i].start < trace.foreign.items[i].size) {
+            return (uint32_t)(LIVES + NAMES + i);
+        }
+    }
+    return TOTAL;
+}
+
+static int
+compare_numbers(const void *a, const void *b)
+{
+    const uint64_t *left = a, *right = b;
+
+    return (*left > *right) - (*left < *right);
+}
+
+static size_t
+borders_between(uint64_t start, uint64_t end)
+{
+    uint64_t *borders = trace.borders;
+    size_t count = 0;
+
+#define TAKE(border)                          \
+    if ((border) > start && (border) < end) { \
+        CHECK(count < MOST_BORDERS - 2);      \
+        borders[count++] = (border);          \
+    }
+    for (size_t i = 0; i < trace.near_count; i++) {
+        const mm_life_record *life = &trace.lives[trace.near[i]];
+        TAKE(life->start)
+        TAKE(life->start + life->size)
+    }
+    for (size_t i = 0; i < NAMES; i++) {
+        TAKE(trace.named[i].start)
+        TAKE(trace.named[i].start + trace.named[i].size)
+    }
+    for (size_t i = 0; i < trace.foreign.count; i++) {
+        TAKE(trace.foreign.items[i].start)
+        TAKE(trace.foreign.items[i].start + trace.foreign.items[i].size)
+    }
+#undef TAKE
+    borders[count++] = start;
+    qsort(borders, count, sizeof *borders, compare_numbers);
+    borders[count] = end;
+    return count;
+}
+
+/* Appends the pieces of an event. */
+static void
+divide(const mm_event *event)
+{
+    mm_event_list *list = &trace.pieces;
+    size_t first = list->count;
+    bool ambiguous = false;
+    size_t count;
+
+    find_near(event);
+    count = borders_between(event->address, event->address + event->amount);
+    for (size_t i = 0; i < count; i++) {
+        uint64_t at = trace.borders[i], end = trace.borders[i + 1];
+        uint32_t memory;
+        if (at == end) {
+            continue;
+        }
+        memory = resolve(at, event->start, &ambiguous);
+        if (list->count > first && list->items[list->count - 1].memory == memory) {
+            list->items[list->count - 1].amount += end - at;
+            continue;
+        }
+        if (list->count == list->capacity) {
+            list->capacity = 2 * list->capacity + 1000;
+            list->items = realloc(list->items, list->capacity * sizeof *list->items);
+            CHECK(list->items != NULL);
+        }
+        list->items[list->count] = *event;
+        list->items[list->count].address = at;
+        list->items[list->count].amount = end - at;
+        list->items[list->count++].memory = memory;
+    }
+    trace.ambiguous += ambiguous;
+}
+
+static void
+resolve_trace(void)
+{
+    trace.pieces.count = 0;
+    trace.ambiguous = 0;
+    /* The events by start, those of one time in their order. */
+    for (size_t i = 1; i < EVENTS; i++) {
+        for (size_t k = i; k > 0 && trace.events[k].start < trace.events[k - 1].start; k--) {
+            mm_event later = trace.events[k - 1];
+            trace.events[k - 1] = trace.events[k];
+            trace.events[k] = later;
+        }
+    }
+    for (size_t i = 0; i < EVENTS; i++) {
+        divide(&trace.events[i]);
+    }
+}
+
+/* The nanoseconds in which pieces of this memory move, one by one. */
+static uint64_t
+busy_time(uint32_t memory)
+{
+    uint64_t time = 0, until = 0;
+
+    for (size_t i = 0; i < trace.pieces.count; i++) {
+        const mm_event *p = &trace.pieces.items[i];
+        if (p->kind == MM_MOVE && (memory == TOTAL || p->memory == memory)) {
+            uint64_t from = p->start > until ? p->start : until;
+            time += p->end > from ? p->end - from : 0;
+            until = p->end > until ? p->end : until;
+        }
+    }
+    return time;
+}
+
+/* The bytes of a piece that turn back; *turned has a flag for each page of the whole event. */
+static uint64_t
+turned_bytes(const mm_event *piece, const bool *turned)
+{
+    uint64_t bytes = 0;
+
+    for (uint64_t at = piece->address; at < piece->address + piece->amount;) {
+        uint64_t end = (at / PAGE + 1) * PAGE, stop = piece->address + piece->amount;
+        end = end < stop ? end : stop;
+        bytes += turned[(at - BASE) / PAGE] ? end - at : 0;
+        at = end;
+    }
+    return bytes;
+}
+
+/* Stores the bytes of each piece that turn back. */
+static void
+replay_trace(uint64_t *bytes)
+{
+    static signed char direction[PAGES];
+    static bool turned[PAGES];
+    size_t piece = 0;
+
+    memset(direction, 0, sizeof direction);
+    for (size_t i = 0; i < EVENTS; i++) {
+        const mm_event *e = &trace.events[i];
+        signed char now = e->destination > e->source ? 1 : -1;
+        uint64_t end = e->address + e->amount;
+        bool moves = e->kind == MM_MOVE && e->source != e->destination;
+        for (uint64_t at = e->address; moves && at < end; at += PAGE) {
+            turned[(at - BASE) / PAGE] = direction[(at - BASE) / PAGE] == -now;
+            direction[(at - BASE) / PAGE] = now;
+        }
+        for (uint64_t at = e->address; at < end; at += trace.pieces.items[piece++].amount) {
+            bytes[piece] = moves ? turned_bytes(&trace.pieces.items[piece], turned) : 0;
+        }
+    }
+    CHECK_EQUAL(piece, trace.pieces.count);
+}
+
+/* The pieces are those of the trace, with one of the unknown memories where nobody is known. */
+static void
+compare_pieces(const mm_attribution *a, const mm_event_list *pieces)
+{
+    CHECK_EQUAL(pieces->count, trace.pieces.count);
+    for (size_t i = 0; i < pieces->count; i++) {
+        mm_event expected = trace.pieces.items[i];
+        const mm_traced_memory *memory = memory_at(a, pieces->items[i].memory);
+        if (expected.memory == TOTAL) {
+            CHECK_EQUAL(memory->kind, MM_MEMORY_UNKNOWN);
+            CHECK(expected.address >= memory->start
+                  && expected.address + expected.amount <= memory->start + memory->size);
+            expected.memory = pieces->items[i].memory;
+        }
+        CHECK(memcmp(&expected, &pieces->items[i], sizeof expected) == 0);
+    }
+}
+
+/* Adds a piece to sums; its time is left out. */
+static void
+add_to_sums(mm_sums *s, const mm_event *p, uint64_t turned)
+{
+    int direction = p->destination == MM_ON_HOST ? MM_TO_HOST
+                    : p->source == MM_ON_HOST    ? MM_TO_DEVICE
+                                                 : MM_BETWEEN_DEVICES;
+    bool writes = p->access >= MM_WRITE_ACCESS;
+
+    s->moved[direction][p->cause] += p->kind == MM_MOVE ? p->amount : 0;
+    s->turned_back += turned;
+    s->host_faults += p->kind == MM_HOST_FAULT;
+    s->host_write_faults += p->kind == MM_HOST_FAULT && writes;
+    s->device_faults += p->kind == MM_DEVICE_FAULT;
+    s->device_write_faults += p->kind == MM_DEVICE_FAULT && writes;
+    s->remote_mapped += p->kind == MM_REMOTE_MAP ? p->amount : 0;
+    s->thrashing += p->kind == MM_THRASHING ? p->amount : 0;
+    s->throttled += p->kind == MM_THROTTLING ? p->end - p->start : 0;
+    s->duplicated += p->kind == MM_DUPLICATE ? p->amount : 0;
+    s->evicted += p->kind == MM_EVICTION ? p->amount : 0;
+}
+
+/* The sums are those of the pieces. All unknown memories are taken for one. */
+static void
+compare_sums(const mm_attribution *a)
+{
+    enum { MOST = LIVES + NAMES + 64 };
+    static mm_sums expected[MOST];
+    uint32_t unknown = (uint32_t)(LIVES + NAMES + trace.foreign.count);
+    uint64_t *turned = calloc(trace.pieces.count, sizeof *turned);
+    mm_sums found, total = {0};
+
+    memset(expected, 0, sizeof expected);
+    replay_trace(turned);
+    for (size_t i = 0; i < trace.pieces.count; i++) {
+        const mm_event *p = &trace.pieces.items[i];
+        add_to_sums(&expected[p->memory == TOTAL ? unknown : p->memory], p, turned[i]);
+        add_to_sums(&total, p, turned[i]);
+    }
+    for (uint32_t i = 0; i < unknown; i++) {
+        found = sums_of(a, 0, i);
+        /* Slow to find, so only for some memories. */
+        expected[i].move_time = i % 64 == 0 ? busy_time(i) : found.move_time;
+        CHECK(memcmp(&found, &expected[i], sizeof found) == 0);
+    }
+    memset(&found, 0, sizeof found);
+    for (uint32_t i = unknown; i < memory_count(a); i++) {
+        mm_sums sums = sums_of(a, 0, i);
+        mm_sums_merge(&found, &sums);
+    }
+    expected[unknown].move_time = found.move_time;
+    CHECK(memcmp(&found, &expected[unknown], sizeof found) == 0);
+    found = sums_of(a, 0, TOTAL);
+    total.move_time = busy_time(TOTAL);
+    CHECK(memcmp(&found, &total, sizeof found) == 0);
+    free(turned);
+}
+
+static mm_attribution *
+attribution_of_trace(void)
+{
+    mm_attribution *a = attribution_of(NULL, 0);
+    mm_event every;
+    mm_status st;
+
+    CHECK_OK(mm_attribution_set_memories(a, trace.lives, LIVES, trace.named, NAMES, &st), &st);
+    /* At a time when few lives are left. What others hide even then is forgotten. */
+    for (size_t i = 0; i < trace.foreign.count;) {
+        for (uint64_t at = 0; at < MIB && memory_count(a) <= LIVES + NAMES + i; at += PAGE) {
+            every = event_of(MM_HOST_FAULT, 1 << 30, trace.foreign.items[i].start + at, 1);
+            find_foreign(a, &every, 1, &trace.foreign);
+        }
+        if (memory_count(a) > LIVES + NAMES + i) {
+            i++;
+        } else {
+            trace.foreign.items[i] = trace.foreign.items[--trace.foreign.count];
+        }
+    }
+    CHECK_EQUAL(memory_count(a), LIVES + NAMES + trace.foreign.count);
+    return a;
+}
+
+static void
+random_traces_are_resolved(void)
+{
+    mm_event_list pieces = {0}, same = {0};
+    mm_attribution *a, *again;
+
+    seed_random();
+    make_trace();
+    a = attribution_of_trace();
+    add(a, 0, trace.events, EVENTS, &pieces); /* not sorted */
+    resolve_trace();
+    compare_pieces(a, &pieces);
+    compare_sums(a);
+    CHECK(trace.ambiguous > 10);
+    CHECK_EQUAL(mm_attribution_ambiguous(a), trace.ambiguous);
+    check_invariant(a);
+    /* The pieces again, and the events call by call. */
+    again = attribution_of_trace();
+    add(again, 0, pieces.items, pieces.count, &same);
+    compare_pieces(again, &same);
+    compare_sums(again);
+    mm_attribution_free(again);
+    again = attribution_of_trace();
+    same.count = 0;
+    add(again, 0, trace.events, 1, &same);
+    add(again, 0, trace.events + 1, 0, &same);
+    add(again, 0, trace.events + 1, EVENTS / 2, &same);
+    add(again, 0, trace.events + 1 + EVENTS / 2, EVENTS - 1 - EVENTS / 2, &same);
+    CHECK_EQUAL(mm_attribution_ambiguous(again), trace.ambiguous);
+    CHECK_EQUAL(same.count, pieces.count);
+    check_invariant(again);
+    mm_attribution_free(again);
+    mm_attribution_free(a);
+    free(pieces.items);
+    free(same.items);
+}
+
+/* --- without memory ------------------------------------------------------------------------- */
+
+/* What a failed call must leave as it was. */
+typedef struct {
+    mm_traced_memory memories[64];
+    mm_sums_row rows[64];
+    size_t memory_count, row_count, pieces;
+    uint64_t ambiguous;
+} snapshot;
+
+static snapshot
+snapshot_of(const mm_attribution *a, const mm_event_list *pieces)
+{
+    const mm_traced_memory *memories;
+    const mm_sums_row *rows;
+    snapshot s;
+
+    memset(&s, 0, sizeof s);
+    s.memory_count = mm_attribution_memories(a, &memories);
+    s.row_count = mm_attribution_rows(a, &rows);
+    CHECK(s.memory_count <= 64 && s.row_count <= 64);
+    for (size_t i = 0; i < s.memory_count; i++) {
+        s.memories[i].kind = memories[i].kind; /* not the bytes between the fields */
+        s.memories[i].start = memories[i].start;
+        s.memories[i].size = memories[i].size;
+        s.memories[i].born = memories[i].born;
+        s.memories[i].died = memories[i].died;
+        s.memories[i].serial = memories[i].serial;
+        s.memories[i].label = memories[i].label;
+    }
+    for (size_t i = 0; i < s.row_count; i++) {
+        memcpy(&s.rows[i], &rows[i], sizeof *rows);
+    }
+    s.pieces = pieces->count;
+    s.ambiguous = mm_attribution_ambiguous(a);
+    return s;
+}
+
+enum { STEPS = 5 };
+
+typedef struct {
+    mm_attribution *a, *other;
+    mm_event_list pieces;
+    mm_life_record lives[8];
+    allocations known;
+} story;
+
+/* One call; they come one after the other. */
+static int
+take_step(story *s, int step, mm_status *st)
+{
+    static const mm_named_range named[] = {{BASE + 3 * PAGE, PAGE, "n"}, {BASE, PAGE, "m"}};
+    mm_event events[40];
+
+    for (size_t i = 0; i < 40; i++) { /* not in order, over known, foreign and unknown memory */
+        events[i] = i % 2 ? up(100 - i, BASE + i * BLOCK / 2, BLOCK)
+                          : down(200 - i, BASE + i * BLOCK / 3, BLOCK);
+    }
+    switch (step) {
+    case 0:
+        return mm_attribution_set_memories(s->a, s->lives, 5, named, 1, st);
+    case 1:
+        return mm_attribution_add(s->a, 1, events, 40, &s->pieces, st);
+    case 2:
+        return mm_attribution_set_memories(s->a, s->lives, 8, named, 2, st);
+    case 3:
+        return mm_attribution_find_foreign(s->a, events, 40, find_allocation, &s->known, st);
+    case 4:
+        return mm_attribution_add(s->a, 2, events, 40, &s->pieces, st);
+    default:
+        return mm_attribution_merge(s->a, s->other, st);
+    }
+}
+
+static void
+begin_story(story *s)
+{
+    mm_status st;
+
+    memset(s, 0, sizeof *s);
+    for (size_t i = 0; i < 8; i++) {
+        s->lives[i] = life_of(BASE + i * BLOCK, BLOCK - PAGE, 0, i % 2 ? ALWAYS : 100, i + 1);
+    }
+    s->known.items[0].start = BASE + 9 * BLOCK;
+    s->known.items[0].size = BLOCK + 100;
+    s->known.count = 1;
+    s->a = attribution_of(NULL, 0);
+    s->other = attribution_of(s->lives, 7);
+    CHECK_OK(take_step(&(story){.a = s->other, .known = s->known}, 3, &st), &st);
+    {
+        mm_event e = up(100, BASE, 60 * BLOCK);
+        add(s->other, 1, &e, 1, NULL);
+    }
+}
+
+static void
+end_story(story *s)
+{
+    mm_attribution_free(s->a);
+    mm_attribution_free(s->other);
+    free(s->pieces.items);
+}
+
+static void
+a_call_without_memory_changes_nothing(void)
+{
+    long before = live_bytes();
+    story undisturbed;
+    snapshot last;
+    mm_status st;
+
+    begin_story(&undisturbed);
+    for (int step = 0; step <= STEPS; step++) {
+        CHECK_OK(take_step(&undisturbed, step, &st), &st);
+    }
+    last = snapshot_of(undisturbed.a, &undisturbed.pieces);
+    CHECK(last.row_count > 20 && last.pieces > 100);
+    for (int failing = 0; failing <= STEPS; failing++) {
+        bool failed = true;
+        for (long nth = 1; failed; nth++) {
+            snapshot present;
+            story s;
+            int rc;
+            begin_story(&s);
+            for (int step = 0; step < failing; step++) {
+                CHECK_OK(take_step(&s, step, &st), &st);
+            }
+            present = snapshot_of(s.a, &s.pieces);
+            fail_allocation(nth);
+            rc = take_step(&s, failing, &st);
+            failed = allocation_has_failed();
+            CHECK_EQUAL(rc, failed ? -1 : 0);
+            CHECK(failed || nth > 1); /* each call allocates */
+            if (failed) {
+                snapshot now = snapshot_of(s.a, &s.pieces);
+                CHECK_EQUAL(st.kind, MM_NO_MEMORY);
+                CHECK(memcmp(&now, &present, sizeof now) == 0);
+            }
+            for (int step = failed ? failing : failing + 1; step <= STEPS; step++) {
+                CHECK_OK(take_step(&s, step, &st), &st);
+            }
+            present = snapshot_of(s.a, &s.pieces);
+            for (size_t i = 0; i < present.memory_count; i++) { /* copies of equal labels */
+                CHECK(last.memories[i].label == NULL
+                      || strcmp(present.memories[i].label, last.memories[i].label) == 0);
+                present.memories[i].label = last.memories[i].label;
+            }
+            CHECK(memcmp(&present, &last, sizeof last) == 0);
+            end_story(&s);
+        }
+    }
+    fail_allocation(1);
+    CHECK(mm_attribution_new(&st) == NULL);
+    CHECK_EQUAL(st.kind, MM_NO_MEMORY);
+    CHECK(allocation_has_failed());
+    end_story(&undisturbed);
+    CHECK_EQUAL(live_bytes(), before);
+}
+
+static void *
+attribute_alone(void *argument)
+{
+    const mm_event *e = argument;
+    const mm_life_record life = life_of(BASE, BLOCK, 0, ALWAYS, 1);
+    mm_attribution *a = attribution_of(&life, 1);
+
+    for (int i = 0; i < 100; i++) {
+        add(a, 0, e, 1, NULL);
+    }
+    CHECK_EQUAL(sums_of(a, 0, 0).moved[MM_TO_DEVICE][MM_CAUSE_FAULT], 100 * PAGE);
+    mm_attribution_free(a);
+    return NULL;
+}
+
+/* Nothing is shared between two of them. */
+static void
+threads_attribute_at_once(void)
+{
+    mm_event e = up(5, BASE, PAGE);
+
+    check_threads(4, attribute_alone, &e);
+}
+
+int
+main(void)
+{
+    static const check_test tests[] = {
+        CHECK_TEST(each_kind_counts_in_its_sum),
+        CHECK_TEST(calls_belong_to_memories_and_count_in_no_sum),
+        CHECK_TEST(time_of_moves_is_united),
+        CHECK_TEST(parts_have_their_own_sums),
+        CHECK_TEST(pages_turn_back),
+        CHECK_TEST(pages_turn_back_byte_by_byte),
+        CHECK_TEST(a_block_takes_less_than_200_bytes),
+        CHECK_TEST(records_are_divided_at_borders),
+        CHECK_TEST(unknown_blocks_are_joined),
+        CHECK_TEST(addresses_end_somewhere),
+        CHECK_TEST(addresses_have_one_life_after_the_other),
+        CHECK_TEST(the_later_of_nested_lives_has_the_address),
+        CHECK_TEST(many_lives_at_one_address_cost_little),
+        CHECK_TEST(names_come_before_lives),
+        CHECK_TEST(memories_keep_their_indices),
+        CHECK_TEST(foreign_allocations_are_found),
+        CHECK_TEST(small_foreign_allocations_share_pages),
+        CHECK_TEST(foreign_nonsense_is_unknown),
+        CHECK_TEST(merging_adds_sums),
+        CHECK_TEST(merging_into_nothing_copies),
+        CHECK_TEST(random_traces_are_resolved),
+        CHECK_TEST(events_are_put_in_order),
+        CHECK_TEST(a_call_without_memory_changes_nothing),
+        CHECK_TEST(threads_attribute_at_once),
+    };
+
+    return check_run(tests, sizeof tests / sizeof *tests);
+}
