@@ -530,6 +530,14 @@ openings_that_fail_say_the_reason(void)
     answered_status = 0x77;
     refuse_through(&calls, 0x77,
                    "the nvidia-uvm kernel module makes no event queue: status 0x77, unknown");
+    answered_status = MM_UVM_NO_PERMISSION;
+    refuse_through(&calls, MM_UVM_NO_PERMISSION,
+                   "the nvidia-uvm kernel module makes no event queue: status 0x1b, insufficient "
+                   "permissions");
+    answered_status = MM_UVM_INVALID_ARGUMENT;
+    refuse_through(
+        &calls, MM_UVM_INVALID_ARGUMENT,
+        "the nvidia-uvm kernel module makes no event queue: status 0x1f, invalid argument");
     answered_status = 0;
     CHECK_EQUAL(getrlimit(RLIMIT_NOFILE, &all), 0);
     few = all;
@@ -537,6 +545,37 @@ openings_that_fail_say_the_reason(void)
     CHECK_EQUAL(setrlimit(RLIMIT_NOFILE, &few), 0);
     refuse_through(&emulated, EMFILE, "cannot make an eventfd: Too many open files");
     CHECK_EQUAL(setrlimit(RLIMIT_NOFILE, &all), 0);
+}
+
+/* A file that is made without an allocation. */
+static int
+open_null(const char *path, int flags)
+{
+    (void)path;
+    return open("/dev/null", flags);
+}
+
+static void
+memory_may_be_missing(void)
+{
+    mm_uvm_calls calls = emulated;
+    struct rlimit all, few;
+    mm_uvm_queue queue;
+    mm_status st;
+    int files = count_files(), rc;
+
+    calls.open = open_null;
+    calls.close = close;
+    CHECK_EQUAL(getrlimit(RLIMIT_AS, &all), 0);
+    few = all;
+    few.rlim_cur = 1 << 20;
+    CHECK_EQUAL(setrlimit(RLIMIT_AS, &few), 0);
+    rc = mm_uvm_queue_open_through(&calls, &queue, 1 << 16, &st);
+    CHECK_EQUAL(setrlimit(RLIMIT_AS, &all), 0);
+    CHECK_EQUAL(rc, -1);
+    CHECK_EQUAL(st.kind, MM_NO_MEMORY);
+    CHECK(strncmp(st.detail, "no memory for an event queue of 4", 33) == 0);
+    CHECK_EQUAL(count_files(), files);
 }
 
 /* Each of a queue's requests fails in both manners. */
@@ -684,6 +723,7 @@ static void
 a_real_driver_asks_the_kernel(void)
 {
     mm_driver real = {.emulated = false, .device_count = 1};
+    struct rlimit all, few;
     mm_uvm_calls calls;
     mm_uvm_queue queue;
     mm_status st;
@@ -691,6 +731,12 @@ a_real_driver_asks_the_kernel(void)
 
     CHECK_OK(mm_uvm_calls_find(&real, &calls, &st), &st);
     CHECK_EQUAL(calls.files(found, 4), 0);
+    CHECK_EQUAL(getrlimit(RLIMIT_NOFILE, &all), 0);
+    few = all;
+    few.rlim_cur = 0;
+    CHECK_EQUAL(setrlimit(RLIMIT_NOFILE, &few), 0);
+    CHECK_EQUAL(calls.files(found, 4), 0); /* not even the list can be opened */
+    CHECK_EQUAL(setrlimit(RLIMIT_NOFILE, &all), 0);
     CHECK_EQUAL(mm_uvm_queue_open(&real, &queue, 64, &st), -1);
     CHECK_EQUAL(st.kind, MM_TRACE_UNAVAILABLE);
     CHECK(strstr(st.detail, MM_UVM_DEVICE) != NULL);
@@ -791,6 +837,7 @@ static const check_test tests[] = {
     CHECK_TEST(refusals_say_the_reason),
     CHECK_TEST(the_wrong_file_is_passed_over),
     CHECK_TEST(openings_that_fail_say_the_reason),
+    CHECK_TEST(memory_may_be_missing),
     CHECK_TEST(requests_that_fail_say_the_reason),
     CHECK_TEST(processors_may_be_listed_with_a_count),
     CHECK_TEST(an_instance_of_a_device_is_the_only_one),

@@ -162,6 +162,30 @@ other_threads_may_move_their_memory(void)
     CHECK_OK(rc, &st);
 }
 
+static CUresult CUDAAPI
+only_the_second_is_concurrent(int *value, CUdevice_attribute attribute, CUdevice device)
+{
+    CHECK_EQUAL(attribute, CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS);
+    *value = device == 1;
+    return CUDA_SUCCESS;
+}
+
+static void
+it_passes_on_the_device_that_records(void)
+{
+    mm_driver cu = *world.cu;
+    char text[512] = "";
+    mm_status st;
+
+    cu.DeviceGetAttribute = only_the_second_is_concurrent;
+    world.log_clear();
+    CHECK_OK(mm_uvm_self_test(&cu, &st), &st);
+    for (size_t i = 0; strncmp(text, "cuMemPrefetchAsync", 18) != 0; i++) {
+        CHECK(world.log_entry(i, text, sizeof text) >= 0);
+    }
+    CHECK(strstr(text, "type=1, id=1,") != NULL);
+}
+
 /* --- failing ------------------------------------------------------------------------------ */
 
 static void
@@ -357,6 +381,8 @@ main(int argc, char **argv)
         {"it_passes_and_is_not_repeated", "devices=2", it_passes_and_is_not_repeated, 0},
         {"it_passes_on_old_drivers", "profile=old12", passes, 0},
         {"it_passes_in_any_context", "devices=2", it_passes_in_any_context, 0},
+        {"it_passes_on_the_device_that_records", "devices=2", it_passes_on_the_device_that_records,
+         0},
         {"it_passes_during_a_capture", "devices=2", it_passes_during_a_capture, 0},
         {"other_threads_may_move_their_memory", "devices=2", other_threads_may_move_their_memory,
          0},
