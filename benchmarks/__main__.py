@@ -12,6 +12,7 @@ import managedmem
 
 from . import (
     advice,
+    attribution,
     batches,
     deferring,
     footprint,
@@ -86,6 +87,7 @@ GROUPS = {
         many.measure,
         many.NEED,
     ),
+    "attribution": Group("Events of a trace", attribution.DESCRIPTION, attribution.measure),
 }
 # The one table that needs no GPU.
 ALL_GROUPS = {

@@ -10,6 +10,7 @@ import sys
 import sysconfig
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -17,6 +18,7 @@ import managedmem
 from benchmarks import __main__ as command
 from benchmarks import (
     advice,
+    attribution,
     bare,
     batches,
     deferring,
@@ -138,6 +140,19 @@ class TestGroups:
             assert 0 < loop.held < whole
             assert sink == bytes(buf.nbytes)  # what the device filled it with
 
+    def test_attribution(self, bare_calls):
+        """The program compares the bytes itself."""
+        rows = whole(attribution.measure(20_000, 500, 2), "ours")
+        assert [row.unit for row in rows] == ["ms", "ms", "ms", "kB"]
+        assert all(row.results["ours"].median > 0 for row in rows)
+
+    def test_attribution_with_wrong_sums(self, monkeypatch):
+        answer = SimpleNamespace(stdout="1 2 3 4 5 6\n")
+        monkeypatch.setattr(attribution, "program", lambda folder: "none")
+        monkeypatch.setattr(attribution.subprocess, "run", lambda *_, **__: answer)
+        with pytest.raises(RuntimeError, match="5 bytes, not 6"):
+            attribution.measure(1, 1, 1)
+
     def test_footprint(self):
         rows = whole(footprint.measure(1, objects=2000), "ours")
         assert {row.unit for row in rows} == {"ms", "kB", "bytes"}
@@ -149,8 +164,9 @@ class TestGroups:
         whole(rows, "page faults", "pinned copy")
 
     def test_every_group_is_within_the_budget(self):
-        for group in command.GROUPS.values():
-            assert 0 < group.need <= BUDGET
+        for name, group in command.GROUPS.items():
+            assert group.need <= BUDGET
+            assert (group.need > 0) == (name != "attribution")  # which needs no GPU
 
     def test_room_is_asked_for(self):
         need_room(0)
