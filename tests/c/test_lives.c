@@ -433,24 +433,27 @@ blocks_of_pools_live(void)
 /* --- wrapped memory ------------------------------------------------------------------------ */
 
 static void
-wrapped_memory_lives_in_a_log(void)
+wrapped_memory_with_a_name_lives(void)
 {
     mm_memory *owned = allocate(SIZE), *before = wrap(owned->start, 100), *during;
     char label[MM_NAME_BYTES + 1];
+    uint64_t wrapped;
 
     start_log();
-    CHECK_EQUAL(mm_lives_log_count(), 1);
     during = wrap(owned->start + 7, 100);
+    wrapped = clock_now();
+    name(before, NULL);
+    CHECK_EQUAL(mm_lives_log_count(), 1); /* without names, they are passing views */
+    name(during, "during");
     CHECK_EQUAL(mm_lives_log_count(), 2);
-    CHECK(record_at(1, label).born > 0);
+    CHECK(record_at(1, label).born > 0 && record_at(1, label).born <= wrapped);
     CHECK_EQUAL(record_at(1, label).start, owned->start + 7);
     CHECK_EQUAL(record_at(1, label).size, 100);
-    name(before, NULL);
-    CHECK_EQUAL(mm_lives_log_count(), 2);
     name(before, "part");
     CHECK_EQUAL(mm_lives_log_count(), 3);
     CHECK_EQUAL(record_at(2, label).born, 0); /* wrapped before the log */
     check_label(2, "part");
+    name(during, NULL);
     mm_memory_release(during);
     CHECK(death_of(1) != LIVES);
     mm_lives_log_stop();
@@ -462,6 +465,37 @@ wrapped_memory_lives_in_a_log(void)
     mm_memory_release(owned);
 }
 
+static mm_memory *
+wrap_living(CUdeviceptr start, size_t size)
+{
+    mm_memory *m = wrap(start, size);
+
+    mm_memory_begin_life(m);
+    return m;
+}
+
+/* Such as memory of a resource, which the end of its buffer gives back. */
+static void
+wrapped_memory_can_live_without_a_name(void)
+{
+    char label[MM_NAME_BYTES + 1];
+    mm_memory *before = wrap_living(4096, 100), *during;
+
+    start_log();
+    CHECK_EQUAL(record_at(0, label).born, 0);
+    during = wrap_living(8192, 100);
+    CHECK(record_at(1, label).born > 0);
+    name(during, "named");
+    CHECK_EQUAL(mm_lives_log_count(), 2);
+    check_label(1, "named");
+    mm_memory_release(wrap_living(0, 0));
+    CHECK_EQUAL(mm_lives_log_count(), 2);
+    mm_memory_release(before);
+    mm_memory_release(during);
+    CHECK(death_of(0) != LIVES && death_of(1) != LIVES);
+    mm_lives_log_stop();
+}
+
 /* The view of a closed buffer keeps the struct, not the memory. */
 static void
 wrapped_memory_dies_with_its_last_hold(void)
@@ -469,12 +503,12 @@ wrapped_memory_dies_with_its_last_hold(void)
     mm_memory *m;
 
     start_log();
-    m = wrap(4096, 100);
+    m = wrap_living(4096, 100);
     CHECK(mm_memory_release_hold(m));
     mm_memory_retire(m);
     CHECK(death_of(0) != LIVES);
     mm_memory_release_reference(m);
-    m = wrap(4096, 100);
+    m = wrap_living(4096, 100);
     CHECK_EQUAL(close_memory(m), 0);
     CHECK(death_of(1) != LIVES);
     mm_memory_reopen(m); /* its resource could not free it */
@@ -700,7 +734,8 @@ main(int argc, char **argv)
         CHECK_TEST(other_failed_frees_end_the_life),
         CHECK_TEST(a_late_free_ends_the_life_late),
         CHECK_TEST(blocks_of_pools_live),
-        CHECK_TEST(wrapped_memory_lives_in_a_log),
+        CHECK_TEST(wrapped_memory_with_a_name_lives),
+        CHECK_TEST(wrapped_memory_can_live_without_a_name),
         CHECK_TEST(wrapped_memory_dies_with_its_last_hold),
         CHECK_TEST(reopened_memory_without_a_life_stays_without),
         CHECK_TEST(names_are_kept),

@@ -120,11 +120,10 @@ remove_life(mm_life *life)
 }
 
 static void
-add_new_life(mm_life *life, uint64_t born)
+add_new_life(mm_life *life)
 {
     assert(life->serial == 0);
     life->serial = ++lives.serial;
-    life->born = born;
     life->died = LIVES;
     life->alive = true;
     append_life(life);
@@ -138,8 +137,9 @@ mm_life_begin(mm_life *life, CUdeviceptr start, size_t size)
     assert(start != 0 && size > 0);
     life->start = start;
     life->size = size;
+    life->born = mm_lives_are_logged() ? mm_raw_clock() : 0;
     lock_lives();
-    add_new_life(life, mm_lives_are_logged() ? mm_raw_clock() : 0);
+    add_new_life(life);
     unlock_lives();
 }
 
@@ -243,7 +243,7 @@ mm_life_set_name(mm_life *life, const char *name, mm_status *st)
     before = life->name;
     life->name = copy;
     if (life->serial == 0 && life->size > 0 && copy != NULL) {
-        add_new_life(life, 0); /* the memory was wrapped before the log */
+        add_new_life(life);
     }
     unlock_lives();
     free(before);

@@ -1,8 +1,9 @@
 /* lives.h: the list of the memories that live, their names, and the log of births and deaths while
  * a recording runs.
  *
- * The list is one for the process. Owned memory is in it from its allocation to its free; wrapped
- * memory once it has a name, or if it is made while a log runs. While a log runs, dead lives stay in
+ * The list is one for the process. Owned memory is in it from its allocation to its free, memory that
+ * a buffer gives back to its resource from the wrapping on. Other wrapped memory is in it once it has
+ * a name: most of it is a passing view of memory that has a life already. While a log runs, dead lives stay in
  * the list: the list is the log, so that a birth or a death allocates nothing and cannot fail. The
  * lock is held for a few instructions, never in a driver call and never while waiting for the GIL.
  * fork() takes it, so that the child finds the list whole.
@@ -41,14 +42,14 @@ typedef struct mm_life {
     bool listed; /* in the list */
     bool dead; /* in the list of the dead */
     uint64_t serial; /* the order of birth in the process, from 1; 0 before it was in the list */
-    uint64_t born; /* in nanoseconds of CLOCK_MONOTONIC_RAW; 0 unless born while a log ran */
+    uint64_t born; /* or wrapped: nanoseconds of CLOCK_MONOTONIC_RAW; 0 unless a log ran */
     uint64_t died; /* the same; UINT64_MAX while it lives */
     char *name;
     void *container; /* that the end of the log frees; NULL while the memory owns the struct */
     struct mm_life *next, *previous, *next_dead;
 } mm_life;
 
-/* True while a log runs. Inline, because wrapping memory asks it. */
+/* True while a log runs. Inline, because every wrapping of memory asks. */
 extern atomic_bool mm_lives_logged;
 
 static inline bool

@@ -5,6 +5,8 @@
 #include <sched.h>
 #include <stdlib.h>
 
+#include "../driver/clock.h"
+
 /* --- making ----------------------------------------------------------------------------- */
 
 /* With malloc, because glibc's calloc is slow for a struct of this size. */
@@ -34,10 +36,19 @@ mm_memory_wrap(CUdeviceptr start, size_t size, mm_status *st)
 {
     mm_memory *m = new_memory(start, size, st);
 
-    if (m != NULL && size > 0 && mm_lives_are_logged()) {
-        mm_life_begin(&m->life, start, size);
+    if (m != NULL && mm_lives_are_logged()) {
+        m->life.born = mm_raw_clock(); /* if it gets a name */
     }
     return m;
+}
+
+void
+mm_memory_begin_life(mm_memory *m)
+{
+    assert(!m->owned);
+    if (m->size > 0) {
+        mm_life_begin(&m->life, m->start, m->size);
+    }
 }
 
 /* `size` in whole pages, which the allocation has to itself. */

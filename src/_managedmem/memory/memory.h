@@ -49,9 +49,11 @@ mm_memory *mm_memory_allocate(mm_driver *cu, size_t size, mm_status *st);
 mm_memory *mm_memory_allocate_from(mm_driver *cu, mm_pool *pool, size_t size, CUstream stream,
                                    mm_stream *shared, mm_status *st);
 
-/* Wraps memory that other code frees. It is in the list of memories if a log runs, and once it has
- * a name. */
+/* Wraps memory that other code frees. */
 mm_memory *mm_memory_wrap(CUdeviceptr start, size_t size, mm_status *st);
+
+/* Adds wrapped memory to the list of memories before it has a name: it ends with its buffer. */
+void mm_memory_begin_life(mm_memory *m);
 
 /* Acquires a hold and a reference. */
 void mm_memory_retain(mm_memory *m);

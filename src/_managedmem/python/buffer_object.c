@@ -79,16 +79,19 @@ new_foreign_buffer(mm_state *state, PyTypeObject *type, mm_memory *memory, PyObj
     return buffer;
 }
 
-/* Wraps memory; NULL with an exception. The name is set before a buffer exists, whose end could call
- * the resource. */
+/* Wraps memory; NULL with an exception. `lives` says that the memory ends with its buffer. The name is
+ * set before a buffer exists, whose end could call the resource. */
 static mm_memory *
-wrap_memory(mm_state *state, CUdeviceptr start, size_t size, const mm_access *access,
+wrap_memory(mm_state *state, CUdeviceptr start, size_t size, const mm_access *access, bool lives,
             const char *name)
 {
     mm_status st;
     mm_memory *memory = mm_memory_wrap(start, size, &st);
     bool done;
 
+    if (memory != NULL && lives) {
+        mm_memory_begin_life(memory);
+    }
     if (memory != NULL && name != NULL && mm_memory_set_name(memory, name, &done, &st) < 0) {
         mm_buffer_release(memory);
         memory = NULL;
@@ -144,7 +147,7 @@ buffer_from_handle(PyObject *type, PyObject *const *args, Py_ssize_t nargs, PyOb
         && (streams = read_deallocation_stream(state, resource, argv[STREAM])) == NULL) {
         return NULL;
     }
-    memory = wrap_memory(state, start, size, &access, name);
+    memory = wrap_memory(state, start, size, &access, streams != NULL, name);
     if (memory == NULL) {
         Py_XDECREF(streams);
         return NULL;
