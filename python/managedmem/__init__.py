@@ -41,6 +41,7 @@ from managedmem._managedmem import (
     driver_info,
     empty,
     prefetch,
+    residency,
 )
 
 __version__ = "0.1.0"
@@ -67,6 +68,8 @@ __all__ = [
     "PlanEntry",
     "PoolAttributes",
     "PrefetchPlan",
+    "Residency",
+    "ResidencyRun",
     "Stream",
     "advise",
     "discard",
@@ -75,6 +78,7 @@ __all__ = [
     "empty",
     "emulator",
     "prefetch",
+    "residency",
 ]
 
 _MutableSet.register(AccessedBySetProxy)
@@ -90,12 +94,15 @@ TYPE_CHECKING = False
 
 if TYPE_CHECKING:
     from managedmem import emulator as emulator
+    from managedmem._residency import Residency, ResidencyRun
 else:
 
     def __getattr__(name: str) -> object:
-        """Import managedmem.emulator at its first use, which keeps this package's import short."""
+        """Import modules at their first use, which keeps this package's import short."""
         if name == "emulator":
             return _import_module("managedmem.emulator")
+        if name in ("Residency", "ResidencyRun"):
+            return getattr(_import_module("managedmem._residency"), name)
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

@@ -25,6 +25,8 @@ from numpy import bool_
 from numpy.typing import NDArray
 from typing_extensions import Buffer, CapsuleType, disjoint_base
 
+from managedmem._residency import Residency as _Residency
+
 _T = TypeVar("_T")
 
 # --- objects of other libraries -----------------------------------------------------------
@@ -499,6 +501,7 @@ class ManagedBuffer(_HostMemory):
     # Views and exports.
     def range(self, offset: SupportsIndex, nbytes: SupportsIndex) -> Self: ...
     def page_runs(self) -> tuple[PageRun, ...]: ...
+    def residency(self) -> _Residency: ...
     def view(
         self,
         dtype: _DType | None = None,
@@ -818,6 +821,7 @@ def discard_prefetch(
     dispatch: _Dispatch = "auto",
     defer: _Flag | None = None,
 ) -> None: ...
+def residency(targets: _Target | Iterable[_Target]) -> _Residency: ...
 def empty(
     shape: SupportsIndex | Sequence[SupportsIndex],
     dtype: _DType = "uint8",

@@ -1,7 +1,7 @@
 /* odd_driver.c: a driver with other devices than the emulated one, to which it is linked and passes all
  * other calls. ODD_DEVICES is the number of devices. Bit n of ODD_CONCURRENT says whether device n has
- * concurrent managed access; with bit n of ODD_SILENT that query fails. Opening it is slow, and it counts
- * how often it was opened. */
+ * concurrent managed access; with bit n of ODD_SILENT that query fails. Bit n of ODD_DIRECT says whether
+ * the host maps managed memory on device n. Opening it is slow, and it counts how often it was opened. */
 #include <cuda.h>
 #include <cudaTypedefs.h>
 #include <dlfcn.h>
@@ -38,6 +38,10 @@ count_devices(int *count)
 static CUresult CUDAAPI
 get_attribute(int *value, CUdevice_attribute attribute, CUdevice device)
 {
+    if (attribute == CU_DEVICE_ATTRIBUTE_DIRECT_MANAGED_MEM_ACCESS_FROM_HOST) {
+        *value = (int)(number("ODD_DIRECT") >> device & 1);
+        return CUDA_SUCCESS;
+    }
     if (attribute != CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS
         || (number("ODD_SILENT") >> device & 1)) {
         return CUDA_ERROR_INVALID_VALUE;

@@ -6,6 +6,7 @@
  *   PROXY=devices=64               the driver has this many devices
  *   PROXY=unaligned=512            managed memory begins this far behind a page border
  *   PROXY=version=3                the driver cannot tell its version
+ *   PROXY=direct_access=1          the host maps managed memory of this device
  */
 #include <dlfcn.h>
 #include <stdint.h>
@@ -24,6 +25,7 @@ typedef CUresult (*find_function)(const char *, void **, int, cuuint64_t,
 static int number;
 static CUresult (*allocate)(CUdeviceptr *, size_t, unsigned);
 static CUresult (*release)(CUdeviceptr);
+static CUresult (*get_attribute)(int *, int, int);
 
 /* True if PROXY changes this name; sets the number behind it. */
 static int
@@ -66,6 +68,18 @@ static CUresult
 release_unaligned(CUdeviceptr start)
 {
     return release(start - (CUdeviceptr)number);
+}
+
+static CUresult
+get_direct_access(int *value, int attribute, int device)
+{
+    enum { DIRECT_MANAGED_MEM_ACCESS_FROM_HOST = 101 };
+    CUresult code = get_attribute(value, attribute, device);
+
+    if (attribute == DIRECT_MANAGED_MEM_ACCESS_FROM_HOST) {
+        *value = device == number;
+    }
+    return code;
 }
 
 static void *
@@ -125,6 +139,8 @@ cuGetProcAddress_v2(const char *name, void **function, int version, cuuint64_t f
         replace(function, &allocate, (void *)allocate_unaligned);
     } else if (strcmp(name, "cuMemFree") == 0 && concerns("unaligned")) {
         replace(function, &release, (void *)release_unaligned);
+    } else if (strcmp(name, "cuDeviceGetAttribute") == 0 && concerns("direct_access")) {
+        replace(function, &get_attribute, (void *)get_direct_access);
     }
     return code;
 }

@@ -258,6 +258,31 @@ every_device_must_have_concurrent_access(void)
 }
 
 static int
+say_direct_access(void)
+{
+    mm_status st;
+    mm_driver *cu = open_odd(&st);
+
+    CHECK(cu != NULL);
+    return cu->direct_host_access ? 1 : 0;
+}
+
+/* The host may map memory of one device of several, so one device with it decides. */
+static void
+one_device_with_direct_access_is_enough(void)
+{
+    static const char *const masks[] = {"0", "1", "2", "4", "6"};
+
+    odd_devices = "3";
+    odd_concurrent = "7";
+    for (size_t i = 0; i < sizeof masks / sizeof *masks; i++) {
+        CHECK_EQUAL(setenv("ODD_DIRECT", masks[i], 1), 0);
+        CHECK_EQUAL(in_child(say_direct_access), strcmp(masks[i], "0") != 0);
+    }
+    CHECK_EQUAL(unsetenv("ODD_DIRECT"), 0);
+}
+
+static int
 be_told_of_the_silence(void)
 {
     mm_status st;
@@ -373,6 +398,7 @@ main(int argc, char **argv)
         CHECK_TEST(driver_may_fork_while_it_is_opened),
         CHECK_TEST(no_device_and_too_many_are_refused),
         CHECK_TEST(every_device_must_have_concurrent_access),
+        CHECK_TEST(one_device_with_direct_access_is_enough),
         CHECK_TEST(every_device_must_say_what_it_has),
         CHECK_TEST(many_threads_open_it_once),
         CHECK_TEST(children_of_an_open_driver_are_refused),

@@ -220,6 +220,7 @@ OPERATIONS = {
     "read advice": read_advice,
     "wrap": wrap,
     "page_runs": lambda buffer: buffer.page_runs(),
+    "residency": lambda buffer: managedmem.residency([buffer, buffer[:PAGE]]),
     "prefetch": lambda buffer: buffer.prefetch(ZERO),
     "prefetch to the host": lambda buffer: buffer.prefetch(Host()),
     "deferred prefetch": lambda buffer: buffer.prefetch(ZERO, defer=True),

@@ -125,7 +125,7 @@ applied = MigrationPolicy(read_mostly=True).applied([buffer])
 with applied:
     plan = PrefetchPlan([(buffer, Host(1)), (buffer[1:], Device(0))])
     plan.execute()
-buffer.dtype, buffer.accessed_by, buffer.page_runs()
+buffer.dtype, buffer.accessed_by, buffer.page_runs(), buffer.residency()
 ends = [weakref.ref(sys.modules["managedmem._managedmem"])]
 ends += [weakref.ref(kind) for kind in vars(ends[0]()).values() if isinstance(kind, type)]
 names = [str(end()) for end in ends]

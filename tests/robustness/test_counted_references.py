@@ -260,6 +260,7 @@ CALLS = {
     "a location of torch": lambda w: Device(TORCH_DEVICE),
     "a closed buffer": lambda w: refused(lambda: closed_buffer().discard()),
     "page_runs": lambda w: w.a.page_runs(),
+    "residency": lambda w: managedmem.residency([w.a, w.b, memoryview(w.c)]).runs,
     "plan entries": lambda w: list(w.plan),
     "dtype": lambda w: str(w.a.view("float32").dtype),
 }

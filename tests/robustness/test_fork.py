@@ -121,6 +121,8 @@ OPERATIONS = {
     "policy of": "managedmem.MigrationPolicy.of(buf)",
     "policy applied": "managedmem.MigrationPolicy().applied(buf)",
     "page runs": "buf.page_runs()",
+    "residency": "buf.residency()",
+    "residency of several": "managedmem.residency([buf, wrapped])",
     "numpy": "buf.numpy()",
     "current device": "Device()",
     "a new Device": "Device(1)",

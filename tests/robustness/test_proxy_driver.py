@@ -138,6 +138,23 @@ def test_a_driver_with_some_of_the_batch_calls_is_used_like_one_with_none(with_p
     )
 
 
+@pytest.mark.parametrize("device", [0, 1])
+def test_residency_needs_a_page_map_that_tells(with_proxy, device):
+    """Where the host maps memory of a device, a mapped page may be there."""
+    with_proxy(
+        f"direct_access={device}",
+        f"""
+            buffer = mm.empty(4096)
+            assert Device({device}).direct_managed_mem_access_from_host
+            for call in (buffer.residency, lambda: mm.residency([buffer])):
+                shown = error(call, NotImplementedError)
+                assert "direct_managed_mem_access_from_host" in shown
+            assert buffer[:0].residency().nbytes == 0
+            buffer.prefetch(Host())
+            """,
+    )
+
+
 class TestUnalignedMemory:
     """A driver may begin managed memory inside a page, which it could share with other memory."""
 

@@ -86,6 +86,7 @@ ON_PLAIN_MEMORY = {
     ),
     "numpy of plain memory": Operation(lambda w: unmanaged().numpy(w.stream)),
     "runs of plain memory": on_unmanaged(lambda w, b: b.page_runs()),
+    "residency of plain memory": on_unmanaged(lambda w, b: b.residency()),
     "dlpack of plain memory": Operation(lambda w: unmanaged().__dlpack__()),
     "interface of plain memory": Operation(
         lambda w: unmanaged().__cuda_array_interface__, raises=BufferError

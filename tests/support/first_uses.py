@@ -49,6 +49,7 @@ FIRST_USE = {
     "fill": "use(lambda b: b.fill(1))",
     "copy": "use(lambda b: b.copy_to().close())",
     "device_id": "use(lambda b: b.device_id)",
+    "residency": "use(lambda b: b.residency())",
     "is_managed of a wrapper": (
         "use(lambda b: ManagedBuffer.from_handle(b.handle, b.size).is_managed)"
     ),

@@ -205,6 +205,15 @@ OPERATIONS = {
     "page_runs": Operation(
         lambda w: w.a.page_runs(), "ManagedBuffer.page_runs", prepare=mix_pages, faults=PAGES
     ),
+    # Pages that the host never touched. Without a common answer they are asked one by one.
+    "residency": Operation(
+        lambda w: w.large[: 4 * PAGE].residency(), "ManagedBuffer.residency", faults=5
+    ),
+    "residency of several": Operation(
+        lambda w: managedmem.residency([w.a, w.part, w.wrapped, memoryview(w.large)[: 4 * PAGE]]),
+        "residency",
+        faults=6,
+    ),
     # Policies: all or nothing; a block restores the earlier advice.
     "policy of": Operation(
         lambda w: managedmem.MigrationPolicy.of(w.a), "MigrationPolicy.of", faults=PAGES

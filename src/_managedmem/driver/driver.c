@@ -175,6 +175,28 @@ fail_first_call(mm_driver *t, const char *path, const char *function, CUresult c
     return fail_no_driver(st, path, reason);
 }
 
+static CUresult
+query_access(mm_driver *t)
+{
+    t->concurrent_access = true;
+    t->direct_host_access = false;
+    for (int i = 0; i < t->device_count; i++) {
+        int concurrent = 0, direct = 0;
+        CUresult code =
+            t->DeviceGetAttribute(&concurrent, CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS, i);
+        if (code == CUDA_SUCCESS) {
+            code = t->DeviceGetAttribute(
+                &direct, CU_DEVICE_ATTRIBUTE_DIRECT_MANAGED_MEM_ACCESS_FROM_HOST, i);
+        }
+        if (code != CUDA_SUCCESS) {
+            return code;
+        }
+        t->concurrent_access = t->concurrent_access && concurrent;
+        t->direct_host_access = t->direct_host_access || direct;
+    }
+    return CUDA_SUCCESS;
+}
+
 static int
 count_devices(mm_driver *t, const char *path, mm_status *st)
 {
@@ -193,16 +215,8 @@ count_devices(mm_driver *t, const char *path, mm_status *st)
                        t->device_count, MM_MAX_DEVICES);
         return fail_no_driver(st, path, reason);
     }
-    t->concurrent_access = true;
-    for (int i = 0; i < t->device_count; i++) {
-        int supported = 0;
-        code = t->DeviceGetAttribute(&supported, CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS, i);
-        if (code != CUDA_SUCCESS) {
-            return fail_first_call(t, path, "cuDeviceGetAttribute", code, st);
-        }
-        t->concurrent_access = t->concurrent_access && supported;
-    }
-    return 0;
+    code = query_access(t);
+    return code == CUDA_SUCCESS ? 0 : fail_first_call(t, path, "cuDeviceGetAttribute", code, st);
 }
 
 /* The emulated driver describes a wrong configuration in words; cuInit has only a code. */

@@ -29,6 +29,7 @@ typedef struct {
     int device_count; /* 1 to MM_MAX_DEVICES */
     bool emulated;
     bool concurrent_access; /* every device has concurrentManagedAccess */
+    bool direct_host_access; /* the host maps managed memory on some device: Grace */
     const char *path;       /* the file that was opened */
     void *library;          /* its handle for dlsym; never closed */
     _Atomic(CUcontext) primary[MM_MAX_DEVICES]; /* retained when first needed, then kept */

@@ -32,6 +32,17 @@ mm_fail_call(mm_status *st, const char *function, int code)
     return -1;
 }
 
+int
+mm_fail_file(mm_status *st, const char *path, int error)
+{
+    assert(path != NULL && error != 0);
+    st->kind = MM_SYSTEM_CALL;
+    st->code = error;
+    st->function = path;
+    st->detail[0] = '\0';
+    return -1;
+}
+
 void
 mm_status_add(mm_status *st, const char *format, ...)
 {

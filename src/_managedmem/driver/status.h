@@ -43,14 +43,15 @@ typedef enum {
     MM_NO_MEMORY, /* malloc failed */
     MM_REFUSED, /* not possible in the present state */
     MM_TRACE_UNAVAILABLE, /* no source of events works here */
-    MM_TRACE_BUSY /* a recording runs already */
+    MM_TRACE_BUSY, /* a recording runs already */
+    MM_SYSTEM_CALL /* the system refused a file: the path is `function`, errno `code` */
 } mm_kind;
 
 typedef struct {
     mm_kind kind;
-    int code; /* CUresult for MM_DRIVER_CALL and MM_CAPTURING, the system's or the module's number
-                 for MM_TRACE_UNAVAILABLE where there is one, else 0 */
-    const char *function; /* static text such as "cuMemAdvise", or NULL */
+    int code; /* CUresult for MM_DRIVER_CALL and MM_CAPTURING, errno for MM_SYSTEM_CALL, the system's
+                 or the module's number for MM_TRACE_UNAVAILABLE where there is one, else 0 */
+    const char *function; /* static text such as "cuMemAdvise" or a path, or NULL */
     char detail[512]; /* the sentence for the user; can be empty for MM_DRIVER_CALL */
 } mm_status;
 
@@ -59,6 +60,9 @@ int mm_fail(mm_status *st, mm_kind kind, const char *format, ...) MM_PRINTF(3, 4
 
 /* The same for a driver call that returned code (never 0). */
 int mm_fail_call(mm_status *st, const char *function, int code);
+
+/* The same for a file that the system did not open or read; error is not 0. */
+int mm_fail_file(mm_status *st, const char *path, int error);
 
 /* Adds a sentence to a status that is already filled. */
 void mm_status_add(mm_status *st, const char *format, ...) MM_PRINTF(2, 3);

@@ -258,6 +258,11 @@ PyObject *mm_buffer_finished_copy(PyObject *op);
 PyObject *mm_buffer_page_runs(PyObject *op, PyObject *none);
 extern const char mm_page_runs_doc[];
 
+/* --- buffer_residency.c ----------------------------------------------------------------- */
+
+PyObject *mm_buffer_residency(PyObject *op, PyObject *none);
+extern const char mm_buffer_residency_doc[];
+
 /* --- buffer_views.c --------------------------------------------------------------------- */
 
 /* Reads a shape, which is an int or a sequence of ints of 0 or more, into a layout whose dtype is

@@ -406,6 +406,7 @@ static PyMethodDef buffer_methods[] = {
     MM_METHOD("view", mm_buffer_view_method, mm_view_doc),
     MM_METHOD("range", mm_buffer_range, mm_range_doc),
     {"page_runs", mm_buffer_page_runs, METH_NOARGS, mm_page_runs_doc},
+    {"residency", mm_buffer_residency, METH_NOARGS, mm_buffer_residency_doc},
     MM_METHOD("prefetch", mm_buffer_prefetch, mm_prefetch_doc),
     MM_METHOD("discard", mm_buffer_discard, mm_discard_doc),
     MM_METHOD("discard_prefetch", mm_buffer_discard_prefetch, mm_discard_prefetch_doc),

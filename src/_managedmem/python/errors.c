@@ -1,6 +1,7 @@
 /* errors.c: the exceptions, and the only function that turns a status into one. */
 #include "errors.h"
 
+#include <errno.h>
 #include <string.h>
 
 /* A remedy for the codes that users meet, or "". */
@@ -152,6 +153,10 @@ mm_raise(mm_state *state, const mm_status *st)
         break;
     case MM_NO_MEMORY:
         raise_detail(PyExc_MemoryError, st);
+        break;
+    case MM_SYSTEM_CALL:
+        errno = st->code;
+        (void)PyErr_SetFromErrnoWithFilename(PyExc_OSError, st->function);
         break;
     default: /* forked, refused, no events */
         raise_detail(PyExc_RuntimeError, st);

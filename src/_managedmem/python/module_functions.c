@@ -410,6 +410,7 @@ PyMethodDef mm_functions[] = {
     MM_METHOD("prefetch", module_prefetch, prefetch_doc),
     MM_METHOD("discard", module_discard, discard_doc),
     MM_METHOD("discard_prefetch", module_discard_prefetch, discard_prefetch_doc),
+    MM_METHOD("residency", mm_residency, mm_residency_doc),
     MM_METHOD("empty", module_empty, empty_doc),
     {"driver_info", driver_info, METH_NOARGS, driver_info_doc},
     {"_select_driver", select_driver, METH_O, select_driver_doc},

@@ -13,4 +13,9 @@ PyObject *mm_register_preset(PyObject *module, PyObject *const *args, Py_ssize_t
 /* The function _synchronize, in buffer_arrays.c. */
 PyObject *mm_synchronize(PyObject *module, PyObject *const *args, Py_ssize_t nargs);
 
+/* residency(), in buffer_residency.c. */
+PyObject *mm_residency(PyObject *module, PyObject *const *args, Py_ssize_t nargs,
+                       PyObject *kwnames);
+extern const char mm_residency_doc[];
+
 #endif

@@ -1,0 +1,241 @@
+"""The result of residency(): Residency and ResidencyRun, with their text and their picture."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import accumulate
+from struct import Struct
+from typing import Any, NamedTuple
+
+from managedmem._managedmem import Device, Host
+
+_RUN = Struct("<QQBBB5x")
+_WHERE = ("host", "not on host")
+_EVIDENCE = ("page map", "page map + prefetch")
+_ON_HOST = 0
+_COLUMNS = 256
+_COLOURS = {"host": "#0072b2", "both": "#8f8b58", "not on host": "#e69f00"}
+
+# Address, nbytes, bytes on the host, runs as structs, bytes by NUMA nodes.
+_Record = tuple[int, int, int, bytes, dict[int, int] | None]
+
+
+class ResidencyRun(NamedTuple):
+    """Neighbouring pages of which residency() knows the same."""
+
+    offset: int
+    """Bytes from the start of the memory; of several targets, as if they lay end to end."""
+    nbytes: int
+    where: str
+    """"host", or "not on host"."""
+    evidence: str
+    """"page map"; "page map + prefetch" where the last prefetch, a hint, was to a device."""
+    last_prefetch_location: Device | Host | None
+    """For pages that are not on the host, the destination of their last prefetch. None if there was
+    none or it is not known."""
+
+
+class Residency:
+    """Where the pages of managed memory were when residency() was called.
+
+    A page is on the host if the host has it mapped; the kernel's page map tells that with
+    certainty. All other bytes are not on the host: on a device, never used, discarded, or evicted
+    to host memory that the host has not touched since. No driver call tells these apart. The last
+    prefetch of such pages is a hint, because they can have moved since.
+
+    Sizes are in bytes. Bytes of a page that lie outside of the memory do not count.
+    """
+
+    __slots__ = ("_hints", "_records", "nbytes", "numa", "on_device", "on_host", "untouched")
+
+    _records: tuple[_Record, ...]
+    _hints: tuple[Device | Host, ...]
+    nbytes: int
+    """The size of the memory; of several targets the sum."""
+    on_host: int
+    """Bytes that are on the host."""
+    on_device: dict[Device, int] | None
+    """Bytes on each device; None, because nothing shows them."""
+    untouched: int | None
+    """Bytes that were never used; None, because nothing shows them."""
+    numa: dict[int, int] | None
+    """The bytes on the host by NUMA node. None on a machine with one node, and where this process
+    may not ask."""
+
+    def __init__(self, records: tuple[_Record, ...], hints: tuple[Device | Host, ...]) -> None:
+        values = {
+            "_records": records,
+            "_hints": hints,
+            "nbytes": sum(record[1] for record in records),
+            "on_host": sum(record[2] for record in records),
+            "on_device": None,
+            "untouched": None,
+            "numa": _sums(record[4] for record in records),
+        }
+        for name, value in values.items():
+            object.__setattr__(self, name, value)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError("a Residency cannot be changed")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Residency, (self._records, self._hints)
+
+    @property
+    def not_on_host(self) -> int:
+        """Bytes that are not on the host."""
+        return self.nbytes - self.on_host
+
+    @property
+    def fraction_on_host(self) -> float:
+        """The part of the bytes that is on the host, from 0 to 1; 0 for empty memory."""
+        return self.on_host / self.nbytes if self.nbytes else 0.0
+
+    @property
+    def runs(self) -> tuple[ResidencyRun, ...]:
+        """The memory in order, without gaps. Neighbours in one target differ."""
+        return tuple(
+            ResidencyRun(
+                offset,
+                nbytes,
+                _WHERE[where],
+                _EVIDENCE[evidence],
+                self._hints[hint - 1] if hint else None,
+            )
+            for offset, nbytes, where, evidence, hint in self._raw_runs()
+        )
+
+    @property
+    def parts(self) -> tuple[Residency, ...]:
+        """One for each target."""
+        if len(self._records) == 1:
+            return (self,)
+        return tuple(Residency((record,), self._hints) for record in self._records)
+
+    @property
+    def last_asked_to(self) -> dict[Device | Host, int]:
+        """The bytes that are not on the host by the location of their last prefetch."""
+        found: dict[Device | Host, int] = {}
+        for _, nbytes, _, _, hint in self._raw_runs():
+            if hint:
+                location = self._hints[hint - 1]
+                found[location] = found.get(location, 0) + nbytes
+        return found
+
+    def to_dict(self) -> dict[str, Any]:
+        """The same as plain values for JSON; locations as texts such as "Device(0)"."""
+        asked = self.last_asked_to.items()
+        return {
+            "version": 1,
+            "nbytes": self.nbytes,
+            "on_host": self.on_host,
+            "not_on_host": self.not_on_host,
+            "fraction_on_host": self.fraction_on_host,
+            "on_device": self.on_device,
+            "untouched": self.untouched,
+            "numa": None if self.numa is None else {str(node): n for node, n in self.numa.items()},
+            "last_asked_to": {str(location): nbytes for location, nbytes in asked},
+            "runs": [
+                {**run._asdict(), "last_prefetch_location": _text_or_none(run[4])}
+                for run in self.runs
+            ],
+        }
+
+    def __str__(self) -> str:
+        host, rest = _size(self.on_host), _size(self.not_on_host)
+        asked = {to: n for to, n in self.last_asked_to.items() if isinstance(to, Device)}
+        hint = ""
+        if list(asked.values()) == [self.not_on_host]:
+            hint = f" (last asked to {next(iter(asked))})"
+        elif asked:
+            parts = (f"{_size(nbytes)} last asked to {to}" for to, nbytes in asked.items())
+            hint = f" ({', '.join(parts)})"
+        return f"{_size(self.nbytes)}: {host} on the host, {rest} not on the host{hint}"
+
+    def __repr__(self) -> str:
+        return f"<managedmem.Residency {self}>"
+
+    def _repr_html_(self) -> str:
+        """The text, and a strip of the memory from its first byte to its last."""
+        text = str(self).replace("&", "&amp;").replace("<", "&lt;")
+        bars = "".join(
+            f'<rect x="{first}" width="{count}" height="14" fill="{_COLOURS[where]}"/>'
+            for first, count, where in self._columns()
+        )
+        strip = (
+            f'<svg width="512" height="14" viewBox="0 0 {_COLUMNS} 14" '
+            f'preserveAspectRatio="none" role="img"><title>{text}</title>{bars}</svg>'
+        )
+        names = {"host": "on the host", "both": "partly", "not on host": "not on the host"}
+        legend = " ".join(
+            f'<span style="color:{_COLOURS[where]}">&#9632;</span> {name}'
+            for where, name in names.items()
+        )
+        return f"<div><div>{text}</div>{strip if bars else ''}<div>{legend}</div></div>"
+
+    def _raw_runs(self) -> Iterator[tuple[int, int, int, int, int]]:
+        starts = accumulate((record[1] for record in self._records), initial=0)
+        for start, record in zip(starts, self._records, strict=False):
+            for offset, *rest in _RUN.iter_unpack(record[3]):
+                yield (start + offset, *rest)
+
+    def _columns(self) -> Iterator[tuple[int, int, str]]:
+        """The strip: first column, number of columns, and what they are."""
+        on_host = [0.0] * _COLUMNS
+        scale = _COLUMNS / self.nbytes if self.nbytes else 0.0
+        for offset, nbytes, where, _, _ in self._raw_runs():
+            if where == _ON_HOST:
+                _fill(on_host, offset * scale, (offset + nbytes) * scale)
+        first = 0
+        kinds = [_kind(part) for part in on_host] if self.nbytes else []
+        for column, kind in enumerate(kinds, start=1):
+            if column == len(kinds) or kinds[column] != kind:
+                yield first, column - first, kind
+                first = column
+
+
+def _fill(columns: list[float], start: float, end: float) -> None:
+    """Add the part of each column that lies between two places."""
+    first, last = int(start), min(int(end), len(columns) - 1)
+    for column in range(first, last + 1):
+        columns[column] += max(min(end, column + 1) - max(start, column), 0.0)
+
+
+def _kind(on_host: float) -> str:
+    if on_host < 1e-6:
+        return "not on host"
+    return "host" if on_host > 1 - 1e-6 else "both"
+
+
+def _sums(all_bytes: Iterator[dict[int, int] | None]) -> dict[int, int] | None:
+    """The sums by node; None if no target has any."""
+    found: dict[int, int] = {}
+    known = False
+    for each in all_bytes:
+        if each is None:
+            continue
+        known = True
+        for node, nbytes in each.items():
+            found[node] = found.get(node, 0) + nbytes
+    return found if known else None
+
+
+def _text_or_none(location: Device | Host | None) -> str | None:
+    return None if location is None else str(location)
+
+
+def _size(nbytes: int) -> str:
+    """Three to four digits with a binary unit, such as 512B, 1.5K, 64.0M."""
+    if nbytes < 1024:
+        return f"{nbytes}B"
+    amount = float(nbytes)
+    for unit in "KMGTPE":
+        amount /= 1024
+        if amount < 1023.95:
+            return f"{amount:.1f}{unit}"
+    return f"{amount:.1f}E"
+
+
+def make(records: tuple[_Record, ...], hints: tuple[Device | Host, ...]) -> Residency:
+    """What the extension calls with the places of its targets."""
+    return Residency(records, hints)

@@ -1,0 +1,357 @@
+/* page_places.c: what is known about the places of pages: joins the host's page map with the driver's
+ * records of prefetches. */
+#include "page_places.h"
+
+#include <assert.h>
+#include <stdlib.h>
+
+/* What each source says about neighbouring pages. */
+typedef struct {
+    bool mapped; /* by the page map */
+    uint8_t hint; /* of their last prefetch, or 0 */
+    bool to_device; /* whose destination was a device */
+} page_evidence;
+
+/* A run that is being made, with addresses. */
+typedef struct {
+    mm_driver *cu;
+    mm_places *places;
+    mm_range range;
+    mm_range_places *out;
+} place_reader;
+
+static mm_span
+span_of(mm_range range)
+{
+    return (mm_span){range.start, mm_range_end(range)};
+}
+
+/* --- runs ------------------------------------------------------------------------------- */
+
+/* The one place that combines the evidence. A copy on the host is certain. A prefetch says only
+ * where pages were sent, so it never makes "on a device" of "not on the host". */
+static mm_place_run
+combine(const page_evidence *evidence)
+{
+    if (evidence->mapped) {
+        return (mm_place_run){.place = MM_PLACE_HOST, .evidence = MM_BY_PAGE_MAP};
+    }
+    return (mm_place_run){
+        .place = MM_PLACE_NOT_HOST,
+        .evidence = evidence->to_device ? MM_BY_PAGE_MAP_AND_PREFETCH : MM_BY_PAGE_MAP,
+        .hint = evidence->hint,
+    };
+}
+
+static bool
+continues(const mm_place_run *last, const mm_place_run *run)
+{
+    return last->place == run->place && last->evidence == run->evidence && last->hint == run->hint;
+}
+
+static int
+append_run(mm_range_places *out, const mm_place_run *run, mm_status *st)
+{
+    mm_place_run *last = out->count > 0 ? &out->run[out->count - 1] : NULL;
+
+    assert(run->size > 0);
+    assert(last == NULL ? run->offset == 0 : run->offset == last->offset + last->size);
+    if (last != NULL && continues(last, run)) {
+        last->size += run->size;
+        return 0;
+    }
+    if (out->count == out->capacity) {
+        size_t capacity = out->capacity > 0 ? 2 * out->capacity : 8;
+        mm_place_run *bigger = realloc(out->run, capacity * sizeof *bigger);
+        if (bigger == NULL) {
+            return mm_fail(st, MM_NO_MEMORY, "out of host memory for %zu runs of pages", capacity);
+        }
+        out->run = bigger;
+        out->capacity = capacity;
+    }
+    out->run[out->count++] = *run;
+    return 0;
+}
+
+/* Appends the pages of a span, which lies inside the range. */
+static int
+append_pages(const place_reader *reader, mm_span pages, const page_evidence *evidence,
+             mm_status *st)
+{
+    mm_place_run run = combine(evidence);
+
+    run.offset = pages.start - reader->range.start;
+    run.size = pages.end - pages.start;
+    return append_run(reader->out, &run, st);
+}
+
+/* --- the last prefetch ------------------------------------------------------------------ */
+
+/* The hint of a destination; 0 for none, and for more destinations than any system has. */
+static uint8_t
+hint_of(mm_places *places, CUmemLocation where)
+{
+    size_t i = 0;
+
+    if (where.type == CU_MEM_LOCATION_TYPE_INVALID) {
+        return 0;
+    }
+    while (i < places->hint_count && !mm_same_location(places->hint[i], where)) {
+        i++;
+    }
+    if (i == places->hint_count) {
+        if (i == MM_MOST_HINTS) {
+            return 0;
+        }
+        places->hint[places->hint_count++] = where;
+    }
+    return (uint8_t)(i + 1);
+}
+
+/* The evidence for pages that are not mapped. The driver names a destination if it is that of all
+ * pages. In the caller's scope. */
+static int
+query_prefetch(const place_reader *reader, mm_span pages, page_evidence *out, mm_status *st)
+{
+    enum { TYPE, ID, COUNT };
+    CUmem_range_attribute attributes[COUNT] = {
+        [TYPE] = CU_MEM_RANGE_ATTRIBUTE_LAST_PREFETCH_LOCATION_TYPE,
+        [ID] = CU_MEM_RANGE_ATTRIBUTE_LAST_PREFETCH_LOCATION_ID,
+    };
+    int answers[COUNT] = {CU_MEM_LOCATION_TYPE_INVALID, 0};
+    void *to[COUNT] = {[TYPE] = &answers[TYPE], [ID] = &answers[ID]};
+    size_t sizes[COUNT] = {sizeof *answers, sizeof *answers};
+    CUmemLocation where;
+    CUresult code;
+
+    assert(mm_in_scope());
+    *out = (page_evidence){0};
+    code = reader->cu->MemRangeGetAttributes(to, sizes, attributes, COUNT, pages.start,
+                                             (size_t)(pages.end - pages.start));
+    if (code != CUDA_SUCCESS) {
+        (void)mm_fail_call(st, "cuMemRangeGetAttributes", (int)code);
+        (void)mm_range_diagnose(reader->cu, reader->range, mm_host(), MM_QUERY, st);
+        return -1;
+    }
+    where = mm_location_from_attributes(answers[TYPE], answers[ID]);
+    out->hint = hint_of(reader->places, where);
+    out->to_device = where.type == CU_MEM_LOCATION_TYPE_DEVICE;
+    return 0;
+}
+
+/* The part of a span up to the next multiple of `step`. */
+static mm_span
+next_part(mm_span rest, uint64_t step)
+{
+    uint64_t end = rest.start / step * step + step;
+
+    return (mm_span){rest.start, end < rest.end ? end : rest.end};
+}
+
+/* Appends pages that are not mapped, with a query for each part between multiples of `step`. */
+static int
+append_by_parts(const place_reader *reader, mm_span pages, uint64_t step, mm_status *st)
+{
+    while (pages.start < pages.end) {
+        mm_span part = next_part(pages, step);
+        page_evidence evidence;
+        if (query_prefetch(reader, part, &evidence, st) < 0
+            || append_pages(reader, part, &evidence, st) < 0) {
+            return -1;
+        }
+        pages.start = part.end;
+    }
+    return 0;
+}
+
+/* One query for all of them, if it has an answer: else one for each block of 2 MiB. */
+static int
+append_absent(const place_reader *reader, mm_span pages, mm_status *st)
+{
+    enum { BLOCK = 2 << 20 };
+    page_evidence evidence;
+
+    if (query_prefetch(reader, pages, &evidence, st) < 0) {
+        return -1;
+    }
+    return evidence.hint != 0 || pages.end - pages.start <= mm_page_size()
+               ? append_pages(reader, pages, &evidence, st)
+               : append_by_parts(reader, pages, BLOCK, st);
+}
+
+static bool
+is_unexplained(const mm_place_run *run)
+{
+    return run->place == MM_PLACE_NOT_HOST && run->hint == 0;
+}
+
+/* The driver answers "none" both if no page was prefetched and if the pages differ; only the answer
+ * for a single page is exact. Asks for each page that has no hint so far, if they are few. */
+static int
+ask_for_pages(const place_reader *reader, mm_status *st)
+{
+    enum { MOST_PAGES = 1024 };
+    mm_range_places *coarse = reader->out, exact = {.run = NULL};
+    place_reader asking = {reader->cu, reader->places, reader->range, &exact};
+    uint64_t bytes = 0;
+    int rc = 0;
+
+    for (size_t i = 0; i < coarse->count; i++) {
+        bytes += is_unexplained(&coarse->run[i]) ? coarse->run[i].size : 0;
+    }
+    if (bytes == 0 || bytes > MOST_PAGES * (uint64_t)mm_page_size()) {
+        return 0;
+    }
+    for (size_t i = 0; rc == 0 && i < coarse->count; i++) {
+        uint64_t start = reader->range.start + coarse->run[i].offset;
+        mm_span pages = {start, start + coarse->run[i].size};
+        rc = is_unexplained(&coarse->run[i]) ? append_by_parts(&asking, pages, mm_page_size(), st)
+                                             : append_run(&exact, &coarse->run[i], st);
+    }
+    free(coarse->run);
+    coarse->run = exact.run;
+    coarse->count = exact.count;
+    coarse->capacity = exact.capacity;
+    return rc;
+}
+
+/* --- ranges ----------------------------------------------------------------------------- */
+
+/* Makes the runs of a range whose mapped pages are given. */
+static int
+append_all(place_reader *reader, const mm_spans *mapped, mm_status *st)
+{
+    mm_span rest = span_of(reader->range);
+    int rc = 0;
+
+    for (size_t i = 0; rc == 0 && i < mapped->count; i++) {
+        mm_span pages = mm_span_inside(mapped->span[i], rest);
+        if (rest.start < pages.start) {
+            rc = append_absent(reader, (mm_span){rest.start, pages.start}, st);
+        }
+        if (rc == 0) {
+            rc = append_pages(reader, pages, &(page_evidence){.mapped = true}, st);
+        }
+        reader->out->on_host += pages.end - pages.start;
+        rest.start = pages.end;
+    }
+    if (rc == 0 && rest.start < rest.end) {
+        rc = append_absent(reader, rest, st);
+    }
+    return rc < 0 ? rc : ask_for_pages(reader, st);
+}
+
+/* On a machine with several nodes. Where the process may not ask, node_bytes stays NULL. */
+static int
+count_nodes_of(place_reader *reader, const mm_spans *mapped, mm_presence_source *source,
+               mm_status *st)
+{
+    uint64_t *bytes = calloc(MM_MOST_NODES, sizeof *bytes);
+
+    if (bytes == NULL) {
+        return mm_fail(st, MM_NO_MEMORY, "out of host memory for the bytes of NUMA nodes");
+    }
+    if (!mm_presence_count_nodes(source, mapped, span_of(reader->range), bytes)) {
+        free(bytes);
+        bytes = NULL;
+    }
+    reader->out->node_bytes = bytes;
+    return 0;
+}
+
+static bool
+covers(const mm_spans *mapped, mm_span pages)
+{
+    return mapped->count == 1 && mapped->span[0].start == pages.start
+           && mapped->span[0].end == pages.end;
+}
+
+/* The driver is asked only about pages that are not mapped. */
+static int
+read_places(place_reader *reader, mm_presence *map, mm_status *st)
+{
+    uint64_t page = mm_page_size(), end = mm_range_end(reader->range);
+    mm_span pages = {reader->range.start / page * page, (end + page - 1) / page * page};
+    mm_spans mapped = {0};
+    mm_scope scope;
+    int rc = mm_presence_read(map, pages, &mapped, st);
+
+    if (rc == 0 && covers(&mapped, pages)) {
+        rc = append_all(reader, &mapped, st);
+    } else if (rc == 0 && (rc = mm_scope_enter(&scope, reader->cu, MM_ANY_DEVICE, st)) == 0) {
+        rc = append_all(reader, &mapped, st);
+        mm_scope_leave(&scope);
+    }
+    if (rc == 0 && mm_presence_has_nodes(map->source)) {
+        rc = count_nodes_of(reader, &mapped, map->source, st);
+    }
+    mm_spans_free(&mapped);
+    return rc;
+}
+
+static int
+check_system(const mm_driver *cu, mm_status *st)
+{
+    if (!cu->concurrent_access) {
+        return mm_fail(st, MM_UNSUPPORTED,
+                       "residency() needs concurrent_managed_access of every device: without it "
+                       "pages move as a whole at launches, and the page map says nothing");
+    }
+    if (cu->direct_host_access) {
+        return mm_fail(st, MM_UNSUPPORTED,
+                       "residency() does not support devices with "
+                       "direct_managed_mem_access_from_host yet: the host maps pages there that "
+                       "are in device memory, so the page map does not tell where they are");
+    }
+    return 0;
+}
+
+static int
+read_ranges(mm_driver *cu, mm_presence_source *source, const mm_batch *ranges, mm_places *out,
+            mm_status *st)
+{
+    mm_presence map;
+    int rc = 0;
+
+    if (check_system(cu, st) < 0 || mm_presence_open(&map, source, st) < 0) {
+        return -1;
+    }
+    for (size_t i = 0; rc == 0 && i < ranges->count; i++) {
+        mm_range_places one = {.run = NULL};
+        place_reader reader = {cu, out, ranges->transfers[i].range, &one};
+        rc = reader.range.size > 0 ? read_places(&reader, &map, st) : 0;
+        out->range[i] = one;
+    }
+    mm_presence_close(&map);
+    return rc;
+}
+
+int
+mm_places_read(mm_driver *cu, mm_presence_source *source, const mm_batch *ranges, mm_places *out,
+               mm_status *st)
+{
+    size_t empty = 0;
+
+    out->hint_count = out->count = 0;
+    out->range = calloc(ranges->count + 1, sizeof *out->range);
+    if (out->range == NULL) {
+        return mm_fail(st, MM_NO_MEMORY, "out of host memory for %zu ranges", ranges->count);
+    }
+    out->count = ranges->count;
+    for (size_t i = 0; i < ranges->count; i++) {
+        empty += ranges->transfers[i].range.size == 0;
+    }
+    return empty == ranges->count ? 0 : read_ranges(cu, source, ranges, out, st);
+}
+
+void
+mm_places_free(mm_places *places)
+{
+    for (size_t i = 0; i < places->count; i++) {
+        free(places->range[i].run);
+        free(places->range[i].node_bytes);
+    }
+    free(places->range);
+    places->range = NULL;
+    places->count = 0;
+}

@@ -1,0 +1,77 @@
+/* presence.h: which pages of an address range the host has mapped, from the kernel's page map of this
+ * process, and the NUMA nodes that they are on. No page is touched, and the driver is not called. */
+#ifndef MM_PRESENCE_H
+#define MM_PRESENCE_H
+
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <sys/types.h>
+
+#include "../driver/status.h"
+
+/* The addresses from start up to end. */
+typedef struct {
+    uint64_t start, end;
+} mm_span;
+
+/* In the order of their addresses; neighbours are one. All zero is an empty list. */
+typedef struct {
+    mm_span *span;
+    size_t count, capacity;
+} mm_spans;
+
+void mm_spans_free(mm_spans *spans);
+
+/* The system calls that are needed: -1 with errno on failure. */
+typedef struct {
+    int (*open)(const char *path);
+    int (*ioctl)(int file, unsigned long request, void *argument);
+    ssize_t (*pread)(int file, void *to, size_t size, off_t offset);
+    int (*close)(int file);
+    long (*move_pages)(unsigned long count, void **pages, int *nodes); /* moves none: asks */
+} mm_presence_calls;
+
+typedef enum { MM_NODES_UNKNOWN, MM_ONE_NODE, MM_SEVERAL_NODES } mm_node_count;
+
+/* The calls, and what they have told about the kernel. */
+typedef struct {
+    const mm_presence_calls *calls;
+    atomic_bool lacks_scan; /* has no PAGEMAP_SCAN, which Linux has from 6.7 on */
+    atomic_int nodes; /* mm_node_count */
+} mm_presence_source;
+
+extern mm_presence_source mm_kernel_presence;
+
+/* The open page map of this process. A forked child has another one, so it is opened for each use. */
+typedef struct {
+    mm_presence_source *source;
+    int file;
+} mm_presence;
+
+/* Fails with MM_SYSTEM_CALL, as where /proc is not mounted. */
+MM_NODISCARD int mm_presence_open(mm_presence *map, mm_presence_source *source, mm_status *st);
+void mm_presence_close(mm_presence *map);
+
+/* Appends the mapped pages of a range, which lies behind those in the list and consists of whole
+ * pages. After a failure the list has some of them. */
+MM_NODISCARD int mm_presence_read(mm_presence *map, mm_span range, mm_spans *mapped,
+                                  mm_status *st);
+
+/* Nodes with greater numbers are not counted. */
+enum { MM_MOST_NODES = 64 };
+
+/* True if the pages of this machine can be on several NUMA nodes. */
+bool mm_presence_has_nodes(mm_presence_source *source);
+
+/* The part of a span inside of another one. */
+mm_span mm_span_inside(mm_span span, mm_span limits);
+
+/* Adds the bytes of mapped pages, as far as they are inside the limits, to those of their nodes. Pages
+ * that were unmapped meanwhile count nowhere. False, with some of the pages counted, if this process
+ * may not ask. */
+MM_NODISCARD bool mm_presence_count_nodes(mm_presence_source *source, const mm_spans *mapped,
+                                          mm_span limits, uint64_t bytes[MM_MOST_NODES]);
+
+#endif

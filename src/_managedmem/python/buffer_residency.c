@@ -1,0 +1,189 @@
+/* buffer_residency.c: buf.residency() and managedmem.residency(): the places of pages as a Residency,
+ * a class of managedmem/_residency.py. */
+#include "../memory/page_places.h"
+#include "location_object.h"
+#include "module_functions.h"
+#include "targets.h"
+
+/* The destinations of prefetches that runs name, as a tuple. */
+static PyObject *
+hint_locations(mm_state *state, const mm_places *places)
+{
+    PyObject *all = PyTuple_New((Py_ssize_t)places->hint_count);
+
+    for (size_t i = 0; all != NULL && i < places->hint_count; i++) {
+        PyObject *one = mm_location_object_new(state, places->hint[i]);
+        if (one == NULL || PyTuple_SetItem(all, (Py_ssize_t)i, one) < 0) {
+            Py_CLEAR(all);
+        }
+    }
+    return all;
+}
+
+static int
+set_node_bytes(PyObject *dict, int node, uint64_t bytes)
+{
+    PyObject *key = PyLong_FromLong(node);
+    PyObject *value = key ? PyLong_FromUnsignedLongLong(bytes) : NULL;
+    int rc = value ? PyDict_SetItem(dict, key, value) : -1;
+
+    Py_XDECREF(key);
+    Py_XDECREF(value);
+    return rc;
+}
+
+/* A dict of the nodes that have some of the bytes; None where they are not known. */
+static PyObject *
+numa_bytes(const mm_range_places *places)
+{
+    PyObject *dict;
+
+    if (places->node_bytes == NULL) {
+        Py_RETURN_NONE;
+    }
+    dict = PyDict_New();
+    for (int node = 0; dict != NULL && node < MM_MOST_NODES; node++) {
+        if (places->node_bytes[node] > 0
+            && set_node_bytes(dict, node, places->node_bytes[node]) < 0) {
+            Py_CLEAR(dict);
+        }
+    }
+    return dict;
+}
+
+/* (address, nbytes, on_host, runs, numa), with the runs as the bytes of their structs. */
+static PyObject *
+range_record(const mm_range_places *places, mm_range range)
+{
+    PyObject *numa = numa_bytes(places);
+
+    if (numa == NULL) {
+        return NULL;
+    }
+    return Py_BuildValue("KKKy#N", (unsigned long long)range.start, (unsigned long long)range.size,
+                         (unsigned long long)places->on_host,
+                         places->run ? (const char *)places->run : "",
+                         (Py_ssize_t)(places->count * sizeof *places->run), numa);
+}
+
+static PyObject *
+range_records(const mm_places *places, const mm_batch *ranges)
+{
+    PyObject *all = PyTuple_New((Py_ssize_t)places->count);
+
+    assert(places->count == ranges->count);
+    for (size_t i = 0; all != NULL && i < places->count; i++) {
+        PyObject *one = range_record(&places->range[i], ranges->transfers[i].range);
+        if (one == NULL || PyTuple_SetItem(all, (Py_ssize_t)i, one) < 0) {
+            Py_CLEAR(all);
+        }
+    }
+    return all;
+}
+
+/* A Residency, by a function of managedmem._residency. */
+static PyObject *
+make_residency(mm_state *state, const mm_places *places, const mm_batch *ranges)
+{
+    PyObject *hints = hint_locations(state, places), *result = NULL;
+    PyObject *records = hints ? range_records(places, ranges) : NULL;
+    PyObject *module = records ? PyImport_ImportModule("managedmem._residency") : NULL;
+
+    if (module != NULL) {
+        result = PyObject_CallMethod(module, "make", "OO", records, hints);
+    }
+    Py_XDECREF(module);
+    Py_XDECREF(records);
+    Py_XDECREF(hints);
+    return result;
+}
+
+PyObject *
+mm_buffer_residency(PyObject *op, PyObject *Py_UNUSED(none))
+{
+    mm_buffer *b = mm_buffer_of(op);
+    PyObject *result = NULL;
+    mm_buffer_use use;
+    mm_places places;
+    mm_batch ranges;
+    mm_status st;
+    int rc;
+
+    if (mm_buffer_enter(b, MM_QUERY, NULL, &use) < 0) {
+        return NULL;
+    }
+    mm_batch_one(&ranges, use.range, mm_host());
+    Py_BEGIN_ALLOW_THREADS
+    rc = mm_places_read(use.cu, &mm_kernel_presence, &ranges, &places, &st);
+    mm_buffer_leave(&use);
+    Py_END_ALLOW_THREADS
+    result = rc < 0 ? mm_raise(b->state, &st) : make_residency(b->state, &places, &ranges);
+    mm_places_free(&places);
+    return result;
+}
+
+PyObject *
+mm_residency(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
+{
+    static const char *const names[] = {"targets"};
+    static const mm_parameters parameters = {
+        .function = "residency", .names = names, .required = 1, .positional = 1, .total = 1};
+    mm_state *state = mm_module_state(module);
+    PyObject *argv[1], *result = NULL;
+    mm_places places = {.range = NULL};
+    mm_targets t;
+    mm_status st;
+    int rc;
+
+    if (mm_args(&parameters, args, nargs, kwnames, argv) < 0
+        || mm_targets_read(state, argv[0], MM_QUERY, &t) < 0) {
+        return NULL;
+    }
+    rc = mm_targets_enter(&t, NULL, &st);
+    if (rc == 0) {
+        Py_BEGIN_ALLOW_THREADS
+        rc = mm_places_read(t.cu, &mm_kernel_presence, &t.batch, &places, &st);
+        mm_targets_leave(&t);
+        Py_END_ALLOW_THREADS
+    }
+    if (rc == 0) {
+        result = make_residency(state, &places, &t.batch);
+    }
+    mm_places_free(&places);
+    mm_targets_release(&t);
+    return rc < 0 ? mm_raise(state, &st) : result;
+}
+
+/* --- docstrings ------------------------------------------------------------------------- */
+
+const char mm_buffer_residency_doc[] =
+    "residency($self, /)\n--\n\n"
+    "Where the pages of the buffer are now, as far as that can be known.\n"
+    "\n"
+    "Returns a Residency: bytes on the host, bytes that are not, and the runs of pages with the evidence\n"
+    "for each. A page counts as on the host if the host has it mapped, which is certain. The driver does\n"
+    "not tell on which device a page is. For pages that are not on the host, the destination of the last\n"
+    "prefetch is given as a hint; they can have moved since.\n"
+    "\n"
+    "No page is touched or moved. The result is a snapshot: other threads and devices go on moving\n"
+    "pages, and queued work that has not run yet is not in it. Takes 2 us for each MiB; where memory on\n"
+    "the host can be on several NUMA nodes, up to 20 us.\n"
+    "\n"
+    "Raises RuntimeError when closed, ValueError if this is not managed memory, OSError if\n"
+    "/proc/self/pagemap cannot be read, NotImplementedError where the page map does not tell: without\n"
+    "concurrent_managed_access, and with direct_managed_mem_access_from_host. Safe from every thread;\n"
+    "releases the GIL. Driver: cuMemRangeGetAttributes.";
+
+const char mm_residency_doc[] =
+    "residency(targets)\n--\n\n"
+    "Where the pages of memory are now, as far as that can be known.\n"
+    "\n"
+    "Parameters\n"
+    "----------\n"
+    "targets : target or sequence of targets\n"
+    "    As for advise(), in managed memory.\n"
+    "\n"
+    "Returns one Residency. Of several targets it has the sums, and in parts the Residency of each; a\n"
+    "page of two targets counts in both. See ManagedBuffer.residency() for its meaning, errors and cost.\n"
+    "Raises TypeError and ValueError for bad targets. Safe from every thread; releases the GIL.\n"
+    "Driver: cuMemRangeGetAttributes, cuPointerGetAttributes.";

@@ -1,0 +1,363 @@
+/* test_page_places.c: the places of pages, made of the page map and of the driver's records: byte for byte,
+ * with refusals of the driver and of the system, and on machines with several NUMA nodes.
+ *
+ * Usage: test_page_places PATH_OF_THE_EMULATED_DRIVER. Made to run under ThreadSanitizer. */
+#include <errno.h>
+#include <stdbool.h>
+
+#include "memory/page_places.h"
+#include "world.h"
+
+enum { BLOCK_PAGES = 512 };
+
+/* --- a system with another answer ------------------------------------------------------------ */
+
+static struct {
+    int opened, closed;
+    int open_error; /* errno, or 0 */
+    const char *nodes; /* the contents of has_memory; NULL: there is no such file */
+    bool may_ask; /* for the nodes of pages */
+} fake;
+
+enum { NODES_FILE = 1000 };
+
+static int
+fake_open(const char *path)
+{
+    bool nodes = strstr(path, "has_memory") != NULL;
+
+    if (fake.open_error != 0 || (nodes && fake.nodes == NULL)) {
+        errno = nodes ? ENOENT : fake.open_error;
+        return -1;
+    }
+    fake.opened++;
+    return nodes ? NODES_FILE : mm_kernel_presence.calls->open(path);
+}
+
+static int
+fake_ioctl(int file, unsigned long request, void *argument)
+{
+    return mm_kernel_presence.calls->ioctl(file, request, argument);
+}
+
+static ssize_t
+fake_pread(int file, void *to, size_t size, off_t offset)
+{
+    if (file != NODES_FILE) {
+        return mm_kernel_presence.calls->pread(file, to, size, offset);
+    }
+    CHECK(strlen(fake.nodes) <= size);
+    memcpy(to, fake.nodes, strlen(fake.nodes));
+    return (ssize_t)strlen(fake.nodes);
+}
+
+static int
+fake_close(int file)
+{
+    fake.closed++;
+    return file == NODES_FILE ? 0 : mm_kernel_presence.calls->close(file);
+}
+
+/* Page n of the memory at node_start is on node n % 3, but every fifth one is gone. */
+static uint64_t node_start;
+
+static long
+fake_move_pages(unsigned long count, void **pages, int *nodes)
+{
+    for (unsigned long i = 0; fake.may_ask && i < count; i++) {
+        uint64_t n = ((uint64_t)(uintptr_t)pages[i] - node_start) / mm_page_size();
+        nodes[i] = n % 5 == 0 ? -ENOENT : (int)(n % 3);
+    }
+    errno = EPERM;
+    return fake.may_ask ? 0 : -1;
+}
+
+static const mm_presence_calls fake_calls = {fake_open, fake_ioctl, fake_pread, fake_close,
+                                             fake_move_pages};
+
+static mm_presence_source
+fresh_source(void)
+{
+    memset(&fake, 0, sizeof fake);
+    return (mm_presence_source){.calls = &fake_calls};
+}
+
+static uint64_t
+page_size(void)
+{
+    return (uint64_t)mm_page_size();
+}
+
+/* --- places ---------------------------------------------------------------------------------- */
+
+static mm_memory *
+allocate(size_t pages)
+{
+    mm_status st;
+    mm_memory *memory = mm_memory_allocate(world.cu, pages * page_size(), &st);
+
+    CHECK(memory != NULL);
+    return memory;
+}
+
+static mm_range
+part_of(const mm_memory *memory, size_t offset, size_t size)
+{
+    CHECK(offset + size <= memory->size);
+    return (mm_range){memory->start + offset, size, atomic_load(&memory->allocation)};
+}
+
+static mm_range
+pages_of(const mm_memory *memory, size_t first, size_t count)
+{
+    return part_of(memory, first * page_size(), count * page_size());
+}
+
+static void
+store(mm_range range)
+{
+    memset((void *)(uintptr_t)range.start, 1, range.size);
+}
+
+static void
+prefetch(mm_range range, int device)
+{
+    CUmemLocation where =
+        device < 0 ? mm_host() : mm_location(CU_MEM_LOCATION_TYPE_DEVICE, device);
+    mm_status st;
+
+    CHECK_OK(mm_range_prefetch(world.cu, range, where, NULL, MM_DEFER_NO, &st), &st);
+}
+
+static int
+read_one(mm_presence_source *source, mm_range range, mm_places *places, mm_status *st)
+{
+    mm_batch batch;
+
+    mm_batch_one(&batch, range, mm_host());
+    return mm_places_read(world.cu, source, &batch, places, st);
+}
+
+/* Runs of one range, with offsets and sizes in bytes; hint is the device, -1 the host, NONE none. */
+enum { NONE = -9 };
+
+typedef struct {
+    uint64_t size;
+    mm_place place;
+    int hint;
+} expected_run;
+
+static void
+check_place(const mm_places *places, const mm_place_run *run, const expected_run *expected)
+{
+    bool to_device = expected->hint >= 0;
+
+    CHECK_EQUAL(run->size, expected->size);
+    CHECK_EQUAL(run->place, expected->place);
+    CHECK_EQUAL(run->evidence, to_device ? MM_BY_PAGE_MAP_AND_PREFETCH : MM_BY_PAGE_MAP);
+    CHECK_EQUAL(run->hint != 0, expected->hint != NONE);
+    if (run->hint != 0) {
+        CUmemLocation where = places->hint[run->hint - 1];
+        CHECK_EQUAL(where.type,
+                    to_device ? CU_MEM_LOCATION_TYPE_DEVICE : CU_MEM_LOCATION_TYPE_HOST);
+        CHECK(!to_device || where.id == expected->hint);
+    }
+}
+
+static void
+check_places(mm_range range, const expected_run *expected, size_t count)
+{
+    uint64_t offset = 0, on_host = 0;
+    mm_places places;
+    mm_status st;
+
+    CHECK_OK(read_one(&mm_kernel_presence, range, &places, &st), &st);
+    CHECK_EQUAL(places.count, 1);
+    CHECK_EQUAL(places.range[0].count, count);
+    for (size_t i = 0; i < count; i++) {
+        CHECK_EQUAL(places.range[0].run[i].offset, offset);
+        check_place(&places, &places.range[0].run[i], &expected[i]);
+        offset += expected[i].size;
+        on_host += expected[i].place == MM_PLACE_HOST ? expected[i].size : 0;
+    }
+    CHECK_EQUAL(offset, range.size);
+    CHECK_EQUAL(places.range[0].on_host, on_host);
+    mm_places_free(&places);
+}
+
+#define CHECK_PLACES(range, ...)                               \
+    check_places((range), (const expected_run[]){__VA_ARGS__}, \
+                 sizeof((const expected_run[]){__VA_ARGS__}) / sizeof(expected_run))
+
+static void
+places_follow_the_moves(void)
+{
+    mm_memory *m = allocate(64);
+    uint64_t page = page_size();
+
+    CHECK_PLACES(pages_of(m, 0, 64), {64 * page, MM_PLACE_NOT_HOST, NONE});
+    store(pages_of(m, 0, 64));
+    CHECK_PLACES(pages_of(m, 0, 64), {64 * page, MM_PLACE_HOST, NONE});
+    prefetch(pages_of(m, 16, 16), 0);
+    prefetch(pages_of(m, 32, 16), 1);
+    CHECK_PLACES(pages_of(m, 0, 64), {16 * page, MM_PLACE_HOST, NONE},
+                 {16 * page, MM_PLACE_NOT_HOST, 0}, {16 * page, MM_PLACE_NOT_HOST, 1},
+                 {16 * page, MM_PLACE_HOST, NONE});
+    CHECK_PLACES(part_of(m, 16 * page - 1, 16 * page + 2), {1, MM_PLACE_HOST, NONE},
+                 {16 * page, MM_PLACE_NOT_HOST, 0}, {1, MM_PLACE_NOT_HOST, 1});
+    CHECK_PLACES(part_of(m, 20 * page + 5, 3), {3, MM_PLACE_NOT_HOST, 0});
+    for (size_t first = 0; first < 64; first += 16) {
+        prefetch(pages_of(m, first, 16), -1); /* of ranges that differ, drivers keep old records */
+    }
+    CHECK_PLACES(pages_of(m, 0, 64), {64 * page, MM_PLACE_HOST, NONE});
+    CHECK_EQUAL(world.touch(m->start, 64 * page, 1, 1), 0);
+    CHECK_PLACES(pages_of(m, 0, 64), {64 * page, MM_PLACE_NOT_HOST, -1});
+    mm_memory_release(m);
+}
+
+/* Up to 1024 pages without a common answer are asked one by one; more of them in blocks. */
+static void
+hints_of_large_ranges_are_those_of_blocks(void)
+{
+    size_t blocks = 8, count = blocks * BLOCK_PAGES, few = 1000;
+    mm_memory *m = allocate(count + BLOCK_PAGES);
+    uint64_t page = page_size(), border = BLOCK_PAGES * page;
+    size_t first = (size_t)((border - m->start % border) % border / page);
+    mm_range range = pages_of(m, first, count);
+
+    if (page != 4096) {
+        mm_memory_release(m);
+        return;
+    }
+    prefetch(pages_of(m, first, BLOCK_PAGES), 0);
+    prefetch(pages_of(m, first + BLOCK_PAGES + 7, 3), 1); /* lost among pages without a prefetch */
+    CHECK_PLACES(range, {BLOCK_PAGES * page, MM_PLACE_NOT_HOST, 0},
+                 {(count - BLOCK_PAGES) * page, MM_PLACE_NOT_HOST, NONE});
+    CHECK_PLACES(pages_of(m, first, few), {BLOCK_PAGES * page, MM_PLACE_NOT_HOST, 0},
+                 {7 * page, MM_PLACE_NOT_HOST, NONE}, {3 * page, MM_PLACE_NOT_HOST, 1},
+                 {(few - BLOCK_PAGES - 10) * page, MM_PLACE_NOT_HOST, NONE});
+    mm_memory_release(m);
+}
+
+static void
+the_driver_is_asked_little(void)
+{
+    mm_memory *m = allocate(64);
+    mm_places places;
+    mm_status st;
+
+    store(pages_of(m, 0, 64));
+    world.log_clear();
+    CHECK_OK(read_one(&mm_kernel_presence, pages_of(m, 0, 64), &places, &st), &st);
+    mm_places_free(&places);
+    CHECK_EQUAL(world.log_count(), 0); /* all of it is mapped */
+    prefetch(pages_of(m, 8, 8), 0);
+    prefetch(pages_of(m, 40, 8), 1);
+    world.log_clear();
+    CHECK_OK(read_one(&mm_kernel_presence, pages_of(m, 0, 64), &places, &st), &st);
+    mm_places_free(&places);
+    CHECK_EQUAL(world_calls("cuMemRangeGetAttributes"), 2);
+    mm_memory_release(m);
+}
+
+static void
+failures_leave_nothing(void)
+{
+    mm_memory *m = allocate(64);
+    mm_presence_source source = fresh_source();
+    mm_places places;
+    mm_status st;
+    int nth = 0, fired;
+
+    prefetch(pages_of(m, 0, 20), 0);
+    do {
+        int rc;
+        world.fail("cuMemRangeGetAttributes", (unsigned)++nth, 999, 0);
+        rc = read_one(&source, pages_of(m, 0, 64), &places, &st);
+        fired = world.fail_fired();
+        world.fail_clear();
+        CHECK_EQUAL(rc < 0, fired != 0);
+        CHECK(rc == 0 || (st.kind == MM_DRIVER_CALL && st.code == 999));
+        CHECK_EQUAL(fake.opened, fake.closed);
+        CHECK_EQUAL(world.context_depth(), 0);
+        mm_places_free(&places);
+        CHECK(places.range == NULL && places.count == 0);
+    } while (fired);
+    CHECK(nth > 40); /* one for the range, one for its block, then page by page */
+    source = fresh_source();
+    fake.open_error = ENOENT;
+    CHECK(read_one(&source, pages_of(m, 0, 64), &places, &st) < 0);
+    CHECK_EQUAL(st.kind, MM_SYSTEM_CALL);
+    mm_places_free(&places);
+    CHECK_OK(read_one(&source, part_of(m, 10, 0), &places, &st), &st); /* needs no file */
+    mm_places_free(&places);
+    mm_memory_release(m);
+}
+
+static void
+systems_whose_page_map_says_nothing_are_refused(void)
+{
+    mm_memory *m = allocate(1);
+    mm_places places;
+    mm_status st;
+
+    world.cu->concurrent_access = false;
+    CHECK(read_one(&mm_kernel_presence, pages_of(m, 0, 1), &places, &st) < 0);
+    CHECK_EQUAL(st.kind, MM_UNSUPPORTED);
+    CHECK(strstr(st.detail, "concurrent_managed_access") != NULL);
+    mm_places_free(&places);
+    world.cu->concurrent_access = true;
+    world.cu->direct_host_access = true;
+    CHECK(read_one(&mm_kernel_presence, pages_of(m, 0, 1), &places, &st) < 0);
+    CHECK_EQUAL(st.kind, MM_UNSUPPORTED);
+    CHECK(strstr(st.detail, "direct_managed_mem_access_from_host") != NULL);
+    mm_places_free(&places);
+    world.cu->direct_host_access = false;
+    mm_memory_release(m);
+}
+
+static void
+places_have_the_bytes_of_nodes(void)
+{
+    mm_memory *m = allocate(64);
+    mm_presence_source source = fresh_source();
+    uint64_t page = page_size(), sum = 0;
+    mm_places places;
+    mm_status st;
+
+    fake.nodes = "0-2\n";
+    fake.may_ask = true;
+    node_start = m->start;
+    store(pages_of(m, 0, 32));
+    CHECK_OK(read_one(&source, part_of(m, 10, 64 * page - 20), &places, &st), &st);
+    for (int node = 0; node < MM_MOST_NODES; node++) {
+        sum += places.range[0].node_bytes[node];
+    }
+    CHECK_EQUAL(places.range[0].on_host, 32 * page - 10);
+    CHECK_EQUAL(places.range[0].node_bytes[0], 8 * page); /* 3 6 9 12 18 21 24 27 */
+    CHECK_EQUAL(sum, 25 * page); /* without 0 5 10 15 20 25 30 */
+    mm_places_free(&places);
+    fake.may_ask = false;
+    CHECK_OK(read_one(&source, pages_of(m, 0, 64), &places, &st), &st);
+    CHECK(places.range[0].node_bytes == NULL);
+    mm_places_free(&places);
+    mm_memory_release(m);
+}
+
+int
+main(int argc, char **argv)
+{
+    static const check_test tests[] = {
+        CHECK_TEST(places_follow_the_moves),
+        CHECK_TEST(hints_of_large_ranges_are_those_of_blocks),
+        CHECK_TEST(the_driver_is_asked_little),
+        CHECK_TEST(failures_leave_nothing),
+        CHECK_TEST(systems_whose_page_map_says_nothing_are_refused),
+        CHECK_TEST(places_have_the_bytes_of_nodes),
+    };
+
+    CHECK(argc == 2);
+    world_open(argv[1]);
+    world.schedule(0);
+    return check_run(tests, sizeof tests / sizeof *tests);
+}
