@@ -1453,6 +1453,7 @@ take_step(story *s, int step, mm_status *st)
 static void
 begin_story(story *s)
 {
+    const mm_named_range named = {BASE + 5 * PAGE, PAGE, "of the other"};
     mm_status st;
 
     memset(s, 0, sizeof *s);
@@ -1463,8 +1464,15 @@ begin_story(story *s)
     s->known.items[0].size = BLOCK + 100;
     s->known.count = 1;
     s->a = attribution_of(NULL, 0);
-    s->other = attribution_of(s->lives, 7);
+    s->lives[6].serial += 100; /* the other one has a memory that is not here */
+    s->other = attribution_of(NULL, 0);
+    CHECK_OK(mm_attribution_set_memories(s->other, s->lives, 7, &named, 1, &st), &st);
+    s->lives[6].serial -= 100;
+    s->known.items[1].start = BASE + 15 * BLOCK;
+    s->known.items[1].size = BLOCK;
+    s->known.count = 2; /* one of which is freed before it is asked for here */
     CHECK_OK(take_step(&(story){.a = s->other, .known = s->known}, 3, &st), &st);
+    s->known.count = 1;
     {
         mm_event e = up(100, BASE, 60 * BLOCK);
         add(s->other, 1, &e, 1, NULL);
@@ -1527,6 +1535,7 @@ a_call_without_memory_changes_nothing(void)
             end_story(&s);
         }
     }
+    mm_attribution_free(NULL);
     fail_allocation(1);
     CHECK(mm_attribution_new(&st) == NULL);
     CHECK_EQUAL(st.kind, MM_NO_MEMORY);

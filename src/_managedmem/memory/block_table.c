@@ -65,13 +65,15 @@ reserve_block(mm_block_table *table, mm_status *st)
     uint64_t *numbers = NULL;
 
     if (table->count >= UINT32_MAX - 1) {
-        return mm_fail(st, MM_NO_MEMORY, "a trace can follow the pages of %zu blocks only",
-                       table->count);
+        (void)mm_fail(st, MM_NO_MEMORY, "a trace can follow the pages of %zu blocks only",
+                      table->count);
+        return -1;
     }
     if (2 * (table->count + 1) > table->slot_count && double_slots(table, st) < 0) {
         return -1;
     }
     if (table->count < table->capacity) {
+        assert(table->blocks != NULL);
         return 0;
     }
     moved = realloc(table->blocks, capacity * sizeof *moved);
@@ -80,7 +82,8 @@ reserve_block(mm_block_table *table, mm_status *st)
         numbers = realloc(table->numbers, capacity * sizeof *numbers);
     }
     if (numbers == NULL) {
-        return mm_fail(st, MM_NO_MEMORY, "out of host memory for %zu blocks", capacity);
+        (void)mm_fail(st, MM_NO_MEMORY, "out of host memory for %zu blocks", capacity);
+        return -1;
     }
     table->numbers = numbers;
     table->capacity = capacity;

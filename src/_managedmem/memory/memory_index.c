@@ -58,7 +58,8 @@ allocate_index(mm_memory_index *index, size_t count, mm_status *st)
         || index->births == NULL || index->deaths == NULL || index->reach == NULL
         || index->first == NULL) {
         mm_memory_index_free(index);
-        return mm_fail(st, MM_NO_MEMORY, "out of host memory for an index of %zu memories", count);
+        (void)mm_fail(st, MM_NO_MEMORY, "out of host memory for an index of %zu memories", count);
+        return -1;
     }
     index->count = count;
     return 0;

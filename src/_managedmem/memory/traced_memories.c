@@ -113,22 +113,23 @@ is_same_label(const char *a, const char *b)
 /* What mm_traced_memories_set puts in the place of the old members once nothing can fail. */
 typedef struct {
     uint32_t *of_life, *of_name;
-    mm_indexed_life *indexed; /* only until the index is built */
     mm_label_block *labels;
-    mm_memory_index index;
-    mm_address_map named;
     size_t count; /* of memories */
 } memory_update;
 
+typedef struct {
+    mm_memory_index index;
+    mm_address_map named;
+} memory_searches;
+
 static void
-free_update(memory_update *update)
+free_update(memory_update *update, memory_searches *searches)
 {
     free(update->of_life);
     free(update->of_name);
-    free(update->indexed);
     free_labels(update->labels);
-    mm_memory_index_free(&update->index);
-    mm_address_map_free(&update->named);
+    mm_memory_index_free(&searches->index);
+    mm_address_map_free(&searches->named);
 }
 
 static int
@@ -136,10 +137,10 @@ allocate_update(memory_update *update, size_t lives, size_t names, mm_status *st
 {
     update->of_life = calloc(lives + 1, sizeof *update->of_life);
     update->of_name = calloc(names + 1, sizeof *update->of_name);
-    update->indexed = calloc(lives + 1, sizeof *update->indexed);
-    if (update->of_life == NULL || update->of_name == NULL || update->indexed == NULL) {
-        return mm_fail(st, MM_NO_MEMORY, "out of host memory for %zu memories of a trace",
-                       lives + names);
+    if (update->of_life == NULL || update->of_name == NULL) {
+        (void)mm_fail(st, MM_NO_MEMORY, "out of host memory for %zu memories of a trace",
+                      lives + names);
+        return -1;
     }
     return 0;
 }
@@ -174,33 +175,41 @@ number_memories(const mm_traced_memories *memories, memory_update *update, size_
 }
 
 static int
-index_lives(memory_update *update, const mm_life_record *lives, size_t count, mm_status *st)
+index_lives(mm_memory_index *index, const uint32_t *of_life, const mm_life_record *lives,
+            size_t count, mm_status *st)
 {
+    mm_indexed_life *indexed = calloc(count + 1, sizeof *indexed);
     size_t kept = 0;
+    int rc;
 
+    if (indexed == NULL) {
+        return mm_fail(st, MM_NO_MEMORY, "out of host memory for an index of %zu memories", count);
+    }
     for (size_t i = 0; i < count; i++) {
         if (lives[i].size > 0) {
-            update->indexed[kept++] = (mm_indexed_life){
+            indexed[kept++] = (mm_indexed_life){
                 .start = lives[i].start,
                 .end = end_of_memory(lives[i].start, lives[i].size),
                 .born = lives[i].born,
                 .died = lives[i].died,
                 .serial = lives[i].serial,
-                .memory = update->of_life[i],
+                .memory = of_life[i],
             };
         }
     }
-    return mm_memory_index_build(&update->index, update->indexed, kept, st);
+    rc = mm_memory_index_build(index, indexed, kept, st);
+    free(indexed);
+    return rc;
 }
 
 static int
-map_names(memory_update *update, const mm_named_range *named, size_t count, mm_status *st)
+map_names(mm_address_map *map, const uint32_t *of_name, const mm_named_range *named, size_t count,
+          mm_status *st)
 {
     for (size_t i = 0; i < count; i++) {
         if (named[i].size > 0
-            && mm_address_map_paint(&update->named, named[i].start,
-                                    end_of_memory(named[i].start, named[i].size),
-                                    update->of_name[i], st)
+            && mm_address_map_paint(map, named[i].start,
+                                    end_of_memory(named[i].start, named[i].size), of_name[i], st)
                    < 0) {
             return -1;
         }
@@ -261,24 +270,23 @@ write_memories(mm_traced_memories *memories, memory_update *update, const mm_lif
 
 /* Exchanges the members, so that free_update frees the old ones. */
 static void
-exchange_members(mm_traced_memories *memories, memory_update *update, size_t lives, size_t names)
+exchange_members(mm_traced_memories *memories, memory_update *update, memory_searches *searches,
+                 size_t lives, size_t names)
 {
-    memory_update old = {.of_life = memories->of_life,
-                         .of_name = memories->of_name,
-                         .indexed = update->indexed,
-                         .index = memories->index,
-                         .named = memories->named};
+    memory_update old = {.of_life = memories->of_life, .of_name = memories->of_name};
+    memory_searches old_searches = {memories->index, memories->named};
 
     update->labels->next = memories->labels;
     memories->labels = update->labels;
     memories->of_life = update->of_life;
     memories->of_name = update->of_name;
-    memories->index = update->index;
-    memories->named = update->named;
+    memories->index = searches->index;
+    memories->named = searches->named;
     memories->count = update->count;
     memories->lives = lives;
     memories->names = names;
     *update = old;
+    *searches = old_searches;
 }
 
 int
@@ -286,20 +294,21 @@ mm_traced_memories_set(mm_traced_memories *memories, const mm_life_record *lives
                        const mm_named_range *named, size_t named_count, mm_status *st)
 {
     memory_update update = {0};
+    memory_searches searches = {0};
     int rc = -1;
 
     assert(count >= memories->lives);
     if (allocate_update(&update, count, named_count, st) == 0
         && number_memories(memories, &update, count, named, named_count, st) == 0
-        && index_lives(&update, lives, count, st) == 0
-        && map_names(&update, named, named_count, st) == 0
+        && index_lives(&searches.index, update.of_life, lives, count, st) == 0
+        && map_names(&searches.named, update.of_name, named, named_count, st) == 0
         && reserve_labels(memories, &update, lives, count, named, named_count, st) == 0
         && mm_traced_memories_reserve(memories, update.count, st) == 0) {
         write_memories(memories, &update, lives, count, named, named_count);
-        exchange_members(memories, &update, count, named_count);
+        exchange_members(memories, &update, &searches, count, named_count);
         rc = 0;
     }
-    free_update(&update);
+    free_update(&update, &searches);
     return rc;
 }
 
