@@ -5,6 +5,7 @@
 #include <sched.h>
 #include <time.h>
 
+#include "failing_allocations.h"
 #include "memory/late_frees.h"
 #include "world.h"
 
@@ -601,7 +602,87 @@ a_memory_without_a_name_is_labelled_by_its_birth(void)
     mm_lives_log_stop();
 }
 
-/* --- threads and processes ----------------------------------------------------------------- */
+/* Lets each allocation of the call fail in turn, until all succeed. Returns how many could fail. */
+static long
+count_failures(int (*call)(void *, mm_status *), void *argument)
+{
+    for (long nth = 1;; nth++) {
+        long before = live_bytes();
+        mm_status st;
+        int rc;
+
+        fail_allocation(nth);
+        rc = call(argument, &st);
+        if (!allocation_has_failed()) {
+            CHECK_EQUAL(rc, 0);
+            return nth - 1;
+        }
+        CHECK_EQUAL(rc, -1);
+        CHECK_EQUAL(st.kind, MM_NO_MEMORY);
+        CHECK_EQUAL(live_bytes(), before);
+    }
+}
+
+static int
+rename_memory(void *memory, mm_status *st)
+{
+    bool done;
+
+    return mm_memory_set_name(memory, "after", &done, st);
+}
+
+static int
+copy_and_drop(void *count, mm_status *st)
+{
+    log_copy copy;
+
+    if (mm_lives_log_copy(&copy.records, &copy.count, st) < 0) {
+        CHECK(copy.records == NULL && copy.count == 0);
+        return -1;
+    }
+    CHECK_EQUAL(copy.count, *(size_t *)count);
+    drop(copy);
+    return 0;
+}
+
+static int
+start_and_stop(void *unused, mm_status *st)
+{
+    int rc = mm_lives_log_start(st);
+
+    (void)unused;
+    mm_lives_log_stop();
+    return rc;
+}
+
+/* Births, deaths and the borders of a log need no memory; names and copies fail as a whole. */
+static void
+out_of_host_memory_changes_nothing(void)
+{
+    size_t count = 2;
+    mm_memory *m = allocate(SIZE), *other = allocate(SIZE);
+    char text[MM_NAME_BYTES + 1];
+
+    name(m, "before");
+    fail_allocation(1);
+    CHECK_EQUAL(rename_memory(m, &(mm_status){0}), -1);
+    CHECK(allocation_has_failed());
+    CHECK(mm_life_read_name(&m->life, text) && strcmp(text, "before") == 0);
+    CHECK_EQUAL(count_failures(rename_memory, m), 1);
+    CHECK(mm_life_read_name(&m->life, text) && strcmp(text, "after") == 0);
+    CHECK_EQUAL(count_failures(start_and_stop, NULL), 0);
+    start_log();
+    fail_allocation(1);
+    mm_life_end(&other->life);
+    mm_life_resume(&other->life);
+    CHECK(!allocation_has_failed());
+    CHECK_EQUAL(count_failures(copy_and_drop, &count), 3); /* the records, and two labels */
+    mm_lives_log_stop();
+    mm_memory_release(m);
+    mm_memory_release(other);
+}
+
+/* --- threads ------------------------------------------------------------------------------ */
 
 typedef struct {
     CUdeviceptr start; /* of memory that all wrap */
@@ -741,6 +822,7 @@ main(int argc, char **argv)
         CHECK_TEST(names_are_kept),
         CHECK_TEST(names_count_whenever_they_are_given),
         CHECK_TEST(a_memory_without_a_name_is_labelled_by_its_birth),
+        CHECK_TEST(out_of_host_memory_changes_nothing),
         CHECK_TEST(threads_live_while_logs_start_and_stop),
     };
 
