@@ -7,38 +7,46 @@
 
 atomic_bool mm_call_log_open;
 
+typedef struct {
+    mm_event *items;
+    size_t count, capacity;
+} call_list;
+
 /* Guards the variables below, for a few instructions or one allocation. A forked child has no
  * driver and makes no calls, so it does not reach it. */
 static pthread_mutex_t log_mutex = PTHREAD_MUTEX_INITIALIZER;
-static mm_event *logged;
-static size_t logged_count, logged_capacity;
+static call_list logged;
+static call_list taken; /* the recorder reads it meanwhile; swapped with `logged` */
 static uint64_t lost_calls;
 
 static int16_t
-processor_of(CUmemLocation where)
+destination_of(mm_operation op, CUmemLocation where)
 {
+    if (op == MM_DISCARD || (int)where.type == CU_MEM_LOCATION_TYPE_INVALID) {
+        return MM_NO_PROCESSOR;
+    }
     if (where.type == CU_MEM_LOCATION_TYPE_DEVICE) {
         return (int16_t)where.id;
     }
-    return (int)where.type == CU_MEM_LOCATION_TYPE_INVALID ? MM_NO_PROCESSOR : MM_ON_HOST;
+    return MM_ON_HOST;
 }
 
 /* False if memory is exhausted. */
 static bool
-make_space(void)
+make_space(call_list *list)
 {
-    size_t capacity = logged_capacity > 0 ? 2 * logged_capacity : 64;
+    size_t capacity = list->capacity > 0 ? 2 * list->capacity : 64;
     mm_event *larger;
 
-    if (logged_count < logged_capacity) {
+    if (list->count < list->capacity) {
         return true;
     }
-    larger = realloc(logged, capacity * sizeof *larger);
+    larger = realloc(list->items, capacity * sizeof *larger);
     if (larger == NULL) {
         return false;
     }
-    logged = larger;
-    logged_capacity = capacity;
+    list->items = larger;
+    list->capacity = capacity;
     return true;
 }
 
@@ -47,8 +55,8 @@ append_call(const mm_event *call)
 {
     (void)pthread_mutex_lock(&log_mutex);
     if (mm_is_recording()) { /* the recording may have ended since the call began */
-        if (make_space()) {
-            logged[logged_count++] = *call;
+        if (make_space(&logged)) {
+            logged.items[logged.count++] = *call;
         } else {
             lost_calls++;
         }
@@ -69,7 +77,7 @@ mm_record_call(mm_operation op, mm_range range, CUmemLocation where, unsigned in
             .amount = range.size,
             .memory = MM_NO_MEMORY_INDEX,
             .source = MM_NO_PROCESSOR,
-            .destination = op == MM_DISCARD ? MM_NO_PROCESSOR : processor_of(where),
+            .destination = destination_of(op, where),
             .kind = MM_CALL,
             .cause = (uint8_t)op,
             .extra = advice,
@@ -99,52 +107,49 @@ mm_record_members(mm_range range, mm_location_set members, bool on, uint64_t beg
 
 /* --- the recorder's side ------------------------------------------------------------------ */
 
-static mm_event *
-take_calls(size_t *count, uint64_t *lost)
-{
-    mm_event *taken = logged;
-
-    *count = logged_count;
-    *lost += lost_calls;
-    logged = NULL;
-    logged_count = logged_capacity = 0;
-    lost_calls = 0;
-    return taken;
-}
-
-mm_event *
+const mm_event *
 mm_call_log_take(size_t *count, uint64_t *lost)
 {
-    mm_event *taken;
+    call_list emptied = taken;
 
+    emptied.count = 0;
     (void)pthread_mutex_lock(&log_mutex);
-    taken = take_calls(count, lost);
+    taken = logged;
+    logged = emptied;
+    *lost += lost_calls;
+    lost_calls = 0;
     (void)pthread_mutex_unlock(&log_mutex);
-    return taken;
+    *count = taken.count;
+    return taken.items;
 }
 
 static void
-set_open(bool open)
+free_list(call_list *list)
 {
-    uint64_t lost = 0;
-    size_t count;
-    mm_event *stale;
-
-    (void)pthread_mutex_lock(&log_mutex);
-    stale = take_calls(&count, &lost);
-    atomic_store_explicit(&mm_call_log_open, open, memory_order_relaxed);
-    (void)pthread_mutex_unlock(&log_mutex);
-    free(stale);
+    free(list->items);
+    *list = (call_list){0};
 }
 
-void
-mm_call_log_start(void)
+int
+mm_call_log_start(mm_status *st)
 {
-    set_open(true);
+    bool enough;
+
+    (void)pthread_mutex_lock(&log_mutex);
+    enough = make_space(&logged) && make_space(&taken);
+    logged.count = taken.count = 0;
+    lost_calls = 0;
+    atomic_store_explicit(&mm_call_log_open, enough, memory_order_relaxed);
+    (void)pthread_mutex_unlock(&log_mutex);
+    return enough ? 0 : mm_fail(st, MM_NO_MEMORY, "out of host memory for a log of calls");
 }
 
 void
 mm_call_log_stop(void)
 {
-    set_open(false);
+    (void)pthread_mutex_lock(&log_mutex);
+    atomic_store_explicit(&mm_call_log_open, false, memory_order_relaxed);
+    free_list(&logged);
+    free_list(&taken);
+    (void)pthread_mutex_unlock(&log_mutex);
 }

@@ -34,12 +34,13 @@ void mm_record_advice(mm_range range, CUmem_advise advice, CUmemLocation where, 
 /* One event for each member that was set or unset. */
 void mm_record_members(mm_range range, mm_location_set members, bool on, uint64_t begun);
 
-/* The recorder's side; one recording at a time. Starting empties the log. */
-void mm_call_log_start(void);
+/* The recorder's side: one recording at a time, and one thread at a time. Starting empties the
+ * log. */
+MM_NODISCARD int mm_call_log_start(mm_status *st);
 void mm_call_log_stop(void);
 
-/* Hands over the events since the last call: *count of them, to be freed by the caller; NULL if
- * there are none. Adds the number of lost ones to *lost. */
-mm_event *mm_call_log_take(size_t *count, uint64_t *lost);
+/* The events since the last call: *count of them, valid until the next call or the stop. Adds the
+ * number of lost ones to *lost. */
+const mm_event *mm_call_log_take(size_t *count, uint64_t *lost);
 
 #endif
