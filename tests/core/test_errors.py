@@ -28,6 +28,8 @@ class TestClasses:
             (CUDAOutOfMemoryError, [CUDAError, MemoryError]),
             (managedmem.DriverNotFoundError, [CUDAError]),
             (managedmem.DriverTooOldError, [CUDAError]),
+            (managedmem.TraceUnavailableError, [RuntimeError]),
+            (managedmem.TraceBusyError, [managedmem.TraceUnavailableError]),
         ],
     )
     def test_the_tree(self, cls, bases):

@@ -184,7 +184,8 @@ def test_all_is_complete():
 
 
 def test_everything_public_in_the_extension_is_public_in_the_package():
-    assert not set(public(vars(_managedmem))) - set(managedmem.__all__)
+    # managedmem/trace.py wraps the Recorder.
+    assert set(public(vars(_managedmem))) - set(managedmem.__all__) == {"Recorder"}
 
 
 @pytest.mark.parametrize("name", public(managedmem.__all__))

@@ -60,6 +60,7 @@ MAKERS = {
     "MigrationPolicy": lambda b: MigrationPolicy.prefer(Host()),
     "AppliedPolicy": lambda b: MigrationPolicy.prefer(Host()).applied([b, memoryview(b)]),
     "PageRun": lambda b: b.page_runs(),
+    "Recorder": lambda b: managedmem._managedmem.Recorder(),
     "DType": lambda b: (b.dtype, managedmem.DType("f4"), b.dtype == "f4", b.dtype == "f3"),
 }
 # Further ways to make and drop objects of those types.

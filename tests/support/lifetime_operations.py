@@ -214,10 +214,12 @@ LIVES = {
                 managedmem.DriverTooOldError,
                 managedmem.ExportError,
                 managedmem.IPCNotSupportedError,
+                managedmem.TraceUnavailableError,
+                managedmem.TraceBusyError,
             )
         ],
         "CUDAError CUDAOutOfMemoryError DriverNotFoundError DriverTooOldError ExportError "
-        "IPCNotSupportedError",
+        "IPCNotSupportedError TraceBusyError TraceUnavailableError TraceUnavailableError.tried",
     ),
     "_register_preset": Operation(
         lambda w: managedmem._managedmem._register_preset(HOST, [ZERO], True, False),

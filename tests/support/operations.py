@@ -33,6 +33,8 @@ from world import (
     in_pools,
 )
 
+Recorder = managedmem._managedmem.Recorder
+
 
 def setting(target, name, value):
     return lambda w: setattr(target(w), name, value)
@@ -63,6 +65,30 @@ def apply_for_a_block(w):
         if "in force" in repr(block):
             block.restore()
         raise
+
+
+def record(w):
+    """A whole recording; a failure leaves none behind."""
+    recorder = Recorder()
+    recorder.start()
+    w.a.prefetch(ONE)
+    recorder.mark()
+    recorder.stop()
+    recorder.attribute([(w.b.handle, 64, "b")])
+    assert recorder.events().nbytes % 48 == 0
+    assert len(recorder.parts()) == 2 and not recorder.running and not recorder.report()["lost"]
+    return recorder.clock(), recorder.source, recorder.source_detail
+
+
+def record_once():
+    """The first recording of a process makes calls that later ones do not."""
+    recorder = Recorder(limit=1000, faults=False, sync=False)
+    recorder.start()
+    recorder.stop()
+
+
+def drop_a_recorder(w):
+    Recorder().start()
 
 
 OPERATIONS = {
@@ -334,6 +360,17 @@ OPERATIONS = {
         ),
         "PrefetchPlan.from_policy",
     ),
+    # Recordings.
+    "a recording": Operation(
+        record,
+        "Recorder Recorder.start Recorder.mark Recorder.stop Recorder.attribute Recorder.events "
+        "Recorder.parts Recorder.report Recorder.clock Recorder.running Recorder.source "
+        "Recorder.source_detail Recorder.FIELDS",
+        prepare=lambda w: record_once(),
+        may_change=MOVES,
+        faults=8,
+    ),
+    "a recording dropped": Operation(drop_a_recorder, prepare=lambda w: record_once(), faults=3),
     # Contents.
     "fill": Operation(lambda w: w.a.fill(7), "ManagedBuffer.fill", may_change=WRITES),
     "fill two bytes": Operation(lambda w: w.a.fill(b"ab", stream=w.stream), may_change=WRITES),

@@ -126,6 +126,47 @@ raise_no_driver(PyObject *type, const mm_status *st)
     }
 }
 
+/* Raises with `tried`, whose reference it steals. */
+static void
+raise_trace_error(PyObject *type, PyObject *message, PyObject *tried)
+{
+    PyObject *error = message && tried ? PyObject_CallFunctionObjArgs(type, message, NULL) : NULL;
+
+    if (error != NULL && PyObject_SetAttrString(error, "tried", tried) < 0) {
+        Py_CLEAR(error);
+    }
+    Py_XDECREF(tried);
+    raise_and_release(type, error);
+}
+
+static void
+raise_trace_unavailable(PyObject *type, const mm_status *st)
+{
+    const mm_driver *cu = mm_driver_peek();
+    const char *source = cu != NULL && cu->emulated ? "emulator" : "kernel";
+    PyObject *detail = detail_text(st), *code, *message = NULL, *tried = NULL;
+
+    code = detail == NULL ? NULL : st->code != 0 ? PyLong_FromLong(st->code) : Py_NewRef(Py_None);
+    if (code != NULL) {
+        message = PyUnicode_FromFormat("no source of unified-memory events. Tried:\n  %s: %U",
+                                       source, detail);
+        tried = message ? Py_BuildValue("[(sOO)]", source, code, detail) : NULL;
+        raise_trace_error(type, message, tried);
+    }
+    Py_XDECREF(message);
+    Py_XDECREF(code);
+    Py_XDECREF(detail);
+}
+
+static void
+raise_trace_busy(PyObject *type, const mm_status *st)
+{
+    PyObject *message = detail_text(st);
+
+    raise_trace_error(type, message, message ? PyList_New(0) : NULL);
+    Py_XDECREF(message);
+}
+
 PyObject *
 mm_raise(mm_state *state, const mm_status *st)
 {
@@ -158,7 +199,13 @@ mm_raise(mm_state *state, const mm_status *st)
         errno = st->code;
         (void)PyErr_SetFromErrnoWithFilename(PyExc_OSError, st->function);
         break;
-    default: /* forked, refused, no events */
+    case MM_TRACE_UNAVAILABLE:
+        raise_trace_unavailable(state->trace_unavailable_error, st);
+        break;
+    case MM_TRACE_BUSY:
+        raise_trace_busy(state->trace_busy_error, st);
+        break;
+    default: /* forked, refused */
         raise_detail(PyExc_RuntimeError, st);
     }
     return NULL;
@@ -222,6 +269,21 @@ PyDoc_STRVAR(
     "A NotImplementedError, and an AttributeError, so that hasattr(buf, \"ipc_descriptor\") is\n"
     "False.");
 
+PyDoc_STRVAR(
+    trace_unavailable_doc,
+    "Nothing here reports the events of unified memory, so that nothing can be traced.\n"
+    "\n"
+    "Attributes\n"
+    "----------\n"
+    "tried : list of (source, code, sentence)\n"
+    "    Each source that was tried: its name, such as \"kernel\", the number of its failure or None,\n"
+    "    and the reason. The message has them too.");
+
+PyDoc_STRVAR(trace_busy_doc,
+             "A trace is already running in this process: there can be one at a time.\n"
+             "\n"
+             "tried is empty.");
+
 /* Creates a class in the package's namespace and adds it to the module. */
 static PyObject *
 add_exception(PyObject *module, const char *full_name, const char *doc, PyObject *bases,
@@ -283,6 +345,26 @@ add_driver_errors(PyObject *module, mm_state *state)
     return state->too_old_error ? 0 : -1;
 }
 
+static int
+add_trace_errors(PyObject *module, mm_state *state)
+{
+    PyObject *members = Py_BuildValue("{s:()}", "tried");
+
+    if (members == NULL) {
+        return -1;
+    }
+    state->trace_unavailable_error =
+        add_exception(module, "managedmem.TraceUnavailableError", trace_unavailable_doc,
+                      PyExc_RuntimeError, members);
+    Py_DECREF(members);
+    if (state->trace_unavailable_error == NULL) {
+        return -1;
+    }
+    state->trace_busy_error = add_exception(module, "managedmem.TraceBusyError", trace_busy_doc,
+                                            state->trace_unavailable_error, NULL);
+    return state->trace_busy_error ? 0 : -1;
+}
+
 int
 mm_errors_init(PyObject *module, mm_state *state)
 {
@@ -298,5 +380,8 @@ mm_errors_init(PyObject *module, mm_state *state)
     if (state->cuda_error == NULL) {
         return -1;
     }
-    return add_doubles(module, state) < 0 || add_driver_errors(module, state) < 0 ? -1 : 0;
+    return add_doubles(module, state) < 0 || add_driver_errors(module, state) < 0
+                   || add_trace_errors(module, state) < 0
+               ? -1
+               : 0;
 }

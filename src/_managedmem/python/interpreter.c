@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <time.h>
 
+#include "../memory/recorder.h"
 #include "errors.h"
 
 struct mm_interpreter {
@@ -189,7 +190,7 @@ mm_interpreter_release(mm_interpreter *interpreter)
     }
 }
 
-/* Runs at interpreter exit. A visitor's thread state that outlived the interpreter would abort the
+/* Runs at interpreter exit. A recording that this interpreter started ends. A visitor's thread state that outlived the interpreter would abort the
  * process. */
 static PyObject *
 end_interpreter(PyObject *module, PyObject *Py_UNUSED(none))
@@ -200,6 +201,7 @@ end_interpreter(PyObject *module, PyObject *Py_UNUSED(none))
     atomic_store(&interpreter->ending, true);
     if (!mm_driver_forked()) { /* a forked child does not have its parent's threads */
         Py_BEGIN_ALLOW_THREADS
+        mm_recordings_end(interpreter);
         while (atomic_load(&interpreter->visitors) > 0) {
             (void)nanosleep(&nap, NULL);
         }

@@ -12,7 +12,7 @@ module_exec(PyObject *module)
         mm_managed_resource_init, mm_foreign_class_init, mm_plan_init,
         mm_page_runs_init,        mm_policy_init,        mm_applied_policy_init,
         mm_device_resource_init,  mm_peers_init,         mm_pool_attributes_init,
-        mm_interpreter_init,      mm_dtype_init,
+        mm_interpreter_init,      mm_dtype_init,         mm_recorder_init,
     };
 
     for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {

@@ -23,6 +23,7 @@
     X(PyTypeObject, peers_type)            \
     X(PyTypeObject, attributes_type)       \
     X(PyTypeObject, dtype_type)            \
+    X(PyTypeObject, recorder_type)         \
     X(PyObject, dtypes)                    \
     X(PyObject, cuda_error)                \
     X(PyObject, out_of_memory_error)       \
@@ -30,6 +31,8 @@
     X(PyObject, too_old_error)             \
     X(PyObject, export_error)              \
     X(PyObject, ipc_error)                 \
+    X(PyObject, trace_unavailable_error)   \
+    X(PyObject, trace_busy_error)          \
     X(PyObject, any_host)                  \
     X(PyObject, current_numa_host)         \
     X(PyObject, numa_hosts)                \
@@ -106,6 +109,7 @@ int mm_peers_init(PyObject *module, mm_state *state);
 int mm_pool_attributes_init(PyObject *module, mm_state *state);
 int mm_interpreter_init(PyObject *module, mm_state *state);
 int mm_dtype_init(PyObject *module, mm_state *state);
+int mm_recorder_init(PyObject *module, mm_state *state);
 
 /* Creates a heap type from a spec, stores it in *type and adds it to the module. */
 int mm_add_type(PyObject *module, PyType_Spec *spec, PyTypeObject **type);

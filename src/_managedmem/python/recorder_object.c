@@ -1,0 +1,711 @@
+/* recorder_object.c: the type Recorder, one recording of this process, for managedmem/trace.py: its
+ * life, and its results as tuples and bytes. */
+#include "../memory/recorder.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "args.h"
+
+/* As in mm_sums. */
+static const char *const sums_fields[] = {
+    "to_device_unknown",
+    "to_device_requested",
+    "to_device_fault",
+    "to_device_speculative",
+    "to_device_eviction",
+    "to_device_access_counters",
+    "to_host_unknown",
+    "to_host_requested",
+    "to_host_fault",
+    "to_host_speculative",
+    "to_host_eviction",
+    "to_host_access_counters",
+    "between_devices_unknown",
+    "between_devices_requested",
+    "between_devices_fault",
+    "between_devices_speculative",
+    "between_devices_eviction",
+    "between_devices_access_counters",
+    "host_faults",
+    "host_write_faults",
+    "device_faults",
+    "device_write_faults",
+    "remote_mapped",
+    "thrashing",
+    "throttled",
+    "duplicated",
+    "evicted",
+    "move_time",
+    "turned_back",
+};
+enum { FIELD_COUNT = sizeof sums_fields / sizeof *sums_fields };
+_Static_assert(sizeof(mm_sums) == FIELD_COUNT * sizeof(uint64_t), "a name for each field");
+
+typedef struct {
+    PyObject_HEAD
+    mm_recording_options options;
+    atomic_bool started; /* a start has begun, and has not failed */
+    _Atomic(mm_recording *)
+        recording; /* NULL before the start; then until the end of the object */
+    /* Of the last attribution. */
+    PyObject *pieces; /* bytes, or NULL before one */
+    mm_recorded_part *parts;
+    size_t part_count;
+    uint64_t ambiguous;
+} recorder_object;
+
+static recorder_object *
+recorder_of(PyObject *op)
+{
+    return (recorder_object *)op;
+}
+
+/* --- life --------------------------------------------------------------------------------- */
+
+static int
+read_limit(PyObject *value, size_t *out)
+{
+    long long limit = 1000000;
+
+    if (value != NULL && mm_read_index(value, "limit", PyExc_TypeError, &limit) < 0) {
+        return -1;
+    }
+    if (limit < MM_LEAST_LIMIT || limit > MM_MOST_LIMIT) {
+        PyErr_Format(PyExc_ValueError, "limit must be between %d and %d events, got %lld",
+                     MM_LEAST_LIMIT, MM_MOST_LIMIT, limit);
+        return -1;
+    }
+    *out = (size_t)limit;
+    return 0;
+}
+
+static PyObject *
+recorder_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+    enum { LIMIT, FAULTS, SYNC, ARGC };
+    static const char *const names[] = {[LIMIT] = "limit", [FAULTS] = "faults", [SYNC] = "sync"};
+    static const mm_parameters parameters = {
+        .function = "Recorder", .names = names, .total = ARGC};
+    mm_state *state = mm_type_state(type);
+    mm_recording_options options = {
+        .faults = true, .synchronize = true, .owner = state->interpreter};
+    PyObject *argv[ARGC], *self;
+
+    if (mm_args_new(&parameters, args, kwargs, argv) < 0
+        || read_limit(argv[LIMIT], &options.limit) < 0
+        || (argv[FAULTS] != NULL
+            && mm_read_flag(state, argv[FAULTS], "faults", &options.faults) < 0)
+        || (argv[SYNC] != NULL
+            && mm_read_flag(state, argv[SYNC], "sync", &options.synchronize) < 0)) {
+        return NULL;
+    }
+    self = mm_alloc_object(type);
+    if (self != NULL) {
+        recorder_of(self)->options = options;
+    }
+    return self;
+}
+
+static void
+recorder_dealloc(PyObject *op)
+{
+    recorder_object *self = recorder_of(op);
+    mm_recording *recording = atomic_load(&self->recording);
+
+    PyObject_GC_UnTrack(op);
+    if (recording != NULL) {
+        Py_BEGIN_ALLOW_THREADS
+        mm_recording_free(recording);
+        Py_END_ALLOW_THREADS
+    }
+    Py_CLEAR(self->pieces);
+    free(self->parts);
+    mm_free_object(op);
+}
+
+static PyObject *
+recorder_start(PyObject *op, PyObject *Py_UNUSED(none))
+{
+    recorder_object *self = recorder_of(op);
+    mm_state *state = mm_type_state(Py_TYPE(op));
+    mm_driver *cu = mm_open(state);
+    mm_recording *recording;
+    mm_status st;
+
+    if (cu == NULL) {
+        return NULL;
+    }
+    if (atomic_exchange(&self->started, true)) {
+        PyErr_SetString(PyExc_RuntimeError,
+                        "the trace was started already: make another one with trace()");
+        return NULL;
+    }
+    Py_BEGIN_ALLOW_THREADS
+    recording = mm_recording_start(cu, &self->options, &st);
+    atomic_store(&self->recording, recording);
+    Py_END_ALLOW_THREADS
+    if (recording == NULL) {
+        atomic_store(&self->started, false);
+        return mm_raise(state, &st);
+    }
+    Py_RETURN_NONE;
+}
+
+/* NULL with an exception before the start. */
+static mm_recording *
+recording_of(PyObject *op)
+{
+    mm_recording *recording = atomic_load(&recorder_of(op)->recording);
+
+    if (recording == NULL) {
+        PyErr_SetString(PyExc_RuntimeError, "the trace was not started");
+    }
+    return recording;
+}
+
+static PyObject *
+recorder_mark(PyObject *op, PyObject *Py_UNUSED(none))
+{
+    mm_recording *recording = recording_of(op);
+    mm_status st;
+    int rc;
+
+    if (recording == NULL) {
+        return NULL;
+    }
+    Py_BEGIN_ALLOW_THREADS
+    rc = mm_recording_mark(recording, &st);
+    Py_END_ALLOW_THREADS
+    return mm_none_or_raise(mm_type_state(Py_TYPE(op)), rc, &st);
+}
+
+static PyObject *
+recorder_stop(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
+{
+    static const char *const names[] = {"wait"};
+    static const mm_parameters parameters = {.function = "stop", .names = names, .total = 1};
+    mm_state *state = mm_type_state(Py_TYPE(op));
+    mm_recording *recording;
+    bool wait = true;
+    PyObject *value;
+    mm_status st;
+    int rc;
+
+    if (mm_args(&parameters, args, nargs, kwnames, &value) < 0
+        || (value != NULL && mm_read_flag(state, value, "wait", &wait) < 0)
+        || (recording = recording_of(op)) == NULL) {
+        return NULL;
+    }
+    Py_BEGIN_ALLOW_THREADS
+    rc = mm_recording_stop(recording, wait, &st);
+    Py_END_ALLOW_THREADS
+    return mm_none_or_raise(state, rc, &st);
+}
+
+/* --- attribution: arguments --------------------------------------------------------------- */
+
+static int
+read_named_range(PyObject *item, mm_named_range *out)
+{
+    if (!PyTuple_Check(item) || PyTuple_Size(item) != 3) {
+        PyErr_Format(PyExc_TypeError,
+                     "a named range must be a tuple (address, nbytes, label), got %R", item);
+        return -1;
+    }
+    if (mm_read_address_range(PyTuple_GetItem(item, 0), PyTuple_GetItem(item, 1), &out->start,
+                              &out->size)
+        < 0) {
+        return -1;
+    }
+    out->label = mm_read_text(PyTuple_GetItem(item, 2));
+    if (out->label == NULL) {
+        PyErr_Format(PyExc_TypeError, "a label must be a str without NUL, got %R",
+                     PyTuple_GetItem(item, 2));
+        return -1;
+    }
+    return 0;
+}
+
+/* Reads named ranges, whose labels live as long as the tuple. NULL with an exception. */
+static mm_named_range *
+read_named_ranges(PyObject *items)
+{
+    size_t count = (size_t)PyTuple_Size(items);
+    mm_named_range *named = calloc(count + 1, sizeof *named);
+
+    if (named == NULL) {
+        (void)PyErr_NoMemory();
+        return NULL;
+    }
+    for (size_t i = 0; i < count; i++) {
+        if (read_named_range(PyTuple_GetItem(items, (Py_ssize_t)i), &named[i]) < 0) {
+            free(named);
+            return NULL;
+        }
+    }
+    return named;
+}
+
+/* --- attribution: results ----------------------------------------------------------------- */
+
+static PyObject *
+traced_memory_tuple(const mm_traced_memory *m)
+{
+    static const char *const kinds[] = {
+        [MM_MEMORY_BUFFER] = "buffer",
+        [MM_MEMORY_NAMED] = "named",
+        [MM_MEMORY_FOREIGN] = "foreign",
+        [MM_MEMORY_UNKNOWN] = "unknown",
+    };
+    const char *text = m->label != NULL ? m->label : "";
+    PyObject *label = PyUnicode_DecodeUTF8(text, (Py_ssize_t)strlen(text), "replace");
+
+    if (label == NULL) {
+        return NULL;
+    }
+    return Py_BuildValue("(sNKnKL)", kinds[m->kind], label, (unsigned long long)m->start,
+                         (Py_ssize_t)m->size, (unsigned long long)m->born,
+                         m->died == UINT64_MAX ? -1LL : (long long)m->died);
+}
+
+/* Sets an item of a tuple; -1 with an exception if `item` is NULL. */
+static int
+set_item(PyObject *tuple, Py_ssize_t i, PyObject *item)
+{
+    return item != NULL ? PyTuple_SetItem(tuple, i, item) : -1;
+}
+
+static PyObject *
+sums_row_tuple(const mm_sums_row *row)
+{
+    long long memory = row->memory == MM_NO_MEMORY_INDEX ? -1 : (long long)row->memory;
+    const uint64_t *values = (const uint64_t *)&row->sums;
+    PyObject *tuple = PyTuple_New(2 + FIELD_COUNT);
+
+    if (tuple == NULL || set_item(tuple, 0, PyLong_FromUnsignedLong(row->part)) < 0
+        || set_item(tuple, 1, PyLong_FromLongLong(memory)) < 0) {
+        Py_XDECREF(tuple);
+        return NULL;
+    }
+    for (Py_ssize_t i = 0; i < FIELD_COUNT; i++) {
+        if (set_item(tuple, 2 + i, PyLong_FromUnsignedLongLong(values[i])) < 0) {
+            Py_DECREF(tuple);
+            return NULL;
+        }
+    }
+    return tuple;
+}
+
+/* Appends an item, whose reference it steals; -1 with an exception if it is NULL. */
+static int
+append_item(PyObject *list, PyObject *item)
+{
+    int rc = item != NULL ? PyList_Append(list, item) : -1;
+
+    Py_XDECREF(item);
+    return rc;
+}
+
+static PyObject *
+traced_memory_list(const mm_attribution *sums)
+{
+    const mm_traced_memory *memories = NULL;
+    size_t count = mm_attribution_memories(sums, &memories);
+    PyObject *list = PyList_New(0);
+
+    for (size_t i = 0; list != NULL && i < count; i++) {
+        if (append_item(list, traced_memory_tuple(&memories[i])) < 0) {
+            Py_CLEAR(list);
+        }
+    }
+    return list;
+}
+
+static bool
+has_values(const mm_sums *sums)
+{
+    const uint64_t *values = (const uint64_t *)sums;
+    uint64_t any = 0;
+
+    for (size_t i = 0; i < FIELD_COUNT; i++) {
+        any |= values[i];
+    }
+    return any != 0;
+}
+
+/* Rows of the part under way are left out. */
+static PyObject *
+sums_row_list(const mm_recorded_result *result)
+{
+    const mm_sums_row *rows = NULL;
+    size_t count = mm_attribution_rows(result->sums, &rows);
+    PyObject *list = PyList_New(0);
+
+    for (size_t i = 0; list != NULL && i < count; i++) {
+        if (rows[i].part < result->part_count && has_values(&rows[i].sums)
+            && append_item(list, sums_row_tuple(&rows[i])) < 0) {
+            Py_CLEAR(list);
+        }
+    }
+    return list;
+}
+
+/* Keeps the pieces and the parts of a result for events() and parts(). */
+static int
+keep_result(PyObject *op, mm_recorded_result *result)
+{
+    recorder_object *self = recorder_of(op);
+    PyObject *earlier, *pieces;
+    mm_recorded_part *parts;
+
+    pieces = PyBytes_FromStringAndSize((const char *)result->pieces.items,
+                                       (Py_ssize_t)(result->pieces.count * sizeof(mm_event)));
+    if (pieces == NULL) {
+        return -1;
+    }
+    MM_LOCK(op);
+    earlier = self->pieces;
+    self->pieces = pieces;
+    parts = self->parts;
+    self->parts = result->parts;
+    self->part_count = result->part_count;
+    self->ambiguous = mm_attribution_ambiguous(result->sums);
+    MM_UNLOCK();
+    result->parts = parts; /* freed with the result */
+    Py_XDECREF(earlier);
+    return 0;
+}
+
+static PyObject *
+attribution_result(PyObject *op, mm_recorded_result *result)
+{
+    PyObject *memories = traced_memory_list(result->sums);
+    PyObject *rows = memories ? sums_row_list(result) : NULL;
+
+    if (rows == NULL || keep_result(op, result) < 0) {
+        Py_XDECREF(memories);
+        Py_XDECREF(rows);
+        return NULL;
+    }
+    return Py_BuildValue("(NN)", memories, rows);
+}
+
+static PyObject *
+recorder_attribute(PyObject *op, PyObject *value)
+{
+    mm_recording *recording = recording_of(op);
+    PyObject *items, *answer = NULL;
+    mm_named_range *named;
+    mm_recorded_result result;
+    mm_status st;
+    int rc;
+
+    if (recording == NULL || (items = PySequence_Tuple(value)) == NULL) {
+        return NULL;
+    }
+    named = read_named_ranges(items);
+    if (named != NULL) {
+        size_t count = (size_t)PyTuple_Size(items);
+        Py_BEGIN_ALLOW_THREADS
+        rc = mm_recording_attribute(recording, named, count, &result, &st);
+        Py_END_ALLOW_THREADS
+        answer =
+            rc < 0 ? mm_raise(mm_type_state(Py_TYPE(op)), &st) : attribution_result(op, &result);
+        mm_recorded_result_free(&result);
+    }
+    free(named);
+    Py_DECREF(items);
+    return answer;
+}
+
+/* --- other results ------------------------------------------------------------------------ */
+
+static PyObject *
+recorder_events(PyObject *op, PyObject *Py_UNUSED(none))
+{
+    recorder_object *self = recorder_of(op);
+    PyObject *pieces, *view;
+
+    MM_LOCK(op);
+    pieces = self->pieces;
+    Py_XINCREF(pieces);
+    MM_UNLOCK();
+    if (pieces == NULL && (pieces = PyBytes_FromStringAndSize(NULL, 0)) == NULL) {
+        return NULL;
+    }
+    view = PyMemoryView_FromObject(pieces);
+    Py_DECREF(pieces);
+    return view;
+}
+
+/* The number of pieces of a part in the last attribution; 0 if that did not see it. */
+static size_t
+count_pieces(recorder_object *self, size_t part)
+{
+    size_t pieces;
+
+    MM_LOCK((PyObject *)self);
+    pieces = part < self->part_count ? self->parts[part].pieces : 0;
+    MM_UNLOCK();
+    return pieces;
+}
+
+static PyObject *
+recorder_parts(PyObject *op, PyObject *Py_UNUSED(none))
+{
+    mm_recording *recording = recording_of(op);
+    mm_recorded_part *parts = NULL;
+    size_t count = 0;
+    mm_status st;
+    PyObject *list;
+    int rc;
+
+    if (recording == NULL) {
+        return NULL;
+    }
+    Py_BEGIN_ALLOW_THREADS
+    rc = mm_recording_copy_parts(recording, &parts, &count, &st);
+    Py_END_ALLOW_THREADS
+    list = rc < 0 ? mm_raise(mm_type_state(Py_TYPE(op)), &st) : PyList_New(0);
+    for (size_t i = 0; list != NULL && i < count; i++) {
+        PyObject *part = Py_BuildValue("(KKn)", (unsigned long long)parts[i].start,
+                                       (unsigned long long)parts[i].end,
+                                       (Py_ssize_t)count_pieces(recorder_of(op), i));
+        if (append_item(list, part) < 0) {
+            Py_CLEAR(list);
+        }
+    }
+    free(parts);
+    return list;
+}
+
+static PyObject *
+recorder_clock(PyObject *op, PyObject *Py_UNUSED(none))
+{
+    mm_recording *recording = recording_of(op);
+    mm_moment moments[2];
+
+    if (recording == NULL) {
+        return NULL;
+    }
+    Py_BEGIN_ALLOW_THREADS
+    mm_recording_read_clock(recording, moments);
+    Py_END_ALLOW_THREADS
+    return Py_BuildValue(
+        "(KKKK)", (unsigned long long)moments[0].raw, (unsigned long long)moments[0].monotonic,
+        (unsigned long long)moments[1].raw, (unsigned long long)moments[1].monotonic);
+}
+
+static PyObject *
+recorder_report(PyObject *op, PyObject *Py_UNUSED(none))
+{
+    recorder_object *self = recorder_of(op);
+    mm_recording *recording = recording_of(op);
+    mm_recording_report report;
+    uint64_t ambiguous;
+
+    if (recording == NULL) {
+        return NULL;
+    }
+    Py_BEGIN_ALLOW_THREADS
+    mm_recording_read_report(recording, &report);
+    Py_END_ALLOW_THREADS
+    MM_LOCK(op);
+    ambiguous = self->ambiguous;
+    MM_UNLOCK();
+    return Py_BuildValue(
+        "{sK sK sK sK sK sK sO sO}", "lost", (unsigned long long)report.lost, "rejected",
+        (unsigned long long)report.rejected, "ambiguous", (unsigned long long)ambiguous,
+        "fault_overflows", (unsigned long long)report.fault_overflows, "fatal_faults",
+        (unsigned long long)report.fatal_faults, "overhead", (unsigned long long)report.overhead,
+        "truncated", report.truncated ? Py_True : Py_False, "waited",
+        report.waited ? Py_True : Py_False);
+}
+
+static PyObject *
+recorder_get_running(PyObject *op, void *Py_UNUSED(closure))
+{
+    mm_recording *recording = atomic_load(&recorder_of(op)->recording);
+
+    return PyBool_FromLong(recording != NULL && mm_recording_is_running(recording));
+}
+
+static bool
+is_emulated(void)
+{
+    const mm_driver *cu = mm_driver_peek();
+
+    return cu != NULL && cu->emulated;
+}
+
+static PyObject *
+recorder_get_source(PyObject *op, void *Py_UNUSED(closure))
+{
+    return recording_of(op) == NULL ? NULL
+                                    : PyUnicode_FromString(is_emulated() ? "emulator" : "kernel");
+}
+
+static PyObject *
+recorder_get_source_detail(PyObject *op, void *Py_UNUSED(closure))
+{
+    return recording_of(op) == NULL
+               ? NULL
+               : PyUnicode_FromString(is_emulated() ? "emulated " MM_UVM_TOOLS_DEVICE ", layout 1"
+                                                    : MM_UVM_TOOLS_DEVICE ", layout 1");
+}
+
+/* --- the type ----------------------------------------------------------------------------- */
+
+PyDoc_STRVAR(
+    recorder_doc,
+    "Recorder(*, limit=1000000, faults=True, sync=True)\n"
+    "--\n"
+    "\n"
+    "One recording of what happens to the managed memory of this process; trace() makes them.\n"
+    "\n"
+    "Parameters\n"
+    "----------\n"
+    "limit : int\n"
+    "    Events to keep, between 1,000 and 10**9; those beyond it are in the sums only.\n"
+    "faults : bool\n"
+    "    Record page faults too.\n"
+    "sync : bool\n"
+    "    Wait for the current context, and for every device that this library has worked on, at the\n"
+    "    start, at marks and at the end.\n"
+    "\n"
+    "It is started once. If it is dropped while it runs, or the interpreter exits, it stops without\n"
+    "results. A forked child does not have it: there, running is False and stop() does nothing. TypeError\n"
+    "and ValueError for bad arguments. Safe from every thread; every method that waits releases the GIL.");
+
+PyDoc_STRVAR(
+    recorder_start_doc,
+    "start($self, /)\n--\n\n"
+    "Begin to record.\n"
+    "\n"
+    "The first start of a process moves 64 KiB to prove that what is recorded is true. Raises\n"
+    "TraceBusyError while a trace runs in this process, TraceUnavailableError where nothing can be\n"
+    "recorded, RuntimeError for a second start, CUDAError when the driver refuses. Does not wait while a\n"
+    "stream is known to capture a graph. Driver: cuCtxSynchronize, and the requests of\n"
+    "/dev/nvidia-uvm-tools.");
+
+PyDoc_STRVAR(
+    recorder_mark_doc,
+    "mark($self, /)\n--\n\n"
+    "Wait, and end a part of the recording.\n"
+    "\n"
+    "Raises RuntimeError if it does not run, and, before it waits, while a managedmem.Stream or a\n"
+    "blocking stream captures a graph: the wait would destroy the capture. CUDAError when the driver\n"
+    "refuses; the part then goes on. Driver: cuCtxSynchronize.");
+
+PyDoc_STRVAR(
+    recorder_stop_doc,
+    "stop($self, /, *, wait=True)\n--\n\n"
+    "Wait, and end the last part and the recording; a second call does nothing.\n"
+    "\n"
+    "wait=False does not wait, and neither does a stop while a managedmem.Stream or a blocking stream\n"
+    "captures a graph. Raises RuntimeError before the start. When the driver refuses the wait, it raises\n"
+    "CUDAError after the recording has ended. Driver: cuCtxSynchronize.");
+
+PyDoc_STRVAR(
+    recorder_attribute_doc,
+    "attribute($self, named, /)\n--\n\n"
+    "Assign the events of the finished parts to memories; returns (memories, rows).\n"
+    "\n"
+    "named has tuples (address, nbytes, label); later ones win. Each memory is a tuple (kind, label,\n"
+    "address, nbytes, born, died): kind is \"buffer\", \"named\", \"foreign\" or \"unknown\", times are in\n"
+    "nanoseconds, born is 0 for memory that is older than the recording, died is -1 for memory that\n"
+    "lives. Each row is (part, memory, *sums), with the index of a memory, or -1 for the total of the\n"
+    "part, and the sums of FIELDS in bytes, events and nanoseconds; rows of zeros are left out.\n"
+    "TypeError or ValueError for bad ranges. Driver: cuPointerGetAttributes.");
+
+PyDoc_STRVAR(
+    recorder_events_doc,
+    "events($self, /)\n--\n\n"
+    "The events of the last attribute(): a read-only memoryview of bytes, 48 for each.\n"
+    "\n"
+    "The format of one is \"<4QI2h4BI\": start, end, address, amount, memory, source,\n"
+    "destination, kind, cause, access, flags, extra. The view stays as it is after later\n"
+    "calls. Empty before the first attribute().");
+
+PyDoc_STRVAR(recorder_parts_doc,
+             "parts($self, /)\n--\n\n"
+             "The finished parts: tuples (start, end, number of events), times in nanoseconds.\n"
+             "\n"
+             "The events are those of the last attribute(); 0 for parts that ended after it.");
+
+PyDoc_STRVAR(recorder_clock_doc,
+             "clock($self, /)\n--\n\n"
+             "Two moments on two clocks: (raw, monotonic) of the start and of the last mark.\n"
+             "\n"
+             "In nanoseconds. Events have raw times; time.perf_counter() is monotonic.");
+
+PyDoc_STRVAR(
+    recorder_report_doc,
+    "report($self, /)\n--\n\n"
+    "Counters of the recording, as a dict.\n"
+    "\n"
+    "lost, rejected, ambiguous, fault_overflows, fatal_faults: events; overhead: nanoseconds\n"
+    "spent in recording; truncated: events went beyond the limit; waited: False if the end\n"
+    "did not wait because of a capture.");
+
+static PyMethodDef recorder_methods[] = {
+    {"start", recorder_start, METH_NOARGS, recorder_start_doc},
+    {"mark", recorder_mark, METH_NOARGS, recorder_mark_doc},
+    MM_METHOD("stop", recorder_stop, recorder_stop_doc),
+    {"attribute", recorder_attribute, METH_O, recorder_attribute_doc},
+    {"events", recorder_events, METH_NOARGS, recorder_events_doc},
+    {"parts", recorder_parts, METH_NOARGS, recorder_parts_doc},
+    {"clock", recorder_clock, METH_NOARGS, recorder_clock_doc},
+    {"report", recorder_report, METH_NOARGS, recorder_report_doc},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyGetSetDef recorder_getset[] = {
+    {"running", recorder_get_running, NULL, "True between start() and stop().", NULL},
+    {"source", recorder_get_source, NULL,
+     "Where the events come from: \"kernel\" or \"emulator\". RuntimeError before start().", NULL},
+    {"source_detail", recorder_get_source_detail, NULL,
+     "The device of the source and its layout. RuntimeError before start().", NULL},
+    {NULL, NULL, NULL, NULL, NULL},
+};
+
+/* clang-format off */
+static PyType_Slot recorder_slots[] = {
+    {Py_tp_doc, (void *)recorder_doc},
+    {Py_tp_new, recorder_new},
+    {Py_tp_traverse, mm_traverse_type},
+    {Py_tp_dealloc, recorder_dealloc},
+    {Py_tp_methods, recorder_methods},
+    {Py_tp_getset, recorder_getset},
+    {0, NULL},
+};
+/* clang-format on */
+
+/* Not immutable, so that it can have FIELDS. */
+static PyType_Spec recorder_spec = {
+    .name = "managedmem._managedmem.Recorder",
+    .basicsize = sizeof(recorder_object),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
+    .slots = recorder_slots,
+};
+
+int
+mm_recorder_init(PyObject *module, mm_state *state)
+{
+    PyObject *fields = PyTuple_New(FIELD_COUNT);
+    int rc;
+
+    for (Py_ssize_t i = 0; fields != NULL && i < FIELD_COUNT; i++) {
+        if (set_item(fields, i, PyUnicode_FromString(sums_fields[i])) < 0) {
+            Py_CLEAR(fields);
+        }
+    }
+    if (fields == NULL || mm_add_type(module, &recorder_spec, &state->recorder_type) < 0) {
+        Py_XDECREF(fields);
+        return -1;
+    }
+    rc = PyObject_SetAttrString((PyObject *)state->recorder_type, "FIELDS", fields);
+    Py_DECREF(fields);
+    return rc;
+}

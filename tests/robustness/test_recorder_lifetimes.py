@@ -1,0 +1,354 @@
+"""Recorders that end with their object, their interpreter or their process, and in forked children.
+
+Each case is a program of its own, because most of them end one with a recorder that runs.
+"""
+
+import sys
+
+import pytest
+
+from programs import run_python
+from subinterpreters import PRELUDE as SUBINTERPRETERS
+
+pytestmark = pytest.mark.emulator_only
+
+PRELUDE = """
+import atexit, gc, os, signal, sys, threading, time, warnings
+import managedmem
+from managedmem import Device, Host, emulator
+Recorder = managedmem._managedmem.Recorder
+warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
+
+def threads():
+    "The threads of the process, also those that Python does not know."
+    return len(os.listdir("/proc/self/task"))
+
+def on_host():
+    buffer = managedmem.empty(1 << 20)
+    buffer.fill(1)
+    buffer.prefetch(Host())
+    Device(0).sync()
+    return buffer
+
+def requested(recorder):
+    _, rows = recorder.attribute([])
+    field = 2 + Recorder.FIELDS.index("to_device_requested")
+    return sum(row[field] for row in rows if row[1] == -1)
+"""
+
+
+def run(code, **more):
+    done = run_python(PRELUDE + code, **more)
+    assert done.stderr == ""
+    return done.stdout
+
+
+class TestTheThread:
+    def test_ends_with_the_recording(self):
+        assert (
+            run("""
+recorder = Recorder()
+recorder.start()
+assert threads() == 2
+recorder.stop()
+assert threads() == 1
+recorder = Recorder()
+recorder.start()
+del recorder
+assert threads() == 1
+print("fine")
+""")
+            == "fine\n"
+        )
+
+    def test_is_not_interrupted_by_signals(self):
+        """Python's handler runs, and system calls of the main thread are interrupted as usual."""
+        assert (
+            run("""
+seen = []
+signal.signal(signal.SIGALRM, lambda *_: seen.append(threading.get_native_id()))
+buffer = on_host()
+recorder = Recorder()
+recorder.start()
+for _ in range(20):
+    signal.setitimer(signal.ITIMER_REAL, 0.001)
+    buffer.prefetch(Device(0)); buffer.prefetch(Host())
+    time.sleep(0.003)
+recorder.stop()
+assert len(seen) == 20 and set(seen) == {threading.get_native_id()}
+print(requested(recorder) >> 20)
+""")
+            == "20\n"
+        )
+
+
+class TestKeyboardInterrupts:
+    def test_between_and_in_calls(self):
+        """The recorder stays usable, and its parts whole."""
+        assert (
+            run("""
+def interrupt():
+    while not over:
+        time.sleep(0.0005)
+        signal.raise_signal(signal.SIGINT)
+
+buffer = managedmem.empty(1 << 20)
+recorder = Recorder()
+recorder.start()
+over, interrupted = False, 0
+thread = threading.Thread(target=interrupt)
+thread.start()
+def many():
+    global interrupted
+    for _ in range(40):
+        try:
+            recorder.mark()
+            recorder.attribute([])
+            time.sleep(0.001)
+        except KeyboardInterrupt:
+            interrupted += 1
+while True:
+    try:
+        many()
+        over = True
+        thread.join()
+        break
+    except KeyboardInterrupt:
+        over = True
+assert interrupted > 0
+while True:
+    try:
+        thread.join(); recorder.stop()
+        break
+    except KeyboardInterrupt:
+        pass
+parts = recorder.parts()
+assert all(a[1] == b[0] for a, b in zip(parts, parts[1:]))
+assert not recorder.running and threads() == 1
+print("fine")
+""")
+            == "fine\n"
+        )
+
+
+class TestTheEndOfTheProcess:
+    @pytest.mark.parametrize(
+        "end",
+        [
+            "",
+            "sys.exit(0)",
+            "atexit.register(recorder.stop)",
+            "atexit.register(lambda: recorder.attribute([]))",
+            "threading.Thread(target=recorder.mark, daemon=True).start()",
+            "keep = [recorder]; keep.append(keep)",
+            "sys.recorder = recorder",
+            "os._exit(0)",
+        ],
+    )
+    def test_with_a_recorder_that_runs(self, end):
+        run(f"""
+buffer = managedmem.empty(1 << 20)
+recorder = Recorder()
+recorder.start()
+buffer.prefetch(Device(0))
+{end}
+""")
+
+    def test_with_a_daemon_thread_that_records(self):
+        run("""
+def work():
+    while True:
+        recorder = Recorder()
+        recorder.start()
+        recorder.mark()
+        recorder.attribute([])
+        recorder.stop()
+
+threading.Thread(target=work, daemon=True).start()
+time.sleep(0.05)
+""")
+
+    def test_the_end_of_the_interpreter_ends_it(self):
+        """Callbacks that were registered before the import run after the module's own."""
+        done = run_python("""
+import atexit, os
+def last():
+    print(recorder.running, len(os.listdir("/proc/self/task")))
+    recorder.stop()
+    print(recorder.parts(), recorder.attribute([])[1])
+atexit.register(last)
+import managedmem
+recorder = managedmem._managedmem.Recorder()
+recorder.start()
+print(recorder.running)
+""")
+        assert done.stdout == "True\nFalse 1\n[] []\n"
+        assert done.stderr == ""
+
+
+class TestForks:
+    CHILD = """
+buffer = on_host()
+recorder = Recorder()
+recorder.start()
+buffer.prefetch(Device(0))
+sys.stdout.flush()
+pid = os.fork()
+if pid == 0:
+    {child}
+    os._exit(0)
+assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+assert recorder.running
+buffer.prefetch(Host()); buffer.prefetch(Device(0))
+recorder.stop()
+print(requested(recorder) >> 20, recorder.report()["lost"])
+"""
+
+    @pytest.mark.parametrize(
+        "child",
+        [
+            "pass",
+            "assert not recorder.running; recorder.stop(); recorder.stop()",
+            "del recorder; gc.collect()",
+            "recorder.report(), recorder.clock(); assert recorder.parts() == []",
+            "assert recorder.events().nbytes == 0",
+            "sys.exit(0)",
+            "del buffer; gc.collect()",
+        ],
+    )
+    def test_the_parent_goes_on(self, child):
+        assert run(self.CHILD.format(child=child)) == "2 0\n"
+
+    @pytest.mark.parametrize(
+        "use", ["recorder.mark()", "recorder.attribute([])", "Recorder().start()"]
+    )
+    def test_the_child_is_refused(self, use):
+        child = f"""
+    try:
+        {use}
+    except RuntimeError as error:
+        assert "forked" in str(error), error
+    else:
+        os._exit(1)
+"""
+        assert run(self.CHILD.format(child=child)) == "2 0\n"
+
+    def test_forks_while_records_are_drained(self):
+        """A child must find no lock taken."""
+        assert (
+            run("""
+buffer = managedmem.empty(4 << 20)
+recorder = Recorder(limit=1000)
+recorder.start()
+over = False
+def work():
+    while not over:
+        buffer.prefetch(Device(0)); buffer.prefetch(Host())
+        recorder.mark()
+        recorder.attribute([])
+thread = threading.Thread(target=work)
+thread.start()
+for _ in range(30):
+    pid = os.fork()
+    if pid == 0:
+        signal.alarm(20)
+        recorder.report(); recorder.clock(); recorder.parts(); recorder.stop()
+        del recorder
+        gc.collect()
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+over = True
+thread.join()
+recorder.stop()
+print(recorder.running)
+""")
+            == "False\n"
+        )
+
+    def test_a_fork_before_the_first_use_of_the_driver(self):
+        assert (
+            run("""
+recorder = Recorder()
+sys.stdout.flush()
+pid = os.fork()
+if pid == 0:
+    recorder.start()
+    on_host().prefetch(Device(0))
+    recorder.stop()
+    os._exit(requested(recorder) == 0)
+assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+recorder.start()
+recorder.stop()
+print("fine")
+""")
+            == "fine\n"
+        )
+
+
+OWN_GIL = pytest.param(
+    "isolated",
+    marks=pytest.mark.skipif(
+        sys.version_info < (3, 12), reason="own-GIL interpreters came with 3.12"
+    ),
+)
+
+
+@pytest.mark.parametrize("kind", [OWN_GIL, "legacy"])
+class TestSubinterpreters:
+    def test_they_share_one_recording(self, kind):
+        assert (
+            run(
+                SUBINTERPRETERS
+                + f"""
+interpreter = create({kind!r})
+recorder = Recorder()
+recorder.start()
+run(interpreter, '''
+import managedmem
+from managedmem import Device, TraceBusyError
+try:
+    managedmem._managedmem.Recorder().start()
+except TraceBusyError as error:
+    assert "already running" in str(error)
+else:
+    raise AssertionError
+buffer = managedmem.empty(1 << 20)
+buffer.fill(1); buffer.prefetch(managedmem.Host()); buffer.prefetch(Device(0))
+''')
+recorder.mark()
+interpreters.destroy(interpreter)
+assert recorder.running
+recorder.stop()
+print(requested(recorder) >> 20)
+"""
+            )
+            == "1\n"
+        )
+
+    def test_the_end_of_one_ends_its_own_recording_only(self, kind):
+        assert (
+            run(
+                SUBINTERPRETERS
+                + f"""
+other = create({kind!r})
+for _ in range(5):
+    interpreter = create({kind!r})
+    run(interpreter, '''
+import managedmem, sys
+sys.recorder = managedmem._managedmem.Recorder()
+sys.recorder.start()
+''')
+    run(other, "import managedmem")
+    interpreters.destroy(interpreter)
+    assert threads() == 1
+    recorder = Recorder()
+    recorder.start()
+    interpreters.destroy(other)
+    assert recorder.running
+    recorder.stop()
+    other = create({kind!r})
+print("fine")
+"""
+            )
+            == "fine\n"
+        )
