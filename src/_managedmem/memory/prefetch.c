@@ -75,13 +75,36 @@ prefetch_in_scope(mm_driver *cu, mm_range range, CUmemLocation where, CUstream s
     return mm_range_issue(cu, MM_PREFETCH, range, where, stream, st);
 }
 
-static int
-prefetch_range(mm_driver *cu, mm_range range, CUmemLocation where, CUstream stream, mm_defer defer,
-               mm_status *st)
+/* Out of line, so that it costs the other prefetches one branch. */
+static MM_COLD int
+prefetch_and_record(mm_driver *cu, mm_range range, CUmemLocation where, CUstream stream,
+                    mm_defer defer, mm_status *st)
+{
+    uint64_t begun = mm_raw_clock();
+    mm_scope scope;
+    int rc;
+
+    if (mm_scope_enter(&scope, cu, MM_ANY_DEVICE, st) < 0) {
+        return -1;
+    }
+    rc = prefetch_in_scope(cu, range, where, stream, defer, st);
+    mm_scope_leave(&scope);
+    if (rc == 0) {
+        mm_record_call(MM_PREFETCH, range, where, 0, begun);
+    }
+    return rc;
+}
+
+int
+mm_range_prefetch(mm_driver *cu, mm_range range, CUmemLocation where, CUstream stream,
+                  mm_defer defer, mm_status *st)
 {
     mm_scope scope;
     int rc;
 
+    if (mm_is_recording()) {
+        return prefetch_and_record(cu, range, where, stream, defer, st);
+    }
     /* Only a default stream depends on the thread's context. Captures of other streams do not
      * forbid prefetches, so the capture mode can stay. */
     if (!mm_is_default_stream(stream)) {
@@ -93,25 +116,4 @@ prefetch_range(mm_driver *cu, mm_range range, CUmemLocation where, CUstream stre
     rc = prefetch_in_scope(cu, range, where, stream, defer, st);
     mm_scope_leave(&scope);
     return rc;
-}
-
-static MM_COLD int
-prefetch_and_record(mm_driver *cu, mm_range range, CUmemLocation where, CUstream stream,
-                    mm_defer defer, mm_status *st)
-{
-    uint64_t begun = mm_raw_clock();
-    int rc = prefetch_range(cu, range, where, stream, defer, st);
-
-    if (rc == 0) {
-        mm_record_call(MM_PREFETCH, range, where, 0, begun);
-    }
-    return rc;
-}
-
-int
-mm_range_prefetch(mm_driver *cu, mm_range range, CUmemLocation where, CUstream stream,
-                  mm_defer defer, mm_status *st)
-{
-    return mm_is_recording() ? prefetch_and_record(cu, range, where, stream, defer, st)
-                             : prefetch_range(cu, range, where, stream, defer, st);
 }

@@ -265,7 +265,7 @@ settle_records(mm_recording *r, mm_status *st)
 /* --- waiting for devices ------------------------------------------------------------------ */
 
 static int
-wait_for_device(mm_driver *cu, int device, mm_status *st)
+await_device(mm_driver *cu, int device, mm_status *st)
 {
     MM_TRY_IN(mm_scope_enter_relaxed, device, cu, CtxSynchronize, st);
     return 0;
@@ -273,13 +273,13 @@ wait_for_device(mm_driver *cu, int device, mm_status *st)
 
 /* The current context, and every device that this library has worked on. */
 static int
-wait_for_devices(mm_driver *cu, mm_status *st)
+await_devices(mm_driver *cu, mm_status *st)
 {
-    if (wait_for_device(cu, MM_ANY_DEVICE, st) < 0) {
+    if (await_device(cu, MM_ANY_DEVICE, st) < 0) {
         return -1;
     }
     for (int i = 0; i < cu->device_count; i++) {
-        if (atomic_load(&cu->primary[i]) != NULL && wait_for_device(cu, i, st) < 0) {
+        if (atomic_load(&cu->primary[i]) != NULL && await_device(cu, i, st) < 0) {
             return -1;
         }
     }
@@ -300,7 +300,7 @@ wait_unless_capturing(const mm_recording *r, bool *waited, mm_status *st)
         return -1;
     }
     *waited = !capturing;
-    return capturing ? 0 : wait_for_devices(r->cu, st);
+    return capturing ? 0 : await_devices(r->cu, st);
 }
 
 /* --- start -------------------------------------------------------------------------------- */
@@ -502,8 +502,7 @@ mm_recording_mark(mm_recording *r, mm_status *st)
     if (!mm_recording_is_running(r)) {
         return fail_ended(st);
     }
-    if (refuse_captures(r, st) < 0
-        || (r->options.synchronize && wait_for_devices(r->cu, st) < 0)) {
+    if (refuse_captures(r, st) < 0 || (r->options.synchronize && await_devices(r->cu, st) < 0)) {
         return -1;
     }
     take_turn(r);
