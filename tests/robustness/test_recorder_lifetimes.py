@@ -19,9 +19,13 @@ from managedmem import Device, Host, emulator
 Recorder = managedmem._managedmem.Recorder
 warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
 
-def threads():
-    "The threads of the process, also those that Python does not know."
-    return len(os.listdir("/proc/self/task"))
+def threads(expected):
+    "True if the process has so many threads; one that has ended is listed for a moment longer."
+    for _ in range(1000):
+        if len(os.listdir("/proc/self/task")) == expected:
+            return True
+        time.sleep(0.001)
+    return False
 
 def on_host():
     buffer = managedmem.empty(1 << 20)
@@ -49,13 +53,13 @@ class TestTheThread:
             run("""
 recorder = Recorder()
 recorder.start()
-assert threads() == 2
+assert threads(2)
 recorder.stop()
-assert threads() == 1
+assert threads(1)
 recorder = Recorder()
 recorder.start()
 del recorder
-assert threads() == 1
+assert threads(1)
 print("fine")
 """)
             == "fine\n"
@@ -87,44 +91,38 @@ class TestKeyboardInterrupts:
         """The recorder stays usable, and its parts whole."""
         assert (
             run("""
-def interrupt():
-    while not over:
-        time.sleep(0.0005)
-        signal.raise_signal(signal.SIGINT)
+armed = False
+def interrupt(*_):
+    global armed
+    if armed:
+        armed = False
+        raise KeyboardInterrupt
 
-buffer = managedmem.empty(1 << 20)
 recorder = Recorder()
 recorder.start()
-over, interrupted = False, 0
-thread = threading.Thread(target=interrupt)
-thread.start()
-def many():
-    global interrupted
-    for _ in range(40):
-        try:
-            recorder.mark()
-            recorder.attribute([])
-            time.sleep(0.001)
-        except KeyboardInterrupt:
-            interrupted += 1
-while True:
+interrupted = 0
+signal.signal(signal.SIGALRM, interrupt)
+signal.setitimer(signal.ITIMER_REAL, 0.0003, 0.0003)
+for _ in range(100):
     try:
-        many()
-        over = True
-        thread.join()
-        break
+        armed = True
+        recorder.mark()
+        recorder.attribute([])
+        armed = False
     except KeyboardInterrupt:
-        over = True
+        interrupted += 1
+try:
+    armed = True
+    recorder.stop()
+    armed = False
+except KeyboardInterrupt:
+    pass
+signal.setitimer(signal.ITIMER_REAL, 0)
+recorder.stop() # if it was interrupted before it began
 assert interrupted > 0
-while True:
-    try:
-        thread.join(); recorder.stop()
-        break
-    except KeyboardInterrupt:
-        pass
 parts = recorder.parts()
 assert all(a[1] == b[0] for a, b in zip(parts, parts[1:]))
-assert not recorder.running and threads() == 1
+assert not recorder.running and threads(1)
 print("fine")
 """)
             == "fine\n"
@@ -158,11 +156,14 @@ buffer.prefetch(Device(0))
         run("""
 def work():
     while True:
-        recorder = Recorder()
-        recorder.start()
-        recorder.mark()
-        recorder.attribute([])
-        recorder.stop()
+        try:
+            recorder = Recorder()
+            recorder.start()
+            recorder.mark()
+            recorder.attribute([])
+            recorder.stop()
+        except RuntimeError as error: # the end of the interpreter ends recordings
+            assert "has ended" in str(error) or "interpreter ends" in str(error)
 
 threading.Thread(target=work, daemon=True).start()
 time.sleep(0.05)
@@ -171,8 +172,9 @@ time.sleep(0.05)
     def test_the_end_of_the_interpreter_ends_it(self):
         """Callbacks that were registered before the import run after the module's own."""
         done = run_python("""
-import atexit, os
+import atexit, os, time
 def last():
+    time.sleep(0.05) # a thread that has ended is listed for a moment longer
     print(recorder.running, len(os.listdir("/proc/self/task")))
     recorder.stop()
     print(recorder.parts(), recorder.attribute([])[1])
@@ -183,6 +185,22 @@ recorder.start()
 print(recorder.running)
 """)
         assert done.stdout == "True\nFalse 1\n[] []\n"
+        assert done.stderr == ""
+
+    def test_none_starts_after_it(self):
+        done = run_python("""
+import atexit, os, time
+def last():
+    try:
+        recorder.start()
+    except RuntimeError as error:
+        time.sleep(0.05)
+        print(error, recorder.running, len(os.listdir("/proc/self/task")))
+atexit.register(last)
+import managedmem
+recorder = managedmem._managedmem.Recorder()
+""")
+        assert done.stdout == "a trace cannot start while the interpreter ends False 1\n"
         assert done.stderr == ""
 
 
@@ -340,7 +358,7 @@ sys.recorder.start()
 ''')
     run(other, "import managedmem")
     interpreters.destroy(interpreter)
-    assert threads() == 1
+    assert threads(1)
     recorder = Recorder()
     recorder.start()
     interpreters.destroy(other)

@@ -130,6 +130,12 @@ enter_interpreter(mm_interpreter *interpreter)
     return false;
 }
 
+bool
+mm_interpreter_is_ending(const mm_interpreter *interpreter)
+{
+    return atomic_load(&interpreter->ending);
+}
+
 static void
 leave_interpreter(mm_interpreter *interpreter)
 {

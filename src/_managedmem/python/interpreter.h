@@ -19,6 +19,9 @@ void mm_interpreter_release(mm_interpreter *interpreter);
 /* True if the calling thread is attached to the interpreter. */
 bool mm_interpreter_is_current(const mm_interpreter *interpreter);
 
+/* True once the interpreter has begun to end. */
+bool mm_interpreter_is_ending(const mm_interpreter *interpreter);
+
 /* Releases a reference to an object of the interpreter. The calling thread must be detached.
  * Once the interpreter has begun to end, the reference is kept. */
 void mm_interpreter_release_object(mm_interpreter *interpreter, PyObject *object);

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "args.h"
+#include "interpreter.h"
 
 /* As in mm_sums. */
 static const char *const sums_fields[] = {
@@ -124,6 +125,22 @@ recorder_dealloc(PyObject *op)
     mm_free_object(op);
 }
 
+/* Starts a recording; NULL on failure. If the interpreter is ending, a recording that started too late
+ * to be ended with it ends here. */
+static mm_recording *
+start_recording(mm_driver *cu, const mm_recording_options *options,
+                const mm_interpreter *interpreter, mm_status *st)
+{
+    mm_recording *recording = mm_recording_start(cu, options, st);
+
+    if (recording != NULL && mm_interpreter_is_ending(interpreter)) {
+        mm_recording_free(recording);
+        (void)mm_fail(st, MM_REFUSED, "a trace cannot start while the interpreter ends");
+        return NULL;
+    }
+    return recording;
+}
+
 static PyObject *
 recorder_start(PyObject *op, PyObject *Py_UNUSED(none))
 {
@@ -142,7 +159,7 @@ recorder_start(PyObject *op, PyObject *Py_UNUSED(none))
         return NULL;
     }
     Py_BEGIN_ALLOW_THREADS
-    recording = mm_recording_start(cu, &self->options, &st);
+    recording = start_recording(cu, &self->options, state->interpreter, &st);
     atomic_store(&self->recording, recording);
     Py_END_ALLOW_THREADS
     if (recording == NULL) {
