@@ -369,6 +369,19 @@ pages_turn_back_byte_by_byte(void)
 }
 
 static void
+a_later_move_on_the_same_page_is_another_one(void)
+{
+    const mm_life_record life = life_of(BASE, BLOCK, 0, ALWAYS, 1);
+    mm_attribution *a = attribution_of(&life, 1);
+    const mm_event events[] = {up(100, BASE, PAGE), down(200, BASE, 100),
+                               down(300, BASE + 100, 100), down(300, BASE + 200, 100)};
+
+    add(a, 0, events, 4, NULL);
+    CHECK_EQUAL(turned_back(a, 0, 0), 100);
+    mm_attribution_free(a);
+}
+
+static void
 a_block_takes_less_than_200_bytes(void)
 {
     enum { BLOCKS = 100000 };
@@ -1462,17 +1475,18 @@ begin_story(story *s)
     }
     s->known.items[0].start = BASE + 9 * BLOCK;
     s->known.items[0].size = BLOCK + 100;
-    s->known.count = 1;
+    s->known.items[1].start = BASE + 12 * BLOCK; /* the rest of its page is asked for in vain */
+    s->known.items[1].size = 100;
     s->a = attribution_of(NULL, 0);
     s->lives[6].serial += 100; /* the other one has a memory that is not here */
     s->other = attribution_of(NULL, 0);
     CHECK_OK(mm_attribution_set_memories(s->other, s->lives, 7, &named, 1, &st), &st);
     s->lives[6].serial -= 100;
-    s->known.items[1].start = BASE + 15 * BLOCK;
-    s->known.items[1].size = BLOCK;
-    s->known.count = 2; /* one of which is freed before it is asked for here */
+    s->known.items[2].start = BASE + 15 * BLOCK;
+    s->known.items[2].size = BLOCK;
+    s->known.count = 3; /* one of which is freed before it is asked for here */
     CHECK_OK(take_step(&(story){.a = s->other, .known = s->known}, 3, &st), &st);
-    s->known.count = 1;
+    s->known.count = 2;
     {
         mm_event e = up(100, BASE, 60 * BLOCK);
         add(s->other, 1, &e, 1, NULL);
@@ -1578,6 +1592,7 @@ main(void)
         CHECK_TEST(parts_have_their_own_sums),
         CHECK_TEST(pages_turn_back),
         CHECK_TEST(pages_turn_back_byte_by_byte),
+        CHECK_TEST(a_later_move_on_the_same_page_is_another_one),
         CHECK_TEST(a_block_takes_less_than_200_bytes),
         CHECK_TEST(records_are_divided_at_borders),
         CHECK_TEST(unknown_blocks_are_joined),
