@@ -59,6 +59,7 @@ __all__ = [
     "DriverNotFoundError",
     "DriverTooOldError",
     "ExportError",
+    "Finding",
     "Host",
     "IPCNotSupportedError",
     "ManagedBuffer",
@@ -73,7 +74,12 @@ __all__ = [
     "Residency",
     "ResidencyRun",
     "Stream",
+    "Trace",
     "TraceBusyError",
+    "TraceEvent",
+    "TraceMemory",
+    "TraceSlice",
+    "TraceSums",
     "TraceUnavailableError",
     "advise",
     "discard",
@@ -83,6 +89,7 @@ __all__ = [
     "emulator",
     "prefetch",
     "residency",
+    "trace",
 ]
 
 _MutableSet.register(AccessedBySetProxy)
@@ -99,15 +106,26 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from managedmem import emulator as emulator
     from managedmem._residency import Residency, ResidencyRun
+    from managedmem._trace import (
+        Finding,
+        Trace,
+        TraceEvent,
+        TraceMemory,
+        TraceSlice,
+        TraceSums,
+        trace,
+    )
 else:
 
     def __getattr__(name: str) -> object:
-        """Import modules at their first use, which keeps this package's import short."""
+        """Import a part at the first use of one of its names, which keeps this import short."""
         if name == "emulator":
             return _import_module("managedmem.emulator")
-        if name in ("Residency", "ResidencyRun"):
-            return getattr(_import_module("managedmem._residency"), name)
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        if name not in __all__:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        part = "_residency" if name.startswith("Residency") else "_trace"
+        globals()[name] = value = getattr(_import_module(f"managedmem.{part}"), name)
+        return value
 
 
 del TYPE_CHECKING

@@ -1,0 +1,542 @@
+"""``managedmem.trace()``: `Trace`, its slices, and reading their results.
+
+The package imports this module at the first use of one of its names. ``_trace_results`` decodes
+what the extension records, ``_trace_table``, ``_trace_html`` and ``_trace_findings`` present it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from managedmem import _managedmem
+from managedmem._trace_findings import Finding, findings_of
+from managedmem._trace_results import (
+    Results,
+    TraceEvent,
+    TraceMemory,
+    TraceSums,
+    target_range,
+)
+
+if TYPE_CHECKING:
+    from managedmem._managedmem import _Target
+
+__all__ = ["Finding", "Trace", "TraceEvent", "TraceMemory", "TraceSlice", "TraceSums", "trace"]
+
+SOURCES = ("auto", "kernel", "emulator")
+LIMITS = (1000, 10**9)
+NAME_BYTES = 200
+LAST = "end"
+"""The label of the slice behind the last mark."""
+
+
+class TracePart:
+    """What a trace and its slices have in common: results of consecutive parts."""
+
+    def _whole(self) -> Trace:
+        raise NotImplementedError
+
+    def _parts(self) -> range:
+        raise NotImplementedError
+
+    def _title(self) -> str:
+        raise NotImplementedError
+
+    def _results(self) -> Results:
+        return self._whole()._attributed(self._parts())
+
+    def _groups(self) -> list[TraceMemory]:
+        return self._results().groups(self._parts())
+
+    def _together(self, memories: Sequence[TraceMemory]) -> TraceMemory:
+        indices = set().union(*(memory._indices for memory in memories))
+        return self._results().together(self._parts(), indices, "")
+
+    @property
+    def source(self) -> str:
+        """The source of the events: "kernel" or "emulator"."""
+        return self._whole()._recorder.source
+
+    @property
+    def source_detail(self) -> str:
+        """The device file and the layout of the records, or the emulated driver."""
+        return self._whole()._recorder.source_detail
+
+    @property
+    def lost(self) -> int:
+        """Number of events that the source dropped; the sums lack them."""
+        return int(self._report("lost"))
+
+    @property
+    def rejected(self) -> int:
+        """Number of records that were not understood; the sums lack them."""
+        return int(self._report("rejected"))
+
+    @property
+    def truncated(self) -> bool:
+        """True if there were more events than ``limit``; only the sums have the later ones."""
+        return bool(self._report("truncated"))
+
+    @property
+    def complete(self) -> bool:
+        """True if nothing is known to be missing in the sums."""
+        return not (self.lost or self.rejected or self._whole()._failure)
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """Sentences on what is missing or uncertain in the results."""
+        self._results()
+        return self._whole()._problems()
+
+    def _report(self, name: str) -> Any:
+        self._results()
+        report: Any = self._whole()._recorder.report()
+        return report[name]
+
+    @property
+    def duration(self) -> float:
+        """Seconds from the beginning to the end."""
+        results, parts = self._results(), self._parts()
+        start, end = results.parts[parts[0]][0], results.parts[parts[-1]][1]
+        return results.clock.elapsed(start, end)
+
+    @property
+    def overhead(self) -> float:
+        """Seconds that the trace itself spent in its start, marks, end and in reading events."""
+        self._results()
+        spent = self._whole()._overheads
+        parts = self._parts()
+        return (spent[parts[-1] + 1] - (spent[parts[0]] if parts[0] else 0)) / 1e9
+
+    @property
+    def total(self) -> TraceSums:
+        """The sums of all events."""
+        return self._results().total(self._parts())
+
+    @property
+    def memories(self) -> tuple[TraceMemory, ...]:
+        """Every memory that lived during the trace, freed ones too, most bytes first."""
+        return self._results().memories_of(self._parts())
+
+    @property
+    def unattributed(self) -> TraceMemory:
+        """The sums of events on memory that was gone before it could be asked for."""
+        return self._results().unattributed(self._parts())
+
+    def __getitem__(self, key: str | TraceMemory | tuple[int, int] | _Target) -> TraceMemory:
+        """The memory of a label, a buffer, an array, or ``(address, nbytes)``.
+
+        Memories with one label count together. A slice of a buffer counts the pages that it
+        touches. Memory without events has sums of 0.
+        Raises KeyError for an unknown label, ValueError for a closed buffer and for memory that is
+        not managed, RuntimeError while the trace runs, and for a slice of a memory if the trace is
+        `truncated`.
+        """
+        return self._results().selected(self._parts(), key)
+
+    def events(self, kind: str | None = None, of: Any = None) -> Iterator[TraceEvent]:
+        """The events in the order of time, as `TraceEvent`.
+
+        ``kind`` selects one kind, such as "move"; ``of`` takes what ``trace[...]`` takes, and
+        leaves out marks. An event over several memories is split at their borders. Events beyond
+        the trace's ``limit`` are left out.
+        Raises ValueError for an unknown kind, and what ``trace[...]`` raises.
+        """
+        marks = dict(enumerate(self._whole()._labels))
+        return self._results().events(self._parts(), kind, of, marks)
+
+    def findings(self) -> tuple[Finding, ...]:
+        """What was wasted and what to try: at most five findings, the most costly one first."""
+        return findings_of(self)
+
+    def summary(self) -> str:
+        """The results as a table, with problems and findings below it.
+
+        Moved bytes are counted for each move. "requested" is the share that prefetches and advice
+        moved, "-" where nothing moved. Columns that were not recorded are blank.
+        """
+        from managedmem._trace_table import text_of
+
+        return text_of(self)
+
+    def __str__(self) -> str:
+        return self.summary() if self._is_readable() else repr(self)
+
+    def _repr_html_(self) -> str | None:
+        """The table for notebooks: HTML of 20 kB at most, without scripts."""
+        from managedmem._trace_html import html_of
+
+        return html_of(self) if self._is_readable() else None
+
+    def _is_readable(self) -> bool:
+        return self._whole()._obstacle(self._parts()) is None
+
+    def to_dict(self) -> dict[str, Any]:
+        """The results as dicts, lists, numbers and texts, for JSON."""
+        return {
+            "version": 1,
+            "label": self._title(),
+            "source": self.source,
+            "source_detail": self.source_detail,
+            "duration": self.duration,
+            "overhead": self.overhead,
+            "complete": self.complete,
+            "lost": self.lost,
+            "rejected": self.rejected,
+            "truncated": self.truncated,
+            "problems": list(self.problems),
+            "total": self.total.to_dict(),
+            "memories": [memory.to_dict() for memory in self.memories],
+            "unattributed": self.unattributed.to_dict(),
+            "findings": [
+                {
+                    "memory": each.memory and each.memory.label,
+                    "observation": each.observation,
+                    "evidence": each.evidence,
+                    "advice": each.advice,
+                }
+                for each in self.findings()
+            ],
+        }
+
+    def to_json(self, path: str | os.PathLike[str]) -> None:
+        """Write `to_dict()` to a file."""
+        found = self.to_dict()
+        with open(path, "w", encoding="utf-8") as file:
+            json.dump(found, file, indent=1)
+
+
+class TraceSlice(TracePart):
+    """A part of a trace that ends at a mark, with the same results as the trace.
+
+    ``label`` is that of the mark. The part behind the last mark has the label "end". Made by
+    `Trace.mark` and `Trace.slices`. Safe from every thread.
+    """
+
+    def __init__(self, trace: Trace, label: str, index: int) -> None:
+        self._trace, self.label, self._index = trace, label, index
+
+    def _whole(self) -> Trace:
+        return self._trace
+
+    def _parts(self) -> range:
+        return range(self._index, self._index + 1)
+
+    def _title(self) -> str:
+        return f"slice {self.label!r}"
+
+    def __repr__(self) -> str:
+        return f"<managedmem.TraceSlice {self.label!r}>"
+
+
+class Trace(TracePart):
+    """Records the moves and faults of managed memory, of all threads of the process.
+
+    Made by `trace`, and used once: as a context manager, or with `start` and `stop`. Results can be
+    read after the end; those of a `TraceSlice` as soon as its mark returns.
+
+    Every method is safe from every thread.
+    """
+
+    def __init__(
+        self,
+        *,
+        source: str = "auto",
+        faults: bool = True,
+        limit: int = 1_000_000,
+        sync: bool = True,
+    ) -> None:
+        _check(source, faults, limit, sync)
+        self._request = source
+        self._faults = faults
+        self._recorder = _managedmem.Recorder(limit=limit, faults=faults, sync=sync)
+        self._lock = threading.RLock()
+        self._process = 0
+        self._running = False
+        self._labels: list[str] = []
+        self._overheads = [0]
+        self._named: list[tuple[int, int, str]] = []
+        self._cached: Results | None = None
+        self._failure: BaseException | None = None
+
+    def _whole(self) -> Trace:
+        return self  # by a method: a reference to itself would keep a dropped trace running
+
+    # --- recording --------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Begin to record.
+
+        Waits for queued work if ``sync``. The first trace of a process checks the source: it moves
+        64 KiB and counts them.
+        Raises TraceUnavailableError without a usable source, TraceBusyError if a trace runs in the
+        process, RuntimeError at a second start, CUDAError if the wait fails.
+        """
+        with self._lock:
+            if self._process:
+                raise RuntimeError("a trace is used once: managedmem.trace() makes another")
+            self._check_driver()
+            try:
+                self._recorder.start()
+                self._process, self._running = os.getpid(), True
+            finally:
+                if self._recorder.running and not self._running:  # an interrupt came in between
+                    self._recorder.stop(wait=False)
+            self._overheads = [self._recorder.report()["overhead"]]
+
+    def _check_driver(self) -> None:
+        if self._request == "auto":
+            return
+        info = _managedmem.driver_info()
+        if info["emulated"] == (self._request == "emulator"):
+            return
+        driver = "the emulated driver" if info["emulated"] else f"the CUDA driver at {info['path']}"
+        sentence = f"this process uses {driver}"
+        error = _managedmem.TraceUnavailableError(
+            f"source {self._request!r} cannot be used: {sentence}"
+        )
+        error.tried = [(self._request, None, sentence)]
+        raise error
+
+    def mark(self, label: str) -> TraceSlice:
+        """End a slice here, and return it; its results can be read at once.
+
+        Waits for queued work if ``sync``, and for the events of finished work. Raises RuntimeError
+        unless the trace runs, and while a stream captures; TypeError for a label that is not a str;
+        CUDAError if the wait fails. Driver: cuCtxSynchronize.
+        """
+        if not isinstance(label, str):
+            raise TypeError(f"a label must be a str, got {label!r}")
+        with self._lock:
+            self._check_running("mark()")
+            if _torch_captures():
+                raise RuntimeError(
+                    "mark() waits for the device, which would end the capture of torch's current "
+                    "stream: call it before or after the capture"
+                )
+            self._labels.append(label)
+            try:
+                self._recorder.mark()
+            finally:
+                # An interrupt can come before or after the part has ended.
+                if len(self._recorder.parts()) < len(self._labels):
+                    self._labels.pop()
+                else:
+                    self._note_overhead()
+            return TraceSlice(self, label, len(self._labels) - 1)
+
+    def stop(self) -> None:
+        """End the recording; a second call does nothing.
+
+        Waits for queued work if ``sync``, and for the events of finished work. Raises RuntimeError
+        before the start, CUDAError if the wait fails; the trace has ended then too, and
+        `complete` is False. Driver: cuCtxSynchronize.
+        """
+        with self._lock:
+            if not self._process:
+                raise RuntimeError("the trace has not started")
+            if not self._running:
+                return
+            try:
+                if _torch_captures():
+                    self._recorder.stop(wait=False)
+                else:
+                    self._recorder.stop()
+            except Exception as error:
+                self._failure = error
+                raise
+            finally:
+                self._running = self._recorder.running
+                if not self._running:
+                    self._note_overhead()
+
+    def _note_overhead(self) -> None:
+        self._overheads.append(self._recorder.report()["overhead"])
+
+    def _check_running(self, action: str) -> None:
+        if not self._process:
+            raise RuntimeError(f"{action} needs a running trace, and this one has not started")
+        if not self._running:
+            raise RuntimeError(f"{action} needs a running trace, and this one has ended")
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        try:
+            self.stop()
+        except Exception as failure:
+            if error is None:
+                raise
+            error.add_note(f"managedmem.trace() could not end as it should: {failure}")
+
+    def name(self, target: _Target | tuple[int, int], label: str) -> None:
+        """Give memory a name in this trace, before, during or after the recording.
+
+        Parameters
+        ----------
+        target : ManagedBuffer, array, tensor or (address, nbytes)
+            A slice gets a row of its own in the results, beside the rest of the buffer. Where names
+            overlap, the last one counts.
+        label : str
+            1 to 200 bytes of UTF-8, without NUL.
+
+        A name belongs to the addresses, and counts for the whole length of the trace.
+        Raises TypeError or ValueError for other arguments, a closed buffer, and memory that is not
+        managed.
+        """
+        if not isinstance(label, str):
+            raise TypeError(f"a label must be a str, got {label!r}")
+        if not 0 < len(label.encode()) <= NAME_BYTES or "\0" in label:
+            raise ValueError(
+                f"a label has 1 to {NAME_BYTES} bytes of UTF-8, without NUL, got {label!r}"
+            )
+        address, nbytes = target_range(target)
+        if nbytes == 0:
+            return
+        with self._lock:
+            self._named = [each for each in self._named if each[:2] != (address, nbytes)]
+            self._named.append((address, nbytes, label))
+            self._cached = None
+
+    # --- results ----------------------------------------------------------------------------------
+
+    @property
+    def slices(self) -> tuple[TraceSlice, ...]:
+        """The slices: one for each mark, and after the end the rest as "end"."""
+        labels = [*self._labels, LAST] if self._has_ended() else self._labels
+        return tuple(TraceSlice(self, label, i) for i, label in enumerate(labels))
+
+    def _has_ended(self) -> bool:
+        return bool(self._process) and not self._running
+
+    def _parts(self) -> range:
+        return range(len(self._labels) + 1)
+
+    def _title(self) -> str:
+        return "trace"
+
+    def _obstacle(self, parts: range) -> str | None:
+        """The reason that the results of parts cannot be read now."""
+        if not self._process:
+            return "the trace has not started; use it in a with statement"
+        if self._process != os.getpid():
+            return "the trace belongs to the process that started it, not to its fork"
+        if self._running and parts[-1] >= len(self._labels):
+            return "the trace is running; call mark() or leave the with block"
+        return None
+
+    def _attributed(self, parts: range) -> Results:
+        obstacle = self._obstacle(parts)
+        if obstacle:
+            raise RuntimeError(obstacle)
+        with self._lock:
+            if self._cached is None or len(self._cached.parts) <= parts[-1]:
+                self._cached = Results(self._recorder, self._named, self._faults)
+            return self._cached
+
+    def _problems(self) -> tuple[str, ...]:
+        report: Any = self._recorder.report()
+        sentences = {
+            "lost": "{} events were lost, because they came faster than they could be read: the "
+            "sums are too small",
+            "rejected": "{} records of the source were not understood: the sums are too small",
+            "ambiguous": "{} events fit two memories that had the same address one after the other",
+            "fault_overflows": "the fault buffer of a device overflowed {} times: the sums of "
+            "device faults are too small",
+            "fatal_faults": "{} accesses of devices were to memory that they cannot use",
+        }
+        found = [text.format(f"{report[n]:,}") for n, text in sentences.items() if report[n]]
+        if report["truncated"]:
+            found.append(
+                "there were more events than limit=: the sums have all of them, events() "
+                "has the first ones"
+            )
+        if not report["waited"]:
+            found.append(
+                "the end did not wait for the device, because a stream was capturing: "
+                "unfinished work is not counted"
+            )
+        if self._failure is not None:
+            found.append(f"the end of the trace failed: {self._failure}")
+        return tuple(found)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The results as dicts, lists, numbers and texts, for JSON; with those of the slices.
+
+        A slice has only the memories with events in it.
+        """
+        slices = []
+        for part in self.slices:
+            found = part.to_dict()
+            found["label"] = part.label
+            found["memories"] = [memory.to_dict() for memory in part._groups()]
+            slices.append(found)
+        return {**super().to_dict(), "slices": slices}
+
+    def __repr__(self) -> str:
+        if not self._process:
+            return "<managedmem.Trace, not started>"
+        state = "running" if self._running else "ended"
+        return f"<managedmem.Trace, {state}, source {self.source}>"
+
+
+def _check(source: object, faults: object, limit: object, sync: object) -> None:
+    if source not in SOURCES:
+        choices = '", "'.join(SOURCES[:-1])
+        raise ValueError(f'source must be "{choices}" or "{SOURCES[-1]}", got {source!r}')
+    for name, flag in (("faults", faults), ("sync", sync)):
+        if not isinstance(flag, bool):
+            raise TypeError(f"{name} must be True or False, got {flag!r}")
+    if isinstance(limit, bool) or not isinstance(limit, int):
+        raise TypeError(f"limit must be an int, got {limit!r}")
+    if not LIMITS[0] <= limit <= LIMITS[1]:
+        raise ValueError(f"limit must be from {LIMITS[0]} to {LIMITS[1]}, got {limit}")
+
+
+def _torch_captures() -> bool:
+    """True if torch's current stream captures; does not import torch or start CUDA."""
+    cuda: Any = getattr(sys.modules.get("torch"), "cuda", None)
+    is_initialized = getattr(cuda, "is_initialized", None)  # None during the import of torch
+    return bool(is_initialized and is_initialized() and cuda.is_current_stream_capturing())
+
+
+def trace(
+    *, source: str = "auto", faults: bool = True, limit: int = 1_000_000, sync: bool = True
+) -> Trace:
+    """Record which managed memory moves, where and why: ``with managedmem.trace() as t:``.
+
+    Parameters
+    ----------
+    source : {"auto", "kernel", "emulator"}
+        "kernel" is the event queue of the nvidia-uvm module, "emulator" that of the emulated
+        driver. "auto" is the one that belongs to the driver in use.
+    faults : bool
+        False: page faults of host and devices are not recorded, and their sums are None.
+    limit : int
+        So many events are kept for `Trace.events` and for slices of buffers, 1,000 to 10**9, of 48
+        bytes each. Sums count all.
+    sync : bool
+        Wait for the current context, and for the devices that this library worked on, at the start,
+        at marks and at the end. False: what is still under way there is left out or counted later.
+
+    Returns a `Trace` that has not started. It records every thread of the process, and memory of
+    every library. One trace at a time can run in a process; other tools are not disturbed.
+
+    Raises ValueError or TypeError for other arguments. `Trace.start` opens the driver and tells
+    whether the source works. Safe from every thread. Driver: cuCtxSynchronize; the kernel module's
+    /dev/nvidia-uvm-tools.
+    """
+    return Trace(source=source, faults=faults, limit=limit, sync=sync)

@@ -1,0 +1,170 @@
+"""The table of a trace as text: numbers in short units, columns as wide as they need to be."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from managedmem._trace import TracePart
+    from managedmem._trace_results import TraceMemory, TraceSums
+
+MOST_ROWS = 24
+"""A table has at most so many memories; the others share a row."""
+MOST_LABEL = 40
+"""A label is cut to so many characters."""
+WIDTH = 100
+
+
+def size_text(count: int) -> str:
+    """A number of bytes in the largest binary unit in which it is at least 1, as in 64.0M."""
+    if count < 1024:
+        return str(count)
+    value, units = count / 1024, iter("KMGTPE")
+    unit = next(units)
+    while round(value, 1) >= 1024:
+        value, unit = value / 1024, next(units)
+    return f"{value:.1f}{unit}"
+
+
+def count_text(count: int | None) -> str:
+    """A number of events in the largest decimal unit, as in 24.6k; empty for None."""
+    if count is None:
+        return ""
+    if count < 1000:
+        return str(count)
+    value, units = count / 1000, iter("kMGTPE")
+    unit = next(units)
+    while round(value, 1) >= 1000:
+        value, unit = value / 1000, next(units)
+    return f"{value:.1f}{unit}"
+
+
+def time_text(seconds: float) -> str:
+    """Seconds as s, ms or us, with four digits or so."""
+    if seconds >= 1:
+        return f"{seconds:.3f} s"
+    return f"{seconds * 1e3:.3f} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.1f} us"
+
+
+def share_text(part: int, whole: int) -> str:
+    """A share in percent, 0 and 100 only where that is exact; - of nothing."""
+    if whole == 0:
+        return "-"
+    percent = (200 * part + whole) // (2 * whole)
+    if percent == 0 < part:
+        return "<1%"
+    return ">99%" if percent == 100 and part < whole else f"{percent}%"
+
+
+def label_text(label: str) -> str:
+    """A label without characters that a terminal could act on, cut in the middle."""
+    shown = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in label)
+    if len(shown) <= MOST_LABEL:
+        return shown
+    return f"{shown[:16]}...{shown[19 - MOST_LABEL :]}"
+
+
+def others_text(sums: TraceSums) -> str:
+    """The sums without columns of their own, those that are not 0."""
+    parts = [
+        ("between devices", sums.between_devices and size_text(sums.between_devices)),
+        ("thrashing", sums.thrashing and size_text(sums.thrashing)),
+        ("throttled", sums.throttled and time_text(sums.throttled)),
+        ("remote", sums.remote_mapped and size_text(sums.remote_mapped)),
+        ("duplicated", sums.duplicated and size_text(sums.duplicated)),
+        ("evicted", sums.evicted and size_text(sums.evicted)),
+    ]
+    return ", ".join(f"{name} {text}" for name, text in parts if text)
+
+
+class Row(NamedTuple):
+    """The cells of one row, with the sums behind them; the row of totals has no last cell."""
+
+    label: str
+    size: str
+    sums: TraceSums
+    has_others: bool = True
+
+    def cells(self) -> list[str]:
+        """The texts of the eight columns."""
+        sums, requested = self.sums, self.sums.by_cause["requested"]
+        return [
+            self.label,
+            self.size,
+            size_text(sums.to_device),
+            share_text(requested[0], sums.to_device),
+            size_text(sums.to_host),
+            share_text(requested[1], sums.to_host),
+            count_text(sums.host_faults),
+            count_text(sums.device_faults),
+            others_text(sums) if self.has_others else "",
+        ]
+
+
+def memory_row(memory: TraceMemory) -> Row:
+    """The row of a memory."""
+    return Row(label_text(memory.label), size_text(memory.nbytes), memory)
+
+
+def rows_of(part: TracePart, most: int = MOST_ROWS) -> list[Row]:
+    """The rows of the table: memories with events, the rest of them together, unknown, total."""
+    groups = part._groups()
+    shown = groups if len(groups) <= most else groups[: most - 1]
+    rows = [memory_row(memory) for memory in shown]
+    rest = groups[len(shown) :]
+    if rest:
+        rows.append(Row(f"({len(rest)} others)", "", part._together(rest)))
+    unknown = part.unattributed
+    if unknown.moved or unknown.host_faults or unknown.device_faults or others_text(unknown):
+        rows.append(Row("(freed before it was seen)", "", unknown))
+    return [*rows, Row("total", "", part.total, False)]
+
+
+def heading(part: TracePart) -> str:
+    """The line above the table."""
+    state = "complete" if part.complete else "INCOMPLETE"
+    return (
+        f"{part._title()} of {time_text(part.duration)}, source {part.source} "
+        f"({part.source_detail}), {state}"
+    )
+
+
+def aligned(cells: Sequence[Sequence[str]]) -> list[str]:
+    """Lines of columns, the first and the last to the left, the others to the right."""
+    heads = ["memory", "size", "moved", "requested", "moved", "requested", "host", "device", ""]
+    widths = [max(map(len, column)) for column in zip(heads, *cells, strict=True)]
+    groups = {2: "to device", 4: "to host", 6: "faults"}
+    top = " " * (widths[0] + 2 + widths[1])
+    for column, title in groups.items():
+        top += "  " + title.center(widths[column] + 2 + widths[column + 1])
+    top += "  other" if any(row[-1] for row in cells) else ""
+    lines = [top.rstrip()]
+    for row in [heads, *cells]:
+        middle = [text.rjust(width) for text, width in zip(row[1:-1], widths[1:-1], strict=True)]
+        lines.append("  ".join([row[0].ljust(widths[0]), *middle, row[-1]]).rstrip())
+    return lines
+
+
+def notes(part: TracePart) -> list[str]:
+    """The paragraphs below the table: what was lost, and the findings."""
+    found = [textwrap.fill(f"note: {text}", WIDTH) for text in part.problems]
+    for finding in part.findings():
+        lines = [finding.observation]
+        if finding.advice:
+            indent = " " * 4
+            lines.append(
+                textwrap.fill(
+                    finding.advice, WIDTH, initial_indent=indent, subsequent_indent=indent
+                )
+            )
+        found.append("\n".join(lines))
+    return found
+
+
+def text_of(part: TracePart) -> str:
+    """The heading, the table and the paragraphs below it."""
+    rows = [row.cells() for row in rows_of(part)]
+    table = "\n".join([heading(part), *aligned(rows)])
+    return "\n\n".join([table, *notes(part)])
