@@ -8,12 +8,13 @@ import sys
 from collections.abc import Sequence
 
 import managedmem
-from managedmem._cli import demo, info
+from managedmem._cli import demo, info, script
 
 COMMANDS = {
     "demo": (demo.run, "classify handwritten digits in managed memory and report what happened"),
     "info": (info.run, "show the driver, its devices, and what managed memory can do here"),
 }
+TRACE = "run a Python program and show which managed memory moved, and why"
 
 
 def parser() -> argparse.ArgumentParser:
@@ -24,8 +25,10 @@ def parser() -> argparse.ArgumentParser:
         epilog="Without an option, the environment variable MANAGEDMEM_DRIVER names the driver: "
         "cuda, emulator, or the path of a library.",
     )
-    commands = top.add_subparsers(dest="command", required=True, metavar="{demo,info}")
-    for name, (_, text) in COMMANDS.items():
+    texts = {name: text for name, (_, text) in COMMANDS.items()} | {"trace": TRACE}
+    metavar = f"{{{','.join(texts)}}}"
+    commands = top.add_subparsers(dest="command", required=True, metavar=metavar)
+    for name, text in texts.items():
         command = commands.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.")
         driver = command.add_mutually_exclusive_group()
         for choice, meaning in (("cuda", "the CUDA driver"), ("emulator", "the emulated driver")):
@@ -36,12 +39,21 @@ def parser() -> argparse.ArgumentParser:
                 const=choice,
                 help=f"use {meaning}, whatever the environment says",
             )
+        if name == "trace":
+            script.add_arguments(command)
     return top
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit status: 0, 1 if it failed, 2 for wrong arguments."""
-    options = parser().parse_args(arguments)
+    """Run one command and return its exit status: 0, 1 if it failed, 2 for wrong arguments.
+
+    The program that ``trace`` runs can end otherwise.
+    """
+    given = sys.argv[1:] if arguments is None else arguments
+    given, of_script = script.split(given) if given[:1] == ["trace"] else (given, [])
+    options = parser().parse_args(given)
+    if options.command == "trace":
+        return script.run(options, of_script)
     try:
         status = COMMANDS[options.command][0](options.driver)
         sys.stdout.flush()

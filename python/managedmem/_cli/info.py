@@ -168,6 +168,23 @@ def _numa_ability(emulated: bool) -> tuple[str, str]:
     return "no gain", "one node: the driver reports such a preferred location as Host() or unset"
 
 
+def event_sources(info: Mapping[str, Any]) -> list[Sequence[object]]:
+    """The sources of events for ``trace()``: yes with details, or no with the reason."""
+    own, other = ("emulator", "kernel") if info["emulated"] else ("kernel", "emulator")
+    in_use = "the emulated driver" if info["emulated"] else "a CUDA driver"
+    rows: list[Sequence[object]] = [(other, "no", f"this process uses {in_use}")]
+    trace = managedmem.trace(sync=False)
+    try:
+        trace.start()
+    except (managedmem.TraceUnavailableError, managedmem.CUDAError) as error:
+        tried = getattr(error, "tried", None)
+        sentence = tried[-1][2] if tried else str(error)
+        return [(own, "no", " ".join(sentence.split())), *rows]
+    detail = trace.source_detail
+    trace.stop()
+    return [(own, "yes", detail), *rows]
+
+
 def library_rows() -> list[Sequence[object]]:
     """The libraries that can share managed memory, each with its installed version."""
     return [
@@ -227,6 +244,7 @@ def run(request: str | None = None) -> int:
     for device in devices:
         print_device(device)
     section("what managed memory can do here", abilities(info, devices))
+    section("sources of events for managedmem.trace()", event_sources(info))
     print_nodes(bool(info["emulated"]))
     section("libraries that can share managed memory", library_rows())
     return 0
