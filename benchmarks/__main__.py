@@ -22,6 +22,7 @@ from . import (
     overhead,
     pipeline,
     report,
+    residency,
 )
 from .measure import need_room
 from .report import Group, Report
@@ -88,6 +89,13 @@ GROUPS = {
         many.NEED,
     ),
     "attribution": Group("Events of a trace", attribution.DESCRIPTION, attribution.measure),
+    "residency": Group(
+        "Where pages are",
+        "One call of residency(). Bare C reads the page map and counts the bytes on the host;"
+        " ours also makes runs of them and asks the driver for the last prefetch of the others.",
+        residency.measure,
+        residency.NEED,
+    ),
 }
 # The one table that needs no GPU.
 ALL_GROUPS = {

@@ -6,7 +6,11 @@
 #include <cuda.h>
 #include <cudaTypedefs.h>
 #include <dlfcn.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <sys/ioctl.h>
 #include <time.h>
+#include <unistd.h>
 
 /* The arguments of a loop, so that all loops have one signature. */
 typedef struct {
@@ -237,4 +241,70 @@ bare_call(PyObject *function, PyObject *arguments, PyObject *names, CUstream str
     }
     Py_DECREF(answer);
     return until_done(CUDA_SUCCESS, stream, start);
+}
+
+/* --- the page map ----------------------------------------------------------------------- */
+
+/* Of linux/fs.h, which older systems lack. */
+typedef struct {
+    uint64_t size, flags, start, end, walk_end, regions, region_count, max_pages;
+    uint64_t inverted, mask, any_mask, return_mask;
+} scan_argument;
+
+enum { WORDS = 4096, PRESENT = 1 << 3 };
+
+static int
+scan_page_map(int file, uint64_t start, uint64_t end, uint64_t *on_host)
+{
+    static uint64_t regions[512][3];
+    scan_argument scan = {sizeof scan, 0, start, end,     0, (uint64_t)(uintptr_t)regions,
+                          512,         0, 0,     PRESENT, 0, PRESENT};
+
+    for (; scan.start < end; scan.start = scan.walk_end) {
+        int count = ioctl(file, _IOWR('f', 16, scan_argument), &scan);
+        if (count < 0) {
+            return -1;
+        }
+        for (int i = 0; i < count; i++) {
+            *on_host += regions[i][1] - regions[i][0];
+        }
+    }
+    return 0;
+}
+
+static int
+read_page_map(int file, uint64_t start, uint64_t end, uint64_t *on_host)
+{
+    static uint64_t entries[WORDS];
+    uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE);
+
+    while (start < end) {
+        uint64_t count = (end - start) / page;
+        count = count < WORDS ? count : WORDS;
+        if (pread(file, entries, count * 8, (off_t)(start / page * 8)) != (ssize_t)(count * 8)) {
+            return -1;
+        }
+        for (uint64_t i = 0; i < count; i++) {
+            *on_host += entries[i] >> 63 ? page : 0;
+        }
+        start += count * page;
+    }
+    return 0;
+}
+
+/* Nanoseconds to count the bytes of whole pages that the host has mapped, or minus errno. */
+double
+bare_page_map(uint64_t start, size_t size, int scan, uint64_t *on_host)
+{
+    double begin = now();
+    int file = open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC), failed;
+
+    *on_host = 0;
+    failed =
+        file < 0 || (scan ? scan_page_map : read_page_map)(file, start, start + size, on_host) < 0;
+    if (failed) {
+        return -(double)errno;
+    }
+    close(file);
+    return now() - begin;
 }

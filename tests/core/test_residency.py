@@ -2,13 +2,9 @@
 
 import copy
 import ctypes
-import itertools
-import json
 import pickle
 import random
 import threading
-import xml.dom.minidom
-from struct import Struct
 
 import pytest
 
@@ -16,16 +12,14 @@ import managedmem
 from constants import EMULATED, MIB, PAGE
 from driver import CAPTURE_GLOBAL, CAPTURE_RELAXED, capturing, device_memory
 from foreign_objects import CudaArray
-from managedmem import Device, Host, ManagedBuffer, Residency, ResidencyRun
-from managedmem._residency import make
+from managedmem import Device, Host, ManagedBuffer, Residency
 from page_map import mapped
 from programs import run_python
+from residencies import HINT, HOST, MAP, OFF, check, load, residency, store
 
 SIZE = 4 * MIB
 PAGES = SIZE // PAGE
 AROUND = 16 * PAGE  # what a read of the host brings along, on Linux and on an H100
-HOST, OFF = "host", "not on host"
-MAP, HINT = "page map", "page map + prefetch"
 
 
 @pytest.fixture(autouse=True)
@@ -34,46 +28,6 @@ def eager():
         from managedmem import emulator
 
         emulator.schedule("eager")
-
-
-def store(buffer, value=1):
-    Device(0).sync()
-    ctypes.memset(buffer.handle, value, buffer.size)
-
-
-def load(buffer):
-    Device(0).sync()
-    return ctypes.string_at(buffer.handle, buffer.size)
-
-
-def residency(target):
-    """That of the target, once the devices have done their work."""
-    Device(0).sync()
-    found = managedmem.residency(target)
-    check(found)
-    return found
-
-
-def check(found):
-    """Whatever the answer, its numbers agree with each other."""
-    runs = found.runs
-    assert found.on_host + found.not_on_host == found.nbytes
-    assert sum(run.nbytes for run in runs) == found.nbytes
-    assert sum(run.nbytes for run in runs if run.where == HOST) == found.on_host
-    at = 0
-    for run in runs:
-        assert isinstance(run, ResidencyRun)
-        assert run.offset == at
-        assert run.nbytes > 0
-        at += run.nbytes
-        to_device = isinstance(run.last_prefetch_location, Device)
-        assert run.evidence == (HINT if run.where == OFF and to_device else MAP)
-        assert run.where in (HOST, OFF)
-        assert run.where == OFF or run.last_prefetch_location is None
-    assert sum(found.last_asked_to.values()) <= found.not_on_host
-    assert found.on_device is None
-    assert found.untouched is None
-    assert found.numa is None or sum(found.numa.values()) <= found.on_host
 
 
 def bytes_on_host(buffer, pages):
@@ -451,153 +405,6 @@ class TestTargets:
             managedmem.residency(bytearray(PAGE))
 
 
-class TestText:
-    def test_is_short(self, alloc):
-        buffer = alloc(64 * MIB)
-        store(buffer)
-        assert str(residency(buffer)) == "64.0M: 64.0M on the host, 0B not on the host"
-        buffer[: 32 * MIB].prefetch(Device(0))
-        text = "64.0M: 32.0M on the host, 32.0M not on the host (last asked to Device(0))"
-        assert str(residency(buffer)) == text
-        assert repr(residency(buffer)) == f"<managedmem.Residency {text}>"
-
-    def test_of_a_hint_for_a_part(self, alloc):
-        buffer = alloc(8 * PAGE)
-        buffer.range(PAGE, 2 * PAGE).prefetch(Device(0))
-        assert str(residency(buffer)) == (
-            "32.0K: 0B on the host, 32.0K not on the host (8.0K last asked to Device(0))"
-        )
-
-    def test_does_not_call_a_prefetch_to_the_host_a_hint(self):
-        found = fabricated([(0, PAGE, 1, 0, 1)], hints=(Host(),))
-        assert str(found) == "4.0K: 0B on the host, 4.0K not on the host"
-        assert found.last_asked_to == {Host(): PAGE}
-
-    @pytest.mark.parametrize(
-        ("nbytes", "text"),
-        [
-            (0, "0B"),
-            (1023, "1023B"),
-            (1024, "1.0K"),
-            (MIB - 1, "1.0M"),
-            (1023 * 1024, "1023.0K"),
-            (5 << 29, "2.5G"),
-            (3 << 40, "3.0T"),
-            (1 << 62, "4.0E"),
-        ],
-    )
-    def test_sizes(self, nbytes, text):
-        assert str(fabricated([(0, nbytes, 1, 0, 0)])).startswith(f"{text}: 0B on the host")
-
-    def test_as_plain_values(self, alloc):
-        buffer = alloc(4 * PAGE)
-        store(buffer)
-        buffer.range(0, PAGE).prefetch(Device(0))
-        found = residency(buffer).to_dict()
-        numa = found.pop("numa")
-        assert numa is None or sum(numa.values()) == 3 * PAGE
-        assert json.loads(json.dumps(found)) == {
-            "version": 1,
-            "nbytes": 4 * PAGE,
-            "on_host": 3 * PAGE,
-            "not_on_host": PAGE,
-            "fraction_on_host": 0.75,
-            "on_device": None,
-            "untouched": None,
-            "last_asked_to": {"Device(0)": PAGE},
-            "runs": [
-                {
-                    "offset": 0,
-                    "nbytes": PAGE,
-                    "where": OFF,
-                    "evidence": HINT,
-                    "last_prefetch_location": "Device(0)",
-                },
-                {
-                    "offset": PAGE,
-                    "nbytes": 3 * PAGE,
-                    "where": HOST,
-                    "evidence": MAP,
-                    "last_prefetch_location": None,
-                },
-            ],
-        }
-
-    def test_with_numa_nodes(self):
-        """Made by hand, because most machines have one node."""
-        numa = fabricated([(0, PAGE, 0, 0, 0)], numa={0: 100, 3: 200}).numa
-        assert numa == {0: 100, 3: 200}
-        record = (0, PAGE, 0, packed((0, PAGE, 1, 0, 0)))
-        both = make(((*record, {0: 5, 1: 2}), (*record, {1: 3}), (*record, None)), ())
-        assert both.numa == {0: 5, 1: 5}
-        assert both.to_dict()["numa"] == {"0": 5, "1": 5}
-        assert make(((*record, None),), ()).numa is None
-
-
-def packed(*runs):
-    layout = Struct("<QQBBB5x")
-    return b"".join(layout.pack(*run) for run in runs)
-
-
-def fabricated(runs, hints=(), numa=None):
-    """A Residency of runs: offset, bytes, place, evidence, hint."""
-    on_host = sum(run[1] for run in runs if run[2] == 0)
-    return make(((0, sum(run[1] for run in runs), on_host, packed(*runs), numa),), hints)
-
-
-def strip(found):
-    """The rectangles of the picture: first column, columns, colour."""
-    page = xml.dom.minidom.parseString(found._repr_html_())
-    return [
-        (int(bar.getAttribute("x")), int(bar.getAttribute("width")), bar.getAttribute("fill"))
-        for bar in page.getElementsByTagName("rect")
-    ]
-
-
-class TestPicture:
-    BLUE, MIXED, ORANGE = "#0072b2", "#8f8b58", "#e69f00"
-
-    def test_shows_the_memory_in_order(self):
-        found = fabricated([(0, 512, 0, 0, 0), (512, 256, 1, 0, 0), (768, 256, 0, 0, 0)])
-        assert strip(found) == [
-            (0, 128, self.BLUE),
-            (128, 64, self.ORANGE),
-            (192, 64, self.BLUE),
-        ]
-
-    def test_shows_columns_that_are_both(self):
-        found = fabricated([(0, 1, 0, 0, 0), (1, 1023, 1, 0, 0)])
-        assert strip(found) == [(0, 1, self.MIXED), (1, 255, self.ORANGE)]
-
-    def test_of_less_bytes_than_columns(self):
-        found = fabricated([(0, 1, 1, 0, 0), (1, 1, 0, 0, 0)])
-        assert strip(found) == [(0, 128, self.ORANGE), (128, 128, self.BLUE)]
-
-    def test_stays_small_for_a_million_runs(self):
-        layout, count = Struct("<QQBBB5x"), 1_000_000
-        runs = b"".join(layout.pack(i * PAGE, PAGE, i % 2, 0, 0) for i in range(count))
-        found = make(((0, count * PAGE, count // 2 * PAGE, runs, None),), ())
-        assert strip(found) == [(0, 256, self.MIXED)]
-        assert len(found._repr_html_()) < 20_000
-        assert len(found.runs) == count
-        assert found.runs[-1] == ((count - 1) * PAGE, PAGE, OFF, MAP, None)
-
-    @pytest.mark.parametrize("seed", range(5))
-    def test_has_every_column_once(self, seed):
-        chance = random.Random(seed)
-        ends = sorted(chance.sample(range(1, 10**9), 2000))
-        pairs = itertools.pairwise([0, *ends])
-        found = fabricated(
-            [(first, end - first, i % 2, 0, 0) for i, (first, end) in enumerate(pairs)]
-        )
-        bars = strip(found)
-        assert [first for first, _, _ in bars] == [
-            0,
-            *itertools.accumulate(count for _, count, _ in bars[:-1]),
-        ]
-        assert sum(count for _, count, _ in bars) == 256
-
-
 class TestSystems:
     @pytest.mark.emulator_only
     def test_without_concurrent_access(self):
@@ -646,6 +453,45 @@ class TestSystems:
         """)
         if "no namespaces" in done.stdout:
             pytest.skip("this process may not make namespaces")
+
+    @pytest.mark.emulator_only
+    @pytest.mark.parametrize("nodes", ["0-1", "0,3", "0"])
+    def test_with_several_numa_nodes(self, nodes, tmp_path):
+        """A file over that of the kernel makes this machine one of two nodes; its pages are on one
+        of those that it has."""
+        listed = tmp_path / "has_memory"
+        listed.write_text(f"{nodes}\n")
+        done = run_python(f"""
+            import ctypes, managedmem
+            libc = ctypes.CDLL(None)
+            namespaces = 0x10020000  # of a user, and of mounts
+            private, bind = 1 << 18 | 1 << 14, 1 << 12
+            file = b"/sys/devices/system/node/has_memory"
+            if (
+                libc.unshare(namespaces) != 0
+                or libc.mount(b"none", b"/", None, private, None) != 0
+                or libc.mount({str(listed)!r}.encode(), file, None, bind, None) != 0
+            ):
+                print("no namespaces")
+                raise SystemExit
+            buffer = managedmem.empty(1 << 20)
+            ctypes.memset(buffer.handle, 1, 1 << 19)
+            parts = [buffer[5:], buffer[: 1 << 19], buffer[:0], buffer[1 << 19 :]]
+            found = managedmem.residency(parts)
+            if {nodes!r} == "0":
+                assert found.numa is None
+            else:
+                if found.numa is None:
+                    print("no namespaces")  # the process may not ask
+                    raise SystemExit
+                assert sum(found.numa.values()) == found.on_host == (1 << 20) - 5, found.numa
+                assert [sum((part.numa or {{}}).values()) for part in found.parts] == [
+                    (1 << 19) - 5, 1 << 19, 0, 0
+                ]
+                assert found.parts[2].numa is None and found.parts[3].numa == {{}}
+        """)
+        if "no namespaces" in done.stdout:
+            pytest.skip("this process may not make namespaces, or ask for nodes")
 
     def test_without_a_descriptor_left(self):
         run_python("""

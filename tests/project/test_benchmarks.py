@@ -27,6 +27,7 @@ from benchmarks import (
     jobs,
     many,
     overhead,
+    residency,
 )
 from benchmarks import pipeline as pipelines
 from benchmarks.measure import (
@@ -123,6 +124,10 @@ class TestGroups:
     def test_deferring(self):
         rows = whole(deferring.measure(2, (64 * KIB,), MIB), "plain, call", "auto, busy")
         assert [row.operation.split()[-1] for row in rows] == ["device", "host"]
+
+    def test_residency(self, bare_calls):
+        rows = whole(residency.measure(2, 6 * MIB), "page map, entries", "ours")
+        assert [row.operation for row in rows] == [f"6 MiB {name}" for name in residency.STATES]
 
     def test_advice(self):
         rows = whole(advice.measure(2, (MIB,)), "set", "set again", "unset")

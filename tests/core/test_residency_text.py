@@ -1,0 +1,169 @@
+"""A Residency as text, as plain values and as a picture."""
+
+import itertools
+import json
+import random
+import xml.dom.minidom
+from struct import Struct
+
+import pytest
+
+from constants import EMULATED, MIB, PAGE
+from managedmem import Device, Host
+from managedmem._residency import make
+from residencies import HINT, HOST, MAP, OFF, residency, store
+
+
+@pytest.fixture(autouse=True)
+def eager():
+    if EMULATED:
+        from managedmem import emulator
+
+        emulator.schedule("eager")
+
+
+class TestText:
+    def test_is_short(self, alloc):
+        buffer = alloc(64 * MIB)
+        store(buffer)
+        assert str(residency(buffer)) == "64.0M: 64.0M on the host, 0B not on the host"
+        buffer[: 32 * MIB].prefetch(Device(0))
+        text = "64.0M: 32.0M on the host, 32.0M not on the host (last asked to Device(0))"
+        assert str(residency(buffer)) == text
+        assert repr(residency(buffer)) == f"<managedmem.Residency {text}>"
+
+    def test_of_a_hint_for_a_part(self, alloc):
+        buffer = alloc(8 * PAGE)
+        buffer.range(PAGE, 2 * PAGE).prefetch(Device(0))
+        assert str(residency(buffer)) == (
+            "32.0K: 0B on the host, 32.0K not on the host (8.0K last asked to Device(0))"
+        )
+
+    def test_does_not_call_a_prefetch_to_the_host_a_hint(self):
+        found = fabricated([(0, PAGE, 1, 0, 1)], hints=(Host(),))
+        assert str(found) == "4.0K: 0B on the host, 4.0K not on the host"
+        assert found.last_asked_to == {Host(): PAGE}
+
+    @pytest.mark.parametrize(
+        ("nbytes", "text"),
+        [
+            (0, "0B"),
+            (1023, "1023B"),
+            (1024, "1.0K"),
+            (MIB - 1, "1.0M"),
+            (1023 * 1024, "1023.0K"),
+            (5 << 29, "2.5G"),
+            (3 << 40, "3.0T"),
+            (1 << 62, "4.0E"),
+        ],
+    )
+    def test_sizes(self, nbytes, text):
+        assert str(fabricated([(0, nbytes, 1, 0, 0)])).startswith(f"{text}: 0B on the host")
+
+    def test_as_plain_values(self, alloc):
+        buffer = alloc(4 * PAGE)
+        store(buffer)
+        buffer.range(0, PAGE).prefetch(Device(0))
+        found = residency(buffer).to_dict()
+        numa = found.pop("numa")
+        assert numa is None or sum(numa.values()) == 3 * PAGE
+        assert json.loads(json.dumps(found)) == {
+            "version": 1,
+            "nbytes": 4 * PAGE,
+            "on_host": 3 * PAGE,
+            "not_on_host": PAGE,
+            "fraction_on_host": 0.75,
+            "on_device": None,
+            "untouched": None,
+            "last_asked_to": {"Device(0)": PAGE},
+            "runs": [
+                {
+                    "offset": 0,
+                    "nbytes": PAGE,
+                    "where": OFF,
+                    "evidence": HINT,
+                    "last_prefetch_location": "Device(0)",
+                },
+                {
+                    "offset": PAGE,
+                    "nbytes": 3 * PAGE,
+                    "where": HOST,
+                    "evidence": MAP,
+                    "last_prefetch_location": None,
+                },
+            ],
+        }
+
+    def test_with_numa_nodes(self):
+        """Made by hand, because most machines have one node."""
+        numa = fabricated([(0, PAGE, 0, 0, 0)], numa={0: 100, 3: 200}).numa
+        assert numa == {0: 100, 3: 200}
+        record = (0, PAGE, 0, packed((0, PAGE, 1, 0, 0)))
+        both = make(((*record, {0: 5, 1: 2}), (*record, {1: 3}), (*record, None)), ())
+        assert both.numa == {0: 5, 1: 5}
+        assert both.to_dict()["numa"] == {"0": 5, "1": 5}
+        assert make(((*record, None),), ()).numa is None
+
+
+def packed(*runs):
+    layout = Struct("<QQBBB5x")
+    return b"".join(layout.pack(*run) for run in runs)
+
+
+def fabricated(runs, hints=(), numa=None):
+    """A Residency of runs: offset, bytes, place, evidence, hint."""
+    on_host = sum(run[1] for run in runs if run[2] == 0)
+    return make(((0, sum(run[1] for run in runs), on_host, packed(*runs), numa),), hints)
+
+
+def strip(found):
+    """The rectangles of the picture: first column, columns, colour."""
+    page = xml.dom.minidom.parseString(found._repr_html_())
+    return [
+        (int(bar.getAttribute("x")), int(bar.getAttribute("width")), bar.getAttribute("fill"))
+        for bar in page.getElementsByTagName("rect")
+    ]
+
+
+class TestPicture:
+    BLUE, MIXED, ORANGE = "#0072b2", "#8f8b58", "#e69f00"
+
+    def test_shows_the_memory_in_order(self):
+        found = fabricated([(0, 512, 0, 0, 0), (512, 256, 1, 0, 0), (768, 256, 0, 0, 0)])
+        assert strip(found) == [
+            (0, 128, self.BLUE),
+            (128, 64, self.ORANGE),
+            (192, 64, self.BLUE),
+        ]
+
+    def test_shows_columns_that_are_both(self):
+        found = fabricated([(0, 1, 0, 0, 0), (1, 1023, 1, 0, 0)])
+        assert strip(found) == [(0, 1, self.MIXED), (1, 255, self.ORANGE)]
+
+    def test_of_less_bytes_than_columns(self):
+        found = fabricated([(0, 1, 1, 0, 0), (1, 1, 0, 0, 0)])
+        assert strip(found) == [(0, 128, self.ORANGE), (128, 128, self.BLUE)]
+
+    def test_stays_small_for_a_million_runs(self):
+        layout, count = Struct("<QQBBB5x"), 1_000_000
+        runs = b"".join(layout.pack(i * PAGE, PAGE, i % 2, 0, 0) for i in range(count))
+        found = make(((0, count * PAGE, count // 2 * PAGE, runs, None),), ())
+        assert strip(found) == [(0, 256, self.MIXED)]
+        assert len(found._repr_html_()) < 20_000
+        assert len(found.runs) == count
+        assert found.runs[-1] == ((count - 1) * PAGE, PAGE, OFF, MAP, None)
+
+    @pytest.mark.parametrize("seed", range(5))
+    def test_has_every_column_once(self, seed):
+        chance = random.Random(seed)
+        ends = sorted(chance.sample(range(1, 10**9), 2000))
+        pairs = itertools.pairwise([0, *ends])
+        found = fabricated(
+            [(first, end - first, i % 2, 0, 0) for i, (first, end) in enumerate(pairs)]
+        )
+        bars = strip(found)
+        assert [first for first, _, _ in bars] == [
+            0,
+            *itertools.accumulate(count for _, count, _ in bars[:-1]),
+        ]
+        assert sum(count for _, count, _ in bars) == 256

@@ -1,0 +1,49 @@
+"""What residency() says, checked; and loads and stores of the host."""
+
+import ctypes
+
+import managedmem
+from managedmem import Device, ResidencyRun
+
+HOST, OFF = "host", "not on host"
+MAP, HINT = "page map", "page map + prefetch"
+
+
+def store(buffer, value=1):
+    Device(0).sync()
+    ctypes.memset(buffer.handle, value, buffer.size)
+
+
+def load(buffer):
+    Device(0).sync()
+    return ctypes.string_at(buffer.handle, buffer.size)
+
+
+def residency(target):
+    """That of the target, once the devices have done their work."""
+    Device(0).sync()
+    found = managedmem.residency(target)
+    check(found)
+    return found
+
+
+def check(found):
+    """Whatever the answer, its numbers agree with each other."""
+    runs = found.runs
+    assert found.on_host + found.not_on_host == found.nbytes
+    assert sum(run.nbytes for run in runs) == found.nbytes
+    assert sum(run.nbytes for run in runs if run.where == HOST) == found.on_host
+    at = 0
+    for run in runs:
+        assert isinstance(run, ResidencyRun)
+        assert run.offset == at
+        assert run.nbytes > 0
+        at += run.nbytes
+        to_device = isinstance(run.last_prefetch_location, Device)
+        assert run.evidence == (HINT if run.where == OFF and to_device else MAP)
+        assert run.where in (HOST, OFF)
+        assert run.where == OFF or run.last_prefetch_location is None
+    assert sum(found.last_asked_to.values()) <= found.not_on_host
+    assert found.on_device is None
+    assert found.untouched is None
+    assert found.numa is None or sum(found.numa.values()) <= found.on_host
