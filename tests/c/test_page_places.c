@@ -5,6 +5,7 @@
 #include <errno.h>
 #include <stdbool.h>
 
+#include "failing_allocations.h"
 #include "memory/page_places.h"
 #include "world.h"
 
@@ -206,6 +207,8 @@ places_follow_the_moves(void)
     CHECK_PLACES(part_of(m, 16 * page - 1, 16 * page + 2), {1, MM_PLACE_HOST, NONE},
                  {16 * page, MM_PLACE_NOT_HOST, 0}, {1, MM_PLACE_NOT_HOST, 1});
     CHECK_PLACES(part_of(m, 20 * page + 5, 3), {3, MM_PLACE_NOT_HOST, 0});
+    CHECK_PLACES(part_of(m, 48 * page - 1, 3), {1, MM_PLACE_NOT_HOST, 1},
+                 {2, MM_PLACE_HOST, NONE});
     for (size_t first = 0; first < 64; first += 16) {
         prefetch(pages_of(m, first, 16), -1); /* of ranges that differ, drivers keep old records */
     }
@@ -248,9 +251,12 @@ the_driver_is_asked_little(void)
 
     store(pages_of(m, 0, 64));
     world.log_clear();
+    world.fail("cuCtxGetCurrent", 1, 999, 0);
     CHECK_OK(read_one(&mm_kernel_presence, pages_of(m, 0, 64), &places, &st), &st);
+    CHECK(!world.fail_fired()); /* all of it is mapped: not even a context is needed */
+    world.fail_clear();
     mm_places_free(&places);
-    CHECK_EQUAL(world.log_count(), 0); /* all of it is mapped */
+    CHECK_EQUAL(world.log_count(), 0);
     prefetch(pages_of(m, 8, 8), 0);
     prefetch(pages_of(m, 40, 8), 1);
     world.log_clear();
@@ -291,6 +297,37 @@ failures_leave_nothing(void)
     mm_places_free(&places);
     CHECK_OK(read_one(&source, part_of(m, 10, 0), &places, &st), &st); /* needs no file */
     mm_places_free(&places);
+    mm_memory_release(m);
+}
+
+static void
+failed_allocations_leave_nothing(void)
+{
+    mm_memory *m = allocate(64);
+    mm_presence_source source = fresh_source();
+    bool failed = true;
+    mm_status st;
+
+    fake.nodes = "0-1\n";
+    fake.may_ask = true;
+    node_start = m->start;
+    for (size_t i = 0; i < 64; i += 2) {
+        store(pages_of(m, i, 1));
+    }
+    for (long nth = 1; failed; nth++) {
+        long before = live_bytes();
+        mm_places places;
+        int rc;
+        fail_allocation(nth);
+        rc = read_one(&source, pages_of(m, 0, 64), &places, &st);
+        failed = allocation_has_failed();
+        CHECK_EQUAL(rc < 0, failed);
+        CHECK(!failed || st.kind == MM_NO_MEMORY);
+        mm_places_free(&places);
+        CHECK_EQUAL(live_bytes(), before);
+        CHECK_EQUAL(fake.opened, fake.closed);
+        CHECK(failed || nth > 8); /* the list, spans and runs that grow, exact runs, nodes */
+    }
     mm_memory_release(m);
 }
 
@@ -352,6 +389,7 @@ main(int argc, char **argv)
         CHECK_TEST(hints_of_large_ranges_are_those_of_blocks),
         CHECK_TEST(the_driver_is_asked_little),
         CHECK_TEST(failures_leave_nothing),
+        CHECK_TEST(failed_allocations_leave_nothing),
         CHECK_TEST(systems_whose_page_map_says_nothing_are_refused),
         CHECK_TEST(places_have_the_bytes_of_nodes),
     };
