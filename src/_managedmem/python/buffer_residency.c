@@ -167,7 +167,7 @@ const char mm_buffer_residency_doc[] =
     "\n"
     "No page is touched or moved. The result is a snapshot: other threads and devices go on moving\n"
     "pages, and queued work that has not run yet is not in it. Takes 2 us for each MiB; where memory on\n"
-    "the host can be on several NUMA nodes, up to 20 us.\n"
+    "the host can be on several NUMA nodes, up to 40 us.\n"
     "\n"
     "Raises RuntimeError when closed, ValueError if this is not managed memory, OSError if\n"
     "/proc/self/pagemap cannot be read, NotImplementedError where the page map does not tell: without\n"
