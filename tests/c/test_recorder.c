@@ -6,6 +6,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "failing_allocations.h"
 #include "memory/recorded_calls.h"
 #include "memory/recorder.h"
 #include "world.h"
@@ -388,7 +389,7 @@ without_waiting_nothing_is_refused(void)
 
 /* A whole recording, in which one call may fail: 1 if a function failed, 2 if the start did. */
 static int
-record_failing(mm_memory *m, bool *fired)
+record_failing(mm_memory *m, mm_range foreign, bool *fired)
 {
     mm_recording *r = mm_recording_start(world.cu, &usual, &st);
     mm_recorded_result result;
@@ -401,6 +402,7 @@ record_failing(mm_memory *m, bool *fired)
         return 2;
     }
     MM_IGNORE(mm_range_prefetch(world.cu, range_of(m), device0, NULL, MM_DEFER_NO, &st));
+    MM_IGNORE(mm_range_prefetch(world.cu, foreign, device1, NULL, MM_DEFER_NO, &st));
     failures |= mm_recording_mark(r, &st) < 0;
     CHECK(mm_recording_is_running(r));
     MM_IGNORE(mm_range_prefetch(world.cu, range_of(m), mm_host(), NULL, MM_DEFER_NO, &st));
@@ -424,10 +426,12 @@ failing_calls_leave_nothing_behind(void)
                                             "cuDeviceGetUuid",  "cuCtxGetCurrent",
                                             "cuCtxPushCurrent", "cuPointerGetAttributes"};
     mm_memory *m = allocate(BLOCK);
-    CUdeviceptr foreign = 0;
+    mm_range foreign = {.size = BLOCK};
     bool fired;
 
-    CHECK_EQUAL(world.cu->MemAllocManaged(&foreign, BLOCK, CU_MEM_ATTACH_GLOBAL), CUDA_SUCCESS);
+    CHECK_EQUAL(world.cu->MemAllocManaged(&foreign.start, BLOCK, CU_MEM_ATTACH_GLOBAL),
+                CUDA_SUCCESS);
+    memset((void *)(uintptr_t)foreign.start, 1, BLOCK);
     for (size_t i = 0; i < sizeof functions / sizeof *functions; i++) {
         fired = true;
         for (unsigned nth = 1; fired; nth++) {
@@ -435,18 +439,78 @@ failing_calls_leave_nothing_behind(void)
             int files = count_files();
             CHECK(nth < 100);
             world.fail(functions[i], nth, UNKNOWN, 0);
-            (void)record_failing(m, &fired);
+            (void)record_failing(m, foreign, &fired);
             CHECK_EQUAL(world.context_depth(), depth);
             CHECK_EQUAL(world.live_streams(), streams);
             CHECK_EQUAL(count_files(), files);
         }
     }
     world.fail("cuCtxSynchronize", 1, UNKNOWN, 0);
-    CHECK_EQUAL(record_failing(m, &fired), 2);
+    CHECK_EQUAL(record_failing(m, foreign, &fired), 2);
     CHECK_EQUAL(st.code, UNKNOWN);
     world.fail_clear();
-    CHECK_EQUAL(record_failing(m, &fired), 0);
-    CHECK_EQUAL(world.cu->MemFree(foreign), CUDA_SUCCESS);
+    CHECK_EQUAL(record_failing(m, foreign, &fired), 0);
+    CHECK_EQUAL(world.cu->MemFree(foreign.start), CUDA_SUCCESS);
+    mm_memory_release(m);
+}
+
+/* Events beyond the limit are lost without memory for them, and counted; everything else fails. */
+static bool
+record_without_memory(mm_memory *m)
+{
+    mm_recording_options options = usual;
+    mm_recorded_result result;
+    mm_recording *r;
+    uint64_t lost = 0;
+    int failures = 0;
+
+    options.limit = MM_LEAST_LIMIT;
+    r = mm_recording_start(world.cu, &options, &st);
+    if (r == NULL) {
+        CHECK_EQUAL(st.kind, MM_NO_MEMORY);
+        return allocation_has_failed();
+    }
+    for (int i = 0; i < 20; i++) {
+        prefetch(range_of(m), device0);
+        prefetch(range_of(m), mm_host());
+        if (i == 10) {
+            failures += mm_recording_mark(r, &st) < 0;
+        }
+    }
+    failures += mm_recording_stop(r, true, &st) < 0;
+    lost = report_of(r).lost;
+    failures += mm_recording_attribute(r, NULL, 0, &result, &st) < 0;
+    CHECK_EQUAL(allocation_has_failed(), failures > 0 || lost > 0);
+    if (failures == 0) {
+        uint64_t moved = total_of(&result, 0).moved[TO_DEVICE][MM_CAUSE_REQUESTED]
+                         + total_of(&result, 1).moved[TO_DEVICE][MM_CAUSE_REQUESTED];
+        CHECK(lost > 0 ? moved < 20 * m->size : moved == 20 * m->size);
+    }
+    mm_recorded_result_free(&result);
+    mm_recording_free(r);
+    return failures > 0 || lost > 0;
+}
+
+static void
+failing_allocations_leave_nothing_behind(void)
+{
+    mm_memory *m = allocate((size_t)32 * BLOCK);
+    long before;
+
+    CHECK(!record_without_memory(m));
+    before = live_bytes();
+    for (long nth = 1;; nth++) {
+        bool met;
+        CHECK(nth < 1000);
+        fail_allocation(nth);
+        met = record_without_memory(m);
+        (void)allocation_has_failed();
+        CHECK(!mm_is_recording());
+        CHECK_EQUAL(live_bytes(), before);
+        if (!met) {
+            break;
+        }
+    }
     mm_memory_release(m);
 }
 
@@ -742,6 +806,7 @@ main(int argc, char **argv)
         CHECK_TEST(captures_are_not_destroyed),
         CHECK_TEST(without_waiting_nothing_is_refused),
         CHECK_TEST(failing_calls_leave_nothing_behind),
+        CHECK_TEST(failing_allocations_leave_nothing_behind),
         CHECK_TEST(a_failed_stop_keeps_the_results),
         CHECK_TEST(disturbed_queues_are_counted),
         CHECK_TEST(refused_queues_fail_the_start),

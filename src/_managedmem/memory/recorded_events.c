@@ -30,7 +30,8 @@ mm_recorded_init(mm_recorded_events *e, size_t limit, mm_status *st)
                   MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (events == MAP_FAILED) {
         return mm_fail(st, MM_NO_MEMORY,
-                       "no address space for a trace of %zu events: limit=", limit);
+                       "no address space for a trace of %zu events: give it a smaller limit",
+                       limit);
     }
     e->events = events;
     return mm_recorded_reserve(e, st);
