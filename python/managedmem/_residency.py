@@ -8,6 +8,7 @@ from struct import Struct
 from typing import Any, NamedTuple
 
 from managedmem._managedmem import Device, Host
+from managedmem._units import size_text
 
 _RUN = Struct("<QQBBB5x")
 _WHERE = ("host", "not on host")
@@ -142,22 +143,24 @@ class Residency:
         }
 
     def __str__(self) -> str:
-        host, rest = _size(self.on_host), _size(self.not_on_host)
+        host, rest = size_text(self.on_host), size_text(self.not_on_host)
         asked = {to: n for to, n in self.last_asked_to.items() if isinstance(to, Device)}
         hint = ""
         if list(asked.values()) == [self.not_on_host]:
             hint = f" (last asked to {next(iter(asked))})"
         elif asked:
-            parts = (f"{_size(nbytes)} last asked to {to}" for to, nbytes in asked.items())
+            parts = (f"{size_text(nbytes)} last asked to {to}" for to, nbytes in asked.items())
             hint = f" ({', '.join(parts)})"
-        return f"{_size(self.nbytes)}: {host} on the host, {rest} not on the host{hint}"
+        return f"{size_text(self.nbytes)}: {host} on the host, {rest} not on the host{hint}"
 
     def __repr__(self) -> str:
         return f"<managedmem.Residency {self}>"
 
     def _repr_html_(self) -> str:
         """The text, and a strip of the memory from its first byte to its last."""
-        text = str(self).replace("&", "&amp;").replace("<", "&lt;")
+        from html import escape
+
+        text = escape(str(self))
         bars = "".join(
             f'<rect x="{first}" width="{count}" height="14" fill="{_COLOURS[where]}"/>'
             for first, count, where in self._columns()
@@ -222,18 +225,6 @@ def _sums(all_bytes: Iterator[dict[int, int] | None]) -> dict[int, int] | None:
 
 def _text_or_none(location: Device | Host | None) -> str | None:
     return None if location is None else str(location)
-
-
-def _size(nbytes: int) -> str:
-    """Three to four digits with a binary unit, such as 512B, 1.5K, 64.0M."""
-    if nbytes < 1024:
-        return f"{nbytes}B"
-    amount = float(nbytes)
-    for unit in "KMGTPE":
-        amount /= 1024
-        if amount < 1023.95:
-            return f"{amount:.1f}{unit}"
-    return f"{amount:.1f}E"
 
 
 def make(records: tuple[_Record, ...], hints: tuple[Device | Host, ...]) -> Residency:

@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
-from managedmem._trace_table import count_text, label_text, size_text, time_text
+from managedmem._trace_table import label_text
+from managedmem._units import count_text, size_text, time_text
 
 if TYPE_CHECKING:
     from managedmem._trace import TracePart

@@ -17,7 +17,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from managedmem import Device, Host, ManagedBuffer, PrefetchPlan
-from managedmem._trace_table import size_text
+from managedmem._units import size_text
 
 if TYPE_CHECKING:
     from managedmem._managedmem import Recorder

@@ -6,6 +6,8 @@ import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+from managedmem._units import count_text, size_text, time_text
+
 if TYPE_CHECKING:
     from managedmem._trace import TracePart
     from managedmem._trace_results import TraceMemory, TraceSums
@@ -15,37 +17,6 @@ MOST_ROWS = 24
 MOST_LABEL = 40
 """A label is cut to so many characters."""
 WIDTH = 100
-
-
-def size_text(count: int) -> str:
-    """A number of bytes in the largest binary unit in which it is at least 1, as in 64.0M."""
-    if count < 1024:
-        return str(count)
-    value, units = count / 1024, iter("KMGTPE")
-    unit = next(units)
-    while round(value, 1) >= 1024:
-        value, unit = value / 1024, next(units)
-    return f"{value:.1f}{unit}"
-
-
-def count_text(count: int | None) -> str:
-    """A number of events in the largest decimal unit, as in 24.6k; empty for None."""
-    if count is None:
-        return ""
-    if count < 1000:
-        return str(count)
-    value, units = count / 1000, iter("kMGTPE")
-    unit = next(units)
-    while round(value, 1) >= 1000:
-        value, unit = value / 1000, next(units)
-    return f"{value:.1f}{unit}"
-
-
-def time_text(seconds: float) -> str:
-    """Seconds as s, ms or us, with four digits or so."""
-    if seconds >= 1:
-        return f"{seconds:.3f} s"
-    return f"{seconds * 1e3:.3f} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.1f} us"
 
 
 def share_text(part: int, whole: int) -> str:

@@ -184,7 +184,7 @@ class TestBytes:
             found = residency(empty)
             assert (found.nbytes, found.on_host, found.runs) == (0, 0, ())
             assert found.fraction_on_host == 0
-            assert str(found) == "0B: 0B on the host, 0B not on the host"
+            assert str(found) == "0: 0 on the host, 0 not on the host"
             assert "<rect" not in found._repr_html_()
 
     def test_of_an_array(self):
@@ -283,7 +283,7 @@ class TestPrefetchHints:
         ]
         assert found.last_asked_to == {device0: PAGE, device1: 3 * PAGE}
         assert str(found) == (
-            "24.0K: 0B on the host, 24.0K not on the host "
+            "24.0K: 0 on the host, 24.0K not on the host "
             "(4.0K last asked to Device(0), 12.0K last asked to Device(1))"
         )
 

@@ -26,7 +26,7 @@ class TestText:
     def test_is_short(self, alloc):
         buffer = alloc(64 * MIB)
         store(buffer)
-        assert str(residency(buffer)) == "64.0M: 64.0M on the host, 0B not on the host"
+        assert str(residency(buffer)) == "64.0M: 64.0M on the host, 0 not on the host"
         buffer[: 32 * MIB].prefetch(Device(0))
         text = "64.0M: 32.0M on the host, 32.0M not on the host (last asked to Device(0))"
         assert str(residency(buffer)) == text
@@ -36,18 +36,19 @@ class TestText:
         buffer = alloc(8 * PAGE)
         buffer.range(PAGE, 2 * PAGE).prefetch(Device(0))
         assert str(residency(buffer)) == (
-            "32.0K: 0B on the host, 32.0K not on the host (8.0K last asked to Device(0))"
+            "32.0K: 0 on the host, 32.0K not on the host (8.0K last asked to Device(0))"
         )
 
     def test_does_not_call_a_prefetch_to_the_host_a_hint(self):
         found = fabricated([(0, PAGE, 1, 0, 1)], hints=(Host(),))
-        assert str(found) == "4.0K: 0B on the host, 4.0K not on the host"
+        assert str(found) == "4.0K: 0 on the host, 4.0K not on the host"
         assert found.last_asked_to == {Host(): PAGE}
 
     @pytest.mark.parametrize(
         ("nbytes", "text"),
         [
-            (0, "0B"),
+            (0, "0"),
+            (1, "1B"),
             (1023, "1023B"),
             (1024, "1.0K"),
             (MIB - 1, "1.0M"),
@@ -58,7 +59,7 @@ class TestText:
         ],
     )
     def test_sizes(self, nbytes, text):
-        assert str(fabricated([(0, nbytes, 1, 0, 0)])).startswith(f"{text}: 0B on the host")
+        assert str(fabricated([(0, nbytes, 1, 0, 0)])).startswith(f"{text}: 0 on the host")
 
     def test_as_plain_values(self, alloc):
         buffer = alloc(4 * PAGE)

@@ -174,7 +174,7 @@ def test_unattributed_memory_has_a_row(traced):
     ("number", "text"),
     [
         (0, "0"),
-        (1023, "1023"),
+        (1023, "1023B"),
         (1024, "1.0K"),
         (1024 * 1024 - 1, "1.0M"),
         (64 * MIB, "64.0M"),
@@ -183,7 +183,7 @@ def test_unattributed_memory_has_a_row(traced):
     ],
 )
 def test_sizes(number, text):
-    from managedmem._trace_table import size_text
+    from managedmem._units import size_text
 
     assert size_text(number) == text
 
@@ -193,7 +193,7 @@ def test_sizes(number, text):
     [(None, ""), (0, "0"), (999, "999"), (24_576, "24.6k"), (999_960, "1.0M"), (10**9, "1.0G")],
 )
 def test_counts(number, text):
-    from managedmem._trace_table import count_text
+    from managedmem._units import count_text
 
     assert count_text(number) == text
 

@@ -331,10 +331,11 @@ def test_batch_stays_within_its_limit() -> None:
 
 def test_table_and_sizes() -> None:
     assert text.table([("a", "bb", "c"), ("aaa", "b", "")]) == "  a    bb  c\n  aaa  b"
-    assert [text.size_text(n) for n in (0, 1023, 1024, 3 << 20, 5 << 40)] == [
+    assert [text.size_text(n) for n in (0, 1023, 1024, (1 << 20) - 1, 3 << 20, 5 << 40)] == [
         "0 bytes",
         "1023 bytes",
         "1.0 KiB",
+        "1.0 MiB",
         "3.0 MiB",
-        "5120.0 GiB",
+        "5.0 TiB",
     ]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from managedmem._units import scaled
+
 
 def printable(text: object) -> str:
     """The text with escapes for bytes of a path that cannot be printed."""
@@ -21,11 +23,8 @@ def table(rows: Iterable[Sequence[object]], indent: str = "  ") -> str:
     return "\n".join(lines)
 
 
-def size_text(count: int) -> str:
-    """A number of bytes in the largest unit, up to GiB, in which it is at least 1."""
-    value = float(count)
-    for unit in ("bytes", "KiB", "MiB", "GiB"):
-        if value < 1024 or unit == "GiB":
-            break
-        value /= 1024
-    return f"{count} bytes" if unit == "bytes" else f"{value:.1f} {unit}"
+def size_text(nbytes: int) -> str:
+    """A number of bytes in the largest unit, up to TiB, in which it reaches 1."""
+    if nbytes < 1024:
+        return f"{nbytes} bytes"
+    return scaled(nbytes, 1024, (" KiB", " MiB", " GiB", " TiB"))

@@ -1,0 +1,40 @@
+"""Numbers as short text: sizes in binary units, counts in decimal ones, and times."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+def scaled(number: int, step: int, units: Sequence[str]) -> str:
+    """A number of at least one step with one decimal, in the largest unit in which it reaches 1.
+
+    Each unit is ``step`` times the one before. What would round up to a whole step takes the next
+    unit.
+    """
+    value = number / step
+    unit = 0
+    while round(value, 1) >= step and unit + 1 < len(units):
+        value /= step
+        unit += 1
+    return f"{value:.1f}{units[unit]}"
+
+
+def size_text(nbytes: int) -> str:
+    """A number of bytes, as in 0, 512B, 1.5K and 64.0M, in binary units."""
+    if nbytes < 1024:
+        return f"{nbytes}B" if nbytes else "0"
+    return scaled(nbytes, 1024, "KMGTPE")
+
+
+def count_text(count: int | None) -> str:
+    """A number of events, as in 999 and 24.6k, in decimal units; empty for None."""
+    if count is None:
+        return ""
+    return str(count) if count < 1000 else scaled(count, 1000, "kMGTPE")
+
+
+def time_text(seconds: float) -> str:
+    """Seconds as s, ms or us, with four digits or so."""
+    if seconds >= 1:
+        return f"{seconds:.3f} s"
+    return f"{seconds * 1e3:.3f} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.1f} us"
