@@ -9,6 +9,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "failing_allocations.h"
 #include "memory/presence.h"
 #include "world.h"
 
@@ -451,6 +452,37 @@ short_and_interrupted_reads_go_on(void)
 }
 
 static void
+reading_without_memory_leaves_nothing(void)
+{
+    uint64_t start = map_pages(PAGES);
+    mm_status st;
+
+    for (size_t i = 0; i < PAGES; i += 2) {
+        touch_page(start, i);
+    }
+    for (int by_entries = 0; by_entries < 2; by_entries++) {
+        bool failed = true;
+        for (long nth = 1; failed; nth++) {
+            mm_presence_source source = fresh_source();
+            long before = live_bytes();
+            mm_spans spans;
+            int rc;
+            fake.scan_error = by_entries ? ENOTTY : 0;
+            fail_allocation(nth);
+            rc = read_pages(&source, start, PAGES, &spans, &st);
+            failed = allocation_has_failed();
+            CHECK_EQUAL(rc < 0, failed);
+            CHECK(!failed || st.kind == MM_NO_MEMORY);
+            CHECK_EQUAL(fake.opened, fake.closed);
+            mm_spans_free(&spans);
+            CHECK_EQUAL(live_bytes(), before);
+            CHECK(failed || nth > 5); /* the list of spans grows several times */
+        }
+    }
+    unmap_pages(start, PAGES);
+}
+
+static void
 a_million_runs_are_read_both_ways(void)
 {
     size_t count = 2 * (size_t)MILLION;
@@ -631,6 +663,7 @@ main(int argc, char **argv)
         CHECK_TEST(scans_that_cannot_be_true_are_not_believed),
         CHECK_TEST(refusals_name_the_file),
         CHECK_TEST(short_and_interrupted_reads_go_on),
+        CHECK_TEST(reading_without_memory_leaves_nothing),
         CHECK_TEST(a_million_runs_are_read_both_ways),
         CHECK_TEST(nodes_are_counted_once),
         CHECK_TEST(bytes_of_nodes_are_those_of_their_pages),
