@@ -254,6 +254,7 @@ class Trace(TracePart):
     ) -> None:
         _check(source, faults, limit, sync)
         self._request = source
+        self._sync = sync
         self._faults = faults
         self._recorder = _managedmem.Recorder(limit=limit, faults=faults, sync=sync)
         self._lock = threading.RLock()
@@ -283,12 +284,16 @@ class Trace(TracePart):
                 raise RuntimeError("a trace is used once: managedmem.trace() makes another")
             self._check_driver()
             try:
-                self._recorder.start()
+                self._recorder.start(wait=not self._would_end_a_capture())
                 self._process, self._running = os.getpid(), True
             finally:
                 if self._recorder.running and not self._running:  # an interrupt came in between
                     self._recorder.stop(wait=False)
             self._overheads = [self._recorder.report()["overhead"]]
+
+    def _would_end_a_capture(self) -> bool:
+        """True if a wait would; the recorder knows of other captures than torch's."""
+        return self._sync and _torch_captures()
 
     def _check_driver(self) -> None:
         if self._request == "auto":
@@ -315,7 +320,7 @@ class Trace(TracePart):
             raise TypeError(f"a label must be a str, got {label!r}")
         with self._lock:
             self._check_running("mark()")
-            if _torch_captures():
+            if self._would_end_a_capture():
                 raise RuntimeError(
                     "mark() waits for the device, which would end the capture of torch's current "
                     "stream: call it before or after the capture"
@@ -344,10 +349,7 @@ class Trace(TracePart):
             if not self._running:
                 return
             try:
-                if _torch_captures():
-                    self._recorder.stop(wait=False)
-                else:
-                    self._recorder.stop()
+                self._recorder.stop(wait=not self._would_end_a_capture())
             except Exception as error:
                 self._failure = error
                 raise

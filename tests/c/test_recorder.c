@@ -24,7 +24,7 @@ static mm_status st;
 static mm_recording *
 start_with(mm_recording_options options)
 {
-    mm_recording *r = mm_recording_start(world.cu, &options, &st);
+    mm_recording *r = mm_recording_start(world.cu, &options, true, &st);
 
     CHECK_OK(r == NULL ? -1 : 0, &st);
     CHECK(mm_recording_is_running(r) && mm_is_recording());
@@ -270,7 +270,7 @@ there_is_one_at_a_time(void)
 {
     mm_recording *r = start(), *second;
 
-    CHECK(mm_recording_start(world.cu, &usual, &st) == NULL);
+    CHECK(mm_recording_start(world.cu, &usual, true, &st) == NULL);
     CHECK_EQUAL(st.kind, MM_TRACE_BUSY);
     stop(r);
     second = start();
@@ -391,7 +391,7 @@ without_waiting_nothing_is_refused(void)
 static int
 record_failing(mm_memory *m, mm_range foreign, bool *fired)
 {
-    mm_recording *r = mm_recording_start(world.cu, &usual, &st);
+    mm_recording *r = mm_recording_start(world.cu, &usual, true, &st);
     mm_recorded_result result;
     int failures = 0;
 
@@ -465,7 +465,7 @@ record_without_memory(mm_memory *m)
     int failures = 0;
 
     options.limit = MM_LEAST_LIMIT;
-    r = mm_recording_start(world.cu, &options, &st);
+    r = mm_recording_start(world.cu, &options, true, &st);
     if (r == NULL) {
         CHECK_EQUAL(st.kind, MM_NO_MEMORY);
         return allocation_has_failed();
@@ -586,7 +586,7 @@ refused_queues_fail_the_start(void)
     for (size_t i = 0; i < 3; i++) {
         int files = count_files();
         CHECK_EQUAL(world.disturb_queue(switches[i], 1), 0);
-        CHECK(mm_recording_start(world.cu, &usual, &st) == NULL);
+        CHECK(mm_recording_start(world.cu, &usual, true, &st) == NULL);
         CHECK_EQUAL(st.kind, MM_TRACE_UNAVAILABLE);
         CHECK(st.code != 0);
         CHECK_EQUAL(world.disturb_queue(switches[i], 0), 0);
@@ -771,7 +771,7 @@ start_and_stop(void *argument)
 
     (void)argument;
     for (int i = 0; i < 20; i++) {
-        mm_recording *r = mm_recording_start(world.cu, &usual, &own);
+        mm_recording *r = mm_recording_start(world.cu, &usual, true, &own);
         if (r == NULL) {
             CHECK_EQUAL(own.kind, MM_TRACE_BUSY);
             atomic_fetch_add(&refused, 1);

@@ -505,6 +505,15 @@ class TestUses:
             pytest.skip("this system does not reserve 48 GB of address space")
         recorder.stop()
 
+    @pytest.mark.emulator_only
+    @pytest.mark.parametrize("wait", [True, False])
+    def test_a_start_waits_on_request(self, wait):
+        recorder = Recorder()
+        with emulator.recording() as calls:
+            recorder.start(wait=wait)
+        assert any(call.name == "cuCtxSynchronize" for call in calls) is wait
+        recorder.stop()
+
     def test_arguments_of_stop(self, recorder):
         with pytest.raises(TypeError):
             recorder.stop(False)

@@ -3,6 +3,7 @@
 import html.parser
 import json
 import re
+import sys
 
 import pytest
 
@@ -686,9 +687,20 @@ class FakeTorch:
 def test_captures_of_torch_refuse_marks(monkeypatch):
     canned = Canned()
     monkeypatch.setattr(managedmem._managedmem, "Recorder", canned.recorder)
-    monkeypatch.setitem(managedmem._trace.sys.modules, "torch", FakeTorch)
+    monkeypatch.setitem(sys.modules, "torch", FakeTorch)
     with managedmem.trace() as trace:
         with pytest.raises(RuntimeError, match="would end the capture"):
             trace.mark("inside")
+    assert canned.calls[1] == ("start without a wait",)
     assert canned.calls[-1] == ("stop without a wait",)
     assert ("mark",) not in canned.calls
+
+
+def test_without_sync_captures_of_torch_do_not_matter(monkeypatch):
+    canned = Canned()
+    monkeypatch.setattr(managedmem._managedmem, "Recorder", canned.recorder)
+    monkeypatch.setitem(sys.modules, "torch", FakeTorch)
+    with managedmem.trace(sync=False) as trace:
+        trace.mark("inside")
+    assert ("mark",) in canned.calls
+    assert not any("without" in call[0] for call in canned.calls)

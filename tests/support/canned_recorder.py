@@ -141,9 +141,9 @@ class CannedRecorder:
         if error is not None:
             raise error
 
-    def start(self):
+    def start(self, wait=True):
         self.running = not isinstance(self.canned.failing.get("start"), Exception)
-        self._call("start")
+        self._call("start" if wait else "start without a wait")
 
     def mark(self):
         self._call("mark")

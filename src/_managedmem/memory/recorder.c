@@ -379,11 +379,11 @@ open_source(mm_recording *r, mm_status *st)
 }
 
 static int
-record_events(mm_recording *r, mm_status *st)
+record_events(mm_recording *r, bool wait, mm_status *st)
 {
     bool waited;
 
-    if (open_source(r, st) < 0 || wait_unless_capturing(r, &waited, st) < 0
+    if (open_source(r, st) < 0 || (wait && wait_unless_capturing(r, &waited, st) < 0)
         || mm_lives_log_start(st) < 0 || mm_call_log_start(st) < 0) {
         return -1;
     }
@@ -396,11 +396,11 @@ record_events(mm_recording *r, mm_status *st)
 }
 
 static mm_recording *
-try_start(mm_driver *cu, const mm_recording_options *options, mm_status *st)
+try_start(mm_driver *cu, const mm_recording_options *options, bool wait, mm_status *st)
 {
     mm_recording *r = mm_uvm_self_test(cu, st) == 0 ? new_recording(cu, options, st) : NULL;
 
-    if (r != NULL && record_events(r, st) < 0) {
+    if (r != NULL && record_events(r, wait, st) < 0) {
         end_source(r);
         free_recording(r);
         return NULL;
@@ -409,7 +409,7 @@ try_start(mm_driver *cu, const mm_recording_options *options, mm_status *st)
 }
 
 mm_recording *
-mm_recording_start(mm_driver *cu, const mm_recording_options *options, mm_status *st)
+mm_recording_start(mm_driver *cu, const mm_recording_options *options, bool wait, mm_status *st)
 {
     uint64_t begun = mm_raw_clock();
     int expected = IDLE;
@@ -419,7 +419,7 @@ mm_recording_start(mm_driver *cu, const mm_recording_options *options, mm_status
         (void)mm_fail(st, MM_TRACE_BUSY, "a trace is already running in this process");
         return NULL;
     }
-    r = try_start(cu, options, st);
+    r = try_start(cu, options, wait, st);
     if (r == NULL) {
         atomic_store(&phase, IDLE);
         return NULL;

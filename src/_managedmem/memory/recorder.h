@@ -22,8 +22,9 @@ typedef struct {
 typedef struct mm_recording mm_recording;
 
 /* Fails with MM_TRACE_BUSY if a recording runs, with MM_TRACE_UNAVAILABLE where nothing can be
- * recorded. The first start of a process proves that the records are right. NULL on failure. */
-mm_recording *mm_recording_start(mm_driver *cu, const mm_recording_options *options,
+ * recorded. The first start of a process proves that the records are right. With `wait`
+ * it waits for the work of devices, unless a stream captures a graph. NULL on failure. */
+mm_recording *mm_recording_start(mm_driver *cu, const mm_recording_options *options, bool wait,
                                  mm_status *st);
 
 /* Waits for the work of devices, and ends a part. Fails before anything with MM_REFUSED if the

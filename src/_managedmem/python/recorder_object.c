@@ -128,10 +128,10 @@ recorder_dealloc(PyObject *op)
 /* Starts a recording; NULL on failure. If the interpreter is ending, a recording that started too late
  * to be ended with it ends here. */
 static mm_recording *
-start_recording(mm_driver *cu, const mm_recording_options *options,
+start_recording(mm_driver *cu, const mm_recording_options *options, bool wait,
                 const mm_interpreter *interpreter, mm_status *st)
 {
-    mm_recording *recording = mm_recording_start(cu, options, st);
+    mm_recording *recording = mm_recording_start(cu, options, wait, st);
 
     if (recording != NULL && mm_interpreter_is_ending(interpreter)) {
         mm_recording_free(recording);
@@ -141,16 +141,34 @@ start_recording(mm_driver *cu, const mm_recording_options *options,
     return recording;
 }
 
+/* Reads the flag `wait`, the only argument of start() and stop(). */
+static int
+read_wait(mm_state *state, const char *function, PyObject *const *args, Py_ssize_t nargs,
+          PyObject *kwnames, bool *wait)
+{
+    static const char *const names[] = {"wait"};
+    const mm_parameters parameters = {.function = function, .names = names, .total = 1};
+    PyObject *value;
+
+    *wait = true;
+    if (mm_args(&parameters, args, nargs, kwnames, &value) < 0) {
+        return -1;
+    }
+    return value != NULL ? mm_read_flag(state, value, "wait", wait) : 0;
+}
+
 static PyObject *
-recorder_start(PyObject *op, PyObject *Py_UNUSED(none))
+recorder_start(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
     recorder_object *self = recorder_of(op);
     mm_state *state = mm_type_state(Py_TYPE(op));
-    mm_driver *cu = mm_open(state);
     mm_recording *recording;
+    mm_driver *cu;
     mm_status st;
+    bool wait;
 
-    if (cu == NULL) {
+    if (read_wait(state, "start", args, nargs, kwnames, &wait) < 0
+        || (cu = mm_open(state)) == NULL) {
         return NULL;
     }
     if (atomic_exchange(&self->started, true)) {
@@ -159,7 +177,7 @@ recorder_start(PyObject *op, PyObject *Py_UNUSED(none))
         return NULL;
     }
     Py_BEGIN_ALLOW_THREADS
-    recording = start_recording(cu, &self->options, state->interpreter, &st);
+    recording = start_recording(cu, &self->options, wait, state->interpreter, &st);
     atomic_store(&self->recording, recording);
     Py_END_ALLOW_THREADS
     if (recording == NULL) {
@@ -200,17 +218,13 @@ recorder_mark(PyObject *op, PyObject *Py_UNUSED(none))
 static PyObject *
 recorder_stop(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
-    static const char *const names[] = {"wait"};
-    static const mm_parameters parameters = {.function = "stop", .names = names, .total = 1};
     mm_state *state = mm_type_state(Py_TYPE(op));
     mm_recording *recording;
-    bool wait = true;
-    PyObject *value;
     mm_status st;
+    bool wait;
     int rc;
 
-    if (mm_args(&parameters, args, nargs, kwnames, &value) < 0
-        || (value != NULL && mm_read_flag(state, value, "wait", &wait) < 0)
+    if (read_wait(state, "stop", args, nargs, kwnames, &wait) < 0
         || (recording = recording_of(op)) == NULL) {
         return NULL;
     }
@@ -597,14 +611,14 @@ PyDoc_STRVAR(
 
 PyDoc_STRVAR(
     recorder_start_doc,
-    "start($self, /)\n--\n\n"
-    "Begin to record.\n"
+    "start($self, /, *, wait=True)\n--\n\n"
+    "Wait, and begin to record.\n"
     "\n"
     "The first start of a process moves 64 KiB to prove that what is recorded is true. Raises\n"
     "TraceBusyError while a trace runs in this process, TraceUnavailableError where nothing can be\n"
-    "recorded, RuntimeError for a second start, CUDAError when the driver refuses. Does not wait while a\n"
-    "stream is known to capture a graph. Driver: cuCtxSynchronize, and the requests of\n"
-    "/dev/nvidia-uvm-tools.");
+    "recorded, RuntimeError for a second start, CUDAError when the driver refuses. wait=False does not\n"
+    "wait, and neither does a start while a managedmem.Stream or a blocking stream captures a graph.\n"
+    "Driver: cuCtxSynchronize, and the requests of /dev/nvidia-uvm-tools.");
 
 PyDoc_STRVAR(
     recorder_mark_doc,
@@ -667,7 +681,7 @@ PyDoc_STRVAR(
     "did not wait because of a capture.");
 
 static PyMethodDef recorder_methods[] = {
-    {"start", recorder_start, METH_NOARGS, recorder_start_doc},
+    MM_METHOD("start", recorder_start, recorder_start_doc),
     {"mark", recorder_mark, METH_NOARGS, recorder_mark_doc},
     MM_METHOD("stop", recorder_stop, recorder_stop_doc),
     {"attribute", recorder_attribute, METH_O, recorder_attribute_doc},
