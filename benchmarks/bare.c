@@ -1,6 +1,6 @@
-/* bare.c: loops over bare driver calls, timed in C, the floor for every Python library, and calls of
- * Python functions, timed by the same code. bare.py builds and loads it, and opens the driver of
- * managedmem. */
+/* bare.c: loops over bare driver calls, timed in C, the floor for every Python library, and calls
+ * of Python functions, timed by the same code. bare.py builds and loads it, and opens the driver
+ * of managedmem. */
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 #include <cuda.h>
@@ -216,8 +216,8 @@ bare_sequence(const sequence *s, int form)
     return until_done(call_form(s, form, &where), s->stream, start);
 }
 
-/* The same for one call of a Python function; `names` are those of the last arguments. Needs the GIL.
- * -1 with an exception set if the function raised. */
+/* The same for one call of a Python function; `names` are those of the last arguments. Needs the
+ * GIL. -1 with an exception set if the function raised. */
 double
 bare_call(PyObject *function, PyObject *arguments, PyObject *names, CUstream stream)
 {

@@ -22,7 +22,7 @@ _Record = tuple[int, int, int, bytes, dict[int, int] | None]
 
 
 class ResidencyRun(NamedTuple):
-    """Neighbouring pages of which residency() knows the same."""
+    """Neighbouring pages with equal answers."""
 
     offset: int
     """Bytes from the start of the memory; of several targets, as if they lay end to end."""
@@ -39,9 +39,9 @@ class ResidencyRun(NamedTuple):
 class Residency:
     """Where the pages of managed memory were when residency() was called.
 
-    A page is on the host if the host has it mapped; the kernel's page map tells that with
+    A page is on the host if the host has it mapped; the kernel's page map shows that with
     certainty. All other bytes are not on the host: on a device, never used, discarded, or evicted
-    to host memory that the host has not touched since. No driver call tells these apart. The last
+    to host memory that the host has not touched since. No driver call distinguishes these. The last
     prefetch of such pages is a hint, because they can have moved since.
 
     Sizes are in bytes. Bytes of a page that lie outside of the memory do not count.
@@ -183,7 +183,7 @@ class Residency:
                 yield (start + offset, *rest)
 
     def _columns(self) -> Iterator[tuple[int, int, str]]:
-        """The strip: first column, number of columns, and what they are."""
+        """The strip: first column, number of columns, and their kind."""
         on_host = [0.0] * _COLUMNS
         scale = _COLUMNS / self.nbytes if self.nbytes else 0.0
         for offset, nbytes, where, _, _ in self._raw_runs():
@@ -228,5 +228,5 @@ def _text_or_none(location: Device | Host | None) -> str | None:
 
 
 def make(records: tuple[_Record, ...], hints: tuple[Device | Host, ...]) -> Residency:
-    """What the extension calls with the places of its targets."""
+    """A Residency for the extension, from the places of its targets."""
     return Residency(records, hints)

@@ -1,7 +1,8 @@
 """``managedmem.trace()``: `Trace`, its slices, and reading their results.
 
 The package imports this module at the first use of one of its names. ``_trace_results`` decodes
-what the extension records, ``_trace_table``, ``_trace_html`` and ``_trace_findings`` present it.
+the records of the extension; ``_trace_table``, ``_trace_html`` and ``_trace_findings`` present
+them.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ LAST = "end"
 
 
 class TracePart:
-    """What a trace and its slices have in common: results of consecutive parts."""
+    """The results of consecutive parts, which a trace and its slices share."""
 
     def _whole(self) -> Trace:
         raise NotImplementedError
@@ -90,7 +91,7 @@ class TracePart:
 
     @property
     def problems(self) -> tuple[str, ...]:
-        """Sentences on what is missing or uncertain in the results."""
+        """Sentences on missing and uncertain results."""
         self._results()
         return self._whole()._problems()
 
@@ -126,7 +127,7 @@ class TracePart:
 
     @property
     def unattributed(self) -> TraceMemory:
-        """The sums of events on memory that was gone before it could be asked for."""
+        """The sums of events on memory that was freed before the driver could be asked for it."""
         return self._results().unattributed(self._parts())
 
     def __getitem__(self, key: str | TraceMemory | tuple[int, int] | _Target) -> TraceMemory:
@@ -152,7 +153,7 @@ class TracePart:
         return self._results().events(self._parts(), kind, of, marks)
 
     def findings(self) -> tuple[Finding, ...]:
-        """What was wasted and what to try: at most five findings, the most costly one first."""
+        """Wasted moves, with advice: at most five findings, the most costly one first."""
         return findings_of(self)
 
     def summary(self) -> str:
@@ -532,13 +533,13 @@ def trace(
         bytes each. Sums count all.
     sync : bool
         Wait for the current context, and for the devices that this library worked on, at the start,
-        at marks and at the end. False: what is still under way there is left out or counted later.
+        at marks and at the end. False: unfinished work is left out, or counted later.
 
     Returns a `Trace` that has not started. It records every thread of the process, and memory of
     every library. One trace at a time can run in a process; other tools are not disturbed.
 
-    Raises ValueError or TypeError for other arguments. `Trace.start` opens the driver and tells
-    whether the source works. Safe from every thread. Driver: cuCtxSynchronize; the kernel module's
+    Raises ValueError or TypeError for other arguments. `Trace.start` opens the driver and
+    checks the source. Safe from every thread. Driver: cuCtxSynchronize; the kernel module's
     /dev/nvidia-uvm-tools.
     """
     return Trace(source=source, faults=faults, limit=limit, sync=sync)

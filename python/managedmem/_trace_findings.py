@@ -21,19 +21,19 @@ MOST = 5
 LEAST = 64 << 10
 ENOUGH = 1 << 20
 ENOUGH_SHARE = 0.05
-"""Moves by faults count from 64 KiB on that are 5 % of the memory, and always above 1 MiB."""
+"""Moves by faults count from 64 KiB on if they are 5 % of the memory, and always above 1 MiB."""
 SMALL_PART = 0.25
-"""Memory of which less moves, but back and forth, is better reached in place."""
+"""If a smaller share of a memory moves back and forth, accesses in place are better."""
 
 TO_DEVICE_COST = 1 / 9e9 - 1 / 50e9
 TO_HOST_COST = 1 / 6e9 - 1 / 24e9
 CONTESTED_COST = 1 / 0.5e9
 EVICTED_COST = 2 / 24e9
-"""Seconds for a byte: what faults take beyond prefetches, what competition and eviction take."""
+"""Seconds for each byte: of faults beyond those of a prefetch, of competition, of eviction."""
 
 
 class Finding(NamedTuple):
-    """Something that a trace shows was wasted, and what to try.
+    """A waste that a trace shows, with advice.
 
     ``memory`` is the `TraceMemory`, or None for all. ``observation`` and ``advice`` are sentences,
     ``evidence`` the sums behind them by their names in `TraceSums`.

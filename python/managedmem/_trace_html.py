@@ -14,7 +14,7 @@ MOST_ROWS = 16
 """Keeps the table of the longest labels below 20 kB."""
 
 _TO_DEVICE, _TO_HOST = "#0072b2", "#e69f00"
-"""Two colours that people who are colour-blind can tell apart."""
+"""Two colours that colour-blind people can distinguish."""
 _TITLES = (("", 2), ("to device", 2), ("to host", 2), ("faults", 2), ("other", 1))
 _HEADS = ("memory", "size", "moved", "requested", "moved", "requested", "host", "device", "")
 

@@ -1,4 +1,4 @@
-"""The results of a trace: sums, memories and events, made of what the extension's recorder gives.
+"""The results of a trace: sums, memories and events, decoded from the extension's recorder.
 
 Owns the decoding of its records, and the sums of memories, of several memories, and of a part of
 one.
@@ -83,7 +83,7 @@ class TraceSums:
     """Bytes moved from device to device."""
     by_cause: Mapping[str, tuple[int, int, int]]
     """The three sums above, in that order, by cause: "requested" (prefetches, and moves that an
-    advice caused), "fault", "speculative" (what the kernel module brought along with a fault),
+    advice caused), "fault", "speculative" (moved along with a fault by the module's prediction),
     "eviction", "access_counters", "unknown"."""
     host_faults: int | None
     """Page faults of the host that the module handled."""
@@ -113,13 +113,13 @@ class TraceSums:
         """Bytes moved in all directions."""
         return self.to_device + self.to_host + self.between_devices
 
-    def _told(self) -> str:
+    def _nonzero(self) -> str:
         """The sums that are not 0."""
         found = ((f.name, getattr(self, f.name)) for f in fields(TraceSums))
         return "".join(f", {name}={n}" for name, n in found if n and name != "by_cause")
 
     def __repr__(self) -> str:
-        return f"<managedmem.TraceSums{self._told()}>"
+        return f"<managedmem.TraceSums{self._nonzero()}>"
 
     def to_dict(self) -> dict[str, Any]:
         """The sums as a dict of numbers, for JSON."""
@@ -143,7 +143,7 @@ class TraceMemory(TraceSums):
     """Address of the first byte."""
     kind: str
     """"buffer" (allocated by managedmem), "named" (by `Trace.name`), "foreign" (allocated by
-    others) or "unknown" (gone before anyone could ask for it)."""
+    others) or "unknown" (freed before the driver could be asked for it)."""
     born: float | None
     """Seconds from the start of the trace to the allocation; None if it was there before, or if
     that is not known."""
@@ -162,7 +162,7 @@ class TraceMemory(TraceSums):
         return tuple(Device(ordinal) for ordinal in sorted(ordinals))
 
     def __repr__(self) -> str:
-        return f"<managedmem.TraceMemory {self.label!r}, nbytes={self.nbytes}{self._told()}>"
+        return f"<managedmem.TraceMemory {self.label!r}, nbytes={self.nbytes}{self._nonzero()}>"
 
     def to_dict(self) -> dict[str, Any]:
         """The memory as a dict of numbers and texts, for JSON."""
@@ -201,7 +201,7 @@ class TraceEvent(NamedTuple):
 
 
 class RawMemory(NamedTuple):
-    """A memory as the recorder tells it, with times in nanoseconds of its clock."""
+    """A memory as the recorder reports it, with times in nanoseconds of its clock."""
 
     kind: str
     label: str
@@ -264,7 +264,7 @@ def target_range(target: Any) -> tuple[int, int]:
 
 
 class Results:
-    """What the recorder had attributed at one time: memories, sums by part, events."""
+    """One attribution of the recorder: memories, sums by part, events."""
 
     def __init__(self, recorder: Recorder, named: list[tuple[int, int, str]], faults: bool) -> None:
         memories, rows = recorder.attribute(named)
@@ -547,7 +547,7 @@ def _with_tails(
 
 
 def _labelled(memory: RawMemory) -> RawMemory:
-    """The memory with a label, where it belongs to nobody who gave it one."""
+    """The memory, with a label made of its kind, size and address if it has none."""
     if memory.label:
         return memory
     return memory._replace(label=f"{memory.kind} {size_text(memory.nbytes)} at {memory.address:#x}")

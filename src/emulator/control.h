@@ -12,8 +12,8 @@ EMU_EXPORT size_t emu_log_count(void);
 EMU_EXPORT int emu_log_entry(size_t i, char *text, size_t size);
 /* Also logs the bookkeeping calls (current context, capture status and the like). */
 EMU_EXPORT void emu_log_verbose(int on);
-/* Calls back in the thread of each logged call, for example PyGILState_Check(). A result other than 0
- * adds " probed" to the line. NULL ends that. */
+/* Calls back in the thread of each logged call, for example PyGILState_Check(). A result other
+ * than 0 adds " probed" to the line. NULL ends that. */
 EMU_EXPORT void emu_log_probe(int (*callback)(void));
 
 enum {
@@ -53,7 +53,8 @@ EMU_EXPORT void emu_schedule(int lazy);
 /* Runs all operations of a stream. Returns CUDA_SUCCESS, or the error for an unknown handle. */
 EMU_EXPORT int emu_run(CUstream stream);
 /* The files of the nvidia-uvm module, in place of the system calls: open of /dev/nvidia-uvm-tools,
- * ioctl, poll and close. Poll takes at most 8 files, also the kernel's beside those of the module. */
+ * ioctl, poll and close. Poll takes at most 8 files, also the kernel's beside those of the
+ * module. */
 struct pollfd;
 EMU_EXPORT int emu_uvm_open(const char *path, int flags);
 EMU_EXPORT int emu_uvm_ioctl(int file, unsigned long request, void *argument);

@@ -1,6 +1,6 @@
-/* The files of the nvidia-uvm module: open, ioctl, poll and close of /dev/nvidia-uvm-tools, and the
- * process's own /dev/nvidia-uvm, with the module's numbers and layouts. They stand for the system
- * calls; the descriptors are numbers that no kernel gives out. */
+/* The files of the nvidia-uvm module: open, ioctl, poll and close of /dev/nvidia-uvm-tools, and
+ * the process's own /dev/nvidia-uvm, with the module's numbers and layouts. They stand for the
+ * system calls; the descriptors are numbers that no kernel gives out. */
 #include "control.h"
 
 #include <errno.h>

@@ -1,7 +1,8 @@
-/* odd_driver.c: a driver with other devices than the emulated one, to which it is linked and passes all
- * other calls. ODD_DEVICES is the number of devices. Bit n of ODD_CONCURRENT says whether device n has
- * concurrent managed access; with bit n of ODD_SILENT that query fails. Bit n of ODD_DIRECT says whether
- * the host maps managed memory on device n. Opening it is slow, and it counts how often it was opened. */
+/* odd_driver.c: a driver with other devices than the emulated one, to which it is linked and
+ * passes all other calls. ODD_DEVICES is the number of devices. Bit n of ODD_CONCURRENT says
+ * whether device n has concurrent managed access; with bit n of ODD_SILENT that query fails. Bit n
+ * of ODD_DIRECT says whether the host maps managed memory on device n. Opening it is slow, and it
+ * counts how often it was opened. */
 #include <cuda.h>
 #include <cudaTypedefs.h>
 #include <dlfcn.h>

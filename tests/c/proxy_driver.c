@@ -1,13 +1,12 @@
-/* proxy_driver.c: a driver that passes each call on to the emulated one, with the one change that the
- * environment variable PROXY names. PROXIED is the path of the emulated driver.
+/* proxy_driver.c: a driver that passes each call on to the emulated one, with the one change that
+ * the environment variable PROXY names. PROXIED is the path of the emulated driver.
  *
  *   PROXY=-cuCtxGetDevice          the driver has no such entry point
  *   PROXY=cuDeviceGetCount=3       the entry point returns this code and does nothing
  *   PROXY=devices=64               the driver has this many devices
  *   PROXY=unaligned=512            managed memory begins this far behind a page border
  *   PROXY=version=3                the driver cannot tell its version
- *   PROXY=direct_access=1          the host maps managed memory of this device
- */
+ *   PROXY=direct_access=1          the host maps managed memory of this device */
 #include <dlfcn.h>
 #include <stdint.h>
 #include <stdio.h>

@@ -1,4 +1,4 @@
-/* test_attribution.c: whose events they are and what they add up to, against arithmetic and
+/* test_attribution.c: the memories of events and their sums, against arithmetic and
  * against a resolver that tries all memories; every allocation fails once. Needs no driver. */
 #include "check.h"
 #include "failing_allocations.h"
@@ -753,7 +753,7 @@ foreign_allocations_are_found(void)
     CHECK_EQUAL(known.asked, asked);
     add(a, 0, events, 5, &pieces);
     CHECK_EQUAL(pieces.count, 2 + 1 + 1 + 3 + 1);
-    check_piece(&pieces, 0, 6, BASE + 64 * BLOCK, 1); /* of somebody who is gone */
+    check_piece(&pieces, 0, 6, BASE + 64 * BLOCK, 1); /* of a life that has ended */
     check_piece(&pieces, 1, 0, BASE, MIB);
     check_piece(&pieces, 2, 2, BASE + MIB, MIB);
     check_piece(&pieces, 3, 2, BASE, BLOCK);
@@ -984,7 +984,7 @@ events_are_put_in_order(void)
 
 enum { LIVES = 10000, NAMES = 20, EVENTS = 2500, PAGES = 16384, MOST_BORDERS = 2 * (LIVES + 64) };
 
-/* A trace of random lives in 64 MiB, some of which nobody knows. */
+/* A trace of random lives in 64 MiB, some of them unknown. */
 static struct {
     mm_life_record lives[LIVES];
     mm_named_range named[NAMES];
@@ -1252,7 +1252,7 @@ replay_trace(uint64_t *bytes)
     CHECK_EQUAL(piece, trace.pieces.count);
 }
 
-/* The pieces are those of the trace, with one of the unknown memories where nobody is known. */
+/* The pieces are those of the trace, with one of the unknown memories where no memory is known. */
 static void
 compare_pieces(const mm_attribution *a, const mm_event_list *pieces)
 {

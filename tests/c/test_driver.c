@@ -1,8 +1,8 @@
-/* test_driver.c: selecting and opening the driver while other threads, or the driver itself, fork, and
- * drivers with unusual devices.
+/* test_driver.c: selecting and opening the driver while other threads, or the driver itself, fork,
+ * and drivers with unusual devices.
  *
- * Usage: test_driver PATH_OF_THE_EMULATED_DRIVER, with libforking.so and libodd.so beside it. Opens the driver in
- * children only, so that each test begins with none. */
+ * Usage: test_driver PATH_OF_THE_EMULATED_DRIVER, with libforking.so and libodd.so beside it.
+ * Opens the driver in children only, so that each test begins with none. */
 #include <dlfcn.h>
 #include <limits.h>
 #include <signal.h>

@@ -602,7 +602,8 @@ a_memory_without_a_name_is_labelled_by_its_birth(void)
     mm_lives_log_stop();
 }
 
-/* Lets each allocation of the call fail in turn, until all succeed. Returns how many could fail. */
+/* Lets each allocation of the call fail in turn, until all succeed. Returns how many could
+ * fail. */
 static long
 count_failures(int (*call)(void *, mm_status *), void *argument)
 {

@@ -1,7 +1,8 @@
 /* test_lives_fork.c: children that are forked while threads change the list of lives.
  *
- * The threads and the children do not allocate: a child of a process with threads must not wait for the
- * lock of a sanitizer's malloc. Usage: test_lives_fork PATH_OF_THE_EMULATED_DRIVER, which is not used. */
+ * The threads and the children do not allocate: a child of a process with threads must not wait
+ * for the lock of a sanitizer's malloc. Usage: test_lives_fork PATH_OF_THE_EMULATED_DRIVER, which
+ * is not used. */
 #include <stdatomic.h>
 #include <sys/wait.h>
 #include <unistd.h>

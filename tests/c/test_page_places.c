@@ -1,5 +1,6 @@
-/* test_page_places.c: the places of pages, made of the page map and of the driver's records: byte for byte,
- * with refusals of the driver and of the system, and on machines with several NUMA nodes.
+/* test_page_places.c: the places of pages, made of the page map and of the driver's records: byte
+ * for byte, with refusals of the driver and of the system, and on machines with several NUMA
+ * nodes.
  *
  * Usage: test_page_places PATH_OF_THE_EMULATED_DRIVER. Made to run under ThreadSanitizer. */
 #include <errno.h>
@@ -139,7 +140,8 @@ read_one(mm_presence_source *source, mm_range range, mm_places *places, mm_statu
     return mm_places_read(world.cu, source, &batch, places, st);
 }
 
-/* Runs of one range, with offsets and sizes in bytes; hint is the device, -1 the host, NONE none. */
+/* Runs of one range, with offsets and sizes in bytes; hint is the device, -1 the host, NONE
+ * none. */
 enum { NONE = -9 };
 
 typedef struct {

@@ -1,5 +1,5 @@
-/* test_presence.c: both ways of reading the page map against each other and against the pages that were
- * touched, with every system call failing or lying, and the NUMA nodes of pages.
+/* test_presence.c: both ways of reading the page map against each other and against the pages that
+ * were touched, with every system call failing or lying, and the NUMA nodes of pages.
  *
  * Usage: test_presence PATH_OF_THE_EMULATED_DRIVER. Made to run under ThreadSanitizer. */
 #include <errno.h>

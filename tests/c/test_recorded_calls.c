@@ -1,5 +1,6 @@
-/* test_recorded_calls.c: the log of prefetches, discards and advice: one event for each range of a call that
- * succeeded; none for failed calls, repeated advice and edges. And captures of listed streams.
+/* test_recorded_calls.c: the log of prefetches, discards and advice: one event for each range of a
+ * call that succeeded; none for failed calls, repeated advice and edges. And captures of listed
+ * streams.
  *
  * Usage: test_recorded_calls PATH_OF_THE_EMULATED_DRIVER. Made to run under ThreadSanitizer. */
 #include "memory/recorded_calls.h"

@@ -1,5 +1,5 @@
-/* test_recorder.c: recordings: their sums against arithmetic, parts, the limit, one at a time, failures,
- * disturbed queues, captures, forks, and threads that work, mark and stop at once.
+/* test_recorder.c: recordings: their sums against arithmetic, parts, the limit, one at a time,
+ * failures, disturbed queues, captures, forks, and threads that work, mark and stop at once.
  *
  * Usage: test_recorder PATH_OF_THE_EMULATED_DRIVER. Made to run under ThreadSanitizer. */
 #include <fcntl.h>
@@ -230,8 +230,8 @@ sums_are_exact_beyond_the_limit(void)
     mm_memory_release(m);
 }
 
-/* Each page gives two records, so that a part fills the space for spilled events once, and the queue
- * not at all. */
+/* Each page gives two records, so that a part fills the space for spilled events once, and the
+ * queue not at all. */
 static void
 many_faults_beyond_the_limit(void)
 {

@@ -450,7 +450,8 @@ wrong_files(int *files, int most)
     return 2;
 }
 
-/* All arguments are at least as long as that of a flush, and have the status at one of three places. */
+/* All arguments are at least as long as that of a flush, and have the status at one of three
+ * places. */
 static int
 answer(int file, unsigned long request, void *argument)
 {

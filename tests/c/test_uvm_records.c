@@ -1,5 +1,5 @@
-/* test_uvm_records.c: records of every type become events field by field, whatever a byte of them is;
- * pairs of throttles.
+/* test_uvm_records.c: records of every type become events field by field, whatever a byte of them
+ * is; pairs of throttles.
  *
  * Usage: test_uvm_records PATH_OF_THE_EMULATED_DRIVER, which it does not need. */
 #include <stdbool.h>

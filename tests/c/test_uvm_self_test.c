@@ -1,8 +1,8 @@
-/* test_uvm_self_test.c: the proof of the event queue passes, fails with a sentence where records are
- * not what they should be, and leaves nothing behind, whatever driver call fails.
+/* test_uvm_self_test.c: the proof of the event queue passes, fails with a sentence where records
+ * are not what they should be, and leaves nothing behind, whatever driver call fails.
  *
- * Usage: test_uvm_self_test PATH_OF_THE_EMULATED_DRIVER. Each test opens the driver in a process of its
- * own, because a proof that has passed is not repeated. */
+ * Usage: test_uvm_self_test PATH_OF_THE_EMULATED_DRIVER. Each test opens the driver in a process
+ * of its own, because a proof that has passed is not repeated. */
 #include <fcntl.h>
 #include <stdbool.h>
 #include <sys/wait.h>
@@ -293,8 +293,8 @@ a_flush_may_be_what_delivers(void)
     passes();
 }
 
-/* The calls that restore the thread's state, destroy the stream or relax the capture mode of a free
- * are repeated or done without; all others make it fail. */
+/* The calls that restore the thread's state, destroy the stream or relax the capture mode of a
+ * free are repeated or done without; all others make it fail. */
 static void
 a_failed_call_leaves_nothing(void)
 {
@@ -308,7 +308,7 @@ a_failed_call_leaves_nothing(void)
     }
 }
 
-/* Without those that make something: who cannot know it cannot take it back. */
+/* Without those that make something, which the caller cannot know and undo. */
 static void
 a_call_that_acts_and_fails_leaves_nothing(void)
 {

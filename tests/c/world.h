@@ -1,4 +1,5 @@
-/* world.h: the emulated driver as the C unit tests see it: opened from a path, with its controls. */
+/* world.h: the emulated driver as the C unit tests see it: opened from a path, with its
+ * controls. */
 #ifndef WORLD_H
 #define WORLD_H
 

@@ -261,7 +261,7 @@ class TestPrefetchHints:
         assert run == (0, SIZE, OFF, HINT, Device(0))
 
     def test_of_pages_that_moved_since(self, alloc):
-        """The host's pages have none; a fault of the host takes back what a prefetch did."""
+        """The host's pages have none; a fault of the host undoes a prefetch."""
         buffer = alloc(2 * AROUND)
         buffer.prefetch(Device(0))
         store(buffer[:AROUND])

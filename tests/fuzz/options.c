@@ -1,6 +1,6 @@
 /* options.c: the fuzz target for the options of the emulated driver. An input is the text of
- * MANAGEDMEM_EMULATOR. The parser is compiled into the target, which gives it that text in place of the
- * environment. */
+ * MANAGEDMEM_EMULATOR. The parser is compiled into the target, which gives it that text in place
+ * of the environment. */
 #include <stdint.h>
 
 #include "../../src/emulator/emulator.h"

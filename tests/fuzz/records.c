@@ -1,5 +1,5 @@
-/* records.c: the fuzz target for records of the nvidia-uvm module. An input is a row of 64-byte records,
- * which one parser reads in order; the rest of the last one is zeros. */
+/* records.c: the fuzz target for records of the nvidia-uvm module. An input is a row of 64-byte
+ * records, which one parser reads in order; the rest of the last one is zeros. */
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -134,14 +134,14 @@ plant_in_options() {
     must_find options 'not so: ' "$build/planted-options"
 }
 
-# Takes away the check that a processor has a place in the table.
+# Removes the check that a processor has a place in the table.
 plant_in_records() {
     plant 's/index >= MM_UVM_PROCESSORS || //' "$root/src/_managedmem/memory/uvm_records.c"
     build_records "$build/planted-records" "$build/planted.c"
     must_find records 'out of bounds' "$build/planted-records"
 }
 
-# Takes away the check that an array has no more axes than there is room for.
+# Removes the check that an array has no more axes than there is room for.
 plant_in_protocols() {
     local foreign=$root/src/_managedmem/python/foreign_memory.c package=$build/planted
     plant 's/count < 0 || count > MOST_DIMENSIONS/count < 0/' "$foreign"

@@ -160,7 +160,7 @@ def finish(trace: managedmem.Trace, file: TextIO | None) -> None:
 
 
 def run(options: argparse.Namespace, arguments: Sequence[str]) -> int:
-    """Run the program with its arguments; 1 if it cannot begin, else what it ends with counts."""
+    """Run the program with its arguments: 1 if it cannot begin, else 0. Its errors propagate."""
     driver.apply_request(options.driver)
     file = None
     try:

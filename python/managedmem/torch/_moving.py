@@ -242,7 +242,7 @@ def _name_of(block: _Block) -> str | None:
     if len(names) > 1 and len(text.encode(errors="replace")) > _NAME_BYTES:
         text = f"{names[0]} and {len(names) - 1} more"
     encoded = text.replace("\0", "?").encode(errors="replace")
-    if len(encoded) > _NAME_BYTES:  # the end of a name tells more than its start
+    if len(encoded) > _NAME_BYTES:  # the end of a name says more than its start
         encoded = b"..." + encoded[3 - _NAME_BYTES :]
     return encoded.decode(errors="ignore") or None
 

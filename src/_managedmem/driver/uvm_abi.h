@@ -1,9 +1,9 @@
-/* uvm_abi.h: the interface of the nvidia-uvm kernel module to its event queues: numbers of requests,
- * layouts of their arguments, of the control block and of the records; nothing else.
+/* uvm_abi.h: the interface of the nvidia-uvm kernel module to its event queues: numbers of
+ * requests, layouts of their arguments, of the control block and of the records; nothing else.
  *
- * The interface is private to the module. It is the same in the open modules 535 to 595, where two
- * arguments differ by what follows them, so that requests pass more zeros than they need. Nobody
- * may trust it before the test of uvm_self_test.h has passed. */
+ * The interface is private to the module. It is the same in the open modules 535 to 595, except
+ * for the lengths of two arguments, so requests pass more zeros than any module reads. It is
+ * trusted only after the test of uvm_self_test.h has passed. */
 #ifndef MM_UVM_ABI_H
 #define MM_UVM_ABI_H
 
@@ -30,7 +30,7 @@ enum {
     MM_UVM_FLUSH = 67 /* of the process's own file */
 };
 
-/* Results of requests that the kernel itself has passed on. */
+/* Statuses of requests that reached the module. */
 enum {
     MM_UVM_OK = 0,
     MM_UVM_ILLEGAL_ACTION = 0x16,

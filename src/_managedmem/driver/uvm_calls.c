@@ -1,4 +1,5 @@
-/* uvm_calls.c: the system calls behind event queues, and the process's open files of the module. */
+/* uvm_calls.c: the system calls behind event queues, and the process's open files of the
+ * module. */
 #include "uvm_calls.h"
 
 #include <dirent.h>
@@ -48,7 +49,7 @@ is_module_file(int folder, const char *name)
            && memcmp(path, MM_UVM_DEVICE, sizeof MM_UVM_DEVICE - 1) == 0;
 }
 
-/* The CUDA driver opens the device; only the kernel's list of files tells the descriptor. */
+/* The CUDA driver opens the device; only the kernel's list of files shows its descriptor. */
 static int
 system_files(int *files, int most)
 {

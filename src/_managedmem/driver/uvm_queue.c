@@ -136,7 +136,7 @@ make_queue(mm_uvm_queue *q, int space_file, mm_status *st)
 }
 
 /* The CUDA driver has the module open more than once, and one of the files has its address space;
- * the module calls the others illegal. A reason other than that one is worth more. */
+ * the module calls the others illegal. Any other reason is reported in its place. */
 static int
 attach_queue(mm_uvm_queue *q, mm_status *st)
 {
@@ -262,7 +262,7 @@ clear_wake(const mm_uvm_queue *q)
     (void)!read(q->wake_file, &wakes, sizeof wakes); /* fails where another wait was faster */
 }
 
-/* One turn of waiting. A file that is in error is readable at once and for ever, so the turn goes on
+/* One turn of waiting. A file in error polls as ready at once each time, so the turn goes on
  * without it. */
 static int
 wait_once(const mm_uvm_queue *q, struct pollfd files[2], int milliseconds)
@@ -276,8 +276,8 @@ wait_once(const mm_uvm_queue *q, struct pollfd files[2], int milliseconds)
     return ready;
 }
 
-/* In turns, because the module looks at the queue before it lists the waiter, so that a wake between
- * the two is lost, and others do not follow. */
+/* In turns: the module checks the queue before it lists the waiter, so a wake between the two is
+ * lost, and no other one follows. */
 bool
 mm_uvm_queue_wait(mm_uvm_queue *q, int milliseconds)
 {
@@ -309,7 +309,8 @@ mm_uvm_queue_wake(mm_uvm_queue *q)
     }
 }
 
-/* The module checks what it reads of the control block, and so does the reader. */
+/* Any code of the process can overwrite the control block, so the index is masked, as in the
+ * module. */
 size_t
 mm_uvm_queue_read(mm_uvm_queue *q, unsigned char (*records)[MM_UVM_RECORD_BYTES], size_t most)
 {
@@ -373,8 +374,8 @@ find_row(processor_id *table, const CUuuid *id)
     return 0;
 }
 
-/* The table has the devices of this process. An instance of a divided device (MIG) has an identifier
- * of its own there, where the module has that of the whole. */
+/* The table has the devices of this process. An instance of a divided device (MIG) has an
+ * identifier of its own there, where the module has that of the whole. */
 static void
 match_only_device(const mm_driver *cu, int16_t processors[MM_UVM_PROCESSORS])
 {

@@ -1,8 +1,9 @@
 /* uvm_queue.h: an event queue of the nvidia-uvm kernel module: records of moves and faults in the
  * managed memory of this process.
  *
- * Any number of queues may exist, beside those of profilers, and none needs a privilege. The module
- * writes records into memory of the process. With an emulated driver, its own queues are used. */
+ * Any number of queues may exist, beside those of profilers, and none needs a privilege. The
+ * module writes records into memory of the process. With an emulated driver, its own queues are
+ * used. */
 #ifndef MM_UVM_QUEUE_H
 #define MM_UVM_QUEUE_H
 
@@ -30,9 +31,9 @@ typedef struct mm_uvm_queue {
     pid_t owner;
 } mm_uvm_queue;
 
-/* Opens a queue of `count` records, a power of two, for the managed memory of this process; nothing
- * is recorded yet. Fails with MM_TRACE_UNAVAILABLE: st->detail is one sentence, st->code the errno
- * or the module's result. */
+/* Opens a queue of `count` records, a power of two, for the managed memory of this process;
+ * nothing is recorded yet. Fails with MM_TRACE_UNAVAILABLE: st->detail is one sentence, st->code
+ * the errno or the module's result. */
 MM_NODISCARD int mm_uvm_queue_open(mm_driver *cu, mm_uvm_queue *q, uint32_t count, mm_status *st);
 
 /* The same through other system calls than the driver's. */
@@ -43,8 +44,8 @@ MM_NODISCARD int mm_uvm_queue_open_through(const mm_uvm_calls *calls, mm_uvm_que
 MM_NODISCARD int mm_uvm_queue_enable(mm_uvm_queue *q, uint64_t types, mm_status *st);
 void mm_uvm_queue_disable(mm_uvm_queue *q, uint64_t types);
 
-/* Waits until the queue is half full. False after so many milliseconds (-1: never), after a wake, or
- * after a signal. */
+/* Waits until the queue is half full. False after so many milliseconds (-1: never), after a wake,
+ * or after a signal. */
 bool mm_uvm_queue_wait(mm_uvm_queue *q, int milliseconds);
 
 /* Ends the wait of another thread; without one, the next wait ends at once. */

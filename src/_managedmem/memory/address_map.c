@@ -48,7 +48,7 @@ mm_address_map_find(const mm_address_map *map, uint64_t address, uint64_t *limit
     return range->start <= address ? range : NULL;
 }
 
-/* Puts the new ranges in the place of those from `first` to before `last`; there is room. */
+/* Replaces the ranges from `first` to before `last` by the new ones, for which there is room. */
 static void
 replace_ranges(mm_address_map *map, size_t first, size_t last, const mm_address_range *made,
                size_t count)

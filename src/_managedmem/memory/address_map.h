@@ -25,7 +25,7 @@ void mm_address_map_free(mm_address_map *map);
 const mm_address_range *mm_address_map_find(const mm_address_map *map, uint64_t address,
                                             uint64_t *limit);
 
-/* Gives a range that is not empty to an index; what had it before loses it. Joins neighbours with
+/* Assigns a range that is not empty to an index, in place of earlier ones. Joins neighbours with
  * the same index. */
 MM_NODISCARD int mm_address_map_paint(mm_address_map *map, uint64_t start, uint64_t end,
                                       uint32_t index, mm_status *st);

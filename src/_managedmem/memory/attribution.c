@@ -70,7 +70,7 @@ mm_attribution_ambiguous(const mm_attribution *a)
     return a->ambiguous;
 }
 
-/* The address behind the event. It is that of the event if it is empty. */
+/* The end of the event's addresses; their start if the event is empty. */
 static uint64_t
 end_of_event(const mm_event *event)
 {
@@ -138,8 +138,8 @@ typedef struct {
     uint64_t ambiguous;
 } addition;
 
-/* The event at a place in the order of starts. Later ones, and what they will change, are loaded
- * ahead: to wait for them takes half of the time otherwise. */
+/* The event at a place in the order of starts. Later events and the entries that they change are
+ * loaded into the cache ahead of their use. */
 static inline const mm_event *
 event_at(const mm_attribution *a, const addition *add, size_t i)
 {
@@ -163,7 +163,7 @@ free_addition(addition *add)
     free(add->memories);
 }
 
-/* Finds the memories of an event, notes the addresses that nobody has, and makes room for its
+/* Finds the memories of an event, notes the addresses without a memory, and makes room for its
  * pages. */
 static int
 locate_event(mm_attribution *a, addition *add, const mm_event *event, uint32_t *memory,
@@ -248,7 +248,7 @@ reserve_sums(mm_attribution *a, const addition *add, mm_event_list *pieces, mm_s
     return pieces != NULL ? reserve_pieces(pieces, add->pieces, st) : 0;
 }
 
-/* Adds an event, or a piece of one, that is all in this memory. */
+/* Adds an event, or a piece of one, that lies inside this memory. */
 static void
 add_piece(mm_attribution *a, const mm_event *piece, uint32_t memory, mm_event_list *pieces)
 {
@@ -367,7 +367,7 @@ sorted_memories(const mm_traced_memories *memories, mm_status *st)
     return sorted;
 }
 
-/* The foreign memory that has all of this unknown one, or MM_NO_MEMORY_INDEX. */
+/* The foreign memory that contains this unknown one, or MM_NO_MEMORY_INDEX. */
 static uint32_t
 foreign_around(const mm_traced_memories *memories, const mm_traced_memory *unknown)
 {

@@ -32,9 +32,9 @@ MM_NODISCARD int mm_attribution_set_memories(mm_attribution *a, const mm_life_re
                                              size_t named_count, mm_status *st);
 
 /* Asks `find` about the addresses of events that no memory has, and adds the allocations as
- * foreign memories. An allocation that is a living memory is none: its address had another
- * owner at the time of the event. Long ranges are asked at some of their addresses only, and
- * pages of which `find` knew nothing are not asked again. */
+ * foreign memories. The allocation of a living memory is ignored: its address had another owner at
+ * the time of the event. Long ranges are asked at some of their addresses only, and pages without
+ * an answer are not asked again. */
 MM_NODISCARD int mm_attribution_find_foreign(mm_attribution *a, const mm_event *events,
                                              size_t count, mm_find_allocation *find, void *context,
                                              mm_status *st);
@@ -50,9 +50,8 @@ MM_NODISCARD int mm_attribution_find_foreign(mm_attribution *a, const mm_event *
 MM_NODISCARD int mm_attribution_add(mm_attribution *a, uint32_t part, const mm_event *events,
                                     size_t count, mm_event_list *pieces, mm_status *st);
 
-/* Adds the sums of another one, whose memories are looked for among those of `a` and added if
- * they are not there. In a part that both have, pages do not turn back from the moves of one to
- * those of the other. */
+/* Adds the sums of another attribution, and the memories that `a` lacks. In a part that both have,
+ * pages do not turn back from the moves of one to those of the other. */
 MM_NODISCARD int mm_attribution_merge(mm_attribution *a, const mm_attribution *other,
                                       mm_status *st);
 

@@ -1,4 +1,4 @@
-/* event.h: what a recording keeps of each event of managed memory; nothing else. */
+/* event.h: an event of managed memory, as a recording keeps it; nothing else. */
 #ifndef MM_EVENT_H
 #define MM_EVENT_H
 
@@ -11,7 +11,7 @@ typedef enum {
     MM_DEVICE_FAULT, /* of the source, a device */
     MM_REMOTE_MAP, /* the source reaches the memory at the destination; extra: mm_remote_cause */
     MM_THRASHING, /* between the set of processors */
-    MM_THROTTLING, /* of the source, whose accesses waited from start to end */
+    MM_THROTTLING, /* of the source: its accesses waited from start to end */
     MM_DUPLICATE, /* the set of processors has copies */
     MM_DUPLICATE_END, /* only the destination keeps the memory */
     MM_EVICTION, /* from source to destination, to make space for other memory */

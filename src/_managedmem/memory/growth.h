@@ -1,4 +1,4 @@
-/* growth.h: makes arrays bigger. */
+/* growth.h: growth of arrays. */
 #ifndef MM_GROWTH_H
 #define MM_GROWTH_H
 

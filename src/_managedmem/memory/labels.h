@@ -4,8 +4,8 @@
 
 #include "lives.h"
 
-/* The name or, if that is empty, dtype, shape and serial of a life that is in the list. With malloc;
- * NULL if host memory ran out. */
+/* The name or, if that is empty, dtype, shape and serial of a life that is in the list. With
+ * malloc; NULL if host memory ran out. */
 char *mm_life_label(const mm_life *life, const char *name);
 
 #endif

@@ -25,7 +25,7 @@ static struct {
 
 atomic_bool mm_lives_logged; /* changed while the lock is held */
 
-/* Sleeps at last, so that a thread with a real-time priority lets the holder run. */
+/* Sleeps after some rounds, so that a thread with a real-time priority lets the holder run. */
 static void
 wait_for_lock(void)
 {
@@ -347,8 +347,8 @@ mm_lives_log_count(void)
     return count;
 }
 
-/* Copies the life behind `after`, or the first one; false behind the last. A life stays in the list
- * while the lock is released, because the log runs. */
+/* Copies the life behind `after`, or the first one; false behind the last. A life stays in the
+ * list while the lock is released, because the log runs. */
 static bool
 draft_next(const mm_life *after, draft *d)
 {

@@ -1,12 +1,12 @@
 /* lives.h: the list of the memories that live, their names, and the log of births and deaths while
  * a recording runs.
  *
- * The list is one for the process. Owned memory is in it from its allocation to its free, memory that
- * a buffer gives back to its resource from the wrapping on. Other wrapped memory is in it once it has
- * a name: most of it is a passing view of memory that has a life already. While a log runs, dead lives stay in
- * the list: the list is the log, so that a birth or a death allocates nothing and cannot fail. The
- * lock is held for a few instructions, never in a driver call and never while waiting for the GIL.
- * fork() takes it, so that the child finds the list whole.
+ * The list is one for the process. Owned memory is in it from its allocation to its free, memory
+ * that a buffer gives back to its resource from the wrapping on. Other wrapped memory is in it
+ * once it has a name: most of it is a passing view of memory that has a life already. While a log
+ * runs, dead lives stay in the list: the list is the log, so that a birth or a death allocates
+ * nothing and cannot fail. The lock is held for a few instructions, never in a driver call and
+ * never while waiting for the GIL. fork() takes it, so that the child finds the list whole.
  *
  * Lives can overlap: wrapped memory with a name lies inside owned memory. */
 #ifndef MM_LIVES_H
@@ -30,7 +30,7 @@ enum {
 typedef struct mm_life {
     CUdeviceptr start;
     size_t size;
-    /* Changed with the lock, while no other thread can end the life: that one reads without. */
+    /* Changed under the lock; the only thread that can end the life reads them without it. */
     bool alive; /* in the list, and not ended */
     bool kept; /* ended while a log ran, which may still use the struct */
     /* Fixed by mm_life_describe, before `described` is set. */
@@ -45,7 +45,7 @@ typedef struct mm_life {
     uint64_t born; /* or wrapped: nanoseconds of CLOCK_MONOTONIC_RAW; 0 unless a log ran */
     uint64_t died; /* the same; UINT64_MAX while it lives */
     char *name;
-    void *container; /* that the end of the log frees; NULL while the memory owns the struct */
+    void *container; /* freed at the end of the log; NULL while the memory owns the struct */
     struct mm_life *next, *previous, *next_dead;
 } mm_life;
 
@@ -83,8 +83,8 @@ void mm_life_resume(mm_life *life);
 /* Ends the life if it was not, and frees the container, or leaves that to the end of the log. */
 void mm_life_free(mm_life *life, void *container);
 
-/* Sets or, with NULL, removes the name: at most MM_NAME_BYTES bytes. Adds the life to the list. The
- * memory must be kept from ending meanwhile. */
+/* Sets or, with NULL, removes the name: at most MM_NAME_BYTES bytes. Adds the life to the list.
+ * The memory must be kept from ending meanwhile. */
 MM_NODISCARD int mm_life_set_name(mm_life *life, const char *name, mm_status *st);
 
 /* Copies the name; false without one. */
@@ -100,8 +100,8 @@ typedef struct {
     char *label; /* the name, or "float32[1024,1024] #7" with the serial; bytes are "64.0M #7" */
 } mm_life_record;
 
-/* Starts the log, whose first records are the memories that live. Fails with MM_REFUSED if one runs.
- * The functions of the log are called by one thread at a time. */
+/* Starts the log, whose first records are the memories that live. Fails with MM_REFUSED if one
+ * runs. The functions of the log are called by one thread at a time. */
 MM_NODISCARD int mm_lives_log_start(mm_status *st);
 
 /* The number of records. */

@@ -176,7 +176,7 @@ free_allocation(mm_memory *m, const CUstream *stream, mm_status *st)
     return mm_free(cu, atomic_load(&m->allocation), st);
 }
 
-/* Memory whose free the driver refused is still used, or freed late. */
+/* After a refused free the memory is still used, or freed late. */
 static int
 free_owned(mm_memory *m, const CUstream *stream, mm_status *st)
 {

@@ -1,15 +1,15 @@
-/* page_places.c: what is known about the places of pages: joins the host's page map with the driver's
- * records of prefetches. */
+/* page_places.c: the places of pages, from the host's page map and the driver's records of
+ * prefetches. */
 #include "page_places.h"
 
 #include <assert.h>
 #include <stdlib.h>
 
-/* What each source says about neighbouring pages. */
+/* The evidence for neighbouring pages, by source. */
 typedef struct {
     bool mapped; /* by the page map */
     uint8_t hint; /* of their last prefetch, or 0 */
-    bool to_device; /* whose destination was a device */
+    bool to_device; /* its destination is a device */
 } page_evidence;
 
 /* A run that is being made, with addresses. */
@@ -185,8 +185,9 @@ is_unexplained(const mm_place_run *run)
     return run->place == MM_PLACE_NOT_HOST && run->hint == 0;
 }
 
-/* The driver answers "none" both if no page was prefetched and if the pages differ; only the answer
- * for a single page is exact. Asks for each page that has no hint so far, if they are few. */
+/* The driver answers "none" both if no page was prefetched and if the pages differ; only the
+ * answer for a single page is exact. Asks for each page that has no hint so far, if they are
+ * few. */
 static int
 ask_for_pages(const place_reader *reader, mm_status *st)
 {
@@ -217,7 +218,7 @@ ask_for_pages(const place_reader *reader, mm_status *st)
 
 /* --- ranges ----------------------------------------------------------------------------- */
 
-/* Makes the runs of a range whose mapped pages are given. */
+/* Appends the runs of a range with these mapped pages. */
 static int
 append_all(place_reader *reader, const mm_spans *mapped, mm_status *st)
 {
@@ -301,7 +302,7 @@ check_system(const mm_driver *cu, mm_status *st)
         return mm_fail(st, MM_UNSUPPORTED,
                        "residency() does not support devices with "
                        "direct_managed_mem_access_from_host yet: the host maps pages there that "
-                       "are in device memory, so the page map does not tell where they are");
+                       "are in device memory, so the page map does not show where they are");
     }
     return 0;
 }

@@ -10,7 +10,7 @@ typedef enum { MM_PLACE_HOST, MM_PLACE_NOT_HOST } mm_place;
 /* The page map is certain. A last prefetch is a hint: the pages can have moved since. */
 typedef enum { MM_BY_PAGE_MAP, MM_BY_PAGE_MAP_AND_PREFETCH } mm_place_evidence;
 
-/* Neighbouring pages of which the same is known. Python reads these structs as "<QQBBB5x". */
+/* Neighbouring pages with equal evidence. Python reads these structs as "<QQBBB5x". */
 typedef struct {
     uint64_t offset, size; /* in bytes from the start of the range */
     uint8_t place, evidence;
@@ -38,8 +38,8 @@ typedef struct {
     size_t hint_count;
 } mm_places;
 
-/* Reads the places of the ranges of a batch, in its order. Fails with MM_UNSUPPORTED if the page map
- * of this system does not tell them. *out is to be freed also after a failure. */
+/* Reads the places of the ranges of a batch, in its order. Fails with MM_UNSUPPORTED if the page
+ * map of this system does not show them. *out is to be freed also after a failure. */
 MM_NODISCARD int mm_places_read(mm_driver *cu, mm_presence_source *source, const mm_batch *ranges,
                                 mm_places *out, mm_status *st);
 

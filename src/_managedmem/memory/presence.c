@@ -1,5 +1,5 @@
-/* presence.c: reads the kernel's page map of this process: PAGEMAP_SCAN, which answers with runs, or
- * the entries of /proc/self/pagemap. */
+/* presence.c: reads the kernel's page map of this process: PAGEMAP_SCAN, which answers with runs,
+ * or the entries of /proc/self/pagemap. */
 #include "presence.h"
 
 #include <assert.h>
@@ -30,7 +30,7 @@ call_ioctl(int file, unsigned long request, void *argument)
     return ioctl(file, request, argument);
 }
 
-/* Without destinations, the call tells where pages are. */
+/* Without destinations, the call reports the nodes of pages. */
 static long
 ask_for_nodes(unsigned long count, void **pages, int *nodes)
 {
@@ -104,7 +104,7 @@ is_region_inside(const scan_region *region, uint64_t from, uint64_t end)
 typedef enum { SCANNED, NOT_SCANNED, SCAN_FAILED } scan_result;
 
 /* A request ends early when its regions are used up; the next one goes on from there. NOT_SCANNED
- * leaves the rest, from *start on, to another way of reading. */
+ * leaves the rest, from *start on, to read_entries. */
 MM_GUARD_ARRAYS static scan_result
 scan_pages(const mm_presence *map, uint64_t *start, uint64_t end, mm_spans *mapped, mm_status *st)
 {

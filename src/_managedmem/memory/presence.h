@@ -1,5 +1,5 @@
-/* presence.h: which pages of an address range the host has mapped, from the kernel's page map of this
- * process, and the NUMA nodes that they are on. No page is touched, and the driver is not called. */
+/* presence.h: the pages of an address range that the host has mapped, from the kernel's page map
+ * of this process, and their NUMA nodes. No page is touched, and the driver is not called. */
 #ifndef MM_PRESENCE_H
 #define MM_PRESENCE_H
 
@@ -35,7 +35,7 @@ typedef struct {
 
 typedef enum { MM_NODES_UNKNOWN, MM_ONE_NODE, MM_SEVERAL_NODES } mm_node_count;
 
-/* The calls, and what they have told about the kernel. */
+/* The calls, and the abilities of the kernel, once a call has shown them. */
 typedef struct {
     const mm_presence_calls *calls;
     atomic_bool lacks_scan; /* has no PAGEMAP_SCAN, which Linux has from 6.7 on */
@@ -44,7 +44,8 @@ typedef struct {
 
 extern mm_presence_source mm_kernel_presence;
 
-/* The open page map of this process. A forked child has another one, so it is opened for each use. */
+/* The open page map of this process. A forked child has another one, so it is opened for each
+ * use. */
 typedef struct {
     mm_presence_source *source;
     int file;
@@ -68,9 +69,9 @@ bool mm_presence_has_nodes(mm_presence_source *source);
 /* The part of a span inside of another one. */
 mm_span mm_span_inside(mm_span span, mm_span limits);
 
-/* Adds the bytes of mapped pages, as far as they are inside the limits, to those of their nodes. Pages
- * that were unmapped meanwhile count nowhere. False, with some of the pages counted, if this process
- * may not ask. */
+/* Adds the bytes of mapped pages, as far as they are inside the limits, to those of their nodes.
+ * Pages that were unmapped meanwhile count nowhere. False, with some of the pages counted, if this
+ * process may not ask. */
 MM_NODISCARD bool mm_presence_count_nodes(mm_presence_source *source, const mm_spans *mapped,
                                           mm_span limits, uint64_t bytes[MM_MOST_NODES]);
 

@@ -1,5 +1,5 @@
-/* recorded_calls.h: the log of this library's own prefetches, discards and advice during a recording: one
- * event for each range of a call that succeeded. */
+/* recorded_calls.h: the log of this library's own prefetches, discards and advice during a
+ * recording: one event for each range of a call that succeeded. */
 #ifndef MM_RECORDED_CALLS_H
 #define MM_RECORDED_CALLS_H
 
@@ -24,7 +24,8 @@ mm_call_begin(void)
 }
 
 /* Logs a call that began at `begun`, which is not 0, and ended now. `advice` is that of MM_ADVISE.
- * Any thread; allocates at times, and never fails: what cannot be kept is counted as lost. */
+ * Any thread; allocates at times, and never fails: calls that cannot be kept are counted as
+ * lost. */
 void mm_record_call(mm_operation op, mm_range range, CUmemLocation where, unsigned int advice,
                     uint64_t begun);
 

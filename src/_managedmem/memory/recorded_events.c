@@ -1,5 +1,5 @@
-/* recorded_events.c: storing events, their parts, the sums of those beyond the limit, and assigning
- * them to memories. */
+/* recorded_events.c: storing events, their parts, the sums of those beyond the limit, and
+ * assigning them to memories. */
 #include "recorded_events.h"
 
 #include <assert.h>

@@ -1,8 +1,8 @@
 /* recorded_events.h: the events of a recording, in parts: those up to a limit, and the sums of the
  * others.
  *
- * The caller serialises all functions by its lock, except where a function says otherwise. Events of
- * finished parts do not change any more. */
+ * The caller serialises all functions by its lock, except where a function says otherwise. Events
+ * of finished parts do not change any more. */
 #ifndef MM_RECORDED_EVENTS_H
 #define MM_RECORDED_EVENTS_H
 

@@ -1,8 +1,8 @@
 /* recorder.c: the life of a recording: its start, its parts, its thread and its end.
  *
- * Three things keep threads apart. The phase admits one recording. The turn admits one mark, stop or
- * attribution of a recording, for as long as it takes. The lock is held while records are drained,
- * which only moves memory. */
+ * Three things keep threads apart. The phase admits one recording. The turn admits one mark, stop
+ * or attribution of a recording, for as long as it takes. The lock is held while records are
+ * drained, which only moves memory. */
 #include "recorder.h"
 
 #include <assert.h>
@@ -177,8 +177,8 @@ drain_some(mm_recording *r)
 
 /* --- draining ----------------------------------------------------------------------------- */
 
-/* Takes and releases the lock. Ends also while other threads go on making records. Returns the number
- * of records so far. */
+/* Takes and releases the lock. Ends also while other threads go on making records. Returns the
+ * number of records so far. */
 static uint64_t
 drain_queue(mm_recording *r)
 {
@@ -352,7 +352,7 @@ free_recording(mm_recording *r)
     free(r);
 }
 
-/* Ends what record_events began; each step also undoes nothing. */
+/* Undoes record_events, also where that failed halfway. */
 static void
 end_source(mm_recording *r)
 {
@@ -594,7 +594,7 @@ mm_recordings_end(const void *owner)
     if (mm_driver_forked()) {
         return;
     }
-    (void)pthread_mutex_lock(&current_mutex); /* so that nobody frees it */
+    (void)pthread_mutex_lock(&current_mutex); /* so that no thread frees it */
     if (current != NULL && current->options.owner == owner) {
         take_turn(current);
         if (mm_recording_is_running(current)) {

@@ -1,10 +1,10 @@
-/* recorder.h: the recording of a process: what the nvidia-uvm module reports of its managed memory,
- * and this library's own calls, from a start to a stop, in parts.
+/* recorder.h: the recording of a process: the events of its managed memory from the nvidia-uvm
+ * module, and this library's own calls, from a start to a stop, in parts.
  *
- * A process has one recording at a time. Its records are drained by a thread of its own, which calls
- * neither Python nor the driver. All functions may be called in any thread and block, so that the GIL
- * must be released. A forked child does not have the recording of its parent: there, mark and
- * attribute fail with MM_FORKED, stop does nothing, and free frees only memory. */
+ * A process has one recording at a time. Its records are drained by a thread of its own, which
+ * calls neither Python nor the driver. All functions may be called in any thread and block, so
+ * that the GIL must be released. A forked child does not have the recording of its parent: there,
+ * mark and attribute fail with MM_FORKED, stop does nothing, and free frees only memory. */
 #ifndef MM_RECORDER_H
 #define MM_RECORDER_H
 
@@ -46,8 +46,8 @@ bool mm_recording_is_running(const mm_recording *r);
 
 /* --- results ------------------------------------------------------------------------------ */
 
-/* Assigns the events of the finished parts to memories. Asks the driver for the allocations of other
- * libraries. Later named ranges win. *result is freed with mm_recorded_result_free. */
+/* Assigns the events of the finished parts to memories. Asks the driver for the allocations of
+ * other libraries. Later named ranges win. *result is freed with mm_recorded_result_free. */
 MM_NODISCARD int mm_recording_attribute(mm_recording *r, const mm_named_range *named,
                                         size_t named_count, mm_recorded_result *result,
                                         mm_status *st);

@@ -15,8 +15,8 @@ mm_stream_create(mm_driver *cu, CUstream *stream, mm_status *st)
     return 0;
 }
 
-/* All streams with holders. A forked child does not use the list, because a thread of its parent may
- * hold the mutex. */
+/* All streams with holders. A forked child does not use the list, because a thread of its parent
+ * may hold the mutex. */
 static pthread_mutex_t streams_mutex = PTHREAD_MUTEX_INITIALIZER;
 static mm_stream *all_streams;
 
@@ -145,8 +145,8 @@ mm_stream_is_capturing(mm_driver *cu, CUstream stream, bool *capturing, mm_statu
                                               : mm_fail_call(st, "cuStreamIsCapturing", (int)code);
 }
 
-/* Retains the stream after `previous`, or the first one, and releases `previous`. NULL at the end of
- * the list. Streams without a reference are about to leave the list. */
+/* Retains the stream after `previous`, or the first one, and releases `previous`. NULL at the end
+ * of the list. Streams without a reference are about to leave the list. */
 static mm_stream *
 next_in_list(mm_stream *previous)
 {

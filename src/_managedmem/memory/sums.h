@@ -1,4 +1,4 @@
-/* sums.h: what events add up to, for each memory and part of a trace. */
+/* sums.h: the sums of events, for each memory and part of a trace. */
 #ifndef MM_SUMS_H
 #define MM_SUMS_H
 

@@ -110,7 +110,7 @@ is_same_label(const char *a, const char *b)
 
 /* --- lives and names ----------------------------------------------------------------------- */
 
-/* What mm_traced_memories_set puts in the place of the old members once nothing can fail. */
+/* The new members, which replace the old ones once nothing can fail. */
 typedef struct {
     uint32_t *of_life, *of_name;
     mm_label_block *labels;

@@ -17,8 +17,8 @@ typedef struct {
 typedef enum {
     MM_MEMORY_BUFFER, /* a life */
     MM_MEMORY_NAMED,
-    MM_MEMORY_FOREIGN, /* an allocation of somebody else that still exists */
-    MM_MEMORY_UNKNOWN /* a run of 2 MiB blocks with addresses that nobody has */
+    MM_MEMORY_FOREIGN, /* an allocation of other code that still exists */
+    MM_MEMORY_UNKNOWN /* a run of 2 MiB blocks with addresses that no other memory has */
 } mm_memory_kind;
 
 typedef struct {
@@ -55,7 +55,7 @@ MM_NODISCARD int mm_traced_memories_set(mm_traced_memories *memories, const mm_l
 MM_NODISCARD int mm_traced_memories_reserve(mm_traced_memories *memories, size_t count,
                                             mm_status *st);
 
-/* Adds a memory whose label, if it has one, is copied. Gives no address to it. */
+/* Adds a memory, and copies its label. Assigns no address to it. */
 MM_NODISCARD int mm_traced_memories_append(mm_traced_memories *memories,
                                            const mm_traced_memory *memory, mm_status *st);
 
@@ -66,7 +66,7 @@ MM_NODISCARD int mm_traced_memories_add_foreign(mm_traced_memories *memories, CU
 /* Removes the last memories, so that so many remain; they are foreign. */
 void mm_traced_memories_remove_foreign(mm_traced_memories *memories, size_t count);
 
-/* Notes that nobody has these addresses. */
+/* Notes addresses without a memory. */
 MM_NODISCARD int mm_traced_memories_add_unknown(mm_traced_memories *memories, uint64_t start,
                                                 uint64_t end, mm_status *st);
 
@@ -79,7 +79,7 @@ MM_NODISCARD int mm_traced_memories_reserve_unknown(mm_traced_memories *memories
 void mm_traced_memories_settle_unknown(mm_traced_memories *memories);
 
 /* The memory that has the first addresses from `start` on at a time, and in *end the end of these
- * addresses, at most `limit`. MM_NO_MEMORY_INDEX if nobody has them. Sets *ambiguous as
+ * addresses, at most `limit`. MM_NO_MEMORY_INDEX if there is none. Sets *ambiguous as
  * mm_memory_index_find does. Names come before lives, lives before foreign memory. */
 uint32_t mm_traced_memories_find(mm_traced_memories *memories, uint64_t start, uint64_t limit,
                                  uint64_t time, uint64_t *end, bool *ambiguous);

@@ -105,10 +105,9 @@ parse_host_fault(const unsigned char *record, mm_event *out)
                     && read_access(record, 8, out) && read_time(record, 16, out));
 }
 
-/* The host's times are when the module pushed the moves of a block to the device, and when it
- * noticed that all were done, which can be as late as the next flush. The device's own times of each
- * move are exact, so the event has their length, and their distance from the first move of the
- * push. */
+/* The host's times are those of a whole push: the moves of a block begin together, and the module
+ * notices their end late, at the next flush at the latest. The device's times of each move are
+ * exact, so the event has their length, and their distance from the first move of the push. */
 static void
 refine_times(mm_uvm_parser *p, const unsigned char *record, mm_event *out)
 {

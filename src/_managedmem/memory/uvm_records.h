@@ -27,9 +27,9 @@ void mm_uvm_parser_init(mm_uvm_parser *p, const int16_t *processors, size_t coun
 
 typedef enum { MM_RECORD_IGNORED, MM_RECORD_EVENT, MM_RECORD_REJECTED } mm_record_result;
 
-/* Makes the event of a record. Ignored are moves from host to host and other records that say
- * nothing of a buffer. The begin and the end of throttling make one event, which has the time
- * between them. *out is undefined unless the result is MM_RECORD_EVENT. */
+/* Makes the event of a record. Ignored are moves from host to host and other records about no
+ * memory. The begin and the end of throttling make one event, which has the time between them.
+ * *out is undefined unless the result is MM_RECORD_EVENT. */
 mm_record_result mm_uvm_parse(mm_uvm_parser *p, const unsigned char record[MM_UVM_RECORD_BYTES],
                               mm_event *out);
 

@@ -1,13 +1,14 @@
-/* uvm_self_test.h: the proof that the module's records mean here what this library reads in them. */
+/* uvm_self_test.h: a test of the module's records: those of a known move must report it
+ * exactly. */
 #ifndef MM_UVM_SELF_TEST_H
 #define MM_UVM_SELF_TEST_H
 
 #include "../driver/uvm_queue.h"
 
-/* Moves 64 KiB to device 0, and fails with MM_TRACE_UNAVAILABLE unless the records say exactly that.
- * A failed driver call fails as everywhere. A test that has passed is not repeated in the process.
- * Leaves no memory, advice, stream or context; allowed during captures. Blocks, so the GIL must be
- * released. */
+/* Moves 64 KiB to the first device with concurrent managed access, and fails with
+ * MM_TRACE_UNAVAILABLE unless the records report exactly that. A failed driver call fails as
+ * everywhere. A test that has passed is not repeated in the process. Leaves no memory, advice,
+ * stream or context; allowed during captures. Blocks, so the GIL must be released. */
 MM_NODISCARD int mm_uvm_self_test(mm_driver *cu, mm_status *st);
 
 #endif

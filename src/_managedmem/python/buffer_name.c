@@ -26,7 +26,7 @@ mm_read_name(PyObject *value, const char **name)
     *name = PyUnicode_AsUTF8AndSize(value, &length);
     if (*name == NULL) {
         if (PyErr_ExceptionMatches(PyExc_UnicodeEncodeError)) {
-            PyErr_Clear(); /* UnicodeEncodeError, which does not say whose text it is */
+            PyErr_Clear(); /* its message does not name the argument */
             (void)refuse_buffer_name(PyExc_ValueError, "must be text without surrogates", value);
         }
         return -1;

@@ -79,8 +79,8 @@ new_foreign_buffer(mm_state *state, PyTypeObject *type, mm_memory *memory, PyObj
     return buffer;
 }
 
-/* Wraps memory; NULL with an exception. `lives` says that the memory ends with its buffer. The name is
- * set before a buffer exists, whose end could call the resource. */
+/* Wraps memory; NULL with an exception. `lives` says that the memory ends with its buffer. The
+ * name is set before a buffer exists, because the end of a buffer calls the resource. */
 static mm_memory *
 wrap_memory(mm_state *state, CUdeviceptr start, size_t size, const mm_access *access, bool lives,
             const char *name)

@@ -1,5 +1,5 @@
-/* buffer_residency.c: buf.residency() and managedmem.residency(): the places of pages as a Residency,
- * a class of managedmem/_residency.py. */
+/* buffer_residency.c: buf.residency() and managedmem.residency(): the places of pages as a
+ * Residency, a class of managedmem/_residency.py. */
 #include "../memory/page_places.h"
 #include "location_object.h"
 #include "module_functions.h"
@@ -162,15 +162,15 @@ const char mm_buffer_residency_doc[] =
     "\n"
     "Returns a Residency: bytes on the host, bytes that are not, and the runs of pages with the evidence\n"
     "for each. A page counts as on the host if the host has it mapped, which is certain. The driver does\n"
-    "not tell on which device a page is. For pages that are not on the host, the destination of the last\n"
-    "prefetch is given as a hint; they can have moved since.\n"
+    "not report the device of a page. For pages that are not on the host, the destination of the last\n"
+    "prefetch is a hint; they can have moved since.\n"
     "\n"
     "No page is touched or moved. The result is a snapshot: other threads and devices go on moving\n"
     "pages, and queued work that has not run yet is not in it. Takes 2 us for each MiB; where memory on\n"
     "the host can be on several NUMA nodes, up to 40 us.\n"
     "\n"
     "Raises RuntimeError when closed, ValueError if this is not managed memory, OSError if\n"
-    "/proc/self/pagemap cannot be read, NotImplementedError where the page map does not tell: without\n"
+    "/proc/self/pagemap cannot be read, NotImplementedError where the page map does not show it: without\n"
     "concurrent_managed_access, and with direct_managed_mem_access_from_host. Safe from every thread;\n"
     "releases the GIL. Driver: cuMemRangeGetAttributes.";
 

@@ -126,7 +126,7 @@ raise_no_driver(PyObject *type, const mm_status *st)
     }
 }
 
-/* Raises with `tried`, whose reference it steals. */
+/* Raises with `tried`, and steals its reference. */
 static void
 raise_trace_error(PyObject *type, PyObject *message, PyObject *tried)
 {
@@ -271,7 +271,7 @@ PyDoc_STRVAR(
 
 PyDoc_STRVAR(
     trace_unavailable_doc,
-    "Nothing here reports the events of unified memory, so that nothing can be traced.\n"
+    "No source of the events of unified memory works here, so nothing can be traced.\n"
     "\n"
     "Attributes\n"
     "----------\n"

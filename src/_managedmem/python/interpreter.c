@@ -196,8 +196,8 @@ mm_interpreter_release(mm_interpreter *interpreter)
     }
 }
 
-/* Runs at interpreter exit. A recording that this interpreter started ends. A visitor's thread state that outlived the interpreter would abort the
- * process. */
+/* Runs at interpreter exit, and ends the recording that this interpreter started. A visitor's
+ * thread state that outlived the interpreter would abort the process. */
 static PyObject *
 end_interpreter(PyObject *module, PyObject *Py_UNUSED(none))
 {

@@ -1,5 +1,5 @@
-/* recorder_object.c: the type Recorder, one recording of this process, for managedmem/trace.py: its
- * life, and its results as tuples and bytes. */
+/* recorder_object.c: the type Recorder, one recording of this process, for managedmem/_trace.py:
+ * its life, and its results as tuples and bytes. */
 #include "../memory/recorder.h"
 
 #include <stdlib.h>
@@ -125,8 +125,8 @@ recorder_dealloc(PyObject *op)
     mm_free_object(op);
 }
 
-/* Starts a recording; NULL on failure. If the interpreter is ending, a recording that started too late
- * to be ended with it ends here. */
+/* Starts a recording; NULL on failure. If the interpreter is ending, a recording that started too
+ * late to be ended with it ends here. */
 static mm_recording *
 start_recording(mm_driver *cu, const mm_recording_options *options, bool wait,
                 const mm_interpreter *interpreter, mm_status *st)
@@ -258,7 +258,7 @@ read_named_range(PyObject *item, mm_named_range *out)
     return 0;
 }
 
-/* Reads named ranges, whose labels live as long as the tuple. NULL with an exception. */
+/* Reads named ranges; their labels live as long as the tuple. NULL with an exception. */
 static mm_named_range *
 read_named_ranges(PyObject *items)
 {
@@ -328,7 +328,7 @@ sums_row_tuple(const mm_sums_row *row)
     return tuple;
 }
 
-/* Appends an item, whose reference it steals; -1 with an exception if it is NULL. */
+/* Appends an item and steals its reference; -1 with an exception if it is NULL. */
 static int
 append_item(PyObject *list, PyObject *item)
 {
@@ -593,7 +593,7 @@ PyDoc_STRVAR(
     "Recorder(*, limit=1000000, faults=True, sync=True)\n"
     "--\n"
     "\n"
-    "One recording of what happens to the managed memory of this process; trace() makes them.\n"
+    "One recording of the events of managed memory in this process, made by trace().\n"
     "\n"
     "Parameters\n"
     "----------\n"
@@ -606,15 +606,16 @@ PyDoc_STRVAR(
     "    start, at marks and at the end.\n"
     "\n"
     "It is started once. If it is dropped while it runs, or the interpreter exits, it stops without\n"
-    "results. A forked child does not have it: there, running is False and stop() does nothing. TypeError\n"
-    "and ValueError for bad arguments. Safe from every thread; every method that waits releases the GIL.");
+    "results. A forked child does not have it: there, running is False and stop() does nothing.\n"
+    "TypeError and ValueError for bad arguments. Safe from every thread; every method that waits\n"
+    "releases the GIL.");
 
 PyDoc_STRVAR(
     recorder_start_doc,
     "start($self, /, *, wait=True)\n--\n\n"
     "Wait, and begin to record.\n"
     "\n"
-    "The first start of a process moves 64 KiB to prove that what is recorded is true. Raises\n"
+    "The first start of a process moves 64 KiB to check that the records are right. Raises\n"
     "TraceBusyError while a trace runs in this process, TraceUnavailableError where nothing can be\n"
     "recorded, RuntimeError for a second start, CUDAError when the driver refuses. wait=False does not\n"
     "wait, and neither does a start while a managedmem.Stream or a blocking stream captures a graph.\n"
@@ -695,7 +696,7 @@ static PyMethodDef recorder_methods[] = {
 static PyGetSetDef recorder_getset[] = {
     {"running", recorder_get_running, NULL, "True between start() and stop().", NULL},
     {"source", recorder_get_source, NULL,
-     "Where the events come from: \"kernel\" or \"emulator\". RuntimeError before start().", NULL},
+     "The source of the events: \"kernel\" or \"emulator\". RuntimeError before start().", NULL},
     {"source_detail", recorder_get_source_detail, NULL,
      "The device of the source and its layout. RuntimeError before start().", NULL},
     {NULL, NULL, NULL, NULL, NULL},
