@@ -7,12 +7,25 @@ static int
 module_exec(PyObject *module)
 {
     static int (*const parts[])(PyObject *, mm_state *) = {
-        mm_errors_init,           mm_host_init,          mm_device_init,
-        mm_stream_init,           mm_buffer_init,        mm_accessed_by_init,
-        mm_managed_resource_init, mm_foreign_class_init, mm_plan_init,
-        mm_page_runs_init,        mm_policy_init,        mm_applied_policy_init,
-        mm_device_resource_init,  mm_peers_init,         mm_pool_attributes_init,
-        mm_interpreter_init,      mm_dtype_init,         mm_recorder_init,
+        mm_errors_init,
+        mm_host_init,
+        mm_device_init,
+        mm_stream_init,
+        mm_buffer_init,
+        mm_accessed_by_init,
+        mm_managed_resource_init,
+        mm_foreign_class_init,
+        mm_plan_init,
+        mm_page_runs_init,
+        mm_policy_init,
+        mm_applied_policy_init,
+        mm_device_resource_init,
+        mm_peers_init,
+        mm_pool_attributes_init,
+        mm_dtype_init,
+        mm_recorder_init,
+        /* Last, because what it registers at the interpreter's exit stays if a later part fails. */
+        mm_interpreter_init,
     };
 
     for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
