@@ -35,6 +35,7 @@ LIMITS = (1000, 10**9)
 NAME_BYTES = 200
 LAST = "end"
 """The label of the slice behind the last mark."""
+FORKED = "the trace belongs to the process that started it, not to its fork"
 
 
 class TracePart:
@@ -319,6 +320,7 @@ class Trace(TracePart):
         """
         if not isinstance(label, str):
             raise TypeError(f"a label must be a str, got {label!r}")
+        self._check_process()
         with self._lock:
             self._check_running("mark()")
             if self._would_end_a_capture():
@@ -338,12 +340,14 @@ class Trace(TracePart):
             return TraceSlice(self, label, len(self._labels) - 1)
 
     def stop(self) -> None:
-        """End the recording; a second call does nothing.
+        """End the recording; a second call does nothing, and neither does one in a forked child.
 
         Waits for queued work if ``sync``, and for the events of finished work. Raises RuntimeError
         before the start, CUDAError if the wait fails; the trace has ended then too, and
         `complete` is False. Driver: cuCtxSynchronize.
         """
+        if self._is_inherited():
+            return
         with self._lock:
             if not self._process:
                 raise RuntimeError("the trace has not started")
@@ -358,6 +362,14 @@ class Trace(TracePart):
                 self._running = self._recorder.running
                 if not self._running:
                     self._note_overhead()
+
+    def _is_inherited(self) -> bool:
+        """True in a forked child, where a thread of the parent may have left the lock taken."""
+        return self._process not in (0, os.getpid())
+
+    def _check_process(self) -> None:
+        if self._is_inherited():
+            raise RuntimeError(FORKED)
 
     def _note_overhead(self) -> None:
         self._overheads.append(self._recorder.report()["overhead"])
@@ -409,6 +421,7 @@ class Trace(TracePart):
         address, nbytes = target_range(target)
         if nbytes == 0:
             return
+        self._check_process()
         with self._lock:
             self._named = [each for each in self._named if each[:2] != (address, nbytes)]
             self._named.append((address, nbytes, label))
@@ -435,8 +448,8 @@ class Trace(TracePart):
         """The reason that the results of parts cannot be read now."""
         if not self._process:
             return "the trace has not started; use it in a with statement"
-        if self._process != os.getpid():
-            return "the trace belongs to the process that started it, not to its fork"
+        if self._is_inherited():
+            return FORKED
         if self._running and parts[-1] >= len(self._labels):
             return "the trace is running; call mark() or leave the with block"
         return None

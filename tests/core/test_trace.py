@@ -733,6 +733,52 @@ class TestProcesses:
             """
         )
 
+    def test_forks_while_other_threads_mark(self):
+        """A thread that is in a call at the fork does not exist in the child, its lock does."""
+        run_python(
+            """
+            import os, signal, threading, warnings, managedmem
+            warnings.simplefilter("ignore", DeprecationWarning)
+            buf = managedmem.empty(1 << 20)
+            t = managedmem.trace()
+            over = threading.Event()
+            def work():
+                while not over.is_set():
+                    t.mark("part")
+
+            def refused(call):
+                try:
+                    call()
+                except RuntimeError as error:
+                    return "fork" in str(error)
+
+            def use_in_child():
+                t.stop()
+                return all(map(refused, (
+                    lambda: t.mark("child"),
+                    lambda: t.name(buf, "child"),
+                    lambda: t.total,
+                )))
+
+            with t:
+                threads = [threading.Thread(target=work) for _ in range(2)]
+                for thread in threads:
+                    thread.start()
+                results = []
+                for _ in range(5):
+                    child = os.fork()
+                    if child == 0:
+                        signal.alarm(10)
+                        os._exit(0 if use_in_child() else 3)
+                    results.append(os.waitpid(child, 0)[1])
+                over.set()
+                for thread in threads:
+                    thread.join()
+            assert results == [0] * 5, results
+            assert t.total.moved == 0
+            """
+        )
+
     @pytest.mark.parametrize("end", ["sys.exit(0)", "os._exit(0)", "pass"])
     def test_an_exit_inside_does_not_hang(self, end):
         run_python(

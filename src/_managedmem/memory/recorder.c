@@ -577,7 +577,9 @@ mm_recording_free(mm_recording *r)
         return;
     }
     if (mm_driver_forked()) {
-        r->has_thread = false; /* it exists in the parent only */
+        if (r->has_thread) {
+            return; /* the parent's thread may have been changing it: nothing is sure to be whole */
+        }
         mm_uvm_queue_close(&r->queue);
     } else {
         set_current(r, NULL);
