@@ -56,6 +56,12 @@ class TracePart:
     def _groups(self) -> list[TraceMemory]:
         return self._results().groups(self._parts())
 
+    def _prefetched(self) -> list[TraceMemory]:
+        """The memories that this library prefetched, if all moves of these prefetches count."""
+        if self._whole()._problems() or not self._whole()._sync:
+            return []
+        return self._results().prefetched(self._parts())
+
     def _together(self, memories: Sequence[TraceMemory]) -> TraceMemory:
         indices = set().union(*(memory._indices for memory in memories))
         return self._results().together(self._parts(), indices, "")
@@ -134,13 +140,20 @@ class TracePart:
     def __getitem__(self, key: str | TraceMemory | tuple[int, int] | _Target) -> TraceMemory:
         """The memory of a label, a buffer, an array, or ``(address, nbytes)``.
 
-        Memories with one label count together. A slice of a buffer counts the pages that it
-        touches. Memory without events has sums of 0.
-        Raises KeyError for an unknown label, ValueError for a closed buffer and for memory that is
-        not managed, RuntimeError while the trace runs, and for a slice of a memory if the trace is
-        `truncated`.
+        Memories with one label count together, and a buffer with the parts of it that have names.
+        A slice of a buffer counts the pages that it touches. Memory without events has sums of 0;
+        so has an ``(address, nbytes)`` where none was, since memory can be freed.
+        Raises KeyError for an unknown label, ValueError for a closed buffer and for a target that
+        is not in managed memory, RuntimeError while the trace runs, and for a slice of a memory if
+        the trace is `truncated`.
         """
-        return self._results().selected(self._parts(), key)
+        try:
+            return self._results().selected(self._parts(), key)
+        except KeyError as error:
+            if key in self._whole()._labels:
+                hint = f"{error.args[0]}. It is the label of a slice: see Trace.slices"
+                raise KeyError(hint) from None
+            raise
 
     def events(self, kind: str | None = None, of: Any = None) -> Iterator[TraceEvent]:
         """The events in the order of time, as `TraceEvent`.
@@ -258,6 +271,7 @@ class Trace(TracePart):
         self._request = source
         self._sync = sync
         self._faults = faults
+        self._sync = sync
         self._recorder = _managedmem.Recorder(limit=limit, faults=faults, sync=sync)
         self._lock = threading.RLock()
         self._process = 0
@@ -350,7 +364,7 @@ class Trace(TracePart):
             return
         with self._lock:
             if not self._process:
-                raise RuntimeError("the trace has not started")
+                raise RuntimeError("stop() needs a started trace, and this one has not started")
             if not self._running:
                 return
             try:
@@ -451,7 +465,10 @@ class Trace(TracePart):
         if self._is_inherited():
             return FORKED
         if self._running and parts[-1] >= len(self._labels):
-            return "the trace is running; call mark() or leave the with block"
+            return (
+                "the trace is running: its results can be read after its end, and those of the "
+                "slice that mark() returns at once"
+            )
         return None
 
     def _attributed(self, parts: range) -> Results:

@@ -5,7 +5,7 @@ The costs, which order the findings, are estimates with the rates of one H100. T
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from managedmem._trace_table import label_text
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 MOST = 5
 """So many findings are reported."""
+MOST_LABELS = 3
+"""A finding of several memories names so many."""
 
 LEAST = 64 << 10
 ENOUGH = 1 << 20
@@ -178,10 +180,10 @@ def returned(memory: TraceMemory) -> Costed | None:
     if moved <= ENOUGH:
         return None
     asked = memory.by_cause["requested"][0]
-    before = f", after a prefetch of {size_text(asked)} to the device" if asked else ""
+    beside = f", and {size_text(asked)} to the device as requested" if asked else ""
     finding = Finding(
         memory,
-        f"{label_text(memory.label)}: {size_text(moved)} went to the host by faults{before}.",
+        f"{label_text(memory.label)}: {size_text(moved)} went to the host by faults{beside}.",
         evidence_of(memory, "to_host", "host_faults"),
         "prefetch(Host()) before the host uses it moves them at the speed of the link.",
     )
@@ -205,14 +207,43 @@ def nothing_to_gain(total: TraceSums) -> bool:
     )
 
 
+def requested_only(total: TraceSums) -> Finding:
+    """The finding of moves that `nothing_to_gain` has accepted."""
+    names = ["to_device", "to_host", "host_faults", "device_faults"]
+    text = "All moves were requested, and no processor faulted: there is nothing to gain."
+    if total.turned_back:
+        names.append("turned_back")
+        text = (
+            "All moves were requested, and no processor faulted. "
+            f"{size_text(total.turned_back)} went back where they came from."
+        )
+    return Finding(None, text, evidence_of(total, *names), "")
+
+
+def without_moves(memories: Sequence[TraceMemory]) -> Finding | None:
+    """Memories that were prefetched, and of which no byte moved on request."""
+    found = [memory for memory in memories if not any(memory.by_cause["requested"])]
+    if not found:
+        return None
+    labels = ", ".join(label_text(memory.label) for memory in found[:MOST_LABELS])
+    more = f" and {len(found) - MOST_LABELS} more" if len(found) > MOST_LABELS else ""
+    return Finding(
+        found[0] if len(found) == 1 else None,
+        f"{labels}{more}: prefetches moved nothing.",
+        {name: sum(getattr(m, name) for m in found) for name in ("to_device", "to_host")},
+        "The pages were there already, or held nothing yet, as before their first use. "
+        "residency() before the prefetch tells.",
+    )
+
+
 def findings_of(part: TracePart) -> tuple[Finding, ...]:
     """The findings of a trace or a slice, the largest cost first."""
-    found = [each for memory in part._groups() for each in of_memory(memory)]
-    found.sort(key=lambda costed: -costed[0])
-    if found:
-        return tuple(finding for _, finding in found[:MOST])
-    if not nothing_to_gain(part.total):
-        return ()
-    evidence = evidence_of(part.total, "to_device", "to_host", "host_faults", "device_faults")
-    text = "All moves were requested, and no processor faulted: there is nothing to gain."
-    return (Finding(None, text, evidence, ""),)
+    costed = [each for memory in part._groups() for each in of_memory(memory)]
+    costed.sort(key=lambda each: -each[0])
+    found = [finding for _, finding in costed]
+    if not found and nothing_to_gain(part.total):
+        found.append(requested_only(part.total))
+    idle = without_moves(part._prefetched())
+    if idle is not None:
+        found.append(idle)
+    return tuple(found[:MOST])

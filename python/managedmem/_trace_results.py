@@ -45,6 +45,7 @@ ADVICES = (
     "set_accessed_by",
     "unset_accessed_by",
 )
+PREFETCH = OPERATIONS.index("prefetch")
 REMOTE_CAUSES = (None, "fault", "thrashing", "advice", "out_of_memory", "eviction")
 """Names of the extension's numbers; CUmem_advise counts from 1."""
 
@@ -58,6 +59,7 @@ RECORD = struct.Struct("<4QI2h4BI")
 """start, end, address, amount; memory; source, destination; kind, cause, access, flags; extra."""
 
 _START = struct.Struct("<Q40x")
+_KIND_OFFSET = 40
 _ROUTE = struct.Struct("<32xI2hB7x")
 _DIRECTIONS = ("to_device", "to_host", "between_devices")
 _FAULTS = ("host_faults", "host_write_faults", "device_faults", "device_write_faults")
@@ -72,7 +74,8 @@ class TraceSums:
     """Sums over the events of a trace or of a slice.
 
     Bytes are counted for each move, so memory that moves twice counts twice. Sums of faults are
-    None if the trace did not record them (``faults=False``). Immutable, so safe from every thread.
+    numbers, None if the trace did not record them (``faults=False``). ``throttled`` and
+    ``move_time`` are seconds, the other sums bytes. Immutable, so safe from every thread.
     """
 
     to_device: int
@@ -138,7 +141,8 @@ class TraceMemory(TraceSums):
     label: str
     """The name of the memory; for a buffer without one its dtype, shape and number."""
     nbytes: int
-    """Size in bytes."""
+    """Size in bytes, without parts that have a name of their own; of several memories with one
+    label that of the last."""
     address: int
     """Address of the first byte."""
     kind: str
@@ -151,6 +155,11 @@ class TraceMemory(TraceSums):
     """Seconds from the start of the trace to the free; None if the memory outlived the trace."""
     _results: Results = field(repr=False, compare=False)
     _indices: frozenset[int] = field(repr=False, compare=False)
+
+    @property
+    def _sizes(self) -> list[int]:
+        """The sizes of the memories that count together here."""
+        return sorted(self._results.memories[i].size for i in self._indices)
 
     @property
     def devices(self) -> tuple[Device, ...]:
@@ -209,21 +218,32 @@ class RawMemory(NamedTuple):
     nbytes: int
     born: int
     died: int
+    unnamed: int | None = None
+    """The bytes that no name has, where some of them have one."""
 
     @property
     def end(self) -> int:
         """The address behind the last byte."""
         return self.address + self.nbytes
 
+    @property
+    def size(self) -> int:
+        """The bytes of its row."""
+        return self.nbytes if self.unnamed is None else self.unnamed
+
 
 class Selection(NamedTuple):
-    """Memories selected by a key: by index, and the addresses, unless all count."""
+    """Memories selected by a key: by index, and the addresses, unless all count.
+
+    ``extent`` is the address and the size of what was selected, where that is one range.
+    """
 
     label: str
     whole: frozenset[int]
-    cut: frozenset[int]
-    start: int
-    end: int
+    cut: frozenset[int] = frozenset()
+    start: int = 0
+    end: int = 1 << 64
+    extent: tuple[int, int] | None = None
 
 
 class Clock:
@@ -259,7 +279,11 @@ def target_range(target: Any) -> tuple[int, int]:
     if isinstance(target, ManagedBuffer) and target.is_closed:
         raise ValueError("the buffer is closed; its label finds its results")
     # A plan reads one target of any kind, and checks that its memory is managed.
-    entry = PrefetchPlan([(target, Host())])[0]
+    try:
+        entry = PrefetchPlan([(target, Host())])[0]
+    except (TypeError, ValueError) as error:
+        error.args = (str(error).removeprefix("entries[0]: "), *error.args[1:])
+        raise
     return entry.pointer, entry.nbytes
 
 
@@ -323,7 +347,7 @@ class Results:
     ) -> TraceMemory:
         raw = [self.memories[i] for i in indices]
         last = max(raw, key=lambda m: m.born, default=RawMemory("unknown", label, 0, 0, 0, -1))
-        address, nbytes = extent or (last.address, last.nbytes)
+        address, nbytes = extent or (last.address, last.size)
         first = min((m.born for m in raw), default=0)
         died = None
         if raw and not any(map(self.is_alive, raw)):
@@ -363,26 +387,46 @@ class Results:
         """The memories that a label, a target or a `TraceMemory` means."""
         if isinstance(key, TraceMemory):
             if key._results is self:
-                return Selection(key.label, key._indices, frozenset(), 0, 1 << 64)
+                return Selection(key.label, key._indices)
             # The indices of an earlier reading can have another meaning now.
             known = any(memory.label == key.label for memory in self.memories)
             key = key.label if known else (key.address, key.nbytes)
         if isinstance(key, str):
             labels = [memory.label for memory in self.memories]
             found = [i for i, label in enumerate(labels) if label == key and i not in self.covered]
-            found = found or [i for i, label in enumerate(labels) if label == key + _REST]
-            if not found:
-                raise KeyError(self._unknown(key))
-            return Selection(labels[found[0]], frozenset(found), frozenset(), 0, 1 << 64)
+            return Selection(key, frozenset(found)) if found else self._with_names(key)
         start, nbytes = target_range(key)
         return self._at(start, start + nbytes, any_time=isinstance(key, tuple))
 
+    def _with_names(self, label: str) -> Selection:
+        """The memories of a label together with the parts of them that have names of their own."""
+        split = {
+            i: memory
+            for i, memory in enumerate(self.memories)
+            if memory.label == label + _REST or (i in self.covered and memory.label == label)
+        }
+        if not split:
+            raise KeyError(self._unknown(label))
+        whole, cut = set(split), set()
+        for i, memory in enumerate(self.memories):
+            around = [
+                m for m in split.values() if m.address < memory.end and m.end > memory.address
+            ]
+            if memory.kind == "named" and around:
+                inside = any(m.address <= memory.address and memory.end <= m.end for m in around)
+                (whole if inside else cut).add(i)
+        start = min(memory.address for memory in split.values())
+        end = max(memory.end for memory in split.values())
+        extent = (start, end - start) if len(split) == 1 else None
+        return Selection(label, frozenset(whole), frozenset(cut), start, end, extent)
+
     def _unknown(self, label: str) -> str:
-        labels = {memory.label for memory in self.memories if memory.kind != "unknown"}
-        near = difflib.get_close_matches(label, labels, n=_NEAREST, cutoff=0.0)
+        known = sorted({memory.label for memory in self.memories if memory.kind != "unknown"})
+        near = difflib.get_close_matches(label, known, n=_NEAREST, cutoff=0.0)
         if not near:
             return f"no memory named {label!r}: no memory lived during the trace"
-        return f"no memory named {label!r}; there are: {', '.join(near)}"
+        more = f" and {len(known) - len(near)} more" if len(known) > len(near) else ""
+        return f"no memory named {label!r}; there are: {', '.join(near)}{more}"
 
     def _at(self, start: int, end: int, any_time: bool) -> Selection:
         """The memories at these addresses; those that live at the end, unless `any_time`."""
@@ -400,19 +444,18 @@ class Results:
             and (m.end <= end or (m.kind in ("buffer", "named") and m.end == last))
         ]
         exact = [(i, m) for i, m in whole if m.address == start and m.end >= end]
+        extent = (start, end - start)
         for i, memory in exact:
             if memory.kind == "named":
-                return Selection(memory.label, frozenset([i]), frozenset(), start, end)
+                return Selection(memory.label, frozenset([i]), extent=extent)
         cut = frozenset(i for i, _ in found) - {i for i, _ in whole}
-        label = f"{end - start} bytes at {start:#x}"
         if exact:
             label = exact[-1][1].label.removesuffix(_REST)
-        elif len(found) == 1:
-            first = found[0][1]
-            label = f"{first.label}[{start - first.address}:{end - first.address}]"
+        else:
+            label = _part_label([memory for _, memory in found], start, end)
         if cut:  # faults and moves are of whole pages
             start, end = start // mmap.PAGESIZE * mmap.PAGESIZE, last
-        return Selection(label, frozenset(i for i, _ in whole), cut, start, end)
+        return Selection(label, frozenset(i for i, _ in whole), cut, start, end, extent)
 
     def is_alive(self, memory: RawMemory) -> bool:
         """True if the memory lived at the end of the last part."""
@@ -433,14 +476,29 @@ class Results:
                 if record[4] in chosen.cut:
                     extra.add(record)
             values = list(map(operator.add, values, extra.values()))
-        extent = None if isinstance(key, str | TraceMemory) else target_range(key)
-        return self._made(values, chosen.whole | chosen.cut, chosen.label, extent)
+        return self._made(values, chosen.whole | chosen.cut, chosen.label, chosen.extent)
 
     def groups(self, parts: Sequence[int]) -> list[TraceMemory]:
         """The memories with events, those of one label as one, most bytes first."""
-        active = {memory for part, memory in self.rows if part in parts and memory != TOTAL}
+        return self._by_label(
+            parts, {memory for part, memory in self.rows if part in parts and memory != TOTAL}
+        )
+
+    def prefetched(self, parts: Sequence[int]) -> list[TraceMemory]:
+        """The memories that calls of this library prefetched, those of one label as one."""
+        view = self._span(parts)
+        kinds = view[_KIND_OFFSET :: RECORD.size].tobytes()
+        found, at = set(), kinds.find(CALL)
+        while at >= 0:
+            record = RECORD.unpack_from(view, at * RECORD.size)
+            if record[8] == PREFETCH and record[4] < len(self.memories):
+                found.add(record[4])
+            at = kinds.find(CALL, at + 1)
+        return self._by_label(parts, found)
+
+    def _by_label(self, parts: Sequence[int], indices: Iterable[int]) -> list[TraceMemory]:
         labels: dict[str, list[int]] = {}
-        for i in sorted(active):
+        for i in sorted(indices):
             if self.memories[i].kind != "unknown":
                 labels.setdefault(self.memories[i].label, []).append(i)
         found = [self.together(parts, indices, label) for label, indices in labels.items()]
@@ -570,8 +628,31 @@ def _with_rests(memories: list[RawMemory]) -> tuple[list[RawMemory], frozenset[i
         if before and named[at - 1][1] >= memory.end:
             covered.add(i)
         elif before or (at < len(named) and named[at][0] < memory.end):
-            memories[i] = memory._replace(label=memory.label + _REST)
+            inside = _overlap(named, memory.address, memory.end)
+            memories[i] = memory._replace(
+                label=memory.label + _REST, unnamed=memory.nbytes - inside
+            )
     return memories, frozenset(covered)
+
+
+def _overlap(ranges: Sequence[tuple[int, int]], start: int, end: int) -> int:
+    """The bytes between two addresses that are in ranges, which are sorted and separate."""
+    found, at = 0, max(bisect.bisect_right(ranges, (start, 1 << 64)) - 1, 0)
+    while at < len(ranges) and ranges[at][0] < end:
+        found += max(0, min(ranges[at][1], end) - max(ranges[at][0], start))
+        at += 1
+    return found
+
+
+def _part_label(memories: Sequence[RawMemory], start: int, end: int) -> str:
+    """The label of a part of a memory; of a part with a name, if it lies in one."""
+    around = [m for m in memories if m.address <= start and end <= m.end]
+    around = [m for m in around if m.kind == "named"][-1:] or around
+    if len(around) != 1:
+        return f"{end - start} bytes at {start:#x}"
+    first = around[0]
+    label = first.label.removesuffix(_REST)
+    return f"{label}[{start - first.address}:{end - first.address}]"
 
 
 def _page_end(address: int) -> int:

@@ -75,8 +75,11 @@ class Row(NamedTuple):
 
 
 def memory_row(memory: TraceMemory) -> Row:
-    """The row of a memory."""
-    return Row(label_text(memory.label), size_text(memory.nbytes), memory)
+    """The row of a memory, or of several with one label."""
+    sizes = [size_text(size) for size in memory._sizes]
+    size = sizes[0] if sizes[0] == sizes[-1] else f"{sizes[0]}-{sizes[-1]}"
+    count = f"{len(sizes)} x " if len(sizes) > 1 else ""
+    return Row(label_text(memory.label), f"{count}{size}", memory)
 
 
 def rows_of(part: TracePart, most: int = MOST_ROWS) -> list[Row]:

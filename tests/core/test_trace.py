@@ -353,8 +353,11 @@ class TestKeys:
         closed.close()
         with pytest.raises(ValueError, match="its label finds its results"):
             t[closed]
-        with pytest.raises(TypeError, match="a target must be"):
+        with pytest.raises(TypeError, match=r"^a target must be"):
             t[3]
+        with pytest.raises(TypeError, match=r"^a target must be") as error:
+            t[[buf] * 1000]
+        assert len(str(error.value)) < 400
         with pytest.raises(KeyError, match="no memory named 'weights'"):
             t["weights"]
         with pytest.raises(ValueError, match="kind must be one of"):
@@ -497,7 +500,7 @@ class TestStates:
                 t.to_dict,
                 t.events,
             ):
-                with pytest.raises(RuntimeError, match=r"call mark\(\) or leave the with block"):
+                with pytest.raises(RuntimeError, match="can be read after its end"):
                     read()
             assert str(t) == f"<managedmem.Trace, running, source {SOURCE}>"
             assert t._repr_html_() is None

@@ -135,7 +135,7 @@ def test_memories_with_one_label_share_a_row(traced):
         canned.move(memory, 4096, "to_device")
     trace = traced(canned)
     assert [line for line in str(trace).splitlines() if line.startswith("scratch")] == [
-        "scratch  1.0M  12.0K       100%      0          -     0       0"
+        "scratch  3 x 1.0M  12.0K       100%      0          -     0       0"
     ]
     together = trace["scratch"]
     assert together.to_device == 3 * 4096
@@ -258,6 +258,20 @@ def test_unknown_labels_name_the_nearest(traced, pattern):
         traced(Canned())["weight"]
 
 
+def test_unknown_labels_tell_how_many_there_are(traced):
+    canned = Canned()
+    for number in range(7):
+        canned.memory(f"m{number}", MIB)
+    with pytest.raises(KeyError, match=r"'layer'; there are: m\d, m\d, m\d, m\d, m\d and 2 more"):
+        traced(canned)["layer"]
+
+
+def test_the_label_of_a_slice_is_no_memory(traced, pattern):
+    pattern.part()
+    with pytest.raises(KeyError, match=r"'part 0'; .* It is the label of a slice"):
+        traced(pattern)["part 0"]
+
+
 def test_events_are_in_order_and_can_be_selected(traced):
     canned = Canned()
     first, second = canned.memory("a", MIB), canned.memory("b", MIB)
@@ -355,9 +369,18 @@ def test_names_split_memory(traced):
     trace.name((address + 64 * KIB, 64 * KIB), "kv.0")
     assert trace["kv.0"].to_device == 8192
     assert trace["kv.0"].kind == "named"
-    assert trace["a"].to_device == 4096
-    assert trace["a"].label == "a (rest)"
+    rest = trace["a (rest)"]
+    assert (rest.to_device, rest.nbytes, rest.label) == (4096, MIB - 64 * KIB, "a (rest)")
     assert [m.label for m in trace.memories] == ["kv.0", "a (rest)"]
+    whole = trace["a"]
+    assert (whole.to_device, whole.nbytes, whole.address) == (12288, MIB, address)
+    assert whole.label == "a"
+    assert len(list(trace.events(of="a"))) == 2
+    assert trace[address + 64 * KIB, 4096].label == "kv.0[0:4096]"
+    assert trace[address, 4096].label == "a[0:4096]"
+    assert trace[address + 60 * KIB, 8 * KIB].label == f"a[{60 * KIB}:{68 * KIB}]"
+    sizes = [line.split()[-7] for line in str(trace).splitlines()[3:5]]
+    assert sizes == ["64.0K", "960.0K"]
     assert (trace[address, MIB].to_device, trace[address, MIB].label) == (12288, "a")
     assert trace[address + 64 * KIB, 64 * KIB].label == "kv.0"
     trace.name((address + 64 * KIB, 64 * KIB), "kv.1")
@@ -377,6 +400,22 @@ def test_a_name_of_a_whole_memory_replaces_its_label(traced):
     assert trace[address, 5000].to_device == 8192
     trace.name((address + 5000, 100), "b")
     assert [m.label for m in trace.memories] == ["a", "b"]
+    assert trace["uint8[5000] #1"].to_device == 8192
+
+
+def test_a_name_can_reach_beyond_a_memory(traced):
+    canned = Canned()
+    first = canned.memory("a", 2 * MIB)
+    second = canned.memory("b", 2 * MIB)
+    address = canned.memories[second][2]
+    assert canned.memories[first][2] + 2 * MIB == address
+    for memory in (first, second):
+        canned.move(memory, MIB, "to_device").move(memory, MIB, "to_device", offset=MIB)
+    trace = traced(canned)
+    trace.name((address - MIB, 2 * MIB), "border")
+    assert trace["border"].to_device == 2 * MIB
+    assert trace["a (rest)"].to_device == trace["b (rest)"].to_device == MIB
+    assert trace["a"].to_device == trace["b"].to_device == 2 * MIB
 
 
 @pytest.mark.parametrize(
@@ -456,7 +495,7 @@ def test_finding_of_bytes_that_return(traced):
     canned.move(first, 8 * MIB, "to_device").move(first, 8 * MIB, "to_host", "fault")
     found = only_finding(traced(canned))
     assert found.observation == (
-        "a: 8.0M went to the host by faults, after a prefetch of 8.0M to the device."
+        "a: 8.0M went to the host by faults, and 8.0M to the device as requested."
     )
     assert found.advice.startswith("prefetch(Host()) ")
 
@@ -517,20 +556,83 @@ def test_finding_of_evictions(traced):
 def test_requested_moves_leave_nothing_to_gain(traced):
     canned = Canned()
     first = canned.memory("a", 8 * MIB)
-    for _ in range(5):
-        canned.move(first, 8 * MIB, "to_device").move(first, 8 * MIB, "to_host")
+    canned.move(first, 8 * MIB, "to_device")
     trace = traced(canned)
     assert trace.findings() == (
         (
             None,
             "All moves were requested, and no processor faulted: there is nothing to gain.",
-            {"to_device": 40 * MIB, "to_host": 40 * MIB, "host_faults": 0, "device_faults": 0},
+            {"to_device": 8 * MIB, "to_host": 0, "host_faults": 0, "device_faults": 0},
             "",
         ),
     )
     assert str(trace).endswith("nothing to gain.")
     canned.faults(first, 1)
     assert traced(canned).findings() == ()
+
+
+def test_requested_moves_that_turn_back_may_be_too_many(traced):
+    canned = Canned()
+    first = canned.memory("a", 8 * MIB)
+    for _ in range(5):
+        canned.move(first, 8 * MIB, "to_device").move(first, 8 * MIB, "to_host")
+    found = only_finding(traced(canned))
+    assert found.observation == (
+        "All moves were requested, and no processor faulted. 72.0M went back where they came from."
+    )
+    assert found.evidence["turned_back"] == 72 * MIB
+
+
+PREFETCH = 1
+
+
+def prefetch_call(canned, memory):
+    return canned.add("call", memory, MIB, cause=PREFETCH, destination=0)
+
+
+def test_finding_of_a_prefetch_that_moved_nothing(traced):
+    canned = Canned()
+    first = canned.memory("a", 8 * MIB)
+    prefetch_call(canned, canned.memory("moved", MIB)).move(1, MIB, "to_device")
+    prefetch_call(canned, first).faults(first, 1)
+    canned.add("call", canned.memory("advised", MIB), MIB, cause=0, extra=1)
+    canned.part()
+    prefetch_call(canned, 1)
+    trace = traced(canned)
+    found = only_finding(trace)
+    assert found.memory.label == "a"
+    assert str(found) == (
+        "a: prefetches moved nothing.\n"
+        "    The pages were there already, or held nothing yet, as before their first use. "
+        "residency() before the prefetch tells."
+    )
+    assert found.evidence == {"to_device": 0, "to_host": 0}
+    assert [only_finding(part).memory.label for part in trace.slices] == ["a", "moved"]
+
+
+def test_prefetches_of_many_memories_share_a_finding(traced):
+    canned = Canned()
+    for number in range(5):
+        prefetch_call(canned, canned.memory(f"m{number}", MIB))
+    found = only_finding(traced(canned))
+    assert found.memory is None
+    assert found.observation == "m0, m1, m2 and 2 more: prefetches moved nothing."
+
+
+@pytest.mark.parametrize(
+    ("report", "options"),
+    [
+        ({"lost": 1}, {}),
+        ({"rejected": 1}, {}),
+        ({"truncated": True}, {}),
+        ({"waited": False}, {}),
+        ({}, {"sync": False}),
+    ],
+)
+def test_moves_that_may_be_missing_are_no_finding(traced, report, options):
+    canned = Canned(**report)
+    prefetch_call(canned, canned.memory("a", MIB))
+    assert traced(canned, **options).findings() == ()
 
 
 def test_small_moves_are_no_finding(traced):

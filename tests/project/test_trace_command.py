@@ -226,6 +226,7 @@ def test_a_program_cannot_begin_without_a_driver(folder):
     done = traced(script, cwd=folder.path, MANAGEDMEM_DRIVER="/missing/libcuda.so.1")
     assert (done.returncode, done.stdout) == (1, "")
     assert "/missing/libcuda.so.1" in done.stderr
+    assert done.stderr.endswith("python -m managedmem trace --emulator\n")
     assert "Traceback" not in done.stderr
 
 
@@ -234,6 +235,7 @@ def test_a_program_that_traces_itself_is_told(folder):
     done = traced(script, cwd=folder.path)
     assert done.returncode == 1
     assert "TraceBusyError" in done.stderr
+    assert "one can run at a time" in done.stderr
     table_of(done.stderr)
 
 

@@ -416,7 +416,8 @@ mm_recording_start(mm_driver *cu, const mm_recording_options *options, bool wait
     mm_recording *r;
 
     if (!atomic_compare_exchange_strong(&phase, &expected, STARTING)) {
-        (void)mm_fail(st, MM_TRACE_BUSY, "a trace is already running in this process");
+        (void)mm_fail(st, MM_TRACE_BUSY,
+                      "a trace is already running in this process, and one can run at a time");
         return NULL;
     }
     r = try_start(cu, options, wait, st);

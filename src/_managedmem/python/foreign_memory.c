@@ -549,7 +549,7 @@ refuse_target(mm_state *state, PyObject *value)
     PyErr_Format(PyExc_TypeError,
                  "a target must be a ManagedBuffer, a torch tensor, an array with "
                  "__cuda_array_interface__, a cuda.core Buffer or an object with the buffer "
-                 "protocol, got %R",
+                 "protocol, got %.200R",
                  value);
     return -1;
 }
