@@ -493,9 +493,10 @@ class Trace(TracePart):
         }
         found = [text.format(f"{report[n]:,}") for n, text in sentences.items() if report[n]]
         if report["truncated"]:
+            holders = "events() and names given by name() have" if self._named else "events() has"
             found.append(
-                "there were more events than limit=: the sums have all of them, events() "
-                "has the first ones"
+                "there were more events than limit=: the sums have all of them, "
+                f"{holders} the first ones"
             )
         if not report["waited"]:
             found.append(

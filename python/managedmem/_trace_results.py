@@ -295,9 +295,11 @@ class Results:
         widened = _with_tails(named, memories)
         if widened != named:
             memories, rows = recorder.attribute(widened)
-        self.memories, self.covered = _with_rests([_labelled(RawMemory(*m)) for m in memories])
         self.fields: tuple[str, ...] = recorder.FIELDS
         self.rows = {(part, memory): tuple(values) for part, memory, *values in rows}
+        self.memories, self.covered = _with_rests(
+            [_labelled(RawMemory(*m)) for m in memories], {memory for _, memory in self.rows}
+        )
         self.parts = recorder.parts()
         self.records = recorder.events()
         self.clock = Clock(recorder.clock())
@@ -447,7 +449,9 @@ class Results:
         extent = (start, end - start)
         for i, memory in exact:
             if memory.kind == "named":
-                return Selection(memory.label, frozenset([i]), extent=extent)
+                # The name lacks the events beyond the limit, which count for the memory.
+                all_of_it = frozenset(j for j, _ in whole) if self.truncated else frozenset([i])
+                return Selection(memory.label, all_of_it, extent=extent)
         cut = frozenset(i for i, _ in found) - {i for i, _ in whole}
         if exact:
             label = exact[-1][1].label.removesuffix(_REST)
@@ -611,8 +615,13 @@ def _labelled(memory: RawMemory) -> RawMemory:
     return memory._replace(label=f"{memory.kind} {size_text(memory.nbytes)} at {memory.address:#x}")
 
 
-def _with_rests(memories: list[RawMemory]) -> tuple[list[RawMemory], frozenset[int]]:
-    """The memories, marked where a part has a name of its own; and the fully named ones."""
+def _with_rests(
+    memories: list[RawMemory], active: Collection[int]
+) -> tuple[list[RawMemory], frozenset[int]]:
+    """The memories, marked where a part has a name of its own; and the fully named ones.
+
+    Names do not get the events beyond the limit: memory with such events is not hidden.
+    """
     named: list[tuple[int, int]] = []
     for start, end in sorted((m.address, m.end) for m in memories if m.kind == "named"):
         if named and start <= named[-1][1]:
@@ -625,7 +634,7 @@ def _with_rests(memories: list[RawMemory]) -> tuple[list[RawMemory], frozenset[i
             continue
         at = bisect.bisect_right(named, (memory.address, 1 << 64))
         before = at > 0 and named[at - 1][1] > memory.address
-        if before and named[at - 1][1] >= memory.end:
+        if before and named[at - 1][1] >= memory.end and i not in active:
             covered.add(i)
         elif before or (at < len(named) and named[at][0] < memory.end):
             inside = _overlap(named, memory.address, memory.end)

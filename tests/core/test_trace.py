@@ -271,6 +271,27 @@ class TestEvents:
             t[buf[:PAGE]]
 
     @pytest.mark.emulator_only
+    def test_events_beyond_the_limit_have_no_names(self, buf, alloc):
+        """They count for the named memory, which is not hidden then."""
+        other = alloc(4 * PAGE)
+        store(other)
+        with managedmem.trace(limit=1000) as t:
+            for _ in range(600):
+                buf[:PAGE].prefetch(Device(0))
+                buf[:PAGE].prefetch(Host())
+            other.prefetch(Device(0))
+        before = t[buf].to_device
+        t.name(buf, "all")
+        t.name(other, "other")
+        assert "names given by name() have the first ones" in t.problems[0]
+        assert 0 < t["all"].to_device < before
+        assert t["other"].moved == 0
+        assert t[buf].to_device == before
+        assert t[other].to_device == other.nbytes
+        assert {m.label for m in t.memories} >= {"all", "other"}
+        assert sum(m.moved for m in t.memories) == t.total.moved
+
+    @pytest.mark.emulator_only
     def test_without_faults(self, buf):
         with managedmem.trace(faults=False) as t:
             emulator.touch(buf, Device(0))
