@@ -6,6 +6,8 @@
  * its parent opened a driver cannot use one. */
 #include "driver.h"
 
+#include "clock.h"
+
 #include <assert.h>
 #include <dlfcn.h>
 #include <limits.h>
@@ -14,7 +16,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 /* Not a mutex: a forked child could not unlock one that a thread of its parent holds. */
 enum { FREE, TAKEN, OPENING };
@@ -241,11 +242,9 @@ check_emulator(void *library, const char *path, mm_status *st)
 static void
 acquire_turn(int purpose)
 {
-    const struct timespec nap = {.tv_nsec = 50000};
-
     assert(purpose != FREE);
     for (int seen = FREE; !atomic_compare_exchange_strong(&turn, &seen, purpose); seen = FREE) {
-        (void)nanosleep(&nap, NULL);
+        mm_nap();
     }
 }
 

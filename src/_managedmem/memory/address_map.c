@@ -69,13 +69,9 @@ mm_address_map_paint(mm_address_map *map, uint64_t start, uint64_t end, uint32_t
     size_t first = start > 0 ? ranges_below(map, start - 1) : 0, last = first, count = 0;
 
     assert(start < end);
-    if (map->count + 2 > map->capacity) {
-        mm_address_range *moved =
-            mm_grow(map->ranges, &map->capacity, map->count + 2, sizeof *moved, st);
-        if (moved == NULL) {
-            return -1;
-        }
-        map->ranges = moved;
+    map->ranges = mm_grow(map->ranges, &map->capacity, map->count + 2, sizeof *map->ranges, st);
+    if (map->capacity < map->count + 2) {
+        return -1;
     }
     while (last < map->count && map->ranges[last].start <= end) {
         last++;

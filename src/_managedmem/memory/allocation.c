@@ -26,9 +26,7 @@ allocate_pages(mm_driver *cu, size_t size, CUdeviceptr *allocation, mm_status *s
     CUdeviceptr page = mm_page_size();
 
     assert(mm_in_scope());
-    if (size % page != 0 && size <= SIZE_MAX - 2 * page) {
-        size += page - size % page;
-    }
+    size = mm_whole_pages(size);
     if (allocate_managed(cu, size, allocation, st) < 0) {
         return -1;
     }

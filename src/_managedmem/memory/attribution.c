@@ -221,14 +221,8 @@ reserve_pieces(mm_event_list *pieces, size_t more, mm_status *st)
 {
     size_t needed = pieces->count + more;
 
-    if (needed > pieces->capacity) {
-        mm_event *moved = mm_grow(pieces->items, &pieces->capacity, needed, sizeof *moved, st);
-        if (moved == NULL) {
-            return -1;
-        }
-        pieces->items = moved;
-    }
-    return 0;
+    pieces->items = mm_grow(pieces->items, &pieces->capacity, needed, sizeof *pieces->items, st);
+    return pieces->capacity < needed ? -1 : 0;
 }
 
 /* Makes room for the sums and pieces. */

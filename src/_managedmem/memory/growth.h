@@ -4,26 +4,28 @@
 
 #include "../driver/status.h"
 
-#include <assert.h>
 #include <stdint.h>
 #include <stdlib.h>
 
-/* The array, moved so that it has room for `needed` items of `size` bytes, which is more than its
- * *capacity; NULL on failure, which leaves it as it is. Grows by a half at least, so that a
- * sequence of additions costs linear time. */
+/* The array, moved if its *capacity is below `needed` items of `size` bytes. On failure it stays as
+ * it is, and so does *capacity: the caller compares that with `needed`. Grows by a half at least,
+ * so that a sequence of additions costs linear time. */
 static inline void *
 mm_grow(void *items, size_t *capacity, size_t needed, size_t size, mm_status *st)
 {
-    size_t bigger = *capacity + *capacity / 2;
+    enum { LEAST = 8 };
+    size_t bigger = *capacity + *capacity / 2 + LEAST;
     void *moved;
 
-    assert(needed > *capacity);
+    if (needed <= *capacity) {
+        return items;
+    }
     bigger = bigger < needed ? needed : bigger;
     moved = bigger > SIZE_MAX / size ? NULL : realloc(items, bigger * size);
     if (moved == NULL) {
         (void)mm_fail(st, MM_NO_MEMORY, "out of host memory for %zu items of %zu bytes", bigger,
                       size);
-        return NULL;
+        return items;
     }
     *capacity = bigger;
     return moved;

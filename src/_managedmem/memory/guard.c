@@ -1,10 +1,9 @@
 /* guard.c: closing a guard; for assertions, the guards that each thread has entered. */
 #include "guard.h"
 
-#include <sched.h>
 #include <stddef.h>
-#include <time.h>
 
+#include "../driver/clock.h"
 #include "../driver/context.h"
 
 #define EXPORTS(state) (((state) & MM_GUARD_ALL_EXPORTS) / MM_GUARD_ONE_EXPORT)
@@ -74,15 +73,9 @@ mm_guards_entered(void)
 static void
 wait_for_calls(mm_guard *g)
 {
-    const struct timespec nap = {.tv_nsec = 50000};
-
     for (int round = 0; CALLS(atomic_load_explicit(&g->state, memory_order_acquire)) > 0;
          round++) {
-        if (round < 100) {
-            (void)sched_yield();
-        } else {
-            (void)nanosleep(&nap, NULL);
-        }
+        mm_pause(round);
     }
 }
 

@@ -9,8 +9,8 @@
 
 enum { LABEL_BYTES = 160 }; /* of a label that is not a name */
 
-static char *
-copy_label(const char *text)
+char *
+mm_copy_text(const char *text)
 {
     size_t size = strlen(text) + 1;
     char *copy = malloc(size);
@@ -61,7 +61,7 @@ mm_life_label(const mm_life *life, const char *name)
 
     assert(life->serial > 0);
     if (name[0] != '\0') {
-        return copy_label(name);
+        return mm_copy_text(name);
     }
     if (described && (life->dimensions != 1 || strcmp(life->dtype, "uint8") != 0)) {
         used = write_array(text, life);
@@ -69,5 +69,5 @@ mm_life_label(const mm_life *life, const char *name)
         used = write_size(text, described ? (uint64_t)life->shape[0] : life->size);
     }
     (void)snprintf(text + used, LABEL_BYTES - used, " #%" PRIu64, life->serial);
-    return copy_label(text);
+    return mm_copy_text(text);
 }

@@ -4,6 +4,9 @@
 
 #include "lives.h"
 
+/* A copy with malloc; NULL if host memory ran out. */
+char *mm_copy_text(const char *text);
+
 /* The name or, if that is empty, dtype, shape and serial of a life that is in the list. With
  * malloc; NULL if host memory ran out. */
 char *mm_life_label(const mm_life *life, const char *name);

@@ -3,7 +3,6 @@
 
 #include <assert.h>
 #include <pthread.h>
-#include <sched.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -25,29 +24,14 @@ static struct {
 
 atomic_bool mm_lives_logged; /* changed while the lock is held */
 
-/* Sleeps after some rounds, so that a thread with a real-time priority lets the holder run. */
-static void
-wait_for_lock(void)
-{
-    const struct timespec nap = {.tv_nsec = 50000};
-
-    for (int round = 0; atomic_flag_test_and_set_explicit(&lives.lock, memory_order_acquire);
-         round++) {
-        if (round < 100) {
-            (void)sched_yield();
-        } else {
-            (void)nanosleep(&nap, NULL);
-        }
-    }
-}
-
 /* Not a mutex, which would double the cost of a birth and a death: the lock is held for a few
  * instructions. */
 static inline void
 lock_lives(void)
 {
-    if (atomic_flag_test_and_set_explicit(&lives.lock, memory_order_acquire)) {
-        wait_for_lock();
+    for (int round = 0; atomic_flag_test_and_set_explicit(&lives.lock, memory_order_acquire);
+         round++) {
+        mm_pause(round);
     }
 }
 
@@ -72,15 +56,6 @@ static void
 register_fork_handlers(void)
 {
     (void)pthread_atfork(lock_lives, unlock_lives, forget_log_in_child);
-}
-
-static char *
-copy_text(const char *text)
-{
-    size_t size = strlen(text) + 1;
-    char *copy = malloc(size);
-
-    return copy ? memcpy(copy, text, size) : NULL;
 }
 
 /* --- the list: the caller holds the lock ------------------------------------------------ */
@@ -236,7 +211,7 @@ mm_life_set_name(mm_life *life, const char *name, mm_status *st)
     char *copy = NULL, *before;
 
     assert(name == NULL || strlen(name) <= MM_NAME_BYTES);
-    if (name != NULL && (copy = copy_text(name)) == NULL) {
+    if (name != NULL && (copy = mm_copy_text(name)) == NULL) {
         return mm_fail(st, MM_NO_MEMORY, "out of host memory");
     }
     lock_lives();

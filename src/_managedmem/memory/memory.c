@@ -2,7 +2,6 @@
 #include "memory.h"
 
 #include <assert.h>
-#include <sched.h>
 #include <stdlib.h>
 
 #include "../driver/clock.h"
@@ -51,15 +50,6 @@ mm_memory_begin_life(mm_memory *m)
     }
 }
 
-/* `size` in whole pages, which the allocation has to itself. */
-static size_t
-whole_pages(size_t size)
-{
-    size_t page = mm_page_size(), rest = size % page;
-
-    return rest != 0 && size <= SIZE_MAX - page ? size + page - rest : size;
-}
-
 mm_memory *
 mm_memory_allocate(mm_driver *cu, size_t size, mm_status *st)
 {
@@ -80,7 +70,7 @@ mm_memory_allocate(mm_driver *cu, size_t size, mm_status *st)
         return NULL;
     }
     atomic_store(&m->allocation, allocation);
-    mm_life_begin(&m->life, m->start, whole_pages(size));
+    mm_life_begin(&m->life, m->start, mm_whole_pages(size));
     return m;
 }
 
@@ -98,7 +88,7 @@ mm_memory_allocate_from(mm_driver *cu, mm_pool *pool, size_t size, CUstream stre
     if (size == 0) {
         return m;
     }
-    size = pool->managed ? whole_pages(size) : size;
+    size = pool->managed ? mm_whole_pages(size) : size;
     m->block = mm_pool_allocate(cu, pool, size, stream, shared, st);
     if (m->block == NULL) {
         free(m);
@@ -349,8 +339,9 @@ static void
 lock_order(mm_memory *m)
 {
     assert(mm_guard_is_entered(&m->guard) && m->block != NULL);
-    while (atomic_flag_test_and_set_explicit(&m->order_lock, memory_order_acquire)) {
-        (void)sched_yield();
+    for (int round = 0; atomic_flag_test_and_set_explicit(&m->order_lock, memory_order_acquire);
+         round++) {
+        mm_pause(round);
     }
 }
 

@@ -5,6 +5,8 @@
 #include <assert.h>
 #include <stdlib.h>
 
+#include "growth.h"
+
 /* The evidence for neighbouring pages, by source. */
 typedef struct {
     bool mapped; /* by the page map */
@@ -60,14 +62,9 @@ append_run(mm_range_places *out, const mm_place_run *run, mm_status *st)
         last->size += run->size;
         return 0;
     }
-    if (out->count == out->capacity) {
-        size_t capacity = out->capacity > 0 ? 2 * out->capacity : 8;
-        mm_place_run *bigger = realloc(out->run, capacity * sizeof *bigger);
-        if (bigger == NULL) {
-            return mm_fail(st, MM_NO_MEMORY, "out of host memory for %zu runs of pages", capacity);
-        }
-        out->run = bigger;
-        out->capacity = capacity;
+    out->run = mm_grow(out->run, &out->capacity, out->count + 1, sizeof *out->run, st);
+    if (out->capacity == out->count) {
+        return -1;
     }
     out->run[out->count++] = *run;
     return 0;

@@ -4,6 +4,8 @@
 #include <assert.h>
 #include <stdlib.h>
 
+#include "growth.h"
+
 void
 mm_page_runs_free(mm_page_runs *runs)
 {
@@ -29,14 +31,9 @@ mm_page_runs_append(mm_page_runs *runs, const mm_page_run *run, mm_status *st)
         runs->run[runs->count - 1].range.size += run->range.size;
         return 0;
     }
-    if (runs->count == runs->capacity) {
-        size_t capacity = runs->capacity > 0 ? 2 * runs->capacity : 4;
-        mm_page_run *bigger = realloc(runs->run, capacity * sizeof *bigger);
-        if (bigger == NULL) {
-            return mm_fail(st, MM_NO_MEMORY, "out of host memory for %zu page runs", capacity);
-        }
-        runs->run = bigger;
-        runs->capacity = capacity;
+    runs->run = mm_grow(runs->run, &runs->capacity, runs->count + 1, sizeof *runs->run, st);
+    if (runs->capacity == runs->count) {
+        return -1;
     }
     runs->run[runs->count++] = *run;
     return 0;

@@ -11,6 +11,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include "growth.h"
 #include "range.h"
 
 static const char page_map[] = "/proc/self/pagemap";
@@ -60,15 +61,10 @@ append_span(mm_spans *spans, mm_span one, mm_status *st)
         spans->span[spans->count - 1].end = one.end;
         return 0;
     }
-    if (spans->count == spans->capacity) {
-        size_t capacity = spans->capacity > 0 ? 2 * spans->capacity : 16;
-        mm_span *bigger = realloc(spans->span, capacity * sizeof *bigger);
-        if (bigger == NULL) {
-            return mm_fail(st, MM_NO_MEMORY, "out of host memory for %zu runs of mapped pages",
-                           capacity);
-        }
-        spans->span = bigger;
-        spans->capacity = capacity;
+    spans->span =
+        mm_grow(spans->span, &spans->capacity, spans->count + 1, sizeof *spans->span, st);
+    if (spans->capacity == spans->count) {
+        return -1;
     }
     spans->span[spans->count++] = one;
     return 0;

@@ -67,6 +67,15 @@ MM_NODISCARD int mm_pointer_query(mm_driver *cu, CUdeviceptr p, mm_pointer_attri
 /* Bytes of a page of host memory, to which advice and discards are rounded. */
 size_t mm_page_size(void);
 
+/* The size rounded up to whole pages; a size above the last page border stays. */
+static inline size_t
+mm_whole_pages(size_t size)
+{
+    size_t page = mm_page_size(), rest = size % page;
+
+    return rest != 0 && size <= SIZE_MAX - page ? size + page - rest : size;
+}
+
 /* The part of a non-empty range on its first page, for which a driver always records an advice
  * (conformance: records). */
 mm_range mm_first_page(mm_range range);

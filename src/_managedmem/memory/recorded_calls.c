@@ -5,7 +5,11 @@
 #include <pthread.h>
 #include <stdlib.h>
 
+#include "growth.h"
+
 atomic_bool mm_call_log_open;
+
+enum { FIRST_CALLS = 64 }; /* of a log, without an allocation in a call */
 
 typedef struct {
     mm_event *items;
@@ -31,31 +35,21 @@ destination_of(mm_operation op, CUmemLocation where)
     return MM_ON_HOST;
 }
 
-/* False if memory is exhausted. */
 static bool
-make_space(call_list *list)
+make_space(call_list *list, size_t needed, mm_status *st)
 {
-    size_t capacity = list->capacity > 0 ? 2 * list->capacity : 64;
-    mm_event *larger;
-
-    if (list->count < list->capacity) {
-        return true;
-    }
-    larger = realloc(list->items, capacity * sizeof *larger);
-    if (larger == NULL) {
-        return false;
-    }
-    list->items = larger;
-    list->capacity = capacity;
-    return true;
+    list->items = mm_grow(list->items, &list->capacity, needed, sizeof *list->items, st);
+    return list->capacity >= needed;
 }
 
 static void
 append_call(const mm_event *call)
 {
+    mm_status ignored;
+
     (void)pthread_mutex_lock(&log_mutex);
     if (mm_is_recording()) { /* the recording may have ended since the call began */
-        if (make_space(&logged)) {
+        if (make_space(&logged, logged.count + 1, &ignored)) {
             logged.items[logged.count++] = *call;
         } else {
             lost_calls++;
@@ -136,12 +130,12 @@ mm_call_log_start(mm_status *st)
     bool enough;
 
     (void)pthread_mutex_lock(&log_mutex);
-    enough = make_space(&logged) && make_space(&taken);
+    enough = make_space(&logged, FIRST_CALLS, st) && make_space(&taken, FIRST_CALLS, st);
     logged.count = taken.count = 0;
     lost_calls = 0;
     atomic_store_explicit(&mm_call_log_open, enough, memory_order_relaxed);
     (void)pthread_mutex_unlock(&log_mutex);
-    return enough ? 0 : mm_fail(st, MM_NO_MEMORY, "out of host memory for a log of calls");
+    return enough ? 0 : -1;
 }
 
 void

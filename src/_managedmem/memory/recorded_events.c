@@ -7,6 +7,8 @@
 #include <string.h>
 #include <sys/mman.h>
 
+#include "growth.h"
+
 enum {
     SPILLED_AT_ONCE = 1 << 15
 }; /* events beyond the limit that are added to the sums together */
@@ -128,19 +130,10 @@ mm_recorded_begin(mm_recorded_events *e, uint64_t start)
 int
 mm_recorded_reserve(mm_recorded_events *e, mm_status *st)
 {
-    size_t capacity = 2 * e->part_count + 8;
-    mm_recorded_part *larger;
+    size_t needed = e->part_count + 2;
 
-    if (e->part_count + 2 <= e->part_capacity) {
-        return 0;
-    }
-    larger = realloc(e->parts, capacity * sizeof *larger);
-    if (larger == NULL) {
-        return mm_fail(st, MM_NO_MEMORY, "out of host memory for %zu parts", capacity);
-    }
-    e->parts = larger;
-    e->part_capacity = capacity;
-    return 0;
+    e->parts = mm_grow(e->parts, &e->part_capacity, needed, sizeof *e->parts, st);
+    return e->part_capacity < needed ? -1 : 0;
 }
 
 void

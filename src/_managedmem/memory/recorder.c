@@ -10,7 +10,6 @@
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #include "../driver/clock.h"
 #include "recorded_calls.h"
@@ -118,15 +117,6 @@ add_overhead(mm_recording *r, uint64_t begun)
 
 /* --- clocks ------------------------------------------------------------------------------- */
 
-static uint64_t
-monotonic_time(void)
-{
-    struct timespec time;
-
-    (void)clock_gettime(CLOCK_MONOTONIC, &time);
-    return (uint64_t)time.tv_sec * 1000000000U + (uint64_t)time.tv_nsec;
-}
-
 /* The closest pair of several, because the thread may be interrupted between two readings. */
 static mm_moment
 read_moment(void)
@@ -136,7 +126,7 @@ read_moment(void)
     uint64_t narrowest = UINT64_MAX;
 
     for (int i = 0; i < PAIRS; i++) {
-        uint64_t before = monotonic_time(), raw = mm_raw_clock(), after = monotonic_time();
+        uint64_t before = mm_monotonic_clock(), raw = mm_raw_clock(), after = mm_monotonic_clock();
         if (after - before < narrowest) {
             narrowest = after - before;
             best = (mm_moment){raw, before + narrowest / 2};

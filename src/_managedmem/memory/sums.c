@@ -24,28 +24,20 @@ mm_sums_table_reserve(mm_sums_table *table, size_t rows, size_t memories, mm_sta
 {
     size_t needed = table->count + rows, known = table->memories;
 
-    if (needed > table->capacity) {
-        mm_sums_row *moved = mm_grow(table->rows, &table->capacity, needed, sizeof *moved, st);
-        if (moved == NULL) {
-            return -1;
-        }
-        table->rows = moved;
+    table->rows = mm_grow(table->rows, &table->capacity, needed, sizeof *table->rows, st);
+    if (table->capacity < needed) {
+        return -1;
     }
-    if (needed > table->busy_capacity) {
-        mm_busy_time *moved =
-            mm_grow(table->busy, &table->busy_capacity, needed, sizeof *moved, st);
-        if (moved == NULL) {
-            return -1;
-        }
-        table->busy = moved;
+    table->busy = mm_grow(table->busy, &table->busy_capacity, needed, sizeof *table->busy, st);
+    if (table->busy_capacity < needed) {
+        return -1;
     }
-    if (memories > known) {
-        uint32_t *moved = mm_grow(table->row_of, &table->memories, memories, sizeof *moved, st);
-        if (moved == NULL) {
-            return -1;
-        }
-        table->row_of = moved;
-        memset(moved + known, 0, (table->memories - known) * sizeof *moved);
+    table->row_of = mm_grow(table->row_of, &table->memories, memories, sizeof *table->row_of, st);
+    if (table->memories < memories) {
+        return -1;
+    }
+    if (table->memories > known) {
+        memset(table->row_of + known, 0, (table->memories - known) * sizeof *table->row_of);
     }
     return 0;
 }

@@ -42,8 +42,6 @@ mm_traced_memories_free(mm_traced_memories *memories)
 int
 mm_traced_memories_reserve(mm_traced_memories *memories, size_t count, mm_status *st)
 {
-    mm_traced_memory *moved;
-
     if (count <= memories->capacity) {
         return 0;
     }
@@ -51,12 +49,9 @@ mm_traced_memories_reserve(mm_traced_memories *memories, size_t count, mm_status
         return mm_fail(st, MM_NO_MEMORY, "a trace can have %u memories at most",
                        MM_NO_MEMORY_INDEX - 1);
     }
-    moved = mm_grow(memories->items, &memories->capacity, count, sizeof *moved, st);
-    if (moved == NULL) {
-        return -1;
-    }
-    memories->items = moved;
-    return 0;
+    memories->items =
+        mm_grow(memories->items, &memories->capacity, count, sizeof *memories->items, st);
+    return memories->capacity < count ? -1 : 0;
 }
 
 static uint64_t

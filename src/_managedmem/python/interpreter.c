@@ -6,8 +6,7 @@
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdlib.h>
-#include <time.h>
-
+#include "../driver/clock.h"
 #include "../memory/recorder.h"
 #include "errors.h"
 
@@ -202,14 +201,13 @@ static PyObject *
 end_interpreter(PyObject *module, PyObject *Py_UNUSED(none))
 {
     mm_interpreter *interpreter = mm_module_state(module)->interpreter;
-    const struct timespec nap = {.tv_nsec = 50000};
 
     atomic_store(&interpreter->ending, true);
     if (!mm_driver_forked()) { /* a forked child does not have its parent's threads */
         Py_BEGIN_ALLOW_THREADS
         mm_recordings_end(interpreter);
         while (atomic_load(&interpreter->visitors) > 0) {
-            (void)nanosleep(&nap, NULL);
+            mm_nap();
         }
         Py_END_ALLOW_THREADS
     }
