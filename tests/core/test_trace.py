@@ -419,6 +419,19 @@ class TestLives:
             assert earlier.died < later.born
         assert len({m.label for m in freed}) == 4
 
+    def test_work_that_the_free_waits_for_belongs_to_the_memory(self, alloc):
+        if EMULATED:
+            emulator.schedule("lazy")
+        buffer = alloc(8 * MIB)
+        buffer.name = "freed at once"
+        store(buffer)
+        with managedmem.trace() as t:
+            buffer.prefetch(Device(0))
+            buffer.close()
+        assert t["freed at once"].to_device == t.total.to_device == 8 * MIB
+        assert t["freed at once"].died is not None
+        assert t.unattributed.moved == 0
+
     def test_memory_of_before_is_not_born(self, buf):
         with managedmem.trace() as t:
             buf.prefetch(Device(0))

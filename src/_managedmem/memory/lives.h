@@ -8,7 +8,8 @@
  * nothing and cannot fail. The lock is held for a few instructions, never in a driver call and
  * never while waiting for the GIL. fork() takes it, so that the child finds the list whole.
  *
- * Lives can overlap: wrapped memory with a name lies inside owned memory. */
+ * Lives can overlap: wrapped memory with a name lies inside owned memory, and another thread can get
+ * the address of freed memory before that life has ended. */
 #ifndef MM_LIVES_H
 #define MM_LIVES_H
 
@@ -65,7 +66,7 @@ void mm_life_begin(mm_life *life, CUdeviceptr start, size_t size);
  * makes the memory. dtype is static text. */
 void mm_life_describe(mm_life *life, const char *dtype, int dimensions, const int64_t *shape);
 
-/* Ends a life; called before the driver's free. Does nothing for one that is not in the list.
+/* Ends a life; called after the driver's free. Does nothing for one that is not in the list.
  * Inline, because most wrapped memory is not. */
 void mm_life_end_listed(mm_life *life);
 

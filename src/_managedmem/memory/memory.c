@@ -166,17 +166,18 @@ free_allocation(mm_memory *m, const CUstream *stream, mm_status *st)
     return mm_free(cu, atomic_load(&m->allocation), st);
 }
 
-/* After a refused free the memory is still used, or freed late. */
+/* The life ends after the free, which waits for work that still moves the memory. Another thread may
+ * have the address by then, in a life with a higher serial. After a refused free the memory is
+ * still used, or freed late. */
 static int
 free_owned(mm_memory *m, const CUstream *stream, mm_status *st)
 {
     int rc;
 
     assert(mm_guard_is_closed(&m->guard));
-    mm_life_end(&m->life);
     rc = free_allocation(m, stream, st);
-    if (rc < 0 && mm_can_free_late(st)) {
-        mm_life_resume(&m->life);
+    if (rc == 0 || !mm_can_free_late(st)) {
+        mm_life_end(&m->life);
     }
     return rc;
 }
