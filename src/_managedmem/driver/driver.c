@@ -272,25 +272,12 @@ register_fork_handler(void)
 }
 
 static int
-open_library(mm_driver *t, mm_status *st)
+read_version(mm_driver *t, void *library, mm_status *st)
 {
-    const char *chosen = atomic_load(&selected);
-    const char *name = chosen ? chosen : secure_getenv("MANAGEDMEM_DRIVER");
-    PFN_cuGetProcAddress_v12000 get;
+    void *symbol = dlsym(library, "cuDriverGetVersion");
     int (*get_version)(int *), rc;
-    void *library, *symbol;
     char reason[96];
 
-    assert(atomic_load(&turn) == OPENING);
-    if (library_path(name && *name ? name : "cuda", opened_path, sizeof opened_path, st) < 0) {
-        return -1;
-    }
-    library = dlopen(opened_path, RTLD_NOW | RTLD_LOCAL);
-    if (library == NULL) {
-        const char *error = dlerror();
-        return fail_no_driver(st, opened_path, error ? error : "cannot be opened");
-    }
-    symbol = dlsym(library, "cuDriverGetVersion");
     if (symbol == NULL) {
         return fail_no_driver(st, opened_path,
                               "is not a CUDA driver: it has no cuDriverGetVersion");
@@ -301,8 +288,28 @@ open_library(mm_driver *t, mm_status *st)
         (void)snprintf(reason, sizeof reason, "opened, but cuDriverGetVersion failed with %d", rc);
         return fail_no_driver(st, opened_path, reason);
     }
-    if (t->version < MM_DRIVER_FLOOR) {
-        return fail_too_old(st, opened_path, t->version);
+    return t->version < MM_DRIVER_FLOOR ? fail_too_old(st, opened_path, t->version) : 0;
+}
+
+static int
+open_library(mm_driver *t, mm_status *st)
+{
+    const char *chosen = atomic_load(&selected);
+    const char *name = chosen ? chosen : secure_getenv("MANAGEDMEM_DRIVER");
+    PFN_cuGetProcAddress_v12000 get;
+    void *library, *symbol;
+
+    assert(atomic_load(&turn) == OPENING);
+    if (library_path(name && *name ? name : "cuda", opened_path, sizeof opened_path, st) < 0) {
+        return -1;
+    }
+    library = dlopen(opened_path, RTLD_NOW | RTLD_LOCAL);
+    if (library == NULL) {
+        const char *error = dlerror();
+        return fail_no_driver(st, opened_path, error ? error : "cannot be opened");
+    }
+    if (read_version(t, library, st) < 0) {
+        return -1;
     }
     symbol = dlsym(library, "cuGetProcAddress_v2");
     if (symbol == NULL) {

@@ -30,7 +30,7 @@ page_run_records(mm_buffer *b, const mm_page_runs *runs)
     for (size_t i = 0; all != NULL && i < runs->count; i++) {
         assert(runs->run[i].range.start - b->start < b->size);
         PyObject *one = page_run_record(b->state, &runs->run[i], b->start);
-        if (one == NULL || PyTuple_SetItem(all, (Py_ssize_t)i, one) < 0) {
+        if (mm_set_item(all, (Py_ssize_t)i, one) < 0) {
             Py_CLEAR(all);
         }
     }

@@ -12,8 +12,7 @@ hint_locations(mm_state *state, const mm_places *places)
     PyObject *all = PyTuple_New((Py_ssize_t)places->hint_count);
 
     for (size_t i = 0; all != NULL && i < places->hint_count; i++) {
-        PyObject *one = mm_location_object_new(state, places->hint[i]);
-        if (one == NULL || PyTuple_SetItem(all, (Py_ssize_t)i, one) < 0) {
+        if (mm_set_item(all, (Py_ssize_t)i, mm_location_object_new(state, places->hint[i])) < 0) {
             Py_CLEAR(all);
         }
     }
@@ -74,7 +73,7 @@ range_records(const mm_places *places, const mm_batch *ranges)
     assert(places->count == ranges->count);
     for (size_t i = 0; all != NULL && i < places->count; i++) {
         PyObject *one = range_record(&places->range[i], ranges->transfers[i].range);
-        if (one == NULL || PyTuple_SetItem(all, (Py_ssize_t)i, one) < 0) {
+        if (mm_set_item(all, (Py_ssize_t)i, one) < 0) {
             Py_CLEAR(all);
         }
     }

@@ -332,8 +332,7 @@ axes_tuple(const mm_buffer *b, const Py_ssize_t *numbers)
     PyObject *tuple = PyTuple_New(b->dimensions);
 
     for (int i = 0; tuple != NULL && i < b->dimensions; i++) {
-        PyObject *item = PyLong_FromSsize_t(numbers[i]);
-        if (item == NULL || PyTuple_SetItem(tuple, i, item) < 0) {
+        if (mm_set_item(tuple, i, PyLong_FromSsize_t(numbers[i])) < 0) {
             Py_CLEAR(tuple);
         }
     }

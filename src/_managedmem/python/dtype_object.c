@@ -145,7 +145,7 @@ mm_dtype_init(PyObject *module, mm_state *state)
     state->dtypes = PyTuple_New(MM_DTYPE_COUNT);
     for (int i = 0; state->dtypes != NULL && i < MM_DTYPE_COUNT; i++) {
         PyObject *object = new_dtype(state->dtype_type, mm_dtypes[i].name);
-        if (object == NULL || PyTuple_SetItem(state->dtypes, i, object) < 0) {
+        if (mm_set_item(state->dtypes, i, object) < 0) {
             Py_CLEAR(state->dtypes);
         }
     }

@@ -79,7 +79,7 @@ device_all(PyObject *type, PyObject *Py_UNUSED(none))
     for (int i = 0; all != NULL && i < cu->device_count; i++) {
         PyObject *device =
             mm_location_object_new(state, mm_location(CU_MEM_LOCATION_TYPE_DEVICE, i));
-        if (device == NULL || PyTuple_SetItem(all, i, device) < 0) {
+        if (mm_set_item(all, i, device) < 0) {
             Py_CLEAR(all);
         }
     }

@@ -121,10 +121,9 @@ list_of_members(mm_state *state, mm_location_set set)
 
     while (list != NULL && mm_next_location(&set, &where)) {
         PyObject *member = mm_location_object_new(state, where);
-        if (member == NULL || PyList_Append(list, member) < 0) {
+        if (mm_append_item(list, member) < 0) {
             Py_CLEAR(list);
         }
-        Py_XDECREF(member);
     }
     return list;
 }

@@ -266,7 +266,7 @@ plan_iter(PyObject *op)
         PyObject *kept = PySequence_GetItem(use.kept, (Py_ssize_t)i);
         PyObject *record = plan_entry_record(state, &use.entries[i], kept);
         Py_XDECREF(kept);
-        if (record == NULL || PyTuple_SetItem(records, (Py_ssize_t)i, record) < 0) {
+        if (mm_set_item(records, (Py_ssize_t)i, record) < 0) {
             Py_CLEAR(records);
         }
     }

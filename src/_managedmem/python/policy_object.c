@@ -164,16 +164,6 @@ policy_hash(PyObject *op)
     return hash;
 }
 
-/* Appends a text to a list and releases it; -1 also for a NULL text. */
-static int
-append_text(PyObject *list, PyObject *text)
-{
-    int rc = text ? PyList_Append(list, text) : -1;
-
-    Py_XDECREF(text);
-    return rc;
-}
-
 /* Joins a list of texts by commas, unless rc is a failure; releases the list. */
 static PyObject *
 join_texts(PyObject *list, int rc)
@@ -197,7 +187,7 @@ members_text(mm_location_set set)
     CUmemLocation where;
 
     while (rc == 0 && mm_next_location(&set, &where)) {
-        rc = append_text(list, PyUnicode_FromString(mm_location_text(where, name)));
+        rc = mm_append_item(list, PyUnicode_FromString(mm_location_text(where, name)));
     }
     return join_texts(list, rc);
 }
@@ -211,15 +201,15 @@ policy_repr(PyObject *op)
     int rc = list ? 0 : -1;
 
     if (rc == 0 && p->read_mostly) {
-        rc = append_text(list, PyUnicode_FromString("read_mostly=True"));
+        rc = mm_append_item(list, PyUnicode_FromString("read_mostly=True"));
     }
     if (rc == 0 && has_location(p->preferred)) {
-        rc = append_text(list, PyUnicode_FromFormat("preferred_location=%s",
-                                                    mm_location_text(p->preferred, name)));
+        rc = mm_append_item(list, PyUnicode_FromFormat("preferred_location=%s",
+                                                       mm_location_text(p->preferred, name)));
     }
     if (rc == 0 && p->accessed_by != 0) {
         inner = members_text(p->accessed_by);
-        rc = append_text(list, inner ? PyUnicode_FromFormat("accessed_by={%U}", inner) : NULL);
+        rc = mm_append_item(list, inner ? PyUnicode_FromFormat("accessed_by={%U}", inner) : NULL);
         Py_XDECREF(inner);
     }
     inner = join_texts(list, rc);
@@ -255,10 +245,8 @@ append_advice(mm_state *state, PyObject *list, CUmem_advise advice, CUmemLocatio
         Py_BuildValue("(sN)", mm_advice_name(advice),
                       mm_advice_needs_location(advice) ? mm_location_object_new(state, where)
                                                        : Py_NewRef(Py_None));
-    int rc = pair ? PyList_Append(list, pair) : -1;
 
-    Py_XDECREF(pair);
-    return rc;
+    return mm_append_item(list, pair);
 }
 
 static PyObject *

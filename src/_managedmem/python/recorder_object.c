@@ -300,13 +300,6 @@ traced_memory_tuple(const mm_traced_memory *m)
                          m->died == UINT64_MAX ? -1LL : (long long)m->died);
 }
 
-/* Sets an item of a tuple; -1 with an exception if `item` is NULL. */
-static int
-set_item(PyObject *tuple, Py_ssize_t i, PyObject *item)
-{
-    return item != NULL ? PyTuple_SetItem(tuple, i, item) : -1;
-}
-
 static PyObject *
 sums_row_tuple(const mm_sums_row *row)
 {
@@ -314,28 +307,18 @@ sums_row_tuple(const mm_sums_row *row)
     const uint64_t *values = (const uint64_t *)&row->sums;
     PyObject *tuple = PyTuple_New(2 + FIELD_COUNT);
 
-    if (tuple == NULL || set_item(tuple, 0, PyLong_FromUnsignedLong(row->part)) < 0
-        || set_item(tuple, 1, PyLong_FromLongLong(memory)) < 0) {
+    if (tuple == NULL || mm_set_item(tuple, 0, PyLong_FromUnsignedLong(row->part)) < 0
+        || mm_set_item(tuple, 1, PyLong_FromLongLong(memory)) < 0) {
         Py_XDECREF(tuple);
         return NULL;
     }
     for (Py_ssize_t i = 0; i < FIELD_COUNT; i++) {
-        if (set_item(tuple, 2 + i, PyLong_FromUnsignedLongLong(values[i])) < 0) {
+        if (mm_set_item(tuple, 2 + i, PyLong_FromUnsignedLongLong(values[i])) < 0) {
             Py_DECREF(tuple);
             return NULL;
         }
     }
     return tuple;
-}
-
-/* Appends an item and steals its reference; -1 with an exception if it is NULL. */
-static int
-append_item(PyObject *list, PyObject *item)
-{
-    int rc = item != NULL ? PyList_Append(list, item) : -1;
-
-    Py_XDECREF(item);
-    return rc;
 }
 
 static PyObject *
@@ -346,7 +329,7 @@ traced_memory_list(const mm_attribution *sums)
     PyObject *list = PyList_New(0);
 
     for (size_t i = 0; list != NULL && i < count; i++) {
-        if (append_item(list, traced_memory_tuple(&memories[i])) < 0) {
+        if (mm_append_item(list, traced_memory_tuple(&memories[i])) < 0) {
             Py_CLEAR(list);
         }
     }
@@ -375,7 +358,7 @@ sums_row_list(const mm_recorded_result *result)
 
     for (size_t i = 0; list != NULL && i < count; i++) {
         if (rows[i].part < result->part_count && has_values(&rows[i].sums)
-            && append_item(list, sums_row_tuple(&rows[i])) < 0) {
+            && mm_append_item(list, sums_row_tuple(&rows[i])) < 0) {
             Py_CLEAR(list);
         }
     }
@@ -503,7 +486,7 @@ recorder_parts(PyObject *op, PyObject *Py_UNUSED(none))
         PyObject *part = Py_BuildValue("(KKn)", (unsigned long long)parts[i].start,
                                        (unsigned long long)parts[i].end,
                                        (Py_ssize_t)count_pieces(recorder_of(op), i));
-        if (append_item(list, part) < 0) {
+        if (mm_append_item(list, part) < 0) {
             Py_CLEAR(list);
         }
     }
@@ -729,7 +712,7 @@ mm_recorder_init(PyObject *module, mm_state *state)
     int rc;
 
     for (Py_ssize_t i = 0; fields != NULL && i < FIELD_COUNT; i++) {
-        if (set_item(fields, i, PyUnicode_FromString(sums_fields[i])) < 0) {
+        if (mm_set_item(fields, i, PyUnicode_FromString(sums_fields[i])) < 0) {
             Py_CLEAR(fields);
         }
     }

@@ -118,4 +118,22 @@ int mm_add_type(PyObject *module, PyType_Spec *spec, PyTypeObject **type);
  * exception, releases the others and returns NULL. */
 PyObject *mm_record_new(PyTypeObject *type, PyObject *const *fields, int count);
 
+/* Sets an item of a new tuple, and steals its reference; -1 also for NULL, which has set an
+ * exception. */
+static inline int
+mm_set_item(PyObject *tuple, Py_ssize_t i, PyObject *item)
+{
+    return item != NULL ? PyTuple_SetItem(tuple, i, item) : -1;
+}
+
+/* The same for the end of a list. */
+static inline int
+mm_append_item(PyObject *list, PyObject *item)
+{
+    int rc = item != NULL ? PyList_Append(list, item) : -1;
+
+    Py_XDECREF(item);
+    return rc;
+}
+
 #endif
