@@ -109,7 +109,7 @@ class TraceSums:
     move_time: float
     """Seconds in which something moved; moves at the same time count once."""
     turned_back: int
-    """Bytes that went back where they came from within the slice."""
+    """Bytes that went back where they came from within the trace, or within the slice."""
 
     @property
     def moved(self) -> int:
@@ -296,6 +296,8 @@ class Results:
         if widened != named:
             memories, rows = recorder.attribute(widened)
         self.fields: tuple[str, ...] = recorder.FIELDS
+        self._turned_back = self.fields.index("turned_back")
+        self._turned_across = self.fields.index("turned_across")
         self.rows = {(part, memory): tuple(values) for part, memory, *values in rows}
         self.memories, self.covered = _with_rests(
             [_labelled(RawMemory(*m)) for m in memories], {memory for _, memory in self.rows}
@@ -309,12 +311,15 @@ class Results:
 
     # --- sums -----------------------------------------------------------------------------------
 
-    def sum_of(self, parts: Iterable[int], memories: Collection[int]) -> list[int]:
+    def sum_of(self, parts: Sequence[int], memories: Collection[int]) -> list[int]:
         """The sums of memories over parts, by field."""
         found = [
             self.rows[key] for key in ((p, m) for p in parts for m in memories) if key in self.rows
         ]
-        return [sum(column) for column in zip(*found, strict=True)] or [0] * len(self.fields)
+        sums = [sum(column) for column in zip(*found, strict=True)] or [0] * len(self.fields)
+        if len(parts) > 1:  # all parts: bytes that turned back across a mark count too
+            sums[self._turned_back] += sums[self._turned_across]
+        return sums
 
     def as_sums(self, values: Sequence[int]) -> dict[str, Any]:
         """Sums by field as the arguments of `TraceSums`."""
@@ -332,11 +337,11 @@ class Results:
             **{name: given[name] for name in plain},
         }
 
-    def total(self, parts: Iterable[int]) -> TraceSums:
+    def total(self, parts: Sequence[int]) -> TraceSums:
         """The sums of all events of the parts."""
         return TraceSums(**self.as_sums(self.sum_of(parts, [TOTAL])))
 
-    def together(self, parts: Iterable[int], indices: Collection[int], label: str) -> TraceMemory:
+    def together(self, parts: Sequence[int], indices: Collection[int], label: str) -> TraceMemory:
         """Several memories as one."""
         return self._made(self.sum_of(parts, indices), indices, label)
 

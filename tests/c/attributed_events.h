@@ -133,6 +133,12 @@ turned_back(const mm_attribution *a, uint32_t part, uint32_t memory)
     return sums_of(a, part, memory).turned_back;
 }
 
+static inline uint64_t
+turned_across(const mm_attribution *a, uint32_t part, uint32_t memory)
+{
+    return sums_of(a, part, memory).turned_across;
+}
+
 static inline void
 check_piece(const mm_event_list *pieces, size_t i, uint32_t memory, uint64_t address,
             uint64_t amount)

@@ -306,6 +306,7 @@ class TestParts:
             assert result.at(buf, part)["to_device_requested"] == MIB
             assert result.at(buf, part)["to_host_requested"] == MIB
             assert result.at(buf, part)["turned_back"] >= MIB
+            assert result.at(buf, part)["turned_across"] == MIB
 
     def test_the_clocks(self, recorder):
         before = time.perf_counter_ns()
@@ -476,9 +477,9 @@ class TestUses:
         other.stop()
 
     def test_fields(self):
-        assert len(Recorder.FIELDS) == len(set(Recorder.FIELDS)) == 29
+        assert len(Recorder.FIELDS) == len(set(Recorder.FIELDS)) == 30
         assert Recorder.FIELDS[:2] == ("to_device_unknown", "to_device_requested")
-        assert Recorder.FIELDS[-1] == "turned_back"
+        assert Recorder.FIELDS[-2:] == ("turned_back", "turned_across")
 
     @pytest.mark.parametrize(
         ("arguments", "error", "words"),

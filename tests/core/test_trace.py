@@ -99,7 +99,8 @@ class TestSumsAreThoseOfArithmetic:
         assert (again.moved, again.host_faults, again.device_faults) == (0, 0, 0)
         assert back.by_cause["requested"][1] == back.to_host == back.moved
         assert back.to_host >= HALF
-        assert t[buffer].turned_back == 0  # within no slice
+        assert there.turned_back == again.turned_back == back.turned_back == 0
+        assert t[buffer].turned_back == t.total.turned_back == HALF
         assert t.total.host_faults == t.total.device_faults == 0
         assert t[buffer].devices == (Device(0),)
 
@@ -182,6 +183,23 @@ class TestSumsAreThoseOfArithmetic:
         assert t[buf].turned_back == 5 * HALF
         assert t[buf[:HALF]].turned_back == 5 * HALF
         assert t[buf[HALF:]].turned_back == 0
+
+    @pytest.mark.parametrize("marks", [False, True])
+    def test_marks_do_not_hide_what_turns_back(self, buf, marks):
+        store(buf)
+        with managedmem.trace() as t:
+            for _ in range(3):
+                buf.prefetch(Device(0))
+                if marks:
+                    t.mark("device")
+                buf.prefetch(Host())
+                if marks:
+                    t.mark("host")
+        assert t[buf].turned_back == t[str(t[buf].label)].turned_back == 5 * MIB
+        assert t.total.turned_back == 5 * MIB
+        assert t[buf[:HALF]].turned_back == 5 * HALF
+        if marks:
+            assert [part.total.turned_back for part in t.slices] == [0] * 7
         moves = sum(e.duration for e in t.events("move"))
         assert 0 <= t.total.move_time <= moves + 1e-9
 

@@ -500,6 +500,22 @@ def test_finding_of_bytes_that_return(traced):
     assert found.advice.startswith("prefetch(Host()) ")
 
 
+def test_marks_do_not_hide_bytes_that_turn_back(traced):
+    canned = Canned()
+    first = canned.memory("a", 8 * MIB)
+    for _ in range(3):
+        canned.move(first, 8 * MIB, "to_device", "fault").part()
+        canned.move(first, 8 * MIB, "to_host", "fault").part()
+    trace = traced(canned)
+    found = only_finding(trace)
+    assert found.observation == (
+        "a went to the device and back 3 times (24.0M each way) by faults."
+    )
+    assert found.evidence["turned_back"] == trace.total.turned_back == 40 * MIB
+    assert [part["a"].turned_back for part in trace.slices] == [0] * 7
+    assert only_finding(trace.slices[1]).observation == "a: 8.0M went to the host by faults."
+
+
 @pytest.mark.parametrize(
     ("writes", "faults", "start"),
     [

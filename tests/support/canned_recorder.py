@@ -22,6 +22,7 @@ FIELDS = (
     "evicted",
     "move_time",
     "turned_back",
+    "turned_across",
 )
 KINDS = (
     "move",
@@ -116,6 +117,7 @@ class Canned:
         self.time += 1
         self.ends.append(self.time)
         self.events.append([])
+        return self
 
     def recorder(self, *, limit=1_000_000, faults=True, sync=True):
         """What _managedmem.Recorder() returns instead."""
@@ -158,6 +160,7 @@ class CannedRecorder:
         self.memories = [*base, *(("named", label, start, n, 0, -1) for start, n, label in named)]
         self.pieces = [[self._owned(e, len(base)) for e in part] for part in self._finished()]
         rows = {}
+        before = {}
         for part, events in enumerate(self.pieces):
             turned = {}
             for event in events:
@@ -165,7 +168,9 @@ class CannedRecorder:
                     if memory != NOT_A_BUFFER:
                         row = rows.setdefault((part, memory), dict.fromkeys(FIELDS, 0))
                         count(row, event)
-                        row["turned_back"] += turning(turned, memory, event)
+                        within = turning(turned, memory, event)
+                        row["turned_back"] += within
+                        row["turned_across"] += turning(before, memory, event) - within
         return self.memories, [(*key, *row.values()) for key, row in rows.items()]
 
     def _owned(self, event, first):

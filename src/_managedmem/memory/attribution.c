@@ -149,7 +149,7 @@ event_at(const mm_attribution *a, const addition *add, size_t i)
         const mm_event *next = &add->events[mm_event_position(&add->order, i + AHEAD)];
         __builtin_prefetch(&add->events[mm_event_position(&add->order, i + 2 * AHEAD)]);
         if (next->kind == MM_MOVE) {
-            mm_block_table_expect(&a->replay.blocks, next->address >> MM_BLOCK_BITS);
+            mm_block_table_expect(&a->replay.blocks, next->address);
         }
         mm_sums_table_expect(&a->sums, add->memories[i + AHEAD]);
     }
@@ -246,7 +246,7 @@ reserve_sums(mm_attribution *a, const addition *add, mm_event_list *pieces, mm_s
 static void
 add_piece(mm_attribution *a, const mm_event *piece, uint32_t memory, mm_event_list *pieces)
 {
-    uint64_t turned_back = 0;
+    mm_turned turned = {0};
 
     if (pieces != NULL) {
         assert(pieces->count < pieces->capacity);
@@ -257,9 +257,9 @@ add_piece(mm_attribution *a, const mm_event *piece, uint32_t memory, mm_event_li
         return;
     }
     if (piece->kind == MM_MOVE) {
-        turned_back = mm_page_replay_move(&a->replay, piece);
+        turned = mm_page_replay_move(&a->replay, piece);
     }
-    mm_sums_table_add(&a->sums, memory, piece, turned_back);
+    mm_sums_table_add(&a->sums, memory, piece, turned);
 }
 
 /* Divides an event at the borders of memories. */
@@ -286,7 +286,7 @@ add_located(mm_attribution *a, uint32_t part, const addition *add, mm_event_list
     mm_traced_memories_settle_unknown(&a->memories);
     mm_sums_table_set_part(&a->sums, part);
     if (part != a->replayed_part) {
-        mm_page_replay_restart(&a->replay);
+        mm_page_replay_begin_part(&a->replay);
         a->replayed_part = part;
     }
     for (size_t i = 0; i < add->count; i++) {

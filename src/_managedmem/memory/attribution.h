@@ -43,7 +43,8 @@ MM_NODISCARD int mm_attribution_find_foreign(mm_attribution *a, const mm_event *
  * of their starts, divided at the borders of memories, each with its memory: MM_NO_MEMORY_INDEX if
  * it is empty. To add the pieces in place of the events gives the same sums. Events need not be
  * sorted, but the calls for a part are to follow each other and the time: pages turn back and
- * times are united in the order of the calls, and in a call in that of the starts.
+ * times are united in the order of the calls, and in a call in that of the starts. Pages turn back
+ * across parts in the order of the calls too.
  *
  * In each part the sums of all memories are those of the total, except move_time: moves of
  * several memories share their time. */

@@ -1,4 +1,4 @@
-/* block_table.h: two bits for each 4 KiB page, kept for 2 MiB blocks that are in use. */
+/* block_table.h: three bits for each 4 KiB page, kept for 2 MiB blocks that are in use. */
 #ifndef MM_BLOCK_TABLE_H
 #define MM_BLOCK_TABLE_H
 
@@ -9,12 +9,17 @@
 
 enum { MM_BLOCK_BITS = 21, MM_BLOCK_PAGE_BITS = 12, MM_BLOCK_PAGES = 512, MM_BLOCK_WORDS = 8 };
 
+/* The bits of 64 pages. */
+typedef struct {
+    uint64_t pages[2], recent;
+} mm_page_word;
+
 typedef struct {
     uint64_t epoch; /* for the user of the table; 0 at first */
-    uint64_t pages[2][MM_BLOCK_WORDS]; /* bit n % 64 of word n / 64 belongs to page n */
+    mm_page_word words[MM_BLOCK_WORDS]; /* bit n % 64 of word n / 64 belongs to page n */
 } mm_page_block;
 
-/* All zero is an empty table. Takes less than 200 bytes a block. Adding one moves the others. */
+/* All zero is an empty table. Takes less than 300 bytes a block. Adding one moves the others. */
 typedef struct {
     mm_page_block *blocks;
     uint64_t *numbers; /* of each block: its address divided by the size */
@@ -35,15 +40,17 @@ mm_first_slot(const mm_block_table *table, uint64_t number)
     return (size_t)((number * 0x9e3779b97f4a7c15U) >> 32) & (table->slot_count - 1);
 }
 
-/* Loads a block ahead of its use, if it is where the search for it begins. */
+/* Loads what a block has of an address ahead of its use, if it is where the search for it begins. */
 static inline void
-mm_block_table_expect(const mm_block_table *table, uint64_t number)
+mm_block_table_expect(const mm_block_table *table, uint64_t address)
 {
+    uint64_t number = address >> MM_BLOCK_BITS;
+    size_t word = (size_t)(address >> MM_BLOCK_PAGE_BITS) % MM_BLOCK_PAGES / 64;
     uint32_t slot = table->slot_count > 0 ? table->slots[mm_first_slot(table, number)] : 0;
 
     if (slot > 0) {
-        __builtin_prefetch(&table->blocks[slot - 1].pages[0]);
-        __builtin_prefetch(&table->blocks[slot - 1].pages[1]);
+        __builtin_prefetch(&table->blocks[slot - 1].epoch);
+        __builtin_prefetch(&table->blocks[slot - 1].words[word]);
     }
 }
 

@@ -26,7 +26,7 @@ was_asked(const mm_foreign_search *search, uint64_t address)
     page_bit page = bit_of_page(address);
     const mm_page_block *block = mm_block_table_find(search->asked, page.block);
 
-    return block != NULL && (block->pages[0][page.word] & page.bit) != 0;
+    return block != NULL && (block->words[page.word].pages[0] & page.bit) != 0;
 }
 
 static int
@@ -38,7 +38,7 @@ note_asked(const mm_foreign_search *search, uint64_t address, mm_status *st)
     if (block == NULL) {
         return -1;
     }
-    block->pages[0][page.word] |= page.bit;
+    block->words[page.word].pages[0] |= page.bit;
     return 0;
 }
 

@@ -10,15 +10,20 @@
 /* All zero has seen no move. */
 typedef struct {
     mm_block_table blocks;
-    uint64_t epoch; /* of the blocks that the present replay has changed */
-    mm_event last; /* the last move, and whether its last page turned back */
-    bool any, last_turned;
+    uint64_t part; /* the epoch of blocks whose recent pages moved in the present part */
+    mm_event last; /* the last move of the part, and whether its last page turned back */
+    bool any, last_turned, last_turned_across;
 } mm_page_replay;
+
+/* Bytes that turned back from a move of the same part, and across its beginning. */
+typedef struct {
+    uint64_t within, across;
+} mm_turned;
 
 void mm_page_replay_free(mm_page_replay *replay);
 
-/* Forgets all moves. */
-void mm_page_replay_restart(mm_page_replay *replay);
+/* The next moves belong to another part. */
+void mm_page_replay_begin_part(mm_page_replay *replay);
 
 /* Makes room for moves of addresses from start to before end. */
 MM_NODISCARD int mm_page_replay_reserve(mm_page_replay *replay, uint64_t start, uint64_t end,
@@ -28,6 +33,6 @@ MM_NODISCARD int mm_page_replay_reserve(mm_page_replay *replay, uint64_t start, 
  * pages whose last move had the other direction. Directions are those of the order host, device 0,
  * device 1 and so on. A move that continues the last one (the next addresses at the same time in
  * the same direction) is one move with it, also on a page that both share. */
-uint64_t mm_page_replay_move(mm_page_replay *replay, const mm_event *move);
+mm_turned mm_page_replay_move(mm_page_replay *replay, const mm_event *move);
 
 #endif

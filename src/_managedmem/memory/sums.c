@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-_Static_assert(sizeof(mm_sums) == (MM_MOVE_DIRECTIONS * MM_CAUSES + 11) * sizeof(uint64_t),
+_Static_assert(sizeof(mm_sums) == (MM_MOVE_DIRECTIONS * MM_CAUSES + 12) * sizeof(uint64_t),
                "mm_sums_merge takes all fields for words");
 
 void
@@ -111,7 +111,7 @@ add_busy_time(mm_busy_time *busy, uint64_t start, uint64_t end)
 }
 
 static void
-add_move(mm_sums *sums, mm_busy_time *busy, const mm_event *event, uint64_t turned_back)
+add_move(mm_sums *sums, mm_busy_time *busy, const mm_event *event, mm_turned turned)
 {
     size_t direction = event->destination == MM_ON_HOST ? MM_TO_HOST
                        : event->source == MM_ON_HOST    ? MM_TO_DEVICE
@@ -119,7 +119,8 @@ add_move(mm_sums *sums, mm_busy_time *busy, const mm_event *event, uint64_t turn
     size_t cause = event->cause < MM_CAUSES ? event->cause : MM_CAUSE_UNKNOWN;
 
     sums->moved[direction][cause] += event->amount;
-    sums->turned_back += turned_back;
+    sums->turned_back += turned.within;
+    sums->turned_across += turned.across;
     if (event->end > event->start) {
         sums->move_time += add_busy_time(busy, event->start, event->end);
     }
@@ -133,11 +134,11 @@ add_fault(uint64_t *faults, uint64_t *writes, const mm_event *event)
 }
 
 static void
-add_event(mm_sums *sums, mm_busy_time *busy, const mm_event *event, uint64_t turned_back)
+add_event(mm_sums *sums, mm_busy_time *busy, const mm_event *event, mm_turned turned)
 {
     switch ((mm_event_kind)event->kind) {
     case MM_MOVE:
-        add_move(sums, busy, event, turned_back);
+        add_move(sums, busy, event, turned);
         break;
     case MM_HOST_FAULT:
         add_fault(&sums->host_faults, &sums->host_write_faults, event);
@@ -168,14 +169,13 @@ add_event(mm_sums *sums, mm_busy_time *busy, const mm_event *event, uint64_t tur
 }
 
 void
-mm_sums_table_add(mm_sums_table *table, uint32_t memory, const mm_event *event,
-                  uint64_t turned_back)
+mm_sums_table_add(mm_sums_table *table, uint32_t memory, const mm_event *event, mm_turned turned)
 {
     size_t own = mm_sums_table_row(table, memory);
     size_t total = mm_sums_table_row(table, MM_NO_MEMORY_INDEX);
 
-    add_event(&table->rows[own].sums, &table->busy[own], event, turned_back);
-    add_event(&table->rows[total].sums, &table->busy[total], event, turned_back);
+    add_event(&table->rows[own].sums, &table->busy[own], event, turned);
+    add_event(&table->rows[total].sums, &table->busy[total], event, turned);
 }
 
 void

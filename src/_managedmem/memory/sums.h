@@ -4,6 +4,7 @@
 
 #include "../driver/status.h"
 #include "event.h"
+#include "page_replay.h"
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -21,6 +22,7 @@ typedef struct {
     uint64_t duplicated, evicted;
     uint64_t move_time; /* ns in which something moved */
     uint64_t turned_back; /* bytes that moved against the last move of their page in this part */
+    uint64_t turned_across; /* and against one in a part before, if they had not moved in this */
 } mm_sums;
 
 typedef struct {
@@ -91,7 +93,7 @@ mm_event_is_counted(const mm_event *event)
  * rows. Moves are to come in the order of their starts: the time of one that is late is not
  * counted before the end of the last move but one. */
 void mm_sums_table_add(mm_sums_table *table, uint32_t memory, const mm_event *event,
-                       uint64_t turned_back);
+                       mm_turned turned);
 
 /* Adds the sums of other events. */
 void mm_sums_merge(mm_sums *sums, const mm_sums *other);

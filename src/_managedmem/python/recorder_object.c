@@ -39,6 +39,7 @@ static const char *const sums_fields[] = {
     "evicted",
     "move_time",
     "turned_back",
+    "turned_across",
 };
 enum { FIELD_COUNT = sizeof sums_fields / sizeof *sums_fields };
 _Static_assert(sizeof(mm_sums) == FIELD_COUNT * sizeof(uint64_t), "a name for each field");
