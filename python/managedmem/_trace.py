@@ -35,7 +35,7 @@ LIMITS = (1000, 10**9)
 NAME_BYTES = 200
 LAST = "end"
 """The label of the slice behind the last mark."""
-FORKED = "the trace belongs to the process that started it, not to its fork"
+FORKED = "the trace belongs to the process that started it, not to a forked child"
 
 
 class TracePart:
@@ -567,7 +567,7 @@ def trace(
         at marks and at the end. False: unfinished work is left out, or counted later.
 
     Returns a `Trace` that has not started. It records every thread of the process, and memory of
-    every library. One trace at a time can run in a process; other tools are not disturbed.
+    every library. One trace at a time can run in a process. It does not use CUPTI.
 
     Raises ValueError or TypeError for other arguments. `Trace.start` opens the driver and
     checks the source. Safe from every thread. Driver: cuCtxSynchronize; the kernel module's

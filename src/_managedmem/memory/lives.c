@@ -301,7 +301,7 @@ int
 mm_lives_log_start(mm_status *st)
 {
     if (mm_lives_are_logged()) {
-        return mm_fail(st, MM_REFUSED, "a recording of memories runs already");
+        return mm_fail(st, MM_REFUSED, "a recording of memories is already running");
     }
     free_dead(); /* of a parent's log */
     lock_lives();
@@ -371,7 +371,7 @@ mm_lives_log_copy(mm_life_record **out, size_t *count, mm_status *st)
     *out = NULL;
     *count = 0;
     if (!mm_lives_are_logged()) {
-        return mm_fail(st, MM_REFUSED, "no recording of memories runs");
+        return mm_fail(st, MM_REFUSED, "no recording of memories is running");
     }
     records = calloc(capacity > 0 ? capacity : 1, sizeof *records);
     if (records == NULL) {

@@ -39,8 +39,8 @@ find_test_device(mm_driver *cu, int *device, mm_status *st)
     }
     return mm_fail(
         st, MM_TRACE_UNAVAILABLE,
-        "no device has concurrent managed access (Windows, WSL), so that managed memory "
-        "moves without events");
+        "no device has concurrent managed access (Windows, WSL), so managed memory moves "
+        "without events");
 }
 
 static int
