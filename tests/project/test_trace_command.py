@@ -218,6 +218,7 @@ def test_usage(folder):
     done = traced(cwd=folder.path)
     assert done.returncode == 2
     assert "usage: python -m managedmem trace" in done.stderr
+    assert done.stderr.endswith("required: script\n")
     assert "script" in traced("--help", cwd=folder.path).stdout
 
 

@@ -32,7 +32,8 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
         "-m", dest="is_module", action="store_true", help="run a module, as python -m does"
     )
     command.add_argument("script", help="the script, or the module after -m")
-    command.add_argument("arguments", nargs="*", help="its arguments")
+    # With a default, errors do not call them required.
+    command.add_argument("arguments", nargs="*", default=[], help="its arguments")
 
 
 def split(arguments: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
