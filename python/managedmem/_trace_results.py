@@ -414,7 +414,8 @@ class Results:
         }
         if not split:
             raise KeyError(self._unknown(label))
-        whole, cut = set(split), set()
+        whole = set(split)
+        cut: set[int] = set()
         for i, memory in enumerate(self.memories):
             around = [
                 m for m in split.values() if m.address < memory.end and m.end > memory.address
