@@ -207,8 +207,10 @@ void
 emu_release(struct emu_allocation *allocation)
 {
     struct emu_region *region = allocation->region;
-    size_t i = upper_bound(allocation->base) - 1;
+    size_t i = upper_bound(allocation->base) - 1, first, end;
 
+    emu_page_span(region, allocation->base, allocation->size, &first, &end);
+    emu_pages_observe(region, first, end); /* touches of before belong to this allocation */
     clear_advice(allocation);
     table_count--;
     memmove(&table[i], &table[i + 1], (table_count - i) * sizeof *table);

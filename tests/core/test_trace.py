@@ -450,6 +450,20 @@ class TestLives:
         assert t["freed at once"].died is not None
         assert t.unattributed.moved == 0
 
+    @pytest.mark.parametrize("size", [8 * PAGE, 4 * MIB])
+    def test_host_accesses_just_before_the_free_belong_to_the_memory(self, alloc, size):
+        """Also where no driver call lies between the two."""
+        buffer, neighbour = alloc(size), alloc(size)
+        buffer.name = "read and freed"
+        store(buffer)
+        buffer.prefetch(Device(0))
+        with managedmem.trace() as t:
+            store(buffer)
+            buffer.close()
+            time.sleep(0.001)
+        assert t["read and freed"].to_host == t.total.to_host == size
+        assert t[neighbour].moved == t.unattributed.moved == 0
+
     def test_memory_of_before_is_not_born(self, buf):
         with managedmem.trace() as t:
             buf.prefetch(Device(0))
