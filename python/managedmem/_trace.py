@@ -308,7 +308,7 @@ class Trace(TracePart):
             self._overheads = [self._recorder.report()["overhead"]]
 
     def _would_end_a_capture(self) -> bool:
-        """True if a wait would; the recorder knows of other captures than torch's."""
+        """True if a wait would end a capture of torch; the recorder checks for other captures."""
         return self._sync and _torch_captures()
 
     def _check_driver(self) -> None:

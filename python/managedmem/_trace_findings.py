@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 MOST = 5
 """So many findings are reported."""
 MOST_LABELS = 3
-"""A finding of several memories names so many."""
+"""A finding of several memories names at most so many."""
 
 LEAST = 64 << 10
 ENOUGH = 1 << 20
@@ -232,7 +232,7 @@ def without_moves(memories: Sequence[TraceMemory]) -> Finding | None:
         f"{labels}{more}: prefetches moved nothing.",
         {name: sum(getattr(m, name) for m in found) for name in ("to_device", "to_host")},
         "The pages were there already, or held nothing yet, as before their first use. "
-        "residency() before the prefetch tells.",
+        "residency() before the prefetch shows their places.",
     )
 
 

@@ -219,7 +219,7 @@ class RawMemory(NamedTuple):
     born: int
     died: int
     unnamed: int | None = None
-    """The bytes that no name has, where some of them have one."""
+    """The bytes outside of its named parts; None without such parts."""
 
     @property
     def end(self) -> int:

@@ -620,7 +620,7 @@ def test_finding_of_a_prefetch_that_moved_nothing(traced):
     assert str(found) == (
         "a: prefetches moved nothing.\n"
         "    The pages were there already, or held nothing yet, as before their first use. "
-        "residency() before the prefetch tells."
+        "residency() before the prefetch shows their places."
     )
     assert found.evidence == {"to_device": 0, "to_host": 0}
     assert [only_finding(part).memory.label for part in trace.slices] == ["a", "moved"]

@@ -173,7 +173,7 @@ def run(options: argparse.Namespace, arguments: Sequence[str]) -> int:
     except (NotFoundError, OSError, managedmem.CUDAError, TraceUnavailableError) as error:
         print(f"trace: {error}", file=sys.stderr)
         if isinstance(error, managedmem.DriverNotFoundError):
-            print("Here that is python -m managedmem trace --emulator", file=sys.stderr)
+            print("Without a GPU: python -m managedmem trace --emulator", file=sys.stderr)
         return 1
     sys.argv = [program.argument, *arguments]
     if not sys.flags.safe_path:

@@ -49,8 +49,8 @@ typedef enum {
 
 typedef struct {
     mm_kind kind;
-    /* CUresult for MM_DRIVER_CALL and MM_CAPTURING, errno for MM_SYSTEM_CALL, errno or the status of
-     * the nvidia-uvm module for MM_TRACE_UNAVAILABLE where there is one; else 0. */
+    /* CUresult for MM_DRIVER_CALL and MM_CAPTURING, errno for MM_SYSTEM_CALL, errno or the status
+     * of the nvidia-uvm module for MM_TRACE_UNAVAILABLE where there is one; else 0. */
     int code;
     const char *function; /* static text such as "cuMemAdvise" or a path, or NULL */
     char detail[512]; /* the sentence for the user; can be empty for MM_DRIVER_CALL */

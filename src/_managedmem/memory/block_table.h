@@ -40,7 +40,8 @@ mm_first_slot(const mm_block_table *table, uint64_t number)
     return (size_t)((number * 0x9e3779b97f4a7c15U) >> 32) & (table->slot_count - 1);
 }
 
-/* Loads what a block has of an address ahead of its use, if it is where the search for it begins. */
+/* Loads the word of an address ahead of its use, if its block is where the search for it
+ * begins. */
 static inline void
 mm_block_table_expect(const mm_block_table *table, uint64_t address)
 {

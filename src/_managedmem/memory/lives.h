@@ -8,8 +8,8 @@
  * nothing and cannot fail. The lock is held for a few instructions, never in a driver call and
  * never while waiting for the GIL. fork() takes it, so that the child finds the list whole.
  *
- * Lives can overlap: wrapped memory with a name lies inside owned memory, and another thread can get
- * the address of freed memory before that life has ended. */
+ * Lives can overlap: wrapped memory with a name lies inside owned memory, and another thread can
+ * get the address of freed memory before that life has ended. */
 #ifndef MM_LIVES_H
 #define MM_LIVES_H
 

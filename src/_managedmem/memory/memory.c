@@ -166,8 +166,8 @@ free_allocation(mm_memory *m, const CUstream *stream, mm_status *st)
     return mm_free(cu, atomic_load(&m->allocation), st);
 }
 
-/* The life ends after the free, which waits for work that still moves the memory. Another thread may
- * have the address by then, in a life with a higher serial. After a refused free the memory is
+/* The life ends after the free, which waits for work that still moves the memory. Another thread
+ * may have the address by then, in a life with a higher serial. After a refused free the memory is
  * still used, or freed late. */
 static int
 free_owned(mm_memory *m, const CUstream *stream, mm_status *st)

@@ -106,8 +106,8 @@ present_block(const mm_page_replay *replay, uint64_t number)
     return block;
 }
 
-/* The bytes of a move from start to end, in one block, that are on turned pages. `joined`: the page
- * of the start turned at the move before, which this one continues. */
+/* The bytes of a move from start to end, in one block, that are on turned pages. `joined`: the
+ * page of the start turned at the move before, which this one continues. */
 static uint64_t
 turned_bytes(turned_pages *turned, uint64_t start, uint64_t end, bool joined)
 {

@@ -569,7 +569,7 @@ mm_recording_free(mm_recording *r)
     }
     if (mm_driver_forked()) {
         if (r->has_thread) {
-            return; /* the parent's thread may have been changing it: nothing is sure to be whole */
+            return; /* the parent's thread may have been changing its members */
         }
         mm_uvm_queue_close(&r->queue);
     } else {

@@ -4,8 +4,8 @@
  * A process has one recording at a time. Its records are drained by a thread of its own, which
  * calls neither Python nor the driver. All functions may be called in any thread and block, so
  * that the GIL must be released. A forked child does not have the recording of its parent: there,
- * mark and attribute fail with MM_FORKED, stop does nothing, and free frees only memory, none at
- * all of a recording that ran: its thread may have been in the middle of a change. */
+ * mark and attribute fail with MM_FORKED, stop does nothing, and free frees only memory, and
+ * nothing of a recording that ran, because its thread may have been changing it. */
 #ifndef MM_RECORDER_H
 #define MM_RECORDER_H
 
