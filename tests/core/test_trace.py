@@ -779,6 +779,22 @@ class TestHostileQueues:
 
 
 class TestProcesses:
+    def test_the_first_start_after_small_memory_was_freed_on_a_device(self):
+        """Its pages stay there, also for the memory that gets the address next."""
+        run_python(
+            """
+            import ctypes, managedmem
+            kept = managedmem.empty(4096)
+            buf = managedmem.empty(256 << 10)
+            ctypes.memset(buf.handle, 1, buf.nbytes)
+            buf.prefetch(managedmem.Device(0))
+            buf.close()
+            with managedmem.trace() as t:
+                pass
+            assert t.total.moved == 0
+            """
+        )
+
     def test_a_fork_inside_does_not_record(self):
         run_python(
             """
