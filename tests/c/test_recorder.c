@@ -2,7 +2,6 @@
  * failures, disturbed queues, captures, forks, and threads that work, mark and stop at once.
  *
  * Usage: test_recorder PATH_OF_THE_EMULATED_DRIVER. Made to run under ThreadSanitizer. */
-#include <fcntl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -116,17 +115,6 @@ prefetch(mm_range range, CUmemLocation where)
     mm_status own;
 
     CHECK_OK(mm_range_prefetch(world.cu, range, where, NULL, MM_DEFER_NO, &own), &own);
-}
-
-static int
-count_files(void)
-{
-    int count = 0;
-
-    for (int file = 0; file < 256; file++) {
-        count += fcntl(file, F_GETFD) >= 0;
-    }
-    return count;
 }
 
 /* ---- one thread ---- */
@@ -436,13 +424,13 @@ failing_calls_leave_nothing_behind(void)
         fired = true;
         for (unsigned nth = 1; fired; nth++) {
             size_t depth = world.context_depth(), streams = world.live_streams();
-            int files = count_files();
+            int files = world_count_files();
             CHECK(nth < 100);
             world.fail(functions[i], nth, UNKNOWN, 0);
             (void)record_failing(m, foreign, &fired);
             CHECK_EQUAL(world.context_depth(), depth);
             CHECK_EQUAL(world.live_streams(), streams);
-            CHECK_EQUAL(count_files(), files);
+            CHECK_EQUAL(world_count_files(), files);
         }
     }
     world.fail("cuCtxSynchronize", 1, UNKNOWN, 0);
@@ -584,13 +572,13 @@ refused_queues_fail_the_start(void)
     static const char *const switches[] = {"absent", "denied", "refused"};
 
     for (size_t i = 0; i < 3; i++) {
-        int files = count_files();
+        int files = world_count_files();
         CHECK_EQUAL(world.disturb_queue(switches[i], 1), 0);
         CHECK(mm_recording_start(world.cu, &usual, true, &st) == NULL);
         CHECK_EQUAL(st.kind, MM_TRACE_UNAVAILABLE);
         CHECK(st.code != 0);
         CHECK_EQUAL(world.disturb_queue(switches[i], 0), 0);
-        CHECK_EQUAL(count_files(), files);
+        CHECK_EQUAL(world_count_files(), files);
         CHECK(!mm_is_recording());
     }
     mm_recording_free(start());

@@ -3,7 +3,6 @@
  *
  * Usage: test_uvm_self_test PATH_OF_THE_EMULATED_DRIVER. Each test opens the driver in a process
  * of its own, because a proof that has passed is not repeated. */
-#include <fcntl.h>
 #include <stdbool.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -17,23 +16,12 @@ enum { UNKNOWN = 999, NOT_FIRED = 3 };
 static unsigned nth_call; /* of a sweep: the one that fails */
 static int fault_fired;
 
-static int
-count_files(void)
-{
-    int count = 0;
-
-    for (int file = 0; file < 256; file++) {
-        count += fcntl(file, F_GETFD) >= 0;
-    }
-    return count;
-}
-
 /* Runs the self-test, in which the nth call fails (0: none), and checks that it leaves nothing. */
 static int
 run_failing(const char *function, unsigned nth, int after, mm_status *st)
 {
     size_t depth = world.context_depth();
-    int files = count_files(), rc;
+    int files = world_count_files(), rc;
     CUcontext outer = NULL, left = NULL;
 
     CHECK_EQUAL(world.cu->CtxGetCurrent(&outer), 0);
@@ -49,7 +37,7 @@ run_failing(const char *function, unsigned nth, int after, mm_status *st)
     CHECK_EQUAL(world.context_depth(), depth);
     CHECK_EQUAL(world.cu->CtxGetCurrent(&left), 0);
     CHECK(outer == left);
-    CHECK_EQUAL(count_files(), files);
+    CHECK_EQUAL(world_count_files(), files);
     CHECK(rc == 0 || st->kind == MM_DRIVER_CALL || st->detail[0] != '\0');
     return rc;
 }

@@ -1,6 +1,10 @@
 /* world.c: opening the emulated driver and finding its control functions. */
 #include "world.h"
 
+#include <fcntl.h>
+
+#include "memory/uvm_records.h"
+
 emulated_world world;
 
 static void
@@ -67,4 +71,26 @@ world_run(mm_driver *cu, mm_operation op, mm_batch *b, CUstream stream, mm_dispa
     const mm_dispatch_options options = {stream, dispatch, MM_DEFER_NO};
 
     return mm_batch_run(cu, op, b, &options, st);
+}
+
+mm_uvm_queue
+world_open_queue(uint32_t count)
+{
+    mm_uvm_queue queue;
+    mm_status st;
+
+    CHECK_OK(mm_uvm_queue_open(world.cu, &queue, count, &st), &st);
+    CHECK_OK(mm_uvm_queue_enable(&queue, mm_uvm_types(true), &st), &st);
+    return queue;
+}
+
+int
+world_count_files(void)
+{
+    int count = 0;
+
+    for (int file = 0; file < 256; file++) {
+        count += fcntl(file, F_GETFD) >= 0;
+    }
+    return count;
 }

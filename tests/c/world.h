@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "check.h"
+#include "driver/uvm_queue.h"
 #include "memory/advice.h"
 #include "memory/dispatch.h"
 #include "memory/memory.h"
@@ -39,6 +40,12 @@ void world_open(const char *path);
 /* mm_batch_run, without deferring. */
 int world_run(mm_driver *cu, mm_operation op, mm_batch *b, CUstream stream, mm_dispatch dispatch,
               mm_status *st);
+
+/* An open queue of so many records, which records all types. */
+mm_uvm_queue world_open_queue(uint32_t count);
+
+/* The number of open files of this process. */
+int world_count_files(void);
 
 /* How many logged calls begin with this function's name. */
 size_t world_calls(const char *function);
