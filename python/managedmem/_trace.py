@@ -276,6 +276,7 @@ class Trace(TracePart):
         self._lock = threading.RLock()
         self._process = 0
         self._running = False
+        self._cut_short = False  # without a last part
         self._labels: list[str] = []
         self._overheads = [0]
         self._named: list[tuple[int, int, str]] = []
@@ -375,6 +376,7 @@ class Trace(TracePart):
             finally:
                 self._running = self._recorder.running
                 if not self._running:
+                    self._cut_short = len(self._recorder.parts()) <= len(self._labels)
                     self._note_overhead()
 
     def _is_inherited(self) -> bool:
@@ -469,6 +471,8 @@ class Trace(TracePart):
                 "the trace is running: its results can be read after its end, and those of the "
                 "slice that mark() returns at once"
             )
+        if self._cut_short and parts[-1] >= len(self._labels):
+            return "the interpreter ended while the trace ran, and its last slice with it"
         return None
 
     def _attributed(self, parts: range) -> Results:

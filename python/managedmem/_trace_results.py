@@ -273,7 +273,7 @@ def target_range(target: Any) -> tuple[int, int]:
         if not all(isinstance(n, int) and not isinstance(n, bool) for n in target):
             raise TypeError(f"a pair must be (address, nbytes), both int, got {target!r}")
         address, nbytes = target
-        if address <= 0 or nbytes <= 0 or address + nbytes > 1 << 64:
+        if address <= 0 or not 0 < nbytes < 1 << 63 or address + nbytes >= 1 << 64:
             raise ValueError(f"(address, nbytes) must be a range of addresses, got {target!r}")
         return address, nbytes
     if isinstance(target, ManagedBuffer) and target.is_closed:

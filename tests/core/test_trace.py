@@ -694,6 +694,17 @@ class TestArguments:
         with pytest.raises(error, match=text):
             managedmem.trace(**arguments)
 
+    def test_ranges_that_no_memory_has_are_not_named(self, buf):
+        """A name that was taken must not spoil the results later."""
+        with managedmem.trace() as t:
+            buf.prefetch(Device(0))
+        for refused in ((PAGE, 1 << 63), (1, (1 << 64) - 1), ((1 << 64) - PAGE, PAGE), (0, 1)):
+            with pytest.raises(ValueError, match="must be a range of addresses"):
+                t.name(refused, "refused")
+        for named in ((PAGE, (1 << 63) - 1), ((1 << 64) - PAGE, PAGE - 1)):
+            t.name(named, "anything")
+        assert t["anything"].to_device == t.total.to_device == MIB
+
     def test_marks_need_labels(self):
         with managedmem.trace() as t, pytest.raises(TypeError, match="label must be a str, got 3"):
             t.mark(3)
@@ -877,6 +888,41 @@ class TestProcesses:
             {end}
             """
         )
+
+    def test_the_end_of_the_interpreter_leaves_the_finished_slices(self):
+        """A callback that was registered before the import runs after the extension's own."""
+        done = run_python(
+            """
+            import atexit, ctypes
+            def last():
+                t.stop()
+                print(t)
+                print(first.total.to_device, t.slices[0].total.to_device)
+                for read in (lambda: t.total, lambda: t.slices[-1].duration, t.to_dict):
+                    try:
+                        read()
+                    except RuntimeError as error:
+                        print(error)
+            atexit.register(last)
+            import managedmem
+            from managedmem import Device
+            buf = managedmem.empty(1 << 20)
+            ctypes.memset(buf.handle, 1, buf.nbytes)
+            t = managedmem.trace()
+            t.start()
+            buf.prefetch(Device(0))
+            first = t.mark("first")
+            buf.prefetch(managedmem.Host())
+            """
+        )
+        lines = done.stdout.splitlines()
+        assert lines[0] == f"<managedmem.Trace, ended, source {SOURCE}>"
+        assert lines[1] == f"{MIB} {MIB}"
+        assert (
+            lines[2:]
+            == ["the interpreter ended while the trace ran, and its last slice with it"] * 3
+        )
+        assert done.stderr == ""
 
     def test_streams_that_capture_refuse_marks(self, buf):
         with Stream() as stream, managedmem.trace() as t:
