@@ -118,6 +118,7 @@ class TracePart:
     def overhead(self) -> float:
         """Seconds that the trace itself spent in its start, marks, end and in reading events."""
         self._results()
+        self._whole()._note_overhead()
         spent = self._whole()._overheads
         parts = self._parts()
         return (spent[parts[-1] + 1] - (spent[parts[0]] if parts[0] else 0)) / 1e9
@@ -388,7 +389,10 @@ class Trace(TracePart):
             raise RuntimeError(FORKED)
 
     def _note_overhead(self) -> None:
-        self._overheads.append(self._recorder.report()["overhead"])
+        """Note the overhead so far, also for parts behind which an interrupt came in between."""
+        with self._lock:
+            missing = len(self._recorder.parts()) + 1 - len(self._overheads)
+            self._overheads.extend([self._recorder.report()["overhead"]] * missing)
 
     def _check_running(self, action: str) -> None:
         if not self._process:

@@ -40,6 +40,10 @@ def load(buffer):
     return ctypes.string_at(buffer.handle, buffer.nbytes)
 
 
+def interrupt():
+    raise KeyboardInterrupt
+
+
 def assert_memories_add_up(part):
     parts = [*part.memories, part.unattributed]
     for cause, moved in part.total.by_cause.items():
@@ -640,6 +644,20 @@ class TestStates:
         with managedmem.trace() as other:
             pass
         assert other.complete
+
+    def test_interrupts_behind_the_end_of_a_part(self, buf, monkeypatch):
+        """As a KeyboardInterrupt can come between any two steps."""
+        t = managedmem.trace()
+        t.start()
+        for end in (lambda: t.mark("interrupted"), t.stop):
+            with monkeypatch.context() as patched:
+                patched.setattr(t, "_note_overhead", interrupt)
+                with pytest.raises(KeyboardInterrupt):
+                    end()
+        assert [s.label for s in t.slices] == ["interrupted", "end"]
+        assert 0 <= t.slices[0].overhead <= t.overhead
+        assert t.slices[1].overhead >= 0
+        assert t.to_dict()["complete"]
 
     def test_all_threads_are_recorded(self, alloc):
         buffers = [alloc(MIB) for _ in range(4)]
