@@ -241,6 +241,24 @@ def buf(alloc):
 
 
 @pytest.fixture
+def traced(monkeypatch):
+    """`traced(canned, ...)`: an ended trace of canned events."""
+
+    import managedmem
+
+    def make(canned, **options):
+        monkeypatch.setattr(managedmem._managedmem, "Recorder", canned.recorder)
+        trace = managedmem.trace(**options)
+        trace.start()
+        for number in range(len(canned.ends)):
+            trace.mark(f"part {number}")
+        trace.stop()
+        return trace
+
+    return make
+
+
+@pytest.fixture
 def device0():
     import managedmem
 

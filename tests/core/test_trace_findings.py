@@ -1,0 +1,207 @@
+"""The findings of a trace, of events that the tests write down."""
+
+import pytest
+
+from canned_recorder import Canned
+from constants import MIB
+
+KIB = 1 << 10
+GIB = 1 << 30
+
+
+def only_finding(trace):
+    (found,) = trace.findings()
+    return found
+
+
+def test_finding_of_bytes_that_arrive(traced):
+    canned = Canned()
+    canned.move(canned.memory("a", 8 * MIB), 3 * MIB, "to_device", "fault")
+    canned.move(0, 4 * MIB, "to_device", "speculative", offset=3 * MIB)
+    found = only_finding(traced(canned))
+    assert str(found) == (
+        "a: 7.0M went to the device by faults.\n"
+        "    prefetch(Device(0)) before the work that uses it moves them at the speed of the link."
+    )
+    assert found.memory.label == "a"
+    assert found.evidence == {"to_device": 7 * MIB, "device_faults": 0}
+
+
+def test_finding_of_bytes_that_return(traced):
+    canned = Canned()
+    first = canned.memory("a", 8 * MIB)
+    canned.move(first, 8 * MIB, "to_device").move(first, 8 * MIB, "to_host", "fault")
+    found = only_finding(traced(canned))
+    assert found.observation == (
+        "a: 8.0M went to the host by faults, and 8.0M to the device as requested."
+    )
+    assert found.advice.startswith("prefetch(Host()) ")
+
+
+def test_marks_do_not_hide_bytes_that_turn_back(traced):
+    canned = Canned()
+    first = canned.memory("a", 8 * MIB)
+    for _ in range(3):
+        canned.move(first, 8 * MIB, "to_device", "fault").part()
+        canned.move(first, 8 * MIB, "to_host", "fault").part()
+    trace = traced(canned)
+    found = only_finding(trace)
+    assert found.observation == (
+        "a went to the device and back 3 times (24.0M each way) by faults."
+    )
+    assert found.evidence["turned_back"] == trace.total.turned_back == 40 * MIB
+    assert [part["a"].turned_back for part in trace.slices] == [0] * 7
+    assert only_finding(trace.slices[1]).observation == "a: 8.0M went to the host by faults."
+
+
+@pytest.mark.parametrize(
+    ("writes", "faults", "start"),
+    [
+        (0, True, "No fault was a write. MigrationPolicy.read_duplicated()"),
+        (2, True, "It is written (2 faults were writes), so read_mostly would not help"),
+        (0, False, "MigrationPolicy.read_duplicated() would copy once if it is only read; else"),
+    ],
+)
+def test_finding_of_bytes_that_turn_back(traced, writes, faults, start):
+    canned = Canned()
+    first = canned.memory("a", 8 * MIB)
+    for _ in range(2):
+        canned.move(first, 8 * MIB, "to_device", "fault")
+        canned.move(first, 8 * MIB, "to_host", "fault")
+    canned.faults(first, writes, access="write").faults(first, 5)
+    found = only_finding(traced(canned, faults=faults))
+    assert found.observation == (
+        "a went to the device and back 2 times (16.0M each way) by faults."
+    )
+    assert found.advice.startswith(start)
+    assert found.evidence["turned_back"] == 24 * MIB
+
+
+def test_finding_of_a_small_part_that_turns_back(traced):
+    canned = Canned()
+    first = canned.memory("a", 64 * MIB)
+    for _ in range(10):
+        canned.move(first, 2 * MIB, "to_device", "fault").move(first, 2 * MIB, "to_host", "fault")
+    assert str(only_finding(traced(canned))) == (
+        "a: 2.0M of 64.0M went to the device and back 10 times (20.0M each way) by faults.\n"
+        "    preferred_location = Host() and accessed_by.add(Device(0)) let the device use the few "
+        "pages in place."
+    )
+
+
+def test_finding_of_contested_pages(traced):
+    canned = Canned()
+    first = canned.memory("a", MIB)
+    canned.add("thrashing", first, 4096).add("throttling", first, ms=3)
+    assert only_finding(traced(canned)).observation == (
+        "a: several processors compete for the same pages: 4.0K thrashed and processors waited "
+        "3.000 ms for their turn."
+    )
+
+
+def test_finding_of_evictions(traced):
+    canned = Canned()
+    canned.add("eviction", canned.memory("a", 8 * MIB), 4 * MIB, source=0, destination=-1)
+    found = only_finding(traced(canned))
+    assert found.observation == "a: 4.0M were evicted, because a device was full."
+    assert found.evidence == {"evicted": 4 * MIB}
+
+
+def test_requested_moves_leave_nothing_to_gain(traced):
+    canned = Canned()
+    first = canned.memory("a", 8 * MIB)
+    canned.move(first, 8 * MIB, "to_device")
+    trace = traced(canned)
+    assert trace.findings() == (
+        (
+            None,
+            "All moves were requested, and no processor faulted: there is nothing to gain.",
+            {"to_device": 8 * MIB, "to_host": 0, "host_faults": 0, "device_faults": 0},
+            "",
+        ),
+    )
+    assert str(trace).endswith("nothing to gain.")
+    canned.faults(first, 1)
+    assert traced(canned).findings() == ()
+
+
+def test_requested_moves_that_turn_back_may_be_too_many(traced):
+    canned = Canned()
+    first = canned.memory("a", 8 * MIB)
+    for _ in range(5):
+        canned.move(first, 8 * MIB, "to_device").move(first, 8 * MIB, "to_host")
+    found = only_finding(traced(canned))
+    assert found.observation == (
+        "All moves were requested, and no processor faulted. 72.0M went back where they came from."
+    )
+    assert found.evidence["turned_back"] == 72 * MIB
+
+
+PREFETCH = 1
+
+
+def prefetch_call(canned, memory):
+    return canned.add("call", memory, MIB, cause=PREFETCH, destination=0)
+
+
+def test_finding_of_a_prefetch_that_moved_nothing(traced):
+    canned = Canned()
+    first = canned.memory("a", 8 * MIB)
+    prefetch_call(canned, canned.memory("moved", MIB)).move(1, MIB, "to_device")
+    prefetch_call(canned, first).faults(first, 1)
+    canned.add("call", canned.memory("advised", MIB), MIB, cause=0, extra=1)
+    canned.part()
+    prefetch_call(canned, 1)
+    trace = traced(canned)
+    found = only_finding(trace)
+    assert found.memory.label == "a"
+    assert str(found) == (
+        "a: prefetches moved nothing.\n"
+        "    The pages were there already, or held nothing yet, as before their first use. "
+        "residency() before the prefetch shows their places."
+    )
+    assert found.evidence == {"to_device": 0, "to_host": 0}
+    assert [only_finding(part).memory.label for part in trace.slices] == ["a", "moved"]
+
+
+def test_prefetches_of_many_memories_share_a_finding(traced):
+    canned = Canned()
+    for number in range(5):
+        prefetch_call(canned, canned.memory(f"m{number}", MIB))
+    found = only_finding(traced(canned))
+    assert found.memory is None
+    assert found.observation == "m0, m1, m2 and 2 more: prefetches moved nothing."
+
+
+@pytest.mark.parametrize(
+    ("report", "options"),
+    [
+        ({"lost": 1}, {}),
+        ({"rejected": 1}, {}),
+        ({"truncated": True}, {}),
+        ({"waited": False}, {}),
+        ({}, {"sync": False}),
+    ],
+)
+def test_moves_that_may_be_missing_are_no_finding(traced, report, options):
+    canned = Canned(**report)
+    prefetch_call(canned, canned.memory("a", MIB))
+    assert traced(canned, **options).findings() == ()
+
+
+def test_small_moves_are_no_finding(traced):
+    canned = Canned()
+    canned.move(canned.memory("small", 64 * KIB), 60 * KIB, "to_device", "fault")
+    canned.move(canned.memory("large", 64 * MIB), MIB, "to_device", "fault")
+    assert traced(canned).findings() == ()
+
+
+def test_the_five_most_costly_findings_are_told(traced):
+    canned = Canned()
+    for number in (3, 7, 5, 2, 4, 6):
+        canned.move(canned.memory(f"m{number}", 64 * MIB), number * MIB, "to_device", "fault")
+    labels = [f.memory.label for f in traced(canned).findings()]
+    assert labels == ["m7", "m6", "m5", "m4", "m3"]
+
+
+# --- HTML ---------------------------------------------------------------------------------------

@@ -1,0 +1,437 @@
+"""managedmem.trace(): starts and ends, arguments, disturbed queues, other processes."""
+
+import threading
+
+import pytest
+
+import managedmem
+from constants import EMULATED, MIB, PAGE
+from driver import capturing
+from managedmem import Device, Host, Stream, emulator
+from programs import run_python
+from traces import check_ended_traces, store
+
+SOURCE = "emulator" if EMULATED else "kernel"
+HALF = MIB // 2
+
+
+@pytest.fixture(autouse=True)
+def memories_add_up(monkeypatch):
+    yield from check_ended_traces(monkeypatch)
+
+
+@pytest.fixture
+def undisturbed():
+    """Mends the emulated event queues after a test that disturbs them."""
+    yield
+    emulator.disturb_queue()
+
+
+def interrupt():
+    raise KeyboardInterrupt
+
+
+class TestStates:
+    def test_results_of_a_running_trace(self, buf):
+        with managedmem.trace() as t:
+            for read in (
+                lambda: t.total,
+                lambda: t.memories,
+                lambda: t[buf],
+                lambda: t.duration,
+                lambda: t.complete,
+                t.summary,
+                t.findings,
+                t.to_dict,
+                t.events,
+            ):
+                with pytest.raises(RuntimeError, match="can be read after its end"):
+                    read()
+            assert str(t) == f"<managedmem.Trace, running, source {SOURCE}>"
+            assert t._repr_html_() is None
+
+    def test_a_trace_is_used_once(self):
+        t = managedmem.trace()
+        assert repr(t) == "<managedmem.Trace, not started>"
+        for early in (lambda: t.total, t.stop, lambda: t.mark("x")):
+            with pytest.raises(RuntimeError, match="not started"):
+                early()
+        t.start()
+        with pytest.raises(RuntimeError, match="used once"):
+            t.start()
+        t.stop()
+        t.stop()
+        with pytest.raises(RuntimeError, match="used once"):
+            t.start()
+        with pytest.raises(RuntimeError, match="has ended"):
+            t.mark("x")
+
+    def test_a_second_trace_is_refused(self):
+        with managedmem.trace() as t:
+            with pytest.raises(managedmem.TraceBusyError, match="already") as caught:
+                managedmem.trace().start()
+            assert isinstance(caught.value, managedmem.TraceUnavailableError)
+            found = []
+
+            def work():
+                try:
+                    managedmem.trace().start()
+                except managedmem.TraceBusyError as error:
+                    found.append(error)
+
+            thread = threading.Thread(target=work)
+            thread.start()
+            thread.join()
+            assert len(found) == 1
+        with managedmem.trace() as second:
+            pass
+        assert t.complete
+        assert second.complete
+
+    @pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, ZeroDivisionError])
+    def test_an_error_in_the_body_ends_the_trace(self, buf, error):
+        with pytest.raises(error) as caught:
+            with managedmem.trace() as t:
+                buf.prefetch(Device(0))
+                raise error
+        assert t[buf].to_device == MIB
+        assert not hasattr(caught.value, "__notes__")
+
+    @pytest.mark.emulator_only
+    def test_a_failing_end_is_a_note(self, buf):
+        emulator.schedule("eager")
+        with pytest.raises(ZeroDivisionError) as caught:
+            with managedmem.trace() as t:
+                buf.prefetch(Device(0))
+                emulator.fail("cuCtxSynchronize", code=700)
+                1 / 0  # noqa: B018
+        assert emulator.failure_fired()
+        assert "cuCtxSynchronize" in caught.value.__notes__[0]
+        assert not t.complete
+        assert "cuCtxSynchronize" in t.problems[-1]
+        assert t.total.to_device == MIB
+
+    def test_a_running_trace_that_is_dropped_ends(self, buf):
+        t = managedmem.trace()
+        t.start()
+        buf.prefetch(Device(0))
+        del t  # without the garbage collector
+        with managedmem.trace() as other:
+            pass
+        assert other.complete
+
+    def test_interrupts_behind_the_end_of_a_part(self, buf, monkeypatch):
+        """As a KeyboardInterrupt can come between any two steps."""
+        t = managedmem.trace()
+        t.start()
+        for end in (lambda: t.mark("interrupted"), t.stop):
+            with monkeypatch.context() as patched:
+                patched.setattr(t, "_note_overhead", interrupt)
+                with pytest.raises(KeyboardInterrupt):
+                    end()
+        assert [s.label for s in t.slices] == ["interrupted", "end"]
+        assert 0 <= t.slices[0].overhead <= t.overhead
+        assert t.slices[1].overhead >= 0
+        assert t.to_dict()["complete"]
+
+    def test_all_threads_are_recorded(self, alloc):
+        buffers = [alloc(MIB) for _ in range(4)]
+        for buffer in buffers:
+            store(buffer)
+
+        def work(buffer):
+            for _ in range(5):
+                buffer.prefetch(Device(0))
+                buffer.prefetch(Host())
+            Device(0).sync()
+
+        with managedmem.trace() as t:
+            threads = [threading.Thread(target=work, args=[b]) for b in buffers]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+        for buffer in buffers:
+            assert (t[buffer].to_device, t[buffer].to_host) == (5 * MIB, 5 * MIB)
+            assert t[buffer].turned_back == 9 * MIB
+
+    def test_marks_of_threads_make_as_many_slices(self, buf):
+        with managedmem.trace() as t:
+            threads = [threading.Thread(target=t.mark, args=[f"m{n}"]) for n in range(8)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+        assert sorted(s.label for s in t.slices) == ["end", *(f"m{n}" for n in range(8))]
+        times = [e.time for e in t.events("mark")]
+        assert times == sorted(times)
+        assert len(times) == 8
+
+
+class TestArguments:
+    @pytest.mark.parametrize(
+        ("arguments", "error", "text"),
+        [
+            ({"source": "nsys"}, ValueError, '"auto", "kernel" or "emulator", got \'nsys\''),
+            ({"source": "cupti"}, ValueError, "got 'cupti'"),
+            ({"source": None}, ValueError, "got None"),
+            ({"limit": 999}, ValueError, "from 1000 to 1000000000, got 999"),
+            ({"limit": 10**9 + 1}, ValueError, "got 1000000001"),
+            ({"limit": 1e6}, TypeError, "limit must be an int, got 1000000.0"),
+            ({"limit": True}, TypeError, "limit must be an int"),
+            ({"faults": 1}, TypeError, "faults must be True or False, got 1"),
+            ({"sync": None}, TypeError, "sync must be True or False, got None"),
+        ],
+    )
+    def test_bad_options(self, arguments, error, text):
+        with pytest.raises(error, match=text):
+            managedmem.trace(**arguments)
+
+    def test_ranges_that_no_memory_has_are_not_named(self, buf):
+        """A name that was taken must not spoil the results later."""
+        with managedmem.trace() as t:
+            buf.prefetch(Device(0))
+        for refused in ((PAGE, 1 << 63), (1, (1 << 64) - 1), ((1 << 64) - PAGE, PAGE), (0, 1)):
+            with pytest.raises(ValueError, match="must be a range of addresses"):
+                t.name(refused, "refused")
+        for named in ((PAGE, (1 << 63) - 1), ((1 << 64) - PAGE, PAGE - 1)):
+            t.name(named, "anything")
+        assert t["anything"].to_device == t.total.to_device == MIB
+
+    def test_marks_need_labels(self):
+        with managedmem.trace() as t, pytest.raises(TypeError, match="label must be a str, got 3"):
+            t.mark(3)
+
+    def test_the_source_of_the_other_driver(self):
+        other = "kernel" if EMULATED else "emulator"
+        with pytest.raises(managedmem.TraceUnavailableError, match="this process uses") as caught:
+            managedmem.trace(source=other).start()
+        assert [t[0] for t in caught.value.tried] == [other]
+
+    def test_the_own_source(self):
+        with managedmem.trace(source=SOURCE) as t:
+            pass
+        assert t.source == SOURCE
+        assert t.source_detail
+
+    def test_the_import_of_the_package_does_not_import_traces(self):
+        run_python(
+            """
+            import sys, managedmem
+            assert not [name for name in sys.modules if name.startswith("managedmem._trace")]
+            assert "dataclasses" not in sys.modules and "json" not in sys.modules
+            assert managedmem.trace is managedmem.trace
+            assert "managedmem._trace" in sys.modules
+            from managedmem import *
+            assert trace is managedmem.trace and Finding._fields
+            """
+        )
+
+
+@pytest.mark.emulator_only
+class TestHostileQueues:
+    @pytest.mark.parametrize("name", ["absent", "denied", "refused", "layout"])
+    def test_no_source(self, name):
+        text = run_python(
+            """
+            import managedmem
+            try:
+                managedmem.trace().start()
+            except managedmem.TraceUnavailableError as error:
+                print(error)
+                ((source, code, sentence),) = error.tried
+                assert source == "emulator" and (code is None or code > 0), error.tried
+                assert sentence in str(error)
+            else:
+                raise SystemExit("no error")
+            managedmem.emulator.disturb_queue()
+            with managedmem.trace() as t:
+                pass
+            assert t.complete
+            """,
+            emulator=f"queue_{name}=1",
+        ).stdout
+        assert text.startswith("no source of unified-memory events. Tried:\n  emulator: ")
+        words = {"absent": "--device /dev/nvidia-uvm-tools", "denied": "needs permission"}
+        assert words.get(name, "") in text
+
+    def test_garbage_is_counted(self, buf, undisturbed):
+        with managedmem.trace() as t:
+            emulator.disturb_queue(garbage=1)
+            buf.prefetch(Device(0))
+        assert t.rejected > 0
+        assert not t.complete
+        assert ", INCOMPLETE" in str(t)
+        assert t[buf].to_device == MIB
+        assert f"{t.rejected} records of the source were not understood" in t.problems[0]
+
+    def test_lost_events_are_counted(self, buf, undisturbed):
+        with managedmem.trace() as t:
+            emulator.disturb_queue(drop=1)
+            buf.prefetch(Device(0))
+        assert t.lost > 0
+        assert not t.complete
+        assert t.total.moved == 0
+        assert f"{t.lost} events were lost" in t.problems[0]
+
+    def test_late_events_belong_to_the_slice(self, buf, undisturbed):
+        emulator.disturb_queue(late=1)
+        with managedmem.trace() as t:
+            buf.prefetch(Device(0))
+            t.mark("first")
+        assert [part.total.to_device for part in t.slices] == [MIB, 0]
+
+
+class TestProcesses:
+    def test_the_first_start_after_small_memory_was_freed_on_a_device(self):
+        """Its pages stay there, also for the memory that gets the address next."""
+        run_python(
+            """
+            import ctypes, managedmem
+            kept = managedmem.empty(4096)
+            buf = managedmem.empty(256 << 10)
+            ctypes.memset(buf.handle, 1, buf.nbytes)
+            buf.prefetch(managedmem.Device(0))
+            buf.close()
+            with managedmem.trace() as t:
+                pass
+            assert t.total.moved == 0
+            """
+        )
+
+    def test_a_fork_inside_does_not_record(self):
+        run_python(
+            """
+            import os, sys, ctypes, managedmem
+            from managedmem import Device
+            buf = managedmem.empty(1 << 20)
+            ctypes.memset(buf.handle, 1, buf.nbytes)
+            t = managedmem.trace()
+            with t:
+                buf.prefetch(Device(0))
+                child = os.fork()
+                if child == 0:
+                    t.stop()
+                    try:
+                        t.total
+                    except RuntimeError as error:
+                        os._exit(0 if "fork" in str(error) else 3)
+                    os._exit(4)
+                assert os.waitpid(child, 0)[1] == 0
+            assert t.total.to_device == 1 << 20
+            """
+        )
+
+    def test_forks_while_other_threads_mark(self):
+        """A thread that is in a call at the fork does not exist in the child, its lock does."""
+        run_python(
+            """
+            import os, signal, threading, warnings, managedmem
+            warnings.simplefilter("ignore", DeprecationWarning)
+            buf = managedmem.empty(1 << 20)
+            t = managedmem.trace()
+            over = threading.Event()
+            def work():
+                while not over.is_set():
+                    t.mark("part")
+
+            def refused(call):
+                try:
+                    call()
+                except RuntimeError as error:
+                    return "fork" in str(error)
+
+            def use_in_child():
+                t.stop()
+                return all(map(refused, (
+                    lambda: t.mark("child"),
+                    lambda: t.name(buf, "child"),
+                    lambda: t.total,
+                )))
+
+            with t:
+                threads = [threading.Thread(target=work) for _ in range(2)]
+                for thread in threads:
+                    thread.start()
+                results = []
+                for _ in range(5):
+                    child = os.fork()
+                    if child == 0:
+                        signal.alarm(10)
+                        os._exit(0 if use_in_child() else 3)
+                    results.append(os.waitpid(child, 0)[1])
+                over.set()
+                for thread in threads:
+                    thread.join()
+            assert results == [0] * 5, results
+            assert t.total.moved == 0
+            """
+        )
+
+    @pytest.mark.parametrize("end", ["sys.exit(0)", "os._exit(0)", "pass"])
+    def test_an_exit_inside_does_not_hang(self, end):
+        run_python(
+            f"""
+            import os, sys, managedmem
+            from managedmem import Device
+            buf = managedmem.empty(1 << 20)
+            t = managedmem.trace()
+            t.start()
+            buf.prefetch(Device(0))
+            {end}
+            """
+        )
+
+    def test_the_end_of_the_interpreter_leaves_the_finished_slices(self):
+        """A callback that was registered before the import runs after the extension's own."""
+        done = run_python(
+            """
+            import atexit, ctypes
+            def last():
+                t.stop()
+                print(t)
+                print(first.total.to_device, t.slices[0].total.to_device)
+                for read in (lambda: t.total, lambda: t.slices[-1].duration, t.to_dict):
+                    try:
+                        read()
+                    except RuntimeError as error:
+                        print(error)
+            atexit.register(last)
+            import managedmem
+            from managedmem import Device
+            buf = managedmem.empty(1 << 20)
+            ctypes.memset(buf.handle, 1, buf.nbytes)
+            t = managedmem.trace()
+            t.start()
+            buf.prefetch(Device(0))
+            first = t.mark("first")
+            buf.prefetch(managedmem.Host())
+            """
+        )
+        lines = done.stdout.splitlines()
+        assert lines[0] == f"<managedmem.Trace, ended, source {SOURCE}>"
+        assert lines[1] == f"{MIB} {MIB}"
+        assert (
+            lines[2:]
+            == ["the interpreter ended while the trace ran, and its last slice with it"] * 3
+        )
+        assert done.stderr == ""
+
+    def test_streams_that_capture_refuse_marks(self, buf):
+        with Stream() as stream, managedmem.trace() as t:
+            with capturing(stream) as capture:
+                with pytest.raises(RuntimeError, match="captur"):
+                    t.mark("inside")
+            assert capture.result == 0
+            t.mark("after")
+        assert [s.label for s in t.slices] == ["after", "end"]
+
+    def test_an_end_in_a_capture_does_not_wait(self, buf):
+        with Stream() as stream, capturing(stream) as capture:
+            with managedmem.trace() as t:
+                pass
+        assert capture.result == 0
+        assert t.problems == (
+            "the end did not wait for the device, because a stream was capturing: unfinished work "
+            "is not counted",
+        )
