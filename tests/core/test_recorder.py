@@ -625,8 +625,10 @@ class TestDisturbedQueues:
         read(buffer, *range(512))
         recorder.stop()
         sums = Result(recorder).at(buffer)
-        seen = sums["host_faults"] + sums["to_host_fault"] // PAGE
-        assert recorder.report()["lost"] == 1024 - seen > 0
+        # 512 faults and one move, which can be among the records that are dropped.
+        seen = sums["host_faults"] + sums["to_host_fault"] // BLOCK
+        assert recorder.report()["lost"] == 513 - seen
+        assert seen in {513 - 128, 513 - 129}
 
     def test_garbage_is_rejected(self, alloc, device0, disturb):
         buffer = alloc(BLOCK)
