@@ -527,3 +527,10 @@ def test_architecture_page_names_every_source():
 def test_source_files_have_names_of_their_own():
     names = [path.name for path in SRC.rglob("*.[ch]")]
     assert [name for name in set(names) if names.count(name) > 1] == []
+
+
+def test_no_format_has_a_length_argument():
+    """A "#" needs PY_SSIZE_T_CLEAN, which does nothing for Python 3.11 in newer headers."""
+    for path in (ROOT / "src/_managedmem/python").glob("*.c"):
+        formats = re.findall(r'(?:BuildValue|ParseTuple\w*)\([^"]*"([^"]*)"', path.read_text())
+        assert not [text for text in formats if "#" in text], path.name

@@ -54,15 +54,20 @@ numa_bytes(const mm_range_places *places)
 static PyObject *
 range_record(const mm_range_places *places, mm_range range)
 {
-    PyObject *numa = numa_bytes(places);
+    PyObject *numa = numa_bytes(places), *runs;
 
     if (numa == NULL) {
         return NULL;
     }
-    return Py_BuildValue("KKKy#N", (unsigned long long)range.start, (unsigned long long)range.size,
-                         (unsigned long long)places->on_host,
-                         places->run ? (const char *)places->run : "",
-                         (Py_ssize_t)(places->count * sizeof *places->run), numa);
+    /* Not "y#": built with newer headers, it fails on Python 3.11. */
+    runs = PyBytes_FromStringAndSize((const char *)places->run,
+                                     (Py_ssize_t)(places->count * sizeof *places->run));
+    if (runs == NULL) {
+        Py_DECREF(numa);
+        return NULL;
+    }
+    return Py_BuildValue("KKKNN", (unsigned long long)range.start, (unsigned long long)range.size,
+                         (unsigned long long)places->on_host, runs, numa);
 }
 
 static PyObject *
