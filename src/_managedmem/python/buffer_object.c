@@ -182,9 +182,9 @@ buffer_repr(PyObject *op)
         (void)snprintf(state, sizeof state, "handle=0x%llx", (unsigned long long)b->start);
     }
     type = PyType_GetName(Py_TYPE(op));
-    shape = mm_buffer_get_shape(op, NULL);
-    name = repr_of_name(op);
-    if (type != NULL && shape != NULL && name != NULL) {
+    shape = type ? mm_buffer_get_shape(op, NULL) : NULL;
+    name = shape ? repr_of_name(op) : NULL;
+    if (name != NULL) {
         text = PyUnicode_FromFormat("<%U %Ushape=%R dtype=%s %s>", type, name, shape,
                                     b->dtype->name, state);
     }
