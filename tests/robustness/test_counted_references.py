@@ -282,7 +282,7 @@ class TestReferencesOfOrdinaryObjects:
         call = CALLS[name]
         w = World()
         blocks = []
-        for _ in range(4):
+        for _ in range(8):
             for _ in range(100):
                 call(w)
             gc.collect()
