@@ -13,7 +13,7 @@
 static inline void *
 mm_grow(void *items, size_t *capacity, size_t needed, size_t size, mm_status *st)
 {
-    enum { LEAST = 8 };
+    enum { LEAST = 4 };
     size_t bigger = *capacity + *capacity / 2 + LEAST;
     void *moved;
 
