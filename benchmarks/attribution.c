@@ -6,7 +6,7 @@
  * milliseconds to index the memories, milliseconds for the sums alone and with the pieces, the
  * most bytes that were allocated for both (without the pieces), and the bytes that moved
  * according to the sums and to the program. */
-#include "memory/attribution.h"
+#include "trace/attribution.h"
 
 #include <malloc.h>
 #include <stdio.h>

@@ -21,15 +21,15 @@ SOURCE = Path(__file__).with_name("attribution.c")
 EXTENSION = SOURCE.parents[1] / "src" / "_managedmem"
 # What attribution.c uses of the extension.
 PARTS = (
-    "memory/address_map",
-    "memory/attribution",
-    "memory/block_table",
-    "memory/event_order",
-    "memory/foreign_search",
-    "memory/memory_index",
-    "memory/page_replay",
-    "memory/sums",
-    "memory/traced_memories",
+    "trace/address_map",
+    "trace/attribution",
+    "trace/block_table",
+    "trace/event_order",
+    "trace/foreign_search",
+    "trace/memory_index",
+    "trace/page_replay",
+    "trace/sums",
+    "trace/traced_memories",
     "driver/status",
 )
 DESCRIPTION = (

@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "check.h"
-#include "memory/attribution.h"
+#include "trace/attribution.h"
 
 enum { KIB = 1 << 10, MIB = 1 << 20, PAGE = 4096, BLOCK = 2 * MIB, MARGIN = MM_LIFE_MARGIN };
 #define BASE ((uint64_t)0x7f0000000000)

@@ -49,7 +49,7 @@ for sanitizer in "${sanitizers[@]}"; do
     done
     (cd "$out" && "$compiler" "${flags[@]}" "-fsanitize=$sanitizer" -c \
         "$root"/tests/c/{world,failing_allocations}.c \
-        "$root"/src/_managedmem/{driver,memory}/*.c)
+        "$root"/src/_managedmem/{driver,memory,trace}/*.c)
     for name in "${tests[@]}"; do
         "$compiler" "${flags[@]}" "-fsanitize=$sanitizer" -o "$out/$name" "$root/tests/c/$name.c" \
             "$out"/*.o -Wl,--wrap={malloc,calloc,realloc,free} -lpthread -ldl

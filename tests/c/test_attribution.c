@@ -2,7 +2,7 @@
  * driver. */
 #include "attributed_events.h"
 #include "failing_allocations.h"
-#include "memory/block_table.h"
+#include "trace/block_table.h"
 
 /* --- sums ----------------------------------------------------------------------------------- */
 

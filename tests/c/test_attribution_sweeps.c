@@ -4,7 +4,7 @@
 
 #include "attributed_events.h"
 #include "failing_allocations.h"
-#include "memory/event_order.h"
+#include "trace/event_order.h"
 
 /* --- order ---------------------------------------------------------------------------------- */
 

@@ -7,7 +7,7 @@
 
 #include "failing_allocations.h"
 #include "memory/recorded_calls.h"
-#include "memory/recorder.h"
+#include "trace/recorder.h"
 #include "world.h"
 
 enum { PAGE = 4096, BLOCK = 2 << 20, UNKNOWN = 999 };

@@ -11,7 +11,7 @@
 #include "driver/clock.h"
 #include "driver/uvm_queue.h"
 #include "memory/allocation.h"
-#include "memory/uvm_records.h"
+#include "trace/uvm_records.h"
 #include "world.h"
 
 enum { PAGE = 4096, BLOCK = 2 << 20, COUNT = 4096, MOST = 100 };

@@ -7,7 +7,7 @@
 #include <string.h>
 
 #include "check.h"
-#include "memory/uvm_records.h"
+#include "trace/uvm_records.h"
 
 enum { HOST = 0, FIRST = 1, SECOND = 2, STRANGER = 3, UNUSED = 4, PAGE = 4096 };
 static const uint64_t ADDRESS = 0x7f1234567000, TIME = 1000000007, TIB = (uint64_t)1 << 40;

@@ -8,7 +8,7 @@
 #include <unistd.h>
 
 #include "memory/allocation.h"
-#include "memory/uvm_self_test.h"
+#include "trace/uvm_self_test.h"
 #include "world.h"
 
 enum { UNKNOWN = 999, NOT_FIRED = 3 };

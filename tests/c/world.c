@@ -3,7 +3,7 @@
 
 #include <fcntl.h>
 
-#include "memory/uvm_records.h"
+#include "trace/uvm_records.h"
 
 emulated_world world;
 

@@ -6,7 +6,7 @@
 #include <string.h>
 
 #ifndef PARSER /* a copy with a fault, to see that the target finds it */
-#define PARSER "../../src/_managedmem/memory/uvm_records.c"
+#define PARSER "../../src/_managedmem/trace/uvm_records.c"
 #endif
 #include PARSER
 

@@ -49,7 +49,7 @@ build_options() {
 
 # build_records PROGRAM PARSER
 build_records() {
-    clang "${flags[@]}" "$target" "-I$root/src/_managedmem/memory" "-DPARSER=\"$2\"" \
+    clang "${flags[@]}" "$target" "-I$root/src/_managedmem/trace" "-DPARSER=\"$2\"" \
         "$here/records.c" -o "$1"
 }
 
@@ -136,7 +136,7 @@ plant_in_options() {
 
 # Removes the check that a processor has a place in the table.
 plant_in_records() {
-    plant 's/index >= MM_UVM_PROCESSORS || //' "$root/src/_managedmem/memory/uvm_records.c"
+    plant 's/index >= MM_UVM_PROCESSORS || //' "$root/src/_managedmem/trace/uvm_records.c"
     build_records "$build/planted-records" "$build/planted.c"
     must_find records 'out of bounds' "$build/planted-records"
 }
@@ -171,7 +171,7 @@ fuzz() {
 }
 
 build_options "$build/options" "$root/src/emulator/config.c"
-build_records "$build/records" "$root/src/_managedmem/memory/uvm_records.c"
+build_records "$build/records" "$root/src/_managedmem/trace/uvm_records.c"
 build_protocols
 plant_in_options
 plant_in_records

@@ -16,6 +16,7 @@ SRC = ROOT / "src"
 ROOMS = {
     "driver": SRC / "_managedmem" / "driver",
     "memory": SRC / "_managedmem" / "memory",
+    "trace": SRC / "_managedmem" / "trace",
     "python": SRC / "_managedmem" / "python",
     "emulator": SRC / "emulator",
 }
@@ -23,7 +24,8 @@ ROOMS = {
 MAY_INCLUDE = {
     "driver": {"driver"},
     "memory": {"memory", "driver"},
-    "python": {"python", "memory", "driver"},
+    "trace": {"trace", "memory", "driver"},
+    "python": {"python", "trace", "memory", "driver"},
     "emulator": {"emulator"},
 }
 VENDOR_HEADERS = {"cuda.h", "cudaTypedefs.h"}
@@ -435,7 +437,7 @@ def room_files(*rooms):
 
 
 def test_extension_has_no_circle():
-    files = room_files("driver", "memory", "python")
+    files = room_files("driver", "memory", "trace", "python")
     calls = calls_between(files)
     assert not find_circle(calls)
     assert {"policy.c", "prefetch.c"} <= set().union(*calls.values()), "calls not found"
@@ -494,14 +496,14 @@ def test_operation_reaches_the_driver_in_five_calls(start, functions):
 
 def test_extension_functions_have_names_of_their_own():
     seen = {}
-    for file, text in room_files("driver", "memory", "python").items():
+    for file, text in room_files("driver", "memory", "trace", "python").items():
         for name, _, _ in function_bodies(text):
             assert name not in seen, f"{name} is in {file} and in {seen[name]}"
             seen[name] = file
 
 
 def test_extension_uses_no_question_word_as_a_name():
-    for room in ("driver", "memory", "python"):
+    for room in ("driver", "memory", "trace", "python"):
         for path in sorted(ROOMS[room].glob("*.[ch]")):
             words = set(re.findall(r"\w+", blank_comments_and_strings(path.read_text())))
             assert not words & QUESTION_WORDS, path.name

@@ -65,7 +65,7 @@ def replay(program, paths):
 
 PARSERS = {
     "options": SOURCES / "emulator" / "config.c",
-    "records": SOURCES / "_managedmem" / "memory" / "uvm_records.c",
+    "records": SOURCES / "_managedmem" / "trace" / "uvm_records.c",
 }
 
 

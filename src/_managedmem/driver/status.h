@@ -1,4 +1,4 @@
-/* status.h: how driver/ and memory/ report failure.
+/* status.h: how everything below Python reports failure.
  *
  * Every function that can fail returns 0 or -1 and fills a caller-owned mm_status. The first
  * failure wins; python/errors.c is the only place that turns one into an exception. */

@@ -7,7 +7,7 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 #include "../driver/clock.h"
-#include "../memory/recorder.h"
+#include "../trace/recorder.h"
 #include "errors.h"
 
 struct mm_interpreter {

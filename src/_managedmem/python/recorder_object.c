@@ -1,6 +1,6 @@
 /* recorder_object.c: the type Recorder, one recording of this process, for managedmem/_trace.py:
  * its life, and its results as tuples and bytes. */
-#include "../memory/recorder.h"
+#include "../trace/recorder.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -6,8 +6,8 @@
 #include <string.h>
 
 #include "../driver/clock.h"
-#include "allocation.h"
-#include "stream.h"
+#include "../memory/allocation.h"
+#include "../memory/stream.h"
 #include "uvm_records.h"
 
 enum { TEST_BYTES = 64 << 10, TEST_RECORDS = 4096, READ_AT_ONCE = 64 };

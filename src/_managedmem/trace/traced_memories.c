@@ -1,8 +1,8 @@
 /* traced_memories.c: the list of memories of a trace, their labels and their addresses. */
 #include "traced_memories.h"
 
+#include "../memory/growth.h"
 #include "block_table.h"
-#include "growth.h"
 
 #include <assert.h>
 #include <stdlib.h>

@@ -2,8 +2,8 @@
 #ifndef MM_PAGE_REPLAY_H
 #define MM_PAGE_REPLAY_H
 
+#include "../memory/event.h"
 #include "block_table.h"
-#include "event.h"
 
 #include <stdbool.h>
 

@@ -1,7 +1,7 @@
 /* sums.c: the table of sums, and the sums that each kind of event counts in. */
 #include "sums.h"
 
-#include "growth.h"
+#include "../memory/growth.h"
 
 #include <assert.h>
 #include <stdlib.h>

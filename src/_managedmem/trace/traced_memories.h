@@ -2,9 +2,9 @@
 #ifndef MM_TRACED_MEMORIES_H
 #define MM_TRACED_MEMORIES_H
 
+#include "../memory/event.h"
+#include "../memory/lives.h"
 #include "address_map.h"
-#include "event.h"
-#include "lives.h"
 #include "memory_index.h"
 
 /* A range that the user has named. It has its addresses at all times. */

@@ -1,7 +1,7 @@
 /* address_map.c: sorted ranges of addresses: finding one, and giving addresses to an index. */
 #include "address_map.h"
 
-#include "growth.h"
+#include "../memory/growth.h"
 
 #include <assert.h>
 #include <stdlib.h>

@@ -2,7 +2,7 @@
 #ifndef MM_ATTRIBUTION_H
 #define MM_ATTRIBUTION_H
 
-#include "event.h"
+#include "../memory/event.h"
 #include "foreign_search.h"
 #include "sums.h"
 #include "traced_memories.h"

@@ -12,7 +12,7 @@
 #include <string.h>
 
 #include "../driver/clock.h"
-#include "recorded_calls.h"
+#include "../memory/recorded_calls.h"
 #include "uvm_records.h"
 #include "uvm_self_test.h"
 

@@ -3,7 +3,7 @@
 #ifndef MM_UVM_RECORDS_H
 #define MM_UVM_RECORDS_H
 
-#include "event.h"
+#include "../memory/event.h"
 
 enum { MM_THROTTLE_SETS = 64, MM_THROTTLE_PLACES = 8 };
 

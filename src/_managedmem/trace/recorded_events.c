@@ -7,7 +7,7 @@
 #include <string.h>
 #include <sys/mman.h>
 
-#include "growth.h"
+#include "../memory/growth.h"
 
 enum {
     SPILLED_AT_ONCE = 1 << 15

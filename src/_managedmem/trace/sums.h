@@ -3,7 +3,7 @@
 #define MM_SUMS_H
 
 #include "../driver/status.h"
-#include "event.h"
+#include "../memory/event.h"
 #include "page_replay.h"
 
 #include <stdbool.h>

@@ -3,7 +3,7 @@
 #define MM_EVENT_ORDER_H
 
 #include "../driver/status.h"
-#include "event.h"
+#include "../memory/event.h"
 
 #include <stddef.h>
 

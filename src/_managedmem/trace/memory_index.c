@@ -1,7 +1,7 @@
 /* memory_index.c: the search tree over lives, and its present time. */
 #include "memory_index.h"
 
-#include "event.h"
+#include "../memory/event.h"
 
 #include <assert.h>
 #include <stdlib.h>

@@ -1,9 +1,9 @@
 /* attribution.c: adds events: finds their memories, makes all room, then changes the sums. */
 #include "attribution.h"
 
+#include "../memory/growth.h"
 #include "event_order.h"
 #include "foreign_search.h"
-#include "growth.h"
 #include "page_replay.h"
 
 #include <assert.h>
