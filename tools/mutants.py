@@ -5,10 +5,10 @@
     python tools/mutants.py --survey tests/core/test_x.py ... [--only NAME ...]
                                                 mutants against files of tests, to find killers
 
-tests/mutants.toml has the changes. Each is made in a copy of the tree: its one file is compiled and
-linked with the objects of the others, and the test runs in a process of its own. A test that
-crashes or hangs kills the mutant too. Prints how many mutants of each kind are killed. Fails below
-90 % overall, or if one of the kinds in ALL_KILLED survives.
+tests/mutants.toml has the changes. Each is made in a copy of the tree: its file is compiled, or all
+that include it if it is a header, and linked with the objects of the others. The test runs in a
+process of its own. A test that crashes or hangs kills the mutant too. Prints how many mutants of
+each kind are killed. Fails below 90 % overall, or if one of the kinds in ALL_KILLED survives.
 """
 
 import argparse
@@ -43,6 +43,8 @@ C_TEST_LIBRARIES = [
     "-lpthread",
     "-ldl",
 ]
+INCLUDE_FOLDERS = ("src/_managedmem", "tests/c")  # of C tests
+C_TEST_INCLUDES = [f"-I{folder}" for folder in INCLUDE_FOLDERS]
 C_FLAGS = "-O0 -g0 -w -U_FORTIFY_SOURCE"
 
 
@@ -99,8 +101,9 @@ class Build:
             argument: command
             for command in commands
             for argument in command
-            if argument.endswith(".c") and "-c" in command
+            if argument.startswith("src/") and "-c" in command  # not setup.py's probe
         }
+        self.compile_tests = {}  # the same for tests of tests/c
         self.link = next(
             command
             for command in commands
@@ -137,15 +140,40 @@ class Build:
         if " under " in killer:
             return
         for source in (killer, *C_TEST_SOURCES):
-            target = self.tree / f"{source}.o"
-            if not target.exists():
-                include = ["-Isrc/_managedmem", "-Itests/c", "-c", source, "-o", str(target)]
-                subprocess.run([*compiler, *include], cwd=self.tree, check=True)
+            if source not in self.compile_tests:
+                command = [*compiler, *C_TEST_INCLUDES, "-c", source, "-o", f"{source}.o"]
+                subprocess.run(command, cwd=self.tree, check=True)
+                self.compile_tests[source] = command
         emulator = "python/managedmem/libmanagedmem_emulator.so"
         for kind in ("forking", "odd"):  # the drivers that tests/c/run.sh puts beside it
             made = [f"tests/c/{kind}_driver.c", "-o", f"python/managedmem/lib{kind}.so"]
             linked = ["-shared", "-Wl,--no-as-needed", emulator, "-Wl,-rpath,$ORIGIN", "-ldl"]
             subprocess.run([*compiler, *made, *linked], cwd=self.tree, check=True)
+
+    def commands_of(self, file, killers):
+        """The commands that compile a source, or all sources that include a header; of the tests
+        of tests/c only these killers and the files that all share."""
+        if file in self.compile:
+            return [self.compile[file]]
+        commands = dict(self.compile)
+        for source in self.compile_tests.keys() & {*killers, *C_TEST_SOURCES}:
+            commands[source] = self.compile_tests[source]
+        return [c for source, c in commands.items() if file in included_files(self.tree, source)]
+
+
+def included_files(tree, source):
+    """The files of the tree that a source includes, directly or through others."""
+    found, waiting = set(), [source]
+    while waiting:
+        path = waiting.pop()
+        for name in re.findall(r'^[ \t]*#[ \t]*include "(.+?)"', (tree / path).read_text(), re.M):
+            for folder in (os.path.dirname(path), *INCLUDE_FOLDERS):
+                other = os.path.normpath(os.path.join(folder, name))
+                if (tree / other).is_file():
+                    waiting += {other} - found
+                    found.add(other)
+                    break
+    return found
 
 
 def copy_tree(folder):
@@ -167,18 +195,22 @@ class Place:
         if not self.tree.exists():
             shutil.copytree(build.tree, self.tree, symlinks=True)
 
-    def apply(self, mutant):
-        """Makes the change and compiles its file over the object that the link command takes."""
-        command = self.build.compile[mutant.file]
+    def apply(self, mutant, killers):
+        """Makes the change, and compiles what has it over the objects that are linked."""
         source = self.tree / mutant.file
         source.write_text(mutated(mutant, source.read_text()))
-        done = subprocess.run(command, cwd=self.tree, capture_output=True, text=True)
-        if done.returncode:
-            raise BadList(f"{mutant.name}: does not compile\n{done.stderr}")
+        commands = self.build.commands_of(mutant.file, killers)
+        if not commands:
+            raise BadList(f"{mutant.name}: no source that is built includes {mutant.file}")
+        for command in commands:
+            done = subprocess.run(command, cwd=self.tree, capture_output=True, text=True)
+            if done.returncode:
+                raise BadList(f"{mutant.name}: does not compile\n{done.stderr}")
 
-    def restore(self, mutant):
-        command = self.build.compile[mutant.file]
-        for changed in (mutant.file, command[command.index("-o") + 1]):
+    def restore(self, mutant, killers):
+        commands = self.build.commands_of(mutant.file, killers)
+        objects = [command[command.index("-o") + 1] for command in commands]
+        for changed in (mutant.file, *objects):
             shutil.copyfile(self.build.tree / changed, self.tree / changed)
 
     def link_module(self):
@@ -206,7 +238,7 @@ class Place:
             command = [*compiler, "-shared", *emulator, "-o", str(driver), *libraries]
             subprocess.run(command, cwd=self.tree, check=True)
         command = [*compiler, killer, *C_TEST_SOURCES, *sources, "-o", str(target)]
-        command += [*C_TEST_LIBRARIES, "-Isrc/_managedmem", "-Itests/c"]
+        command += [*C_TEST_LIBRARIES, *C_TEST_INCLUDES]
         subprocess.run(command, cwd=self.tree, check=True)
         return [str(target), str(driver)]
 
@@ -286,7 +318,7 @@ def try_mutant(place, mutant, killers):
     """(killer, its end) of the first killer that notices the mutant; (None, "") if none does."""
     log = place.tree / "test.log"
     try:
-        place.apply(mutant)
+        place.apply(mutant, killers)
         if not all(map(is_program, killers)):
             place.link_module()
         for killer in killers:
@@ -301,7 +333,7 @@ def try_mutant(place, mutant, killers):
                 return killer, failed.group(1) if failed else f"status {status}"
         return None, ""
     finally:
-        place.restore(mutant)
+        place.restore(mutant, killers)
 
 
 worker = {}
@@ -353,8 +385,8 @@ def show_that_killers_pass(build, killers):
 
 
 def harmless_change(mutants):
-    """A comment, which the killer of the first mutant must not notice."""
-    first = next(mutant for mutant in mutants if not is_program(mutant.killer))
+    """A comment, which the killer of a mutant must not notice, if possible a test in Python."""
+    first = min(mutants, key=lambda mutant: is_program(mutant.killer))
     return dataclasses.replace(
         first, name="a comment", kind="none", after=first.before + "/* changed */\n"
     )

@@ -5,6 +5,8 @@ survives.
 """
 
 import importlib
+import shutil
+import subprocess
 
 import pytest
 
@@ -95,6 +97,13 @@ class TestTheList:
             tool.read_list(tmp_path / "list.toml", tmp_path)
 
 
+def test_a_comment_is_the_harmless_change(tool):
+    program, test = mutant(tool, killer="tests/c/test_a.c"), mutant(tool, killer="tests/test_a.py")
+    assert tool.harmless_change([program, test]).killer == test.killer
+    harmless = tool.harmless_change([program])
+    assert (harmless.killer, harmless.after) == (program.killer, "b > c/* changed */\n")
+
+
 ALL_KILLED = [(kind, True) for kind in ("rollback", "lock", "gil", "refcount") for _ in range(5)]
 
 
@@ -117,6 +126,68 @@ class TestTheGate:
         assert missed == [kind]
         _, missed = tool.judge([pair for pair in ALL_KILLED if pair[0] != kind])
         assert kind in missed, "none of them at all shows nothing"
+
+
+SOURCES = {
+    "src/_managedmem/memory/limit.h": "static inline int most(void) { return 4; }\n",
+    "src/_managedmem/memory/near.h": '#include "limit.h"\n',
+    "src/_managedmem/memory/near.c": '#include "near.h"\nint near_most(void) { return most(); }\n',
+    "src/_managedmem/memory/far.c": "int far_most(void) { return 4; }\n",
+    "tests/c/test_most.c": '#include "memory/near.h"\nint main(void) { return most() - 4; }\n',
+    "tests/c/test_other.c": '#include "memory/limit.h"\nint main(void) { return 0; }\n',
+}
+
+
+@pytest.fixture
+def build(tool, tmp_path):
+    """A built tree of SOURCES, as the tool sees it."""
+    compiler = shutil.which("cc")
+    if compiler is None:
+        pytest.skip("needs a C compiler")
+    made = object.__new__(tool.Build)
+    made.folder, made.tree = tmp_path, tmp_path / "tree"
+    made.compile, made.compile_tests = {}, {}
+    for name, text in SOURCES.items():
+        path = made.tree / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    for name in SOURCES:
+        if name.endswith(".c"):
+            kept = made.compile_tests if name.startswith("tests/") else made.compile
+            kept[name] = [compiler, *tool.C_TEST_INCLUDES, "-c", name, "-o", f"{name}.o"]
+            subprocess.run(kept[name], cwd=made.tree, check=True)
+    return made
+
+
+def objects(tree):
+    return {p.name: p.read_bytes() for p in tree.rglob("*.o")}
+
+
+class TestPlaces:
+    """A change of a file is in the objects of all that have the file, and is undone whole."""
+
+    @pytest.mark.parametrize(
+        ("file", "changed"),
+        [
+            ("memory/limit.h", {"near.c.o", "test_most.c.o"}),
+            ("memory/far.c", {"far.c.o"}),
+        ],
+    )
+    def test_what_has_the_change_is_compiled(self, tool, build, file, changed):
+        place = tool.Place(build, 1)
+        before = objects(place.tree)
+        change = tool.Mutant("one", "boundary", f"src/_managedmem/{file}", " 4", " 5")
+        place.apply(change, ["tests/c/test_most.c"])
+        after = objects(place.tree)
+        assert {name for name in before if before[name] != after[name]} == changed
+        place.restore(change, ["tests/c/test_most.c"])
+        assert objects(place.tree) == before
+        assert (place.tree / change.file).read_text() == SOURCES[change.file]
+
+    def test_a_header_that_nothing_includes_is_an_error(self, tool, build):
+        (build.tree / "lone.h").write_text("#define LONE 1\n")
+        with pytest.raises(tool.BadList, match=r"no source that is built includes lone\.h"):
+            tool.Place(build, 1).apply(tool.Mutant("one", "boundary", "lone.h", "1", "2"), [])
 
 
 @pytest.mark.parametrize(
