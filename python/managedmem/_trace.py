@@ -26,6 +26,8 @@ from managedmem._trace_results import (
 )
 
 if TYPE_CHECKING:
+    import pandas
+
     from managedmem._managedmem import _Target
 
 __all__ = ["Finding", "Trace", "TraceEvent", "TraceMemory", "TraceSlice", "TraceSums", "trace"]
@@ -226,6 +228,33 @@ class TracePart:
         found = self.to_dict()
         with open(path, "w", encoding="utf-8") as file:
             json.dump(found, file, indent=1)
+
+    def to_chrome_trace(self, path: str | os.PathLike[str]) -> None:
+        """Write the events to a file that https://ui.perfetto.dev and chrome://tracing open.
+
+        The file is JSON in the Trace Event Format. A row for each memory has its moves; counters
+        have its faults by ms. Calls of this library have a row of their own, with arrows to the
+        first move that each one caused. Times are those of ``time.perf_counter()`` in us;
+        ``baseTimeNanoseconds`` is the time since 1970 at its zero. Events beyond the trace's
+        ``limit`` are left out.
+        """
+        from managedmem._trace_chrome import write_chrome
+
+        self._results()  # raises what it raises before the file is made
+        with open(path, "w", encoding="utf-8") as file:
+            write_chrome(self, file)
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """The events as a pandas.DataFrame: those of `events`, with the fields of `TraceEvent`.
+
+        ``time`` and ``duration`` are float64 in seconds, ``offset`` and ``nbytes`` int64 in bytes,
+        ``thread`` is Int64. The other columns are categories of texts, such as "Device(0)", and
+        missing where an event has None. ``slice`` is the label of the slice.
+        Raises ImportError without pandas, which the extra ``plot`` installs.
+        """
+        from managedmem._trace_arrays import frame_of
+
+        return frame_of(self)
 
 
 class TraceSlice(TracePart):

@@ -50,7 +50,7 @@ REMOTE_CAUSES = (None, "fault", "thrashing", "advice", "out_of_memory", "evictio
 """Names of the extension's numbers; CUmem_advise counts from 1."""
 
 MOVE, HOST_FAULT, DEVICE_FAULT, REMOTE_MAP, THRASHING, THROTTLING, DUPLICATE = range(7)
-EVICTION, CALL = 8, 9
+DUPLICATE_END, EVICTION, CALL = 7, 8, 9
 ON_HOST, NO_PROCESSOR, OTHER_PROCESSOR = -1, -2, 0x7FFF
 TOTAL = -1
 """The memory of the rows that count everything."""
@@ -585,13 +585,13 @@ class Results:
             self.clock.seconds(start),
             self.clock.elapsed(start, end),
             KINDS[kind],
-            _cause(kind, cause, record[11]),
+            cause_text(kind, cause, record[11]),
             ACCESSES[access] if access < len(ACCESSES) else None,
             memory.label if memory else None,
             address - memory.address if memory else 0,
             0 if kind in (HOST_FAULT, DEVICE_FAULT, THROTTLING) else amount,
-            _place(source),
-            _place(destination),
+            place_of(source),
+            place_of(destination),
             record[11] if kind == HOST_FAULT else None,
         )
 
@@ -686,7 +686,8 @@ def _is_chosen(record: tuple[int, ...], chosen: Selection | None) -> bool:
     return record[4] in chosen.cut and record[2] < chosen.end and end > chosen.start
 
 
-def _cause(kind: int, cause: int, extra: int) -> str | None:
+def cause_text(kind: int, cause: int, extra: int) -> str | None:
+    """The cause of an event by the numbers of its record; of a call, the advice or operation."""
     if kind == CALL:
         if cause == 0 and 1 <= extra <= len(ADVICES):
             return ADVICES[extra - 1]
@@ -698,7 +699,8 @@ def _cause(kind: int, cause: int, extra: int) -> str | None:
     return CAUSES[cause] if cause < len(CAUSES) else CAUSES[0]
 
 
-def _place(number: int) -> Device | Host | None:
+def place_of(number: int) -> Device | Host | None:
+    """The processor of a number; None where there is none, or it is not visible."""
     if number == ON_HOST:
         return Host()
     return None if number in (NO_PROCESSOR, OTHER_PROCESSOR) else Device(number)

@@ -186,6 +186,17 @@ def test_forked_children_print_no_table(folder):
     assert done.stderr.count("trace of ") == 1
 
 
+def test_chrome(folder):
+    script = folder("script.py", MOVES + "import os, sys\nos.chdir('/')\nprint(sys.argv[1:])")
+    options = ["--chrome", "events.json", "--json", "sums.json"]
+    done = traced(*options, script, "--chrome", "x", cwd=folder.path)
+    assert done.stdout == "['--chrome', 'x']\n"
+    found = json.loads((folder.path / "events.json").read_text())
+    moves = [e for e in found["traceEvents"] if e.get("cat") == "move"]
+    assert sum(move["args"]["bytes"] for move in moves) == 1 << 20
+    assert json.loads((folder.path / "sums.json").read_text())["total"]["to_device"] == 1 << 20
+
+
 def test_json(folder):
     script = folder("script.py", MOVES + "import os; os.chdir('/'); raise SystemExit(5)")
     done = traced("--json", "found.json", script, cwd=folder.path)
@@ -204,6 +215,7 @@ def test_json(folder):
         (["-m", "missing.part"], "trace: cannot find the module 'missing.part': "),
         (["."], "trace: cannot open '.': Is a directory\n"),
         (["--json", "no/such/folder.json", "script.py"], "trace: [Errno 2] No such file"),
+        (["--chrome", "no/such/folder.json", "script.py"], "trace: [Errno 2] No such file"),
     ],
 )
 def test_programs_that_cannot_begin(folder, arguments, error):

@@ -6,9 +6,10 @@ then compared. In Markdown it is a fenced block.
 
 The blocks of one document run in order in one namespace, on the driver of the test run. A block can
 have a mark: ``notest`` (compiled only; its first line says what it needs), ``process`` (it chooses
-its own driver and runs in a process of its own), ``two_devices`` (skipped where there is one) or
-``torch`` (skipped where torch is missing). Markdown writes it behind the language, ```` ```python
-notest ````; a page writes it as the option ``:class: notest`` of ``.. code-block:: python``.
+its own driver and runs in a process of its own), ``two_devices`` (skipped where there is one),
+``torch`` or ``plot`` (skipped where torch, or matplotlib or pandas, is missing). Markdown writes it
+behind the language, ```` ```python notest ````; a page writes it as the option ``:class: notest``
+of ``.. code-block:: python``.
 """
 
 import doctest
@@ -31,7 +32,7 @@ PAGES = [
         if p.suffix in (".md", ".rst") and "_build" not in p.parts
     ),
 ]
-MARKS = {"", "notest", "process", "two_devices", "torch"}
+MARKS = {"", "notest", "process", "two_devices", "torch", "plot"}
 LANGUAGES = {"python", "sh", "text"}
 _FENCE = re.compile(r"[ ]*(```+|~~~+)[ ]*(\w*)[ ]*(.*)")
 _DIRECTIVE = re.compile(r"[ ]*\.\. (?:code|code-block|sourcecode)::[ ]*(\w*)$")
@@ -147,8 +148,10 @@ def marks_that_run():
     marks = {""}
     if managedmem.Device.count() > 1:
         marks.add("two_devices")
-    if importlib.util.find_spec("torch") is not None:
-        marks.add("torch")
+    libraries = {"torch": ("torch",), "plot": ("matplotlib", "pandas")}
+    for mark, names in libraries.items():
+        if all(importlib.util.find_spec(name) is not None for name in names):
+            marks.add(mark)
     return marks
 
 

@@ -23,11 +23,17 @@ from typing import NamedTuple, TextIO
 import managedmem
 from managedmem._cli import driver
 from managedmem._managedmem import TraceUnavailableError
+from managedmem._trace_chrome import write_chrome
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
     """Add the options of the command to its parser."""
     command.add_argument("--json", metavar="FILE", help="also write the results to a file, as JSON")
+    command.add_argument(
+        "--chrome",
+        metavar="FILE",
+        help="also write the single events to a file for Perfetto or chrome://tracing",
+    )
     command.add_argument(
         "-m", dest="is_module", action="store_true", help="run a module, as python -m does"
     )
@@ -40,7 +46,7 @@ def split(arguments: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
     """The arguments of the command, up to the script, and those of the script as they are."""
     at = 1
     while at < len(arguments) and arguments[at].startswith("-"):
-        at += 2 if arguments[at] == "--json" else 1
+        at += 2 if arguments[at] in ("--json", "--chrome") else 1
     return arguments[: at + 1], arguments[at + 1 :]
 
 
@@ -147,27 +153,44 @@ def execute(program: Program) -> None:
         raise
 
 
-def finish(trace: managedmem.Trace, file: TextIO | None) -> None:
-    """End the trace, print its table, and write its results to the file of ``--json``."""
+class Files(NamedTuple):
+    """The files of ``--json`` and ``--chrome``, open before the program can change its folder."""
+
+    json: TextIO | None
+    chrome: TextIO | None
+
+    def write(self, trace: managedmem.Trace) -> None:
+        """Write the results and the events of an ended trace."""
+        if self.json is not None:
+            with self.json:
+                json.dump(trace.to_dict(), self.json, indent=1)
+        if self.chrome is not None:
+            with self.chrome:
+                write_chrome(trace, self.chrome)
+
+
+def opened(path: str | None) -> TextIO | None:
+    """A file to write, or None for None."""
+    return None if path is None else open(path, "w", encoding="utf-8")
+
+
+def finish(trace: managedmem.Trace, files: Files) -> None:
+    """End the trace, print its table, and write its results to the files."""
     try:
         trace.stop()
     except managedmem.CUDAError as error:
         print(f"trace: {error}", file=sys.stderr)
     sys.stdout.flush()
     print(trace, file=sys.stderr, flush=True)
-    if file is not None:
-        with file:
-            json.dump(trace.to_dict(), file, indent=1)
+    files.write(trace)
 
 
 def run(options: argparse.Namespace, arguments: Sequence[str]) -> int:
     """Run the program with its arguments: 1 if it cannot begin, else 0. Its errors propagate."""
     driver.apply_request(options.driver)
-    file = None
     try:
         program = (find_module if options.is_module else read_script)(options.script)
-        if options.json is not None:
-            file = open(options.json, "w", encoding="utf-8")  # noqa: SIM115
+        files = Files(opened(options.json), opened(options.chrome))
         trace = managedmem.trace()
         trace.start()
     except (NotFoundError, OSError, managedmem.CUDAError, TraceUnavailableError) as error:
@@ -183,5 +206,5 @@ def run(options: argparse.Namespace, arguments: Sequence[str]) -> int:
         execute(program)
     finally:
         if os.getpid() == process:  # not in a child that the program has forked
-            finish(trace, file)
+            finish(trace, files)
     return 0
