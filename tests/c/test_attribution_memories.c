@@ -1,0 +1,418 @@
+/* test_attribution_memories.c: the memory of each event: borders between memories, lives one after the
+ * other, names, foreign and unknown memory. Needs no driver. */
+#include "attributed_events.h"
+
+/* --- borders -------------------------------------------------------------------------------- */
+
+static void
+records_are_divided_at_borders(void)
+{
+    const mm_life_record lives[] = {life_of(BASE, 3 * PAGE, 0, ALWAYS, 1),
+                                    life_of(BASE + 3 * PAGE, 100, 0, ALWAYS, 2),
+                                    life_of(BASE + 4 * PAGE, PAGE, 0, ALWAYS, 3)};
+    mm_attribution *a = attribution_of(lives, 3);
+    const mm_event_kind kinds[] = {MM_MOVE,      MM_REMOTE_MAP, MM_THRASHING,
+                                   MM_DUPLICATE, MM_EVICTION,   MM_DUPLICATE_END};
+    mm_event_list pieces = {0};
+    mm_sums sums;
+
+    for (size_t k = 0; k < 6; k++) {
+        mm_event e = event_of(kinds[k], k, BASE + PAGE, 5 * PAGE);
+        e.extra = 77;
+        add(a, 0, &e, 1, &pieces);
+        CHECK_EQUAL(pieces.count, 5);
+        check_piece(&pieces, 0, 0, BASE + PAGE, 2 * PAGE);
+        check_piece(&pieces, 1, 1, BASE + 3 * PAGE, 100);
+        check_piece(&pieces, 2, 3, BASE + 3 * PAGE + 100, PAGE - 100);
+        check_piece(&pieces, 3, 2, BASE + 4 * PAGE, PAGE);
+        check_piece(&pieces, 4, 3, BASE + 5 * PAGE, PAGE);
+        for (size_t i = 0; i < 5; i++) {
+            CHECK_EQUAL(pieces.items[i].start, k);
+            CHECK_EQUAL(pieces.items[i].kind, kinds[k]);
+            CHECK_EQUAL(pieces.items[i].extra, 77);
+        }
+        pieces.count = 0;
+    }
+    CHECK_EQUAL(memory_at(a, 3)->kind, MM_MEMORY_UNKNOWN);
+    CHECK_EQUAL(memory_at(a, 3)->start, BASE);
+    CHECK_EQUAL(memory_at(a, 3)->size, BLOCK);
+    sums = sums_of(a, 0, 3);
+    CHECK_EQUAL(sums.evicted, 2 * PAGE - 100);
+    sums = sums_of(a, 0, TOTAL);
+    CHECK_EQUAL(moved_by(&sums), 5 * PAGE);
+    CHECK_EQUAL(sums.evicted, 5 * PAGE);
+    check_invariant(a);
+    free(pieces.items);
+    mm_attribution_free(a);
+}
+
+static void
+unknown_blocks_are_joined(void)
+{
+    mm_attribution *a = attribution_of(NULL, 0);
+    mm_event events[5];
+    mm_event_list pieces = {0};
+    const mm_event beside = up(9, BASE + 5 * BLOCK, PAGE), bridge = up(9, BASE + BLOCK, BLOCK);
+
+    for (size_t i = 0; i < 5; i++) { /* the blocks 4, 2, 3 and, apart, 8 and 9 */
+        const uint64_t blocks[] = {4, 2, 3, 8, 9};
+        events[i] = up(i, BASE + blocks[i] * BLOCK + PAGE, PAGE);
+    }
+    add(a, 0, events, 5, &pieces);
+    CHECK_EQUAL(memory_count(a), 2);
+    CHECK_EQUAL(memory_at(a, 0)->start, BASE + 2 * BLOCK);
+    CHECK_EQUAL(memory_at(a, 0)->size, 3 * BLOCK);
+    CHECK_EQUAL(memory_at(a, 1)->size, 2 * BLOCK);
+    CHECK_EQUAL(memory_at(a, 1)->died, ALWAYS);
+    CHECK(memory_at(a, 1)->label == NULL);
+    for (size_t i = 0; i < 5; i++) {
+        CHECK_EQUAL(pieces.items[i].memory, i < 3 ? 0 : 1);
+    }
+    add(a, 0, &beside, 1, NULL);
+    add(a, 0, &bridge, 1, NULL);
+    CHECK_EQUAL(memory_count(a), 2);
+    CHECK_EQUAL(memory_at(a, 0)->start, BASE + BLOCK);
+    CHECK_EQUAL(memory_at(a, 0)->size, 5 * BLOCK);
+    check_invariant(a);
+    free(pieces.items);
+    mm_attribution_free(a);
+}
+
+static void
+addresses_end_somewhere(void)
+{
+    const mm_life_record life = life_of(UINT64_MAX - PAGE, 2 * PAGE, 0, ALWAYS, 1);
+    mm_attribution *a = attribution_of(&life, 1);
+    const mm_event events[] = {
+        up(1, UINT64_MAX - 2 * PAGE, 4 * PAGE),    up(1, UINT64_MAX - PAGE, 2 * PAGE),
+        event_of(MM_HOST_FAULT, 2, UINT64_MAX, 1), event_of(MM_HOST_FAULT, 3, UINT64_MAX - 1, 1),
+        event_of(MM_EVENT_KINDS, 3, BASE, 1),      event_of(200, 3, BASE, 1)};
+    mm_sums sums;
+
+    add(a, 0, events, 6, NULL);
+    sums = sums_of(a, 0, 0);
+    CHECK_EQUAL(moved_by(&sums), 2 * PAGE); /* the second one is cut */
+    CHECK_EQUAL(sums.host_faults, 1);
+    sums = sums_of(a, 0, TOTAL);
+    CHECK_EQUAL(moved_by(&sums), 3 * PAGE);
+    check_invariant(a);
+    mm_attribution_free(a);
+}
+
+/* --- times ---------------------------------------------------------------------------------- */
+
+static uint32_t
+memory_of_fault(mm_attribution *a, uint64_t time, uint64_t address)
+{
+    const mm_event fault = event_of(MM_HOST_FAULT, time, address, 1);
+    mm_event_list pieces = {0};
+    uint32_t memory;
+
+    add(a, 0, &fault, 1, &pieces);
+    CHECK_EQUAL(pieces.count, 1);
+    memory = pieces.items[0].memory;
+    free(pieces.items);
+    return memory;
+}
+
+static void
+addresses_have_one_life_after_the_other(void)
+{
+    const uint64_t t = 1000000;
+    const mm_life_record lives[] = {life_of(BASE, MIB, t, 2 * t, 1),
+                                    life_of(BASE + PAGE, MIB, 2 * t + 500, 3 * t, 2),
+                                    life_of(BASE, 3 * PAGE, 3 * t + 10000, ALWAYS, 3)};
+    mm_attribution *a = attribution_of(lives, 3);
+    const uint64_t at = BASE + 2 * PAGE;
+
+    CHECK_EQUAL(memory_of_fault(a, t - MARGIN, at), 0);
+    CHECK_EQUAL(memory_of_fault(a, t - MARGIN - 1, at), 3); /* unknown */
+    CHECK_EQUAL(memory_of_fault(a, 2 * t, at), 0);
+    CHECK_EQUAL(mm_attribution_ambiguous(a), 0);
+    CHECK_EQUAL(memory_of_fault(a, 2 * t + 1, at), 1); /* between both: the later */
+    CHECK_EQUAL(mm_attribution_ambiguous(a), 1);
+    CHECK_EQUAL(memory_of_fault(a, 2 * t + 500, at), 1);
+    CHECK_EQUAL(memory_of_fault(a, 2 * t + 1, BASE), 0); /* only the first has it */
+    CHECK_EQUAL(mm_attribution_ambiguous(a), 1);
+    CHECK_EQUAL(memory_of_fault(a, 3 * t + MARGIN, at), 1);
+    CHECK_EQUAL(memory_of_fault(a, 3 * t + MARGIN + 1, at), 3);
+    CHECK_EQUAL(memory_of_fault(a, 3 * t + 10000 - MARGIN, at), 2);
+    CHECK_EQUAL(memory_of_fault(a, UINT64_MAX, at), 2);
+    CHECK_EQUAL(memory_of_fault(a, t, at), 0); /* and back in time */
+    CHECK_EQUAL(memory_of_fault(a, 0, at), 3);
+    CHECK_EQUAL(mm_attribution_ambiguous(a), 1);
+    mm_attribution_free(a);
+}
+
+static void
+the_later_of_nested_lives_has_the_address(void)
+{
+    /* Many parts of one allocation, as to_managed makes them, and a part of a part. */
+    enum { PARTS = 50 };
+    mm_life_record lives[PARTS + 2];
+    mm_attribution *a;
+    const mm_event move = up(5, BASE, 2 * PARTS * PAGE);
+    mm_event_list pieces = {0};
+
+    lives[0] = life_of(BASE, 2 * PARTS * PAGE, 0, ALWAYS, 1);
+    for (size_t i = 1; i <= PARTS; i++) { /* with a page between them */
+        lives[i] = life_of(BASE + (2 * i - 2) * PAGE, PAGE, 0, ALWAYS, 1 + i);
+    }
+    lives[PARTS + 1] = life_of(BASE + 100, 8, 0, ALWAYS, 99);
+    a = attribution_of(lives, PARTS + 2);
+    add(a, 0, &move, 1, &pieces);
+    CHECK_EQUAL(pieces.count, 2 + 2 * PARTS);
+    check_piece(&pieces, 0, 1, BASE, 100);
+    check_piece(&pieces, 1, PARTS + 1, BASE + 100, 8);
+    check_piece(&pieces, 2, 1, BASE + 108, PAGE - 108);
+    for (size_t i = 2; i <= PARTS; i++) {
+        check_piece(&pieces, 2 * i - 1, 0, BASE + (2 * i - 3) * PAGE, PAGE);
+        check_piece(&pieces, 2 * i, (uint32_t)i, BASE + (2 * i - 2) * PAGE, PAGE);
+    }
+    CHECK_EQUAL(mm_attribution_ambiguous(a), 0);
+    check_invariant(a);
+    free(pieces.items);
+    mm_attribution_free(a);
+}
+
+static void
+many_lives_at_one_address_cost_little(void)
+{
+    enum { COUNT = 20000 };
+    mm_life_record *lives = calloc(COUNT, sizeof *lives);
+    mm_event *faults = calloc(COUNT, sizeof *faults);
+    mm_event_list pieces = {0};
+    mm_attribution *a;
+
+    /* A scan of all of them for each event would take minutes. */
+    for (size_t i = 0; i < COUNT; i++) {
+        lives[i] = life_of(BASE, (1 + i % 7) * PAGE, 10000 * i, 10000 * i + 5000, i);
+        faults[i] = event_of(MM_DEVICE_FAULT, 10000 * i + 2500, BASE, 1);
+    }
+    a = attribution_of(lives, COUNT);
+    add(a, 0, faults, COUNT, &pieces);
+    CHECK_EQUAL(pieces.count, COUNT);
+    for (size_t i = 0; i < COUNT; i++) {
+        CHECK_EQUAL(pieces.items[i].memory, i);
+    }
+    free(pieces.items);
+    free(faults);
+    free(lives);
+    mm_attribution_free(a);
+}
+
+/* --- names, growth -------------------------------------------------------------------------- */
+
+static void
+names_come_before_lives(void)
+{
+    const mm_life_record life = life_of(BASE, 8 * PAGE, 1000000, ALWAYS, 1);
+    mm_named_range named[] = {{BASE + PAGE, 4 * PAGE, "first"},
+                              {BASE + 2 * PAGE, PAGE, "inner"},
+                              {BASE + 4 * PAGE, 2 * PAGE, "last"},
+                              {BASE, 0, "empty"}};
+    mm_attribution *a = attribution_of(&life, 1);
+    const mm_event move = up(2000000, BASE, 9 * PAGE);
+    mm_event_list pieces = {0};
+    mm_status st;
+
+    CHECK_OK(mm_attribution_set_memories(a, &life, 1, named, 4, &st), &st);
+    add(a, 0, &move, 1, &pieces);
+    CHECK_EQUAL(pieces.count, 7);
+    check_piece(&pieces, 0, 0, BASE, PAGE);
+    check_piece(&pieces, 1, 1, BASE + PAGE, PAGE);
+    check_piece(&pieces, 2, 2, BASE + 2 * PAGE, PAGE);
+    check_piece(&pieces, 3, 1, BASE + 3 * PAGE, PAGE);
+    check_piece(&pieces, 4, 3, BASE + 4 * PAGE, 2 * PAGE);
+    check_piece(&pieces, 5, 0, BASE + 6 * PAGE, 2 * PAGE);
+    check_piece(&pieces, 6, 5, BASE + 8 * PAGE, PAGE);
+    CHECK_EQUAL(memory_at(a, 3)->kind, MM_MEMORY_NAMED);
+    CHECK(strcmp(memory_at(a, 3)->label, "last") == 0);
+    CHECK_EQUAL(memory_at(a, 3)->size, 2 * PAGE);
+    CHECK_EQUAL(memory_of_fault(a, 5, BASE + PAGE), 1); /* at all times */
+    check_invariant(a);
+    /* Another name in the place of the second one, and one fewer. */
+    named[1] = (mm_named_range){BASE + PAGE, 4 * PAGE, "new"};
+    CHECK_OK(mm_attribution_set_memories(a, &life, 1, named, 2, &st), &st);
+    CHECK_EQUAL(memory_of_fault(a, 2000000, BASE + PAGE), 6);
+    CHECK_EQUAL(memory_of_fault(a, 2000000, BASE + 5 * PAGE), 0);
+    CHECK(strcmp(memory_at(a, 6)->label, "new") == 0);
+    CHECK(strcmp(memory_at(a, 2)->label, "inner") == 0);
+    free(pieces.items);
+    mm_attribution_free(a);
+}
+
+static void
+memories_keep_their_indices(void)
+{
+    char first[] = "a", second[] = "b", third[] = "c";
+    mm_life_record lives[3] = {life_of(BASE, PAGE, 0, ALWAYS, 1),
+                               life_of(BASE + BLOCK, PAGE, 0, ALWAYS, 2),
+                               life_of(BASE, PAGE, 60000, ALWAYS, 3)};
+    const mm_named_range named[] = {{BASE + 8 * BLOCK, PAGE, "n"}, {BASE + 9 * BLOCK, PAGE, "m"}};
+    mm_attribution *a;
+    mm_status st;
+
+    lives[0].label = first;
+    lives[1].label = second;
+    lives[2].label = third;
+    a = attribution_of(lives, 2);
+    CHECK_OK(mm_attribution_set_memories(a, lives, 2, named, 1, &st), &st);
+    CHECK_EQUAL(memory_of_fault(a, 5, BASE + 4 * BLOCK), 3); /* unknown */
+    first[0] = 'A'; /* copied before */
+    CHECK(strcmp(memory_at(a, 0)->label, "a") == 0);
+    lives[0].died = 50000;
+    CHECK_OK(mm_attribution_set_memories(a, lives, 3, named, 2, &st), &st);
+    CHECK_EQUAL(memory_count(a), 6);
+    CHECK_EQUAL(memory_at(a, 0)->died, 50000);
+    CHECK(strcmp(memory_at(a, 0)->label, "A") == 0);
+    CHECK(strcmp(memory_at(a, 1)->label, "b") == 0);
+    CHECK(strcmp(memory_at(a, 4)->label, "c") == 0);
+    CHECK(strcmp(memory_at(a, 2)->label, "n") == 0);
+    CHECK(strcmp(memory_at(a, 5)->label, "m") == 0);
+    CHECK_EQUAL(memory_at(a, 4)->serial, 3);
+    CHECK_EQUAL(memory_at(a, 4)->born, 60000);
+    CHECK_EQUAL(memory_of_fault(a, 100000, BASE), 4);
+    CHECK_EQUAL(memory_of_fault(a, 100, BASE), 0);
+    CHECK_EQUAL(memory_of_fault(a, 100, BASE + BLOCK), 1);
+    CHECK_EQUAL(memory_of_fault(a, 100, BASE + 4 * BLOCK), 3);
+    CHECK_EQUAL(memory_of_fault(a, 100, BASE + 9 * BLOCK), 5);
+    mm_attribution_free(a);
+}
+
+/* --- foreign memory ------------------------------------------------------------------------- */
+
+static void
+foreign_allocations_are_found(void)
+{
+    static allocations known;
+    const mm_life_record lives[] = {life_of(BASE, MIB, 0, 10000, 1),
+                                    life_of(BASE + 64 * BLOCK, MIB, 50000, ALWAYS, 2)};
+    mm_attribution *a = attribution_of(lives, 2);
+    const mm_event events[] = {
+        up(100000, BASE, BLOCK), /* the first life is dead: all of it is foreign now */
+        event_of(MM_HOST_FAULT, 100000, BASE + 4 * BLOCK + 12345, 1),
+        event_of(MM_HOST_FAULT, 100, BASE + 64 * BLOCK, 1), /* before the second one's birth */
+        event_of(MM_CALL, 100000, BASE + 10 * BLOCK, BLOCK),
+        up(100, BASE, BLOCK), /* the life has half of it */
+    };
+    mm_event_list pieces = {0};
+    size_t asked;
+
+    known = (allocations){.items = {{BASE - BLOCK, 2 * BLOCK},
+                                    {BASE + 4 * BLOCK + 12000, 700},
+                                    {BASE + 64 * BLOCK, MIB},
+                                    {BASE + 10 * BLOCK + MIB, 64 * KIB}},
+                          .count = 4};
+    find_foreign(a, events, 5, &known);
+    CHECK_EQUAL(memory_count(a), 5);
+    CHECK_EQUAL(memory_at(a, 2)->kind, MM_MEMORY_FOREIGN);
+    CHECK_EQUAL(memory_at(a, 2)->start, BASE - BLOCK);
+    CHECK_EQUAL(memory_at(a, 2)->size, 2 * BLOCK);
+    CHECK_EQUAL(memory_at(a, 2)->died, ALWAYS);
+    CHECK_EQUAL(memory_at(a, 3)->size, 700);
+    CHECK_EQUAL(memory_at(a, 4)->start, BASE + 10 * BLOCK + MIB);
+    asked = known.asked;
+    /* For each MiB that nobody has: 13 small steps, 6 longer ones, then every 64 KiB. */
+    CHECK(asked <= 3 + 2 * (13 + 6 + 16) + 2);
+    find_foreign(a, events, 5, &known);
+    CHECK_EQUAL(known.asked, asked);
+    add(a, 0, events, 5, &pieces);
+    CHECK_EQUAL(pieces.count, 2 + 1 + 1 + 3 + 1);
+    check_piece(&pieces, 0, 6, BASE + 64 * BLOCK, 1); /* of a life that has ended */
+    check_piece(&pieces, 1, 0, BASE, MIB);
+    check_piece(&pieces, 2, 2, BASE + MIB, MIB);
+    check_piece(&pieces, 3, 2, BASE, BLOCK);
+    check_piece(&pieces, 4, 3, BASE + 4 * BLOCK + 12345, 1);
+    check_piece(&pieces, 6, 4, BASE + 10 * BLOCK + MIB, 64 * KIB);
+    CHECK_EQUAL(memory_at(a, 5)->kind, MM_MEMORY_UNKNOWN);
+    CHECK_EQUAL(memory_at(a, 6)->start, BASE + 64 * BLOCK);
+    check_invariant(a);
+    free(pieces.items);
+    mm_attribution_free(a);
+}
+
+static void
+small_foreign_allocations_share_pages(void)
+{
+    static allocations known;
+    mm_attribution *a = attribution_of(NULL, 0);
+    const mm_event move = up(5, BASE, 128 * KIB);
+    uint64_t bytes = 0;
+    mm_sums sums;
+
+    known.count = known.asked = 0;
+    for (uint64_t at = 0; at < 128 * KIB; at += 512 * (1 + at / 512 % 10)) {
+        known.items[known.count].start = BASE + at;
+        known.items[known.count++].size = 300;
+        bytes += 300;
+    }
+    CHECK(known.count > 20);
+    find_foreign(a, &move, 1, &known);
+    CHECK_EQUAL(memory_count(a), known.count);
+    add(a, 0, &move, 1, NULL);
+    sums = sums_of(a, 0, (uint32_t)known.count); /* unknown */
+    CHECK_EQUAL(moved_by(&sums), 128 * KIB - bytes);
+    check_invariant(a);
+    mm_attribution_free(a);
+}
+
+/* Answers that are no allocation around the address, or that contradict others. */
+static bool
+find_nonsense(void *context, CUdeviceptr address, CUdeviceptr *start, size_t *size)
+{
+    size_t *calls = context;
+    const uint64_t starts[] = {address + 1, address - PAGE, address, address - PAGE, UINT64_MAX};
+    const size_t sizes[] = {PAGE, PAGE, 0, SIZE_MAX, SIZE_MAX};
+
+    *start = starts[*calls % 5];
+    *size = sizes[*calls % 5];
+    ++*calls;
+    return true;
+}
+
+static void
+foreign_nonsense_is_unknown(void)
+{
+    static allocations known;
+    mm_attribution *a = attribution_of(NULL, 0);
+    const mm_event move = up(5, BASE, 16 * BLOCK), fault = event_of(MM_HOST_FAULT, 5, BASE, 1);
+    const mm_event other = event_of(MM_HOST_FAULT, 5, BASE + 3 * PAGE, 1);
+    size_t calls = 0;
+    mm_status st;
+
+    CHECK_OK(mm_attribution_find_foreign(a, &move, 1, find_nonsense, &calls, &st), &st);
+    CHECK(calls > 100);
+    CHECK_EQUAL(memory_count(a), 0);
+    mm_attribution_free(a);
+    /* An allocation that overlaps an earlier answer, which was freed meanwhile. */
+    a = attribution_of(NULL, 0);
+    known = (allocations){.items = {{BASE, 2 * PAGE}}, .count = 1};
+    find_foreign(a, &fault, 1, &known);
+    known.items[0].size = 4 * PAGE;
+    find_foreign(a, &other, 1, &known);
+    CHECK_EQUAL(memory_count(a), 1);
+    CHECK_EQUAL(memory_at(a, 0)->size, 2 * PAGE);
+    CHECK_EQUAL(known.asked, 2);
+    mm_attribution_free(a);
+}
+
+int
+main(void)
+{
+    static const check_test tests[] = {
+        CHECK_TEST(records_are_divided_at_borders),
+        CHECK_TEST(unknown_blocks_are_joined),
+        CHECK_TEST(addresses_end_somewhere),
+        CHECK_TEST(addresses_have_one_life_after_the_other),
+        CHECK_TEST(the_later_of_nested_lives_has_the_address),
+        CHECK_TEST(many_lives_at_one_address_cost_little),
+        CHECK_TEST(names_come_before_lives),
+        CHECK_TEST(memories_keep_their_indices),
+        CHECK_TEST(foreign_allocations_are_found),
+        CHECK_TEST(small_foreign_allocations_share_pages),
+        CHECK_TEST(foreign_nonsense_is_unknown),
+    };
+
+    return check_run(tests, sizeof tests / sizeof *tests);
+}

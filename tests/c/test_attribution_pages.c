@@ -1,0 +1,189 @@
+/* test_attribution_pages.c: the bytes of pages that move back, and the storage of pages. Needs no
+ * driver. */
+#include "attributed_events.h"
+#include "failing_allocations.h"
+#include "trace/block_table.h"
+
+/* --- pages that turn back ------------------------------------------------------------------- */
+
+static void
+pages_turn_back(void)
+{
+    const mm_life_record life = life_of(BASE, 64 * MIB, 0, ALWAYS, 1);
+    mm_attribution *a = attribution_of(&life, 1);
+    const mm_event events[] = {
+        up(100, BASE + MIB, 8 * MIB), /* 0 */
+        up(200, BASE, 4 * MIB), /* 0: once more */
+        down(300, BASE + MIB / 2, 4 * MIB), /* all of it was up */
+        down(400, BASE, 16 * MIB), /* 0.5 MiB below, 4.5 MiB above, 7 MiB new */
+        up(500, BASE + 3 * PAGE, 2 * PAGE), /* both */
+        up(600, BASE + 3 * PAGE, 3 * PAGE), /* one */
+        move_of(700, 710, BASE + 20 * MIB, PAGE, 0, 1),
+        move_of(800, 810, BASE + 20 * MIB, PAGE, 1, 2),
+        move_of(900, 910, BASE + 20 * MIB, PAGE, 2, 0), /* turns */
+        move_of(950, 960, BASE + 20 * MIB, PAGE, 0, 0),
+        move_of(960, 970, BASE + 20 * MIB, PAGE, 0, MM_ON_HOST),
+        up(1000, BASE + 20 * MIB, PAGE), /* turns */
+    };
+    uint64_t expected = 0;
+
+    for (size_t i = 0; i < sizeof events / sizeof *events; i++) {
+        const uint64_t turns[] = {0, 0, 4 * MIB, MIB / 2 + 9 * MIB / 2, 2 * PAGE, PAGE, 0, 0, PAGE,
+                                  0, 0, PAGE};
+        expected += turns[i];
+        add(a, 0, &events[i], 1, NULL);
+        CHECK_EQUAL(turned_back(a, 0, 0), expected);
+    }
+    CHECK_EQUAL(turned_back(a, 0, TOTAL), expected);
+    mm_attribution_free(a);
+}
+
+static void
+pages_turn_back_across_parts(void)
+{
+    const mm_life_record life = life_of(BASE, 64 * MIB, 0, ALWAYS, 1);
+    mm_attribution *a = attribution_of(&life, 1);
+    const mm_event first[] = {up(100, BASE, 4 * MIB), down(200, BASE, PAGE)};
+    const mm_event second[] = {
+        down(300, BASE, 6 * MIB), /* all but one page of 4 MiB across; 2 MiB are new */
+        up(400, BASE + 100, 2 * PAGE), /* within */
+        down(500, BASE + 10 * MIB, PAGE), /* new */
+    };
+    const mm_event third[] = {
+        up(600, BASE + 2 * PAGE + 100,
+           PAGE), /* bytes of two pages: one up since the second part */
+        down(700, BASE + PAGE, PAGE), /* it was up since the second part */
+        up(800, BASE + PAGE, PAGE), /* within */
+    };
+
+    add(a, 0, first, 2, NULL);
+    CHECK_EQUAL(turned_back(a, 0, 0), PAGE);
+    CHECK_EQUAL(turned_across(a, 0, 0), 0);
+    add(a, 1, second, 3, NULL);
+    CHECK_EQUAL(turned_back(a, 1, 0), 2 * PAGE);
+    CHECK_EQUAL(turned_across(a, 1, 0), 4 * MIB - PAGE);
+    add(a, 2, third, 3, NULL);
+    CHECK_EQUAL(turned_back(a, 2, 0), PAGE);
+    CHECK_EQUAL(turned_across(a, 2, 0), 100 + PAGE);
+    for (uint32_t part = 0; part < 3; part++) {
+        CHECK_EQUAL(turned_across(a, part, TOTAL), turned_across(a, part, 0));
+    }
+    mm_attribution_free(a);
+}
+
+/* A part sees its own moves as a trace of that part alone does, and all parts together see what one
+ * part of all moves sees. */
+static void
+parts_divide_what_turns_back(void)
+{
+    enum { PARTS = 9, MOVES = 40 };
+    const mm_life_record life = life_of(BASE, 8 * MIB, 0, ALWAYS, 1);
+    mm_attribution *divided = attribution_of(&life, 1), *whole = attribution_of(&life, 1);
+    uint64_t within = 0, across = 0, seed = 7;
+
+    for (uint32_t part = 0; part < PARTS; part++) {
+        mm_attribution *alone = attribution_of(&life, 1);
+        for (uint64_t i = 0; i < MOVES; i++) {
+            uint64_t time = 100 * (part * MOVES + i + 1), at, size;
+            mm_event move;
+            seed = seed * 6364136223846793005u + 1442695040888963407u;
+            at = (seed >> 20) % (6 * MIB);
+            size = 1 + (seed >> 45) % MIB;
+            move = (seed >> 63) != 0 ? up(time, BASE + at, size) : down(time, BASE + at, size);
+            add(divided, part, &move, 1, NULL);
+            add(whole, 0, &move, 1, NULL);
+            add(alone, 0, &move, 1, NULL);
+        }
+        CHECK_EQUAL(turned_back(divided, part, 0), turned_back(alone, 0, 0));
+        CHECK_EQUAL(turned_across(alone, 0, 0), 0);
+        within += turned_back(divided, part, 0);
+        across += turned_across(divided, part, 0);
+        mm_attribution_free(alone);
+    }
+    CHECK(within > 0 && across > 0);
+    CHECK_EQUAL(within + across, turned_back(whole, 0, 0));
+    mm_attribution_free(divided);
+    mm_attribution_free(whole);
+}
+
+static void
+pages_turn_back_byte_by_byte(void)
+{
+    /* Two memories share the second page; the third memory has a part of the third page. */
+    const mm_life_record lives[] = {life_of(BASE, PAGE + 1000, 0, ALWAYS, 1),
+                                    life_of(BASE + PAGE + 1000, PAGE, 0, ALWAYS, 2),
+                                    life_of(BASE + 2 * PAGE + 1000, 24, 0, ALWAYS, 3)};
+    mm_attribution *a = attribution_of(lives, 3), *again = attribution_of(lives, 3);
+    const mm_event events[] = {up(100, BASE, 2 * PAGE + 1024), down(200, BASE, 2 * PAGE + 1024),
+                               up(300, BASE + 10, 20), down(400, BASE + 15, 2 * PAGE)};
+    /* The last one: page 0 from 15 on had gone up, the others had not. */
+    const uint64_t turned = 2 * PAGE + 1024 + 20 + PAGE - 15;
+    mm_event_list pieces = {0}, same = {0};
+
+    add(a, 0, events, 4, &pieces);
+    CHECK_EQUAL(turned_back(a, 0, TOTAL), turned);
+    CHECK_EQUAL(turned_back(a, 0, 0), PAGE + 1000 + 20 + PAGE - 15);
+    CHECK_EQUAL(turned_back(a, 0, 1), PAGE);
+    CHECK_EQUAL(turned_back(a, 0, 2), 24);
+    CHECK_EQUAL(pieces.count, 3 + 3 + 1 + 2);
+    for (size_t i = 0; i < pieces.count; i++) { /* one call each */
+        add(again, 0, &pieces.items[i], 1, &same);
+    }
+    CHECK_EQUAL(turned_back(again, 0, TOTAL), turned);
+    CHECK_EQUAL(same.count, pieces.count);
+    CHECK(memcmp(same.items, pieces.items, same.count * sizeof *same.items) == 0);
+    free(pieces.items);
+    free(same.items);
+    mm_attribution_free(a);
+    mm_attribution_free(again);
+}
+
+static void
+a_later_move_on_the_same_page_is_another_one(void)
+{
+    const mm_life_record life = life_of(BASE, BLOCK, 0, ALWAYS, 1);
+    mm_attribution *a = attribution_of(&life, 1);
+    const mm_event events[] = {up(100, BASE, PAGE), down(200, BASE, 100),
+                               down(300, BASE + 100, 100), down(300, BASE + 200, 100)};
+
+    add(a, 0, events, 4, NULL);
+    CHECK_EQUAL(turned_back(a, 0, 0), 100);
+    mm_attribution_free(a);
+}
+
+static void
+a_block_takes_less_than_300_bytes(void)
+{
+    enum { BLOCKS = 100000 };
+    long before = live_bytes(), most;
+    mm_block_table table = {0};
+    mm_status st;
+
+    (void)most_live_bytes();
+    CHECK_OK(mm_block_table_add_range(&table, BASE, BASE + (uint64_t)BLOCKS * BLOCK, &st), &st);
+    CHECK_EQUAL(table.count, BLOCKS);
+    CHECK(live_bytes() - before < 300L * BLOCKS);
+    for (uint64_t i = 0; i < BLOCKS; i++) {
+        CHECK(mm_block_table_find(&table, (BASE >> MM_BLOCK_BITS) + i) == &table.blocks[i]);
+    }
+    CHECK(mm_block_table_find(&table, (BASE >> MM_BLOCK_BITS) + BLOCKS) == NULL);
+    most = most_live_bytes();
+    CHECK(most - before > 200L * BLOCKS); /* the counter works */
+    mm_block_table_free(&table);
+    CHECK_EQUAL(live_bytes(), before);
+}
+
+int
+main(void)
+{
+    static const check_test tests[] = {
+        CHECK_TEST(pages_turn_back),
+        CHECK_TEST(pages_turn_back_across_parts),
+        CHECK_TEST(parts_divide_what_turns_back),
+        CHECK_TEST(pages_turn_back_byte_by_byte),
+        CHECK_TEST(a_later_move_on_the_same_page_is_another_one),
+        CHECK_TEST(a_block_takes_less_than_300_bytes),
+    };
+
+    return check_run(tests, sizeof tests / sizeof *tests);
+}
