@@ -511,14 +511,16 @@ struct emu_stream {
 };
 
 /* Finds the stream of a handle. 0 and 1: the current context's legacy stream; 2: the per-thread
- * one. INVALID_CONTEXT if these have no context, INVALID_HANDLE for unknown handles. */
+ * one. INVALID_CONTEXT if these have no context, and for a stream that ended with a user's;
+ * INVALID_HANDLE for unknown handles. */
 CUresult emu_stream_find(CUstream handle, struct emu_stream **out);
 CUresult emu_stream_new(struct emu_context *context, enum emu_stream_kind kind, unsigned int flags,
                         struct emu_stream **out);
 /* NULL for a stream that has been deleted. */
 struct emu_stream *emu_stream_by_id(uint64_t id);
-/* Forgets and frees a stream whose queue is empty; emu_stream_delete empties it first. */
-void emu_stream_remove(struct emu_stream *stream);
+/* Forgets a stream whose queue is empty; emu_stream_delete empties it first. The handle of one that
+ * ended with a user's context stays known. */
+void emu_stream_remove(struct emu_stream *stream, bool ended_with_context);
 bool emu_stream_idle(const struct emu_stream *stream);
 bool emu_streams_idle(void);
 bool emu_stream_blocking(const struct emu_stream *stream);

@@ -228,12 +228,18 @@ emu_streams_schedule(bool lazy)
     }
 }
 
-void
-emu_stream_delete(struct emu_stream *stream)
+static void
+end_stream(struct emu_stream *stream, bool with_context)
 {
     emu_capture_abandon(stream);
     emu_stream_drain(stream);
-    emu_stream_remove(stream);
+    emu_stream_remove(stream, with_context);
+}
+
+void
+emu_stream_delete(struct emu_stream *stream)
+{
+    end_stream(stream, false);
 }
 
 void
@@ -243,7 +249,7 @@ emu_streams_delete(const struct emu_context *context)
 
     while (stream != NULL) {
         if (stream->context == context) {
-            emu_stream_delete(stream);
+            end_stream(stream, true);
             stream = emu_streams(); /* the list may have changed meanwhile */
         } else {
             stream = stream->next;

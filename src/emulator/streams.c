@@ -4,6 +4,8 @@
 #include <stdlib.h>
 
 static struct emu_stream *streams;
+/* Those that ended with a user's context. Measured: calls on them answer INVALID_CONTEXT. */
+static struct emu_stream *ended_streams;
 static uint64_t last_stream;
 static size_t user_streams;
 
@@ -107,6 +109,11 @@ emu_stream_find(CUstream handle, struct emu_stream **out)
             return CUDA_SUCCESS;
         }
     }
+    for (const struct emu_stream *s = ended_streams; s != NULL; s = s->next) {
+        if ((const void *)s == (const void *)handle) {
+            return CUDA_ERROR_INVALID_CONTEXT;
+        }
+    }
     return CUDA_ERROR_INVALID_HANDLE;
 }
 
@@ -122,7 +129,7 @@ emu_streams_idle(void)
 }
 
 void
-emu_stream_remove(struct emu_stream *stream)
+emu_stream_remove(struct emu_stream *stream, bool ended_with_context)
 {
     struct emu_stream **link = &streams;
 
@@ -131,5 +138,10 @@ emu_stream_remove(struct emu_stream *stream)
     }
     *link = stream->next;
     user_streams -= stream->kind == EMU_STREAM_OWN;
-    free(stream);
+    if (ended_with_context && stream->kind == EMU_STREAM_OWN) {
+        stream->next = ended_streams;
+        ended_streams = stream;
+    } else {
+        free(stream);
+    }
 }

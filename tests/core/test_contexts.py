@@ -480,3 +480,18 @@ class TestDestroyed:
         gone.set()
         thread.join()
         assert [error.code for error in errors] == [CONTEXT_IS_DESTROYED]
+
+    def test_a_stream_of_it(self, buf):
+        """Calls on it say so, and traces, which look for captures in all streams, go on."""
+        context = make()
+        stream = Stream()
+        destroy(context)
+        with managedmem.trace() as trace:
+            trace.mark("a part")
+        assert trace.complete
+        with pytest.raises(CUDAError) as of_sync:
+            stream.sync()
+        with pytest.raises(CUDAError) as of_close:
+            stream.close()
+        assert of_sync.value.code == of_close.value.code == INVALID_CONTEXT
+        assert stream.is_closed

@@ -170,14 +170,15 @@ next_in_list(mm_stream *previous)
     return stream;
 }
 
-/* A stream that ended with its context does not capture. */
+/* A stream that ended with its context does not capture. Driver 580 answers INVALID_CONTEXT. */
 static int
 ask_listed_stream(mm_driver *cu, CUstream handle, bool *capturing, mm_status *st)
 {
     int rc = mm_stream_is_capturing(cu, handle, capturing, st);
 
     return rc < 0
-                   && (st->code == CUDA_ERROR_CONTEXT_IS_DESTROYED
+                   && (st->code == CUDA_ERROR_INVALID_CONTEXT
+                       || st->code == CUDA_ERROR_CONTEXT_IS_DESTROYED
                        || st->code == CUDA_ERROR_INVALID_HANDLE)
                ? 0
                : rc;
