@@ -1,12 +1,10 @@
 /* Conformance cases of the batch calls, of discard, and of what discarded bytes read as. */
 #include "topics.h"
 
-#include <fcntl.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 static const size_t M = MIB;
 
@@ -195,36 +193,6 @@ topic_discarded_bytes(struct fixture *f)
         show_discarded_pages(f, on_device, 65536, 2048);
         show_discarded_pages(f, on_device, 65536, 65536);
     }
-}
-
-/* Whether the kernel has the pages of a range mapped for the CPU: shows where they are.  How
- * many a single read brings in differs from run to run. */
-static void
-show_page_map(const char *label, CUdeviceptr ptr, size_t size)
-{
-    size_t page = (size_t)sysconf(_SC_PAGESIZE), count = size / page, mapped = 0;
-    uint64_t *entries = calloc(count, sizeof *entries);
-    int file = open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC);
-    ssize_t want = (ssize_t)(count * sizeof *entries), got = -1;
-
-    if (file >= 0 && entries != NULL) {
-        got = pread(file, entries, (size_t)want, (off_t)(ptr / page * sizeof *entries));
-    }
-    if (entries != NULL && got == want) {
-        for (size_t i = 0; i < count; i++) {
-            mapped += (size_t)(entries[i] >> 63);
-        }
-        printf("pagemap %-24s %s pages mapped on the CPU\n", label,
-               mapped == 0       ? "no"
-               : mapped == count ? "all"
-                                 : "some");
-    } else {
-        printf("pagemap %-24s not readable\n", label);
-    }
-    if (file >= 0) {
-        close(file);
-    }
-    free(entries);
 }
 
 void

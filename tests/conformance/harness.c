@@ -6,6 +6,8 @@
 #include "harness.h"
 
 #include <dlfcn.h>
+#include <fcntl.h>
+#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -256,3 +258,31 @@ run_topics(const char *library, const struct topic *topics, size_t count, const 
 }
 
 /* NOLINTEND(clang-analyzer-optin.core.EnumCastOutOfRange) */
+
+void
+show_page_map(const char *label, CUdeviceptr ptr, size_t size)
+{
+    size_t page = (size_t)sysconf(_SC_PAGESIZE), count = size / page, mapped = 0;
+    uint64_t *entries = calloc(count, sizeof *entries);
+    int file = open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC);
+    ssize_t want = (ssize_t)(count * sizeof *entries), got = -1;
+
+    if (file >= 0 && entries != NULL) {
+        got = pread(file, entries, (size_t)want, (off_t)(ptr / page * sizeof *entries));
+    }
+    if (entries != NULL && got == want) {
+        for (size_t i = 0; i < count; i++) {
+            mapped += (size_t)(entries[i] >> 63);
+        }
+        printf("pagemap %-24s %s pages mapped on the CPU\n", label,
+               mapped == 0       ? "no"
+               : mapped == count ? "all"
+                                 : "some");
+    } else {
+        printf("pagemap %-24s not readable\n", label);
+    }
+    if (file >= 0) {
+        close(file);
+    }
+    free(entries);
+}

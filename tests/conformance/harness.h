@@ -119,6 +119,9 @@ void report(const char *label, CUresult result);
 void value(const char *label, long long number);
 /* Prints all range attributes of a range on one line, accessed-by with six places. */
 void query(const char *label, CUdeviceptr ptr, size_t size);
+/* Prints whether the kernel has the pages of a range mapped for the CPU, which shows where they
+ * are. How many a single read brings in differs from run to run. */
+void show_page_map(const char *label, CUdeviceptr ptr, size_t size);
 /* Managed memory of `size` bytes (global attachment); ends the topic when there is none. */
 CUdeviceptr managed(size_t size);
 /* A non-blocking or blocking stream; ends the topic when there is none. */

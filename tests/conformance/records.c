@@ -4,6 +4,7 @@
 
 #include <stdint.h>
 #include <stdio.h>
+#include <string.h>
 
 enum { PART = 4096, PARTS = 12, MOST_CALLS = 5, PREFETCH = 0 };
 
@@ -101,4 +102,96 @@ topic_records(struct fixture *f)
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         run_case(f, &cases[i]);
     }
+}
+
+/* What the records of an allocation say that takes the place of a freed one, a neighbour of which
+ * lives: the free clears the records of its pages as one call over all of them would. */
+struct freed_case {
+    const char *label;
+    unsigned char pages[PARTS]; /* 1: told before the free */
+    bool alone; /* no neighbour */
+};
+
+static void
+tell_pages(struct fixture *f, const struct freed_case *c, CUdeviceptr a, int advice,
+           CUmemLocation where)
+{
+    for (size_t i = 0, n; i < PARTS; i += n) {
+        for (n = 1; i + n < PARTS && c->pages[i + n] == c->pages[i]; n++) {
+        }
+        if (c->pages[i]) {
+            tell(f, advice, a + i * PART, n * PART, where);
+        }
+    }
+}
+
+static void
+run_freed_case(struct fixture *f, const struct freed_case *c)
+{
+    static const CUmem_range_attribute attributes[] = {
+        CU_MEM_RANGE_ATTRIBUTE_READ_MOSTLY, CU_MEM_RANGE_ATTRIBUTE_PREFERRED_LOCATION,
+        CU_MEM_RANGE_ATTRIBUTE_ACCESSED_BY, CU_MEM_RANGE_ATTRIBUTE_LAST_PREFETCH_LOCATION};
+    CUdeviceptr neighbour = c->alone ? 0 : managed(PART), a = managed((size_t)PARTS * PART), b;
+    int ignored[2] = {0, 0};
+
+    tell_pages(f, c, a, CU_MEM_ADVISE_SET_READ_MOSTLY, f->dev);
+    tell_pages(f, c, a, CU_MEM_ADVISE_SET_PREFERRED_LOCATION, f->host);
+    tell_pages(f, c, a, CU_MEM_ADVISE_SET_ACCESSED_BY, f->dev);
+    tell_pages(f, c, a, PREFETCH, f->dev);
+    cu.mem_free(a);
+    b = managed((size_t)PARTS * PART);
+    printf("%s\n", c->label);
+    if (!c->alone) {
+        value("  its address is used again", b == a);
+    }
+    for (size_t n = 0; n < sizeof attributes / sizeof *attributes; n++) {
+        printf("  attribute %d:", attributes[n]);
+        for (size_t i = 0; i < PARTS; i++) {
+            (void)print_record(attributes[n], b + i * PART, PART, ignored);
+        }
+        printf("\n");
+    }
+    cu.mem_free(b);
+    if (!c->alone) {
+        cu.mem_free(neighbour);
+    }
+}
+
+/* Whether a page whose record says read-mostly is duplicated: then the host keeps it. */
+static void
+show_stale_advice(struct fixture *f)
+{
+    CUdeviceptr neighbour = managed(PART), a = managed((size_t)PARTS * PART), b;
+
+    cu.advise(a + PART, PART, CU_MEM_ADVISE_SET_READ_MOSTLY, f->dev);
+    cu.mem_free(a);
+    b = managed((size_t)PARTS * PART);
+    memset((void *)(uintptr_t)b, 1, (size_t)PARTS * PART);
+    tell(f, PREFETCH, b, (size_t)PARTS * PART, f->dev);
+    printf("page 1 of the next one, written and prefetched\n");
+    printf("  read mostly:");
+    (void)print_record(CU_MEM_RANGE_ATTRIBUTE_READ_MOSTLY, b + PART, PART, (int[2]){0, 0});
+    printf("\n");
+    show_page_map("page 1", b + PART, PART);
+    cu.mem_free(b);
+    cu.mem_free(neighbour);
+}
+
+void
+topic_freed_records(struct fixture *f)
+{
+    static const struct freed_case cases[] = {
+        {"page 1, then freed", {0, 1}, false},
+        {"pages 0 to 5, then freed", {1, 1, 1, 1, 1, 1}, false},
+        {"all pages, then freed", {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1}, false},
+        {"pages 1, 4 and 5, then freed", {0, 1, 0, 0, 1, 1}, false},
+        {"odd pages, then freed", {0, 1, 0, 1, 0, 1, 0, 1, 0, 1, 0, 1}, false},
+        {"even pages, then freed", {1, 0, 1, 0, 1, 0, 1, 0, 1, 0, 1, 0}, false},
+        {"odd pages without a neighbour", {0, 1, 0, 1, 0, 1, 0, 1, 0, 1, 0, 1}, true},
+    };
+
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        run_freed_case(f, &cases[i]);
+    }
+    show_stale_advice(f);
 }

@@ -11,7 +11,7 @@ import pytest
 
 import managedmem
 from calls import advices, range_queries
-from constants import MIB, PAGE
+from constants import EMULATED, MIB, PAGE
 from driver import capturing, device_memory
 from foreign_objects import CudaArray, numpy_bool
 from managedmem import (
@@ -625,3 +625,16 @@ def test_a_wrapper_of_freed_memory_beside_new_memory(act):
         print(new.handle == start)
     """
     assert run_python(script).stdout == "True\n"
+
+
+def test_removes_records_of_freed_memory():
+    """A free leaves the record of a page, because a neighbour keeps the block alive."""
+    resource = ManagedMemoryResource()
+    with resource.allocate(PAGE):
+        with resource.allocate(12 * PAGE) as freed:
+            freed.range(PAGE, PAGE).read_mostly = True
+        with resource.allocate(12 * PAGE) as new:
+            if EMULATED:
+                assert [run.read_mostly for run in new.page_runs()] == [False, True, False]
+            MigrationPolicy.default().apply(new)
+            assert [run[2:5] for run in new.page_runs()] == [(False, None, frozenset())]

@@ -155,6 +155,8 @@ class ContentRules(Program):
         memory.copy(0, buffer.size, piece.memory, piece.start)
         piece.memory.busy.add("legacy")
         self.pieces.append(Piece(buffer, memory))
+        if kind == "managed":
+            self.take_records(self.pieces[-1])
 
     @precondition(lambda self: self.pieces)
     @rule(pick=picks)

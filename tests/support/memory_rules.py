@@ -62,6 +62,7 @@ class MemoryRules(Program):
                 buffer.fill(on % 256, stream=stream)
                 memory.write(0, bytes([on % 256]) * size)
             else:
+                self.take_records(self.pieces[-1])
                 self.write_from_the_host(len(self.pieces) - 1, (0, 11, 0), on % 256)
 
     def pool(self, name, make):

@@ -173,6 +173,10 @@ class Program(RuleBasedStateMachine):
             for _ in range(-(-run.nbytes // PAGE))
         ]
 
+    def take_records(self, piece):
+        """New memory can have records of freed memory (conformance: records of freed memory)."""
+        piece.memory.pages = [{page} for page in self.records(piece)]
+
     def check_records(self, piece):
         memory = piece.memory
         if memory.kind != "managed" or piece.size != memory.size:
