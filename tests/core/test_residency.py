@@ -271,7 +271,7 @@ class TestPrefetchHints:
         )
 
     def test_name_each_device(self, alloc, device0, device1):
-        buffer = alloc(6 * PAGE)
+        buffer = alloc(2 * MIB)[: 6 * PAGE]  # shares its block with no other allocation
         buffer.range(0, PAGE).prefetch(device0)
         buffer.range(2 * PAGE, 3 * PAGE).prefetch(device1)
         found = residency(buffer)

@@ -457,7 +457,8 @@ class TestOrder:
         managedmem.prefetch(pages, Host(), stream=chosen, dispatch="batch")
         assert contents(buf) == b"\x06" * buf.size
 
-    def test_a_deferred_prefetch_keeps_its_place(self, buf, device0, stream):
+    def test_a_deferred_prefetch_keeps_its_place(self, alloc, device0, stream):
+        buf = alloc(2 * MIB)  # without records of freed memory
         buf.fill(3, stream=stream)
         managedmem.prefetch(buf, device0, stream=stream, defer=True)
         buf.prefetch(Host(), stream=stream)

@@ -20,6 +20,7 @@ from traces import check_ended_traces, load, store
 
 SOURCE = "emulator" if EMULATED else "kernel"
 HALF = MIB // 2
+BLOCK = 2 * MIB  # shared with no other allocation, so its pages begin empty
 
 
 @pytest.fixture(autouse=True)
@@ -34,8 +35,8 @@ def by_fault(sums, direction):
 
 class TestSumsAreThoseOfArithmetic:
     def test_prefetches(self, alloc):
-        buffer = alloc(MIB)
-        store(buffer[:HALF])
+        buffer = alloc(BLOCK)
+        store(buffer[:MIB])
         with managedmem.trace() as t:
             buffer.prefetch(Device(0))
             t.mark("there")
@@ -43,17 +44,17 @@ class TestSumsAreThoseOfArithmetic:
             t.mark("again")
             buffer.prefetch(Host())
         there, again, back = (part[buffer] for part in t.slices)
-        assert there.by_cause["requested"] == (HALF, 0, 0)
+        assert there.by_cause["requested"] == (MIB, 0, 0)
         assert (again.moved, again.host_faults, again.device_faults) == (0, 0, 0)
         assert back.by_cause["requested"][1] == back.to_host == back.moved
-        assert back.to_host >= HALF
+        assert back.to_host >= MIB
         assert there.turned_back == again.turned_back == back.turned_back == 0
-        assert t[buffer].turned_back == t.total.turned_back == HALF
+        assert t[buffer].turned_back == t.total.turned_back == MIB
         assert t.total.host_faults == t.total.device_faults == 0
         assert t[buffer].devices == (Device(0),)
 
     def test_memory_without_contents_does_not_move(self, alloc):
-        buffer = alloc(MIB)
+        buffer = alloc(BLOCK)
         with managedmem.trace() as t:
             buffer.prefetch(Device(0))
         assert t.total.moved == 0

@@ -11,7 +11,7 @@ from managedmem import Device, Host, Stream, emulator
 from programs import run_python
 from traces import check_ended_traces, store
 
-SOURCE = "emulator" if EMULATED else "kernel"
+SOURCE, DRIVER = ("emulator", "emulator") if EMULATED else ("kernel", "cuda")
 HALF = MIB // 2
 
 
@@ -408,7 +408,8 @@ class TestProcesses:
             buf.prefetch(Device(0))
             first = t.mark("first")
             buf.prefetch(managedmem.Host())
-            """
+            """,
+            driver=DRIVER,
         )
         lines = done.stdout.splitlines()
         assert lines[0] == f"<managedmem.Trace, ended, source {SOURCE}>"
