@@ -190,9 +190,9 @@ clear_value(union emu_value *value, size_t first, size_t end, void *argument)
     memset(value, 0, sizeof *value);
 }
 
-/* Measured on an H100: advice ends with the free, also that of neighbours on a shared page. Its
- * records are cleared by a walk, which skips pages (topic "records"), so an allocation in the place
- * of a freed small one can read the advice of a page of the freed one. */
+/* Measured (topic "records of freed memory"): advice ends with the free, also that of neighbours on
+ * a shared page. Its records are cleared by a walk, which skips pages, so an allocation in the place
+ * of a freed small one can read the advice of the freed one. */
 static void
 clear_advice(const struct emu_allocation *allocation)
 {
