@@ -37,9 +37,11 @@ ALL_KILLED = ("rollback", "lock", "gil", "refcount")
 WORKERS = 2
 SECONDS = 60  # a test that takes longer hangs; most take one second
 FIELDS = {"name", "kind", "file", "before", "after", "killer"}
-C_TEST_SOURCES = ("tests/c/world.c", "tests/c/failing_allocations.c")  # shared by all C tests
+C_TEST_SOURCES = tuple(  # shared by all C tests
+    f"tests/c/{name}.c" for name in ("world", "failing_allocations", "counted_waits")
+)
 C_TEST_LIBRARIES = [
-    "-Wl,--wrap=malloc,--wrap=calloc,--wrap=realloc,--wrap=free",
+    "-Wl,--wrap=malloc,--wrap=calloc,--wrap=realloc,--wrap=free,--wrap=pthread_cond_wait",
     "-lpthread",
     "-ldl",
 ]
@@ -145,10 +147,10 @@ class Build:
                 subprocess.run(command, cwd=self.tree, check=True)
                 self.compile_tests[source] = command
         emulator = "python/managedmem/libmanagedmem_emulator.so"
-        for kind in ("forking", "odd"):  # the drivers that tests/c/run.sh puts beside it
+        for kind in ("forking", "odd", "hooked"):  # the drivers that tests/c/run.sh puts beside it
             made = [f"tests/c/{kind}_driver.c", "-o", f"python/managedmem/lib{kind}.so"]
             linked = ["-shared", "-Wl,--no-as-needed", emulator, "-Wl,-rpath,$ORIGIN", "-ldl"]
-            subprocess.run([*compiler, *made, *linked], cwd=self.tree, check=True)
+            subprocess.run([*compiler, *C_TEST_INCLUDES, *made, *linked], cwd=self.tree, check=True)
 
     def commands_of(self, file, killers):
         """The commands that compile a source, or all sources that include a header; of the tests

@@ -43,16 +43,16 @@ for sanitizer in "${sanitizers[@]}"; do
     mkdir -p "$out"
     "$compiler" "${flags[@]}" "-fsanitize=$sanitizer" -fPIC -shared -fvisibility=hidden \
         -o "$out/libemulator.so" "$root"/src/emulator/*.c -lpthread -ldl
-    for kind in forking odd; do
+    for kind in forking odd hooked; do
         "$compiler" "${flags[@]}" "-fsanitize=$sanitizer" -fPIC -shared -o "$out/lib$kind.so" \
             "$root/tests/c/${kind}_driver.c" -Wl,--no-as-needed "$out/libemulator.so" -ldl
     done
     (cd "$out" && "$compiler" "${flags[@]}" "-fsanitize=$sanitizer" -c \
-        "$root"/tests/c/{world,failing_allocations}.c \
+        "$root"/tests/c/{world,failing_allocations,counted_waits}.c \
         "$root"/src/_managedmem/{driver,memory,trace}/*.c)
     for name in "${tests[@]}"; do
         "$compiler" "${flags[@]}" "-fsanitize=$sanitizer" -o "$out/$name" "$root/tests/c/$name.c" \
-            "$out"/*.o -Wl,--wrap={malloc,calloc,realloc,free} -lpthread -ldl
+            "$out"/*.o -Wl,--wrap={malloc,calloc,realloc,free,pthread_cond_wait} -lpthread -ldl
         echo "--- $name, sanitized for $sanitizer"
         "$out/$name" "$out/libemulator.so"
     done

@@ -4,7 +4,6 @@
  * Usage: test_driver PATH_OF_THE_EMULATED_DRIVER, with libforking.so and libodd.so beside it.
  * Opens the driver in children only, so that each test begins with none. */
 #include <dlfcn.h>
-#include <limits.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <string.h>
@@ -12,8 +11,8 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "check.h"
 #include "driver/driver.h"
+#include "world.h"
 
 /* Options of ThreadSanitizer: children do not join the threads of their parents. */
 const char *__tsan_default_options(void);
@@ -148,20 +147,12 @@ fork_while_another_thread_opens(void)
 }
 
 static void
-path_beside(const char *name, char path[PATH_MAX])
-{
-    const char *slash = strrchr(driver_path, '/');
-
-    (void)snprintf(path, PATH_MAX, "%.*s%s", (int)(slash - driver_path + 1), driver_path, name);
-}
-
-static void
 select_beside(const char *name)
 {
     char path[PATH_MAX];
     mm_status st;
 
-    path_beside(name, path);
+    world_path_beside(driver_path, name, path);
     CHECK_OK(mm_driver_select(path, &st), &st);
 }
 
@@ -323,7 +314,7 @@ open_in_many_threads(void)
 
     CHECK_EQUAL(setenv("ODD_DEVICES", "2", 1), 0);
     CHECK_EQUAL(setenv("ODD_CONCURRENT", "3", 1), 0);
-    path_beside("libodd.so", path);
+    world_path_beside(driver_path, "libodd.so", path);
     select_beside("libodd.so");
     check_threads(CHECK_MAX_THREADS, open_what_is_selected, NULL);
     library = dlopen(path, RTLD_NOW | RTLD_NOLOAD);

@@ -51,6 +51,14 @@ world_open(const char *path)
     find(library, "emu_uvm_disturb", &world.disturb_queue);
 }
 
+void
+world_path_beside(const char *path, const char *name, char found[PATH_MAX])
+{
+    const char *slash = strrchr(path, '/');
+
+    (void)snprintf(found, PATH_MAX, "%.*s%s", (int)(slash - path + 1), path, name);
+}
+
 size_t
 world_calls(const char *function)
 {

@@ -4,6 +4,7 @@
 #define WORLD_H
 
 #include <dlfcn.h>
+#include <limits.h>
 #include <string.h>
 
 #include "check.h"
@@ -36,6 +37,9 @@ extern emulated_world world;
 
 /* Opens the emulated driver at path and fills `world`; ends the process when that fails. */
 void world_open(const char *path);
+
+/* The path of a file in the folder of another file. */
+void world_path_beside(const char *path, const char *name, char found[PATH_MAX]);
 
 /* mm_batch_run, without deferring. */
 int world_run(mm_driver *cu, mm_operation op, mm_batch *b, CUstream stream, mm_dispatch dispatch,
