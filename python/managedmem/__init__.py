@@ -81,6 +81,10 @@ __all__ = [
     "TraceSlice",
     "TraceSums",
     "TraceUnavailableError",
+    "TuneResult",
+    "TuneTime",
+    "TuneTrial",
+    "TuneUnstableError",
     "advise",
     "discard",
     "discard_prefetch",
@@ -90,6 +94,7 @@ __all__ = [
     "prefetch",
     "residency",
     "trace",
+    "tune",
 ]
 
 _MutableSet.register(AccessedBySetProxy)
@@ -115,6 +120,7 @@ if TYPE_CHECKING:
         TraceSums,
         trace,
     )
+    from managedmem._tune import TuneResult, TuneTime, TuneTrial, TuneUnstableError, tune
 else:
 
     def __getattr__(name: str) -> object:
@@ -123,7 +129,8 @@ else:
             return _import_module("managedmem.emulator")
         if name not in __all__:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        part = "_residency" if name.startswith("Residency") else "_trace"
+        parts = {"Resi": "_residency", "Tune": "_tune", "tune": "_tune"}
+        part = parts.get(name[:4], "_trace")
         globals()[name] = value = getattr(_import_module(f"managedmem.{part}"), name)
         return value
 

@@ -64,9 +64,9 @@ def evidence_of(sums: TraceSums, *names: str) -> dict[str, int | float]:
     return {name: value for name, value in found.items() if value is not None}
 
 
-def counts(moved: int, memory: TraceMemory) -> bool:
-    """True if so many bytes by faults are worth a finding."""
-    return moved > ENOUGH or moved >= max(LEAST, ENOUGH_SHARE * memory.nbytes)
+def counts(moved: float, nbytes: int) -> bool:
+    """True if so many bytes by faults, of a memory of that size, are worth a finding."""
+    return moved > ENOUGH or moved >= max(LEAST, ENOUGH_SHARE * nbytes)
 
 
 def device_text(memory: TraceMemory) -> str:
@@ -113,7 +113,7 @@ def evicted(memory: TraceMemory) -> Costed | None:
 def turned(memory: TraceMemory) -> Costed | None:
     """Pages went to the device and back by faults, sometimes often."""
     there, back = by_faults(memory, 0), by_faults(memory, 1)
-    if not (counts(there, memory) and counts(back, memory) and counts(memory.turned_back, memory)):
+    if not all(counts(n, memory.nbytes) for n in (there, back, memory.turned_back)):
         return None
     cost = there * TO_DEVICE_COST + back * TO_HOST_COST
     once = max(memory.moved - memory.turned_back, 1)
@@ -162,7 +162,7 @@ def _advice_for_turned(memory: TraceMemory) -> str:
 def arrived(memory: TraceMemory) -> Costed | None:
     """Pages went to the device by faults."""
     moved = by_faults(memory, 0)
-    if not counts(moved, memory):
+    if not counts(moved, memory.nbytes):
         return None
     finding = Finding(
         memory,

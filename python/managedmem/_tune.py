@@ -1,0 +1,579 @@
+"""``managedmem.tune()``: its arguments, and the course of a search from first run to result.
+
+The package imports this module at the first use of one of its names. ``_tune_rules`` proposes
+changes, ``_tune_search`` decides about them, ``_tune_report`` presents the result.
+"""
+
+from __future__ import annotations
+
+import gc
+import inspect
+import math
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+
+import managedmem
+from managedmem import (
+    CUDAError,
+    Device,
+    Host,
+    ManagedBuffer,
+    MigrationPolicy,
+    TraceUnavailableError,
+    _managedmem,
+)
+from managedmem._trace import Trace, _torch_captures
+from managedmem._trace_results import target_range
+from managedmem._tune_report import TuneResult, TuneTime, TuneTrial, entries_of
+from managedmem._tune_rules import Material, Seen, propose, propose_all, seen_in
+from managedmem._tune_search import (
+    Clock,
+    Limits,
+    Phase,
+    Search,
+    TuneUnstableError,
+    confidence,
+    interval_of,
+    plans_of,
+)
+from managedmem._units import size_text
+
+if TYPE_CHECKING:
+    from managedmem._managedmem import _Target
+
+__all__ = ["TuneResult", "TuneTime", "TuneTrial", "TuneUnstableError", "tune"]
+
+TRACED_RUNS = 2
+LEAST_PAIRS = 5
+DISCARDS_SINCE = 13000
+CAPTURED = 900
+"""CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED."""
+BUSY = (
+    "tune() waits for the device after each run, which would end the capture of a CUDA graph: tune "
+    "before or after the capture"
+)
+
+
+# --- arguments ----------------------------------------------------------------------------------
+
+
+def _phase_of(given: Any, place: str, default: str) -> Phase:
+    name = None
+    if _is_pair(given):
+        name, given = given
+        if not name:
+            raise ValueError(f"{place} has an empty name")
+    if not callable(given):
+        raise TypeError(f"{place} must be callable, or a pair (name, callable), got {given!r}")
+    if inspect.iscoroutinefunction(given):
+        raise TypeError(f"{place} must not be a coroutine function: nobody would await it")
+    if name is None:
+        found = getattr(given, "__name__", default)
+        name = default if found == "<lambda>" else str(found)
+    return Phase(name, given)
+
+
+def _is_pair(given: Any) -> bool:
+    return isinstance(given, tuple) and len(given) == 2 and isinstance(given[0], str)
+
+
+def phases_of(step: Any) -> tuple[Phase, ...]:
+    """The phases of a step: a callable, a pair (name, callable), or a sequence of these."""
+    if callable(step) or _is_pair(step):
+        return (_phase_of(step, "step", "step"),)
+    if not isinstance(step, list | tuple):
+        raise TypeError(f"step must be callable, or a list or tuple of callables, got {step!r}")
+    if not step:
+        raise ValueError("step has no phases: give a callable, or several")
+    found = tuple(_phase_of(each, f"step[{i}]", f"phase_{i + 1}") for i, each in enumerate(step))
+    names = [phase.name for phase in found]
+    for i, name in enumerate(names):
+        if name in names[:i]:
+            raise ValueError(
+                f"step[{names.index(name)}] and step[{i}] are both named {name!r}: give pairs "
+                "(name, callable) with different names"
+            )
+    return found
+
+
+def _is_one_target(given: Any) -> bool:
+    protocols = ("__cuda_array_interface__", "__array_interface__", "__dlpack__")
+    if any(hasattr(type(given), name) for name in protocols) or not isinstance(given, Iterable):
+        return True
+    try:
+        memoryview(given)  # type: ignore[arg-type]
+    except TypeError:
+        return False
+    return True
+
+
+def _names_for(targets: Sequence[Any]) -> list[str]:
+    """The names of whole buffers, or else their places."""
+    names = [
+        each.name if isinstance(each, ManagedBuffer) and not each.is_closed else None
+        for each in targets
+    ]
+    places = [f"buffers[{i}]" for i in range(len(targets))]
+    if any(name in places for name in names):
+        return places
+    return [
+        name if name and names.count(name) == 1 else place
+        for name, place in zip(names, places, strict=True)
+    ]
+
+
+def named_targets(buffers: Any) -> dict[str, Any]:
+    """The targets by name, checked: managed memory, open, and no byte in two of them.
+
+    Raises ValueError or TypeError.
+    """
+    if isinstance(buffers, Mapping):
+        found = dict(buffers)
+        for name in found:
+            if not isinstance(name, str) or not name:
+                raise TypeError(f"the names of buffers must be texts, got {name!r}")
+    else:
+        given = [buffers] if _is_one_target(buffers) else list(buffers)
+        found = dict(zip(_names_for(given), given, strict=True))
+    if not found:
+        raise ValueError("buffers is empty: give the memory that the step uses")
+    for name, target in found.items():
+        try:
+            MigrationPolicy.default().applied([target])  # checks the target, and applies nothing
+        except (TypeError, ValueError, RuntimeError) as error:
+            start = f"buffer {name!r}: "
+            error.args = (start + str(error).removeprefix("targets[0]: "), *error.args[1:])
+            raise
+    return found
+
+
+def _extents(targets: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
+    """Address and size of each target; no two may overlap."""
+    extents = {name: target_range(target) for name, target in targets.items()}
+    last, end = "", 0
+    ordered = sorted(extents.items(), key=lambda each: (each[1][0], -each[1][1]))
+    for name, (start, nbytes) in ordered:
+        if nbytes and start < end:
+            raise ValueError(f"buffers {last!r} and {name!r} overlap: give each byte once")
+        if start + nbytes > end:
+            last, end = name, start + nbytes
+    return extents
+
+
+def _disposable_of(
+    given: Any, targets: Mapping[str, Any], phases: Sequence[Phase]
+) -> dict[str, str | None]:
+    """The disposable memories by name, with the phase that overwrites them where it is given."""
+    if isinstance(given, Mapping):
+        pairs = list(given.items())
+    else:
+        pairs = [(e, None) for e in ([given] if isinstance(given, str) else given)]
+    found: dict[str, str | None] = {}
+    names = [phase.name for phase in phases]
+    for each, phase in pairs:
+        same = (key for key, target in targets.items() if target is each)
+        name = each if isinstance(each, str) else next(same, "")
+        if name not in targets:
+            raise ValueError(f"disposable has {each!r}, which buffers does not have")
+        if phase is not None and phase not in names:
+            raise ValueError(
+                f"disposable says that phase {phase!r} overwrites {name!r}; the phases are "
+                f"{', '.join(names)}"
+            )
+        found[name] = phase
+    return found
+
+
+def _points_of(given: Any, phases: Sequence[Phase]) -> frozenset[str]:
+    names = [phase.name for phase in phases]
+    if given is None:
+        return frozenset(names)
+    chosen = [given] if isinstance(given, str) else list(given)
+    for each in chosen:
+        if each not in names:
+            raise ValueError(f"points has {each!r}, which is no phase: they are {', '.join(names)}")
+    return frozenset(chosen)
+
+
+def _number(name: str, value: Any, least: float, most: float = math.inf) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(f"{name} must be a number, got {value!r}")
+    if not least <= value < most:
+        limit = f"at least {least:g}" + (f" and below {most:g}" if most < math.inf else "")
+        raise ValueError(f"{name} must be {limit} and finite, got {value}")
+    return float(value)
+
+
+def _count(name: str, value: Any, least: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{name} must be an int, got {value!r}")
+    if value < least:
+        raise ValueError(f"{name} must be at least {least}, got {value}")
+    return value
+
+
+def _limits_of(
+    max_seconds: Any, pairs: Any, min_gain: Any, warmup: Any, max_noise: Any, verify: Any
+) -> Limits:
+    limits = Limits(
+        _number("max_seconds", max_seconds, 0),
+        _count("pairs", pairs, LEAST_PAIRS),
+        _number("min_gain", min_gain, 0, 1),
+        _count("warmup", warmup, 0),
+        _number("max_noise", max_noise, 0),
+        verify,
+    )
+    if verify is not None and not callable(verify):
+        raise TypeError(f"verify must be callable or None, got {verify!r}")
+    return limits
+
+
+# --- circumstances ------------------------------------------------------------------------------
+
+
+def _check_captures() -> None:
+    """Raise RuntimeError if a stream captures a graph, as far as that can be seen."""
+    if _torch_captures():
+        raise RuntimeError(BUSY)
+    probe = Trace(faults=False)
+    try:
+        probe.start()
+    except TraceUnavailableError:
+        _check_captures_by_prefetch()
+        return
+    try:
+        probe.mark("")
+    except CUDAError:
+        raise
+    except RuntimeError as error:
+        raise RuntimeError(BUSY) from error
+    finally:
+        probe.stop()
+
+
+def _check_captures_by_prefetch() -> None:
+    """The same without a source of events: for the legacy stream, which blocking ones share."""
+    with managedmem.empty(1) as scratch:
+        try:
+            scratch.prefetch(Host())
+        except CUDAError as error:
+            if error.code == CAPTURED:
+                raise RuntimeError(BUSY) from error
+            raise
+
+
+def _base_policies(targets: Mapping[str, Any]) -> tuple[dict[str, MigrationPolicy], list[str]]:
+    """The advice of each memory; where its pages differ, none, and the name."""
+    base, mixed = {}, []
+    for name, target in targets.items():
+        try:
+            base[name] = MigrationPolicy.of(target)
+        except ValueError:
+            base[name] = MigrationPolicy.default()
+            mixed.append(name)
+    return base, mixed
+
+
+def _advisable(targets: Mapping[str, Any]) -> frozenset[str]:
+    """The memories whose resource takes advice; those of other libraries are tried."""
+    return frozenset(
+        name
+        for name, target in targets.items()
+        if getattr(getattr(target, "memory_resource", None), "supports_advice", True)
+    )
+
+
+def _free_memory(devices: Iterable[Device]) -> dict[Device, int]:
+    """The free bytes of the devices that can be prefetched to."""
+    return {
+        device: device.memory_info.free for device in devices if device.concurrent_managed_access
+    }
+
+
+# --- the course ---------------------------------------------------------------------------------
+
+
+class Tuning:
+    """One call of tune(): what it was given, and what it finds on its way."""
+
+    def __init__(
+        self,
+        phases: tuple[Phase, ...],
+        targets: dict[str, Any],
+        disposable: dict[str, str | None],
+        points: frozenset[str],
+        limits: Limits,
+        clock: Callable[[], float],
+    ) -> None:
+        self.phases, self.targets, self.points = phases, targets, points
+        self.disposable = disposable
+        self.devices = {Device()}
+        self.clock = Clock(clock, self.devices)
+        self.search = Search(phases, targets, limits, self.clock)
+        self.notes: list[str] = []
+        self.evidence = "none"
+        self.sizes = {name: nbytes for name, (_, nbytes) in _extents(targets).items()}
+        self.base, mixed = _base_policies(targets)
+        if mixed:
+            self.notes.append(
+                f"the pages of {', '.join(mixed)} differ in their advice; a change of advice "
+                "replaces all of it"
+            )
+
+    def look(self) -> list[Seen]:
+        """Trace some runs; [] if nothing can be recorded."""
+        trace = Trace()
+        for name, target in self.targets.items():
+            if self.sizes[name]:
+                trace.name(target, name)
+        try:
+            trace.start()
+        except TraceUnavailableError as error:
+            sentence = str(error).splitlines()[0]
+            self.notes.append(f"nothing could be recorded, so every rule was tried: {sentence}")
+            return []
+        with ExitStack() as stack:
+            stack.push(trace)
+            for _ in range(TRACED_RUNS):
+                self.search.active = step = self.search.step_of(self.search.setting)
+                step(after=trace.mark)
+        self.evidence = f"{trace.source}, {TRACED_RUNS} traced runs"
+        self.notes += trace.problems
+        return self._read(trace)
+
+    def _read(self, trace: Trace) -> list[Seen]:
+        found: list[Seen] = []
+        count = len(self.phases)
+        for i, phase in enumerate(self.phases):
+            slices = [trace.slices[run * count + i] for run in range(TRACED_RUNS)]
+            memories = {
+                name: [part[self.targets[name]] for part in slices]
+                for name, nbytes in self.sizes.items()
+                if nbytes
+            }
+            found += seen_in(phase.name, slices, memories)
+        self.devices |= {each.device for each in found if each.device is not None}
+        if trace.total.turned_back and not (trace.total.host_faults or trace.total.device_faults):
+            self.notes.append(
+                f"{size_text(trace.total.turned_back // TRACED_RUNS)} per run went back where they "
+                "came from, all on request: some prefetches of the step may be too many"
+            )
+        return found
+
+    def material(self) -> Material:
+        """What the rules need to know."""
+        return Material(
+            [phase.name for phase in self.phases],
+            self.points,
+            {name: nbytes for name, nbytes in self.sizes.items() if nbytes},
+            self.base,
+            _advisable(self.targets),
+            self.disposable,
+            _free_memory(self.devices),
+        )
+
+    def check_time(self, seconds: float) -> None:
+        """Raise ValueError if the time is too short to prove a single change."""
+        limits = self.search.limits
+        runs = limits.pairs * (2 + min(limits.warmup, 1)) + 2 * limits.warmup
+        needed = seconds * (3 * runs + TRACED_RUNS)
+        if needed > limits.max_seconds:
+            raise ValueError(
+                f"max_seconds={limits.max_seconds:g} is too short to prove anything: a run took "
+                f"{seconds:.3g} s, and noise, one change and the final proof need {3 * runs} runs. "
+                f"Give max_seconds={math.ceil(needed * 2)}, fewer pairs, or a shorter step"
+            )
+
+    def warm_up(self) -> None:
+        """Run the unchanged step, and check that the time allows a search."""
+        search = self.search
+        seconds = [search.run(search.setting)[0] for _ in range(max(search.limits.warmup, 1))]
+        self.check_time(min(seconds))
+
+    def run(self, keep: bool) -> TuneResult:
+        """The whole course. On every failure all advice is put back."""
+        placement = self.search.placement
+        try:
+            result = self._run()
+            if keep:
+                placement.use(self.search.setting)
+            else:
+                placement.put_back()
+            return result
+        except BaseException as error:
+            try:
+                placement.put_back()
+            except Exception as failure:
+                error.add_note(f"managedmem.tune() could not put back all advice: {failure}")
+            if isinstance(error, Exception) and not isinstance(error, TuneUnstableError):
+                error.add_note(self._note())
+            raise
+
+    def _note(self) -> str:
+        step = self.search.active
+        phase = step.running if step is not None else None
+        place = f"in phase {phase!r} " if phase else ""
+        return (
+            f"managedmem.tune(): {place}with {self.search.applied} applied; the earlier advice "
+            "is back"
+        )
+
+    def _run(self) -> TuneResult:
+        search = self.search
+        gc.collect()
+        self.warm_up()
+        seen = self.look()
+        search.warm_up(search.setting, search.limits.warmup)
+        usual = search.measure_noise()
+        material = self.material()
+        if self.evidence == "none":
+            candidates = propose_all(material, Device())
+        else:
+            candidates = propose(material, seen)
+            if not candidates:
+                self.notes.append("the runs moved nothing by faults that a change could avoid")
+        search.prove(candidates, material)
+        return self._result(usual)
+
+    def _result(self, usual: TuneTime) -> TuneResult:
+        search = self.search
+        proof = search.compare()
+        setting = search.setting
+        names = [phase.name for phase in self.phases]
+        if confidence(search.limits.pairs) < 0.95:
+            self.notes.append(
+                f"with {search.limits.pairs} pairs, intervals are of "
+                f"{confidence(search.limits.pairs):.2%}"
+            )
+        result = TuneResult(
+            {
+                "phases": tuple(names),
+                "policies": {name: item.policy for name, item in setting.policies.items()},
+                "_prefetch_entries": entries_of(setting.prefetches, names),
+                "_discard_entries": entries_of(setting.discards, names),
+                "before": interval_of([a for a, _ in proof.seconds]) if proof else usual,
+                "after": interval_of([b for _, b in proof.seconds]) if proof else usual,
+                "gain": interval_of(proof.gains) if proof else None,
+                "pairs": tuple(proof.seconds) if proof else (),
+                "noise": search.noise,
+                "evidence": self.evidence,
+                "notes": tuple(self.notes),
+                "seconds": search.elapsed(),
+                "machine": self._machine(),
+                "trials": tuple(search.trials),
+            }
+        )
+        step = search.step_of(setting)
+        result.bind(
+            plans_of(setting.prefetches, self.targets),
+            plans_of(setting.discards, self.targets),
+            step,
+        )
+        return result
+
+    def _machine(self) -> dict[str, Any]:
+        info = _managedmem.driver_info()
+        return {
+            "managedmem": managedmem.__version__,
+            "driver": info["version_string"],
+            "emulated": info["emulated"],
+            "devices": [each.name for each in sorted(self.devices, key=lambda d: d.device_id)],
+        }
+
+
+def tune(
+    step: Any,
+    buffers: _Target | Iterable[_Target] | Mapping[str, _Target],
+    *,
+    disposable: Any = (),
+    points: Iterable[str] | None = None,
+    max_seconds: float = 60.0,
+    pairs: int = 9,
+    min_gain: float = 0.03,
+    warmup: int = 2,
+    verify: Callable[[Any, Any], Any] | None = None,
+    keep: bool = True,
+    max_noise: float = 0.25,
+) -> TuneResult:
+    """Find advice and prefetches that make a step faster, and prove each of them by measuring.
+
+    Some runs are traced; rules propose changes from the bytes and faults of each memory; each
+    change is compared with the step as it is, in alternating pairs of runs, and kept if the lower
+    end of the 95 % interval of the gain is above noise. The rest is put back.
+
+    Parameters
+    ----------
+    step : callable, or list of callables or pairs (name, callable)
+        The work, to be run again and again, without arguments. Several callables are phases, run in
+        order: prefetches are placed before phases. A step may return streams or events, which are
+        waited for; without any, the devices are.
+    buffers : target, several, or dict of names and targets
+        The memory to tune: buffers, slices of them, arrays and tensors of other libraries. A list
+        takes the names of buffers, or "buffers[i]".
+    disposable : targets or names, or a dict with the phase that overwrites each
+        Memory whose contents may be lost before it is overwritten. Nothing else is ever discarded.
+        Needs CUDA 13.0.
+    points : names of phases, optional
+        The phases before which prefetches may be placed; default all.
+    max_seconds : float
+        No trial begins that could not end in this time.
+    pairs : int
+        Pairs of runs for each comparison, 5 or more.
+    min_gain : float
+        The part of a run that a change must save.
+    warmup : int
+        Runs before each comparison that are not measured. If it is not 0, each change of the
+        setting between two measured runs is followed by one more such run.
+    verify : callable, optional
+        ``verify(before, after)`` gets what the step returned without and with a change, once for
+        each; the change is rejected if the answer is false.
+    keep : bool
+        Leave the policies that were proved applied. False: put back all advice.
+    max_noise : float
+        The largest difference of unchanged runs, as a part of a run.
+
+    Returns a `TuneResult`. Contents never change, except of ``disposable`` memory. On every
+    exception, also KeyboardInterrupt, each page has its earlier advice again. An exception of the
+    step passes through, with a note on the change that was applied.
+
+    Raises TypeError or ValueError for other arguments before the first run, and ValueError if
+    ``max_seconds`` is too short for the step; NotImplementedError for ``disposable`` with an older
+    driver; RuntimeError while a stream captures; TuneUnstableError if unchanged runs differ too
+    much; CUDAError if the driver refuses a call. One thread at a time may tune the same memory.
+    Driver: cuMemAdvise, cuMemPrefetchAsync, cuMemDiscardAndPrefetchBatchAsync, cuCtxSynchronize.
+    """
+    if not isinstance(keep, bool):
+        raise TypeError(f"keep must be True or False, got {keep!r}")
+    return prepared(
+        step,
+        buffers,
+        disposable,
+        points,
+        _limits_of(max_seconds, pairs, min_gain, warmup, max_noise, verify),
+    ).run(keep)
+
+
+def prepared(
+    step: Any,
+    buffers: Any,
+    disposable: Any,
+    points: Any,
+    limits: Limits,
+    clock: Callable[[], float] = time.perf_counter,
+) -> Tuning:
+    """The tuning for checked arguments; tests give it a clock of their own."""
+    phases = phases_of(step)
+    chosen = _points_of(points, phases)
+    targets = named_targets(buffers)
+    _extents(targets)
+    lost = _disposable_of(disposable, targets, phases)
+    version = _managedmem.driver_info()["version"]
+    if lost and version < DISCARDS_SINCE:
+        raise NotImplementedError(
+            f"disposable= needs a driver of CUDA 13.0 or newer, this one is of CUDA "
+            f"{version // 1000}.{version % 1000 // 10}"
+        )
+    _check_captures()
+    return Tuning(phases, targets, lost, chosen, limits, clock)

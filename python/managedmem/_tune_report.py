@@ -1,0 +1,440 @@
+"""The result of tune(): policies, plans and their evidence, as text, HTML, picture and data."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import textwrap
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from managedmem import AppliedPolicy, Device, Host, MigrationPolicy, PrefetchPlan
+from managedmem._units import time_text
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+    from managedmem._managedmem import _Target
+
+VERSION = 1
+"""The version of the JSON form."""
+WIDTH = 100
+
+_LOCATION = re.compile(r"(Device|Host)\((?:(?:numa_id=)?(\d+))?\)")
+
+
+class TuneTime(NamedTuple):
+    """A median in seconds, with its interval of 95 % (93.75 % with 5 pairs)."""
+
+    median: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        return f"{signed(self.median)} ({signed(self.low)} to {signed(self.high)})"
+
+
+def signed(seconds: float) -> str:
+    """Seconds that can be negative, as s, ms or us."""
+    return f"{'-' if seconds < 0 else ''}{time_text(abs(seconds))}"
+
+
+class TuneTrial(NamedTuple):
+    """A change that `tune` considered, with the reason for it and the times that decided.
+
+    ``rule`` is the number of the rule in :doc:`the guide <tuning>`, "" for an attempt to do without
+    a kept change. ``evidence`` has sums of a run, by their names in `TraceSums`; ``arrived`` and
+    ``returned`` are the bytes that faults moved to devices and to the host. ``estimate`` is the
+    order in which changes were tried: seconds that it may save at most, or None.
+
+    ``pairs`` are the seconds of a run without and with the change, ``gain`` the interval of the
+    differences, or None if it was not tried. ``cost`` is the seconds that applying its advice took,
+    which no pair contains. ``verdict`` is "kept", or a sentence.
+    """
+
+    change: str
+    rule: str
+    reason: str
+    evidence: dict[str, int | float]
+    estimate: float | None
+    pairs: tuple[tuple[float, float], ...]
+    gain: TuneTime | None
+    cost: float
+    verdict: str
+
+
+Location = Device | Host
+Entries = dict[str, list[tuple[str, Location]]]
+
+
+class TuneResult:
+    """What `tune` found: the advice and the prefetches that were proved, and the evidence.
+
+    ``before`` and ``after`` are the seconds of a run, ``gain`` the seconds that a run saves, all
+    measured in alternating pairs at the end; ``speedup`` is the ratio of their medians. Without a
+    proved change, ``speedup`` is 1.0 and ``gain`` is None. ``noise`` is the part of a run by which
+    unchanged runs differ. ``evidence`` is the source of the counters behind the proposals, "none"
+    without one; ``notes`` are sentences. ``seconds`` is how long the search took.
+
+    Safe from every thread.
+    """
+
+    policies: dict[str, MigrationPolicy]
+    """The policy of each memory whose advice changed, by name."""
+    before: TuneTime
+    after: TuneTime
+    gain: TuneTime | None
+    pairs: tuple[tuple[float, float], ...]
+    """The seconds of a run before and after, in the alternating pairs of the proof."""
+    noise: float
+    trials: tuple[TuneTrial, ...]
+    phases: tuple[str, ...]
+    evidence: str
+    notes: tuple[str, ...]
+    seconds: float
+    machine: dict[str, Any]
+    """The driver, the devices and the version of the package that measured it."""
+
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        """Made by `tune` and `from_json`."""
+        vars(self).update(values)
+        self._plans: dict[str, PrefetchPlan] | None = None
+        self._discards: dict[str, PrefetchPlan] | None = None
+        self._step: Callable[[], Any] | None = None
+
+    _prefetch_entries: Entries
+    _discard_entries: Entries
+
+    @property
+    def speedup(self) -> float:
+        """How many times faster a run is than before."""
+        return self.before.median / self.after.median if self.after.median else 1.0
+
+    @property
+    def plans(self) -> dict[str, PrefetchPlan]:
+        """The plan to execute before each phase, by the name of the phase.
+
+        Raises RuntimeError for a result of `from_json` that was not applied yet.
+        """
+        return self._bound(self._plans)
+
+    @property
+    def discards(self) -> dict[str, PrefetchPlan]:
+        """The plans whose ``discard_prefetch()`` comes before a phase, by the name of the phase.
+
+        Wait for the device before it and after it if the step uses other streams. Raises
+        RuntimeError for a result of `from_json` that was not applied yet.
+        """
+        return self._bound(self._discards)
+
+    @property
+    def step(self) -> Callable[[], Any]:
+        """A callable that runs the phases with the plans before them.
+
+        Returns what the phase returns; with several phases a tuple. It does not apply policies, and
+        does not wait at the end. Raises RuntimeError for a result of `from_json` that was not
+        applied with ``step=``.
+        """
+        if self._step is None:
+            raise RuntimeError("this result was loaded: apply(buffers, step=...) gives it a step")
+        return self._step
+
+    def _bound(self, plans: dict[str, PrefetchPlan] | None) -> dict[str, PrefetchPlan]:
+        if plans is None:
+            raise RuntimeError("this result was loaded: apply(buffers) gives it its memory")
+        return plans
+
+    def bind(
+        self,
+        plans: dict[str, PrefetchPlan],
+        discards: dict[str, PrefetchPlan],
+        step: Callable[[], Any] | None,
+    ) -> None:
+        """Give the result its plans, and perhaps a step."""
+        self._plans, self._discards, self._step = plans, discards, step
+
+    def apply(
+        self,
+        buffers: _Target | Iterable[_Target] | Mapping[str, _Target],
+        *,
+        step: Any = None,
+    ) -> TuneResult:
+        """Apply the policies to memory, and make the plans over it; returns the result itself.
+
+        Parameters
+        ----------
+        buffers : target, several, or dict of names and targets
+            Named as for `tune`. All names in the result must be there.
+        step : callable or sequence of phases, optional
+            As for `tune`, with the same names of phases; makes `step` available.
+
+        The prefetches of the plans are not executed. Policies are applied all or none.
+        Raises ValueError or TypeError for other arguments, before anything is applied; CUDAError if
+        the driver refuses, with the earlier advice put back. Driver: cuMemAdvise,
+        cuMemRangeGetAttributes.
+        """
+        from managedmem._tune import named_targets, phases_of
+        from managedmem._tune_search import TunedStep, plans_of
+
+        phases = None if step is None else phases_of(step)
+        if phases is not None and tuple(phase.name for phase in phases) != self.phases:
+            raise ValueError(
+                f"step must have the phases {', '.join(self.phases)}, got "
+                f"{', '.join(phase.name for phase in phases)}"
+            )
+        targets = named_targets(buffers)
+        missing = sorted(self._names() - targets.keys())
+        if missing:
+            raise ValueError(f"buffers lacks {', '.join(map(repr, missing))}, which the result has")
+        plans = plans_of(_keyed(self._prefetch_entries), targets)
+        discards = plans_of(_keyed(self._discard_entries), targets)
+        apply_all(self.policies, targets)
+        self.bind(plans, discards, TunedStep(phases, plans, discards) if phases else None)
+        return self
+
+    def _names(self) -> set[str]:
+        entries = [*self._prefetch_entries.values(), *self._discard_entries.values()]
+        return {*self.policies, *(name for pairs in entries for name, _ in pairs)}
+
+    # --- text -----------------------------------------------------------------------------------
+
+    def __str__(self) -> str:
+        lines = [self._headline(), self._circumstances()]
+        for title, wanted in (("kept", True), ("not kept", False)):
+            found = [trial for trial in self.trials if (trial.verdict == "kept") is wanted]
+            if found:
+                lines += ["", f"{title}:"]
+                lines += [line for trial in found for line in _trial_lines(trial)]
+        lines += [f"\nnote: {note}" for note in self.notes]
+        return "\n".join(lines)
+
+    def _headline(self) -> str:
+        if self.gain is None:
+            return f"{self.before} per run; no change was proved to gain"
+        return (
+            f"{time_text(self.before.median)} -> {time_text(self.after.median)} per run, "
+            f"{self.speedup:.2f} x as fast: a run saves {self.gain}"
+        )
+
+    def _circumstances(self) -> str:
+        tried = sum(bool(trial.pairs) for trial in self.trials)
+        return (
+            f"noise {self.noise:.1%} of a run, evidence {self.evidence}, {tried} changes tried, "
+            f"{time_text(self.seconds)}"
+        )
+
+    def __repr__(self) -> str:
+        kept = sum(trial.verdict == "kept" for trial in self.trials)
+        return (
+            f"<managedmem.TuneResult speedup={self.speedup:.2f} kept={kept} "
+            f"trials={len(self.trials)}>"
+        )
+
+    def _repr_html_(self) -> str:
+        """The same as a table for notebooks, without scripts."""
+        from html import escape
+
+        rows = []
+        for trial in sorted(self.trials, key=lambda each: each.verdict != "kept"):
+            gain = "" if trial.gain is None else str(trial.gain)
+            texts = (trial.change, trial.reason, gain, trial.verdict)
+            cells = (f'<td style="text-align:left">{escape(text)}</td>' for text in texts)
+            rows.append(f"<tr>{''.join(cells)}</tr>")
+        heads = "".join(f"<th>{h}</th>" for h in ("change", "reason", "gain", "verdict"))
+        notes = "".join(f"<p>{escape(note)}</p>" for note in self.notes)
+        table = f"<table><thead><tr>{heads}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
+        return (
+            f"<div><p>{escape(self._headline())}</p><p>{escape(self._circumstances())}</p>"
+            f"{table if rows else ''}{notes}</div>"
+        )
+
+    def plot(self, ax: Axes | None = None) -> Axes:
+        """The gain of each change that was tried, as a part of a run, and of all together.
+
+        Dots are pairs of runs, bars medians with their intervals. Returns the matplotlib Axes, on
+        ``ax`` if it is given. Raises ImportError without matplotlib.
+        """
+        from managedmem._tune_plot import draw
+
+        return draw(self, ax)
+
+    # --- data -----------------------------------------------------------------------------------
+
+    def to_dict(self) -> dict[str, Any]:
+        """The result as dicts, lists, numbers and texts, for JSON."""
+        return {
+            "version": VERSION,
+            "phases": list(self.phases),
+            "policies": {name: policy_to_dict(policy) for name, policy in self.policies.items()},
+            "prefetches": _entries_to_dict(self._prefetch_entries),
+            "discards": _entries_to_dict(self._discard_entries),
+            "before": self.before._asdict(),
+            "after": self.after._asdict(),
+            "gain": self.gain and self.gain._asdict(),
+            "pairs": [list(pair) for pair in self.pairs],
+            "noise": self.noise,
+            "evidence": self.evidence,
+            "notes": list(self.notes),
+            "seconds": self.seconds,
+            "machine": self.machine,
+            "trials": [
+                {
+                    **trial._asdict(),
+                    "pairs": [list(pair) for pair in trial.pairs],
+                    "gain": trial.gain and trial.gain._asdict(),
+                }
+                for trial in self.trials
+            ],
+        }
+
+    def to_json(self, path: str | os.PathLike[str]) -> None:
+        """Write `to_dict()` to a file."""
+        found = self.to_dict()
+        with open(path, "w", encoding="utf-8") as file:
+            json.dump(found, file, indent=1)
+
+    @classmethod
+    def from_json(cls, path: str | os.PathLike[str]) -> TuneResult:
+        """Read a file of `to_json`. `apply` then gives the result its memory.
+
+        Raises ValueError for another file. A device that this machine lacks is a ValueError too.
+        """
+        with open(path, encoding="utf-8") as file:
+            found = json.load(file)
+        if not isinstance(found, dict) or found.get("version") != VERSION:
+            raise ValueError(
+                f"{os.fspath(path)} is no result of tune() that this version can read: it needs "
+                f'"version": {VERSION}'
+            )
+        try:
+            return cls(_values_of(found))
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ValueError(
+                f"{os.fspath(path)} is no result of tune(): {type(error).__name__}: {error}"
+            ) from error
+
+    def to_python(self) -> str:
+        """The proved changes as source text to paste into a program.
+
+        It needs ``buffers``, a dict of the memories by their names, and the phases as functions of
+        their names; names that are no identifiers are looked up in a dict ``phases``. It applies
+        the policies, and defines ``tuned_step()``.
+        """
+        from managedmem._tune_source import source_of
+
+        return source_of(self)
+
+
+# --- parts --------------------------------------------------------------------------------------
+
+
+def apply_all(policies: Mapping[str, MigrationPolicy], targets: Mapping[str, Any]) -> None:
+    """Apply a policy to each memory, all or none."""
+    blocks: list[AppliedPolicy] = []
+    try:
+        for name, policy in policies.items():
+            blocks.append(policy.applied([targets[name]]))
+            blocks[-1].__enter__()
+    except BaseException:
+        for block in reversed(blocks[:-1]):
+            block.restore()
+        raise
+
+
+def _keyed(entries: Entries) -> dict[tuple[str, str], Location]:
+    return {(phase, name): location for phase, pairs in entries.items() for name, location in pairs}
+
+
+def entries_of(found: Mapping[tuple[str, str], Location], phases: Sequence[str]) -> Entries:
+    """Prefetches by phase, in the order of the phases."""
+    return {
+        phase: pairs
+        for phase in phases
+        if (pairs := [(name, place) for (p, name), place in found.items() if p == phase])
+    }
+
+
+def policy_to_dict(policy: MigrationPolicy) -> dict[str, Any]:
+    """A policy for JSON; locations as texts such as "Device(0)"."""
+    preferred = policy.preferred_location
+    return {
+        "read_mostly": policy.read_mostly,
+        "preferred_location": None if preferred is None else str(preferred),
+        "accessed_by": sorted(map(str, policy.accessed_by)),
+    }
+
+
+def location_of(text: str) -> Location:
+    """The location of a text such as "Device(0)", "Host()" or "Host(numa_id=1)"."""
+    match = _LOCATION.fullmatch(text)
+    if match is None or (match[1] == "Device" and match[2] is None):
+        raise ValueError(f"{text!r} is no location")
+    if match[1] == "Device":
+        return Device(int(match[2]))
+    return Host() if match[2] is None else Host(int(match[2]))
+
+
+def _policy_of(found: Mapping[str, Any]) -> MigrationPolicy:
+    preferred = found["preferred_location"]
+    return MigrationPolicy(
+        read_mostly=found["read_mostly"],
+        preferred_location=None if preferred is None else location_of(preferred),
+        accessed_by=[location_of(each) for each in found["accessed_by"]],
+    )
+
+
+def _entries_to_dict(entries: Entries) -> dict[str, list[list[str]]]:
+    return {
+        phase: [[name, str(location)] for name, location in pairs]
+        for phase, pairs in entries.items()
+    }
+
+
+def _entries_from(found: Mapping[str, Any]) -> Entries:
+    return {
+        phase: [(name, location_of(text)) for name, text in pairs] for phase, pairs in found.items()
+    }
+
+
+def _time_of(found: Mapping[str, float] | None) -> TuneTime | None:
+    return None if found is None else TuneTime(**found)
+
+
+def _trial_of(found: Mapping[str, Any]) -> TuneTrial:
+    pairs = tuple((first, second) for first, second in found["pairs"])
+    return TuneTrial(**{**found, "pairs": pairs, "gain": _time_of(found["gain"])})
+
+
+def _values_of(found: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of a result from its JSON form."""
+    return {
+        "phases": tuple(found["phases"]),
+        "policies": {name: _policy_of(each) for name, each in found["policies"].items()},
+        "_prefetch_entries": _entries_from(found["prefetches"]),
+        "_discard_entries": _entries_from(found["discards"]),
+        "before": TuneTime(**found["before"]),
+        "after": TuneTime(**found["after"]),
+        "gain": _time_of(found["gain"]),
+        "pairs": tuple((first, second) for first, second in found["pairs"]),
+        "noise": found["noise"],
+        "evidence": found["evidence"],
+        "notes": tuple(found["notes"]),
+        "seconds": found["seconds"],
+        "machine": dict(found["machine"]),
+        "trials": tuple(map(_trial_of, found["trials"])),
+    }
+
+
+def _trial_lines(trial: TuneTrial) -> list[str]:
+    first = textwrap.fill(trial.change, WIDTH, initial_indent="  ", subsequent_indent="    ")
+    details = [trial.reason]
+    if trial.gain is not None:
+        median = sorted(pair[0] for pair in trial.pairs)[len(trial.pairs) // 2]
+        part = f"{trial.gain.median / median:+.1%}" if median else ""
+        details.append(f"gain {trial.gain}, {part} of a run" if part else f"gain {trial.gain}")
+    if trial.verdict != "kept":
+        details.append(trial.verdict)
+    indent = " " * 6
+    rest = textwrap.fill("; ".join(details), WIDTH, initial_indent=indent, subsequent_indent=indent)
+    return [first, rest]

@@ -1,0 +1,603 @@
+"""The rules of tune(): what a trace saw of each memory in each phase, and the changes worth a try.
+
+Thresholds are those of the findings of a trace. Nothing here runs a step or calls the driver.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, NamedTuple
+
+from managedmem import Device, Host, MigrationPolicy
+from managedmem._trace_findings import ENOUGH, SMALL_PART, by_faults, counts
+from managedmem._trace_table import label_text
+from managedmem._units import count_text, size_text, time_text
+
+if TYPE_CHECKING:
+    from managedmem._trace import TraceSlice
+    from managedmem._trace_results import TraceMemory
+
+FREE_SHARE = 0.9
+"""Prefetches may fill this share of the memory that a device had free at the start."""
+MOST_NAMED = 3
+"""A text names at most so many memories."""
+
+Location = Device | Host
+
+
+# --- changes ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Prefetch:
+    """A memory is prefetched before a phase."""
+
+    name: str
+    phase: str
+    location: Location
+
+
+@dataclass(frozen=True)
+class Discard:
+    """A memory gets pages without its contents before a phase."""
+
+    name: str
+    phase: str
+    location: Location
+
+
+@dataclass(frozen=True)
+class Advise:
+    """A memory gets a policy. One that stays where it is needs no prefetches."""
+
+    name: str
+    policy: MigrationPolicy
+    stays: bool
+
+
+Item = Prefetch | Discard | Advise
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Advice by memory, prefetches and discards by phase and memory: a point of the search."""
+
+    policies: Mapping[str, Advise] = field(default_factory=dict)
+    prefetches: Mapping[tuple[str, str], Location] = field(default_factory=dict)
+    discards: Mapping[tuple[str, str], Location] = field(default_factory=dict)
+
+    def with_items(self, items: Iterable[Item]) -> Setting:
+        """The setting with changes, which take the place of those that contradict them."""
+        policies, prefetches = dict(self.policies), dict(self.prefetches)
+        discards = dict(self.discards)
+        for item in items:
+            if isinstance(item, Advise):
+                policies[item.name] = item
+                for key in [k for k in prefetches if k[1] == item.name]:
+                    if item.stays or isinstance(prefetches[key], Host):
+                        del prefetches[key]
+                continue
+            key = item.phase, item.name
+            added, other = (
+                (prefetches, discards) if isinstance(item, Prefetch) else (discards, prefetches)
+            )
+            added[key] = item.location
+            other.pop(key, None)
+            if item.name in policies and policies[item.name].stays:
+                del policies[item.name]
+        return Setting(policies, prefetches, discards)
+
+    def without(self, item: Item) -> Setting:
+        """The setting without one change."""
+        if isinstance(item, Advise):
+            policies = {name: each for name, each in self.policies.items() if name != item.name}
+            return replace(self, policies=policies)
+        key = item.phase, item.name
+        return Setting(
+            self.policies,
+            {k: v for k, v in self.prefetches.items() if k != key},
+            {k: v for k, v in self.discards.items() if k != key},
+        )
+
+    def has(self, item: Item) -> bool:
+        """True if the change is a part of the setting."""
+        if isinstance(item, Advise):
+            return self.policies.get(item.name) == item
+        found = self.prefetches if isinstance(item, Prefetch) else self.discards
+        return found.get((item.phase, item.name)) == item.location
+
+    def on_devices(self) -> dict[Device, set[str]]:
+        """The memories that are brought to each device."""
+        found: dict[Device, set[str]] = {}
+        for (_, name), location in [*self.prefetches.items(), *self.discards.items()]:
+            if isinstance(location, Device):
+                found.setdefault(location, set()).add(name)
+        return found
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A change that is worth a try, with the rule and the evidence behind it."""
+
+    rule: str
+    change: str
+    items: tuple[Item, ...]
+    evidence: dict[str, int | float]
+    reason: str
+    phases: frozenset[str]
+    estimate: float | None = None
+    """Seconds that it could save in a run, for the order; None without evidence."""
+
+    @property
+    def names(self) -> frozenset[str]:
+        """The memories that it changes."""
+        return frozenset(item.name for item in self.items)
+
+
+# --- evidence -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What one run did with a memory in a phase: bytes, faults and seconds, as means."""
+
+    name: str
+    phase: str
+    nbytes: int
+    device: Device | None = None
+    arrived: float = 0
+    """Bytes that faults moved to a device."""
+    returned: float = 0
+    """Bytes that faults moved to the host."""
+    requested: tuple[float, float] = (0, 0)
+    """Bytes that prefetches and advice moved to a device, and to the host."""
+    device_faults: float | None = None
+    device_write_faults: float | None = None
+    host_faults: float | None = None
+    host_write_faults: float | None = None
+    thrashing: float = 0
+    throttled: float = 0.0
+    evicted: float = 0
+    turned_back: float = 0
+    stall: float = 0.0
+    """Seconds of the phase in proportion to the bytes that faults moved: an upper bound."""
+    copying: float = 0.0
+    """Seconds in which something of the memory moved."""
+    phases: frozenset[str] = frozenset()
+    """Of the sums over all phases: those in which faults moved it."""
+
+
+_COUNTED = (
+    "device_faults",
+    "device_write_faults",
+    "host_faults",
+    "host_write_faults",
+    "thrashing",
+    "throttled",
+    "evicted",
+    "turned_back",
+)
+
+
+def destination(part: TraceSlice, memory: TraceMemory) -> Device | None:
+    """The device that got most bytes of the memory, or the one that faulted on it."""
+    if len(memory.devices) <= 1:
+        return memory.devices[0] if memory.devices else None
+    found: dict[Device, int] = {}
+    for event in part.events(of=memory):
+        place = event.destination if event.kind == "move" else event.source
+        if event.kind in ("move", "device_fault") and isinstance(place, Device):
+            found[place] = found.get(place, 0) + max(event.nbytes, 1)
+    return max(found, key=lambda each: found[each]) if found else None
+
+
+def seen_in(
+    phase: str, slices: Sequence[TraceSlice], memories: Mapping[str, Sequence[TraceMemory]]
+) -> Iterator[Seen]:
+    """What the slices of one phase saw, one slice for each run; `memories` has theirs by name."""
+    runs = len(slices)
+    moved = {
+        name: sum(by_faults(memory, 0) + by_faults(memory, 1) for memory in found)
+        for name, found in memories.items()
+    }
+    elsewhere = sum(
+        sum(by_faults(part.total, direction) for direction in (0, 1)) for part in slices
+    )
+    total = max(elsewhere, sum(moved.values()), 1)
+    duration = sum(part.duration for part in slices) / runs
+    for name, found in memories.items():
+        pairs = zip(slices, found, strict=True)
+        devices = [d for part, memory in pairs if (d := destination(part, memory)) is not None]
+        sums: dict[str, float | None] = {}
+        for each in _COUNTED:
+            values = [getattr(memory, each) for memory in found]
+            sums[each] = None if None in values else sum(values) / runs
+        yield Seen(
+            name,
+            phase,
+            found[0].nbytes,
+            devices[-1] if devices else None,
+            sum(by_faults(memory, 0) for memory in found) / runs,
+            sum(by_faults(memory, 1) for memory in found) / runs,
+            (
+                sum(memory.by_cause["requested"][0] for memory in found) / runs,
+                sum(memory.by_cause["requested"][1] for memory in found) / runs,
+            ),
+            stall=duration * moved[name] / total,
+            copying=sum(memory.move_time for memory in found) / runs,
+            **sums,  # type: ignore[arg-type]
+        )
+
+
+def together(seen: Sequence[Seen]) -> Seen:
+    """The sums of one memory over all phases."""
+
+    def added(name: str) -> float | None:
+        values = [getattr(each, name) for each in seen]
+        return None if None in values else sum(values)
+
+    first = seen[0]
+    busiest = max(seen, key=lambda each: each.arrived + each.returned)
+    device = busiest.device or next((each.device for each in seen if each.device), None)
+    plain = ("arrived", "returned", "stall", "copying", *_COUNTED)
+    return replace(
+        first,
+        phase="",
+        phases=frozenset(each.phase for each in seen if each.arrived or each.returned),
+        device=device,
+        requested=(
+            sum(each.requested[0] for each in seen),
+            sum(each.requested[1] for each in seen),
+        ),
+        **{name: added(name) for name in plain},  # type: ignore[arg-type]
+    )
+
+
+# --- rules --------------------------------------------------------------------------------------
+
+
+class Material(NamedTuple):
+    """What the rules need to know beside the counters."""
+
+    phases: Sequence[str]
+    points: frozenset[str]
+    """The phases before which prefetches may come."""
+    sizes: Mapping[str, int]
+    base: Mapping[str, MigrationPolicy]
+    """The advice that memories have by themselves."""
+    advisable: frozenset[str]
+    """The memories that take advice."""
+    disposable: Mapping[str, str | None]
+    """Memories whose contents may be lost, with the phase that overwrites them if it is known."""
+    free: Mapping[Device, int]
+    """The bytes that each usable device had free. Others get no prefetch and no advice."""
+
+    def fits(self, setting: Setting) -> bool:
+        """True if prefetches leave a tenth of the free memory of every device."""
+        return all(
+            sum(self.sizes[name] for name in names) <= FREE_SHARE * self.free.get(device, 0)
+            for device, names in setting.on_devices().items()
+        )
+
+
+def names_text(names: Iterable[str]) -> str:
+    """Some names, and the number of the others."""
+    found = sorted(names)
+    shown = ", ".join(label_text(name) for name in found[:MOST_NAMED])
+    more = len(found) - MOST_NAMED
+    return f"{shown} and {more} more" if more > 0 else shown
+
+
+def items_text(items: Iterable[Item]) -> str:
+    """Changes in words."""
+    groups: dict[tuple[str, str], list[str]] = {}
+    for item in items:
+        if isinstance(item, Prefetch):
+            words = "prefetch", f"to {item.location} before {item.phase}"
+        elif isinstance(item, Discard):
+            words = "discard_prefetch", f"at {item.location} before {item.phase}"
+        else:
+            words = f"{item.policy} for", ""
+        groups.setdefault(words, []).append(item.name)
+    texts = (f"{start} {names_text(names)} {end}" for (start, end), names in groups.items())
+    return "; ".join(text.rstrip() for text in texts)
+
+
+def _candidate(
+    rule: str, items: Sequence[Item], seen: Sequence[Seen], reason: str, estimate: float | None
+) -> Candidate:
+    evidence: dict[str, int | float] = {}
+    for name in ("arrived", "returned", *_COUNTED):
+        values = [value for each in seen if (value := getattr(each, name))]
+        if values:
+            evidence[name] = sum(values)
+    phases = {item.phase for item in items if not isinstance(item, Advise)}
+    phases |= {each.phase for each in seen if each.phase}.union(*(each.phases for each in seen))
+    return Candidate(
+        rule, items_text(items), tuple(items), evidence, reason, frozenset(phases), estimate
+    )
+
+
+def _moves_text(seen: Sequence[Seen]) -> str:
+    arrived, returned = sum(s.arrived for s in seen), sum(s.returned for s in seen)
+    parts = [f"{size_text(round(arrived))} to the device"] if arrived else []
+    parts += [f"{size_text(round(returned))} to the host"] if returned else []
+    return f"{' and '.join(parts) or 'nothing'} by faults"
+
+
+def prefetches(material: Material, seen: Iterable[Seen]) -> Iterator[tuple[Candidate, Seen]]:
+    """R1 and R2: what faults move in a phase is prefetched before it."""
+    for each in seen:
+        if each.phase not in material.points:
+            continue
+        moved = max(each.arrived + each.returned, 1)
+        wait = max(each.stall - each.copying, 0.0)
+        if each.device and each.device in material.free and counts(each.arrived, each.nbytes):
+            item = Prefetch(each.name, each.phase, each.device)
+            reason = f"{size_text(round(each.arrived))} to the device by faults in {each.phase}"
+            yield _candidate("R1", [item], [each], reason, wait * each.arrived / moved), each
+        if each.returned > ENOUGH:
+            item = Prefetch(each.name, each.phase, Host())
+            reason = f"{size_text(round(each.returned))} to the host by faults in {each.phase}"
+            yield _candidate("R2", [item], [each], reason, wait * each.returned / moved), each
+
+
+def goes_both_ways(whole: Seen) -> bool:
+    """True if faults move enough bytes in both directions in each run."""
+    return counts(whole.arrived, whole.nbytes) and counts(whole.returned, whole.nbytes)
+
+
+def duplicated(material: Material, whole: Seen) -> Candidate | None:
+    """R3, R4: read_mostly for memory that goes both ways, unless a device writes it."""
+    base = material.base[whole.name]
+    if not goes_both_ways(whole) or whole.device_write_faults or base.read_mostly:
+        return None
+    policy = with_advice(base, read_mostly=True)
+    reason = f"{_moves_text([whole])}, and no fault of the device was a write"
+    if whole.device_write_faults is None:
+        reason = f"{_moves_text([whole])}; whether the device writes it was not recorded"
+    share = whole.returned / max(whole.arrived + whole.returned, 1)
+    return _candidate(
+        "R3", [Advise(whole.name, policy, False)], [whole], reason, whole.stall * share
+    )
+
+
+def in_place(material: Material, whole: Seen, rule: str, reason: str) -> Candidate:
+    """The memory stays on the host, and the device uses it there."""
+    device = whole.device
+    policy = with_advice(material.base[whole.name], Host(), [device] if device else [])
+    return _candidate(
+        rule, [Advise(whole.name, policy, True)], [whole], reason, whole.stall + whole.throttled
+    )
+
+
+def used_in_place(material: Material, whole: Seen) -> Candidate | None:
+    """R5: access in place for memory that comes back in each run, above all small parts of it."""
+    if not goes_both_ways(whole):
+        return None
+    reason = f"{_moves_text([whole])} in each run"
+    if whole.arrived < SMALL_PART * whole.nbytes:
+        reason += f", only a part of {size_text(whole.nbytes)}"
+    return in_place(material, whole, "R5", reason)
+
+
+def contested(material: Material, whole: Seen) -> Candidate | None:
+    """R6: a place for memory that host and device compete for."""
+    if not (whole.thrashing or whole.throttled):
+        return None
+    parts = [f"{size_text(round(whole.thrashing))} thrashed"] if whole.thrashing else []
+    parts += [f"{time_text(whole.throttled)} throttled"] if whole.throttled else []
+    reason = ", ".join(parts)
+    device = whole.device
+    device_faults, host_faults = whole.device_faults or 0, whole.host_faults or 0
+    reason += (
+        f"; {count_text(round(device_faults))} faults of the device, "
+        f"{count_text(round(host_faults))} of the host"
+    )
+    mapped = device is not None and device.direct_managed_mem_access_from_host
+    if device is None or device_faults <= host_faults or not mapped:
+        return in_place(material, whole, "R6", reason)
+    policy = with_advice(material.base[whole.name], device, [Host()])
+    estimate = whole.stall + whole.throttled
+    return _candidate("R6", [Advise(whole.name, policy, True)], [whole], reason, estimate)
+
+
+def overwritten(material: Material, seen: Sequence[Seen]) -> Iterator[Candidate]:
+    """R8: contents that will be overwritten need not move."""
+    by_name: dict[str, list[Seen]] = {}
+    for each in seen:
+        by_name.setdefault(each.name, []).append(each)
+    for name, given in material.disposable.items():
+        for each in by_name.get(name, ()):
+            if given is not None and each.phase != given:
+                continue
+            sure = given is not None or len(material.phases) == 1
+            yield from _discards(material, each, by_name[name], sure)
+
+
+def _discards(
+    material: Material, each: Seen, of_name: Sequence[Seen], sure: bool
+) -> Iterator[Candidate]:
+    """The discards before a phase. Unless the caller named it, all faults of the writer must be
+    writes, and no other phase may write there."""
+    sides: list[tuple[float, Location | None, str]] = [
+        (each.arrived + each.requested[0], each.device, "device"),
+        (each.returned + each.requested[1], Host(), "host"),
+    ]
+    for moved, location, side in sides:
+        writes, faults = (getattr(each, f"{side}_{name}") for name in ("write_faults", "faults"))
+        others = [getattr(s, f"{side}_write_faults") for s in of_name if s.phase != each.phase]
+        written = writes and writes == faults and not any(others)
+        if moved <= ENOUGH or location is None or not (sure or written):
+            continue
+        if isinstance(location, Device) and location not in material.free:
+            continue
+        reason = f"{size_text(round(moved))} to the {side} in {each.phase}, which overwrites it"
+        item = Discard(each.name, each.phase, location)
+        yield _candidate("R8", [item], [each], reason, max(each.stall, each.copying))
+
+
+def with_advice(
+    base: MigrationPolicy,
+    preferred: Location | None = None,
+    accessed_by: Iterable[Location] = (),
+    *,
+    read_mostly: bool | None = None,
+) -> MigrationPolicy:
+    """A policy with other parts in place of its own."""
+    return MigrationPolicy(
+        read_mostly=base.read_mostly if read_mostly is None else read_mostly,
+        preferred_location=base.preferred_location if preferred is None else preferred,
+        accessed_by=base.accessed_by.union(accessed_by),
+    )
+
+
+def joined(parts: Sequence[Candidate]) -> Candidate:
+    """Several candidates as one."""
+    items = tuple(item for part in parts for item in part.items)
+    evidence: dict[str, int | float] = {}
+    for part in parts:
+        for name, value in part.evidence.items():
+            evidence[name] = evidence.get(name, 0) + value
+    estimates = [part.estimate for part in parts if part.estimate is not None]
+    rules = sorted({part.rule for part in parts})
+    reasons = {part.reason for part in parts}
+    return Candidate(
+        "+".join(rules),
+        items_text(items),
+        items,
+        evidence,
+        reasons.pop() if len(reasons) == 1 else f"{len(parts)} changes together",
+        frozenset().union(*(part.phases for part in parts)),
+        sum(estimates) if estimates else None,
+    )
+
+
+def compatible(parts: Iterable[Candidate]) -> list[Candidate]:
+    """Those of the parts that ask for one thing only of a memory before a phase."""
+    chosen: dict[tuple[str, str], Candidate] = {}
+    for part in sorted(parts, key=lambda each: -(each.estimate or 0.0)):
+        (item,) = part.items
+        chosen.setdefault((getattr(item, "phase", ""), item.name), part)
+    return list(chosen.values())
+
+
+def groups_of(parts: Sequence[Candidate], phases: Sequence[str]) -> Iterator[Candidate]:
+    """Candidates of one kind together: prefetches of each phase, of all phases, advice alike.
+
+    Where many memories gain a little each, none of them alone would pass.
+    """
+    moves = [part for part in parts if part.rule in ("R1", "R2")]
+    sets = [moves, *([part for part in moves if phase in part.phases] for phase in phases)]
+    for rule in ("R1", "R2", "R3", "R5", "R6", "R8"):
+        alike = [part for part in parts if part.rule == rule]
+        sets.append(alike)
+        if rule in ("R1", "R2"):
+            sets += ([part for part in alike if phase in part.phases] for phase in phases)
+    for found in map(compatible, sets):
+        if len(found) > 1:
+            yield joined(found)
+
+
+def fitted(material: Material, wholes: Sequence[Seen], moves: Sequence[Candidate]) -> list[str]:
+    """R7: the names that fit the devices, those with most bytes by faults first."""
+    left = {device: FREE_SHARE * nbytes for device, nbytes in material.free.items()}
+    moved = {item.name for part in moves for item in part.items}
+    chosen = []
+    for whole in sorted(wholes, key=lambda each: -each.arrived):
+        if whole.name in moved and whole.device in left:
+            nbytes = material.sizes[whole.name]
+            if nbytes <= left[whole.device]:
+                left[whole.device] -= nbytes
+                chosen.append(whole.name)
+    return chosen
+
+
+def crowded(
+    material: Material, wholes: Sequence[Seen], moves: Sequence[Candidate]
+) -> Iterator[Candidate]:
+    """R7: where devices are too small, what fits is prefetched, and the rest stays on the host."""
+    everything = Setting().with_items(item for part in compatible(moves) for item in part.items)
+    evicted = sum(whole.evicted for whole in wholes)
+    if evicted <= ENOUGH and material.fits(everything):
+        return
+    chosen = fitted(material, wholes, moves)
+    taken = compatible(part for part in moves if part.names <= {*chosen})
+    reason = (
+        f"{size_text(round(evicted))} were evicted"
+        if evicted
+        else "all prefetches together do not fit the free memory"
+    )
+    if len(taken) > 1:
+        yield replace(joined(taken), rule="R7", reason=f"{reason}: these fit")
+    rest = [w for w in wholes if w.name not in chosen and w.device in material.free and w.arrived]
+    if not rest and evicted:
+        rest = sorted((w for w in wholes if w.arrived), key=lambda w: w.arrived / w.nbytes)[:1]
+    cold = [
+        in_place(material, whole, "R7", f"{reason}: it stays on the host")
+        for whole in rest
+        if whole.name in material.advisable
+    ]
+    if cold:
+        yield cold[0] if len(cold) == 1 else replace(joined(cold), rule="R7", reason=reason)
+
+
+def propose(material: Material, seen: Sequence[Seen]) -> list[Candidate]:
+    """The candidates that counters speak for, the largest estimate first."""
+    by_name: dict[str, list[Seen]] = {}
+    for each in seen:
+        by_name.setdefault(each.name, []).append(each)
+    wholes = [together(found) for found in by_name.values()]
+    moves = [candidate for candidate, _ in prefetches(material, seen)]
+    parts = list(moves)
+    for whole in wholes:
+        if whole.name in material.advisable and whole.device in material.free:
+            made = (rule(material, whole) for rule in (duplicated, used_in_place, contested))
+            parts += filter(None, made)
+    parts += overwritten(material, seen)
+    found = [*groups_of(parts, material.phases), *crowded(material, wholes, moves), *parts]
+    return usable(material, sorted(found, key=lambda each: -(each.estimate or 0.0)))
+
+
+def propose_all(material: Material, device: Device) -> list[Candidate]:
+    """The candidates without any evidence: every rule for every memory, the largest first."""
+    if device not in material.free:
+        return []
+    reason = "no evidence: not recorded"
+    parts: list[Candidate] = []
+    for name in sorted(material.sizes, key=lambda each: -material.sizes[each]):
+        base = material.base[name]
+        for phase in material.phases:
+            each = Seen(name, phase, material.sizes[name], device)
+            if phase in material.points:
+                parts += (
+                    _candidate(rule, [Prefetch(name, phase, place)], [each], reason, None)
+                    for rule, place in (("R1", device), ("R2", Host()))
+                )
+            if name in material.disposable and (
+                material.disposable[name] == phase or len(material.phases) == 1
+            ):
+                item = Discard(name, phase, device)
+                parts.append(_candidate("R8", [item], [each], reason, None))
+        if name in material.advisable:
+            copies = Advise(name, with_advice(base, read_mostly=True), False)
+            stays = Advise(name, with_advice(base, Host(), [device]), True)
+            whole = [Seen(name, "", material.sizes[name], device)]
+            parts += (
+                _candidate(rule, [item], whole, reason, None)
+                for rule, item in (("R3", copies), ("R5", stays))
+            )
+    return usable(material, [*groups_of(parts, material.phases), *parts])
+
+
+def usable(material: Material, found: Iterable[Candidate]) -> list[Candidate]:
+    """Each change once, without those that would fill a device."""
+    seen: set[frozenset[Item]] = set()
+    kept = []
+    for candidate in found:
+        items = frozenset(candidate.items)
+        if items and items not in seen and material.fits(Setting().with_items(items)):
+            seen.add(items)
+            kept.append(candidate)
+    return kept

@@ -1,0 +1,524 @@
+"""The search of tune(): runs a step, places and puts back advice, and decides by paired runs.
+
+A change is kept if the lower end of the interval of its paired gains is above the noise.
+"""
+
+from __future__ import annotations
+
+import gc
+import math
+import statistics
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+from managedmem import (
+    AppliedPolicy,
+    CUDAError,
+    Device,
+    MigrationPolicy,
+    PrefetchPlan,
+    Stream,
+)
+from managedmem._tune_report import TuneTime, TuneTrial
+from managedmem._tune_rules import (
+    Candidate,
+    Discard,
+    Item,
+    Material,
+    Prefetch,
+    Setting,
+    items_text,
+)
+from managedmem._units import time_text
+
+TAIL = 0.025
+"""The probability on each side of an interval of 95 %."""
+LEGACY_STREAM = 0
+NOT_SUPPORTED = 801
+
+
+class TuneUnstableError(RuntimeError):
+    """The unchanged step varies too much for `tune` to tell a gain from noise."""
+
+
+# --- order statistics ---------------------------------------------------------------------------
+
+
+def order_index(count: int) -> int:
+    """The k for which the k-th smallest and the k-th largest of `count` values bound the median.
+
+    The largest k with P(B < k) <= 2.5 %, B binomial with p = 1/2; 1 if there is none.
+    """
+    below, found = 0, 1
+    for k in range(1, count // 2 + 1):
+        below += math.comb(count, k - 1)
+        if below > TAIL * (1 << count):
+            break
+        found = k
+    return found
+
+
+def confidence(count: int) -> float:
+    """The probability with which the interval of `count` values contains the median."""
+    k = order_index(count)
+    return 1 - 2 * sum(math.comb(count, i) for i in range(k)) / (1 << count)
+
+
+def interval_of(values: Sequence[float]) -> TuneTime:
+    """The median of values with its interval."""
+    ordered = sorted(values)
+    k = order_index(len(ordered))
+    return TuneTime(statistics.median(ordered), ordered[k - 1], ordered[-k])
+
+
+# --- running a step -----------------------------------------------------------------------------
+
+
+class Phase(NamedTuple):
+    """A named part of the step."""
+
+    name: str
+    run: Callable[[], Any]
+
+
+def plans_of(
+    entries: Mapping[tuple[str, str], Any], targets: Mapping[str, Any]
+) -> dict[str, PrefetchPlan]:
+    """A plan for each phase of pairs (phase, memory) with a location."""
+    found: dict[str, list[tuple[Any, Any]]] = {}
+    for (phase, name), location in entries.items():
+        found.setdefault(phase, []).append((targets[name], location))
+    return {phase: PrefetchPlan(pairs) for phase, pairs in found.items()}
+
+
+class TunedStep:
+    """Runs the phases of a step with plans before them; returns what the phases return.
+
+    With one phase it returns that phase's result, else a tuple with one for each. Work of other
+    streams may use memory that is discarded, so devices are waited for around discards. `after` is
+    called behind each phase with its name; ``running`` is the name of the phase under way.
+    """
+
+    def __init__(
+        self,
+        phases: Sequence[Phase],
+        plans: Mapping[str, PrefetchPlan],
+        discards: Mapping[str, PrefetchPlan],
+    ) -> None:
+        self._phases, self._plans, self._discards = tuple(phases), plans, discards
+        self.running: str | None = None
+
+    def __call__(self, *, after: Callable[[str], object] | None = None) -> Any:
+        found = []
+        for phase in self._phases:
+            self._prepare(phase.name)
+            self.running = phase.name
+            found.append(phase.run())
+            self.running = None
+            if after is not None:
+                after(phase.name)
+        return found[0] if len(found) == 1 else tuple(found)
+
+    def _prepare(self, phase: str) -> None:
+        """Discard and prefetch what the plans say for a phase."""
+        if phase in self._discards:
+            plan = self._discards[phase]
+            devices = {e.location for e in plan if isinstance(e.location, Device)} or {Device()}
+            for device in devices:
+                device.sync()
+            plan.discard_prefetch()
+            for device in devices:
+                device.sync()
+        if phase in self._plans:
+            self._plans[phase].execute()
+
+    def __repr__(self) -> str:
+        return f"<tuned step of {', '.join(phase.name for phase in self._phases)}>"
+
+
+def waiter_of(value: Any) -> Callable[[], Any] | None:
+    """What waits for a stream or an event of any library; None for other values."""
+    if isinstance(value, type):
+        return None
+    for name in ("synchronize", "sync"):
+        method = getattr(value, name, None)
+        if callable(method):
+            return method  # type: ignore[no-any-return]
+    if hasattr(type(value), "__cuda_stream__"):
+        _, handle = value.__cuda_stream__()
+        return Stream.from_handle(handle).sync
+    return None
+
+
+class Clock:
+    """Measures runs of a step, from the first phase to the end of the device's work."""
+
+    def __init__(self, clock: Callable[[], float], devices: set[Device]) -> None:
+        self.now = clock
+        self.devices = devices
+
+    def wait(self, result: Any, is_single: bool) -> None:
+        """Wait for the streams and events among the results; without any, for the devices."""
+        waiters = [w for each in ((result,) if is_single else result) if (w := waiter_of(each))]
+        for waiter in waiters:
+            waiter()
+        if waiters:
+            Stream.from_handle(LEGACY_STREAM).sync()  # where the plans are executed
+        else:
+            for device in self.devices:
+                device.sync()
+
+    def run(self, step: TunedStep) -> tuple[float, Any]:
+        """The seconds and the result of one run. The garbage collector pauses meanwhile."""
+        collects = gc.isenabled()
+        gc.disable()
+        try:
+            start = self.now()
+            result = step()
+            self.wait(result, len(step._phases) == 1)
+            return self.now() - start, result
+        finally:
+            if collects:
+                gc.enable()
+
+
+# --- advice -------------------------------------------------------------------------------------
+
+
+class Placement:
+    """The advice that is applied for a trial, over what memories had before; it can be put back.
+
+    Blocks are ended in the reverse order of their beginning, because memories can share a page.
+    """
+
+    def __init__(self, targets: Mapping[str, Any]) -> None:
+        self._targets = targets
+        self._blocks: list[tuple[dict[str, MigrationPolicy], AppliedPolicy]] = []
+
+    def use(self, setting: Setting) -> bool:
+        """Apply the advice of a setting, and end all other; True if something changed."""
+        wanted = {name: item.policy for name, item in setting.policies.items()}
+        same = 0
+        for policies, _ in self._blocks:
+            if any(wanted.get(name) != policy for name, policy in policies.items()):
+                break
+            same += 1
+        changed = same < len(self._blocks)
+        while len(self._blocks) > same:
+            self._end_last()
+        for policies, _ in self._blocks:
+            for name in policies:
+                del wanted[name]
+        groups: dict[MigrationPolicy, list[str]] = {}
+        for name, policy in wanted.items():
+            groups.setdefault(policy, []).append(name)
+        for policy, names in groups.items():
+            self._begin(policy, names)
+        return changed or bool(groups)
+
+    def _begin(self, policy: MigrationPolicy, names: list[str]) -> None:
+        block = policy.applied([self._targets[name] for name in names])
+        # Noted first: an interrupt can come as soon as the policy is applied.
+        self._blocks.append((dict.fromkeys(names, policy), block))
+        block.__enter__()
+
+    def _end_last(self) -> None:
+        block = self._blocks[-1][1]
+        try:
+            block.restore()
+        except CUDAError:
+            block.restore()  # what is not restored yet; a second failure is the caller's
+        except RuntimeError:
+            pass  # it was never applied, or an interrupt came behind its end
+        self._blocks.pop()
+
+    def put_back(self) -> None:
+        """Give every page the advice that it had before; raises the first failure at the end."""
+        failure: BaseException | None = None
+        while self._blocks:
+            try:
+                self._end_last()
+            except KeyboardInterrupt as interrupt:
+                failure = failure or interrupt  # the advice comes first
+            except Exception as error:
+                failure = failure or error
+                self._blocks.pop()
+        if failure is not None:
+            raise failure
+
+
+# --- trials -------------------------------------------------------------------------------------
+
+
+class Limits(NamedTuple):
+    """The arguments of tune() that bound the search."""
+
+    max_seconds: float
+    pairs: int
+    min_gain: float
+    warmup: int
+    max_noise: float
+    verify: Callable[[Any, Any], Any] | None
+
+
+class Pairs(NamedTuple):
+    """Paired seconds, and why they ended early."""
+
+    seconds: list[tuple[float, float]]
+    refused: str | None = None
+
+    @property
+    def gains(self) -> list[float]:
+        """The seconds that the second of each pair saved."""
+        return [first - second for first, second in self.seconds]
+
+
+class Search:
+    """Tries candidates one after the other, and keeps those that are proved."""
+
+    def __init__(
+        self,
+        phases: Sequence[Phase],
+        targets: Mapping[str, Any],
+        limits: Limits,
+        clock: Clock,
+    ) -> None:
+        self.phases, self.targets, self.limits, self.clock = phases, targets, limits, clock
+        self.placement = Placement(targets)
+        self.start = clock.now()
+        self.setting = Setting()
+        self.trials: list[TuneTrial] = []
+        self.applied = "no change"
+        self.active: TunedStep | None = None
+        self.noise = 0.0
+        self.first_typical = self.typical = 0.0
+        self._steps: dict[int, tuple[Setting, TunedStep]] = {}
+
+    def step_of(self, setting: Setting) -> TunedStep:
+        """The step with the plans of a setting."""
+        known = self._steps.get(id(setting))
+        if known is None or known[0] is not setting:
+            made = TunedStep(
+                self.phases,
+                plans_of(setting.prefetches, self.targets),
+                plans_of(setting.discards, self.targets),
+            )
+            known = self._steps[id(setting)] = (setting, made)
+        return known[1]
+
+    @contextmanager
+    def applying(self, text: str) -> Iterator[None]:
+        """Remember the candidate, for the notes of errors."""
+        self.applied, before = text, self.applied
+        yield
+        self.applied = before  # not after an error, whose note tells it
+
+    def run(self, setting: Setting) -> tuple[float, Any]:
+        """One run under a setting, whose advice is applied."""
+        self.active = self.step_of(setting)
+        return self.clock.run(self.active)
+
+    def warm_up(self, setting: Setting, count: int) -> None:
+        """Runs that are not measured."""
+        for _ in range(count):
+            self.run(setting)
+
+    def pairs(self, first: Setting, second: Setting, enough: float | None = None) -> Pairs:
+        """Alternating runs: first second, second first, and so on.
+
+        A run that is not measured comes behind every change, because pages lie where the other
+        setting left them. With `enough`, the pairs end as soon as their interval cannot be above
+        it any more, but not before the second pair, and where the time is up.
+        """
+        settings = (first, second)
+        found = Pairs([])
+        k = order_index(self.limits.pairs)
+        settle = min(self.limits.warmup, 1)
+        current = None
+        for number in range(self.limits.pairs):
+            seconds, results = [0.0, 0.0], [None, None]
+            for at in (0, 1) if number % 2 == 0 else (1, 0):
+                if at != current:
+                    self.placement.use(settings[at])
+                    self.warm_up(settings[at], settle if number else self.limits.warmup)
+                    current = at
+                seconds[at], results[at] = self.run(settings[at])
+            found.seconds.append((seconds[0], seconds[1]))
+            if enough is None:
+                continue
+            if number == 0 and not self._verified(results):
+                return found._replace(refused="verify() refused its result")
+            if number and sum(gain <= enough for gain in found.gains) >= k:
+                break
+            if number + 1 < self.limits.pairs and self.left() <= 0:
+                return found._replace(refused="the time was up before it was proved")
+        return found
+
+    def _verified(self, results: Sequence[Any]) -> bool:
+        return self.limits.verify is None or bool(self.limits.verify(results[0], results[1]))
+
+    # --- time -----------------------------------------------------------------------------------
+
+    def elapsed(self) -> float:
+        """Seconds since the start."""
+        return self.clock.now() - self.start
+
+    def cost_of_pairs(self) -> float:
+        """Seconds that a full set of pairs takes, as far as the step is as fast as at first."""
+        settle = min(self.limits.warmup, 1)
+        runs = self.limits.pairs * (2 + settle) + 2 * self.limits.warmup
+        return self.first_typical * runs
+
+    def left(self) -> float:
+        """Seconds for trials: the proof at the end has its own."""
+        return self.limits.max_seconds - self.elapsed() - self.cost_of_pairs()
+
+    # --- the course -----------------------------------------------------------------------------
+
+    def measure_noise(self) -> TuneTime:
+        """Compare the unchanged step with itself; its seconds. Raises TuneUnstableError."""
+        for _ in range(2):
+            found = self.pairs(Setting(), Setting())
+            seconds = [each for pair in found.seconds for each in pair]
+            usual = interval_of(seconds)
+            difference = interval_of(found.gains)
+            floor = max(abs(difference.low), abs(difference.high))
+            self.first_typical = self.typical = usual.median
+            self.noise = floor / usual.median if usual.median > 0 else math.inf
+            centred = difference.low <= 0 <= difference.high
+            if centred and self.noise <= self.limits.max_noise:
+                return usual
+        raise TuneUnstableError(
+            f"the step varies too much to be tuned: over {self.limits.pairs} pairs of unchanged "
+            f"runs of {time_text(usual.median)}, one of a pair took from "
+            f"{time_text(abs(difference.low))} {'less' if difference.low < 0 else 'more'} to "
+            f"{time_text(abs(difference.high))} {'less' if difference.high < 0 else 'more'} than "
+            f"the other ({self.noise:.0%} of a run; at most {self.limits.max_noise:.0%} is allowed "
+            "by max_noise). A longer step, fixed seeds and an idle GPU and machine help"
+        )
+
+    def threshold(self) -> float:
+        """The seconds that a change must save."""
+        return max(self.limits.min_gain, self.noise) * self.typical
+
+    def trial(self, candidate: Candidate, changed: Setting) -> TuneTrial:
+        """Compare the present setting with a changed one, and take it over if it is better."""
+        start = self.clock.now()
+        with self.applying(candidate.change):
+            try:
+                self.placement.use(changed)
+            except CUDAError as error:
+                if error.code != NOT_SUPPORTED:
+                    raise
+                self.placement.use(self.setting)
+                return self._report(candidate, f"the driver refuses it: {error}")
+            cost = self.clock.now() - start
+            self.placement.use(self.setting)
+            found = self.pairs(self.setting, changed, self.threshold())
+        verdict = self._verdict(found)
+        if verdict == "kept":
+            self.setting = changed
+            self.typical = statistics.median(second for _, second in found.seconds)
+        return self._report(candidate, verdict, found, cost)
+
+    def _verdict(self, found: Pairs) -> str:
+        if found.refused:
+            return found.refused
+        threshold = self.threshold()
+        passed = sum(gain > threshold for gain in found.gains)
+        if len(found.seconds) - passed >= order_index(self.limits.pairs):
+            return f"rejected: {passed} of {len(found.seconds)} pairs gained enough"
+        return "kept"
+
+    def _report(
+        self, candidate: Candidate, verdict: str, found: Pairs | None = None, cost: float = 0.0
+    ) -> TuneTrial:
+        return TuneTrial(
+            candidate.change,
+            candidate.rule,
+            candidate.reason,
+            candidate.evidence,
+            candidate.estimate,
+            tuple(found.seconds) if found else (),
+            interval_of(found.gains) if found else None,
+            cost,
+            verdict,
+        )
+
+    def go_through(
+        self, candidates: Sequence[Candidate], material: Material
+    ) -> list[tuple[Candidate, Setting]]:
+        """Try each candidate; returns those that their times rejected, with the setting then."""
+        rejected = []
+        for candidate in candidates:
+            changed = self.setting.with_items(candidate.items)
+            if all(self.setting.has(item) for item in candidate.items):
+                self.trials.append(self._report(candidate, "not tried: a part of what was kept"))
+            elif not material.fits(changed):
+                text = "not tried: with what was kept, it would fill a device"
+                self.trials.append(self._report(candidate, text))
+            elif self.left() < self.cost_of_pairs():
+                self.trials.append(self._report(candidate, "not tried: the time was up"))
+            else:
+                present = self.setting
+                self.trials.append(self.trial(candidate, changed))
+                if self.trials[-1].verdict.startswith("rejected"):
+                    rejected.append((candidate, present))
+        return rejected
+
+    def leave_out(self) -> None:
+        """Try to do without each change that came in together with others."""
+        together = {
+            item
+            for item in self._items()
+            if not any(t.verdict == "kept" and t.change == items_text([item]) for t in self.trials)
+        }
+        for item in sorted(together, key=lambda each: items_text([each])):
+            if len(self._items()) < 2 or self.left() < self.cost_of_pairs():
+                return
+            text = f"without: {items_text([item])}"
+            phases = frozenset() if not hasattr(item, "phase") else frozenset([item.phase])
+            candidate = Candidate("", text, (item,), {}, "it came in with others", phases)
+            self.trials.append(self.trial(candidate, self.setting.without(item)))
+
+    def _items(self) -> list[Item]:
+        found: list[Item] = list(self.setting.policies.values())
+        for (phase, name), location in self.setting.prefetches.items():
+            found.append(Prefetch(name, phase, location))
+        for (phase, name), location in self.setting.discards.items():
+            found.append(Discard(name, phase, location))
+        return found
+
+    def prove(self, candidates: Sequence[Candidate], material: Material) -> None:
+        """Try the candidates; then once more those that meet later kept ones in a phase."""
+        rejected = self.go_through(candidates, material)
+        kept = {trial.change for trial in self.trials if trial.verdict == "kept"}
+        shared = {phase for each in candidates if each.change in kept for phase in each.phases}
+        again = [
+            each
+            for each, setting in rejected
+            if setting is not self.setting and each.phases & shared
+        ]
+        self.go_through(again, material)
+        self.leave_out()
+
+    def compare(self) -> Pairs | None:
+        """The proof of all together: the first setting against the last. None if there is no gain.
+
+        Without a gain all is put back.
+        """
+        if self.setting == Setting():
+            return None
+        with self.applying("everything that was kept"):
+            found = self.pairs(Setting(), self.setting)
+        if interval_of(found.gains).low > 0:
+            return found
+        self.setting = Setting()
+        self.trials = [
+            trial._replace(verdict="put back: all kept changes together gained nothing")
+            if trial.verdict == "kept"
+            else trial
+            for trial in self.trials
+        ]
+        return None

@@ -1,0 +1,89 @@
+"""The result of tune() as Python source text that a user pastes into a program."""
+
+from __future__ import annotations
+
+import keyword
+import pprint
+import re
+from typing import TYPE_CHECKING
+
+from managedmem._units import time_text
+
+if TYPE_CHECKING:
+    from managedmem._tune_report import Entries, TuneResult
+
+
+def _variable(start: str, phase: str, number: int) -> str:
+    return f"{start}_{phase}" if phase.isidentifier() else f"{start}_phase_{number}"
+
+
+def _call(phase: str) -> str:
+    usable = phase.isidentifier() and not keyword.iskeyword(phase)
+    return f"{phase}()" if usable else f"phases[{phase!r}]()"
+
+
+def _plan_lines(result: TuneResult, entries: Entries, start: str) -> list[str]:
+    lines = []
+    for number, phase in enumerate(result.phases, start=1):
+        if phase in entries:
+            lines.append(f"{_variable(start, phase, number)} = PrefetchPlan(")
+            lines.append("    [")
+            lines += [f"        (buffers[{name!r}], {place})," for name, place in entries[phase]]
+            lines += ["    ]", ")"]
+    return lines
+
+
+def _policy_lines(result: TuneResult) -> list[str]:
+    groups: dict[str, list[str]] = {}
+    for name, policy in result.policies.items():
+        groups.setdefault(repr(policy), []).append(name)
+    lines = []
+    for policy_text, names in groups.items():
+        targets = ", ".join(f"buffers[{name!r}]" for name in names)
+        lines.append(f"{policy_text}.apply([{targets}])")
+    return lines
+
+
+def _step_lines(result: TuneResult) -> list[str]:
+    lines = ["def tuned_step():"]
+    for number, phase in enumerate(result.phases, start=1):
+        if phase in result._discard_entries:
+            devices = sorted({str(place) for _, place in result._discard_entries[phase]})
+            waits = [f"    {each}.sync()" for each in devices if each.startswith("Device")]
+            waits = waits or ["    Device().sync()"]
+            plan = _variable("discards_before", phase, number)
+            comment = "  # other streams may use the memory"
+            lines += [waits[0] + comment, *waits[1:], f"    {plan}.discard_prefetch()", *waits]
+        if phase in result._prefetch_entries:
+            lines.append(f"    {_variable('before', phase, number)}.execute()")
+        start = "return " if len(result.phases) == 1 else ""
+        lines.append(f"    {start}{_call(phase)}")
+    return lines
+
+
+def _comment(result: TuneResult) -> list[str]:
+    if result.gain is None:
+        return ["# managedmem.tune() proved no change."]
+    times = f"{time_text(result.before.median)} -> {time_text(result.after.median)}"
+    used = sorted(result._names())
+    return [
+        f"# Measured by managedmem.tune(): {times} per run, {result.speedup:.2f} x as fast.",
+        *(f"# {line}" for line in pprint.pformat(result.machine, width=90).splitlines()),
+        f"# `buffers` maps names to memory: {', '.join(map(repr, used))}.",
+    ]
+
+
+def source_of(result: TuneResult) -> str:
+    """The policies, the plans, and a step that executes them."""
+    names = ["Device", "Host", "MigrationPolicy", "PrefetchPlan"]
+    blocks = [
+        _policy_lines(result),
+        _plan_lines(result, result._prefetch_entries, "before"),
+        _plan_lines(result, result._discard_entries, "discards_before"),
+    ]
+    step = _step_lines(result)
+    text = "\n".join(line for block in [*blocks, step] for line in block)
+    used = [name for name in names if re.search(rf"\b{name}[.(]", text)]
+    head = [f"from managedmem import {', '.join(used)}"] if used else []
+    parts = ["\n".join(part) for part in (_comment(result), head, *blocks) if part]
+    return "\n\n".join(parts) + "\n\n\n" + "\n".join(step) + "\n"

@@ -1,0 +1,336 @@
+"""managedmem.tune(): its arguments, its result, and what the result can be turned into."""
+
+import functools
+import gc
+import json
+
+import pytest
+
+import managedmem
+from constants import KIB, MIB
+from driver import capturing
+from managedmem import Host, MigrationPolicy, PrefetchPlan, Stream, TuneResult, emulator
+from step_costs import RUN, Noise, StepClock, Steps, tuned
+
+np = pytest.importorskip("numpy", reason="needs NumPy")
+
+
+@pytest.fixture
+def clock():
+    emulator.schedule("eager")
+    return StepClock()
+
+
+@pytest.fixture
+def steps(clock):
+    return Steps(clock)
+
+
+@pytest.fixture
+def x():
+    with managedmem.empty(2 * MIB, name="x") as buffer:
+        yield buffer
+
+
+@pytest.fixture
+def y():
+    with managedmem.empty(2 * MIB, name="y") as buffer:
+        yield buffer
+
+
+def nothing():
+    pass
+
+
+def fill():
+    pass
+
+
+def a_coroutine():
+    async def found():
+        pass
+
+    return found
+
+
+class TestArguments:
+    @pytest.mark.parametrize(
+        ("step", "error", "text"),
+        [
+            (3, TypeError, "step must be callable, or a list or tuple of callables, got 3"),
+            ([], ValueError, "step has no phases"),
+            ([fill, 3], TypeError, r"step\[1\] must be callable, or a pair \(name, callable\)"),
+            ([fill, fill], ValueError, r"step\[0\] and step\[1\] are both named 'fill'"),
+            ([("a", fill), ("a", nothing)], ValueError, "both named 'a'"),
+            ([("", fill)], ValueError, r"step\[0\] has an empty name"),
+            (a_coroutine(), TypeError, "must not be a coroutine function"),
+        ],
+    )
+    def test_step(self, x, step, error, text):
+        with pytest.raises(error, match=text):
+            managedmem.tune(step, x)
+
+    @pytest.mark.parametrize(
+        ("more", "error", "text"),
+        [
+            ({"pairs": 4}, ValueError, "pairs must be at least 5, got 4"),
+            ({"pairs": 5.0}, TypeError, "pairs must be an int, got 5.0"),
+            ({"pairs": True}, TypeError, "pairs must be an int, got True"),
+            ({"warmup": -1}, ValueError, "warmup must be at least 0, got -1"),
+            ({"max_seconds": "a"}, TypeError, "max_seconds must be a number, got 'a'"),
+            (
+                {"max_seconds": float("nan")},
+                ValueError,
+                "max_seconds must be at least 0 and finite",
+            ),
+            (
+                {"max_seconds": float("inf")},
+                ValueError,
+                "max_seconds must be at least 0 and finite",
+            ),
+            ({"min_gain": 1.0}, ValueError, "min_gain must be at least 0 and below 1"),
+            ({"min_gain": -0.1}, ValueError, "min_gain must be at least 0 and below 1"),
+            ({"max_noise": -1}, ValueError, "max_noise must be at least 0"),
+            ({"verify": 3}, TypeError, "verify must be callable or None, got 3"),
+            ({"keep": 1}, TypeError, "keep must be True or False, got 1"),
+            (
+                {"points": ["read"]},
+                ValueError,
+                "points has 'read', which is no phase: they are fill",
+            ),
+            ({"disposable": ["z"]}, ValueError, "disposable has 'z', which buffers does not have"),
+            ({"disposable": {"x": "read"}}, ValueError, "phase 'read' overwrites 'x'; the phases"),
+        ],
+    )
+    def test_numbers_and_choices(self, x, more, error, text):
+        with pytest.raises(error, match=text):
+            managedmem.tune(fill, {"x": x}, **more)
+
+    def test_memory(self, x):
+        part = x[: KIB * 8]
+        closed = managedmem.empty(4096)
+        closed.close()
+        for buffers, error, text in (
+            ([], ValueError, "buffers is empty: give the memory that the step uses"),
+            ({}, ValueError, "buffers is empty"),
+            ({3: x}, TypeError, "the names of buffers must be texts, got 3"),
+            ({"": x}, TypeError, "the names of buffers must be texts, got ''"),
+            (
+                {"n": np.zeros(4096)},
+                ValueError,
+                "buffer 'n': address .* is system memory; this needs",
+            ),
+            ([3], TypeError, r"buffer 'buffers\[0\]': a target must be a ManagedBuffer"),
+            (closed, RuntimeError, r"buffer 'buffers\[0\]': ManagedBuffer is closed"),
+            ({"x": x, "part": part}, ValueError, "buffers 'x' and 'part' overlap"),
+            ([x, x], ValueError, r"overlap: give each byte once"),
+        ):
+            with pytest.raises(error, match=text):
+                managedmem.tune(fill, buffers)
+
+    def test_arguments_are_checked_before_any_run(self, x):
+        calls = []
+        with pytest.raises(ValueError, match="pairs"):
+            managedmem.tune(lambda: calls.append(1), x, pairs=1)
+        with pytest.raises(ValueError, match="disposable"):
+            managedmem.tune(lambda: calls.append(1), x, disposable=["nothing"])
+        assert not calls
+
+    def test_a_capture_is_refused(self, x):
+        calls = []
+        with Stream() as stream, capturing(stream) as capture:
+            with pytest.raises(RuntimeError, match="would end the capture of a CUDA graph"):
+                managedmem.tune(lambda: calls.append(1), x)
+        assert capture.result == 0
+        assert not calls
+
+    @pytest.mark.emulator_only
+    def test_a_short_time_is_refused(self, x, clock):
+        with pytest.raises(ValueError, match=r"max_seconds=0\.01 is too short.*Give max_seconds="):
+            tuned(lambda: clock.spend(RUN), x, clock, max_seconds=0.01)
+
+
+class TestNames:
+    def test_phases(self):
+        phases_of = managedmem._tune.phases_of
+
+        def names(step):
+            return [phase.name for phase in phases_of(step)]
+
+        assert names(fill) == ["fill"]
+        assert names(("x y", fill)) == ["x y"]
+        assert names(lambda: None) == ["step"]
+        assert names(functools.partial(fill)) == ["step"]
+        assert names([fill, lambda: None, lambda: None]) == ["fill", "phase_2", "phase_3"]
+        assert names((fill, ("read", nothing))) == ["fill", "read"]
+
+    def test_targets(self, x, y):
+        named = managedmem._tune.named_targets
+        assert list(named(x)) == ["x"]
+        assert list(named([x, y])) == ["x", "y"]
+        assert list(named(iter([x, y]))) == ["x", "y"]
+        assert list(named((x[:4096], x[4096:]))) == ["buffers[0]", "buffers[1]"]
+        with managedmem.empty(4096) as other, managedmem.empty(4096, name="buffers[0]") as odd:
+            assert list(named([other, x])) == ["buffers[0]", "x"]
+            assert list(named([other, odd])) == ["buffers[0]", "buffers[1]"]
+            assert list(named(other)) == ["buffers[0]"]
+            assert list(named(memoryview(other))) == ["buffers[0]"]
+
+
+@pytest.fixture
+def result(x, y, clock, steps):
+    """x is written by the host and read by the device, y the other way round."""
+    filled = [("fill", lambda: steps.host_writes(x))]
+    step = [
+        *filled,
+        ("compute", lambda: (steps.device_uses(x), steps.device_uses(y, write=True))),
+        ("read", lambda: steps.host_reads(y)),
+    ]
+    found = tuned(step, [x, y], clock, disposable=["y"])
+    yield found
+    MigrationPolicy.default().apply([x, y])
+
+
+@pytest.mark.emulator_only
+class TestResult:
+    def test_numbers(self, result):
+        assert result.speedup == pytest.approx(result.before.median / result.after.median)
+        assert result.speedup > 1.5
+        assert result.gain.median == pytest.approx(result.before.median - result.after.median)
+        assert len(result.pairs) == 5
+        assert result.phases == ("fill", "compute", "read")
+        assert result.evidence == "emulator, 2 traced runs"
+        assert result.machine["emulated"] is True
+        assert {t.verdict for t in result.trials} > {"kept"}
+        for trial in result.trials:
+            if trial.verdict == "kept":
+                assert trial.gain.low > 0.03 * min(first for first, _ in trial.pairs)
+        assert repr(result).startswith("<managedmem.TuneResult speedup=")
+
+    def test_the_advice_is_left_applied(self, result, x, y):
+        for name, buffer in (("x", x), ("y", y)):
+            expected = result.policies.get(name, MigrationPolicy())
+            assert MigrationPolicy.of(buffer) == expected
+
+    def test_text(self, result):
+        text = str(result)
+        assert f"{result.speedup:.2f} x as fast" in text
+        assert "noise 0.0% of a run, evidence emulator, 2 traced runs" in text
+        for trial in result.trials:
+            assert " ".join(trial.reason.split()) in " ".join(text.split())
+        assert max(map(len, text.splitlines())) <= 100
+
+    def test_html(self, result):
+        import xml.etree.ElementTree as tree
+
+        root = tree.fromstring(result._repr_html_())
+        rows = root.findall(".//tbody/tr")
+        assert len(rows) == len(result.trials)
+        assert rows[0].findall("td")[3].text == "kept"
+        assert "<script" not in result._repr_html_()
+
+    def test_json(self, result, x, y, tmp_path):
+        path = tmp_path / "found.json"
+        result.to_json(path)
+        loaded = TuneResult.from_json(path)
+        assert loaded.to_dict() == result.to_dict() == json.loads(path.read_text())
+        assert str(loaded) == str(result)
+        for name in ("plans", "discards", "step"):
+            with pytest.raises(RuntimeError, match="this result was loaded: apply"):
+                getattr(loaded, name)
+        MigrationPolicy.default().apply([x, y])
+        assert loaded.apply([x, y]) is loaded
+        for name, policy in result.policies.items():
+            assert MigrationPolicy.of({"x": x, "y": y}[name]) == policy
+        assert plan_texts(loaded.plans) == plan_texts(result.plans)
+        assert plan_texts(loaded.discards) == plan_texts(result.discards)
+
+    def test_a_loaded_result_gets_a_step(self, result, x, y, tmp_path):
+        result.to_json(tmp_path / "found.json")
+        loaded = TuneResult.from_json(tmp_path / "found.json")
+        with pytest.raises(ValueError, match="step must have the phases fill, compute, read, got"):
+            loaded.apply([x, y], step=fill)
+        with pytest.raises(ValueError, match=r"buffers lacks '[xy]'"):
+            loaded.apply({"z": x})
+        ran = []
+        step = [(name, lambda name=name: ran.append(name) or name) for name in result.phases]
+        assert loaded.apply([x, y], step=step).step() == result.phases
+        assert tuple(ran) == result.phases
+
+    @pytest.mark.parametrize(
+        "text", ["[]", "{}", '{"version": 2}', '{"version": 1}', '{"version": 1, "phases": 3}']
+    )
+    def test_other_json_is_refused(self, tmp_path, text):
+        path = tmp_path / "other.json"
+        path.write_text(text)
+        with pytest.raises(ValueError, match=r"is no result of tune\(\)"):
+            TuneResult.from_json(path)
+
+    def test_python_does_the_same(self, result, x, y):
+        MigrationPolicy.default().apply([x, y])
+        ran = []
+        names = {phase: functools.partial(ran.append, phase) for phase in result.phases}
+        space = {"buffers": {"x": x, "y": y}, **names}
+        exec(result.to_python(), space)
+        for name, buffer in (("x", x), ("y", y)):
+            expected = result.policies.get(name, MigrationPolicy())
+            assert MigrationPolicy.of(buffer) == expected
+        made = {k: v for k, v in space.items() if isinstance(v, PrefetchPlan)}
+        expected = {f"before_{k}": v for k, v in result.plans.items()}
+        expected |= {f"discards_before_{k}": v for k, v in result.discards.items()}
+        assert plan_texts(made) == plan_texts(expected)
+        space["tuned_step"]()
+        assert tuple(ran) == result.phases
+
+    def test_the_step_runs_with_its_plans(self, result):
+        with emulator.recording() as calls:
+            found = result.step()
+        assert len(found) == 3
+        moving = [c.name for c in calls if "Prefetch" in c.name]
+        assert len(moving) >= len(result.plans) + len(result.discards)
+
+    def test_collections_stay_out_of_the_runs(self, x, clock):
+        states = []
+
+        def step():
+            states.append(gc.isenabled())
+            clock.spend(RUN)
+
+        assert gc.isenabled()
+        tuned(step, x, clock)
+        assert gc.isenabled()
+        assert states.count(True) == managedmem._tune.TRACED_RUNS
+
+
+def plan_texts(plans):
+    return {
+        name: [(e.pointer, e.nbytes, str(e.location)) for e in plan] for name, plan in plans.items()
+    }
+
+
+@pytest.mark.emulator_only
+def test_without_a_gain_nothing_changes(x, clock):
+    with MigrationPolicy.prefer(Host()).applied(x):
+        found = tuned(lambda: clock.spend(RUN), x, clock)
+        assert MigrationPolicy.of(x) == MigrationPolicy.prefer(Host())
+    assert (found.speedup, found.gain, found.policies, found.plans) == (1.0, None, {}, {})
+    assert "no change was proved to gain" in str(found)
+    assert "the runs moved nothing by faults" in str(found)
+    assert found.to_python().splitlines()[0] == "# managedmem.tune() proved no change."
+    exec(found.to_python(), {"step": nothing})
+    assert "<table" not in found._repr_html_()
+
+
+def test_a_step_on_the_real_clock(x):
+    found = managedmem.tune(
+        lambda: x.fill(1), x, pairs=5, warmup=1, max_noise=1000, min_gain=0.9, keep=False
+    )
+    assert found.before.low <= found.before.median <= found.before.high
+    assert MigrationPolicy.of(x) == MigrationPolicy.default()
+
+
+@pytest.mark.emulator_only
+def test_an_unstable_step(x, clock):
+    noise = Noise(clock, 1, share=3)
+    with pytest.raises(managedmem.TuneUnstableError, match="varies too much to be tuned: over 5"):
+        tuned(noise, x, clock)
