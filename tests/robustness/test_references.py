@@ -9,6 +9,7 @@ import sys
 
 import pytest
 
+import c_heap
 import references
 from all_operations import everything
 from managedmem import Device
@@ -25,6 +26,7 @@ def library(tmp_path_factory):
     """What counts the blocks of the extension, or None where there is no compiler for it."""
     built = build_allocations(tmp_path_factory.mktemp("references"))
     with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("GLIBC_TUNABLES", c_heap.KEEP_NO_FREED_BLOCKS)
         if built is not None:
             patch.setenv("ALLOCATIONS_LIBRARY", str(built))
         yield built
@@ -100,11 +102,27 @@ class TestSeededLeaks:
     def test_among_blocks(self, name, times, found):
         assert len(self.lines(found[name], " blocks")) == times, found[name]
 
-    @pytest.mark.skipif(
-        not references.c_heap() or not references.c_heap()(), reason="malloc() counts nothing"
-    )
+    @pytest.mark.skipif(not c_heap.reader(), reason="malloc() counts nothing")
     def test_in_the_c_heap(self, found):
         assert len(self.lines(found["memory of C"], " bytes of malloc()")) == 1
+
+    @pytest.mark.skipif(not c_heap.reader(), reason="malloc() counts nothing")
+    def test_freed_memory_of_c_is_not_counted(self, library):
+        """A thread keeps seven freed blocks of a size, unless it is told not to."""
+        done = run_python(
+            """
+            import c_heap, ctypes
+
+            c = ctypes.CDLL(None)
+            c.malloc.restype, c.free.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
+            blocks = [c.malloc(560) for _ in range(14)]
+            before = c_heap.reader()()
+            for block in blocks[:7]:
+                c.free(block)
+            assert before - c_heap.reader()() >= 7 * 560
+            """
+        )
+        assert done.stderr == ""
 
     def test_among_blocks_of_the_extension(self, found, library):
         if library is None:

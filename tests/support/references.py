@@ -14,9 +14,9 @@ import json
 import os
 import sys
 
+import c_heap
 import managedmem
 from all_operations import everything
-from constants import PAGE
 from driver import raw_driver
 from live_memory import settle
 from managedmem import Device, Host, emulator
@@ -41,33 +41,6 @@ FAULTS = {
 
 # CPython keeps the names of attributes that were looked up last, also those made for one look-up.
 clear_type_cache = getattr(sys, "_clear_internal_caches", None) or sys._clear_type_cache
-
-
-class MallInfo(ctypes.Structure):
-    """The result of glibc's mallinfo2(), from version 2.33 on."""
-
-    _fields_ = [
-        (name, ctypes.c_size_t)
-        for name in (
-            *("arena", "ordblks", "smblks", "hblks", "hblkhd"),
-            *("usmblks", "fsmblks", "uordblks", "fordblks", "keepcost"),
-        )
-    ]
-
-
-@functools.cache
-def c_heap():
-    """A function that returns the bytes of malloc() in use, or None."""
-    mallinfo = getattr(ctypes.CDLL(None), "mallinfo2", None)
-    if mallinfo is None:
-        return None
-    mallinfo.restype = MallInfo
-
-    def used():
-        info = mallinfo()
-        return info.uordblks + info.hblkhd
-
-    return used
 
 
 @functools.cache
@@ -109,8 +82,8 @@ class Counts:
             self.readers["references"] = sys.gettotalrefcount
         if allocations():
             self.readers["blocks of the extension"] = functools.partial(allocations().live, 0)
-        if heap and c_heap():
-            self.readers["bytes of malloc()"] = c_heap()
+        if heap and c_heap.reader():
+            self.readers["bytes of malloc()"] = c_heap.reader()
         # Arrays of C numbers, because a list of int would count itself.
         size = len(self.things) + len(self.readers)
         self.before, self.after = (ctypes.c_ssize_t * size)(), (ctypes.c_ssize_t * size)()
@@ -247,7 +220,7 @@ SEEDED = {
     "an int": Operation(lambda w: keep(w.a.handle)),
     "the name of an error": Operation(keep_the_name),
     "a traceback": Operation(keep_the_traceback),
-    "memory of C": Operation(lambda w: ctypes.CDLL(None).malloc(PAGE // 2)),
+    "memory of C": Operation(lambda w: ctypes.CDLL(None).malloc(1)),
     # The last one, because nothing is freed from then on.
     "blocks of the extension": Operation(keep_blocks_of_the_extension),
 }
