@@ -19,13 +19,16 @@ from . import (
     instructions,
     jobs,
     many,
+    npbench,
     overhead,
     pipeline,
     report,
     residency,
+    tuning,
 )
 from .measure import need_room
 from .report import Group, Report
+from .um_programs import PROGRAMS
 
 GROUPS = {
     "overhead": Group(
@@ -96,6 +99,26 @@ GROUPS = {
         residency.measure,
         residency.NEED,
     ),
+    "tuning": Group(
+        "tune() and the placements of experts",
+        "Steps of four programs: the host fills arrays, the device computes, the host reads the"
+        " results. hints and prefetch are the placements of um-apps (Chien and others, 2019)."
+        " Advice is given before the steps. Ratios are those of neighbouring measurements, with"
+        " the interval of their median.",
+        tuning.measure,
+        tuning.NEED,
+        tuning.summary,
+        ("program",),
+    ),
+    "npbench": Group(
+        "Programs of others, before and after tune()",
+        "NPBench's CuPy programs, preset S, over CuPy's managed allocator: the host fills the"
+        " arguments, the program runs, the host reads the results.",
+        npbench.measure,
+        npbench.NEED,
+        npbench.summary,
+        ("npbench",),
+    ),
 }
 # The one table that needs no GPU.
 ALL_GROUPS = {
@@ -115,6 +138,8 @@ def parsed(arguments: list[str] | None) -> argparse.Namespace:
     add("--read", type=Path, metavar="FILE", action="append", help="tables of an earlier run")
     add("--into", type=Path, metavar="FILE.md", help="put the tables into a page, or a new one")
     add("--plot", type=Path, metavar="FILE", help="draw deferring and jobs (matplotlib)")
+    add("--program", action="append", choices=PROGRAMS, help="tuning: only this program")
+    add("--npbench", type=Path, metavar="FOLDER", help="npbench: a checkout of spcl/npbench")
     add("--emulator", action="store_true", help="count instructions, on the emulated driver")
     add(
         "--against",
@@ -130,7 +155,7 @@ def parsed(arguments: list[str] | None) -> argparse.Namespace:
     return found
 
 
-def measured(names: list[str]) -> Report:
+def measured(names: list[str], options: argparse.Namespace) -> Report:
     """Measure the groups, and print each when it is done."""
     results = Report(report.machine(), {})
     print(results.heading(), "\n", flush=True)
@@ -138,7 +163,9 @@ def measured(names: list[str]) -> Report:
         group = ALL_GROUPS[name]
         need_room(group.need)
         start = time.monotonic()
-        results.groups[name] = group.measure()
+        results.groups[name] = group.measure(
+            **{name: getattr(options, name) for name in group.options}
+        )
         print(report.section(group, results.groups[name]), flush=True)
         print(f"({time.monotonic() - start:.0f} s)\n", file=sys.stderr)
     return results
@@ -165,12 +192,12 @@ def main(arguments: list[str] | None = None) -> int:
         print(text_of(results))
     elif options.emulator:
         os.environ["MANAGEDMEM_DRIVER"] = "emulator"
-        results = measured(["instructions"])
+        results = measured(["instructions"], options)
     elif managedmem.driver_info()["emulated"]:
         raise SystemExit("benchmarks: times on the emulated driver mean nothing; use --emulator")
     else:
         managedmem.Device(0).set_current()  # the bare calls need a context
-        results = measured(options.groups or list(GROUPS))
+        results = measured(options.groups or list(GROUPS), options)
     if not options.read or options.json:
         kind = "instructions" if options.emulator else "benchmarks"
         path = options.json or Path(f"{kind}-{results.machine['date']}.json")

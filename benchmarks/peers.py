@@ -105,10 +105,16 @@ def raw() -> dict[str, Any]:
     }
 
 
+def cupy_on_gpu() -> ModuleType | None:
+    """CuPy, if it can use a GPU."""
+    module = on_gpu("cupy")
+    return module if module is not None and module.cuda.is_available() else None
+
+
 def cupy_runtime() -> ModuleType | None:
     """CuPy's calls of the CUDA runtime, which take any address; None without CuPy or its GPU."""
-    module = on_gpu("cupy")
-    if module is None or not module.cuda.is_available():
+    module = cupy_on_gpu()
+    if module is None:
         return None
     runtime: ModuleType = module.cuda.runtime
     return runtime

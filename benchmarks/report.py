@@ -17,7 +17,8 @@ from . import peers
 from .measure import PEERS, Result, Row
 
 # The size of each unit in the measured unit (nanoseconds, bytes, instructions).
-SCALES = {"ns": 1.0, "us": 1e3, "ms": 1e6, "kB": 1e3, "bytes": 1.0, "instructions": 1.0}
+SCALES = {"ns": 1.0, "us": 1e3, "ms": 1e6, "kB": 1e3, "bytes": 1.0, "instructions": 1.0, "x": 1.0}
+DECIMALS = {"us": 1, "ms": 1, "x": 2}
 # The lines of a page around the results.
 BEGIN, END = "<!-- benchmarks: begin -->", "<!-- benchmarks: end -->"
 # The order of columns; others follow.
@@ -40,9 +41,10 @@ class Group:
 
     title: str
     description: str
-    measure: Callable[[], list[Row]]
+    measure: Callable[..., list[Row]]
     need: int = 0
     summary: Callable[[list[Row]], str] | None = None
+    options: tuple[str, ...] = ()  # of the command line, that the function takes as keywords
 
 
 @dataclass(frozen=True)
@@ -124,9 +126,10 @@ def machine() -> dict[str, Any]:
 
 
 def number(value: float, unit: str) -> str:
-    """A value in its unit, with a decimal if it is short."""
+    """A value in its unit, with decimals if it is short."""
     scaled = value / SCALES[unit]
-    return f"{scaled:,.{1 if unit in ('us', 'ms') and abs(scaled) < 1000 else 0}f}"
+    digits = DECIMALS.get(unit, 0) if abs(scaled) < 1000 else 0
+    return f"{scaled:,.{digits}f}"
 
 
 def cell(result: Result | None, unit: str) -> str:
@@ -191,11 +194,13 @@ def failures_text(rows: Sequence[Row]) -> str:
 
 def section(group: Group, rows: list[Row]) -> str:
     """A whole group: title, description, table, summary, spread and failures."""
+    measured = [row for row in rows if row.results]
     parts = [
         f"## {group.title}",
         group.description,
-        table(rows) if rows else "Nothing to measure here.",
+        table(measured) if measured else "Nothing to measure here.",
+        *(f"{row.operation}: {row.note}" for row in rows if not row.results),
     ]
-    parts += [group.summary(rows) if group.summary and rows else ""]
+    parts += [group.summary(measured) if group.summary and measured else ""]
     parts += [spread_text(rows), failures_text(rows)]
     return "\n\n".join(part for part in parts if part) + "\n"

@@ -1,0 +1,115 @@
+"""Whole steps of several contenders measured in turn, and the ratios of neighbouring measurements.
+
+A contender may need a state of its own, such as advice. It is entered, runs its step once untimed,
+so that pages are where its steps leave them, then timed, and left again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import comb
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .measure import Result, Row, elapsed, nothing
+
+Results = tuple[NDArray[Any], ...]
+Times = dict[str, list[float]]  # nanoseconds; those of one index were measured one after another
+
+MEDIAN, LOW, HIGH = "median", "95 % from", "to"  # the columns of a ratio
+TOLERANCE = 1e-4
+RUNS = 150  # of a step, for which tune() must have the time
+
+
+@dataclass(frozen=True)
+class Step:
+    """One contender: its step, which returns the results, and its state."""
+
+    run: Callable[[], Results]
+    enter: Callable[[], object] = nothing
+    leave: Callable[[], object] = nothing
+
+
+def time_for(seconds: float, step: Callable[[], object]) -> float:
+    """At least these seconds for tune(), and enough for a slow step."""
+    step()
+    return max(seconds, RUNS * elapsed(step) / 1e9)
+
+
+def copied(results: Results) -> Results:
+    """Copies, which the next step does not overwrite. The originals are spoiled."""
+    copies = tuple(np.array(array) for array in results)
+    for array in results:
+        array.fill(0)
+    return copies
+
+
+def same(found: Results, expected: Results) -> bool:
+    """True if these are the same results, but for the order of sums."""
+    return len(found) == len(expected) and all(
+        bool(np.allclose(one, other, TOLERANCE, TOLERANCE * float(np.abs(other).max(initial=0))))
+        for one, other in zip(found, expected, strict=True)
+    )
+
+
+def compare(steps: dict[str, Step]) -> None:
+    """Run each step, and raise RuntimeError if its results differ from those of the first."""
+    expected: Results | None = None
+    for name, step in steps.items():
+        step.enter()
+        try:
+            for _ in range(2):
+                found = copied(step.run())
+                expected = found if expected is None else expected
+                if not same(found, expected):
+                    raise RuntimeError(f"{name} and {next(iter(steps))} have different results")
+        finally:
+            step.leave()
+
+
+def interleaved(steps: dict[str, Step], repetitions: int) -> Times:
+    """The times of each, measured in turn, each repetition beginning with another one."""
+    compare(steps)
+    times: Times = {name: [] for name in steps}
+    names = list(steps)
+    for i in range(repetitions):
+        start = i % len(names)
+        for name in names[start:] + names[:start]:
+            step = steps[name]
+            step.enter()
+            try:
+                step.run()
+                times[name].append(elapsed(step.run))
+            finally:
+                step.leave()
+    return times
+
+
+def interval(values: Sequence[float]) -> tuple[float, float]:
+    """The bounds of the median with at least 95 %, if the values are at least six."""
+    ordered, count = sorted(values), len(values)
+    outside, below = 0.0, 0  # the values to leave out on each side, and how likely that is wrong
+    while below < (count - 1) // 2:
+        outside += comb(count, below) / 2.0**count
+        if outside > 0.025:
+            break
+        below += 1
+    first = max(below - 1, 0)
+    return ordered[first], ordered[count - 1 - first]
+
+
+def ratios(operation: str, slower: Sequence[float], faster: Sequence[float], note: str = "") -> Row:
+    """How many times as fast the second one is, by pairs."""
+    values = [one / other for one, other in zip(slower, faster, strict=True)]
+    low, high = interval(values)
+    results = {MEDIAN: Result.of(values), LOW: Result(low), HIGH: Result(high)}
+    return Row(operation, results, unit="x", note=note)
+
+
+def times_row(operation: str, times: Times, note: str = "") -> Row:
+    """The times of all contenders."""
+    results = {name: Result.of(values) for name, values in times.items()}
+    return Row(operation, results, unit="ms", note=note)
