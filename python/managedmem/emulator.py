@@ -515,7 +515,7 @@ def disturb_queue(
     absent, denied : bool
         There is no ``/dev/nvidia-uvm-tools``, or it may not be opened.
     refused : bool
-        The module makes no queue.
+        The module makes no queue, and delivers nothing into those that exist.
     layout : bool
         Records have a layout that no module is known to write.
     drop, lose : int

@@ -42,6 +42,9 @@ EMU_EXPORT size_t emu_context_depth(void);
 /* Gives the place of all pages of a range. *type 0: not in one place, -1: never populated, 1:
  * the device *id, 2: the NUMA node *id of the host. Returns -1 for a range that is not managed. */
 EMU_EXPORT int emu_residency(CUdeviceptr ptr, size_t size, int *type, int *id);
+/* Stores the places of each page that a range touches: bit n is device n, bit 32 + n the NUMA node n
+ * of the host. At most `most` pages. Returns their number, -1 for a range that is not managed. */
+EMU_EXPORT long emu_places(CUdeviceptr ptr, size_t size, uint64_t *places, size_t most);
 /* Touches a range as a processor would (device -1: the host): faults, moves, copies, counts.
  * Returns -1 for a range that is not managed, and for a device that does not exist. */
 EMU_EXPORT int emu_touch(CUdeviceptr ptr, size_t size, int device, int write);

@@ -143,6 +143,9 @@ get_uuids(const struct uuids_request *request)
 static uint32_t
 flush(void)
 {
+    if (emu_queue_fault(EMU_QUEUE_REFUSED) != 0) {
+        return NOT_SUPPORTED;
+    }
     emu_regions_observe(-1);
     emu_listeners_flush();
     return STATUS_OK;

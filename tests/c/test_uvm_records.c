@@ -277,6 +277,7 @@ move_lasts(mm_uvm_parser *parser, const uint64_t times[4], uint64_t start, uint6
     CHECK_EQUAL(mm_uvm_parse(parser, record.bytes, &event), MM_RECORD_EVENT);
     CHECK_EQUAL(event.start, start);
     CHECK_EQUAL(event.end, end);
+    CHECK_EQUAL(event.extra, start - times[0]);
 }
 
 /* The host noticed the end of a push late; the device's clock is another one. */

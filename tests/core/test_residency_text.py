@@ -76,6 +76,7 @@ class TestText:
             "fraction_on_host": 0.75,
             "on_device": None,
             "untouched": None,
+            "problem": None,
             "last_asked_to": {"Device(0)": PAGE},
             "runs": [
                 {
@@ -84,6 +85,7 @@ class TestText:
                     "where": OFF,
                     "evidence": HINT,
                     "last_prefetch_location": "Device(0)",
+                    "devices": [],
                 },
                 {
                     "offset": PAGE,
@@ -91,6 +93,7 @@ class TestText:
                     "where": HOST,
                     "evidence": MAP,
                     "last_prefetch_location": None,
+                    "devices": [],
                 },
             ],
         }
@@ -100,21 +103,25 @@ class TestText:
         numa = fabricated([(0, PAGE, 0, 0, 0)], numa={0: 100, 3: 200}).numa
         assert numa == {0: 100, 3: 200}
         record = (0, PAGE, 0, packed((0, PAGE, 1, 0, 0)))
-        both = make(((*record, {0: 5, 1: 2}), (*record, {1: 3}), (*record, None)), ())
+        nodes = ({0: 5, 1: 2}, {1: 3}, None)
+        both = make(tuple((*record, each, False) for each in nodes), (), None)
         assert both.numa == {0: 5, 1: 5}
         assert both.to_dict()["numa"] == {"0": 5, "1": 5}
-        assert make(((*record, None),), ()).numa is None
+        assert make(((*record, None, False),), (), None).numa is None
+
+
+RUN = Struct("<QQBBBxI")
 
 
 def packed(*runs):
-    layout = Struct("<QQBBB5x")
-    return b"".join(layout.pack(*run) for run in runs)
+    return b"".join(RUN.pack(*run, *[0] * (6 - len(run))) for run in runs)
 
 
-def fabricated(runs, hints=(), numa=None):
-    """A Residency of runs: offset, bytes, place, evidence, hint."""
-    on_host = sum(run[1] for run in runs if run[2] == 0)
-    return make(((0, sum(run[1] for run in runs), on_host, packed(*runs), numa),), hints)
+def fabricated(runs, hints=(), numa=None, trace=None):
+    """A Residency of runs: offset, bytes, place, evidence, hint, devices."""
+    on_host = sum(run[1] for run in runs if run[2] in (0, 2))
+    record = (0, sum(run[1] for run in runs), on_host, packed(*runs), numa, trace is True)
+    return make((record,), hints, trace)
 
 
 def strip(found):
@@ -146,13 +153,13 @@ class TestPicture:
         assert strip(found) == [(0, 128, self.ORANGE), (128, 128, self.BLUE)]
 
     def test_stays_small_for_a_million_runs(self):
-        layout, count = Struct("<QQBBB5x"), 1_000_000
-        runs = b"".join(layout.pack(i * PAGE, PAGE, i % 2, 0, 0) for i in range(count))
-        found = make(((0, count * PAGE, count // 2 * PAGE, runs, None),), ())
+        count = 1_000_000
+        runs = b"".join(RUN.pack(i * PAGE, PAGE, i % 2, 0, 0, 0) for i in range(count))
+        found = make(((0, count * PAGE, count // 2 * PAGE, runs, None, False),), (), None)
         assert strip(found) == [(0, 256, self.MIXED)]
         assert len(found._repr_html_()) < 20_000
         assert len(found.runs) == count
-        assert found.runs[-1] == ((count - 1) * PAGE, PAGE, OFF, MAP, None)
+        assert found.runs[-1] == ((count - 1) * PAGE, PAGE, OFF, MAP, None, ())
 
     @pytest.mark.parametrize("seed", range(5))
     def test_has_every_column_once(self, seed):

@@ -6,7 +6,7 @@
 
 /* The processors that an event names: `source`, `destination`, or a set in `extra`. */
 typedef enum {
-    MM_MOVE, /* from source to destination */
+    MM_MOVE, /* from source to destination; extra: ns from the start of its push to its own */
     MM_HOST_FAULT, /* of the source, which is the host; extra: the thread */
     MM_DEVICE_FAULT, /* of the source, a device */
     MM_REMOTE_MAP, /* the source reaches the memory at the destination; extra: mm_remote_cause */

@@ -386,6 +386,45 @@ mm_lives_log_copy(mm_life_record **out, size_t *count, mm_status *st)
     return 0;
 }
 
+/* Copies at most BATCH living ones behind `after`, or the first ones; returns the last life that it
+ * has seen, NULL behind the last one. */
+static const mm_life *
+copy_some_living(const mm_life *after, mm_living *out, size_t *count, size_t capacity)
+{
+    const mm_life *life, *last = NULL;
+
+    lock_lives();
+    assert(mm_lives_are_logged());
+    life = after ? after->next : lives.first;
+    for (int i = 0; i < BATCH && life != NULL && *count < capacity; i++) {
+        if (life->died == LIVES) {
+            bool before = life->born < lives.log_started;
+            out[(*count)++] = (mm_living){life->start, life->size, before ? 0 : life->born};
+        }
+        last = life;
+        life = life->next;
+    }
+    unlock_lives();
+    return last;
+}
+
+int
+mm_lives_copy_living(mm_living **out, size_t *count, mm_status *st)
+{
+    size_t capacity = mm_lives_log_count();
+    const mm_life *last = NULL;
+
+    *count = 0;
+    *out = calloc(capacity + 1, sizeof **out);
+    if (*out == NULL) {
+        return mm_fail(st, MM_NO_MEMORY, "out of host memory for %zu memories", capacity);
+    }
+    do {
+        last = copy_some_living(last, *out, count, capacity);
+    } while (last != NULL);
+    return 0;
+}
+
 void
 mm_life_records_free(mm_life_record *records, size_t count)
 {

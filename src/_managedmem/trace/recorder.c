@@ -1,11 +1,12 @@
 /* recorder.c: the life of a recording: its start, its parts, its thread and its end.
  *
- * Three things keep threads apart. The phase admits one recording. The turn admits one mark, stop
- * or attribution of a recording, for as long as it takes. The lock is held while records are
- * drained, which only moves memory. */
+ * Three things keep threads apart. The phase admits one recording. The turn admits one mark, stop,
+ * attribution or reading of a recording, for as long as it takes. The lock is held while records
+ * are drained, which only moves memory. References keep a recording from being freed. */
 #include "recorder.h"
 
 #include <assert.h>
+#include <inttypes.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdlib.h>
@@ -13,6 +14,7 @@
 
 #include "../driver/clock.h"
 #include "../memory/recorded_calls.h"
+#include "device_waits.h"
 #include "uvm_records.h"
 #include "uvm_self_test.h"
 
@@ -26,6 +28,7 @@ struct mm_recording {
     mm_driver *cu;
     mm_recording_options options;
     uint64_t types;
+    size_t references; /* guarded by current_mutex */
     atomic_bool running;
     atomic_uint_fast64_t overhead;
     /* The turn. */
@@ -54,7 +57,7 @@ struct mm_recording {
 enum { IDLE, STARTING, RUNNING, STOPPING };
 static atomic_int phase;
 
-/* Guards `current`, which is the latest recording until that is freed. */
+/* Guards `current`, which is the latest recording until its owner frees it, and references. */
 static pthread_mutex_t current_mutex = PTHREAD_MUTEX_INITIALIZER;
 static mm_recording *current;
 
@@ -113,26 +116,6 @@ static void
 add_overhead(mm_recording *r, uint64_t begun)
 {
     atomic_fetch_add_explicit(&r->overhead, mm_raw_clock() - begun, memory_order_relaxed);
-}
-
-/* --- clocks ------------------------------------------------------------------------------- */
-
-/* The closest pair of several, because the thread may be interrupted between two readings. */
-static mm_moment
-read_moment(void)
-{
-    enum { PAIRS = 8 };
-    mm_moment best = {0};
-    uint64_t narrowest = UINT64_MAX;
-
-    for (int i = 0; i < PAIRS; i++) {
-        uint64_t before = mm_monotonic_clock(), raw = mm_raw_clock(), after = mm_monotonic_clock();
-        if (after - before < narrowest) {
-            narrowest = after - before;
-            best = (mm_moment){raw, before + narrowest / 2};
-        }
-    }
-    return best;
 }
 
 /* --- draining: the caller holds the lock -------------------------------------------------- */
@@ -252,45 +235,12 @@ settle_records(mm_recording *r, mm_status *st)
     return 0;
 }
 
-/* --- waiting for devices ------------------------------------------------------------------ */
-
-static int
-await_device(mm_driver *cu, int device, mm_status *st)
-{
-    MM_TRY_IN(mm_scope_enter_relaxed, device, cu, CtxSynchronize, st);
-    return 0;
-}
-
-/* The current context, and every device that this library has worked on. */
-static int
-await_devices(mm_driver *cu, mm_status *st)
-{
-    if (await_device(cu, MM_ANY_DEVICE, st) < 0) {
-        return -1;
-    }
-    for (int i = 0; i < cu->device_count; i++) {
-        if (atomic_load(&cu->primary[i]) != NULL && await_device(cu, i, st) < 0) {
-            return -1;
-        }
-    }
-    return 0;
-}
-
-/* *waited is false if a stream captures a graph: the wait would destroy that capture. */
+/* *waited is false if a stream captures a graph. */
 static int
 wait_unless_capturing(const mm_recording *r, bool *waited, mm_status *st)
 {
-    bool capturing = false;
-
     *waited = true;
-    if (!r->options.synchronize) {
-        return 0;
-    }
-    if (mm_streams_are_capturing(r->cu, &capturing, st) < 0) {
-        return -1;
-    }
-    *waited = !capturing;
-    return capturing ? 0 : await_devices(r->cu, st);
+    return r->options.synchronize ? mm_await_devices_unless_capturing(r->cu, waited, st) : 0;
 }
 
 /* --- start -------------------------------------------------------------------------------- */
@@ -324,6 +274,7 @@ new_recording(mm_driver *cu, const mm_recording_options *options, mm_status *st)
     r->options = *options;
     r->types = mm_uvm_types(options->faults);
     r->waited = true;
+    r->references = 1;
     (void)pthread_mutex_init(&r->lock, NULL);
     (void)pthread_mutex_init(&r->turn_mutex, NULL);
     (void)pthread_cond_init(&r->turn_released, NULL);
@@ -380,7 +331,7 @@ record_events(mm_recording *r, bool wait, mm_status *st)
     if (mm_uvm_queue_enable(&r->queue, r->types, st) < 0) {
         return -1;
     }
-    r->started = r->marked = read_moment();
+    r->started = r->marked = mm_moment_now();
     mm_recorded_begin(&r->recorded, r->started.raw);
     return start_drain_thread(r, st);
 }
@@ -438,29 +389,11 @@ fail_ended(mm_status *st)
     return mm_fail(st, MM_REFUSED, "the trace has ended");
 }
 
-static int
-refuse_captures(const mm_recording *r, mm_status *st)
-{
-    bool capturing = false;
-
-    if (!r->options.synchronize) {
-        return 0;
-    }
-    if (mm_streams_are_capturing(r->cu, &capturing, st) < 0) {
-        return -1;
-    }
-    return !capturing ? 0
-                      : mm_fail(st, MM_REFUSED,
-                                "a stream is capturing a CUDA graph, and the wait of a mark would "
-                                "destroy the capture: mark before or after it, or trace with "
-                                "sync=False");
-}
-
 /* Ends the part that runs and begins the next one. */
 static void
 end_part(mm_recording *r)
 {
-    mm_moment now = read_moment();
+    mm_moment now = mm_moment_now();
 
     lock_recording(r);
     mm_recorded_end_part(&r->recorded, now.raw);
@@ -493,7 +426,7 @@ mm_recording_mark(mm_recording *r, mm_status *st)
     if (!mm_recording_is_running(r)) {
         return fail_ended(st);
     }
-    if (refuse_captures(r, st) < 0 || (r->options.synchronize && await_devices(r->cu, st) < 0)) {
+    if (r->options.synchronize && mm_await_devices_without_captures(r->cu, st) < 0) {
         return -1;
     }
     take_turn(r);
@@ -572,13 +505,16 @@ mm_recording_free(mm_recording *r)
             return; /* the parent's thread may have been changing its members */
         }
         mm_uvm_queue_close(&r->queue);
-    } else {
-        set_current(r, NULL);
-        if (mm_recording_is_running(r)) {
-            end_recording(r);
-        }
+        free_recording(r);
+        return;
     }
-    free_recording(r);
+    set_current(r, NULL);
+    take_turn(r);
+    if (mm_recording_is_running(r)) {
+        end_recording(r);
+    }
+    release_turn_of(r);
+    mm_recording_release(r);
 }
 
 void
@@ -596,6 +532,80 @@ mm_recordings_end(const void *owner)
         release_turn_of(current);
     }
     (void)pthread_mutex_unlock(&current_mutex);
+}
+
+/* --- reading while it runs ---------------------------------------------------------------- */
+
+mm_recording *
+mm_recording_acquire(void)
+{
+    mm_recording *r = NULL;
+
+    if (atomic_load(&phase) == IDLE || mm_driver_forked()) {
+        return NULL;
+    }
+    (void)pthread_mutex_lock(&current_mutex);
+    if (current != NULL && mm_recording_is_running(current)) {
+        r = current;
+        r->references++;
+    }
+    (void)pthread_mutex_unlock(&current_mutex);
+    return r;
+}
+
+void
+mm_recording_release(mm_recording *r)
+{
+    bool last;
+
+    (void)pthread_mutex_lock(&current_mutex);
+    assert(r->references > 0);
+    last = --r->references == 0;
+    (void)pthread_mutex_unlock(&current_mutex);
+    if (last) {
+        free_recording(r);
+    }
+}
+
+/* Fails if an event is missing or was not kept. */
+static int
+read_all_events(mm_recording *r, mm_recorded_so_far *out, mm_status *st)
+{
+    mm_recording_report report;
+
+    lock_recording(r);
+    out->events = r->recorded.events;
+    out->event_count = r->recorded.kept;
+    unlock_recording(r);
+    mm_recording_read_report(r, &report);
+    if (report.lost > 0) {
+        return mm_fail(st, MM_REFUSED, "%" PRIu64 " of its events were lost", report.lost);
+    }
+    if (report.rejected > 0) {
+        return mm_fail(st, MM_REFUSED, "%" PRIu64 " records of its source were not understood",
+                       report.rejected);
+    }
+    if (report.truncated) {
+        return mm_fail(st, MM_REFUSED, "it had more events than its limit of %zu",
+                       r->options.limit);
+    }
+    return mm_lives_copy_living(&out->living, &out->living_count, st);
+}
+
+int
+mm_recording_read_so_far(mm_recording *r, mm_recorded_so_far *out, mm_status *st)
+{
+    uint64_t begun = mm_raw_clock();
+    int rc = 0;
+
+    *out = (mm_recorded_so_far){.events = NULL};
+    take_turn(r);
+    if (mm_recording_is_running(r)) {
+        rc = settle_records(r, st) < 0 ? -1 : read_all_events(r, out, st);
+        add_overhead(r, begun);
+    }
+    release_turn_of(r);
+    return rc;
 }
 
 /* --- results ------------------------------------------------------------------------------ */

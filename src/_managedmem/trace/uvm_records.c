@@ -107,7 +107,8 @@ parse_host_fault(const unsigned char *record, mm_event *out)
 
 /* The host's times are those of a whole push: the moves of a block begin together, and the module
  * notices their end late, at the next flush at the latest. The device's times of each move are
- * exact, so the event has their length, and their distance from the first move of the push. */
+ * exact, so the event has their length, and their distance from the first move of the push, which
+ * it keeps in `extra`. */
 static void
 refine_times(mm_uvm_parser *p, const unsigned char *record, mm_event *out)
 {
@@ -118,8 +119,9 @@ refine_times(mm_uvm_parser *p, const unsigned char *record, mm_event *out)
         p->push_device_begin = begin;
     }
     offset = begin - p->push_device_begin;
-    if (begin != 0 && begin < end && offset <= out->end - out->start
+    if (begin != 0 && begin < end && offset <= out->end - out->start && offset <= UINT32_MAX
         && end - begin <= out->end - out->start - offset) {
+        out->extra = (uint32_t)offset;
         out->start += offset;
         out->end = out->start + (end - begin);
     }
