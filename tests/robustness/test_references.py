@@ -35,7 +35,7 @@ def library(tmp_path_factory):
 @pytest.fixture(scope="module")
 def findings(request, library):
     names = parameters_of(request, TestEveryOperation.test_leaves_nothing_behind)
-    return explore("references", names, AT_ONCE)
+    return explore("references", names, AT_ONCE, patience=150)  # beside three busy processes
 
 
 @pytest.mark.timeout(300)  # the first one goes through all of them

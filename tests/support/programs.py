@@ -14,6 +14,7 @@ from pathlib import Path
 
 from paths import TESTS
 
+PATIENCE = 40  # seconds for a program
 schedule_of_subprocesses = "eager"  # conftest.py sets that of the present test
 
 
@@ -34,7 +35,7 @@ def build_allocations(folder):
     return built
 
 
-def run_python(code, *, driver="emulator", emulator=None, check=True):
+def run_python(code, *, driver="emulator", emulator=None, check=True, patience=PATIENCE):
     """Run code in a fresh interpreter with that MANAGEDMEM_DRIVER (None: unset).
 
     The emulated driver has the schedule of the present test, unless `emulator` names one.
@@ -52,7 +53,8 @@ def run_python(code, *, driver="emulator", emulator=None, check=True):
         options.append(f"schedule={schedule_of_subprocesses}")
     if emulator is not None or options:
         env["MANAGEDMEM_EMULATOR"] = ",".join(options)
-    done = run_program([sys.executable, "-X", "faulthandler", "-c", textwrap.dedent(code)], env)
+    command = [sys.executable, "-X", "faulthandler", "-c", textwrap.dedent(code)]
+    done = run_program(command, env, patience)
     if check:
         assert done.returncode == 0, done.stdout + done.stderr
     return done
@@ -64,7 +66,7 @@ def parameters_of(request, test):
     return [item.callspec.params["name"] for item in items]
 
 
-def explore(module, names, at_once):
+def explore(module, names, at_once, patience=PATIENCE):
     """The findings of main() of a module of tests/support, by operation: a text or None.
 
     It runs in processes of its own, because an operation may crash or hang its process. It prints
@@ -72,7 +74,8 @@ def explore(module, names, at_once):
     """
     found = {}
     while names:
-        done = run_python(f"import {module}; {module}.main({names[:at_once]!r})", check=False)
+        code = f"import {module}; {module}.main({names[:at_once]!r})"
+        done = run_python(code, check=False, patience=patience)
         lines = [json.loads(line) for line in done.stdout.splitlines()]
         assert lines, done.stderr
         for name, *wrong in lines:
@@ -83,7 +86,7 @@ def explore(module, names, at_once):
     return found
 
 
-def run_program(command, env, patience=40):
+def run_program(command, env, patience=PATIENCE):
     """Run a Python program to its end; if it hangs, fail with the stacks of all its threads.
 
     The program must have faulthandler enabled, which writes them when the program is aborted, even
