@@ -357,7 +357,7 @@ class Tuning:
         self.devices |= {each.device for each in found if each.device is not None}
         if trace.total.turned_back and not (trace.total.host_faults or trace.total.device_faults):
             self.notes.append(
-                f"{size_text(trace.total.turned_back // TRACED_RUNS)} per run went back where they "
+                f"{size_text(trace.total.turned_back)} in {TRACED_RUNS} runs went back where they "
                 "came from, all on request: some prefetches of the step may be too many"
             )
         return found
@@ -372,6 +372,7 @@ class Tuning:
             _advisable(self.targets),
             self.disposable,
             _free_memory(self.devices),
+            frozenset(d for d in self.devices if d.direct_managed_mem_access_from_host),
         )
 
     def check_time(self, seconds: float) -> None:
@@ -394,7 +395,7 @@ class Tuning:
 
     def run(self, keep: bool) -> TuneResult:
         """The whole course. On every failure all advice is put back."""
-        placement = self.search.placement
+        placement, collects = self.search.placement, gc.isenabled()
         try:
             result = self._run()
             if keep:
@@ -403,6 +404,8 @@ class Tuning:
                 placement.put_back()
             return result
         except BaseException as error:
+            if collects:  # an interrupt can come before a run has enabled it again
+                gc.enable()
             try:
                 placement.put_back()
             except Exception as failure:

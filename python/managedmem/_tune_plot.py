@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from managedmem._extras import need
+from managedmem._tune_report import KEPT
 from managedmem._tune_search import interval_of
 
 if TYPE_CHECKING:
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 
 MOST_ROWS = 20
 MOST_LABEL = 44
-KEPT, OTHER, DOTS = "#0072b2", "#e69f00", "#7f7f7f"
+WON, OTHER, DOTS = "#0072b2", "#e69f00", "#7f7f7f"
 """Two colours that colour-blind people can distinguish, and grey."""
 
 Row = tuple[str, Sequence[tuple[float, float]], bool]
@@ -24,8 +25,8 @@ Row = tuple[str, Sequence[tuple[float, float]], bool]
 def rows_of(result: TuneResult) -> list[Row]:
     """A label, the pairs and whether it was kept: kept changes first, all together last."""
     tried = [trial for trial in result.trials if trial.pairs]
-    tried.sort(key=lambda trial: trial.verdict != "kept")
-    rows: list[Row] = [(t.change, t.pairs, t.verdict == "kept") for t in tried[:MOST_ROWS]]
+    tried.sort(key=lambda trial: trial.verdict != KEPT)
+    rows: list[Row] = [(t.change, t.pairs, t.verdict == KEPT) for t in tried[:MOST_ROWS]]
     if result.pairs:
         rows.append(("all kept changes", result.pairs, True))
     return rows
@@ -41,7 +42,7 @@ def draw(result: TuneResult, ax: Any) -> Any:
         usual = statistics.median(first for first, _ in pairs) or 1.0
         gains = [100 * (first - second) / usual for first, second in pairs]
         bounds = interval_of(gains)
-        colour = KEPT if kept else OTHER
+        colour = WON if kept else OTHER
         ax.barh(place, bounds.median, height=0.6, color=colour, alpha=0.8)
         ax.plot([bounds.low, bounds.high], [place, place], color="black", linewidth=1.5)
         ax.plot(gains, [place] * len(gains), ".", color=DOTS, markersize=5)

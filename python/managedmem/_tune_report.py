@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 VERSION = 1
 """The version of the JSON form."""
+KEPT = "kept"
+"""The verdict on a trial whose change is a part of the result."""
 WIDTH = 100
 
 _LOCATION = re.compile(r"(Device|Host)\((?:(?:numa_id=)?(\d+))?\)")
@@ -202,7 +204,7 @@ class TuneResult:
     def __str__(self) -> str:
         lines = [self._headline(), self._circumstances()]
         for title, wanted in (("kept", True), ("not kept", False)):
-            found = [trial for trial in self.trials if (trial.verdict == "kept") is wanted]
+            found = [trial for trial in self.trials if (trial.verdict == KEPT) is wanted]
             if found:
                 lines += ["", f"{title}:"]
                 lines += [line for trial in found for line in _trial_lines(trial)]
@@ -225,7 +227,7 @@ class TuneResult:
         )
 
     def __repr__(self) -> str:
-        kept = sum(trial.verdict == "kept" for trial in self.trials)
+        kept = sum(trial.verdict == KEPT for trial in self.trials)
         return (
             f"<managedmem.TuneResult speedup={self.speedup:.2f} kept={kept} "
             f"trials={len(self.trials)}>"
@@ -236,7 +238,7 @@ class TuneResult:
         from html import escape
 
         rows = []
-        for trial in sorted(self.trials, key=lambda each: each.verdict != "kept"):
+        for trial in sorted(self.trials, key=lambda each: each.verdict != KEPT):
             gain = "" if trial.gain is None else str(trial.gain)
             texts = (trial.change, trial.reason, gain, trial.verdict)
             cells = (f'<td style="text-align:left">{escape(text)}</td>' for text in texts)
@@ -433,7 +435,7 @@ def _trial_lines(trial: TuneTrial) -> list[str]:
         median = sorted(pair[0] for pair in trial.pairs)[len(trial.pairs) // 2]
         part = f"{trial.gain.median / median:+.1%}" if median else ""
         details.append(f"gain {trial.gain}, {part} of a run" if part else f"gain {trial.gain}")
-    if trial.verdict != "kept":
+    if trial.verdict != KEPT:
         details.append(trial.verdict)
     indent = " " * 6
     rest = textwrap.fill("; ".join(details), WIDTH, initial_indent=indent, subsequent_indent=indent)

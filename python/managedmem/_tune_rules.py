@@ -272,6 +272,8 @@ class Material(NamedTuple):
     """Memories whose contents may be lost, with the phase that overwrites them if it is known."""
     free: Mapping[Device, int]
     """The bytes that each usable device had free. Others get no prefetch and no advice."""
+    mapped: frozenset[Device] = frozenset()
+    """The devices whose memory the host can use in place."""
 
     def fits(self, setting: Setting) -> bool:
         """True if prefetches leave a tenth of the free memory of every device."""
@@ -395,8 +397,7 @@ def contested(material: Material, whole: Seen) -> Candidate | None:
         f"; {count_text(round(device_faults))} faults of the device, "
         f"{count_text(round(host_faults))} of the host"
     )
-    mapped = device is not None and device.direct_managed_mem_access_from_host
-    if device is None or device_faults <= host_faults or not mapped:
+    if device not in material.mapped or device_faults <= host_faults:
         return in_place(material, whole, "R6", reason)
     policy = with_advice(material.base[whole.name], device, [Host()])
     estimate = whole.stall + whole.throttled

@@ -20,7 +20,7 @@ from managedmem import (
     PrefetchPlan,
     Stream,
 )
-from managedmem._tune_report import TuneTime, TuneTrial
+from managedmem._tune_report import KEPT, TuneTime, TuneTrial
 from managedmem._tune_rules import (
     Candidate,
     Discard,
@@ -172,8 +172,8 @@ class Clock:
     def run(self, step: TunedStep) -> tuple[float, Any]:
         """The seconds and the result of one run. The garbage collector pauses meanwhile."""
         collects = gc.isenabled()
-        gc.disable()
         try:
+            gc.disable()
             start = self.now()
             result = step()
             self.wait(result, len(step._phases) == 1)
@@ -289,6 +289,7 @@ class Search:
         self.start = clock.now()
         self.setting = Setting()
         self.trials: list[TuneTrial] = []
+        self.kept: list[tuple[int, Candidate]] = []  # with the numbers of their trials
         self.applied = "no change"
         self.active: TunedStep | None = None
         self.noise = 0.0
@@ -417,7 +418,8 @@ class Search:
             self.placement.use(self.setting)
             found = self.pairs(self.setting, changed, self.threshold())
         verdict = self._verdict(found)
-        if verdict == "kept":
+        if verdict == KEPT:
+            self.kept.append((len(self.trials), candidate))
             self.setting = changed
             self.typical = statistics.median(second for _, second in found.seconds)
         return self._report(candidate, verdict, found, cost)
@@ -429,7 +431,7 @@ class Search:
         passed = sum(gain > threshold for gain in found.gains)
         if len(found.seconds) - passed >= order_index(self.limits.pairs):
             return f"rejected: {passed} of {len(found.seconds)} pairs gained enough"
-        return "kept"
+        return KEPT
 
     def _report(
         self, candidate: Candidate, verdict: str, found: Pairs | None = None, cost: float = 0.0
@@ -472,7 +474,7 @@ class Search:
         together = {
             item
             for item in self._items()
-            if not any(t.verdict == "kept" and t.change == items_text([item]) for t in self.trials)
+            if not any(candidate.items == (item,) for _, candidate in self.kept)
         }
         for item in sorted(together, key=lambda each: items_text([each])):
             if len(self._items()) < 2 or self.left() < self.cost_of_pairs():
@@ -493,8 +495,7 @@ class Search:
     def prove(self, candidates: Sequence[Candidate], material: Material) -> None:
         """Try the candidates; then once more those that meet later kept ones in a phase."""
         rejected = self.go_through(candidates, material)
-        kept = {trial.change for trial in self.trials if trial.verdict == "kept"}
-        shared = {phase for each in candidates if each.change in kept for phase in each.phases}
+        shared = {phase for _, candidate in self.kept for phase in candidate.phases}
         again = [
             each
             for each, setting in rejected
@@ -502,6 +503,10 @@ class Search:
         ]
         self.go_through(again, material)
         self.leave_out()
+        for number, candidate in self.kept:
+            if candidate.rule and not any(map(self.setting.has, candidate.items)):
+                trial = self.trials[number]._replace(verdict="kept, and later replaced by others")
+                self.trials[number] = trial
 
     def compare(self) -> Pairs | None:
         """The proof of all together: the first setting against the last. None if there is no gain.
@@ -517,7 +522,7 @@ class Search:
         self.setting = Setting()
         self.trials = [
             trial._replace(verdict="put back: all kept changes together gained nothing")
-            if trial.verdict == "kept"
+            if trial.verdict == KEPT
             else trial
             for trial in self.trials
         ]

@@ -21,6 +21,7 @@ class StepClock:
     def __init__(self):
         self.seconds = 0.0
         self.last = emulator.counters()
+        self.in_place = IN_PLACE
 
     def __call__(self):
         now = emulator.counters()
@@ -66,7 +67,7 @@ class Steps:
     def device_uses(self, buffer, write=False):
         emulator.touch(buffer, Device(0), write=write)
         if emulator.residency(buffer) is Host():
-            self.clock.spend(buffer.nbytes * IN_PLACE)
+            self.clock.spend(buffer.nbytes * self.clock.in_place)
         self.clock.spend(RUN)
 
 
