@@ -5,11 +5,9 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
-NAMES = {"matplotlib.pyplot": "matplotlib", "pandas": "pandas", "numpy": "NumPy"}
-
 
 def need(module: str, user: str) -> Any:
-    """Import a module of the extra ``plot`` for a function that uses it."""
+    """Import a library of the extra ``plot``, or a module of it, for a function that uses it."""
     library = module.partition(".")[0]
     try:
         return import_module(module)
@@ -17,6 +15,6 @@ def need(module: str, user: str) -> Any:
         if error.name != library:
             raise
         raise ImportError(
-            f'{user} needs {NAMES[module]}, which is not installed: pip install "managedmem[plot]"',
+            f'{user} needs {library}, which is not installed: pip install "managedmem[plot]"',
             name=library,
         ) from None

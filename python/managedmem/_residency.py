@@ -5,17 +5,39 @@ from __future__ import annotations
 from collections.abc import Container, Iterator
 from itertools import accumulate
 from struct import Struct
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from managedmem import _colours as colours
 from managedmem._managedmem import Device, Host
 from managedmem._units import size_text
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 _RUN = Struct("<QQBBBxI")
 _WHERE = ("host", "not on host", "host and device", "device")
 _EVIDENCE = ("page map", "page map + prefetch", "page map + trace")
 _HOST, _NOT_HOST, _BOTH, _ = range(4)
 _COLUMNS = 256
-_COLOURS = {"host": "#0072b2", "both": "#8f8b58", "not on host": "#e69f00"}
+MIXED = "mixed"
+"""The place of a column of a picture that has several."""
+
+
+class Style(NamedTuple):
+    """The looks of a place in pictures: colour, sign in a terminal, and name."""
+
+    colour: str
+    sign: str
+    name: str
+
+
+STYLES = {
+    "host": Style(colours.HOST, "#", "on the host"),
+    "host and device": Style(colours.COPIES, "=", "on both"),
+    "device": Style(colours.DEVICE, "*", "on a device"),
+    "not on host": Style(colours.UNKNOWN, ".", "not on the host"),
+    MIXED: Style(colours.MIXED, "+", "mixed"),
+}
 
 # Address, nbytes, bytes on the host, runs as structs, bytes by NUMA nodes, traced or not.
 _Record = tuple[int, int, int, bytes, dict[int, int] | None, bool]
@@ -209,25 +231,63 @@ class Residency:
     def __repr__(self) -> str:
         return f"<managedmem.Residency {self}>"
 
+    def bar(self, width: int = 64) -> str:
+        """The text, and below it a bar of the memory from its first byte to its last.
+
+        ``#`` is on the host, ``.`` is not. A running trace also shows ``*``, on a device, and
+        ``=``, on both. ``+`` is mixed. ``width`` is the number of signs, 1 to 4096. Raises
+        ValueError for others, TypeError unless it is an int.
+        """
+        if isinstance(width, bool) or not isinstance(width, int):
+            raise TypeError(f"width must be an int, got {width!r}")
+        if not 1 <= width <= 4096:
+            raise ValueError(f"width must be from 1 to 4096, got {width}")
+        columns = list(self._columns(width))
+        signs = "".join(STYLES[where].sign * count for _, count, where in columns)
+        legend = ", ".join(f"{style.sign} {style.name}" for style in _styles(columns))
+        return f"{self}\n[{signs}]  {legend}" if signs else str(self)
+
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        """The text with its bar, for IPython in a terminal."""
+        printer.text(self.bar())
+
+    def plot(self, *, ax: Axes | None = None) -> Axes:
+        """Draw a strip of the memory, from its first byte to its last; return the matplotlib Axes.
+
+        Below it, where pages that are not on the host were last prefetched to. Several targets lie
+        end to end. ``ax`` are the Axes to draw on; without it there is a new figure. Raises
+        ImportError without matplotlib, which the extra ``plot`` installs.
+        """
+        from managedmem._plots import strip
+
+        drawn: Axes = strip(self, ax)
+        return drawn
+
     def _repr_html_(self) -> str:
         """The text, and a strip of the memory from its first byte to its last."""
         from html import escape
 
         text = escape(str(self))
+        return f"<div><div>{text}</div>{self._strip(text)}</div>"
+
+    def _strip(self, text: str) -> str:
+        """The strip with its legend as HTML, described by a text; empty for empty memory."""
+        columns = list(self._columns())
         bars = "".join(
-            f'<rect x="{first}" width="{count}" height="14" fill="{_COLOURS[where]}"/>'
-            for first, count, where in self._columns()
+            f'<rect x="{first}" width="{count}" height="14" fill="{STYLES[where].colour}"/>'
+            for first, count, where in columns
         )
-        strip = (
+        legend = " ".join(
+            f'<span style="color:{style.colour}">&#9632;</span> {style.name}'
+            for style in _styles(columns)
+        )
+        if not columns:
+            return ""
+        return (
             f'<svg width="512" height="14" viewBox="0 0 {_COLUMNS} 14" '
             f'preserveAspectRatio="none" role="img"><title>{text}</title>{bars}</svg>'
+            f"<div>{legend}</div>"
         )
-        names = {"host": "on the host", "both": "partly", "not on host": "not on the host"}
-        legend = " ".join(
-            f'<span style="color:{_COLOURS[where]}">&#9632;</span> {name}'
-            for where, name in names.items()
-        )
-        return f"<div><div>{text}</div>{strip if bars else ''}<div>{legend}</div></div>"
 
     def _raw_runs(self) -> Iterator[tuple[int, int, int, int, int, int]]:
         starts = accumulate((record[1] for record in self._records), initial=0)
@@ -235,19 +295,24 @@ class Residency:
             for offset, *rest in _RUN.iter_unpack(record[3]):
                 yield (start + offset, *rest)
 
-    def _columns(self) -> Iterator[tuple[int, int, str]]:
-        """The strip: first column, number of columns, and their kind."""
-        on_host = [0.0] * _COLUMNS
-        scale = _COLUMNS / self.nbytes if self.nbytes else 0.0
+    def _columns(self, columns: int = _COLUMNS) -> Iterator[tuple[int, int, str]]:
+        """The strip: first column, number of columns, and their place, or "mixed"."""
+        parts = [[0.0] * columns for _ in _WHERE]
+        scale = columns / self.nbytes if self.nbytes else 0.0
         for offset, nbytes, where, *_ in self._raw_runs():
-            if where in (_HOST, _BOTH):
-                _fill(on_host, offset * scale, (offset + nbytes) * scale)
+            _fill(parts[where], offset * scale, (offset + nbytes) * scale)
         first = 0
-        kinds = [_kind(part) for part in on_host] if self.nbytes else []
+        kinds = [_kind(column) for column in zip(*parts, strict=True)] if self.nbytes else []
         for column, kind in enumerate(kinds, start=1):
             if column == len(kinds) or kinds[column] != kind:
                 yield first, column - first, kind
                 first = column
+
+
+def _styles(columns: list[tuple[int, int, str]]) -> list[Style]:
+    """The looks of the places of a strip."""
+    seen = {where for _, _, where in columns}
+    return [style for where, style in STYLES.items() if where in seen]
 
 
 class _Places:
@@ -278,10 +343,10 @@ def _fill(columns: list[float], start: float, end: float) -> None:
         columns[column] += max(min(end, column + 1) - max(start, column), 0.0)
 
 
-def _kind(on_host: float) -> str:
-    if on_host < 1e-6:
-        return "not on host"
-    return "host" if on_host > 1 - 1e-6 else "both"
+def _kind(parts: tuple[float, ...]) -> str:
+    """The place of a column by the parts of it that are in each place."""
+    most = max(parts)
+    return _WHERE[parts.index(most)] if most > 1 - 1e-6 else MIXED
 
 
 def _sums(all_bytes: Iterator[dict[int, int] | None]) -> dict[int, int] | None:

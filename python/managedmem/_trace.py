@@ -27,6 +27,7 @@ from managedmem._trace_results import (
 
 if TYPE_CHECKING:
     import pandas
+    from matplotlib.axes import Axes
 
     from managedmem._managedmem import _Target
 
@@ -229,6 +230,51 @@ class TracePart:
         with open(path, "w", encoding="utf-8") as file:
             json.dump(found, file, indent=1)
 
+    def plot(self, *, ax: Axes | None = None) -> Axes:
+        """Draw the moves over time, with a lane for each memory, and return the matplotlib Axes.
+
+        The 12 memories that moved most have lanes, the others share one. Moves to devices are above
+        the middle of a lane, moves to the host below; dark ones were requested, light ones came by
+        faults. The height is the number of bytes in a column of time. Ticks are page faults,
+        triangles this library's calls, dotted lines marks. Events beyond the trace's ``limit`` are
+        left out.
+        ``ax`` are the Axes to draw on; without it there is a new figure. Raises ImportError without
+        matplotlib, which the extra ``plot`` installs.
+        """
+        from managedmem._plots import timeline
+
+        drawn: Axes = timeline(self, ax)
+        return drawn
+
+    def plot_pages(
+        self, target: str | TraceMemory | tuple[int, int] | _Target, *, ax: Axes | None = None
+    ) -> Axes:
+        """Draw the places of the pages of a memory over time, and return the matplotlib Axes.
+
+        ``target`` is what ``trace[...]`` takes. Pages run downwards, time to the right. Places are
+        replayed from the events: a page without an event is unknown, and so is one before its first
+        event, unless that is a move. At most 512 times 512 cells are drawn; one that contains
+        several places is mixed. Events beyond the trace's ``limit`` are left out.
+        ``ax`` is that of `plot`. Raises what ``trace[...]`` raises, and ImportError without
+        matplotlib.
+        """
+        from managedmem._plots import pages
+
+        drawn: Axes = pages(self, target, ax)
+        return drawn
+
+    def plot_causes(self, *, ax: Axes | None = None) -> Axes:
+        """Draw the bytes of each memory by their cause, and return the matplotlib Axes.
+
+        Bars to the right are moves to devices, also between them; bars to the left moves to the
+        host. The 12 memories that moved most have bars, the others share one. ``ax`` is that of
+        `plot`. Raises ImportError without matplotlib.
+        """
+        from managedmem._plots import causes
+
+        drawn: Axes = causes(self, ax)
+        return drawn
+
     def to_chrome_trace(self, path: str | os.PathLike[str]) -> None:
         """Write the events to a file that https://ui.perfetto.dev and chrome://tracing open.
 
@@ -254,7 +300,8 @@ class TracePart:
         """
         from managedmem._trace_arrays import frame_of
 
-        return frame_of(self)
+        frame: pandas.DataFrame = frame_of(self)
+        return frame
 
 
 class TraceSlice(TracePart):

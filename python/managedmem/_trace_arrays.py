@@ -37,7 +37,7 @@ MARK = len(KINDS)
 
 def records_of(results: Results, parts: Sequence[int]) -> Any:
     """The records of consecutive parts in the order of time, as a structured array."""
-    np = need("numpy", "this")
+    np = need("numpy", "this function")
     layout = np.dtype(list(FIELDS))
     assert layout.itemsize == RECORD.size
     found = np.frombuffer(results._span(parts), layout)

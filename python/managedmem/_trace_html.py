@@ -5,6 +5,7 @@ from __future__ import annotations
 from html import escape
 from typing import TYPE_CHECKING
 
+from managedmem import _colours as colours
 from managedmem import _trace_table as text
 
 if TYPE_CHECKING:
@@ -13,8 +14,6 @@ if TYPE_CHECKING:
 MOST_ROWS = 16
 """Keeps the table of the longest labels below 20 kB."""
 
-_TO_DEVICE, _TO_HOST = "#0072b2", "#e69f00"
-"""Two colours that colour-blind people can distinguish."""
 _TITLES = (("", 2), ("to device", 2), ("to host", 2), ("faults", 2), ("other", 1))
 _HEADS = ("memory", "size", "moved", "requested", "moved", "requested", "host", "device", "")
 
@@ -30,8 +29,8 @@ def _row(row: text.Row, most: int, tag: str) -> str:
     cells = [escape(cell) for cell in row.cells()]
     found = [f'<{tag} style="text-align:left">{cells[0]}</{tag}>', f"<td>{cells[1]}</td>"]
     for at, moved, colour in (
-        (2, row.sums.to_device, _TO_DEVICE),
-        (4, row.sums.to_host, _TO_HOST),
+        (2, row.sums.to_device, colours.DEVICE),
+        (4, row.sums.to_host, colours.HOST),
     ):
         found += [_bar(cells[at], moved, most, colour), f"<td>{cells[at + 1]}</td>"]
     found += [f"<td>{cell}</td>" for cell in cells[6:8]]

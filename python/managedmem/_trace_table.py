@@ -29,12 +29,12 @@ def share_text(part: int, whole: int) -> str:
     return ">99%" if percent == 100 and part < whole else f"{percent}%"
 
 
-def label_text(label: str) -> str:
+def label_text(label: str, most: int = MOST_LABEL) -> str:
     """A label without characters that a terminal could act on, cut in the middle."""
     shown = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in label)
-    if len(shown) <= MOST_LABEL:
+    if len(shown) <= most:
         return shown
-    return f"{shown[:16]}...{shown[19 - MOST_LABEL :]}"
+    return f"{shown[:16]}...{shown[19 - most :]}"
 
 
 def others_text(sums: TraceSums) -> str:

@@ -259,7 +259,8 @@ class TuneResult:
         """
         from managedmem._tune_plot import draw
 
-        return draw(self, ax)
+        drawn: Axes = draw(self, ax)
+        return drawn
 
     # --- data -----------------------------------------------------------------------------------
 

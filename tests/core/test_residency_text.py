@@ -61,6 +61,44 @@ class TestText:
     def test_sizes(self, nbytes, text):
         assert str(fabricated([(0, nbytes, 1, 0, 0)])).startswith(f"{text}: 0 on the host")
 
+    def test_bar(self, alloc):
+        buffer = alloc(64 * MIB)
+        store(buffer)
+        buffer[: 30 * MIB].prefetch(Device(0))
+        found = residency(buffer)
+        legend = "  # on the host, . not on the host"
+        assert found.bar(8) == f"{found}\n[...+####]{legend}, + mixed"
+        assert found.bar() == f"{found}\n[{'.' * 30}{'#' * 34}]{legend}"
+
+    def test_bar_with_a_trace(self):
+        found = fabricated([(256 * i, 256, i, 2, 0) for i in range(4)], trace=True)
+        legend = "# on the host, = on both, * on a device, . not on the host"
+        assert found.bar(8) == f"{found}\n[##..==**]  {legend}"
+
+    def test_bar_of_nothing(self):
+        assert fabricated([]).bar() == "0: 0 on the host, 0 not on the host"
+
+    @pytest.mark.parametrize(
+        ("width", "error", "text"),
+        [
+            (0, ValueError, "width must be from 1 to 4096, got 0"),
+            (4097, ValueError, "width must be from 1 to 4096, got 4097"),
+            (True, TypeError, "width must be an int, got True"),
+            (2.0, TypeError, "width must be an int, got 2.0"),
+        ],
+    )
+    def test_bar_of_another_width(self, width, error, text):
+        with pytest.raises(error, match=text):
+            fabricated([(0, PAGE, 1, 0, 0)]).bar(width)
+
+    def test_in_a_terminal_of_ipython(self):
+        class Printer(list):
+            text = list.append
+
+        found, printer = fabricated([(0, PAGE, 1, 0, 0)]), Printer()
+        found._repr_pretty_(printer, False)
+        assert printer == [found.bar()]
+
     def test_as_plain_values(self, alloc):
         buffer = alloc(4 * PAGE)
         store(buffer)
@@ -134,23 +172,36 @@ def strip(found):
 
 
 class TestPicture:
-    BLUE, MIXED, ORANGE = "#0072b2", "#8f8b58", "#e69f00"
+    BLUE, MIXED, ORANGE, GREEN, GREY = "#0072b2", "#8f8b58", "#e69f00", "#009e73", "#cfcfcf"
 
     def test_shows_the_memory_in_order(self):
         found = fabricated([(0, 512, 0, 0, 0), (512, 256, 1, 0, 0), (768, 256, 0, 0, 0)])
         assert strip(found) == [
             (0, 128, self.BLUE),
-            (128, 64, self.ORANGE),
+            (128, 64, self.GREY),
             (192, 64, self.BLUE),
         ]
 
     def test_shows_columns_that_are_both(self):
         found = fabricated([(0, 1, 0, 0, 0), (1, 1023, 1, 0, 0)])
-        assert strip(found) == [(0, 1, self.MIXED), (1, 255, self.ORANGE)]
+        assert strip(found) == [(0, 1, self.MIXED), (1, 255, self.GREY)]
+
+    def test_shows_places_of_a_trace(self):
+        found = fabricated([(256 * i, 256, i, 2, 0) for i in range(4)], trace=True)
+        assert strip(found) == [
+            (0, 64, self.BLUE),
+            (64, 64, self.GREY),
+            (128, 64, self.GREEN),
+            (192, 64, self.ORANGE),
+        ]
+        names = ("on the host", "on both", "on a device", "not on the host")
+        places = [found._repr_html_().index(f"</span> {name}") for name in names]
+        assert places == sorted(places)
+        assert "mixed" not in found._repr_html_()
 
     def test_of_less_bytes_than_columns(self):
         found = fabricated([(0, 1, 1, 0, 0), (1, 1, 0, 0, 0)])
-        assert strip(found) == [(0, 128, self.ORANGE), (128, 128, self.BLUE)]
+        assert strip(found) == [(0, 128, self.GREY), (128, 128, self.BLUE)]
 
     def test_stays_small_for_a_million_runs(self):
         count = 1_000_000

@@ -1,0 +1,27 @@
+"""The colours of pictures: those of Okabe and Ito, which colour-blind people can distinguish.
+
+Blue is the host, orange a device. A move has the colour of its destination, dark if it was
+requested and light if not. Only the picture of causes has colours of causes.
+"""
+
+BLACK, GREY, LIGHT, PALE = "#000000", "#8c8c8c", "#cfcfcf", "#e4e4e4"
+ORANGE, SKY, GREEN, YELLOW = "#e69f00", "#56b4e9", "#009e73", "#f0e442"
+BLUE, VERMILION, PURPLE, OLIVE = "#0072b2", "#d55e00", "#cc79a7", "#8f8b58"
+
+HOST, DEVICE, MIXED, UNKNOWN, COPIES = BLUE, ORANGE, OLIVE, LIGHT, GREEN
+"""Places of pages. Mixed pages share one cell of a picture; its colour is between the two."""
+DEVICES = (ORANGE, PURPLE, VERMILION, YELLOW, SKY)
+"""The first devices, where a picture has several."""
+
+TO_DEVICE, TO_DEVICE_BY_FAULT = VERMILION, ORANGE
+TO_HOST, TO_HOST_BY_FAULT = BLUE, SKY
+EVICTED, BETWEEN_DEVICES = PURPLE, GREEN
+
+CAUSES = {
+    "requested": BLUE,
+    "fault": VERMILION,
+    "speculative": YELLOW,
+    "eviction": BLACK,
+    "access_counters": SKY,
+    "unknown": GREY,
+}

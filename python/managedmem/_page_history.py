@@ -1,0 +1,332 @@
+"""The places of pages over time, replayed from the events of a trace, on a grid of cells.
+
+A move says where its pages were before and after. So a page is known from its first event on, and
+if that is a move, before it too. Nothing else is guessed: other pages are unknown.
+
+All arithmetic is on arrays. Addresses are cut into segments at the borders of all events; each
+event becomes one entry for each of its segments; each entry and the next one of its segment make a
+rectangle of one place; rectangles add their areas to the cells.
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from managedmem._extras import need
+from managedmem._trace_arrays import records_of
+from managedmem._trace_results import (
+    CALL,
+    DUPLICATE,
+    DUPLICATE_END,
+    HOST_FAULT,
+    MOVE,
+    ON_HOST,
+    OPERATIONS,
+    OTHER_PROCESSOR,
+    REMOTE_MAP,
+)
+
+if TYPE_CHECKING:
+    from managedmem._trace import TracePart
+    from managedmem._trace_results import Results, Selection
+
+NO_MEMORY, UNKNOWN, HOST, COPIES, MIXED, DEVICE = range(6)
+"""Places. Pages with copies are on the host and on devices; MIXED is of cells only. The places from
+DEVICE on are those of devices in the order of their ordinals, and last the devices of others."""
+
+ROWS, COLUMNS = 512, 512
+"""A grid has at most so many cells."""
+CLEAR = 0.6
+"""A cell has a place if it is the place of so large a part of its area,"""
+RESTLESS = 1.5
+"""and if its pages changed their places less often on average."""
+MOST_ENTRIES = 1 << 22
+"""So many entries are replayed together, which bounds the memory."""
+
+DISCARDS = tuple(i for i, name in enumerate(OPERATIONS) if name.startswith("discard"))
+
+
+class Grid(NamedTuple):
+    """The places of the cells, row by row; what the rows and the columns are.
+
+    ``runs`` are the ranges of addresses, which lie end to end in the rows. ``ordinals`` are those
+    of the places from DEVICE on.
+    """
+
+    cells: Any
+    nbytes: int
+    runs: list[tuple[int, int]]
+    ordinals: list[int]
+
+
+class Changes(NamedTuple):
+    """Events as arrays: when which bytes, of all runs end to end, get a place.
+
+    ``before`` is the place before the event, UNKNOWN if it does not say that. ``weak`` ones count
+    only where the place was unknown.
+    """
+
+    time: Any
+    start: Any
+    end: Any
+    place: Any
+    before: Any
+    weak: Any
+
+
+class History:
+    """The changes of the chosen memory until the end of a part."""
+
+    def __init__(self, part: TracePart, target: Any) -> None:
+        self.np = need("numpy", "plot_pages()")
+        self.results: Results = part._results()
+        self.parts = part._parts()
+        chosen = self.results.select(target)
+        self.label = chosen.label
+        self.indices = sorted(chosen.whole | chosen.cut)
+        self.runs = merged(self.ranges(chosen))
+        self.sizes = self.np.array([end - start for start, end in self.runs], "i8")
+        self.nbytes = int(self.sizes.sum())
+        self.window = self.results.parts[self.parts[0]][0], self.results.parts[self.parts[-1]][1]
+        self.ordinals: list[int] = []
+
+    def ranges(self, chosen: Selection) -> Iterator[tuple[int, int]]:
+        """The addresses of the chosen memories, or those asked for if there were none."""
+        for i in self.indices:
+            memory = self.results.memories[i]
+            if i in chosen.cut:
+                yield max(memory.address, chosen.start), min(memory.end, chosen.end)
+            else:
+                yield memory.address, memory.end
+        if not self.indices and chosen.extent:
+            yield chosen.extent[0], sum(chosen.extent)
+
+    def records(self) -> Any:
+        """The records of the memories from the beginning of the trace on."""
+        found = records_of(self.results, range(self.parts[-1] + 1))
+        return found[self.np.isin(found["memory"], self.np.array(self.indices, "u4"))]
+
+    def places(self, numbers: Any) -> Any:
+        """The places of processors by their numbers."""
+        ordinals = self.np.array(self.ordinals, "i8")
+        devices = DEVICE + self.np.searchsorted(ordinals, numbers)
+        return self.np.where(
+            numbers == ON_HOST, HOST, self.np.where(numbers >= 0, devices, UNKNOWN)
+        )
+
+    def note_devices(self, records: Any) -> None:
+        """Find the devices that have a place."""
+        moves = records[self.np.isin(records["kind"], (MOVE, REMOTE_MAP, DUPLICATE_END))]
+        numbers = self.np.concatenate([moves["source"], moves["destination"]])
+        self.ordinals = [int(n) for n in self.np.unique(numbers) if n >= 0]
+
+    def changes(self) -> Changes:
+        """The changes in the order of time."""
+        records = self.records()
+        self.note_devices(records)
+        kind = records["kind"]
+        discards = (kind == CALL) & self.np.isin(records["cause"], DISCARDS)
+        found = [
+            self.of_kind(records[kind == MOVE], "end", "destination", "source"),
+            self.of_kind(records[kind == DUPLICATE], "start", COPIES, UNKNOWN),
+            self.of_kind(records[kind == DUPLICATE_END], "start", "destination", COPIES),
+            self.of_kind(records[kind == REMOTE_MAP], "start", "destination", "destination"),
+            self.of_kind(records[discards], "end", UNKNOWN, UNKNOWN),
+            self.of_kind(records[kind == HOST_FAULT], "start", HOST, UNKNOWN, weak=True),
+            *self.lives(),
+        ]
+        together = Changes(*map(self.np.concatenate, zip(*found, strict=True)))
+        order = self.np.argsort(together.time, kind="stable")
+        return Changes(*(column[order] for column in together))
+
+    def of_kind(
+        self, records: Any, time: str, place: str | int, before: str | int, weak: bool = False
+    ) -> Changes:
+        """The changes of records of one kind; places are numbers, or names of fields."""
+        count = len(records)
+        start = records["address"].astype("i8")
+        size = self.np.full(count, mmap.PAGESIZE) if weak else records["amount"].astype("i8")
+        after, earlier = (
+            self.places(records[each].astype("i8"))
+            if isinstance(each, str)
+            else self.np.full(count, each)
+            for each in (place, before)
+        )
+        times, weaks = records[time].astype("i8"), self.np.full(count, weak)
+        return self.laid_out(Changes(times, start, start + size, after, earlier, weaks))
+
+    def lives(self) -> Iterator[Changes]:
+        """The births and deaths of the memories."""
+        np = self.np
+        for i in self.indices:
+            memory = self.results.memories[i]
+            for time, place, before in (
+                (memory.born, UNKNOWN, NO_MEMORY),
+                (memory.died, NO_MEMORY, UNKNOWN),
+            ):
+                if time > 0:
+                    columns = (time, memory.address, memory.end, place, before, False)
+                    yield self.laid_out(Changes(*(np.array([each]) for each in columns)))
+
+    def laid_out(self, changes: Changes) -> Changes:
+        """The changes with bytes of the runs, end to end, in place of addresses."""
+        np = self.np
+        starts = np.array([start for start, _ in self.runs] or [0], "i8")
+        ends = np.array([end for _, end in self.runs] or [0], "i8")
+        offsets = np.concatenate([[0], self.sizes.cumsum()])[: len(starts)]
+        run = np.maximum(np.searchsorted(starts, changes.start, side="right") - 1, 0)
+        low = np.clip(changes.start, starts[run], ends[run]) - starts[run] + offsets[run]
+        high = np.clip(changes.end, starts[run], ends[run]) - starts[run] + offsets[run]
+        keep = low < high
+        moved = changes._replace(start=low, end=high)
+        return Changes(*(column[keep] for column in moved))
+
+
+def merged(ranges: Iterator[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Ranges in the order of addresses; those that overlap or touch become one."""
+    found: list[tuple[int, int]] = []
+    for start, end in sorted(ranges):
+        if found and start <= found[-1][1]:
+            found[-1] = found[-1][0], max(end, found[-1][1])
+        elif start < end:
+            found.append((start, end))
+    return found
+
+
+class Areas:
+    """Sums up the areas of rectangles in cells, for each place.
+
+    A rectangle covers a row or a column by a part that grows along its first cell, is 1, and falls
+    along its last. The differences of that between neighbours are four numbers, so a rectangle is
+    sixteen numbers in a table of differences, whose running sums are the areas.
+    """
+
+    def __init__(self, np: Any, places: int, rows: int, columns: int) -> None:
+        self.np, self.shape = np, (places, rows + 2, columns + 2)
+        self.table = np.zeros(places * (rows + 2) * (columns + 2))
+
+    def differences(self, low: Any, high: Any) -> Iterator[tuple[Any, Any]]:
+        """Cells, and the differences there, of parts between two places each."""
+        for at, sign in ((low, -1), (high, 1)):
+            cell = self.np.floor(at).astype("i8")
+            beyond = at - cell
+            yield cell, sign * (beyond - 1)
+            yield cell + 1, -sign * beyond
+
+    def add(self, place: Any, rows: tuple[Any, Any], columns: tuple[Any, Any], chosen: Any) -> None:
+        """Add the chosen ones of rectangles: places, and borders in rows and in columns."""
+        place = self.np.broadcast_to(place, chosen.shape)[chosen]
+        rows, columns = ((low[chosen], high[chosen]) for low, high in (rows, columns))
+        across = list(self.differences(*columns))
+        for row, down in self.differences(*rows):
+            base = (place * self.shape[1] + row) * self.shape[2]
+            for column, along in across:
+                self.table += self.np.bincount(
+                    base + column, weights=down * along, minlength=len(self.table)
+                )
+
+    def sums(self) -> Any:
+        """The areas by place, row and column."""
+        found = self.table.reshape(self.shape).cumsum(axis=1).cumsum(axis=2)
+        return found[:, :-2, :-2]
+
+
+def replayed(np: Any, changes: Changes, nbytes: int, end: int) -> Iterator[tuple[Any, ...]]:
+    """Rectangles of one place as arrays: place, first and last byte, first and last time.
+
+    The last array says if the place was another one before the first time.
+    """
+    borders = np.unique(np.concatenate([changes.start, changes.end, [0, nbytes]]))
+    first = np.searchsorted(borders, changes.start)
+    last = np.searchsorted(borders, changes.end)
+    load = np.bincount(first, minlength=len(borders)) - np.bincount(last, minlength=len(borders))
+    turns = np.cumsum(np.cumsum(load) + 1) // MOST_ENTRIES
+    limits = [0, *(np.flatnonzero(np.diff(turns)) + 1), len(borders) - 1]
+    for low, high in pairwise(limits):
+        if low < high:
+            yield from of_segments(np, changes, borders, (first, last), (low, high), end)
+
+
+def of_segments(
+    np: Any,
+    changes: Changes,
+    borders: Any,
+    spans: tuple[Any, Any],
+    limits: tuple[int, int],
+    end: int,
+) -> Iterator[tuple[Any, ...]]:
+    """The rectangles of the segments between two limits."""
+    first, last = (np.clip(span, *limits) for span in spans)
+    count = last - first
+    event = np.repeat(np.arange(len(count)), count)
+    segment = np.arange(len(event)) - np.repeat(count.cumsum() - count - first, count)
+    order = np.argsort(segment, kind="stable")
+    event, segment = event[order], segment[order]
+    begins = np.diff(segment, prepend=-1) != 0
+    uncertain = begins | (np.roll(changes.place[event], 1) == UNKNOWN)
+    keep = ~changes.weak[event] | uncertain
+    event, segment = event[keep], segment[keep]
+    begins = np.diff(segment, prepend=-1) != 0
+    time = changes.time[event]
+    until = np.where(np.roll(begins, -1), end, np.roll(time, -1))
+    before = np.where(begins, changes.before[event], np.roll(changes.place[event], 1))
+    changed = before != changes.place[event]
+    yield changes.place[event], borders[segment], borders[segment + 1], time, until, changed
+    opening, covered = event[begins], segment[begins]
+    zeros = np.zeros(len(opening), "i8")
+    yield (
+        changes.before[opening],
+        borders[covered],
+        borders[covered + 1],
+        zeros,
+        changes.time[opening],
+        zeros > 0,
+    )
+    bare = np.setdiff1d(np.arange(*limits), covered)
+    zeros = np.zeros(len(bare), "i8")
+    yield zeros + UNKNOWN, borders[bare], borders[bare + 1], zeros, zeros + end, zeros > 0
+
+
+def grid_of(history: History) -> Grid:
+    """The places of the pages of a history, in its window of time."""
+    np = history.np
+    changes = history.changes()
+    start, end = history.window
+    length = max(end - start, 1)
+    pages = -(-history.nbytes // mmap.PAGESIZE)
+    rows, columns = max(min(pages, ROWS), 1), COLUMNS
+    turns = DEVICE + len(history.ordinals)  # counted like the area of a further place
+    areas = Areas(np, turns + 1, rows, columns)
+    per_byte = rows / max(history.nbytes, 1)
+    for place, low, high, first, last, changed in replayed(np, changes, history.nbytes, end):
+        begin, until = (
+            (np.clip(t, start, end) - start) * (columns / length) for t in (first, last)
+        )
+        down = low * per_byte, high * per_byte
+        seen = until > begin
+        areas.add(place, down, (begin, until), seen)
+        column = np.minimum(np.floor(begin), columns - 1)
+        areas.add(turns, down, (column, column + 1), changed & (first > start) & (first < end))
+    sums = areas.sums()
+    return Grid(
+        dominant(np, sums[:turns], sums[turns]), history.nbytes, history.runs, history.ordinals
+    )
+
+
+def dominant(np: Any, areas: Any, turns: Any) -> Any:
+    """The place of each cell; MIXED where none is clear."""
+    total = areas.sum(axis=0)
+    clear = (areas.max(axis=0) >= CLEAR * total) & (turns < RESTLESS)
+    found = np.where(clear, areas.argmax(axis=0), MIXED)
+    return np.where(total > 1e-9, found, NO_MEMORY)
+
+
+def device_names(ordinals: Sequence[int]) -> list[str]:
+    """The names of the places from DEVICE on."""
+    return [
+        "on a device that is not visible" if ordinal == OTHER_PROCESSOR else f"on Device({ordinal})"
+        for ordinal in ordinals
+    ]
