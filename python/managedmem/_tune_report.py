@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import statistics
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -22,6 +23,8 @@ VERSION = 1
 KEPT = "kept"
 """The verdict on a trial whose change is a part of the result."""
 WIDTH = 100
+FEW = 5
+"""Fewer pairs have no interval, only a range."""
 
 _LOCATION = re.compile(r"(Device|Host)\((?:(?:numa_id=)?(\d+))?\)")
 
@@ -51,8 +54,9 @@ class TuneTrial(NamedTuple):
     order in which changes were tried: seconds that it may save at most, or None.
 
     ``pairs`` are the seconds of a run without and with the change, ``gain`` the interval of the
-    differences, or None if it was not tried. ``cost`` is the seconds that applying its advice took,
-    which no pair contains. ``verdict`` is "kept", or a sentence.
+    differences (the range, of fewer than five), or None if it was not tried. ``cost`` is the
+    seconds that applying its advice took, which no pair contains. ``verdict`` is "kept", or a
+    sentence.
     """
 
     change: str
@@ -239,7 +243,7 @@ class TuneResult:
 
         rows = []
         for trial in sorted(self.trials, key=lambda each: each.verdict != KEPT):
-            gain = "" if trial.gain is None else str(trial.gain)
+            gain = "" if trial.gain is None else signed(trial.gain.median)
             texts = (trial.change, trial.reason, gain, trial.verdict)
             cells = (f'<td style="text-align:left">{escape(text)}</td>' for text in texts)
             rows.append(f"<tr>{''.join(cells)}</tr>")
@@ -433,9 +437,10 @@ def _trial_lines(trial: TuneTrial) -> list[str]:
     first = textwrap.fill(trial.change, WIDTH, initial_indent="  ", subsequent_indent="    ")
     details = [trial.reason]
     if trial.gain is not None:
-        median = sorted(pair[0] for pair in trial.pairs)[len(trial.pairs) // 2]
-        part = f"{trial.gain.median / median:+.1%}" if median else ""
-        details.append(f"gain {trial.gain}, {part} of a run" if part else f"gain {trial.gain}")
+        usual = statistics.median(first for first, _ in trial.pairs)
+        few = len(trial.pairs) < FEW
+        gain = f"gain {signed(trial.gain.median) if few else trial.gain}"
+        details.append(f"{gain}, {trial.gain.median / usual:+.1%} of a run" if usual else gain)
     if trial.verdict != KEPT:
         details.append(trial.verdict)
     indent = " " * 6

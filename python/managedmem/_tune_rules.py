@@ -300,7 +300,8 @@ def items_text(items: Iterable[Item]) -> str:
         elif isinstance(item, Discard):
             words = "discard_prefetch", f"at {item.location} before {item.phase}"
         else:
-            words = f"{item.policy} for", ""
+            text = str(item.policy).removeprefix("MigrationPolicy(").removesuffix(")")
+            words = f"{text} for", ""
         groups.setdefault(words, []).append(item.name)
     texts = (f"{start} {names_text(names)} {end}" for (start, end), names in groups.items())
     return "; ".join(text.rstrip() for text in texts)
@@ -476,26 +477,34 @@ def joined(parts: Sequence[Candidate]) -> Candidate:
 
 
 def compatible(parts: Iterable[Candidate]) -> list[Candidate]:
-    """Those of the parts that ask for one thing only of a memory before a phase."""
+    """Those of the parts that ask for one thing only of a memory before a phase; discards first."""
     chosen: dict[tuple[str, str], Candidate] = {}
-    for part in sorted(parts, key=lambda each: -(each.estimate or 0.0)):
+    for part in sorted(parts, key=lambda each: (each.rule != "R8", -(each.estimate or 0.0))):
         (item,) = part.items
         chosen.setdefault((getattr(item, "phase", ""), item.name), part)
     return list(chosen.values())
 
 
 def groups_of(parts: Sequence[Candidate], phases: Sequence[str]) -> Iterator[Candidate]:
-    """Candidates of one kind together: prefetches of each phase, of all phases, advice alike.
+    """Candidates of one kind together: prefetches of each phase, of each memory, of all; advice.
 
-    Where many memories gain a little each, none of them alone would pass.
+    Where many memories gain a little each, none of them alone would pass; and a prefetch in one
+    direction may need the other one.
     """
-    moves = [part for part in parts if part.rule in ("R1", "R2")]
-    sets = [moves, *([part for part in moves if phase in part.phases] for phase in phases)]
-    for rule in ("R1", "R2", "R3", "R5", "R6", "R8"):
-        alike = [part for part in parts if part.rule == rule]
+
+    def of_rules(*rules: str) -> list[Candidate]:
+        return [part for part in parts if part.rule in rules]
+
+    moves, discards = of_rules("R1", "R2"), of_rules("R8")
+    sets = [*([part for part in moves if phase in part.phases] for phase in phases)]
+    for name in dict.fromkeys(name for part in moves for name in part.names):
+        sets.append([part for part in moves if name in part.names])
+        sets.append([part for part in [*discards, *moves] if name in part.names])
+    sets += [moves, [*discards, *moves], of_rules("R3"), of_rules("R5"), of_rules("R6"), discards]
+    for rule in ("R1", "R2"):
+        alike = of_rules(rule)
         sets.append(alike)
-        if rule in ("R1", "R2"):
-            sets += ([part for part in alike if phase in part.phases] for phase in phases)
+        sets += ([part for part in alike if phase in part.phases] for phase in phases)
     for found in map(compatible, sets):
         if len(found) > 1:
             yield joined(found)

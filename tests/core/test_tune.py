@@ -229,6 +229,30 @@ class TestResult:
         assert rows[0].findall("td")[3].text == "kept"
         assert "<script" not in result._repr_html_()
 
+    def test_picture(self, result):
+        matplotlib = pytest.importorskip("matplotlib", reason="needs matplotlib")
+        matplotlib.use("Agg")
+        from matplotlib import pyplot
+
+        ax = result.plot()
+        labels = [text.get_text().replace("\n", " ") for text in ax.get_yticklabels()]
+        tried = sorted((t for t in result.trials if t.pairs), key=lambda t: t.verdict != "kept")[
+            :20
+        ]
+        assert len(labels) == len(tried) + 1
+        assert labels[-1] == "all kept changes"
+        for label, trial in zip(labels, tried, strict=False):
+            assert trial.change.startswith(label.removesuffix(" ..."))
+        bars = [patch.get_width() for patch in ax.patches if patch.get_height() == 0.6]
+        last = 100 * result.gain.median / result.before.median
+        assert bars[len(tried)] == pytest.approx(last, rel=0.01)
+        assert min(bars) >= -100
+        assert "%" in ax.get_xlabel()
+        assert f"{result.speedup:.2f} x" in ax.get_title()
+        _, given = pyplot.subplots()
+        assert result.plot(ax=given) is given
+        pyplot.close("all")
+
     def test_json(self, result, x, y, tmp_path):
         path = tmp_path / "found.json"
         result.to_json(path)

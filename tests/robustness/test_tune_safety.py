@@ -98,7 +98,7 @@ def test_errors_of_the_step(case):
     assert len(notes) >= 4
     assert any("with no change applied" in note for note in notes)
     assert any("everything that was kept" in note for note in notes)
-    assert any("MigrationPolicy(" in note for note in notes)
+    assert any("preferred_location=Host()" in note for note in notes)
 
 
 def test_an_error_of_verify(case):
