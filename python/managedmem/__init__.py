@@ -101,6 +101,21 @@ _MutableSet.register(AccessedBySetProxy)
 _MutableSet.register(PeerAccessibleBySetProxy)
 
 
+def _repr_html_(self: ManagedBuffer) -> str | None:
+    """The buffer for notebooks: its name and shape, and strips of its pages by place and advice.
+
+    Reads records only: no page is touched or moved, nothing waits. None if that fails. Safe from
+    every thread. Driver: cuMemRangeGetAttributes.
+    """
+    module = _import_module("managedmem._buffer_html")
+    found: str | None = module.html_of_buffer(self)
+    return found
+
+
+setattr(ManagedBuffer, _repr_html_.__name__, _repr_html_)
+del _repr_html_
+
+
 def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
 

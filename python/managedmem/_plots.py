@@ -417,7 +417,7 @@ def strip(residency: Residency, axes: Any) -> Any:
     axes = axes_for(axes, 1.7)
     nbytes = max(residency.nbytes, 1)
     handles = []
-    runs = list(residency._columns(STRIP))
+    runs = residency._columns(STRIP)
     for where, style in STYLES.items():
         spans = [
             (at * nbytes / STRIP, count * nbytes / STRIP)

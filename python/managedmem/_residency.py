@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from managedmem import _colours as colours
 from managedmem._managedmem import Device, Host
+from managedmem._strips import COLUMNS, MIXED, Columns, fold, html_of
 from managedmem._units import size_text
 
 if TYPE_CHECKING:
@@ -18,9 +19,6 @@ _RUN = Struct("<QQBBBxI")
 _WHERE = ("host", "not on host", "host and device", "device")
 _EVIDENCE = ("page map", "page map + prefetch", "page map + trace")
 _HOST, _NOT_HOST, _BOTH, _ = range(4)
-_COLUMNS = 256
-MIXED = "mixed"
-"""The place of a column of a picture that has several."""
 
 
 class Style(NamedTuple):
@@ -242,7 +240,7 @@ class Residency:
             raise TypeError(f"width must be an int, got {width!r}")
         if not 1 <= width <= 4096:
             raise ValueError(f"width must be from 1 to 4096, got {width}")
-        columns = list(self._columns(width))
+        columns = self._columns(width)
         signs = "".join(STYLES[where].sign * count for _, count, where in columns)
         legend = ", ".join(f"{style.sign} {style.name}" for style in _styles(columns))
         return f"{self}\n[{signs}]  {legend}" if signs else str(self)
@@ -267,27 +265,13 @@ class Residency:
         """The text, and a strip of the memory from its first byte to its last."""
         from html import escape
 
-        text = escape(str(self))
-        return f"<div><div>{text}</div>{self._strip(text)}</div>"
+        return f"<div><div>{escape(str(self))}</div>{self._strip()}</div>"
 
-    def _strip(self, text: str) -> str:
-        """The strip with its legend as HTML, described by a text; empty for empty memory."""
-        columns = list(self._columns())
-        bars = "".join(
-            f'<rect x="{first}" width="{count}" height="14" fill="{STYLES[where].colour}"/>'
-            for first, count, where in columns
-        )
-        legend = " ".join(
-            f'<span style="color:{style.colour}">&#9632;</span> {style.name}'
-            for style in _styles(columns)
-        )
-        if not columns:
-            return ""
-        return (
-            f'<svg width="512" height="14" viewBox="0 0 {_COLUMNS} 14" '
-            f'preserveAspectRatio="none" role="img"><title>{text}</title>{bars}</svg>'
-            f"<div>{legend}</div>"
-        )
+    def _strip(self) -> str:
+        """The strip with its legend as HTML; empty for empty memory."""
+        columns = self._columns()
+        styles = {where: (style.colour, style.name) for where, style in STYLES.items()}
+        return html_of(columns, styles, str(self)) if columns else ""
 
     def _raw_runs(self) -> Iterator[tuple[int, int, int, int, int, int]]:
         starts = accumulate((record[1] for record in self._records), initial=0)
@@ -295,21 +279,14 @@ class Residency:
             for offset, *rest in _RUN.iter_unpack(record[3]):
                 yield (start + offset, *rest)
 
-    def _columns(self, columns: int = _COLUMNS) -> Iterator[tuple[int, int, str]]:
+    def _columns(self, columns: int = COLUMNS) -> Columns[str]:
         """The strip: first column, number of columns, and their place, or "mixed"."""
-        parts = [[0.0] * columns for _ in _WHERE]
-        scale = columns / self.nbytes if self.nbytes else 0.0
-        for offset, nbytes, where, *_ in self._raw_runs():
-            _fill(parts[where], offset * scale, (offset + nbytes) * scale)
-        first = 0
-        kinds = [_kind(column) for column in zip(*parts, strict=True)] if self.nbytes else []
-        for column, kind in enumerate(kinds, start=1):
-            if column == len(kinds) or kinds[column] != kind:
-                yield first, column - first, kind
-                first = column
+        runs = ((run[0], run[1], run[2]) for run in self._raw_runs())
+        found = fold(runs, self.nbytes, len(_WHERE), columns)
+        return [(first, count, (*_WHERE, MIXED)[where]) for first, count, where in found]
 
 
-def _styles(columns: list[tuple[int, int, str]]) -> list[Style]:
+def _styles(columns: Columns[str]) -> list[Style]:
     """The looks of the places of a strip."""
     seen = {where for _, _, where in columns}
     return [style for where, style in STYLES.items() if where in seen]
@@ -334,19 +311,6 @@ class _Places:
 def _list(found: dict[str, int], text: str) -> str:
     """The sizes, each with the text for its name."""
     return ", ".join(f"{size_text(nbytes)} {text.format(name)}" for name, nbytes in found.items())
-
-
-def _fill(columns: list[float], start: float, end: float) -> None:
-    """Add the part of each column that lies between two places."""
-    first, last = int(start), min(int(end), len(columns) - 1)
-    for column in range(first, last + 1):
-        columns[column] += max(min(end, column + 1) - max(start, column), 0.0)
-
-
-def _kind(parts: tuple[float, ...]) -> str:
-    """The place of a column by the parts of it that are in each place."""
-    most = max(parts)
-    return _WHERE[parts.index(most)] if most > 1 - 1e-6 else MIXED
 
 
 def _sums(all_bytes: Iterator[dict[int, int] | None]) -> dict[int, int] | None:

@@ -1,0 +1,62 @@
+"""Strips of memory from its first byte to its last: runs of one kind as columns, and as SVG."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Mapping
+from html import escape
+from typing import TypeVar
+
+MIXED = "mixed"
+"""The kind of a column that has several."""
+COLUMNS = 256
+_ALL = 1 - 1e-6
+
+Kind = TypeVar("Kind", bound=Hashable)
+Columns = list[tuple[int, int, Kind]]
+"""First column, number of columns, and their kind."""
+
+
+def fold(
+    runs: Iterable[tuple[int, int, Kind]], nbytes: int, mixed: Kind, columns: int = COLUMNS
+) -> Columns[Kind]:
+    """The columns of runs, which are an offset, a number of bytes and a kind each."""
+    parts: dict[Kind, list[float]] = {}
+    scale = columns / nbytes if nbytes else 0.0
+    for offset, size, kind in runs:
+        if kind not in parts:
+            parts[kind] = [0.0] * columns
+        _fill(parts[kind], offset * scale, (offset + size) * scale)
+    found: Columns[Kind] = []
+    for column in range(columns if nbytes else 0):
+        kind = next((kind for kind, part in parts.items() if part[column] > _ALL), mixed)
+        if found and found[-1][2] == kind:
+            found[-1] = found[-1][0], found[-1][1] + 1, kind
+        else:
+            found.append((column, 1, kind))
+    return found
+
+
+def _fill(columns: list[float], start: float, end: float) -> None:
+    """Add the part of each column that lies between two places."""
+    first, last = int(start), min(int(end), len(columns) - 1)
+    for column in range(first, last + 1):
+        columns[column] += max(min(end, column + 1) - max(start, column), 0.0)
+
+
+def html_of(columns: Columns[str], styles: Mapping[str, tuple[str, str]], text: str) -> str:
+    """A strip with a legend below it. Styles are a colour and a name; the text is a description."""
+    bars = "".join(
+        f'<rect x="{first}" width="{count}" height="14" fill="{styles[kind][0]}"/>'
+        for first, count, kind in columns
+    )
+    seen = {kind for _, _, kind in columns}
+    legend = "".join(
+        f'<span style="margin-right:1em"><span style="color:{colour}">&#9632;</span> '
+        f"{escape(name)}</span>"
+        for kind, (colour, name) in styles.items()
+        if kind in seen
+    )
+    return (
+        f'<svg width="512" height="14" viewBox="0 0 {COLUMNS} 14" preserveAspectRatio="none" '
+        f'role="img"><title>{escape(text)}</title>{bars}</svg><div>{legend}</div>'
+    )
