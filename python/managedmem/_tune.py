@@ -18,7 +18,6 @@ import managedmem
 from managedmem import (
     CUDAError,
     Device,
-    Host,
     ManagedBuffer,
     MigrationPolicy,
     TraceUnavailableError,
@@ -169,7 +168,8 @@ def _disposable_of(
     if isinstance(given, Mapping):
         pairs = list(given.items())
     else:
-        pairs = [(e, None) for e in ([given] if isinstance(given, str) else given)]
+        one = isinstance(given, str) or _is_one_target(given)
+        pairs = [(each, None) for each in ([given] if one else given)]
     found: dict[str, str | None] = {}
     names = [phase.name for phase in phases]
     for each, phase in pairs:
@@ -241,7 +241,7 @@ def _check_captures() -> None:
     try:
         probe.start()
     except TraceUnavailableError:
-        _check_captures_by_prefetch()
+        _check_captures_by_copy()
         return
     try:
         probe.mark("")
@@ -253,11 +253,11 @@ def _check_captures() -> None:
         probe.stop()
 
 
-def _check_captures_by_prefetch() -> None:
+def _check_captures_by_copy() -> None:
     """The same without a source of events: for the legacy stream, which blocking ones share."""
     with managedmem.empty(1) as scratch:
         try:
-            scratch.prefetch(Host())
+            scratch.copy_from(b"\0")
         except CUDAError as error:
             if error.code == CAPTURED:
                 raise RuntimeError(BUSY) from error
@@ -315,6 +315,7 @@ class Tuning:
         self.notes: list[str] = []
         self.evidence = "none"
         self.sizes = {name: nbytes for name, (_, nbytes) in _extents(targets).items()}
+        self.free = _free_memory(self.devices)
         self.base, mixed = _base_policies(targets)
         if mixed:
             self.notes.append(
@@ -325,14 +326,13 @@ class Tuning:
     def look(self) -> list[Seen]:
         """Trace some runs; [] if nothing can be recorded."""
         trace = Trace()
-        for name, target in self.targets.items():
+        for number, (name, target) in enumerate(self.targets.items()):
             if self.sizes[name]:
-                trace.name(target, name)
+                trace.name(target, f"{number}")  # rows of their own, found by their addresses
         try:
             trace.start()
         except TraceUnavailableError as error:
-            sentence = str(error).splitlines()[0]
-            self.notes.append(f"nothing could be recorded, so every rule was tried: {sentence}")
+            self.notes.append(f"nothing could be recorded: {' '.join(str(error).split())}")
             return []
         with ExitStack() as stack:
             stack.push(trace)
@@ -354,7 +354,9 @@ class Tuning:
                 if nbytes
             }
             found += seen_in(phase.name, slices, memories)
-        self.devices |= {each.device for each in found if each.device is not None}
+        used = {each.device for each in found if each.device is not None} - self.devices
+        self.devices |= used
+        self.free |= _free_memory(used)
         if trace.total.turned_back and not (trace.total.host_faults or trace.total.device_faults):
             self.notes.append(
                 f"{size_text(trace.total.turned_back)} in {TRACED_RUNS} runs went back where they "
@@ -371,7 +373,7 @@ class Tuning:
             self.base,
             _advisable(self.targets),
             self.disposable,
-            _free_memory(self.devices),
+            self.free,
             frozenset(d for d in self.devices if d.direct_managed_mem_access_from_host),
         )
 
@@ -431,11 +433,16 @@ class Tuning:
         search.warm_up(search.setting, search.limits.warmup)
         usual = search.measure_noise()
         material = self.material()
+        for device in sorted(self.devices - material.free.keys(), key=str):
+            self.notes.append(
+                f"{device} has no concurrent_managed_access: nothing can be prefetched to it, and "
+                "advice does not help"
+            )
         if self.evidence == "none":
             candidates = propose_all(material, Device())
         else:
             candidates = propose(material, seen)
-            if not candidates:
+            if not candidates and material.free:
                 self.notes.append("the runs moved nothing by faults that a change could avoid")
         search.prove(candidates, material)
         return self._result(usual)
@@ -469,7 +476,7 @@ class Tuning:
             }
         )
         step = search.step_of(setting)
-        result.bind(
+        result._bind(
             plans_of(setting.prefetches, self.targets),
             plans_of(setting.discards, self.targets),
             step,

@@ -151,7 +151,7 @@ class TuneResult:
             raise RuntimeError("this result was loaded: apply(buffers) gives it its memory")
         return plans
 
-    def bind(
+    def _bind(
         self,
         plans: dict[str, PrefetchPlan],
         discards: dict[str, PrefetchPlan],
@@ -196,7 +196,7 @@ class TuneResult:
         plans = plans_of(_keyed(self._prefetch_entries), targets)
         discards = plans_of(_keyed(self._discard_entries), targets)
         apply_all(self.policies, targets)
-        self.bind(plans, discards, TunedStep(phases, plans, discards) if phases else None)
+        self._bind(plans, discards, TunedStep(phases, plans, discards) if phases else None)
         return self
 
     def _names(self) -> set[str]:

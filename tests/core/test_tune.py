@@ -1,15 +1,18 @@
 """managedmem.tune(): its arguments, its result, and what the result can be turned into."""
 
+import ctypes
 import functools
 import gc
 import json
+import textwrap
 
 import pytest
 
 import managedmem
 from constants import KIB, MIB
-from driver import capturing
-from managedmem import Host, MigrationPolicy, PrefetchPlan, Stream, TuneResult, emulator
+from driver import capturing, raw_driver
+from managedmem import Device, Host, MigrationPolicy, PrefetchPlan, Stream, TuneResult, emulator
+from programs import run_python
 from step_costs import RUN, Noise, StepClock, Steps, tuned
 
 np = pytest.importorskip("numpy", reason="needs NumPy")
@@ -99,6 +102,7 @@ class TestArguments:
                 "points has 'read', which is no phase: they are fill",
             ),
             ({"disposable": ["z"]}, ValueError, "disposable has 'z', which buffers does not have"),
+            ({"disposable": "z"}, ValueError, "disposable has 'z', which buffers does not have"),
             ({"disposable": {"x": "read"}}, ValueError, "phase 'read' overwrites 'x'; the phases"),
         ],
     )
@@ -143,6 +147,17 @@ class TestArguments:
                 managedmem.tune(lambda: calls.append(1), x)
         assert capture.result == 0
         assert not calls
+
+    @pytest.mark.usefixtures("current_device")
+    def test_a_capture_is_refused_without_a_source_of_events(self, x):
+        driver, handle = raw_driver(), ctypes.c_void_p()
+        Device(0).set_current()
+        assert driver.cuStreamCreate(ctypes.byref(handle), 0) == 0  # a blocking one
+        with managedmem.trace(), capturing(Stream.from_handle(handle.value)) as capture:
+            with pytest.raises(RuntimeError, match="would end the capture of a CUDA graph"):
+                managedmem.tune(fill, x)
+        assert driver.cuStreamDestroy_v2(handle) == 0
+        assert capture.result == 0
 
     @pytest.mark.emulator_only
     def test_a_short_time_is_refused(self, x, clock):
@@ -236,14 +251,13 @@ class TestResult:
 
         ax = result.plot()
         labels = [text.get_text().replace("\n", " ") for text in ax.get_yticklabels()]
-        tried = sorted((t for t in result.trials if t.pairs), key=lambda t: t.verdict != "kept")[
-            :20
-        ]
+        tried = sorted((t for t in result.trials if t.pairs), key=lambda t: t.verdict != "kept")
+        tried = tried[:20]
         assert len(labels) == len(tried) + 1
         assert labels[-1] == "all kept changes"
         for label, trial in zip(labels, tried, strict=False):
             assert trial.change.startswith(label.removesuffix(" ..."))
-        bars = [patch.get_width() for patch in ax.patches if patch.get_height() == 0.6]
+        bars = [patch.get_width() for patch in ax.patches if abs(patch.get_height() - 0.6) < 1e-9]
         last = 100 * result.gain.median / result.before.median
         assert bars[len(tried)] == pytest.approx(last, rel=0.01)
         assert min(bars) >= -100
@@ -330,6 +344,77 @@ def plan_texts(plans):
     return {
         name: [(e.pointer, e.nbytes, str(e.location)) for e in plan] for name, plan in plans.items()
     }
+
+
+@pytest.mark.emulator_only
+class TestMachines:
+    """Programs on emulated machines that lack something."""
+
+    PROGRAM = """
+        import managedmem
+        from managedmem import Device, emulator
+        from step_costs import StepClock, Steps, tuned
+
+        x, y = (managedmem.empty(2 << 20, name=name) for name in "xy")
+        clock = StepClock()
+        steps = Steps(clock)
+        clock.in_place = 1e-6
+
+        def fill():
+            steps.host_writes(x)
+            steps.host_writes(y)
+
+        def compute():
+            steps.device_uses(x, write=True)
+            steps.device_uses(y, write=True)
+
+    """
+
+    def run(self, program, emulated):
+        run_python(
+            textwrap.dedent(self.PROGRAM) + textwrap.dedent(program),
+            emulator=f"{emulated},schedule=eager",
+        )
+
+    def test_disposable_needs_cuda_13(self):
+        self.run(
+            """
+            try:
+                managedmem.tune([fill, compute], [x, y], disposable=[x])
+            except NotImplementedError as error:
+                text = str(error)
+                assert "disposable= needs a driver of CUDA 13.0 or newer" in text, text
+                assert text.endswith("this one is of CUDA 12.2"), text
+            else:
+                raise AssertionError
+            assert tuned([fill, compute], [x, y], clock).speedup > 1.1
+            """,
+            "profile=old12",
+        )
+
+    def test_devices_without_concurrent_access_get_nothing(self):
+        self.run(
+            """
+            result = tuned([fill, compute], [x, y], clock)
+            assert not result.trials
+            text = "Device(0) has no concurrent_managed_access"
+            assert any(note.startswith(text) for note in result.notes), result
+            """,
+            "profile=wsl",
+        )
+
+    def test_a_small_device_is_not_filled(self):
+        self.run(
+            """
+            free = Device(0).memory_info.free
+            assert free < 4.4 * 2**20, free
+            result = tuned([fill, compute], [x, y], clock)
+            for trial in result.trials:
+                assert "prefetch x, y to Device(0)" not in trial.change, trial
+            assert any(trial.rule == "R7" for trial in result.trials), result
+            """,
+            "devices=1,capacity_mib=4",
+        )
 
 
 @pytest.mark.emulator_only
