@@ -325,8 +325,8 @@ class TuneResult:
         """The proved changes as source text to paste into a program.
 
         It needs ``buffers``, a dict of the memories by their names, and the phases as functions of
-        their names; names that are no identifiers are looked up in a dict ``phases``. It applies
-        the policies, and defines ``tuned_step()``.
+        their names; names that cannot be used so are looked up in a dict ``phases``. It applies the
+        policies, and defines ``tuned_step()``.
         """
         from managedmem._tune_source import source_of
 

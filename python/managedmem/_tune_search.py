@@ -34,6 +34,9 @@ from managedmem._units import time_text
 
 TAIL = 0.025
 """The probability on each side of an interval of 95 %."""
+MUCH_SLOWER = 3
+"""A change that makes a run so many times slower has no more than one pair."""
+REJECTED = "rejected"
 LEGACY_STREAM = 0
 NOT_SUPPORTED = 801
 
@@ -330,7 +333,8 @@ class Search:
 
         A run that is not measured comes behind every change, because pages lie where the other
         setting left them. With `enough`, the pairs end as soon as their interval cannot be above
-        it any more, but not before the second pair, and where the time is up.
+        it any more, but not before the second pair unless the second setting is much slower, and
+        where the time is up.
         """
         settings = (first, second)
         found = Pairs([])
@@ -350,6 +354,9 @@ class Search:
                 continue
             if number == 0 and not self._verified(results):
                 return found._replace(refused="verify() refused its result")
+            if number == 0 and seconds[1] > MUCH_SLOWER * seconds[0]:
+                times = seconds[1] / seconds[0]
+                return found._replace(refused=f"{REJECTED}: a run took {times:.1f} times as long")
             if number and sum(gain <= enough for gain in found.gains) >= k:
                 break
             if number + 1 < self.limits.pairs and self.left() <= 0:
@@ -430,7 +437,7 @@ class Search:
         threshold = self.threshold()
         passed = sum(gain > threshold for gain in found.gains)
         if len(found.seconds) - passed >= order_index(self.limits.pairs):
-            return f"rejected: {passed} of {len(found.seconds)} pairs gained enough"
+            return f"{REJECTED}: {passed} of {len(found.seconds)} pairs gained enough"
         return KEPT
 
     def _report(
@@ -465,7 +472,7 @@ class Search:
             else:
                 present = self.setting
                 self.trials.append(self.trial(candidate, changed))
-                if self.trials[-1].verdict.startswith("rejected"):
+                if self.trials[-1].verdict.startswith(REJECTED):
                     rejected.append((candidate, present))
         return rejected
 

@@ -13,13 +13,18 @@ if TYPE_CHECKING:
     from managedmem._tune_report import Entries, TuneResult
 
 
+RESERVED = {"buffers", "phases", "tuned_step", "Device", "Host", "MigrationPolicy", "PrefetchPlan"}
+"""Names of the text; phases of these names are looked up in ``phases``."""
+PLANS = ("before_", "discards_before_")
+
+
 def _variable(start: str, phase: str, number: int) -> str:
-    return f"{start}_{phase}" if phase.isidentifier() else f"{start}_phase_{number}"
+    return f"{start}_{phase if phase.isidentifier() else number}"
 
 
 def _call(phase: str) -> str:
-    usable = phase.isidentifier() and not keyword.iskeyword(phase)
-    return f"{phase}()" if usable else f"phases[{phase!r}]()"
+    taken = phase in RESERVED or phase.startswith(PLANS) or keyword.iskeyword(phase)
+    return f"{phase}()" if phase.isidentifier() and not taken else f"phases[{phase!r}]()"
 
 
 def _plan_lines(result: TuneResult, entries: Entries, start: str) -> list[str]:

@@ -320,6 +320,27 @@ class TestResult:
         space["tuned_step"]()
         assert tuple(ran) == result.phases
 
+    def test_python_of_odd_names(self, x, clock, steps):
+        odd = "it's {x}\n"
+        clock.in_place = 1e-6
+        step = [
+            ("phase 1", lambda: steps.host_writes(x)),
+            ("class", lambda: steps.device_uses(x, write=True)),
+            ("tuned_step", lambda: clock.spend(RUN)),
+        ]
+        found = tuned(step, {odd: x}, clock)
+        assert set(found.plans) == {"phase 1", "class"}
+        ran = []
+        phases = {name: functools.partial(ran.append, name) for name, _ in step}
+        space = {"buffers": {odd: x}, "phases": phases}
+        exec(found.to_python(), space)
+        space["tuned_step"]()
+        assert ran == ["phase 1", "class", "tuned_step"]
+        assert plan_texts(found.plans) == {
+            "phase 1": plan_texts(space)["before_1"],
+            "class": plan_texts(space)["before_class"],
+        }
+
     def test_the_step_runs_with_its_plans(self, result):
         with emulator.recording() as calls:
             found = result.step()
@@ -342,7 +363,9 @@ class TestResult:
 
 def plan_texts(plans):
     return {
-        name: [(e.pointer, e.nbytes, str(e.location)) for e in plan] for name, plan in plans.items()
+        name: [(e.pointer, e.nbytes, str(e.location)) for e in plan]
+        for name, plan in plans.items()
+        if isinstance(plan, PrefetchPlan)
     }
 
 

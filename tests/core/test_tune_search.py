@@ -158,6 +158,15 @@ class TestDecisions:
         kept = [t for t in result.trials if t.verdict == "kept"]
         assert all(len(t.pairs) == 9 for t in kept)
 
+    def test_a_change_that_makes_it_much_slower_has_one_pair(self, x, both_ways, clock):
+        clock.in_place = 1e-6
+        result = tuned(both_ways, x, clock, pairs=9)
+        slow = [t for t in result.trials if "preferred_location" in t.change and t.pairs]
+        assert slow
+        for trial in slow:
+            ((before, after),) = trial.pairs
+            assert trial.verdict == f"rejected: a run took {after / before:.1f} times as long"
+
     def test_gains_below_the_least_are_rejected(self, x, both_ways, clock):
         result = tuned(both_ways, x, clock, min_gain=0.99)
         assert result.speedup == 1.0
