@@ -83,6 +83,11 @@ def pytest_addoption(parser):
         choices=SCHEDULES,
         help="when the emulated driver runs queued operations (default: by the name of the test)",
     )
+    parser.addoption(
+        "--two-devices",
+        action="store_true",
+        help="only the tests that a machine with one device skips",
+    )
 
 
 def schedule_of(item):
@@ -97,7 +102,17 @@ def schedule_of(item):
     return forced or SCHEDULES[zlib.crc32(name.encode()) % len(SCHEDULES)]
 
 
-def pytest_collection_modifyitems(items):
+def needs_two_devices(item):
+    """True if its fixture or its mark says so."""
+    reasons = (str(mark.kwargs.get("reason")) for mark in item.iter_markers("skipif"))
+    return "device1" in item.fixturenames or "needs two devices" in reasons
+
+
+def pytest_collection_modifyitems(config, items):
+    if config.getoption("two_devices"):
+        rest = [item for item in items if not needs_two_devices(item)]
+        config.hook.pytest_deselected(items=rest)
+        items[:] = [item for item in items if item not in set(rest)]
     if EMULATED:
         return
     reason = "needs the emulated driver: call log, fault injection or residency"

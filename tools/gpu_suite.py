@@ -1,9 +1,12 @@
 """Run all that needs a GPU on the GPUs of this machine, and write a record of the results.
 
     python tools/gpu_suite.py whole files sanitizer benchmarks --record docs/results
+    python tools/gpu_suite.py two_devices --record docs/results
 
 - whole: the test suite in one process, with examples and the conformance program among its tests
 - files: each test file in a process of its own, in a random order that --seed repeats
+  (--jobs 3 runs three files at a time, each with a third of the memory that tests may hold)
+- two_devices: the tests that one device skips
 - sanitizer: the tests that copy or launch, under compute-sanitizer (memcheck)
 - benchmarks: python -m benchmarks, all groups or those of --groups
 
@@ -13,6 +16,7 @@ The exit status is 0 if every run passed.
 """
 
 import argparse
+import concurrent.futures
 import json
 import os
 import random
@@ -116,24 +120,32 @@ def run_whole(options):
     return need_passed("whole", run_tests("whole", [], options.log, options.timeout))
 
 
+def run_two_devices(options):
+    found = run_tests("two_devices", ["--two-devices"], options.log, options.timeout)
+    return need_passed("two_devices", found)
+
+
 def run_files(options):
     seed = options.seed if options.seed is not None else random.randrange(10**6)
     files = sorted((ROOT / "tests").glob("**/test_*.py"))
     random.Random(seed).shuffle(files)
     print(f"{len(files)} files in the order of seed {seed}", flush=True)
-    counts, reasons, failed, seconds = Counter(), Counter(), [], 0
-    for file in files[options.from_file :]:
-        found = run_tests(file.stem, [str(file)], options.log, options.timeout)
-        counts.update(found["counts"])
-        reasons.update(found["reasons"])
-        failed += found["failed"]
-        seconds += found["seconds"]
+    counts, reasons, failed, start = Counter(), Counter(), [], time.monotonic()
+    with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
+        for found in pool.map(
+            lambda file: run_tests(file.stem, [str(file)], options.log, options.timeout),
+            files[options.from_file :],
+        ):
+            counts.update(found["counts"])
+            reasons.update(found["reasons"])
+            failed += found["failed"]
     note = f"seed {seed}" + (f", from file {options.from_file}" if options.from_file else "")
+    note += f", {options.jobs} at a time" if options.jobs > 1 else ""
     found = {
         "counts": dict(counts),
         "failed": failed,
         "reasons": dict(reasons),
-        "seconds": seconds,
+        "seconds": round(time.monotonic() - start),
         "note": note,
     }
     return need_passed("files", found)
@@ -171,6 +183,7 @@ def run_benchmarks(options):
 RUNS = {
     "whole": run_whole,
     "files": run_files,
+    "two_devices": run_two_devices,
     "sanitizer": run_sanitizer,
     "benchmarks": run_benchmarks,
 }
@@ -182,12 +195,15 @@ def main():
     add("runs", nargs="*", choices=RUNS)
     add("--seed", type=int, help="of the order of the files")
     add("--from-file", type=int, default=0, help="where to go on in that order")
+    add("--jobs", type=int, default=1, help="files at a time")
+    add("--budget", type=int, default=512, help="MiB of managed memory that all jobs may hold")
     add("--groups", nargs="*", default=[], help="of the benchmarks")
     add("--timeout", type=float, default=1800, help="seconds for each process")
     add("--log", type=Path, default=ROOT / ".gpu-suite", help="folder of outputs and results")
     add("--record", type=Path, metavar="FOLDER", help="write a dated page about all results there")
     add("--commit", help="of the sources, if they are not a clone")
     options = parser.parse_args()
+    ENVIRONMENT["MANAGEDMEM_TEST_BUDGET"] = str(options.budget // options.jobs)
     if options.runs:
         require_gpu()
     options.log.mkdir(parents=True, exist_ok=True)

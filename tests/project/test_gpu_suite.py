@@ -1,6 +1,7 @@
 """tools/gpu_suite.py and gpu_record.py: nothing that failed on a GPU is missing in a record."""
 
 import importlib
+import subprocess
 import sys
 from types import SimpleNamespace
 
@@ -68,7 +69,7 @@ def test_a_process_that_ends_early_failed(tools, tmp_path):
 
 @pytest.mark.parametrize(
     ("name", "run"),
-    [("whole", "run_whole"), ("files", "run_files"), ("sanitizer", "run_sanitizer")],
+    [(run, f"run_{run}") for run in ("whole", "files", "two_devices", "sanitizer")],
 )
 def test_a_run_in_which_nothing_passed_failed(tools, tmp_path, monkeypatch, name, run):
     skipped = {"counts": {"skipped": 9}, "failed": [], "reasons": {"no GPU": 9}, "seconds": 1}
@@ -78,7 +79,7 @@ def test_a_run_in_which_nothing_passed_failed(tools, tmp_path, monkeypatch, name
     monkeypatch.setattr(
         tools.suite, "run", lambda command, output, limit: output.write_text(planted)
     )
-    options = SimpleNamespace(log=tmp_path, timeout=60, seed=1, from_file=0)
+    options = SimpleNamespace(log=tmp_path, timeout=60, seed=1, from_file=0, jobs=2)
     assert getattr(tools.suite, run)(options)["failed"] == [f"{name}: no test passed"]
 
 
@@ -109,3 +110,17 @@ def test_a_page_names_what_failed_and_why_tests_were_skipped(tools):
 def test_pages_are_named_by_date_card_and_devices(tools):
     assert tools.record.name_of_page(FACTS) == "2026-11-22-nvidia-h100-80gb-hbm3-x2.md"
     assert tools.record.name_of_page({**FACTS, "devices": 1}).endswith("-hbm3.md")
+
+
+def test_only_tests_for_two_devices(request):
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "--collect-only", "--two-devices", "tests/core"],
+        cwd=request.config.rootpath,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    names = done.stdout.splitlines()
+    assert any("test_residency.py::TestPrefetchHints::test_name_each_device" in n for n in names)
+    assert any("test_peers.py" in n for n in names)
+    assert not any("test_dtype.py" in n for n in names)

@@ -7,7 +7,8 @@ KIB = 1 << 10
 MIB = 1 << 20
 GIB = 1 << 30
 PAGE = mmap.PAGESIZE
-BUDGET = 512 * MIB
+# Of managed memory in this process; tools/gpu_suite.py --jobs divides it between processes.
+BUDGET = int(os.environ.get("MANAGEDMEM_TEST_BUDGET", "512")) * MIB
 EMULATED = os.environ.get("MANAGEDMEM_DRIVER", "cuda") != "cuda"
 ADVICES = tuple(
     verb + name
