@@ -243,13 +243,15 @@ append_held(mm_range_places *out, mm_range range, const mm_place_run *run,
             const uint32_t **holders, mm_status *st)
 {
     uint64_t page = mm_page_size(), at = run->offset, end = run->offset + run->size;
+    uint64_t next =
+        (range.start + at) / page * page + page - range.start; /* the end of the page */
 
     while (at < end) {
         uint32_t set = **holders;
         mm_place_run part = *run;
         part.offset = at;
-        while (at < end && **holders == set) {
-            at = (range.start + at) / page * page + page - range.start;
+        for (; at < end && **holders == set; next += page) {
+            at = next;
             (*holders)++;
         }
         at = at < end ? at : end;

@@ -1,5 +1,5 @@
-/* holder_replay.c: the last event of each page decides. Events are read from the last one to the
- * first, so that most blocks are decided early and older events of them are skipped. */
+/* holder_replay.c: the last event of each page decides. Most events move whole blocks, so those are
+ * kept for the block, and pages have a time of their own only where events move parts of it. */
 #include "holder_replay.h"
 
 #include <assert.h>
@@ -11,12 +11,18 @@
 #define BLOCK ((uint64_t)2 << 20) /* of addresses */
 #define DISCARDED UINT64_MAX /* the time of an event that no other one follows */
 
+/* Pages of a span in one block. */
+typedef struct {
+    uint64_t time; /* of the last event on all of them; 0 before one */
+    uint32_t set; /* of that event */
+    bool has_parts; /* some have a later event of their own */
+} replay_block;
+
 typedef struct {
     mm_page_holders *h;
-    uint64_t *time; /* of the event that decided the page; 0 before one */
-    uint64_t
-        *decided; /* of each block: all of its pages in a span have this time or a later one */
-    size_t *first_block; /* of each span: index into `decided` */
+    uint64_t *time; /* of the event of each page in blocks with parts; 0 before one */
+    replay_block *block; /* of each span in turn */
+    size_t *first_block; /* of each span */
 } holder_replay;
 
 /* --- one event -------------------------------------------------------------------------- */
@@ -58,7 +64,8 @@ read_event(const mm_event *event, uint32_t *set, uint64_t *time)
     }
 }
 
-/* Of events at one time the first one here is the last one that was recorded. */
+/* Events come from the last record to the first, so that of two at one time the first one here
+ * counts. */
 static void
 set_pages(holder_replay *replay, size_t first, size_t end, uint32_t set, uint64_t time)
 {
@@ -70,28 +77,41 @@ set_pages(holder_replay *replay, size_t first, size_t end, uint32_t set, uint64_
     }
 }
 
+/* The part of a span in the block of an address. */
+static mm_span
+part_in_block(const mm_held_span *span, uint64_t address)
+{
+    uint64_t start = address / BLOCK * BLOCK;
+
+    return mm_span_inside((mm_span){start, start + BLOCK}, (mm_span){span->start, span->end});
+}
+
+static size_t
+page_index(const mm_held_span *span, uint64_t address)
+{
+    return span->first + (size_t)((address - span->start) / mm_page_size());
+}
+
 /* Applies an event to a part of a span, block by block. */
 static void
 set_part(holder_replay *replay, size_t span_index, mm_span part, uint32_t set, uint64_t time)
 {
     const mm_held_span *span = &replay->h->span[span_index];
-    uint64_t page = mm_page_size(), at = part.start, end;
+    replay_block *blocks = &replay->block[replay->first_block[span_index]];
 
-    for (; at < part.end; at = end) {
-        uint64_t block_start = at / BLOCK * BLOCK;
-        uint64_t *decided = &replay->decided[replay->first_block[span_index]
-                                             + (size_t)(at / BLOCK - span->start / BLOCK)];
-        mm_span inside = mm_span_inside((mm_span){block_start, block_start + BLOCK},
-                                        (mm_span){span->start, span->end});
-        end = inside.end < part.end ? inside.end : part.end;
-        if (time <= *decided) {
-            continue;
+    while (part.start < part.end) {
+        replay_block *block = &blocks[part.start / BLOCK - span->start / BLOCK];
+        mm_span all = part_in_block(span, part.start);
+        mm_span here = mm_span_inside(part, all);
+        if (time > block->time && here.start == all.start && here.end == all.end) {
+            block->time = time;
+            block->set = set;
+        } else if (time > block->time) {
+            block->has_parts = true;
+            set_pages(replay, page_index(span, here.start), page_index(span, here.end - 1) + 1,
+                      set, time);
         }
-        set_pages(replay, span->first + (size_t)((at - span->start) / page),
-                  span->first + (size_t)((end - span->start + page - 1) / page), set, time);
-        if (at == inside.start && end == inside.end) {
-            *decided = time;
-        }
+        part.start = here.end;
     }
 }
 
@@ -115,6 +135,25 @@ apply_event(holder_replay *replay, const mm_event *event)
 }
 
 /* --- all events ------------------------------------------------------------------------- */
+
+/* Gives pages the set of their block, unless they have a later one. */
+static void
+set_from_blocks(holder_replay *replay, size_t span_index)
+{
+    const mm_held_span *span = &replay->h->span[span_index];
+    const replay_block *block = &replay->block[replay->first_block[span_index]];
+
+    for (uint64_t at = span->start; at < span->end; block++) {
+        mm_span part = part_in_block(span, at);
+        size_t end = page_index(span, part.end - 1) + 1;
+        for (size_t i = page_index(span, at); i < end; i++) {
+            if (block->time > (block->has_parts ? replay->time[i] : 0)) {
+                replay->h->page[i] = block->set;
+            }
+        }
+        at = part.end;
+    }
+}
 
 static size_t
 count_blocks(const mm_held_span *span)
@@ -140,9 +179,9 @@ init_replay(holder_replay *replay, mm_page_holders *h, mm_status *st)
         replay->first_block[i] = blocks;
         blocks += count_blocks(&h->span[i]);
     }
-    replay->decided = calloc(blocks + 1, sizeof *replay->decided);
-    if (replay->decided == NULL) {
-        return mm_fail(st, MM_NO_MEMORY, "out of host memory for the times of %zu blocks", blocks);
+    replay->block = calloc(blocks + 1, sizeof *replay->block);
+    if (replay->block == NULL) {
+        return mm_fail(st, MM_NO_MEMORY, "out of host memory for %zu blocks", blocks);
     }
     return 0;
 }
@@ -156,8 +195,11 @@ mm_replay_holders(mm_page_holders *h, const mm_event *events, size_t count, mm_s
     for (size_t i = count; rc == 0 && i > 0; i--) {
         apply_event(&replay, &events[i - 1]);
     }
+    for (size_t i = 0; rc == 0 && i < h->count; i++) {
+        set_from_blocks(&replay, i);
+    }
     free(replay.time);
-    free(replay.decided);
+    free(replay.block);
     free(replay.first_block);
     return rc;
 }
