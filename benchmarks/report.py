@@ -24,6 +24,9 @@ BEGIN, END = "<!-- benchmarks: begin -->", "<!-- benchmarks: end -->"
 # The order of columns; others follow.
 COLUMNS = (
     "bare C",
+    "untraced",
+    "bare queue",
+    "arithmetic",
     "loop",
     "batch",
     "one call",

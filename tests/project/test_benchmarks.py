@@ -3,6 +3,7 @@
 No time is asserted: on the emulated driver they mean nothing, and on a busy machine little.
 """
 
+import ctypes
 import json
 import os
 import shutil
@@ -28,6 +29,7 @@ from benchmarks import (
     many,
     overhead,
     residency,
+    tracing,
 )
 from benchmarks import pipeline as pipelines
 from benchmarks.measure import (
@@ -66,7 +68,7 @@ def whole(rows, *names):
     for row in rows:
         assert set(names) <= set(row.results), row
         assert all(result.count >= 1 for result in row.results.values())
-        assert set(row.failed) <= {*PEERS, "torch"}
+        assert set(row.failed) <= {*PEERS, "torch", "CUPTI"}
     return rows
 
 
@@ -177,6 +179,125 @@ class TestGroups:
         need_room(0)
         with pytest.raises(ValueError, match="above the limit"):
             need_room(BUDGET + 1)
+
+
+class FakeCupti:
+    """The functions of cupti-python that are called, and a record at the flush."""
+
+    ActivityKind = SimpleNamespace(UNIFIED_MEMORY_COUNTER=25)
+
+    def __init__(self, records=1, failure=None):
+        self.records, self.failure, self.calls = records, failure, []
+
+    def activity_configure_unified_memory_counter(self, address, count):
+        words = (ctypes.c_uint32 * (4 * count)).from_address(address)
+        self.calls.append(("configure", list(words[:8])))
+
+    def activity_register_callbacks(self, requested, completed):
+        assert requested() == (8 * MIB, 0)
+        self.completed = completed
+
+    def activity_enable(self, kind):
+        if self.failure:
+            raise self.failure
+        self.calls.append(("enable", kind))
+
+    def activity_flush_all(self, flag):
+        self.completed([object()] * self.records)
+
+    def activity_disable(self, kind):
+        self.calls.append(("disable", kind))
+
+
+@pytest.fixture(scope="module")
+def rows(bare_calls):
+    """Those of the group tracing."""
+    return tracing.measure(2, 1 / 16, (20_000, 500, 1))
+
+
+class TestTracing:
+    def test_has_a_row_for_each_figure(self, rows):
+        whole(rows, "ours")
+        assert [row.operation for row in rows[:4]] == [
+            "step of prefetches and kernels, 4 x 2 MiB",
+            "step of faults, 4 MiB",
+            "start of a trace",
+            "stop of a trace",
+        ]
+        assert all({"untraced", "bare queue"} <= set(row.results) for row in rows[:2])
+        assert all(set(row.results) == {"bare queue", "ours"} for row in rows[2:4])
+        asked = [row for row in rows if row.operation.startswith("residency, 16 MiB")]
+        assert [set(row.results) for row in asked] == [{"untraced", "ours"}] * 3
+        assert [row.operation for row in rows[-3:]] == [
+            "index 500 memories",
+            "add 20,000 events",
+            "memory for that",
+        ]
+
+    def test_bytes_are_those_of_arithmetic(self, rows):
+        moved = {row.operation: row for row in rows if "difference" in row.results}
+        assert len(moved) == len(tracing.PATTERNS)
+        for row in moved.values():
+            assert row.results["difference"].median == 0, row
+            assert row.results["ours"] == row.results["arithmetic"]
+        assert moved["bytes: prefetch to the device"].results["ours"].median == 4 * MIB
+        assert moved["bytes: prefetch of half of it"].results["ours"].median == 2 * MIB
+
+    def test_cupti_or_the_reason_for_its_absence(self, rows):
+        for row in rows[:2]:
+            assert ("CUPTI" in row.results) != ("CUPTI" in row.failed)
+
+    def test_summary_has_the_ratios(self, rows):
+        title, to = tracing.STEP, tracing.UNTRACED
+        row = replace(rows[0], results={to: Result(100.0), "ours": Result(103.0)})
+        assert tracing.ratio([row], title, to) == 1.03
+        text = tracing.summary(rows)
+        assert f"takes {tracing.ratio(rows, title, to):.3f} of the time untraced" in text
+        assert text.endswith("Bytes differ from arithmetic by 0.")
+
+    def test_bytes_that_differ_are_counted(self, bare_calls):
+        wrong = replace(tracing.PATTERNS[0], part=0.75)
+        with managedmem.empty(2 * MIB) as buf:
+            row = tracing.bytes_row(wrong, buf)
+        assert row.results["difference"].median == MIB / 2
+        assert "differ from arithmetic by 524288." in tracing.summary(
+            [*map(self.made_up, (tracing.STEP, tracing.FAULTS)), row]
+        )
+
+    def made_up(self, title):
+        names = (tracing.UNTRACED, tracing.BARE, tracing.OURS)
+        return Row(title, dict.fromkeys(names, Result(1.0)))
+
+    def test_a_bare_queue_records(self, bare_calls, buf):
+        queue = tracing.BareQueue()
+        queue.start()
+        buf.prefetch(Device(0))
+        Device(0).sync()
+        queue.stop()
+        assert queue.records >= 1
+        with pytest.raises(RuntimeError, match="not open"):
+            queue.stop()
+
+    def test_cupti_is_called_as_it_wants(self):
+        fake, row = FakeCupti(), self.made_up("step")
+        found = tracing.with_cupti(row, tracing.Cupti(fake), lambda: None, 2)
+        assert found.results["CUPTI"].count == 2
+        assert fake.calls[:2] == [("configure", [1, 1, 0, 1, 1, 2, 0, 1]), ("enable", 25)]
+        assert fake.calls[-1] == ("disable", 25)
+
+    @pytest.mark.parametrize(
+        ("fake", "words"),
+        [
+            (FakeCupti(records=0), "it was enabled and delivered nothing"),
+            (FakeCupti(failure=OSError("busy")), "OSError: busy"),
+            (None, "it is not there"),
+        ],
+    )
+    def test_cupti_that_cannot_is_named(self, fake, words):
+        cupti = tracing.Cupti(fake) if fake else "it is not there"
+        found = tracing.with_cupti(self.made_up("step"), cupti, lambda: None, 2)
+        assert "CUPTI" not in found.results
+        assert found.failed == {"CUPTI": words}
 
 
 class TestBareCalls:
@@ -375,8 +496,20 @@ class TestCommand:
 
     @pytest.mark.emulator_only
     def test_times_of_the_emulated_driver_are_refused(self):
-        with pytest.raises(SystemExit, match="mean nothing"):
-            command.main(["overhead"])
+        for names in (["overhead"], ["tracing", "overhead"], []):
+            with pytest.raises(SystemExit, match=r"mean nothing.*attribution, tracing"):
+                command.main(names)
+
+    @pytest.mark.emulator_only
+    def test_groups_that_the_emulated_driver_runs_are_marked(self, monkeypatch, tmp_path, capsys):
+        group = replace(command.GROUPS["tracing"], measure=lambda: ROWS, summary=None)
+        monkeypatch.setitem(command.ALL_GROUPS, "tracing", group)
+        path = tmp_path / "results.json"
+        assert command.main(["tracing", "--json", str(path)]) == 0
+        assert "(EMULATED)" in capsys.readouterr().out
+        found = json.loads(path.read_text())
+        assert found["machine"]["note"] == "Emulated driver: times mean nothing."
+        assert list(found["groups"]) == ["tracing"]
 
     def test_plot(self, tmp_path):
         pytest.importorskip("matplotlib")
