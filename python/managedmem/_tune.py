@@ -18,8 +18,10 @@ import managedmem
 from managedmem import (
     CUDAError,
     Device,
+    Host,
     ManagedBuffer,
     MigrationPolicy,
+    PrefetchPlan,
     TraceUnavailableError,
     _managedmem,
 )
@@ -184,6 +186,16 @@ def _disposable_of(
             )
         found[name] = phase
     return found
+
+
+def _check_discards(names: Iterable[str], targets: Mapping[str, Any]) -> None:
+    """Raise ValueError if a memory cannot be discarded: read-only, with gaps, without a page."""
+    for name in names:
+        try:
+            PrefetchPlan([(targets[name], Host())]).explain(discard=True)
+        except ValueError as error:
+            text = str(error).removeprefix("entry 0: ").removesuffix(" (entry 0)")
+            raise ValueError(f"disposable {name!r}: {text}") from None
 
 
 def _points_of(given: Any, phases: Sequence[Phase]) -> frozenset[str]:
@@ -585,5 +597,6 @@ def prepared(
             f"disposable= needs a driver of CUDA 13.0 or newer, this one is of CUDA "
             f"{version // 1000}.{version % 1000 // 10}"
         )
+    _check_discards(lost, targets)
     _check_captures()
     return Tuning(phases, targets, lost, chosen, limits, clock)

@@ -5,6 +5,7 @@ import functools
 import gc
 import json
 import textwrap
+import threading
 
 import pytest
 
@@ -16,6 +17,9 @@ from programs import run_python
 from step_costs import RUN, Noise, StepClock, Steps, tuned
 
 np = pytest.importorskip("numpy", reason="needs NumPy")
+
+
+DISCARDS = managedmem.driver_info()["version"] >= 13000
 
 
 @pytest.fixture
@@ -131,6 +135,20 @@ class TestArguments:
         ):
             with pytest.raises(error, match=text):
                 managedmem.tune(fill, buffers)
+
+    @pytest.mark.skipif(not DISCARDS, reason="needs CUDA 13.0")
+    def test_disposable_memory_must_be_discardable(self, x):
+        read_only = x.__cuda_array_interface__ | {"data": (x.handle, True)}
+
+        class ReadOnly:
+            __cuda_array_interface__ = read_only
+
+        for name, target, text in (
+            ("part", x[100:200], "they hold no whole page of 4096 bytes"),
+            ("frozen", ReadOnly(), "cannot discard a read-only target"),
+        ):
+            with pytest.raises(ValueError, match=f"disposable '{name}': .*{text}"):
+                managedmem.tune(fill, {name: target}, disposable=[name])
 
     def test_arguments_are_checked_before_any_run(self, x):
         calls = []
@@ -367,6 +385,58 @@ def plan_texts(plans):
         for name, plan in plans.items()
         if isinstance(plan, PrefetchPlan)
     }
+
+
+@pytest.mark.emulator_only
+class TestTargets:
+    def test_parts_and_memory_of_others(self, x, y, clock, steps):
+        class Array:
+            __cuda_array_interface__ = y.__cuda_array_interface__
+
+        half = x[: 1 * MIB]
+
+        def fill():
+            steps.host_writes(half)
+            steps.host_writes(y)
+
+        def compute():
+            steps.device_uses(half, write=True)
+            steps.device_uses(y, write=True)
+
+        clock.in_place = 0
+        found = tuned([fill, compute], {"half": half, "foreign": Array()}, clock)
+        assert set(found.policies) == {"half", "foreign"}
+        assert MigrationPolicy.of(y) == MigrationPolicy.of(half) == found.policies["half"]
+        assert MigrationPolicy.of(x[MIB:]) == MigrationPolicy.default()
+
+    def test_another_thread(self, x, y, clock, steps):
+        found = []
+
+        def work():
+            step = [lambda: steps.host_writes(x), lambda: steps.device_uses(x, write=True)]
+            found.append(tuned(step, [x, y], clock))
+
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+        assert found[0].speedup > 1.1
+        assert found[0].phases == ("phase_1", "phase_2")
+
+    def test_the_device_of_the_moves(self, x, clock, device1):
+        def fill():
+            memoryview(x)[:] = bytes(x.nbytes)
+            clock.spend(RUN)
+
+        def compute():
+            emulator.touch(x, device1, write=True)
+            clock.spend(RUN)
+
+        found = tuned([fill, compute], x, clock)
+        (policy,) = found.policies.values()
+        assert policy == MigrationPolicy(preferred_location=Host(), accessed_by=[device1])
+        prefetches = [trial.change for trial in found.trials if "before compute" in trial.change]
+        assert prefetches
+        assert all("prefetch x to Device(1) before compute" in text for text in prefetches)
 
 
 @pytest.mark.emulator_only
