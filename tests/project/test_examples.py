@@ -13,10 +13,12 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import managedmem
+import run_notebook
 from paths import ROOT
 
 pytestmark = pytest.mark.timeout(300)  # they train small networks, and some start Jupyter
@@ -24,6 +26,8 @@ EXAMPLES = ROOT / "examples"
 SCRIPTS = sorted(EXAMPLES.glob("*.py"))
 NOTEBOOKS = sorted(EXAMPLES.glob("*.ipynb"))
 DISTRIBUTED = str(EXAMPLES / "distributed.py")
+SEEING = EXAMPLES / "seeing.ipynb"
+NEEDS = {SEEING: ["numpy", "matplotlib", "pandas"]}
 
 
 def need(*names: str) -> None:
@@ -164,26 +168,37 @@ except SystemExit as end:
     assert lines[1:] == ["status 2"]
 
 
+def read(path: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """The cells of a notebook, and those with code."""
+    notebook = json.loads(path.read_text(encoding="utf-8"))
+    assert (notebook["nbformat"], notebook["nbformat_minor"]) == (4, 5)
+    assert set(notebook["metadata"]) == {"kernelspec", "language_info"}
+    cells = notebook["cells"]
+    code = [cell for cell in cells if cell["cell_type"] == "code"]
+    assert code
+    assert len({cell["id"] for cell in cells}) == len(cells)
+    assert not [cell["id"] for cell in cells if cell["metadata"]]
+    return cells, code
+
+
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.name)
 class TestNotebooks:
-    def test_is_committed_without_results(self, path: Path) -> None:
-        notebook = json.loads(path.read_text(encoding="utf-8"))
-        assert (notebook["nbformat"], notebook["nbformat_minor"]) == (4, 5)
-        cells = notebook["cells"]
-        assert len({cell["id"] for cell in cells}) == len(cells)
-        code = [cell for cell in cells if cell["cell_type"] == "code"]
-        assert code
-        assert not [c["id"] for c in code if c["outputs"] or c["execution_count"] is not None]
-        assert not [cell["id"] for cell in cells if cell["metadata"]]
+    def test_is_committed_as_it_should_be(self, path: Path) -> None:
+        """Without results, or all of one run from top to bottom."""
+        _, code = read(path)
+        if path == SEEING:
+            assert [cell["execution_count"] for cell in code] == list(range(1, len(code) + 1))
+        else:
+            assert not [c["id"] for c in code if c["outputs"] or c["execution_count"] is not None]
 
     def test_cells_run_in_order(self, path: Path) -> None:
-        need("numpy")
+        need(*NEEDS.get(path, ["numpy"]))
         text = run("-W", "error", "-c", RUN_CELLS, str(path))
         emulated = managedmem.driver_info()["emulated"]
         assert text.startswith("EMULATED driver" if emulated else "CUDA driver")
 
     def test_first_cell_chooses_a_driver_by_itself(self, path: Path) -> None:
-        need("numpy")
+        need(*NEEDS.get(path, ["numpy"]))
         code = (
             "import os\n"
             "for name in [name for name in os.environ if name.startswith('MANAGEDMEM_')]:\n"
@@ -192,15 +207,55 @@ class TestNotebooks:
         assert re.match("EMULATED driver|CUDA driver", run("-c", code, str(path)))
 
     def test_runs_in_jupyter(self, path: Path) -> None:
-        need("numpy", "nbclient", "ipykernel")
+        need(*NEEDS.get(path, ["numpy"]), "nbclient", "ipykernel")
         code = """
 import sys, nbclient, nbformat
 notebook = nbformat.read(sys.argv[1], as_version=nbformat.NO_CONVERT)
 nbformat.validate(notebook)
 nbclient.NotebookClient(notebook, timeout=240).execute()
-print(notebook.cells[2].outputs[0].text)
+print(next(cell for cell in notebook.cells if cell.id == "choose").outputs[0].text)
 """
         assert "driver" in run("-c", code, str(path))
+
+
+class TestCommittedResults:
+    """Those of seeing.ipynb, which tools/run_notebook.py makes."""
+
+    outputs = tuple(output for cell in read(SEEING)[1] for output in cell["outputs"])
+
+    def texts(self) -> list[str]:
+        found = []
+        for output in self.outputs:
+            data = {"text/plain": output.get("text", ""), **output.get("data", {})}
+            found += ["".join(value) for kind, value in data.items() if kind != "image/png"]
+        return found
+
+    def test_are_results_and_no_errors(self) -> None:
+        kinds = {output["output_type"] for output in self.outputs}
+        assert kinds == {"stream", "execute_result", "display_data"}
+        assert {output["name"] for output in self.outputs if "name" in output} == {"stdout"}
+
+    def test_say_that_they_are_of_the_emulated_driver(self) -> None:
+        assert self.texts()[0] == "EMULATED driver, no GPU is used\n"
+        introduction = "".join(read(SEEING)[0][0]["source"])
+        assert "**The outputs below are from the emulated driver**" in introduction
+
+    def test_have_no_path_of_a_machine(self) -> None:
+        for text in self.texts():
+            paths = set(re.findall(r"(?<![<\w/])/\w[\w./-]*", text))
+            assert paths <= {"/dev/nvidia-uvm-tools"}, text
+
+    def test_are_small(self) -> None:
+        assert SEEING.stat().st_size < 400_000
+
+    def test_pictures_are_those_of_the_documentation(self) -> None:
+        notebook = json.loads(SEEING.read_text(encoding="utf-8"))
+        found = dict(run_notebook.pictures(notebook, SEEING.stem))
+        folder = ROOT / "docs" / "pictures"
+        assert {path.name: path.read_bytes() for path in folder.iterdir()} == found
+        assert len(found) == 4
+        page = (ROOT / "docs" / "seeing.rst").read_text()
+        assert [name for name in found if f"pictures/{name}" not in page] == []
 
 
 # Stands in for Jupyter: the code cells in order, in one namespace; tracebacks name the cell.
