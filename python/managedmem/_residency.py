@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Container, Iterator
+from functools import lru_cache
 from itertools import accumulate
 from struct import Struct
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -326,7 +327,9 @@ def _sums(all_bytes: Iterator[dict[int, int] | None]) -> dict[int, int] | None:
     return found if known else None
 
 
+@lru_cache
 def _devices(bits: int) -> tuple[Device, ...]:
+    """The devices of a set of bits; a Residency has up to millions of runs, and few such sets."""
     return tuple(Device(number) for number in range(bits.bit_length()) if bits >> number & 1)
 
 
