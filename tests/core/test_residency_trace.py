@@ -1,6 +1,7 @@
 """residency() while a trace runs: the devices that have pages, and pages that the host has too."""
 
 import ctypes
+import random
 import signal
 import threading
 
@@ -10,6 +11,7 @@ import managedmem
 from constants import EMULATED, MIB, PAGE
 from driver import CAPTURE_GLOBAL, CAPTURE_RELAXED, capturing, managed_memory, raw_driver
 from managedmem import Device, Host, ManagedBuffer
+from page_map import mapped
 from programs import run_python
 from residencies import (
     BOTH,
@@ -214,6 +216,75 @@ class TestPlaces:
         assert values["runs"][1]["devices"] == []
         assert found.last_asked_to == {Device(0): HALF}
         assert found.not_on_host == HALF
+
+
+class Shadow:
+    """A buffer with contents, the pages that have moved, and random uses of its parts."""
+
+    def __init__(self, buffer, seed, read_mostly):
+        self.buffer, self.random = buffer, random.Random(seed)
+        self.moved = [False] * (buffer.size // PAGE)
+        self.on_host = mapped(buffer)
+        self.copies = read_mostly
+        self.unknown = []  # runs that moved, and have no evidence of the trace
+        if read_mostly:
+            buffer.read_mostly = True
+
+    def step(self):
+        first, end = sorted(self.random.choices(range(self.buffer.size + 1), k=2))
+        part = self.buffer[first:end] if end - first > 2 * PAGE else self.buffer
+        use = self.random.choice([store, load, self.to_device, self.to_device, self.to_host, fill])
+        use(part)
+        Device(0).sync()
+        now = mapped(self.buffer)
+        for page, (before, after) in enumerate(zip(self.on_host, now, strict=True)):
+            self.moved[page] = self.moved[page] or before != after
+        self.on_host = now
+
+    def to_device(self, part):
+        part.prefetch(Device(0))
+
+    def to_host(self, part):
+        part.prefetch(Host())
+
+    def check(self):
+        """A page that moved has a place, which the page map does not contradict."""
+        start = self.random.randrange(self.buffer.size - PAGE)
+        found = residency(self.buffer[start:])
+        assert found.problem is None
+        for run in found.runs:
+            first = (start + run.offset) // PAGE
+            end = -(-(start + run.offset + run.nbytes) // PAGE)
+            assert self.on_host[first:end] == [run.where in (HOST, BOTH)] * (end - first)
+            assert run.devices in ((), (Device(0),))
+            if run.evidence != TRACE and any(self.moved[first:end]):
+                self.unknown.append(run)
+            assert self.copies or run.where != BOTH
+
+
+def fill(part):
+    part.fill(9)
+
+
+class TestRandomUses:
+    """Without the emulated driver's books, which tests/robustness has, so also on a GPU."""
+
+    @pytest.mark.parametrize("read_mostly", [False, True])
+    @pytest.mark.parametrize("seed", range(3))
+    def test_of_parts(self, alloc, seed, read_mostly):
+        buffer = alloc(SIZE)
+        store(buffer)
+        with managedmem.trace() as t:
+            shadow = Shadow(buffer, seed, read_mostly)
+            for step in range(40):
+                shadow.step()
+                if step % 15 == 7:
+                    t.mark("part")
+                shadow.check()
+        assert any(shadow.moved)
+        assert t.complete
+        # Pages that thrash stay on the host, where it need not map them.
+        assert t.total.thrashing > 0 or not shadow.unknown, shadow.unknown[0]
 
 
 class TestEvidence:

@@ -172,8 +172,9 @@ init_replay(holder_replay *replay, mm_page_holders *h, mm_status *st)
         .first_block = calloc(h->count + 1, sizeof *replay->first_block),
     };
     if (replay->time == NULL || replay->first_block == NULL) {
-        return mm_fail(st, MM_NO_MEMORY, "out of host memory for the times of %zu pages",
-                       h->page_count);
+        (void)mm_fail(st, MM_NO_MEMORY, "out of host memory for the times of %zu pages",
+                      h->page_count);
+        return -1;
     }
     for (size_t i = 0; i < h->count; i++) {
         replay->first_block[i] = blocks;
@@ -181,7 +182,8 @@ init_replay(holder_replay *replay, mm_page_holders *h, mm_status *st)
     }
     replay->block = calloc(blocks + 1, sizeof *replay->block);
     if (replay->block == NULL) {
-        return mm_fail(st, MM_NO_MEMORY, "out of host memory for %zu blocks", blocks);
+        (void)mm_fail(st, MM_NO_MEMORY, "out of host memory for %zu blocks", blocks);
+        return -1;
     }
     return 0;
 }
