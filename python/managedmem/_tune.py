@@ -42,7 +42,13 @@ from managedmem._tune_search import (
 from managedmem._units import size_text
 
 if TYPE_CHECKING:
+    from typing import TypeAlias
+
     from managedmem._managedmem import _Target
+
+    _Phase: TypeAlias = Callable[[], Any] | tuple[str, Callable[[], Any]]
+    _Step: TypeAlias = _Phase | Sequence[_Phase]
+    _Disposable: TypeAlias = str | _Target | Iterable[str | _Target] | Mapping[Any, str]
 
 __all__ = ["TuneResult", "TuneTime", "TuneTrial", "TuneUnstableError", "tune"]
 
@@ -420,22 +426,20 @@ class Tuning:
         except BaseException as error:
             if collects:  # an interrupt can come before a run has enabled it again
                 gc.enable()
+            ending = "the earlier advice is back"
             try:
                 placement.put_back()
             except Exception as failure:
-                error.add_note(f"managedmem.tune() could not put back all advice: {failure}")
+                ending = f"not all of the earlier advice could be put back: {failure}"
             if isinstance(error, Exception) and not isinstance(error, TuneUnstableError):
-                error.add_note(self._note())
+                error.add_note(self._note(ending))
             raise
 
-    def _note(self) -> str:
+    def _note(self, ending: str) -> str:
         step = self.search.active
         phase = step.running if step is not None else None
         place = f"in phase {phase!r} " if phase else ""
-        return (
-            f"managedmem.tune(): {place}with {self.search.applied} applied; the earlier advice "
-            "is back"
-        )
+        return f"managedmem.tune(): {place}with {self.search.applied} applied; {ending}"
 
     def _run(self) -> TuneResult:
         search = self.search
@@ -506,10 +510,10 @@ class Tuning:
 
 
 def tune(
-    step: Any,
+    step: _Step,
     buffers: _Target | Iterable[_Target] | Mapping[str, _Target],
     *,
-    disposable: Any = (),
+    disposable: _Disposable = (),
     points: Iterable[str] | None = None,
     max_seconds: float = 60.0,
     pairs: int = 9,

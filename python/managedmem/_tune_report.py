@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
     from managedmem._managedmem import _Target
+    from managedmem._tune import _Step
 
 VERSION = 1
 """The version of the JSON form."""
@@ -164,7 +165,7 @@ class TuneResult:
         self,
         buffers: _Target | Iterable[_Target] | Mapping[str, _Target],
         *,
-        step: Any = None,
+        step: _Step | None = None,
     ) -> TuneResult:
         """Apply the policies to memory, and make the plans over it; returns the result itself.
 

@@ -369,7 +369,8 @@ def duplicated(material: Material, whole: Seen) -> Candidate | None:
 def in_place(material: Material, whole: Seen, rule: str, reason: str) -> Candidate:
     """The memory stays on the host, and the device uses it there."""
     device = whole.device
-    policy = with_advice(material.base[whole.name], Host(), [device] if device else [])
+    users = [device] if device else []
+    policy = with_advice(material.base[whole.name], Host(), users, read_mostly=False)
     return _candidate(
         rule, [Advise(whole.name, policy, True)], [whole], reason, whole.stall + whole.throttled
     )
@@ -400,7 +401,7 @@ def contested(material: Material, whole: Seen) -> Candidate | None:
     )
     if device not in material.mapped or device_faults <= host_faults:
         return in_place(material, whole, "R6", reason)
-    policy = with_advice(material.base[whole.name], device, [Host()])
+    policy = with_advice(material.base[whole.name], device, [Host()], read_mostly=False)
     estimate = whole.stall + whole.throttled
     return _candidate("R6", [Advise(whole.name, policy, True)], [whole], reason, estimate)
 
@@ -592,7 +593,8 @@ def propose_all(material: Material, device: Device) -> list[Candidate]:
                 parts.append(_candidate("R8", [item], [each], reason, None))
         if name in material.advisable:
             copies = Advise(name, with_advice(base, read_mostly=True), False)
-            stays = Advise(name, with_advice(base, Host(), [device]), True)
+            in_place_policy = with_advice(base, Host(), [device], read_mostly=False)
+            stays = Advise(name, in_place_policy, True)
             whole = [Seen(name, "", material.sizes[name], device)]
             parts += (
                 _candidate(rule, [item], whole, reason, None)
@@ -602,11 +604,13 @@ def propose_all(material: Material, device: Device) -> list[Candidate]:
 
 
 def usable(material: Material, found: Iterable[Candidate]) -> list[Candidate]:
-    """Each change once, without those that would fill a device."""
+    """Each change once, without those that would fill a device, and advice that is there."""
     seen: set[frozenset[Item]] = set()
     kept = []
     for candidate in found:
         items = frozenset(candidate.items)
+        if any(isinstance(i, Advise) and i.policy == material.base[i.name] for i in items):
+            continue
         if items and items not in seen and material.fits(Setting().with_items(items)):
             seen.add(items)
             kept.append(candidate)

@@ -36,6 +36,8 @@ TAIL = 0.025
 """The probability on each side of an interval of 95 %."""
 MUCH_SLOWER = 3
 """A change that makes a run so many times slower has no more than one pair."""
+NOISE_ATTEMPTS = 3
+"""One in 25 steps without noise would fail the first attempt."""
 REJECTED = "rejected"
 LEGACY_STREAM = 0
 NOT_SUPPORTED = 801
@@ -386,7 +388,7 @@ class Search:
 
     def measure_noise(self) -> TuneTime:
         """Compare the unchanged step with itself; its seconds. Raises TuneUnstableError."""
-        for _ in range(2):
+        for _ in range(NOISE_ATTEMPTS):
             found = self.pairs(Setting(), Setting())
             seconds = [each for pair in found.seconds for each in pair]
             usual = interval_of(seconds)

@@ -342,3 +342,20 @@ class TestSettings:
     def test_devices(self):
         setting = Setting().with_items([self.PREFETCH, self.BACK, Discard("y", "read", DEVICE)])
         assert setting.on_devices() == {DEVICE: {"x", "y"}}
+
+
+def test_advice_that_is_there_is_not_proposed():
+    seen = [
+        Seen("a", "fill", 8 * MIB, DEVICE, returned=8 * MIB),
+        Seen("a", "compute", 8 * MIB, DEVICE, arrived=8 * MIB),
+    ]
+
+    def advice(base):
+        given = material({"a": 8 * MIB}, base={"a": base})
+        found = _tune_rules.propose(given, seen)
+        return {i.policy for c in found for i in c.items if isinstance(i, Advise)}
+
+    assert advice(MigrationPolicy.default()) == {IN_PLACE, COPIES}
+    both = MigrationPolicy(read_mostly=True, preferred_location=Host(), accessed_by=[DEVICE])
+    assert advice(IN_PLACE) == {both}
+    assert advice(COPIES) == advice(both) == {IN_PLACE}

@@ -167,8 +167,9 @@ def test_advice_that_cannot_be_put_back(case):
     case.at_run = fail
     with pytest.raises(Failure) as caught:
         case.tune()
-    assert "managedmem.tune() could not put back all advice: " in caught.value.__notes__[0]
-    assert "719" in caught.value.__notes__[0]
+    (note,) = caught.value.__notes__
+    assert "applied; not all of the earlier advice could be put back: " in note
+    assert "719" in note
 
 
 class TestInterrupts:
