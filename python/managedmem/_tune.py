@@ -30,6 +30,7 @@ from managedmem._trace_results import target_range
 from managedmem._tune_report import TuneResult, TuneTime, TuneTrial, entries_of
 from managedmem._tune_rules import Material, Seen, propose, propose_all, seen_in
 from managedmem._tune_search import (
+    OUT_OF_TIME,
     Clock,
     Limits,
     Phase,
@@ -468,6 +469,12 @@ class Tuning:
         proof = search.compare()
         setting = search.setting
         names = [phase.name for phase in self.phases]
+        late = sum(trial.verdict in OUT_OF_TIME for trial in search.trials)
+        if late:
+            self.notes.append(
+                f"{late} changes were not tried to the end within max_seconds="
+                f"{search.limits.max_seconds:g}"
+            )
         if confidence(search.limits.pairs) < 0.95:
             self.notes.append(
                 f"with {search.limits.pairs} pairs, intervals are of "

@@ -39,6 +39,7 @@ MUCH_SLOWER = 3
 NOISE_ATTEMPTS = 3
 """One in 25 steps without noise would fail the first attempt."""
 REJECTED = "rejected"
+OUT_OF_TIME = ("not tried: the time was up", "the time was up before it was proved")
 LEGACY_STREAM = 0
 NOT_SUPPORTED = 801
 
@@ -362,7 +363,7 @@ class Search:
             if number and sum(gain <= enough for gain in found.gains) >= k:
                 break
             if number + 1 < self.limits.pairs and self.left() <= 0:
-                return found._replace(refused="the time was up before it was proved")
+                return found._replace(refused=OUT_OF_TIME[1])
         return found
 
     def _verified(self, results: Sequence[Any]) -> bool:
@@ -470,7 +471,7 @@ class Search:
                 text = "not tried: with what was kept, it would fill a device"
                 self.trials.append(self._report(candidate, text))
             elif self.left() < self.cost_of_pairs():
-                self.trials.append(self._report(candidate, "not tried: the time was up"))
+                self.trials.append(self._report(candidate, OUT_OF_TIME[0]))
             else:
                 present = self.setting
                 self.trials.append(self.trial(candidate, changed))

@@ -211,6 +211,8 @@ class TestDecisions:
         verdicts = [t.verdict for t in result.trials]
         assert "not tried: the time was up" in verdicts
         assert any(t.pairs for t in result.trials)
+        count = verdicts.count("not tried: the time was up")
+        assert f"{count} changes were not tried to the end within max_seconds=" in str(result)
 
     def test_points_limit_the_prefetches(self, x, both_ways, clock):
         clock.in_place = 1e-6

@@ -1,6 +1,7 @@
 """tune() puts every page's advice back: after errors of the step, of the driver, and interrupts."""
 
 import gc
+import itertools
 import random
 import signal
 import sys
@@ -9,7 +10,9 @@ import pytest
 
 import managedmem
 from constants import KIB
-from managedmem import CUDAError, Device, Host, emulator
+from managedmem import CUDAError, Device, Host, MigrationPolicy, emulator
+from managedmem._tune_rules import Advise, Setting
+from managedmem._tune_search import Placement
 from step_costs import StepClock, Steps, tuned
 
 pytestmark = pytest.mark.emulator_only
@@ -208,7 +211,7 @@ class TestInterrupts:
                 assert case.advice() == case.before, at
                 assert gc.isenabled(), at
             else:  # the search went another way, and ended before this line
-                managedmem.MigrationPolicy.default().apply([case.x, case.y])
+                MigrationPolicy.default().apply([case.x, case.y])
                 case.close()
                 case.__init__()
 
@@ -245,6 +248,34 @@ class TestInterrupts:
         assert case.advice() == case.before
 
 
+def test_random_settings_and_their_end(case):
+    """Parts that share pages with each other: the last one applied decides, and all is put back."""
+    draw = random.Random(2)
+    cuts = [0, 5000, 9000, 30000, 65536, 70001, SIZE]
+    parts = {f"{a}": case.x.range(a, b - a) for a, b in itertools.pairwise(cuts)}
+    parts["y"] = case.y
+    policies = [
+        MigrationPolicy.read_duplicated(),
+        MigrationPolicy.prefer(DEVICE),
+        MigrationPolicy(preferred_location=Host(), accessed_by=[DEVICE]),
+    ]
+    placement = Placement(parts)
+    for _ in range(60):
+        chosen = draw.sample(sorted(parts), draw.randrange(len(parts) + 1))
+        advised = {name: Advise(name, draw.choice(policies), False) for name in chosen}
+        placement.use(Setting(advised))
+        assert placement.use(Setting(advised)) is False
+        found = {name: MigrationPolicy.of(parts[name].range(0, 1)) for name in ("y", "30000")}
+        for name in found.keys() & advised.keys():
+            if name == "y" or "9000" not in advised:
+                assert found[name] == advised[name].policy
+        if draw.random() < 0.3:
+            placement.put_back()
+            assert case.advice() == case.before
+    placement.put_back()
+    assert case.advice() == case.before
+
+
 def test_memory_that_the_step_closes(case):
     def close():
         if case.runs == 20:
@@ -267,12 +298,12 @@ def test_contents_stay(case):
 def test_a_result_that_cannot_be_applied_changes_nothing(case):
     result = case.tune(keep=False)
     assert result.policies
-    managedmem.MigrationPolicy.default().apply([case.x, case.y])
+    MigrationPolicy.default().apply([case.x, case.y])
     with emulator.recording() as calls:
         result.apply([case.x, case.y])
     count = sum(call.name == "cuMemAdvise" for call in calls)
     assert count
-    managedmem.MigrationPolicy.default().apply([case.x, case.y])
+    MigrationPolicy.default().apply([case.x, case.y])
     before = case.advice()
     for nth in range(1, count + 1):
         emulator.fail("cuMemAdvise", nth=nth, code=LAUNCH_FAILED)
