@@ -33,7 +33,7 @@ LEAST = 0.12
 """A column with moves has at least this part of the full height, to be seen."""
 PAD = 16
 """Points between an axis and its title, where labels of marks are between them."""
-PLAIN: dict[str, Any] = {"parse_math": False}
+PLAIN: dict[str, Any] = {"parse_math": False, "usetex": False}
 """Texts from users are no formulas."""
 SMALL: dict[str, Any] = {"fontsize": 8}
 
@@ -50,7 +50,7 @@ DOWNWARDS = (grid.TO_HOST, grid.TO_HOST_BY_FAULT, grid.EVICTED)
 POINTS: dict[int, tuple[str, dict[str, Any]]] = {
     grid.CALLS: (
         "call of prefetch, advise, ...",
-        {"marker": "v", "color": colours.BLACK, "markersize": 5, "markeredgewidth": 0},
+        {"marker": "v", "markersize": 5, "markeredgewidth": 0},
     ),
     grid.REMOTE: (
         "mapped remotely",
@@ -58,7 +58,7 @@ POINTS: dict[int, tuple[str, dict[str, Any]]] = {
     ),
     grid.CONTESTED: (
         "thrashing",
-        {"marker": "x", "color": colours.BLACK, "markersize": 4},
+        {"marker": "x", "markersize": 4},
     ),
 }
 
@@ -90,6 +90,11 @@ def legend_below(axes: Any, handles: Sequence[Any], columns: int = 3) -> None:
         handlelength=1.2,
         **SMALL,
     )
+
+
+def ink(axes: Any) -> Any:
+    """The colour of the axes themselves: black, or white in a dark style."""
+    return axes.spines["left"].get_edgecolor()
 
 
 def patch(colour: str, label: str, hatch: str | None = None) -> Any:
@@ -124,7 +129,7 @@ def marks(axes: Any, found: Sequence[tuple[float, str]], unit: float) -> None:
     free = float("-inf")
     for time, label in found[: 4 * grid.COLUMNS]:
         at = time / unit
-        axes.axvline(at, color=colours.BLACK, linewidth=0.8, linestyle=":", zorder=4)
+        axes.axvline(at, color=ink(axes), linewidth=0.8, linestyle=":", zorder=4)
         shown = grid.short_label(label, 16)
         width = 0.065 * len(shown) / inches
         if at - width >= free:
@@ -201,11 +206,11 @@ def fault_ticks(axes: Any, line: grid.Timeline, centres: Any) -> list[Any]:
     outer, inner = lanes + sign * EDGE, lanes + sign * (EDGE - TICK)
     at = centres[column]
     alpha = 0.2 + 0.6 * np.log1p(counts[lanes, side, column]) / most
-    shades = np.column_stack([np.zeros((len(at), 3)), alpha])
+    shades = np.column_stack([np.tile(ink(axes)[:3], (len(at), 1)), alpha])
     segments: Any = np.stack([np.column_stack([at, outer]), np.column_stack([at, inner])], axis=1)
     axes.add_collection(LineCollection(segments, colors=shades, linewidths=1.0, zorder=3))
     label = "page faults (top: device, bottom: host)"
-    return [Line2D([], [], color="black", marker="|", linestyle="none", label=label)]
+    return [Line2D([], [], color=ink(axes), marker="|", linestyle="none", label=label)]
 
 
 def points(axes: Any, line: grid.Timeline, centres: Any) -> list[Any]:
@@ -215,15 +220,8 @@ def points(axes: Any, line: grid.Timeline, centres: Any) -> list[Any]:
         lanes, column = line.counted[:, kind].nonzero()
         if len(lanes):
             shift = -EDGE + TICK / 2 if kind == grid.CALLS else 0
-            found += axes.plot(
-                centres[column],
-                lanes + shift,
-                linestyle="none",
-                label=label,
-                zorder=5,
-                clip_on=False,
-                **style,
-            )
+            common = {"color": ink(axes), "linestyle": "none", "zorder": 5, "clip_on": False}
+            found += axes.plot(centres[column], lanes + shift, label=label, **{**common, **style})
     return found
 
 
@@ -283,10 +281,10 @@ def nothing(axes: Any, something: bool, text: str) -> None:
 def place_styles(ordinals: Sequence[int]) -> list[tuple[str, str]]:
     """Colours and names by place."""
     styles = [
-        ("white", "not allocated"),
+        ("none", "not allocated"),
         (colours.UNKNOWN, "unknown"),
         (colours.HOST, "on the host"),
-        (colours.COPIES, "on several: copies of read_mostly"),
+        (colours.COPIES, "copies on several"),
         (colours.MIXED, "mixed, or to and fro"),
     ]
     names = history.device_names(ordinals)
@@ -323,7 +321,7 @@ def image(
     )
     seen = [int(place) for place in np.unique(cells) if place != history.NO_MEMORY]
     order = sorted(seen, key=lambda place: (place != history.HOST, -place))
-    legend_below(axes, [patch(*styles[place]) for place in order])
+    legend_below(axes, [patch(*styles[place]) for place in order], columns=4)
 
 
 def pages(part: TracePart, target: Any, axes: Any) -> Any:
@@ -394,7 +392,7 @@ def causes(part: TracePart, axes: Any) -> Any:
     room = 0.07 * (left + right + most)  # for the texts
     axes.set_xlim(-left - room, right + room)
     size_axis(axes.xaxis, left + right)
-    axes.axvline(0, color=colours.BLACK, linewidth=0.8)
+    axes.axvline(0, color=ink(axes), linewidth=0.8)
     axes.set_ylim(max(len(lanes), 1) - 0.5, -0.5)
     axes.set_yticks(range(len(lanes)), [lane.label for lane in lanes], **SMALL, **PLAIN)
     axes.tick_params(axis="y", length=0)

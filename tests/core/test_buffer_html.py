@@ -49,6 +49,7 @@ def test_shows_places(alloc):
     buffer = alloc(64 * MIB)
     store(buffer)
     buffer[: 16 * MIB].prefetch(Device(0))
+    Device(0).sync()
     assert strips(buffer) == [[(0, 64, colours.UNKNOWN), (64, 192, colours.HOST)]]
     text = text_of(page_of(buffer))
     assert text.startswith(f"uint8[{64 * MIB}], 64.0M at {buffer.handle:#x}")

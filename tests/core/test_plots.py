@@ -2,6 +2,7 @@
 
 import itertools
 import time
+import warnings
 
 import pytest
 
@@ -16,9 +17,11 @@ from traces import load, store
 matplotlib = pytest.importorskip("matplotlib", reason="needs matplotlib")
 matplotlib.use("Agg")
 
-import numpy as np  # noqa: E402
-from matplotlib import pyplot  # noqa: E402
-from matplotlib.patches import StepPatch  # noqa: E402
+with warnings.catch_warnings():  # of what an older matplotlib imports
+    warnings.simplefilter("ignore", DeprecationWarning)
+    import numpy as np
+    from matplotlib import pyplot
+    from matplotlib.patches import StepPatch
 
 HOST, ELSEWHERE, ON_DEVICE = _colours.HOST, _colours.UNKNOWN, _colours.DEVICE
 
@@ -197,6 +200,26 @@ class TestTimeline:
         assert ticks(axes) == [r"$\frac$ _^{  1.0M"]
         axes.figure.canvas.draw()
 
+    def test_labels_do_not_go_to_latex(self, traced):
+        canned = Canned()
+        canned.move(canned.memory("a_b%", MIB), MIB, "to_device").part()
+        with matplotlib.rc_context({"text.usetex": True}):
+            axes = traced(canned).plot()
+            assert not any(text.get_usetex() for text in [*axes.get_yticklabels(), *axes.texts])
+        pyplot.close("all")
+
+    def test_in_a_dark_style(self, traced):
+        canned = Canned()
+        memory = canned.memory("a", MIB)
+        canned.add("call", memory, MIB, cause=1, destination=0).faults(memory, 1).part()
+        with pyplot.style.context("dark_background"):
+            axes = traced(canned).plot()
+        drawn = [
+            line for line in axes.lines if line.get_marker() == "v" or line.get_linestyle() == ":"
+        ]
+        assert [matplotlib.colors.to_hex(line.get_color()) for line in drawn] == ["#ffffff"] * 2
+        assert matplotlib.colors.to_hex(axes.collections[0].get_colors()[0]) == "#ffffff"
+
     def test_long_labels_keep_where_they_differ(self):
         names = [f"model.transformer.layers.{n}.self_attn.q_proj.weight" for n in (3, 17)]
         assert short_labels(["x", *names]) == [
@@ -318,7 +341,7 @@ class TestPages:
     def test_copies(self, traced, canned):
         self.at(canned, 100).add("duplicate", 0, 4 * PAGE)
         self.at(canned, 200).add("duplicate_end", 0, 4 * PAGE, destination=0)
-        copies = "on several: copies of read_mostly"
+        copies = "copies on several"
         row = [(0, "unknown"), (100, copies), (200, "on Device(0)")]
         assert self.rows(traced, canned) == [row] * 4
 
@@ -410,6 +433,12 @@ class TestPages:
     def test_memory_without_events(self, traced, canned):
         assert self.rows(traced, canned) == [[(0, "unknown")]] * 4
         assert self.rows(traced, canned, (1 << 50, 3 * PAGE)) == [[(0, "unknown")]] * 3
+
+    def test_memory_of_the_trace(self, traced, canned):
+        self.at(canned, 99).move(0, 4 * PAGE, "to_device")
+        trace = traced(canned)
+        rows = [[(0, "on the host"), (100, "on Device(0)")]] * 4
+        assert place_names(trace.plot_pages(trace["a"])) == rows
 
     def test_unknown_label(self, traced, canned):
         with pytest.raises(KeyError, match="no memory named 'b'; there are: a"):
