@@ -40,6 +40,8 @@ NOISE_ATTEMPTS = 3
 """One in 25 steps without noise would fail the first attempt."""
 REJECTED = "rejected"
 OUT_OF_TIME = ("not tried: the time was up", "the time was up before it was proved")
+MOST_ATTEMPTS = 5
+"""So often is advice put back, if other errors than those of the driver come in between."""
 LEGACY_STREAM = 0
 NOT_SUPPORTED = 801
 
@@ -227,29 +229,38 @@ class Placement:
         block = policy.applied([self._targets[name] for name in names])
         # Noted first: an interrupt can come as soon as the policy is applied.
         self._blocks.append((dict.fromkeys(names, policy), block))
-        block.__enter__()
+        try:
+            block.__enter__()
+        except BaseException:  # it failed, or a signal's handler raised when it was done
+            self._end_last()
+            raise
 
     def _end_last(self) -> None:
         block = self._blocks[-1][1]
         try:
             block.restore()
-        except CUDAError:
-            block.restore()  # what is not restored yet; a second failure is the caller's
         except RuntimeError:
-            pass  # it was never applied, or an interrupt came behind its end
+            try:
+                block.restore()  # what is not restored yet
+            except CUDAError:
+                raise
+            except RuntimeError:
+                pass  # it is not applied
         self._blocks.pop()
 
     def put_back(self) -> None:
         """Give every page the advice that it had before; raises the first failure at the end."""
         failure: BaseException | None = None
+        attempts = 0
         while self._blocks:
             try:
                 self._end_last()
-            except KeyboardInterrupt as interrupt:
-                failure = failure or interrupt  # the advice comes first
-            except Exception as error:
+                attempts = 0
+            except BaseException as error:  # also of a signal's handler: the advice comes first
                 failure = failure or error
-                self._blocks.pop()
+                attempts += 1
+                if isinstance(error, CUDAError) or attempts == MOST_ATTEMPTS:
+                    self._blocks.pop()
         if failure is not None:
             raise failure
 
@@ -422,7 +433,6 @@ class Search:
             except CUDAError as error:
                 if error.code != NOT_SUPPORTED:
                     raise
-                self.placement.use(self.setting)
                 return self._report(candidate, f"the driver refuses it: {error}")
             cost = self.clock.now() - start
             self.placement.use(self.setting)

@@ -505,6 +505,10 @@ class TestMachines:
             for trial in result.trials:
                 assert "prefetch x, y to Device(0)" not in trial.change, trial
             assert any(trial.rule == "R7" for trial in result.trials), result
+            text = "not tried: with what was kept, it would fill a device"
+            assert any(trial.verdict == text for trial in result.trials), result
+            (plan,) = [plan for phase, plan in result.plans.items() if phase == "compute"]
+            assert plan.nbytes == 2 << 20
             """,
             "devices=1,capacity_mib=4",
         )

@@ -11,6 +11,7 @@ import pytest
 import managedmem
 from constants import KIB
 from managedmem import CUDAError, Device, Host, MigrationPolicy, emulator
+from managedmem._tune_report import apply_all
 from managedmem._tune_rules import Advise, Setting
 from managedmem._tune_search import Placement
 from step_costs import StepClock, Steps, tuned
@@ -176,13 +177,15 @@ def test_advice_that_cannot_be_put_back(case):
 
 
 class TestInterrupts:
+    """By the terminal, and by handlers of signals that raise other errors."""
+
     def lines(self, frame, event, argument):
         if "/managedmem/_tune" not in frame.f_code.co_filename:
             return None
         if event == "line":
             self.count += 1
             if self.count == self.at:
-                raise KeyboardInterrupt
+                raise self.error
         return self.lines
 
     def traced(self, case, at, **more):
@@ -196,18 +199,22 @@ class TestInterrupts:
             sys.settrace(before)
 
     @pytest.mark.timeout(200)
-    @pytest.mark.parametrize("keep", [True, False])
-    def test_at_lines_of_the_search(self, case, keep):
+    @pytest.mark.parametrize(
+        ("keep", "error"),
+        [(True, KeyboardInterrupt), (False, KeyboardInterrupt), (True, TimeoutError)],
+    )
+    def test_at_lines_of_the_search(self, case, keep, error):
+        self.error = error
         self.traced(case, 0, keep=False)
         count = self.count
         assert count > 3000
         draw = random.Random(keep)
-        chosen = [draw.randrange(1, count) for _ in range(40)]
+        chosen = [draw.randrange(1, count) for _ in range(80)]
         chosen += range(count - 40, count + 1)  # the end, where advice is left or put back
         for at in chosen:
             try:
                 self.traced(case, at, keep=keep)
-            except KeyboardInterrupt:
+            except error:
                 assert case.advice() == case.before, at
                 assert gc.isenabled(), at
             else:  # the search went another way, and ended before this line
@@ -215,9 +222,10 @@ class TestInterrupts:
                 case.close()
                 case.__init__()
 
-    def test_at_random_moments(self, case):
+    @pytest.mark.parametrize("error", [KeyboardInterrupt, TimeoutError, RuntimeError])
+    def test_at_random_moments(self, case, error):
         def interrupt(number, frame):
-            raise KeyboardInterrupt
+            raise error
 
         earlier = signal.signal(signal.SIGALRM, interrupt)
         draw = random.Random(7)
@@ -228,7 +236,7 @@ class TestInterrupts:
                     signal.setitimer(signal.ITIMER_REAL, draw.uniform(0.0005, 0.06))
                     case.tune(keep=False)
                     signal.setitimer(signal.ITIMER_REAL, 0)
-                except KeyboardInterrupt:
+                except error:
                     interrupted += 1
                 assert case.advice() == case.before
         finally:
@@ -295,19 +303,36 @@ def test_contents_stay(case):
     assert memoryview(case.y).tobytes() == data
 
 
-def test_a_result_that_cannot_be_applied_changes_nothing(case):
-    result = case.tune(keep=False)
-    assert result.policies
-    MigrationPolicy.default().apply([case.x, case.y])
+def test_policies_are_applied_all_or_none(case):
+    policies = {
+        "x": MigrationPolicy.read_duplicated(),
+        "y": MigrationPolicy(preferred_location=Host(), accessed_by=[DEVICE]),
+    }
+    targets = {"x": case.x, "y": case.y}
     with emulator.recording() as calls:
-        result.apply([case.x, case.y])
+        apply_all(policies, targets)
     count = sum(call.name == "cuMemAdvise" for call in calls)
-    assert count
-    MigrationPolicy.default().apply([case.x, case.y])
-    before = case.advice()
+    assert [MigrationPolicy.of(targets[name]) for name in "xy"] == list(policies.values())
+    assert count > 3
+    case.close()
     for nth in range(1, count + 1):
+        again = Tuned()
         emulator.fail("cuMemAdvise", nth=nth, code=LAUNCH_FAILED)
         with pytest.raises(CUDAError):
-            result.apply([case.x, case.y])
+            apply_all(policies, {"x": again.x, "y": again.y})
         emulator.clear_failures()
-        assert case.advice() == before
+        assert again.advice() == again.before
+        again.close()
+
+
+def test_refused_advice_is_not_taken_for_applied(case):
+    placement = Placement({"x": case.x})
+    setting = Setting({"x": Advise("x", MigrationPolicy.read_duplicated(), False)})
+    for _ in range(2):
+        emulator.fail("cuMemAdvise", code=801)
+        with pytest.raises(CUDAError):
+            placement.use(setting)
+    assert placement.use(setting) is True
+    assert case.x.read_mostly
+    placement.put_back()
+    assert case.advice() == case.before
