@@ -4,13 +4,14 @@ Blue is the host, orange a device. A move has the colour of its destination, dar
 requested and light if not. Only the picture of causes has colours of causes.
 """
 
-BLACK, GREY, LIGHT, PALE = "#000000", "#8c8c8c", "#cfcfcf", "#e4e4e4"
+BLACK, DARK, GREY = "#000000", "#4d4d4d", "#8c8c8c"
+LIGHT, PALE = "#cfcfcf", "#e4e4e4"
 ORANGE, SKY, GREEN, YELLOW = "#e69f00", "#56b4e9", "#009e73", "#f0e442"
-BLUE, VERMILION, PURPLE, OLIVE = "#0072b2", "#d55e00", "#cc79a7", "#8f8b58"
+BLUE, VERMILION, PURPLE = "#0072b2", "#d55e00", "#cc79a7"
 
-HOST, DEVICE, MIXED, UNKNOWN, COPIES = BLUE, ORANGE, OLIVE, LIGHT, GREEN
-"""Places of pages. Mixed pages share one cell of a picture; its colour is between the two."""
-DEVICES = (ORANGE, PURPLE, VERMILION, YELLOW, SKY)
+HOST, DEVICE, MIXED, UNKNOWN, COPIES = BLUE, ORANGE, DARK, LIGHT, SKY
+"""Places of pages. Mixed ones share one cell of a picture."""
+DEVICES = (ORANGE, PURPLE, VERMILION, YELLOW, GREEN)
 """The first devices, where a picture has several."""
 
 TO_DEVICE, TO_DEVICE_BY_FAULT = VERMILION, ORANGE

@@ -40,9 +40,9 @@ DEVICE on are those of devices in the order of their ordinals, and last the devi
 ROWS, COLUMNS = 512, 512
 """A grid has at most so many cells."""
 CLEAR = 0.6
-"""A cell has a place if it is the place of so large a part of its area,"""
-RESTLESS = 1.5
-"""and if its pages changed their places less often on average."""
+"""A cell whose pages stay has a place if it is the place of so large a part of them."""
+CHANGED, RESTLESS = 0.5, 1.5
+"""A cell whose pages changed once, by these averages, has the place of the longer time."""
 MOST_ENTRIES = 1 << 22
 """So many entries are replayed together, which bounds the memory."""
 
@@ -130,7 +130,8 @@ class History:
         kind = records["kind"]
         discards = (kind == CALL) & self.np.isin(records["cause"], DISCARDS)
         found = [
-            self.of_kind(records[kind == MOVE], "end", "destination", "source"),
+            # At the start: copies of read_mostly are noted before the end of their move.
+            self.of_kind(records[kind == MOVE], "start", "destination", "source"),
             self.of_kind(records[kind == DUPLICATE], "start", COPIES, UNKNOWN),
             self.of_kind(records[kind == DUPLICATE_END], "start", "destination", COPIES),
             self.of_kind(records[kind == REMOTE_MAP], "start", "destination", "destination"),
@@ -319,7 +320,8 @@ def grid_of(history: History) -> Grid:
 def dominant(np: Any, areas: Any, turns: Any) -> Any:
     """The place of each cell; MIXED where none is clear."""
     total = areas.sum(axis=0)
-    clear = (areas.max(axis=0) >= CLEAR * total) & (turns < RESTLESS)
+    clear = (turns > CHANGED) | (areas.max(axis=0) >= CLEAR * total)
+    clear &= turns < RESTLESS
     found = np.where(clear, areas.argmax(axis=0), MIXED)
     return np.where(total > 1e-9, found, NO_MEMORY)
 

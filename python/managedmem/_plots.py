@@ -126,10 +126,13 @@ def marks(axes: Any, found: Sequence[tuple[float, str]], unit: float) -> None:
     """Dotted lines at marks, with the labels that have room above the axis."""
     low, high = axes.get_xlim()
     inches = WIDTH * 0.75 / max(high - low, 1e-30)
-    free = float("-inf")
-    for time, label in found[: 4 * grid.COLUMNS]:
+    free = drawn = float("-inf")
+    for time, label in found:
         at = time / unit
+        if at - drawn < (high - low) / grid.COLUMNS:
+            continue
         axes.axvline(at, color=ink(axes), linewidth=0.8, linestyle=":", zorder=4)
+        drawn = at
         shown = grid.short_label(label, 16)
         width = 0.065 * len(shown) / inches
         if at - width >= free:
@@ -320,7 +323,7 @@ def image(
         interpolation="nearest",
     )
     seen = [int(place) for place in np.unique(cells) if place != history.NO_MEMORY]
-    order = sorted(seen, key=lambda place: (place != history.HOST, -place))
+    order = sorted(seen, key=lambda place: (place != history.HOST, place < history.DEVICE, place))
     legend_below(axes, [patch(*styles[place]) for place in order], columns=4)
 
 

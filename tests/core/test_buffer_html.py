@@ -148,10 +148,27 @@ def test_memory_that_is_not_managed_says_so():
         buffer = resource.allocate(PAGE)
         assert "is not in a managed-memory allocation" in text_of(page_of(buffer))
         buffer.close()
+
+
+@pytest.mark.emulator_only
+def test_system_memory_says_so():
     memory = (ctypes.c_char * PAGE)()
     system = ManagedBuffer.from_handle(ctypes.addressof(memory), PAGE)
     assert "system memory" in text_of(page_of(system))
     system.close()
+
+
+@pytest.mark.emulator_only
+@pytest.mark.parametrize("pagewise", [0, 64 * MIB])
+def test_no_failing_call_raises(alloc, monkeypatch, pagewise):
+    monkeypatch.setattr(_buffer_html, "PAGEWISE", pagewise)
+    buffer = alloc(2 * MIB)
+    buffer.name = "w"
+    buffer[:PAGE].read_mostly = True
+    for nth in range(1, 20):
+        managedmem.emulator.fail("*", nth)
+        assert text_of(page_of(buffer)).startswith("w uint8[")
+        managedmem.emulator.clear_failures()
 
 
 @pytest.mark.emulator_only

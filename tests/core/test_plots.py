@@ -175,6 +175,16 @@ class TestTimeline:
         assert 5 < len(boxes) < 50
         assert all(a.x1 <= b.x0 + 1 for a, b in itertools.pairwise(boxes))
 
+    def test_marks_of_one_column_are_one_line(self, traced):
+        canned = Canned(length_ms=1000)
+        for _ in range(5000):
+            canned.time += MS // 5
+            canned.part()
+        axes = traced(canned).plot()
+        dotted = [line for line in axes.lines if line.get_linestyle() == ":"]
+        assert 250 < len(dotted) <= COLUMNS
+        assert dotted[-1].get_xdata()[0] > 990
+
     def test_more_memories_than_lanes_share_one(self, traced):
         canned = Canned()
         for number in range(1, 41):
@@ -328,8 +338,8 @@ class TestPages:
         return canned
 
     def test_places_follow_the_moves(self, traced, canned):
-        self.at(canned, 99).move(0, 2 * PAGE, "to_device", offset=PAGE)
-        self.at(canned, 299).move(0, PAGE, "to_host", "fault", offset=2 * PAGE)
+        self.at(canned, 100).move(0, 2 * PAGE, "to_device", offset=PAGE)
+        self.at(canned, 300).move(0, PAGE, "to_host", "fault", offset=2 * PAGE)
         host, device = "on the host", "on Device(0)"
         assert self.rows(traced, canned) == [
             [(0, "unknown")],
@@ -345,6 +355,22 @@ class TestPages:
         row = [(0, "unknown"), (100, copies), (200, "on Device(0)")]
         assert self.rows(traced, canned) == [row] * 4
 
+    def test_copies_that_are_noted_during_their_move(self, traced, canned):
+        self.at(canned, 100).move(0, 4 * PAGE, "to_device", ms=50)
+        self.at(canned, 110).add("duplicate", 0, 4 * PAGE)
+        row = [(0, "on the host"), (100, "on Device(0)"), (110, "copies on several")]
+        assert self.rows(traced, canned) == [row] * 4
+
+    @pytest.mark.emulator_only
+    def test_copies_of_the_driver(self, alloc):
+        buffer = alloc(MIB)
+        store(buffer)
+        with managedmem.trace() as trace:
+            buffer.read_mostly = True
+            buffer.prefetch(Device(0))
+            trace.mark("there")
+        assert place_names(trace.slices[1].plot_pages(buffer)) == [[(0, "copies on several")]] * 256
+
     def test_remote_map_names_the_place(self, traced, canned):
         self.at(canned, 100).add("remote_map", 0, 4 * PAGE, source=0, destination=-1)
         assert self.rows(traced, canned) == [[(0, "on the host")]] * 4
@@ -352,14 +378,14 @@ class TestPages:
     def test_first_fault_of_the_host(self, traced, canned):
         """It brings an unknown page to the host; one that is known moves by an event of its own."""
         self.at(canned, 100).faults(0, 1, "host")
-        self.at(canned, 199).move(0, PAGE, "to_device")
+        self.at(canned, 200).move(0, PAGE, "to_device")
         self.at(canned, 300).faults(0, 1, "host")
         rows = self.rows(traced, canned)
         assert rows[0] == [(0, "unknown"), (100, "on the host"), (200, "on Device(0)")]
         assert rows[1:] == [[(0, "unknown")]] * 3
 
     def test_discard_forgets(self, traced, canned):
-        self.at(canned, 99).move(0, 4 * PAGE, "to_device")
+        self.at(canned, 100).move(0, 4 * PAGE, "to_device")
         self.at(canned, 200).add("call", 0, 2 * PAGE, cause=2)
         self.at(canned, 300).faults(0, 1, "host")
         rows = self.rows(traced, canned)
@@ -370,16 +396,16 @@ class TestPages:
     def test_births_and_deaths(self, traced):
         canned = Canned(length_ms=512)
         canned.memory("a", PAGE, born=100, died=400)
-        self.at(canned, 199).move(0, PAGE, "to_device")
+        self.at(canned, 200).move(0, PAGE, "to_device")
         none, device = "not allocated", "on Device(0)"
         assert self.rows(traced, canned) == [
             [(0, none), (100, "unknown"), (200, device), (400, none)]
         ]
 
     def test_several_devices(self, traced, canned):
-        self.at(canned, 99).move(0, 4 * PAGE, "to_device", destination=1)
-        self.at(canned, 199).move(0, 4 * PAGE, "between_devices", source=1, destination=3)
-        self.at(canned, 299).move(0, 4 * PAGE, "between_devices", source=3, destination=OTHER)
+        self.at(canned, 100).move(0, 4 * PAGE, "to_device", destination=1)
+        self.at(canned, 200).move(0, 4 * PAGE, "between_devices", source=1, destination=3)
+        self.at(canned, 300).move(0, 4 * PAGE, "between_devices", source=3, destination=OTHER)
         assert self.rows(traced, canned)[0] == [
             (0, "on the host"),
             (100, "on Device(1)"),
@@ -395,19 +421,28 @@ class TestPages:
         row = [(0, "on the host"), (200, "mixed, or to and fro"), (210, "on the host")]
         assert self.rows(traced, canned) == [row] * 4
 
+    @pytest.mark.parametrize("column", [100, 101])
+    def test_one_move_within_a_cell(self, traced, column):
+        """The cell has the place of the longer time, and is not mixed."""
+        canned = Canned(length_ms=5120)
+        canned.memory("a", 4 * PAGE)
+        self.at(canned, 1004 if column == 100 else 1006).move(0, 4 * PAGE, "to_device")
+        row = [(0, "on the host"), (column, "on Device(0)")]
+        assert self.rows(traced, canned) == [row] * 4
+
     def test_rows_are_folded(self, traced):
         canned = Canned(length_ms=512)
         canned.memory("a", 1024 * PAGE)
         for page in range(0, 512, 2):
-            self.at(canned, 99).move(0, PAGE, "to_device", offset=page * PAGE)
-        self.at(canned, 99).move(0, 512 * PAGE, "to_device", offset=512 * PAGE)
+            self.at(canned, 100).move(0, PAGE, "to_device", offset=page * PAGE)
+        self.at(canned, 100).move(0, 512 * PAGE, "to_device", offset=512 * PAGE)
         rows = self.rows(traced, canned)
         assert len(rows) == 512
         assert rows[:256] == [[(0, "mixed, or to and fro")]] * 256
         assert rows[256:] == [[(0, "on the host"), (100, "on Device(0)")]] * 256
 
     def test_slice_knows_what_came_before(self, traced, canned):
-        self.at(canned, 99).move(0, 4 * PAGE, "to_device")
+        self.at(canned, 100).move(0, 4 * PAGE, "to_device")
         self.at(canned, 256).part()
         trace = traced(canned)
         axes = trace.slices[1].plot_pages("a")
@@ -415,7 +450,7 @@ class TestPages:
         assert axes.get_xlim()[1] == pytest.approx(256, abs=1e-3)
 
     def test_part_of_a_memory(self, traced, canned):
-        self.at(canned, 99).move(0, 4 * PAGE, "to_device")
+        self.at(canned, 100).move(0, 4 * PAGE, "to_device")
         address = canned.memories[0][2]
         trace = traced(canned)
         axes = trace.plot_pages((address + PAGE, 2 * PAGE))
@@ -426,7 +461,7 @@ class TestPages:
         canned = Canned(length_ms=512)
         for number in range(2):
             canned.memory("a", 2 * PAGE)
-            self.at(canned, 99 + 100 * number).move(number, 2 * PAGE, "to_device")
+            self.at(canned, 100 + 100 * number).move(number, 2 * PAGE, "to_device")
         rows = self.rows(traced, canned)
         assert [row[1][0] for row in rows] == [100, 100, 200, 200]
 
@@ -435,7 +470,7 @@ class TestPages:
         assert self.rows(traced, canned, (1 << 50, 3 * PAGE)) == [[(0, "unknown")]] * 3
 
     def test_memory_of_the_trace(self, traced, canned):
-        self.at(canned, 99).move(0, 4 * PAGE, "to_device")
+        self.at(canned, 100).move(0, 4 * PAGE, "to_device")
         trace = traced(canned)
         rows = [[(0, "on the host"), (100, "on Device(0)")]] * 4
         assert place_names(trace.plot_pages(trace["a"])) == rows
@@ -462,9 +497,9 @@ class TestPages:
                 before, after = names if to == "to_device" else names[::-1]
                 for page in range(first, first + count):
                     if not seen[page]:
-                        expected[page, : ms + 1] = before
+                        expected[page, :ms] = before
                     seen[page] = True
-                    expected[page, ms + 1 :] = after
+                    expected[page, ms:] = after
             rows = self.rows(traced, canned)
             for row, wanted in zip(rows, expected, strict=True):
                 found = np.repeat(

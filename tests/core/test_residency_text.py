@@ -176,7 +176,7 @@ def bars(html):
 
 
 class TestPicture:
-    BLUE, MIXED, ORANGE, GREEN, GREY = "#0072b2", "#8f8b58", "#e69f00", "#009e73", "#cfcfcf"
+    BLUE, MIXED, ORANGE, SKY, GREY = "#0072b2", "#4d4d4d", "#e69f00", "#56b4e9", "#cfcfcf"
 
     def test_shows_the_memory_in_order(self):
         found = fabricated([(0, 512, 0, 0, 0), (512, 256, 1, 0, 0), (768, 256, 0, 0, 0)])
@@ -195,7 +195,7 @@ class TestPicture:
         assert strip(found) == [
             (0, 64, self.BLUE),
             (64, 64, self.GREY),
-            (128, 64, self.GREEN),
+            (128, 64, self.SKY),
             (192, 64, self.ORANGE),
         ]
         names = ("on the host", "on both", "on a device", "not on the host")
