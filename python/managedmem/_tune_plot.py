@@ -7,6 +7,7 @@ import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from managedmem import _colours as colours
 from managedmem._extras import need
 from managedmem._tune_report import KEPT
 from managedmem._tune_search import interval_of
@@ -18,8 +19,7 @@ MOST_ROWS = 20
 LABEL_WIDTH, LABEL_LINES = 40, 2
 LOWEST = -100.0
 """In percent; what is slower ends here, with its number."""
-WON, LOST, DOTS = "#0072b2", "#e69f00", "#404040"
-"""Two colours that colour-blind people can distinguish, and grey."""
+WON, LOST = colours.BLUE, colours.ORANGE
 
 Row = tuple[str, Sequence[tuple[float, float]], bool]
 
@@ -34,44 +34,45 @@ def rows_of(result: TuneResult) -> list[Row]:
     return rows
 
 
-def draw_row(ax: Any, place: int, row: Row) -> None:
+def draw_row(axes: Any, place: int, row: Row) -> None:
     """Draw a bar with its interval and its pairs."""
+    from managedmem._plots import ink
+
     _, pairs, kept = row
     usual = statistics.median(first for first, _ in pairs) or 1.0
     gains = [100 * (first - second) / usual for first, second in pairs]
     bounds = interval_of(gains)
-    ax.barh(place, max(bounds.median, LOWEST), height=0.6, color=WON if kept else LOST)
+    axes.barh(place, max(bounds.median, LOWEST), height=0.6, color=WON if kept else LOST)
     if bounds.median < LOWEST:
-        ax.text(LOWEST + 2, place, f"{bounds.median:.0f} %", va="center")
+        axes.text(LOWEST + 2, place, f"{bounds.median:.0f} %", va="center", color=colours.BLACK)
         return
     low, high = max(bounds.low, LOWEST), max(bounds.high, LOWEST)
-    ax.plot([low, high], [place, place], color="black", linewidth=1.5)
+    axes.plot([low, high], [place, place], color=ink(axes), linewidth=1.5)
     shown = [gain for gain in gains if gain >= LOWEST]
-    ax.plot(shown, [place] * len(shown), ".", color=DOTS, markersize=5)
+    axes.plot(shown, [place] * len(shown), ".", color=ink(axes), markersize=4)
 
 
-def draw(result: TuneResult, ax: Any) -> Any:
+def draw(result: TuneResult, axes: Any) -> Any:
     """Draw on the Axes, or on new ones, and return them."""
+    need("matplotlib", "plot()")
+    from managedmem._plots import PLAIN, axes_for, ink, legend_below, patch
+
     rows = rows_of(result)
-    if ax is None:
-        pyplot = need("matplotlib.pyplot", "plot()")
-        _, ax = pyplot.subplots(figsize=(9, 1.4 + 0.45 * max(len(rows), 1)), layout="constrained")
+    axes = axes_for(axes, 1.8 + 0.42 * max(len(rows), 1))
     for place, row in enumerate(rows):
-        draw_row(ax, place, row)
+        draw_row(axes, place, row)
     labels = [
         textwrap.fill(row[0], LABEL_WIDTH, max_lines=LABEL_LINES, placeholder=" ...")
         for row in rows
     ]
-    ax.set_yticks(range(len(rows)), labels)
-    ax.invert_yaxis()
+    axes.set_yticks(range(len(rows)), labels, **PLAIN)
+    axes.set_ylim(max(len(rows), 1) - 0.5, -0.5)
     noise = 100 * result.noise
-    ax.axvspan(-noise, noise, color="0.8", zorder=0, linewidth=0, label="noise")
-    ax.axvline(0, color="black", linewidth=0.8)
-    ax.barh(0, 0, color=WON, label="kept")
-    ax.barh(0, 0, color=LOST, label="not kept")
-    ax.legend(loc="best")
-    ax.set_xlabel("time that a run saves, % (bars: medians; dots: pairs of runs)")
-    ax.set_title(
+    axes.axvspan(-noise, noise, color=colours.LIGHT, zorder=0, linewidth=0)
+    axes.axvline(0, color=ink(axes), linewidth=0.8)
+    axes.set_xlabel("time that a run saves, % (bars: medians; dots: pairs of runs)")
+    axes.set_title(
         f"tune(): {result.speedup:.2f} x as fast" if result.pairs else "tune(): nothing was proved"
     )
-    return ax
+    legend_below(axes, [patch(WON, "kept"), patch(LOST, "not kept"), patch(colours.LIGHT, "noise")])
+    return axes

@@ -283,6 +283,10 @@ class TestResult:
         assert f"{result.speedup:.2f} x" in ax.get_title()
         _, given = pyplot.subplots()
         assert result.plot(ax=given) is given
+        with pyplot.style.context("dark_background"):
+            dark = result.plot()
+        assert {line.get_color() for line in dark.lines} == {dark.spines["left"].get_edgecolor()}
+        dark.figure.canvas.draw()
         pyplot.close("all")
 
     def test_json(self, result, x, y, tmp_path):
