@@ -86,10 +86,21 @@ def reduce(thing, covers):
     return Operation(lambda w: pickle.loads(pickle.dumps(thing(w))), covers)
 
 
+def show_in_a_notebook(w):
+    """Makes no result to compare: in place of what cannot be read it has the message."""
+    w.a._repr_html_()
+
+
 PROTOCOLS = {
     **same_set("AccessedBySetProxy", lambda w: w.members, ZERO),
     **same_set("PeerAccessibleBySetProxy", lambda w: w.peers, ONE),
     "buffer repr": Operation(lambda w: repr(w.part), "ManagedBuffer.__repr__"),
+    "buffer html": Operation(
+        show_in_a_notebook,
+        "ManagedBuffer._repr_html_",
+        silent=frozenset({"cuMemRangeGetAttributes"}),
+        faults=2,
+    ),
     "buffer len": Operation(lambda w: len(w.a), "ManagedBuffer.__len__"),
     "buffer bool": Operation(lambda w: bool(w.a), "ManagedBuffer.__bool__"),
     "buffer int": Operation(lambda w: int(w.a), "ManagedBuffer.__int__", raises=TypeError),
