@@ -8,6 +8,7 @@ arrays before the phase that overwrites them, which the published programs could
 
 from __future__ import annotations
 
+import mmap
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -138,8 +139,10 @@ class Managed:
 
         start = time.monotonic()
         phases = [(FILL, self.fill), (COMPUTE, self.compute), (READ, self.read)]
+        overwritten = self.program.overwritten.items()
         options = {
-            "disposable": self.program.overwritten,
+            # A discard takes whole pages.
+            "disposable": {k: v for k, v in overwritten if self.bufs[k].nbytes >= mmap.PAGESIZE},
             "max_seconds": seconds,
             "verify": verify,
             "keep": False,
