@@ -1,4 +1,4 @@
-/* What a convolution by Fourier transforms needs beside them: padding, and a product of spectra. */
+/* Padding, and a product of spectra, for a convolution by Fourier transforms. */
 
 /* The kernel's centre comes to (0, 0) of an array of zeros, and wraps around at its borders. */
 extern "C" __global__ void
@@ -14,8 +14,8 @@ pad_kernel(const float *kernel, float *padded, int height, int width, int centre
     padded[to_y * padded_width + to_x] = kernel[y * width + x];
 }
 
-/* The index in the data that a padded index stands for: beyond the end by less than `after` the last
- * one, otherwise, as a negative index wraps around, the first one. */
+/* The index in the data for a padded index. The first `after` indices beyond the end stand for the
+ * last one; the others, which are negative indices wrapped around, for the first one. */
 static __device__ int
 clamped(int index, int size, int after)
 {

@@ -357,7 +357,7 @@ small_foreign_allocations_share_pages(void)
     mm_attribution_free(a);
 }
 
-/* Answers that are no allocation around the address, or that contradict others. */
+/* Answers that do not contain the address, are empty, or do not end below the last address. */
 static bool
 find_nonsense(void *context, CUdeviceptr address, CUdeviceptr *start, size_t *size)
 {

@@ -188,7 +188,7 @@ ranges_share_spans(void)
         {.range = {BASE + PAGE + 50, PAGE, 0}}, /* and the next one */
         {.range = {BASE + 20 * PAGE, PAGE, 0}}, /* of unknown birth */
         {.range = {BASE + 30 * PAGE, 0, 0}}, /* empty */
-        {.range = {BASE + 9 * PAGE, 4 * PAGE, 0}}, /* behind the first one */
+        {.range = {BASE + 9 * PAGE, 4 * PAGE, 0}}, /* after the first one */
     };
     const uint64_t since[COUNT] = {0, 7, 9, MM_NO_BIRTH, 0, 50};
     const mm_event event = up(20, BASE, 40 * PAGE);

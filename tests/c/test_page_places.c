@@ -393,7 +393,7 @@ typedef struct {
     uint32_t devices;
 } held_run;
 
-/* A range of 8 pages, of which 2 to 5 are on device 0, with these holders of each page. */
+/* Checks a range of 8 pages, 2 to 5 on device 0, with these holders of each page. */
 static void
 check_held(const uint32_t *holders, mm_range range, const held_run *expected, size_t count)
 {

@@ -104,8 +104,8 @@ topic_records(struct fixture *f)
     }
 }
 
-/* What the records of an allocation say that takes the place of a freed one, a neighbour of which
- * lives: the free clears the records of its pages as one call over all of them would. */
+/* The records of an allocation in the place of a freed one. While a neighbour in the block lives, the
+ * free clears the records of its pages as one call over all of them would. */
 struct freed_case {
     const char *label;
     unsigned char pages[PARTS]; /* 1: told before the free */

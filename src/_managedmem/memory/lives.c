@@ -11,7 +11,7 @@
 
 #define LIVES UINT64_MAX /* in `died` */
 
-enum { BATCH = 16 }; /* dead lives that are removed while the lock is held */
+enum { BATCH = 16 }; /* lives that are removed or read during one hold of the lock */
 
 static struct {
     atomic_flag lock;
@@ -386,8 +386,8 @@ mm_lives_log_copy(mm_life_record **out, size_t *count, mm_status *st)
     return 0;
 }
 
-/* Copies at most BATCH living ones behind `after`, or the first ones; returns the last life that it
- * has seen, NULL behind the last one. */
+/* Reads up to BATCH lives after `after`, or from the first one on, and copies those that live. Returns the
+ * last one that was read, NULL at the end of the list. */
 static const mm_life *
 copy_some_living(const mm_life *after, mm_living *out, size_t *count, size_t capacity)
 {

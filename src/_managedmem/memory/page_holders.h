@@ -30,10 +30,11 @@ MM_NODISCARD int mm_page_holders_init(mm_page_holders *h, const mm_batch *ranges
 
 void mm_page_holders_free(mm_page_holders *h);
 
-/* Index of the first span that ends behind an address; the count if there is none. */
+/* Index of the first span that ends above an address; the count if none does. */
 size_t mm_page_holders_find(const mm_page_holders *h, uint64_t address);
 
-/* The set of processors of each page that a range touches; NULL if no span has all of it. */
+/* The sets of processors of the pages that a range touches, in order; NULL if no span has all of
+ * these pages. */
 const uint32_t *mm_page_holders_of(const mm_page_holders *h, mm_range range);
 
 #endif

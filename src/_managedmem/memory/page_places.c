@@ -218,8 +218,8 @@ ask_for_pages(const place_reader *reader, mm_status *st)
 /* --- holders ---------------------------------------------------------------------------- */
 
 /* Adds the holders of its pages to a run. The page map counts where both differ, as for a page that
- * moves at the moment. A page that only the host has and that is not mapped stays where it is not
- * known: it can be on its way to a device, and a later event of that move is still to come. */
+ * moves at the moment. If only the host has a page by the events, and the page map does not have it,
+ * its place stays unknown: it can be on its way to a device, in a move that has no record yet. */
 static mm_place_run
 join_holders(mm_place_run run, uint32_t holders)
 {
@@ -237,7 +237,8 @@ join_holders(mm_place_run run, uint32_t holders)
     return run;
 }
 
-/* Appends a run with its holders. *holders is that of its first page, and moves behind it. */
+/* Appends a run with its holders. *holders points to those of its first page, and is advanced past
+ * its last one. */
 static int
 append_held(mm_range_places *out, mm_range range, const mm_place_run *run,
             const uint32_t **holders, mm_status *st)

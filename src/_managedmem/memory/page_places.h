@@ -12,8 +12,8 @@ typedef enum {
     MM_PLACE_DEVICE /* on devices only */
 } mm_place;
 
-/* The page map is certain, and so is a trace that shows the place; a page map with a trace that
- * does not is a page map. A last prefetch is a hint: the pages can have moved since. */
+/* A page map and a trace are certain. A last prefetch is a hint: the pages can have moved since.
+ * Pages whose place a running trace does not show are MM_BY_PAGE_MAP. */
 typedef enum {
     MM_BY_PAGE_MAP,
     MM_BY_PAGE_MAP_AND_PREFETCH,

@@ -58,7 +58,8 @@ typedef struct {
     mm_status reason; /* of a trace that is not used */
 } located_pages;
 
-/* The trace first: events of moves that come meanwhile are then missing, and not ahead. */
+/* Reads the trace first: of a move between the two readings the page map knows, and it counts where
+ * both differ. */
 static int
 locate_pages(mm_driver *cu, const mm_batch *ranges, located_pages *out, mm_status *st)
 {

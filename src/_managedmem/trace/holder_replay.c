@@ -64,8 +64,8 @@ read_event(const mm_event *event, uint32_t *set, uint64_t *time)
     }
 }
 
-/* Events come from the last record to the first, so that of two at one time the first one here
- * counts. */
+/* Events come from the last record to the first. Of two at one time the later record counts, which
+ * comes first here. */
 static void
 set_pages(holder_replay *replay, size_t first, size_t end, uint32_t set, uint64_t time)
 {

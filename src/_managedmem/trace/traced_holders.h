@@ -12,10 +12,10 @@ typedef enum {
 } mm_trace_use;
 
 /* Reads the events so far, first delivering those of finished work; waits for no device. *out has
- * the pages of ranges whose memory is in the list of lives; of other memory the birth is not known,
- * so that older events could be those of earlier memory with its addresses. *out is all zero
- * unless the result is MM_TRACE_READ, and can be freed always; *reason has a sentence after
- * MM_TRACE_UNUSABLE. Blocks, so that the GIL must be released. */
+ * the pages of ranges whose memory is in the list of lives. The birth of other memory is unknown, so
+ * events could be those of earlier memory at its addresses. *out is all zero unless the result is
+ * MM_TRACE_READ, and can always be freed; *reason has a sentence after MM_TRACE_UNUSABLE. Can block:
+ * the caller releases the GIL. */
 mm_trace_use mm_traced_holders_read(const mm_batch *ranges, mm_page_holders *out,
                                     mm_status *reason);
 
