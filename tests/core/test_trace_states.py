@@ -7,6 +7,7 @@ import pytest
 import managedmem
 from constants import EMULATED, MIB, PAGE
 from driver import capturing
+from forks import ASAN
 from managedmem import Device, Host, Stream, emulator
 from programs import run_python
 from traces import check_ended_traces, store
@@ -305,13 +306,14 @@ class TestProcesses:
         run_python(
             """
             import os, sys, ctypes, managedmem
+            from forks import fork_beside_sleepers
             from managedmem import Device
             buf = managedmem.empty(1 << 20)
             ctypes.memset(buf.handle, 1, buf.nbytes)
             t = managedmem.trace()
             with t:
                 buf.prefetch(Device(0))
-                child = os.fork()
+                child = fork_beside_sleepers()
                 if child == 0:
                     t.stop()
                     try:
@@ -324,6 +326,9 @@ class TestProcesses:
             """
         )
 
+    @pytest.mark.skipif(
+        ASAN, reason="its malloc() hangs after a fork beside a thread that allocates"
+    )
     def test_forks_while_other_threads_mark(self):
         """A thread that is in a call at the fork does not exist in the child, its lock does."""
         run_python(

@@ -9,6 +9,7 @@ import functools
 import os
 import re
 import sys
+import time
 import types
 from pathlib import Path
 
@@ -209,6 +210,15 @@ class TestHangs:
         command += ["import ctypes\ndef hang():\n    ctypes.PyDLL(None).pause()\nhang()"]
         with pytest.raises(AssertionError, match=r"within 1 s(.|\n)*line 3 in hang\n"):
             run_program(command, dict(os.environ), patience=1)
+
+    def test_a_hang_in_a_forked_child(self):
+        """It keeps the pipes open, so their end must not be waited for."""
+        program = "import os, time\nos.fork() or time.sleep(30)\nos.wait()"
+        command = [sys.executable, "-X", "faulthandler", "-c", program]
+        begun = time.monotonic()
+        with pytest.raises(AssertionError, match=r"within 1 s(.|\n)*line 3 in <module>"):
+            run_program(command, dict(os.environ), patience=1)
+        assert time.monotonic() - begun < 20
 
     def test_the_limits_of_the_suite(self, pytestconfig):
         assert float(pytestconfig.getini("timeout")) < 60

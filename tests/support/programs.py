@@ -101,9 +101,9 @@ def run_program(command, env, patience=PATIENCE):
             process.send_signal(signal.SIGABRT)
             try:
                 out, err = process.communicate(timeout=5)
-            except subprocess.TimeoutExpired:
+            except subprocess.TimeoutExpired as later:  # also of a child, which has the same pipes
                 process.kill()
-                out, err = process.communicate()
+                out, err = later.stdout, later.stderr
             raise AssertionError(f"it did not end within {patience} s\n{out}\n{err}") from None
         except BaseException:
             process.kill()

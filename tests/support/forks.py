@@ -1,0 +1,26 @@
+"""Forks in programs of several threads, also where a sanitizer replaces malloc().
+
+malloc() of AddressSanitizer hangs in the child if another thread was in it at the fork; that of
+glibc does not. Each thread allocates when it begins, also one that makes no call of malloc().
+"""
+
+import os
+import threading
+import time
+
+ASAN = "libasan" in os.environ.get("LD_PRELOAD", "")
+
+
+def _is_asleep(thread):
+    with open(f"/proc/self/task/{thread}/stat") as file:
+        return file.read().rpartition(")")[2].split()[0] == "S"
+
+
+def fork_beside_sleepers():
+    """os.fork(), under AddressSanitizer when all other threads have slept for a while."""
+    asleep, end = 0, time.monotonic() + 10
+    while ASAN and asleep < 20 and time.monotonic() < end:
+        others = {int(task) for task in os.listdir("/proc/self/task")} - {threading.get_native_id()}
+        asleep = asleep + 1 if all(map(_is_asleep, others)) else 0
+        time.sleep(0.001)
+    return os.fork()
