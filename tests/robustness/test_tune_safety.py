@@ -222,6 +222,11 @@ class TestInterrupts:
                 case.close()
                 case.__init__()
 
+    # Python loses the error of a handler in a callback of the collector; hypothesis has one.
+    @pytest.mark.filterwarnings(
+        "ignore:Exception ignored in. <function gc_cumulative_time:"
+        "pytest.PytestUnraisableExceptionWarning"
+    )
     @pytest.mark.parametrize("error", [KeyboardInterrupt, TimeoutError, RuntimeError])
     def test_at_random_moments(self, case, error):
         def interrupt(number, frame):
