@@ -52,7 +52,7 @@ def module_at(path: Path) -> ModuleType:
     """The module of a file, which is not installed."""
     spec = importlib.util.spec_from_file_location(f"npbench_file_{path.stem}", path)
     if spec is None or spec.loader is None:
-        raise ImportError(f"{path} is no Python file")
+        raise ImportError(f"{path} is not a Python file")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module

@@ -1,4 +1,4 @@
-"""FDTD-3D: some steps of finite differences, to and fro between two volumes."""
+"""FDTD-3D: some steps of finite differences, from one of two volumes to the other and back."""
 
 from __future__ import annotations
 

@@ -104,8 +104,8 @@ _MutableSet.register(PeerAccessibleBySetProxy)
 def _repr_html_(self: ManagedBuffer) -> str | None:
     """The buffer for notebooks: its name and shape, and strips of its pages by place and advice.
 
-    Reads records only: no page is touched or moved, nothing waits. None if that fails. Safe from
-    every thread. Driver: cuMemRangeGetAttributes.
+    Reads records only: no page is touched or moved, and no device is waited for. None if that
+    fails. Safe from every thread. Driver: cuMemRangeGetAttributes.
     """
     module = _import_module("managedmem._buffer_html")
     found: str | None = module.html_of_buffer(self)

@@ -1,7 +1,7 @@
 """A buffer as HTML for notebooks: its name and shape, a strip of its pages by place, one by advice.
 
-Only the records of pages are read, which touches and moves none, waits for nothing and breaks no
-capture. What cannot be read is replaced by the reason.
+Only the records of pages are read, which touches and moves none, waits for no device and breaks no
+capture. A part that cannot be read is replaced by the reason.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from managedmem._units import size_text
 PAGEWISE = 64 << 20
 """The advice of so many bytes is read page by page, which takes 3 ms at most."""
 PARTS = 32
-"""More bytes are read in so many parts; where the advice of a part differs, it has none."""
+"""The advice of more bytes is read in at most so many parts. Where the pages of a part differ in a
+property, the part has the default of that property."""
 MOST = 16 << 30
 """The places of more bytes are not read, which would take longer than 30 ms."""
 SHADES = (colours.PURPLE, colours.SKY, colours.YELLOW, colours.VERMILION, colours.BLACK)

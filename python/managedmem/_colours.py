@@ -1,7 +1,8 @@
 """The colours of pictures: those of Okabe and Ito, which colour-blind people can distinguish.
 
-Blue is the host, orange a device. A move has the colour of its destination, dark if it was
-requested and light if not. Only the picture of causes has colours of causes.
+Blue is the host, orange a device. A move between host and device has the colour of its destination,
+dark if it was requested and light if it came by faults; evictions have a colour of their own. Only
+the picture of causes has colours of causes.
 """
 
 BLACK, DARK, GREY = "#000000", "#4d4d4d", "#8c8c8c"

@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from managedmem._trace_results import Results, Selection
 
 NO_MEMORY, UNKNOWN, HOST, COPIES, MIXED, DEVICE = range(6)
-"""Places. Pages with copies are on the host and on devices; MIXED is of cells only. The places from
-DEVICE on are those of devices in the order of their ordinals, and last the devices of others."""
+"""Places. Pages with copies are on several processors; only cells of a grid are MIXED. DEVICE and
+the next ones are the devices by their ordinals, the last one those that are not visible."""
 
 ROWS, COLUMNS = 512, 512
 """A grid has at most so many cells."""

@@ -34,7 +34,7 @@ LEAST = 0.12
 PAD = 16
 """Points between an axis and its title, where labels of marks are between them."""
 PLAIN: dict[str, Any] = {"parse_math": False, "usetex": False}
-"""Texts from users are no formulas."""
+"""Labels from users are not formulas."""
 SMALL: dict[str, Any] = {"fontsize": 8}
 
 MOVES = {

@@ -279,9 +279,9 @@ def write_chrome(part: TracePart, file: TextIO) -> None:
     """Write the events of a trace or a slice to an open file."""
     found = Writer(part)
     base = time.time_ns() - time.perf_counter_ns()
-    about = {"source": part.source, "complete": part.complete, "problems": part.problems}
+    header = {"source": part.source, "complete": part.complete, "problems": part.problems}
     file.write(f'{{"displayTimeUnit":"ms","baseTimeNanoseconds":{base},')
-    file.write(f'"otherData":{json.dumps(about)},"traceEvents":[\n')
+    file.write(f'"otherData":{json.dumps(header)},"traceEvents":[\n')
     separator = ""
     for event in found.events():
         file.write(separator + event)

@@ -1,7 +1,7 @@
 """The moves, faults and calls of a trace on a grid of lanes and columns of time.
 
-A lane is a row of the table: a memory, the others together, or memory that is unknown. A picture of
-many events needs no more than this, so drawing takes as long for a million as for a thousand.
+A lane is a row of the table: a memory, the others together, or memory that is unknown. Events are
+folded on the grid first, so the time of drawing does not depend on their number.
 """
 
 from __future__ import annotations

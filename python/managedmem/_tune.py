@@ -141,7 +141,7 @@ def named_targets(buffers: Any) -> dict[str, Any]:
         found = dict(buffers)
         for name in found:
             if not isinstance(name, str) or not name:
-                raise TypeError(f"the names of buffers must be texts, got {name!r}")
+                raise TypeError(f"the names of buffers must be non-empty str, got {name!r}")
     else:
         given = [buffers] if _is_one_target(buffers) else list(buffers)
         found = dict(zip(_names_for(given), given, strict=True))
@@ -212,7 +212,7 @@ def _points_of(given: Any, phases: Sequence[Phase]) -> frozenset[str]:
     chosen = [given] if isinstance(given, str) else list(given)
     for each in chosen:
         if each not in names:
-            raise ValueError(f"points has {each!r}, which is no phase: they are {', '.join(names)}")
+            raise ValueError(f"points has {each!r}; the phases are {', '.join(names)}")
     return frozenset(chosen)
 
 

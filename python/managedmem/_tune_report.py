@@ -50,9 +50,10 @@ class TuneTrial(NamedTuple):
     """A change that `tune` considered, with the reason for it and the times that decided.
 
     ``rule`` is the number of the rule in :doc:`the guide <tuning>`, "" for an attempt to do without
-    a kept change. ``evidence`` has sums of a run, by their names in `TraceSums`; ``arrived`` and
-    ``returned`` are the bytes that faults moved to devices and to the host. ``estimate`` is the
-    order in which changes were tried: seconds that it may save at most, or None.
+    a kept change. ``evidence`` has the sums of a run, means of the traced ones, by their names in
+    `TraceSums`; ``arrived`` and ``returned`` are the bytes that faults moved to devices and to the
+    host. ``estimate`` is the number of seconds that the change may save at most, which orders the
+    trials, or None.
 
     ``pairs`` are the seconds of a run without and with the change, ``gain`` the interval of the
     differences (the range, of fewer than five), or None if it was not tried. ``cost`` is the
@@ -256,11 +257,12 @@ class TuneResult:
             f"{table if rows else ''}{notes}</div>"
         )
 
-    def plot(self, ax: Axes | None = None) -> Axes:
-        """The gain of each change that was tried, as a part of a run, and of all together.
+    def plot(self, *, ax: Axes | None = None) -> Axes:
+        """Draw the gain of each change that was tried, and of all together; return the Axes.
 
-        Dots are pairs of runs, bars medians with their intervals. Returns the matplotlib Axes, on
-        ``ax`` if it is given. Raises ImportError without matplotlib.
+        Gains are parts of a run: bars are medians with their intervals, dots pairs of runs. ``ax``
+        are the matplotlib Axes to draw on; without it there is a new figure. Raises ImportError
+        without matplotlib, which the extra ``plot`` installs.
         """
         from managedmem._tune_plot import draw
 
@@ -270,7 +272,7 @@ class TuneResult:
     # --- data -----------------------------------------------------------------------------------
 
     def to_dict(self) -> dict[str, Any]:
-        """The result as dicts, lists, numbers and texts, for JSON."""
+        """The result as dict, list, str and numbers, for JSON."""
         return {
             "version": VERSION,
             "phases": list(self.phases),
@@ -312,14 +314,14 @@ class TuneResult:
             found = json.load(file)
         if not isinstance(found, dict) or found.get("version") != VERSION:
             raise ValueError(
-                f"{os.fspath(path)} is no result of tune() that this version can read: it needs "
+                f"{os.fspath(path)} is not a result of tune() that this version can read: it needs "
                 f'"version": {VERSION}'
             )
         try:
             return cls(_values_of(found))
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(
-                f"{os.fspath(path)} is no result of tune(): {type(error).__name__}: {error}"
+                f"{os.fspath(path)} is not a result of tune(): {type(error).__name__}: {error}"
             ) from error
 
     def to_python(self) -> str:
@@ -364,7 +366,7 @@ def entries_of(found: Mapping[tuple[str, str], Location], phases: Sequence[str])
 
 
 def policy_to_dict(policy: MigrationPolicy) -> dict[str, Any]:
-    """A policy for JSON; locations as texts such as "Device(0)"."""
+    """A policy for JSON; locations as str such as "Device(0)"."""
     preferred = policy.preferred_location
     return {
         "read_mostly": policy.read_mostly,
@@ -377,7 +379,7 @@ def location_of(text: str) -> Location:
     """The location of a text such as "Device(0)", "Host()" or "Host(numa_id=1)"."""
     match = _LOCATION.fullmatch(text)
     if match is None or (match[1] == "Device" and match[2] is None):
-        raise ValueError(f"{text!r} is no location")
+        raise ValueError(f"{text!r} is not a location")
     if match[1] == "Device":
         return Device(int(match[2]))
     return Host() if match[2] is None else Host(int(match[2]))

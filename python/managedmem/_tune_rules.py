@@ -201,10 +201,8 @@ def seen_in(
         name: sum(by_faults(memory, 0) + by_faults(memory, 1) for memory in found)
         for name, found in memories.items()
     }
-    elsewhere = sum(
-        sum(by_faults(part.total, direction) for direction in (0, 1)) for part in slices
-    )
-    total = max(elsewhere, sum(moved.values()), 1)
+    recorded = sum(by_faults(part.total, 0) + by_faults(part.total, 1) for part in slices)
+    total = max(recorded, sum(moved.values()), 1)
     duration = sum(part.duration for part in slices) / runs
     for name, found in memories.items():
         pairs = zip(slices, found, strict=True)
@@ -422,8 +420,8 @@ def overwritten(material: Material, seen: Sequence[Seen]) -> Iterator[Candidate]
 def _discards(
     material: Material, each: Seen, of_name: Sequence[Seen], sure: bool
 ) -> Iterator[Candidate]:
-    """The discards before a phase. Unless the caller named it, all faults of the writer must be
-    writes, and no other phase may write there."""
+    """The discards before a phase. Unless it is sure to overwrite the memory, all its faults on the
+    side that moves must be writes, and no other phase may write there on that side."""
     sides: list[tuple[float, Location | None, str]] = [
         (each.arrived + each.requested[0], each.device, "device"),
         (each.returned + each.requested[1], Host(), "host"),

@@ -37,7 +37,7 @@ TAIL = 0.025
 MUCH_SLOWER = 3
 """A change that makes a run so many times slower has no more than one pair."""
 NOISE_ATTEMPTS = 3
-"""One in 25 steps without noise would fail the first attempt."""
+"""By chance, one steady step in 25 fails the first attempt of nine pairs."""
 REJECTED = "rejected"
 OUT_OF_TIME = ("not tried: the time was up", "the time was up before it was proved")
 MOST_ATTEMPTS = 5
@@ -105,7 +105,7 @@ class TunedStep:
 
     With one phase it returns that phase's result, else a tuple with one for each. Work of other
     streams may use memory that is discarded, so devices are waited for around discards. `after` is
-    called behind each phase with its name; ``running`` is the name of the phase under way.
+    called after each phase with its name; ``running`` is the name of the phase under way.
     """
 
     def __init__(
@@ -345,10 +345,10 @@ class Search:
     def pairs(self, first: Setting, second: Setting, enough: float | None = None) -> Pairs:
         """Alternating runs: first second, second first, and so on.
 
-        A run that is not measured comes behind every change, because pages lie where the other
-        setting left them. With `enough`, the pairs end as soon as their interval cannot be above
-        it any more, but not before the second pair unless the second setting is much slower, and
-        where the time is up.
+        A run that is not measured follows every change, unless `warmup` is 0, because pages lie
+        where the other setting left them. With `enough`, the pairs end as soon as their interval
+        cannot be above it any more, but not before the second pair unless the second setting is
+        much slower, and where the time is up.
         """
         settings = (first, second)
         found = Pairs([])
@@ -529,7 +529,7 @@ class Search:
                 self.trials[number] = trial
 
     def compare(self) -> Pairs | None:
-        """The proof of all together: the first setting against the last. None if there is no gain.
+        """The proof of all together: the first setting against the last. None without a gain.
 
         Without a gain all is put back.
         """

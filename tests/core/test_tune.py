@@ -103,7 +103,7 @@ class TestArguments:
             (
                 {"points": ["read"]},
                 ValueError,
-                "points has 'read', which is no phase: they are fill",
+                "points has 'read'; the phases are fill",
             ),
             ({"disposable": ["z"]}, ValueError, "disposable has 'z', which buffers does not have"),
             ({"disposable": "z"}, ValueError, "disposable has 'z', which buffers does not have"),
@@ -121,8 +121,8 @@ class TestArguments:
         for buffers, error, text in (
             ([], ValueError, "buffers is empty: give the memory that the step uses"),
             ({}, ValueError, "buffers is empty"),
-            ({3: x}, TypeError, "the names of buffers must be texts, got 3"),
-            ({"": x}, TypeError, "the names of buffers must be texts, got ''"),
+            ({3: x}, TypeError, "the names of buffers must be non-empty str, got 3"),
+            ({"": x}, TypeError, "the names of buffers must be non-empty str, got ''"),
             (
                 {"n": np.zeros(4096)},
                 ValueError,
@@ -323,7 +323,7 @@ class TestResult:
     def test_other_json_is_refused(self, tmp_path, text):
         path = tmp_path / "other.json"
         path.write_text(text)
-        with pytest.raises(ValueError, match=r"is no result of tune\(\)"):
+        with pytest.raises(ValueError, match=r"is not a result of tune\(\)"):
             TuneResult.from_json(path)
 
     def test_python_does_the_same(self, result, x, y):
