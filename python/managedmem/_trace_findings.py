@@ -154,8 +154,8 @@ def _advice_for_turned(memory: TraceMemory) -> str:
             "it before each use."
         )
     return (
-        "No fault was a write. MigrationPolicy.read_duplicated() would copy once if it is only "
-        "read; else prefetch it before each use."
+        "No fault of the device was a write. MigrationPolicy.read_duplicated() would copy once if "
+        "it is only read; else prefetch it before each use."
     )
 
 

@@ -57,7 +57,7 @@ def test_marks_do_not_hide_bytes_that_turn_back(traced):
 @pytest.mark.parametrize(
     ("writes", "faults", "start"),
     [
-        (0, True, "No fault was a write. MigrationPolicy.read_duplicated()"),
+        (0, True, "No fault of the device was a write. MigrationPolicy.read_duplicated()"),
         (2, True, "It is written (2 faults were writes), so read_mostly would not help"),
         (0, False, "MigrationPolicy.read_duplicated() would copy once if it is only read; else"),
     ],
