@@ -66,6 +66,8 @@ POINTS: dict[int, tuple[str, dict[str, Any]]] = {
 def axes_for(axes: Any, height: float) -> Any:
     """The given Axes, or those of a new figure."""
     if axes is not None:
+        if not hasattr(axes, "set_xlim"):
+            raise TypeError(f"ax must be one matplotlib Axes, got {type(axes).__name__}")
         return axes
     from matplotlib import pyplot
 
@@ -448,8 +450,6 @@ def strip(residency: Residency, axes: Any) -> Any:
     axes.tick_params(axis="x", labelsize=8)
     size_axis(axes.xaxis, nbytes)
     axes.set_xlabel("offset in the memory", **SMALL)
-    host, rest = size_text(residency.on_host), size_text(residency.not_on_host)
-    text = f"{size_text(residency.nbytes)}: {host} on the host, {rest} not on the host"
-    axes.set_title(text, loc="left", fontsize=10)
+    axes.set_title(residency._text(hints=False), loc="left", fontsize=10)
     legend_below(axes, handles, columns=4)
     return axes

@@ -207,6 +207,10 @@ class Residency:
         }
 
     def __str__(self) -> str:
+        return self._text()
+
+    def _text(self, *, hints: bool = True) -> str:
+        """The bytes by place; with hints, also where the rest was last prefetched to."""
         found = _Places(self._raw_runs())
         parts = [f"{size_text(self.on_host)} on the host"]
         if found.both:
@@ -214,7 +218,7 @@ class Residency:
         parts += [f"{size_text(nbytes)} on {name}" for name, nbytes in found.devices.items()]
         if found.unknown or not found.devices:
             rest = f"{size_text(found.unknown)} not on the host"
-            parts.append(rest + self._hint_text(found.unknown))
+            parts.append(rest + (self._hint_text(found.unknown) if hints else ""))
         return f"{size_text(self.nbytes)}: {', '.join(parts)}"
 
     def _hint_text(self, unknown: int) -> str:

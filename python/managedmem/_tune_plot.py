@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from managedmem._tune_report import TuneResult
 
 MOST_ROWS = 20
-LABEL_WIDTH, LABEL_LINES = 40, 2
+LABEL_WIDTH, LABEL_LINES = 48, 3
 LOWEST = -100.0
 """In percent; what is slower ends here, with its number."""
 WON, LOST = colours.BLUE, colours.ORANGE
@@ -55,7 +55,7 @@ def draw_row(axes: Any, place: int, row: Row) -> None:
 def draw(result: TuneResult, axes: Any) -> Any:
     """Draw on the Axes, or on new ones, and return them."""
     need("matplotlib", "plot()")
-    from managedmem._plots import PLAIN, axes_for, ink, legend_below, patch
+    from managedmem._plots import PLAIN, SMALL, axes_for, ink, legend_below, patch
 
     rows = rows_of(result)
     axes = axes_for(axes, 1.8 + 0.42 * max(len(rows), 1))
@@ -65,7 +65,7 @@ def draw(result: TuneResult, axes: Any) -> Any:
         textwrap.fill(row[0], LABEL_WIDTH, max_lines=LABEL_LINES, placeholder=" ...")
         for row in rows
     ]
-    axes.set_yticks(range(len(rows)), labels, **PLAIN)
+    axes.set_yticks(range(len(rows)), labels, **SMALL, **PLAIN)
     axes.set_ylim(max(len(rows), 1) - 0.5, -0.5)
     noise = 100 * result.noise
     axes.axvspan(-noise, noise, color=colours.LIGHT, zorder=0, linewidth=0)

@@ -622,6 +622,15 @@ class TestStrip:
         assert ticks(axes) == ["place", "last prefetch"]
         assert axes.get_title("left") == "8.0M: 4.0M on the host, 4.0M not on the host"
 
+    def test_title_names_devices_of_a_trace(self, alloc):
+        buffer = alloc(4 * MIB)
+        store(buffer)
+        with managedmem.trace():
+            buffer[: 2 * MIB].prefetch(Device(0))
+            Device(0).sync()
+            title = buffer.residency().plot().get_title("left")
+        assert title == "4.0M: 2.0M on the host, 2.0M on Device(0)"
+
     def test_without_a_prefetch(self, alloc):
         buffer = alloc(MIB)
         store(buffer)
@@ -632,6 +641,10 @@ class TestStrip:
     def test_draws_on_given_axes(self, halves):
         _, axes = pyplot.subplots()
         assert halves.plot(ax=axes) is axes
+
+    def test_refuses_what_is_not_axes(self, halves):
+        with pytest.raises(TypeError, match="ax must be one matplotlib Axes, got ndarray"):
+            halves.plot(ax=pyplot.subplots(2)[1])
 
 
 def test_unknown_processor_has_no_place(traced):
