@@ -227,7 +227,7 @@ class TracePart:
     def to_json(self, path: str | os.PathLike[str]) -> None:
         """Write `to_dict()` to a file."""
         found = self.to_dict()
-        with open(path, "w", encoding="utf-8") as file:
+        with open(os.fspath(path), "w", encoding="utf-8") as file:
             json.dump(found, file, indent=1)
 
     def plot(self, *, ax: Axes | None = None) -> Axes:
@@ -287,7 +287,7 @@ class TracePart:
         from managedmem._trace_chrome import write_chrome
 
         self._results()  # raises what it raises before the file is made
-        with open(path, "w", encoding="utf-8") as file:
+        with open(os.fspath(path), "w", encoding="utf-8") as file:
             write_chrome(self, file)
 
     def to_pandas(self) -> pandas.DataFrame:

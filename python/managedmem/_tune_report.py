@@ -83,7 +83,8 @@ class TuneResult:
     measured in alternating pairs at the end; ``speedup`` is the ratio of their medians. Without a
     proved change, ``speedup`` is 1.0 and ``gain`` is None. ``noise`` is the part of a run by which
     unchanged runs differ. ``evidence`` is the source of the counters behind the proposals, "none"
-    without one; ``notes`` are sentences. ``seconds`` is how long the search took.
+    without one; ``notes`` are sentences. ``seconds`` is how long the search took. ``phases`` are
+    the names of the phases, and ``trials`` a `TuneTrial` for each change that was considered.
 
     Safe from every thread.
     """
@@ -301,7 +302,7 @@ class TuneResult:
     def to_json(self, path: str | os.PathLike[str]) -> None:
         """Write `to_dict()` to a file."""
         found = self.to_dict()
-        with open(path, "w", encoding="utf-8") as file:
+        with open(os.fspath(path), "w", encoding="utf-8") as file:
             json.dump(found, file, indent=1)
 
     @classmethod
@@ -310,19 +311,23 @@ class TuneResult:
 
         Raises ValueError for another file. A device that this machine lacks is a ValueError too.
         """
-        with open(path, encoding="utf-8") as file:
-            found = json.load(file)
+        name = os.fsdecode(path)
+        with open(name, encoding="utf-8") as file:
+            try:
+                found = json.load(file)
+            except ValueError as error:  # also bytes that are not UTF-8
+                raise ValueError(f"{name} is not a result of tune(): not JSON, {error}") from error
         if not isinstance(found, dict) or found.get("version") != VERSION:
             raise ValueError(
-                f"{os.fspath(path)} is not a result of tune() that this version can read: it needs "
+                f"{name} is not a result of tune() that this version can read: it needs "
                 f'"version": {VERSION}'
             )
         try:
             return cls(_values_of(found))
-        except (KeyError, TypeError, AttributeError) as error:
-            raise ValueError(
-                f"{os.fspath(path)} is not a result of tune(): {type(error).__name__}: {error}"
-            ) from error
+        except KeyError as error:
+            raise ValueError(f"{name} is not a result of tune(): it lacks {error}") from error
+        except (TypeError, AttributeError) as error:
+            raise ValueError(f"{name} is not a result of tune(): {error}") from error
 
     def to_python(self) -> str:
         """The proved changes as source text to paste into a program.

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 RESERVED = {"buffers", "phases", "tuned_step", "Device", "Host", "MigrationPolicy", "PrefetchPlan"}
 """Names of the text; phases of these names are looked up in ``phases``."""
+WIDTH = 100
 PLANS = ("before_", "discards_before_")
 
 
@@ -44,8 +45,13 @@ def _policy_lines(result: TuneResult) -> list[str]:
         groups.setdefault(repr(policy), []).append(name)
     lines = []
     for policy_text, names in groups.items():
-        targets = ", ".join(f"buffers[{name!r}]" for name in names)
-        lines.append(f"{policy_text}.apply([{targets}])")
+        targets = [f"buffers[{name!r}]" for name in names]
+        line = f"{policy_text}.apply([{', '.join(targets)}])"
+        if len(line) <= WIDTH:
+            lines.append(line)
+        else:
+            lines += [f"{policy_text}.apply(", "    [", *(f"        {each}," for each in targets)]
+            lines += ["    ]", ")"]
     return lines
 
 
@@ -71,10 +77,15 @@ def _comment(result: TuneResult) -> list[str]:
         return ["# managedmem.tune() proved no change."]
     times = f"{time_text(result.before.median)} -> {time_text(result.after.median)}"
     used = sorted(result._names())
+    looked_up = [repr(phase) for phase in result.phases if _call(phase).startswith("phases[")]
+    functions = (
+        [f"# `phases` maps names to functions: {', '.join(looked_up)}."] if looked_up else []
+    )
     return [
         f"# Measured by managedmem.tune(): {times} per run, {result.speedup:.2f} x as fast.",
         *(f"# {line}" for line in pprint.pformat(result.machine, width=90).splitlines()),
         f"# `buffers` maps names to memory: {', '.join(map(repr, used))}.",
+        *functions,
     ]
 
 

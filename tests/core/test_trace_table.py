@@ -44,8 +44,8 @@ kv cache (foreign)   64.0M   12.0M         0%      0          -      0     192  
 total                         2.4G        21%   1.9G         0%  24.6k    3.3k
 
 activations #4 went to the device and back 20 times (1.9G each way) by faults.
-    No fault was a write. MigrationPolicy.read_duplicated() would copy once if it is only read; else
-    prefetch it before each use.
+    No fault of the device was a write. MigrationPolicy.read_duplicated() would copy once if it is
+    only read; else prefetch it before each use.
 
 activations #4: several processors compete for the same pages: 64.0K thrashed.
     Set preferred_location to the processor that uses it most, and add the other to accessed_by,
@@ -450,6 +450,12 @@ def test_json(traced, pattern, tmp_path):
     assert found["memories"][0]["devices"] == [0]
     assert [s["label"] for s in found["slices"]] == ["end"]
     assert found["findings"][0]["memory"] == "activations #4"
+
+
+@pytest.mark.parametrize("method", ["to_json", "to_chrome_trace"])
+def test_paths_are_no_file_descriptors(traced, pattern, method):
+    with pytest.raises(TypeError, match=r"expected str, bytes or os\.PathLike object, not int"):
+        getattr(traced(pattern), method)(1)
 
 
 # --- findings -----------------------------------------------------------------------------------

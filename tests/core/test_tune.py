@@ -318,13 +318,29 @@ class TestResult:
         assert tuple(ran) == result.phases
 
     @pytest.mark.parametrize(
-        "text", ["[]", "{}", '{"version": 2}', '{"version": 1}', '{"version": 1, "phases": 3}']
+        "text",
+        [
+            "",
+            "x = 1",
+            "[]",
+            "{}",
+            '{"version": 2}',
+            '{"version": 1}',
+            '{"version": 1, "phases": 3}',
+        ],
     )
     def test_other_json_is_refused(self, tmp_path, text):
         path = tmp_path / "other.json"
         path.write_text(text)
-        with pytest.raises(ValueError, match=r"is not a result of tune\(\)"):
+        with pytest.raises(ValueError, match=r"other.json is not a result of tune\(\)"):
             TuneResult.from_json(path)
+
+    def test_paths_are_no_file_descriptors(self, result):
+        for method in (result.to_json, TuneResult.from_json):
+            with pytest.raises(
+                TypeError, match=r"expected str, bytes or os\.PathLike object, not int"
+            ):
+                method(1)
 
     def test_python_does_the_same(self, result, x, y):
         MigrationPolicy.default().apply([x, y])
@@ -356,12 +372,26 @@ class TestResult:
         phases = {name: functools.partial(ran.append, name) for name, _ in step}
         space = {"buffers": {odd: x}, "phases": phases}
         exec(found.to_python(), space)
+        comment = "# `phases` maps names to functions: 'phase 1', 'class', 'tuned_step'."
+        assert comment in found.to_python().splitlines()
         space["tuned_step"]()
         assert ran == ["phase 1", "class", "tuned_step"]
         assert plan_texts(found.plans) == {
             "phase 1": plan_texts(space)["before_1"],
             "class": plan_texts(space)["before_class"],
         }
+
+    def test_python_of_many_names_is_wrapped(self, result, x, y, tmp_path):
+        result.to_json(tmp_path / "found.json")
+        policy = MigrationPolicy(preferred_location=Host(), accessed_by={Device(0)})
+        found = TuneResult.from_json(tmp_path / "found.json")
+        found.policies = {"layers.0.weight": policy, "layers.1.weight": policy}
+        text = found.to_python()
+        assert max(map(len, text.splitlines())) <= 100
+        MigrationPolicy.default().apply([x, y])
+        both = {"layers.0.weight": x, "layers.1.weight": y, "x": x, "y": y}
+        exec(text, {"buffers": both})
+        assert MigrationPolicy.of(x) == MigrationPolicy.of(y) == policy
 
     def test_the_step_runs_with_its_plans(self, result):
         with emulator.recording() as calls:
