@@ -274,6 +274,40 @@ def traced(monkeypatch):
 
 
 @pytest.fixture
+def there_and_back(alloc):
+    """A buffer named "w" and its trace: all of it to the device on request, then back by faults."""
+    import managedmem
+    from residencies import load, store
+
+    buffer = alloc(4 * MIB)
+    buffer.name = "w"
+    store(buffer)
+    with managedmem.trace() as trace:
+        buffer.prefetch(managedmem.Device(0))
+        trace.mark("there")
+        load(buffer)
+    return buffer, trace
+
+
+@pytest.fixture
+def clock():
+    """Virtual seconds for tune(): the prices of what the emulated driver moves."""
+    from managedmem import emulator
+    from step_costs import StepClock
+
+    emulator.schedule("eager")
+    return StepClock()
+
+
+@pytest.fixture
+def steps(clock):
+    """Uses of memory by phases of tune(), at the prices of the clock."""
+    from step_costs import Steps
+
+    return Steps(clock)
+
+
+@pytest.fixture
 def device0():
     import managedmem
 

@@ -12,7 +12,7 @@ from constants import EMULATED, MIB, PAGE
 from managedmem import Device, _colours
 from managedmem._trace_grid import COLUMNS, short_labels
 from programs import run_python
-from traces import load, store
+from traces import store
 
 matplotlib = pytest.importorskip("matplotlib", reason="needs matplotlib")
 matplotlib.use("Agg")
@@ -573,14 +573,8 @@ class TestCauses:
         assert [text.get_text() for text in axes.texts] == ["nothing moved"]
         assert legend(axes) == []
 
-    def test_sums_are_those_of_the_trace(self, alloc):
-        buffer = alloc(4 * MIB)
-        buffer.name = "w"
-        store(buffer)
-        with managedmem.trace() as trace:
-            buffer.prefetch(Device(0))
-            trace.mark("there")
-            load(buffer)
+    def test_sums_are_those_of_the_trace(self, there_and_back):
+        buffer, trace = there_and_back
         axes = trace.slices[1].plot_causes()
         widths = [end - begin for _, begin, end in self.bars(axes)[0]]
         assert sum(widths) == buffer.nbytes

@@ -11,7 +11,6 @@ from canned_recorder import MONOTONIC, MS, NOT_A_BUFFER, Canned
 from constants import MIB, PAGE
 from managedmem import Device, Host
 from programs import run_python
-from traces import load, store
 
 # Of the Trace Event Format: the fields that each kind of event must have, and those it may have.
 PLACE = {"ph", "name", "pid", "tid"}
@@ -228,14 +227,8 @@ class TestChromeTrace:
             trace.to_chrome_trace(tmp_path / "no.json")
         assert not list(tmp_path.iterdir())
 
-    def test_of_the_driver(self, alloc, tmp_path):
-        buffer = alloc(4 * MIB)
-        buffer.name = "w"
-        store(buffer)
-        with managedmem.trace() as trace:
-            buffer.prefetch(Device(0))
-            trace.mark("there")
-            load(buffer)
+    def test_of_the_driver(self, there_and_back, tmp_path):
+        buffer, trace = there_and_back
         trace.to_chrome_trace(tmp_path / "trace.json")
         events = read(tmp_path / "trace.json")
         moved = Counter()
@@ -322,14 +315,8 @@ class TestDataFrame:
         assert list(frame["memory"]) == ["a"] * 3
         assert list(frame["offset"]) == [0] * 3
 
-    def test_sums_are_those_of_the_trace(self, alloc):
-        buffer = alloc(4 * MIB)
-        buffer.name = "w"
-        store(buffer)
-        with managedmem.trace() as trace:
-            buffer.prefetch(Device(0))
-            trace.mark("there")
-            load(buffer)
+    def test_sums_are_those_of_the_trace(self, there_and_back):
+        buffer, trace = there_and_back
         frame = trace.to_pandas()
         moves = frame[frame.kind == "move"].groupby(["memory", "destination"], observed=True)
         assert moves.nbytes.sum()["w"].to_dict() == {

@@ -14,23 +14,12 @@ from constants import KIB, MIB
 from driver import capturing, raw_driver
 from managedmem import Device, Host, MigrationPolicy, PrefetchPlan, Stream, TuneResult, emulator
 from programs import run_python
-from step_costs import RUN, Noise, StepClock, Steps, tuned
+from step_costs import RUN, Noise, tuned
 
 np = pytest.importorskip("numpy", reason="needs NumPy")
 
 
 DISCARDS = managedmem.driver_info()["version"] >= 13000
-
-
-@pytest.fixture
-def clock():
-    emulator.schedule("eager")
-    return StepClock()
-
-
-@pytest.fixture
-def steps(clock):
-    return Steps(clock)
 
 
 @pytest.fixture

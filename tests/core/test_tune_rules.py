@@ -5,26 +5,15 @@ import pytest
 import managedmem
 from canned_recorder import Canned
 from constants import KIB, MIB
-from managedmem import Device, Host, MigrationPolicy, _tune_rules, emulator
+from managedmem import Device, Host, MigrationPolicy, _tune_rules
 from managedmem._tune_rules import Advise, Discard, Material, Prefetch, Seen, Setting
-from step_costs import RUN, StepClock, Steps, tuned
+from step_costs import RUN, tuned
 
 pytestmark = pytest.mark.emulator_only
 
 DEVICE = Device(0)
 IN_PLACE = MigrationPolicy(preferred_location=Host(), accessed_by=[DEVICE])
 COPIES = MigrationPolicy.read_duplicated()
-
-
-@pytest.fixture
-def clock():
-    emulator.schedule("eager")
-    return StepClock()
-
-
-@pytest.fixture
-def steps(clock):
-    return Steps(clock)
 
 
 @pytest.fixture

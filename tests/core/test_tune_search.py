@@ -106,17 +106,6 @@ class TestWaiting:
 
 
 @pytest.fixture
-def clock():
-    emulator.schedule("eager")
-    return StepClock()
-
-
-@pytest.fixture
-def steps(clock):
-    return Steps(clock)
-
-
-@pytest.fixture
 def x():
     with managedmem.empty(MIB, name="x") as buffer:
         yield buffer
