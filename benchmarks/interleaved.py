@@ -1,12 +1,15 @@
 """Whole steps of several contenders measured in turn, and the ratios of neighbouring measurements.
 
 A contender may need a state of its own, such as advice. It is entered, runs its step once untimed,
-so that pages are where its steps leave them, then timed, and left again.
+so that pages are where its steps leave them, then timed, and left again. One contender can be the
+step as tune() leaves it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import comb
 from typing import Any
@@ -14,9 +17,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .measure import Result, Row, elapsed, nothing
+import managedmem
+from managedmem import MigrationPolicy
+
+from .measure import Result, Row, elapsed, nothing, reason
 
 Results = tuple[NDArray[Any], ...]
+Tune = Callable[..., Any]  # managedmem.tune, or a stand-in of tests
 Times = dict[str, list[float]]  # nanoseconds; those of one index were measured one after another
 
 MEDIAN, LOW, HIGH = "median", "95 % from", "to"  # the columns of a ratio
@@ -37,6 +44,39 @@ def time_for(seconds: float, step: Callable[[], object]) -> float:
     """At least these seconds for tune(), and enough for a slow step."""
     step()
     return max(seconds, RUNS * elapsed(step) / 1e9)
+
+
+def tuned(
+    tune: Tune,
+    phases: Sequence[tuple[str, Callable[[], object]]],
+    memories: Mapping[str, Any],
+    plain: Step,
+    results: Callable[[], Results],
+    **options: Any,
+) -> tuple[Step, str]:
+    """The step as tune() leaves it, with the results of its last run, and a note about the search.
+
+    A step that cannot be tuned stays plain.
+    """
+    start = time.monotonic()
+    try:
+        found = tune(phases, memories, keep=False, **options)
+    except managedmem.TuneUnstableError as error:
+        return plain, f"not tuned: {reason(error)}"
+    print(found, file=sys.stderr)
+
+    def run() -> Results:
+        found.step()
+        return results()
+
+    def enter() -> None:
+        for name, policy in found.policies.items():
+            policy.apply(memories[name])
+
+    def leave() -> None:
+        MigrationPolicy.default().apply(list(memories.values()))
+
+    return Step(run, enter, leave), f"tuned in {time.monotonic() - start:.0f} s"
 
 
 def copied(results: Results) -> Results:

@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import sys
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,11 +20,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 import managedmem
-from managedmem import ManagedBuffer, MigrationPolicy
+from managedmem import ManagedBuffer
 
 from . import peers
-from .interleaved import HIGH, MEDIAN, Results, Step, interleaved, ratios, time_for, times_row
-from .measure import MIB, Row, reason
+from .interleaved import (
+    HIGH,
+    MEDIAN,
+    Results,
+    Step,
+    Tune,
+    interleaved,
+    ratios,
+    time_for,
+    times_row,
+    tuned,
+)
+from .measure import MIB, Row
 
 NEED = 256 * MIB
 PRESET = "S"
@@ -44,8 +53,6 @@ PROGRAMS = (
     "arc_distance",
     "softmax",
 )
-
-Tune = Callable[..., Any]
 
 
 def module_at(path: Path) -> ModuleType:
@@ -160,27 +167,14 @@ class Phases:
 
     def tuned(self, tune: Tune, seconds: float) -> tuple[Step, str]:
         """The step as tune() leaves it, and a note about the search."""
-        seconds = time_for(seconds, self.step)
-        start = time.monotonic()
-        named = [("fill", self.fill), ("run", self.run), ("read", self.read)]
-        try:
-            found = tune(named, self.arrays, max_seconds=seconds, keep=False)
-        except managedmem.TuneUnstableError as error:
-            return Step(self.step), f"not tuned: {reason(error)}"
-        print(found, file=sys.stderr)
-
-        def enter() -> None:
-            for name, policy in found.policies.items():
-                policy.apply(self.arrays[name])
-
-        def leave() -> None:
-            MigrationPolicy.default().apply(list(self.arrays.values()))
-
-        def run() -> Results:
-            found.step()
-            return self.results
-
-        return Step(run, enter, leave), f"tuned in {time.monotonic() - start:.0f} s"
+        return tuned(
+            tune,
+            [("fill", self.fill), ("run", self.run), ("read", self.read)],
+            self.arrays,
+            Step(self.step),
+            lambda: self.results,
+            max_seconds=time_for(seconds, self.step),
+        )
 
 
 def rows_of(name: str, phases: Phases, tune: Tune, repetitions: int, seconds: float) -> list[Row]:

@@ -9,12 +9,9 @@ arrays before the phase that overwrites them, which the published programs could
 from __future__ import annotations
 
 import mmap
-import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from statistics import median
-from typing import Any
 
 import numpy as np
 
@@ -27,13 +24,15 @@ from .interleaved import (
     MEDIAN,
     Results,
     Step,
+    Tune,
     copied,
     interleaved,
     ratios,
     time_for,
     times_row,
+    tuned,
 )
-from .measure import MIB, Row, reason
+from .measure import MIB, Row
 from .um_programs import PROGRAMS
 from .um_programs.gpu import CuPyGpu, Gpu
 from .um_programs.program import COMPUTE, FILL, READ, Program
@@ -44,8 +43,6 @@ HAND = ("hints", "prefetch", "hints, prefetch")  # the placements that were publ
 GOAL = "goal 0.95"
 PLAIN_GOAL = "goal 1.5 on three"
 SECONDS = 20.0  # for tune() on one program
-
-Tune = Callable[..., Any]
 
 
 class Managed:
@@ -137,31 +134,18 @@ class Managed:
         def verify(*_: object) -> bool:
             return all(map(np.array_equal, self.program.results, expected))
 
-        start = time.monotonic()
-        phases = [(FILL, self.fill), (COMPUTE, self.compute), (READ, self.read)]
         overwritten = self.program.overwritten.items()
-        options = {
+        return tuned(
+            tune,
+            [(FILL, self.fill), (COMPUTE, self.compute), (READ, self.read)],
+            self.bufs,
+            Step(self.step),
+            lambda: self.program.results,
             # A discard takes whole pages.
-            "disposable": {k: v for k, v in overwritten if self.bufs[k].nbytes >= mmap.PAGESIZE},
-            "max_seconds": seconds,
-            "verify": verify,
-            "keep": False,
-        }
-        try:
-            found = tune(phases, self.bufs, **options)
-        except managedmem.TuneUnstableError as error:
-            return Step(self.step), f"not tuned: {reason(error)}"
-        print(found, file=sys.stderr)
-
-        def enter() -> None:
-            for name, policy in found.policies.items():
-                policy.apply(self.bufs[name])
-
-        def run() -> Results:
-            found.step()
-            return self.program.results
-
-        return Step(run, enter, self.unset), f"tuned in {time.monotonic() - start:.0f} s"
+            disposable={k: v for k, v in overwritten if self.bufs[k].nbytes >= mmap.PAGESIZE},
+            max_seconds=seconds,
+            verify=verify,
+        )
 
 
 class Explicit:
