@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from managedmem._units import count_text, size_text, time_text
+from managedmem._units import count_text, size_text, time_text, wrapped
 
 if TYPE_CHECKING:
     from managedmem._trace import TracePart
@@ -16,7 +15,6 @@ MOST_ROWS = 24
 """A table has at most so many memories; the others share a row."""
 MOST_LABEL = 40
 """A label is cut to so many characters."""
-WIDTH = 100
 
 
 def share_text(part: int, whole: int) -> str:
@@ -123,16 +121,12 @@ def aligned(cells: Sequence[Sequence[str]]) -> list[str]:
 
 def notes(part: TracePart) -> list[str]:
     """The paragraphs below the table: what was lost, and the findings."""
-    found = [textwrap.fill(f"note: {text}", WIDTH) for text in part.problems]
+    found = [wrapped(f"note: {text}") for text in part.problems]
     for finding in part.findings():
-        lines = [finding.observation]
+        indent = " " * 4
+        lines = [wrapped(finding.observation, later=indent)]
         if finding.advice:
-            indent = " " * 4
-            lines.append(
-                textwrap.fill(
-                    finding.advice, WIDTH, initial_indent=indent, subsequent_indent=indent
-                )
-            )
+            lines.append(wrapped(finding.advice, indent, indent))
         found.append("\n".join(lines))
     return found
 

@@ -6,12 +6,11 @@ import json
 import os
 import re
 import statistics
-import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from managedmem import AppliedPolicy, Device, Host, MigrationPolicy, PrefetchPlan
-from managedmem._units import time_text
+from managedmem._units import time_text, wrapped
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -23,7 +22,6 @@ VERSION = 1
 """The version of the JSON form."""
 KEPT = "kept"
 """The verdict on a trial whose change is a part of the result."""
-WIDTH = 100
 FEW = 5
 """Fewer pairs have no interval, only a range."""
 
@@ -442,7 +440,7 @@ def _values_of(found: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _trial_lines(trial: TuneTrial) -> list[str]:
-    first = textwrap.fill(trial.change, WIDTH, initial_indent="  ", subsequent_indent="    ")
+    first = wrapped(trial.change, "  ", " " * 4)
     details = [trial.reason]
     if trial.gain is not None:
         usual = statistics.median(first for first, _ in trial.pairs)
@@ -452,5 +450,4 @@ def _trial_lines(trial: TuneTrial) -> list[str]:
     if trial.verdict != KEPT:
         details.append(trial.verdict)
     indent = " " * 6
-    rest = textwrap.fill("; ".join(details), WIDTH, initial_indent=indent, subsequent_indent=indent)
-    return [first, rest]
+    return [first, wrapped("; ".join(details), indent, indent)]

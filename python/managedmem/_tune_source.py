@@ -7,7 +7,7 @@ import pprint
 import re
 from typing import TYPE_CHECKING
 
-from managedmem._units import time_text
+from managedmem._units import WIDTH, time_text
 
 if TYPE_CHECKING:
     from managedmem._tune_report import Entries, TuneResult
@@ -15,7 +15,6 @@ if TYPE_CHECKING:
 
 RESERVED = {"buffers", "phases", "tuned_step", "Device", "Host", "MigrationPolicy", "PrefetchPlan"}
 """Names of the text; phases of these names are looked up in ``phases``."""
-WIDTH = 100
 PLANS = ("before_", "discards_before_")
 
 

@@ -1,8 +1,14 @@
-"""Numbers as short text: sizes in binary units, counts in decimal ones, and times."""
+"""Numbers as short text: sizes in binary units, counts in decimal ones, times; lines of them."""
 
 from __future__ import annotations
 
+import re
+import textwrap
 from collections.abc import Sequence
+
+WIDTH = 100
+"""The longest line of printed sentences."""
+_BEFORE_UNIT = re.compile(r"(?<=\d) (?=(?:s|ms|us|x)\b)")
 
 
 def scaled(number: int, step: int, units: Sequence[str]) -> str:
@@ -38,3 +44,16 @@ def time_text(seconds: float) -> str:
     if seconds >= 1:
         return f"{seconds:.3f} s"
     return f"{seconds * 1e3:.3f} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.1f} us"
+
+
+def wrapped(text: str, first: str = "", later: str = "") -> str:
+    """Text in lines of `WIDTH`, with indents; numbers keep their units, and labels stay whole."""
+    lines = textwrap.fill(
+        _BEFORE_UNIT.sub("\N{NO-BREAK SPACE}", text),
+        WIDTH,
+        initial_indent=first,
+        subsequent_indent=later,
+        break_on_hyphens=False,
+        break_long_words=False,
+    )
+    return lines.replace("\N{NO-BREAK SPACE}", " ")

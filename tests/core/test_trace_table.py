@@ -75,6 +75,31 @@ def test_table_without_faults_leaves_their_columns_blank(traced):
     assert (total.host_write_faults, total.device_write_faults) == (None, None)
 
 
+def test_wrapped_lines_keep_numbers_with_their_units():
+    from managedmem._units import wrapped
+
+    for filler in range(80, 101):
+        lines = wrapped(f"{'a' * filler} -96.034 ms of layers-of-1; 3.2 x", "  ", "    ").split(
+            "\n"
+        )
+        text = " ".join(line.strip() for line in lines)
+        assert text == f"{'a' * filler} -96.034 ms of layers-of-1; 3.2 x"
+        for whole in ("-96.034 ms", "layers-of-1;", "3.2 x"):
+            assert any(whole in line for line in lines)
+
+
+def test_sentences_of_long_labels_are_wrapped(traced):
+    canned = Canned()
+    first = canned.memory("model.layers.10.self-attention.q_proj-k_proj.weight", MIB)
+    canned.move(first, MIB, "to_device", "fault").move(first, MIB, "to_host", "fault")
+    canned.move(first, MIB, "to_device", "fault")
+    lines = str(traced(canned)).splitlines()
+    at = next(i for i, line in enumerate(lines) if " went to the device and back" in line)
+    assert max(map(len, lines)) <= 100
+    assert lines[at].endswith(" back) by")
+    assert lines[at + 1] == "    faults."
+
+
 def test_table_of_nothing(traced):
     canned = Canned(length_ms=0)
     canned.length = 85_200
