@@ -361,6 +361,22 @@ def pages(part: TracePart, target: Any, axes: Any) -> Any:
 # --- causes -----------------------------------------------------------------------------------
 
 
+def label_sizes(axes: Any, ends: Sequence[tuple[int, int]]) -> None:
+    """Write the bytes at both ends of the bars of each lane."""
+    for lane, (left, right) in enumerate(ends):
+        for at, align, shift in ((left, "right", -3), (right, "left", 3)):
+            if at:
+                axes.annotate(
+                    size_text(abs(at)),
+                    (at, lane),
+                    (shift, 0),
+                    textcoords="offset points",
+                    ha=align,
+                    va="center",
+                    fontsize=7,
+                )
+
+
 def causes(part: TracePart, axes: Any) -> Any:
     """Draw the bytes of each memory by cause, to the host leftwards and to devices rightwards."""
     need("matplotlib", "plot_causes()")
@@ -381,20 +397,8 @@ def causes(part: TracePart, axes: Any) -> Any:
         handles.append(patch(colour, cause.replace("_", " ")))
     left = max((-low for low, _ in ends), default=0)
     right = max((high for _, high in ends), default=0)
-    most = max(left, right, 1)
-    for lane, end in enumerate(ends):
-        for at, align, shift in ((end[0], "right", -3), (end[1], "left", 3)):
-            if at:
-                axes.annotate(
-                    size_text(abs(at)),
-                    (at, lane),
-                    (shift, 0),
-                    textcoords="offset points",
-                    ha=align,
-                    va="center",
-                    fontsize=7,
-                )
-    room = 0.07 * (left + right + most)  # for the texts
+    label_sizes(axes, ends)
+    room = 0.07 * (left + right + max(left, right, 1))  # for the sizes
     axes.set_xlim(-left - room, right + room)
     size_axis(axes.xaxis, left + right)
     axes.axvline(0, color=ink(axes), linewidth=0.8)

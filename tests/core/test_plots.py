@@ -203,7 +203,7 @@ class TestTimeline:
         canned.move(canned.memory("gone", 2 * MIB, "unknown"), MIB, "to_device")
         assert ticks(traced(canned).plot()) == ["(freed before seen)"]
 
-    def test_labels_are_no_formulas(self, traced):
+    def test_labels_are_not_formulas(self, traced):
         canned = Canned()
         canned.move(canned.memory(r"$\frac$ _^{", MIB), MIB, "to_device")
         axes = traced(canned).plot()

@@ -349,7 +349,7 @@ class TestNoise:
         verdicts = [trial.verdict for trial in search.trials]
         return verdicts.count("kept"), len(verdicts)
 
-    def test_a_drift_is_no_gain(self, x, clock, steps):
+    def test_a_drift_gains_nothing(self, x, clock, steps):
         """Each run is slower than the one before; pairs alternate, so that it cancels."""
         slower = itertools.count()
 
@@ -360,7 +360,7 @@ class TestNoise:
         result = tuned(step, x, clock, pairs=9)
         assert result.speedup == 1.0
 
-    def test_one_slow_run_in_ten_is_no_noise(self, x, clock):
+    def test_one_slow_run_in_ten_is_not_noise(self, x, clock):
         times = itertools.cycle([1, 1, 1, 1, 1, 1, 1, 1, 1, 8])
         result = tuned(lambda: clock.spend(RUN * next(times)), x, clock, pairs=20)
         assert result.noise < 0.01
