@@ -386,8 +386,8 @@ mm_lives_log_copy(mm_life_record **out, size_t *count, mm_status *st)
     return 0;
 }
 
-/* Reads up to BATCH lives after `after`, or from the first one on, and copies those that live. Returns the
- * last one that was read, NULL at the end of the list. */
+/* Reads up to BATCH lives after `after`, or from the first one on, and copies those that live.
+ * Returns the last one that was read, NULL at the end of the list. */
 static const mm_life *
 copy_some_living(const mm_life *after, mm_living *out, size_t *count, size_t capacity)
 {

@@ -58,7 +58,7 @@ typedef struct {
     mm_status reason; /* of a trace that is not used */
 } located_pages;
 
-/* Reads the trace first: of a move between the two readings the page map knows, and it counts where
+/* Reads the trace first. A move between the two readings is in the page map only, which counts where
  * both differ. */
 static int
 locate_pages(mm_driver *cu, const mm_batch *ranges, located_pages *out, mm_status *st)
