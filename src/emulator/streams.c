@@ -4,8 +4,8 @@
 #include <stdlib.h>
 
 static struct emu_stream *streams;
-/* Streams that ended with a user's context. They are never freed, so that their handles stay known:
- * an H100 answers INVALID_CONTEXT for them. */
+/* Streams that ended with a user's context. They are never freed, so that their handles stay
+ * known: an H100 answers INVALID_CONTEXT for them. */
 static struct emu_stream *ended_streams;
 static uint64_t last_stream;
 static size_t user_streams;

@@ -104,8 +104,8 @@ topic_records(struct fixture *f)
     }
 }
 
-/* The records of an allocation in the place of a freed one. While a neighbour in the block lives, the
- * free clears the records of its pages as one call over all of them would. */
+/* The records of an allocation in the place of a freed one. While a neighbour in the block lives,
+ * the free clears the records of its pages as one call over all of them would. */
 struct freed_case {
     const char *label;
     unsigned char pages[PARTS]; /* 1: told before the free */

@@ -217,9 +217,10 @@ ask_for_pages(const place_reader *reader, mm_status *st)
 
 /* --- holders ---------------------------------------------------------------------------- */
 
-/* Adds the holders of its pages to a run. The page map counts where both differ, as for a page that
- * moves at the moment. If only the host has a page by the events, and the page map does not have it,
- * its place stays unknown: it can be on its way to a device, in a move that has no record yet. */
+/* Adds the holders of its pages to a run. The page map counts where both differ, as for a page
+ * that moves at the moment. If only the host has a page by the events, and the page map does not
+ * have it, its place stays unknown: it can be on its way to a device, in a move that has no record
+ * yet. */
 static mm_place_run
 join_holders(mm_place_run run, uint32_t holders)
 {

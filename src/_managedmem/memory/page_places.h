@@ -50,9 +50,9 @@ typedef struct {
     size_t hint_count;
 } mm_places;
 
-/* Reads the places of the ranges of a batch, in its order. The holders were read before. Fails with
- * MM_UNSUPPORTED if the page map of this system does not show places. *out is to be freed also
- * after a failure. */
+/* Reads the places of the ranges of a batch, in its order. The holders were read before. Fails
+ * with MM_UNSUPPORTED if the page map of this system does not show places. *out is to be freed
+ * also after a failure. */
 MM_NODISCARD int mm_places_read(mm_driver *cu, mm_presence_source *source, const mm_batch *ranges,
                                 const mm_page_holders *holders, mm_places *out, mm_status *st);
 

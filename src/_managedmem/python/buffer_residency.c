@@ -58,8 +58,8 @@ typedef struct {
     mm_status reason; /* of a trace that is not used */
 } located_pages;
 
-/* Reads the trace first. A move between the two readings is in the page map only, which counts where
- * both differ. */
+/* Reads the trace first. A move between the two readings is in the page map only, which counts
+ * where both differ. */
 static int
 locate_pages(mm_driver *cu, const mm_batch *ranges, located_pages *out, mm_status *st)
 {
