@@ -451,10 +451,19 @@ class Trace(TracePart):
                 self._failure = error
                 raise
             finally:
-                self._running = self._recorder.running
-                if not self._running:
-                    self._cut_short = len(self._recorder.parts()) <= len(self._labels)
-                    self._note_overhead()
+                self._end_at_least()
+
+    def _end_at_least(self) -> None:
+        """End what still runs, without a wait or a last part, as where an interrupt came in."""
+        if self._is_inherited():
+            return
+        with self._lock:
+            if self._recorder.running:
+                self._recorder.stop(wait=False)
+            if self._running:
+                self._running = False
+                self._cut_short = len(self._recorder.parts()) <= len(self._labels)
+                self._note_overhead()
 
     def _is_inherited(self) -> bool:
         """True in a forked child, where a thread of the parent may have left the lock taken."""
@@ -492,6 +501,8 @@ class Trace(TracePart):
             if error is None:
                 raise
             error.add_note(f"managedmem.trace() could not end as it should: {failure}")
+        finally:
+            self._end_at_least()
 
     def name(self, target: _Target | tuple[int, int], label: str) -> None:
         """Give memory a name in this trace, before, during or after the recording.

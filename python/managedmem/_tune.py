@@ -258,18 +258,31 @@ def _check_captures() -> None:
         raise RuntimeError(BUSY)
     probe = Trace(faults=False)
     try:
+        _check_captures_by(probe)
+    finally:
+        probe._end_at_least()  # an interrupt can come between any two lines
+
+
+def _check_captures_by(probe: Trace) -> None:
+    try:
         probe.start()
     except TraceUnavailableError:
         _check_captures_by_copy()
-        return
+    else:
+        _check_captures_by_mark(probe)
+    finally:
+        probe._end_at_least()
+
+
+def _check_captures_by_mark(probe: Trace) -> None:
     try:
         probe.mark("")
+    except TraceUnavailableError:  # the source delivers no events
+        _check_captures_by_copy()
     except CUDAError:
         raise
     except RuntimeError as error:
         raise RuntimeError(BUSY) from error
-    finally:
-        probe.stop()
 
 
 def _check_captures_by_copy() -> None:
@@ -349,18 +362,27 @@ class Tuning:
             if self.sizes[name]:
                 trace.name(target, f"{number}")  # rows of their own, found by their addresses
         try:
+            if not self._record(trace):
+                return []
+        finally:
+            trace._end_at_least()  # an interrupt can come between any two lines
+        self.evidence = f"{trace.source}, {TRACED_RUNS} traced runs"
+        self.notes += trace.problems
+        return self._read(trace)
+
+    def _record(self, trace: Trace) -> bool:
+        """Trace some runs, each phase as a slice; False if nothing can be recorded."""
+        try:
             trace.start()
         except TraceUnavailableError as error:
             self.notes.append(f"nothing could be recorded: {' '.join(str(error).split())}")
-            return []
+            return False
         with ExitStack() as stack:
             stack.push(trace)
             for _ in range(TRACED_RUNS):
                 self.search.active = step = self.search.step_of(self.search.setting)
                 step(after=trace.mark)
-        self.evidence = f"{trace.source}, {TRACED_RUNS} traced runs"
-        self.notes += trace.problems
-        return self._read(trace)
+        return True
 
     def _read(self, trace: Trace) -> list[Seen]:
         found: list[Seen] = []

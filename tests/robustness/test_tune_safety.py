@@ -176,6 +176,18 @@ def test_advice_that_cannot_be_put_back(case):
     assert "719" in note
 
 
+def test_a_source_that_ends_is_no_capture(case, monkeypatch):
+    """The mark fails for its own reason, which the error says."""
+
+    def refuse(trace, label):
+        raise managedmem.TraceUnavailableError("delivers no events")
+
+    monkeypatch.setattr(managedmem._trace.Trace, "mark", refuse)
+    with pytest.raises(managedmem.TraceUnavailableError, match="delivers no events"):
+        case.tune()
+    assert case.advice() == case.before
+
+
 class TestInterrupts:
     """By the terminal, and by handlers of signals that raise other errors."""
 
@@ -221,6 +233,36 @@ class TestInterrupts:
                 MigrationPolicy.default().apply([case.x, case.y])
                 case.close()
                 case.__init__()
+
+    def recorded_lines(self, frame, event, argument):
+        """Those of the modules that look at runs, and of the trace."""
+        path = frame.f_code.co_filename
+        if not path.endswith(("/managedmem/_tune.py", "/managedmem/_trace.py")):
+            return None
+        if event == "line":
+            self.count += 1
+            if self.count == self.at:
+                raise KeyboardInterrupt
+        return self.recorded_lines
+
+    @pytest.mark.timeout(200)
+    def test_leave_no_trace_running(self, case):
+        """Also while the error, whose frames have the trace, is kept."""
+        self.at = self.count = 0
+        before = sys.gettrace()
+        case.tune(keep=False, pairs=5)  # imports all that it needs
+        for at in range(1, 600, 2):
+            self.at, self.count = at, 0
+            sys.settrace(self.recorded_lines)
+            try:
+                with pytest.raises(KeyboardInterrupt) as caught:
+                    case.tune(keep=False, pairs=5)
+            finally:
+                sys.settrace(before)
+            with managedmem.trace(faults=False):
+                pass
+            assert case.advice() == case.before
+            del caught
 
     # Python loses the error of a handler in a callback of the collector; hypothesis has one.
     @pytest.mark.filterwarnings(
