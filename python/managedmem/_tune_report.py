@@ -313,7 +313,7 @@ class TuneResult:
         with open(name, encoding="utf-8") as file:
             try:
                 found = json.load(file)
-            except ValueError as error:  # also bytes that are not UTF-8
+            except (ValueError, RecursionError) as error:  # also bytes that are not UTF-8
                 raise ValueError(f"{name} is not a result of tune(): not JSON, {error}") from error
         if not isinstance(found, dict) or found.get("version") != VERSION:
             raise ValueError(
@@ -324,7 +324,7 @@ class TuneResult:
             return cls(_values_of(found))
         except KeyError as error:
             raise ValueError(f"{name} is not a result of tune(): it lacks {error}") from error
-        except (TypeError, AttributeError) as error:
+        except (TypeError, ValueError, OverflowError) as error:
             raise ValueError(f"{name} is not a result of tune(): {error}") from error
 
     def to_python(self) -> str:
@@ -388,12 +388,15 @@ def location_of(text: str) -> Location:
     return Host() if match[2] is None else Host(int(match[2]))
 
 
-def _policy_of(found: Mapping[str, Any]) -> MigrationPolicy:
+def _policy_of(value: Any) -> MigrationPolicy:
+    found = _typed(value, dict, "each of policies")
     preferred = found["preferred_location"]
+    if preferred is not None:
+        preferred = location_of(_typed(preferred, str, "preferred_location"))
     return MigrationPolicy(
         read_mostly=found["read_mostly"],
-        preferred_location=None if preferred is None else location_of(preferred),
-        accessed_by=[location_of(each) for each in found["accessed_by"]],
+        preferred_location=preferred,
+        accessed_by=[location_of(each) for each in _texts_of(found["accessed_by"], "accessed_by")],
     )
 
 
@@ -404,38 +407,95 @@ def _entries_to_dict(entries: Entries) -> dict[str, list[list[str]]]:
     }
 
 
-def _entries_from(found: Mapping[str, Any]) -> Entries:
-    return {
-        phase: [(name, location_of(text)) for name, text in pairs] for phase, pairs in found.items()
-    }
+def _typed(value: Any, wanted: type | tuple[type, ...], place: str) -> Any:
+    """A value of a file, which can have any type there. Raises TypeError."""
+    if isinstance(value, bool) or not isinstance(value, wanted):
+        needed = f"a {wanted.__name__}" if isinstance(wanted, type) else "a number"
+        raise TypeError(f"{place} must be {needed}, got {type(value).__name__}")
+    if isinstance(value, int):
+        float(value)  # an int that no float can hold is an OverflowError
+    return value
 
 
-def _time_of(found: Mapping[str, float] | None) -> TuneTime | None:
-    return None if found is None else TuneTime(**found)
+def _number_of(value: Any, place: str) -> float:
+    return _typed(value, (int, float), place)  # type: ignore[no-any-return]
 
 
-def _trial_of(found: Mapping[str, Any]) -> TuneTrial:
-    pairs = tuple((first, second) for first, second in found["pairs"])
-    return TuneTrial(**{**found, "pairs": pairs, "gain": _time_of(found["gain"])})
+def _texts_of(value: Any, place: str) -> tuple[str, ...]:
+    return tuple(_typed(each, str, f"each of {place}") for each in _typed(value, list, place))
+
+
+def _phases_from(value: Any) -> tuple[str, ...]:
+    phases = _texts_of(value, "phases")
+    if not phases or "" in phases or len(set(phases)) < len(phases):
+        raise TypeError("phases must be different names, one at least")
+    return phases
+
+
+def _entries_from(value: Any, place: str, phases: Sequence[str]) -> Entries:
+    found: Entries = {}
+    for phase, pairs in _typed(value, dict, place).items():
+        if phase not in phases:
+            raise TypeError(f"{place} has {phase!r}, which is not a phase")
+        texts = [_texts_of(pair, place) for pair in _typed(pairs, list, place)]
+        if any(len(pair) != 2 for pair in texts):
+            raise TypeError(f"{place} must have pairs of a name and a location")
+        found[phase] = [(name, location_of(text)) for name, text in texts]
+    return found
+
+
+def _time_of(value: Any, place: str) -> TuneTime:
+    found = _typed(value, dict, place)
+    return TuneTime(**{name: _number_of(each, place) for name, each in found.items()})
+
+
+def _gain_of(value: Any) -> TuneTime | None:
+    return None if value is None else _time_of(value, "gain")
+
+
+def _pairs_of(value: Any) -> tuple[tuple[float, float], ...]:
+    found = []
+    for pair in _typed(value, list, "pairs"):
+        if len(_typed(pair, list, "each of pairs")) != 2:
+            raise TypeError(f"each of pairs must have 2 numbers, got {len(pair)}")
+        found.append((_number_of(pair[0], "pairs"), _number_of(pair[1], "pairs")))
+    return tuple(found)
+
+
+def _trial_of(value: Any) -> TuneTrial:
+    found = dict(_typed(value, dict, "each of trials"))
+    for name in ("change", "rule", "reason", "verdict"):
+        _typed(found[name], str, name)
+    for name, each in _typed(found["evidence"], dict, "evidence").items():
+        _number_of(each, name)
+    if found["estimate"] is not None:
+        _number_of(found["estimate"], "estimate")
+    _number_of(found["cost"], "cost")
+    found["pairs"], found["gain"] = _pairs_of(found["pairs"]), _gain_of(found["gain"])
+    if found["gain"] is not None and not found["pairs"]:
+        raise TypeError("a trial without pairs has a gain")
+    return TuneTrial(**found)
 
 
 def _values_of(found: Mapping[str, Any]) -> dict[str, Any]:
-    """The values of a result from its JSON form."""
+    """The values of a result from its JSON form; TypeError, KeyError or ValueError for others."""
+    phases = _phases_from(found["phases"])
+    policies = _typed(found["policies"], dict, "policies")
     return {
-        "phases": tuple(found["phases"]),
-        "policies": {name: _policy_of(each) for name, each in found["policies"].items()},
-        "_prefetch_entries": _entries_from(found["prefetches"]),
-        "_discard_entries": _entries_from(found["discards"]),
-        "before": TuneTime(**found["before"]),
-        "after": TuneTime(**found["after"]),
-        "gain": _time_of(found["gain"]),
-        "pairs": tuple((first, second) for first, second in found["pairs"]),
-        "noise": found["noise"],
-        "evidence": found["evidence"],
-        "notes": tuple(found["notes"]),
-        "seconds": found["seconds"],
-        "machine": dict(found["machine"]),
-        "trials": tuple(map(_trial_of, found["trials"])),
+        "phases": phases,
+        "policies": {name: _policy_of(each) for name, each in policies.items()},
+        "_prefetch_entries": _entries_from(found["prefetches"], "prefetches", phases),
+        "_discard_entries": _entries_from(found["discards"], "discards", phases),
+        "before": _time_of(found["before"], "before"),
+        "after": _time_of(found["after"], "after"),
+        "gain": _gain_of(found["gain"]),
+        "pairs": _pairs_of(found["pairs"]),
+        "noise": _number_of(found["noise"], "noise"),
+        "evidence": _typed(found["evidence"], str, "evidence"),
+        "notes": _texts_of(found["notes"], "notes"),
+        "seconds": _number_of(found["seconds"], "seconds"),
+        "machine": _typed(found["machine"], dict, "machine"),
+        "trials": tuple(map(_trial_of, _typed(found["trials"], list, "trials"))),
     }
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import keyword
 import pprint
 import re
+import unicodedata
 from typing import TYPE_CHECKING
 
 from managedmem._units import WIDTH, time_text
@@ -18,13 +19,18 @@ RESERVED = {"buffers", "phases", "tuned_step", "Device", "Host", "MigrationPolic
 PLANS = ("before_", "discards_before_")
 
 
+def _is_name(phase: str) -> bool:
+    """True if Python reads this name as it is, and not as another one of the same look."""
+    return phase.isidentifier() and unicodedata.is_normalized("NFKC", phase)
+
+
 def _variable(start: str, phase: str, number: int) -> str:
-    return f"{start}_{phase if phase.isidentifier() else number}"
+    return f"{start}_{phase if _is_name(phase) else number}"
 
 
 def _call(phase: str) -> str:
     taken = phase in RESERVED or phase.startswith(PLANS) or keyword.iskeyword(phase)
-    return f"{phase}()" if phase.isidentifier() and not taken else f"phases[{phase!r}]()"
+    return f"{phase}()" if _is_name(phase) and not taken else f"phases[{phase!r}]()"
 
 
 def _plan_lines(result: TuneResult, entries: Entries, start: str) -> list[str]:

@@ -4,6 +4,7 @@ import ctypes
 import functools
 import gc
 import json
+import re
 import textwrap
 import threading
 
@@ -19,6 +20,7 @@ from step_costs import RUN, Noise, tuned
 np = pytest.importorskip("numpy", reason="needs NumPy")
 
 
+NO_ADVICE = {"read_mostly": False, "preferred_location": None, "accessed_by": []}
 DISCARDS = managedmem.driver_info()["version"] >= 13000
 
 
@@ -330,6 +332,79 @@ class TestResult:
                 TypeError, match=r"expected str, bytes or os\.PathLike object, not int"
             ):
                 method(1)
+
+    @pytest.mark.parametrize(
+        ("key", "value", "reason"),
+        [
+            ("phases", [], "phases must be different names"),
+            ("phases", ["a", "a"], "phases must be different names"),
+            ("phases", "step", "phases must be a list, got str"),
+            ("phases", [["a"]], "each of phases must be a str, got list"),
+            ("policies", {"x": 3}, "each of policies must be a dict, got int"),
+            ("policies", {"x": {**NO_ADVICE, "read_mostly": "0\nevil()"}}, "read_mostly takes"),
+            ("policies", {"x": {**NO_ADVICE, "accessed_by": "Host()"}}, "must be a list, got str"),
+            ("policies", {"x": {**NO_ADVICE, "preferred_location": 1}}, "a str, got int"),
+            ("prefetches", {"fill": [["x", "Host()\nevil()"]]}, "is not a location"),
+            ("prefetches", {"fill": [["x", f"Device({10**30})"]]}, "out of range"),
+            ("prefetches", {"fill": [[["x"], "Host()"]]}, "must be a str, got list"),
+            ("prefetches", {"fill": [["x"]]}, "pairs of a name and a location"),
+            ("discards", {"other": []}, "discards has 'other', which is not a phase"),
+            ("before", {"median": "1", "low": 1, "high": 1}, "before must be a number, got str"),
+            ("after", {"median": 10**400, "low": 1, "high": 1}, "too large"),
+            ("before", {"median": 1}, "missing 2 required"),
+            ("noise", "a lot", "noise must be a number, got str"),
+            ("seconds", True, "seconds must be a number, got bool"),
+            ("pairs", [[1, 2, 3]], "2 numbers, got 3"),
+            ("notes", [1], "each of notes must be a str, got int"),
+            ("machine", [["a", "b"]], "machine must be a dict, got list"),
+            ("trials", [{}], "it lacks 'change'"),
+        ],
+    )
+    def test_values_of_other_types_are_refused(self, result, tmp_path, key, value, reason):
+        path = tmp_path / "other.json"
+        path.write_text(json.dumps({**result.to_dict(), key: value}))
+        with pytest.raises(ValueError, match=re.escape(f"{path} is not a result of tune(): ")) as e:
+            TuneResult.from_json(path)
+        assert reason in str(e.value)
+
+    @pytest.mark.parametrize(
+        ("key", "value"),
+        [
+            *(("change", 1), ("verdict", None), ("evidence", {"moved": "all"}), ("estimate", "1")),
+            *(("cost", None), ("gain", 1), ("pairs", []), ("more", 1)),
+        ],
+    )
+    def test_trials_of_other_types_are_refused(self, result, tmp_path, key, value):
+        path = tmp_path / "other.json"
+        found = result.to_dict()
+        tried = next(trial for trial in found["trials"] if trial["gain"])
+        path.write_text(json.dumps({**found, "trials": [{**tried, key: value}]}))
+        with pytest.raises(ValueError, match=r"is not a result of tune\(\): "):
+            TuneResult.from_json(path)
+
+    def test_deep_json_is_refused(self, tmp_path):
+        path = tmp_path / "deep.json"
+        path.write_text('{"version": 1, "machine": ' + "[" * 100_000 + "]" * 100_000 + "}")
+        with pytest.raises(ValueError, match=r"is not a result of tune\(\): not JSON"):
+            TuneResult.from_json(path)
+
+    def test_python_of_names_that_only_look_alike(self, result, tmp_path):
+        """Python reads the ligature as f and i, and wide letters as plain ones."""
+        names = ["\ufb01t", "fit", "\uff42uffers"]
+        found = result.to_dict()
+        found |= {"phases": names, "policies": {}, "discards": {}, "trials": []}
+        found["prefetches"] = {name: [["x", "Host()"]] for name in names[:2]}
+        path = tmp_path / "found.json"
+        path.write_text(json.dumps(found))
+        text = TuneResult.from_json(path).to_python()
+        ran = []
+        phases = {name: functools.partial(ran.append, name) for name in names}
+        with managedmem.empty(1) as x:
+            space = {"buffers": {"x": x}, "phases": phases, "fit": phases["fit"]}
+            exec(text, space)
+            assert len([v for v in space.values() if isinstance(v, PrefetchPlan)]) == 2
+            space["tuned_step"]()
+        assert ran == names
 
     def test_python_does_the_same(self, result, x, y):
         MigrationPolicy.default().apply([x, y])
