@@ -352,6 +352,7 @@ class Trace(TracePart):
         self._recorder = _managedmem.Recorder(limit=limit, faults=faults, sync=sync)
         self._lock = threading.RLock()
         self._process = 0
+        self._starter = 0  # the process of the first start, also while it is under way
         self._running = False
         self._cut_short = False  # without a last part
         self._labels: list[str] = []
@@ -373,6 +374,8 @@ class Trace(TracePart):
         Raises TraceUnavailableError without a usable source, TraceBusyError if a trace runs in the
         process, RuntimeError at a second start, CUDAError if the wait fails.
         """
+        self._check_process()
+        self._starter = os.getpid()
         with self._lock:
             if self._process:
                 raise RuntimeError("a trace is used once: managedmem.trace() makes another")
@@ -467,7 +470,7 @@ class Trace(TracePart):
 
     def _is_inherited(self) -> bool:
         """True in a forked child, where a thread of the parent may have left the lock taken."""
-        return self._process not in (0, os.getpid())
+        return self._starter not in (0, os.getpid())
 
     def _check_process(self) -> None:
         if self._is_inherited():
@@ -563,7 +566,10 @@ class Trace(TracePart):
                 "slice that mark() returns at once"
             )
         if self._cut_short and parts[-1] >= len(self._labels):
-            return "the interpreter ended while the trace ran, and its last slice with it"
+            return (
+                "the last slice is missing: an interrupt or the end of the interpreter came before "
+                "the end of the trace"
+            )
         return None
 
     def _attributed(self, parts: range) -> Results:
