@@ -357,6 +357,7 @@ class Tuning:
 
     def look(self) -> list[Seen]:
         """Trace some runs; [] if nothing can be recorded."""
+        named_targets(self.targets)  # the step can have closed some
         trace = Trace()
         for number, (name, target) in enumerate(self.targets.items()):
             if self.sizes[name]:
@@ -385,6 +386,7 @@ class Tuning:
         return True
 
     def _read(self, trace: Trace) -> list[Seen]:
+        named_targets(self.targets)  # the traced runs too
         found: list[Seen] = []
         count = len(self.phases)
         for i, phase in enumerate(self.phases):

@@ -176,6 +176,19 @@ def test_advice_that_cannot_be_put_back(case):
     assert "719" in note
 
 
+@pytest.mark.parametrize("run", [1, 2, 3])
+def test_a_step_that_closes_a_buffer_early(case, run):
+    """Before a change is tried, the error names the buffer."""
+
+    def close():
+        if case.runs == run:
+            case.x.close()
+
+    case.at_run = close
+    with pytest.raises(RuntimeError, match=r"^buffer 'x': ManagedBuffer is closed"):
+        case.tune(disposable=())
+
+
 def test_a_source_that_ends_is_no_capture(case, monkeypatch):
     """The mark fails for its own reason, which the error says."""
 
