@@ -489,7 +489,13 @@ class Trace(TracePart):
             raise RuntimeError(f"{action} needs a running trace, and this one has ended")
 
     def __enter__(self) -> Self:
-        self.start()
+        is_first = not self._process
+        try:
+            self.start()
+        except BaseException:  # also an interrupt at the end of the start
+            if is_first:
+                self._end_at_least()
+            raise
         return self
 
     def __exit__(

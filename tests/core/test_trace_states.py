@@ -1,5 +1,6 @@
 """managedmem.trace(): starts and ends, arguments, disturbed queues, other processes."""
 
+import sys
 import threading
 
 import pytest
@@ -120,6 +121,42 @@ class TestStates:
         with managedmem.trace() as other:
             pass
         assert other.complete
+
+    def test_interrupts_at_lines_leave_nothing_running(self, buf):
+        """Also while the error is kept, whose frames have the trace."""
+        count = at = 0
+
+        def lines(frame, event, argument):
+            nonlocal count
+            code = frame.f_code
+            if not code.co_filename.endswith("/managedmem/_trace.py"):
+                return None
+            if event == "line" and code.co_name not in ("__enter__", "__exit__"):
+                count += 1
+                if count == at:
+                    raise KeyboardInterrupt
+            return lines
+
+        def trace_once():
+            before = sys.gettrace()
+            sys.settrace(lines)
+            try:
+                with managedmem.trace() as t:
+                    t.mark("a")
+            finally:
+                sys.settrace(before)
+
+        trace_once()
+        lines_of_one = count
+        assert lines_of_one > 50
+        for at in range(1, lines_of_one + 1):  # noqa: B007
+            count = 0
+            with pytest.raises(KeyboardInterrupt) as caught:
+                trace_once()
+            with managedmem.trace(faults=False) as t:
+                pass
+            assert t.complete
+            del caught
 
     def test_interrupts_behind_the_end_of_a_part(self, buf, monkeypatch):
         """As a KeyboardInterrupt can come between any two steps."""
