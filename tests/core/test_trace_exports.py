@@ -57,15 +57,18 @@ def check_values(events):
         assert event["ts"] <= end["ts"]
 
 
+HALF_A_NANOSECOND = 5e-4  # in microseconds, more than an error of a sum of float
+
+
 def check_nesting(slices):
     """Slices of one row must lie in each other or apart."""
     rows = {}
     for event in sorted(slices, key=lambda e: (e["ts"], -e["dur"])):
         around = rows.setdefault(event["tid"], [])
-        while around and around[-1] <= event["ts"]:
+        while around and around[-1] <= event["ts"] + HALF_A_NANOSECOND:
             around.pop()
         end = event["ts"] + event["dur"]
-        assert not around or end <= around[-1] + 1e-3, event
+        assert not around or end <= around[-1] + HALF_A_NANOSECOND, event
         around.append(end)
 
 

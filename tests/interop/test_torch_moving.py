@@ -12,11 +12,20 @@ from managedmem import Device, Host, ManagedBuffer, emulator
 from programs import run_python
 from tensors import DTYPES, assert_same, gpu_only, mt, small_model, snapshot, tensors_of, torch
 
+named_before = set()
+
+
+@pytest.fixture(autouse=True)
+def memory_of_other_tests():
+    named_before.clear()
+    named_before.update(names_of_memory())
+
 
 def names_of_memory():
-    """The named memories that live: {address: (name, bytes)}."""
+    """The memories that got a name in this test and live: {address: (name, bytes)}."""
     gc.collect()
     found = [b for b in gc.get_objects() if isinstance(b, ManagedBuffer) and b.name]
+    found = [b for b in found if b.handle not in named_before]
     # A view has its root's name, and is smaller.
     return {b.handle: (b.name, b.size) for b in sorted(found, key=lambda b: b.size)}
 
