@@ -209,6 +209,8 @@ def _points_of(given: Any, phases: Sequence[Phase]) -> frozenset[str]:
     names = [phase.name for phase in phases]
     if given is None:
         return frozenset(names)
+    if not isinstance(given, Iterable):
+        raise TypeError(f"points must be names of phases ({', '.join(names)}), got {given!r}")
     chosen = [given] if isinstance(given, str) else list(given)
     for each in chosen:
         if each not in names:

@@ -96,6 +96,7 @@ class TestArguments:
                 ValueError,
                 "points has 'read'; the phases are fill",
             ),
+            ({"points": 5}, TypeError, r"points must be names of phases \(fill\), got 5"),
             ({"disposable": ["z"]}, ValueError, "disposable has 'z', which buffers does not have"),
             ({"disposable": "z"}, ValueError, "disposable has 'z', which buffers does not have"),
             ({"disposable": {"x": "read"}}, ValueError, "phase 'read' overwrites 'x'; the phases"),
