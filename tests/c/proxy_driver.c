@@ -6,7 +6,8 @@
  *   PROXY=devices=64               the driver has this many devices
  *   PROXY=unaligned=512            managed memory begins this far behind a page border
  *   PROXY=version=3                the driver cannot tell its version
- *   PROXY=direct_access=1          the host maps managed memory of this device */
+ *   PROXY=direct_access=1          the host maps managed memory of this device
+ *   PROXY=torn=2                   so many records of a location change while they are read */
 #include <dlfcn.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -25,6 +26,7 @@ static int number;
 static CUresult (*allocate)(CUdeviceptr *, size_t, unsigned);
 static CUresult (*release)(CUdeviceptr);
 static CUresult (*get_attribute)(int *, int, int);
+static CUresult (*get_range_attributes)(void **, size_t *, int *, size_t, CUdeviceptr, size_t);
 
 /* True if PROXY changes this name; sets the number behind it. */
 static int
@@ -78,6 +80,28 @@ get_direct_access(int *value, int attribute, int device)
     if (attribute == DIRECT_MANAGED_MEM_ACCESS_FROM_HOST) {
         *value = device == number;
     }
+    return code;
+}
+
+/* The type of a device, and then the id that a prefetch to the host leaves. */
+static CUresult
+get_torn_attributes(void **data, size_t *sizes, int *attributes, size_t count, CUdeviceptr start,
+                    size_t size)
+{
+    enum { PREFERRED_LOCATION_ID = 6, LAST_PREFETCH_LOCATION_ID = 8 };
+    CUresult code = get_range_attributes(data, sizes, attributes, count, start, size);
+    int tears = number > 0;
+
+    for (size_t i = 1; i < count; i++) {
+        if (tears
+            && (attributes[i] == PREFERRED_LOCATION_ID
+                || attributes[i] == LAST_PREFETCH_LOCATION_ID)) {
+            enum { DEVICE = 1, OF_THE_HOST = -1 };
+            memcpy(data[i - 1], &(int){DEVICE}, sizeof(int));
+            memcpy(data[i], &(int){OF_THE_HOST}, sizeof(int));
+        }
+    }
+    number -= tears;
     return code;
 }
 
@@ -140,6 +164,8 @@ cuGetProcAddress_v2(const char *name, void **function, int version, cuuint64_t f
         replace(function, &release, (void *)release_unaligned);
     } else if (strcmp(name, "cuDeviceGetAttribute") == 0 && concerns("direct_access")) {
         replace(function, &get_attribute, (void *)get_direct_access);
+    } else if (strcmp(name, "cuMemRangeGetAttributes") == 0 && concerns("torn")) {
+        replace(function, &get_range_attributes, (void *)get_torn_attributes);
     }
     return code;
 }

@@ -191,3 +191,35 @@ class TestUnalignedMemory:
             ManagedMemoryResource().allocate(4096).close()
             """,
         )
+
+
+class TestRecordsThatChangeWhileTheyAreRead:
+    """A driver reads the type and the id of a location one after the other."""
+
+    def test_are_read_again(self, with_proxy):
+        with_proxy(
+            "torn=2",
+            """
+            buffer = ManagedMemoryResource().allocate(4096)
+            buffer.preferred_location = Device(0)
+            buffer.prefetch(Host())
+            Device(0).sync()
+            assert buffer.last_prefetch_location is Host()
+            """,
+        )
+
+    def test_that_always_change_are_none(self, with_proxy):
+        with_proxy(
+            "torn=1000000",
+            """
+            buffer = ManagedMemoryResource().allocate(8192)
+            buffer.prefetch(Device(0))
+            Device(0).sync()
+            assert buffer.last_prefetch_location is None
+            assert buffer.preferred_location is None
+            (run,) = buffer.page_runs()
+            assert run.preferred_location is None and run.last_prefetch_location is None
+            assert buffer.residency().last_asked_to == {}
+            mm.MigrationPolicy.of(buffer)
+            """,
+        )

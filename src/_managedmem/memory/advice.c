@@ -33,28 +33,32 @@ query_range_attribute(mm_driver *cu, mm_range range, CUmem_range_attribute attri
     return 0;
 }
 
-/* Queries a location with one call for its two attributes, type and id. */
+/* Queries a location with one call for its two attributes, type and id, and again if the record
+ * changed between them. */
 static int
 query_location(mm_driver *cu, mm_range range, CUmem_range_attribute type, CUmem_range_attribute id,
                CUmemLocation *where, mm_status *st)
 {
+    enum { MOST_QUERIES = 8 };
     CUmem_range_attribute attributes[] = {type, id};
-    int answers[] = {0, 0};
+    int answers[] = {CU_MEM_LOCATION_TYPE_INVALID, 0};
     void *out[] = {&answers[0], &answers[1]};
     size_t sizes[] = {sizeof answers[0], sizeof answers[1]};
     CUresult code;
 
-    if (range.size == 0) {
-        *where = mm_location_from_attributes(CU_MEM_LOCATION_TYPE_INVALID, 0);
-        return 0;
+    *where = mm_location(CU_MEM_LOCATION_TYPE_INVALID, 0);
+    for (int n = 0; range.size > 0 && n < MOST_QUERIES; n++) {
+        MM_CALL_IN(code, mm_scope_enter, MM_ANY_DEVICE, cu, MemRangeGetAttributes, st, out, sizes,
+                   attributes, 2, range.start, range.size);
+        if (code != CUDA_SUCCESS) {
+            (void)mm_fail_call(st, "cuMemRangeGetAttributes", (int)code);
+            return mm_range_diagnose(cu, range, mm_host(), MM_QUERY, st);
+        }
+        *where = mm_location_from_attributes(cu->device_count, answers[0], answers[1]);
+        if ((int)where->type == answers[0]) {
+            break;
+        }
     }
-    MM_CALL_IN(code, mm_scope_enter, MM_ANY_DEVICE, cu, MemRangeGetAttributes, st, out, sizes,
-               attributes, 2, range.start, range.size);
-    if (code != CUDA_SUCCESS) {
-        (void)mm_fail_call(st, "cuMemRangeGetAttributes", (int)code);
-        return mm_range_diagnose(cu, range, mm_host(), MM_QUERY, st);
-    }
-    *where = mm_location_from_attributes(answers[0], answers[1]);
     return 0;
 }
 

@@ -32,13 +32,21 @@ mm_host(void)
 }
 
 /* A location from the driver's answers; type INVALID means none. The id is meaningful only for a
- * device and a NUMA node, and is 0 for the others. */
+ * device and a NUMA node, and is 0 for the others.
+ *
+ * A record can change between the two answers, so that the type is of one location and the id of
+ * another. An id that nothing of that type has gives none. */
 static inline CUmemLocation
-mm_location_from_attributes(int type, int id)
+mm_location_from_attributes(int device_count, int type, int id)
 {
-    bool numbered = type == CU_MEM_LOCATION_TYPE_DEVICE || type == CU_MEM_LOCATION_TYPE_HOST_NUMA;
+    bool device = type == CU_MEM_LOCATION_TYPE_DEVICE;
 
-    return mm_location((CUmemLocationType)type, numbered ? id : 0);
+    if ((device && (id < 0 || id >= device_count))
+        || (type == CU_MEM_LOCATION_TYPE_HOST_NUMA && id < 0)) {
+        return mm_location(CU_MEM_LOCATION_TYPE_INVALID, 0);
+    }
+    return mm_location((CUmemLocationType)type,
+                       device || type == CU_MEM_LOCATION_TYPE_HOST_NUMA ? id : 0);
 }
 
 static inline bool

@@ -132,7 +132,7 @@ query_prefetch(const place_reader *reader, mm_span pages, page_evidence *out, mm
         (void)mm_range_diagnose(reader->cu, reader->range, mm_host(), MM_QUERY, st);
         return -1;
     }
-    where = mm_location_from_attributes(answers[TYPE], answers[ID]);
+    where = mm_location_from_attributes(reader->cu->device_count, answers[TYPE], answers[ID]);
     out->hint = hint_of(reader->places, where);
     out->to_device = where.type == CU_MEM_LOCATION_TYPE_DEVICE;
     return 0;

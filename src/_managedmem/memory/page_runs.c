@@ -67,14 +67,15 @@ query_run(mm_driver *cu, mm_page_run *run, mm_run_comparison comparison)
     if (code == CUDA_SUCCESS) {
         run->policy = (mm_policy){
             .read_mostly = answers[READ_MOSTLY] != 0,
-            .preferred =
-                mm_location_from_attributes(answers[PREFERRED_TYPE], answers[PREFERRED_ID]),
+            .preferred = mm_location_from_attributes(cu->device_count, answers[PREFERRED_TYPE],
+                                                     answers[PREFERRED_ID]),
             .accessed_by = mm_accessed_by_set(ordinals, capacity),
         };
         run->prefetched =
             comparison == MM_BY_RECORD
                 ? mm_location((CUmemLocationType)answers[LAST_TYPE], answers[LAST_ID])
-                : mm_location_from_attributes(answers[LAST_TYPE], answers[LAST_ID]);
+                : mm_location_from_attributes(cu->device_count, answers[LAST_TYPE],
+                                              answers[LAST_ID]);
     }
     return code;
 }
