@@ -91,12 +91,20 @@ def count_tests(report):
     return {"counts": dict(counts), "failed": failed, "reasons": dict(reasons)}
 
 
+def telling_part(text):
+    """The end of an output, or the start of a crash, whose stacks of threads can be long."""
+    crash = text.rfind("Fatal Python error")
+    begin = max(crash - 1000, 0) if crash >= 0 else max(len(text) - 4000, 0)
+    return text[begin : begin + 4000]
+
+
 def run_tests(name, arguments, log, timeout, before=()):
     """Run pytest, print its counts or how it ended, and return the results."""
     start = time.monotonic()
     output, report = log / f"{name}.txt", log / f"{name}.xml"
     report.unlink(missing_ok=True)
     command = [*before, sys.executable, "-m", "pytest", "-q", "-ra", "-p", "no:cacheprovider"]
+    command += ["--capture=sys"]  # what C code writes before it ends the process is kept
     status = run([*command, f"--junitxml={report}", *arguments], output, timeout)
     complete = report.exists()  # not if the process ended before pytest did
     found = count_tests(report) if complete else {"counts": {}, "failed": [], "reasons": {}}
@@ -105,7 +113,7 @@ def run_tests(name, arguments, log, timeout, before=()):
         found["failed"] = [f"{name} ended with {status}"]
     print(f"{name:32s} {found['counts']} in {found['seconds']} s", flush=True)
     if found["failed"]:
-        print(output.read_text(errors="replace")[-4000:], flush=True)
+        print(telling_part(output.read_text(errors="replace")), flush=True)
     return found
 
 

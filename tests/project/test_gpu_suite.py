@@ -67,6 +67,16 @@ def test_a_process_that_ends_early_failed(tools, tmp_path):
         assert found["failed"] == [f"a ended with {status}"]
 
 
+def test_the_reason_of_a_crash_is_shown(tools, tmp_path, capsys):
+    """Although the stacks of many threads come behind it."""
+    threads = "; ".join(["threading.Thread(target=time.sleep, args=(30,)).start()"] * 40)
+    end = "os.write(2, b'why'); os.abort()"
+    text = f"    import os, threading, time\n    def test_a(): {threads}; {end}"
+    run_tests(tools, tmp_path, text)
+    shown = capsys.readouterr().out
+    assert "why" in shown and "Fatal Python error: Aborted" in shown
+
+
 @pytest.mark.parametrize(
     ("name", "run"),
     [(run, f"run_{run}") for run in ("whole", "files", "two_devices", "sanitizer")],
