@@ -309,7 +309,8 @@ class TestApply:
             assert all(MigrationPolicy.of(target) == policy for target in targets)
             assert MigrationPolicy.of(targets) == policy
 
-    def test_targets_of_other_libraries(self, buf, device0):
+    def test_targets_of_other_libraries(self, alloc, device0):
+        buf = alloc(2 * MIB)  # without records of freed memory
         array = CudaArray(buf, shape=(PAGE,), offset=PAGE)
         MigrationPolicy.prefer(device0).apply([array, memoryview(buf)[3 * PAGE : 4 * PAGE]])
         assert [run.preferred_location for run in buf.page_runs()] == [None, device0] * 2 + [None]
