@@ -5,7 +5,7 @@
 
 static struct emu_stream *streams;
 /* Streams that ended with a user's context. They are never freed, so that their handles stay
- * known: an H100 answers INVALID_CONTEXT for them. */
+ * known: drivers answered INVALID_CONTEXT for them, INVALID_HANDLE and CONTEXT_IS_DESTROYED. */
 static struct emu_stream *ended_streams;
 static uint64_t last_stream;
 static size_t user_streams;

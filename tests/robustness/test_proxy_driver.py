@@ -194,7 +194,7 @@ class TestUnalignedMemory:
 
 
 class TestRecordsThatChangeWhileTheyAreRead:
-    """A driver reads the type and the id of a location one after the other."""
+    """A driver can read the type and the id of a location one after the other."""
 
     def test_are_read_again(self, with_proxy):
         with_proxy(

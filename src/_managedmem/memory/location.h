@@ -34,8 +34,8 @@ mm_host(void)
 /* A location from the driver's answers; type INVALID means none. The id is meaningful only for a
  * device and a NUMA node, and is 0 for the others.
  *
- * A record can change between the two answers, so that the type is of one location and the id of
- * another. An id that nothing of that type has gives none. */
+ * If a driver reads the two one after the other, a record can change in between. The type is then
+ * that of one location and the id of another. An id that nothing of that type has gives none. */
 static inline CUmemLocation
 mm_location_from_attributes(int device_count, int type, int id)
 {

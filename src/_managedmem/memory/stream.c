@@ -170,7 +170,7 @@ next_in_list(mm_stream *previous)
     return stream;
 }
 
-/* A stream that ended with its context does not capture. Driver 580 answers INVALID_CONTEXT. */
+/* A stream that ended with its context does not capture. Driver 580 gave each of the codes. */
 static int
 ask_listed_stream(mm_driver *cu, CUstream handle, bool *capturing, mm_status *st)
 {
