@@ -208,6 +208,8 @@ class Owner:
         import sys  # asks the interpreter that runs this
         here = id(sys.modules) == self.home and "__main__" in sys.modules
         os.write(self.written, b"home" if here else b"away")
+        if {leave}:
+            os.read({leave}, 1)
 memory = managedmem.empty(4096)
 buffer = managedmem.ManagedBuffer.from_handle(
     memory.handle, memory.size, owner=Owner(memory, {written})
@@ -216,7 +218,8 @@ capsules = [buffer.__dlpack__() for _ in range({tensors})]
 del buffer, memory
 os.write({told}, " ".join(str(id(capsule)) for capsule in capsules).encode())
 """
-"""An owner that records the interpreter of its finalizer, behind tensors of several consumers."""
+"""An owner that writes the interpreter of its finalizer, behind tensors of several consumers. The
+finalizer waits for a byte in the pipe `leave`, if there is one."""
 
 TENSORS = (
     f"OWNED = {OWNED!r}"
@@ -230,11 +233,11 @@ process.pthread_create.argtypes = [ctypes.c_void_p] * 4
 process.pthread_join.argtypes = [ctypes.c_ulong, ctypes.c_void_p]
 USED = b"used_dltensor"
 
-def consume(interpreter, tensors=1):
+def consume(interpreter, tensors=1, leave=0):
     "(deleter, argument) of tensors that are made in the interpreter, and where the owner writes."
     ends, written = os.pipe()
     told, tell = os.pipe()
-    run(interpreter, OWNED.format(written=written, told=tell, tensors=tensors))
+    run(interpreter, OWNED.format(written=written, told=tell, tensors=tensors, leave=leave))
     taken = []
     for capsule in map(int, os.read(told, 65536).split()):
         tensor = python.PyCapsule_GetPointer(capsule, b"dltensor")
@@ -322,24 +325,31 @@ print("fine")
 )
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_interpreter_ends_while_threads_attach(kind):
-    """A thread state at the wrong moment would abort the process: "not the last thread"."""
+    """A thread state at the wrong moment would abort the process: "not the last thread".
+
+    The first thread stays in its finalizer until the interpreter ends, so that the others never
+    find an interpreter without thread states: before 3.14 CPython itself crashes if a thread takes
+    the first one while another thread deletes it (python/cpython issue 126914).
+    """
     done = run_python(
         PRELUDE
         + TENSORS
         + f"""
 for _ in range(10):
     interpreter = create({kind!r})
+    leave, end = os.pipe()
+    [first], ends = consume(interpreter, leave=leave)
+    threads = [start_thread(*first)]
+    assert os.read(ends, 100) == b"home"
     tensors, ends = consume(interpreter, tensors=40)
-    threads = [start_thread(*tensor) for tensor in tensors]
+    run(interpreter, f"import atexit; atexit.register(os.write, {{end}}, b'.')")
+    threads += [start_thread(*tensor) for tensor in tensors]
     destroy(interpreter)
     for thread in threads:
         join(thread)
 print("fine")
-""",
-        check=False,
+"""
     )
-    if sys.version_info < (3, 14) and "init_threadstate: thread state already" in done.stderr:
-        pytest.skip("CPython's own race of two new thread states: python/cpython issue 126914")
     assert (done.stdout, done.stderr) == ("fine\n", "")
 
 
