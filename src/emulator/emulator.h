@@ -4,7 +4,7 @@
  *   inspect.c                               controls for tests: looking inside, arming faults
  *   procaddress.c                           from names to entry points
  *   entry_context.c entry_copy.c entry_device.c entry_memory.c entry_pointer.c entry_pool.c
- *   entry_stream.c entry_uvm.c
+ *   entry_stream.c entry_uvm.c entry_word.c
  *   queues.c calls.c                        running operations; begin and end of a driver call
  *   capture.c page_advice.c pools.c         the meaning of calls
  *   allocations.c events.c                  the objects that users hold
@@ -92,6 +92,8 @@ void emu_unlock(void);
 void emu_lock(void);
 /* Waits, with the mutex released, for the next broadcast. */
 void emu_wait(void);
+/* Waits a moment, with the mutex released. */
+void emu_nap(void);
 void emu_broadcast(void);
 /* Called by cuInit when it succeeds. */
 void emu_set_initialised(void);
@@ -507,6 +509,7 @@ struct emu_stream {
     uint64_t queued, done; /* serials */
     struct emu_op *head, *tail;
     bool running; /* a thread runs its head operation with the mutex released */
+    bool destroyed; /* by its user; it is removed when its queue is empty */
     struct emu_capture *capture;
 };
 
@@ -518,8 +521,10 @@ CUresult emu_stream_new(struct emu_context *context, enum emu_stream_kind kind, 
                         struct emu_stream **out);
 /* NULL for a stream that has been deleted. */
 struct emu_stream *emu_stream_by_id(uint64_t id);
-/* Forgets a stream whose queue is empty; emu_stream_delete empties it first. The handle of one that
- * ended with a user's context stays known. */
+/* Makes the handle of a stream unknown, whose queue may hold operations yet. */
+void emu_stream_destroyed(struct emu_stream *stream);
+/* Forgets a stream whose queue is empty. The handle of one that ended with a user's context stays
+ * known. */
 void emu_stream_remove(struct emu_stream *stream, bool ended_with_context);
 bool emu_stream_idle(const struct emu_stream *stream);
 bool emu_streams_idle(void);
@@ -624,6 +629,8 @@ enum emu_op_kind {
     EMU_OP_EVENT,
     EMU_OP_WAIT,
     EMU_OP_RELEASE,
+    EMU_OP_AWAIT_WORD, /* of memory, to be compared with `pattern` as the flag `width` says */
+    EMU_OP_WRITE_WORD,
     EMU_OP_NOTHING,
 };
 
@@ -651,13 +658,17 @@ CUresult emu_stream_submit_after(struct emu_stream *stream, struct emu_point poi
 void emu_stream_drain(struct emu_stream *stream);
 /* The same for all streams of a context, or of all contexts (NULL). */
 void emu_streams_drain(const struct emu_context *context);
-/* Abandons a capture, runs all queued operations, then removes the stream. */
+/* Runs what can run without waiting for threads or words. True: the point is reached. */
+bool emu_point_poll(struct emu_point point);
+/* Abandons a capture and makes the handle unknown. The stream is removed after its last operation. */
 void emu_stream_delete(struct emu_stream *stream);
 /* The same for all streams of a context. */
 void emu_streams_delete(const struct emu_context *context);
 CUresult emu_event_record(struct emu_event *event, struct emu_stream *stream);
 void emu_event_drain(const struct emu_event *event);
-/* Switches to lazy or eager; eager runs all queued operations. */
+/* As emu_point_poll, for the point at which an event was recorded. */
+bool emu_event_poll(const struct emu_event *event);
+/* Switches to lazy or eager; eager runs all queued operations that need not wait. */
 void emu_streams_schedule(bool lazy);
 bool emu_streams_lazy(void);
 

@@ -66,12 +66,17 @@ EMU_ENTRY(cuMemAlloc_v2, CUdeviceptr *dptr, size_t bytesize)
 }
 
 static CUresult
-allocate_pinned(const char *name, void **out, size_t size)
+allocate_pinned(const char *name, void **out, size_t size, unsigned int flags)
 {
+    const unsigned int known =
+        CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP | CU_MEMHOSTALLOC_WRITECOMBINED;
     CUdeviceptr ptr = 0;
     CUresult result;
 
-    EMU_BEGIN(name, EMU_CALL_WORK, "size=%zu", size);
+    EMU_BEGIN(name, EMU_CALL_WORK, "size=%zu, flags=%u", size, flags);
+    if ((flags & ~known) != 0) {
+        return emu_call_end(&call, CUDA_ERROR_INVALID_VALUE);
+    }
     result = allocate_memory(EMU_PINNED, out == NULL ? NULL : &ptr, size, 0);
     if (result == CUDA_SUCCESS) {
         *out = (void *)(uintptr_t)ptr;
@@ -82,13 +87,12 @@ allocate_pinned(const char *name, void **out, size_t size)
 
 EMU_ENTRY(cuMemAllocHost_v2, void **pp, size_t bytesize)
 {
-    return allocate_pinned("cuMemAllocHost", pp, bytesize);
+    return allocate_pinned("cuMemAllocHost", pp, bytesize, 0);
 }
 
 EMU_ENTRY(cuMemHostAlloc, void **pp, size_t bytesize, unsigned int Flags)
 {
-    return (Flags & ~7u) != 0 ? CUDA_ERROR_INVALID_VALUE
-                              : allocate_pinned("cuMemHostAlloc", pp, bytesize);
+    return allocate_pinned("cuMemHostAlloc", pp, bytesize, Flags);
 }
 
 /* Measured (topics "capture, each call alone" and "busy streams"): even the free of an unknown

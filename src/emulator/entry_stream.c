@@ -71,7 +71,7 @@ EMU_ENTRY(cuStreamSynchronize, CUstream hStream)
 }
 
 /* A lazy stream with queued operations answers NOT_READY once and then runs them, so that
- * polling ends. */
+ * polling ends. In an eager one they wait for another thread or for a word, which may have come. */
 EMU_ENTRY(cuStreamQuery, CUstream hStream)
 {
     struct emu_stream *stream = NULL;
@@ -86,10 +86,9 @@ EMU_ENTRY(cuStreamQuery, CUstream hStream)
         result = emu_capture_unsafe();
     }
     if (result == CUDA_SUCCESS && !emu_stream_idle(stream)) {
-        result = CUDA_ERROR_NOT_READY;
-        if (emu_streams_lazy()) {
-            emu_stream_drain(stream);
-        }
+        struct emu_point end = {.stream = stream->id, .serial = stream->queued};
+        bool ready = emu_point_poll(end) && !emu_streams_lazy();
+        result = ready ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
     }
     return emu_call_end(&call, result);
 }
@@ -475,10 +474,8 @@ EMU_ENTRY(cuEventQuery, CUevent hEvent)
     } else if (emu_capture_unsafe() != CUDA_SUCCESS) {
         result = CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
     } else if (!emu_event_reached(event)) {
-        result = CUDA_ERROR_NOT_READY;
-        if (emu_streams_lazy()) {
-            emu_event_drain(event);
-        }
+        bool ready = emu_event_poll(event) && !emu_streams_lazy();
+        result = ready ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
     }
     return emu_call_end(&call, result);
 }

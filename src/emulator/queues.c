@@ -12,6 +12,7 @@
 static int schedule = -1; /* -1: as configured */
 
 static bool run_until(uint64_t id, uint64_t serial, bool block);
+static void run_unblocked(void);
 
 bool
 emu_streams_lazy(void)
@@ -85,20 +86,86 @@ run_function(const struct emu_op *op)
     emu_lock();
 }
 
+/* ---- words of memory ---- */
+
+/* The word of an operation, or NULL if its memory has been freed. Host threads store to it without
+ * any call. */
+static uint32_t *
+word_of(const struct emu_op *op)
+{
+    return emu_find(op->ptr) == NULL ? NULL : (uint32_t *)(void *)emu_bytes(op->ptr);
+}
+
+static bool
+word_has_come(const struct emu_op *op)
+{
+    const uint32_t *word = word_of(op);
+    uint32_t now = word == NULL ? 0 : __atomic_load_n(word, __ATOMIC_ACQUIRE);
+
+    if (word == NULL) {
+        return true;
+    }
+    switch (op->width) {
+    case CU_STREAM_WAIT_VALUE_EQ:
+        return now == op->pattern;
+    case CU_STREAM_WAIT_VALUE_AND:
+        return (now & op->pattern) != 0;
+    case CU_STREAM_WAIT_VALUE_NOR:
+        return ~(now | op->pattern) != 0;
+    default:
+        return now - op->pattern <= INT32_MAX; /* cyclic: (int32_t)(now - pattern) >= 0 */
+    }
+}
+
+static void
+write_word(const struct emu_op *op)
+{
+    uint32_t *word = word_of(op);
+
+    if (word != NULL) {
+        __atomic_store_n(word, op->pattern, __ATOMIC_RELEASE);
+    }
+}
+
+/* Waits for the word of an operation. Other streams run meanwhile, as they would on a device: one
+ * of them may write the word. A thread of the host that stores to it wakes nobody, hence the naps.
+ * False: it has not come, and `block` is false. */
+static bool
+await_word(const struct emu_op *op, bool block)
+{
+    while (!word_has_come(op)) {
+        if (!block) {
+            return false;
+        }
+        run_unblocked();
+        if (!word_has_come(op)) {
+            emu_nap();
+        }
+    }
+    return true;
+}
+
+/* ---- one operation ---- */
+
+static void
+run_page_move(const struct emu_op *op)
+{
+    const struct emu_allocation *a = emu_find(op->ptr);
+
+    if (a != NULL && op->kind == EMU_OP_PREFETCH) {
+        emu_pages_prefetch(a->region, op->ptr, op->size, op->location);
+    } else if (a != NULL) {
+        emu_pages_discard(a->region, op->ptr, op->size);
+    }
+}
+
 static void
 run_op(const struct emu_op *op, int device)
 {
-    const struct emu_allocation *a;
-
     switch (op->kind) {
     case EMU_OP_PREFETCH:
     case EMU_OP_DISCARD:
-        a = emu_find(op->ptr);
-        if (a != NULL && op->kind == EMU_OP_PREFETCH) {
-            emu_pages_prefetch(a->region, op->ptr, op->size, op->location);
-        } else if (a != NULL) {
-            emu_pages_discard(a->region, op->ptr, op->size);
-        }
+        run_page_move(op);
         break;
     case EMU_OP_DISCARD_SYSTEM:
         emu_system_discard(op->ptr, op->size);
@@ -123,13 +190,16 @@ run_op(const struct emu_op *op, int device)
     case EMU_OP_RELEASE:
         emu_pool_release(op->allocation);
         break;
+    case EMU_OP_WRITE_WORD:
+        write_word(op);
+        break;
     default:
         break;
     }
 }
 
-/* Runs the first operation of a stream. False: it has to wait for a thread, and `block` is
- * false. The stream is marked as running throughout, so that it and the operation outlive the
+/* Runs the first operation of a stream. False: it has to wait for a thread or a word, and `block`
+ * is false. The stream is marked as running throughout, so that it and the operation outlive the
  * unlocked moments. */
 static bool
 run_head(struct emu_stream *stream, bool block)
@@ -141,6 +211,7 @@ run_head(struct emu_stream *stream, bool block)
     for (size_t i = 0; i < op->waits && ready; i++) {
         ready = run_until(op->wait[i].stream, op->wait[i].serial, block);
     }
+    ready = ready && (op->kind != EMU_OP_AWAIT_WORD || await_word(op, block));
     if (ready) {
         run_op(op, stream->device->ordinal);
         stream->head = op->next;
@@ -153,11 +224,14 @@ run_head(struct emu_stream *stream, bool block)
     }
     stream->running = false;
     emu_broadcast();
+    if (stream->destroyed && emu_stream_idle(stream)) {
+        emu_stream_remove(stream, false);
+    }
     return ready;
 }
 
 /* Runs a stream until it has reached a point. This ends, because an operation waits only for
- * operations queued before it. */
+ * operations queued before it, and for words that others write. */
 static bool
 run_until(uint64_t id, uint64_t serial, bool block)
 {
@@ -176,7 +250,8 @@ run_until(uint64_t id, uint64_t serial, bool block)
     return true;
 }
 
-/* Runs operations that another thread queued behind a host function while it ran. */
+/* Runs what can run: operations that another thread queued behind a host function while it ran, and
+ * those behind words that have come. */
 static void
 run_unblocked(void)
 {
@@ -196,6 +271,18 @@ run_unblocked(void)
             }
         }
     }
+}
+
+bool
+emu_point_poll(struct emu_point point)
+{
+    const struct emu_stream *stream;
+
+    if (!run_until(point.stream, point.serial, false)) {
+        run_unblocked();
+    }
+    stream = emu_stream_by_id(point.stream);
+    return stream == NULL || stream->done >= point.serial;
 }
 
 void
@@ -224,22 +311,35 @@ emu_streams_schedule(bool lazy)
 {
     schedule = lazy;
     if (!lazy) {
-        emu_streams_drain(NULL);
+        run_unblocked();
     }
-}
-
-static void
-end_stream(struct emu_stream *stream, bool with_context)
-{
-    emu_capture_abandon(stream);
-    emu_stream_drain(stream);
-    emu_stream_remove(stream, with_context);
 }
 
 void
 emu_stream_delete(struct emu_stream *stream)
 {
-    end_stream(stream, false);
+    struct emu_point end = {.stream = stream->id, .serial = stream->queued};
+
+    emu_capture_abandon(stream);
+    emu_stream_destroyed(stream);
+    if (stream->head == NULL) {
+        emu_stream_remove(stream, false);
+    } else {
+        (void)emu_point_poll(end);
+    }
+}
+
+static void
+end_stream_with_context(struct emu_stream *stream)
+{
+    uint64_t id = stream->id;
+    bool destroyed = stream->destroyed;
+
+    emu_capture_abandon(stream);
+    emu_stream_drain(stream);
+    if (emu_stream_by_id(id) != NULL) {
+        emu_stream_remove(stream, !destroyed);
+    }
 }
 
 void
@@ -249,7 +349,7 @@ emu_streams_delete(const struct emu_context *context)
 
     while (stream != NULL) {
         if (stream->context == context) {
-            end_stream(stream, true);
+            end_stream_with_context(stream);
             stream = emu_streams(); /* the list may have changed meanwhile */
         } else {
             stream = stream->next;
@@ -346,6 +446,12 @@ emu_event_record(struct emu_event *event, struct emu_stream *stream)
     event->point.stream = stream->id;
     event->point.serial = stream->queued + 1;
     return emu_stream_submit(stream, &op);
+}
+
+bool
+emu_event_poll(const struct emu_event *event)
+{
+    return !event->recorded || emu_point_poll(event->point);
 }
 
 void

@@ -105,7 +105,7 @@ emu_stream_find(CUstream handle, struct emu_stream **out)
         return result;
     }
     for (struct emu_stream *s = streams; s != NULL; s = s->next) {
-        if ((void *)s == (void *)handle) {
+        if ((void *)s == (void *)handle && !s->destroyed) {
             *out = s;
             return CUDA_SUCCESS;
         }
@@ -130,6 +130,13 @@ emu_streams_idle(void)
 }
 
 void
+emu_stream_destroyed(struct emu_stream *stream)
+{
+    stream->destroyed = true;
+    user_streams -= stream->kind == EMU_STREAM_OWN;
+}
+
+void
 emu_stream_remove(struct emu_stream *stream, bool ended_with_context)
 {
     struct emu_stream **link = &streams;
@@ -138,7 +145,7 @@ emu_stream_remove(struct emu_stream *stream, bool ended_with_context)
         link = &(*link)->next;
     }
     *link = stream->next;
-    user_streams -= stream->kind == EMU_STREAM_OWN;
+    user_streams -= stream->kind == EMU_STREAM_OWN && !stream->destroyed;
     if (ended_with_context && stream->kind == EMU_STREAM_OWN) {
         stream->next = ended_streams;
         ended_streams = stream;

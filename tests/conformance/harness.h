@@ -36,6 +36,7 @@
     X(mem_info, cuMemGetInfo, 3020)                               \
     X(mem_alloc, cuMemAlloc, 3020)                                \
     X(alloc_host, cuMemAllocHost, 3020)                           \
+    X(host_alloc, cuMemHostAlloc, 2020)                           \
     X(free_host, cuMemFreeHost, 2000)                             \
     X(alloc, cuMemAllocManaged, 6000)                             \
     X(mem_free, cuMemFree, 3020)                                  \
@@ -64,6 +65,8 @@
     X(stream_sync, cuStreamSynchronize, 2000)                     \
     X(stream_query, cuStreamQuery, 2000)                          \
     X(stream_wait, cuStreamWaitEvent, 3020)                       \
+    X(wait_value, cuStreamWaitValue32, 11070)                     \
+    X(write_value, cuStreamWriteValue32, 11070)                   \
     X(stream_ctx, cuStreamGetCtx, 9020)                           \
     X(is_capturing, cuStreamIsCapturing, 10000)                   \
     X(begin_capture, cuStreamBeginCapture, 10010)                 \

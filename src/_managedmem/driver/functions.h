@@ -27,6 +27,8 @@
     X(MemGetInfo, 3020)                       \
     X(MemAllocManaged, 6000)                  \
     X(MemFree, 3020)                          \
+    X(MemHostAlloc, 2020)                     \
+    X(MemFreeHost, 2000)                      \
     X(MemAdvise, 12020)                       \
     X(MemPrefetchAsync, 12020)                \
     X(MemRangeGetAttribute, 8000)             \
@@ -53,9 +55,12 @@
     X(StreamGetCtx, 9020)                     \
     X(StreamGetId, 12000)                     \
     X(StreamWaitEvent, 3020)                  \
+    X(StreamWaitValue32, 11070)               \
+    X(StreamWriteValue32, 11070)              \
     X(EventCreate, 2000)                      \
     X(EventRecord, 2000)                      \
     X(EventQuery, 2000)                       \
+    X(EventSynchronize, 2000)                 \
     X(EventDestroy, 4000)                     \
     X(ThreadExchangeStreamCaptureMode, 10010) \
     X(LaunchHostFunc, 10000)
