@@ -312,10 +312,19 @@ class PoolAttributes:
 @final
 class ManagedMemoryResource:
     def __new__(
-        cls, *, pooled: bool = False, preferred_location: _Location | None = None
+        cls,
+        *,
+        pooled: bool = False,
+        preferred_location: _Location | None = None,
+        policy: MigrationPolicy | None = None,
     ) -> Self: ...
     def allocate(
-        self, size: SupportsIndex, *, stream: _Stream | None = None, name: str | None = None
+        self,
+        size: SupportsIndex,
+        *,
+        stream: _Stream | None = None,
+        name: str | None = None,
+        policy: MigrationPolicy | None = None,
     ) -> ManagedBuffer: ...
     def deallocate(
         self,
@@ -339,6 +348,8 @@ class ManagedMemoryResource:
     @property
     def preferred_location(self) -> Device | Host | None: ...
     @property
+    def policy(self) -> MigrationPolicy | None: ...
+    @property
     def device_id(self) -> int: ...
     @property
     def attributes(self) -> PoolAttributes: ...
@@ -361,7 +372,12 @@ class ManagedMemoryResource:
 class DeviceMemoryResource:
     def __new__(cls, device: _Device) -> Self: ...
     def allocate(
-        self, size: SupportsIndex, *, stream: _Stream | None = None, name: str | None = None
+        self,
+        size: SupportsIndex,
+        *,
+        stream: _Stream | None = None,
+        name: str | None = None,
+        policy: MigrationPolicy | None = None,
     ) -> ManagedBuffer: ...
     def deallocate(
         self,
@@ -869,6 +885,7 @@ def empty(
     dtype: _DType = "uint8",
     *,
     name: str | None = None,
+    policy: MigrationPolicy | None = None,
 ) -> ManagedBuffer: ...
 def driver_info() -> _DriverInfo: ...
 def _select_driver(name: str, /) -> None: ...

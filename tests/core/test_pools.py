@@ -82,10 +82,6 @@ class TestMaking:
         with pytest.raises(TypeError, match="pooled"):
             ManagedMemoryResource(pooled=bad)
 
-    def test_preferred_location_needs_a_pool(self, device0):
-        with pytest.raises(ValueError, match="pooled=True"):
-            ManagedMemoryResource(preferred_location=device0)
-
     @pytest.mark.parametrize("bad", [0, "cpu", object()], ids=repr)
     def test_preferred_location_is_a_location(self, bad):
         with pytest.raises(TypeError, match="Device or Host"):

@@ -164,6 +164,18 @@ ERRORS = {
     "a range that is too long": wrong(lambda w: w.a.range(PAGE, SIZE), ValueError),
     "an unknown keyword": wrong(lambda w: w.a.prefetch(ZERO, speed=9)),
     "a missing argument": wrong(lambda w: w.a.prefetch()),
+    "a word as a policy": wrong(lambda w: managedmem.empty(PAGE, policy="prefer")),
+    "a policy for a pool": Operation(
+        lambda w: w.pool.allocate(PAGE, policy=EVERYTHING),
+        prepare=lambda w: w.make_pools(),
+        raises=ValueError,
+    ),
+    "a pool with a policy": wrong(
+        lambda w: ManagedMemoryResource(pooled=True, policy=EVERYTHING), ValueError
+    ),
+    "a policy and a preferred location": wrong(
+        lambda w: ManagedMemoryResource(preferred_location=HOST, policy=EVERYTHING), ValueError
+    ),
     "bytes as a name": wrong(lambda w: setattr(w.a, "name", b"weights")),
     "a long name": wrong(lambda w: managedmem.empty(PAGE, name="x" * 201), ValueError),
     "a name without UTF-8": wrong(

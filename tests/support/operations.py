@@ -403,6 +403,20 @@ OPERATIONS = {
         lambda w: w.keep(ManagedMemoryResource().allocate(SIZE, stream=w.stream))
     ),
     "empty": Operation(lambda w: w.keep(managedmem.empty((2, 8), "float32")), "empty"),
+    "empty with a policy": Operation(
+        lambda w: w.keep(managedmem.empty(SIZE, policy=EVERYTHING)), faults=PAGES + 5
+    ),
+    "empty and large with a policy": Operation(
+        lambda w: w.keep(managedmem.empty(4 << 20, policy=EVERYTHING)), faults=5
+    ),
+    "allocate with the policy of a resource": Operation(
+        lambda w: w.keep(ManagedMemoryResource(policy=EVERYTHING).allocate(SIZE)),
+        faults=PAGES + 5,
+    ),
+    "allocate with a policy": Operation(
+        lambda w: w.keep(ManagedMemoryResource().allocate(SIZE, policy=EVERYTHING)),
+        faults=PAGES + 5,
+    ),
     "Stream": Operation(lambda w: w.keep(Stream()), "Stream"),
     # Streams and devices.
     "stream.sync": Operation(lambda w: w.stream.sync(), "Stream.sync"),
@@ -575,6 +589,9 @@ NO_DRIVER = {
         )
     },
     "ManagedMemoryResource.preferred_location": lambda w: w.pool.preferred_location,
+    "ManagedMemoryResource.policy": (
+        lambda w: ManagedMemoryResource(preferred_location=HOST, policy=None).policy
+    ),
     "DeviceMemoryResource.device_id": lambda w: w.own.device_id,
     "DeviceMemoryResource.is_host_accessible": lambda w: w.own.is_host_accessible,
     "DeviceMemoryResource.is_device_accessible": lambda w: w.own.is_device_accessible,

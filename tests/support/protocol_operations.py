@@ -193,7 +193,13 @@ PROTOCOLS = {
         "Stream.__ne__ Stream.__lt__ Stream.__le__ Stream.__gt__ Stream.__ge__",
     ),
     "resource repr": in_pools(
-        lambda w: (repr(w.pool), repr(w.own), repr(w.own.attributes)),
+        lambda w: (
+            repr(w.pool),
+            repr(w.own),
+            repr(w.own.attributes),
+            repr(ManagedMemoryResource(preferred_location=HOST)),
+            repr(ManagedMemoryResource(policy=EVERYTHING)),
+        ),
         "ManagedMemoryResource.__repr__ DeviceMemoryResource.__repr__ PoolAttributes.__repr__",
     ),
     "resource with": Operation(

@@ -9,8 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "advice.h"
-#include "recorded_calls.h"
+#include "policy.h"
 
 static pthread_mutex_t presets_lock = PTHREAD_MUTEX_INITIALIZER;
 static mm_preset presets[MM_MAX_PRESETS];
@@ -35,35 +34,17 @@ log_failure(const char *failure, const mm_status *st)
 }
 
 static int
-advise_new_block(mm_driver *cu, mm_range block, CUmem_advise advice, CUmemLocation where,
-                 mm_status *st)
-{
-    uint64_t begun = mm_call_begin();
-    int rc = mm_range_advise_settled(cu, block, advice, where, st);
-
-    if (begun != 0 && rc == 0) {
-        mm_record_advice(block, advice, where, begun);
-    }
-    return rc;
-}
-
-static int
 advise_block(mm_driver *cu, const mm_preset *preset, int device, mm_range block, mm_status *st)
 {
-    CUmemLocation own = mm_location(CU_MEM_LOCATION_TYPE_DEVICE, device);
-    CUmemLocation preferred = preset->own_device ? own : preset->preferred;
-    mm_location_set accessed_by =
-        preset->accessed_by | (preset->own_device ? mm_location_bit(own) : 0);
+    mm_policy policy = {.read_mostly = preset->read_mostly,
+                        .preferred = preset->preferred,
+                        .accessed_by = preset->accessed_by};
 
-    if (preset->read_mostly
-        && advise_new_block(cu, block, CU_MEM_ADVISE_SET_READ_MOSTLY, mm_host(), st) < 0) {
-        return -1;
+    if (preset->own_device) {
+        policy.preferred = mm_location(CU_MEM_LOCATION_TYPE_DEVICE, device);
+        policy.accessed_by |= mm_location_bit(policy.preferred);
     }
-    if (preferred.type != 0
-        && advise_new_block(cu, block, CU_MEM_ADVISE_SET_PREFERRED_LOCATION, preferred, st) < 0) {
-        return -1;
-    }
-    return mm_range_switch_accessed_by(cu, block, accessed_by, true, st);
+    return mm_policy_advise_new(cu, block, &policy, st);
 }
 
 /* Allocates a block of block->size bytes for the device, with the preset's advice. Frees it on

@@ -1,5 +1,5 @@
 /* policy.c: changing the advice of pages from one state to another, with as few calls as their
- * records allow, and policies of several ranges. */
+ * records allow; policies of several ranges and of new memory. */
 #include "policy.h"
 
 #include <assert.h>
@@ -282,6 +282,30 @@ change_pages(mm_driver *cu, const mm_page_runs *from, const mm_page_runs *to,
 }
 
 /* --- policies --------------------------------------------------------------------------- */
+
+/* Driver 580 keeps records of freed memory in new memory of up to this size (conformance: records
+ * of freed memory). */
+enum { MOST_BYTES_WITH_OLD_RECORDS = 2 << 20 };
+
+int
+mm_policy_advise_new(mm_driver *cu, mm_range memory, const mm_policy *policy, mm_status *st)
+{
+    mm_page_run fresh = {.range = memory}, advised = {.range = memory, .policy = *policy};
+    mm_page_runs wanted = {.run = &advised, .count = 1, .capacity = 1}, present = {0};
+    int rc;
+
+    if (memory.size == 0) {
+        return 0;
+    }
+    rc = memory.size <= MOST_BYTES_WITH_OLD_RECORDS
+             ? mm_page_runs_read(cu, memory, MM_BY_RECORD, &present, st)
+             : mm_page_runs_append(&present, &fresh, st);
+    if (rc == 0) {
+        rc = change_pages(cu, &present, &wanted, STOP_CHANGE, st);
+    }
+    mm_page_runs_free(&present);
+    return rc;
+}
 
 int
 mm_policy_read(mm_driver *cu, mm_batch *b, mm_page_runs *runs, mm_status *st)

@@ -1,12 +1,18 @@
 /* policy.h: one policy for several ranges: applying it, all or nothing, and restoring the earlier
- * advice of every page. */
+ * advice of every page; and the policy of new memory. */
 #ifndef MM_POLICY_H
 #define MM_POLICY_H
 
 #include "batch.h"
 #include "page_runs.h"
 
-/* These functions merge the batch first and ignore its locations. */
+/* Advises memory that was just allocated: one call for each advice of the policy. Pages are only
+ * read in memory so small that it can have records of freed memory. After a failure some of the
+ * advice is given, and the caller frees the memory. */
+MM_NODISCARD int mm_policy_advise_new(mm_driver *cu, mm_range memory, const mm_policy *policy,
+                                      mm_status *st);
+
+/* The other functions merge the batch first and ignore its locations. */
 
 /* The runs of all ranges; an empty list on failure. */
 MM_NODISCARD int mm_policy_read(mm_driver *cu, mm_batch *b, mm_page_runs *runs, mm_status *st);

@@ -387,7 +387,7 @@ new_like(mm_buffer *b, PyObject *stream)
     if (resource != NULL && !mm_is_resource(b->state, resource)) {
         buffer = allocate_foreign_like(b, resource, stream);
     } else {
-        buffer = mm_allocate(b->state, resource, stream, b->size, &layout);
+        buffer = mm_allocate(b->state, resource, stream, b->size, &layout, NULL);
     }
     Py_XDECREF(resource);
     assert(buffer == NULL || mm_buffer_of(buffer)->size == b->size);

@@ -204,12 +204,15 @@ module_advise(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObjec
 MM_GUARD_ARRAYS static PyObject *
 module_empty(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
-    enum { SHAPE, DTYPE, NAME, ARGC };
-    static const char *const names[ARGC] = {[SHAPE] = "shape", [DTYPE] = "dtype", [NAME] = "name"};
+    enum { SHAPE, DTYPE, NAME, POLICY, ARGC };
+    static const char *const names[ARGC] = {
+        [SHAPE] = "shape", [DTYPE] = "dtype", [NAME] = "name", [POLICY] = "policy"};
     static const mm_parameters parameters = {
         .function = "empty", .names = names, .required = 1, .positional = 2, .total = ARGC};
+    mm_state *state = mm_module_state(module);
     Py_ssize_t shape[MM_MAX_DIMENSIONS];
     PyObject *argv[ARGC];
+    const mm_policy *policy;
     const char *name;
     mm_layout layout;
     size_t bytes;
@@ -224,10 +227,11 @@ module_empty(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject
     if (mm_args(&parameters, args, nargs, kwnames, argv) < 0
         || (layout.dtype = mm_read_dtype(argv[DTYPE])) == NULL
         || mm_read_shape(argv[SHAPE], &layout, shape, &bytes) < 0
-        || mm_read_name(argv[NAME], &name) < 0) {
+        || mm_read_name(argv[NAME], &name) < 0
+        || mm_read_policy(state, argv[POLICY], &policy) < 0) {
         return NULL;
     }
-    return mm_buffer_named(mm_allocate(mm_module_state(module), NULL, NULL, bytes, &layout), name);
+    return mm_buffer_named(mm_allocate(state, NULL, NULL, bytes, &layout, policy), name);
 }
 
 /* --- the driver ------------------------------------------------------------------------- */
@@ -366,7 +370,7 @@ PyDoc_STRVAR(
 
 PyDoc_STRVAR(
     empty_doc,
-    "empty(shape, dtype='uint8', *, name=None)\n--\n\n"
+    "empty(shape, dtype='uint8', *, name=None, policy=None)\n--\n\n"
     "Allocate managed memory for an array, with undefined contents.\n"
     "\n"
     "Parameters\n"
@@ -377,10 +381,13 @@ PyDoc_STRVAR(
     "    The element type, such as \"float32\" or \"f4\".\n"
     "name : str, optional\n"
     "    The name of the buffer, as ManagedBuffer.name has it.\n"
+    "policy : MigrationPolicy, optional\n"
+    "    The advice that the memory has from the start, before anything touches it.\n"
     "\n"
     "Returns a ManagedBuffer. No page is populated before its first use or prefetch. Raises ValueError\n"
-    "and TypeError for bad arguments, CUDAOutOfMemoryError when memory runs out. Safe from every\n"
-    "thread. Driver: cuMemAllocManaged.");
+    "and TypeError for bad arguments, CUDAOutOfMemoryError when memory runs out, CUDAError for advice\n"
+    "that the driver refuses; the memory is then freed. Safe from every thread; releases the GIL.\n"
+    "Driver: cuMemAllocManaged, cuMemAdvise, cuMemRangeGetAttributes.");
 
 PyDoc_STRVAR(
     driver_info_doc,

@@ -29,6 +29,23 @@ new_policy(PyTypeObject *type, const mm_policy *policy)
     return self;
 }
 
+PyObject *
+mm_policy_object_new(mm_state *state, const mm_policy *policy)
+{
+    return new_policy(state->policy_type, policy);
+}
+
+int
+mm_read_given_policy(mm_state *state, PyObject *value, const mm_policy **policy)
+{
+    if (Py_TYPE(value) != state->policy_type) {
+        PyErr_Format(PyExc_TypeError, "policy must be a MigrationPolicy or None, got %R", value);
+        return -1;
+    }
+    *policy = policy_of(value);
+    return 0;
+}
+
 /* --- construction ----------------------------------------------------------------------- */
 
 static PyObject *

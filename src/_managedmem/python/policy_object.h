@@ -12,6 +12,20 @@ typedef struct {
     mm_policy policy;
 } mm_policy_object;
 
+/* Reads the policy= of a function: *policy is that of a MigrationPolicy, which keeps it; NULL for
+ * None and a missing argument. -1 with TypeError. */
+int mm_read_given_policy(mm_state *state, PyObject *value, const mm_policy **policy);
+
+static inline int
+mm_read_policy(mm_state *state, PyObject *value, const mm_policy **policy)
+{
+    *policy = NULL;
+    return value == NULL || value == Py_None ? 0 : mm_read_given_policy(state, value, policy);
+}
+
+/* A new MigrationPolicy. */
+PyObject *mm_policy_object_new(mm_state *state, const mm_policy *policy);
+
 /* In policy_applied.c. Applies the policy to a target or a sequence of targets. On success *before
  * has the earlier advice, and *t has the targets, which are not entered. On failure neither has to
  * be freed. */

@@ -106,9 +106,23 @@ mm_resource_check_pooled(PyObject *op)
 
 /* --- allocating and freeing ------------------------------------------------------------- */
 
+/* Advises new memory before anything can touch it. Frees it if that fails. */
+MM_COLD static mm_memory *
+advise_new(mm_driver *cu, mm_memory *memory, const mm_policy *policy, mm_status *st)
+{
+    mm_range range = {memory->start, memory->size, atomic_load(&memory->allocation)};
+
+    if (mm_policy_advise_new(cu, range, policy, st) < 0) {
+        mm_memory_release(memory);
+        return NULL;
+    }
+    return memory;
+}
+
 /* Memory without a pool is usable at once, on every stream. */
-static PyObject *
-allocate_unpooled(mm_state *state, PyObject *resource, size_t bytes, const mm_layout *layout)
+static inline PyObject *
+allocate_unpooled(mm_state *state, PyObject *resource, size_t bytes, const mm_layout *layout,
+                  const mm_policy *policy)
 {
     mm_driver *cu = mm_open(state);
     mm_memory *memory;
@@ -119,6 +133,9 @@ allocate_unpooled(mm_state *state, PyObject *resource, size_t bytes, const mm_la
     }
     Py_BEGIN_ALLOW_THREADS
     memory = mm_memory_allocate(cu, bytes, &st);
+    if (policy != NULL && memory != NULL) {
+        memory = advise_new(cu, memory, policy, &st);
+    }
     Py_END_ALLOW_THREADS
     return memory ? mm_buffer_new(state, state->buffer_type, memory, layout, NULL, resource)
                   : mm_raise(state, &st);
@@ -159,9 +176,19 @@ allocate_pooled(mm_state *state, PyObject *resource, PyObject *stream, size_t by
     return buffer;
 }
 
-PyObject *
-mm_allocate(mm_state *state, PyObject *resource, PyObject *stream, size_t bytes,
-            const mm_layout *layout)
+MM_COLD static PyObject *
+refuse_policy(PyObject *resource)
+{
+    PyErr_Format(PyExc_ValueError,
+                 "policy needs memory without a pool, because drivers refuse all advice on the "
+                 "memory of %R",
+                 resource);
+    return NULL;
+}
+
+static inline PyObject *
+allocate(mm_state *state, PyObject *resource, PyObject *stream, size_t bytes,
+         const mm_layout *layout, const mm_policy *policy)
 {
     mm_stream_use use;
 
@@ -171,35 +198,49 @@ mm_allocate(mm_state *state, PyObject *resource, PyObject *stream, size_t bytes,
         return NULL;
     }
     if (resource != NULL && mm_resource_of(resource)->pooled) {
-        return allocate_pooled(state, resource, stream, bytes, layout);
+        return policy == NULL ? allocate_pooled(state, resource, stream, bytes, layout)
+                              : refuse_policy(resource);
     }
     if (mm_stream_read(state, stream, &use) < 0) { /* the stream is only checked */
         return NULL;
     }
-    return allocate_unpooled(state, resource, bytes, layout);
+    if (policy == NULL && resource != NULL && mm_resource_of(resource)->has_policy) {
+        policy = &mm_resource_of(resource)->policy;
+    }
+    return allocate_unpooled(state, resource, bytes, layout, policy);
+}
+
+PyObject *
+mm_allocate(mm_state *state, PyObject *resource, PyObject *stream, size_t bytes,
+            const mm_layout *layout, const mm_policy *policy)
+{
+    return allocate(state, resource, stream, bytes, layout, policy);
 }
 
 static PyObject *
 resource_allocate(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
-    enum { SIZE, STREAM, NAME, ARGC };
-    static const char *const names[ARGC] = {[SIZE] = "size", [STREAM] = "stream", [NAME] = "name"};
+    enum { SIZE, STREAM, NAME, POLICY, ARGC };
+    static const char *const names[ARGC] = {
+        [SIZE] = "size", [STREAM] = "stream", [NAME] = "name", [POLICY] = "policy"};
     static const mm_parameters parameters = {
         .function = "allocate", .names = names, .required = 1, .positional = 1, .total = ARGC};
+    mm_state *state = mm_type_state(Py_TYPE(op));
     PyObject *argv[ARGC];
+    const mm_policy *policy;
     const char *name;
     Py_ssize_t length;
     mm_layout layout;
     size_t size;
 
     if (mm_args(&parameters, args, nargs, kwnames, argv) < 0
-        || mm_read_size(argv[SIZE], "size", &size) < 0 || mm_read_name(argv[NAME], &name) < 0) {
+        || mm_read_size(argv[SIZE], "size", &size) < 0 || mm_read_name(argv[NAME], &name) < 0
+        || mm_read_policy(state, argv[POLICY], &policy) < 0) {
         return NULL;
     }
     length = (Py_ssize_t)size;
     layout = mm_layout_of_bytes(&length);
-    return mm_buffer_named(
-        mm_allocate(mm_type_state(Py_TYPE(op)), op, argv[STREAM], size, &layout), name);
+    return mm_buffer_named(allocate(state, op, argv[STREAM], size, &layout, policy), name);
 }
 
 /* Once the resource is closed, only its blocks keep the pool, so this free by address is not
@@ -378,7 +419,7 @@ PyMemberDef mm_resource_members[] = {
 
 PyDoc_STRVAR(
     allocate_doc,
-    "allocate($self, size, *, stream=None, name=None)\n--\n\n"
+    "allocate($self, size, *, stream=None, name=None, policy=None)\n--\n\n"
     "A new ManagedBuffer of size bytes (dtype uint8, one axis), with undefined contents.\n"
     "\n"
     "From a pool: in the order of the stream, which owns the memory from that point on; other streams\n"
@@ -387,10 +428,14 @@ PyDoc_STRVAR(
     "managed memory is populated before its first use or prefetch. Size 0 allocates nothing. name is\n"
     "that of ManagedBuffer.name.\n"
     "\n"
-    "Raises ValueError for a size below 0 or a bad name, TypeError for a size that is not an int,\n"
-    "RuntimeError when the resource is closed, CUDAError for a pool on a stream that captures a graph, CUDAOutOfMemoryError\n"
-    "when memory runs out. Safe from every thread; releases the GIL.\n"
-    "Driver: cuMemAllocManaged, cuMemAllocFromPoolAsync.");
+    "policy is a MigrationPolicy that the memory has from the start, before anything touches it; None\n"
+    "takes that of the resource. If the driver refuses the advice, the memory is freed.\n"
+    "\n"
+    "Raises ValueError for a size below 0, a bad name, or a policy with a pool; TypeError for a size that\n"
+    "is not an int or a policy of another type; RuntimeError when the resource is closed; CUDAError for a\n"
+    "pool on a stream that captures a graph, and for advice that the driver refuses;\n"
+    "CUDAOutOfMemoryError when memory runs out. Safe from every thread; releases the GIL.\n"
+    "Driver: cuMemAllocManaged, cuMemAdvise, cuMemRangeGetAttributes, cuMemAllocFromPoolAsync.");
 
 PyDoc_STRVAR(
     deallocate_doc,

@@ -4,13 +4,16 @@
 #define MM_RESOURCE_H
 
 #include "buffer.h"
+#include "policy_object.h"
 
 typedef struct {
     PyObject_HEAD
     PyObject *weakrefs;
     mm_pool *pool; /* NULL without a pool; used only while the guard is entered */
     bool pooled;
-    CUmemLocation where; /* the pool's device or preferred location */
+    bool has_policy; /* a default for allocations without a pool */
+    CUmemLocation where; /* the device of a pool, or the preferred location */
+    mm_policy policy;
     mm_guard guard;
 } mm_resource;
 
@@ -29,9 +32,10 @@ mm_is_resource(const mm_state *state, PyObject *op)
 }
 
 /* A new ManagedBuffer. `resource` is of this package, or NULL. `stream` is any stream object, or
- * NULL; the memory of a pool is allocated in its order. */
+ * NULL; the memory of a pool is allocated in its order. `policy` is the advice of the new memory;
+ * NULL for that of the resource. */
 PyObject *mm_allocate(mm_state *state, PyObject *resource, PyObject *stream, size_t bytes,
-                      const mm_layout *layout);
+                      const mm_layout *layout, const mm_policy *policy);
 
 /* Enters the resource and returns the driver; NULL with an exception if the resource is closed. No
  * other guard may be entered before. No Python code may run before mm_resource_leave, which needs

@@ -4,16 +4,50 @@
 #include "location_object.h"
 #include "resource.h"
 
+enum { POOLED, PREFERRED, POLICY, ARGC };
+
+static bool
+is_given(PyObject *argument)
+{
+    return argument != NULL && argument != Py_None;
+}
+
+/* Reads the default policy of a resource, whose preferred location can be given alone. */
+static int
+read_default_policy(mm_state *state, PyObject *const argv[ARGC], mm_policy *policy)
+{
+    const mm_policy *given;
+
+    if (mm_read_policy(state, argv[POLICY], &given) < 0) {
+        return -1;
+    }
+    if (given == NULL) {
+        return is_given(argv[PREFERRED])
+                   ? mm_read_location(state, argv[PREFERRED], &policy->preferred)
+                   : 0;
+    }
+    if (argv[POOLED] == Py_True || is_given(argv[PREFERRED])) {
+        PyErr_SetString(PyExc_ValueError,
+                        argv[POOLED] == Py_True
+                            ? "policy needs pooled=False, because drivers refuse all advice on "
+                              "the memory of a pool: give preferred_location instead"
+                            : "give policy or preferred_location, not both: a policy has a "
+                              "preferred location of its own");
+        return -1;
+    }
+    *policy = *given;
+    return 0;
+}
+
 static PyObject *
 managed_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
-    enum { POOLED, PREFERRED, ARGC };
     static const char *const names[ARGC] = {
-        [POOLED] = "pooled", [PREFERRED] = "preferred_location"};
+        [POOLED] = "pooled", [PREFERRED] = "preferred_location", [POLICY] = "policy"};
     static const mm_parameters parameters = {
         .function = "ManagedMemoryResource", .names = names, .total = ARGC};
-    CUmemLocation where = mm_location(CU_MEM_LOCATION_TYPE_NONE, 0);
-    PyObject *argv[ARGC];
+    mm_policy policy = {0};
+    PyObject *argv[ARGC], *self;
 
     if (mm_args_new(&parameters, args, kwargs, argv) < 0) {
         return NULL;
@@ -22,18 +56,15 @@ managed_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
         PyErr_Format(PyExc_TypeError, "pooled must be True or False, got %R", argv[POOLED]);
         return NULL;
     }
-    if (argv[PREFERRED] != NULL && argv[PREFERRED] != Py_None) {
-        if (argv[POOLED] != Py_True) {
-            PyErr_SetString(PyExc_ValueError,
-                            "preferred_location needs pooled=True; without a pool set it on each "
-                            "buffer: buf.preferred_location = ...");
-            return NULL;
-        }
-        if (mm_read_location(mm_type_state(type), argv[PREFERRED], &where) < 0) {
-            return NULL;
-        }
+    if (read_default_policy(mm_type_state(type), argv, &policy) < 0) {
+        return NULL;
     }
-    return mm_resource_new(type, argv[POOLED] == Py_True, true, where);
+    self = mm_resource_new(type, argv[POOLED] == Py_True, true, policy.preferred);
+    if (self != NULL && argv[POOLED] != Py_True) {
+        mm_resource_of(self)->policy = policy;
+        mm_resource_of(self)->has_policy = is_given(argv[POLICY]) || is_given(argv[PREFERRED]);
+    }
+    return self;
 }
 
 static PyObject *
@@ -69,37 +100,72 @@ managed_get_device_id(PyObject *op, void *Py_UNUSED(closure))
 }
 
 static PyObject *
+managed_get_policy(PyObject *op, void *Py_UNUSED(closure))
+{
+    mm_resource *r = mm_resource_of(op);
+
+    return r->has_policy ? mm_policy_object_new(mm_type_state(Py_TYPE(op)), &r->policy)
+                         : Py_NewRef(Py_None);
+}
+
+static PyObject *
+repr_with_policy(PyObject *op)
+{
+    PyObject *policy = managed_get_policy(op, NULL);
+    PyObject *text =
+        policy ? PyUnicode_FromFormat("ManagedMemoryResource(policy=%R)", policy) : NULL;
+
+    Py_XDECREF(policy);
+    return text;
+}
+
+static PyObject *
 managed_repr(PyObject *op)
 {
-    CUmemLocation where = mm_resource_of(op)->where;
+    mm_resource *r = mm_resource_of(op);
+    mm_policy preferred = {.preferred = r->where};
+    bool nowhere = r->where.type == CU_MEM_LOCATION_TYPE_NONE;
     char text[MM_LOCATION_TEXT];
 
-    if (!mm_resource_of(op)->pooled) {
-        return PyUnicode_FromString("ManagedMemoryResource()");
+    if (r->has_policy && (nowhere || !mm_same_policy(&r->policy, &preferred))) {
+        return repr_with_policy(op);
     }
-    if (where.type == CU_MEM_LOCATION_TYPE_NONE) {
-        return PyUnicode_FromString("ManagedMemoryResource(pooled=True)");
+    if (nowhere) {
+        return PyUnicode_FromString(r->pooled ? "ManagedMemoryResource(pooled=True)"
+                                              : "ManagedMemoryResource()");
     }
-    return PyUnicode_FromFormat("ManagedMemoryResource(pooled=True, preferred_location=%s)",
-                                mm_location_text(where, text));
+    return PyUnicode_FromFormat("ManagedMemoryResource(%spreferred_location=%s)",
+                                r->pooled ? "pooled=True, " : "",
+                                mm_location_text(r->where, text));
 }
 
 PyDoc_STRVAR(
     managed_doc,
-    "ManagedMemoryResource(*, pooled=False, preferred_location=None)\n"
+    "ManagedMemoryResource(*, pooled=False, preferred_location=None, policy=None)\n"
     "--\n"
     "\n"
     "Allocates managed memory, each buffer on pages of its own.\n"
     "\n"
-    "Without a pool it uses cuMemAllocManaged, so every advice works on its memory, and creating it\n"
-    "opens no driver. pooled=True creates a driver pool (CUDA 13.0 or newer, else\n"
-    "NotImplementedError): allocating and freeing cost microseconds and follow the order of a stream,\n"
-    "but drivers refuse all advice on pool memory. Its location is set once, with\n"
-    "preferred_location, a Device or Host. The pool keeps freed memory until trim(), or until\n"
-    "attributes.release_threshold is lowered.\n"
+    "Parameters\n"
+    "----------\n"
+    "pooled : bool\n"
+    "    True creates a driver pool (CUDA 13.0 or newer, else NotImplementedError).\n"
+    "preferred_location : Device or Host, optional\n"
+    "    Where the memory should live. Without a pool it is short for\n"
+    "    policy=MigrationPolicy.prefer(...).\n"
+    "policy : MigrationPolicy, optional\n"
+    "    The advice of each allocation that has no policy of its own; not with a pool.\n"
     "\n"
-    "Raises ValueError for preferred_location without pooled. Safe from every thread.\n"
-    "Driver: cuMemPoolCreate.");
+    "Without a pool it uses cuMemAllocManaged, so every advice works on its memory, and creating it\n"
+    "opens no driver. Each buffer is advised when it is allocated, copies of buffers too, and its advice\n"
+    "can be changed later.\n"
+    "\n"
+    "With a pool, allocating and freeing cost microseconds and follow the order of a stream, but drivers\n"
+    "refuse all advice on pool memory: its location is set once. The pool keeps freed memory until\n"
+    "trim(), or until attributes.release_threshold is lowered.\n"
+    "\n"
+    "Raises TypeError for bad arguments, ValueError for a policy with a pool or a preferred location.\n"
+    "Safe from every thread. Driver: cuMemPoolCreate.");
 
 static PyGetSetDef managed_getset[] = {
     {"is_host_accessible", mm_resource_get_true, NULL, "True: the host can use the memory.", NULL},
@@ -109,7 +175,10 @@ static PyGetSetDef managed_getset[] = {
     {"supports_advice", managed_get_supports_advice, NULL,
      "True if advice works on the memory; False for a pool.", NULL},
     {"preferred_location", managed_get_preferred_location, NULL,
-     "Where the pool's memory should live: a Device, a Host, or None.", NULL},
+     "Where the memory should live: a Device, a Host, or None.", NULL},
+    {"policy", managed_get_policy, NULL,
+     "The MigrationPolicy of allocations that have none of their own; None without one, and for a pool.",
+     NULL},
     {"device_id", managed_get_device_id, NULL,
      "The preferred device; without one the calling thread's current device, on which allocations\n"
      "are accounted.",
