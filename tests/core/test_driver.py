@@ -522,7 +522,7 @@ def test_what_was_tried_can_be_asked_again_and_again():
         """
         import faulthandler
         import managedmem
-        faulthandler.dump_traceback_later(5, exit=True)
+        faulthandler.dump_traceback_later(30, exit=True)
         for _ in range(3):
             print(len(managedmem.driver_info()["tried"]))
         """

@@ -151,9 +151,9 @@ def test_nothing():
     atexit.register(ctypes.PyDLL(None).pause)
 """
 HAS_A_MARK = """
-@pytest.mark.timeout(30)
+@pytest.mark.timeout(60)
 def test_takes_longer():
-    ctypes.PyDLL(None).sleep(8)
+    ctypes.PyDLL(None).sleep(17)
 """
 HANGS = {
     "without the GIL": SLEEPS_IN_A_STREAM,
@@ -163,7 +163,8 @@ HANGS = {
     "at the end": HANGS_AT_THE_END,
     "with a mark": HAS_A_MARK,
 }
-SHORT = ("--timeout=3", "-o", "faulthandler_timeout=6")
+# Longer than the beginnings of six processes at once take on a busy machine.
+SHORT = ("--timeout=6", "-o", "faulthandler_timeout=15")
 
 
 @pytest.fixture(scope="module")
@@ -177,6 +178,7 @@ def endings(tmp_path_factory):
         return dict(zip(HANGS, pool.map(run, HANGS.values()), strict=True))
 
 
+@pytest.mark.timeout(120)  # the first one runs all of the programs
 class TestHangs:
     """The stack is printed and the process ends, whether the thread in C has the GIL or not."""
 

@@ -14,10 +14,10 @@ import foreign_objects
 import managedmem
 from managedmem import Device, Host, ManagedBuffer, ManagedMemoryResource, Stream
 
-def in_child(work):
+def in_child(work, fork=os.fork):
     "Run work in a forked child; what it returns or raises must be nothing."
     sys.stdout.flush()
-    pid = os.fork()
+    pid = fork()
     if pid == 0:
         status = 1
         try:
@@ -314,18 +314,17 @@ def test_letting_go_of_what_a_thread_of_the_parent_was_using():
         PRELUDE
         + SETUP
         + """
-import ctypes, signal, threading, time, warnings
-from driver import raw_driver
+import signal, threading, warnings
+from forks import fork_beside_sleepers
+from host_functions import Gate
 from managedmem import emulator
 warnings.simplefilter("ignore", DeprecationWarning)  # forking with threads is the point here
 emulator.schedule("lazy")
-nap = ctypes.cast(ctypes.CDLL(None).usleep, ctypes.c_void_p)
-handle, time_to_nap = ctypes.c_void_p(stream.handle), ctypes.c_void_p(600_000)
-assert raw_driver().cuLaunchHostFunc(handle, nap, time_to_nap) == 0
+gate = Gate(stream)
 buf.prefetch(Host(), stream=stream)
 syncing = threading.Thread(target=stream.sync)
 syncing.start()
-time.sleep(0.2)
+gate.wait_until_reached()
 
 def work():
     signal.alarm(10)  # a child that waits for ever is killed
@@ -333,8 +332,9 @@ def work():
     stream.close()
     del stream
     buf.close()
-assert in_child(work) == 0
+assert in_child(work, fork_beside_sleepers) == 0
 assert syncing.is_alive()
+gate.open()
 syncing.join()
 stream.close(); buf.close()
 """

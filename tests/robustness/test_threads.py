@@ -4,7 +4,6 @@ Every race runs with a tiny switch interval from a barrier. What a race may end 
 in each test; anything else that a thread raises fails it.
 """
 
-import contextlib
 import ctypes
 import os
 import sys
@@ -17,14 +16,12 @@ import pytest
 import managedmem
 from constants import PAGE
 from contents import write
-from dlpack import consume
 from driver import raw_driver
 from managedmem import Device, Host, ManagedBuffer, ManagedMemoryResource, Stream
 from programs import run_python
 
 THREADS = 6
 ROUNDS = 25
-NAP = 0.3  # seconds that a blocking driver call is made to last
 
 
 @pytest.fixture(autouse=True)
@@ -375,39 +372,47 @@ class TestFirstUse:
         stream.close()
 
 
-@pytest.fixture
-def napping_stream(stream):
-    """A stream whose next work is a host function that sleeps; it runs when waited for."""
-    from managedmem import emulator
+WHILE_A_CALL_WAITS = """
+import ctypes, faulthandler, threading
+from dlpack import consume
+from driver import raw_driver
+from host_functions import Gate
+from managedmem import *
 
-    emulator.schedule("lazy")
-    nap = ctypes.cast(ctypes.CDLL(None).usleep, ctypes.c_void_p)
-    argument = ctypes.c_void_p(int(NAP * 1e6))
-    assert raw_driver().cuLaunchHostFunc(ctypes.c_void_p(stream.handle), nap, argument) == 0
-    yield stream
-    emulator.schedule("eager")
+def drop_capsule():
+    capsule = box.pop().__dlpack__()
+    del capsule  # the last that kept the memory
+
+def delete_tensor():
+    "With the GIL, as NumPy and torch do."
+    tensor = consume(box.pop().__dlpack__())
+    address = ctypes.cast(tensor.deleter, ctypes.c_void_p).value
+    ctypes.PYFUNCTYPE(None, ctypes.c_void_p)(address)(ctypes.addressof(tensor))
+
+def wait_with_the_gil():
+    wait = ctypes.cast(raw_driver().cuStreamSynchronize, ctypes.c_void_p).value
+    faulthandler.dump_traceback_later(0.5, exit=True)
+    ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(wait)(stream.handle)
+
+stream, box = Stream(), [empty(4096)]
+gate = Gate(stream)
+# Freeing waits for what is queued on the memory, and this is queued behind the gate.
+box[0].prefetch(Host(), stream=stream)
+waiting = threading.Thread(target=lambda: {blocking})
+faulthandler.dump_traceback_later(30, exit=True)
+waiting.start()
+gate.wait_until_reached()
+print("Python runs", flush=True)
+gate.open()
+waiting.join()
+print("the call returned")
+"""
+"""Python code that runs while another thread is inside the blocking call."""
 
 
-def progress_during(blocking):
-    """How often this thread came round while another one was inside the blocking call."""
-    span = []
-
-    def worker():
-        span.append(time.monotonic())
-        blocking()
-        span.append(time.monotonic())
-
-    thread = threading.Thread(target=worker)
-    thread.start()
-    ticks = []
-    while thread.is_alive():
-        ticks.append(time.monotonic())
-        time.sleep(0.001)
-    thread.join()
-    begin, end = span
-    assert end - begin >= 0.8 * NAP, "the call did not block, so nothing was tested"
-    margin = 0.1 * NAP
-    return sum(begin + margin < tick < end - margin for tick in ticks)
+def run_while_a_call_waits(blocking):
+    code = WHILE_A_CALL_WAITS.format(blocking=blocking)
+    return run_python(code, emulator="schedule=lazy", check=False)
 
 
 @pytest.mark.emulator_only
@@ -416,55 +421,19 @@ class TestTheGilIsReleased:
     @pytest.mark.parametrize(
         "blocking",
         [
-            lambda stream, buffer: stream.sync(),
-            lambda stream, buffer: Device(0).sync(),
-            lambda stream, buffer: buffer.close(),
-            lambda stream, buffer: deallocate(buffer),
-            lambda stream, buffer: drop_capsule(buffer),
-            lambda stream, buffer: delete_tensor(buffer),
+            *("stream.sync()", "Device(0).sync()", "box[0].close()", "box.pop()"),
+            *("drop_capsule()", "delete_tensor()"),
         ],
-        ids=["stream.sync", "device.sync", "close", "dealloc", "capsule", "tensor"],
     )
-    def test_while_the_driver_blocks(self, blocking, napping_stream):
-        buffer = ManagedMemoryResource().allocate(PAGE)
-        # Freeing waits for what is queued on the memory, and this is queued behind the nap.
-        buffer.prefetch(Host(), stream=napping_stream)
-        box = [buffer]
-        del buffer
-        assert progress_during(lambda: blocking(napping_stream, Box(box))) >= 20
-        with contextlib.suppress(IndexError):
-            box.pop().close()
+    def test_while_the_driver_blocks(self, blocking):
+        done = run_while_a_call_waits(blocking)
+        assert done.stdout == "Python runs\nthe call returned\n", done.stderr
 
     def test_the_measure_itself_can_fail(self):
-        """Holding the GIL for as long shows as no progress, so the test above means something."""
-        usleep = ctypes.PyDLL(None).usleep
-        assert progress_during(lambda: usleep(int(NAP * 1e6))) < 20
-
-
-class Box:
-    """Hands out the only reference to a buffer."""
-
-    def __init__(self, held):
-        self.held = held
-
-    def close(self):
-        self.held[0].close()
-
-
-def deallocate(box):
-    box.held.pop()
-
-
-def drop_capsule(box):
-    capsule = box.held.pop().__dlpack__()
-    del capsule  # the last that kept the memory
-
-
-def delete_tensor(box):
-    """With the GIL, as NumPy and torch do."""
-    tensor = consume(box.held.pop().__dlpack__())
-    address = ctypes.cast(tensor.deleter, ctypes.c_void_p).value
-    ctypes.PYFUNCTYPE(None, ctypes.c_void_p)(address)(ctypes.addressof(tensor))
+        """A call that keeps the GIL stops all Python code, so the test above means something."""
+        done = run_while_a_call_waits("wait_with_the_gil()")
+        assert (done.returncode, done.stdout) == (1, "")
+        assert "in wait_with_the_gil" in done.stderr
 
 
 @pytest.mark.parametrize("last", ["tensor", "array"])

@@ -290,8 +290,9 @@ class TestInterrupts:
         earlier = signal.signal(signal.SIGALRM, interrupt)
         draw = random.Random(7)
         interrupted = 0
+        case.tune(keep=False)  # imports all that it needs
         try:
-            for _ in range(40):
+            while interrupted < 15:  # runs that end earlier are as many as the machine is fast
                 try:
                     signal.setitimer(signal.ITIMER_REAL, draw.uniform(0.0005, 0.06))
                     case.tune(keep=False)
@@ -302,7 +303,6 @@ class TestInterrupts:
         finally:
             signal.setitimer(signal.ITIMER_REAL, 0)
             signal.signal(signal.SIGALRM, earlier)
-        assert interrupted > 5
 
     def test_of_the_step_without_a_note(self, case):
         def interrupt():
