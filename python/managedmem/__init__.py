@@ -86,15 +86,19 @@ __all__ = [
     "TuneTrial",
     "TuneUnstableError",
     "advise",
+    "asarray",
     "discard",
     "discard_prefetch",
     "driver_info",
     "empty",
+    "empty_like",
     "emulator",
+    "full",
     "prefetch",
     "residency",
     "trace",
     "tune",
+    "zeros",
 ]
 
 _MutableSet.register(AccessedBySetProxy)
@@ -125,6 +129,7 @@ TYPE_CHECKING = False
 
 if TYPE_CHECKING:
     from managedmem import emulator as emulator
+    from managedmem._creation import asarray, empty_like, full, zeros
     from managedmem._residency import Residency, ResidencyRun
     from managedmem._trace import (
         Finding,
@@ -145,6 +150,7 @@ else:
         if name not in __all__:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         parts = {"Resi": "_residency", "Tune": "_tune", "tune": "_tune"}
+        parts |= dict.fromkeys(("asar", "empt", "full", "zero"), "_creation")
         part = parts.get(name[:4], "_trace")
         globals()[name] = value = getattr(_import_module(f"managedmem.{part}"), name)
         return value

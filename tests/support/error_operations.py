@@ -164,6 +164,9 @@ ERRORS = {
     "a range that is too long": wrong(lambda w: w.a.range(PAGE, SIZE), ValueError),
     "an unknown keyword": wrong(lambda w: w.a.prefetch(ZERO, speed=9)),
     "a missing argument": wrong(lambda w: w.a.prefetch()),
+    "words as an array": wrong(lambda w: managedmem.asarray(["a", "b"])),
+    "a ragged list": wrong(lambda w: managedmem.asarray([[1], [2, 3]]), ValueError),
+    "a number that does not fit": wrong(lambda w: managedmem.full(3, 300, "u1"), OverflowError),
     "a word as a policy": wrong(lambda w: managedmem.empty(PAGE, policy="prefer")),
     "a policy for a pool": Operation(
         lambda w: w.pool.allocate(PAGE, policy=EVERYTHING),

@@ -6,6 +6,8 @@ import functools
 import operator
 import types
 
+import numpy
+
 import managedmem
 from constants import PAGE
 from foreign_objects import CudaArray
@@ -15,9 +17,14 @@ from managedmem import (
     Host,
     ManagedBuffer,
     ManagedMemoryResource,
+    MigrationPolicy,
     PoolAttributes,
     PrefetchPlan,
     Stream,
+    asarray,
+    empty_like,
+    full,
+    zeros,
 )
 from world import (
     DISPATCH_HINT,
@@ -26,6 +33,7 @@ from world import (
     MOVES,
     ONE,
     PAGES,
+    PATTERNS,
     SIZE,
     WIPES,
     WRITES,
@@ -416,6 +424,24 @@ OPERATIONS = {
     "allocate with a policy": Operation(
         lambda w: w.keep(ManagedMemoryResource().allocate(SIZE, policy=EVERYTHING)),
         faults=PAGES + 5,
+    ),
+    "empty_like": Operation(lambda w: w.keep(empty_like(w.a, "f4", shape=9))),
+    "zeros": Operation(lambda w: w.keep(zeros(SIZE, name="zeros"))),
+    "zeros on a device": Operation(
+        lambda w: w.keep(zeros(SIZE, policy=EVERYTHING)), faults=PAGES + 8
+    ),
+    "full of long elements on a device": Operation(
+        lambda w: w.keep(full((3, 5000), 0.1, policy=MigrationPolicy.prefer(ZERO))), faults=6
+    ),
+    "asarray of numbers": Operation(lambda w: w.keep(asarray([[1, 2], [3, 4.5]]))),
+    "asarray of a buffer on a device": Operation(
+        lambda w: w.keep(asarray(PATTERNS[0], policy=MigrationPolicy.prefer(ZERO))), faults=5
+    ),
+    "asarray of a buffer of another type": Operation(lambda w: w.keep(asarray(b"abc", "f4"))),
+    "asarray of an array": Operation(lambda w: w.keep(asarray(numpy.arange(9)[::2], "f4"))),
+    "asarray of a device array": Operation(lambda w: w.keep(asarray(CudaArray(w.b))), faults=3),
+    "asarray of another policy": Operation(
+        lambda w: w.keep(asarray(w.a, policy=EVERYTHING)), faults=PAGES + 8
     ),
     "Stream": Operation(lambda w: w.keep(Stream()), "Stream"),
     # Streams and devices.
