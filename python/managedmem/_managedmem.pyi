@@ -157,6 +157,7 @@ class _TorchDType(Protocol):
 _DType: TypeAlias = str | type[Any] | _NumPyDType | _TorchDType
 _Flag: TypeAlias = bool | bool_
 _Dispatch: TypeAlias = Literal["auto", "batch", "loop"]
+_Unsupported: TypeAlias = Literal["raise", "skip"]
 _Advice: TypeAlias = Literal[
     "set_read_mostly",
     "unset_read_mostly",
@@ -503,13 +504,70 @@ class ManagedBuffer(_HostMemory):
     def last_prefetch_location(self) -> Device | Host | None: ...
 
     # Operations.
+    @overload
     def prefetch(
-        self, location: _Location, *, stream: _Stream | None = None, defer: _Flag | None = None
+        self,
+        location: _Location,
+        *,
+        stream: _Stream | None = None,
+        defer: _Flag | None = None,
+        unsupported: Literal["raise"] = "raise",
     ) -> None: ...
-    def discard(self, *, stream: _Stream | None = None) -> None: ...
+    @overload
+    def prefetch(
+        self,
+        location: _Location,
+        *,
+        stream: _Stream | None = None,
+        defer: _Flag | None = None,
+        unsupported: Literal["skip"],
+    ) -> int: ...
+    @overload
+    def prefetch(
+        self,
+        location: _Location,
+        *,
+        stream: _Stream | None = None,
+        defer: _Flag | None = None,
+        unsupported: _Unsupported,
+    ) -> int | None: ...
+    @overload
+    def discard(
+        self, *, stream: _Stream | None = None, unsupported: Literal["raise"] = "raise"
+    ) -> None: ...
+    @overload
+    def discard(self, *, stream: _Stream | None = None, unsupported: Literal["skip"]) -> int: ...
+    @overload
+    def discard(
+        self, *, stream: _Stream | None = None, unsupported: _Unsupported
+    ) -> int | None: ...
+    @overload
     def discard_prefetch(
-        self, location: _Location, *, stream: _Stream | None = None, defer: _Flag | None = None
+        self,
+        location: _Location,
+        *,
+        stream: _Stream | None = None,
+        defer: _Flag | None = None,
+        unsupported: Literal["raise"] = "raise",
     ) -> None: ...
+    @overload
+    def discard_prefetch(
+        self,
+        location: _Location,
+        *,
+        stream: _Stream | None = None,
+        defer: _Flag | None = None,
+        unsupported: Literal["skip"],
+    ) -> int: ...
+    @overload
+    def discard_prefetch(
+        self,
+        location: _Location,
+        *,
+        stream: _Stream | None = None,
+        defer: _Flag | None = None,
+        unsupported: _Unsupported,
+    ) -> int | None: ...
     def copy_from(
         self, src: _Target, *, stream: _Stream | None = None, options: None = None
     ) -> None: ...
@@ -852,11 +910,31 @@ class Recorder:
 
 # --- functions ----------------------------------------------------------------------------
 
+@overload
 def advise(
     targets: _Target | Iterable[_Target],
     advice: _Advice | _BindingsAdvice,
     location: _Location | Sequence[_Location] | None = None,
+    *,
+    unsupported: Literal["raise"] = "raise",
 ) -> None: ...
+@overload
+def advise(
+    targets: _Target | Iterable[_Target],
+    advice: _Advice | _BindingsAdvice,
+    location: _Location | Sequence[_Location] | None = None,
+    *,
+    unsupported: Literal["skip"],
+) -> int: ...
+@overload
+def advise(
+    targets: _Target | Iterable[_Target],
+    advice: _Advice | _BindingsAdvice,
+    location: _Location | Sequence[_Location] | None = None,
+    *,
+    unsupported: _Unsupported,
+) -> int | None: ...
+@overload
 def prefetch(
     targets: _Target | Iterable[_Target],
     location: _Location | Sequence[_Location],
@@ -864,13 +942,53 @@ def prefetch(
     stream: _Stream | None = None,
     dispatch: _Dispatch = "auto",
     defer: _Flag | None = None,
+    unsupported: Literal["raise"] = "raise",
 ) -> None: ...
+@overload
+def prefetch(
+    targets: _Target | Iterable[_Target],
+    location: _Location | Sequence[_Location],
+    *,
+    stream: _Stream | None = None,
+    dispatch: _Dispatch = "auto",
+    defer: _Flag | None = None,
+    unsupported: Literal["skip"],
+) -> int: ...
+@overload
+def prefetch(
+    targets: _Target | Iterable[_Target],
+    location: _Location | Sequence[_Location],
+    *,
+    stream: _Stream | None = None,
+    dispatch: _Dispatch = "auto",
+    defer: _Flag | None = None,
+    unsupported: _Unsupported,
+) -> int | None: ...
+@overload
 def discard(
     targets: _Target | Iterable[_Target],
     *,
     stream: _Stream | None = None,
     dispatch: _Dispatch = "auto",
+    unsupported: Literal["raise"] = "raise",
 ) -> None: ...
+@overload
+def discard(
+    targets: _Target | Iterable[_Target],
+    *,
+    stream: _Stream | None = None,
+    dispatch: _Dispatch = "auto",
+    unsupported: Literal["skip"],
+) -> int: ...
+@overload
+def discard(
+    targets: _Target | Iterable[_Target],
+    *,
+    stream: _Stream | None = None,
+    dispatch: _Dispatch = "auto",
+    unsupported: _Unsupported,
+) -> int | None: ...
+@overload
 def discard_prefetch(
     targets: _Target | Iterable[_Target],
     location: _Location | Sequence[_Location],
@@ -878,7 +996,28 @@ def discard_prefetch(
     stream: _Stream | None = None,
     dispatch: _Dispatch = "auto",
     defer: _Flag | None = None,
+    unsupported: Literal["raise"] = "raise",
 ) -> None: ...
+@overload
+def discard_prefetch(
+    targets: _Target | Iterable[_Target],
+    location: _Location | Sequence[_Location],
+    *,
+    stream: _Stream | None = None,
+    dispatch: _Dispatch = "auto",
+    defer: _Flag | None = None,
+    unsupported: Literal["skip"],
+) -> int: ...
+@overload
+def discard_prefetch(
+    targets: _Target | Iterable[_Target],
+    location: _Location | Sequence[_Location],
+    *,
+    stream: _Stream | None = None,
+    dispatch: _Dispatch = "auto",
+    defer: _Flag | None = None,
+    unsupported: _Unsupported,
+) -> int | None: ...
 def residency(targets: _Target | Iterable[_Target]) -> _Residency: ...
 def empty(
     shape: SupportsIndex | Sequence[SupportsIndex],

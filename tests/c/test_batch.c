@@ -501,7 +501,7 @@ bad_ranges_are_explained(void)
     CHECK_EQUAL(mm_range_check(world.cu, &wraps, MM_PREFETCH, &st), -1);
     CHECK_EQUAL(st.kind, MM_BAD_VALUE);
     CHECK_EQUAL(mm_range_check(world.cu, &system, MM_DISCARD, &st), -1);
-    CHECK_EQUAL(st.kind, MM_BAD_VALUE);
+    CHECK_EQUAL(st.kind, MM_NOT_MANAGED);
     CHECK(strstr(st.detail, "managed-memory allocation") != NULL);
     mm_memory_release(m);
 }
@@ -526,7 +526,7 @@ the_bad_range_of_a_batch_is_found(void)
             {.range = part_of(m, 4, 1), .where = mm_host()}};
         fill(&b, transfers, 4);
         CHECK_EQUAL(world_run(world.cu, ops[i], &b, NULL, MM_DISPATCH_BATCH, &st), -1);
-        CHECK_EQUAL(st.kind, MM_BAD_VALUE);
+        CHECK_EQUAL(st.kind, MM_NOT_MANAGED);
         (void)snprintf(address, sizeof address, "0x%llx", (unsigned long long)freed);
         CHECK(strstr(st.detail, address) != NULL);
         mm_batch_free(&b);

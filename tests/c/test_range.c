@@ -46,12 +46,12 @@ system_memory_needs_the_right_devices(void)
         CHECK_EQUAL(check(&cu, MM_PREFETCH, &st), current ? 0 : -1);
         CHECK_EQUAL(check(&cu, MM_DISCARD, &st), all ? 0 : -1);
         if (!all) {
-            CHECK_EQUAL((int)st.kind, (int)MM_BAD_VALUE);
+            CHECK_EQUAL((int)st.kind, (int)MM_NOT_MANAGED);
             CHECK(strstr(st.detail, current ? "Device(1) lacks it" : "Device(0) lacks it")
                   != NULL);
         }
         CHECK_EQUAL(check(&cu, MM_QUERY, &st), -1);
-        CHECK_EQUAL((int)st.kind, (int)MM_BAD_VALUE);
+        CHECK_EQUAL((int)st.kind, (int)MM_NOT_MANAGED);
     }
 }
 

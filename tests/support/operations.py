@@ -43,6 +43,7 @@ from world import (
 )
 
 Recorder = managedmem._managedmem.Recorder
+FOREIGN = bytearray(4 * PAGE)
 
 
 def setting(target, name, value):
@@ -327,6 +328,37 @@ OPERATIONS = {
             dispatch="batch"
         ),
         may_change=MOVES,
+        faults=7,
+    ),
+    # Targets that cannot take a hint are passed over; a driver that fails is an error as ever.
+    "prefetch or skip": Operation(
+        lambda w: managedmem.prefetch(
+            [w.a, memoryview(FOREIGN), w.b], [ZERO, HOST, ONE], stream=w.stream, unsupported="skip"
+        ),
+        may_change=MOVES,
+        silent=DISPATCH_HINT,
+        faults=2,
+    ),
+    "discard or skip": Operation(
+        lambda w: managedmem.discard([w.a, w.b.range(1, 9)], unsupported="skip"),
+        may_change=WRITES,
+    ),
+    "discard_prefetch or skip": Operation(
+        lambda w: w.a.discard_prefetch(ZERO, unsupported="skip"), may_change=WRITES
+    ),
+    "advise or skip": Operation(
+        lambda w: managedmem.advise(
+            [memoryview(FOREIGN), *(w.large[i << 15 :][:PAGE] for i in range(9)), w.a],
+            "set_accessed_by",
+            ONE,
+            unsupported="skip",
+        ),
+        faults=12,
+    ),
+    "advise preferred_location or skip pool memory": in_pools(
+        lambda w: managedmem.advise(
+            [w.a, w.pooled, w.b], "set_preferred_location", HOST, unsupported="skip"
+        ),
         faults=7,
     ),
     # Plans.

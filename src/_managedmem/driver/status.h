@@ -38,6 +38,7 @@ typedef enum {
     MM_UNSUPPORTED, /* this driver lacks the entry point */
     MM_CAPTURING, /* the stream captures a graph */
     MM_BAD_VALUE, /* a wrong argument, refused before the driver was called */
+    MM_NOT_MANAGED, /* the same: memory of a kind that the operation does not act on here */
     MM_EXPORTED, /* the memory cannot be closed: a host view or DLPack export exists */
     MM_FORKED, /* the driver was opened before this process was forked */
     MM_NO_MEMORY, /* malloc failed */
@@ -55,6 +56,13 @@ typedef struct {
     const char *function; /* static text such as "cuMemAdvise" or a path, or NULL */
     char detail[512]; /* the sentence for the user; can be empty for MM_DRIVER_CALL */
 } mm_status;
+
+/* True if the status stands for a ValueError. */
+static inline int
+mm_is_bad_argument(const mm_status *st)
+{
+    return st->kind == MM_BAD_VALUE || st->kind == MM_NOT_MANAGED;
+}
 
 /* Fills st and returns -1, so that callers can `return mm_fail(...)`. */
 int mm_fail(mm_status *st, mm_kind kind, const char *format, ...) MM_PRINTF(3, 4);

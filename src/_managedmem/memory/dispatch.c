@@ -170,7 +170,7 @@ find_bad_range(mm_driver *cu, mm_operation op, const mm_batch_arrays *arrays, si
     for (size_t i = 0; i < count; i++) {
         mm_range range = {.start = arrays->starts[i], .size = arrays->sizes[i]};
         mm_status found;
-        if (mm_range_check(cu, &range, op, &found) < 0 && found.kind == MM_BAD_VALUE) {
+        if (mm_range_check(cu, &range, op, &found) < 0 && mm_is_bad_argument(&found)) {
             return i;
         }
     }

@@ -77,7 +77,7 @@ check_system_discard(mm_driver *cu, const mm_range *range, mm_status *st)
             return -1;
         }
         if (!reaches) {
-            return mm_fail(st, MM_BAD_VALUE,
+            return mm_fail(st, MM_NOT_MANAGED,
                            "address 0x%llx is not in a managed-memory allocation; it is system "
                            "memory, which can only be discarded where every device has "
                            "pageable_memory_access (Device(%d) lacks it)",
@@ -103,7 +103,7 @@ check_system_memory(mm_driver *cu, const mm_range *range, mm_operation op, mm_st
     int device = 0, reaches;
 
     if (op == MM_QUERY) {
-        return mm_fail(st, MM_BAD_VALUE,
+        return mm_fail(st, MM_NOT_MANAGED,
                        "address 0x%llx is system memory; this needs a managed-memory allocation, "
                        "such as managedmem.empty() makes",
                        (unsigned long long)range->start);
@@ -117,7 +117,7 @@ check_system_memory(mm_driver *cu, const mm_range *range, mm_operation op, mm_st
     }
     if (!reaches) {
         return mm_fail(
-            st, MM_BAD_VALUE,
+            st, MM_NOT_MANAGED,
             "address 0x%llx is not in a managed-memory allocation; it is system memory, "
             "which can only be a target where the device has pageable_memory_access "
             "(Device(%d) lacks it)%s",
@@ -142,7 +142,7 @@ mm_range_check(mm_driver *cu, mm_range *range, mm_operation op, mm_status *st)
         return check_system_memory(cu, range, op, st);
     }
     if (!attributes.managed) {
-        return mm_fail(st, MM_BAD_VALUE,
+        return mm_fail(st, MM_NOT_MANAGED,
                        "address 0x%llx is not in a managed-memory allocation: it is %s memory, "
                        "which does not migrate%s",
                        (unsigned long long)range->start,
@@ -182,7 +182,7 @@ mm_range_diagnose(mm_driver *cu, mm_range range, CUmemLocation where, mm_operati
         mm_status_add(st, "Not every device here has concurrent_managed_access, which this "
                           "operation needs (WSL, Windows and some Tegra systems lack it).");
     } else if (st->code == CUDA_ERROR_INVALID_VALUE) {
-        if (mm_range_check(cu, &range, op, &found) < 0 && found.kind == MM_BAD_VALUE) {
+        if (mm_range_check(cu, &range, op, &found) < 0 && mm_is_bad_argument(&found)) {
             *st = found;
         } else if (where.type == CU_MEM_LOCATION_TYPE_HOST_NUMA) {
             return mm_fail(st, MM_BAD_VALUE, "%s: this system has no NUMA node %d", location,

@@ -38,7 +38,8 @@ mm_range_end(mm_range range)
 }
 
 /* Checks that the range lies in one managed allocation, or in system memory if the operation and
- * the device allow that; else fails with MM_BAD_VALUE. Fills range->allocation. */
+ * the device allow that; else fails with MM_NOT_MANAGED, or with MM_BAD_VALUE for a range that leaves
+ * its allocation. Fills range->allocation. */
 MM_NODISCARD int mm_range_check(mm_driver *cu, mm_range *range, mm_operation op, mm_status *st);
 
 /* The driver's answer for an address. */

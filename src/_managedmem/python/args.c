@@ -294,6 +294,19 @@ mm_read_dispatch(PyObject *value, mm_dispatch *out)
     return -1;
 }
 
+int
+mm_read_unsupported_text(PyObject *value, bool *skips)
+{
+    bool text = PyUnicode_Check(value);
+
+    *skips = text && PyUnicode_CompareWithASCIIString(value, "skip") == 0;
+    if (*skips || (text && PyUnicode_CompareWithASCIIString(value, "raise") == 0)) {
+        return 0;
+    }
+    PyErr_Format(PyExc_ValueError, "unsupported must be \"raise\" or \"skip\", got %R", value);
+    return -1;
+}
+
 const char *
 mm_read_text(PyObject *value)
 {

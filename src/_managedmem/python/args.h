@@ -72,6 +72,17 @@ mm_read_defer(mm_state *state, PyObject *value, mm_defer *out)
     return value == NULL || value == Py_None ? 0 : mm_read_defer_flag(state, value, out);
 }
 
+/* "raise" or "skip", which sets *skips. */
+int mm_read_unsupported_text(PyObject *value, bool *skips);
+
+/* The same; NULL is "raise". */
+static inline int
+mm_read_unsupported(PyObject *value, bool *skips)
+{
+    *skips = false;
+    return value == NULL ? 0 : mm_read_unsupported_text(value, skips);
+}
+
 /* The UTF-8 of a str without NUL; NULL without an exception for other objects. */
 const char *mm_read_text(PyObject *value);
 

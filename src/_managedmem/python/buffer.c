@@ -172,27 +172,12 @@ mm_buffer_stream(mm_buffer *b)
 
 /* --- calls ------------------------------------------------------------------------------ */
 
-bool
-mm_buffer_is_closed(const mm_buffer *b)
-{
-    return mm_guard_is_closed(&b->guard) || mm_guard_is_closed(&b->memory->guard);
-}
-
 int
 mm_buffer_raise_closed(void)
 {
     MM_ASSERT_LEFT();
     PyErr_SetString(PyExc_RuntimeError, "ManagedBuffer is closed");
     return -1;
-}
-
-int
-mm_buffer_check_open(const mm_buffer *b)
-{
-    if (mm_buffer_is_closed(b)) {
-        return mm_buffer_raise_closed();
-    }
-    return 0;
 }
 
 static int
@@ -265,20 +250,14 @@ mm_buffer_advise(mm_buffer *b, mm_advice_change change, const void *arguments)
 }
 
 int
-mm_buffer_check(mm_buffer *b, mm_driver *cu, mm_operation op, mm_range *range)
+mm_buffer_check(mm_buffer *b, mm_driver *cu, mm_operation op, mm_range *range, mm_status *st)
 {
-    mm_status st;
-
     MM_ASSERT_LEFT();
     if (mm_buffer_check_open(b) < 0) {
         return -1;
     }
-    if (read_range(b, cu, op, range, &st) < 0) {
-        if (mm_buffer_is_closed(b)) {
-            return mm_buffer_raise_closed(); /* by another thread */
-        }
-        (void)mm_raise(b->state, &st);
-        return -1;
+    if (read_range(b, cu, op, range, st) < 0) {
+        return mm_buffer_is_closed(b) ? mm_buffer_raise_closed() : 1; /* by another thread */
     }
     return 0;
 }

@@ -99,13 +99,21 @@ PyObject *mm_buffer_owner(mm_buffer *b);
 PyObject *mm_buffer_resource(mm_buffer *b);
 PyObject *mm_buffer_stream(mm_buffer *b);
 
-bool mm_buffer_is_closed(const mm_buffer *b);
+static inline bool
+mm_buffer_is_closed(const mm_buffer *b)
+{
+    return mm_guard_is_closed(&b->guard) || mm_guard_is_closed(&b->memory->guard);
+}
 
 /* Raises the RuntimeError of a closed buffer; returns -1. */
 int mm_buffer_raise_closed(void);
 
 /* The same if the buffer is closed; else 0. */
-int mm_buffer_check_open(const mm_buffer *b);
+static inline int
+mm_buffer_check_open(const mm_buffer *b)
+{
+    return mm_buffer_is_closed(b) ? mm_buffer_raise_closed() : 0;
+}
 
 /* A buffer and a stream that a call has entered: they cannot be closed until it leaves them. */
 typedef struct {
@@ -137,8 +145,9 @@ typedef int mm_advice_change(mm_driver *cu, mm_range range, const void *argument
 int mm_buffer_advise(mm_buffer *b, mm_advice_change change, const void *arguments);
 
 /* Makes the checks of mm_buffer_enter and stores the range, but enters nothing: the buffer must be
- * entered later. */
-int mm_buffer_check(mm_buffer *b, mm_driver *cu, mm_operation op, mm_range *range);
+ * entered later. 0; 1 with the status if the memory does not allow the operation; -1 with an
+ * exception if the buffer is closed. */
+int mm_buffer_check(mm_buffer *b, mm_driver *cu, mm_operation op, mm_range *range, mm_status *st);
 
 /* Queries the attributes of an entered buffer's memory. An allocation of 0 bytes has those of
  * other sizes, on the current device. */

@@ -9,14 +9,29 @@
 #include "foreign_location.h"
 #include "resource.h"
 #include "stream_object.h"
-#include "targets.h"
+#include "target_calls.h"
+
+/* As the free function with this one target: `unsupported` is read there. */
+MM_COLD static PyObject *
+call_targets(mm_buffer *b, mm_operation op, PyObject *location, PyObject *stream, PyObject *defer,
+             PyObject *unsupported)
+{
+    return mm_call_targets(b->state, op,
+                           (PyObject *[MM_CALL_ARGC]){[MM_CALL_TARGETS] = (PyObject *)b,
+                                                      [MM_CALL_LOCATION] = location,
+                                                      [MM_CALL_STREAM] = stream,
+                                                      [MM_CALL_DEFER] = defer,
+                                                      [MM_CALL_UNSUPPORTED] = unsupported});
+}
 
 PyObject *
 mm_buffer_prefetch(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
-    enum { LOCATION, STREAM, DEFER, ARGC };
-    static const char *const names[] = {
-        [LOCATION] = "location", [STREAM] = "stream", [DEFER] = "defer"};
+    enum { LOCATION, STREAM, DEFER, UNSUPPORTED, ARGC };
+    static const char *const names[] = {[LOCATION] = "location",
+                                        [STREAM] = "stream",
+                                        [DEFER] = "defer",
+                                        [UNSUPPORTED] = "unsupported"};
     static const mm_parameters parameters = {
         .function = "prefetch", .names = names, .required = 1, .positional = 1, .total = ARGC};
     mm_buffer *b = mm_buffer_of(op);
@@ -28,8 +43,14 @@ mm_buffer_prefetch(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObje
     mm_status st;
     int rc;
 
-    if (mm_args(&parameters, args, nargs, kwnames, argv) < 0 || mm_buffer_check_open(b) < 0
-        || mm_read_location(b->state, argv[LOCATION], &where) < 0
+    if (mm_args(&parameters, args, nargs, kwnames, argv) < 0) {
+        return NULL;
+    }
+    if (argv[UNSUPPORTED] != NULL) {
+        return call_targets(b, MM_PREFETCH, argv[LOCATION], argv[STREAM], argv[DEFER],
+                            argv[UNSUPPORTED]);
+    }
+    if (mm_buffer_check_open(b) < 0 || mm_read_location(b->state, argv[LOCATION], &where) < 0
         || mm_read_defer(b->state, argv[DEFER], &defer) < 0
         || mm_stream_read(b->state, argv[STREAM], &stream) < 0
         || mm_buffer_enter(b, MM_PREFETCH, &stream, &use) < 0) {
@@ -71,23 +92,29 @@ discard_buffer(mm_buffer *b, PyObject *stream_object, const CUmemLocation *where
 PyObject *
 mm_buffer_discard(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
-    static const char *const names[] = {"stream"};
-    static const mm_parameters parameters = {.function = "discard", .names = names, .total = 1};
-    PyObject *argv[1];
+    enum { STREAM, UNSUPPORTED, ARGC };
+    static const char *const names[] = {[STREAM] = "stream", [UNSUPPORTED] = "unsupported"};
+    static const mm_parameters parameters = {.function = "discard", .names = names, .total = ARGC};
+    mm_buffer *b = mm_buffer_of(op);
+    PyObject *argv[ARGC];
 
     if (mm_args(&parameters, args, nargs, kwnames, argv) < 0) {
         return NULL;
     }
-    return discard_buffer(mm_buffer_of(op), argv[0], NULL, MM_DEFER_NO);
+    return argv[UNSUPPORTED] != NULL
+               ? call_targets(b, MM_DISCARD, NULL, argv[STREAM], NULL, argv[UNSUPPORTED])
+               : discard_buffer(b, argv[STREAM], NULL, MM_DEFER_NO);
 }
 
 PyObject *
 mm_buffer_discard_prefetch(PyObject *op, PyObject *const *args, Py_ssize_t nargs,
                            PyObject *kwnames)
 {
-    enum { LOCATION, STREAM, DEFER, ARGC };
-    static const char *const names[] = {
-        [LOCATION] = "location", [STREAM] = "stream", [DEFER] = "defer"};
+    enum { LOCATION, STREAM, DEFER, UNSUPPORTED, ARGC };
+    static const char *const names[] = {[LOCATION] = "location",
+                                        [STREAM] = "stream",
+                                        [DEFER] = "defer",
+                                        [UNSUPPORTED] = "unsupported"};
     static const mm_parameters parameters = {.function = "discard_prefetch",
                                              .names = names,
                                              .required = 1,
@@ -98,8 +125,14 @@ mm_buffer_discard_prefetch(PyObject *op, PyObject *const *args, Py_ssize_t nargs
     PyObject *argv[ARGC];
     mm_defer defer;
 
-    if (mm_args(&parameters, args, nargs, kwnames, argv) < 0 || mm_buffer_check_open(b) < 0
-        || mm_read_location(b->state, argv[LOCATION], &where) < 0
+    if (mm_args(&parameters, args, nargs, kwnames, argv) < 0) {
+        return NULL;
+    }
+    if (argv[UNSUPPORTED] != NULL) {
+        return call_targets(b, MM_DISCARD_PREFETCH, argv[LOCATION], argv[STREAM], argv[DEFER],
+                            argv[UNSUPPORTED]);
+    }
+    if (mm_buffer_check_open(b) < 0 || mm_read_location(b->state, argv[LOCATION], &where) < 0
         || mm_read_defer(b->state, argv[DEFER], &defer) < 0) {
         return NULL;
     }
@@ -537,27 +570,31 @@ mm_buffer_fill(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *
 }
 
 const char mm_prefetch_doc[] =
-    "prefetch($self, location, *, stream=None, defer=None)\n--\n\n"
+    "prefetch($self, location, *, stream=None, defer=None, unsupported='raise')\n--\n\n"
     "Move the pages to a Device or Host before they are used there, in stream order.\n"
     "\n"
     "defer=True queues an empty host function first, so that the call returns at once and the stream does\n"
-    "the work; None does so for large buffers. Raises as managedmem.prefetch() does. Safe from every\n"
-    "thread; releases the GIL. Driver: cuMemPrefetchAsync.";
+    "the work; None does so for large buffers. unsupported=\"skip\" does nothing where managedmem.prefetch()\n"
+    "passes over the buffer, and returns 1, else 0; the default returns None. Raises as\n"
+    "managedmem.prefetch() does. Safe from every thread; releases the GIL. Driver: cuMemPrefetchAsync.";
 
 const char mm_discard_doc[] =
-    "discard($self, *, stream=None)\n--\n\n"
+    "discard($self, *, stream=None, unsupported='raise')\n--\n\n"
     "Discard the contents, in stream order; until the next write a read returns undefined bytes.\n"
     "\n"
-    "Acts on the whole pages inside the buffer. Raises as managedmem.discard() does. Safe from every\n"
-    "thread; releases the GIL. Driver: cuMemDiscardBatchAsync.";
+    "Acts on the whole pages inside the buffer. unsupported=\"skip\" does nothing where\n"
+    "managedmem.discard() passes over the buffer, and returns 1, else 0; the default returns None. Raises\n"
+    "as managedmem.discard() does. Safe from every thread; releases the GIL. Driver:\n"
+    "cuMemDiscardBatchAsync.";
 
 const char mm_discard_prefetch_doc[] =
-    "discard_prefetch($self, location, *, stream=None, defer=None)\n--\n\n"
+    "discard_prefetch($self, location, *, stream=None, defer=None, unsupported='raise')\n--\n\n"
     "Discard the contents and populate the pages at a Device or Host, in stream order.\n"
     "\n"
     "For a buffer that will be overwritten there. Pages that the buffer fills only in part are prefetched\n"
-    "first, with their contents. Raises as managedmem.discard_prefetch() does. Safe from every thread;\n"
-    "releases the GIL. Driver: cuMemDiscardAndPrefetchBatchAsync, cuMemPrefetchAsync.";
+    "first, with their contents. unsupported=\"skip\" does nothing where managedmem.discard_prefetch()\n"
+    "passes over the buffer, and returns 1, else 0; the default returns None. Raises as\n"
+    "managedmem.discard_prefetch() does. Safe from every thread; releases the GIL. Driver: cuMemDiscardAndPrefetchBatchAsync, cuMemPrefetchAsync.";
 
 const char mm_copy_from_doc[] =
     "copy_from($self, src, *, stream=None, options=None)\n--\n\n"

@@ -187,6 +187,7 @@ mm_raise(mm_state *state, const mm_status *st)
         raise_detail(PyExc_NotImplementedError, st);
         break;
     case MM_BAD_VALUE:
+    case MM_NOT_MANAGED:
         raise_detail(PyExc_ValueError, st);
         break;
     case MM_EXPORTED:

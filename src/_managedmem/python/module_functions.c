@@ -5,75 +5,41 @@
 
 #include <string.h>
 
+#include "../memory/skips.h"
 #include "location_set.h"
 #include "resource.h"
-#include "stream_object.h"
-#include "targets.h"
+#include "target_calls.h"
 
 /* The parameters of the stream operations; discard() has only some of them. */
-enum { TARGETS, LOCATION, STREAM, DISPATCH, DEFER, OPERATION_ARGC };
-
-static const char *const operation_names[OPERATION_ARGC] = {
-    [TARGETS] = "targets",   [LOCATION] = "location", [STREAM] = "stream",
-    [DISPATCH] = "dispatch", [DEFER] = "defer",
+static const char *const call_names[MM_CALL_ARGC] = {
+    [MM_CALL_TARGETS] = "targets", [MM_CALL_LOCATION] = "location",
+    [MM_CALL_STREAM] = "stream",   [MM_CALL_DISPATCH] = "dispatch",
+    [MM_CALL_DEFER] = "defer",     [MM_CALL_UNSUPPORTED] = "unsupported",
 };
-
-/* Runs a stream operation: reads all arguments, enters the guards, calls without the GIL, leaves,
- * raises. */
-static PyObject *
-run_operation(mm_state *state, mm_operation op, PyObject *const argv[OPERATION_ARGC])
-{
-    mm_dispatch_options options;
-    mm_stream_use stream;
-    mm_targets t;
-    mm_status st;
-    int rc;
-
-    assert(op == MM_PREFETCH || mm_discards(op));
-    if (mm_targets_read(state, argv[TARGETS], op, &t) < 0) {
-        return NULL;
-    }
-    if ((op != MM_DISCARD && mm_targets_read_locations(&t, argv[LOCATION]) < 0)
-        || mm_read_dispatch_options(state, argv[STREAM], argv[DISPATCH], argv[DEFER], &stream,
-                                    &options)
-               < 0) {
-        mm_targets_release(&t);
-        return NULL;
-    }
-    rc = mm_targets_enter(&t, &stream, &st);
-    if (rc == 0) {
-        Py_BEGIN_ALLOW_THREADS
-        rc = t.producer_count > 0 ? mm_targets_follow(&t, options.stream, &st) : 0;
-        rc = rc < 0 ? rc : mm_batch_run(t.cu, op, &t.batch, &options, &st);
-        mm_targets_leave(&t);
-        Py_END_ALLOW_THREADS
-    }
-    mm_targets_release(&t);
-    return mm_none_or_raise(state, rc, &st);
-}
 
 static PyObject *
 module_prefetch(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
     static const mm_parameters parameters = {.function = "prefetch",
-                                             .names = operation_names,
+                                             .names = call_names,
                                              .required = 2,
                                              .positional = 2,
-                                             .total = OPERATION_ARGC};
-    PyObject *argv[OPERATION_ARGC];
+                                             .total = MM_CALL_ARGC};
+    PyObject *argv[MM_CALL_ARGC];
 
     return mm_args(&parameters, args, nargs, kwnames, argv) < 0
                ? NULL
-               : run_operation(mm_module_state(module), MM_PREFETCH, argv);
+               : mm_call_targets(mm_module_state(module), MM_PREFETCH, argv);
 }
 
 static PyObject *
 module_discard(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
-    enum { DISCARD_TARGETS, DISCARD_STREAM, DISCARD_DISPATCH, ARGC };
+    enum { DISCARD_TARGETS, DISCARD_STREAM, DISCARD_DISPATCH, DISCARD_UNSUPPORTED, ARGC };
     static const char *const names[] = {[DISCARD_TARGETS] = "targets",
                                         [DISCARD_STREAM] = "stream",
-                                        [DISCARD_DISPATCH] = "dispatch"};
+                                        [DISCARD_DISPATCH] = "dispatch",
+                                        [DISCARD_UNSUPPORTED] = "unsupported"};
     static const mm_parameters parameters = {
         .function = "discard", .names = names, .required = 1, .positional = 1, .total = ARGC};
     PyObject *argv[ARGC];
@@ -81,10 +47,12 @@ module_discard(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObje
     if (mm_args(&parameters, args, nargs, kwnames, argv) < 0) {
         return NULL;
     }
-    return run_operation(mm_module_state(module), MM_DISCARD,
-                         (PyObject *[OPERATION_ARGC]){[TARGETS] = argv[DISCARD_TARGETS],
-                                                      [STREAM] = argv[DISCARD_STREAM],
-                                                      [DISPATCH] = argv[DISCARD_DISPATCH]});
+    return mm_call_targets(
+        mm_module_state(module), MM_DISCARD,
+        (PyObject *[MM_CALL_ARGC]){[MM_CALL_TARGETS] = argv[DISCARD_TARGETS],
+                                   [MM_CALL_STREAM] = argv[DISCARD_STREAM],
+                                   [MM_CALL_DISPATCH] = argv[DISCARD_DISPATCH],
+                                   [MM_CALL_UNSUPPORTED] = argv[DISCARD_UNSUPPORTED]});
 }
 
 static PyObject *
@@ -92,15 +60,15 @@ module_discard_prefetch(PyObject *module, PyObject *const *args, Py_ssize_t narg
                         PyObject *kwnames)
 {
     static const mm_parameters parameters = {.function = "discard_prefetch",
-                                             .names = operation_names,
+                                             .names = call_names,
                                              .required = 2,
                                              .positional = 2,
-                                             .total = OPERATION_ARGC};
-    PyObject *argv[OPERATION_ARGC];
+                                             .total = MM_CALL_ARGC};
+    PyObject *argv[MM_CALL_ARGC];
 
     return mm_args(&parameters, args, nargs, kwnames, argv) < 0
                ? NULL
-               : run_operation(mm_module_state(module), MM_DISCARD_PREFETCH, argv);
+               : mm_call_targets(mm_module_state(module), MM_DISCARD_PREFETCH, argv);
 }
 
 /* The enumerations of cuda.bindings have the driver's values. */
@@ -169,9 +137,11 @@ read_advice_locations(mm_targets *t, PyObject *location, CUmem_advise advice)
 static PyObject *
 module_advise(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
-    enum { ADVISE_TARGETS, ADVICE, ADVISE_LOCATION, ARGC };
-    static const char *const names[] = {
-        [ADVISE_TARGETS] = "targets", [ADVICE] = "advice", [ADVISE_LOCATION] = "location"};
+    enum { ADVISE_TARGETS, ADVICE, ADVISE_LOCATION, ADVISE_UNSUPPORTED, ARGC };
+    static const char *const names[] = {[ADVISE_TARGETS] = "targets",
+                                        [ADVICE] = "advice",
+                                        [ADVISE_LOCATION] = "location",
+                                        [ADVISE_UNSUPPORTED] = "unsupported"};
     static const mm_parameters parameters = {
         .function = "advise", .names = names, .required = 2, .positional = 3, .total = ARGC};
     mm_state *state = mm_module_state(module);
@@ -179,10 +149,12 @@ module_advise(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObjec
     CUmem_advise advice;
     mm_targets t;
     mm_status st;
+    bool skips;
     int rc;
 
     if (mm_args(&parameters, args, nargs, kwnames, argv) < 0
-        || mm_targets_read(state, argv[ADVISE_TARGETS], MM_ADVISE, &t) < 0) {
+        || mm_read_unsupported(argv[ADVISE_UNSUPPORTED], &skips) < 0
+        || mm_targets_read_or_skip(state, argv[ADVISE_TARGETS], MM_ADVISE, skips, &t) < 0) {
         return NULL;
     }
     if (read_advice(state, argv[ADVICE], &advice) < 0
@@ -193,12 +165,12 @@ module_advise(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObjec
     rc = mm_targets_enter(&t, NULL, &st);
     if (rc == 0) {
         Py_BEGIN_ALLOW_THREADS
-        rc = mm_batch_advise(t.cu, &t.batch, advice, &st);
+        rc = skips ? mm_batch_advise_or_skip(t.cu, &t.batch, advice, &t.skipped, &st)
+                   : mm_batch_advise(t.cu, &t.batch, advice, &st);
         mm_targets_leave(&t);
         Py_END_ALLOW_THREADS
     }
-    mm_targets_release(&t);
-    return mm_none_or_raise(state, rc, &st);
+    return mm_targets_result(&t, rc, &st);
 }
 
 MM_GUARD_ARRAYS static PyObject *
@@ -290,7 +262,7 @@ select_driver(PyObject *module, PyObject *name)
 
 PyDoc_STRVAR(
     advise_doc,
-    "advise(targets, advice, location=None)\n--\n\n"
+    "advise(targets, advice, location=None, *, unsupported='raise')\n--\n\n"
     "Tell the driver how memory will be used.\n"
     "\n"
     "Parameters\n"
@@ -304,6 +276,12 @@ PyDoc_STRVAR(
     "location : Device or Host, or a sequence with one for each target\n"
     "    Required for set_preferred_location and both accessed_by advices; accessed_by takes no NUMA\n"
     "    host.\n"
+    "unsupported : \"raise\" or \"skip\"\n"
+    "    \"skip\" passes over the targets that cannot take the advice here: memory that is not managed,\n"
+    "    pool memory where the driver refuses its advice, and locations that are devices without\n"
+    "    concurrent_managed_access.\n"
+    "\n"
+    "Returns None; with unsupported=\"skip\" the number of targets that were passed over.\n"
     "\n"
     "Advice applies to whole pages, from the one that holds the first byte to the one that holds the\n"
     "last. It takes effect at once, not in stream order. It is all or nothing: the advice of each\n"
@@ -314,11 +292,12 @@ PyDoc_STRVAR(
     "\n"
     "Raises TypeError or ValueError for bad arguments before anything is advised, CUDAError when the\n"
     "driver refuses. Safe from every thread; releases the GIL.\n"
-    "Driver: cuMemAdvise, cuMemRangeGetAttribute, cuMemRangeGetAttributes.");
+    "Driver: cuMemAdvise, cuMemRangeGetAttribute, cuMemRangeGetAttributes, cuPointerGetAttributes.");
 
 PyDoc_STRVAR(
     prefetch_doc,
-    "prefetch(targets, location, *, stream=None, dispatch='auto', defer=None)\n--\n\n"
+    "prefetch(targets, location, *, stream=None, dispatch='auto', defer=None, unsupported='raise')\n"
+    "--\n\n"
     "Move memory to a location before it is used there, in stream order.\n"
     "\n"
     "Parameters\n"
@@ -334,6 +313,12 @@ PyDoc_STRVAR(
     "defer : bool, optional\n"
     "    True queues an empty host function in front, so that the call returns while the stream does\n"
     "    the work; None does so for large prefetches.\n"
+    "unsupported : \"raise\" or \"skip\"\n"
+    "    \"skip\" passes over the targets that cannot be prefetched here: memory that is not managed, and\n"
+    "    prefetches that the driver refuses because a device lacks concurrent_managed_access. With\n"
+    "    dispatch=\"batch\" all targets, where there is no batch call.\n"
+    "\n"
+    "Returns None; with unsupported=\"skip\" the number of targets that were passed over.\n"
     "\n"
     "Neighbouring ranges of one allocation become one. Where targets overlap or share a page, the last\n"
     "one given wins. Raises TypeError or ValueError for bad arguments before anything moves; CUDAError\n"
@@ -343,7 +328,7 @@ PyDoc_STRVAR(
 
 PyDoc_STRVAR(
     discard_doc,
-    "discard(targets, *, stream=None, dispatch='auto')\n--\n\n"
+    "discard(targets, *, stream=None, dispatch='auto', unsupported='raise')\n--\n\n"
     "Discard contents, in stream order, so that they need not be moved.\n"
     "\n"
     "The contents are undefined until they are written; write only after a prefetch or\n"
@@ -352,20 +337,28 @@ PyDoc_STRVAR(
     "the discard is queued behind the stream in the __cuda_array_interface__ of an array. System memory\n"
     "needs pageable_memory_access of every device.\n"
     "\n"
+    "unsupported=\"skip\" passes over memory that is not managed and targets without a whole page; and over\n"
+    "all targets before CUDA 13.0, or if a device lacks concurrent_managed_access. The result is then the\n"
+    "number of targets that were passed over, else None.\n"
+    "\n"
     "Raises ValueError for a target without a whole page, with gaps, or that is read-only,\n"
     "NotImplementedError before CUDA 13.0, and as prefetch() does. Safe from every thread. Driver:\n"
     "cuMemDiscardBatchAsync, cuEventRecord, cuStreamWaitEvent.");
 
 PyDoc_STRVAR(
     discard_prefetch_doc,
-    "discard_prefetch(targets, location, *, stream=None, dispatch='auto', defer=None)\n--\n\n"
+    "discard_prefetch(targets, location, *, stream=None, dispatch='auto', defer=None,\n"
+    "                 unsupported='raise')\n"
+    "--\n\n"
     "Discard contents and populate the pages at a location, in stream order.\n"
     "\n"
     "For a buffer that will be overwritten there: pages move without their bytes. The pages at the\n"
     "ends that a target shares with its neighbours are prefetched first, with their contents; when that\n"
     "fails, nothing is discarded. When the discard itself fails, contents of the targets may be lost,\n"
     "but nothing else. Targets that share pages and have different locations are processed one by one,\n"
-    "so those before a failure are discarded. Parameters and errors as for prefetch() and discard().\n"
+    "so those before a failure are discarded. Parameters, result and errors as for prefetch() and\n"
+    "discard(); unsupported=\"skip\" passes over the same targets as for discard(), also where they could\n"
+    "be prefetched.\n"
     "Driver: cuMemDiscardAndPrefetchBatchAsync, cuMemPrefetchAsync.");
 
 PyDoc_STRVAR(

@@ -57,6 +57,12 @@ mm_is_read_only(const mm_target *target)
     return answer;
 }
 
+static int
+refuse_read_only(PyObject *value)
+{
+    return mm_refuse_foreign(PyExc_ValueError, value, "cannot be discarded: it is read-only");
+}
+
 /* -1 with an exception if a discard would lose contents that must stay. */
 static int
 check_target_discard(PyObject *value, const mm_target *target)
@@ -64,9 +70,7 @@ check_target_discard(PyObject *value, const mm_target *target)
     int read_only = target->range.size > 0 ? mm_is_read_only(target) : 0;
 
     if (read_only != 0) {
-        return read_only < 0 ? -1
-                             : mm_refuse_foreign(PyExc_ValueError, value,
-                                                 "cannot be discarded: it is read-only");
+        return read_only < 0 ? -1 : refuse_read_only(value);
     }
     return target->dense ? 0
                          : mm_refuse_foreign(PyExc_ValueError, value,
@@ -74,32 +78,43 @@ check_target_discard(PyObject *value, const mm_target *target)
                                              "bytes in its gaps would be lost");
 }
 
-int
-mm_target_read(mm_state *state, mm_driver *cu, PyObject *value, mm_operation op, mm_target *target)
+/* 0; 1 with the status if the memory does not allow the operation; -1 with an exception. */
+static int
+read_one(mm_state *state, mm_driver *cu, PyObject *value, mm_operation op, mm_target *target,
+         mm_status *st)
 {
-    mm_status st;
+    int rc;
 
     assert(!PyErr_Occurred());
     *target = (mm_target){.dense = true};
     if (mm_is_buffer(state, value)) {
         target->read_only = mm_buffer_of(value)->memory->access.read_only;
-        return mm_buffer_check(mm_buffer_of(value), cu, op, &target->range) < 0
-                       || (mm_discards(op) && check_target_discard(value, target) < 0)
-                   ? -1
-                   : 0;
+        rc = mm_buffer_check(mm_buffer_of(value), cu, op, &target->range, st);
+        return rc == 0 && mm_discards(op) ? check_target_discard(value, target) : rc;
     }
     if (mm_read_foreign(state, value, target) < 0) {
         return -1;
     }
-    if (mm_discards(op) && check_target_discard(value, target) < 0) {
-        /* check_target_discard has raised. */
-    } else if (mm_range_check(cu, &target->range, op, &st) < 0) {
-        (void)mm_raise(state, &st);
-    } else {
-        return 0;
+    rc = mm_discards(op) ? check_target_discard(value, target) : 0;
+    if (rc == 0 && mm_range_check(cu, &target->range, op, st) < 0) {
+        rc = 1;
     }
-    Py_CLEAR(target->export);
-    return -1;
+    if (rc != 0) {
+        Py_CLEAR(target->export);
+    }
+    return rc;
+}
+
+int
+mm_target_read(mm_state *state, mm_driver *cu, PyObject *value, mm_operation op, mm_target *target)
+{
+    mm_status st;
+    int rc = read_one(state, cu, value, op, target, &st);
+
+    if (rc > 0) {
+        (void)mm_raise(state, &st);
+    }
+    return rc == 0 ? 0 : -1;
 }
 
 /* Adds the stream of a producer, unless it is in the list. */
@@ -135,13 +150,35 @@ mm_targets_follow(const mm_targets *t, CUstream stream, mm_status *st)
     return rc;
 }
 
+/* Passes over a target whose memory does not allow the operation, or raises the reason. A discard
+ * that would lose contents stays an error on every system. */
+MM_COLD static int
+skip_target(mm_targets *t, PyObject *value, mm_operation op, mm_target *target,
+            const mm_status *st)
+{
+    if (!t->skips || st->kind != MM_NOT_MANAGED) {
+        (void)mm_raise(t->state, st);
+        return -1;
+    }
+    if (mm_discards(op) && target->read_only) {
+        return refuse_read_only(value);
+    }
+    target->range.size = 0;
+    t->skipped++;
+    return 0;
+}
+
 static int
 read_target(mm_targets *t, PyObject *value, mm_operation op, mm_transfer *transfer)
 {
     mm_target target;
+    mm_status st;
+    int rc = read_one(t->state, t->cu, value, op, &target, &st);
 
-    if (mm_target_read(t->state, t->cu, value, op, &target) < 0
-        || (target.export != NULL && keep_export(t, target.export) < 0)
+    if (rc > 0) {
+        rc = skip_target(t, value, op, &target, &st);
+    }
+    if (rc < 0 || (target.export != NULL && keep_export(t, target.export) < 0)
         || (mm_discards(op) && target.producer != NULL && keep_producer(t, target.producer) < 0)) {
         return -1;
     }
@@ -206,6 +243,13 @@ targets_allocate(mm_targets *t, size_t count, mm_status *st)
 int
 mm_targets_read(mm_state *state, PyObject *value, mm_operation op, mm_targets *t)
 {
+    return mm_targets_read_or_skip(state, value, op, false, t);
+}
+
+int
+mm_targets_read_or_skip(mm_state *state, PyObject *value, mm_operation op, bool skips,
+                        mm_targets *t)
+{
     Py_ssize_t count;
     mm_status st;
 
@@ -215,6 +259,8 @@ mm_targets_read(mm_state *state, PyObject *value, mm_operation op, mm_targets *t
     t->exports = NULL;
     t->guards = t->inline_guards;
     t->entered = 0;
+    t->skips = skips;
+    t->skipped = 0;
     mm_batch_init_empty(&t->batch);
     t->producers = NULL;
     t->producer_count = 0;
@@ -415,7 +461,7 @@ is_target_present(const mm_targets *t, Py_ssize_t i)
     if (mm_range_check(t->cu, &range, MM_QUERY, &st) == 0) {
         return range.allocation == t->batch.transfers[i].range.allocation;
     }
-    if (st.kind == MM_BAD_VALUE) {
+    if (mm_is_bad_argument(&st)) {
         return 0;
     }
     (void)mm_raise(t->state, &st);

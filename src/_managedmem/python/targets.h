@@ -17,6 +17,8 @@ typedef struct {
     mm_guard **guards; /* the entered ones; space for each target and a stream */
     size_t entered;
     bool several; /* a sequence, not one target */
+    bool skips; /* passes over memory that the operation does not act on */
+    size_t skipped; /* the number of these; their ranges are empty */
     mm_batch batch; /* a transfer for each target, to the host until the caller sets a location */
     mm_guard *inline_guards[MM_INLINE_COUNT + 1];
     CUstream *producers; /* streams of arrays to be discarded; or NULL */
@@ -27,6 +29,10 @@ typedef struct {
  * Buffer, an object with the buffer protocol, or a list, tuple or other iterable of these. After a
  * failure, -1 with an exception, there is nothing to release. */
 int mm_targets_read(mm_state *state, PyObject *value, mm_operation op, mm_targets *t);
+
+/* The same, but passes over the targets whose memory the operation does not act on, if `skips`. */
+int mm_targets_read_or_skip(mm_state *state, PyObject *value, mm_operation op, bool skips,
+                            mm_targets *t);
 
 /* The targets as a tuple of at least one; *several is false for a target that is not in a
  * sequence. */

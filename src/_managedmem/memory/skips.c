@@ -1,0 +1,181 @@
+/* skips.c: passing over ranges that cannot take an operation on this system. */
+#include "skips.h"
+
+#include <assert.h>
+
+#include "advice.h"
+
+bool
+mm_batch_is_empty(const mm_batch *b)
+{
+    for (size_t i = 0; i < b->count; i++) {
+        if (b->transfers[i].range.size > 0) {
+            return false;
+        }
+    }
+    return true;
+}
+
+/* True if no range can take the operation: the calls for discards and for batches came with CUDA
+ * 13.0, and drivers refuse them if one device lacks concurrent access. */
+static bool
+is_unsupported(const mm_driver *cu, mm_operation op, mm_dispatch dispatch)
+{
+    bool needs_batch_calls = op != MM_PREFETCH || dispatch == MM_DISPATCH_BATCH;
+
+    return needs_batch_calls && (cu->MemDiscardBatchAsync == NULL || !cu->concurrent_access);
+}
+
+static bool
+has_whole_page(mm_range range)
+{
+    mm_status ignored;
+
+    return mm_range_whole_pages(&range, &ignored) == 0;
+}
+
+size_t
+mm_skip_unsupported(const mm_driver *cu, mm_operation op, mm_batch *b, mm_dispatch dispatch)
+{
+    bool all = is_unsupported(cu, op, dispatch);
+    size_t skipped = 0;
+
+    assert(op == MM_PREFETCH || mm_discards(op));
+    for (size_t i = 0; i < b->count; i++) {
+        mm_range *range = &b->transfers[i].range;
+        if (range->size > 0 && (all || (mm_discards(op) && !has_whole_page(*range)))) {
+            range->size = 0;
+            skipped++;
+        }
+    }
+    return skipped;
+}
+
+/* Prefetches range by range, because each may have a location of its own and the device of the
+ * stream counts too. The order is that of the targets, so that the last one wins. Host functions
+ * are queued only on request, because most of these calls are refused. */
+static int
+prefetch_each(mm_driver *cu, const mm_batch *b, const mm_dispatch_options *options,
+              size_t *skipped, mm_status *st)
+{
+    mm_defer defer = options->defer == MM_DEFER_YES ? MM_DEFER_YES : MM_DEFER_NO;
+
+    for (size_t i = 0; i < b->count; i++) {
+        const mm_transfer *t = &b->transfers[i];
+        if (mm_range_prefetch(cu, t->range, t->where, options->stream, defer, st) == 0) {
+            continue;
+        }
+        if (st->kind != MM_DRIVER_CALL || st->code != CUDA_ERROR_INVALID_DEVICE) {
+            return -1;
+        }
+        ++*skipped;
+    }
+    return 0;
+}
+
+int
+mm_batch_run_or_skip(mm_driver *cu, mm_operation op, mm_batch *b,
+                     const mm_dispatch_options *options, size_t *skipped, mm_status *st)
+{
+    if (op == MM_PREFETCH && !cu->concurrent_access) {
+        return prefetch_each(cu, b, options, skipped, st);
+    }
+    /* A driver without discards refuses also empty ones. */
+    return is_unsupported(cu, op, options->dispatch) ? 0 : mm_batch_run(cu, op, b, options, st);
+}
+
+/* --- advice ----------------------------------------------------------------------------- */
+
+/* Passes over ranges whose location is a device without concurrent access, which drivers refuse. */
+static int
+skip_locations(mm_driver *cu, mm_batch *b, size_t *skipped, mm_status *st)
+{
+    for (size_t i = 0; i < b->count; i++) {
+        mm_transfer *t = &b->transfers[i];
+        int concurrent = 1;
+        if (t->range.size == 0 || t->where.type != CU_MEM_LOCATION_TYPE_DEVICE) {
+            continue;
+        }
+        MM_TRY(cu, DeviceGetAttribute, st, &concurrent,
+               CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS, t->where.id);
+        if (!concurrent) {
+            t->range.size = 0;
+            ++*skipped;
+        }
+    }
+    return 0;
+}
+
+/* True if the range is pool memory; for other memory the driver answers NULL. */
+static int
+is_pool_memory(mm_driver *cu, mm_range range, bool *pooled, mm_status *st)
+{
+    CUpointer_attribute attribute = CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE;
+    CUmemoryPool pool = NULL;
+    void *out = &pool;
+
+    *pooled = false;
+    if (range.size > 0) {
+        MM_TRY(cu, PointerGetAttributes, st, 1, &attribute, &out, range.start);
+        *pooled = pool != NULL;
+    }
+    return 0;
+}
+
+/* True if the driver refuses the advice because the range is pool memory. Another driver may accept
+ * it, so this one is asked. */
+static int
+is_advice_refused(mm_driver *cu, const mm_transfer *t, CUmem_advise advice, bool *refused,
+                  mm_status *st)
+{
+    int rc = mm_range_advise(cu, t->range, advice, t->where, st);
+
+    *refused = rc < 0 && st->kind == MM_DRIVER_CALL && st->code == CUDA_ERROR_NOT_SUPPORTED;
+    return *refused ? 0 : rc;
+}
+
+/* Passes over pool memory if the driver refuses the advice on the first range of it. If it does
+ * not, that range is advised, and *before has its earlier advice. */
+static int
+skip_pool_memory(mm_driver *cu, mm_batch *b, CUmem_advise advice, size_t *skipped,
+                 mm_transfer *advised, mm_advice_before *before, mm_status *st)
+{
+    bool pooled, refused = false;
+
+    advised->range.size = 0;
+    for (size_t i = 0; i < b->count && advised->range.size == 0; i++) {
+        mm_transfer *t = &b->transfers[i];
+        if (is_pool_memory(cu, t->range, &pooled, st) < 0
+            || (pooled && !refused
+                && (mm_advice_query(cu, t->range, advice, t->where, before, st) < 0
+                    || is_advice_refused(cu, t, advice, &refused, st) < 0))) {
+            return -1;
+        }
+        if (pooled && refused) {
+            t->range.size = 0;
+            ++*skipped;
+        } else if (pooled) {
+            *advised = *t;
+        }
+    }
+    return 0;
+}
+
+int
+mm_batch_advise_or_skip(mm_driver *cu, mm_batch *b, CUmem_advise advice, size_t *skipped,
+                        mm_status *st)
+{
+    mm_advice_before before;
+    mm_transfer advised;
+    int rc;
+
+    if ((!cu->concurrent_access && skip_locations(cu, b, skipped, st) < 0)
+        || skip_pool_memory(cu, b, advice, skipped, &advised, &before, st) < 0) {
+        return -1;
+    }
+    rc = mm_batch_advise(cu, b, advice, st);
+    if (rc < 0 && advised.range.size > 0) {
+        mm_advice_restore(cu, advised.range, advice, advised.where, &before, MM_ADVISED);
+    }
+    return rc;
+}

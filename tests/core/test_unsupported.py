@@ -1,0 +1,355 @@
+"""unsupported="skip": targets that cannot take a hint here are passed over and counted."""
+
+import ctypes
+
+import pytest
+
+import managedmem
+from constants import PAGE
+from contents import contents, write
+from driver import capturing, device_memory, pinned_memory
+from managedmem import (
+    CUDAError,
+    Device,
+    Host,
+    ManagedBuffer,
+    ManagedMemoryResource,
+    Stream,
+    emulator,
+)
+from programs import run_python
+
+ZERO, HOST = Device(0), Host()
+CALLS = {
+    "prefetch": lambda targets, **more: managedmem.prefetch(targets, HOST, **more),
+    "advise": lambda targets, **more: managedmem.advise(targets, "set_read_mostly", **more),
+    "discard": managedmem.discard,
+    "discard_prefetch": lambda targets, **more: managedmem.discard_prefetch(targets, HOST, **more),
+}
+METHODS = {
+    "prefetch": lambda buffer, **more: buffer.prefetch(HOST, **more),
+    "discard": lambda buffer, **more: buffer.discard(**more),
+    "discard_prefetch": lambda buffer, **more: buffer.discard_prefetch(HOST, **more),
+}
+
+
+@pytest.fixture
+def plain():
+    """A wrapper of device memory, which takes no hint."""
+    with device_memory(2 * PAGE) as pointer:
+        with ManagedBuffer.from_handle(pointer, 2 * PAGE) as buffer:
+            yield buffer
+
+
+def each_call(calls):
+    return pytest.mark.parametrize("call", calls.values(), ids=calls)
+
+
+class TestTheResult:
+    @each_call(CALLS)
+    def test_it_counts_the_targets_that_were_passed_over(self, alloc, plain, call):
+        good = alloc(PAGE)
+        assert call(good, unsupported="skip") == 0
+        assert call(plain, unsupported="skip") == 1
+        assert call([plain, good, plain], unsupported="skip") == 2
+        assert call([plain], unsupported="skip") == 1
+
+    @each_call(CALLS)
+    def test_it_is_none_by_default(self, alloc, call):
+        good = alloc(PAGE)
+        assert call(good) is None
+        assert call(good, unsupported="raise") is None
+
+    @each_call(METHODS)
+    def test_of_the_methods(self, alloc, plain, call):
+        good = alloc(PAGE)
+        assert call(good, unsupported="skip") == 0
+        assert call(plain, unsupported="skip") == 1
+        assert call(good) is None and call(good, unsupported="raise") is None
+        for more in ({}, {"unsupported": "raise"}):
+            with pytest.raises(ValueError, match="plain device memory"):
+                call(plain, **more)
+
+    @each_call(CALLS)
+    def test_empty_targets_do_not_count(self, alloc, plain, call):
+        empty = alloc(PAGE)[:0]
+        assert call([empty, plain[:0], plain], unsupported="skip") == 1
+        assert call(plain[:0], unsupported="skip") == 0
+
+
+class TestTheOthersGetIt:
+    def test_a_prefetch(self, alloc, plain, stream):
+        a, b = alloc(PAGE), alloc(PAGE)
+        call = {"stream": stream, "defer": True, "unsupported": "skip"}
+        with pinned_memory(PAGE) as pointer:
+            pinned = ManagedBuffer.from_handle(pointer, PAGE)
+            targets = [plain, a, pinned, b]
+            assert managedmem.prefetch(targets, [ZERO, HOST, HOST, ZERO], **call) == 2
+        stream.sync()
+        assert (a.last_prefetch_location, b.last_prefetch_location) == (HOST, ZERO)
+
+    @pytest.mark.parametrize("dispatch", ["auto", "loop", "batch"])
+    def test_each_dispatch(self, alloc, plain, dispatch):
+        buffers = [alloc(PAGE) for _ in range(9)]  # more than the inline capacity
+        targets = [*buffers, plain]
+        assert managedmem.prefetch(targets, ZERO, dispatch=dispatch, unsupported="skip") == 1
+        assert {b.last_prefetch_location for b in buffers} == {ZERO}
+
+    def test_advice(self, alloc, plain):
+        a, b = alloc(PAGE), alloc(PAGE)
+        skip = {"unsupported": "skip"}
+        assert managedmem.advise([a, plain, b], "set_accessed_by", [ZERO, ZERO, HOST], **skip) == 1
+        assert (a.accessed_by, b.accessed_by) == ({ZERO}, {HOST})
+        assert managedmem.advise([plain, a], "unset_accessed_by", ZERO, **skip) == 1
+        assert not a.accessed_by
+
+    def test_a_discard_keeps_targets_without_a_whole_page(self, alloc):
+        """They exist on machines with larger pages only."""
+        buffer = alloc(3 * PAGE)
+        write(buffer, bytes([7]) * buffer.size)
+        parts = [buffer.range(100, PAGE), buffer[PAGE : 2 * PAGE], buffer.range(2 * PAGE + 1, 5)]
+        for discard in (CALLS["discard"], CALLS["discard_prefetch"]):
+            with pytest.raises(ValueError, match="no whole page"):
+                discard(parts)
+            assert discard(parts, unsupported="skip") == 2
+            assert discard(parts[0], unsupported="skip") == 1
+        Device().sync()
+        kept = contents(buffer)
+        assert kept[:PAGE] + kept[2 * PAGE :] == bytes([7]) * 2 * PAGE
+
+    def test_advice_on_pool_memory_where_the_driver_refuses_it(self, alloc):
+        """Drivers of CUDA 13.0 refuse; one that accepts passes over nothing."""
+        with ManagedMemoryResource(pooled=True) as pool:
+            with pool.allocate(PAGE) as first, pool.allocate(PAGE) as second:
+                a, b = alloc(PAGE), alloc(PAGE)
+                try:
+                    managedmem.advise(first, "set_read_mostly")
+                    taken = 2
+                except CUDAError as error:
+                    assert error.name == "CUDA_ERROR_NOT_SUPPORTED"
+                    taken = 0
+                for targets in ([a, first, b, second], [first, second]):
+                    count = managedmem.advise(targets, "set_read_mostly", unsupported="skip")
+                    assert count == 2 - taken
+                assert a.read_mostly and b.read_mostly
+                wrapped = ManagedBuffer.from_handle(first.handle, PAGE)
+                count = managedmem.advise([wrapped, a], "unset_read_mostly", unsupported="skip")
+                assert count == (0 if taken else 1) and not a.read_mostly
+
+
+class TestErrorsStay:
+    @each_call(CALLS)
+    def test_a_closed_buffer(self, alloc, plain, call):
+        closed = alloc(PAGE)
+        closed.close()
+        with pytest.raises(RuntimeError, match="closed"):
+            call([plain, closed], unsupported="skip")
+        with pytest.raises(RuntimeError, match="closed"):
+            call(closed, unsupported="skip")
+
+    @each_call(METHODS)
+    def test_a_closed_buffer_of_a_method(self, alloc, call):
+        closed = alloc(PAGE)
+        closed.close()
+        with pytest.raises(RuntimeError, match="closed"):
+            call(closed, unsupported="skip")
+
+    @each_call(CALLS)
+    def test_objects_without_memory_and_bad_options(self, alloc, plain, call):
+        for wrong in (5, None, [plain, object()], "memory"):
+            with pytest.raises(TypeError):
+                call(wrong, unsupported="skip")
+        with pytest.raises(ValueError, match="empty"):
+            call([], unsupported="skip")
+        for wrong in ("ignore", None, True, b"skip"):
+            with pytest.raises(ValueError, match='unsupported must be "raise" or "skip", got'):
+                call(plain, unsupported=wrong)
+
+    @each_call(METHODS)
+    def test_bad_options_of_a_method(self, alloc, call):
+        with pytest.raises(ValueError, match='unsupported must be "raise" or "skip", got None'):
+            call(alloc(PAGE), unsupported=None)
+
+    def test_locations(self, alloc, plain):
+        skip = {"unsupported": "skip"}
+        with pytest.raises(TypeError, match="Device or Host"):
+            managedmem.prefetch(plain, 0, **skip)
+        with pytest.raises(ValueError, match="length"):
+            managedmem.prefetch([plain, plain], [HOST], **skip)
+        with pytest.raises(ValueError, match="there is no device 99"):
+            managedmem.prefetch(plain, Device(99), **skip)
+        with pytest.raises(ValueError, match="required"):
+            managedmem.advise(plain, "set_preferred_location", **skip)
+        with pytest.raises(ValueError, match="NUMA"):
+            managedmem.advise(plain, "set_accessed_by", Host(0), **skip)
+        with pytest.raises(TypeError, match="Device or Host"):
+            plain.prefetch("cuda", **skip)
+
+    @each_call(CALLS)
+    def test_a_range_that_leaves_its_allocation(self, call):
+        with managedmem.empty(PAGE) as buffer:
+            longer = ManagedBuffer.from_handle(buffer.handle, 64 * PAGE)
+            with pytest.raises(ValueError, match="leaves its managed-memory allocation"):
+                call(longer, unsupported="skip")
+
+    def test_a_discard_that_would_lose_other_contents(self):
+        constant = bytes(4 * PAGE)
+        address = ctypes.cast(constant, ctypes.c_void_p).value
+        wrapped = ManagedBuffer.from_handle(address, len(constant), owner=constant)
+        for target in (wrapped, constant, memoryview(bytearray(constant))[::2]):
+            for call in (CALLS["discard"], CALLS["discard_prefetch"]):
+                with pytest.raises(ValueError, match="cannot be discarded"):
+                    call(target, unsupported="skip")
+        with pytest.raises(ValueError, match="cannot be discarded"):
+            wrapped.discard(unsupported="skip")
+
+    @each_call({k: v for k, v in CALLS.items() if k != "advise"})
+    def test_streams(self, alloc, plain, stream, call):
+        ended = Stream()
+        ended.close()
+        with pytest.raises(RuntimeError, match="Stream is closed"):
+            call(plain, stream=ended, unsupported="skip")
+        with capturing(stream) as capture:
+            with pytest.raises(CUDAError, match="captur"):
+                call([alloc(PAGE), plain], stream=stream, unsupported="skip")
+        assert capture.result == 0
+
+    @pytest.mark.emulator_only
+    @each_call(CALLS)
+    def test_nothing_is_called_before_all_is_checked(self, alloc, plain, call):
+        good, closed = alloc(PAGE), alloc(PAGE)
+        closed.close()
+        with emulator.recording() as calls, pytest.raises(RuntimeError, match="closed"):
+            call([good, plain, closed], unsupported="skip")
+        assert {c.name for c in calls} <= {"cuPointerGetAttributes", "cuDeviceGetAttribute"}
+
+    @pytest.mark.emulator_only
+    @pytest.mark.parametrize(
+        "function, call",
+        [
+            ("cuMemPrefetchAsync", CALLS["prefetch"]),
+            ("cuMemAdvise", CALLS["advise"]),
+            ("cuMemDiscardBatchAsync", CALLS["discard"]),
+            ("cuMemDiscardAndPrefetchBatchAsync", CALLS["discard_prefetch"]),
+        ],
+    )
+    @pytest.mark.parametrize("code", [1, 101, 801, 999])
+    def test_a_driver_that_fails(self, alloc, function, call, code):
+        """Also with the codes that stand for a missing ability, where nothing is missing."""
+        good = alloc(PAGE)
+        emulator.fail(function, nth=1, code=code)
+        with pytest.raises(CUDAError) as caught:
+            call(good, unsupported="skip")
+        assert caught.value.code == code and caught.value.function == function
+
+    @pytest.mark.emulator_only
+    def test_a_failing_query_of_pools(self, alloc):
+        with ManagedMemoryResource(pooled=True) as pool, pool.allocate(PAGE) as pooled:
+            good = alloc(PAGE)
+            emulator.fail("cuPointerGetAttributes", nth=1, code=999)
+            with pytest.raises(CUDAError) as caught:
+                managedmem.advise([good, pooled], "set_read_mostly", unsupported="skip")
+            assert caught.value.code == 999 and not good.read_mostly
+
+
+SETUP = """
+    import managedmem as mm
+    from managedmem import Device, Host, emulator
+    PAGE = 4096
+    buf = mm.ManagedMemoryResource().allocate(16 * PAGE)
+    parts = [buf[i * 2 * PAGE :][:PAGE] for i in range(4)]
+    skip = {"unsupported": "skip"}
+    MOVES = {"cuMemPrefetchBatchAsync", "cuMemDiscardBatchAsync", "cuLaunchHostFunc",
+             "cuMemDiscardAndPrefetchBatchAsync", "cuStreamWaitEvent"}
+    def refused(call):
+        try:
+            call()
+        except (mm.CUDAError, NotImplementedError):
+            return True
+        return False
+"""
+
+
+def run(profile, code):
+    run_python(SETUP + code, emulator=f"profile={profile}")
+
+
+class TestWithoutConcurrentAccess:
+    def test_prefetches_and_discards(self):
+        run(
+            "wsl",
+            """
+    for where in (Device(0), Host()):
+        with emulator.recording() as calls:
+            assert mm.prefetch(parts, where, **skip) == 4
+            assert mm.prefetch(parts, [where] * 4, dispatch="loop", **skip) == 4
+            assert mm.prefetch(buf, where, dispatch="batch", **skip) == 1
+            assert mm.prefetch(parts, where, dispatch="batch", **skip) == 4
+            assert mm.discard_prefetch(parts, where, **skip) == 4
+            assert buf.prefetch(where, **skip) == buf.discard_prefetch(where, **skip) == 1
+            assert mm.discard(parts, **skip) == 4 and buf.discard(**skip) == 1
+        assert not MOVES & {call.name for call in calls}, calls
+        assert refused(lambda: buf.prefetch(where)) and refused(lambda: buf.discard())
+    large = mm.empty(4 << 20)
+    with emulator.recording() as calls:
+        assert large.prefetch(Host(), **skip) == 1
+    assert "cuLaunchHostFunc" not in {call.name for call in calls}
+    with emulator.recording() as calls:
+        assert large.prefetch(Host(), defer=True, **skip) == 1
+    assert "cuLaunchHostFunc" in {call.name for call in calls}
+    emulator.fail("cuMemPrefetchAsync", nth=1, code=999)
+    assert refused(lambda: buf.prefetch(Host(), **skip))
+    assert mm.prefetch(memoryview(bytearray(PAGE)), Host(), **skip) == 1
+    """,
+        )
+
+    def test_advice_that_names_a_device(self):
+        run(
+            "wsl",
+            """
+    for advice in ("set_preferred_location", "set_accessed_by", "unset_accessed_by"):
+        assert refused(lambda: mm.advise(parts, advice, Device(0)))
+        assert mm.advise(parts, advice, Device(0), **skip) == 4
+        assert mm.advise(parts, advice, [Host(), Device(0), Host(), Device(1)], **skip) == 2
+        assert mm.advise([buf, buf[:0]], advice, Device(0), **skip) == 1
+        assert mm.advise(parts, advice, Host(), **skip) == 0
+    assert mm.advise(parts, "set_read_mostly", **skip) == 0
+    assert mm.advise(parts, "unset_preferred_location", **skip) == 0
+    emulator.fail("cuDeviceGetAttribute", nth=1, code=999)
+    assert refused(lambda: mm.advise(parts, "set_accessed_by", Device(0), **skip))
+    """,
+        )
+
+    def test_a_stream_that_captures_stays_an_error(self):
+        run(
+            "wsl",
+            """
+    from driver import capturing
+    with mm.Stream() as stream, capturing(stream) as capture:
+        assert refused(lambda: buf.prefetch(Host(), stream=stream, **skip))
+    assert capture.result == 0
+    """,
+        )
+
+
+class TestWithAnOldDriver:
+    def test_discards_are_passed_over_and_the_rest_works(self):
+        run(
+            "old12",
+            """
+    from foreign_objects import CudaArray
+    with emulator.recording() as calls:
+        assert mm.discard(parts, **skip) == 4
+        assert mm.discard(CudaArray(buf, members={"stream": 1}), **skip) == 1
+        assert mm.discard([buf[:0], buf], **skip) == 1 and mm.discard(buf[:0], **skip) == 0
+        assert mm.discard_prefetch(parts, [Host(), Device(0)] * 2, **skip) == 4
+        assert buf.discard(**skip) == buf.discard_prefetch(Host(), **skip) == 1
+        assert mm.prefetch(parts, Host(), dispatch="batch", **skip) == 4
+    assert {call.name for call in calls} <= {"cuPointerGetAttributes"}, calls
+    assert refused(lambda: mm.discard(parts)) and refused(lambda: buf.discard())
+    assert mm.prefetch(parts, [Device(0), Host()] * 2, **skip) == 0
+    assert [p.last_prefetch_location for p in parts] == [Device(0), Host()] * 2
+    assert mm.advise(parts, "set_preferred_location", Device(0), **skip) == 0
+    assert buf[:PAGE].preferred_location is Device(0)
+    """,
+        )
