@@ -5,6 +5,39 @@
 
 #include "stream_object.h"
 
+/* --- the warning of systems without concurrent access ------------------------------------ */
+
+/* UserWarning, once in a process. A filter that makes it an error refuses each call. */
+MM_COLD static int
+warn_without_access(void)
+{
+    static atomic_bool warned;
+
+    MM_ASSERT_LEFT();
+    if (atomic_exchange(&warned, true)) {
+        return 0;
+    }
+    if (PyErr_WarnEx(
+            PyExc_UserWarning,
+            "a device of this system has no concurrent_managed_access: the host must not "
+            "touch managed memory while a device works, or the operating system ends the "
+            "process. Synchronize before each access, as buf.numpy() does; prefetches, and "
+            "advice that names a device, do not work",
+            1)
+        < 0) {
+        atomic_store(&warned, false);
+        return -1;
+    }
+    return 0;
+}
+
+/* Before managed memory is allocated. Runs Python code if it warns. */
+static inline int
+check_access(const mm_driver *cu)
+{
+    return cu->concurrent_access ? 0 : warn_without_access();
+}
+
 /* --- life ------------------------------------------------------------------------------- */
 
 /* Creates the object before the pool, so that a failed allocation leaves no pool to release. Sets
@@ -14,12 +47,13 @@ PyObject *
 mm_resource_new(PyTypeObject *type, bool pooled, bool managed, CUmemLocation where)
 {
     mm_state *state = mm_type_state(type);
-    mm_driver *cu = pooled ? mm_open(state) : NULL;
+    mm_driver *cu = pooled ? mm_open(state) : mm_driver_usable();
     mm_pool *pool = NULL;
     PyObject *self;
     mm_status st;
 
-    if ((pooled && cu == NULL) || (self = mm_alloc_object(type)) == NULL) {
+    if ((pooled && cu == NULL) || (managed && cu != NULL && check_access(cu) < 0)
+        || (self = mm_alloc_object(type)) == NULL) {
         return NULL;
     }
     if (pooled) {
@@ -128,7 +162,7 @@ allocate_unpooled(mm_state *state, PyObject *resource, size_t bytes, const mm_la
     mm_memory *memory;
     mm_status st;
 
-    if (cu == NULL) {
+    if (cu == NULL || check_access(cu) < 0) {
         return NULL;
     }
     Py_BEGIN_ALLOW_THREADS

@@ -164,6 +164,9 @@ PyDoc_STRVAR(
     "refuse all advice on pool memory: its location is set once. The pool keeps freed memory until\n"
     "trim(), or until attributes.release_threshold is lowered.\n"
     "\n"
+    "Where a device has no concurrent_managed_access, a UserWarning comes once in a process: with the\n"
+    "first allocation, or before, with a resource that is made after the driver was opened.\n"
+    "\n"
     "Raises TypeError for bad arguments, ValueError for a policy with a pool or a preferred location.\n"
     "Safe from every thread. Driver: cuMemPoolCreate.");
 
