@@ -353,8 +353,6 @@ class Trace(TracePart):
         self._lock = threading.RLock()
         self._process = 0
         self._starter = 0  # the process of the first start, also while it is under way
-        self._running = False
-        self._cut_short = False  # without a last part
         self._labels: list[str] = []
         self._overheads = [0]
         self._named: list[tuple[int, int, str]] = []
@@ -382,10 +380,10 @@ class Trace(TracePart):
             self._check_driver()
             try:
                 self._recorder.start(wait=not self._would_end_a_capture())
-                self._process, self._running = os.getpid(), True
+                self._process = os.getpid()
             finally:
-                if self._recorder.running and not self._running:  # an interrupt came in between
-                    self._recorder.stop(wait=False)
+                if not self._process:  # an interrupt came in between
+                    self._end_at_least()
             self._overheads = [self._recorder.report()["overhead"]]
 
     def _would_end_a_capture(self) -> bool:
@@ -427,11 +425,11 @@ class Trace(TracePart):
             try:
                 self._recorder.mark()
             finally:
-                # An interrupt can come before or after the part has ended.
-                if len(self._recorder.parts()) < len(self._labels):
-                    self._labels.pop()
-                else:
-                    self._note_overhead()
+                # An interrupt can come before or after the part has ended. Another thread can have
+                # ended the trace meanwhile, with a last part.
+                last = 0 if self._recorder.running else 1
+                del self._labels[len(self._recorder.parts()) - last :]
+                self._note_overhead()
             return TraceSlice(self, label, len(self._labels) - 1)
 
     def stop(self) -> None:
@@ -444,7 +442,7 @@ class Trace(TracePart):
         if self._is_inherited():
             return
         with self._lock:
-            if not self._process:
+            if not (self._process or self._running):
                 raise RuntimeError("stop() needs a started trace, and this one has not started")
             if not self._running:
                 return
@@ -455,18 +453,20 @@ class Trace(TracePart):
                 raise
             finally:
                 self._end_at_least()
+                self._note_overhead()
 
     def _end_at_least(self) -> None:
-        """End what still runs, without a wait or a last part, as where an interrupt came in."""
-        if self._is_inherited():
-            return
-        with self._lock:
-            if self._recorder.running:
-                self._recorder.stop(wait=False)
-            if self._running:
-                self._running = False
-                self._cut_short = len(self._recorder.parts()) <= len(self._labels)
-                self._note_overhead()
+        """End what still runs, where an interrupt came in: without a wait for the device.
+
+        Takes no lock, which another thread may have while it waits for the device.
+        """
+        if self._recorder.running:  # False in a forked child
+            self._recorder.stop(wait=False)
+
+    @property
+    def _running(self) -> bool:
+        """Asked of the recorder: an interrupt could come between its end and a note of it."""
+        return self._recorder.running
 
     def _is_inherited(self) -> bool:
         """True in a forked child, where a thread of the parent may have left the lock taken."""
@@ -489,14 +489,20 @@ class Trace(TracePart):
             raise RuntimeError(f"{action} needs a running trace, and this one has ended")
 
     def __enter__(self) -> Self:
+        """`start`. An interrupt ends the trace, also if another one comes while it does."""
         is_first = not self._process
         try:
-            self.start()
-        except BaseException:  # also an interrupt at the end of the start
+            try:
+                self.start()
+                return self
+            except BaseException:
+                if is_first:
+                    self._end_at_least()
+                raise
+        except BaseException:
             if is_first:
                 self._end_at_least()
             raise
-        return self
 
     def __exit__(
         self,
@@ -504,8 +510,15 @@ class Trace(TracePart):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        """`stop`. The trace ends also if an interrupt comes, and another one while that is handled.
+
+        What the end raises is a note on the error of the block, if there is one.
+        """
         try:
-            self.stop()
+            try:
+                self.stop()
+            finally:
+                self._end_at_least()
         except Exception as failure:
             if error is None:
                 raise
@@ -554,6 +567,10 @@ class Trace(TracePart):
     def _has_ended(self) -> bool:
         return bool(self._process) and not self._running
 
+    def _is_cut_short(self) -> bool:
+        """True if the trace has ended without a last part."""
+        return len(self._recorder.parts()) <= len(self._labels)
+
     def _parts(self) -> range:
         return range(len(self._labels) + 1)
 
@@ -571,7 +588,7 @@ class Trace(TracePart):
                 "the trace is running: its results can be read after its end, and those of the "
                 "slice that mark() returns at once"
             )
-        if self._cut_short and parts[-1] >= len(self._labels):
+        if parts[-1] >= len(self._labels) and self._is_cut_short():
             return (
                 "the last slice is missing: an interrupt or the end of the interpreter came before "
                 "the end of the trace"

@@ -1,5 +1,7 @@
 """managedmem.trace(): starts and ends, arguments, disturbed queues, other processes."""
 
+import contextlib
+import linecache
 import sys
 import threading
 
@@ -31,6 +33,17 @@ def undisturbed():
 
 def interrupt():
     raise KeyboardInterrupt
+
+
+class OtherRecorder:
+    """A recorder of which some methods are replaced."""
+
+    def __init__(self, real, **methods):
+        self.real = real
+        vars(self).update(methods)
+
+    def __getattr__(self, name):
+        return getattr(self.real, name)
 
 
 class TestStates:
@@ -122,41 +135,131 @@ class TestStates:
             pass
         assert other.complete
 
-    def test_interrupts_at_lines_leave_nothing_running(self, buf):
-        """Also while the error is kept, whose frames have the trace."""
-        count = at = 0
+    def trace_once(self, at, first=None, acts=True):
+        """Trace, with an interrupt at that line of the trace's code; how many lines there were.
+
+        With `first`, that method of the recorder is interrupted before, when it begins or when it
+        has acted, and the lines behind it count.
+        """
+        count = 0
+        begun = first is None
 
         def lines(frame, event, argument):
             nonlocal count
-            code = frame.f_code
-            if not code.co_filename.endswith("/managedmem/_trace.py"):
+            path = frame.f_code.co_filename
+            if not path.endswith("/managedmem/_trace.py"):
                 return None
-            if event == "line" and code.co_name not in ("__enter__", "__exit__"):
+            # Python looks for signals at calls and loops, not where a block begins.
+            statement = linecache.getline(path, frame.f_lineno).strip()
+            if event == "line" and begun and statement != "try:":
                 count += 1
                 if count == at:
                     raise KeyboardInterrupt
             return lines
 
-        def trace_once():
-            before = sys.gettrace()
-            sys.settrace(lines)
-            try:
-                with managedmem.trace() as t:
-                    t.mark("a")
-            finally:
-                sys.settrace(before)
+        def interrupted(**options):
+            nonlocal begun
+            if begun or acts:
+                getattr(real, first)(**options)
+            if not begun:
+                begun = True
+                raise KeyboardInterrupt
 
-        trace_once()
-        lines_of_one = count
-        assert lines_of_one > 50
-        for at in range(1, lines_of_one + 1):  # noqa: B007
-            count = 0
-            with pytest.raises(KeyboardInterrupt) as caught:
-                trace_once()
-            with managedmem.trace(faults=False) as t:
+        self.kept = t = managedmem.trace()  # one that is dropped would end by that
+        if first is not None:
+            real = t._recorder
+            t._recorder = OtherRecorder(real, **{first: interrupted})
+        before = sys.gettrace()
+        sys.settrace(lines)
+        try:
+            with contextlib.suppress(KeyboardInterrupt), t:
+                t.mark("a")
+        finally:
+            sys.settrace(before)
+        return count
+
+    def check_nothing_runs(self):
+        with managedmem.trace(faults=False) as t:
+            pass
+        assert t.complete
+
+    def test_interrupts_at_lines_leave_nothing_running(self, buf):
+        count = self.trace_once(0)
+        assert count > 50
+        for at in range(1, count + 1):
+            assert self.trace_once(at) >= at
+            self.check_nothing_runs()
+
+    @pytest.mark.parametrize("acts", [False, True])
+    @pytest.mark.parametrize("first", ["start", "mark", "stop"])
+    def test_second_interrupts_leave_nothing_running(self, buf, first, acts):
+        """While the first one is handled."""
+        count = self.trace_once(0, first, acts)
+        assert count > 5
+        for at in range(1, count + 1):
+            assert self.trace_once(at, first, acts) >= at
+            self.check_nothing_runs()
+
+    def test_an_interrupt_beside_a_thread_that_waits(self, buf):
+        """The thread has the lock. It learns that the trace has ended, and makes no slice."""
+        found = []
+
+        def mark():
+            try:
+                t.mark("late")
+            except RuntimeError as error:
+                found.append(str(error))
+
+        class Lock:
+            """An interrupt comes while the main thread waits for it."""
+
+            def __enter__(self):
+                if threading.current_thread() is threading.main_thread():
+                    raise KeyboardInterrupt
+
+            def __exit__(self, *_):
                 pass
-            assert t.complete
-            del caught
+
+        def wait_and_mark():
+            inside.set()
+            assert go_on.wait(30)
+            real.mark()
+
+        inside, go_on = threading.Event(), threading.Event()
+        thread = threading.Thread(target=mark)
+        with pytest.raises(KeyboardInterrupt):
+            with managedmem.trace() as t:
+                t.mark("first")
+                real = t._recorder
+                t._recorder = OtherRecorder(real, mark=wait_and_mark)
+                lock, t._lock = t._lock, Lock()
+                thread.start()
+                assert inside.wait(30)
+        assert not real.running
+        self.check_nothing_runs()
+        go_on.set()
+        thread.join()
+        t._lock = lock
+        assert found == ["the trace has ended"]
+        assert [s.label for s in t.slices] == ["first", "end"]
+        assert t.slices[1].total.moved == t.total.moved == 0
+
+    def test_stop_ends_a_trace_whose_start_was_interrupted_twice(self, buf, monkeypatch):
+        def start(wait):
+            real.start(wait=wait)
+            raise KeyboardInterrupt
+
+        t = managedmem.trace()
+        real = t._recorder
+        t._recorder = OtherRecorder(real, start=start)
+        with monkeypatch.context() as patched:
+            patched.setattr(t, "_end_at_least", interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                t.start()
+        assert real.running
+        t.stop()
+        assert not real.running
+        self.check_nothing_runs()
 
     def test_interrupts_behind_the_end_of_a_part(self, buf, monkeypatch):
         """As a KeyboardInterrupt can come between any two steps."""
