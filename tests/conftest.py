@@ -208,6 +208,7 @@ def nothing_leaks(request):
     emulator.schedule("eager")
     programs.schedule_of_subprocesses = "eager"  # for fixtures of modules, which come first
     gc.collect()
+    sys.modules["managedmem"].result_cache.clear()
     settle()
     if getattr(request.node, "call_failed", True):
         return  # the traceback of a failed test keeps its buffers alive

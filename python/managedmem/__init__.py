@@ -96,6 +96,7 @@ __all__ = [
     "full",
     "prefetch",
     "residency",
+    "result_cache",
     "trace",
     "tune",
     "zeros",
@@ -131,6 +132,7 @@ if TYPE_CHECKING:
     from managedmem import emulator as emulator
     from managedmem._creation import asarray, empty_like, full, zeros
     from managedmem._residency import Residency, ResidencyRun
+    from managedmem._result_cache import result_cache
     from managedmem._trace import (
         Finding,
         Trace,
@@ -149,7 +151,7 @@ else:
             return _import_module("managedmem.emulator")
         if name not in __all__:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        parts = {"Resi": "_residency", "Tune": "_tune", "tune": "_tune"}
+        parts = {"Resi": "_residency", "Tune": "_tune", "tune": "_tune", "resu": "_result_cache"}
         parts |= dict.fromkeys(("asar", "empt", "full", "zero"), "_creation")
         part = parts.get(name[:4], "_trace")
         globals()[name] = value = getattr(_import_module(f"managedmem.{part}"), name)

@@ -28,7 +28,18 @@ FRAME_OF_CPYTHON = ("cupy is missing", "torch is missing")
 # Other exceptions than MemoryError that an operation may raise, and the reason.
 OTHERS_RAISE = {
     # NumPy tries several protocols, and raises ValueError when the last one fails too.
-    **dict.fromkeys(["numpy", "numpy of a wrapper", "numpy of plain memory"], ValueError),
+    **dict.fromkeys(
+        [
+            "numpy",
+            "numpy of a wrapper",
+            "numpy of plain memory",
+            "numpy copy of much",
+            "numpy copy of much, again",
+            "numpy copy in place of another",
+            "clear the results",
+        ],
+        ValueError,
+    ),
     **dict.fromkeys(FRAME_OF_CPYTHON, SystemError),
 }
 # Operations in which CPython itself loses references when memory runs out: a list or tuple that is

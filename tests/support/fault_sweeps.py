@@ -13,6 +13,7 @@ import gc
 import re
 import sys
 
+import managedmem
 from all_operations import everything
 from constants import PAGE
 from driver import CAPTURE_RELAXED, raw_driver
@@ -53,6 +54,7 @@ MAKES = {
     "cuEventCreate",
     "cuMemAllocFromPoolAsync",
     "cuMemAllocManaged",
+    "cuMemHostAlloc",
     "cuMemPoolCreate",
     "cuStreamCreate",
     "cuStreamCreateWithPriority",
@@ -62,6 +64,7 @@ FREES = {
     "cuEventDestroy",
     "cuMemFree",
     "cuMemFreeAsync",
+    "cuMemFreeHost",
     "cuMemPoolDestroy",
     "cuStreamDestroy",
 }
@@ -369,6 +372,7 @@ def lasting_fault(operation, name):
         del thing, w
         emulator.clear_failures()
         gc.collect()
+        managedmem.result_cache.clear()
         settle()  # late frees are made now
     return count
 

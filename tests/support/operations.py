@@ -105,6 +105,33 @@ def drop_a_recorder(w):
     Recorder().start()
 
 
+# The calls before a copy to page-locked memory, which is ordinary memory where one of them fails.
+TAKING = frozenset(
+    {
+        "cuCtxGetCurrent",
+        "cuCtxGetDevice",
+        "cuCtxPushCurrent",
+        "cuMemFreeHost",
+        "cuMemHostAlloc",
+        "cuPointerGetAttributes",
+        "cuStreamGetCtx",
+        "cuStreamIsCapturing",
+    }
+)
+
+
+def numpy_copy_in_place_of_another(w):
+    """An idle block of another size has to go, because both do not fit."""
+    before = managedmem.result_cache.max_nbytes
+    managedmem.result_cache.max_nbytes = 1 << 20
+    try:
+        w.large[: 1 << 18].numpy(copy=True)
+        w.keep(w.large.numpy(copy=True))
+        assert managedmem._managedmem._results_usage()[1] <= 1 << 20
+    finally:
+        managedmem.result_cache.max_nbytes = before
+
+
 OPERATIONS = {
     # Queries.
     "get read_mostly": Operation(lambda w: w.a.read_mostly, "ManagedBuffer.read_mostly"),
@@ -126,6 +153,27 @@ OPERATIONS = {
     "memoryview": Operation(lambda w: memoryview(w.wrapped).release()),
     "numpy": Operation(
         lambda w: w.keep(w.a.numpy(w.stream)), "ManagedBuffer.numpy", may_change=MOVES, faults=2
+    ),
+    # Into page-locked memory, or without it into ordinary memory.
+    "numpy copy of much": Operation(
+        lambda w: w.keep(w.large.numpy(w.stream, copy=True)), silent=TAKING, faults=3
+    ),
+    "numpy copy of much, again": Operation(
+        lambda w: (w.large.numpy(copy=True).shape, w.keep(w.large.numpy(copy=True))),
+        silent=TAKING,
+        faults=6,
+    ),
+    "numpy copy in place of another": Operation(
+        numpy_copy_in_place_of_another,
+        "_results_limit _results_usage",
+        silent=TAKING,
+        faults=8,
+    ),
+    "clear the results": Operation(
+        lambda w: (w.large.numpy(copy=True).shape, managedmem.result_cache.clear()),
+        "_results_trim",
+        silent=TAKING,
+        faults=4,
     ),
     # The part of buf.torch() and buf.cupy() that needs no library.
     "wait for an array": Operation(

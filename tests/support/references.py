@@ -122,10 +122,9 @@ class Counts:
 
 def drop_results(w):
     """Without the collection of World.drop_results(), because read() makes one."""
-    for thing in w.made:
-        if hasattr(thing, "close"):
-            thing.close()
-    w.made.clear()
+    while w.made:
+        getattr(w.made.pop(0), "close", bool)()
+    managedmem.result_cache.clear()
 
 
 def once(operation, w):

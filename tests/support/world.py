@@ -123,11 +123,10 @@ class World:
         self.made.append(thing)
 
     def drop_results(self):
-        for thing in self.made:
-            if hasattr(thing, "close"):
-                thing.close()
-        self.made.clear()
+        while self.made:
+            getattr(self.made.pop(0), "close", bool)()
         gc.collect()
+        managedmem.result_cache.clear()
 
     def end(self):
         self.drop_results()

@@ -2,6 +2,7 @@
  * buffer. They wait for work or order it; the arrays use the exports of buffer_exports.c. */
 #include "buffer.h"
 #include "module_functions.h"
+#include "result_object.h"
 #include "stream_object.h"
 
 /* --- NumPy ------------------------------------------------------------------------------ */
@@ -50,23 +51,45 @@ prefetch_to_host(const mm_buffer_use *use, mm_operation op, CUstream stream, mm_
 }
 
 static int
-read_back(mm_buffer *b, PyObject *stream_object)
+read_back(mm_buffer *b, const mm_stream_use *stream, mm_operation op)
 {
-    mm_stream_use stream;
-    mm_operation op;
     mm_buffer_use use;
     mm_status st;
     int rc;
 
-    if (mm_stream_read(b->state, stream_object, &stream) < 0 || find_read_operation(b, &op) < 0
-        || mm_buffer_enter(b, op, &stream, &use) < 0) {
+    if (mm_buffer_enter(b, op, stream, &use) < 0) {
         return -1;
     }
     Py_BEGIN_ALLOW_THREADS
-    rc = prefetch_to_host(&use, op, stream.handle, &st);
+    rc = prefetch_to_host(&use, op, stream->handle, &st);
     mm_buffer_leave(&use);
     Py_END_ALLOW_THREADS
     return mm_raise_failure(b->state, rc, &st);
+}
+
+/* A result object with a copy of managed memory, whose pages stay where they are. */
+static PyObject *
+copy_result(mm_buffer *b, const mm_stream_use *stream)
+{
+    PyObject *result = mm_result_new(b);
+    mm_result_block *block;
+    mm_buffer_use use;
+    mm_status st;
+
+    if (result == NULL || mm_buffer_enter(b, MM_QUERY, stream, &use) < 0) {
+        Py_XDECREF(result);
+        return NULL;
+    }
+    Py_BEGIN_ALLOW_THREADS
+    block = mm_result_copy(use.cu, use.range, stream->handle, &st);
+    mm_buffer_leave(&use);
+    Py_END_ALLOW_THREADS
+    if (block == NULL) {
+        Py_DECREF(result);
+        return mm_raise(b->state, &st);
+    }
+    mm_result_set(result, block);
+    return result;
 }
 
 static PyObject *
@@ -116,6 +139,30 @@ mm_buffer_array(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject 
     return array;
 }
 
+/* Smaller copies are not worth page-locked memory: the host copies them itself. */
+static const size_t SMALLEST_RESULT = (size_t)64 << 10;
+
+static PyObject *
+make_array(mm_buffer *b, PyObject *numpy, PyObject *stream_object, bool copy)
+{
+    mm_stream_use stream;
+    PyObject *result, *array;
+    mm_operation op;
+
+    if (mm_stream_read(b->state, stream_object, &stream) < 0 || find_read_operation(b, &op) < 0) {
+        return NULL;
+    }
+    if (!copy || op != MM_QUERY || b->size < SMALLEST_RESULT) {
+        return read_back(b, &stream, op) < 0
+                   ? NULL
+                   : array_of_view((PyObject *)b, numpy, Py_None, copy ? Py_True : Py_False);
+    }
+    result = copy_result(b, &stream);
+    array = result ? array_of_view(result, numpy, Py_None, Py_False) : NULL;
+    Py_XDECREF(result);
+    return array;
+}
+
 PyObject *
 mm_buffer_numpy(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
@@ -135,14 +182,24 @@ mm_buffer_numpy(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject 
     if (numpy == NULL) {
         return NULL;
     }
-    array = read_back(b, argv[0]) < 0
-                ? NULL
-                : array_of_view(op, numpy, Py_None, copy ? Py_True : Py_False);
+    array = make_array(b, numpy, argv[0], copy);
     Py_DECREF(numpy);
     return array;
 }
 
 /* --- torch and CuPy --------------------------------------------------------------------- */
+
+/* Prefetches to the host and waits, as numpy() does. */
+static int
+wait_for_host(mm_buffer *b, PyObject *stream_object)
+{
+    mm_stream_use stream;
+    mm_operation op;
+
+    return mm_stream_read(b->state, stream_object, &stream) < 0 || find_read_operation(b, &op) < 0
+               ? -1
+               : read_back(b, &stream, op);
+}
 
 /* Waits for a stream, as numpy() does, but does not prefetch. */
 static int
@@ -194,7 +251,7 @@ mm_synchronize(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
                      argv[BUFFER]);
         return NULL;
     }
-    rc = to_host ? read_back(mm_buffer_of(argv[BUFFER]), argv[STREAM])
+    rc = to_host ? wait_for_host(mm_buffer_of(argv[BUFFER]), argv[STREAM])
                  : wait_for_stream(mm_buffer_of(argv[BUFFER]), argv[STREAM]);
     return rc < 0 ? NULL : Py_NewRef(Py_None);
 }
@@ -255,9 +312,14 @@ const char mm_numpy_doc[] =
     "\n"
     "Prefetches the pages to the host behind the work on the stream, waits for both, and returns an\n"
     "ndarray over the same memory: no copy, writable, of the buffer's dtype and shape. Does not wait for\n"
-    "other streams. While the array or a view of it lives, close() raises BufferError. copy=True returns\n"
-    "a copy, which does not keep the buffer open. For wrapped host memory that is not managed the call\n"
-    "only waits for the stream.\n"
+    "other streams. While the array or a view of it lives, close() raises BufferError. For wrapped host\n"
+    "memory that is not managed the call only waits for the stream.\n"
+    "\n"
+    "copy=True returns a copy, complete, which does not keep the buffer open. The pages of a managed\n"
+    "buffer from 64 KiB on stay where they are: the device copies to page-locked memory from\n"
+    "managedmem.result_cache, or to ordinary memory where that cannot be had. The memory is used again\n"
+    "when the array and its views have died, so keep them until work of other libraries that reads or\n"
+    "writes them on a device is done. A forked child must not use them.\n"
     "\n"
     "Without concurrent_managed_access nothing can be prefetched, and a host access to managed memory\n"
     "during the work of a device ends the process. The call then waits for the stream, the current device\n"
@@ -266,7 +328,7 @@ const char mm_numpy_doc[] =
     "Raises ImportError without NumPy, RuntimeError when closed, ValueError for plain device memory,\n"
     "BufferError for wrapped memory that the host may not be able to read (from_handle()), CUDAError\n"
     "while the stream captures a graph, which stays intact. Safe from every thread; releases the GIL.\n"
-    "Driver: cuMemPrefetchAsync, cuStreamSynchronize.";
+    "Driver: cuMemPrefetchAsync, cuStreamSynchronize; cuMemcpyAsync and cuMemHostAlloc for a copy.";
 
 const char mm_torch_doc[] =
     "torch($self, /, device=None, *, stream=None)\n--\n\n"

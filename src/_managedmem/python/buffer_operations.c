@@ -3,6 +3,7 @@
  * detaches, calls, leaves, attaches and raises. */
 #include <string.h>
 
+#include "../memory/result_blocks.h"
 #include "buffer.h"
 #include "foreign_memory.h"
 #include "foreign_resource.h"
@@ -247,8 +248,9 @@ follow_producer(const mm_buffer_use *use, const other_side *other, mm_device_str
     return producer.handle == NULL ? 0 : mm_stream_follow(use->cu, stream, producer, st);
 }
 
-/* Copies, and waits if one side is system memory, which may be freed once the call returns. A
- * default stream is that of the device that owns the buffer, else the other side. */
+/* Copies, and waits if one side is system memory, which may be freed once the call returns. So does
+ * the memory of an array of numpy(copy=True): another copy may use it then. A default stream is
+ * that of the device that owns the buffer, else the other side. */
 static int
 copy_entered(const mm_buffer_use *use, const other_side *other, bool to_other, CUstream handle,
              mm_status *st)
@@ -258,6 +260,7 @@ copy_entered(const mm_buffer_use *use, const other_side *other, bool to_other, C
     bool own_device = use->memory->device != MM_ANY_DEVICE;
     mm_device_stream stream = {handle, own_device ? use->memory->device : other->device};
     mm_pointer_attributes attributes;
+    bool system;
 
     assert(other->range.size == use->range.size);
     if (use->range.size == 0) {
@@ -267,8 +270,9 @@ copy_entered(const mm_buffer_use *use, const other_side *other, bool to_other, C
         || follow_producer(use, other, stream, &attributes, st) < 0) {
         return -1;
     }
-    return mm_copy(use->cu, to, from, use->range.size, stream,
-                   !attributes.managed && attributes.type == 0, st);
+    system = attributes.type == 0
+             || (attributes.type == CU_MEMORYTYPE_HOST && mm_result_contains(other->range.start));
+    return mm_copy(use->cu, to, from, use->range.size, stream, !attributes.managed && system, st);
 }
 
 /* Enters the buffer, the stream and the other side; after a failure none of them is entered. */
@@ -603,12 +607,13 @@ const char mm_copy_from_doc[] =
     "src is a ManagedBuffer, also of a pool or another device, an array with __cuda_array_interface__, or\n"
     "an object with the buffer protocol such as bytes or a NumPy array. It must be contiguous and of the\n"
     "same size in bytes, and must not overlap the buffer unless both are the same range (else\n"
-    "ValueError). A copy from system memory is complete when the call returns; other sources must live\n"
-    "until the stream has copied. The stream's device needs access to pool memory on either side (else\n"
-    "CUDAError). The default stream is that of the device that owns the buffer, or the source, else of\n"
-    "the current device. A copy from an array waits for the stream in its interface. options must be\n"
-    "None, because copies take none of cuda.core's hints (else NotImplementedError). Raises RuntimeError\n"
-    "when closed. Safe from every thread. Driver: cuMemcpyAsync, cuEventRecord, cuStreamWaitEvent.";
+    "ValueError). A copy from system memory, and from an array of numpy(copy=True), is complete when the\n"
+    "call returns; other sources must live until the stream has copied. The stream's device needs access\n"
+    "to pool memory on either side (else CUDAError). The default stream is that of the device that owns\n"
+    "the buffer, or the source, else of the current device. A copy from an array waits for the stream in\n"
+    "its interface. options must be None, because copies take none of cuda.core's hints (else\n"
+    "NotImplementedError). Raises RuntimeError when closed. Safe from every thread.\n"
+    "Driver: cuMemcpyAsync, cuEventRecord, cuStreamWaitEvent.";
 
 const char mm_copy_to_doc[] =
     "copy_to($self, dst=None, *, stream=None, options=None)\n--\n\n"
@@ -617,7 +622,8 @@ const char mm_copy_to_doc[] =
     "None allocates a new buffer of the same dtype and shape from the same resource, from a pool on the\n"
     "same stream. A resource of another library is called as allocate(size, stream=stream); its result is\n"
     "the owner of the new buffer. dst is like src in copy_from(), but writable; options, errors and\n"
-    "threads are the same. Driver: cuMemcpyAsync.";
+    "threads are the same. A copy to page-locked memory, such as an earlier array of numpy(copy=True),\n"
+    "runs at the speed of the link. Driver: cuMemcpyAsync.";
 
 const char mm_copy_doc[] =
     "__copy__($self, /)\n--\n\n"

@@ -24,6 +24,7 @@ module_exec(PyObject *module)
         mm_pool_attributes_init,
         mm_dtype_init,
         mm_recorder_init,
+        mm_result_init,
         /* Last, because what it registers at the interpreter's exit stays if a later part
          * fails. */
         mm_interpreter_init,

@@ -419,5 +419,8 @@ PyMethodDef mm_functions[] = {
         "_synchronize", mm_synchronize,
         "_synchronize(buffer, stream, to_host, /)\n--\n\n"
         "Wait for a stream; with to_host, after a prefetch of the buffer to the host."),
+    {"_results_usage", mm_results_usage, METH_NOARGS, mm_results_usage_doc},
+    {"_results_limit", mm_results_limit, METH_O, mm_results_limit_doc},
+    {"_results_trim", mm_results_trim, METH_O, mm_results_trim_doc},
     {NULL, NULL, 0, NULL},
 };

@@ -24,6 +24,7 @@
     X(PyTypeObject, attributes_type)       \
     X(PyTypeObject, dtype_type)            \
     X(PyTypeObject, recorder_type)         \
+    X(PyTypeObject, result_type)           \
     X(PyObject, dtypes)                    \
     X(PyObject, cuda_error)                \
     X(PyObject, out_of_memory_error)       \
@@ -110,6 +111,7 @@ int mm_pool_attributes_init(PyObject *module, mm_state *state);
 int mm_interpreter_init(PyObject *module, mm_state *state);
 int mm_dtype_init(PyObject *module, mm_state *state);
 int mm_recorder_init(PyObject *module, mm_state *state);
+int mm_result_init(PyObject *module, mm_state *state);
 
 /* Creates a heap type from a spec, stores it in *type and adds it to the module. */
 int mm_add_type(PyObject *module, PyType_Spec *spec, PyTypeObject **type);

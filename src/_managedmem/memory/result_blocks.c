@@ -1,0 +1,331 @@
+/* result_blocks.c: blocks of host memory for copies of results: the lists of those in use and idle,
+ * the limit, taking and freeing. No driver call is made under the lock. */
+#include "result_blocks.h"
+
+#include <assert.h>
+#include <pthread.h>
+#include <stdlib.h>
+
+/* Blocks are made in steps of this size, so that results of nearly equal size share them. */
+static const size_t STEP = (size_t)64 << 10;
+
+/* The ends of a list are the same sentinel. The most recently idle block comes first. */
+static mm_result_block idle_blocks = {.next = &idle_blocks, .previous = &idle_blocks};
+static mm_result_block used_blocks = {.next = &used_blocks, .previous = &used_blocks};
+static pthread_mutex_t blocks_lock = PTHREAD_MUTEX_INITIALIZER;
+static mm_result_usage usage = {.limit = (size_t)256 << 20};
+
+/* --- lists, under the lock -------------------------------------------------------------------- */
+
+static void
+unlink_block(mm_result_block *block)
+{
+    block->previous->next = block->next;
+    block->next->previous = block->previous;
+}
+
+static void
+link_block(mm_result_block *block, mm_result_block *list)
+{
+    block->previous = list;
+    block->next = list->next;
+    list->next->previous = block;
+    list->next = block;
+}
+
+/* The smallest idle block for a size, if at most half of it would be unused. */
+static mm_result_block *
+find_idle_block(size_t size)
+{
+    mm_result_block *best = NULL;
+
+    for (mm_result_block *b = idle_blocks.next; b != &idle_blocks; b = b->next) {
+        if (!b->spoiled && b->capacity >= size && b->capacity / 2 <= size
+            && (best == NULL || b->capacity < best->capacity)) {
+            best = b;
+        }
+    }
+    return best;
+}
+
+/* Moves the longest idle blocks to `doomed` until no more than these bytes are held and idle. */
+static void
+doom_idle_blocks(size_t held, size_t idle, mm_result_block *doomed)
+{
+    while (idle_blocks.previous != &idle_blocks && (usage.held > held || usage.idle > idle)) {
+        mm_result_block *block = idle_blocks.previous;
+        unlink_block(block);
+        link_block(block, doomed);
+        usage.held -= block->capacity;
+        usage.idle -= block->capacity;
+    }
+}
+
+/* --- freeing ---------------------------------------------------------------------------------- */
+
+static void
+make_idle_again(mm_result_block *block)
+{
+    (void)pthread_mutex_lock(&blocks_lock);
+    link_block(block, &idle_blocks);
+    usage.held += block->capacity;
+    usage.idle += block->capacity;
+    (void)pthread_mutex_unlock(&blocks_lock);
+}
+
+/* Frees the blocks of a list, or returns them to the cache while that is not possible: in a host
+ * function, and during a capture, which a wait for a device could break. After other failures the
+ * driver is shut down, or never works again. */
+static void
+free_blocks(mm_driver *cu, mm_result_block *doomed)
+{
+    bool capturing = true;
+    mm_status ignored;
+    mm_scope scope;
+    int rc = -1;
+
+    if (doomed->next == doomed) {
+        return;
+    }
+    if (mm_streams_are_capturing(cu, &capturing, &ignored) == 0 && !capturing) {
+        rc = mm_scope_enter_relaxed(&scope, cu, MM_ANY_DEVICE, &ignored);
+    }
+    while (doomed->next != doomed) {
+        mm_result_block *block = doomed->next;
+        unlink_block(block);
+        if (rc < 0 || cu->MemFreeHost(block->bytes) == CUDA_ERROR_NOT_PERMITTED) {
+            make_idle_again(block);
+        } else {
+            free(block);
+        }
+    }
+    if (rc == 0) {
+        mm_scope_leave(&scope);
+    }
+}
+
+void
+mm_result_blocks_trim(size_t keep)
+{
+    mm_result_block doomed = {.next = &doomed, .previous = &doomed};
+    mm_driver *cu = mm_driver_usable();
+
+    if (cu == NULL) {
+        return;
+    }
+    (void)pthread_mutex_lock(&blocks_lock);
+    doom_idle_blocks(usage.limit, keep, &doomed);
+    (void)pthread_mutex_unlock(&blocks_lock);
+    free_blocks(cu, &doomed);
+}
+
+/* --- taking ----------------------------------------------------------------------------------- */
+
+/* False for memory that went with its context, which was reset. */
+static bool
+still_exists(mm_driver *cu, const mm_result_block *block)
+{
+    mm_pointer_attributes attributes;
+    mm_status ignored;
+
+    return mm_pointer_query(cu, (CUdeviceptr)(uintptr_t)block->bytes, &attributes, &ignored) < 0
+           || attributes.type == CU_MEMORYTYPE_HOST;
+}
+
+/* An idle block that fits, now in use; or NULL. */
+static mm_result_block *
+reuse_block(mm_driver *cu, size_t size)
+{
+    mm_result_block *block;
+
+    for (;;) {
+        (void)pthread_mutex_lock(&blocks_lock);
+        block = find_idle_block(size);
+        if (block != NULL) {
+            unlink_block(block);
+            link_block(block, &used_blocks);
+            usage.idle -= block->capacity;
+        }
+        (void)pthread_mutex_unlock(&blocks_lock);
+        if (block == NULL || still_exists(cu, block)) {
+            return block;
+        }
+        (void)pthread_mutex_lock(&blocks_lock);
+        unlink_block(block);
+        usage.held -= block->capacity;
+        (void)pthread_mutex_unlock(&blocks_lock);
+        free(block);
+    }
+}
+
+/* Counts the bytes of a new block as held, for which idle blocks may have to go. False: they do not
+ * fit, or idle blocks could not be freed. */
+static bool
+reserve_bytes(mm_driver *cu, size_t size)
+{
+    mm_result_block doomed = {.next = &doomed, .previous = &doomed};
+    bool fits;
+
+    (void)pthread_mutex_lock(&blocks_lock);
+    fits = size <= usage.limit && usage.held - usage.idle <= usage.limit - size;
+    if (fits) {
+        doom_idle_blocks(usage.limit - size, usage.idle, &doomed);
+    }
+    (void)pthread_mutex_unlock(&blocks_lock);
+    free_blocks(cu, &doomed);
+    (void)pthread_mutex_lock(&blocks_lock);
+    fits = size <= usage.limit && usage.held <= usage.limit - size;
+    usage.held += fits ? size : 0;
+    (void)pthread_mutex_unlock(&blocks_lock);
+    return fits;
+}
+
+static void
+return_bytes(size_t size)
+{
+    (void)pthread_mutex_lock(&blocks_lock);
+    usage.held -= size;
+    (void)pthread_mutex_unlock(&blocks_lock);
+}
+
+/* The memory belongs to the primary context of the current device, which stays: a context of the
+ * user's would take the memory with it. NULL if it cannot be had, for any reason. */
+static void *
+lock_pages(mm_driver *cu, size_t size)
+{
+    mm_status ignored;
+    mm_scope scope;
+    void *bytes = NULL;
+    int device;
+
+    if (mm_current_device(cu, &device, &ignored) < 0
+        || mm_scope_enter_relaxed(&scope, cu, device, &ignored) < 0) {
+        return NULL;
+    }
+    if (cu->MemHostAlloc(&bytes, size, CU_MEMHOSTALLOC_PORTABLE) != CUDA_SUCCESS) {
+        bytes = NULL;
+    }
+    mm_scope_leave(&scope);
+    return bytes;
+}
+
+/* A new page-locked block in use; false if there cannot be one. */
+static bool
+make_page_locked(mm_driver *cu, mm_result_block *block, size_t size)
+{
+    if (size > SIZE_MAX - STEP) {
+        return false;
+    }
+    block->capacity = (size + STEP - 1) / STEP * STEP;
+    if (!reserve_bytes(cu, block->capacity)) {
+        return false;
+    }
+    block->bytes = lock_pages(cu, block->capacity);
+    if (block->bytes == NULL) {
+        return_bytes(block->capacity);
+        return false;
+    }
+    block->page_locked = true;
+    (void)pthread_mutex_lock(&blocks_lock);
+    link_block(block, &used_blocks);
+    (void)pthread_mutex_unlock(&blocks_lock);
+    return true;
+}
+
+static mm_result_block *
+take_block(mm_driver *cu, size_t size, mm_status *st)
+{
+    mm_result_block *block = reuse_block(cu, size);
+
+    if (block != NULL) {
+        return block;
+    }
+    block = calloc(1, sizeof *block);
+    if (block != NULL && !make_page_locked(cu, block, size)) {
+        block->bytes = malloc(size);
+    }
+    if (block == NULL || block->bytes == NULL) {
+        free(block);
+        (void)mm_fail(st, MM_NO_MEMORY, "out of host memory");
+        return NULL;
+    }
+    return block;
+}
+
+void
+mm_result_release(mm_result_block *block)
+{
+    if (!block->page_locked) {
+        free(block->bytes);
+        free(block);
+        return;
+    }
+    if (mm_driver_forked()) {
+        return; /* it is the parent's, as may be the lock */
+    }
+    (void)pthread_mutex_lock(&blocks_lock);
+    unlink_block(block);
+    link_block(block, &idle_blocks);
+    usage.idle += block->capacity;
+    (void)pthread_mutex_unlock(&blocks_lock);
+}
+
+mm_result_block *
+mm_result_copy(mm_driver *cu, mm_range range, CUstream stream, mm_status *st)
+{
+    mm_result_block *block;
+
+    assert(range.size > 0);
+    if (mm_stream_refuse_capture(cu, stream, "a wait for the stream", st) < 0
+        || (block = take_block(cu, range.size, st)) == NULL) {
+        return NULL;
+    }
+    if (mm_copy(cu, (CUdeviceptr)(uintptr_t)block->bytes, range.start, range.size,
+                (mm_device_stream){stream, MM_ANY_DEVICE}, true, st)
+        < 0) {
+        block->spoiled = true;
+        mm_result_release(block);
+        return NULL;
+    }
+    return block;
+}
+
+/* --- questions and the limit ------------------------------------------------------------------ */
+
+bool
+mm_result_contains(CUdeviceptr p)
+{
+    bool found = false;
+
+    (void)pthread_mutex_lock(&blocks_lock);
+    for (const mm_result_block *b = used_blocks.next; b != &used_blocks && !found; b = b->next) {
+        found = p - (CUdeviceptr)(uintptr_t)b->bytes < b->capacity;
+    }
+    (void)pthread_mutex_unlock(&blocks_lock);
+    return found;
+}
+
+mm_result_usage
+mm_result_blocks_usage(void)
+{
+    mm_result_usage now = {0};
+
+    if (mm_driver_forked()) {
+        return now;
+    }
+    (void)pthread_mutex_lock(&blocks_lock);
+    now = usage;
+    (void)pthread_mutex_unlock(&blocks_lock);
+    return now;
+}
+
+void
+mm_result_blocks_set_limit(size_t limit)
+{
+    if (mm_driver_forked()) {
+        return;
+    }
+    (void)pthread_mutex_lock(&blocks_lock);
+    usage.limit = limit;
+    (void)pthread_mutex_unlock(&blocks_lock);
+}
