@@ -391,7 +391,7 @@ def streams_used(monkeypatch):
 
     def record(*arguments, stream=None, **more):
         used.append(stream)
-        prefetch(*arguments, stream=stream, **more)
+        return prefetch(*arguments, stream=stream, **more)
 
     monkeypatch.setattr(managedmem, "prefetch", record)
     return used

@@ -31,12 +31,13 @@ from managedmem.torch._megatron import (
     prefetch_managed_tensor,
 )
 from managedmem.torch._moving import to_managed
-from managedmem.torch._operations import advise, prefetch
+from managedmem.torch._operations import HintedBytes, advise, prefetch
 from managedmem.torch._pool import UnifiedMemoryUnsupportedError, managed_mempool
 from managedmem.torch._tensors import NotManagedError, is_managed
 
 __all__ = [
     "CompilationState",
+    "HintedBytes",
     "NotManagedError",
     "UnifiedMemoryCompileTimeoutError",
     "UnifiedMemoryUnsupportedError",

@@ -125,6 +125,27 @@ def _check_system_memory(found: Found) -> None:
             raise NotManagedError(name, tensor)
 
 
+def split_movable(found: Found) -> tuple[Found, list[str]]:
+    """The tensors that operations can act on, and the names of the others."""
+    movable: Found = []
+    others = []
+    for name, tensor in found:
+        if _is_movable(tensor):
+            movable.append((name, tensor))
+        else:
+            others.append(name)
+    return movable, others
+
+
+def _is_movable(tensor: Tensor) -> bool:
+    """True for memory that operations act on, and for a strided tensor without an element."""
+    if torch.nn.parameter.is_lazy(tensor) or tensor.is_meta or tensor.layout is not torch.strided:
+        return False
+    if tensor.numel() == 0 or is_managed(tensor):
+        return True
+    return tensor.is_cpu and Device().pageable_memory_access and not tensor.is_pinned()
+
+
 def is_managed(tensor: Tensor) -> bool:
     """True if a tensor lies in CUDA managed memory.
 
