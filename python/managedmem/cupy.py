@@ -17,7 +17,13 @@ from typing import TYPE_CHECKING
 import cupy
 
 import managedmem
-from managedmem import CUDAOutOfMemoryError, Device, Host, ManagedBuffer, ManagedMemoryResource
+from managedmem import (
+    CUDAOutOfMemoryError,
+    Device,
+    Host,
+    ManagedMemoryResource,
+    MigrationPolicy,
+)
 
 if TYPE_CHECKING:
     from managedmem._managedmem import _Advice, _Dispatch, _Location, _Stream, _Target
@@ -43,11 +49,15 @@ def allocator(size: int) -> cupy.cuda.MemoryPointer:
     RuntimeError with the emulated driver. Safe from every thread. Driver: cuMemAllocManaged,
     cuMemFree.
     """
+    return _allocate(size, None)
+
+
+def _allocate(size: int, policy: MigrationPolicy | None) -> cupy.cuda.MemoryPointer:
     device = cupy.cuda.Device().id
     if size == 0:
         return cupy.cuda.MemoryPointer(cupy.cuda.UnownedMemory(0, 0, None, device), 0)
     try:
-        buffer = _resource().allocate(size)
+        buffer = _resource().allocate(size, policy=policy)
     except CUDAOutOfMemoryError as error:
         raise cupy.cuda.runtime.CUDARuntimeError(OUT_OF_MEMORY) from error
     memory = cupy.cuda.UnownedMemory(buffer.handle, size, buffer, device)
@@ -56,6 +66,7 @@ def allocator(size: int) -> cupy.cuda.MemoryPointer:
 
 def make_allocator(
     *,
+    policy: MigrationPolicy | None = None,
     preferred_location: Device | Host | None = None,
     accessed_by: Iterable[Device | Host] = (),
     read_mostly: bool = False,
@@ -64,6 +75,8 @@ def make_allocator(
 
     Parameters
     ----------
+    policy : MigrationPolicy, optional
+        The advice of the pages, in place of the others.
     preferred_location : Device or Host, optional
         The preferred location of the pages.
     accessed_by : iterable of Device and Host()
@@ -74,26 +87,20 @@ def make_allocator(
     Advises one page on trial, so that bad arguments (TypeError, ValueError) and advice that the
     driver refuses (CUDAError) raise at once. RuntimeError with the emulated driver.
     """
-    members = frozenset(accessed_by)
-
-    def give_advice(buffer: ManagedBuffer) -> None:
-        if read_mostly is not False:
-            buffer.read_mostly = read_mostly
-        if preferred_location is not None:
-            buffer.preferred_location = preferred_location
-        if members:
-            buffer.accessed_by = members
-
-    def allocate(size: int) -> cupy.cuda.MemoryPointer:
-        pointer = allocator(size)
-        if size > 0:
-            give_advice(pointer.mem._owner)
-        return pointer
-
-    with ManagedMemoryResource().allocate(mmap.PAGESIZE) as trial:
-        give_advice(trial)
+    parts = MigrationPolicy(
+        read_mostly=read_mostly,
+        preferred_location=preferred_location,
+        accessed_by=frozenset(accessed_by),
+    )
+    if policy is None:
+        policy = parts
+    elif not parts.is_default:
+        raise ValueError(
+            "give policy, or preferred_location, accessed_by and read_mostly, but not both"
+        )
+    ManagedMemoryResource().allocate(mmap.PAGESIZE, policy=policy).close()
     _resource()
-    return allocate
+    return functools.partial(_allocate, policy=None if policy.is_default else policy)
 
 
 class ManagedMemoryPool(cupy.cuda.MemoryPool):  # type: ignore[misc]
@@ -110,6 +117,7 @@ class ManagedMemoryPool(cupy.cuda.MemoryPool):  # type: ignore[misc]
 
 def managed_mempool(
     *,
+    policy: MigrationPolicy | None = None,
     preferred_location: Device | Host | None = None,
     accessed_by: Iterable[Device | Host] = (),
     read_mostly: bool = False,
@@ -121,6 +129,7 @@ def managed_mempool(
     """
     return ManagedMemoryPool(
         make_allocator(
+            policy=policy,
             preferred_location=preferred_location,
             accessed_by=accessed_by,
             read_mostly=read_mostly,

@@ -7,7 +7,7 @@ import pytest
 
 import managedmem
 from constants import EMULATED, MIB, PAGE
-from managedmem import CUDAError, Device, Host, ManagedBuffer
+from managedmem import CUDAError, Device, Host, ManagedBuffer, MigrationPolicy
 from programs import run_python
 
 cupy = pytest.importorskip("cupy", reason="needs CuPy")
@@ -40,6 +40,12 @@ class TestArguments:
             ({"accessed_by": None}, TypeError, "not iterable"),
             ({"accessed_by": [Host(0)]}, ValueError, "NUMA host"),
             ({"read_mostly": 1}, TypeError, "bool"),
+            ({"policy": Host()}, TypeError, "policy must be a MigrationPolicy"),
+            (
+                {"policy": MigrationPolicy(), "read_mostly": True},
+                ValueError,
+                "but not both",
+            ),
         ],
         ids=repr,
     )

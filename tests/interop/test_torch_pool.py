@@ -2,13 +2,14 @@
 
 import gc
 import importlib
+import inspect
 import threading
 
 import pytest
 
 import managedmem
 from constants import EMULATED
-from managedmem import CUDAError, Device, Host, ManagedBuffer
+from managedmem import CUDAError, Device, Host, ManagedBuffer, MigrationPolicy
 from programs import run_python
 from tensors import in_pool, is_managed, torch
 
@@ -63,11 +64,13 @@ class TestReasons:
         done = run_python(
             """
             from managedmem import Device
-            from managedmem.torch._pool import UnifiedMemoryUnsupportedError, _function_names
-            print(_function_names(None, (), False, False)[0])
-            for arguments in ((Device(0), (), False, False), (None, [Device(1)], False, False)):
+            from managedmem.torch._pool import (
+                UnifiedMemoryUnsupportedError, _Advice, _function_names
+            )
+            print(_function_names(_Advice())[0])
+            for arguments in ((Device(0),), (None, [Device(1)])):
                 try:
-                    _function_names(*arguments)
+                    _function_names(_Advice(*arguments))
                 except UnifiedMemoryUnsupportedError as error:
                     assert "concurrent_managed_access" in str(error), error
                 else:
@@ -82,12 +85,12 @@ class TestReasons:
         from managedmem import emulator
 
         with pytest.raises(TypeError, match="Device or Host"):
-            _torch_pool._function_names("cuda", (), False, False)
+            _torch_pool._function_names(_torch_pool._Advice("cuda"))
         with pytest.raises(ValueError, match="NUMA host"):
-            _torch_pool._function_names(None, [Host(0)], False, False)
+            _torch_pool._function_names(_torch_pool._Advice(None, [Host(0)]))
         emulator.fail("cuMemAdvise", code=719)
         with pytest.raises(CUDAError) as caught:
-            _torch_pool._function_names(Host(), (), False, False)
+            _torch_pool._function_names(_torch_pool._Advice(Host()))
         assert caught.value.code == 719
 
 
@@ -150,6 +153,164 @@ class TestSettings:
                 assert name in str(error) or value in str(error), error
             else:
                 assert is_managed(in_pool(pool).data_ptr())
+            """,
+            driver="cuda",
+        )
+        assert "managedmem:" not in done.stderr
+
+
+def without(missing):
+    """A class like torch.cuda.MemPool, of a version that lacks these switches."""
+
+    class MemPool:
+        def __init__(self, allocator=None, use_on_oom=False, no_split=False):
+            raise AssertionError
+
+    class Older:
+        def __init__(self, allocator=None):
+            raise AssertionError
+
+    class Between:
+        def __init__(self, allocator=None, use_on_oom=False, symmetric=False):
+            raise AssertionError
+
+    return {(): MemPool, ("no_split",): Between, ("no_split", "use_on_oom"): Older}[missing]
+
+
+class TestArguments:
+    """They are read before anything else, so also where torch cannot have managed memory."""
+
+    @pytest.mark.parametrize("bad", ["prefer", Device(0), ("set_read_mostly", None)], ids=repr)
+    def test_a_policy_of_another_type(self, bad):
+        with pytest.raises(TypeError, match="policy must be a MigrationPolicy or None"):
+            managed_mempool(policy=bad)
+
+    @pytest.mark.parametrize(
+        "more",
+        [{"preferred_location": Host()}, {"accessed_by": iter([Host()])}, {"read_mostly": True}],
+        ids=str,
+    )
+    def test_a_policy_and_its_parts(self, more):
+        with pytest.raises(ValueError, match="but not both"):
+            managed_mempool(policy=MigrationPolicy(), **more)
+
+    @pytest.mark.parametrize("name", ["use_on_oom", "no_split"])
+    @pytest.mark.parametrize("bad", [1, None, "yes"], ids=repr)
+    def test_switches_are_bools(self, name, bad):
+        with pytest.raises(TypeError, match=f"{name} must be True or False"):
+            managed_mempool(**{name: bad})
+
+    def test_a_reserve(self):
+        with pytest.raises(ValueError, match="0 bytes or more, got -1"):
+            managed_mempool(use_on_oom=True, reserve=-1)
+        with pytest.raises(ValueError, match="needs use_on_oom=True"):
+            managed_mempool(reserve=1)
+        with pytest.raises(ValueError, match="needs no_split=False"):
+            managed_mempool(use_on_oom=True, no_split=True, reserve=1)
+        with pytest.raises(TypeError):
+            managed_mempool(use_on_oom=True, reserve=1.5)
+
+    def test_are_the_advice_of_the_policy(self):
+        policy = MigrationPolicy(
+            read_mostly=True, preferred_location=Host(), accessed_by=[Device(0), Host()]
+        )
+        nothing = _torch_pool._Advice()
+        given = _torch_pool._Advice(Host(), (Device(0),), True)
+        assert _torch_pool._read_advice(None, nothing) == nothing
+        assert _torch_pool._read_advice(None, given) == given
+        assert _torch_pool._read_advice(policy, nothing) == (
+            Host(),
+            {Device(0), Host()},
+            True,
+            False,
+        )
+
+    @pytest.mark.skipif(not EMULATED, reason="looks at memory that torch does not get")
+    def test_of_equal_advice_are_one_preset(self):
+        policy = MigrationPolicy(preferred_location=Host(), accessed_by=[Host(), Device(0)])
+        parts = _torch_pool._Advice(Host(), (Device(0), Host()))
+        whole = _torch_pool._read_advice(policy, _torch_pool._Advice())
+        assert _torch_pool._function_names(whole) == _torch_pool._function_names(parts)
+
+    @pytest.mark.parametrize("missing", [(), ("no_split",), ("no_split", "use_on_oom")], ids=str)
+    def test_switches_that_torch_does_not_have(self, monkeypatch, missing):
+        monkeypatch.setattr(torch.cuda, "MemPool", without(missing))
+        for names in ((), ("use_on_oom",), ("no_split",), ("no_split", "use_on_oom")):
+            switches = _torch_pool._read_switches(dict.fromkeys(names, True))
+            if lacking := [name for name in missing if name in names]:
+                with pytest.raises(NotImplementedError, match="newer version") as caught:
+                    _torch_pool._refuse_unknown(switches)
+                assert f"has no {' and no '.join(lacking)} for" in str(caught.value)
+            else:
+                _torch_pool._refuse_unknown(switches)
+
+    def test_switches_that_are_off_need_nothing(self):
+        assert _torch_pool._read_switches({"use_on_oom": False, "no_split": False}) == {}
+        assert _torch_pool._read_switches({"use_on_oom": True, "no_split": False}) == {
+            "use_on_oom": True
+        }
+
+
+def has_switch(name):
+    pool = getattr(torch.cuda, "MemPool", None)
+    return pool is not None and name in inspect.signature(pool.__init__).parameters
+
+
+@on_gpu
+class TestSwitches:
+    @pytest.fixture(autouse=True)
+    def give_back(self):
+        yield
+        gc.collect()
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+
+    def test_a_policy(self):
+        policy = MigrationPolicy(preferred_location=Host(), accessed_by=[Device(0)])
+        assert MigrationPolicy.of(memory_of(in_pool(managed_mempool(policy=policy)))) == policy
+
+    @pytest.mark.skipif(not has_switch("no_split"), reason="this torch has no no_split")
+    def test_no_split_gives_each_tensor_a_block(self):
+        pool = managed_mempool(policy=MigrationPolicy.prefer(Host()), no_split=True)
+        first, second = in_pool(pool), in_pool(pool)
+        managedmem.advise(first, "set_read_mostly")
+        assert memory_of(first).read_mostly
+        assert not memory_of(second).read_mostly
+        apart = abs(first.data_ptr() - second.data_ptr())
+        assert apart >= 2 << 20
+
+    @pytest.mark.skipif(not has_switch("use_on_oom"), reason="this torch has no use_on_oom")
+    def test_use_on_oom_is_for_a_full_device(self):
+        """A limit for this process stands for a device that is full."""
+        done = run_python(
+            """
+            import torch
+            from managedmem import Device, Host, MigrationPolicy
+            from managedmem.torch import managed_mempool
+            from tensors import is_managed
+            MIB = 1 << 20
+            policy = MigrationPolicy(preferred_location=Host(), accessed_by=[Device(0)])
+            pool = managed_mempool(policy=policy, use_on_oom=True, reserve=64 * MIB)
+
+            def tensor(size):
+                return torch.full((size,), 3, dtype=torch.uint8, device="cuda")
+
+            before = tensor(24 * MIB)
+            assert not is_managed(before.data_ptr())
+            limit = torch.cuda.memory_reserved() + 8 * MIB
+            total = torch.cuda.get_device_properties(0).total_memory
+            torch.cuda.set_per_process_memory_fraction(limit / total)
+            beyond = [tensor(24 * MIB), tensor(24 * MIB)]
+            assert all(is_managed(each.data_ptr()) for each in beyond)
+            assert all(int(each.sum(dtype=torch.int64)) == 3 * 24 * MIB for each in beyond)
+            try:
+                tensor(24 * MIB)
+            except torch.cuda.OutOfMemoryError:
+                pass
+            else:
+                raise AssertionError("more than the reserve")
+            torch.cuda.set_per_process_memory_fraction(1.0)
+            assert not is_managed(tensor(24 * MIB).data_ptr())
             """,
             driver="cuda",
         )
