@@ -13,13 +13,14 @@ from error_operations import ERRORS
 from lifetime_operations import LIVES
 from operations import NO_DRIVER, OPERATIONS
 from protocol_operations import PROTOCOLS
+from working_operations import THREADED, WORKING
 from world import in_pools
 
 
 def everything():
     """Every operation of all tables, by name."""
     reads = {f"read {name}": in_pools(act, name) for name, act in NO_DRIVER.items()}
-    tables = [OPERATIONS, reads, ERRORS, LIVES, PROTOCOLS]
+    tables = [OPERATIONS, reads, ERRORS, LIVES, PROTOCOLS, WORKING, THREADED]
     names = [name for table in tables for name in table]
     assert len(names) == len(set(names)), "two operations have one name"
     return {name: operation for table in tables for name, operation in table.items()}
@@ -29,7 +30,7 @@ def everything():
 
 EXTENSION = managedmem._managedmem
 # CPython generates the members of these from their fields.
-INHERITED = {"MemoryInfo", "PageRun", "PlanEntry"}
+INHERITED = {"MemoryInfo", "PageRun", "PlanEntry", "WorkingSetStats"}
 NO_CALL = {"__doc__", "__module__", "__weakref__", "__new__", "__match_args__", "__dict__"}
 
 

@@ -21,6 +21,7 @@ from failing import Wrong, tell
 from live_memory import settle, warm_up
 from managedmem import CUDAError, CUDAOutOfMemoryError, Device, emulator
 from operations import OPERATIONS
+from working_operations import THREADED
 from world import (
     DISPATCH_HINT,
     HOST,
@@ -394,7 +395,8 @@ ADVISING = [
     or name.startswith(("advi", "set ", "unset ", "assign", "policy"))
 ]
 MIXED = sorted({*ADVISING} - {"policy of", "set release_threshold", "set the deallocation stream"})
-ALL = list(everything())
+# The calls of these have no certain number; test_working_set_faults.py has their faults.
+ALL = [name for name in everything() if name not in THREADED]
 
 
 def on_mixed(sweep_one, **more):

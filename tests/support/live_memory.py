@@ -9,7 +9,10 @@ from constants import PAGE
 
 @functools.cache
 def warm_up():
-    """Make the library create its internal streams now, so that a test's own leaks stand out."""
+    """Make the library create what it keeps now: its internal streams, and words for streams.
+
+    A test's own leaks stand out then.
+    """
     import managedmem
 
     for device in reversed(managedmem.Device.all()):
@@ -19,6 +22,7 @@ def warm_up():
                 buffer.discard()
                 managedmem.prefetch(buffer, device, defer=True)
                 device.sync()
+            managedmem.WorkingSet(1, device).close()
 
 
 def settle():

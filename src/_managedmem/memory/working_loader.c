@@ -1,0 +1,566 @@
+/* working_loader.c: a working set at work: its life, its groups, their uses. */
+#include "working_thread.h"
+
+#include <assert.h>
+#include <stdlib.h>
+
+#include "../driver/clock.h"
+#include "growth.h"
+
+/* Guards the list of sets; held while their threads end. */
+static pthread_mutex_t loaders_mutex = PTHREAD_MUTEX_INITIALIZER;
+static mm_loader *all_loaders;
+
+static void
+take_loader_turn(mm_loader *l)
+{
+    (void)pthread_mutex_lock(&l->turn_mutex);
+    while (l->turn_taken) {
+        (void)pthread_cond_wait(&l->turn_released, &l->turn_mutex);
+    }
+    l->turn_taken = true;
+    (void)pthread_mutex_unlock(&l->turn_mutex);
+}
+
+static void
+release_loader_turn(mm_loader *l)
+{
+    (void)pthread_mutex_lock(&l->turn_mutex);
+    l->turn_taken = false;
+    (void)pthread_cond_signal(&l->turn_released);
+    (void)pthread_mutex_unlock(&l->turn_mutex);
+}
+
+/* --- the life of a set -------------------------------------------------------------------- */
+
+/* Takes a word and writes it once, for the answer of a driver that cannot. In a scope. */
+static void
+try_words(mm_loader *l)
+{
+    mm_status ignored;
+
+    l->word = mm_word_take(l->cu, &ignored);
+    if (l->word == NULL) {
+        return;
+    }
+    l->word_base = atomic_load(l->word->value);
+    if (l->cu->StreamWriteValue32(l->stream, l->word->address, l->word_base,
+                                  CU_STREAM_WRITE_VALUE_DEFAULT)
+        == CUDA_SUCCESS) {
+        atomic_store(&l->by_words, true);
+    } else {
+        mm_word_give_back(l->word);
+        l->word = NULL;
+    }
+}
+
+static int
+open_stream(mm_loader *l, mm_status *st)
+{
+    mm_scope scope;
+    CUresult code;
+
+    if (mm_scope_enter_relaxed(&scope, l->cu, l->device, st) < 0) {
+        return -1;
+    }
+    code = l->cu->StreamCreate(&l->stream, CU_STREAM_NON_BLOCKING);
+    if (code == CUDA_SUCCESS) {
+        try_words(l);
+    } else {
+        l->stream = NULL;
+    }
+    mm_scope_leave(&scope);
+    return code == CUDA_SUCCESS ? 0 : mm_fail_call(st, "cuStreamCreate", (int)code);
+}
+
+/* Frees the driver's objects. Tries again what fails once, and ignores what fails then. */
+static void
+free_driver_objects(mm_loader *l)
+{
+    mm_status ignored;
+    mm_scope scope;
+
+    if (mm_scope_enter_relaxed(&scope, l->cu, l->device, &ignored) < 0
+        && mm_scope_enter_relaxed(&scope, l->cu, l->device, &ignored) < 0) {
+        return;
+    }
+    for (uint32_t i = 0; i < l->set.count; i++) {
+        if (l->groups[i]->loaded != NULL) {
+            mm_event_destroy(l->cu, l->groups[i]->loaded);
+        }
+        mm_releases_free(l->cu, l->set.groups[i].releases);
+        l->groups[i]->loaded = NULL;
+        l->set.groups[i].releases = NULL;
+    }
+    mm_releases_free(l->cu, l->pool);
+    l->pool = NULL;
+    if (l->stream != NULL
+        && (l->cu->StreamDestroy(l->stream) == CUDA_SUCCESS
+            || l->cu->StreamDestroy(l->stream) == CUDA_SUCCESS)) {
+        l->stream = NULL;
+    }
+    mm_scope_leave(&scope);
+}
+
+/* The word goes back only if its stream has written for the last time. */
+static void
+free_loader(mm_loader *l)
+{
+    free_driver_objects(l);
+    if (l->word != NULL && l->stream == NULL) {
+        mm_word_give_back(l->word);
+    }
+    for (uint32_t i = 0; i < l->set.count; i++) {
+        mm_working_memory_free(&l->groups[i]->memory);
+        free(l->groups[i]);
+    }
+    free(l->groups);
+    mm_working_set_free(&l->set);
+    (void)pthread_cond_destroy(&l->issued_more);
+    (void)pthread_cond_destroy(&l->wanted);
+    (void)pthread_cond_destroy(&l->turn_released);
+    (void)pthread_mutex_destroy(&l->lock);
+    (void)pthread_mutex_destroy(&l->turn_mutex);
+    free(l);
+}
+
+static void
+list_loader(mm_loader *l)
+{
+    (void)pthread_mutex_lock(&loaders_mutex);
+    l->next = all_loaders;
+    all_loaders = l;
+    (void)pthread_mutex_unlock(&loaders_mutex);
+}
+
+static void
+unlist_loader(const mm_loader *l)
+{
+    (void)pthread_mutex_lock(&loaders_mutex);
+    for (mm_loader **link = &all_loaders; *link != NULL; link = &(*link)->next) {
+        if (*link == l) {
+            *link = l->next;
+            break;
+        }
+    }
+    (void)pthread_mutex_unlock(&loaders_mutex);
+}
+
+mm_loader *
+mm_loader_new(mm_driver *cu, int device, size_t budget, const void *owner, mm_status *st)
+{
+    mm_loader *l = calloc(1, sizeof *l);
+
+    if (l == NULL) {
+        (void)mm_fail(st, MM_NO_MEMORY, "out of host memory for a working set");
+        return NULL;
+    }
+    l->cu = cu;
+    l->device = device;
+    l->owner = owner;
+    l->progressed = mm_monotonic_clock();
+    mm_working_set_init(&l->set, budget);
+    (void)pthread_mutex_init(&l->turn_mutex, NULL);
+    (void)pthread_cond_init(&l->turn_released, NULL);
+    (void)pthread_mutex_init(&l->lock, NULL);
+    (void)pthread_cond_init(&l->wanted, NULL);
+    (void)pthread_cond_init(&l->issued_more, NULL);
+    if (open_stream(l, st) < 0 || mm_loader_start_thread(l, st) < 0) {
+        free_loader(l);
+        return NULL;
+    }
+    list_loader(l);
+    return l;
+}
+
+/* Restores the advice of as many groups as it can; the first failure is reported. */
+static int
+restore_groups(mm_loader *l, mm_status *st)
+{
+    mm_status later;
+    int rc = 0;
+
+    for (uint32_t i = 0; i < l->set.count; i++) {
+        if (mm_working_memory_restore(l->cu, &l->groups[i]->memory, rc == 0 ? st : &later) < 0) {
+            rc = -1;
+        }
+    }
+    return rc;
+}
+
+int
+mm_loader_close(mm_loader *l, mm_status *st)
+{
+    int rc;
+
+    take_loader_turn(l);
+    rc = mm_loader_end_thread(l, st);
+    if (rc == 0) {
+        rc = restore_groups(l, st);
+        free_driver_objects(l);
+    }
+    release_loader_turn(l);
+    return rc;
+}
+
+bool
+mm_loader_is_closed(const mm_loader *l)
+{
+    return mm_guard_is_closed(&l->guard);
+}
+
+/* In a forked child the thread of the parent may have been changing all of it. */
+void
+mm_loader_end(mm_loader *l)
+{
+    mm_status ignored;
+
+    if (mm_driver_forked()) {
+        return;
+    }
+    if (mm_loader_close(l, &ignored) < 0) {
+        MM_IGNORE(
+            mm_loader_close(l, &ignored)); /* the second attempt; nobody is left to be told */
+    }
+    for (uint32_t i = 0; i < l->set.count; i++) {
+        l->groups[i]->memory.advised = false; /* the memory may end now */
+    }
+}
+
+void
+mm_loader_free(mm_loader *l)
+{
+    if (l == NULL || mm_driver_forked()) {
+        return;
+    }
+    unlist_loader(l);
+    mm_loader_end(l);
+    if (!l->has_thread) {
+        free_loader(l);
+    }
+}
+
+void
+mm_loaders_end(const void *owner)
+{
+    mm_status ignored;
+
+    if (mm_driver_forked()) {
+        return;
+    }
+    (void)pthread_mutex_lock(&loaders_mutex); /* so that no thread frees one */
+    for (mm_loader *l = all_loaders; l != NULL; l = l->next) {
+        if (l->owner == owner) {
+            take_loader_turn(l);
+            MM_IGNORE(mm_loader_end_thread(l, &ignored)); /* the process ends anyway */
+            release_loader_turn(l);
+        }
+    }
+    (void)pthread_mutex_unlock(&loaders_mutex);
+}
+
+/* --- groups ------------------------------------------------------------------------------- */
+
+static int
+refuse_shared_pages(const mm_loader *l, const mm_working_memory *m, mm_status *st)
+{
+    for (uint32_t i = 0; i < l->set.count; i++) {
+        if (mm_working_memory_meets(m, &l->groups[i]->memory)) {
+            return mm_fail(st, MM_BAD_VALUE,
+                           "the targets share a page with group %u of the working set: memory can "
+                           "be in one group, and groups need pages of their own",
+                           i);
+        }
+    }
+    return 0;
+}
+
+/* Makes the group known to the callers and the thread, which then brings it home. */
+static int
+publish_group(mm_loader *l, mm_loader_group *g, uint32_t *group, mm_status *st)
+{
+    size_t needed = (size_t)l->set.count + 1;
+    int rc = -1;
+
+    mm_loader_lock(l);
+    l->groups = mm_grow(l->groups, &l->group_capacity, needed, sizeof(mm_loader_group *), st);
+    if (l->group_capacity >= needed) {
+        rc =
+            mm_working_set_add(&l->set, g->memory.bytes, g->memory.access == MM_GROUP_SCRATCH, st);
+    }
+    if (rc == 0) {
+        *group = l->set.count - 1;
+        l->groups[*group] = g;
+        (void)pthread_cond_signal(&l->wanted);
+    }
+    mm_loader_unlock(l);
+    return rc;
+}
+
+static int
+make_event(mm_loader *l, CUevent *event, mm_status *st)
+{
+    MM_TRY_IN(mm_scope_enter_relaxed, l->device, l->cu, EventCreate, st, event,
+              CU_EVENT_DISABLE_TIMING);
+    return 0;
+}
+
+/* Advises the memory and publishes the group, or undoes all of it. In the turn. */
+static int
+place_group(mm_loader *l, mm_loader_group *g, uint32_t *group, mm_status *st)
+{
+    mm_status later;
+
+    if (refuse_shared_pages(l, &g->memory, st) < 0 || make_event(l, &g->loaded, st) < 0) {
+        return -1;
+    }
+    if (mm_working_memory_advise(l->cu, &g->memory, l->device, st) == 0
+        && publish_group(l, g, group, st) == 0) {
+        return 0;
+    }
+    MM_IGNORE(mm_working_memory_restore(l->cu, &g->memory, &later)); /* st has the reason */
+    mm_event_destroy(l->cu, g->loaded);
+    return -1;
+}
+
+static int
+add_in_turn(mm_loader *l, mm_loader_group *g, uint32_t *group, mm_status *st)
+{
+    int rc;
+
+    if (mm_guard_is_closed(&l->guard)) {
+        return mm_fail(st, MM_REFUSED, "WorkingSet is closed");
+    }
+    rc = place_group(l, g, group, st);
+    return rc;
+}
+
+int
+mm_loader_add(mm_loader *l, const mm_working_range *ranges, size_t count, mm_group_access access,
+              uint32_t *group, mm_status *st)
+{
+    mm_loader_group *g = calloc(1, sizeof *g);
+    int rc;
+
+    if (g == NULL) {
+        return mm_fail(st, MM_NO_MEMORY, "out of host memory for a group");
+    }
+    rc = mm_working_memory_init(&g->memory, ranges, count, access, st);
+    if (rc == 0) {
+        take_loader_turn(l);
+        rc = add_in_turn(l, g, group, st);
+        release_loader_turn(l);
+    }
+    if (rc < 0) {
+        mm_working_memory_free(&g->memory);
+        free(g);
+    }
+    return rc;
+}
+
+int
+mm_loader_give_order(mm_loader *l, const uint32_t *round, size_t count, mm_status *st)
+{
+    int rc;
+
+    mm_loader_lock(l);
+    rc = mm_working_order_give(&l->set.order, round, count, st);
+    mm_loader_unlock(l);
+    return rc;
+}
+
+/* --- uses --------------------------------------------------------------------------------- */
+
+static void
+wake_thread(mm_loader *l)
+{
+    if (l->sleeping && l->set.queued > 0) {
+        (void)pthread_cond_signal(&l->wanted);
+    }
+}
+
+/* Waits until the thread has issued a load, which the end of the set makes needless. */
+static void
+wait_until_issued(mm_loader *l, uint64_t ticket)
+{
+    mm_loader_lock(l);
+    while (atomic_load(&l->issued) < ticket && !l->ending) {
+        (void)pthread_cond_wait(&l->issued_more, &l->lock);
+    }
+    mm_loader_unlock(l);
+}
+
+/* Makes the stream wait for a ticket. */
+static int
+follow_ticket(mm_loader *l, const mm_loader_group *g, mm_device_stream stream, uint64_t ticket,
+              mm_status *st)
+{
+    if (atomic_load(&l->by_words)) {
+        MM_TRY_IN(mm_scope_enter_stream, stream, l->cu, StreamWaitValue32, st, stream.handle,
+                  l->word->address, mm_loader_word_value(l, ticket), CU_STREAM_WAIT_VALUE_GEQ);
+        return 0;
+    }
+    wait_until_issued(l, ticket);
+    MM_TRY_IN(mm_scope_enter_stream, stream, l->cu, StreamWaitEvent, st, stream.handle, g->loaded,
+              CU_EVENT_WAIT_DEFAULT);
+    return 0;
+}
+
+static int
+refuse_capture_of_use(mm_loader *l, mm_device_stream stream, const char *op, mm_status *st)
+{
+    mm_scope scope;
+    int rc = mm_scope_enter_stream(&scope, l->cu, stream, st);
+
+    if (rc == 0) {
+        rc = mm_stream_refuse_capture(l->cu, stream.handle, op, st);
+        mm_scope_leave(&scope);
+    }
+    return rc;
+}
+
+static mm_loader_group *
+find_group(mm_loader *l, uint32_t group)
+{
+    mm_loader_group *found;
+
+    mm_loader_lock(l);
+    found = l->groups[group];
+    mm_loader_unlock(l);
+    return found;
+}
+
+static int
+acquire_entered(mm_loader *l, uint32_t group, mm_device_stream stream, mm_working_use *use,
+                mm_status *st)
+{
+    mm_loader_group *g = find_group(l, group);
+    uint64_t ticket = 0;
+    int rc = 0;
+
+    if (mm_working_memory_check(&g->memory, st) < 0
+        || refuse_capture_of_use(l, stream, "the acquisition of a group", st) < 0) {
+        return -1;
+    }
+    mm_loader_lock(l);
+    *use = mm_working_set_acquire(&l->set, group, &ticket);
+    wake_thread(l);
+    mm_loader_unlock(l);
+    if (!mm_loader_has_completed(l, ticket)) {
+        rc = follow_ticket(l, g, stream, ticket, st);
+    }
+    if (rc < 0) {
+        mm_loader_lock(l);
+        mm_working_set_give_back(&l->set, group);
+        mm_loader_unlock(l);
+    }
+    return rc;
+}
+
+int
+mm_loader_acquire(mm_loader *l, uint32_t group, CUstream stream, mm_working_use *use,
+                  mm_status *st)
+{
+    int rc;
+
+    if (!mm_guard_enter(&l->guard)) {
+        return mm_fail(st, MM_REFUSED, "WorkingSet is closed");
+    }
+    rc = acquire_entered(l, group, (mm_device_stream){stream, l->device}, use, st);
+    mm_guard_leave(&l->guard);
+    return rc;
+}
+
+static int
+refuse_unheld(mm_loader *l, uint32_t group, mm_status *st)
+{
+    bool held;
+
+    mm_loader_lock(l);
+    held = l->set.groups[group].held > 0;
+    mm_loader_unlock(l);
+    return held ? 0 : mm_fail(st, MM_REFUSED, "the group is not acquired: nothing to release");
+}
+
+/* Releases the group with the recorded end of its use; NULL if that is not known. Another thread may
+ * have released it meanwhile. */
+static int
+release_recorded(mm_loader *l, uint32_t group, mm_release_list *end, mm_status *st)
+{
+    mm_group_state *g;
+    int rc = 0;
+
+    mm_loader_lock(l);
+    g = &l->set.groups[group];
+    if (g->held == 0) {
+        mm_release_keep(end, &l->pool);
+        rc = mm_fail(st, MM_REFUSED, "the group is not acquired: nothing to release");
+    } else {
+        l->groups[group]->uncertain = l->groups[group]->uncertain || end == NULL;
+        mm_working_set_release(&l->set, group,
+                               end ? mm_release_add(g->releases, end, &l->pool) : g->releases);
+        wake_thread(l);
+    }
+    mm_loader_unlock(l);
+    return rc;
+}
+
+static int
+release_entered(mm_loader *l, uint32_t group, mm_device_stream stream, mm_status *st)
+{
+    mm_release_list *end;
+    mm_status later;
+
+    if (refuse_unheld(l, group, st) < 0) {
+        return -1;
+    }
+    end = mm_release_record(l->cu, stream, &l->lock, &l->pool, st);
+    if (end != NULL) {
+        return release_recorded(l, group, end, st);
+    }
+    if (st->kind != MM_CAPTURING) {
+        MM_IGNORE(release_recorded(l, group, NULL, &later)); /* st has the reason */
+    }
+    return -1;
+}
+
+int
+mm_loader_release(mm_loader *l, uint32_t group, CUstream stream, mm_status *st)
+{
+    int rc;
+
+    if (!mm_guard_enter(&l->guard)) {
+        return 0; /* the set has ended, and all uses with it */
+    }
+    rc = release_entered(l, group, (mm_device_stream){stream, l->device}, st);
+    mm_guard_leave(&l->guard);
+    return rc;
+}
+
+/* --- reports ------------------------------------------------------------------------------ */
+
+void
+mm_loader_read_report(mm_loader *l, mm_loader_report *report)
+{
+    mm_loader_lock(l);
+    *report = l->report;
+    report->decided = l->set.counts;
+    report->reserved = l->set.reserved;
+    report->groups = l->set.count;
+    mm_loader_unlock(l);
+    report->physical = atomic_load(&l->physical);
+}
+
+void
+mm_loader_read_group(mm_loader *l, uint32_t group, mm_loader_group_report *report)
+{
+    const mm_group_state *g;
+    uint64_t ticket;
+
+    mm_loader_lock(l);
+    g = &l->set.groups[group];
+    *report = (mm_loader_group_report){.bytes = g->bytes, .resident = g->present, .held = g->held};
+    ticket = g->ticket;
+    mm_loader_unlock(l);
+    report->resident = report->resident && mm_loader_has_completed(l, ticket);
+}

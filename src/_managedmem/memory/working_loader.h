@@ -1,0 +1,76 @@
+/* working_loader.h: a working set at work: its decisions, its memory, and the thread that carries
+ * them out.
+ *
+ * Calls of one set may come from any thread at once. They make short driver calls and take a lock
+ * that is never held during one, so the GIL must be released. A forked child
+ * must call nothing but mm_loader_end and mm_loader_free, which do nothing there. */
+#ifndef MM_WORKING_LOADER_H
+#define MM_WORKING_LOADER_H
+
+#include "working_memory.h"
+#include "working_set.h"
+
+typedef struct mm_loader mm_loader;
+
+/* An empty set, with a thread and a stream of its own on the device; NULL on failure. `owner` is for
+ * mm_loaders_end. */
+mm_loader *mm_loader_new(mm_driver *cu, int device, size_t budget, const void *owner,
+                         mm_status *st);
+
+/* Adds a group over these ranges, which must not be empty; all or nothing. The caller has entered
+ * their guards and keeps them until the set has ended. Fails with MM_BAD_VALUE if they share a page
+ * with another group. */
+MM_NODISCARD int mm_loader_add(mm_loader *l, const mm_working_range *ranges, size_t count,
+                               mm_group_access access, uint32_t *group, mm_status *st);
+
+/* Work that is queued on the stream afterwards finds the group on the device, or, for
+ * MM_USE_MAPPED, where it is. A default stream is that of the set's device. */
+MM_NODISCARD int mm_loader_acquire(mm_loader *l, uint32_t group, CUstream stream,
+                                   mm_working_use *use, mm_status *st);
+
+/* Ends a use, with the work that is queued on the stream by now. Does nothing once the set has
+ * ended. Fails with MM_REFUSED if the group is not acquired, and, before anything, if the stream
+ * captures a graph. After other failures the group is released. */
+MM_NODISCARD int mm_loader_release(mm_loader *l, uint32_t group, CUstream stream, mm_status *st);
+
+/* Sets one round, or none if count is 0. */
+MM_NODISCARD int mm_loader_give_order(mm_loader *l, const uint32_t *round, size_t count,
+                                      mm_status *st);
+
+typedef struct {
+    mm_working_counts decided;
+    uint64_t loads; /* done, with or without success */
+    uint64_t bytes_loaded, bytes_home; /* copied by loads and drops that succeeded */
+    uint64_t failures, stalls;
+    size_t reserved, physical; /* bytes on the device: as decided, and by now */
+    uint32_t groups;
+    mm_status error; /* the last failure of the thread; kind MM_OK: none */
+} mm_loader_report;
+
+void mm_loader_read_report(mm_loader *l, mm_loader_report *report);
+
+typedef struct {
+    size_t bytes;
+    bool resident; /* on the device by now */
+    unsigned held;
+} mm_loader_group_report;
+
+void mm_loader_read_group(mm_loader *l, uint32_t group, mm_loader_group_report *report);
+
+/* Ends the set: finishes the call of its thread that is under way, and restores the advice of all
+ * groups. A call after a failure tries again to restore what is left. */
+MM_NODISCARD int mm_loader_close(mm_loader *l, mm_status *st);
+
+bool mm_loader_is_closed(const mm_loader *l);
+
+/* Closes the set for an owner that releases the memory then: failures are ignored, and nothing is
+ * tried again. Does nothing in a forked child. */
+void mm_loader_end(mm_loader *l);
+
+/* The same, and frees the set; NULL is allowed. A forked child frees nothing. */
+void mm_loader_free(mm_loader *l);
+
+/* Ends the threads of all sets of this owner; their advice stays. */
+void mm_loaders_end(const void *owner);
+
+#endif

@@ -1,0 +1,366 @@
+/* working_memory.c: the memory of one group of a working set, range by range. */
+#include "working_memory.h"
+
+#include <assert.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "prefetch.h"
+#include "recorded_calls.h"
+
+/* --- pages -------------------------------------------------------------------------------- */
+
+static CUdeviceptr
+first_page_of(const mm_range *range)
+{
+    return range->start / mm_page_size();
+}
+
+static CUdeviceptr
+page_behind(const mm_range *range)
+{
+    return (mm_range_end(*range) - 1) / mm_page_size() + 1;
+}
+
+static int
+compare_working_ranges(const void *a, const void *b)
+{
+    const mm_working_range *x = a, *y = b;
+
+    return x->range.start != y->range.start ? (x->range.start > y->range.start ? 1 : -1)
+                                            : (x->target > y->target) - (x->target < y->target);
+}
+
+/* True if one call may be made for both ranges. Advice and prefetches act on whole pages anyway,
+ * but a discard must not reach bytes between the two. */
+static bool
+can_join_ranges(const mm_working_range *a, const mm_working_range *b, mm_group_access access)
+{
+    return a->guard == b->guard && a->range.allocation == b->range.allocation
+           && (access == MM_GROUP_SCRATCH ? b->range.start <= mm_range_end(a->range)
+                                          : first_page_of(&b->range) <= page_behind(&a->range));
+}
+
+static void
+join_ranges(mm_working_memory *m)
+{
+    size_t last = 0;
+
+    qsort(m->ranges, m->count, sizeof *m->ranges, compare_working_ranges);
+    for (size_t i = 1; i < m->count; i++) {
+        mm_working_range *range = &m->ranges[last];
+        if (can_join_ranges(range, &m->ranges[i], m->access)) {
+            CUdeviceptr end = mm_range_end(range->range);
+            CUdeviceptr other = mm_range_end(m->ranges[i].range);
+            range->range.size = (size_t)((other > end ? other : end) - range->range.start);
+        } else {
+            m->ranges[++last] = m->ranges[i];
+        }
+    }
+    m->count = last + 1;
+}
+
+/* Ranges of different owners may share pages, which count once. */
+static size_t
+count_bytes(const mm_working_memory *m)
+{
+    CUdeviceptr counted = 0, pages = 0;
+
+    for (size_t i = 0; i < m->count; i++) {
+        CUdeviceptr first = first_page_of(&m->ranges[i].range);
+        CUdeviceptr behind = page_behind(&m->ranges[i].range);
+        first = first > counted ? first : counted;
+        pages += behind > first ? behind - first : 0;
+        counted = behind > counted ? behind : counted;
+    }
+    return (size_t)pages * mm_page_size();
+}
+
+int
+mm_working_memory_init(mm_working_memory *m, const mm_working_range *ranges, size_t count,
+                       mm_group_access access, mm_status *st)
+{
+    *m = (mm_working_memory){.access = access, .count = count};
+    if (count == 0) {
+        return 0;
+    }
+    m->ranges = malloc(count * sizeof *m->ranges);
+    if (m->ranges == NULL) {
+        m->count = 0;
+        return mm_fail(st, MM_NO_MEMORY, "out of host memory for %zu targets", count);
+    }
+    memcpy(m->ranges, ranges, count * sizeof *ranges);
+    join_ranges(m);
+    m->bytes = count_bytes(m);
+    return 0;
+}
+
+void
+mm_working_memory_free(mm_working_memory *m)
+{
+    free(m->ranges);
+    mm_page_runs_free(&m->before);
+    *m = (mm_working_memory){.access = m->access};
+}
+
+bool
+mm_working_memory_meets(const mm_working_memory *a, const mm_working_memory *b)
+{
+    size_t i = 0, j = 0;
+
+    while (i < a->count && j < b->count) {
+        const mm_range *x = &a->ranges[i].range, *y = &b->ranges[j].range;
+        if (first_page_of(x) < page_behind(y) && first_page_of(y) < page_behind(x)) {
+            return true;
+        }
+        if (page_behind(x) < page_behind(y)) {
+            i++;
+        } else {
+            j++;
+        }
+    }
+    return false;
+}
+
+int
+mm_working_memory_check(const mm_working_memory *m, mm_status *st)
+{
+    for (size_t i = 0; i < m->count; i++) {
+        if (m->ranges[i].guard != NULL && mm_guard_is_closed(m->ranges[i].guard)) {
+            return mm_fail(st, MM_REFUSED, "targets[%zu]: ManagedBuffer is closed",
+                           m->ranges[i].target);
+        }
+    }
+    return 0;
+}
+
+/* --- advice ------------------------------------------------------------------------------- */
+
+int
+mm_working_memory_advise(mm_driver *cu, mm_working_memory *m, int device, mm_status *st)
+{
+    CUmemLocation where = mm_location(CU_MEM_LOCATION_TYPE_DEVICE, device);
+    mm_policy at_home = {.preferred = mm_host(), .accessed_by = mm_location_bit(where)};
+    mm_batch work;
+    int rc = mm_batch_init(&work, m->count, st);
+
+    for (size_t i = 0; rc == 0 && i < m->count; i++) {
+        work.transfers[i] = (mm_transfer){m->ranges[i].range, mm_host()};
+    }
+    if (rc == 0) {
+        rc = mm_policy_apply(cu, &work, &at_home, &m->before, st);
+    }
+    m->advised = rc == 0;
+    mm_batch_free(&work);
+    return rc;
+}
+
+/* 1 if the memory may be used, which the caller must leave then; 0 if it was freed; -1 on failure.
+ * Memory of others can be freed unnoticed, and its address may belong to something else by now. */
+static int
+enter_range(mm_driver *cu, const mm_working_range *r, mm_status *st)
+{
+    mm_range now = {.start = r->range.start, .size = r->range.size};
+
+    if (r->guard != NULL) {
+        return mm_guard_enter(r->guard);
+    }
+    if (mm_range_check(cu, &now, MM_QUERY, st) < 0) {
+        return st->kind == MM_BAD_VALUE ? 0 : -1;
+    }
+    return now.allocation == r->range.allocation;
+}
+
+static void
+leave_range(const mm_working_range *r)
+{
+    if (r->guard != NULL) {
+        mm_guard_leave(r->guard);
+    }
+}
+
+/* Restores the advice of the ranges that are entered. */
+static int
+restore_entered_ranges(mm_driver *cu, const mm_working_memory *m, const int *entered,
+                       mm_status *st)
+{
+    mm_batch work;
+    int rc = mm_batch_init(&work, m->count, st);
+
+    work.count = 0;
+    for (size_t i = 0; rc == 0 && i < m->count; i++) {
+        if (entered[i] > 0) {
+            work.transfers[work.count++] = (mm_transfer){m->ranges[i].range, mm_host()};
+        }
+    }
+    if (rc == 0 && work.count > 0) {
+        rc = mm_policy_restore(cu, &work, &m->before, st);
+    }
+    mm_batch_free(&work);
+    return rc;
+}
+
+int
+mm_working_memory_restore(mm_driver *cu, mm_working_memory *m, mm_status *st)
+{
+    int *entered, rc = 0;
+
+    if (!m->advised) {
+        return 0;
+    }
+    entered = calloc(m->count + 1, sizeof *entered);
+    if (entered == NULL) {
+        return mm_fail(st, MM_NO_MEMORY, "out of host memory for %zu ranges", m->count);
+    }
+    for (size_t i = 0; rc == 0 && i < m->count; i++) {
+        entered[i] = enter_range(cu, &m->ranges[i], st);
+        rc = entered[i] < 0 ? -1 : 0;
+    }
+    if (rc == 0) {
+        rc = restore_entered_ranges(cu, m, entered, st);
+    }
+    for (size_t i = 0; i < m->count; i++) {
+        if (entered[i] > 0) {
+            leave_range(&m->ranges[i]);
+        }
+    }
+    free(entered);
+    m->advised = rc < 0;
+    return rc;
+}
+
+/* --- moving ------------------------------------------------------------------------------- */
+
+static int
+advise_working_range(mm_driver *cu, mm_range range, CUmem_advise advice, mm_status *st)
+{
+    uint64_t begun = mm_call_begin();
+
+    if (mm_range_advise_once(cu, range, advice, mm_host(), st) < 0) {
+        return -1;
+    }
+    if (begun != 0) {
+        mm_record_advice(range, advice, mm_host(), begun);
+    }
+    return 0;
+}
+
+static int
+issue_range(mm_driver *cu, mm_operation op, mm_range range, CUmemLocation where, CUstream stream,
+            mm_status *st)
+{
+    uint64_t begun = mm_call_begin();
+
+    if (range.size == 0) {
+        return 0;
+    }
+    if (mm_range_issue(cu, op, range, where, stream, st) < 0) {
+        return -1;
+    }
+    if (begun != 0) {
+        mm_record_call(op, range, where, 0, begun);
+    }
+    return 0;
+}
+
+static int
+load_range(mm_driver *cu, mm_range range, bool copy, CUmemLocation where, CUstream stream,
+           mm_status *st)
+{
+    if (copy && advise_working_range(cu, range, CU_MEM_ADVISE_SET_READ_MOSTLY, st) < 0) {
+        return -1;
+    }
+    return issue_range(cu, MM_PREFETCH, range, where, stream, st);
+}
+
+/* Discards whole pages only. The pages at the edges, which may have other contents too, go home. */
+static int
+discard_range(mm_driver *cu, mm_range range, CUstream stream, mm_status *st)
+{
+    mm_range inside = range, before = range, behind = range;
+    mm_status ignored;
+
+    if (cu->MemDiscardAndPrefetchBatchAsync == NULL
+        || mm_range_whole_pages(&inside, &ignored) < 0) {
+        return issue_range(cu, MM_PREFETCH, range, mm_host(), stream, st);
+    }
+    before.size = (size_t)(inside.start - range.start);
+    behind.start = mm_range_end(inside);
+    behind.size = (size_t)(mm_range_end(range) - behind.start);
+    if (issue_range(cu, MM_DISCARD_PREFETCH, inside, mm_host(), stream, st) < 0
+        || issue_range(cu, MM_PREFETCH, before, mm_host(), stream, st) < 0) {
+        return -1;
+    }
+    return issue_range(cu, MM_PREFETCH, behind, mm_host(), stream, st);
+}
+
+static int
+drop_range(mm_driver *cu, mm_range range, mm_group_access access, CUstream stream, mm_status *st)
+{
+    switch (access) {
+    case MM_GROUP_READ:
+        return advise_working_range(cu, range, CU_MEM_ADVISE_UNSET_READ_MOSTLY, st);
+    case MM_GROUP_SCRATCH:
+        return discard_range(cu, range, stream, st);
+    default:
+        return issue_range(cu, MM_PREFETCH, range, mm_host(), stream, st);
+    }
+}
+
+typedef enum { LOAD_RANGES, DROP_RANGES, HOME_RANGES } range_move;
+
+static int
+move_range(mm_driver *cu, const mm_working_memory *m, mm_range range, range_move move,
+           CUmemLocation where, CUstream stream, mm_status *st)
+{
+    switch (move) {
+    case LOAD_RANGES:
+        return load_range(cu, range, m->access == MM_GROUP_READ, where, stream, st);
+    case DROP_RANGES:
+        return drop_range(cu, range, m->access, stream, st);
+    default:
+        return issue_range(cu, MM_PREFETCH, range, mm_host(), stream, st);
+    }
+}
+
+static int
+move_ranges(mm_driver *cu, const mm_working_memory *m, range_move move, CUmemLocation where,
+            CUstream stream, mm_status *st)
+{
+    mm_status later;
+    int rc = 0;
+
+    for (size_t i = 0; i < m->count; i++) {
+        const mm_working_range *r = &m->ranges[i];
+        int entered = enter_range(cu, r, rc == 0 ? st : &later);
+        if (entered < 0) {
+            rc = -1;
+        } else if (entered > 0) {
+            if (move_range(cu, m, r->range, move, where, stream, rc == 0 ? st : &later) < 0) {
+                rc = -1;
+            }
+            leave_range(r);
+        }
+    }
+    return rc;
+}
+
+int
+mm_working_memory_load(mm_driver *cu, const mm_working_memory *m, int device, CUstream stream,
+                       mm_status *st)
+{
+    return move_ranges(cu, m, LOAD_RANGES, mm_location(CU_MEM_LOCATION_TYPE_DEVICE, device),
+                       stream, st);
+}
+
+int
+mm_working_memory_drop(mm_driver *cu, const mm_working_memory *m, CUstream stream, mm_status *st)
+{
+    return move_ranges(cu, m, DROP_RANGES, mm_host(), stream, st);
+}
+
+int
+mm_working_memory_home(mm_driver *cu, const mm_working_memory *m, CUstream stream, mm_status *st)
+{
+    return move_ranges(cu, m, HOME_RANGES, mm_host(), stream, st);
+}

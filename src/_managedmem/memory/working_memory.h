@@ -1,0 +1,69 @@
+/* working_memory.h: the memory of one group of a working set: its pages, its advice, and the calls
+ * that bring it to the device and away from it.
+ *
+ * A group owns neither guards nor memory. The caller keeps the guards while the group lives; memory
+ * that was closed meanwhile is passed over. */
+#ifndef MM_WORKING_MEMORY_H
+#define MM_WORKING_MEMORY_H
+
+#include "guard.h"
+#include "policy.h"
+
+/* What is done with the memory while it is in the set. */
+typedef enum {
+    MM_GROUP_READ, /* nobody writes: the device gets a copy, which is dropped by advice */
+    MM_GROUP_WRITE, /* goes home with its contents */
+    MM_GROUP_SCRATCH /* its contents are not needed after a use: they are discarded */
+} mm_group_access;
+
+typedef struct {
+    mm_range range;
+    mm_guard *guard; /* of memory that this library owns; or NULL */
+    size_t target; /* the first of its targets, for messages */
+} mm_working_range;
+
+typedef struct {
+    mm_group_access access;
+    mm_working_range *ranges; /* in the order of their addresses, without neighbours */
+    size_t count;
+    size_t bytes; /* of their pages */
+    mm_page_runs before; /* the advice before the group was added */
+    bool advised; /* and `before` is not restored yet */
+} mm_working_memory;
+
+/* A group of these ranges, whose targets are numbered in their order; none of them is empty. Copies
+ * them. The group can be freed also on failure. */
+MM_NODISCARD int mm_working_memory_init(mm_working_memory *m, const mm_working_range *ranges,
+                                        size_t count, mm_group_access access, mm_status *st);
+void mm_working_memory_free(mm_working_memory *m);
+
+/* True if the two have a page in common. */
+bool mm_working_memory_meets(const mm_working_memory *a, const mm_working_memory *b);
+
+/* Fails with MM_REFUSED if memory of the group was closed. */
+MM_NODISCARD int mm_working_memory_check(const mm_working_memory *m, mm_status *st);
+
+/* Gives the memory the advice with which it stays at home and the device reaches it there. All or
+ * nothing. The caller has entered the guards. */
+MM_NODISCARD int mm_working_memory_advise(mm_driver *cu, mm_working_memory *m, int device,
+                                          mm_status *st);
+
+/* Restores the earlier advice, except that of closed memory. After a failure it can be called
+ * again. */
+MM_NODISCARD int mm_working_memory_restore(mm_driver *cu, mm_working_memory *m, mm_status *st);
+
+/* The next calls queue work on a stream that is no default stream. They try all of the memory, also
+ * after a failure, and report the first one. In the caller's scope. */
+
+MM_NODISCARD int mm_working_memory_load(mm_driver *cu, const mm_working_memory *m, int device,
+                                        CUstream stream, mm_status *st);
+
+/* Brings the memory home: read-only copies are dropped at once, contents to be discarded may be. */
+MM_NODISCARD int mm_working_memory_drop(mm_driver *cu, const mm_working_memory *m, CUstream stream,
+                                        mm_status *st);
+
+/* Brings it home with its contents. */
+MM_NODISCARD int mm_working_memory_home(mm_driver *cu, const mm_working_memory *m, CUstream stream,
+                                        mm_status *st);
+
+#endif

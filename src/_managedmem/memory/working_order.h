@@ -1,0 +1,71 @@
+/* working_order.h: the order in which the groups of a working set are used: what comes next, from
+ * a given order, from the past, or from the order in which the groups were added.
+ *
+ * Groups are numbers from 0 on. Callers keep threads apart. */
+#ifndef MM_WORKING_ORDER_H
+#define MM_WORKING_ORDER_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "../driver/status.h"
+
+#define MM_NO_GROUP UINT32_MAX
+
+/* How far a predictor is trusted: the number of next groups that are worth a load. */
+enum { MM_MOST_TRUST = 8 };
+
+/* What came after a group that followed another one. */
+typedef struct {
+    uint32_t first, second; /* first: MM_NO_GROUP in an empty place */
+    uint32_t times; /* the acquisitions of the second one in a row */
+    uint32_t next;
+} mm_followed_pair;
+
+/* All zero but for the trusts is an order without groups: use mm_working_order_init. */
+typedef struct {
+    uint32_t count; /* of groups */
+    uint32_t before, last; /* the last two different groups; or MM_NO_GROUP */
+    uint32_t times; /* the acquisitions of the last one in a row */
+    /* Learned: the latest follower of each group, and of each pair. */
+    uint32_t *followers;
+    size_t follower_capacity;
+    mm_followed_pair *pairs;
+    uint32_t pair_mask; /* places - 1; the table is NULL without memory for it */
+    /* Given: one round, and the place of the next group in it. */
+    uint32_t *given;
+    uint32_t given_count, given_next;
+    int given_trust, learned_trust;
+} mm_working_order;
+
+void mm_working_order_init(mm_working_order *o);
+void mm_working_order_free(mm_working_order *o);
+
+/* Adds the group with the next number. */
+MM_NODISCARD int mm_working_order_add(mm_working_order *o, mm_status *st);
+
+/* Sets one round, or with a count of 0 none. Groups may come several times, and not at all. */
+MM_NODISCARD int mm_working_order_give(mm_working_order *o, const uint32_t *round, size_t count,
+                                       mm_status *st);
+
+/* Notes that a group is acquired. */
+void mm_working_order_note(mm_working_order *o, uint32_t group);
+
+/* A walk along the groups that are expected next. */
+typedef struct {
+    uint32_t first, second, times; /* as in the order, of the walk so far */
+    uint32_t given_next;
+    bool by_given;
+} mm_order_walk;
+
+mm_order_walk mm_working_order_walk(const mm_working_order *o);
+
+/* The next group of the walk, or MM_NO_GROUP if nothing is known. */
+uint32_t mm_order_walk_next(const mm_working_order *o, mm_order_walk *walk);
+
+/* The number of next groups that are worth a load, from 0 to MM_MOST_TRUST; less after wrong
+ * expectations. */
+int mm_working_order_trust(const mm_working_order *o);
+
+#endif

@@ -1,0 +1,143 @@
+/* working_releases.c: events at the ends of the uses of a group. */
+#include "working_releases.h"
+
+#include <assert.h>
+#include <stdlib.h>
+
+/* Takes a release out of the pool whose event is of this context; NULL if there is none. */
+static mm_release_list *
+take_from_pool(mm_release_list **pool, CUcontext context)
+{
+    for (mm_release_list **link = pool; *link != NULL; link = &(*link)->next) {
+        if ((*link)->context == context) {
+            mm_release_list *found = *link;
+            *link = found->next;
+            found->next = NULL;
+            return found;
+        }
+    }
+    return NULL;
+}
+
+/* In a scope of the context. */
+static mm_release_list *
+make_release(mm_driver *cu, CUcontext context, mm_status *st)
+{
+    mm_release_list *made = malloc(sizeof *made);
+    CUresult code;
+
+    if (made == NULL) {
+        (void)mm_fail(st, MM_NO_MEMORY, "out of host memory for an event");
+        return NULL;
+    }
+    *made = (mm_release_list){.context = context};
+    code = cu->EventCreate(&made->event, CU_EVENT_DISABLE_TIMING);
+    if (code != CUDA_SUCCESS) {
+        (void)mm_fail_call(st, "cuEventCreate", (int)code);
+        free(made);
+        return NULL;
+    }
+    return made;
+}
+
+/* In a scope of the stream's context. */
+static int
+record_release(mm_driver *cu, mm_release_list *release, CUstream stream, mm_status *st)
+{
+    MM_TRY(cu, StreamGetId, st, stream, &release->stream);
+    MM_TRY(cu, EventRecord, st, release->event, stream);
+    return 0;
+}
+
+/* In a scope of the stream's context. */
+static mm_release_list *
+make_recorded_release(mm_driver *cu, CUstream stream, pthread_mutex_t *lock,
+                      mm_release_list **pool, mm_status *st)
+{
+    CUcontext context = NULL;
+    CUresult code = cu->CtxGetCurrent(&context);
+    mm_release_list *release;
+
+    if (code != CUDA_SUCCESS) {
+        (void)mm_fail_call(st, "cuCtxGetCurrent", (int)code);
+        return NULL;
+    }
+    (void)pthread_mutex_lock(lock);
+    release = take_from_pool(pool, context);
+    (void)pthread_mutex_unlock(lock);
+    if (release == NULL && (release = make_release(cu, context, st)) == NULL) {
+        return NULL;
+    }
+    if (record_release(cu, release, stream, st) < 0) {
+        mm_releases_free(cu, release); /* its context may have ended */
+        return NULL;
+    }
+    return release;
+}
+
+mm_release_list *
+mm_release_record(mm_driver *cu, mm_device_stream stream, pthread_mutex_t *lock,
+                  mm_release_list **pool, mm_status *st)
+{
+    mm_release_list *release = NULL;
+    mm_scope scope;
+
+    if (mm_scope_enter_stream(&scope, cu, stream, st) < 0) {
+        return NULL;
+    }
+    if (mm_stream_refuse_capture(cu, stream.handle, "the end of a use", st) == 0) {
+        release = make_recorded_release(cu, stream.handle, lock, pool, st);
+    }
+    mm_scope_leave(&scope);
+    return release;
+}
+
+mm_release_list *
+mm_release_add(mm_release_list *list, mm_release_list *added, mm_release_list **pool)
+{
+    assert(added->next == NULL);
+    for (mm_release_list **link = &list; *link != NULL; link = &(*link)->next) {
+        if ((*link)->stream == added->stream) {
+            mm_release_list *earlier = *link;
+            *link = earlier->next;
+            earlier->next = NULL;
+            mm_release_keep(earlier, pool);
+            break;
+        }
+    }
+    added->next = list;
+    return added;
+}
+
+void
+mm_release_keep(mm_release_list *list, mm_release_list **pool)
+{
+    while (list != NULL) {
+        mm_release_list *next = list->next;
+        list->next = *pool;
+        *pool = list;
+        list = next;
+    }
+}
+
+bool
+mm_releases_have_passed(mm_driver *cu, const mm_release_list *list)
+{
+    for (; list != NULL; list = list->next) {
+        if (cu->EventQuery(list->event) == CUDA_ERROR_NOT_READY) {
+            return false;
+        }
+    }
+    return true;
+}
+
+void
+mm_releases_free(mm_driver *cu, mm_release_list *list)
+{
+    while (list != NULL) {
+        mm_release_list *next = list->next;
+        mm_event_destroy(cu, list->event);
+        free(list);
+        list = next;
+    }
+}

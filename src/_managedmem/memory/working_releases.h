@@ -1,0 +1,40 @@
+/* working_releases.h: the ends of the uses of a group, as events: which ones a drop has to wait for.
+ *
+ * The events are kept for later uses. Lists and the pool belong to a set, whose lock the caller holds
+ * where a comment says so. */
+#ifndef MM_WORKING_RELEASES_H
+#define MM_WORKING_RELEASES_H
+
+#include <pthread.h>
+
+#include "stream.h"
+#include "working_set.h"
+
+/* The end of the latest use on a stream. */
+struct mm_release_list {
+    CUevent event;
+    CUcontext context; /* of the event */
+    unsigned long long stream; /* the number of the stream, which no other one has ever */
+    mm_release_list *next;
+};
+
+/* Records the end of a use on the stream, with an event of *pool, which the lock protects, or a new
+ * one. NULL on failure. The caller does not hold the lock. */
+mm_release_list *mm_release_record(mm_driver *cu, mm_device_stream stream, pthread_mutex_t *lock,
+                                   mm_release_list **pool, mm_status *st);
+
+/* Adds a release to a list. It replaces an earlier one on the same stream, which goes to the pool.
+ * Under the lock. */
+mm_release_list *mm_release_add(mm_release_list *list, mm_release_list *added,
+                                mm_release_list **pool);
+
+/* Moves a whole list to the pool. Under the lock. */
+void mm_release_keep(mm_release_list *list, mm_release_list **pool);
+
+/* True if all work before the releases is done, or has failed. */
+bool mm_releases_have_passed(mm_driver *cu, const mm_release_list *list);
+
+/* Destroys the events of a list, and frees it. */
+void mm_releases_free(mm_driver *cu, mm_release_list *list);
+
+#endif

@@ -1,0 +1,303 @@
+/* working_set.c: the decisions of a working set: room for what is acquired, and for what is
+ * expected next, is made by dropping the groups whose next use is farthest away. */
+#include "working_set.h"
+
+#include <assert.h>
+#include <stdlib.h>
+
+#include "growth.h"
+
+#define UNEXPECTED UINT32_MAX /* the distance of a group that nobody expects */
+
+void
+mm_working_set_init(mm_working_set *s, size_t budget)
+{
+    *s = (mm_working_set){.budget = budget};
+    mm_working_order_init(&s->order);
+}
+
+void
+mm_working_set_free(mm_working_set *s)
+{
+    mm_working_order_free(&s->order);
+    free(s->groups);
+    free(s->queue);
+    *s = (mm_working_set){.budget = s->budget};
+}
+
+/* --- the queue of commands ---------------------------------------------------------------- */
+
+/* Makes the ring larger, and moves its commands to the beginning of the new one. */
+static int
+widen_queue(mm_working_set *s, size_t needed, mm_status *st)
+{
+    size_t capacity = 2 * s->queue_capacity > needed ? 2 * s->queue_capacity : needed;
+    mm_working_command *wider;
+
+    if (needed <= s->queue_capacity) {
+        return 0;
+    }
+    wider = malloc(capacity * sizeof *wider);
+    if (wider == NULL) {
+        return mm_fail(st, MM_NO_MEMORY, "out of host memory for %zu commands", capacity);
+    }
+    for (size_t i = 0; i < s->queued; i++) {
+        wider[i] = s->queue[(s->queue_first + i) % s->queue_capacity];
+    }
+    free(s->queue);
+    s->queue = wider;
+    s->queue_first = 0;
+    s->queue_capacity = capacity;
+    return 0;
+}
+
+static void
+append_command(mm_working_set *s, const mm_working_command *command)
+{
+    assert(s->queued < s->queue_capacity);
+    s->queue[(s->queue_first + s->queued++) % s->queue_capacity] = *command;
+}
+
+bool
+mm_working_set_take(mm_working_set *s, mm_working_command *command)
+{
+    if (s->queued == 0) {
+        return false;
+    }
+    *command = s->queue[s->queue_first];
+    s->queue_first = (s->queue_first + 1) % s->queue_capacity;
+    s->queued--;
+    return true;
+}
+
+/* --- groups ------------------------------------------------------------------------------- */
+
+int
+mm_working_set_add(mm_working_set *s, size_t bytes, bool signals_drop, mm_status *st)
+{
+    size_t needed = (size_t)s->count + 1;
+
+    s->groups = mm_grow(s->groups, &s->group_capacity, needed, sizeof *s->groups, st);
+    /* With space for a command to each group and one away, so that a set that keeps up with its
+     * commands allocates nothing later. */
+    if (s->group_capacity < needed || widen_queue(s, s->queued + 2 * needed, st) < 0
+        || mm_working_order_add(&s->order, st) < 0) {
+        return -1;
+    }
+    append_command(s, &(mm_working_command){.kind = MM_COMMAND_HOME, .group = s->count});
+    s->groups[s->count++] = (mm_group_state){.bytes = bytes, .signals_drop = signals_drop};
+    return 0;
+}
+
+static void
+queue_drop(mm_working_set *s, uint32_t group)
+{
+    mm_group_state *g = &s->groups[group];
+
+    assert(g->present && g->held == 0);
+    if (g->signals_drop) {
+        g->ticket = ++s->tickets;
+    }
+    append_command(s, &(mm_working_command){.kind = MM_COMMAND_DROP,
+                                            .group = group,
+                                            .ticket = g->signals_drop ? g->ticket : 0,
+                                            .releases = g->releases});
+    g->releases = NULL;
+    g->present = false;
+    s->present--;
+    s->reserved -= g->bytes;
+    s->counts.drops++;
+}
+
+static void
+queue_load(mm_working_set *s, uint32_t group)
+{
+    mm_group_state *g = &s->groups[group];
+
+    assert(!g->present && g->bytes <= s->budget - s->reserved);
+    g->ticket = ++s->tickets;
+    append_command(
+        s, &(mm_working_command){.kind = MM_COMMAND_LOAD, .group = group, .ticket = g->ticket});
+    g->present = true;
+    s->present++;
+    s->reserved += g->bytes;
+}
+
+/* --- room --------------------------------------------------------------------------------- */
+
+/* Stores in each group how many groups are used before its next use. So many steps have each group
+ * of a loop that goes forward and then back, and each one that is loaded ahead. */
+static void
+measure_distances(mm_working_set *s)
+{
+    mm_order_walk walk = mm_working_order_walk(&s->order);
+    uint64_t steps = 2 * (uint64_t)s->count + MM_MOST_TRUST;
+    uint32_t missing = s->count;
+
+    for (uint32_t i = 0; i < s->count; i++) {
+        s->groups[i].distance = UNEXPECTED;
+    }
+    for (uint32_t step = 0; step < steps && missing > 0; step++) {
+        uint32_t group = mm_order_walk_next(&s->order, &walk);
+        if (group == MM_NO_GROUP) {
+            return;
+        }
+        if (s->groups[group].distance == UNEXPECTED) {
+            s->groups[group].distance = step;
+            missing--;
+        }
+    }
+}
+
+static bool
+is_farther(const mm_group_state *a, const mm_group_state *b)
+{
+    return a->distance != b->distance ? a->distance > b->distance : a->used < b->used;
+}
+
+/* Groups may be dropped if nobody holds them and no use of them is nearer than `least`. */
+static bool
+may_drop(const mm_group_state *g, uint32_t least)
+{
+    return g->present && g->held == 0 && g->distance >= least;
+}
+
+/* The group to be dropped first; or MM_NO_GROUP. */
+static uint32_t
+farthest_victim(const mm_working_set *s, uint32_t least)
+{
+    uint32_t found = MM_NO_GROUP;
+
+    for (uint32_t i = 0; i < s->count; i++) {
+        const mm_group_state *g = &s->groups[i];
+        if (may_drop(g, least) && (found == MM_NO_GROUP || is_farther(g, &s->groups[found]))) {
+            found = i;
+        }
+    }
+    return found;
+}
+
+/* The bytes that are free, or can be. */
+static size_t
+possible_room(const mm_working_set *s, uint32_t least)
+{
+    size_t room = s->budget - s->reserved;
+
+    for (uint32_t i = 0; i < s->count; i++) {
+        const mm_group_state *g = &s->groups[i];
+        room += may_drop(g, least) ? g->bytes : 0;
+    }
+    return room;
+}
+
+/* Queues the drops that a load needs, and the load. False if nothing is queued: the groups that may
+ * be dropped leave no room, or there is no memory for the commands. */
+static bool
+make_room_and_load(mm_working_set *s, uint32_t group, uint32_t least)
+{
+    size_t bytes = s->groups[group].bytes;
+    mm_status ignored;
+
+    assert(!s->groups[group].present);
+    if (bytes > possible_room(s, least)
+        || widen_queue(s, s->queued + s->present + 1, &ignored) < 0) {
+        return false;
+    }
+    while (s->budget - s->reserved < bytes) {
+        queue_drop(s, farthest_victim(s, least));
+    }
+    queue_load(s, group);
+    return true;
+}
+
+/* Queues loads of the groups that are expected next, as long as only groups with a later use are
+ * dropped for them. */
+static void
+look_ahead(mm_working_set *s)
+{
+    mm_order_walk walk = mm_working_order_walk(&s->order);
+    int trust = mm_working_order_trust(&s->order);
+
+    if (s->present == s->count) {
+        return;
+    }
+    measure_distances(s);
+    for (int step = 0; step < trust; step++) {
+        uint32_t group = mm_order_walk_next(&s->order, &walk);
+        if (group == MM_NO_GROUP) {
+            return;
+        }
+        if (!s->groups[group].present && s->groups[group].held == 0) {
+            if (!make_room_and_load(s, group, s->groups[group].distance + 1)) {
+                return;
+            }
+            s->counts.ahead++;
+        }
+    }
+}
+
+/* --- uses --------------------------------------------------------------------------------- */
+
+static mm_working_use
+place_acquired(mm_working_set *s, uint32_t group)
+{
+    if (s->groups[group].present) {
+        s->counts.hits++;
+        return MM_USE_PRESENT;
+    }
+    measure_distances(s);
+    if (s->groups[group].held > 1 || !make_room_and_load(s, group, 0)) {
+        s->counts.mapped++;
+        return MM_USE_MAPPED;
+    }
+    s->counts.loads_on_demand++;
+    return MM_USE_LOADED;
+}
+
+mm_working_use
+mm_working_set_acquire(mm_working_set *s, uint32_t group, uint64_t *ticket)
+{
+    mm_group_state *g = &s->groups[group];
+    mm_working_use use;
+
+    assert(group < s->count);
+    if (g->held++ == 0) {
+        mm_working_order_note(&s->order, group); /* not the uses inside of another one */
+    }
+    g->used = ++s->turns;
+    s->counts.acquired++;
+    use = place_acquired(s, group);
+    *ticket = g->present || g->signals_drop ? g->ticket : 0;
+    look_ahead(s);
+    return use;
+}
+
+void
+mm_working_set_give_back(mm_working_set *s, uint32_t group)
+{
+    assert(s->groups[group].held > 0);
+    s->groups[group].held--;
+}
+
+void
+mm_working_set_release(mm_working_set *s, uint32_t group, mm_release_list *releases)
+{
+    mm_group_state *g = &s->groups[group];
+
+    assert(g->held > 0);
+    g->releases = releases;
+    g->held--;
+    look_ahead(s);
+}
+
+void
+mm_working_set_lost(mm_working_set *s, uint32_t group, uint64_t ticket)
+{
+    mm_group_state *g = &s->groups[group];
+
+    if (g->present && g->ticket == ticket) {
+        g->present = false;
+        s->present--;
+        s->reserved -= g->bytes;
+    }
+}

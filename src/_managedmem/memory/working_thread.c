@@ -1,0 +1,467 @@
+/* working_thread.c: the thread of a working set: commands, their tickets, and rest. */
+#include "working_thread.h"
+
+#include <assert.h>
+#include <signal.h>
+#include <string.h>
+#include <sys/prctl.h>
+
+#include "../driver/clock.h"
+
+#define AWAKE_NS UINT64_C(1000000) /* after the last command */
+#define YIELDING_NS UINT64_C(200000) /* of these, without naps */
+#define STALL_NS UINT64_C(500000000) /* without progress of the stream, which copies for less */
+
+/* --- tickets ------------------------------------------------------------------------------ */
+
+/* Tickets up to this one are done, or are not waited for any more. */
+static void
+complete_tickets(mm_loader *l, uint64_t ticket)
+{
+    if (ticket > atomic_load(&l->completed)) {
+        atomic_store_explicit(&l->completed, ticket, memory_order_release);
+    }
+    l->progressed = mm_monotonic_clock();
+}
+
+static void
+store_word(mm_loader *l, uint64_t ticket)
+{
+    if (l->word != NULL) {
+        atomic_store_explicit(l->word->value, mm_loader_word_value(l, ticket),
+                              memory_order_release);
+    }
+}
+
+/* Keeps the failure of a call of the thread. */
+static void
+note_failure(mm_loader *l, const mm_status *st)
+{
+    mm_loader_lock(l);
+    l->report.failures++;
+    l->report.error = *st;
+    mm_loader_unlock(l);
+}
+
+/* True once the stream has nothing to do. A broken one counts as done: its work never ends. */
+static bool
+is_stream_idle(mm_loader *l)
+{
+    return l->cu->StreamQuery(l->stream) != CUDA_ERROR_NOT_READY;
+}
+
+/* Writes the tickets that a standstill holds up. False as long as it may be none. */
+static bool
+end_standstill(mm_loader *l)
+{
+    uint64_t issued = atomic_load(&l->issued);
+
+    if (!atomic_load(&l->by_words) || atomic_load(&l->completed) >= issued
+        || mm_monotonic_clock() - l->progressed < STALL_NS) {
+        return false;
+    }
+    atomic_store(&l->by_words, false);
+    store_word(l, issued);
+    mm_loader_lock(l);
+    l->report.stalls++;
+    mm_loader_unlock(l);
+    l->progressed = mm_monotonic_clock();
+    return true;
+}
+
+/* One round of the thread's waiting, which began at `since`. */
+static void
+wait_awake(mm_loader *l, uint64_t since)
+{
+    const struct timespec nap = {.tv_nsec = 10000};
+
+    (void)end_standstill(l);
+    if (mm_monotonic_clock() - since < YIELDING_NS) {
+        (void)sched_yield();
+    } else {
+        (void)nanosleep(&nap, NULL);
+    }
+}
+
+static bool
+is_ending(mm_loader *l)
+{
+    bool ending;
+
+    mm_loader_lock(l);
+    ending = l->ending;
+    mm_loader_unlock(l);
+    return ending;
+}
+
+/* Waits until all that the thread has queued is done. */
+static void
+wait_until_idle(mm_loader *l)
+{
+    uint64_t since = mm_monotonic_clock(), issued = atomic_load(&l->issued);
+
+    while (!is_stream_idle(l)) {
+        wait_awake(l, since);
+    }
+    complete_tickets(l, issued);
+}
+
+/* Lets the uses that wait for the ticket go on behind what is queued. If the driver refuses, the
+ * thread waits for its stream and lets them go on itself. */
+static void
+signal_ticket(mm_loader *l, mm_loader_group *g, uint64_t ticket)
+{
+    mm_status st = {.kind = MM_OK};
+    CUresult code;
+
+    if (atomic_load(&l->completed) >= atomic_load(&l->issued)) {
+        l->progressed = mm_monotonic_clock(); /* from now on it has something to do */
+    }
+    if (atomic_load(&l->by_words)) {
+        code =
+            l->cu->StreamWriteValue32(l->stream, l->word->address, mm_loader_word_value(l, ticket),
+                                      CU_STREAM_WRITE_VALUE_DEFAULT);
+    } else {
+        code = l->cu->EventRecord(g->loaded, l->stream);
+    }
+    if (code != CUDA_SUCCESS) {
+        (void)mm_fail_call(
+            &st, atomic_load(&l->by_words) ? "cuStreamWriteValue32" : "cuEventRecord", (int)code);
+        note_failure(l, &st);
+        wait_until_idle(l);
+        store_word(l, ticket);
+        complete_tickets(l, ticket);
+    }
+    mm_loader_lock(l);
+    atomic_store(&l->issued, ticket);
+    (void)pthread_cond_broadcast(&l->issued_more);
+    mm_loader_unlock(l);
+}
+
+/* --- commands: the thread, in a scope of its device --------------------------------------- */
+
+static void
+count_physical(mm_loader *l, mm_loader_group *g, bool on_device)
+{
+    if (on_device && !g->on_device) {
+        atomic_fetch_add(&l->physical, g->memory.bytes);
+    } else if (!on_device && g->on_device) {
+        atomic_fetch_sub(&l->physical, g->memory.bytes);
+    }
+    g->on_device = on_device;
+}
+
+/* Drops a group, or brings it home with its contents. Tries twice. What fails stays counted. */
+static void
+take_away(mm_loader *l, mm_loader_group *g, bool with_contents)
+{
+    mm_status st = {.kind = MM_OK};
+    int rc = -1;
+
+    for (int attempt = 0; rc < 0 && attempt < 2; attempt++) {
+        rc = with_contents ? mm_working_memory_home(l->cu, &g->memory, l->stream, &st)
+                           : mm_working_memory_drop(l->cu, &g->memory, l->stream, &st);
+        if (rc < 0) {
+            note_failure(l, &st);
+        }
+    }
+    g->left_over = rc < 0;
+    count_physical(l, g, rc < 0);
+}
+
+/* True if the group is read only, so that no contents are lost by dropping it. */
+static bool
+has_copy_at_home(const mm_loader_group *g)
+{
+    return g->memory.access == MM_GROUP_READ;
+}
+
+static void
+try_left_overs(mm_loader *l)
+{
+    uint32_t count;
+
+    mm_loader_lock(l);
+    count = l->set.count;
+    mm_loader_unlock(l);
+    for (uint32_t i = 0; i < count; i++) {
+        mm_loader_group *g;
+        mm_loader_lock(l);
+        g = l->groups[i];
+        mm_loader_unlock(l);
+        if (g->left_over) {
+            take_away(l, g, !has_copy_at_home(g));
+        }
+    }
+}
+
+/* The bytes on the device stay within the budget also after a drop that failed. */
+static int
+load_within_budget(mm_loader *l, mm_loader_group *g, mm_status *st)
+{
+    size_t bytes = g->on_device ? 0 : g->memory.bytes;
+
+    if (atomic_load(&l->physical) + bytes > l->set.budget) {
+        try_left_overs(l);
+    }
+    if (atomic_load(&l->physical) + bytes > l->set.budget) {
+        return mm_fail(st, MM_REFUSED,
+                       "a group of %zu bytes was not loaded, because memory that should have left "
+                       "the device is still there",
+                       g->memory.bytes);
+    }
+    g->left_over = false;
+    count_physical(l, g, true);
+    return mm_working_memory_load(l->cu, &g->memory, l->device, l->stream, st);
+}
+
+static void
+run_load(mm_loader *l, mm_loader_group *g, const mm_working_command *command)
+{
+    mm_status st = {.kind = MM_OK};
+    int rc = load_within_budget(l, g, &st);
+
+    if (rc < 0) {
+        note_failure(l, &st);
+        if (g->on_device) {
+            take_away(l, g, !has_copy_at_home(g));
+        }
+    }
+    mm_loader_lock(l);
+    l->report.loads++;
+    l->report.bytes_loaded += rc == 0 ? g->memory.bytes : 0;
+    g->uncertain = false;
+    if (rc < 0) {
+        mm_working_set_lost(&l->set, command->group, command->ticket);
+    }
+    mm_loader_unlock(l);
+}
+
+/* Waits for the ends of the uses. False if the set ends meanwhile. */
+static bool
+wait_for_releases(mm_loader *l, const mm_release_list *releases)
+{
+    uint64_t since = mm_monotonic_clock();
+
+    while (!mm_releases_have_passed(l->cu, releases)) {
+        if (is_ending(l)) {
+            return false;
+        }
+        wait_awake(l, since);
+    }
+    return true;
+}
+
+static void
+run_drop(mm_loader *l, mm_loader_group *g, const mm_working_command *command)
+{
+    bool passed = wait_for_releases(l, command->releases), with_contents;
+
+    mm_loader_lock(l);
+    mm_release_keep(command->releases, &l->pool);
+    with_contents = g->memory.access == MM_GROUP_WRITE || g->uncertain;
+    mm_loader_unlock(l);
+    if (!passed || !g->on_device) {
+        return;
+    }
+    take_away(l, g, with_contents && !has_copy_at_home(g));
+    mm_loader_lock(l);
+    l->report.bytes_home +=
+        with_contents && !g->left_over && !has_copy_at_home(g) ? g->memory.bytes : 0;
+    mm_loader_unlock(l);
+    if (g->memory.access == MM_GROUP_SCRATCH) {
+        wait_until_idle(l); /* a discard must not come after a use, whatever that waits for */
+    }
+}
+
+static void
+run_in_scope(mm_loader *l, mm_loader_group *g, const mm_working_command *command)
+{
+    switch (command->kind) {
+    case MM_COMMAND_HOME:
+        take_away(l, g, true);
+        break;
+    case MM_COMMAND_DROP:
+        run_drop(l, g, command);
+        break;
+    default:
+        run_load(l, g, command);
+        break;
+    }
+    if (command->ticket != 0) {
+        signal_ticket(l, g, command->ticket);
+    }
+}
+
+/* A set that ends carries out nothing more. */
+static void
+pass_over(mm_loader *l, const mm_working_command *command)
+{
+    mm_loader_lock(l);
+    mm_release_keep(command->releases, &l->pool);
+    mm_loader_unlock(l);
+}
+
+/* Without a scope the group stays where it is, and what is queued is waited for instead. */
+static void
+fail_command(mm_loader *l, mm_loader_group *g, const mm_working_command *command,
+             const mm_status *st)
+{
+    note_failure(l, st);
+    mm_loader_lock(l);
+    mm_release_keep(command->releases, &l->pool);
+    if (command->kind == MM_COMMAND_LOAD) {
+        mm_working_set_lost(&l->set, command->group, command->ticket);
+    }
+    mm_loader_unlock(l);
+    count_physical(l, g, g->on_device || command->kind == MM_COMMAND_HOME);
+    g->left_over = g->on_device;
+    if (command->ticket != 0) {
+        signal_ticket(l, g, command->ticket);
+    }
+}
+
+static void
+run_command(mm_loader *l, mm_loader_group *g, const mm_working_command *command)
+{
+    mm_status st = {.kind = MM_OK};
+    mm_scope scope;
+
+    if (is_ending(l)) {
+        pass_over(l, command);
+    } else if (mm_scope_enter_relaxed(&scope, l->cu, l->device, &st) < 0) {
+        fail_command(l, g, command, &st);
+    } else {
+        run_in_scope(l, g, command);
+        mm_scope_leave(&scope);
+    }
+}
+
+/* --- the thread --------------------------------------------------------------------------- */
+
+/* In a scope that a capture of another thread does not disturb. */
+static bool
+poll_stream(mm_loader *l)
+{
+    uint64_t issued = atomic_load(&l->issued);
+    mm_status ignored;
+    mm_scope scope;
+    bool idle = true;
+
+    if (mm_scope_enter_relaxed(&scope, l->cu, l->device, &ignored) == 0) {
+        idle = is_stream_idle(l);
+        mm_scope_leave(&scope);
+    }
+    if (idle) {
+        complete_tickets(l, issued);
+    }
+    return idle;
+}
+
+/* Between commands: stays awake for a while, then sleeps until there is one. */
+static void
+rest(mm_loader *l, uint64_t since)
+{
+    bool done = atomic_load(&l->completed) >= atomic_load(&l->issued) || poll_stream(l);
+
+    if (!done || mm_monotonic_clock() - since < AWAKE_NS) {
+        wait_awake(l, since);
+        return;
+    }
+    mm_loader_lock(l);
+    while (l->set.queued == 0 && !l->ending) {
+        l->sleeping = true;
+        (void)pthread_cond_wait(&l->wanted, &l->lock);
+        l->sleeping = false;
+    }
+    mm_loader_unlock(l);
+}
+
+/* Lets all uses go on, and waits for what the stream has to do. */
+static void
+finish_tickets(mm_loader *l)
+{
+    mm_status ignored;
+    mm_scope scope;
+
+    if (mm_scope_enter_relaxed(&scope, l->cu, l->device, &ignored) == 0) {
+        if (l->cu->StreamSynchronize(l->stream) != CUDA_SUCCESS) {
+            MM_IGNORE(l->cu->StreamSynchronize(l->stream)); /* the second attempt */
+        }
+        mm_scope_leave(&scope);
+    }
+    mm_loader_lock(l);
+    store_word(l, l->set.tickets);
+    atomic_store(&l->issued, l->set.tickets);
+    complete_tickets(l, l->set.tickets);
+    (void)pthread_cond_broadcast(&l->issued_more);
+    mm_loader_unlock(l);
+}
+
+static void *
+run_loader(void *argument)
+{
+    mm_loader *l = argument;
+    uint64_t since = mm_monotonic_clock();
+
+    (void)prctl(PR_SET_TIMERSLACK, 1000UL, 0UL, 0UL, 0UL); /* for short naps */
+    for (;;) {
+        mm_working_command command = {.group = MM_NO_GROUP};
+        mm_loader_group *g = NULL;
+        bool taken, ending;
+        mm_loader_lock(l);
+        taken = mm_working_set_take(&l->set, &command);
+        g = taken ? l->groups[command.group] : NULL;
+        ending = l->ending;
+        mm_loader_unlock(l);
+        if (taken) {
+            run_command(l, g, &command);
+            since = mm_monotonic_clock();
+        } else if (ending) {
+            break;
+        } else {
+            rest(l, since);
+        }
+    }
+    finish_tickets(l);
+    return NULL;
+}
+
+/* --- start and end -------------------------------------------------------------------------- */
+
+/* A signal of the process must not be handled in this thread. */
+int
+mm_loader_start_thread(mm_loader *l, mm_status *st)
+{
+    sigset_t all, before;
+    int error;
+
+    (void)sigfillset(&all);
+    (void)pthread_sigmask(SIG_SETMASK, &all, &before);
+    error = pthread_create(&l->thread, NULL, run_loader, l);
+    (void)pthread_sigmask(SIG_SETMASK, &before, NULL);
+    if (error != 0) {
+        return mm_fail(st, MM_NO_MEMORY, "cannot start a thread for the working set: %s",
+                       strerror(error));
+    }
+    l->has_thread = true;
+    return 0;
+}
+
+int
+mm_loader_end_thread(mm_loader *l, mm_status *st)
+{
+    if (!l->has_thread) {
+        return 0;
+    }
+    if (mm_guard_close(&l->guard, false) == MM_STILL_USED) {
+        return mm_fail_still_used(st);
+    }
+    mm_loader_lock(l);
+    l->ending = true;
+    (void)pthread_cond_signal(&l->wanted);
+    mm_loader_unlock(l);
+    (void)pthread_join(l->thread, NULL);
+    l->has_thread = false;
+    return 0;
+}

@@ -1,0 +1,562 @@
+/* working_group_object.c: the type WorkingGroup, its making by WorkingSet.add(), and WorkingUse, the
+ * `with` block of a use. */
+#include "working_objects.h"
+
+#include <stdlib.h>
+
+#include "targets.h"
+
+static const char *const access_names[] = {
+    [MM_GROUP_READ] = "read",
+    [MM_GROUP_WRITE] = "write",
+    [MM_GROUP_SCRATCH] = "scratch",
+};
+
+/* --- adding ------------------------------------------------------------------------------- */
+
+static int
+read_group_access(PyObject *value, mm_group_access *out)
+{
+    *out = MM_GROUP_READ;
+    if (value == NULL) {
+        return 0;
+    }
+    for (size_t i = 0; PyUnicode_Check(value) && i < sizeof access_names / sizeof *access_names;
+         i++) {
+        if (PyUnicode_CompareWithASCIIString(value, access_names[i]) == 0) {
+            *out = (mm_group_access)i;
+            return 0;
+        }
+    }
+    PyErr_Format(PyExc_ValueError, "access must be \"read\", \"write\" or \"scratch\", got %R",
+                 value);
+    return -1;
+}
+
+/* The ranges of targets that are not empty; NULL if memory is exhausted. */
+static mm_working_range *
+list_ranges(const mm_targets *t, size_t *count)
+{
+    mm_working_range *ranges = malloc((t->batch.count + 1) * sizeof *ranges);
+
+    *count = 0;
+    for (size_t i = 0; ranges != NULL && i < t->batch.count; i++) {
+        PyObject *item = PyTuple_GetItem(t->items, (Py_ssize_t)i);
+        if (t->batch.transfers[i].range.size > 0) {
+            ranges[(*count)++] = (mm_working_range){
+                .range = t->batch.transfers[i].range,
+                .guard = mm_is_buffer(t->state, item) ? &mm_buffer_of(item)->memory->guard : NULL,
+                .target = i,
+            };
+        }
+    }
+    return ranges;
+}
+
+/* Adds a group over the targets, without the GIL. */
+static int
+add_entered_targets(mm_loader *loader, mm_targets *t, mm_group_access access, uint32_t *number)
+{
+    size_t count;
+    mm_working_range *ranges = list_ranges(t, &count);
+    mm_status st;
+    int rc;
+
+    if (ranges == NULL) {
+        (void)PyErr_NoMemory();
+        return -1;
+    }
+    rc = mm_targets_enter(t, NULL, &st);
+    if (rc == 0) {
+        Py_BEGIN_ALLOW_THREADS
+        rc = mm_loader_add(loader, ranges, count, access, number, &st);
+        mm_targets_leave(t);
+        Py_END_ALLOW_THREADS
+    }
+    free(ranges);
+    return mm_raise_failure(t->state, rc, &st);
+}
+
+/* A group without a number yet, which keeps the targets. */
+static PyObject *
+new_group(mm_state *state, PyObject *set, const mm_targets *t, PyObject *name,
+          mm_group_access access)
+{
+    PyObject *op = mm_alloc_object(state->working_group_type);
+    mm_working_group_object *group = mm_working_group_of(op);
+
+    if (op != NULL) {
+        group->set = Py_NewRef(set);
+        group->name = name != Py_None ? Py_XNewRef(name) : NULL;
+        group->items = Py_NewRef(t->items);
+        group->exports = Py_XNewRef(t->exports);
+        group->access = access;
+    }
+    return op;
+}
+
+/* Adds the group to the loader and to the set's list. A place in the list is made first, so that
+ * nothing can fail after the group is known to the loader. */
+static int
+register_group(mm_loader *loader, PyObject *op, mm_targets *t)
+{
+    mm_working_group_object *group = mm_working_group_of(op);
+    PyObject *list = mm_working_set_of(group->set)->groups;
+    mm_loader_group_report report;
+
+    if (PyList_Append(list, Py_None) < 0) {
+        return -1;
+    }
+    if (add_entered_targets(loader, t, group->access, &group->number) < 0) {
+        mm_exception raised;
+        mm_exception_save(&raised);
+        (void)PyList_SetSlice(list, PyList_Size(list) - 1, PY_SSIZE_T_MAX, NULL);
+        mm_exception_restore(&raised);
+        return -1;
+    }
+    mm_loader_read_group(loader, group->number, &report);
+    group->bytes = report.bytes;
+    (void)PyList_SetItem(list, (Py_ssize_t)group->number, Py_NewRef(op));
+    return 0;
+}
+
+PyObject *
+mm_working_set_add_group(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
+{
+    enum { TARGETS, ACCESS, NAME, ARGC };
+    static const char *const names[ARGC] = {
+        [TARGETS] = "targets", [ACCESS] = "access", [NAME] = "name"};
+    static const mm_parameters parameters = {
+        .function = "add", .names = names, .required = 1, .positional = ARGC, .total = ARGC};
+    mm_state *state = mm_type_state(Py_TYPE(op));
+    mm_loader *loader = mm_working_loader_of(op);
+    PyObject *argv[ARGC], *group = NULL;
+    mm_group_access access;
+    const char *name;
+    mm_targets t;
+
+    if (loader == NULL || mm_args(&parameters, args, nargs, kwnames, argv) < 0
+        || read_group_access(argv[ACCESS], &access) < 0 || mm_read_name(argv[NAME], &name) < 0
+        || mm_targets_read(state, argv[TARGETS],
+                           access == MM_GROUP_SCRATCH ? MM_DISCARD : MM_QUERY, &t)
+               < 0) {
+        return NULL;
+    }
+    if (mm_targets_hold_roots(&t) == 0) {
+        group = new_group(state, op, &t, argv[NAME], access);
+    }
+    if (group != NULL && register_group(loader, group, &t) < 0) {
+        Py_CLEAR(group);
+    }
+    mm_targets_release(&t);
+    return group;
+}
+
+const char mm_working_set_add_doc[] =
+    "add($self, /, targets, access='read', name=None)\n--\n\n"
+    "Add a group of memory that is used together; returns it as a WorkingGroup.\n"
+    "\n"
+    "Parameters\n"
+    "----------\n"
+    "targets : a target or a sequence of them\n"
+    "    As for advise(): managed memory that no other group shares a page with.\n"
+    "access : {'read', 'write', 'scratch'}\n"
+    "    'read': nobody writes while the memory is in the set; it is dropped without moving a byte.\n"
+    "    'write': its contents go home when it is dropped. 'scratch': its contents are not needed\n"
+    "    after a release, and are discarded.\n"
+    "name : str, optional\n"
+    "    For messages and repr.\n"
+    "\n"
+    "Until the set is closed, the memory prefers the host, and the device reaches it there; the set\n"
+    "changes the advice as it needs. It is brought home first. The set keeps the targets. A ManagedBuffer\n"
+    "of a group can be closed; acquiring the group then raises RuntimeError. ValueError for memory of\n"
+    "another group, TypeError and ValueError for bad targets, CUDAError when the driver refuses; then\n"
+    "nothing is added. Safe from every thread; releases the GIL. Driver: cuEventCreate,\n"
+    "cuMemRangeGetAttributes, cuMemAdvise; later cuMemPrefetchAsync.";
+
+/* --- uses --------------------------------------------------------------------------------- */
+
+/* Reads and enters the stream of a call; NULL is the default stream. */
+static mm_loader *
+enter_use(PyObject *op, PyObject *stream, mm_stream_use *use)
+{
+    mm_loader *loader = mm_working_loader_of(mm_working_group_of(op)->set);
+
+    return loader == NULL || mm_stream_read_and_enter(mm_type_state(Py_TYPE(op)), stream, use) < 0
+               ? NULL
+               : loader;
+}
+
+/* 1: on the device; 0: mapped; -1 with an exception. */
+static int
+acquire_group(PyObject *op, PyObject *stream)
+{
+    mm_working_use placed = MM_USE_MAPPED;
+    mm_stream_use use;
+    mm_loader *loader = enter_use(op, stream, &use);
+    mm_status st;
+    int rc;
+
+    if (loader == NULL) {
+        return -1;
+    }
+    Py_BEGIN_ALLOW_THREADS
+    rc = mm_loader_acquire(loader, mm_working_group_of(op)->number, use.handle, &placed, &st);
+    mm_stream_leave(&use);
+    Py_END_ALLOW_THREADS
+    return mm_raise_failure(mm_type_state(Py_TYPE(op)), rc, &st) < 0 ? -1
+                                                                     : placed != MM_USE_MAPPED;
+}
+
+static PyObject *
+release_group(PyObject *op, PyObject *stream)
+{
+    mm_stream_use use;
+    mm_loader *loader = enter_use(op, stream, &use);
+    mm_status st;
+    int rc;
+
+    if (loader == NULL) {
+        return NULL;
+    }
+    Py_BEGIN_ALLOW_THREADS
+    rc = mm_loader_release(loader, mm_working_group_of(op)->number, use.handle, &st);
+    mm_stream_leave(&use);
+    Py_END_ALLOW_THREADS
+    return mm_none_or_raise(mm_type_state(Py_TYPE(op)), rc, &st);
+}
+
+/* Reads `stream`, the only argument of the methods. */
+static int
+read_use_stream(const char *function, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames,
+                PyObject **stream)
+{
+    static const char *const names[] = {"stream"};
+    const mm_parameters parameters = {.function = function, .names = names, .total = 1};
+
+    return mm_args(&parameters, args, nargs, kwnames, stream);
+}
+
+static PyObject *
+group_acquire(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
+{
+    PyObject *stream;
+    int placed = read_use_stream("acquire", args, nargs, kwnames, &stream) < 0
+                     ? -1
+                     : acquire_group(op, stream);
+
+    return placed < 0 ? NULL : PyBool_FromLong(placed);
+}
+
+static PyObject *
+group_release(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
+{
+    PyObject *stream;
+
+    return read_use_stream("release", args, nargs, kwnames, &stream) < 0
+               ? NULL
+               : release_group(op, stream);
+}
+
+/* --- WorkingUse --------------------------------------------------------------------------- */
+
+typedef struct {
+    PyObject_HEAD
+    PyObject *group;
+    PyObject *stream; /* or NULL */
+} working_use_object;
+
+static working_use_object *
+working_use_of(PyObject *op)
+{
+    return (working_use_object *)op;
+}
+
+static PyObject *
+group_use(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
+{
+    mm_state *state = mm_type_state(Py_TYPE(op));
+    mm_stream_use checked;
+    PyObject *stream, *self;
+
+    if (read_use_stream("use", args, nargs, kwnames, &stream) < 0
+        || mm_stream_read(state, stream, &checked) < 0
+        || (self = mm_alloc_object(state->working_use_type)) == NULL) {
+        return NULL;
+    }
+    working_use_of(self)->group = Py_NewRef(op);
+    working_use_of(self)->stream = Py_XNewRef(stream);
+    return self;
+}
+
+static PyObject *
+working_use_enter(PyObject *op, PyObject *Py_UNUSED(none))
+{
+    PyObject *group = working_use_of(op)->group;
+
+    return acquire_group(group, working_use_of(op)->stream) < 0 ? NULL : Py_NewRef(group);
+}
+
+static PyObject *
+working_use_exit(PyObject *op, PyObject *const *Py_UNUSED(args), Py_ssize_t Py_UNUSED(nargs))
+{
+    return release_group(working_use_of(op)->group, working_use_of(op)->stream);
+}
+
+static int
+working_use_traverse(PyObject *op, visitproc visit, void *arg)
+{
+    Py_VISIT(Py_TYPE(op));
+    Py_VISIT(working_use_of(op)->group);
+    Py_VISIT(working_use_of(op)->stream);
+    return 0;
+}
+
+static void
+working_use_dealloc(PyObject *op)
+{
+    PyObject_GC_UnTrack(op);
+    Py_CLEAR(working_use_of(op)->group);
+    Py_CLEAR(working_use_of(op)->stream);
+    mm_free_object(op);
+}
+
+/* --- reading ------------------------------------------------------------------------------ */
+
+static PyObject *
+group_get_nbytes(PyObject *op, void *Py_UNUSED(closure))
+{
+    return PyLong_FromSize_t(mm_working_group_of(op)->bytes);
+}
+
+static PyObject *
+group_get_name(PyObject *op, void *Py_UNUSED(closure))
+{
+    PyObject *name = mm_working_group_of(op)->name;
+
+    return Py_NewRef(name ? name : Py_None);
+}
+
+static PyObject *
+group_get_access(PyObject *op, void *Py_UNUSED(closure))
+{
+    return PyUnicode_FromString(access_names[mm_working_group_of(op)->access]);
+}
+
+static PyObject *
+group_get_set(PyObject *op, void *Py_UNUSED(closure))
+{
+    return Py_NewRef(mm_working_group_of(op)->set);
+}
+
+static PyObject *
+group_get_is_resident(PyObject *op, void *Py_UNUSED(closure))
+{
+    mm_loader *loader = mm_working_loader_of(mm_working_group_of(op)->set);
+    mm_loader_group_report report;
+
+    if (loader == NULL) {
+        return NULL;
+    }
+    mm_loader_read_group(loader, mm_working_group_of(op)->number, &report);
+    return PyBool_FromLong(report.resident);
+}
+
+static PyObject *
+group_repr(PyObject *op)
+{
+    const mm_working_group_object *group = mm_working_group_of(op);
+    PyObject *name =
+        group->name ? PyUnicode_FromFormat(" name=%R", group->name) : PyUnicode_FromString("");
+    PyObject *text = NULL;
+
+    if (name != NULL) {
+        text = PyUnicode_FromFormat("<WorkingGroup number=%u%U access=%s nbytes=%zu>",
+                                    (unsigned)group->number, name, access_names[group->access],
+                                    group->bytes);
+        Py_DECREF(name);
+    }
+    return text;
+}
+
+/* --- life --------------------------------------------------------------------------------- */
+
+void
+mm_working_group_release_targets(PyObject *op)
+{
+    mm_working_group_object *group = mm_working_group_of(op);
+    PyObject *items, *exports;
+
+    MM_LOCK(op);
+    items = group->items;
+    exports = group->exports;
+    group->items = group->exports = NULL;
+    MM_UNLOCK();
+    /* Outside of the lock, because releasing targets can run Python code. */
+    Py_XDECREF(items);
+    Py_XDECREF(exports);
+}
+
+static int
+group_traverse(PyObject *op, visitproc visit, void *arg)
+{
+    const mm_working_group_object *group = mm_working_group_of(op);
+
+    Py_VISIT(Py_TYPE(op));
+    Py_VISIT(group->set);
+    Py_VISIT(group->items);
+    Py_VISIT(group->exports);
+    return 0;
+}
+
+/* The set may use the memory until it has ended. It stays, because other garbage may use the
+ * group. */
+static int
+group_clear(PyObject *op)
+{
+    if (mm_working_group_of(op)->set != NULL) {
+        mm_working_set_end(mm_working_group_of(op)->set);
+    }
+    mm_working_group_release_targets(op);
+    return 0;
+}
+
+/* The set has the group in its list, so that it has ended, or the group was not added. */
+static void
+group_dealloc(PyObject *op)
+{
+    mm_working_group_object *group = mm_working_group_of(op);
+
+    PyObject_GC_UnTrack(op);
+    PyObject_ClearWeakRefs(op);
+    Py_CLEAR(group->items);
+    Py_CLEAR(group->exports);
+    Py_CLEAR(group->name);
+    Py_CLEAR(group->set);
+    mm_free_object(op);
+}
+
+/* --- the types ---------------------------------------------------------------------------- */
+
+PyDoc_STRVAR(
+    group_doc,
+    "A group of memory in a WorkingSet, made by WorkingSet.add().\n"
+    "\n"
+    "`with group.use(stream=s):` around the code that queues work on s. Uses of one group may nest and\n"
+    "overlap, on several streams and in several threads. Keeps its set. Safe from every thread.");
+
+PyDoc_STRVAR(
+    group_use_doc,
+    "use($self, /, *, stream=None)\n--\n\n"
+    "A `with` block that acquires the group at its beginning and releases it at its end.\n"
+    "\n"
+    "Both on this stream; None is the default stream of the set's device. The block gets the group. The\n"
+    "object can be entered again. Raises TypeError for what is no stream; the block raises what acquire()\n"
+    "and release() do.");
+
+PyDoc_STRVAR(
+    group_acquire_doc,
+    "acquire($self, /, *, stream=None)\n--\n\n"
+    "Let the work that is queued on the stream from now on find the group on the device.\n"
+    "\n"
+    "Returns True, or False if there is no room, because other groups are acquired or the group is\n"
+    "larger than the budget: the device then reaches it at home. Does not wait for the device; where the\n"
+    "driver cannot make a stream wait for a word of memory, waits until the load is queued. RuntimeError\n"
+    "if the set or memory of the group is closed; CUDAError when the driver refuses, and for a stream\n"
+    "that captures a graph; then it is not acquired. Safe from every thread; releases the GIL.\n"
+    "Driver: cuStreamWaitValue32 or cuStreamWaitEvent.");
+
+PyDoc_STRVAR(
+    group_release_doc,
+    "release($self, /, *, stream=None)\n--\n\n"
+    "End one acquisition, with the work that is queued on the stream by now.\n"
+    "\n"
+    "Call it after the last work of the use is queued. The group stays on the device until room is\n"
+    "needed and that work is done. RuntimeError if the group is not acquired. CUDAError for a stream that\n"
+    "captures a graph, before anything happens, and when the driver refuses; then the group is released.\n"
+    "Does nothing once the set is closed. Safe from every thread; releases the GIL. Driver:\n"
+    "cuEventRecord.");
+
+static PyMethodDef group_methods[] = {
+    MM_METHOD("use", group_use, group_use_doc),
+    MM_METHOD("acquire", group_acquire, group_acquire_doc),
+    MM_METHOD("release", group_release, group_release_doc),
+    {NULL, NULL, 0, NULL},
+};
+
+static PyGetSetDef group_getset[] = {
+    {"nbytes", group_get_nbytes, NULL, "Its bytes on the device, in whole pages.", NULL},
+    {"name", group_get_name, NULL, "Its name, or None.", NULL},
+    {"access", group_get_access, NULL, "\"read\", \"write\" or \"scratch\".", NULL},
+    {"set", group_get_set, NULL, "The WorkingSet that it belongs to.", NULL},
+    {"is_resident", group_get_is_resident, NULL, "True while all of it is on the device.", NULL},
+    {NULL, NULL, NULL, NULL, NULL},
+};
+
+static PyMemberDef group_members[] = {
+    {"__weaklistoffset__", T_PYSSIZET, offsetof(mm_working_group_object, weakrefs), READONLY,
+     NULL},
+    {NULL, 0, 0, 0, NULL},
+};
+
+/* clang-format off */
+static PyType_Slot group_slots[] = {
+    {Py_tp_doc, (void *)group_doc},
+    {Py_tp_traverse, group_traverse},
+    {Py_tp_clear, group_clear},
+    {Py_tp_dealloc, group_dealloc},
+    {Py_tp_repr, group_repr},
+    {Py_tp_methods, group_methods},
+    {Py_tp_getset, group_getset},
+    {Py_tp_members, group_members},
+    {0, NULL},
+};
+/* clang-format on */
+
+static PyType_Spec group_spec = {
+    .name = "managedmem.WorkingGroup",
+    .basicsize = sizeof(mm_working_group_object),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_IMMUTABLETYPE
+             | Py_TPFLAGS_DISALLOW_INSTANTIATION,
+    .slots = group_slots,
+};
+
+PyDoc_STRVAR(
+    working_use_doc,
+    "A `with` block of a use, made by WorkingGroup.use().\n"
+    "\n"
+    "Blocks can be nested, and one object entered several times. Safe from every thread.");
+
+static PyMethodDef working_use_methods[] = {
+    {"__enter__", working_use_enter, METH_NOARGS,
+     "__enter__($self, /)\n--\n\nAcquire the group and return it."},
+    MM_POSITIONAL_METHOD("__exit__", working_use_exit,
+                         "__exit__($self, /, *exception)\n--\n\nRelease the group."),
+    {NULL, NULL, 0, NULL},
+};
+
+/* clang-format off */
+static PyType_Slot working_use_slots[] = {
+    {Py_tp_doc, (void *)working_use_doc},
+    {Py_tp_traverse, working_use_traverse},
+    {Py_tp_dealloc, working_use_dealloc},
+    {Py_tp_methods, working_use_methods},
+    {0, NULL},
+};
+/* clang-format on */
+
+static PyType_Spec working_use_spec = {
+    .name = "managedmem.WorkingUse",
+    .basicsize = sizeof(working_use_object),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_IMMUTABLETYPE
+             | Py_TPFLAGS_DISALLOW_INSTANTIATION,
+    .slots = working_use_slots,
+};
+
+int
+mm_working_group_type_init(PyObject *module, mm_state *state)
+{
+    return mm_add_type(module, &group_spec, &state->working_group_type) < 0
+               ? -1
+               : mm_add_type(module, &working_use_spec, &state->working_use_type);
+}

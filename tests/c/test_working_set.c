@@ -1,0 +1,536 @@
+/* test_working_set.c: the order and the decisions of a working set, against a model of a device:
+ * streams that run when they can, and a loader that carries out the commands.
+ *
+ * Usage: test_working_set PATH_OF_THE_EMULATED_DRIVER, which is not opened. */
+#include <limits.h>
+#include <string.h>
+
+#include "check.h"
+#include "failing_allocations.h"
+#include "memory/working_set.h"
+
+enum { GROUPS = 24, STREAMS = 4, MOST_HELD = 6, ROUNDS = 3000, MOST_OPS = 1 << 17 };
+
+/* --- the model ---------------------------------------------------------------------------- */
+
+/* The ends of uses, by their numbers, from `first` on in a chain. */
+struct mm_release_list {
+    uint32_t event;
+    struct mm_release_list *next;
+};
+
+typedef enum { WAIT_TICKET, USE_GROUP, END_USE } op_kind;
+
+typedef struct {
+    op_kind kind;
+    uint64_t number; /* a ticket, a group, an event */
+} stream_op;
+
+typedef struct {
+    stream_op ops[MOST_OPS];
+    size_t queued, done;
+} model_stream;
+
+static struct {
+    mm_working_set set;
+    model_stream streams[STREAMS];
+    bool on_device[GROUPS];
+    size_t physical;
+    uint64_t signalled; /* the last ticket */
+    bool ended[MOST_OPS]; /* events */
+    uint32_t events;
+    mm_working_command command; /* at the head of the loader */
+    bool has_command;
+    uint32_t held[MOST_HELD];
+    uint32_t held_stream[MOST_HELD];
+    size_t held_count;
+} model;
+
+static uint64_t seed;
+
+static uint32_t
+random_below(uint32_t limit)
+{
+    seed = seed * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
+    return (uint32_t)(seed >> 33) % limit;
+}
+
+static void
+begin_model(size_t budget, uint32_t groups, bool equal)
+{
+    mm_status st;
+
+    memset(&model, 0, sizeof model);
+    mm_working_set_init(&model.set, budget);
+    for (uint32_t i = 0; i < groups; i++) {
+        size_t bytes = equal ? 100 : 1 + random_below(200);
+        CHECK_OK(mm_working_set_add(&model.set, bytes, random_below(4) == 0, &st), &st);
+    }
+}
+
+static void
+free_releases(mm_release_list *list)
+{
+    while (list != NULL) {
+        mm_release_list *next = list->next;
+        free(list);
+        list = next;
+    }
+}
+
+static void
+end_model(void)
+{
+    mm_working_command command;
+
+    while (mm_working_set_take(&model.set, &command)) {
+        free_releases(command.releases);
+    }
+    for (uint32_t i = 0; i < model.set.count; i++) {
+        free_releases(model.set.groups[i].releases);
+    }
+    mm_working_set_free(&model.set);
+}
+
+static void
+check_accounts(void)
+{
+    size_t reserved = 0;
+    uint32_t present = 0;
+
+    for (uint32_t i = 0; i < model.set.count; i++) {
+        reserved += model.set.groups[i].present ? model.set.groups[i].bytes : 0;
+        present += model.set.groups[i].present;
+    }
+    CHECK_EQUAL(model.set.reserved, reserved);
+    CHECK_EQUAL(model.set.present, present);
+    CHECK(reserved <= model.set.budget);
+    CHECK(model.physical <= model.set.budget);
+}
+
+static void
+queue_op(uint32_t stream, op_kind kind, uint64_t number)
+{
+    model_stream *s = &model.streams[stream];
+
+    CHECK(s->queued < MOST_OPS);
+    s->ops[s->queued++] = (stream_op){kind, number};
+}
+
+/* --- the device --------------------------------------------------------------------------- */
+
+/* Runs the next operation of a stream; false if it has to wait. */
+static bool
+run_stream(model_stream *s)
+{
+    const stream_op *op = &s->ops[s->done];
+
+    if (s->done == s->queued || (op->kind == WAIT_TICKET && op->number > model.signalled)) {
+        return false;
+    }
+    if (op->kind == USE_GROUP) {
+        CHECK(model.on_device[op->number]);
+    } else if (op->kind == END_USE) {
+        model.ended[op->number] = true;
+    }
+    s->done++;
+    return true;
+}
+
+static bool
+have_ended(const mm_release_list *list)
+{
+    for (; list != NULL; list = list->next) {
+        if (!model.ended[list->event]) {
+            return false;
+        }
+    }
+    return true;
+}
+
+static void
+place(uint32_t group, bool on_device)
+{
+    size_t bytes = model.set.groups[group].bytes;
+
+    if (model.on_device[group] != on_device) {
+        model.physical = on_device ? model.physical + bytes : model.physical - bytes;
+        model.on_device[group] = on_device;
+    }
+    CHECK(model.physical <= model.set.budget);
+}
+
+/* Carries out one command; false if there is none, or it has to wait. */
+static bool
+run_command(void)
+{
+    mm_working_command *c = &model.command;
+
+    if (!model.has_command) {
+        model.has_command = mm_working_set_take(&model.set, c);
+        return model.has_command;
+    }
+    if (!have_ended(c->releases)) {
+        return false;
+    }
+    free_releases(c->releases);
+    CHECK(c->kind != MM_COMMAND_DROP || model.on_device[c->group]);
+    place(c->group, c->kind == MM_COMMAND_LOAD);
+    if (c->ticket != 0) {
+        CHECK_EQUAL(c->ticket, model.signalled + 1);
+        model.signalled = c->ticket;
+    }
+    model.has_command = false;
+    return true;
+}
+
+static void
+run_some(uint32_t steps)
+{
+    for (uint32_t i = 0; i < steps; i++) {
+        uint32_t one = random_below(STREAMS + 1);
+        (void)(one == STREAMS ? run_command() : run_stream(&model.streams[one]));
+    }
+}
+
+/* Everything ends: nothing waits for itself. */
+static void
+run_all(void)
+{
+    bool progress = true;
+
+    while (progress) {
+        progress = run_command();
+        for (int i = 0; i < STREAMS; i++) {
+            progress = run_stream(&model.streams[i]) || progress;
+        }
+    }
+    CHECK(!model.has_command);
+    CHECK_EQUAL(model.set.queued, 0);
+    for (int i = 0; i < STREAMS; i++) {
+        CHECK_EQUAL(model.streams[i].done, model.streams[i].queued);
+    }
+}
+
+/* --- the callers -------------------------------------------------------------------------- */
+
+static mm_working_use
+acquire(uint32_t group, uint32_t stream)
+{
+    uint64_t ticket;
+    mm_working_use use = mm_working_set_acquire(&model.set, group, &ticket);
+
+    CHECK_EQUAL(use == MM_USE_MAPPED, !model.set.groups[group].present);
+    if (ticket != 0) {
+        queue_op(stream, WAIT_TICKET, ticket);
+    }
+    if (use != MM_USE_MAPPED) {
+        queue_op(stream, USE_GROUP, group);
+    }
+    model.held[model.held_count] = group;
+    model.held_stream[model.held_count++] = stream;
+    check_accounts();
+    return use;
+}
+
+static void
+release(size_t i)
+{
+    uint32_t group = model.held[i], event = model.events++;
+    mm_release_list *end = malloc(sizeof *end);
+
+    CHECK(end != NULL && event < MOST_OPS);
+    if (model.set.groups[group].present) {
+        queue_op(model.held_stream[i], USE_GROUP, group);
+    }
+    queue_op(model.held_stream[i], END_USE, event);
+    *end = (mm_release_list){event, model.set.groups[group].releases};
+    mm_working_set_release(&model.set, group, end);
+    model.held_count--;
+    model.held[i] = model.held[model.held_count];
+    model.held_stream[i] = model.held_stream[model.held_count];
+    check_accounts();
+}
+
+static void
+use(uint32_t group)
+{
+    (void)acquire(group, 0);
+    run_some(random_below(8));
+    release(0);
+}
+
+/* A mapped group that is loaded later, while it is held, would break the model's second use. */
+static void
+random_rounds_never_exceed_the_budget_or_wait_for_themselves(void)
+{
+    for (uint64_t run = 0; run < 30; run++) {
+        uint32_t groups;
+        seed = run + 1;
+        groups = 1 + random_below(GROUPS);
+        begin_model(100 + random_below(1500), groups, false);
+        for (uint32_t i = 0; i < ROUNDS; i++) {
+            if (model.held_count == MOST_HELD || (model.held_count > 0 && random_below(2) == 0)) {
+                release(random_below((uint32_t)model.held_count));
+            } else {
+                uint32_t next = run % 3 == 0 ? i / 2 % groups : random_below(groups);
+                (void)acquire(next, random_below(STREAMS));
+            }
+            run_some(random_below(run % 2 == 0 ? 3 : 12));
+        }
+        while (model.held_count > 0) {
+            release(0);
+        }
+        run_all();
+        end_model();
+    }
+}
+
+/* --- what is loaded and dropped ----------------------------------------------------------- */
+
+static void
+use_loop(uint32_t groups, uint32_t rounds)
+{
+    for (uint32_t i = 0; i < rounds * groups; i++) {
+        use(i % groups);
+    }
+}
+
+static void
+use_back_and_forth(uint32_t groups, uint32_t rounds)
+{
+    for (uint32_t round = 0; round < rounds; round++) {
+        for (uint32_t i = 0; i < groups; i++) {
+            use(i);
+        }
+        for (uint32_t i = groups; i-- > 0;) {
+            use(i);
+        }
+    }
+}
+
+/* A loop over n groups with room for k of them needs at least n - k + 1 loads in each round. */
+static void
+a_loop_is_loaded_ahead(void)
+{
+    uint64_t before;
+
+    seed = 1;
+    begin_model(400, 16, true);
+    use_loop(16, 3);
+    CHECK_EQUAL(model.set.counts.loads_on_demand, 1);
+    CHECK_EQUAL(model.set.counts.hits, 3 * 16 - 1);
+    before = model.set.counts.ahead;
+    use_loop(16, 10);
+    CHECK_EQUAL(model.set.counts.loads_on_demand, 1);
+    CHECK(model.set.counts.ahead - before <= 160);
+    run_all();
+    end_model();
+}
+
+/* The groups at the turning points stay: the victim is the one whose next use is farthest. */
+static void
+a_loop_that_turns_keeps_the_groups_at_its_ends(void)
+{
+    uint64_t demanded, ahead;
+
+    seed = 1;
+    begin_model(400, 16, true);
+    use_back_and_forth(16, 2);
+    demanded = model.set.counts.loads_on_demand;
+    ahead = model.set.counts.ahead;
+    use_back_and_forth(16, 10);
+    CHECK_EQUAL(model.set.counts.loads_on_demand, demanded);
+    CHECK(model.set.counts.ahead - ahead <= 10 * 2 * (16 - 3));
+    run_all();
+    end_model();
+}
+
+static void
+what_fits_is_loaded_once(void)
+{
+    seed = 1;
+    begin_model(1600, 16, true);
+    use_loop(16, 5);
+    CHECK_EQUAL(model.set.counts.loads_on_demand + model.set.counts.ahead, 16);
+    CHECK_EQUAL(model.set.counts.drops, 0);
+    run_all();
+    end_model();
+}
+
+static void
+a_given_order_wins_until_it_is_wrong(void)
+{
+    static const uint32_t odd_first[] = {1, 3, 5, 7, 9, 11, 0, 2, 4, 6, 8, 10};
+    mm_status st;
+
+    seed = 1;
+    begin_model(300, 12, true);
+    CHECK_OK(mm_working_order_give(&model.set.order, odd_first, 12, &st), &st);
+    for (int i = 0; i < 36; i++) {
+        use(odd_first[i % 12]);
+    }
+    CHECK_EQUAL(model.set.counts.loads_on_demand, 1);
+    use_loop(12, 4); /* learned, although another order is given */
+    model.set.counts.loads_on_demand = 0;
+    use_loop(12, 4);
+    CHECK_EQUAL(model.set.counts.loads_on_demand, 0);
+    CHECK_OK(mm_working_order_give(&model.set.order, NULL, 0, &st), &st);
+    use_loop(12, 1);
+    run_all();
+    end_model();
+}
+
+static void
+a_given_order_is_found_again(void)
+{
+    static const uint32_t round[] = {0, 1, 2, 2, 1, 3, 4, 0};
+    mm_working_order o;
+    mm_order_walk walk;
+    mm_status st;
+
+    mm_working_order_init(&o);
+    for (int i = 0; i < 6; i++) {
+        CHECK_OK(mm_working_order_add(&o, &st), &st);
+    }
+    CHECK_OK(mm_working_order_give(&o, round, 8, &st), &st);
+    mm_working_order_note(&o, 1);
+    mm_working_order_note(&o, 5); /* not in the round: its place stays */
+    CHECK(mm_working_order_trust(&o) < MM_MOST_TRUST);
+    walk = (mm_order_walk){.given_next = o.given_next, .by_given = true};
+    CHECK_EQUAL(mm_order_walk_next(&o, &walk), 2);
+    CHECK_EQUAL(mm_order_walk_next(&o, &walk), 2);
+    CHECK_EQUAL(mm_order_walk_next(&o, &walk), 1);
+    mm_working_order_note(&o, 4);
+    walk = (mm_order_walk){.given_next = o.given_next, .by_given = true};
+    CHECK_EQUAL(mm_order_walk_next(&o, &walk), 0);
+    CHECK_EQUAL(mm_order_walk_next(&o, &walk), 0);
+    mm_working_order_free(&o);
+}
+
+/* Random uses are no reason to fill the link with guesses. */
+static void
+random_uses_end_the_guesses(void)
+{
+    uint64_t ahead;
+
+    seed = 7;
+    begin_model(400, GROUPS, true);
+    for (int i = 0; i < 2000; i++) {
+        use(random_below(GROUPS));
+    }
+    ahead = model.set.counts.ahead;
+    for (int i = 0; i < 1000; i++) {
+        use(random_below(GROUPS));
+    }
+    CHECK(model.set.counts.ahead - ahead < 400);
+    run_all();
+    end_model();
+}
+
+static void
+held_groups_leave_no_room(void)
+{
+    uint64_t ticket;
+
+    seed = 1;
+    begin_model(250, 4, true);
+    CHECK_EQUAL(acquire(0, 0), MM_USE_LOADED);
+    CHECK(acquire(1, 1) != MM_USE_MAPPED);
+    CHECK_EQUAL(acquire(2, 2), MM_USE_MAPPED);
+    CHECK_EQUAL(acquire(2, 3), MM_USE_MAPPED);
+    CHECK_EQUAL(mm_working_set_acquire(&model.set, 0, &ticket), MM_USE_PRESENT);
+    mm_working_set_give_back(&model.set, 0);
+    while (model.held_count > 0) {
+        release(model.held_count - 1);
+    }
+    CHECK_EQUAL(model.set.counts.mapped, 2);
+    CHECK_EQUAL(acquire(3, 0) == MM_USE_MAPPED, 0);
+    release(0);
+    run_all();
+    end_model();
+}
+
+static void
+a_group_larger_than_the_budget_stays_at_home(void)
+{
+    seed = 1;
+    begin_model(99, 3, true);
+    use_loop(3, 4);
+    CHECK_EQUAL(model.set.counts.mapped, 12);
+    CHECK_EQUAL(model.set.counts.ahead + model.set.counts.drops, 0);
+    run_all();
+    end_model();
+}
+
+static void
+a_lost_load_is_tried_again(void)
+{
+    uint64_t ticket, earlier;
+
+    seed = 1;
+    begin_model(400, 2, true);
+    CHECK_EQUAL(mm_working_set_acquire(&model.set, 0, &ticket), MM_USE_LOADED);
+    mm_working_set_release(&model.set, 0, NULL);
+    earlier = ticket;
+    mm_working_set_lost(&model.set, 0, earlier);
+    check_accounts();
+    CHECK_EQUAL(mm_working_set_acquire(&model.set, 0, &ticket), MM_USE_LOADED);
+    mm_working_set_lost(&model.set, 0, earlier); /* of a load that another one replaced */
+    CHECK(model.set.groups[0].present);
+    mm_working_set_release(&model.set, 0, NULL);
+    end_model();
+}
+
+/* --- memory ------------------------------------------------------------------------------- */
+
+/* Without memory for commands a group is used where it is, and without memory for what was learned
+ * nothing is forgotten that holds the set together. */
+static void
+every_allocation_may_fail(void)
+{
+    for (unsigned n = 1; n < 40; n++) {
+        mm_status st;
+        bool failed = false;
+        uint64_t ticket;
+        memset(&model, 0, sizeof model);
+        mm_working_set_init(&model.set, 250);
+        fail_allocation(n);
+        for (uint32_t i = 0; i < 12 && !failed; i++) {
+            failed = mm_working_set_add(&model.set, 100, false, &st) < 0;
+            CHECK(!failed || st.kind == MM_NO_MEMORY);
+        }
+        for (uint32_t i = 0; i < 3 * model.set.count; i++) {
+            (void)mm_working_set_acquire(&model.set, i % model.set.count, &ticket);
+            mm_working_set_release(&model.set, i % model.set.count, NULL);
+            check_accounts();
+        }
+        if (model.set.count > 0) {
+            static const uint32_t round[] = {0};
+            failed = mm_working_order_give(&model.set.order, round, 1, &st) < 0;
+            CHECK(!failed || st.kind == MM_NO_MEMORY);
+        }
+        fail_allocation(0);
+        end_model();
+    }
+}
+
+int
+main(void)
+{
+    static const check_test tests[] = {
+        CHECK_TEST(random_rounds_never_exceed_the_budget_or_wait_for_themselves),
+        CHECK_TEST(a_loop_is_loaded_ahead),
+        CHECK_TEST(a_loop_that_turns_keeps_the_groups_at_its_ends),
+        CHECK_TEST(what_fits_is_loaded_once),
+        CHECK_TEST(a_given_order_wins_until_it_is_wrong),
+        CHECK_TEST(a_given_order_is_found_again),
+        CHECK_TEST(random_uses_end_the_guesses),
+        CHECK_TEST(held_groups_leave_no_room),
+        CHECK_TEST(a_group_larger_than_the_budget_stays_at_home),
+        CHECK_TEST(a_lost_load_is_tried_again),
+        CHECK_TEST(every_allocation_may_fail),
+    };
+
+    return check_run(tests, sizeof tests / sizeof *tests);
+}

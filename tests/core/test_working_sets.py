@@ -1,0 +1,406 @@
+"""WorkingSet: its arguments, what it holds, what it moves, and that contents stay right."""
+
+import gc
+import random
+import weakref
+
+import pytest
+
+import managedmem
+from constants import PAGE
+from contents import contents, pattern, write
+from live_memory import settle
+from managedmem import Device, Host, Stream, WorkingSet
+
+SIZE = 16 * PAGE
+
+
+@pytest.fixture
+def layers(alloc):
+    """16 buffers with contents of their own."""
+    made = [alloc(SIZE) for _ in range(16)]
+    for number, buffer in enumerate(made):
+        write(buffer, pattern(SIZE, number))
+    return made
+
+
+@pytest.fixture
+def working():
+    with WorkingSet(4 * SIZE, Device(0)) as made:
+        yield made
+
+
+@pytest.fixture
+def stream():
+    with Stream() as made:
+        yield made
+
+
+class TestArguments:
+    @pytest.mark.parametrize("budget", [0, -1, 1 << 63])
+    def test_budget_must_be_bytes(self, budget):
+        with pytest.raises(ValueError, match="budget"):
+            WorkingSet(budget)
+
+    @pytest.mark.parametrize("budget", ["64", 1.5, None, True])
+    def test_budget_must_be_an_int(self, budget):
+        with pytest.raises(TypeError, match="budget"):
+            WorkingSet(budget)
+
+    @pytest.mark.parametrize("device", [Host(), "cuda", 1.0])
+    def test_device_must_be_one(self, device):
+        with pytest.raises((TypeError, ValueError)):
+            WorkingSet(SIZE, device)
+
+    def test_device_that_does_not_exist(self):
+        with pytest.raises(ValueError, match="99"):
+            WorkingSet(SIZE, 99)
+
+    def test_device_is_the_current_one_if_left_out(self, device1):
+        device1.set_current()
+        try:
+            with WorkingSet(SIZE) as working:
+                assert working.device is device1
+        finally:
+            Device(0).set_current()
+
+    def test_attributes(self, working, layers):
+        group = working.add(layers[0], name="first")
+        assert (working.budget, working.device, working.nbytes) == (4 * SIZE, Device(0), 0)
+        assert (group.nbytes, group.name, group.access) == (SIZE, "first", "read")
+        assert group.set is working and not group.is_resident
+        assert len(working) == 1 and [*working] == [group]
+        assert repr(working) == f"<WorkingSet groups=1 nbytes=0 budget={4 * SIZE} Device(0)>"
+        assert repr(group) == f"<WorkingGroup number=0 name='first' access=read nbytes={SIZE}>"
+        assert repr(working.add(layers[1])).startswith("<WorkingGroup number=1 access=read")
+
+    def test_pages_count_whole_and_once(self, working, alloc):
+        buffer = alloc(4 * PAGE)
+        assert working.add([buffer[10:20], buffer[30 : PAGE + 1], buffer[:1]]).nbytes == 2 * PAGE
+
+    @pytest.mark.parametrize("access", ["", "Read", None, 1])
+    def test_access_must_be_known(self, working, layers, access):
+        with pytest.raises(ValueError, match=r"access must be .* got"):
+            working.add(layers[0], access)
+        assert len(working) == 0
+
+    def test_name_must_be_text(self, working, layers):
+        with pytest.raises(TypeError, match="name"):
+            working.add(layers[0], name=3)
+
+    @pytest.mark.parametrize("targets", [object(), None, [object()]])
+    def test_targets_must_be_memory(self, working, targets):
+        with pytest.raises(TypeError):
+            working.add(targets)
+        assert len(working) == 0
+
+    def test_no_targets(self, working):
+        with pytest.raises(ValueError, match="targets is empty"):
+            working.add([])
+
+    def test_memory_that_is_not_managed(self, working):
+        with pytest.raises(ValueError, match="managed-memory allocation"):
+            working.add(bytearray(SIZE))
+
+    def test_memory_of_another_group(self, working, layers):
+        working.add(layers[0][:PAGE])
+        working.add(layers[0][PAGE : 2 * PAGE])
+        with pytest.raises(ValueError, match="share a page with group 1"):
+            working.add([layers[1], layers[0][2 * PAGE - 1 :]])
+        with pytest.raises(ValueError, match="share a page with group 0"):
+            working.add(layers[0])
+        assert len(working) == 2
+
+    def test_empty_targets(self, working, alloc):
+        group = working.add([alloc(SIZE)[:0], managedmem.empty(0)])
+        assert group.nbytes == 0
+        assert group.acquire()
+        group.release()
+
+    def test_groups_are_made_by_sets_only(self):
+        for kind in (managedmem.WorkingGroup, managedmem.WorkingUse):
+            with pytest.raises(TypeError):
+                kind()
+
+    @pytest.mark.parametrize("bad", [3, "s0", 1.5])
+    def test_stream_must_be_one(self, working, layers, bad):
+        group = working.add(layers[0])
+        for call in (group.use, group.acquire, group.release):
+            if bad == 3:
+                continue  # a handle, which only the driver knows
+            with pytest.raises(TypeError):
+                call(stream=bad)
+
+
+class TestOrder:
+    def test_is_none_until_it_is_given(self, working, layers):
+        groups = [working.add(layer) for layer in layers]
+        assert working.order is None
+        working.order = iter(groups[::-1])
+        assert working.order == tuple(groups[::-1])
+        working.order = []
+        assert working.order is None
+        working.order = groups
+        working.order = None
+        assert working.order is None
+
+    def test_takes_groups_of_the_set(self, working, layers):
+        with WorkingSet(SIZE) as other:
+            theirs = other.add(layers[0])
+            ours = working.add(layers[1])
+            with pytest.raises(ValueError, match=r"order\[1\] is a group of another working set"):
+                working.order = [ours, theirs]
+            with pytest.raises(TypeError, match=r"order\[0\] must be a WorkingGroup, got 1"):
+                working.order = [1]
+            with pytest.raises(AttributeError, match="None"):
+                del working.order
+        assert working.order is None
+
+    def test_given_order_has_no_misses(self, working, layers, stream):
+        groups = [working.add(layer) for layer in layers]
+        working.order = odd = groups[1::2] + groups[::2]
+        for group in odd * 3:
+            with group.use(stream=stream):
+                pass
+        stats = working.stats()
+        assert (stats.acquired, stats.hits, stats.loaded, stats.mapped) == (48, 47, 1, 0)
+
+    def test_learned_order_has_no_misses_after_the_first_round(self, working, layers, stream):
+        groups = [working.add(layer) for layer in layers]
+        mixed = random.Random(3).sample(groups, 16)
+        for group in mixed:
+            with group.use(stream=stream):
+                pass
+        for group in mixed:  # the first group follows the last one for the first time
+            with group.use(stream=stream):
+                pass
+        before = working.stats()
+        for group in mixed * 4:
+            with group.use(stream=stream):
+                pass
+        after = working.stats()
+        assert after.hits - before.hits == after.acquired - before.acquired == 64
+
+    def test_back_and_forth(self, working, layers, stream):
+        groups = [working.add(layer) for layer in layers]
+        for _ in range(2):
+            for group in groups + groups[::-1]:
+                with group.use(stream=stream):
+                    pass
+        before = working.stats()
+        for group in (groups + groups[::-1]) * 3:
+            with group.use(stream=stream):
+                pass
+        assert working.stats().hits - before.hits == 96
+
+
+class TestUses:
+    def test_use_gives_the_group(self, working, layers, stream):
+        group = working.add(layers[0])
+        use = group.use(stream=stream)
+        for _ in range(2):
+            with use as given, use:
+                assert given is group
+
+    def test_acquire_says_if_there_is_room(self, working, layers):
+        groups = [working.add(layer) for layer in layers[:6]]
+        assert [group.acquire() for group in groups] == [True] * 4 + [False] * 2
+        assert groups[0].acquire()
+        for group in [*groups, groups[0]]:
+            group.release()
+        assert working.stats().mapped == 2
+        assert groups[5].acquire()
+        groups[5].release()
+
+    def test_a_group_larger_than_the_budget_stays_at_home(self, working, layers):
+        group = working.add(layers[:5])
+        for _ in range(3):
+            assert not group.acquire()
+            group.release()
+        assert working.stats()[:5] == (3, 0, 0, 3, 0) and working.nbytes == 0
+
+    def test_release_without_acquire(self, working, layers):
+        group = working.add(layers[0])
+        with pytest.raises(RuntimeError, match="not acquired"):
+            group.release()
+        group.acquire()
+        group.release()
+        with pytest.raises(RuntimeError, match="not acquired"):
+            group.release()
+
+    def test_an_exception_releases(self, working, layers):
+        group = working.add(layers[0])
+        with pytest.raises(KeyError), group.use():
+            raise KeyError
+        with pytest.raises(RuntimeError, match="not acquired"):
+            group.release()
+
+    def test_closed_stream(self, working, layers):
+        group = working.add(layers[0])
+        stream = Stream()
+        stream.close()
+        with pytest.raises(RuntimeError, match="Stream is closed"):
+            group.acquire(stream=stream)
+        group.acquire()
+        with pytest.raises(RuntimeError, match="Stream is closed"):
+            group.release(stream=stream)
+        group.release()
+
+    def test_closed_memory(self, working, layers, stream):
+        group = working.add(layers[:2])
+        with group.use(stream=stream):
+            pass
+        layers[1].close()
+        with pytest.raises(RuntimeError, match=r"targets\[1\]: ManagedBuffer is closed"):
+            group.acquire(stream=stream)
+        with working.add(layers[2:5]).use(stream=stream), working.add(layers[5]).use():
+            pass  # which drops the group
+
+    def test_memory_closed_during_a_use(self, working, layers, stream):
+        groups = [working.add(layer) for layer in layers[:8]]
+        with groups[0].use(stream=stream):
+            layers[0].close()
+        for group in groups[1:]:
+            with group.use(stream=stream):
+                pass
+
+    def test_many_streams(self, working, layers):
+        groups = [working.add(layer, "write") for layer in layers]
+        streams = [Stream() for _ in range(5)]
+        chosen = random.Random(5)
+        for _ in range(200):
+            number, stream = chosen.randrange(16), chosen.choice(streams)
+            with groups[number].use(stream=stream):
+                layers[number].fill(number, stream=stream)
+        for stream in streams:
+            stream.sync()
+            stream.close()
+        for number, layer in enumerate(layers):
+            assert contents(layer) in (pattern(SIZE, number), bytes([number]) * SIZE)
+
+
+class TestTheEnd:
+    def test_everything_is_a_runtime_error(self, working, layers):
+        group = working.add(layers[0])
+        working.close()
+        working.close()
+        assert working.is_closed and repr(working).endswith(", closed>")
+        assert len(working) == 1 and working.stats().acquired == 0
+        for call in (group.acquire, group.use().__enter__, working.__enter__):
+            with pytest.raises(RuntimeError, match="WorkingSet is closed"):
+                call()
+        with pytest.raises(RuntimeError, match="WorkingSet is closed"):
+            working.add(layers[1])
+
+    def test_a_use_ends_with_its_set(self, working, layers):
+        group = working.add(layers[0])
+        with group.use():
+            working.close()
+        group.release()
+
+    def test_restores_the_advice(self, layers):
+        layers[0].read_mostly = True
+        layers[1].preferred_location = Device(0)
+        layers[2].accessed_by = [Host()]
+        layers[3][:PAGE].preferred_location = Host()
+        before = [layer.page_runs() for layer in layers[:4]]
+        with WorkingSet(2 * SIZE) as working:
+            groups = [
+                working.add(layers[0]),
+                working.add(layers[1:3], "write"),
+                working.add(layers[3], "scratch"),
+            ]
+            for layer in layers[:4]:
+                assert layer.preferred_location is Host()
+                assert set(layer.accessed_by) == {Device(0)}
+            for group in groups * 3:
+                with group.use():
+                    pass
+        after = [layer.page_runs() for layer in layers[:4]]
+        assert [[run[2:5] for run in runs] for runs in after] == [
+            [run[2:5] for run in runs] for runs in before
+        ]
+        assert layers[0].read_mostly and layers[1].preferred_location is Device(0)
+        assert set(layers[2].accessed_by) == {Host()}
+        assert layers[3].preferred_location is None
+        assert layers[3][:PAGE].preferred_location is Host()
+
+    def test_restores_nothing_of_closed_memory(self, working, layers):
+        working.add(layers[:3])
+        layers[1].close()
+        working.close()
+        assert layers[0].preferred_location is None
+
+    def test_releases_the_targets(self, layers):
+        class Holder:
+            def __init__(self, buffer):
+                self.__cuda_array_interface__ = buffer.__cuda_array_interface__
+
+        target = Holder(layers[0])
+        gone = weakref.ref(target)
+        working = WorkingSet(SIZE)
+        group = working.add(target)
+        del target
+        gc.collect()
+        assert gone() is not None and group.acquire()
+        working.close()
+        gc.collect()
+        assert gone() is None
+
+    def test_a_set_without_references(self, layers):
+        working = WorkingSet(2 * SIZE)
+        groups = [working.add(layer) for layer in layers]
+        for group in groups:
+            group.acquire()
+        gone = weakref.ref(working)
+        del working, groups, group
+        gc.collect()
+        assert gone() is None
+        settle()
+        assert layers[0].preferred_location is None
+
+    def test_a_group_keeps_its_set(self, layers):
+        group = WorkingSet(2 * SIZE).add(layers[0])
+        gc.collect()
+        with group.use():
+            assert group.set.nbytes == SIZE
+        group.set.close()
+
+
+class TestContents:
+    @pytest.mark.parametrize("seed", range(4))
+    def test_random_uses(self, alloc, seed):
+        """Reads, fills and copies on several streams, nested and not, of groups of all kinds."""
+        chosen = random.Random(seed)
+        sizes = [chosen.randrange(1, 12) * PAGE - chosen.randrange(3) for _ in range(12)]
+        layers = [alloc(size) for size in sizes]
+        kinds = [chosen.choice(["read", "write", "write", "scratch"]) for _ in layers]
+        wanted = [pattern(size, number) for number, size in enumerate(sizes)]
+        for layer, value in zip(layers, wanted, strict=True):
+            write(layer, value)
+        streams = [Stream(), Stream()]
+        result = alloc(12 * PAGE)
+        with WorkingSet(20 * PAGE, Device(0)) as working:
+            groups = [working.add(*pair) for pair in zip(layers, kinds, strict=True)]
+            if seed % 2:
+                working.order = groups
+            for step in range(300):
+                number = step % 12 if chosen.random() < 0.7 else chosen.randrange(12)
+                stream = chosen.choice(streams)
+                with groups[number].use(stream=stream):
+                    other = groups[chosen.randrange(12)]
+                    with other.use(stream=stream):
+                        if kinds[number] != "read":
+                            value = chosen.randrange(256)
+                            layers[number].fill(value, stream=stream)
+                            wanted[number] = bytes([value]) * sizes[number]
+                        part = result[: sizes[number]]
+                        part.copy_from(layers[number], stream=stream)
+                        stream.sync()
+                        if kinds[number] != "read" or step % 5 == 0:
+                            assert contents(part) == wanted[number]
+        for number, kind in enumerate(kinds):
+            if kind != "scratch":
+                assert contents(layers[number]) == wanted[number]
+        for stream in streams:
+            stream.close()

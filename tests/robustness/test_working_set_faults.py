@@ -1,0 +1,253 @@
+"""Working sets while driver calls fail: contents and advice stay right, and nothing is left behind.
+
+The set's thread makes its calls beside those of the caller, so that the nth call is not always the
+same one; whichever it is, the promises below hold.
+"""
+
+import contextlib
+
+import pytest
+
+from constants import PAGE
+from contents import contents, pattern, write
+from managedmem import CUDAError, Device, Host, Stream, WorkingSet, emulator
+from programs import run_python
+
+pytestmark = pytest.mark.emulator_only
+
+SIZE = 4 * PAGE
+KINDS = ["read", "write", "scratch", "write", "read"]
+# What these make stays with the driver if they act and then report a failure.
+MAKES = {"cuEventCreate", "cuStreamCreate", "cuCtxPushCurrent"}
+CALLS = (
+    "cuMemAdvise",
+    "cuMemPrefetchAsync",
+    "cuMemDiscardAndPrefetchBatchAsync",
+    "cuStreamWaitValue32",
+    "cuStreamWriteValue32",
+    "cuStreamWaitEvent",
+    "cuEventRecord",
+    "cuEventQuery",
+    "cuEventCreate",
+    "cuStreamQuery",
+    "cuStreamGetId",
+    "cuStreamGetCtx",
+    "cuStreamIsCapturing",
+    "cuStreamCreate",
+    "cuStreamSynchronize",
+    "cuMemRangeGetAttributes",
+    "cuMemRangeGetAttribute",
+    "cuCtxPushCurrent",
+    "cuCtxPopCurrent",
+    "cuThreadExchangeStreamCaptureMode",
+    "cuPointerGetAttributes",
+    "cuDeviceGetAttribute",
+)
+
+
+@pytest.fixture
+def layers(alloc):
+    made = [alloc(SIZE) for _ in KINDS]
+    for number, buffer in enumerate(made):
+        write(buffer, pattern(SIZE, number))
+    return made
+
+
+def without_release(use):
+    """A use whose end may have failed; the group is released all the same."""
+    with contextlib.suppress(CUDAError), use:
+        pass
+
+
+def act(layers, stream):
+    """Use a set; True if a call raised. Contents that are written are written again if need be."""
+    raised = False
+    working = WorkingSet(2 * SIZE, Device(0))
+    try:
+        groups = [working.add(*pair) for pair in zip(layers, KINDS, strict=True)]
+        for _ in range(2):
+            for number, group in enumerate(groups):
+                try:
+                    with group.use(stream=stream):
+                        if KINDS[number] == "write":
+                            layers[number].fill(number + 50, stream=stream)
+                except CUDAError:
+                    raised = True
+    finally:
+        try:
+            working.close()
+        except CUDAError:
+            working.close()
+            raised = True
+    return raised
+
+
+def check(layers):
+    for number, kind in enumerate(KINDS):
+        wanted = [bytes([number + 50]) * SIZE] if kind == "write" else []
+        if kind != "scratch":
+            assert contents(layers[number]) in [pattern(SIZE, number), *wanted], (number, kind)
+        runs = layers[number].page_runs()
+        assert [tuple(run[2:5]) for run in runs] == [(False, None, frozenset())], (number, kind)
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize("function", CALLS)
+def test_one_call_fails(layers, function, after):
+    """The nth call of each kind, for every n up to the last."""
+    if after and function in MAKES:
+        pytest.skip("the library cannot free what it was not given")
+    fired = True
+    for nth in (*range(1, 12), *range(12, 60, 7)):
+        if not fired:
+            break
+        with Stream() as stream:
+            emulator.fail(function, nth, 719, after)
+            with contextlib.suppress(CUDAError):
+                act(layers, stream)
+            fired = emulator.failure_fired()
+            emulator.clear_failures()
+            stream.sync()
+        check(layers)
+
+
+@pytest.mark.parametrize("function", ["cuMemAdvise", "cuMemPrefetchAsync", "cuStreamWriteValue32"])
+def test_many_calls_of_the_thread_fail(layers, function):
+    """The set counts the failures, goes on, and never holds more than its budget."""
+    with WorkingSet(2 * SIZE, Device(0)) as working, Stream() as stream:
+        groups = [working.add(*pair) for pair in zip(layers, KINDS, strict=True)]
+        for nth in range(2, 40, 2):
+            emulator.fail(function, nth, 2)
+        for group in groups * 4:
+            without_release(group.use(stream=stream))
+        stream.sync()
+        emulator.clear_failures()
+        for group in groups * 4:
+            with group.use(stream=stream):
+                pass
+        stats = working.stats()
+        assert stats.failures > 0 and function in stats.last_error
+        assert working.nbytes <= 2 * SIZE
+    check(layers)
+
+
+def test_a_broken_device():
+    """Every later call fails: nothing hangs, and the set ends."""
+    done = run_python(
+        """
+        import managedmem
+        from managedmem import CUDAError, Device, WorkingSet, emulator
+        layers = [managedmem.empty(1 << 16) for _ in range(5)]
+        for lasting in range(1, 60):
+            working = WorkingSet(2 << 16, Device(0))
+            kinds = ["read", "write", "scratch", "write", "read"]
+            groups = [working.add(*pair) for pair in zip(layers, kinds, strict=True)]
+            emulator.fail("*", lasting, 719, lasting=True)
+            try:
+                for group in groups * 3:
+                    with group.use():
+                        pass
+            except CUDAError as error:
+                assert error.code == 719
+            else:
+                assert not emulator.failure_fired() or working.stats().failures > 0
+            try:
+                working.close()
+            except CUDAError as error:
+                assert error.code == 719
+            assert working.is_closed
+            emulator.clear_failures()
+            working.close()
+            assert layers[0].preferred_location is None and not layers[4].read_mostly
+        print("fine")
+        """
+    )
+    assert done.stdout == "fine\n"
+
+
+class TestWithoutWords:
+    """Drivers whose streams cannot wait for words of memory."""
+
+    @pytest.fixture
+    def working(self):
+        emulator.fail("cuStreamWriteValue32", 1, 801)
+        with WorkingSet(2 * SIZE, Device(0)) as made:
+            assert emulator.failure_fired()
+            yield made
+
+    def test_streams_wait_for_events(self, working, layers):
+        groups = [working.add(*pair) for pair in zip(layers, KINDS, strict=True)]
+        emulator.clear_calls()
+        with Stream() as stream:
+            for number, group in enumerate(groups * 3):
+                with group.use(stream=stream):
+                    if KINDS[number % 5] == "write":
+                        layers[number % 5].fill(50 + number % 5, stream=stream)
+            stream.sync()
+        names = {call.name for call in emulator.calls()}
+        assert not names & {"cuStreamWaitValue32", "cuStreamWriteValue32"}
+        assert working.stats().hits == 14 and working.stats().failures == 0
+        working.close()
+        check(layers)
+
+    def test_calls_fail(self, working, layers):
+        groups = [working.add(*pair) for pair in zip(layers, KINDS, strict=True)]
+        for nth in range(1, 30):
+            emulator.fail("cuEventRecord", nth, 719)
+            for group in groups:
+                without_release(group.use())
+            emulator.clear_failures()
+        working.close()
+        check(layers)
+
+
+def test_a_device_without_concurrent_access():
+    done = run_python(
+        """
+        from managedmem import WorkingSet
+        try:
+            WorkingSet(4096)
+        except NotImplementedError as error:
+            print(error)
+        """,
+        emulator="profile=wsl",
+    )
+    assert done.stdout == (
+        "a working set needs concurrent managed access, which Device(0) lacks: its memory moves "
+        "as a whole\n"
+    )
+
+
+def held_bytes(calls, layers):
+    """The most bytes that the device held, by the calls in their order, page by page."""
+    there, most = set(), 0
+    for call in calls:
+        if call.result != 0 or "count" not in call.args:
+            continue
+        first, count = call.args["ptr"] // PAGE, -(-call.args["count"] // PAGE)
+        pages = set(range(first, first + count))
+        if call.name == "cuMemPrefetchAsync" and call.args["type"] == 1:
+            there |= pages
+        elif call.name == "cuMemPrefetchAsync" or call.args.get("advice") == 2:
+            there -= pages
+        most = max(most, len(there) * PAGE)
+    return most
+
+
+@pytest.mark.parametrize("budget", [2, 3])
+def test_the_budget_is_kept_at_every_call(layers, budget):
+    for layer in layers:
+        layer.prefetch(Host())
+    with WorkingSet(budget * SIZE, Device(0)) as working, Stream() as stream:
+        groups = [
+            working.add(layer, kind.replace("scratch", "write"))
+            for layer, kind in zip(layers, KINDS, strict=True)
+        ]
+        emulator.clear_calls()
+        for group in (groups + groups[::-1]) * 3:
+            with group.use(stream=stream):
+                pass
+        stream.sync()
+        calls = emulator.calls()
+        assert held_bytes(calls, layers) == budget * SIZE
+    check(layers)
