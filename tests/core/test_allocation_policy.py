@@ -10,8 +10,7 @@ import pytest
 
 import managedmem
 from calls import advices, names, range_queries
-from constants import MIB, PAGE
-from driver import capturing
+from constants import EMULATED, MIB, PAGE
 from managedmem import (
     CUDAError,
     Device,
@@ -51,7 +50,6 @@ class TestAdvice:
         for policy in samples():
             with way(size, policy) as buffer:
                 assert MigrationPolicy.of(buffer) == policy
-                assert len(buffer.page_runs()) == 1
 
     def test_none_is_none(self, way, size):
         with way(size, None) as buffer:
@@ -73,10 +71,11 @@ class TestAdvice:
             assert MigrationPolicy.of(buffer) == EVERYTHING
             assert all(MigrationPolicy.of(each).is_default for each in neighbours)
 
-    def test_moves_nothing(self, way, size):
-        with way(size, EVERYTHING) as buffer:
+    def test_moves_nothing(self, way):
+        with way(LARGE, EVERYTHING) as buffer:
             assert buffer.last_prefetch_location is None
             assert buffer.residency().on_host == 0
+            assert len(buffer.page_runs()) == 1
 
     def test_of_no_bytes(self, way):
         with way(0, EVERYTHING) as buffer:
@@ -88,24 +87,28 @@ class TestAdvice:
             assert (buffer.shape, buffer.dtype, buffer.name) == ((8, 1024), "float32", "weights")
             assert MigrationPolicy.of(buffer) == EVERYTHING
 
-    def test_replaces_records_of_freed_memory(self):
-        """Small memory can have them where pages differed."""
-        for _ in range(8):
+    def test_replaces_records_of_freed_memory(self, alloc):
+        """Small memory can have them where pages differed, if a neighbour keeps the block."""
+        neighbours = [alloc(PAGE)]
+        left = 0
+        for policy in [None, *samples()] * 3:
             first = [managedmem.empty(16 * PAGE) for _ in range(4)]
+            neighbours.append(alloc(PAGE))
             for seed, buffer in enumerate(first):
                 scramble(buffer, seed)
                 buffer.close()
-            for policy in samples():
-                second = [managedmem.empty(16 * PAGE, policy=policy) for _ in range(4)]
-                assert all(MigrationPolicy.of(buffer) == policy for buffer in second)
-                for buffer in second:
-                    buffer.close()
+            second = [managedmem.empty(16 * PAGE, policy=policy) for _ in range(4)]
+            left += sum(len(buffer.page_runs()) > 1 for buffer in second if policy is None)
+            assert policy is None or all(MigrationPolicy.of(b) == policy for b in second)
+            for buffer in second:
+                buffer.close()
+        assert left > 0 or not EMULATED
 
     def test_can_be_changed_later(self, way):
-        with way(4 * PAGE, EVERYTHING) as buffer:
+        with way(LARGE, EVERYTHING) as buffer:
             buffer.read_mostly = False
             MigrationPolicy.prefer(Host()).apply(buffer.range(0, PAGE))
-            assert [run.nbytes for run in buffer.page_runs()] == [PAGE, 3 * PAGE]
+            assert [run.nbytes for run in buffer.page_runs()] == [PAGE, LARGE - PAGE]
 
     @pytest.mark.parametrize(
         "bad", ["prefer", 0, Device(0), MigrationPolicy, EVERYTHING.advice()], ids=repr
@@ -114,13 +117,6 @@ class TestAdvice:
         for make in WAYS.values():
             with pytest.raises(TypeError, match="policy must be a MigrationPolicy or None, got"):
                 make(PAGE, bad)
-
-    def test_in_a_capture(self, stream):
-        with capturing(stream):
-            buffer = managedmem.empty(LARGE, policy=EVERYTHING)
-            small = managedmem.empty(PAGE, policy=EVERYTHING)
-        assert MigrationPolicy.of([buffer, small]) == EVERYTHING
-        buffer.close(), small.close()
 
     def test_in_several_threads(self):
         wrong = []
@@ -210,7 +206,7 @@ class TestFailures:
         assert emulator.live() == before
 
     def test_of_a_system_without_advice_say_so(self):
-        done = run_python(
+        run_python(
             """
             import managedmem
             from managedmem import Device, MigrationPolicy, emulator
@@ -228,7 +224,6 @@ class TestFailures:
             """,
             emulator="profile=wsl",
         )
-        assert done.stderr == ""
 
 
 class TestResources:

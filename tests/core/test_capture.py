@@ -13,7 +13,8 @@ import pytest
 import managedmem
 from constants import MIB
 from driver import CAPTURE_GLOBAL, CAPTURE_RELAXED, capturing, raw_driver
-from managedmem import Host, ManagedMemoryResource, Stream
+from managedmem import Host, ManagedMemoryResource, MigrationPolicy, Stream
+from world import EVERYTHING
 
 pytestmark = pytest.mark.usefixtures("current_device")
 
@@ -34,6 +35,22 @@ def other():
 
 def test_allocating_and_closing(capture):
     ManagedMemoryResource().allocate(MIB).close()
+
+
+@pytest.mark.parametrize("size", [MIB, 4 * MIB])
+def test_allocating_with_a_policy(capture, size):
+    with managedmem.empty(size, policy=EVERYTHING) as buffer:
+        assert MigrationPolicy.of(buffer) == EVERYTHING
+
+
+def test_allocating_with_contents(device0, capture):
+    for policy in (None, MigrationPolicy.prefer(Host()), MigrationPolicy.prefer(device0)):
+        for make in (
+            managedmem.zeros,
+            lambda size, policy: managedmem.full(size, 0.1, policy=policy),
+        ):
+            make(MIB, policy=policy).close()
+        managedmem.asarray(b"abc", policy=MigrationPolicy.prefer(Host())).close()
 
 
 def test_the_garbage_collector_frees_a_buffer(alloc, capture):

@@ -27,6 +27,38 @@ from tensors import (
     torch,
 )
 
+# --- new buffers --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("policy", [None, MigrationPolicy.prefer(Device(0))], ids=repr)
+def test_tensors_can_be_brought_into_managed_memory(on, policy):
+    tensor = torch.arange(24, dtype=torch.int16, device=on).reshape(2, 3, 4)
+    with managedmem.asarray(tensor, policy=policy) as buffer:
+        assert (buffer.shape, buffer.dtype) == (tensor.shape, tensor.dtype)
+        assert contents(buffer) == tensor.cpu().numpy().tobytes()
+    with managedmem.empty_like(tensor, torch.float32) as buffer:
+        assert (buffer.shape, buffer.dtype) == ((2, 3, 4), torch.float32)
+    with managedmem.full(2, torch.tensor(1.5)) as buffer:
+        assert buffer.dtype == torch.float32
+        assert list(memoryview(buffer)) == [1.5, 1.5]
+
+
+def test_tensors_on_the_cpu_are_converted():
+    tensor = torch.arange(6).reshape(2, 3).T
+    with managedmem.asarray(tensor, torch.float64) as buffer:
+        assert (buffer.shape, buffer.dtype) == ((3, 2), "float64")
+        assert contents(buffer) == tensor.double().numpy().tobytes()
+
+
+def test_tensors_of_other_types_stay_torchs(on):
+    with pytest.raises(TypeError):
+        managedmem.asarray(torch.zeros(3, dtype=torch.bfloat16, device=on))
+    with pytest.raises(TypeError, match="bfloat16"):
+        managedmem.empty_like(torch.zeros(3, dtype=torch.bfloat16))
+    with pytest.raises(RuntimeError, match="grad"):
+        managedmem.asarray(torch.zeros(3, requires_grad=True, device=on))
+
+
 # --- the module ---------------------------------------------------------------------------
 
 

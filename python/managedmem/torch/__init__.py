@@ -33,6 +33,7 @@ from managedmem.torch._megatron import (
 from managedmem.torch._moving import to_managed
 from managedmem.torch._operations import HintedBytes, advise, prefetch
 from managedmem.torch._pool import UnifiedMemoryUnsupportedError, managed_mempool
+from managedmem.torch._results import to_host
 from managedmem.torch._tensors import NotManagedError, is_managed
 
 __all__ = [
@@ -52,6 +53,7 @@ __all__ = [
     "prefetch",
     "prefetch_managed_module_parameters",
     "prefetch_managed_tensor",
+    "to_host",
     "to_managed",
 ]
 

@@ -1,0 +1,79 @@
+"""to_host: copies of tensors in page-locked host memory that is used again."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from managedmem import ManagedBuffer
+from managedmem._managedmem import _synchronize
+from managedmem.torch._operations import current_stream
+from managedmem.torch._tensors import check_dense, describe, extent_of, is_managed, is_wrapper
+
+
+def to_host(tensor: Tensor) -> Tensor:
+    """A copy of a tensor on the CPU, made at the speed of the link; the tensor's pages stay.
+
+    Parameters
+    ----------
+    tensor : torch.Tensor
+        A CUDA tensor, in managed memory or not, or a CPU tensor, whose pages may be on a device.
+
+    Copies behind the work on torch's current stream of the tensor's device, and returns when the
+    contents are there. ``tensor.cpu()`` copies to ordinary memory, which takes several times as
+    long, and more for managed memory. Memory is made in the first calls and used again when the
+    results die.
+
+    The result of a CUDA tensor has page-locked memory of torch, which knows when copies with
+    ``non_blocking=True`` from it are done. A contiguous CPU tensor of 64 KiB or more in managed
+    memory is copied to memory of managedmem.result_cache: keep the result until such copies are
+    done. Other CPU tensors are copied by the host. Where page-locked memory cannot be had, results
+    have ordinary memory.
+
+    Returns a tensor without a gradient, of the same shape and dtype. Raises TypeError for other
+    objects and for tensor subclasses that hold other tensors, ValueError for a tensor that is
+    sparse, meta or not initialised, RuntimeError while the stream captures a graph, ImportError for
+    CPU tensors in managed memory without NumPy. Safe from every thread. Driver: cuMemcpyAsync,
+    cuStreamSynchronize.
+    """
+    if not isinstance(tensor, Tensor):
+        raise TypeError(f"to_host() takes a tensor, got {tensor!r}")
+    if is_wrapper(tensor):
+        raise TypeError(f"{describe('', tensor)} holds other tensors: pass them one by one")
+    check_dense("", tensor)
+    with torch.no_grad():
+        return _copy_of_device(tensor) if tensor.is_cuda else _copy_of_host(tensor.detach())
+
+
+def _empty_like(tensor: Tensor) -> Tensor:
+    """Memory of torch for a copy, page-locked if that can be had."""
+    try:
+        return torch.empty_like(tensor, device="cpu", pin_memory=True, requires_grad=False)
+    except RuntimeError:  # also torch's errors of memory that has run out
+        return torch.empty_like(tensor, device="cpu", requires_grad=False)
+
+
+def _copy_of_device(tensor: Tensor) -> Tensor:
+    stream = torch.cuda.current_stream(tensor.device)
+    with torch.cuda.stream(stream):  # on the tensor's device
+        if torch.cuda.is_current_stream_capturing():
+            raise RuntimeError(
+                "to_host() waits for the stream, which captures a graph: call it after the capture"
+            )
+        copy = _empty_like(tensor).copy_(tensor, non_blocking=True)
+    stream.synchronize()
+    return copy
+
+
+def _copy_of_host(tensor: Tensor) -> Tensor:
+    if not is_managed(tensor):
+        return tensor.clone()
+    extent = extent_of("", tensor)
+    assert extent is not None  # is_managed() is False for empty tensors
+    memory = ManagedBuffer.from_handle(extent[0], extent[1] - extent[0], owner=tensor)
+    stream = current_stream()
+    if not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg():  # not just its bytes
+        _synchronize(memory, stream, True)
+        return tensor.clone()
+    array = memory.numpy(stream, copy=True)
+    return torch.from_numpy(array).view(tensor.dtype).view(tensor.shape)
