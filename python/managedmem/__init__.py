@@ -57,6 +57,7 @@ __all__ = [
     "AppliedPolicy",
     "CUDAError",
     "CUDAOutOfMemoryError",
+    "Capabilities",
     "DType",
     "Device",
     "DeviceMemoryResource",
@@ -95,6 +96,7 @@ __all__ = [
     "WorkingUse",
     "advise",
     "asarray",
+    "capabilities",
     "discard",
     "discard_prefetch",
     "driver_info",
@@ -138,6 +140,7 @@ TYPE_CHECKING = False
 
 if TYPE_CHECKING:
     from managedmem import emulator as emulator
+    from managedmem._capabilities import Capabilities, capabilities
     from managedmem._creation import asarray, empty_like, full, zeros
     from managedmem._residency import Residency, ResidencyRun
     from managedmem._result_cache import result_cache
@@ -161,6 +164,7 @@ else:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         parts = {"Resi": "_residency", "Tune": "_tune", "tune": "_tune", "resu": "_result_cache"}
         parts |= dict.fromkeys(("asar", "empt", "full", "zero"), "_creation")
+        parts |= dict.fromkeys(("Capa", "capa"), "_capabilities")
         part = parts.get(name[:4], "_trace")
         globals()[name] = value = getattr(_import_module(f"managedmem.{part}"), name)
         return value

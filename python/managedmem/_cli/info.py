@@ -16,15 +16,12 @@ from pathlib import Path
 from typing import Any
 
 import managedmem
-from managedmem import Device
+from managedmem import Capabilities, Device
 from managedmem._cli import driver
 from managedmem._cli.text import printable, size_text, table
 
 NODES = Path("/sys/devices/system/node")
 """Where Linux lists the NUMA nodes."""
-
-BATCHES = 13000
-"""The first driver version with batch prefetches and discards."""
 
 ATTRIBUTES = (
     (
@@ -129,32 +126,34 @@ def numa_nodes() -> list[tuple[int, str, str]]:
     return sorted(found)
 
 
-def abilities(info: Mapping[str, Any], devices: Sequence[Device]) -> list[Sequence[object]]:
+def abilities(found: Capabilities) -> list[Sequence[object]]:
     """The abilities of managed memory here: yes or no, and the reason or the consequence."""
-    lacking = [d for d in devices if not d.concurrent_managed_access]
-    pageless = [d for d in devices if not d.pageable_memory_access]
-    names = ", ".join(map(repr, lacking))
-    concurrent = f"concurrent_managed_access is 0 on {names}" if lacking else ""
-    batches = info["version"] >= BATCHES
-    old = "" if batches else f"needs a driver with CUDA 13.0, this one has {info['version_string']}"
-    works, moves = ("yes", "yes") if not lacking else ("in part", "no")
+    reasons = found.reasons
+    concurrent = reasons.get("concurrent_managed_access", "")
+    advice = "yes" if found.advice else "in part"
+    host = yes_no(found.concurrent_managed_access)
     return [
         ("allocate and share", "yes", "managedmem.empty(), __cuda_array_interface__, DLPack"),
-        ("advice", works, concurrent and f"{concurrent}: advice that names a device is refused"),
-        ("prefetch", moves, concurrent and f"{concurrent}: pages move whole, at kernel launches"),
-        ("host access beside kernels", moves, concurrent and f"{concurrent}: synchronise first"),
-        ("batch prefetch in one call", yes_no(batches and not lacking), old or concurrent),
-        ("discard, discard_prefetch", yes_no(batches and not lacking), old or concurrent),
-        ("system memory as target", yes_no(not pageless), _system_memory(devices, pageless)),
-        ("location Host(numa_id=N)", *_numa_ability(info["emulated"])),
+        ("advice", advice, reasons.get("advice", "")),
+        ("prefetch", yes_no(found.prefetch), reasons.get("prefetch", "")),
+        ("host access beside kernels", host, concurrent and f"{concurrent}: synchronise first"),
+        _row("batch prefetch in one call", found, "batch_prefetch"),
+        _row("discard, discard_prefetch", found, "discard"),
+        _row("pools of managed memory", found, "managed_pools"),
+        ("system memory as target", yes_no(found.pageable_memory_access), _system_memory(found)),
+        _row("residency()", found, "residency"),
+        ("location Host(numa_id=N)", *_numa_ability(found.emulated)),
     ]
 
 
-def _system_memory(devices: Sequence[Device], pageless: Sequence[Device]) -> str:
-    if pageless:
-        names = ", ".join(map(repr, pageless))
-        return f"pageable_memory_access is 0 on {names}: malloc and NumPy memory stays out of reach"
-    if all(d.pageable_memory_access_uses_host_page_tables for d in devices):
+def _row(label: str, found: Capabilities, name: str) -> Sequence[object]:
+    return label, yes_no(getattr(found, name)), found.reasons.get(name, "")
+
+
+def _system_memory(found: Capabilities) -> str:
+    if reason := found.reasons.get("pageable_memory_access"):
+        return f"{reason}: malloc and NumPy memory stays out of reach"
+    if found.pageable_memory_access_uses_host_page_tables:
         return "malloc and NumPy memory, through the page tables of the host"
     return "malloc and NumPy memory, by the kernel's heterogeneous memory management"
 
@@ -168,21 +167,12 @@ def _numa_ability(emulated: bool) -> tuple[str, str]:
     return "no gain", "one node: the driver reports such a preferred location as Host() or unset"
 
 
-def event_sources(info: Mapping[str, Any]) -> list[Sequence[object]]:
+def event_sources(found: Capabilities) -> list[Sequence[object]]:
     """The sources of events for ``trace()``: yes with details, or no with the reason."""
-    own, other = ("emulator", "kernel") if info["emulated"] else ("kernel", "emulator")
-    in_use = "the emulated driver" if info["emulated"] else "a CUDA driver"
-    rows: list[Sequence[object]] = [(other, "no", f"this process uses {in_use}")]
-    trace = managedmem.trace(sync=False)
-    try:
-        trace.start()
-    except (managedmem.TraceUnavailableError, managedmem.CUDAError) as error:
-        tried = getattr(error, "tried", None)
-        sentence = tried[-1][2] if tried else str(error)
-        return [(own, "no", " ".join(sentence.split())), *rows]
-    detail = trace.source_detail
-    trace.stop()
-    return [(own, "yes", detail), *rows]
+    own, other = ("emulator", "kernel") if found.emulated else ("kernel", "emulator")
+    in_use = "the emulated driver" if found.emulated else "a CUDA driver"
+    detail = found.trace_source or found.reasons["traces"]
+    return [(own, yes_no(found.traces), detail), (other, "no", f"this process uses {in_use}")]
 
 
 def library_rows() -> list[Sequence[object]]:
@@ -240,11 +230,11 @@ def run(request: str | None = None) -> int:
         report_failure(error)
         return 1
     print_driver(info, driver.choice_reason(request))
-    devices = Device.all()
-    for device in devices:
+    for device in Device.all():
         print_device(device)
-    section("what managed memory can do here", abilities(info, devices))
-    section("sources of events for managedmem.trace()", event_sources(info))
+    found = managedmem.capabilities()
+    section("what managed memory can do here", abilities(found))
+    section("sources of events for managedmem.trace()", event_sources(found))
     print_nodes(bool(info["emulated"]))
     section("libraries that can share managed memory", library_rows())
     return 0

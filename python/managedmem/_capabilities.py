@@ -1,0 +1,178 @@
+"""capabilities(): the operations of this library that work on this system, and why others do not.
+
+``python -m managedmem info`` prints from it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any
+
+from managedmem import _managedmem
+from managedmem._managedmem import CUDAError, Device, TraceBusyError, TraceUnavailableError
+from managedmem._trace import trace
+
+if TYPE_CHECKING:
+    from managedmem._managedmem import _Device
+
+BATCHES = 13000
+"""The first driver version with batch prefetches, discards and managed pools."""
+PAGE_MAP = "/proc/self/pagemap"
+
+_trace_detail = ""  # of the source of events, once it was found
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Capabilities:
+    """What works here: an immutable answer of capabilities().
+
+    A truth value holds if it does for all of ``devices``. ``reasons`` has a sentence for each that
+    is false. ``repr`` is a table. Two answers are equal if all values are, and hashable.
+    """
+
+    devices: tuple[Device, ...]
+    """The devices that were asked about."""
+    driver_version: int
+    """The version of the driver: 13000 is CUDA 13.0."""
+    emulated: bool
+    """True for the emulated driver."""
+    concurrent_managed_access: bool
+    """Host and devices may use managed memory at the same time."""
+    pageable_memory_access: bool
+    """Devices reach system memory, which can then be advised and prefetched."""
+    pageable_memory_access_uses_host_page_tables: bool
+    """They do so through the page tables of the host."""
+    direct_managed_mem_access_from_host: bool
+    """The host uses device memory in place."""
+    memory_pools_supported: bool
+    """Stream-ordered allocation of device memory works: DeviceMemoryResource."""
+    managed_pools: bool
+    """The same of managed memory: ManagedMemoryResource(pooled=True)."""
+    advice: bool
+    """Every advice works; false if advice that names a device is refused."""
+    prefetch: bool
+    """Prefetches work."""
+    batch_prefetch: bool
+    """Several ranges can be prefetched in one driver call."""
+    discard: bool
+    """discard() and discard_prefetch() work."""
+    traces: bool
+    """trace() has a source of events."""
+    residency: bool
+    """residency() can tell which pages are on the host."""
+    trace_source: str
+    """The source of events in words; "" without one."""
+    _reasons: tuple[tuple[str, str], ...] = field(default=())
+
+    @property
+    def reasons(self) -> dict[str, str]:
+        """A sentence for each value that is false, by its name."""
+        return dict(self._reasons)
+
+    def __repr__(self) -> str:
+        names = ", ".join(map(repr, self.devices))
+        version = f"CUDA {self.driver_version // 1000}.{self.driver_version % 1000 // 10}"
+        kind = " (emulated)" if self.emulated else ""
+        rows = [f"Capabilities of {names} with {version}{kind}"]
+        flags = [(f.name, getattr(self, f.name)) for f in fields(self) if f.type == "bool"]
+        reasons = self.reasons
+        for name, value in flags:
+            if name != "emulated":
+                text = "yes" if value else f"no   {reasons[name]}"
+                rows.append(f"  {name:<44}  {text}")
+        return "\n".join(rows)
+
+
+def capabilities(device: _Device | None = None) -> Capabilities:
+    """What works on this system: one immutable object with a reason for all that does not.
+
+    Parameters
+    ----------
+    device : Device, or a device object of another library, optional
+        The device to ask about. None asks about all: what works on every device. Some abilities
+        need all devices of the system also with one given: batch prefetches, discards, residency.
+
+    Every call asks the driver and the system, and takes milliseconds. It is no check of one
+    operation on one memory: unsupported="skip" passes over what an operation cannot act on. To find
+    out if traces work, the first call records for a moment; while another trace() runs, they do.
+
+    Raises DriverNotFoundError and DriverTooOldError without a usable driver, ValueError for a
+    device that does not exist. Safe from every thread. Driver: cuDeviceGetAttribute.
+    """
+    info = _managedmem.driver_info()
+    every = Device.all()
+    devices = every if device is None else (Device(device),)
+    reasons = {name: _lacking(devices, name) for name in _ATTRIBUTES}
+    access, all_access = (_lacking(d, "concurrent_managed_access") for d in (devices, every))
+    old = ""
+    if info["version"] < BATCHES:
+        old = f"needs a driver with CUDA 13.0, this one has {info['version_string']}"
+    detail, no_traces = _find_trace_source()
+    reasons |= {
+        "managed_pools": old or reasons["memory_pools_supported"],
+        "advice": access and f"{access}: advice that names a device is refused",
+        "prefetch": access and f"{access}: pages move whole, at kernel launches",
+        "batch_prefetch": old or all_access,
+        "discard": old or all_access,
+        "traces": no_traces,
+        "residency": _residency_obstacle(every),
+    }
+    flags: dict[str, Any] = {name: not reason for name, reason in reasons.items()}
+    return Capabilities(
+        devices=devices,
+        driver_version=info["version"],
+        emulated=info["emulated"],
+        trace_source=detail,
+        _reasons=tuple((name, reason) for name, reason in reasons.items() if reason),
+        **flags,
+    )
+
+
+_ATTRIBUTES = (
+    "concurrent_managed_access",
+    "pageable_memory_access",
+    "pageable_memory_access_uses_host_page_tables",
+    "direct_managed_mem_access_from_host",
+    "memory_pools_supported",
+)
+
+
+def _lacking(devices: Sequence[Device], name: str) -> str:
+    """A sentence with the devices that lack an attribute, or ""."""
+    lacking = ", ".join(repr(device) for device in devices if not getattr(device, name))
+    return f"{name} is 0 on {lacking}" if lacking else ""
+
+
+def _find_trace_source() -> tuple[str, str]:
+    """The source of events in words, and the reason if there is none."""
+    global _trace_detail  # noqa: PLW0603
+    if not _trace_detail:
+        attempt = trace(limit=1000, sync=False)
+        try:
+            attempt.start()
+        except TraceBusyError:
+            return "in use by a trace that runs", ""
+        except (TraceUnavailableError, CUDAError) as error:
+            tried = getattr(error, "tried", None)
+            return "", " ".join((tried[-1][2] if tried else str(error)).split())
+        try:
+            _trace_detail = attempt.source_detail
+        finally:
+            attempt.stop()
+    return _trace_detail, ""
+
+
+def _residency_obstacle(every: Sequence[Device]) -> str:
+    """The reason why residency() raises, or ""."""
+    if lacking := _lacking(every, "concurrent_managed_access"):
+        return f"{lacking}: pages move as a whole at launches"
+    direct = [device for device in every if device.direct_managed_mem_access_from_host]
+    if direct:
+        names = ", ".join(map(repr, direct))
+        return f"direct_managed_mem_access_from_host is 1 on {names}: the page map does not show it"
+    try:
+        with open(PAGE_MAP, "rb"):
+            return ""
+    except OSError as error:
+        return str(error)
