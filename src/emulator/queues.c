@@ -93,7 +93,7 @@ run_function(const struct emu_op *op)
 static uint32_t *
 word_of(const struct emu_op *op)
 {
-    return emu_find(op->ptr) == NULL ? NULL : (uint32_t *)(void *)emu_bytes(op->ptr);
+    return emu_find(op->ptr) == NULL ? NULL : (uint32_t *)(uintptr_t)emu_bytes(op->ptr);
 }
 
 static bool

@@ -204,6 +204,7 @@ void
 topic_word_capture(struct fixture *f)
 {
     CUstreamCaptureStatus status = (CUstreamCaptureStatus)9;
+    CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
     CUgraph graph = NULL;
     volatile uint32_t *word = NULL;
 
@@ -219,12 +220,23 @@ topic_word_capture(struct fixture *f)
     report("end", cu.end_capture(f->stream, &graph));
     if (graph != NULL) {
         cu.graph_destroy(graph);
+        graph = NULL;
     }
     cu.begin_capture(f->stream, CU_STREAM_CAPTURE_MODE_GLOBAL);
     report("free of pinned memory in a capture", cu.free_host((void *)(uintptr_t)word));
     cu.is_capturing(f->stream, &status);
     printf("  status %d\n", (int)status);
     report("end", cu.end_capture(f->stream, &graph));
+    cu.begin_capture(f->stream, CU_STREAM_CAPTURE_MODE_GLOBAL);
+    cu.exchange_mode(&mode);
+    report("the same, relaxed", cu.free_host((void *)(uintptr_t)word));
+    cu.exchange_mode(&mode);
+    cu.is_capturing(f->stream, &status);
+    printf("  status %d\n", (int)status);
+    report("end", cu.end_capture(f->stream, &graph));
+    if (graph != NULL) {
+        cu.graph_destroy(graph);
+    }
 }
 
 /* NOLINTEND(clang-analyzer-optin.core.EnumCastOutOfRange) */

@@ -48,17 +48,24 @@ find_idle_block(size_t size)
     return best;
 }
 
-/* Moves the longest idle blocks to `doomed` until no more than these bytes are held and idle. */
-static void
-doom_idle_blocks(size_t held, size_t idle, mm_result_block *doomed)
+/* Takes out the block that has been idle for longest, if `more` bytes do not fit beside those held, or
+ * if more than `keep` are idle; else NULL. */
+static mm_result_block *
+take_out_idle_block(size_t more, size_t keep)
 {
-    while (idle_blocks.previous != &idle_blocks && (usage.held > held || usage.idle > idle)) {
-        mm_result_block *block = idle_blocks.previous;
-        unlink_block(block);
-        link_block(block, doomed);
+    mm_result_block *block = NULL;
+
+    (void)pthread_mutex_lock(&blocks_lock);
+    if (idle_blocks.previous != &idle_blocks
+        && (more > usage.limit || usage.held > usage.limit - more || usage.idle > keep)) {
+        block = idle_blocks.previous;
+        block->previous->next = &idle_blocks;
+        idle_blocks.previous = block->previous;
         usage.held -= block->capacity;
         usage.idle -= block->capacity;
     }
+    (void)pthread_mutex_unlock(&blocks_lock);
+    return block;
 }
 
 /* --- freeing ---------------------------------------------------------------------------------- */
@@ -73,50 +80,48 @@ make_idle_again(mm_result_block *block)
     (void)pthread_mutex_unlock(&blocks_lock);
 }
 
-/* Frees the blocks of a list, or returns them to the cache while that is not possible: in a host
- * function, and during a capture, which a wait for a device could break. After other failures the
- * driver is shut down, or never works again. */
-static void
-free_blocks(mm_driver *cu, mm_result_block *doomed)
+/* False during a capture, which a wait for a device could break, and in a host function. */
+static bool
+enter_to_free(mm_scope *scope, mm_driver *cu)
 {
     bool capturing = true;
     mm_status ignored;
-    mm_scope scope;
-    int rc = -1;
 
-    if (doomed->next == doomed) {
+    return mm_streams_are_capturing(cu, &capturing, &ignored) == 0 && !capturing
+           && mm_scope_enter_relaxed(scope, cu, MM_ANY_DEVICE, &ignored) == 0;
+}
+
+/* Frees idle blocks as take_out_idle_block says, while that is possible. Failures other than that of
+ * a host function mean that the driver is shut down, or never works again. */
+static void
+free_idle_blocks(mm_driver *cu, size_t more, size_t keep)
+{
+    mm_result_block *block = take_out_idle_block(more, keep);
+    mm_scope scope;
+
+    if (block == NULL) {
         return;
     }
-    if (mm_streams_are_capturing(cu, &capturing, &ignored) == 0 && !capturing) {
-        rc = mm_scope_enter_relaxed(&scope, cu, MM_ANY_DEVICE, &ignored);
-    }
-    while (doomed->next != doomed) {
-        mm_result_block *block = doomed->next;
-        unlink_block(block);
-        if (rc < 0 || cu->MemFreeHost(block->bytes) == CUDA_ERROR_NOT_PERMITTED) {
-            make_idle_again(block);
-        } else {
+    if (enter_to_free(&scope, cu)) {
+        while (block != NULL && cu->MemFreeHost(block->bytes) != CUDA_ERROR_NOT_PERMITTED) {
             free(block);
+            block = take_out_idle_block(more, keep);
         }
-    }
-    if (rc == 0) {
         mm_scope_leave(&scope);
+    }
+    if (block != NULL) {
+        make_idle_again(block);
     }
 }
 
 void
 mm_result_blocks_trim(size_t keep)
 {
-    mm_result_block doomed = {.next = &doomed, .previous = &doomed};
     mm_driver *cu = mm_driver_usable();
 
-    if (cu == NULL) {
-        return;
+    if (cu != NULL) {
+        free_idle_blocks(cu, 0, keep);
     }
-    (void)pthread_mutex_lock(&blocks_lock);
-    doom_idle_blocks(usage.limit, keep, &doomed);
-    (void)pthread_mutex_unlock(&blocks_lock);
-    free_blocks(cu, &doomed);
 }
 
 /* --- taking ----------------------------------------------------------------------------------- */
@@ -163,16 +168,15 @@ reuse_block(mm_driver *cu, size_t size)
 static bool
 reserve_bytes(mm_driver *cu, size_t size)
 {
-    mm_result_block doomed = {.next = &doomed, .previous = &doomed};
     bool fits;
 
     (void)pthread_mutex_lock(&blocks_lock);
     fits = size <= usage.limit && usage.held - usage.idle <= usage.limit - size;
-    if (fits) {
-        doom_idle_blocks(usage.limit - size, usage.idle, &doomed);
-    }
     (void)pthread_mutex_unlock(&blocks_lock);
-    free_blocks(cu, &doomed);
+    if (!fits) {
+        return false;
+    }
+    free_idle_blocks(cu, size, SIZE_MAX);
     (void)pthread_mutex_lock(&blocks_lock);
     fits = size <= usage.limit && usage.held <= usage.limit - size;
     usage.held += fits ? size : 0;
@@ -213,9 +217,7 @@ lock_pages(mm_driver *cu, size_t size)
 static bool
 make_page_locked(mm_driver *cu, mm_result_block *block, size_t size)
 {
-    if (size > SIZE_MAX - STEP) {
-        return false;
-    }
+    assert(size <= SIZE_MAX - STEP);
     block->capacity = (size + STEP - 1) / STEP * STEP;
     if (!reserve_bytes(cu, block->capacity)) {
         return false;

@@ -13,9 +13,9 @@
 typedef struct mm_result_block {
     struct mm_result_block *next, *previous; /* in the list of idle blocks, or of those in use */
     void *bytes;
-    size_t capacity;  /* of page-locked memory */
+    size_t capacity; /* of page-locked memory */
     bool page_locked; /* else from malloc */
-    bool spoiled;     /* a failed copy may still write to it: to be freed, not used again */
+    bool spoiled; /* a failed copy may still write to it: to be freed, not used again */
 } mm_result_block;
 
 /* A block with a copy of the range, made behind the work on the stream and complete. NULL if that
