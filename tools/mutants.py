@@ -226,7 +226,8 @@ class Place:
         objects = [w for w in self.build.link if w.endswith(".o") and "/python/" not in w]
         parts = [f"{source}.o" for source in (killer, *C_TEST_SOURCES)] + objects
         target = self.tree / "c-test"
-        command = [self.build.link[0], *parts, "-o", str(target), *C_TEST_LIBRARIES]
+        linker = self.build.link[: self.build.link.index("-shared")]  # CC can be several words
+        command = [*linker, *parts, "-o", str(target), *C_TEST_LIBRARIES]
         subprocess.run(command, cwd=self.tree, check=True)
         return [str(target), str(self.tree / "python/managedmem/libmanagedmem_emulator.so")]
 

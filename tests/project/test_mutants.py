@@ -189,6 +189,13 @@ class TestPlaces:
         with pytest.raises(tool.BadList, match=r"no source that is built includes lone\.h"):
             tool.Place(build, 1).apply(tool.Mutant("one", "boundary", "lone.h", "1", "2"), [])
 
+    def test_a_compiler_of_several_words_links_c_tests(self, tool, build, monkeypatch):
+        """As CC="ccache gcc" is."""
+        monkeypatch.setattr(tool, "C_TEST_SOURCES", ())
+        build.link = ["env", shutil.which("cc"), "-shared", *build.compile, "-o", "all.so"]
+        command = tool.Place(build, 1).link_c_test("tests/c/test_most.c")
+        assert subprocess.run(command).returncode == 0
+
 
 @pytest.mark.parametrize(
     ("operator", "found"),
