@@ -8,10 +8,11 @@
 #include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
-/* Not in the headers of older systems. */
-enum { ADVICE_POPULATE_WRITE = 23 };
+/* Not in the headers of older systems. Linux has the last advice from 5.18 on. */
+enum { LOCK_ON_FAULT = 1, ADVICE_POPULATE_WRITE = 23, ADVICE_DONTNEED_LOCKED = 24 };
 
 /* The argument of PAGEMAP_SCAN, which Linux has from 6.7 on. */
 struct scan_span {
@@ -135,11 +136,28 @@ emu_map_visit(CUdeviceptr start, CUdeviceptr end, emu_span_visit visit, void *ar
     return read_entries(start, end, visit, argument);
 }
 
+/* The kernel unmaps pages that it wants to use otherwise, and the host would seem to have left
+ * them. It leaves pages alone that are locked once they are mapped. A process without the right to
+ * lock memory can do so up to RLIMIT_MEMLOCK. */
+void
+emu_map_keep(CUdeviceptr start, size_t size)
+{
+#ifdef SYS_mlock2
+    (void)syscall(SYS_mlock2, start, size, LOCK_ON_FAULT);
+#else
+    (void)start;
+    (void)size;
+#endif
+}
+
 bool
 emu_map_advise(CUdeviceptr start, size_t size, int advice)
 {
     void *address = (void *)(uintptr_t)start;
 
+    if (advice == MADV_DONTNEED && madvise(address, size, ADVICE_DONTNEED_LOCKED) == 0) {
+        return true;
+    }
     return madvise(address, size, advice) == 0
            || (errno == EINVAL && munlock(address, size) == 0
                && madvise(address, size, advice) == 0);

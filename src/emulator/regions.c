@@ -267,6 +267,9 @@ emu_region_new(enum emu_kind kind, size_t size, struct emu_device *device, struc
         return NULL;
     }
     region->blind = emu_config()->page % emu_map_page_size() != 0;
+    if (kind == EMU_MANAGED) {
+        emu_map_keep(region->base, region->size);
+    }
     if (kind == EMU_DEVICE) {
         device->allocated += size;
     }

@@ -4,6 +4,7 @@ import ctypes
 import itertools
 import os
 import random
+import resource
 import threading
 
 import pytest
@@ -486,6 +487,59 @@ assert ctypes.string_at(buffer.handle, buffer.size) == bytes([8]) * 4096 + bytes
                 buffer.prefetch(Device(0))
                 buffer.close()
             assert len(addresses) < 40
+        """)
+
+    @pytest.mark.skipif(
+        0 <= resource.getrlimit(resource.RLIMIT_MEMLOCK)[0] < 2 * SIZE and os.geteuid() != 0,
+        reason="this process may not lock as much memory",
+    )
+    def test_of_memory_that_the_kernel_wants_back(self):
+        """Pages that it unmapped would look as if the host had not touched them."""
+        run_python("""
+            import ctypes, managedmem
+            from managedmem import Device, Host, emulator
+            from page_map import count_mapped
+            emulator.schedule("eager")
+            PAGEOUT = 21
+            advise = ctypes.CDLL(None).madvise
+            advise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+            buffer = managedmem.empty(1 << 22)
+            ctypes.memset(buffer.handle, 7, buffer.size)
+            for n in range(3):
+                buffer.prefetch(Device(0))
+                assert count_mapped(buffer) == 0
+                ctypes.memset(buffer.handle, n, 1 << 21)
+                advise(buffer.handle, buffer.size, PAGEOUT)
+                assert count_mapped(buffer) == 512
+                assert emulator.residency(buffer[: 1 << 21]) == Host()
+                assert emulator.residency(buffer[1 << 21 :]) == Device(0)
+        """)
+
+    def test_of_locked_memory(self):
+        """Where no memory may be locked, all works but for what the kernel unmaps."""
+        run_python("""
+            import ctypes, os, resource, managedmem
+            from managedmem import Device, Host, emulator
+
+            def locked():
+                with open("/proc/self/status") as status:
+                    return [line for line in status if line.startswith("VmLck")]
+
+            emulator.schedule("eager")
+            first, before = managedmem.empty(1), locked()
+            _, most = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+            resource.setrlimit(resource.RLIMIT_MEMLOCK, (0, most))
+            if os.geteuid() == 0:
+                os.seteuid(65534)
+            buffer = managedmem.empty(1 << 22)
+            assert locked() == before
+            buffer.prefetch(Device(0))
+            ctypes.memset(buffer.handle, 7, buffer.size)
+            assert emulator.residency(buffer) == Host()
+            buffer.prefetch(Device(0))
+            assert emulator.residency(buffer) == Device(0)
+            buffer.close()
+            os.seteuid(os.getuid())
         """)
 
     def test_of_a_lost_descriptor(self):
