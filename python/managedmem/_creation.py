@@ -1,7 +1,7 @@
 """zeros(), full(), asarray() and empty_like(): new buffers with contents.
 
 Contents are written where the memory will live: on a device that is the preferred location, else by
-the host. Numbers of Python are converted here, so that NumPy is only needed for its own arrays.
+the host. NumPy converts what asarray() takes.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Iterable, Sequence
 from importlib import import_module
-from operator import index
 from typing import Any, SupportsIndex
 
 from managedmem._managedmem import (
@@ -46,108 +45,26 @@ _CONVERT: dict[str, Callable[[Any], Any]] = {
     "float": float,
     "complex": complex,
 }
-_KINDS = ("bool", "int64", "float64", "complex128")
-"""The types of Python's numbers, each for those in front of it too."""
+_NUMBERS = ("__index__", "__float__", "__complex__")
+"""A type with one of these methods is a number."""
 
-_BUFFER_KINDS = {
-    "?": "bool",
-    **dict.fromkeys("bhilqn", "int"),
-    **dict.fromkeys("BHILQN", "uint"),
-    **dict.fromkeys("efd", "float"),
-    "Zf": "complex",
-    "Zd": "complex",
-}
-"""The kind of number behind each format of the buffer protocol."""
-
-_MOST_AXES = 8
 _CHUNK = 1 << 20  # bytes that the host writes while other threads wait for it
 _PATTERN_ON_DEVICE = 64 << 10  # bytes of a pattern that are copied to a device first
 
 
-# --- numbers -------------------------------------------------------------------------------
+def _check_number(value: Any) -> None:
+    if not any(hasattr(type(value), method) for method in _NUMBERS):
+        raise TypeError(f"fill_value must be a number, got {type(value).__name__}")
 
 
-def _kind(dtype: str) -> str:
-    return dtype.rstrip("0123456789")
-
-
-def _is_sequence(kind: type) -> bool:
-    return issubclass(kind, Sequence) and not issubclass(kind, str | bytes | bytearray)
-
-
-def _rank(kind: type) -> int:
-    """The place in _KINDS of numbers of this Python type."""
-    if issubclass(kind, bool):
-        return 0
-    for rank, method in enumerate(("__index__", "__float__", "__complex__"), start=1):
-        if hasattr(kind, method):
-            return rank
-    raise TypeError(
-        f"numbers, nested sequences of numbers, arrays and buffers are taken, not {kind.__name__}"
-    )
-
-
-def _common_dtype(values: Sequence[Any]) -> DType:
-    """The element type that numbers of Python have together; float64 for none, as in NumPy."""
-    rank = max(map(_rank, set(map(type, values))), default=2)
-    if rank == 1 and max(map(index, values)) >= 1 << 63:
-        return DType("uint64")
-    return DType(_KINDS[rank])
-
-
-def _refuse(values: Sequence[Any], dtype: DType) -> OverflowError:
-    code = _CODES[dtype][0]
-    for value in values:
-        try:
-            struct.pack(f"={code}", value)
-        except (struct.error, OverflowError):
-            return OverflowError(f"{value!r} does not fit {dtype}")
-    raise AssertionError("every value fits")
-
-
-def _pack(values: Sequence[Any], dtype: DType) -> bytes:
-    """The bytes of numbers, converted as Python converts them."""
-    for kind in set(map(type, values)):
-        _rank(kind)
-    converted = list(map(_CONVERT[_kind(dtype)], values))
-    if _kind(dtype) == "complex":
-        converted = [part for value in converted for part in (value.real, value.imag)]
+def _pack(value: Any, dtype: DType) -> bytes:
+    """The bytes of a number, converted as Python converts it."""
+    converted = _CONVERT[dtype.rstrip("0123456789")](value)
+    parts = (converted.real, converted.imag) if isinstance(converted, complex) else (converted,)
     try:
-        return struct.pack(f"={len(converted)}{_CODES[dtype][0]}", *converted)
+        return struct.pack(f"={_CODES[dtype]}", *parts)
     except (struct.error, OverflowError):
-        raise _refuse(converted, dtype) from None
-
-
-def _unpack(data: bytes, dtype: DType) -> list[Any]:
-    code = _CODES[dtype]
-    found = list(struct.unpack(f"={len(data) // struct.calcsize('=' + code[0])}{code[0]}", data))
-    if len(code) == 1:
-        return found
-    return [complex(*pair) for pair in zip(found[::2], found[1::2], strict=True)]
-
-
-def _flat(data: Any) -> tuple[tuple[int, ...], list[Any]] | None:
-    """The shape and the numbers of nested sequences; None if there are arrays among them."""
-    shape: tuple[int, ...] = ()
-    level = [data]
-    while True:
-        kinds = set(map(type, level))
-        if any(hasattr(kind, "__array__") for kind in kinds):
-            return None
-        if not any(map(_is_sequence, kinds)):
-            return shape, level
-        if len(shape) == _MOST_AXES:
-            raise ValueError(f"nested sequences have more than {_MOST_AXES} axes")
-        lengths = {len(item) if _is_sequence(type(item)) else None for item in level}
-        if len(lengths) > 1:
-            raise ValueError(
-                f"nested sequences must have one shape, but behind {shape} there are items of "
-                + " and ".join(
-                    sorted("no length" if n is None else f"length {n}" for n in lengths)[:3]
-                )
-            )
-        shape += (len(level[0]),)
-        level = [each for item in level for each in item]
+        raise OverflowError(f"{value!r} does not fit {dtype}") from None
 
 
 # --- writing -------------------------------------------------------------------------------
@@ -223,43 +140,11 @@ def _made(
     return buffer
 
 
-def _made_of(
-    shape: Any, dtype: Any, name: str | None, policy: MigrationPolicy | None, data: Any
-) -> ManagedBuffer:
-    """A buffer with these bytes."""
-    return _made(
-        shape, dtype, name, policy, lambda buffer, device: _store(buffer, device, memoryview(data))
-    )
-
-
 # --- sources -------------------------------------------------------------------------------
 
 
-def _from_buffer(
-    data: memoryview, dtype: Any, name: str | None, policy: MigrationPolicy | None
-) -> ManagedBuffer:
-    code = data.format.lstrip("@=<|")
-    if code not in _BUFFER_KINDS:
-        raise TypeError(
-            f"a buffer of format {data.format!r} has no elements that a ManagedBuffer has"
-        )
-    kind = _BUFFER_KINDS[code]
-    own = DType(kind if kind == "bool" else f"{kind}{8 * data.itemsize}")
-    wanted = own if dtype is None else DType(dtype)
-    shape: Any = data.shape
-    if wanted != own:
-        return _made_of(shape, wanted, name, policy, _pack(_unpack(data.tobytes(), own), wanted))
-    if data.nbytes == 0:
-        return empty(shape, wanted, name=name, policy=policy)
-    try:
-        plain = data.cast("B")
-    except (TypeError, ValueError):  # not contiguous, or in a format that has no cast
-        plain = memoryview(data.tobytes())
-    return _made_of(shape, wanted, name, policy, plain)
-
-
 def _from_numpy(
-    data: Any, dtype: Any, name: str | None, policy: MigrationPolicy | None
+    source: Any, dtype: Any, name: str | None, policy: MigrationPolicy | None
 ) -> ManagedBuffer:
     """From what NumPy makes an array of."""
     try:
@@ -267,11 +152,17 @@ def _from_numpy(
     except ModuleNotFoundError as error:
         if error.name != "numpy":
             raise
-        raise ImportError(f"asarray() of {type(data).__name__} needs NumPy", name="numpy") from None
-    array = numpy.asarray(data)
-    wanted = DType(array.dtype.newbyteorder("=") if dtype is None else dtype)
-    plain = numpy.ascontiguousarray(array, str(wanted)).reshape(-1).view(numpy.uint8)
-    return _made_of(array.shape, wanted, name, policy, plain)
+        raise ImportError(
+            f"asarray() of {type(source).__name__} needs NumPy, which is not installed: "
+            "pip install numpy",
+            name="numpy",
+        ) from None
+    array = numpy.asarray(source, None if dtype is None else str(DType(dtype)))
+    own = DType(array.dtype.newbyteorder("="))
+    data = memoryview(numpy.ascontiguousarray(array, str(own)).reshape(-1).view(numpy.uint8))
+    return _made(
+        array.shape, own, name, policy, lambda buffer, device: _store(buffer, device, data)
+    )
 
 
 def _from_device_array(
@@ -292,38 +183,23 @@ def _from_device_array(
     return _made(shape, own, name, policy, write)
 
 
-def _from_own(
-    data: ManagedBuffer, dtype: Any, name: str | None, policy: MigrationPolicy | None
-) -> ManagedBuffer:
-    if dtype is None or data.dtype == DType(dtype):
-        return _from_device_array(data, data.dtype, None, name, policy, data.shape)
-    with memoryview(data) as host:
-        return _from_buffer(host, dtype, name, policy)
-
-
 def _from_any(
     data: Any, dtype: Any, name: str | None, policy: MigrationPolicy | None
 ) -> ManagedBuffer:
-    if isinstance(data, ManagedBuffer):
-        return _from_own(data, dtype, name, policy)
+    if isinstance(data, ManagedBuffer) and (dtype is None or data.dtype == DType(dtype)):
+        return _from_device_array(data, data.dtype, None, name, policy, data.shape)
     interface = getattr(data, "__cuda_array_interface__", None)
-    if interface is not None:
+    if interface is not None and not isinstance(data, ManagedBuffer):
         own = DType(interface["typestr"])
         return _from_device_array(data, own, dtype, name, policy, interface["shape"])
     if hasattr(type(data), "__array__"):
         return _from_numpy(data, dtype, name, policy)
     try:
-        view = memoryview(data)
-    except TypeError:  # has no buffer protocol
-        flat = _flat(data)
-    else:
-        with view:
-            return _from_buffer(view, dtype, name, policy)
-    if flat is None:
+        view = memoryview(data)  # the elements of bytes, which are text for NumPy
+    except TypeError:
         return _from_numpy(data, dtype, name, policy)
-    shape, values = flat
-    wanted = _common_dtype(values) if dtype is None else DType(dtype)
-    return _made_of(shape, wanted, name, policy, _pack(values, wanted))
+    with view:
+        return _from_numpy(view, dtype, name, policy)
 
 
 # --- functions -----------------------------------------------------------------------------
@@ -366,8 +242,8 @@ def full(
     fill_value : bool, int, float or complex, or a scalar of NumPy
         The value of each element.
     dtype : str, NumPy or torch dtype, Python type, optional
-        The element type; None takes that of the value: bool, int64 (uint64 from 2**63 on), float64,
-        complex128, or the one of a NumPy scalar.
+        The element type; None takes that of the value: bool, int64, float64, complex128, or the one
+        of a NumPy scalar.
     name : str, optional
         The name of the buffer, as ManagedBuffer.name has it.
     policy : MigrationPolicy, optional
@@ -381,10 +257,10 @@ def full(
     cuMemAdvise, cuMemPrefetchAsync, cuMemsetD8Async, cuMemsetD16Async, cuMemsetD32Async,
     cuMemcpyAsync, cuStreamSynchronize.
     """
-    if dtype is None:
-        dtype = getattr(fill_value, "dtype", None) or _common_dtype([fill_value])
-    pattern = _pack([fill_value], DType(dtype))
-    return _made(shape, dtype, name, policy, lambda buffer, device: _fill(buffer, device, pattern))
+    _check_number(fill_value)
+    wanted = DType(getattr(fill_value, "dtype", type(fill_value)) if dtype is None else dtype)
+    pattern = _pack(fill_value, wanted)
+    return _made(shape, wanted, name, policy, lambda buffer, device: _fill(buffer, device, pattern))
 
 
 def asarray(
@@ -400,12 +276,11 @@ def asarray(
     Parameters
     ----------
     a : array, buffer, number or nested sequence of numbers
-        A NumPy array or an object with __array__, such as a torch tensor on the CPU; an object with
-        the buffer protocol, such as bytes or array.array; an array with __cuda_array_interface__,
-        which must have no gaps; lists and tuples of one shape; a ManagedBuffer.
+        What numpy.asarray() takes: arrays, torch tensors on the CPU, lists and tuples of one shape;
+        an object with the buffer protocol, such as bytes or array.array; an array with
+        __cuda_array_interface__, which must have no gaps; a ManagedBuffer.
     dtype : str, NumPy or torch dtype, Python type, optional
-        The element type. None keeps that of an array or buffer; numbers of Python become bool,
-        int64 (uint64 from 2**63 on), float64 or complex128.
+        The element type. None keeps that of the array that NumPy makes.
     copy : bool, optional
         None gives a ManagedBuffer back as it is if dtype, name and policy ask for nothing else.
         True always copies. False never does: a ValueError where a copy is needed.
@@ -419,15 +294,13 @@ def asarray(
     and a ManagedBuffer of the same dtype are copied by the driver, behind the work on the default
     stream. The contents are complete when the call returns.
 
-    NumPy converts objects with __array__, as its own asarray() does. Everything else is converted
-    as Python converts numbers, element by element, and needs no NumPy. Arrays with
+    NumPy converts everything else, and must be installed for that. Arrays with
     __cuda_array_interface__ are not converted.
 
-    Raises TypeError for other objects and element types, ValueError for sequences of different
-    lengths and for arrays with gaps, OverflowError for numbers that the element type does not hold,
-    and as empty() does; CUDAError when the driver fails; the memory is then freed. Safe from every
-    thread. Driver: cuMemAllocManaged, cuMemAdvise, cuMemPrefetchAsync, cuMemcpyAsync,
-    cuStreamSynchronize.
+    Raises TypeError for element types that a buffer does not have, ValueError for arrays with gaps,
+    ImportError without NumPy, and as numpy.asarray() and empty() do; CUDAError when the driver
+    fails; the memory is then freed. Safe from every thread. Driver: cuMemAllocManaged, cuMemAdvise,
+    cuMemPrefetchAsync, cuMemcpyAsync, cuStreamSynchronize.
     """
     same = isinstance(a, ManagedBuffer) and (dtype is None or a.dtype == DType(dtype))
     if same and not copy and name is None and policy is None:

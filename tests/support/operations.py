@@ -517,7 +517,6 @@ OPERATIONS = {
     "asarray of a buffer on a device": Operation(
         lambda w: w.keep(asarray(PATTERNS[0], policy=MigrationPolicy.prefer(ZERO))), faults=5
     ),
-    "asarray of a buffer of another type": Operation(lambda w: w.keep(asarray(b"abc", "f4"))),
     "asarray of an array": Operation(lambda w: w.keep(asarray(numpy.arange(9)[::2], "f4"))),
     "asarray of a device array": Operation(lambda w: w.keep(asarray(CudaArray(w.b))), faults=3),
     "asarray of another policy": Operation(
