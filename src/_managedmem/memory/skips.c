@@ -122,16 +122,23 @@ is_pool_memory(mm_driver *cu, mm_range range, bool *pooled, mm_status *st)
     return 0;
 }
 
-/* True if the driver refuses the advice because the range is pool memory. Another driver may accept
- * it, so this one is asked. */
+/* Sets *refused if the driver refuses the advice because the range is pool memory. Another driver
+ * may accept it, so this one is asked. *before becomes the earlier advice. */
 static int
-is_advice_refused(mm_driver *cu, const mm_transfer *t, CUmem_advise advice, bool *refused,
-                  mm_status *st)
+is_advice_refused(mm_driver *cu, const mm_transfer *t, CUmem_advise advice,
+                  mm_advice_before *before, bool *refused, mm_status *st)
 {
-    int rc = mm_range_advise(cu, t->range, advice, t->where, st);
-
-    *refused = rc < 0 && st->kind == MM_DRIVER_CALL && st->code == CUDA_ERROR_NOT_SUPPORTED;
-    return *refused ? 0 : rc;
+    if (mm_advice_query(cu, t->range, advice, t->where, before, st) < 0) {
+        return -1;
+    }
+    if (mm_range_advise_once(cu, t->range, advice, t->where, st) == 0) {
+        return 0;
+    }
+    *refused = st->kind == MM_DRIVER_CALL && st->code == CUDA_ERROR_NOT_SUPPORTED;
+    if (!*refused) {
+        mm_advice_restore(cu, t->range, advice, t->where, before, MM_FAILED);
+    }
+    return *refused ? 0 : -1;
 }
 
 /* Passes over pool memory if the driver refuses the advice on the first range of it. If it does
@@ -147,8 +154,7 @@ skip_pool_memory(mm_driver *cu, mm_batch *b, CUmem_advise advice, size_t *skippe
         mm_transfer *t = &b->transfers[i];
         if (is_pool_memory(cu, t->range, &pooled, st) < 0
             || (pooled && !refused
-                && (mm_advice_query(cu, t->range, advice, t->where, before, st) < 0
-                    || is_advice_refused(cu, t, advice, &refused, st) < 0))) {
+                && is_advice_refused(cu, t, advice, before, &refused, st) < 0)) {
             return -1;
         }
         if (pooled && refused) {
