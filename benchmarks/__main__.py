@@ -24,6 +24,7 @@ from . import (
     pipeline,
     report,
     residency,
+    results,
     tracing,
     tuning,
 )
@@ -67,6 +68,12 @@ GROUPS = {
         " first call, once.",
         jobs.measure,
         jobs.NEED,
+    ),
+    "results": Group(
+        "Results to the host",
+        results.DESCRIPTION,
+        results.measure,
+        results.NEED,
     ),
     "footprint": Group(
         "Import and memory",

@@ -29,6 +29,7 @@ from benchmarks import (
     many,
     overhead,
     residency,
+    results,
     tracing,
 )
 from benchmarks import pipeline as pipelines
@@ -130,6 +131,20 @@ class TestGroups:
     def test_residency(self, bare_calls):
         rows = whole(residency.measure(2, 6 * MIB), "page map, entries", "ours")
         assert [row.operation for row in rows] == [f"6 MiB {name}" for name in residency.STATES]
+
+    def test_results(self):
+        pytest.importorskip("numpy", reason="needs NumPy")
+        rows = whole(results.measure(2, (64 * KIB, MIB)), *results.JUDGED, "copy_to", "numpy()")
+        assert [row.operation.split()[0] for row in rows] == ["64", "1024"]
+
+    def test_results_are_judged_by_the_pinned_copy(self):
+        times = {name: Result(220.0) for name in results.JUDGED}
+        row = Row("64 KiB to the host", times)
+        assert results.judged(row) is row
+        assert (
+            "2.20 x"
+            in results.judged(replace(row, results=times | {"pinned copy": Result(100.0)})).note
+        )
 
     def test_advice(self):
         rows = whole(advice.measure(2, (MIB,)), "set", "set again", "unset")
