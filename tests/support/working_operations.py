@@ -44,7 +44,8 @@ def use_all(w, working):
 
 
 def drop_a_set(w):
-    WorkingSet(SIZE, ZERO).add(w.a).acquire()
+    WorkingSet(SIZE, ZERO).add(w.a).acquire(stream=w.stream)
+    w.stream.sync()  # the thread has loaded the group
     gc.collect()
 
 
