@@ -20,6 +20,7 @@ from . import (
     jobs,
     many,
     npbench,
+    offload,
     overhead,
     pipeline,
     report,
@@ -108,6 +109,12 @@ GROUPS = {
         residency.NEED,
     ),
     "tracing": Group("Traces", tracing.DESCRIPTION, tracing.measure, tracing.NEED, tracing.summary),
+    "offload": Group(
+        "More than fits",
+        offload.DESCRIPTION,
+        offload.measure,
+        offload.NEED,
+    ),
     "tuning": Group(
         "tune() and the placements of experts",
         "Steps of four programs: the host fills arrays, the device computes, the host reads the"

@@ -18,7 +18,7 @@ HEADROOM = 1024 * MIB  # left free on the card beside it: contexts, the peers' o
 # A contender runs `count` times and returns the nanoseconds of one run.
 Contender = Callable[[int], float]
 # Contenders that may fail, as a part of the result. Ours and the bare call must not.
-PEERS = ("cuda.core", "cuda.bindings", "CuPy", "numba", "ctypes")
+PEERS = ("cuda.core", "cuda.bindings", "CuPy", "numba", "ctypes", "accelerate")
 
 
 @dataclass(frozen=True)

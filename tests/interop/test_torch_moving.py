@@ -255,6 +255,14 @@ class TestToManaged:
         model(torch.ones(1, 3, device=on)).sum().backward()
         assert model.weight.grad is not None
 
+    def test_a_model_that_is_made_in_inference_mode(self, on):
+        with torch.inference_mode():
+            model = torch.nn.Linear(3, 2).to(on)
+            expected = model(torch.ones(1, 3, device=on))
+            mt.to_managed(model)
+            assert model.weight.is_inference()
+            assert torch.equal(model(torch.ones(1, 3, device=on)), expected)
+
     def test_empty_tensors_and_modules(self, on):
         module = torch.nn.Module()
         module.register_buffer("nothing", torch.empty(0, 3, device=on))

@@ -27,6 +27,7 @@ from benchmarks import (
     instructions,
     jobs,
     many,
+    offload,
     overhead,
     residency,
     results,
@@ -184,6 +185,15 @@ class TestGroups:
         if not rows:
             pytest.skip("needs torch and a GPU")
         whole(rows, "page faults", "pinned copy")
+
+    def test_offload(self):
+        shape = {"n_layer": 2, "n_embd": 64, "n_head": 2, "vocab_size": 99}
+        rows = offload.measure(2, (16 * KIB, 64 * KIB), (64 * KIB, 3), 3, **shape)
+        if not rows:
+            pytest.skip("needs torch, and a GPU or the emulated driver")
+        whole(rows, "ours", "resident")
+        assert all("page faults" in row.results for row in rows[:2])
+        assert [row.note for row in rows if row.note] in ([], ["logits equal: True"])
 
     def test_every_group_is_within_the_budget(self):
         for name, group in command.GROUPS.items():

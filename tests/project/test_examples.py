@@ -26,6 +26,7 @@ EXAMPLES = ROOT / "examples"
 SCRIPTS = sorted(EXAMPLES.glob("*.py"))
 NOTEBOOKS = sorted(EXAMPLES.glob("*.ipynb"))
 DISTRIBUTED = str(EXAMPLES / "distributed.py")
+OFFLOAD = str(EXAMPLES / "offload.py")
 SEEING = EXAMPLES / "seeing.ipynb"
 NEEDS = {SEEING: ["numpy", "matplotlib", "pandas"]}
 
@@ -80,7 +81,7 @@ def test_there_are_examples() -> None:
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
 def test_example_runs(script: Path) -> None:
-    if str(script) == DISTRIBUTED:
+    if str(script) in (DISTRIBUTED, OFFLOAD):
         need("torch")
     assert run(str(script)).strip()
 
@@ -166,6 +167,22 @@ except SystemExit as end:
     lines = run("-c", code).splitlines()
     assert lines[0].startswith("this example needs torch: ")
     assert lines[1:] == ["status 2"]
+
+
+def test_offload_keeps_the_budget_and_the_numbers() -> None:
+    need("torch")
+    text = run(OFFLOAD)
+    assert re.findall(r"equal: (\w+)$|same loss: (\w+)$", text, re.MULTILINE) == [
+        ("True", ""),
+        ("", "True"),
+    ]
+    budget = re.search(r"^inference: .* at most ([0-9,]+) on the GPU$", text, re.MULTILINE)
+    held = re.search(r"^  held at the end: ([0-9,]+) bytes; over the bus: 0 calls$", text, re.M)
+    assert budget and held, text
+    assert 0 < int(held[1].replace(",", "")) <= int(budget[1].replace(",", ""))
+    state = re.findall(r"^training .*: [0-9.]+ ms a step, ([0-9,]+) bytes of state", text, re.M)
+    assert len(state) == 2 and state[0] == "0" and int(state[1].replace(",", "")) > 0, text
+    assert ("times mean nothing" in text) == managedmem.driver_info()["emulated"]
 
 
 def read(path: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
@@ -274,3 +291,4 @@ def test_examples_stay_short() -> None:
     assert lengths["pipeline.py"] < 120
     assert lengths["pipeline_peers.py"] < 120
     assert lengths["distributed.py"] < 180
+    assert lengths["offload.py"] < 140

@@ -31,6 +31,7 @@ from managedmem.torch._megatron import (
     prefetch_managed_tensor,
 )
 from managedmem.torch._moving import to_managed
+from managedmem.torch._offload import Offload, offload
 from managedmem.torch._operations import HintedBytes, advise, prefetch
 from managedmem.torch._pool import UnifiedMemoryUnsupportedError, managed_mempool
 from managedmem.torch._results import to_host
@@ -40,6 +41,7 @@ __all__ = [
     "CompilationState",
     "HintedBytes",
     "NotManagedError",
+    "Offload",
     "UnifiedMemoryCompileTimeoutError",
     "UnifiedMemoryUnsupportedError",
     "advise",
@@ -50,6 +52,7 @@ __all__ = [
     "create_unified_mempool",
     "is_managed",
     "managed_mempool",
+    "offload",
     "prefetch",
     "prefetch_managed_module_parameters",
     "prefetch_managed_tensor",

@@ -217,8 +217,8 @@ def _find_places(blocks: list[_Block]) -> None:
         _allocate_places(device, group)
 
 
-def _allocate_places(device: torch.device, blocks: list[_Block]) -> None:
-    """Make one allocation, in which each block starts on a page of its own."""
+def _allocate_places(device: torch.device, blocks: list[_Block]) -> ManagedBuffer:
+    """Make one allocation, in which each block starts on a page of its own, and return it."""
     sizes = []
     for block in blocks:
         used = block.start % _SKEW + block.end - block.start
@@ -233,6 +233,7 @@ def _allocate_places(device: torch.device, blocks: list[_Block]) -> None:
         skew = block.start % _SKEW
         block.place = pages[skew : skew + block.end - block.start]
         address += size
+    return arena
 
 
 def _name_of(block: _Block) -> str | None:
@@ -302,9 +303,10 @@ def _on(base: Tensor, tensor: Tensor, offset: int) -> Tensor:
             f"{describe('', tensor)} overlaps another tensor at a distance of {offset} bytes, "
             "which is not a multiple of its element size"
         )
-    new = torch.empty(0, dtype=tensor.dtype, device=base.device)
     first = offset // tensor.element_size()
-    return new.set_(base.untyped_storage(), first, tensor.shape, tensor.stride())
+    with torch.inference_mode(tensor.is_inference()):  # what replaces its data must be of its kind
+        new = torch.empty(0, dtype=tensor.dtype, device=base.device)
+        return new.set_(base.untyped_storage(), first, tensor.shape, tensor.stride())
 
 
 def _empty_changes(found: Found, target: torch.device | None) -> Iterator[tuple[Tensor, Tensor]]:

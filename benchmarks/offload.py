@@ -1,0 +1,374 @@
+"""Weights and optimizer state that do not fit: streamed by offload(), and in other ways.
+
+Every contender runs the same modules with the same inputs, weights at home on the host. `resident`
+has everything on the device, the limit of the arithmetic; `pinned buffers` is what one writes by
+hand: pinned copies of the weights, three buffers on the device, copies on a side stream.
+"""
+
+from __future__ import annotations
+
+import copy
+import importlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import ModuleType
+from typing import Any
+
+import managedmem
+from managedmem import Host
+
+from .measure import KIB, MIB, Contender, Row, elapsed, side_by_side
+
+SIZES = (2 * MIB, 4 * MIB, 16 * MIB, 64 * MIB)
+LAYERS = 16
+NEED = 256 * MIB
+ROUNDS = 4  # of the layers in a measurement
+TOKENS = 32
+SLOTS = 3
+DESCRIPTION = (
+    "Layers: the time of a round with one matrix product of each, weights at home on the host, a"
+    " quarter of them in the budget (two layers of 64 MiB). Generation: GPT-2's shape in float16"
+    " with random weights, 32 tokens, half of the weights in the budget. Training: a step of Adam,"
+    " its state out of the budget. All fits: a round with a budget for everything."
+)
+
+Step = Callable[[], object]
+
+
+def loaded(name: str) -> ModuleType | None:
+    """A library, or None where it is not installed."""
+    try:
+        return importlib.import_module(name)
+    except ImportError:
+        return None
+
+
+def size_text(nbytes: int) -> str:
+    """A size in a title."""
+    return f"{nbytes // MIB} MiB" if nbytes >= MIB else f"{nbytes // KIB} KiB"
+
+
+class Machine:
+    """torch, its device and its way to wait."""
+
+    def __init__(self, torch: ModuleType) -> None:
+        self.torch = torch
+        self.emulated = bool(managedmem.driver_info()["emulated"])
+        self.place = torch.device("cpu" if self.emulated else "cuda:0")
+        self.ours = importlib.import_module("managedmem.torch")
+
+    def wait(self) -> None:
+        if not self.emulated:
+            self.torch.cuda.synchronize()
+
+    def timed(self, step: Step, rounds: int, before: Step = lambda: None) -> Contender:
+        """A measurement of one step; `before` prepares each one and is not timed."""
+
+        def whole() -> None:
+            step()
+            self.wait()
+
+        def run(_: int) -> float:
+            total = 0.0
+            for _ in range(rounds):
+                before()
+                self.wait()
+                total += elapsed(whole)
+            return total / rounds
+
+        return run
+
+    def in_a_row(self, step: Step, rounds: int) -> Contender:
+        """A measurement of one step among others without a wait between them."""
+
+        def steps() -> None:
+            for _ in range(rounds):
+                step()
+            self.wait()
+
+        return lambda _: elapsed(steps) / rounds
+
+    def layers(self, count: int, nbytes: int) -> Any:
+        """Layers without bias, of float32 matrices with so many bytes."""
+        nn = self.torch.nn
+        width = 1 << ((nbytes // 4).bit_length() - 1) // 2
+        wide = nbytes // 4 // width
+        self.torch.manual_seed(0)
+        made = [Product(self.torch, width, wide) for _ in range(count)]
+        return nn.Sequential(*(each.module for each in made))
+
+    def inputs(self, model: Any) -> Any:
+        return self.torch.ones(64, model[0].weight.shape[1], device=self.place)
+
+
+class Product:
+    """One matrix product whose result is as wide as its input, so that layers can follow."""
+
+    def __init__(self, torch: ModuleType, width: int, wide: int) -> None:
+        class Layer(torch.nn.Linear):  # type: ignore[name-defined,misc]
+            def forward(self, inputs: Any) -> Any:
+                return super().forward(inputs)[:, :width]
+
+        self.module = Layer(width, wide, bias=False)
+
+
+# --- layers -------------------------------------------------------------------------------
+
+
+class PinnedBuffers:
+    """Three buffers on the device, filled from pinned memory on a side stream."""
+
+    def __init__(self, machine: Machine, model: Any) -> None:
+        self.torch = machine.torch
+        torch = self.torch
+        self.weights = [layer.weight.detach().pin_memory() for layer in model]
+        self.slots = [torch.empty_like(self.weights[0], device=machine.place) for _ in range(SLOTS)]
+        self.side = torch.cuda.Stream()
+        self.filled = [torch.cuda.Event() for _ in range(SLOTS)]
+        self.used = [torch.cuda.Event() for _ in range(SLOTS)]
+        self.next = 0  # the copy that is queued next, over all rounds
+
+    def fill(self) -> None:
+        """Queue one copy."""
+        number = self.next % SLOTS
+        self.side.wait_event(self.used[number])
+        with self.torch.cuda.stream(self.side):
+            source = self.weights[self.next % len(self.weights)]
+            self.slots[number].copy_(source, non_blocking=True)
+            self.filled[number].record()
+        self.next += 1
+
+    def round(self, inputs: Any) -> Any:
+        """All layers once. Copies for the next round start in this one, as ours do."""
+        current = self.torch.cuda.current_stream()
+        width = inputs.shape[1]
+        while self.next < SLOTS - 1:
+            self.fill()
+        first = self.next - (SLOTS - 1)
+        for step in range(first, first + len(self.weights)):
+            self.fill()
+            number = step % SLOTS
+            current.wait_event(self.filled[number])
+            product = self.torch.nn.functional.linear(inputs, self.slots[number])
+            inputs = product[:, :width]
+            self.used[number].record()
+        return inputs
+
+
+@contextmanager
+def streamed(machine: Machine, model: Any, budget: int, **options: Any) -> Iterator[Any]:
+    """A module that is offloaded in the block."""
+    with machine.ours.offload(model, "cuda:0", budget=budget, **options):
+        yield model
+
+
+def layer_row(machine: Machine, nbytes: int, count: int, repetitions: int) -> Row:
+    """A round over layers of one size."""
+    torch = machine.torch
+    model = machine.layers(count, nbytes)
+    inputs = machine.inputs(model)
+    budget = max(count // 4, 2) * nbytes
+    contenders: dict[str, Contender] = {}
+    mine, resident = copy.deepcopy(model), copy.deepcopy(model).to(machine.place)
+    if (accelerate := loaded("accelerate")) is not None and not machine.emulated:
+        theirs = accelerate.cpu_offload(copy.deepcopy(model), machine.place)
+        contenders["accelerate"] = machine.in_a_row(lambda: theirs(inputs), ROUNDS)
+    if not machine.emulated:
+        pinned = PinnedBuffers(machine, model)
+        contenders["pinned buffers"] = machine.in_a_row(lambda: pinned.round(inputs), ROUNDS)
+    contenders["resident"] = machine.in_a_row(lambda: resident(inputs), ROUNDS)
+    title = f"{count} layers of {size_text(nbytes)}"
+    with streamed(machine, mine, budget), torch.inference_mode():
+        contenders["ours"] = machine.in_a_row(lambda: mine(inputs), ROUNDS)
+        return side_by_side(title, contenders, count=1, repetitions=repetitions, unit="ms")
+
+
+def faults_row(machine: Machine, nbytes: int, count: int, repetitions: int) -> Row:
+    """A round over layers that come by page faults; apart, so that one set of them is managed."""
+    torch = machine.torch
+    model = machine.ours.to_managed(machine.layers(count, nbytes), device=machine.place)
+    inputs = machine.inputs(model)
+    with torch.inference_mode():
+
+        def home() -> None:
+            machine.ours.prefetch(model, Host())
+
+        contenders = {"page faults": machine.timed(lambda: model(inputs), ROUNDS, home)}
+        return side_by_side("", contenders, count=1, repetitions=repetitions, unit="ms")
+
+
+def layers(machine: Machine, sizes: tuple[int, ...], repetitions: int) -> Iterator[Row]:
+    """A row for each size of a layer."""
+    for nbytes in sizes:
+        count = min(LAYERS, NEED // nbytes)
+        row = layer_row(machine, nbytes, count, repetitions)
+        row.results.update(faults_row(machine, nbytes, count, repetitions).results)
+        yield row
+
+
+# --- a transformer ------------------------------------------------------------------------
+
+
+def generation(machine: Machine, repetitions: int, new: int, **shape: int) -> Iterator[Row]:
+    """Tokens of a language model from the transformers library."""
+    transformers = loaded("transformers")
+    if transformers is None:
+        return
+    torch = machine.torch
+    torch.manual_seed(0)
+    dtype = torch.float32 if machine.emulated else torch.float16
+    model = transformers.GPT2LMHeadModel(transformers.GPT2Config(**shape)).to(dtype).eval()
+    tokens = torch.arange(8, device=machine.place).view(1, -1)
+    size = sum(p.nbytes for p in model.parameters())
+
+    def generate(model: Any) -> Any:
+        return model.generate(
+            tokens,
+            attention_mask=torch.ones_like(tokens),
+            max_new_tokens=new,
+            min_new_tokens=new,
+            do_sample=False,
+            pad_token_id=0,
+        )
+
+    resident = copy.deepcopy(model).to(machine.place)
+    contenders = {"resident": machine.timed(lambda: generate(resident), 1)}
+    if (accelerate := loaded("accelerate")) is not None and not machine.emulated:
+        theirs = accelerate.cpu_offload(copy.deepcopy(model), machine.place)
+        contenders["accelerate"] = machine.timed(lambda: generate(theirs), 1)
+    with streamed(machine, model, size // 2), torch.inference_mode():
+        contenders["ours"] = machine.timed(lambda: generate(model), 1)
+        title = f"GPT-2's shape, {size_text(size)}, {new} tokens"
+        equal = bool(torch.equal(model(tokens).logits, resident(tokens).logits))
+        row = side_by_side(title, contenders, count=1, repetitions=repetitions, unit="ms")
+    yield Row(row.operation, row.results, row.unit, f"logits equal: {equal}", row.failed)
+
+
+# --- training -----------------------------------------------------------------------------
+
+
+class Training:
+    """A multilayer perceptron with Adam."""
+
+    def __init__(self, machine: Machine, nbytes: int, count: int, place: Any) -> None:
+        torch = machine.torch
+        self.machine = machine
+        self.model = machine.layers(count, nbytes).to(place)
+        self.inputs = machine.inputs(self.model)
+        self.optimizer = torch.optim.Adam(self.model.parameters(), lr=1e-4, foreach=True)
+
+    def backward(self) -> None:
+        self.optimizer.zero_grad()
+        self.model(self.inputs).square().mean().backward()
+
+    def step(self) -> None:
+        self.backward()
+        self.optimizer.step()
+
+
+class PinnedState:
+    """Adam's averages in pinned memory, copied to the device and back by hand, layer by layer."""
+
+    def __init__(self, training: Training) -> None:
+        self.torch = training.machine.torch
+        self.training = training
+        training.step()  # makes the state
+        self.inward, self.outward = self.torch.cuda.Stream(), self.torch.cuda.Stream()
+        self.groups = training.optimizer.param_groups[0]
+        self.parameters = list(self.groups["params"])
+        self.homes = []
+        names = ("exp_avg", "exp_avg_sq")
+        for parameter in self.parameters:
+            state = training.optimizer.state[parameter]
+            self.homes.append({name: state[name].cpu().pin_memory() for name in names})
+        first = self.parameters[0]
+        self.slots = [{name: self.torch.empty_like(first) for name in names} for _ in range(SLOTS)]
+        self.free = [self.torch.cuda.Event() for _ in range(SLOTS)]
+
+    def step(self) -> None:
+        """Forward, backward, and the update of one layer after the other."""
+        torch, optimizer = self.torch, self.training.optimizer
+        self.training.backward()
+        current = torch.cuda.current_stream()
+        for number, parameter in enumerate(self.parameters):
+            slot, home = self.slots[number % SLOTS], self.homes[number]
+            with torch.cuda.stream(self.inward):
+                self.inward.wait_event(self.free[number % SLOTS])
+                for name, scratch in slot.items():
+                    scratch.copy_(home[name], non_blocking=True)
+            current.wait_stream(self.inward)
+            optimizer.state[parameter].update(slot)
+            self.groups["params"] = [parameter]
+            optimizer.step()
+            self.outward.wait_stream(current)
+            with torch.cuda.stream(self.outward):
+                for name, scratch in slot.items():
+                    home[name].copy_(scratch, non_blocking=True)
+                self.free[number % SLOTS].record()
+        self.groups["params"] = self.parameters
+        self.inward.wait_stream(self.outward)
+
+
+def training(machine: Machine, nbytes: int, count: int, repetitions: int) -> Iterator[Row]:
+    """Steps with Adam's state out of the budget."""
+    size = nbytes * count
+    resident = Training(machine, nbytes, count, machine.place)
+    contenders = {"resident": machine.in_a_row(resident.step, ROUNDS)}
+    if not machine.emulated:
+        pinned = PinnedState(Training(machine, nbytes, count, machine.place))
+        contenders["pinned buffers"] = machine.in_a_row(pinned.step, ROUNDS)
+    ours = Training(machine, nbytes, count, "cpu")
+    room = 2 * SLOTS * nbytes  # for the state of three layers
+    budget = 2 * size + min(room, 2 * size - nbytes)
+    with streamed(machine, ours.model, budget, optimizer=ours.optimizer):
+        contenders["ours"] = machine.in_a_row(ours.step, ROUNDS)
+        title = f"Adam, {count} layers of {size_text(nbytes)}"
+        row = side_by_side(title, contenders, count=1, repetitions=repetitions, unit="ms")
+    faults = Training(machine, nbytes, count, machine.place)
+    faults.step()
+    machine.ours.to_managed(faults.optimizer)
+
+    def home() -> None:
+        machine.ours.prefetch(faults.optimizer, Host())
+
+    others = {"page faults": machine.timed(faults.step, ROUNDS, home)}
+    row.results.update(
+        side_by_side("", others, count=1, repetitions=repetitions, unit="ms").results
+    )
+    yield row
+
+
+def all_fits(machine: Machine, nbytes: int, count: int, repetitions: int) -> Row:
+    """A round with a budget for everything."""
+    torch = machine.torch
+    model = machine.layers(count, nbytes)
+    inputs = machine.inputs(model)
+    resident = copy.deepcopy(model).to(machine.place)
+    with streamed(machine, model, count * nbytes), torch.inference_mode():
+        contenders = {
+            "ours": machine.in_a_row(lambda: model(inputs), 4 * ROUNDS),
+            "resident": machine.in_a_row(lambda: resident(inputs), 4 * ROUNDS),
+        }
+        title = f"all fits, {count} layers of {size_text(nbytes)}"
+        return side_by_side(title, contenders, count=1, repetitions=repetitions, unit="ms")
+
+
+def measure(
+    repetitions: int = 7,
+    sizes: tuple[int, ...] = SIZES,
+    trained: tuple[int, int] = (16 * MIB, 4),
+    tokens: int = TOKENS,
+    **shape: int,
+) -> list[Row]:
+    """All rows; none without torch, or where it has no GPU on a real driver."""
+    torch = loaded("torch")
+    if torch is None:
+        return []
+    machine = Machine(torch)
+    if not machine.emulated and not torch.cuda.is_available():
+        return []
+    rows = [*layers(machine, sizes, repetitions)]
+    rows += generation(machine, repetitions, tokens, **shape)
+    rows += training(machine, *trained, repetitions)
+    rows.append(all_fits(machine, sizes[min(1, len(sizes) - 1)], LAYERS, repetitions))
+    return rows

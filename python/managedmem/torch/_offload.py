@@ -1,0 +1,548 @@
+"""offload: streams the parameters of a module through a budget of device memory.
+
+Owns the public function and its handle: what is checked, how the budget is divided, and the way
+back.
+"""
+
+from __future__ import annotations
+
+import operator
+import threading
+import weakref
+from collections.abc import Iterable, Iterator, Mapping
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal, SupportsIndex, TypeAlias
+
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+import managedmem
+from managedmem import Device
+from managedmem.torch._moving import _blocks, _check_movable, _swap
+from managedmem.torch._offload_hooks import Announcer
+from managedmem.torch._offload_optimizer import GradientHome, SplitStep, StepPart, state_bytes
+from managedmem.torch._offload_places import Moved, Target, move_back, move_in
+from managedmem.torch._offload_plan import Plan, make_plan, size_of
+from managedmem.torch._tensors import Found
+
+if TYPE_CHECKING:
+    from managedmem import WorkingGroup, WorkingSet
+
+_Device: TypeAlias = "Device | torch.device | str | int"
+_offloaded: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+_lock = threading.Lock()  # for the set above
+
+
+def offload(
+    model: nn.Module,
+    device: _Device | Mapping[str, _Device],
+    *,
+    budget: int,
+    optimizer: torch.optim.Optimizer | None = None,
+    blocks: Iterable[str | nn.Module] | None = None,
+) -> Offload:
+    """Run a module on a device that holds only a part of its parameters at a time.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+        A module on the CPU or on a CUDA device. Its Parameter objects stay the same.
+    device : Device, torch.device, str, int, or a mapping of submodule names to these
+        Where the model runs. With a mapping, each submodule runs on its device, with a budget for
+        each device; together they must hold every parameter.
+    budget : int
+        The most bytes of parameters on each device at any time. With an optimizer it also covers
+        gradients and state that stay on the device.
+    optimizer : torch.optim.Optimizer, optional
+        The optimizer that will train the model. Its gradients and state then live on the host, as
+        far as the budget has no room for them. Without one, parameters are only read.
+    blocks : iterable of submodule names or submodules, optional
+        Submodules that move as a whole. By default they are chosen so that 4 to 64 MiB move at a
+        time, and at most a quarter of the budget.
+
+    Parameters and buffers move into managed memory whose home is the host. A WorkingSet brings
+    those of a module to the device before its forward and its backward call, in the order that it
+    learns from the calls, and drops them afterwards. What does not fit is used over the bus.
+    Parameters that an optimizer updates go home when they are dropped; others are dropped without
+    a copy. If everything fits in the budget, everything is on the device from the start, without
+    hooks.
+
+    Inputs must be on the device. On the emulated driver, where torch has no GPU, the tensors stay
+    CPU tensors and the same calls move their memory.
+
+    Returns a handle, which is a context manager. handle.remove() ends it: the module has plain
+    memory again, on the device where it was. Raises TypeError and ValueError for arguments that
+    cannot be offloaded, CUDAOutOfMemoryError without memory; after an error the module is
+    unchanged. No other thread may use the module during offload() and remove(); between them,
+    threads and streams may call it as they may call any module. Driver: cuMemAllocManaged, and
+    those of WorkingSet.
+    """
+    limit = _checked_budget(budget)
+    _check_model(model)
+    if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):
+        raise TypeError(f"optimizer must be a torch.optim.Optimizer or None, got {optimizer!r}")
+    chosen = _chosen(model, blocks)
+    found = _tensors_of(model)
+    homes = _homes(model, device, found)
+    if optimizer is not None:
+        _check_optimizer(model, optimizer)
+    handle = object.__new__(Offload)
+    handle._start(model, homes, limit, optimizer, chosen)
+    return handle
+
+
+# --- the arguments ------------------------------------------------------------------------
+
+
+def _checked_budget(budget: SupportsIndex) -> int:
+    if isinstance(budget, bool) or not hasattr(budget, "__index__"):
+        raise TypeError(f"budget must be an int, the number of bytes, got {budget!r}")
+    limit = operator.index(budget)
+    if limit <= 0:
+        raise ValueError(f"budget must be a positive number of bytes, got {limit}")
+    return limit
+
+
+def _check_model(model: object) -> None:
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model must be a torch.nn.Module, got {model!r}")
+    name = type(model).__name__
+    if isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
+        raise TypeError(
+            f"model is wrapped in {name}, which keeps the addresses of parameters: call offload() "
+            "on the module first, then wrap it"
+        )
+    if isinstance(model, torch.jit.ScriptModule):
+        raise TypeError(f"model is a {name}, whose calls no hook sees: offload the plain module")
+    if name == "OptimizedModule" and hasattr(model, "_orig_mod"):
+        raise TypeError(
+            "model is compiled by torch.compile already, which keeps the addresses of parameters: "
+            "call offload() on the module first, then compile it"
+        )
+    for key, module in model.named_modules():
+        if module in _offloaded:
+            raise ValueError(
+                f"{key!r} ({type(module).__name__}) is offloaded already: call remove() on its "
+                "handle first"
+                if key
+                else f"model ({name}) is offloaded already: call remove() on its handle first"
+            )
+
+
+def _chosen(model: nn.Module, blocks: Iterable[str | nn.Module] | None) -> dict[int, str]:
+    """The names of the submodules that the caller wants as blocks, by their ids."""
+    if blocks is None:
+        return {}
+    if isinstance(blocks, str | nn.Module) and not isinstance(blocks, Iterable):
+        blocks = [blocks]
+    if isinstance(blocks, str):
+        raise TypeError(f"blocks must be an iterable of names or modules, got the str {blocks!r}")
+    names = {id(module): name for name, module in model.named_modules()}
+    modules = dict(model.named_modules())
+    found: dict[int, str] = {}
+    for block in blocks:
+        if isinstance(block, str):
+            if block not in modules:
+                raise ValueError(f"blocks has {block!r}, which is no submodule of the model")
+            found[id(modules[block])] = block
+        elif isinstance(block, nn.Module):
+            if id(block) not in names:
+                raise ValueError(
+                    f"blocks has a {type(block).__name__} that is no submodule of the model"
+                )
+            found[id(block)] = names[id(block)]
+        else:
+            raise TypeError(f"blocks must hold names or modules, got {block!r}")
+    return found
+
+
+def _tensors_of(model: nn.Module) -> Found:
+    """The parameters and buffers, checked, each once."""
+    found: dict[int, tuple[str, Tensor]] = {}
+    for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+        _check_movable(name, tensor)
+        found.setdefault(id(tensor), (name, tensor))
+    if not any(isinstance(t, nn.Parameter) and t.numel() for _, t in found.values()):
+        raise ValueError(f"model ({type(model).__name__}) has no parameters to offload")
+    return list(found.values())
+
+
+def _homes(
+    model: nn.Module, device: object, found: Found
+) -> list[tuple[Target, nn.Module, str, Found]]:
+    """Each device with its submodule, the submodule's name, and its tensors."""
+    if not isinstance(device, Mapping):
+        return [(_target(device), model, "", found)]
+    modules = dict(model.named_modules())
+    result: list[tuple[Target, nn.Module, str, Found]] = []
+    holder: dict[int, str] = {}
+    for name, place in device.items():
+        if name not in modules:
+            raise ValueError(f"device has {name!r}, which is no submodule of the model")
+        mine = {id(t) for t in [*modules[name].parameters(), *modules[name].buffers()]}
+        for key, tensor in found:
+            if id(tensor) in mine and holder.setdefault(id(tensor), name) != name:
+                raise ValueError(
+                    f"{key!r} belongs to {holder[id(tensor)]!r} and to {name!r}: each parameter "
+                    "needs one device"
+                )
+        tensors = [(key, t) for key, t in found if id(t) in mine]
+        if tensors:
+            result.append((_target(place), modules[name], name, tensors))
+    for key, tensor in found:
+        if id(tensor) not in holder:
+            raise ValueError(f"{key!r} belongs to no submodule that device names")
+    return result
+
+
+def _target(device: object) -> Target:
+    """The device that an argument names."""
+    if isinstance(device, bool) or not isinstance(device, Device | torch.device | str | int):
+        raise TypeError(
+            "device must be a Device, a torch.device, a str or an int, or a mapping of submodule "
+            f"names to these, got {device!r}"
+        )
+    if isinstance(device, str):
+        device = torch.device(device)
+    if isinstance(device, torch.device):
+        if device.type != "cuda":
+            raise ValueError(f"device must be a CUDA device, got {device}")
+        device = _current_index() if device.index is None else device.index
+    found = device if isinstance(device, Device) else Device(device)
+    if managedmem.driver_info()["emulated"]:
+        return Target(found, torch.device("cpu"))
+    if not torch.cuda.is_available():
+        raise ValueError(f"device is {found}, but this torch has no CUDA device")
+    if not found.concurrent_managed_access:
+        raise ValueError(
+            f"device is {found}, which has no concurrent_managed_access: its memory cannot be "
+            "streamed while kernels run"
+        )
+    return Target(found, torch.device("cuda", found.device_id))
+
+
+def _current_index() -> int:
+    return torch.cuda.current_device() if torch.cuda.is_available() else Device().device_id
+
+
+def _check_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    mine = {id(p) for p in model.parameters()}
+    if not any(id(p) in mine for group in optimizer.param_groups for p in group["params"]):
+        raise ValueError(f"optimizer ({type(optimizer).__name__}) has no parameter of the model")
+
+
+# --- one device ---------------------------------------------------------------------------
+
+
+class _Lane:
+    """What is streamed to one device."""
+
+    def __init__(
+        self,
+        target: Target,
+        model: nn.Module,
+        found: Found,
+        budget: int,
+        optimizer: torch.optim.Optimizer | None,
+        chosen: dict[int, str],
+    ) -> None:
+        self.target = target
+        self.budget = budget
+        self.room = 0  # bytes of scratch for the optimizer's state
+        self.trained: list[Tensor] = []
+        self.gradients_stay = self.state_stays = True
+        all_blocks = _blocks(found, target.place)
+        total = sum(size_of(block) for block in all_blocks)
+        room = budget
+        if optimizer is not None:
+            mine = {id(t) for _, t in found}
+            listed = [p for group in optimizer.param_groups for p in group["params"]]
+            self.trained = [p for p in listed if id(p) in mine]
+            room = self._divide(total, optimizer)
+        written = {id(p) for p in self.trained}
+        self.plan: Plan = make_plan(model, all_blocks, written, room, chosen)
+        self.moved: list[Moved] = []
+        self.residents: list[WorkingGroup] = []
+        self.groups: dict[int, WorkingGroup] = {}
+        self.hooks: list[RemovableHandle] = []
+        self.set: WorkingSet = managedmem.WorkingSet(room, target.device)
+        self.announcer = Announcer(target, self.groups)
+        self.final: dict[str, int] | None = None
+
+    def _divide(self, total: int, optimizer: torch.optim.Optimizer) -> int:
+        """Share the budget between parameters, gradients and state; return the parameters' part."""
+        gradients = sum(p.nbytes for p in self.trained if p.requires_grad)
+        state = state_bytes(optimizer, self.trained)
+        if total + gradients + state <= self.budget:
+            return total
+        self.state_stays = False
+        if total + gradients <= self.budget:
+            self.room = self.budget - total - gradients
+            return total
+        self.gradients_stay = False
+        if total <= self.budget:
+            self.room = self.budget - total
+            return total
+        # A gradient is on the device from its kernel to its copy.
+        largest = max((p.nbytes for p in self.trained), default=0)
+        return self.budget - min(largest, self.budget // 4)
+
+    def fill(self) -> None:
+        """Move the tensors into managed memory, and what stays to the device."""
+        for part in self.plan.resident + self.plan.streamed:
+            ranges, moved = move_in(part.blocks, self.target)
+            self.moved += moved
+            access: Literal["read", "write"] = "write" if part.written else "read"
+            group = self.set.add(ranges, access, name=part.name or None)
+            self.groups[id(part)] = group
+            if part in self.plan.resident:
+                group.acquire(stream=self.target.stream())
+                self.residents.append(group)
+        self.target.wait()  # other streams use it too
+        for site in self.plan.sites:
+            self.hooks += self.announcer.attach(site)
+
+    def step_parts(self) -> Iterator[StepPart]:
+        """The trained parameters, part by part."""
+        trained = {id(p) for p in self.trained}
+        for part in self.plan.resident + self.plan.streamed:
+            tensors = [t for block in part.blocks for p in block.pieces for t in p.tensors]
+            mine = [t for t in tensors if id(t) in trained]
+            streamed = part in self.plan.streamed
+            if mine:
+                yield StepPart(mine, self.target, self.groups[id(part)] if streamed else None)
+
+    def stop(self) -> None:
+        """Take the hooks off, and give the memory back its advice and its place at home."""
+        for hook in self.hooks:
+            hook.remove()
+        self.hooks.clear()
+        self.announcer.stop()
+        stream = self.target.stream()
+        while self.residents:
+            self.residents.pop().release(stream=stream)
+        if self.final is None:
+            self.final = self.numbers()
+        self.set.close()
+
+    def forget(self) -> None:
+        """Let go of the managed memory."""
+        self.plan = Plan([], [], [])
+        self.groups.clear()
+        self.moved.clear()
+
+    def numbers(self) -> dict[str, int]:
+        """What was streamed."""
+        if self.final is not None:
+            return self.final
+        return {
+            "budget": self.set.budget,
+            "held": self.set.nbytes,
+            "groups": len(self.plan.streamed),
+            "streamed": sum(part.nbytes for part in self.plan.streamed),
+            "resident": sum(part.nbytes for part in self.plan.resident),
+            **_counters(self.set.stats()),
+        }
+
+
+def _counters(stats: Any) -> dict[str, int]:
+    """The numbers of a working set."""
+    names = getattr(stats, "_fields", None) or stats.__match_args__
+    found = {name: getattr(stats, name) for name in names}
+    return {name: value for name, value in found.items() if isinstance(value, int)}
+
+
+# --- the handle ---------------------------------------------------------------------------
+
+
+class Offload:
+    """A module that is offloaded, as offload() returns it.
+
+    A context manager: the end of the block calls remove(). If the handle is dropped, the module
+    stays offloaded. Safe from every thread, remove() as offload() says.
+    """
+
+    def __init__(self) -> None:
+        raise TypeError("Offload objects are made by offload()")
+
+    def _start(
+        self,
+        model: nn.Module,
+        homes: list[tuple[Target, nn.Module, str, Found]],
+        budget: int,
+        optimizer: torch.optim.Optimizer | None,
+        chosen: dict[int, str],
+    ) -> None:
+        self._model = model
+        self._optimizer = optimizer
+        self._budget = budget
+        self._lanes: list[_Lane] = []
+        self._gradients: list[GradientHome] = []
+        self._step: SplitStep | None = None
+        self._removing = threading.Lock()
+        self._removed = False
+        self._origins = {id(p): (p, p.device) for p in model.parameters()}
+        try:
+            with torch.inference_mode(False), torch.no_grad():
+                for target, module, _, found in homes:
+                    self._lanes.append(_Lane(target, module, found, budget, optimizer, chosen))
+                    self._lanes[-1].fill()
+                self._follow()
+                if optimizer is not None:
+                    self._train(optimizer)
+        except BaseException:
+            self.remove()
+            raise
+        with _lock:
+            _offloaded.update(model.modules())
+
+    def _follow(self) -> None:
+        """Gradients and state follow their parameters to another device."""
+        changes: list[tuple[Tensor, Tensor]] = []
+        for parameter, origin in self._origins.values():
+            place = parameter.device
+            for tensor in self._companions(parameter) if place != origin else ():
+                if tensor.device == origin and (
+                    tensor.dim() > 0 or self._steps_on_device(parameter)
+                ):
+                    changes.append((tensor, tensor.data.to(place)))
+        _swap(changes)
+
+    def _companions(self, parameter: Tensor) -> Iterator[Tensor]:
+        """The gradient and the optimizer's state of a parameter."""
+        if parameter.grad is not None:
+            yield parameter.grad
+        state = self._optimizer.state.get(parameter, {}) if self._optimizer is not None else {}
+        yield from (t for t in state.values() if isinstance(t, Tensor))
+
+    def _steps_on_device(self, parameter: Tensor) -> bool:
+        """True if the optimizer counts the steps of a parameter on its device."""
+        groups = self._optimizer.param_groups if self._optimizer is not None else []
+        return any(
+            (group.get("fused") or group.get("capturable"))
+            and any(each is parameter for each in group["params"])
+            for group in groups
+        )
+
+    def _train(self, optimizer: torch.optim.Optimizer) -> None:
+        """Keep gradients and state at home where the budget has no room for them."""
+        parts: list[StepPart] = []
+        room: dict[Target, int] = {}
+        for lane in self._lanes:
+            if not lane.gradients_stay:
+                for parameter in lane.trained:
+                    if parameter.requires_grad:
+                        home = GradientHome(parameter, lane.target)
+                        self._gradients.append(home)
+                        home(parameter)
+            if not lane.state_stays:
+                parts += lane.step_parts()
+                room[lane.target] = lane.room
+        if parts:
+            self._step = SplitStep(optimizer, parts, room)
+
+    @property
+    def device(self) -> torch.device:
+        """Where torch sees the parameters, and inputs must be; of several, the first."""
+        return self._lanes[0].target.place
+
+    def remove(self) -> None:
+        """End the offloading: the module is as it was, with its present values.
+
+        The hooks go, and parameters, buffers, gradients and the optimizer's state get plain memory
+        on the device where they were; what was managed memory before is so again. Waits for the
+        device. Does nothing the second time. After an error, such as too little memory on that
+        device, everything is still usable where it is, and remove() can be called again. Driver:
+        those of WorkingSet.close(), cuCtxSynchronize, cuMemFree.
+        """
+        if self._removed or not self._removing.acquire(blocking=False):
+            return
+        try:
+            self._detach()
+            with torch.inference_mode(False), torch.no_grad():
+                self._return()
+            self._removed = True
+        finally:
+            self._removing.release()
+        with _lock:
+            _offloaded.difference_update(self._model.modules())
+        self._gradients.clear()
+        self._origins.clear()
+        self._step = None
+        for lane in self._lanes:
+            lane.forget()
+
+    def _detach(self) -> None:
+        """Stop everything that acts by itself."""
+        for gradient in self._gradients:
+            gradient.stop()
+        if self._step is not None:
+            self._step.stop()
+        for lane in self._lanes:
+            lane.stop()
+
+    def _return(self) -> None:
+        """Move everything to where it was."""
+        for lane in self._lanes:
+            lane.target.wait()
+        at_home = {id(tensor) for tensor in self._hosted()}
+        places = {id(parameter): parameter.device for parameter, _ in self._origins.values()}
+        move_back([entry for lane in self._lanes for entry in lane.moved])
+        changes: list[tuple[Tensor, Tensor]] = []
+        for parameter, origin in self._origins.values():
+            place = places[id(parameter)]
+            for tensor in self._companions(parameter):
+                if id(tensor) in at_home or (tensor.device == place != origin):
+                    changes.append((tensor, _plain(tensor, origin)))
+        _swap(changes)
+
+    def _hosted(self) -> Iterator[Tensor]:
+        """The gradients and the state that lie on the host."""
+        for home in self._gradients:
+            gradient = home.parameter.grad
+            if gradient is not None and home.is_home(gradient):
+                yield gradient
+        if self._step is not None:
+            yield from self._step.in_home()
+
+    def stats(self) -> dict[str, int]:
+        """Numbers since the start, of all devices together.
+
+        budget, held: bytes that may be, and are, on the devices; groups, streamed, resident: how
+        much is streamed, and how much stays there; the others are those of WorkingSet.stats().
+        After remove(), those of its moment.
+        """
+        result: dict[str, int] = {}
+        for lane in self._lanes:
+            for name, value in lane.numbers().items():
+                result[name] = result.get(name, 0) + value
+        return result
+
+    def __enter__(self) -> Offload:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.remove()
+
+    def __repr__(self) -> str:
+        devices = ", ".join(str(lane.target.device) for lane in self._lanes)
+        start = f"<offload of {type(self._model).__name__} on {devices}"
+        if self._removed:
+            return f"{start}, removed>"
+        numbers = self.stats()
+        return (
+            f"{start}: {numbers['groups']} groups of {numbers['streamed']:,} bytes streamed, "
+            f"{numbers['resident']:,} resident, budget {self._budget:,}>"
+        )
+
+
+def _plain(tensor: Tensor, device: torch.device) -> Tensor:
+    """A copy in ordinary memory, with the same strides."""
+    new = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device)
+    return new.copy_(tensor.data)

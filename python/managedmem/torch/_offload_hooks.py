@@ -1,0 +1,251 @@
+"""The calls of modules, announced to a working set: acquire before, release after.
+
+Forward calls are bracketed by module hooks. A backward pass meets a module when it reaches the node
+of its output, and leaves it when it reaches another module's, or ends. Hooks change no tensor, so
+modules that work in place keep working.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, fields, is_dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from managedmem.torch._offload_places import Target
+from managedmem.torch._offload_plan import Site
+
+if TYPE_CHECKING:
+    from managedmem import WorkingGroup
+
+_DEPTH = 8  # of containers in a module's output
+
+
+@dataclass(slots=True, eq=False)
+class _Use:
+    """Groups that are acquired on a stream for one call."""
+
+    site: Site
+    stream: torch.cuda.Stream | None
+    backward: bool
+    groups: tuple[WorkingGroup, ...]
+
+    def end(self) -> None:
+        """Release the groups."""
+        for group in self.groups:
+            group.release(stream=self.stream)
+
+
+class _Uses:
+    """What one thread has acquired, the innermost call last."""
+
+    def __init__(self) -> None:
+        self.open: list[_Use] = []
+        self.task: int | None = None  # the backward pass whose end has been asked for
+
+    def end_last(self) -> None:
+        """Release the last use. Other threads may do the same: each use ends once."""
+        with contextlib.suppress(IndexError):
+            self.open.pop().end()
+
+    def end_all(self) -> None:
+        """Release all uses, of threads too that have ended without unwinding."""
+        while self.open:
+            self.end_last()
+
+    def end_backward(self) -> None:
+        """Release what a backward pass holds."""
+        while self.open and self.open[-1].backward:
+            self.end_last()
+
+    def __del__(self) -> None:
+        with contextlib.suppress(Exception):  # a set that is closed
+            self.end_all()
+
+
+class _PassEnd:
+    """Ends the uses of a backward pass: torch calls it, or drops it after an exception."""
+
+    def __init__(self, uses: _Uses) -> None:
+        self.uses = uses
+
+    def __call__(self) -> None:
+        self.uses.task = None
+        self.uses.end_backward()
+
+    def __del__(self) -> None:
+        with contextlib.suppress(Exception):
+            self.uses.end_backward()
+
+
+class Announcer:
+    """Announces the calls of the sites of one device."""
+
+    def __init__(self, target: Target, groups: Mapping[int, WorkingGroup]) -> None:
+        self.target = target
+        self.groups = groups  # by the id of a part
+        self.active = True
+        self._local = threading.local()
+        self._all: weakref.WeakSet[_Uses] = weakref.WeakSet()
+        self._lock = threading.Lock()  # for the set of all
+
+    def attach(self, site: Site) -> list[RemovableHandle]:
+        """Hook the module of a site."""
+        before = site.module.register_forward_pre_hook(_Before(self, site), prepend=True)
+        after = site.module.register_forward_hook(_After(self, site), always_call=True)
+        return [before, after]
+
+    def stop(self) -> None:
+        """Release everything; later calls of the hooks do nothing."""
+        self.active = False
+        with self._lock:
+            everyone = list(self._all)
+        for uses in everyone:
+            uses.end_all()
+
+    def enter(self, site: Site, backward: bool = False) -> None:
+        """Acquire the groups of a site on the current stream."""
+        uses = self._uses()
+        # A call that is open here but does not contain this one ended by an exception that
+        # skipped its hook, or belongs to a backward pass that has gone on.
+        while uses.open and id(uses.open[-1].site.module) not in site.around:
+            if uses.open[-1].backward and not backward:
+                break  # a forward call inside of a backward pass, as checkpoints make
+            uses.end_last()
+        if backward:
+            self._expect_end(uses)
+            if uses.open and uses.open[-1].backward and uses.open[-1].site is site:
+                return
+        stream = self.target.stream()
+        acquired: list[WorkingGroup] = []
+        try:
+            for part in site.parts:
+                group = self.groups[id(part)]
+                group.acquire(stream=stream)
+                acquired.append(group)
+        except BaseException:
+            for group in acquired:
+                group.release(stream=stream)
+            if self.active:
+                raise
+            return
+        uses.open.append(_Use(site, stream, backward, tuple(acquired)))
+        if not self.active:  # removed by another thread meanwhile
+            uses.end_all()
+
+    def leave(self, site: Site) -> None:
+        """Release what a forward call of the site acquired."""
+        uses = self._uses()
+        for i in reversed(range(len(uses.open))):
+            if uses.open[i].site is site and not uses.open[i].backward:
+                while len(uses.open) > i:
+                    uses.end_last()
+                return
+
+    def _uses(self) -> _Uses:
+        uses: _Uses | None = getattr(self._local, "uses", None)
+        if uses is None:
+            uses = self._local.uses = _Uses()
+            with self._lock:
+                self._all.add(uses)
+        return uses
+
+    def _expect_end(self, uses: _Uses) -> None:
+        """Have torch say when the present backward pass ends."""
+        task = torch._C._current_graph_task_id()
+        if task != uses.task:
+            uses.task = task
+            torch.autograd.Variable._execution_engine.queue_callback(_PassEnd(uses))
+
+
+class _Hook:
+    """A hook of a site. A copy of its module, or a pickle, gets one that does nothing."""
+
+    def __init__(self, announcer: Announcer, site: Site) -> None:
+        self.announcer = announcer
+        self.site = site
+
+    def __reduce__(self) -> tuple[Callable[[], object], tuple[()]]:
+        return _inert, ()
+
+
+class _Before(_Hook):
+    def __call__(self, module: nn.Module, arguments: object) -> None:
+        if self.announcer.active:
+            _untraced(_begin)(self.announcer, self.site)
+
+
+class _After(_Hook):
+    def __call__(self, module: nn.Module, arguments: object, output: object) -> None:
+        if self.announcer.active:
+            _untraced(_end)(self.announcer, self.site, output)
+
+
+# torch.compile leaves these calls to Python, and compiles the modules between them.
+for _call in (_Before.__call__, _After.__call__):
+    vars(_call)["_torchdynamo_disable"] = True
+
+
+def _begin(announcer: Announcer, site: Site) -> None:
+    announcer.enter(site)
+
+
+def _end(announcer: Announcer, site: Site, output: object) -> None:
+    announcer.leave(site)
+    if not torch.is_grad_enabled():
+        return
+
+    def reached(*gradients: object) -> None:
+        if announcer.active:
+            announcer.enter(site, backward=True)
+
+    for node in {tensor.grad_fn for tensor in _tensors_in(output)}:
+        if node is not None:
+            node.register_prehook(reached)
+
+
+_known_untraced: dict[Callable[..., None], Callable[..., None]] = {}
+
+
+def _untraced(function: Callable[..., None]) -> Callable[..., None]:
+    """The function as torch.compile does not look into it. Does not import what that needs."""
+    dynamo = sys.modules.get("torch._dynamo")
+    if not hasattr(dynamo, "disable"):  # not imported, or not to its end
+        return function
+    found = _known_untraced.get(function)
+    if found is None:
+        assert dynamo is not None
+        found = _known_untraced[function] = dynamo.disable(function)
+    return found
+
+
+def _inert() -> Callable[..., None]:
+    return _do_nothing
+
+
+def _do_nothing(*arguments: object) -> None:
+    """A hook of a copied module."""
+
+
+def _tensors_in(output: Any, depth: int = 0) -> Iterator[Tensor]:
+    """The tensors in a module's output."""
+    if isinstance(output, Tensor):
+        yield output
+    elif depth == _DEPTH:
+        return
+    elif isinstance(output, Mapping):
+        for value in output.values():
+            yield from _tensors_in(value, depth + 1)
+    elif isinstance(output, list | tuple):
+        for value in output:
+            yield from _tensors_in(value, depth + 1)
+    elif is_dataclass(output):
+        for each in fields(output):
+            yield from _tensors_in(getattr(output, each.name, None), depth + 1)

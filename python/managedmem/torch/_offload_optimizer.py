@@ -1,0 +1,412 @@
+"""Gradients and optimizer state that live on the host while a module is offloaded.
+
+A gradient goes home when it has been accumulated. An optimizer that updates each parameter by
+itself steps part by part; the state of a part visits a scratch on the device where the budget has
+room, and is else read and written over the bus.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from types import MethodType
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, optim
+from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
+
+import managedmem
+from managedmem import Host, ManagedBuffer
+from managedmem.torch._moving import _allocate_places, _as_bytes, _blocks, _fill, _on, _swap
+from managedmem.torch._offload_places import Target
+from managedmem.torch._targets import find_tensors
+from managedmem.torch._tensors import extent_of
+
+if TYPE_CHECKING:
+    from managedmem import WorkingGroup
+
+# They update each parameter from its own gradient and state alone: parts give the same numbers.
+_BY_PARAMETER = {
+    optim.SGD,
+    optim.Adam,
+    optim.AdamW,
+    optim.Adamax,
+    optim.NAdam,
+    optim.RAdam,
+    optim.RMSprop,
+    optim.Adagrad,
+    optim.Adadelta,
+    optim.ASGD,
+    optim.Rprop,
+}
+_SLOTS = 3  # one part comes, one is updated, one goes
+_SCHEDULED = "_wrapped_by_lr_sched"  # schedulers warn about a step() that has lost it
+
+
+def state_bytes(optimizer: optim.Optimizer, parameters: list[Tensor]) -> int:
+    """The bytes of the optimizer's state for parameters; an estimate before its first step."""
+    known = sum(t.nbytes for p in parameters for _, t in _state_of(optimizer, p))
+    if known:
+        return known
+    copies = 2
+    if type(optimizer) is optim.SGD:
+        copies = int(any(group["momentum"] for group in optimizer.param_groups))
+    elif any(group.get("amsgrad") for group in optimizer.param_groups):
+        copies = 3
+    return copies * sum(p.nbytes for p in parameters)
+
+
+def _state_of(optimizer: optim.Optimizer, parameter: Tensor) -> list[tuple[str, Tensor]]:
+    """The state of one parameter, without scalars such as step counts."""
+    state = optimizer.state.get(parameter, {})
+    return [(name, t) for name, t in find_tensors(state) if t.dim() > 0]
+
+
+def _allocate_home(target: Target, nbytes: int) -> ManagedBuffer:
+    """Managed memory that stays on the host, and that kernels of the device reach."""
+    with target.current():
+        memory = managedmem.ManagedMemoryResource().allocate(nbytes)
+    _keep_home(memory, target)
+    return memory
+
+
+def _keep_home(memory: ManagedBuffer, target: Target) -> None:
+    managedmem.advise(memory, "set_preferred_location", Host())
+    managedmem.advise(memory, "set_accessed_by", target.device)
+
+
+def _copy(to: Tensor, source: Tensor) -> None:
+    """Copy bytes, on a GPU by a kernel: those reach mapped memory at the speed of the link."""
+    if to.is_cuda and to.numel() % 8 == 0:
+        torch.add(source.view(torch.int64), 0, out=to.view(torch.int64))
+    else:
+        to.copy_(source)
+
+
+# --- gradients ----------------------------------------------------------------------------
+
+
+class GradientHome:
+    """The place of one parameter's gradient on the host."""
+
+    def __init__(self, parameter: Tensor, target: Target) -> None:
+        self.parameter = parameter
+        self.target = target
+        self.base: Tensor | None = None
+        self.alone = 0
+        self.active = True
+        self.handle = parameter.register_post_accumulate_grad_hook(self)
+
+    def __call__(self, parameter: Tensor) -> None:
+        """Move a new gradient home; one that is there has been added to."""
+        grad = parameter.grad
+        if not self.active or grad is None or self.is_home(grad) or not _is_plain(grad):
+            return
+        with torch.no_grad():
+            start = grad.data_ptr()
+            base = self._place(grad.nbytes)
+            there = _on(base, grad, 0)
+            source = torch.empty(0, dtype=torch.uint8, device=grad.device)
+            offset = start - grad.untyped_storage().data_ptr()
+            source.set_(grad.untyped_storage(), offset, (grad.nbytes,), (1,))
+            _copy(base, source)
+            parameter.grad = there
+
+    def __reduce__(self) -> tuple[Callable[[], object], tuple[()]]:
+        return _inert, ()
+
+    def stop(self) -> None:
+        """Leave gradients alone from now on."""
+        self.active = False
+        self.handle.remove()
+
+    def is_home(self, grad: Tensor) -> bool:
+        """True if a gradient lies in its place."""
+        if self.base is None or grad.layout is not torch.strided:
+            return False
+        return grad.untyped_storage().data_ptr() == self.base.untyped_storage().data_ptr()
+
+    def _place(self, nbytes: int) -> Tensor:
+        """Memory for a gradient: that of the last one, unless somebody still holds that."""
+        if self.base is None or self.base.numel() != nbytes or _users(self.base) != self.alone:
+            memory = _allocate_home(self.target, nbytes)
+            self.base = _as_bytes(memory, self.target.place)
+            self.alone = _users(self.base)
+        return self.base
+
+
+def _inert() -> Callable[..., None]:
+    return _do_nothing
+
+
+def _do_nothing(*arguments: object) -> None:
+    """A hook of a copied parameter."""
+
+
+def _users(tensor: Tensor) -> int:
+    """How many tensors share its memory, and a constant."""
+    return int(torch._C._storage_Use_Count(tensor.untyped_storage()._cdata))
+
+
+def _is_plain(grad: Tensor) -> bool:
+    """True for dense memory that is not part of a graph."""
+    if type(grad) is not Tensor or grad.layout is not torch.strided or grad.requires_grad:
+        return False
+    extent = extent_of("", grad)
+    return extent is not None and extent[1] - extent[0] == grad.nbytes
+
+
+# --- the state ----------------------------------------------------------------------------
+
+
+@dataclass(slots=True, eq=False)
+class _StateHome:
+    """The state of a part of the parameters, in one allocation on the host."""
+
+    memory: ManagedBuffer
+    base: Tensor
+    entries: list[tuple[Tensor, int]]  # the tensors, with their offsets
+
+    def holds(self, tensor: Tensor) -> bool:
+        """True if a tensor lies in it."""
+        return tensor.untyped_storage().data_ptr() == self.base.data_ptr()
+
+    def views(self, base: Tensor) -> list[tuple[Tensor, Tensor]]:
+        """Each tensor with a replacement in other memory."""
+        return [(t, _on(base, t, offset)) for t, offset in self.entries if self.holds(t)]
+
+
+@dataclass(slots=True, eq=False)
+class StepPart:
+    """Parameters that are updated together."""
+
+    parameters: list[Tensor]
+    target: Target
+    group: WorkingGroup | None  # of the parameters, if they are streamed
+    home: _StateHome | None = None
+
+
+@dataclass(slots=True, eq=False)
+class _Slot:
+    """A scratch on the device for the state of one part."""
+
+    scratch: Tensor
+    free: torch.cuda.Event | None = None
+
+
+@dataclass(slots=True, eq=False)
+class _Stage:
+    """The scratch memory of a device, and the streams that fill and empty it."""
+
+    slots: list[_Slot] = field(default_factory=list)
+    inward: torch.cuda.Stream | None = None
+    outward: torch.cuda.Stream | None = None
+    turn: int = 0
+
+
+class SplitStep:
+    """Takes the place of optimizer.step()."""
+
+    def __init__(
+        self, optimizer: optim.Optimizer, parts: list[StepPart], room: dict[Target, int]
+    ) -> None:
+        self.optimizer = optimizer
+        self.parts = parts
+        self.room = room  # bytes of scratch on each device
+        self.known = {id(p) for part in parts for p in part.parameters}
+        self.stages: dict[Target, _Stage] = {}
+        self.active = True
+        self.original = optimizer.step
+        self.was_own = "step" in vars(optimizer)
+
+        def step(_: optim.Optimizer, *given: Any, **named: Any) -> Any:
+            return self._step(*given, **named)
+
+        if hasattr(self.original, _SCHEDULED):
+            setattr(step, _SCHEDULED, True)
+        self.bound = MethodType(step, optimizer)  # schedulers take the function of a method
+        optimizer.step = self.bound  # type: ignore[method-assign]
+        for part in parts:
+            self._send_home(part)
+
+    def stop(self) -> None:
+        """Give the optimizer its own step() back."""
+        self.active = False
+        if vars(self.optimizer).get("step") is self.bound:
+            if self.was_own:
+                self.optimizer.step = self.original  # type: ignore[method-assign]
+            else:
+                del self.optimizer.step
+        self.stages.clear()
+
+    def in_home(self) -> Iterator[Tensor]:
+        """The state tensors that lie at home."""
+        for part in self.parts:
+            for parameter in part.parameters if part.home else []:
+                for _, tensor in _state_of(self.optimizer, parameter):
+                    if part.home is not None and part.home.holds(tensor):
+                        yield tensor
+
+    # --- one step -------------------------------------------------------------------------
+
+    def _step(self, *given: Any, **named: Any) -> Any:
+        if not self.active:
+            return self.original(*given, **named)
+        if not self._can_split():
+            result = self.original(*given, **named)
+            for part in self.parts:
+                self._send_home(part)
+            return result
+        closure = given[0] if given else named.get("closure")
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for stage in self.stages.values():
+            if stage.inward is not None:
+                stage.inward.wait_stream(torch.cuda.current_stream(stage.inward.device))
+        for part in self.parts:
+            self._step_part(part)
+        rest = {id(p) for group in self.optimizer.param_groups for p in group["params"]}
+        self._run(rest - self.known)
+        for stage in self.stages.values():
+            if stage.outward is not None:
+                torch.cuda.current_stream(stage.outward.device).wait_stream(stage.outward)
+        return loss
+
+    def _can_split(self) -> bool:
+        """True if parts give the same numbers, and no hook of the caller could see them."""
+        optimizer = self.optimizer
+        hooks = (
+            optimizer._optimizer_step_pre_hooks,
+            optimizer._optimizer_step_post_hooks,
+            _global_optimizer_pre_hooks,
+            _global_optimizer_post_hooks,
+        )
+        if type(optimizer) not in _BY_PARAMETER or any(hooks):
+            return False
+        return not any(group.get("differentiable") for group in optimizer.param_groups)
+
+    def _step_part(self, part: StepPart) -> None:
+        with ExitStack() as stack:
+            if part.group is not None:
+                stream = part.target.stream()
+                part.group.acquire(stream=stream)
+                stack.callback(part.group.release, stream=stream)
+            if part.home is not None:
+                stack.enter_context(self._staged(part, part.home))
+            self._run({id(p) for p in part.parameters})
+        self._send_home(part)
+
+    def _run(self, chosen: set[int]) -> None:
+        """A step of the optimizer for some parameters."""
+        groups = self.optimizer.param_groups
+        before = [group["params"] for group in groups]
+        try:
+            for group, parameters in zip(groups, before, strict=True):
+                group["params"] = [p for p in parameters if id(p) in chosen]
+            self.optimizer.param_groups = [group for group in groups if group["params"]]
+            if self.optimizer.param_groups:
+                self.original()
+        finally:
+            self.optimizer.param_groups = groups
+            for group, parameters in zip(groups, before, strict=True):
+                group["params"] = parameters
+
+    # --- the state ------------------------------------------------------------------------
+
+    def _send_home(self, part: StepPart) -> None:
+        """Move state that the optimizer has made on the device, or loaded, to the host."""
+        found = [
+            (f"state.{name}", t)
+            for parameter in part.parameters
+            for name, t in _state_of(self.optimizer, parameter)
+            if t.device == parameter.device and t.layout is torch.strided
+        ]
+        if not found or (part.home is not None and all(part.home.holds(t) for _, t in found)):
+            return
+        with torch.no_grad():
+            part.home = _home_of(found, part.target)
+
+    @contextmanager
+    def _staged(self, part: StepPart, home: _StateHome) -> Iterator[None]:
+        """The state of a part lies in a scratch on the device during the block, if one has room."""
+        stage = self._stage(part.target)
+        if not stage.slots or stage.slots[0].scratch.numel() < home.base.numel():
+            yield
+            return
+        slot = stage.slots[stage.turn % len(stage.slots)]
+        stage.turn += 1
+        scratch = slot.scratch[: home.base.numel()]
+        with torch.no_grad(), torch.cuda.stream(stage.inward):
+            if stage.inward is not None and slot.free is not None:
+                stage.inward.wait_event(slot.free)
+            _copy(scratch, home.base)
+        if stage.inward is not None:
+            torch.cuda.current_stream(part.target.place).wait_stream(stage.inward)
+        _swap(home.views(scratch))
+        try:
+            yield
+        finally:
+            self._unstage(stage, slot, home)
+
+    def _unstage(self, stage: _Stage, slot: _Slot, home: _StateHome) -> None:
+        """Put the state back into its home, where the tensors go."""
+        scratch = slot.scratch
+        if stage.outward is not None:
+            stage.outward.wait_stream(torch.cuda.current_stream(scratch.device))
+        with torch.no_grad(), torch.cuda.stream(stage.outward):
+            _copy(home.base, scratch[: home.base.numel()])
+        if stage.outward is not None:
+            slot.free = stage.outward.record_event()
+        memory = scratch.untyped_storage().data_ptr()
+        _swap(
+            [
+                (t, _on(home.base, t, offset))
+                for t, offset in home.entries
+                if t.untyped_storage().data_ptr() == memory
+            ]
+        )
+
+    def _stage(self, target: Target) -> _Stage:
+        """The scratch of a device: as many slots as its room has for the largest part."""
+        stage = self.stages.get(target)
+        largest = max(
+            (p.home.base.numel() for p in self.parts if p.home and p.target == target), default=0
+        )
+        if stage is not None and (not stage.slots or stage.slots[0].scratch.numel() >= largest):
+            return stage
+        stage = self.stages[target] = _Stage()
+        count = min(_SLOTS, self.room.get(target, 0) // largest) if largest else 0
+        for _ in range(count):
+            scratch = torch.empty(largest, dtype=torch.uint8, device=target.place)
+            stage.slots.append(_Slot(scratch))
+        if count and target.place.type == "cuda":
+            stage.inward = torch.cuda.Stream(target.place)
+            stage.outward = torch.cuda.Stream(target.place)
+            stage.inward.wait_stream(torch.cuda.current_stream(target.place))
+        return stage
+
+
+def _home_of(found: list[tuple[str, Tensor]], target: Target) -> _StateHome:
+    """Move state tensors into one allocation on the host."""
+    blocks = _blocks(found, target.place)
+    with target.current():
+        memory = _allocate_places(target.place, blocks)
+    _keep_home(memory, target)
+    base = _as_bytes(memory, target.place)
+    entries: list[tuple[Tensor, int]] = []
+    changes: list[tuple[Tensor, Tensor]] = []
+    for block in blocks:
+        assert block.place is not None
+        start = block.place.handle - memory.handle
+        _fill(base[start : start + block.end - block.start], block)
+        for piece in block.pieces:
+            for tensor in piece.tensors:
+                offset = start + tensor.data_ptr() - block.start
+                entries.append((tensor, offset))
+                changes.append((tensor, _on(base, tensor, offset)))
+    _swap(changes)
+    return _StateHome(memory, base, entries)

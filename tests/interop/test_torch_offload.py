@@ -1,0 +1,705 @@
+"""offload() in forward passes: the numbers of the plain module, the budget, and the way back."""
+
+import contextlib
+import copy
+import gc
+import pickle
+import threading
+import warnings
+import weakref
+
+import pytest
+
+import managedmem
+from constants import EMULATED, PAGE
+from managedmem import Device, emulator
+from offloaded import (
+    LAYER,
+    assert_same_module,
+    batch,
+    hooks_of,
+    layers,
+    managed_tensors,
+    nn,
+    plain,
+    same,
+)
+from programs import run_python
+from tensors import assert_same, mt, small_model, snapshot, torch
+
+DEVICE = "cuda:0"
+PATIENCE = 180  # seconds for programs that import torch, on a busy machine
+
+
+@pytest.fixture
+def offloaded():
+    """`offloaded(model, ...)`: a handle that is removed after the test."""
+    handles = []
+
+    def make(model, device=DEVICE, **options):
+        handles.append(mt.offload(model, device, **options))
+        return handles[-1]
+
+    yield make
+    for handle in handles:
+        handle.remove()
+
+
+def check_rounds(model, handle, reference, rounds=3):
+    """The module gives the numbers of a plain one."""
+    inputs = batch(handle)
+    with torch.no_grad():
+        expected = reference(inputs)
+        for _ in range(rounds):
+            assert same(model(inputs), expected)
+
+
+class TestForward:
+    @pytest.mark.parametrize("budget", [LAYER, 3 * LAYER, 5 * LAYER, 8 * LAYER, 100 * LAYER])
+    def test_numbers_of_the_plain_module(self, on, offloaded, budget):
+        model = layers(on=on)
+        original = copy.deepcopy(model)
+        handle = offloaded(model, budget=budget)
+        check_rounds(model, handle, plain(original, handle))
+        assert handle.stats()["held"] <= budget
+
+    def test_the_budget_is_kept_in_every_layer(self, on, offloaded):
+        model = layers(on=on)
+        handle = offloaded(model, budget=5 * LAYER)
+        held = []
+        for layer in model:
+            layer.register_forward_hook(lambda *_: held.append(handle.stats()["held"]))
+        for _ in range(3):
+            model(batch(handle))
+        assert 0 < max(held) <= 5 * LAYER
+
+    def test_after_the_first_round_the_order_is_known(self, on, offloaded):
+        model = layers(on=on)
+        handle = offloaded(model, budget=5 * LAYER)
+        with torch.no_grad():
+            for _ in range(4):
+                model(batch(handle))
+        numbers = handle.stats()
+        assert numbers["groups"] == 8
+        assert numbers["acquired"] == 4 * 8
+        assert numbers["hits"] >= 3 * 8
+        assert numbers["mapped"] == 0
+
+    def test_all_that_fits_stays_without_hooks(self, on, offloaded):
+        model = layers(on=on)
+        before = hooks_of(model)
+        handle = offloaded(model, budget=8 * LAYER)
+        first = handle.stats()
+        assert hooks_of(model) == before
+        for _ in range(3):
+            model(batch(handle))
+        assert handle.stats() == first
+        assert first["resident"] == 8 * LAYER == first["held"]
+
+    def test_a_layer_above_the_budget_is_used_over_the_bus(self, on, offloaded):
+        model = layers(2, on=on)
+        original = copy.deepcopy(model)
+        handle = offloaded(model, budget=PAGE)
+        check_rounds(model, handle, plain(original, handle))
+        assert handle.stats()["mapped"] == 6
+        assert handle.stats()["held"] == 0
+
+    def test_tied_weights(self, on, offloaded):
+        class Tied(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.table = nn.Embedding(64, 64)
+                self.middle = layers(4)
+                self.head = nn.Linear(64, 64, bias=False)
+                self.head.weight = self.table.weight
+
+            def forward(self, inputs):
+                tokens = (inputs * 63).long()[:, 0]
+                return self.head(self.middle(self.table(tokens)))
+
+        model = Tied().to(on)
+        original = copy.deepcopy(model)
+        handle = offloaded(model, budget=4 * LAYER)
+        assert model.head.weight is model.table.weight
+        check_rounds(model, handle, plain(original, handle))
+        # The head acquires the table, whose own calls read a few rows.
+        assert handle.stats()["acquired"] == 3 * 5
+        handle.remove()
+        assert model.head.weight is model.table.weight
+
+    def test_modules_called_twice_and_not_at_all(self, on, offloaded):
+        class Odd(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.parts = layers(6)
+                self.unused = nn.Linear(64, 64)
+
+            def forward(self, inputs):
+                for i in (0, 2, 2, 10, 0, 2):
+                    inputs = self.parts[i](inputs)
+                return self.parts(inputs)
+
+        model = Odd().to(on)
+        original = copy.deepcopy(model)
+        handle = offloaded(model, budget=4 * LAYER)
+        check_rounds(model, handle, plain(original, handle))
+        assert handle.stats()["acquired"] == 3 * 12
+
+    def test_experts_that_are_chosen_at_run_time(self, on, offloaded):
+        class Experts(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.gate = nn.Linear(64, 6)
+                self.experts = nn.ModuleList(nn.Linear(64, 64) for _ in range(6))
+
+            def forward(self, inputs):
+                chosen = self.gate(inputs).argmax(1)
+                rows = [self.experts[int(i)](x) for i, x in zip(chosen, inputs, strict=True)]
+                return torch.stack(rows)
+
+        torch.manual_seed(0)
+        model = Experts().to(on)
+        original = copy.deepcopy(model)
+        handle = offloaded(model, budget=4 * LAYER)
+        reference = plain(original, handle)
+        for seed in range(5):
+            torch.manual_seed(seed)
+            inputs = torch.randn(9, 64).to(handle.device)
+            assert same(model(inputs), reference(inputs))
+        assert handle.stats()["held"] <= 4 * LAYER
+
+    def test_a_generation_loop(self, on, offloaded):
+        class Words(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.table = nn.Embedding(50, 64)
+                self.blocks = layers(5)
+                self.head = nn.Linear(64, 50)
+
+            def forward(self, tokens):
+                return self.head(self.blocks(self.table(tokens)).mean(0))
+
+        def generate(model, device):
+            tokens = torch.tensor([1, 2], device=device)
+            for _ in range(12):
+                word = model(tokens).argmax().view(1)
+                tokens = torch.cat([tokens, word])
+            return tokens
+
+        torch.manual_seed(0)
+        model = Words().to(on)
+        original = copy.deepcopy(model)
+        handle = offloaded(model, budget=4 * LAYER)
+        with torch.inference_mode():
+            found = generate(model, handle.device)
+            assert same(found, generate(plain(original, handle), handle.device))
+        assert handle.stats()["mapped"] == 0
+
+    def test_autocast(self, on, offloaded):
+        model = layers(on=on)
+        original = copy.deepcopy(model)
+        handle = offloaded(model, budget=3 * LAYER)
+        with torch.autocast(handle.device.type, dtype=torch.bfloat16):
+            check_rounds(model, handle, plain(original, handle))
+
+    def test_a_model_that_is_made_in_inference_mode(self, on, offloaded):
+        with torch.inference_mode():
+            model = layers(on=on)
+            original = copy.deepcopy(model)
+            handle = offloaded(model, budget=3 * LAYER)
+            check_rounds(model, handle, plain(original, handle))
+            handle.remove()
+            assert model[0].weight.is_inference()
+            assert_same_module(model, original)
+
+    def test_parameters_of_modules_that_contain_others(self, on, offloaded):
+        class Scaled(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.before = nn.Parameter(torch.rand(64, 64))
+                self.scales = nn.ParameterList(torch.rand(64, 64) for _ in range(2))
+                self.inner = layers(6)
+
+            def forward(self, inputs):
+                inputs = self.inner(inputs @ self.before)
+                return inputs @ self.scales[0] @ self.scales[1]
+
+        model = Scaled().to(on)
+        original = copy.deepcopy(model)
+        handle = offloaded(model, budget=8 * LAYER)
+        check_rounds(model, handle, plain(original, handle))
+        assert handle.stats()["acquired"] == 3 * 7
+
+    def test_statistics_that_a_forward_pass_writes(self, on, offloaded):
+        model = nn.Sequential(*layers(4), nn.BatchNorm1d(64), *layers(4)).to(on)
+        original = copy.deepcopy(model)
+        handle = offloaded(model, budget=4 * LAYER)
+        check_rounds(model, handle, plain(original, handle).eval(), rounds=0)
+        reference = plain(original, handle)
+        for _ in range(3):
+            model(batch(handle))
+            reference(batch(handle))
+        assert same(model[8].running_mean, reference[8].running_mean)
+        handle.remove()
+        assert same(model[8].running_var, reference[8].running_var)
+        assert model[8].num_batches_tracked.item() == 3
+
+    def test_chosen_blocks(self, on, offloaded):
+        model = nn.ModuleDict({"a": layers(4), "b": layers(4)}).to(on)
+        with mt.offload(model, DEVICE, budget=6 * LAYER, blocks=["a"]) as handle:
+            assert handle.stats()["groups"] == 1 + 4
+            model["a"](batch(handle))
+            assert handle.stats()["acquired"] == 1
+        with mt.offload(model, DEVICE, budget=6 * LAYER, blocks=model.values()) as handle:
+            assert handle.stats()["groups"] == 2
+
+    def test_threads_and_streams(self, on, offloaded):
+        model = layers(on=on)
+        original = copy.deepcopy(model)
+        handle = offloaded(model, budget=4 * LAYER)
+        reference = plain(original, handle)
+        wrong = []
+
+        def work(seed):
+            inputs = batch(handle, rows=seed + 1)
+            with torch.no_grad():
+                expected = reference(inputs)
+                stream = torch.cuda.Stream() if handle.device.type == "cuda" else None
+                with torch.cuda.stream(stream):
+                    for _ in range(4):
+                        if not same(model(inputs), expected):
+                            wrong.append(seed)
+
+        threads = [threading.Thread(target=work, args=(i,)) for i in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert wrong == []
+        assert handle.stats()["acquired"] == 3 * 4 * 8
+
+    def test_two_devices(self, device1, on, offloaded):
+        model = nn.Sequential(layers(4), layers(4)).to(on)
+        original = copy.deepcopy(model)
+        handle = offloaded(model, {"0": 0, "1": device1}, budget=3 * LAYER)
+        assert handle.stats()["budget"] == 6 * LAYER
+        if EMULATED:
+            check_rounds(model, handle, plain(original, handle))
+        else:
+            assert {p.device.index for p in model[1].parameters()} == {1}
+            middle = model[0](batch(handle)).to("cuda:1")
+            expected = plain(original, handle)(batch(handle))
+            assert same(model[1](middle), expected)
+
+
+class TestExceptions:
+    def test_in_a_forward_pass(self, on, offloaded):
+        model = layers(on=on)
+        original = copy.deepcopy(model)
+        handle = offloaded(model, budget=5 * LAYER)
+        reference = plain(original, handle)
+        for error in (ValueError, KeyboardInterrupt):
+            for number in (0, 4, 7, 14):
+
+                def fail(*_, error=error):
+                    raise error
+
+                hook = model[number].register_forward_hook(fail)
+                with pytest.raises(error):
+                    model(batch(handle))
+                hook.remove()
+        check_rounds(model, handle, reference)
+        assert handle.stats()["mapped"] == 0  # nothing is held for ever
+
+    def test_in_a_backward_pass(self, on, offloaded):
+        model = layers(on=on)
+        handle = offloaded(model, budget=5 * LAYER)
+        for _ in range(3):
+            output = model[:8](batch(handle))
+
+            def fail(gradient):
+                raise ValueError("planted")
+
+            output.register_hook(fail)
+            with pytest.raises(ValueError, match="planted"):
+                model[8:](output).sum().backward()
+            del output
+        gc.collect()
+        before = handle.stats()["mapped"]
+        with torch.no_grad():
+            model(batch(handle))
+        assert handle.stats()["mapped"] == before == 0
+
+    def test_in_a_thread_that_ends(self, on, offloaded):
+        model = layers(on=on)
+        handle = offloaded(model, budget=5 * LAYER)
+
+        def fail(*_):
+            raise SystemExit
+
+        def run():
+            with contextlib.suppress(SystemExit):  # no hook of a module sees it
+                model(batch(handle))
+
+        for number in (0, 2, 4, 6, 8):
+            hook = model[number].register_forward_hook(fail)
+            thread = threading.Thread(target=run)
+            thread.start()
+            thread.join()
+            hook.remove()
+        gc.collect()
+        with torch.no_grad():
+            model(batch(handle))
+        assert handle.stats()["mapped"] == 0
+
+
+class TestRemove:
+    def test_the_module_is_as_it_was(self, on):
+        model = small_model(on)
+        model.first.weight.requires_grad_(False)
+        model(torch.rand(4, 7, device=on)).sum().backward()
+        gradient = model.second.weight.grad
+        before, value = snapshot(model), gradient.cpu().clone()
+        hooks = hooks_of(model)
+        handle = mt.offload(model, DEVICE, budget=3 * PAGE)
+        assert set(managed_tensors(model)) >= {"first.weight", "norm.running_mean"}
+        handle.remove()
+        assert_same(before, snapshot(model), places_too=None)
+        assert model.tied.weight is model.first.weight
+        assert model.second.weight.grad is gradient
+        assert gradient.device == torch.device(on)
+        assert same(gradient, value)
+        assert managed_tensors(model) == []
+        assert hooks_of(model) == hooks
+
+    def test_twice_and_in_every_form(self, on):
+        model = layers(on=on)
+        with mt.offload(model, DEVICE, budget=4 * LAYER) as handle:
+            model(batch(handle))
+            handle.remove()
+            numbers = handle.stats()
+            assert not managed_tensors(model)
+            handle.remove()
+        assert handle.stats() == numbers
+        assert repr(handle) == "<offload of Sequential on Device(0), removed>"
+        with pytest.raises(ZeroDivisionError):
+            with mt.offload(model, DEVICE, budget=4 * LAYER):
+                raise ZeroDivisionError
+        assert not managed_tensors(model)
+        assert hooks_of(model) == 0
+
+    @pytest.mark.parametrize("number", [0, 5, 14])
+    def test_in_the_middle_of_a_round(self, on, number):
+        model = layers(on=on)
+        expected = copy.deepcopy(model)
+        handle = mt.offload(model, DEVICE, budget=4 * LAYER)
+        if on != handle.device.type:
+            pytest.skip("the rest of the round would meet parameters of another device")
+        reference = plain(expected, handle)
+
+        def remove(*_):
+            hook.remove()
+            handle.remove()
+
+        hook = model[number].register_forward_hook(remove)
+        assert same(model(batch(handle)), reference(batch(handle)))
+        assert same(model(batch(handle)), reference(batch(handle)))
+        assert managed_tensors(model) == []
+
+    def test_between_forward_and_backward(self, on):
+        model = layers(on=on)
+        expected = copy.deepcopy(model)
+        handle = mt.offload(model, DEVICE, budget=4 * LAYER)
+        if on != handle.device.type:
+            pytest.skip("the gradients would be on another device than the parameters")
+        reference = plain(expected, handle)
+        loss = model(batch(handle)).sum()
+        handle.remove()
+        loss.backward()
+        reference(batch(handle)).sum().backward()
+        assert_same_module(model, reference)
+
+    def test_after_an_exception(self, on):
+        model = layers(on=on)
+        before = snapshot(model)
+        handle = mt.offload(model, DEVICE, budget=4 * LAYER)
+        with pytest.raises(RuntimeError):
+            model(batch(handle, width=3))
+        handle.remove()
+        assert_same(before, snapshot(model), places_too=None)
+
+    def test_by_another_thread(self, on):
+        model = layers(on=on)
+        before = snapshot(model)
+        handle = mt.offload(model, DEVICE, budget=4 * LAYER)
+        model(batch(handle))
+        threads = [threading.Thread(target=handle.remove) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert_same(before, snapshot(model), places_too=None)
+
+    def test_in_a_garbage_collection(self, on):
+        model = layers(on=on)
+        before = snapshot(model)
+        handle = mt.offload(model, DEVICE, budget=4 * LAYER)
+        model(batch(handle))
+
+        class Removes:
+            def __init__(self):
+                self.itself = self
+
+            def __del__(self):
+                handle.remove()
+
+        Removes()
+        gc.collect()
+        assert_same(before, snapshot(model), places_too=None)
+
+    def test_a_dropped_handle_leaves_the_module_offloaded(self, on):
+        model = layers(on=on)
+        mt.offload(model, DEVICE, budget=4 * LAYER)
+        gc.collect()
+        assert managed_tensors(model)
+        model(torch.rand(2, 64).to(model[0].weight.device))
+        del model  # all memory goes with it: the fixture of every test checks that
+
+    def test_replaced_parameters_stay(self, on):
+        model = layers(on=on)
+        with mt.offload(model, DEVICE, budget=4 * LAYER) as handle:
+            new = model[0].weight = nn.Parameter(torch.ones(64, 64, device=handle.device))
+            model[2].weight.data = torch.zeros(64, 64, device=handle.device)
+            model(batch(handle))
+        assert model[0].weight is new
+        assert model[2].weight.sum() == 0
+
+    def test_memory_that_was_managed_is_so_again(self, on):
+        model = mt.to_managed(layers(on=on))
+        before = snapshot(model)
+        with mt.offload(model, DEVICE, budget=4 * LAYER) as handle:
+            with torch.no_grad():
+                model[0].weight.add_(1)
+            model(batch(handle))
+        after = snapshot(model)
+        assert torch.equal(after["0.weight"][-1], before["0.weight"][-1] + 1)
+        del before["0.weight"], after["0.weight"]
+        assert_same(before, after)
+
+    def test_managed_memory_that_shares_pages(self, on, managed):
+        model = layers(2, on=on)
+        memory = managed((2 * 64 * 64,))
+        memory.copy_(torch.rand(2 * 64 * 64))
+        for i in (0, 2):
+            model[i].weight = nn.Parameter(memory[i * 2048 + 8 :][: 60 * 64].view(60, 64))
+        model[2].weight = nn.Parameter(memory[60 * 64 + 8 :][: 64 * 60].view(64, 60))
+        model[0].bias = model[2].bias = None
+        before = snapshot(model)
+        expected = copy.deepcopy(model)
+        with mt.offload(model, DEVICE, budget=2 * LAYER) as handle:
+            assert same(model(batch(handle)), plain(expected, handle)(batch(handle)))
+        assert_same(before, snapshot(model))
+
+    @pytest.mark.emulator_only
+    def test_memory_is_freed(self, on):
+        before = emulator.live()
+        model = layers(on=on)
+        handle = mt.offload(model, DEVICE, budget=4 * LAYER)
+        assert emulator.live().bytes - before.bytes == 8 * LAYER
+        handle.remove()
+        assert emulator.live() == before
+
+
+class TestWhileItIsOn:
+    def test_state_dicts(self, on, offloaded, tmp_path):
+        model = layers(on=on)
+        original = copy.deepcopy(model)
+        handle = offloaded(model, budget=4 * LAYER)
+        model(batch(handle))
+        torch.save(model.state_dict(), tmp_path / "model.pt")
+        loaded = torch.load(tmp_path / "model.pt", map_location=on)
+        assert all(same(loaded[name], t) for name, t in original.state_dict().items())
+        other = layers(on=on)
+        with torch.no_grad():
+            for parameter in other.parameters():
+                parameter.mul_(2)
+        model.load_state_dict(other.state_dict())
+        assert len(managed_tensors(model)) == 16
+        check_rounds(model, handle, plain(other, handle))
+
+    def test_copies_are_plain(self, on, offloaded):
+        model = layers(on=on)
+        handle = offloaded(model, budget=4 * LAYER)
+        for made in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+            assert managed_tensors(made) == []
+            before = handle.stats()
+            assert same(made(batch(handle)), made(batch(handle)))
+            assert handle.stats() == before
+            check_rounds(model, handle, made)
+
+    def test_repr_and_numbers(self, on, offloaded):
+        handle = offloaded(layers(on=on), budget=4 * LAYER)
+        assert repr(handle) == (
+            "<offload of Sequential on Device(0): 8 groups of 163,840 bytes streamed, "
+            "0 resident, budget 81,920>"
+        )
+        numbers = handle.stats()
+        assert numbers["budget"] == 4 * LAYER
+        assert numbers["streamed"] == 8 * LAYER
+        assert all(isinstance(value, int) for value in numbers.values())
+
+    @pytest.mark.timeout(PATIENCE + 20)
+    def test_compiled_by_torch(self, on):
+        done = run_python(
+            f"""
+            from offloaded import batch, layers, same
+            from tensors import mt, torch
+
+            model, reference = layers(on={on!r}), layers()
+            handle = mt.offload(model, "cuda:0", budget=100_000)
+            reference.to(handle.device)
+            compiled = torch.compile(model, backend="eager")
+            for _ in range(3):
+                loss, other = compiled(batch(handle)).sum(), reference(batch(handle)).sum()
+                loss.backward(), other.backward()
+                assert same(loss, other)
+            for one, two in zip(model.parameters(), reference.parameters(), strict=True):
+                assert same(one.grad, two.grad)
+            print(handle.stats()["acquired"])
+            handle.remove()
+            """,
+            driver="emulator" if EMULATED else "cuda",
+            patience=PATIENCE,
+        )
+        assert done.stderr == ""
+        assert int(done.stdout) >= 3 * 15
+
+    @pytest.mark.timeout(PATIENCE + 20)
+    def test_at_interpreter_exit_a_module_may_be_offloaded(self, on):
+        done = run_python(
+            f"""
+            from offloaded import batch, layers
+            from tensors import mt, torch
+
+            model = layers(on={on!r})
+            optimizer = torch.optim.Adam(model.parameters())
+            handle = mt.offload(model, "cuda:0", budget=100_000, optimizer=optimizer)
+            model(batch(handle)).sum().backward()
+            optimizer.step()
+            torch.kept = [model, handle, model(batch(handle))]
+            torch.kept.append(torch.kept)
+            """,
+            driver="emulator" if EMULATED else "cuda",
+            patience=PATIENCE,
+        )
+        assert done.stderr == ""
+
+    @pytest.mark.emulator_only
+    def test_every_driver_call_in_turn(self):
+        """Faults make it slower, or offload() fails; numbers and the way back stay right."""
+        inputs = torch.rand(3, 64)
+        original = layers(4)
+        expected = original(inputs)
+        with emulator.recording() as calls:
+            model = layers(4)
+            with mt.offload(model, DEVICE, budget=2 * LAYER):
+                model(inputs)
+            del model
+            gc.collect()
+        counts = {}
+        for call in calls:
+            counts[call.name] = counts.get(call.name, 0) + 1
+        assert counts["cuMemAllocManaged"] == 4
+        del counts["cuMemFree"]  # what cannot be freed stays
+        places = [(name, nth) for name, count in counts.items() for nth in {1, count // 2 + 1}]
+        for name, nth in places:
+            model = layers(4)
+            emulator.clear_failures()
+            emulator.fail(name, nth=nth)
+            try:
+                with mt.offload(model, DEVICE, budget=2 * LAYER):
+                    assert same(model(inputs), expected)
+            except managedmem.CUDAError:
+                assert same(model(inputs), expected)
+            emulator.clear_failures()
+            assert hooks_of(model) == 0, (name, nth)
+            assert_same_module(model, original)
+
+    def test_the_memory_of_before_is_let_go(self):
+        class Bytes(bytearray):
+            """A bytearray with weak references."""
+
+        memory = Bytes(64 * 64 * 4)
+        alive = weakref.ref(memory)
+        model = nn.Linear(64, 64, bias=False)
+        model.weight = nn.Parameter(torch.frombuffer(memory, dtype=torch.float32).view(64, 64))
+        del memory
+        with mt.offload(model, DEVICE, budget=LAYER):
+            assert alive() is None
+
+
+class TestRefusals:
+    @pytest.mark.parametrize(
+        ("arguments", "error", "text"),
+        [
+            ({"budget": 0}, ValueError, "budget must be a positive number of bytes, got 0"),
+            ({"budget": -5}, ValueError, "budget must be a positive number of bytes, got -5"),
+            ({"budget": 1.5}, TypeError, "budget must be an int, the number of bytes, got 1.5"),
+            ({"budget": True}, TypeError, "budget must be an int, the number of bytes, got True"),
+            ({"device": "cpu"}, ValueError, "device must be a CUDA device, got cpu"),
+            ({"device": None}, TypeError, "device must be a Device.*got None"),
+            ({"device": 99}, ValueError, "99"),
+            ({"device": {"nobody": 0}}, ValueError, "device has 'nobody'"),
+            ({"device": {"0": 0}}, ValueError, "'2.weight' belongs to no submodule"),
+            ({"device": {"": 0, "0": 0}}, ValueError, "'0.weight' belongs to '' and to '0'"),
+            ({"model": None}, TypeError, "model must be a torch.nn.Module, got None"),
+            ({"model": nn.ReLU()}, ValueError, r"model \(ReLU\) has no parameters"),
+            ({"model": nn.LazyLinear(3)}, ValueError, "'weight'.*run the module once"),
+            ({"model": nn.Linear(3, 3, device="meta")}, ValueError, "'weight'.*has no memory"),
+            ({"blocks": ["nobody"]}, ValueError, "blocks has 'nobody'"),
+            ({"blocks": [nn.ReLU()]}, ValueError, "blocks has a ReLU that is no submodule"),
+            ({"blocks": "0"}, TypeError, "blocks must be an iterable of names or modules"),
+            ({"blocks": [3]}, TypeError, "blocks must hold names or modules, got 3"),
+            ({"optimizer": 3}, TypeError, "optimizer must be a torch.optim.Optimizer or None"),
+        ],
+    )
+    def test_arguments(self, arguments, error, text):
+        model = layers(2)
+        given = {"model": model, "device": 0, "budget": LAYER, **arguments}
+        with pytest.raises(error, match=text):
+            mt.offload(**given)
+        assert managed_tensors(model) == []
+        assert hooks_of(model) == 0
+
+    def test_twice(self, on, offloaded):
+        model = layers(on=on)
+        handle = offloaded(model, budget=4 * LAYER)
+        with pytest.raises(ValueError, match=r"model \(Sequential\) is offloaded already"):
+            mt.offload(model, DEVICE, budget=4 * LAYER)
+        with pytest.raises(ValueError, match=r"'0' \(Linear\) is offloaded already"):
+            mt.offload(nn.Sequential(model[0], nn.Linear(3, 3)), DEVICE, budget=4 * LAYER)
+        handle.remove()
+        offloaded(model, budget=4 * LAYER)
+
+    def test_wrapped_and_scripted_modules(self):
+        with pytest.raises(TypeError, match="model is wrapped in DataParallel"):
+            mt.offload(nn.DataParallel(layers(2)), DEVICE, budget=LAYER)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # of scripts altogether
+            traced = torch.jit.trace(layers(2), torch.rand(1, 64))
+        with pytest.raises(TypeError, match="whose calls no hook sees"):
+            mt.offload(traced, DEVICE, budget=LAYER)
+
+    def test_handles_are_made_by_the_function(self):
+        with pytest.raises(TypeError, match=r"made by offload\(\)"):
+            mt.Offload()
+
+    def test_an_optimizer_of_another_model(self):
+        optimizer = torch.optim.SGD(layers(2).parameters(), lr=0.1)
+        with pytest.raises(ValueError, match=r"optimizer \(SGD\) has no parameter of the model"):
+            mt.offload(layers(2), DEVICE, budget=LAYER, optimizer=optimizer)
+
+    @pytest.mark.skipif(EMULATED or torch.cuda.is_available(), reason="torch has CUDA")
+    def test_torch_without_cuda(self):
+        with pytest.raises(ValueError, match="this torch has no CUDA device"):
+            mt.offload(layers(2), Device(0), budget=LAYER)

@@ -1,0 +1,468 @@
+"""offload() in training: gradients and optimizer state at home, steps in parts, equal numbers."""
+
+import copy
+import gc
+
+import pytest
+
+from constants import PAGE
+from managedmem import emulator
+from offloaded import LAYER, assert_same_module, batch, hooks_of, layers, managed_tensors, nn, same
+from tensors import mt, torch
+
+DEVICE = 0
+WEIGHT = 64 * 65 * 4  # the bytes of one layer's parameters, without the rest of their pages
+COUNT = 4
+# Of 4 layers: what is streamed and what stays, from nothing to everything.
+BUDGETS = {
+    "streamed": 2 * LAYER,
+    "parameters": COUNT * LAYER,
+    "parameters and gradients": COUNT * (LAYER + WEIGHT),
+    "some state": COUNT * (LAYER + 2 * WEIGHT) + LAYER,
+    "everything": COUNT * (LAYER + 4 * WEIGHT),
+}
+OPTIMIZERS = {
+    "SGD": lambda p: torch.optim.SGD(p, lr=0.1),
+    "momentum": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9),
+    "Adam": lambda p: torch.optim.Adam(p, lr=0.01),
+    "AdamW": lambda p: torch.optim.AdamW(p, lr=0.01, amsgrad=True),
+    "fused": lambda p: torch.optim.Adam(p, lr=0.01, fused=True),
+    "Adagrad": lambda p: torch.optim.Adagrad(p, lr=0.01),
+    "LBFGS": lambda p: torch.optim.LBFGS(p, lr=0.01, max_iter=2),
+}
+
+
+def _is_tested(name, budget):
+    """Every optimizer where most moves, and each budget with a few."""
+    return name in ("momentum", "Adam", "LBFGS") or budget in ("streamed", "some state")
+
+
+class Pair:
+    """A model to offload and one that stays, with an optimizer each, for the same steps."""
+
+    def __init__(self, on, make=OPTIMIZERS["Adam"], model=None):
+        self.model = layers(COUNT, on=on) if model is None else model
+        place = "cpu" if emulator.is_active() else "cuda:0"
+        self.reference = copy.deepcopy(self.model).to(place)
+        self.sides = [(m, make(m.parameters())) for m in (self.model, self.reference)]
+        self.optimizer = self.sides[0][1]
+
+    def each(self, function):
+        """Call a function with each model and its optimizer; compare what it returns."""
+        one, other = (function(model, optimizer) for model, optimizer in self.sides)
+        if one is not None:
+            assert same(one, other)
+
+    def step(self, rows=4):
+        def run(model, optimizer):
+            inputs = torch.rand(rows, 64, generator=torch.Generator().manual_seed(rows))
+            inputs = inputs.to(next(model.parameters()).device)
+
+            def closure():
+                optimizer.zero_grad()
+                loss = model(inputs).square().mean()
+                loss.backward()
+                return loss.detach()
+
+            return optimizer.step(closure)
+
+        self.each(run)
+
+    def offload(self, budget, **options):
+        return mt.offload(self.model, DEVICE, budget=budget, optimizer=self.optimizer, **options)
+
+    def check(self):
+        assert_same_module(self.model, self.reference)
+
+
+def managed_state(optimizer):
+    """How many tensors of an optimizer's state are in managed memory, and how many are not."""
+    tensors = [
+        t for state in optimizer.state.values() for t in state.values() if torch.is_tensor(t)
+    ]
+    large = [t for t in tensors if t.dim() > 0]
+    there = sum(mt.is_managed(t) for t in large)
+    return there, len(large) - there
+
+
+class TestSteps:
+    @pytest.mark.parametrize(
+        ("name", "budget"),
+        [(name, budget) for name in OPTIMIZERS for budget in BUDGETS if _is_tested(name, budget)],
+    )
+    def test_numbers_of_plain_training(self, on, name, budget):
+        pair = Pair(on, OPTIMIZERS[name])
+        before = hooks_of(pair.model)
+        with pair.offload(BUDGETS[budget]) as handle:
+            for rows in (2, 3, 4):
+                pair.step(rows)
+                assert handle.stats()["held"] <= BUDGETS[budget]
+            pair.check()
+        pair.check()
+        assert hooks_of(pair.model) == before
+        assert "step" not in vars(pair.optimizer)
+        assert managed_tensors(pair.model) == []
+        assert managed_state(pair.optimizer)[0] == 0
+        assert {p.device.type for p in pair.model.parameters()} == {torch.device(on).type}
+
+    def test_places_by_budget(self, on):
+        found = {}
+        for name, budget in BUDGETS.items():
+            pair = Pair(on)
+            with pair.offload(budget) as handle:
+                pair.step()
+                grads = sum(mt.is_managed(p.grad) for p in pair.model.parameters())
+                found[name] = (handle.stats()["groups"], grads, managed_state(pair.optimizer))
+        assert found == {
+            "streamed": (4, 8, (16, 0)),
+            "parameters": (0, 8, (16, 0)),
+            "parameters and gradients": (0, 0, (16, 0)),
+            "some state": (0, 0, (16, 0)),
+            "everything": (0, 0, (0, 16)),
+        }
+
+    def test_offloaded_between_two_steps(self, on):
+        """State and gradients that are there go home, and come back."""
+        pair = Pair(on)
+        for budget in BUDGETS.values():
+            with pair.offload(budget):
+                pair.step()
+                pair.step()
+            pair.check()
+            assert managed_tensors(pair.model) == []
+
+    def test_state_visits_the_device_when_there_is_room(self, on):
+        pair = Pair(on)
+        with pair.offload(BUDGETS["some state"]):
+            pair.step()
+            homes = [s["exp_avg"].data_ptr() for s in pair.optimizer.state.values()]
+            seen = []
+            original = torch.optim.Adam._init_group
+
+            def look(optimizer, group, *rest):
+                seen.extend(
+                    optimizer.state[p]["exp_avg"].data_ptr() in homes for p in group["params"]
+                )
+                return original(optimizer, group, *rest)
+
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(torch.optim.Adam, "_init_group", look)
+                pair.step()
+            assert len(seen) == 2 * 2 * COUNT
+            assert not any(seen[: 2 * COUNT])  # in a scratch, not at home
+            assert homes == [s["exp_avg"].data_ptr() for s in pair.optimizer.state.values()]
+            pair.check()
+
+    def test_an_exception_in_a_step(self, on):
+        """What the plain optimizer has done by then is done, and the next step works."""
+        pair = Pair(on)
+
+        def failing_step(model, optimizer):
+            last = list(model.parameters())[-1]
+            state = optimizer.state.pop(last)
+            optimizer.state[last] = {"step": state["step"]}
+            with pytest.raises(KeyError):
+                optimizer.step()
+            optimizer.state[last] = state
+
+        with pair.offload(BUDGETS["some state"]) as handle:
+            pair.step()
+            failing_step(pair.model, pair.optimizer)
+            groups = pair.optimizer.param_groups
+            assert [len(group["params"]) for group in groups] == [2 * COUNT]
+            assert managed_state(pair.optimizer) == (16, 0)
+            pair.model(batch(handle)).sum().backward()
+            pair.optimizer.step()
+
+
+class TestGradients:
+    def test_accumulation(self, on):
+        pair = Pair(on)
+        with pair.offload(BUDGETS["streamed"]) as handle:
+            for rows in (2, 3):
+
+                def backward(model, optimizer, rows=rows):
+                    model(batch(handle, rows)).sum().backward()
+
+                pair.each(backward)
+            pair.check()
+            assert len(managed_tensors(pair.model)) == 4 * COUNT
+            pair.each(lambda model, optimizer: optimizer.step())
+            pair.each(lambda model, optimizer: optimizer.zero_grad(set_to_none=False))
+            pair.step()
+            pair.check()
+
+    def test_memory_is_used_again_unless_somebody_has_it(self, on):
+        pair = Pair(on)
+        weight = pair.model[0].weight
+        with pair.offload(BUDGETS["streamed"]):
+            pair.step()
+            first = weight.grad.data_ptr()
+            pair.step()
+            assert weight.grad.data_ptr() == first
+            kept, value = weight.grad, weight.grad.clone()
+            pair.step(rows=7)
+            assert weight.grad.data_ptr() != first
+            assert same(kept, value)
+            view = weight.grad[1:3]
+            value = view.clone()
+            pair.step(rows=9)
+            assert same(view, value)
+
+    def test_clipping_and_norms(self, on):
+        pair = Pair(on)
+        with pair.offload(BUDGETS["streamed"]) as handle:
+
+            def step(model, optimizer):
+                model(batch(handle)).sum().backward()
+                norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+                optimizer.step()
+                return norm
+
+            pair.each(step)
+            pair.check()
+
+    def test_of_gradients(self, on):
+        """Gradients that are part of a graph stay where they are."""
+        pair = Pair(on)
+        with pair.offload(BUDGETS["streamed"]) as handle:
+
+            def twice(model, optimizer):
+                inputs = batch(handle).requires_grad_()
+                (first,) = torch.autograd.grad(model(inputs).sum(), inputs, create_graph=True)
+                first.square().sum().backward()
+                return inputs.grad
+
+            pair.each(twice)
+            pair.check()
+
+    @pytest.mark.parametrize("reentrant", [False, True])
+    def test_checkpoints(self, on, reentrant):
+        from torch.utils.checkpoint import checkpoint
+
+        pair = Pair(on)
+        with pair.offload(BUDGETS["streamed"]) as handle:
+
+            def step(model, optimizer):
+                inputs = batch(handle).requires_grad_()
+                middle = checkpoint(model[:4], inputs, use_reentrant=reentrant)
+                loss = checkpoint(model[4:], middle, use_reentrant=reentrant).sum()
+                loss.backward()
+                optimizer.step()
+                return loss.detach()
+
+            for _ in range(3):
+                pair.each(step)
+            pair.check()
+            assert handle.stats()["mapped"] <= handle.stats()["acquired"] // 2
+
+
+class TestModels:
+    def test_frozen_parameters_are_only_read(self, on):
+        """As with adapters: the optimizer has the small part."""
+
+        class Adapted(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.frozen = nn.Linear(64, 64).requires_grad_(False)
+                self.down, self.up = nn.Linear(64, 2), nn.Linear(2, 64)
+
+            def forward(self, inputs):
+                return self.frozen(inputs) + self.up(self.down(inputs))
+
+        torch.manual_seed(0)
+        model = nn.Sequential(*(Adapted() for _ in range(6))).to(on)
+
+        def make(parameters):
+            return torch.optim.Adam([p for p in parameters if p.requires_grad], lr=0.01)
+
+        pair = Pair(on, make, model)
+        with pair.offload(4 * (LAYER + 4 * PAGE), blocks=model):
+            for _ in range(3):
+                pair.step()
+            assert model[0].frozen.weight.grad is None
+            pair.check()
+        pair.check()
+
+    def test_tied_and_repeated_modules(self, on):
+        class Tied(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.table = nn.Embedding(64, 64)
+                self.middle = layers(3)
+                self.head = nn.Linear(64, 64, bias=False)
+                self.head.weight = self.table.weight
+
+            def forward(self, inputs):
+                tokens = (inputs * 63).long()[:, 0]
+                return self.head(self.middle(self.middle(self.table(tokens))))
+
+        pair = Pair(on, model=Tied().to(on))
+        with pair.offload(4 * LAYER):
+            for _ in range(3):
+                pair.step()
+            pair.check()
+
+    def test_attention(self, on):
+        """Which uses the parameters of a submodule that it does not call."""
+        torch.manual_seed(0)
+        layer = nn.TransformerEncoderLayer(64, 4, 128, dropout=0.0, batch_first=True)
+        model = nn.Sequential(*(copy.deepcopy(layer) for _ in range(3))).to(on)
+        pair = Pair(on, model=model)
+        with pair.offload(40 * PAGE) as handle:
+            for _ in range(3):
+                pair.step()
+            pair.check()
+            assert handle.stats()["groups"] > 3
+
+    def test_autocast(self, on):
+        pair = Pair(on)
+        with pair.offload(BUDGETS["streamed"]) as handle:
+
+            def step(model, optimizer):
+                with torch.autocast(handle.device.type, dtype=torch.bfloat16):
+                    loss = model(batch(handle)).float().square().mean()
+                loss.backward()
+                optimizer.step()
+                return loss.detach()
+
+            for _ in range(2):
+                pair.each(step)
+            pair.check()
+
+    def test_without_the_optimizer_it_is_right_too(self, on):
+        """The parameters are then written although they were said to be read."""
+        pair = Pair(on)
+        with mt.offload(pair.model, DEVICE, budget=2 * LAYER):
+            for _ in range(3):
+                pair.step()
+            pair.check()
+        pair.check()
+
+
+class TestOptimizers:
+    def test_schedulers_from_before_and_after(self, on):
+        for early in (True, False):
+            pair = Pair(on)
+            schedulers = []
+
+            def schedule(model, optimizer, schedulers=schedulers):
+                schedulers.append(torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5))
+
+            if early:
+                pair.each(schedule)
+            handle = pair.offload(BUDGETS["streamed"])
+            if not early:
+                pair.each(schedule)
+            for _ in range(3):
+                pair.step()
+                for scheduler in schedulers:
+                    scheduler.step()
+            assert pair.optimizer.param_groups[0]["lr"] == 0.01 / 8
+            pair.check()
+            handle.remove()
+            pair.check()
+            if on == handle.device.type:
+                pair.step()
+                pair.check()
+
+    def test_hooks_of_the_caller_see_one_step(self, on):
+        pair = Pair(on)
+        seen = []
+        pair.optimizer.register_step_pre_hook(
+            lambda optimizer, *_: seen.append(len(optimizer.param_groups[0]["params"]))
+        )
+        with pair.offload(BUDGETS["streamed"]):
+            pair.step()
+            pair.step()
+            assert seen == [2 * COUNT] * 2
+            assert managed_state(pair.optimizer) == (16, 0)
+            pair.check()
+
+    def test_groups_with_options_of_their_own(self, on):
+        def make(parameters):
+            parameters = list(parameters)
+            return torch.optim.SGD(
+                [
+                    {"params": parameters[::2], "lr": 0.1},
+                    {"params": parameters[1::2], "lr": 0.2, "momentum": 0.5},
+                ],
+                lr=1.0,
+            )
+
+        pair = Pair(on, make)
+        with pair.offload(BUDGETS["streamed"]):
+            for _ in range(3):
+                pair.step()
+            pair.check()
+
+    def test_parameters_that_the_model_does_not_have(self, on):
+        extra = {}
+
+        def make(parameters):
+            own = torch.ones(3, requires_grad=True)
+            optimizer = torch.optim.Adam([*parameters, own], lr=0.1)
+            extra[id(optimizer)] = own
+            return optimizer
+
+        pair = Pair(on, make)
+        with pair.offload(BUDGETS["streamed"]):
+            for own in extra.values():
+                own.grad = torch.ones(3)
+
+            def step(model, optimizer):
+                optimizer.step()
+                return extra[id(optimizer)].detach()
+
+            pair.each(step)
+
+    def test_state_dicts(self, on):
+        pair = Pair(on)
+        with pair.offload(BUDGETS["streamed"]):
+            pair.step()
+            saved = [copy.deepcopy(o.state_dict()) for _, o in pair.sides]
+            pair.step()
+            for (_, optimizer), state in zip(pair.sides, saved, strict=True):
+                optimizer.load_state_dict(state)
+            pair.step()
+            pair.check()
+            assert managed_state(pair.optimizer) == (16, 0)
+
+    def test_removed_in_the_middle_of_an_iteration(self, on):
+        for moment in range(3):
+            pair = Pair(on)
+            handle = pair.offload(BUDGETS["streamed"])
+            if on != handle.device.type:
+                pytest.skip("the reference is on the other device")
+            pair.step()
+
+            def step(model, optimizer, pair=pair, handle=handle, moment=moment):
+                removal = moment if model is pair.model else None
+                optimizer.zero_grad()
+                loss = model(batch(handle)).sum()
+                if removal == 0:
+                    handle.remove()
+                loss.backward()
+                if removal == 1:
+                    handle.remove()
+                optimizer.step()
+                if removal == 2:
+                    handle.remove()
+                return loss.detach()
+
+            pair.each(step)
+            pair.check()
+            pair.step()
+            pair.check()
+            assert managed_state(pair.optimizer)[0] == 0
+
+    @pytest.mark.emulator_only
+    def test_memory_is_freed(self, on):
+        before = emulator.live()
+        pair = Pair(on)
+        handle = pair.offload(BUDGETS["some state"])
+        pair.step()
+        handle.remove()
+        del handle
+        gc.collect()
+        assert emulator.live() == before
