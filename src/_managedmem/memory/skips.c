@@ -106,7 +106,7 @@ skip_locations(mm_driver *cu, mm_batch *b, size_t *skipped, mm_status *st)
     return 0;
 }
 
-/* True if the range is pool memory; for other memory the driver answers NULL. */
+/* Sets *pooled if the range is pool memory; for other managed memory the driver answers NULL. */
 static int
 is_pool_memory(mm_driver *cu, mm_range range, bool *pooled, mm_status *st)
 {
@@ -115,7 +115,7 @@ is_pool_memory(mm_driver *cu, mm_range range, bool *pooled, mm_status *st)
     void *out = &pool;
 
     *pooled = false;
-    if (range.size > 0) {
+    if (range.size > 0 && range.allocation != 0) {
         MM_TRY(cu, PointerGetAttributes, st, 1, &attribute, &out, range.start);
         *pooled = pool != NULL;
     }
