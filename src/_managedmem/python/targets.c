@@ -86,6 +86,7 @@ read_one(mm_state *state, mm_driver *cu, PyObject *value, mm_operation op, mm_ta
     int rc;
 
     assert(!PyErr_Occurred());
+    st->kind = MM_OK;
     *target = (mm_target){.dense = true};
     if (mm_is_buffer(state, value)) {
         target->read_only = mm_buffer_of(value)->memory->access.read_only;
