@@ -166,7 +166,7 @@ enter_range(mm_driver *cu, const mm_working_range *r, mm_status *st)
         return mm_guard_enter(r->guard);
     }
     if (mm_range_check(cu, &now, MM_QUERY, st) < 0) {
-        return st->kind == MM_BAD_VALUE ? 0 : -1;
+        return mm_is_bad_argument(st) ? 0 : -1;
     }
     return now.allocation == r->range.allocation;
 }

@@ -50,15 +50,15 @@ is_stream_idle(mm_loader *l)
     return l->cu->StreamQuery(l->stream) != CUDA_ERROR_NOT_READY;
 }
 
-/* Writes the tickets that a standstill holds up. False as long as it may be none. */
-static bool
+/* Writes the tickets that a standstill holds up. */
+static void
 end_standstill(mm_loader *l)
 {
     uint64_t issued = atomic_load(&l->issued);
 
     if (!atomic_load(&l->by_words) || atomic_load(&l->completed) >= issued
         || mm_monotonic_clock() - l->progressed < STALL_NS) {
-        return false;
+        return;
     }
     atomic_store(&l->by_words, false);
     store_word(l, issued);
@@ -66,7 +66,19 @@ end_standstill(mm_loader *l)
     l->report.stalls++;
     mm_loader_unlock(l);
     l->progressed = mm_monotonic_clock();
-    return true;
+}
+
+/* After a standstill the thread writes the word itself, at once. What its stream was to write before
+ * may come later, and is replaced. */
+static void
+repeat_word(mm_loader *l)
+{
+    uint64_t issued = atomic_load(&l->issued);
+
+    if (l->word != NULL && !atomic_load(&l->by_words)
+        && !mm_word_has_reached(l->word, mm_loader_word_value(l, issued))) {
+        store_word(l, issued);
+    }
 }
 
 /* One round of the thread's waiting, which began at `since`. */
@@ -75,7 +87,8 @@ wait_awake(mm_loader *l, uint64_t since)
 {
     const struct timespec nap = {.tv_nsec = 10000};
 
-    (void)end_standstill(l);
+    end_standstill(l);
+    repeat_word(l);
     if (mm_monotonic_clock() - since < YIELDING_NS) {
         (void)sched_yield();
     } else {
@@ -136,6 +149,7 @@ signal_ticket(mm_loader *l, mm_loader_group *g, uint64_t ticket)
     atomic_store(&l->issued, ticket);
     (void)pthread_cond_broadcast(&l->issued_more);
     mm_loader_unlock(l);
+    repeat_word(l);
 }
 
 /* --- commands: the thread, in a scope of its device --------------------------------------- */
@@ -354,6 +368,7 @@ poll_stream(mm_loader *l)
     }
     if (idle) {
         complete_tickets(l, issued);
+        repeat_word(l);
     }
     return idle;
 }

@@ -1,0 +1,489 @@
+/* test_working_loader.c: working sets at work on the emulated driver: threads, the thread's end,
+ * standstills, and what it does when calls fail.
+ *
+ * Usage: test_working_loader PATH_OF_THE_EMULATED_DRIVER, which must have at least two devices. */
+#include "driver/clock.h"
+#include "failing_allocations.h"
+#include "memory/working_loader.h"
+#include "world.h"
+
+enum { PAGE = 4096, SIZE = 4 * PAGE, LAYERS = 6 };
+
+static mm_memory *layers[LAYERS];
+static mm_status st;
+
+static void
+make_layers(void)
+{
+    for (int i = 0; i < LAYERS; i++) {
+        layers[i] = mm_memory_allocate(world.cu, SIZE, &st);
+        CHECK(layers[i] != NULL);
+        memset((void *)(uintptr_t)layers[i]->start, i + 1, SIZE);
+    }
+}
+
+static void
+free_layers(void)
+{
+    for (int i = 0; i < LAYERS; i++) {
+        const unsigned char *bytes = (unsigned char *)(uintptr_t)layers[i]->start;
+        if (bytes != NULL && !mm_guard_is_closed(&layers[i]->guard)) {
+            CHECK_EQUAL(bytes[0], i + 1);
+            CHECK_EQUAL(bytes[SIZE - 1], i + 1);
+        }
+        mm_memory_release(layers[i]);
+    }
+}
+
+static mm_working_range
+range_of_layer(int i)
+{
+    return (mm_working_range){.range = {layers[i]->start, SIZE, layers[i]->start},
+                              .guard = &layers[i]->guard};
+}
+
+static mm_loader *
+new_set(size_t budget)
+{
+    mm_loader *l = mm_loader_new(world.cu, 0, budget, &world, &st);
+
+    CHECK_OK(l == NULL ? -1 : 0, &st);
+    return l;
+}
+
+static uint32_t
+add_layer(mm_loader *l, int i, mm_group_access access)
+{
+    mm_working_range range = range_of_layer(i);
+    uint32_t group = MM_NO_GROUP;
+
+    CHECK_OK(mm_loader_add(l, &range, 1, access, &group, &st), &st);
+    return group;
+}
+
+static mm_loader *
+set_of_layers(size_t budget)
+{
+    mm_loader *l = new_set(budget);
+
+    for (int i = 0; i < LAYERS; i++) {
+        CHECK_EQUAL(add_layer(l, i, i % 2 == 0 ? MM_GROUP_READ : MM_GROUP_WRITE), i);
+    }
+    return l;
+}
+
+static CUstream
+new_stream(void)
+{
+    CUstream stream = NULL;
+
+    CHECK_OK(mm_stream_create(world.cu, &stream, &st), &st);
+    return stream;
+}
+
+static void
+end_stream(CUstream stream)
+{
+    CHECK_OK(mm_stream_synchronize(world.cu, (mm_device_stream){stream, MM_ANY_DEVICE}, &st), &st);
+    CHECK_EQUAL(world.cu->StreamDestroy(stream), CUDA_SUCCESS);
+}
+
+static void
+use_group(mm_loader *l, uint32_t group, CUstream stream)
+{
+    mm_working_use use;
+
+    CHECK_OK(mm_loader_acquire(l, group, stream, &use, &st), &st);
+    CHECK_OK(mm_loader_release(l, group, stream, &st), &st);
+}
+
+static mm_loader_report
+report_of(mm_loader *l)
+{
+    mm_loader_report report;
+
+    mm_loader_read_report(l, &report);
+    return report;
+}
+
+static void
+close_set(mm_loader *l)
+{
+    CHECK_OK(mm_loader_close(l, &st), &st);
+    mm_loader_free(l);
+}
+
+/* --- threads ------------------------------------------------------------------------------ */
+
+enum { TURNS = 200 };
+
+typedef struct {
+    mm_loader *l;
+    atomic_int number;
+} users;
+
+static void *
+use_layers(void *argument)
+{
+    users *u = argument;
+    int number = atomic_fetch_add(&u->number, 1);
+    CUstream stream = new_stream();
+    mm_status own;
+    mm_working_use use;
+
+    for (int i = 0; i < TURNS; i++) {
+        uint32_t group = (uint32_t)(i + number) % LAYERS;
+        CHECK_OK(mm_loader_acquire(u->l, group, stream, &use, &own), &own);
+        (void)report_of(u->l);
+        CHECK_OK(mm_loader_release(u->l, group, stream, &own), &own);
+    }
+    end_stream(stream);
+    return NULL;
+}
+
+static void
+threads_share_a_set(void)
+{
+    users u = {.number = 0};
+    mm_loader_report report;
+
+    make_layers();
+    u.l = set_of_layers(2 * SIZE);
+    check_threads(4, use_layers, &u);
+    report = report_of(u.l);
+    CHECK_EQUAL(report.decided.acquired, 4 * TURNS);
+    CHECK(report.physical <= 2 * SIZE && report.reserved <= 2 * SIZE);
+    CHECK_EQUAL(report.failures + report.stalls, 0);
+    close_set(u.l);
+    free_layers();
+}
+
+static void *
+use_until_closed(void *argument)
+{
+    mm_loader *l = argument;
+    mm_status own;
+    mm_working_use use;
+
+    for (uint32_t i = 0; mm_loader_acquire(l, i % LAYERS, NULL, &use, &own) == 0; i++) {
+        CHECK_OK(mm_loader_release(l, i % LAYERS, NULL, &own), &own);
+    }
+    CHECK_EQUAL(own.kind, MM_REFUSED);
+    return NULL;
+}
+
+static void *
+close_or_use(void *argument)
+{
+    static atomic_int turn;
+    mm_status own;
+
+    if (atomic_fetch_add(&turn, 1) % 3 == 2) {
+        for (int i = 0; i < 100; i++) {
+            (void)report_of(argument);
+        }
+        CHECK_OK(mm_loader_close(argument, &own), &own);
+        return NULL;
+    }
+    return use_until_closed(argument);
+}
+
+static void
+a_set_is_closed_beside_uses(void)
+{
+    for (int round = 0; round < 5; round++) {
+        mm_loader *l;
+        make_layers();
+        l = set_of_layers(3 * SIZE);
+        check_threads(3, close_or_use, l);
+        CHECK(mm_loader_is_closed(l));
+        mm_loader_free(l);
+        free_layers();
+    }
+}
+
+static void
+an_owner_ends_its_sets_only(void)
+{
+    static int other;
+    mm_loader *ours, *theirs;
+    mm_working_use use;
+
+    make_layers();
+    ours = set_of_layers(2 * SIZE);
+    theirs = mm_loader_new(world.cu, 1, SIZE, &other, &st);
+    CHECK(theirs != NULL);
+    use_group(ours, 0, NULL);
+    mm_loaders_end(&world);
+    mm_loaders_end(&world);
+    CHECK(mm_loader_is_closed(ours) && !mm_loader_is_closed(theirs));
+    CHECK(mm_loader_acquire(ours, 0, NULL, &use, &st) < 0);
+    CHECK_EQUAL(st.kind, MM_REFUSED);
+    mm_loader_free(theirs);
+    mm_loader_free(ours);
+    mm_loader_free(NULL);
+    free_layers();
+}
+
+/* --- standstills -------------------------------------------------------------------------- */
+
+static CUresult CUDAAPI
+write_nothing(CUstream stream, CUdeviceptr address, cuuint32_t value, unsigned int flags)
+{
+    (void)stream, (void)address, (void)value, (void)flags;
+    return CUDA_SUCCESS;
+}
+
+static atomic_int busy_answers;
+
+static CUresult CUDAAPI
+answer_busy(CUstream stream)
+{
+    (void)stream;
+    if (atomic_fetch_sub(&busy_answers, 1) > 0) {
+        const struct timespec nap = {.tv_nsec = 1000000};
+        (void)nanosleep(&nap, NULL);
+        return CUDA_ERROR_NOT_READY;
+    }
+    return CUDA_SUCCESS;
+}
+
+/* A copy of the driver whose streams never write a word, as when another stream holds up their
+ * queue, and are busy for longer than the thread waits. */
+static void
+a_standstill_ends(void)
+{
+    mm_driver stuck;
+    CUstream stream;
+    mm_loader *l;
+
+    memcpy(&stuck, world.cu, sizeof stuck);
+    stuck.StreamWriteValue32 = write_nothing;
+    stuck.StreamQuery = answer_busy;
+    atomic_store(&busy_answers, 1000);
+    make_layers();
+    stream = new_stream();
+    l = mm_loader_new(&stuck, 0, 2 * SIZE, NULL, &st);
+    CHECK(l != NULL);
+    for (int i = 0; i < LAYERS; i++) {
+        (void)add_layer(l, i, MM_GROUP_WRITE);
+    }
+    for (uint32_t i = 0; i < 3 * LAYERS; i++) {
+        use_group(l, i % LAYERS, stream);
+    }
+    end_stream(stream); /* which would hang for ever */
+    CHECK_EQUAL(report_of(l).stalls, 1);
+    CHECK_EQUAL(report_of(l).failures, 0);
+    close_set(l);
+    free_layers();
+}
+
+/* --- memory that ends --------------------------------------------------------------------- */
+
+static void
+memory_that_was_closed_is_passed_over(void)
+{
+    mm_working_range both[2];
+    uint32_t group;
+    mm_working_use use;
+    mm_loader *l = new_set(3 * SIZE);
+    bool first;
+
+    make_layers();
+    both[0] = range_of_layer(0);
+    both[1] = range_of_layer(1);
+    CHECK_OK(mm_loader_add(l, both, 2, MM_GROUP_WRITE, &group, &st), &st);
+    use_group(l, group, NULL);
+    CHECK_OK(mm_memory_close(layers[1], NULL, &first, &st), &st);
+    CHECK(mm_loader_acquire(l, group, NULL, &use, &st) < 0);
+    CHECK_EQUAL(st.kind, MM_REFUSED);
+    for (int i = 2; i < LAYERS; i++) {
+        use_group(l, add_layer(l, i, MM_GROUP_SCRATCH), NULL);
+    }
+    close_set(l);
+    for (int i = 2; i < LAYERS; i++) {
+        memset((void *)(uintptr_t)layers[i]->start, i + 1, SIZE);
+    }
+    free_layers();
+}
+
+/* Wrapped memory has no guard: the driver is asked whether it is still the same. */
+static void
+memory_of_others_may_be_freed(void)
+{
+    mm_loader *l = new_set(2 * SIZE);
+    CUdeviceptr freed = 0;
+    mm_working_range range;
+    uint32_t group;
+
+    make_layers();
+    CHECK_EQUAL(world.cu->MemAllocManaged(&freed, SIZE, CU_MEM_ATTACH_GLOBAL), CUDA_SUCCESS);
+    range = (mm_working_range){.range = {freed, SIZE, freed}};
+    CHECK_OK(mm_loader_add(l, &range, 1, MM_GROUP_SCRATCH, &group, &st), &st);
+    use_group(l, group, NULL);
+    CHECK_EQUAL(world.cu->MemFree(freed), CUDA_SUCCESS);
+    use_group(l, group, NULL);
+    use_group(l, add_layer(l, 0, MM_GROUP_READ), NULL);
+    use_group(l, add_layer(l, 1, MM_GROUP_READ), NULL);
+    CHECK_EQUAL(report_of(l).failures, 0);
+    close_set(l);
+    free_layers();
+}
+
+/* --- scratch ------------------------------------------------------------------------------ */
+
+/* Parts that do not fill pages: the bytes beside them stay. */
+static void
+a_discard_spares_the_bytes_between(void)
+{
+    mm_loader *l = new_set(SIZE);
+    mm_working_range parts[3];
+    unsigned char *bytes;
+    uint32_t scratch, other;
+
+    make_layers();
+    bytes = (unsigned char *)(uintptr_t)layers[0]->start;
+    for (size_t i = 0; i < 3; i++) {
+        static const size_t starts[] = {100, PAGE + 10, 2 * PAGE + 200};
+        static const size_t ends[] = {PAGE, 2 * PAGE + 100, 4 * PAGE - 1};
+        parts[i] = range_of_layer(0);
+        parts[i].range.start += starts[i];
+        parts[i].range.size = ends[i] - starts[i];
+        parts[i].target = i;
+    }
+    CHECK_OK(mm_loader_add(l, parts, 3, MM_GROUP_SCRATCH, &scratch, &st), &st);
+    other = add_layer(l, 1, MM_GROUP_WRITE);
+    for (int i = 0; i < 4; i++) {
+        use_group(l, scratch, NULL);
+        use_group(l, other, NULL);
+    }
+    close_set(l);
+    CHECK_OK(mm_device_synchronize(world.cu, 0, &st), &st);
+    for (int i = 0; i < 100; i++) {
+        CHECK_EQUAL(bytes[i], 1);
+        CHECK_EQUAL(bytes[2 * PAGE + 100 + i], 1);
+    }
+    CHECK_EQUAL(bytes[4 * PAGE - 1], 1);
+    memset(bytes, 1, SIZE);
+    free_layers();
+}
+
+/* --- failures ----------------------------------------------------------------------------- */
+
+/* A drop that fails twice keeps its bytes, and nothing is loaded beyond the budget. */
+static void
+what_does_not_leave_the_device_is_counted(void)
+{
+    mm_loader *l;
+    CUstream stream;
+
+    make_layers();
+    l = new_set(2 * SIZE);
+    stream = new_stream();
+    for (int i = 0; i < LAYERS; i++) {
+        (void)add_layer(l, i, MM_GROUP_READ);
+    }
+    use_group(l, 0, stream);
+    use_group(l, 1, stream);
+    CHECK_OK(mm_stream_synchronize(world.cu, (mm_device_stream){stream, MM_ANY_DEVICE}, &st), &st);
+    for (unsigned nth = 1; nth <= 12; nth++) {
+        world.fail("cuMemAdvise", nth, CUDA_ERROR_UNKNOWN, 0);
+    }
+    for (uint32_t i = 0; i < 2 * LAYERS; i++) {
+        use_group(l, i % LAYERS, stream);
+        CHECK(report_of(l).physical <= 2 * SIZE);
+    }
+    end_stream(stream);
+    CHECK(report_of(l).failures > 0);
+    CHECK(report_of(l).physical <= 2 * SIZE);
+    world.fail_clear();
+    close_set(l);
+    free_layers();
+}
+
+static void
+a_set_that_cannot_begin_leaves_nothing(void)
+{
+    size_t streams = world.live_streams();
+
+    world.fail("cuStreamCreate", 1, CUDA_ERROR_UNKNOWN, 0);
+    CHECK(mm_loader_new(world.cu, 0, SIZE, NULL, &st) == NULL);
+    CHECK_EQUAL(st.kind, MM_DRIVER_CALL);
+    world.fail("cuCtxPushCurrent", 1, CUDA_ERROR_UNKNOWN, 0);
+    CHECK(mm_loader_new(world.cu, 0, SIZE, NULL, &st) == NULL);
+    world.fail_clear();
+    CHECK_EQUAL(world.live_streams(), streams);
+}
+
+static void
+a_group_that_cannot_be_added_leaves_nothing(void)
+{
+    mm_loader *l;
+    mm_working_range range;
+    uint32_t group;
+    long nth = 0;
+    int rc = -1;
+
+    make_layers();
+    l = new_set(SIZE);
+    range = range_of_layer(0);
+    for (nth = 1; rc < 0; nth++) {
+        mm_policy policy;
+        CHECK_EQUAL(report_of(l).groups, 0);
+        fail_allocation(nth);
+        rc = mm_loader_add(l, &range, 1, MM_GROUP_WRITE, &group, &st);
+        fail_allocation(0);
+        CHECK_OK(mm_range_preferred_location(world.cu, range.range, &policy.preferred, &st), &st);
+        CHECK_EQUAL(policy.preferred.type == CU_MEM_LOCATION_TYPE_HOST, rc == 0);
+    }
+    CHECK(nth > 3);
+    close_set(l);
+    free_layers();
+}
+
+static void
+a_use_in_a_capture_is_refused(void)
+{
+    CUstream stream = new_stream();
+    mm_working_use use;
+    CUgraph graph = NULL;
+    mm_loader *l;
+
+    make_layers();
+    l = set_of_layers(SIZE);
+    CHECK_OK(mm_loader_acquire(l, 0, stream, &use, &st), &st);
+    CHECK_EQUAL(world.begin_capture(stream, CU_STREAM_CAPTURE_MODE_RELAXED), CUDA_SUCCESS);
+    CHECK(mm_loader_acquire(l, 1, stream, &use, &st) < 0);
+    CHECK_EQUAL(st.kind, MM_CAPTURING);
+    CHECK(mm_loader_release(l, 0, stream, &st) < 0);
+    CHECK_EQUAL(st.kind, MM_CAPTURING);
+    CHECK_EQUAL(world.end_capture(stream, &graph), CUDA_SUCCESS);
+    CHECK_EQUAL(world.destroy_graph(graph), CUDA_SUCCESS);
+    CHECK_OK(mm_loader_release(l, 0, stream, &st), &st);
+    end_stream(stream);
+    close_set(l);
+    free_layers();
+}
+
+int
+main(int argc, char **argv)
+{
+    static const check_test tests[] = {
+        CHECK_TEST(threads_share_a_set),
+        CHECK_TEST(a_set_is_closed_beside_uses),
+        CHECK_TEST(an_owner_ends_its_sets_only),
+        CHECK_TEST(a_standstill_ends),
+        CHECK_TEST(memory_that_was_closed_is_passed_over),
+        CHECK_TEST(memory_of_others_may_be_freed),
+        CHECK_TEST(a_discard_spares_the_bytes_between),
+        CHECK_TEST(what_does_not_leave_the_device_is_counted),
+        CHECK_TEST(a_set_that_cannot_begin_leaves_nothing),
+        CHECK_TEST(a_group_that_cannot_be_added_leaves_nothing),
+        CHECK_TEST(a_use_in_a_capture_is_refused),
+    };
+
+    CHECK(argc == 2);
+    world_open(argv[1]);
+    CHECK_OK(mm_set_current_device(world.cu, 0, &st), &st);
+    return check_run(tests, sizeof tests / sizeof *tests);
+}
