@@ -257,7 +257,10 @@ mm_buffer_check(mm_buffer *b, mm_driver *cu, mm_operation op, mm_range *range, m
         return -1;
     }
     if (read_range(b, cu, op, range, st) < 0) {
-        return mm_buffer_is_closed(b) ? mm_buffer_raise_closed() : 1; /* by another thread */
+        if (mm_buffer_is_closed(b)) {
+            return mm_buffer_raise_closed(); /* by another thread */
+        }
+        return 1;
     }
     return 0;
 }
