@@ -179,8 +179,6 @@ def attempt(operation, w, *faults):
 def may_be_silent(operation, name, *functions):
     """Whether the operation may succeed although these functions failed."""
     silent = REPEATED | operation.silent | FREES | HINTS
-    if len(functions) > 1:
-        silent |= operation.silent_undo
     if name not in OPERATIONS:
         silent |= DROPPING
     if operation.raises is not None and issubclass(CUDAError, operation.raises):

@@ -407,7 +407,6 @@ OPERATIONS = {
         lambda w: managedmem.advise(
             [w.a, w.pooled, w.b], "set_preferred_location", HOST, unsupported="skip"
         ),
-        silent_undo=frozenset({"cuMemAdvise"}),  # memory of a pool refused and has no advice
         faults=7,
     ),
     # Plans.

@@ -144,7 +144,6 @@ class Operation:
     prepare: Callable = lambda w: None
     may_change: frozenset = frozenset()  # of "prefetched", "bytes"
     silent: frozenset = frozenset()  # functions whose failure need not surface
-    silent_undo: frozenset = frozenset()  # the same, behind another fault: an undo without effect
     faults: int = 1  # how many driver calls it makes at the least
     devices: int = 1  # how many it needs
     raises: type | None = None  # what it raises when nothing fails
