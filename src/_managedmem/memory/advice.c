@@ -45,9 +45,13 @@ query_location(mm_driver *cu, mm_range range, CUmem_range_attribute type, CUmem_
     void *out[] = {&answers[0], &answers[1]};
     size_t sizes[] = {sizeof answers[0], sizeof answers[1]};
     CUresult code;
+    int queries = 0;
 
-    *where = mm_location(CU_MEM_LOCATION_TYPE_INVALID, 0);
-    for (int n = 0; range.size > 0 && n < MOST_QUERIES; n++) {
+    if (range.size == 0) {
+        *where = mm_location(CU_MEM_LOCATION_TYPE_INVALID, 0);
+        return 0;
+    }
+    do {
         MM_CALL_IN(code, mm_scope_enter, MM_ANY_DEVICE, cu, MemRangeGetAttributes, st, out, sizes,
                    attributes, 2, range.start, range.size);
         if (code != CUDA_SUCCESS) {
@@ -55,10 +59,7 @@ query_location(mm_driver *cu, mm_range range, CUmem_range_attribute type, CUmem_
             return mm_range_diagnose(cu, range, mm_host(), MM_QUERY, st);
         }
         *where = mm_location_from_attributes(cu->device_count, answers[0], answers[1]);
-        if ((int)where->type == answers[0]) {
-            break;
-        }
-    }
+    } while ((int)where->type != answers[0] && ++queries < MOST_QUERIES);
     return 0;
 }
 

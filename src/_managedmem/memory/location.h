@@ -41,12 +41,13 @@ mm_location_from_attributes(int device_count, int type, int id)
 {
     bool device = type == CU_MEM_LOCATION_TYPE_DEVICE;
 
-    if ((device && (id < 0 || id >= device_count))
-        || (type == CU_MEM_LOCATION_TYPE_HOST_NUMA && id < 0)) {
+    if (!device && type != CU_MEM_LOCATION_TYPE_HOST_NUMA) {
+        return mm_location((CUmemLocationType)type, 0);
+    }
+    if (id < 0 || (device && id >= device_count)) {
         return mm_location(CU_MEM_LOCATION_TYPE_INVALID, 0);
     }
-    return mm_location((CUmemLocationType)type,
-                       device || type == CU_MEM_LOCATION_TYPE_HOST_NUMA ? id : 0);
+    return mm_location((CUmemLocationType)type, id);
 }
 
 static inline bool
