@@ -8,6 +8,7 @@ import managedmem
 from constants import PAGE
 from contents import contents, write
 from driver import capturing, device_memory, pinned_memory
+from foreign_objects import CudaArray
 from managedmem import (
     CUDAError,
     Device,
@@ -116,6 +117,11 @@ class TestTheOthersGetIt:
         Device().sync()
         kept = contents(buffer)
         assert kept[:PAGE] + kept[2 * PAGE :] == bytes([7]) * 2 * PAGE
+
+    def test_a_discard_follows_the_producers_of_the_others(self, alloc, plain, stream):
+        array = CudaArray(alloc(PAGE), members={"stream": 1})
+        assert managedmem.discard([plain, array], stream=stream, unsupported="skip") == 1
+        assert managedmem.discard(CudaArray(plain), stream=stream, unsupported="skip") == 1
 
     def test_advice_on_pool_memory_where_the_driver_refuses_it(self, alloc):
         """Drivers of CUDA 13.0 refuse; one that accepts passes over nothing."""
@@ -243,12 +249,15 @@ class TestErrorsStay:
         assert caught.value.code == code and caught.value.function == function
 
     @pytest.mark.emulator_only
-    def test_a_failing_query_of_pools(self, alloc):
+    @pytest.mark.parametrize(
+        "function", ["cuPointerGetAttributes", "cuMemRangeGetAttribute", "cuMemAdvise"]
+    )
+    def test_a_driver_that_fails_where_pool_memory_is_tried(self, alloc, function):
         with ManagedMemoryResource(pooled=True) as pool, pool.allocate(PAGE) as pooled:
             good = alloc(PAGE)
-            emulator.fail("cuPointerGetAttributes", nth=1, code=999)
+            emulator.fail(function, nth=1, code=999)
             with pytest.raises(CUDAError) as caught:
-                managedmem.advise([good, pooled], "set_read_mostly", unsupported="skip")
+                managedmem.advise([pooled, good], "set_read_mostly", unsupported="skip")
             assert caught.value.code == 999 and not good.read_mostly
 
 
