@@ -73,17 +73,20 @@ open_stream(mm_loader *l, mm_status *st)
     return code == CUDA_SUCCESS ? 0 : mm_fail_call(st, "cuStreamCreate", (int)code);
 }
 
-/* Frees the driver's objects. Tries again what fails once, and ignores what fails then. */
 static void
-free_driver_objects(mm_loader *l)
+destroy_stream(mm_loader *l)
 {
-    mm_status ignored;
-    mm_scope scope;
-
-    if (mm_scope_enter_relaxed(&scope, l->cu, l->device, &ignored) < 0
-        && mm_scope_enter_relaxed(&scope, l->cu, l->device, &ignored) < 0) {
-        return;
+    for (int attempt = 0; attempt < 2 && l->stream != NULL; attempt++) {
+        if (l->cu->StreamDestroy(l->stream) == CUDA_SUCCESS) {
+            l->stream = NULL;
+        }
     }
+}
+
+/* Frees the driver's objects, in a scope. What fails twice stays with the driver. */
+static void
+destroy_objects(mm_loader *l)
+{
     for (uint32_t i = 0; i < l->set.count; i++) {
         if (l->groups[i]->loaded != NULL) {
             mm_event_destroy(l->cu, l->groups[i]->loaded);
@@ -94,12 +97,23 @@ free_driver_objects(mm_loader *l)
     }
     mm_releases_free(l->cu, l->pool);
     l->pool = NULL;
-    if (l->stream != NULL
-        && (l->cu->StreamDestroy(l->stream) == CUDA_SUCCESS
-            || l->cu->StreamDestroy(l->stream) == CUDA_SUCCESS)) {
-        l->stream = NULL;
+    destroy_stream(l);
+}
+
+static void
+free_driver_objects(mm_loader *l)
+{
+    mm_status ignored;
+    mm_scope scope;
+    int rc = mm_scope_enter_relaxed(&scope, l->cu, l->device, &ignored);
+
+    if (rc < 0) {
+        rc = mm_scope_enter_relaxed(&scope, l->cu, l->device, &ignored); /* the second attempt */
     }
-    mm_scope_leave(&scope);
+    if (rc == 0) {
+        destroy_objects(l);
+        mm_scope_leave(&scope);
+    }
 }
 
 /* The word goes back only if its stream has written for the last time. */

@@ -5,8 +5,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* A word has a cache line of its own. */
-enum { WORD_BYTES = 64, WORDS_AT_ONCE = 64 };
+/* A word has a cache line of its own, of which it uses the first four bytes. */
+enum { LINE_WORDS = 16, WORDS_AT_ONCE = 64 };
+#define POOL_BYTES (sizeof(uint32_t) * LINE_WORDS * WORDS_AT_ONCE)
 
 /* Guards the list, for a few instructions. A forked child takes no words. */
 static pthread_mutex_t words_mutex = PTHREAD_MUTEX_INITIALIZER;
@@ -40,23 +41,24 @@ static int
 add_words(mm_driver *cu, mm_status *st)
 {
     mm_word *added = calloc(WORDS_AT_ONCE, sizeof *added);
+    _Atomic uint32_t *values;
     void *memory = NULL;
     CUresult code;
 
     if (added == NULL) {
         return mm_fail(st, MM_NO_MEMORY, "out of host memory for %d words", WORDS_AT_ONCE);
     }
-    code = cu->MemHostAlloc(&memory, (size_t)WORDS_AT_ONCE * WORD_BYTES,
+    code = cu->MemHostAlloc(&memory, POOL_BYTES,
                             CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP);
     if (code != CUDA_SUCCESS) {
         free(added);
         return mm_fail_call(st, "cuMemHostAlloc", (int)code);
     }
-    memset(memory, 0, (size_t)WORDS_AT_ONCE * WORD_BYTES);
-    for (int i = 0; i < WORDS_AT_ONCE; i++) {
-        char *place = (char *)memory + (size_t)i * WORD_BYTES;
-        added[i].value = (_Atomic uint32_t *)(void *)place;
-        added[i].address = (CUdeviceptr)(uintptr_t)place; /* one address space for all */
+    memset(memory, 0, POOL_BYTES);
+    values = memory;
+    for (size_t i = 0; i < WORDS_AT_ONCE; i++) {
+        added[i].value = &values[i * LINE_WORDS];
+        added[i].address = (CUdeviceptr)(uintptr_t)added[i].value; /* one address space for all */
         mm_word_give_back(&added[i]);
     }
     return 0;

@@ -67,6 +67,6 @@ PyObject *mm_working_set_add_group(PyObject *, PyObject *const *, Py_ssize_t, Py
 extern const char mm_working_set_add_doc[];
 
 /* Releases the targets of a group, once its set has ended. */
-void mm_working_group_release_targets(PyObject *group);
+void mm_working_group_release_targets(PyObject *op);
 
 #endif
