@@ -6,7 +6,7 @@ import gc
 import pytest
 
 from constants import PAGE
-from managedmem import emulator
+from managedmem import CUDAError, emulator
 from offloaded import LAYER, assert_same_module, batch, hooks_of, layers, managed_tensors, nn, same
 from tensors import mt, torch
 
@@ -455,6 +455,45 @@ class TestOptimizers:
             pair.step()
             pair.check()
             assert managed_state(pair.optimizer)[0] == 0
+
+    @pytest.mark.emulator_only
+    def test_every_driver_call_in_turn(self):
+        """Faults leave offload() undone, or training right; remove() can be called again."""
+        with emulator.recording() as calls:
+            pair = Pair("cpu")
+            handle = pair.offload(BUDGETS["streamed"])
+            pair.step()
+            handle.remove()
+            del pair, handle
+            gc.collect()
+        counts = {}
+        for call in calls:
+            counts[call.name] = counts.get(call.name, 0) + 1
+        del counts["cuMemFree"]  # what cannot be freed stays
+        lost = 0
+        places = [(name, nth) for name, n in counts.items() for nth in {1, n // 2 + 1}]
+        for name, nth in places:
+            pair = Pair("cpu")
+            emulator.clear_failures()
+            emulator.fail(name, nth=nth)
+            try:
+                handle = pair.offload(BUDGETS["streamed"])
+            except CUDAError:
+                pair.check()
+                continue
+            pair.step()
+            pair.step()
+            pair.check()
+            try:
+                handle.remove()
+            except CUDAError:
+                handle.remove()
+            emulator.clear_failures()
+            lost += handle.stats()["failures"]
+            pair.check()
+            assert managed_tensors(pair.model) == []
+            assert hooks_of(pair.model) == 0, (name, nth)
+        assert lost > 0
 
     @pytest.mark.emulator_only
     def test_memory_is_freed(self, on):

@@ -20,7 +20,7 @@ from torch.utils.hooks import RemovableHandle
 import managedmem
 from managedmem import Device
 from managedmem.torch._moving import _blocks, _check_movable, _swap
-from managedmem.torch._offload_hooks import Announcer
+from managedmem.torch._offload_hooks import Announcer, begin_use, end_use
 from managedmem.torch._offload_optimizer import GradientHome, SplitStep, StepPart, state_bytes
 from managedmem.torch._offload_places import Moved, Target, move_back, move_in
 from managedmem.torch._offload_plan import Plan, make_plan, size_of
@@ -296,8 +296,7 @@ class _Lane:
             access: Literal["read", "write"] = "write" if part.written else "read"
             group = self.set.add(ranges, access, name=part.name or None)
             self.groups[id(part)] = group
-            if part in self.plan.resident:
-                group.acquire(stream=self.target.stream())
+            if part in self.plan.resident and begin_use(group, self.target.stream()):
                 self.residents.append(group)
         self.target.wait()  # other streams use it too
         for site in self.plan.sites:
@@ -321,7 +320,7 @@ class _Lane:
         self.announcer.stop()
         stream = self.target.stream()
         while self.residents:
-            self.residents.pop().release(stream=stream)
+            end_use(self.residents.pop(), stream)
         if self.final is None:
             self.final = self.numbers()
         self.set.close()
@@ -382,6 +381,7 @@ class Offload:
         self._step: SplitStep | None = None
         self._removing = threading.Lock()
         self._removed = False
+        self._lost = 0  # failures before remove()
         self._origins = {id(p): (p, p.device) for p in model.parameters()}
         try:
             with torch.inference_mode(False), torch.no_grad():
@@ -467,6 +467,7 @@ class Offload:
             self._removing.release()
         with _lock:
             _offloaded.difference_update(self._model.modules())
+        self._lost = self._failures() - sum(lane.announcer.failures for lane in self._lanes)
         self._gradients.clear()
         self._origins.clear()
         self._step = None
@@ -510,14 +511,22 @@ class Offload:
         """Numbers since the start, of all devices together.
 
         budget, held: bytes that may be, and are, on the devices; groups, streamed, resident: how
-        much is streamed, and how much stays there; the others are those of WorkingSet.stats().
-        After remove(), those of its moment.
+        much is streamed, and how much stays there; the others are those of WorkingSet.stats(),
+        where failures also counts uses that the driver refused, and gradients and state that
+        found no place on the host and stay on the device. After remove(), those of its moment.
         """
         result: dict[str, int] = {}
         for lane in self._lanes:
             for name, value in lane.numbers().items():
                 result[name] = result.get(name, 0) + value
+        result["failures"] += self._failures()
         return result
+
+    def _failures(self) -> int:
+        """Uses that the driver refused, and gradients and state without a place on the host."""
+        uses = sum(lane.announcer.failures for lane in self._lanes)
+        step = self._step.failures if self._step is not None else 0
+        return self._lost + uses + step + sum(home.failures for home in self._gradients)
 
     def __enter__(self) -> Offload:
         return self

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from managedmem import CUDAError
 from managedmem.torch._offload_places import Target
 from managedmem.torch._offload_plan import Site
 
@@ -40,7 +41,27 @@ class _Use:
     def end(self) -> None:
         """Release the groups."""
         for group in self.groups:
-            group.release(stream=self.stream)
+            end_use(group, self.stream)
+
+
+def begin_use(group: WorkingGroup, stream: torch.cuda.Stream | None) -> bool:
+    """Acquire a group; False if the driver refused, and the memory is used at home, over the bus.
+
+    Raises for a stream that captures a graph, whose replays nothing would bring memory for.
+    """
+    try:
+        group.acquire(stream=stream)
+    except CUDAError:
+        if stream is not None and torch.cuda.is_current_stream_capturing():
+            raise
+        return False
+    return True
+
+
+def end_use(group: WorkingGroup, stream: torch.cuda.Stream | None) -> None:
+    """Release a group, which a refusal of the driver does not prevent."""
+    with contextlib.suppress(CUDAError):
+        group.release(stream=stream)
 
 
 class _Uses:
@@ -92,6 +113,7 @@ class Announcer:
         self.target = target
         self.groups = groups  # by the id of a part
         self.active = True
+        self.failures = 0  # uses that the driver refused
         self._local = threading.local()
         self._all: weakref.WeakSet[_Uses] = weakref.WeakSet()
         self._lock = threading.Lock()  # for the set of all
@@ -128,11 +150,13 @@ class Announcer:
         try:
             for part in site.parts:
                 group = self.groups[id(part)]
-                group.acquire(stream=stream)
-                acquired.append(group)
+                if begin_use(group, stream):
+                    acquired.append(group)
+                else:
+                    self.failures += 1
         except BaseException:
             for group in acquired:
-                group.release(stream=stream)
+                end_use(group, stream)
             if self.active:
                 raise
             return

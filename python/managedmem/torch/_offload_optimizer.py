@@ -18,8 +18,9 @@ from torch import Tensor, optim
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 import managedmem
-from managedmem import Host, ManagedBuffer
+from managedmem import CUDAError, Host, ManagedBuffer
 from managedmem.torch._moving import _allocate_places, _as_bytes, _blocks, _fill, _on, _swap
+from managedmem.torch._offload_hooks import begin_use, end_use
 from managedmem.torch._offload_places import Target
 from managedmem.torch._targets import find_tensors
 from managedmem.torch._tensors import extent_of
@@ -96,6 +97,7 @@ class GradientHome:
         self.target = target
         self.base: Tensor | None = None
         self.alone = 0
+        self.failures = 0
         self.active = True
         self.handle = parameter.register_post_accumulate_grad_hook(self)
 
@@ -106,7 +108,11 @@ class GradientHome:
             return
         with torch.no_grad():
             start = grad.data_ptr()
-            base = self._place(grad.nbytes)
+            try:
+                base = self._place(grad.nbytes)
+            except CUDAError:  # without a place at home, it stays on the device
+                self.failures += 1
+                return
             there = _on(base, grad, 0)
             source = torch.empty(0, dtype=torch.uint8, device=grad.device)
             offset = start - grad.untyped_storage().data_ptr()
@@ -217,6 +223,7 @@ class SplitStep:
         self.room = room  # bytes of scratch on each device
         self.known = {id(p) for part in parts for p in part.parameters}
         self.stages: dict[Target, _Stage] = {}
+        self.failures = 0
         self.active = True
         self.original = optimizer.step
         self.was_own = "step" in vars(optimizer)
@@ -293,8 +300,10 @@ class SplitStep:
         with ExitStack() as stack:
             if part.group is not None:
                 stream = part.target.stream()
-                part.group.acquire(stream=stream)
-                stack.callback(part.group.release, stream=stream)
+                if begin_use(part.group, stream):
+                    stack.callback(end_use, part.group, stream)
+                else:
+                    self.failures += 1
             if part.home is not None:
                 stack.enter_context(self._staged(part, part.home))
             self._run({id(p) for p in part.parameters})
@@ -328,7 +337,10 @@ class SplitStep:
         if not found or (part.home is not None and all(part.home.holds(t) for _, t in found)):
             return
         with torch.no_grad():
-            part.home = _home_of(found, part.target)
+            try:
+                part.home = _home_of(found, part.target)
+            except CUDAError:  # what is on the device stays there
+                self.failures += 1
 
     @contextmanager
     def _staged(self, part: StepPart, home: _StateHome) -> Iterator[None]:
