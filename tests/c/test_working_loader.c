@@ -5,6 +5,7 @@
 #include "driver/clock.h"
 #include "failing_allocations.h"
 #include "memory/working_loader.h"
+#include "memory/working_releases.h"
 #include "world.h"
 
 enum { PAGE = 4096, SIZE = 4 * PAGE, LAYERS = 6 };
@@ -278,6 +279,70 @@ a_standstill_ends(void)
     free_layers();
 }
 
+/* Tickets are seen by the word also while the stream is busy all the time. */
+static void
+a_busy_stream_is_no_standstill(void)
+{
+    const struct timespec longer_than_a_standstill = {.tv_nsec = 700000000};
+    mm_driver busy;
+    CUstream stream;
+    mm_loader *l;
+
+    memcpy(&busy, world.cu, sizeof busy);
+    busy.StreamQuery = answer_busy;
+    atomic_store(&busy_answers, 1000000);
+    make_layers();
+    stream = new_stream();
+    l = mm_loader_new(&busy, 0, 2 * SIZE, NULL, &st);
+    CHECK(l != NULL);
+    use_group(l, add_layer(l, 0, MM_GROUP_READ), stream);
+    end_stream(stream);
+    (void)nanosleep(&longer_than_a_standstill, NULL);
+    CHECK_EQUAL(report_of(l).stalls, 0);
+    atomic_store(&busy_answers, 0);
+    close_set(l);
+    free_layers();
+}
+
+static CUstream waiting_stream;
+static atomic_bool went_on;
+
+/* The queue of a stream that another one holds up as long as it waits. */
+static CUresult CUDAAPI
+synchronize_behind(CUstream stream)
+{
+    const struct timespec nap = {.tv_nsec = 1000000};
+
+    for (int i = 0; i < 3000 && !atomic_load(&went_on); i++) {
+        atomic_store(&went_on, world.cu->StreamQuery(waiting_stream) == CUDA_SUCCESS);
+        (void)nanosleep(&nap, NULL);
+    }
+    return world.cu->StreamSynchronize(stream);
+}
+
+static void
+a_set_is_closed_in_a_standstill(void)
+{
+    mm_driver stuck;
+    mm_working_use use;
+    mm_loader *l;
+
+    memcpy(&stuck, world.cu, sizeof stuck);
+    stuck.StreamWriteValue32 = write_nothing;
+    stuck.StreamSynchronize = synchronize_behind;
+    atomic_store(&went_on, false);
+    make_layers();
+    waiting_stream = new_stream();
+    l = mm_loader_new(&stuck, 0, SIZE, NULL, &st);
+    CHECK(l != NULL);
+    CHECK_OK(mm_loader_acquire(l, add_layer(l, 0, MM_GROUP_WRITE), waiting_stream, &use, &st),
+             &st);
+    close_set(l);
+    CHECK(atomic_load(&went_on));
+    end_stream(waiting_stream);
+    free_layers();
+}
+
 /* --- memory that ends --------------------------------------------------------------------- */
 
 static void
@@ -401,6 +466,91 @@ what_does_not_leave_the_device_is_counted(void)
     free_layers();
 }
 
+static atomic_bool gate_is_open;
+
+static CUresult CUDAAPI
+prefetch_behind_the_gate(CUdeviceptr start, size_t size, CUmemLocation location,
+                         unsigned int flags, CUstream stream)
+{
+    const struct timespec nap = {.tv_nsec = 100000};
+
+    while (!atomic_load(&gate_is_open)) {
+        (void)nanosleep(&nap, NULL);
+    }
+    return world.cu->MemPrefetchAsync(start, size, location, flags, stream);
+}
+
+/* Work whose end is not known may still use the memory, so that nothing may be discarded. */
+static void
+an_end_that_is_not_recorded_keeps_contents(void)
+{
+    mm_driver gated;
+    mm_working_use use;
+    uint32_t scratch;
+    mm_loader *l;
+
+    memcpy(&gated, world.cu, sizeof gated);
+    gated.MemPrefetchAsync = prefetch_behind_the_gate;
+    atomic_store(&gate_is_open, false);
+    make_layers();
+    l = mm_loader_new(&gated, 0, SIZE, NULL, &st);
+    CHECK(l != NULL);
+    scratch = add_layer(l, 0, MM_GROUP_SCRATCH);
+    CHECK_OK(mm_loader_acquire(l, scratch, NULL, &use, &st), &st);
+    world.fail("cuEventRecord", 1, CUDA_ERROR_UNKNOWN, 0);
+    CHECK(mm_loader_release(l, scratch, NULL, &st) < 0);
+    world.fail_clear();
+    atomic_store(&gate_is_open, true); /* only now is the group loaded */
+    use_group(l, add_layer(l, 1, MM_GROUP_READ), NULL);
+    CHECK_OK(mm_device_synchronize(world.cu, 0, &st), &st);
+    CHECK(report_of(l).bytes_home >= SIZE);
+    close_set(l);
+    free_layers(); /* with their contents */
+}
+
+/* Two threads that release on one stream: the one that adds its event later may have recorded it
+ * earlier, so that both events count. */
+static void
+releases_of_two_threads_count_both(void)
+{
+    mm_release_list releases[3] = {{.stream = 7}, {.stream = 7}, {.stream = 7}};
+    mm_release_list *pool = NULL, *list = mm_release_add(NULL, &releases[0], &pool);
+
+    list = mm_release_add(list, &releases[1], &pool); /* began before the first was added */
+    CHECK(pool == NULL && list == &releases[1] && list->next == &releases[0]);
+    releases[2].begun = releases[1].added;
+    list = mm_release_add(list, &releases[2], &pool);
+    CHECK(list == &releases[2] && list->next == NULL);
+    CHECK(pool != NULL && pool->next != NULL && pool->next->next == NULL);
+}
+
+/* Memory that may be only on the device must not be dropped as a copy, so that it is not loaded. */
+static void
+a_group_that_was_never_home_is_not_loaded(void)
+{
+    mm_loader *l;
+    CUstream stream;
+    uint32_t group;
+
+    make_layers();
+    stream = new_stream();
+    l = new_set(2 * SIZE);
+    for (unsigned nth = 1; nth <= 4; nth++) {
+        world.fail("cuMemPrefetchAsync", nth, CUDA_ERROR_UNKNOWN, 0);
+    }
+    group = add_layer(l, 0, MM_GROUP_READ);
+    use_group(l, group, stream);
+    CHECK_OK(mm_stream_synchronize(world.cu, (mm_device_stream){stream, MM_ANY_DEVICE}, &st), &st);
+    CHECK_EQUAL(report_of(l).bytes_loaded, 0);
+    CHECK_EQUAL(report_of(l).failures, 5);
+    world.fail_clear();
+    use_group(l, group, stream);
+    end_stream(stream);
+    CHECK_EQUAL(report_of(l).bytes_loaded, SIZE);
+    close_set(l);
+    free_layers();
+}
+
 static void
 a_set_that_cannot_begin_leaves_nothing(void)
 {
@@ -473,10 +623,15 @@ main(int argc, char **argv)
         CHECK_TEST(a_set_is_closed_beside_uses),
         CHECK_TEST(an_owner_ends_its_sets_only),
         CHECK_TEST(a_standstill_ends),
+        CHECK_TEST(a_busy_stream_is_no_standstill),
+        CHECK_TEST(a_set_is_closed_in_a_standstill),
         CHECK_TEST(memory_that_was_closed_is_passed_over),
         CHECK_TEST(memory_of_others_may_be_freed),
         CHECK_TEST(a_discard_spares_the_bytes_between),
         CHECK_TEST(what_does_not_leave_the_device_is_counted),
+        CHECK_TEST(an_end_that_is_not_recorded_keeps_contents),
+        CHECK_TEST(releases_of_two_threads_count_both),
+        CHECK_TEST(a_group_that_was_never_home_is_not_loaded),
         CHECK_TEST(a_set_that_cannot_begin_leaves_nothing),
         CHECK_TEST(a_group_that_cannot_be_added_leaves_nothing),
         CHECK_TEST(a_use_in_a_capture_is_refused),

@@ -2,7 +2,11 @@
 #include "working_releases.h"
 
 #include <assert.h>
+#include <stdatomic.h>
 #include <stdlib.h>
+
+/* Counts the releases that were added, to tell which ones were recorded one after the other. */
+static atomic_uint_fast64_t release_clock;
 
 /* Takes a release out of the pool whose event is of this context; NULL if there is none. */
 static mm_release_list *
@@ -44,6 +48,7 @@ make_release(mm_driver *cu, CUcontext context, mm_status *st)
 static int
 record_release(mm_driver *cu, mm_release_list *release, CUstream stream, mm_status *st)
 {
+    release->begun = atomic_load(&release_clock);
     MM_TRY(cu, StreamGetId, st, stream, &release->stream);
     MM_TRY(cu, EventRecord, st, release->event, stream);
     return 0;
@@ -95,16 +100,20 @@ mm_release_record(mm_driver *cu, mm_device_stream stream, pthread_mutex_t *lock,
 mm_release_list *
 mm_release_add(mm_release_list *list, mm_release_list *added, mm_release_list **pool)
 {
+    mm_release_list **link = &list;
+
     assert(added->next == NULL);
-    for (mm_release_list **link = &list; *link != NULL; link = &(*link)->next) {
-        if ((*link)->stream == added->stream) {
-            mm_release_list *earlier = *link;
+    while (*link != NULL) {
+        mm_release_list *earlier = *link;
+        if (earlier->stream == added->stream && earlier->added <= added->begun) {
             *link = earlier->next;
             earlier->next = NULL;
             mm_release_keep(earlier, pool);
-            break;
+        } else {
+            link = &earlier->next;
         }
     }
+    added->added = atomic_fetch_add(&release_clock, 1) + 1;
     added->next = list;
     return added;
 }

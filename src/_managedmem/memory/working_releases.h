@@ -15,6 +15,7 @@ struct mm_release_list {
     CUevent event;
     CUcontext context; /* of the event */
     unsigned long long stream; /* the number of the stream, which no other one has ever */
+    uint64_t begun, added; /* before it was recorded, and after: see mm_release_add */
     mm_release_list *next;
 };
 
@@ -23,8 +24,9 @@ struct mm_release_list {
 mm_release_list *mm_release_record(mm_driver *cu, mm_device_stream stream, pthread_mutex_t *lock,
                                    mm_release_list **pool, mm_status *st);
 
-/* Adds a release to a list. It replaces an earlier one on the same stream, which goes to the pool.
- * Under the lock. */
+/* Adds a release to a list. It replaces those of the same stream that were added before it began,
+ * which go to the pool: of two that threads recorded at once, either may be the later one. Under the
+ * lock. */
 mm_release_list *mm_release_add(mm_release_list *list, mm_release_list *added,
                                 mm_release_list **pool);
 

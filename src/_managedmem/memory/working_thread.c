@@ -50,12 +50,29 @@ is_stream_idle(mm_loader *l)
     return l->cu->StreamQuery(l->stream) != CUDA_ERROR_NOT_READY;
 }
 
+/* Notes what the stream has written: while the thread waits for the ends of uses, which may take
+ * long, nothing else tells that the stream goes on. */
+static void
+note_written_tickets(mm_loader *l)
+{
+    uint64_t completed = atomic_load(&l->completed);
+
+    if (atomic_load(&l->by_words)) {
+        uint32_t more = atomic_load_explicit(l->word->value, memory_order_acquire)
+                        - mm_loader_word_value(l, completed);
+        if (more != 0 && more <= INT32_MAX) {
+            complete_tickets(l, completed + more);
+        }
+    }
+}
+
 /* Writes the tickets that a standstill holds up. */
 static void
 end_standstill(mm_loader *l)
 {
     uint64_t issued = atomic_load(&l->issued);
 
+    note_written_tickets(l);
     if (!atomic_load(&l->by_words) || atomic_load(&l->completed) >= issued
         || mm_monotonic_clock() - l->progressed < STALL_NS) {
         return;
@@ -180,14 +197,15 @@ take_away(mm_loader *l, mm_loader_group *g, bool with_contents)
         }
     }
     g->left_over = rc < 0;
+    g->was_home = g->was_home || rc == 0;
     count_physical(l, g, rc < 0);
 }
 
-/* True if the group is read only, so that no contents are lost by dropping it. */
+/* True if the device has a copy only, which a drop by advice removes. */
 static bool
 has_copy_at_home(const mm_loader_group *g)
 {
-    return g->memory.access == MM_GROUP_READ;
+    return g->memory.access == MM_GROUP_READ && g->was_home;
 }
 
 static void
@@ -213,12 +231,16 @@ try_left_overs(mm_loader *l)
 static int
 load_within_budget(mm_loader *l, mm_loader_group *g, mm_status *st)
 {
-    size_t bytes = g->on_device ? 0 : g->memory.bytes;
+    size_t bytes;
 
+    if (!g->was_home) {
+        take_away(l, g, true);
+    }
+    bytes = g->on_device ? 0 : g->memory.bytes;
     if (atomic_load(&l->physical) + bytes > l->set.budget) {
         try_left_overs(l);
     }
-    if (atomic_load(&l->physical) + bytes > l->set.budget) {
+    if (!g->was_home || atomic_load(&l->physical) + bytes > l->set.budget) {
         return mm_fail(st, MM_REFUSED,
                        "a group of %zu bytes was not loaded, because memory that should have left "
                        "the device is still there",
@@ -244,7 +266,6 @@ run_load(mm_loader *l, mm_loader_group *g, const mm_working_command *command)
     mm_loader_lock(l);
     l->report.loads++;
     l->report.bytes_loaded += rc == 0 ? g->memory.bytes : 0;
-    g->uncertain = false;
     if (rc < 0) {
         mm_working_set_lost(&l->set, command->group, command->ticket);
     }
@@ -273,7 +294,7 @@ run_drop(mm_loader *l, mm_loader_group *g, const mm_working_command *command)
 
     mm_loader_lock(l);
     mm_release_keep(command->releases, &l->pool);
-    with_contents = g->memory.access == MM_GROUP_WRITE || g->uncertain;
+    with_contents = g->memory.access == MM_GROUP_WRITE || g->uncertain || !g->was_home;
     mm_loader_unlock(l);
     if (!passed || !g->on_device) {
         return;
@@ -392,25 +413,34 @@ rest(mm_loader *l, uint64_t since)
     mm_loader_unlock(l);
 }
 
-/* Lets all uses go on, and waits for what the stream has to do. */
+/* Lets all uses go on, whatever is done by now. */
+static void
+issue_all_tickets(mm_loader *l)
+{
+    mm_loader_lock(l);
+    store_word(l, l->set.tickets);
+    atomic_store(&l->issued, l->set.tickets);
+    (void)pthread_cond_broadcast(&l->issued_more);
+    mm_loader_unlock(l);
+}
+
+/* Lets all uses go on, and waits for what the stream has to do. A use that waits may hold up the
+ * queue of the stream, so it goes on first; what the stream wrote meanwhile is replaced. */
 static void
 finish_tickets(mm_loader *l)
 {
     mm_status ignored;
     mm_scope scope;
 
+    issue_all_tickets(l);
     if (mm_scope_enter_relaxed(&scope, l->cu, l->device, &ignored) == 0) {
         if (l->cu->StreamSynchronize(l->stream) != CUDA_SUCCESS) {
             MM_IGNORE(l->cu->StreamSynchronize(l->stream)); /* the second attempt */
         }
         mm_scope_leave(&scope);
     }
-    mm_loader_lock(l);
-    store_word(l, l->set.tickets);
-    atomic_store(&l->issued, l->set.tickets);
-    complete_tickets(l, l->set.tickets);
-    (void)pthread_cond_broadcast(&l->issued_more);
-    mm_loader_unlock(l);
+    issue_all_tickets(l);
+    complete_tickets(l, atomic_load(&l->issued));
 }
 
 static void *

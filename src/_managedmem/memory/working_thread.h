@@ -23,8 +23,10 @@ typedef struct {
     mm_working_memory memory;
     CUevent loaded; /* behind the latest load, where no words are used */
     bool on_device; /* the thread's; its bytes are in `physical` */
+    bool was_home; /* the thread's; before, the only contents may be on a device */
     bool left_over; /* the thread's; a drop has failed and must be tried again */
-    bool uncertain; /* under the lock: the end of a use could not be recorded */
+    bool uncertain; /* under the lock: the end of a use could not be recorded; for good, because it
+                     * may be the end of a later use than the thread knows */
 } mm_loader_group;
 
 struct mm_loader {
