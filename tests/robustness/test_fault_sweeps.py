@@ -24,7 +24,7 @@ EMULATOR = f"devices={Device.count()},capacity_mib=1000000"
 
 def findings(code):
     """The number of attempts and the failures that the program tells."""
-    done = run_python(code, emulator=EMULATOR, check=False)
+    done = run_python(code, emulator=EMULATOR, check=False, patience=300)
     lines = [json.loads(line) for line in done.stdout.splitlines()]
     assert lines, done.stderr
     wrong = [f"{line[0]}: {line[2]}" for line in lines if len(line) == 3 and line[2]]
