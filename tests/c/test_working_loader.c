@@ -343,6 +343,39 @@ a_set_is_closed_in_a_standstill(void)
     free_layers();
 }
 
+/* The set's stream is busy as long as the other stream waits. */
+static CUresult CUDAAPI
+query_behind(CUstream stream)
+{
+    return stream != waiting_stream
+                   && world.cu->StreamQuery(waiting_stream) == CUDA_ERROR_NOT_READY
+               ? CUDA_ERROR_NOT_READY
+               : world.cu->StreamQuery(stream);
+}
+
+static void
+a_discard_in_a_standstill_ends(void)
+{
+    mm_driver stuck;
+    mm_loader *l;
+
+    memcpy(&stuck, world.cu, sizeof stuck);
+    stuck.StreamQuery = query_behind;
+    make_layers();
+    waiting_stream = new_stream();
+    l = mm_loader_new(&stuck, 0, SIZE, NULL, &st);
+    CHECK(l != NULL);
+    (void)add_layer(l, 0, MM_GROUP_SCRATCH);
+    (void)add_layer(l, 1, MM_GROUP_READ);
+    use_group(l, 0, waiting_stream);
+    use_group(l, 1, waiting_stream);
+    end_stream(waiting_stream); /* which would hang for ever */
+    CHECK_EQUAL(report_of(l).failures, 0);
+    close_set(l);
+    memset((void *)(uintptr_t)layers[0]->start, 1, SIZE);
+    free_layers();
+}
+
 /* --- memory that ends --------------------------------------------------------------------- */
 
 static void
@@ -478,6 +511,32 @@ prefetch_behind_the_gate(CUdeviceptr start, size_t size, CUmemLocation location,
         (void)nanosleep(&nap, NULL);
     }
     return world.cu->MemPrefetchAsync(start, size, location, flags, stream);
+}
+
+/* A standstill would let the uses that wait already go on before the discard. */
+static void
+scratch_that_is_awaited_is_not_discarded(void)
+{
+    mm_driver gated;
+    mm_loader *l;
+
+    memcpy(&gated, world.cu, sizeof gated);
+    gated.MemPrefetchAsync = prefetch_behind_the_gate;
+    atomic_store(&gate_is_open, false);
+    make_layers();
+    l = mm_loader_new(&gated, 0, SIZE, NULL, &st);
+    CHECK(l != NULL);
+    (void)add_layer(l, 0, MM_GROUP_SCRATCH);
+    (void)add_layer(l, 1, MM_GROUP_READ);
+    use_group(l, 0, NULL);
+    use_group(l, 1, NULL);
+    use_group(l, 0, NULL);
+    atomic_store(&gate_is_open, true);
+    CHECK_OK(mm_device_synchronize(world.cu, 0, &st), &st);
+    CHECK_EQUAL(report_of(l).bytes_home, SIZE); /* the first drop; the second one discards */
+    close_set(l);
+    memset((void *)(uintptr_t)layers[0]->start, 1, SIZE);
+    free_layers();
 }
 
 /* Work whose end is not known may still use the memory, so that nothing may be discarded. */
@@ -625,10 +684,12 @@ main(int argc, char **argv)
         CHECK_TEST(a_standstill_ends),
         CHECK_TEST(a_busy_stream_is_no_standstill),
         CHECK_TEST(a_set_is_closed_in_a_standstill),
+        CHECK_TEST(a_discard_in_a_standstill_ends),
         CHECK_TEST(memory_that_was_closed_is_passed_over),
         CHECK_TEST(memory_of_others_may_be_freed),
         CHECK_TEST(a_discard_spares_the_bytes_between),
         CHECK_TEST(what_does_not_leave_the_device_is_counted),
+        CHECK_TEST(scratch_that_is_awaited_is_not_discarded),
         CHECK_TEST(an_end_that_is_not_recorded_keeps_contents),
         CHECK_TEST(releases_of_two_threads_count_both),
         CHECK_TEST(a_group_that_was_never_home_is_not_loaded),

@@ -404,12 +404,26 @@ wait_until_issued(mm_loader *l, uint64_t ticket)
     mm_loader_unlock(l);
 }
 
+/* Notes that a stream will wait for a ticket by the word, not before a discard is done. */
+static void
+note_wait(mm_loader *l, mm_loader_group *g, uint64_t ticket)
+{
+    mm_loader_lock(l);
+    while (g->discarding) {
+        (void)pthread_cond_wait(&l->issued_more, &l->lock);
+    }
+    g->awaited = ticket > g->awaited ? ticket : g->awaited;
+    l->awaited = ticket > l->awaited ? ticket : l->awaited;
+    mm_loader_unlock(l);
+}
+
 /* Makes the stream wait for a ticket. */
 static int
-follow_ticket(mm_loader *l, const mm_loader_group *g, mm_device_stream stream, uint64_t ticket,
+follow_ticket(mm_loader *l, mm_loader_group *g, mm_device_stream stream, uint64_t ticket,
               mm_status *st)
 {
     if (atomic_load(&l->by_words)) {
+        note_wait(l, g, ticket);
         MM_TRY_IN(mm_scope_enter_stream, stream, l->cu, StreamWaitValue32, st, stream.handle,
                   l->word->address, mm_loader_word_value(l, ticket), CU_STREAM_WAIT_VALUE_GEQ);
         return 0;

@@ -66,19 +66,39 @@ note_written_tickets(mm_loader *l)
     }
 }
 
+/* The last ticket that a standstill may hold up; 0: the thread waits for none. Behind a discard, the
+ * queue may be held up by a stream that waits for a later ticket. */
+static uint64_t
+last_held_up(mm_loader *l)
+{
+    uint64_t issued = atomic_load(&l->issued), awaited;
+
+    mm_loader_lock(l);
+    awaited = l->awaited;
+    mm_loader_unlock(l);
+    if (l->in_discard && awaited > issued) {
+        return awaited;
+    }
+    return atomic_load(&l->completed) < issued ? issued : 0;
+}
+
 /* Writes the tickets that a standstill holds up. */
 static void
 end_standstill(mm_loader *l)
 {
-    uint64_t issued = atomic_load(&l->issued);
+    uint64_t held_up;
 
     note_written_tickets(l);
-    if (!atomic_load(&l->by_words) || atomic_load(&l->completed) >= issued
-        || mm_monotonic_clock() - l->progressed < STALL_NS) {
+    if (!atomic_load(&l->by_words) || mm_monotonic_clock() - l->progressed < STALL_NS) {
+        return;
+    }
+    held_up = last_held_up(l);
+    if (held_up == 0) {
         return;
     }
     atomic_store(&l->by_words, false);
-    store_word(l, issued);
+    store_word(l, held_up);
+    l->let_go = held_up;
     mm_loader_lock(l);
     l->report.stalls++;
     mm_loader_unlock(l);
@@ -91,10 +111,11 @@ static void
 repeat_word(mm_loader *l)
 {
     uint64_t issued = atomic_load(&l->issued);
+    uint64_t ticket = issued > l->let_go ? issued : l->let_go;
 
     if (l->word != NULL && !atomic_load(&l->by_words)
-        && !mm_word_has_reached(l->word, mm_loader_word_value(l, issued))) {
-        store_word(l, issued);
+        && !mm_word_has_reached(l->word, mm_loader_word_value(l, ticket))) {
+        store_word(l, ticket);
     }
 }
 
@@ -287,25 +308,51 @@ wait_for_releases(mm_loader *l, const mm_release_list *releases)
     return true;
 }
 
-static void
-run_drop(mm_loader *l, mm_loader_group *g, const mm_working_command *command)
+/* True if the contents are to go home, and else begins a discard: see working_thread.h. */
+static bool
+choose_drop(mm_loader *l, mm_loader_group *g, const mm_working_command *command, bool passed)
 {
-    bool passed = wait_for_releases(l, command->releases), with_contents;
+    bool with_contents;
 
     mm_loader_lock(l);
     mm_release_keep(command->releases, &l->pool);
-    with_contents = g->memory.access == MM_GROUP_WRITE || g->uncertain || !g->was_home;
+    with_contents = g->memory.access == MM_GROUP_WRITE || g->uncertain || !g->was_home
+                    || (command->ticket != 0 && g->awaited >= command->ticket);
+    g->discarding = passed && g->memory.access == MM_GROUP_SCRATCH && !with_contents;
     mm_loader_unlock(l);
-    if (!passed || !g->on_device) {
-        return;
-    }
-    take_away(l, g, with_contents && !has_copy_at_home(g));
+    return with_contents;
+}
+
+/* A discard must not come after a use, whatever that waits for. */
+static void
+finish_discard(mm_loader *l, mm_loader_group *g)
+{
+    wait_until_idle(l);
+    l->in_discard = false;
     mm_loader_lock(l);
-    l->report.bytes_home +=
-        with_contents && !g->left_over && !has_copy_at_home(g) ? g->memory.bytes : 0;
+    g->discarding = false;
+    (void)pthread_cond_broadcast(&l->issued_more);
     mm_loader_unlock(l);
-    if (g->memory.access == MM_GROUP_SCRATCH) {
-        wait_until_idle(l); /* a discard must not come after a use, whatever that waits for */
+}
+
+static void
+run_drop(mm_loader *l, mm_loader_group *g, const mm_working_command *command)
+{
+    bool passed = wait_for_releases(l, command->releases);
+    bool with_contents = choose_drop(l, g, command, passed) && !has_copy_at_home(g);
+
+    if (g->discarding) { /* which only this thread changes */
+        l->in_discard = true;
+        l->progressed = mm_monotonic_clock();
+    }
+    if (passed && g->on_device) {
+        take_away(l, g, with_contents);
+        mm_loader_lock(l);
+        l->report.bytes_home += with_contents && !g->left_over ? g->memory.bytes : 0;
+        mm_loader_unlock(l);
+    }
+    if (l->in_discard) {
+        finish_discard(l, g);
     }
 }
 

@@ -9,7 +9,9 @@
  *
  * Streams that wait for a word may share a queue of the device with the stream that has to write it,
  * which the driver cannot know. The thread notices such a standstill, writes the word itself and uses
- * no words any more: the waits are for speed, and contents are right without them. */
+ * no words any more: the waits are for speed, and contents are right without them. Only a use that
+ * waits for a discard must not go on before it: so memory for which a stream waits already is brought
+ * home instead, and a use of memory that is being discarded waits on the host. */
 #ifndef MM_WORKING_THREAD_H
 #define MM_WORKING_THREAD_H
 
@@ -24,6 +26,9 @@ typedef struct {
     CUevent loaded; /* behind the latest load, where no words are used */
     bool on_device; /* the thread's; its bytes are in `physical` */
     bool was_home; /* the thread's; before, the only contents may be on a device */
+    bool discarding; /* under the lock: uses must not yet wait for its tickets */
+    uint64_t
+        awaited; /* under the lock: the last of its tickets that streams wait for by the word */
     bool left_over; /* the thread's; a drop has failed and must be tried again */
     bool uncertain; /* under the lock: the end of a use could not be recorded; for good, because it
                      * may be the end of a later use than the thread knows */
@@ -52,12 +57,15 @@ struct mm_loader {
     mm_loader_group **groups;
     size_t group_capacity;
     mm_release_list *pool;
+    uint64_t awaited; /* the last ticket that streams wait for by the word */
     bool sleeping, ending;
     mm_loader_report report; /* without the parts of the decisions */
     /* Tickets: those whose loads are queued on the stream, and those that are done. */
     atomic_uint_fast64_t issued, completed;
     atomic_size_t physical;
     uint64_t progressed; /* the thread's: when that was seen last */
+    uint64_t let_go; /* the thread's: the last ticket whose uses a standstill let go on */
+    bool in_discard; /* the thread's */
     mm_loader *next; /* in the list of all of them */
 };
 
