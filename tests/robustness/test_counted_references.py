@@ -44,6 +44,21 @@ def apply_for_a_while(buffer):
         pass
 
 
+def use_a_working_set(buffer):
+    with managedmem.WorkingSet(buffer.size, Device(0)) as working:
+        group = working.add(buffer[:PAGE])
+        group.use()
+        return working.stats()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def words_of_streams():
+    """The library keeps the words of as many working sets as end at once, which it creates here."""
+    with managedmem.empty(PAGE) as buffer:
+        for _ in range(ROUNDS):
+            use_a_working_set(buffer)
+
+
 # One maker per heap type of the extension: makes an object of it and lets it go again.
 MAKERS = {
     "Host": lambda b: Host(numa_id=1),
@@ -62,6 +77,9 @@ MAKERS = {
     "AppliedPolicy": lambda b: MigrationPolicy.prefer(Host()).applied([b, memoryview(b)]),
     "PageRun": lambda b: b.page_runs(),
     "Recorder": lambda b: managedmem._managedmem.Recorder(),
+    **dict.fromkeys(
+        ["WorkingSet", "WorkingGroup", "WorkingUse", "WorkingSetStats"], use_a_working_set
+    ),
     "DType": lambda b: (b.dtype, managedmem.DType("f4"), b.dtype == "f4", b.dtype == "f3"),
 }
 # Further ways to make and drop objects of those types.
