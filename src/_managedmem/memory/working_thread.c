@@ -43,11 +43,16 @@ note_failure(mm_loader *l, const mm_status *st)
     mm_loader_unlock(l);
 }
 
-/* True once the stream has nothing to do. A broken one counts as done: its work never ends. */
+/* True once the stream has nothing to do. One that fails twice is broken: its work never ends. */
 static bool
 is_stream_idle(mm_loader *l)
 {
-    return l->cu->StreamQuery(l->stream) != CUDA_ERROR_NOT_READY;
+    CUresult code = l->cu->StreamQuery(l->stream);
+
+    if (code != CUDA_SUCCESS && code != CUDA_ERROR_NOT_READY) {
+        code = l->cu->StreamQuery(l->stream);
+    }
+    return code != CUDA_ERROR_NOT_READY;
 }
 
 /* Notes what the stream has written: while the thread waits for the ends of uses, which may take
@@ -465,6 +470,7 @@ static void
 issue_all_tickets(mm_loader *l)
 {
     mm_loader_lock(l);
+    atomic_store(&l->by_words, false);
     store_word(l, l->set.tickets);
     atomic_store(&l->issued, l->set.tickets);
     (void)pthread_cond_broadcast(&l->issued_more);
@@ -472,22 +478,22 @@ issue_all_tickets(mm_loader *l)
 }
 
 /* Lets all uses go on, and waits for what the stream has to do. A use that waits may hold up the
- * queue of the stream, so it goes on first; what the stream wrote meanwhile is replaced. */
+ * queue of the stream, so it goes on first. The wait polls, and replaces what the stream writes
+ * meanwhile, which may hold up the next use. */
 static void
 finish_tickets(mm_loader *l)
 {
     mm_status ignored;
     mm_scope scope;
+    int rc;
 
     issue_all_tickets(l);
-    if (mm_scope_enter_relaxed(&scope, l->cu, l->device, &ignored) == 0) {
-        if (l->cu->StreamSynchronize(l->stream) != CUDA_SUCCESS) {
-            MM_IGNORE(l->cu->StreamSynchronize(l->stream)); /* the second attempt */
-        }
+    rc = mm_scope_enter_relaxed(&scope, l->cu, l->device, &ignored);
+    wait_until_idle(l);
+    if (rc == 0) {
         mm_scope_leave(&scope);
     }
     issue_all_tickets(l);
-    complete_tickets(l, atomic_load(&l->issued));
 }
 
 static void *

@@ -514,7 +514,7 @@ PyDoc_STRVAR(
     "does nothing then. Releases the targets. Closing again does nothing. If the driver fails, what it\n"
     "could restore is restored, and close() tries the rest again when it is called again. CUDAError;\n"
     "RuntimeError inside a host function while another thread uses the set. Safe from every thread;\n"
-    "releases the GIL. Driver: cuStreamSynchronize, cuMemRangeGetAttributes, cuMemAdvise.");
+    "releases the GIL. Driver: cuStreamQuery, cuMemRangeGetAttributes, cuMemAdvise.");
 
 static PyMethodDef working_set_methods[] = {
     MM_METHOD("add", mm_working_set_add_group, mm_working_set_add_doc),
