@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 _Device: TypeAlias = "Device | torch.device | str | int"
 _offloaded: weakref.WeakSet[nn.Module] = weakref.WeakSet()
-_lock = threading.Lock()  # for the set above
+_lock = threading.RLock()  # for the set above; a collection inside of it may call remove()
 
 
 def offload(

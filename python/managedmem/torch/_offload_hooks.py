@@ -116,7 +116,7 @@ class Announcer:
         self.failures = 0  # uses that the driver refused
         self._local = threading.local()
         self._all: weakref.WeakSet[_Uses] = weakref.WeakSet()
-        self._lock = threading.Lock()  # for the set of all
+        self._lock = threading.RLock()  # for the set of all; a collection inside may call stop()
 
     def attach(self, site: Site) -> list[RemovableHandle]:
         """Hook the module of a site."""
