@@ -506,6 +506,9 @@ class Tuning:
                 f"with {search.limits.pairs} pairs, intervals are of "
                 f"{confidence(search.limits.pairs):.2%}"
             )
+        machine = self._machine()
+        if machine["emulated"]:
+            self.notes.append("measured on the emulated driver, whose times mean nothing for a GPU")
         result = TuneResult(
             {
                 "phases": tuple(names),
@@ -520,7 +523,7 @@ class Tuning:
                 "evidence": self.evidence,
                 "notes": tuple(self.notes),
                 "seconds": search.elapsed(),
-                "machine": self._machine(),
+                "machine": machine,
                 "trials": tuple(search.trials),
             }
         )

@@ -626,6 +626,18 @@ def test_without_a_gain_nothing_changes(x, clock):
     assert "<table" not in found._repr_html_()
 
 
+@pytest.mark.emulator_only
+def test_times_of_the_emulated_driver_are_called_so(x, clock, tmp_path):
+    found = tuned(lambda: clock.spend(RUN), x, clock)
+    (note,) = [note for note in found.notes if "emulated" in note]
+    assert note == ("measured on the emulated driver, whose times mean nothing for a GPU")
+    assert str(found).endswith(f"note: {note}")
+    assert f"<p>{note}</p>" in found._repr_html_()
+    found.to_json(tmp_path / "found.json")
+    assert note in json.loads((tmp_path / "found.json").read_text())["notes"]
+    assert note in TuneResult.from_json(tmp_path / "found.json").notes
+
+
 def test_a_step_on_the_real_clock(x):
     found = managedmem.tune(
         lambda: x.fill(1), x, pairs=5, warmup=1, max_noise=1000, min_gain=0.9, keep=False
