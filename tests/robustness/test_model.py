@@ -13,6 +13,9 @@ import advice_rules
 import memory_rules
 from model_machine import FaultyMachine, Machine, search
 
+# With a sanitizer the programs take 21 s, and on a busy machine several times as long.
+PATIENCE = 140
+pytestmark = pytest.mark.timeout(PATIENCE + 10)
 DRIVER = "emulator" if EMULATED else "cuda"
 PROGRAMS, PROGRAMS_ELSEWHERE = 80, 20
 SEEDS = 8  # for a planted fault, which the first or second one finds
@@ -25,7 +28,8 @@ def agree(machine, programs, emulator=None):
         search({machine.__name__}, {programs})
         print("agree")
     """
-    assert run_python(script, emulator=emulator, driver=DRIVER).stdout == "agree\n"
+    done = run_python(script, emulator=emulator, driver=DRIVER, patience=PATIENCE)
+    assert done.stdout == "agree\n"
 
 
 def test_programs_agree_with_the_model():
