@@ -158,8 +158,9 @@ emu_map_advise(CUdeviceptr start, size_t size, int advice)
     if (advice == MADV_DONTNEED && madvise(address, size, ADVICE_DONTNEED_LOCKED) == 0) {
         return true;
     }
+    /* The sanitizers' munlock() does nothing. */
     return madvise(address, size, advice) == 0
-           || (errno == EINVAL && munlock(address, size) == 0
+           || (errno == EINVAL && syscall(SYS_munlock, address, size) == 0
                && madvise(address, size, advice) == 0);
 }
 

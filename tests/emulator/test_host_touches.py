@@ -515,6 +515,25 @@ assert ctypes.string_at(buffer.handle, buffer.size) == bytes([8]) * 4096 + bytes
                 assert emulator.residency(buffer[1 << 21 :]) == Device(0)
         """)
 
+    def test_of_memory_that_is_freed(self):
+        """Its pages go back to the system, though they were locked."""
+        run_python("""
+            import ctypes, managedmem
+
+            def resident():
+                with open("/proc/self/status") as status:
+                    [line] = [line for line in status if line.startswith("RssShmem")]
+                return int(line.split()[1]) << 10
+
+            before = resident()
+            with managedmem.empty(1 << 26) as buffer:
+                ctypes.memset(buffer.handle, 7, buffer.size)
+                assert resident() >= before + buffer.size
+            assert resident() < before + (1 << 24)
+            managedmem.empty(1 << 26).close()
+            assert resident() < before + (1 << 24)
+        """)
+
     def test_of_locked_memory(self):
         """Where no memory may be locked, all works but for what the kernel unmaps."""
         run_python("""
