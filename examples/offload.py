@@ -4,9 +4,9 @@
     MANAGEDMEM_DRIVER=emulator python examples/offload.py   the emulated driver, no GPU needed
 
 ``managedmem.torch.offload(model, device, budget=...)`` is the one line. The weights live in host
-memory and reach the GPU shortly before each layer needs them; never more than the budget is there.
-The numbers are those of the plain model. For training, pass the optimizer: its state and the
-gradients then live on the host too.
+memory; those of a layer are loaded to the GPU before it runs, within the budget. The numbers are
+those of the plain model. For training, pass the optimizer: gradients and state for which the budget
+has no room live on the host too.
 """
 
 import copy

@@ -728,7 +728,7 @@ class TestRefusals:
             ({"model": nn.LazyLinear(3)}, ValueError, "'weight'.*run the module once"),
             ({"model": nn.Linear(3, 3, device="meta")}, ValueError, "'weight'.*has no memory"),
             ({"blocks": ["nobody"]}, ValueError, "blocks has 'nobody'"),
-            ({"blocks": [nn.ReLU()]}, ValueError, "blocks has a ReLU that is no submodule"),
+            ({"blocks": [nn.ReLU()]}, ValueError, "blocks has a ReLU that is not a submodule"),
             ({"blocks": "0"}, TypeError, "blocks must be an iterable of names or modules"),
             ({"blocks": [3]}, TypeError, "blocks must hold names or modules, got 3"),
             ({"optimizer": 3}, TypeError, "optimizer must be a torch.optim.Optimizer or None"),

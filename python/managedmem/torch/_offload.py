@@ -1,7 +1,7 @@
 """offload: streams the parameters of a module through a budget of device memory.
 
-Owns the public function and its handle: what is checked, how the budget is divided, and the way
-back.
+Owns the public function and its handle: the checks of arguments, the division of the budget, and
+the return of everything to its place.
 """
 
 from __future__ import annotations
@@ -55,28 +55,28 @@ def offload(
         The most bytes of parameters on each device at any time. With an optimizer it also covers
         gradients and state that stay on the device.
     optimizer : torch.optim.Optimizer, optional
-        The optimizer that will train the model. Its gradients and state then live on the host, as
-        far as the budget has no room for them. Without one, parameters are only read.
+        The optimizer that will train the model. Gradients and state for which the budget has no
+        room live on the host. Without an optimizer, parameters are only read.
     blocks : iterable of submodule names or submodules, optional
-        Submodules that move as a whole. By default they are chosen so that 4 to 64 MiB move at a
-        time, and at most a quarter of the budget.
+        Submodules that move as a whole. By default these are submodules without submodules, and
+        others of at most 64 MiB and a quarter of the budget.
 
-    Parameters and buffers move into managed memory whose home is the host. A WorkingSet brings
-    those of a module to the device before its forward and its backward call, in the order that it
-    learns from the calls, and drops them afterwards. What does not fit is used over the bus.
-    Parameters that an optimizer updates go home when they are dropped; others are dropped without
-    a copy. If everything fits in the budget, everything is on the device from the start, without
-    hooks.
+    Parameters and buffers move into managed memory whose home is the host. A WorkingSet loads those
+    of a submodule to the device before its forward and its backward call, in the order that it
+    learns from the calls, and drops them afterwards. The device uses what does not fit over the
+    bus. Parameters of the optimizer are copied home when they are dropped; others are dropped
+    without a copy. If everything fits in the budget, everything is on the device from the start,
+    without hooks.
 
     Inputs must be on the device. On the emulated driver, where torch has no GPU, the tensors stay
     CPU tensors and the same calls move their memory.
 
-    Returns a handle, which is a context manager. handle.remove() ends it: the module has plain
-    memory again, on the device where it was. Raises TypeError and ValueError for arguments that
-    cannot be offloaded, CUDAOutOfMemoryError without memory; after an error the module is
-    unchanged. No other thread may use the module during offload() and remove(); between them,
-    threads and streams may call it as they may call any module. Driver: cuMemAllocManaged, and
-    those of WorkingSet.
+    Returns a handle, which is a context manager. handle.remove() moves everything back to the
+    device where it was. Raises TypeError and ValueError for arguments that cannot be offloaded,
+    CUDAOutOfMemoryError when memory runs out, and CUDAError when the driver refuses; after an error
+    the module is unchanged. No other thread may use the module during offload() and remove();
+    between them, threads and streams may call it as they may call any module. Driver:
+    cuMemAllocManaged, and those of WorkingSet.
     """
     limit = _checked_budget(budget)
     _check_model(model)
@@ -111,7 +111,7 @@ def _check_model(model: object) -> None:
     if isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
         raise TypeError(
             f"model is wrapped in {name}, which keeps the addresses of parameters: call offload() "
-            "on the module first, then wrap it"
+            "on the module inside first, then wrap it"
         )
     if isinstance(model, torch.jit.ScriptModule):
         raise TypeError(f"model is a {name}, whose calls no hook sees: offload the plain module")
@@ -144,12 +144,12 @@ def _chosen(model: nn.Module, blocks: Iterable[str | nn.Module] | None) -> dict[
     for block in blocks:
         if isinstance(block, str):
             if block not in modules:
-                raise ValueError(f"blocks has {block!r}, which is no submodule of the model")
+                raise ValueError(f"blocks has {block!r}, which is not a submodule of the model")
             found[id(modules[block])] = block
         elif isinstance(block, nn.Module):
             if id(block) not in names:
                 raise ValueError(
-                    f"blocks has a {type(block).__name__} that is no submodule of the model"
+                    f"blocks has a {type(block).__name__} that is not a submodule of the model"
                 )
             found[id(block)] = names[id(block)]
         else:
@@ -179,7 +179,7 @@ def _homes(
     holder: dict[int, str] = {}
     for name, place in device.items():
         if name not in modules:
-            raise ValueError(f"device has {name!r}, which is no submodule of the model")
+            raise ValueError(f"device has {name!r}, which is not a submodule of the model")
         mine = {id(t) for t in [*modules[name].parameters(), *modules[name].buffers()]}
         for key, tensor in found:
             if id(tensor) in mine and holder.setdefault(id(tensor), name) != name:
@@ -313,7 +313,7 @@ class _Lane:
                 yield StepPart(mine, self.target, self.groups[id(part)] if streamed else None)
 
     def stop(self) -> None:
-        """Take the hooks off, and give the memory back its advice and its place at home."""
+        """Remove the hooks, release everything, and close the working set."""
         for hook in self.hooks:
             hook.remove()
         self.hooks.clear()
@@ -326,13 +326,13 @@ class _Lane:
         self.set.close()
 
     def forget(self) -> None:
-        """Let go of the managed memory."""
+        """Drop the references to the managed memory."""
         self.plan = Plan([], [], [])
         self.groups.clear()
         self.moved.clear()
 
     def numbers(self) -> dict[str, int]:
-        """What was streamed."""
+        """The counters of this device, those of its end once it has one."""
         if self.final is not None:
             return self.final
         return {
@@ -356,10 +356,10 @@ def _counters(stats: Any) -> dict[str, int]:
 
 
 class Offload:
-    """A module that is offloaded, as offload() returns it.
+    """The handle of an offloaded module, which offload() returns.
 
-    A context manager: the end of the block calls remove(). If the handle is dropped, the module
-    stays offloaded. Safe from every thread, remove() as offload() says.
+    A context manager: the end of the block calls remove(). If the last reference to the handle is
+    dropped, the module stays offloaded. Safe from every thread; for remove() see offload().
     """
 
     def __init__(self) -> None:
@@ -444,17 +444,17 @@ class Offload:
 
     @property
     def device(self) -> torch.device:
-        """Where torch sees the parameters, and inputs must be; of several, the first."""
+        """The device where torch sees the parameters and inputs must be; the first of several."""
         return self._lanes[0].target.place
 
     def remove(self) -> None:
-        """End the offloading: the module is as it was, with its present values.
+        """End the offloading: the module is as it was before, with its present values.
 
-        The hooks go, and parameters, buffers, gradients and the optimizer's state get plain memory
-        on the device where they were; what was managed memory before is so again. Waits for the
-        device. Does nothing the second time. After an error, such as too little memory on that
-        device, everything is still usable where it is, and remove() can be called again. Driver:
-        those of WorkingSet.close(), cuCtxSynchronize, cuMemFree.
+        Removes the hooks, and moves parameters, buffers, gradients and the optimizer's state to the
+        device where they were, in plain memory; managed memory of before is used again. Waits for
+        the device. Does nothing the second time. After an error, such as too little memory on that
+        device, everything can be used where it is, and remove() can be called again. Driver: those
+        of WorkingSet.close(), cuCtxSynchronize, cuMemFree.
         """
         if self._removed or not self._removing.acquire(blocking=False):
             return
@@ -508,12 +508,13 @@ class Offload:
             yield from self._step.in_home()
 
     def stats(self) -> dict[str, int]:
-        """Numbers since the start, of all devices together.
+        """Counters since the start, the sums of all devices.
 
-        budget, held: bytes that may be, and are, on the devices; groups, streamed, resident: how
-        much is streamed, and how much stays there; the others are those of WorkingSet.stats(),
-        where failures also counts uses that the driver refused, and gradients and state that
-        found no place on the host and stay on the device. After remove(), those of its moment.
+        budget and held are the bytes of parameters that may be, and are, on the devices; groups and
+        streamed the number and bytes of the parts that are streamed; resident the bytes of those
+        that stay. The others are the counters of WorkingSet.stats(); failures also counts uses that
+        the driver refused, and gradients and state that stay on the device because there was no
+        place on the host. After remove(), the counters of its moment.
         """
         result: dict[str, int] = {}
         for lane in self._lanes:

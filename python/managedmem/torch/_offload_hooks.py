@@ -77,7 +77,7 @@ class _Uses:
             self.open.pop().end()
 
     def end_all(self) -> None:
-        """Release all uses, of threads too that have ended without unwinding."""
+        """Release all uses, also those of a thread that ended without unwinding."""
         while self.open:
             self.end_last()
 
@@ -182,7 +182,7 @@ class Announcer:
         return uses
 
     def _expect_end(self, uses: _Uses) -> None:
-        """Have torch say when the present backward pass ends."""
+        """Queue a callback for the end of the present backward pass."""
         task = torch._C._current_graph_task_id()
         if task != uses.task:
             uses.task = task
@@ -239,7 +239,7 @@ _known_untraced: dict[Callable[..., None], Callable[..., None]] = {}
 
 
 def _untraced(function: Callable[..., None]) -> Callable[..., None]:
-    """The function as torch.compile does not look into it. Does not import what that needs."""
+    """The function, wrapped so that torch.compile does not trace it. Imports nothing for that."""
     dynamo = sys.modules.get("torch._dynamo")
     if not hasattr(dynamo, "disable"):  # not imported, or not to its end
         return function

@@ -79,7 +79,7 @@ def _keep_home(memory: ManagedBuffer, target: Target) -> None:
 
 
 def _copy(to: Tensor, source: Tensor) -> None:
-    """Copy bytes, on a GPU by a kernel: those reach mapped memory at the speed of the link."""
+    """Copy bytes; on a GPU by a kernel, which reaches mapped memory at the speed of the link."""
     if to.is_cuda and to.numel() % 8 == 0:
         torch.add(source.view(torch.int64), 0, out=to.view(torch.int64))
     else:
@@ -135,7 +135,7 @@ class GradientHome:
         return grad.untyped_storage().data_ptr() == self.base.untyped_storage().data_ptr()
 
     def _place(self, nbytes: int) -> Tensor:
-        """Memory for a gradient: that of the last one, unless somebody still holds that."""
+        """Memory for a gradient: that of the last one, unless something else refers to it."""
         if self.base is None or self.base.numel() != nbytes or _users(self.base) != self.alone:
             memory = _allocate_home(self.target, nbytes)
             self.base = _as_bytes(memory, self.target.place)
@@ -152,7 +152,7 @@ def _do_nothing(*arguments: object) -> None:
 
 
 def _users(tensor: Tensor) -> int:
-    """How many tensors share its memory, and a constant."""
+    """The number of references to its memory, plus a constant."""
     return int(torch._C._storage_Use_Count(tensor.untyped_storage()._cdata))
 
 
@@ -284,7 +284,7 @@ class SplitStep:
         return loss
 
     def _can_split(self) -> bool:
-        """True if parts give the same numbers, and no hook of the caller could see them."""
+        """True if parts give the same numbers, and no hook of the caller would see the parts."""
         optimizer = self.optimizer
         hooks = (
             optimizer._optimizer_step_pre_hooks,

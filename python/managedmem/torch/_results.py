@@ -12,29 +12,29 @@ from managedmem.torch._tensors import check_dense, describe, extent_of, is_manag
 
 
 def to_host(tensor: Tensor) -> Tensor:
-    """A copy of a tensor on the CPU, made at the speed of the link; the tensor's pages stay.
+    """A copy of a tensor in page-locked memory of the CPU; the tensor's pages stay.
 
     Parameters
     ----------
     tensor : torch.Tensor
         A CUDA tensor, in managed memory or not, or a CPU tensor, whose pages may be on a device.
 
-    Copies behind the work on torch's current stream of the tensor's device, and returns when the
-    contents are there. ``tensor.cpu()`` copies to ordinary memory, which takes several times as
-    long, and more for managed memory. Memory is made in the first calls and used again when the
-    results die.
+    Copies behind the work on torch's current stream of the tensor's device, at the speed of the
+    link, and returns when the copy is complete. ``tensor.cpu()`` copies to ordinary memory, which
+    takes many times as long for a tensor in managed memory. The first calls allocate page-locked
+    memory, which later calls use again when earlier results have died.
 
-    The result of a CUDA tensor has page-locked memory of torch, which knows when copies with
-    ``non_blocking=True`` from it are done. A contiguous CPU tensor of 64 KiB or more in managed
-    memory is copied to memory of managedmem.result_cache: keep the result until such copies are
-    done. Other CPU tensors are copied by the host. Where page-locked memory cannot be had, results
-    have ordinary memory.
+    The copy of a CUDA tensor has page-locked memory of torch, which waits for copies from it with
+    ``non_blocking=True`` before it uses the memory again. The copy of a contiguous CPU tensor of
+    64 KiB or more in managed memory has memory of managedmem.result_cache, which does not: keep it
+    until such copies are done. Other CPU tensors are copied by the host. Copies have ordinary
+    memory where page-locked memory cannot be had.
 
-    Returns a tensor without a gradient, of the same shape and dtype. Raises TypeError for other
+    Returns a tensor of the same shape and dtype, outside of autograd. Raises TypeError for other
     objects and for tensor subclasses that hold other tensors, ValueError for a tensor that is
-    sparse, meta or not initialised, RuntimeError while the stream captures a graph, ImportError for
-    CPU tensors in managed memory without NumPy. Safe from every thread. Driver: cuMemcpyAsync,
-    cuStreamSynchronize.
+    sparse, meta or not initialised, RuntimeError while the stream captures a graph,
+    ImportError for CPU tensors in managed memory without NumPy. Safe from every thread. Driver:
+    cuMemcpyAsync, cuStreamSynchronize.
     """
     if not isinstance(tensor, Tensor):
         raise TypeError(f"to_host() takes a tensor, got {tensor!r}")
