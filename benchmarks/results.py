@@ -1,7 +1,7 @@
-"""Results of a device, brought to the host: the ways of this library, torch's, and the limit.
+"""Results of a device, brought to the host by this library, by torch, and at the limit of the link.
 
-The pages are on the device before each. The memory of a copy is used again: the first call of each
-contender is not measured.
+The pages are on the device before each call. Copies use memory of earlier ones again, so the first
+call of each contender is not measured.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ GOAL = 1.15
 JUDGED = ("numpy(copy=True)", "copy_to a result")
 DESCRIPTION = (
     "From the call until the host has the contents; the pages were on the device. pinned copy is"
-    " torch's, from plain device memory: the limit. copy_to a result has an earlier array of"
-    " numpy(copy=True) as its destination, copy_to one of numpy.empty. numpy() and torch('cpu')"
-    " move the pages, the others leave them."
+    " torch's, from plain device memory: the limit. copy_to a result copies to an earlier array of"
+    " numpy(copy=True), copy_to to one of numpy.empty. numpy() and torch('cpu') move the pages, the"
+    " others leave them."
 )
 
 Step = Callable[[], object]

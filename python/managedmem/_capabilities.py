@@ -1,4 +1,4 @@
-"""capabilities(): the operations of this library that work on this system, and why others do not.
+"""capabilities(): the operations that work on this system, and the reasons why others do not.
 
 ``python -m managedmem info`` prints from it.
 """
@@ -20,15 +20,15 @@ BATCHES = 13000
 """The first driver version with batch prefetches, discards and managed pools."""
 PAGE_MAP = "/proc/self/pagemap"
 
-_trace_detail = ""  # of the source of events, once it was found
+_trace_detail = ""  # the source of events in words, once one was found
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Capabilities:
-    """What works here: an immutable answer of capabilities().
+    """The answer of capabilities(): an immutable, hashable object.
 
-    A truth value holds if it does for all of ``devices``. ``reasons`` has a sentence for each that
-    is false. ``repr`` is a table. Two answers are equal if all values are, and hashable.
+    An ability is True if all of ``devices`` have it. ``reasons`` has a sentence for each that is
+    False. ``repr`` is a table. Objects with the same values are equal.
     """
 
     devices: tuple[Device, ...]
@@ -42,15 +42,15 @@ class Capabilities:
     pageable_memory_access: bool
     """Devices reach system memory, which can then be advised and prefetched."""
     pageable_memory_access_uses_host_page_tables: bool
-    """They do so through the page tables of the host."""
+    """Devices reach system memory through the page tables of the host."""
     direct_managed_mem_access_from_host: bool
     """The host uses device memory in place."""
     memory_pools_supported: bool
     """Stream-ordered allocation of device memory works: DeviceMemoryResource."""
     managed_pools: bool
-    """The same of managed memory: ManagedMemoryResource(pooled=True)."""
+    """Stream-ordered allocation of managed memory works: ManagedMemoryResource(pooled=True)."""
     advice: bool
-    """Every advice works; false if advice that names a device is refused."""
+    """All advice works. If False, the driver refuses only advice that names a device."""
     prefetch: bool
     """Prefetches work."""
     batch_prefetch: bool
@@ -67,7 +67,7 @@ class Capabilities:
 
     @property
     def reasons(self) -> dict[str, str]:
-        """A sentence for each value that is false, by its name."""
+        """A sentence for each ability that is False, by its name."""
         return dict(self._reasons)
 
     def __repr__(self) -> str:
@@ -85,20 +85,22 @@ class Capabilities:
 
 
 def capabilities(device: _Device | None = None) -> Capabilities:
-    """What works on this system: one immutable object with a reason for all that does not.
+    """The abilities of this system, with a reason for each one that it lacks.
 
     Parameters
     ----------
     device : Device, or a device object of another library, optional
-        The device to ask about. None asks about all: what works on every device. Some abilities
-        need all devices of the system also with one given: batch prefetches, discards, residency.
+        The device to ask about; None for all of them. Batch prefetches, discards and residency
+        depend on all devices of the system, also if one is given.
 
-    Every call asks the driver and the system, and takes milliseconds. It is no check of one
-    operation on one memory: unsupported="skip" passes over what an operation cannot act on. To find
-    out if traces work, the first call records for a moment; while another trace() runs, they do.
+    Every call asks the driver and the system. The answer does not depend on the memory of an
+    operation: for that, unsupported="skip" passes over memory that an operation cannot act on. The
+    first call starts a short trace, to learn whether traces work; while another trace() runs, they
+    do.
 
     Raises DriverNotFoundError and DriverTooOldError without a usable driver, ValueError for a
-    device that does not exist. Safe from every thread. Driver: cuDeviceGetAttribute.
+    device that does not exist and for other objects. Safe from every thread. Driver:
+    cuDeviceGetAttribute.
     """
     info = _managedmem.driver_info()
     every = Device.all()
@@ -145,7 +147,7 @@ def _lacking(devices: Sequence[Device], name: str) -> str:
 
 
 def _find_trace_source() -> tuple[str, str]:
-    """The source of events in words, and the reason if there is none."""
+    """The source of events in words, and the reason if it is missing: one of them is empty."""
     global _trace_detail  # noqa: PLW0603
     if not _trace_detail:
         attempt = trace(limit=1000, sync=False)
@@ -164,7 +166,7 @@ def _find_trace_source() -> tuple[str, str]:
 
 
 def _residency_obstacle(every: Sequence[Device]) -> str:
-    """The reason why residency() raises, or ""."""
+    """The reason why residency() raises here, or ""."""
     if lacking := _lacking(every, "concurrent_managed_access"):
         return f"{lacking}: pages move as a whole at launches"
     direct = [device for device in every if device.direct_managed_mem_access_from_host]

@@ -171,7 +171,7 @@ def _from_device_array(
     """From memory that the driver copies."""
     if dtype is not None and own != DType(dtype):
         raise TypeError(
-            f"asarray() does not convert memory of devices: make the {own} a {DType(dtype)} first"
+            f"asarray() does not convert arrays of devices: give it {DType(dtype)} instead of {own}"
         )
 
     def write(buffer: ManagedBuffer, device: Device | None) -> None:
@@ -282,20 +282,21 @@ def asarray(
     dtype : str, NumPy or torch dtype, Python type, optional
         The element type. None keeps that of the array that NumPy makes.
     copy : bool, optional
-        None gives a ManagedBuffer back as it is if dtype, name and policy ask for nothing else.
-        True always copies. False never does: a ValueError where a copy is needed.
+        None returns a ManagedBuffer itself, without a copy, if name and policy are None and dtype
+        is None or its own. True always copies. False never copies, and raises ValueError where a
+        copy is needed.
     name : str, optional
         The name of the buffer, as ManagedBuffer.name has it.
     policy : MigrationPolicy, optional
         The advice that the memory has from the start.
 
     The contents are copied to where the memory will live: if the policy prefers a device, the pages
-    are prefetched there first; otherwise the host writes them. Arrays with __cuda_array_interface__
-    and a ManagedBuffer of the same dtype are copied by the driver, behind the work on the default
+    are prefetched there first; otherwise the host writes them. The driver copies arrays with
+    __cuda_array_interface__ and a ManagedBuffer of the same dtype, behind the work on the default
     stream. The contents are complete when the call returns.
 
     NumPy converts everything else, and must be installed for that. Arrays with
-    __cuda_array_interface__ are not converted.
+    __cuda_array_interface__ are not converted to another dtype.
 
     Raises TypeError for element types that a buffer does not have, ValueError for arrays with gaps,
     ImportError without NumPy, and as numpy.asarray() and empty() do; CUDAError when the driver

@@ -5,25 +5,24 @@ from managedmem._units import size_text
 
 
 class ResultCache:
-    """The page-locked host memory of results, which is used again when their arrays die.
+    """The page-locked host memory of results, which later results use again.
 
-    A device copies to page-locked memory at the speed of the link, but making such memory takes the
-    driver longer than the copy. ManagedBuffer.numpy(copy=True) takes its memory from this cache,
-    and the memory returns to it when the array and its views die. There is one for the process.
-
-    Safe from every thread.
+    A device copies to page-locked memory at the speed of the link. ManagedBuffer.numpy(copy=True)
+    takes its memory from this cache, and the memory returns to it when the array and its views have
+    died. There is one cache for the process. Safe from every thread.
     """
 
     __slots__ = ()
 
     @property
     def max_nbytes(self) -> int:
-        """The limit of all page-locked results in bytes, those of living arrays included.
+        """The limit of page-locked memory in bytes, that of living arrays included.
 
-        256 MiB at first. A result that does not fit has ordinary memory, which takes the driver
-        three to five times as long; 0 gives that to all. A lower limit frees idle memory at once,
-        and that of arrays which live with a later result or clear(). Raises TypeError for what is
-        no int, ValueError below 0. Driver: cuMemFreeHost.
+        256 MiB at first. A result that does not fit has ordinary memory, to which a copy takes
+        several times as long; with 0 all results do. A lower limit frees idle memory at once. The
+        memory of living arrays beyond it is freed after they have died, with a later result or by
+        clear(). Raises TypeError for anything but an int, ValueError below 0. Driver:
+        cuMemFreeHost.
         """
         return _results_usage()[0]
 
@@ -50,9 +49,9 @@ class ResultCache:
     def clear(self, keep: int = 0) -> None:
         """Free idle memory, the longest idle first, until at most `keep` bytes are idle.
 
-        Waits for devices, as the driver does before it frees page-locked memory. Frees nothing
-        while a stream is known to capture a graph. Raises TypeError and ValueError as max_nbytes
-        does. Releases the GIL. Driver: cuMemFreeHost.
+        The driver waits for devices before it frees page-locked memory. Frees nothing while a
+        stream is known to capture a graph. Raises TypeError and ValueError as max_nbytes does.
+        Releases the GIL. Driver: cuMemFreeHost.
         """
         _results_trim(keep)
 

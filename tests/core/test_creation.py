@@ -383,7 +383,7 @@ class TestArrays:
     def test_of_devices_are_not_converted(self, alloc):
         given = CudaArray(alloc(PAGE), shape=(PAGE // 4,), typestr="<f4")
         asarray(given, "float32").close()
-        with pytest.raises(TypeError, match="float32 a float64 first"):
+        with pytest.raises(TypeError, match="float64 instead of float32"):
             asarray(given, "float64")
 
     def test_of_devices_have_no_gaps(self, alloc):
