@@ -76,7 +76,7 @@ def make_allocator(
     Parameters
     ----------
     policy : MigrationPolicy, optional
-        The advice of the pages, in place of the others.
+        The advice of the pages, in place of the next three.
     preferred_location : Device or Host, optional
         The preferred location of the pages.
     accessed_by : iterable of Device and Host()

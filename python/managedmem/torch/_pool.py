@@ -60,15 +60,15 @@ def managed_mempool(
     read_mostly : bool
         True gives each reader a copy of its own.
     use_on_oom : bool
-        torch's own switch: where the device is full, tensors that are made outside of the pool take
-        free blocks of it. A new pool has none of them but for `reserve`.
+        A switch of torch: where the device is full, tensors that are made outside of the pool take
+        free blocks of the pool. A new pool has only those of `reserve`.
     no_split : bool
-        torch's own switch: no two tensors share a block, so that advice and prefetches of one leave
-        the others alone.
+        A switch of torch: no two tensors share a block, so that advice and prefetches of one do not
+        reach the others.
     reserve : int
-        Bytes of free blocks that the pool starts with, for use_on_oom, on torch's current stream. A
-        sixteenth of them, 2 MiB at the least, is for tensors of up to 1 MiB. Pages of them take
-        memory at their first use.
+        The bytes of free blocks that the pool has at first, for use_on_oom, on torch's current
+        stream. A sixteenth of them, at least 2 MiB, is for tensors of up to 1 MiB. Their pages take
+        no memory before their first use.
 
     Each block that torch's caching allocator requests is advised once, for all tensors cut from it.
     Use the pool with ``torch.cuda.use_mem_pool(pool)``; tensors may outlive it. A pool belongs to
@@ -95,7 +95,7 @@ def own_device_mempool() -> torch.cuda.MemPool:
 
 
 def _read_advice(policy: MigrationPolicy | None, parts: _Advice) -> _Advice:
-    """The advice of one of the two."""
+    """The advice of the policy, or of the other arguments."""
     if policy is None:
         return parts
     if not isinstance(policy, MigrationPolicy):
@@ -108,7 +108,7 @@ def _read_advice(policy: MigrationPolicy | None, parts: _Advice) -> _Advice:
 
 
 def _read_switches(values: Mapping[str, bool]) -> dict[str, bool]:
-    """Those that are on, by name: versions of torch differ in their order."""
+    """The switches that are on, by name, because versions of torch differ in their order."""
     for name, value in values.items():
         if not isinstance(value, bool):
             raise TypeError(f"{name} must be True or False, got {value!r}")
@@ -139,7 +139,7 @@ def _refuse_unknown(switches: Mapping[str, bool]) -> None:
 
 
 def _reserve(pool: torch.cuda.MemPool, size: int) -> None:
-    """Leave free blocks in the pool: torch has other ones for small tensors than for large ones."""
+    """Leave free blocks in the pool, because torch keeps separate ones for small tensors."""
     small = max(2, size // 16 // _SMALL)
     sizes = [max(size - small * _SMALL, 2 * _SMALL), *[_SMALL] * small]
     with torch.cuda.use_mem_pool(pool):
