@@ -456,16 +456,16 @@ class Trace(TracePart):
                 self._note_overhead()
 
     def _end_at_least(self) -> None:
-        """End what still runs, where an interrupt came in: without a wait for the device.
+        """End a trace that an interrupt has left running, without a wait for the device.
 
-        Takes no lock, which another thread may have while it waits for the device.
+        Takes no lock, because another thread may hold it while it waits for the device.
         """
         if self._recorder.running:  # False in a forked child
             self._recorder.stop(wait=False)
 
     @property
     def _running(self) -> bool:
-        """Asked of the recorder: an interrupt could come between its end and a note of it."""
+        """True while the recorder runs; not stored, as an interrupt could come before the store."""
         return self._recorder.running
 
     def _is_inherited(self) -> bool:
@@ -489,7 +489,7 @@ class Trace(TracePart):
             raise RuntimeError(f"{action} needs a running trace, and this one has ended")
 
     def __enter__(self) -> Self:
-        """`start`. An interrupt ends the trace, also if another one comes while it does."""
+        """Call start(). An interrupt ends the trace, also if a second one comes meanwhile."""
         is_first = not self._process
         try:
             try:
@@ -510,9 +510,9 @@ class Trace(TracePart):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """`stop`. The trace ends also if an interrupt comes, and another one while that is handled.
+        """Call stop(). An interrupt ends the trace, also if a second one comes meanwhile.
 
-        What the end raises is a note on the error of the block, if there is one.
+        If the block has raised an error, an error of stop() becomes a note on it.
         """
         try:
             try:

@@ -36,7 +36,7 @@ def interrupt():
 
 
 class OtherRecorder:
-    """A recorder of which some methods are replaced."""
+    """A recorder with some methods replaced."""
 
     def __init__(self, real, **methods):
         self.real = real
