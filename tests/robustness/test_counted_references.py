@@ -51,12 +51,11 @@ def use_a_working_set(buffer):
         return working.stats()
 
 
-@pytest.fixture(scope="module", autouse=True)
-def words_of_streams():
-    """The library keeps the words of as many working sets as end at once, which it creates here."""
-    with managedmem.empty(PAGE) as buffer:
-        for _ in range(ROUNDS):
-            use_a_working_set(buffer)
+def use_and_collect_a_working_set(buffer):
+    """A set and its groups refer to each other, and all sets that live need words for streams."""
+    stats = use_a_working_set(buffer)
+    gc.collect(0)
+    return stats
 
 
 # One maker per heap type of the extension: makes an object of it and lets it go again.
@@ -78,7 +77,8 @@ MAKERS = {
     "PageRun": lambda b: b.page_runs(),
     "Recorder": lambda b: managedmem._managedmem.Recorder(),
     **dict.fromkeys(
-        ["WorkingSet", "WorkingGroup", "WorkingUse", "WorkingSetStats"], use_a_working_set
+        ["WorkingSet", "WorkingGroup", "WorkingUse", "WorkingSetStats"],
+        use_and_collect_a_working_set,
     ),
     "DType": lambda b: (b.dtype, managedmem.DType("f4"), b.dtype == "f4", b.dtype == "f3"),
 }
