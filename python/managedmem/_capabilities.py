@@ -29,6 +29,11 @@ class Capabilities:
 
     An ability is True if all of ``devices`` have it. ``reasons`` has a sentence for each that is
     False. ``repr`` is a table. Objects with the same values are equal.
+
+    ``advice`` (also advice that names a device), ``prefetch``, ``batch_prefetch``, ``discard``,
+    ``traces`` and ``residency`` are operations of this library. ``memory_pools_supported`` is for
+    DeviceMemoryResource, ``managed_pools`` for ManagedMemoryResource(pooled=True). A WorkingSet and
+    managedmem.torch.offload() need ``concurrent_managed_access``, and nothing else.
     """
 
     devices: tuple[Device, ...]

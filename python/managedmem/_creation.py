@@ -144,16 +144,16 @@ def _made(
 
 
 def _from_numpy(
-    source: Any, dtype: Any, name: str | None, policy: MigrationPolicy | None
+    source: Any, dtype: Any, name: str | None, policy: MigrationPolicy | None, given: Any
 ) -> ManagedBuffer:
-    """From what NumPy makes an array of."""
+    """From what NumPy makes an array of; `given` is the argument of asarray()."""
     try:
         numpy = import_module("numpy")
     except ModuleNotFoundError as error:
         if error.name != "numpy":
             raise
         raise ImportError(
-            f"asarray() of {type(source).__name__} needs NumPy, which is not installed: "
+            f"asarray() of {type(given).__name__} needs NumPy, which is not installed: "
             "pip install numpy",
             name="numpy",
         ) from None
@@ -193,13 +193,13 @@ def _from_any(
         own = DType(interface["typestr"])
         return _from_device_array(data, own, dtype, name, policy, interface["shape"])
     if hasattr(type(data), "__array__"):
-        return _from_numpy(data, dtype, name, policy)
+        return _from_numpy(data, dtype, name, policy, data)
     try:
         view = memoryview(data)  # the elements of bytes, which are text for NumPy
     except TypeError:
-        return _from_numpy(data, dtype, name, policy)
+        return _from_numpy(data, dtype, name, policy, data)
     with view:
-        return _from_numpy(view, dtype, name, policy)
+        return _from_numpy(view, dtype, name, policy, data)
 
 
 # --- functions -----------------------------------------------------------------------------
@@ -253,9 +253,9 @@ def full(
     will live, and complete when the call returns, as in zeros().
 
     Raises TypeError for a value that is not a number, OverflowError for one that the element type
-    does not hold, and as zeros() does. Safe from every thread. Driver: cuMemAllocManaged,
-    cuMemAdvise, cuMemPrefetchAsync, cuMemsetD8Async, cuMemsetD16Async, cuMemsetD32Async,
-    cuMemcpyAsync, cuStreamSynchronize.
+    does not hold, ValueError for NaN as an int, and as zeros() does. Safe from every thread.
+    Driver: cuMemAllocManaged, cuMemAdvise, cuMemPrefetchAsync, cuMemsetD8Async, cuMemsetD16Async,
+    cuMemsetD32Async, cuMemcpyAsync, cuStreamSynchronize.
     """
     _check_number(fill_value)
     wanted = DType(getattr(fill_value, "dtype", type(fill_value)) if dtype is None else dtype)
@@ -276,7 +276,8 @@ def asarray(
     Parameters
     ----------
     a : array, buffer, number or nested sequence of numbers
-        What numpy.asarray() takes: arrays, torch tensors on the CPU, lists and tuples of one shape;
+        What numpy.asarray() takes: arrays, torch tensors on the CPU that do not require grad and
+        are not bfloat16, lists and tuples of one shape;
         an object with the buffer protocol, such as bytes or array.array; an array with
         __cuda_array_interface__, which must have no gaps; a ManagedBuffer.
     dtype : str, NumPy or torch dtype, Python type, optional

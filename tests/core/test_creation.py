@@ -279,15 +279,17 @@ def test_only_asarray_needs_numpy():
             half = full(2, 0.5, policy=policy)
             print(list(memoryview(half)), list(memoryview(asarray(half, policy=policy))))
             print(empty_like(zeros((2, 3), "i2"), policy=policy).shape)
-        try:
-            asarray([1])
-        except ImportError as error:
-            print(error)
+        for data in ([1], bytearray(1)):
+            try:
+                asarray(data)
+            except ImportError as error:
+                print(error)
         """
     )
     assert done.stdout == (
         2 * "[0.5, 0.5] [0.5, 0.5]\n(2, 3)\n"
         + "asarray() of list needs NumPy, which is not installed: pip install numpy\n"
+        + "asarray() of bytearray needs NumPy, which is not installed: pip install numpy\n"
     )
 
 

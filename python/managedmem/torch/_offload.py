@@ -56,7 +56,8 @@ def offload(
         gradients and state that stay on the device.
     optimizer : torch.optim.Optimizer, optional
         The optimizer that will train the model. Gradients and state for which the budget has no
-        room live on the host. Without an optimizer, parameters are only read.
+        room live on the host. Without an optimizer, parameters are taken for memory that is only
+        read, and gradients and state are not in the budget.
     blocks : iterable of submodule names or submodules, optional
         Submodules that move as a whole. By default these are submodules without submodules, and
         others of at most 64 MiB and a quarter of the budget.
@@ -106,7 +107,7 @@ def _checked_budget(budget: SupportsIndex) -> int:
 
 def _check_model(model: object) -> None:
     if not isinstance(model, nn.Module):
-        raise TypeError(f"model must be a torch.nn.Module, got {model!r}")
+        raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
     name = type(model).__name__
     if isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
         raise TypeError(
@@ -136,8 +137,11 @@ def _chosen(model: nn.Module, blocks: Iterable[str | nn.Module] | None) -> dict[
         return {}
     if isinstance(blocks, str | nn.Module) and not isinstance(blocks, Iterable):
         blocks = [blocks]
-    if isinstance(blocks, str):
-        raise TypeError(f"blocks must be an iterable of names or modules, got the str {blocks!r}")
+    if isinstance(blocks, str) or not isinstance(blocks, Iterable):
+        kind = type(blocks).__name__
+        raise TypeError(
+            f"blocks must be an iterable of names or modules, got the {kind} {blocks!r}"
+        )
     names = {id(module): name for name, module in model.named_modules()}
     modules = dict(model.named_modules())
     found: dict[int, str] = {}
@@ -359,7 +363,8 @@ class Offload:
     """The handle of an offloaded module, which offload() returns.
 
     A context manager: the end of the block calls remove(). If the last reference to the handle is
-    dropped, the module stays offloaded. Safe from every thread; for remove() see offload().
+    dropped, the module stays offloaded, and nothing can end that any more: keep it. Safe from every
+    thread; for remove() see offload().
     """
 
     def __init__(self) -> None:
@@ -510,11 +515,12 @@ class Offload:
     def stats(self) -> dict[str, int]:
         """Counters since the start, the sums of all devices.
 
-        budget and held are the bytes of parameters that may be, and are, on the devices; groups and
-        streamed the number and bytes of the parts that are streamed; resident the bytes of those
-        that stay. The others are the counters of WorkingSet.stats(); failures also counts uses that
-        the driver refused, and gradients and state that stay on the device because there was no
-        place on the host. After remove(), the counters of its moment.
+        budget and held are the bytes of parameters that may be, and are, on the devices: with an
+        optimizer, a part of the given budget is kept for gradients and state. groups and streamed
+        are the number and bytes of the parts that are streamed; resident the bytes of those that
+        stay. The others are the counters of WorkingSet.stats(); failures also counts uses that the
+        driver refused, and gradients and state that stay on the device because there was no place
+        on the host. After remove(), the counters of its moment.
         """
         result: dict[str, int] = {}
         for lane in self._lanes:

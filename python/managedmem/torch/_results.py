@@ -37,7 +37,7 @@ def to_host(tensor: Tensor) -> Tensor:
     cuMemcpyAsync, cuStreamSynchronize.
     """
     if not isinstance(tensor, Tensor):
-        raise TypeError(f"to_host() takes a tensor, got {tensor!r}")
+        raise TypeError(f"to_host() takes one tensor, got {type(tensor).__name__}")
     if is_wrapper(tensor):
         raise TypeError(f"{describe('', tensor)} holds other tensors: pass them one by one")
     check_dense("", tensor)
