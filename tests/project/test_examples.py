@@ -103,6 +103,16 @@ def test_digits_without_numpy() -> None:
     assert "product by the host" in run("-c", code)
 
 
+def test_digits_where_the_driver_cannot_discard() -> None:
+    path = str(EXAMPLES / "digits.py")
+    code = (
+        "import os, runpy\n"
+        "os.environ.update(MANAGEDMEM_DRIVER='emulator', MANAGEDMEM_EMULATOR='profile=old12')\n"
+        f"runpy.run_path({path!r}, run_name='__main__')"
+    )
+    assert "accuracy 0.9" in run("-c", code)
+
+
 def test_pipeline_times_both_loops() -> None:
     text = run(str(EXAMPLES / "pipeline.py"))
     found = re.findall(r"^ *(\w+): +[0-9.]+ ms, +[0-9.]+ ms of it in", text, re.MULTILINE)
