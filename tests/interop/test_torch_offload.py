@@ -772,6 +772,23 @@ class TestRefusals:
         with pytest.raises(ValueError, match=r"optimizer \(SGD\) has no parameter of the model"):
             mt.offload(layers(2), DEVICE, budget=LAYER, optimizer=optimizer)
 
+    def test_a_device_without_concurrent_access(self):
+        run_python(
+            """
+            import torch
+            from managedmem.torch import is_managed, offload
+            model = torch.nn.Linear(4, 4)
+            try:
+                offload(model, 0, budget=1 << 20)
+            except ValueError as error:
+                assert "Device(0), which has no concurrent_managed_access" in str(error)
+            else:
+                raise AssertionError
+            assert not is_managed(model.weight)
+            """,
+            emulator="profile=wsl",
+        )
+
     @pytest.mark.skipif(EMULATED or torch.cuda.is_available(), reason="torch has CUDA")
     def test_torch_without_cuda(self):
         with pytest.raises(ValueError, match="this torch has no CUDA device"):

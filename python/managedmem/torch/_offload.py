@@ -214,15 +214,16 @@ def _target(device: object) -> Target:
             raise ValueError(f"device must be a CUDA device, got {device}")
         device = _current_index() if device.index is None else device.index
     found = device if isinstance(device, Device) else Device(device)
-    if managedmem.driver_info()["emulated"]:
-        return Target(found, torch.device("cpu"))
-    if not torch.cuda.is_available():
+    emulated = managedmem.driver_info()["emulated"]
+    if not emulated and not torch.cuda.is_available():
         raise ValueError(f"device is {found}, but this torch has no CUDA device")
     if not found.concurrent_managed_access:
         raise ValueError(
             f"device is {found}, which has no concurrent_managed_access: its memory cannot be "
             "streamed while kernels run"
         )
+    if emulated:
+        return Target(found, torch.device("cpu"))
     return Target(found, torch.device("cuda", found.device_id))
 
 
