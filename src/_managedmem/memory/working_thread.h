@@ -36,19 +36,21 @@ typedef struct {
 
 struct mm_loader {
     mm_driver *cu;
-    int device;
     const void *owner;
     mm_guard guard; /* calls under way; closed: the set has ended */
     CUstream stream;
     mm_word *word; /* NULL: streams wait for events */
+    pthread_t thread;
+    int device;
     uint32_t word_base; /* value of the word for ticket 0 */
     atomic_bool by_words;
-    pthread_t thread;
     bool has_thread;
+    bool in_discard; /* the thread's */
+    bool sleeping, ending; /* under the lock */
+    bool turn_taken; /* under turn_mutex */
     /* The turn: one add, close or end at a time. */
     pthread_mutex_t turn_mutex;
     pthread_cond_t turn_released;
-    bool turn_taken;
     /* Under the lock. */
     pthread_mutex_t lock;
     pthread_cond_t wanted; /* a sleeping thread has something to do */
@@ -58,14 +60,12 @@ struct mm_loader {
     size_t group_capacity;
     mm_release_list *pool;
     uint64_t awaited; /* the last ticket that streams wait for by the word */
-    bool sleeping, ending;
     mm_loader_report report; /* without the parts of the decisions */
     /* Tickets: those whose loads are queued on the stream, and those that are done. */
     atomic_uint_fast64_t issued, completed;
     atomic_size_t physical;
     uint64_t progressed; /* the thread's: when that was seen last */
     uint64_t let_go; /* the thread's: the last ticket whose uses a standstill let go on */
-    bool in_discard; /* the thread's */
     mm_loader *next; /* in the list of all of them */
 };
 
