@@ -232,7 +232,7 @@ size_t emu_map_page_size(void);
 /* Calls `visit` for each run of mapped pages in [start, end). False: the page map cannot be read,
  * or not to the end. */
 bool emu_map_visit(CUdeviceptr start, CUdeviceptr end, emu_span_visit visit, void *argument);
-/* Keeps pages mapped from the time when they are, as far as this process may ask for that. */
+/* Keeps pages mapped once they are mapped, as far as this process may lock memory. */
 void emu_map_keep(CUdeviceptr start, size_t size);
 /* madvise for memory that may be locked: unlocks it if that is in the way. */
 bool emu_map_advise(CUdeviceptr start, size_t size, int advice);

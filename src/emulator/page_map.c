@@ -136,9 +136,9 @@ emu_map_visit(CUdeviceptr start, CUdeviceptr end, emu_span_visit visit, void *ar
     return read_entries(start, end, visit, argument);
 }
 
-/* The kernel unmaps pages that it wants to use otherwise, and the host would seem to have left
- * them. It leaves pages alone that are locked once they are mapped. A process without the right to
- * lock memory can do so up to RLIMIT_MEMLOCK. */
+/* A kernel that is short of memory unmaps pages, and the host would seem not to have touched them.
+ * Locked pages stay mapped. A process without the right to lock memory locks up to
+ * RLIMIT_MEMLOCK. */
 void
 emu_map_keep(CUdeviceptr start, size_t size)
 {

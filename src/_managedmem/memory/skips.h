@@ -5,7 +5,7 @@
 
 #include "dispatch.h"
 
-/* Passes over the ranges of a prefetch or discard that can be told without a driver call: all of
+/* Passes over the ranges of a prefetch or discard that can be recognised without a driver call: all of
  * them where the driver or a device lacks the operation, and ranges without a whole page to
  * discard. Returns the number of those that were not empty. */
 size_t mm_skip_unsupported(const mm_driver *cu, mm_operation op, mm_batch *b,

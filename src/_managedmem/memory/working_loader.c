@@ -233,8 +233,7 @@ mm_loader_end(mm_loader *l)
         return;
     }
     if (mm_loader_close(l, &ignored) < 0) {
-        MM_IGNORE(
-            mm_loader_close(l, &ignored)); /* the second attempt; nobody is left to be told */
+        MM_IGNORE(mm_loader_close(l, &ignored)); /* the second attempt; no caller is left */
     }
     for (uint32_t i = 0; i < l->set.count; i++) {
         l->groups[i]->memory.advised = false; /* the memory may end now */
@@ -340,13 +339,10 @@ place_group(mm_loader *l, mm_loader_group *g, uint32_t *group, mm_status *st)
 static int
 add_in_turn(mm_loader *l, mm_loader_group *g, uint32_t *group, mm_status *st)
 {
-    int rc;
-
     if (mm_guard_is_closed(&l->guard)) {
         return mm_fail(st, MM_REFUSED, "WorkingSet is closed");
     }
-    rc = place_group(l, g, group, st);
-    return rc;
+    return place_group(l, g, group, st);
 }
 
 int

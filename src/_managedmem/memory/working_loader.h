@@ -2,8 +2,8 @@
  * them out.
  *
  * Calls of one set may come from any thread at once. They make short driver calls and take a lock
- * that is never held during one, so the GIL must be released. A forked child
- * must call nothing but mm_loader_end and mm_loader_free, which do nothing there. */
+ * that is never held during one, so the GIL must be released. A forked child must call nothing but
+ * mm_loader_end and mm_loader_free, which do nothing there. */
 #ifndef MM_WORKING_LOADER_H
 #define MM_WORKING_LOADER_H
 

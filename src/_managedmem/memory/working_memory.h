@@ -11,7 +11,7 @@
 
 /* What is done with the memory while it is in the set. */
 typedef enum {
-    MM_GROUP_READ, /* nobody writes: the device gets a copy, which is dropped by advice */
+    MM_GROUP_READ, /* only read: the device gets a copy, which is dropped by advice */
     MM_GROUP_WRITE, /* goes home with its contents */
     MM_GROUP_SCRATCH /* its contents are not needed after a use: they are discarded */
 } mm_group_access;
@@ -52,8 +52,8 @@ MM_NODISCARD int mm_working_memory_advise(mm_driver *cu, mm_working_memory *m, i
  * again. */
 MM_NODISCARD int mm_working_memory_restore(mm_driver *cu, mm_working_memory *m, mm_status *st);
 
-/* The next calls queue work on a stream that is no default stream. They try all of the memory, also
- * after a failure, and report the first one. In the caller's scope. */
+/* The next calls queue work on a stream, not on a default stream. After a failure they go on with the
+ * rest of the memory, and report the first failure. In the caller's scope. */
 
 MM_NODISCARD int mm_working_memory_load(mm_driver *cu, const mm_working_memory *m, int device,
                                         CUstream stream, mm_status *st);

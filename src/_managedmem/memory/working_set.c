@@ -7,7 +7,7 @@
 
 #include "growth.h"
 
-#define UNEXPECTED UINT32_MAX /* the distance of a group that nobody expects */
+#define UNEXPECTED UINT32_MAX /* the distance of a group that is not expected */
 
 void
 mm_working_set_init(mm_working_set *s, size_t budget)
@@ -125,8 +125,8 @@ queue_load(mm_working_set *s, uint32_t group)
 
 /* --- room --------------------------------------------------------------------------------- */
 
-/* Stores in each group how many groups are used before its next use. So many steps have each group
- * of a loop that goes forward and then back, and each one that is loaded ahead. */
+/* Stores in each group how many groups are used before its next use. The steps reach every group of a
+ * loop that goes forward and then back, and every group that is loaded ahead. */
 static void
 measure_distances(mm_working_set *s)
 {
@@ -155,7 +155,7 @@ is_farther(const mm_group_state *a, const mm_group_state *b)
     return a->distance != b->distance ? a->distance > b->distance : a->used < b->used;
 }
 
-/* Groups may be dropped if nobody holds them and no use of them is nearer than `least`. */
+/* A group may be dropped if it is not held and its next use is not nearer than `least`. */
 static bool
 may_drop(const mm_group_state *g, uint32_t least)
 {

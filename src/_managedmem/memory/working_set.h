@@ -34,7 +34,7 @@ typedef struct {
     bool present; /* on the device once all queued commands are done */
     bool signals_drop; /* uses must wait for its drop: that may destroy contents */
     unsigned held; /* acquisitions that are not released */
-    uint64_t used; /* the acquisition that was its last, for groups that nobody expects */
+    uint64_t used; /* its last acquisition, to compare groups that are not expected */
     uint64_t ticket; /* of its latest command with one; 0: none */
     uint32_t distance; /* of its next use; of the latest look at the order */
     mm_release_list *releases; /* since it was loaded */

@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* A word has a cache line of its own, of which it uses the first four bytes. */
+/* A word has a cache line of its own and uses its first four bytes. */
 enum { LINE_WORDS = 16, WORDS_AT_ONCE = 64 };
 #define POOL_BYTES (sizeof(uint32_t) * LINE_WORDS * WORDS_AT_ONCE)
 

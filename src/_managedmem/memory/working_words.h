@@ -17,7 +17,7 @@ typedef struct mm_word {
     struct mm_word *next;
 } mm_word;
 
-/* A word of which the caller is the only user, or NULL. In the caller's scope. */
+/* A word for this caller alone, or NULL. In the caller's scope. */
 mm_word *mm_word_take(mm_driver *cu, mm_status *st);
 
 /* Ends the use. No stream may have to write the word any more. */

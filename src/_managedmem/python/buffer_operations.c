@@ -578,27 +578,29 @@ const char mm_prefetch_doc[] =
     "Move the pages to a Device or Host before they are used there, in stream order.\n"
     "\n"
     "defer=True queues an empty host function first, so that the call returns at once and the stream does\n"
-    "the work; None does so for large buffers. unsupported=\"skip\" does nothing where managedmem.prefetch()\n"
-    "passes over the buffer, and returns 1, else 0; the default returns None. Raises as\n"
-    "managedmem.prefetch() does. Safe from every thread; releases the GIL. Driver: cuMemPrefetchAsync.";
+    "the work; None does so for large buffers. With unsupported=\"skip\" the call returns 1, and does\n"
+    "nothing, if managedmem.prefetch() passes over the buffer, and otherwise 0; the default returns None.\n"
+    "Raises as managedmem.prefetch() does. Safe from every thread; releases the GIL.\n"
+    "Driver: cuMemPrefetchAsync.";
 
 const char mm_discard_doc[] =
     "discard($self, *, stream=None, unsupported='raise')\n--\n\n"
     "Discard the contents, in stream order; until the next write a read returns undefined bytes.\n"
     "\n"
-    "Acts on the whole pages inside the buffer. unsupported=\"skip\" does nothing where\n"
-    "managedmem.discard() passes over the buffer, and returns 1, else 0; the default returns None. Raises\n"
-    "as managedmem.discard() does. Safe from every thread; releases the GIL. Driver:\n"
-    "cuMemDiscardBatchAsync.";
+    "Acts on the whole pages inside the buffer. With unsupported=\"skip\" the call returns 1, and does\n"
+    "nothing, if managedmem.discard() passes over the buffer, and otherwise 0; the default returns None.\n"
+    "Raises as managedmem.discard() does. Safe from every thread; releases the GIL.\n"
+    "Driver: cuMemDiscardBatchAsync.";
 
 const char mm_discard_prefetch_doc[] =
     "discard_prefetch($self, location, *, stream=None, defer=None, unsupported='raise')\n--\n\n"
     "Discard the contents and populate the pages at a Device or Host, in stream order.\n"
     "\n"
     "For a buffer that will be overwritten there. Pages that the buffer fills only in part are prefetched\n"
-    "first, with their contents. unsupported=\"skip\" does nothing where managedmem.discard_prefetch()\n"
-    "passes over the buffer, and returns 1, else 0; the default returns None. Raises as\n"
-    "managedmem.discard_prefetch() does. Safe from every thread; releases the GIL. Driver: cuMemDiscardAndPrefetchBatchAsync, cuMemPrefetchAsync.";
+    "first, with their contents. With unsupported=\"skip\" the call returns 1, and does nothing, if\n"
+    "managedmem.discard_prefetch() passes over the buffer, and otherwise 0; the default returns None.\n"
+    "Raises as managedmem.discard_prefetch() does. Safe from every thread; releases the GIL.\n"
+    "Driver: cuMemDiscardAndPrefetchBatchAsync, cuMemPrefetchAsync.";
 
 const char mm_copy_from_doc[] =
     "copy_from($self, src, *, stream=None, options=None)\n--\n\n"
@@ -622,8 +624,9 @@ const char mm_copy_to_doc[] =
     "None allocates a new buffer of the same dtype and shape from the same resource, from a pool on the\n"
     "same stream. A resource of another library is called as allocate(size, stream=stream); its result is\n"
     "the owner of the new buffer. dst is like src in copy_from(), but writable; options, errors and\n"
-    "threads are the same. A copy to page-locked memory, such as an earlier array of numpy(copy=True),\n"
-    "runs at the speed of the link. Driver: cuMemcpyAsync.";
+    "threads are the same. A copy to page-locked memory runs at the speed of the link. To an array of\n"
+    "numpy(copy=True) and to system memory it is complete when the call returns, to other memory when the\n"
+    "stream is. Driver: cuMemcpyAsync.";
 
 const char mm_copy_doc[] =
     "__copy__($self, /)\n--\n\n"

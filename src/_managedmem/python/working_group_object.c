@@ -159,20 +159,20 @@ const char mm_working_set_add_doc[] =
     "Parameters\n"
     "----------\n"
     "targets : a target or a sequence of them\n"
-    "    As for advise(): managed memory that no other group shares a page with.\n"
+    "    As for advise(), but no system memory, and no page of another group.\n"
     "access : {'read', 'write', 'scratch'}\n"
-    "    'read': nobody writes while the memory is in the set; it is dropped without moving a byte.\n"
-    "    'write': its contents go home when it is dropped. 'scratch': its contents are not needed\n"
-    "    after a release, and are discarded.\n"
+    "    'read': the program does not write the memory while it is in the set; a drop moves no byte.\n"
+    "    'write': a drop copies the contents home. 'scratch': the contents are not needed after the\n"
+    "    last release, and may be discarded.\n"
     "name : str, optional\n"
     "    For messages and repr.\n"
     "\n"
-    "Until the set is closed, the memory prefers the host, and the device reaches it there; the set\n"
-    "changes the advice as it needs. It is brought home first. The set keeps the targets. A ManagedBuffer\n"
-    "of a group can be closed; acquiring the group then raises RuntimeError. ValueError for memory of\n"
-    "another group, TypeError and ValueError for bad targets, CUDAError when the driver refuses; then\n"
-    "nothing is added. Safe from every thread; releases the GIL. Driver: cuEventCreate,\n"
-    "cuMemRangeGetAttributes, cuMemAdvise; later cuMemPrefetchAsync.";
+    "Until the set is closed, the host is the memory's preferred location, the device has a mapping of it\n"
+    "(accessed_by), and the set switches read_mostly. The set moves the memory home first. It keeps the\n"
+    "targets. A ManagedBuffer of a group can be closed; acquiring the group then raises RuntimeError.\n"
+    "Raises ValueError for memory of another group, TypeError and ValueError for bad targets, CUDAError\n"
+    "when the driver refuses; then nothing is added. Safe from every thread; releases the GIL. Driver:\n"
+    "cuEventCreate, cuMemRangeGetAttributes, cuMemAdvise; later cuMemPrefetchAsync.";
 
 /* --- uses --------------------------------------------------------------------------------- */
 
@@ -451,8 +451,8 @@ PyDoc_STRVAR(
     "A `with` block that acquires the group at its beginning and releases it at its end.\n"
     "\n"
     "Both on this stream; None is the default stream of the set's device. The block gets the group. The\n"
-    "object can be entered again. Raises TypeError for what is no stream; the block raises what acquire()\n"
-    "and release() do.");
+    "object can be entered again. Raises TypeError for an object that is not a stream; the block raises\n"
+    "as acquire() and release() do.");
 
 PyDoc_STRVAR(
     group_acquire_doc,
@@ -460,11 +460,11 @@ PyDoc_STRVAR(
     "Let the work that is queued on the stream from now on find the group on the device.\n"
     "\n"
     "Returns True, or False if there is no room, because other groups are acquired or the group is\n"
-    "larger than the budget: the device then reaches it at home. Does not wait for the device; where the\n"
-    "driver cannot make a stream wait for a word of memory, waits until the load is queued. RuntimeError\n"
-    "if the set or memory of the group is closed; CUDAError when the driver refuses, and for a stream\n"
-    "that captures a graph; then it is not acquired. Safe from every thread; releases the GIL.\n"
-    "Driver: cuStreamWaitValue32 or cuStreamWaitEvent.");
+    "larger than the budget: the device then reaches it at home. Does not wait for a load, but until it\n"
+    "is queued where streams cannot wait for words of memory; waits for the end of a discard of the group.\n"
+    "Raises RuntimeError if the set or memory of the group is closed, and CUDAError when the driver\n"
+    "refuses and for a stream that captures a graph; then the group is not acquired. Safe from every\n"
+    "thread; releases the GIL. Driver: cuStreamWaitValue32 or cuStreamWaitEvent.");
 
 PyDoc_STRVAR(
     group_release_doc,
@@ -472,10 +472,10 @@ PyDoc_STRVAR(
     "End one acquisition, with the work that is queued on the stream by now.\n"
     "\n"
     "Call it after the last work of the use is queued. The group stays on the device until room is\n"
-    "needed and that work is done. RuntimeError if the group is not acquired. CUDAError for a stream that\n"
-    "captures a graph, before anything happens, and when the driver refuses; then the group is released.\n"
-    "Does nothing once the set is closed. Safe from every thread; releases the GIL. Driver:\n"
-    "cuEventRecord.");
+    "needed and that work is done. Raises RuntimeError if the group is not acquired; CUDAError for a\n"
+    "stream that captures a graph, and the group stays acquired; CUDAError when the driver refuses, and\n"
+    "the group is released all the same. Does nothing once the set is closed. Safe from every thread;\n"
+    "releases the GIL. Driver: cuEventRecord.");
 
 static PyMethodDef group_methods[] = {
     MM_METHOD("use", group_use, group_use_doc),

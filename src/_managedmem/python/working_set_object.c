@@ -406,13 +406,13 @@ static PyStructSequence_Field stats_fields[] = {
     {"loaded", "acquisitions that began a load themselves"},
     {"mapped", "acquisitions without room: the device reached the group at home"},
     {"ahead", "loads that were queued before an acquisition"},
-    {"loads", "loads that the set has carried out"},
-    {"drops", "groups that were queued to leave the device"},
+    {"loads", "loads that the set's thread has made, also those that failed"},
+    {"drops", "drops that were queued"},
     {"bytes_loaded", "bytes brought to the device"},
     {"bytes_home", "bytes brought home with their contents"},
-    {"failures", "driver calls of the set's thread that failed"},
+    {"failures", "failures in the set's thread, mostly of driver calls"},
     {"stalls", "standstills of the device that the set ended"},
-    {"last_error", "text of the last of these failures, or None; an attribute only"},
+    {"last_error", "text of the last failure, or None; an attribute only"},
     {NULL, NULL},
 };
 enum { STATS_FIELDS = sizeof stats_fields / sizeof *stats_fields - 1 };
@@ -476,7 +476,7 @@ PyDoc_STRVAR(
     "WorkingSet(budget, device=None)\n"
     "--\n"
     "\n"
-    "Groups of memory that are used in turn, of which a device holds at most `budget` bytes.\n"
+    "Groups of memory that are used in turn, within `budget` bytes of device memory.\n"
     "\n"
     "Parameters\n"
     "----------\n"
@@ -485,16 +485,16 @@ PyDoc_STRVAR(
     "device : Device, a device object of another library, or an ordinal\n"
     "    None is the calling thread's current device.\n"
     "\n"
-    "Say with a group's use() which memory the work on a stream needs. The set loads the group, looks\n"
-    "ahead to the groups that come next, and makes room by dropping those whose next use is farthest\n"
-    "away: read-only groups without moving a byte, written ones by bringing them home. The order is\n"
-    "learned, or given in `order`. Results are right in any order, with any streams and threads: a group\n"
-    "without room is reached at home.\n"
+    "Work that is queued on a stream inside of a group's use() finds the group on the device. The set\n"
+    "loads expected groups ahead, and makes room by dropping those whose next use is farthest away:\n"
+    "read-only groups without moving a byte, written ones by copying them home. The order is learned, or\n"
+    "given in `order`. Results are right in any order, with any streams and threads: the device reaches a\n"
+    "group without room at home, on the host.\n"
     "\n"
     "A thread of the set makes the driver calls that take long. Use the set in a with block, or close()\n"
     "it. len() is the number of groups, iteration yields them. TypeError and ValueError for bad\n"
-    "arguments; NotImplementedError for a device without concurrent managed access. In a forked child all\n"
-    "of it is a RuntimeError, except close(), which does nothing. Safe from every thread. Driver:\n"
+    "arguments; NotImplementedError for a device without concurrent managed access. In a forked child the\n"
+    "set is closed: uses raise RuntimeError, and close() does nothing. Safe from every thread. Driver:\n"
     "cuStreamCreate, cuMemHostAlloc, cuStreamWriteValue32.");
 
 PyDoc_STRVAR(
@@ -502,19 +502,20 @@ PyDoc_STRVAR(
     "stats($self, /)\n--\n\n"
     "Counters from the beginning, as a WorkingSetStats.\n"
     "\n"
-    "Failures of the set's thread are counted here and raise nowhere: the groups then stay\n"
-    "at home. Safe from every thread. Driver: none.");
+    "Failures in the set's thread are counted here and raise nowhere: uses go on with the memory\n"
+    "where it is. Safe from every thread. Driver: none.");
 
 PyDoc_STRVAR(
     working_set_close_doc,
     "close($self, /)\n--\n\n"
     "End the set: finish what its thread does, and restore the advice that the memory had before.\n"
     "\n"
-    "Contents stay as they are, and where they are. Uses under way end with the set: their release()\n"
-    "does nothing then. Releases the targets. Closing again does nothing. If the driver fails, what it\n"
-    "could restore is restored, and close() tries the rest again when it is called again. CUDAError;\n"
-    "RuntimeError inside a host function while another thread uses the set. Safe from every thread;\n"
-    "releases the GIL. Driver: cuStreamQuery, cuMemRangeGetAttributes, cuMemAdvise.");
+    "Contents stay as they are. Pages stay where they are, but read-only copies on the device go with\n"
+    "read_mostly. Uses under way end with the set: their release() does nothing then. Releases the\n"
+    "targets. Closing again does nothing. Raises CUDAError if the driver fails: the advice that could be\n"
+    "restored is restored, and another close() tries the rest again. Raises RuntimeError inside a host\n"
+    "function while another thread uses the set. Safe from every thread; releases the GIL. Driver:\n"
+    "cuStreamQuery, cuMemRangeGetAttributes, cuMemAdvise.");
 
 static PyMethodDef working_set_methods[] = {
     MM_METHOD("add", mm_working_set_add_group, mm_working_set_add_doc),
@@ -536,7 +537,7 @@ static PyGetSetDef working_set_getset[] = {
      "One round of uses, as a tuple of groups, or None: it is learned.\n"
      "\n"
      "Set it to the groups in the order of their uses; they may come several times. Uses in\n"
-     "another order are slower, not wrong. TypeError or ValueError for others than groups of\n"
+     "another order are slower, not wrong. TypeError or ValueError for anything but groups of\n"
      "this set.",
      NULL},
     {"is_closed", working_set_get_is_closed, NULL, "True once the set is closed.", NULL},
