@@ -31,6 +31,9 @@ MOST_CALLS = 500
 USE_NUMPY = {
     *("numpy", "numpy of a wrapper", "numpy copy", "numpy of plain memory", "wait for an array"),
     *("buffer array", "array of other type", "dlpack to a consumer"),
+    *("numpy copy of much", "numpy copy of much, again", "numpy copy in place of another"),
+    *("clear the results", "asarray of numbers", "asarray of a buffer on a device"),
+    *("asarray of an array", "words as an array", "a ragged list"),
 }
 FAULTS = {
     "each call failing": (LAUNCH_FAILED, False),
