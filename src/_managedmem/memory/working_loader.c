@@ -11,26 +11,6 @@
 static pthread_mutex_t loaders_mutex = PTHREAD_MUTEX_INITIALIZER;
 static mm_loader *all_loaders;
 
-static void
-take_loader_turn(mm_loader *l)
-{
-    (void)pthread_mutex_lock(&l->turn_mutex);
-    while (l->turn_taken) {
-        (void)pthread_cond_wait(&l->turn_released, &l->turn_mutex);
-    }
-    l->turn_taken = true;
-    (void)pthread_mutex_unlock(&l->turn_mutex);
-}
-
-static void
-release_loader_turn(mm_loader *l)
-{
-    (void)pthread_mutex_lock(&l->turn_mutex);
-    l->turn_taken = false;
-    (void)pthread_cond_signal(&l->turn_released);
-    (void)pthread_mutex_unlock(&l->turn_mutex);
-}
-
 /* --- the life of a set -------------------------------------------------------------------- */
 
 /* Takes a word and writes it once, for the answer of a driver that cannot. In a scope. */
@@ -132,9 +112,8 @@ free_loader(mm_loader *l)
     mm_working_set_free(&l->set);
     (void)pthread_cond_destroy(&l->issued_more);
     (void)pthread_cond_destroy(&l->wanted);
-    (void)pthread_cond_destroy(&l->turn_released);
     (void)pthread_mutex_destroy(&l->lock);
-    (void)pthread_mutex_destroy(&l->turn_mutex);
+    mm_turn_destroy(&l->turn);
     free(l);
 }
 
@@ -174,8 +153,7 @@ mm_loader_new(mm_driver *cu, int device, size_t budget, const void *owner, mm_st
     l->owner = owner;
     l->progressed = mm_monotonic_clock();
     mm_working_set_init(&l->set, budget);
-    (void)pthread_mutex_init(&l->turn_mutex, NULL);
-    (void)pthread_cond_init(&l->turn_released, NULL);
+    mm_turn_init(&l->turn);
     (void)pthread_mutex_init(&l->lock, NULL);
     (void)pthread_cond_init(&l->wanted, NULL);
     (void)pthread_cond_init(&l->issued_more, NULL);
@@ -207,13 +185,13 @@ mm_loader_close(mm_loader *l, mm_status *st)
 {
     int rc;
 
-    take_loader_turn(l);
+    mm_turn_take(&l->turn);
     rc = mm_loader_end_thread(l, st);
     if (rc == 0) {
         rc = restore_groups(l, st);
         free_driver_objects(l);
     }
-    release_loader_turn(l);
+    mm_turn_release(&l->turn);
     return rc;
 }
 
@@ -264,9 +242,9 @@ mm_loaders_end(const void *owner)
     (void)pthread_mutex_lock(&loaders_mutex); /* so that no thread frees one */
     for (mm_loader *l = all_loaders; l != NULL; l = l->next) {
         if (l->owner == owner) {
-            take_loader_turn(l);
+            mm_turn_take(&l->turn);
             MM_IGNORE(mm_loader_end_thread(l, &ignored)); /* the process ends anyway */
-            release_loader_turn(l);
+            mm_turn_release(&l->turn);
         }
     }
     (void)pthread_mutex_unlock(&loaders_mutex);
@@ -357,9 +335,9 @@ mm_loader_add(mm_loader *l, const mm_working_range *ranges, size_t count, mm_gro
     }
     rc = mm_working_memory_init(&g->memory, ranges, count, access, st);
     if (rc == 0) {
-        take_loader_turn(l);
+        mm_turn_take(&l->turn);
         rc = add_in_turn(l, g, group, st);
-        release_loader_turn(l);
+        mm_turn_release(&l->turn);
     }
     if (rc < 0) {
         mm_working_memory_free(&g->memory);

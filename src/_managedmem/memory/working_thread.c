@@ -2,7 +2,6 @@
 #include "working_thread.h"
 
 #include <assert.h>
-#include <signal.h>
 #include <string.h>
 #include <sys/prctl.h>
 
@@ -527,20 +526,11 @@ run_loader(void *argument)
 
 /* --- start and end -------------------------------------------------------------------------- */
 
-/* A signal of the process must not be handled in this thread. */
 int
 mm_loader_start_thread(mm_loader *l, mm_status *st)
 {
-    sigset_t all, before;
-    int error;
-
-    (void)sigfillset(&all);
-    (void)pthread_sigmask(SIG_SETMASK, &all, &before);
-    error = pthread_create(&l->thread, NULL, run_loader, l);
-    (void)pthread_sigmask(SIG_SETMASK, &before, NULL);
-    if (error != 0) {
-        return mm_fail(st, MM_NO_MEMORY, "cannot start a thread for the working set: %s",
-                       strerror(error));
+    if (mm_thread_start(&l->thread, run_loader, l, "the working set", st) < 0) {
+        return -1;
     }
     l->has_thread = true;
     return 0;

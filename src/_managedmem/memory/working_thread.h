@@ -17,6 +17,7 @@
 
 #include <pthread.h>
 
+#include "../driver/threads.h"
 #include "working_loader.h"
 #include "working_releases.h"
 #include "working_words.h"
@@ -47,10 +48,7 @@ struct mm_loader {
     bool has_thread;
     bool in_discard; /* the thread's */
     bool sleeping, ending; /* under the lock */
-    bool turn_taken; /* under turn_mutex */
-    /* The turn: one add, close or end at a time. */
-    pthread_mutex_t turn_mutex;
-    pthread_cond_t turn_released;
+    mm_turn turn; /* one add, close or end at a time */
     /* Under the lock. */
     pthread_mutex_t lock;
     pthread_cond_t wanted; /* a sleeping thread has something to do */

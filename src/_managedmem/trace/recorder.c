@@ -8,11 +8,11 @@
 #include <assert.h>
 #include <inttypes.h>
 #include <pthread.h>
-#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "../driver/clock.h"
+#include "../driver/threads.h"
 #include "../memory/recorded_calls.h"
 #include "device_waits.h"
 #include "uvm_records.h"
@@ -32,9 +32,7 @@ struct mm_recording {
     atomic_bool running;
     atomic_uint_fast64_t overhead;
     /* The turn. */
-    pthread_mutex_t turn_mutex;
-    pthread_cond_t turn_released;
-    bool turn_taken;
+    mm_turn turn;
     /* The thread. */
     pthread_t thread;
     bool has_thread;
@@ -77,28 +75,7 @@ mm_recording_is_running(const mm_recording *r)
     return atomic_load(&r->running) && !mm_driver_forked();
 }
 
-/* --- the turn ----------------------------------------------------------------------------- */
-
-static void
-take_turn(mm_recording *r)
-{
-    (void)pthread_mutex_lock(&r->turn_mutex);
-    while (r->turn_taken) {
-        (void)pthread_cond_wait(&r->turn_released, &r->turn_mutex);
-    }
-    r->turn_taken = true;
-    (void)pthread_mutex_unlock(&r->turn_mutex);
-}
-
-static void
-release_turn_of(mm_recording *r)
-{
-    (void)pthread_mutex_lock(&r->turn_mutex);
-    assert(r->turn_taken);
-    r->turn_taken = false;
-    (void)pthread_cond_signal(&r->turn_released);
-    (void)pthread_mutex_unlock(&r->turn_mutex);
-}
+/* --- the lock ----------------------------------------------------------------------------- */
 
 static void
 lock_recording(mm_recording *r)
@@ -185,20 +162,11 @@ run_drain_thread(void *argument)
     return NULL;
 }
 
-/* A signal of the process must not be handled in this thread. */
 static int
 start_drain_thread(mm_recording *r, mm_status *st)
 {
-    sigset_t all, before;
-    int error;
-
-    (void)sigfillset(&all);
-    (void)pthread_sigmask(SIG_SETMASK, &all, &before);
-    error = pthread_create(&r->thread, NULL, run_drain_thread, r);
-    (void)pthread_sigmask(SIG_SETMASK, &before, NULL);
-    if (error != 0) {
-        return mm_fail(st, MM_NO_MEMORY, "cannot start a thread for the trace: %s",
-                       strerror(error));
+    if (mm_thread_start(&r->thread, run_drain_thread, r, "the trace", st) < 0) {
+        return -1;
     }
     r->has_thread = true;
     return 0;
@@ -276,8 +244,7 @@ new_recording(mm_driver *cu, const mm_recording_options *options, mm_status *st)
     r->waited = true;
     r->references = 1;
     (void)pthread_mutex_init(&r->lock, NULL);
-    (void)pthread_mutex_init(&r->turn_mutex, NULL);
-    (void)pthread_cond_init(&r->turn_released, NULL);
+    mm_turn_init(&r->turn);
     return r;
 }
 
@@ -287,8 +254,7 @@ free_recording(mm_recording *r)
     assert(!r->has_thread);
     mm_recorded_free(&r->recorded);
     mm_life_records_free(r->lives, r->life_count);
-    (void)pthread_cond_destroy(&r->turn_released);
-    (void)pthread_mutex_destroy(&r->turn_mutex);
+    mm_turn_destroy(&r->turn);
     (void)pthread_mutex_destroy(&r->lock);
     free(r);
 }
@@ -429,10 +395,10 @@ mm_recording_mark(mm_recording *r, mm_status *st)
     if (r->options.synchronize && mm_await_devices_without_captures(r->cu, st) < 0) {
         return -1;
     }
-    take_turn(r);
+    mm_turn_take(&r->turn);
     rc = mark_in_turn(r, st);
     add_overhead(r, begun);
-    release_turn_of(r);
+    mm_turn_release(&r->turn);
     return rc;
 }
 
@@ -480,7 +446,7 @@ mm_recording_stop(mm_recording *r, bool wait, mm_status *st)
     if (wait) {
         rc = wait_unless_capturing(r, &waited, st);
     }
-    take_turn(r);
+    mm_turn_take(&r->turn);
     if (mm_recording_is_running(r)) {
         lock_recording(r);
         r->waited = waited || !r->options.synchronize;
@@ -490,7 +456,7 @@ mm_recording_stop(mm_recording *r, bool wait, mm_status *st)
     } else {
         rc = 0; /* another thread was faster */
     }
-    release_turn_of(r);
+    mm_turn_release(&r->turn);
     return rc;
 }
 
@@ -509,11 +475,11 @@ mm_recording_free(mm_recording *r)
         return;
     }
     set_current(r, NULL);
-    take_turn(r);
+    mm_turn_take(&r->turn);
     if (mm_recording_is_running(r)) {
         end_recording(r);
     }
-    release_turn_of(r);
+    mm_turn_release(&r->turn);
     mm_recording_release(r);
 }
 
@@ -525,11 +491,11 @@ mm_recordings_end(const void *owner)
     }
     (void)pthread_mutex_lock(&current_mutex); /* so that no thread frees it */
     if (current != NULL && current->options.owner == owner) {
-        take_turn(current);
+        mm_turn_take(&current->turn);
         if (mm_recording_is_running(current)) {
             end_recording(current);
         }
-        release_turn_of(current);
+        mm_turn_release(&current->turn);
     }
     (void)pthread_mutex_unlock(&current_mutex);
 }
@@ -599,12 +565,12 @@ mm_recording_read_so_far(mm_recording *r, mm_recorded_so_far *out, mm_status *st
     int rc = 0;
 
     *out = (mm_recorded_so_far){.events = NULL};
-    take_turn(r);
+    mm_turn_take(&r->turn);
     if (mm_recording_is_running(r)) {
         rc = settle_records(r, st) < 0 ? -1 : read_all_events(r, out, st);
         add_overhead(r, begun);
     }
-    release_turn_of(r);
+    mm_turn_release(&r->turn);
     return rc;
 }
 
@@ -706,9 +672,9 @@ mm_recording_attribute(mm_recording *r, const mm_named_range *named, size_t name
     if (mm_driver_forked()) {
         return fail_forked_recording(st);
     }
-    take_turn(r);
+    mm_turn_take(&r->turn);
     rc = attribute_in_turn(r, named, named_count, result, st);
-    release_turn_of(r);
+    mm_turn_release(&r->turn);
     if (rc < 0) {
         mm_recorded_result_free(result);
     }
