@@ -13,13 +13,28 @@ author = "The managedmem developers"
 copyright = author
 version = release = managedmem.__version__
 
-extensions = ["sphinx.ext.autodoc", "myst_parser"]
+extensions = ["sphinx.ext.autodoc", "sphinx.ext.intersphinx", "myst_parser", "sphinx_copybutton"]
 autodoc_mock_imports = ["cupy", "numba", "torch"]  # described without being installed
 exclude_patterns = ["_build"]
 nitpicky = True
-html_theme = "alabaster"
-html_theme_options = {"description": "CUDA managed memory for Python", "page_width": "1100px"}
+html_theme = "furo"
+html_title = "managedmem"
+html_static_path = ["static"]
+html_css_files = ["site.css"]
 html_copy_source = False
+
+# Only the names that the pages use, in files of this repository: a build needs no network.
+intersphinx_mapping = {
+    name: (address, f"inventories/{name}.txt")
+    for name, address in {
+        "python": "https://docs.python.org/3",
+        "numpy": "https://numpy.org/doc/stable",
+        "torch": "https://docs.pytorch.org/docs/stable",
+        "cupy": "https://docs.cupy.dev/en/stable",
+    }.items()
+}
+copybutton_prompt_text = r">>> |\.\.\. "  # stays behind, like the results
+copybutton_prompt_is_regexp = True
 
 autodoc_member_order = "alphabetical"
 autodoc_typehints = "none"  # the stub has the types; signatures come from the docstrings

@@ -146,6 +146,16 @@ def test_examples_in_docstrings_of_modules_run(module):
     )
 
 
+def test_the_inventories_list_the_names_that_pages_use():
+    text = "".join(page.read_text(encoding="utf-8") for page in PAGES)
+    used = set(re.findall(r":(?:class|func|mod):`(?:[^`<]+<)?([\w.]+)>?`", text))
+    for file in sorted((documents.ROOT / "docs" / "inventories").glob("*.txt")):
+        head, *entries = file.read_text(encoding="utf-8").splitlines()
+        listed = {entry.split()[0] for entry in entries if not entry.startswith("#")}
+        assert head == "# Sphinx inventory version 1"
+        assert listed and listed <= used, f"{file.name}: {listed - used}"
+
+
 def words_of(text):
     return re.findall(r"[A-Za-z_]{2,}", text)
 
