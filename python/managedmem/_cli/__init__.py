@@ -1,1 +1,1 @@
-"""The commands of ``python -m managedmem``; ``import managedmem`` does not load them."""
+"""The commands of ``managedmem``; ``import managedmem`` does not load them."""

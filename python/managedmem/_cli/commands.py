@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from collections.abc import Sequence
 
 import managedmem
 from managedmem._cli import demo, info, script
+from managedmem._cli.output import program_name, readers_may_stop
 
 COMMANDS = {
     "demo": (demo.run, "classify handwritten digits in managed memory and report what happened"),
@@ -20,11 +20,13 @@ TRACE = "run a Python program and show which managed memory moved, and why"
 def parser() -> argparse.ArgumentParser:
     """The parser of the command line."""
     top = argparse.ArgumentParser(
-        prog="python -m managedmem",
+        prog=program_name(),
         description="CUDA managed memory for Python.",
         epilog="Without an option, the environment variable MANAGEDMEM_DRIVER names the driver: "
         "cuda, emulator, or the path of a library.",
     )
+    version = f"managedmem {managedmem.__version__}"
+    top.add_argument("--version", action="version", version=version)
     texts = {name: text for name, (_, text) in COMMANDS.items()} | {"trace": TRACE}
     metavar = f"{{{','.join(texts)}}}"
     commands = top.add_subparsers(dest="command", required=True, metavar=metavar)
@@ -51,17 +53,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     given = sys.argv[1:] if arguments is None else arguments
     given, of_script = script.split(given) if given[:1] == ["trace"] else (given, [])
-    options = parser().parse_args(given)
-    if options.command == "trace":
-        return script.run(options, of_script)
+    with readers_may_stop():
+        options = parser().parse_args(given)
+        if options.command != "trace":
+            return reported(options)
+    return script.run(options, of_script)
+
+
+def reported(options: argparse.Namespace) -> int:
+    """Run a command that prints a report; return its exit status."""
     try:
-        status = COMMANDS[options.command][0](options.driver)
-        sys.stdout.flush()
-    except BrokenPipeError:
-        # The reader, such as head, has read enough. Python flushes once more at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
+        return COMMANDS[options.command][0](options.driver)
     except (managedmem.CUDAError, ValueError) as error:
         print(f"{options.command}: {error}", file=sys.stderr)
         return 1
-    return status

@@ -18,6 +18,7 @@ from typing import Any
 import managedmem
 from managedmem import Capabilities, Device
 from managedmem._cli import driver
+from managedmem._cli.output import program_name
 from managedmem._cli.text import printable, size_text, table
 
 NODES = Path("/sys/devices/system/node")
@@ -57,7 +58,7 @@ What to do:
   on a machine with an NVIDIA GPU   install or update its driver (535 or newer; 580 or newer for
                                     batches and discards), and in a container start with GPU access
   on a machine without one          take the emulated driver that comes with this package:
-                                      python -m managedmem info --emulator
+                                      {program} info --emulator
                                       MANAGEDMEM_DRIVER=emulator python your_script.py
                                       managedmem.emulator.enable()   before the first use
   with a driver in another place    MANAGEDMEM_DRIVER=/path/to/libcuda.so.1"""
@@ -217,7 +218,7 @@ def report_failure(error: managedmem.CUDAError) -> None:
         print(f"  {printable(line)}")
     print_nodes(emulated=False)
     section("libraries that can share managed memory", library_rows())
-    print(f"\n{HELP}")
+    print("\n" + HELP.format(program=program_name()))
 
 
 def run(request: str | None = None) -> int:

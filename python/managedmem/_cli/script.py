@@ -22,6 +22,7 @@ from typing import NamedTuple, TextIO
 
 import managedmem
 from managedmem._cli import driver
+from managedmem._cli.output import flushed, program_name, write_to_nothing
 from managedmem._managedmem import TraceUnavailableError
 from managedmem._trace_chrome import write_chrome
 
@@ -174,20 +175,31 @@ def opened(path: str | None) -> TextIO | None:
     return None if path is None else open(path, "w", encoding="utf-8")
 
 
-def finish(trace: managedmem.Trace, files: Files) -> None:
-    """End the trace, print its table, and write its results to the files."""
+def finish(trace: managedmem.Trace, files: Files) -> bool:
+    """End the trace, print its table, and write the files; False if a reader has stopped."""
+    error = ""
     try:
         trace.stop()
-    except managedmem.CUDAError as error:
-        print(f"trace: {error}", file=sys.stderr)
-    sys.stdout.flush()
-    print(trace, file=sys.stderr, flush=True)
+    except managedmem.CUDAError as failure:
+        error = f"trace: {failure}\n"
+    is_read = flushed(sys.stdout)
+    try:
+        print(f"{error}{trace}", file=sys.stderr, flush=True)
+    except BrokenPipeError:
+        write_to_nothing(sys.stderr)
+        is_read = False
     files.write(trace)
+    return is_read
 
 
 def run(options: argparse.Namespace, arguments: Sequence[str]) -> int:
-    """Run the program with its arguments: 1 if it cannot begin, else 0. Its errors propagate."""
+    """Run the program with its arguments; its errors propagate.
+
+    Returns 1 if it cannot begin, or if a reader of the output has stopped, else 0.
+    """
     driver.apply_request(options.driver)
+    if options.is_module and not sys.flags.safe_path:
+        sys.path[0] = os.getcwd()  # of the console command it is the folder of its script
     try:
         program = (find_module if options.is_module else read_script)(options.script)
         files = Files(opened(options.json), opened(options.chrome))
@@ -196,15 +208,15 @@ def run(options: argparse.Namespace, arguments: Sequence[str]) -> int:
     except (NotFoundError, OSError, managedmem.CUDAError, TraceUnavailableError) as error:
         print(f"trace: {error}", file=sys.stderr)
         if isinstance(error, managedmem.DriverNotFoundError):
-            print("Without a GPU: python -m managedmem trace --emulator", file=sys.stderr)
+            print(f"Without a GPU: {program_name()} trace --emulator", file=sys.stderr)
         return 1
     sys.argv = [program.argument, *arguments]
     if not sys.flags.safe_path:
         sys.path[0] = program.folder
-    process = os.getpid()
+    process, is_read = os.getpid(), True
     try:
         execute(program)
     finally:
         if os.getpid() == process:  # not in a child that the program has forked
-            finish(trace, files)
-    return 0
+            is_read = finish(trace, files)
+    return 0 if is_read else 1

@@ -1,0 +1,45 @@
+"""The output of the commands: the name that was typed, readers that stop, progress."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Iterator
+from typing import TextIO
+
+
+def program_name() -> str:
+    """The program as it was typed, for usage lines: the console command, or Python with -m."""
+    name = os.path.basename(sys.argv[0])
+    return name if name == "managedmem" else "python -m managedmem"
+
+
+def write_to_nothing(stream: TextIO) -> None:
+    """Give a stream without a reader another end, because Python flushes it once more at exit."""
+    nothing = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nothing, stream.fileno())
+    os.close(nothing)
+
+
+def flushed(stream: TextIO) -> bool:
+    """Flush a stream; False if its reader, such as head, has read enough."""
+    try:
+        stream.flush()
+    except BrokenPipeError:
+        write_to_nothing(stream)
+        return False
+    return True
+
+
+@contextlib.contextmanager
+def readers_may_stop() -> Iterator[None]:
+    """End the process silently with status 1 when the reader of stdout has read enough."""
+    try:
+        try:
+            yield
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        write_to_nothing(sys.stdout)
+        raise SystemExit(1) from None
