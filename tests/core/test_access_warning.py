@@ -56,6 +56,35 @@ def test_the_warning_names_the_line_of_the_caller():
     """)
 
 
+@pytest.mark.parametrize(
+    "allocation",
+    [
+        "mm.zeros(4096)",
+        "mm.empty_like(None, 'f4', shape=3)",
+        "mm._managedmem._register_preset(None, (), False, False)",
+        "inside()",
+    ],
+)
+def test_the_line_is_outside_of_the_package(allocation):
+    run(f"""
+    names = {{"__name__": "managedmem.torch._pool", "mm": mm}}
+    exec("def inner(): return mm.empty(9)\\ndef outer(): return inner()", names)
+    inside = names["outer"]
+    def call(): return {allocation}
+    assert caught(call) == [("<string>", call.__code__.co_firstlineno)]
+    """)
+
+
+@pytest.mark.parametrize("names", ["{'__name__': 'managedmemory', 'mm': mm}", "{'mm': mm}"])
+def test_code_of_other_names_is_outside(names):
+    run(f"""
+    code = compile("def act(): mm.empty(9)", "other.py", "exec")
+    names = {names}
+    exec(code, names)
+    assert caught(names["act"]) == [("other.py", 1)]
+    """)
+
+
 def test_what_allocates_nothing_does_not_warn():
     run("""
     def act():

@@ -5,6 +5,7 @@
 #include "module_functions.h"
 #include "foreign_location.h"
 #include "location_set.h"
+#include "resource.h"
 
 enum { PREFERRED, ACCESSED_BY, READ_MOSTLY, OWN_DEVICE, ARGC };
 
@@ -41,7 +42,8 @@ mm_register_preset(PyObject *module, PyObject *const *args, Py_ssize_t nargs, Py
     int rc;
 
     if (mm_args(&parameters, args, nargs, kwnames, argv) < 0
-        || read_preset(state, argv, &preset) < 0 || (cu = mm_open(state)) == NULL) {
+        || read_preset(state, argv, &preset) < 0 || (cu = mm_open(state)) == NULL
+        || mm_check_access(cu) < 0) {
         return NULL;
     }
     Py_BEGIN_ALLOW_THREADS

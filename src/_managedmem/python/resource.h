@@ -49,6 +49,10 @@ int mm_resource_check_pooled(PyObject *op);
 /* RuntimeError; returns -1. */
 int mm_resource_raise_closed(void);
 
+/* Before managed memory is allocated: warns once in a process whose devices lack concurrent access,
+ * at the line that calls this package. Runs Python code if it warns; -1 with an exception. */
+int mm_check_access(const mm_driver *cu);
+
 /* For both types. */
 PyObject *mm_resource_new(PyTypeObject *type, bool pooled, bool managed, CUmemLocation where);
 void mm_resource_dealloc(PyObject *op);
