@@ -17,7 +17,7 @@ from constants import EMULATED, PAGE
 from dlpack import capsule_struct
 from driver import device_memory, managed_memory, pinned_memory, raw_driver
 from foreign_objects import CudaArray
-from managedmem import Host, ManagedBuffer, PrefetchPlan, emulator
+from managedmem import DeviceMemoryResource, Host, ManagedBuffer, PrefetchPlan, emulator
 from programs import run_python
 
 DRIVER = "emulator" if EMULATED else "cuda"
@@ -684,3 +684,52 @@ class TestReadOnly:
         with managedmem.empty(len(constant)) as own, pytest.raises(ValueError, match="read-only"):
             own.copy_to(buffer)
         assert constant == b"constant" * PAGE
+
+
+class TestRepr:
+    """Names the kind of memory that is not managed, but keeps the name of the class."""
+
+    @pytest.mark.parametrize(
+        ("memory", "kind"),
+        [
+            (device_memory, "device memory in ManagedBuffer"),
+            (pinned_memory, "pinned host memory in ManagedBuffer"),
+        ],
+        ids=["device", "pinned"],
+    )
+    def test_of_wrapped_memory(self, memory, kind):
+        with memory(PAGE) as pointer:
+            buffer = ManagedBuffer.from_handle(pointer, PAGE)
+            assert repr(buffer) == f"<{kind} shape=({PAGE},) dtype=uint8 handle={pointer:#x}>"
+            assert repr(buffer[8:]).startswith(f"<{kind} shape=({PAGE - 8},) ")
+            buffer.close()
+        assert repr(buffer) == f"<ManagedBuffer shape=({PAGE},) dtype=uint8 closed>"
+
+    def test_of_wrapped_managed_memory(self, buf):
+        wrapped = ManagedBuffer.from_handle(buf.handle, buf.nbytes, owner=buf)
+        assert repr(wrapped) == repr(buf)
+        assert repr(buf).startswith("<ManagedBuffer shape=")
+
+    def test_of_system_memory(self):
+        memory = ctypes.create_string_buffer(8)
+        buffer = ManagedBuffer.from_handle(ctypes.addressof(memory), 8, owner=memory)
+        assert repr(buffer).startswith("<system memory in ManagedBuffer shape=(8,) ")
+
+    def test_of_a_pool_of_the_device(self):
+        with DeviceMemoryResource(0) as pool, pool.allocate(PAGE) as buffer:
+            assert repr(buffer).startswith(f"<device memory in ManagedBuffer shape=({PAGE},) ")
+
+    @pytest.mark.emulator_only
+    def test_of_memory_that_the_driver_does_not_describe(self):
+        """No error, and no claim."""
+        with device_memory(PAGE) as pointer:
+            buffer = ManagedBuffer.from_handle(pointer, PAGE)
+            emulator.fail("cuPointerGetAttributes")
+            assert repr(buffer).startswith("<ManagedBuffer shape=")
+            assert repr(buffer).startswith("<device memory in ")
+
+    @pytest.mark.emulator_only
+    def test_of_managed_memory_of_ours_asks_no_driver(self, buf):
+        with emulator.recording() as calls:
+            assert repr(buf).startswith("<ManagedBuffer shape=")
+        assert calls == []

@@ -171,21 +171,47 @@ repr_of_name(PyObject *op)
     return text;
 }
 
+/* The kind of open memory that is not managed, to stand before the name of the class; empty for
+ * managed memory, and where no driver says. */
+static const char *
+repr_of_kind(const mm_buffer *b)
+{
+    mm_driver *cu = mm_driver_usable();
+    mm_pointer_attributes attributes;
+    mm_status ignored;
+    bool known;
+
+    if (cu == NULL || (b->memory->owned && b->memory->device == MM_ANY_DEVICE)
+        || !mm_guard_enter(&b->memory->guard)) {
+        return "";
+    }
+    known = mm_buffer_query_entered(b, cu, &attributes, &ignored) == 0;
+    mm_guard_leave(&b->memory->guard);
+    if (!known || attributes.managed) {
+        return "";
+    }
+    return attributes.type == CU_MEMORYTYPE_DEVICE ? "device memory in "
+           : attributes.type == CU_MEMORYTYPE_HOST ? "pinned host memory in "
+                                                   : "system memory in ";
+}
+
 static PyObject *
 buffer_repr(PyObject *op)
 {
     mm_buffer *b = mm_buffer_of(op);
     PyObject *shape, *type, *name, *text = NULL;
+    const char *kind = "";
     char state[32] = "closed";
 
     if (!mm_buffer_is_closed(b)) {
         (void)snprintf(state, sizeof state, "handle=0x%llx", (unsigned long long)b->start);
+        kind = repr_of_kind(b);
     }
     type = PyType_GetName(Py_TYPE(op));
     shape = type ? mm_buffer_get_shape(op, NULL) : NULL;
     name = shape ? repr_of_name(op) : NULL;
     if (name != NULL) {
-        text = PyUnicode_FromFormat("<%U %Ushape=%R dtype=%s %s>", type, name, shape,
+        text = PyUnicode_FromFormat("<%s%U %Ushape=%R dtype=%s %s>", kind, type, name, shape,
                                     b->dtype->name, state);
     }
     Py_XDECREF(type);
