@@ -1,9 +1,9 @@
 """CUDA managed (unified) memory for Python: allocate, advise, prefetch, discard, share.
 
 >>> import managedmem
->>> buf = managedmem.empty((1024, 1024), "float32")      # doctest: +SKIP
->>> buf.read_mostly = True                               # doctest: +SKIP
->>> buf.prefetch(managedmem.Device(0))                   # doctest: +SKIP
+>>> buf = managedmem.empty((1024, 1024), "float32")
+>>> buf.read_mostly = True
+>>> buf.prefetch(managedmem.Device(0))
 
 The first use opens the driver; the import does not. MANAGEDMEM_DRIVER=emulator in the environment,
 or managedmem.emulator.enable(), selects the emulated driver.
@@ -132,7 +132,9 @@ del _repr_html_
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    # Completion shows these: the public names, and the modules that have been imported.
+    shown = {name for name in globals() if name[0] != "_" or name[:2] == "__"}
+    return sorted(shown.union(__all__))
 
 
 # Type checkers treat this name as true. Importing typing for it would double the import time.

@@ -1,10 +1,10 @@
 """Managed memory for CuPy: allocators for ``cupy.cuda.set_allocator``, a pool, prefetch and advice.
 
->>> import cupy, managedmem.cupy                                 # doctest: +SKIP
->>> pool = managedmem.cupy.managed_mempool()                     # doctest: +SKIP
->>> cupy.cuda.set_allocator(pool.malloc)                         # doctest: +SKIP
->>> x = cupy.ones((1024, 1024))                                  # doctest: +SKIP
->>> managedmem.cupy.prefetch(x, managedmem.Host())               # doctest: +SKIP
+>>> import cupy, managedmem.cupy
+>>> pool = managedmem.cupy.managed_mempool()
+>>> cupy.cuda.set_allocator(pool.malloc)
+>>> x = cupy.ones((1024, 1024))
+>>> managedmem.cupy.prefetch(x, managedmem.Host())
 """
 
 from __future__ import annotations

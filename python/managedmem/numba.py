@@ -2,9 +2,9 @@
 
 ``NUMBA_CUDA_MEMORY_MANAGER=managedmem.numba`` in the environment, or, before CUDA is used:
 
->>> import managedmem.numba                                                      # doctest: +SKIP
->>> from numba import cuda                                                       # doctest: +SKIP
->>> cuda.set_memory_manager(managedmem.numba.ManagedMemoryManager)               # doctest: +SKIP
+>>> import managedmem.numba
+>>> from numba import cuda
+>>> cuda.set_memory_manager(managedmem.numba.ManagedMemoryManager)
 """
 
 from __future__ import annotations

@@ -3,8 +3,10 @@
 A block that is not run must be marked and must name its requirements; such blocks are counted.
 """
 
+import ast
 import difflib
 import re
+from pathlib import Path
 
 import pytest
 
@@ -128,8 +130,10 @@ def test_a_block_that_chooses_its_driver_runs_by_itself(page, block):
     documents.run_alone(block)
 
 
-@pytest.mark.parametrize("module", ["managedmem", "managedmem.emulator"])
+@pytest.mark.parametrize("module", ["managedmem", "managedmem.emulator", "managedmem.torch"])
 def test_examples_in_docstrings_of_modules_run(module):
+    if module == "managedmem.torch":
+        pytest.importorskip("torch")
     run_python(
         f"""
         import doctest, importlib, sys
@@ -137,7 +141,7 @@ def test_examples_in_docstrings_of_modules_run(module):
         managedmem.emulator.enable()
         module = importlib.import_module("{module}")
         example = doctest.DocTestParser().get_doctest(
-            module.__doc__.replace("# doctest: +SKIP", ""), {{}}, "{module}", None, 0
+            module.__doc__, {{}}, "{module}", None, 0
         )
         assert example.examples
         sys.exit(doctest.DocTestRunner().run(example).failed)
@@ -154,6 +158,24 @@ def test_the_inventories_list_the_names_that_pages_use():
         listed = {entry.split()[0] for entry in entries if not entry.startswith("#")}
         assert head == "# Sphinx inventory version 1"
         assert listed and listed <= used, f"{file.name}: {listed - used}"
+
+
+@pytest.mark.parametrize("module", ["cupy", "numba"])
+def test_examples_that_need_a_gpu_compile(module):
+    path = Path(managedmem.__file__).with_name(f"{module}.py")
+    docstring = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))
+    examples = documents.doctest.DocTestParser().get_examples(docstring)
+    assert len(examples) >= 3
+    compile("".join(each.source for each in examples), str(path), "exec")
+
+
+def test_help_shows_no_words_of_doctest():
+    """The examples run as they are: their marks would be shown to users."""
+    folder = Path(managedmem.__file__).parent
+    texts = [path.read_text(encoding="utf-8") for path in folder.rglob("*.py")]
+    texts += [value.__doc__ or "" for value in vars(managedmem._managedmem).values()]
+    assert len(texts) > 60
+    assert not [text for text in texts if "doctest:" in text]
 
 
 def words_of(text):

@@ -5,6 +5,7 @@ Owns the agreement of three descriptions: the C docstrings, python/managedmem/_m
 """
 
 import ast
+import importlib
 import inspect
 import types
 from pathlib import Path
@@ -181,6 +182,15 @@ def test_all_is_complete():
     assert not defined - exported, "public but not in __all__"
     # `from managedmem import *` must not pull in a private name.
     assert {n for n in exported if n.startswith("_")} <= {"__version__"}
+
+
+@pytest.mark.parametrize("module", ["managedmem", "managedmem.torch"])
+def test_completion_shows_public_names_only(module):
+    if module == "managedmem.torch":
+        pytest.importorskip("torch")
+    shown = public(dir(importlib.import_module(module)))
+    modules = {"cupy", "digits", "emulator", "numba", "torch"}  # those imported so far
+    assert set(shown) - modules == set(importlib.import_module(module).__all__) - modules
 
 
 def test_everything_public_in_the_extension_is_public_in_the_package():
