@@ -12,6 +12,7 @@ import managedmem
 from constants import PAGE
 from foreign_objects import cupy_device, torch_device
 from managedmem import Device, Host, ManagedBuffer, emulator
+from outcomes import outcome
 
 
 @pytest.fixture(params=["none", "one", "all"])
@@ -36,14 +37,6 @@ def operands(members):
         set(members),
         {Host(0), members[0]},
     ]
-
-
-def outcome(call, *arguments):
-    """What a call gives: its value, or the type of its exception."""
-    try:
-        return call(*arguments)
-    except Exception as error:
-        return type(error)
 
 
 class TestIsASet:

@@ -18,6 +18,7 @@ from calls import names
 from constants import EMULATED
 from foreign_objects import cupy_device, torch_device
 from managedmem import Device, DeviceMemoryResource, Host, PeerAccessibleBySetProxy, emulator
+from outcomes import outcome
 from programs import run_python
 
 OWNER = Device(0)
@@ -47,14 +48,6 @@ def pair(pool, start):
 def operands():
     """Sets to combine with; the owner is never a member, but may be named."""
     return [set(), *({peer} for peer in PEERS), set(PEERS), set(PEERS[:1]) | set(PEERS[-1:])]
-
-
-def outcome(call, *arguments):
-    """What a call gives: its value, or the type of its exception."""
-    try:
-        return call(*arguments)
-    except Exception as error:
-        return type(error)
 
 
 class TestIsASet:

@@ -14,12 +14,12 @@ from driver import CAPTURE_GLOBAL, CAPTURE_RELAXED, capturing, device_memory
 from foreign_objects import CudaArray
 from managedmem import Device, Host, ManagedBuffer, Residency
 from page_map import mapped
+from page_steps import AROUND, Script
 from programs import run_python
 from residencies import HINT, HOST, MAP, OFF, check, load, residency, store
 
 SIZE = 4 * MIB
 PAGES = SIZE // PAGE
-AROUND = 16 * PAGE  # what a read of the host brings along, on Linux and on an H100
 
 
 @pytest.fixture(autouse=True)
@@ -39,67 +39,6 @@ def bytes_on_host(buffer, pages):
         for at, here in zip(range(first, last, PAGE), pages, strict=False)
         if here
     )
-
-
-class Script:
-    """What a processor or the driver does with a buffer, in words that test names can show."""
-
-    def __init__(self, buffer):
-        self.buffer = buffer
-
-    def run(self, step):
-        getattr(self, step.replace(" ", "_"))()
-
-    def host_reads_all(self):
-        load(self.buffer)
-
-    def host_reads_half(self):
-        load(self.buffer[: SIZE // 2])
-
-    def host_reads_a_quarter(self):
-        load(self.buffer[: SIZE // 4])
-
-    def host_reads_one(self):
-        load(self.buffer[AROUND : AROUND + 1])
-
-    def host_writes_all(self):
-        store(self.buffer)
-
-    def prefetch_D(self):
-        self.buffer.prefetch(Device(0))
-
-    def prefetch_H(self):
-        self.buffer.prefetch(Host())
-
-    def device_reads_all(self):
-        from managedmem import emulator
-
-        emulator.touch(self.buffer, Device(0))
-
-    def device_writes_half(self):
-        from managedmem import emulator
-
-        emulator.touch(self.buffer[: SIZE // 2], Device(0), write=True)
-
-    def device_fills_all(self):
-        self.buffer.fill(3)
-
-    def set_read_mostly(self):
-        self.buffer.read_mostly = True
-
-    def unset_read_mostly(self):
-        self.buffer.read_mostly = False
-
-    def prefer_H_for_D(self):
-        self.buffer.preferred_location = Host()
-        self.buffer.accessed_by.add(Device(0))
-
-    def prefer_D_for_H(self):
-        self.buffer.preferred_location = Device(0)
-        self.buffer.accessed_by.add(Host())
-
-    def discard(self):
-        self.buffer.discard()
 
 
 # Steps; the bytes on the host after them and the last prefetch, on an H100 with driver 580.

@@ -14,13 +14,13 @@ from constants import MIB, PAGE
 from driver import managed_memory, raw_driver
 from managedmem import Device, Host, emulator
 from page_map import count_mapped, mapped
+from page_steps import AROUND, Script
 from programs import run_python
 
 pytestmark = pytest.mark.emulator_only
 
 SIZE = 4 * MIB
 PAGES = SIZE // PAGE
-AROUND = 16  # pages that a read of the host maps, on Linux and on an H100
 
 
 @pytest.fixture(autouse=True)
@@ -49,70 +49,13 @@ def moved():
     return counters.bytes_htod, counters.bytes_dtoh
 
 
-class Script:
-    """What a processor or the driver does with a buffer, in words that test names can show."""
-
-    def __init__(self, buffer):
-        self.buffer = buffer
-
-    def run(self, step):
-        getattr(self, step.replace(" ", "_"))()
-
-    def host_reads_all(self):
-        load(self.buffer)
-
-    def host_reads_half(self):
-        load(self.buffer[: SIZE // 2])
-
-    def host_reads_one(self):
-        load(self.buffer[PAGE * AROUND : PAGE * AROUND + 1])
-
-    def host_writes_all(self):
-        store(self.buffer)
-
-    def host_writes_a_quarter(self):
-        store(self.buffer[: SIZE // 4])
-
-    def prefetch_D(self):
-        self.buffer.prefetch(Device(0))
-
-    def prefetch_H(self):
-        self.buffer.prefetch(Host())
-
-    def device_reads_all(self):
-        emulator.touch(self.buffer, Device(0))
-
-    def device_writes_half(self):
-        emulator.touch(self.buffer[: SIZE // 2], Device(0), write=True)
-
-    def device_fills_all(self):
-        self.buffer.fill(3)
-
-    def set_read_mostly(self):
-        self.buffer.read_mostly = True
-
-    def unset_read_mostly(self):
-        self.buffer.read_mostly = False
-
-    def prefer_H_for_D(self):
-        self.buffer.preferred_location = Host()
-        self.buffer.accessed_by.add(Device(0))
-
-    def prefer_D_for_H(self):
-        self.buffer.preferred_location = Device(0)
-        self.buffer.accessed_by.add(Host())
-
-    def discard(self):
-        self.buffer.discard()
-
-
 # Steps, and the number of mapped pages after them on an H100 with driver 580.
 RECORDED = [
     ("", 0),
     ("host writes a quarter", PAGES // 4),
     ("host writes all", PAGES),
     ("host writes all, prefetch D", 0),
-    ("host writes all, prefetch D, host reads one", AROUND),
+    ("host writes all, prefetch D, host reads one", AROUND // PAGE),
     ("host writes all, prefetch D, host reads one, host reads half", PAGES // 2),
     ("host writes all, prefetch D, host reads half, prefetch H", PAGES),
     ("host writes all, prefetch H, device reads all", 0),
@@ -220,7 +163,7 @@ class TestTouches:
         memory.prefetch(Device(0))
         emulator.clear_counters()
         load(memory[20 * PAGE : 20 * PAGE + 1])
-        assert moved() == (0, AROUND * PAGE)
+        assert moved() == (0, AROUND)
         assert emulator.residency(memory[16 * PAGE : 32 * PAGE]) == Host()
         assert emulator.residency(memory[32 * PAGE :]) == Device(0)
 

@@ -256,15 +256,18 @@ def has_switch(name):
     return pool is not None and name in inspect.signature(pool.__init__).parameters
 
 
-@on_gpu
-class TestSwitches:
-    @pytest.fixture(autouse=True)
-    def give_back(self):
-        yield
-        gc.collect()
-        torch.cuda.synchronize()
-        torch.cuda.empty_cache()
+@pytest.fixture
+def give_back():
+    """The blocks of torch's pools go back to the driver after the test."""
+    yield
+    gc.collect()
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
 
+
+@on_gpu
+@pytest.mark.usefixtures("give_back")
+class TestSwitches:
     def test_a_policy(self):
         policy = MigrationPolicy(preferred_location=Host(), accessed_by=[Device(0)])
         assert MigrationPolicy.of(memory_of(in_pool(managed_mempool(policy=policy)))) == policy
@@ -318,14 +321,8 @@ class TestSwitches:
 
 
 @on_gpu
+@pytest.mark.usefixtures("give_back")
 class TestTensors:
-    @pytest.fixture(autouse=True)
-    def give_back(self):
-        yield
-        gc.collect()
-        torch.cuda.synchronize()
-        torch.cuda.empty_cache()
-
     def test_lie_in_managed_memory_only_within_the_block(self):
         pool = managed_mempool()
         inside, outside = in_pool(pool), torch.zeros(1024, device="cuda")
