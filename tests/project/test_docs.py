@@ -18,6 +18,11 @@ PAGES = [page for page in documents.PAGES if page.parent != documents.ROOT]
 WITH_PYTHON = [page for page in PAGES if documents.python_blocks(page)]
 # What these show needs a GPU and other libraries on it.
 NOT_RUN = {"README.md": 1, "allocators.rst": 4, "torch.rst": 4}
+ASKS = re.compile(
+    "[:;] (?:add|advise|allocate|ask|assign|build|call|choose|close|copy|fill|give|install|issue"
+    "|keep|load|make|mark|move|name|pass|prefetch|put|read|remove|restart|run|see|set|start|stop"
+    r"|synchronize|use|wait|wrap|write)\b(?! back)"
+)
 FORMS = {
     "directive": (".rst", ".. code-block:: python\n\n   {}\n"),
     "directive with options": (".rst", ".. code-block:: python\n   :emphasize-lines: 1\n\n   {}\n"),
@@ -182,19 +187,34 @@ def words_of(text):
     return re.findall(r"[A-Za-z_]{2,}", text)
 
 
+def source_literals():
+    """Each string literal of the library behind the suffix of its file, adjacent ones joined."""
+    for folder in ("src/_managedmem", "python/managedmem"):
+        for path in sorted((documents.ROOT / folder).rglob("*")):
+            if path.suffix in (".c", ".h", ".py"):
+                joined = re.sub(r'"\s*\n\s*f?"', "", path.read_text(encoding="utf-8"))
+                for literal in re.findall(r'"((?:[^"\\\n]|\\.)*)"', joined):
+                    yield path.suffix, literal
+
+
 def source_messages():
-    """The words of each string literal of the library, parts of one literal joined."""
-    files = [
-        path
-        for folder in ("src/_managedmem", "python/managedmem")
-        for path in sorted((documents.ROOT / folder).rglob("*"))
-        if path.suffix in (".c", ".h", ".py")
-    ]
-    joined = [re.sub(r'"\s*\n\s*f?"', "", path.read_text(encoding="utf-8")) for path in files]
-    found = (
-        words_of(each) for text in joined for each in re.findall(r'"((?:[^"\\\n]|\\.)*)"', text)
-    )
+    """The words of each string literal of the library."""
+    found = (words_of(literal) for _, literal in source_literals())
     return [words for words in found if 1 < len(words) < 60]  # docstrings are longer
+
+
+def messages_that_ask():
+    """The messages whose end tells the reader to do something, behind a colon or a semicolon."""
+    for suffix, literal in source_literals():
+        is_docstring = "\\n" in literal or (suffix == ".py" and literal.endswith("."))
+        if ASKS.search(literal) and not is_docstring:
+            yield literal
+
+
+def start_of(message):
+    """The first words of the longest part of a message that no value interrupts."""
+    parts = (words_of(part) for part in re.split(r"%[\w.]+|\{[^}]*\}", message))
+    return " ".join(max(parts, key=len)[:5])
 
 
 def is_said(part, messages):
@@ -203,6 +223,15 @@ def is_said(part, messages):
     matchers = (difflib.SequenceMatcher(None, wanted, words, False) for words in messages)
     shared = (sum(b.size for b in matcher.get_matching_blocks()) for matcher in matchers)
     return max(shared) >= 0.7 * len(wanted)
+
+
+def test_the_page_of_errors_has_every_message_that_asks_for_something():
+    page = (documents.ROOT / "docs" / "errors.rst").read_text(encoding="utf-8")
+    said = " ".join(words_of(page))
+    asking = list(messages_that_ask())
+    assert len(asking) > 40
+    assert not [message for message in asking if start_of(message) not in said]
+    assert start_of("the pool was closed earlier: make another one") not in said
 
 
 def test_the_page_of_errors_quotes_messages_of_the_library():
