@@ -21,6 +21,16 @@ from constants import BUDGET, EMULATED, GIB, MIB, PAGE
 from live_memory import live_managed_bytes, settle, warm_up
 
 FREE_MEMORY_REQUIRED = 2 * GIB
+QUICK = {
+    "core": "advice buffer capabilities creation driver functions plan pools streams trace"
+    " working_sets",
+    "emulator": "emulator",
+    "interop": "export_protocols",
+}
+"""The files whose tests have the marker `quick`: together they show that an installation works."""
+QUICK_FILES = {
+    f"{folder}/test_{name}.py" for folder, names in QUICK.items() for name in names.split()
+}
 
 
 class Watch:
@@ -108,7 +118,22 @@ def needs_two_devices(item):
     return "device1" in item.fixturenames or "needs two devices" in reasons
 
 
+def is_quick(path):
+    return f"{path.parent.name}/{path.name}" in QUICK_FILES
+
+
+def pytest_ignore_collect(collection_path, config):
+    """With `-m quick` the other files are not read, which would take longer than the tests."""
+    if config.option.markexpr == "quick" and collection_path.name.startswith("test_"):
+        return not is_quick(collection_path) or None
+    return None
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest selects by markers
 def pytest_collection_modifyitems(config, items):
+    for item in items:
+        if is_quick(item.path):
+            item.add_marker("quick")
     if config.getoption("two_devices"):
         rest = [item for item in items if not needs_two_devices(item)]
         config.hook.pytest_deselected(items=rest)

@@ -3,6 +3,8 @@
 import ast
 import collections
 import re
+import subprocess
+import sys
 
 import pytest
 
@@ -35,6 +37,27 @@ def test_every_test_is_in_a_folder_that_says_its_subject():
     files = list(TESTS.rglob("test_*.py"))
     assert len(files) > 60
     assert {path.parent.relative_to(TESTS).as_posix() for path in files} == FOLDERS
+
+
+def test_the_quick_files_are_there_and_few(request):
+    plugins = request.config.pluginmanager.get_plugins()
+    (quick,) = (p.QUICK_FILES for p in plugins if hasattr(p, "QUICK_FILES"))
+    assert 10 < len(quick) < 20
+    assert not [name for name in quick if not (TESTS / name).is_file()]
+
+
+def test_the_quick_tests_are_collected_alone():
+    command = [sys.executable, "-m", "pytest", "-q", "-m", "quick", "--collect-only"]
+    listed = subprocess.run(
+        [*command, "-p", "no:cacheprovider", TESTS / "core", TESTS / "emulator"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    ).stdout
+    files = {line.partition("::")[0] for line in listed.splitlines() if "::" in line}
+    assert {"tests/core/test_buffer.py", "tests/emulator/test_emulator.py"} <= files
+    assert not {"tests/core/test_tune.py", "tests/emulator/test_conformance.py"} & files
+    assert "deselected" not in listed  # others were not read
 
 
 def test_each_name_is_taken_once():
