@@ -27,6 +27,14 @@ if TYPE_CHECKING:
     from managedmem import WorkingGroup
 
 _DEPTH = 8  # of containers in a module's output
+_REPLICAS = (
+    "the module is offloaded, and DataParallel copies all of its parameters to each device: use "
+    "DistributedDataParallel with one process for each device, or DataParallel with one device"
+)
+_BREAKS = (
+    "managedmem.torch.offload() loads the parameters of a module between two graphs: compile "
+    "without fullgraph=True, or with a budget that holds all parameters"
+)
 
 
 @dataclass(slots=True, eq=False)
@@ -203,6 +211,8 @@ class _Hook:
 class _Before(_Hook):
     def __call__(self, module: nn.Module, arguments: object) -> None:
         if self.announcer.active:
+            if getattr(module, "_is_replica", False):
+                raise RuntimeError(_REPLICAS)
             _untraced(_begin)(self.announcer, self.site)
 
 
@@ -212,9 +222,11 @@ class _After(_Hook):
             _untraced(_end)(self.announcer, self.site, output)
 
 
-# torch.compile leaves these calls to Python, and compiles the modules between them.
+# torch.compile leaves these calls to Python, and compiles the modules between them. The text is in
+# the error of fullgraph=True.
 for _call in (_Before.__call__, _After.__call__):
     vars(_call)["_torchdynamo_disable"] = True
+    vars(_call)["_torchdynamo_disable_msg"] = _BREAKS
 
 
 def _begin(announcer: Announcer, site: Site) -> None:

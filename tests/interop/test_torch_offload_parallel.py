@@ -1,0 +1,198 @@
+"""offload() inside of torch's wrappers: DistributedDataParallel, DataParallel, torch.compile."""
+
+import pytest
+
+from constants import EMULATED
+from offloaded import LAYER, assert_same_module, batch, layers, nn, same
+from programs import run_python
+from tensors import mt, torch
+
+dist = pytest.importorskip("torch.distributed")
+if not (dist.is_available() and dist.is_gloo_available()):
+    pytest.skip("needs a torch with gloo", allow_module_level=True)
+
+DEVICE = "cuda:0"
+PATIENCE = 180  # seconds for programs that import torch, on a busy machine
+STEPS = 3
+
+
+@pytest.fixture
+def alone():
+    """A process group of this process."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def train(model, optimizer, wrapped, place):
+    """Steps that keep the gradients of some; returns the losses."""
+    chance = torch.Generator().manual_seed(1)
+    losses = []
+    for step in range(STEPS):
+        optimizer.zero_grad(set_to_none=step != 1)
+        inputs = torch.rand(4, 64, generator=chance).to(place)
+        loss = wrapped(inputs).square().sum()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+def trained(on, budget=None, **options):
+    """A model after steps inside of DistributedDataParallel, its losses, and the counters."""
+    model = layers(on=on)
+    optimizer = torch.optim.Adam(model.parameters())
+    if budget is None:
+        place = torch.device("cpu" if EMULATED else DEVICE)
+        model.to(place)
+    else:
+        handle = mt.offload(model, DEVICE, budget=budget, optimizer=optimizer)
+        place = handle.device
+    wrapped = nn.parallel.DistributedDataParallel(model, **options)
+    losses = train(model, optimizer, wrapped, place)
+    if budget is None:
+        return model, losses, {}
+    numbers = handle.stats()
+    del wrapped
+    handle.remove()
+    return model, losses, numbers
+
+
+class TestDistributed:
+    @pytest.mark.parametrize(
+        ("budget", "options"),
+        [
+            (3 * LAYER, {}),
+            (8 * LAYER, {}),
+            (20 * LAYER, {}),
+            (100 * LAYER, {}),
+            (3 * LAYER, {"gradient_as_bucket_view": True}),
+            (3 * LAYER, {"static_graph": True}),
+        ],
+    )
+    def test_numbers_of_the_plain_module(self, alone, on, budget, options):
+        model, losses, numbers = trained(on, budget, **options)
+        reference, expected, _ = trained(on, **options)
+        assert losses == expected
+        assert_same_module(model, reference.to(on))
+        assert numbers["failures"] == 0
+        assert numbers["held"] <= budget
+        assert (numbers["groups"] > 0) == (budget < 8 * LAYER)
+
+    def test_one_that_accumulates_without_communication(self, alone, on):
+        model, reference = layers(on=on), layers(on=on)
+        with mt.offload(
+            model, DEVICE, budget=3 * LAYER, optimizer=torch.optim.SGD(model.parameters())
+        ) as handle:
+            reference.to(handle.device)
+            for each in (model, reference):
+                wrapped = nn.parallel.DistributedDataParallel(each)
+                with wrapped.no_sync():
+                    wrapped(batch(handle)).sum().backward()
+                wrapped(batch(handle)).sum().backward()
+            for one, other in zip(model.parameters(), reference.parameters(), strict=True):
+                assert same(one.grad, other.grad)
+                assert mt.is_managed(one.grad)
+
+    def test_a_wrapped_module_is_refused(self, alone, on):
+        wrapped = nn.parallel.DistributedDataParallel(layers(2, on=on))
+        with pytest.raises(TypeError, match=r"call offload\(\) on the module inside first"):
+            mt.offload(wrapped, DEVICE, budget=LAYER)
+
+    @pytest.mark.timeout(PATIENCE + 20)
+    def test_two_processes_average_their_gradients(self, on, tmp_path):
+        done = run_python(
+            f"""
+            import os
+            from offloaded import LAYER, batch, layers, nn, same
+            from tensors import mt, torch
+            import torch.distributed as dist
+
+            child = os.fork()
+            rank = int(child == 0)
+            meeting = "file://{tmp_path}/meeting"
+            dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=2)
+            model = layers(on={on!r})
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            handle = mt.offload(model, 0, budget=3 * LAYER, optimizer=optimizer)
+            reference = layers().to(handle.device)
+            plain = torch.optim.SGD(reference.parameters(), lr=0.1)
+            wrapped = nn.parallel.DistributedDataParallel(model)
+            inputs = [batch(handle, rows=rows) for rows in (4, 6)]
+            for _ in range(3):
+                optimizer.zero_grad(), plain.zero_grad()
+                wrapped(inputs[rank]).sum().backward()
+                optimizer.step()
+                losses = [reference(each).sum() for each in inputs]
+                (sum(losses) / 2).backward()
+                plain.step()
+                for one, other in zip(model.parameters(), reference.parameters(), strict=True):
+                    assert torch.allclose(one, other, rtol=1e-4, atol=1e-6)
+            numbers = handle.stats()
+            assert numbers["failures"] == 0 and numbers["held"] <= numbers["budget"]
+            assert numbers["acquired"] >= 3 * 2 * 8
+            handle.remove()
+            dist.barrier()
+            dist.destroy_process_group()
+            if rank:
+                os._exit(0)  # an error ends it before, with another status
+            assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+            """,
+            driver="emulator" if EMULATED else "cuda",
+            patience=PATIENCE,
+        )
+        assert "Error" not in done.stderr
+
+
+class TestDataParallel:
+    def test_one_device_works(self, on):
+        model, reference = layers(on=on), layers(on=on)
+        with mt.offload(model, DEVICE, budget=3 * LAYER) as handle:
+            reference.to(handle.device)
+            wrapped = nn.DataParallel(model, device_ids=[0])
+            for _ in range(2):
+                one, other = wrapped(batch(handle)), reference(batch(handle))
+                one.sum().backward(), other.sum().backward()
+                assert same(one, other)
+            for one, other in zip(model.parameters(), reference.parameters(), strict=True):
+                assert same(one.grad, other.grad)
+
+    def test_replicas_are_refused(self, on):
+        """DataParallel makes them this way on several devices."""
+        model = layers(on=on)
+        with mt.offload(model, DEVICE, budget=3 * LAYER) as handle:
+            replica = model[0]._replicate_for_data_parallel()
+            with pytest.raises(RuntimeError, match="use DistributedDataParallel with one process"):
+                replica(batch(handle))
+            model(batch(handle))
+            assert handle.stats()["acquired"] == 8
+
+
+class TestCompile:
+    @pytest.mark.timeout(PATIENCE + 20)
+    def test_fullgraph_needs_a_budget_for_everything(self, on):
+        done = run_python(
+            f"""
+            from offloaded import LAYER, batch, layers, same
+            from tensors import mt, torch
+
+            model, reference = layers(2, on={on!r}), layers(2)
+            handle = mt.offload(model, 0, budget=LAYER)
+            reference.to(handle.device)
+            try:
+                torch.compile(model, backend="eager", fullgraph=True)(batch(handle))
+            except RuntimeError as error:
+                assert "compile without fullgraph=True, or with a budget" in str(error), error
+            else:
+                raise AssertionError
+            assert same(model(batch(handle)), reference(batch(handle)))
+            handle.remove()
+            torch._dynamo.reset()
+            handle = mt.offload(model, 0, budget=2 * LAYER)
+            compiled = torch.compile(model, backend="eager", fullgraph=True)
+            assert same(compiled(batch(handle)), reference(batch(handle)))
+            """,
+            driver="emulator" if EMULATED else "cuda",
+            patience=PATIENCE,
+        )
+        assert done.stderr == ""
