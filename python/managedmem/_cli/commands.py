@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import managedmem
 from managedmem._cli import demo, info, script
 from managedmem._cli.output import program_name, readers_may_stop
 
-COMMANDS = {
-    "demo": (demo.run, "classify handwritten digits in managed memory and report what happened"),
-    "info": (info.run, "show the driver, its devices, and what managed memory can do here"),
+COMMANDS: dict[str, tuple[Callable[[argparse.Namespace], int], str]] = {
+    "demo": (
+        lambda options: demo.run(options.driver, options.plot),
+        "classify handwritten digits in managed memory and report what happened",
+    ),
+    "info": (
+        lambda options: info.run(options.driver),
+        "show the driver, its devices, and what managed memory can do here",
+    ),
 }
 TRACE = "run a Python program and show which managed memory moved, and why"
 
@@ -43,6 +49,9 @@ def parser() -> argparse.ArgumentParser:
             )
         if name == "trace":
             script.add_arguments(command)
+        if name == "demo":
+            meaning = "also draw the bars into a file, such as faults.png, with matplotlib"
+            command.add_argument("--plot", metavar="FILE", help=meaning)
     return top
 
 
@@ -63,7 +72,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def reported(options: argparse.Namespace) -> int:
     """Run a command that prints a report; return its exit status."""
     try:
-        return COMMANDS[options.command][0](options.driver)
-    except (managedmem.CUDAError, ValueError) as error:
+        return COMMANDS[options.command][0](options)
+    except BrokenPipeError:
+        raise
+    except (managedmem.CUDAError, ValueError, ImportError, OSError) as error:
         print(f"{options.command}: {error}", file=sys.stderr)
         return 1

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import statistics
+import sys
 import textwrap
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -17,7 +18,11 @@ from typing import NamedTuple
 import managedmem
 from managedmem import Device, Host, ManagedBuffer, Stream, digits
 from managedmem._cli import driver, engines
-from managedmem._cli.text import size_text, table
+from managedmem._cli.bars import Bar, lines_of
+from managedmem._cli.demo_plot import draw
+from managedmem._cli.output import progress
+from managedmem._cli.text import printable, size_text, table
+from managedmem._extras import need
 
 BATCH_BYTES = 64 << 20
 """Size of the inputs where the product is fast."""
@@ -66,11 +71,13 @@ class Hint(NamedTuple):
 
 
 class Timing(NamedTuple):
-    """A variant of the job, its time, and the counts of the emulated driver."""
+    """A variant of the job, its time, the counts of the emulated driver, and its page faults."""
 
     variant: str
     seconds: float
     counted: str
+    faults: int | None
+    """Of the processor that works; None where nothing counts them."""
 
 
 def refused(action: Callable[[], object]) -> Exception | None:
@@ -194,8 +201,25 @@ def measure(job: Job, prefetch: bool, movable: bool) -> Timing:
         classify(job, prefetch)
         seconds.append(time.perf_counter() - start)
     counted = _counted() if job.emulated else ""
+    faults: int | None
+    if job.emulated:
+        faults = managedmem.emulator.counters().gpu_faults
+    else:
+        faults = traced_faults(job, prefetch, movable)
     variant = "with prefetch" if prefetch else "by page faults" if movable else "no prefetch"
-    return Timing(variant, statistics.median(seconds), counted)
+    return Timing(variant, statistics.median(seconds), counted, faults)
+
+
+def traced_faults(job: Job, prefetch: bool, movable: bool) -> int | None:
+    """The page faults where the job works, in a round of its own; None if they cannot be traced."""
+    if movable:
+        send_home(job)
+    try:
+        with managedmem.trace() as trace:
+            classify(job, prefetch)
+    except (managedmem.TraceUnavailableError, managedmem.TraceBusyError, managedmem.CUDAError):
+        return None
+    return trace.total.host_faults if job.work == Host() else trace.total.device_faults
 
 
 def _counted() -> str:
@@ -259,6 +283,20 @@ def print_timings(job: Job, timings: Sequence[Timing]) -> None:
         print(f"  (median of {ROUNDS} rounds)")
 
 
+def print_picture(job: Job, timings: Sequence[Timing]) -> None:
+    """Draw the faults and the times of the variants as bars, without the prefetch first."""
+    shown = timings[::-1]
+    if all(each.faults is not None for each in shown):
+        print(f"\npage faults of {job.work}")
+        counts = [(each.variant, each.faults or 0) for each in shown]
+        rows = [Bar(name, count, f"{count:,} faults") for name, count in counts]
+        print("\n".join(lines_of(rows, sys.stdout)))
+    note = ", which mean nothing on the emulated driver" if job.emulated else ""
+    print(f"\nmilliseconds{note}")
+    times = [Bar(each.variant, each.seconds, f"{each.seconds * 1e3:.2f}") for each in shown]
+    print("\n".join(lines_of(times, sys.stdout)))
+
+
 def print_accuracy(answer: bytes) -> None:
     """Print the share of right answers on the held-out images."""
     labels = digits.load().labels
@@ -268,15 +306,17 @@ def print_accuracy(answer: bytes) -> None:
     print(f"          (every third; the classifier was trained on the other {rest:,})")
 
 
-def report(job: Job) -> bool:
-    """Run each variant of the job that this machine allows, and print all of it."""
+def report(job: Job, plot: str | None) -> bool:
+    """Run each variant of the job that this machine allows, and print and draw all of it."""
     move_refusal = refused(lambda: send_home(job))
     movable = move_refusal is None
     print_job(job, movable)
     hints = advise(job)
     variants = (True, False) if movable else (False,)
-    first = classify(job, movable)  # untimed: libraries load and kernels compile in the first run
-    timings = [measure(job, prefetch, movable) for prefetch in variants]
+    with progress("the first run, in which libraries load"):
+        first = classify(job, movable)  # untimed
+    with progress("timing the job"):
+        timings = [measure(job, prefetch, movable) for prefetch in variants]
     again = classify(job, movable)
     if movable:
         hints += prefetches(job)
@@ -288,18 +328,28 @@ def report(job: Job) -> bool:
     print_hints(hints)
     print_accuracy(again)
     print_timings(job, timings)
+    print_picture(job, timings)
+    if plot is not None:
+        draw(plot, timings[::-1], job.work, job.emulated)
+        print(f"\nwritten: {printable(plot)}")
     if first != again:
         print("\nFAILED: two runs of the same job gave different answers")
     return first == again
 
 
-def run(request: str | None = None) -> int:
-    """Run the demo on the driver ``request`` ("cuda", "emulator" or None); return the status."""
+def run(request: str | None = None, plot: str | None = None) -> int:
+    """Run the demo on the driver ``request`` ("cuda", "emulator" or None); return the status.
+
+    ``plot`` is the file of a picture to write. Raises ImportError for it without matplotlib.
+    """
+    if plot is not None:
+        need("matplotlib", "--plot")
     info, reason = driver.open_driver(request)
     print(f"driver  {driver.describe_driver(info, reason)}", flush=True)
     device = Device(0)
     print(f"device  {device}: {device.name}")
     emulated = bool(info["emulated"])
-    engine = engines.choose(emulated, device)
+    with progress("looking for a library that multiplies"):
+        engine = engines.choose(emulated, device)
     with open_job(engine, device, emulated) as job:
-        return 0 if report(job) else 1
+        return 0 if report(job, plot) else 1

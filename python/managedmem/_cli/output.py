@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+import threading
 from collections.abc import Iterator
 from typing import TextIO
 
@@ -43,3 +44,27 @@ def readers_may_stop() -> Iterator[None]:
     except BrokenPipeError:
         write_to_nothing(sys.stdout)
         raise SystemExit(1) from None
+
+
+@contextlib.contextmanager
+def progress(text: str) -> Iterator[None]:
+    """Show a line on stderr, if that is a terminal, while the block takes longer than a second."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    done, shown = threading.Event(), threading.Event()
+
+    def show() -> None:
+        if not done.wait(1.0):
+            shown.set()
+            print(f"{text} ...", end="", file=sys.stderr, flush=True)
+
+    thread = threading.Thread(target=show, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+        if shown.is_set():
+            print("\r\x1b[K", end="", file=sys.stderr, flush=True)

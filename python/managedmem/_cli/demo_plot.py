@@ -1,0 +1,44 @@
+"""The picture of the demo, drawn with matplotlib: bars of faults and times, as in the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from managedmem import Device, Host
+from managedmem import _colours as colours
+
+if TYPE_CHECKING:
+    from managedmem._cli.demo import Timing
+
+COLOURS = (colours.ORANGE, colours.BLUE)
+"""Without and with the prefetch."""
+
+
+def draw_bars(axes: Any, names: Sequence[str], values: Sequence[float], form: str) -> None:
+    """Draw horizontal bars, each with its number, the first one on top."""
+    bars = axes.barh(names, values, color=COLOURS[: len(names)])
+    axes.bar_label(bars, labels=[form.format(value) for value in values], padding=4)
+    axes.invert_yaxis()
+    axes.margins(x=0.2)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def draw(path: str, timings: Sequence[Timing], work: Device | Host, emulated: bool) -> None:
+    """Write the picture to a file, in the format that its name says."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    names = [each.variant for each in timings]
+    counts = [each.faults for each in timings if each.faults is not None]
+    counted = len(counts) == len(timings)
+    figure = Figure(figsize=(8, 3.6 if counted else 1.8), layout="constrained")
+    FigureCanvasAgg(figure)
+    panels = figure.subplots(1 + counted, squeeze=False)[:, 0]
+    if counted:
+        draw_bars(panels[0], names, counts, "{:,.0f} faults")
+        panels[0].set_title(f"page faults of {work}", loc="left")
+    draw_bars(panels[-1], names, [each.seconds * 1e3 for each in timings], "{:.2f} ms")
+    note = ", which mean nothing on the emulated driver" if emulated else ""
+    panels[-1].set_title(f"milliseconds{note}", loc="left")
+    figure.savefig(path, dpi=150)
