@@ -95,8 +95,8 @@ def capabilities(device: _Device | None = None) -> Capabilities:
     Parameters
     ----------
     device : Device, or a device object of another library, optional
-        The device to ask about; None for all of them. Batch prefetches, discards and residency
-        depend on all devices of the system, also if one is given.
+        The device to ask about; None for all of them. Managed pools, batch prefetches, discards and
+        residency depend on all devices of the system, also if one is given.
 
     Every call asks the driver and the system. The answer does not depend on the memory of an
     operation: for that, unsupported="skip" passes over memory that an operation cannot act on. The
@@ -117,7 +117,7 @@ def capabilities(device: _Device | None = None) -> Capabilities:
         old = f"needs a driver with CUDA 13.0, this one has {info['version_string']}"
     detail, no_traces = _find_trace_source()
     reasons |= {
-        "managed_pools": old or reasons["memory_pools_supported"],
+        "managed_pools": old or reasons["memory_pools_supported"] or all_access,
         "advice": access and f"{access}: advice that names a device is refused",
         "prefetch": access and f"{access}: pages move whole, at kernel launches",
         "batch_prefetch": old or all_access,

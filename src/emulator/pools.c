@@ -89,6 +89,9 @@ emu_pool_new(const CUmemPoolProps *props, struct emu_pool **out)
         && (props->maxSize != 0 || props->handleTypes != CU_MEM_HANDLE_TYPE_NONE)) {
         return CUDA_ERROR_INVALID_VALUE;
     }
+    if (props->allocType == CU_MEM_ALLOCATION_TYPE_MANAGED && !emu_config()->concurrent) {
+        return CUDA_ERROR_NOT_SUPPORTED;
+    }
     *out = pool_make(props->allocType, props->location);
     user_pools += *out != NULL;
     return *out == NULL ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_SUCCESS;

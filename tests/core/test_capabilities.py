@@ -64,7 +64,7 @@ AGREEMENT = """
     print(*sorted(found.reasons), sep=",")
 """
 NO_ACCESS = {"concurrent_managed_access", "advice", "prefetch", "batch_prefetch"}
-NO_ACCESS |= {"discard", "traces", "residency"}
+NO_ACCESS |= {"discard", "managed_pools", "traces", "residency"}
 PLAIN = {"pageable_memory_access", "pageable_memory_access_uses_host_page_tables"}
 PLAIN |= {"direct_managed_mem_access_from_host"}
 OLD = {"managed_pools", "batch_prefetch", "discard"}
@@ -111,6 +111,7 @@ def test_reasons_name_what_is_lacking():
     both, one = map(eval, done.stdout.splitlines())
     access = "concurrent_managed_access is 0 on Device(0), Device(1)"
     assert both["discard"] == one["discard"] == one["batch_prefetch"] == access
+    assert both["managed_pools"] == one["managed_pools"] == access
     assert both["concurrent_managed_access"] == access
     assert one["concurrent_managed_access"] == "concurrent_managed_access is 0 on Device(1)"
     assert "advice that names a device is refused" in one["advice"]

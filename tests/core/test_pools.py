@@ -120,6 +120,25 @@ class TestMaking:
         with pytest.raises(managedmem.CUDAError, match="memory_pools_supported"):
             DeviceMemoryResource(0)
 
+    def test_managed_pools_need_concurrent_access(self):
+        run_python(
+            """
+            from managedmem import Device, DeviceMemoryResource, ManagedMemoryResource, emulator
+            for place in (None, Device(0)):
+                with emulator.recording() as calls:
+                    try:
+                        ManagedMemoryResource(pooled=True, preferred_location=place)
+                    except NotImplementedError as error:
+                        assert "concurrent_managed_access of every device" in str(error)
+                    else:
+                        raise AssertionError
+                assert not [call for call in calls if call.name == "cuMemPoolCreate"]
+            with DeviceMemoryResource(Device(0)) as pool, pool.allocate(4096) as buffer:
+                buffer.fill(1)
+            """,
+            emulator="profile=wsl",
+        )
+
     @pytest.mark.emulator_only
     def test_the_default_pools_are_left_alone(self):
         with emulator.recording() as calls:

@@ -26,10 +26,23 @@ create_driver_pool(mm_driver *cu, mm_pool *pool, mm_status *st)
     }
     (void)mm_fail_call(st, "cuMemPoolCreate", (int)code);
     if (code == CUDA_ERROR_NOT_SUPPORTED) {
-        mm_status_add(st, "Pools need Device.memory_pools_supported, those of managed memory "
-                          "also Device.concurrent_managed_access.");
+        mm_status_add(st, "Pools need Device.memory_pools_supported.");
     }
     return -1;
+}
+
+/* capabilities().managed_pools gives the same answer, from the same attribute. */
+static int
+check_managed(const mm_driver *cu, mm_status *st)
+{
+    if (cu->version < MM_DRIVER_BATCH) {
+        return mm_driver_lacks(cu, "a pool of managed memory", st);
+    }
+    return cu->concurrent_access
+               ? 0
+               : mm_fail(st, MM_UNSUPPORTED,
+                         "a pool of managed memory needs concurrent_managed_access of every "
+                         "device: use ManagedMemoryResource() without a pool");
 }
 
 mm_pool *
@@ -38,8 +51,7 @@ mm_pool_create(mm_driver *cu, bool managed, CUmemLocation where, mm_status *st)
     mm_pool *pool;
 
     assert(managed || where.type == CU_MEM_LOCATION_TYPE_DEVICE);
-    if (managed && cu->version < MM_DRIVER_BATCH) {
-        (void)mm_driver_lacks(cu, "a pool of managed memory", st);
+    if (managed && check_managed(cu, st) < 0) {
         return NULL;
     }
     mm_late_frees_attempt(cu, &(mm_free_conditions){.pools = true});
