@@ -22,6 +22,7 @@ html_title = "managedmem"
 html_static_path = ["static"]
 html_css_files = ["site.css"]
 html_copy_source = False
+html_search_scorer = "search_scorer.js"
 
 # Only the names that the pages use, in files of this repository: a build needs no network.
 intersphinx_mapping = {
