@@ -5,11 +5,16 @@
     torchrun --nnodes 2 --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint HOST:29400 \
         examples/distributed.py                                 on each of two machines
     MANAGEDMEM_DRIVER=emulator python examples/distributed.py   two processes on the CPU, no GPU
+    python examples/distributed.py --offload                    weights in a budget; any of the above
 
 Every process has the parameters and Adam's two averages in managed memory. The parameters stay on
 its GPU. The averages are twice their size and only ``optimizer.step()`` needs them: they live on
 the host, move to the GPU during the backward pass, and back during the next forward pass. So the
 GPU has room for a batch or a model that is larger by as much.
+
+With ``--offload`` the parameters of a deeper model live on the host too. Each process calls
+``managedmem.torch.offload()`` for its own GPU, which then holds at most half of their bytes;
+gradients and averages live on the host.
 """
 
 import os
@@ -29,7 +34,9 @@ except ImportError as error:
 
 import managedmem.torch
 
-WIDTH = 2048  # about 17 MiB of parameters and 33 MiB of optimizer state in each process
+OFFLOAD = "--offload" in sys.argv[1:]
+# About 17 MiB of parameters and 33 MiB of optimizer state in each process; 6 and 13 MiB to offload.
+WIDTH, HIDDEN = (512, 6) if OFFLOAD else (2048, 1)
 STEPS = 80
 BATCH = 64  # images of each process in a step
 
@@ -44,8 +51,9 @@ class HostedState:
         self.stream = torch.cuda.Stream(place) if place.type == "cuda" else None
 
     def bring(self):
-        """Start to move the state to the GPU; return the number of bytes."""
-        return managedmem.torch.prefetch(self.optimizer, self.device, stream=self.stream)
+        """Start to move the state to the GPU; say how much."""
+        moved = managedmem.torch.prefetch(self.optimizer, self.device, stream=self.stream)
+        return f"{moved:,} bytes prefetched"
 
     def step(self):
         """Update the parameters when the state is there, then start to move it back."""
@@ -60,12 +68,35 @@ class HostedState:
             self.stream.wait_stream(torch.cuda.current_stream())
         managedmem.torch.prefetch(self.optimizer, Host(), stream=self.stream)
 
-    def describe_largest(self):
+    def describe(self):
         """The driver's record of the largest tensor: preferred and last prefetch location."""
         tensors = [value for state in self.optimizer.state.values() for value in state.values()]
         largest = max(tensors, key=lambda tensor: tensor.nbytes)
         buffer = ManagedBuffer.from_handle(largest.data_ptr(), largest.nbytes, owner=largest)
         return f"home {buffer.preferred_location}, last sent to {buffer.last_prefetch_location}"
+
+
+class OffloadedModel:
+    """Parameters, gradients and state that live on the host; hooks load what the model uses."""
+
+    def __init__(self, model, optimizer, device):
+        budget = sum(p.nbytes for p in model.parameters()) // 2
+        self.optimizer = optimizer
+        self.handle = managedmem.torch.offload(model, device, budget=budget, optimizer=optimizer)
+
+    def bring(self):
+        """Say how much is on the GPU: its hooks bring it."""
+        return f"{self.handle.stats()['held']:,} bytes held"
+
+    def step(self):
+        """Update the parameters, part by part."""
+        self.optimizer.step()
+
+    def describe(self):
+        """Where the state is, and the uses of parameters for which the budget had no room."""
+        tensors = [value for state in self.optimizer.state.values() for value in state.values()]
+        hosted = sum(tensor.nbytes for tensor in tensors if managedmem.torch.is_managed(tensor))
+        return f"{hosted:,} bytes on the host; over the bus: {self.handle.stats()['mapped']} uses"
 
 
 def load_digits(place):
@@ -84,32 +115,36 @@ def train(place, device, say):
     images, labels, unseen_images, unseen_labels = load_digits(place)
     mine = torch.arange(rank, len(labels), world)
 
-    model = nn.Sequential(
-        *(nn.Linear(digits.FEATURES, WIDTH), nn.ReLU()),
-        *(nn.Linear(WIDTH, WIDTH), nn.ReLU()),
-        nn.Linear(WIDTH, digits.CLASSES),
-    )
-    managedmem.torch.to_managed(model, device=place)
-    managedmem.torch.advise(model, "set_preferred_location", device)
-    sent = managedmem.torch.prefetch(model, device)
-    say(f"parameters: {sent:,} bytes in managed memory on each GPU")
+    layers = [nn.Linear(digits.FEATURES, WIDTH), nn.ReLU()]
+    for _ in range(HIDDEN):
+        layers += [nn.Linear(WIDTH, WIDTH), nn.ReLU()]
+    model = nn.Sequential(*layers, nn.Linear(WIDTH, digits.CLASSES))
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    if OFFLOAD:  # before DistributedDataParallel, which keeps the addresses of parameters
+        state = OffloadedModel(model, optimizer, device)
+        size = state.handle.stats()["streamed"]
+        say(f"parameters: {size:,} bytes streamed to each GPU")
+    else:
+        managedmem.torch.to_managed(model, device=place)
+        managedmem.torch.advise(model, "set_preferred_location", device)
+        size = managedmem.torch.prefetch(model, device)
+        say(f"parameters: {size:,} bytes in managed memory on each GPU")
+        state = HostedState(optimizer, place, device)
 
     # Averages the gradients over all processes while the backward pass computes them.
     parallel = nn.parallel.DistributedDataParallel(model)
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
-    state = HostedState(optimizer, place, device)
     chance = torch.Generator().manual_seed(rank)
     for step in range(STEPS):
         batch = mine[torch.randint(len(mine), (BATCH,), generator=chance)].to(place)
         loss = nn.functional.cross_entropy(parallel(images[batch]), labels[batch])
-        moved = state.bring()  # on its own stream, beside the backward pass
+        news = state.bring()  # on its own stream, beside the backward pass
         optimizer.zero_grad()
         loss.backward()
         state.step()
         if step % 20 == 19:
             dist.all_reduce(loss.detach_())
-            say(f"step {step + 1}: loss {loss.item() / world:.4f}, {moved:,} bytes prefetched")
-    say(f"optimizer state: {state.describe_largest()}")
+            say(f"step {step + 1}: loss {loss.item() / world:.4f}, {news}")
+    say(f"optimizer state: {state.describe()}")
 
     with torch.no_grad():
         right = (model(unseen_images[rank::world]).argmax(1) == unseen_labels[rank::world]).sum()

@@ -157,6 +157,20 @@ def test_distributed_starts_a_process_for_each_gpu() -> None:
     check_training(run(DISTRIBUTED), 2 if emulated else managedmem.Device.count())
 
 
+def test_distributed_streams_what_does_not_fit() -> None:
+    need("torch")
+    text = run(DISTRIBUTED, "--offload")
+    streamed = re.search(r"^parameters: ([0-9,]+) bytes streamed to each GPU$", text, re.MULTILINE)
+    held = re.findall(r"^step \d+: loss [0-9.]+, ([0-9,]+) bytes held$", text, re.MULTILINE)
+    state = re.search(r"^optimizer state: ([0-9,]+) bytes on the host;", text, re.MULTILINE)
+    found = re.search(r"^accuracy ([0-9.]+) on the held-out images$", text, re.MULTILINE)
+    assert streamed and state and found and len(held) == 4, text
+    size = int(streamed[1].replace(",", ""))
+    assert all(0 < int(each.replace(",", "")) <= size // 2 for each in held)
+    assert int(state[1].replace(",", "")) >= 2 * 0.99 * size
+    assert float(found[1]) > 0.9, text
+
+
 def test_distributed_under_torchrun() -> None:
     need("torch")
     processes = min(2, managedmem.Device.count())
