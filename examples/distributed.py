@@ -5,7 +5,7 @@
     torchrun --nnodes 2 --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint HOST:29400 \
         examples/distributed.py                                 on each of two machines
     MANAGEDMEM_DRIVER=emulator python examples/distributed.py   two processes on the CPU, no GPU
-    python examples/distributed.py --offload                    weights in a budget; any of the above
+    python examples/distributed.py --offload                   parameters on the host, too
 
 Every process has the parameters and Adam's two averages in managed memory. The parameters stay on
 its GPU. The averages are twice their size and only ``optimizer.step()`` needs them: they live on
