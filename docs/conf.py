@@ -5,6 +5,7 @@ python -m sphinx -W -b html docs docs/_build
 """
 
 import re
+from pathlib import Path
 
 import managedmem
 
@@ -22,7 +23,7 @@ html_title = "managedmem"
 html_static_path = ["static"]
 html_css_files = ["site.css"]
 html_copy_source = False
-html_search_scorer = "search_scorer.js"
+html_search_scorer = str(Path(__file__).with_name("search_scorer.js"))
 
 # Only the names that the pages use, in files of this repository: a build needs no network.
 intersphinx_mapping = {
