@@ -256,6 +256,37 @@ print([memoryview(b)[0] for b in buffers])
             == "[0, 1, 2, 3, 4, 5, 6, 7]\n"
         )
 
+    def test_close_beside_an_add(self):
+        """Whichever comes first, the closed set keeps no target."""
+        assert (
+            run("""
+import contextlib, weakref
+ends = []
+for delay in range(60):
+    whole = managedmem.empty(64 * SIZE)
+    end, added = weakref.ref(whole), []
+    working, about_to_add = WorkingSet(SIZE, Device(0)), threading.Event()
+
+    def add(targets):
+        about_to_add.set()
+        with contextlib.suppress(RuntimeError):
+            added.append(working.add(targets))
+
+    targets = [whole[i * SIZE:(i + 1) * SIZE] for i in range(64)]
+    adder = threading.Thread(target=add, args=(targets,))
+    del targets, whole
+    adder.start()
+    about_to_add.wait()
+    time.sleep(delay * 5e-6)
+    working.close()
+    adder.join()
+    del adder
+    ends.append((len(added), end() is None))
+print([end for end in ends if not end[1]])
+""")
+            == "[]\n"
+        )
+
     def test_close_beside_uses(self):
         assert (
             run("""

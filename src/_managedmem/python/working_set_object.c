@@ -131,11 +131,22 @@ list_groups(PyObject *op)
     return tuple;
 }
 
+/* Takes over the reference to the tuple. */
+static void
+release_targets_of(PyObject *groups)
+{
+    for (Py_ssize_t i = 0; i < PyTuple_Size(groups); i++) {
+        mm_working_group_release_targets(PyTuple_GetItem(groups, i));
+    }
+    Py_DECREF(groups);
+}
+
 static PyObject *
 working_set_close(PyObject *op, PyObject *Py_UNUSED(none))
 {
-    mm_loader *loader = mm_working_set_of(op)->loader;
+    mm_working_set_object *set = mm_working_set_of(op);
     PyObject *groups;
+    Py_ssize_t listed;
     mm_status st;
     int rc;
 
@@ -147,13 +158,22 @@ working_set_close(PyObject *op, PyObject *Py_UNUSED(none))
         return NULL;
     }
     Py_BEGIN_ALLOW_THREADS
-    rc = mm_loader_close(loader, &st);
+    rc = mm_loader_close(set->loader, &st);
     Py_END_ALLOW_THREADS
-    for (Py_ssize_t i = 0; rc == 0 && i < PyTuple_Size(groups); i++) {
-        mm_working_group_release_targets(PyTuple_GetItem(groups, i));
+    if (rc < 0) {
+        Py_DECREF(groups);
+        return mm_none_or_raise(mm_type_state(Py_TYPE(op)), rc, &st);
     }
-    Py_DECREF(groups);
-    return mm_none_or_raise(mm_type_state(Py_TYPE(op)), rc, &st);
+    listed = PyTuple_Size(groups);
+    release_targets_of(groups);
+    if (PyList_Size(set->groups) != listed) { /* another thread has added some meanwhile */
+        groups = list_groups(op);
+        if (groups == NULL) {
+            return NULL;
+        }
+        release_targets_of(groups);
+    }
+    Py_RETURN_NONE;
 }
 
 static PyObject *
