@@ -12,14 +12,14 @@ its GPU. The averages are twice their size and only ``optimizer.step()`` needs t
 the host, move to the GPU during the backward pass, and back during the next forward pass. So the
 GPU has room for a batch or a model that is larger by as much.
 
-With ``--offload`` the parameters of a deeper model live on the host too. Each process calls
-``managedmem.torch.offload()`` for its own GPU, which then holds at most half of their bytes;
-gradients and averages live on the host.
+With ``--offload``, ``managedmem.torch.offload()`` keeps the parameters of a deeper model on the
+host too, and at most half of their bytes on each GPU.
 """
 
 import os
 import sys
 import tempfile
+from itertools import pairwise
 
 import managedmem
 from managedmem import Device, Host, ManagedBuffer, digits
@@ -81,20 +81,16 @@ class OffloadedModel:
 
     def __init__(self, model, optimizer, device):
         budget = sum(p.nbytes for p in model.parameters()) // 2
-        self.optimizer = optimizer
         self.handle = managedmem.torch.offload(model, device, budget=budget, optimizer=optimizer)
+        self.state, self.step = optimizer.state, optimizer.step  # a step goes part by part
 
     def bring(self):
-        """Say how much is on the GPU: its hooks bring it."""
+        """Say how much is on the GPU: the hooks bring it."""
         return f"{self.handle.stats()['held']:,} bytes held"
-
-    def step(self):
-        """Update the parameters, part by part."""
-        self.optimizer.step()
 
     def describe(self):
         """Where the state is, and the uses of parameters for which the budget had no room."""
-        tensors = [value for state in self.optimizer.state.values() for value in state.values()]
+        tensors = [value for state in self.state.values() for value in state.values()]
         hosted = sum(tensor.nbytes for tensor in tensors if managedmem.torch.is_managed(tensor))
         return f"{hosted:,} bytes on the host; over the bus: {self.handle.stats()['mapped']} uses"
 
@@ -115,15 +111,13 @@ def train(place, device, say):
     images, labels, unseen_images, unseen_labels = load_digits(place)
     mine = torch.arange(rank, len(labels), world)
 
-    layers = [nn.Linear(digits.FEATURES, WIDTH), nn.ReLU()]
-    for _ in range(HIDDEN):
-        layers += [nn.Linear(WIDTH, WIDTH), nn.ReLU()]
+    sizes = [digits.FEATURES] + [WIDTH] * (HIDDEN + 1)
+    layers = [part for pair in pairwise(sizes) for part in (nn.Linear(*pair), nn.ReLU())]
     model = nn.Sequential(*layers, nn.Linear(WIDTH, digits.CLASSES))
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
     if OFFLOAD:  # before DistributedDataParallel, which keeps the addresses of parameters
         state = OffloadedModel(model, optimizer, device)
-        size = state.handle.stats()["streamed"]
-        say(f"parameters: {size:,} bytes streamed to each GPU")
+        say(f"parameters: {state.handle.stats()['streamed']:,} bytes streamed to each GPU")
     else:
         managedmem.torch.to_managed(model, device=place)
         managedmem.torch.advise(model, "set_preferred_location", device)
@@ -161,10 +155,8 @@ def work(local, rank, world, meeting):
     else:
         place, backend = torch.device("cuda", local), "nccl"
         torch.cuda.set_device(place)
-    gpu = None if emulated else place
-    dist.init_process_group(
-        backend, init_method=meeting, rank=rank, world_size=world, device_id=gpu
-    )
+    names = {"init_method": meeting, "rank": rank, "world_size": world}
+    dist.init_process_group(backend, device_id=None if emulated else place, **names)
     name = "emulated, computing on the CPU" if emulated else device.name
     try:
         places = [""] * world

@@ -293,7 +293,7 @@ class TestCommittedResults:
         notebook = json.loads(SEEING.read_text(encoding="utf-8"))
         found = dict(run_notebook.pictures(notebook, SEEING.stem))
         folder = ROOT / "docs" / "pictures"
-        assert {path.name: path.read_bytes() for path in folder.iterdir()} == found
+        assert {path.name: path.read_bytes() for path in folder.glob("*.png")} == found
         assert len(found) == 4
         page = (ROOT / "docs" / "seeing.rst").read_text()
         assert [name for name in found if f"pictures/{name}" not in page] == []
@@ -314,5 +314,5 @@ def test_examples_stay_short() -> None:
     assert lengths["digits.py"] < 120
     assert lengths["pipeline.py"] < 120
     assert lengths["pipeline_peers.py"] < 120
-    assert lengths["distributed.py"] < 180
+    assert lengths["distributed.py"] < 200  # both ways of training
     assert lengths["offload.py"] < 140
