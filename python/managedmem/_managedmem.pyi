@@ -898,7 +898,6 @@ class WorkingSetStats(structseq[Any], tuple[int, ...]):
         "bytes_loaded",
         "bytes_home",
         "failures",
-        "stalls",
     )
 
     @property
@@ -921,8 +920,6 @@ class WorkingSetStats(structseq[Any], tuple[int, ...]):
     def bytes_home(self) -> int: ...
     @property
     def failures(self) -> int: ...
-    @property
-    def stalls(self) -> int: ...
     @property
     def last_error(self) -> str | None: ...
 

@@ -23,8 +23,6 @@ CALLS = (
     "cuMemAdvise",
     "cuMemPrefetchAsync",
     "cuMemDiscardAndPrefetchBatchAsync",
-    "cuStreamWaitValue32",
-    "cuStreamWriteValue32",
     "cuStreamWaitEvent",
     "cuEventRecord",
     "cuEventQuery",
@@ -111,7 +109,7 @@ def test_one_call_fails(layers, function, after):
         check(layers)
 
 
-@pytest.mark.parametrize("function", ["cuMemAdvise", "cuMemPrefetchAsync", "cuStreamWriteValue32"])
+@pytest.mark.parametrize("function", ["cuMemAdvise", "cuMemPrefetchAsync", "cuEventRecord"])
 def test_many_calls_of_the_thread_fail(layers, function):
     """The set counts the failures, goes on, and never holds more than its budget."""
     with WorkingSet(2 * SIZE, Device(0)) as working, Stream() as stream:
@@ -169,42 +167,6 @@ def test_a_broken_device():
         """
     )
     assert done.stdout == "fine\n"
-
-
-class TestWithoutWords:
-    """Drivers whose streams cannot wait for words of memory."""
-
-    @pytest.fixture
-    def working(self):
-        emulator.fail("cuStreamWriteValue32", 1, 801)
-        with WorkingSet(2 * SIZE, Device(0)) as made:
-            assert emulator.failure_fired()
-            yield made
-
-    def test_streams_wait_for_events(self, working, layers):
-        groups = [working.add(*pair) for pair in zip(layers, KINDS, strict=True)]
-        emulator.clear_calls()
-        with Stream() as stream:
-            for number, group in enumerate(groups * 3):
-                with group.use(stream=stream):
-                    if KINDS[number % 5] == "write":
-                        layers[number % 5].fill(50 + number % 5, stream=stream)
-            stream.sync()
-        names = {call.name for call in emulator.calls()}
-        assert not names & {"cuStreamWaitValue32", "cuStreamWriteValue32"}
-        assert working.stats().hits == 14 and working.stats().failures == 0
-        working.close()
-        check(layers)
-
-    def test_calls_fail(self, working, layers):
-        groups = [working.add(*pair) for pair in zip(layers, KINDS, strict=True)]
-        for nth in range(1, 30):
-            emulator.fail("cuEventRecord", nth, 719)
-            for group in groups:
-                without_release(group.use())
-            emulator.clear_failures()
-        working.close()
-        check(layers)
 
 
 def test_a_device_without_concurrent_access():

@@ -9,7 +9,7 @@ from constants import PAGE
 
 @functools.cache
 def warm_up():
-    """Make the library create what it keeps now: its internal streams, and words for streams.
+    """Make the library create what it keeps now: its internal streams.
 
     A test's own leaks stand out then.
     """

@@ -55,8 +55,6 @@
     X(StreamGetCtx, 9020)                     \
     X(StreamGetId, 12000)                     \
     X(StreamWaitEvent, 3020)                  \
-    X(StreamWaitValue32, 11070)               \
-    X(StreamWriteValue32, 11070)              \
     X(EventCreate, 2000)                      \
     X(EventRecord, 2000)                      \
     X(EventQuery, 2000)                       \

@@ -4,7 +4,6 @@
 #include <assert.h>
 #include <stdlib.h>
 
-#include "../driver/clock.h"
 #include "growth.h"
 
 /* Guards the list of sets; held while their threads end. */
@@ -13,44 +12,12 @@ static mm_loader *all_loaders;
 
 /* --- the life of a set -------------------------------------------------------------------- */
 
-/* Takes a word and writes it once, for the answer of a driver that cannot. In a scope. */
-static void
-try_words(mm_loader *l)
-{
-    mm_status ignored;
-
-    l->word = mm_word_take(l->cu, &ignored);
-    if (l->word == NULL) {
-        return;
-    }
-    l->word_base = atomic_load(l->word->value);
-    if (l->cu->StreamWriteValue32(l->stream, l->word->address, l->word_base,
-                                  CU_STREAM_WRITE_VALUE_DEFAULT)
-        == CUDA_SUCCESS) {
-        atomic_store(&l->by_words, true);
-    } else {
-        mm_word_give_back(l->word);
-        l->word = NULL;
-    }
-}
-
 static int
 open_stream(mm_loader *l, mm_status *st)
 {
-    mm_scope scope;
-    CUresult code;
-
-    if (mm_scope_enter_relaxed(&scope, l->cu, l->device, st) < 0) {
-        return -1;
-    }
-    code = l->cu->StreamCreate(&l->stream, CU_STREAM_NON_BLOCKING);
-    if (code == CUDA_SUCCESS) {
-        try_words(l);
-    } else {
-        l->stream = NULL;
-    }
-    mm_scope_leave(&scope);
-    return code == CUDA_SUCCESS ? 0 : mm_fail_call(st, "cuStreamCreate", (int)code);
+    MM_TRY_IN(mm_scope_enter_relaxed, l->device, l->cu, StreamCreate, st, &l->stream,
+              CU_STREAM_NON_BLOCKING);
+    return 0;
 }
 
 static void
@@ -68,11 +35,11 @@ static void
 destroy_objects(mm_loader *l)
 {
     for (uint32_t i = 0; i < l->set.count; i++) {
-        if (l->groups[i]->loaded != NULL) {
-            mm_event_destroy(l->cu, l->groups[i]->loaded);
+        if (l->groups[i]->done != NULL) {
+            mm_event_destroy(l->cu, l->groups[i]->done);
         }
         mm_releases_free(l->cu, l->set.groups[i].releases);
-        l->groups[i]->loaded = NULL;
+        l->groups[i]->done = NULL;
         l->set.groups[i].releases = NULL;
     }
     mm_releases_free(l->cu, l->pool);
@@ -96,14 +63,10 @@ free_driver_objects(mm_loader *l)
     }
 }
 
-/* The word goes back only if its stream has written for the last time. */
 static void
 free_loader(mm_loader *l)
 {
     free_driver_objects(l);
-    if (l->word != NULL && l->stream == NULL) {
-        mm_word_give_back(l->word);
-    }
     for (uint32_t i = 0; i < l->set.count; i++) {
         mm_working_memory_free(&l->groups[i]->memory);
         free(l->groups[i]);
@@ -151,7 +114,6 @@ mm_loader_new(mm_driver *cu, int device, size_t budget, const void *owner, mm_st
     l->cu = cu;
     l->device = device;
     l->owner = owner;
-    l->progressed = mm_monotonic_clock();
     mm_working_set_init(&l->set, budget);
     mm_turn_init(&l->turn);
     (void)pthread_mutex_init(&l->lock, NULL);
@@ -302,7 +264,7 @@ place_group(mm_loader *l, mm_loader_group *g, uint32_t *group, mm_status *st)
 {
     mm_status later;
 
-    if (refuse_shared_pages(l, &g->memory, st) < 0 || make_event(l, &g->loaded, st) < 0) {
+    if (refuse_shared_pages(l, &g->memory, st) < 0 || make_event(l, &g->done, st) < 0) {
         return -1;
     }
     if (mm_working_memory_advise(l->cu, &g->memory, l->device, st) == 0
@@ -310,7 +272,7 @@ place_group(mm_loader *l, mm_loader_group *g, uint32_t *group, mm_status *st)
         return 0;
     }
     MM_IGNORE(mm_working_memory_restore(l->cu, &g->memory, &later)); /* st has the reason */
-    mm_event_destroy(l->cu, g->loaded);
+    mm_event_destroy(l->cu, g->done);
     return -1;
 }
 
@@ -367,43 +329,27 @@ wake_thread(mm_loader *l)
     }
 }
 
-/* Waits until the thread has issued a load, which the end of the set makes needless. */
+/* Waits until the thread has queued the command of the ticket. */
 static void
 wait_until_issued(mm_loader *l, uint64_t ticket)
 {
     mm_loader_lock(l);
-    while (atomic_load(&l->issued) < ticket && !l->ending) {
+    while (atomic_load(&l->issued) < ticket) {
         (void)pthread_cond_wait(&l->issued_more, &l->lock);
     }
     mm_loader_unlock(l);
 }
 
-/* Notes that a stream will wait for a ticket by the word, not before a discard is done. */
-static void
-note_wait(mm_loader *l, mm_loader_group *g, uint64_t ticket)
-{
-    mm_loader_lock(l);
-    while (g->discarding) {
-        (void)pthread_cond_wait(&l->issued_more, &l->lock);
-    }
-    g->awaited = ticket > g->awaited ? ticket : g->awaited;
-    l->awaited = ticket > l->awaited ? ticket : l->awaited;
-    mm_loader_unlock(l);
-}
-
-/* Makes the stream wait for a ticket. */
+/* Makes the stream wait for the command of a ticket. */
 static int
-follow_ticket(mm_loader *l, mm_loader_group *g, mm_device_stream stream, uint64_t ticket,
+follow_ticket(mm_loader *l, const mm_loader_group *g, mm_device_stream stream, uint64_t ticket,
               mm_status *st)
 {
-    if (atomic_load(&l->by_words)) {
-        note_wait(l, g, ticket);
-        MM_TRY_IN(mm_scope_enter_stream, stream, l->cu, StreamWaitValue32, st, stream.handle,
-                  l->word->address, mm_loader_word_value(l, ticket), CU_STREAM_WAIT_VALUE_GEQ);
+    if (mm_loader_has_completed(l, ticket)) {
         return 0;
     }
     wait_until_issued(l, ticket);
-    MM_TRY_IN(mm_scope_enter_stream, stream, l->cu, StreamWaitEvent, st, stream.handle, g->loaded,
+    MM_TRY_IN(mm_scope_enter_stream, stream, l->cu, StreamWaitEvent, st, stream.handle, g->done,
               CU_EVENT_WAIT_DEFAULT);
     return 0;
 }
@@ -438,7 +384,6 @@ acquire_entered(mm_loader *l, uint32_t group, mm_device_stream stream, mm_workin
 {
     mm_loader_group *g = find_group(l, group);
     uint64_t ticket = 0;
-    int rc = 0;
 
     if (mm_working_memory_check(&g->memory, st) < 0
         || refuse_capture_of_use(l, stream, "the acquisition of a group", st) < 0) {
@@ -448,15 +393,13 @@ acquire_entered(mm_loader *l, uint32_t group, mm_device_stream stream, mm_workin
     *use = mm_working_set_acquire(&l->set, group, &ticket);
     wake_thread(l);
     mm_loader_unlock(l);
-    if (!mm_loader_has_completed(l, ticket)) {
-        rc = follow_ticket(l, g, stream, ticket, st);
-    }
-    if (rc < 0) {
+    if (follow_ticket(l, g, stream, ticket, st) < 0) {
         mm_loader_lock(l);
         mm_working_set_give_back(&l->set, group);
         mm_loader_unlock(l);
+        return -1;
     }
-    return rc;
+    return 0;
 }
 
 int

@@ -41,7 +41,7 @@ typedef struct {
     mm_working_counts decided;
     uint64_t loads; /* done, with or without success */
     uint64_t bytes_loaded, bytes_home; /* copied by loads and drops that succeeded */
-    uint64_t failures, stalls;
+    uint64_t failures;
     size_t reserved, physical; /* bytes on the device: as decided, and by now */
     uint32_t groups;
     mm_status error; /* the last failure of the thread; kind MM_OK: none */

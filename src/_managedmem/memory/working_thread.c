@@ -9,26 +9,14 @@
 
 #define AWAKE_NS UINT64_C(1000000) /* after the last command */
 #define YIELDING_NS UINT64_C(200000) /* of these, without naps */
-#define STALL_NS UINT64_C(500000000) /* without progress of the stream, which copies for less */
 
 /* --- tickets ------------------------------------------------------------------------------ */
 
-/* Tickets up to this one are done, or are not waited for any more. */
 static void
 complete_tickets(mm_loader *l, uint64_t ticket)
 {
     if (ticket > atomic_load(&l->completed)) {
         atomic_store_explicit(&l->completed, ticket, memory_order_release);
-    }
-    l->progressed = mm_monotonic_clock();
-}
-
-static void
-store_word(mm_loader *l, uint64_t ticket)
-{
-    if (l->word != NULL) {
-        atomic_store_explicit(l->word->value, mm_loader_word_value(l, ticket),
-                              memory_order_release);
     }
 }
 
@@ -54,83 +42,12 @@ is_stream_idle(mm_loader *l)
     return code != CUDA_ERROR_NOT_READY;
 }
 
-/* Notes what the stream has written: while the thread waits for the ends of uses, which may take
- * long, nothing else tells that the stream goes on. */
-static void
-note_written_tickets(mm_loader *l)
-{
-    uint64_t completed = atomic_load(&l->completed);
-
-    if (atomic_load(&l->by_words)) {
-        uint32_t more = atomic_load_explicit(l->word->value, memory_order_acquire)
-                        - mm_loader_word_value(l, completed);
-        if (more != 0 && more <= INT32_MAX) {
-            complete_tickets(l, completed + more);
-        }
-    }
-}
-
-/* The last ticket that a standstill may hold up; 0: the thread waits for none. Behind a discard, the
- * queue may be held up by a stream that waits for a later ticket. */
-static uint64_t
-last_held_up(mm_loader *l)
-{
-    uint64_t issued = atomic_load(&l->issued), awaited;
-
-    mm_loader_lock(l);
-    awaited = l->awaited;
-    mm_loader_unlock(l);
-    if (l->in_discard && awaited > issued) {
-        return awaited;
-    }
-    return atomic_load(&l->completed) < issued ? issued : 0;
-}
-
-/* Writes the tickets that a standstill holds up. */
-static void
-end_standstill(mm_loader *l)
-{
-    uint64_t held_up;
-
-    note_written_tickets(l);
-    if (!atomic_load(&l->by_words) || mm_monotonic_clock() - l->progressed < STALL_NS) {
-        return;
-    }
-    held_up = last_held_up(l);
-    if (held_up == 0) {
-        return;
-    }
-    atomic_store(&l->by_words, false);
-    store_word(l, held_up);
-    l->let_go = held_up;
-    mm_loader_lock(l);
-    l->report.stalls++;
-    mm_loader_unlock(l);
-    l->progressed = mm_monotonic_clock();
-}
-
-/* After a standstill the thread writes the word itself, at once. What its stream was to write before
- * may come later, and is replaced. */
-static void
-repeat_word(mm_loader *l)
-{
-    uint64_t issued = atomic_load(&l->issued);
-    uint64_t ticket = issued > l->let_go ? issued : l->let_go;
-
-    if (l->word != NULL && !atomic_load(&l->by_words)
-        && !mm_word_has_reached(l->word, mm_loader_word_value(l, ticket))) {
-        store_word(l, ticket);
-    }
-}
-
 /* One round of the thread's waiting, which began at `since`. */
 static void
-wait_awake(mm_loader *l, uint64_t since)
+wait_awake(uint64_t since)
 {
     const struct timespec nap = {.tv_nsec = 10000};
 
-    end_standstill(l);
-    repeat_word(l);
     if (mm_monotonic_clock() - since < YIELDING_NS) {
         (void)sched_yield();
     } else {
@@ -156,42 +73,29 @@ wait_until_idle(mm_loader *l)
     uint64_t since = mm_monotonic_clock(), issued = atomic_load(&l->issued);
 
     while (!is_stream_idle(l)) {
-        wait_awake(l, since);
+        wait_awake(since);
     }
     complete_tickets(l, issued);
 }
 
-/* Lets the uses that wait for the ticket go on behind what is queued. If the driver refuses, the
- * thread waits for its stream and lets them go on itself. */
+/* Records the ticket behind what is queued. If the driver refuses, the thread waits for its stream
+ * instead. */
 static void
 signal_ticket(mm_loader *l, mm_loader_group *g, uint64_t ticket)
 {
     mm_status st = {.kind = MM_OK};
-    CUresult code;
+    CUresult code = l->cu->EventRecord(g->done, l->stream);
 
-    if (atomic_load(&l->completed) >= atomic_load(&l->issued)) {
-        l->progressed = mm_monotonic_clock(); /* from now on it has something to do */
-    }
-    if (atomic_load(&l->by_words)) {
-        code =
-            l->cu->StreamWriteValue32(l->stream, l->word->address, mm_loader_word_value(l, ticket),
-                                      CU_STREAM_WRITE_VALUE_DEFAULT);
-    } else {
-        code = l->cu->EventRecord(g->loaded, l->stream);
-    }
     if (code != CUDA_SUCCESS) {
-        (void)mm_fail_call(
-            &st, atomic_load(&l->by_words) ? "cuStreamWriteValue32" : "cuEventRecord", (int)code);
+        (void)mm_fail_call(&st, "cuEventRecord", (int)code);
         note_failure(l, &st);
         wait_until_idle(l);
-        store_word(l, ticket);
         complete_tickets(l, ticket);
     }
     mm_loader_lock(l);
     atomic_store(&l->issued, ticket);
     (void)pthread_cond_broadcast(&l->issued_more);
     mm_loader_unlock(l);
-    repeat_word(l);
 }
 
 /* --- commands: the thread, in a scope of its device --------------------------------------- */
@@ -307,56 +211,35 @@ wait_for_releases(mm_loader *l, const mm_release_list *releases)
         if (is_ending(l)) {
             return false;
         }
-        wait_awake(l, since);
+        wait_awake(since);
     }
     return true;
 }
 
-/* True if the contents are to go home, and else begins a discard: see working_thread.h. */
+/* True if the contents are to go home: nothing may be discarded that a use may still need. */
 static bool
-choose_drop(mm_loader *l, mm_loader_group *g, const mm_working_command *command, bool passed)
+keeps_contents(mm_loader *l, mm_loader_group *g, const mm_working_command *command)
 {
-    bool with_contents;
+    bool keeps;
 
     mm_loader_lock(l);
     mm_release_keep(command->releases, &l->pool);
-    with_contents = g->memory.access == MM_GROUP_WRITE || g->uncertain || !g->was_home
-                    || (command->ticket != 0 && g->awaited >= command->ticket);
-    g->discarding = passed && g->memory.access == MM_GROUP_SCRATCH && !with_contents;
+    keeps = g->memory.access == MM_GROUP_WRITE || g->uncertain || !g->was_home;
     mm_loader_unlock(l);
-    return with_contents;
-}
-
-/* A discard must not come after a use, whatever that waits for. */
-static void
-finish_discard(mm_loader *l, mm_loader_group *g)
-{
-    wait_until_idle(l);
-    l->in_discard = false;
-    mm_loader_lock(l);
-    g->discarding = false;
-    (void)pthread_cond_broadcast(&l->issued_more);
-    mm_loader_unlock(l);
+    return keeps && !has_copy_at_home(g);
 }
 
 static void
 run_drop(mm_loader *l, mm_loader_group *g, const mm_working_command *command)
 {
     bool passed = wait_for_releases(l, command->releases);
-    bool with_contents = choose_drop(l, g, command, passed) && !has_copy_at_home(g);
+    bool with_contents = keeps_contents(l, g, command);
 
-    if (g->discarding) { /* which only this thread changes */
-        l->in_discard = true;
-        l->progressed = mm_monotonic_clock();
-    }
     if (passed && g->on_device) {
         take_away(l, g, with_contents);
         mm_loader_lock(l);
         l->report.bytes_home += with_contents && !g->left_over ? g->memory.bytes : 0;
         mm_loader_unlock(l);
-    }
-    if (l->in_discard) {
-        finish_discard(l, g);
     }
 }
 
@@ -379,7 +262,7 @@ run_in_scope(mm_loader *l, mm_loader_group *g, const mm_working_command *command
     }
 }
 
-/* A set that ends carries out nothing more. */
+/* A set that ends carries out nothing more: its groups stay where they are. */
 static void
 pass_over(mm_loader *l, const mm_working_command *command)
 {
@@ -440,7 +323,6 @@ poll_stream(mm_loader *l)
     }
     if (idle) {
         complete_tickets(l, issued);
-        repeat_word(l);
     }
     return idle;
 }
@@ -452,7 +334,7 @@ rest(mm_loader *l, uint64_t since)
     bool done = atomic_load(&l->completed) >= atomic_load(&l->issued) || poll_stream(l);
 
     if (!done || mm_monotonic_clock() - since < AWAKE_NS) {
-        wait_awake(l, since);
+        wait_awake(since);
         return;
     }
     mm_loader_lock(l);
@@ -464,35 +346,18 @@ rest(mm_loader *l, uint64_t since)
     mm_loader_unlock(l);
 }
 
-/* Lets all uses go on, whatever is done by now. */
+/* Waits for what the stream has to do. */
 static void
-issue_all_tickets(mm_loader *l)
-{
-    mm_loader_lock(l);
-    atomic_store(&l->by_words, false);
-    store_word(l, l->set.tickets);
-    atomic_store(&l->issued, l->set.tickets);
-    (void)pthread_cond_broadcast(&l->issued_more);
-    mm_loader_unlock(l);
-}
-
-/* Lets all uses go on, and waits for what the stream has to do. A use that waits may hold up the
- * queue of the stream, so it goes on first. The wait polls, and replaces what the stream writes
- * meanwhile, which may hold up the next use. */
-static void
-finish_tickets(mm_loader *l)
+finish_stream(mm_loader *l)
 {
     mm_status ignored;
     mm_scope scope;
-    int rc;
+    int rc = mm_scope_enter_relaxed(&scope, l->cu, l->device, &ignored);
 
-    issue_all_tickets(l);
-    rc = mm_scope_enter_relaxed(&scope, l->cu, l->device, &ignored);
     wait_until_idle(l);
     if (rc == 0) {
         mm_scope_leave(&scope);
     }
-    issue_all_tickets(l);
 }
 
 static void *
@@ -520,7 +385,7 @@ run_loader(void *argument)
             rest(l, since);
         }
     }
-    finish_tickets(l);
+    finish_stream(l);
     return NULL;
 }
 

@@ -463,11 +463,10 @@ PyDoc_STRVAR(
     "Let the work that is queued on the stream from now on find the group on the device.\n"
     "\n"
     "Returns True, or False if there is no room, because other groups are acquired or the group is\n"
-    "larger than the budget: the device then reaches it at home. Does not wait for a load, but until it\n"
-    "is queued where streams cannot wait for words of memory; waits for the end of a discard of the group.\n"
-    "Raises RuntimeError if the set or memory of the group is closed, and CUDAError when the driver\n"
+    "larger than the budget: the device then reaches it at home. Does not wait for a load, but until\n"
+    "the load is queued, which follows the earlier uses of the groups that make room for it. Raises RuntimeError if the set or memory of the group is closed, and CUDAError when the driver\n"
     "refuses and for a stream that captures a graph; then the group is not acquired. Safe from every\n"
-    "thread; releases the GIL. Driver: cuStreamWaitValue32 or cuStreamWaitEvent.");
+    "thread; releases the GIL. Driver: cuStreamWaitEvent.");
 
 PyDoc_STRVAR(
     group_release_doc,

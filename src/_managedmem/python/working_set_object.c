@@ -431,7 +431,6 @@ static PyStructSequence_Field stats_fields[] = {
     {"bytes_loaded", "bytes brought to the device"},
     {"bytes_home", "bytes brought home with their contents"},
     {"failures", "failures in the set's thread, mostly of driver calls"},
-    {"stalls", "standstills of the device that the set ended"},
     {"last_error", "text of the last failure, or None; an attribute only"},
     {NULL, NULL},
 };
@@ -475,7 +474,7 @@ working_set_stats(PyObject *op, PyObject *Py_UNUSED(none))
             report.decided.acquired, report.decided.hits,  report.decided.loads_on_demand,
             report.decided.mapped,   report.decided.ahead, report.loads,
             report.decided.drops,    report.bytes_loaded,  report.bytes_home,
-            report.failures,         report.stalls,
+            report.failures,
         };
         bool made = true;
         for (int i = 0; made && i < STATS_FIELDS - 1; i++) {
@@ -515,7 +514,7 @@ PyDoc_STRVAR(
     "it. len() is the number of groups, iteration yields them. TypeError and ValueError for bad\n"
     "arguments; NotImplementedError for a device without concurrent managed access. In a forked child the\n"
     "set is closed: uses raise RuntimeError, and close() does nothing. Safe from every thread. Driver:\n"
-    "cuStreamCreate, cuMemHostAlloc, cuStreamWriteValue32.");
+    "cuStreamCreate, cuEventRecord.");
 
 PyDoc_STRVAR(
     working_set_stats_doc,
