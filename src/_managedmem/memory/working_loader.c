@@ -153,8 +153,15 @@ mm_loader_close(mm_loader *l, mm_status *st)
         rc = restore_groups(l, st);
         free_driver_objects(l);
     }
+    atomic_store(&l->has_ended, rc == 0);
     mm_turn_release(&l->turn);
     return rc;
+}
+
+bool
+mm_loader_has_ended(const mm_loader *l)
+{
+    return atomic_load(&l->has_ended);
 }
 
 bool

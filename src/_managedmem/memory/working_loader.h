@@ -63,6 +63,9 @@ MM_NODISCARD int mm_loader_close(mm_loader *l, mm_status *st);
 
 bool mm_loader_is_closed(const mm_loader *l);
 
+/* True once it needs the memory of its groups no more. */
+bool mm_loader_has_ended(const mm_loader *l);
+
 /* Closes the set for an owner that releases the memory then: failures are ignored, and nothing is
  * tried again. Does nothing in a forked child. */
 void mm_loader_end(mm_loader *l);

@@ -31,6 +31,7 @@ struct mm_loader {
     CUstream stream;
     pthread_t thread;
     int device;
+    atomic_bool has_ended; /* without a thread, and with all advice restored */
     bool has_thread;
     bool sleeping, ending; /* under the lock */
     mm_turn turn; /* one add, close or end at a time */

@@ -117,7 +117,7 @@ register_group(mm_loader *loader, PyObject *op, mm_targets *t)
     mm_loader_read_group(loader, group->number, &report);
     group->bytes = report.bytes;
     (void)PyList_SetItem(list, (Py_ssize_t)group->number, Py_NewRef(op));
-    if (mm_loader_is_closed(loader)) {
+    if (mm_loader_has_ended(loader)) {
         mm_working_group_release_targets(op); /* close() may not have seen it in the list */
     }
     return 0;
