@@ -65,6 +65,8 @@ EMU_ENTRY(cuMemAlloc_v2, CUdeviceptr *dptr, size_t bytesize)
     return emu_call_end(&call, result);
 }
 
+/* Measured (topic "pinned memory"): an allocation of no bytes succeeds. Its pointer, which no
+ * recording shows, is NULL here. */
 static CUresult
 allocate_pinned(const char *name, void **out, size_t size, unsigned int flags)
 {
@@ -74,10 +76,14 @@ allocate_pinned(const char *name, void **out, size_t size, unsigned int flags)
     CUresult result;
 
     EMU_BEGIN(name, EMU_CALL_WORK, "size=%zu, flags=%u", size, flags);
-    if ((flags & ~known) != 0) {
+    if (out == NULL || (flags & ~known) != 0) {
         return emu_call_end(&call, CUDA_ERROR_INVALID_VALUE);
     }
-    result = allocate_memory(EMU_PINNED, out == NULL ? NULL : &ptr, size, 0);
+    if (size != 0) {
+        result = allocate_memory(EMU_PINNED, &ptr, size, 0);
+    } else {
+        result = emu_current() == NULL ? emu_no_context() : CUDA_SUCCESS;
+    }
     if (result == CUDA_SUCCESS) {
         *out = (void *)(uintptr_t)ptr;
         emu_call_out(&call, ", ptr=0x%llx", ptr);
@@ -133,7 +139,8 @@ EMU_ENTRY(cuMemFree_v2, CUdeviceptr dptr)
 EMU_ENTRY(cuMemFreeHost, void *p)
 {
     EMU_BEGIN("cuMemFreeHost", EMU_CALL_WORK, "ptr=0x%llx", emu_handle_number(p));
-    return emu_call_end(&call, free_memory((CUdeviceptr)(uintptr_t)p, true));
+    return emu_call_end(&call,
+                        p == NULL ? CUDA_SUCCESS : free_memory((CUdeviceptr)(uintptr_t)p, true));
 }
 
 EMU_ENTRY(cuMemGetAddressRange_v2, CUdeviceptr *pbase, size_t *psize, CUdeviceptr dptr)

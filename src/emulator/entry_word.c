@@ -15,9 +15,8 @@ is_word(CUdeviceptr ptr)
 static CUresult
 check_flags(enum emu_op_kind kind, unsigned int flags)
 {
-    if (kind == EMU_OP_WRITE_WORD) {
-        return flags <= CU_STREAM_WRITE_VALUE_NO_MEMORY_BARRIER ? CUDA_SUCCESS
-                                                                : CUDA_ERROR_INVALID_VALUE;
+    if (kind == EMU_OP_WRITE_WORD) { /* measured: without a barrier is refused as well */
+        return flags == CU_STREAM_WRITE_VALUE_DEFAULT ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
     }
     if ((flags & ~(unsigned int)CU_STREAM_WAIT_VALUE_FLUSH) > CU_STREAM_WAIT_VALUE_NOR) {
         return CUDA_ERROR_INVALID_VALUE;
