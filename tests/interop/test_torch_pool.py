@@ -305,7 +305,8 @@ class TestSwitches:
             torch.cuda.set_per_process_memory_fraction(limit / total)
             beyond = [tensor(24 * MIB), tensor(24 * MIB)]
             assert all(is_managed(each.data_ptr()) for each in beyond)
-            assert all(int(each.sum(dtype=torch.int64)) == 3 * 24 * MIB for each in beyond)
+            # On the host: a sum on the device would need memory beyond the limit.
+            assert all(bool((each.cpu() == 3).all()) for each in beyond)
             try:
                 tensor(24 * MIB)
             except torch.cuda.OutOfMemoryError:
