@@ -4,7 +4,7 @@
  *   inspect.c                               controls for tests: looking inside, arming faults
  *   procaddress.c                           from names to entry points
  *   entry_context.c entry_copy.c entry_device.c entry_memory.c entry_pointer.c entry_pool.c
- *   entry_stream.c entry_uvm.c entry_word.c
+ *   entry_stream.c entry_uvm.c
  *   queues.c calls.c                        running operations; begin and end of a driver call
  *   capture.c page_advice.c pools.c         the meaning of calls
  *   allocations.c events.c                  the objects that users hold
@@ -92,8 +92,6 @@ void emu_unlock(void);
 void emu_lock(void);
 /* Waits, with the mutex released, for the next broadcast. */
 void emu_wait(void);
-/* Waits a moment, with the mutex released. */
-void emu_nap(void);
 void emu_broadcast(void);
 /* Called by cuInit when it succeeds. */
 void emu_set_initialised(void);
@@ -631,8 +629,6 @@ enum emu_op_kind {
     EMU_OP_EVENT,
     EMU_OP_WAIT,
     EMU_OP_RELEASE,
-    EMU_OP_AWAIT_WORD, /* of memory, to be compared with `pattern` as the flag `width` says */
-    EMU_OP_WRITE_WORD,
     EMU_OP_NOTHING,
 };
 
@@ -660,7 +656,7 @@ CUresult emu_stream_submit_after(struct emu_stream *stream, struct emu_point poi
 void emu_stream_drain(struct emu_stream *stream);
 /* The same for all streams of a context, or of all contexts (NULL). */
 void emu_streams_drain(const struct emu_context *context);
-/* Runs what can run without waiting for threads or words. True: the point is reached. */
+/* Runs what can run without waiting for other threads. True: the point is reached. */
 bool emu_point_poll(struct emu_point point);
 /* Abandons a capture and makes the handle unknown. The stream is removed after its last operation. */
 void emu_stream_delete(struct emu_stream *stream);

@@ -74,8 +74,6 @@
     X("cuStreamSynchronize", 2000, cuStreamSynchronize)                              \
     X("cuStreamQuery", 2000, cuStreamQuery)                                          \
     X("cuStreamWaitEvent", 3020, cuStreamWaitEvent)                                  \
-    X("cuStreamWaitValue32", 11070, cuStreamWaitValue32_v2)                          \
-    X("cuStreamWriteValue32", 11070, cuStreamWriteValue32_v2)                        \
     X("cuStreamGetCtx", 9020, cuStreamGetCtx)                                        \
     X("cuStreamGetCtx", 12050, cuStreamGetCtx_v2)                                    \
     X("cuStreamGetFlags", 5050, cuStreamGetFlags)                                    \

@@ -71,7 +71,7 @@ EMU_ENTRY(cuStreamSynchronize, CUstream hStream)
 }
 
 /* A lazy stream with queued operations answers NOT_READY once and then runs them, so that
- * polling ends. In an eager one they wait for another thread or for a word, which may have come. */
+ * polling ends. In an eager one they wait for another thread. */
 EMU_ENTRY(cuStreamQuery, CUstream hStream)
 {
     struct emu_stream *stream = NULL;

@@ -2,8 +2,6 @@
  * cuInit has succeeded, and this process is not a fork of one in which it had. */
 #include "emulator.h"
 
-#include <time.h>
-
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t condition = PTHREAD_COND_INITIALIZER;
 static bool initialised, forked;
@@ -24,16 +22,6 @@ void
 emu_wait(void)
 {
     pthread_cond_wait(&condition, &mutex);
-}
-
-void
-emu_nap(void)
-{
-    const struct timespec nap = {.tv_nsec = 50000};
-
-    emu_unlock();
-    (void)nanosleep(&nap, NULL);
-    emu_lock();
 }
 
 void

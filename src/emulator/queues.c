@@ -12,7 +12,6 @@
 static int schedule = -1; /* -1: as configured */
 
 static bool run_until(uint64_t id, uint64_t serial, bool block);
-static void run_unblocked(void);
 
 bool
 emu_streams_lazy(void)
@@ -86,67 +85,6 @@ run_function(const struct emu_op *op)
     emu_lock();
 }
 
-/* ---- words of memory ---- */
-
-/* The word of an operation, or NULL if its memory has been freed. Host threads store to it without
- * any call. */
-static uint32_t *
-word_of(const struct emu_op *op)
-{
-    return emu_find(op->ptr) == NULL ? NULL : (uint32_t *)(uintptr_t)emu_bytes(op->ptr);
-}
-
-static bool
-word_has_come(const struct emu_op *op)
-{
-    const uint32_t *word = word_of(op);
-    uint32_t now = word == NULL ? 0 : __atomic_load_n(word, __ATOMIC_ACQUIRE);
-
-    if (word == NULL) {
-        return true;
-    }
-    switch (op->width) {
-    case CU_STREAM_WAIT_VALUE_EQ:
-        return now == op->pattern;
-    case CU_STREAM_WAIT_VALUE_AND:
-        return (now & op->pattern) != 0;
-    case CU_STREAM_WAIT_VALUE_NOR:
-        return ~(now | op->pattern) != 0;
-    default:
-        return now - op->pattern <= INT32_MAX; /* cyclic: (int32_t)(now - pattern) >= 0 */
-    }
-}
-
-static void
-write_word(const struct emu_op *op)
-{
-    uint32_t *word = word_of(op);
-
-    if (word != NULL) {
-        __atomic_store_n(word, op->pattern, __ATOMIC_RELEASE);
-    }
-}
-
-/* Waits for the word of an operation. Other streams run meanwhile, as they would on a device: one
- * of them may write the word. A thread of the host that stores to it wakes nobody, hence the naps.
- * False: it has not come, and `block` is false. */
-static bool
-await_word(const struct emu_op *op, bool block)
-{
-    while (!word_has_come(op)) {
-        if (!block) {
-            return false;
-        }
-        run_unblocked();
-        if (!word_has_come(op)) {
-            emu_nap();
-        }
-    }
-    return true;
-}
-
-/* ---- one operation ---- */
-
 static void
 run_page_move(const struct emu_op *op)
 {
@@ -190,16 +128,13 @@ run_op(const struct emu_op *op, int device)
     case EMU_OP_RELEASE:
         emu_pool_release(op->allocation);
         break;
-    case EMU_OP_WRITE_WORD:
-        write_word(op);
-        break;
     default:
         break;
     }
 }
 
-/* Runs the first operation of a stream. False: it has to wait for a thread or a word, and `block`
- * is false. The stream is marked as running throughout, so that it and the operation outlive the
+/* Runs the first operation of a stream. False: it has to wait for a thread, and `block` is
+ * false. The stream is marked as running throughout, so that it and the operation outlive the
  * unlocked moments. */
 static bool
 run_head(struct emu_stream *stream, bool block)
@@ -211,7 +146,6 @@ run_head(struct emu_stream *stream, bool block)
     for (size_t i = 0; i < op->waits && ready; i++) {
         ready = run_until(op->wait[i].stream, op->wait[i].serial, block);
     }
-    ready = ready && (op->kind != EMU_OP_AWAIT_WORD || await_word(op, block));
     if (ready) {
         run_op(op, stream->device->ordinal);
         stream->head = op->next;
@@ -231,7 +165,7 @@ run_head(struct emu_stream *stream, bool block)
 }
 
 /* Runs a stream until it has reached a point. This ends, because an operation waits only for
- * operations queued before it, and for words that others write. */
+ * operations queued before it. */
 static bool
 run_until(uint64_t id, uint64_t serial, bool block)
 {
@@ -250,8 +184,7 @@ run_until(uint64_t id, uint64_t serial, bool block)
     return true;
 }
 
-/* Runs what can run: operations that another thread queued behind a host function while it ran, and
- * those behind words that have come. */
+/* Runs operations that another thread queued behind a host function while it ran. */
 static void
 run_unblocked(void)
 {

@@ -15,31 +15,27 @@
 #include "check.h"
 #include "symbols.h"
 
-#define FUNCTIONS(X)                            \
-    X(alloc, cuMemAllocManaged, 6000)           \
-    X(mem_free, cuMemFree, 3020)                \
-    X(advise, cuMemAdvise, 12020)               \
-    X(prefetch, cuMemPrefetchAsync, 12020)      \
-    X(discard, cuMemDiscardBatchAsync, 13000)   \
-    X(fill, cuMemsetD8Async, 3020)              \
-    X(stream_create, cuStreamCreate, 2000)      \
-    X(stream_destroy, cuStreamDestroy, 4000)    \
-    X(stream_sync, cuStreamSynchronize, 2000)   \
-    X(stream_query, cuStreamQuery, 2000)        \
-    X(stream_wait, cuStreamWaitEvent, 3020)     \
-    X(host_alloc, cuMemHostAlloc, 2020)         \
-    X(free_host, cuMemFreeHost, 2000)           \
-    X(wait_value, cuStreamWaitValue32, 11070)   \
-    X(write_value, cuStreamWriteValue32, 11070) \
-    X(event_create, cuEventCreate, 2000)        \
-    X(event_record, cuEventRecord, 2000)        \
-    X(event_destroy, cuEventDestroy, 4000)      \
-    X(event_query, cuEventQuery, 2000)          \
-    X(host_func, cuLaunchHostFunc, 10000)       \
-    X(ctx_sync, cuCtxSynchronize, 2000)         \
-    X(ctx_set, cuCtxSetCurrent, 4000)           \
-    X(retain, cuDevicePrimaryCtxRetain, 7000)   \
-    X(mem_info, cuMemGetInfo, 3020)             \
+#define FUNCTIONS(X)                          \
+    X(alloc, cuMemAllocManaged, 6000)         \
+    X(mem_free, cuMemFree, 3020)              \
+    X(advise, cuMemAdvise, 12020)             \
+    X(prefetch, cuMemPrefetchAsync, 12020)    \
+    X(discard, cuMemDiscardBatchAsync, 13000) \
+    X(fill, cuMemsetD8Async, 3020)            \
+    X(stream_create, cuStreamCreate, 2000)    \
+    X(stream_destroy, cuStreamDestroy, 4000)  \
+    X(stream_sync, cuStreamSynchronize, 2000) \
+    X(stream_query, cuStreamQuery, 2000)      \
+    X(stream_wait, cuStreamWaitEvent, 3020)   \
+    X(event_create, cuEventCreate, 2000)      \
+    X(event_record, cuEventRecord, 2000)      \
+    X(event_destroy, cuEventDestroy, 4000)    \
+    X(event_query, cuEventQuery, 2000)        \
+    X(host_func, cuLaunchHostFunc, 10000)     \
+    X(ctx_sync, cuCtxSynchronize, 2000)       \
+    X(ctx_set, cuCtxSetCurrent, 4000)         \
+    X(retain, cuDevicePrimaryCtxRetain, 7000) \
+    X(mem_info, cuMemGetInfo, 3020)           \
     X(init, cuInit, 2000)
 
 /* bytes to devices, to the host, between devices; faults of host and devices; copies, in pages. */
@@ -421,145 +417,72 @@ streams_wait_for_events_and_for_the_legacy_stream(void)
     CHECK_EQUAL(emu.mem_free(a), 0);
 }
 
-/* ---- words of memory ---- */
-
-static uint32_t *
-new_word(void)
-{
-    void *word = NULL;
-
-    CHECK_EQUAL(emu.host_alloc(&word, sizeof(uint32_t), CU_MEMHOSTALLOC_PORTABLE), 0);
-    return word;
-}
-
-static CUdeviceptr
-address_of(const void *pointer)
-{
-    return (CUdeviceptr)(uintptr_t)pointer;
-}
-
-/* In a schedule: a stream behind a word stands still until the host stores to it. */
-static void
-check_a_stored_word(int lazy)
-{
-    CUdeviceptr a = managed(PAGE);
-    CUstream stream = new_stream(CU_STREAM_NON_BLOCKING);
-    uint32_t *word = new_word();
-
-    emu.schedule(lazy);
-    CHECK_EQUAL(emu.wait_value(stream, address_of(word), 1, CU_STREAM_WAIT_VALUE_GEQ), 0);
-    CHECK_EQUAL(emu.fill(a, 5, PAGE, stream), 0);
-    for (int i = 0; i < 3; i++) {
-        CHECK_EQUAL(emu.stream_query(stream), CUDA_ERROR_NOT_READY);
-    }
-    CHECK_EQUAL(*(volatile unsigned char *)(uintptr_t)a, 0);
-    __atomic_store_n(word, 1, __ATOMIC_RELEASE);
-    CHECK_EQUAL(emu.stream_query(stream), lazy != 0 ? CUDA_ERROR_NOT_READY : CUDA_SUCCESS);
-    CHECK_EQUAL(emu.stream_query(stream), 0);
-    CHECK_EQUAL(*(volatile unsigned char *)(uintptr_t)a, 5);
-    emu.schedule(0);
-    CHECK_EQUAL(emu.stream_destroy(stream), 0);
-    CHECK_EQUAL(emu.free_host(word), 0);
-    CHECK_EQUAL(emu.mem_free(a), 0);
-}
-
-static void
-streams_wait_for_words_that_the_host_stores(void)
-{
-    check_a_stored_word(0);
-    check_a_stored_word(1);
-}
-
-struct late_store {
-    uint32_t *word;
-    bool stored;
+struct held_stream {
+    CUstream stream;
+    bool lazy, runs, go_on;
 };
 
-static void *
-store_later(void *argument)
+static void
+hold(void *argument)
 {
-    struct late_store *job = argument;
+    struct held_stream *held = argument;
 
-    usleep(20000);
-    __atomic_store_n(&job->stored, true, __ATOMIC_RELEASE);
-    __atomic_store_n(job->word, 1, __ATOMIC_RELEASE);
+    __atomic_store_n(&held->runs, true, __ATOMIC_RELEASE);
+    while (!__atomic_load_n(&held->go_on, __ATOMIC_ACQUIRE)) {
+        usleep(100);
+    }
+}
+
+static void *
+run_held_stream(void *argument)
+{
+    struct held_stream *held = argument;
+
+    CHECK_EQUAL(emu.ctx_set(context), 0);
+    CHECK_EQUAL(emu.host_func(held->stream, hold, held), 0);
+    if (held->lazy) {
+        CHECK_EQUAL(emu.stream_sync(held->stream), 0);
+    }
     return NULL;
 }
 
+/* Another thread runs a function of the stream meanwhile. The work behind it is done all the same. */
 static void
-waits_for_words_block_only_who_waits(void)
+check_destroying_a_held_stream(CUdeviceptr a, bool lazy)
 {
-    CUdeviceptr a = managed(PAGE);
-    CUstream stream = new_stream(CU_STREAM_NON_BLOCKING),
-             other = new_stream(CU_STREAM_NON_BLOCKING);
-    struct late_store job = {.word = new_word()};
+    struct held_stream held = {.stream = new_stream(CU_STREAM_NON_BLOCKING), .lazy = lazy};
+    size_t streams = emu.live_streams();
+    volatile unsigned char *byte = (volatile unsigned char *)(uintptr_t)a;
     pthread_t thread;
 
-    for (int lazy = 0; lazy < 2; lazy++) {
-        emu.schedule(lazy);
-        *job.word = 0;
-        job.stored = false;
-        CHECK_EQUAL(emu.wait_value(stream, address_of(job.word), 1, CU_STREAM_WAIT_VALUE_EQ), 0);
-        CHECK_EQUAL(pthread_create(&thread, NULL, store_later, &job), 0);
-        CHECK_EQUAL(emu.fill(a, 5, PAGE, other), 0);
-        CHECK_EQUAL(emu.stream_sync(other), 0);
-        CHECK_EQUAL(emu.stream_sync(stream), 0);
-        CHECK(__atomic_load_n(&job.stored, __ATOMIC_ACQUIRE));
-        CHECK_EQUAL(pthread_join(thread, NULL), 0);
+    *byte = 0;
+    CHECK_EQUAL(pthread_create(&thread, NULL, run_held_stream, &held), 0);
+    while (!__atomic_load_n(&held.runs, __ATOMIC_ACQUIRE)) {
+        usleep(100);
     }
-    emu.schedule(0);
-    CHECK_EQUAL(emu.stream_destroy(stream), 0);
-    CHECK_EQUAL(emu.stream_destroy(other), 0);
-    CHECK_EQUAL(emu.free_host(job.word), 0);
-    CHECK_EQUAL(emu.mem_free(a), 0);
-}
-
-/* The write runs only because a wait for its word needs it: nobody waits for its stream. */
-static void
-streams_write_words_for_others(void)
-{
-    CUdeviceptr a = managed(PAGE);
-    CUstream first = new_stream(CU_STREAM_NON_BLOCKING),
-             second = new_stream(CU_STREAM_NON_BLOCKING);
-    uint32_t *word = new_word();
-
-    for (int lazy = 0; lazy < 2; lazy++) {
-        emu.schedule(lazy);
-        *word = 0;
-        CHECK_EQUAL(emu.wait_value(first, address_of(word), 7, CU_STREAM_WAIT_VALUE_EQ), 0);
-        CHECK_EQUAL(emu.fill(a, 9, PAGE, first), 0);
-        CHECK_EQUAL(emu.fill(a, 8, PAGE, second), 0);
-        CHECK_EQUAL(emu.write_value(second, address_of(word), 7, 0), 0);
-        CHECK_EQUAL(emu.stream_sync(first), 0);
-        CHECK_EQUAL(*(unsigned char *)(uintptr_t)a, 9);
-        CHECK_EQUAL(*word, 7);
-    }
-    emu.schedule(0);
-    CHECK_EQUAL(emu.stream_destroy(first), 0);
-    CHECK_EQUAL(emu.stream_destroy(second), 0);
-    CHECK_EQUAL(emu.free_host(word), 0);
-    CHECK_EQUAL(emu.mem_free(a), 0);
-}
-
-static void
-a_stream_that_waits_for_a_word_can_be_destroyed(void)
-{
-    CUdeviceptr a = managed(PAGE);
-    CUstream stream = new_stream(CU_STREAM_NON_BLOCKING);
-    size_t streams = emu.live_streams();
-    uint32_t *word = new_word();
-
-    CHECK_EQUAL(emu.wait_value(stream, address_of(word), 1, CU_STREAM_WAIT_VALUE_AND), 0);
-    CHECK_EQUAL(emu.fill(a, 5, PAGE, stream), 0);
-    CHECK_EQUAL(emu.stream_destroy(stream), 0);
+    CHECK_EQUAL(emu.fill(a, 5, PAGE, held.stream), 0);
+    CHECK_EQUAL(emu.stream_query(held.stream), CUDA_ERROR_NOT_READY);
+    CHECK_EQUAL(emu.stream_destroy(held.stream), 0);
     CHECK_EQUAL(emu.live_streams(), streams - 1);
-    CHECK_EQUAL(emu.stream_query(stream), CUDA_ERROR_INVALID_HANDLE);
-    CHECK_EQUAL(*(volatile unsigned char *)(uintptr_t)a, 0);
-    __atomic_store_n(word, 1, __ATOMIC_RELEASE);
+    CHECK_EQUAL(emu.stream_query(held.stream), CUDA_ERROR_INVALID_HANDLE);
+    CHECK_EQUAL(*byte, 0);
+    __atomic_store_n(&held.go_on, true, __ATOMIC_RELEASE);
     CHECK_EQUAL(emu.ctx_sync(), 0);
-    CHECK_EQUAL(*(volatile unsigned char *)(uintptr_t)a, 5);
+    CHECK_EQUAL(*byte, 5);
+    CHECK_EQUAL(pthread_join(thread, NULL), 0);
     CHECK_EQUAL(emu.live_streams(), streams - 1);
-    CHECK_EQUAL(emu.free_host(word), 0);
+}
+
+static void
+streams_with_work_are_destroyed_at_once(void)
+{
+    CUdeviceptr a = managed(PAGE);
+
+    for (int lazy = 0; lazy < 2; lazy++) {
+        emu.schedule(lazy);
+        check_destroying_a_held_stream(a, lazy != 0);
+    }
+    emu.schedule(0);
     CHECK_EQUAL(emu.mem_free(a), 0);
 }
 
@@ -657,10 +580,7 @@ static const check_test tests[] = {
     CHECK_TEST(moves_lose_no_store),
     CHECK_TEST(lazy_streams_wait_to_be_asked),
     CHECK_TEST(streams_wait_for_events_and_for_the_legacy_stream),
-    CHECK_TEST(streams_wait_for_words_that_the_host_stores),
-    CHECK_TEST(waits_for_words_block_only_who_waits),
-    CHECK_TEST(streams_write_words_for_others),
-    CHECK_TEST(a_stream_that_waits_for_a_word_can_be_destroyed),
+    CHECK_TEST(streams_with_work_are_destroyed_at_once),
     CHECK_TEST(host_functions_may_not_call_the_driver),
     CHECK_TEST(armed_failures_happen_once),
     CHECK_TEST(threads_share_a_stream),

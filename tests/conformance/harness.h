@@ -65,8 +65,6 @@
     X(stream_sync, cuStreamSynchronize, 2000)                     \
     X(stream_query, cuStreamQuery, 2000)                          \
     X(stream_wait, cuStreamWaitEvent, 3020)                       \
-    X(wait_value, cuStreamWaitValue32, 11070)                     \
-    X(write_value, cuStreamWriteValue32, 11070)                   \
     X(stream_ctx, cuStreamGetCtx, 9020)                           \
     X(is_capturing, cuStreamIsCapturing, 10000)                   \
     X(begin_capture, cuStreamBeginCapture, 10010)                 \

@@ -32,12 +32,10 @@ void topic_pointers_plural(struct fixture *f);
 void topic_managed_pools(struct fixture *f);
 void topic_pool_frees(struct fixture *f);
 void topic_pools(struct fixture *f);
-/* words.c */
+/* pinned.c */
 void topic_pinned(struct fixture *f);
-void topic_word_checks(struct fixture *f);
-void topic_word_values(struct fixture *f);
-void topic_word_order(struct fixture *f);
-void topic_word_capture(struct fixture *f);
+void topic_pinned_empty(struct fixture *f);
+void topic_pinned_capture(struct fixture *f);
 /* pair.c */
 void topic_pair_accessed_by(struct fixture *f);
 void topic_pair_prefetch(struct fixture *f);
