@@ -60,7 +60,9 @@ def _copy_of_device(tensor: Tensor) -> Tensor:
             raise RuntimeError(
                 "to_host() waits for the stream, which captures a graph: call it after the capture"
             )
-        copy = _empty_like(tensor).copy_(tensor, non_blocking=True)
+        # copy_() would conjugate or negate on the host, before the contents are there.
+        resolved = tensor.resolve_conj().resolve_neg()
+        copy = _empty_like(resolved).copy_(resolved, non_blocking=True)
     stream.synchronize()
     return copy
 
