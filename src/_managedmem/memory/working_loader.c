@@ -12,20 +12,38 @@ static mm_loader *all_loaders;
 
 /* --- the life of a set -------------------------------------------------------------------- */
 
+/* In a scope. */
 static int
-open_stream(mm_loader *l, mm_status *st)
+make_streams(mm_loader *l, mm_status *st)
 {
-    MM_TRY_IN(mm_scope_enter_relaxed, l->device, l->cu, StreamCreate, st, &l->stream,
-              CU_STREAM_NON_BLOCKING);
+    for (size_t i = 0; i < MM_LOAD_STREAMS; i++) {
+        MM_TRY(l->cu, StreamCreate, st, &l->streams[i], CU_STREAM_NON_BLOCKING);
+    }
+    MM_TRY(l->cu, StreamCreate, st, &l->away, CU_STREAM_NON_BLOCKING);
+    MM_TRY(l->cu, EventCreate, st, &l->left, CU_EVENT_DISABLE_TIMING);
     return 0;
 }
 
-static void
-destroy_stream(mm_loader *l)
+static int
+open_streams(mm_loader *l, mm_status *st)
 {
-    for (int attempt = 0; attempt < 2 && l->stream != NULL; attempt++) {
-        if (l->cu->StreamDestroy(l->stream) == CUDA_SUCCESS) {
-            l->stream = NULL;
+    mm_scope scope;
+    int rc;
+
+    if (mm_scope_enter_relaxed(&scope, l->cu, l->device, st) < 0) {
+        return -1;
+    }
+    rc = make_streams(l, st);
+    mm_scope_leave(&scope);
+    return rc;
+}
+
+static void
+destroy_stream(mm_loader *l, CUstream *stream)
+{
+    for (int attempt = 0; attempt < 2 && *stream != NULL; attempt++) {
+        if (l->cu->StreamDestroy(*stream) == CUDA_SUCCESS) {
+            *stream = NULL;
         }
     }
 }
@@ -44,7 +62,14 @@ destroy_objects(mm_loader *l)
     }
     mm_releases_free(l->cu, l->pool);
     l->pool = NULL;
-    destroy_stream(l);
+    if (l->left != NULL) {
+        mm_event_destroy(l->cu, l->left);
+        l->left = NULL;
+    }
+    for (size_t i = 0; i < MM_LOAD_STREAMS; i++) {
+        destroy_stream(l, &l->streams[i]);
+    }
+    destroy_stream(l, &l->away);
 }
 
 static void
@@ -119,7 +144,7 @@ mm_loader_new(mm_driver *cu, int device, size_t budget, const void *owner, mm_st
     (void)pthread_mutex_init(&l->lock, NULL);
     (void)pthread_cond_init(&l->wanted, NULL);
     (void)pthread_cond_init(&l->issued_more, NULL);
-    if (open_stream(l, st) < 0 || mm_loader_start_thread(l, st) < 0) {
+    if (open_streams(l, st) < 0 || mm_loader_start_thread(l, st) < 0) {
         free_loader(l);
         return NULL;
     }
@@ -269,12 +294,14 @@ make_event(mm_loader *l, CUevent *event, mm_status *st)
 static int
 place_group(mm_loader *l, mm_loader_group *g, uint32_t *group, mm_status *st)
 {
+    bool mapped = g->memory.bytes > l->set.budget;
     mm_status later;
 
     if (refuse_shared_pages(l, &g->memory, st) < 0 || make_event(l, &g->done, st) < 0) {
         return -1;
     }
-    if (mm_working_memory_advise(l->cu, &g->memory, l->device, st) == 0
+    g->stream = l->streams[l->set.count % MM_LOAD_STREAMS];
+    if (mm_working_memory_advise(l->cu, &g->memory, l->device, mapped, st) == 0
         && publish_group(l, g, group, st) == 0) {
         return 0;
     }

@@ -136,11 +136,15 @@ mm_working_memory_check(const mm_working_memory *m, mm_status *st)
 
 /* --- advice ------------------------------------------------------------------------------- */
 
+/* Memory that moves is not mapped: making the mappings at each drop takes longer than the loads. A
+ * device that reaches it at home makes them by faults. */
 int
-mm_working_memory_advise(mm_driver *cu, mm_working_memory *m, int device, mm_status *st)
+mm_working_memory_advise(mm_driver *cu, mm_working_memory *m, int device, bool mapped,
+                         mm_status *st)
 {
     CUmemLocation where = mm_location(CU_MEM_LOCATION_TYPE_DEVICE, device);
-    mm_policy at_home = {.preferred = mm_host(), .accessed_by = mm_location_bit(where)};
+    mm_policy at_home = {.preferred = mm_host(),
+                         .accessed_by = mapped ? mm_location_bit(where) : 0};
     mm_batch work;
     int rc = mm_batch_init(&work, m->count, st);
 

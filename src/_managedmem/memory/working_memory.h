@@ -43,10 +43,10 @@ bool mm_working_memory_meets(const mm_working_memory *a, const mm_working_memory
 /* Fails with MM_REFUSED if memory of the group was closed. */
 MM_NODISCARD int mm_working_memory_check(const mm_working_memory *m, mm_status *st);
 
-/* Gives the memory the advice with which it stays at home and the device reaches it there. All or
- * nothing. The caller has entered the guards. */
+/* Gives the memory the advice with which it stays at home, where the device reaches it; `mapped` for
+ * memory that the device always reaches there. All or nothing. The caller has entered the guards. */
 MM_NODISCARD int mm_working_memory_advise(mm_driver *cu, mm_working_memory *m, int device,
-                                          mm_status *st);
+                                          bool mapped, mm_status *st);
 
 /* Restores the earlier advice, except that of closed memory. After a failure it can be called
  * again. */

@@ -32,14 +32,25 @@ note_failure(mm_loader *l, const mm_status *st)
 
 /* True once the stream has nothing to do. One that fails twice is broken: its work never ends. */
 static bool
-is_stream_idle(mm_loader *l)
+is_stream_idle(mm_loader *l, CUstream stream)
 {
-    CUresult code = l->cu->StreamQuery(l->stream);
+    CUresult code = l->cu->StreamQuery(stream);
 
     if (code != CUDA_SUCCESS && code != CUDA_ERROR_NOT_READY) {
-        code = l->cu->StreamQuery(l->stream);
+        code = l->cu->StreamQuery(stream);
     }
     return code != CUDA_ERROR_NOT_READY;
+}
+
+static bool
+is_idle(mm_loader *l)
+{
+    for (size_t i = 0; i < MM_LOAD_STREAMS; i++) {
+        if (!is_stream_idle(l, l->streams[i])) {
+            return false;
+        }
+    }
+    return is_stream_idle(l, l->away);
 }
 
 /* One round of the thread's waiting, which began at `since`. */
@@ -72,26 +83,29 @@ wait_until_idle(mm_loader *l)
 {
     uint64_t since = mm_monotonic_clock(), issued = atomic_load(&l->issued);
 
-    while (!is_stream_idle(l)) {
+    while (!is_idle(l)) {
         wait_awake(since);
     }
     complete_tickets(l, issued);
 }
 
-/* Records the ticket behind what is queued. If the driver refuses, the thread waits for its stream
- * instead. */
+/* Puts streams of the thread in order. If the driver refuses, the thread waits for them instead. */
 static void
-signal_ticket(mm_loader *l, mm_loader_group *g, uint64_t ticket)
+order_or_wait(mm_loader *l, CUresult code, const char *call)
 {
     mm_status st = {.kind = MM_OK};
-    CUresult code = l->cu->EventRecord(g->done, l->stream);
 
     if (code != CUDA_SUCCESS) {
-        (void)mm_fail_call(&st, "cuEventRecord", (int)code);
+        (void)mm_fail_call(&st, call, (int)code);
         note_failure(l, &st);
         wait_until_idle(l);
-        complete_tickets(l, ticket);
     }
+}
+
+static void
+signal_ticket(mm_loader *l, mm_loader_group *g, CUstream stream, uint64_t ticket)
+{
+    order_or_wait(l, l->cu->EventRecord(g->done, stream), "cuEventRecord");
     mm_loader_lock(l);
     atomic_store(&l->issued, ticket);
     (void)pthread_cond_broadcast(&l->issued_more);
@@ -119,12 +133,13 @@ take_away(mm_loader *l, mm_loader_group *g, bool with_contents)
     int rc = -1;
 
     for (int attempt = 0; rc < 0 && attempt < 2; attempt++) {
-        rc = with_contents ? mm_working_memory_home(l->cu, &g->memory, l->stream, &st)
-                           : mm_working_memory_drop(l->cu, &g->memory, l->stream, &st);
+        rc = with_contents ? mm_working_memory_home(l->cu, &g->memory, l->away, &st)
+                           : mm_working_memory_drop(l->cu, &g->memory, l->away, &st);
         if (rc < 0) {
             note_failure(l, &st);
         }
     }
+    order_or_wait(l, l->cu->EventRecord(l->left, l->away), "cuEventRecord");
     g->left_over = rc < 0;
     g->was_home = g->was_home || rc == 0;
     count_physical(l, g, rc < 0);
@@ -177,7 +192,9 @@ load_within_budget(mm_loader *l, mm_loader_group *g, mm_status *st)
     }
     g->left_over = false;
     count_physical(l, g, true);
-    return mm_working_memory_load(l->cu, &g->memory, l->device, l->stream, st);
+    order_or_wait(l, l->cu->StreamWaitEvent(g->stream, l->left, CU_EVENT_WAIT_DEFAULT),
+                  "cuStreamWaitEvent");
+    return mm_working_memory_load(l->cu, &g->memory, l->device, g->stream, st);
 }
 
 static void
@@ -201,13 +218,15 @@ run_load(mm_loader *l, mm_loader_group *g, const mm_working_command *command)
     mm_loader_unlock(l);
 }
 
-/* Waits for the ends of the uses. False if the set ends meanwhile. */
+/* Waits for the load, which nobody may have used, and the ends of the uses. False if the set ends
+ * meanwhile. */
 static bool
-wait_for_releases(mm_loader *l, const mm_release_list *releases)
+wait_for_uses(mm_loader *l, const mm_loader_group *g, const mm_release_list *releases)
 {
     uint64_t since = mm_monotonic_clock();
 
-    while (!mm_releases_have_passed(l->cu, releases)) {
+    while (l->cu->EventQuery(g->done) == CUDA_ERROR_NOT_READY
+           || !mm_releases_have_passed(l->cu, releases)) {
         if (is_ending(l)) {
             return false;
         }
@@ -232,7 +251,7 @@ keeps_contents(mm_loader *l, mm_loader_group *g, const mm_working_command *comma
 static void
 run_drop(mm_loader *l, mm_loader_group *g, const mm_working_command *command)
 {
-    bool passed = wait_for_releases(l, command->releases);
+    bool passed = wait_for_uses(l, g, command->releases);
     bool with_contents = keeps_contents(l, g, command);
 
     if (passed && g->on_device) {
@@ -246,6 +265,8 @@ run_drop(mm_loader *l, mm_loader_group *g, const mm_working_command *command)
 static void
 run_in_scope(mm_loader *l, mm_loader_group *g, const mm_working_command *command)
 {
+    CUstream stream = command->kind == MM_COMMAND_LOAD ? g->stream : l->away;
+
     switch (command->kind) {
     case MM_COMMAND_HOME:
         take_away(l, g, true);
@@ -258,7 +279,7 @@ run_in_scope(mm_loader *l, mm_loader_group *g, const mm_working_command *command
         break;
     }
     if (command->ticket != 0) {
-        signal_ticket(l, g, command->ticket);
+        signal_ticket(l, g, stream, command->ticket);
     }
 }
 
@@ -286,7 +307,7 @@ fail_command(mm_loader *l, mm_loader_group *g, const mm_working_command *command
     count_physical(l, g, g->on_device || command->kind == MM_COMMAND_HOME);
     g->left_over = g->on_device;
     if (command->ticket != 0) {
-        signal_ticket(l, g, command->ticket);
+        signal_ticket(l, g, l->away, command->ticket);
     }
 }
 
@@ -310,7 +331,7 @@ run_command(mm_loader *l, mm_loader_group *g, const mm_working_command *command)
 
 /* In a scope that a capture of another thread does not disturb. */
 static bool
-poll_stream(mm_loader *l)
+poll_streams(mm_loader *l)
 {
     uint64_t issued = atomic_load(&l->issued);
     mm_status ignored;
@@ -318,7 +339,7 @@ poll_stream(mm_loader *l)
     bool idle = true;
 
     if (mm_scope_enter_relaxed(&scope, l->cu, l->device, &ignored) == 0) {
-        idle = is_stream_idle(l);
+        idle = is_idle(l);
         mm_scope_leave(&scope);
     }
     if (idle) {
@@ -331,7 +352,7 @@ poll_stream(mm_loader *l)
 static void
 rest(mm_loader *l, uint64_t since)
 {
-    bool done = atomic_load(&l->completed) >= atomic_load(&l->issued) || poll_stream(l);
+    bool done = atomic_load(&l->completed) >= atomic_load(&l->issued) || poll_streams(l);
 
     if (!done || mm_monotonic_clock() - since < AWAKE_NS) {
         wait_awake(since);
@@ -346,9 +367,9 @@ rest(mm_loader *l, uint64_t since)
     mm_loader_unlock(l);
 }
 
-/* Waits for what the stream has to do. */
+/* Waits for what the streams have to do. */
 static void
-finish_stream(mm_loader *l)
+finish_streams(mm_loader *l)
 {
     mm_status ignored;
     mm_scope scope;
@@ -385,7 +406,7 @@ run_loader(void *argument)
             rest(l, since);
         }
     }
-    finish_stream(l);
+    finish_streams(l);
     return NULL;
 }
 

@@ -1,7 +1,7 @@
 /* working_thread.h: the parts of a working set at work, and its thread, which carries out the commands.
  *
- * The callers decide under the lock, and the thread carries out the commands in their order, on a
- * stream of its own. It alone waits for the ends of uses, on the host, because advice is given there.
+ * The callers decide under the lock, and the thread carries out the commands in their order, on
+ * streams of its own. It alone waits for the ends of uses, on the host, because advice is given there.
  * Behind a load it records an event, for which the streams of the callers wait. A caller waits until
  * the thread has queued the load: a stream must never wait for what is yet to be queued, because
  * driver calls that wait for the device, such as cuMemFree, may keep the thread from queueing it. */
@@ -14,8 +14,13 @@
 #include "working_loader.h"
 #include "working_releases.h"
 
+/* Of one stream, the driver begins a prefetch when the one before has ended. Four keep the link busy
+ * with loads of 2 MiB. */
+enum { MM_LOAD_STREAMS = 4 };
+
 typedef struct {
     mm_working_memory memory;
+    CUstream stream; /* for its loads */
     CUevent done; /* behind its latest command with a ticket */
     bool on_device; /* the thread's; its bytes are in `physical` */
     bool was_home; /* the thread's; before, the only contents may be on a device */
@@ -28,7 +33,9 @@ struct mm_loader {
     mm_driver *cu;
     const void *owner;
     mm_guard guard; /* calls under way; closed: the set has ended */
-    CUstream stream;
+    CUstream streams[MM_LOAD_STREAMS]; /* for loads, each for every fourth group */
+    CUstream away; /* for what leaves the device */
+    CUevent left; /* behind that */
     pthread_t thread;
     int device;
     atomic_bool has_ended; /* without a thread, and with all advice restored */
