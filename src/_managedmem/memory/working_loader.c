@@ -530,16 +530,40 @@ mm_loader_read_report(mm_loader *l, mm_loader_report *report)
     report->physical = atomic_load(&l->physical);
 }
 
+/* True if the group's latest command with a ticket is done, as far as the driver says. */
+static bool
+is_group_done(mm_loader *l, const mm_loader_group *g, uint64_t ticket)
+{
+    CUresult code = CUDA_ERROR_NOT_READY;
+    mm_status ignored;
+    mm_scope scope;
+
+    if (mm_loader_has_completed(l, ticket)) {
+        return true;
+    }
+    if (atomic_load(&l->issued) < ticket || !mm_guard_enter(&l->guard)) {
+        return false;
+    }
+    if (mm_scope_enter_relaxed(&scope, l->cu, l->device, &ignored) == 0) {
+        code = l->cu->EventQuery(g->done);
+        mm_scope_leave(&scope);
+    }
+    mm_guard_leave(&l->guard);
+    return code == CUDA_SUCCESS;
+}
+
 void
 mm_loader_read_group(mm_loader *l, uint32_t group, mm_loader_group_report *report)
 {
+    const mm_loader_group *found;
     const mm_group_state *g;
     uint64_t ticket;
 
     mm_loader_lock(l);
+    found = l->groups[group];
     g = &l->set.groups[group];
     *report = (mm_loader_group_report){.bytes = g->bytes, .resident = g->present, .held = g->held};
     ticket = g->ticket;
     mm_loader_unlock(l);
-    report->resident = report->resident && mm_loader_has_completed(l, ticket);
+    report->resident = report->resident && is_group_done(l, found, ticket);
 }

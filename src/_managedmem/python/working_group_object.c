@@ -361,7 +361,9 @@ group_get_is_resident(PyObject *op, void *Py_UNUSED(closure))
     if (loader == NULL) {
         return NULL;
     }
+    Py_BEGIN_ALLOW_THREADS
     mm_loader_read_group(loader, mm_working_group_of(op)->number, &report);
+    Py_END_ALLOW_THREADS
     return PyBool_FromLong(report.resident);
 }
 
@@ -491,7 +493,8 @@ static PyGetSetDef group_getset[] = {
     {"name", group_get_name, NULL, "Its name, or None.", NULL},
     {"access", group_get_access, NULL, "\"read\", \"write\" or \"scratch\".", NULL},
     {"set", group_get_set, NULL, "The WorkingSet that it belongs to.", NULL},
-    {"is_resident", group_get_is_resident, NULL, "True while all of it is on the device.", NULL},
+    {"is_resident", group_get_is_resident, NULL,
+     "True while all of it is on the device. Driver: cuEventQuery.", NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };
 
