@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-import time
 from pathlib import Path
 
 import managedmem
@@ -23,13 +22,13 @@ from . import (
     offload,
     overhead,
     pipeline,
+    progress,
     report,
     residency,
     results,
     tracing,
     tuning,
 )
-from .measure import need_room
 from .report import Group, Report
 from .um_programs import PROGRAMS
 
@@ -173,21 +172,25 @@ def parsed(arguments: list[str] | None) -> argparse.Namespace:
     return found
 
 
+def file_of(results: Report, options: argparse.Namespace) -> Path:
+    """The file to write."""
+    kind = "instructions" if options.emulator else "benchmarks"
+    return options.json or Path(f"{kind}-{results.machine['date']}.json")
+
+
 def measured(names: list[str], options: argparse.Namespace) -> Report:
-    """Measure the groups, and print each when it is done."""
+    """Measure the groups; print each and write the file when one is done."""
     results = Report(report.machine(), {})
     if managedmem.driver_info()["emulated"] and names != ["instructions"]:
         results.machine["note"] = "Emulated driver: times mean nothing."
     print(results.heading(), "\n", flush=True)
     for name in names:
         group = ALL_GROUPS[name]
-        need_room(group.need)
-        start = time.monotonic()
-        results.groups[name] = group.measure(
-            **{name: getattr(options, name) for name in group.options}
+        results.groups[name] = progress.rows_of(
+            name, group, {name: getattr(options, name) for name in group.options}
         )
+        results.write(file_of(results, options))
         print(report.section(group, results.groups[name]), flush=True)
-        print(f"({time.monotonic() - start:.0f} s)\n", file=sys.stderr)
     return results
 
 
@@ -205,7 +208,7 @@ def text_of(results: Report) -> str:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Measure, or read earlier results; return the exit status."""
+    """Measure, or read earlier results; return the exit status, 1 if something failed."""
     options = parsed(arguments)
     if options.read:
         results = read(options.read, options.groups)
@@ -223,10 +226,8 @@ def main(arguments: list[str] | None = None) -> int:
         managedmem.Device(0).set_current()  # the bare calls need a context
         results = measured(names, options)
     if not options.read or options.json:
-        kind = "instructions" if options.emulator else "benchmarks"
-        path = options.json or Path(f"{kind}-{results.machine['date']}.json")
-        results.write(path)
-        print(f"written: {path}")
+        results.write(file_of(results, options))
+        print(f"written: {file_of(results, options)}")
     if options.into:
         if not options.into.exists():
             report.new_page(options.into, results.machine)
@@ -235,9 +236,11 @@ def main(arguments: list[str] | None = None) -> int:
         from . import plot
 
         plot.draw(results, options.plot)
-    if options.against:
-        return instructions.compare(Report.read(options.against), results)
-    return 0
+    grown = options.against and instructions.compare(Report.read(options.against), results)
+    failed = [] if options.read else progress.broken(results)
+    for line in failed:
+        progress.say(f"benchmarks: failed: {line}")
+    return 1 if grown or failed else 0
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import managedmem
 from managedmem import Device, Host
@@ -56,13 +56,11 @@ def row(buf: managedmem.ManagedBuffer, place: Device | Host, advice: str, repeti
     return Row(title, {name: Result.of(found) for name, found in times.items()}, "us")
 
 
-def measure(repetitions: int = 9, sizes: Sequence[int] = SIZES) -> list[Row]:
+def measure(repetitions: int = 9, sizes: Sequence[int] = SIZES) -> Iterator[Row]:
     """A row for each advice, place and size."""
-    rows = []
     for size in sizes:
         with managedmem.empty(size) as buf:
             buf.fill(1)
             places: tuple[Device | Host, ...] = Host(), Device(0)
             for place, advice in itertools.product(places, steps_of(buf, Host())):
-                rows.append(row(buf, place, advice, repetitions))
-    return rows
+                yield row(buf, place, advice, repetitions)

@@ -193,6 +193,8 @@ def verdict(row: Row, name: str) -> str:
 
 def judged(row: Row) -> Row:
     """The row with a note: ours as a multiple of the best bare form, and the verdict."""
+    if row.broken:
+        return row
     ratio = row.results["ours"].median / best_of_bare(row).median
     found = verdict(row, "ours")
     note = f"ours {ratio:.2f} x the best form{'' if found == WITHIN else f', {found}'}"
@@ -201,12 +203,14 @@ def judged(row: Row) -> Row:
 
 def measure(
     repetitions: int = 21, sizes: Sequence[int] = SIZES, counts: Sequence[int] = COUNTS
-) -> list[Row]:
+) -> Iterator[Row]:
     """A row for each cell of the matrix, and for those between."""
     count, size = BETWEEN
     with managedmem.Stream() as stream:
         every = chain(layouts(stream, sizes, counts), layouts(stream, (size,), (count,)))
-        return [judged(Cell(*move, layout).row(repetitions)) for layout in every for move in MOVES]
+        for layout in every:
+            for move in MOVES:
+                yield judged(Cell(*move, layout).row(repetitions))
 
 
 def summary(rows: list[Row]) -> str:

@@ -6,7 +6,7 @@ import gc
 import importlib.util
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import managedmem
@@ -113,6 +113,8 @@ def one_buffer(repetitions: int, objects: int) -> Row:
         )
 
 
-def measure(repetitions: int = 5, objects: int = OBJECTS) -> list[Row]:
+def measure(repetitions: int = 5, objects: int = OBJECTS) -> Iterator[Row]:
     """The rows of this group."""
-    return [*imports(repetitions), size_on_disk(), one_buffer(3, objects)]
+    yield from imports(repetitions)
+    yield size_on_disk()
+    yield one_buffer(3, objects)

@@ -6,7 +6,7 @@ torch does the arithmetic; the limit is a copy of the same bytes from or to pinn
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any
 
@@ -176,11 +176,12 @@ def result(jobs: Jobs, repetitions: int) -> Row:
     return jobs.row("a result from the GPU, read by the host", repetitions, contenders)
 
 
-def measure(repetitions: int = 7) -> list[Row]:
+def measure(repetitions: int = 7) -> Iterator[Row]:
     """The rows of this group; none without torch and a GPU."""
     torch = peers.torch_on_gpu()
     if torch is None:
-        return []
+        return
     jobs = Jobs(torch)
     jobs.fill()
-    return [job(jobs, repetitions) for job in (host_data, table, scratch, result)]
+    for job in (host_data, table, scratch, result):
+        yield job(jobs, repetitions)

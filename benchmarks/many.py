@@ -5,7 +5,7 @@ Each time is that of the whole call until the stream has done it, divided by the
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import managedmem
@@ -120,18 +120,22 @@ def module_row(stream: managedmem.Stream, count: int, repetitions: int) -> Row |
     return row_of(title, contenders, count, repetitions)
 
 
-def measure(repetitions: int = 9, counts: Sequence[int] = COUNTS) -> list[Row]:
-    """A row for each operation and count."""
-    rows: list[Row | None] = []
+def all_rows(repetitions: int, counts: Sequence[int]) -> Iterator[Row | None]:
+    """Those of the modules can be missing."""
     with managedmem.Stream() as stream:
         for before, after, adjacent in MOVES:
             for count in counts:
                 layout = layout_of(stream, count, adjacent)
                 with layout.whole:
-                    rows.append(move_row(before, after, layout, repetitions))
+                    yield move_row(before, after, layout, repetitions)
         for count in counts:
             layout = layout_of(stream, count, adjacent=False)
             with layout.whole:
-                rows.append(advise_row(layout, repetitions))
-        rows += [module_row(stream, count, repetitions) for count in counts]
-    return [row for row in rows if row is not None]
+                yield advise_row(layout, repetitions)
+        for count in counts:
+            yield module_row(stream, count, repetitions)
+
+
+def measure(repetitions: int = 9, counts: Sequence[int] = COUNTS) -> Iterator[Row]:
+    """A row for each operation and count."""
+    return (row for row in all_rows(repetitions, counts) if row is not None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 import timeit
+import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -17,8 +18,10 @@ HEADROOM = 1024 * MIB  # left free on the card beside it: contexts, the peers' o
 
 # A contender runs `count` times and returns the nanoseconds of one run.
 Contender = Callable[[int], float]
-# Contenders that may fail, as a part of the result. Ours and the bare call must not.
 PEERS = ("cuda.core", "cuda.bindings", "CuPy", "numba", "ctypes", "accelerate")
+# Those that may fail, as a part of the result. Ours and the bare call must not.
+MAY_FAIL = {*PEERS, "torch", "CUPTI"}
+UNFINISHED = "not finished"  # the operation of a row for the rest of a group that failed
 
 
 @dataclass(frozen=True)
@@ -51,7 +54,12 @@ class Row:
     results: dict[str, Result]
     unit: str = "ns"
     note: str = ""
-    failed: dict[str, str] = field(default_factory=dict)  # peers that failed, with the reason
+    failed: dict[str, str] = field(default_factory=dict)  # contenders, with the reason
+
+    @property
+    def broken(self) -> bool:
+        """True if something failed that must not."""
+        return self.operation == UNFINISHED or not MAY_FAIL.issuperset(self.failed)
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -98,35 +106,34 @@ def side_by_side(
     unit: str = "ns",
     note: str = "",
 ) -> Row:
-    """Measure all contenders in turn, repeatedly, so that a drift of the machine affects all."""
-    values: dict[str, list[float]] = {}
+    """Measure all contenders in turn, repeatedly, so that a drift of the machine affects all.
+
+    One that fails is left out and named.
+    """
+    values: dict[str, list[float]] = {name: [] for name in contenders}
     failed: dict[str, str] = {}
-    for name, run in contenders.items():  # caches, lazy initialisation, the driver's first call
-        try:
-            run(max(count // 10, 1))
-        except Exception as error:
-            if name not in PEERS:
-                raise
-            failed[name] = reason(error)
-        else:
-            values[name] = []
-        after()
-    for _ in range(repetitions):
-        for name, found in values.items():
-            found.append(contenders[name](count))
+    for turn in range(repetitions + 1):
+        for name in [name for name in contenders if name not in failed]:
+            try:
+                if turn:
+                    values[name].append(contenders[name](count))
+                else:  # caches, lazy initialisation, the driver's first call
+                    contenders[name](max(count // 10, 1))
+            except Exception as error:
+                failed[name] = reason(error)
+                if name not in MAY_FAIL:
+                    traceback.print_exc()
             after()
-    results = {name: Result.of(found) for name, found in values.items()}
+    results = {name: Result.of(values[name]) for name in contenders if name not in failed}
     return Row(operation, results, unit=unit, note=note, failed=failed)
 
 
 def need_room(nbytes: int) -> None:
-    """Exit before a group if the card has too little free memory for it."""
+    """RuntimeError if the card has too little free memory for a group."""
     if nbytes > BUDGET:
         raise ValueError(f"{nbytes} bytes of managed memory are above the limit of {BUDGET}")
     free = managedmem.Device(0).memory_info.free
     headroom = 0 if managedmem.driver_info()["emulated"] else HEADROOM
     if nbytes and free < nbytes + headroom:
         needed = (nbytes + headroom) // MIB
-        raise SystemExit(
-            f"benchmarks: the GPU needs {needed} MiB of free memory, it has {free // MIB}"
-        )
+        raise RuntimeError(f"the GPU needs {needed} MiB of free memory, it has {free // MIB}")

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -208,25 +208,26 @@ def measure(
     programs: Sequence[str] = PROGRAMS,
     repetitions: int = 15,
     seconds: float = SECONDS,
-) -> list[Row]:
+) -> Iterator[Row]:
     """Two rows for each program of a checkout."""
     if npbench is None:
-        return [Row("npbench", {}, note="needs --npbench CHECKOUT")]
+        yield Row("npbench", {}, note="needs --npbench CHECKOUT")
+        return
     if make is None:
         cupy = peers.cupy_on_gpu()
         if cupy is None:
-            return [Row("npbench", {}, note="needs CuPy and a GPU")]
+            yield Row("npbench", {}, note="needs CuPy and a GPU")
+            return
 
         def make() -> ManagedArrays:
             return ManagedArrays(cupy)
 
-    rows = []
     for name in programs:
         memory = make()
         try:
             phases = Phases(Source.of(npbench, name), memory)
-            rows += rows_of(name, phases, tune or managedmem.tune, repetitions, seconds)
+            rows = rows_of(name, phases, tune or managedmem.tune, repetitions, seconds)
             del phases
         finally:
             memory.close()
-    return rows
+        yield from rows

@@ -11,6 +11,7 @@ import copy
 import importlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from types import ModuleType
 from typing import Any
 
@@ -197,13 +198,18 @@ def faults_row(machine: Machine, nbytes: int, count: int, repetitions: int) -> R
         return side_by_side("", contenders, count=1, repetitions=repetitions, unit="ms")
 
 
+def joined(row: Row, other: Row) -> Row:
+    """The row with the contenders of another one."""
+    results, failed = {**row.results, **other.results}, {**row.failed, **other.failed}
+    return replace(row, results=results, failed=failed)
+
+
 def layers(machine: Machine, sizes: tuple[int, ...], repetitions: int) -> Iterator[Row]:
     """A row for each size of a layer."""
     for nbytes in sizes:
         count = min(LAYERS, NEED // nbytes)
         row = layer_row(machine, nbytes, count, repetitions)
-        row.results.update(faults_row(machine, nbytes, count, repetitions).results)
-        yield row
+        yield joined(row, faults_row(machine, nbytes, count, repetitions))
 
 
 # --- a transformer ------------------------------------------------------------------------
@@ -332,10 +338,7 @@ def training(machine: Machine, nbytes: int, count: int, repetitions: int) -> Ite
         machine.ours.prefetch(faults.optimizer, Host())
 
     others = {"page faults": machine.timed(faults.step, ROUNDS, home)}
-    row.results.update(
-        side_by_side("", others, count=1, repetitions=repetitions, unit="ms").results
-    )
-    yield row
+    yield joined(row, side_by_side("", others, count=1, repetitions=repetitions, unit="ms"))
 
 
 def all_fits(machine: Machine, nbytes: int, count: int, repetitions: int) -> Row:
@@ -359,16 +362,15 @@ def measure(
     trained: tuple[int, int] = (16 * MIB, 4),
     tokens: int = TOKENS,
     **shape: int,
-) -> list[Row]:
+) -> Iterator[Row]:
     """All rows; none without torch, or where it has no GPU on a real driver."""
     torch = loaded("torch")
     if torch is None:
-        return []
+        return
     machine = Machine(torch)
     if not machine.emulated and not torch.cuda.is_available():
-        return []
-    rows = [*layers(machine, sizes, repetitions)]
-    rows += generation(machine, repetitions, tokens, **shape)
-    rows += training(machine, *trained, repetitions)
-    rows.append(all_fits(machine, sizes[min(1, len(sizes) - 1)], LAYERS, repetitions))
-    return rows
+        return
+    yield from layers(machine, sizes, repetitions)
+    yield from generation(machine, repetitions, tokens, **shape)
+    yield from training(machine, *trained, repetitions)
+    yield all_fits(machine, sizes[min(1, len(sizes) - 1)], LAYERS, repetitions)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -245,7 +246,8 @@ def row(operation: Operation, stream: managedmem.Stream, count: int, repetitions
         )
 
 
-def measure(count: int = 1000, repetitions: int = 21) -> list[Row]:
+def measure(count: int = 1000, repetitions: int = 21) -> Iterator[Row]:
     """A row for each operation."""
     with managedmem.Stream() as stream:
-        return [row(operation, stream, count, repetitions) for operation in OPERATIONS]
+        for operation in OPERATIONS:
+            yield row(operation, stream, count, repetitions)

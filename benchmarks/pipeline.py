@@ -8,7 +8,7 @@ the whole buffer, the same for all.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -141,9 +141,10 @@ def timed(pipeline: Pipeline, move: Move, *, held: bool) -> Contender:
     return once
 
 
-def measure(repetitions: int = 7, sizes: Sequence[int] = SIZES, count: int = COUNT) -> list[Row]:
+def measure(
+    repetitions: int = 7, sizes: Sequence[int] = SIZES, count: int = COUNT
+) -> Iterator[Row]:
     """Two rows for each size: the whole loop, and the time in the calls."""
-    rows = []
     for size in sizes:
         with ExitStack() as stack:
             bufs = [stack.enter_context(managedmem.empty(size)) for _ in range(count)]
@@ -155,6 +156,4 @@ def measure(repetitions: int = 7, sizes: Sequence[int] = SIZES, count: int = COU
                     name: timed(pipeline, move, held=held)
                     for name, move in pipeline.moves().items()
                 }
-                row = side_by_side(title, contenders, count=1, repetitions=repetitions, unit="us")
-                rows.append(row)
-    return rows
+                yield side_by_side(title, contenders, count=1, repetitions=repetitions, unit="us")

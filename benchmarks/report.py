@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import platform
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -44,7 +45,7 @@ class Group:
 
     title: str
     description: str
-    measure: Callable[..., list[Row]]
+    measure: Callable[..., Iterable[Row]]  # a row as soon as it is measured
     need: int = 0
     summary: Callable[[list[Row]], str] | None = None
     options: tuple[str, ...] = ()  # of the command line, that the function takes as keywords
@@ -58,7 +59,10 @@ class Report:
     groups: dict[str, list[Row]]
 
     def write(self, path: Path) -> None:
-        """Write JSON with a line for each row, so that two runs can be compared by diff."""
+        """Write JSON with a line for each row, so that two runs can be compared by diff.
+
+        The file is replaced whole: a run that is killed leaves what it wrote last.
+        """
         groups = [
             f"{json.dumps(name)}: [\n"
             + ",\n".join(json.dumps(row.as_json(), ensure_ascii=False) for row in rows)
@@ -67,7 +71,9 @@ class Report:
         ]
         machine = json.dumps(self.machine, indent=1, ensure_ascii=False)
         text = f'{{\n"machine": {machine},\n"groups": {{\n' + ",\n".join(groups) + "\n}\n}\n"
-        path.write_text(text, encoding="utf-8")
+        part = path.with_name(f"{path.name}.part")
+        part.write_text(text, encoding="utf-8")
+        os.replace(part, path)
 
     @classmethod
     def read(cls, *paths: Path) -> Report:
@@ -184,7 +190,7 @@ def spread_text(rows: Sequence[Row]) -> str:
 
 
 def failures_text(rows: Sequence[Row]) -> str:
-    """The failures of peers, each reason once."""
+    """The failures of contenders, each reason once."""
     found: dict[str, list[str]] = {}
     for row in rows:
         for name, error in row.failed.items():
@@ -204,6 +210,7 @@ def section(group: Group, rows: list[Row]) -> str:
         table(measured) if measured else "Nothing to measure here.",
         *(f"{row.operation}: {row.note}" for row in rows if not row.results),
     ]
-    parts += [group.summary(measured) if group.summary and measured else ""]
+    whole = measured and not any(row.broken for row in rows)
+    parts += [group.summary(measured) if group.summary and whole else ""]
     parts += [spread_text(rows), failures_text(rows)]
     return "\n\n".join(part for part in parts if part) + "\n"

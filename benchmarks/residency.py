@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import managedmem
 from managedmem import Device, Host
@@ -85,9 +85,8 @@ def has_scan(buf: managedmem.ManagedBuffer) -> bool:
     return True
 
 
-def measure(repetitions: int = 21, size: int = SIZE) -> list[Row]:
+def measure(repetitions: int = 21, size: int = SIZE) -> Iterator[Row]:
     """A row for each state of the pages."""
-    rows = []
     with managedmem.empty(size) as buf:
         scan = has_scan(buf)
         for name, arrange in STATES.items():
@@ -98,9 +97,6 @@ def measure(repetitions: int = 21, size: int = SIZE) -> list[Row]:
                 contenders["page map, scan"] = page_map(buf, scan=True)
             contenders["ours"] = lambda _: elapsed(buf.residency)
             title = f"{size // MIB} MiB {name}"
-            rows.append(
-                side_by_side(
-                    title, contenders, count=1, repetitions=repetitions, unit="us", note=GOAL
-                )
+            yield side_by_side(
+                title, contenders, count=1, repetitions=repetitions, unit="us", note=GOAL
             )
-    return rows

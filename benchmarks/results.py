@@ -6,7 +6,7 @@ call of each contender is not measured.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from types import ModuleType
 
@@ -74,17 +74,16 @@ def by_torch(torch: ModuleType, buf: managedmem.ManagedBuffer) -> dict[str, Step
 
 def judged(row: Row) -> Row:
     """The row with a note: our times as parts of the limit."""
-    if LIMIT not in row.results:
+    if row.broken or LIMIT not in row.results:
         return row
     limit = row.results[LIMIT].median
     times = [f"{name} {row.results[name].median / limit:.2f} x" for name in JUDGED]
     return replace(row, note=f"{', '.join(times)} the pinned copy, goal {GOAL} x")
 
 
-def measure(repetitions: int = 15, sizes: Sequence[int] = SIZES) -> list[Row]:
+def measure(repetitions: int = 15, sizes: Sequence[int] = SIZES) -> Iterator[Row]:
     """A row for each size."""
     torch = peers.torch_on_gpu()
-    rows = []
     for size in sizes:
         with managedmem.empty(size) as buf:
             buf.fill(1)
@@ -97,7 +96,6 @@ def measure(repetitions: int = 15, sizes: Sequence[int] = SIZES) -> list[Row]:
                 repetitions=repetitions,
                 unit="us",
             )
-            rows.append(judged(row))
             del steps, contenders  # tensors over the buffer
         managedmem.result_cache.clear()
-    return rows
+        yield judged(row)

@@ -14,7 +14,7 @@ import importlib
 import os
 import subprocess
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
@@ -310,10 +310,11 @@ def bytes_row(pattern: Pattern, buf: ManagedBuffer) -> Row:
     return Row(f"bytes: {pattern.title}", named, "bytes", "goal: difference 0")
 
 
-def bytes_rows(size: int) -> list[Row]:
+def bytes_rows(size: int) -> Iterator[Row]:
     """A row for each pattern."""
     with managedmem.empty(size) as buf:
-        return [bytes_row(pattern, buf) for pattern in PATTERNS]
+        for pattern in PATTERNS:
+            yield bytes_row(pattern, buf)
 
 
 # --- residency ------------------------------------------------------------------------------------
@@ -378,34 +379,33 @@ def measure(
     repetitions: int = 15,
     scale: float = 1.0,
     canned: tuple[int, int, int] = (1_000_000, 10_000, 5),
-) -> list[Row]:
+) -> Iterator[Row]:
     """All rows; `scale` times the usual sizes, `canned` are events, memories and rounds."""
 
     def sized(size: int) -> int:
         return int(size * scale) // (2 * MIB) * 2 * MIB
 
     prefetched, faulted, asked = map(sized, (PREFETCHED, FAULTED, residency.SIZE))
-    rows = [
-        step_row(
-            f"{STEP}, {BUFFERS} x {prefetched // MIB} MiB",
-            prefetches_and_kernels,
-            [prefetched] * BUFFERS,
-            repetitions,
-            "goal: untraced + 2 %",
-        ),
-        step_row(
-            f"{FAULTS}, {faulted // MIB} MiB",
-            faults,
-            [faulted],
-            repetitions,
-            "goal: bare queue + 5 %",
-        ),
-        *start_and_stop(repetitions),
-        *bytes_rows(faulted),
-    ]
+    yield step_row(
+        f"{STEP}, {BUFFERS} x {prefetched // MIB} MiB",
+        prefetches_and_kernels,
+        [prefetched] * BUFFERS,
+        repetitions,
+        "goal: untraced + 2 %",
+    )
+    yield step_row(
+        f"{FAULTS}, {faulted // MIB} MiB",
+        faults,
+        [faulted],
+        repetitions,
+        "goal: bare queue + 5 %",
+    )
+    yield from start_and_stop(repetitions)
+    yield from bytes_rows(faulted)
     with managedmem.empty(asked) as buf:
-        rows += [residency_row(name, buf, max(repetitions // 2, 2)) for name in STATES]
-    return rows + canned_rows(*canned)
+        for name in STATES:
+            yield residency_row(name, buf, max(repetitions // 2, 2))
+    yield from canned_rows(*canned)
 
 
 def canned_rows(events: int, memories: int, rounds: int) -> list[Row]:

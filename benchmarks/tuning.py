@@ -9,7 +9,7 @@ arrays before the phase that overwrites them, which the published programs could
 from __future__ import annotations
 
 import mmap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from statistics import median
 
@@ -209,14 +209,13 @@ def measure(
     programs: Mapping[str, Callable[[], Program]] = PROGRAMS,
     repetitions: int = 11,
     seconds: float = SECONDS,
-) -> list[Row]:
+) -> Iterator[Row]:
     """Three rows for each program: all, or those of these names."""
     if gpu is None:
         cupy = peers.cupy_on_gpu()
         if cupy is None:
-            return [Row("tuning", {}, note="needs CuPy and a GPU")]
+            yield Row("tuning", {}, note="needs CuPy and a GPU")
+            return
         gpu = CuPyGpu(cupy)
-    rows = []
     for name in program or programs:
-        rows += rows_of(programs[name](), gpu, tune or managedmem.tune, repetitions, seconds)
-    return rows
+        yield from rows_of(programs[name](), gpu, tune or managedmem.tune, repetitions, seconds)

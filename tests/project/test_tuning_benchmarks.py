@@ -20,7 +20,7 @@ import pytest
 
 import managedmem
 from benchmarks import __main__ as command
-from benchmarks import npbench, peers, tuning
+from benchmarks import npbench, peers, progress, tuning
 from benchmarks.interleaved import HIGH, LOW, MEDIAN, Step, interleaved, interval, ratios, time_for
 from benchmarks.measure import MIB, Result, Row
 from benchmarks.report import cell, section
@@ -274,7 +274,7 @@ class TestInterleaved:
 
 class TestTuning:
     def rows(self, gpu, tune, name="black_scholes"):
-        return tuning.measure([name], gpu=gpu, tune=tune, programs=SMALL, repetitions=3)
+        return list(tuning.measure([name], gpu=gpu, tune=tune, programs=SMALL, repetitions=3))
 
     def test_rows(self, host_gpu):
         rows = self.rows(host_gpu, fake_tune)
@@ -292,7 +292,7 @@ class TestTuning:
         assert "Of 1 programs, " in text
 
     def test_all_programs_without_a_name(self, host_gpu):
-        rows = tuning.measure(gpu=host_gpu, tune=fake_tune, programs=SMALL, repetitions=1)
+        rows = list(tuning.measure(gpu=host_gpu, tune=fake_tune, programs=SMALL, repetitions=1))
         assert len(rows) == 3 * len(PROGRAMS)
 
     def test_policies_of_tune_hold_during_its_steps_only(self, host_gpu):
@@ -329,8 +329,10 @@ class TestTuning:
         assert rows[0].note == "not tuned: TuneUnstableError: the floor is 40 %"
 
     def test_with_tune_itself(self, host_gpu):
-        rows = tuning.measure(
-            ["fdtd"], gpu=host_gpu, programs=SMALL, repetitions=1, seconds=2 * TUNE_SECONDS
+        rows = list(
+            tuning.measure(
+                ["fdtd"], gpu=host_gpu, programs=SMALL, repetitions=1, seconds=2 * TUNE_SECONDS
+            )
         )
         assert rows[0].results["ours"].median > 0
         assert re.match(r"tuned in \d+ s|not tuned: TuneUnstableError", rows[0].note)
@@ -348,7 +350,7 @@ class TestTuning:
 
     @pytest.mark.emulator_only
     def test_without_a_gpu(self):
-        rows = tuning.measure()
+        rows = list(tuning.measure())
         text = section(command.GROUPS["tuning"], rows)
         assert "tuning: needs CuPy and a GPU" in text
         assert "|" not in text
@@ -428,12 +430,14 @@ class TestNPBench:
             return made[-1]
 
         policy = {"A": MigrationPolicy.prefer(Device(0))}
-        rows = npbench.measure(
-            checkout,
-            make=make,
-            tune=lambda *a, **k: fake_tune(*a, policies=policy, **k),
-            programs=["tiny"],
-            repetitions=3,
+        rows = list(
+            npbench.measure(
+                checkout,
+                make=make,
+                tune=lambda *a, **k: fake_tune(*a, policies=policy, **k),
+                programs=["tiny"],
+                repetitions=3,
+            )
         )
         assert [row.operation for row in rows] == ["tiny", "tiny: before / after"]
         assert list(rows[0].results) == ["before", "after"]
@@ -460,7 +464,7 @@ class TestNPBench:
         assert npbench.summary(rows[:1]).endswith("Slower beyond noise: none.")
 
     def test_without_a_checkout(self):
-        text = section(command.GROUPS["npbench"], npbench.measure())
+        text = section(command.GROUPS["npbench"], list(npbench.measure()))
         assert "npbench: needs --npbench CHECKOUT" in text
 
     @pytest.mark.emulator_only
@@ -501,8 +505,9 @@ class TestCommand:
                 name,
                 SimpleNamespace(**{**vars(group), "measure": measure(name)}),
             )
-        monkeypatch.setattr(command, "need_room", lambda nbytes: None)
+        monkeypatch.setattr(progress, "need_room", lambda nbytes: None)
         arguments = ["tuning", "npbench", "--program", "fdtd", "--npbench", str(tmp_path)]
+        arguments += ["--json", str(tmp_path / "results.json")]
         options = command.parsed(arguments)
         command.measured(options.groups, options)
         assert seen == {"tuning": {"program": ["fdtd"]}, "npbench": {"npbench": Path(tmp_path)}}
