@@ -105,11 +105,32 @@ class TestArguments:
     def test_memory_of_another_group(self, working, layers):
         working.add(layers[0][:PAGE])
         working.add(layers[0][PAGE : 2 * PAGE])
-        with pytest.raises(ValueError, match="share a page with group 1"):
+        with pytest.raises(ValueError, match=r"share the page at 0x[0-9a-f]+ with group 1"):
             working.add([layers[1], layers[0][2 * PAGE - 1 :]])
-        with pytest.raises(ValueError, match="share a page with group 0"):
+        with pytest.raises(ValueError, match=r"share the page at .* with group [01] of the"):
             working.add(layers[0])
         assert len(working) == 2
+
+    def test_memory_of_another_set(self, working, layers):
+        layers[0].preferred_location = Device(0)
+        working.add(layers[0][: 4 * PAGE])
+        with WorkingSet(SIZE) as other:
+            page = layers[0].handle + 3 * PAGE
+            with pytest.raises(ValueError, match=f"{page:#x} with group 0 of another working set"):
+                other.add([layers[1], layers[0][3 * PAGE :]])
+            assert len(other) == 0
+            other.add([layers[1], layers[0][4 * PAGE :]])
+            working.close()
+            other.add(layers[0][: 4 * PAGE])
+        assert layers[0].preferred_location is Device(0)
+
+    def test_memory_after_other_memory_that_was_closed(self, working, alloc):
+        """New memory may have the addresses of memory that a group still counts."""
+        for _ in range(4):
+            buffer = alloc(SIZE)
+            working.add(buffer)
+            buffer.close()
+        assert len(working) == 4
 
     def test_empty_targets(self, working, alloc):
         group = working.add([alloc(SIZE)[:0], managedmem.empty(0)])

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 
 #include "growth.h"
+#include "working_claims.h"
 
 /* Guards the list of sets; held while their threads end. */
 static pthread_mutex_t loaders_mutex = PTHREAD_MUTEX_INITIALIZER;
@@ -48,24 +49,27 @@ destroy_stream(mm_loader *l, CUstream *stream)
     }
 }
 
+static void
+destroy_event(mm_loader *l, CUevent *event)
+{
+    if (*event != NULL) {
+        mm_event_destroy(l->cu, *event);
+        *event = NULL;
+    }
+}
+
 /* Frees the driver's objects, in a scope. What fails twice stays with the driver. */
 static void
 destroy_objects(mm_loader *l)
 {
     for (uint32_t i = 0; i < l->set.count; i++) {
-        if (l->groups[i]->done != NULL) {
-            mm_event_destroy(l->cu, l->groups[i]->done);
-        }
+        destroy_event(l, &l->groups[i]->done);
         mm_releases_free(l->cu, l->set.groups[i].releases);
-        l->groups[i]->done = NULL;
         l->set.groups[i].releases = NULL;
     }
     mm_releases_free(l->cu, l->pool);
     l->pool = NULL;
-    if (l->left != NULL) {
-        mm_event_destroy(l->cu, l->left);
-        l->left = NULL;
-    }
+    destroy_event(l, &l->left);
     for (size_t i = 0; i < MM_LOAD_STREAMS; i++) {
         destroy_stream(l, &l->streams[i]);
     }
@@ -93,6 +97,7 @@ free_loader(mm_loader *l)
 {
     free_driver_objects(l);
     for (uint32_t i = 0; i < l->set.count; i++) {
+        mm_give_back_claim(&l->groups[i]->memory);
         mm_working_memory_free(&l->groups[i]->memory);
         free(l->groups[i]);
     }
@@ -160,8 +165,11 @@ restore_groups(mm_loader *l, mm_status *st)
     int rc = 0;
 
     for (uint32_t i = 0; i < l->set.count; i++) {
-        if (mm_working_memory_restore(l->cu, &l->groups[i]->memory, rc == 0 ? st : &later) < 0) {
+        mm_working_memory *m = &l->groups[i]->memory;
+        if (mm_working_memory_restore(l->cu, m, rc == 0 ? st : &later) < 0) {
             rc = -1;
+        } else {
+            mm_give_back_claim(m);
         }
     }
     return rc;
@@ -209,6 +217,7 @@ mm_loader_end(mm_loader *l)
     }
     for (uint32_t i = 0; i < l->set.count; i++) {
         l->groups[i]->memory.advised = false; /* the memory may end now */
+        mm_give_back_claim(&l->groups[i]->memory);
     }
 }
 
@@ -246,20 +255,6 @@ mm_loaders_end(const void *owner)
 
 /* --- groups ------------------------------------------------------------------------------- */
 
-static int
-refuse_shared_pages(const mm_loader *l, const mm_working_memory *m, mm_status *st)
-{
-    for (uint32_t i = 0; i < l->set.count; i++) {
-        if (mm_working_memory_meets(m, &l->groups[i]->memory)) {
-            return mm_fail(st, MM_BAD_VALUE,
-                           "the targets share a page with group %u of the working set: memory can "
-                           "be in one group, and groups need pages of their own",
-                           i);
-        }
-    }
-    return 0;
-}
-
 /* Makes the group known to the callers and the thread, which then brings it home. */
 static int
 publish_group(mm_loader *l, mm_loader_group *g, uint32_t *group, mm_status *st)
@@ -290,24 +285,38 @@ make_event(mm_loader *l, CUevent *event, mm_status *st)
     return 0;
 }
 
-/* Advises the memory and publishes the group, or undoes all of it. In the turn. */
+/* Undone by the caller on failure. */
+static int
+advise_and_publish(mm_loader *l, mm_loader_group *g, uint32_t *group, mm_status *st)
+{
+    bool mapped = g->memory.bytes > l->set.budget;
+
+    g->stream = l->streams[l->set.count % MM_LOAD_STREAMS];
+    if (make_event(l, &g->done, st) < 0
+        || mm_working_memory_advise(l->cu, &g->memory, l->device, mapped, st) < 0) {
+        return -1;
+    }
+    return publish_group(l, g, group, st);
+}
+
+/* All or nothing. In the turn. */
 static int
 place_group(mm_loader *l, mm_loader_group *g, uint32_t *group, mm_status *st)
 {
-    bool mapped = g->memory.bytes > l->set.budget;
     mm_status later;
 
-    if (refuse_shared_pages(l, &g->memory, st) < 0 || make_event(l, &g->done, st) < 0) {
+    g->memory.set = l;
+    g->memory.number = l->set.count;
+    if (mm_claim_memory(&g->memory, st) < 0) {
         return -1;
     }
-    g->stream = l->streams[l->set.count % MM_LOAD_STREAMS];
-    if (mm_working_memory_advise(l->cu, &g->memory, l->device, mapped, st) == 0
-        && publish_group(l, g, group, st) == 0) {
-        return 0;
+    if (advise_and_publish(l, g, group, st) < 0) {
+        MM_IGNORE(mm_working_memory_restore(l->cu, &g->memory, &later)); /* st has the reason */
+        destroy_event(l, &g->done);
+        mm_give_back_claim(&g->memory);
+        return -1;
     }
-    MM_IGNORE(mm_working_memory_restore(l->cu, &g->memory, &later)); /* st has the reason */
-    mm_event_destroy(l->cu, g->done);
-    return -1;
+    return 0;
 }
 
 static int

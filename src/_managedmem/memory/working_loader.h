@@ -19,7 +19,7 @@ mm_loader *mm_loader_new(mm_driver *cu, int device, size_t budget, const void *o
 
 /* Adds a group over these ranges, which must not be empty; all or nothing. The caller has entered
  * their guards and keeps them until the set has ended. Fails with MM_BAD_VALUE if they share a page
- * with another group. */
+ * with another group of any set. */
 MM_NODISCARD int mm_loader_add(mm_loader *l, const mm_working_range *ranges, size_t count,
                                mm_group_access access, uint32_t *group, mm_status *st);
 

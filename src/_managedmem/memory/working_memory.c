@@ -103,21 +103,29 @@ mm_working_memory_free(mm_working_memory *m)
     *m = (mm_working_memory){.access = m->access};
 }
 
+/* Its addresses may belong to other memory by now. */
+static bool
+is_closed(const mm_working_range *r)
+{
+    return r->guard != NULL && mm_guard_is_closed(r->guard);
+}
+
 bool
-mm_working_memory_meets(const mm_working_memory *a, const mm_working_memory *b)
+mm_working_memory_meets(const mm_working_memory *a, const mm_working_memory *b, CUdeviceptr *page)
 {
     size_t i = 0, j = 0;
 
     while (i < a->count && j < b->count) {
         const mm_range *x = &a->ranges[i].range, *y = &b->ranges[j].range;
-        if (first_page_of(x) < page_behind(y) && first_page_of(y) < page_behind(x)) {
+        CUdeviceptr first = first_page_of(first_page_of(x) > first_page_of(y) ? x : y);
+        bool x_ends_first = page_behind(x) < page_behind(y);
+        if (first < page_behind(x_ends_first ? x : y) && !is_closed(&a->ranges[i])
+            && !is_closed(&b->ranges[j])) {
+            *page = first * mm_page_size();
             return true;
         }
-        if (page_behind(x) < page_behind(y)) {
-            i++;
-        } else {
-            j++;
-        }
+        i += x_ends_first;
+        j += !x_ends_first;
     }
     return false;
 }

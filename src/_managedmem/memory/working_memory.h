@@ -22,13 +22,17 @@ typedef struct {
     size_t target; /* the first of its targets, for messages */
 } mm_working_range;
 
-typedef struct {
+typedef struct mm_working_memory {
     mm_group_access access;
     mm_working_range *ranges; /* in the order of their addresses, without neighbours */
     size_t count;
     size_t bytes; /* of their pages */
     mm_page_runs before; /* the advice before the group was added */
     bool advised; /* and `before` is not restored yet */
+    bool is_claimed; /* see working_claims.h */
+    const void *set; /* of the group, for messages, like its number */
+    uint32_t number;
+    struct mm_working_memory *next_claim;
 } mm_working_memory;
 
 /* A group of these ranges, whose targets are numbered in their order; none of them is empty. Copies
@@ -37,8 +41,9 @@ MM_NODISCARD int mm_working_memory_init(mm_working_memory *m, const mm_working_r
                                         size_t count, mm_group_access access, mm_status *st);
 void mm_working_memory_free(mm_working_memory *m);
 
-/* True if the two have a page in common. */
-bool mm_working_memory_meets(const mm_working_memory *a, const mm_working_memory *b);
+/* True if the two have a page in common, at *page. Memory that was closed has none. */
+bool mm_working_memory_meets(const mm_working_memory *a, const mm_working_memory *b,
+                             CUdeviceptr *page);
 
 /* Fails with MM_REFUSED if memory of the group was closed. */
 MM_NODISCARD int mm_working_memory_check(const mm_working_memory *m, mm_status *st);

@@ -1,0 +1,67 @@
+/* working_claims.c: the list of the memory of all working sets. */
+#include "working_claims.h"
+
+#include <pthread.h>
+
+/* Guards the list; nothing else is locked while it is held. */
+static pthread_mutex_t claims_mutex = PTHREAD_MUTEX_INITIALIZER;
+static mm_working_memory *claimed_memory;
+
+static int
+refuse_shared_page(const mm_working_memory *m, const mm_working_memory *other, CUdeviceptr page,
+                   mm_status *st)
+{
+    if (m->set == other->set) {
+        return mm_fail(st, MM_BAD_VALUE,
+                       "the targets share the page at 0x%llx with group %u of the working set: "
+                       "memory can be in one group, and groups need pages of their own",
+                       page, other->number);
+    }
+    return mm_fail(st, MM_BAD_VALUE,
+                   "the targets share the page at 0x%llx with group %u of another working set: "
+                   "close that one first",
+                   page, other->number);
+}
+
+static int
+refuse_claimed_pages(const mm_working_memory *m, mm_status *st)
+{
+    for (const mm_working_memory *c = claimed_memory; c != NULL; c = c->next_claim) {
+        CUdeviceptr page;
+        if (mm_working_memory_meets(m, c, &page)) {
+            return refuse_shared_page(m, c, page, st);
+        }
+    }
+    return 0;
+}
+
+int
+mm_claim_memory(mm_working_memory *m, mm_status *st)
+{
+    int rc;
+
+    (void)pthread_mutex_lock(&claims_mutex);
+    rc = refuse_claimed_pages(m, st);
+    if (rc == 0) {
+        m->is_claimed = true;
+        m->next_claim = claimed_memory;
+        claimed_memory = m;
+    }
+    (void)pthread_mutex_unlock(&claims_mutex);
+    return rc;
+}
+
+void
+mm_give_back_claim(mm_working_memory *m)
+{
+    (void)pthread_mutex_lock(&claims_mutex);
+    if (m->is_claimed) {
+        mm_working_memory **link = &claimed_memory;
+        while (*link != m) {
+            link = &(*link)->next_claim;
+        }
+        *link = m->next_claim;
+        m->is_claimed = false;
+    }
+    (void)pthread_mutex_unlock(&claims_mutex);
+}
