@@ -2,8 +2,6 @@
 
 Owns the building and running of the conformance program. Its goldens are its output on real
 hardware; `known_differences.txt` lists the few lines in which the emulated driver may differ.
-`unrecorded.txt` has the topics that no golden has yet, as CUDA's documentation answers them. What
-one device answered stands in for the topics that the golden of two lacks.
 """
 
 import os
@@ -65,34 +63,6 @@ def golden(name):
     return (SOURCES / "golden" / f"{name}-driver580.txt").read_text().splitlines()
 
 
-def topics(lines):
-    """The lines of each topic, with its heading."""
-    found = {}
-    for line in lines:
-        if line.startswith("## "):
-            found[line[3:]] = []
-        found[next(reversed(found))].append(line)
-    return found
-
-
-def unrecorded():
-    """The topics without an answer of hardware."""
-    return topics((SOURCES / "unrecorded.txt").read_text().splitlines())
-
-
-def expected(name):
-    """A golden, with the answers of one device and of the documentation to what it lacks."""
-    own = topics(golden(name))
-    others = topics(golden("h200")) | unrecorded()
-    return golden(name) + [line for t in others if t not in own for line in others[t]]
-
-
-def recorded(name, answered):
-    """The answers that a golden can be compared with."""
-    own = topics(golden(name))
-    return [line for t, lines in topics(answered).items() if t in own for line in lines]
-
-
 def known_differences():
     """The allowed patterns with their reasons."""
     entries = {}
@@ -127,7 +97,7 @@ def explain(found):
 def test_emulated_driver_answers_as_the_hardware_did(program, profile):
     library = Path(managedmem.__file__).with_name("libmanagedmem_emulator.so")
     allowed = [re.compile(pattern) for pattern in known_differences()]
-    found = list(differences(expected(profile), run(program, library, profile)))
+    found = list(differences(golden(profile), run(program, library, profile)))
     unknown = [d for d in found if not any(p.fullmatch(d[1]) for p in allowed)]
     assert not unknown, explain(unknown)
 
@@ -135,17 +105,13 @@ def test_emulated_driver_answers_as_the_hardware_did(program, profile):
 @pytest.mark.emulator_only
 def test_every_known_difference_is_still_one(program):
     library = Path(managedmem.__file__).with_name("libmanagedmem_emulator.so")
-    found = [d for p in PROFILES for d in differences(expected(p), run(program, library, p))]
+    found = [d for p in PROFILES for d in differences(golden(p), run(program, library, p))]
     stale = [
         pattern
         for pattern in known_differences()
         if not any(re.fullmatch(pattern, want) for _, want, _ in found)
     ]
     assert not stale, f"no longer needed in known_differences.txt: {stale}"
-
-
-def test_no_recorded_topic_waits_for_a_recording():
-    assert not [t for p in PROFILES for t in topics(golden(p)) if t in unrecorded()]
 
 
 @pytest.mark.emulator_only
@@ -170,7 +136,7 @@ def recorded_here():
 @pytest.mark.skipif(EMULATED, reason="needs the driver of a real GPU")
 def test_real_driver_still_answers_as_recorded(program):
     library, name = recorded_here()
-    found = list(differences(golden(name), recorded(name, run(program, library))))
+    found = list(differences(golden(name), run(program, library)))
     cards = {d.name for d in managedmem.Device.all()}
     new = sorted(c for c in cards if not any(known in c for known in KNOWN_CARDS))
     if found and new:
