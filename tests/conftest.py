@@ -190,7 +190,11 @@ def managed_budget(request):
     if not EMULATED:
         free = managedmem.Device(0).memory_info.free
         assert free >= FREE_MEMORY_REQUIRED, f"only {free // MIB} MiB of the GPU are free"
+        current = managedmem.Device()
     yield
+    if not EMULATED and (now := managedmem.Device()) is not current:
+        current.set_current()
+        pytest.fail(f"the test left {now} current, and no longer {current}")
     assert live_managed_bytes() <= BUDGET
     gc.collect()
     settle()
