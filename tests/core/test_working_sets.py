@@ -39,7 +39,7 @@ def stream():
 class TestArguments:
     @pytest.mark.parametrize("budget", [0, -1, 1 << 63])
     def test_budget_must_be_bytes(self, budget):
-        with pytest.raises(ValueError, match="budget"):
+        with pytest.raises(ValueError, match=f"budget .*{budget}$"):
             WorkingSet(budget)
 
     @pytest.mark.parametrize("budget", ["64", 1.5, None, True])
@@ -268,12 +268,24 @@ class TestUses:
             group.release(stream=stream)
         group.release()
 
+    def test_stream_closed_during_a_use(self, working, layers):
+        group = working.add(layers[0], "scratch")
+        stream = Stream()
+        with pytest.raises(RuntimeError, match="Stream is closed"), group.use(stream=stream):
+            stream.close()
+        with pytest.raises(RuntimeError, match="group 0 is not acquired"):
+            group.release()
+        with working.add(layers[1:5]).use():
+            pass  # which drops the group, with its contents
+        Device(0).sync()
+        assert contents(layers[0]) == pattern(SIZE, 0)
+
     def test_closed_memory(self, working, layers, stream):
         group = working.add(layers[:2])
         with group.use(stream=stream):
             pass
         layers[1].close()
-        with pytest.raises(RuntimeError, match=r"targets\[1\]: ManagedBuffer is closed"):
+        with pytest.raises(RuntimeError, match=r"group 0: targets\[1\]: ManagedBuffer is closed"):
             group.acquire(stream=stream)
         with working.add(layers[2:5]).use(stream=stream), working.add(layers[5]).use():
             pass  # which drops the group
@@ -304,10 +316,13 @@ class TestUses:
 class TestTheEnd:
     def test_everything_is_a_runtime_error(self, working, layers):
         group = working.add(layers[0])
+        with group.use():
+            pass
         working.close()
         working.close()
+        assert working.nbytes == 0 and not group.is_resident
         assert working.is_closed and repr(working).endswith(", closed>")
-        assert len(working) == 1 and working.stats().acquired == 0
+        assert len(working) == 1 and working.stats().acquired == 1
         for call in (group.acquire, group.use().__enter__, working.__enter__):
             with pytest.raises(RuntimeError, match="WorkingSet is closed"):
                 call()

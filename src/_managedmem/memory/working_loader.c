@@ -460,6 +460,12 @@ mm_loader_acquire(mm_loader *l, uint32_t group, CUstream stream, mm_working_use 
 }
 
 static int
+fail_unheld(uint32_t group, mm_status *st)
+{
+    return mm_fail(st, MM_REFUSED, "group %u is not acquired: nothing to release", group);
+}
+
+static int
 refuse_unheld(mm_loader *l, uint32_t group, mm_status *st)
 {
     bool held;
@@ -467,7 +473,7 @@ refuse_unheld(mm_loader *l, uint32_t group, mm_status *st)
     mm_loader_lock(l);
     held = l->set.groups[group].held > 0;
     mm_loader_unlock(l);
-    return held ? 0 : mm_fail(st, MM_REFUSED, "the group is not acquired: nothing to release");
+    return held ? 0 : fail_unheld(group, st);
 }
 
 /* Releases the group with the recorded end of its use; NULL if that is not known. Another thread may
@@ -482,7 +488,7 @@ release_recorded(mm_loader *l, uint32_t group, mm_release_list *end, mm_status *
     g = &l->set.groups[group];
     if (g->held == 0) {
         mm_release_keep(end, &l->pool);
-        rc = mm_fail(st, MM_REFUSED, "the group is not acquired: nothing to release");
+        rc = fail_unheld(group, st);
     } else {
         l->groups[group]->uncertain = l->groups[group]->uncertain || end == NULL;
         mm_working_set_release(&l->set, group,
@@ -525,6 +531,19 @@ mm_loader_release(mm_loader *l, uint32_t group, CUstream stream, mm_status *st)
     return rc;
 }
 
+int
+mm_loader_release_unrecorded(mm_loader *l, uint32_t group, mm_status *st)
+{
+    int rc;
+
+    if (!mm_guard_enter(&l->guard)) {
+        return 0;
+    }
+    rc = release_recorded(l, group, NULL, st);
+    mm_guard_leave(&l->guard);
+    return rc;
+}
+
 /* --- reports ------------------------------------------------------------------------------ */
 
 void
@@ -533,7 +552,7 @@ mm_loader_read_report(mm_loader *l, mm_loader_report *report)
     mm_loader_lock(l);
     *report = l->report;
     report->decided = l->set.counts;
-    report->reserved = l->set.reserved;
+    report->reserved = mm_guard_is_closed(&l->guard) ? 0 : l->set.reserved;
     report->groups = l->set.count;
     mm_loader_unlock(l);
     report->physical = atomic_load(&l->physical);
@@ -547,13 +566,12 @@ is_group_done(mm_loader *l, const mm_loader_group *g, uint64_t ticket)
     mm_status ignored;
     mm_scope scope;
 
-    if (mm_loader_has_completed(l, ticket)) {
-        return true;
-    }
     if (atomic_load(&l->issued) < ticket || !mm_guard_enter(&l->guard)) {
         return false;
     }
-    if (mm_scope_enter_relaxed(&scope, l->cu, l->device, &ignored) == 0) {
+    if (mm_loader_has_completed(l, ticket)) {
+        code = CUDA_SUCCESS;
+    } else if (mm_scope_enter_relaxed(&scope, l->cu, l->device, &ignored) == 0) {
         code = l->cu->EventQuery(g->done);
         mm_scope_leave(&scope);
     }

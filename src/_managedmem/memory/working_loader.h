@@ -33,6 +33,9 @@ MM_NODISCARD int mm_loader_acquire(mm_loader *l, uint32_t group, CUstream stream
  * captures a graph. After other failures the group is released. */
 MM_NODISCARD int mm_loader_release(mm_loader *l, uint32_t group, CUstream stream, mm_status *st);
 
+/* The same for a use whose stream is gone: contents of the group are kept from then on. */
+MM_NODISCARD int mm_loader_release_unrecorded(mm_loader *l, uint32_t group, mm_status *st);
+
 /* Sets one round, or none if count is 0. */
 MM_NODISCARD int mm_loader_give_order(mm_loader *l, const uint32_t *round, size_t count,
                                       mm_status *st);

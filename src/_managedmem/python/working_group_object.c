@@ -300,10 +300,29 @@ working_use_enter(PyObject *op, PyObject *Py_UNUSED(none))
     return acquire_group(group, working_use_of(op)->stream) < 0 ? NULL : Py_NewRef(group);
 }
 
+/* Ends a use whose stream was closed in its block, with an exception set. */
+static void
+release_without_stream(PyObject *group)
+{
+    mm_loader *loader = mm_working_set_of(mm_working_group_of(group)->set)->loader;
+    mm_status ignored;
+
+    if (!mm_driver_forked()) {
+        MM_IGNORE(
+            mm_loader_release_unrecorded(loader, mm_working_group_of(group)->number, &ignored));
+    }
+}
+
 static PyObject *
 working_use_exit(PyObject *op, PyObject *const *Py_UNUSED(args), Py_ssize_t Py_UNUSED(nargs))
 {
-    return release_group(working_use_of(op)->group, working_use_of(op)->stream);
+    PyObject *group = working_use_of(op)->group;
+    PyObject *done = release_group(group, working_use_of(op)->stream);
+
+    if (done == NULL && !PyErr_ExceptionMatches(mm_type_state(Py_TYPE(op))->cuda_error)) {
+        release_without_stream(group);
+    }
+    return done;
 }
 
 static int
