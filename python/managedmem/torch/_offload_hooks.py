@@ -42,7 +42,7 @@ class _Use:
     """Groups that are acquired on a stream for one call."""
 
     site: Site
-    stream: torch.cuda.Stream | None
+    stream: int | None
     backward: bool
     groups: tuple[WorkingGroup, ...]
 
@@ -52,7 +52,7 @@ class _Use:
             end_use(group, self.stream)
 
 
-def begin_use(group: WorkingGroup, stream: torch.cuda.Stream | None) -> bool:
+def begin_use(group: WorkingGroup, stream: int | None) -> bool:
     """Acquire a group; False if the driver refused, and the memory is used at home, over the bus.
 
     Raises for a stream that captures a graph, whose replays nothing would bring memory for.
@@ -66,7 +66,7 @@ def begin_use(group: WorkingGroup, stream: torch.cuda.Stream | None) -> bool:
     return True
 
 
-def end_use(group: WorkingGroup, stream: torch.cuda.Stream | None) -> None:
+def end_use(group: WorkingGroup, stream: int | None) -> None:
     """Release a group, which a refusal of the driver does not prevent."""
     with contextlib.suppress(CUDAError):
         group.release(stream=stream)
