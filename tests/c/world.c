@@ -48,6 +48,7 @@ world_open(const char *path)
     find(library, "cuStreamEndCapture", &world.end_capture);
     find(library, "cuGraphDestroy", &world.destroy_graph);
     find(library, "emu_touch", &world.touch);
+    find(library, "emu_residency", &world.residency);
     find(library, "emu_uvm_disturb", &world.disturb_queue);
 }
 

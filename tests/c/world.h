@@ -30,6 +30,7 @@ typedef struct {
     CUresult (*end_capture)(CUstream stream, CUgraph *graph);
     CUresult (*destroy_graph)(CUgraph graph);
     int (*touch)(CUdeviceptr ptr, size_t size, int device, int write);
+    int (*residency)(CUdeviceptr ptr, size_t size, int *type, int *id);
     int (*disturb_queue)(const char *name, unsigned int value);
 } emulated_world;
 

@@ -130,10 +130,21 @@ mm_release_keep(mm_release_list *list, mm_release_list **pool)
 }
 
 bool
+mm_event_has_passed(mm_driver *cu, CUevent event)
+{
+    CUresult code = cu->EventQuery(event);
+
+    if (code != CUDA_SUCCESS && code != CUDA_ERROR_NOT_READY) {
+        code = cu->EventQuery(event);
+    }
+    return code != CUDA_ERROR_NOT_READY;
+}
+
+bool
 mm_releases_have_passed(mm_driver *cu, const mm_release_list *list)
 {
     for (; list != NULL; list = list->next) {
-        if (cu->EventQuery(list->event) == CUDA_ERROR_NOT_READY) {
+        if (!mm_event_has_passed(cu, list->event)) {
             return false;
         }
     }

@@ -33,7 +33,11 @@ mm_release_list *mm_release_add(mm_release_list *list, mm_release_list *added,
 /* Moves a whole list to the pool. Under the lock. */
 void mm_release_keep(mm_release_list *list, mm_release_list **pool);
 
-/* True if all work before the releases is done, or has failed. */
+/* True if all work before the event is done. An event whose query fails twice is broken: its work
+ * never ends. */
+bool mm_event_has_passed(mm_driver *cu, CUevent event);
+
+/* The same for all releases. */
 bool mm_releases_have_passed(mm_driver *cu, const mm_release_list *list);
 
 /* Destroys the events of a list, and frees it. */

@@ -152,11 +152,13 @@ has_copy_at_home(const mm_loader_group *g)
     return g->memory.access == MM_GROUP_READ && g->was_home;
 }
 
+/* Their loads, which nothing has waited for, come first. */
 static void
 try_left_overs(mm_loader *l)
 {
     uint32_t count;
 
+    wait_until_idle(l);
     mm_loader_lock(l);
     count = l->set.count;
     mm_loader_unlock(l);
@@ -205,6 +207,7 @@ run_load(mm_loader *l, mm_loader_group *g, const mm_working_command *command)
 
     if (rc < 0) {
         note_failure(l, &st);
+        wait_until_idle(l); /* for the part that is loaded, and for a discard before the load */
         if (g->on_device) {
             take_away(l, g, !has_copy_at_home(g));
         }
@@ -225,8 +228,7 @@ wait_for_uses(mm_loader *l, const mm_loader_group *g, const mm_release_list *rel
 {
     uint64_t since = mm_monotonic_clock();
 
-    while (l->cu->EventQuery(g->done) == CUDA_ERROR_NOT_READY
-           || !mm_releases_have_passed(l->cu, releases)) {
+    while (!mm_event_has_passed(l->cu, g->done) || !mm_releases_have_passed(l->cu, releases)) {
         if (is_ending(l)) {
             return false;
         }
@@ -329,19 +331,21 @@ run_command(mm_loader *l, mm_loader_group *g, const mm_working_command *command)
 
 /* --- the thread --------------------------------------------------------------------------- */
 
-/* In a scope that a capture of another thread does not disturb. */
+/* In a scope that a capture of another thread does not disturb. Without one the thread may sleep, but
+ * nothing is known to be done. */
 static bool
 poll_streams(mm_loader *l)
 {
     uint64_t issued = atomic_load(&l->issued);
     mm_status ignored;
     mm_scope scope;
-    bool idle = true;
+    bool idle;
 
-    if (mm_scope_enter_relaxed(&scope, l->cu, l->device, &ignored) == 0) {
-        idle = is_idle(l);
-        mm_scope_leave(&scope);
+    if (mm_scope_enter_relaxed(&scope, l->cu, l->device, &ignored) < 0) {
+        return true;
     }
+    idle = is_idle(l);
+    mm_scope_leave(&scope);
     if (idle) {
         complete_tickets(l, issued);
     }
