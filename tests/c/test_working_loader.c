@@ -251,6 +251,53 @@ a_set_is_closed_beside_uses(void)
     }
 }
 
+static atomic_int queries_left;
+
+/* Work that does not end, but for a test that waits for it in vain. */
+static CUresult CUDAAPI
+query_endless_work(CUevent event)
+{
+    return atomic_fetch_sub(&queries_left, 1) > 0 ? CUDA_ERROR_NOT_READY
+                                                  : world.cu->EventQuery(event);
+}
+
+static void *
+use_the_second_layer(void *l)
+{
+    mm_working_use use;
+    mm_status own;
+
+    (void)!mm_loader_acquire(l, 1, NULL, &use, &own);
+    return NULL;
+}
+
+/* A use may wait for the thread, which waits for work that ends only after the set is closed. */
+static void
+a_set_is_closed_beside_a_use_that_waits(void)
+{
+    const struct timespec nap = {.tv_nsec = 10000000};
+    mm_driver endless;
+    pthread_t user;
+    mm_loader *l;
+
+    memcpy(&endless, world.cu, sizeof endless);
+    endless.EventQuery = query_endless_work;
+    atomic_store(&queries_left, 100000);
+    make_layers();
+    l = mm_loader_new(&endless, 0, SIZE, NULL, &st);
+    CHECK_OK(l == NULL ? -1 : 0, &st);
+    (void)add_layer(l, 0, MM_GROUP_READ);
+    (void)add_layer(l, 1, MM_GROUP_READ);
+    use_group(l, 0, NULL);
+    CHECK_EQUAL(pthread_create(&user, NULL, use_the_second_layer, l), 0);
+    (void)nanosleep(&nap, NULL);
+    CHECK_OK(mm_loader_close(l, &st), &st);
+    CHECK(atomic_load(&queries_left) > 0);
+    CHECK_EQUAL(pthread_join(user, NULL), 0);
+    mm_loader_free(l);
+    free_layers();
+}
+
 static void
 an_owner_ends_its_sets_only(void)
 {
@@ -764,6 +811,7 @@ main(int argc, char **argv)
         CHECK_TEST(threads_share_a_set),
         CHECK_TEST(a_use_waits_until_its_load_is_queued),
         CHECK_TEST(a_set_is_closed_beside_uses),
+        CHECK_TEST(a_set_is_closed_beside_a_use_that_waits),
         CHECK_TEST(an_owner_ends_its_sets_only),
         CHECK_TEST(memory_that_was_closed_is_passed_over),
         CHECK_TEST(memory_of_others_may_be_freed),

@@ -221,15 +221,15 @@ run_load(mm_loader *l, mm_loader_group *g, const mm_working_command *command)
     mm_loader_unlock(l);
 }
 
-/* Waits for the load, which nobody may have used, and the ends of the uses. False if the set ends
- * meanwhile. */
+/* Waits for the load, which nobody may have used, and the ends of the uses. False if the set closes
+ * meanwhile: it waits for its callers, who may wait for the next command. */
 static bool
 wait_for_uses(mm_loader *l, const mm_loader_group *g, const mm_release_list *releases)
 {
     uint64_t since = mm_monotonic_clock();
 
     while (!mm_event_has_passed(l->cu, g->done) || !mm_releases_have_passed(l->cu, releases)) {
-        if (is_ending(l)) {
+        if (mm_guard_is_closed(&l->guard)) {
             return false;
         }
         wait_awake(since);
