@@ -35,6 +35,29 @@ refuse_claimed_pages(const mm_working_memory *m, mm_status *st)
     return 0;
 }
 
+/* Both ends are known, because a set gives back thousands of claims. */
+static void
+link_claim(mm_working_memory *m)
+{
+    m->claim_link = &claimed_memory;
+    m->next_claim = claimed_memory;
+    if (claimed_memory != NULL) {
+        claimed_memory->claim_link = &m->next_claim;
+    }
+    claimed_memory = m;
+}
+
+static void
+unlink_claim(mm_working_memory *m)
+{
+    *m->claim_link = m->next_claim;
+    if (m->next_claim != NULL) {
+        m->next_claim->claim_link = m->claim_link;
+    }
+    m->claim_link = NULL;
+    m->next_claim = NULL;
+}
+
 int
 mm_claim_memory(mm_working_memory *m, mm_status *st)
 {
@@ -43,9 +66,7 @@ mm_claim_memory(mm_working_memory *m, mm_status *st)
     (void)pthread_mutex_lock(&claims_mutex);
     rc = refuse_claimed_pages(m, st);
     if (rc == 0) {
-        m->is_claimed = true;
-        m->next_claim = claimed_memory;
-        claimed_memory = m;
+        link_claim(m);
     }
     (void)pthread_mutex_unlock(&claims_mutex);
     return rc;
@@ -55,13 +76,8 @@ void
 mm_give_back_claim(mm_working_memory *m)
 {
     (void)pthread_mutex_lock(&claims_mutex);
-    if (m->is_claimed) {
-        mm_working_memory **link = &claimed_memory;
-        while (*link != m) {
-            link = &(*link)->next_claim;
-        }
-        *link = m->next_claim;
-        m->is_claimed = false;
+    if (m->claim_link != NULL) {
+        unlink_claim(m);
     }
     (void)pthread_mutex_unlock(&claims_mutex);
 }

@@ -29,10 +29,10 @@ typedef struct mm_working_memory {
     size_t bytes; /* of their pages */
     mm_page_runs before; /* the advice before the group was added */
     bool advised; /* and `before` is not restored yet */
-    bool is_claimed; /* see working_claims.h */
     const void *set; /* of the group, for messages, like its number */
     uint32_t number;
-    struct mm_working_memory *next_claim;
+    /* See working_claims.h. The link leads to this one; NULL: not claimed. */
+    struct mm_working_memory **claim_link, *next_claim;
 } mm_working_memory;
 
 /* A group of these ranges, whose targets are numbered in their order; none of them is empty. Copies
