@@ -12,7 +12,7 @@
 
 typedef struct mm_loader mm_loader;
 
-/* An empty set, with a thread and a stream of its own on the device; NULL on failure. `owner` is for
+/* An empty set, with a thread and streams of its own on the device; NULL on failure. `owner` is for
  * mm_loaders_end. */
 mm_loader *mm_loader_new(mm_driver *cu, int device, size_t budget, const void *owner,
                          mm_status *st);

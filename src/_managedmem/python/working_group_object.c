@@ -170,9 +170,10 @@ const char mm_working_set_add_doc[] =
     "name : str, optional\n"
     "    For messages and repr.\n"
     "\n"
-    "Until the set is closed, the host is the memory's preferred location, the device has a mapping of it\n"
-    "(accessed_by), and the set switches read_mostly. The set moves the memory home first. It keeps the\n"
-    "targets. A ManagedBuffer of a group can be closed; acquiring the group then raises RuntimeError.\n"
+    "Until the set is closed, the host is the memory's preferred location, the set switches read_mostly,\n"
+    "and the device has a mapping of a group larger than the budget (accessed_by). The set moves the\n"
+    "memory home first. It keeps the targets. A ManagedBuffer of a group can be closed; acquiring the\n"
+    "group then raises RuntimeError.\n"
     "Raises ValueError for memory of another group, TypeError and ValueError for bad targets, CUDAError\n"
     "when the driver refuses; then nothing is added. Safe from every thread; releases the GIL. Driver:\n"
     "cuEventCreate, cuMemRangeGetAttributes, cuMemAdvise; later cuMemPrefetchAsync.";
@@ -485,9 +486,10 @@ PyDoc_STRVAR(
     "\n"
     "Returns True, or False if there is no room, because other groups are acquired or the group is\n"
     "larger than the budget: the device then reaches it at home. Does not wait for a load, but until\n"
-    "the load is queued, which follows the earlier uses of the groups that make room for it. Raises RuntimeError if the set or memory of the group is closed, and CUDAError when the driver\n"
-    "refuses and for a stream that captures a graph; then the group is not acquired. Safe from every\n"
-    "thread; releases the GIL. Driver: cuStreamWaitEvent.");
+    "the load is queued, which follows the earlier uses of the groups that make room for it. Raises\n"
+    "RuntimeError if the set or memory of the group is closed, and CUDAError when the driver refuses and\n"
+    "for a stream that captures a graph; then the group is not acquired. Safe from every thread; releases\n"
+    "the GIL. Driver: cuStreamWaitEvent.");
 
 PyDoc_STRVAR(
     group_release_doc,
