@@ -405,6 +405,16 @@ class TestTheEnd:
 
 
 class TestContents:
+    def test_scratch_keeps_its_contents_until_its_first_use(self, layers, stream):
+        with WorkingSet(2 * SIZE, Device(0)) as working:
+            kinds = ["read", "scratch", "read", "read"]
+            groups = [working.add(*pair) for pair in zip(layers, kinds, strict=False)]
+            for number in [0, 2, 3] * 3:  # the scratch group is loaded ahead, and dropped
+                with groups[number].use(stream=stream):
+                    pass
+            stream.sync()
+        assert contents(layers[1]) == pattern(SIZE, 1)
+
     @pytest.mark.parametrize("seed", range(4))
     def test_random_uses(self, alloc, seed):
         """Reads, fills and copies on several streams, nested and not, of groups of all kinds."""

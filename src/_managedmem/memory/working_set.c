@@ -101,7 +101,8 @@ queue_drop(mm_working_set *s, uint32_t group)
     append_command(s, &(mm_working_command){.kind = MM_COMMAND_DROP,
                                             .group = group,
                                             .ticket = g->signals_drop ? g->ticket : 0,
-                                            .releases = g->releases});
+                                            .releases = g->releases,
+                                            .unused = g->used == 0});
     g->releases = NULL;
     g->present = false;
     s->present--;

@@ -27,6 +27,7 @@ typedef struct {
     uint32_t group;
     uint64_t ticket; /* signalled once it is done; 0: none */
     mm_release_list *releases; /* of a drop; or NULL */
+    bool unused; /* of a drop: the group was never acquired */
 } mm_working_command;
 
 typedef struct {

@@ -237,7 +237,8 @@ wait_for_uses(mm_loader *l, const mm_loader_group *g, const mm_release_list *rel
     return true;
 }
 
-/* True if the contents are to go home: nothing may be discarded that a use may still need. */
+/* True if the contents are to go home: nothing may be discarded that a use may still need, also the
+ * first one. */
 static bool
 keeps_contents(mm_loader *l, mm_loader_group *g, const mm_working_command *command)
 {
@@ -245,7 +246,7 @@ keeps_contents(mm_loader *l, mm_loader_group *g, const mm_working_command *comma
 
     mm_loader_lock(l);
     mm_release_keep(command->releases, &l->pool);
-    keeps = g->memory.access == MM_GROUP_WRITE || g->uncertain || !g->was_home;
+    keeps = g->memory.access == MM_GROUP_WRITE || g->uncertain || !g->was_home || command->unused;
     mm_loader_unlock(l);
     return keeps && !has_copy_at_home(g);
 }
