@@ -11,6 +11,7 @@ from constants import PAGE
 from contents import contents, pattern, write
 from live_memory import settle
 from managedmem import Device, Host, Stream, WorkingSet
+from programs import run_python
 
 SIZE = 16 * PAGE
 
@@ -152,6 +153,23 @@ class TestArguments:
             with pytest.raises(TypeError):
                 call(stream=bad)
 
+    def test_too_few_and_too_many(self, working, layers):
+        group = working.add(layers[0], name=None)
+        assert group.name is None
+        for call in (
+            WorkingSet,
+            working.add,
+            lambda: group.acquire(None),
+            lambda: group.release(None),
+            lambda: group.use(streams=None),
+        ):
+            with pytest.raises(TypeError):
+                call()
+
+    def test_device_of_none_is_the_current_one(self):
+        with WorkingSet(SIZE, None) as made:
+            assert made.device is Device()
+
 
 class TestOrder:
     def test_is_none_until_it_is_given(self, working, layers):
@@ -240,6 +258,47 @@ class TestUses:
             assert not group.acquire()
             group.release()
         assert working.stats()[:5] == (3, 0, 0, 3, 0) and working.nbytes == 0
+
+    def test_is_resident(self, working, layers, stream):
+        group = working.add(layers[0])
+        assert not group.is_resident
+        with group.use(stream=stream):
+            stream.sync()
+            assert group.is_resident
+        with working.add(layers[1:5]).use(stream=stream):
+            stream.sync()
+        assert not group.is_resident
+
+    @pytest.mark.emulator_only
+    def test_a_trace_has_its_calls(self, working, layers, stream):
+        groups = [working.add(layer, "write") for layer in layers[:8]]
+        with managedmem.trace() as trace:
+            for group in groups:
+                with group.use(stream=stream):
+                    pass
+            stream.sync()
+        moved = trace.total.to_device  # with what was loaded ahead meanwhile
+        assert moved >= 8 * SIZE and moved % SIZE == 0
+
+    @pytest.mark.emulator_only
+    def test_a_driver_without_discards_keeps_scratch_contents(self):
+        run_python(
+            """
+            import managedmem as mm
+            from contents import contents, pattern, write
+            buffers = [mm.empty(4096) for _ in range(2)]
+            for number, buffer in enumerate(buffers):
+                write(buffer, pattern(4096, number))
+            with mm.WorkingSet(4096) as working:
+                for group in [working.add(buffer, "scratch") for buffer in buffers] * 3:
+                    with group.use():
+                        pass
+                mm.Device(0).sync()
+            for number, buffer in enumerate(buffers):
+                assert contents(buffer) == pattern(4096, number)
+            """,
+            emulator="driver=12080",
+        )
 
     def test_release_without_acquire(self, working, layers):
         group = working.add(layers[0])
