@@ -293,6 +293,7 @@ a_set_is_closed_beside_a_use_that_waits(void)
     (void)nanosleep(&nap, NULL);
     CHECK_OK(mm_loader_close(l, &st), &st);
     CHECK(atomic_load(&queries_left) > 0);
+    CHECK_EQUAL(report_of(l).failures, 0);
     CHECK_EQUAL(pthread_join(user, NULL), 0);
     mm_loader_free(l);
     free_layers();

@@ -66,17 +66,6 @@ wait_awake(uint64_t since)
     }
 }
 
-static bool
-is_ending(mm_loader *l)
-{
-    bool ending;
-
-    mm_loader_lock(l);
-    ending = l->ending;
-    mm_loader_unlock(l);
-    return ending;
-}
-
 /* Waits until all that the thread has queued is done. */
 static void
 wait_until_idle(mm_loader *l)
@@ -257,6 +246,7 @@ run_drop(mm_loader *l, mm_loader_group *g, const mm_working_command *command)
     bool passed = wait_for_uses(l, g, command->releases);
     bool with_contents = keeps_contents(l, g, command);
 
+    g->left_over = !passed && g->on_device;
     if (passed && g->on_device) {
         take_away(l, g, with_contents);
         mm_loader_lock(l);
@@ -286,12 +276,21 @@ run_in_scope(mm_loader *l, mm_loader_group *g, const mm_working_command *command
     }
 }
 
-/* A set that ends carries out nothing more: its groups stay where they are. */
+/* A set that is closed carries out nothing more: its groups stay where they are. Its callers go on, on
+ * streams that follow what was queued for the group before. */
 static void
-pass_over(mm_loader *l, const mm_working_command *command)
+pass_over(mm_loader *l, mm_loader_group *g, const mm_working_command *command)
 {
+    g->left_over = g->on_device; /* in case the set could not be closed */
     mm_loader_lock(l);
     mm_release_keep(command->releases, &l->pool);
+    if (command->kind == MM_COMMAND_LOAD) {
+        mm_working_set_lost(&l->set, command->group, command->ticket);
+    }
+    if (command->ticket != 0) {
+        atomic_store(&l->issued, command->ticket);
+        (void)pthread_cond_broadcast(&l->issued_more);
+    }
     mm_loader_unlock(l);
 }
 
@@ -320,8 +319,8 @@ run_command(mm_loader *l, mm_loader_group *g, const mm_working_command *command)
     mm_status st = {.kind = MM_OK};
     mm_scope scope;
 
-    if (is_ending(l)) {
-        pass_over(l, command);
+    if (mm_guard_is_closed(&l->guard)) {
+        pass_over(l, g, command);
     } else if (mm_scope_enter_relaxed(&scope, l->cu, l->device, &st) < 0) {
         fail_command(l, g, command, &st);
     } else {
