@@ -212,14 +212,16 @@ acquire_group(PyObject *op, PyObject *stream)
                                                                      : placed != MM_USE_MAPPED;
 }
 
+/* Stores whether the stream could be used. */
 static PyObject *
-release_group(PyObject *op, PyObject *stream)
+release_group(PyObject *op, PyObject *stream, bool *entered)
 {
     mm_stream_use use;
     mm_loader *loader = enter_use(op, stream, &use);
     mm_status st;
     int rc;
 
+    *entered = loader != NULL;
     if (loader == NULL) {
         return NULL;
     }
@@ -256,10 +258,11 @@ static PyObject *
 group_release(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
     PyObject *stream;
+    bool entered;
 
     return read_use_stream("release", args, nargs, kwnames, &stream) < 0
                ? NULL
-               : release_group(op, stream);
+               : release_group(op, stream, &entered);
 }
 
 /* --- WorkingUse --------------------------------------------------------------------------- */
@@ -318,9 +321,10 @@ static PyObject *
 working_use_exit(PyObject *op, PyObject *const *Py_UNUSED(args), Py_ssize_t Py_UNUSED(nargs))
 {
     PyObject *group = working_use_of(op)->group;
-    PyObject *done = release_group(group, working_use_of(op)->stream);
+    bool entered;
+    PyObject *done = release_group(group, working_use_of(op)->stream, &entered);
 
-    if (done == NULL && !PyErr_ExceptionMatches(mm_type_state(Py_TYPE(op))->cuda_error)) {
+    if (!entered) {
         release_without_stream(group);
     }
     return done;
