@@ -682,8 +682,25 @@ class MigrationPolicy:
     @property
     def is_default(self) -> bool: ...
     def advice(self) -> list[tuple[_Advice, Device | Host | None]]: ...
-    def apply(self, targets: _Target | Iterable[_Target], /) -> None: ...
-    def applied(self, targets: _Target | Iterable[_Target], /) -> AppliedPolicy: ...
+    @overload
+    def apply(
+        self,
+        targets: _Target | Iterable[_Target],
+        /,
+        *,
+        unsupported: Literal["raise"] = "raise",
+    ) -> None: ...
+    @overload
+    def apply(
+        self, targets: _Target | Iterable[_Target], /, *, unsupported: Literal["skip"]
+    ) -> int: ...
+    @overload
+    def apply(
+        self, targets: _Target | Iterable[_Target], /, *, unsupported: _Unsupported
+    ) -> int | None: ...
+    def applied(
+        self, targets: _Target | Iterable[_Target], /, *, unsupported: _Unsupported = "raise"
+    ) -> AppliedPolicy: ...
     def __eq__(self, value: object, /) -> bool: ...
     def __hash__(self) -> int: ...
     def __reduce__(self) -> tuple[Any, ...]: ...
@@ -692,6 +709,8 @@ class MigrationPolicy:
 class AppliedPolicy:
     @property
     def policy(self) -> MigrationPolicy: ...
+    @property
+    def skipped(self) -> int: ...
     def restore(self) -> None: ...
     def __enter__(self) -> Self: ...
     def __exit__(
@@ -851,13 +870,33 @@ class PrefetchPlan:
         nbytes: SupportsIndex | None = None,
     ) -> Self: ...
     def clear(self) -> None: ...
+    @overload
     def execute(
         self,
         *,
         stream: _Stream | None = None,
         dispatch: _Dispatch = "auto",
         defer: _Flag | None = None,
+        unsupported: Literal["raise"] = "raise",
     ) -> None: ...
+    @overload
+    def execute(
+        self,
+        *,
+        stream: _Stream | None = None,
+        dispatch: _Dispatch = "auto",
+        defer: _Flag | None = None,
+        unsupported: Literal["skip"],
+    ) -> int: ...
+    @overload
+    def execute(
+        self,
+        *,
+        stream: _Stream | None = None,
+        dispatch: _Dispatch = "auto",
+        defer: _Flag | None = None,
+        unsupported: _Unsupported,
+    ) -> int | None: ...
     def discard_prefetch(
         self,
         *,

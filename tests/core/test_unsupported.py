@@ -15,6 +15,8 @@ from managedmem import (
     Host,
     ManagedBuffer,
     ManagedMemoryResource,
+    MigrationPolicy,
+    PrefetchPlan,
     Stream,
     emulator,
 )
@@ -261,6 +263,133 @@ class TestErrorsStay:
             assert caught.value.code == 999 and not good.read_mostly
 
 
+class TestPlans:
+    def test_nothing_is_passed_over_where_prefetches_work(self, alloc, stream):
+        a, b = alloc(PAGE), alloc(PAGE)
+        plan = PrefetchPlan([(a, ZERO), (b, HOST), (a[:0], HOST)])
+        for dispatch in ("auto", "loop"):
+            call = {"dispatch": dispatch, "stream": stream, "unsupported": "skip"}
+            assert plan.execute(**call) == 0
+        stream.sync()
+        assert (a.last_prefetch_location, b.last_prefetch_location) == (ZERO, HOST)
+        assert plan.execute() is None and plan.execute(unsupported="raise") is None
+        assert PrefetchPlan().execute(unsupported="skip") == 0
+
+    def test_errors_stay(self, alloc, stream):
+        a = alloc(PAGE)
+        plan = PrefetchPlan([(a, HOST)])
+        with pytest.raises(ValueError, match='unsupported must be "raise" or "skip", got None'):
+            plan.execute(unsupported=None)
+        with pytest.raises(TypeError, match="unsupported"):
+            plan.discard_prefetch(unsupported="skip")
+        with capturing(stream), pytest.raises(CUDAError, match="captur"):
+            plan.execute(stream=stream, unsupported="skip")
+        a.close()
+        with pytest.raises(RuntimeError, match="entry 0: ManagedBuffer is closed"):
+            plan.execute(unsupported="skip")
+
+
+NEAR = MigrationPolicy(preferred_location=ZERO, accessed_by=[HOST])
+
+
+class TestPolicies:
+    def test_memory_that_takes_none(self, alloc, plain):
+        a, b = alloc(PAGE), alloc(PAGE)
+        system = memoryview(bytearray(PAGE))
+        targets = [plain, a, system, b, plain[:0]]
+        with pytest.raises(ValueError, match=r"targets\[0\]"):
+            NEAR.apply(targets)
+        assert NEAR.apply(targets, unsupported="skip") == 2
+        assert MigrationPolicy.of([a, b]) == NEAR
+        assert NEAR.apply(plain, unsupported="skip") == 1
+        assert NEAR.apply(a) is None and NEAR.apply(a, unsupported="raise") is None
+
+    def test_a_block_restores_the_others(self, alloc, plain):
+        a, b = alloc(PAGE), alloc(PAGE)
+        b.read_mostly = True
+        block = NEAR.applied([a, plain, b], unsupported="skip")
+        assert block.skipped == 0
+        with block:
+            assert block.skipped == 1 and MigrationPolicy.of([a, b]) == NEAR
+        assert block.skipped == 1
+        assert MigrationPolicy.of(a).is_default
+        assert MigrationPolicy.of(b) == MigrationPolicy.read_duplicated()
+        with pytest.raises(ValueError, match="plain device memory"):
+            NEAR.applied([a, plain])
+
+    def test_a_block_over_nothing(self, plain):
+        with NEAR.applied(plain, unsupported="skip") as block:
+            assert block.skipped == 1
+
+    def test_pool_memory_where_the_driver_refuses_advice(self, alloc):
+        with ManagedMemoryResource(pooled=True) as pool:
+            with pool.allocate(PAGE) as first, pool.allocate(PAGE) as second:
+                a, b = alloc(PAGE), alloc(PAGE)
+                try:
+                    managedmem.advise(first, "set_read_mostly")
+                    managedmem.advise(first, "unset_read_mostly")
+                    refused = 0
+                except CUDAError as error:
+                    assert error.name == "CUDA_ERROR_NOT_SUPPORTED"
+                    refused = 2
+                for _ in range(2):  # an accepting driver has the policy the second time
+                    assert NEAR.apply([a, first, b, second], unsupported="skip") == refused
+                assert MigrationPolicy.of([a, b]) == NEAR
+                default = MigrationPolicy.default()
+                assert default.apply([first, a, second], unsupported="skip") == 0
+                assert default.apply([first, second], unsupported="skip") == 0
+                assert MigrationPolicy.of(a).is_default
+                with NEAR.applied([first, a], unsupported="skip") as block:
+                    assert block.skipped == refused // 2
+                assert MigrationPolicy.of([first, a]).is_default
+
+    def test_errors_stay(self, alloc):
+        a = alloc(PAGE)
+        for call in (NEAR.apply, NEAR.applied):
+            with pytest.raises(ValueError, match='unsupported must be "raise" or "skip", got 1'):
+                call(a, unsupported=1)
+            with pytest.raises(TypeError):
+                call(a, "skip")
+            with pytest.raises(TypeError):
+                call(unsupported="skip")
+            with pytest.raises(TypeError):
+                call([a, object()], unsupported="skip")
+        closed = alloc(PAGE)
+        closed.close()
+        with pytest.raises(RuntimeError, match="closed"):
+            NEAR.apply([a, closed], unsupported="skip")
+        assert MigrationPolicy.of(a).is_default
+
+    @pytest.mark.emulator_only
+    @pytest.mark.parametrize("code", [101, 801, 999])
+    def test_a_driver_that_fails(self, alloc, code):
+        """All or nothing, also with the codes that stand for a missing ability."""
+        a, b = alloc(PAGE), alloc(PAGE)
+        for nth in (1, 2):
+            emulator.fail("cuMemAdvise", nth=nth, code=code)
+            with pytest.raises(CUDAError) as caught:
+                NEAR.apply([a, b], unsupported="skip")
+            assert caught.value.code == code and MigrationPolicy.of([a, b]).is_default
+
+    @pytest.mark.emulator_only
+    @pytest.mark.parametrize(
+        "function, nth",
+        [
+            ("cuPointerGetAttributes", 1),
+            ("cuMemRangeGetAttributes", 1),
+            ("cuMemAdvise", 1),
+            ("cuMemAdvise", 2),
+        ],
+    )
+    def test_a_driver_that_fails_where_pool_memory_is_asked(self, alloc, function, nth):
+        with ManagedMemoryResource(pooled=True) as pool, pool.allocate(PAGE) as pooled:
+            a = alloc(PAGE)
+            emulator.fail(function, nth=nth, code=999)
+            with pytest.raises(CUDAError) as caught:
+                NEAR.apply([pooled, a], unsupported="skip")
+            assert caught.value.code == 999 and MigrationPolicy.of(a).is_default
+
+
 SETUP = """
     import managedmem as mm
     from managedmem import Device, Host, emulator
@@ -329,6 +458,48 @@ class TestWithoutConcurrentAccess:
     """,
         )
 
+    def test_plans(self):
+        run(
+            "wsl",
+            """
+    # Neighbours with one location, which an execution otherwise merges, and an empty entry.
+    entries = [(buf[:PAGE], Device(0)), (buf[PAGE : 2 * PAGE], Device(0)), (buf[:0], Host())]
+    plan = mm.PrefetchPlan([*entries, (buf[4 * PAGE :], Host())])
+    with emulator.recording() as calls:
+        assert plan.execute(**skip) == 3
+        assert plan.execute(dispatch="batch", **skip) == 3
+        assert plan[:0].execute(**skip) == 0
+    assert not MOVES & {call.name for call in calls}, calls
+    assert refused(plan.execute)
+    emulator.fail("cuMemPrefetchAsync", nth=2, code=999)
+    assert refused(lambda: plan.execute(**skip))
+    buf.close()
+    try:
+        plan.execute(**skip)
+    except RuntimeError as error:
+        assert "entry 0: ManagedBuffer is closed" in str(error)
+    else:
+        raise AssertionError
+    """,
+        )
+
+    def test_policies_that_name_a_device(self):
+        run(
+            "wsl",
+            """
+    Policy = mm.MigrationPolicy
+    for policy in (Policy.prefer(Device(0)), Policy.shared(), Policy.shared([Device(1)])):
+        assert refused(lambda: policy.apply(parts))
+        assert policy.apply([*parts, buf[:0]], **skip) == 4
+        with policy.applied(parts, **skip) as block:
+            assert block.skipped == 4
+    for policy in (Policy.prefer(Host()), Policy.shared([Host()]), Policy.read_duplicated()):
+        assert policy.apply(parts, **skip) == 0
+    emulator.fail("cuDeviceGetAttribute", nth=1, code=999)
+    assert refused(lambda: Policy.shared().apply(parts, **skip))
+    """,
+        )
+
     def test_a_stream_that_captures_stays_an_error(self):
         run(
             "wsl",
@@ -358,6 +529,9 @@ class TestWithAnOldDriver:
     assert refused(lambda: mm.discard(parts)) and refused(lambda: buf.discard())
     assert mm.prefetch(parts, [Device(0), Host()] * 2, **skip) == 0
     assert [p.last_prefetch_location for p in parts] == [Device(0), Host()] * 2
+    plan = mm.PrefetchPlan(zip(parts, [Host(), Device(0)] * 2))
+    assert plan.execute(dispatch="batch", **skip) == 4 and plan.execute(**skip) == 0
+    assert [p.last_prefetch_location for p in parts] == [Host(), Device(0)] * 2
     assert mm.advise(parts, "set_preferred_location", Device(0), **skip) == 0
     assert buf[:PAGE].preferred_location is Device(0)
     """,

@@ -409,6 +409,21 @@ OPERATIONS = {
         ),
         faults=7,
     ),
+    "plan.execute or skip": Operation(
+        lambda w: w.plan.execute(stream=w.stream, unsupported="skip"),
+        may_change=MOVES,
+        silent=DISPATCH_HINT,
+        faults=3,
+    ),
+    "policy apply or skip": Operation(
+        lambda w: EVERYTHING.apply([w.a, memoryview(FOREIGN), w.b], unsupported="skip"),
+        prepare=mix_pages,
+        faults=3 * PAGES + 4,
+    ),
+    "policy apply or skip pool memory": in_pools(
+        lambda w: MigrationPolicy.prefer(HOST).apply([w.a, w.pooled, w.b], unsupported="skip"),
+        faults=3 * PAGES + 6,
+    ),
     # Plans.
     "plan.add": Operation(lambda w: PrefetchPlan().add(w.wrapped, ZERO), "PrefetchPlan.add"),
     "a plan of pairs": Operation(lambda w: PrefetchPlan([(w.a, ZERO), (w.wrapped, ONE)])),

@@ -4,6 +4,8 @@
 #include <assert.h>
 #include <stdlib.h>
 
+#include "skips.h"
+
 /* A guard that an execution enters, or a range that it checks again. Each memory has one hold,
  * however many entries lie in it. */
 typedef struct {
@@ -283,6 +285,30 @@ mm_plan_execute(mm_driver *cu, mm_plan *p, const mm_dispatch_options *options, m
     } else {
         mm_batch_arrays_free(&own);
     }
+    return rc;
+}
+
+/* The transfers of a plan are merged, so each entry is a transfer of its own again, to be counted. */
+int
+mm_plan_execute_or_skip(mm_driver *cu, mm_plan *p, const mm_plan_entry *entries, size_t count,
+                        const mm_dispatch_options *options, size_t *skipped, mm_status *st)
+{
+    mm_batch each;
+    int rc = mm_batch_init(&each, count, st);
+
+    assert(p->op == MM_PREFETCH);
+    if (rc == 0) {
+        for (size_t i = 0; i < count; i++) {
+            each.transfers[i] = entries[i].transfer;
+        }
+        *skipped += mm_skip_unsupported(cu, MM_PREFETCH, &each, options->dispatch);
+        rc = acquire_holds(cu, p, st);
+    }
+    if (rc == 0) {
+        rc = mm_batch_run_or_skip(cu, MM_PREFETCH, &each, options, skipped, st);
+        release_holds(p, p->hold_count);
+    }
+    mm_batch_free(&each);
     return rc;
 }
 

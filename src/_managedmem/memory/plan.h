@@ -29,6 +29,12 @@ void mm_plan_release(mm_plan *p);
 MM_NODISCARD int mm_plan_execute(mm_driver *cu, mm_plan *p, const mm_dispatch_options *options,
                                  mm_status *st);
 
+/* The same, but prefetches the entries that the plan was made of one after the other where this system
+ * lacks a prefetch, and adds the number of those that it refuses to *skipped. For plans of prefetches. */
+MM_NODISCARD int mm_plan_execute_or_skip(mm_driver *cu, mm_plan *p, const mm_plan_entry *entries,
+                                         size_t count, const mm_dispatch_options *options,
+                                         size_t *skipped, mm_status *st);
+
 /* The calls that an execution would make now. Refers to the plan. */
 typedef struct {
     mm_operation op;

@@ -26,6 +26,12 @@ is_unsupported(const mm_driver *cu, mm_operation op, mm_dispatch dispatch)
     return needs_batch_calls && (cu->MemDiscardBatchAsync == NULL || !cu->concurrent_access);
 }
 
+bool
+mm_may_skip_prefetches(const mm_driver *cu)
+{
+    return !cu->concurrent_access || is_unsupported(cu, MM_PREFETCH, MM_DISPATCH_BATCH);
+}
+
 static bool
 has_whole_page(mm_range range)
 {
@@ -183,5 +189,105 @@ mm_batch_advise_or_skip(mm_driver *cu, mm_batch *b, CUmem_advise advice, size_t 
     if (rc < 0 && advised.range.size > 0) {
         mm_advice_restore(cu, advised.range, advice, advised.where, &before, MM_ADVISED);
     }
+    return rc;
+}
+
+/* --- policies --------------------------------------------------------------------------- */
+
+/* Passes over all ranges if the policy names a device without concurrent access. */
+static int
+skip_policy_locations(mm_driver *cu, mm_batch *b, const mm_policy *policy, size_t *skipped,
+                      mm_status *st)
+{
+    mm_location_set members = policy->accessed_by;
+    CUmemLocation where = policy->preferred;
+
+    do {
+        for (size_t i = 0; i < b->count; i++) {
+            b->transfers[i].where = where;
+        }
+        if (skip_locations(cu, b, skipped, st) < 0) {
+            return -1;
+        }
+    } while (mm_next_location(&members, &where));
+    return 0;
+}
+
+/* Sets *lacking to the first pages of the range that do not have the policy; empty if all have it. */
+static int
+find_lacking_pages(mm_driver *cu, mm_range range, const mm_policy *policy, mm_page_run *lacking,
+                   mm_status *st)
+{
+    mm_page_runs runs = {0};
+    int rc = mm_page_runs_read(cu, range, MM_BY_RECORD, &runs, st);
+
+    lacking->range.size = 0;
+    for (size_t i = 0; rc == 0 && lacking->range.size == 0 && i < runs.count; i++) {
+        if (!mm_same_policy(&runs.run[i].policy, policy)) {
+            *lacking = runs.run[i];
+        }
+    }
+    mm_page_runs_free(&runs);
+    return rc;
+}
+
+/* Asks the driver by repeating an advice that the pages have, which changes nothing. */
+static int
+is_all_advice_refused(mm_driver *cu, const mm_page_run *pages, bool *refused, mm_status *st)
+{
+    CUmem_advise present = pages->policy.read_mostly ? CU_MEM_ADVISE_SET_READ_MOSTLY
+                                                     : CU_MEM_ADVISE_UNSET_READ_MOSTLY;
+    int rc = mm_range_advise_once(cu, pages->range, present, mm_host(), st);
+
+    *refused = rc < 0 && st->kind == MM_DRIVER_CALL && st->code == CUDA_ERROR_NOT_SUPPORTED;
+    return *refused ? 0 : rc;
+}
+
+/* Passes over pool memory without the policy if the driver refuses advice on the first of it. */
+static int
+skip_policy_pools(mm_driver *cu, mm_batch *b, const mm_policy *policy, size_t *skipped,
+                  mm_status *st)
+{
+    bool asked = false, refused = false, pooled;
+    mm_page_run lacking;
+
+    for (size_t i = 0; i < b->count && (refused || !asked); i++) {
+        mm_range *range = &b->transfers[i].range;
+        if (is_pool_memory(cu, *range, &pooled, st) < 0) {
+            return -1;
+        }
+        lacking.range.size = 0;
+        if (pooled && find_lacking_pages(cu, *range, policy, &lacking, st) < 0) {
+            return -1;
+        }
+        if (lacking.range.size > 0 && !asked
+            && is_all_advice_refused(cu, &lacking, &refused, st) < 0) {
+            return -1;
+        }
+        asked = asked || lacking.range.size > 0;
+        if (lacking.range.size > 0 && refused) {
+            range->size = 0;
+            ++*skipped;
+        }
+    }
+    return 0;
+}
+
+int
+mm_policy_apply_or_skip(mm_driver *cu, mm_batch *b, const mm_policy *policy, mm_page_runs *before,
+                        size_t *skipped, mm_status *st)
+{
+    mm_batch work;
+    int rc;
+
+    if ((!cu->concurrent_access && skip_policy_locations(cu, b, policy, skipped, st) < 0)
+        || skip_policy_pools(cu, b, policy, skipped, st) < 0) {
+        return -1;
+    }
+    rc = mm_batch_copy(&work, b, st);
+    if (rc == 0) {
+        rc = mm_policy_apply(cu, &work, policy, before, st);
+    }
+    mm_batch_free(&work);
     return rc;
 }

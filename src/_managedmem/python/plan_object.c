@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "../memory/skips.h"
 #include "location_object.h"
 #include "stream_object.h"
 #include "targets.h"
@@ -108,12 +109,16 @@ plan_use_acquire(mm_plan_object *self, const mm_operation *op, bool copy, plan_u
     return rc;
 }
 
-/* The parameters of execute and discard_prefetch; explain has one more. */
+/* The parameters of discard_prefetch; explain and execute have one more. */
 enum { STREAM, DISPATCH, DEFER, DISCARD, EXPLAIN_ARGC };
-enum { EXECUTE_ARGC = DISCARD };
+enum { UNSUPPORTED = DISCARD, DISCARD_ARGC = DISCARD, EXECUTE_ARGC = EXPLAIN_ARGC };
 
-static const char *const execute_names[EXPLAIN_ARGC] = {
+static const char *const explain_names[EXPLAIN_ARGC] = {
     [STREAM] = "stream", [DISPATCH] = "dispatch", [DEFER] = "defer", [DISCARD] = "discard"};
+static const char *const execute_names[EXECUTE_ARGC] = {[STREAM] = "stream",
+                                                        [DISPATCH] = "dispatch",
+                                                        [DEFER] = "defer",
+                                                        [UNSUPPORTED] = "unsupported"};
 
 /* Reads these parameters and enters the stream. */
 static int
@@ -128,18 +133,20 @@ plan_enter_stream(mm_state *state, PyObject *const *argv, mm_stream_use *stream,
     return mm_stream_enter(stream) ? 0 : mm_stream_raise_closed();
 }
 
+/* Only an execution that may pass over entries has a copy of them. */
 static PyObject *
-plan_run(mm_plan_object *self, mm_operation op, PyObject *const argv[EXECUTE_ARGC])
+plan_run(mm_plan_object *self, mm_operation op, bool skips, PyObject *const argv[DISCARD_ARGC])
 {
     mm_state *state = mm_type_state(Py_TYPE((PyObject *)self));
     mm_driver *cu = mm_open(state);
     mm_dispatch_options options;
     mm_stream_use stream;
+    size_t skipped = 0;
     plan_use use;
     mm_status st;
     int rc;
 
-    if (cu == NULL || plan_use_acquire(self, &op, false, &use) < 0) {
+    if (cu == NULL || plan_use_acquire(self, &op, skips && mm_may_skip_prefetches(cu), &use) < 0) {
         return NULL;
     }
     if (plan_enter_stream(state, argv, &stream, &options) < 0) {
@@ -147,11 +154,14 @@ plan_run(mm_plan_object *self, mm_operation op, PyObject *const argv[EXECUTE_ARG
         return NULL;
     }
     Py_BEGIN_ALLOW_THREADS
-    rc = use.plan != NULL ? mm_plan_execute(cu, use.plan, &options, &st) : 0;
+    rc = use.plan == NULL      ? 0
+         : use.entries == NULL ? mm_plan_execute(cu, use.plan, &options, &st)
+                               : mm_plan_execute_or_skip(cu, use.plan, use.entries, use.count,
+                                                         &options, &skipped, &st);
     mm_stream_leave(&stream);
     Py_END_ALLOW_THREADS
     plan_use_release(&use);
-    return mm_none_or_raise(state, rc, &st);
+    return rc == 0 && skips ? PyLong_FromSize_t(skipped) : mm_none_or_raise(state, rc, &st);
 }
 
 static PyObject *
@@ -160,22 +170,25 @@ plan_execute(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kw
     static const mm_parameters parameters = {
         .function = "execute", .names = execute_names, .total = EXECUTE_ARGC};
     PyObject *argv[EXECUTE_ARGC];
+    bool skips;
 
-    return mm_args(&parameters, args, nargs, kwnames, argv) < 0
-               ? NULL
-               : plan_run(mm_plan_of(op), MM_PREFETCH, argv);
+    if (mm_args(&parameters, args, nargs, kwnames, argv) < 0
+        || mm_read_unsupported(argv[UNSUPPORTED], &skips) < 0) {
+        return NULL;
+    }
+    return plan_run(mm_plan_of(op), MM_PREFETCH, skips, argv);
 }
 
 static PyObject *
 plan_discard_prefetch(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
     static const mm_parameters parameters = {
-        .function = "discard_prefetch", .names = execute_names, .total = EXECUTE_ARGC};
-    PyObject *argv[EXECUTE_ARGC];
+        .function = "discard_prefetch", .names = execute_names, .total = DISCARD_ARGC};
+    PyObject *argv[DISCARD_ARGC];
 
     return mm_args(&parameters, args, nargs, kwnames, argv) < 0
                ? NULL
-               : plan_run(mm_plan_of(op), MM_DISCARD_PREFETCH, argv);
+               : plan_run(mm_plan_of(op), MM_DISCARD_PREFETCH, false, argv);
 }
 
 static PyObject *
@@ -210,7 +223,7 @@ static PyObject *
 plan_explain(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
     static const mm_parameters parameters = {
-        .function = "explain", .names = execute_names, .total = EXPLAIN_ARGC};
+        .function = "explain", .names = explain_names, .total = EXPLAIN_ARGC};
     mm_state *state = mm_type_state(Py_TYPE(op));
     PyObject *argv[EXPLAIN_ARGC], *text;
     mm_operation operation;
@@ -484,7 +497,7 @@ PyDoc_STRVAR(plan_clear_doc, "clear($self, /)\n--\n\n"
 
 PyDoc_STRVAR(
     plan_execute_doc,
-    "execute($self, /, *, stream=None, dispatch='auto', defer=None)\n--\n\n"
+    "execute($self, /, *, stream=None, dispatch='auto', defer=None, unsupported='raise')\n--\n\n"
     "Prefetch every entry to its location, in stream order.\n"
     "\n"
     "Parameters\n"
@@ -493,6 +506,10 @@ PyDoc_STRVAR(
     "    The stream to work in; None is the default stream.\n"
     "dispatch, defer\n"
     "    As for prefetch().\n"
+    "unsupported : \"raise\" or \"skip\"\n"
+    "    \"skip\" passes over the entries that cannot be prefetched here, as prefetch() does.\n"
+    "\n"
+    "Returns None; with unsupported=\"skip\" the number of entries that were passed over.\n"
     "\n"
     "An empty plan does nothing. Raises RuntimeError for a closed buffer and ValueError for memory of\n"
     "another library that was freed, with the number of the entry and before anything moves; otherwise\n"

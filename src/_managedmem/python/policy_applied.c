@@ -2,6 +2,8 @@
  * earlier advice at the end of a `with` block. */
 #include "policy_object.h"
 
+#include "../memory/skips.h"
+
 /* The stages IDLE -> BUSY -> IN_FORCE -> BUSY -> IDLE. The thread that made an object BUSY owns
  * its other fields; `held` and `before` have contents while it is IN_FORCE. */
 enum { IDLE, BUSY, IN_FORCE };
@@ -12,6 +14,8 @@ typedef struct {
     PyObject *policy;
     PyObject
         *targets; /* the argument, or a tuple of its items if it was iterable; NULL once cleared */
+    bool skips; /* passes over targets that cannot take the policy */
+    atomic_size_t skipped; /* the number of these when the block was last entered */
     atomic_int stage;
     mm_targets held;
     mm_page_runs before;
@@ -24,18 +28,19 @@ applied_of(PyObject *op)
 }
 
 PyObject *
-mm_applied_policy_new(mm_state *state, PyObject *policy, PyObject *targets)
+mm_applied_policy_new(mm_state *state, PyObject *policy, PyObject *targets, bool skips)
 {
     PyObject *self;
     mm_targets t;
 
     assert(Py_TYPE(policy) == state->policy_type);
-    if (mm_targets_read(state, targets, MM_QUERY, &t) < 0) {
+    if (mm_targets_read_or_skip(state, targets, MM_QUERY, skips, &t) < 0) {
         return NULL;
     }
     self = mm_alloc_object(state->applied_policy_type);
     if (self != NULL) {
         applied_of(self)->policy = Py_NewRef(policy);
+        applied_of(self)->skips = skips;
         applied_of(self)->targets = Py_NewRef(t.several ? t.items : PyTuple_GetItem(t.items, 0));
     }
     mm_targets_release(&t);
@@ -49,16 +54,33 @@ exchange_stage(applied_object *a, int from, int to)
     return atomic_compare_exchange_strong(&a->stage, &from, to);
 }
 
-int
-mm_policy_apply_to(mm_state *state, const mm_policy *policy, PyObject *targets, mm_targets *t,
-                   mm_page_runs *before)
+/* Leaves a transfer for each target in the batch, for a later restoration. */
+static int
+apply_to_entered(mm_targets *t, const mm_policy *policy, mm_page_runs *before, mm_status *st)
 {
     mm_batch work;
+    int rc;
+
+    if (t->skips) {
+        return mm_policy_apply_or_skip(t->cu, &t->batch, policy, before, &t->skipped, st);
+    }
+    rc = mm_batch_copy(&work, &t->batch, st);
+    if (rc == 0) {
+        rc = mm_policy_apply(t->cu, &work, policy, before, st);
+    }
+    mm_batch_free(&work);
+    return rc;
+}
+
+int
+mm_policy_apply_to(mm_state *state, const mm_policy *policy, PyObject *targets, bool skips,
+                   mm_targets *t, mm_page_runs *before)
+{
     mm_status st;
     int rc;
 
     assert(policy != NULL && !PyErr_Occurred());
-    if (mm_targets_read(state, targets, MM_QUERY, t) < 0) {
+    if (mm_targets_read_or_skip(state, targets, MM_QUERY, skips, t) < 0) {
         return -1;
     }
     if (mm_targets_hold_roots(t) < 0) {
@@ -68,11 +90,7 @@ mm_policy_apply_to(mm_state *state, const mm_policy *policy, PyObject *targets, 
     rc = mm_targets_enter(t, NULL, &st);
     if (rc == 0) {
         Py_BEGIN_ALLOW_THREADS
-        rc = mm_batch_copy(&work, &t->batch, &st);
-        if (rc == 0) {
-            rc = mm_policy_apply(t->cu, &work, policy, before, &st);
-        }
-        mm_batch_free(&work);
+        rc = apply_to_entered(t, policy, before, &st);
         mm_targets_leave(t);
         Py_END_ALLOW_THREADS
     }
@@ -96,7 +114,10 @@ applied_enter(PyObject *op, PyObject *Py_UNUSED(none))
         return NULL;
     }
     rc = mm_policy_apply_to(mm_type_state(Py_TYPE(op)), &((mm_policy_object *)a->policy)->policy,
-                            a->targets ? a->targets : Py_None, &a->held, &a->before);
+                            a->targets ? a->targets : Py_None, a->skips, &a->held, &a->before);
+    if (rc == 0) {
+        atomic_store(&a->skipped, a->held.skipped);
+    }
     atomic_store(&a->stage, rc < 0 ? IDLE : IN_FORCE);
     return rc < 0 ? NULL : Py_NewRef(op);
 }
@@ -173,6 +194,12 @@ static PyObject *
 applied_get_policy(PyObject *op, void *Py_UNUSED(closure))
 {
     return Py_NewRef(applied_of(op)->policy);
+}
+
+static PyObject *
+applied_get_skipped(PyObject *op, void *Py_UNUSED(closure))
+{
+    return PyLong_FromSize_t(atomic_load(&applied_of(op)->skipped));
 }
 
 static PyObject *
@@ -264,6 +291,9 @@ static PyMethodDef applied_methods[] = {
 
 static PyGetSetDef applied_getset[] = {
     {"policy", applied_get_policy, NULL, "The MigrationPolicy that is applied.", NULL},
+    {"skipped", applied_get_skipped, NULL,
+     "The number of targets that unsupported=\"skip\" passed over when the block was last entered.",
+     NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };
 

@@ -4,6 +4,7 @@
 #include "foreign_location.h"
 #include "location_object.h"
 #include "location_set.h"
+#include "target_calls.h"
 
 static const mm_policy *
 policy_of(PyObject *op)
@@ -293,24 +294,51 @@ policy_advice(PyObject *op, PyObject *Py_UNUSED(none))
 
 /* --- memory ----------------------------------------------------------------------------- */
 
+/* The parameters of apply and applied. */
+enum { TARGETS, UNSUPPORTED, APPLY_ARGC };
+
+static const char *const apply_names[APPLY_ARGC] = {[TARGETS] = "", [UNSUPPORTED] = "unsupported"};
+
 static PyObject *
-policy_apply(PyObject *op, PyObject *targets)
+policy_apply(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
+    static const mm_parameters parameters = {.function = "apply",
+                                             .names = apply_names,
+                                             .required = 1,
+                                             .positional = 1,
+                                             .total = APPLY_ARGC};
+    PyObject *argv[APPLY_ARGC];
     mm_page_runs before;
     mm_targets t;
+    bool skips;
 
-    if (mm_policy_apply_to(mm_type_state(Py_TYPE(op)), policy_of(op), targets, &t, &before) < 0) {
+    if (mm_args(&parameters, args, nargs, kwnames, argv) < 0
+        || mm_read_unsupported(argv[UNSUPPORTED], &skips) < 0
+        || mm_policy_apply_to(mm_type_state(Py_TYPE(op)), policy_of(op), argv[TARGETS], skips, &t,
+                              &before)
+               < 0) {
         return NULL;
     }
     mm_page_runs_free(&before);
-    mm_targets_release(&t);
-    Py_RETURN_NONE;
+    return mm_targets_result(&t, 0, NULL);
 }
 
 static PyObject *
-policy_applied(PyObject *op, PyObject *targets)
+policy_applied(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
-    return mm_applied_policy_new(mm_type_state(Py_TYPE(op)), op, targets);
+    static const mm_parameters parameters = {.function = "applied",
+                                             .names = apply_names,
+                                             .required = 1,
+                                             .positional = 1,
+                                             .total = APPLY_ARGC};
+    PyObject *argv[APPLY_ARGC];
+    bool skips;
+
+    if (mm_args(&parameters, args, nargs, kwnames, argv) < 0
+        || mm_read_unsupported(argv[UNSUPPORTED], &skips) < 0) {
+        return NULL;
+    }
+    return mm_applied_policy_new(mm_type_state(Py_TYPE(op)), op, argv[TARGETS], skips);
 }
 
 /* The policy that all runs have; ValueError if they differ. */
@@ -423,11 +451,16 @@ PyDoc_STRVAR(
 
 PyDoc_STRVAR(
     policy_apply_doc,
-    "apply($self, targets, /)\n--\n\n"
+    "apply($self, targets, /, *, unsupported='raise')\n--\n\n"
     "Make the advice on all pages of the targets equal to this policy.\n"
     "\n"
     "Advice that the policy does not have is unset. targets as for managedmem.advise(), but system\n"
-    "memory, whose advice cannot be queried, is a ValueError.\n"
+    "memory, whose advice cannot be queried, is a ValueError. unsupported=\"skip\" passes over the targets\n"
+    "that cannot take all of the policy here, and leaves their advice as it is: memory that is not\n"
+    "managed, system memory, pool memory where the driver refuses its advice, and all targets if the policy\n"
+    "names a device without concurrent_managed_access.\n"
+    "\n"
+    "Returns None; with unsupported=\"skip\" the number of targets that were passed over.\n"
     "\n"
     "Queries the present advice of each page, and gives only the advice that differs, once for each\n"
     "run of pages; none if nothing differs. All or nothing: if the driver fails in the middle, the\n"
@@ -440,10 +473,11 @@ PyDoc_STRVAR(
 
 PyDoc_STRVAR(
     policy_applied_doc,
-    "applied($self, targets, /)\n--\n\n"
+    "applied($self, targets, /, *, unsupported='raise')\n--\n\n"
     "A context manager: applies the policy for a `with` block, then restores the earlier advice.\n"
     "\n"
-    "targets as for apply(), read and checked now. Returns an AppliedPolicy, which says more.");
+    "targets and unsupported as for apply(); the targets are read and checked now. Returns an\n"
+    "AppliedPolicy, which says more.");
 
 static PyMethodDef policy_methods[] = {
     {"default", policy_default, METH_NOARGS | METH_CLASS, policy_default_doc},
@@ -453,8 +487,8 @@ static PyMethodDef policy_methods[] = {
     MM_CLASS_METHOD("shared", policy_shared, policy_shared_doc),
     {"of", policy_from_memory, METH_O | METH_CLASS, policy_of_doc},
     {"advice", policy_advice, METH_NOARGS, policy_advice_doc},
-    {"apply", policy_apply, METH_O, policy_apply_doc},
-    {"applied", policy_applied, METH_O, policy_applied_doc},
+    MM_METHOD("apply", policy_apply, policy_apply_doc),
+    MM_METHOD("applied", policy_applied, policy_applied_doc),
     {"__reduce__", policy_reduce, METH_NOARGS, "__reduce__($self, /)\n--\n\nFor pickle and copy."},
     {NULL, NULL, 0, NULL},
 };

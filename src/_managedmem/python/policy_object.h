@@ -26,13 +26,13 @@ mm_read_policy(mm_state *state, PyObject *value, const mm_policy **policy)
 /* A new MigrationPolicy. */
 PyObject *mm_policy_object_new(mm_state *state, const mm_policy *policy);
 
-/* In policy_applied.c. Applies the policy to a target or a sequence of targets. On success *before
- * has the earlier advice, and *t has the targets, which are not entered. On failure neither has to
- * be freed. */
-int mm_policy_apply_to(mm_state *state, const mm_policy *policy, PyObject *targets, mm_targets *t,
-                       mm_page_runs *before);
+/* In policy_applied.c. Applies the policy to a target or a sequence of targets. If `skips`, passes over
+ * those that cannot take it. On success *before has the earlier advice, and *t has the targets, which
+ * are not entered. On failure neither has to be freed. */
+int mm_policy_apply_to(mm_state *state, const mm_policy *policy, PyObject *targets, bool skips,
+                       mm_targets *t, mm_page_runs *before);
 
-/* The AppliedPolicy that policy.applied(targets) returns. */
-PyObject *mm_applied_policy_new(mm_state *state, PyObject *policy, PyObject *targets);
+/* The AppliedPolicy that policy.applied(targets, unsupported=...) returns. */
+PyObject *mm_applied_policy_new(mm_state *state, PyObject *policy, PyObject *targets, bool skips);
 
 #endif
