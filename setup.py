@@ -7,6 +7,7 @@ MANAGEDMEM_COVERAGE=1 makes the extension record for gcov which lines and branch
 
 import os
 import re
+import shlex
 import shutil
 import sys
 import sysconfig
@@ -59,6 +60,12 @@ def cuda_include():
 
 # The times of a wheel's files are fixed, so that two builds of the same sources are equal.
 os.environ.setdefault("SOURCE_DATE_EPOCH", "315532800")  # 1980, where the times of zip files begin
+
+
+def compiler_is_zig():
+    """Whether CC is `zig cc`, or `python -m ziglang cc` of its package."""
+    words = shlex.split(os.environ.get("CC", ""))
+    return any(Path(word).name in ("zig", "ziglang") for word in words)
 
 
 class BuildExt(build_ext):
@@ -124,7 +131,9 @@ class BuildExt(build_ext):
 
 limited = not sysconfig.get_config_var("Py_GIL_DISABLED")
 compile_args = ["-std=c11", "-fvisibility=hidden", "-Wall", "-Wextra", "-Wshadow"]
-link_args = ["-Wl,-z,relro,-z,now,-z,noexecstack,-z,text", "-Wl,--build-id=sha1"]
+link_args = ["-Wl,-z,relro,-z,now,-z,noexecstack", "-Wl,--build-id=sha1"]
+if not compiler_is_zig():
+    link_args.append("-Wl,-z,text")  # zig always does this, and refuses the option
 macros = [("_GNU_SOURCE", None)]
 if os.environ.get("MANAGEDMEM_WERROR"):
     compile_args.append("-Werror")

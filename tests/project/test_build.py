@@ -168,6 +168,21 @@ def test_its_libraries_have_no_fault(folders):
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.parametrize("name", ["zig", "cc"])
+def test_zig_is_not_given_the_option_that_it_refuses(folders, name):
+    """A stand-in refuses -z text as zig does; under another name it is given the option."""
+    stand_in = folders[0].parent / name
+    refuse = 'case "$*" in *-z,text*) echo "unsupported linker extension flag" >&2; exit 1; esac'
+    stand_in.write_text(f'#!/bin/sh\n{refuse}\nexec {compiler()} "$@"\n')
+    stand_in.chmod(0o755)
+    environment = {"CC": f"env {stand_in}", "LDSHARED": f"{stand_in} -shared"}
+    if name == "zig":
+        assert build_tiny(folders[0], **environment).exists()
+    else:
+        with pytest.raises(AssertionError, match="unsupported linker"):
+            build_tiny(folders[0], **environment)
+
+
 def test_every_folder_of_the_package_is_installed():
     source = ROOT / "python"
     folders = {path.parent.relative_to(source) for path in (source / "managedmem").rglob("*.py")}
