@@ -1,9 +1,10 @@
 """Finds the security faults of a built shared library.
 
-    python tools/check_library.py [--without FOLDER]... LIBRARY...
+    python tools/check_library.py [--without FOLDER]... [--glibc VERSION] LIBRARY...
 
 Prints a line for each fault and ends with status 1 if there is one. FOLDER is a path that must not
-stand in the library, such as that of the build. Needs readelf (binutils).
+stand in the library, such as that of the build. VERSION is the oldest glibc that the library must
+load with. Needs readelf (binutils).
 """
 
 import argparse
@@ -86,20 +87,35 @@ def path_faults(library, folders):
             yield f"holds the path {folder}"
 
 
-def faults(library, folders=()):
+def glibc_faults(library, oldest):
+    def number(version):
+        return [int(part) for part in version.split(".")]
+
+    needed = set(re.findall(r"@GLIBC_([0-9.]+)", readelf("--dyn-syms", library)))
+    for version in sorted(needed, key=number):
+        if number(version) > number(oldest):
+            yield f"needs glibc {version}, which is newer than {oldest}"
+
+
+def faults(library, folders=(), glibc=None):
     yield from loading_faults(library)
     yield from segment_faults(library)
     yield from compiler_faults(library)
     yield from path_faults(library, folders)
+    if glibc:
+        yield from glibc_faults(library, glibc)
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--without", action="append", default=[], metavar="FOLDER")
+    parser.add_argument("--glibc", metavar="VERSION")
     parser.add_argument("libraries", nargs="+", metavar="LIBRARY")
     options = parser.parse_args()
     found = [
-        f"{path} {fault}" for path in options.libraries for fault in faults(path, options.without)
+        f"{path} {fault}"
+        for path in options.libraries
+        for fault in faults(path, options.without, options.glibc)
     ]
     print("\n".join(found) or f"{len(options.libraries)} libraries have no fault")
     sys.exit(bool(found))

@@ -107,6 +107,14 @@ def test_a_fault_is_found(gcc, tmp_path, changes, words):
     assert len(done.stdout.splitlines()) == 1
 
 
+def test_functions_of_a_newer_glibc(gcc, tmp_path):
+    library = build(gcc, tmp_path, {})
+    done = check("--glibc", "2.0", library)
+    assert done.returncode == 1
+    assert "needs glibc 2." in done.stdout and "newer than 2.0" in done.stdout
+    assert check("--glibc", "2.100", library).returncode == 0  # a number, no text
+
+
 def test_one_bad_library_among_good_ones(gcc, tmp_path):
     for name in ("good", "bad"):
         (tmp_path / name).mkdir()
