@@ -182,7 +182,8 @@ topic_discarded_bytes(struct fixture *f)
            (cu.set8(b, 3, size, f->stream), cu.discard_batch(&b, &size, 1, 0, f->stream),
             cu.set8(b, 4, size, f->stream)));
     cu.stream_sync(f->stream);
-    printf("  reads %d %d\n", byte_at(b), byte_at(b + 3 * M));
+    /* The first page, which the host has read, holds 4, or 9 with the load of the machine. */
+    printf("  reads %d\n", byte_at(b + 3 * M));
     for (int on_device = 0; on_device < 2; on_device++) {
         show_discarded_pages(f, on_device, 65536, 4096);
         show_discarded_pages(f, on_device, 65536 + 10, 100);
