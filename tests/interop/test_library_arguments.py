@@ -317,7 +317,7 @@ def test_a_device_that_is_not_there(buf):
         buf.prefetch(torch.device("meta"))
 
 
-def test_the_second_device_of_each_library(buf, device1):
+def test_the_second_device_of_each_library(buf, device0, device1):
     for second in (
         libraries.torch().device("cuda", 1),
         libraries.cupy().cuda.Device(1),
@@ -325,9 +325,11 @@ def test_the_second_device_of_each_library(buf, device1):
         libraries.cuda_core().Device(1),
         libraries.jax().devices()[1],
     ):
+        device0.set_current()  # a library that starts can leave another one
         buf.prefetch(Host())
         buf.prefetch(second)
         assert buf.last_prefetch_location is device1
+        assert managedmem.Device() is device0
 
 
 # Streams

@@ -44,7 +44,11 @@ def last_prefetch(tensor):
 
 
 def small_model(on="cpu"):
-    """Layers of odd sizes, a tied weight, persistent and other buffers."""
+    """Layers of odd sizes, a tied weight, persistent and other buffers.
+
+    With scratch they take more than 2 MiB: smaller memory can have the driver's records of freed
+    memory, which spoil those of a prefetch.
+    """
 
     class Model(torch.nn.Module):
         def __init__(self):
@@ -55,7 +59,7 @@ def small_model(on="cpu"):
             self.tied = torch.nn.Linear(7, 33, bias=False)
             self.tied.weight = self.first.weight
             self.register_parameter("absent", None)
-            self.register_buffer("scratch", torch.ones(5), persistent=False)
+            self.register_buffer("scratch", torch.ones(600_000), persistent=False)
 
         def forward(self, x):
             return self.second(torch.relu(self.norm(self.first(x) + self.tied(x))))
