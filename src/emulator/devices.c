@@ -7,6 +7,7 @@
 static struct emu_device devices[EMU_MAX_DEVICES];
 static struct emu_context *user_contexts;
 static size_t live_contexts;
+static uint64_t last_context = EMU_MAX_DEVICES; /* the ids up to it are of primary contexts */
 static _Thread_local struct emu_thread this_thread;
 static uint64_t last_thread;
 
@@ -37,6 +38,7 @@ emu_device(int ordinal)
     devices[ordinal].ordinal = ordinal;
     devices[ordinal].primary.device = &devices[ordinal];
     devices[ordinal].primary.primary = true;
+    devices[ordinal].primary.id = (uint64_t)ordinal + 1;
     return &devices[ordinal];
 }
 
@@ -86,6 +88,7 @@ emu_context_new(struct emu_device *device)
 
     if (context != NULL) {
         context->device = device;
+        context->id = ++last_context;
         context->next = user_contexts;
         user_contexts = context;
         live_contexts++;

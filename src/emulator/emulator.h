@@ -99,6 +99,9 @@ bool emu_initialised(void);
 /* True in a forked child of a process that called cuInit. */
 bool emu_forked(void);
 
+/* Ends the process with a message, where driver 580 would use freed memory, and crash or hang. */
+__attribute__((noreturn)) void emu_crash(const char *reason);
+
 /* ---- calls.c ----------------------------------------------------------------------------- */
 
 /* Bits of a call. Bookkeeping calls are logged only in verbose mode. */
@@ -249,6 +252,7 @@ struct emu_context {
     struct emu_device *device;
     bool primary, destroyed;
     struct emu_stream *legacy;
+    uint64_t id; /* unique in the process */
 };
 
 struct emu_device {

@@ -38,6 +38,7 @@
     X("cuCtxPopCurrent", 4000, cuCtxPopCurrent_v2)                                   \
     X("cuCtxGetDevice", 2000, cuCtxGetDevice)                                        \
     X("cuCtxGetDevice", 13000, cuCtxGetDevice_v2)                                    \
+    X("cuCtxGetId", 12000, cuCtxGetId)                                               \
     X("cuCtxSynchronize", 2000, cuCtxSynchronize)                                    \
     X("cuCtxSynchronize", 13000, cuCtxSynchronize_v2)                                \
     X("cuMemGetInfo", 3020, cuMemGetInfo_v2)                                         \

@@ -224,6 +224,26 @@ EMU_ENTRY(cuCtxGetDevice_v2, CUdevice *device, CUcontext ctx)
     return device_of_context(device, ctx);
 }
 
+EMU_ENTRY(cuCtxGetId, CUcontext ctx, unsigned long long *ctxId)
+{
+    const struct emu_context *context;
+
+    EMU_BEGIN("cuCtxGetId", EMU_CALL_BOOKKEEPING, "ctx=0x%llx",
+              (unsigned long long)(uintptr_t)ctx);
+    context = ctx == NULL ? emu_context() : emu_context_find(ctx);
+    if (context == NULL) {
+        return emu_call_end(&call, ctx == NULL ? emu_no_context() : CUDA_ERROR_INVALID_CONTEXT);
+    }
+    if (context->destroyed) {
+        return emu_call_end(&call, CUDA_ERROR_CONTEXT_IS_DESTROYED);
+    }
+    if (ctxId == NULL) {
+        return emu_call_end(&call, CUDA_ERROR_INVALID_VALUE);
+    }
+    *ctxId = context->id;
+    return emu_call_end(&call, CUDA_SUCCESS);
+}
+
 static CUresult
 synchronize_context(CUcontext ctx)
 {

@@ -1,8 +1,6 @@
 /* Entry points: memory pools and stream-ordered allocation. */
 #include "entries.h"
 
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 /* Measured (topic "capture, each call alone"): in a thread that a capture forbids unsafe calls,
@@ -43,9 +41,7 @@ EMU_ENTRY(cuMemPoolDestroy, CUmemoryPool pool)
         return emu_call_end(&call, CUDA_ERROR_INVALID_VALUE);
     }
     if (emu_pool_frees_queued(found)) {
-        /* Driver 580 would use freed memory, and crash or hang in a later wait. */
-        (void)fputs("emulated driver: cuMemPoolDestroy behind a queued free\n", stderr);
-        abort();
+        emu_crash("cuMemPoolDestroy behind a queued free");
     }
     emu_pool_delete(found);
     return emu_call_end(&call, CUDA_SUCCESS);

@@ -5,6 +5,9 @@
 #include <time.h>
 
 static struct emu_event *events;
+/* Events that ended with a user's context. They are never freed, so that their handles stay known:
+ * driver 580 can crash in every call with one. */
+static struct emu_event *ended_events;
 static uint64_t last_event;
 static size_t live_events;
 
@@ -40,11 +43,16 @@ emu_event_find(CUevent handle)
             return e;
         }
     }
+    for (const struct emu_event *e = ended_events; e != NULL; e = e->next) {
+        if ((const void *)e == (const void *)handle) {
+            emu_crash("an event whose context was destroyed");
+        }
+    }
     return NULL;
 }
 
-void
-emu_event_delete(struct emu_event *event)
+static void
+remove_event(const struct emu_event *event)
 {
     struct emu_event **link = &events;
 
@@ -53,6 +61,12 @@ emu_event_delete(struct emu_event *event)
     }
     *link = event->next;
     live_events--;
+}
+
+void
+emu_event_delete(struct emu_event *event)
+{
+    remove_event(event);
     free(event);
 }
 
@@ -64,7 +78,9 @@ emu_events_delete(const struct emu_context *context)
     for (; event != NULL; event = next) {
         next = event->next;
         if (event->context == context) {
-            emu_event_delete(event);
+            remove_event(event);
+            event->next = ended_events;
+            ended_events = event;
         }
     }
 }

@@ -1,10 +1,21 @@
 /* The mutex that guards the emulated machine, and the two facts that every call needs first:
- * cuInit has succeeded, and this process is not a fork of one in which it had. */
+ * cuInit has succeeded, and this process is not a fork of one in which it had. And the end of the
+ * process where a real driver would crash. */
 #include "emulator.h"
+
+#include <stdio.h>
+#include <stdlib.h>
 
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t condition = PTHREAD_COND_INITIALIZER;
 static bool initialised, forked;
+
+void
+emu_crash(const char *reason)
+{
+    (void)fprintf(stderr, "emulated driver: %s\n", reason);
+    abort();
+}
 
 void
 emu_lock(void)

@@ -5,7 +5,7 @@
 
 static struct emu_stream *streams;
 /* Streams that ended with a user's context. They are never freed, so that their handles stay
- * known: drivers answered INVALID_CONTEXT for them, INVALID_HANDLE and CONTEXT_IS_DESTROYED. */
+ * known: driver 580 crashes in every call with one. */
 static struct emu_stream *ended_streams;
 static uint64_t last_stream;
 static size_t user_streams;
@@ -112,7 +112,7 @@ emu_stream_find(CUstream handle, struct emu_stream **out)
     }
     for (const struct emu_stream *s = ended_streams; s != NULL; s = s->next) {
         if ((const void *)s == (const void *)handle) {
-            return CUDA_ERROR_INVALID_CONTEXT;
+            emu_crash("a stream whose context was destroyed");
         }
     }
     return CUDA_ERROR_INVALID_HANDLE;

@@ -246,7 +246,7 @@ blocks_keep_their_pool_and_stream(void)
     mm_status st;
 
     CHECK_OK(mm_stream_create(world.cu, &handle, &st), &st);
-    stream = mm_stream_share(handle);
+    stream = mm_stream_share(world.cu, handle, &st);
     m = allocate_from(pool, handle, stream);
     release_pool(pool);
     release_stream(stream);
@@ -374,7 +374,7 @@ pools_and_streams_go_late(void)
 
     CHECK_OK(mm_stream_create(world.cu, &handle, &st), &st);
     run_inside(release_pool, make_pool());
-    run_inside(release_stream, mm_stream_share(handle));
+    run_inside(release_stream, mm_stream_share(world.cu, handle, &st));
     mm_late_frees_attempt(world.cu, &after_a_wait);
     CHECK_EQUAL(world.live_pools(), pools);
     CHECK_EQUAL(world.live_streams(), streams);

@@ -44,7 +44,7 @@ make_stream(void)
     mm_status st;
 
     CHECK_OK(mm_stream_create(world.cu, &handle, &st), &st);
-    stream = mm_stream_share(handle);
+    stream = mm_stream_share(world.cu, handle, &st);
     CHECK(stream != NULL);
     return stream;
 }

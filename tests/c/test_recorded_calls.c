@@ -308,9 +308,10 @@ make_stream(unsigned flags)
 {
     CUstream handle = NULL;
     mm_stream *stream;
+    mm_status own;
 
     CHECK_EQUAL(world.cu->StreamCreate(&handle, flags), CUDA_SUCCESS);
-    stream = mm_stream_share(handle);
+    stream = mm_stream_share(world.cu, handle, &own);
     CHECK(stream != NULL);
     return stream;
 }
@@ -346,9 +347,14 @@ test_listed_streams_that_capture(void)
     world.fail("cuStreamIsCapturing", 3, CUDA_ERROR_LAUNCH_FAILED, 0);
     CHECK(mm_streams_are_capturing(world.cu, &(bool){false}, &st) < 0);
     CHECK_EQUAL(st.code, CUDA_ERROR_LAUNCH_FAILED);
-    world.fail("cuStreamIsCapturing", 3, CUDA_ERROR_CONTEXT_IS_DESTROYED, 0);
+    CHECK_EQUAL(world.begin_capture(streams[2]->handle, CU_STREAM_CAPTURE_MODE_GLOBAL),
+                CUDA_SUCCESS);
+    world.fail("cuCtxGetId", 1, CUDA_ERROR_CONTEXT_IS_DESTROYED, 0); /* of the newest stream */
     CHECK(!captures());
     world.fail_clear();
+    CHECK(captures());
+    CHECK_EQUAL(world.end_capture(streams[2]->handle, &graph), CUDA_SUCCESS);
+    CHECK_EQUAL(world.destroy_graph(graph), CUDA_SUCCESS);
     for (int i = 1; i < 4; i++) { /* the middle one first */
         CHECK_OK(mm_stream_release(streams[i % 3], &st), &st);
         CHECK(!captures());

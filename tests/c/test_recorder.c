@@ -217,7 +217,7 @@ captures_are_not_destroyed(void)
     mm_recorded_result result;
 
     CHECK_OK(mm_stream_create(world.cu, &handle, &st), &st);
-    stream = mm_stream_share(handle);
+    stream = mm_stream_share(world.cu, handle, &st);
     for (int mode = CU_STREAM_CAPTURE_MODE_GLOBAL; mode <= CU_STREAM_CAPTURE_MODE_RELAXED;
          mode++) {
         CHECK_EQUAL(world.begin_capture(handle, (CUstreamCaptureMode)mode), CUDA_SUCCESS);

@@ -69,6 +69,8 @@ FREES = {
     "cuMemPoolDestroy",
     "cuStreamDestroy",
 }
+# Asked before a stream is closed or queried: only a context that has ended keeps it from that.
+OF_STREAMS = {"cuCtxGetId"}
 # Queries whose answers decide only the text of a message, or how to dispatch.
 HINTS = DISPATCH_HINT | {"cuMemRangeGetAttributes"}
 # These restore a policy, which stays in force when they fail.
@@ -79,6 +81,7 @@ FOREIGN = {"copy_to foreign memory", "foreign memory", "foreign memory dropped"}
 DROPPING = {
     "cuCtxGetCurrent",
     "cuCtxGetDevice",
+    "cuCtxGetId",
     "cuCtxPushCurrent",
     "cuEventCreate",
     "cuEventQuery",
@@ -178,7 +181,7 @@ def attempt(operation, w, *faults):
 
 def may_be_silent(operation, name, *functions):
     """Whether the operation may succeed although these functions failed."""
-    silent = REPEATED | operation.silent | FREES | HINTS
+    silent = REPEATED | operation.silent | FREES | HINTS | OF_STREAMS
     if name not in OPERATIONS:
         silent |= DROPPING
     if operation.raises is not None and issubclass(CUDAError, operation.raises):
@@ -209,7 +212,7 @@ def others(advice, column):
 
 def must_raise(operation, name, outcome):
     """True for the operations of the main table, where only these calls may fail unnoticed."""
-    silent = REPEATED | operation.silent
+    silent = REPEATED | OF_STREAMS | operation.silent
     if outcome.advised:  # the last query of a set: the advice holds without it
         silent |= {"cuMemRangeGetAttribute", "cuMemRangeGetAttributes"}
     return name in OPERATIONS and outcome.failed[0] not in silent

@@ -176,6 +176,28 @@ mm_scope_leave(mm_scope *s)
     NOTE_SCOPE_LEFT();
 }
 
+/* --- contexts that end --------------------------------------------------------------------- */
+
+int
+mm_current_context(mm_driver *cu, mm_context *context, mm_status *st)
+{
+    MM_TRY(cu, CtxGetCurrent, st, &context->handle);
+    MM_TRY(cu, CtxGetId, st, context->handle, &context->id);
+    return 0;
+}
+
+/* Other failures say nothing about the context: a host function may not ask. */
+bool
+mm_context_has_ended(mm_driver *cu, const mm_context *context)
+{
+    unsigned long long id = 0;
+    CUresult code = cu->CtxGetId(context->handle, &id);
+
+    return code == CUDA_SUCCESS
+               ? id != context->id
+               : code == CUDA_ERROR_CONTEXT_IS_DESTROYED || code == CUDA_ERROR_INVALID_CONTEXT;
+}
+
 /* --- devices ------------------------------------------------------------------------------ */
 
 int

@@ -72,6 +72,20 @@ void mm_restore_capture_mode(mm_driver *cu, CUstreamCaptureMode mode);
 /* The device's primary context, which the first call retains. */
 MM_NODISCARD int mm_primary_context(mm_driver *cu, int device, CUcontext *context, mm_status *st);
 
+/* A context as one of all that the process ever has: a new context can have the handle of a
+ * destroyed one, but not its id. */
+typedef struct {
+    CUcontext handle;
+    unsigned long long id;
+} mm_context;
+
+/* The current context. */
+MM_NODISCARD int mm_current_context(mm_driver *cu, mm_context *context, mm_status *st);
+
+/* True if the context was destroyed, and its streams and events with it. Drivers crash in calls
+ * with one of those, but answer for the context. */
+bool mm_context_has_ended(mm_driver *cu, const mm_context *context);
+
 /* Stores the current device, and in *primary whether the current context is its primary one. A
  * context must be current. */
 MM_NODISCARD int mm_is_primary_current(mm_driver *cu, int *device, bool *primary, mm_status *st);

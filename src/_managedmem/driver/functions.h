@@ -23,6 +23,7 @@
     X(CtxPushCurrent, 4000)                   \
     X(CtxPopCurrent, 4000)                    \
     X(CtxGetDevice, 2000)                     \
+    X(CtxGetId, 12000)                        \
     X(CtxSynchronize, 2000)                   \
     X(MemGetInfo, 3020)                       \
     X(MemAllocManaged, 6000)                  \

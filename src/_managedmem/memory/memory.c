@@ -374,7 +374,7 @@ refuse_capture_of_order(mm_driver *cu, mm_memory *m, mm_status *st)
         mm_stream_retain(order.shared);
     }
     unlock_order(m);
-    rc = mm_pool_refuse_capture(cu, order.stream, st);
+    rc = mm_pool_refuse_capture(cu, mm_block_stream(cu, &order), st);
     release_order(&order);
     return rc;
 }

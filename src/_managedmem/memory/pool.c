@@ -104,6 +104,15 @@ mm_pool_release(mm_pool *pool, mm_status *st)
 
 /* --- blocks ----------------------------------------------------------------------------- */
 
+mm_device_stream
+mm_block_stream(mm_driver *cu, const mm_block_order *order)
+{
+    bool ended = order->shared != NULL && !order->shared->lasts
+                 && mm_context_has_ended(cu, &order->shared->context);
+
+    return (mm_device_stream){ended ? NULL : order->stream.handle, order->stream.device};
+}
+
 /* Queries a default stream in a context of its device. */
 static int
 is_order_capturing(mm_driver *cu, mm_device_stream stream, bool *capturing, mm_status *st)
@@ -207,7 +216,7 @@ were_devices_idle(mm_driver *cu, mm_pool_block *block, int device)
 static bool
 free_block_if_possible(mm_driver *cu, mm_pool_block *block, const mm_free_conditions *conditions)
 {
-    mm_device_stream stream = block->order.stream;
+    mm_device_stream stream = mm_block_stream(cu, &block->order);
     bool exists = stream.handle == NULL || block->order.shared != NULL
                   || stream.handle == conditions->stream;
     bool capturing = false;
@@ -320,12 +329,16 @@ mm_pool_free(mm_pool_block *block, const CUstream *other, mm_status *st)
 {
     mm_driver *cu = mm_driver_usable();
     mm_pool *pool = block->pool;
-    mm_device_stream stream =
-        other ? (mm_device_stream){*other, mm_pool_device(pool)} : block->order.stream;
+    mm_device_stream stream = block->order.stream;
     bool capturing = false;
     int rc = 0, released;
     mm_status ignored;
 
+    if (other != NULL) {
+        stream = (mm_device_stream){*other, mm_pool_device(pool)};
+    } else if (cu != NULL) {
+        stream = mm_block_stream(cu, &block->order);
+    }
     /* If the query fails, the free fails too and reports it. */
     if (cu != NULL && is_order_capturing(cu, stream, &capturing, &ignored) == 0 && capturing) {
         mm_pool_free_late(block);

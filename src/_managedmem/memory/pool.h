@@ -47,6 +47,10 @@ void mm_pool_retain(mm_pool *pool);
  * its frees have run. */
 MM_NODISCARD int mm_pool_release(mm_pool *pool, mm_status *st);
 
+/* The stream of the order; a default stream if that one ended with its context, and all its work
+ * before it. */
+mm_device_stream mm_block_stream(mm_driver *cu, const mm_block_order *order);
+
 /* Allocates in the order of the stream, which must not capture. shared may be NULL. */
 mm_pool_block *mm_pool_allocate(mm_driver *cu, mm_pool *pool, size_t size, CUstream stream,
                                 mm_stream *shared, mm_status *st);

@@ -47,18 +47,43 @@ remove_from_list(mm_stream *stream)
     (void)pthread_mutex_unlock(&streams_mutex);
 }
 
+/* Stores the context of the stream. */
+static int
+find_stream_context(mm_driver *cu, mm_stream *stream, mm_status *st)
+{
+    mm_device_stream self = {stream->handle, MM_ANY_DEVICE};
+    mm_scope scope;
+    int device, rc;
+
+    if (mm_scope_enter_stream(&scope, cu, self, st) < 0) {
+        return -1;
+    }
+    rc = mm_is_primary_current(cu, &device, &stream->lasts, st);
+    if (rc == 0) {
+        rc = mm_current_context(cu, &stream->context, st);
+    }
+    mm_scope_leave(&scope);
+    return rc;
+}
+
 mm_stream *
-mm_stream_share(CUstream handle)
+mm_stream_share(mm_driver *cu, CUstream handle, mm_status *st)
 {
     mm_stream *stream = calloc(1, sizeof *stream);
 
     assert(!mm_is_default_stream(handle));
-    if (stream != NULL) {
-        atomic_init(&stream->references, 1);
-        stream->handle = handle;
-        if (!mm_driver_forked()) {
-            add_to_list(stream);
-        }
+    if (stream == NULL) {
+        (void)mm_fail(st, MM_NO_MEMORY, "out of host memory");
+        return NULL;
+    }
+    atomic_init(&stream->references, 1);
+    stream->handle = handle;
+    if (find_stream_context(cu, stream, st) < 0) {
+        free(stream);
+        return NULL;
+    }
+    if (!mm_driver_forked()) {
+        add_to_list(stream);
     }
     return stream;
 }
@@ -70,6 +95,13 @@ mm_stream_retain(mm_stream *stream)
     atomic_fetch_add_explicit(&stream->references, 1, memory_order_relaxed);
 }
 
+static CUresult
+destroy_unless_ended(mm_driver *cu, const mm_stream *stream)
+{
+    return mm_context_has_ended(cu, &stream->context) ? CUDA_SUCCESS
+                                                      : cu->StreamDestroy(stream->handle);
+}
+
 static bool
 attempt_stream(mm_driver *cu, mm_late_free *entry, const mm_free_conditions *conditions)
 {
@@ -77,7 +109,7 @@ attempt_stream(mm_driver *cu, mm_late_free *entry, const mm_free_conditions *con
 
     (void)conditions;
     assert(atomic_load(&stream->references) == 0);
-    if (cu->StreamDestroy(stream->handle) == CUDA_ERROR_NOT_PERMITTED) {
+    if (destroy_unless_ended(cu, stream) == CUDA_ERROR_NOT_PERMITTED) {
         return false;
     }
     free(stream);
@@ -97,7 +129,7 @@ mm_stream_release(mm_stream *stream, mm_status *st)
     if (!mm_driver_forked()) {
         remove_from_list(stream);
     }
-    code = cu ? cu->StreamDestroy(stream->handle) : CUDA_SUCCESS;
+    code = cu ? destroy_unless_ended(cu, stream) : CUDA_SUCCESS;
     if (code == CUDA_ERROR_NOT_PERMITTED) {
         mm_late_frees_append(&stream->late, attempt_stream);
         return 0;
@@ -170,20 +202,6 @@ next_in_list(mm_stream *previous)
     return stream;
 }
 
-/* A stream that ended with its context does not capture. Driver 580 gave each of the codes. */
-static int
-ask_listed_stream(mm_driver *cu, CUstream handle, bool *capturing, mm_status *st)
-{
-    int rc = mm_stream_is_capturing(cu, handle, capturing, st);
-
-    return rc < 0
-                   && (st->code == CUDA_ERROR_INVALID_CONTEXT
-                       || st->code == CUDA_ERROR_CONTEXT_IS_DESTROYED
-                       || st->code == CUDA_ERROR_INVALID_HANDLE)
-               ? 0
-               : rc;
-}
-
 int
 mm_streams_are_capturing(mm_driver *cu, bool *capturing, mm_status *st)
 {
@@ -196,8 +214,8 @@ mm_streams_are_capturing(mm_driver *cu, bool *capturing, mm_status *st)
         rc = mm_stream_is_capturing(cu, defaults[i], capturing, st);
     }
     while ((stream = next_in_list(stream)) != NULL) {
-        if (rc == 0 && !*capturing) {
-            rc = ask_listed_stream(cu, stream->handle, capturing, st);
+        if (rc == 0 && !*capturing && !mm_context_has_ended(cu, &stream->context)) {
+            rc = mm_stream_is_capturing(cu, stream->handle, capturing, st);
         }
     }
     return rc;

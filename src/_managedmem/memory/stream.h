@@ -32,12 +32,14 @@ typedef struct mm_stream {
     mm_late_free late;
     atomic_size_t references;
     CUstream handle;
+    mm_context context; /* the stream ends with it */
+    bool lasts; /* the context is a primary one, which the library holds */
     struct mm_stream *next,
         *previous; /* in the list of all of them, for mm_streams_are_capturing */
 } mm_stream;
 
-/* A new holder with one reference; NULL if memory is exhausted. */
-mm_stream *mm_stream_share(CUstream handle);
+/* A new holder with one reference; NULL with the status on failure. */
+mm_stream *mm_stream_share(mm_driver *cu, CUstream handle, mm_status *st);
 void mm_stream_retain(mm_stream *stream);
 
 /* Releases a reference. The last one destroys the stream, later if the driver refuses inside a

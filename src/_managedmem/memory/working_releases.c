@@ -10,10 +10,10 @@ static atomic_uint_fast64_t release_clock;
 
 /* Takes a release out of the pool whose event is of this context; NULL if there is none. */
 static mm_release_list *
-take_from_pool(mm_release_list **pool, CUcontext context)
+take_from_pool(mm_release_list **pool, const mm_context *context)
 {
     for (mm_release_list **link = pool; *link != NULL; link = &(*link)->next) {
-        if ((*link)->context == context) {
+        if ((*link)->context.id == context->id) {
             mm_release_list *found = *link;
             *link = found->next;
             found->next = NULL;
@@ -25,7 +25,7 @@ take_from_pool(mm_release_list **pool, CUcontext context)
 
 /* In a scope of the context. */
 static mm_release_list *
-make_release(mm_driver *cu, CUcontext context, mm_status *st)
+make_release(mm_driver *cu, const mm_context *context, mm_status *st)
 {
     mm_release_list *made = malloc(sizeof *made);
     CUresult code;
@@ -34,7 +34,7 @@ make_release(mm_driver *cu, CUcontext context, mm_status *st)
         (void)mm_fail(st, MM_NO_MEMORY, "out of host memory for an event");
         return NULL;
     }
-    *made = (mm_release_list){.context = context};
+    *made = (mm_release_list){.context = *context};
     code = cu->EventCreate(&made->event, CU_EVENT_DISABLE_TIMING);
     if (code != CUDA_SUCCESS) {
         (void)mm_fail_call(st, "cuEventCreate", (int)code);
@@ -59,18 +59,16 @@ static mm_release_list *
 make_recorded_release(mm_driver *cu, CUstream stream, pthread_mutex_t *lock,
                       mm_release_list **pool, mm_status *st)
 {
-    CUcontext context = NULL;
-    CUresult code = cu->CtxGetCurrent(&context);
     mm_release_list *release;
+    mm_context context;
 
-    if (code != CUDA_SUCCESS) {
-        (void)mm_fail_call(st, "cuCtxGetCurrent", (int)code);
+    if (mm_current_context(cu, &context, st) < 0) {
         return NULL;
     }
     (void)pthread_mutex_lock(lock);
-    release = take_from_pool(pool, context);
+    release = take_from_pool(pool, &context);
     (void)pthread_mutex_unlock(lock);
-    if (release == NULL && (release = make_release(cu, context, st)) == NULL) {
+    if (release == NULL && (release = make_release(cu, &context, st)) == NULL) {
         return NULL;
     }
     if (record_release(cu, release, stream, st) < 0) {
@@ -144,7 +142,7 @@ bool
 mm_releases_have_passed(mm_driver *cu, const mm_release_list *list)
 {
     for (; list != NULL; list = list->next) {
-        if (!mm_event_has_passed(cu, list->event)) {
+        if (!mm_context_has_ended(cu, &list->context) && !mm_event_has_passed(cu, list->event)) {
             return false;
         }
     }
@@ -156,7 +154,9 @@ mm_releases_free(mm_driver *cu, mm_release_list *list)
 {
     while (list != NULL) {
         mm_release_list *next = list->next;
-        mm_event_destroy(cu, list->event);
+        if (!mm_context_has_ended(cu, &list->context)) {
+            mm_event_destroy(cu, list->event);
+        }
         free(list);
         list = next;
     }

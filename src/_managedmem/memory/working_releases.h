@@ -13,7 +13,7 @@
 /* The end of the latest use on a stream. */
 struct mm_release_list {
     CUevent event;
-    CUcontext context; /* of the event */
+    mm_context context; /* of the event, which ends with it */
     unsigned long long stream; /* the number of the stream, which no other one has ever */
     uint64_t begun, added; /* before it was recorded, and after: see mm_release_add */
     mm_release_list *next;
@@ -37,7 +37,7 @@ void mm_release_keep(mm_release_list *list, mm_release_list **pool);
  * never ends. */
 bool mm_event_has_passed(mm_driver *cu, CUevent event);
 
-/* The same for all releases. */
+/* The same for all releases. A destroyed context has waited for its work. */
 bool mm_releases_have_passed(mm_driver *cu, const mm_release_list *list);
 
 /* Destroys the events of a list, and frees it. */

@@ -10,6 +10,7 @@ typedef struct {
     PyObject *weakrefs;
     CUstream handle;
     mm_stream *shared; /* the stream that this object made, until it is closed; else NULL */
+    bool can_end; /* with its context, which a user made and can destroy */
     mm_guard guard;
 } stream_object;
 
@@ -34,6 +35,28 @@ stream_check_open(PyObject *op)
     return mm_guard_is_closed(&stream_of(op)->guard) ? mm_stream_raise_closed() : 0;
 }
 
+/* Drivers crash in calls with a stream that ended with its context. */
+static int
+refuse_ended(mm_state *state, stream_object *s)
+{
+    mm_driver *cu = mm_driver_usable();
+    bool ended = false;
+    mm_status st;
+
+    if (cu != NULL && mm_guard_enter(&s->guard)) {
+        ended = mm_context_has_ended(cu, &s->shared->context);
+        mm_guard_leave(&s->guard);
+    }
+    if (!ended) {
+        return 0;
+    }
+    (void)mm_fail_call(&st, "cuCtxGetId", CUDA_ERROR_CONTEXT_IS_DESTROYED);
+    mm_status_add(&st, "the context of the stream was destroyed, and the stream with it: make "
+                       "another Stream in a context that lives");
+    (void)mm_raise(state, &st);
+    return -1;
+}
+
 int
 mm_stream_read(mm_state *state, PyObject *value, mm_stream_use *use)
 {
@@ -44,7 +67,8 @@ mm_stream_read(mm_state *state, PyObject *value, mm_stream_use *use)
         return 0;
     }
     if (Py_TYPE(value) == state->stream_type) {
-        if (stream_check_open(value) < 0) {
+        if (stream_check_open(value) < 0
+            || (stream_of(value)->can_end && refuse_ended(state, stream_of(value)) < 0)) {
             return -1;
         }
         use->guard = &stream_of(value)->guard;
@@ -76,6 +100,7 @@ new_stream(PyTypeObject *type, CUstream handle, mm_stream *shared)
     if (self != NULL) {
         stream_of(self)->handle = handle;
         stream_of(self)->shared = shared;
+        stream_of(self)->can_end = shared != NULL && !shared->lasts;
     }
     return self;
 }
@@ -113,10 +138,14 @@ stream_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     if (rc < 0) {
         return mm_raise(state, &st);
     }
-    shared = mm_stream_share(handle);
+    Py_BEGIN_ALLOW_THREADS
+    shared = mm_stream_share(cu, handle, &st);
     if (shared == NULL) {
-        MM_IGNORE(cu->StreamDestroy(handle)); /* out of memory is reported */
-        return PyErr_NoMemory();
+        MM_IGNORE(cu->StreamDestroy(handle)); /* the first failure is reported */
+    }
+    Py_END_ALLOW_THREADS
+    if (shared == NULL) {
+        return mm_raise(state, &st);
     }
     self = new_stream(type, handle, shared);
     if (self == NULL) {
@@ -301,8 +330,11 @@ PyDoc_STRVAR(
     "Streams over one handle are equal and have the same hash. A closed stream equals only itself and\n"
     "keeps its hash.\n"
     "\n"
+    "If the current context is not the device's primary one, cuCtxDestroy of it ends the stream. Work on\n"
+    "it then raises CUDAError with code 709; close() makes no driver call.\n"
+    "\n"
     "Raises DriverNotFoundError without a driver, CUDAError when the driver refuses. Safe from every\n"
-    "thread. Driver: cuStreamCreate with CU_STREAM_NON_BLOCKING.");
+    "thread. Driver: cuStreamCreate with CU_STREAM_NON_BLOCKING, cuCtxGetId.");
 
 PyDoc_STRVAR(
     stream_from_handle_doc,
