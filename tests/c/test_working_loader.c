@@ -412,6 +412,238 @@ a_discard_spares_the_bytes_between(void)
     free_layers();
 }
 
+/* --- groups that are removed -------------------------------------------------------------- */
+
+static void
+check_restored(int layer)
+{
+    mm_policy policy;
+    mm_range range = range_of_layer(layer).range;
+
+    CHECK_OK(mm_range_preferred_location(world.cu, range, &policy.preferred, &st), &st);
+    CHECK_EQUAL((int)policy.preferred.type, CU_MEM_LOCATION_TYPE_INVALID);
+    CHECK_OK(mm_range_read_mostly(world.cu, range, &policy.read_mostly, &st), &st);
+    CHECK(!policy.read_mostly);
+}
+
+static void
+a_group_is_removed_from_a_set_that_goes_on(void)
+{
+    mm_loader_group_report group;
+    CUstream stream = new_stream();
+    mm_working_use use;
+    bool first;
+    mm_loader *l;
+
+    make_layers();
+    l = set_of_layers(2 * SIZE);
+    for (uint32_t i = 0; i < 3 * LAYERS; i++) {
+        use_group(l, i % LAYERS, stream);
+    }
+    CHECK_OK(mm_loader_acquire(l, 2, stream, &use, &st), &st);
+    CHECK(mm_loader_remove(l, 2, &st) < 0);
+    CHECK_EQUAL(st.kind, MM_REFUSED);
+    CHECK(strstr(st.detail, "group 2 is acquired") != NULL);
+    CHECK_OK(mm_loader_release(l, 2, stream, &st), &st);
+    CHECK_OK(mm_loader_remove(l, 2, &st), &st);
+    check_restored(2);
+    CHECK_OK(mm_memory_close(layers[2], NULL, &first, &st), &st);
+    mm_loader_read_group(l, 2, &group);
+    CHECK(group.removed && !group.resident);
+    CHECK(mm_loader_remove(l, 2, &st) < 0);
+    CHECK(mm_loader_acquire(l, 2, stream, &use, &st) < 0);
+    CHECK_EQUAL(st.kind, MM_REFUSED);
+    CHECK(strstr(st.detail, "group 2 was removed") != NULL);
+    CHECK(mm_loader_release(l, 2, stream, &st) < 0);
+    CHECK_EQUAL(report_of(l).groups, LAYERS - 1);
+    for (uint32_t i = 0; i < 3 * LAYERS; i++) {
+        if (i % LAYERS != 2) {
+            use_group(l, i % LAYERS, stream);
+        }
+    }
+    CHECK_OK(mm_loader_remove(l, 3, &st), &st);
+    CHECK_EQUAL(add_layer(l, 3, MM_GROUP_SCRATCH), LAYERS); /* with the event of another one */
+    CHECK(report_of(l).physical <= 2 * SIZE);
+    CHECK_EQUAL(report_of(l).failures, 0);
+    end_stream(stream);
+    close_set(l);
+    free_layers();
+}
+
+/* All of them are in use by the others meanwhile, so that a removal has to be tried again. */
+static void *
+remove_or_use(void *argument)
+{
+    users *u = argument;
+    int number = atomic_fetch_add(&u->number, 1);
+    CUstream stream = new_stream();
+    mm_status own;
+    mm_working_use use;
+
+    for (int i = 0; i < TURNS; i++) {
+        uint32_t group = (uint32_t)(i + number) % LAYERS;
+        if (i % 20 == 19) {
+            (void)!mm_loader_remove(u->l, group, &own);
+        } else if (mm_loader_acquire(u->l, group, stream, &use, &own) == 0) {
+            CHECK_OK(mm_loader_release(u->l, group, stream, &own), &own);
+        } else {
+            CHECK_EQUAL(own.kind, MM_REFUSED);
+        }
+    }
+    end_stream(stream);
+    return NULL;
+}
+
+static void
+threads_remove_groups_of_one_set(void)
+{
+    for (int round = 0; round < 5; round++) {
+        users u = {.number = 0};
+        make_layers();
+        u.l = set_of_layers(2 * SIZE);
+        check_threads(4, remove_or_use, &u);
+        CHECK_EQUAL(report_of(u.l).failures, 0);
+        CHECK(report_of(u.l).groups < LAYERS);
+        for (uint32_t i = 0; i < LAYERS; i++) {
+            mm_loader_group_report group;
+            mm_loader_read_group(u.l, i, &group);
+            CHECK(!group.removed || !group.resident);
+        }
+        close_set(u.l);
+        for (int i = 0; i < LAYERS; i++) {
+            check_restored(i);
+        }
+        free_layers();
+    }
+}
+
+static void *
+close_or_remove(void *argument)
+{
+    static atomic_int turn;
+    mm_status own;
+
+    if (atomic_fetch_add(&turn, 1) % 3 == 2) {
+        CHECK_OK(mm_loader_close(argument, &own), &own);
+        return NULL;
+    }
+    for (uint32_t i = 0; i < LAYERS; i++) {
+        if (mm_loader_remove(argument, i, &own) < 0) {
+            CHECK_EQUAL(own.kind, MM_REFUSED);
+        }
+    }
+    return NULL;
+}
+
+static void
+a_set_is_closed_beside_removals(void)
+{
+    for (int round = 0; round < 20; round++) {
+        mm_loader *l;
+        make_layers();
+        l = set_of_layers(3 * SIZE);
+        for (uint32_t i = 0; i < LAYERS; i++) {
+            use_group(l, i, NULL);
+        }
+        check_threads(3, close_or_remove, l);
+        for (int i = 0; i < LAYERS; i++) {
+            check_restored(i);
+        }
+        mm_loader_free(l);
+        free_layers();
+    }
+}
+
+static void *
+remove_the_first_layer(void *l)
+{
+    mm_status own;
+
+    if (mm_loader_remove(l, 0, &own) < 0) {
+        CHECK_EQUAL(own.kind, MM_REFUSED); /* the set was closed before */
+    }
+    return NULL;
+}
+
+/* A removal may wait for the thread, which waits for work that ends only after the set is closed. */
+static void
+a_set_is_closed_beside_a_removal_that_waits(void)
+{
+    const struct timespec nap = {.tv_nsec = 10000000};
+    mm_driver endless;
+    pthread_t remover;
+    mm_working_use use;
+    mm_loader *l;
+
+    memcpy(&endless, world.cu, sizeof endless);
+    endless.EventQuery = query_endless_work;
+    atomic_store(&queries_left, 100000);
+    make_layers();
+    l = mm_loader_new(&endless, 0, SIZE, NULL, &st);
+    CHECK_OK(l == NULL ? -1 : 0, &st);
+    (void)add_layer(l, 0, MM_GROUP_READ);
+    (void)add_layer(l, 1, MM_GROUP_READ);
+    use_group(l, 0, NULL);
+    CHECK_EQUAL(pthread_create(&remover, NULL, remove_the_first_layer, l), 0);
+    (void)nanosleep(&nap, NULL);
+    CHECK_OK(mm_loader_close(l, &st), &st);
+    CHECK_EQUAL(pthread_join(remover, NULL), 0);
+    CHECK(atomic_load(&queries_left) > 0);
+    CHECK(mm_loader_acquire(l, 0, NULL, &use, &st) < 0);
+    check_restored(0);
+    mm_loader_free(l);
+    free_layers();
+}
+
+/* A removal that cannot restore the advice may be repeated, or the set closed. */
+static void
+advice_that_is_not_restored_is_tried_again(void)
+{
+    mm_working_use use;
+    mm_loader *l;
+
+    for (int attempt = 0; attempt < 2; attempt++) {
+        make_layers();
+        l = set_of_layers(2 * SIZE);
+        use_group(l, 1, NULL);
+        world.fail("cuMemRangeGetAttributes", 1, CUDA_ERROR_UNKNOWN, 0);
+        CHECK(mm_loader_remove(l, 1, &st) < 0);
+        CHECK_EQUAL(st.kind, MM_DRIVER_CALL);
+        CHECK(mm_loader_acquire(l, 1, NULL, &use, &st) < 0);
+        world.fail_clear();
+        if (attempt == 0) {
+            CHECK_OK(mm_loader_remove(l, 1, &st), &st);
+            check_restored(1);
+        }
+        close_set(l);
+        check_restored(1);
+        free_layers();
+    }
+}
+
+static void
+a_removal_without_memory_changes_nothing(void)
+{
+    mm_loader *l;
+    long nth;
+    int rc = -1;
+
+    make_layers();
+    l = set_of_layers(2 * SIZE);
+    use_group(l, 1, NULL);
+    for (nth = 1; rc < 0; nth++) {
+        fail_allocation(nth);
+        rc = mm_loader_remove(l, 1, &st);
+        fail_allocation(0);
+        CHECK(rc == 0 || st.kind == MM_NO_MEMORY);
+    }
+    CHECK(nth > 2);
+    check_restored(1);
+    CHECK_EQUAL(report_of(l).groups, LAYERS - 1);
+    close_set(l);
+    free_layers();
+}
+
 /* --- failures ----------------------------------------------------------------------------- */
 
 /* A drop that fails twice keeps its bytes, and nothing is loaded beyond the budget. */
@@ -817,6 +1049,12 @@ main(int argc, char **argv)
         CHECK_TEST(memory_that_was_closed_is_passed_over),
         CHECK_TEST(memory_of_others_may_be_freed),
         CHECK_TEST(a_discard_spares_the_bytes_between),
+        CHECK_TEST(a_group_is_removed_from_a_set_that_goes_on),
+        CHECK_TEST(threads_remove_groups_of_one_set),
+        CHECK_TEST(a_set_is_closed_beside_removals),
+        CHECK_TEST(a_set_is_closed_beside_a_removal_that_waits),
+        CHECK_TEST(advice_that_is_not_restored_is_tried_again),
+        CHECK_TEST(a_removal_without_memory_changes_nothing),
         CHECK_TEST(what_does_not_leave_the_device_is_counted),
         CHECK_TEST(a_refused_load_follows_the_discard),
         CHECK_TEST(a_failed_load_is_taken_away_behind_its_part),

@@ -260,6 +260,41 @@ use(uint32_t group)
     release(0);
 }
 
+static bool
+is_live(uint32_t group)
+{
+    return model.set.order.followers[group] != MM_REMOVED_GROUP;
+}
+
+/* What is queued for the group comes first, and nothing after it. */
+static void
+remove_group(uint32_t group)
+{
+    mm_status st;
+    uint64_t ticket;
+
+    CHECK_OK(mm_working_set_remove(&model.set, group, &ticket, &st), &st);
+    CHECK_EQUAL(ticket, model.set.tickets);
+    CHECK(!is_live(group));
+    check_accounts();
+}
+
+/* Every prediction is a group that is there. */
+static void
+check_predictions(void)
+{
+    mm_order_walk walk = mm_working_order_walk(&model.set.order);
+
+    for (uint32_t i = 0; i < 3 * model.set.count; i++) {
+        uint32_t group = mm_order_walk_next(&model.set.order, &walk);
+        if (model.set.live == 0) {
+            CHECK_EQUAL(group, MM_NO_GROUP);
+            return;
+        }
+        CHECK(group < model.set.count && is_live(group));
+    }
+}
+
 /* A mapped group that is loaded later, while it is held, would break the model's second use. */
 static void
 random_rounds_never_exceed_the_budget_or_wait_for_themselves(void)
@@ -277,6 +312,38 @@ random_rounds_never_exceed_the_budget_or_wait_for_themselves(void)
                 (void)acquire(next, random_below(STREAMS));
             }
             run_some(random_below(run % 2 == 0 ? 3 : 12));
+        }
+        while (model.held_count > 0) {
+            release(0);
+        }
+        run_all();
+        end_model();
+    }
+}
+
+static void
+random_rounds_with_groups_that_come_and_go(void)
+{
+    for (uint64_t run = 0; run < 20; run++) {
+        seed = run + 100;
+        begin_model(100 + random_below(1500), 4, false);
+        for (uint32_t i = 0; i < ROUNDS; i++) {
+            uint32_t group =
+                run % 2 == 0 ? i / 3 % model.set.count : random_below(model.set.count);
+            mm_status st;
+            if (model.held_count == MOST_HELD || (model.held_count > 0 && random_below(2) == 0)) {
+                release(random_below((uint32_t)model.held_count));
+            } else if (is_live(group)) {
+                (void)acquire(group, random_below(STREAMS));
+            }
+            if (is_live(group) && model.set.groups[group].held == 0 && random_below(90) == 0) {
+                remove_group(group);
+                check_predictions();
+            }
+            if (model.set.count < GROUPS && random_below(200) == 0) {
+                CHECK_OK(mm_working_set_add(&model.set, 1 + random_below(200), false, &st), &st);
+            }
+            run_some(random_below(6));
         }
         while (model.held_count > 0) {
             release(0);
@@ -408,6 +475,103 @@ a_given_order_is_found_again(void)
     mm_working_order_free(&o);
 }
 
+static void
+use_others_back_and_forth(uint32_t groups, uint32_t without, uint32_t rounds)
+{
+    for (uint32_t i = 0; i < 2 * groups * rounds; i++) {
+        uint32_t step = i % (2 * groups), group = step < groups ? step : 2 * groups - 1 - step;
+        if (group != without) {
+            use(group);
+        }
+    }
+}
+
+/* What came before and behind the group belong together, wherever it was: no use is unforeseen. */
+static void
+an_order_goes_on_without_a_group(void)
+{
+    for (uint32_t removed = 0; removed < 8; removed++) {
+        seed = 1;
+        begin_model(300, 8, true);
+        use_back_and_forth(8, 3);
+        model.set.counts.loads_on_demand = 0;
+        remove_group(removed);
+        use_others_back_and_forth(8, removed, 4);
+        CHECK_EQUAL(model.set.counts.loads_on_demand, 0);
+        check_predictions();
+        run_all();
+        end_model();
+    }
+}
+
+static void
+a_given_order_goes_on_without_a_group(void)
+{
+    static const uint32_t round[] = {0, 1, 2, 2, 1, 3, 4, 0};
+    static const uint32_t left[] = {1, 1, 3, 4};
+    mm_working_order o;
+    mm_order_walk walk;
+    mm_status st;
+
+    mm_working_order_init(&o);
+    for (int i = 0; i < 6; i++) {
+        CHECK_OK(mm_working_order_add(&o, &st), &st);
+    }
+    CHECK_OK(mm_working_order_give(&o, round, 8, &st), &st);
+    for (int i = 0; i < 4; i++) {
+        mm_working_order_note(&o, round[i]);
+    }
+    mm_working_order_remove(&o, 2);
+    CHECK_EQUAL(o.given_count, 6);
+    mm_working_order_remove(&o, 0);
+    walk = (mm_order_walk){.given_next = o.given_next, .by_given = true};
+    for (int i = 0; i < 8; i++) {
+        CHECK_EQUAL(mm_order_walk_next(&o, &walk), left[(i + 1) % 4]);
+    }
+    CHECK_OK(mm_working_order_give(&o, round, 8, &st), &st);
+    CHECK_EQUAL(o.given_count, 4);
+    mm_working_order_remove(&o, 1);
+    mm_working_order_remove(&o, 3);
+    mm_working_order_remove(&o, 4);
+    CHECK_EQUAL(o.given_count, 0);
+    walk = mm_working_order_walk(&o);
+    CHECK_EQUAL(mm_order_walk_next(&o, &walk), 5);
+    mm_working_order_remove(&o, 5);
+    walk = mm_working_order_walk(&o);
+    CHECK_EQUAL(mm_order_walk_next(&o, &walk), MM_NO_GROUP);
+    mm_working_order_free(&o);
+}
+
+static void
+a_removed_group_leaves_its_room(void)
+{
+    uint64_t ticket;
+    mm_status st;
+
+    seed = 1;
+    begin_model(250, 3, true);
+    use_loop(3, 3);
+    remove_group(0);
+    CHECK_EQUAL(model.set.live, 2);
+    use(1);
+    use(2);
+    CHECK_EQUAL(model.set.reserved, 200);
+    model.set.counts.drops = 0;
+    for (int i = 0; i < 6; i++) {
+        use((uint32_t)(1 + i % 2));
+    }
+    CHECK_EQUAL(model.set.counts.drops, 0);
+    remove_group(1);
+    remove_group(2);
+    CHECK_EQUAL(model.set.reserved, 0);
+    run_all();
+    CHECK_OK(mm_working_set_add(&model.set, 100, false, &st), &st);
+    CHECK_EQUAL(mm_working_set_acquire(&model.set, 3, &ticket), MM_USE_LOADED);
+    mm_working_set_release(&model.set, 3, NULL);
+    run_all();
+    end_model();
+}
+
 /* Random uses are no reason to fill the link with guesses. */
 static void
 random_uses_end_the_guesses(void)
@@ -520,11 +684,15 @@ main(void)
 {
     static const check_test tests[] = {
         CHECK_TEST(random_rounds_never_exceed_the_budget_or_wait_for_themselves),
+        CHECK_TEST(random_rounds_with_groups_that_come_and_go),
         CHECK_TEST(a_loop_is_loaded_ahead),
         CHECK_TEST(a_loop_that_turns_keeps_the_groups_at_its_ends),
         CHECK_TEST(what_fits_is_loaded_once),
         CHECK_TEST(a_given_order_wins_until_it_is_wrong),
         CHECK_TEST(a_given_order_is_found_again),
+        CHECK_TEST(an_order_goes_on_without_a_group),
+        CHECK_TEST(a_given_order_goes_on_without_a_group),
+        CHECK_TEST(a_removed_group_leaves_its_room),
         CHECK_TEST(random_uses_end_the_guesses),
         CHECK_TEST(held_groups_leave_no_room),
         CHECK_TEST(a_group_larger_than_the_budget_stays_at_home),

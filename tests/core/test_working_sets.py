@@ -463,6 +463,207 @@ class TestTheEnd:
         group.set.close()
 
 
+class TestRemove:
+    def test_the_others_go_on(self, working, layers, stream):
+        groups = [working.add(layer, name=f"layer {i}") for i, layer in enumerate(layers)]
+        working.order = groups
+        for group in groups * 2:
+            with group.use(stream=stream):
+                pass
+        working.remove(groups[3])
+        others = groups[:3] + groups[4:]
+        assert len(working) == 15 and [*working] == others and working.order == tuple(others)
+        before = working.stats()
+        for group in others * 3:
+            with group.use(stream=stream):
+                pass
+        after = working.stats()
+        assert after.hits - before.hits == after.acquired - before.acquired == 45
+        assert repr(groups[4]).startswith("<WorkingGroup number=4 ")
+        assert repr(working).startswith("<WorkingSet groups=15 ")
+
+    @pytest.mark.parametrize("number", [0, 7, 15])
+    def test_the_learned_order_goes_on(self, working, layers, stream, number):
+        """Also at the turns of a loop that goes forward and then back."""
+        groups = [working.add(layer) for layer in layers]
+        for group in (groups + groups[::-1]) * 2:
+            with group.use(stream=stream):
+                pass
+        working.remove(groups.pop(number))
+        before = working.stats()
+        for group in (groups + groups[::-1]) * 2:
+            with group.use(stream=stream):
+                pass
+        assert working.stats().hits - before.hits == 60
+
+    def test_a_later_use_names_the_group(self, working, layers):
+        first, second = working.add(layers[0], name="first"), working.add(layers[1])
+        use = first.use()
+        for group, named in ((first, "group 0, 'first',"), (second, "group 1")):
+            working.remove(group)
+            for call in (group.acquire, group.use().__enter__):
+                with pytest.raises(RuntimeError, match=f"^{named} was removed from the working"):
+                    call()
+            with pytest.raises(RuntimeError, match="not acquired"):
+                group.release()
+            with pytest.raises(RuntimeError, match="was removed"):
+                working.remove(group)
+            assert group.set is working and group.nbytes == SIZE and not group.is_resident
+            assert repr(group).endswith(f"nbytes={SIZE}, removed>")
+        with pytest.raises(RuntimeError, match="removed"), use:
+            pass
+
+    def test_a_group_that_is_acquired_stays(self, working, layers, stream):
+        group = working.add(layers[0], "write")
+        group.acquire(stream=stream)
+        with group.use(stream=stream):
+            pass
+        with pytest.raises(RuntimeError, match="group 0 is acquired: it can be removed once"):
+            working.remove(group)
+        assert [*working] == [group] and layers[0].preferred_location is Host()
+        group.release(stream=stream)
+        working.remove(group)
+        assert layers[0].preferred_location is None and len(working) == 0
+
+    def test_restores_the_advice_and_leaves_contents(self, working, layers, stream):
+        layers[0].read_mostly = True
+        layers[1].preferred_location = Device(0)
+        layers[2][:PAGE].accessed_by = [Host()]
+        before = [layer.page_runs() for layer in layers[:3]]
+        kinds = ["read", "write", "scratch", "write"]
+        groups = [working.add(*pair) for pair in zip(layers, kinds, strict=False)]
+        for group in groups * 3:
+            with group.use(stream=stream):
+                pass
+        with groups[1].use(stream=stream):
+            layers[1].fill(9, stream=stream)
+        for group in groups[:3]:
+            working.remove(group)
+        after = [layer.page_runs() for layer in layers[:3]]
+        assert [[run[2:5] for run in runs] for runs in after] == [
+            [run[2:5] for run in runs] for runs in before
+        ]
+        assert layers[3].preferred_location is Host()
+        stream.sync()
+        assert contents(layers[0]) == pattern(SIZE, 0)
+        assert contents(layers[1]) == bytes([9]) * SIZE
+        assert working.nbytes in (0, SIZE)
+
+    @pytest.mark.parametrize("kind", ["read", "write", "scratch"])
+    def test_memory_is_the_callers_again(self, working, layers, stream, kind):
+        """Nothing that the set has queued, such as a discard, comes after the removal."""
+        for round_ in range(20):
+            groups = [working.add(layer, kind) for layer in layers[:6]]
+            for group in groups * 2:
+                with group.use(stream=stream):
+                    pass
+            for number, group in enumerate(groups):
+                working.remove(group)
+                write(layers[number], pattern(SIZE, number + round_))
+            stream.sync()
+            Device(0).sync()
+            for number in range(6):
+                assert contents(layers[number]) == pattern(SIZE, number + round_)
+        assert len(working) == 0 and working.stats().failures == 0
+
+    def test_memory_can_be_added_again(self, working, layers):
+        first = working.add(layers[0])
+        with WorkingSet(SIZE) as other:
+            with pytest.raises(ValueError, match="another working set"):
+                other.add(layers[0])
+            working.remove(first)
+            theirs = other.add(layers[0])
+            assert theirs.acquire()
+            theirs.release()
+            other.remove(theirs)
+        again = working.add(layers[0], "write")
+        assert repr(again).startswith("<WorkingGroup number=1 ")
+        with again.use():
+            Device(0).sync()
+            assert again.is_resident and not first.is_resident
+
+    def test_the_given_order_forgets(self, working, layers):
+        groups = [working.add(layer) for layer in layers[:3]]
+        working.order = [*groups, groups[1]]
+        working.remove(groups[1])
+        assert working.order == (groups[0], groups[2])
+        with pytest.raises(ValueError, match=r"order\[1\] was removed from the working set: <Work"):
+            working.order = groups
+        assert working.order == (groups[0], groups[2])
+        working.remove(groups[0])
+        working.remove(groups[2])
+        assert working.order is None
+        working.order = None
+
+    def test_takes_groups_of_the_set(self, working, layers):
+        with WorkingSet(SIZE) as other:
+            theirs = other.add(layers[0])
+            with pytest.raises(ValueError, match="another working set: <WorkingGroup"):
+                working.remove(theirs)
+            for bad in (None, 0, working, layers[0]):
+                with pytest.raises(TypeError, match="group must be a WorkingGroup, got"):
+                    working.remove(bad)
+            assert len(other) == 1
+        with pytest.raises(RuntimeError, match="WorkingSet is closed"):
+            other.remove(theirs)
+        with pytest.raises(TypeError):
+            working.remove()
+
+    def test_memory_that_was_closed(self, working, layers):
+        group = working.add(layers[:2])
+        with group.use():
+            layers[1].close()
+        working.remove(group)
+        assert layers[0].preferred_location is None
+
+    def test_an_empty_group_and_one_larger_than_the_budget(self, working, layers, alloc):
+        empty, large = working.add(alloc(PAGE)[:0]), working.add(layers[:5])
+        for group in (empty, large):
+            with group.use():
+                pass
+            working.remove(group)
+        assert not layers[4].accessed_by
+
+    def test_releases_the_targets(self, working, layers):
+        class Holder:
+            def __init__(self, buffer):
+                self.__cuda_array_interface__ = buffer.__cuda_array_interface__
+
+        target = Holder(layers[0])
+        gone = weakref.ref(target)
+        group = working.add(target)
+        del target
+        with group.use():
+            pass
+        gc.collect()
+        assert gone() is not None
+        working.remove(group)
+        gc.collect()
+        assert gone() is None
+
+    def test_a_removed_group_may_be_garbage_without_its_set(self, working, layers):
+        group, other = working.add(layers[0]), working.add(layers[1])
+        working.remove(group)
+        cycle = [group]
+        cycle.append(cycle)
+        gone = weakref.ref(group)
+        del group, cycle
+        gc.collect()
+        assert gone() is None and not working.is_closed
+        with other.use():
+            pass
+
+    def test_many_come_and_go(self, working, layers):
+        for number in range(300):
+            group = working.add(layers[number % 16], ["read", "write"][number % 2])
+            with group.use():
+                pass
+            working.remove(group)
+        assert len(working) == 0 and working.nbytes == 0
+        for number, layer in enumerate(layers):
+            assert contents(layer) == pattern(SIZE, number)
+
+
 class TestContents:
     def test_scratch_keeps_its_contents_until_its_first_use(self, layers, stream):
         with WorkingSet(2 * SIZE, Device(0)) as working:

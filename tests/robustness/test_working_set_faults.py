@@ -57,6 +57,16 @@ def without_release(use):
         pass
 
 
+def remove(working, group):
+    """Removes a group, at the second try if need be."""
+    try:
+        working.remove(group)
+    except CUDAError:
+        with pytest.raises(RuntimeError, match="removed"):
+            group.acquire()
+        working.remove(group)
+
+
 def act(layers, stream):
     """Use a set; True if a call raised. Contents that are written are written again if need be."""
     raised = False
@@ -71,6 +81,8 @@ def act(layers, stream):
                             layers[number].fill(number + 50, stream=stream)
                 except CUDAError:
                     raised = True
+        for number in (3, 0, 2):
+            remove(working, groups[number])
     finally:
         try:
             working.close()

@@ -164,6 +164,7 @@ print(working.stats().failures)
             "groups[0].is_resident",
             "groups[0].use().__enter__()",
             "working.add(buffers[0])",
+            "working.remove(groups[0])",
             "working.stats()",
             "working.nbytes",
             "working.order = groups",
@@ -285,6 +286,76 @@ for delay in range(60):
 print([end for end in ends if not end[1]])
 """)
             == "[]\n"
+        )
+
+    def test_remove_beside_uses_and_adds(self):
+        """Each thread adds a group, uses it beside shared ones, and takes it out."""
+        assert (
+            run("""
+working = WorkingSet(3 * SIZE, Device(0))
+shared = [working.add(b, "write") for b in buffers[:4]]
+failed = []
+
+def come_and_go(buffer):
+    try:
+        with Stream() as stream:
+            for i in range(60):
+                group = working.add(buffer, ["read", "write"][i % 2])
+                with group.use(stream=stream), shared[i % 4].use(stream=stream):
+                    pass
+                working.remove(group)
+            stream.sync()
+    except BaseException as error:
+        failed.append(error)
+
+def remove(group):
+    try:
+        working.remove(group)
+        removed.append(group)
+    except RuntimeError as error:
+        assert "removed" in str(error)
+
+workers = [threading.Thread(target=come_and_go, args=(b,)) for b in buffers[4:]]
+for worker in workers:
+    worker.start()
+for worker in workers:
+    worker.join()
+assert not failed and [*working] == shared and working.stats().failures == 0, failed
+removed = []
+workers = [threading.Thread(target=remove, args=(group,)) for group in shared * 2]
+for worker in workers:
+    worker.start()
+for worker in workers:
+    worker.join()
+assert len(removed) == 4 and len(working) == 0 and working.nbytes == 0
+working.close()
+print([memoryview(b)[0] for b in buffers])
+""")
+            == "[0, 1, 2, 3, 4, 5, 6, 7]\n"
+        )
+
+    def test_close_beside_removals(self):
+        assert (
+            run("""
+for delay in range(30):
+    working, groups = at_work()
+    failed = []
+    def remove_all(groups):
+        try:
+            for group in groups:
+                working.remove(group)
+        except RuntimeError as error:
+            failed.append(str(error))
+    remover = threading.Thread(target=remove_all, args=(groups,))
+    remover.start()
+    time.sleep(delay * 2e-5)
+    working.close()
+    remover.join()
+    assert failed in ([], ["WorkingSet is closed"]), failed
+    assert all(b.preferred_location is None and not b.read_mostly for b in buffers)
+print([memoryview(b)[SIZE - 1] for b in buffers])
+""")
+            == "[0, 1, 2, 3, 4, 5, 6, 7]\n"
         )
 
     def test_close_beside_uses(self):

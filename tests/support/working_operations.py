@@ -40,6 +40,7 @@ def use_all(w, working):
         groups[1].release(stream=w.stream)
     with groups[2].use():
         pass
+    working.remove(groups[1])
     w.stream.sync()
 
 
@@ -85,6 +86,7 @@ THREADED = {
     "use a working set": Operation(
         ended(use_all),
         "WorkingSet.add WorkingGroup WorkingGroup.use WorkingGroup.acquire WorkingGroup.release "
+        "WorkingSet.remove "
         "WorkingUse WorkingUse.__enter__ WorkingUse.__exit__",
         may_change=MOVES,
     ),

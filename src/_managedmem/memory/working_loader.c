@@ -4,6 +4,7 @@
 #include <assert.h>
 #include <stdlib.h>
 
+#include "../driver/clock.h"
 #include "growth.h"
 #include "working_claims.h"
 
@@ -69,6 +70,10 @@ destroy_objects(mm_loader *l)
     }
     mm_releases_free(l->cu, l->pool);
     l->pool = NULL;
+    for (size_t i = 0; i < l->spare_count; i++) {
+        destroy_event(l, &l->spare_events[i]);
+    }
+    l->spare_count = 0;
     destroy_event(l, &l->left);
     for (size_t i = 0; i < MM_LOAD_STREAMS; i++) {
         destroy_stream(l, &l->streams[i]);
@@ -102,6 +107,7 @@ free_loader(mm_loader *l)
         free(l->groups[i]);
     }
     free(l->groups);
+    free(l->spare_events);
     mm_working_set_free(&l->set);
     (void)pthread_cond_destroy(&l->issued_more);
     (void)pthread_cond_destroy(&l->wanted);
@@ -277,9 +283,16 @@ publish_group(mm_loader *l, mm_loader_group *g, uint32_t *group, mm_status *st)
     return rc;
 }
 
+/* A new event, or that of a group that was removed. */
 static int
-make_event(mm_loader *l, CUevent *event, mm_status *st)
+provide_event(mm_loader *l, CUevent *event, mm_status *st)
 {
+    mm_loader_lock(l);
+    *event = l->spare_count > 0 ? l->spare_events[--l->spare_count] : NULL;
+    mm_loader_unlock(l);
+    if (*event != NULL) {
+        return 0;
+    }
     MM_TRY_IN(mm_scope_enter_relaxed, l->device, l->cu, EventCreate, st, event,
               CU_EVENT_DISABLE_TIMING);
     return 0;
@@ -292,7 +305,7 @@ advise_and_publish(mm_loader *l, mm_loader_group *g, uint32_t *group, mm_status 
     bool mapped = g->memory.bytes > l->set.budget;
 
     g->stream = l->streams[l->set.count % MM_LOAD_STREAMS];
-    if (make_event(l, &g->done, st) < 0
+    if (provide_event(l, &g->done, st) < 0
         || mm_working_memory_advise(l->cu, &g->memory, l->device, mapped, st) < 0) {
         return -1;
     }
@@ -410,13 +423,27 @@ refuse_capture_of_use(mm_loader *l, mm_device_stream stream, const char *op, mm_
     return rc;
 }
 
+/* Under the lock. */
+static int
+refuse_removed(const mm_loader *l, uint32_t group, mm_status *st)
+{
+    return l->groups[group]->removal == MM_NOT_REMOVED
+               ? 0
+               : mm_fail(st, MM_REFUSED,
+                         "group %u was removed from the working set: add its memory again", group);
+}
+
+/* The memory of a group that is removed may have ended with its guards. */
 static mm_loader_group *
-find_group(mm_loader *l, uint32_t group)
+find_usable_group(mm_loader *l, uint32_t group, mm_status *st)
 {
     mm_loader_group *found;
 
     mm_loader_lock(l);
-    found = l->groups[group];
+    found = refuse_removed(l, group, st) == 0 ? l->groups[group] : NULL;
+    if (found != NULL && mm_working_memory_check(&found->memory, st) < 0) {
+        found = NULL;
+    }
     mm_loader_unlock(l);
     return found;
 }
@@ -425,17 +452,23 @@ static int
 acquire_entered(mm_loader *l, uint32_t group, mm_device_stream stream, mm_working_use *use,
                 mm_status *st)
 {
-    mm_loader_group *g = find_group(l, group);
+    mm_loader_group *g = find_usable_group(l, group, st);
     uint64_t ticket = 0;
+    int rc;
 
-    if (mm_working_memory_check(&g->memory, st) < 0
-        || refuse_capture_of_use(l, stream, "the acquisition of a group", st) < 0) {
+    if (g == NULL || refuse_capture_of_use(l, stream, "the acquisition of a group", st) < 0) {
         return -1;
     }
     mm_loader_lock(l);
-    *use = mm_working_set_acquire(&l->set, group, &ticket);
-    wake_thread(l);
+    rc = refuse_removed(l, group, st); /* it may have been removed meanwhile */
+    if (rc == 0) {
+        *use = mm_working_set_acquire(&l->set, group, &ticket);
+        wake_thread(l);
+    }
     mm_loader_unlock(l);
+    if (rc < 0) {
+        return -1;
+    }
     if (follow_ticket(l, g, stream, ticket, st) < 0) {
         mm_loader_lock(l);
         mm_working_set_give_back(&l->set, group);
@@ -544,6 +577,113 @@ mm_loader_release_unrecorded(mm_loader *l, uint32_t group, mm_status *st)
     return rc;
 }
 
+/* --- removing ----------------------------------------------------------------------------- */
+
+/* Takes the group out of the decisions, so that nothing new is queued for it. Under the lock. */
+static int
+begin_removal(mm_loader *l, uint32_t group, uint64_t *ticket, mm_status *st)
+{
+    mm_loader_group *g = l->groups[group];
+
+    if (g->removal == MM_NOT_RESTORED) {
+        g->removal = MM_BEING_REMOVED;
+        return 0;
+    }
+    if (refuse_removed(l, group, st) < 0) {
+        return -1;
+    }
+    if (l->set.groups[group].held > 0) {
+        return mm_fail(st, MM_REFUSED,
+                       "group %u is acquired: it can be removed once all its uses are released",
+                       group);
+    }
+    if (mm_working_set_remove(&l->set, group, ticket, st) < 0) {
+        return -1;
+    }
+    g->removal = MM_BEING_REMOVED;
+    wake_thread(l);
+    return 0;
+}
+
+/* Waits until the device has done what was queued for the group, or the set closes, which waits for it. */
+static void
+wait_until_done(mm_loader *l, const mm_loader_group *g, uint64_t ticket)
+{
+    uint64_t since = mm_monotonic_clock();
+    mm_status ignored;
+    mm_scope scope;
+    int rc = mm_scope_enter_relaxed(&scope, l->cu, l->device, &ignored);
+
+    wait_until_issued(l, ticket);
+    while (!mm_loader_has_completed(l, ticket) && !mm_guard_is_closed(&l->guard)
+           && !mm_event_has_passed(l->cu, g->done)) {
+        mm_loader_wait_awake(since);
+    }
+    if (rc == 0) {
+        mm_scope_leave(&scope);
+    }
+}
+
+/* Keeps the event for another group, because a thread may be about to query it. Under the lock. */
+static void
+spare_event(mm_loader *l, mm_loader_group *g)
+{
+    size_t needed = l->spare_count + 1;
+    mm_status ignored;
+
+    l->spare_events =
+        mm_grow(l->spare_events, &l->spare_capacity, needed, sizeof *l->spare_events, &ignored);
+    if (g->done != NULL && l->spare_capacity >= needed) {
+        l->spare_events[l->spare_count++] = g->done;
+        g->done = NULL;
+    }
+}
+
+/* A set that was closed meanwhile has restored the advice, or does it here. In the turn. */
+static int
+end_removal(mm_loader *l, mm_loader_group *g, mm_status *st)
+{
+    int rc = mm_working_memory_restore(l->cu, &g->memory, st);
+
+    if (rc == 0) {
+        mm_give_back_claim(&g->memory);
+    }
+    mm_loader_lock(l);
+    g->removal = rc == 0 ? MM_REMOVED : MM_NOT_RESTORED;
+    if (rc == 0) {
+        mm_working_memory_free(&g->memory);
+        spare_event(l, g);
+    }
+    mm_loader_unlock(l);
+    return rc;
+}
+
+int
+mm_loader_remove(mm_loader *l, uint32_t group, mm_status *st)
+{
+    mm_loader_group *g;
+    uint64_t ticket = 0;
+    int rc;
+
+    if (!mm_guard_enter(&l->guard)) {
+        return mm_fail(st, MM_REFUSED, "WorkingSet is closed");
+    }
+    mm_loader_lock(l);
+    g = l->groups[group];
+    rc = begin_removal(l, group, &ticket, st);
+    mm_loader_unlock(l);
+    if (rc == 0 && ticket != 0) {
+        wait_until_done(l, g, ticket);
+    }
+    mm_guard_leave(&l->guard); /* close() takes the turn, and then waits for the calls under way */
+    if (rc == 0) {
+        mm_turn_take(&l->turn);
+        rc = end_removal(l, g, st);
+        mm_turn_release(&l->turn);
+    }
+    return rc;
+}
+
 /* --- reports ------------------------------------------------------------------------------ */
 
 void
@@ -553,14 +693,14 @@ mm_loader_read_report(mm_loader *l, mm_loader_report *report)
     *report = l->report;
     report->decided = l->set.counts;
     report->reserved = mm_guard_is_closed(&l->guard) ? 0 : l->set.reserved;
-    report->groups = l->set.count;
+    report->groups = l->set.live;
     mm_loader_unlock(l);
     report->physical = atomic_load(&l->physical);
 }
 
 /* True if the group's latest command with a ticket is done, as far as the driver says. */
 static bool
-is_group_done(mm_loader *l, const mm_loader_group *g, uint64_t ticket)
+is_group_done(mm_loader *l, CUevent done, uint64_t ticket)
 {
     CUresult code = CUDA_ERROR_NOT_READY;
     mm_status ignored;
@@ -572,7 +712,7 @@ is_group_done(mm_loader *l, const mm_loader_group *g, uint64_t ticket)
     if (mm_loader_has_completed(l, ticket)) {
         code = CUDA_SUCCESS;
     } else if (mm_scope_enter_relaxed(&scope, l->cu, l->device, &ignored) == 0) {
-        code = l->cu->EventQuery(g->done);
+        code = l->cu->EventQuery(done);
         mm_scope_leave(&scope);
     }
     mm_guard_leave(&l->guard);
@@ -582,15 +722,18 @@ is_group_done(mm_loader *l, const mm_loader_group *g, uint64_t ticket)
 void
 mm_loader_read_group(mm_loader *l, uint32_t group, mm_loader_group_report *report)
 {
-    const mm_loader_group *found;
     const mm_group_state *g;
     uint64_t ticket;
+    CUevent done;
 
     mm_loader_lock(l);
-    found = l->groups[group];
+    done = l->groups[group]->done;
     g = &l->set.groups[group];
-    *report = (mm_loader_group_report){.bytes = g->bytes, .resident = g->present, .held = g->held};
+    *report = (mm_loader_group_report){.bytes = g->bytes,
+                                       .resident = g->present,
+                                       .held = g->held,
+                                       .removed = l->groups[group]->removal != MM_NOT_REMOVED};
     ticket = g->ticket;
     mm_loader_unlock(l);
-    report->resident = report->resident && is_group_done(l, found, ticket);
+    report->resident = report->resident && is_group_done(l, done, ticket);
 }

@@ -23,6 +23,11 @@ mm_loader *mm_loader_new(mm_driver *cu, int device, size_t budget, const void *o
 MM_NODISCARD int mm_loader_add(mm_loader *l, const mm_working_range *ranges, size_t count,
                                mm_group_access access, uint32_t *group, mm_status *st);
 
+/* Takes a group out: waits for what was queued for it, and restores its advice. The caller may leave its
+ * guards then, and its number is not used again. Fails with MM_REFUSED if it is acquired, or was
+ * removed. If the restoration fails, the group is not used any more, and a call again tries the rest. */
+MM_NODISCARD int mm_loader_remove(mm_loader *l, uint32_t group, mm_status *st);
+
 /* Work that is queued on the stream afterwards finds the group on the device, or, for
  * MM_USE_MAPPED, where it is. A default stream is that of the set's device. */
 MM_NODISCARD int mm_loader_acquire(mm_loader *l, uint32_t group, CUstream stream,
@@ -37,6 +42,7 @@ MM_NODISCARD int mm_loader_release(mm_loader *l, uint32_t group, CUstream stream
 MM_NODISCARD int mm_loader_release_unrecorded(mm_loader *l, uint32_t group, mm_status *st);
 
 /* Sets one round, or none if count is 0. */
+/* Groups that were removed are left out. */
 MM_NODISCARD int mm_loader_give_order(mm_loader *l, const uint32_t *round, size_t count,
                                       mm_status *st);
 
@@ -56,6 +62,7 @@ typedef struct {
     size_t bytes;
     bool resident; /* on the device by now */
     unsigned held;
+    bool removed; /* or about to be */
 } mm_loader_group_report;
 
 void mm_loader_read_group(mm_loader *l, uint32_t group, mm_loader_group_report *report);

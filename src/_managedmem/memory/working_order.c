@@ -30,7 +30,38 @@ mm_working_order_free(mm_working_order *o)
     mm_working_order_init(o);
 }
 
+static bool
+is_removed(const mm_working_order *o, uint32_t group)
+{
+    return o->followers[group] == MM_REMOVED_GROUP;
+}
+
+/* The first group from this number on, after the last one the first one of all; or MM_NO_GROUP. */
+static uint32_t
+group_from(const mm_working_order *o, uint32_t number)
+{
+    for (uint32_t i = 0; i < o->count; i++) {
+        uint32_t group = (uint32_t)(((uint64_t)number + i) % o->count);
+        if (!is_removed(o, group)) {
+            return group;
+        }
+    }
+    return MM_NO_GROUP;
+}
+
 /* --- the table of pairs ------------------------------------------------------------------- */
+
+static size_t
+count_places(const mm_working_order *o)
+{
+    return o->pairs == NULL ? 0 : (size_t)o->pair_mask + 1;
+}
+
+static bool
+has_pair(const mm_followed_pair *place)
+{
+    return place->first != MM_NO_GROUP && place->first != MM_REMOVED_GROUP;
+}
 
 static uint32_t
 hash_pair(uint32_t first, uint32_t second)
@@ -68,7 +99,7 @@ learn_pair(mm_working_order *o, const mm_followed_pair *pair)
 static void
 widen_pairs(mm_working_order *o)
 {
-    size_t places = o->pairs == NULL ? 0 : (size_t)o->pair_mask + 1, wanted = LEAST_PLACES;
+    size_t places = count_places(o), wanted = LEAST_PLACES;
     mm_followed_pair *wider, *earlier = o->pairs;
 
     while (wanted < (size_t)o->count * PLACES_FOR_A_GROUP) {
@@ -83,7 +114,7 @@ widen_pairs(mm_working_order *o)
     o->pairs = wider;
     o->pair_mask = (uint32_t)wanted - 1;
     for (size_t i = 0; i < places; i++) {
-        if (earlier[i].first != MM_NO_GROUP) {
+        if (has_pair(&earlier[i])) {
             learn_pair(o, &earlier[i]);
         }
     }
@@ -97,9 +128,9 @@ mm_working_order_add(mm_working_order *o, mm_status *st)
 {
     size_t needed = (size_t)o->count + 1;
 
-    if (needed >= MM_NO_GROUP) {
+    if (needed > MM_REMOVED_GROUP) {
         return mm_fail(st, MM_BAD_VALUE, "a working set cannot have more than %u groups",
-                       MM_NO_GROUP - 1);
+                       MM_REMOVED_GROUP);
     }
     o->followers = mm_grow(o->followers, &o->follower_capacity, needed, sizeof *o->followers, st);
     if (o->follower_capacity < needed) {
@@ -118,13 +149,15 @@ mm_working_order_give(mm_working_order *o, const uint32_t *round, size_t count, 
     if (count >= MM_NO_GROUP || (count > 0 && (copy = malloc(count * sizeof *copy)) == NULL)) {
         return mm_fail(st, MM_NO_MEMORY, "out of host memory for an order of %zu groups", count);
     }
-    for (size_t i = 0; i < count; i++) {
-        assert(round[i] < o->count);
-        copy[i] = round[i];
-    }
     free(o->given);
     o->given = copy;
-    o->given_count = (uint32_t)count;
+    o->given_count = 0;
+    for (size_t i = 0; i < count; i++) {
+        assert(round[i] < o->count);
+        if (!is_removed(o, round[i])) {
+            copy[o->given_count++] = round[i];
+        }
+    }
     o->given_next = 0;
     o->given_trust = MM_MOST_TRUST;
     return 0;
@@ -150,7 +183,7 @@ learned_follower(const mm_working_order *o, uint32_t first, uint32_t second, uin
     const mm_followed_pair *pair;
 
     if (second == MM_NO_GROUP) {
-        return o->count > 0 ? 0 : MM_NO_GROUP;
+        return group_from(o, 0);
     }
     pair = learned_pair(o, first, second);
     if (pair != NULL) {
@@ -159,7 +192,7 @@ learned_follower(const mm_working_order *o, uint32_t first, uint32_t second, uin
     if (o->followers[second] != MM_NO_GROUP) {
         return o->followers[second];
     }
-    return (second + 1) % o->count;
+    return group_from(o, second + 1);
 }
 
 static bool
@@ -199,6 +232,108 @@ int
 mm_working_order_trust(const mm_working_order *o)
 {
     return uses_given(o) ? o->given_trust : o->learned_trust;
+}
+
+/* --- removing ----------------------------------------------------------------------------- */
+
+/* Learns (before, behind) in place of (before, group), which `behind` followed, and (group, behind). */
+static void
+join_pairs(mm_working_order *o, uint32_t group)
+{
+    for (size_t i = 0; i < count_places(o); i++) {
+        const mm_followed_pair pair = o->pairs[i], *behind;
+        if (!has_pair(&pair) || pair.second != group || pair.first == pair.next
+            || learned_pair(o, pair.first, pair.next) != NULL) {
+            continue;
+        }
+        behind = learned_pair(o, group, pair.next);
+        if (behind != NULL) {
+            learn_pair(o, &(mm_followed_pair){pair.first, pair.next, behind->times, behind->next});
+        }
+    }
+}
+
+/* What follows a pair once the group, which followed it, is gone. If that is the second one of the pair
+ * itself, as at the end of a loop that turns, the two acquisitions of it are in a row then. */
+static mm_followed_pair
+pair_without(const mm_working_order *o, const mm_followed_pair *pair, uint32_t group)
+{
+    const mm_followed_pair *through = learned_pair(o, pair->second, group), *back;
+    mm_followed_pair joined = *pair;
+
+    joined.next = through != NULL ? through->next : o->followers[group];
+    if (joined.next == pair->second) {
+        back = learned_pair(o, group, pair->second);
+        joined.times += back != NULL ? back->times : 0;
+        joined.next = back != NULL ? back->next : MM_NO_GROUP;
+    }
+    return joined;
+}
+
+static void
+forget_pairs(mm_working_order *o, uint32_t group)
+{
+    for (size_t i = 0; i < count_places(o); i++) {
+        mm_followed_pair *pair = &o->pairs[i];
+        if (has_pair(pair) && pair->next == group && pair->first != group) {
+            *pair = pair_without(o, pair, group);
+        }
+    }
+    for (size_t i = 0; i < count_places(o); i++) {
+        mm_followed_pair *pair = &o->pairs[i];
+        if (has_pair(pair)
+            && (pair->first == group || pair->second == group || pair->next == group
+                || pair->next == pair->second || pair->next == MM_NO_GROUP)) {
+            pair->first = MM_REMOVED_GROUP;
+        }
+    }
+}
+
+static void
+forget_follower(mm_working_order *o, uint32_t group)
+{
+    uint32_t behind = o->followers[group];
+
+    for (uint32_t i = 0; i < o->count; i++) {
+        if (o->followers[i] == group) {
+            o->followers[i] = behind == i ? MM_NO_GROUP : behind;
+        }
+    }
+    o->followers[group] = MM_REMOVED_GROUP;
+}
+
+static void
+leave_out_given(mm_working_order *o, uint32_t group)
+{
+    uint32_t kept = 0, next = o->given_next;
+
+    for (uint32_t i = 0; i < o->given_count; i++) {
+        if (o->given[i] != group) {
+            o->given[kept++] = o->given[i];
+        } else if (i < o->given_next) {
+            next--;
+        }
+    }
+    o->given_count = kept;
+    o->given_next = next < kept ? next : 0;
+}
+
+void
+mm_working_order_remove(mm_working_order *o, uint32_t group)
+{
+    assert(group < o->count && !is_removed(o, group));
+    join_pairs(o, group);
+    forget_pairs(o, group);
+    forget_follower(o, group);
+    leave_out_given(o, group);
+    if (o->last == group) {
+        o->last = o->before;
+        o->before = MM_NO_GROUP;
+        o->times = 1;
+    }
+    if (o->before == group) {
+        o->before = MM_NO_GROUP;
+    }
 }
 
 /* --- noting ------------------------------------------------------------------------------- */
@@ -256,7 +391,7 @@ note_learned(mm_working_order *o, uint32_t group)
 void
 mm_working_order_note(mm_working_order *o, uint32_t group)
 {
-    assert(group < o->count);
+    assert(group < o->count && !is_removed(o, group));
     if (o->given_count > 0) {
         note_given(o, group);
     }

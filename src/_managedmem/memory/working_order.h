@@ -1,7 +1,7 @@
 /* working_order.h: the order in which the groups of a working set are used: what comes next, from
  * a given order, from the past, or from the order in which the groups were added.
  *
- * Groups are numbers from 0 on. Callers keep threads apart. */
+ * Groups are numbers from 0 on; that of a removed group is not used again. Callers keep threads apart. */
 #ifndef MM_WORKING_ORDER_H
 #define MM_WORKING_ORDER_H
 
@@ -12,23 +12,26 @@
 #include "../driver/status.h"
 
 #define MM_NO_GROUP UINT32_MAX
+#define MM_REMOVED_GROUP (MM_NO_GROUP - 1) /* in place of the number of one that was removed */
 
 /* How far a predictor is trusted: the number of next groups that are worth a load. */
 enum { MM_MOST_TRUST = 8 };
 
 /* What came after a group that followed another one. */
 typedef struct {
-    uint32_t first, second; /* first: MM_NO_GROUP in an empty place */
+    uint32_t first, second; /* first: MM_NO_GROUP in an empty place, MM_REMOVED_GROUP in one that
+                             * later places are searched behind */
     uint32_t times; /* the acquisitions of the second one in a row */
     uint32_t next;
 } mm_followed_pair;
 
 /* All zero but for the trusts is an order without groups: use mm_working_order_init. */
 typedef struct {
-    uint32_t count; /* of groups */
+    uint32_t count; /* of groups, also those that were removed */
     uint32_t before, last; /* the last two different groups; or MM_NO_GROUP */
     uint32_t times; /* the acquisitions of the last one in a row */
-    /* Learned: the latest follower of each group, and of each pair. */
+    /* Learned: the latest follower of each group, and of each pair. MM_REMOVED_GROUP is that of a
+     * group that was removed. */
     uint32_t *followers;
     size_t follower_capacity;
     mm_followed_pair *pairs;
@@ -45,7 +48,11 @@ void mm_working_order_free(mm_working_order *o);
 /* Adds the group with the next number. */
 MM_NODISCARD int mm_working_order_add(mm_working_order *o, mm_status *st);
 
-/* Sets one round, or with a count of 0 none. Groups may come several times, and not at all. */
+/* Forgets a group: what came before it is followed by what came after it. */
+void mm_working_order_remove(mm_working_order *o, uint32_t group);
+
+/* Sets one round, or with a count of 0 none. Groups may come several times, and not at all; those that
+ * were removed are left out. */
 MM_NODISCARD int mm_working_order_give(mm_working_order *o, const uint32_t *round, size_t count,
                                        mm_status *st);
 

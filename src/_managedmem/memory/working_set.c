@@ -85,6 +85,7 @@ mm_working_set_add(mm_working_set *s, size_t bytes, bool signals_drop, mm_status
         return -1;
     }
     append_command(s, &(mm_working_command){.kind = MM_COMMAND_HOME, .group = s->count});
+    s->live++;
     s->groups[s->count++] = (mm_group_state){.bytes = bytes, .signals_drop = signals_drop};
     return 0;
 }
@@ -124,6 +125,31 @@ queue_load(mm_working_set *s, uint32_t group)
     s->reserved += g->bytes;
 }
 
+int
+mm_working_set_remove(mm_working_set *s, uint32_t group, uint64_t *ticket, mm_status *st)
+{
+    mm_group_state *g = &s->groups[group];
+
+    assert(group < s->count && g->held == 0);
+    if (widen_queue(s, s->queued + 1, st) < 0) {
+        return -1;
+    }
+    if (g->present) {
+        g->present = false;
+        s->present--;
+        s->reserved -= g->bytes;
+    }
+    *ticket = g->ticket = ++s->tickets;
+    append_command(s, &(mm_working_command){.kind = MM_COMMAND_REMOVE,
+                                            .group = group,
+                                            .ticket = g->ticket,
+                                            .releases = g->releases});
+    g->releases = NULL;
+    s->live--;
+    mm_working_order_remove(&s->order, group);
+    return 0;
+}
+
 /* --- room --------------------------------------------------------------------------------- */
 
 /* Stores in each group how many groups are used before its next use. The steps reach every group of a
@@ -132,8 +158,8 @@ static void
 measure_distances(mm_working_set *s)
 {
     mm_order_walk walk = mm_working_order_walk(&s->order);
-    uint64_t steps = 2 * (uint64_t)s->count + MM_MOST_TRUST;
-    uint32_t missing = s->count;
+    uint64_t steps = 2 * (uint64_t)s->live + MM_MOST_TRUST;
+    uint32_t missing = s->live;
 
     for (uint32_t i = 0; i < s->count; i++) {
         s->groups[i].distance = UNEXPECTED;
@@ -219,7 +245,7 @@ look_ahead(mm_working_set *s)
     mm_order_walk walk = mm_working_order_walk(&s->order);
     int trust = mm_working_order_trust(&s->order);
 
-    if (s->present == s->count) {
+    if (s->present == s->live) {
         return;
     }
     measure_distances(s);

@@ -17,7 +17,12 @@ typedef enum {
     MM_USE_MAPPED /* it stays at home: the groups that are held leave no room */
 } mm_working_use;
 
-typedef enum { MM_COMMAND_HOME, MM_COMMAND_DROP, MM_COMMAND_LOAD } mm_working_command_kind;
+typedef enum {
+    MM_COMMAND_HOME,
+    MM_COMMAND_DROP,
+    MM_COMMAND_LOAD,
+    MM_COMMAND_REMOVE /* the last one of its group, whose memory stays where it is */
+} mm_working_command_kind;
 
 /* What a drop has to wait for; the set keeps it for its caller and does not look inside. */
 typedef struct mm_release_list mm_release_list;
@@ -51,7 +56,8 @@ typedef struct {
     size_t budget, reserved; /* bytes; reserved: of the groups that are present */
     mm_group_state *groups;
     size_t group_capacity;
-    uint32_t count, present;
+    uint32_t count; /* of all groups, also those that were removed */
+    uint32_t live, present;
     mm_working_order order;
     uint64_t turns, tickets; /* given so far */
     mm_working_command *queue; /* a ring of queue_capacity places */
@@ -65,6 +71,10 @@ void mm_working_set_free(mm_working_set *s);
 /* Adds a group, which is at home, and queues a command for that. */
 MM_NODISCARD int mm_working_set_add(mm_working_set *s, size_t bytes, bool signals_drop,
                                     mm_status *st);
+
+/* Takes a group out, which is not held, and queues the command for it. On failure nothing changes. */
+MM_NODISCARD int mm_working_set_remove(mm_working_set *s, uint32_t group, uint64_t *ticket,
+                                       mm_status *st);
 
 /* Acquires a group and queues what that needs, and then loads of the groups that are expected next.
  * A use must wait for *ticket, unless it is 0. Cannot fail: without memory for commands the group

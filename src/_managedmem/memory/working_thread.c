@@ -53,9 +53,8 @@ is_idle(mm_loader *l)
     return is_stream_idle(l, l->away);
 }
 
-/* One round of the thread's waiting, which began at `since`. */
-static void
-wait_awake(uint64_t since)
+void
+mm_loader_wait_awake(uint64_t since)
 {
     const struct timespec nap = {.tv_nsec = 10000};
 
@@ -73,7 +72,7 @@ wait_until_idle(mm_loader *l)
     uint64_t since = mm_monotonic_clock(), issued = atomic_load(&l->issued);
 
     while (!is_idle(l)) {
-        wait_awake(since);
+        mm_loader_wait_awake(since);
     }
     complete_tickets(l, issued);
 }
@@ -221,7 +220,7 @@ wait_for_uses(mm_loader *l, const mm_loader_group *g, const mm_release_list *rel
         if (mm_guard_is_closed(&l->guard)) {
             return false;
         }
-        wait_awake(since);
+        mm_loader_wait_awake(since);
     }
     return true;
 }
@@ -255,10 +254,22 @@ run_drop(mm_loader *l, mm_loader_group *g, const mm_working_command *command)
     }
 }
 
+/* Behind what was queued for the group, here and on the stream that things leave by. */
+static void
+run_removal(mm_loader *l, mm_loader_group *g, const mm_working_command *command)
+{
+    mm_loader_lock(l);
+    mm_release_keep(command->releases, &l->pool);
+    mm_loader_unlock(l);
+    order_or_wait(l, l->cu->StreamWaitEvent(g->stream, l->left, CU_EVENT_WAIT_DEFAULT),
+                  "cuStreamWaitEvent");
+}
+
 static void
 run_in_scope(mm_loader *l, mm_loader_group *g, const mm_working_command *command)
 {
-    CUstream stream = command->kind == MM_COMMAND_LOAD ? g->stream : l->away;
+    bool brings = command->kind == MM_COMMAND_LOAD || command->kind == MM_COMMAND_REMOVE;
+    CUstream stream = brings ? g->stream : l->away;
 
     switch (command->kind) {
     case MM_COMMAND_HOME:
@@ -266,6 +277,9 @@ run_in_scope(mm_loader *l, mm_loader_group *g, const mm_working_command *command
         break;
     case MM_COMMAND_DROP:
         run_drop(l, g, command);
+        break;
+    case MM_COMMAND_REMOVE:
+        run_removal(l, g, command);
         break;
     default:
         run_load(l, g, command);
@@ -308,6 +322,9 @@ fail_command(mm_loader *l, mm_loader_group *g, const mm_working_command *command
     mm_loader_unlock(l);
     count_physical(l, g, g->on_device || command->kind == MM_COMMAND_HOME);
     g->left_over = g->on_device;
+    if (command->kind == MM_COMMAND_REMOVE) {
+        wait_until_idle(l);
+    }
     if (command->ticket != 0) {
         signal_ticket(l, g, l->away, command->ticket);
     }
@@ -319,6 +336,10 @@ run_command(mm_loader *l, mm_loader_group *g, const mm_working_command *command)
     mm_status st = {.kind = MM_OK};
     mm_scope scope;
 
+    if (command->kind == MM_COMMAND_REMOVE) {
+        g->left_over = false;
+        count_physical(l, g, false); /* its pages are no longer the set's, wherever they are */
+    }
     if (mm_guard_is_closed(&l->guard)) {
         pass_over(l, g, command);
     } else if (mm_scope_enter_relaxed(&scope, l->cu, l->device, &st) < 0) {
@@ -359,7 +380,7 @@ rest(mm_loader *l, uint64_t since)
     bool done = atomic_load(&l->completed) >= atomic_load(&l->issued) || poll_streams(l);
 
     if (!done || mm_monotonic_clock() - since < AWAKE_NS) {
-        wait_awake(since);
+        mm_loader_wait_awake(since);
         return;
     }
     mm_loader_lock(l);

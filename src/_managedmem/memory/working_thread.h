@@ -18,6 +18,14 @@
  * with loads of 2 MiB. */
 enum { MM_LOAD_STREAMS = 4 };
 
+/* A group is taken out by one thread at a time. */
+typedef enum {
+    MM_NOT_REMOVED,
+    MM_BEING_REMOVED,
+    MM_NOT_RESTORED, /* its advice could not be restored: it may be removed again */
+    MM_REMOVED /* without memory; its event may belong to another group */
+} mm_group_removal;
+
 typedef struct {
     mm_working_memory memory;
     CUstream stream; /* for its loads */
@@ -25,6 +33,7 @@ typedef struct {
     bool on_device; /* the thread's; its bytes are in `physical` */
     bool was_home; /* the thread's; before, the only contents may be on a device */
     bool left_over; /* the thread's; a drop has failed and must be tried again */
+    mm_group_removal removal; /* under the lock */
     bool uncertain; /* under the lock: the end of a use could not be recorded; for good, because it
                      * may be the end of a later use than the thread knows */
 } mm_loader_group;
@@ -50,6 +59,8 @@ struct mm_loader {
     mm_loader_group **groups;
     size_t group_capacity;
     mm_release_list *pool;
+    CUevent *spare_events; /* of groups that were removed */
+    size_t spare_count, spare_capacity;
     mm_loader_report report; /* without the parts of the decisions */
     /* Tickets: those whose commands are queued on the stream, and those that are done. */
     atomic_uint_fast64_t issued, completed;
@@ -74,6 +85,9 @@ mm_loader_has_completed(const mm_loader *l, uint64_t ticket)
 {
     return ticket <= atomic_load_explicit(&l->completed, memory_order_acquire);
 }
+
+/* One round of waiting awake, which began at `since`, by mm_monotonic_clock. */
+void mm_loader_wait_awake(uint64_t since);
 
 MM_NODISCARD int mm_loader_start_thread(mm_loader *l, mm_status *st);
 

@@ -170,7 +170,7 @@ const char mm_working_set_add_doc[] =
     "name : str, optional\n"
     "    For messages and repr.\n"
     "\n"
-    "Until the set is closed, the host is the memory's preferred location, the set switches read_mostly,\n"
+    "Until the group is removed or the set is closed, the host is the memory's preferred location, the set switches read_mostly,\n"
     "and the device has a mapping of a group larger than the budget (accessed_by). The set moves the\n"
     "memory home first. It keeps the targets. A ManagedBuffer of a group can be closed; acquiring the\n"
     "group then raises RuntimeError.\n"
@@ -178,7 +178,83 @@ const char mm_working_set_add_doc[] =
     "when the driver refuses; then nothing is added. Safe from every thread; releases the GIL. Driver:\n"
     "cuEventCreate, cuMemRangeGetAttributes, cuMemAdvise; later cuMemPrefetchAsync.";
 
+/* --- removing ----------------------------------------------------------------------------- */
+
+static int
+check_group_of(PyObject *set, PyObject *value)
+{
+    if (Py_TYPE(value) != mm_type_state(Py_TYPE(set))->working_group_type) {
+        PyErr_Format(PyExc_TypeError, "group must be a WorkingGroup, got %R", value);
+        return -1;
+    }
+    if (mm_working_group_of(value)->set != set) {
+        PyErr_Format(PyExc_ValueError, "group is one of another working set: %R", value);
+        return -1;
+    }
+    return 0;
+}
+
+PyObject *
+mm_working_set_remove_group(PyObject *op, PyObject *value)
+{
+    mm_loader *loader = mm_working_loader_of(op);
+    mm_loader_group_report report;
+    mm_working_group_object *group;
+    mm_status st;
+    int rc;
+
+    if (loader == NULL || check_group_of(op, value) < 0) {
+        return NULL;
+    }
+    group = mm_working_group_of(value);
+    Py_BEGIN_ALLOW_THREADS
+    rc = mm_loader_remove(loader, group->number, &st);
+    mm_loader_read_group(loader, group->number, &report);
+    Py_END_ALLOW_THREADS
+    atomic_store(&group->removed, report.removed);
+    if (rc == 0) {
+        (void)PyList_SetItem(mm_working_set_of(op)->groups, (Py_ssize_t)group->number,
+                             Py_NewRef(Py_None));
+        mm_working_group_release_targets(value);
+    }
+    return mm_none_or_raise(mm_type_state(Py_TYPE(op)), rc, &st);
+}
+
+const char mm_working_set_remove_doc[] =
+    "remove($self, group, /)\n--\n\n"
+    "Take a group out of the set, which goes on, and restore the advice that its memory had before.\n"
+    "\n"
+    "Contents stay as they are. Pages stay where they are, but read-only copies on the device go with\n"
+    "read_mostly; the budget does not count them any more. Releases the targets, which can be added again.\n"
+    "The order forgets the group. Other groups keep their numbers, and its number is not used again.\n"
+    "Waits for the moves of the group that are queued, and so until the set's thread has come to them.\n"
+    "\n"
+    "Raises TypeError and ValueError for anything but a group of this set; RuntimeError if the group is\n"
+    "acquired or was removed, or the set is closed; then nothing changes. Raises CUDAError if the driver\n"
+    "fails: the group is not used any more, and another remove() tries to restore the rest. Safe from every\n"
+    "thread; releases the GIL. Driver: cuEventQuery, cuMemRangeGetAttributes, cuMemAdvise.";
+
 /* --- uses --------------------------------------------------------------------------------- */
+
+static int
+refuse_removed_group(PyObject *op)
+{
+    const mm_working_group_object *group = mm_working_group_of(op);
+
+    if (!atomic_load(&group->removed)) {
+        return 0;
+    }
+    if (group->name != NULL) {
+        PyErr_Format(PyExc_RuntimeError,
+                     "group %u, %R, was removed from the working set: add its memory again",
+                     (unsigned)group->number, group->name);
+    } else {
+        PyErr_Format(PyExc_RuntimeError,
+                     "group %u was removed from the working set: add its memory again",
+                     (unsigned)group->number);
+    }
+    return -1;
+}
 
 /* Reads and enters the stream of a call; NULL is the default stream. */
 static mm_loader *
@@ -197,7 +273,7 @@ acquire_group(PyObject *op, PyObject *stream)
 {
     mm_working_use placed = MM_USE_MAPPED;
     mm_stream_use use;
-    mm_loader *loader = enter_use(op, stream, &use);
+    mm_loader *loader = refuse_removed_group(op) < 0 ? NULL : enter_use(op, stream, &use);
     mm_status st;
     int rc;
 
@@ -400,9 +476,9 @@ group_repr(PyObject *op)
     PyObject *text = NULL;
 
     if (name != NULL) {
-        text = PyUnicode_FromFormat("<WorkingGroup number=%u%U access=%s nbytes=%zu>",
+        text = PyUnicode_FromFormat("<WorkingGroup number=%u%U access=%s nbytes=%zu%s>",
                                     (unsigned)group->number, name, access_names[group->access],
-                                    group->bytes);
+                                    group->bytes, atomic_load(&group->removed) ? ", removed" : "");
         Py_DECREF(name);
     }
     return text;
@@ -438,19 +514,20 @@ group_traverse(PyObject *op, visitproc visit, void *arg)
     return 0;
 }
 
-/* The set may use the memory until it has ended. It stays, because other garbage may use the
+/* The set may use the memory until it has ended, or the group is removed, which then is in no list and
+ * may be garbage without its set. The reference to the set stays, because other garbage may use the
  * group. */
 static int
 group_clear(PyObject *op)
 {
-    if (mm_working_group_of(op)->set != NULL) {
+    if (mm_working_group_of(op)->set != NULL && mm_working_group_of(op)->items != NULL) {
         mm_working_set_end(mm_working_group_of(op)->set);
     }
     mm_working_group_release_targets(op);
     return 0;
 }
 
-/* The set has the group in its list, so that it has ended, or the group was not added. */
+/* The set has the group in its list, so that it has ended, or the group was removed or not added. */
 static void
 group_dealloc(PyObject *op)
 {
@@ -472,7 +549,8 @@ PyDoc_STRVAR(
     "A group of memory in a WorkingSet, made by WorkingSet.add().\n"
     "\n"
     "`with group.use(stream=s):` around the code that queues work on s. Uses of one group may nest and\n"
-    "overlap, on several streams and in several threads. Keeps its set. Safe from every thread.");
+    "overlap, on several streams and in several threads. Keeps its set. repr() shows its number, from 0\n"
+    "on in the order of adding. Safe from every thread.");
 
 PyDoc_STRVAR(
     group_use_doc,
@@ -491,7 +569,7 @@ PyDoc_STRVAR(
     "Returns True, or False if there is no room, because other groups are acquired or the group is\n"
     "larger than the budget: the device then reaches it at home. Does not wait for a load, but until\n"
     "the load is queued, which follows the earlier uses of the groups that make room for it. Raises\n"
-    "RuntimeError if the set or memory of the group is closed, and CUDAError when the driver refuses and\n"
+    "RuntimeError if the set or memory of the group is closed or the group was removed, and CUDAError when the driver refuses and\n"
     "for a stream that captures a graph; then the group is not acquired. Safe from every thread; releases\n"
     "the GIL. Driver: cuStreamWaitEvent.");
 

@@ -12,7 +12,8 @@ typedef struct {
     mm_loader *loader; /* until the end of the object */
     size_t budget;
     int device;
-    PyObject *groups; /* a private list, by their numbers; None while one is being added */
+    /* A private list, by their numbers; None while one is being added, and after its removal. */
+    PyObject *groups;
     PyObject *order; /* the tuple that was given; or NULL. Under the object's lock */
 } mm_working_set_object;
 
@@ -23,6 +24,7 @@ typedef struct {
     PyObject *name; /* or NULL */
     /* Keep the memory until the set has ended; under the object's lock. */
     PyObject *items, *exports;
+    atomic_bool removed; /* it is not used any more */
     uint32_t number;
     mm_group_access access;
     size_t bytes;
@@ -66,7 +68,11 @@ mm_working_set_end(PyObject *set)
 PyObject *mm_working_set_add_group(PyObject *, PyObject *const *, Py_ssize_t, PyObject *);
 extern const char mm_working_set_add_doc[];
 
-/* Releases the targets of a group, once its set has ended. */
+/* Takes a group out of the set: WorkingSet.remove(). */
+PyObject *mm_working_set_remove_group(PyObject *op, PyObject *group);
+extern const char mm_working_set_remove_doc[];
+
+/* Releases the targets of a group, once its set has ended or the group is removed. */
 void mm_working_group_release_targets(PyObject *op);
 
 #endif

@@ -110,9 +110,10 @@ working_set_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     return NULL;
 }
 
-/* A tuple of the groups that are added; NULL with an exception. */
+/* A tuple of the groups that are added, without or with those whose removal has failed; NULL with an
+ * exception. */
 static PyObject *
-list_groups(PyObject *op)
+list_groups(PyObject *op, bool with_removed)
 {
     PyObject *all = PyList_GetSlice(mm_working_set_of(op)->groups, 0, PY_SSIZE_T_MAX);
     PyObject *found = all ? PyList_New(0) : NULL, *tuple = NULL;
@@ -121,7 +122,9 @@ list_groups(PyObject *op)
 
     for (Py_ssize_t i = 0; rc == 0 && i < count; i++) {
         PyObject *group = PyList_GetItem(all, i);
-        rc = group == Py_None ? 0 : PyList_Append(found, group);
+        bool listed = group != Py_None
+                      && (with_removed || !atomic_load(&mm_working_group_of(group)->removed));
+        rc = listed ? PyList_Append(found, group) : 0;
     }
     if (rc == 0) {
         tuple = PyList_AsTuple(found);
@@ -153,7 +156,7 @@ working_set_close(PyObject *op, PyObject *Py_UNUSED(none))
     if (mm_driver_forked()) {
         Py_RETURN_NONE; /* the set belongs to the parent */
     }
-    groups = list_groups(op);
+    groups = list_groups(op, true);
     if (groups == NULL) {
         return NULL;
     }
@@ -166,8 +169,8 @@ working_set_close(PyObject *op, PyObject *Py_UNUSED(none))
     }
     listed = PyTuple_Size(groups);
     release_targets_of(groups);
-    if (PyList_Size(set->groups) != listed) { /* another thread has added some meanwhile */
-        groups = list_groups(op);
+    if (PyList_Size(set->groups) != listed) { /* another thread may have added some meanwhile */
+        groups = list_groups(op, true);
         if (groups == NULL) {
             return NULL;
         }
@@ -250,6 +253,11 @@ number_of_group(PyObject *op, PyObject *value, Py_ssize_t i)
                      value);
         return -1;
     }
+    if (atomic_load(&mm_working_group_of(value)->removed)) {
+        PyErr_Format(PyExc_ValueError, "order[%zd] was removed from the working set: %R", i,
+                     value);
+        return -1;
+    }
     return mm_working_group_of(value)->number;
 }
 
@@ -328,6 +336,25 @@ working_set_set_order(PyObject *op, PyObject *value, void *Py_UNUSED(closure))
     return rc;
 }
 
+/* The order without the groups that were removed since; takes over the reference. */
+static PyObject *
+without_removed(PyObject *order)
+{
+    PyObject *left = PyList_New(0), *tuple = NULL;
+    int rc = left ? 0 : -1;
+
+    for (Py_ssize_t i = 0; rc == 0 && i < PyTuple_Size(order); i++) {
+        PyObject *group = PyTuple_GetItem(order, i);
+        rc = atomic_load(&mm_working_group_of(group)->removed) ? 0 : PyList_Append(left, group);
+    }
+    if (rc == 0) {
+        tuple = PyList_Size(left) > 0 ? PyList_AsTuple(left) : Py_NewRef(Py_None);
+    }
+    Py_XDECREF(left);
+    Py_DECREF(order);
+    return tuple;
+}
+
 static PyObject *
 working_set_get_order(PyObject *op, void *Py_UNUSED(closure))
 {
@@ -336,7 +363,7 @@ working_set_get_order(PyObject *op, void *Py_UNUSED(closure))
     MM_LOCK(op);
     order = Py_XNewRef(mm_working_set_of(op)->order);
     MM_UNLOCK();
-    return order ? order : Py_NewRef(Py_None);
+    return order ? without_removed(order) : Py_NewRef(Py_None);
 }
 
 /* --- reading ------------------------------------------------------------------------------ */
@@ -394,7 +421,7 @@ working_set_length(PyObject *op)
 static PyObject *
 working_set_iter(PyObject *op)
 {
-    PyObject *groups = list_groups(op), *iterator = NULL;
+    PyObject *groups = list_groups(op, false), *iterator = NULL;
 
     if (groups != NULL) {
         iterator = PyObject_GetIter(groups);
@@ -538,6 +565,7 @@ PyDoc_STRVAR(
 
 static PyMethodDef working_set_methods[] = {
     MM_METHOD("add", mm_working_set_add_group, mm_working_set_add_doc),
+    {"remove", mm_working_set_remove_group, METH_O, mm_working_set_remove_doc},
     {"stats", working_set_stats, METH_NOARGS, working_set_stats_doc},
     {"close", working_set_close, METH_NOARGS, working_set_close_doc},
     {"__enter__", working_set_enter, METH_NOARGS,
