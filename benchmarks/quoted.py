@@ -1,9 +1,10 @@
 """Compares the numbers that pages quote with the measured results.
 
-docs/results/quoted.toml lists the sentences. ``results`` names the file that was measured. A
-``[[quote]]`` has a ``page``, a ``text`` of that page with ``{}`` for each number, and ``values``, a
-Python expression for that number or for all of them. In it, each group of results is a dictionary
-of rows, and each row a dictionary of medians in nanoseconds (or bytes)::
+docs/results/quoted.toml lists the sentences. ``results`` names the files that were measured; of a
+group in several, the last counts. A ``[[quote]]`` has a ``page``, a ``text`` of that page with
+``{}`` for each number, and ``values``, a Python expression for that number or for all of them. In
+it, each group of results is a dictionary of rows, and each row a dictionary of medians in
+nanoseconds (or bytes)::
 
     text = "holds the caller for {} ms"
     values = 'deferring["prefetch 262144 KiB to the host"]["plain, call"] / ms'
@@ -101,7 +102,9 @@ def pages_of(root: Path) -> dict[str, str]:
 def wrong(root: Path, list_path: Path = LIST) -> list[str]:
     """Every difference between the pages of a clone and its results, each as a line."""
     listed = tomllib.loads((root / list_path).read_text(encoding="utf-8"))
-    names = names_of(Report.read(root / list_path.parent / listed["results"]))
+    names: dict[str, Any] = {}
+    for name in listed["results"]:
+        names |= names_of(Report.read(root / list_path.parent / name))
     quotes, elsewhere = listed["quote"], listed.get("elsewhere", [])
     words = pages_of(root)
     found = [line for quote in quotes for line in differences(quote, words[quote["page"]], names)]

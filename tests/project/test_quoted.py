@@ -12,7 +12,7 @@ from paths import ROOT
 
 RESULTS = ROOT / "docs" / "results"
 LIST = """
-results = "measured.json"
+results = ["earlier.json", "measured.json"]
 [[quote]]
 page = "README.md"
 text = "returns after {} us, {} ms plain"
@@ -37,6 +37,8 @@ def clone(tmp_path):
     (folder / "quoted.toml").write_text(LIST)
     row = Row("prefetch", {"ours": Result(8200.0), "plain": Result(11_217_000.0)}, "us")
     Report({}, {"jobs": [row]}).write(folder / "measured.json")
+    earlier = Row("prefetch", {"ours": Result(9100.0), "plain": Result(15_000_000.0)}, "us")
+    Report({}, {"jobs": [earlier]}).write(folder / "earlier.json")
     (tmp_path / "README.md").write_text(PAGE)
     return tmp_path
 
