@@ -9,7 +9,14 @@
 #include "failing_allocations.h"
 #include "memory/working_set.h"
 
-enum { GROUPS = 24, STREAMS = 4, MOST_HELD = 6, ROUNDS = 3000, MOST_OPS = 1 << 17 };
+enum {
+    GROUPS = 24,
+    MOST_GROUPS = 400,
+    STREAMS = 4,
+    MOST_HELD = 6,
+    ROUNDS = 3000,
+    MOST_OPS = 1 << 17
+};
 
 /* --- the model ---------------------------------------------------------------------------- */
 
@@ -34,7 +41,7 @@ typedef struct {
 static struct {
     mm_working_set set;
     model_stream streams[STREAMS];
-    bool on_device[GROUPS];
+    bool on_device[MOST_GROUPS];
     size_t physical;
     uint64_t signalled; /* the last ticket */
     bool ended[MOST_OPS]; /* events */
@@ -395,6 +402,63 @@ a_loop_is_loaded_ahead(void)
     end_model();
 }
 
+static uint64_t
+count_loads(void)
+{
+    return model.set.counts.loads_on_demand + model.set.counts.ahead;
+}
+
+/* So that the link has work during a long use; but most groups stay from one round to the next. */
+static void
+many_small_groups_are_loaded_farther_ahead(void)
+{
+    enum { FIT = 200, AHEAD = FIT / 4 };
+    uint64_t before;
+
+    seed = 1;
+    begin_model(FIT * 100, MOST_GROUPS, true);
+    use(0);
+    CHECK_EQUAL(count_loads(), 1 + AHEAD);
+    use_loop(MOST_GROUPS, 3);
+    before = count_loads();
+    use_loop(MOST_GROUPS, 4);
+    CHECK(count_loads() - before <= 4 * (MOST_GROUPS - FIT + AHEAD + 2));
+    run_all();
+    for (int i = 0; i < 9; i++) {
+        use(random_below(MOST_GROUPS)); /* which nobody foresees */
+    }
+    before = count_loads();
+    use(7);
+    CHECK(count_loads() - before <= 4);
+    run_all();
+    end_model();
+}
+
+/* Large ones are not: what is loaded for nothing keeps a use that was not foreseen waiting. */
+static void
+large_groups_are_loaded_eight_ahead(void)
+{
+    mm_status st;
+
+    seed = 1;
+    begin_model((size_t)1 << 40, 0, true);
+    for (int i = 0; i < 30; i++) {
+        CHECK_OK(mm_working_set_add(&model.set, (size_t)64 << 20, false, &st), &st);
+    }
+    use(0);
+    CHECK_EQUAL(count_loads(), 1 + MM_MOST_TRUST);
+    run_all();
+    end_model();
+    begin_model((size_t)1 << 40, 0, true);
+    for (int i = 0; i < 30; i++) {
+        CHECK_OK(mm_working_set_add(&model.set, (size_t)2 << 20, false, &st), &st);
+    }
+    use(0);
+    CHECK_EQUAL(count_loads(), 1 + 16); /* 32 MiB */
+    run_all();
+    end_model();
+}
+
 /* The groups at the turning points stay: the victim is the one whose next use is farthest. */
 static void
 a_loop_that_turns_keeps_the_groups_at_its_ends(void)
@@ -686,6 +750,8 @@ main(void)
         CHECK_TEST(random_rounds_never_exceed_the_budget_or_wait_for_themselves),
         CHECK_TEST(random_rounds_with_groups_that_come_and_go),
         CHECK_TEST(a_loop_is_loaded_ahead),
+        CHECK_TEST(many_small_groups_are_loaded_farther_ahead),
+        CHECK_TEST(large_groups_are_loaded_eight_ahead),
         CHECK_TEST(a_loop_that_turns_keeps_the_groups_at_its_ends),
         CHECK_TEST(what_fits_is_loaded_once),
         CHECK_TEST(a_given_order_wins_until_it_is_wrong),

@@ -14,7 +14,7 @@
 #define MM_NO_GROUP UINT32_MAX
 #define MM_REMOVED_GROUP (MM_NO_GROUP - 1) /* in place of the number of one that was removed */
 
-/* How far a predictor is trusted: the number of next groups that are worth a load. */
+/* How far a predictor is trusted: the number of next groups that are worth a load, whatever their size. */
 enum { MM_MOST_TRUST = 8 };
 
 /* What came after a group that followed another one. */

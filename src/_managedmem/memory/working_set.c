@@ -7,6 +7,12 @@
 
 #include "growth.h"
 
+/* Many small groups are loaded ahead until they have these bytes, or this part of the budget, so that
+ * the link works on during a long use. Each byte more is one that a loop larger than the budget loads in
+ * every round, because it does not stay from one round to the next. */
+#define MOST_BYTES_AHEAD ((size_t)32 << 20)
+enum { BUDGET_PART_AHEAD = 4 };
+
 #define UNEXPECTED UINT32_MAX /* the distance of a group that is not expected */
 
 void
@@ -237,23 +243,36 @@ make_room_and_load(mm_working_set *s, uint32_t group, uint32_t least)
     return true;
 }
 
+/* True if the group behind `step` expected ones, which have these bytes, is worth a load. */
+static bool
+is_worth_a_load(const mm_working_set *s, uint32_t step, size_t bytes)
+{
+    uint32_t trust = (uint32_t)mm_working_order_trust(&s->order);
+    size_t part = s->budget / BUDGET_PART_AHEAD;
+
+    return step < trust
+           || (trust == MM_MOST_TRUST && step < s->live
+               && bytes < (part < MOST_BYTES_AHEAD ? part : MOST_BYTES_AHEAD));
+}
+
 /* Queues loads of the groups that are expected next, as long as only groups with a later use are
  * dropped for them. */
 static void
 look_ahead(mm_working_set *s)
 {
     mm_order_walk walk = mm_working_order_walk(&s->order);
-    int trust = mm_working_order_trust(&s->order);
+    size_t bytes = 0;
 
     if (s->present == s->live) {
         return;
     }
     measure_distances(s);
-    for (int step = 0; step < trust; step++) {
+    for (uint32_t step = 0; is_worth_a_load(s, step, bytes); step++) {
         uint32_t group = mm_order_walk_next(&s->order, &walk);
         if (group == MM_NO_GROUP) {
             return;
         }
+        bytes += s->groups[group].bytes;
         if (!s->groups[group].present && s->groups[group].held == 0) {
             if (!make_room_and_load(s, group, s->groups[group].distance + 1)) {
                 return;
