@@ -1,5 +1,6 @@
 """WorkingSet: its arguments, what it holds, what it moves, and that contents stay right."""
 
+import contextlib
 import gc
 import random
 import weakref
@@ -7,7 +8,7 @@ import weakref
 import pytest
 
 import managedmem
-from constants import PAGE
+from constants import EMULATED, PAGE
 from contents import contents, pattern, write
 from live_memory import settle
 from managedmem import Device, Host, Stream, WorkingSet
@@ -219,6 +220,15 @@ class TestOrder:
                 pass
         after = working.stats()
         assert after.hits - before.hits == after.acquired - before.acquired == 64
+
+    def test_small_groups_are_loaded_farther_ahead(self, alloc, stream):
+        """Until they have a quarter of the budget, so that many are left for another round."""
+        memory = alloc(64 * PAGE)
+        with WorkingSet(40 * PAGE, Device(0)) as working:
+            groups = [working.add(memory[i * PAGE :][:PAGE]) for i in range(64)]
+            with groups[0].use(stream=stream):
+                pass
+            assert working.stats().ahead == 10 and working.nbytes == 11 * PAGE
 
     def test_back_and_forth(self, working, layers, stream):
         groups = [working.add(layer) for layer in layers]
@@ -711,3 +721,66 @@ class TestContents:
                 assert contents(layers[number]) == wanted[number]
         for stream in streams:
             stream.close()
+
+    def test_many_random_rounds(self, alloc):
+        """Ten thousand on the emulated driver, a thousand on a GPU: every byte is the right one.
+
+        Fills and copies of parts, in groups that nest, leave the set and come again; on several
+        streams. The contents of scratch memory count from its addition to the end of its first use,
+        and in each use from the first fill on.
+        """
+        rounds = 10000 if EMULATED else 1000
+        chosen = random.Random(rounds)
+        kinds = ["read", "write", "write", "scratch"] * 3
+        layers = [alloc(chosen.randrange(1, 9) * PAGE - chosen.randrange(3)) for _ in kinds]
+        wanted = [bytearray(pattern(layer.size, number)) for number, layer in enumerate(layers)]
+        for layer, value in zip(layers, wanted, strict=True):
+            write(layer, value)
+        known = [True] * 12
+        with contextlib.ExitStack() as ends:
+            streams = [ends.enter_context(Stream()) for _ in range(3)]
+            stream = streams[0]
+            working = ends.enter_context(WorkingSet(16 * PAGE, Device(0)))
+            groups = [working.add(*pair) for pair in zip(layers, kinds, strict=True)]
+
+            def fill(number):
+                value = chosen.randrange(256)
+                layers[number].fill(value, stream=stream)
+                wanted[number][:] = bytes([value]) * layers[number].size
+
+            for step in range(rounds):
+                if chosen.random() < 0.05:
+                    stream.sync()
+                    stream = chosen.choice(streams)
+                number = step % 12 if chosen.random() < 0.7 else chosen.randrange(12)
+                other = chosen.randrange(12)
+                with groups[number].use(stream=stream), groups[other].use(stream=stream):
+                    for one in (number, other):
+                        if not known[one] or (kinds[one] == "write" and chosen.random() < 0.1):
+                            fill(one)
+                        known[one] = True
+                    source, target = sorted((number, other), key=lambda n: kinds[n] == "write")
+                    if kinds[target] == "write" and source != target:
+                        copy_part(chosen, layers, wanted, target, source, stream)
+                known[number] = kinds[number] != "scratch"
+                known[other] = kinds[other] != "scratch"
+                if chosen.random() < 0.02:
+                    working.remove(groups[number])
+                    fill(number)
+                    known[number] = True
+                    groups[number] = working.add(layers[number], kinds[number])
+            stream.sync()
+            assert working.stats().failures == 0
+        for number in range(12):
+            if known[number]:
+                assert contents(layers[number]) == wanted[number]
+
+
+def copy_part(chosen, layers, wanted, target, source, stream):
+    """Copies a part of one layer to a part of another one."""
+    size = chosen.randrange(1, min(layers[target].size, layers[source].size))
+    to = chosen.randrange(layers[target].size - size)
+    start = chosen.randrange(layers[source].size - size)
+    part = layers[source].range(start, size)
+    layers[target].range(to, size).copy_from(part, stream=stream)
+    wanted[target][to : to + size] = wanted[source][start : start + size]
