@@ -1,4 +1,4 @@
-"""torch's profiler beside a trace: CUPTI, its source, serves one client, and a trace takes another."""
+"""torch's profiler beside a trace: its source serves one client, so a trace uses another one."""
 
 import pytest
 
