@@ -679,6 +679,31 @@ held_groups_leave_no_room(void)
     end_model();
 }
 
+/* The first use of a group may fail: what its memory holds is still needed then. */
+static void
+an_acquisition_that_is_undone_leaves_a_group_unused(void)
+{
+    for (int released = 0; released < 2; released++) {
+        mm_working_command command = {.kind = MM_COMMAND_HOME};
+        uint64_t ticket;
+        begin_model(100, 2, true);
+        CHECK_EQUAL(mm_working_set_acquire(&model.set, 0, &ticket), MM_USE_LOADED);
+        if (released) {
+            mm_working_set_release(&model.set, 0, NULL);
+        } else {
+            mm_working_set_give_back(&model.set, 0);
+        }
+        CHECK_EQUAL(mm_working_set_acquire(&model.set, 1, &ticket), MM_USE_LOADED);
+        while (command.kind != MM_COMMAND_DROP) {
+            CHECK(mm_working_set_take(&model.set, &command));
+        }
+        CHECK_EQUAL(command.group, 0);
+        CHECK_EQUAL(command.unused, !released);
+        mm_working_set_release(&model.set, 1, NULL);
+        end_model();
+    }
+}
+
 static void
 a_group_larger_than_the_budget_stays_at_home(void)
 {
@@ -761,6 +786,7 @@ main(void)
         CHECK_TEST(a_removed_group_leaves_its_room),
         CHECK_TEST(random_uses_end_the_guesses),
         CHECK_TEST(held_groups_leave_no_room),
+        CHECK_TEST(an_acquisition_that_is_undone_leaves_a_group_unused),
         CHECK_TEST(a_group_larger_than_the_budget_stays_at_home),
         CHECK_TEST(a_lost_load_is_tried_again),
         CHECK_TEST(every_allocation_may_fail),

@@ -121,6 +121,28 @@ def test_one_call_fails(layers, function, after):
         check(layers)
 
 
+def test_a_use_that_fails_to_begin_keeps_contents(layers):
+    """The first use of scratch memory ends what it holds, but not one that failed."""
+    for nth in range(1, 4):
+        write(layers[2], pattern(SIZE, 2))
+        with WorkingSet(SIZE, Device(0)) as working, Stream() as stream:
+            scratch, other = working.add(layers[2], "scratch"), working.add(layers[0])
+            emulator.fail("cuStreamWaitEvent", nth)
+            try:
+                scratch.acquire(stream=stream)
+            except CUDAError:
+                used = False
+            else:
+                scratch.release(stream=stream)
+                used = True
+            emulator.clear_failures()
+            for group in (other, other):
+                with group.use(stream=stream):
+                    pass
+            stream.sync()
+        assert used or contents(layers[2]) == pattern(SIZE, 2), nth
+
+
 @pytest.mark.parametrize("function", ["cuMemAdvise", "cuMemPrefetchAsync", "cuEventRecord"])
 def test_many_calls_of_the_thread_fail(layers, function):
     """The set counts the failures, goes on, and never holds more than its budget."""

@@ -109,7 +109,7 @@ queue_drop(mm_working_set *s, uint32_t group)
                                             .group = group,
                                             .ticket = g->signals_drop ? g->ticket : 0,
                                             .releases = g->releases,
-                                            .unused = g->used == 0});
+                                            .unused = !g->released});
     g->releases = NULL;
     g->present = false;
     s->present--;
@@ -332,6 +332,7 @@ mm_working_set_release(mm_working_set *s, uint32_t group, mm_release_list *relea
 
     assert(g->held > 0);
     g->releases = releases;
+    g->released = true;
     g->held--;
     look_ahead(s);
 }

@@ -32,13 +32,14 @@ typedef struct {
     uint32_t group;
     uint64_t ticket; /* signalled once it is done; 0: none */
     mm_release_list *releases; /* of a drop; or NULL */
-    bool unused; /* of a drop: the group was never acquired */
+    bool unused; /* of a drop: the group was never released, so that its contents are as added */
 } mm_working_command;
 
 typedef struct {
     size_t bytes; /* on the device, in whole pages */
     bool present; /* on the device once all queued commands are done */
     bool signals_drop; /* uses must wait for its drop: that may destroy contents */
+    bool released; /* once or more */
     unsigned held; /* acquisitions that are not released */
     uint64_t used; /* its last acquisition, to compare groups that are not expected */
     uint64_t ticket; /* of its latest command with one; 0: none */
