@@ -121,6 +121,21 @@ def test_one_call_fails(layers, function, after):
         check(layers)
 
 
+def test_the_event_of_a_removed_group_outlives_an_add_that_fails(layers):
+    """A thread may be about to query it, as is_resident does."""
+    with WorkingSet(2 * SIZE, Device(0)) as working:
+        removed = working.add(layers[0])
+        working.remove(removed)
+        before = emulator.live().events
+        emulator.fail("cuMemAdvise")
+        with pytest.raises(CUDAError):
+            working.add(layers[1])
+        assert emulator.live().events == before
+        working.add(layers[1])
+        assert emulator.live().events == before
+    check(layers)
+
+
 def test_a_use_that_fails_to_begin_keeps_contents(layers):
     """The first use of scratch memory ends what it holds, but not one that failed."""
     for nth in range(1, 4):

@@ -298,6 +298,21 @@ provide_event(mm_loader *l, CUevent *event, mm_status *st)
     return 0;
 }
 
+/* Keeps the event for another group, because a thread may be about to query it. Under the lock. */
+static void
+spare_event(mm_loader *l, mm_loader_group *g)
+{
+    size_t needed = l->spare_count + 1;
+    mm_status ignored;
+
+    l->spare_events =
+        mm_grow(l->spare_events, &l->spare_capacity, needed, sizeof *l->spare_events, &ignored);
+    if (g->done != NULL && l->spare_capacity >= needed) {
+        l->spare_events[l->spare_count++] = g->done;
+        g->done = NULL;
+    }
+}
+
 /* Undone by the caller on failure. */
 static int
 advise_and_publish(mm_loader *l, mm_loader_group *g, uint32_t *group, mm_status *st)
@@ -325,7 +340,10 @@ place_group(mm_loader *l, mm_loader_group *g, uint32_t *group, mm_status *st)
     }
     if (advise_and_publish(l, g, group, st) < 0) {
         MM_IGNORE(mm_working_memory_restore(l->cu, &g->memory, &later)); /* st has the reason */
-        destroy_event(l, &g->done);
+        mm_loader_lock(l);
+        spare_event(l, g); /* it may be that of a removed group */
+        mm_loader_unlock(l);
+        destroy_event(l, &g->done); /* a new one that could not be kept */
         mm_give_back_claim(&g->memory);
         return -1;
     }
@@ -621,21 +639,6 @@ wait_until_done(mm_loader *l, const mm_loader_group *g, uint64_t ticket)
     }
     if (rc == 0) {
         mm_scope_leave(&scope);
-    }
-}
-
-/* Keeps the event for another group, because a thread may be about to query it. Under the lock. */
-static void
-spare_event(mm_loader *l, mm_loader_group *g)
-{
-    size_t needed = l->spare_count + 1;
-    mm_status ignored;
-
-    l->spare_events =
-        mm_grow(l->spare_events, &l->spare_capacity, needed, sizeof *l->spare_events, &ignored);
-    if (g->done != NULL && l->spare_capacity >= needed) {
-        l->spare_events[l->spare_count++] = g->done;
-        g->done = NULL;
     }
 }
 
