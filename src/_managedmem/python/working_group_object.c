@@ -95,28 +95,40 @@ new_group(mm_state *state, PyObject *set, const mm_targets *t, PyObject *name,
     return op;
 }
 
+/* A place in the set's list: one whose group could not be added, or a new one. The list never gets
+ * shorter, because another thread may be about to fill its last place. */
+static int
+provide_place(mm_working_set_object *set)
+{
+    size_t spare = atomic_load(&set->spare_places);
+
+    while (spare > 0) {
+        if (atomic_compare_exchange_weak(&set->spare_places, &spare, spare - 1)) {
+            return 0;
+        }
+    }
+    return PyList_Append(set->groups, Py_None);
+}
+
 /* Adds the group to the loader and to the set's list. A place in the list is made first, so that
  * nothing can fail after the group is known to the loader. */
 static int
 register_group(mm_loader *loader, PyObject *op, mm_targets *t)
 {
     mm_working_group_object *group = mm_working_group_of(op);
-    PyObject *list = mm_working_set_of(group->set)->groups;
+    mm_working_set_object *set = mm_working_set_of(group->set);
     mm_loader_group_report report;
 
-    if (PyList_Append(list, Py_None) < 0) {
+    if (provide_place(set) < 0) {
         return -1;
     }
     if (add_entered_targets(loader, t, group->access, &group->number) < 0) {
-        mm_exception raised;
-        mm_exception_save(&raised);
-        (void)PyList_SetSlice(list, PyList_Size(list) - 1, PY_SSIZE_T_MAX, NULL);
-        mm_exception_restore(&raised);
+        (void)atomic_fetch_add(&set->spare_places, 1);
         return -1;
     }
     mm_loader_read_group(loader, group->number, &report);
     group->bytes = report.bytes;
-    (void)PyList_SetItem(list, (Py_ssize_t)group->number, Py_NewRef(op));
+    (void)PyList_SetItem(set->groups, (Py_ssize_t)group->number, Py_NewRef(op));
     if (mm_loader_has_ended(loader)) {
         mm_working_group_release_targets(op); /* close() may not have seen it in the list */
     }
@@ -211,7 +223,9 @@ mm_working_set_remove_group(PyObject *op, PyObject *value)
     rc = mm_loader_remove(loader, group->number, &st);
     mm_loader_read_group(loader, group->number, &report);
     Py_END_ALLOW_THREADS
-    atomic_store(&group->removed, report.removed);
+    if (report.removed) { /* else another thread may have removed it since */
+        atomic_store(&group->removed, true);
+    }
     if (rc == 0) {
         (void)PyList_SetItem(mm_working_set_of(op)->groups, (Py_ssize_t)group->number,
                              Py_NewRef(Py_None));

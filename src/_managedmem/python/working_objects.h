@@ -14,6 +14,7 @@ typedef struct {
     int device;
     /* A private list, by their numbers; None while one is being added, and after its removal. */
     PyObject *groups;
+    atomic_size_t spare_places; /* in the list, whose groups could not be added */
     PyObject *order; /* the tuple that was given; or NULL. Under the object's lock */
 } mm_working_set_object;
 
