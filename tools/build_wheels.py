@@ -83,6 +83,7 @@ def zig_environment(machine, cache):
         "CC": compiler,
         "LDSHARED": f"{compiler} -shared -s",
         "CFLAGS": COMPILER_FLAGS,
+        "CUDA_HOME": str(Path(sysconfig.get_path("purelib"), "nvidia", "cu13")),  # no newer toolkit
         "ZIG_GLOBAL_CACHE_DIR": str(cache),
         "ZIG_LOCAL_CACHE_DIR": str(cache),
         "_PYTHON_HOST_PLATFORM": f"linux-{machine}",
