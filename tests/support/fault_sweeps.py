@@ -27,6 +27,7 @@ from world import (
     HOST,
     LAUNCH_FAILED,
     MOVES,
+    OF_STREAMS,
     ONE,
     OUT_OF_MEMORY,
     REPEATED,
@@ -69,8 +70,6 @@ FREES = {
     "cuMemPoolDestroy",
     "cuStreamDestroy",
 }
-# Asked before a stream is closed or queried: only a context that has ended keeps it from that.
-OF_STREAMS = {"cuCtxGetId"}
 # Queries whose answers decide only the text of a message, or how to dispatch.
 HINTS = DISPATCH_HINT | {"cuMemRangeGetAttributes"}
 # These restore a policy, which stays in force when they fail.

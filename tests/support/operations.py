@@ -667,6 +667,7 @@ NO_DRIVER = {
     "MigrationPolicy.advice": lambda w: EVERYTHING.advice(),
     "MigrationPolicy.applied": lambda w: EVERYTHING.applied(w.buffers),
     "AppliedPolicy.policy": lambda w: EVERYTHING.applied(w.buffers).policy,
+    "AppliedPolicy.skipped": lambda w: EVERYTHING.applied(w.buffers).skipped,
     "ManagedBuffer.from_handle": lambda w: ManagedBuffer.from_handle(w.a.handle, w.a.size),
     "ManagedBuffer.set_deallocation_stream": lambda w: w.a.set_deallocation_stream(w.stream),
     "ManagedBuffer.ipc_descriptor": lambda w: refused(lambda: w.a.ipc_descriptor),

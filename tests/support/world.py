@@ -24,6 +24,8 @@ SIZE = PAGES * PAGE
 PATTERNS = [pattern(SIZE, start) for start in range(3)]
 # These restore the caller's state and are tried twice; a transient fault is not an error.
 REPEATED = {"cuCtxPopCurrent", "cuThreadExchangeStreamCaptureMode"}
+# Asked before a stream is closed or queried: only a context that has ended keeps it from that.
+OF_STREAMS = {"cuCtxGetId"}
 # A query that only decides how to dispatch: without its answer the operation takes another route.
 DISPATCH_HINT = {"cuMemRangeGetAttribute"}
 # What an operation may change when it fails.
