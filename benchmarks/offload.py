@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import importlib
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -89,6 +90,19 @@ class Machine:
 
         return lambda _: elapsed(steps) / rounds
 
+    def thread_time(self, step: Step, rounds: int) -> Contender:
+        """The processor time of this thread for one step, without the wait for its results."""
+
+        def run(_: int) -> float:
+            begin = time.thread_time_ns()
+            for _ in range(rounds):
+                step()
+            spent = time.thread_time_ns() - begin
+            self.wait()
+            return spent / rounds
+
+        return run
+
     def layers(self, count: int, nbytes: int) -> Any:
         """Layers without bias, of float32 matrices with so many bytes."""
         nn = self.torch.nn
@@ -163,13 +177,14 @@ def streamed(machine: Machine, model: Any, budget: int, **options: Any) -> Itera
         yield model
 
 
-def layer_row(machine: Machine, nbytes: int, count: int, repetitions: int) -> Row:
-    """A round over layers of one size."""
+def layer_rows(machine: Machine, nbytes: int, count: int, repetitions: int) -> tuple[Row, Row]:
+    """A round over layers of one size, and the time of the thread that queues it."""
     torch = machine.torch
     model = machine.layers(count, nbytes)
     inputs = machine.inputs(model)
     budget = max(count // 4, 2) * nbytes
     contenders: dict[str, Contender] = {}
+    threads: dict[str, Contender] = {}
     mine, resident = copy.deepcopy(model), copy.deepcopy(model).to(machine.place)
     if (accelerate := loaded("accelerate")) is not None and not machine.emulated:
         theirs = accelerate.cpu_offload(copy.deepcopy(model), machine.place)
@@ -177,11 +192,17 @@ def layer_row(machine: Machine, nbytes: int, count: int, repetitions: int) -> Ro
     if not machine.emulated:
         pinned = PinnedBuffers(machine, model)
         contenders["pinned buffers"] = machine.in_a_row(lambda: pinned.round(inputs), ROUNDS)
+        threads["pinned buffers"] = machine.thread_time(lambda: pinned.round(inputs), ROUNDS)
     contenders["resident"] = machine.in_a_row(lambda: resident(inputs), ROUNDS)
+    threads["resident"] = machine.thread_time(lambda: resident(inputs), ROUNDS)
     title = f"{count} layers of {size_text(nbytes)}"
     with streamed(machine, mine, budget), torch.inference_mode():
         contenders["ours"] = machine.in_a_row(lambda: mine(inputs), ROUNDS)
-        return side_by_side(title, contenders, count=1, repetitions=repetitions, unit="ms")
+        threads["ours"] = machine.thread_time(lambda: mine(inputs), ROUNDS)
+        row = side_by_side(title, contenders, count=1, repetitions=repetitions, unit="ms")
+        title += ", thread time"
+        spent = side_by_side(title, threads, count=1, repetitions=repetitions, unit="ms")
+    return row, replace(spent, note="of the caller's processor, until all is queued")
 
 
 def faults_row(machine: Machine, nbytes: int, count: int, repetitions: int) -> Row:
@@ -205,11 +226,12 @@ def joined(row: Row, other: Row) -> Row:
 
 
 def layers(machine: Machine, sizes: tuple[int, ...], repetitions: int) -> Iterator[Row]:
-    """A row for each size of a layer."""
+    """Two rows for each size of a layer."""
     for nbytes in sizes:
         count = min(LAYERS, NEED // nbytes)
-        row = layer_row(machine, nbytes, count, repetitions)
+        row, thread_time = layer_rows(machine, nbytes, count, repetitions)
         yield joined(row, faults_row(machine, nbytes, count, repetitions))
+        yield thread_time
 
 
 # --- a transformer ------------------------------------------------------------------------
