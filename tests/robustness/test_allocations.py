@@ -15,7 +15,8 @@ from first_uses import FIRST_USE
 from managedmem import Device
 from programs import build_allocations, parameters_of, run_python
 
-pytestmark = pytest.mark.emulator_only
+# The first of some tests goes through all operations.
+pytestmark = [pytest.mark.emulator_only, pytest.mark.timeout(300)]
 
 AT_ONCE = 150  # operations in a process
 
