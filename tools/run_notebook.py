@@ -1,7 +1,8 @@
 """Runs a notebook on the emulated driver and keeps its outputs: python tools/run_notebook.py FILE
 
-Its pictures also go to docs/pictures/, named by their cells. Needs nbclient, ipykernel and what the
-notebook imports. Without a driver on the machine nothing needs to be set.
+Its pictures that a page of docs/ shows also go to docs/pictures/, named by their cells. Needs
+nbclient, ipykernel and what the notebook imports. Without a driver on the machine nothing needs
+to be set.
 """
 
 import base64
@@ -9,7 +10,8 @@ import os
 import sys
 from pathlib import Path
 
-PICTURES = Path(__file__).resolve().parents[1] / "docs" / "pictures"
+DOCS = Path(__file__).resolve().parents[1] / "docs"
+PICTURES = DOCS / "pictures"
 PNG = "image/png"
 
 
@@ -40,6 +42,12 @@ def pictures(notebook, name):
             yield f"{name}-{cell['id']}{tail}.png", base64.b64decode(text)
 
 
+def shown(pictures):
+    """Those that a page of the documentation names."""
+    text = "".join(page.read_text(encoding="utf-8") for page in DOCS.rglob("*.rst"))
+    return {name: content for name, content in pictures if f"pictures/{name}" in text}
+
+
 def main(path):
     import nbformat
 
@@ -47,7 +55,7 @@ def main(path):
     notebook = ran(path)
     nbformat.write(notebook, path)
     PICTURES.mkdir(exist_ok=True)
-    for name, content in pictures(notebook, path.stem):
+    for name, content in shown(pictures(notebook, path.stem)).items():
         (PICTURES / name).write_bytes(content)
         print(f"docs/pictures/{name}: {len(content) // 1024} KiB")
 

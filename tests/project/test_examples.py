@@ -5,6 +5,7 @@ On the driver that the environment names; what needs a library that is missing i
 
 from __future__ import annotations
 
+import ast
 import functools
 import importlib.util
 import json
@@ -13,7 +14,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -28,6 +29,7 @@ NOTEBOOKS = sorted(EXAMPLES.glob("*.ipynb"))
 DISTRIBUTED = str(EXAMPLES / "distributed.py")
 OFFLOAD = str(EXAMPLES / "offload.py")
 SEEING = EXAMPLES / "seeing.ipynb"
+DEFINITIONS = (ast.FunctionDef, ast.ClassDef)
 NEEDS = {SEEING: ["numpy", "matplotlib", "pandas"]}
 
 
@@ -225,12 +227,9 @@ def read(path: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.name)
 class TestNotebooks:
     def test_is_committed_as_it_should_be(self, path: Path) -> None:
-        """Without results, or all of one run from top to bottom."""
+        """With the results of one run from top to bottom."""
         _, code = read(path)
-        if path == SEEING:
-            assert [cell["execution_count"] for cell in code] == list(range(1, len(code) + 1))
-        else:
-            assert not [c["id"] for c in code if c["outputs"] or c["execution_count"] is not None]
+        assert [cell["execution_count"] for cell in code] == list(range(1, len(code) + 1))
 
     def test_cells_run_in_order(self, path: Path) -> None:
         need(*NEEDS.get(path, ["numpy"]))
@@ -259,44 +258,75 @@ print(next(cell for cell in notebook.cells if cell.id == "choose").outputs[0].te
         assert "driver" in run("-c", code, str(path))
 
 
-class TestCommittedResults:
-    """Those of seeing.ipynb, which tools/run_notebook.py makes."""
+class Results(NamedTuple):
+    """A notebook, and the outputs of its cells."""
 
-    outputs = tuple(output for cell in read(SEEING)[1] for output in cell["outputs"])
+    path: Path
+    outputs: list[dict[str, Any]]
 
+    @property
     def texts(self) -> list[str]:
         found = []
         for output in self.outputs:
             data = {"text/plain": output.get("text", ""), **output.get("data", {})}
-            found += ["".join(value) for kind, value in data.items() if kind != "image/png"]
+            found += ["".join(value) for kind, value in data.items() if kind != run_notebook.PNG]
         return found
 
-    def test_are_results_and_no_errors(self) -> None:
-        kinds = {output["output_type"] for output in self.outputs}
-        assert kinds == {"stream", "execute_result", "display_data"}
-        assert {output["name"] for output in self.outputs if "name" in output} == {"stdout"}
 
-    def test_say_that_they_are_of_the_emulated_driver(self) -> None:
-        assert self.texts()[0] == "EMULATED driver, no GPU is used\n"
-        introduction = "".join(read(SEEING)[0][0]["source"])
+@pytest.fixture(params=NOTEBOOKS, ids=lambda path: path.name)
+def results(request: pytest.FixtureRequest) -> Results:
+    outputs = [output for cell in read(request.param)[1] for output in cell["outputs"]]
+    return Results(request.param, outputs)
+
+
+def prints(source: str) -> bool:
+    """True if a cell ends with a value, or calls print() outside of its functions."""
+    body = ast.parse(source).body
+    if isinstance(body[-1], ast.Expr) and not source.rstrip().endswith(";"):
+        return True
+    calls = [node for part in body if not isinstance(part, DEFINITIONS) for node in ast.walk(part)]
+    return any(isinstance(c, ast.Name) and c.id in ("print", "pyplot") for c in calls)
+
+
+class TestCommittedResults:
+    """tools/run_notebook.py makes them."""
+
+    def test_are_results_and_no_errors(self, results: Results) -> None:
+        kinds = {output["output_type"] for output in results.outputs}
+        assert kinds <= {"stream", "execute_result", "display_data"}
+        assert {output["name"] for output in results.outputs if "name" in output} == {"stdout"}
+
+    def test_are_there_where_a_cell_prints(self, results: Results) -> None:
+        code = read(results.path)[1]
+        printing = [cell for cell in code if prints("".join(cell["source"]))]
+        assert len(printing) > len(code) / 2
+        assert [cell["id"] for cell in printing if not cell["outputs"]] == []
+
+    def test_have_pictures(self, results: Results) -> None:
+        assert any(run_notebook.PNG in output.get("data", ()) for output in results.outputs)
+
+    def test_say_that_they_are_of_the_emulated_driver(self, results: Results) -> None:
+        assert results.texts[0] == "EMULATED driver, no GPU is used\n"
+        introduction = "".join(read(results.path)[0][0]["source"])
         assert "**The outputs below are from the emulated driver**" in introduction
 
-    def test_have_no_path_of_a_machine(self) -> None:
-        for text in self.texts():
+    def test_have_no_path_of_a_machine(self, results: Results) -> None:
+        for text in results.texts:
             paths = set(re.findall(r"(?<![<\w/])/\w[\w./-]*", text))
             assert paths <= {"/dev/nvidia-uvm-tools"}, text
 
-    def test_are_small(self) -> None:
-        assert SEEING.stat().st_size < 400_000
+    def test_are_small(self, results: Results) -> None:
+        assert results.path.stat().st_size < 400_000
 
-    def test_pictures_are_those_of_the_documentation(self) -> None:
-        notebook = json.loads(SEEING.read_text(encoding="utf-8"))
-        found = dict(run_notebook.pictures(notebook, SEEING.stem))
-        folder = ROOT / "docs" / "pictures"
-        assert {path.name: path.read_bytes() for path in folder.glob("*.png")} == found
-        assert len(found) == 4
-        page = (ROOT / "docs" / "seeing.rst").read_text()
-        assert [name for name in found if f"pictures/{name}" not in page] == []
+
+def test_pictures_of_the_pages_are_those_of_the_notebooks() -> None:
+    found: dict[str, bytes] = {}
+    for path in NOTEBOOKS:
+        notebook = json.loads(path.read_text(encoding="utf-8"))
+        found |= run_notebook.shown(run_notebook.pictures(notebook, path.stem))
+    folder = ROOT / "docs" / "pictures"
+    assert {path.name: path.read_bytes() for path in folder.glob("*.png")} == found
+    assert len(found) == 4
 
 
 # Stands in for Jupyter: the code cells in order, in one namespace; tracebacks name the cell.
