@@ -14,9 +14,10 @@ author = "The managedmem developers"
 copyright = author
 version = release = managedmem.__version__
 
-extensions = ["sphinx.ext.autodoc", "sphinx.ext.intersphinx", "myst_parser", "sphinx_copybutton"]
+extensions = ["sphinx.ext.autodoc", "sphinx.ext.intersphinx", "myst_nb", "sphinx_copybutton"]
 autodoc_mock_imports = ["cupy", "numba", "torch"]  # described without being installed
-exclude_patterns = ["_build"]
+exclude_patterns = ["_build", "examples/README.md"]  # whose links lead out of these pages
+nb_execution_mode = "off"  # notebooks are committed with their outputs
 nitpicky = True
 html_theme = "furo"
 html_title = "managedmem"
@@ -37,6 +38,7 @@ intersphinx_mapping = {
 }
 copybutton_prompt_text = r">>> |\.\.\. "  # stays behind, like the results
 copybutton_prompt_is_regexp = True
+copybutton_selector = "div.highlight pre:not(.cell_output pre)"
 
 autodoc_member_order = "alphabetical"
 autodoc_typehints = "none"  # the stub has the types; signatures come from the docstrings

@@ -319,6 +319,13 @@ class TestCommittedResults:
         assert results.path.stat().st_size < 400_000
 
 
+def test_are_pages_of_the_documentation() -> None:
+    docs = ROOT / "docs"
+    listed = (docs / "index.rst").read_text(encoding="utf-8")
+    assert [path.stem for path in NOTEBOOKS if f"   examples/{path.stem}\n" not in listed] == []
+    assert [path.name for path in NOTEBOOKS if not (docs / "examples" / path.name).is_file()] == []
+
+
 def test_pictures_of_the_pages_are_those_of_the_notebooks() -> None:
     found: dict[str, bytes] = {}
     for path in NOTEBOOKS:
