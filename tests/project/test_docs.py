@@ -12,6 +12,7 @@ import pytest
 
 import documents
 import managedmem
+from managedmem import emulator
 from programs import run_python
 
 PAGES = [page for page in documents.PAGES if page.parent != documents.ROOT]
@@ -23,6 +24,15 @@ ASKS = re.compile(
     "|keep|load|make|mark|move|name|pass|prefetch|put|read|remove|restart|run|see|set|start|stop"
     r"|synchronize|use|wait|wrap|write)\b(?! back)"
 )
+ENTRIES = ("function", "class", "exception", "data")
+OPTIONS = [
+    "exclude-members",
+    "inherited-members",
+    "members",
+    "no-value",
+    "show-inheritance",
+    "special-members",
+]
 FORMS = {
     "directive": (".rst", ".. code-block:: python\n\n   {}\n"),
     "directive with options": (".rst", ".. code-block:: python\n   :emphasize-lines: 1\n\n   {}\n"),
@@ -92,7 +102,22 @@ def test_every_block_is_seen_and_marked(page):
 def test_docutils_sees_the_same_blocks(page):
     core = pytest.importorskip("docutils.core", reason="needs docutils")
     from docutils import nodes
+    from docutils.parsers.rst import Directive, directives
 
+    class Entry(Directive):
+        """An entry of the reference: what stands in it, as Sphinx shows it below the docstring."""
+
+        required_arguments = 1
+        has_content = True
+        option_spec = dict.fromkeys(OPTIONS, directives.unchanged)
+
+        def run(self):
+            shown = nodes.container()
+            self.state.nested_parse(self.content, self.content_offset, shown)
+            return [shown]
+
+    for kind in ENTRIES:
+        directives.register_directive(f"auto{kind}", Entry)
     tree = core.publish_doctree(
         page.read_text(encoding="utf-8"),
         settings_overrides={"report_level": 5, "halt_level": 6, "syntax_highlight": "none"},
@@ -104,6 +129,50 @@ def test_docutils_sees_the_same_blocks(page):
         if not isinstance(node.parent, nodes.system_message)  # of a directive that Sphinx adds
     ]
     assert sorted(shown) == sorted(block.code.strip() for block in documents.blocks(page))
+
+
+def entries_of_the_reference():
+    """Each name that the reference describes, in full, with the text of its entry."""
+    module = ""
+    text = (documents.DOCS / "reference.rst").read_text(encoding="utf-8")
+    heads = rf"^\.\. (currentmodule|auto(?:{'|'.join(ENTRIES)})):: (.*)$"
+    parts = re.split(heads, text, flags=re.MULTILINE)
+    for directive, name, body in zip(parts[1::3], parts[2::3], parts[3::3], strict=True):
+        if directive == "currentmodule":
+            module = f"{name}."
+        else:
+            yield name if name.startswith("managedmem.") else module + name, body
+
+
+def names_without_example(names):
+    """Those that have no entry in the reference, or an entry without code."""
+    entries = dict(entries_of_the_reference())
+    bodies = {
+        name: re.split(r"^\S", entries.get(name, ""), flags=re.MULTILINE)[0] for name in names
+    }
+    return [name for name, body in bodies.items() if not documents.blocks_of(body, ".rst")]
+
+
+def public_names_of_torch():
+    """Those of managedmem.torch, which cannot be imported without torch."""
+    source = Path(managedmem.__file__).with_name("torch") / "__init__.py"
+    for node in ast.parse(source.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "__all__":
+            yield from ast.literal_eval(node.value)
+
+
+def test_every_public_name_has_an_example_in_the_reference():
+    public = {f"managedmem.{name}" for name in managedmem.__all__ if name != "emulator"}
+    public |= {f"managedmem.torch.{name}" for name in public_names_of_torch()}
+    assert len(public) > 70
+    assert names_without_example(sorted(public)) == []
+    assert names_without_example(["managedmem.unknown"]) == ["managedmem.unknown"]
+
+
+def test_every_name_of_the_emulator_is_in_its_example():
+    page = documents.DOCS / "reference.rst"
+    code = "".join(block.code for block in documents.python_blocks(page, "process"))
+    assert [name for name in emulator.__all__ if f"emulator.{name}" not in code] == []
 
 
 @pytest.mark.parametrize("page", WITH_PYTHON, ids=lambda page: page.stem)
