@@ -7,7 +7,6 @@ import faulthandler
 import gc
 import itertools
 import os
-import re
 import sys
 import time
 import zlib
@@ -54,7 +53,21 @@ WATCH = pytest.StashKey[Watch]()
 
 def pytest_configure(config):
     config.stash[WATCH] = Watch(config)
-    config.stash[WATCH].begin()
+    if config.getoption("numprocesses", None):  # of pytest-xdist; this process only waits for them
+        prepare_processes(config)
+    else:
+        config.stash[WATCH].begin()
+
+
+def prepare_processes(config):
+    """Give them whole files, because the tests of some files share one sweep.
+
+    The run ends with the first process that hangs or crashes, as it does without the others.
+    """
+    if not EMULATED:
+        raise pytest.UsageError("a GPU wants one process, whose memory has a limit: leave out -n")
+    config.option.dist = "loadfile"
+    config.option.maxworkerrestart = "0"
 
 
 def pytest_runtest_setup(item):
@@ -103,12 +116,10 @@ def pytest_addoption(parser):
 def schedule_of(item):
     """The schedule of a test: half of the tests have each, and a test always has the same.
 
-    It depends on the names of the file and of the test, not on the file's folder or on the address
-    of an object in a parameter's name.
+    It depends on the names of the file and of the test, not on the file's folder.
     """
     forced = item.config.getoption("schedule")
     name = "::".join([f"tests/{item.path.name}", *item.nodeid.split("::")[1:]])
-    name = re.sub(r" at 0x[0-9a-f]+", "", name)
     return forced or SCHEDULES[zlib.crc32(name.encode()) % len(SCHEDULES)]
 
 

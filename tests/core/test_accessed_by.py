@@ -11,6 +11,7 @@ import pytest
 import managedmem
 from constants import PAGE
 from foreign_objects import cupy_device, torch_device
+from identifiers import label
 from managedmem import Device, Host, ManagedBuffer, emulator
 from outcomes import outcome
 
@@ -73,7 +74,7 @@ class TestReading:
             assert (member in proxy) == (member in model)
 
     @pytest.mark.parametrize(
-        "stranger", [Host(0), Host.numa_current(), 0, -1, None, "cpu", 1.5, object()], ids=repr
+        "stranger", [Host(0), Host.numa_current(), 0, -1, None, "cpu", 1.5, object()], ids=label
     )
     def test_strangers_are_not_in_it(self, pair, stranger):
         assert (stranger in pair[0]) is False
@@ -113,7 +114,7 @@ class TestReading:
             assert (proxy <= other.accessed_by) is (model <= value)
             assert proxy.isdisjoint(other.accessed_by) is model.isdisjoint(value)
 
-    @pytest.mark.parametrize("other", [[], (), 0, None, "x"], ids=repr)
+    @pytest.mark.parametrize("other", [[], (), 0, None, "x"], ids=label)
     def test_differs_from_what_is_no_set(self, buf, other):
         assert (buf.accessed_by == other) is False
         assert (buf.accessed_by != other) is True
@@ -198,7 +199,7 @@ class TestWriting:
             buf.accessed_by.remove(Host())
         assert error.value.args == (Host(),)
 
-    @pytest.mark.parametrize("stranger", [Host(0), Host.numa_current(), 0, None, "x"], ids=repr)
+    @pytest.mark.parametrize("stranger", [Host(0), Host.numa_current(), 0, None, "x"], ids=label)
     def test_strangers_are_never_there_to_go(self, pair, stranger):
         proxy, model = pair
         assert proxy.discard(stranger) is None
@@ -403,7 +404,7 @@ BULK = {
 
 
 class TestBadMembers:
-    @pytest.mark.parametrize("bad", NO_LOCATIONS, ids=repr)
+    @pytest.mark.parametrize("bad", NO_LOCATIONS, ids=label)
     def test_add_of_what_is_no_location(self, pair, bad):
         proxy, model = pair
         with pytest.raises(TypeError, match=r"Device or Host"):
@@ -414,7 +415,7 @@ class TestBadMembers:
         with pytest.raises((TypeError, ValueError), match=r"location is required|Device or Host"):
             pair[0].add(None)
 
-    @pytest.mark.parametrize("bad", [Host(0), Host(1), Host.numa_current()], ids=repr)
+    @pytest.mark.parametrize("bad", [Host(0), Host(1), Host.numa_current()], ids=label)
     def test_add_of_a_numa_host(self, pair, bad):
         proxy, model = pair
         with pytest.raises(ValueError, match=r"(?i)numa"):
@@ -423,7 +424,7 @@ class TestBadMembers:
 
     @pytest.mark.parametrize("bulk", BULK.values(), ids=BULK)
     @pytest.mark.parametrize("place", [0, 1, 2])
-    @pytest.mark.parametrize("bad", [0, "cpu", Host(0), Host.numa_current()], ids=repr)
+    @pytest.mark.parametrize("bad", [0, "cpu", Host(0), Host.numa_current()], ids=label)
     def test_one_bad_member_stops_the_whole_operation(self, buf, start, members, bulk, place, bad):
         buf.accessed_by = start
         values = [members[0], members[-1]]
@@ -432,7 +433,7 @@ class TestBadMembers:
             bulk(buf, values)
         assert set(buf.accessed_by) == start
 
-    @pytest.mark.parametrize("bad", [0, None, Host(), Device(0)], ids=repr)
+    @pytest.mark.parametrize("bad", [0, None, Host(), Device(0)], ids=label)
     @pytest.mark.parametrize("name", ["update", "intersection_update", "difference_update"])
     def test_bulk_operations_want_iterables(self, pair, name, bad):
         proxy, model = pair
@@ -440,7 +441,7 @@ class TestBadMembers:
             getattr(proxy, name)(bad)
         assert set(proxy) == model
 
-    @pytest.mark.parametrize("bad", [0, None, Host(), "cpu"], ids=repr)
+    @pytest.mark.parametrize("bad", [0, None, Host(), "cpu"], ids=label)
     def test_assignment_wants_an_iterable_of_locations(self, pair, buf, bad):
         with pytest.raises((TypeError, ValueError)):
             buf.accessed_by = bad
@@ -462,7 +463,7 @@ class TestBadMembers:
             assert f"wrap it in a set, {written}" in str(error.value)
         assert set(buf.accessed_by) == pair[1]
 
-    @pytest.mark.parametrize("bad", [0, None, Host(0), 1.5], ids=repr)
+    @pytest.mark.parametrize("bad", [0, None, Host(0), 1.5], ids=label)
     def test_a_value_that_is_not_iterable_is_explained(self, pair, buf, bad):
         with pytest.raises(TypeError, match=r"iterable of locations is needed.*set\(\)"):
             buf.accessed_by = bad

@@ -20,6 +20,7 @@ from foreign_objects import (
     numpy_bool,
     torch_device,
 )
+from identifiers import label
 from managedmem import Device, Host, ManagedBuffer
 from programs import run_python
 
@@ -135,7 +136,7 @@ class TestReadMostly:
         with pytest.raises(LookupError, match="from the bool"):
             buf.read_mostly = bool_()
 
-    @pytest.mark.parametrize("bad", [1, 0, "True", None, [], 1.0], ids=repr)
+    @pytest.mark.parametrize("bad", [1, 0, "True", None, [], 1.0], ids=label)
     def test_takes_a_real_bool_only(self, buf, bad):
         with pytest.raises(TypeError, match="bool"):
             buf.read_mostly = bad
@@ -193,7 +194,7 @@ class TestPreferredLocation:
         assert set(buf.accessed_by) == {Host()}
         assert buf.last_prefetch_location is None
 
-    @pytest.mark.parametrize("bad", [0, -1, True, "cpu", "cuda:0", 1.5, [], object()], ids=repr)
+    @pytest.mark.parametrize("bad", [0, -1, True, "cpu", "cuda:0", 1.5, [], object()], ids=label)
     def test_refuses_what_is_no_location(self, buf, bad):
         with pytest.raises(TypeError, match="Device or Host"):
             buf.preferred_location = bad
@@ -324,7 +325,7 @@ class TestAdvise:
         assert [p.preferred_location for p in pages] == [device0, Host(), device0]
 
     @pytest.mark.parametrize("advice", [a for a in ADVICES if not a.endswith("accessed_by")])
-    @pytest.mark.parametrize("host", [Host(), Host(0), Host.numa_current()], ids=repr)
+    @pytest.mark.parametrize("host", [Host(), Host(0), Host.numa_current()], ids=label)
     def test_all_but_accessed_by_take_numa_hosts(self, buf, advice, host):
         managedmem.advise(buf, advice, host)
         if advice == "set_preferred_location":
@@ -333,7 +334,7 @@ class TestAdvise:
             assert buf.read_mostly is (advice == "set_read_mostly")
 
     @pytest.mark.parametrize("advice", ["set_accessed_by", "unset_accessed_by"])
-    @pytest.mark.parametrize("host", [Host(0), Host(1), Host.numa_current()], ids=repr)
+    @pytest.mark.parametrize("host", [Host(0), Host(1), Host.numa_current()], ids=label)
     def test_accessed_by_refuses_numa_hosts(self, buf, advice, host):
         with pytest.raises(
             ValueError, match=r"cannot be in accessed_by: .* no NUMA host"
@@ -422,7 +423,7 @@ class TestLocationsOfOtherLibraries:
         foreign("jaxlib._jax", "Device", id=0),
         bindings_object("CUstream", 0),
     ],
-    ids=repr,
+    ids=label,
 )
 def test_other_devices_are_no_locations(buf, bad):
     with pytest.raises((TypeError, ValueError)):

@@ -11,6 +11,7 @@ import pytest
 import managedmem
 from calls import advices, names, range_queries
 from constants import EMULATED, MIB, PAGE
+from identifiers import label
 from managedmem import (
     CUDAError,
     Device,
@@ -111,7 +112,7 @@ class TestAdvice:
             assert [run.nbytes for run in buffer.page_runs()] == [PAGE, LARGE - PAGE]
 
     @pytest.mark.parametrize(
-        "bad", ["prefer", 0, Device(0), MigrationPolicy, EVERYTHING.advice()], ids=repr
+        "bad", ["prefer", 0, Device(0), MigrationPolicy, EVERYTHING.advice()], ids=label
     )
     def test_other_objects_are_refused(self, bad):
         for make in WAYS.values():
@@ -144,7 +145,7 @@ class TestCalls:
             pass
         return calls
 
-    @pytest.mark.parametrize("policy", samples(), ids=repr)
+    @pytest.mark.parametrize("policy", samples(), ids=label)
     @pytest.mark.parametrize("size", [4 * PAGE, LARGE])
     def test_are_one_for_each_advice(self, size, policy):
         assert len(advices(self.calls(size, policy=policy))) == len(policy.advice())
@@ -236,7 +237,7 @@ class TestResources:
         assert ManagedMemoryResource().policy is None
         assert ManagedMemoryResource(policy=None).policy is None
 
-    @pytest.mark.parametrize("place", [Device(0), Host(), Host(0)], ids=repr)
+    @pytest.mark.parametrize("place", [Device(0), Host(), Host(0)], ids=label)
     def test_prefer_a_location_without_a_pool(self, place):
         resource = ManagedMemoryResource(preferred_location=place)
         assert resource.preferred_location is place
@@ -280,7 +281,7 @@ class TestResources:
             {"policy": EVERYTHING},
             {"pooled": False, "preferred_location": Device(0)},
         ],
-        ids=repr,
+        ids=label,
     )
     def test_can_be_made_again_from_their_text(self, more):
         resource = ManagedMemoryResource(**more)
@@ -294,7 +295,7 @@ class TestResources:
         assert repr(ManagedMemoryResource(preferred_location=Device(0))) == short
         assert repr(ManagedMemoryResource(policy=MigrationPolicy.prefer(Device(0)))) == short
 
-    @pytest.mark.parametrize("bad", [0, "cpu", object()], ids=repr)
+    @pytest.mark.parametrize("bad", [0, "cpu", object()], ids=label)
     def test_take_only_locations(self, bad):
         with pytest.raises(TypeError, match="Device or Host"):
             ManagedMemoryResource(preferred_location=bad)

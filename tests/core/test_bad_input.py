@@ -14,6 +14,7 @@ from constants import ADVICES, PAGE
 from contents import contents, pattern, write
 from driver import device_memory
 from foreign_objects import CudaArray, foreign
+from identifiers import label
 from managedmem import Device, Host, ManagedBuffer, ManagedMemoryResource, emulator
 from programs import run_python
 
@@ -51,7 +52,9 @@ def untouched(buf):
 
 @pytest.mark.parametrize("use", PLACED.values(), ids=PLACED)
 class TestLocations:
-    @pytest.mark.parametrize("bad", [0, -1, 1, True, "cpu", "cuda:0", 1.5, b"", object()], ids=repr)
+    @pytest.mark.parametrize(
+        "bad", [0, -1, 1, True, "cpu", "cuda:0", 1.5, b"", object()], ids=label
+    )
     def test_what_is_no_location(self, untouched, use, bad):
         with pytest.raises(TypeError, match="Device or Host"):
             use(untouched, bad)
@@ -92,14 +95,14 @@ class TestLocationIsAnArgument:
 
 class TestAdvice:
     @pytest.mark.parametrize(
-        "bad", ["bogus", "", "SET_READ_MOSTLY", "read_mostly", "set_read_mostly\0", "é"], ids=repr
+        "bad", ["bogus", "", "SET_READ_MOSTLY", "read_mostly", "set_read_mostly\0", "é"], ids=label
     )
     def test_an_unknown_one_lists_the_six(self, untouched, bad):
         with pytest.raises(ValueError) as error:
             managedmem.advise(untouched, bad, Host())
         assert all(advice in str(error.value) for advice in ADVICES)
 
-    @pytest.mark.parametrize("bad", [1, None, b"set_read_mostly", ["set_read_mostly"]], ids=repr)
+    @pytest.mark.parametrize("bad", [1, None, b"set_read_mostly", ["set_read_mostly"]], ids=label)
     def test_must_be_a_string(self, untouched, bad):
         with pytest.raises(TypeError, match="advice"):
             managedmem.advise(untouched, bad, Host())
@@ -127,7 +130,7 @@ class TestSizes:
         with pytest.raises(ValueError, match="size"):
             make(size)
 
-    @pytest.mark.parametrize("size", ["4096", 4096.0, None, [4096], b""], ids=repr)
+    @pytest.mark.parametrize("size", ["4096", 4096.0, None, [4096], b""], ids=label)
     @pytest.mark.parametrize(
         "make",
         [
@@ -308,7 +311,7 @@ class TestArrayInterfaces:
             {"shape": (1 << 62, 1 << 62)},
             {"shape": (2, 2), "strides": (-(1 << 63), (1 << 63) - 2)},
         ],
-        ids=repr,
+        ids=label,
     )
     def test_malformed(self, untouched, change):
         array = CudaArray(untouched)
@@ -386,7 +389,7 @@ class TestArrayInterfaces:
         with pytest.raises((TypeError, ValueError, KeyError), match=missing):
             managedmem.prefetch(array, Host())
 
-    @pytest.mark.parametrize("value", [None, 7, [], "dict"], ids=repr)
+    @pytest.mark.parametrize("value", [None, 7, [], "dict"], ids=label)
     def test_no_dict(self, value):
         with pytest.raises(TypeError):
             managedmem.prefetch(BrokenInterface(value), Host())
@@ -483,7 +486,7 @@ def test_an_argument_by_position_and_by_name(untouched):
         error.match(words)
 
 
-@pytest.mark.parametrize("key", [int, 5, None, b"numa_id"], ids=repr)
+@pytest.mark.parametrize("key", [int, 5, None, b"numa_id"], ids=label)
 def test_keywords_that_are_not_strings(key):
     """A constructor gets any dict as keywords. A key was read as if it were a str, so each case
     runs in a process of its own."""
@@ -531,8 +534,8 @@ def raising(error):
     return member
 
 
-@pytest.mark.parametrize("shape", [(), (2,), (2, 2)], ids=repr)
-@pytest.mark.parametrize("strides", [(), (1,), (2, 1)], ids=repr)
+@pytest.mark.parametrize("shape", [(), (2,), (2, 2)], ids=label)
+@pytest.mark.parametrize("strides", [(), (1,), (2, 1)], ids=label)
 def test_a_tensor_with_strides_for_other_axes(untouched, shape, strides):
     tensor = torch_like(untouched, shape=shape, stride=lambda: strides)
     if len(shape) == len(strides):

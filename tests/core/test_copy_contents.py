@@ -5,14 +5,15 @@ import pytest
 import managedmem
 from constants import MIB, PAGE
 from contents import contents, pattern, write
+from identifiers import label
 from managedmem import Device, Host
 
 PLACES = [Host(), Device(0), None]
 
 
 class TestCopy:
-    @pytest.mark.parametrize("source_place", PLACES, ids=repr)
-    @pytest.mark.parametrize("target_place", PLACES, ids=repr)
+    @pytest.mark.parametrize("source_place", PLACES, ids=label)
+    @pytest.mark.parametrize("target_place", PLACES, ids=label)
     def test_copy_from_brings_every_byte(self, alloc, source_place, target_place):
         source, target = alloc(MIB + 3), alloc(MIB + 3)
         data = pattern(MIB + 3)
@@ -80,7 +81,7 @@ class TestCopy:
             source.copy_to(target)
         assert contents(target) == b"\x05" * sizes[1]
 
-    @pytest.mark.parametrize("bad", [7, "buffer", object(), Host()], ids=repr)
+    @pytest.mark.parametrize("bad", [7, "buffer", object(), Host()], ids=label)
     def test_takes_buffers_only(self, buf, bad):
         with pytest.raises(TypeError):
             buf.copy_from(bad)
@@ -114,14 +115,14 @@ class TestFill:
         assert buf.fill(value) is None
         assert contents(buf) == bytes([value]) * buf.size
 
-    @pytest.mark.parametrize("value", [b"\x07", b"\x01\x02", b"\x01\x02\x03\x04"], ids=repr)
+    @pytest.mark.parametrize("value", [b"\x07", b"\x01\x02", b"\x01\x02\x03\x04"], ids=label)
     @pytest.mark.parametrize("kind", [bytes, bytearray, memoryview])
     def test_bytes_are_a_pattern(self, alloc, value, kind):
         buffer = alloc(4096)
         buffer.fill(kind(value))
         assert contents(buffer) == value * (4096 // len(value))
 
-    @pytest.mark.parametrize("place", PLACES, ids=repr)
+    @pytest.mark.parametrize("place", PLACES, ids=label)
     def test_wherever_the_pages_are(self, buf, place):
         if place is not None:
             buf.prefetch(place)
@@ -139,7 +140,7 @@ class TestFill:
         buffer[1:8].fill(9)
         assert contents(buffer) == b"\x00" + b"\x09" * 7 + bytes(4088)
 
-    @pytest.mark.parametrize("value", [b"\x01\x02", b"\x01\x02\x03\x04"], ids=repr)
+    @pytest.mark.parametrize("value", [b"\x01\x02", b"\x01\x02\x03\x04"], ids=label)
     def test_a_pattern_at_an_odd_place(self, alloc, value):
         buffer = alloc(4096)
         write(buffer, 0)
@@ -152,7 +153,7 @@ class TestFill:
             buf.fill(value)
         assert contents(buf) == bytes(buf.size)
 
-    @pytest.mark.parametrize("value", [b"", b"123", b"12345", b"12345678"], ids=repr)
+    @pytest.mark.parametrize("value", [b"", b"123", b"12345", b"12345678"], ids=label)
     def test_other_lengths_are_a_value_error(self, buf, value):
         with pytest.raises(ValueError, match="1, 2 or 4"):
             buf.fill(value)
@@ -166,7 +167,7 @@ class TestFill:
             buffer.fill(value)
         assert contents(buffer) == b"\x01" * size
 
-    @pytest.mark.parametrize("value", ["1", 1.0, None, [1], object()], ids=repr)
+    @pytest.mark.parametrize("value", ["1", 1.0, None, [1], object()], ids=label)
     def test_other_types_are_a_type_error(self, buf, value):
         with pytest.raises(TypeError, match="a value that is not 1, 2 or 4 bytes must be an int"):
             buf.fill(value)

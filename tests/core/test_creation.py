@@ -14,6 +14,7 @@ from calls import names
 from constants import EMULATED, MIB, PAGE
 from contents import contents, pattern, write
 from foreign_objects import CudaArray
+from identifiers import label
 from managedmem import (
     CUDAError,
     Device,
@@ -90,7 +91,7 @@ class TestZeros:
             assert buffer.name == "bias"
             assert MigrationPolicy.of(buffer) == EVERYTHING
 
-    @pytest.mark.parametrize("bad", [-1, "3", None, (1.5,), (1,) * 9], ids=repr)
+    @pytest.mark.parametrize("bad", [-1, "3", None, (1.5,), (1,) * 9], ids=label)
     def test_refuse_what_empty_refuses(self, bad):
         with pytest.raises((TypeError, ValueError)) as expected:
             managedmem.empty(bad)
@@ -119,7 +120,7 @@ class TestFull:
     @pytest.mark.parametrize(
         "value",
         [True, 7, -1, 1.5, -0.0, math.inf, 2 - 3j, *SCALARS],
-        ids=repr,
+        ids=label,
     )
     def test_has_the_type_of_its_value(self, value):
         expected = numpy.full(3, value)
@@ -130,7 +131,7 @@ class TestFull:
     def test_of_nan(self):
         assert numpy.isnan(array_of(full(3, math.nan))).all()
 
-    @pytest.mark.parametrize("value", [0.1, 1 + 0.1j, 7.0], ids=repr)
+    @pytest.mark.parametrize("value", [0.1, 1 + 0.1j, 7.0], ids=label)
     @pytest.mark.parametrize("shape", [1, 8191, 8192, 8193, 20_000, 3 * MIB // 8 + 1])
     def test_of_long_patterns_on_a_device(self, value, shape):
         """The driver fills with at most four bytes, so longer ones are copied."""
@@ -174,7 +175,7 @@ class TestFull:
         with pytest.raises(OverflowError):
             full(3, value, dtype)
 
-    @pytest.mark.parametrize("bad", ["7", b"7", None, [1], (1, 2), {}, object()], ids=repr)
+    @pytest.mark.parametrize("bad", ["7", b"7", None, [1], (1, 2), {}, object()], ids=label)
     def test_refuses_what_is_no_number(self, bad):
         for dtype in (None, "int32"):
             with pytest.raises(TypeError, match="must be a number"):
@@ -263,7 +264,9 @@ class TestSequences:
         with pytest.raises(ValueError, match="at most 8 axes"):
             asarray([[[[[[[[[7]]]]]]]]])
 
-    @pytest.mark.parametrize("bad", ["abc", [b"a"], [None], None, {}, object(), iter([1])], ids=str)
+    @pytest.mark.parametrize(
+        "bad", ["abc", [b"a"], [None], None, {}, object(), iter([1])], ids=label
+    )
     def test_have_only_numbers(self, bad):
         with pytest.raises(TypeError, match="not a dtype of a buffer"):
             asarray(bad)
@@ -311,7 +314,9 @@ class TestBuffers:
         same(asarray(view, policy=policy), source)
         same(asarray(view, "complex128", policy=policy), source.astype("complex128"))
 
-    @pytest.mark.parametrize("data", [memoryview(b"ab").cast("c"), (ctypes.c_char * 2)()], ids=str)
+    @pytest.mark.parametrize(
+        "data", [memoryview(b"ab").cast("c"), (ctypes.c_char * 2)()], ids=label
+    )
     def test_of_other_formats_are_refused(self, data):
         with pytest.raises(TypeError, match="dtype of a buffer"):
             asarray(data)

@@ -7,6 +7,7 @@ import pickle
 import pytest
 
 import managedmem
+from identifiers import label
 from managedmem import DType
 
 NAMES = [
@@ -60,7 +61,7 @@ class TestComparing:
             ("<f4", "float32"),
             ("torch.float16", "float16"),
         ],
-        ids=repr,
+        ids=label,
     )
     def test_with_other_spellings(self, other, name):
         assert [n for n in NAMES if equal(of(n), other)] == [name]
@@ -72,7 +73,7 @@ class TestComparing:
             *("float31", "", "torch.", "\udc80", "f4\0", ">f4"),
             *(str, object, DType),
         ],
-        ids=repr,
+        ids=label,
     )
     def test_with_other_objects(self, other):
         assert not any(equal(of(name), other) for name in NAMES)

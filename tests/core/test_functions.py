@@ -10,6 +10,7 @@ import managedmem
 from constants import MIB, PAGE
 from contents import contents, pattern, write
 from foreign_objects import CudaArray, numpy_bool
+from identifiers import label
 from live_memory import settle
 from managedmem import Device, Host, emulator
 from programs import run_python
@@ -92,7 +93,7 @@ class TestOneTarget:
             function(buf, member)
             assert where_is(function, buf) is member
 
-    @pytest.mark.parametrize("host", [Host(0), Host.numa_current()], ids=repr)
+    @pytest.mark.parametrize("host", [Host(0), Host.numa_current()], ids=label)
     def test_a_numa_host(self, buf, function, host):
         function(buf, host)
         if function is LOCATED["advise"]:  # a one-node driver forgets the node
@@ -153,7 +154,7 @@ class TestSeveralTargets:
             function(pages(buf, *range(targets)), [device0] * places)
         assert where_is(function, buf[:PAGE]) is None
 
-    @pytest.mark.parametrize("bad", [0, None, "cpu"], ids=repr)
+    @pytest.mark.parametrize("bad", [0, None, "cpu"], ids=label)
     def test_one_bad_location_stops_all(self, buf, device0, function, bad):
         with pytest.raises(ValueError if bad is None else TypeError, match=r"^location\[1\]: "):
             function(pages(buf, 0, 1, 2), [device0, bad, device0])
@@ -173,13 +174,15 @@ class TestTargets:
         with pytest.raises(ValueError, match=r"empty|target"):
             function([])
 
-    @pytest.mark.parametrize("bad", [None, 7, 1.5, object(), "buffer", Host(), Device(0)], ids=repr)
+    @pytest.mark.parametrize(
+        "bad", [None, 7, 1.5, object(), "buffer", Host(), Device(0)], ids=label
+    )
     def test_what_is_no_target(self, function, bad):
         with pytest.raises(TypeError):
             function(bad)
 
     @pytest.mark.parametrize("place", [0, 1, 2])
-    @pytest.mark.parametrize("bad", [None, 7, object(), "x"], ids=repr)
+    @pytest.mark.parametrize("bad", [None, 7, object(), "x"], ids=label)
     def test_one_bad_target_stops_all(self, buf, function, place, bad):
         data = pattern(buf.size)
         write(buf, data)

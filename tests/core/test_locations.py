@@ -18,6 +18,7 @@ from foreign_objects import (
     numba_device,
     torch_device,
 )
+from identifiers import label
 from managedmem import Device, Host
 from programs import run_python
 
@@ -66,7 +67,7 @@ class TestEveryLocation:
         assert all(location != other for other in others)
         assert location not in set(others)
 
-    @pytest.mark.parametrize("other", [0, -1, None, "Host()", (), object()], ids=repr)
+    @pytest.mark.parametrize("other", [0, -1, None, "Host()", (), object()], ids=label)
     def test_differs_from_what_is_no_location(self, text, other):
         assert build(text) != other
 
@@ -143,7 +144,7 @@ class TestHost:
             assert all(a is b for a, b in zip(found[0], other, strict=True))
 
 
-@pytest.mark.parametrize("bad", [True, False, -1, 1.0, 0.5, "0", "", b"0", 2**31, 2**80], ids=repr)
+@pytest.mark.parametrize("bad", [True, False, -1, 1.0, 0.5, "0", "", b"0", 2**31, 2**80], ids=label)
 @pytest.mark.parametrize("cls", [Host, Device], ids=["Host", "Device"])
 def test_a_bad_id_is_a_value_error(cls, bad):
     with pytest.raises(ValueError):
@@ -245,7 +246,7 @@ class TestOfALocation:
             Device(host)
 
     @pytest.mark.parametrize(
-        "bad", [torch_device("meta"), object(), [], torch_device("cuda", "0")], ids=repr
+        "bad", [torch_device("meta"), object(), [], torch_device("cuda", "0")], ids=label
     )
     @pytest.mark.parametrize("cls", [Host, Device], ids=["Host", "Device"])
     def test_objects_that_are_neither(self, cls, bad):

@@ -9,6 +9,7 @@ import pytest
 import managedmem
 from calls import names
 from constants import PAGE
+from identifiers import label
 from managedmem import DeviceMemoryResource, ManagedBuffer, ManagedMemoryResource, emulator
 
 LONGEST = 200  # bytes of UTF-8
@@ -91,7 +92,7 @@ class TestEveryMaker:
             buffer.name = None
         assert buffer.name == "weights"
 
-    @pytest.mark.parametrize("bad", [b"x", 1, True, ["x"]], ids=repr)
+    @pytest.mark.parametrize("bad", [b"x", 1, True, ["x"]], ids=label)
     def test_refuses_other_objects(self, make, bad):
         with pytest.raises(TypeError, match=r"name must be a str or None, got .*[x1T]"):
             make(name=bad)
@@ -168,7 +169,7 @@ class TestText:
             buf.name = "x" * 1_000_000
         assert len(str(refused.value)) < 500
 
-    @pytest.mark.parametrize("bad", [b"x", 0, object(), PAGE], ids=repr)
+    @pytest.mark.parametrize("bad", [b"x", 0, object(), PAGE], ids=label)
     def test_refuses_other_objects_and_keeps_the_name(self, buf, bad):
         buf.name = "before"
         with pytest.raises(TypeError, match="name must be a str or None, got"):

@@ -17,6 +17,7 @@ import managedmem
 from calls import names
 from constants import EMULATED
 from foreign_objects import cupy_device, torch_device
+from identifiers import label
 from managedmem import Device, DeviceMemoryResource, Host, PeerAccessibleBySetProxy, emulator
 from outcomes import outcome
 from programs import run_python
@@ -97,7 +98,7 @@ class TestReading:
     @pytest.mark.parametrize(
         "stranger",
         [OWNER, 0, -1, 63, 1 << 70, Host(), Host(0), None, True, "cuda:1", 1.0, object()],
-        ids=repr,
+        ids=label,
     )
     def test_strangers_are_not_in_it(self, pair, stranger):
         assert (stranger in pair[0]) is False
@@ -154,7 +155,9 @@ class TestWriting:
             assert outcome(getattr(proxy, name), given) == expected
             assert set(proxy) == model
 
-    @pytest.mark.parametrize("stranger", [OWNER, 0, 63, -1, Host(), None, "x", 1.0, True], ids=repr)
+    @pytest.mark.parametrize(
+        "stranger", [OWNER, 0, 63, -1, Host(), None, "x", 1.0, True], ids=label
+    )
     def test_strangers_are_never_there_to_go(self, pair, stranger):
         proxy, model = pair
         assert proxy.discard(stranger) is None
@@ -331,7 +334,7 @@ BULK = {
 
 class TestBadMembers:
     @pytest.mark.parametrize("bulk", BULK.values(), ids=BULK)
-    @pytest.mark.parametrize("bad", [Host(), Host(0), None, True, "cuda:1", 1.0], ids=repr)
+    @pytest.mark.parametrize("bad", [Host(), Host(0), None, True, "cuda:1", 1.0], ids=label)
     def test_what_is_no_device(self, pair, pool, bulk, bad):
         with pytest.raises(TypeError, match="a Device or the ordinal of one is needed, got"):
             bulk(pool, [*PEERS[:1], bad])
@@ -344,7 +347,7 @@ class TestBadMembers:
             bulk(pool, [*PEERS[:1], bad])
         assert set(pair[0]) == pair[1]
 
-    @pytest.mark.parametrize("bad", [0, None, OWNER], ids=repr)
+    @pytest.mark.parametrize("bad", [0, None, OWNER], ids=label)
     def test_bulk_operations_want_iterables(self, pool, bad):
         for name in ("update", "intersection_update", "difference_update"):
             with pytest.raises(TypeError):

@@ -12,6 +12,7 @@ import libraries
 from constants import MIB, PAGE
 from driver import device_memory
 from foreign_objects import CudaArray, foreign
+from identifiers import label
 from managedmem import Device, Host, ManagedBuffer, MigrationPolicy, PlanEntry, PrefetchPlan
 from plans import adjacent, place, places
 
@@ -68,14 +69,14 @@ class TestAdd:
             plan.add(buf, Host(), **part)
         assert len(plan) == 1
 
-    @pytest.mark.parametrize("bad", [None, 0, -1, "cuda:0", "host", object()], ids=repr)
+    @pytest.mark.parametrize("bad", [None, 0, -1, "cuda:0", "host", object()], ids=label)
     def test_refuses_what_is_no_location(self, buf, bad):
         plan = PrefetchPlan()
         with pytest.raises((TypeError, ValueError), match=r"location|Device"):
             plan.add(buf, bad)
         assert len(plan) == 0
 
-    @pytest.mark.parametrize("bad", [None, 7, "text", object()], ids=repr)
+    @pytest.mark.parametrize("bad", [None, 7, "text", object()], ids=label)
     def test_refuses_what_is_no_target(self, bad):
         with pytest.raises(TypeError, match="a target must be"):
             PrefetchPlan().add(bad, Host())
@@ -227,7 +228,7 @@ class TestIndexing:
         with pytest.raises(IndexError, match="index -6 is outside the plan, which has length 5"):
             plan[-6]
 
-    @pytest.mark.parametrize("index", [None, 1.0, "1", (0, 1), Host()], ids=repr)
+    @pytest.mark.parametrize("index", [None, 1.0, "1", (0, 1), Host()], ids=label)
     def test_a_key_that_is_not_an_index(self, plan, index):
         with pytest.raises(TypeError, match="int or a slice"):
             plan[index]
@@ -423,7 +424,7 @@ class TestMaking:
         with pytest.raises(TypeError, match="a location must be"):
             PrefetchPlan.from_module(mixed, 0)
 
-    @pytest.mark.parametrize("place", [Device(0), Host(), Host(0), Host.numa_current()], ids=repr)
+    @pytest.mark.parametrize("place", [Device(0), Host(), Host(0), Host.numa_current()], ids=label)
     def test_from_a_policy(self, buf, place):
         policy = MigrationPolicy(
             read_mostly=True, preferred_location=place, accessed_by=Device.all()
@@ -444,7 +445,7 @@ class TestMaking:
     @pytest.mark.parametrize(
         "policy",
         [MigrationPolicy(), MigrationPolicy.read_duplicated(), MigrationPolicy.shared([Host()])],
-        ids=repr,
+        ids=label,
     )
     def test_a_policy_that_prefers_nothing(self, buf, policy):
         with pytest.raises(ValueError, match="nowhere to prefetch to") as error:

@@ -10,6 +10,7 @@ from calls import names
 from constants import ADVICES, MIB, PAGE
 from contents import contents, pattern, write
 from dlpack import consume, run_deleter
+from identifiers import label
 from managedmem import Device, DeviceMemoryResource, Host, ManagedMemoryResource, Stream, emulator
 from pools import KINDS, read
 from programs import run_python
@@ -62,7 +63,7 @@ class TestMaking:
             assert pool.device_id == 0
             assert repr(pool) == "DeviceMemoryResource(Device(0))"
 
-    @pytest.mark.parametrize("place", [Device(0), Host(), Host(0)], ids=repr)
+    @pytest.mark.parametrize("place", [Device(0), Host(), Host(0)], ids=label)
     def test_preferred_locations(self, place):
         with ManagedMemoryResource(pooled=True, preferred_location=place) as pool:
             assert pool.preferred_location is place
@@ -77,17 +78,17 @@ class TestMaking:
             with DeviceMemoryResource(name) as pool, pool.allocate(PAGE) as buffer:
                 assert pool.device_id == buffer.device_id == device.device_id
 
-    @pytest.mark.parametrize("bad", [1, None, "yes", 0], ids=repr)
+    @pytest.mark.parametrize("bad", [1, None, "yes", 0], ids=label)
     def test_pooled_is_a_bool(self, bad):
         with pytest.raises(TypeError, match="pooled"):
             ManagedMemoryResource(pooled=bad)
 
-    @pytest.mark.parametrize("bad", [0, "cpu", object()], ids=repr)
+    @pytest.mark.parametrize("bad", [0, "cpu", object()], ids=label)
     def test_preferred_location_is_a_location(self, bad):
         with pytest.raises(TypeError, match="Device or Host"):
             ManagedMemoryResource(pooled=True, preferred_location=bad)
 
-    @pytest.mark.parametrize("bad", [Host(), Host(0), None, True, "cuda:0", 0.0], ids=repr)
+    @pytest.mark.parametrize("bad", [Host(), Host(0), None, True, "cuda:0", 0.0], ids=label)
     def test_a_device_pool_wants_a_device(self, bad):
         with pytest.raises(TypeError, match="a Device or the ordinal of one is needed, got"):
             DeviceMemoryResource(bad)
@@ -199,12 +200,12 @@ class TestAllocating:
         with pytest.raises(ValueError, match="0 bytes or more"):
             pool.allocate(-1)
 
-    @pytest.mark.parametrize("bad", ["1", 1.0, None, True], ids=repr)
+    @pytest.mark.parametrize("bad", ["1", 1.0, None, True], ids=label)
     def test_sizes_are_ints(self, pool, bad):
         with pytest.raises(TypeError):
             pool.allocate(bad)
 
-    @pytest.mark.parametrize("bad", ["s", 1.5, object()], ids=repr)
+    @pytest.mark.parametrize("bad", ["s", 1.5, object()], ids=label)
     def test_streams_are_streams(self, pool, bad):
         with pytest.raises(TypeError, match="stream"):
             pool.allocate(PAGE, stream=bad)
@@ -373,7 +374,7 @@ class TestNumbers:
             managed.attributes.release_threshold = bad
         assert managed.attributes.release_threshold == KEEP_ALL
 
-    @pytest.mark.parametrize("bad", ["1", 1.0, None, True], ids=repr)
+    @pytest.mark.parametrize("bad", ["1", 1.0, None, True], ids=label)
     def test_thresholds_are_ints(self, managed, bad):
         with pytest.raises(TypeError, match="int"):
             managed.attributes.release_threshold = bad

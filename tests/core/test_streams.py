@@ -11,6 +11,7 @@ from constants import MIB, PAGE
 from contents import contents, pattern, write
 from driver import CAPTURE_GLOBAL, CAPTURE_RELAXED, capturing
 from foreign_objects import ProtocolStream, bindings_object, foreign
+from identifiers import label
 from managedmem import Device, Host, Stream, emulator
 
 SPECIAL_HANDLES = {"legacy": 0, "legacy by number": 1, "per thread": 2}
@@ -93,12 +94,12 @@ class TestFromHandle:
         assert wrapped.is_closed
         assert stream.query() is True
 
-    @pytest.mark.parametrize("bad", ["1", 1.0, None, b"", True], ids=repr)
+    @pytest.mark.parametrize("bad", ["1", 1.0, None, b"", True], ids=label)
     def test_refuses_what_is_no_integer(self, bad):
         with pytest.raises(TypeError):
             Stream.from_handle(bad)
 
-    @pytest.mark.parametrize("bad", [-1, 1 << 64], ids=repr)
+    @pytest.mark.parametrize("bad", [-1, 1 << 64], ids=label)
     def test_refuses_what_is_no_address(self, bad):
         with pytest.raises((ValueError, OverflowError)):
             Stream.from_handle(bad)
@@ -145,7 +146,7 @@ class TestEquality:
         closed.close()
         assert Stream.from_handle(handle) != closed
 
-    @pytest.mark.parametrize("other", [None, 0, "stream", object()], ids=repr)
+    @pytest.mark.parametrize("other", [None, 0, "stream", object()], ids=label)
     def test_other_objects_differ(self, stream, other):
         assert stream != other
 
@@ -318,7 +319,7 @@ class Raising:
 
 @operations
 class TestWhatIsNoStream:
-    @pytest.mark.parametrize("bad", ["default", 1.5, object(), [], b"0", True, Host()], ids=repr)
+    @pytest.mark.parametrize("bad", ["default", 1.5, object(), [], b"0", True, Host()], ids=label)
     def test_is_a_type_error_that_speaks_of_streams(self, operation, bad, buf):
         with pytest.raises(TypeError, match="stream"):
             operation(buf, bad)
@@ -342,7 +343,7 @@ class TestWhatIsNoStream:
     @pytest.mark.parametrize(
         "answer",
         [None, 7, (0,), (0, 1, 2), (0, "x"), ("0", 1), (1, 0), (0, -1), (0, None)],
-        ids=repr,
+        ids=label,
     )
     def test_a_malformed_protocol_answer(self, operation, answer, buf):
         broken = ProtocolStream(0)

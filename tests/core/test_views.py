@@ -10,6 +10,7 @@ import pytest
 import managedmem
 from constants import EMULATED, PAGE
 from contents import contents, pattern, write
+from identifiers import label
 from managedmem import Device, Host, emulator
 
 # dtype name, memoryview format, item size
@@ -86,13 +87,13 @@ class TestSlice:
             alloc(4096)[0:stop:step]
 
     @pytest.mark.parametrize(
-        "key", ["a", 1.0, None, ..., True, (slice(0, 1),) * 2, (0, 0), [0]], ids=repr
+        "key", ["a", 1.0, None, ..., True, (slice(0, 1),) * 2, (0, 0), [0]], ids=label
     )
     def test_anything_else_is_a_type_error(self, alloc, key):
         with pytest.raises(TypeError, match="an int or a slice"):
             alloc(4096)[key]
 
-    @pytest.mark.parametrize("key", [0, slice(0, 4), "a"], ids=repr)
+    @pytest.mark.parametrize("key", [0, slice(0, 4), "a"], ids=label)
     def test_writing_says_what_does_it(self, alloc, key):
         buffer = alloc(4096)
         with pytest.raises(TypeError, match=r"numpy\(\)\[.*\.fill\(value\).*\.copy_from\("):
@@ -355,7 +356,7 @@ class TestActsOnJustThatRange:
 
     @pytest.mark.parametrize("operation", ["discard", "discard_prefetch"])
     @pytest.mark.parametrize("extra", [(0, 0), (1, 0), (0, 1), (100, 100), (PAGE - 1, PAGE - 1)])
-    @pytest.mark.parametrize("resident", [Host(), Device(0)], ids=repr)
+    @pytest.mark.parametrize("resident", [Host(), Device(0)], ids=label)
     def test_discard_leaves_the_neighbours_bytes(self, buf, operation, extra, resident):
         data = pattern(buf.size)
         write(buf, data)
@@ -440,7 +441,7 @@ class TestView:
             ("|u1", "uint8"),
             ("u2", "uint16"),
         ],
-        ids=repr,
+        ids=label,
     )
     def test_dtype_spellings(self, alloc, given, name):
         assert alloc(4096).view(given).dtype == name
@@ -460,7 +461,7 @@ class TestView:
         assert buffer.view(torch.int64).dtype == "int64"
 
     @pytest.mark.parametrize(
-        "bad", ["float31", "", "O", "U4", ">f4", "f4,f4", 4, object(), str], ids=repr
+        "bad", ["float31", "", "O", "U4", ">f4", "f4,f4", 4, object(), str], ids=label
     )
     def test_refuses_other_types(self, alloc, bad):
         with pytest.raises((TypeError, ValueError), match="dtype"):
@@ -483,12 +484,12 @@ class TestView:
         with pytest.raises(ValueError):
             alloc(4095).view("float32")
 
-    @pytest.mark.parametrize("shape", [(1023,), (1025,), (0,), (32, 33), (-4, -256), ()], ids=repr)
+    @pytest.mark.parametrize("shape", [(1023,), (1025,), (0,), (32, 33), (-4, -256), ()], ids=label)
     def test_the_shape_must_fit_exactly(self, alloc, shape):
         with pytest.raises(ValueError):
             alloc(4096).view("float32", shape)
 
-    @pytest.mark.parametrize("shape", ["1024", 1.0, (1024.0,)], ids=repr)
+    @pytest.mark.parametrize("shape", ["1024", 1.0, (1024.0,)], ids=label)
     def test_the_shape_must_be_integers(self, alloc, shape):
         with pytest.raises(TypeError):
             alloc(4096).view("float32", shape)

@@ -15,6 +15,7 @@ from contents import contents, pattern, write
 from dlpack import DLManagedTensorVersioned, capsule_name, capsule_struct, consume, run_deleter
 from driver import device_memory, raw_driver
 from foreign_objects import ProtocolStream
+from identifiers import label
 from managedmem import Host, ManagedBuffer
 from programs import run_python
 
@@ -176,14 +177,14 @@ class TestDlpackCapsule:
 
 
 class TestDlpackArguments:
-    @pytest.mark.parametrize("stream", [None, -1, 1, 2], ids=repr)
+    @pytest.mark.parametrize("stream", [None, -1, 1, 2], ids=label)
     def test_streams_of_the_protocol(self, buf, stream):
         assert capsule_name(buf.__dlpack__(stream=stream)) == "dltensor"
 
     def test_a_stream_handle(self, buf, stream):
         assert capsule_name(buf.__dlpack__(stream=stream.handle)) == "dltensor"
 
-    @pytest.mark.parametrize("stream", ["1", 1.5, object()], ids=repr)
+    @pytest.mark.parametrize("stream", ["1", 1.5, object()], ids=label)
     def test_an_object_that_is_not_a_stream(self, alloc, stream):
         buffer = alloc(PAGE)
         with pytest.raises((TypeError, ValueError)):
@@ -212,7 +213,7 @@ class TestDlpackArguments:
     @pytest.mark.parametrize(
         "device",
         [(7, 0), (10, 0), (CUDA_MANAGED, 99), (2, 99), (2, -1), (1, 1), (3, 1)],
-        ids=repr,
+        ids=label,
     )
     def test_another_device_is_a_buffer_error(self, alloc, device):
         buffer = alloc(PAGE)
@@ -221,7 +222,7 @@ class TestDlpackArguments:
         buffer.close()
         assert buffer.is_closed
 
-    @pytest.mark.parametrize("device", ["cuda", (13,), 13, (13, "0")], ids=repr)
+    @pytest.mark.parametrize("device", ["cuda", (13,), 13, (13, "0")], ids=label)
     def test_a_malformed_device(self, buf, device):
         with pytest.raises((TypeError, ValueError)):
             buf.__dlpack__(dl_device=device)
@@ -237,7 +238,7 @@ class TestDlpackArguments:
         with pytest.raises(TypeError, match=f"copy must be None, True or False, got {copy!r}"):
             buf.__dlpack__(copy=copy)
 
-    @pytest.mark.parametrize("version", ["1.0", (1,), 1, ("1", "0")], ids=repr)
+    @pytest.mark.parametrize("version", ["1.0", (1,), 1, ("1", "0")], ids=label)
     def test_a_malformed_version(self, buf, version):
         with pytest.raises((TypeError, ValueError)):
             buf.__dlpack__(max_version=version)

@@ -18,6 +18,7 @@ from constants import PAGE
 from contents import contents, write
 from driver import managed_memory, raw_driver
 from foreign_objects import ProtocolStream, foreign
+from identifiers import label
 from managedmem import Host, ManagedBuffer, ManagedMemoryResource, Stream
 from programs import run_python
 
@@ -243,7 +244,7 @@ class TestTheStream:
         assert gone() is None
         assert resource.streams == [2]
 
-    @pytest.mark.parametrize("bad", ["s", object(), 1.5, ProtocolStream(1, version=3)], ids=repr)
+    @pytest.mark.parametrize("bad", ["s", object(), 1.5, ProtocolStream(1, version=3)], ids=label)
     def test_bad_ones_change_nothing(self, lend, resource, bad):
         with pytest.raises(TypeError):
             lend(stream=bad)
@@ -685,7 +686,7 @@ class TestCopyTo:
         assert len(resource.lent) == 1
         assert resource.streams == [stream.handle, stream.handle, LEGACY, LEGACY]
 
-    @pytest.mark.parametrize("bad", [None, 5, b"", b"abc", "x"], ids=repr)
+    @pytest.mark.parametrize("bad", [None, 5, b"", b"abc", "x"], ids=label)
     def test_an_object_that_is_not_a_buffer_is_refused(self, lend, resource, bad):
         resource.allocate = lambda size, *, stream: bad
         with pytest.raises((TypeError, ValueError)):

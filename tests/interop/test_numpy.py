@@ -11,6 +11,7 @@ from constants import MIB, PAGE
 from contents import contents, pattern, write
 from driver import CAPTURE_GLOBAL, CAPTURE_RELAXED, capturing, device_memory, pinned_memory
 from foreign_objects import ProtocolStream
+from identifiers import label
 from managedmem import Device, Host, ManagedBuffer, Stream, emulator
 from programs import run_python
 
@@ -66,7 +67,7 @@ class TestTheArray:
         assert buffer.is_closed
         assert (array == 1).all()
 
-    @pytest.mark.parametrize("bad", [None, 1, "yes"], ids=repr)
+    @pytest.mark.parametrize("bad", [None, 1, "yes"], ids=label)
     def test_copy_is_a_bool(self, buf, bad):
         with pytest.raises(TypeError, match="copy"):
             buf.numpy(copy=bad)
@@ -200,7 +201,7 @@ class TestRefused:
             with pytest.raises(RuntimeError, match="closed"):
                 closed.numpy()
 
-    @pytest.mark.parametrize("bad", ["default", 1.5, object(), Host()], ids=repr)
+    @pytest.mark.parametrize("bad", ["default", 1.5, object(), Host()], ids=label)
     def test_an_object_that_is_not_a_stream(self, buf, device0, bad):
         buf.prefetch(device0)
         with pytest.raises(TypeError, match="stream"):

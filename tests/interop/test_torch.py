@@ -14,6 +14,7 @@ import managedmem
 from calls import advices, names
 from constants import ADVICES, PAGE
 from contents import contents
+from identifiers import label
 from managedmem import Device, Host, MigrationPolicy, emulator
 from programs import run_python
 from tensors import (
@@ -30,7 +31,7 @@ from tensors import (
 # --- new buffers --------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("policy", [None, MigrationPolicy.prefer(Device(0))], ids=repr)
+@pytest.mark.parametrize("policy", [None, MigrationPolicy.prefer(Device(0))], ids=label)
 def test_tensors_can_be_brought_into_managed_memory(on, policy):
     tensor = torch.arange(24, dtype=torch.int16, device=on).reshape(2, 3, 4)
     with managedmem.asarray(tensor, policy=policy) as buffer:
@@ -150,7 +151,7 @@ class TestIsManaged:
         assert mt.is_managed(managed()[:0]) is False
         assert mt.is_managed(torch.nn.LazyLinear(3).weight) is False
 
-    @pytest.mark.parametrize("bad", [None, 3, [1.0], "tensor"], ids=repr)
+    @pytest.mark.parametrize("bad", [None, 3, [1.0], "tensor"], ids=label)
     def test_what_is_no_tensor(self, bad):
         with pytest.raises(TypeError, match="takes a tensor"):
             mt.is_managed(bad)
@@ -425,7 +426,7 @@ class TestRefusals:
         with pytest.raises(ValueError, match="run the module once"):
             use([untouched, torch.nn.LazyLinear(3)])
 
-    @pytest.mark.parametrize("bad", [None, 3, "tensor", b"tensor", object()], ids=repr)
+    @pytest.mark.parametrize("bad", [None, 3, "tensor", b"tensor", object()], ids=label)
     def test_what_is_no_tensor(self, untouched, use, bad):
         with pytest.raises(TypeError, match=r"targets\[1\] must be a tensor"):
             use([untouched, bad])
@@ -437,7 +438,7 @@ class TestRefusals:
             use([untouched, buf])
 
 
-@pytest.mark.parametrize("bad", [None, 0, -1, "cuda", [Host()], (Host(), Host())], ids=repr)
+@pytest.mark.parametrize("bad", [None, 0, -1, "cuda", [Host()], (Host(), Host())], ids=label)
 def test_what_is_no_location(managed, bad):
     tensor = managed()
     with pytest.raises((TypeError, ValueError), match="location"):

@@ -9,6 +9,7 @@ import pytest
 
 import managedmem
 from constants import EMULATED
+from identifiers import label
 from managedmem import CUDAError, Device, Host, ManagedBuffer, MigrationPolicy
 from programs import run_python
 from tensors import in_pool, is_managed, torch
@@ -180,7 +181,7 @@ def without(missing):
 class TestArguments:
     """They are read before anything else, so also where torch cannot have managed memory."""
 
-    @pytest.mark.parametrize("bad", ["prefer", Device(0), ("set_read_mostly", None)], ids=repr)
+    @pytest.mark.parametrize("bad", ["prefer", Device(0), ("set_read_mostly", None)], ids=label)
     def test_a_policy_of_another_type(self, bad):
         with pytest.raises(TypeError, match="policy must be a MigrationPolicy or None"):
             managed_mempool(policy=bad)
@@ -188,14 +189,14 @@ class TestArguments:
     @pytest.mark.parametrize(
         "more",
         [{"preferred_location": Host()}, {"accessed_by": iter([Host()])}, {"read_mostly": True}],
-        ids=str,
+        ids=label,
     )
     def test_a_policy_and_its_parts(self, more):
         with pytest.raises(ValueError, match="but not both"):
             managed_mempool(policy=MigrationPolicy(), **more)
 
     @pytest.mark.parametrize("name", ["use_on_oom", "no_split"])
-    @pytest.mark.parametrize("bad", [1, None, "yes"], ids=repr)
+    @pytest.mark.parametrize("bad", [1, None, "yes"], ids=label)
     def test_switches_are_bools(self, name, bad):
         with pytest.raises(TypeError, match=f"{name} must be True or False"):
             managed_mempool(**{name: bad})

@@ -90,19 +90,18 @@ def test_fill(alloc, n):
         done = run_pytest(self.WITHOUT_A_WAIT, "-rA", f"--schedule={schedule}")
         assert self.outcomes(done)[0 if passes else 1] == set(range(8)), done.stdout
 
-    def test_neither_a_folder_nor_an_address_chooses_it(self):
+    def test_no_folder_chooses_it(self):
         from conftest import schedule_of
 
         config = types.SimpleNamespace(getoption=lambda name: None)
 
-        def schedule(path, parameter):
-            nodeid = f"{path}::test_it[{parameter!r}]"
+        def schedule(path):
+            nodeid = f"{path}::test_it"
             item = types.SimpleNamespace(config=config, path=Path(path), nodeid=nodeid)
             return schedule_of(item)
 
-        here, elsewhere = object(), object()
-        chosen = [schedule(f"a/test_{n}.py", here) for n in range(16)]
-        assert chosen == [schedule(f"b/c/test_{n}.py", elsewhere) for n in range(16)]
+        chosen = [schedule(f"a/test_{n}.py") for n in range(16)]
+        assert chosen == [schedule(f"b/c/test_{n}.py") for n in range(16)]
         assert len(set(chosen)) == 2
 
     def test_subprocesses_have_that_of_the_test(self, request):
@@ -110,6 +109,28 @@ def test_fill(alloc, n):
 
         done = run_python("import os; print(os.environ['MANAGEDMEM_EMULATOR'])")
         assert done.stdout == f"schedule={schedule_of(request.node)}\n"
+
+
+class TestProcesses:
+    """With -n, pytest-xdist runs the tests in several processes."""
+
+    WITH_A_SHARED_LIST = """
+seen = []
+
+@pytest.mark.parametrize("n", range(8))
+def test_it(n):
+    seen.append(n)
+    assert seen == list(range(n + 1))
+"""
+
+    def test_a_file_stays_in_one(self, run_pytest):
+        done = run_pytest(self.WITH_A_SHARED_LIST, "-n2")
+        assert "8 passed" in done.stdout, done.stdout
+
+    def test_a_gpu_has_one(self, run_pytest):
+        done = run_pytest(self.WITH_A_SHARED_LIST, "-n2", MANAGEDMEM_DRIVER="cuda")
+        assert done.returncode == pytest.ExitCode.USAGE_ERROR, done.stdout
+        assert "a GPU wants one process, whose memory has a limit: leave out -n" in done.stderr
 
 
 def test_without_a_gpu_one_sentence_says_so(run_pytest):
@@ -159,11 +180,12 @@ HANGS = {
     "without the GIL": SLEEPS_IN_A_STREAM,
     "with the GIL": KEEPS_THE_GIL,
     "in a thread with the GIL": KEEPS_THE_GIL_BESIDE_THE_TEST,
+    "in one of several processes": KEEPS_THE_GIL,
     "in an import": HANGS_BEFORE_THE_TESTS,
     "at the end": HANGS_AT_THE_END,
     "with a mark": HAS_A_MARK,
 }
-# Longer than the beginnings of six processes at once take on a busy machine.
+# Longer than the beginnings of these processes at once take on a busy machine.
 SHORT = ("--timeout=6", "-o", "faulthandler_timeout=15")
 
 
@@ -171,11 +193,12 @@ SHORT = ("--timeout=6", "-o", "faulthandler_timeout=15")
 def endings(tmp_path_factory):
     """The outputs of the hanging tests, which run side by side."""
 
-    def run(text):
-        return run_pytest_in(tmp_path_factory.mktemp("hang"), text, *SHORT, "--schedule=lazy")
+    def run(name):
+        options = [*SHORT, "--schedule=lazy", *(["-n1"] if "several processes" in name else [])]
+        return run_pytest_in(tmp_path_factory.mktemp("hang"), HANGS[name], *options)
 
     with concurrent.futures.ThreadPoolExecutor(len(HANGS)) as pool:
-        return dict(zip(HANGS, pool.map(run, HANGS.values()), strict=True))
+        return dict(zip(HANGS, pool.map(run, HANGS), strict=True))
 
 
 @pytest.mark.timeout(120)  # the first one runs all of the programs
@@ -187,6 +210,7 @@ class TestHangs:
         [
             ("without the GIL", 'test_seeded.py", line N, in test_waits_for_a_host_function'),
             ("with the GIL", 'test_seeded.py", line N in test_keeps_the_gil'),
+            ("in one of several processes", 'test_seeded.py", line N in test_keeps_the_gil'),
             ("in a thread with the GIL", 'threading.py", line N in _bootstrap'),
             ("in an import", 'test_seeded.py", line N in <module>'),
         ],

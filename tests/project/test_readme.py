@@ -15,7 +15,7 @@ README = documents.ROOT / "README.md"
 TEXT = README.read_text(encoding="utf-8")
 COMMANDS = [
     "python -m pip install . && python -m managedmem demo",
-    'python -m pip install ".[test]" && python -m pytest',
+    'python -m pip install ".[test]" && python -m pytest -n auto',
 ]
 
 
