@@ -971,8 +971,18 @@ class WorkingUse:
 
 @final
 class WorkingGroup:
-    def use(self, *, stream: _Stream | None = None) -> WorkingUse: ...
-    def acquire(self, *, stream: _Stream | None = None) -> bool: ...
+    def use(
+        self,
+        *,
+        stream: _Stream | None = None,
+        access: Literal["read", "write", "scratch"] | None = None,
+    ) -> WorkingUse: ...
+    def acquire(
+        self,
+        *,
+        stream: _Stream | None = None,
+        access: Literal["read", "write", "scratch"] | None = None,
+    ) -> bool: ...
     def release(self, *, stream: _Stream | None = None) -> None: ...
     @property
     def nbytes(self) -> int: ...

@@ -94,7 +94,7 @@ use_group(mm_loader *l, uint32_t group, CUstream stream)
 {
     mm_working_use use;
 
-    CHECK_OK(mm_loader_acquire(l, group, stream, &use, &st), &st);
+    CHECK_OK(mm_loader_acquire(l, group, false, stream, &use, &st), &st);
     CHECK_OK(mm_loader_release(l, group, stream, &st), &st);
 }
 
@@ -134,7 +134,7 @@ use_layers(void *argument)
 
     for (int i = 0; i < TURNS; i++) {
         uint32_t group = (uint32_t)(i + number) % LAYERS;
-        CHECK_OK(mm_loader_acquire(u->l, group, stream, &use, &own), &own);
+        CHECK_OK(mm_loader_acquire(u->l, group, i % 3 != 0, stream, &use, &own), &own);
         (void)report_of(u->l);
         CHECK_OK(mm_loader_release(u->l, group, stream, &own), &own);
     }
@@ -166,7 +166,7 @@ use_until_closed(void *argument)
     mm_status own;
     mm_working_use use;
 
-    for (uint32_t i = 0; mm_loader_acquire(l, i % LAYERS, NULL, &use, &own) == 0; i++) {
+    for (uint32_t i = 0; mm_loader_acquire(l, i % LAYERS, i % 4 < 2, NULL, &use, &own) == 0; i++) {
         CHECK_OK(mm_loader_release(l, i % LAYERS, NULL, &own), &own);
     }
     CHECK_EQUAL(own.kind, MM_REFUSED);
@@ -230,7 +230,7 @@ a_use_waits_until_its_load_is_queued(void)
     CHECK(l != NULL);
     CHECK_EQUAL(add_layer(l, 0, MM_GROUP_READ), 0);
     CHECK_EQUAL(pthread_create(&opener, NULL, open_gate_later, NULL), 0);
-    CHECK_OK(mm_loader_acquire(l, 0, NULL, &use, &st), &st);
+    CHECK_OK(mm_loader_acquire(l, 0, false, NULL, &use, &st), &st);
     CHECK(atomic_load(&gate_is_open));
     CHECK_EQUAL(pthread_join(opener, NULL), 0);
     close_set(l);
@@ -267,7 +267,7 @@ use_the_second_layer(void *l)
     mm_working_use use;
     mm_status own;
 
-    (void)!mm_loader_acquire(l, 1, NULL, &use, &own);
+    (void)!mm_loader_acquire(l, 1, false, NULL, &use, &own);
     return NULL;
 }
 
@@ -314,7 +314,7 @@ an_owner_ends_its_sets_only(void)
     mm_loaders_end(&world);
     mm_loaders_end(&world);
     CHECK(mm_loader_is_closed(ours) && !mm_loader_is_closed(theirs));
-    CHECK(mm_loader_acquire(ours, 0, NULL, &use, &st) < 0);
+    CHECK(mm_loader_acquire(ours, 0, false, NULL, &use, &st) < 0);
     CHECK_EQUAL(st.kind, MM_REFUSED);
     mm_loader_free(theirs);
     mm_loader_free(ours);
@@ -339,7 +339,7 @@ memory_that_was_closed_is_passed_over(void)
     CHECK_OK(mm_loader_add(l, both, 2, MM_GROUP_WRITE, &group, &st), &st);
     use_group(l, group, NULL);
     CHECK_OK(mm_memory_close(layers[1], NULL, &first, &st), &st);
-    CHECK(mm_loader_acquire(l, group, NULL, &use, &st) < 0);
+    CHECK(mm_loader_acquire(l, group, false, NULL, &use, &st) < 0);
     CHECK_EQUAL(st.kind, MM_REFUSED);
     for (int i = 2; i < LAYERS; i++) {
         use_group(l, add_layer(l, i, MM_GROUP_SCRATCH), NULL);
@@ -440,7 +440,7 @@ a_group_is_removed_from_a_set_that_goes_on(void)
     for (uint32_t i = 0; i < 3 * LAYERS; i++) {
         use_group(l, i % LAYERS, stream);
     }
-    CHECK_OK(mm_loader_acquire(l, 2, stream, &use, &st), &st);
+    CHECK_OK(mm_loader_acquire(l, 2, false, stream, &use, &st), &st);
     CHECK(mm_loader_remove(l, 2, &st) < 0);
     CHECK_EQUAL(st.kind, MM_REFUSED);
     CHECK(strstr(st.detail, "group 2 is acquired") != NULL);
@@ -451,7 +451,7 @@ a_group_is_removed_from_a_set_that_goes_on(void)
     mm_loader_read_group(l, 2, &group);
     CHECK(group.removed && !group.resident);
     CHECK(mm_loader_remove(l, 2, &st) < 0);
-    CHECK(mm_loader_acquire(l, 2, stream, &use, &st) < 0);
+    CHECK(mm_loader_acquire(l, 2, false, stream, &use, &st) < 0);
     CHECK_EQUAL(st.kind, MM_REFUSED);
     CHECK(strstr(st.detail, "group 2 was removed") != NULL);
     CHECK(mm_loader_release(l, 2, stream, &st) < 0);
@@ -484,7 +484,7 @@ remove_or_use(void *argument)
         uint32_t group = (uint32_t)(i + number) % LAYERS;
         if (i % 20 == 19) {
             (void)!mm_loader_remove(u->l, group, &own);
-        } else if (mm_loader_acquire(u->l, group, stream, &use, &own) == 0) {
+        } else if (mm_loader_acquire(u->l, group, false, stream, &use, &own) == 0) {
             CHECK_OK(mm_loader_release(u->l, group, stream, &own), &own);
         } else {
             CHECK_EQUAL(own.kind, MM_REFUSED);
@@ -589,7 +589,7 @@ a_set_is_closed_beside_a_removal_that_waits(void)
     CHECK_OK(mm_loader_close(l, &st), &st);
     CHECK_EQUAL(pthread_join(remover, NULL), 0);
     CHECK(atomic_load(&queries_left) > 0);
-    CHECK(mm_loader_acquire(l, 0, NULL, &use, &st) < 0);
+    CHECK(mm_loader_acquire(l, 0, false, NULL, &use, &st) < 0);
     check_restored(0);
     mm_loader_free(l);
     free_layers();
@@ -609,7 +609,7 @@ advice_that_is_not_restored_is_tried_again(void)
         world.fail("cuMemRangeGetAttributes", 1, CUDA_ERROR_UNKNOWN, 0);
         CHECK(mm_loader_remove(l, 1, &st) < 0);
         CHECK_EQUAL(st.kind, MM_DRIVER_CALL);
-        CHECK(mm_loader_acquire(l, 1, NULL, &use, &st) < 0);
+        CHECK(mm_loader_acquire(l, 1, false, NULL, &use, &st) < 0);
         world.fail_clear();
         if (attempt == 0) {
             CHECK_OK(mm_loader_remove(l, 1, &st), &st);
@@ -752,7 +752,7 @@ write_and_check(mm_loader *l, uint32_t group, int layer, CUstream stream)
     unsigned char *bytes = (unsigned char *)(uintptr_t)layers[layer]->start;
     mm_working_use use;
 
-    CHECK_OK(mm_loader_acquire(l, group, stream, &use, &st), &st);
+    CHECK_OK(mm_loader_acquire(l, group, false, stream, &use, &st), &st);
     CHECK_EQUAL(world.cu->StreamSynchronize(stream), CUDA_SUCCESS);
     memset(bytes, layer + 1, SIZE);
     CHECK_OK(mm_device_synchronize(world.cu, 0, &st), &st);
@@ -780,7 +780,7 @@ a_refused_load_follows_the_discard(void)
               stream); /* loads the first layer ahead, then the second one in place of this */
     CHECK_EQUAL(report_of(l).decided.drops, 1);
     atomic_store(&refuses_advice, true); /* nothing can be dropped: the second layer is held */
-    CHECK_OK(mm_loader_acquire(l, 1, other, &use, &st), &st);
+    CHECK_OK(mm_loader_acquire(l, 1, false, other, &use, &st), &st);
     CHECK_EQUAL(pthread_create(&opener, NULL, open_gate_later, NULL), 0);
     write_and_check(l, 2, 2, stream);
     CHECK(report_of(l).failures > 0);
@@ -815,7 +815,7 @@ a_failed_load_is_taken_away_behind_its_part(void)
     CHECK_OK(mm_loader_add(l, both, 2, MM_GROUP_WRITE, &group, &st), &st);
     use_group(l, group, stream);
     other = add_layer(l, 1, MM_GROUP_READ);
-    CHECK_OK(mm_loader_acquire(l, other, stream, &use, &st), &st); /* in place of both */
+    CHECK_OK(mm_loader_acquire(l, other, false, stream, &use, &st), &st); /* in place of both */
     world.fail("cuMemPrefetchAsync", 2, CUDA_ERROR_UNKNOWN, 0);
     CHECK_OK(mm_loader_release(l, other, stream, &st), &st); /* loads both ahead */
     wait_for_loads(l, 3);
@@ -846,7 +846,8 @@ a_use_follows_a_discard_that_nobody_can_ask_for(void)
     (void)add_layer(l, 0, MM_GROUP_SCRATCH);
     (void)add_layer(l, 1, MM_GROUP_READ);
     use_group(l, 0, stream);
-    CHECK_OK(mm_loader_acquire(l, 1, other, &use, &st), &st); /* in place of the scratch memory */
+    CHECK_OK(mm_loader_acquire(l, 1, false, other, &use, &st),
+             &st); /* in place of the scratch memory */
     wait_for_loads(l, 2);
     atomic_store(&refuses_scopes, true);
     (void)nanosleep(&nap, NULL);
@@ -896,7 +897,8 @@ a_query_that_fails_once_ends_no_use(void)
     (void)add_layer(l, 1, MM_GROUP_READ);
     use_group(l, 0, stream);
     CHECK_EQUAL(pthread_create(&opener, NULL, open_gate_later, NULL), 0);
-    CHECK_OK(mm_loader_acquire(l, 1, NULL, &use, &st), &st); /* in place of the scratch memory */
+    CHECK_OK(mm_loader_acquire(l, 1, false, NULL, &use, &st),
+             &st); /* in place of the scratch memory */
     CHECK(atomic_load(&gate_is_open) && atomic_load(&query_has_failed));
     CHECK_EQUAL(pthread_join(opener, NULL), 0);
     close_set(l);
@@ -917,7 +919,7 @@ an_end_that_is_not_recorded_keeps_contents(void)
     make_layers();
     l = new_set(SIZE);
     scratch = add_layer(l, 0, MM_GROUP_SCRATCH);
-    CHECK_OK(mm_loader_acquire(l, scratch, NULL, &use, &st), &st);
+    CHECK_OK(mm_loader_acquire(l, scratch, false, NULL, &use, &st), &st);
     world.fail("cuEventRecord", 1, CUDA_ERROR_UNKNOWN, 0);
     CHECK(mm_loader_release(l, scratch, NULL, &st) < 0);
     world.fail_clear();
@@ -960,7 +962,7 @@ a_group_that_was_never_home_is_not_loaded(void)
         world.fail("cuMemPrefetchAsync", nth, CUDA_ERROR_UNKNOWN, 0);
     }
     group = add_layer(l, 0, MM_GROUP_READ);
-    CHECK_OK(mm_loader_acquire(l, group, stream, &use, &st), &st);
+    CHECK_OK(mm_loader_acquire(l, group, false, stream, &use, &st), &st);
     CHECK_OK(mm_stream_synchronize(world.cu, (mm_device_stream){stream, MM_ANY_DEVICE}, &st), &st);
     CHECK_EQUAL(report_of(l).bytes_loaded, 0);
     CHECK_EQUAL(report_of(l).failures, 5);
@@ -1023,9 +1025,9 @@ a_use_in_a_capture_is_refused(void)
 
     make_layers();
     l = set_of_layers(SIZE);
-    CHECK_OK(mm_loader_acquire(l, 0, stream, &use, &st), &st);
+    CHECK_OK(mm_loader_acquire(l, 0, false, stream, &use, &st), &st);
     CHECK_EQUAL(world.begin_capture(stream, CU_STREAM_CAPTURE_MODE_RELAXED), CUDA_SUCCESS);
-    CHECK(mm_loader_acquire(l, 1, stream, &use, &st) < 0);
+    CHECK(mm_loader_acquire(l, 1, false, stream, &use, &st) < 0);
     CHECK_EQUAL(st.kind, MM_CAPTURING);
     CHECK(mm_loader_release(l, 0, stream, &st) < 0);
     CHECK_EQUAL(st.kind, MM_CAPTURING);

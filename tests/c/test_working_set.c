@@ -31,6 +31,7 @@ typedef enum { WAIT_TICKET, USE_GROUP, END_USE } op_kind;
 typedef struct {
     op_kind kind;
     uint64_t number; /* a ticket, a group, an event */
+    bool writes; /* of a use: not to a copy */
 } stream_op;
 
 typedef struct {
@@ -41,7 +42,8 @@ typedef struct {
 static struct {
     mm_working_set set;
     model_stream streams[STREAMS];
-    bool on_device[MOST_GROUPS];
+    bool on_device[MOST_GROUPS], copied[MOST_GROUPS];
+    uint64_t copies, moves; /* loads of these kinds */
     size_t physical;
     uint64_t signalled; /* the last ticket */
     bool ended[MOST_OPS]; /* events */
@@ -54,12 +56,21 @@ static struct {
 } model;
 
 static uint64_t seed;
+static bool random_reads; /* of groups that are written */
 
 static uint32_t
 random_below(uint32_t limit)
 {
     seed = seed * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
     return (uint32_t)(seed >> 33) % limit;
+}
+
+static mm_group_access
+random_access(void)
+{
+    return random_below(4) == 0   ? MM_GROUP_SCRATCH
+           : random_below(3) == 0 ? MM_GROUP_READ
+                                  : MM_GROUP_WRITE;
 }
 
 static void
@@ -71,7 +82,7 @@ begin_model(size_t budget, uint32_t groups, bool equal)
     mm_working_set_init(&model.set, budget);
     for (uint32_t i = 0; i < groups; i++) {
         size_t bytes = equal ? 100 : 1 + random_below(200);
-        CHECK_OK(mm_working_set_add(&model.set, bytes, random_below(4) == 0, &st), &st);
+        CHECK_OK(mm_working_set_add(&model.set, bytes, random_access(), &st), &st);
     }
 }
 
@@ -121,7 +132,14 @@ queue_op(uint32_t stream, op_kind kind, uint64_t number)
     model_stream *s = &model.streams[stream];
 
     CHECK(s->queued < MOST_OPS);
-    s->ops[s->queued++] = (stream_op){kind, number};
+    s->ops[s->queued++] = (stream_op){.kind = kind, .number = number};
+}
+
+static void
+queue_use(uint32_t stream, uint32_t group, bool writes)
+{
+    queue_op(stream, USE_GROUP, group);
+    model.streams[stream].ops[model.streams[stream].queued - 1].writes = writes;
 }
 
 /* --- the device --------------------------------------------------------------------------- */
@@ -137,6 +155,7 @@ run_stream(model_stream *s)
     }
     if (op->kind == USE_GROUP) {
         CHECK(model.on_device[op->number]);
+        CHECK(!op->writes || !model.copied[op->number]);
     } else if (op->kind == END_USE) {
         model.ended[op->number] = true;
     }
@@ -183,6 +202,9 @@ run_command(void)
     free_releases(c->releases);
     CHECK(c->kind != MM_COMMAND_DROP || model.on_device[c->group]);
     place(c->group, c->kind == MM_COMMAND_LOAD);
+    model.copied[c->group] = c->kind == MM_COMMAND_LOAD && c->copy;
+    model.copies += c->kind == MM_COMMAND_LOAD && c->copy;
+    model.moves += c->kind == MM_COMMAND_LOAD && !c->copy;
     if (c->ticket != 0) {
         CHECK_EQUAL(c->ticket, model.signalled + 1);
         model.signalled = c->ticket;
@@ -222,22 +244,34 @@ run_all(void)
 /* --- the callers -------------------------------------------------------------------------- */
 
 static mm_working_use
-acquire(uint32_t group, uint32_t stream)
+acquire_to(uint32_t group, bool reads, uint32_t stream)
 {
     uint64_t ticket;
-    mm_working_use use = mm_working_set_acquire(&model.set, group, &ticket);
+    mm_working_use use = mm_working_set_acquire(&model.set, group, reads, &ticket);
 
     CHECK_EQUAL(use == MM_USE_MAPPED, !model.set.groups[group].present);
     if (ticket != 0) {
         queue_op(stream, WAIT_TICKET, ticket);
     }
     if (use != MM_USE_MAPPED) {
-        queue_op(stream, USE_GROUP, group);
+        queue_use(stream, group, !reads && model.set.groups[group].held == 1);
     }
     model.held[model.held_count] = group;
     model.held_stream[model.held_count++] = stream;
     check_accounts();
     return use;
+}
+
+static bool
+is_written(uint32_t group)
+{
+    return model.set.order.followers[(size_t)2 * group + 1] != MM_REMOVED_GROUP;
+}
+
+static mm_working_use
+acquire(uint32_t group, uint32_t stream)
+{
+    return acquire_to(group, random_reads && is_written(group) && random_below(2) == 0, stream);
 }
 
 static void
@@ -248,7 +282,7 @@ release(size_t i)
 
     CHECK(end != NULL && event < MOST_OPS);
     if (model.set.groups[group].present) {
-        queue_op(model.held_stream[i], USE_GROUP, group);
+        queue_use(model.held_stream[i], group, false);
     }
     queue_op(model.held_stream[i], END_USE, event);
     *end = (mm_release_list){event, model.set.groups[group].releases};
@@ -260,17 +294,23 @@ release(size_t i)
 }
 
 static void
-use(uint32_t group)
+use_to(uint32_t group, bool reads)
 {
-    (void)acquire(group, 0);
+    (void)acquire_to(group, reads, 0);
     run_some(random_below(8));
     release(0);
+}
+
+static void
+use(uint32_t group)
+{
+    use_to(group, false);
 }
 
 static bool
 is_live(uint32_t group)
 {
-    return model.set.order.followers[group] != MM_REMOVED_GROUP;
+    return model.set.order.followers[(size_t)2 * group] != MM_REMOVED_GROUP;
 }
 
 /* What is queued for the group comes first, and nothing after it. */
@@ -291,14 +331,16 @@ static void
 check_predictions(void)
 {
     mm_order_walk walk = mm_working_order_walk(&model.set.order);
+    bool reads;
 
     for (uint32_t i = 0; i < 3 * model.set.count; i++) {
-        uint32_t group = mm_order_walk_next(&model.set.order, &walk);
+        uint32_t group = mm_order_walk_next(&model.set.order, &walk, &reads);
         if (model.set.live == 0) {
             CHECK_EQUAL(group, MM_NO_GROUP);
             return;
         }
         CHECK(group < model.set.count && is_live(group));
+        CHECK(!reads || is_written(group));
     }
 }
 
@@ -306,9 +348,10 @@ check_predictions(void)
 static void
 random_rounds_never_exceed_the_budget_or_wait_for_themselves(void)
 {
-    for (uint64_t run = 0; run < 30; run++) {
+    for (uint64_t run = 0; run < 40; run++) {
         uint32_t groups;
         seed = run + 1;
+        random_reads = run >= 20;
         groups = 1 + random_below(GROUPS);
         begin_model(100 + random_below(1500), groups, false);
         for (uint32_t i = 0; i < ROUNDS; i++) {
@@ -326,6 +369,7 @@ random_rounds_never_exceed_the_budget_or_wait_for_themselves(void)
         run_all();
         end_model();
     }
+    random_reads = false;
 }
 
 static void
@@ -333,6 +377,7 @@ random_rounds_with_groups_that_come_and_go(void)
 {
     for (uint64_t run = 0; run < 20; run++) {
         seed = run + 100;
+        random_reads = run >= 10;
         begin_model(100 + random_below(1500), 4, false);
         for (uint32_t i = 0; i < ROUNDS; i++) {
             uint32_t group =
@@ -348,7 +393,9 @@ random_rounds_with_groups_that_come_and_go(void)
                 check_predictions();
             }
             if (model.set.count < GROUPS && random_below(200) == 0) {
-                CHECK_OK(mm_working_set_add(&model.set, 1 + random_below(200), false, &st), &st);
+                CHECK_OK(
+                    mm_working_set_add(&model.set, 1 + random_below(200), MM_GROUP_WRITE, &st),
+                    &st);
             }
             run_some(random_below(6));
         }
@@ -358,6 +405,7 @@ random_rounds_with_groups_that_come_and_go(void)
         run_all();
         end_model();
     }
+    random_reads = false;
 }
 
 /* --- what is loaded and dropped ----------------------------------------------------------- */
@@ -381,6 +429,73 @@ use_back_and_forth(uint32_t groups, uint32_t rounds)
             use(i);
         }
     }
+}
+
+/* Two rounds that read written groups, forward and back, and one that writes them. */
+static void
+use_as_training(uint32_t groups, uint32_t rounds)
+{
+    for (uint32_t round = 0; round < rounds; round++) {
+        for (uint32_t i = 0; i < 3 * groups; i++) {
+            uint32_t turn = i / groups, step = i % groups;
+            use_to(turn == 1 ? groups - 1 - step : step, turn < 2);
+        }
+    }
+}
+
+/* The access of each next use is foreseen: no use waits, and each group is moved once in a round, for
+ * the use that writes it. */
+static void
+written_groups_are_copied_for_uses_that_read(void)
+{
+    for (int given = 0; given < 2; given++) {
+        static uint32_t round[3 * GROUPS];
+        mm_status st;
+        seed = 1;
+        begin_model(400, 0, true);
+        for (uint32_t i = 0; i < GROUPS; i++) {
+            CHECK_OK(mm_working_set_add(&model.set, 100, MM_GROUP_WRITE, &st), &st);
+            round[i] = round[2 * GROUPS + i] = i;
+            round[GROUPS + i] = GROUPS - 1 - i;
+        }
+        if (given) {
+            CHECK_OK(mm_working_order_give(&model.set.order, round, 3 * GROUPS, &st), &st);
+        }
+        use_as_training(GROUPS, 3);
+        run_all();
+        model.set.counts.loads_on_demand = model.moves = model.copies = 0;
+        use_as_training(GROUPS, 10);
+        run_all();
+        CHECK_EQUAL(model.set.counts.loads_on_demand, 0);
+        CHECK_EQUAL(model.moves, 10 * GROUPS);
+        CHECK(model.copies <= (uint64_t)10 * 2 * GROUPS);
+        end_model();
+    }
+}
+
+static void
+a_copy_is_replaced_before_it_is_written(void)
+{
+    mm_status st;
+
+    begin_model(100, 0, true);
+    CHECK_OK(mm_working_set_add(&model.set, 100, MM_GROUP_WRITE, &st), &st);
+    CHECK_EQUAL(acquire_to(0, true, 0), MM_USE_LOADED);
+    CHECK_EQUAL(acquire_to(0, false, 1), MM_USE_PRESENT); /* held: it is written as it is */
+    release(0);
+    CHECK_EQUAL(acquire_to(0, true, 1), MM_USE_PRESENT);
+    release(0);
+    release(0);
+    run_all();
+    CHECK(model.copied[0]);
+    CHECK_EQUAL(acquire_to(0, false, 0), MM_USE_LOADED);
+    release(0);
+    use_to(0, true);
+    use_to(0, false);
+    run_all();
+    CHECK(!model.copied[0]); /* what was moved serves all uses */
+    CHECK_EQUAL(model.copies + model.moves, 2);
+    end_model();
 }
 
 /* A loop over n groups with room for k of them needs at least n - k + 1 loads in each round. */
@@ -443,7 +558,7 @@ large_groups_are_loaded_eight_ahead(void)
     seed = 1;
     begin_model((size_t)1 << 40, 0, true);
     for (int i = 0; i < 30; i++) {
-        CHECK_OK(mm_working_set_add(&model.set, (size_t)64 << 20, false, &st), &st);
+        CHECK_OK(mm_working_set_add(&model.set, (size_t)64 << 20, MM_GROUP_WRITE, &st), &st);
     }
     use(0);
     CHECK_EQUAL(count_loads(), 1 + MM_MOST_TRUST);
@@ -451,7 +566,7 @@ large_groups_are_loaded_eight_ahead(void)
     end_model();
     begin_model((size_t)1 << 40, 0, true);
     for (int i = 0; i < 30; i++) {
-        CHECK_OK(mm_working_set_add(&model.set, (size_t)2 << 20, false, &st), &st);
+        CHECK_OK(mm_working_set_add(&model.set, (size_t)2 << 20, MM_GROUP_WRITE, &st), &st);
     }
     use(0);
     CHECK_EQUAL(count_loads(), 1 + 16); /* 32 MiB */
@@ -518,24 +633,25 @@ a_given_order_is_found_again(void)
     static const uint32_t round[] = {0, 1, 2, 2, 1, 3, 4, 0};
     mm_working_order o;
     mm_order_walk walk;
+    bool reads;
     mm_status st;
 
     mm_working_order_init(&o);
     for (int i = 0; i < 6; i++) {
-        CHECK_OK(mm_working_order_add(&o, &st), &st);
+        CHECK_OK(mm_working_order_add(&o, true, &st), &st);
     }
     CHECK_OK(mm_working_order_give(&o, round, 8, &st), &st);
-    mm_working_order_note(&o, 1);
-    mm_working_order_note(&o, 5); /* not in the round: its place stays */
+    mm_working_order_note(&o, 1, false);
+    mm_working_order_note(&o, 5, false); /* not in the round: its place stays */
     CHECK(mm_working_order_trust(&o) < MM_MOST_TRUST);
     walk = (mm_order_walk){.given_next = o.given_next, .by_given = true};
-    CHECK_EQUAL(mm_order_walk_next(&o, &walk), 2);
-    CHECK_EQUAL(mm_order_walk_next(&o, &walk), 2);
-    CHECK_EQUAL(mm_order_walk_next(&o, &walk), 1);
-    mm_working_order_note(&o, 4);
+    CHECK_EQUAL(mm_order_walk_next(&o, &walk, &reads), 2);
+    CHECK_EQUAL(mm_order_walk_next(&o, &walk, &reads), 2);
+    CHECK_EQUAL(mm_order_walk_next(&o, &walk, &reads), 1);
+    mm_working_order_note(&o, 4, false);
     walk = (mm_order_walk){.given_next = o.given_next, .by_given = true};
-    CHECK_EQUAL(mm_order_walk_next(&o, &walk), 0);
-    CHECK_EQUAL(mm_order_walk_next(&o, &walk), 0);
+    CHECK_EQUAL(mm_order_walk_next(&o, &walk, &reads), 0);
+    CHECK_EQUAL(mm_order_walk_next(&o, &walk, &reads), 0);
     mm_working_order_free(&o);
 }
 
@@ -575,22 +691,23 @@ a_given_order_goes_on_without_a_group(void)
     static const uint32_t left[] = {1, 1, 3, 4};
     mm_working_order o;
     mm_order_walk walk;
+    bool reads;
     mm_status st;
 
     mm_working_order_init(&o);
     for (int i = 0; i < 6; i++) {
-        CHECK_OK(mm_working_order_add(&o, &st), &st);
+        CHECK_OK(mm_working_order_add(&o, true, &st), &st);
     }
     CHECK_OK(mm_working_order_give(&o, round, 8, &st), &st);
     for (int i = 0; i < 4; i++) {
-        mm_working_order_note(&o, round[i]);
+        mm_working_order_note(&o, round[i], false);
     }
     mm_working_order_remove(&o, 2);
     CHECK_EQUAL(o.given_count, 6);
     mm_working_order_remove(&o, 0);
     walk = (mm_order_walk){.given_next = o.given_next, .by_given = true};
     for (int i = 0; i < 8; i++) {
-        CHECK_EQUAL(mm_order_walk_next(&o, &walk), left[(i + 1) % 4]);
+        CHECK_EQUAL(mm_order_walk_next(&o, &walk, &reads), left[(i + 1) % 4]);
     }
     CHECK_OK(mm_working_order_give(&o, round, 8, &st), &st);
     CHECK_EQUAL(o.given_count, 4);
@@ -599,10 +716,10 @@ a_given_order_goes_on_without_a_group(void)
     mm_working_order_remove(&o, 4);
     CHECK_EQUAL(o.given_count, 0);
     walk = mm_working_order_walk(&o);
-    CHECK_EQUAL(mm_order_walk_next(&o, &walk), 5);
+    CHECK_EQUAL(mm_order_walk_next(&o, &walk, &reads), 5);
     mm_working_order_remove(&o, 5);
     walk = mm_working_order_walk(&o);
-    CHECK_EQUAL(mm_order_walk_next(&o, &walk), MM_NO_GROUP);
+    CHECK_EQUAL(mm_order_walk_next(&o, &walk, &reads), MM_NO_GROUP);
     mm_working_order_free(&o);
 }
 
@@ -629,8 +746,8 @@ a_removed_group_leaves_its_room(void)
     remove_group(2);
     CHECK_EQUAL(model.set.reserved, 0);
     run_all();
-    CHECK_OK(mm_working_set_add(&model.set, 100, false, &st), &st);
-    CHECK_EQUAL(mm_working_set_acquire(&model.set, 3, &ticket), MM_USE_LOADED);
+    CHECK_OK(mm_working_set_add(&model.set, 100, MM_GROUP_WRITE, &st), &st);
+    CHECK_EQUAL(mm_working_set_acquire(&model.set, 3, false, &ticket), MM_USE_LOADED);
     mm_working_set_release(&model.set, 3, NULL);
     run_all();
     end_model();
@@ -667,7 +784,7 @@ held_groups_leave_no_room(void)
     CHECK(acquire(1, 1) != MM_USE_MAPPED);
     CHECK_EQUAL(acquire(2, 2), MM_USE_MAPPED);
     CHECK_EQUAL(acquire(2, 3), MM_USE_MAPPED);
-    CHECK_EQUAL(mm_working_set_acquire(&model.set, 0, &ticket), MM_USE_PRESENT);
+    CHECK_EQUAL(mm_working_set_acquire(&model.set, 0, false, &ticket), MM_USE_PRESENT);
     mm_working_set_give_back(&model.set, 0);
     while (model.held_count > 0) {
         release(model.held_count - 1);
@@ -687,13 +804,13 @@ an_acquisition_that_is_undone_leaves_a_group_unused(void)
         mm_working_command command = {.kind = MM_COMMAND_HOME};
         uint64_t ticket;
         begin_model(100, 2, true);
-        CHECK_EQUAL(mm_working_set_acquire(&model.set, 0, &ticket), MM_USE_LOADED);
+        CHECK_EQUAL(mm_working_set_acquire(&model.set, 0, false, &ticket), MM_USE_LOADED);
         if (released) {
             mm_working_set_release(&model.set, 0, NULL);
         } else {
             mm_working_set_give_back(&model.set, 0);
         }
-        (void)mm_working_set_acquire(&model.set, 1, &ticket); /* or it was foreseen */
+        (void)mm_working_set_acquire(&model.set, 1, false, &ticket); /* or it was foreseen */
         while (command.kind != MM_COMMAND_DROP) {
             CHECK(mm_working_set_take(&model.set, &command));
         }
@@ -723,12 +840,12 @@ a_lost_load_is_tried_again(void)
 
     seed = 1;
     begin_model(400, 2, true);
-    CHECK_EQUAL(mm_working_set_acquire(&model.set, 0, &ticket), MM_USE_LOADED);
+    CHECK_EQUAL(mm_working_set_acquire(&model.set, 0, false, &ticket), MM_USE_LOADED);
     mm_working_set_release(&model.set, 0, NULL);
     earlier = ticket;
     mm_working_set_lost(&model.set, 0, earlier);
     check_accounts();
-    CHECK_EQUAL(mm_working_set_acquire(&model.set, 0, &ticket), MM_USE_LOADED);
+    CHECK_EQUAL(mm_working_set_acquire(&model.set, 0, false, &ticket), MM_USE_LOADED);
     mm_working_set_lost(&model.set, 0, earlier); /* of a load that another one replaced */
     CHECK(model.set.groups[0].present);
     mm_working_set_release(&model.set, 0, NULL);
@@ -750,11 +867,11 @@ every_allocation_may_fail(void)
         mm_working_set_init(&model.set, 250);
         fail_allocation(n);
         for (uint32_t i = 0; i < 12 && !failed; i++) {
-            failed = mm_working_set_add(&model.set, 100, false, &st) < 0;
+            failed = mm_working_set_add(&model.set, 100, MM_GROUP_WRITE, &st) < 0;
             CHECK(!failed || st.kind == MM_NO_MEMORY);
         }
         for (uint32_t i = 0; i < 3 * model.set.count; i++) {
-            (void)mm_working_set_acquire(&model.set, i % model.set.count, &ticket);
+            (void)mm_working_set_acquire(&model.set, i % model.set.count, i % 5 < 2, &ticket);
             mm_working_set_release(&model.set, i % model.set.count, NULL);
             check_accounts();
         }
@@ -774,6 +891,8 @@ main(void)
     static const check_test tests[] = {
         CHECK_TEST(random_rounds_never_exceed_the_budget_or_wait_for_themselves),
         CHECK_TEST(random_rounds_with_groups_that_come_and_go),
+        CHECK_TEST(written_groups_are_copied_for_uses_that_read),
+        CHECK_TEST(a_copy_is_replaced_before_it_is_written),
         CHECK_TEST(a_loop_is_loaded_ahead),
         CHECK_TEST(many_small_groups_are_loaded_farther_ahead),
         CHECK_TEST(large_groups_are_loaded_eight_ahead),

@@ -17,6 +17,7 @@ pytestmark = pytest.mark.emulator_only
 
 SIZE = 4 * PAGE
 KINDS = ["read", "write", "scratch", "write", "read"]
+READS = ["read", "read", None, "read", None]  # the access of uses that only read
 # What these make stays with the driver if they act and then report a failure.
 MAKES = {"cuEventCreate", "cuStreamCreate", "cuCtxPushCurrent"}
 CALLS = (
@@ -73,11 +74,11 @@ def act(layers, stream):
     working = WorkingSet(2 * SIZE, Device(0))
     try:
         groups = [working.add(*pair) for pair in zip(layers, KINDS, strict=True)]
-        for _ in range(2):
+        for access in ("read", None, "read"):
             for number, group in enumerate(groups):
                 try:
-                    with group.use(stream=stream):
-                        if KINDS[number] == "write":
+                    with group.use(stream=stream, access=access and READS[number]):
+                        if access is None and KINDS[number] == "write":
                             layers[number].fill(number + 50, stream=stream)
                 except CUDAError:
                     raised = True
@@ -165,8 +166,9 @@ def test_many_calls_of_the_thread_fail(layers, function):
         groups = [working.add(*pair) for pair in zip(layers, KINDS, strict=True)]
         for nth in range(2, 40, 2):
             emulator.fail(function, nth, 2)
-        for group in groups * 4:
-            without_release(group.use(stream=stream))
+        for turn, group in enumerate(groups * 4):
+            reads = READS[turn % 5] if turn % 3 else None
+            without_release(group.use(stream=stream, access=reads))
         stream.sync()
         emulator.clear_failures()
         for group in groups * 4:
@@ -251,8 +253,9 @@ def held_bytes(calls, layers):
     return most
 
 
+@pytest.mark.parametrize("accesses", ["own", "both"])
 @pytest.mark.parametrize("budget", [2, 3])
-def test_the_budget_is_kept_at_every_call(layers, budget):
+def test_the_budget_is_kept_at_every_call(layers, budget, accesses):
     for layer in layers:
         layer.prefetch(Host())
     with WorkingSet(budget * SIZE, Device(0)) as working, Stream() as stream:
@@ -261,8 +264,9 @@ def test_the_budget_is_kept_at_every_call(layers, budget):
             for layer, kind in zip(layers, KINDS, strict=True)
         ]
         emulator.clear_calls()
-        for group in (groups + groups[::-1]) * 3:
-            with group.use(stream=stream):
+        for turn, group in enumerate((groups + groups[::-1]) * 6):
+            reads = accesses == "both" and turn % 15 < 10
+            with group.use(stream=stream, access="read" if reads else None):
                 pass
         stream.sync()
         calls = emulator.calls()

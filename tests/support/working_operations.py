@@ -36,12 +36,18 @@ def use_all(w, working):
     ]
     working.order = groups
     with groups[0].use(stream=w.stream):
-        groups[1].acquire()
+        groups[1].acquire(access="read")
         groups[1].release(stream=w.stream)
     with groups[2].use():
         pass
+    with groups[1].use(access="write"):
+        pass
     working.remove(groups[1])
     w.stream.sync()
+
+
+def use_to_write(w, working):
+    working.add(w.a).use(access="write")
 
 
 def drop_a_set(w):
@@ -78,6 +84,9 @@ WORKING = {
         silent=WITHOUT,
     ),
     "a working set of no bytes": Operation(lambda w: WorkingSet(0), raises=ValueError),
+    "an access that a group does not have": Operation(
+        ended(use_to_write), raises=ValueError, silent=WITHOUT
+    ),
     "a group of no memory": Operation(
         ended(lambda w, working: working.add(object())), raises=TypeError, silent=WITHOUT
     ),

@@ -271,8 +271,7 @@ publish_group(mm_loader *l, mm_loader_group *g, uint32_t *group, mm_status *st)
     mm_loader_lock(l);
     l->groups = mm_grow(l->groups, &l->group_capacity, needed, sizeof(mm_loader_group *), st);
     if (l->group_capacity >= needed) {
-        rc =
-            mm_working_set_add(&l->set, g->memory.bytes, g->memory.access == MM_GROUP_SCRATCH, st);
+        rc = mm_working_set_add(&l->set, g->memory.bytes, g->memory.access, st);
     }
     if (rc == 0) {
         *group = l->set.count - 1;
@@ -467,8 +466,8 @@ find_usable_group(mm_loader *l, uint32_t group, mm_status *st)
 }
 
 static int
-acquire_entered(mm_loader *l, uint32_t group, mm_device_stream stream, mm_working_use *use,
-                mm_status *st)
+acquire_entered(mm_loader *l, uint32_t group, bool reads, mm_device_stream stream,
+                mm_working_use *use, mm_status *st)
 {
     mm_loader_group *g = find_usable_group(l, group, st);
     uint64_t ticket = 0;
@@ -480,7 +479,8 @@ acquire_entered(mm_loader *l, uint32_t group, mm_device_stream stream, mm_workin
     mm_loader_lock(l);
     rc = refuse_removed(l, group, st); /* it may have been removed meanwhile */
     if (rc == 0) {
-        *use = mm_working_set_acquire(&l->set, group, &ticket);
+        *use = mm_working_set_acquire(&l->set, group, reads && g->memory.access == MM_GROUP_WRITE,
+                                      &ticket);
         wake_thread(l);
     }
     mm_loader_unlock(l);
@@ -497,7 +497,7 @@ acquire_entered(mm_loader *l, uint32_t group, mm_device_stream stream, mm_workin
 }
 
 int
-mm_loader_acquire(mm_loader *l, uint32_t group, CUstream stream, mm_working_use *use,
+mm_loader_acquire(mm_loader *l, uint32_t group, bool reads, CUstream stream, mm_working_use *use,
                   mm_status *st)
 {
     int rc;
@@ -505,7 +505,7 @@ mm_loader_acquire(mm_loader *l, uint32_t group, CUstream stream, mm_working_use 
     if (!mm_guard_enter(&l->guard)) {
         return mm_fail(st, MM_REFUSED, "WorkingSet is closed");
     }
-    rc = acquire_entered(l, group, (mm_device_stream){stream, l->device}, use, st);
+    rc = acquire_entered(l, group, reads, (mm_device_stream){stream, l->device}, use, st);
     mm_guard_leave(&l->guard);
     return rc;
 }

@@ -29,8 +29,9 @@ MM_NODISCARD int mm_loader_add(mm_loader *l, const mm_working_range *ranges, siz
 MM_NODISCARD int mm_loader_remove(mm_loader *l, uint32_t group, mm_status *st);
 
 /* Work that is queued on the stream afterwards finds the group on the device, or, for
- * MM_USE_MAPPED, where it is. A default stream is that of the set's device. */
-MM_NODISCARD int mm_loader_acquire(mm_loader *l, uint32_t group, CUstream stream,
+ * MM_USE_MAPPED, where it is. `reads`: the work only reads the group, which makes a difference if others
+ * write it. A default stream is that of the set's device. */
+MM_NODISCARD int mm_loader_acquire(mm_loader *l, uint32_t group, bool reads, CUstream stream,
                                    mm_working_use *use, mm_status *st);
 
 /* Ends a use, with the work that is queued on the stream by now. Does nothing once the set has

@@ -319,7 +319,17 @@ drop_range(mm_driver *cu, mm_range range, mm_group_access access, CUstream strea
     }
 }
 
-typedef enum { LOAD_RANGES, DROP_RANGES, HOME_RANGES } range_move;
+/* Where no page of the copy was written, the prefetch has nothing to do. */
+static int
+collect_range(mm_driver *cu, mm_range range, CUstream stream, mm_status *st)
+{
+    if (advise_working_range(cu, range, CU_MEM_ADVISE_UNSET_READ_MOSTLY, st) < 0) {
+        return -1;
+    }
+    return issue_range(cu, MM_PREFETCH, range, mm_host(), stream, st);
+}
+
+typedef enum { LOAD_RANGES, COPY_RANGES, DROP_RANGES, HOME_RANGES, COLLECT_RANGES } range_move;
 
 static int
 move_range(mm_driver *cu, const mm_working_memory *m, mm_range range, range_move move,
@@ -327,7 +337,10 @@ move_range(mm_driver *cu, const mm_working_memory *m, mm_range range, range_move
 {
     switch (move) {
     case LOAD_RANGES:
-        return load_range(cu, range, m->access == MM_GROUP_READ, where, stream, st);
+    case COPY_RANGES:
+        return load_range(cu, range, move == COPY_RANGES, where, stream, st);
+    case COLLECT_RANGES:
+        return collect_range(cu, range, stream, st);
     case DROP_RANGES:
         return drop_range(cu, range, m->access, stream, st);
     default:
@@ -358,11 +371,11 @@ move_ranges(mm_driver *cu, const mm_working_memory *m, range_move move, CUmemLoc
 }
 
 int
-mm_working_memory_load(mm_driver *cu, const mm_working_memory *m, int device, CUstream stream,
-                       mm_status *st)
+mm_working_memory_load(mm_driver *cu, const mm_working_memory *m, int device, bool copy,
+                       CUstream stream, mm_status *st)
 {
-    return move_ranges(cu, m, LOAD_RANGES, mm_location(CU_MEM_LOCATION_TYPE_DEVICE, device),
-                       stream, st);
+    return move_ranges(cu, m, copy || m->access == MM_GROUP_READ ? COPY_RANGES : LOAD_RANGES,
+                       mm_location(CU_MEM_LOCATION_TYPE_DEVICE, device), stream, st);
 }
 
 int
@@ -372,7 +385,8 @@ mm_working_memory_drop(mm_driver *cu, const mm_working_memory *m, CUstream strea
 }
 
 int
-mm_working_memory_home(mm_driver *cu, const mm_working_memory *m, CUstream stream, mm_status *st)
+mm_working_memory_home(mm_driver *cu, const mm_working_memory *m, bool copy, CUstream stream,
+                       mm_status *st)
 {
-    return move_ranges(cu, m, HOME_RANGES, mm_host(), stream, st);
+    return move_ranges(cu, m, copy ? COLLECT_RANGES : HOME_RANGES, mm_host(), stream, st);
 }

@@ -8,13 +8,7 @@
 
 #include "guard.h"
 #include "policy.h"
-
-/* What is done with the memory while it is in the set. */
-typedef enum {
-    MM_GROUP_READ, /* only read: the device gets a copy, which is dropped by advice */
-    MM_GROUP_WRITE, /* goes home with its contents */
-    MM_GROUP_SCRATCH /* its contents are not needed after a use: they are discarded */
-} mm_group_access;
+#include "working_set.h"
 
 typedef struct {
     mm_range range;
@@ -60,15 +54,17 @@ MM_NODISCARD int mm_working_memory_restore(mm_driver *cu, mm_working_memory *m, 
 /* The next calls queue work on a stream, not on a default stream. After a failure they go on with the
  * rest of the memory, and report the first failure. In the caller's scope. */
 
+/* `copy`: as a copy, also of a group that is written. One that is only read is always copied. */
 MM_NODISCARD int mm_working_memory_load(mm_driver *cu, const mm_working_memory *m, int device,
-                                        CUstream stream, mm_status *st);
+                                        bool copy, CUstream stream, mm_status *st);
 
 /* Brings the memory home: read-only copies are dropped at once, contents to be discarded may be. */
 MM_NODISCARD int mm_working_memory_drop(mm_driver *cu, const mm_working_memory *m, CUstream stream,
                                         mm_status *st);
 
-/* Brings it home with its contents. */
-MM_NODISCARD int mm_working_memory_home(mm_driver *cu, const mm_working_memory *m, CUstream stream,
-                                        mm_status *st);
+/* Brings it home with its contents; `copy` if it was loaded as one. Pages of a copy that were written
+ * all the same are on the device only, and go home too. */
+MM_NODISCARD int mm_working_memory_home(mm_driver *cu, const mm_working_memory *m, bool copy,
+                                        CUstream stream, mm_status *st);
 
 #endif

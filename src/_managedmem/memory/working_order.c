@@ -1,8 +1,8 @@
 /* working_order.c: the next groups of a working set: a given round, and what followed what.
  *
- * Two groups in a row tell a loop that goes forward and then back which direction it has; one group
- * alone is the second choice. A group that never had a follower is expected to be followed by the
- * one that was added after it. */
+ * Two uses in a row tell a loop that goes forward and then back which direction it has; one use alone
+ * is the second choice. A use that never had a follower is expected to be followed by one of the group
+ * that was added after it. */
 #include "working_order.h"
 
 #include <assert.h>
@@ -30,20 +30,43 @@ mm_working_order_free(mm_working_order *o)
     mm_working_order_init(o);
 }
 
-static bool
-is_removed(const mm_working_order *o, uint32_t group)
+/* --- uses --------------------------------------------------------------------------------- */
+
+static uint32_t
+use_of(uint32_t group, bool reads)
 {
-    return o->followers[group] == MM_REMOVED_GROUP;
+    return 2 * group + reads;
 }
 
-/* The first group from this number on, after the last one the first one of all; or MM_NO_GROUP. */
 static uint32_t
-group_from(const mm_working_order *o, uint32_t number)
+group_of(uint32_t use)
+{
+    return use / 2;
+}
+
+static bool
+only_reads(uint32_t use)
+{
+    return use % 2 != 0;
+}
+
+/* Also true for a use that its group does not have. */
+static bool
+is_removed(const mm_working_order *o, uint32_t use)
+{
+    return o->followers[use] == MM_REMOVED_GROUP;
+}
+
+/* A use like this one, of its group or the first group behind it that was not removed; behind the last
+ * group comes the first. MM_NO_GROUP if there are none. */
+static uint32_t
+use_from(const mm_working_order *o, uint32_t use)
 {
     for (uint32_t i = 0; i < o->count; i++) {
-        uint32_t group = (uint32_t)(((uint64_t)number + i) % o->count);
-        if (!is_removed(o, group)) {
-            return group;
+        uint32_t group = (uint32_t)(((uint64_t)group_of(use) + i) % o->count);
+        if (!is_removed(o, use_of(group, false))) {
+            bool reads = only_reads(use) && !is_removed(o, use_of(group, true));
+            return use_of(group, reads);
         }
     }
     return MM_NO_GROUP;
@@ -124,19 +147,21 @@ widen_pairs(mm_working_order *o)
 /* --- groups and the given round ----------------------------------------------------------- */
 
 int
-mm_working_order_add(mm_working_order *o, mm_status *st)
+mm_working_order_add(mm_working_order *o, bool is_written, mm_status *st)
 {
-    size_t needed = (size_t)o->count + 1;
+    size_t needed = 2 * ((size_t)o->count + 1);
 
     if (needed > MM_REMOVED_GROUP) {
         return mm_fail(st, MM_BAD_VALUE, "a working set cannot have more than %u groups",
-                       MM_REMOVED_GROUP);
+                       MM_REMOVED_GROUP / 2);
     }
     o->followers = mm_grow(o->followers, &o->follower_capacity, needed, sizeof *o->followers, st);
     if (o->follower_capacity < needed) {
         return -1;
     }
-    o->followers[o->count++] = MM_NO_GROUP;
+    o->followers[use_of(o->count, false)] = MM_NO_GROUP;
+    o->followers[use_of(o->count, true)] = is_written ? MM_NO_GROUP : MM_REMOVED_GROUP;
+    o->count++;
     widen_pairs(o);
     return 0;
 }
@@ -154,8 +179,8 @@ mm_working_order_give(mm_working_order *o, const uint32_t *round, size_t count, 
     o->given_count = 0;
     for (size_t i = 0; i < count; i++) {
         assert(round[i] < o->count);
-        if (!is_removed(o, round[i])) {
-            copy[o->given_count++] = round[i];
+        if (!is_removed(o, use_of(round[i], false))) {
+            copy[o->given_count++] = use_of(round[i], false);
         }
     }
     o->given_next = 0;
@@ -183,7 +208,7 @@ learned_follower(const mm_working_order *o, uint32_t first, uint32_t second, uin
     const mm_followed_pair *pair;
 
     if (second == MM_NO_GROUP) {
-        return group_from(o, 0);
+        return use_from(o, 0);
     }
     pair = learned_pair(o, first, second);
     if (pair != NULL) {
@@ -192,7 +217,7 @@ learned_follower(const mm_working_order *o, uint32_t first, uint32_t second, uin
     if (o->followers[second] != MM_NO_GROUP) {
         return o->followers[second];
     }
-    return group_from(o, second + 1);
+    return use_from(o, use_of(group_of(second) + 1, only_reads(second)));
 }
 
 static bool
@@ -207,8 +232,8 @@ mm_working_order_walk(const mm_working_order *o)
     return (mm_order_walk){o->before, o->last, o->times, o->given_next, uses_given(o)};
 }
 
-uint32_t
-mm_order_walk_next(const mm_working_order *o, mm_order_walk *walk)
+static uint32_t
+next_use(const mm_working_order *o, mm_order_walk *walk)
 {
     uint32_t next;
 
@@ -228,6 +253,15 @@ mm_order_walk_next(const mm_working_order *o, mm_order_walk *walk)
     return next;
 }
 
+uint32_t
+mm_order_walk_next(const mm_working_order *o, mm_order_walk *walk, bool *reads)
+{
+    uint32_t use = next_use(o, walk);
+
+    *reads = use != MM_NO_GROUP && only_reads(use);
+    return use != MM_NO_GROUP ? group_of(use) : MM_NO_GROUP;
+}
+
 int
 mm_working_order_trust(const mm_working_order *o)
 {
@@ -236,34 +270,34 @@ mm_working_order_trust(const mm_working_order *o)
 
 /* --- removing ----------------------------------------------------------------------------- */
 
-/* Learns (before, behind) in place of (before, group), which `behind` followed, and (group, behind). */
+/* Learns (before, behind) in place of (before, use), which `behind` followed, and (use, behind). */
 static void
-join_pairs(mm_working_order *o, uint32_t group)
+join_pairs(mm_working_order *o, uint32_t use)
 {
     for (size_t i = 0; i < count_places(o); i++) {
         const mm_followed_pair pair = o->pairs[i], *behind;
-        if (!has_pair(&pair) || pair.second != group || pair.first == pair.next
+        if (!has_pair(&pair) || pair.second != use || pair.first == pair.next
             || learned_pair(o, pair.first, pair.next) != NULL) {
             continue;
         }
-        behind = learned_pair(o, group, pair.next);
+        behind = learned_pair(o, use, pair.next);
         if (behind != NULL) {
             learn_pair(o, &(mm_followed_pair){pair.first, pair.next, behind->times, behind->next});
         }
     }
 }
 
-/* What follows a pair once the group, which followed it, is gone. If that is the second one of the pair
- * itself, as at the end of a loop that turns, the two acquisitions of it are in a row then. */
+/* What follows a pair once the use that followed it is gone. If that is the second one of the pair
+ * itself, as at the end of a loop that turns, its two uses are in a row then. */
 static mm_followed_pair
-pair_without(const mm_working_order *o, const mm_followed_pair *pair, uint32_t group)
+pair_without(const mm_working_order *o, const mm_followed_pair *pair, uint32_t use)
 {
-    const mm_followed_pair *through = learned_pair(o, pair->second, group), *back;
+    const mm_followed_pair *through = learned_pair(o, pair->second, use), *back;
     mm_followed_pair joined = *pair;
 
-    joined.next = through != NULL ? through->next : o->followers[group];
+    joined.next = through != NULL ? through->next : o->followers[use];
     if (joined.next == pair->second) {
-        back = learned_pair(o, group, pair->second);
+        back = learned_pair(o, use, pair->second);
         joined.times += back != NULL ? back->times : 0;
         joined.next = back != NULL ? back->next : MM_NO_GROUP;
     }
@@ -271,18 +305,18 @@ pair_without(const mm_working_order *o, const mm_followed_pair *pair, uint32_t g
 }
 
 static void
-forget_pairs(mm_working_order *o, uint32_t group)
+forget_pairs(mm_working_order *o, uint32_t use)
 {
     for (size_t i = 0; i < count_places(o); i++) {
         mm_followed_pair *pair = &o->pairs[i];
-        if (has_pair(pair) && pair->next == group && pair->first != group) {
-            *pair = pair_without(o, pair, group);
+        if (has_pair(pair) && pair->next == use && pair->first != use) {
+            *pair = pair_without(o, pair, use);
         }
     }
     for (size_t i = 0; i < count_places(o); i++) {
         mm_followed_pair *pair = &o->pairs[i];
         if (has_pair(pair)
-            && (pair->first == group || pair->second == group || pair->next == group
+            && (pair->first == use || pair->second == use || pair->next == use
                 || pair->next == pair->second || pair->next == MM_NO_GROUP)) {
             pair->first = MM_REMOVED_GROUP;
         }
@@ -290,16 +324,16 @@ forget_pairs(mm_working_order *o, uint32_t group)
 }
 
 static void
-forget_follower(mm_working_order *o, uint32_t group)
+forget_follower(mm_working_order *o, uint32_t use)
 {
-    uint32_t behind = o->followers[group];
+    uint32_t behind = o->followers[use];
 
-    for (uint32_t i = 0; i < o->count; i++) {
-        if (o->followers[i] == group) {
+    for (uint32_t i = 0; i < 2 * o->count; i++) {
+        if (o->followers[i] == use) {
             o->followers[i] = behind == i ? MM_NO_GROUP : behind;
         }
     }
-    o->followers[group] = MM_REMOVED_GROUP;
+    o->followers[use] = MM_REMOVED_GROUP;
 }
 
 static void
@@ -308,7 +342,7 @@ leave_out_given(mm_working_order *o, uint32_t group)
     uint32_t kept = 0, next = o->given_next;
 
     for (uint32_t i = 0; i < o->given_count; i++) {
-        if (o->given[i] != group) {
+        if (group_of(o->given[i]) != group) {
             o->given[kept++] = o->given[i];
         } else if (i < o->given_next) {
             next--;
@@ -318,22 +352,31 @@ leave_out_given(mm_working_order *o, uint32_t group)
     o->given_next = next < kept ? next : 0;
 }
 
-void
-mm_working_order_remove(mm_working_order *o, uint32_t group)
+static void
+forget_use(mm_working_order *o, uint32_t use)
 {
-    assert(group < o->count && !is_removed(o, group));
-    join_pairs(o, group);
-    forget_pairs(o, group);
-    forget_follower(o, group);
-    leave_out_given(o, group);
-    if (o->last == group) {
+    join_pairs(o, use);
+    forget_pairs(o, use);
+    forget_follower(o, use);
+    if (o->last == use) {
         o->last = o->before;
         o->before = MM_NO_GROUP;
         o->times = 1;
     }
-    if (o->before == group) {
+    if (o->before == use) {
         o->before = MM_NO_GROUP;
     }
+}
+
+void
+mm_working_order_remove(mm_working_order *o, uint32_t group)
+{
+    assert(group < o->count && !is_removed(o, use_of(group, false)));
+    forget_use(o, use_of(group, false));
+    if (!is_removed(o, use_of(group, true))) {
+        forget_use(o, use_of(group, true));
+    }
+    leave_out_given(o, group);
 }
 
 /* --- noting ------------------------------------------------------------------------------- */
@@ -347,53 +390,62 @@ changed_trust(int trust, bool right)
     return trust / 2;
 }
 
-/* The place after the next one with this group, or the present place if the round lacks it. */
+/* The next place with this group, or the number of places if the round lacks it. */
 static uint32_t
-place_behind(const mm_working_order *o, uint32_t group)
+place_of(const mm_working_order *o, uint32_t group)
 {
     for (uint32_t i = 0; i < o->given_count; i++) {
         uint32_t place = (o->given_next + i) % o->given_count;
-        if (o->given[place] == group) {
-            return (place + 1) % o->given_count;
+        if (group_of(o->given[place]) == group) {
+            return place;
         }
     }
-    return o->given_next;
+    return o->given_count;
+}
+
+/* A wrong access is no wrong expectation: the group is needed all the same. */
+static void
+note_given(mm_working_order *o, uint32_t use)
+{
+    uint32_t place = place_of(o, group_of(use));
+
+    o->given_trust = changed_trust(o->given_trust, place == o->given_next);
+    if (place < o->given_count) {
+        o->given[place] = use;
+        o->given_next = (place + 1) % o->given_count;
+    }
 }
 
 static void
-note_given(mm_working_order *o, uint32_t group)
+note_learned(mm_working_order *o, uint32_t use)
 {
-    o->given_trust = changed_trust(o->given_trust, o->given[o->given_next] == group);
-    o->given_next = place_behind(o, group);
-}
+    uint32_t expected = learned_follower(o, o->before, o->last, o->times);
 
-static void
-note_learned(mm_working_order *o, uint32_t group)
-{
-    bool right = learned_follower(o, o->before, o->last, o->times) == group;
-
-    o->learned_trust = changed_trust(o->learned_trust, right || o->last == MM_NO_GROUP);
-    if (group == o->last) {
+    o->learned_trust = changed_trust(o->learned_trust, group_of(expected) == group_of(use)
+                                                           || o->last == MM_NO_GROUP);
+    if (use == o->last) {
         o->times++;
         return;
     }
     if (o->last != MM_NO_GROUP) {
-        o->followers[o->last] = group;
+        o->followers[o->last] = use;
     }
     if (o->before != MM_NO_GROUP) {
-        learn_pair(o, &(mm_followed_pair){o->before, o->last, o->times, group});
+        learn_pair(o, &(mm_followed_pair){o->before, o->last, o->times, use});
     }
     o->before = o->last;
-    o->last = group;
+    o->last = use;
     o->times = 1;
 }
 
 void
-mm_working_order_note(mm_working_order *o, uint32_t group)
+mm_working_order_note(mm_working_order *o, uint32_t group, bool reads)
 {
-    assert(group < o->count && !is_removed(o, group));
+    uint32_t use = use_of(group, reads);
+
+    assert(group < o->count && !is_removed(o, use));
     if (o->given_count > 0) {
-        note_given(o, group);
+        note_given(o, use);
     }
-    note_learned(o, group);
+    note_learned(o, use);
 }

@@ -1,7 +1,10 @@
 /* working_order.h: the order in which the groups of a working set are used: what comes next, from
  * a given order, from the past, or from the order in which the groups were added.
  *
- * Groups are numbers from 0 on; that of a removed group is not used again. Callers keep threads apart. */
+ * Groups are numbers from 0 on; that of a removed group is not used again. The uses of a group have two
+ * numbers: 2 * group in general, and 2 * group + 1 if they only read a group that others write: a loop
+ * that reads all groups and one that writes them have followers of their own. Callers keep threads
+ * apart. */
 #ifndef MM_WORKING_ORDER_H
 #define MM_WORKING_ORDER_H
 
@@ -17,26 +20,27 @@
 /* How far a predictor is trusted: the number of next groups that are worth a load, whatever their size. */
 enum { MM_MOST_TRUST = 8 };
 
-/* What came after a group that followed another one. */
+/* The use that came after one that followed another one. */
 typedef struct {
     uint32_t first, second; /* first: MM_NO_GROUP in an empty place, MM_REMOVED_GROUP in one that
                              * later places are searched behind */
-    uint32_t times; /* the acquisitions of the second one in a row */
+    uint32_t times; /* how often the second one came in a row */
     uint32_t next;
 } mm_followed_pair;
 
 /* All zero but for the trusts is an order without groups: use mm_working_order_init. */
 typedef struct {
     uint32_t count; /* of groups, also those that were removed */
-    uint32_t before, last; /* the last two different groups; or MM_NO_GROUP */
-    uint32_t times; /* the acquisitions of the last one in a row */
-    /* Learned: the latest follower of each group, and of each pair. MM_REMOVED_GROUP is that of a
-     * group that was removed. */
+    uint32_t before, last; /* the last two different uses; or MM_NO_GROUP */
+    uint32_t times; /* how often the last one came in a row */
+    /* Learned: the latest follower of each use, and of each pair. MM_REMOVED_GROUP is that of a
+     * group that was removed, and of uses that a group does not have. */
     uint32_t *followers;
     size_t follower_capacity;
     mm_followed_pair *pairs;
     uint32_t pair_mask; /* places - 1; the table is NULL without memory for it */
-    /* Given: one round, and the place of the next group in it. */
+    /* Given: one round of uses, and the place of the next one in it. Each place has the access that it
+     * had last. */
     uint32_t *given;
     uint32_t given_count, given_next;
     int given_trust, learned_trust;
@@ -45,8 +49,8 @@ typedef struct {
 void mm_working_order_init(mm_working_order *o);
 void mm_working_order_free(mm_working_order *o);
 
-/* Adds the group with the next number. */
-MM_NODISCARD int mm_working_order_add(mm_working_order *o, mm_status *st);
+/* Adds the group with the next number; `is_written` if some of its uses may only read it. */
+MM_NODISCARD int mm_working_order_add(mm_working_order *o, bool is_written, mm_status *st);
 
 /* Forgets a group: what came before it is followed by what came after it. */
 void mm_working_order_remove(mm_working_order *o, uint32_t group);
@@ -56,10 +60,10 @@ void mm_working_order_remove(mm_working_order *o, uint32_t group);
 MM_NODISCARD int mm_working_order_give(mm_working_order *o, const uint32_t *round, size_t count,
                                        mm_status *st);
 
-/* Notes that a group is acquired. */
-void mm_working_order_note(mm_working_order *o, uint32_t group);
+/* Notes that a group is acquired; `reads` for a use of a written group that only reads it. */
+void mm_working_order_note(mm_working_order *o, uint32_t group, bool reads);
 
-/* A walk along the groups that are expected next. */
+/* A walk along the uses that are expected next. */
 typedef struct {
     uint32_t first, second, times; /* as in the order, of the walk so far */
     uint32_t given_next;
@@ -68,8 +72,8 @@ typedef struct {
 
 mm_order_walk mm_working_order_walk(const mm_working_order *o);
 
-/* The next group of the walk, or MM_NO_GROUP if nothing is known. */
-uint32_t mm_order_walk_next(const mm_working_order *o, mm_order_walk *walk);
+/* The next group of the walk, and whether its use only reads it; or MM_NO_GROUP if nothing is known. */
+uint32_t mm_order_walk_next(const mm_working_order *o, mm_order_walk *walk, bool *reads);
 
 /* The number of next groups that are worth a load, from 0 to MM_MOST_TRUST; less after wrong
  * expectations. */

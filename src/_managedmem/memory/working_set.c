@@ -79,7 +79,7 @@ mm_working_set_take(mm_working_set *s, mm_working_command *command)
 /* --- groups ------------------------------------------------------------------------------- */
 
 int
-mm_working_set_add(mm_working_set *s, size_t bytes, bool signals_drop, mm_status *st)
+mm_working_set_add(mm_working_set *s, size_t bytes, mm_group_access access, mm_status *st)
 {
     size_t needed = (size_t)s->count + 1;
 
@@ -87,12 +87,13 @@ mm_working_set_add(mm_working_set *s, size_t bytes, bool signals_drop, mm_status
     /* With space for a command to each group and one away, so that a set that keeps up with its
      * commands allocates nothing later. */
     if (s->group_capacity < needed || widen_queue(s, s->queued + 2 * needed, st) < 0
-        || mm_working_order_add(&s->order, st) < 0) {
+        || mm_working_order_add(&s->order, access == MM_GROUP_WRITE, st) < 0) {
         return -1;
     }
     append_command(s, &(mm_working_command){.kind = MM_COMMAND_HOME, .group = s->count});
     s->live++;
-    s->groups[s->count++] = (mm_group_state){.bytes = bytes, .signals_drop = signals_drop};
+    s->groups[s->count++] =
+        (mm_group_state){.bytes = bytes, .signals_drop = access == MM_GROUP_SCRATCH};
     return 0;
 }
 
@@ -118,15 +119,17 @@ queue_drop(mm_working_set *s, uint32_t group)
 }
 
 static void
-queue_load(mm_working_set *s, uint32_t group)
+queue_load(mm_working_set *s, uint32_t group, bool copy)
 {
     mm_group_state *g = &s->groups[group];
 
     assert(!g->present && g->bytes <= s->budget - s->reserved);
     g->ticket = ++s->tickets;
     append_command(
-        s, &(mm_working_command){.kind = MM_COMMAND_LOAD, .group = group, .ticket = g->ticket});
+        s, &(mm_working_command){
+               .kind = MM_COMMAND_LOAD, .group = group, .ticket = g->ticket, .copy = copy});
     g->present = true;
+    g->copy = copy;
     s->present++;
     s->reserved += g->bytes;
 }
@@ -166,12 +169,13 @@ measure_distances(mm_working_set *s)
     mm_order_walk walk = mm_working_order_walk(&s->order);
     uint64_t steps = 2 * (uint64_t)s->live + MM_MOST_TRUST;
     uint32_t missing = s->live;
+    bool ignored;
 
     for (uint32_t i = 0; i < s->count; i++) {
         s->groups[i].distance = UNEXPECTED;
     }
     for (uint32_t step = 0; step < steps && missing > 0; step++) {
-        uint32_t group = mm_order_walk_next(&s->order, &walk);
+        uint32_t group = mm_order_walk_next(&s->order, &walk, &ignored);
         if (group == MM_NO_GROUP) {
             return;
         }
@@ -226,7 +230,7 @@ possible_room(const mm_working_set *s, uint32_t least)
 /* Queues the drops that a load needs, and the load. False if nothing is queued: the groups that may
  * be dropped leave no room, or there is no memory for the commands. */
 static bool
-make_room_and_load(mm_working_set *s, uint32_t group, uint32_t least)
+make_room_and_load(mm_working_set *s, uint32_t group, bool reads, uint32_t least)
 {
     size_t bytes = s->groups[group].bytes;
     mm_status ignored;
@@ -239,8 +243,22 @@ make_room_and_load(mm_working_set *s, uint32_t group, uint32_t least)
     while (s->budget - s->reserved < bytes) {
         queue_drop(s, farthest_victim(s, least));
     }
-    queue_load(s, group);
+    queue_load(s, group, reads);
     return true;
+}
+
+/* Queues the drop of a copy before a use that writes the group: what a device writes to a copy, it
+ * writes page by page. Without memory for the command the copy stays. */
+static void
+drop_copy_before_write(mm_working_set *s, uint32_t group, bool reads)
+{
+    const mm_group_state *g = &s->groups[group];
+    mm_status ignored;
+
+    if (g->present && g->copy && !reads && g->held == 0
+        && widen_queue(s, s->queued + 1, &ignored) == 0) {
+        queue_drop(s, group);
+    }
 }
 
 /* True if the group behind `step` expected ones, which have these bytes, is worth a load. */
@@ -268,13 +286,17 @@ look_ahead(mm_working_set *s)
     }
     measure_distances(s);
     for (uint32_t step = 0; is_worth_a_load(s, step, bytes); step++) {
-        uint32_t group = mm_order_walk_next(&s->order, &walk);
+        bool reads;
+        uint32_t group = mm_order_walk_next(&s->order, &walk, &reads);
         if (group == MM_NO_GROUP) {
             return;
         }
         bytes += s->groups[group].bytes;
+        if (s->groups[group].distance == step) {
+            drop_copy_before_write(s, group, reads);
+        }
         if (!s->groups[group].present && s->groups[group].held == 0) {
-            if (!make_room_and_load(s, group, s->groups[group].distance + 1)) {
+            if (!make_room_and_load(s, group, reads, s->groups[group].distance + 1)) {
                 return;
             }
             s->counts.ahead++;
@@ -285,14 +307,14 @@ look_ahead(mm_working_set *s)
 /* --- uses --------------------------------------------------------------------------------- */
 
 static mm_working_use
-place_acquired(mm_working_set *s, uint32_t group)
+place_acquired(mm_working_set *s, uint32_t group, bool reads)
 {
     if (s->groups[group].present) {
         s->counts.hits++;
         return MM_USE_PRESENT;
     }
     measure_distances(s);
-    if (s->groups[group].held > 1 || !make_room_and_load(s, group, 0)) {
+    if (s->groups[group].held > 1 || !make_room_and_load(s, group, reads, 0)) {
         s->counts.mapped++;
         return MM_USE_MAPPED;
     }
@@ -301,18 +323,19 @@ place_acquired(mm_working_set *s, uint32_t group)
 }
 
 mm_working_use
-mm_working_set_acquire(mm_working_set *s, uint32_t group, uint64_t *ticket)
+mm_working_set_acquire(mm_working_set *s, uint32_t group, bool reads, uint64_t *ticket)
 {
     mm_group_state *g = &s->groups[group];
     mm_working_use use;
 
     assert(group < s->count);
+    drop_copy_before_write(s, group, reads);
     if (g->held++ == 0) {
-        mm_working_order_note(&s->order, group); /* not the uses inside of another one */
+        mm_working_order_note(&s->order, group, reads); /* not the uses inside of another one */
     }
     g->used = ++s->turns;
     s->counts.acquired++;
-    use = place_acquired(s, group);
+    use = place_acquired(s, group, reads);
     *ticket = g->present || g->signals_drop ? g->ticket : 0;
     look_ahead(s);
     return use;

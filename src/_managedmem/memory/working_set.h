@@ -10,6 +10,13 @@
 
 #include "working_order.h"
 
+/* What is done with the memory of a group while it is in the set. */
+typedef enum {
+    MM_GROUP_READ, /* only read: the device gets a copy, which is dropped by advice */
+    MM_GROUP_WRITE, /* goes home with its contents, or as one that is read after uses that only read it */
+    MM_GROUP_SCRATCH /* its contents are not needed after a use: they are discarded */
+} mm_group_access;
+
 /* What is done when a group is acquired. */
 typedef enum {
     MM_USE_PRESENT, /* it is on the device, or a command to load it was queued before */
@@ -33,11 +40,13 @@ typedef struct {
     uint64_t ticket; /* signalled once it is done; 0: none */
     mm_release_list *releases; /* of a drop; or NULL */
     bool unused; /* of a drop: the group was never released, so that its contents are as added */
+    bool copy; /* of a load: its uses only read the group, which others write */
 } mm_working_command;
 
 typedef struct {
     size_t bytes; /* on the device, in whole pages */
     bool present; /* on the device once all queued commands are done */
+    bool copy; /* and was loaded for uses that only read it */
     bool signals_drop; /* uses must wait for its drop: that may destroy contents */
     bool released; /* once or more */
     unsigned held; /* acquisitions that are not released */
@@ -70,7 +79,7 @@ void mm_working_set_init(mm_working_set *s, size_t budget);
 void mm_working_set_free(mm_working_set *s);
 
 /* Adds a group, which is at home, and queues a command for that. */
-MM_NODISCARD int mm_working_set_add(mm_working_set *s, size_t bytes, bool signals_drop,
+MM_NODISCARD int mm_working_set_add(mm_working_set *s, size_t bytes, mm_group_access access,
                                     mm_status *st);
 
 /* Takes a group out, which is not held, and queues the command for it. On failure nothing changes. */
@@ -78,9 +87,11 @@ MM_NODISCARD int mm_working_set_remove(mm_working_set *s, uint32_t group, uint64
                                        mm_status *st);
 
 /* Acquires a group and queues what that needs, and then loads of the groups that are expected next.
- * A use must wait for *ticket, unless it is 0. Cannot fail: without memory for commands the group
+ * `reads` is for uses of a written group that only read it; a copy that was loaded for those is dropped
+ * before one that writes, unless it is held. A use must wait for *ticket, unless it is 0. Cannot fail: without memory for commands the group
  * is used where it is. */
-mm_working_use mm_working_set_acquire(mm_working_set *s, uint32_t group, uint64_t *ticket);
+mm_working_use mm_working_set_acquire(mm_working_set *s, uint32_t group, bool reads,
+                                      uint64_t *ticket);
 
 /* Undoes an acquisition, whose use did not come about. */
 void mm_working_set_give_back(mm_working_set *s, uint32_t group);

@@ -121,7 +121,7 @@ take_away(mm_loader *l, mm_loader_group *g, bool with_contents)
     int rc = -1;
 
     for (int attempt = 0; rc < 0 && attempt < 2; attempt++) {
-        rc = with_contents ? mm_working_memory_home(l->cu, &g->memory, l->away, &st)
+        rc = with_contents ? mm_working_memory_home(l->cu, &g->memory, g->copied, l->away, &st)
                            : mm_working_memory_drop(l->cu, &g->memory, l->away, &st);
         if (rc < 0) {
             note_failure(l, &st);
@@ -129,6 +129,8 @@ take_away(mm_loader *l, mm_loader_group *g, bool with_contents)
     }
     order_or_wait(l, l->cu->EventRecord(l->left, l->away), "cuEventRecord");
     g->left_over = rc < 0;
+    g->copied = g->copied && rc < 0;
+    g->leaving = true;
     g->was_home = g->was_home || rc == 0;
     count_physical(l, g, rc < 0);
 }
@@ -161,20 +163,39 @@ try_left_overs(mm_loader *l)
     }
 }
 
+/* True if the contents are at home, and no copy is in the way of uses that write. */
+static bool
+can_load(const mm_loader_group *g, bool copy)
+{
+    return g->was_home && (copy || !g->copied);
+}
+
+/* Pages that go home while they are read_mostly would stay on the device too. */
+static void
+wait_until_home(mm_loader *l, mm_loader_group *g)
+{
+    uint64_t since = mm_monotonic_clock();
+
+    while (g->leaving && !is_stream_idle(l, l->away)) {
+        mm_loader_wait_awake(since);
+    }
+    g->leaving = false;
+}
+
 /* The bytes on the device stay within the budget also after a drop that failed. */
 static int
-load_within_budget(mm_loader *l, mm_loader_group *g, mm_status *st)
+load_within_budget(mm_loader *l, mm_loader_group *g, bool copy, mm_status *st)
 {
     size_t bytes;
 
-    if (!g->was_home) {
+    if (!can_load(g, copy)) {
         take_away(l, g, true);
     }
     bytes = g->on_device ? 0 : g->memory.bytes;
     if (atomic_load(&l->physical) + bytes > l->set.budget) {
         try_left_overs(l);
     }
-    if (!g->was_home || atomic_load(&l->physical) + bytes > l->set.budget) {
+    if (!can_load(g, copy) || atomic_load(&l->physical) + bytes > l->set.budget) {
         return mm_fail(st, MM_REFUSED,
                        "a group of %zu bytes was not loaded, because memory that should have left "
                        "the device is still there",
@@ -184,14 +205,18 @@ load_within_budget(mm_loader *l, mm_loader_group *g, mm_status *st)
     count_physical(l, g, true);
     order_or_wait(l, l->cu->StreamWaitEvent(g->stream, l->left, CU_EVENT_WAIT_DEFAULT),
                   "cuStreamWaitEvent");
-    return mm_working_memory_load(l->cu, &g->memory, l->device, g->stream, st);
+    if (copy) {
+        wait_until_home(l, g);
+        g->copied = true;
+    }
+    return mm_working_memory_load(l->cu, &g->memory, l->device, copy, g->stream, st);
 }
 
 static void
 run_load(mm_loader *l, mm_loader_group *g, const mm_working_command *command)
 {
     mm_status st = {.kind = MM_OK};
-    int rc = load_within_budget(l, g, &st);
+    int rc = load_within_budget(l, g, command->copy, &st);
 
     if (rc < 0) {
         note_failure(l, &st);
@@ -243,13 +268,13 @@ static void
 run_drop(mm_loader *l, mm_loader_group *g, const mm_working_command *command)
 {
     bool passed = wait_for_uses(l, g, command->releases);
-    bool with_contents = keeps_contents(l, g, command);
+    bool with_contents = keeps_contents(l, g, command), copied = g->copied;
 
     g->left_over = !passed && g->on_device;
     if (passed && g->on_device) {
         take_away(l, g, with_contents);
         mm_loader_lock(l);
-        l->report.bytes_home += with_contents && !g->left_over ? g->memory.bytes : 0;
+        l->report.bytes_home += with_contents && !copied && !g->left_over ? g->memory.bytes : 0;
         mm_loader_unlock(l);
     }
 }

@@ -33,6 +33,8 @@ typedef struct {
     bool on_device; /* the thread's; its bytes are in `physical` */
     bool was_home; /* the thread's; before, the only contents may be on a device */
     bool left_over; /* the thread's; a drop has failed and must be tried again */
+    bool copied; /* the thread's; read_mostly may be set for uses that only read a written group */
+    bool leaving; /* the thread's; its contents may still be on their way home */
     mm_group_removal removal; /* under the lock */
     bool uncertain; /* under the lock: the end of a use could not be recorded; for good, because it
                      * may be the end of a later use than the thread knows */

@@ -177,8 +177,8 @@ const char mm_working_set_add_doc[] =
     "    As for advise(), but no system memory, and no page of another group.\n"
     "access : {'read', 'write', 'scratch'}\n"
     "    'read': the program does not write the memory while it is in the set; a drop moves no byte.\n"
-    "    'write': a drop copies the contents home. 'scratch': the contents are not needed after the\n"
-    "    last release, and may be discarded.\n"
+    "    'write': a drop copies the contents home, unless it was loaded for a use with access='read'.\n"
+    "    'scratch': the contents are not needed after the last release, and may be discarded.\n"
     "name : str, optional\n"
     "    For messages and repr.\n"
     "\n"
@@ -281,9 +281,38 @@ enter_use(PyObject *op, PyObject *stream, mm_stream_use *use)
                : loader;
 }
 
+static bool
+is_access(PyObject *value, mm_group_access access)
+{
+    return PyUnicode_Check(value)
+           && PyUnicode_CompareWithASCIIString(value, access_names[access]) == 0;
+}
+
+/* Reads the access of one use; NULL and None are that of the group. */
+static int
+read_use_access(PyObject *op, PyObject *value, bool *reads)
+{
+    mm_group_access own = mm_working_group_of(op)->access;
+
+    *reads = value != NULL && own == MM_GROUP_WRITE && is_access(value, MM_GROUP_READ);
+    if (value == NULL || value == Py_None || *reads || is_access(value, own)) {
+        return 0;
+    }
+    if (own == MM_GROUP_WRITE) {
+        PyErr_Format(PyExc_ValueError, "access must be None, \"read\" or \"write\", got %R",
+                     value);
+    } else {
+        PyErr_Format(PyExc_ValueError,
+                     "access of a group that was added with access=\"%s\" must be None or \"%s\", "
+                     "got %R: add it with access=\"write\" for uses that differ",
+                     access_names[own], access_names[own], value);
+    }
+    return -1;
+}
+
 /* 1: on the device; 0: mapped; -1 with an exception. */
 static int
-acquire_group(PyObject *op, PyObject *stream)
+acquire_group(PyObject *op, PyObject *stream, bool reads)
 {
     mm_working_use placed = MM_USE_MAPPED;
     mm_stream_use use;
@@ -295,7 +324,8 @@ acquire_group(PyObject *op, PyObject *stream)
         return -1;
     }
     Py_BEGIN_ALLOW_THREADS
-    rc = mm_loader_acquire(loader, mm_working_group_of(op)->number, use.handle, &placed, &st);
+    rc = mm_loader_acquire(loader, mm_working_group_of(op)->number, reads, use.handle, &placed,
+                           &st);
     mm_stream_leave(&use);
     Py_END_ALLOW_THREADS
     return mm_raise_failure(mm_type_state(Py_TYPE(op)), rc, &st) < 0 ? -1
@@ -322,24 +352,31 @@ release_group(PyObject *op, PyObject *stream, bool *entered)
     return mm_none_or_raise(mm_type_state(Py_TYPE(op)), rc, &st);
 }
 
-/* Reads `stream`, the only argument of the methods. */
+/* Reads the arguments of acquire() and use(). */
 static int
-read_use_stream(const char *function, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames,
-                PyObject **stream)
+read_use(const char *function, PyObject *op, PyObject *const *args, Py_ssize_t nargs,
+         PyObject *kwnames, PyObject **stream, bool *reads)
 {
-    static const char *const names[] = {"stream"};
-    const mm_parameters parameters = {.function = function, .names = names, .total = 1};
+    enum { STREAM, ACCESS, ARGC };
+    static const char *const names[ARGC] = {[STREAM] = "stream", [ACCESS] = "access"};
+    const mm_parameters parameters = {.function = function, .names = names, .total = ARGC};
+    PyObject *argv[ARGC];
 
-    return mm_args(&parameters, args, nargs, kwnames, stream);
+    if (mm_args(&parameters, args, nargs, kwnames, argv) < 0) {
+        return -1;
+    }
+    *stream = argv[STREAM];
+    return read_use_access(op, argv[ACCESS], reads);
 }
 
 static PyObject *
 group_acquire(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
     PyObject *stream;
-    int placed = read_use_stream("acquire", args, nargs, kwnames, &stream) < 0
+    bool reads;
+    int placed = read_use("acquire", op, args, nargs, kwnames, &stream, &reads) < 0
                      ? -1
-                     : acquire_group(op, stream);
+                     : acquire_group(op, stream, reads);
 
     return placed < 0 ? NULL : PyBool_FromLong(placed);
 }
@@ -347,10 +384,12 @@ group_acquire(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *k
 static PyObject *
 group_release(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
+    static const char *const names[] = {"stream"};
+    static const mm_parameters parameters = {.function = "release", .names = names, .total = 1};
     PyObject *stream;
     bool entered;
 
-    return read_use_stream("release", args, nargs, kwnames, &stream) < 0
+    return mm_args(&parameters, args, nargs, kwnames, &stream) < 0
                ? NULL
                : release_group(op, stream, &entered);
 }
@@ -361,6 +400,7 @@ typedef struct {
     PyObject_HEAD
     PyObject *group;
     PyObject *stream; /* or NULL */
+    bool reads;
 } working_use_object;
 
 static working_use_object *
@@ -375,23 +415,25 @@ group_use(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnam
     mm_state *state = mm_type_state(Py_TYPE(op));
     mm_stream_use checked;
     PyObject *stream, *self;
+    bool reads;
 
-    if (read_use_stream("use", args, nargs, kwnames, &stream) < 0
+    if (read_use("use", op, args, nargs, kwnames, &stream, &reads) < 0
         || mm_stream_read(state, stream, &checked) < 0
         || (self = mm_alloc_object(state->working_use_type)) == NULL) {
         return NULL;
     }
     working_use_of(self)->group = Py_NewRef(op);
     working_use_of(self)->stream = Py_XNewRef(stream);
+    working_use_of(self)->reads = reads;
     return self;
 }
 
 static PyObject *
 working_use_enter(PyObject *op, PyObject *Py_UNUSED(none))
 {
-    PyObject *group = working_use_of(op)->group;
+    const working_use_object *use = working_use_of(op);
 
-    return acquire_group(group, working_use_of(op)->stream) < 0 ? NULL : Py_NewRef(group);
+    return acquire_group(use->group, use->stream, use->reads) < 0 ? NULL : Py_NewRef(use->group);
 }
 
 /* Ends a use whose stream was closed in its block, with an exception set. */
@@ -568,23 +610,30 @@ PyDoc_STRVAR(
 
 PyDoc_STRVAR(
     group_use_doc,
-    "use($self, /, *, stream=None)\n--\n\n"
+    "use($self, /, *, stream=None, access=None)\n--\n\n"
     "A `with` block that acquires the group at its beginning and releases it at its end.\n"
     "\n"
-    "Both on this stream; None is the default stream of the set's device. The block gets the group. The\n"
-    "object can be entered again. Raises TypeError for an object that is not a stream; the block raises\n"
-    "as acquire() and release() do.");
+    "Both on this stream; None is the default stream of the set's device. `access` is as for acquire().\n"
+    "The block gets the group. The object can be entered again. Raises TypeError for an object that is\n"
+    "not a stream, and ValueError for an access that the group does not have; the block raises as\n"
+    "acquire() and release() do.");
 
 PyDoc_STRVAR(
     group_acquire_doc,
-    "acquire($self, /, *, stream=None)\n--\n\n"
+    "acquire($self, /, *, stream=None, access=None)\n--\n\n"
     "Let the work that is queued on the stream from now on find the group on the device.\n"
+    "\n"
+    "access='read' promises that this use does not write a group that was added with access='write':\n"
+    "it gets a copy, which is dropped without a copy home. A broken promise loses no byte and no room:\n"
+    "written pages go home when the group is dropped, but the device writes them by page faults. Else\n"
+    "`access` is None or that of the group.\n"
     "\n"
     "Returns True, or False if there is no room, because other groups are acquired or the group is\n"
     "larger than the budget: the device then reaches it at home. Does not wait for a load, but until\n"
     "the load is queued, which follows the earlier uses of the groups that make room for it. Raises\n"
-    "RuntimeError if the set or memory of the group is closed or the group was removed, and CUDAError when the driver refuses and\n"
-    "for a stream that captures a graph; then the group is not acquired. Safe from every thread; releases\n"
+    "ValueError for another access, RuntimeError if the set or memory of the group is closed or the group\n"
+    "was removed, and CUDAError when the driver refuses and for a stream that captures a graph; then the\n"
+    "group is not acquired. Safe from every thread; releases\n"
     "the GIL. Driver: cuStreamWaitEvent.");
 
 PyDoc_STRVAR(
