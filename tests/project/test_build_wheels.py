@@ -117,3 +117,11 @@ def test_a_failed_command_shows_its_output():
 def test_the_recipe_for_conda_has_the_version():
     recipe = (ROOT / "conda" / "recipe" / "recipe.yaml").read_text()
     assert f'version: "{managedmem.__version__}"' in recipe
+
+
+def test_the_recipe_for_conda_has_a_c_library():
+    """rattler-build knows a compiler for each machine, but a C library only from the variants."""
+    folder = ROOT / "conda" / "recipe"
+    assert 'stdlib("c")' in (folder / "recipe.yaml").read_text()
+    variants = (folder / "variants.yaml").read_text()
+    assert 'c_stdlib:\n  - sysroot\nc_stdlib_version:\n  - "2.17"\n' in variants
