@@ -172,9 +172,9 @@ class PinnedBuffers:
 
 @contextmanager
 def streamed(machine: Machine, model: Any, budget: int, **options: Any) -> Iterator[Any]:
-    """A module that is offloaded in the block."""
-    with machine.ours.offload(model, "cuda:0", budget=budget, **options):
-        yield model
+    """The handle of a module that is offloaded in the block."""
+    with machine.ours.offload(model, "cuda:0", budget=budget, **options) as handle:
+        yield handle
 
 
 def layer_rows(machine: Machine, nbytes: int, count: int, repetitions: int) -> tuple[Row, Row]:
@@ -363,6 +363,27 @@ def training(machine: Machine, nbytes: int, count: int, repetitions: int) -> Ite
     yield joined(row, side_by_side("", others, count=1, repetitions=repetitions, unit="ms"))
 
 
+def trained_in_turn(machine: Machine, nbytes: int, count: int, repetitions: int) -> Row:
+    """Steps with half of the parameters in the budget, and what they bring home."""
+    size = nbytes * count
+    resident = Training(machine, nbytes, count, machine.place)
+    ours = Training(machine, nbytes, count, "cpu")
+    steps = 0
+
+    def step() -> None:
+        nonlocal steps
+        steps += 1
+        ours.step()
+
+    contenders = {"resident": machine.in_a_row(resident.step, ROUNDS)}
+    with streamed(machine, ours.model, size // 2, optimizer=ours.optimizer) as handle:
+        contenders["ours"] = machine.in_a_row(step, ROUNDS)
+        title = f"Adam, {count} layers of {size_text(nbytes)}, half of them in the budget"
+        row = side_by_side(title, contenders, count=1, repetitions=repetitions, unit="ms")
+        home = handle.stats()["bytes_home"] / max(steps, 1) / size
+    return replace(row, note=f"parameters copied home in a step: {home:.2f} times")
+
+
 def all_fits(machine: Machine, nbytes: int, count: int, repetitions: int) -> Row:
     """A round with a budget for everything."""
     torch = machine.torch
@@ -395,4 +416,5 @@ def measure(
     yield from layers(machine, sizes, repetitions)
     yield from generation(machine, repetitions, tokens, **shape)
     yield from training(machine, *trained, repetitions)
+    yield trained_in_turn(machine, trained[0], 2 * trained[1], repetitions)
     yield all_fits(machine, sizes[min(1, len(sizes) - 1)], LAYERS, repetitions)

@@ -153,6 +153,65 @@ class TestSteps:
             assert homes == [s["exp_avg"].data_ptr() for s in pair.optimizer.state.values()]
             pair.check()
 
+    @pytest.mark.parametrize("name", ["SGD", "Adam", "LBFGS"])
+    def test_a_step_moves_each_layer_home_once(self, on, name):
+        """After the optimizer has written it; not after the passes, which only read it."""
+        count, steps = 12, 6
+        pair = Pair(on, OPTIMIZERS[name], layers(count, on=on))
+        home = []
+        with pair.offload(4 * LAYER) as handle:
+            assert handle.stats()["groups"] == count
+            for _ in range(steps + 2):
+                home.append(handle.stats()["bytes_home"])
+                pair.step()
+            pair.check()
+        moved = handle.stats()["bytes_home"] - home[2]  # two steps teach the order
+        if name == "LBFGS":  # which writes without a use that says so
+            assert moved > steps * count * LAYER
+        else:
+            assert (steps - 1) * count * LAYER <= moved <= (steps + 1) * count * LAYER
+        pair.check()
+
+    def test_a_forward_call_that_writes_its_parameters(self, on):
+        """Which offload() does not expect: the values are right all the same."""
+
+        class Clamped(nn.Linear):
+            def forward(self, inputs):
+                with torch.no_grad():
+                    self.weight.clamp_(-0.05, 0.05)
+                return super().forward(inputs)
+
+        torch.manual_seed(0)
+        model = nn.Sequential(*(Clamped(64, 64) for _ in range(8))).to(on)
+        pair = Pair(on, model=model)
+        with pair.offload(3 * LAYER) as handle:
+            for _ in range(4):
+                pair.step()
+                assert handle.stats()["held"] <= 3 * LAYER
+            pair.check()
+        pair.check()
+
+    def test_large_buffers_of_a_trained_module(self, on):
+        """Forward calls write them."""
+
+        class Counting(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.register_buffer("sums", torch.zeros(64, 64))
+                self.inner = nn.Linear(64, 64)
+
+            def forward(self, inputs):
+                self.sums += 1
+                return self.inner(inputs) + self.sums.mean()
+
+        torch.manual_seed(0)
+        pair = Pair(on, model=nn.Sequential(*(Counting() for _ in range(6))).to(on))
+        with pair.offload(6 * LAYER):
+            for _ in range(3):
+                pair.step()
+            pair.check()
+        pair.check()
+
     def test_an_exception_in_a_step(self, on):
         """What the plain optimizer has done by then is done, and the next step works."""
         pair = Pair(on)

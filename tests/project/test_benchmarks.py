@@ -199,7 +199,10 @@ class TestGroups:
         assert [("page faults" in row.results) for row in rounds] == [True, False] * 2
         assert [row.operation.endswith("thread time") for row in rounds] == [False, True] * 2
         notes = [row.note for row in rows if row.note and row not in rounds]
-        assert notes in ([], ["logits equal: True"])
+        *others, home = notes
+        assert others in ([], ["logits equal: True"])
+        assert home.startswith("parameters copied home in a step: ")
+        assert float(home.split()[-2]) < 1.5  # not after the passes, which only read them
 
     def test_every_group_is_within_the_budget(self):
         for name, group in command.GROUPS.items():

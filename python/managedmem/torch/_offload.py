@@ -21,7 +21,13 @@ import managedmem
 from managedmem import Device
 from managedmem.torch._moving import _blocks, _check_movable, _swap
 from managedmem.torch._offload_hooks import Announcer, begin_use, end_use
-from managedmem.torch._offload_optimizer import GradientHome, SplitStep, StepPart, state_bytes
+from managedmem.torch._offload_optimizer import (
+    GradientHome,
+    SplitStep,
+    StepPart,
+    can_split,
+    state_bytes,
+)
 from managedmem.torch._offload_places import Moved, Target, move_back, move_in
 from managedmem.torch._offload_plan import Plan, make_plan, size_of
 from managedmem.torch._tensors import Found
@@ -65,8 +71,9 @@ def offload(
     Parameters and buffers move into managed memory whose home is the host. A WorkingSet loads those
     of a submodule to the device before its forward and its backward call, in the order that it
     learns from the calls, and drops them afterwards. The device uses what does not fit over the
-    bus. Parameters of the optimizer are copied home when they are dropped; others are dropped
-    without a copy. If everything fits in the budget, everything is on the device from the start,
+    bus. Calls read parameters, which are then dropped without a copy; the optimizer writes its own,
+    which are copied home after the step. A forward call that writes such parameters is right too,
+    but slow. If everything fits in the budget, everything is on the device from the start,
     without hooks.
 
     Inputs must be on the device. On the emulated driver, where torch has no GPU, the tensors stay
@@ -272,7 +279,8 @@ class _Lane:
         self.groups: dict[int, WorkingGroup] = {}
         self.hooks: list[RemovableHandle] = []
         self.set: WorkingSet = managedmem.WorkingSet(room, target.device)
-        self.announcer = Announcer(target, self.groups)
+        announced = optimizer is not None and can_split(optimizer)
+        self.announcer = Announcer(target, self.groups, announced)
         self.final: dict[str, int] | None = None
 
     def _divide(self, total: int, optimizer: torch.optim.Optimizer) -> int:

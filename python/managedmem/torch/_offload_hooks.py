@@ -13,7 +13,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -52,13 +52,15 @@ class _Use:
             end_use(group, self.stream)
 
 
-def begin_use(group: WorkingGroup, stream: int | None) -> bool:
+def begin_use(
+    group: WorkingGroup, stream: int | None, access: Literal["read"] | None = None
+) -> bool:
     """Acquire a group; False if the driver refused, and the memory is used at home, over the bus.
 
     Raises for a stream that captures a graph, whose replays nothing would bring memory for.
     """
     try:
-        group.acquire(stream=stream)
+        group.acquire(stream=stream, access=access)
     except CUDAError:
         if stream is not None and torch.cuda.is_current_stream_capturing():
             raise
@@ -117,9 +119,12 @@ class _PassEnd:
 class Announcer:
     """Announces the calls of the sites of one device."""
 
-    def __init__(self, target: Target, groups: Mapping[int, WorkingGroup]) -> None:
+    def __init__(
+        self, target: Target, groups: Mapping[int, WorkingGroup], step_is_announced: bool
+    ) -> None:
         self.target = target
         self.groups = groups  # by the id of a part
+        self.step_is_announced = step_is_announced  # else it may write what a call has loaded
         self.active = True
         self.failures = 0  # uses that the driver refused
         self._local = threading.local()
@@ -158,7 +163,8 @@ class Announcer:
         try:
             for part in site.parts:
                 group = self.groups[id(part)]
-                if begin_use(group, stream):
+                reads = part.stepped and self.step_is_announced
+                if begin_use(group, stream, "read" if reads else None):
                     acquired.append(group)
                 else:
                     self.failures += 1

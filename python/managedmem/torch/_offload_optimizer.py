@@ -164,7 +164,20 @@ def _is_plain(grad: Tensor) -> bool:
     return extent is not None and extent[1] - extent[0] == grad.nbytes
 
 
-# --- the state ----------------------------------------------------------------------------
+# --- the step -----------------------------------------------------------------------------
+
+
+def can_split(optimizer: optim.Optimizer) -> bool:
+    """True if parts give the same numbers, and no hook of the caller would see the parts."""
+    hooks = (
+        optimizer._optimizer_step_pre_hooks,
+        optimizer._optimizer_step_post_hooks,
+        _global_optimizer_pre_hooks,
+        _global_optimizer_post_hooks,
+    )
+    if type(optimizer) not in _BY_PARAMETER or any(hooks):
+        return False
+    return not any(group.get("differentiable") for group in optimizer.param_groups)
 
 
 @dataclass(slots=True, eq=False)
@@ -261,7 +274,7 @@ class SplitStep:
     def _step(self, *given: Any, **named: Any) -> Any:
         if not self.active:
             return self.original(*given, **named)
-        if not self._can_split():
+        if not can_split(self.optimizer):
             result = self.original(*given, **named)
             for part in self.parts:
                 self._send_home(part)
@@ -282,19 +295,6 @@ class SplitStep:
             if stage.outward is not None:
                 torch.cuda.current_stream(stage.outward.device).wait_stream(stage.outward)
         return loss
-
-    def _can_split(self) -> bool:
-        """True if parts give the same numbers, and no hook of the caller would see the parts."""
-        optimizer = self.optimizer
-        hooks = (
-            optimizer._optimizer_step_pre_hooks,
-            optimizer._optimizer_step_post_hooks,
-            _global_optimizer_pre_hooks,
-            _global_optimizer_post_hooks,
-        )
-        if type(optimizer) not in _BY_PARAMETER or any(hooks):
-            return False
-        return not any(group.get("differentiable") for group in optimizer.param_groups)
 
     def _step_part(self, part: StepPart) -> None:
         with ExitStack() as stack:

@@ -32,6 +32,7 @@ class Part:
     name: str
     blocks: list[_Block]
     written: bool  # by kernels between two loads
+    stepped: bool = False  # only by the optimizer
 
     @property
     def nbytes(self) -> int:
@@ -133,7 +134,8 @@ class _Cutter:
                 mine = [block for block in kept if self._is_written(block) is written]
                 if not mine:
                     continue
-                part = Part(self.names[key], mine, written)
+                stepped = written and _are_parameters(mine)
+                part = Part(self.names[key], mine, written, stepped)
                 streamed.append(part)
                 for block in mine:
                     parts.setdefault(id(block), []).append(part)
@@ -232,6 +234,12 @@ class _Cutter:
                     if part not in site.parts:
                         site.parts.append(part)
         return list(sites.values())
+
+
+def _are_parameters(blocks: list[_Block]) -> bool:
+    """False for buffers, which a forward call may write."""
+    tensors = (t for block in blocks for piece in block.pieces for t in piece.tensors)
+    return all(isinstance(t, nn.Parameter) for t in tensors)
 
 
 def is_called(module: nn.Module) -> bool:
