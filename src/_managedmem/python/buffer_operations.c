@@ -511,8 +511,15 @@ read_pattern(PyObject *value, size_t size, unsigned char pattern[4], unsigned *w
         }
         return 0;
     }
-    if (mm_read_index(value, "a value that is not 1, 2 or 4 bytes", PyExc_TypeError, &number)
-        < 0) {
+    if (PyBool_Check(value) || !PyIndex_Check(value)) {
+        PyErr_Format(
+            PyExc_TypeError,
+            "fill() takes an int from 0 to 255 for every byte, or 1, 2 or 4 bytes such as "
+            "numpy.float32(1.5), got %R",
+            value);
+        return -1;
+    }
+    if (mm_read_index(value, "value", PyExc_TypeError, &number) < 0) {
         if (!PyErr_ExceptionMatches(PyExc_ValueError)) {
             return -1;
         }
