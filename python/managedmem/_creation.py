@@ -48,6 +48,8 @@ _CONVERT: dict[str, Callable[[Any], Any]] = {
 _NUMBERS = ("__index__", "__float__", "__complex__")
 """A type with one of these methods is a number."""
 
+_HOST_DLPACK_DEVICES = (1, 3, 13)  # kDLCPU, kDLCUDAHost, kDLCUDAManaged
+
 _CHUNK = 1 << 20  # bytes that the host writes while other threads wait for it
 _PATTERN_ON_DEVICE = 64 << 10  # bytes of a pattern that are copied to a device first
 
@@ -143,6 +145,25 @@ def _made(
 # --- sources -------------------------------------------------------------------------------
 
 
+def _is_known_to_numpy(source: Any) -> bool:
+    """Whether numpy.asarray() finds the elements itself, or there is no DLPack either."""
+    if not hasattr(type(source), "__dlpack__"):
+        return True
+    return any(hasattr(source, f"__array{rest}__") for rest in ("", "_interface", "_struct"))
+
+
+def _imported_dlpack(numpy: Any, source: Any) -> Any:
+    """NumPy's view of an object with DLPack only, of which numpy.asarray() makes one object."""
+    kind = int(source.__dlpack_device__()[0])
+    if kind not in _HOST_DLPACK_DEVICES:
+        raise TypeError(
+            f"asarray() takes DLPack arrays in host memory, but {type(source).__name__} is on a "
+            f"device of DLPack type {kind}: give an array with __cuda_array_interface__, or a copy "
+            "on the host"
+        )
+    return numpy.from_dlpack(source)
+
+
 def _from_numpy(
     source: Any, dtype: Any, name: str | None, policy: MigrationPolicy | None, given: Any
 ) -> ManagedBuffer:
@@ -157,6 +178,8 @@ def _from_numpy(
             "pip install numpy",
             name="numpy",
         ) from None
+    if not _is_known_to_numpy(source):
+        source = _imported_dlpack(numpy, source)
     array = numpy.asarray(source, None if dtype is None else str(DType(dtype)))
     own = DType(array.dtype.newbyteorder("="))
     data = memoryview(numpy.ascontiguousarray(array, str(own)).reshape(-1).view(numpy.uint8))
@@ -278,8 +301,9 @@ def asarray(
     a : array, buffer, number or nested sequence of numbers
         What numpy.asarray() takes: arrays, torch tensors on the CPU that do not require grad and
         are not bfloat16, lists and tuples of one shape;
-        an object with the buffer protocol, such as bytes or array.array; an array with
-        __cuda_array_interface__, which must have no gaps; a ManagedBuffer.
+        an object with the buffer protocol, such as bytes or array.array; one with __dlpack__
+        in memory of the host; an array with __cuda_array_interface__, which must have no gaps;
+        a ManagedBuffer.
     dtype : str, NumPy or torch dtype, Python type, optional
         The element type. None keeps that of the array that NumPy makes.
     copy : bool, optional

@@ -50,6 +50,19 @@ def policy(request):
     return PLACES[request.param]
 
 
+class DLPackOnly:
+    """An array of a library that has no other protocol; `device` is a DLPack device type."""
+
+    def __init__(self, data, device=1):
+        self.data, self.device = data, device
+
+    def __dlpack__(self, **options):
+        return self.data.__dlpack__(**options)
+
+    def __dlpack_device__(self):
+        return (self.device, 0)
+
+
 def bytes_of(buffer):
     """The contents, read at once: the call has waited. The buffer is closed."""
     with buffer:
@@ -342,6 +355,15 @@ class TestArrays:
             numpy.asfortranarray(data),
         ):
             same(asarray(each, policy=policy), numpy.asarray(each))
+
+    def test_with_dlpack_only(self, policy):
+        data = numpy.arange(6, dtype="float32").reshape(2, 3).T
+        same(asarray(DLPackOnly(data), policy=policy), data)
+        same(asarray(DLPackOnly(data), "int16"), data.astype("int16"))
+
+    def test_with_dlpack_only_on_a_device_are_refused(self):
+        with pytest.raises(TypeError, match="DLPackOnly is on a device of DLPack type 2: give"):
+            asarray(DLPackOnly(numpy.arange(3), device=2))
 
     def test_are_converted_as_numpy_does(self, policy):
         data = numpy.array([-1.5, 0.0, 300.7])
