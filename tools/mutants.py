@@ -453,19 +453,25 @@ def parse(arguments):
     parser.add_argument(
         "--survey", action="store_true", help="run the mutants against files of tests"
     )
+    parser.add_argument("--half", type=int, choices=(0, 1), help="every second mutant")
     parser.add_argument("--only", nargs="+", default=[], help="mutants to survey")
     parser.add_argument("--list", type=Path, default=LIST, help="another list of mutants")
     return parser.parse_args(arguments)
 
 
-def main(arguments=None):
-    options = parse(arguments)
-    mutants = [mutant for mutant in read_list(options.list) if mutant.killer]
+def chosen(mutants, options):
+    """Those that the options name, or one half of them."""
     names = options.only if options.survey else options.names
     unknown = set(names) - {mutant.name for mutant in mutants}
     if unknown:
         raise SystemExit(f"not in the list: {', '.join(sorted(unknown))}")
-    mutants = [mutant for mutant in mutants if not names or mutant.name in names]
+    found = [mutant for mutant in mutants if not names or mutant.name in names]
+    return found if options.half is None else found[options.half :: 2]
+
+
+def main(arguments=None):
+    options = parse(arguments)
+    mutants = chosen([mutant for mutant in read_list(options.list) if mutant.killer], options)
     with tempfile.TemporaryDirectory() as folder:
         build = Build(Path(folder))
         for killer in {*options.names, *(mutant.killer for mutant in mutants)}:
@@ -474,7 +480,7 @@ def main(arguments=None):
         if options.survey:
             survey(build, mutants, options.names)
             return 0
-        return 0 if run_list(build, mutants, () if names else ALL_KILLED) else 1
+        return 0 if run_list(build, mutants, () if options.names else ALL_KILLED) else 1
 
 
 if __name__ == "__main__":

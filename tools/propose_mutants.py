@@ -6,6 +6,7 @@ cover. Prints the entries without killers.
 """
 
 import argparse
+import functools
 import random
 import re
 from collections import Counter, defaultdict
@@ -200,6 +201,7 @@ def function_at(code, at):
     return heads[-1].group(1) if heads else "file"
 
 
+@functools.cache
 def candidates():
     """{kind: {file: [(before, after, function)]}}"""
     found = {kind: defaultdict(list) for kind in OPERATORS}

@@ -228,3 +228,13 @@ def test_the_choice_is_fixed_by_the_seed(proposer):
     assert proposer.chosen(5, shares) != proposer.chosen(6, shares)
     files = [entry[2] for entry in proposer.chosen(5, dict.fromkeys(shares, 10))]
     assert len(set(files)) > 25
+
+
+def test_two_halves_are_the_whole(tool):
+    listed = [mutant for mutant in tool.read_list(tool.LIST) if mutant.killer]
+    halves = [tool.chosen(listed, tool.parse(["--half", half])) for half in "01"]
+    assert sorted(mutant.name for half in halves for mutant in half) == sorted(
+        mutant.name for mutant in tool.chosen(listed, tool.parse([]))
+    )
+    for half in halves:  # each has some of the kinds that must all be killed
+        assert {mutant.kind for mutant in half} >= set(tool.ALL_KILLED)
