@@ -424,3 +424,16 @@ class TestCalls:
                 assert buf.read_mostly is True
                 applied.__exit__(None, None, None)
         assert buf.read_mostly is False
+
+
+def test_a_group_is_not_removed(stream, buf):
+    """The set's thread may wait for the end of a use behind the host function."""
+    with managedmem.WorkingSet(buf.size, Device(0)) as working:
+        group = working.add(buf)
+        with pytest.raises(managedmem.CUDAError, match="host function"):
+            run_inside(lambda: working.remove(group), stream)
+        assert [*working] == [group]
+        with group.use(stream=stream):
+            pass
+        working.remove(group)
+        assert len(working) == 0

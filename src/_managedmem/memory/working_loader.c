@@ -642,6 +642,15 @@ wait_until_done(mm_loader *l, const mm_loader_group *g, uint64_t ticket)
     }
 }
 
+/* The set's thread may wait for the end of a use behind the host function, which would wait for it. */
+static int
+refuse_in_host_function(mm_status *st)
+{
+    return mm_in_host_function()
+               ? mm_fail_call(st, "cuCtxGetCurrent", (int)CUDA_ERROR_NOT_PERMITTED)
+               : 0;
+}
+
 /* A set that was closed meanwhile has restored the advice, or does it here. In the turn. */
 static int
 end_removal(mm_loader *l, mm_loader_group *g, mm_status *st)
@@ -668,6 +677,9 @@ mm_loader_remove(mm_loader *l, uint32_t group, mm_status *st)
     uint64_t ticket = 0;
     int rc;
 
+    if (refuse_in_host_function(st) < 0) {
+        return -1;
+    }
     if (!mm_guard_enter(&l->guard)) {
         return mm_fail(st, MM_REFUSED, "WorkingSet is closed");
     }

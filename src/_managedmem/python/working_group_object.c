@@ -244,9 +244,10 @@ const char mm_working_set_remove_doc[] =
     "Waits for the moves of the group that are queued, and so until the set's thread has come to them.\n"
     "\n"
     "Raises TypeError and ValueError for anything but a group of this set; RuntimeError if the group is\n"
-    "acquired or was removed, or the set is closed; then nothing changes. Raises CUDAError if the driver\n"
-    "fails: the group is not used any more, and another remove() tries to restore the rest. Safe from every\n"
-    "thread; releases the GIL. Driver: cuEventQuery, cuMemRangeGetAttributes, cuMemAdvise.";
+    "acquired or was removed, or the set is closed, and CUDAError inside a host function; then nothing\n"
+    "changes. Raises CUDAError if the driver fails: the group is not used any more, and another remove()\n"
+    "tries to restore the rest. Safe from every thread; releases the GIL. Driver: cuEventQuery,\n"
+    "cuMemRangeGetAttributes, cuMemAdvise.";
 
 /* --- uses --------------------------------------------------------------------------------- */
 
