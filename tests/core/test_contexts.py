@@ -540,6 +540,20 @@ class TestDestroyed:
         ZERO.sync()
         assert [set(bytes(buffer)) for buffer in buffers] == [{0}, {1}, {2}]
 
+    def test_a_stream_of_it_at_the_end_of_a_use(self, alloc):
+        """The call raises, and the group is released all the same: it can be removed."""
+        with managedmem.WorkingSet(MIB, ZERO) as working:
+            group = working.add(alloc(MIB), "write")
+            context = make()
+            stream = Stream()
+            group.acquire(stream=stream)
+            destroy(context)
+            with pytest.raises(CUDAError, match="Stream"):
+                group.release(stream=stream)
+            with pytest.raises(RuntimeError, match="nothing to release"):
+                group.release()
+            working.remove(group)
+
     @pytest.mark.parametrize("end", ["close", "drop", "close on another stream"])
     def test_memory_of_a_pool_in_its_order(self, end):
         """The order of the free ended with the stream, and all work before it."""

@@ -382,17 +382,35 @@ group_acquire(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *k
     return placed < 0 ? NULL : PyBool_FromLong(placed);
 }
 
+/* Ends a use whose stream is gone, with an exception set. */
+static void
+release_without_stream(PyObject *group)
+{
+    mm_loader *loader = mm_working_set_of(mm_working_group_of(group)->set)->loader;
+    mm_status ignored;
+
+    if (!mm_driver_forked()) {
+        MM_IGNORE(
+            mm_loader_release_unrecorded(loader, mm_working_group_of(group)->number, &ignored));
+    }
+}
+
 static PyObject *
 group_release(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
     static const char *const names[] = {"stream"};
     static const mm_parameters parameters = {.function = "release", .names = names, .total = 1};
-    PyObject *stream;
+    PyObject *stream, *done;
     bool entered;
 
-    return mm_args(&parameters, args, nargs, kwnames, &stream) < 0
-               ? NULL
-               : release_group(op, stream, &entered);
+    if (mm_args(&parameters, args, nargs, kwnames, &stream) < 0) {
+        return NULL;
+    }
+    done = release_group(op, stream, &entered);
+    if (!entered && PyErr_ExceptionMatches(mm_type_state(Py_TYPE(op))->cuda_error)) {
+        release_without_stream(op); /* its work ended with the context */
+    }
+    return done;
 }
 
 /* --- WorkingUse --------------------------------------------------------------------------- */
@@ -435,19 +453,6 @@ working_use_enter(PyObject *op, PyObject *Py_UNUSED(none))
     const working_use_object *use = working_use_of(op);
 
     return acquire_group(use->group, use->stream, use->reads) < 0 ? NULL : Py_NewRef(use->group);
-}
-
-/* Ends a use whose stream was closed in its block, with an exception set. */
-static void
-release_without_stream(PyObject *group)
-{
-    mm_loader *loader = mm_working_set_of(mm_working_group_of(group)->set)->loader;
-    mm_status ignored;
-
-    if (!mm_driver_forked()) {
-        MM_IGNORE(
-            mm_loader_release_unrecorded(loader, mm_working_group_of(group)->number, &ignored));
-    }
 }
 
 static PyObject *
