@@ -84,9 +84,6 @@ WORKING = {
         silent=WITHOUT,
     ),
     "a working set of no bytes": Operation(lambda w: WorkingSet(0), raises=ValueError),
-    "an access that a group does not have": Operation(
-        ended(use_to_write), raises=ValueError, silent=WITHOUT
-    ),
     "a group of no memory": Operation(
         ended(lambda w, working: working.add(object())), raises=TypeError, silent=WITHOUT
     ),
@@ -104,6 +101,9 @@ THREADED = {
         "WorkingGroup.name WorkingGroup.nbytes WorkingGroup.access WorkingGroup.is_resident "
         "WorkingGroup.set WorkingGroup.__repr__",
         may_change=MOVES,
+    ),
+    "an access that a group does not have": Operation(
+        ended(use_to_write), raises=ValueError, may_change=MOVES
     ),
     "a working set dropped": Operation(drop_a_set, may_change=MOVES),
 }
