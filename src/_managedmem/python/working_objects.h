@@ -70,7 +70,7 @@ PyObject *mm_working_set_add_group(PyObject *, PyObject *const *, Py_ssize_t, Py
 extern const char mm_working_set_add_doc[];
 
 /* Takes a group out of the set: WorkingSet.remove(). */
-PyObject *mm_working_set_remove_group(PyObject *op, PyObject *group);
+PyObject *mm_working_set_remove_group(PyObject *op, PyObject *value);
 extern const char mm_working_set_remove_doc[];
 
 /* Releases the targets of a group, once its set has ended or the group is removed. */
