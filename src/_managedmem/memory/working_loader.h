@@ -25,8 +25,8 @@ MM_NODISCARD int mm_loader_add(mm_loader *l, const mm_working_range *ranges, siz
 
 /* Takes a group out: waits for what was queued for it, and restores its advice. The caller may leave its
  * guards then, and its number is not used again. Fails if it is acquired or was removed, and in a host
- * function; then nothing changes. If the restoration fails, the group is not used
- * any more, and a call again tries the rest. */
+ * function; then nothing changes. If the restoration fails, the group is not used any more, and a call
+ * again tries the rest. */
 MM_NODISCARD int mm_loader_remove(mm_loader *l, uint32_t group, mm_status *st);
 
 /* Work that is queued on the stream afterwards finds the group on the device, or, for

@@ -88,8 +88,8 @@ MM_NODISCARD int mm_working_set_remove(mm_working_set *s, uint32_t group, uint64
 
 /* Acquires a group and queues what that needs, and then loads of the groups that are expected next.
  * `reads` is for uses of a written group that only read it; a copy that was loaded for those is dropped
- * before one that writes, unless it is held. A use must wait for *ticket, unless it is 0. Cannot fail: without memory for commands the group
- * is used where it is. */
+ * before one that writes, unless it is held. A use must wait for *ticket, unless it is 0. Cannot fail:
+ * without memory for commands the group is used where it is. */
 mm_working_use mm_working_set_acquire(mm_working_set *s, uint32_t group, bool reads,
                                       uint64_t *ticket);
 
