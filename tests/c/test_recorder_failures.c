@@ -8,7 +8,7 @@
 #include "failing_allocations.h"
 #include "recordings.h"
 
-enum { UNKNOWN = 999 };
+enum { UNKNOWN = 999, ROUNDS = 640 };
 
 /* ---- failures ---- */
 
@@ -89,16 +89,16 @@ record_without_memory(mm_memory *m)
     uint64_t lost = 0;
     int failures = 0;
 
-    options.limit = MM_LEAST_LIMIT;
+    options.limit = MM_LEAST_LIMIT; /* which the moves of one page exceed */
     r = mm_recording_start(world.cu, &options, true, &st);
     if (r == NULL) {
         CHECK_EQUAL(st.kind, MM_NO_MEMORY);
         return allocation_has_failed();
     }
-    for (int i = 0; i < 20; i++) {
+    for (int i = 0; i < ROUNDS; i++) {
         prefetch(range_of(m), device(0));
         prefetch(range_of(m), mm_host());
-        if (i == 10) {
+        if (i == ROUNDS / 2) {
             failures += mm_recording_mark(r, &st) < 0;
         }
     }
@@ -109,7 +109,7 @@ record_without_memory(mm_memory *m)
     if (failures == 0) {
         uint64_t moved = total_of(&result, 0).moved[TO_DEVICE][MM_CAUSE_REQUESTED]
                          + total_of(&result, 1).moved[TO_DEVICE][MM_CAUSE_REQUESTED];
-        CHECK(lost > 0 ? moved < 20 * m->size : moved == 20 * m->size);
+        CHECK(lost > 0 ? moved <= ROUNDS * m->size : moved == ROUNDS * m->size);
     }
     mm_recorded_result_free(&result);
     mm_recording_free(r);
@@ -119,7 +119,7 @@ record_without_memory(mm_memory *m)
 static void
 failing_allocations_leave_nothing_behind(void)
 {
-    mm_memory *m = allocate((size_t)32 * BLOCK);
+    mm_memory *m = allocate(PAGE);
     long before;
 
     CHECK(!record_without_memory(m));
