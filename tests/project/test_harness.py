@@ -47,6 +47,7 @@ def run_pytest_in(folder, text, *options, select="", **variables):
     )
     env.update(variables)
     command = [sys.executable, "-m", "pytest", "-p", "conftest", "-p", "no:cacheprovider"]
+    command += ["-p", "no:hypothesispytest"]  # its import takes most of the time of a short run
     command += ["-c", str(ROOT / "pyproject.toml"), "--rootdir", str(folder)]
     return run_program([*command, *options, f"{path}{select}"], env)
 

@@ -350,7 +350,7 @@ CHAIN = """
 import gc, sys, threading
 from managedmem import *
 
-PAGE = 4096
+PAGE, DEPTH = 4096, 60_000
 
 class Tagged(ManagedBuffer):
     pass
@@ -380,8 +380,7 @@ class TestDeepChains:
 
     @pytest.mark.parametrize("link", LINKS.values(), ids=LINKS)
     def test_end(self, link):
-        count = 300_000 if link == "lambda b: b" else 60_000
-        done = run_python(CHAIN + f"buffer = chain({count}, {link})\ndel buffer\nprint(ended)")
+        done = run_python(CHAIN + f"buffer = chain(DEPTH, {link})\ndel buffer\nprint(ended)")
         assert (done.stdout, done.stderr) == ("[True]\n", "")
 
     @pytest.mark.parametrize(
@@ -402,7 +401,7 @@ class TestDeepChains:
         done = run_python(
             CHAIN
             + "last = Last()\n"
-            + f"buffer = chain(300_000, lambda b: b, {cls}, last)\n"
+            + f"buffer = chain(DEPTH, lambda b: b, {cls}, last)\n"
             + end
             + "\nlast = None\nprint(ended)"
         )
@@ -452,7 +451,7 @@ print(ended.count("middle"), ended.count(True))
 
 
 def test_at_exit():
-    done = run_python(CHAIN + "buffer = chain(300_000, lambda b: b)")
+    done = run_python(CHAIN + "buffer = chain(DEPTH, lambda b: b)")
     assert done.stderr == ""
 
 
