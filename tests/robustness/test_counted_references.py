@@ -52,7 +52,7 @@ def use_a_working_set(buffer):
 
 
 def use_and_collect_a_working_set(buffer):
-    """A set and its groups refer to each other, and all sets that live need words for streams."""
+    """A set and its groups refer to each other."""
     stats = use_a_working_set(buffer)
     gc.collect(0)
     return stats

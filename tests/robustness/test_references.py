@@ -1,7 +1,8 @@
 """No operation leaves a reference, a block or memory behind, whether it succeeds or fails.
 
-references.py goes through every operation, without a fault and with each driver call failing, and
+references.py goes through the operations, without a fault and with each driver call failing, and
 counts. On a Python that was built with Py_DEBUG (.ci/run references) it counts all references.
+MANAGEDMEM_SWEEPS (tests/support/sweeps.py) chooses a quarter of the operations or all.
 """
 
 import json
@@ -14,6 +15,7 @@ import references
 from all_operations import everything
 from managedmem import Device
 from programs import build_allocations, explore, parameters_of, run_python
+from sweeps import sample
 
 pytestmark = pytest.mark.emulator_only
 
@@ -40,7 +42,7 @@ def findings(request, library):
 
 @pytest.mark.timeout(300)  # the first one goes through all of them
 class TestEveryOperation:
-    @pytest.mark.parametrize("name", everything())
+    @pytest.mark.parametrize("name", sample(everything()))
     def test_leaves_nothing_behind(self, name, findings):
         if Device.count() < everything()[name].devices:
             pytest.skip("needs two devices")
