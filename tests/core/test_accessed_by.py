@@ -12,7 +12,7 @@ import managedmem
 from constants import PAGE
 from foreign_objects import cupy_device, torch_device
 from identifiers import label
-from managedmem import Device, Host, ManagedBuffer, emulator
+from managedmem import Device, DeviceMemoryResource, Host, ManagedBuffer, emulator
 from outcomes import outcome
 
 
@@ -186,6 +186,14 @@ class TestReading:
 
 
 class TestWriting:
+    def test_assignment_of_another_proxy(self, pair, buf, alloc):
+        other = alloc(PAGE)
+        other.accessed_by = pair[0]
+        assert set(other.accessed_by) == pair[1]
+        peers = DeviceMemoryResource(0).peer_accessible_by
+        buf.accessed_by = peers
+        assert set(buf.accessed_by) == set(peers)
+
     @pytest.mark.parametrize("name", ["add", "discard", "remove"])
     def test_one_member(self, pair, members, name):
         proxy, model = pair
@@ -477,6 +485,23 @@ class TestBadMembers:
         for use in (buf.accessed_by.update, lambda v: setattr(buf, "accessed_by", v)):
             with pytest.raises(LookupError, match="half way"):
                 use(broken())
+            assert set(buf.accessed_by) == pair[1]
+
+    def test_an_object_whose_class_cannot_be_told(self, pair, buf):
+        class Broken:
+            @property
+            def __class__(self):
+                raise LookupError("no class")
+
+        for use in (
+            lambda v: buf.accessed_by == v,
+            lambda v: buf.accessed_by <= v,
+            lambda v: buf.accessed_by | v,
+            lambda v: v - buf.accessed_by,
+            buf.accessed_by.__ior__,
+        ):
+            with pytest.raises(LookupError, match="no class"):
+                use(Broken())
             assert set(buf.accessed_by) == pair[1]
 
 

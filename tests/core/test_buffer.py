@@ -379,6 +379,9 @@ class TestClose:
         with ManagedMemoryResource().allocate(PAGE) as buffer:
             assert buffer.is_closed is False
         assert buffer.is_closed is True
+        buffer = ManagedMemoryResource().allocate(PAGE)
+        buffer.__exit__()
+        assert buffer.is_closed is True
 
     def test_takes_a_stream_by_position_or_name(self, stream):
         resource = ManagedMemoryResource()

@@ -54,6 +54,8 @@ pooled = ManagedMemoryResource(pooled=True).allocate(4096)
 pool = managedmem.DeviceMemoryResource(device)
 block = pool.allocate(4096, stream=stream)
 plan = managedmem.PrefetchPlan([(buf, Host())])
+applied = managedmem.MigrationPolicy(read_mostly=True).applied(resource.allocate(4096))
+applied.__enter__()
 """
 
 OPERATIONS = {
@@ -120,6 +122,8 @@ OPERATIONS = {
     "policy apply": "managedmem.MigrationPolicy(read_mostly=True).apply(buf)",
     "policy of": "managedmem.MigrationPolicy.of(buf)",
     "policy applied": "managedmem.MigrationPolicy().applied(buf)",
+    "restore a policy": "applied.restore()",
+    "a working set": "managedmem.WorkingSet(1 << 20)",
     "page runs": "buf.page_runs()",
     "residency": "buf.residency()",
     "residency of several": "managedmem.residency([buf, wrapped])",
@@ -145,7 +149,7 @@ def work():
 assert in_child(work) == 0
 # The parent goes on as if nothing had happened.
 assert buf.read_mostly is True and members == {{Host()}}
-buf.prefetch(Host()); stream.sync(); block.close(); stream.close(); buf.close()
+buf.prefetch(Host()); applied.restore(); stream.sync(); block.close(); stream.close(); buf.close()
 """
     )
     assert done.stderr == ""
