@@ -236,18 +236,20 @@ class TestExplain:
     @pytest.mark.parametrize("name", SHAPES)
     def test_comes_true(self, alloc, name, dispatch, defer, discard):
         large = alloc(32 * MIB)
-        how = {"dispatch": dispatch, "defer": defer}
+        pairs = SHAPES[name](large)
+        used = large[: max(part.handle + part.size for part, _ in pairs) - large.handle]
+        options = {"dispatch": dispatch, "defer": defer}
         for target in (None, Stream()):
-            plan = PrefetchPlan(SHAPES[name](large))
+            plan = PrefetchPlan(pairs)
             if discard and any(e.nbytes < PAGE for e in plan):
                 pytest.skip("no whole page to discard")
-            large.prefetch(Host())
+            used.prefetch(Host())
             act = plan.discard_prefetch if discard else plan.execute
             for residency in ("host", "as before", "half of it"):
                 if residency == "half of it":
-                    large[: 8 * MIB].prefetch(Host())
-                text = plan.explain(discard=discard, stream=target, **how)
-                calls = recorded(lambda act=act, t=target: act(stream=t, **how))
+                    used[: used.size // 2].prefetch(Host())
+                text = plan.explain(discard=discard, stream=target, **options)
+                calls = recorded(lambda act=act, t=target: act(stream=t, **options))
                 announced, in_batch, places_told = told(text)
                 happened, ranges, places_logged = logged(calls)
                 assert announced == happened, text
@@ -269,8 +271,8 @@ class TestExplain:
         large = alloc(32 * MIB)
         large.prefetch(Host())
 
-        def reason(pairs, **how):
-            return PrefetchPlan(pairs).explain(stream=stream, **how)
+        def reason(pairs, **options):
+            return PrefetchPlan(pairs).explain(stream=stream, **options)
 
         parts = separate(large, 4, MIB)
         to_device = [(part, device0) for part in parts]
