@@ -70,8 +70,10 @@ def begin_use(
 
 def end_use(group: WorkingGroup, stream: int | None) -> None:
     """Release a group, which a refusal of the driver does not prevent."""
-    with contextlib.suppress(CUDAError):
+    try:
         group.release(stream=stream)
+    except CUDAError:
+        pass  # the group is released
 
 
 class _Uses:
@@ -83,8 +85,11 @@ class _Uses:
 
     def end_last(self) -> None:
         """Release the last use. Other threads may do the same: each use ends once."""
-        with contextlib.suppress(IndexError):
-            self.open.pop().end()
+        try:
+            last = self.open.pop()
+        except IndexError:
+            return
+        last.end()
 
     def end_all(self) -> None:
         """Release all uses, also those of a thread that ended without unwinding."""
@@ -188,8 +193,9 @@ class Announcer:
                 return
 
     def _uses(self) -> _Uses:
-        uses: _Uses | None = getattr(self._local, "uses", None)
-        if uses is None:
+        try:
+            uses: _Uses = self._local.uses
+        except AttributeError:
             uses = self._local.uses = _Uses()
             with self._lock:
                 self._all.add(uses)
@@ -217,7 +223,7 @@ class _Hook:
 class _Before(_Hook):
     def __call__(self, module: nn.Module, arguments: object) -> None:
         if self.announcer.active:
-            if getattr(module, "_is_replica", False):
+            if "_is_replica" in vars(module):
                 raise RuntimeError(_REPLICAS)
             _untraced(_begin)(self.announcer, self.site)
 
@@ -256,8 +262,16 @@ def _end(announcer: Announcer, site: Site, output: object) -> None:
 _known_untraced: dict[Callable[..., None], Callable[..., None]] = {}
 
 
+# None while no call of a compiled function is under way.
+_compiling: Callable[[], object] | None = getattr(
+    getattr(getattr(torch._C, "_dynamo", None), "eval_frame", None), "get_eval_frame_callback", None
+)
+
+
 def _untraced(function: Callable[..., None]) -> Callable[..., None]:
     """The function, wrapped so that torch.compile does not trace it. Imports nothing for that."""
+    if _compiling is not None and _compiling() is None:
+        return function
     dynamo = sys.modules.get("torch._dynamo")
     if not hasattr(dynamo, "disable"):  # not imported, or not to its end
         return function
