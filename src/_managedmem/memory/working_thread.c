@@ -127,7 +127,10 @@ take_away(mm_loader *l, mm_loader_group *g, bool with_contents)
             note_failure(l, &st);
         }
     }
-    order_or_wait(l, l->cu->EventRecord(l->left, l->away), "cuEventRecord");
+    if (with_contents || g->memory.access != MM_GROUP_READ) { /* else advice, which queues nothing */
+        order_or_wait(l, l->cu->EventRecord(l->left, l->away), "cuEventRecord");
+        l->away_is_busy = true;
+    }
     g->left_over = rc < 0;
     g->copied = g->copied && rc < 0;
     g->leaving = true;
@@ -170,6 +173,19 @@ can_load(const mm_loader_group *g, bool copy)
     return g->was_home && (copy || !g->copied);
 }
 
+/* Makes the load wait for what leaves. A stream that waits is not idle, which makes a load start late. */
+static void
+follow_what_leaves(mm_loader *l, const mm_loader_group *g)
+{
+    if (l->away_is_busy && mm_event_has_passed(l->cu, l->left)) {
+        l->away_is_busy = false;
+    }
+    if (l->away_is_busy) {
+        order_or_wait(l, l->cu->StreamWaitEvent(g->stream, l->left, CU_EVENT_WAIT_DEFAULT),
+                      "cuStreamWaitEvent");
+    }
+}
+
 /* Pages that go home while they are read_mostly would stay on the device too. */
 static void
 wait_until_home(mm_loader *l, mm_loader_group *g)
@@ -203,8 +219,7 @@ load_within_budget(mm_loader *l, mm_loader_group *g, bool copy, mm_status *st)
     }
     g->left_over = false;
     count_physical(l, g, true);
-    order_or_wait(l, l->cu->StreamWaitEvent(g->stream, l->left, CU_EVENT_WAIT_DEFAULT),
-                  "cuStreamWaitEvent");
+    follow_what_leaves(l, g);
     if (copy) {
         wait_until_home(l, g);
         g->copied = true;

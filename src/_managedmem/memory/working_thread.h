@@ -47,6 +47,7 @@ struct mm_loader {
     CUstream streams[MM_LOAD_STREAMS]; /* for loads, each for every fourth group */
     CUstream away; /* for what leaves the device */
     CUevent left; /* behind that */
+    bool away_is_busy; /* the thread's; `left` may not have passed yet */
     pthread_t thread;
     int device;
     atomic_bool has_ended; /* without a thread, and with all advice restored */
