@@ -34,7 +34,7 @@ class ResultCache:
     def nbytes(self) -> int:
         """The bytes of page-locked memory that results have now, idle memory included.
 
-        Driver: none.
+        Optimizer state of managedmem.torch.offload is counted only once it is idle. Driver: none.
         """
         return _results_usage()[1]
 

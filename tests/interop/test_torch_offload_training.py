@@ -5,6 +5,7 @@ import gc
 
 import pytest
 
+import managedmem
 from constants import PAGE
 from managedmem import CUDAError, emulator
 from offloaded import LAYER, assert_same_module, batch, hooks_of, layers, managed_tensors, nn, same
@@ -75,13 +76,14 @@ class Pair:
         assert_same_module(self.model, self.reference)
 
 
-def managed_state(optimizer):
-    """How many tensors of an optimizer's state are in managed memory, and how many are not."""
+def hosted_state(optimizer):
+    """How many tensors of an optimizer's state the host and devices reach, and how many not."""
     tensors = [
         t for state in optimizer.state.values() for t in state.values() if torch.is_tensor(t)
     ]
     large = [t for t in tensors if t.dim() > 0]
-    there = sum(mt.is_managed(t) for t in large)
+    places = [managedmem.ManagedBuffer.from_handle(t.data_ptr(), t.nbytes) for t in large]
+    there = sum(p.is_host_accessible and p.is_device_accessible for p in places)
     return there, len(large) - there
 
 
@@ -102,7 +104,7 @@ class TestSteps:
         assert hooks_of(pair.model) == before
         assert "step" not in vars(pair.optimizer)
         assert managed_tensors(pair.model) == []
-        assert managed_state(pair.optimizer)[0] == 0
+        assert hosted_state(pair.optimizer)[0] == 0
         assert {p.device.type for p in pair.model.parameters()} == {torch.device(on).type}
 
     def test_places_by_budget(self, on):
@@ -112,7 +114,7 @@ class TestSteps:
             with pair.offload(budget) as handle:
                 pair.step()
                 grads = sum(mt.is_managed(p.grad) for p in pair.model.parameters())
-                found[name] = (handle.stats()["groups"], grads, managed_state(pair.optimizer))
+                found[name] = (handle.stats()["groups"], grads, hosted_state(pair.optimizer))
         assert found == {
             "streamed": (4, 8, (16, 0)),
             "parameters": (0, 8, (16, 0)),
@@ -152,6 +154,39 @@ class TestSteps:
             assert not any(seen[: 2 * COUNT])  # in a scratch, not at home
             assert homes == [s["exp_avg"].data_ptr() for s in pair.optimizer.state.values()]
             pair.check()
+
+    def test_state_without_page_locked_memory(self, on, monkeypatch):
+        def refuse(nbytes):
+            raise MemoryError
+
+        monkeypatch.setattr("managedmem.torch._offload_optimizer._page_locked", refuse)
+        for budget in ("streamed", "some state"):
+            pair = Pair(on)
+            with pair.offload(BUDGETS[budget]):
+                pair.step()
+                pair.step()
+                assert hosted_state(pair.optimizer) == (16, 0)
+                states = pair.optimizer.state.values()
+                assert all(mt.is_managed(state["exp_avg"]) for state in states)
+                pair.check()
+            pair.check()
+
+    def test_state_is_beside_the_limit_of_results(self, on):
+        """And what is too much for it is freed with the handle."""
+        cache = managedmem.result_cache
+        cache.clear()
+        limit = cache.max_nbytes
+        pair = Pair(on)
+        handle = pair.offload(BUDGETS["streamed"])
+        pair.step()
+        assert cache.nbytes == 0
+        cache.max_nbytes = 0
+        try:
+            handle.remove()
+            assert cache.nbytes == 0
+        finally:
+            cache.max_nbytes = limit
+        pair.check()
 
     @pytest.mark.parametrize("name", ["SGD", "Adam", "LBFGS"])
     def test_a_step_moves_each_layer_home_once(self, on, name):
@@ -229,7 +264,7 @@ class TestSteps:
             failing_step(pair.model, pair.optimizer)
             groups = pair.optimizer.param_groups
             assert [len(group["params"]) for group in groups] == [2 * COUNT]
-            assert managed_state(pair.optimizer) == (16, 0)
+            assert hosted_state(pair.optimizer) == (16, 0)
             pair.model(batch(handle)).sum().backward()
             pair.optimizer.step()
 
@@ -435,7 +470,7 @@ class TestOptimizers:
             pair.step()
             pair.step()
             assert seen == [2 * COUNT] * 2
-            assert managed_state(pair.optimizer) == (16, 0)
+            assert hosted_state(pair.optimizer) == (16, 0)
             pair.check()
 
     def test_groups_with_options_of_their_own(self, on):
@@ -485,7 +520,7 @@ class TestOptimizers:
                 optimizer.load_state_dict(state)
             pair.step()
             pair.check()
-            assert managed_state(pair.optimizer) == (16, 0)
+            assert hosted_state(pair.optimizer) == (16, 0)
 
     def test_removed_in_the_middle_of_an_iteration(self, on):
         for moment in range(3):
@@ -513,7 +548,7 @@ class TestOptimizers:
             pair.check()
             pair.step()
             pair.check()
-            assert managed_state(pair.optimizer)[0] == 0
+            assert hosted_state(pair.optimizer)[0] == 0
 
     @pytest.mark.emulator_only
     def test_every_driver_call_in_turn(self):
@@ -561,6 +596,5 @@ class TestOptimizers:
         handle = pair.offload(BUDGETS["some state"])
         pair.step()
         handle.remove()
-        del handle
-        gc.collect()
+        managedmem.result_cache.clear()
         assert emulator.live() == before

@@ -219,21 +219,29 @@ def _find_places(blocks: list[_Block]) -> None:
 
 def _allocate_places(device: torch.device, blocks: list[_Block]) -> ManagedBuffer:
     """Make one allocation, in which each block starts on a page of its own, and return it."""
-    sizes = []
-    for block in blocks:
-        used = block.start % _SKEW + block.end - block.start
-        sizes.append(-(-used // mmap.PAGESIZE) * mmap.PAGESIZE)
     current: AbstractContextManager[object]
     current = torch.cuda.device(device) if device.type == "cuda" else nullcontext()
     with current:
-        arena = ManagedMemoryResource().allocate(sum(sizes))
+        arena = ManagedMemoryResource().allocate(sum(map(_pages_of, blocks)))
+    _place_in(arena, blocks)
+    return arena
+
+
+def _pages_of(block: _Block) -> int:
+    """The bytes of the pages that the block will take."""
+    used = block.start % _SKEW + block.end - block.start
+    return -(-used // mmap.PAGESIZE) * mmap.PAGESIZE
+
+
+def _place_in(arena: ManagedBuffer, blocks: list[_Block]) -> None:
+    """Give each block pages of its own in the memory."""
     address = arena.handle
-    for block, size in zip(blocks, sizes, strict=True):
+    for block in blocks:
+        size = _pages_of(block)
         pages = ManagedBuffer.from_handle(address, size, owner=arena, name=_name_of(block))
         skew = block.start % _SKEW
         block.place = pages[skew : skew + block.end - block.start]
         address += size
-    return arena
 
 
 def _name_of(block: _Block) -> str | None:

@@ -484,6 +484,8 @@ class Offload:
         self._lost = self._failures() - sum(lane.announcer.failures for lane in self._lanes)
         self._gradients.clear()
         self._origins.clear()
+        if self._step is not None:
+            self._step.forget()
         self._step = None
         for lane in self._lanes:
             lane.forget()

@@ -70,10 +70,8 @@ def begin_use(
 
 def end_use(group: WorkingGroup, stream: int | None) -> None:
     """Release a group, which a refusal of the driver does not prevent."""
-    try:
+    with contextlib.suppress(CUDAError):
         group.release(stream=stream)
-    except CUDAError:
-        pass  # the group is released
 
 
 class _Uses:
@@ -270,7 +268,7 @@ _compiling: Callable[[], object] | None = getattr(
 
 def _untraced(function: Callable[..., None]) -> Callable[..., None]:
     """The function, wrapped so that torch.compile does not trace it. Imports nothing for that."""
-    if _compiling is not None and _compiling() is None:
+    if not torch.compiler.is_compiling() and _compiling is not None and _compiling() is None:
         return function
     dynamo = sys.modules.get("torch._dynamo")
     if not hasattr(dynamo, "disable"):  # not imported, or not to its end

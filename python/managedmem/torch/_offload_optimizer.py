@@ -2,7 +2,8 @@
 
 A gradient goes home when it has been accumulated. An optimizer that updates each parameter by
 itself steps part by part; the state of a part visits a scratch on the device where the budget has
-room, and is else read and written over the bus.
+room, and is else read and written over the bus. State lies in page-locked memory, because the two
+copy engines of a device move it in both directions at once, which kernels do not.
 """
 
 from __future__ import annotations
@@ -19,7 +20,18 @@ from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimize
 
 import managedmem
 from managedmem import CUDAError, Host, ManagedBuffer
-from managedmem.torch._moving import _allocate_places, _as_bytes, _blocks, _fill, _on, _swap
+from managedmem._managedmem import _page_locked, _results_trim
+from managedmem.torch._moving import (
+    _allocate_places,
+    _as_bytes,
+    _Block,
+    _blocks,
+    _fill,
+    _on,
+    _pages_of,
+    _place_in,
+    _swap,
+)
 from managedmem.torch._offload_hooks import begin_use, end_use
 from managedmem.torch._offload_places import Target
 from managedmem.torch._targets import find_tensors
@@ -186,6 +198,7 @@ class _StateHome:
 
     memory: ManagedBuffer
     base: Tensor
+    host: Tensor | None  # the same bytes for copies, if they are page-locked
     entries: list[tuple[Tensor, int]]  # the tensors, with their offsets
 
     def holds(self, tensor: Tensor) -> bool:
@@ -260,6 +273,11 @@ class SplitStep:
             else:
                 del self.optimizer.step
         self.stages.clear()
+
+    def forget(self) -> None:
+        """Drop the memory at home, and free what of it the cache of results does not keep."""
+        self.parts.clear()
+        _results_trim(managedmem.result_cache.max_nbytes)
 
     def in_home(self) -> Iterator[Tensor]:
         """The state tensors that lie at home."""
@@ -355,7 +373,10 @@ class SplitStep:
         with torch.no_grad(), torch.cuda.stream(stage.inward):
             if stage.inward is not None and slot.free is not None:
                 stage.inward.wait_event(slot.free)
-            _copy(scratch, home.base)
+            if home.host is not None:
+                scratch.copy_(home.host, non_blocking=True)
+            else:
+                _copy(scratch, home.base)
         if stage.inward is not None:
             torch.cuda.current_stream(part.target.place).wait_stream(stage.inward)
         _swap(home.views(scratch))
@@ -370,7 +391,10 @@ class SplitStep:
         if stage.outward is not None:
             stage.outward.wait_stream(torch.cuda.current_stream(scratch.device))
         with torch.no_grad(), torch.cuda.stream(stage.outward):
-            _copy(home.base, scratch[: home.base.numel()])
+            if home.host is not None:
+                home.host.copy_(scratch[: home.base.numel()], non_blocking=True)
+            else:
+                _copy(home.base, scratch[: home.base.numel()])
         if stage.outward is not None:
             slot.free = stage.outward.record_event()
         memory = scratch.untyped_storage().data_ptr()
@@ -405,9 +429,7 @@ class SplitStep:
 def _home_of(found: list[tuple[str, Tensor]], target: Target) -> _StateHome:
     """Move state tensors into one allocation on the host."""
     blocks = _blocks(found, target.place)
-    with target.current():
-        memory = _allocate_places(target.place, blocks)
-    _keep_home(memory, target)
+    memory, host = _state_memory(target, blocks)
     base = _as_bytes(memory, target.place)
     entries: list[tuple[Tensor, int]] = []
     changes: list[tuple[Tensor, Tensor]] = []
@@ -421,4 +443,19 @@ def _home_of(found: list[tuple[str, Tensor]], target: Target) -> _StateHome:
                 entries.append((tensor, offset))
                 changes.append((tensor, _on(base, tensor, offset)))
     _swap(changes)
-    return _StateHome(memory, base, entries)
+    return _StateHome(memory, base, host, entries)
+
+
+def _state_memory(target: Target, blocks: list[_Block]) -> tuple[ManagedBuffer, Tensor | None]:
+    """Memory with a place for each block: page-locked, or managed if that cannot be had."""
+    with target.current():
+        try:
+            locked = _page_locked(sum(map(_pages_of, blocks)))
+        except (CUDAError, MemoryError):
+            memory = _allocate_places(target.place, blocks)
+            _keep_home(memory, target)
+            return memory, None
+    host = torch.frombuffer(locked, dtype=torch.uint8)
+    memory = ManagedBuffer.from_handle(host.data_ptr(), host.numel(), owner=locked)
+    _place_in(memory, blocks)
+    return memory, host

@@ -193,44 +193,59 @@ return_bytes(size_t size)
 }
 
 /* The memory belongs to the primary context of the current device, which stays: a context of the
- * user's would take the memory with it. NULL if it cannot be had, for any reason. */
-static void *
-lock_pages(mm_driver *cu, size_t size)
+ * user's would take the memory with it. */
+static int
+lock_pages(mm_driver *cu, size_t size, void **bytes, mm_status *st)
 {
-    mm_status ignored;
     mm_scope scope;
-    void *bytes = NULL;
+    CUresult code;
     int device;
 
-    if (mm_current_device(cu, &device, &ignored) < 0
-        || mm_scope_enter_relaxed(&scope, cu, device, &ignored) < 0) {
-        return NULL;
+    if (mm_current_device(cu, &device, st) < 0
+        || mm_scope_enter_relaxed(&scope, cu, device, st) < 0) {
+        return -1;
     }
-    if (cu->MemHostAlloc(&bytes, size, CU_MEMHOSTALLOC_PORTABLE) != CUDA_SUCCESS) {
-        bytes = NULL;
-    }
+    code = cu->MemHostAlloc(bytes, size, CU_MEMHOSTALLOC_PORTABLE);
     mm_scope_leave(&scope);
-    return bytes;
+    return code == CUDA_SUCCESS ? 0 : mm_fail_call(st, "cuMemHostAlloc", (int)code);
 }
 
-/* A new page-locked block in use; false if there cannot be one. */
-static bool
-make_page_locked(mm_driver *cu, mm_result_block *block, size_t size)
+/* Gives a new block page-locked memory and lists it as in use. */
+static int
+lock_block(mm_driver *cu, mm_result_block *block, mm_status *st)
 {
-    assert(size <= SIZE_MAX - STEP);
-    block->capacity = (size + STEP - 1) / STEP * STEP;
-    if (!reserve_bytes(cu, block->capacity)) {
-        return false;
-    }
-    block->bytes = lock_pages(cu, block->capacity);
-    if (block->bytes == NULL) {
-        return_bytes(block->capacity);
-        return false;
+    if (lock_pages(cu, block->capacity, &block->bytes, st) < 0) {
+        block->bytes = NULL;
+        return -1;
     }
     block->page_locked = true;
     (void)pthread_mutex_lock(&blocks_lock);
     link_block(block, &used_blocks);
     (void)pthread_mutex_unlock(&blocks_lock);
+    return 0;
+}
+
+static size_t
+in_steps(size_t size)
+{
+    assert(size <= SIZE_MAX - STEP);
+    return (size + STEP - 1) / STEP * STEP;
+}
+
+/* The same for a block under the limit; false if it cannot be had, for any reason. */
+static bool
+lock_block_within_limit(mm_driver *cu, mm_result_block *block, size_t size)
+{
+    mm_status ignored;
+
+    block->capacity = in_steps(size);
+    if (!reserve_bytes(cu, block->capacity)) {
+        return false;
+    }
+    if (lock_block(cu, block, &ignored) < 0) {
+        return_bytes(block->capacity);
+        return false;
+    }
     return true;
 }
 
@@ -243,12 +258,30 @@ take_block(mm_driver *cu, size_t size, mm_status *st)
         return block;
     }
     block = calloc(1, sizeof *block);
-    if (block != NULL && !make_page_locked(cu, block, size)) {
+    if (block != NULL && !lock_block_within_limit(cu, block, size)) {
         block->bytes = malloc(size);
     }
     if (block == NULL || block->bytes == NULL) {
         free(block);
         (void)mm_fail(st, MM_NO_MEMORY, "out of host memory");
+        return NULL;
+    }
+    return block;
+}
+
+mm_result_block *
+mm_result_block_apart(mm_driver *cu, size_t size, mm_status *st)
+{
+    mm_result_block *block = calloc(1, sizeof *block);
+
+    if (block == NULL) {
+        (void)mm_fail(st, MM_NO_MEMORY, "out of host memory");
+        return NULL;
+    }
+    block->capacity = in_steps(size);
+    block->apart = true;
+    if (lock_block(cu, block, st) < 0) {
+        free(block);
         return NULL;
     }
     return block;
@@ -268,7 +301,9 @@ mm_result_release(mm_result_block *block)
     (void)pthread_mutex_lock(&blocks_lock);
     unlink_block(block);
     link_block(block, &idle_blocks);
+    usage.held += block->apart ? block->capacity : 0;
     usage.idle += block->capacity;
+    block->apart = false;
     (void)pthread_mutex_unlock(&blocks_lock);
 }
 

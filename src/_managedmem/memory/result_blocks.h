@@ -2,8 +2,8 @@
  *
  * Devices copy to page-locked memory at the speed of the link, but the driver takes longer to make
  * it than to copy, and waits for devices to free it. So blocks return to a cache when their arrays
- * die, and are used again. One limit bounds all page-locked blocks, in use or idle; what does not
- * fit is ordinary memory. The state is process-wide. All functions may be called in any thread,
+ * die, and are used again. One limit bounds all page-locked blocks of results, in use or idle; what does
+ * not fit is ordinary memory. The state is process-wide. All functions may be called in any thread,
  * without an interpreter. */
 #ifndef MM_RESULT_BLOCKS_H
 #define MM_RESULT_BLOCKS_H
@@ -15,12 +15,17 @@ typedef struct mm_result_block {
     void *bytes;
     size_t capacity; /* of page-locked memory */
     bool page_locked; /* else from malloc */
+    bool apart; /* in use, and not under the limit */
     bool spoiled; /* a failed copy may still write to it: to be freed, not used again */
 } mm_result_block;
 
 /* A block with a copy of the range, made behind the work on the stream and complete. NULL if that
  * fails, or while the stream captures a graph. Makes driver calls that block. */
 mm_result_block *mm_result_copy(mm_driver *cu, mm_range range, CUstream stream, mm_status *st);
+
+/* A new block of page-locked memory of the current device, for other contents, which counts under the
+ * limit only once it is idle. NULL on failure. Makes driver calls that block. */
+mm_result_block *mm_result_block_apart(mm_driver *cu, size_t size, mm_status *st);
 
 /* Returns a block to the cache. Makes no driver call, because garbage collection calls it, also in
  * the middle of a graph capture. */
@@ -31,7 +36,7 @@ bool mm_result_contains(CUdeviceptr p);
 
 typedef struct {
     size_t limit; /* in bytes, as the others */
-    size_t held; /* of all page-locked blocks */
+    size_t held; /* of all page-locked blocks, but those apart */
     size_t idle; /* of those in the cache */
 } mm_result_usage;
 

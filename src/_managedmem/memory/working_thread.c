@@ -127,7 +127,8 @@ take_away(mm_loader *l, mm_loader_group *g, bool with_contents)
             note_failure(l, &st);
         }
     }
-    if (with_contents || g->memory.access != MM_GROUP_READ) { /* else advice, which queues nothing */
+    /* Else it was advice, which queues nothing. */
+    if (with_contents || g->memory.access != MM_GROUP_READ) {
         order_or_wait(l, l->cu->EventRecord(l->left, l->away), "cuEventRecord");
         l->away_is_busy = true;
     }
