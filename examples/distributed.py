@@ -91,7 +91,8 @@ class OffloadedModel:
     def describe(self):
         """Where the state is, and the uses of parameters for which the budget had no room."""
         tensors = [value for state in self.state.values() for value in state.values()]
-        hosted = sum(tensor.nbytes for tensor in tensors if managedmem.torch.is_managed(tensor))
+        places = [ManagedBuffer.from_handle(t.data_ptr(), t.nbytes) for t in tensors]
+        hosted = sum(p.nbytes for p in places if p.is_host_accessible and p.is_device_accessible)
         return f"{hosted:,} bytes on the host; over the bus: {self.handle.stats()['mapped']} uses"
 
 

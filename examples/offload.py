@@ -55,6 +55,12 @@ def timed(step):
     return 1e3 * (time.perf_counter() - start) / ROUNDS, result
 
 
+def is_on_host(tensor):
+    """True for memory that the host and the GPU reach: offload() keeps the state there."""
+    memory = managedmem.ManagedBuffer.from_handle(tensor.data_ptr(), tensor.nbytes)
+    return memory.is_host_accessible and memory.is_device_accessible
+
+
 def infer():
     """A forward pass with a third of the weights on the GPU."""
     model = make_model(12)
@@ -98,7 +104,7 @@ def train():
         duration, loss = timed(step)
         losses[name] = loss.item()
         state = [t for each in optimizer.state.values() for t in each.values() if t.dim()]
-        there = sum(t.nbytes for t in state if managedmem.torch.is_managed(t))
+        there = sum(t.nbytes for t in state if is_on_host(t))
         print(f"training {name}: {duration:.2f} ms a step, {there:,} bytes of state on the host")
         if handle is not None:
             handle.remove()  # the model is on the CPU again, the state too

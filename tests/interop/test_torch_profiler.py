@@ -6,7 +6,7 @@ import managedmem
 from contents import write
 from tensors import gpu_only, torch
 
-pytestmark = [gpu_only, pytest.mark.filterwarnings("ignore:Profiler clears events")]
+pytestmark = [gpu_only, pytest.mark.filterwarnings("ignore:.*Profiler clears events")]
 
 
 def gpu_events():
