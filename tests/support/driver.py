@@ -20,6 +20,18 @@ def _checked(result):
     assert result == 0, f"raw driver call failed with {result}"
 
 
+def pop_contexts(depth):
+    """Shorten the stack of contexts to that depth.
+
+    A push that acts and is reported as failed leaves its context on the stack, which has an end.
+    """
+    from managedmem import emulator
+
+    context = ctypes.c_void_p()
+    while emulator.live().context_depth > depth:
+        _checked(raw_driver().cuCtxPopCurrent_v2(ctypes.byref(context)))
+
+
 class Capture:
     """A running stream capture; `result` is the status of its end (0: it survived)."""
 

@@ -16,7 +16,7 @@ import sys
 import managedmem
 from all_operations import everything
 from constants import PAGE
-from driver import CAPTURE_RELAXED, raw_driver
+from driver import CAPTURE_RELAXED, pop_contexts, raw_driver
 from failing import Wrong, tell
 from live_memory import settle, warm_up
 from managedmem import CUDAError, CUDAOutOfMemoryError, Device, emulator
@@ -175,6 +175,7 @@ def attempt(operation, w, *faults):
     w.drop_results()
     now = live(w)
     kept = [name for name in now._fields if getattr(now, name) != getattr(alive, name)]
+    pop_contexts(alive.context_depth)
     return Outcome(error, failed, before, state(w), kept, ("cuMemAdvise", 0) in calls)
 
 

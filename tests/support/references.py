@@ -17,7 +17,7 @@ import sys
 import c_heap
 import managedmem
 from all_operations import everything
-from driver import raw_driver
+from driver import pop_contexts
 from live_memory import settle
 from managedmem import Device, Host, emulator
 from world import LAUNCH_FAILED, OUT_OF_MEMORY, Operation, World
@@ -134,13 +134,6 @@ def once(operation, w):
     operation.prepare(w)
     operation.run(w)
     drop_results(w)
-
-
-def pop_contexts(depth):
-    """A push that acts and then fails leaves its context on the stack, which has an end."""
-    context = ctypes.c_void_p()
-    while emulator.live().context_depth > depth:
-        assert raw_driver().cuCtxPopCurrent_v2(ctypes.byref(context)) == 0
 
 
 def with_faults(operation, w, code, after):
