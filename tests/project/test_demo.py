@@ -149,6 +149,13 @@ def test_demo_respects_a_driver_that_was_named(tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
+def test_info_of_options_that_the_emulator_refuses() -> None:
+    done = command("info", MANAGEDMEM_EMULATOR="devices=many")
+    assert done.returncode == 1
+    assert "MANAGEDMEM_EMULATOR: " in done.stdout
+    assert "What to do:" not in done.stdout
+
+
 def test_option_wins_over_the_environment(tmp_path: Path) -> None:
     done = command("demo", "--emulator", MANAGEDMEM_DRIVER=str(tmp_path / "none"))
     assert done.returncode == 0, done.stderr

@@ -218,7 +218,8 @@ def report_failure(error: managedmem.CUDAError) -> None:
         print(f"  {printable(line)}")
     print_nodes(emulated=False)
     section("libraries that can share managed memory", library_rows())
-    print("\n" + HELP.format(program=program_name()))
+    if "MANAGEDMEM_EMULATOR:" not in str(error):  # whose message says what to write
+        print("\n" + HELP.format(program=program_name()))
 
 
 def run(request: str | None = None) -> int:
