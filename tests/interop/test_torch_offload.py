@@ -29,6 +29,7 @@ from programs import run_python
 from tensors import assert_same, mt, small_model, snapshot, torch
 
 DEVICE = "cuda:0"
+NOTHING_FITS = r"nothing is streamed to Device\(0\): .* The budget of 4,096 bytes leaves 4,096 "
 PATIENCE = 180  # seconds for programs that import torch, on a busy machine
 
 
@@ -100,10 +101,21 @@ class TestForward:
     def test_a_layer_above_the_budget_is_used_over_the_bus(self, on, offloaded):
         model = layers(2, on=on)
         original = copy.deepcopy(model)
-        handle = offloaded(model, budget=PAGE)
+        with pytest.warns(UserWarning, match=NOTHING_FITS) as warned:
+            handle = offloaded(model, budget=PAGE)
+        assert "the smallest block, '0', has 20,480: give a larger" in str(warned[0].message)
+        assert warned[0].filename == __file__
         check_rounds(model, handle, plain(original, handle))
         assert handle.stats()["mapped"] == 6
         assert handle.stats()["held"] == 0
+
+    def test_a_warning_that_is_an_error_leaves_the_model(self, on):
+        model = layers(2, on=on)
+        before = snapshot(model)
+        with pytest.raises(UserWarning, match=NOTHING_FITS):
+            mt.offload(model, DEVICE, budget=PAGE)
+        assert_same(before, snapshot(model), places_too=None)
+        assert managed_tensors(model) == []
 
     def test_tied_weights(self, on, offloaded):
         class Tied(nn.Module):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import operator
 import threading
+import warnings
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from types import TracebackType
@@ -59,7 +60,8 @@ def offload(
         each device; together they must hold every parameter.
     budget : int
         The most bytes of parameters on each device at any time. With an optimizer it also covers
-        gradients and state that stay on the device.
+        gradients and state that stay on the device. A UserWarning tells of a budget that
+        holds no block.
     optimizer : torch.optim.Optimizer, optional
         The optimizer that will train the model. Gradients and state for which the budget has no
         room live on the host. Without an optimizer, parameters are taken for memory that is only
@@ -405,11 +407,26 @@ class Offload:
                 self._follow()
                 if optimizer is not None:
                     self._train(optimizer)
+            self._warn_if_nothing_fits()
         except BaseException:
             self.remove()
             raise
         with _lock:
             _offloaded.update(model.modules())
+
+    def _warn_if_nothing_fits(self) -> None:
+        """Called by _start(), so that nothing stays offloaded where warnings are errors."""
+        for lane in self._lanes:
+            smallest = min(lane.plan.streamed, key=lambda part: part.nbytes, default=None)
+            room = lane.set.budget - sum(part.nbytes for part in lane.plan.resident)
+            if smallest is not None and smallest.nbytes > room:
+                warnings.warn(
+                    f"nothing is streamed to {lane.target.device}: its kernels read parameters "
+                    f"over the bus. The budget of {self._budget:,} bytes leaves {room:,} for them, "
+                    f"and the smallest block, {smallest.name!r}, has {smallest.nbytes:,}: give a "
+                    "larger budget",
+                    stacklevel=4,
+                )
 
     def _follow(self) -> None:
         """Gradients and state follow their parameters to another device."""
