@@ -622,6 +622,12 @@ class TestWhileItIsOn:
             assert handle.stats()["acquired"] == before
             check_rounds(model, handle, made)
 
+    def test_no_copy_of_a_handle(self, on, offloaded):
+        handle = offloaded(layers(2, on=on), budget=LAYER)
+        for make in (copy.copy, copy.deepcopy, pickle.dumps):
+            with pytest.raises(TypeError, match=r"save model.state_dict\(\)"):
+                make(handle)
+
     def test_repr_and_numbers(self, on, offloaded):
         handle = offloaded(layers(on=on), budget=4 * LAYER)
         assert repr(handle) == (

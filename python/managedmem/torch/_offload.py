@@ -12,7 +12,7 @@ import warnings
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, SupportsIndex, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, SupportsIndex, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -562,6 +562,12 @@ class Offload:
         uses = sum(lane.announcer.failures for lane in self._lanes)
         step = self._step.failures if self._step is not None else 0
         return self._lost + uses + step + sum(home.failures for home in self._gradients)
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            "the handle of offload() cannot be pickled or copied: save model.state_dict(), or copy "
+            "the module itself"
+        )
 
     def __enter__(self) -> Offload:
         return self
