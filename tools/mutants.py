@@ -257,7 +257,7 @@ def test_environment(tree):
     return kept
 
 
-def in_child(tree, log, action):
+def in_child(tree, log, action, seconds=SECONDS):
     """The exit status of the action in a fork, or None for a hang; its output goes to the log."""
     child = os.fork()
     if child == 0:
@@ -270,13 +270,13 @@ def in_child(tree, log, action):
             os.dup2(output, 2)
             status = action()
         os._exit(int(status))
-    return wait_for(child)
+    return wait_for(child, seconds)
 
 
-def wait_for(child):
+def wait_for(child, seconds):
     """The exit status of a child, or None for a hang. Ends the processes that it left behind."""
     handle = os.pidfd_open(child)
-    ready, _, _ = select.select([handle], [], [], SECONDS)
+    ready, _, _ = select.select([handle], [], [], seconds)
     os.close(handle)
     with contextlib.suppress(ProcessLookupError):
         os.killpg(child, signal.SIGKILL)
@@ -295,7 +295,7 @@ def run_pytest(tree, log, tests):
         options = ["-q", "-x", "-p", "no:cacheprovider", "--timeout=0", "-o", "addopts="]
         return pytest.main([*options, *tests])
 
-    return in_child(tree, log, action)
+    return in_child(tree, log, action, SECONDS * len(tests))
 
 
 def is_program(killer):
@@ -383,6 +383,8 @@ def show_that_killers_pass(build, killers):
             raise SystemExit(f"{program} fails on the unchanged sources:\n{log.read_text()}")
     status = run_pytest(place.tree, log, tests) if tests else 0
     text = log.read_text() if tests else ""
+    if status is None:
+        raise SystemExit(f"a killer hangs on the unchanged sources:\n{text[-4000:]}")
     if status != 0 or "skipped" in text:
         raise SystemExit(f"a killer fails or is skipped on the unchanged sources:\n{text[-4000:]}")
     print(f"{len(tests)} tests and {len(programs)} C programs pass on the unchanged sources")
