@@ -138,10 +138,13 @@ def test_pipeline_with_every_peer_that_is_here() -> None:
     assert sorted(found[2:] + missing) == ["CuPy", "cuda.bindings", "cuda.core"], text
 
 
-def check_training(text: str, processes: int) -> None:
-    """What the distributed example prints must say that it did what it is for."""
+def check_ranks(text: str, processes: int) -> None:
     ranks = re.findall(rf"^rank (\d+) of {processes}: Device\(\d+\)", text, re.MULTILINE)
-    assert sorted(map(int, ranks)) == list(range(processes))
+    assert sorted(map(int, ranks)) == list(range(processes)), text
+
+
+def check_training(text: str) -> None:
+    """What the distributed example prints must say that it did what it is for."""
     moved = re.findall(r"^step \d+: loss [0-9.]+, ([0-9,]+) bytes prefetched$", text, re.MULTILINE)
     parameters = re.search(r"^parameters: ([0-9,]+) bytes", text, re.MULTILINE)
     assert moved and parameters, text
@@ -156,12 +159,17 @@ def check_training(text: str, processes: int) -> None:
 def test_distributed_starts_a_process_for_each_gpu() -> None:
     need("torch")
     emulated = managedmem.driver_info()["emulated"]
-    check_training(run(DISTRIBUTED), 2 if emulated else managedmem.Device.count())
+    text = run(DISTRIBUTED)
+    check_ranks(text, 2 if emulated else managedmem.Device.count())
+    check_training(text)
 
 
-def test_distributed_streams_what_does_not_fit() -> None:
+def test_distributed_under_torchrun_streams_what_does_not_fit() -> None:
     need("torch")
-    text = run(DISTRIBUTED, "--offload")
+    processes = min(2, managedmem.Device.count())
+    launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes))
+    text = run(*launcher, DISTRIBUTED, "--offload")
+    check_ranks(text, processes)
     streamed = re.search(r"^parameters: ([0-9,]+) bytes streamed to each GPU$", text, re.MULTILINE)
     held = re.findall(r"^step \d+: loss [0-9.]+, ([0-9,]+) bytes held$", text, re.MULTILINE)
     state = re.search(r"^optimizer state: ([0-9,]+) bytes on the host;", text, re.MULTILINE)
@@ -171,13 +179,6 @@ def test_distributed_streams_what_does_not_fit() -> None:
     assert all(0 < int(each.replace(",", "")) <= size // 2 for each in held)
     assert int(state[1].replace(",", "")) >= 2 * 0.99 * size
     assert float(found[1]) > 0.7, text  # chance gives 0.1; a deep model learns unevenly
-
-
-def test_distributed_under_torchrun() -> None:
-    need("torch")
-    processes = min(2, managedmem.Device.count())
-    launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes))
-    check_training(run(*launcher, DISTRIBUTED), processes)
 
 
 def test_distributed_without_torch() -> None:
