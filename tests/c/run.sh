@@ -4,8 +4,8 @@
 #
 # Usage: tests/c/run.sh BUILD_FOLDER [TEST...], as in tests/c/run.sh build/c test_plan; all tests if
 # none is named. CC chooses the compiler, CUDA_HOME the folder whose include/ holds cuda.h of CUDA 13;
-# without it the folder of nvcc or of the header package is taken. With COVERAGE=1 they run once, without
-# assertions, and leave what gcov reads in the build folder.
+# without it the folder of nvcc or of the header package is taken. With COVERAGE=1 they run once, under
+# the first two, and leave what gcov reads in the build folder.
 set -euo pipefail
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
@@ -34,24 +34,25 @@ export TSAN_OPTIONS=halt_on_error=1:second_deadlock_stack=1
 
 sanitizers=(address,undefined thread)
 if [ -n "${COVERAGE:-}" ]; then
-    sanitizers=(thread) # which adds no branches, and has the hooks that the tests use
-    flags+=(-O0 -DNDEBUG --coverage -fprofile-update=atomic)
+    sanitizers=(address,undefined) # as in setup.py, so that gcovr finds the same branches in both
+    absent=bool,enum,integer-divide-by-zero,nonnull-attribute,returns-nonnull-attribute
+    flags+=(-O0 --coverage -fprofile-update=atomic "-fno-sanitize=$absent")
 fi
 
 for sanitizer in "${sanitizers[@]}"; do
     out=$build/${sanitizer%%,*}
     mkdir -p "$out"
-    "$compiler" "${flags[@]}" "-fsanitize=$sanitizer" -fPIC -shared -fvisibility=hidden \
+    "$compiler" "-fsanitize=$sanitizer" "${flags[@]}" -fPIC -shared -fvisibility=hidden \
         -o "$out/libemulator.so" "$root"/src/emulator/*.c -lpthread -ldl
     for kind in forking odd hooked; do
-        "$compiler" "${flags[@]}" "-fsanitize=$sanitizer" -fPIC -shared -o "$out/lib$kind.so" \
+        "$compiler" "-fsanitize=$sanitizer" "${flags[@]}" -fPIC -shared -o "$out/lib$kind.so" \
             "$root/tests/c/${kind}_driver.c" -Wl,--no-as-needed "$out/libemulator.so" -ldl
     done
-    (cd "$out" && "$compiler" "${flags[@]}" "-fsanitize=$sanitizer" -c \
+    (cd "$out" && "$compiler" "-fsanitize=$sanitizer" "${flags[@]}" -c \
         "$root"/tests/c/{world,failing_allocations,counted_waits}.c \
         "$root"/src/_managedmem/{driver,memory,trace}/*.c)
     for name in "${tests[@]}"; do
-        "$compiler" "${flags[@]}" "-fsanitize=$sanitizer" -o "$out/$name" "$root/tests/c/$name.c" \
+        "$compiler" "-fsanitize=$sanitizer" "${flags[@]}" -o "$out/$name" "$root/tests/c/$name.c" \
             "$out"/*.o -Wl,--wrap={malloc,calloc,realloc,free,pthread_cond_wait} -lpthread -ldl
         echo "--- $name, sanitized for $sanitizer"
         "$out/$name" "$out/libemulator.so"

@@ -44,18 +44,23 @@ class Figure:
         return f"{self.percent():6.2f} % of {self.total}"
 
 
+def counted(entries):
+    """The lines or branches that no option of gcovr leaves out."""
+    return [entry for entry in entries if not entry.get("gcovr/excluded")]
+
+
 def read_report(report, read_text):
     """Every file of the sources as {number: Line}; a line of several functions counts once."""
     files = {}
     for entry in report["files"]:
         texts = read_text(entry["file"]).splitlines()
         lines = files.setdefault(entry["file"].removeprefix(SOURCES), {})
-        for found in entry["lines"]:
+        for found in counted(entry["lines"]):
             number = found["line_number"]
             new = Line(found.get("function_name", ""), texts[number - 1].strip())
             line = lines.setdefault(number, new)
             line.count += found["count"]
-            for place, branch in enumerate(found.get("branches", [])):
+            for place, branch in enumerate(counted(found.get("branches", []))):
                 line.branches[place] = line.branches.get(place, 0) + branch["count"]
     return files
 
@@ -92,14 +97,14 @@ def excuse(files, exception):
 
 def measure(lines):
     """Lines and branches of one file or of all, without those that are excused."""
-    counted = [line for line in lines if not line.excused]
-    branches = [line for line in counted if not line.excused_branches]
+    kept = [line for line in lines if not line.excused]
+    branches = [line for line in kept if not line.excused_branches]
     total = sum(len(line.branches) for line in branches)
     # The taken branches of an excused line still count.
-    taken = [line for line in counted if line.excused_branches]
+    taken = [line for line in kept if line.excused_branches]
     total += sum(len(line.branches) - line.untaken() for line in taken)
     return {
-        "lines": Figure(sum(line.count > 0 for line in counted), len(counted)),
+        "lines": Figure(sum(line.count > 0 for line in kept), len(kept)),
         "branches": Figure(total - sum(line.untaken() for line in branches), total),
     }
 

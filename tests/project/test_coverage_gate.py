@@ -82,6 +82,16 @@ def test_what_does_not_run_is_named():
     ]
 
 
+def test_what_gcovr_leaves_out():
+    excluded = {"gcovr/excluded": True}
+    shown, wrong = judge(*ALL[:3], line(7, 0, 0, 0) | excluded)
+    assert (shown[0], wrong) == ("lines: 100.00 % of 3; 0.00 % are exceptions", [])
+    partly = line(4, 9, 0, 9)
+    partly["branches"][0] |= excluded
+    shown, wrong = judge(*ALL[:1], partly, *ALL[2:])
+    assert (shown[1], wrong) == ("branches: 100.00 % of 1; 0.00 % are exceptions", [])
+
+
 def test_a_function_that_nothing_calls():
     _, wrong = judge(*[line(n, 0) for n in (2, 4, 5, 7)], copies=300)
     assert wrong == ["lines:  98.68 % of 304 run, 99.0 % are needed"]
