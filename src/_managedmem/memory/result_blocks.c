@@ -25,12 +25,21 @@ unlink_block(mm_result_block *block)
 }
 
 static void
-link_block(mm_result_block *block, mm_result_block *list)
+link_block(mm_result_block *block, mm_result_block *before)
 {
-    block->previous = list;
-    block->next = list->next;
-    list->next->previous = block;
-    list->next = block;
+    block->previous = before;
+    block->next = before->next;
+    before->next->previous = block;
+    before->next = block;
+}
+
+/* Blocks apart come last, and are the next to be freed: copies to them may still be under way, and the
+ * driver waits for those when it frees. */
+static void
+link_idle(mm_result_block *block)
+{
+    link_block(block, block->apart ? idle_blocks.previous : &idle_blocks);
+    usage.idle += block->capacity;
 }
 
 /* The smallest idle block for a size, if at most half of it would be unused. */
@@ -40,7 +49,7 @@ find_idle_block(size_t size)
     mm_result_block *best = NULL;
 
     for (mm_result_block *b = idle_blocks.next; b != &idle_blocks; b = b->next) {
-        if (!b->spoiled && b->capacity >= size && b->capacity / 2 <= size
+        if (!b->spoiled && !b->apart && b->capacity >= size && b->capacity / 2 <= size
             && (best == NULL || b->capacity < best->capacity)) {
             best = b;
         }
@@ -48,8 +57,8 @@ find_idle_block(size_t size)
     return best;
 }
 
-/* Takes out the block that has been idle for longest, if `more` bytes do not fit beside those held, or
- * if more than `keep` are idle; else NULL. */
+/* Takes out a block apart, which come last, or the block that has been idle for longest, if `more` bytes
+ * do not fit beside those held, or if more than `keep` are idle; else NULL. */
 static mm_result_block *
 take_out_idle_block(size_t more, size_t keep)
 {
@@ -57,7 +66,8 @@ take_out_idle_block(size_t more, size_t keep)
 
     (void)pthread_mutex_lock(&blocks_lock);
     if (idle_blocks.previous != &idle_blocks
-        && (more > usage.limit || usage.held > usage.limit - more || usage.idle > keep)) {
+        && (idle_blocks.previous->apart || more > usage.limit || usage.held > usage.limit - more
+            || usage.idle > keep)) {
         block = idle_blocks.previous;
         block->previous->next = &idle_blocks;
         idle_blocks.previous = block->previous;
@@ -74,9 +84,8 @@ static void
 make_idle_again(mm_result_block *block)
 {
     (void)pthread_mutex_lock(&blocks_lock);
-    link_block(block, &idle_blocks);
+    link_idle(block);
     usage.held += block->capacity;
-    usage.idle += block->capacity;
     (void)pthread_mutex_unlock(&blocks_lock);
 }
 
@@ -280,11 +289,18 @@ mm_result_block_apart(mm_driver *cu, size_t size, mm_status *st)
     }
     block->capacity = in_steps(size);
     block->apart = true;
-    if (lock_block(cu, block, st) < 0) {
-        free(block);
-        return NULL;
+    free_idle_blocks(cu, 0, SIZE_MAX);
+    if (lock_block(cu, block, st) == 0) {
+        return block;
     }
-    return block;
+    if (st->kind == MM_DRIVER_CALL && st->code == CUDA_ERROR_OUT_OF_MEMORY) {
+        free_idle_blocks(cu, 0, 0);
+        if (lock_block(cu, block, st) == 0) {
+            return block;
+        }
+    }
+    free(block);
+    return NULL;
 }
 
 void
@@ -300,10 +316,8 @@ mm_result_release(mm_result_block *block)
     }
     (void)pthread_mutex_lock(&blocks_lock);
     unlink_block(block);
-    link_block(block, &idle_blocks);
+    link_idle(block);
     usage.held += block->apart ? block->capacity : 0;
-    usage.idle += block->capacity;
-    block->apart = false;
     (void)pthread_mutex_unlock(&blocks_lock);
 }
 

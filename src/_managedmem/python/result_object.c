@@ -46,7 +46,11 @@ result_getbuffer(PyObject *op, Py_buffer *view, int Py_UNUSED(flags))
 {
     result_object *self = (result_object *)op;
 
-    assert(self->block != NULL);
+    if (self->block == NULL) { /* found by gc.get_objects() while its memory is made */
+        view->obj = NULL;
+        PyErr_SetString(PyExc_BufferError, "the memory of this object is not allocated yet");
+        return -1;
+    }
     *view = (Py_buffer){
         .buf = self->block->bytes,
         .obj = Py_NewRef(op),
