@@ -178,7 +178,7 @@ can_load(const mm_loader_group *g, bool copy)
 static void
 follow_what_leaves(mm_loader *l, const mm_loader_group *g)
 {
-    if (l->away_is_busy && mm_event_has_passed(l->cu, l->left)) {
+    if (l->away_is_busy && l->cu->EventQuery(l->left) == CUDA_SUCCESS) {
         l->away_is_busy = false;
     }
     if (l->away_is_busy) {
