@@ -87,6 +87,12 @@ def hosted_state(optimizer):
     return there, len(large) - there
 
 
+def lists_of(optimizer):
+    """The tensors in lists of an optimizer's state, as LBFGS has them."""
+    values = [v for state in optimizer.state.values() for v in state.values()]
+    return [t for v in values if isinstance(v, list) for t in v if t is not None]
+
+
 class TestSteps:
     @pytest.mark.parametrize(
         ("name", "budget"),
@@ -187,6 +193,93 @@ class TestSteps:
         finally:
             cache.max_nbytes = limit
         pair.check()
+
+    def test_earlier_homes_of_state_are_freed(self, on):
+        """LBFGS makes new tensors in each step, and so does load_state_dict()."""
+        cache = managedmem.result_cache
+        cache.clear()
+        pair = Pair(on, OPTIMIZERS["LBFGS"])
+        with pair.offload(BUDGETS["streamed"]):
+            for rows in range(2, 12):
+                pair.step(rows)
+                state = 3 * COUNT * WEIGHT + sum(t.nbytes for t in lists_of(pair.optimizer))
+                assert cache.nbytes <= 2 * state
+        assert cache.nbytes == 0
+        pair = Pair(on)
+        with pair.offload(BUDGETS["streamed"]):
+            for _ in range(4):
+                pair.step()
+                pair.optimizer.load_state_dict(copy.deepcopy(pair.optimizer.state_dict()))
+                assert cache.nbytes <= COUNT * 2 * LAYER
+            pair.check()
+
+    def test_lists_of_state_come_back(self, on):
+        pair = Pair(on, OPTIMIZERS["LBFGS"])
+        handle = pair.offload(BUDGETS["streamed"])
+        for rows in (2, 3, 4):
+            pair.step(rows)
+        handle.remove()
+        assert all(t.untyped_storage().nbytes() == t.nbytes for t in lists_of(pair.optimizer))
+        pair.step()
+        pair.check()
+
+    def test_empty_state_makes_no_new_home(self, on):
+        pair = Pair(on)
+        with pair.offload(BUDGETS["streamed"]):
+            pair.step()
+            for state in pair.optimizer.state.values():
+                state["unused"] = torch.zeros(0, device=state["exp_avg"].device)
+            homes = [s["exp_avg"].data_ptr() for s in pair.optimizer.state.values()]
+            pair.step()
+            assert homes == [s["exp_avg"].data_ptr() for s in pair.optimizer.state.values()]
+
+    @pytest.mark.parametrize("budget", ["streamed", "parameters"])
+    def test_a_closure_may_remove_the_handle(self, on, budget):
+        pair = Pair(on, OPTIMIZERS["momentum"])
+        handle = pair.offload(BUDGETS[budget])
+        pair.step()
+
+        def run(model, optimizer):
+            def closure():
+                optimizer.zero_grad()
+                inputs = torch.ones(2, 64, device=next(model.parameters()).device)
+                loss = model(inputs).square().mean()
+                loss.backward()
+                if model is pair.model:
+                    handle.remove()
+                return loss.detach()
+
+            return optimizer.step(closure)
+
+        if not emulator.is_active():
+            pair.model.to(DEVICE)  # where remove() leaves the parameters, beside the loss
+        pair.each(run)
+        pair.check()
+
+    @pytest.mark.emulator_only
+    def test_a_query_of_state_that_fails_ends_no_step(self, on):
+        pair = Pair(on)
+        with pair.offload(BUDGETS["streamed"]) as handle:
+            pair.step()
+            emulator.fail("cuPointerGetAttributes", nth=1, lasting=True)
+            try:
+                pair.optimizer.step()
+            finally:
+                emulator.clear_failures()
+            pair.sides[1][1].step()
+            pair.check()
+            assert handle.stats()["failures"] == 0  # it asks about no scalar
+
+    def test_operations_on_page_locked_state(self, on):
+        pair = Pair(on)
+        with pair.offload(BUDGETS["streamed"]):
+            pair.step()
+            for operation in (
+                lambda: mt.prefetch(pair.optimizer, managedmem.Device(DEVICE)),
+                lambda: mt.advise(pair.optimizer, "set_read_mostly"),
+            ):
+                with pytest.raises(mt.NotManagedError, match="page-locked memory, which does not"):
+                    operation()
 
     @pytest.mark.parametrize("name", ["SGD", "Adam", "LBFGS"])
     def test_a_step_moves_each_layer_home_once(self, on, name):

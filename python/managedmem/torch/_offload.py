@@ -445,7 +445,7 @@ class Offload:
         if parameter.grad is not None:
             yield parameter.grad
         state = self._optimizer.state.get(parameter, {}) if self._optimizer is not None else {}
-        yield from (t for t in state.values() if isinstance(t, Tensor))
+        yield from _tensors_in(state)
 
     def _steps_on_device(self, parameter: Tensor) -> bool:
         """True if the optimizer counts the steps of a parameter on its device."""
@@ -590,6 +590,15 @@ class Offload:
             f"{start}: {numbers['groups']} groups of {numbers['streamed']:,} bytes streamed, "
             f"{numbers['resident']:,} resident, budget {self._budget:,}>"
         )
+
+
+def _tensors_in(state: Any) -> Iterator[Tensor]:
+    """All tensors of an optimizer's state, which may be in lists."""
+    if isinstance(state, Tensor):
+        yield state
+    elif isinstance(state, (dict, list, tuple)):
+        for value in state.values() if isinstance(state, dict) else state:
+            yield from _tensors_in(value)
 
 
 def _plain(tensor: Tensor, device: torch.device) -> Tensor:

@@ -72,9 +72,13 @@ def state_bytes(optimizer: optim.Optimizer, parameters: list[Tensor]) -> int:
 
 
 def _state_of(optimizer: optim.Optimizer, parameter: Tensor) -> list[tuple[str, Tensor]]:
-    """The state of one parameter, without scalars such as step counts."""
-    state = optimizer.state.get(parameter, {})
-    return [(name, t) for name, t in find_tensors(state) if t.dim() > 0]
+    """The state of one parameter, without scalars such as step counts and empty tensors."""
+    state = {
+        name: value
+        for name, value in optimizer.state.get(parameter, {}).items()
+        if not isinstance(value, Tensor) or value.dim() > 0
+    }
+    return [(name, t) for name, t in find_tensors(state) if t.dim() > 0 and t.numel() > 0]
 
 
 def _allocate_home(target: Target, nbytes: int) -> ManagedBuffer:
@@ -272,11 +276,12 @@ class SplitStep:
                 self.optimizer.step = self.original  # type: ignore[method-assign]
             else:
                 del self.optimizer.step
-        self.stages.clear()
+        self.stages = {}
 
     def forget(self) -> None:
-        """Drop the memory at home, and free what of it the cache of results does not keep."""
-        self.parts.clear()
+        """Drop the memory at home, and free it."""
+        for part in self.parts:  # step() may be going through them
+            part.home = None
         _results_trim(managedmem.result_cache.max_nbytes)
 
     def in_home(self) -> Iterator[Tensor]:
@@ -302,21 +307,27 @@ class SplitStep:
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+            if not self.active:  # the closure has called remove()
+                self.original()
+                return loss
         for stage in self.stages.values():
             if stage.inward is not None:
                 stage.inward.wait_stream(torch.cuda.current_stream(stage.inward.device))
-        for part in self.parts:
-            self._step_part(part)
-        rest = {id(p) for group in self.optimizer.param_groups for p in group["params"]}
-        self._run(rest - self.known)
-        for stage in self.stages.values():
-            if stage.outward is not None:
-                torch.cuda.current_stream(stage.outward.device).wait_stream(stage.outward)
+        stages = self.stages
+        try:
+            for part in self.parts:
+                self._step_part(part)
+            rest = {id(p) for group in self.optimizer.param_groups for p in group["params"]}
+            self._run(rest - self.known)
+        finally:
+            for stage in stages.values():
+                if stage.outward is not None:
+                    torch.cuda.current_stream(stage.outward.device).wait_stream(stage.outward)
         return loss
 
     def _step_part(self, part: StepPart) -> None:
         with ExitStack() as stack:
-            if part.group is not None:
+            if part.group is not None and self.active:  # a collection may have called remove()
                 stream = part.target.stream()
                 if begin_use(part.group, stream):
                     stack.callback(end_use, part.group, stream)
@@ -346,19 +357,25 @@ class SplitStep:
 
     def _send_home(self, part: StepPart) -> None:
         """Move state that the optimizer has made on the device, or loaded, to the host."""
-        found = [
+        if not self.active:
+            return
+        with torch.no_grad():
+            try:
+                found = self._state_on_device(part)
+                home = part.home
+                if found and (home is None or not all(home.holds(t) for _, t in found)):
+                    part.home = _home_of(found, part.target)
+            except CUDAError:  # what is on the device stays there
+                self.failures += 1
+
+    def _state_on_device(self, part: StepPart) -> list[tuple[str, Tensor]]:
+        """The state of a part with its names, but for what the optimizer keeps elsewhere."""
+        return [
             (f"state.{name}", t)
             for parameter in part.parameters
             for name, t in _state_of(self.optimizer, parameter)
             if t.device == parameter.device and t.layout is torch.strided
         ]
-        if not found or (part.home is not None and all(part.home.holds(t) for _, t in found)):
-            return
-        with torch.no_grad():
-            try:
-                part.home = _home_of(found, part.target)
-            except CUDAError:  # what is on the device stays there
-                self.failures += 1
 
     @contextmanager
     def _staged(self, part: StepPart, home: _StateHome) -> Iterator[None]:
@@ -387,6 +404,8 @@ class SplitStep:
 
     def _unstage(self, stage: _Stage, slot: _Slot, home: _StateHome) -> None:
         """Put the state back into its home, where the tensors go."""
+        if not self.active:  # removed during the update: the tensors keep the scratch
+            return
         scratch = slot.scratch
         if stage.outward is not None:
             stage.outward.wait_stream(torch.cuda.current_stream(scratch.device))

@@ -43,17 +43,24 @@ class NotManagedError(ValueError):
     ``tensor`` is the tensor and ``name`` its name, such as "decoder.bias", or "".
     """
 
-    def __init__(self, name: str, tensor: Tensor) -> None:
-        super().__init__(
-            f"{describe(name, tensor)} is not in managed memory: move it there with "
-            "managedmem.torch.to_managed(), or make it inside "
-            "torch.cuda.use_mem_pool(managedmem.torch.managed_mempool())"
-        )
+    def __init__(self, name: str, tensor: Tensor, page_locked: bool = False) -> None:
+        super().__init__(f"{describe(name, tensor)} {_PAGE_LOCKED if page_locked else _ELSEWHERE}")
         self.name = name
         self.tensor = tensor
+        self._page_locked = page_locked
 
-    def __reduce__(self) -> tuple[type, tuple[str, Tensor]]:
-        return type(self), (self.name, self.tensor)
+    def __reduce__(self) -> tuple[type, tuple[str, Tensor, bool]]:
+        return type(self), (self.name, self.tensor, self._page_locked)
+
+
+_ELSEWHERE = (
+    "is not in managed memory: move it there with managedmem.torch.to_managed(), or make it inside "
+    "torch.cuda.use_mem_pool(managedmem.torch.managed_mempool())"
+)
+_PAGE_LOCKED = (
+    "is in page-locked memory, which does not migrate: leave the state of an optimizer there while "
+    "offload() moves it, and move other tensors with managedmem.torch.to_managed()"
+)
 
 
 def describe(name: str, tensor: Tensor) -> str:
@@ -122,7 +129,10 @@ def _check_system_memory(found: Found) -> None:
         if tensor.numel() == 0 or is_managed(tensor):
             continue
         if not migrates or not tensor.is_cpu or tensor.is_pinned():
-            raise NotManagedError(name, tensor)
+            memory = ManagedBuffer.from_handle(tensor.data_ptr(), 1)
+            # Of all memory that is not managed, host and device reach only this.
+            locked = memory.is_host_accessible and memory.is_device_accessible
+            raise NotManagedError(name, tensor, locked and not migrates)
 
 
 def split_movable(found: Found) -> tuple[Found, list[str]]:
