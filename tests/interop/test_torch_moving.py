@@ -373,15 +373,25 @@ class TestToManagedFails:
         with pytest.raises(TypeError, match="a module, an optimizer or a tensor"):
             mt.to_managed(bad)
 
-    @pytest.mark.parametrize("bad", ["meta", "mps", "nonsense"])
-    def test_bad_devices(self, model, bad):
-        with pytest.raises((ValueError, RuntimeError), match=r"device"):
+    @pytest.mark.parametrize(
+        ("bad", "error", "text"),
+        [
+            ("meta", ValueError, "device must be the CPU or a CUDA device, got meta"),
+            ("mps", ValueError, "device must be the CPU or a CUDA device, got mps"),
+            ("nonsense", ValueError, "device must be the CPU or a CUDA device, got 'nonsense'"),
+            (2.5, TypeError, "device must be a torch.device, a Device, a str or an int, got 2.5"),
+        ],
+    )
+    def test_bad_devices(self, model, bad, error, text):
+        with pytest.raises(error, match=text):
             mt.to_managed(model, device=bad)
 
     @pytest.mark.skipif(not EMULATED, reason="a GPU can have CUDA tensors")
     def test_no_cuda_tensors_over_the_emulated_driver(self, model):
         with pytest.raises(ValueError, match=r"no CUDA device|emulated driver"):
             mt.to_managed(model, device="cuda:0")
+        with pytest.raises(ValueError, match=r"device is cuda:0, but .*(no CUDA|emulated driver)"):
+            mt.to_managed(model, device=managedmem.Device(0))
 
 
 # --- what needs a GPU ---------------------------------------------------------------------

@@ -24,6 +24,7 @@ class TestRefusals:
             ({"budget": 1.5}, TypeError, "budget must be an int, the number of bytes, got 1.5"),
             ({"budget": True}, TypeError, "budget must be an int, the number of bytes, got True"),
             ({"device": "cpu"}, ValueError, "device must be a CUDA device, got cpu"),
+            ({"device": "gpu"}, ValueError, "device must be .* a CUDA device, got 'gpu'"),
             ({"device": None}, TypeError, "device must be a Device.*got None"),
             ({"device": 99}, ValueError, "99"),
             ({"device": {"nobody": 0}}, ValueError, "device has 'nobody'"),

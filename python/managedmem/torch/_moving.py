@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 import managedmem
-from managedmem import ManagedBuffer, ManagedMemoryResource
+from managedmem import Device, ManagedBuffer, ManagedMemoryResource
 from managedmem.torch._targets import find_tensors, join_name
 from managedmem.torch._tensors import Found, check_dense, describe, extent_of, is_wrapper
 
@@ -50,14 +50,16 @@ class _Block:
     place: ManagedBuffer | None = None  # its future memory
 
 
-def to_managed(module: _Movable, *, device: torch.device | str | int | None = None) -> _Movable:
+def to_managed(
+    module: _Movable, *, device: Device | torch.device | str | int | None = None
+) -> _Movable:
     """Move the tensors of a module or optimizer into managed memory, in place.
 
     Parameters
     ----------
     module : torch.nn.Module, torch.optim.Optimizer or torch.Tensor
         A module's parameters and buffers move, or an optimizer's state tensors except scalars.
-    device : torch.device, str or int, optional
+    device : torch.device, Device, str or int, optional
         The device of the tensors for torch: the CPU or a CUDA device. None keeps each tensor's own.
         If the device changes, gradients move too.
 
@@ -91,8 +93,22 @@ def to_managed(module: _Movable, *, device: torch.device | str | int | None = No
 # --- what moves ---------------------------------------------------------------------------
 
 
-def _target_device(device: torch.device | str | int) -> torch.device:
-    target = torch.device(device)
+def _torch_device(device: Device | torch.device | str | int) -> torch.device:
+    """The device that an argument names, also one that torch lacks."""
+    if isinstance(device, Device):
+        return torch.device("cuda", device.device_id)
+    try:
+        return torch.device(device)
+    except RuntimeError:
+        raise ValueError(f"device must be the CPU or a CUDA device, got {device!r}") from None
+    except TypeError:
+        raise TypeError(
+            f"device must be a torch.device, a Device, a str or an int, got {device!r}"
+        ) from None
+
+
+def _target_device(device: Device | torch.device | str | int) -> torch.device:
+    target = _torch_device(device)
     if target.type not in ("cpu", "cuda"):
         raise ValueError(f"device must be the CPU or a CUDA device, got {target}")
     if target.type == "cpu":

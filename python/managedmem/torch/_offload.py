@@ -20,7 +20,7 @@ from torch.utils.hooks import RemovableHandle
 
 import managedmem
 from managedmem import Device
-from managedmem.torch._moving import _blocks, _check_movable, _swap
+from managedmem.torch._moving import _blocks, _check_movable, _swap, _torch_device
 from managedmem.torch._offload_hooks import Announcer, begin_use, end_use
 from managedmem.torch._offload_optimizer import (
     GradientHome,
@@ -56,10 +56,10 @@ def offload(
     model : torch.nn.Module
         A module on the CPU or on a CUDA device. Its Parameter objects stay the same.
     device : Device, torch.device, str, int, or a mapping of submodule names to these
-        Where the model runs. With a mapping, each submodule runs on its device, with a budget for
-        each device; together they must hold every parameter.
+        Where the model runs. With a mapping, each submodule runs on its device, with a budget of
+        its own; together they must hold every parameter.
     budget : int
-        The most bytes of parameters on each device at any time. With an optimizer it also covers
+        The most bytes of parameters on the device at any time. With an optimizer it also covers
         gradients and state that stay on the device. A UserWarning tells of a budget that
         holds no block.
     optimizer : torch.optim.Optimizer, optional
@@ -217,7 +217,7 @@ def _target(device: object) -> Target:
             f"names to these, got {device!r}"
         )
     if isinstance(device, str):
-        device = torch.device(device)
+        device = _torch_device(device)
     if isinstance(device, torch.device):
         if device.type != "cuda":
             raise ValueError(f"device must be a CUDA device, got {device}")
