@@ -177,7 +177,10 @@ OPERATIONS = {
     ),
     # For the optimizer's state of an offloaded module.
     "page-locked memory": Operation(
-        lambda w: w.keep(managedmem._managedmem._page_locked(1 << 17)), "_page_locked", faults=4
+        lambda w: w.keep(managedmem._managedmem._page_locked(1 << 17)),
+        "_page_locked",
+        silent=TAKING,  # if memory runs out, it tries again without idle blocks
+        faults=4,
     ),
     # The part of buf.torch() and buf.cupy() that needs no library.
     "wait for an array": Operation(
