@@ -2,6 +2,7 @@
 
 import copy
 import gc
+import pickle
 
 import pytest
 
@@ -225,6 +226,16 @@ class TestSteps:
         if on == handle.device.type:  # else the processor's sums differ from the GPU's
             pair.step()
         pair.check()
+
+    def test_a_pickle_of_the_state_has_each_byte_once(self, on):
+        pair = Pair(on)
+        with pair.offload(BUDGETS["streamed"]):
+            pair.step()
+            mine, others = (pickle.dumps(optimizer.state_dict()) for _, optimizer in pair.sides)
+            assert len(mine) < 1.1 * len(others)
+            saved = pickle.loads(mine)["state"]
+            known = pair.sides[1][1].state_dict()["state"]
+            assert all(same(saved[i]["exp_avg"], known[i]["exp_avg"]) for i in known)
 
     def test_empty_state_makes_no_new_home(self, on):
         pair = Pair(on)

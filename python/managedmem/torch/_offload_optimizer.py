@@ -197,21 +197,35 @@ def can_split(optimizer: optim.Optimizer) -> bool:
 
 
 @dataclass(slots=True, eq=False)
+class _Entry:
+    """A tensor of the state. Its storage is its own, so that it is pickled without the others."""
+
+    tensor: Tensor
+    own: Tensor  # the bytes of its storage at home
+    place: int  # of these bytes in the home
+    offset: int  # of the tensor in its storage
+
+
+@dataclass(slots=True, eq=False)
 class _StateHome:
     """The state of a part of the parameters, in one allocation on the host."""
 
     memory: ManagedBuffer
     base: Tensor
     host: Tensor | None  # the same bytes for copies, if they are page-locked
-    entries: list[tuple[Tensor, int]]  # the tensors, with their offsets
+    entries: list[_Entry]
 
     def holds(self, tensor: Tensor) -> bool:
         """True if a tensor lies in it."""
-        return tensor.untyped_storage().data_ptr() == self.base.data_ptr()
+        return 0 <= tensor.data_ptr() - self.base.data_ptr() < self.base.numel()
 
-    def views(self, base: Tensor) -> list[tuple[Tensor, Tensor]]:
-        """Each tensor with a replacement in other memory."""
-        return [(t, _on(base, t, offset)) for t, offset in self.entries if self.holds(t)]
+    def views(self, scratch: Tensor) -> list[tuple[Tensor, Tensor]]:
+        """Each tensor with a replacement in a scratch."""
+        return [
+            (entry.tensor, _on(scratch, entry.tensor, entry.place + entry.offset))
+            for entry in self.entries
+            if self.holds(entry.tensor)
+        ]
 
 
 @dataclass(slots=True, eq=False)
@@ -419,9 +433,9 @@ class SplitStep:
         memory = scratch.untyped_storage().data_ptr()
         _swap(
             [
-                (t, _on(home.base, t, offset))
-                for t, offset in home.entries
-                if t.untyped_storage().data_ptr() == memory
+                (entry.tensor, _on(entry.own, entry.tensor, entry.offset))
+                for entry in home.entries
+                if entry.tensor.untyped_storage().data_ptr() == memory
             ]
         )
 
@@ -450,18 +464,16 @@ def _home_of(found: list[tuple[str, Tensor]], target: Target) -> _StateHome:
     blocks = _blocks(found, target.place)
     memory, host = _state_memory(target, blocks)
     base = _as_bytes(memory, target.place)
-    entries: list[tuple[Tensor, int]] = []
-    changes: list[tuple[Tensor, Tensor]] = []
+    entries: list[_Entry] = []
     for block in blocks:
         assert block.place is not None
-        start = block.place.handle - memory.handle
-        _fill(base[start : start + block.end - block.start], block)
+        own = _as_bytes(block.place, target.place)
+        _fill(own, block)
+        place = block.place.handle - memory.handle
         for piece in block.pieces:
             for tensor in piece.tensors:
-                offset = start + tensor.data_ptr() - block.start
-                entries.append((tensor, offset))
-                changes.append((tensor, _on(base, tensor, offset)))
-    _swap(changes)
+                entries.append(_Entry(tensor, own, place, tensor.data_ptr() - block.start))
+    _swap([(entry.tensor, _on(entry.own, entry.tensor, entry.offset)) for entry in entries])
     return _StateHome(memory, base, host, entries)
 
 
