@@ -1,10 +1,13 @@
 """Builds the extension and the emulated driver; everything else is in pyproject.toml.
 
+The project's addresses come from the workflow that publishes, in the variables of GitHub.
+
 Switches, all through the environment: MANAGEDMEM_SANITIZE=address,undefined (or thread) adds those
 sanitizers, MANAGEDMEM_WERROR=1 turns warnings into errors, MANAGEDMEM_DEBUG=1 keeps assertions,
 MANAGEDMEM_COVERAGE=1 makes the extension record for gcov which lines and branches run.
 """
 
+import email
 import os
 import re
 import shlex
@@ -30,6 +33,23 @@ Python:
     Alpine            apk add gcc musl-dev python3-dev
     conda             conda install -c conda-forge c-compiler
 To use another compiler, set the environment variable CC."""
+
+
+def project_urls():
+    """The addresses of the GitHub repository whose workflow builds, or else those that the source
+    package names. A clone does not know where it is published."""
+    repository = os.environ.get("GITHUB_REPOSITORY")
+    if not repository:
+        about = Path("PKG-INFO").read_text() if Path("PKG-INFO").exists() else ""
+        named = email.message_from_string(about).get_all("Project-URL", [])
+        return dict(line.split(", ", 1) for line in named)
+    home = f"{os.environ['GITHUB_SERVER_URL']}/{repository}"
+    return {
+        "Homepage": home,
+        "Documentation": f"{home}/tree/main/docs",
+        "Changelog": f"{home}/blob/main/CHANGELOG.md",
+        "Issues": f"{home}/issues",
+    }
 
 
 def header_version(include):
@@ -156,6 +176,7 @@ common = {
 }
 
 setup(
+    project_urls=project_urls(),
     cmdclass={"build_ext": BuildExt},
     ext_modules=[
         Extension(

@@ -183,6 +183,36 @@ def test_zig_is_not_given_the_option_that_it_refuses(folders, name):
             build_tiny(folders[0], **environment)
 
 
+def metadata_of(folder, **environment):
+    """What setup.py and pyproject.toml write about the project in a folder with a copy of both."""
+    kept = {name: text for name, text in os.environ.items() if not name.startswith("GITHUB_")}
+    subprocess.run(
+        [sys.executable, "setup.py", "-q", "egg_info"],
+        cwd=folder,
+        env={**kept, **environment},
+        check=True,
+        capture_output=True,
+        timeout=120,
+    )
+    return (folder / "python" / "managedmem.egg-info" / "PKG-INFO").read_text()
+
+
+def test_addresses_are_those_of_the_repository_that_publishes(tmp_path):
+    pytest.importorskip("setuptools", reason="needs setuptools")
+    for name in ("setup.py", "pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, tmp_path)
+    for package in ("managedmem/_cli", "managedmem/torch"):
+        (tmp_path / "python" / package).mkdir(parents=True)
+    assert "Project-URL" not in metadata_of(tmp_path)
+    home = "https://github.com/owner/name"
+    there = {"GITHUB_SERVER_URL": "https://github.com", "GITHUB_REPOSITORY": "owner/name"}
+    published = metadata_of(tmp_path, **there)
+    assert f"Project-URL: Homepage, {home}\n" in published
+    assert f"Project-URL: Issues, {home}/issues\n" in published
+    (tmp_path / "PKG-INFO").write_text(published)  # as in the source package
+    assert metadata_of(tmp_path) == published
+
+
 def test_every_folder_of_the_package_is_installed():
     source = ROOT / "python"
     folders = {path.parent.relative_to(source) for path in (source / "managedmem").rglob("*.py")}
