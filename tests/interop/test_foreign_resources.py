@@ -14,7 +14,7 @@ import weakref
 import pytest
 
 import managedmem
-from constants import PAGE
+from constants import FREE_THREADED, PAGE
 from contents import contents, write
 from driver import managed_memory, raw_driver
 from foreign_objects import ProtocolStream, foreign
@@ -268,6 +268,7 @@ class TestTheStream:
         buffer.close()
         assert resource.lent == {}
 
+    @pytest.mark.skipif(FREE_THREADED, reason="the thread that made the buffer frees it")
     def test_works_on_threads_without_a_context(self, lend, resource):
         """Driver calls of the resource on a default stream need a context, and a new thread has
         none; cuCtxGetCurrent shows the one that it gets."""
@@ -484,7 +485,8 @@ print("end")
     )
     assert done.stdout == "end\n"
     assert "Lender'>" in done.stderr
-    assert "RuntimeError: the memory cannot be deallocated" in done.stderr
+    if not FREE_THREADED:  # whose collector clears the class before the buffer
+        assert "RuntimeError: the memory cannot be deallocated" in done.stderr
 
 
 class TestFailures:

@@ -7,16 +7,16 @@ calls that they make with the GIL held must be queries.
 
 import functools
 import json
-import sysconfig
 
 import pytest
 
+from constants import FREE_THREADED
 from operations import OPERATIONS
 from programs import run_python
 
 pytestmark = [
     pytest.mark.emulator_only,
-    pytest.mark.skipif(sysconfig.get_config_var("Py_GIL_DISABLED") == 1, reason="there is no GIL"),
+    pytest.mark.skipif(FREE_THREADED, reason="there is no GIL"),
 ]
 
 # Queries, which take no longer than giving the GIL up and taking it again, and the calls that make

@@ -8,7 +8,7 @@ import threading
 import pytest
 
 import managedmem
-from constants import EMULATED, PAGE
+from constants import EMULATED, FREE_THREADED, PAGE
 from contents import contents, write
 from dlpack import consume, run_deleter
 from host_functions import end_inside, run_inside
@@ -97,7 +97,8 @@ class TestDropping:
         del buffer
         full = count_live()
         end_inside(box, stream)
-        assert count_live() == full
+        if not (FREE_THREADED and held_by == "capsule"):  # freed by this thread, outside of the end
+            assert count_live() == full
         Device(0).sync()
         assert count_live() == before
 

@@ -8,13 +8,12 @@ import copy
 import gc
 import pickle
 import sys
-import sysconfig
 import weakref
 
 import pytest
 
 import managedmem
-from constants import PAGE
+from constants import FREE_THREADED, PAGE
 from contents import contents, pattern, write
 from dlpack import consume, run_deleter
 from managedmem import Device, Host, ManagedBuffer, ManagedMemoryResource, Stream
@@ -128,7 +127,7 @@ class TestSubclasses:
         assert gone() is None
 
     @pytest.mark.skipif(
-        sysconfig.get_config_var("Py_GIL_DISABLED") == 1 and sys.version_info < (3, 14),
+        FREE_THREADED and sys.version_info < (3, 14),
         reason="a free-threaded 3.13 makes classes immortal once a thread has run",
     )
     def test_the_class_itself_can_be_collected(self, buf):

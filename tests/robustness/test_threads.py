@@ -7,14 +7,13 @@ in each test; anything else that a thread raises fails it.
 import ctypes
 import os
 import sys
-import sysconfig
 import threading
 import time
 
 import pytest
 
 import managedmem
-from constants import PAGE
+from constants import FREE_THREADED, PAGE
 from contents import write
 from driver import raw_driver
 from managedmem import Device, Host, ManagedBuffer, ManagedMemoryResource, Stream
@@ -416,7 +415,7 @@ def run_while_a_call_waits(blocking):
 
 
 @pytest.mark.emulator_only
-@pytest.mark.skipif(sysconfig.get_config_var("Py_GIL_DISABLED") == 1, reason="there is no GIL")
+@pytest.mark.skipif(FREE_THREADED, reason="there is no GIL")
 class TestTheGilIsReleased:
     @pytest.mark.parametrize(
         "blocking",

@@ -25,6 +25,8 @@ ATTEMPTS = 6  # a leak grows in each of them; what CPython caches does not
 # CPython 3.11 raises nothing if it has no memory for the frame of a Python function. The caller
 # turns that into a SystemError; a debug build aborts.
 FRAME_OF_CPYTHON = ("cupy is missing", "torch is missing")
+# PyList_New() of a free-threaded CPython frees items that it has not set yet.
+LIST_OF_CPYTHON = ("read PrefetchPlan.__copy__",)
 # Other exceptions than MemoryError that an operation may raise, and the reason.
 OTHERS_RAISE = {
     # NumPy tries several protocols, and raises ValueError when the last one fails too.

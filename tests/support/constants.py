@@ -1,7 +1,8 @@
-"""Sizes, and the choice of the driver, that many test files use."""
+"""Sizes, and the kinds of driver and Python, that many test files use."""
 
 import mmap
 import os
+import sysconfig
 
 KIB = 1 << 10
 MIB = 1 << 20
@@ -10,6 +11,8 @@ PAGE = mmap.PAGESIZE
 # Of managed memory in this process; tools/gpu_suite.py --jobs divides it between processes.
 BUDGET = int(os.environ.get("MANAGEDMEM_TEST_BUDGET", "512")) * MIB
 EMULATED = os.environ.get("MANAGEDMEM_DRIVER", "cuda") != "cuda"
+# Objects are freed on the threads that made them, and some memory in batches.
+FREE_THREADED = sysconfig.get_config_var("Py_GIL_DISABLED") == 1
 ADVICES = tuple(
     verb + name
     for name in ("read_mostly", "preferred_location", "accessed_by")

@@ -2,6 +2,7 @@
 
 import contextlib
 import ctypes
+import functools
 
 from constants import PAGE
 
@@ -13,7 +14,10 @@ def raw_driver():
     """The driver that the library opened, through ctypes."""
     import managedmem
 
-    return ctypes.CDLL(managedmem.driver_info()["path"])
+    return _library(managedmem.driver_info()["path"])
+
+
+_library = functools.cache(ctypes.CDLL)  # each would make classes of its own
 
 
 def _checked(result):

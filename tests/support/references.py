@@ -17,6 +17,7 @@ import sys
 import c_heap
 import managedmem
 from all_operations import everything
+from constants import FREE_THREADED
 from driver import pop_contexts
 from live_memory import settle
 from managedmem import Device, Host, emulator
@@ -80,7 +81,7 @@ class Counts:
     def __init__(self, w, all_references, heap):
         of_the_world = [thing for thing in vars(w).values() if sys.getrefcount(thing) < IMMORTAL]
         self.things = [*SHARED, *of_the_world]
-        self.readers = {"blocks": sys.getallocatedblocks}
+        self.readers = {} if FREE_THREADED else {"blocks": sys.getallocatedblocks}
         if all_references and hasattr(sys, "gettotalrefcount"):
             self.readers["references"] = sys.gettotalrefcount
         if allocations():
