@@ -13,7 +13,7 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 from managedmem import _managedmem
 from managedmem._trace_findings import Finding, findings_of
@@ -192,6 +192,12 @@ class TracePart:
         from managedmem._trace_html import html_of
 
         return html_of(self) if self._is_readable() else None
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            f"a {type(self).__name__} cannot be pickled or copied: keep its results, which "
+            "to_dict(), to_json() and to_pandas() give"
+        )
 
     def _is_readable(self) -> bool:
         return self._whole()._obstacle(self._parts()) is None

@@ -149,7 +149,7 @@ class TestFill:
 
     @pytest.mark.parametrize("value", [-1, 256, 1 << 80])
     def test_an_int_outside_a_byte_overflows(self, buf, value):
-        with pytest.raises(OverflowError):
+        with pytest.raises(OverflowError, match=r"sets each byte; .*numpy.uint16\(300\)"):
             buf.fill(value)
         assert contents(buf) == bytes(buf.size)
 

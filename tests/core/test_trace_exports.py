@@ -1,6 +1,8 @@
 """The events of a trace as a file for Perfetto and chrome://tracing, and as a DataFrame."""
 
+import copy
 import json
+import pickle
 import time
 from collections import Counter
 
@@ -243,6 +245,14 @@ class TestChromeTrace:
         assert len(events["s"]) == 1
         faults = sum(e["args"].get("faults", 0) for e in events["C"] if e["name"].startswith("w"))
         assert faults == trace["w"].host_faults + trace["w"].device_faults
+
+
+@pytest.mark.parametrize("keep", [pickle.dumps, copy.copy, copy.deepcopy])
+def test_a_trace_is_no_value_to_pickle_or_copy(traced, keep):
+    trace = traced(Canned())
+    for part in (trace, *trace.slices):
+        with pytest.raises(TypeError, match=f"{type(part).__name__} cannot .* to_json"):
+            keep(part)
 
 
 class TestDataFrame:

@@ -481,8 +481,12 @@ class TestView:
             length.value = len(name) + 3
 
     def test_the_size_must_be_whole_items(self, alloc):
-        with pytest.raises(ValueError):
+        with pytest.raises(ValueError, match=r"4095 bytes as float32: .* not a multiple of 4$"):
             alloc(4095).view("float32")
+
+    def test_a_shape_that_does_not_fit_is_told_both_sizes(self, alloc):
+        with pytest.raises(ValueError, match=r"100 bytes as float32 of that shape, .* 84 bytes$"):
+            alloc(100).view("float32", (7, 3))
 
     @pytest.mark.parametrize("shape", [(1023,), (1025,), (0,), (32, 33), (-4, -256), ()], ids=label)
     def test_the_shape_must_fit_exactly(self, alloc, shape):
@@ -576,7 +580,7 @@ class TestUnalignedAddresses:
         wrapped = managedmem.ManagedBuffer.from_handle(buffer.handle + start, 64, owner=buffer)
         for part in (buffer.range(start, 64), wrapped):
             if start % size:
-                with pytest.raises(ValueError, match=f"at a multiple of {size}"):
+                with pytest.raises(ValueError, match=f"the address is not a multiple of {size}"):
                     part.view(dtype)
             else:
                 part.view(dtype).copy_from(pattern(64))

@@ -161,7 +161,11 @@ check_foreign_side(PyObject *value, bool writable, const mm_foreign *side)
 
     if (!side->dense) {
         return mm_refuse_foreign(PyExc_ValueError, value,
-                                 "cannot be copied: it is not contiguous");
+                                 writable
+                                     ? "cannot be written: it is not contiguous; copy into memory "
+                                       "that is, and from there"
+                                     : "cannot be copied: it is not contiguous; make a copy that "
+                                       "is, as numpy.ascontiguousarray() does");
     }
     if (read_only > 0) {
         return mm_refuse_foreign(PyExc_ValueError, value, CANNOT_WRITE);
@@ -527,7 +531,11 @@ read_pattern(PyObject *value, size_t size, unsigned char pattern[4], unsigned *w
         number = -1;
     }
     if (number < 0 || number > 255) {
-        PyErr_Format(PyExc_OverflowError, "value must be in 0 to 255, got %R", value);
+        PyErr_Format(
+            PyExc_OverflowError,
+            "value must be in 0 to 255, got %R: fill() sets each byte; pass a wider value "
+            "as its bytes, as in fill(numpy.uint16(300))",
+            value);
         return -1;
     }
     pattern[0] = (unsigned char)number;

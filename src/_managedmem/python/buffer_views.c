@@ -98,6 +98,33 @@ mm_read_shape(PyObject *value, mm_layout *layout, Py_ssize_t shape[MM_MAX_DIMENS
     return dimensions < 0 ? -1 : 0;
 }
 
+/* ValueError unless the memory has exactly these bytes, at an address for the dtype. */
+static int
+check_view(const mm_buffer *b, const mm_layout *layout, size_t bytes)
+{
+    int itemsize = (int)layout->dtype->itemsize;
+
+    if (bytes != b->size && b->size % (size_t)itemsize != 0) {
+        PyErr_Format(PyExc_ValueError,
+                     "cannot view %zu bytes as %s: the size is not a multiple of %d", b->size,
+                     layout->dtype->name, itemsize);
+        return -1;
+    }
+    if (bytes != b->size) {
+        PyErr_Format(PyExc_ValueError,
+                     "cannot view %zu bytes as %s of that shape, which has %zu bytes", b->size,
+                     layout->dtype->name, bytes);
+        return -1;
+    }
+    if (bytes > 0 && b->start % (size_t)itemsize != 0) {
+        PyErr_Format(PyExc_ValueError,
+                     "cannot view memory at %p as %s: the address is not a multiple of %d",
+                     (void *)(uintptr_t)b->start, layout->dtype->name, itemsize);
+        return -1;
+    }
+    return 0;
+}
+
 MM_GUARD_ARRAYS PyObject *
 mm_buffer_view_method(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
@@ -130,15 +157,7 @@ mm_buffer_view_method(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyO
     } else if (mm_read_shape(argv[1], &layout, shape, &bytes) < 0) {
         return NULL;
     }
-    if (bytes != b->size || (bytes > 0 && b->start % layout.dtype->itemsize != 0)) {
-        PyErr_Format(PyExc_ValueError,
-                     "cannot view %zu bytes at %p as %s of that shape, which needs %zu bytes "
-                     "at a multiple of %d",
-                     b->size, (void *)(uintptr_t)b->start, layout.dtype->name, bytes,
-                     (int)layout.dtype->itemsize);
-        return NULL;
-    }
-    return mm_buffer_view(b, 0, &layout);
+    return check_view(b, &layout, bytes) < 0 ? NULL : mm_buffer_view(b, 0, &layout);
 }
 
 PyObject *
