@@ -7,13 +7,12 @@ that call.
 import copy
 import gc
 import pickle
-import sys
 import weakref
 
 import pytest
 
 import managedmem
-from constants import FREE_THREADED, PAGE
+from constants import IMMORTALIZES, PAGE
 from contents import contents, pattern, write
 from dlpack import consume, run_deleter
 from managedmem import Device, Host, ManagedBuffer, ManagedMemoryResource, Stream
@@ -126,10 +125,7 @@ class TestSubclasses:
         gc.collect()
         assert gone() is None
 
-    @pytest.mark.skipif(
-        FREE_THREADED and sys.version_info < (3, 14),
-        reason="a free-threaded 3.13 makes classes immortal once a thread has run",
-    )
+    @pytest.mark.skipif(IMMORTALIZES, reason="this Python makes classes immortal")
     def test_the_class_itself_can_be_collected(self, buf):
         local = type("Local", (ManagedBuffer,), {})
         local.from_handle(buf.handle, buf.size)

@@ -2,6 +2,7 @@
 
 import mmap
 import os
+import sys
 import sysconfig
 
 KIB = 1 << 10
@@ -13,6 +14,8 @@ BUDGET = int(os.environ.get("MANAGEDMEM_TEST_BUDGET", "512")) * MIB
 EMULATED = os.environ.get("MANAGEDMEM_DRIVER", "cuda") != "cuda"
 # Objects are freed on the threads that made them, and some memory in batches.
 FREE_THREADED = sysconfig.get_config_var("Py_GIL_DISABLED") == 1
+# It also makes functions, classes and modules immortal once a thread has run.
+IMMORTALIZES = FREE_THREADED and sys.version_info < (3, 14)
 ADVICES = tuple(
     verb + name
     for name in ("read_mostly", "preferred_location", "accessed_by")
