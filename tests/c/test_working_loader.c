@@ -58,7 +58,7 @@ add_layer(mm_loader *l, int i, mm_group_access access)
     mm_working_range range = range_of_layer(i);
     uint32_t group = MM_NO_GROUP;
 
-    CHECK_OK(mm_loader_add(l, &range, 1, access, &group, &st), &st);
+    CHECK_OK(mm_loader_add(l, &range, 1, access, false, &group, &st), &st);
     return group;
 }
 
@@ -322,6 +322,40 @@ an_owner_ends_its_sets_only(void)
     free_layers();
 }
 
+static size_t
+count_prefetches_to_the_host(void)
+{
+    size_t found = 0;
+    char text[512];
+
+    for (size_t i = 0; i < world.log_count(); i++) {
+        (void)world.log_entry(i, text, sizeof text);
+        found += strstr(text, "cuMemPrefetchAsync(") == text && strstr(text, "type=2") != NULL;
+    }
+    return found;
+}
+
+static void
+a_group_at_home_is_not_brought_there(void)
+{
+    for (int at_home = 0; at_home < 2; at_home++) {
+        mm_working_range range;
+        mm_loader *l;
+        uint32_t group;
+        make_layers();
+        l = new_set(SIZE);
+        world.log_clear();
+        range = range_of_layer(0);
+        CHECK_OK(mm_loader_add(l, &range, 1, MM_GROUP_READ, at_home, &group, &st), &st);
+        use_group(l, group, NULL);
+        use_group(l, add_layer(l, 1, MM_GROUP_READ), NULL);
+        CHECK_EQUAL(count_prefetches_to_the_host(), at_home ? 1 : 2);
+        CHECK_EQUAL(report_of(l).bytes_home, 0);
+        close_set(l);
+        free_layers();
+    }
+}
+
 /* --- memory that ends --------------------------------------------------------------------- */
 
 static void
@@ -336,7 +370,7 @@ memory_that_was_closed_is_passed_over(void)
     make_layers();
     both[0] = range_of_layer(0);
     both[1] = range_of_layer(1);
-    CHECK_OK(mm_loader_add(l, both, 2, MM_GROUP_WRITE, &group, &st), &st);
+    CHECK_OK(mm_loader_add(l, both, 2, MM_GROUP_WRITE, false, &group, &st), &st);
     use_group(l, group, NULL);
     CHECK_OK(mm_memory_close(layers[1], NULL, &first, &st), &st);
     CHECK(mm_loader_acquire(l, group, false, NULL, &use, &st) < 0);
@@ -363,7 +397,7 @@ memory_of_others_may_be_freed(void)
     make_layers();
     CHECK_EQUAL(world.cu->MemAllocManaged(&freed, SIZE, CU_MEM_ATTACH_GLOBAL), CUDA_SUCCESS);
     range = (mm_working_range){.range = {freed, SIZE, freed}};
-    CHECK_OK(mm_loader_add(l, &range, 1, MM_GROUP_SCRATCH, &group, &st), &st);
+    CHECK_OK(mm_loader_add(l, &range, 1, MM_GROUP_SCRATCH, false, &group, &st), &st);
     use_group(l, group, NULL);
     CHECK_EQUAL(world.cu->MemFree(freed), CUDA_SUCCESS);
     use_group(l, group, NULL);
@@ -395,7 +429,7 @@ a_discard_spares_the_bytes_between(void)
         parts[i].range.size = ends[i] - starts[i];
         parts[i].target = i;
     }
-    CHECK_OK(mm_loader_add(l, parts, 3, MM_GROUP_SCRATCH, &scratch, &st), &st);
+    CHECK_OK(mm_loader_add(l, parts, 3, MM_GROUP_SCRATCH, false, &scratch, &st), &st);
     other = add_layer(l, 1, MM_GROUP_WRITE);
     for (int i = 0; i < 4; i++) {
         use_group(l, scratch, NULL);
@@ -812,7 +846,7 @@ a_failed_load_is_taken_away_behind_its_part(void)
     slow.MemPrefetchAsync = prefetch_home_at_once;
     both[0] = range_of_layer(0);
     both[1] = range_of_layer(2);
-    CHECK_OK(mm_loader_add(l, both, 2, MM_GROUP_WRITE, &group, &st), &st);
+    CHECK_OK(mm_loader_add(l, both, 2, MM_GROUP_WRITE, false, &group, &st), &st);
     use_group(l, group, stream);
     other = add_layer(l, 1, MM_GROUP_READ);
     CHECK_OK(mm_loader_acquire(l, other, false, stream, &use, &st), &st); /* in place of both */
@@ -1005,7 +1039,7 @@ a_group_that_cannot_be_added_leaves_nothing(void)
         mm_policy policy;
         CHECK_EQUAL(report_of(l).groups, 0);
         fail_allocation(nth);
-        rc = mm_loader_add(l, &range, 1, MM_GROUP_WRITE, &group, &st);
+        rc = mm_loader_add(l, &range, 1, MM_GROUP_WRITE, false, &group, &st);
         fail_allocation(0);
         CHECK_OK(mm_range_preferred_location(world.cu, range.range, &policy.preferred, &st), &st);
         CHECK_EQUAL(policy.preferred.type == CU_MEM_LOCATION_TYPE_HOST, rc == 0);
@@ -1046,6 +1080,7 @@ main(int argc, char **argv)
         CHECK_TEST(threads_share_a_set),
         CHECK_TEST(a_use_waits_until_its_load_is_queued),
         CHECK_TEST(a_set_is_closed_beside_uses),
+        CHECK_TEST(a_group_at_home_is_not_brought_there),
         CHECK_TEST(a_set_is_closed_beside_a_use_that_waits),
         CHECK_TEST(an_owner_ends_its_sets_only),
         CHECK_TEST(memory_that_was_closed_is_passed_over),

@@ -82,7 +82,8 @@ begin_model(size_t budget, uint32_t groups, bool equal)
     mm_working_set_init(&model.set, budget);
     for (uint32_t i = 0; i < groups; i++) {
         size_t bytes = equal ? 100 : 1 + random_below(200);
-        CHECK_OK(mm_working_set_add(&model.set, bytes, random_access(), &st), &st);
+        bool at_home = random_below(2) == 0;
+        CHECK_OK(mm_working_set_add(&model.set, bytes, random_access(), at_home, &st), &st);
     }
 }
 
@@ -393,9 +394,9 @@ random_rounds_with_groups_that_come_and_go(void)
                 check_predictions();
             }
             if (model.set.count < GROUPS && random_below(200) == 0) {
-                CHECK_OK(
-                    mm_working_set_add(&model.set, 1 + random_below(200), MM_GROUP_WRITE, &st),
-                    &st);
+                CHECK_OK(mm_working_set_add(&model.set, 1 + random_below(200), MM_GROUP_WRITE,
+                                            false, &st),
+                         &st);
             }
             run_some(random_below(6));
         }
@@ -454,7 +455,7 @@ written_groups_are_copied_for_uses_that_read(void)
         seed = 1;
         begin_model(400, 0, true);
         for (uint32_t i = 0; i < GROUPS; i++) {
-            CHECK_OK(mm_working_set_add(&model.set, 100, MM_GROUP_WRITE, &st), &st);
+            CHECK_OK(mm_working_set_add(&model.set, 100, MM_GROUP_WRITE, false, &st), &st);
             round[i] = round[2 * GROUPS + i] = i;
             round[GROUPS + i] = GROUPS - 1 - i;
         }
@@ -479,7 +480,7 @@ a_copy_is_replaced_before_it_is_written(void)
     mm_status st;
 
     begin_model(100, 0, true);
-    CHECK_OK(mm_working_set_add(&model.set, 100, MM_GROUP_WRITE, &st), &st);
+    CHECK_OK(mm_working_set_add(&model.set, 100, MM_GROUP_WRITE, false, &st), &st);
     CHECK_EQUAL(acquire_to(0, true, 0), MM_USE_LOADED);
     CHECK_EQUAL(acquire_to(0, false, 1), MM_USE_PRESENT); /* held: it is written as it is */
     release(0);
@@ -558,7 +559,8 @@ large_groups_are_loaded_eight_ahead(void)
     seed = 1;
     begin_model((size_t)1 << 40, 0, true);
     for (int i = 0; i < 30; i++) {
-        CHECK_OK(mm_working_set_add(&model.set, (size_t)64 << 20, MM_GROUP_WRITE, &st), &st);
+        CHECK_OK(mm_working_set_add(&model.set, (size_t)64 << 20, MM_GROUP_WRITE, false, &st),
+                 &st);
     }
     use(0);
     CHECK_EQUAL(count_loads(), 1 + MM_MOST_TRUST);
@@ -566,7 +568,7 @@ large_groups_are_loaded_eight_ahead(void)
     end_model();
     begin_model((size_t)1 << 40, 0, true);
     for (int i = 0; i < 30; i++) {
-        CHECK_OK(mm_working_set_add(&model.set, (size_t)2 << 20, MM_GROUP_WRITE, &st), &st);
+        CHECK_OK(mm_working_set_add(&model.set, (size_t)2 << 20, MM_GROUP_WRITE, false, &st), &st);
     }
     use(0);
     CHECK_EQUAL(count_loads(), 1 + 16); /* 32 MiB */
@@ -746,7 +748,7 @@ a_removed_group_leaves_its_room(void)
     remove_group(2);
     CHECK_EQUAL(model.set.reserved, 0);
     run_all();
-    CHECK_OK(mm_working_set_add(&model.set, 100, MM_GROUP_WRITE, &st), &st);
+    CHECK_OK(mm_working_set_add(&model.set, 100, MM_GROUP_WRITE, false, &st), &st);
     CHECK_EQUAL(mm_working_set_acquire(&model.set, 3, false, &ticket), MM_USE_LOADED);
     mm_working_set_release(&model.set, 3, NULL);
     run_all();
@@ -822,6 +824,22 @@ an_acquisition_that_is_undone_leaves_a_group_unused(void)
 }
 
 static void
+a_group_at_home_is_not_brought_there(void)
+{
+    mm_working_command command;
+    mm_status st;
+
+    begin_model(100, 0, true);
+    CHECK_OK(mm_working_set_add(&model.set, 100, MM_GROUP_READ, true, &st), &st);
+    CHECK_OK(mm_working_set_add(&model.set, 100, MM_GROUP_READ, false, &st), &st);
+    CHECK(mm_working_set_take(&model.set, &command));
+    CHECK_EQUAL(command.kind, MM_COMMAND_HOME);
+    CHECK_EQUAL(command.group, 1);
+    CHECK(!mm_working_set_take(&model.set, &command));
+    end_model();
+}
+
+static void
 a_group_larger_than_the_budget_stays_at_home(void)
 {
     seed = 1;
@@ -867,7 +885,7 @@ every_allocation_may_fail(void)
         mm_working_set_init(&model.set, 250);
         fail_allocation(n);
         for (uint32_t i = 0; i < 12 && !failed; i++) {
-            failed = mm_working_set_add(&model.set, 100, MM_GROUP_WRITE, &st) < 0;
+            failed = mm_working_set_add(&model.set, 100, MM_GROUP_WRITE, false, &st) < 0;
             CHECK(!failed || st.kind == MM_NO_MEMORY);
         }
         for (uint32_t i = 0; i < 3 * model.set.count; i++) {
@@ -906,6 +924,7 @@ main(void)
         CHECK_TEST(random_uses_end_the_guesses),
         CHECK_TEST(held_groups_leave_no_room),
         CHECK_TEST(an_acquisition_that_is_undone_leaves_a_group_unused),
+        CHECK_TEST(a_group_at_home_is_not_brought_there),
         CHECK_TEST(a_group_larger_than_the_budget_stays_at_home),
         CHECK_TEST(a_lost_load_is_tried_again),
         CHECK_TEST(every_allocation_may_fail),

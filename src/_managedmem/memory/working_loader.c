@@ -261,7 +261,7 @@ mm_loaders_end(const void *owner)
 
 /* --- groups ------------------------------------------------------------------------------- */
 
-/* Makes the group known to the callers and the thread, which then brings it home. */
+/* Makes the group known to the callers and the thread, which brings it home unless it is there. */
 static int
 publish_group(mm_loader *l, mm_loader_group *g, uint32_t *group, mm_status *st)
 {
@@ -271,7 +271,7 @@ publish_group(mm_loader *l, mm_loader_group *g, uint32_t *group, mm_status *st)
     mm_loader_lock(l);
     l->groups = mm_grow(l->groups, &l->group_capacity, needed, sizeof(mm_loader_group *), st);
     if (l->group_capacity >= needed) {
-        rc = mm_working_set_add(&l->set, g->memory.bytes, g->memory.access, st);
+        rc = mm_working_set_add(&l->set, g->memory.bytes, g->memory.access, g->was_home, st);
     }
     if (rc == 0) {
         *group = l->set.count - 1;
@@ -360,7 +360,7 @@ add_in_turn(mm_loader *l, mm_loader_group *g, uint32_t *group, mm_status *st)
 
 int
 mm_loader_add(mm_loader *l, const mm_working_range *ranges, size_t count, mm_group_access access,
-              uint32_t *group, mm_status *st)
+              bool at_home, uint32_t *group, mm_status *st)
 {
     mm_loader_group *g = calloc(1, sizeof *g);
     int rc;
@@ -368,6 +368,7 @@ mm_loader_add(mm_loader *l, const mm_working_range *ranges, size_t count, mm_gro
     if (g == NULL) {
         return mm_fail(st, MM_NO_MEMORY, "out of host memory for a group");
     }
+    g->was_home = at_home;
     rc = mm_working_memory_init(&g->memory, ranges, count, access, st);
     if (rc == 0) {
         mm_turn_take(&l->turn);

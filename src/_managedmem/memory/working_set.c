@@ -79,7 +79,8 @@ mm_working_set_take(mm_working_set *s, mm_working_command *command)
 /* --- groups ------------------------------------------------------------------------------- */
 
 int
-mm_working_set_add(mm_working_set *s, size_t bytes, mm_group_access access, mm_status *st)
+mm_working_set_add(mm_working_set *s, size_t bytes, mm_group_access access, bool at_home,
+                   mm_status *st)
 {
     size_t needed = (size_t)s->count + 1;
 
@@ -90,7 +91,9 @@ mm_working_set_add(mm_working_set *s, size_t bytes, mm_group_access access, mm_s
         || mm_working_order_add(&s->order, access == MM_GROUP_WRITE, st) < 0) {
         return -1;
     }
-    append_command(s, &(mm_working_command){.kind = MM_COMMAND_HOME, .group = s->count});
+    if (!at_home) {
+        append_command(s, &(mm_working_command){.kind = MM_COMMAND_HOME, .group = s->count});
+    }
     s->live++;
     s->groups[s->count++] =
         (mm_group_state){.bytes = bytes, .signals_drop = access == MM_GROUP_SCRATCH};

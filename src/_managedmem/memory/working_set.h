@@ -78,9 +78,9 @@ typedef struct {
 void mm_working_set_init(mm_working_set *s, size_t budget);
 void mm_working_set_free(mm_working_set *s);
 
-/* Adds a group, which is at home, and queues a command for that. */
+/* Adds a group, and queues a command that brings it home unless it is there. */
 MM_NODISCARD int mm_working_set_add(mm_working_set *s, size_t bytes, mm_group_access access,
-                                    mm_status *st);
+                                    bool at_home, mm_status *st);
 
 /* Takes a group out, which is not held, and queues the command for it. On failure nothing changes. */
 MM_NODISCARD int mm_working_set_remove(mm_working_set *s, uint32_t group, uint64_t *ticket,

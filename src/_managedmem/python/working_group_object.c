@@ -55,7 +55,8 @@ list_ranges(const mm_targets *t, size_t *count)
 
 /* Adds a group over the targets, without the GIL. */
 static int
-add_entered_targets(mm_loader *loader, mm_targets *t, mm_group_access access, uint32_t *number)
+add_entered_targets(mm_loader *loader, mm_targets *t, mm_group_access access, bool at_home,
+                    uint32_t *number)
 {
     size_t count;
     mm_working_range *ranges = list_ranges(t, &count);
@@ -69,7 +70,7 @@ add_entered_targets(mm_loader *loader, mm_targets *t, mm_group_access access, ui
     rc = mm_targets_enter(t, NULL, &st);
     if (rc == 0) {
         Py_BEGIN_ALLOW_THREADS
-        rc = mm_loader_add(loader, ranges, count, access, number, &st);
+        rc = mm_loader_add(loader, ranges, count, access, at_home, number, &st);
         mm_targets_leave(t);
         Py_END_ALLOW_THREADS
     }
@@ -113,7 +114,7 @@ provide_place(mm_working_set_object *set)
 /* Adds the group to the loader and to the set's list. A place in the list is made first, so that
  * nothing can fail after the group is known to the loader. */
 static int
-register_group(mm_loader *loader, PyObject *op, mm_targets *t)
+register_group(mm_loader *loader, PyObject *op, mm_targets *t, bool at_home)
 {
     mm_working_group_object *group = mm_working_group_of(op);
     mm_working_set_object *set = mm_working_set_of(group->set);
@@ -122,7 +123,7 @@ register_group(mm_loader *loader, PyObject *op, mm_targets *t)
     if (provide_place(set) < 0) {
         return -1;
     }
-    if (add_entered_targets(loader, t, group->access, &group->number) < 0) {
+    if (add_entered_targets(loader, t, group->access, at_home, &group->number) < 0) {
         (void)atomic_fetch_add(&set->spare_places, 1);
         return -1;
     }
@@ -138,20 +139,22 @@ register_group(mm_loader *loader, PyObject *op, mm_targets *t)
 PyObject *
 mm_working_set_add_group(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
-    enum { TARGETS, ACCESS, NAME, ARGC };
+    enum { TARGETS, ACCESS, NAME, AT_HOME, ARGC };
     static const char *const names[ARGC] = {
-        [TARGETS] = "targets", [ACCESS] = "access", [NAME] = "name"};
+        [TARGETS] = "targets", [ACCESS] = "access", [NAME] = "name", [AT_HOME] = "at_home"};
     static const mm_parameters parameters = {
-        .function = "add", .names = names, .required = 1, .positional = ARGC, .total = ARGC};
+        .function = "add", .names = names, .required = 1, .positional = AT_HOME, .total = ARGC};
     mm_state *state = mm_type_state(Py_TYPE(op));
     mm_loader *loader = mm_working_loader_of(op);
     PyObject *argv[ARGC], *group = NULL;
     mm_group_access access;
+    bool at_home = false;
     const char *name;
     mm_targets t;
 
     if (loader == NULL || mm_args(&parameters, args, nargs, kwnames, argv) < 0
         || read_group_access(argv[ACCESS], &access) < 0 || mm_read_name(argv[NAME], &name) < 0
+        || (argv[AT_HOME] != NULL && mm_read_flag(state, argv[AT_HOME], "at_home", &at_home) < 0)
         || mm_targets_read(state, argv[TARGETS],
                            access == MM_GROUP_SCRATCH ? MM_DISCARD : MM_QUERY, &t)
                < 0) {
@@ -160,7 +163,7 @@ mm_working_set_add_group(PyObject *op, PyObject *const *args, Py_ssize_t nargs, 
     if (mm_targets_hold_roots(&t) == 0) {
         group = new_group(state, op, &t, argv[NAME], access);
     }
-    if (group != NULL && register_group(loader, group, &t) < 0) {
+    if (group != NULL && register_group(loader, group, &t, at_home) < 0) {
         Py_CLEAR(group);
     }
     mm_targets_release(&t);
@@ -168,7 +171,7 @@ mm_working_set_add_group(PyObject *op, PyObject *const *args, Py_ssize_t nargs, 
 }
 
 const char mm_working_set_add_doc[] =
-    "add($self, /, targets, access='read', name=None)\n--\n\n"
+    "add($self, /, targets, access='read', name=None, *, at_home=False)\n--\n\n"
     "Add a group of memory that is used together; returns it as a WorkingGroup.\n"
     "\n"
     "Parameters\n"
@@ -181,10 +184,14 @@ const char mm_working_set_add_doc[] =
     "    'scratch': the contents are not needed after the last release, and may be discarded.\n"
     "name : str, optional\n"
     "    For messages and repr.\n"
+    "at_home : bool\n"
+    "    True: all pages are on the host, so that the set does not prefetch them there first. Pages that\n"
+    "    only devices have written load in half the time, but not after a prefetch to the host. Pages\n"
+    "    that are on the device all the same stay there, beyond the budget.\n"
     "\n"
     "Until the group is removed or the set is closed, the host is the memory's preferred location, the set switches read_mostly,\n"
     "and the device has a mapping of a group larger than the budget (accessed_by). The set moves the\n"
-    "memory home first. It keeps the targets. A ManagedBuffer of a group can be closed; acquiring the\n"
+    "memory home first, unless at_home says that it is there. It keeps the targets. A ManagedBuffer of a group can be closed; acquiring the\n"
     "group then raises RuntimeError.\n"
     "Raises ValueError for memory of another group, TypeError and ValueError for bad targets, CUDAError\n"
     "when the driver refuses; then nothing is added. Safe from every thread; releases the GIL. Driver:\n"
