@@ -309,7 +309,8 @@ class _Lane:
             ranges, moved = move_in(part.blocks, self.target)
             self.moved += moved
             access: Literal["read", "write"] = "write" if part.written else "read"
-            group = self.set.add(ranges, access, name=part.name or None)
+            at_home = len(moved) == len(part.blocks)  # none was managed before, and perhaps used
+            group = self.set.add(ranges, access, name=part.name or None, at_home=at_home)
             self.groups[id(part)] = group
             if part in self.plan.resident and begin_use(group, self.target.stream()):
                 self.residents.append(group)

@@ -112,8 +112,8 @@ def _copied(block: _Block, target: Target) -> Moved:
     first = block.pieces[0].tensors[0]
     was_managed = ManagedBuffer.from_handle(block.start, 1).is_managed
     base = _as_bytes(block.place, target.place)
-    # The host writes what it has: a copy by the device would bring the pages there.
-    _fill(_as_bytes(block.place, torch.device("cpu")) if first.is_cpu else base, block)
+    # By the device, because pages that the host has mapped load in twice the time.
+    _fill(base, block)
     entry = Moved(block, base, first.device, first.is_cpu and _is_pinned(first))
     if was_managed:
         entry.kept = [(t, t.data) for piece in block.pieces for t in piece.tensors]
