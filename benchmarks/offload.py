@@ -17,7 +17,7 @@ from types import ModuleType
 from typing import Any
 
 import managedmem
-from managedmem import Host
+from managedmem import Device, Host, ManagedBuffer, MigrationPolicy, WorkingSet
 
 from .measure import KIB, MIB, Contender, Row, elapsed, side_by_side
 
@@ -29,7 +29,8 @@ TOKENS = 32
 SLOTS = 3
 DESCRIPTION = (
     "Layers: the time of a round with one matrix product of each, weights at home on the host, a"
-    " quarter of them in the budget (two layers of 64 MiB). Generation: GPT-2's shape in float16"
+    " quarter of them in the budget (two layers of 64 MiB). Loads: the groups of a WorkingSet that"
+    " the device or the host has written, without work. Generation: GPT-2's shape in float16"
     " with random weights, 32 tokens, half of the weights in the budget. Training: a step of Adam,"
     " its state out of the budget. All fits: a round with a budget for everything."
 )
@@ -234,6 +235,51 @@ def layers(machine: Machine, sizes: tuple[int, ...], repetitions: int) -> Iterat
         yield thread_time
 
 
+# --- loads alone --------------------------------------------------------------------------
+
+
+def written(machine: Machine, nbytes: int, by_device: bool) -> ManagedBuffer:
+    """Memory at home on the host, with contents."""
+    at_home = MigrationPolicy(preferred_location=Host(), accessed_by=[Device(0)])
+    memory = managedmem.empty(nbytes, policy=at_home)
+    torch = machine.torch
+    contents = torch.ones(nbytes, dtype=torch.uint8)
+    if by_device:
+        memory.copy_from(contents)
+    else:
+        torch.frombuffer(memory, dtype=torch.uint8).copy_(contents)
+    return memory
+
+
+def loads(machine: Machine, nbytes: int, count: int, by_device: bool, repetitions: int) -> Row:
+    """A round over the groups of a working set."""
+    torch = machine.torch
+    memory = written(machine, count * nbytes, by_device)
+    contenders: dict[str, Contender] = {}
+    if not machine.emulated:
+        pinned = torch.ones(nbytes, dtype=torch.uint8).pin_memory()
+        place = torch.empty_like(pinned, device=machine.place)
+
+        def copy_all() -> None:
+            for _ in range(count):
+                place.copy_(pinned, non_blocking=True)
+
+        contenders["pinned buffers"] = machine.in_a_row(copy_all, ROUNDS)
+    with WorkingSet(max(count // 4, 1) * nbytes, Device(0)) as working:
+        parts = [memory[i * nbytes : (i + 1) * nbytes] for i in range(count)]
+        groups = [working.add(part, at_home=by_device) for part in parts]
+
+        def use_all() -> None:
+            for group in groups:
+                with group.use():
+                    pass
+
+        contenders["ours"] = machine.in_a_row(use_all, ROUNDS)
+        title = f"{count} loads of {size_text(nbytes)}, written by the "
+        title += "device" if by_device else "host"
+        return side_by_side(title, contenders, count=1, repetitions=repetitions, unit="ms")
+
+
 # --- a transformer ------------------------------------------------------------------------
 
 
@@ -414,6 +460,8 @@ def measure(
     if not machine.emulated and not torch.cuda.is_available():
         return
     yield from layers(machine, sizes, repetitions)
+    for by_device in (True, False):
+        yield loads(machine, sizes[-2], min(LAYERS, NEED // sizes[-2]), by_device, repetitions)
     yield from generation(machine, repetitions, tokens, **shape)
     yield from training(machine, *trained, repetitions)
     yield trained_in_turn(machine, trained[0], 2 * trained[1], repetitions)
