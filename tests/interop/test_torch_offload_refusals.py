@@ -69,6 +69,33 @@ class TestRefusals:
         with pytest.raises(TypeError, match="whose calls no hook sees"):
             mt.offload(traced, DEVICE, budget=LAYER)
 
+    @pytest.mark.emulator_only
+    def test_a_budget_that_is_not_free(self):
+        """Warned of before anything moves."""
+        run_python(
+            """
+            import warnings
+            import torch
+            from managedmem.torch import is_managed, offload
+            model = torch.nn.Linear(1024, 1024)  # 4 MiB and a bias
+            with warnings.catch_warnings():
+                warnings.simplefilter("error")
+                try:
+                    offload(model, 0, budget=1 << 30)
+                except UserWarning as error:
+                    text = str(error)
+            assert text.startswith("the budget allows 4,198,400 bytes of parameters on Device(0)")
+            assert not is_managed(model.weight)
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                with offload(model, 0, budget=1 << 20), torch.no_grad():
+                    model(torch.rand(2, 1024))
+            assert "free" not in str([str(each.message) for each in caught])
+            """,
+            emulator="capacity_mib=4",
+            patience=180,  # it imports torch
+        )
+
     def test_no_copy_of_a_handle(self, on):
         with mt.offload(layers(2, on=on), DEVICE, budget=LAYER) as handle:
             for make in (copy.copy, copy.deepcopy, pickle.dumps):

@@ -61,7 +61,7 @@ def offload(
     budget : int
         The most bytes of parameters on the device at any time. With an optimizer it also covers
         gradients and state that stay on the device. A UserWarning tells of a budget that
-        holds no block.
+        holds no block, and of one that is not free on the device.
     optimizer : torch.optim.Optimizer, optional
         The optimizer that will train the model. Gradients and state for which the budget has no
         room live on the host. Without an optimizer, parameters are taken for memory that is only
@@ -97,6 +97,7 @@ def offload(
     homes = _homes(model, device, found)
     if optimizer is not None:
         _check_optimizer(model, optimizer)
+    _warn_if_not_free(homes, limit)
     handle = object.__new__(Offload)
     handle._start(model, homes, limit, optimizer, chosen)
     return handle
@@ -244,6 +245,26 @@ def _check_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer) -> None
     mine = {id(p) for p in model.parameters()}
     if not any(id(p) in mine for group in optimizer.param_groups for p in group["params"]):
         raise ValueError(f"optimizer ({type(optimizer).__name__}) has no parameter of the model")
+
+
+def _warn_if_not_free(homes: list[tuple[Target, nn.Module, str, Found]], budget: int) -> None:
+    """Warn where the parameters within the budget need more memory than a device has free."""
+    needed: dict[Target, int] = {}
+    there: dict[Target, int] = {}  # what leaves its present place on the device
+    for target, _, _, found in homes:
+        total = sum(tensor.nbytes for _, tensor in found)
+        needed[target] = needed.get(target, 0) + min(budget, total)
+        leaving = sum(t.nbytes for _, t in found if t.is_cuda and t.device == target.place)
+        there[target] = there.get(target, 0) + leaving
+    for target, nbytes in needed.items():
+        free = target.free() + there[target]
+        if nbytes > free:
+            warnings.warn(
+                f"the budget allows {nbytes:,} bytes of parameters on {target.device}, which has "
+                f"{free:,} free: the driver evicts pages while kernels use them. Give a smaller "
+                "budget",
+                stacklevel=3,
+            )
 
 
 # --- one device ---------------------------------------------------------------------------

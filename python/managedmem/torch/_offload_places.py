@@ -36,6 +36,13 @@ class Target:
         """The device is torch's current one in the block."""
         return torch.cuda.device(self.place) if self.place.type == "cuda" else nullcontext()
 
+    def free(self) -> int:
+        """Bytes that are free on the device, with those that torch keeps for later."""
+        free = self.device.memory_info.free
+        if self.place.type == "cuda":
+            free += torch.cuda.memory_reserved(self.place) - torch.cuda.memory_allocated(self.place)
+        return free
+
     def wait(self) -> None:
         """Wait for all work of the device."""
         if self.place.type == "cuda":
