@@ -11,7 +11,7 @@ import managedmem
 from constants import EMULATED, PAGE
 from contents import contents, pattern, write
 from live_memory import settle
-from managedmem import Device, Host, Stream, WorkingSet, emulator
+from managedmem import Device, Host, Stream, WorkingSet
 from programs import run_python
 
 SIZE = 16 * PAGE
@@ -268,33 +268,6 @@ class TestUses:
             assert not group.acquire()
             group.release()
         assert working.stats()[:5] == (3, 0, 0, 3, 0) and working.nbytes == 0
-
-    @pytest.mark.parametrize("access", ["read", "write"])
-    def test_groups_that_are_at_home(self, working, layers, stream, access):
-        groups = [working.add(layer, access, at_home=True) for layer in layers]
-        for group in groups * 2:
-            with group.use(stream=stream):
-                assert working.nbytes <= working.budget
-        stream.sync()
-        assert working.stats().failures == 0
-        working.close()
-        assert all(contents(layer) == pattern(SIZE, i) for i, layer in enumerate(layers))
-
-    @pytest.mark.emulator_only
-    @pytest.mark.parametrize("at_home", [False, True])
-    def test_what_is_at_home_is_not_prefetched_there(self, working, layers, stream, at_home):
-        with emulator.recording() as calls:
-            with working.add(layers[0], at_home=at_home).use(stream=stream):
-                pass
-            working.close()
-        names = [call.name for call in calls]
-        assert names.count("cuMemPrefetchAsync") == (1 if at_home else 2)
-
-    @pytest.mark.parametrize("value", [1, None, "yes"])
-    def test_at_home_must_be_a_bool(self, working, layers, value):
-        with pytest.raises(TypeError, match="at_home takes a bool"):
-            working.add(layers[0], at_home=value)
-        assert len(working) == 0
 
     def test_is_resident(self, working, layers, stream):
         group = working.add(layers[0])

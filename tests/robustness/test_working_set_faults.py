@@ -232,7 +232,7 @@ def test_a_device_without_concurrent_access():
         emulator="profile=wsl",
     )
     assert done.stdout == (
-        "a working set needs concurrent managed access, which Device(0) lacks: its memory moves "
+        "a working set needs concurrent_managed_access, which Device(0) lacks: its memory moves "
         "as a whole\n"
     )
 

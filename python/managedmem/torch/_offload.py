@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 _Device: TypeAlias = "Device | torch.device | str | int"
 _offloaded: weakref.WeakSet[nn.Module] = weakref.WeakSet()
-_lock = threading.RLock()  # for the set above; a collection inside of it may call remove()
+_lock = threading.RLock()  # for the set above; the collector may call remove() under it
 
 
 def offload(
@@ -330,7 +330,7 @@ class _Lane:
             ranges, moved = move_in(part.blocks, self.target)
             self.moved += moved
             access: Literal["read", "write"] = "write" if part.written else "read"
-            at_home = len(moved) == len(part.blocks)  # none was managed before, and perhaps used
+            at_home = len(moved) == len(part.blocks)  # managed memory may have pages there
             group = self.set.add(ranges, access, name=part.name or None, at_home=at_home)
             self.groups[id(part)] = group
             if part in self.plan.resident and begin_use(group, self.target.stream()):

@@ -57,7 +57,7 @@ def begin_use(
 ) -> bool:
     """Acquire a group; False if the driver refused, and the memory is used at home, over the bus.
 
-    Raises for a stream that captures a graph, whose replays nothing would bring memory for.
+    Raises for a stream that captures a graph, because no load would precede its replays.
     """
     try:
         group.acquire(stream=stream, access=access)

@@ -112,7 +112,7 @@ class GradientHome:
         self.parameter = parameter
         self.target = target
         self.base: Tensor | None = None
-        self.alone = 0
+        self.alone = 0  # _users(base) while nothing else refers to it
         self.failures = 0
         self.active = True
         self.handle = parameter.register_post_accumulate_grad_hook(self)

@@ -119,7 +119,7 @@ def _copied(block: _Block, target: Target) -> Moved:
     first = block.pieces[0].tensors[0]
     was_managed = ManagedBuffer.from_handle(block.start, 1).is_managed
     base = _as_bytes(block.place, target.place)
-    # By the device, because pages that the host has mapped load in twice the time.
+    # By the device: the driver loads copies of pages that the host has mapped more slowly.
     _fill(base, block)
     entry = Moved(block, base, first.device, first.is_cpu and _is_pinned(first))
     if was_managed:

@@ -52,7 +52,7 @@ class Site:
 
 @dataclass(slots=True)
 class Plan:
-    """What streams, what stays on the device, and which modules say when."""
+    """What streams, what stays on the device, and the modules whose calls use them."""
 
     sites: list[Site]
     streamed: list[Part]
@@ -211,7 +211,7 @@ class _Cutter:
             found.append(part)
         return found
 
-    # --- who says when --------------------------------------------------------------------
+    # --- the modules that announce calls ---------------------------------------------------
 
     def _sites(self, parts: dict[int, list[Part]], streamed: list[Part]) -> list[Site]:
         """The modules whose calls use streamed parts, tied weights included."""

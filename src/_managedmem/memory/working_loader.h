@@ -18,13 +18,13 @@ mm_loader *mm_loader_new(mm_driver *cu, int device, size_t budget, const void *o
                          mm_status *st);
 
 /* Adds a group over these ranges, which must not be empty; all or nothing. The caller has entered
- * their guards and keeps them until the set has ended. `at_home`: no page of them is on a device.
+ * their guards, and keeps the guards alive until the group is removed or the set has ended. `at_home`: no page of them is on a device.
  * Fails with MM_BAD_VALUE if they share a page with another group of any set. */
 MM_NODISCARD int mm_loader_add(mm_loader *l, const mm_working_range *ranges, size_t count,
                                mm_group_access access, bool at_home, uint32_t *group,
                                mm_status *st);
 
-/* Takes a group out: waits for what was queued for it, and restores its advice. The caller may leave its
+/* Takes a group out: waits for what was queued for it, and restores its advice. The caller may free its
  * guards then, and its number is not used again. Fails if it is acquired or was removed, and in a host
  * function; then nothing changes. If the restoration fails, the group is not used any more, and a call
  * again tries the rest. */
@@ -44,8 +44,7 @@ MM_NODISCARD int mm_loader_release(mm_loader *l, uint32_t group, CUstream stream
 /* The same for a use whose stream is gone: contents of the group are kept from then on. */
 MM_NODISCARD int mm_loader_release_unrecorded(mm_loader *l, uint32_t group, mm_status *st);
 
-/* Sets one round, or none if count is 0. */
-/* Groups that were removed are left out. */
+/* Sets one round, without groups that were removed; or none if count is 0. */
 MM_NODISCARD int mm_loader_give_order(mm_loader *l, const uint32_t *round, size_t count,
                                       mm_status *st);
 

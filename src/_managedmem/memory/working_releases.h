@@ -33,8 +33,8 @@ mm_release_list *mm_release_add(mm_release_list *list, mm_release_list *added,
 /* Moves a whole list to the pool. Under the lock. */
 void mm_release_keep(mm_release_list *list, mm_release_list **pool);
 
-/* True if all work before the event is done. An event whose query fails twice is broken: its work
- * never ends. */
+/* True if all work before the event is done. An event whose query fails twice counts as passed,
+ * because a wait for it would never end. */
 bool mm_event_has_passed(mm_driver *cu, CUevent event);
 
 /* The same for all releases. A destroyed context has waited for its work. */

@@ -85,7 +85,7 @@ mm_working_set_add(mm_working_set *s, size_t bytes, mm_group_access access, bool
     size_t needed = (size_t)s->count + 1;
 
     s->groups = mm_grow(s->groups, &s->group_capacity, needed, sizeof *s->groups, st);
-    /* With space for a command to each group and one away, so that a set that keeps up with its
+    /* With space for a load and a drop of each group, so that a set that keeps up with its
      * commands allocates nothing later. */
     if (s->group_capacity < needed || widen_queue(s, s->queued + 2 * needed, st) < 0
         || mm_working_order_add(&s->order, access == MM_GROUP_WRITE, st) < 0) {

@@ -13,7 +13,7 @@
 /* What is done with the memory of a group while it is in the set. */
 typedef enum {
     MM_GROUP_READ, /* only read: the device gets a copy, which is dropped by advice */
-    MM_GROUP_WRITE, /* goes home with its contents, or as one that is read after uses that only read it */
+    MM_GROUP_WRITE, /* copied home, but dropped like MM_GROUP_READ after uses that only read it */
     MM_GROUP_SCRATCH /* its contents are not needed after a use: they are discarded */
 } mm_group_access;
 

@@ -30,7 +30,7 @@ note_failure(mm_loader *l, const mm_status *st)
     mm_loader_unlock(l);
 }
 
-/* True once the stream has nothing to do. One that fails twice is broken: its work never ends. */
+/* True once the stream has nothing to do. One that fails twice counts as idle: a wait would not end. */
 static bool
 is_stream_idle(mm_loader *l, CUstream stream)
 {
@@ -146,7 +146,7 @@ has_copy_at_home(const mm_loader_group *g)
     return g->memory.access == MM_GROUP_READ && g->was_home;
 }
 
-/* Their loads, which nothing has waited for, come first. */
+/* Drops what earlier drops left on the device. First waits for loads that no use has followed. */
 static void
 try_left_overs(mm_loader *l)
 {
@@ -295,7 +295,7 @@ run_drop(mm_loader *l, mm_loader_group *g, const mm_working_command *command)
     }
 }
 
-/* Behind what was queued for the group, here and on the stream that things leave by. */
+/* The ticket comes behind the loads of the group, and behind all that leaves the device. */
 static void
 run_removal(mm_loader *l, mm_loader_group *g, const mm_working_command *command)
 {

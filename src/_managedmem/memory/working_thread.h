@@ -53,7 +53,7 @@ struct mm_loader {
     atomic_bool has_ended; /* without a thread, and with all advice restored */
     bool has_thread;
     bool sleeping, ending; /* under the lock */
-    mm_turn turn; /* one add, close or end at a time */
+    mm_turn turn; /* one add, removal, close or end at a time */
     /* Under the lock. */
     pthread_mutex_t lock;
     pthread_cond_t wanted; /* a sleeping thread has something to do */
@@ -94,8 +94,8 @@ void mm_loader_wait_awake(uint64_t since);
 
 MM_NODISCARD int mm_loader_start_thread(mm_loader *l, mm_status *st);
 
-/* Ends all calls under way and the thread, once it has let all uses go on. Does nothing without a
- * thread. In the turn. */
+/* Closes the set to new calls, waits for those under way, and ends the thread. Does nothing without
+ * a thread. In the turn. */
 MM_NODISCARD int mm_loader_end_thread(mm_loader *l, mm_status *st);
 
 #endif

@@ -148,7 +148,7 @@ mm_page_locked(PyObject *module, PyObject *nbytes)
 
 const char mm_page_locked_doc[] =
     "_page_locked(nbytes, /)\n--\n\n"
-    "Bytes of page-locked memory with the buffer protocol, beside the limit of results.";
+    "Bytes of page-locked memory with the buffer protocol, which the limit of results does not count.";
 
 /* --- managedmem.result_cache ------------------------------------------------------------------ */
 

@@ -180,19 +180,19 @@ const char mm_working_set_add_doc[] =
     "    As for advise(), but no system memory, and no page of another group.\n"
     "access : {'read', 'write', 'scratch'}\n"
     "    'read': the program does not write the memory while it is in the set; a drop moves no byte.\n"
-    "    'write': a drop copies the contents home, unless it was loaded for a use with access='read'.\n"
+    "    'write': a drop copies the contents home, unless they were loaded for uses with access='read'.\n"
     "    'scratch': the contents are not needed after the last release, and may be discarded.\n"
     "name : str, optional\n"
     "    For messages and repr.\n"
     "at_home : bool\n"
-    "    True: all pages are on the host, so that the set does not prefetch them there first. Pages that\n"
-    "    only devices have written load in half the time, but not after a prefetch to the host. Pages\n"
-    "    that are on the device all the same stay there, beyond the budget.\n"
+    "    True: all pages are on the host, so the set does not prefetch them there first. That prefetch\n"
+    "    maps the pages for the host, and copies of mapped pages load more slowly. Pages that are on the\n"
+    "    device stay there, beyond the budget.\n"
     "\n"
-    "Until the group is removed or the set is closed, the host is the memory's preferred location, the set switches read_mostly,\n"
-    "and the device has a mapping of a group larger than the budget (accessed_by). The set moves the\n"
-    "memory home first, unless at_home says that it is there. It keeps the targets. A ManagedBuffer of a group can be closed; acquiring the\n"
-    "group then raises RuntimeError.\n"
+    "Until the group is removed or the set is closed, the host is the memory's preferred location, the set\n"
+    "switches read_mostly, and the device has a mapping of a group larger than the budget (accessed_by).\n"
+    "The set moves the memory home first, unless at_home is True. It keeps the targets. A ManagedBuffer of\n"
+    "a group can be closed; acquiring the group then raises RuntimeError.\n"
     "Raises ValueError for memory of another group, TypeError and ValueError for bad targets, CUDAError\n"
     "when the driver refuses; then nothing is added. Safe from every thread; releases the GIL. Driver:\n"
     "cuEventCreate, cuMemRangeGetAttributes, cuMemAdvise; later cuMemPrefetchAsync.";
@@ -245,8 +245,8 @@ const char mm_working_set_remove_doc[] =
     "remove($self, group, /)\n--\n\n"
     "Take a group out of the set, which goes on, and restore the advice that its memory had before.\n"
     "\n"
-    "Contents stay as they are. Pages stay where they are, but read-only copies on the device go with\n"
-    "read_mostly; the budget does not count them any more. Releases the targets, which can be added again.\n"
+    "Contents stay as they are. Pages stay where they are, but read-only copies on the device are\n"
+    "dropped with read_mostly, and the budget does not count the pages any more. Releases the targets, which can be added again.\n"
     "The order forgets the group. Other groups keep their numbers, and its number is not used again.\n"
     "Waits for the moves of the group that are queued, and so until the set's thread has come to them.\n"
     "\n"
@@ -646,8 +646,7 @@ PyDoc_STRVAR(
     "the load is queued, which follows the earlier uses of the groups that make room for it. Raises\n"
     "ValueError for another access, RuntimeError if the set or memory of the group is closed or the group\n"
     "was removed, and CUDAError when the driver refuses and for a stream that captures a graph; then the\n"
-    "group is not acquired. Safe from every thread; releases\n"
-    "the GIL. Driver: cuStreamWaitEvent.");
+    "group is not acquired. Safe from every thread; releases the GIL. Driver: cuStreamWaitEvent.");
 
 PyDoc_STRVAR(
     group_release_doc,

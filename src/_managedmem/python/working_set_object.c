@@ -50,7 +50,7 @@ check_concurrent_access(mm_driver *cu, int device, mm_status *st)
            device);
     return answer ? 0
                   : mm_fail(st, MM_UNSUPPORTED,
-                            "a working set needs concurrent managed access, which Device(%d) "
+                            "a working set needs concurrent_managed_access, which Device(%d) "
                             "lacks: its memory moves as a whole",
                             device);
 }
@@ -539,9 +539,9 @@ PyDoc_STRVAR(
     "\n"
     "A thread of the set makes the driver calls that take long. Use the set in a with block, or close()\n"
     "it. len() is the number of groups, iteration yields them. TypeError and ValueError for bad\n"
-    "arguments; NotImplementedError for a device without concurrent managed access. In a forked child the\n"
+    "arguments; NotImplementedError for a device without concurrent_managed_access. In a forked child the\n"
     "set is closed: uses raise RuntimeError, and close() does nothing. Safe from every thread. Driver:\n"
-    "cuStreamCreate, cuEventRecord.");
+    "cuDeviceGetAttribute, cuStreamCreate, cuEventCreate.");
 
 PyDoc_STRVAR(
     working_set_stats_doc,
@@ -556,8 +556,8 @@ PyDoc_STRVAR(
     "close($self, /)\n--\n\n"
     "End the set: finish what its thread does, and restore the advice that the memory had before.\n"
     "\n"
-    "Contents stay as they are. Pages stay where they are, but read-only copies on the device go with\n"
-    "read_mostly. Uses under way end with the set: their release() does nothing then. Releases the\n"
+    "Contents stay as they are. Pages stay where they are, but read-only copies on the device are\n"
+    "dropped with read_mostly. Uses under way end with the set: their release() does nothing then. Releases the\n"
     "targets. Closing again does nothing. Raises CUDAError if the driver fails: the advice that could be\n"
     "restored is restored, and another close() tries the rest again. Raises RuntimeError inside a host\n"
     "function while another thread uses the set. Safe from every thread; releases the GIL. Driver:\n"

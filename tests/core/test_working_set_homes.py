@@ -1,0 +1,54 @@
+"""Groups of a WorkingSet that are on the host when they are added."""
+
+import pytest
+
+from constants import PAGE
+from contents import contents, pattern, write
+from managedmem import Device, Stream, WorkingSet, emulator
+
+SIZE = 16 * PAGE
+
+
+@pytest.fixture
+def layers(alloc):
+    """16 buffers with contents of their own."""
+    made = [alloc(SIZE) for _ in range(16)]
+    for number, buffer in enumerate(made):
+        write(buffer, pattern(SIZE, number))
+    return made
+
+
+@pytest.fixture
+def working():
+    with WorkingSet(4 * SIZE, Device(0)) as made:
+        yield made
+
+
+@pytest.mark.parametrize("access", ["read", "write"])
+def test_contents_stay(working, layers, access):
+    groups = [working.add(layer, access, at_home=True) for layer in layers]
+    with Stream() as stream:
+        for group in groups * 2:
+            with group.use(stream=stream):
+                assert working.nbytes <= working.budget
+        stream.sync()
+    assert working.stats().failures == 0
+    working.close()
+    assert all(contents(layer) == pattern(SIZE, i) for i, layer in enumerate(layers))
+
+
+@pytest.mark.emulator_only
+@pytest.mark.parametrize(("at_home", "prefetches"), [(False, 2), (True, 1)])
+def test_nothing_is_prefetched_home(working, layers, at_home, prefetches):
+    with emulator.recording() as calls:
+        with working.add(layers[0], at_home=at_home).use():
+            pass
+        working.close()
+    assert [call.name for call in calls].count("cuMemPrefetchAsync") == prefetches
+
+
+@pytest.mark.parametrize("value", [1, None, "yes"])
+def test_at_home_must_be_a_bool(working, layers, value):
+    with pytest.raises(TypeError, match="at_home takes a bool"):
+        working.add(layers[0], at_home=value)
+    assert len(working) == 0
