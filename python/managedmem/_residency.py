@@ -72,8 +72,9 @@ class Residency:
     """Where the pages of managed memory were when residency() was called.
 
     A page is on the host if the host has it mapped; the kernel's page map shows that with
-    certainty. All other bytes are not on the host: on a device, never used, discarded, or evicted
-    to host memory that the host has not touched since. No driver call distinguishes these. The last
+    certainty. All other bytes are not on the host: on a device, never used, discarded, or in host
+    memory that the host has not touched, after an eviction or where a device wrote first to pages
+    that prefer the host. No driver call distinguishes these. The last
     prefetch of such pages is a hint, because they can have moved since. A running trace
     distinguishes them: it shows the place of each page that has moved since it began.
 

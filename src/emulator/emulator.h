@@ -375,6 +375,8 @@ size_t emu_allocation_bytes(void);
 /* Applies advice whose arguments have been checked. */
 CUresult emu_policy_advise(struct emu_region *region, CUdeviceptr ptr, size_t size,
                            CUmem_advise advice, CUmemLocation location);
+/* The bit of the preferred location, or 0. */
+uint64_t emu_preferred_bit(const struct emu_policy *policy);
 /* Records the last prefetch of a range. */
 CUresult emu_policy_prefetched(struct emu_region *region, CUdeviceptr ptr, size_t size,
                                CUmemLocation location);

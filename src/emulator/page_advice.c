@@ -62,8 +62,8 @@ change_policy(union emu_value *value, size_t first, size_t end, void *argument)
     }
 }
 
-static uint64_t
-preferred_bit(const struct emu_policy *policy)
+uint64_t
+emu_preferred_bit(const struct emu_policy *policy)
 {
     return policy->preferred_type == 0
                ? 0
@@ -75,7 +75,7 @@ static void
 collapse_read_mostly(const union emu_value *value, size_t first, size_t end, void *argument)
 {
     if (value->policy.read_mostly != 0) {
-        emu_pages_collapse(argument, first, end, preferred_bit(&value->policy));
+        emu_pages_collapse(argument, first, end, emu_preferred_bit(&value->policy));
     }
 }
 

@@ -25,11 +25,7 @@ mapped_remotely(const struct emu_policy *policy, uint64_t places, uint64_t bit)
     if ((policy->accessed_by & bit) != 0) {
         return true;
     }
-    return policy->preferred_type != 0
-           && (emu_place_bit((CUmemLocation){.type = (CUmemLocationType)policy->preferred_type,
-                                             .id = policy->preferred_id})
-               & places)
-                  != 0;
+    return (emu_preferred_bit(policy) & places) != 0;
 }
 
 /* A device that may not, or need not, have the page itself. */
@@ -42,6 +38,19 @@ access_remotely(union emu_value *value, size_t first, size_t end, const struct t
                                 (end - first) * emu_config()->page, touch->bit,
                                 value->page.places);
     }
+}
+
+/* Measured on driver 580, and read in the kernel module: pages that nothing holds are populated at their
+ * preferred location, if the toucher reaches them there. A host that is preferred does not map them. */
+static uint64_t
+first_place(const struct touch *touch)
+{
+    const struct emu_policy *policy = &touch->policy->policy;
+    uint64_t preferred = emu_preferred_bit(policy);
+    bool elsewhere = (touch->bit & EMU_DEVICE_BITS) != 0 && policy->read_mostly == 0
+                     && (preferred & ~EMU_DEVICE_BITS) != 0;
+
+    return elsewhere ? preferred : touch->bit;
 }
 
 /* Counts and records the faults of a run, and what they copy. Returns the places after them. */
@@ -84,6 +93,11 @@ touch_run(union emu_value *value, size_t first, size_t end, void *argument)
     if ((places & bit) == 0) {
         if (places != 0 && touch->policy->policy.read_mostly == 0
             && mapped_remotely(&touch->policy->policy, places, bit)) {
+            access_remotely(value, first, end, touch);
+        } else if (places == 0 && first_place(touch) != bit) {
+            (void)fault_run(value, first, end, touch);
+            emu_places_set(touch->region, value, first, end, first_place(touch));
+            value->page.unmapped = 1;
             access_remotely(value, first, end, touch);
         } else {
             emu_places_set(touch->region, value, first, end, fault_run(value, first, end, touch));

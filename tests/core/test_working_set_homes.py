@@ -4,7 +4,7 @@ import pytest
 
 from constants import PAGE
 from contents import contents, pattern, write
-from managedmem import Device, Stream, WorkingSet, emulator
+from managedmem import Device, Host, Stream, WorkingSet, emulator
 
 SIZE = 16 * PAGE
 
@@ -45,6 +45,23 @@ def test_nothing_is_prefetched_home(working, layers, at_home, prefetches):
             pass
         working.close()
     assert [call.name for call in calls].count("cuMemPrefetchAsync") == prefetches
+
+
+@pytest.mark.emulator_only
+def test_what_a_device_has_written_first_is_at_home(working, alloc):
+    memory = alloc(16 * SIZE)
+    memory.preferred_location = Host()
+    memory.fill(7)
+    Device(0).sync()
+    assert emulator.residency(memory) is Host()
+    parts = [memory[i * SIZE : (i + 1) * SIZE] for i in range(16)]
+    for group in [working.add(part, at_home=True) for part in parts]:
+        with group.use():
+            Device(0).sync()
+        there = [part for part in parts if emulator.residency(part) is not Host()]
+        assert 0 < len(there) <= 4
+    working.close()
+    assert contents(memory) == bytes([7]) * memory.size
 
 
 @pytest.mark.parametrize("value", [1, None, "yes"])

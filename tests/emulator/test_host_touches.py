@@ -49,6 +49,34 @@ def moved():
     return counters.bytes_htod, counters.bytes_dtoh
 
 
+class TestFirstTouchByADevice:
+    """Measured on an H100: free device memory stays, and loads move the contents."""
+
+    @pytest.mark.parametrize(
+        ("advice", "place"),
+        [
+            ({}, Device(0)),
+            ({"preferred_location": Host()}, Host()),
+            ({"read_mostly": True}, Device(0)),
+        ],
+    )
+    def test_is_where_the_policy_says(self, memory, advice, place):
+        for name, value in advice.items():
+            setattr(memory, name, value)
+        memory.fill(3)
+        Device(0).sync()
+        assert emulator.residency(memory) is place
+        assert count_mapped(memory) == 0
+        assert moved() == (0, 0)
+
+    def test_pages_that_are_elsewhere_stay(self, memory):
+        memory.prefetch(Device(1))
+        memory.preferred_location = Host()
+        memory.fill(3)
+        Device(1).sync()
+        assert emulator.residency(memory) is not Host()
+
+
 # Steps, and the number of mapped pages after them on an H100 with driver 580.
 RECORDED = [
     ("", 0),
