@@ -153,8 +153,10 @@ class Announcer:
         uses = self._uses()
         # A call that is open here but does not contain this one ended by an exception that
         # skipped its hook, or belongs to a backward pass that has gone on.
-        while uses.open and id(uses.open[-1].site.module) not in site.around:
-            if uses.open[-1].backward and not backward:
+        while (last := uses.open[-1] if uses.open else None) is not None and (
+            id(last.site.module) not in site.around
+        ):
+            if last.backward and not backward:
                 break  # a forward call inside of a backward pass, as checkpoints make
             uses.end_last()
         if backward:
@@ -184,8 +186,8 @@ class Announcer:
     def leave(self, site: Site) -> None:
         """Release what a forward call of the site acquired."""
         uses = self._uses()
-        for i in reversed(range(len(uses.open))):
-            if uses.open[i].site is site and not uses.open[i].backward:
+        for i, use in reversed(list(enumerate(uses.open))):  # a collection may end them meanwhile
+            if use.site is site and not use.backward:
                 while len(uses.open) > i:
                     uses.end_last()
                 return

@@ -134,7 +134,8 @@ class GradientHome:
             offset = start - grad.untyped_storage().data_ptr()
             source.set_(grad.untyped_storage(), offset, (grad.nbytes,), (1,))
             _copy(base, source)
-            parameter.grad = there
+            if self.active:  # else a collection has called remove() meanwhile
+                parameter.grad = there
 
     def __reduce__(self) -> tuple[Callable[[], object], tuple[()]]:
         return _inert, ()
@@ -379,6 +380,9 @@ class SplitStep:
                 home = part.home
                 if found and (home is None or not all(home.holds(t) for _, t in found)):
                     part.home = _home_of(found, part.target)
+                    if not self.active:  # a collection has called remove() meanwhile
+                        self._release(part, part.home.holds)
+                        self.forget()
             except CUDAError:  # what is on the device stays there
                 self.failures += 1
 
@@ -414,13 +418,15 @@ class SplitStep:
         try:
             yield
         finally:
-            self._unstage(stage, slot, home)
+            self._unstage(part, stage, slot, home)
 
-    def _unstage(self, stage: _Stage, slot: _Slot, home: _StateHome) -> None:
+    def _unstage(self, part: StepPart, stage: _Stage, slot: _Slot, home: _StateHome) -> None:
         """Put the state back into its home, where the tensors go."""
-        if not self.active:  # removed during the update: the tensors keep the scratch
-            return
         scratch = slot.scratch
+        memory = scratch.untyped_storage().data_ptr()
+        if not self.active:  # removed during the update
+            self._release(part, lambda t: t.untyped_storage().data_ptr() == memory)
+            return
         if stage.outward is not None:
             stage.outward.wait_stream(torch.cuda.current_stream(scratch.device))
         with torch.no_grad(), torch.cuda.stream(stage.outward):
@@ -438,6 +444,21 @@ class SplitStep:
                 if entry.tensor.untyped_storage().data_ptr() == memory
             ]
         )
+        if not self.active:  # a collection has called remove() meanwhile
+            self._release(part, home.holds)
+
+    def _release(self, part: StepPart, lies: Callable[[Tensor], bool]) -> None:
+        """Give state that lies there plain memory beside its parameter."""
+        changes: list[tuple[Tensor, Tensor]] = []
+        with torch.no_grad():
+            for parameter in part.parameters:
+                for _, t in _state_of(self.optimizer, parameter):
+                    if t.layout is torch.strided and lies(t):
+                        new = torch.empty_strided(
+                            t.shape, t.stride(), dtype=t.dtype, device=parameter.device
+                        )
+                        changes.append((t, new.copy_(t.data)))
+            _swap(changes)
 
     def _stage(self, target: Target) -> _Stage:
         """The scratch of a device: as many slots as its room has for the largest part."""
