@@ -36,14 +36,14 @@ To use another compiler, set the environment variable CC."""
 
 
 def project_urls():
-    """The addresses of the GitHub repository whose workflow builds, or else those that the source
-    package names. A clone does not know where it is published."""
+    """The addresses that the source package names, or else those of the GitHub repository whose
+    workflow builds. A clone does not know where it is published."""
     repository = os.environ.get("GITHUB_REPOSITORY")
-    if not repository:
+    if not repository or Path("PKG-INFO").exists():
         about = Path("PKG-INFO").read_text() if Path("PKG-INFO").exists() else ""
         named = email.message_from_string(about).get_all("Project-URL", [])
         return dict(line.split(", ", 1) for line in named)
-    home = f"{os.environ['GITHUB_SERVER_URL']}/{repository}"
+    home = f"{os.environ.get('GITHUB_SERVER_URL', 'https://github.com')}/{repository}"
     return {
         "Homepage": home,
         "Documentation": f"{home}/tree/main/docs",

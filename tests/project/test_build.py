@@ -211,6 +211,7 @@ def test_addresses_are_those_of_the_repository_that_publishes(tmp_path):
     assert f"Project-URL: Issues, {home}/issues\n" in published
     (tmp_path / "PKG-INFO").write_text(published)  # as in the source package
     assert metadata_of(tmp_path) == published
+    assert metadata_of(tmp_path, GITHUB_REPOSITORY="other/app") == published
 
 
 def test_every_folder_of_the_package_is_installed():
