@@ -40,7 +40,11 @@ class TestRefusals:
             ({"blocks": "0"}, TypeError, "blocks must be an iterable of names or modules"),
             ({"blocks": 3}, TypeError, "blocks must be an iterable of names .* got the int 3"),
             ({"blocks": [3]}, TypeError, "blocks must hold names or modules, got 3"),
-            ({"optimizer": 3}, TypeError, "optimizer must be a torch.optim.Optimizer or None"),
+            (
+                {"optimizer": 3},
+                TypeError,
+                "optimizer must be one torch.optim.Optimizer or None, got int",
+            ),
         ],
     )
     def test_arguments(self, arguments, error, text):

@@ -114,7 +114,10 @@ def _target_device(device: Device | torch.device | str | int) -> torch.device:
     if target.type == "cpu":
         return torch.device("cpu")  # without a number, as tensors name it
     if not torch.cuda.is_available():
-        raise ValueError(f"device is {target}, but this torch has no CUDA device")
+        raise ValueError(
+            f"device is {target}, but this torch has no CUDA device: leave device out, which keeps "
+            "the CPU"
+        )
     if managedmem.driver_info()["emulated"]:
         raise ValueError(f"device is {target}, but the emulated driver has only host memory")
     if target.index is None:
@@ -136,7 +139,8 @@ def _find_movable(module: object, target: torch.device | None) -> Found:
     elif isinstance(module, Tensor):
         found = [("", module)]
     else:
-        raise TypeError(f"to_managed() takes a module, an optimizer or a tensor, got {module!r}")
+        kind = type(module).__name__
+        raise TypeError(f"to_managed() takes a module, an optimizer or a tensor, got {kind}")
     found += [entry for name, t in found for entry in _gradient(name, t, target)]
     unique: dict[int, tuple[str, Tensor]] = {}
     for name, tensor in found:

@@ -30,7 +30,7 @@ from managedmem.torch._offload_optimizer import (
     state_bytes,
 )
 from managedmem.torch._offload_places import Moved, Target, move_back, move_in
-from managedmem.torch._offload_plan import Plan, make_plan, size_of
+from managedmem.torch._offload_plan import Part, Plan, make_plan, size_of
 from managedmem.torch._tensors import Found
 
 if TYPE_CHECKING:
@@ -91,7 +91,8 @@ def offload(
     limit = _checked_budget(budget)
     _check_model(model)
     if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):
-        raise TypeError(f"optimizer must be a torch.optim.Optimizer or None, got {optimizer!r}")
+        kind = type(optimizer).__name__
+        raise TypeError(f"optimizer must be one torch.optim.Optimizer or None, got {kind}")
     chosen = _chosen(model, blocks)
     found = _tensors_of(model)
     homes = _homes(model, device, found)
@@ -382,6 +383,11 @@ class _Lane:
         }
 
 
+def _name(part: Part) -> str:
+    """A part's name in a message."""
+    return repr(part.name) if part.name else "the module's own parameters"
+
+
 def _counters(stats: Any) -> dict[str, int]:
     """The numbers of a working set."""
     names = getattr(stats, "_fields", None) or stats.__match_args__
@@ -429,24 +435,34 @@ class Offload:
                 self._follow()
                 if optimizer is not None:
                     self._train(optimizer)
-            self._warn_if_nothing_fits()
+            self._warn_of_what_does_not_fit()
         except BaseException:
             self.remove()
             raise
         with _lock:
             _offloaded.update(model.modules())
 
-    def _warn_if_nothing_fits(self) -> None:
+    def _warn_of_what_does_not_fit(self) -> None:
         """Called by _start(), so that nothing stays offloaded where warnings are errors."""
         for lane in self._lanes:
-            smallest = min(lane.plan.streamed, key=lambda part: part.nbytes, default=None)
             room = lane.set.budget - sum(part.nbytes for part in lane.plan.resident)
-            if smallest is not None and smallest.nbytes > room:
+            streamed = sorted(lane.plan.streamed, key=lambda part: part.nbytes)
+            acquired = {id(part) for site in lane.plan.sites for part in site.parts}
+            large = [part for part in streamed if part.nbytes > room and id(part) in acquired]
+            if streamed and streamed[0].nbytes > room:
                 warnings.warn(
                     f"nothing is streamed to {lane.target.device}: its kernels read parameters "
                     f"over the bus. The budget of {self._budget:,} bytes leaves {room:,} for them, "
-                    f"and the smallest block, {smallest.name!r}, has {smallest.nbytes:,}: give a "
-                    "larger budget",
+                    f"and the smallest block, {_name(streamed[0])}, has {streamed[0].nbytes:,}: "
+                    "give a larger budget",
+                    stacklevel=4,
+                )
+            elif large:
+                warnings.warn(
+                    f"{len(large)} of {len(streamed)} blocks never fit on {lane.target.device}: "
+                    f"kernels read them over the bus. The budget of {self._budget:,} bytes leaves "
+                    f"{room:,} for parameters, and the largest block, {_name(large[-1])}, has "
+                    f"{large[-1].nbytes:,}: give a larger budget",
                     stacklevel=4,
                 )
 
@@ -542,7 +558,7 @@ class Offload:
         """Move everything to where it was."""
         for lane in self._lanes:
             lane.target.wait()
-        at_home = {id(tensor) for tensor in self._hosted()}
+        at_home = {id(tensor) for tensor in (*self._home_gradients(), *self._home_state())}
         places = {id(parameter): parameter.device for parameter, _ in self._origins.values()}
         move_back([entry for lane in self._lanes for entry in lane.moved])
         changes: list[tuple[Tensor, Tensor]] = []
@@ -553,14 +569,16 @@ class Offload:
                     changes.append((tensor, _plain(tensor, origin)))
         _swap(changes)
 
-    def _hosted(self) -> Iterator[Tensor]:
-        """The gradients and the state that lie on the host."""
+    def _home_gradients(self) -> Iterator[Tensor]:
+        """The gradients that lie on the host."""
         for home in self._gradients:
             gradient = home.parameter.grad
             if gradient is not None and home.is_home(gradient):
                 yield gradient
-        if self._step is not None:
-            yield from self._step.in_home()
+
+    def _home_state(self) -> Iterator[Tensor]:
+        """The optimizer's state that lies on the host."""
+        return self._step.in_home() if self._step is not None else iter(())
 
     def stats(self) -> dict[str, int]:
         """Counters since the start, the sums of all devices.
@@ -570,14 +588,26 @@ class Offload:
         are the number and bytes of the parts that are streamed; resident the bytes of those that
         stay. The others are the counters of WorkingSet.stats(); failures also counts uses that the
         driver refused, and gradients and state that stay on the device because there was no place
-        on the host. After remove(), the counters of its moment.
+        on the host. gradients_on_host and state_on_host are the bytes that lie there now. After
+        remove(), the counters of its moment.
         """
         result: dict[str, int] = {}
         for lane in self._lanes:
             for name, value in lane.numbers().items():
                 result[name] = result.get(name, 0) + value
         result["failures"] += self._failures()
+        result["gradients_on_host"] = sum(gradient.nbytes for gradient in self._home_gradients())
+        result["state_on_host"] = sum(tensor.nbytes for tensor in self._home_state())
         return result
+
+    @property
+    def last_error(self) -> str | None:
+        """The latest failure that stats() counts and the driver explained; None without one.
+
+        Safe from every thread; no driver call.
+        """
+        texts = [lane.set.stats().last_error for lane in self._lanes]
+        return next((text for text in reversed(texts) if text is not None), None)
 
     def _failures(self) -> int:
         """Uses that the driver refused, and gradients and state without a place on the host."""

@@ -410,7 +410,7 @@ mm_policy_restore(mm_driver *cu, mm_batch *b, const mm_page_runs *before, mm_sta
     int rc;
 
     if (mm_policy_read(cu, b, &present, st) < 0) {
-        mm_status_add(st, "Nothing was restored.");
+        mm_status_add(st, "Nothing was restored");
         return -1;
     }
     rc = change_pages(cu, &present, before, TRY_REST, st);

@@ -323,8 +323,10 @@ mm_recording_start(mm_driver *cu, const mm_recording_options *options, bool wait
     mm_recording *r;
 
     if (!atomic_compare_exchange_strong(&phase, &expected, STARTING)) {
-        (void)mm_fail(st, MM_TRACE_BUSY,
-                      "a trace is already running in this process, and one can run at a time");
+        (void)mm_fail(
+            st, MM_TRACE_BUSY,
+            "a trace is already running in this process, and one can run at a time, also that of "
+            "`python -m managedmem trace`: end it, or call its mark()");
         return NULL;
     }
     r = try_start(cu, options, wait, st);
