@@ -681,6 +681,19 @@ class TestWhileItIsOn:
         assert done.stderr == ""
 
     @pytest.mark.emulator_only
+    def test_the_text_of_a_failure(self, offloaded):
+        model = layers(4)
+        handle = offloaded(model, 0, budget=2 * LAYER)
+        assert handle.last_error is None
+        emulator.fail("cuMemPrefetchAsync", code=999)
+        check_rounds(model, handle, plain(layers(4), handle))
+        emulator.clear_failures()
+        assert handle.stats()["failures"] > 0
+        assert "cuMemPrefetchAsync" in handle.last_error and "UNKNOWN" in handle.last_error
+        handle.remove()
+        assert "cuMemPrefetchAsync" in handle.last_error
+
+    @pytest.mark.emulator_only
     def test_every_driver_call_in_turn(self):
         """Faults make it slower, or offload() fails; numbers and the way back stay right."""
         inputs = torch.rand(3, 64)

@@ -130,6 +130,24 @@ class TestSteps:
             "everything": (0, 0, (0, 16)),
         }
 
+    def test_bytes_on_the_host_by_budget(self, on):
+        found = {}
+        for name, budget in BUDGETS.items():
+            pair = Pair(on)
+            with pair.offload(budget) as handle:
+                pair.step()
+                stats = handle.stats()
+                size = sum(p.nbytes for p in pair.model.parameters())
+                found[name] = (stats["gradients_on_host"] / size, stats["state_on_host"] / size)
+            assert handle.stats()["state_on_host"] == 0
+        assert found == {
+            "streamed": (1, 2),
+            "parameters": (1, 2),
+            "parameters and gradients": (0, 2),
+            "some state": (0, 2),
+            "everything": (0, 0),
+        }
+
     def test_offloaded_between_two_steps(self, on):
         """State and gradients that are there go home, and come back."""
         pair = Pair(on)
