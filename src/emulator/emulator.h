@@ -375,8 +375,6 @@ size_t emu_allocation_bytes(void);
 /* Applies advice whose arguments have been checked. */
 CUresult emu_policy_advise(struct emu_region *region, CUdeviceptr ptr, size_t size,
                            CUmem_advise advice, CUmemLocation location);
-/* The bit of the preferred location, or 0. */
-uint64_t emu_preferred_bit(const struct emu_policy *policy);
 /* Records the last prefetch of a range. */
 CUresult emu_policy_prefetched(struct emu_region *region, CUdeviceptr ptr, size_t size,
                                CUmemLocation location);
@@ -438,6 +436,8 @@ void emu_uvm_evicted(CUdeviceptr start, size_t size, uint64_t from, uint64_t to,
 
 /* ---- places.c: the places of a run of pages ------------------------------------------------ */
 
+/* The bit of the preferred location, or 0. */
+uint64_t emu_preferred_bit(const struct emu_policy *policy);
 struct emu_counters {
     uint64_t bytes_htod, bytes_dtoh, bytes_dtod, cpu_faults, gpu_faults, duplications;
 };

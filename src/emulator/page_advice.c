@@ -62,15 +62,6 @@ change_policy(union emu_value *value, size_t first, size_t end, void *argument)
     }
 }
 
-uint64_t
-emu_preferred_bit(const struct emu_policy *policy)
-{
-    return policy->preferred_type == 0
-               ? 0
-               : emu_place_bit((CUmemLocation){.type = (CUmemLocationType)policy->preferred_type,
-                                               .id = policy->preferred_id});
-}
-
 static void
 collapse_read_mostly(const union emu_value *value, size_t first, size_t end, void *argument)
 {

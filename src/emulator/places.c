@@ -46,6 +46,15 @@ page_bytes(const struct emu_region *region, size_t page)
     return emu_bytes(emu_page_address(region, page));
 }
 
+uint64_t
+emu_preferred_bit(const struct emu_policy *policy)
+{
+    return policy->preferred_type == 0
+               ? 0
+               : emu_place_bit((CUmemLocation){.type = (CUmemLocationType)policy->preferred_type,
+                                               .id = policy->preferred_id});
+}
+
 void
 emu_count_resident(uint64_t places, size_t bytes, bool arrives)
 {

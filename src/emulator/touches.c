@@ -40,8 +40,8 @@ access_remotely(union emu_value *value, size_t first, size_t end, const struct t
     }
 }
 
-/* Measured on driver 580, and read in the kernel module: pages that nothing holds are populated at their
- * preferred location, if the toucher reaches them there. A host that is preferred does not map them. */
+/* As the kernel module does: pages that nothing holds are populated at their preferred location, if the
+ * toucher reaches them there. A host that is preferred does not map them. */
 static uint64_t
 first_place(const struct touch *touch)
 {

@@ -63,6 +63,7 @@ class TestFirstTouchByADevice:
     def test_is_where_the_policy_says(self, memory, advice, place):
         for name, value in advice.items():
             setattr(memory, name, value)
+        moved()  # by tests before this one
         memory.fill(3)
         Device(0).sync()
         assert emulator.residency(memory) is place
