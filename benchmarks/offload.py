@@ -220,6 +220,16 @@ def faults_row(machine: Machine, nbytes: int, count: int, repetitions: int) -> R
         return side_by_side("", contenders, count=1, repetitions=repetitions, unit="ms")
 
 
+def read_only_row(machine: Machine, nbytes: int, count: int, repetitions: int) -> Row:
+    """A round over layers that nothing writes; apart, so that one set of them is managed."""
+    model = machine.layers(count, nbytes)
+    inputs = machine.inputs(model)
+    budget = max(count // 4, 2) * nbytes
+    with streamed(machine, model, budget, read_only=True), machine.torch.inference_mode():
+        contenders = {"ours, read_only": machine.in_a_row(lambda: model(inputs), ROUNDS)}
+        return side_by_side("", contenders, count=1, repetitions=repetitions, unit="ms")
+
+
 def joined(row: Row, other: Row) -> Row:
     """The row with the contenders of another one."""
     results, failed = {**row.results, **other.results}, {**row.failed, **other.failed}
@@ -231,6 +241,7 @@ def layers(machine: Machine, sizes: tuple[int, ...], repetitions: int) -> Iterat
     for nbytes in sizes:
         count = min(LAYERS, NEED // nbytes)
         row, thread_time = layer_rows(machine, nbytes, count, repetitions)
+        row = joined(row, read_only_row(machine, nbytes, count, repetitions))
         yield joined(row, faults_row(machine, nbytes, count, repetitions))
         yield thread_time
 

@@ -34,6 +34,7 @@ COLUMNS = (
     "ours",
     "ours, deferred",
     "ours, plain",
+    "ours, read_only",
     "plan",
     *PEERS,
 )

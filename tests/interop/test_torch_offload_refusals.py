@@ -40,6 +40,7 @@ class TestRefusals:
             ({"blocks": "0"}, TypeError, "blocks must be an iterable of names or modules"),
             ({"blocks": 3}, TypeError, "blocks must be an iterable of names .* got the int 3"),
             ({"blocks": [3]}, TypeError, "blocks must hold names or modules, got 3"),
+            ({"read_only": 1}, TypeError, "read_only must be True or False, got 1"),
             (
                 {"optimizer": 3},
                 TypeError,
@@ -54,6 +55,13 @@ class TestRefusals:
             mt.offload(**given)
         assert managed_tensors(model) == []
         assert hooks_of(model) == 0
+
+    def test_read_only_with_an_optimizer(self):
+        model = layers(2)
+        optimizer = torch.optim.SGD(model.parameters())
+        with pytest.raises(ValueError, match="read_only=True is for inference"):
+            mt.offload(model, 0, budget=LAYER, optimizer=optimizer, read_only=True)
+        assert managed_tensors(model) == []
 
     def test_twice(self, on):
         model = layers(on=on)

@@ -30,9 +30,9 @@ def ended(act):
 
 def use_all(w, working):
     groups = [
-        working.add(w.a, "read", "a"),
+        working.add(w.a, "read", "a", at_home=True),
         working.add([w.b[:PAGE], w.b[PAGE : 2 * PAGE]], "write"),
-        working.add(w.large[:PAGE], "scratch", at_home=True),
+        working.add(w.large[:PAGE], "scratch"),
     ]
     working.order = groups
     with groups[0].use(stream=w.stream):

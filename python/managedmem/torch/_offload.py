@@ -21,7 +21,7 @@ from torch.utils.hooks import RemovableHandle
 import managedmem
 from managedmem import Device
 from managedmem.torch._moving import _blocks, _check_movable, _swap, _torch_device
-from managedmem.torch._offload_hooks import Announcer, begin_use, end_use
+from managedmem.torch._offload_hooks import Announcer, Versions, begin_use, end_use
 from managedmem.torch._offload_optimizer import (
     GradientHome,
     SplitStep,
@@ -30,7 +30,7 @@ from managedmem.torch._offload_optimizer import (
     state_bytes,
 )
 from managedmem.torch._offload_places import Moved, Target, move_back, move_in
-from managedmem.torch._offload_plan import Part, Plan, make_plan, size_of
+from managedmem.torch._offload_plan import Part, Plan, are_parameters, make_plan, size_of
 from managedmem.torch._tensors import Found
 
 if TYPE_CHECKING:
@@ -48,6 +48,7 @@ def offload(
     budget: int,
     optimizer: torch.optim.Optimizer | None = None,
     blocks: Iterable[str | nn.Module] | None = None,
+    read_only: bool = False,
 ) -> Offload:
     """Run a module on a device that holds only a part of its parameters at a time.
 
@@ -69,6 +70,10 @@ def offload(
     blocks : iterable of submodule names or submodules, optional
         Submodules that move as a whole. By default these are submodules without submodules, and
         others of at most 64 MiB and a quarter of the budget.
+    read_only : bool
+        True promises that nothing writes a parameter while the module is offloaded. They load
+        faster, and what is written all the same is lost: a RuntimeError at the next call of the
+        module, or at remove(), names the parameter. Not together with an optimizer.
 
     Parameters and buffers move into managed memory whose home is the host. A WorkingSet loads those
     of a submodule to the device before its forward and its backward call, in the order that it
@@ -98,9 +103,13 @@ def offload(
     homes = _homes(model, device, found)
     if optimizer is not None:
         _check_optimizer(model, optimizer)
+    if not isinstance(read_only, bool):
+        raise TypeError(f"read_only must be True or False, got {read_only!r}")
+    if read_only and optimizer is not None:
+        raise ValueError("read_only=True is for inference: the optimizer writes parameters")
     _warn_if_not_free(homes, limit)
     handle = object.__new__(Offload)
-    handle._start(model, homes, limit, optimizer, chosen)
+    handle._start(model, homes, limit, optimizer, chosen, read_only)
     return handle
 
 
@@ -282,9 +291,11 @@ class _Lane:
         budget: int,
         optimizer: torch.optim.Optimizer | None,
         chosen: dict[int, str],
+        read_only: bool,
     ) -> None:
         self.target = target
         self.budget = budget
+        self.read_only = read_only
         self.room = 0  # bytes of scratch for the optimizer's state
         self.trained: list[Tensor] = []
         self.gradients_stay = self.state_stays = True
@@ -297,14 +308,15 @@ class _Lane:
             self.trained = [p for p in listed if id(p) in mine]
             room = self._divide(total, optimizer)
         written = {id(p) for p in self.trained}
-        self.plan: Plan = make_plan(model, all_blocks, written, room, chosen)
+        self.plan: Plan = make_plan(model, all_blocks, written, room, chosen, read_only)
         self.moved: list[Moved] = []
         self.residents: list[WorkingGroup] = []
         self.groups: dict[int, WorkingGroup] = {}
         self.hooks: list[RemovableHandle] = []
         self.set: WorkingSet = managedmem.WorkingSet(room, target.device)
         announced = optimizer is not None and can_split(optimizer)
-        self.announcer = Announcer(target, self.groups, announced)
+        self.versions = Versions()
+        self.announcer = Announcer(target, self.groups, announced, self.versions)
         self.final: dict[str, int] | None = None
 
     def _divide(self, total: int, optimizer: torch.optim.Optimizer) -> int:
@@ -328,11 +340,15 @@ class _Lane:
     def fill(self) -> None:
         """Move the tensors into managed memory, and what stays to the device."""
         for part in self.plan.resident + self.plan.streamed:
-            ranges, moved = move_in(part.blocks, self.target)
+            fast = self.read_only and not part.written and are_parameters(part.blocks)
+            ranges, moved = move_in(part.blocks, self.target, by_device=fast)
             self.moved += moved
             access: Literal["read", "write"] = "write" if part.written else "read"
-            at_home = len(moved) == len(part.blocks)  # managed memory may have pages there
+            # Memory that was managed before may have pages on a device.
+            at_home = fast and len(moved) == len(part.blocks)
             group = self.set.add(ranges, access, name=part.name or None, at_home=at_home)
+            if at_home:
+                self.versions.watch(part)
             self.groups[id(part)] = group
             if part in self.plan.resident and begin_use(group, self.target.stream()):
                 self.residents.append(group)
@@ -368,6 +384,7 @@ class _Lane:
         self.plan = Plan([], [], [])
         self.groups.clear()
         self.moved.clear()
+        self.versions.forget()
 
     def numbers(self) -> dict[str, int]:
         """The counters of this device, those of its end once it has one."""
@@ -416,6 +433,7 @@ class Offload:
         budget: int,
         optimizer: torch.optim.Optimizer | None,
         chosen: dict[int, str],
+        read_only: bool,
     ) -> None:
         self._model = model
         self._optimizer = optimizer
@@ -430,7 +448,8 @@ class Offload:
         try:
             with torch.inference_mode(False), torch.no_grad():
                 for target, module, _, found in homes:
-                    self._lanes.append(_Lane(target, module, found, budget, optimizer, chosen))
+                    lane = _Lane(target, module, found, budget, optimizer, chosen, read_only)
+                    self._lanes.append(lane)
                     self._lanes[-1].fill()
                 self._follow()
                 if optimizer is not None:
@@ -521,14 +540,16 @@ class Offload:
 
         Removes the hooks, and moves parameters, buffers, gradients and the optimizer's state to the
         device where they were, in plain memory; managed memory of before is used again. Waits for
-        the device. Does nothing the second time. After an error, such as too little memory on that
-        device, everything can be used where it is, and remove() can be called again. Driver: those
-        of WorkingSet.close(), cuCtxSynchronize, cuMemFree.
+        the device. A UserWarning tells of writes despite read_only=True. Does nothing the second
+        time. After an error, such as too little memory on that device, everything can be used where
+        it is, and remove() can be called again. Driver: those of WorkingSet.close(),
+        cuCtxSynchronize, cuMemFree.
         """
         if self._removed or not self._removing.acquire(blocking=False):
             return
         try:
             self._detach()
+            written = [name for lane in self._lanes for name in lane.versions.written()]
             with torch.inference_mode(False), torch.no_grad():
                 self._return()
             self._removed = True
@@ -544,6 +565,13 @@ class Offload:
         self._step = None
         for lane in self._lanes:
             lane.forget()
+        if written:
+            names = ", ".join(map(repr, written[:3])) + (", ..." if len(written) > 3 else "")
+            warnings.warn(
+                "written while the module was offloaded with read_only=True, so that the writes "
+                f"may be lost: {names}",
+                stacklevel=2,
+            )
 
     def _detach(self) -> None:
         """Stop everything that acts by itself."""

@@ -21,7 +21,7 @@ from torch.utils.hooks import RemovableHandle
 
 from managedmem import CUDAError
 from managedmem.torch._offload_places import Target
-from managedmem.torch._offload_plan import Site
+from managedmem.torch._offload_plan import Part, Site
 
 if TYPE_CHECKING:
     from managedmem import WorkingGroup
@@ -30,6 +30,10 @@ _DEPTH = 8  # of containers in a module's output
 _REPLICAS = (
     "the module is offloaded, and DataParallel copies all of its parameters to each device: use "
     "DistributedDataParallel with one process for each device, or DataParallel with one device"
+)
+_WRITTEN = (
+    "{!r} was written while the module is offloaded with read_only=True, and the write may be "
+    "lost: call remove(), write it again, and offload the module without read_only"
 )
 _BREAKS = (
     "managedmem.torch.offload() loads the parameters of a module between two graphs: compile "
@@ -119,15 +123,49 @@ class _PassEnd:
             self.uses.end_backward()
 
 
+class Versions:
+    """Tensors that nothing may write, with torch's counts of the writes before."""
+
+    def __init__(self) -> None:
+        self._parts: dict[int, list[tuple[Tensor, str, int]]] = {}  # by the id of a part
+
+    def watch(self, part: Part) -> None:
+        """From now on nothing may write the tensors of a part."""
+        pieces = [piece for block in part.blocks for piece in block.pieces]
+        named = [pair for piece in pieces for pair in zip(piece.tensors, piece.names, strict=True)]
+        # Tensors that were made in inference mode have no count.
+        self._parts[id(part)] = [(t, n, t._version) for t, n in named if not t.is_inference()]
+
+    def check(self, part: Part) -> None:
+        """Raise if a tensor of the part was written."""
+        for tensor, name, version in self._parts.get(id(part), ()):
+            if tensor._version != version:
+                raise RuntimeError(_WRITTEN.format(name))
+
+    def written(self) -> list[str]:
+        """The names of all tensors that were written."""
+        watched = [each for part in self._parts.values() for each in part]
+        return [name for tensor, name, version in watched if tensor._version != version]
+
+    def forget(self) -> None:
+        """Drop the references to the tensors."""
+        self._parts.clear()
+
+
 class Announcer:
     """Announces the calls of the sites of one device."""
 
     def __init__(
-        self, target: Target, groups: Mapping[int, WorkingGroup], step_is_announced: bool
+        self,
+        target: Target,
+        groups: Mapping[int, WorkingGroup],
+        step_is_announced: bool,
+        versions: Versions,
     ) -> None:
         self.target = target
         self.groups = groups  # by the id of a part
         self.step_is_announced = step_is_announced  # else it may write what a call has loaded
+        self.versions = versions
         self.active = True
         self.failures = 0  # uses that the driver refused
         self._local = threading.local()
@@ -167,6 +205,7 @@ class Announcer:
         acquired: list[WorkingGroup] = []
         try:
             for part in site.parts:
+                self.versions.check(part)
                 group = self.groups[id(part)]
                 reads = part.stepped and self.step_is_announced
                 if begin_use(group, stream, "read" if reads else None):

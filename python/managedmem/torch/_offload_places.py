@@ -69,10 +69,13 @@ class Moved:
                     yield tensor
 
 
-def move_in(blocks: list[_Block], target: Target) -> tuple[list[ManagedBuffer], list[Moved]]:
+def move_in(
+    blocks: list[_Block], target: Target, by_device: bool
+) -> tuple[list[ManagedBuffer], list[Moved]]:
     """Move blocks into one allocation; return its memory, to be streamed, and the way back.
 
-    Blocks that are managed already, on their device and in pages of their own, stay there.
+    Blocks that are managed already, on their device and in pages of their own, stay there. A copy
+    by the device leaves pages on the host that the host has not mapped.
     """
     new = [block for block in blocks if not _stays(block, target)]
     ranges: list[ManagedBuffer] = []
@@ -92,7 +95,7 @@ def move_in(blocks: list[_Block], target: Target) -> tuple[list[ManagedBuffer], 
         managedmem.advise(arena, "set_accessed_by", target.device)
         ranges.append(arena)
     for block in new:
-        entry = _copied(block, target)
+        entry = _copied(block, target, by_device)
         moved.append(entry)
         offsets = [(t, t.data_ptr() - block.start) for p in block.pieces for t in p.tensors]
         changes += [(t, _on(entry.base, t, offset)) for t, offset in offsets]
@@ -113,14 +116,14 @@ def _stays(block: _Block, target: Target) -> bool:
     return memory.is_managed and right and block.start % mmap.PAGESIZE == 0
 
 
-def _copied(block: _Block, target: Target) -> Moved:
+def _copied(block: _Block, target: Target, by_device: bool) -> Moved:
     """The contents of a block in its new place."""
     assert block.place is not None
     first = block.pieces[0].tensors[0]
     was_managed = ManagedBuffer.from_handle(block.start, 1).is_managed
     base = _as_bytes(block.place, target.place)
-    # By the device: the driver loads copies of pages that the host has mapped more slowly.
-    _fill(base, block)
+    by_host = first.is_cpu and not by_device
+    _fill(_as_bytes(block.place, torch.device("cpu")) if by_host else base, block)
     entry = Moved(block, base, first.device, first.is_cpu and _is_pinned(first))
     if was_managed:
         entry.kept = [(t, t.data) for piece in block.pieces for t in piece.tensors]

@@ -75,13 +75,15 @@ def make_plan(
     written: set[int],
     budget: int,
     chosen: dict[int, str],
+    read_only: bool,
 ) -> Plan:
     """Cut the model into parts for a budget of bytes.
 
     `written` has the ids of the tensors that kernels write, and `chosen` the names, by id, of the
-    modules that the caller wants as parts.
+    modules that the caller wants as parts. `read_only` keeps buffers, which a forward call may
+    write, out of the parts of parameters.
     """
-    return _Cutter(model, blocks, written, budget, chosen).plan()
+    return _Cutter(model, blocks, written, budget, chosen, read_only).plan()
 
 
 class _Cutter:
@@ -94,12 +96,14 @@ class _Cutter:
         written: set[int],
         budget: int,
         chosen: dict[int, str],
+        read_only: bool,
     ) -> None:
         self.model = model
         self.blocks = blocks
         self.written = written
         self.budget = budget
         self.chosen = chosen
+        self.read_only = read_only
         self.large = min(LARGE, budget // 4)
         self.small = min(SMALL, self.large)
         self.block_of = blocks_of_tensors(blocks)
@@ -130,11 +134,9 @@ class _Cutter:
         for key, members in self.members.items():
             kept = [block for block in members if not self._is_small_buffer(block)]
             buffers += [block for block in members if self._is_small_buffer(block)]
-            for written in (False, True):
-                mine = [block for block in kept if self._is_written(block) is written]
-                if not mine:
-                    continue
-                stepped = written and _are_parameters(mine)
+            for mine in self._together(kept):
+                written = self._is_written(mine[0])
+                stepped = written and are_parameters(mine)
                 part = Part(self.names[key], mine, written, stepped)
                 streamed.append(part)
                 for block in mine:
@@ -144,6 +146,14 @@ class _Cutter:
             resident.append(Part("buffers", buffers, True))
         streamed = [part for part in streamed if part not in resident]
         return Plan(self._sites(parts, streamed), streamed, resident)
+
+    def _together(self, blocks: list[_Block]) -> list[list[_Block]]:
+        """The blocks by what happens to their memory."""
+        found: dict[tuple[bool, bool], list[_Block]] = {}
+        for block in blocks:
+            apart = self.read_only and not are_parameters([block])
+            found.setdefault((self._is_written(block), apart), []).append(block)
+        return [found[key] for key in sorted(found)]
 
     # --- which module is a part -----------------------------------------------------------
 
@@ -236,7 +246,7 @@ class _Cutter:
         return list(sites.values())
 
 
-def _are_parameters(blocks: list[_Block]) -> bool:
+def are_parameters(blocks: list[_Block]) -> bool:
     """False for buffers, which a forward call may write."""
     tensors = (t for block in blocks for piece in block.pieces for t in piece.tensors)
     return all(isinstance(t, nn.Parameter) for t in tensors)

@@ -136,6 +136,25 @@ register_group(mm_loader *loader, PyObject *op, mm_targets *t, bool at_home)
     return 0;
 }
 
+/* Reads the flag at_home. Its promise makes drops of written groups lose what a read-only use writes. */
+static int
+read_at_home(mm_state *state, PyObject *value, mm_group_access access, bool *at_home)
+{
+    if (value == NULL) {
+        return 0;
+    }
+    if (mm_read_flag(state, value, "at_home", at_home) < 0) {
+        return -1;
+    }
+    if (*at_home && access != MM_GROUP_READ) {
+        PyErr_Format(PyExc_ValueError,
+                     "at_home=True is for groups with access=\"read\", got \"%s\"",
+                     access_names[access]);
+        return -1;
+    }
+    return 0;
+}
+
 PyObject *
 mm_working_set_add_group(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
@@ -154,7 +173,7 @@ mm_working_set_add_group(PyObject *op, PyObject *const *args, Py_ssize_t nargs, 
 
     if (loader == NULL || mm_args(&parameters, args, nargs, kwnames, argv) < 0
         || read_group_access(argv[ACCESS], &access) < 0 || mm_read_name(argv[NAME], &name) < 0
-        || (argv[AT_HOME] != NULL && mm_read_flag(state, argv[AT_HOME], "at_home", &at_home) < 0)
+        || read_at_home(state, argv[AT_HOME], access, &at_home) < 0
         || mm_targets_read(state, argv[TARGETS],
                            access == MM_GROUP_SCRATCH ? MM_DISCARD : MM_QUERY, &t)
                < 0) {
@@ -185,9 +204,9 @@ const char mm_working_set_add_doc[] =
     "name : str, optional\n"
     "    For messages and repr.\n"
     "at_home : bool\n"
-    "    True: all pages are on the host, so the set does not prefetch them there first. That prefetch\n"
-    "    maps the pages for the host, and copies of mapped pages load more slowly. Pages that are on the\n"
-    "    device stay there, beyond the budget.\n"
+    "    For access='read'. True: all pages are on the host, so the set does not prefetch them there first.\n"
+    "    That prefetch maps the pages for the host, and copies of mapped pages load more slowly. Pages that\n"
+    "    are on the device stay there, beyond the budget, and what a device writes to a copy is lost.\n"
     "\n"
     "Until the group is removed or the set is closed, the host is the memory's preferred location, the set\n"
     "switches read_mostly, and the device has a mapping of a group larger than the budget (accessed_by).\n"

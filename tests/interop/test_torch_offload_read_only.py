@@ -1,0 +1,105 @@
+"""offload(read_only=True): parameters load faster, and nothing may write them."""
+
+import copy
+import warnings
+
+import pytest
+
+import managedmem
+from managedmem import Device, emulator
+from offloaded import LAYER, assert_same_module, batch, layers, managed_tensors, nn, plain, same
+from tensors import mt, torch
+
+DEVICE = "cuda:0"
+
+
+@pytest.mark.parametrize("budget", [2 * LAYER, 5 * LAYER, 100 * LAYER])
+def test_numbers_of_the_plain_module(on, budget):
+    model = layers(on=on)
+    original = copy.deepcopy(model)
+    with mt.offload(model, DEVICE, budget=budget, read_only=True) as handle:
+        reference, inputs = plain(original, handle), batch(handle)
+        with torch.inference_mode():
+            for _ in range(3):
+                assert same(model(inputs), reference(inputs))
+                assert handle.stats()["held"] <= budget
+        for one, other in zip(model.parameters(), original.parameters(), strict=True):
+            assert same(one, other)
+    assert_same_module(model, original)
+    assert managed_tensors(model) == []
+
+
+def test_parameters_begin_at_home(on):
+    """Each layer is loaded from there; pages on a device would not move."""
+    model = layers(on=on)
+    with mt.offload(model, DEVICE, budget=3 * LAYER, read_only=True) as handle:
+        with managedmem.trace() as trace:
+            model(batch(handle))
+            Device(0).sync()
+        assert trace.total.to_device >= handle.stats()["streamed"] > 0
+
+
+@pytest.mark.emulator_only
+@pytest.mark.parametrize(("read_only", "prefetches"), [(False, 8), (True, 0)])
+def test_nothing_is_prefetched_home(read_only, prefetches):
+    model = layers()
+    with emulator.recording() as calls:
+        handle = mt.offload(model, 0, budget=3 * LAYER, read_only=read_only)
+        model(batch(handle))
+        Device(0).sync()
+    handle.remove()
+    home = [c for c in calls if c.name == "cuMemPrefetchAsync" and c.args["type"] == 2]
+    assert len(home) == prefetches
+
+
+def test_memory_that_is_managed_already(on):
+    model = layers(4, on=on)
+    original = copy.deepcopy(model)
+    mt.to_managed(model[0])
+    with mt.offload(model, DEVICE, budget=2 * LAYER, read_only=True) as handle:
+        reference, inputs = plain(original, handle), batch(handle)
+        with torch.no_grad():
+            assert same(model(inputs), reference(inputs))
+    assert_same_module(model, original)
+
+
+class TestWrites:
+    """They may be lost, so they are errors afterwards."""
+
+    @pytest.mark.parametrize("inference", [False, True])
+    def test_the_next_call_of_the_module_names_the_parameter(self, on, inference):
+        model = layers(4, on=on)
+        handle = mt.offload(model, DEVICE, budget=2 * LAYER, read_only=True)
+        inputs = batch(handle)
+        model(inputs)
+        with torch.inference_mode(inference), torch.no_grad():
+            model[2].bias.add_(1)
+            with pytest.raises(RuntimeError, match=r"'2.bias' was written while .* read_only=True"):
+                model(inputs)
+        with pytest.warns(UserWarning, match=r"may be lost: '2.bias'$"):
+            handle.remove()
+        assert managed_tensors(model) == []
+
+    def test_of_a_state_dict(self, on):
+        model = layers(4, on=on)
+        state = {name: value.clone() for name, value in model.state_dict().items()}
+        handle = mt.offload(model, DEVICE, budget=2 * LAYER, read_only=True)
+        model.load_state_dict(state)
+        with pytest.raises(RuntimeError, match=r"'0.weight' was written"):
+            model(batch(handle))
+        with pytest.warns(UserWarning, match=r"lost: '0.weight', '0.bias', '2.weight', \.\.\.$"):
+            handle.remove()
+
+    def test_statistics_may_be_written(self, on):
+        """Small buffers stay on the device, and are copied home."""
+        torch.manual_seed(1)
+        model = nn.Sequential(nn.Linear(64, 64), nn.BatchNorm1d(64), nn.Linear(64, 64)).to(on)
+        original = copy.deepcopy(model)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            with mt.offload(model, DEVICE, budget=2 * LAYER, read_only=True) as handle:
+                reference, inputs = plain(original, handle), batch(handle)
+                for _ in range(3):
+                    assert same(model(inputs), reference(inputs))
+        for one, other in zip(model.buffers(), reference.buffers(), strict=True):
+            assert same(one, other)
