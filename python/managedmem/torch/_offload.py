@@ -71,9 +71,9 @@ def offload(
         Submodules that move as a whole. By default these are submodules without submodules, and
         others of at most 64 MiB and a quarter of the budget.
     read_only : bool
-        True promises that nothing writes a parameter while the module is offloaded. They load
-        faster, and what is written all the same is lost: a RuntimeError at the next call of the
-        module, or at remove(), names the parameter. Not together with an optimizer.
+        True promises that nothing writes a parameter while the module is offloaded. Parameters
+        load faster, and a write all the same may be lost: a RuntimeError at the next call of the
+        module, and a UserWarning at remove(), name the parameter. Not together with an optimizer.
 
     Parameters and buffers move into managed memory whose home is the host. A WorkingSet loads those
     of a submodule to the device before its forward and its backward call, in the order that it

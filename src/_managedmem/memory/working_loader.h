@@ -18,8 +18,9 @@ mm_loader *mm_loader_new(mm_driver *cu, int device, size_t budget, const void *o
                          mm_status *st);
 
 /* Adds a group over these ranges, which must not be empty; all or nothing. The caller has entered
- * their guards, and keeps the guards alive until the group is removed or the set has ended. `at_home`: no page of them is on a device.
- * Fails with MM_BAD_VALUE if they share a page with another group of any set. */
+ * their guards, and keeps the guards alive until the group is removed or the set has ended.
+ * `at_home`: no page of them is on a device. Fails with MM_BAD_VALUE if they share a page with another
+ * group of any set. */
 MM_NODISCARD int mm_loader_add(mm_loader *l, const mm_working_range *ranges, size_t count,
                                mm_group_access access, bool at_home, uint32_t *group,
                                mm_status *st);
