@@ -7,10 +7,22 @@ import pytest
 
 import managedmem
 from managedmem import Device, emulator
-from offloaded import LAYER, assert_same_module, batch, layers, managed_tensors, nn, plain, same
+from offloaded import assert_same_module, managed_tensors, nn, plain, same
+from offloaded import batch as make_batch
+from offloaded import layers as make_layers
 from tensors import mt, torch
 
 DEVICE = "cuda:0"
+WIDTH = 520  # so that a layer has more than the 1 MiB below which the driver packs allocations
+LAYER = (WIDTH * WIDTH * 4 + 8192) // 4096 * 4096
+
+
+def layers(count=8, on="cpu"):
+    return make_layers(count, on, WIDTH)
+
+
+def batch(handle):
+    return make_batch(handle, 4, WIDTH)
 
 
 @pytest.mark.parametrize("budget", [2 * LAYER, 5 * LAYER, 100 * LAYER])
@@ -93,7 +105,9 @@ class TestWrites:
     def test_statistics_may_be_written(self, on):
         """Small buffers stay on the device, and are copied home."""
         torch.manual_seed(1)
-        model = nn.Sequential(nn.Linear(64, 64), nn.BatchNorm1d(64), nn.Linear(64, 64)).to(on)
+        model = nn.Sequential(
+            nn.Linear(WIDTH, WIDTH), nn.BatchNorm1d(WIDTH), nn.Linear(WIDTH, WIDTH)
+        ).to(on)
         original = copy.deepcopy(model)
         with warnings.catch_warnings():
             warnings.simplefilter("error")

@@ -30,7 +30,14 @@ from managedmem.torch._offload_optimizer import (
     state_bytes,
 )
 from managedmem.torch._offload_places import Moved, Target, move_back, move_in
-from managedmem.torch._offload_plan import Part, Plan, are_parameters, make_plan, size_of
+from managedmem.torch._offload_plan import (
+    PACKED,
+    Part,
+    Plan,
+    are_parameters,
+    make_plan,
+    size_of,
+)
 from managedmem.torch._tensors import Found
 
 if TYPE_CHECKING:
@@ -340,11 +347,12 @@ class _Lane:
     def fill(self) -> None:
         """Move the tensors into managed memory, and what stays to the device."""
         for part in self.plan.resident + self.plan.streamed:
-            fast = self.read_only and not part.written and are_parameters(part.blocks)
+            alone = part.nbytes > PACKED and are_parameters(part.blocks)
+            fast = self.read_only and not part.written and alone
             ranges, moved = move_in(part.blocks, self.target, by_device=fast)
             self.moved += moved
             access: Literal["read", "write"] = "write" if part.written else "read"
-            # Memory that was managed before may have pages on a device.
+            # Memory that was used before may have pages on a device.
             at_home = fast and len(moved) == len(part.blocks)
             group = self.set.add(ranges, access, name=part.name or None, at_home=at_home)
             if at_home:

@@ -19,6 +19,7 @@ MIB = 1 << 20
 SMALL = 4 * MIB  # submodules are not streamed one by one below this
 LARGE = 64 * MIB  # modules with submodules are not streamed as a whole above this
 TINY = MIB  # parts below this stay on the device
+PACKED = MIB  # the driver packs allocations of up to this in blocks that earlier ones have used
 _CONTAINERS = (nn.ModuleList, nn.ModuleDict)
 # Their calls use the parameters of submodules without calling those.
 _WHOLES = (nn.MultiheadAttention,)
