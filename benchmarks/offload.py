@@ -253,12 +253,11 @@ def written(machine: Machine, nbytes: int, by_device: bool) -> ManagedBuffer:
     """Memory at home on the host, with contents."""
     at_home = MigrationPolicy(preferred_location=Host(), accessed_by=[Device(0)])
     memory = managedmem.empty(nbytes, policy=at_home)
-    torch = machine.torch
-    contents = torch.ones(nbytes, dtype=torch.uint8)
     if by_device:
-        memory.copy_from(contents)
+        memory.fill(1)
+        Device(0).sync()
     else:
-        torch.frombuffer(memory, dtype=torch.uint8).copy_(contents)
+        machine.torch.frombuffer(memory, dtype=machine.torch.uint8).fill_(1)
     return memory
 
 

@@ -347,8 +347,12 @@ class _Lane:
     def fill(self) -> None:
         """Move the tensors into managed memory, and what stays to the device."""
         for part in self.plan.resident + self.plan.streamed:
-            alone = part.nbytes > PACKED and are_parameters(part.blocks)
-            fast = self.read_only and not part.written and alone
+            fast = (
+                self.read_only
+                and not part.written
+                and part.nbytes > PACKED
+                and are_parameters(part.blocks)
+            )
             ranges, moved = move_in(part.blocks, self.target, by_device=fast)
             self.moved += moved
             access: Literal["read", "write"] = "write" if part.written else "read"

@@ -136,7 +136,7 @@ register_group(mm_loader *loader, PyObject *op, mm_targets *t, bool at_home)
     return 0;
 }
 
-/* Reads the flag at_home. Its promise makes drops of written groups lose what a read-only use writes. */
+/* For read groups alone: a device may write to a copy of unmapped pages, which a drop loses. */
 static int
 read_at_home(mm_state *state, PyObject *value, mm_group_access access, bool *at_home)
 {
@@ -265,7 +265,8 @@ const char mm_working_set_remove_doc[] =
     "Take a group out of the set, which goes on, and restore the advice that its memory had before.\n"
     "\n"
     "Contents stay as they are. Pages stay where they are, but read-only copies on the device are\n"
-    "dropped with read_mostly, and the budget does not count the pages any more. Releases the targets, which can be added again.\n"
+    "dropped with read_mostly, and the budget does not count the pages any more. Releases the targets,\n"
+    "which can be added again.\n"
     "The order forgets the group. Other groups keep their numbers, and its number is not used again.\n"
     "Waits for the moves of the group that are queued, and so until the set's thread has come to them.\n"
     "\n"
