@@ -108,6 +108,16 @@ report_of(mm_loader *l)
 }
 
 static void
+wait_for_loads(mm_loader *l, uint64_t loads)
+{
+    const struct timespec nap = {.tv_nsec = 100000};
+
+    while (report_of(l).loads < loads) {
+        (void)nanosleep(&nap, NULL);
+    }
+}
+
+static void
 close_set(mm_loader *l)
 {
     CHECK_OK(mm_loader_close(l, &st), &st);
@@ -233,6 +243,57 @@ a_use_waits_until_its_load_is_queued(void)
     CHECK_OK(mm_loader_acquire(l, 0, false, NULL, &use, &st), &st);
     CHECK(atomic_load(&gate_is_open));
     CHECK_EQUAL(pthread_join(opener, NULL), 0);
+    close_set(l);
+    free_layers();
+}
+
+static PFN_cuMemPrefetchAsync_v12020 real_prefetch;
+static atomic_uint_fast64_t prefetch_end, least_pause;
+static atomic_int prefetches;
+
+/* Notes the shortest time between the end of a prefetch and the next one. */
+static CUresult CUDAAPI
+slow_prefetch(CUdeviceptr ptr, size_t size, CUmemLocation location, unsigned int flags,
+              CUstream stream)
+{
+    const struct timespec nap = {.tv_nsec = 20000000};
+    uint64_t pause = mm_monotonic_clock() - atomic_load(&prefetch_end);
+    CUresult code = real_prefetch(ptr, size, location, flags, stream);
+
+    if (atomic_fetch_add(&prefetches, 1) > 0 && pause < atomic_load(&least_pause)) {
+        atomic_store(&least_pause, pause);
+    }
+    (void)nanosleep(&nap, NULL);
+    atomic_store(&prefetch_end, mm_monotonic_clock());
+    return code;
+}
+
+/* A prefetch keeps the lock of the context, which a use needs for its kernels. */
+static void
+loads_ahead_give_way_to_a_use(void)
+{
+    mm_driver slow;
+    mm_working_use use;
+    mm_loader *l;
+
+    memcpy(&slow, world.cu, sizeof slow);
+    real_prefetch = slow.MemPrefetchAsync;
+    slow.MemPrefetchAsync = slow_prefetch;
+    atomic_store(&least_pause, UINT64_MAX);
+    make_layers();
+    l = mm_loader_new(&slow, 0, 3 * SIZE, NULL, &st);
+    CHECK(l != NULL);
+    for (int i = 0; i < 3; i++) {
+        mm_working_range range = range_of_layer(i);
+        uint32_t group;
+        CHECK_OK(mm_loader_add(l, &range, 1, MM_GROUP_READ, true, &group, &st), &st);
+    }
+    CHECK_OK(mm_loader_give_order(l, (uint32_t[]){0, 1, 2}, 3, &st), &st);
+    CHECK_OK(mm_loader_acquire(l, 0, false, NULL, &use, &st), &st);
+    wait_for_loads(l, 3);
+    CHECK_OK(mm_loader_release(l, 0, NULL, &st), &st);
+    CHECK_EQUAL(atomic_load(&prefetches), 3);
+    CHECK(atomic_load(&least_pause) >= 500000);
     close_set(l);
     free_layers();
 }
@@ -769,16 +830,6 @@ new_slow_set(mm_driver *slow, size_t budget)
     return l;
 }
 
-static void
-wait_for_loads(mm_loader *l, uint64_t loads)
-{
-    const struct timespec nap = {.tv_nsec = 100000};
-
-    while (report_of(l).loads < loads) {
-        (void)nanosleep(&nap, NULL);
-    }
-}
-
 /* What a use writes must still be there once all that was queued before it is done. */
 static void
 write_and_check(mm_loader *l, uint32_t group, int layer, CUstream stream)
@@ -1079,6 +1130,7 @@ main(int argc, char **argv)
     static const check_test tests[] = {
         CHECK_TEST(threads_share_a_set),
         CHECK_TEST(a_use_waits_until_its_load_is_queued),
+        CHECK_TEST(loads_ahead_give_way_to_a_use),
         CHECK_TEST(a_set_is_closed_beside_uses),
         CHECK_TEST(a_group_at_home_is_not_brought_there),
         CHECK_TEST(a_set_is_closed_beside_a_use_that_waits),

@@ -408,6 +408,9 @@ static void
 wait_until_issued(mm_loader *l, uint64_t ticket)
 {
     mm_loader_lock(l);
+    if (atomic_load(&l->awaited) < ticket) {
+        atomic_store(&l->awaited, ticket);
+    }
     while (atomic_load(&l->issued) < ticket) {
         (void)pthread_cond_wait(&l->issued_more, &l->lock);
     }
@@ -482,6 +485,7 @@ acquire_entered(mm_loader *l, uint32_t group, bool reads, mm_device_stream strea
     if (rc == 0) {
         *use = mm_working_set_acquire(&l->set, group, reads && g->memory.access == MM_GROUP_WRITE,
                                       &ticket);
+        atomic_store(&l->in_use, true);
         wake_thread(l);
     }
     mm_loader_unlock(l);
@@ -489,6 +493,7 @@ acquire_entered(mm_loader *l, uint32_t group, bool reads, mm_device_stream strea
         return -1;
     }
     if (follow_ticket(l, g, stream, ticket, st) < 0) {
+        atomic_store(&l->in_use, false);
         mm_loader_lock(l);
         mm_working_set_give_back(&l->set, group);
         mm_loader_unlock(l);
@@ -536,6 +541,7 @@ release_recorded(mm_loader *l, uint32_t group, mm_release_list *end, mm_status *
     mm_group_state *g;
     int rc = 0;
 
+    atomic_store(&l->in_use, false);
     mm_loader_lock(l);
     g = &l->set.groups[group];
     if (g->held == 0) {

@@ -9,6 +9,7 @@
 
 #define AWAKE_NS UINT64_C(1000000) /* after the last command */
 #define YIELDING_NS UINT64_C(200000) /* of these, without naps */
+#define MOST_WAY_NS UINT64_C(500000) /* before a load, for a caller that uses a group */
 
 /* --- tickets ------------------------------------------------------------------------------ */
 
@@ -199,6 +200,33 @@ wait_until_home(mm_loader *l, mm_loader_group *g)
     g->leaving = false;
 }
 
+/* Leaves the lock of the context to a caller that uses a group, unless one waits for a load. A prefetch
+ * keeps that lock, and a kernel launch that has slept for it wakes up after the next prefetch has it. */
+static void
+give_way(const mm_loader *l)
+{
+    uint64_t since = mm_monotonic_clock();
+    uint64_t most = 2 * l->call_ns < MOST_WAY_NS ? 2 * l->call_ns : MOST_WAY_NS;
+
+    while (atomic_load(&l->in_use) && atomic_load(&l->awaited) <= atomic_load(&l->issued)
+           && mm_monotonic_clock() - since < most) {
+        (void)sched_yield();
+    }
+}
+
+static int
+load_after_callers(mm_loader *l, mm_loader_group *g, bool copy, mm_status *st)
+{
+    uint64_t since;
+    int rc;
+
+    give_way(l);
+    since = mm_monotonic_clock();
+    rc = mm_working_memory_load(l->cu, &g->memory, l->device, copy, g->stream, st);
+    l->call_ns = mm_monotonic_clock() - since;
+    return rc;
+}
+
 /* The bytes on the device stay within the budget also after a drop that failed. */
 static int
 load_within_budget(mm_loader *l, mm_loader_group *g, bool copy, mm_status *st)
@@ -225,7 +253,7 @@ load_within_budget(mm_loader *l, mm_loader_group *g, bool copy, mm_status *st)
         wait_until_home(l, g);
         g->copied = true;
     }
-    return mm_working_memory_load(l->cu, &g->memory, l->device, copy, g->stream, st);
+    return load_after_callers(l, g, copy, st);
 }
 
 static void

@@ -67,6 +67,9 @@ struct mm_loader {
     mm_loader_report report; /* without the parts of the decisions */
     /* Tickets: those whose commands are queued on the stream, and those that are done. */
     atomic_uint_fast64_t issued, completed;
+    atomic_uint_fast64_t awaited; /* the latest ticket that a caller has waited for */
+    atomic_bool in_use; /* a group was acquired, and none was released since */
+    uint64_t call_ns; /* the thread's: the time that the latest load took to queue */
     atomic_size_t physical;
     mm_loader *next; /* in the list of all of them */
 };
