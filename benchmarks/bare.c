@@ -146,7 +146,7 @@ bare_open(const char *path)
 }
 
 static CUresult
-call_batch(const sequence *s, size_t first, size_t count, CUmemLocation *where)
+call_batch(const sequence *s, size_t first, size_t count, CUmemLocation *location)
 {
     CUdeviceptr *pointers = s->pointers + first;
     size_t *sizes = s->sizes + first, from = 0;
@@ -158,40 +158,40 @@ call_batch(const sequence *s, size_t first, size_t count, CUmemLocation *where)
         return call.discard_batch(pointers, sizes, count, 0, s->stream);
     }
     return (s->operation == PREFETCH ? call.prefetch_batch : call.discard_prefetch_batch)(
-        pointers, sizes, count, where, &from, 1, 0, s->stream);
+        pointers, sizes, count, location, &from, 1, 0, s->stream);
 }
 
 static CUresult
-call_one(const sequence *s, size_t i, CUmemLocation *where)
+call_one(const sequence *s, size_t i, CUmemLocation *location)
 {
     if (s->operation == PREFETCH) {
-        return call.prefetch(s->pointers[i], s->sizes[i], *where, 0, s->stream);
+        return call.prefetch(s->pointers[i], s->sizes[i], *location, 0, s->stream);
     }
     if (s->operation == ADVISE) {
         return call.advise(s->pointers[i], s->sizes[i], CU_MEM_ADVISE_SET_PREFERRED_LOCATION,
-                           *where);
+                           *location);
     }
-    return call_batch(s, i, 1, where);
+    return call_batch(s, i, 1, location);
 }
 
 static CUresult
-call_form(const sequence *s, int form, CUmemLocation *where)
+call_form(const sequence *s, int form, CUmemLocation *location)
 {
     size_t last = s->count - 1;
     size_t all = s->pointers[last] + s->sizes[last] - s->pointers[0];
     CUresult code = CUDA_SUCCESS;
 
     if (form == BATCH) {
-        return call_batch(s, 0, s->count, where);
+        return call_batch(s, 0, s->count, location);
     }
     if (form == ONE_CALL) {
         sequence whole = *s;
         whole.sizes = &all;
         whole.count = 1;
-        return call_form(&whole, LOOP, where);
+        return call_form(&whole, LOOP, location);
     }
     for (size_t i = 0; i < s->count && code == CUDA_SUCCESS; i++) {
-        code = call_one(s, i, where);
+        code = call_one(s, i, location);
     }
     return code;
 }
@@ -208,12 +208,12 @@ until_done(CUresult code, CUstream stream, double start)
 double
 bare_sequence(const sequence *s, int form)
 {
-    CUmemLocation where = {.type = s->device < 0 ? CU_MEM_LOCATION_TYPE_HOST
-                                                 : CU_MEM_LOCATION_TYPE_DEVICE,
-                           .id = s->device < 0 ? 0 : s->device};
+    CUmemLocation location = {.type = s->device < 0 ? CU_MEM_LOCATION_TYPE_HOST
+                                                    : CU_MEM_LOCATION_TYPE_DEVICE,
+                              .id = s->device < 0 ? 0 : s->device};
     double start = now();
 
-    return until_done(call_form(s, form, &where), s->stream, start);
+    return until_done(call_form(s, form, &location), s->stream, start);
 }
 
 /* The same for one call of a Python function; `names` are those of the last arguments. Needs the

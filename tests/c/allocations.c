@@ -164,9 +164,9 @@ typedef struct {
 
 /* glibc stores addresses there, other C libraries offsets. */
 static const void *
-at(const imports *i, ElfW(Addr) where)
+at(const imports *i, ElfW(Addr) location)
 {
-    return (const void *)(where < i->base ? i->base + where : where);
+    return (const void *)(location < i->base ? i->base + location : location);
 }
 
 static void

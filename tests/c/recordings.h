@@ -110,11 +110,11 @@ range_of(const mm_memory *m)
 }
 
 static inline void
-prefetch(mm_range range, CUmemLocation where)
+prefetch(mm_range range, CUmemLocation location)
 {
     mm_status own;
 
-    CHECK_OK(mm_range_prefetch(world.cu, range, where, NULL, MM_DEFER_NO, &own), &own);
+    CHECK_OK(mm_range_prefetch(world.cu, range, location, NULL, MM_DEFER_NO, &own), &own);
 }
 
 #endif

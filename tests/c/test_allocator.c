@@ -38,15 +38,16 @@ range_of(void *block)
 static void
 check_advice(void *block, CUmemLocation preferred, mm_location_set accessed_by, bool read_mostly)
 {
-    CUmemLocation where;
+    CUmemLocation location;
     mm_location_set set;
     mm_status st;
     bool on;
 
     CHECK(block != NULL);
-    CHECK_OK(mm_range_preferred_location(world.cu, range_of(block), &where, &st), &st);
+    CHECK_OK(mm_range_preferred_location(world.cu, range_of(block), &location, &st), &st);
     /* Where none is set, the driver gives a number of its own. */
-    CHECK(where.type == preferred.type && (where.type == 0 || mm_same_location(where, preferred)));
+    CHECK(location.type == preferred.type
+          && (location.type == 0 || mm_same_location(location, preferred)));
     CHECK_OK(mm_range_accessed_by(world.cu, range_of(block), &set, &st), &st);
     CHECK(set == accessed_by);
     CHECK_OK(mm_range_read_mostly(world.cu, range_of(block), &on, &st), &st);

@@ -5,10 +5,10 @@
 
 /* Ranges for merging are never given to a driver: any addresses will do. */
 static mm_transfer
-move(CUdeviceptr start, size_t size, CUdeviceptr allocation, CUmemLocation where)
+move(CUdeviceptr start, size_t size, CUdeviceptr allocation, CUmemLocation location)
 {
     return (mm_transfer){.range = {.start = start, .size = size, .allocation = allocation},
-                         .where = where};
+                         .location = location};
 }
 
 static CUmemLocation
@@ -27,11 +27,11 @@ fill(mm_batch *b, const mm_transfer *transfers, size_t count)
 }
 
 static void
-check_move(const mm_transfer *m, CUdeviceptr start, size_t size, CUmemLocation where)
+check_move(const mm_transfer *m, CUdeviceptr start, size_t size, CUmemLocation location)
 {
     CHECK_EQUAL(m->range.start, start);
     CHECK_EQUAL(m->range.size, size);
-    CHECK(mm_same_location(m->where, where));
+    CHECK(mm_same_location(m->location, location));
 }
 
 static void
@@ -160,7 +160,7 @@ conflicting_moves_keep_their_order(void)
     CHECK_EQUAL(b.count, 3);
     for (size_t i = 0; i < 3; i++) {
         check_move(&b.transfers[i], transfers[i].range.start, transfers[i].range.size,
-                   transfers[i].where);
+                   transfers[i].location);
     }
     mm_batch_free(&b);
 }
@@ -195,7 +195,7 @@ only_true_conflicts_keep_the_order(void)
                                 device(seed >> 28 & 1));
             for (size_t j = 0; j < i; j++) {
                 conflict |= share_a_page(&transfers[i].range, &transfers[j].range)
-                            && !mm_same_location(transfers[i].where, transfers[j].where);
+                            && !mm_same_location(transfers[i].location, transfers[j].location);
             }
         }
         fill(&b, transfers, count);
@@ -300,11 +300,11 @@ part_of(const mm_memory *m, size_t first, size_t pages)
 static CUmemLocation
 last_prefetch(mm_range range)
 {
-    CUmemLocation where;
+    CUmemLocation location;
     mm_status st;
 
-    CHECK_OK(mm_range_last_prefetch(world.cu, range, &where, &st), &st);
-    return where;
+    CHECK_OK(mm_range_last_prefetch(world.cu, range, &location, &st), &st);
+    return location;
 }
 
 /* Where moves overlap the last one wins, whichever way the driver is called: the moves that gain
@@ -318,9 +318,9 @@ last_of_overlapping_moves_wins(void)
 
     for (size_t i = 0; i < 2; i++) {
         const mm_transfer transfers[] = {
-            {.range = part_of(m, 0, PAGES), .where = device(0)},
-            {.range = part_of(m, 2 * PAGES, PAGES), .where = device(0)},
-            {.range = part_of(m, 0, PAGES), .where = mm_host()},
+            {.range = part_of(m, 0, PAGES), .location = device(0)},
+            {.range = part_of(m, 2 * PAGES, PAGES), .location = device(0)},
+            {.range = part_of(m, 0, PAGES), .location = mm_host()},
         };
         const mm_transfer reversed[] = {transfers[2], transfers[1], transfers[0]};
         mm_status st;
@@ -347,9 +347,9 @@ static void
 adjacent_ranges_take_one_call(void)
 {
     mm_memory *m = allocate_pages(4);
-    const mm_transfer transfers[] = {{.range = part_of(m, 0, 1), .where = mm_host()},
-                                     {.range = part_of(m, 1, 1), .where = mm_host()},
-                                     {.range = part_of(m, 2, 2), .where = mm_host()}};
+    const mm_transfer transfers[] = {{.range = part_of(m, 0, 1), .location = mm_host()},
+                                     {.range = part_of(m, 1, 1), .location = mm_host()},
+                                     {.range = part_of(m, 2, 2), .location = mm_host()}};
     mm_status st;
     mm_batch b;
 
@@ -374,7 +374,7 @@ failed_advice_is_taken_back(void)
     unsigned n;
 
     for (size_t i = 0; i < COUNT; i++) {
-        transfers[i] = (mm_transfer){.range = part_of(m, 2 * i, 1), .where = device(1)};
+        transfers[i] = (mm_transfer){.range = part_of(m, 2 * i, 1), .location = device(1)};
         CHECK_OK(mm_range_advise(world.cu, transfers[i].range,
                                  CU_MEM_ADVISE_SET_PREFERRED_LOCATION,
                                  i == 1 ? mm_host() : device(0), &st),
@@ -397,10 +397,11 @@ failed_advice_is_taken_back(void)
         CHECK_EQUAL(rc, -1);
         CHECK_EQUAL(st.code, CUDA_ERROR_LAUNCH_FAILED);
         for (size_t i = 0; i < COUNT; i++) {
-            CUmemLocation where;
+            CUmemLocation location;
 
-            CHECK_OK(mm_range_preferred_location(world.cu, transfers[i].range, &where, &st), &st);
-            CHECK(mm_same_location(where, i == 1 ? mm_host() : device(0)));
+            CHECK_OK(mm_range_preferred_location(world.cu, transfers[i].range, &location, &st),
+                     &st);
+            CHECK(mm_same_location(location, i == 1 ? mm_host() : device(0)));
         }
     }
     CHECK_EQUAL(n, COUNT + 1);
@@ -416,7 +417,7 @@ overlapping_advice_is_taken_back(void)
         {part_of(m, 0, 4), device(0)},
         {part_of(m, 2, 2), mm_host()},
         {part_of(m, 5, 1), mm_location(CU_MEM_LOCATION_TYPE_HOST_NUMA, 99)}};
-    CUmemLocation where;
+    CUmemLocation location;
     mm_batch b;
     mm_status st;
 
@@ -426,10 +427,10 @@ overlapping_advice_is_taken_back(void)
     fill(&b, transfers, 3);
     CHECK_EQUAL(mm_batch_advise(world.cu, &b, CU_MEM_ADVISE_SET_PREFERRED_LOCATION, &st), -1);
     mm_batch_free(&b);
-    CHECK_OK(mm_range_preferred_location(world.cu, part_of(m, 2, 2), &where, &st), &st);
-    CHECK(mm_same_location(where, device(1)));
-    CHECK_OK(mm_range_preferred_location(world.cu, part_of(m, 0, 1), &where, &st), &st);
-    CHECK_EQUAL((int)where.type, (int)CU_MEM_LOCATION_TYPE_INVALID);
+    CHECK_OK(mm_range_preferred_location(world.cu, part_of(m, 2, 2), &location, &st), &st);
+    CHECK(mm_same_location(location, device(1)));
+    CHECK_OK(mm_range_preferred_location(world.cu, part_of(m, 0, 1), &location, &st), &st);
+    CHECK_EQUAL((int)location.type, (int)CU_MEM_LOCATION_TYPE_INVALID);
     mm_memory_release(m);
 }
 
@@ -442,7 +443,7 @@ advice_on_neighbours_is_taken_back(void)
         {part_of(m, 0, 2), mm_host()},
         {part_of(m, 2, 2), mm_host()},
         {part_of(m, 5, 1), mm_location(CU_MEM_LOCATION_TYPE_HOST_NUMA, 99)}};
-    CUmemLocation where;
+    CUmemLocation location;
     mm_batch b;
     mm_status st;
 
@@ -453,10 +454,10 @@ advice_on_neighbours_is_taken_back(void)
     CHECK_EQUAL(mm_batch_advise(world.cu, &b, CU_MEM_ADVISE_SET_PREFERRED_LOCATION, &st), -1);
     CHECK_EQUAL(b.count, 2);
     mm_batch_free(&b);
-    CHECK_OK(mm_range_preferred_location(world.cu, transfers[1].range, &where, &st), &st);
-    CHECK(mm_same_location(where, device(1)));
-    CHECK_OK(mm_range_preferred_location(world.cu, transfers[0].range, &where, &st), &st);
-    CHECK_EQUAL((int)where.type, (int)CU_MEM_LOCATION_TYPE_INVALID);
+    CHECK_OK(mm_range_preferred_location(world.cu, transfers[1].range, &location, &st), &st);
+    CHECK(mm_same_location(location, device(1)));
+    CHECK_OK(mm_range_preferred_location(world.cu, transfers[0].range, &location, &st), &st);
+    CHECK_EQUAL((int)location.type, (int)CU_MEM_LOCATION_TYPE_INVALID);
     mm_memory_release(m);
 }
 
@@ -520,10 +521,10 @@ the_bad_range_of_a_batch_is_found(void)
     mm_memory_release(gone);
     for (size_t i = 0; i < sizeof ops / sizeof *ops; i++) {
         const mm_transfer transfers[] = {
-            {.range = part_of(m, 0, 1), .where = mm_host()},
-            {.range = part_of(m, 2, 1), .where = device(0)},
-            {.range = {freed, mm_page_size(), freed}, .where = mm_host()},
-            {.range = part_of(m, 4, 1), .where = mm_host()}};
+            {.range = part_of(m, 0, 1), .location = mm_host()},
+            {.range = part_of(m, 2, 1), .location = device(0)},
+            {.range = {freed, mm_page_size(), freed}, .location = mm_host()},
+            {.range = part_of(m, 4, 1), .location = mm_host()}};
         fill(&b, transfers, 4);
         CHECK_EQUAL(world_run(world.cu, ops[i], &b, NULL, MM_DISPATCH_BATCH, &st), -1);
         CHECK_EQUAL(st.kind, MM_NOT_MANAGED);

@@ -117,7 +117,7 @@ new_stream(unsigned int flags)
 
 /* -1: never touched, 0: in several places, 100 + n: device n, 200 + n: node n of the host. */
 static int
-where(CUdeviceptr ptr, size_t size)
+location(CUdeviceptr ptr, size_t size)
 {
     int type = 9, id = 9;
 
@@ -142,19 +142,19 @@ pages_move_and_are_counted(void)
     CUdeviceptr a = managed(4 * MIB);
 
     emu.counters_clear();
-    CHECK_EQUAL(where(a, 4 * MIB), -1);
+    CHECK_EQUAL(location(a, 4 * MIB), -1);
     CHECK_EQUAL(emu.prefetch(a, 4 * MIB, DEV0, 0, NULL), 0);
-    CHECK_EQUAL(where(a, 4 * MIB), 100);
+    CHECK_EQUAL(location(a, 4 * MIB), 100);
     CHECK_EQUAL(counted().htod, 0);
     CHECK_EQUAL(emu.prefetch(a, MIB, DEV1, 0, NULL), 0);
-    CHECK_EQUAL(where(a, 4 * MIB), 0);
-    CHECK_EQUAL(where(a, MIB), 101);
+    CHECK_EQUAL(location(a, 4 * MIB), 0);
+    CHECK_EQUAL(location(a, MIB), 101);
     CHECK_EQUAL(counted().dtod, MIB);
     CHECK_EQUAL(emu.prefetch(a, 4 * MIB, HOST, 0, NULL), 0);
     CHECK_EQUAL(counted().dtoh, 4 * MIB);
     CHECK_EQUAL(emu.prefetch(a, 4 * MIB, HOST, 0, NULL), 0);
     CHECK_EQUAL(counted().dtoh, 4 * MIB);
-    CHECK_EQUAL(where(a, 4 * MIB), 200);
+    CHECK_EQUAL(location(a, 4 * MIB), 200);
     CHECK_EQUAL(emu.mem_free(a), 0);
 }
 
@@ -164,8 +164,8 @@ host_writes_populate(void)
     CUdeviceptr a = managed(2 * MIB);
 
     ((volatile char *)(uintptr_t)a)[PAGE] = 1;
-    CHECK_EQUAL(where(a + PAGE, PAGE), 200);
-    CHECK_EQUAL(where(a + 2 * PAGE, PAGE), -1);
+    CHECK_EQUAL(location(a + PAGE, PAGE), 200);
+    CHECK_EQUAL(location(a + 2 * PAGE, PAGE), -1);
     emu.counters_clear();
     CHECK_EQUAL(emu.prefetch(a, 2 * MIB, DEV0, 0, NULL), 0);
     CHECK_EQUAL(counted().htod, PAGE);
@@ -182,16 +182,16 @@ touches_follow_the_advice(void)
     emu.counters_clear();
     CHECK_EQUAL(emu.touch(a, 2 * MIB, 0, 0), 0);
     CHECK_EQUAL(counted().duplications, 2 * MIB / PAGE);
-    CHECK_EQUAL(where(a, 2 * MIB), 0);
+    CHECK_EQUAL(location(a, 2 * MIB), 0);
     CHECK_EQUAL(emu.touch(a, 2 * MIB, 0, 1), 0);
-    CHECK_EQUAL(where(a, 2 * MIB), 100);
+    CHECK_EQUAL(location(a, 2 * MIB), 100);
     CHECK_EQUAL(emu.advise(a, 2 * MIB, CU_MEM_ADVISE_UNSET_READ_MOSTLY, DEV0), 0);
     CHECK_EQUAL(emu.touch(a, PAGE, -1, 0), 0);
     CHECK_EQUAL(counted().cpu_faults, 1);
-    CHECK_EQUAL(where(a, PAGE), 200);
+    CHECK_EQUAL(location(a, PAGE), 200);
     CHECK_EQUAL(emu.advise(a, 2 * MIB, CU_MEM_ADVISE_SET_ACCESSED_BY, DEV0), 0);
     CHECK_EQUAL(emu.touch(a, PAGE, 0, 1), 0);
-    CHECK_EQUAL(where(a, PAGE), 200);
+    CHECK_EQUAL(location(a, PAGE), 200);
     CHECK_EQUAL(counted().gpu_faults, 2 * MIB / PAGE);
     CHECK_EQUAL(emu.touch(a, PAGE, 7, 0), -1);
     CHECK_EQUAL(emu.mem_free(a), 0);
@@ -207,8 +207,8 @@ a_full_device_evicts_the_oldest(void)
     CHECK_EQUAL(emu.mem_info(&free_before, &total), 0);
     CHECK_EQUAL(emu.prefetch(a, size, DEV0, 0, NULL), 0);
     CHECK_EQUAL(emu.prefetch(b, size, DEV0, 0, NULL), 0);
-    CHECK_EQUAL(where(a, size), 200);
-    CHECK_EQUAL(where(b, size), 100);
+    CHECK_EQUAL(location(a, size), 200);
+    CHECK_EQUAL(location(b, size), 100);
     CHECK_EQUAL(emu.mem_free(a), 0);
     CHECK_EQUAL(emu.mem_free(b), 0);
     CHECK_EQUAL(emu.mem_info(&free_after, &total), 0);
@@ -274,8 +274,8 @@ the_host_moves_pages_by_touching_them(void)
     emu.counters_clear();
     bytes[3 * PAGE] = 2;
     CHECK_EQUAL(mapped(a, 2 * MIB), 1);
-    CHECK_EQUAL(where(a + (CUdeviceptr)3 * PAGE, PAGE), 200);
-    CHECK_EQUAL(where(a, (size_t)3 * PAGE), 100);
+    CHECK_EQUAL(location(a + (CUdeviceptr)3 * PAGE, PAGE), 200);
+    CHECK_EQUAL(location(a, (size_t)3 * PAGE), 100);
     CHECK_EQUAL(counted().dtoh, PAGE);
     CHECK_EQUAL(counted().cpu_faults, 1);
     CHECK_EQUAL(emu.prefetch(a, 2 * MIB, DEV1, 0, NULL), 0);
@@ -303,7 +303,7 @@ kernels_touch_for_their_device(void)
     emu.counters_clear();
     CHECK_EQUAL(emu.launch(NULL, write_first_page, bytes), 0);
     CHECK_EQUAL(emu.launch(NULL, write_first_page, bytes + PAGE), 0);
-    CHECK_EQUAL(where(a, (size_t)2 * PAGE), 100);
+    CHECK_EQUAL(location(a, (size_t)2 * PAGE), 100);
     CHECK_EQUAL(mapped(a, 2 * MIB), 0);
     CHECK_EQUAL(counted().gpu_faults, 2);
     CHECK_EQUAL(counted().dtod, PAGE);
@@ -322,8 +322,8 @@ host_functions_touch_for_the_host(void)
     CHECK_EQUAL(emu.prefetch(a, 2 * MIB, DEV0, 0, NULL), 0);
     CHECK_EQUAL(emu.host_func(NULL, write_first_page, (void *)(uintptr_t)a), 0);
     CHECK_EQUAL(emu.ctx_sync(), 0);
-    CHECK_EQUAL(where(a, PAGE), 200);
-    CHECK_EQUAL(where(a + PAGE, 2 * MIB - PAGE), 100);
+    CHECK_EQUAL(location(a, PAGE), 200);
+    CHECK_EQUAL(location(a + PAGE, 2 * MIB - PAGE), 100);
     CHECK_EQUAL(emu.mem_free(a), 0);
 }
 

@@ -279,9 +279,9 @@ allocate_from(mm_pool *pool, size_t size)
 static void
 blocks_of_pools_live(void)
 {
-    CUmemLocation where = mm_location(CU_MEM_LOCATION_TYPE_NONE, 0);
+    CUmemLocation location = mm_location(CU_MEM_LOCATION_TYPE_NONE, 0);
     mm_status st;
-    mm_pool *pool = mm_pool_create(world.cu, true, where, &st);
+    mm_pool *pool = mm_pool_create(world.cu, true, location, &st);
     char label[MM_NAME_BYTES + 1];
     mm_memory *m;
 

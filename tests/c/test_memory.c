@@ -480,15 +480,15 @@ use_everything(void *unused)
 {
     mm_memory *m = allocate(PAGE_COUNT * mm_page_size());
     mm_range range = {.start = m->start, .size = m->size};
-    CUmemLocation where;
+    CUmemLocation location;
     mm_batch batch;
     mm_status st;
 
     CHECK_OK(mm_range_check(world.cu, &range, MM_DISCARD, &st), &st);
     CHECK_OK(mm_range_prefetch(world.cu, range, mm_location_from_bit(0), NULL, MM_DEFER_YES, &st),
              &st);
-    CHECK_OK(mm_range_last_prefetch(world.cu, range, &where, &st), &st);
-    CHECK(mm_same_location(where, mm_location_from_bit(0)));
+    CHECK_OK(mm_range_last_prefetch(world.cu, range, &location, &st), &st);
+    CHECK(mm_same_location(location, mm_location_from_bit(0)));
     mm_batch_one(&batch, range, mm_host());
     /* On the legacy stream, so that all threads want the same stand-in stream at once. */
     CHECK_OK(world_run(world.cu, MM_DISCARD, &batch, NULL, MM_DISPATCH_AUTO, &st), &st);

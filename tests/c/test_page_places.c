@@ -125,11 +125,11 @@ store(mm_range range)
 static void
 prefetch(mm_range range, int device)
 {
-    CUmemLocation where =
+    CUmemLocation location =
         device < 0 ? mm_host() : mm_location(CU_MEM_LOCATION_TYPE_DEVICE, device);
     mm_status st;
 
-    CHECK_OK(mm_range_prefetch(world.cu, range, where, NULL, MM_DEFER_NO, &st), &st);
+    CHECK_OK(mm_range_prefetch(world.cu, range, location, NULL, MM_DEFER_NO, &st), &st);
 }
 
 static const mm_page_holders no_holders;
@@ -163,10 +163,10 @@ check_place(const mm_places *places, const mm_place_run *run, const expected_run
     CHECK_EQUAL(run->evidence, to_device ? MM_BY_PAGE_MAP_AND_PREFETCH : MM_BY_PAGE_MAP);
     CHECK_EQUAL(run->hint != 0, expected->hint != NONE);
     if (run->hint != 0) {
-        CUmemLocation where = places->hint[run->hint - 1];
-        CHECK_EQUAL(where.type,
+        CUmemLocation location = places->hint[run->hint - 1];
+        CHECK_EQUAL(location.type,
                     to_device ? CU_MEM_LOCATION_TYPE_DEVICE : CU_MEM_LOCATION_TYPE_HOST);
-        CHECK(!to_device || where.id == expected->hint);
+        CHECK(!to_device || location.id == expected->hint);
     }
 }
 

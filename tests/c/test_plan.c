@@ -32,12 +32,12 @@ device(int ordinal)
 }
 
 static mm_plan_entry
-entry(CUdeviceptr start, size_t size, CUmemLocation where, mm_guard *guard)
+entry(CUdeviceptr start, size_t size, CUmemLocation location, mm_guard *guard)
 {
-    return (mm_plan_entry){
-        .transfer = {.range = {.start = start, .size = size, .allocation = 1}, .where = where},
-        .memory = guard,
-        .dense = true};
+    return (mm_plan_entry){.transfer = {.range = {.start = start, .size = size, .allocation = 1},
+                                        .location = location},
+                           .memory = guard,
+                           .dense = true};
 }
 
 static mm_plan *
@@ -61,21 +61,21 @@ static struct {
     size_t calls, ranges, locations, queries;
     CUdeviceptr starts[MANY];
     size_t sizes[MANY], first[MANY];
-    CUmemLocation where[MANY];
+    CUmemLocation location[MANY];
     CUdeviceptr there; /* the range that was prefetched to device 0 last; 0 for none */
 } noted;
 
 static CUresult CUDAAPI
-note_prefetch(CUdeviceptr start, size_t size, CUmemLocation where, unsigned flags, CUstream s)
+note_prefetch(CUdeviceptr start, size_t size, CUmemLocation location, unsigned flags, CUstream s)
 {
-    (void)start, (void)size, (void)where, (void)flags, (void)s;
+    (void)start, (void)size, (void)location, (void)flags, (void)s;
     noted.calls++;
     return CUDA_SUCCESS;
 }
 
 static CUresult CUDAAPI
-note_batch(CUdeviceptr *starts, size_t *sizes, size_t count, CUmemLocation *where, size_t *first,
-           size_t locations, unsigned long long flags, CUstream s)
+note_batch(CUdeviceptr *starts, size_t *sizes, size_t count, CUmemLocation *location,
+           size_t *first, size_t locations, unsigned long long flags, CUstream s)
 {
     (void)flags, (void)s;
     noted.calls++;
@@ -84,26 +84,26 @@ note_batch(CUdeviceptr *starts, size_t *sizes, size_t count, CUmemLocation *wher
     count = count < MANY ? count : MANY;
     memcpy(noted.starts, starts, count * sizeof *starts);
     memcpy(noted.sizes, sizes, count * sizeof *sizes);
-    memcpy(noted.where, where, locations * sizeof *where);
+    memcpy(noted.location, location, locations * sizeof *location);
     memcpy(noted.first, first, locations * sizeof *first);
     return CUDA_SUCCESS;
 }
 
 static CUresult CUDAAPI
-note_advice(CUdeviceptr start, size_t size, CUmem_advise advice, CUmemLocation where)
+note_advice(CUdeviceptr start, size_t size, CUmem_advise advice, CUmemLocation location)
 {
-    (void)start, (void)size, (void)advice, (void)where;
+    (void)start, (void)size, (void)advice, (void)location;
     noted.calls++;
     return CUDA_SUCCESS;
 }
 
 static CUresult CUDAAPI
-answer_attribute(void *into, size_t size, CUmem_range_attribute which, CUdeviceptr start,
+answer_attribute(void *into, size_t size, CUmem_range_attribute asked, CUdeviceptr start,
                  size_t count)
 {
     int last = start == noted.there ? 0 : CU_DEVICE_INVALID;
 
-    (void)which, (void)count;
+    (void)asked, (void)count;
     noted.queries++;
     memcpy(into, &last, size);
     return CUDA_SUCCESS;
@@ -283,7 +283,7 @@ arrays_are_those_of_the_ranges(void)
     CHECK_EQUAL(noted.starts[2], 20 * mib);
     CHECK_EQUAL(noted.locations, 2);
     CHECK_EQUAL(noted.first[1], 2);
-    CHECK(mm_same_location(noted.where[1], device(1)));
+    CHECK(mm_same_location(noted.location[1], device(1)));
     /* Of those, one seems to be there: the others are packed. */
     noted.there = 5 * mib;
     noted.calls = 0;
@@ -419,7 +419,7 @@ a_budget_is_spent_in_order(void)
 
     CHECK_OK(mm_plan_fit(entries, 6, device(1), 7 * page, &st), &st);
     for (size_t i = 0; i < 6; i++) {
-        CHECK(mm_same_location(entries[i].transfer.where, fits[i] ? device(1) : mm_host()));
+        CHECK(mm_same_location(entries[i].transfer.location, fits[i] ? device(1) : mm_host()));
     }
 }
 

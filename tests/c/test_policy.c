@@ -27,11 +27,11 @@ pages_of(const mm_memory *m, size_t first, size_t count)
 }
 
 static void
-advise(mm_range range, CUmem_advise advice, CUmemLocation where)
+advise(mm_range range, CUmem_advise advice, CUmemLocation location)
 {
     mm_status st;
 
-    CHECK_OK(mm_range_advise(world.cu, range, advice, where, &st), &st);
+    CHECK_OK(mm_range_advise(world.cu, range, advice, location, &st), &st);
 }
 
 /* Different advice on neighbouring pages. */
@@ -205,11 +205,11 @@ a_part_of_the_targets_can_be_restored(void)
 
 /* A driver that records any advice for the first page only. */
 static CUresult
-advise_first_page(CUdeviceptr start, size_t size, CUmem_advise advice, CUmemLocation where)
+advise_first_page(CUdeviceptr start, size_t size, CUmem_advise advice, CUmemLocation location)
 {
     mm_range first = mm_first_page((mm_range){.start = start, .size = size});
 
-    return kept_advise(first.start, first.size, advice, where);
+    return kept_advise(first.start, first.size, advice, location);
 }
 
 static void

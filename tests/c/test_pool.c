@@ -8,10 +8,10 @@ enum { ROUNDS = 200, WORKERS = 4 };
 static mm_pool *
 make_pool(bool managed)
 {
-    CUmemLocation where = managed ? mm_location(CU_MEM_LOCATION_TYPE_NONE, 0)
-                                  : mm_location(CU_MEM_LOCATION_TYPE_DEVICE, 0);
+    CUmemLocation location = managed ? mm_location(CU_MEM_LOCATION_TYPE_NONE, 0)
+                                     : mm_location(CU_MEM_LOCATION_TYPE_DEVICE, 0);
     mm_status st;
-    mm_pool *pool = mm_pool_create(world.cu, managed, where, &st);
+    mm_pool *pool = mm_pool_create(world.cu, managed, location, &st);
 
     CHECK(pool != NULL);
     return pool;

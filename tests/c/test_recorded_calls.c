@@ -46,11 +46,11 @@ part(size_t offset, size_t size)
 }
 
 static void
-run_one(mm_operation op, mm_range target, CUmemLocation where)
+run_one(mm_operation op, mm_range target, CUmemLocation location)
 {
     mm_batch batch;
 
-    mm_batch_one(&batch, target, where);
+    mm_batch_one(&batch, target, location);
     CHECK_OK(world_run(world.cu, op, &batch, NULL, MM_DISPATCH_AUTO, &st), &st);
 }
 

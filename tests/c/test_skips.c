@@ -19,12 +19,12 @@ answer_concurrent(int *value, CUdevice_attribute attribute, CUdevice device)
 
 /* Refuses destinations as a driver does; the device of the stream has concurrent access. */
 static CUresult CUDAAPI
-prefetch_to_concurrent(CUdeviceptr start, size_t size, CUmemLocation where, unsigned int flags,
+prefetch_to_concurrent(CUdeviceptr start, size_t size, CUmemLocation location, unsigned int flags,
                        CUstream stream)
 {
-    return where.type == CU_MEM_LOCATION_TYPE_DEVICE && where.id == 1
+    return location.type == CU_MEM_LOCATION_TYPE_DEVICE && location.id == 1
                ? CUDA_ERROR_INVALID_DEVICE
-               : world.cu->MemPrefetchAsync(start, size, where, flags, stream);
+               : world.cu->MemPrefetchAsync(start, size, location, flags, stream);
 }
 
 static mm_driver
@@ -47,7 +47,7 @@ typedef struct {
 static void
 make_pair(pair *p, mm_pool *pool, CUmemLocation first, CUmemLocation second)
 {
-    CUmemLocation where[] = {first, second};
+    CUmemLocation location[] = {first, second};
     mm_status st;
 
     CHECK_EQUAL(mm_batch_init(&p->batch, 2, &st), 0);
@@ -57,7 +57,7 @@ make_pair(pair *p, mm_pool *pool, CUmemLocation first, CUmemLocation second)
                            : mm_memory_allocate(world.cu, SIZE, &st);
         CHECK(p->memory[i] != NULL);
         p->batch.transfers[i] = (mm_transfer){
-            {p->memory[i]->start, SIZE, atomic_load(&p->memory[i]->allocation)}, where[i]};
+            {p->memory[i]->start, SIZE, atomic_load(&p->memory[i]->allocation)}, location[i]};
     }
 }
 
@@ -79,12 +79,12 @@ device(int id)
 static bool
 was_prefetched(const mm_memory *memory)
 {
-    CUmemLocation where;
+    CUmemLocation location;
     mm_status st;
 
-    CHECK_OK(mm_range_last_prefetch(world.cu, (mm_range){memory->start, SIZE, 0}, &where, &st),
+    CHECK_OK(mm_range_last_prefetch(world.cu, (mm_range){memory->start, SIZE, 0}, &location, &st),
              &st);
-    return where.type == CU_MEM_LOCATION_TYPE_DEVICE && where.id == 0;
+    return location.type == CU_MEM_LOCATION_TYPE_DEVICE && location.id == 0;
 }
 
 static void
@@ -158,7 +158,7 @@ static bool advised; /* pool memory is read-mostly */
 static CUdeviceptr refused; /* the driver refuses advice on this range */
 
 static CUresult CUDAAPI
-advise_pools_too(CUdeviceptr start, size_t size, CUmem_advise advice, CUmemLocation where)
+advise_pools_too(CUdeviceptr start, size_t size, CUmem_advise advice, CUmemLocation location)
 {
     if (start == refused) {
         return CUDA_ERROR_UNKNOWN;
@@ -167,7 +167,7 @@ advise_pools_too(CUdeviceptr start, size_t size, CUmem_advise advice, CUmemLocat
         advised = advice == CU_MEM_ADVISE_SET_READ_MOSTLY;
         return CUDA_SUCCESS;
     }
-    return world.cu->MemAdvise(start, size, advice, where);
+    return world.cu->MemAdvise(start, size, advice, location);
 }
 
 static CUresult CUDAAPI

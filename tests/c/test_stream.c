@@ -42,7 +42,7 @@ static void
 a_thread_without_a_context_sees_captures(void)
 {
     const mm_dispatch_options options = {NULL, MM_DISPATCH_AUTO, MM_DEFER_NO};
-    CUmemLocation where = mm_location(CU_MEM_LOCATION_TYPE_DEVICE, 0);
+    CUmemLocation location = mm_location(CU_MEM_LOCATION_TYPE_DEVICE, 0);
     CUstream stream;
     mm_memory *m;
     mm_range range;
@@ -52,11 +52,11 @@ a_thread_without_a_context_sees_captures(void)
     CHECK(m != NULL);
     range = (mm_range){m->start, m->size, m->start};
     stream = begin_capture_on(0);
-    check_capturing(mm_range_prefetch(world.cu, range, where, NULL, MM_DEFER_NO, &st), &st);
+    check_capturing(mm_range_prefetch(world.cu, range, location, NULL, MM_DEFER_NO, &st), &st);
     check_capturing(mm_dispatch_check(world.cu, MM_DISCARD, &options, &st), &st);
     CHECK_EQUAL(world.context_depth(), 0);
     end_capture(stream);
-    CHECK_OK(mm_range_prefetch(world.cu, range, where, NULL, MM_DEFER_NO, &st), &st);
+    CHECK_OK(mm_range_prefetch(world.cu, range, location, NULL, MM_DEFER_NO, &st), &st);
     CHECK_OK(mm_dispatch_check(world.cu, MM_DISCARD, &options, &st), &st);
     mm_memory_release(m);
 }

@@ -42,10 +42,10 @@ pages_of(const mm_memory *m, size_t first, size_t count)
 static void
 prefetch(mm_range range, int device)
 {
-    CUmemLocation where =
+    CUmemLocation location =
         device < 0 ? mm_host() : mm_location(CU_MEM_LOCATION_TYPE_DEVICE, device);
 
-    CHECK_OK(mm_range_prefetch(world.cu, range, where, NULL, MM_DEFER_NO, &st), &st);
+    CHECK_OK(mm_range_prefetch(world.cu, range, location, NULL, MM_DEFER_NO, &st), &st);
 }
 
 static mm_trace_use

@@ -8,7 +8,7 @@
 emulated_world world;
 
 static void
-find(void *library, const char *name, void *where)
+find(void *library, const char *name, void *location)
 {
     void *symbol = dlsym(library, name);
 
@@ -16,7 +16,7 @@ find(void *library, const char *name, void *where)
         (void)fprintf(stderr, "the emulated driver has no %s\n", name);
         exit(1);
     }
-    memcpy(where, &symbol, sizeof symbol);
+    memcpy(location, &symbol, sizeof symbol);
 }
 
 void

@@ -387,11 +387,11 @@ topic_advise_matrix(struct fixture *f)
 }
 
 static int
-attribute(CUdeviceptr p, size_t size, CUmem_range_attribute which)
+attribute(CUdeviceptr p, size_t size, CUmem_range_attribute asked)
 {
     int value = -77;
 
-    cu.range_get(&value, sizeof value, which, p, size);
+    cu.range_get(&value, sizeof value, asked, p, size);
     return value;
 }
 
@@ -568,7 +568,7 @@ topic_range_attributes_plural(struct fixture *f)
     int got[4] = {-77, -77, -77, -77};
     void *data[4] = {&got[0], &got[1], &got[2], &got[3]};
     size_t sizes[4] = {4, 4, 4, 4}, bad[4] = {4, 3, 4, 4};
-    CUmem_range_attribute which[4] = {CU_MEM_RANGE_ATTRIBUTE_PREFERRED_LOCATION_TYPE,
+    CUmem_range_attribute asked[4] = {CU_MEM_RANGE_ATTRIBUTE_PREFERRED_LOCATION_TYPE,
                                       CU_MEM_RANGE_ATTRIBUTE_PREFERRED_LOCATION_ID,
                                       CU_MEM_RANGE_ATTRIBUTE_LAST_PREFETCH_LOCATION_TYPE,
                                       CU_MEM_RANGE_ATTRIBUTE_LAST_PREFETCH_LOCATION_ID};
@@ -579,25 +579,25 @@ topic_range_attributes_plural(struct fixture *f)
         printf("  [%d %d %d %d]\n", got[0], got[1], got[2], got[3]); \
         got[0] = got[1] = got[2] = got[3] = -77;                     \
     } while (0)
-    PLURAL("fresh", cu.range_get_all(data, sizes, which, 4, a, 4 * M));
+    PLURAL("fresh", cu.range_get_all(data, sizes, asked, 4, a, 4 * M));
     cu.advise(a, 4 * M, 3, f->host);
-    PLURAL("pl H", cu.range_get_all(data, sizes, which, 4, a, 4 * M));
+    PLURAL("pl H", cu.range_get_all(data, sizes, asked, 4, a, 4 * M));
     cu.advise(a, 4 * M, 3, f->dev);
     cu.prefetch(a, 4 * M, f->host, 0, f->stream);
-    PLURAL("pl D, prefetched H", cu.range_get_all(data, sizes, which, 4, a, 4 * M));
+    PLURAL("pl D, prefetched H", cu.range_get_all(data, sizes, asked, 4, a, 4 * M));
     cu.prefetch(a, 4 * M, f->dev, 0, f->stream);
-    PLURAL("prefetched D", cu.range_get_all(data, sizes, which, 4, a, 4 * M));
+    PLURAL("prefetched D", cu.range_get_all(data, sizes, asked, 4, a, 4 * M));
     cu.prefetch(a, 2 * M, f->numa, 0, f->stream);
-    PLURAL("half prefetched N0", cu.range_get_all(data, sizes, which, 4, a, 4 * M));
-    PLURAL("zero attributes", cu.range_get_all(data, sizes, which, 0, a, 4 * M));
-    PLURAL("NULL data", cu.range_get_all(NULL, sizes, which, 4, a, 4 * M));
-    PLURAL("NULL sizes", cu.range_get_all(data, NULL, which, 4, a, 4 * M));
+    PLURAL("half prefetched N0", cu.range_get_all(data, sizes, asked, 4, a, 4 * M));
+    PLURAL("zero attributes", cu.range_get_all(data, sizes, asked, 0, a, 4 * M));
+    PLURAL("NULL data", cu.range_get_all(NULL, sizes, asked, 4, a, 4 * M));
+    PLURAL("NULL sizes", cu.range_get_all(data, NULL, asked, 4, a, 4 * M));
     PLURAL("NULL attributes", cu.range_get_all(data, sizes, NULL, 4, a, 4 * M));
-    PLURAL("second size 3", cu.range_get_all(data, bad, which, 4, a, 4 * M));
-    which[1] = (CUmem_range_attribute)99;
-    PLURAL("second attribute 99", cu.range_get_all(data, sizes, which, 4, a, 4 * M));
-    PLURAL("count 0", cu.range_get_all(data, sizes, which, 1, a, 0));
-    PLURAL("past end", cu.range_get_all(data, sizes, which, 1, a, 4 * M + 1));
+    PLURAL("second size 3", cu.range_get_all(data, bad, asked, 4, a, 4 * M));
+    asked[1] = (CUmem_range_attribute)99;
+    PLURAL("second attribute 99", cu.range_get_all(data, sizes, asked, 4, a, 4 * M));
+    PLURAL("count 0", cu.range_get_all(data, sizes, asked, 1, a, 0));
+    PLURAL("past end", cu.range_get_all(data, sizes, asked, 1, a, 4 * M + 1));
 #undef PLURAL
     report("synchronize", cu.stream_sync(f->stream));
 }

@@ -85,12 +85,12 @@ show_plural(const char *label, CUdeviceptr ptr)
     int is_managed = -1, type = -1, ordinal = -77;
     CUdeviceptr start = 1;    /* what the driver leaves alone shows */
     size_t size = 1;
-    CUpointer_attribute which[] = {
+    CUpointer_attribute asked[] = {
         CU_POINTER_ATTRIBUTE_IS_MANAGED, CU_POINTER_ATTRIBUTE_MEMORY_TYPE,
         CU_POINTER_ATTRIBUTE_RANGE_START_ADDR, CU_POINTER_ATTRIBUTE_RANGE_SIZE,
         CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL};
     void *data[] = {&is_managed, &type, &start, &size, &ordinal};
-    CUresult result = cu.pointer_get_all(5, which, data, ptr);
+    CUresult result = cu.pointer_get_all(5, asked, data, ptr);
 
     printf("%-24s %d managed %d type %d ordinal %d", label, (int)result, is_managed, type,
            ordinal);
@@ -109,7 +109,7 @@ topic_pointers_plural(struct fixture *f)
     void *pinned = NULL, *system = malloc(4096);
     int v = -77;
     void *data[2] = {&v, &v};
-    CUpointer_attribute which[2] = {CU_POINTER_ATTRIBUTE_IS_MANAGED, (CUpointer_attribute)99};
+    CUpointer_attribute asked[2] = {CU_POINTER_ATTRIBUTE_IS_MANAGED, (CUpointer_attribute)99};
 
     (void)f;
     show_plural("managed", a);
@@ -126,10 +126,10 @@ topic_pointers_plural(struct fixture *f)
     show_plural("NULL", 0);
     report("free", cu.mem_free(gone));
     show_plural("freed", gone);
-    report("zero attributes", cu.pointer_get_all(0, which, data, a));
+    report("zero attributes", cu.pointer_get_all(0, asked, data, a));
     report("NULL attributes", cu.pointer_get_all(1, NULL, data, a));
-    report("NULL data", cu.pointer_get_all(1, which, NULL, a));
-    report("second attribute 99", cu.pointer_get_all(2, which, data, a));
+    report("NULL data", cu.pointer_get_all(1, asked, NULL, a));
+    report("second attribute 99", cu.pointer_get_all(2, asked, data, a));
     value("  first", v);
     cu.ctx_set(NULL);
     show_plural("managed, no context", a);

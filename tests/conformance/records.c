@@ -20,13 +20,13 @@ struct record_case {
 };
 
 static void
-tell(struct fixture *f, int advice, CUdeviceptr ptr, size_t size, CUmemLocation where)
+tell(struct fixture *f, int advice, CUdeviceptr ptr, size_t size, CUmemLocation location)
 {
     if (advice == PREFETCH) {
-        cu.prefetch(ptr, size, where, 0, f->stream);
+        cu.prefetch(ptr, size, location, 0, f->stream);
         cu.stream_sync(f->stream);
     } else {
-        cu.advise(ptr, size, (CUmem_advise)advice, where);
+        cu.advise(ptr, size, (CUmem_advise)advice, location);
     }
 }
 
@@ -114,13 +114,13 @@ struct freed_case {
 
 static void
 tell_pages(struct fixture *f, const struct freed_case *c, CUdeviceptr a, int advice,
-           CUmemLocation where)
+           CUmemLocation location)
 {
     for (size_t i = 0, n; i < PARTS; i += n) {
         for (n = 1; i + n < PARTS && c->pages[i + n] == c->pages[i]; n++) {
         }
         if (c->pages[i]) {
-            tell(f, advice, a + i * PART, n * PART, where);
+            tell(f, advice, a + i * PART, n * PART, location);
         }
     }
 }

@@ -412,14 +412,14 @@ struct alone_state {
 };
 
 static CUresult
-alone_call_more(const struct alone_state *x, enum alone which)
+alone_call_more(const struct alone_state *x, enum alone asked)
 {
     CUdeviceptr t = 0;
     void *pinned = NULL;
     size_t free_bytes = 0, total = 0;
     int v = 0;
 
-    switch (which) {
+    switch (asked) {
     case ALONE_EVENT_QUERY:
         return cu.event_query(x->event);
     case ALONE_EVENT_SYNC:
@@ -444,7 +444,7 @@ alone_call_more(const struct alone_state *x, enum alone which)
 }
 
 static CUresult
-alone_call(const struct alone_state *x, enum alone which)
+alone_call(const struct alone_state *x, enum alone asked)
 {
     size_t size = M, zero = 0;
     int v = 0;
@@ -453,7 +453,7 @@ alone_call(const struct alone_state *x, enum alone which)
     CUevent event = NULL;
     CUresult result;
 
-    switch (which) {
+    switch (asked) {
     case ALONE_ADVISE:
         return cu.advise(a, M, 1, x->f->dev);
     case ALONE_ALLOC:
@@ -511,7 +511,7 @@ alone_call(const struct alone_state *x, enum alone which)
     case ALONE_ATTACH_IT:
         return cu.attach(x->it, a, 0, CU_MEM_ATTACH_GLOBAL);
     default:
-        return alone_call_more(x, which);
+        return alone_call_more(x, asked);
     }
 }
 
@@ -524,7 +524,7 @@ topic_capture_alone(struct fixture *f)
 
     cu.event_create(&x.event, CU_EVENT_DISABLE_TIMING);
     for (int relaxed = 0; relaxed < 2; relaxed++) {
-        for (int which = 0; which < ALONE_COUNT; which++) {
+        for (int asked = 0; asked < ALONE_COUNT; asked++) {
             CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
             CUstreamCaptureStatus status = (CUstreamCaptureStatus)9;
             CUgraph graph = NULL;
@@ -536,13 +536,13 @@ topic_capture_alone(struct fixture *f)
             if (relaxed) {
                 cu.exchange_mode(&mode);
             }
-            call = alone_call(&x, (enum alone)which);
+            call = alone_call(&x, (enum alone)asked);
             if (relaxed) {
                 cu.exchange_mode(&mode);
             }
             cu.is_capturing(x.it, &status);
             end = cu.end_capture(x.it, &graph);
-            printf("%-8s %-30s %d / %d / %d\n", relaxed ? "relaxed" : "global", alone_names[which],
+            printf("%-8s %-30s %d / %d / %d\n", relaxed ? "relaxed" : "global", alone_names[asked],
                    (int)call, (int)status, (int)end);
             if (graph != NULL) {
                 cu.graph_destroy(graph);
@@ -599,14 +599,14 @@ topic_capture_legacy(struct fixture *f)
 {
     CUdeviceptr a = managed(M);
 
-    for (int which = 0; which < 3; which++) {
+    for (int asked = 0; asked < 3; asked++) {
         CUstream stream = new_stream(CU_STREAM_DEFAULT);
 
         report("blocking stream captures, relaxed",
                cu.begin_capture(stream, CU_STREAM_CAPTURE_MODE_RELAXED));
-        if (which == 0) {
+        if (asked == 0) {
             report("  prefetch, legacy", cu.prefetch(a, M, f->dev, 0, NULL));
-        } else if (which == 1) {
+        } else if (asked == 1) {
             report("  fill, legacy", cu.set8(a, 1, M, NULL));
         } else {
             report("  host function, legacy", cu.host_func(NULL, nap, NULL));

@@ -37,7 +37,7 @@ query_range_attribute(mm_driver *cu, mm_range range, CUmem_range_attribute attri
  * changed between them. */
 static int
 query_location(mm_driver *cu, mm_range range, CUmem_range_attribute type, CUmem_range_attribute id,
-               CUmemLocation *where, mm_status *st)
+               CUmemLocation *location, mm_status *st)
 {
     enum { MOST_QUERIES = 8 };
     CUmem_range_attribute attributes[] = {type, id};
@@ -48,7 +48,7 @@ query_location(mm_driver *cu, mm_range range, CUmem_range_attribute type, CUmem_
     int queries = 0;
 
     if (range.size == 0) {
-        *where = mm_location(CU_MEM_LOCATION_TYPE_INVALID, 0);
+        *location = mm_location(CU_MEM_LOCATION_TYPE_INVALID, 0);
         return 0;
     }
     do {
@@ -58,8 +58,8 @@ query_location(mm_driver *cu, mm_range range, CUmem_range_attribute type, CUmem_
             (void)mm_fail_call(st, "cuMemRangeGetAttributes", (int)code);
             return mm_range_diagnose(cu, range, mm_host(), MM_QUERY, st);
         }
-        *where = mm_location_from_attributes(cu->device_count, answers[0], answers[1]);
-    } while ((int)where->type != answers[0] && ++queries < MOST_QUERIES);
+        *location = mm_location_from_attributes(cu->device_count, answers[0], answers[1]);
+    } while ((int)location->type != answers[0] && ++queries < MOST_QUERIES);
     return 0;
 }
 
@@ -78,17 +78,17 @@ mm_range_read_mostly(mm_driver *cu, mm_range range, bool *on, mm_status *st)
 }
 
 int
-mm_range_preferred_location(mm_driver *cu, mm_range range, CUmemLocation *where, mm_status *st)
+mm_range_preferred_location(mm_driver *cu, mm_range range, CUmemLocation *location, mm_status *st)
 {
     return query_location(cu, range, CU_MEM_RANGE_ATTRIBUTE_PREFERRED_LOCATION_TYPE,
-                          CU_MEM_RANGE_ATTRIBUTE_PREFERRED_LOCATION_ID, where, st);
+                          CU_MEM_RANGE_ATTRIBUTE_PREFERRED_LOCATION_ID, location, st);
 }
 
 int
-mm_range_last_prefetch(mm_driver *cu, mm_range range, CUmemLocation *where, mm_status *st)
+mm_range_last_prefetch(mm_driver *cu, mm_range range, CUmemLocation *location, mm_status *st)
 {
     return query_location(cu, range, CU_MEM_RANGE_ATTRIBUTE_LAST_PREFETCH_LOCATION_TYPE,
-                          CU_MEM_RANGE_ATTRIBUTE_LAST_PREFETCH_LOCATION_ID, where, st);
+                          CU_MEM_RANGE_ATTRIBUTE_LAST_PREFETCH_LOCATION_ID, location, st);
 }
 
 /* Devices and host: a driver fills a shorter list with an unspecified choice of the members. */
@@ -159,7 +159,7 @@ query_members(mm_driver *cu, mm_range range, mm_location_set *members)
 /* The next three are true if the record agrees, or if the query fails. */
 
 static bool
-prefers_node(mm_driver *cu, mm_range range, CUmemLocation where)
+prefers_node(mm_driver *cu, mm_range range, CUmemLocation location)
 {
     CUmem_range_attribute attributes[] = {CU_MEM_RANGE_ATTRIBUTE_PREFERRED_LOCATION_TYPE,
                                           CU_MEM_RANGE_ATTRIBUTE_PREFERRED_LOCATION_ID};
@@ -169,32 +169,32 @@ prefers_node(mm_driver *cu, mm_range range, CUmemLocation where)
 
     return cu->MemRangeGetAttributes(out, sizes, attributes, 2, range.start, range.size)
                != CUDA_SUCCESS
-           || (type == (int)where.type && id == where.id);
+           || (type == (int)location.type && id == location.id);
 }
 
 /* A device is queried as one number; that number does not distinguish the kinds of host. */
 static bool
-prefers_location(mm_driver *cu, mm_range range, CUmemLocation where)
+prefers_location(mm_driver *cu, mm_range range, CUmemLocation location)
 {
     int answer = 0;
 
-    if (where.type == CU_MEM_LOCATION_TYPE_DEVICE) {
+    if (location.type == CU_MEM_LOCATION_TYPE_DEVICE) {
         return query_record(cu, range, CU_MEM_RANGE_ATTRIBUTE_PREFERRED_LOCATION, &answer, 1)
                    != CUDA_SUCCESS
-               || answer == where.id;
+               || answer == location.id;
     }
-    if (where.type == CU_MEM_LOCATION_TYPE_HOST) {
+    if (location.type == CU_MEM_LOCATION_TYPE_HOST) {
         return query_record(cu, range, CU_MEM_RANGE_ATTRIBUTE_PREFERRED_LOCATION_TYPE, &answer, 1)
                    != CUDA_SUCCESS
                || answer == CU_MEM_LOCATION_TYPE_HOST;
     }
-    return prefers_node(cu, range, where);
+    return prefers_node(cu, range, location);
 }
 
 /* Always true for advice that unsets: a query cannot tell whether all pages lack an advice or only
  * some. */
 static bool
-is_recorded(mm_driver *cu, mm_range range, CUmem_advise advice, CUmemLocation where)
+is_recorded(mm_driver *cu, mm_range range, CUmem_advise advice, CUmemLocation location)
 {
     mm_location_set members;
     int on = 0;
@@ -205,9 +205,9 @@ is_recorded(mm_driver *cu, mm_range range, CUmem_advise advice, CUmemLocation wh
         return query_record(cu, range, CU_MEM_RANGE_ATTRIBUTE_READ_MOSTLY, &on, 1) != CUDA_SUCCESS
                || on != 0;
     case CU_MEM_ADVISE_SET_PREFERRED_LOCATION:
-        return prefers_location(cu, range, where);
+        return prefers_location(cu, range, location);
     case CU_MEM_ADVISE_SET_ACCESSED_BY:
-        return !query_members(cu, range, &members) || (members & mm_location_bit(where)) != 0;
+        return !query_members(cu, range, &members) || (members & mm_location_bit(location)) != 0;
     default:
         return true;
     }
@@ -215,7 +215,7 @@ is_recorded(mm_driver *cu, mm_range range, CUmem_advise advice, CUmemLocation wh
 
 /* The first page without a record of the advice, by bisection. The range has such a page. */
 static CUdeviceptr
-first_not_recorded(mm_driver *cu, mm_range range, CUmem_advise advice, CUmemLocation where)
+first_not_recorded(mm_driver *cu, mm_range range, CUmem_advise advice, CUmemLocation location)
 {
     CUdeviceptr page = mm_page_size(), from = range.start, to = mm_range_end(range);
 
@@ -229,7 +229,7 @@ first_not_recorded(mm_driver *cu, mm_range range, CUmem_advise advice, CUmemLoca
         }
         range.start = from;
         range.size = (size_t)(middle - from);
-        if (is_recorded(cu, range, advice, where)) {
+        if (is_recorded(cu, range, advice, location)) {
             from = middle;
         } else {
             to = middle;
@@ -241,17 +241,17 @@ first_not_recorded(mm_driver *cu, mm_range range, CUmem_advise advice, CUmemLoca
  * node, also if the current node was advised. False on machines with one node, which record
  * none. */
 static bool
-lacks_node(mm_driver *cu, mm_range range, CUmemLocation *where)
+lacks_node(mm_driver *cu, mm_range range, CUmemLocation *location)
 {
     mm_status ignored;
     CUmemLocation recorded = mm_host();
 
     if (mm_range_preferred_location(cu, range, &recorded, &ignored) < 0
         || recorded.type == CU_MEM_LOCATION_TYPE_HOST_NUMA
-        || mm_range_preferred_location(cu, mm_first_page(range), where, &ignored) < 0) {
+        || mm_range_preferred_location(cu, mm_first_page(range), location, &ignored) < 0) {
         return false;
     }
-    return where->type == CU_MEM_LOCATION_TYPE_HOST_NUMA;
+    return location->type == CU_MEM_LOCATION_TYPE_HOST_NUMA;
 }
 
 /* Repeats an advice until it is recorded for the whole range. A repetition from the start stops at
@@ -259,7 +259,7 @@ lacks_node(mm_driver *cu, mm_range range, CUmemLocation *where)
  * Alternating them reaches every part. Failures are ignored, because the advice holds without a
  * record. */
 static void
-settle_record(mm_driver *cu, mm_range range, CUmem_advise advice, CUmemLocation where)
+settle_record(mm_driver *cu, mm_range range, CUmem_advise advice, CUmemLocation location)
 {
     enum { MOST_REPETITIONS = 128 };
     CUdeviceptr end = mm_range_end(range);
@@ -267,14 +267,15 @@ settle_record(mm_driver *cu, mm_range range, CUmem_advise advice, CUmemLocation 
 
     assert(mm_in_scope());
     assert(range.size > 0);
-    if (mm_is_numa_host(where) && !lacks_node(cu, range, &where)) {
+    if (mm_is_numa_host(location) && !lacks_node(cu, range, &location)) {
         return;
     }
     for (int n = 0;
-         n < MOST_REPETITIONS && code == CUDA_SUCCESS && !is_recorded(cu, range, advice, where);
+         n < MOST_REPETITIONS && code == CUDA_SUCCESS && !is_recorded(cu, range, advice, location);
          n++) {
-        CUdeviceptr from = n % 2 == 0 ? range.start : first_not_recorded(cu, range, advice, where);
-        code = cu->MemAdvise(from, (size_t)(end - from), advice, where);
+        CUdeviceptr from =
+            n % 2 == 0 ? range.start : first_not_recorded(cu, range, advice, location);
+        code = cu->MemAdvise(from, (size_t)(end - from), advice, location);
     }
 }
 
@@ -299,24 +300,24 @@ settle_members(mm_driver *cu, mm_range range, mm_location_set members)
 {
     enum { MOST_ROUNDS = 8 };
     mm_location_set now;
-    CUmemLocation where;
+    CUmemLocation location;
 
     for (int n = 0; n < MOST_ROUNDS && query_members(cu, range, &now); n++) {
         mm_location_set missing = members & ~now;
         if (missing == 0) {
             return;
         }
-        while (mm_next_location(&missing, &where)) {
-            settle_record(cu, range, CU_MEM_ADVISE_SET_ACCESSED_BY, where);
+        while (mm_next_location(&missing, &location)) {
+            settle_record(cu, range, CU_MEM_ADVISE_SET_ACCESSED_BY, location);
         }
     }
 }
 
 static int
-fail_advice(mm_driver *cu, mm_range range, CUmemLocation where, CUresult code, mm_status *st)
+fail_advice(mm_driver *cu, mm_range range, CUmemLocation location, CUresult code, mm_status *st)
 {
     (void)mm_fail_call(st, "cuMemAdvise", (int)code);
-    return mm_range_diagnose(cu, range, where, MM_ADVISE, st);
+    return mm_range_diagnose(cu, range, location, MM_ADVISE, st);
 }
 
 /* --- restoring -------------------------------------------------------------------------- */
@@ -343,13 +344,13 @@ setting_advice(CUmem_advise advice)
 }
 
 int
-mm_advice_query(mm_driver *cu, mm_range range, CUmem_advise advice, CUmemLocation where,
+mm_advice_query(mm_driver *cu, mm_range range, CUmem_advise advice, CUmemLocation location,
                 mm_advice_before *before, mm_status *st)
 {
     mm_location_set members = 0;
     int rc;
 
-    *before = (mm_advice_before){.where = where};
+    *before = (mm_advice_before){.location = location};
     if (range.allocation == 0) {
         return 0;
     }
@@ -357,29 +358,29 @@ mm_advice_query(mm_driver *cu, mm_range range, CUmem_advise advice, CUmemLocatio
     case CU_MEM_ADVISE_SET_READ_MOSTLY:
         return mm_range_read_mostly(cu, range, &before->whole, st);
     case CU_MEM_ADVISE_SET_PREFERRED_LOCATION:
-        rc = mm_range_preferred_location(cu, range, &before->where, st);
-        before->whole = rc == 0 && (int)before->where.type != CU_MEM_LOCATION_TYPE_INVALID;
+        rc = mm_range_preferred_location(cu, range, &before->location, st);
+        before->whole = rc == 0 && (int)before->location.type != CU_MEM_LOCATION_TYPE_INVALID;
         return rc;
     default:
         rc = mm_range_accessed_by(cu, range, &members, st);
-        before->whole = rc == 0 && (members & mm_location_bit(where)) != 0;
+        before->whole = rc == 0 && (members & mm_location_bit(location)) != 0;
         return rc;
     }
 }
 
 /* Unsets an advice on all pages, and in the record of each page. */
 static void
-unset_on_pages(mm_driver *cu, mm_range range, CUmem_advise set, CUmemLocation where)
+unset_on_pages(mm_driver *cu, mm_range range, CUmem_advise set, CUmemLocation location)
 {
     CUmem_advise unset = (CUmem_advise)(set + 1);
-    CUmemLocation unset_location = mm_advice_needs_location(unset) ? where : mm_host();
+    CUmemLocation unset_location = mm_advice_needs_location(unset) ? location : mm_host();
     CUresult code = cu->MemAdvise(range.start, range.size, unset, unset_location);
 
     assert(mm_in_scope());
     assert(is_setting(set));
     while (code == CUDA_SUCCESS && range.size > 0) {
         mm_range page = mm_first_page(range);
-        if (is_recorded(cu, page, set, where)) {
+        if (is_recorded(cu, page, set, location)) {
             code = cu->MemAdvise(page.start, page.size, unset, unset_location);
         }
         range.start += page.size;
@@ -391,7 +392,7 @@ unset_on_pages(mm_driver *cu, mm_range range, CUmem_advise set, CUmemLocation wh
  * then report an earlier error. If the pages differed before, the advice is unset only if all of
  * them have it now, so that a refusal destroys nothing. */
 static void
-restore_in_scope(mm_driver *cu, mm_range range, CUmem_advise advice, CUmemLocation where,
+restore_in_scope(mm_driver *cu, mm_range range, CUmem_advise advice, CUmemLocation location,
                  const mm_advice_before *before, mm_advice_progress progress)
 {
     mm_status ignored;
@@ -402,31 +403,31 @@ restore_in_scope(mm_driver *cu, mm_range range, CUmem_advise advice, CUmemLocati
     }
     if (before->whole) {
         CUmem_advise set = setting_advice(advice);
-        if (cu->MemAdvise(range.start, range.size, set, before->where) == CUDA_SUCCESS) {
-            settle_record(cu, range, set, before->where);
+        if (cu->MemAdvise(range.start, range.size, set, before->location) == CUDA_SUCCESS) {
+            settle_record(cu, range, set, before->location);
         }
         return;
     }
-    if (where.type == CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT
-        && mm_range_preferred_location(cu, range, &where, &ignored) < 0) {
+    if (location.type == CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT
+        && mm_range_preferred_location(cu, range, &location, &ignored) < 0) {
         return;
     }
     if (is_setting(advice)
         && (progress == MM_ADVISED
-            || (progress == MM_FAILED && is_recorded(cu, range, advice, where)))) {
-        unset_on_pages(cu, range, advice, where);
+            || (progress == MM_FAILED && is_recorded(cu, range, advice, location)))) {
+        unset_on_pages(cu, range, advice, location);
     }
 }
 
 void
-mm_advice_restore(mm_driver *cu, mm_range range, CUmem_advise advice, CUmemLocation where,
+mm_advice_restore(mm_driver *cu, mm_range range, CUmem_advise advice, CUmemLocation location,
                   const mm_advice_before *before, mm_advice_progress progress)
 {
     mm_status ignored;
     mm_scope scope;
 
     if (mm_scope_enter_relaxed(&scope, cu, MM_ANY_DEVICE, &ignored) == 0) {
-        restore_in_scope(cu, range, advice, where, before, progress);
+        restore_in_scope(cu, range, advice, location, before, progress);
         mm_scope_leave(&scope);
     }
 }
@@ -434,18 +435,18 @@ mm_advice_restore(mm_driver *cu, mm_range range, CUmem_advise advice, CUmemLocat
 /* --- advising --------------------------------------------------------------------------- */
 
 int
-mm_range_advise_once(mm_driver *cu, mm_range range, CUmem_advise advice, CUmemLocation where,
+mm_range_advise_once(mm_driver *cu, mm_range range, CUmem_advise advice, CUmemLocation location,
                      mm_status *st)
 {
     CUresult code;
 
     MM_CALL_IN(code, mm_scope_enter_relaxed, MM_ANY_DEVICE, cu, MemAdvise, st, range.start,
-               range.size, advice, where);
-    return code == CUDA_SUCCESS ? 0 : fail_advice(cu, range, where, code, st);
+               range.size, advice, location);
+    return code == CUDA_SUCCESS ? 0 : fail_advice(cu, range, location, code, st);
 }
 
 int
-mm_range_advise_settled(mm_driver *cu, mm_range range, CUmem_advise advice, CUmemLocation where,
+mm_range_advise_settled(mm_driver *cu, mm_range range, CUmem_advise advice, CUmemLocation location,
                         mm_status *st)
 {
     mm_scope scope;
@@ -454,38 +455,39 @@ mm_range_advise_settled(mm_driver *cu, mm_range range, CUmem_advise advice, CUme
     if (mm_scope_enter_relaxed(&scope, cu, MM_ANY_DEVICE, st) < 0) {
         return -1;
     }
-    code = cu->MemAdvise(range.start, range.size, advice, where);
+    code = cu->MemAdvise(range.start, range.size, advice, location);
     if (code == CUDA_SUCCESS) {
-        settle_record(cu, range, advice, where);
+        settle_record(cu, range, advice, location);
     }
     mm_scope_leave(&scope);
-    return code == CUDA_SUCCESS ? 0 : fail_advice(cu, range, where, code, st);
+    return code == CUDA_SUCCESS ? 0 : fail_advice(cu, range, location, code, st);
 }
 
 /* Advises a range that does not have the advice recorded on all pages. Setting read-mostly or
  * accessed-by then has nothing to restore; before other advice, the earlier one is queried. */
 static int
-advise_anew(mm_driver *cu, mm_range range, CUmem_advise advice, CUmemLocation where, mm_status *st)
+advise_anew(mm_driver *cu, mm_range range, CUmem_advise advice, CUmemLocation location,
+            mm_status *st)
 {
     bool known = is_setting(advice) && advice != CU_MEM_ADVISE_SET_PREFERRED_LOCATION;
     mm_advice_before before = {.whole = false};
     CUresult code;
 
-    if (!known && mm_advice_query(cu, range, advice, where, &before, st) < 0) {
+    if (!known && mm_advice_query(cu, range, advice, location, &before, st) < 0) {
         return -1;
     }
-    code = cu->MemAdvise(range.start, range.size, advice, where);
+    code = cu->MemAdvise(range.start, range.size, advice, location);
     if (code == CUDA_SUCCESS) {
-        settle_record(cu, range, advice, where);
+        settle_record(cu, range, advice, location);
         return 0;
     }
-    restore_in_scope(cu, range, advice, where, &before, MM_FAILED);
-    return fail_advice(cu, range, where, code, st);
+    restore_in_scope(cu, range, advice, location, &before, MM_FAILED);
+    return fail_advice(cu, range, location, code, st);
 }
 
 /* Setting an advice again is the most frequent case: it needs one query and nothing to restore. */
 static int
-advise_range(mm_driver *cu, mm_range range, CUmem_advise advice, CUmemLocation where,
+advise_range(mm_driver *cu, mm_range range, CUmem_advise advice, CUmemLocation location,
              mm_status *st)
 {
     mm_scope scope;
@@ -497,35 +499,35 @@ advise_range(mm_driver *cu, mm_range range, CUmem_advise advice, CUmemLocation w
     if (mm_scope_enter_relaxed(&scope, cu, MM_ANY_DEVICE, st) < 0) {
         return -1;
     }
-    if (is_setting(advice) && is_recorded(cu, range, advice, where)) {
-        CUresult code = cu->MemAdvise(range.start, range.size, advice, where);
-        rc = code == CUDA_SUCCESS ? 0 : fail_advice(cu, range, where, code, st);
+    if (is_setting(advice) && is_recorded(cu, range, advice, location)) {
+        CUresult code = cu->MemAdvise(range.start, range.size, advice, location);
+        rc = code == CUDA_SUCCESS ? 0 : fail_advice(cu, range, location, code, st);
     } else {
-        rc = advise_anew(cu, range, advice, where, st);
+        rc = advise_anew(cu, range, advice, location, st);
     }
     mm_scope_leave(&scope);
     return rc;
 }
 
 static MM_COLD int
-advise_and_record(mm_driver *cu, mm_range range, CUmem_advise advice, CUmemLocation where,
+advise_and_record(mm_driver *cu, mm_range range, CUmem_advise advice, CUmemLocation location,
                   mm_status *st)
 {
     uint64_t begun = mm_raw_clock();
-    int rc = advise_range(cu, range, advice, where, st);
+    int rc = advise_range(cu, range, advice, location, st);
 
     if (rc == 0) {
-        mm_record_advice(range, advice, where, begun);
+        mm_record_advice(range, advice, location, begun);
     }
     return rc;
 }
 
 int
-mm_range_advise(mm_driver *cu, mm_range range, CUmem_advise advice, CUmemLocation where,
+mm_range_advise(mm_driver *cu, mm_range range, CUmem_advise advice, CUmemLocation location,
                 mm_status *st)
 {
-    return mm_is_recording() ? advise_and_record(cu, range, advice, where, st)
-                             : advise_range(cu, range, advice, where, st);
+    return mm_is_recording() ? advise_and_record(cu, range, advice, location, st)
+                             : advise_range(cu, range, advice, location, st);
 }
 
 /* --- accessed-by members ---------------------------------------------------------------- */
@@ -537,16 +539,16 @@ switch_members(mm_driver *cu, mm_range range, mm_location_set members, bool on,
                mm_location_set *done, mm_status *st)
 {
     CUmem_advise advice = on ? CU_MEM_ADVISE_SET_ACCESSED_BY : CU_MEM_ADVISE_UNSET_ACCESSED_BY;
-    CUmemLocation where;
+    CUmemLocation location;
 
     assert(mm_in_scope());
     *done = 0;
-    while (mm_next_location(&members, &where)) {
-        CUresult code = cu->MemAdvise(range.start, range.size, advice, where);
+    while (mm_next_location(&members, &location)) {
+        CUresult code = cu->MemAdvise(range.start, range.size, advice, location);
         if (code != CUDA_SUCCESS) {
-            return fail_advice(cu, range, where, code, st);
+            return fail_advice(cu, range, location, code, st);
         }
-        *done |= mm_location_bit(where);
+        *done |= mm_location_bit(location);
     }
     return 0;
 }
@@ -579,10 +581,10 @@ mm_range_switch_accessed_by(mm_driver *cu, mm_range range, mm_location_set membe
 static void
 unset_members(mm_driver *cu, mm_range range, mm_location_set members)
 {
-    CUmemLocation where;
+    CUmemLocation location;
 
-    while (mm_next_location(&members, &where)) {
-        unset_on_pages(cu, range, CU_MEM_ADVISE_SET_ACCESSED_BY, where);
+    while (mm_next_location(&members, &location)) {
+        unset_on_pages(cu, range, CU_MEM_ADVISE_SET_ACCESSED_BY, location);
     }
 }
 
@@ -590,10 +592,10 @@ static void
 set_members(mm_driver *cu, mm_range range, mm_location_set members)
 {
     mm_location_set left = members;
-    CUmemLocation where;
+    CUmemLocation location;
 
-    while (mm_next_location(&left, &where)) {
-        MM_IGNORE(cu->MemAdvise(range.start, range.size, CU_MEM_ADVISE_SET_ACCESSED_BY, where));
+    while (mm_next_location(&left, &location)) {
+        MM_IGNORE(cu->MemAdvise(range.start, range.size, CU_MEM_ADVISE_SET_ACCESSED_BY, location));
     }
     settle_members(cu, range, members);
 }

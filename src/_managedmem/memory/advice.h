@@ -19,9 +19,9 @@ bool mm_same_policy(const mm_policy *a, const mm_policy *b);
 MM_NODISCARD int mm_range_read_mostly(mm_driver *cu, mm_range range, bool *on, mm_status *st);
 
 /* The type is INVALID if unset or not the same on all pages. */
-MM_NODISCARD int mm_range_preferred_location(mm_driver *cu, mm_range range, CUmemLocation *where,
-                                             mm_status *st);
-MM_NODISCARD int mm_range_last_prefetch(mm_driver *cu, mm_range range, CUmemLocation *where,
+MM_NODISCARD int mm_range_preferred_location(mm_driver *cu, mm_range range,
+                                             CUmemLocation *location, mm_status *st);
+MM_NODISCARD int mm_range_last_prefetch(mm_driver *cu, mm_range range, CUmemLocation *location,
                                         mm_status *st);
 
 /* The members that the accessed-by sets of all pages have. */
@@ -37,16 +37,16 @@ mm_location_set mm_accessed_by_set(const int *ordinals, size_t count);
  * it acted, an advice that all pages had is restored. Pages that differed keep their advice if the
  * driver refused, and have none if it set the advice on all of them. */
 MM_NODISCARD int mm_range_advise(mm_driver *cu, mm_range range, CUmem_advise advice,
-                                 CUmemLocation where, mm_status *st);
+                                 CUmemLocation location, mm_status *st);
 
 /* The same, but nothing is restored after a failure. */
 MM_NODISCARD int mm_range_advise_settled(mm_driver *cu, mm_range range, CUmem_advise advice,
-                                         CUmemLocation where, mm_status *st);
+                                         CUmemLocation location, mm_status *st);
 
 /* Only the driver call: for callers that read the records afterwards, and for ranges whose pages
  * have equal records. Where they differ, the driver may leave some records as they were. */
 MM_NODISCARD int mm_range_advise_once(mm_driver *cu, mm_range range, CUmem_advise advice,
-                                      CUmemLocation where, mm_status *st);
+                                      CUmemLocation location, mm_status *st);
 
 /* Queries the node that the driver recorded after a NUMA host was advised as preferred location.
  * If the machine ignores nodes, as machines with one node do, advises the host, which is the same
@@ -57,13 +57,13 @@ MM_NODISCARD int mm_range_settle_node(mm_driver *cu, mm_range range, CUmemLocati
 /* One advice of a range before a call. */
 typedef struct {
     bool whole; /* true: all pages had it. false: none had it, they differed, or it is not known */
-    CUmemLocation where; /* if whole, the location of that advice */
+    CUmemLocation location; /* if whole, the location of that advice */
 } mm_advice_before;
 
 /* Queries it with one call. For system memory, which cannot be queried, succeeds with `whole`
  * false. */
 MM_NODISCARD int mm_advice_query(mm_driver *cu, mm_range range, CUmem_advise advice,
-                                 CUmemLocation where, mm_advice_before *before, mm_status *st);
+                                 CUmemLocation location, mm_advice_before *before, mm_status *st);
 
 /* How far a failed operation got with a range: not reached, its own call failed, or already
  * advised. */
@@ -71,7 +71,7 @@ typedef enum { MM_NOT_TRIED, MM_FAILED, MM_ADVISED } mm_advice_progress;
 
 /* Restores the advice of a range. If its pages differed before and the call set the advice, unsets
  * it on all of them. Failures are ignored, because an earlier one is being reported. */
-void mm_advice_restore(mm_driver *cu, mm_range range, CUmem_advise advice, CUmemLocation where,
+void mm_advice_restore(mm_driver *cu, mm_range range, CUmem_advise advice, CUmemLocation location,
                        const mm_advice_before *before, mm_advice_progress progress);
 
 /* One driver call for each member: set or unset. Calls before a failure keep their effect. */

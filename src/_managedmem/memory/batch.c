@@ -70,7 +70,7 @@ can_join(const mm_transfer *left, const mm_transfer *right, CUdeviceptr page)
     bool known = left->range.allocation != 0;
 
     return left->range.allocation == right->range.allocation
-           && mm_same_location(left->where, right->where)
+           && mm_same_location(left->location, right->location)
            && right->range.start >= left->range.start
            && (known ? right->range.start <= last_page_end(left, page)
                      : right->range.start < mm_range_end(left->range));
@@ -97,7 +97,7 @@ has_conflict(const mm_transfer *transfers, size_t count)
 
     for (size_t i = 1; i < count; i++) {
         CUdeviceptr end = last_page_end(&transfers[i], page);
-        if (!mm_same_location(transfers[i].where, transfers[i - 1].where)
+        if (!mm_same_location(transfers[i].location, transfers[i - 1].location)
             && transfers[i].range.start < reach) {
             return true;
         }
@@ -196,7 +196,7 @@ merge_and_order(mm_batch *b, mm_operation op)
     b->batchable = 0;
     for (size_t i = 0; i < b->count && !b->ordered; i++) {
         mm_transfer t = b->transfers[i];
-        if (t.where.type == CU_MEM_LOCATION_TYPE_DEVICE && !mm_is_small_transfer(op, &t)) {
+        if (t.location.type == CU_MEM_LOCATION_TYPE_DEVICE && !mm_is_small_transfer(op, &t)) {
             b->transfers[i] = b->transfers[b->batchable];
             b->transfers[b->batchable++] = t;
         }
@@ -330,7 +330,8 @@ find_progress(const mm_batch *merged, size_t failed, const mm_transfer *original
     assert(failed < merged->count);
     for (size_t i = 0; i <= failed; i++) {
         const mm_transfer *t = &merged->transfers[i];
-        if (mm_same_location(t->where, original->where) && t->range.start <= original->range.start
+        if (mm_same_location(t->location, original->location)
+            && t->range.start <= original->range.start
             && mm_range_end(original->range) <= mm_range_end(t->range)) {
             return i < failed ? MM_ADVISED : MM_FAILED;
         }
@@ -349,7 +350,7 @@ restore_advice(mm_driver *cu, const mm_batch *original, const mm_batch *merged,
         for (size_t i = 0; i < original->count; i++) {
             const mm_transfer *t = &original->transfers[i];
             if (before[i].whole == (whole == 1)) {
-                mm_advice_restore(cu, t->range, advice, t->where, &before[i],
+                mm_advice_restore(cu, t->range, advice, t->location, &before[i],
                                   find_progress(merged, failed, t));
             }
         }
@@ -364,13 +365,13 @@ advise_merged(mm_driver *cu, const mm_batch *original, const mm_batch *merged, C
 {
     for (size_t i = 0; i < original->count; i++) {
         const mm_transfer *t = &original->transfers[i];
-        if (mm_advice_query(cu, t->range, advice, t->where, &before[i], st) < 0) {
+        if (mm_advice_query(cu, t->range, advice, t->location, &before[i], st) < 0) {
             return -1;
         }
     }
     for (size_t i = 0; i < merged->count; i++) {
         const mm_transfer *t = &merged->transfers[i];
-        if (mm_range_advise_settled(cu, t->range, advice, t->where, st) < 0) {
+        if (mm_range_advise_settled(cu, t->range, advice, t->location, st) < 0) {
             restore_advice(cu, original, merged, advice, before, i);
             return -1;
         }
@@ -393,7 +394,7 @@ advise_several(mm_driver *cu, mm_batch *original, const mm_batch *merged, CUmem_
     rc = advise_merged(cu, original, merged, advice, before, st);
     free(before);
     for (size_t i = 0; begun != 0 && rc == 0 && i < merged->count; i++) {
-        mm_record_advice(merged->transfers[i].range, advice, merged->transfers[i].where, begun);
+        mm_record_advice(merged->transfers[i].range, advice, merged->transfers[i].location, begun);
     }
     return rc;
 }
@@ -409,7 +410,7 @@ mm_batch_advise(mm_driver *cu, mm_batch *b, CUmem_advise advice, mm_status *st)
         if (b->count > 1) {
             rc = advise_several(cu, &original, b, advice, st);
         } else if (b->count == 1) {
-            rc = mm_range_advise(cu, b->transfers[0].range, advice, b->transfers[0].where, st);
+            rc = mm_range_advise(cu, b->transfers[0].range, advice, b->transfers[0].location, st);
         }
     }
     mm_batch_free(&original);

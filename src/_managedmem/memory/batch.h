@@ -8,7 +8,7 @@
 /* A range and its destination. */
 typedef struct {
     mm_range range;
-    CUmemLocation where;
+    CUmemLocation location;
 } mm_transfer;
 
 enum { MM_INLINE_COUNT = 8 };
@@ -33,11 +33,11 @@ mm_batch_init_empty(mm_batch *b)
 }
 
 static inline void
-mm_batch_one(mm_batch *b, mm_range range, CUmemLocation where)
+mm_batch_one(mm_batch *b, mm_range range, CUmemLocation location)
 {
     mm_batch_init_empty(b);
     b->count = 1;
-    b->transfers[0] = (mm_transfer){range, where};
+    b->transfers[0] = (mm_transfer){range, location};
 }
 
 /* A batch with space for `count` transfers, which the caller fills. It can be freed also on

@@ -14,7 +14,7 @@ explain_access(mm_driver *cu, CUdeviceptr p, mm_status *st)
     CUmemoryPool pool = NULL;
     int owner = -1;
     void *out[] = {&pool, &owner};
-    CUmemLocation where;
+    CUmemLocation location;
     CUdevice device;
 
     assert(mm_in_scope());
@@ -23,8 +23,8 @@ explain_access(mm_driver *cu, CUdeviceptr p, mm_status *st)
         || cu->CtxGetDevice(&device) != CUDA_SUCCESS) {
         return;
     }
-    where = mm_location(CU_MEM_LOCATION_TYPE_DEVICE, device);
-    if (cu->MemPoolGetAccess(&flags, pool, &where) == CUDA_SUCCESS
+    location = mm_location(CU_MEM_LOCATION_TYPE_DEVICE, device);
+    if (cu->MemPoolGetAccess(&flags, pool, &location) == CUDA_SUCCESS
         && flags == CU_MEM_ACCESS_FLAGS_PROT_NONE) {
         mm_status_add(
             st,

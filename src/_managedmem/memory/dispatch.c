@@ -18,21 +18,21 @@ mm_batch_arrays_init(mm_batch_arrays *arrays, size_t count, mm_status *st)
         arrays->starts = arrays->inline_.starts;
         arrays->sizes = arrays->inline_.sizes;
         arrays->first = arrays->inline_.first;
-        arrays->where = arrays->inline_.where;
+        arrays->location = arrays->inline_.location;
         arrays->routes = arrays->inline_.routes;
         return 0;
     }
     arrays->block =
         calloc(count, sizeof *arrays->starts + sizeof *arrays->sizes + sizeof *arrays->first
-                          + sizeof *arrays->where + sizeof *arrays->routes);
+                          + sizeof *arrays->location + sizeof *arrays->routes);
     if (arrays->block == NULL) {
         return mm_fail(st, MM_NO_MEMORY, "out of host memory for %zu ranges", count);
     }
     arrays->starts = arrays->block;
     arrays->sizes = (size_t *)(arrays->starts + count);
     arrays->first = arrays->sizes + count;
-    arrays->where = (CUmemLocation *)(arrays->first + count);
-    arrays->routes = (unsigned char *)(arrays->where + count);
+    arrays->location = (CUmemLocation *)(arrays->first + count);
+    arrays->routes = (unsigned char *)(arrays->location + count);
     return 0;
 }
 
@@ -56,8 +56,8 @@ mm_batch_arrays_fill(mm_batch_arrays *arrays, const mm_batch *b, bool all)
         arrays->starts[count] = transfer->range.start;
         arrays->sizes[count] = transfer->range.size;
         if (count == 0
-            || !mm_same_location(transfer->where, arrays->where[arrays->locations - 1])) {
-            arrays->where[arrays->locations] = transfer->where;
+            || !mm_same_location(transfer->location, arrays->location[arrays->locations - 1])) {
+            arrays->location[arrays->locations] = transfer->location;
             arrays->first[arrays->locations++] = count;
         }
         count++;
@@ -77,7 +77,7 @@ was_prefetched_there(mm_driver *cu, const mm_transfer *transfer)
                                     CU_MEM_RANGE_ATTRIBUTE_LAST_PREFETCH_LOCATION,
                                     transfer->range.start, transfer->range.size)
                == CUDA_SUCCESS
-           && last == transfer->where.id;
+           && last == transfer->location.id;
 }
 
 /* A batch call costs about 18 us for each range of any size. A single call costs less if the pages
@@ -86,7 +86,7 @@ was_prefetched_there(mm_driver *cu, const mm_transfer *transfer)
 static mm_route
 route_transfer(mm_driver *cu, mm_operation op, const mm_transfer *transfer)
 {
-    if (transfer->where.type != CU_MEM_LOCATION_TYPE_DEVICE) {
+    if (transfer->location.type != CU_MEM_LOCATION_TYPE_DEVICE) {
         return MM_SINGLE_TO_HOST;
     }
     if (mm_is_small_transfer(op, transfer)) {
@@ -148,17 +148,17 @@ mm_dispatch_decide(mm_driver *cu, mm_operation op, const mm_batch *b, mm_dispatc
 }
 
 bool
-mm_dispatch_defers(const mm_batch *b, mm_defer defer, size_t *bytes, CUmemLocation *where)
+mm_dispatch_defers(const mm_batch *b, mm_defer defer, size_t *bytes, CUmemLocation *location)
 {
     size_t to_device = 0, to_host = 0;
 
     for (size_t i = 0; i < b->count; i++) {
-        bool device = b->transfers[i].where.type == CU_MEM_LOCATION_TYPE_DEVICE;
+        bool device = b->transfers[i].location.type == CU_MEM_LOCATION_TYPE_DEVICE;
         *(device ? &to_device : &to_host) += b->transfers[i].range.size;
     }
     *bytes = to_device > to_host ? to_device : to_host;
-    *where = to_device > to_host ? mm_location(CU_MEM_LOCATION_TYPE_DEVICE, 0) : mm_host();
-    return mm_is_deferred(*bytes, *where, defer);
+    *location = to_device > to_host ? mm_location(CU_MEM_LOCATION_TYPE_DEVICE, 0) : mm_host();
+    return mm_is_deferred(*bytes, *location, defer);
 }
 
 /* --- diagnosing a batch call ------------------------------------------------------------ */
@@ -182,14 +182,14 @@ find_bad_range(mm_driver *cu, mm_operation op, const mm_batch_arrays *arrays, si
 static size_t
 find_numa_node(const mm_batch_arrays *arrays, size_t locations, bool *several)
 {
-    const CUmemLocation *where = arrays->where;
+    const CUmemLocation *location = arrays->location;
     size_t node = locations;
 
     *several = false;
     for (size_t i = 0; i < locations; i++) {
-        if (where[i].type == CU_MEM_LOCATION_TYPE_HOST_NUMA) {
-            *several = *several || (node < locations && where[i].id != where[node].id);
-            node = node == locations || where[i].id > where[node].id ? i : node;
+        if (location[i].type == CU_MEM_LOCATION_TYPE_HOST_NUMA) {
+            *several = *several || (node < locations && location[i].id != location[node].id);
+            node = node == locations || location[i].id > location[node].id ? i : node;
         }
     }
     return node;
@@ -230,9 +230,9 @@ diagnose_batch(mm_driver *cu, mm_operation op, const mm_batch_arrays *arrays, si
     if (several) {
         return mm_fail(st, MM_BAD_VALUE,
                        "%s or another node of the batch: this system has no such NUMA node",
-                       mm_location_text(arrays->where[node], text));
+                       mm_location_text(arrays->location[node], text));
     }
-    return mm_range_diagnose(cu, range, arrays->where[node < locations ? node : 0], op, st);
+    return mm_range_diagnose(cu, range, arrays->location[node < locations ? node : 0], op, st);
 }
 
 /* --- issuing ---------------------------------------------------------------------------- */
@@ -261,7 +261,7 @@ issue_batch(const mm_dispatch_call *call, mm_status *st)
     } else {
         code = (call->op == MM_PREFETCH ? cu->MemPrefetchBatchAsync
                                         : cu->MemDiscardAndPrefetchBatchAsync)(
-            arrays->starts, arrays->sizes, count, arrays->where, arrays->first, locations, 0,
+            arrays->starts, arrays->sizes, count, arrays->location, arrays->first, locations, 0,
             stream);
     }
     if (code == CUDA_SUCCESS) {
@@ -278,8 +278,8 @@ issue_edges(const mm_dispatch_call *call, size_t from, size_t to, mm_status *st)
     for (size_t i = from; i < to; i++) {
         const mm_transfer *edge = &call->edges->transfers[i];
         if (edge->range.size > 0
-            && mm_range_issue(call->cu, MM_PREFETCH, edge->range, edge->where, call->stream.stream,
-                              st)
+            && mm_range_issue(call->cu, MM_PREFETCH, edge->range, edge->location,
+                              call->stream.stream, st)
                    < 0) {
             return -1;
         }
@@ -306,7 +306,7 @@ record_transfers(const mm_dispatch_call *call)
     const mm_batch *b = call->batch;
 
     for (size_t i = 0; i < b->count; i++) {
-        mm_record_call(call->op, b->transfers[i].range, b->transfers[i].where, 0, call->begun);
+        mm_record_call(call->op, b->transfers[i].range, b->transfers[i].location, 0, call->begun);
     }
 }
 
@@ -333,7 +333,7 @@ mm_dispatch_issue(const mm_dispatch_call *call, mm_status *st)
         if (b->edges_interleaved && issue_edges(call, 2 * i, 2 * i + 2, st) < 0) {
             return add_discarded_count(st, done);
         }
-        if (mm_range_issue(call->cu, call->op, transfer->range, transfer->where,
+        if (mm_range_issue(call->cu, call->op, transfer->range, transfer->location,
                            call->stream.stream, st)
             < 0) {
             return call->op == MM_PREFETCH || done == 0 ? -1 : add_discarded_count(st, done);
@@ -371,7 +371,7 @@ static int
 enter_in_scope(mm_dispatch_call *call, const mm_dispatch_options *options, mm_status *st)
 {
     const mm_batch *b = call->batch;
-    CUmemLocation where;
+    CUmemLocation location;
     size_t bytes;
 
     call->batched =
@@ -390,7 +390,7 @@ enter_in_scope(mm_dispatch_call *call, const mm_dispatch_options *options, mm_st
         call->arrays = call->work;
     }
     /* One host function serves all calls: later calls on the stream run after it. */
-    if (call->op != MM_DISCARD && mm_dispatch_defers(b, options->defer, &bytes, &where)
+    if (call->op != MM_DISCARD && mm_dispatch_defers(b, options->defer, &bytes, &location)
         && mm_queue_host_function(call->cu, call->stream.stream, st) < 0) {
         mm_batch_stream_release(call->cu, &call->stream);
         return -1;

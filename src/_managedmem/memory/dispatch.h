@@ -29,14 +29,14 @@ typedef struct {
     CUdeviceptr *starts;
     size_t *sizes;
     size_t *first; /* index of the first range of each location */
-    CUmemLocation *where;
+    CUmemLocation *location;
     unsigned char *routes; /* an mm_route each */
     size_t locations;
     void *block; /* NULL if inline_ is enough */
     struct {
         CUdeviceptr starts[MM_INLINE_COUNT];
         size_t sizes[MM_INLINE_COUNT], first[MM_INLINE_COUNT];
-        CUmemLocation where[MM_INLINE_COUNT];
+        CUmemLocation location[MM_INLINE_COUNT];
         unsigned char routes[MM_INLINE_COUNT];
     } inline_;
 } mm_batch_arrays;
@@ -73,7 +73,7 @@ size_t mm_dispatch_decide(mm_driver *cu, mm_operation op, const mm_batch *b, mm_
 
 /* True if the batch is queued behind a host function. Stores the total that decided in *bytes, and
  * its destination in *where. */
-bool mm_dispatch_defers(const mm_batch *b, mm_defer defer, size_t *bytes, CUmemLocation *where);
+bool mm_dispatch_defers(const mm_batch *b, mm_defer defer, size_t *bytes, CUmemLocation *location);
 
 /* One execution of a prepared batch; it allocates nothing. */
 typedef struct {

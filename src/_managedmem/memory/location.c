@@ -5,33 +5,34 @@
 #include <string.h>
 
 mm_location_set
-mm_location_bit(CUmemLocation where)
+mm_location_bit(CUmemLocation location)
 {
-    assert(where.type != CU_MEM_LOCATION_TYPE_HOST || where.id == 0);
-    if (where.type == CU_MEM_LOCATION_TYPE_DEVICE && where.id >= 0 && where.id < MM_HOST_BIT) {
-        return (mm_location_set)1 << where.id;
+    assert(location.type != CU_MEM_LOCATION_TYPE_HOST || location.id == 0);
+    if (location.type == CU_MEM_LOCATION_TYPE_DEVICE && location.id >= 0
+        && location.id < MM_HOST_BIT) {
+        return (mm_location_set)1 << location.id;
     }
-    return where.type == CU_MEM_LOCATION_TYPE_HOST ? (mm_location_set)1 << MM_HOST_BIT : 0;
+    return location.type == CU_MEM_LOCATION_TYPE_HOST ? (mm_location_set)1 << MM_HOST_BIT : 0;
 }
 
 const char *
-mm_location_text(CUmemLocation where, char text[MM_LOCATION_TEXT])
+mm_location_text(CUmemLocation location, char text[MM_LOCATION_TEXT])
 {
-    switch ((int)where.type) {
+    switch ((int)location.type) {
     case CU_MEM_LOCATION_TYPE_DEVICE:
-        (void)snprintf(text, MM_LOCATION_TEXT, "Device(%d)", where.id);
+        (void)snprintf(text, MM_LOCATION_TEXT, "Device(%d)", location.id);
         break;
     case CU_MEM_LOCATION_TYPE_HOST:
         (void)snprintf(text, MM_LOCATION_TEXT, "Host()");
         break;
     case CU_MEM_LOCATION_TYPE_HOST_NUMA:
-        (void)snprintf(text, MM_LOCATION_TEXT, "Host(numa_id=%d)", where.id);
+        (void)snprintf(text, MM_LOCATION_TEXT, "Host(numa_id=%d)", location.id);
         break;
     case CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT:
         (void)snprintf(text, MM_LOCATION_TEXT, "Host.numa_current()");
         break;
     default:
-        (void)snprintf(text, MM_LOCATION_TEXT, "location type %d", (int)where.type);
+        (void)snprintf(text, MM_LOCATION_TEXT, "location type %d", (int)location.type);
     }
     return text;
 }

@@ -20,9 +20,9 @@ enum { MM_HOST_BIT = 63 };
 static inline CUmemLocation
 mm_location(CUmemLocationType type, int id)
 {
-    CUmemLocation where = {.type = type};
-    where.id = id;
-    return where;
+    CUmemLocation location = {.type = type};
+    location.id = id;
+    return location;
 }
 
 static inline CUmemLocation
@@ -51,10 +51,10 @@ mm_location_from_attributes(int device_count, int type, int id)
 }
 
 static inline bool
-mm_is_numa_host(CUmemLocation where)
+mm_is_numa_host(CUmemLocation location)
 {
-    return where.type == CU_MEM_LOCATION_TYPE_HOST_NUMA
-           || where.type == CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT;
+    return location.type == CU_MEM_LOCATION_TYPE_HOST_NUMA
+           || location.type == CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT;
 }
 
 static inline bool
@@ -66,7 +66,7 @@ mm_same_location(CUmemLocation a, CUmemLocation b)
 }
 
 /* The member of a set for a device or the host; 0 for NUMA hosts, which no set holds. */
-mm_location_set mm_location_bit(CUmemLocation where);
+mm_location_set mm_location_bit(CUmemLocation location);
 
 static inline CUmemLocation
 mm_location_from_bit(int bit)
@@ -91,7 +91,7 @@ mm_next_location(mm_location_set *set, CUmemLocation *location)
 enum { MM_LOCATION_TEXT = 32 };
 
 /* Writes the location as Python spells it, such as "Device(0)". Returns text. */
-const char *mm_location_text(CUmemLocation where, char text[MM_LOCATION_TEXT]);
+const char *mm_location_text(CUmemLocation location, char text[MM_LOCATION_TEXT]);
 
 /* The six advices and their names in this library. An unknown name gives 0. */
 CUmem_advise mm_advice_from_name(const char *name);

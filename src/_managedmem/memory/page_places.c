@@ -88,21 +88,21 @@ append_pages(const place_reader *reader, mm_span pages, const page_evidence *evi
 
 /* The hint of a destination; 0 for none, and for more destinations than any system has. */
 static uint8_t
-hint_of(mm_places *places, CUmemLocation where)
+hint_of(mm_places *places, CUmemLocation location)
 {
     size_t i = 0;
 
-    if (where.type == CU_MEM_LOCATION_TYPE_INVALID) {
+    if (location.type == CU_MEM_LOCATION_TYPE_INVALID) {
         return 0;
     }
-    while (i < places->hint_count && !mm_same_location(places->hint[i], where)) {
+    while (i < places->hint_count && !mm_same_location(places->hint[i], location)) {
         i++;
     }
     if (i == places->hint_count) {
         if (i == MM_MOST_HINTS) {
             return 0;
         }
-        places->hint[places->hint_count++] = where;
+        places->hint[places->hint_count++] = location;
     }
     return (uint8_t)(i + 1);
 }
@@ -120,7 +120,7 @@ query_prefetch(const place_reader *reader, mm_span pages, page_evidence *out, mm
     int answers[COUNT] = {CU_MEM_LOCATION_TYPE_INVALID, 0};
     void *to[COUNT] = {[TYPE] = &answers[TYPE], [ID] = &answers[ID]};
     size_t sizes[COUNT] = {sizeof *answers, sizeof *answers};
-    CUmemLocation where;
+    CUmemLocation location;
     CUresult code;
 
     assert(mm_in_scope());
@@ -132,9 +132,9 @@ query_prefetch(const place_reader *reader, mm_span pages, page_evidence *out, mm
         (void)mm_range_diagnose(reader->cu, reader->range, mm_host(), MM_QUERY, st);
         return -1;
     }
-    where = mm_location_from_attributes(reader->cu->device_count, answers[TYPE], answers[ID]);
-    out->hint = hint_of(reader->places, where);
-    out->to_device = where.type == CU_MEM_LOCATION_TYPE_DEVICE;
+    location = mm_location_from_attributes(reader->cu->device_count, answers[TYPE], answers[ID]);
+    out->hint = hint_of(reader->places, location);
+    out->to_device = location.type == CU_MEM_LOCATION_TYPE_DEVICE;
     return 0;
 }
 

@@ -423,12 +423,12 @@ mm_plan_fit(mm_plan_entry *entries, size_t count, CUmemLocation device, size_t b
         size_t bytes = bytes_of_pages(&entries[i].transfer.range);
         if (first[i] != i) {
             assert(first[i] < i);
-            entries[i].transfer.where = entries[first[i]].transfer.where;
+            entries[i].transfer.location = entries[first[i]].transfer.location;
         } else if (bytes <= budget) {
-            entries[i].transfer.where = device;
+            entries[i].transfer.location = device;
             budget -= bytes;
         } else {
-            entries[i].transfer.where = mm_host();
+            entries[i].transfer.location = mm_host();
         }
     }
     free(sorted);

@@ -55,9 +55,9 @@ is_same_advice(int attribute, const mm_policy *a, const mm_policy *b)
 
 /* The advice that gives pages an attribute of a policy. */
 static CUmem_advise
-attribute_advice(int attribute, const mm_policy *policy, CUmemLocation *where)
+attribute_advice(int attribute, const mm_policy *policy, CUmemLocation *location)
 {
-    *where = mm_host(); /* for advice whose location the driver ignores */
+    *location = mm_host(); /* for advice whose location the driver ignores */
     if (attribute == READ_MOSTLY) {
         return policy->read_mostly ? CU_MEM_ADVISE_SET_READ_MOSTLY
                                    : CU_MEM_ADVISE_UNSET_READ_MOSTLY;
@@ -66,10 +66,10 @@ attribute_advice(int attribute, const mm_policy *policy, CUmemLocation *where)
         if ((int)policy->preferred.type == CU_MEM_LOCATION_TYPE_INVALID) {
             return CU_MEM_ADVISE_UNSET_PREFERRED_LOCATION;
         }
-        *where = policy->preferred;
+        *location = policy->preferred;
         return CU_MEM_ADVISE_SET_PREFERRED_LOCATION;
     }
-    *where = mm_location_from_bit(attribute);
+    *location = mm_location_from_bit(attribute);
     return policy->accessed_by >> attribute & 1 ? CU_MEM_ADVISE_SET_ACCESSED_BY
                                                 : CU_MEM_ADVISE_UNSET_ACCESSED_BY;
 }
@@ -88,13 +88,13 @@ recorded_preference(const change *c, const mm_policy *policy)
 }
 
 static int
-settle_span_node(change *c, CUmemLocation where, mm_status *st)
+settle_span_node(change *c, CUmemLocation location, mm_status *st)
 {
     CUmemLocation node;
     int rc = mm_range_settle_node(c->cu, c->span, &node, st);
 
     c->nodes_ignored = node.type != CU_MEM_LOCATION_TYPE_HOST_NUMA;
-    if (rc == 0 && !c->nodes_ignored && where.type == CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT) {
+    if (rc == 0 && !c->nodes_ignored && location.type == CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT) {
         c->current_node = node;
     }
     return rc;
@@ -102,13 +102,13 @@ settle_span_node(change *c, CUmemLocation where, mm_status *st)
 
 /* Adds to the status that the span is not restored. */
 static void
-report_span(change *c, CUmem_advise advice, CUmemLocation where)
+report_span(change *c, CUmem_advise advice, CUmemLocation location)
 {
     char text[MM_LOCATION_TEXT];
 
     mm_status_add(c->st, "Not restored: %s%s%s of %zu bytes at 0x%llx.", mm_advice_name(advice),
                   mm_advice_needs_location(advice) ? " " : "",
-                  mm_advice_needs_location(advice) ? mm_location_text(where, text) : "",
+                  mm_advice_needs_location(advice) ? mm_location_text(location, text) : "",
                   c->span.size, (unsigned long long)c->span.start);
 }
 
@@ -123,7 +123,7 @@ static void
 advise_span(change *c)
 {
     uint64_t begun = mm_call_begin();
-    CUmemLocation where;
+    CUmemLocation location;
     CUmem_advise advice;
     mm_status st = {.kind = MM_OK};
     int rc;
@@ -135,22 +135,22 @@ advise_span(change *c)
         return;
     }
     assert(c->span.size > 0);
-    advice = attribute_advice(c->attribute, c->wanted, &where);
+    advice = attribute_advice(c->attribute, c->wanted, &location);
     if (advice == CU_MEM_ADVISE_SET_PREFERRED_LOCATION) {
-        where = recorded_preference(c, c->wanted);
+        location = recorded_preference(c, c->wanted);
     }
-    rc = mm_range_advise_once(c->cu, c->span, advice, where, &st);
-    if (rc == 0 && advice == CU_MEM_ADVISE_SET_PREFERRED_LOCATION && mm_is_numa_host(where)) {
-        rc = settle_span_node(c, where, &st);
+    rc = mm_range_advise_once(c->cu, c->span, advice, location, &st);
+    if (rc == 0 && advice == CU_MEM_ADVISE_SET_PREFERRED_LOCATION && mm_is_numa_host(location)) {
+        rc = settle_span_node(c, location, &st);
     }
     if (begun != 0 && rc == 0 && is_first_advice(c)) {
-        mm_record_advice(c->span, advice, where, begun);
+        mm_record_advice(c->span, advice, location, begun);
     }
     if (rc < 0 && c->failures++ == 0) {
         *c->st = st;
     }
     if (rc < 0 && c->on_failure != STOP_CHANGE && c->failures <= MOST_NAMED) {
-        report_span(c, advice, where);
+        report_span(c, advice, location);
     }
 }
 
@@ -315,7 +315,7 @@ mm_policy_read(mm_driver *cu, mm_batch *b, mm_page_runs *runs, mm_status *st)
     assert(!b->edges_interleaved);
     *runs = (mm_page_runs){0};
     for (size_t i = 0; i < b->count; i++) {
-        b->transfers[i].where = mm_host();
+        b->transfers[i].location = mm_host();
     }
     mm_batch_merge(b);
     if (b->ordered) {

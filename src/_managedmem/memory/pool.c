@@ -18,7 +18,7 @@ create_driver_pool(mm_driver *cu, mm_pool *pool, mm_status *st)
     memset(&props, 0, sizeof props);
     props.allocType =
         pool->managed ? CU_MEM_ALLOCATION_TYPE_MANAGED : CU_MEM_ALLOCATION_TYPE_PINNED;
-    props.location = pool->where;
+    props.location = pool->location;
     MM_CALL_IN(code, mm_scope_enter_relaxed, MM_ANY_DEVICE, cu, MemPoolCreate, st,
                &pool->driver_pool.handle, &props);
     if (code == CUDA_SUCCESS) {
@@ -46,11 +46,11 @@ check_managed(const mm_driver *cu, mm_status *st)
 }
 
 mm_pool *
-mm_pool_create(mm_driver *cu, bool managed, CUmemLocation where, mm_status *st)
+mm_pool_create(mm_driver *cu, bool managed, CUmemLocation location, mm_status *st)
 {
     mm_pool *pool;
 
-    assert(managed || where.type == CU_MEM_LOCATION_TYPE_DEVICE);
+    assert(managed || location.type == CU_MEM_LOCATION_TYPE_DEVICE);
     if (managed && check_managed(cu, st) < 0) {
         return NULL;
     }
@@ -61,7 +61,7 @@ mm_pool_create(mm_driver *cu, bool managed, CUmemLocation where, mm_status *st)
         return NULL;
     }
     atomic_init(&pool->references, 1);
-    pool->where = where;
+    pool->location = location;
     pool->managed = managed;
     mm_queued_frees_init(&pool->driver_pool.frees);
     if (create_driver_pool(cu, pool, st) < 0) {
@@ -275,7 +275,7 @@ allocate_block_memory(mm_driver *cu, mm_pool_block *block, size_t size, CUstream
 int
 mm_pool_device(const mm_pool *pool)
 {
-    return pool->managed ? MM_ANY_DEVICE : pool->where.id;
+    return pool->managed ? MM_ANY_DEVICE : pool->location.id;
 }
 
 /* Sets order->stream for a block that is allocated on the stream. The thread that frees cannot
@@ -403,14 +403,14 @@ mm_pool_peers(mm_driver *cu, mm_pool *pool, mm_location_set *peers, mm_status *s
         return -1;
     }
     for (int i = 0; i < cu->device_count && code == CUDA_SUCCESS; i++) {
-        CUmemLocation where = mm_location(CU_MEM_LOCATION_TYPE_DEVICE, i);
+        CUmemLocation location = mm_location(CU_MEM_LOCATION_TYPE_DEVICE, i);
         CUmemAccess_flags flags = CU_MEM_ACCESS_FLAGS_PROT_NONE;
-        if (i == pool->where.id) {
+        if (i == pool->location.id) {
             continue;
         }
-        code = cu->MemPoolGetAccess(&flags, pool->driver_pool.handle, &where);
+        code = cu->MemPoolGetAccess(&flags, pool->driver_pool.handle, &location);
         if (flags != CU_MEM_ACCESS_FLAGS_PROT_NONE) {
-            *peers |= mm_location_bit(where);
+            *peers |= mm_location_bit(location);
         }
     }
     mm_scope_leave(&scope);
@@ -421,14 +421,14 @@ MM_GUARD_ARRAYS static CUresult
 set_pool_access(mm_driver *cu, mm_pool *pool, mm_location_set changed, mm_location_set to)
 {
     CUmemAccessDesc access[MM_MAX_DEVICES];
-    CUmemLocation where;
+    CUmemLocation location;
     size_t count = 0;
 
     assert(changed != 0 && !(changed & mm_location_bit(mm_host())));
     memset(access, 0, sizeof access);
-    while (mm_next_location(&changed, &where)) {
-        bool on = (to & mm_location_bit(where)) != 0;
-        access[count].location = where;
+    while (mm_next_location(&changed, &location)) {
+        bool on = (to & mm_location_bit(location)) != 0;
+        access[count].location = location;
         access[count++].flags =
             on ? CU_MEM_ACCESS_FLAGS_PROT_READWRITE : CU_MEM_ACCESS_FLAGS_PROT_NONE;
     }
@@ -461,7 +461,7 @@ mm_pool_is_reachable(mm_driver *cu, const mm_pool *pool, int device, bool *reach
 {
     int answer = 0;
 
-    MM_TRY(cu, DeviceCanAccessPeer, st, &answer, device, pool->where.id);
+    MM_TRY(cu, DeviceCanAccessPeer, st, &answer, device, pool->location.id);
     *reachable = answer != 0;
     return 0;
 }

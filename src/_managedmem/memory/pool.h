@@ -15,7 +15,7 @@ typedef struct {
     mm_retired_pool driver_pool; /* first, because the struct is freed through it */
     atomic_size_t references;
     CUmemLocation
-        where; /* the device of device memory; the preferred location of managed memory */
+        location; /* the device of device memory; the preferred location of managed memory */
     bool managed;
 } mm_pool;
 
@@ -35,7 +35,7 @@ struct mm_pool_block {
 
 /* Creates a pool of managed memory, with a preferred location or none, or of device memory. It
  * keeps freed memory until it is trimmed. */
-mm_pool *mm_pool_create(mm_driver *cu, bool managed, CUmemLocation where, mm_status *st);
+mm_pool *mm_pool_create(mm_driver *cu, bool managed, CUmemLocation location, mm_status *st);
 
 /* The device that owns device memory, and on whose default stream it is allocated and freed;
  * MM_ANY_DEVICE for managed memory. */

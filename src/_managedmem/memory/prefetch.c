@@ -15,9 +15,9 @@ do_nothing(void *unused)
 /* From these sizes on, deferring saves more than the 30 us that it costs. A prefetch to the host
  * does all of its work in the calling thread, one to a device only a part of it. */
 bool
-mm_is_deferred(size_t size, CUmemLocation where, mm_defer defer)
+mm_is_deferred(size_t size, CUmemLocation location, mm_defer defer)
 {
-    size_t from = (size_t)(where.type == CU_MEM_LOCATION_TYPE_DEVICE ? 16 : 2) << 20;
+    size_t from = (size_t)(location.type == CU_MEM_LOCATION_TYPE_DEVICE ? 16 : 2) << 20;
 
     assert(defer == MM_DEFER_AUTO || defer == MM_DEFER_NO || defer == MM_DEFER_YES);
     return defer == MM_DEFER_YES || (defer == MM_DEFER_AUTO && size >= from);
@@ -31,7 +31,7 @@ mm_queue_host_function(mm_driver *cu, CUstream stream, mm_status *st)
 }
 
 int
-mm_range_issue(mm_driver *cu, mm_operation op, mm_range range, CUmemLocation where,
+mm_range_issue(mm_driver *cu, mm_operation op, mm_range range, CUmemLocation location,
                CUstream stream, mm_status *st)
 {
     const char *function = "cuMemPrefetchAsync";
@@ -42,25 +42,25 @@ mm_range_issue(mm_driver *cu, mm_operation op, mm_range range, CUmemLocation whe
     assert(range.size > 0);
     assert(mm_in_scope() || !mm_is_default_stream(stream));
     if (op == MM_PREFETCH) {
-        code = cu->MemPrefetchAsync(range.start, range.size, where, 0, stream);
+        code = cu->MemPrefetchAsync(range.start, range.size, location, 0, stream);
     } else if (op == MM_DISCARD) {
         function = "cuMemDiscardBatchAsync";
         code = cu->MemDiscardBatchAsync(&range.start, &range.size, 1, 0, stream);
     } else {
         function = "cuMemDiscardAndPrefetchBatchAsync";
-        code = cu->MemDiscardAndPrefetchBatchAsync(&range.start, &range.size, 1, &where, &first, 1,
-                                                   0, stream);
+        code = cu->MemDiscardAndPrefetchBatchAsync(&range.start, &range.size, 1, &location, &first,
+                                                   1, 0, stream);
     }
     if (code == CUDA_SUCCESS) {
         return 0;
     }
     (void)mm_fail_call(st, function, (int)code);
-    return mm_range_diagnose(cu, range, where, op, st);
+    return mm_range_diagnose(cu, range, location, op, st);
 }
 
 /* A default stream needs the caller's scope. */
 static int
-prefetch_in_scope(mm_driver *cu, mm_range range, CUmemLocation where, CUstream stream,
+prefetch_in_scope(mm_driver *cu, mm_range range, CUmemLocation location, CUstream stream,
                   mm_defer defer, mm_status *st)
 {
     if (mm_stream_refuse_capture(cu, stream, "a prefetch", st) < 0) {
@@ -69,15 +69,16 @@ prefetch_in_scope(mm_driver *cu, mm_range range, CUmemLocation where, CUstream s
     if (range.size == 0) {
         return 0;
     }
-    if (mm_is_deferred(range.size, where, defer) && mm_queue_host_function(cu, stream, st) < 0) {
+    if (mm_is_deferred(range.size, location, defer)
+        && mm_queue_host_function(cu, stream, st) < 0) {
         return -1;
     }
-    return mm_range_issue(cu, MM_PREFETCH, range, where, stream, st);
+    return mm_range_issue(cu, MM_PREFETCH, range, location, stream, st);
 }
 
 /* Out of line, so that it costs the other prefetches one branch. */
 static MM_COLD int
-prefetch_and_record(mm_driver *cu, mm_range range, CUmemLocation where, CUstream stream,
+prefetch_and_record(mm_driver *cu, mm_range range, CUmemLocation location, CUstream stream,
                     mm_defer defer, mm_status *st)
 {
     uint64_t begun = mm_raw_clock();
@@ -87,33 +88,33 @@ prefetch_and_record(mm_driver *cu, mm_range range, CUmemLocation where, CUstream
     if (mm_scope_enter(&scope, cu, MM_ANY_DEVICE, st) < 0) {
         return -1;
     }
-    rc = prefetch_in_scope(cu, range, where, stream, defer, st);
+    rc = prefetch_in_scope(cu, range, location, stream, defer, st);
     mm_scope_leave(&scope);
     if (rc == 0) {
-        mm_record_call(MM_PREFETCH, range, where, 0, begun);
+        mm_record_call(MM_PREFETCH, range, location, 0, begun);
     }
     return rc;
 }
 
 int
-mm_range_prefetch(mm_driver *cu, mm_range range, CUmemLocation where, CUstream stream,
+mm_range_prefetch(mm_driver *cu, mm_range range, CUmemLocation location, CUstream stream,
                   mm_defer defer, mm_status *st)
 {
     mm_scope scope;
     int rc;
 
     if (mm_is_recording()) {
-        return prefetch_and_record(cu, range, where, stream, defer, st);
+        return prefetch_and_record(cu, range, location, stream, defer, st);
     }
     /* Only a default stream depends on the thread's context. Captures of other streams do not
      * forbid prefetches, so the capture mode can stay. */
     if (!mm_is_default_stream(stream)) {
-        return prefetch_in_scope(cu, range, where, stream, defer, st);
+        return prefetch_in_scope(cu, range, location, stream, defer, st);
     }
     if (mm_scope_enter(&scope, cu, MM_ANY_DEVICE, st) < 0) {
         return -1;
     }
-    rc = prefetch_in_scope(cu, range, where, stream, defer, st);
+    rc = prefetch_in_scope(cu, range, location, stream, defer, st);
     mm_scope_leave(&scope);
     return rc;
 }

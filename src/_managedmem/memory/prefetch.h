@@ -10,16 +10,16 @@
 typedef enum { MM_DEFER_AUTO, MM_DEFER_NO, MM_DEFER_YES } mm_defer;
 
 /* Prefetches one range; MM_CAPTURING if the stream captures a graph. */
-MM_NODISCARD int mm_range_prefetch(mm_driver *cu, mm_range range, CUmemLocation where,
+MM_NODISCARD int mm_range_prefetch(mm_driver *cu, mm_range range, CUmemLocation location,
                                    CUstream stream, mm_defer defer, mm_status *st);
 
 /* The one driver call of a prefetch, discard or discard_prefetch of a range that is not empty. In
  * the caller's scope; allocates nothing. */
 MM_NODISCARD int mm_range_issue(mm_driver *cu, mm_operation op, mm_range range,
-                                CUmemLocation where, CUstream stream, mm_status *st);
+                                CUmemLocation location, CUstream stream, mm_status *st);
 
 /* True if a prefetch of this size is deferred. */
-bool mm_is_deferred(size_t size, CUmemLocation where, mm_defer defer);
+bool mm_is_deferred(size_t size, CUmemLocation location, mm_defer defer);
 
 /* Queues the empty host function behind which prefetches are deferred. */
 MM_NODISCARD int mm_queue_host_function(mm_driver *cu, CUstream stream, mm_status *st);

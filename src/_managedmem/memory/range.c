@@ -162,17 +162,17 @@ mm_range_check(mm_driver *cu, mm_range *range, mm_operation op, mm_status *st)
 }
 
 MM_COLD int
-mm_range_diagnose(mm_driver *cu, mm_range range, CUmemLocation where, mm_operation op,
+mm_range_diagnose(mm_driver *cu, mm_range range, CUmemLocation location, mm_operation op,
                   mm_status *st)
 {
     mm_status found = {.kind = MM_OK};
-    char location[MM_LOCATION_TEXT];
+    char text[MM_LOCATION_TEXT];
 
     assert(st->kind != MM_OK);
     if (st->kind != MM_DRIVER_CALL) {
         return -1;
     }
-    mm_location_text(where, location);
+    mm_location_text(location, text);
     if (st->code == CUDA_ERROR_NOT_SUPPORTED && op == MM_ADVISE) {
         mm_status_add(st, "Memory from a driver pool takes no advice: allocate it with "
                           "ManagedMemoryResource().allocate(), or prefetch instead.");
@@ -184,14 +184,14 @@ mm_range_diagnose(mm_driver *cu, mm_range range, CUmemLocation where, mm_operati
     } else if (st->code == CUDA_ERROR_INVALID_VALUE) {
         if (mm_range_check(cu, &range, op, &found) < 0 && mm_is_bad_argument(&found)) {
             *st = found;
-        } else if (where.type == CU_MEM_LOCATION_TYPE_HOST_NUMA) {
-            return mm_fail(st, MM_BAD_VALUE, "%s: this system has no NUMA node %d", location,
-                           where.id);
+        } else if (location.type == CU_MEM_LOCATION_TYPE_HOST_NUMA) {
+            return mm_fail(st, MM_BAD_VALUE, "%s: this system has no NUMA node %d", text,
+                           location.id);
         } else {
             bool located = op != MM_DISCARD;
             mm_status_add(st, "The driver refused %zu bytes at 0x%llx%s%s.", range.size,
                           (unsigned long long)range.start, located ? " with " : "",
-                          located ? location : "");
+                          located ? text : "");
         }
     }
     return -1;

@@ -87,7 +87,7 @@ MM_NODISCARD int mm_range_whole_pages(mm_range *range, mm_status *st);
 
 /* Replaces or extends the status of a failed driver call with the fault found in the range or
  * location. Returns -1 like mm_fail. */
-int mm_range_diagnose(mm_driver *cu, mm_range range, CUmemLocation where, mm_operation op,
+int mm_range_diagnose(mm_driver *cu, mm_range range, CUmemLocation location, mm_operation op,
                       mm_status *st);
 
 #endif

@@ -24,13 +24,13 @@ static call_list taken; /* the recorder reads it meanwhile; swapped with `logged
 static uint64_t lost_calls;
 
 static int16_t
-destination_of(mm_operation op, CUmemLocation where)
+destination_of(mm_operation op, CUmemLocation location)
 {
-    if (op == MM_DISCARD || (int)where.type == CU_MEM_LOCATION_TYPE_INVALID) {
+    if (op == MM_DISCARD || (int)location.type == CU_MEM_LOCATION_TYPE_INVALID) {
         return MM_NO_PROCESSOR;
     }
-    if (where.type == CU_MEM_LOCATION_TYPE_DEVICE) {
-        return (int16_t)where.id;
+    if (location.type == CU_MEM_LOCATION_TYPE_DEVICE) {
+        return (int16_t)location.id;
     }
     return MM_ON_HOST;
 }
@@ -59,7 +59,7 @@ append_call(const mm_event *call)
 }
 
 void
-mm_record_call(mm_operation op, mm_range range, CUmemLocation where, unsigned int advice,
+mm_record_call(mm_operation op, mm_range range, CUmemLocation location, unsigned int advice,
                uint64_t begun)
 {
     assert(begun != 0);
@@ -71,7 +71,7 @@ mm_record_call(mm_operation op, mm_range range, CUmemLocation where, unsigned in
             .amount = range.size,
             .memory = MM_NO_MEMORY_INDEX,
             .source = MM_NO_PROCESSOR,
-            .destination = destination_of(op, where),
+            .destination = destination_of(op, location),
             .kind = MM_CALL,
             .cause = (uint8_t)op,
             .extra = advice,
@@ -80,11 +80,11 @@ mm_record_call(mm_operation op, mm_range range, CUmemLocation where, unsigned in
 }
 
 void
-mm_record_advice(mm_range range, CUmem_advise advice, CUmemLocation where, uint64_t begun)
+mm_record_advice(mm_range range, CUmem_advise advice, CUmemLocation location, uint64_t begun)
 {
     CUmemLocation nowhere = {.type = CU_MEM_LOCATION_TYPE_INVALID};
 
-    mm_record_call(MM_ADVISE, range, mm_advice_needs_location(advice) ? where : nowhere, advice,
+    mm_record_call(MM_ADVISE, range, mm_advice_needs_location(advice) ? location : nowhere, advice,
                    begun);
 }
 
@@ -92,10 +92,10 @@ void
 mm_record_members(mm_range range, mm_location_set members, bool on, uint64_t begun)
 {
     CUmem_advise advice = on ? CU_MEM_ADVISE_SET_ACCESSED_BY : CU_MEM_ADVISE_UNSET_ACCESSED_BY;
-    CUmemLocation where;
+    CUmemLocation location;
 
-    while (mm_next_location(&members, &where)) {
-        mm_record_advice(range, advice, where, begun);
+    while (mm_next_location(&members, &location)) {
+        mm_record_advice(range, advice, location, begun);
     }
 }
 

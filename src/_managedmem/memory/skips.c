@@ -68,7 +68,7 @@ prefetch_each(mm_driver *cu, const mm_batch *b, const mm_dispatch_options *optio
 
     for (size_t i = 0; i < b->count; i++) {
         const mm_transfer *t = &b->transfers[i];
-        if (mm_range_prefetch(cu, t->range, t->where, options->stream, defer, st) == 0) {
+        if (mm_range_prefetch(cu, t->range, t->location, options->stream, defer, st) == 0) {
             continue;
         }
         if (st->kind != MM_DRIVER_CALL || st->code != CUDA_ERROR_INVALID_DEVICE) {
@@ -99,11 +99,11 @@ skip_locations(mm_driver *cu, mm_batch *b, size_t *skipped, mm_status *st)
     for (size_t i = 0; i < b->count; i++) {
         mm_transfer *t = &b->transfers[i];
         int concurrent = 1;
-        if (t->range.size == 0 || t->where.type != CU_MEM_LOCATION_TYPE_DEVICE) {
+        if (t->range.size == 0 || t->location.type != CU_MEM_LOCATION_TYPE_DEVICE) {
             continue;
         }
         MM_TRY(cu, DeviceGetAttribute, st, &concurrent,
-               CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS, t->where.id);
+               CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS, t->location.id);
         if (!concurrent) {
             t->range.size = 0;
             ++*skipped;
@@ -134,15 +134,15 @@ static int
 is_advice_refused(mm_driver *cu, const mm_transfer *t, CUmem_advise advice,
                   mm_advice_before *before, bool *refused, mm_status *st)
 {
-    if (mm_advice_query(cu, t->range, advice, t->where, before, st) < 0) {
+    if (mm_advice_query(cu, t->range, advice, t->location, before, st) < 0) {
         return -1;
     }
-    if (mm_range_advise_once(cu, t->range, advice, t->where, st) == 0) {
+    if (mm_range_advise_once(cu, t->range, advice, t->location, st) == 0) {
         return 0;
     }
     *refused = st->kind == MM_DRIVER_CALL && st->code == CUDA_ERROR_NOT_SUPPORTED;
     if (!*refused) {
-        mm_advice_restore(cu, t->range, advice, t->where, before, MM_FAILED);
+        mm_advice_restore(cu, t->range, advice, t->location, before, MM_FAILED);
     }
     return *refused ? 0 : -1;
 }
@@ -187,7 +187,7 @@ mm_batch_advise_or_skip(mm_driver *cu, mm_batch *b, CUmem_advise advice, size_t 
     }
     rc = mm_batch_advise(cu, b, advice, st);
     if (rc < 0 && advised.range.size > 0) {
-        mm_advice_restore(cu, advised.range, advice, advised.where, &before, MM_ADVISED);
+        mm_advice_restore(cu, advised.range, advice, advised.location, &before, MM_ADVISED);
     }
     return rc;
 }
@@ -200,16 +200,16 @@ skip_policy_locations(mm_driver *cu, mm_batch *b, const mm_policy *policy, size_
                       mm_status *st)
 {
     mm_location_set members = policy->accessed_by;
-    CUmemLocation where = policy->preferred;
+    CUmemLocation location = policy->preferred;
 
     do {
         for (size_t i = 0; i < b->count; i++) {
-            b->transfers[i].where = where;
+            b->transfers[i].location = location;
         }
         if (skip_locations(cu, b, skipped, st) < 0) {
             return -1;
         }
-    } while (mm_next_location(&members, &where));
+    } while (mm_next_location(&members, &location));
     return 0;
 }
 

@@ -150,9 +150,9 @@ int
 mm_working_memory_advise(mm_driver *cu, mm_working_memory *m, int device, bool mapped,
                          mm_status *st)
 {
-    CUmemLocation where = mm_location(CU_MEM_LOCATION_TYPE_DEVICE, device);
+    CUmemLocation location = mm_location(CU_MEM_LOCATION_TYPE_DEVICE, device);
     mm_policy at_home = {.preferred = mm_host(),
-                         .accessed_by = mapped ? mm_location_bit(where) : 0};
+                         .accessed_by = mapped ? mm_location_bit(location) : 0};
     mm_batch work;
     int rc = mm_batch_init(&work, m->count, st);
 
@@ -258,31 +258,31 @@ advise_working_range(mm_driver *cu, mm_range range, CUmem_advise advice, mm_stat
 }
 
 static int
-issue_range(mm_driver *cu, mm_operation op, mm_range range, CUmemLocation where, CUstream stream,
-            mm_status *st)
+issue_range(mm_driver *cu, mm_operation op, mm_range range, CUmemLocation location,
+            CUstream stream, mm_status *st)
 {
     uint64_t begun = mm_call_begin();
 
     if (range.size == 0) {
         return 0;
     }
-    if (mm_range_issue(cu, op, range, where, stream, st) < 0) {
+    if (mm_range_issue(cu, op, range, location, stream, st) < 0) {
         return -1;
     }
     if (begun != 0) {
-        mm_record_call(op, range, where, 0, begun);
+        mm_record_call(op, range, location, 0, begun);
     }
     return 0;
 }
 
 static int
-load_range(mm_driver *cu, mm_range range, bool copy, CUmemLocation where, CUstream stream,
+load_range(mm_driver *cu, mm_range range, bool copy, CUmemLocation location, CUstream stream,
            mm_status *st)
 {
     if (copy && advise_working_range(cu, range, CU_MEM_ADVISE_SET_READ_MOSTLY, st) < 0) {
         return -1;
     }
-    return issue_range(cu, MM_PREFETCH, range, where, stream, st);
+    return issue_range(cu, MM_PREFETCH, range, location, stream, st);
 }
 
 /* Discards whole pages only. The pages at the edges, which may have other contents too, go home. */
@@ -333,12 +333,12 @@ typedef enum { LOAD_RANGES, COPY_RANGES, DROP_RANGES, HOME_RANGES, COLLECT_RANGE
 
 static int
 move_range(mm_driver *cu, const mm_working_memory *m, mm_range range, range_move move,
-           CUmemLocation where, CUstream stream, mm_status *st)
+           CUmemLocation location, CUstream stream, mm_status *st)
 {
     switch (move) {
     case LOAD_RANGES:
     case COPY_RANGES:
-        return load_range(cu, range, move == COPY_RANGES, where, stream, st);
+        return load_range(cu, range, move == COPY_RANGES, location, stream, st);
     case COLLECT_RANGES:
         return collect_range(cu, range, stream, st);
     case DROP_RANGES:
@@ -349,7 +349,7 @@ move_range(mm_driver *cu, const mm_working_memory *m, mm_range range, range_move
 }
 
 static int
-move_ranges(mm_driver *cu, const mm_working_memory *m, range_move move, CUmemLocation where,
+move_ranges(mm_driver *cu, const mm_working_memory *m, range_move move, CUmemLocation location,
             CUstream stream, mm_status *st)
 {
     mm_status later;
@@ -361,7 +361,7 @@ move_ranges(mm_driver *cu, const mm_working_memory *m, range_move move, CUmemLoc
         if (entered < 0) {
             rc = -1;
         } else if (entered > 0) {
-            if (move_range(cu, m, r->range, move, where, stream, rc == 0 ? st : &later) < 0) {
+            if (move_range(cu, m, r->range, move, location, stream, rc == 0 ? st : &later) < 0) {
                 rc = -1;
             }
             leave_range(r);

@@ -24,7 +24,7 @@ mm_buffer_get_read_mostly(PyObject *op, void *Py_UNUSED(closure))
 
 typedef struct {
     CUmem_advise advice;
-    CUmemLocation where;
+    CUmemLocation location;
 } one_advice;
 
 static int
@@ -32,13 +32,13 @@ advise_entered(mm_driver *cu, mm_range range, const void *arguments, mm_status *
 {
     const one_advice *one = arguments;
 
-    return mm_range_advise(cu, range, one->advice, one->where, st);
+    return mm_range_advise(cu, range, one->advice, one->location, st);
 }
 
 static int
-advise_buffer(mm_buffer *b, CUmem_advise advice, CUmemLocation where)
+advise_buffer(mm_buffer *b, CUmem_advise advice, CUmemLocation location)
 {
-    one_advice one = {advice, where};
+    one_advice one = {advice, location};
 
     return mm_buffer_advise(b, advise_entered, &one);
 }
@@ -74,7 +74,7 @@ static PyObject *
 get_location(PyObject *op, int (*read)(mm_driver *, mm_range, CUmemLocation *, mm_status *))
 {
     mm_buffer *b = mm_buffer_of(op);
-    CUmemLocation where;
+    CUmemLocation location;
     mm_buffer_use use;
     mm_status st;
     int rc;
@@ -82,9 +82,9 @@ get_location(PyObject *op, int (*read)(mm_driver *, mm_range, CUmemLocation *, m
     if (mm_buffer_enter(b, MM_QUERY, NULL, &use) < 0) {
         return NULL;
     }
-    rc = read(use.cu, use.range, &where, &st);
+    rc = read(use.cu, use.range, &location, &st);
     mm_buffer_leave(&use);
-    return rc < 0 ? mm_raise(b->state, &st) : mm_location_object_new(b->state, where);
+    return rc < 0 ? mm_raise(b->state, &st) : mm_location_object_new(b->state, location);
 }
 
 PyObject *
@@ -103,7 +103,7 @@ int
 mm_buffer_set_preferred_location(PyObject *op, PyObject *value, void *Py_UNUSED(closure))
 {
     mm_buffer *b = mm_buffer_of(op);
-    CUmemLocation where;
+    CUmemLocation location;
 
     if (refuse_delete(value, "preferred_location", "None") < 0) {
         return -1;
@@ -111,10 +111,10 @@ mm_buffer_set_preferred_location(PyObject *op, PyObject *value, void *Py_UNUSED(
     if (value == Py_None) {
         return advise_buffer(b, CU_MEM_ADVISE_UNSET_PREFERRED_LOCATION, mm_host());
     }
-    if (mm_read_location(b->state, value, &where) < 0) {
+    if (mm_read_location(b->state, value, &location) < 0) {
         return -1;
     }
-    return advise_buffer(b, CU_MEM_ADVISE_SET_PREFERRED_LOCATION, where);
+    return advise_buffer(b, CU_MEM_ADVISE_SET_PREFERRED_LOCATION, location);
 }
 
 PyObject *

@@ -36,7 +36,7 @@ mm_buffer_prefetch(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObje
     static const mm_parameters parameters = {
         .function = "prefetch", .names = names, .required = 1, .positional = 1, .total = ARGC};
     mm_buffer *b = mm_buffer_of(op);
-    CUmemLocation where;
+    CUmemLocation location;
     mm_buffer_use use;
     mm_stream_use stream;
     PyObject *argv[ARGC];
@@ -51,24 +51,25 @@ mm_buffer_prefetch(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObje
         return call_targets(b, MM_PREFETCH, argv[LOCATION], argv[STREAM], argv[DEFER],
                             argv[UNSUPPORTED]);
     }
-    if (mm_buffer_check_open(b) < 0 || mm_read_location(b->state, argv[LOCATION], &where) < 0
+    if (mm_buffer_check_open(b) < 0 || mm_read_location(b->state, argv[LOCATION], &location) < 0
         || mm_read_defer(b->state, argv[DEFER], &defer) < 0
         || mm_stream_read(b->state, argv[STREAM], &stream) < 0
         || mm_buffer_enter(b, MM_PREFETCH, &stream, &use) < 0) {
         return NULL;
     }
     Py_BEGIN_ALLOW_THREADS
-    rc = mm_range_prefetch(use.cu, use.range, where, stream.handle, defer, &st);
+    rc = mm_range_prefetch(use.cu, use.range, location, stream.handle, defer, &st);
     mm_buffer_leave(&use);
     Py_END_ALLOW_THREADS
     return mm_none_or_raise(b->state, rc, &st);
 }
 
-/* Discards, and prefetches unless `where` is NULL. */
+/* Discards, and prefetches unless `location` is NULL. */
 static PyObject *
-discard_buffer(mm_buffer *b, PyObject *stream_object, const CUmemLocation *where, mm_defer defer)
+discard_buffer(mm_buffer *b, PyObject *stream_object, const CUmemLocation *location,
+               mm_defer defer)
 {
-    mm_operation op = where ? MM_DISCARD_PREFETCH : MM_DISCARD;
+    mm_operation op = location ? MM_DISCARD_PREFETCH : MM_DISCARD;
     mm_dispatch_options options;
     mm_buffer_use use;
     mm_stream_use stream;
@@ -82,7 +83,7 @@ discard_buffer(mm_buffer *b, PyObject *stream_object, const CUmemLocation *where
         return NULL;
     }
     options = (mm_dispatch_options){stream.handle, MM_DISPATCH_AUTO, defer};
-    mm_batch_one(&batch, use.range, where ? *where : mm_host());
+    mm_batch_one(&batch, use.range, location ? *location : mm_host());
     Py_BEGIN_ALLOW_THREADS
     rc = mm_batch_run(use.cu, op, &batch, &options, &st);
     mm_buffer_leave(&use);
@@ -122,7 +123,7 @@ mm_buffer_discard_prefetch(PyObject *op, PyObject *const *args, Py_ssize_t nargs
                                              .positional = 1,
                                              .total = ARGC};
     mm_buffer *b = mm_buffer_of(op);
-    CUmemLocation where;
+    CUmemLocation location;
     PyObject *argv[ARGC];
     mm_defer defer;
 
@@ -133,11 +134,11 @@ mm_buffer_discard_prefetch(PyObject *op, PyObject *const *args, Py_ssize_t nargs
         return call_targets(b, MM_DISCARD_PREFETCH, argv[LOCATION], argv[STREAM], argv[DEFER],
                             argv[UNSUPPORTED]);
     }
-    if (mm_buffer_check_open(b) < 0 || mm_read_location(b->state, argv[LOCATION], &where) < 0
+    if (mm_buffer_check_open(b) < 0 || mm_read_location(b->state, argv[LOCATION], &location) < 0
         || mm_read_defer(b->state, argv[DEFER], &defer) < 0) {
         return NULL;
     }
-    return discard_buffer(b, argv[STREAM], &where, defer);
+    return discard_buffer(b, argv[STREAM], &location, defer);
 }
 
 /* --- copies ----------------------------------------------------------------------------- */

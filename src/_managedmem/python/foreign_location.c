@@ -258,25 +258,25 @@ mm_read_location_id(mm_state *state, PyObject *value, bool device, CUmemLocation
 int
 mm_read_device(mm_state *state, PyObject *value, int *ordinal)
 {
-    CUmemLocation where = mm_host(); /* for None */
+    CUmemLocation location = mm_host(); /* for None */
     long long number;
     int rc = 0;
 
     if (PyLong_Check(value) && !PyBool_Check(value)) {
         rc = mm_read_index(value, "a device", PyExc_TypeError, &number);
-        rc = rc < 0 ? -1 : mm_device_location(state, number, &where);
+        rc = rc < 0 ? -1 : mm_device_location(state, number, &location);
     } else if (value != Py_None) {
-        rc = mm_read_location(state, value, &where);
+        rc = mm_read_location(state, value, &location);
     }
     if (rc < 0 && !PyErr_ExceptionMatches(PyExc_TypeError)) {
         return -1;
     }
-    if (rc < 0 || where.type != CU_MEM_LOCATION_TYPE_DEVICE) {
+    if (rc < 0 || location.type != CU_MEM_LOCATION_TYPE_DEVICE) {
         PyErr_Clear(); /* TypeError: its message refuses ints, which are valid here */
         PyErr_Format(PyExc_TypeError, "a Device or the ordinal of one is needed, got %R", value);
         return -1;
     }
-    assert(where.id >= 0);
-    *ordinal = where.id;
+    assert(location.id >= 0);
+    *ordinal = location.id;
     return 0;
 }

@@ -8,10 +8,10 @@
 static int
 ordinal_of(PyObject *op)
 {
-    CUmemLocation where = mm_location_of(op);
+    CUmemLocation location = mm_location_of(op);
 
-    assert(where.type == CU_MEM_LOCATION_TYPE_DEVICE);
-    return where.id;
+    assert(location.type == CU_MEM_LOCATION_TYPE_DEVICE);
+    return location.id;
 }
 
 /* Reads the argument of Device(): an ordinal, or a device of any library. */
@@ -35,16 +35,16 @@ device_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     static const mm_parameters parameters = {
         .function = "Device", .names = names, .positional = 1, .total = 1};
     mm_state *state = mm_type_state(type);
-    CUmemLocation where;
+    CUmemLocation location;
     PyObject *device_id;
     int rc;
 
     if (mm_args_new(&parameters, args, kwargs, &device_id) < 0) {
         return NULL;
     }
-    rc = device_id == NULL || device_id == Py_None ? mm_current_device_location(state, &where)
-                                                   : read_device_id(state, device_id, &where);
-    return rc < 0 ? NULL : mm_location_object_new(state, where);
+    rc = device_id == NULL || device_id == Py_None ? mm_current_device_location(state, &location)
+                                                   : read_device_id(state, device_id, &location);
+    return rc < 0 ? NULL : mm_location_object_new(state, location);
 }
 
 static PyObject *

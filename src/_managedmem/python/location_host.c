@@ -7,7 +7,7 @@
 static PyObject *
 host_from_id(mm_state *state, PyObject *numa_id)
 {
-    CUmemLocation where;
+    CUmemLocation location;
     PyObject *known;
     long long node;
 
@@ -21,9 +21,9 @@ host_from_id(mm_state *state, PyObject *numa_id)
         return NULL;
     }
     if (!PyIndex_Check(numa_id)) {
-        return mm_read_location_id(state, numa_id, false, &where) < 0
+        return mm_read_location_id(state, numa_id, false, &location) < 0
                    ? NULL
-                   : mm_location_object_new(state, where);
+                   : mm_location_object_new(state, location);
     }
     if (mm_read_index(numa_id, "numa_id", PyExc_ValueError, &node) < 0) {
         return NULL;
@@ -82,28 +82,28 @@ host_repr(PyObject *op)
 static PyObject *
 host_reduce(PyObject *op, PyObject *Py_UNUSED(none))
 {
-    CUmemLocation where = mm_location_of(op);
+    CUmemLocation location = mm_location_of(op);
 
-    if (where.type == CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT) {
+    if (location.type == CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT) {
         PyObject *make = PyObject_GetAttrString((PyObject *)Py_TYPE(op), "numa_current");
         return make ? Py_BuildValue("(N())", make) : NULL;
     }
-    if (where.type == CU_MEM_LOCATION_TYPE_HOST) {
+    if (location.type == CU_MEM_LOCATION_TYPE_HOST) {
         return Py_BuildValue("(O())", Py_TYPE(op));
     }
-    assert(where.type == CU_MEM_LOCATION_TYPE_HOST_NUMA);
-    return Py_BuildValue("(O(i))", Py_TYPE(op), where.id);
+    assert(location.type == CU_MEM_LOCATION_TYPE_HOST_NUMA);
+    return Py_BuildValue("(O(i))", Py_TYPE(op), location.id);
 }
 
 static PyObject *
 host_get_numa_id(PyObject *op, void *Py_UNUSED(closure))
 {
-    CUmemLocation where = mm_location_of(op);
+    CUmemLocation location = mm_location_of(op);
 
-    if (where.type != CU_MEM_LOCATION_TYPE_HOST_NUMA) {
+    if (location.type != CU_MEM_LOCATION_TYPE_HOST_NUMA) {
         Py_RETURN_NONE;
     }
-    return PyLong_FromLong(where.id);
+    return PyLong_FromLong(location.id);
 }
 
 static PyObject *

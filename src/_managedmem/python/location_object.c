@@ -17,13 +17,13 @@ mm_location_dealloc(PyObject *self)
 }
 
 PyObject *
-mm_new_location(PyTypeObject *type, CUmemLocation where)
+mm_new_location(PyTypeObject *type, CUmemLocation location)
 {
     PyObject *self = mm_alloc_object(type);
 
-    assert(where.type != CU_MEM_LOCATION_TYPE_INVALID && where.id >= 0);
+    assert(location.type != CU_MEM_LOCATION_TYPE_INVALID && location.id >= 0);
     if (self != NULL) {
-        ((mm_location_object *)self)->where = where;
+        ((mm_location_object *)self)->location = location;
     }
     return self;
 }
@@ -31,34 +31,34 @@ mm_new_location(PyTypeObject *type, CUmemLocation where)
 /* The table has one object for each id. Nothing is removed from it, so a borrowed reference
  * lasts. */
 static PyObject *
-intern_location(PyObject *table, PyTypeObject *type, CUmemLocation where)
+intern_location(PyObject *table, PyTypeObject *type, CUmemLocation location)
 {
-    PyObject *key = PyLong_FromLong(where.id), *interned, *fresh;
+    PyObject *key = PyLong_FromLong(location.id), *interned, *fresh;
 
     if (key == NULL) {
         return NULL;
     }
     interned = Py_XNewRef(PyDict_GetItemWithError(table, key));
     if (interned == NULL && !PyErr_Occurred()) {
-        fresh = mm_new_location(type, where);
+        fresh = mm_new_location(type, location);
         /* setdefault returns the object of another thread that was faster. */
         interned = fresh ? PyObject_CallMethod(table, "setdefault", "OO", key, fresh) : NULL;
         Py_XDECREF(fresh);
     }
     Py_DECREF(key);
-    assert(interned == NULL || mm_same_location(mm_location_of(interned), where));
+    assert(interned == NULL || mm_same_location(mm_location_of(interned), location));
     return interned;
 }
 
 PyObject *
-mm_location_object_new(mm_state *state, CUmemLocation where)
+mm_location_object_new(mm_state *state, CUmemLocation location)
 {
     assert(!PyErr_Occurred());
-    switch ((int)where.type) {
+    switch ((int)location.type) {
     case CU_MEM_LOCATION_TYPE_DEVICE:
-        return intern_location(state->devices, state->device_type, where);
+        return intern_location(state->devices, state->device_type, location);
     case CU_MEM_LOCATION_TYPE_HOST_NUMA:
-        return intern_location(state->numa_hosts, state->host_type, where);
+        return intern_location(state->numa_hosts, state->host_type, location);
     case CU_MEM_LOCATION_TYPE_HOST:
         return Py_NewRef(state->any_host);
     case CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT:
@@ -72,10 +72,10 @@ PyObject *
 mm_location_frozenset(mm_state *state, mm_location_set set)
 {
     PyObject *members = PyFrozenSet_New(NULL);
-    CUmemLocation where;
+    CUmemLocation location;
 
-    while (members != NULL && mm_next_location(&set, &where)) {
-        PyObject *member = mm_location_object_new(state, where);
+    while (members != NULL && mm_next_location(&set, &location)) {
+        PyObject *member = mm_location_object_new(state, location);
         if (member == NULL || PySet_Add(members, member) < 0) {
             Py_CLEAR(members);
         }

@@ -10,21 +10,21 @@
 typedef struct {
     PyObject_HEAD
     PyObject *weakrefs;
-    CUmemLocation where;
+    CUmemLocation location;
 } mm_location_object;
 
 /* The location of an object that is known to be a Host or a Device. */
 static inline CUmemLocation
 mm_location_of(PyObject *op)
 {
-    return ((mm_location_object *)op)->where;
+    return ((mm_location_object *)op)->location;
 }
 
 /* The interned Host or Device; a new reference. None for the location that means "unset". */
-PyObject *mm_location_object_new(mm_state *state, CUmemLocation where);
+PyObject *mm_location_object_new(mm_state *state, CUmemLocation location);
 
 /* Allocates a Host or Device without interning it. */
-PyObject *mm_new_location(PyTypeObject *type, CUmemLocation where);
+PyObject *mm_new_location(PyTypeObject *type, CUmemLocation location);
 
 /* The members of a set, as a frozenset; a new reference. */
 PyObject *mm_location_frozenset(mm_state *state, mm_location_set set);

@@ -117,10 +117,10 @@ static PyObject *
 list_of_members(mm_state *state, mm_location_set set)
 {
     PyObject *list = PyList_New(0);
-    CUmemLocation where;
+    CUmemLocation location;
 
-    while (list != NULL && mm_next_location(&set, &where)) {
-        PyObject *member = mm_location_object_new(state, where);
+    while (list != NULL && mm_next_location(&set, &location)) {
+        PyObject *member = mm_location_object_new(state, location);
         if (mm_append_item(list, member) < 0) {
             Py_CLEAR(list);
         }
@@ -509,17 +509,17 @@ set_pop(PyObject *op, PyObject *Py_UNUSED(none))
 {
     const set_object *s = set_of(op);
     mm_location_set now, rest;
-    CUmemLocation where;
+    CUmemLocation location;
 
     if (read_set(s, &now) < 0) {
         return NULL;
     }
     rest = now;
-    if (!mm_next_location(&rest, &where)) {
+    if (!mm_next_location(&rest, &location)) {
         PyErr_SetString(PyExc_KeyError, "pop from an empty set");
         return NULL;
     }
-    return change_set(s, now, rest) < 0 ? NULL : mm_location_object_new(s->state, where);
+    return change_set(s, now, rest) < 0 ? NULL : mm_location_object_new(s->state, location);
 }
 
 static PyObject *

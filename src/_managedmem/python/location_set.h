@@ -39,7 +39,7 @@ int mm_set_read_members(mm_state *state, const mm_set_kind *kind, PyObject *owne
 int mm_read_members(mm_state *state, PyObject *values, bool strict, mm_location_set *set);
 
 /* ValueError for a NUMA host, which cannot be a member of accessed_by. */
-int mm_check_accessed_by(CUmemLocation where);
+int mm_check_accessed_by(CUmemLocation location);
 
 /* A set of that kind, with a reference to its owner. */
 PyObject *mm_set_new(mm_state *state, PyTypeObject *type, const mm_set_kind *kind,

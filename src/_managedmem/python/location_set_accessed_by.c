@@ -67,34 +67,34 @@ remove_partial_accessed_by(PyObject *owner, mm_location_set member)
 }
 
 MM_COLD static int
-refuse_numa_host(CUmemLocation where)
+refuse_numa_host(CUmemLocation location)
 {
     char text[MM_LOCATION_TEXT];
 
     PyErr_Format(
         PyExc_ValueError,
         "%s cannot be in accessed_by: the driver takes devices and Host(), but no NUMA host",
-        mm_location_text(where, text));
+        mm_location_text(location, text));
     return -1;
 }
 
 int
-mm_check_accessed_by(CUmemLocation where)
+mm_check_accessed_by(CUmemLocation location)
 {
     assert(!PyErr_Occurred());
-    return mm_is_numa_host(where) ? refuse_numa_host(where) : 0;
+    return mm_is_numa_host(location) ? refuse_numa_host(location) : 0;
 }
 
 static int
 read_accessed_by_member(mm_state *state, PyObject *Py_UNUSED(owner), PyObject *value,
                         bool Py_UNUSED(strict), mm_location_set *member)
 {
-    CUmemLocation where;
+    CUmemLocation location;
 
-    if (mm_read_location(state, value, &where) < 0 || mm_check_accessed_by(where) < 0) {
+    if (mm_read_location(state, value, &location) < 0 || mm_check_accessed_by(location) < 0) {
         return -1;
     }
-    *member = mm_location_bit(where);
+    *member = mm_location_bit(location);
     assert(*member != 0); /* NUMA hosts were refused */
     return 0;
 }

@@ -47,12 +47,12 @@ change_peers(PyObject *owner, mm_location_set from, mm_location_set to)
 static int
 read_peer(mm_state *state, PyObject *owner, PyObject *value, bool strict, mm_location_set *member)
 {
-    int device, own = mm_resource_of(owner)->where.id, rc;
+    int device, own = mm_resource_of(owner)->location.id, rc;
     bool reachable = true;
     mm_driver *cu;
     mm_status st;
 
-    assert(mm_resource_of(owner)->where.type == CU_MEM_LOCATION_TYPE_DEVICE);
+    assert(mm_resource_of(owner)->location.type == CU_MEM_LOCATION_TYPE_DEVICE);
     if (mm_read_device(state, value, &device) < 0) {
         return -1;
     }

@@ -122,12 +122,12 @@ read_advice_locations(mm_targets *t, PyObject *location, CUmem_advise advice)
         /* With a NUMA host some drivers accept the advice and do nothing (conformance: ignored
          * locations). */
         for (size_t i = 0; i < t->batch.count; i++) {
-            t->batch.transfers[i].where = mm_host();
+            t->batch.transfers[i].location = mm_host();
         }
         return 0;
     }
     for (size_t i = 0; mm_is_accessed_by_advice(advice) && i < t->batch.count; i++) {
-        if (mm_check_accessed_by(t->batch.transfers[i].where) < 0) {
+        if (mm_check_accessed_by(t->batch.transfers[i].location) < 0) {
             return -1;
         }
     }

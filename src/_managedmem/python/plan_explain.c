@@ -79,7 +79,7 @@ is_group(const mm_plan_preview *p, size_t i, size_t *ranges, size_t *bytes)
     *ranges = *bytes = 0;
     for (size_t j = 0; j < p->transfers->count; j++) {
         if (p->work.routes[j] == p->work.routes[i]
-            && mm_same_location(transfers[j].where, transfers[i].where)) {
+            && mm_same_location(transfers[j].location, transfers[i].location)) {
             if (j < i) {
                 return false;
             }
@@ -137,7 +137,7 @@ explain_batch(explanation *e, const mm_plan_preview *p, const mm_dispatch_option
             add_line(e, PyUnicode_FromFormat(
                             "    %zu range%s, %s to %s", ranges, ranges == 1 ? "" : "s",
                             size_text(bytes, size),
-                            mm_location_text(p->transfers->transfers[i].where, place)));
+                            mm_location_text(p->transfers->transfers[i].location, place)));
         }
     }
 }
@@ -151,11 +151,11 @@ explain_singles(explanation *e, const mm_plan_preview *p)
     for (size_t i = 0; i < p->transfers->count; i++) {
         mm_route route = (mm_route)p->work.routes[i];
         if (route != MM_BATCHED && is_group(p, i, &ranges, &bytes)) {
-            add_line(
-                e, PyUnicode_FromFormat("%zu x %s, %s to %s: %s", ranges, call_name(p->op, false),
-                                        size_text(bytes, size),
-                                        mm_location_text(p->transfers->transfers[i].where, place),
-                                        single_reason(route)));
+            add_line(e, PyUnicode_FromFormat(
+                            "%zu x %s, %s to %s: %s", ranges, call_name(p->op, false),
+                            size_text(bytes, size),
+                            mm_location_text(p->transfers->transfers[i].location, place),
+                            single_reason(route)));
         }
     }
 }
@@ -196,7 +196,7 @@ seems_resident(const mm_plan_preview *p, const mm_transfer *entry)
     for (size_t i = 0; i < p->transfers->count; i++) {
         const mm_transfer *t = &p->transfers->transfers[i];
         if (p->work.routes[i] == MM_SINGLE_RESIDENT && entry->range.size > 0
-            && mm_same_location(t->where, entry->where)
+            && mm_same_location(t->location, entry->location)
             && entry->range.start < t->range.start + t->range.size
             && t->range.start < entry->range.start + entry->range.size) {
             return true;

@@ -168,7 +168,7 @@ mm_plan_add(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kwn
         return NULL;
     }
     if (read_part(argv[OFFSET], argv[NBYTES], &new.entry.transfer.range) < 0
-        || mm_read_location(state, argv[LOCATION], &new.entry.transfer.where) < 0) {
+        || mm_read_location(state, argv[LOCATION], &new.entry.transfer.location) < 0) {
         Py_DECREF(new.kept);
         return NULL;
     }
@@ -195,7 +195,7 @@ add_pair(mm_plan_object *self, mm_state *state, PyObject *value)
         PyErr_Format(PyExc_TypeError, "a pair (target, location) is needed, got %zd items",
                      PyTuple_Size(pair));
     } else if (read_plan_target(state, PyTuple_GetItem(pair, 0), &new) == 0) {
-        if (mm_read_location(state, PyTuple_GetItem(pair, 1), &new.entry.transfer.where) == 0) {
+        if (mm_read_location(state, PyTuple_GetItem(pair, 1), &new.entry.transfer.location) == 0) {
             rc = plan_append(self, &new);
         } else {
             Py_DECREF(new.kept);
@@ -252,7 +252,7 @@ mm_plan_tp_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 
 /* A plan of one or several targets with one location. */
 static PyObject *
-plan_of_targets(PyTypeObject *type, PyObject *targets, CUmemLocation where)
+plan_of_targets(PyTypeObject *type, PyObject *targets, CUmemLocation location)
 {
     mm_state *state = mm_type_state(type);
     PyObject *self, *items;
@@ -264,7 +264,7 @@ plan_of_targets(PyTypeObject *type, PyObject *targets, CUmemLocation where)
         addition new;
         int rc = read_plan_target(state, PyTuple_GetItem(items, i), &new);
         if (rc == 0) {
-            new.entry.transfer.where = where;
+            new.entry.transfer.location = location;
             rc = plan_append(mm_plan_of(self), &new);
         } else if (several) {
             mm_name_item("targets", i);
@@ -283,12 +283,12 @@ mm_plan_from_policy(PyObject *type, PyObject *const *args, Py_ssize_t nargs, PyO
     static const char *const names[] = {"targets", "policy"};
     static const mm_parameters parameters = {
         .function = "from_policy", .names = names, .required = 2, .positional = 2, .total = 2};
-    PyObject *argv[2], *location;
-    CUmemLocation where;
+    PyObject *argv[2], *preferred;
+    CUmemLocation location;
     int found, rc = -1;
 
     if (mm_args(&parameters, args, nargs, kwnames, argv) < 0
-        || (found = mm_get_optional(argv[1], "preferred_location", &location)) < 0) {
+        || (found = mm_get_optional(argv[1], "preferred_location", &preferred)) < 0) {
         return NULL;
     }
     if (found == 0) {
@@ -296,14 +296,14 @@ mm_plan_from_policy(PyObject *type, PyObject *const *args, Py_ssize_t nargs, PyO
                                 "is not a policy: it has no preferred_location");
         return NULL;
     }
-    if (location == Py_None) {
+    if (preferred == Py_None) {
         PyErr_Format(PyExc_ValueError, "%R prefers no location: there is nowhere to prefetch to",
                      argv[1]);
     } else {
-        rc = mm_read_location(mm_type_state((PyTypeObject *)type), location, &where);
+        rc = mm_read_location(mm_type_state((PyTypeObject *)type), preferred, &location);
     }
-    Py_DECREF(location);
-    return rc < 0 ? NULL : plan_of_targets((PyTypeObject *)type, argv[0], where);
+    Py_DECREF(preferred);
+    return rc < 0 ? NULL : plan_of_targets((PyTypeObject *)type, argv[0], location);
 }
 
 /* Appends the items of module.name() to a list. */
@@ -339,16 +339,16 @@ mm_plan_from_module(PyObject *type, PyObject *const *args, Py_ssize_t nargs, PyO
     static const mm_parameters parameters = {
         .function = "from_module", .names = names, .required = 2, .positional = 2, .total = 2};
     PyObject *argv[2], *tensors, *plan = NULL;
-    CUmemLocation where;
+    CUmemLocation location;
 
     if (mm_args(&parameters, args, nargs, kwnames, argv) < 0
-        || mm_read_location(mm_type_state((PyTypeObject *)type), argv[1], &where) < 0) {
+        || mm_read_location(mm_type_state((PyTypeObject *)type), argv[1], &location) < 0) {
         return NULL;
     }
     tensors = PyList_New(0);
     if (tensors != NULL && extend_by_method(tensors, argv[0], "parameters") == 0
         && extend_by_method(tensors, argv[0], "buffers") == 0) {
-        plan = plan_of_targets((PyTypeObject *)type, tensors, where);
+        plan = plan_of_targets((PyTypeObject *)type, tensors, location);
     }
     Py_XDECREF(tensors);
     return plan;

@@ -258,7 +258,7 @@ plan_entry_record(mm_state *state, const mm_plan_entry *entry, PyObject *kept)
     if (kept != NULL && (fields[TARGET] = PySequence_GetItem(kept, 0)) != NULL
         && (fields[POINTER] = PyLong_FromUnsignedLongLong(entry->transfer.range.start)) != NULL
         && (fields[NBYTES] = PyLong_FromSize_t(entry->transfer.range.size)) != NULL) {
-        fields[LOCATION] = mm_location_object_new(state, entry->transfer.where);
+        fields[LOCATION] = mm_location_object_new(state, entry->transfer.location);
     }
     return mm_record_new(state->plan_entry_type, fields, FIELDS);
 }

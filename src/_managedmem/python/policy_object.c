@@ -13,9 +13,9 @@ policy_of(PyObject *op)
 }
 
 static bool
-has_location(CUmemLocation where)
+has_location(CUmemLocation location)
 {
-    return (int)where.type != CU_MEM_LOCATION_TYPE_INVALID;
+    return (int)location.type != CU_MEM_LOCATION_TYPE_INVALID;
 }
 
 static PyObject *
@@ -202,10 +202,10 @@ members_text(mm_location_set set)
     PyObject *list = PyList_New(0);
     char name[MM_LOCATION_TEXT];
     int rc = list ? 0 : -1;
-    CUmemLocation where;
+    CUmemLocation location;
 
-    while (rc == 0 && mm_next_location(&set, &where)) {
-        rc = mm_append_item(list, PyUnicode_FromString(mm_location_text(where, name)));
+    while (rc == 0 && mm_next_location(&set, &location)) {
+        rc = mm_append_item(list, PyUnicode_FromString(mm_location_text(location, name)));
     }
     return join_texts(list, rc);
 }
@@ -257,11 +257,11 @@ policy_reduce(PyObject *op, PyObject *Py_UNUSED(none))
 
 /* Appends (name, location); the location is None if the advice takes none. */
 static int
-append_advice(mm_state *state, PyObject *list, CUmem_advise advice, CUmemLocation where)
+append_advice(mm_state *state, PyObject *list, CUmem_advise advice, CUmemLocation location)
 {
     PyObject *pair =
         Py_BuildValue("(sN)", mm_advice_name(advice),
-                      mm_advice_needs_location(advice) ? mm_location_object_new(state, where)
+                      mm_advice_needs_location(advice) ? mm_location_object_new(state, location)
                                                        : Py_NewRef(Py_None));
 
     return mm_append_item(list, pair);
@@ -275,7 +275,7 @@ policy_advice(PyObject *op, PyObject *Py_UNUSED(none))
     mm_location_set accessed_by = p->accessed_by;
     PyObject *list = PyList_New(0);
     int rc = list ? 0 : -1;
-    CUmemLocation where;
+    CUmemLocation location;
 
     if (rc == 0 && has_location(p->preferred)) {
         rc = append_advice(state, list, CU_MEM_ADVISE_SET_PREFERRED_LOCATION, p->preferred);
@@ -283,8 +283,8 @@ policy_advice(PyObject *op, PyObject *Py_UNUSED(none))
     if (rc == 0 && p->read_mostly) {
         rc = append_advice(state, list, CU_MEM_ADVISE_SET_READ_MOSTLY, mm_host());
     }
-    while (rc == 0 && mm_next_location(&accessed_by, &where)) {
-        rc = append_advice(state, list, CU_MEM_ADVISE_SET_ACCESSED_BY, where);
+    while (rc == 0 && mm_next_location(&accessed_by, &location)) {
+        rc = append_advice(state, list, CU_MEM_ADVISE_SET_ACCESSED_BY, location);
     }
     if (rc < 0) {
         Py_CLEAR(list);

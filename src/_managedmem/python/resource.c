@@ -93,7 +93,7 @@ mm_check_access(const mm_driver *cu)
  * `pooled` after the pool, because other threads can find the object through the garbage
  * collector. */
 PyObject *
-mm_resource_new(PyTypeObject *type, bool pooled, bool managed, CUmemLocation where)
+mm_resource_new(PyTypeObject *type, bool pooled, bool managed, CUmemLocation location)
 {
     mm_state *state = mm_type_state(type);
     mm_driver *cu = pooled ? mm_open(state) : mm_driver_usable();
@@ -107,14 +107,14 @@ mm_resource_new(PyTypeObject *type, bool pooled, bool managed, CUmemLocation whe
     }
     if (pooled) {
         Py_BEGIN_ALLOW_THREADS
-        pool = mm_pool_create(cu, managed, where, &st);
+        pool = mm_pool_create(cu, managed, location, &st);
         Py_END_ALLOW_THREADS
         if (pool == NULL) {
             Py_DECREF(self);
             return mm_raise(state, &st);
         }
     }
-    mm_resource_of(self)->where = where;
+    mm_resource_of(self)->location = location;
     mm_resource_of(self)->pool = pool;
     mm_resource_of(self)->pooled = pooled;
     return self;
@@ -331,8 +331,8 @@ resource_allocate(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObjec
 static int
 free_pooled(mm_resource *r, mm_driver *cu, CUdeviceptr start, CUstream stream, mm_status *st)
 {
-    bool on_device = r->where.type == CU_MEM_LOCATION_TYPE_DEVICE;
-    mm_device_stream order = {stream, on_device ? r->where.id : MM_ANY_DEVICE};
+    bool on_device = r->location.type == CU_MEM_LOCATION_TYPE_DEVICE;
+    mm_device_stream order = {stream, on_device ? r->location.id : MM_ANY_DEVICE};
     bool open = mm_guard_enter(&r->guard);
     int rc = mm_pool_refuse_capture(cu, order, st);
 

@@ -12,7 +12,7 @@ typedef struct {
     mm_pool *pool; /* NULL without a pool; used only while the guard is entered */
     bool pooled;
     bool has_policy; /* a default for allocations without a pool */
-    CUmemLocation where; /* the device of a pool, or the preferred location */
+    CUmemLocation location; /* the device of a pool, or the preferred location */
     mm_policy policy;
     mm_guard guard;
 } mm_resource;
@@ -54,7 +54,7 @@ int mm_resource_raise_closed(void);
 int mm_check_access(const mm_driver *cu);
 
 /* For both types. */
-PyObject *mm_resource_new(PyTypeObject *type, bool pooled, bool managed, CUmemLocation where);
+PyObject *mm_resource_new(PyTypeObject *type, bool pooled, bool managed, CUmemLocation location);
 void mm_resource_dealloc(PyObject *op);
 extern PyMethodDef mm_resource_methods[];
 PyObject *mm_resource_get_attributes(PyObject *op, void *closure);

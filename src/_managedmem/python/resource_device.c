@@ -24,13 +24,14 @@ device_resource_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 static PyObject *
 device_resource_get_device_id(PyObject *op, void *Py_UNUSED(closure))
 {
-    return PyLong_FromLong(mm_resource_of(op)->where.id);
+    return PyLong_FromLong(mm_resource_of(op)->location.id);
 }
 
 static PyObject *
 device_resource_repr(PyObject *op)
 {
-    return PyUnicode_FromFormat("DeviceMemoryResource(Device(%d))", mm_resource_of(op)->where.id);
+    return PyUnicode_FromFormat("DeviceMemoryResource(Device(%d))",
+                                mm_resource_of(op)->location.id);
 }
 
 PyDoc_STRVAR(

@@ -76,20 +76,20 @@ managed_get_supports_advice(PyObject *op, void *Py_UNUSED(closure))
 static PyObject *
 managed_get_preferred_location(PyObject *op, void *Py_UNUSED(closure))
 {
-    return mm_location_object_new(mm_type_state(Py_TYPE(op)), mm_resource_of(op)->where);
+    return mm_location_object_new(mm_type_state(Py_TYPE(op)), mm_resource_of(op)->location);
 }
 
 static PyObject *
 managed_get_device_id(PyObject *op, void *Py_UNUSED(closure))
 {
     mm_state *state = mm_type_state(Py_TYPE(op));
-    CUmemLocation where = mm_resource_of(op)->where;
+    CUmemLocation location = mm_resource_of(op)->location;
     mm_driver *cu;
     mm_status st;
     int device;
 
-    if (where.type == CU_MEM_LOCATION_TYPE_DEVICE) {
-        return PyLong_FromLong(where.id);
+    if (location.type == CU_MEM_LOCATION_TYPE_DEVICE) {
+        return PyLong_FromLong(location.id);
     }
     cu = mm_open(state);
     if (cu == NULL) {
@@ -123,8 +123,8 @@ static PyObject *
 managed_repr(PyObject *op)
 {
     mm_resource *r = mm_resource_of(op);
-    mm_policy preferred = {.preferred = r->where};
-    bool nowhere = r->where.type == CU_MEM_LOCATION_TYPE_NONE;
+    mm_policy preferred = {.preferred = r->location};
+    bool nowhere = r->location.type == CU_MEM_LOCATION_TYPE_NONE;
     char text[MM_LOCATION_TEXT];
 
     if (r->has_policy && (nowhere || !mm_same_policy(&r->policy, &preferred))) {
@@ -136,7 +136,7 @@ managed_repr(PyObject *op)
     }
     return PyUnicode_FromFormat("ManagedMemoryResource(%spreferred_location=%s)",
                                 r->pooled ? "pooled=True, " : "",
-                                mm_location_text(r->where, text));
+                                mm_location_text(r->location, text));
 }
 
 PyDoc_STRVAR(

@@ -306,7 +306,7 @@ mm_targets_read_locations(mm_targets *t, PyObject *value)
 {
     bool one_each = value != NULL && t->several && (PyList_Check(value) || PyTuple_Check(value));
     PyObject *locations = one_each ? PySequence_Tuple(value) : NULL;
-    CUmemLocation where = mm_host();
+    CUmemLocation location = mm_host();
     int rc = 0;
 
     assert((size_t)PyTuple_Size(t->items) == t->batch.count);
@@ -314,7 +314,7 @@ mm_targets_read_locations(mm_targets *t, PyObject *value)
         return -1;
     }
     if (!one_each) {
-        rc = mm_read_location(t->state, value, &where);
+        rc = mm_read_location(t->state, value, &location);
         if (rc < 0) {
             explain_location_list(t, value);
         }
@@ -327,12 +327,12 @@ mm_targets_read_locations(mm_targets *t, PyObject *value)
     }
     for (size_t i = 0; rc == 0 && i < t->batch.count; i++) {
         if (one_each) {
-            rc = mm_read_location(t->state, PyTuple_GetItem(locations, (Py_ssize_t)i), &where);
+            rc = mm_read_location(t->state, PyTuple_GetItem(locations, (Py_ssize_t)i), &location);
             if (rc < 0) {
                 mm_name_item("location", (Py_ssize_t)i);
             }
         }
-        t->batch.transfers[i].where = where;
+        t->batch.transfers[i].location = location;
     }
     Py_XDECREF(locations);
     return rc;

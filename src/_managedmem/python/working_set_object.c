@@ -28,15 +28,15 @@ read_set_budget(PyObject *value, size_t *out)
 static int
 read_set_device(mm_state *state, PyObject *value, int *ordinal)
 {
-    CUmemLocation where;
+    CUmemLocation location;
 
     if (value != NULL && value != Py_None) {
         return mm_read_device(state, value, ordinal);
     }
-    if (mm_current_device_location(state, &where) < 0) {
+    if (mm_current_device_location(state, &location) < 0) {
         return -1;
     }
-    *ordinal = where.id;
+    *ordinal = location.id;
     return 0;
 }
 
