@@ -1,8 +1,8 @@
 """Weights and optimizer state that do not fit: streamed by offload(), and in other ways.
 
-Every contender runs the same modules with the same inputs, weights at home on the host. `resident`
-has everything on the device, the limit of the arithmetic; `pinned buffers` is what one writes by
-hand: pinned copies of the weights, three buffers on the device, copies on a side stream.
+The contenders of a row do the same work. `resident` has everything on the device, the limit of
+the arithmetic. `pinned buffers` is written by hand: three buffers on the device, filled on a side
+stream from pinned memory. The rows of loads copy one pinned buffer to one place instead.
 """
 
 from __future__ import annotations
@@ -29,8 +29,9 @@ TOKENS = 32
 SLOTS = 3
 DESCRIPTION = (
     "Layers: the time of a round with one matrix product of each, weights at home on the host, a"
-    " quarter of them in the budget (two layers of 64 MiB). Loads: the groups of a WorkingSet that"
-    " the device or the host has written, without work. Generation: GPT-2's shape in float16"
+    " quarter of them in the budget (two layers of 64 MiB); read_only is offload(read_only=True)."
+    " Loads: a round over the groups of a WorkingSet, filled by the device or by the host, without"
+    " other work. Generation: GPT-2's shape in float16"
     " with random weights, 32 tokens, half of the weights in the budget. Training: a step of Adam,"
     " its state out of the budget. All fits: a round with a budget for everything."
 )

@@ -245,7 +245,7 @@ def zeros(
     every thread. Driver: cuMemAllocManaged, cuMemAdvise, cuMemPrefetchAsync, cuMemsetD8Async,
     cuStreamSynchronize.
     """
-    return full(shape, 0, dtype, name=name, policy=policy)
+    return full(shape, 0, "uint8" if dtype is None else dtype, name=name, policy=policy)
 
 
 def full(

@@ -87,9 +87,10 @@ class TestZeros:
         )
         assert not any(bytes_of(buffer))
 
-    def test_are_bytes_like_those_of_empty(self):
-        with zeros(7) as buffer:
-            assert (buffer.dtype, buffer.nbytes) == (managedmem.empty(7).dtype, 7)
+    @pytest.mark.parametrize("dtype", [{}, {"dtype": None}], ids=str)
+    def test_are_bytes_like_those_of_empty(self, dtype):
+        with zeros(7, **dtype) as buffer, managedmem.empty(7, **dtype) as other:
+            assert (buffer.dtype, buffer.nbytes) == (other.dtype, 7)
 
     def test_replace_what_memory_had_before(self, policy):
         for size in (3 * PAGE, 3 * MIB + 5):

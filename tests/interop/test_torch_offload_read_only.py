@@ -86,7 +86,7 @@ class TestWrites:
         model(inputs)
         with torch.inference_mode(inference), torch.no_grad():
             model[2].bias.add_(1)
-            with pytest.raises(RuntimeError, match=r"'2.bias' was written while .* read_only=True"):
+            with pytest.raises(RuntimeError, match=r"'2.bias' was written although .*=True"):
                 model(inputs)
         with pytest.warns(UserWarning, match=r"may be lost: '2.bias'$"):
             handle.remove()
@@ -101,6 +101,25 @@ class TestWrites:
             model(batch(handle))
         with pytest.warns(UserWarning, match=r"lost: '0.weight', '0.bias', '2.weight', \.\.\.$"):
             handle.remove()
+
+    def test_the_warning_is_for_the_line_of_the_program(self, on):
+        model = layers(4, on=on)
+        with pytest.warns(UserWarning, match="may be lost") as warned:
+            with mt.offload(model, DEVICE, budget=2 * LAYER, read_only=True), torch.no_grad():
+                model[2].bias.add_(1)
+        assert [warning.filename for warning in warned] == [__file__]
+
+    def test_what_stays_on_the_device_may_be_written(self, on):
+        model = layers(4, on=on)
+        want = model[2].weight.detach().cpu() + 1
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            with mt.offload(model, DEVICE, budget=100 * LAYER, read_only=True) as handle:
+                model(batch(handle))
+                with torch.no_grad():
+                    model[2].weight.add_(1)
+                model(batch(handle))
+        assert same(model[2].weight.cpu(), want)
 
     def test_statistics_may_be_written(self, on):
         """Small buffers stay on the device, and are copied home."""

@@ -78,9 +78,10 @@ def offload(
         Submodules that move as a whole. By default these are submodules without submodules, and
         others of at most 64 MiB and a quarter of the budget.
     read_only : bool
-        True promises that nothing writes a parameter while the module is offloaded. Parameters
-        load faster, and a write all the same may be lost: a RuntimeError at the next call of the
-        module, and a UserWarning at remove(), name the parameter. Not together with an optimizer.
+        True promises that nothing writes a parameter while the module is offloaded. Streamed parts
+        of more than 1 MiB load faster, unless they were in managed memory before. A write to such a
+        part may be lost: the next call of its submodule raises RuntimeError, and remove() warns
+        with UserWarning; both name the parameter. Not together with an optimizer.
 
     Parameters and buffers move into managed memory whose home is the host. A WorkingSet loads those
     of a submodule to the device before its forward and its backward call, in the order that it
@@ -104,7 +105,10 @@ def offload(
     _check_model(model)
     if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):
         kind = type(optimizer).__name__
-        raise TypeError(f"optimizer must be one torch.optim.Optimizer or None, got {kind}")
+        raise TypeError(
+            f"optimizer must be one torch.optim.Optimizer or None, got {kind}: give one optimizer "
+            "that has all groups of parameters"
+        )
     chosen = _chosen(model, blocks)
     found = _tensors_of(model)
     homes = _homes(model, device, found)
@@ -347,22 +351,23 @@ class _Lane:
     def fill(self) -> None:
         """Move the tensors into managed memory, and what stays to the device."""
         for part in self.plan.resident + self.plan.streamed:
+            stays = part in self.plan.resident
             fast = (
                 self.read_only
-                and not part.written
+                and not (stays or part.written)
                 and part.nbytes > PACKED
                 and are_parameters(part.blocks)
             )
             ranges, moved = move_in(part.blocks, self.target, by_device=fast)
             self.moved += moved
             access: Literal["read", "write"] = "write" if part.written else "read"
-            # Memory that was used before may have pages on a device.
+            # Blocks that were in managed memory already may have pages on a device.
             at_home = fast and len(moved) == len(part.blocks)
             group = self.set.add(ranges, access, name=part.name or None, at_home=at_home)
             if at_home:
                 self.versions.watch(part)
             self.groups[id(part)] = group
-            if part in self.plan.resident and begin_use(group, self.target.stream()):
+            if stays and begin_use(group, self.target.stream()):
                 self.residents.append(group)
         self.target.wait()  # other streams use it too
         for site in self.plan.sites:
@@ -551,12 +556,16 @@ class Offload:
         """End the offloading: the module is as it was before, with its present values.
 
         Removes the hooks, and moves parameters, buffers, gradients and the optimizer's state to the
-        device where they were, in plain memory; managed memory of before is used again. Waits for
-        the device. A UserWarning tells of writes despite read_only=True. Does nothing the second
-        time. After an error, such as too little memory on that device, everything can be used where
-        it is, and remove() can be called again. Driver: those of WorkingSet.close(),
+        device where they were, in plain memory; tensors that were in managed memory return to it.
+        Waits for the device. A UserWarning tells of writes despite read_only=True. Does nothing the
+        second time. After an error, such as too little memory on that device, everything can be
+        used where it is, and remove() can be called again. Driver: those of WorkingSet.close(),
         cuCtxSynchronize, cuMemFree.
         """
+        self._remove()
+
+    def _remove(self) -> None:
+        """End the offloading; the warning is for the caller of the caller."""
         if self._removed or not self._removing.acquire(blocking=False):
             return
         try:
@@ -582,7 +591,7 @@ class Offload:
             warnings.warn(
                 "written while the module was offloaded with read_only=True, so that the writes "
                 f"may be lost: {names}",
-                stacklevel=2,
+                stacklevel=3,
             )
 
     def _detach(self) -> None:
@@ -642,8 +651,9 @@ class Offload:
 
     @property
     def last_error(self) -> str | None:
-        """The latest failure that stats() counts and the driver explained; None without one.
+        """The text of the latest failure in the thread of a working set; None without one.
 
+        With several devices, that of the last device that has one.
         Safe from every thread; no driver call.
         """
         texts = [lane.set.stats().last_error for lane in self._lanes]
@@ -670,7 +680,7 @@ class Offload:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self.remove()
+        self._remove()
 
     def __repr__(self) -> str:
         devices = ", ".join(str(lane.target.device) for lane in self._lanes)

@@ -32,7 +32,7 @@ _REPLICAS = (
     "DistributedDataParallel with one process for each device, or DataParallel with one device"
 )
 _WRITTEN = (
-    "{!r} was written while the module is offloaded with read_only=True, and the write may be "
+    "{!r} was written although the module is offloaded with read_only=True, and the write may be "
     "lost: call remove(), write it again, and offload the module without read_only"
 )
 _BREAKS = (

@@ -74,8 +74,9 @@ def move_in(
 ) -> tuple[list[ManagedBuffer], list[Moved]]:
     """Move blocks into one allocation; return its memory, to be streamed, and the way back.
 
-    Blocks that are managed already, on their device and in pages of their own, stay there. A copy
-    by the device leaves pages on the host that the host has not mapped.
+    Blocks that are managed already, on their device and in pages of their own, stay there. With
+    by_device, torch copies on the device, and the host does not map the pages
+    (docs/develop/dispatch).
     """
     new = [block for block in blocks if not _stays(block, target)]
     ranges: list[ManagedBuffer] = []

@@ -16,9 +16,9 @@ from managedmem.torch._moving import _Block
 from managedmem.torch._targets import join_name
 
 MIB = 1 << 20
-SMALL = 4 * MIB  # submodules are not streamed one by one below this
+SMALL = 4 * MIB  # modules that contain a ModuleList or ModuleDict are parts up to this size
 LARGE = 64 * MIB  # modules with submodules are not streamed as a whole above this
-TINY = MIB  # parts below this stay on the device
+TINY = MIB  # parts up to this, and up to a 64th of the budget, stay on the device
 PACKED = MIB  # the driver packs allocations of up to this in blocks that earlier ones have used
 _CONTAINERS = (nn.ModuleList, nn.ModuleDict)
 # Their calls use the parameters of submodules without calling those.

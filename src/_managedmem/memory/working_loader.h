@@ -79,8 +79,8 @@ bool mm_loader_is_closed(const mm_loader *l);
 /* True once it needs the memory of its groups no more. */
 bool mm_loader_has_ended(const mm_loader *l);
 
-/* Closes the set for an owner that releases the memory then: failures are ignored, and nothing is
- * tried again. Does nothing in a forked child. */
+/* Closes the set for an owner that releases the memory afterwards. Tries twice; a second failure is
+ * ignored. Does nothing in a forked child. */
 void mm_loader_end(mm_loader *l);
 
 /* The same, and frees the set; NULL is allowed. A forked child frees nothing. */

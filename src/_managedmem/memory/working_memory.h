@@ -58,7 +58,8 @@ MM_NODISCARD int mm_working_memory_restore(mm_driver *cu, mm_working_memory *m, 
 MM_NODISCARD int mm_working_memory_load(mm_driver *cu, const mm_working_memory *m, int device,
                                         bool copy, CUstream stream, mm_status *st);
 
-/* Brings the memory home: read-only copies are dropped at once, contents to be discarded may be. */
+/* Takes the memory off the device: drops a read-only copy by advice, discards whole pages of scratch,
+ * and brings written memory home. */
 MM_NODISCARD int mm_working_memory_drop(mm_driver *cu, const mm_working_memory *m, CUstream stream,
                                         mm_status *st);
 

@@ -403,7 +403,7 @@ place_of(const mm_working_order *o, uint32_t group)
     return o->given_count;
 }
 
-/* A wrong access is no wrong expectation: the group is needed all the same. */
+/* An expectation with the wrong access counts as right: the group is needed all the same. */
 static void
 note_given(mm_working_order *o, uint32_t use)
 {

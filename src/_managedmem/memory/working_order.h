@@ -28,7 +28,7 @@ typedef struct {
     uint32_t next;
 } mm_followed_pair;
 
-/* Zeros are no empty order: mm_working_order_init sets before, last and the trusts. */
+/* Zeroed memory is not an empty order: mm_working_order_init sets before, last and the trusts. */
 typedef struct {
     uint32_t count; /* of groups, also those that were removed */
     uint32_t before, last; /* the last two different uses; or MM_NO_GROUP */

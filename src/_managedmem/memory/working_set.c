@@ -164,7 +164,7 @@ mm_working_set_remove(mm_working_set *s, uint32_t group, uint64_t *ticket, mm_st
 
 /* --- room --------------------------------------------------------------------------------- */
 
-/* Stores in each group how many groups are used before its next use. The steps reach every group of a
+/* Stores in each group the number of uses expected before its next use. The steps reach every group of a
  * loop that goes forward and then back, and every group that is loaded ahead. */
 static void
 measure_distances(mm_working_set *s)

@@ -1,4 +1,4 @@
-/* working_thread.c: the thread of a working set: commands, their tickets, and rest. */
+/* working_thread.c: the thread of a working set: commands, their tickets, and its sleep. */
 #include "working_thread.h"
 
 #include <assert.h>
@@ -9,7 +9,7 @@
 
 #define AWAKE_NS UINT64_C(1000000) /* after the last command */
 #define YIELDING_NS UINT64_C(200000) /* of these, without naps */
-#define MOST_WAY_NS UINT64_C(500000) /* before a load, for a caller that uses a group */
+#define MOST_GIVE_WAY_NS UINT64_C(500000) /* the longest wait of a load for a caller */
 
 /* --- tickets ------------------------------------------------------------------------------ */
 
@@ -200,13 +200,14 @@ wait_until_home(mm_loader *l, mm_loader_group *g)
     g->leaving = false;
 }
 
-/* Leaves the lock of the context to a caller that uses a group, unless one waits for a load. A prefetch
- * keeps that lock, and a kernel launch that has slept for it wakes up after the next prefetch has it. */
+/* Leaves the lock of the context to a caller between its acquisition and its release, but not while a
+ * caller waits for a load. A prefetch keeps that lock, and a kernel launch that sleeps for it wakes up
+ * after the next prefetch has taken it. */
 static void
 give_way(const mm_loader *l)
 {
     uint64_t since = mm_monotonic_clock();
-    uint64_t most = 2 * l->call_ns < MOST_WAY_NS ? 2 * l->call_ns : MOST_WAY_NS;
+    uint64_t most = 2 * l->call_ns < MOST_GIVE_WAY_NS ? 2 * l->call_ns : MOST_GIVE_WAY_NS;
 
     while (atomic_load(&l->in_use) && atomic_load(&l->awaited) <= atomic_load(&l->issued)
            && mm_monotonic_clock() - since < most) {
@@ -214,6 +215,7 @@ give_way(const mm_loader *l)
     }
 }
 
+/* Measures the load for the next give_way(). */
 static int
 load_after_callers(mm_loader *l, mm_loader_group *g, bool copy, mm_status *st)
 {

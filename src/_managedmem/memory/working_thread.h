@@ -1,7 +1,8 @@
 /* working_thread.h: the parts of a working set at work, and its thread, which carries out the commands.
  *
- * The callers decide under the lock, and the thread carries out the commands in their order, on
- * streams of its own. It alone waits for the ends of uses, on the host, because advice is given there.
+ * The callers decide under the lock. The thread carries out the commands in the order of the queue, on
+ * streams of its own. It alone waits for the ends of uses. It waits on the host, because advice is not
+ * stream-ordered.
  * Behind a load it records an event, for which the streams of the callers wait. A caller waits until
  * the thread has queued the load: a stream must never wait for what is yet to be queued, because
  * driver calls that wait for the device, such as cuMemFree, may keep the thread from queueing it. */
@@ -14,7 +15,7 @@
 #include "working_loader.h"
 #include "working_releases.h"
 
-/* Of one stream, the driver begins a prefetch when the one before has ended. Four keep the link busy
+/* On one stream, a prefetch begins when the one before has ended. Four keep the link busy
  * with loads of 2 MiB. */
 enum { MM_LOAD_STREAMS = 4 };
 

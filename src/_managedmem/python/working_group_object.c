@@ -206,7 +206,8 @@ const char mm_working_set_add_doc[] =
     "at_home : bool\n"
     "    For access='read'. True: all pages are on the host, so the set does not prefetch them there first.\n"
     "    That prefetch maps the pages for the host, and copies of mapped pages load more slowly. Pages that\n"
-    "    are on the device stay there, beyond the budget, and what a device writes to a copy is lost.\n"
+    "    are on the device stay there, beyond the budget. What a device writes to the copy of a page\n"
+    "    that the host has not mapped is lost.\n"
     "\n"
     "Until the group is removed or the set is closed, the host is the memory's preferred location, the set\n"
     "switches read_mostly, and the device has a mapping of a group larger than the budget (accessed_by).\n"
@@ -673,8 +674,8 @@ PyDoc_STRVAR(
     "release($self, /, *, stream=None)\n--\n\n"
     "End one acquisition, with the work that is queued on the stream by now.\n"
     "\n"
-    "Call it after the last work of the use is queued. The group stays on the device until room is\n"
-    "needed and that work is done. Raises RuntimeError if the group is not acquired; CUDAError for a\n"
+    "Call it after the last work of the use is queued. The group stays on the device until that\n"
+    "work is done and its room is needed, or until a use that writes replaces its copy. Raises RuntimeError if the group is not acquired; CUDAError for a\n"
     "stream that captures a graph, and the group stays acquired; CUDAError when the driver refuses, and\n"
     "the group is released all the same. Does nothing once the set is closed. Safe from every thread;\n"
     "releases the GIL. Driver: cuEventRecord.");
@@ -692,7 +693,9 @@ static PyGetSetDef group_getset[] = {
     {"access", group_get_access, NULL, "\"read\", \"write\" or \"scratch\".", NULL},
     {"set", group_get_set, NULL, "The WorkingSet that it belongs to.", NULL},
     {"is_resident", group_get_is_resident, NULL,
-     "True while all of it is on the device. Driver: cuEventQuery.", NULL},
+     "True while the set keeps all of it on the device; calls outside of the set do not\n"
+     "change it. Driver: cuEventQuery.",
+     NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };
 

@@ -558,8 +558,8 @@ PyDoc_STRVAR(
     "\n"
     "Contents stay as they are. Pages stay where they are, but read-only copies on the device are\n"
     "dropped with read_mostly. Uses under way end with the set: their release() does nothing then.\n"
-    "Releases the targets. Closing again does nothing. Raises CUDAError if the driver fails: the advice that could be\n"
-    "restored is restored, and another close() tries the rest again. Raises RuntimeError inside a host\n"
+    "Releases the targets. Closing again does nothing. Raises CUDAError if the driver fails: the advice\n"
+    "that could be restored is restored, and another close() tries the rest again. Raises RuntimeError inside a host\n"
     "function while another thread uses the set. Safe from every thread; releases the GIL. Driver:\n"
     "cuStreamQuery, cuMemRangeGetAttributes, cuMemAdvise.");
 

@@ -1,9 +1,9 @@
 /* lost_write.c: writes of a device to its copy of read-mostly memory whose home is the host.
  *
- * Usage: lost_write, linked to the driver. In each case memory that prefers the host has ones, the
- * device gets a copy by a prefetch and writes twos there. The host must then read twos, beside the copy
- * and once it is dropped, by taking the advice away. On driver 580.159.04 (H200) it reads ones where
- * it had not mapped the pages before the prefetch. */
+ * Usage: lost_write, linked to the driver, with headers of CUDA 13. In each case managed memory prefers
+ * the host and holds ones. A prefetch copies it to the device, which then writes twos. The host must read
+ * twos, while the copy exists and after SET_READ_MOSTLY is unset. On driver 580.159.04 (H200) it reads
+ * ones if it had not mapped the pages before the prefetch. */
 #include <cuda.h>
 #include <stdint.h>
 #include <stdio.h>
