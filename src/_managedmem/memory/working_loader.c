@@ -150,6 +150,7 @@ mm_loader_new(mm_driver *cu, int device, size_t budget, const void *owner, mm_st
     l->cu = cu;
     l->device = device;
     l->owner = owner;
+    l->use_began = MM_NO_USE;
     mm_working_set_init(&l->set, budget);
     mm_turn_init(&l->turn);
     (void)pthread_mutex_init(&l->lock, NULL);
@@ -469,6 +470,15 @@ find_usable_group(mm_loader *l, uint32_t group, mm_status *st)
     return found;
 }
 
+/* Later loads give way to the use; the one after it may be the next that the caller needs. */
+static void
+note_use(mm_loader *l, uint64_t ticket)
+{
+    uint64_t issued = atomic_load(&l->issued);
+
+    atomic_store(&l->use_began, issued > ticket ? issued : ticket);
+}
+
 static int
 acquire_entered(mm_loader *l, uint32_t group, bool reads, mm_device_stream stream,
                 mm_working_use *use, mm_status *st)
@@ -485,7 +495,7 @@ acquire_entered(mm_loader *l, uint32_t group, bool reads, mm_device_stream strea
     if (rc == 0) {
         *use = mm_working_set_acquire(&l->set, group, reads && g->memory.access == MM_GROUP_WRITE,
                                       &ticket);
-        atomic_store(&l->in_use, true);
+        note_use(l, ticket);
         wake_thread(l);
     }
     mm_loader_unlock(l);
@@ -493,7 +503,7 @@ acquire_entered(mm_loader *l, uint32_t group, bool reads, mm_device_stream strea
         return -1;
     }
     if (follow_ticket(l, g, stream, ticket, st) < 0) {
-        atomic_store(&l->in_use, false);
+        atomic_store(&l->use_began, MM_NO_USE);
         mm_loader_lock(l);
         mm_working_set_give_back(&l->set, group);
         mm_loader_unlock(l);
@@ -541,7 +551,7 @@ release_recorded(mm_loader *l, uint32_t group, mm_release_list *end, mm_status *
     mm_group_state *g;
     int rc = 0;
 
-    atomic_store(&l->in_use, false);
+    atomic_store(&l->use_began, MM_NO_USE);
     mm_loader_lock(l);
     g = &l->set.groups[group];
     if (g->held == 0) {

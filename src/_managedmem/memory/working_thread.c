@@ -200,31 +200,37 @@ wait_until_home(mm_loader *l, mm_loader_group *g)
     g->leaving = false;
 }
 
-/* Leaves the lock of the context to a caller between its acquisition and its release, but not while a
- * caller waits for a load. A prefetch keeps that lock, and a kernel launch that sleeps for it wakes up
- * after the next prefetch has taken it. */
+/* True while a caller uses a group that it acquired before the latest load, and none waits for a load. */
+static bool
+is_in_the_way(const mm_loader *l)
+{
+    uint64_t issued = atomic_load(&l->issued);
+
+    return issued > atomic_load(&l->use_began) && issued >= atomic_load(&l->awaited)
+           && !mm_guard_is_closed(&l->guard);
+}
+
+/* Leaves the lock of the context to the caller, who has lost it to one load. A prefetch keeps that
+ * lock, and a kernel launch that sleeps for it wakes up after the next prefetch has taken it. */
 static void
 give_way(const mm_loader *l)
 {
+    const struct timespec nap = {.tv_nsec = 10000};
     uint64_t since = mm_monotonic_clock();
     uint64_t most = 2 * l->call_ns < MOST_GIVE_WAY_NS ? 2 * l->call_ns : MOST_GIVE_WAY_NS;
 
-    while (atomic_load(&l->in_use) && atomic_load(&l->awaited) <= atomic_load(&l->issued)
-           && mm_monotonic_clock() - since < most) {
-        (void)sched_yield();
+    while (is_in_the_way(l) && mm_monotonic_clock() - since < most) {
+        (void)nanosleep(&nap, NULL);
     }
 }
 
 /* Measures the load for the next give_way(). */
 static int
-load_after_callers(mm_loader *l, mm_loader_group *g, bool copy, mm_status *st)
+load_and_measure(mm_loader *l, mm_loader_group *g, bool copy, mm_status *st)
 {
-    uint64_t since;
-    int rc;
+    uint64_t since = mm_monotonic_clock();
+    int rc = mm_working_memory_load(l->cu, &g->memory, l->device, copy, g->stream, st);
 
-    give_way(l);
-    since = mm_monotonic_clock();
-    rc = mm_working_memory_load(l->cu, &g->memory, l->device, copy, g->stream, st);
     l->call_ns = mm_monotonic_clock() - since;
     return rc;
 }
@@ -255,15 +261,17 @@ load_within_budget(mm_loader *l, mm_loader_group *g, bool copy, mm_status *st)
         wait_until_home(l, g);
         g->copied = true;
     }
-    return load_after_callers(l, g, copy, st);
+    return load_and_measure(l, g, copy, st);
 }
 
 static void
 run_load(mm_loader *l, mm_loader_group *g, const mm_working_command *command)
 {
     mm_status st = {.kind = MM_OK};
-    int rc = load_within_budget(l, g, command->copy, &st);
+    int rc;
 
+    give_way(l);
+    rc = load_within_budget(l, g, command->copy, &st);
     if (rc < 0) {
         note_failure(l, &st);
         wait_until_idle(l); /* for the part that is loaded, and for a discard before the load */

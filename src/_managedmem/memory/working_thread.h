@@ -19,6 +19,8 @@
  * with loads of 2 MiB. */
 enum { MM_LOAD_STREAMS = 4 };
 
+#define MM_NO_USE UINT64_MAX /* in place of a ticket */
+
 /* A group is taken out by one thread at a time. */
 typedef enum {
     MM_NOT_REMOVED,
@@ -69,7 +71,8 @@ struct mm_loader {
     /* Tickets: those whose commands are queued on the stream, and those that are done. */
     atomic_uint_fast64_t issued, completed;
     atomic_uint_fast64_t awaited; /* the latest ticket that a caller has waited for */
-    atomic_bool in_use; /* a group was acquired, and none was released since */
+    /* A hint: the latest ticket at the latest acquisition; MM_NO_USE since the latest release. */
+    atomic_uint_fast64_t use_began;
     uint64_t call_ns; /* the thread's: the time that the latest load took to queue */
     atomic_size_t physical;
     mm_loader *next; /* in the list of all of them */
