@@ -3,9 +3,12 @@
 import importlib
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+
+from paths import ROOT
 
 SUITE = """
     import pytest
@@ -52,6 +55,13 @@ def run_tests(tools, tmp_path, text):
     file.write_text("\n".join(line[4:] for line in text.splitlines()))
     arguments = [str(file), "--rootdir", str(tmp_path), "-c", "/dev/null"]
     return tools.suite.run_tests("a", arguments, tmp_path, 60)
+
+
+def test_the_whole_suite_has_all_folders_and_ends_with_programs(tools):
+    found = [Path(folder) for folder in tools.suite.folders_of_tests()]
+    files = (ROOT / "tests").glob("**/test_*.py")
+    assert len(found) == len(set(found)) and {file.parent for file in files} == set(found)
+    assert found[-1] == ROOT / "tests" / "project"
 
 
 def test_tests_are_counted_by_their_end(tools, tmp_path):
