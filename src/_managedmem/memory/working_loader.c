@@ -470,7 +470,8 @@ find_usable_group(mm_loader *l, uint32_t group, mm_status *st)
     return found;
 }
 
-/* Later loads give way to the use; the one after it may be the next that the caller needs. */
+/* The load behind an acquisition goes at once: it may be the next that the caller needs. Later ones give
+ * way to the use. */
 static void
 note_use(mm_loader *l, uint64_t ticket)
 {
