@@ -180,7 +180,13 @@ def _from_numpy(
         ) from None
     if not _is_known_to_numpy(source):
         source = _imported_dlpack(numpy, source)
-    array = numpy.asarray(source, None if dtype is None else str(DType(dtype)))
+    wanted = None if dtype is None else str(DType(dtype))
+    try:
+        array = numpy.asarray(source, wanted)
+    except TypeError:
+        if hasattr(source, "dtype"):
+            DType(source.dtype)  # raises for one that buffers do not have, and says what to do
+        raise
     own = DType(array.dtype.newbyteorder("="))
     data = memoryview(numpy.ascontiguousarray(array, str(own)).reshape(-1).view(numpy.uint8))
     return _made(

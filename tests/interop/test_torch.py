@@ -51,9 +51,20 @@ def test_tensors_on_the_cpu_are_converted():
         assert contents(buffer) == tensor.double().numpy().tobytes()
 
 
+class UnreadableByNumpy:
+    dtype = "float32"
+
+    def __array__(self, dtype=None, copy=None):
+        raise TypeError("cannot resize")
+
+
 def test_tensors_of_other_types_stay_torchs(on):
     with pytest.raises(TypeError):
         managedmem.asarray(torch.zeros(3, dtype=torch.bfloat16, device=on))
+    with pytest.raises(TypeError, match=r"bfloat16 .* use an integer of the same size"):
+        managedmem.asarray(torch.zeros(3, dtype=torch.bfloat16))
+    with pytest.raises(TypeError, match="resize"):
+        managedmem.asarray(UnreadableByNumpy())
     with pytest.raises(TypeError, match="bfloat16"):
         managedmem.empty_like(torch.zeros(3, dtype=torch.bfloat16))
     with pytest.raises(RuntimeError, match="grad"):
