@@ -558,6 +558,24 @@ class TestModels:
             pair.check()
         pair.check()
 
+    def test_a_second_optimizer_is_right_too(self, on):
+        """The parameters of that one are written although they were said to be read."""
+        pair = Pair(on, lambda parameters: torch.optim.Adam(list(parameters)[:4], lr=0.01))
+        others = {m: torch.optim.Adam(list(m.parameters())[4:], lr=0.01) for m, _ in pair.sides}
+
+        def step_second(model, _):
+            others[model].step()
+            others[model].zero_grad()
+
+        before = [p.detach().clone() for p in pair.model.parameters()]
+        with pair.offload(BUDGETS["streamed"]):
+            for _ in range(3):
+                pair.step()
+                pair.each(step_second)
+            pair.check()
+        pair.check()
+        assert not any(map(same, before, pair.model.parameters()))
+
 
 class TestOptimizers:
     def test_schedulers_from_before_and_after(self, on):
