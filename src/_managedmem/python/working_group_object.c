@@ -675,10 +675,11 @@ PyDoc_STRVAR(
     "End one acquisition, with the work that is queued on the stream by now.\n"
     "\n"
     "Call it after the last work of the use is queued. The group stays on the device until that\n"
-    "work is done and its room is needed, or until a use that writes replaces its copy. Raises RuntimeError if the group is not acquired; CUDAError for a\n"
-    "stream that captures a graph, and the group stays acquired; CUDAError when the driver refuses, and\n"
-    "the group is released all the same. Does nothing once the set is closed. Safe from every thread;\n"
-    "releases the GIL. Driver: cuEventRecord.");
+    "work is done and its room is needed, or until a use that writes replaces its copy. Raises\n"
+    "RuntimeError if the group is not acquired; CUDAError for a stream that captures a graph, and the\n"
+    "group stays acquired; CUDAError when the driver refuses, and the group is released all the same.\n"
+    "Does nothing once the set is closed. Safe from every thread; releases the GIL. Driver:\n"
+    "cuEventRecord.");
 
 static PyMethodDef group_methods[] = {
     MM_METHOD("use", group_use, group_use_doc),

@@ -562,9 +562,9 @@ PyDoc_STRVAR(
     "Contents stay as they are. Pages stay where they are, but read-only copies on the device are\n"
     "dropped with read_mostly. Uses under way end with the set: their release() does nothing then.\n"
     "Releases the targets. Closing again does nothing. Raises CUDAError if the driver fails: the advice\n"
-    "that could be restored is restored, and another close() tries the rest again. Raises RuntimeError inside a host\n"
-    "function while another thread uses the set. Safe from every thread; releases the GIL. Driver:\n"
-    "cuStreamQuery, cuMemRangeGetAttributes, cuMemAdvise.");
+    "that could be restored is restored, and another close() tries the rest again. Raises RuntimeError\n"
+    "inside a host function while another thread uses the set. Safe from every thread; releases the\n"
+    "GIL. Driver: cuStreamQuery, cuMemRangeGetAttributes, cuMemAdvise.");
 
 static PyMethodDef working_set_methods[] = {
     MM_METHOD("add", mm_working_set_add_group, mm_working_set_add_doc),
