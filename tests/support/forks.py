@@ -12,8 +12,11 @@ ASAN = "libasan" in os.environ.get("LD_PRELOAD", "")
 
 
 def _is_asleep(thread):
-    with open(f"/proc/self/task/{thread}/stat") as file:
-        return file.read().rpartition(")")[2].split()[0] == "S"
+    try:
+        with open(f"/proc/self/task/{thread}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] == "S"
+    except (FileNotFoundError, ProcessLookupError):  # it ended after it was listed
+        return False
 
 
 def fork_beside_sleepers():
