@@ -264,9 +264,12 @@ class TestKindsOfMemory:
             assert buffer.__dlpack_device__() == (13, 0)
 
     @pytest.mark.parametrize("advice", ADVICES)
-    def test_advice_on_a_pool_names_the_alternative(self, managed, advice):
-        with managed.allocate(PAGE) as buffer, pytest.raises(managedmem.CUDAError) as caught:
-            managedmem.advise(buffer, advice, Device(0) if "location" in advice else Host())
+    def test_advice_on_a_pool_names_the_memory_and_the_alternative(self, managed, advice):
+        location = Device(0) if "location" in advice else Host()
+        with managed.allocate(PAGE) as buffer:
+            with pytest.raises(managedmem.CUDAError) as caught:
+                managedmem.advise([managed.allocate(0), buffer], advice, location)
+            assert f"({PAGE} bytes at {buffer.handle:#x})" in str(caught.value)
         assert caught.value.name == "CUDA_ERROR_NOT_SUPPORTED"
         assert "ManagedMemoryResource().allocate()" in str(caught.value)
 
