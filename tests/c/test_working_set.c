@@ -217,7 +217,7 @@ many_small_groups_are_loaded_farther_ahead(void)
 
 /* Large ones are not: what is loaded for nothing keeps a use that was not foreseen waiting. */
 static void
-large_groups_are_loaded_eight_ahead(void)
+large_groups_are_loaded_four_ahead(void)
 {
     mm_status st;
 
@@ -228,7 +228,7 @@ large_groups_are_loaded_eight_ahead(void)
                  &st);
     }
     use(0);
-    CHECK_EQUAL(count_loads(), 1 + MM_MOST_TRUST);
+    CHECK_EQUAL(count_loads(), 1 + 4);
     run_all();
     end_model();
     begin_model((size_t)1 << 40, 0, true);
@@ -237,6 +237,22 @@ large_groups_are_loaded_eight_ahead(void)
     }
     use(0);
     CHECK_EQUAL(count_loads(), 1 + 16); /* 32 MiB */
+    run_all();
+    end_model();
+}
+
+static void
+a_loop_of_twice_the_budget_keeps_a_third_of_its_groups(void)
+{
+    uint64_t before;
+
+    seed = 1;
+    begin_model(800, 16, true);
+    use_loop(16, 3);
+    before = count_loads();
+    use_loop(16, 20);
+    CHECK(count_loads() - before <= (uint64_t)20 * 16 * 2 / 3);
+    CHECK_EQUAL(model.set.counts.loads_on_demand, 1);
     run_all();
     end_model();
 }
@@ -578,7 +594,8 @@ main(void)
         CHECK_TEST(a_copy_is_replaced_before_it_is_written),
         CHECK_TEST(a_loop_is_loaded_ahead),
         CHECK_TEST(many_small_groups_are_loaded_farther_ahead),
-        CHECK_TEST(large_groups_are_loaded_eight_ahead),
+        CHECK_TEST(large_groups_are_loaded_four_ahead),
+        CHECK_TEST(a_loop_of_twice_the_budget_keeps_a_third_of_its_groups),
         CHECK_TEST(a_loop_that_turns_keeps_the_groups_at_its_ends),
         CHECK_TEST(what_fits_is_loaded_once),
         CHECK_TEST(a_given_order_wins_until_it_is_wrong),

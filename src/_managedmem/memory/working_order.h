@@ -17,7 +17,8 @@
 #define MM_NO_GROUP UINT32_MAX
 #define MM_REMOVED_GROUP (MM_NO_GROUP - 1) /* in place of the number of one that was removed */
 
-/* How far a predictor is trusted: the number of next groups that are worth a load, whatever their size. */
+/* How far a predictor is trusted: the number of next groups that may be loaded; the most stands for any
+ * number. */
 enum { MM_MOST_TRUST = 8 };
 
 /* The use that came after one that followed another one. */
@@ -75,7 +76,7 @@ mm_order_walk mm_working_order_walk(const mm_working_order *o);
 /* The next group of the walk, and whether its use only reads it; or MM_NO_GROUP if nothing is known. */
 uint32_t mm_order_walk_next(const mm_working_order *o, mm_order_walk *walk, bool *reads);
 
-/* The number of next groups that are worth a load, from 0 to MM_MOST_TRUST; less after wrong
+/* The number of next groups that may be loaded, from 0 to MM_MOST_TRUST; less after wrong
  * expectations. */
 int mm_working_order_trust(const mm_working_order *o);
 

@@ -7,11 +7,11 @@
 
 #include "growth.h"
 
-/* Many small groups are loaded ahead until they have these bytes, or this part of the budget, so that
- * the link works on during a long use. Each byte more is one that a loop larger than the budget loads in
- * every round, because it does not stay from one round to the next. */
+/* Each byte that is loaded ahead is one that a loop larger than the budget loads in every round, because
+ * it does not stay from one round to the next. So the groups ahead are as few as keep the link at work,
+ * and small ones as many as have these bytes, or this part of the budget, for the time of a long use. */
 #define MOST_BYTES_AHEAD ((size_t)32 << 20)
-enum { BUDGET_PART_AHEAD = 4 };
+enum { LEAST_AHEAD = 3, BUDGET_PART_AHEAD = 4 };
 
 #define UNEXPECTED UINT32_MAX /* the distance of a group that is not expected */
 
@@ -264,22 +264,25 @@ drop_copy_before_write(mm_working_set *s, uint32_t group, bool reads)
     }
 }
 
-/* True if the group behind `step` expected ones, which have these bytes, is worth a load. */
+/* True if the group behind `step` expected ones, which have these bytes, is worth a load; the first
+ * `least` are at any size. */
 static bool
-is_worth_a_load(const mm_working_set *s, uint32_t step, size_t bytes)
+is_worth_a_load(const mm_working_set *s, uint32_t step, uint32_t least, size_t bytes)
 {
     uint32_t trust = (uint32_t)mm_working_order_trust(&s->order);
     size_t part = s->budget / BUDGET_PART_AHEAD;
 
-    return step < trust
-           || (trust == MM_MOST_TRUST && step < s->live
-               && bytes < (part < MOST_BYTES_AHEAD ? part : MOST_BYTES_AHEAD));
+    if (step >= trust && trust < MM_MOST_TRUST) {
+        return false;
+    }
+    return step < least
+           || (step < s->live && bytes < (part < MOST_BYTES_AHEAD ? part : MOST_BYTES_AHEAD));
 }
 
 /* Queues loads of the groups that are expected next, as long as only groups with a later use are
  * dropped for them. */
 static void
-look_ahead(mm_working_set *s)
+look_ahead(mm_working_set *s, uint32_t least)
 {
     mm_order_walk walk = mm_working_order_walk(&s->order);
     size_t bytes = 0;
@@ -288,7 +291,7 @@ look_ahead(mm_working_set *s)
         return;
     }
     measure_distances(s);
-    for (uint32_t step = 0; is_worth_a_load(s, step, bytes); step++) {
+    for (uint32_t step = 0; is_worth_a_load(s, step, least, bytes); step++) {
         bool reads;
         uint32_t group = mm_order_walk_next(&s->order, &walk, &reads);
         if (group == MM_NO_GROUP) {
@@ -340,7 +343,7 @@ mm_working_set_acquire(mm_working_set *s, uint32_t group, bool reads, uint64_t *
     s->counts.acquired++;
     use = place_acquired(s, group, reads);
     *ticket = g->present || g->signals_drop ? g->ticket : 0;
-    look_ahead(s);
+    look_ahead(s, LEAST_AHEAD);
     return use;
 }
 
@@ -360,7 +363,7 @@ mm_working_set_release(mm_working_set *s, uint32_t group, mm_release_list *relea
     g->releases = releases;
     g->released = true;
     g->held--;
-    look_ahead(s);
+    look_ahead(s, LEAST_AHEAD + 1); /* in place of the one that was in use */
 }
 
 void
