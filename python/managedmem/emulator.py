@@ -216,6 +216,8 @@ def enable(
 ) -> None:
     """Use the emulated driver in this process, configured as the arguments say.
 
+    Does nothing if the emulated driver is open already, and the arguments are the same, or none.
+
     Parameters
     ----------
     profile : str, optional
@@ -234,7 +236,8 @@ def enable(
     discard : {"poison", "keep", "zero"}, optional
         Discarded pages hold the byte 0xDB, what they would on an H200, or zeros.
 
-    Raises RuntimeError when a driver is already open, TypeError or ValueError for bad arguments.
+    Raises RuntimeError if another driver, or the emulated one with other settings, is open
+    already, TypeError or ValueError for bad arguments.
     """
     settings: list[str] = []
     if profile is not None:
@@ -259,10 +262,28 @@ def enable(
         settings.append(f"schedule={_check_choice('schedule', schedule, _SCHEDULES)}")
     if discard is not None:
         settings.append(f"discard={_check_choice('discard', discard, _DISCARDS)}")
-    _managedmem._select_driver("emulator")
-    # Without arguments, the configuration in the environment stays.
-    if settings or _CONFIGURATION not in os.environ:
-        os.environ[_CONFIGURATION] = ",".join(settings)
+    wanted = ",".join(settings)
+    if _select(wanted):
+        # Without arguments, the configuration in the environment stays.
+        if settings or _CONFIGURATION not in os.environ:
+            os.environ[_CONFIGURATION] = wanted
+
+
+def _select(wanted: str) -> bool:
+    """Choose the emulated driver; False if it is open as it is wanted."""
+    try:
+        _managedmem._select_driver("emulator")
+    except RuntimeError:
+        if not is_active():
+            raise
+        present = os.environ.get(_CONFIGURATION, "")
+        if wanted not in ("", present):
+            raise RuntimeError(
+                f"the emulated driver is already open with the settings {present!r}, and takes no "
+                f"others, got {wanted!r}: call enable() before the first use"
+            ) from None
+        return False
+    return True
 
 
 def is_active() -> bool:

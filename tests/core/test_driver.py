@@ -189,7 +189,7 @@ class TestSelection:
             import managedmem as mm
             from managedmem import _managedmem, emulator
             mm.driver_info()
-            for late in (lambda: _managedmem._select_driver("cuda"), lambda: emulator.enable()):
+            for late in (lambda: _managedmem._select_driver("cuda"), lambda: emulator.enable(devices=3)):
                 try:
                     late()
                 except RuntimeError as error:
@@ -214,6 +214,26 @@ class TestSelection:
             assert mm.Device.count() == 3
             assert mm.driver_info()["version_string"] == "12.8"
             assert mm.emulator.is_active()
+            """,
+            driver=None,
+        )
+
+    def test_enable_may_be_repeated(self):
+        """As a cell of a notebook is."""
+        run_python(
+            """
+            import managedmem as mm
+            for settings in ({"devices": 3, "schedule": "lazy"}, {}):
+                mm.emulator.enable(devices=3, schedule="lazy")
+                assert mm.Device.count() == 3
+                mm.emulator.enable(**settings)
+            try:
+                mm.emulator.enable(devices=2)
+            except RuntimeError as error:
+                assert "'devices=3,schedule=lazy'" in str(error) and "'devices=2'" in str(error)
+            else:
+                raise SystemExit("accepted")
+            assert mm.Device.count() == 3
             """,
             driver=None,
         )
