@@ -16,7 +16,7 @@ PRELUDE = """
 import atexit, gc, os, sys, threading, time, warnings
 import managedmem
 from forks import fork_beside_sleepers
-from managedmem import Device, Host, Stream, WorkingSet, emulator
+from managedmem import Device, Host, Stream, WorkingGroup, WorkingSet, emulator
 warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
 SIZE = 1 << 16
 
@@ -383,4 +383,33 @@ for _ in range(10):
 print([memoryview(b)[SIZE - 1] for b in buffers])
 """)
             == "[0, 1, 2, 3, 4, 5, 6, 7]\n"
+        )
+
+    def test_objects_that_are_found_while_they_are_made(self):
+        """They are made without the GIL; gc.get_objects() shows them once they are complete."""
+        assert (
+            run("""
+import gc
+gc.disable()
+gc.freeze()
+pages = [b[i : i + 4096] for b in buffers for i in range(0, SIZE, 8192)]
+ended = False
+def make():
+    while not ended:
+        with WorkingSet(1 << 20) as working:
+            working.add(pages)
+maker = threading.Thread(target=make)
+maker.start()
+end = time.monotonic() + 2
+while time.monotonic() < end:
+    for found in gc.get_objects():
+        if type(found) is WorkingSet:
+            repr(found)
+        elif type(found) is WorkingGroup:
+            assert found.is_resident in (True, False)
+ended = True
+maker.join()
+print("complete")
+""")
+            == "complete\n"
         )

@@ -78,7 +78,8 @@ add_entered_targets(mm_loader *loader, mm_targets *t, mm_group_access access, bo
     return mm_raise_failure(t->state, rc, &st);
 }
 
-/* A group without a number yet, which keeps the targets. */
+/* A group without a number yet, which keeps the targets. Until it has one, gc.get_objects() must not
+ * show it. */
 static PyObject *
 new_group(mm_state *state, PyObject *set, const mm_targets *t, PyObject *name,
           mm_group_access access)
@@ -87,6 +88,7 @@ new_group(mm_state *state, PyObject *set, const mm_targets *t, PyObject *name,
     mm_working_group_object *group = mm_working_group_of(op);
 
     if (op != NULL) {
+        PyObject_GC_UnTrack(op);
         group->set = Py_NewRef(set);
         group->name = name != Py_None ? Py_XNewRef(name) : NULL;
         group->items = Py_NewRef(t->items);
@@ -129,6 +131,7 @@ register_group(mm_loader *loader, PyObject *op, mm_targets *t, bool at_home)
     }
     mm_loader_read_group(loader, group->number, &report);
     group->bytes = report.bytes;
+    PyObject_GC_Track(op);
     (void)PyList_SetItem(set->groups, (Py_ssize_t)group->number, Py_NewRef(op));
     if (mm_loader_has_ended(loader)) {
         mm_working_group_release_targets(op); /* close() may not have seen it in the list */

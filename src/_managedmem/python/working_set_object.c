@@ -96,6 +96,7 @@ working_set_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
         || (self = mm_alloc_object(type)) == NULL) {
         return NULL;
     }
+    PyObject_GC_UnTrack(self); /* until it has a loader, gc.get_objects() must not show it */
     set = mm_working_set_of(self);
     set->budget = budget;
     set->device = device;
@@ -105,6 +106,7 @@ working_set_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
         set->loader = start_loader(cu, device, budget, state->interpreter, &st);
         Py_END_ALLOW_THREADS
         if (set->loader != NULL) {
+            PyObject_GC_Track(self);
             return self;
         }
         (void)mm_raise(state, &st);
