@@ -279,18 +279,25 @@ is_worth_a_load(const mm_working_set *s, uint32_t step, uint32_t least, size_t b
            || (step < s->live && bytes < (part < MOST_BYTES_AHEAD ? part : MOST_BYTES_AHEAD));
 }
 
+/* True if the expected use of a group takes a load, or the drop of a copy. */
+static bool
+has_to_move(const mm_group_state *g, bool reads)
+{
+    return g->held == 0 && (!g->present || (g->copy && !reads));
+}
+
 /* Queues loads of the groups that are expected next, as long as only groups with a later use are
  * dropped for them. */
 static void
 look_ahead(mm_working_set *s, uint32_t least)
 {
     mm_order_walk walk = mm_working_order_walk(&s->order);
+    bool measured = false; /* which takes long for many groups */
     size_t bytes = 0;
 
     if (s->present == s->live) {
         return;
     }
-    measure_distances(s);
     for (uint32_t step = 0; is_worth_a_load(s, step, least, bytes); step++) {
         bool reads;
         uint32_t group = mm_order_walk_next(&s->order, &walk, &reads);
@@ -298,10 +305,17 @@ look_ahead(mm_working_set *s, uint32_t least)
             return;
         }
         bytes += s->groups[group].bytes;
+        if (!has_to_move(&s->groups[group], reads)) {
+            continue;
+        }
+        if (!measured) {
+            measure_distances(s);
+            measured = true;
+        }
         if (s->groups[group].distance == step) {
             drop_copy_before_write(s, group, reads);
         }
-        if (!s->groups[group].present && s->groups[group].held == 0) {
+        if (!s->groups[group].present) {
             if (!make_room_and_load(s, group, reads, s->groups[group].distance + 1)) {
                 return;
             }
