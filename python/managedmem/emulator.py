@@ -263,10 +263,9 @@ def enable(
     if discard is not None:
         settings.append(f"discard={_check_choice('discard', discard, _DISCARDS)}")
     wanted = ",".join(settings)
-    if _select(wanted):
-        # Without arguments, the configuration in the environment stays.
-        if settings or _CONFIGURATION not in os.environ:
-            os.environ[_CONFIGURATION] = wanted
+    # Without arguments, the configuration in the environment stays.
+    if _select(wanted) and (settings or _CONFIGURATION not in os.environ):
+        os.environ[_CONFIGURATION] = wanted
 
 
 def _select(wanted: str) -> bool:
