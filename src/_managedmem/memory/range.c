@@ -175,8 +175,9 @@ mm_range_diagnose(mm_driver *cu, mm_range range, CUmemLocation location, mm_oper
     mm_location_text(location, text);
     if (st->code == CUDA_ERROR_NOT_SUPPORTED && op == MM_ADVISE) {
         mm_status_add(st,
-                      "Memory from a driver pool takes no advice (%zu bytes at 0x%llx): allocate it "
-                      "with ManagedMemoryResource().allocate(), or prefetch instead.",
+                      "Memory from a driver pool takes no advice: allocate it with "
+                      "ManagedMemoryResource().allocate(), or prefetch instead "
+                      "(%zu bytes at 0x%llx).",
                       range.size, (unsigned long long)range.start);
     } else if (!cu->concurrent_access
                && (st->code == CUDA_ERROR_INVALID_DEVICE
