@@ -45,7 +45,6 @@ class Part:
 class Site:
     """A module whose calls use parts."""
 
-    name: str
     module: nn.Module
     parts: list[Part] = field(default_factory=list)
     around: frozenset[int] = frozenset()  # the ids of the modules that contain it, and its own
@@ -113,7 +112,6 @@ class _Cutter:
         self.covered: dict[int, nn.Module] = {}  # the module whose call uses a module's tensors
         self.names: dict[int, str] = {}
         self.members: dict[int, list[_Block]] = {}  # the blocks of a module with a part, by its id
-        self.modules: dict[int, nn.Module] = {}
 
     def _owned(self) -> dict[int, list[_Block]]:
         """The blocks that each module has first, by its id."""
@@ -145,7 +143,8 @@ class _Cutter:
         resident = self._resident(streamed)
         if buffers:
             resident.append(Part("buffers", buffers, True))
-        streamed = [part for part in streamed if part not in resident]
+        stays = set(map(id, resident))
+        streamed = [part for part in streamed if id(part) not in stays]
         return Plan(self._sites(parts, streamed), streamed, resident)
 
     def _together(self, blocks: list[_Block]) -> list[list[_Block]]:
@@ -182,7 +181,6 @@ class _Cutter:
             if self.owned.get(id(module)):
                 self.members.setdefault(id(root), []).extend(self.owned[id(module)])
         self.names.setdefault(id(root), name)
-        self.modules[id(root)] = root
 
     def _is_one(self, module: nn.Module) -> bool:
         """True if a module is a part with all that it contains."""
@@ -215,11 +213,13 @@ class _Cutter:
         if sum(part.nbytes for part in parts) <= self.budget:
             return list(parts)
         found: list[Part] = []
+        room = self.budget // 8
         for part in sorted(parts, key=lambda part: part.nbytes):
-            total = sum(each.nbytes for each in found) + part.nbytes
-            if part.nbytes > min(TINY, self.large // 16) or total > self.budget // 8:
+            nbytes = part.nbytes
+            if nbytes > min(TINY, self.large // 16) or nbytes > room:
                 break
             found.append(part)
+            room -= nbytes
         return found
 
     # --- the modules that announce calls ---------------------------------------------------
@@ -227,7 +227,7 @@ class _Cutter:
     def _sites(self, parts: dict[int, list[Part]], streamed: list[Part]) -> list[Site]:
         """The modules whose calls use streamed parts, tied weights included."""
         sites: dict[int, Site] = {}
-        names = {id(module): name for name, module in self.model.named_modules()}
+        wanted = set(map(id, streamed))
         around = {key: frozenset(found) for key, found in _containing(self.model)}
         for module in self.model.modules():
             root = self.covered[id(module)]
@@ -236,12 +236,11 @@ class _Cutter:
             for tensor in direct_tensors(module):
                 block = self.block_of.get(id(tensor))
                 for part in parts.get(id(block), []):
-                    if part not in streamed:
+                    if id(part) not in wanted:
                         continue
                     site = sites.get(id(root))
                     if site is None:
-                        site = Site(names[id(root)], root, [], around[id(root)])
-                        sites[id(root)] = site
+                        site = sites[id(root)] = Site(root, [], around[id(root)])
                     if part not in site.parts:
                         site.parts.append(part)
         return list(sites.values())
