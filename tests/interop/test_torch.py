@@ -512,7 +512,7 @@ def test_wrappers_are_looked_into(managed, on, device0):
     if not Device().pageable_memory_access:
         with pytest.raises(ValueError, match=r"targets\[0\].inner"):
             mt.prefetch([plain], device0)
-    with pytest.raises(TypeError, match=r"Wrapper.*before the module is wrapped"):
+    with pytest.raises(TypeError, match=r"Wrapper.*before it is wrapped"):
         mt.to_managed(wrapped)
 
 

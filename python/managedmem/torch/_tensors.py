@@ -75,7 +75,10 @@ def check_dense(name: str, tensor: Tensor) -> None:
     if torch.nn.parameter.is_lazy(tensor):
         reason = "has no shape yet: run the module once, so that it makes its parameters"
     elif tensor.is_meta:
-        reason = "has no memory: call module.to_empty(device=...), then fill it"
+        reason = (
+            "has no memory: load the weights on the CPU, without device_map, or call "
+            "module.to_empty(device=...), then fill it"
+        )
     elif tensor.layout is not torch.strided:
         kind = str(tensor.layout).removeprefix("torch.")
         reason = f"has layout {kind}, not one block of memory: pass its dense parts one by one"
