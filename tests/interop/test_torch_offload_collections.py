@@ -85,7 +85,7 @@ def is_plain(tensor):
     [
         ("_home_of", 50 << 10),
         ("_place", 50 << 10),
-        ("_unstage", 220 << 10),
+        ("_unstage", 240 << 10),
         ("adam", 220 << 10),
     ],
 )

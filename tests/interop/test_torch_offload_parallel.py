@@ -147,6 +147,7 @@ class TestDistributed:
 
 
 class TestDataParallel:
+    @pytest.mark.filterwarnings("ignore:.* was given no optimizer")
     def test_one_device_works(self, on):
         model, reference = layers(on=on), layers(on=on)
         with mt.offload(model, DEVICE, budget=3 * LAYER) as handle:

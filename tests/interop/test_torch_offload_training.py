@@ -549,6 +549,7 @@ class TestModels:
                 pair.each(step)
             pair.check()
 
+    @pytest.mark.filterwarnings("ignore:.* was given no optimizer")
     def test_without_the_optimizer_it_is_right_too(self, on):
         """The parameters are then written although they were said to be read."""
         pair = Pair(on)

@@ -12,7 +12,7 @@ import warnings
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, SupportsIndex, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, SupportsIndex, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -21,12 +21,13 @@ from torch.utils.hooks import RemovableHandle
 import managedmem
 from managedmem import Device
 from managedmem.torch._moving import _blocks, _check_movable, _swap, _torch_device
-from managedmem.torch._offload_hooks import Announcer, Versions, begin_use, end_use
+from managedmem.torch._offload_hooks import Announcer, Places, Versions, begin_use, end_use
 from managedmem.torch._offload_optimizer import (
     GradientHome,
     SplitStep,
     StepPart,
     can_split,
+    innermost,
     state_bytes,
 )
 from managedmem.torch._offload_places import Moved, Target, move_back, move_in
@@ -73,7 +74,7 @@ def offload(
     optimizer : torch.optim.Optimizer, optional
         The optimizer that will train the model. Gradients and state for which the budget has no
         room live on the host. Without an optimizer, parameters are taken for memory that is only
-        read, and gradients and state are not in the budget.
+        read, and gradients and state are not in the budget: a UserWarning tells of gradients.
     blocks : iterable of submodule names or submodules, optional
         Submodules that move as a whole. By default these are submodules without submodules, and
         others of at most 64 MiB and a quarter of the budget.
@@ -103,12 +104,14 @@ def offload(
     """
     limit = _checked_budget(budget)
     _check_model(model)
-    if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):
-        kind = type(optimizer).__name__
-        raise TypeError(
-            f"optimizer must be one torch.optim.Optimizer or None, got {kind}: give one optimizer "
-            "that has all groups of parameters"
-        )
+    if optimizer is not None:
+        if not isinstance(optimizer, torch.optim.Optimizer):
+            kind = type(optimizer).__name__
+            raise TypeError(
+                f"optimizer must be one torch.optim.Optimizer or None, got {kind}: give one "
+                "optimizer that has all groups of parameters"
+            )
+        optimizer = innermost(optimizer)
     chosen = _chosen(model, blocks)
     found = _tensors_of(model)
     homes = _homes(model, device, found)
@@ -264,8 +267,12 @@ def _current_index() -> int:
 
 def _check_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     mine = {id(p) for p in model.parameters()}
-    if not any(id(p) in mine for group in optimizer.param_groups for p in group["params"]):
+    if not any(id(p) in mine for p in _parameters_of(optimizer)):
         raise ValueError(f"optimizer ({type(optimizer).__name__}) has no parameter of the model")
+
+
+def _parameters_of(optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    return [p for group in optimizer.param_groups for p in group["params"]]
 
 
 def _warn_if_not_free(homes: list[tuple[Target, nn.Module, str, Found]], budget: int) -> None:
@@ -315,8 +322,7 @@ class _Lane:
         room = budget
         if optimizer is not None:
             mine = {id(t) for _, t in found}
-            listed = [p for group in optimizer.param_groups for p in group["params"]]
-            self.trained = [p for p in listed if id(p) in mine]
+            self.trained = [p for p in _parameters_of(optimizer) if id(p) in mine]
             room = self._divide(total, optimizer)
         written = {id(p) for p in self.trained}
         self.plan: Plan = make_plan(model, all_blocks, written, room, chosen, read_only)
@@ -325,9 +331,10 @@ class _Lane:
         self.groups: dict[int, WorkingGroup] = {}
         self.hooks: list[RemovableHandle] = []
         self.set: WorkingSet = managedmem.WorkingSet(room, target.device)
-        announced = optimizer is not None and can_split(optimizer)
+        announced = optimizer is not None and can_split(optimizer, optimizer.step)
         self.versions = Versions()
-        self.announcer = Announcer(target, self.groups, announced, self.versions)
+        self.places = Places(optimizer is not None)
+        self.announcer = Announcer(target, self.groups, announced, self.versions, self.places)
         self.final: dict[str, int] | None = None
 
     def _divide(self, total: int, optimizer: torch.optim.Optimizer) -> int:
@@ -369,19 +376,22 @@ class _Lane:
             self.groups[id(part)] = group
             if stays and begin_use(group, self.target.stream()):
                 self.residents.append(group)
+        for part in self.plan.streamed:
+            self.places.keep(part)
         self.target.wait()  # other streams use it too
         for site in self.plan.sites:
             self.hooks += self.announcer.attach(site)
 
     def step_parts(self) -> Iterator[StepPart]:
         """The trained parameters, part by part."""
-        trained = {id(p) for p in self.trained}
+        index = {id(p): i for i, p in enumerate(self.trained)}
+        streamed = set(map(id, self.plan.streamed))
         for part in self.plan.resident + self.plan.streamed:
             tensors = [t for block in part.blocks for p in block.pieces for t in p.tensors]
-            mine = [t for t in tensors if id(t) in trained]
-            streamed = part in self.plan.streamed
+            mine = sorted((t for t in tensors if id(t) in index), key=lambda t: index[id(t)])
+            group = self.groups[id(part)] if id(part) in streamed else None
             if mine:
-                yield StepPart(mine, self.target, self.groups[id(part)] if streamed else None)
+                yield StepPart(mine, self.target, group)
 
     def stop(self) -> None:
         """Remove the hooks, release everything, and close the working set."""
@@ -402,6 +412,7 @@ class _Lane:
         self.groups.clear()
         self.moved.clear()
         self.versions.forget()
+        self.places.forget()
 
     def numbers(self) -> dict[str, int]:
         """The counters of this device, those of its end once it has one."""
@@ -418,8 +429,10 @@ class _Lane:
 
 
 def _name(part: Part) -> str:
-    """A part's name in a message."""
-    return repr(part.name) if part.name else "the module's own parameters"
+    """A part's name in a message, and the reason if its parameters cannot be parted."""
+    name = repr(part.name) if part.name else "the module's own parameters"
+    shared = max(len(piece.tensors) for block in part.blocks for piece in block.pieces)
+    return f"{name} ({shared} parameters in one storage)" if shared > 1 else name
 
 
 def _counters(stats: Any) -> dict[str, int]:
@@ -436,8 +449,9 @@ class Offload:
     """The handle of an offloaded module, which offload() returns.
 
     A context manager: the end of the block calls remove(). If the last reference to the handle is
-    dropped, the module stays offloaded, and nothing can end that any more: keep it. Safe from every
-    thread; for remove() see offload().
+    dropped, the module stays offloaded, and nothing can end that any more: keep it. A copy or
+    pickle of it is None, because a copy of the module is plain. Safe from every thread; for
+    remove() see offload().
     """
 
     def __init__(self) -> None:
@@ -461,6 +475,7 @@ class Offload:
         self._removing = threading.Lock()
         self._removed = False
         self._lost = 0  # failures before remove()
+        self._modules: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # those of the start
         self._origins = {id(p): (p, p.device) for p in model.parameters()}
         try:
             with torch.inference_mode(False), torch.no_grad():
@@ -476,7 +491,8 @@ class Offload:
             self.remove()
             raise
         with _lock:
-            _offloaded.update(model.modules())
+            self._modules.update(model.modules())
+            _offloaded.update(self._modules)
 
     def _warn_of_what_does_not_fit(self) -> None:
         """Called by _start(), so that nothing stays offloaded where warnings are errors."""
@@ -545,7 +561,10 @@ class Offload:
                 parts += lane.step_parts()
                 room[lane.target] = lane.room
         if parts:
+            index = {id(p): i for i, p in enumerate(_parameters_of(optimizer))}
+            parts.sort(key=lambda part: index[id(part.parameters[0])])  # the order of the state
             self._step = SplitStep(optimizer, parts, room)
+            self._step.begin()
 
     @property
     def device(self) -> torch.device:
@@ -566,9 +585,11 @@ class Offload:
 
     def _remove(self) -> None:
         """End the offloading; the warning is for the caller of the caller."""
-        if self._removed or not self._removing.acquire(blocking=False):
+        if not self._removing.acquire(blocking=False):
             return
         try:
+            if self._removed:
+                return
             self._detach()
             written = [name for lane in self._lanes for name in lane.versions.written()]
             with torch.inference_mode(False), torch.no_grad():
@@ -577,7 +598,7 @@ class Offload:
         finally:
             self._removing.release()
         with _lock:
-            _offloaded.difference_update(self._model.modules())
+            _offloaded.difference_update(self._modules)
         self._lost = self._failures() - sum(lane.announcer.failures for lane in self._lanes)
         self._gradients.clear()
         self._origins.clear()
@@ -665,11 +686,9 @@ class Offload:
         step = self._step.failures if self._step is not None else 0
         return self._lost + uses + step + sum(home.failures for home in self._gradients)
 
-    def __reduce__(self) -> NoReturn:
-        raise TypeError(
-            "the handle of offload() cannot be pickled or copied: save model.state_dict(), or copy "
-            "the module itself"
-        )
+    def __reduce__(self) -> tuple[type[None], tuple[()]]:
+        # A module that keeps its handle can be copied and pickled, as a plain module.
+        return type(None), ()
 
     def __enter__(self) -> Offload:
         return self

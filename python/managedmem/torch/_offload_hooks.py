@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import threading
+import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass
@@ -34,6 +35,15 @@ _REPLICAS = (
 _WRITTEN = (
     "{!r} was written although the module is offloaded with read_only=True, and the write may be "
     "lost: call remove(), write it again, and offload the module without read_only"
+)
+_LEFT = (
+    "{!r} is not in the memory that offload() streams any more: half(), to(), share_memory() or a "
+    "load with assign=True has replaced it. It does not move now: call remove(), change the "
+    "module, and offload it again"
+)
+_NO_OPTIMIZER = (
+    "{!r} has a gradient, but offload() was given no optimizer: gradients and state stay on the "
+    "device, outside of the budget, and the device writes parameters page by page. Pass optimizer="
 )
 _BREAKS = (
     "managedmem.torch.offload() loads the parameters of a module between two graphs: compile "
@@ -152,6 +162,47 @@ class Versions:
         self._parts.clear()
 
 
+class Places:
+    """Where offload() has put tensors, to warn once of what defeats it."""
+
+    def __init__(self, has_optimizer: bool) -> None:
+        self._parts: dict[int, list[tuple[Tensor, str, int]]] = {}  # by the id of a part
+        self._watches_places = True  # until it has warned
+        self._watches_gradients = not has_optimizer
+
+    def keep(self, part: Part) -> None:
+        """Note the addresses of the tensors of a part."""
+        pieces = [piece for block in part.blocks for piece in block.pieces]
+        named = [pair for piece in pieces for pair in zip(piece.tensors, piece.names, strict=True)]
+        self._parts[id(part)] = [(t, name, t.data_ptr()) for t, name in named]
+
+    def check(self, site: Site) -> None:
+        """Warn of a tensor that is in other memory by now."""
+        if self._watches_places:
+            for tensor, name, address in self._tensors(site):
+                if tensor.data_ptr() != address:
+                    self._watches_places = False
+                    warnings.warn(_LEFT.format(name), stacklevel=2)
+                    return
+
+    def check_gradients(self, sites: list[Site]) -> None:
+        """Warn of a gradient that is not in the budget, after a part of a backward pass."""
+        if self._watches_gradients:
+            for tensor, name, _ in (found for site in sites for found in self._tensors(site)):
+                if tensor.grad is not None:
+                    self._watches_gradients = False
+                    warnings.warn(_NO_OPTIMIZER.format(name), stacklevel=2)
+                    return
+
+    def forget(self) -> None:
+        """Drop the references to the tensors."""
+        self._parts.clear()
+
+    def _tensors(self, site: Site) -> Iterator[tuple[Tensor, str, int]]:
+        for part in site.parts:
+            yield from self._parts.get(id(part), ())
+
+
 class Announcer:
     """Announces the calls of the sites of one device."""
 
@@ -161,16 +212,18 @@ class Announcer:
         groups: Mapping[int, WorkingGroup],
         step_is_announced: bool,
         versions: Versions,
+        places: Places,
     ) -> None:
         self.target = target
         self.groups = groups  # by the id of a part
         self.step_is_announced = step_is_announced  # else it may write what a call has loaded
         self.versions = versions
+        self.places = places
         self.active = True
         self.failures = 0  # uses that the driver refused
         self._local = threading.local()
         self._all: weakref.WeakSet[_Uses] = weakref.WeakSet()
-        self._lock = threading.RLock()  # for the set of all; a collection inside may call stop()
+        self._lock = threading.RLock()  # for both; a collection inside may call stop()
 
     def attach(self, site: Site) -> list[RemovableHandle]:
         """Hook the module of a site."""
@@ -189,6 +242,7 @@ class Announcer:
     def enter(self, site: Site, backward: bool = False) -> None:
         """Acquire the groups of a site on the current stream."""
         uses = self._uses()
+        left: list[Site] = []
         # A call that is open here but does not contain this one ended by an exception that
         # skipped its hook, or belongs to a backward pass that has gone on.
         while (last := uses.open[-1] if uses.open else None) is not None and (
@@ -196,11 +250,26 @@ class Announcer:
         ):
             if last.backward and not backward:
                 break  # a forward call inside of a backward pass, as checkpoints make
+            left.append(last.site)
             uses.end_last()
         if backward:
             self._expect_end(uses)
             if uses.open and uses.open[-1].backward and uses.open[-1].site is site:
                 return
+        try:
+            uses.open.append(self._acquire(site, backward))
+        except BaseException:
+            if self.active:
+                raise
+            return
+        if not self.active:  # removed by another thread meanwhile
+            uses.end_all()
+        if backward:
+            self.places.check_gradients(left)
+        else:
+            self.places.check(site)
+
+    def _acquire(self, site: Site, backward: bool) -> _Use:
         stream = self.target.stream()
         acquired: list[WorkingGroup] = []
         try:
@@ -211,16 +280,13 @@ class Announcer:
                 if begin_use(group, stream, "read" if reads else None):
                     acquired.append(group)
                 else:
-                    self.failures += 1
+                    with self._lock:
+                        self.failures += 1
         except BaseException:
             for group in acquired:
                 end_use(group, stream)
-            if self.active:
-                raise
-            return
-        uses.open.append(_Use(site, stream, backward, tuple(acquired)))
-        if not self.active:  # removed by another thread meanwhile
-            uses.end_all()
+            raise
+        return _Use(site, stream, backward, tuple(acquired))
 
     def leave(self, site: Site) -> None:
         """Release what a forward call of the site acquired."""

@@ -135,7 +135,7 @@ class GradientHome:
             source.set_(grad.untyped_storage(), offset, (grad.nbytes,), (1,))
             _copy(base, source)
             if self.active:  # else a collection has called remove() meanwhile
-                parameter.grad = there
+                grad.data = there  # the same object, to which the caller may refer
 
     def __reduce__(self) -> tuple[Callable[[], object], tuple[()]]:
         return _inert, ()
@@ -174,8 +174,10 @@ def _users(tensor: Tensor) -> int:
 
 
 def _is_plain(grad: Tensor) -> bool:
-    """True for dense memory that is not part of a graph."""
+    """True for dense memory that is not part of a graph, nor of a buffer of the caller's."""
     if type(grad) is not Tensor or grad.layout is not torch.strided or grad.requires_grad:
+        return False
+    if grad._is_view():  # torch makes none: it is of a flat buffer, which the caller uses too
         return False
     extent = extent_of("", grad)
     return extent is not None and extent[1] - extent[0] == grad.nbytes
@@ -184,17 +186,38 @@ def _is_plain(grad: Tensor) -> bool:
 # --- the step -----------------------------------------------------------------------------
 
 
-def can_split(optimizer: optim.Optimizer) -> bool:
-    """True if parts give the same numbers, and no hook of the caller would see the parts."""
+def innermost(optimizer: optim.Optimizer) -> optim.Optimizer:
+    """The optimizer inside of a wrapper that never called Optimizer.__init__(): accelerate's."""
+    while not hasattr(optimizer, "_optimizer_step_pre_hooks"):
+        inner = getattr(optimizer, "optimizer", None)
+        if not isinstance(inner, optim.Optimizer):
+            break
+        optimizer = inner
+    return optimizer
+
+
+def can_split(optimizer: optim.Optimizer, step: Callable[..., Any]) -> bool:
+    """True if parts give the same numbers, and no code of the caller would see the parts.
+
+    `step` is the optimizer's without offload().
+    """
+    if type(optimizer) not in _BY_PARAMETER or not _is_own(optimizer, step):
+        return False
     hooks = (
         optimizer._optimizer_step_pre_hooks,
         optimizer._optimizer_step_post_hooks,
         _global_optimizer_pre_hooks,
         _global_optimizer_post_hooks,
     )
-    if type(optimizer) not in _BY_PARAMETER or any(hooks):
-        return False
-    return not any(group.get("differentiable") for group in optimizer.param_groups)
+    return not any(hooks) and not any(g.get("differentiable") for g in optimizer.param_groups)
+
+
+def _is_own(optimizer: optim.Optimizer, step: Callable[..., Any]) -> bool:
+    """True for the step() of the class, also inside of what a scheduler wraps around it."""
+    function = getattr(step, "__func__", step)
+    if hasattr(function, _SCHEDULED):
+        function = getattr(function, "__wrapped__", function)
+    return function is type(optimizer).step
 
 
 @dataclass(slots=True, eq=False)
@@ -256,6 +279,11 @@ class _Stage:
     outward: torch.cuda.Stream | None = None
     turn: int = 0
 
+    def follow_outward(self) -> None:
+        """Make the current stream wait for the copies home, before others use the scratch."""
+        if self.outward is not None:
+            torch.cuda.current_stream(self.outward.device).wait_stream(self.outward)
+
 
 class SplitStep:
     """Takes the place of optimizer.step()."""
@@ -268,6 +296,7 @@ class SplitStep:
         self.room = room  # bytes of scratch on each device
         self.known = {id(p) for part in parts for p in part.parameters}
         self.stages: dict[Target, _Stage] = {}
+        self.slot_bytes: dict[Target, int] = {}  # the largest state that leaves room for another
         self.failures = 0
         self.active = True
         self.original = optimizer.step
@@ -280,7 +309,10 @@ class SplitStep:
             setattr(step, _SCHEDULED, True)
         self.bound = MethodType(step, optimizer)  # schedulers take the function of a method
         optimizer.step = self.bound  # type: ignore[method-assign]
-        for part in parts:
+
+    def begin(self) -> None:
+        """Move the state that exists home. After an error, stop() gives step() back."""
+        for part in self.parts:
             self._send_home(part)
 
     def stop(self) -> None:
@@ -312,7 +344,7 @@ class SplitStep:
     def _step(self, *given: Any, **named: Any) -> Any:
         if not self.active:
             return self.original(*given, **named)
-        if not can_split(self.optimizer):
+        if not can_split(self.optimizer, self.original):
             result = self.original(*given, **named)
             for part in self.parts:
                 self._send_home(part)
@@ -330,17 +362,30 @@ class SplitStep:
                 stage.inward.wait_stream(torch.cuda.current_stream(stage.inward.device))
         stages = self.stages
         try:
-            for part in self.parts:
-                self._step_part(part)
-            rest = {id(p) for group in self.optimizer.param_groups for p in group["params"]}
-            self._run(rest - self.known)
+            self._step_parts()
         finally:
             for stage in stages.values():
-                if stage.outward is not None:
-                    torch.cuda.current_stream(stage.outward.device).wait_stream(stage.outward)
+                stage.follow_outward()
         return loss
 
-    def _step_part(self, part: StepPart) -> None:
+    def _step_parts(self) -> None:
+        """Update the parameters that have gradients; the others need not come to the device."""
+        groups = self.optimizer.param_groups
+        group_of = {id(p): i for i, group in enumerate(groups) for p in group["params"]}
+        rest = [p for group in groups for p in group["params"] if id(p) not in self.known]
+        called = False
+        for part in self.parts:
+            if any(p.grad is not None for p in part.parameters):
+                self._step_part(part, group_of)
+                called = True
+            else:
+                self._send_home(part)
+        if rest:
+            self._run(rest, group_of)
+        elif not called:
+            self.original()  # without effect, but a scheduler looks for a call
+
+    def _step_part(self, part: StepPart, group_of: dict[int, int]) -> None:
         with ExitStack() as stack:
             if part.group is not None and self.active:  # a collection may have called remove()
                 stream = part.target.stream()
@@ -350,16 +395,20 @@ class SplitStep:
                     self.failures += 1
             if part.home is not None:
                 stack.enter_context(self._staged(part, part.home))
-            self._run({id(p) for p in part.parameters})
+            self._run(part.parameters, group_of)
         self._send_home(part)
 
-    def _run(self, chosen: set[int]) -> None:
-        """A step of the optimizer for some parameters."""
+    def _run(self, chosen: list[Tensor], group_of: dict[int, int]) -> None:
+        """A step of the optimizer for some parameters, with the index of the group of each."""
         groups = self.optimizer.param_groups
         before = [group["params"] for group in groups]
+        mine: list[list[Tensor]] = [[] for _ in groups]
+        for parameter in chosen:
+            if (index := group_of.get(id(parameter))) is not None:
+                mine[index].append(parameter)
         try:
-            for group, parameters in zip(groups, before, strict=True):
-                group["params"] = [p for p in parameters if id(p) in chosen]
+            for group, parameters in zip(groups, mine, strict=True):
+                group["params"] = parameters
             self.optimizer.param_groups = [group for group in groups if group["params"]]
             if self.optimizer.param_groups:
                 self.original()
@@ -380,11 +429,17 @@ class SplitStep:
                 home = part.home
                 if found and (home is None or not all(home.holds(t) for _, t in found)):
                     part.home = _home_of(found, part.target)
+                    self._note_size(part.target, part.home.base.numel())
                     if not self.active:  # a collection has called remove() meanwhile
                         self._release(part, part.home.holds)
                         self.forget()
             except CUDAError:  # what is on the device stays there
                 self.failures += 1
+
+    def _note_size(self, target: Target, nbytes: int) -> None:
+        """Let the slots of a device hold a state of this size, if it has room for two."""
+        if nbytes <= self.room.get(target, 0) // 2:
+            self.slot_bytes[target] = max(self.slot_bytes.get(target, 0), nbytes)
 
     def _state_on_device(self, part: StepPart) -> list[tuple[str, Tensor]]:
         """The state of a part with its names, but for what the optimizer keeps elsewhere."""
@@ -436,7 +491,6 @@ class SplitStep:
                 _copy(home.base, scratch[: home.base.numel()])
         if stage.outward is not None:
             slot.free = stage.outward.record_event()
-        memory = scratch.untyped_storage().data_ptr()
         _swap(
             [
                 (entry.tensor, _on(entry.own, entry.tensor, entry.offset))
@@ -461,17 +515,17 @@ class SplitStep:
             _swap(changes)
 
     def _stage(self, target: Target) -> _Stage:
-        """The scratch of a device: as many slots as its room has for the largest part."""
+        """The scratch of a device, for the largest state of a part of which it has room for two."""
         stage = self.stages.get(target)
-        largest = max(
-            (p.home.base.numel() for p in self.parts if p.home and p.target == target), default=0
-        )
-        if stage is not None and (not stage.slots or stage.slots[0].scratch.numel() >= largest):
-            return stage
+        nbytes = self.slot_bytes.get(target, 0)
+        if stage is not None:
+            if nbytes == 0 or (stage.slots and stage.slots[0].scratch.numel() >= nbytes):
+                return stage
+            stage.follow_outward()
         stage = self.stages[target] = _Stage()
-        count = min(_SLOTS, self.room.get(target, 0) // largest) if largest else 0
+        count = min(_SLOTS, self.room.get(target, 0) // nbytes) if nbytes else 0
         for _ in range(count):
-            scratch = torch.empty(largest, dtype=torch.uint8, device=target.place)
+            scratch = torch.empty(nbytes, dtype=torch.uint8, device=target.place)
             stage.slots.append(_Slot(scratch))
         if count and target.place.type == "cuda":
             stage.inward = torch.cuda.Stream(target.place)

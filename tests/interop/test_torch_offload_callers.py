@@ -1,0 +1,275 @@
+"""offload() beside what callers do: gradients in buffers of theirs, a step() of theirs, wrapped
+optimizers, and handles that a module keeps."""
+
+import copy
+import pickle
+import threading
+
+import pytest
+
+from offloaded import LAYER, assert_same_module, batch, layers, managed_tensors, nn, same
+from tensors import mt, torch
+
+DEVICE = 0
+
+
+def nothing(*_):
+    return None
+
+
+def trained(on, prepare=nothing, late=False, between=nothing, make=torch.optim.Adam):
+    """An offloaded model and a plain one after the same steps: models, optimizers, and the handle.
+
+    prepare(model, optimizer) runs before or, if it is late, after the model is offloaded;
+    between() gets what it returned, which is returned too, after each backward pass.
+    """
+    models = [layers(4, on=on)]
+    optimizers = [make(models[0].parameters())]
+    early = None if late else prepare(models[0], optimizers[0])
+    handle = mt.offload(models[0], DEVICE, budget=2 * LAYER, optimizer=optimizers[0])
+    models.append(layers(4).to(handle.device))
+    optimizers.append(make(models[1].parameters()))
+    kept = [prepare(models[0], optimizers[0]) if late else early, prepare(models[1], optimizers[1])]
+    for _ in range(3):
+        for model, optimizer, own in zip(models, optimizers, kept, strict=True):
+            model(batch(handle)).square().mean().backward()
+            between(own)
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=False)
+    return models, optimizers, kept, handle
+
+
+class TestGradients:
+    def test_in_a_flat_buffer(self, on):
+        """As a reduction or clipping by hand has them: the buffer is what the caller changes."""
+
+        def flatten(model, _):
+            parameters = list(model.parameters())
+            sizes = [p.numel() for p in parameters]
+            flat = torch.zeros(sum(sizes), device=parameters[0].device)
+            for p, part in zip(parameters, flat.split(sizes), strict=True):
+                p.grad = part.view_as(p)
+            return flat
+
+        models, _, (flat, other), handle = trained(
+            on, flatten, late=True, between=lambda flat: flat.clamp_(-1e-3, 1e-3)
+        )
+        assert handle.stats()["gradients_on_host"] == 0
+        handle.remove()
+        assert_same_module(*models)
+        memory = flat.untyped_storage().data_ptr()
+        assert all(p.grad.untyped_storage().data_ptr() == memory for p in models[0].parameters())
+        assert same(flat, other)
+
+    @pytest.mark.parametrize("late", [False, True])
+    def test_that_the_caller_refers_to(self, on, late):
+        def list_gradients(model, _):
+            for p in model.parameters():
+                p.grad = torch.zeros_like(p)
+            return [p.grad for p in model.parameters()]
+
+        models, _, (kept, _), handle = trained(
+            on, list_gradients, late, between=lambda kept: torch._foreach_mul_(kept, 0.1)
+        )
+        assert handle.stats()["gradients_on_host"] == sum(p.nbytes for p in models[0].parameters())
+        assert all(p.grad is mine for p, mine in zip(models[0].parameters(), kept, strict=True))
+        handle.remove()
+        assert all(p.grad is mine for p, mine in zip(models[0].parameters(), kept, strict=True))
+        assert_same_module(*models)
+        assert managed_tensors(models[0]) == []
+
+    def test_without_the_optimizer_there_is_a_warning(self, on):
+        model = layers(4, on=on)
+        with mt.offload(model, DEVICE, budget=2 * LAYER) as handle:
+            loss = model(batch(handle)).sum()
+            torch.autograd.grad(loss, model[0].weight)  # which nobody keeps
+            with pytest.warns(UserWarning, match="offload\\(\\) was given no optimizer") as seen:
+                for _ in range(2):
+                    model.zero_grad()
+                    model(batch(handle)).sum().backward()
+            assert len(seen) == 1
+
+
+class TestSteps:
+    def test_a_step_of_the_caller_is_called_once(self, on):
+        """One that was put on the optimizer before, as clipping by hand does."""
+
+        def patch(model, optimizer):
+            seen, inner = [], optimizer.step
+
+            def step(*given):
+                parameters = [p for group in optimizer.param_groups for p in group["params"]]
+                seen.append(len(parameters))
+                torch.nn.utils.clip_grad_norm_(parameters, 0.01)
+                return inner(*given)
+
+            optimizer.step = step
+            return seen
+
+        models, optimizers, (seen, _), handle = trained(on, patch)
+        assert seen == [8] * 3
+        handle.remove()
+        assert_same_module(*models)
+        optimizers[0].step()
+        assert seen == [8] * 4
+
+    @pytest.mark.parametrize("late", [False, True])
+    def test_under_a_scheduler_it_still_steps_in_parts(self, on, late):
+        def schedule(_, optimizer):
+            return torch.optim.lr_scheduler.StepLR(optimizer, 1)
+
+        models, optimizers, _, handle = trained(on, schedule, late)
+        seen = []
+        original = torch.optim.Adam._init_group
+
+        def look(optimizer, group, *rest):
+            seen.append(len(group["params"]))
+            return original(optimizer, group, *rest)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(torch.optim.Adam, "_init_group", look)
+            optimizers[0].step()
+        assert seen == [2] * 4
+        optimizers[1].step()
+        handle.remove()
+        assert_same_module(*models)
+
+    def test_parts_without_a_gradient_stay_home(self, on):
+        model = layers(4, on=on)
+        optimizer = torch.optim.Adam(model.parameters())
+        for parameter in list(model.parameters())[:-2]:
+            parameter.requires_grad_(False)
+        with mt.offload(model, DEVICE, budget=2 * LAYER, optimizer=optimizer) as handle:
+            home = []
+            for _ in range(5):
+                home.append(handle.stats()["bytes_home"])
+                model(batch(handle)).sum().backward()
+                optimizer.step()
+        moved = handle.stats()["bytes_home"] - home[1]
+        assert moved <= 5 * LAYER  # of one layer of four
+
+    def test_without_any_gradient_a_scheduler_sees_a_step(self, on):
+        model = layers(4, on=on)
+        optimizer = torch.optim.SGD(model.parameters(), momentum=0.9, lr=0.1)
+        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+        with mt.offload(model, DEVICE, budget=2 * LAYER, optimizer=optimizer):
+            optimizer.step()
+            scheduler.step()  # else it would warn
+
+    def test_the_state_has_the_order_of_the_parameters(self, on):
+        _, optimizers, _, handle = trained(on)
+        keys = [list(optimizer.state_dict()["state"]) for optimizer in optimizers]
+        handle.remove()
+        assert keys[0] == keys[1]
+
+    def test_one_large_part_does_not_keep_the_others_from_the_device(self, on):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Embedding(2000, 64), *layers(4)).to(on)
+        optimizer = torch.optim.Adam(model.parameters())
+        total = sum(p.nbytes for p in model.parameters())
+        with mt.offload(model, DEVICE, budget=total + 8 * LAYER, optimizer=optimizer) as handle:
+            tokens = torch.arange(4, device=handle.device)
+            for _ in range(3):
+                model(tokens).sum().backward()
+                optimizer.step()
+            (stage,) = handle._step.stages.values()
+            assert len(stage.slots) == 3
+            assert stage.turn == 2 * 4
+
+    def test_an_error_at_the_start_leaves_the_optimizer(self, on, monkeypatch):
+        from managedmem.torch import _offload_optimizer
+
+        model = layers(4, on=on)
+        optimizer = torch.optim.Adam(model.parameters())
+        reference = copy.deepcopy((model, optimizer))
+        for m, o in ((model, optimizer), reference):
+            m(torch.ones(2, 64, device=on)).sum().backward()
+            o.step()
+        original, calls = _offload_optimizer._home_of, []
+
+        def interrupted(*given):
+            calls.append(given)
+            if len(calls) == 3:
+                raise KeyboardInterrupt
+            return original(*given)
+
+        monkeypatch.setattr(_offload_optimizer, "_home_of", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            mt.offload(model, DEVICE, budget=2 * LAYER, optimizer=optimizer)
+        assert "step" not in vars(optimizer)
+        optimizer.step(), reference[1].step()
+        assert_same_module(model, reference[0])
+
+
+class Wrapper(torch.optim.Optimizer):
+    """An optimizer around another one that never calls Optimizer.__init__(), as accelerate's."""
+
+    def __init__(self, optimizer):
+        self.optimizer = optimizer
+
+    @property
+    def param_groups(self):
+        return self.optimizer.param_groups
+
+    @property
+    def state(self):
+        return self.optimizer.state
+
+    def zero_grad(self, set_to_none=True):
+        self.optimizer.zero_grad(set_to_none)
+
+    def step(self, closure=None):
+        return self.optimizer.step(closure)
+
+
+def test_an_optimizer_in_a_wrapper(on):
+    models, optimizers, _, handle = trained(
+        on, make=lambda parameters: Wrapper(torch.optim.Adam(parameters))
+    )
+    assert handle.stats()["state_on_host"] == 2 * sum(p.nbytes for p in models[0].parameters())
+    handle.remove()
+    assert_same_module(*models)
+    assert "step" not in vars(optimizers[0].optimizer)
+
+
+class TestHandles:
+    def test_a_module_may_keep_it(self, on):
+        model = layers(2, on=on)
+        model.handle = mt.offload(model, DEVICE, budget=LAYER)
+        for made in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+            assert made.handle is None
+            assert same(made(batch(model.handle)), model(batch(model.handle)))
+            assert managed_tensors(made) == []
+        model.handle.remove()
+
+    def test_a_module_that_was_replaced_can_be_offloaded_again(self, on):
+        model = layers(2, on=on)
+        old = model[2]
+        with mt.offload(model, DEVICE, budget=LAYER) as handle:
+            model[2] = nn.Linear(64, 64, device=handle.device)
+        mt.offload(old, DEVICE, budget=LAYER).remove()
+        mt.offload(model, DEVICE, budget=LAYER).remove()
+
+    def test_removed_by_two_threads(self, on):
+        for _ in range(20):
+            model = layers(2, on=on)
+            before = copy.deepcopy(model)
+            handle = mt.offload(model, DEVICE, budget=LAYER)
+            start = threading.Barrier(2)
+            failed = []
+
+            def remove(handle=handle, start=start, failed=failed):
+                start.wait()
+                try:
+                    handle.remove()
+                except BaseException as error:
+                    failed.append(error)
+
+            threads = [threading.Thread(target=remove) for _ in range(2)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            assert failed == []
+            assert managed_tensors(model) == []
+            assert_same_module(model, before)
