@@ -230,10 +230,41 @@ possible_room(const mm_working_set *s, uint32_t least)
     return room;
 }
 
+/* True if the group is written before others, which are used after `walk`, take its room. It is then not
+ * loaded as a copy, because it would have to be loaded again for that. */
+static bool
+stays_until_write(mm_working_set *s, uint32_t group, mm_order_walk walk)
+{
+    uint64_t steps = 2 * (uint64_t)s->live + MM_MOST_TRUST, count = ++s->byte_counts;
+    size_t bytes = 0;
+
+    for (uint32_t i = 0; i < s->count; i++) {
+        if (i == group || (s->groups[i].present && s->groups[i].held > 0)) {
+            s->groups[i].counted = count;
+            bytes += s->groups[i].bytes;
+        }
+    }
+    for (uint64_t step = 0; step < steps && bytes <= s->budget; step++) {
+        bool reads;
+        uint32_t next = mm_order_walk_next(&s->order, &walk, &reads);
+        if (next == MM_NO_GROUP) {
+            return false;
+        }
+        if (next == group && !reads) {
+            return true;
+        }
+        if (s->groups[next].counted != count) {
+            s->groups[next].counted = count;
+            bytes += s->groups[next].bytes;
+        }
+    }
+    return false;
+}
+
 /* Queues the drops that a load needs, and the load. False if nothing is queued: the groups that may
  * be dropped leave no room, or there is no memory for the commands. */
 static bool
-make_room_and_load(mm_working_set *s, uint32_t group, bool reads, uint32_t least)
+make_room_and_load(mm_working_set *s, uint32_t group, bool copy, uint32_t least)
 {
     size_t bytes = s->groups[group].bytes;
     mm_status ignored;
@@ -246,7 +277,7 @@ make_room_and_load(mm_working_set *s, uint32_t group, bool reads, uint32_t least
     while (s->budget - s->reserved < bytes) {
         queue_drop(s, farthest_victim(s, least));
     }
-    queue_load(s, group, reads);
+    queue_load(s, group, copy);
     return true;
 }
 
@@ -316,7 +347,8 @@ look_ahead(mm_working_set *s, uint32_t least)
             drop_copy_before_write(s, group, reads);
         }
         if (!s->groups[group].present) {
-            if (!make_room_and_load(s, group, reads, s->groups[group].distance + 1)) {
+            bool copy = reads && !stays_until_write(s, group, walk);
+            if (!make_room_and_load(s, group, copy, s->groups[group].distance + 1)) {
                 return;
             }
             s->counts.ahead++;
@@ -329,12 +361,15 @@ look_ahead(mm_working_set *s, uint32_t least)
 static mm_working_use
 place_acquired(mm_working_set *s, uint32_t group, bool reads)
 {
+    bool copy;
+
     if (s->groups[group].present) {
         s->counts.hits++;
         return MM_USE_PRESENT;
     }
     measure_distances(s);
-    if (s->groups[group].held > 1 || !make_room_and_load(s, group, reads, 0)) {
+    copy = reads && !stays_until_write(s, group, mm_working_order_walk(&s->order));
+    if (s->groups[group].held > 1 || !make_room_and_load(s, group, copy, 0)) {
         s->counts.mapped++;
         return MM_USE_MAPPED;
     }

@@ -53,6 +53,7 @@ typedef struct {
     uint64_t used; /* its last acquisition, to compare groups that are not expected */
     uint64_t ticket; /* of its latest command with one; 0: none */
     uint32_t distance; /* of its next use; of the latest look at the order */
+    uint64_t counted; /* the latest count of bytes that has it */
     mm_release_list *releases; /* since it was loaded */
 } mm_group_state;
 
@@ -69,7 +70,7 @@ typedef struct {
     uint32_t count; /* of all groups, also those that were removed */
     uint32_t live, present;
     mm_working_order order;
-    uint64_t turns, tickets; /* given so far */
+    uint64_t turns, tickets, byte_counts; /* given so far */
     mm_working_command *queue; /* a ring of queue_capacity places */
     size_t queue_first, queued, queue_capacity;
     mm_working_counts counts;
