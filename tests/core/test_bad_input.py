@@ -59,6 +59,15 @@ class TestLocations:
         with pytest.raises(TypeError, match="Device or Host"):
             use(untouched, bad)
 
+    @pytest.mark.parametrize("bad", [0, "cuda:0"], ids=label)
+    def test_numbers_and_names_are_told_what_to_write(self, untouched, use, bad):
+        with pytest.raises(TypeError, match=rf"got {bad!r}: write Device\(0\) or Host\(\); "):
+            use(untouched, bad)
+
+    def test_other_objects_are_told_nothing_about_numbers(self, untouched, use):
+        with pytest.raises(TypeError, match=r"must be a Device or Host, got 1\.5$"):
+            use(untouched, 1.5)
+
     def test_none_is_no_location_where_one_is_needed(self, alloc, use):
         if use is PLACED["preferred_location"]:
             pytest.skip("None unsets the preferred location")

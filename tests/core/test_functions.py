@@ -167,6 +167,14 @@ class TestSeveralTargets:
                 function(buf, kind(places))
         assert where_is(function, buf) is None
 
+    @pytest.mark.parametrize("kind", [set, frozenset])
+    def test_a_set_of_locations_has_no_order(self, buf, device0, function, kind):
+        with pytest.raises(TypeError, match=r"a set, which has no order: .* one for each target"):
+            function(pages(buf, 0, 1), kind([device0, Host()]))
+        with pytest.raises(TypeError, match=r"got .*\}\)?: pass one location, not several$"):
+            function(buf, kind([device0]))
+        assert where_is(function, buf) is None
+
 
 @every
 class TestTargets:

@@ -187,13 +187,18 @@ static const struct {
     {{.package = "cuda"}, read_core_location},
 };
 
-static int
+MM_COLD static int
 refuse_location(PyObject *value)
 {
-    PyErr_Format(PyExc_TypeError,
-                 "a location must be a Device or Host, got %R; ints and strings are refused, "
-                 "because -1 and 0 are how host and device get confused",
-                 value);
+    const char *advice = "";
+
+    if (PyIndex_Check(value) || PyUnicode_Check(value)) {
+        advice = ": write Device(0) or Host(); ints and strings are refused, because -1 and 0 are "
+                 "how host and device get confused";
+    } else if (PyList_Check(value) || PyTuple_Check(value) || PyAnySet_Check(value)) {
+        advice = ": pass one location, not several";
+    }
+    PyErr_Format(PyExc_TypeError, "a location must be a Device or Host, got %R%s", value, advice);
     return -1;
 }
 

@@ -287,11 +287,17 @@ mm_targets_read_or_skip(mm_state *state, PyObject *value, mm_operation op, bool 
     return 0;
 }
 
-/* Replaces the TypeError for a list of locations with a single target. */
+/* Replaces the TypeError for a list of locations with a single target, or for a set of them. */
 static void
 explain_location_list(const mm_targets *t, PyObject *value)
 {
-    if (!t->several && value != NULL && (PyList_Check(value) || PyTuple_Check(value))) {
+    if (t->several && value != NULL && PyAnySet_Check(value)) {
+        PyErr_Clear(); /* TypeError: its message is about a single location */
+        PyErr_Format(PyExc_TypeError,
+                     "location is a set, which has no order: pass one location, or a list or "
+                     "tuple with one for each target, got %R",
+                     value);
+    } else if (!t->several && value != NULL && (PyList_Check(value) || PyTuple_Check(value))) {
         PyErr_Clear(); /* TypeError: its message is about a single location */
         PyErr_Format(
             PyExc_TypeError,
