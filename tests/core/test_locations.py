@@ -253,6 +253,11 @@ class TestOfALocation:
         with pytest.raises(ValueError, match="must be an int or a"):
             cls(bad)
 
+    @pytest.mark.parametrize("call", [Device, managedmem.capabilities])
+    def test_a_name_of_a_device_is_told_what_to_pass(self, call):
+        with pytest.raises(ValueError, match=r"got 'cuda:0': pass 0 or a torch\.device$"):
+            call("cuda:0")
+
     def test_a_host_excludes_the_current_node_too(self):
         with pytest.raises(ValueError, match="exclude"):
             Host(Host(), is_numa_current=True)

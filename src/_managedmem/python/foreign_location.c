@@ -253,9 +253,9 @@ mm_read_location_id(mm_state *state, PyObject *value, bool device, CUmemLocation
         return 0;
     }
     PyErr_Clear(); /* TypeError: its message is about location arguments */
-    PyErr_Format(PyExc_ValueError, "%s, got %R",
-                 device ? "device_id must be an int or a device"
-                        : "numa_id must be an int or a host",
+    PyErr_Format(PyExc_ValueError,
+                 device ? "device_id must be an int or a device, got %R: pass 0 or a torch.device"
+                        : "numa_id must be an int or a host, got %R",
                  value);
     return -1;
 }
@@ -278,7 +278,10 @@ mm_read_device(mm_state *state, PyObject *value, int *ordinal)
     }
     if (rc < 0 || location.type != CU_MEM_LOCATION_TYPE_DEVICE) {
         PyErr_Clear(); /* TypeError: its message refuses ints, which are valid here */
-        PyErr_Format(PyExc_TypeError, "a Device or the ordinal of one is needed, got %R", value);
+        PyErr_Format(PyExc_TypeError,
+                     "a Device or the ordinal of one is needed, got %R: pass 0, Device(0) or a "
+                     "torch.device",
+                     value);
         return -1;
     }
     assert(location.id >= 0);
