@@ -158,6 +158,12 @@ mm_args_new(const mm_parameters *p, PyObject *args, PyObject *kwargs, PyObject *
     return check_required(p, argv);
 }
 
+static bool
+is_int(PyObject *value)
+{
+    return PyLong_CheckExact(value) || (PyIndex_Check(value) && !PyBool_Check(value));
+}
+
 int
 mm_read_index(PyObject *value, const char *name, PyObject *error, long long *out)
 {
@@ -167,7 +173,7 @@ mm_read_index(PyObject *value, const char *name, PyObject *error, long long *out
     assert(!PyErr_Occurred());
     if (PyLong_CheckExact(value)) {
         index = Py_NewRef(value);
-    } else if (PyBool_Check(value) || !PyIndex_Check(value)) {
+    } else if (!is_int(value)) {
         PyErr_Format(error, "%s must be an int, got %R", name, value);
         return -1;
     } else if ((index = PyNumber_Index(value)) == NULL) {
@@ -187,6 +193,12 @@ mm_read_size(PyObject *value, const char *name, size_t *out)
 {
     long long size;
 
+    if (!is_int(value)) {
+        PyErr_Format(PyExc_TypeError,
+                     "%s must be an int, the number of bytes, got %R: 4 GiB are 4 << 30", name,
+                     value);
+        return -1;
+    }
     if (mm_read_index(value, name, PyExc_TypeError, &size) < 0) {
         return -1;
     }

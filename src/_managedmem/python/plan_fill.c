@@ -364,17 +364,12 @@ static int
 read_budget(mm_state *state, PyObject *value, CUmemLocation device, size_t *budget)
 {
     bool is_set = value != NULL && value != Py_None;
-    size_t free_bytes = 0, total = 0;
+    size_t wanted = 0, free_bytes = 0, total = 0;
     mm_driver *cu = mm_open(state);
-    long long wanted = 0;
     mm_status st;
     int rc;
 
-    if (cu == NULL || (is_set && mm_read_index(value, "budget", PyExc_TypeError, &wanted) < 0)) {
-        return -1;
-    }
-    if (wanted < 0) {
-        PyErr_Format(PyExc_ValueError, "budget must be 0 bytes or more, got %lld", wanted);
+    if (cu == NULL || (is_set && mm_read_size(value, "budget", &wanted) < 0)) {
         return -1;
     }
     Py_BEGIN_ALLOW_THREADS
@@ -385,7 +380,7 @@ read_budget(mm_state *state, PyObject *value, CUmemLocation device, size_t *budg
         return -1;
     }
     if (is_set) {
-        *budget = (size_t)wanted < free_bytes ? (size_t)wanted : free_bytes;
+        *budget = wanted < free_bytes ? wanted : free_bytes;
     } else {
         size_t reserve = total / RESERVE_PARTS;
         *budget = free_bytes > reserve ? free_bytes - reserve : 0;
