@@ -854,7 +854,7 @@ class PrefetchPlan:
     def fit(
         cls,
         targets: _Target | Iterable[_Target],
-        device: _Location,
+        device: _Device,
         budget: SupportsIndex | None = None,
     ) -> PrefetchPlan: ...
     @classmethod

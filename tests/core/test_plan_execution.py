@@ -291,13 +291,13 @@ class TestFit:
         with pytest.raises(error, match=words):
             PrefetchPlan.fit([buf], device0, budget)
 
+    def test_takes_the_ordinal_of_a_device(self, buf, device0):
+        assert PrefetchPlan.fit([buf], 0)[0].location is device0
+
     def test_bad_targets_and_devices(self, buf, device0):
-        with pytest.raises(ValueError, match=r"needs a Device.*got Host\(\)"):
-            PrefetchPlan.fit([buf], Host())
-        with pytest.raises(TypeError, match="a location must be"):
-            PrefetchPlan.fit([buf], 0)
-        with pytest.raises(ValueError, match="location is required"):
-            PrefetchPlan.fit([buf], None)
+        for bad in (Host(), None, True, "cuda:0"):
+            with pytest.raises(TypeError, match="a Device or the ordinal of one is needed, got"):
+                PrefetchPlan.fit([buf], bad)
         with pytest.raises(ValueError, match="targets is empty"):
             PrefetchPlan.fit([], device0)
         with pytest.raises(TypeError, match=r"targets\[1\]: a target must be"):

@@ -397,18 +397,13 @@ mm_plan_fit_targets(PyObject *type, PyObject *const *args, Py_ssize_t nargs, PyO
     static const mm_parameters parameters = {
         .function = "fit", .names = names, .required = 2, .positional = 3, .total = ARGC};
     mm_state *state = mm_type_state((PyTypeObject *)type);
-    CUmemLocation device;
+    CUmemLocation device = mm_location(CU_MEM_LOCATION_TYPE_DEVICE, 0);
     PyObject *argv[ARGC], *plan;
     size_t budget;
     mm_status st;
 
     if (mm_args(&parameters, args, nargs, kwnames, argv) < 0
-        || mm_read_location(state, argv[DEVICE], &device) < 0) {
-        return NULL;
-    }
-    if (device.type != CU_MEM_LOCATION_TYPE_DEVICE) {
-        PyErr_Format(PyExc_ValueError, "fit() needs a Device to fit targets on, got %R",
-                     argv[DEVICE]);
+        || mm_read_device(state, argv[DEVICE], &device.id) < 0) {
         return NULL;
     }
     plan = plan_of_targets((PyTypeObject *)type, argv[TARGETS], device);
@@ -455,7 +450,7 @@ const char mm_plan_fit_doc[] =
     "targets : target or sequence of targets\n"
     "    In the order of their importance. Each is sent as a whole; one that does not fit in the rest\n"
     "    of the budget is sent to Host(), and smaller ones behind it may still fit.\n"
-    "device : Device\n"
+    "device : int, or a device of any library\n"
     "    The destination of the targets.\n"
     "budget : int, optional\n"
     "    Bytes to use at most; never more than the free memory of the device. None: the free memory\n"
