@@ -10,7 +10,7 @@ import managedmem
 from calls import names
 from constants import PAGE
 from identifiers import label
-from managedmem import DeviceMemoryResource, ManagedBuffer, ManagedMemoryResource, emulator
+from managedmem import DeviceMemoryResource, Host, ManagedBuffer, ManagedMemoryResource, emulator
 
 LONGEST = 200  # bytes of UTF-8
 
@@ -86,11 +86,28 @@ class TestEveryMaker:
         buffer = make(name="weights")
         buffer.close()
         assert buffer.name == "weights"
-        with pytest.raises(RuntimeError, match="ManagedBuffer is closed"):
+        with pytest.raises(RuntimeError, match="ManagedBuffer 'weights' is closed"):
             buffer.name = "late"
-        with pytest.raises(RuntimeError, match="ManagedBuffer is closed"):
+        with pytest.raises(RuntimeError, match="ManagedBuffer 'weights' is closed"):
             buffer.name = None
         assert buffer.name == "weights"
+
+    @pytest.mark.parametrize(
+        "call",
+        [
+            lambda b: b.prefetch(Host()),
+            lambda b: managedmem.discard([b]),
+            lambda b: b.copy_to(),
+            lambda b: b.numpy(),
+            lambda b: b[0],
+            lambda b: setattr(b, "accessed_by", {Host()}),
+        ],
+    )
+    def test_is_in_the_error_of_a_closed_buffer(self, make, call):
+        buffer = make(name="weights")
+        buffer.close()
+        with pytest.raises(RuntimeError, match=r"ManagedBuffer 'weights' is closed$"):
+            call(buffer)
 
     @pytest.mark.parametrize("bad", [b"x", 1, True, ["x"]], ids=label)
     def test_refuses_other_objects(self, make, bad):

@@ -185,7 +185,7 @@ def test_a_step_that_closes_a_buffer_early(case, run):
             case.x.close()
 
     case.at_run = close
-    with pytest.raises(RuntimeError, match=r"^buffer 'x': ManagedBuffer is closed"):
+    with pytest.raises(RuntimeError, match=r"^buffer 'x': ManagedBuffer 'x' is closed"):
         case.tune(disposable=())
 
 

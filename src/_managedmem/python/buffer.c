@@ -138,7 +138,7 @@ mm_buffer_root(mm_buffer *b)
     PyObject *root = mm_buffer_find_root(b);
 
     if (root == NULL) {
-        (void)mm_buffer_raise_closed();
+        (void)mm_buffer_raise_closed(b);
     }
     return root;
 }
@@ -173,10 +173,16 @@ mm_buffer_stream(mm_buffer *b)
 /* --- calls ------------------------------------------------------------------------------ */
 
 int
-mm_buffer_raise_closed(void)
+mm_buffer_raise_closed(const mm_buffer *b)
 {
+    char name[MM_NAME_BYTES + 1];
+
     MM_ASSERT_LEFT();
-    PyErr_SetString(PyExc_RuntimeError, "ManagedBuffer is closed");
+    if (mm_life_read_name(&b->memory->life, name)) {
+        PyErr_Format(PyExc_RuntimeError, "ManagedBuffer '%s' is closed", name);
+    } else {
+        PyErr_SetString(PyExc_RuntimeError, "ManagedBuffer is closed");
+    }
     return -1;
 }
 
@@ -224,7 +230,7 @@ mm_buffer_enter(mm_buffer *b, mm_operation op, const mm_stream_use *stream, mm_b
         if (stream != NULL) {
             mm_stream_leave(stream);
         }
-        return mm_buffer_raise_closed();
+        return mm_buffer_raise_closed(b);
     }
     use->range.start = b->start;
     use->range.size = b->size;
@@ -258,7 +264,7 @@ mm_buffer_check(mm_buffer *b, mm_driver *cu, mm_operation op, mm_range *range, m
     }
     if (read_range(b, cu, op, range, st) < 0) {
         if (mm_buffer_is_closed(b)) {
-            return mm_buffer_raise_closed(); /* by another thread */
+            return mm_buffer_raise_closed(b); /* by another thread */
         }
         return 1;
     }
@@ -291,7 +297,7 @@ mm_buffer_query(mm_buffer *b, mm_pointer_attributes *attributes, mm_driver **cu)
         return -1;
     }
     if (!mm_guard_enter(&b->memory->guard)) {
-        return mm_buffer_raise_closed();
+        return mm_buffer_raise_closed(b);
     }
     rc = mm_buffer_query_entered(b, *cu, attributes, &st);
     mm_guard_leave(&b->memory->guard);

@@ -105,14 +105,14 @@ mm_buffer_is_closed(const mm_buffer *b)
     return mm_guard_is_closed(&b->guard) || mm_guard_is_closed(&b->memory->guard);
 }
 
-/* Raises the RuntimeError of a closed buffer; returns -1. */
-int mm_buffer_raise_closed(void);
+/* Raises the RuntimeError of a closed buffer, with its name; returns -1. */
+int mm_buffer_raise_closed(const mm_buffer *b);
 
 /* The same if the buffer is closed; else 0. */
 static inline int
 mm_buffer_check_open(const mm_buffer *b)
 {
-    return mm_buffer_is_closed(b) ? mm_buffer_raise_closed() : 0;
+    return mm_buffer_is_closed(b) ? mm_buffer_raise_closed(b) : 0;
 }
 
 /* A buffer and a stream that a call has entered: they cannot be closed until it leaves them. */

@@ -22,11 +22,11 @@ export_to_host(mm_buffer *b, PyObject **held)
         return -1;
     }
     if (!mm_guard_export(&b->guard)) {
-        return mm_buffer_raise_closed();
+        return mm_buffer_raise_closed(b);
     }
     if (!mm_guard_export(&b->memory->guard)) {
         mm_guard_unexport(&b->guard);
-        return mm_buffer_raise_closed();
+        return mm_buffer_raise_closed(b);
     }
     if (mm_prepare_host_access(b, cu, held) < 0) {
         mm_guard_unexport(&b->memory->guard);
@@ -346,7 +346,7 @@ new_tensor(mm_buffer *b, PyObject *held)
     if (!mm_guard_export(&b->memory->guard)) {
         free(t);
         Py_XDECREF(kept);
-        (void)mm_buffer_raise_closed();
+        (void)mm_buffer_raise_closed(b);
         return NULL;
     }
     mm_memory_retain(b->memory);

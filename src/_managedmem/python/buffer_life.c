@@ -464,7 +464,7 @@ set_stream_of_pool(mm_buffer *root, PyObject *stream)
     if (rc < 0) {
         (void)mm_raise(root->state, &st);
     } else if (!done) {
-        rc = mm_buffer_raise_closed();
+        rc = mm_buffer_raise_closed(root);
     } else {
         Py_XDECREF(exchange_field(root, &root->stream, foreign ? Py_NewRef(stream) : NULL));
     }
@@ -481,7 +481,7 @@ set_stream_of_foreign(mm_buffer *root, PyObject *stream)
     if (streams != NULL) {
         Py_XDECREF(exchange_field(root, &root->stream, streams));
     } else if (resource == NULL) {
-        (void)mm_buffer_raise_closed();
+        (void)mm_buffer_raise_closed(root);
     }
     Py_XDECREF(resource);
     return streams ? 0 : -1;

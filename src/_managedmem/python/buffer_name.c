@@ -99,5 +99,5 @@ mm_buffer_set_name(PyObject *op, PyObject *value, void *Py_UNUSED(closure))
         (void)mm_raise(b->state, &st);
         return -1;
     }
-    return done ? 0 : mm_buffer_raise_closed();
+    return done ? 0 : mm_buffer_raise_closed(b);
 }

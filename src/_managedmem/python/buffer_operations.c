@@ -149,7 +149,7 @@ static const char CANNOT_WRITE[] = "cannot be copied into: it is read-only";
 typedef struct {
     mm_range range;
     int device; /* the owner of a ManagedBuffer from a device pool; else MM_ANY_DEVICE */
-    mm_guard *guard; /* of a ManagedBuffer, to be entered; else NULL */
+    mm_buffer *buffer; /* to be entered; else NULL */
     CUstream producer; /* the stream in the interface of an array; else NULL */
     PyObject *export; /* keeps memory of the buffer protocol, or the owner of a buffer; or NULL */
 } other_side;
@@ -231,7 +231,7 @@ read_other_side(mm_buffer *b, PyObject *value, bool writable, other_side *o)
         o->range.start = other->start;
         o->range.size = other->size;
         o->device = other->memory->device;
-        o->guard = &other->memory->guard;
+        o->buffer = other;
     } else if (read_foreign_side(b->state, value, writable, o) < 0) {
         return -1;
     }
@@ -288,9 +288,9 @@ enter_copy(mm_buffer *b, const mm_stream_use *stream, const other_side *other, m
     if (mm_buffer_enter(b, MM_COPY, stream, use) < 0) {
         return -1;
     }
-    if (other->guard != NULL && !mm_guard_enter(other->guard)) {
+    if (other->buffer != NULL && !mm_guard_enter(&other->buffer->memory->guard)) {
         mm_buffer_leave(use);
-        return mm_buffer_raise_closed();
+        return mm_buffer_raise_closed(other->buffer);
     }
     return 0;
 }
@@ -314,8 +314,8 @@ copy_while_held(mm_buffer *b, PyObject *value, PyObject *stream_object, bool to_
     }
     Py_BEGIN_ALLOW_THREADS
     rc = copy_entered(&use, &other, to_other, stream.handle, &st);
-    if (other.guard != NULL) {
-        mm_guard_leave(other.guard);
+    if (other.buffer != NULL) {
+        mm_guard_leave(&other.buffer->memory->guard);
     }
     mm_buffer_leave(&use);
     Py_END_ALLOW_THREADS

@@ -540,7 +540,7 @@ mm_set_assign(mm_state *state, const mm_set_kind *kind, PyObject *owner, PyObjec
 
     assert(value != NULL); /* the property refuses to be deleted */
     if (kind->is_closed(owner)) {
-        return kind->raise_closed();
+        return kind->raise_closed(owner);
     }
     /* The assignment of `owner.property |= ...`: the change has been made. */
     if (is_proxy(value) && set_of(value)->kind == kind && set_of(value)->owner == owner) {

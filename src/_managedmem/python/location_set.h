@@ -11,7 +11,7 @@ typedef struct {
     const char *name; /* of the type */
     const char *owner_name; /* of the owner's type, for messages */
     bool (*is_closed)(PyObject *owner);
-    int (*raise_closed)(void);
+    int (*raise_closed)(PyObject *owner);
 
     /* Queries the driver for the members. */
     int (*read)(PyObject *owner, mm_location_set *set);

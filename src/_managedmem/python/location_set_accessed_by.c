@@ -13,6 +13,12 @@ is_buffer_closed(PyObject *owner)
 }
 
 static int
+raise_buffer_closed(PyObject *owner)
+{
+    return mm_buffer_raise_closed(mm_buffer_of(owner));
+}
+
+static int
 read_accessed_by(PyObject *owner, mm_location_set *set)
 {
     mm_buffer *b = mm_buffer_of(owner);
@@ -103,7 +109,7 @@ static const mm_set_kind accessed_by = {
     .name = "AccessedBySetProxy",
     .owner_name = "ManagedBuffer",
     .is_closed = is_buffer_closed,
-    .raise_closed = mm_buffer_raise_closed,
+    .raise_closed = raise_buffer_closed,
     .read = read_accessed_by,
     .change = change_accessed_by,
     .remove_partial = remove_partial_accessed_by,

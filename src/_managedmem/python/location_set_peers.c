@@ -11,6 +11,12 @@ is_resource_closed(PyObject *owner)
 }
 
 static int
+raise_resource_closed(PyObject *Py_UNUSED(owner))
+{
+    return mm_resource_raise_closed();
+}
+
+static int
 read_peers(PyObject *owner, mm_location_set *set)
 {
     mm_driver *cu = mm_resource_enter(owner);
@@ -88,7 +94,7 @@ static const mm_set_kind peers = {
     .name = "PeerAccessibleBySetProxy",
     .owner_name = "DeviceMemoryResource",
     .is_closed = is_resource_closed,
-    .raise_closed = mm_resource_raise_closed,
+    .raise_closed = raise_resource_closed,
     .read = read_peers,
     .change = change_peers,
     .read_member = read_peer,
