@@ -17,7 +17,7 @@ from constants import EMULATED, PAGE
 from dlpack import capsule_struct
 from driver import device_memory, managed_memory, pinned_memory, raw_driver
 from foreign_objects import CudaArray
-from managedmem import DeviceMemoryResource, Host, ManagedBuffer, PrefetchPlan, emulator
+from managedmem import Device, DeviceMemoryResource, Host, ManagedBuffer, PrefetchPlan, emulator
 from programs import run_python
 
 DRIVER = "emulator" if EMULATED else "cuda"
@@ -163,8 +163,20 @@ class TestTheCaller:
         with device_memory() as pointer:
             buffer = ManagedBuffer.from_handle(pointer, PAGE, is_host_accessible=True)
             assert buffer.is_host_accessible is False
-            with pytest.raises(BufferError, match="plain device memory"):
+            with pytest.raises(BufferError, match=r"plain device memory$"):
                 memoryview(buffer)
+
+    def test_memory_of_a_device_pool_is_read_by_a_copy(self):
+        with DeviceMemoryResource(0) as resource, resource.allocate(PAGE) as buffer:
+            with pytest.raises(
+                BufferError, match=r"device memory; buf\.copy_to\(array\) reads it$"
+            ):
+                memoryview(buffer)
+            buffer.fill(3)
+            copy = bytearray(PAGE)
+            buffer.copy_to(copy)
+            Device().sync()
+            assert copy == bytes([3]) * PAGE
 
     @pytest.mark.parametrize("bad", [1, 0, "yes", "", 1.0], ids=repr)
     def test_says_so_with_a_bool(self, bad):

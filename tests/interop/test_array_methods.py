@@ -159,7 +159,7 @@ class TestRefused:
 
     def test_memory_of_a_device_on_the_cpu(self, torch):
         with DeviceMemoryResource(Device(0)) as resource, resource.allocate(PAGE) as buffer:
-            with pytest.raises(ValueError, match="managed"):
+            with pytest.raises(ValueError, match="plain device memory"):
                 buffer.torch("cpu")
 
     def test_wrapped_memory_that_is_not_managed(self, torch):

@@ -213,6 +213,9 @@ int mm_check_range_inside(CUdeviceptr start, size_t size, const mm_pointer_attri
  * is as above, for the time of the copy. */
 int mm_check_copied(mm_buffer *b, PyObject **held);
 
+/* Raises the error for a host view of device memory; returns -1. */
+int mm_refuse_device_memory(const mm_buffer *b, PyObject *error);
+
 /* ValueError, with the reason, for a buffer over memory that is read-only. */
 int mm_refuse_read_only(PyObject *op, const char *reason);
 

@@ -18,6 +18,9 @@ find_read_operation(mm_buffer *b, mm_operation *out)
 
     assert(!PyErr_Occurred());
     *out = MM_QUERY;
+    if (b->size > 0 && b->memory->device != MM_ANY_DEVICE) {
+        return mm_refuse_device_memory(b, PyExc_ValueError);
+    }
     if (b->size == 0 || b->memory->owned
         || atomic_load_explicit(&b->memory->allocation, memory_order_relaxed) != 0) {
         return 0;

@@ -202,6 +202,17 @@ refuse_unknown(mm_buffer *b)
     return -1;
 }
 
+int
+mm_refuse_device_memory(const mm_buffer *b, PyObject *error)
+{
+    /* Wrapped memory of a device is not copied here. */
+    bool copied = b->memory->device != MM_ANY_DEVICE;
+
+    PyErr_Format(error, "the host cannot reach the memory at %p: it is plain device memory%s",
+                 (void *)(uintptr_t)b->start, copied ? "; buf.copy_to(array) reads it" : "");
+    return -1;
+}
+
 static int
 refuse_host_access(mm_buffer *b, const mm_pointer_attributes *attributes)
 {
@@ -214,8 +225,7 @@ refuse_host_access(mm_buffer *b, const mm_pointer_attributes *attributes)
                      "is_host_accessible=False",
                      start);
     } else if (is_known(attributes)) {
-        PyErr_Format(PyExc_BufferError,
-                     "the host cannot reach the memory at %p: it is plain device memory", start);
+        return mm_refuse_device_memory(b, PyExc_BufferError);
     } else {
         return refuse_unknown(b);
     }
