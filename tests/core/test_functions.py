@@ -210,6 +210,14 @@ class TestTargets:
         assert buf.last_prefetch_location is None
         assert buf.read_mostly is False
 
+    def test_the_keys_of_a_dict_are_no_targets(self, buf, function):
+        with pytest.raises(
+            TypeError, match=r"targets\[0\]: .*got 'a': pass the values\(\) of a dict"
+        ):
+            function({"a": buf})
+        with pytest.raises(TypeError, match=r"got 7$"):
+            function([7])
+
 
 class TestStrided:
     """4 rows of one page each, a page apart."""

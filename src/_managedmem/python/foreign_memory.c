@@ -549,8 +549,9 @@ refuse_target(mm_state *state, PyObject *value)
     PyErr_Format(PyExc_TypeError,
                  "a target must be a ManagedBuffer, a torch tensor, an array with "
                  "__cuda_array_interface__, a cuda.core Buffer or an object with the buffer "
-                 "protocol, got %.200R",
-                 value);
+                 "protocol, got %.200R%s",
+                 value,
+                 PyUnicode_Check(value) ? ": pass the values() of a dict, not its keys" : "");
     return -1;
 }
 
