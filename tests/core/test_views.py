@@ -485,8 +485,14 @@ class TestView:
             alloc(4095).view("float32")
 
     def test_a_shape_that_does_not_fit_is_told_both_sizes(self, alloc):
-        with pytest.raises(ValueError, match=r"100 bytes as float32 of that shape, .* 84 bytes$"):
+        with pytest.raises(ValueError, match=r"float32 of shape \(7, 3\), which has 84 bytes$"):
             alloc(100).view("float32", (7, 3))
+
+    @pytest.mark.parametrize("shape", [(10, 10), [10, 10], 100], ids=label)
+    def test_a_shape_in_the_place_of_the_dtype(self, alloc, shape):
+        with pytest.raises(TypeError) as error:
+            alloc(100).view(shape)
+        assert str(error.value).endswith(f"got {shape}: name the shape, as in view(shape={shape})")
 
     @pytest.mark.parametrize("shape", [(1023,), (1025,), (0,), (32, 33), (-4, -256), ()], ids=label)
     def test_the_shape_must_fit_exactly(self, alloc, shape):

@@ -98,9 +98,10 @@ mm_read_shape(PyObject *value, mm_layout *layout, Py_ssize_t shape[MM_MAX_DIMENS
     return dimensions < 0 ? -1 : 0;
 }
 
-/* ValueError unless the memory has exactly these bytes, at an address for the dtype. */
+/* ValueError unless the memory has exactly these bytes, at an address for the dtype. Without a shape
+ * they are as many as whole items fit. */
 static int
-check_view(const mm_buffer *b, const mm_layout *layout, size_t bytes)
+check_view(const mm_buffer *b, const mm_layout *layout, PyObject *shape, size_t bytes)
 {
     int itemsize = (int)layout->dtype->itemsize;
 
@@ -112,8 +113,8 @@ check_view(const mm_buffer *b, const mm_layout *layout, size_t bytes)
     }
     if (bytes != b->size) {
         PyErr_Format(PyExc_ValueError,
-                     "cannot view %zu bytes as %s of that shape, which has %zu bytes", b->size,
-                     layout->dtype->name, bytes);
+                     "cannot view %zu bytes as %s of shape %R, which has %zu bytes", b->size,
+                     layout->dtype->name, shape, bytes);
         return -1;
     }
     if (bytes > 0 && b->start % (size_t)itemsize != 0) {
@@ -140,6 +141,13 @@ mm_buffer_view_method(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyO
     if (mm_args(&parameters, args, nargs, kwnames, argv) < 0 || mm_buffer_check_open(b) < 0) {
         return NULL;
     }
+    if (argv[0] != NULL
+        && (PyTuple_Check(argv[0]) || PyList_Check(argv[0]) || PyLong_Check(argv[0]))) {
+        PyErr_Format(PyExc_TypeError,
+                     "view() takes the dtype first, got %R: name the shape, as in view(shape=%R)",
+                     argv[0], argv[0]);
+        return NULL;
+    }
     if (argv[0] != NULL && argv[0] != Py_None) {
         layout.dtype = mm_read_dtype(argv[0]);
     }
@@ -157,7 +165,7 @@ mm_buffer_view_method(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyO
     } else if (mm_read_shape(argv[1], &layout, shape, &bytes) < 0) {
         return NULL;
     }
-    return check_view(b, &layout, bytes) < 0 ? NULL : mm_buffer_view(b, 0, &layout);
+    return check_view(b, &layout, argv[1], bytes) < 0 ? NULL : mm_buffer_view(b, 0, &layout);
 }
 
 PyObject *
