@@ -48,6 +48,8 @@ _CONVERT: dict[str, Callable[[Any], Any]] = {
 _NUMBERS = ("__index__", "__float__", "__complex__")
 """A type with one of these methods is a number."""
 
+_NO_NUMBERS = "OUS"  # the kinds of dtypes that NumPy gives to objects and text
+
 _HOST_DLPACK_DEVICES = (1, 3, 13)  # kDLCPU, kDLCUDAHost, kDLCUDAManaged
 
 _CHUNK = 1 << 20  # bytes that the host writes while other threads wait for it
@@ -187,6 +189,8 @@ def _from_numpy(
         if hasattr(source, "dtype"):
             DType(source.dtype)  # raises for one that buffers do not have, and says what to do
         raise
+    if array.dtype.kind in _NO_NUMBERS and not hasattr(given, "dtype"):
+        raise TypeError(f"asarray() cannot convert {type(given).__name__} to numbers")
     own = DType(array.dtype.newbyteorder("="))
     data = memoryview(numpy.ascontiguousarray(array, str(own)).reshape(-1).view(numpy.uint8))
     return _made(

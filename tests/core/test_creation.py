@@ -282,8 +282,10 @@ class TestSequences:
         "bad", ["abc", [b"a"], [None], None, {}, object(), iter([1])], ids=label
     )
     def test_have_only_numbers(self, bad):
-        with pytest.raises(TypeError, match="not a dtype of a buffer"):
+        with pytest.raises(TypeError) as error:
             asarray(bad)
+        name = type(bad).__name__
+        assert str(error.value) == f"asarray() cannot convert {name} to numbers"
 
 
 def test_only_asarray_needs_numpy():
@@ -332,7 +334,7 @@ class TestBuffers:
         "data", [memoryview(b"ab").cast("c"), (ctypes.c_char * 2)()], ids=label
     )
     def test_of_other_formats_are_refused(self, data):
-        with pytest.raises(TypeError, match="dtype of a buffer"):
+        with pytest.raises(TypeError, match=r"cannot convert .* to numbers$"):
             asarray(data)
 
     def test_may_change_afterwards(self, policy):
