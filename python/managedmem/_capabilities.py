@@ -94,7 +94,7 @@ def capabilities(device: _Device | None = None) -> Capabilities:
 
     Parameters
     ----------
-    device : Device, or a device object of another library, optional
+    device : int, or a device of any library, optional
         The device to ask about; None for all of them. Managed pools, batch prefetches, discards and
         residency depend on all devices of the system, also if one is given.
 
