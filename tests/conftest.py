@@ -12,6 +12,9 @@ import time
 import zlib
 
 os.environ.setdefault("MANAGEDMEM_DRIVER", "emulator")
+# Threads of torch spin while they wait for each other: beside other tests that takes ten times as
+# long.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
 
