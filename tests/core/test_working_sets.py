@@ -41,7 +41,7 @@ def stream():
 class TestArguments:
     @pytest.mark.parametrize("budget", [0, -1, 1 << 63])
     def test_budget_must_be_bytes(self, budget):
-        text = "must be more than 0 bytes, got" if budget <= 0 else ""
+        text = {0: "must be more than 0 bytes", -1: "must be 0 bytes or more"}.get(budget, "")
         with pytest.raises(ValueError, match=f"budget .*{text}.*{budget}$"):
             WorkingSet(budget)
 

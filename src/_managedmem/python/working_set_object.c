@@ -14,16 +14,13 @@
 static int
 read_set_budget(PyObject *value, size_t *out)
 {
-    long long size;
-
-    if (mm_read_index(value, "budget", PyExc_TypeError, &size) < 0) {
+    if (mm_read_size(value, "budget", out) < 0) {
         return -1;
     }
-    if (size <= 0) {
-        PyErr_Format(PyExc_ValueError, "budget must be more than 0 bytes, got %lld", size);
+    if (*out == 0) {
+        PyErr_SetString(PyExc_ValueError, "budget must be more than 0 bytes, got 0");
         return -1;
     }
-    *out = (size_t)size;
     return 0;
 }
 
