@@ -23,6 +23,7 @@ from constants import BUDGET, EMULATED, GIB, MIB, PAGE
 from live_memory import live_managed_bytes, settle, warm_up
 
 FREE_MEMORY_REQUIRED = 2 * GIB
+COLLECTION = 300  # seconds, in which pytest also compiles the tests, on a busy machine
 QUICK = {
     "core": "advice buffer capabilities creation driver functions plan pools streams trace"
     " working_sets",
@@ -59,7 +60,7 @@ def pytest_configure(config):
     if config.getoption("numprocesses", None):  # of pytest-xdist; this process only waits for them
         prepare_processes(config)
     else:
-        config.stash[WATCH].begin()
+        config.stash[WATCH].begin(COLLECTION)
 
 
 def prepare_processes(config):
