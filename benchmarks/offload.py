@@ -29,7 +29,8 @@ TOKENS = 32
 SLOTS = 3
 DESCRIPTION = (
     "Layers: the time of a round with one matrix product of each, weights at home on the host, a"
-    " quarter of them in the budget (two layers of 64 MiB); read_only is offload(read_only=True)."
+    " quarter of them in the budget (two layers of 64 MiB); read_only is offload(read_only=True);"
+    " half has half of them in the budget."
     " Loads: a round over the groups of a WorkingSet, filled by the device or by the host, without"
     " other work. Generation: GPT-2's shape in float16"
     " with random weights, 32 tokens, half of the weights in the budget. Training: a step of Adam,"
@@ -179,12 +180,17 @@ def streamed(machine: Machine, model: Any, budget: int, **options: Any) -> Itera
         yield handle
 
 
+def quarter(nbytes: int, count: int) -> int:
+    """The budget of a round over layers."""
+    return max(count // 4, 2) * nbytes
+
+
 def layer_rows(machine: Machine, nbytes: int, count: int, repetitions: int) -> tuple[Row, Row]:
     """A round over layers of one size, and the time of the thread that queues it."""
     torch = machine.torch
     model = machine.layers(count, nbytes)
     inputs = machine.inputs(model)
-    budget = max(count // 4, 2) * nbytes
+    budget = quarter(nbytes, count)
     contenders: dict[str, Contender] = {}
     threads: dict[str, Contender] = {}
     mine, resident = copy.deepcopy(model), copy.deepcopy(model).to(machine.place)
@@ -221,13 +227,14 @@ def faults_row(machine: Machine, nbytes: int, count: int, repetitions: int) -> R
         return side_by_side("", contenders, count=1, repetitions=repetitions, unit="ms")
 
 
-def read_only_row(machine: Machine, nbytes: int, count: int, repetitions: int) -> Row:
-    """A round over layers that nothing writes; apart, so that one set of them is managed."""
+def another_row(
+    machine: Machine, name: str, nbytes: int, count: int, repetitions: int, **options: Any
+) -> Row:
+    """A round with other options of offload(); apart, so that one set of layers is managed."""
     model = machine.layers(count, nbytes)
     inputs = machine.inputs(model)
-    budget = max(count // 4, 2) * nbytes
-    with streamed(machine, model, budget, read_only=True), machine.torch.inference_mode():
-        contenders = {"ours, read_only": machine.in_a_row(lambda: model(inputs), ROUNDS)}
+    with streamed(machine, model, **options), machine.torch.inference_mode():
+        contenders = {name: machine.in_a_row(lambda: model(inputs), ROUNDS)}
         return side_by_side("", contenders, count=1, repetitions=repetitions, unit="ms")
 
 
@@ -240,10 +247,15 @@ def joined(row: Row, other: Row) -> Row:
 def layers(machine: Machine, sizes: tuple[int, ...], repetitions: int) -> Iterator[Row]:
     """Two rows for each size of a layer."""
     for nbytes in sizes:
-        count = min(LAYERS, NEED // nbytes)
-        row, thread_time = layer_rows(machine, nbytes, count, repetitions)
-        row = joined(row, read_only_row(machine, nbytes, count, repetitions))
-        yield joined(row, faults_row(machine, nbytes, count, repetitions))
+        shape = (nbytes, min(LAYERS, NEED // nbytes), repetitions)
+        row, thread_time = layer_rows(machine, *shape)
+        others: dict[str, dict[str, Any]] = {
+            "ours, read_only": {"budget": quarter(*shape[:2]), "read_only": True},
+            "ours, half": {"budget": shape[1] // 2 * nbytes},
+        }
+        for name, options in others.items():
+            row = joined(row, another_row(machine, name, *shape, **options))
+        yield joined(row, faults_row(machine, *shape))
         yield thread_time
 
 
@@ -425,11 +437,13 @@ def trained_in_turn(machine: Machine, nbytes: int, count: int, repetitions: int)
     size = nbytes * count
     resident = Training(machine, nbytes, count, machine.place)
     ours = Training(machine, nbytes, count, "cpu")
-    steps = 0
+    steps = learned = 0
 
     def step() -> None:
-        nonlocal steps
+        nonlocal steps, learned
         steps += 1
+        if steps == 3:  # two teach the order
+            learned = handle.stats()["bytes_home"]
         ours.step()
 
     contenders = {"resident": machine.in_a_row(resident.step, ROUNDS)}
@@ -437,7 +451,7 @@ def trained_in_turn(machine: Machine, nbytes: int, count: int, repetitions: int)
         contenders["ours"] = machine.in_a_row(step, ROUNDS)
         title = f"Adam, {count} layers of {size_text(nbytes)}, half of them in the budget"
         row = side_by_side(title, contenders, count=1, repetitions=repetitions, unit="ms")
-        home = handle.stats()["bytes_home"] / max(steps, 1) / size
+        home = (handle.stats()["bytes_home"] - learned) / (steps - 2) / size
     return replace(row, note=f"parameters copied home in a step: {home:.2f} times")
 
 
