@@ -40,7 +40,8 @@ def trained(on, prepare=nothing, late=False, between=nothing, make=torch.optim.A
 
 
 class TestGradients:
-    def test_in_a_flat_buffer(self, on):
+    @pytest.mark.parametrize("kind", ["view", "detached", "data"])
+    def test_in_a_flat_buffer(self, on, kind):
         """As a reduction or clipping by hand has them: the buffer is what the caller changes."""
 
         def flatten(model, _):
@@ -48,7 +49,11 @@ class TestGradients:
             sizes = [p.numel() for p in parameters]
             flat = torch.zeros(sum(sizes), device=parameters[0].device)
             for p, part in zip(parameters, flat.split(sizes), strict=True):
-                p.grad = part.view_as(p)
+                if kind == "data":
+                    p.grad = torch.zeros_like(p)
+                    p.grad.data = part.view_as(p)
+                else:
+                    p.grad = part.view_as(p) if kind == "view" else part.view_as(p).detach()
             return flat
 
         models, _, (flat, other), handle = trained(
@@ -77,6 +82,66 @@ class TestGradients:
         assert all(p.grad is mine for p, mine in zip(models[0].parameters(), kept, strict=True))
         assert_same_module(*models)
         assert managed_tensors(models[0]) == []
+
+    @pytest.mark.parametrize("late", [False, True])
+    def test_of_which_the_caller_has_a_view(self, on, late):
+        def list_views(model, _):
+            for p in model.parameters():
+                p.grad = torch.zeros_like(p)
+            return [p.grad.view(-1) for p in model.parameters()]
+
+        models, _, _, handle = trained(
+            on, list_views, late, between=lambda views: torch._foreach_mul_(views, 0.1)
+        )
+        handle.remove()
+        assert_same_module(*models)
+
+    def test_several_threads_that_accumulate(self, on):
+        """All add the same integers, so that the order does not matter."""
+        model = layers(4, on=on)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        handle = mt.offload(model, DEVICE, budget=2 * LAYER, optimizer=optimizer)
+        failed = []
+
+        def train():
+            try:
+                for _ in range(10):
+                    sum(p.sum() for p in model.parameters()).backward()
+            except BaseException as error:
+                failed.append(error)
+
+        for _ in range(5):
+            threads = [threading.Thread(target=train) for _ in range(3)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            assert failed == []
+            model.zero_grad()
+        handle.remove()
+
+    def test_of_the_last_part_alone_without_the_optimizer(self, on):
+        model = layers(4, on=on)
+        model[2:].requires_grad_(False)
+        with mt.offload(model, DEVICE, budget=2 * LAYER) as handle:
+            with pytest.warns(UserWarning, match="'0.weight' has a gradient"):
+                model(batch(handle)).sum().backward()
+
+    def test_no_warning_for_a_handle_that_is_removed_meanwhile(self, on, monkeypatch):
+        from managedmem.torch import _offload_hooks
+
+        model = layers(4, on=on)
+        handle = mt.offload(model, DEVICE, budget=2 * LAYER)
+        inputs, original = batch(handle), _offload_hooks.Places._tensors
+
+        def removed(places, site):
+            for number, found in enumerate(original(places, site)):
+                if number == 1:  # as a collection may do
+                    handle.remove()
+                yield found
+
+        monkeypatch.setattr(_offload_hooks.Places, "_tensors", removed)
+        model(inputs.to(next(model.parameters()).device))
 
     def test_without_the_optimizer_there_is_a_warning(self, on):
         model = layers(4, on=on)
@@ -133,6 +198,46 @@ class TestSteps:
         optimizers[1].step()
         handle.remove()
         assert_same_module(*models)
+
+    def test_a_scheduler_from_an_earlier_time(self, on):
+        """It keeps a step() that was made while the module was offloaded."""
+        model = layers(4, on=on)
+        optimizer = torch.optim.SGD(model.parameters(), momentum=0.9, lr=0.1)
+        with mt.offload(model, DEVICE, budget=2 * LAYER, optimizer=optimizer):
+            scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+        with mt.offload(model, DEVICE, budget=2 * LAYER, optimizer=optimizer) as handle:
+            for _ in range(2):
+                model(batch(handle)).sum().backward()
+                optimizer.step()
+                scheduler.step()
+            assert all(part.home is not None for part in handle._step.parts)
+        optimizer.step()
+        scheduler.step()  # would warn about a step() that is not the one it has wrapped
+
+    def test_two_models_with_one_optimizer(self, on):
+        one, two = layers(4, on=on), layers(4, on=on)
+        optimizer = torch.optim.Adam([*one.parameters(), *two.parameters()])
+        handles = [mt.offload(m, DEVICE, budget=2 * LAYER, optimizer=optimizer) for m in (one, two)]
+        for handle in handles:
+            two(one(batch(handles[1]))).sum().backward()
+            optimizer.step()
+            handle.remove()
+        assert "step" not in vars(optimizer)
+
+    def test_without_memory_for_a_scratch(self, on, monkeypatch):
+        def refuse(*given, **named):
+            raise torch.cuda.OutOfMemoryError("planted")
+
+        model = layers(4, on=on)
+        optimizer = torch.optim.Adam(model.parameters())
+        with mt.offload(model, DEVICE, budget=12 * LAYER, optimizer=optimizer) as handle:
+            for planted in (False, True, False):
+                model(batch(handle)).sum().backward()
+                with monkeypatch.context() as patch:
+                    if planted:
+                        patch.setattr(torch, "empty", refuse)
+                    optimizer.step()
+            assert handle.stats()["failures"] == 1
 
     def test_parts_without_a_gradient_stay_home(self, on):
         model = layers(4, on=on)

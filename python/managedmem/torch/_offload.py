@@ -412,7 +412,6 @@ class _Lane:
         self.groups.clear()
         self.moved.clear()
         self.versions.forget()
-        self.places.forget()
 
     def numbers(self) -> dict[str, int]:
         """The counters of this device, those of its end once it has one."""
@@ -556,7 +555,7 @@ class Offload:
                     if parameter.requires_grad:
                         home = GradientHome(parameter, lane.target)
                         self._gradients.append(home)
-                        home(parameter)
+                        home(parameter, has_waited=True)
             if not lane.state_stays:
                 parts += lane.step_parts()
                 room[lane.target] = lane.room

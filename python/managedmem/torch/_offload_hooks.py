@@ -37,9 +37,8 @@ _WRITTEN = (
     "lost: call remove(), write it again, and offload the module without read_only"
 )
 _LEFT = (
-    "{!r} is not in the memory that offload() streams any more: half(), to(), share_memory() or a "
-    "load with assign=True has replaced it. It does not move now: call remove(), change the "
-    "module, and offload it again"
+    "{!r} is not in the memory that offload() streams any more: half(), to() or share_memory() has "
+    "replaced it. It does not move now: call remove(), change the module, and offload it again"
 )
 _NO_OPTIMIZER = (
     "{!r} has a gradient, but offload() was given no optimizer: gradients and state stay on the "
@@ -108,10 +107,13 @@ class _Uses:
         while self.open:
             self.end_last()
 
-    def end_backward(self) -> None:
-        """Release what a backward pass holds."""
+    def end_backward(self) -> list[Site]:
+        """Release what a backward pass holds, and return where."""
+        left: list[Site] = []
         while self.open and self.open[-1].backward:
+            left.append(self.open[-1].site)
             self.end_last()
+        return left
 
     def __del__(self) -> None:
         with contextlib.suppress(Exception):  # a set that is closed
@@ -121,12 +123,13 @@ class _Uses:
 class _PassEnd:
     """Ends the uses of a backward pass: torch calls it, or drops it after an exception."""
 
-    def __init__(self, uses: _Uses) -> None:
+    def __init__(self, uses: _Uses, places: Places) -> None:
         self.uses = uses
+        self.places = places
 
     def __call__(self) -> None:
         self.uses.task = None
-        self.uses.end_backward()
+        self.places.check_gradients(self.uses.end_backward())
 
     def __del__(self) -> None:
         with contextlib.suppress(Exception):
@@ -180,7 +183,8 @@ class Places:
         """Warn of a tensor that is in other memory by now."""
         if self._watches_places:
             for tensor, name, address in self._tensors(site):
-                if tensor.data_ptr() != address:
+                # A collection in this loop may call remove().
+                if tensor.data_ptr() != address and self._watches_places:
                     self._watches_places = False
                     warnings.warn(_LEFT.format(name), stacklevel=2)
                     return
@@ -189,13 +193,14 @@ class Places:
         """Warn of a gradient that is not in the budget, after a part of a backward pass."""
         if self._watches_gradients:
             for tensor, name, _ in (found for site in sites for found in self._tensors(site)):
-                if tensor.grad is not None:
+                if tensor.is_leaf and tensor.grad is not None and self._watches_gradients:
                     self._watches_gradients = False
                     warnings.warn(_NO_OPTIMIZER.format(name), stacklevel=2)
                     return
 
-    def forget(self) -> None:
-        """Drop the references to the tensors."""
+    def stop(self) -> None:
+        """Warn of nothing any more, and drop the references to the tensors."""
+        self._watches_places = self._watches_gradients = False
         self._parts.clear()
 
     def _tensors(self, site: Site) -> Iterator[tuple[Tensor, str, int]]:
@@ -234,6 +239,7 @@ class Announcer:
     def stop(self) -> None:
         """Release everything; later calls of the hooks do nothing."""
         self.active = False
+        self.places.stop()
         with self._lock:
             everyone = list(self._all)
         for uses in everyone:
@@ -311,7 +317,7 @@ class Announcer:
         task = torch._C._current_graph_task_id()
         if task != uses.task:
             uses.task = task
-            torch.autograd.Variable._execution_engine.queue_callback(_PassEnd(uses))
+            torch.autograd.Variable._execution_engine.queue_callback(_PassEnd(uses, self.places))
 
 
 class _Hook:

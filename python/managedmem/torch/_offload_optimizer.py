@@ -8,6 +8,7 @@ copy engines of a device move it in both directions at once, which kernels do no
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -56,6 +57,7 @@ _BY_PARAMETER = {
 }
 _SLOTS = 3  # one part comes, one is updated, one goes
 _SCHEDULED = "_wrapped_by_lr_sched"  # schedulers warn about a step() that has lost it
+_SPLIT = "_managedmem_split"  # the SplitStep behind a step()
 
 
 def state_bytes(optimizer: optim.Optimizer, parameters: list[Tensor]) -> int:
@@ -115,27 +117,29 @@ class GradientHome:
         self.alone = 0  # _users(base) while nothing else refers to it
         self.failures = 0
         self.active = True
+        self.lock = threading.RLock()  # a collection inside of it may call remove()
         self.handle = parameter.register_post_accumulate_grad_hook(self)
 
-    def __call__(self, parameter: Tensor) -> None:
-        """Move a new gradient home; one that is there has been added to."""
+    def __call__(self, parameter: Tensor, has_waited: bool = False) -> None:
+        """Move a new gradient home; one that is there has been added to.
+
+        `has_waited` is for one from before the latest backward pass.
+        """
         grad = parameter.grad
-        if not self.active or grad is None or self.is_home(grad) or not _is_plain(grad):
+        if not self.active or grad is None or self.is_home(grad):
             return
-        with torch.no_grad():
-            start = grad.data_ptr()
+        with self.lock, torch.no_grad():
+            if self.is_home(grad) or not _is_plain(grad) or _is_shared(grad, has_waited):
+                return  # another thread may have moved it
+            source = grad.data
             try:
-                base = self._place(grad.nbytes)
+                base = self._place(source.nbytes)
             except CUDAError:  # without a place at home, it stays on the device
                 self.failures += 1
                 return
-            there = _on(base, grad, 0)
-            source = torch.empty(0, dtype=torch.uint8, device=grad.device)
-            offset = start - grad.untyped_storage().data_ptr()
-            source.set_(grad.untyped_storage(), offset, (grad.nbytes,), (1,))
-            _copy(base, source)
+            _copy(base, _bytes_of(source))
             if self.active:  # else a collection has called remove() meanwhile
-                grad.data = there  # the same object, to which the caller may refer
+                grad.data = _on(base, source, 0)  # the same object: the caller may refer to it
 
     def __reduce__(self) -> tuple[Callable[[], object], tuple[()]]:
         return _inert, ()
@@ -173,11 +177,32 @@ def _users(tensor: Tensor) -> int:
     return int(torch._C._storage_Use_Count(tensor.untyped_storage()._cdata))
 
 
+_ALONE = _users(torch.empty(1))
+
+
+def _bytes_of(tensor: Tensor) -> Tensor:
+    """A dense tensor as bytes."""
+    storage = tensor.untyped_storage()
+    offset = tensor.data_ptr() - storage.data_ptr()
+    found = torch.empty(0, dtype=torch.uint8, device=tensor.device)
+    return found.set_(storage, offset, (tensor.nbytes,), (1,))
+
+
+def _is_shared(grad: Tensor, has_waited: bool) -> bool:
+    """True if the caller has the memory too, such as a flat buffer.
+
+    A gradient of this pass may share memory with others that torch has made. One that was added to
+    is older.
+    """
+    if grad._is_view():  # torch makes none
+        return True
+    older = has_waited or grad.is_inference() or grad._version > 0
+    return older and _users(grad) != _ALONE
+
+
 def _is_plain(grad: Tensor) -> bool:
-    """True for dense memory that is not part of a graph, nor of a buffer of the caller's."""
+    """True for dense memory that is not part of a graph."""
     if type(grad) is not Tensor or grad.layout is not torch.strided or grad.requires_grad:
-        return False
-    if grad._is_view():  # torch makes none: it is of a flat buffer, which the caller uses too
         return False
     extent = extent_of("", grad)
     return extent is not None and extent[1] - extent[0] == grad.nbytes
@@ -190,7 +215,7 @@ def innermost(optimizer: optim.Optimizer) -> optim.Optimizer:
     """The optimizer inside of a wrapper that never called Optimizer.__init__(): accelerate's."""
     while not hasattr(optimizer, "_optimizer_step_pre_hooks"):
         inner = getattr(optimizer, "optimizer", None)
-        if not isinstance(inner, optim.Optimizer):
+        if not isinstance(inner, optim.Optimizer) or inner is optimizer:
             break
         optimizer = inner
     return optimizer
@@ -213,11 +238,26 @@ def can_split(optimizer: optim.Optimizer, step: Callable[..., Any]) -> bool:
 
 
 def _is_own(optimizer: optim.Optimizer, step: Callable[..., Any]) -> bool:
-    """True for the step() of the class, also inside of what a scheduler wraps around it."""
+    """True for the step() of the class, also inside of what schedulers wrap around it."""
     function = getattr(step, "__func__", step)
-    if hasattr(function, _SCHEDULED):
-        function = getattr(function, "__wrapped__", function)
-    return function is type(optimizer).step
+    while True:
+        ended = _ended_split(function)
+        if ended is not None:
+            inner = ended.original
+        elif hasattr(function, _SCHEDULED):
+            inner = getattr(function, "__wrapped__", None)
+        else:
+            return function is type(optimizer).step
+        function = getattr(inner, "__func__", inner)
+
+
+def _ended_split(step: object) -> SplitStep | None:
+    """What was behind a step() until its offload() has ended."""
+    function = getattr(step, "__func__", step)
+    found: SplitStep | None = getattr(function, _SPLIT, None)
+    if found is None or found.active:
+        return None
+    return found if found.bound.__func__ is function else None  # else a scheduler has copied it
 
 
 @dataclass(slots=True, eq=False)
@@ -305,6 +345,7 @@ class SplitStep:
         def step(_: optim.Optimizer, *given: Any, **named: Any) -> Any:
             return self._step(*given, **named)
 
+        setattr(step, _SPLIT, self)
         if hasattr(self.original, _SCHEDULED):
             setattr(step, _SCHEDULED, True)
         self.bound = MethodType(step, optimizer)  # schedulers take the function of a method
@@ -319,8 +360,11 @@ class SplitStep:
         """Give the optimizer its own step() back."""
         self.active = False
         if vars(self.optimizer).get("step") is self.bound:
-            if self.was_own:
-                self.optimizer.step = self.original  # type: ignore[method-assign]
+            outer = self
+            while (ended := _ended_split(outer.original)) is not None:
+                outer = ended
+            if outer.was_own:
+                self.optimizer.step = outer.original  # type: ignore[method-assign]
             else:
                 del self.optimizer.step
         self.stages = {}
@@ -375,7 +419,7 @@ class SplitStep:
         rest = [p for group in groups for p in group["params"] if id(p) not in self.known]
         called = False
         for part in self.parts:
-            if any(p.grad is not None for p in part.parameters):
+            if any(p.grad is not None and id(p) in group_of for p in part.parameters):
                 self._step_part(part, group_of)
                 called = True
             else:
@@ -410,8 +454,7 @@ class SplitStep:
             for group, parameters in zip(groups, mine, strict=True):
                 group["params"] = parameters
             self.optimizer.param_groups = [group for group in groups if group["params"]]
-            if self.optimizer.param_groups:
-                self.original()
+            self.original()
         finally:
             self.optimizer.param_groups = groups
             for group, parameters in zip(groups, before, strict=True):
@@ -524,9 +567,14 @@ class SplitStep:
             stage.follow_outward()
         stage = self.stages[target] = _Stage()
         count = min(_SLOTS, self.room.get(target, 0) // nbytes) if nbytes else 0
-        for _ in range(count):
-            scratch = torch.empty(nbytes, dtype=torch.uint8, device=target.place)
-            stage.slots.append(_Slot(scratch))
+        try:
+            for _ in range(count):
+                scratch = torch.empty(nbytes, dtype=torch.uint8, device=target.place)
+                stage.slots.append(_Slot(scratch))
+        except torch.cuda.OutOfMemoryError:  # the state is reached over the bus
+            stage.slots.clear()
+            self.slot_bytes[target] = count = 0
+            self.failures += 1
         if count and target.place.type == "cuda":
             stage.inward = torch.cuda.Stream(target.place)
             stage.outward = torch.cuda.Stream(target.place)

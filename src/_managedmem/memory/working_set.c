@@ -361,20 +361,20 @@ look_ahead(mm_working_set *s, uint32_t least)
 static mm_working_use
 place_acquired(mm_working_set *s, uint32_t group, bool reads)
 {
-    bool copy;
-
     if (s->groups[group].present) {
         s->counts.hits++;
         return MM_USE_PRESENT;
     }
-    measure_distances(s);
-    copy = reads && !stays_until_write(s, group, mm_working_order_walk(&s->order));
-    if (s->groups[group].held > 1 || !make_room_and_load(s, group, copy, 0)) {
-        s->counts.mapped++;
-        return MM_USE_MAPPED;
+    if (s->groups[group].held == 1) {
+        bool copy = reads && !stays_until_write(s, group, mm_working_order_walk(&s->order));
+        measure_distances(s);
+        if (make_room_and_load(s, group, copy, 0)) {
+            s->counts.loads_on_demand++;
+            return MM_USE_LOADED;
+        }
     }
-    s->counts.loads_on_demand++;
-    return MM_USE_LOADED;
+    s->counts.mapped++;
+    return MM_USE_MAPPED;
 }
 
 mm_working_use
