@@ -23,7 +23,7 @@ from constants import BUDGET, EMULATED, GIB, MIB, PAGE
 from live_memory import live_managed_bytes, settle, warm_up
 
 FREE_MEMORY_REQUIRED = 2 * GIB
-COLLECTION = 300  # seconds, in which pytest also compiles the tests, on a busy machine
+COLLECTION = 2  # times the limit of a test: pytest also compiles the tests, on a busy machine
 QUICK = {
     "core": "advice buffer capabilities creation driver functions plan pools streams trace"
     " working_sets",
@@ -60,7 +60,8 @@ def pytest_configure(config):
     if config.getoption("numprocesses", None):  # of pytest-xdist; this process only waits for them
         prepare_processes(config)
     else:
-        config.stash[WATCH].begin(COLLECTION)
+        watch = config.stash[WATCH]
+        watch.begin(COLLECTION * watch.limit)
 
 
 def prepare_processes(config):
