@@ -30,7 +30,7 @@ SLOTS = 3
 DESCRIPTION = (
     "Layers: the time of a round with one matrix product of each, weights at home on the host, a"
     " quarter of them in the budget (two layers of 64 MiB); read_only is offload(read_only=True);"
-    " half has half of them in the budget."
+    " 'ours, half' has half of the layers in the budget."
     " Loads: a round over the groups of a WorkingSet, filled by the device or by the host, without"
     " other work. Generation: GPT-2's shape in float16"
     " with random weights, 32 tokens, half of the weights in the budget. Training: a step of Adam,"
@@ -180,8 +180,8 @@ def streamed(machine: Machine, model: Any, budget: int, **options: Any) -> Itera
         yield handle
 
 
-def quarter(nbytes: int, count: int) -> int:
-    """The budget of a round over layers."""
+def round_budget(nbytes: int, count: int) -> int:
+    """A quarter of the layers, and at least two."""
     return max(count // 4, 2) * nbytes
 
 
@@ -190,7 +190,7 @@ def layer_rows(machine: Machine, nbytes: int, count: int, repetitions: int) -> t
     torch = machine.torch
     model = machine.layers(count, nbytes)
     inputs = machine.inputs(model)
-    budget = quarter(nbytes, count)
+    budget = round_budget(nbytes, count)
     contenders: dict[str, Contender] = {}
     threads: dict[str, Contender] = {}
     mine, resident = copy.deepcopy(model), copy.deepcopy(model).to(machine.place)
@@ -250,7 +250,7 @@ def layers(machine: Machine, sizes: tuple[int, ...], repetitions: int) -> Iterat
         shape = (nbytes, min(LAYERS, NEED // nbytes), repetitions)
         row, thread_time = layer_rows(machine, *shape)
         others: dict[str, dict[str, Any]] = {
-            "ours, read_only": {"budget": quarter(*shape[:2]), "read_only": True},
+            "ours, read_only": {"budget": round_budget(*shape[:2]), "read_only": True},
             "ours, half": {"budget": shape[1] // 2 * nbytes},
         }
         for name, options in others.items():
@@ -437,13 +437,13 @@ def trained_in_turn(machine: Machine, nbytes: int, count: int, repetitions: int)
     size = nbytes * count
     resident = Training(machine, nbytes, count, machine.place)
     ours = Training(machine, nbytes, count, "cpu")
-    steps = learned = 0
+    steps = home_before = 0
 
     def step() -> None:
-        nonlocal steps, learned
+        nonlocal steps, home_before
         steps += 1
         if steps == 3:  # two teach the order
-            learned = handle.stats()["bytes_home"]
+            home_before = handle.stats()["bytes_home"]
         ours.step()
 
     contenders = {"resident": machine.in_a_row(resident.step, ROUNDS)}
@@ -451,7 +451,7 @@ def trained_in_turn(machine: Machine, nbytes: int, count: int, repetitions: int)
         contenders["ours"] = machine.in_a_row(step, ROUNDS)
         title = f"Adam, {count} layers of {size_text(nbytes)}, half of them in the budget"
         row = side_by_side(title, contenders, count=1, repetitions=repetitions, unit="ms")
-        home = (handle.stats()["bytes_home"] - learned) / (steps - 2) / size
+        home = (handle.stats()["bytes_home"] - home_before) / (steps - 2) / size
     return replace(row, note=f"parameters copied home in a step: {home:.2f} times")
 
 

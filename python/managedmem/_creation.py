@@ -48,7 +48,7 @@ _CONVERT: dict[str, Callable[[Any], Any]] = {
 _NUMBERS = ("__index__", "__float__", "__complex__")
 """A type with one of these methods is a number."""
 
-_NO_NUMBERS = "OUS"  # the kinds of dtypes that NumPy gives to objects and text
+_NO_NUMBER_KINDS = "OUS"  # the kinds of dtypes that NumPy gives to objects and text
 
 _HOST_DLPACK_DEVICES = (1, 3, 13)  # kDLCPU, kDLCUDAHost, kDLCUDAManaged
 
@@ -189,8 +189,11 @@ def _from_numpy(
         if hasattr(source, "dtype"):
             DType(source.dtype)  # raises for one that buffers do not have, and says what to do
         raise
-    if array.dtype.kind in _NO_NUMBERS and not hasattr(given, "dtype"):
-        raise TypeError(f"asarray() cannot convert {type(given).__name__} to numbers")
+    if array.dtype.kind in _NO_NUMBER_KINDS and not hasattr(given, "dtype"):
+        raise TypeError(
+            f"asarray() cannot convert {type(given).__name__} to numbers: give an array, a number "
+            "or a nested sequence of numbers"
+        )
     own = DType(array.dtype.newbyteorder("="))
     data = memoryview(numpy.ascontiguousarray(array, str(own)).reshape(-1).view(numpy.uint8))
     return _made(

@@ -216,7 +216,8 @@ def enable(
 ) -> None:
     """Use the emulated driver in this process, configured as the arguments say.
 
-    Does nothing if the emulated driver is open already, and the arguments are the same, or none.
+    If the emulated driver is open already, a call with the same arguments, or with none, does
+    nothing.
 
     Parameters
     ----------

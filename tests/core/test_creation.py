@@ -285,7 +285,7 @@ class TestSequences:
         with pytest.raises(TypeError) as error:
             asarray(bad)
         name = type(bad).__name__
-        assert str(error.value) == f"asarray() cannot convert {name} to numbers"
+        assert f"asarray() cannot convert {name} to numbers: give an array" in str(error.value)
 
 
 def test_only_asarray_needs_numpy():
@@ -334,7 +334,7 @@ class TestBuffers:
         "data", [memoryview(b"ab").cast("c"), (ctypes.c_char * 2)()], ids=label
     )
     def test_of_other_formats_are_refused(self, data):
-        with pytest.raises(TypeError, match=r"cannot convert .* to numbers$"):
+        with pytest.raises(TypeError, match=r"cannot convert .* to numbers"):
             asarray(data)
 
     def test_may_change_afterwards(self, policy):

@@ -283,7 +283,7 @@ class TestFit:
             (-1, ValueError, "budget must be 0 bytes or more, got -1"),
             (True, TypeError, "budget must be an int"),
             (1.5, TypeError, "budget must be an int"),
-            ("1", TypeError, "budget must be an int, the number of bytes, got '1': 4 GiB are 4 <<"),
+            ("1", TypeError, "budget must be an int, the number of bytes, got '1': 4 GiB is 4 <<"),
             (2**64, ValueError, "budget is out of range"),
         ],
     )

@@ -41,7 +41,7 @@ def stream():
 class TestArguments:
     @pytest.mark.parametrize("budget", [0, -1, 1 << 63])
     def test_budget_must_be_bytes(self, budget):
-        text = {0: "must be more than 0 bytes", -1: "must be 0 bytes or more"}.get(budget, "")
+        text = {0: "must be 1 byte or more", -1: "must be 0 bytes or more"}.get(budget, "")
         with pytest.raises(ValueError, match=f"budget .*{text}.*{budget}$"):
             WorkingSet(budget)
 

@@ -84,7 +84,7 @@ class TestGradients:
         assert managed_tensors(models[0]) == []
 
     @pytest.mark.parametrize("late", [False, True])
-    def test_of_which_the_caller_has_a_view(self, on, late):
+    def test_with_a_view_of_the_caller(self, on, late):
         def list_views(model, _):
             for p in model.parameters():
                 p.grad = torch.zeros_like(p)

@@ -162,7 +162,7 @@ def _check_movable(name: str, tensor: Tensor) -> None:
     if is_wrapper(tensor):
         raise TypeError(
             f"{describe(name, tensor)} is a {type(tensor).__name__}, which only holds other "
-            "tensors: take the module before it is wrapped, sharded or quantized"
+            "tensors: pass the module before it is wrapped, sharded or quantized"
         )
     check_dense(name, tensor)
     if tensor.is_quantized:

@@ -74,7 +74,8 @@ def offload(
     optimizer : torch.optim.Optimizer, optional
         The optimizer that will train the model. Gradients and state for which the budget has no
         room live on the host. Without an optimizer, parameters are taken for memory that is only
-        read, and gradients and state are not in the budget: a UserWarning tells of gradients.
+        read, and gradients and state are not in the budget. A UserWarning tells of the first
+        gradient of a streamed parameter.
     blocks : iterable of submodule names or submodules, optional
         Submodules that move as a whole. By default these are submodules without submodules, and
         others of at most 64 MiB and a quarter of the budget.
@@ -377,7 +378,7 @@ class _Lane:
             if stays and begin_use(group, self.target.stream()):
                 self.residents.append(group)
         for part in self.plan.streamed:
-            self.places.keep(part)
+            self.places.note(part)
         self.target.wait()  # other streams use it too
         for site in self.plan.sites:
             self.hooks += self.announcer.attach(site)
@@ -555,7 +556,7 @@ class Offload:
                     if parameter.requires_grad:
                         home = GradientHome(parameter, lane.target)
                         self._gradients.append(home)
-                        home(parameter, has_waited=True)
+                        home(parameter, is_older=True)
             if not lane.state_stays:
                 parts += lane.step_parts()
                 room[lane.target] = lane.room
@@ -656,9 +657,9 @@ class Offload:
         optimizer, a part of the given budget is kept for gradients and state. groups and streamed
         are the number and bytes of the parts that are streamed; resident the bytes of those that
         stay. The others are the counters of WorkingSet.stats(); failures also counts uses that the
-        driver refused, and gradients and state that stay on the device because there was no place
-        on the host. gradients_on_host and state_on_host are the bytes that lie there now. After
-        remove(), the counters of its moment.
+        driver refused, gradients and state that stay on the device because there was no place on
+        the host, and scratches for state that the device had no memory for. gradients_on_host and
+        state_on_host are the bytes that lie there now. After remove(), the counters of its moment.
         """
         result: dict[str, int] = {}
         for lane in self._lanes:
@@ -680,7 +681,7 @@ class Offload:
         return next((text for text in reversed(texts) if text is not None), None)
 
     def _failures(self) -> int:
-        """Uses that the driver refused, and gradients and state without a place on the host."""
+        """Refused uses, gradients and state without a place at home, scratches without memory."""
         uses = sum(lane.announcer.failures for lane in self._lanes)
         step = self._step.failures if self._step is not None else 0
         return self._lost + uses + step + sum(home.failures for home in self._gradients)

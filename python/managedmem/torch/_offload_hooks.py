@@ -37,12 +37,13 @@ _WRITTEN = (
     "lost: call remove(), write it again, and offload the module without read_only"
 )
 _LEFT = (
-    "{!r} is not in the memory that offload() streams any more: half(), to() or share_memory() has "
-    "replaced it. It does not move now: call remove(), change the module, and offload it again"
+    "{!r} is not in the memory that offload() streams: half(), to() or an assignment to its data "
+    "has replaced it. It no longer moves: call remove(), change the module, and offload it again"
 )
 _NO_OPTIMIZER = (
     "{!r} has a gradient, but offload() was given no optimizer: gradients and state stay on the "
-    "device, outside of the budget, and the device writes parameters page by page. Pass optimizer="
+    "device, outside of the budget, and the device writes parameters page by page. Pass "
+    "optimizer=... to offload()"
 )
 _BREAKS = (
     "managedmem.torch.offload() loads the parameters of a module between two graphs: compile "
@@ -166,20 +167,20 @@ class Versions:
 
 
 class Places:
-    """Where offload() has put tensors, to warn once of what defeats it."""
+    """Addresses of streamed tensors, to warn once of what keeps offload() from streaming them."""
 
     def __init__(self, has_optimizer: bool) -> None:
         self._parts: dict[int, list[tuple[Tensor, str, int]]] = {}  # by the id of a part
         self._watches_places = True  # until it has warned
         self._watches_gradients = not has_optimizer
 
-    def keep(self, part: Part) -> None:
+    def note(self, part: Part) -> None:
         """Note the addresses of the tensors of a part."""
         pieces = [piece for block in part.blocks for piece in block.pieces]
         named = [pair for piece in pieces for pair in zip(piece.tensors, piece.names, strict=True)]
         self._parts[id(part)] = [(t, name, t.data_ptr()) for t, name in named]
 
-    def check(self, site: Site) -> None:
+    def check_addresses(self, site: Site) -> None:
         """Warn of a tensor that is in other memory by now."""
         if self._watches_places:
             for tensor, name, address in self._tensors(site):
@@ -228,7 +229,7 @@ class Announcer:
         self.failures = 0  # uses that the driver refused
         self._local = threading.local()
         self._all: weakref.WeakSet[_Uses] = weakref.WeakSet()
-        self._lock = threading.RLock()  # for both; a collection inside may call stop()
+        self._lock = threading.RLock()  # for _all and failures; a collection may call stop()
 
     def attach(self, site: Site) -> list[RemovableHandle]:
         """Hook the module of a site."""
@@ -273,7 +274,7 @@ class Announcer:
         if backward:
             self.places.check_gradients(left)
         else:
-            self.places.check(site)
+            self.places.check_addresses(site)
 
     def _acquire(self, site: Site, backward: bool) -> _Use:
         stream = self.target.stream()

@@ -120,16 +120,16 @@ class GradientHome:
         self.lock = threading.RLock()  # a collection inside of it may call remove()
         self.handle = parameter.register_post_accumulate_grad_hook(self)
 
-    def __call__(self, parameter: Tensor, has_waited: bool = False) -> None:
+    def __call__(self, parameter: Tensor, is_older: bool = False) -> None:
         """Move a new gradient home; one that is there has been added to.
 
-        `has_waited` is for one from before the latest backward pass.
+        `is_older`: the gradient was made before the latest backward pass.
         """
         grad = parameter.grad
         if not self.active or grad is None or self.is_home(grad):
             return
         with self.lock, torch.no_grad():
-            if self.is_home(grad) or not _is_plain(grad) or _is_shared(grad, has_waited):
+            if self.is_home(grad) or not _is_plain(grad) or _is_shared(grad, is_older):
                 return  # another thread may have moved it
             source = grad.data
             try:
@@ -177,7 +177,7 @@ def _users(tensor: Tensor) -> int:
     return int(torch._C._storage_Use_Count(tensor.untyped_storage()._cdata))
 
 
-_ALONE = _users(torch.empty(1))
+_ALONE = _users(torch.empty(1))  # of memory with one reference
 
 
 def _bytes_of(tensor: Tensor) -> Tensor:
@@ -188,16 +188,16 @@ def _bytes_of(tensor: Tensor) -> Tensor:
     return found.set_(storage, offset, (tensor.nbytes,), (1,))
 
 
-def _is_shared(grad: Tensor, has_waited: bool) -> bool:
+def _is_shared(grad: Tensor, is_older: bool) -> bool:
     """True if the caller has the memory too, such as a flat buffer.
 
-    A gradient of this pass may share memory with others that torch has made. One that was added to
-    is older.
+    A new gradient may share memory with others that torch made in this pass, so only older ones
+    are counted: those from before it, and those that were added to.
     """
     if grad._is_view():  # torch makes none
         return True
-    older = has_waited or grad.is_inference() or grad._version > 0
-    return older and _users(grad) != _ALONE
+    counts = is_older or grad.is_inference() or grad._version > 0
+    return counts and _users(grad) != _ALONE
 
 
 def _is_plain(grad: Tensor) -> bool:
@@ -224,7 +224,7 @@ def innermost(optimizer: optim.Optimizer) -> optim.Optimizer:
 def can_split(optimizer: optim.Optimizer, step: Callable[..., Any]) -> bool:
     """True if parts give the same numbers, and no code of the caller would see the parts.
 
-    `step` is the optimizer's without offload().
+    `step` is the optimizer's step() before offload().
     """
     if type(optimizer) not in _BY_PARAMETER or not _is_own(optimizer, step):
         return False
@@ -252,7 +252,7 @@ def _is_own(optimizer: optim.Optimizer, step: Callable[..., Any]) -> bool:
 
 
 def _ended_split(step: object) -> SplitStep | None:
-    """What was behind a step() until its offload() has ended."""
+    """The SplitStep behind a step() whose offload() has ended; else None."""
     function = getattr(step, "__func__", step)
     found: SplitStep | None = getattr(function, _SPLIT, None)
     if found is None or found.active:
@@ -336,7 +336,7 @@ class SplitStep:
         self.room = room  # bytes of scratch on each device
         self.known = {id(p) for part in parts for p in part.parameters}
         self.stages: dict[Target, _Stage] = {}
-        self.slot_bytes: dict[Target, int] = {}  # the largest state that leaves room for another
+        self.slot_bytes: dict[Target, int] = {}  # the largest state that fits in the room twice
         self.failures = 0
         self.active = True
         self.original = optimizer.step
@@ -360,11 +360,11 @@ class SplitStep:
         """Give the optimizer its own step() back."""
         self.active = False
         if vars(self.optimizer).get("step") is self.bound:
-            outer = self
-            while (ended := _ended_split(outer.original)) is not None:
-                outer = ended
-            if outer.was_own:
-                self.optimizer.step = outer.original  # type: ignore[method-assign]
+            oldest = self
+            while (ended := _ended_split(oldest.original)) is not None:
+                oldest = ended
+            if oldest.was_own:
+                self.optimizer.step = oldest.original  # type: ignore[method-assign]
             else:
                 del self.optimizer.step
         self.stages = {}
@@ -558,7 +558,7 @@ class SplitStep:
             _swap(changes)
 
     def _stage(self, target: Target) -> _Stage:
-        """The scratch of a device, for the largest state of a part of which it has room for two."""
+        """The scratch of a device. A slot holds the largest state that fits in the room twice."""
         stage = self.stages.get(target)
         nbytes = self.slot_bytes.get(target, 0)
         if stage is not None:

@@ -17,8 +17,7 @@
 #define MM_NO_GROUP UINT32_MAX
 #define MM_REMOVED_GROUP (MM_NO_GROUP - 1) /* in place of the number of one that was removed */
 
-/* How far a predictor is trusted: the number of next groups that may be loaded; the most stands for any
- * number. */
+/* The trust in a predictor: the number of next groups that may be loaded. MM_MOST_TRUST sets no limit. */
 enum { MM_MOST_TRUST = 8 };
 
 /* The use that came after one that followed another one. */

@@ -7,11 +7,11 @@
 
 #include "growth.h"
 
-/* Each byte that is loaded ahead is one that a loop larger than the budget loads in every round, because
- * it does not stay from one round to the next. So the groups ahead are as few as keep the link at work,
- * and small ones as many as have these bytes, or this part of the budget, for the time of a long use. */
+/* In a loop larger than the budget, each byte that is loaded ahead takes the room of one that would stay
+ * for the next round. So few groups are loaded ahead at any size, and further ones only while all have
+ * less than these bytes and than this part of the budget: the link then has work during a long use. */
 #define MOST_BYTES_AHEAD ((size_t)32 << 20)
-enum { LEAST_AHEAD = 3, BUDGET_PART_AHEAD = 4 };
+enum { AHEAD_AT_ANY_SIZE = 3, BUDGET_PART_AHEAD = 4 };
 
 #define UNEXPECTED UINT32_MAX /* the distance of a group that is not expected */
 
@@ -295,10 +295,10 @@ drop_copy_before_write(mm_working_set *s, uint32_t group, bool reads)
     }
 }
 
-/* True if the group behind `step` expected ones, which have these bytes, is worth a load; the first
- * `least` are at any size. */
+/* True if the group behind `step` expected ones, which have these bytes, is worth a load. The first
+ * `at_any_size` are, whatever they have. */
 static bool
-is_worth_a_load(const mm_working_set *s, uint32_t step, uint32_t least, size_t bytes)
+is_worth_a_load(const mm_working_set *s, uint32_t step, uint32_t at_any_size, size_t bytes)
 {
     uint32_t trust = (uint32_t)mm_working_order_trust(&s->order);
     size_t part = s->budget / BUDGET_PART_AHEAD;
@@ -306,7 +306,7 @@ is_worth_a_load(const mm_working_set *s, uint32_t step, uint32_t least, size_t b
     if (step >= trust && trust < MM_MOST_TRUST) {
         return false;
     }
-    return step < least
+    return step < at_any_size
            || (step < s->live && bytes < (part < MOST_BYTES_AHEAD ? part : MOST_BYTES_AHEAD));
 }
 
@@ -320,7 +320,7 @@ has_to_move(const mm_group_state *g, bool reads)
 /* Queues loads of the groups that are expected next, as long as only groups with a later use are
  * dropped for them. */
 static void
-look_ahead(mm_working_set *s, uint32_t least)
+look_ahead(mm_working_set *s, uint32_t at_any_size)
 {
     mm_order_walk walk = mm_working_order_walk(&s->order);
     bool measured = false; /* which takes long for many groups */
@@ -329,7 +329,7 @@ look_ahead(mm_working_set *s, uint32_t least)
     if (s->present == s->live) {
         return;
     }
-    for (uint32_t step = 0; is_worth_a_load(s, step, least, bytes); step++) {
+    for (uint32_t step = 0; is_worth_a_load(s, step, at_any_size, bytes); step++) {
         bool reads;
         uint32_t group = mm_order_walk_next(&s->order, &walk, &reads);
         if (group == MM_NO_GROUP) {
@@ -392,7 +392,7 @@ mm_working_set_acquire(mm_working_set *s, uint32_t group, bool reads, uint64_t *
     s->counts.acquired++;
     use = place_acquired(s, group, reads);
     *ticket = g->present || g->signals_drop ? g->ticket : 0;
-    look_ahead(s, LEAST_AHEAD);
+    look_ahead(s, AHEAD_AT_ANY_SIZE);
     return use;
 }
 
@@ -412,7 +412,7 @@ mm_working_set_release(mm_working_set *s, uint32_t group, mm_release_list *relea
     g->releases = releases;
     g->released = true;
     g->held--;
-    look_ahead(s, LEAST_AHEAD + 1); /* in place of the one that was in use */
+    look_ahead(s, AHEAD_AT_ANY_SIZE + 1); /* in place of the one that was in use */
 }
 
 void

@@ -195,7 +195,7 @@ mm_read_size(PyObject *value, const char *name, size_t *out)
 
     if (!is_int(value)) {
         PyErr_Format(PyExc_TypeError,
-                     "%s must be an int, the number of bytes, got %R: 4 GiB are 4 << 30", name,
+                     "%s must be an int, the number of bytes, got %R: 4 GiB is 4 << 30", name,
                      value);
         return -1;
     }

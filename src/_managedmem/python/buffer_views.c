@@ -98,8 +98,8 @@ mm_read_shape(PyObject *value, mm_layout *layout, Py_ssize_t shape[MM_MAX_DIMENS
     return dimensions < 0 ? -1 : 0;
 }
 
-/* ValueError unless the memory has exactly these bytes, at an address for the dtype. Without a shape
- * they are as many as whole items fit. */
+/* ValueError unless the memory has exactly these bytes, at an address for the dtype. Without a shape,
+ * `bytes` is what whole items take. */
 static int
 check_view(const mm_buffer *b, const mm_layout *layout, PyObject *shape, size_t bytes)
 {

@@ -193,8 +193,9 @@ refuse_location(PyObject *value)
     const char *advice = "";
 
     if (PyIndex_Check(value) || PyUnicode_Check(value)) {
-        advice = ": write Device(0) or Host(); ints and strings are refused, because -1 and 0 are "
-                 "how host and device get confused";
+        advice =
+            ": write Device(0) or Host(); ints and strings are refused, because host and device "
+            "are easily confused in them";
     } else if (PyList_Check(value) || PyTuple_Check(value) || PyAnySet_Check(value)) {
         advice = ": pass one location, not several";
     }

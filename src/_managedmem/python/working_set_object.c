@@ -18,7 +18,7 @@ read_set_budget(PyObject *value, size_t *out)
         return -1;
     }
     if (*out == 0) {
-        PyErr_SetString(PyExc_ValueError, "budget must be more than 0 bytes, got 0");
+        PyErr_SetString(PyExc_ValueError, "budget must be 1 byte or more, got 0");
         return -1;
     }
     return 0;
