@@ -131,6 +131,7 @@ register_group(mm_loader *loader, PyObject *op, mm_targets *t, bool at_home)
     }
     mm_loader_read_group(loader, group->number, &report);
     group->bytes = report.bytes;
+    group->added = true;
     PyObject_GC_Track(op);
     (void)PyList_SetItem(set->groups, (Py_ssize_t)group->number, Py_NewRef(op));
     if (mm_loader_has_ended(loader)) {
@@ -607,20 +608,25 @@ group_traverse(PyObject *op, visitproc visit, void *arg)
     return 0;
 }
 
-/* The set may use the memory until it has ended, or the group is removed, which then is in no list and
- * may be garbage without its set. The reference to the set stays, because other garbage may use the
- * group. */
+/* A group is garbage with its set, or was removed. The collector may clear the set's list before the
+ * set, which must not use the memory after its end. */
+static void
+end_set_of(const mm_working_group_object *group)
+{
+    if (group->added && group->items != NULL) {
+        mm_working_set_end(group->set);
+    }
+}
+
+/* The reference to the set stays, because other garbage may use the group. */
 static int
 group_clear(PyObject *op)
 {
-    if (mm_working_group_of(op)->set != NULL && mm_working_group_of(op)->items != NULL) {
-        mm_working_set_end(mm_working_group_of(op)->set);
-    }
+    end_set_of(mm_working_group_of(op));
     mm_working_group_release_targets(op);
     return 0;
 }
 
-/* The set has the group in its list, so that it has ended, or the group was removed or not added. */
 static void
 group_dealloc(PyObject *op)
 {
@@ -628,6 +634,7 @@ group_dealloc(PyObject *op)
 
     PyObject_GC_UnTrack(op);
     PyObject_ClearWeakRefs(op);
+    end_set_of(group);
     Py_CLEAR(group->items);
     Py_CLEAR(group->exports);
     Py_CLEAR(group->name);

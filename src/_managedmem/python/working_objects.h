@@ -25,6 +25,7 @@ typedef struct {
     PyObject *name; /* or NULL */
     /* Keep the memory until the set has ended; under the object's lock. */
     PyObject *items, *exports;
+    bool added; /* the set uses its memory until it has ended, or the group is removed */
     atomic_bool removed; /* it is not used any more */
     uint32_t number;
     mm_group_access access;
