@@ -177,9 +177,6 @@ def _users(tensor: Tensor) -> int:
     return int(torch._C._storage_Use_Count(tensor.untyped_storage()._cdata))
 
 
-_ALONE = _users(torch.empty(1))  # of memory with one reference
-
-
 def _bytes_of(tensor: Tensor) -> Tensor:
     """A dense tensor as bytes."""
     storage = tensor.untyped_storage()
@@ -197,7 +194,8 @@ def _is_shared(grad: Tensor, is_older: bool) -> bool:
     if grad._is_view():  # torch makes none
         return True
     counts = is_older or grad.is_inference() or grad._version > 0
-    return counts and _users(grad) != _ALONE
+    alone = torch.empty(1)  # memory with one reference
+    return counts and _users(grad) != _users(alone)
 
 
 def _is_plain(grad: Tensor) -> bool:
