@@ -237,9 +237,10 @@ def can_split(optimizer: optim.Optimizer, step: Callable[..., Any]) -> bool:
 
 def _is_own(optimizer: optim.Optimizer, step: Callable[..., Any]) -> bool:
     """True for the step() of the class, also inside of what schedulers wrap around it."""
-    function = getattr(step, "__func__", step)
+    function: object = getattr(step, "__func__", step)
     while True:
         ended = _ended_split(function)
+        inner: object
         if ended is not None:
             inner = ended.original
         elif hasattr(function, _SCHEDULED):
