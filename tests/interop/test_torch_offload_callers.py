@@ -96,7 +96,7 @@ class TestGradients:
         assert_same_module(*models)
 
     def test_several_threads_that_accumulate(self, on):
-        """All add the same integers, so that the order does not matter."""
+        """They get no error; the documentation says that sums may miss a part."""
         model = layers(4, on=on)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         handle = mt.offload(model, DEVICE, budget=2 * LAYER, optimizer=optimizer)
