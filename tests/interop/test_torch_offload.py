@@ -543,16 +543,31 @@ class TestRemove:
         model(torch.rand(2, 64).to(model[0].weight.device))
         del model  # all memory goes with it: the fixture of every test checks that
 
-    def test_replaced_parameters_stay(self, on):
+    @pytest.mark.parametrize("how", ["parameter", "data", "load_state_dict"])
+    def test_replaced_parameters_stay(self, on, how):
         model = layers(on=on)
         with mt.offload(model, DEVICE, budget=4 * LAYER) as handle:
-            new = model[0].weight = nn.Parameter(torch.ones(64, 64, device=handle.device))
-            model[2].weight.data = torch.zeros(64, 64, device=handle.device)
+            new = torch.ones(64, 64, device=handle.device)
+            if how == "parameter":
+                model[2].weight = nn.Parameter(new)
+            elif how == "data":
+                model[2].weight.data = new
+            else:
+                model.load_state_dict({"2.weight": new}, strict=False, assign=True)
             with pytest.warns(UserWarning, match="'2.weight' is not in the memory"):
                 model(batch(handle))
             model(batch(handle))  # warns once
-        assert model[0].weight is new
-        assert model[2].weight.sum() == 0
+        assert model[2].weight.data_ptr() == new.data_ptr()
+        assert bool((model[2].weight == 1).all())
+
+    def test_functional_call_is_not_a_replacement(self, on):
+        model = layers(on=on)
+        with mt.offload(model, DEVICE, budget=4 * LAYER) as handle:
+            other = {name: p.detach() * 2 for name, p in model.named_parameters()}
+            inputs = batch(handle)
+            found = torch.func.functional_call(model, other, (inputs,))
+            model.load_state_dict(other)
+            assert same(found, model(inputs))
 
     def test_memory_that_was_managed_is_so_again(self, on):
         model = mt.to_managed(layers(on=on))

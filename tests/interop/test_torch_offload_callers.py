@@ -137,7 +137,7 @@ class TestGradients:
         if torch.device(on).type != handle.device.type:
             handle.remove()
             pytest.skip("the pass goes on where the parameters come from the same device")
-        inputs, original = batch(handle), _offload_hooks.Places._tensors
+        inputs, original = batch(handle), _offload_hooks.Places._places
 
         def removed(places, site):
             for number, found in enumerate(original(places, site)):
@@ -145,7 +145,7 @@ class TestGradients:
                     handle.remove()
                 yield found
 
-        monkeypatch.setattr(_offload_hooks.Places, "_tensors", removed)
+        monkeypatch.setattr(_offload_hooks.Places, "_places", removed)
         model(inputs)
 
     def test_without_the_optimizer_there_is_a_warning(self, on):

@@ -334,7 +334,7 @@ class _Lane:
         self.set: WorkingSet = managedmem.WorkingSet(room, target.device)
         announced = optimizer is not None and can_split(optimizer, optimizer.step)
         self.versions = Versions()
-        self.places = Places(optimizer is not None)
+        self.places = Places(model, optimizer is not None)
         self.announcer = Announcer(target, self.groups, announced, self.versions, self.places)
         self.final: dict[str, int] | None = None
 

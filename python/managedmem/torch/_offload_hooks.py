@@ -37,8 +37,9 @@ _WRITTEN = (
     "lost: call remove(), write it again, and offload the module without read_only"
 )
 _LEFT = (
-    "{!r} is not in the memory that offload() streams: half(), to() or an assignment to its data "
-    "has replaced it. It no longer moves: call remove(), change the module, and offload it again"
+    "{!r} is not in the memory that offload() streams: half(), to(), load_state_dict(assign=True) "
+    "or an assignment has replaced it. It does not move: call remove(), change the module, and "
+    "offload it again"
 )
 _NO_OPTIMIZER = (
     "{!r} has a gradient, but offload() was given no optimizer: gradients and state stay on the "
@@ -166,45 +167,73 @@ class Versions:
         self._parts.clear()
 
 
-class Places:
-    """Addresses of streamed tensors, to warn once of what keeps offload() from streaming them."""
+@dataclass(slots=True, eq=False)
+class _Place:
+    """Where a streamed tensor was when it was offloaded."""
 
-    def __init__(self, has_optimizer: bool) -> None:
-        self._parts: dict[int, list[tuple[Tensor, str, int]]] = {}  # by the id of a part
+    tensor: Tensor
+    name: str
+    address: int
+    parameters: dict[str, nn.Parameter | None]  # of its module; empty for a buffer
+    key: str  # its name there
+
+    def has_changed(self) -> bool:
+        """True if the tensor has other memory, or its module another parameter."""
+        present = self.parameters.get(self.key, self.tensor)
+        # functional_call() puts in tensors for the time of a call.
+        replaced = present is not self.tensor and isinstance(present, nn.Parameter)
+        return replaced or self.tensor.data_ptr() != self.address
+
+
+class Places:
+    """Places of streamed tensors, to warn once of what keeps offload() from streaming them."""
+
+    def __init__(self, model: nn.Module, has_optimizer: bool) -> None:
+        self._owners = {
+            id(parameter): (module._parameters, key)
+            for module in model.modules()
+            for key, parameter in module._parameters.items()
+            if parameter is not None
+        }
+        self._parts: dict[int, list[_Place]] = {}  # by the id of a part
         self._watches_places = True  # until it has warned
         self._watches_gradients = not has_optimizer
 
     def note(self, part: Part) -> None:
-        """Note the addresses of the tensors of a part."""
+        """Note the places of the tensors of a part."""
         pieces = [piece for block in part.blocks for piece in block.pieces]
         named = [pair for piece in pieces for pair in zip(piece.tensors, piece.names, strict=True)]
-        self._parts[id(part)] = [(t, name, t.data_ptr()) for t, name in named]
+        self._parts[id(part)] = [
+            _Place(t, name, t.data_ptr(), *self._owners.get(id(t), ({}, ""))) for t, name in named
+        ]
 
-    def check_addresses(self, site: Site) -> None:
+    def check_places(self, site: Site) -> None:
         """Warn of a tensor that is in other memory by now."""
         if self._watches_places:
-            for tensor, name, address in self._tensors(site):
+            for place in self._places(site):
                 # A collection in this loop may call remove().
-                if tensor.data_ptr() != address and self._watches_places:
+                if place.has_changed() and self._watches_places:
                     self._watches_places = False
-                    warnings.warn(_LEFT.format(name), stacklevel=2)
+                    warnings.warn(_LEFT.format(place.name), stacklevel=2)
                     return
 
     def check_gradients(self, sites: list[Site]) -> None:
         """Warn of a gradient that is not in the budget, after a part of a backward pass."""
         if self._watches_gradients:
-            for tensor, name, _ in (found for site in sites for found in self._tensors(site)):
+            for place in (found for site in sites for found in self._places(site)):
+                tensor = place.tensor
                 if tensor.is_leaf and tensor.grad is not None and self._watches_gradients:
                     self._watches_gradients = False
-                    warnings.warn(_NO_OPTIMIZER.format(name), stacklevel=2)
+                    warnings.warn(_NO_OPTIMIZER.format(place.name), stacklevel=2)
                     return
 
     def stop(self) -> None:
         """Warn of nothing any more, and drop the references to the tensors."""
         self._watches_places = self._watches_gradients = False
         self._parts.clear()
+        self._owners.clear()
 
-    def _tensors(self, site: Site) -> Iterator[tuple[Tensor, str, int]]:
+    def _places(self, site: Site) -> Iterator[_Place]:
         for part in site.parts:
             yield from self._parts.get(id(part), ())
 
@@ -274,7 +303,7 @@ class Announcer:
         if backward:
             self.places.check_gradients(left)
         else:
-            self.places.check_addresses(site)
+            self.places.check_places(site)
 
     def _acquire(self, site: Site, backward: bool) -> _Use:
         stream = self.target.stream()
