@@ -259,6 +259,18 @@ class TestSteps:
         moved = handle.stats()["bytes_home"] - home[1]
         assert moved <= 5 * LAYER  # of one layer of four
 
+    def test_a_sparse_gradient_that_is_refused_changes_nothing(self, on):
+        torch.manual_seed(0)
+        model = nn.Sequential(*layers(4, on=on), nn.Embedding(64, 64, sparse=True).to(on))
+        optimizer = torch.optim.Adam(model.parameters())
+        with mt.offload(model, DEVICE, budget=4 * LAYER, optimizer=optimizer) as handle:
+            before = [p.detach().clone() for p in model.parameters()]
+            model[:-1](batch(handle)).sum().backward()
+            model[-1](torch.arange(3, device=handle.device)).sum().backward()
+            with pytest.raises(RuntimeError, match="sparse"):
+                optimizer.step()
+            assert all(map(same, before, model.parameters()))
+
     def test_without_any_gradient_a_scheduler_sees_a_step(self, on):
         model = layers(4, on=on)
         optimizer = torch.optim.SGD(model.parameters(), momentum=0.9, lr=0.1)

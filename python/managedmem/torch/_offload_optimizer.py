@@ -55,6 +55,7 @@ _BY_PARAMETER = {
     optim.ASGD,
     optim.Rprop,
 }
+_TAKE_SPARSE = {optim.SGD, optim.Adagrad}  # the others refuse sparse gradients
 _SLOTS = 3  # one part comes, one is updated, one goes
 _SCHEDULED = "_wrapped_by_lr_sched"  # schedulers warn about a step() that has lost it
 _SPLIT = "_managedmem_split"  # the SplitStep behind a step()
@@ -397,9 +398,9 @@ class SplitStep:
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-            if not self.active:  # the closure has called remove()
-                self.original()
-                return loss
+        if not self.active or self._is_refused():  # the closure may have called remove()
+            self.original()
+            return loss
         for stage in self.stages.values():
             if stage.inward is not None:
                 stage.inward.wait_stream(torch.cuda.current_stream(stage.inward.device))
@@ -410,6 +411,13 @@ class SplitStep:
             for stage in stages.values():
                 stage.follow_outward()
         return loss
+
+    def _is_refused(self) -> bool:
+        """True if the optimizer will raise for a gradient: a whole step then changes nothing."""
+        if type(self.optimizer) in _TAKE_SPARSE:
+            return False
+        parameters = (p for group in self.optimizer.param_groups for p in group["params"])
+        return any(p.grad is not None and p.grad.is_sparse for p in parameters)
 
     def _step_parts(self) -> None:
         """Update the parameters that have gradients; the others need not come to the device."""
