@@ -98,10 +98,9 @@ def capabilities(device: _Device | None = None) -> Capabilities:
         The device to ask about; None for all of them. Managed pools, batch prefetches, discards and
         residency depend on all devices of the system, also if one is given.
 
-    Every call asks the driver and the system. The answer does not depend on the memory of an
-    operation: for that, unsupported="skip" passes over memory that an operation cannot act on. The
-    first call starts a short trace, to learn whether traces work; while another trace() runs, they
-    do.
+    Every call asks the driver and the system. The answer is about the system: an operation with
+    unsupported="skip" also passes over memory that it cannot act on. The first call starts a short
+    trace, to learn whether traces work; while another trace() runs, that one shows it.
 
     Raises DriverNotFoundError and DriverTooOldError without a usable driver, ValueError for a
     device that does not exist and for other objects. Safe from every thread. Driver:

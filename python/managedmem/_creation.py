@@ -148,14 +148,14 @@ def _made(
 
 
 def _is_known_to_numpy(source: Any) -> bool:
-    """Whether numpy.asarray() finds the elements itself, or there is no DLPack either."""
+    """True if numpy.asarray() finds the elements itself, or the source has no DLPack."""
     if not hasattr(type(source), "__dlpack__"):
         return True
     return any(hasattr(source, f"__array{rest}__") for rest in ("", "_interface", "_struct"))
 
 
 def _imported_dlpack(numpy: Any, source: Any) -> Any:
-    """NumPy's view of an object with DLPack only, of which numpy.asarray() makes one object."""
+    """NumPy's view of an object with DLPack only, which numpy.asarray() takes for one element."""
     kind = int(source.__dlpack_device__()[0])
     if kind not in _HOST_DLPACK_DEVICES:
         raise TypeError(
@@ -312,11 +312,10 @@ def asarray(
     Parameters
     ----------
     a : array, buffer, number or nested sequence of numbers
-        What numpy.asarray() takes: arrays, torch tensors on the CPU that do not require grad and
-        are not bfloat16, lists and tuples of one shape;
-        an object with the buffer protocol, such as bytes or array.array; one with __dlpack__
-        in memory of the host; an array with __cuda_array_interface__, which must have no gaps;
-        a ManagedBuffer.
+        A ManagedBuffer; an array without gaps that has __cuda_array_interface__; an object with the
+        buffer protocol, such as bytes or array.array; an object with __dlpack__ in memory of the
+        host; anything else that numpy.asarray() takes, such as lists, and torch tensors on the CPU
+        that do not require grad and are not bfloat16.
     dtype : str, NumPy or torch dtype, Python type, optional
         The element type. None keeps that of the array that NumPy makes.
     copy : bool, optional

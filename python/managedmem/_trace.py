@@ -690,8 +690,8 @@ def trace(
     faults : bool
         False: page faults of host and devices are not recorded, and their sums are None.
     limit : int
-        So many events are kept for `Trace.events` and for slices of buffers, 1,000 to 10**9, of 48
-        bytes each. Sums count all.
+        The number of events that are kept for `Trace.events` and for slices of buffers, 1,000 to
+        10**9, each of 48 bytes. Sums count all events.
     sync : bool
         Wait for the current context, and for the devices that this library worked on, at the start,
         at marks and at the end. False: unfinished work is left out, or counted later.

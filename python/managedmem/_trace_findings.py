@@ -221,7 +221,7 @@ def requested_only(total: TraceSums) -> Finding:
 
 
 def without_moves(memories: Sequence[TraceMemory]) -> Finding | None:
-    """Memories that were prefetched, and of which no byte moved on request."""
+    """Memories that were prefetched, but had no byte moved on request."""
     found = [memory for memory in memories if not any(memory.by_cause["requested"])]
     if not found:
         return None

@@ -580,7 +580,7 @@ def tune(
     points : names of phases, optional
         The phases before which prefetches may be placed; default all.
     max_seconds : float
-        No trial begins that could not end in this time.
+        Seconds for the search: no trial begins that could not end in this time.
     pairs : int
         Pairs of runs for each comparison, 5 or more.
     min_gain : float

@@ -139,13 +139,13 @@ class _PassEnd:
 
 
 class Versions:
-    """Tensors that nothing may write, with torch's counts of the writes before."""
+    """Tensors that nothing may write, with torch's counts of their writes at the start."""
 
     def __init__(self) -> None:
         self._parts: dict[int, list[tuple[Tensor, str, int]]] = {}  # by the id of a part
 
     def watch(self, part: Part) -> None:
-        """From now on nothing may write the tensors of a part."""
+        """Note the counts of the tensors of a part, which nothing may write from now on."""
         pieces = [piece for block in part.blocks for piece in block.pieces]
         named = [pair for piece in pieces for pair in zip(piece.tensors, piece.names, strict=True)]
         # Tensors that were made in inference mode have no count.

@@ -19,7 +19,7 @@ MIB = 1 << 20
 SMALL = 4 * MIB  # modules that contain a ModuleList or ModuleDict are parts up to this size
 LARGE = 64 * MIB  # modules with submodules are not streamed as a whole above this
 TINY = MIB  # parts up to this, and up to a 64th of the budget, stay on the device
-PACKED = MIB  # the driver packs allocations of up to this in blocks that earlier ones have used
+PACKED = MIB  # new memory of up to this can have pages on a device, from freed allocations
 _CONTAINERS = (nn.ModuleList, nn.ModuleDict)
 # Their calls use the parameters of submodules without calling those.
 _WHOLES = (nn.MultiheadAttention,)
@@ -114,7 +114,7 @@ class _Cutter:
         self.members: dict[int, list[_Block]] = {}  # the blocks of a module with a part, by its id
 
     def _owned(self) -> dict[int, list[_Block]]:
-        """The blocks that each module has first, by its id."""
+        """The blocks of each module, by its id. A shared block belongs to its first module."""
         found: dict[int, list[_Block]] = {}
         taken: set[int] = set()
         for module in self.model.modules():

@@ -1,8 +1,8 @@
 /* working_order.c: the next groups of a working set: a given round, and what followed what.
  *
- * Two uses in a row tell a loop that goes forward and then back which direction it has; one use alone
- * is the second choice. A use that never had a follower is expected to be followed by one of the group
- * that was added after it. */
+ * The next use is predicted from the last two, which show the direction of a loop that goes forward
+ * and then back, or else from the last one. A use that never had a follower is expected to be
+ * followed by a use of the group that was added next. */
 #include "working_order.h"
 
 #include <assert.h>

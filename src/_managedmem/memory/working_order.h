@@ -1,10 +1,10 @@
 /* working_order.h: the order in which the groups of a working set are used: what comes next, from
  * a given order, from the past, or from the order in which the groups were added.
  *
- * Groups are numbers from 0 on; that of a removed group is not used again. The uses of a group have two
- * numbers: 2 * group in general, and 2 * group + 1 if they only read a group that others write: a loop
- * that reads all groups and one that writes them have followers of their own. Callers keep threads
- * apart. */
+ * Groups are numbers from 0 on; that of a removed group is not used again. The uses of a group have
+ * two numbers: 2 * group in general, and 2 * group + 1 for those that only read a group that others
+ * write. So a loop that reads all groups and one that writes them have followers of their own.
+ * Nothing here locks: the caller admits one thread at a time. */
 #ifndef MM_WORKING_ORDER_H
 #define MM_WORKING_ORDER_H
 
@@ -22,8 +22,8 @@ enum { MM_MOST_TRUST = 8 };
 
 /* The use that came after one that followed another one. */
 typedef struct {
-    uint32_t first, second; /* first: MM_NO_GROUP in an empty place, MM_REMOVED_GROUP in one that
-                             * later places are searched behind */
+    uint32_t first, second; /* first: MM_NO_GROUP in an empty place, where a search ends;
+                             * MM_REMOVED_GROUP in a forgotten one, where it goes on */
     uint32_t times; /* how often the second one came in a row */
     uint32_t next;
 } mm_followed_pair;
@@ -33,8 +33,8 @@ typedef struct {
     uint32_t count; /* of groups, also those that were removed */
     uint32_t before, last; /* the last two different uses; or MM_NO_GROUP */
     uint32_t times; /* how often the last one came in a row */
-    /* Learned: the latest follower of each use, and of each pair. MM_REMOVED_GROUP is that of a
-     * group that was removed, and of uses that a group does not have. */
+    /* Learned: the latest follower of each use, and of each pair. The follower is MM_REMOVED_GROUP
+     * for uses of a removed group, and for uses that a group does not have. */
     uint32_t *followers;
     size_t follower_capacity;
     mm_followed_pair *pairs;

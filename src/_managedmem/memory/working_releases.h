@@ -1,7 +1,7 @@
 /* working_releases.h: the ends of the uses of a group, as events: which ones a drop has to wait for.
  *
- * The events are kept for later uses. Lists and the pool belong to a set, whose lock the caller holds
- * where a comment says so. */
+ * A pool keeps the events for later uses. Lists and the pool belong to a set; "under the lock" means
+ * that the caller holds the lock of that set. */
 #ifndef MM_WORKING_RELEASES_H
 #define MM_WORKING_RELEASES_H
 
@@ -13,9 +13,10 @@
 /* The end of the latest use on a stream. */
 struct mm_release_list {
     CUevent event;
-    mm_context context; /* of the event, which ends with it */
-    unsigned long long stream; /* the number of the stream, which no other one has ever */
-    uint64_t begun, added; /* before it was recorded, and after: see mm_release_add */
+    mm_context context; /* the event ends with it */
+    unsigned long long stream; /* by cuStreamGetId: no other stream ever has this number */
+    uint64_t begun, added; /* the release clock before the event was recorded, and when the release
+                            * was added: see mm_release_add */
     mm_release_list *next;
 };
 

@@ -52,8 +52,8 @@ typedef struct {
     unsigned held; /* acquisitions that are not released */
     uint64_t used; /* its last acquisition, to compare groups that are not expected */
     uint64_t ticket; /* of its latest command with one; 0: none */
-    uint32_t distance; /* of its next use; of the latest look at the order */
-    uint64_t counted; /* the latest count of bytes that has it */
+    uint32_t distance; /* the number of uses expected before its next one, when last measured */
+    uint64_t counted; /* the number of the latest count of bytes that includes it */
     mm_release_list *releases; /* since it was loaded */
 } mm_group_state;
 

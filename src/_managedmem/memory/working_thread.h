@@ -26,11 +26,12 @@ typedef enum {
     MM_NOT_REMOVED,
     MM_BEING_REMOVED,
     MM_NOT_RESTORED, /* its advice could not be restored: it may be removed again */
-    MM_REMOVED /* without memory; its event may belong to another group */
+    MM_REMOVED /* without memory; another group may have its event by now */
 } mm_group_removal;
 
 typedef struct {
     mm_working_memory memory;
+    /* "The thread's": only the set's thread reads and writes it. */
     CUstream stream; /* for its loads */
     CUevent done; /* behind its latest command with a ticket */
     bool on_device; /* the thread's; its bytes are in `physical` */
@@ -39,8 +40,9 @@ typedef struct {
     bool copied; /* the thread's; read_mostly may be set for uses that only read a written group */
     bool leaving; /* the thread's; its contents may still be on their way home */
     mm_group_removal removal; /* under the lock */
-    bool uncertain; /* under the lock: the end of a use could not be recorded; for good, because it
-                     * may be the end of a later use than the thread knows */
+    /* Under the lock: the end of a use could not be recorded. Never reset: that use may be later than
+     * the drop that the thread carries out. */
+    bool uncertain;
 } mm_loader_group;
 
 struct mm_loader {

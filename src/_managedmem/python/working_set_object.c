@@ -458,7 +458,7 @@ static PyStructSequence_Field stats_fields[] = {
     {"loads", "loads that the set's thread has made, also those that failed"},
     {"drops", "drops that were queued"},
     {"bytes_loaded", "bytes brought to the device"},
-    {"bytes_home", "bytes brought home with their contents"},
+    {"bytes_home", "bytes copied home by drops"},
     {"failures", "failures in the set's thread, mostly of driver calls"},
     {"last_error", "text of the last failure, or None; an attribute only"},
     {NULL, NULL},
@@ -583,7 +583,7 @@ static PyGetSetDef working_set_getset[] = {
     {"nbytes", working_set_get_nbytes, NULL,
      "The bytes of the groups that are on the device, or on the way there.", NULL},
     {"order", working_set_get_order, working_set_set_order,
-     "One round of uses, as a tuple of groups, or None: it is learned.\n"
+     "One round of uses, as a tuple of groups; None: the set learns the order.\n"
      "\n"
      "Set it to the groups in the order of their uses; they may come several times. Uses in\n"
      "another order are slower, not wrong. TypeError or ValueError for anything but groups of\n"
