@@ -179,7 +179,7 @@ def widened(text, start, end, new):
     last = end if text[end - 1] == "\n" else text.index("\n", end) + 1
     while text.count(text[first:last]) > 1:
         first = text.rfind("\n", 0, first - 1) + 1
-        last = text.index("\n", last) + 1
+        last = text.find("\n", last) + 1 or len(text)
     before = text[first:last]
     return before, text[first:start] + new + text[end:last]
 

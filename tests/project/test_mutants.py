@@ -222,6 +222,10 @@ def test_swaps_and_detachments(proposer):
     )
 
 
+def test_a_repeated_line_at_the_end_of_a_file_is_made_unique(proposer):
+    assert proposer.widened("a\nb\nc\nb\n", 6, 7, "x") == ("c\nb\n", "c\nx\n")
+
+
 def test_the_choice_is_fixed_by_the_seed(proposer):
     shares = dict.fromkeys(proposer.SHARES, 2)
     assert proposer.chosen(5, shares) == proposer.chosen(5, shares)
