@@ -12,10 +12,33 @@
 
 typedef struct mm_loader mm_loader;
 
+/* --- working_loader.c ------------------------------------------------------------------- */
+
 /* An empty set, with a thread and streams of its own on the device; NULL on failure. `owner` is for
  * mm_loaders_end. */
 mm_loader *mm_loader_new(mm_driver *cu, int device, size_t budget, const void *owner,
                          mm_status *st);
+
+/* Ends the set: finishes the call of its thread that is under way, and restores the advice of all
+ * groups. A call after a failure tries again to restore what is left. */
+MM_NODISCARD int mm_loader_close(mm_loader *l, mm_status *st);
+
+bool mm_loader_is_closed(const mm_loader *l);
+
+/* True once it needs the memory of its groups no more. */
+bool mm_loader_has_ended(const mm_loader *l);
+
+/* Closes the set for an owner that releases the memory afterwards. Tries twice; a second failure is
+ * ignored. Does nothing in a forked child. */
+void mm_loader_end(mm_loader *l);
+
+/* The same, and frees the set; NULL is allowed. A forked child frees nothing. */
+void mm_loader_free(mm_loader *l);
+
+/* Ends the threads of all sets of this owner; their advice stays. */
+void mm_loaders_end(const void *owner);
+
+/* --- working_groups.c ------------------------------------------------------------------- */
 
 /* Adds a group over these ranges, which must not be empty; all or nothing. The caller has entered
  * their guards, and keeps the guards alive until the group is removed or the set has ended.
@@ -31,6 +54,12 @@ MM_NODISCARD int mm_loader_add(mm_loader *l, const mm_working_range *ranges, siz
  * again tries the rest. */
 MM_NODISCARD int mm_loader_remove(mm_loader *l, uint32_t group, mm_status *st);
 
+/* Sets one round, without groups that were removed; or none if count is 0. */
+MM_NODISCARD int mm_loader_give_order(mm_loader *l, const uint32_t *round, size_t count,
+                                      mm_status *st);
+
+/* --- working_uses.c --------------------------------------------------------------------- */
+
 /* Work that is queued on the stream afterwards finds the group on the device, or, for
  * MM_USE_MAPPED, where it is. `reads`: the work only reads the group, which makes a difference if others
  * write it. A default stream is that of the set's device. */
@@ -45,9 +74,7 @@ MM_NODISCARD int mm_loader_release(mm_loader *l, uint32_t group, CUstream stream
 /* The same for a use whose stream is gone: contents of the group are kept from then on. */
 MM_NODISCARD int mm_loader_release_unrecorded(mm_loader *l, uint32_t group, mm_status *st);
 
-/* Sets one round, without groups that were removed; or none if count is 0. */
-MM_NODISCARD int mm_loader_give_order(mm_loader *l, const uint32_t *round, size_t count,
-                                      mm_status *st);
+/* --- working_reports.c ------------------------------------------------------------------ */
 
 typedef struct {
     mm_working_counts decided;
@@ -69,24 +96,5 @@ typedef struct {
 } mm_loader_group_report;
 
 void mm_loader_read_group(mm_loader *l, uint32_t group, mm_loader_group_report *report);
-
-/* Ends the set: finishes the call of its thread that is under way, and restores the advice of all
- * groups. A call after a failure tries again to restore what is left. */
-MM_NODISCARD int mm_loader_close(mm_loader *l, mm_status *st);
-
-bool mm_loader_is_closed(const mm_loader *l);
-
-/* True once it needs the memory of its groups no more. */
-bool mm_loader_has_ended(const mm_loader *l);
-
-/* Closes the set for an owner that releases the memory afterwards. Tries twice; a second failure is
- * ignored. Does nothing in a forked child. */
-void mm_loader_end(mm_loader *l);
-
-/* The same, and frees the set; NULL is allowed. A forked child frees nothing. */
-void mm_loader_free(mm_loader *l);
-
-/* Ends the threads of all sets of this owner; their advice stays. */
-void mm_loaders_end(const void *owner);
 
 #endif

@@ -1,4 +1,4 @@
-/* working_thread.c: the thread of a working set: commands, their tickets, and its sleep. */
+/* working_thread.c: the thread of a working set: commands, the waits for their tickets, its sleep. */
 #include "working_thread.h"
 
 #include <assert.h>
@@ -512,6 +512,29 @@ run_loader(void *argument)
     }
     finish_streams(l);
     return NULL;
+}
+
+/* --- for the callers -------------------------------------------------------------------- */
+
+void
+mm_loader_wake_thread(mm_loader *l)
+{
+    if (l->sleeping && l->set.queued > 0) {
+        (void)pthread_cond_signal(&l->wanted);
+    }
+}
+
+void
+mm_loader_wait_until_issued(mm_loader *l, uint64_t ticket)
+{
+    mm_loader_lock(l);
+    if (atomic_load(&l->awaited) < ticket) {
+        atomic_store(&l->awaited, ticket);
+    }
+    while (atomic_load(&l->issued) < ticket) {
+        (void)pthread_cond_wait(&l->issued_more, &l->lock);
+    }
+    mm_loader_unlock(l);
 }
 
 /* --- start and end -------------------------------------------------------------------------- */

@@ -98,6 +98,12 @@ mm_loader_has_completed(const mm_loader *l, uint64_t ticket)
     return ticket <= atomic_load_explicit(&l->completed, memory_order_acquire);
 }
 
+/* Wakes the thread if it sleeps and a command is queued. Under the lock. */
+void mm_loader_wake_thread(mm_loader *l);
+
+/* Waits until the thread has queued the command of the ticket. The caller does not hold the lock. */
+void mm_loader_wait_until_issued(mm_loader *l, uint64_t ticket);
+
 /* One round of waiting awake, which began at `since`, by mm_monotonic_clock. */
 void mm_loader_wait_awake(uint64_t since);
 

@@ -1,0 +1,54 @@
+/* working_reports.c: the counters of a working set at work, and the state of each group. */
+#include "working_thread.h"
+
+void
+mm_loader_read_report(mm_loader *l, mm_loader_report *report)
+{
+    mm_loader_lock(l);
+    *report = l->report;
+    report->decided = l->set.counts;
+    report->reserved = mm_guard_is_closed(&l->guard) ? 0 : l->set.reserved;
+    report->groups = l->set.live;
+    mm_loader_unlock(l);
+    report->physical = atomic_load(&l->physical);
+}
+
+/* True if the group's latest command with a ticket is done, as far as the driver says. */
+static bool
+is_group_done(mm_loader *l, CUevent done, uint64_t ticket)
+{
+    CUresult code = CUDA_ERROR_NOT_READY;
+    mm_status ignored;
+    mm_scope scope;
+
+    if (atomic_load(&l->issued) < ticket || !mm_guard_enter(&l->guard)) {
+        return false;
+    }
+    if (mm_loader_has_completed(l, ticket)) {
+        code = CUDA_SUCCESS;
+    } else if (mm_scope_enter_relaxed(&scope, l->cu, l->device, &ignored) == 0) {
+        code = l->cu->EventQuery(done);
+        mm_scope_leave(&scope);
+    }
+    mm_guard_leave(&l->guard);
+    return code == CUDA_SUCCESS;
+}
+
+void
+mm_loader_read_group(mm_loader *l, uint32_t group, mm_loader_group_report *report)
+{
+    const mm_group_state *g;
+    uint64_t ticket;
+    CUevent done;
+
+    mm_loader_lock(l);
+    done = l->groups[group]->done;
+    g = &l->set.groups[group];
+    *report = (mm_loader_group_report){.bytes = g->bytes,
+                                       .resident = g->present,
+                                       .held = g->held,
+                                       .removed = l->groups[group]->removal != MM_NOT_REMOVED};
+    ticket = g->ticket;
+    mm_loader_unlock(l);
+    report->resident = report->resident && is_group_done(l, done, ticket);
+}

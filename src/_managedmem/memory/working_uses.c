@@ -1,0 +1,187 @@
+/* working_uses.c: the uses of groups: acquisitions and releases in the streams of the callers. */
+#include "working_groups.h"
+
+/* Makes the stream wait for the command of a ticket. */
+static int
+follow_ticket(mm_loader *l, const mm_loader_group *g, mm_device_stream stream, uint64_t ticket,
+              mm_status *st)
+{
+    if (mm_loader_has_completed(l, ticket)) {
+        return 0;
+    }
+    mm_loader_wait_until_issued(l, ticket);
+    MM_TRY_IN(mm_scope_enter_stream, stream, l->cu, StreamWaitEvent, st, stream.handle, g->done,
+              CU_EVENT_WAIT_DEFAULT);
+    return 0;
+}
+
+static int
+refuse_capture_of_use(mm_loader *l, mm_device_stream stream, const char *op, mm_status *st)
+{
+    mm_scope scope;
+    int rc = mm_scope_enter_stream(&scope, l->cu, stream, st);
+
+    if (rc == 0) {
+        rc = mm_stream_refuse_capture(l->cu, stream.handle, op, st);
+        mm_scope_leave(&scope);
+    }
+    return rc;
+}
+
+/* The memory of a group that is removed may have ended with its guards. */
+static mm_loader_group *
+find_usable_group(mm_loader *l, uint32_t group, mm_status *st)
+{
+    mm_loader_group *found;
+
+    mm_loader_lock(l);
+    found = mm_loader_refuse_removed(l, group, st) == 0 ? l->groups[group] : NULL;
+    if (found != NULL && mm_working_memory_check(&found->memory, st) < 0) {
+        found = NULL;
+    }
+    mm_loader_unlock(l);
+    return found;
+}
+
+/* The load behind an acquisition goes at once: it may be the next that the caller needs. Later ones give
+ * way to the use. */
+static void
+note_use(mm_loader *l, uint64_t ticket)
+{
+    uint64_t issued = atomic_load(&l->issued);
+
+    atomic_store(&l->use_began, issued > ticket ? issued : ticket);
+}
+
+static int
+acquire_entered(mm_loader *l, uint32_t group, bool reads, mm_device_stream stream,
+                mm_working_use *use, mm_status *st)
+{
+    mm_loader_group *g = find_usable_group(l, group, st);
+    uint64_t ticket = 0;
+    int rc;
+
+    if (g == NULL || refuse_capture_of_use(l, stream, "the acquisition of a group", st) < 0) {
+        return -1;
+    }
+    mm_loader_lock(l);
+    rc = mm_loader_refuse_removed(l, group, st); /* it may have been removed meanwhile */
+    if (rc == 0) {
+        *use = mm_working_set_acquire(&l->set, group, reads && g->memory.access == MM_GROUP_WRITE,
+                                      &ticket);
+        note_use(l, ticket);
+        mm_loader_wake_thread(l);
+    }
+    mm_loader_unlock(l);
+    if (rc < 0) {
+        return -1;
+    }
+    if (follow_ticket(l, g, stream, ticket, st) < 0) {
+        atomic_store(&l->use_began, MM_NO_USE);
+        mm_loader_lock(l);
+        mm_working_set_give_back(&l->set, group);
+        mm_loader_unlock(l);
+        return -1;
+    }
+    return 0;
+}
+
+int
+mm_loader_acquire(mm_loader *l, uint32_t group, bool reads, CUstream stream, mm_working_use *use,
+                  mm_status *st)
+{
+    int rc;
+
+    if (!mm_guard_enter(&l->guard)) {
+        return mm_fail(st, MM_REFUSED, "WorkingSet is closed");
+    }
+    rc = acquire_entered(l, group, reads, (mm_device_stream){stream, l->device}, use, st);
+    mm_guard_leave(&l->guard);
+    return rc;
+}
+
+static int
+fail_unheld(uint32_t group, mm_status *st)
+{
+    return mm_fail(st, MM_REFUSED, "group %u is not acquired: nothing to release", group);
+}
+
+static int
+refuse_unheld(mm_loader *l, uint32_t group, mm_status *st)
+{
+    bool held;
+
+    mm_loader_lock(l);
+    held = l->set.groups[group].held > 0;
+    mm_loader_unlock(l);
+    return held ? 0 : fail_unheld(group, st);
+}
+
+/* Releases the group with the recorded end of its use; NULL if that is not known. Another thread may
+ * have released it meanwhile. */
+static int
+release_recorded(mm_loader *l, uint32_t group, mm_release_list *end, mm_status *st)
+{
+    mm_group_state *g;
+    int rc = 0;
+
+    atomic_store(&l->use_began, MM_NO_USE);
+    mm_loader_lock(l);
+    g = &l->set.groups[group];
+    if (g->held == 0) {
+        mm_release_keep(end, &l->pool);
+        rc = fail_unheld(group, st);
+    } else {
+        l->groups[group]->uncertain = l->groups[group]->uncertain || end == NULL;
+        mm_working_set_release(&l->set, group,
+                               end ? mm_release_add(g->releases, end, &l->pool) : g->releases);
+        mm_loader_wake_thread(l);
+    }
+    mm_loader_unlock(l);
+    return rc;
+}
+
+static int
+release_entered(mm_loader *l, uint32_t group, mm_device_stream stream, mm_status *st)
+{
+    mm_release_list *end;
+    mm_status later;
+
+    if (refuse_unheld(l, group, st) < 0) {
+        return -1;
+    }
+    end = mm_release_record(l->cu, stream, &l->lock, &l->pool, st);
+    if (end != NULL) {
+        return release_recorded(l, group, end, st);
+    }
+    if (st->kind != MM_CAPTURING) {
+        MM_IGNORE(release_recorded(l, group, NULL, &later)); /* st has the reason */
+    }
+    return -1;
+}
+
+int
+mm_loader_release(mm_loader *l, uint32_t group, CUstream stream, mm_status *st)
+{
+    int rc;
+
+    if (!mm_guard_enter(&l->guard)) {
+        return 0; /* the set has ended, and all uses with it */
+    }
+    rc = release_entered(l, group, (mm_device_stream){stream, l->device}, st);
+    mm_guard_leave(&l->guard);
+    return rc;
+}
+
+int
+mm_loader_release_unrecorded(mm_loader *l, uint32_t group, mm_status *st)
+{
+    int rc;
+
+    if (!mm_guard_enter(&l->guard)) {
+        return 0;
+    }
+    rc = release_recorded(l, group, NULL, st);
+    mm_guard_leave(&l->guard);
+    return rc;
+}
