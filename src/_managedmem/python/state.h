@@ -118,6 +118,7 @@ int mm_recorder_init(PyObject *module, mm_state *state);
 int mm_result_init(PyObject *module, mm_state *state);
 int mm_working_set_type_init(PyObject *module, mm_state *state);
 int mm_working_group_type_init(PyObject *module, mm_state *state);
+int mm_working_use_type_init(PyObject *module, mm_state *state);
 
 /* Creates a heap type from a spec, stores it in *type and adds it to the module. */
 int mm_add_type(PyObject *module, PyType_Spec *spec, PyTypeObject **type);

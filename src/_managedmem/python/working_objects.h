@@ -66,6 +66,21 @@ mm_working_set_end(PyObject *set)
     }
 }
 
+/* The name of an access in Python. */
+static inline const char *
+mm_group_access_name(mm_group_access access)
+{
+    static const char *const names[] = {
+        [MM_GROUP_READ] = "read",
+        [MM_GROUP_WRITE] = "write",
+        [MM_GROUP_SCRATCH] = "scratch",
+    };
+
+    return names[access];
+}
+
+/* --- working_set_groups.c ----------------------------------------------------------------- */
+
 /* Reads targets and adds a group of them to the set: WorkingSet.add(). */
 PyObject *mm_working_set_add_group(PyObject *, PyObject *const *, Py_ssize_t, PyObject *);
 extern const char mm_working_set_add_doc[];
@@ -74,7 +89,18 @@ extern const char mm_working_set_add_doc[];
 PyObject *mm_working_set_remove_group(PyObject *op, PyObject *value);
 extern const char mm_working_set_remove_doc[];
 
+/* --- working_group_object.c --------------------------------------------------------------- */
+
 /* Releases the targets of a group, once its set has ended or the group is removed. */
 void mm_working_group_release_targets(PyObject *op);
+
+/* --- working_use_object.c ----------------------------------------------------------------- */
+
+/* The methods of WorkingGroup that begin and end uses. */
+PyObject *mm_working_group_use(PyObject *, PyObject *const *, Py_ssize_t, PyObject *);
+PyObject *mm_working_group_acquire(PyObject *, PyObject *const *, Py_ssize_t, PyObject *);
+PyObject *mm_working_group_release(PyObject *, PyObject *const *, Py_ssize_t, PyObject *);
+extern const char mm_working_group_use_doc[], mm_working_group_acquire_doc[],
+    mm_working_group_release_doc[];
 
 #endif
