@@ -1,18 +1,17 @@
 """offload: streams the parameters of a module through a budget of device memory.
 
-Owns the public function and its handle: the checks of arguments, the division of the budget, and
-the return of everything to its place.
+Owns the public function and its handle: the division of the budget, and the return of everything to
+its place.
 """
 
 from __future__ import annotations
 
-import operator
 import threading
 import warnings
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, SupportsIndex, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -20,14 +19,25 @@ from torch.utils.hooks import RemovableHandle
 
 import managedmem
 from managedmem import Device
-from managedmem.torch._moving import _blocks, _check_movable, _swap, _torch_device
+from managedmem.torch._moving import _blocks, _swap
+from managedmem.torch._offload_arguments import (
+    check_model,
+    check_parameters,
+    check_read_only,
+    checked_budget,
+    checked_optimizer,
+    chosen_blocks,
+    homes_of,
+    parameters_of,
+    tensors_of,
+    warn_if_not_free,
+)
 from managedmem.torch._offload_hooks import Announcer, Places, Versions, begin_use, end_use
 from managedmem.torch._offload_optimizer import (
     GradientHome,
     SplitStep,
     StepPart,
     can_split,
-    innermost,
     state_bytes,
 )
 from managedmem.torch._offload_places import Moved, Target, move_back, move_in
@@ -103,196 +113,31 @@ def offload(
     between them, threads and streams may call it as they may call any module. Driver:
     cuMemAllocManaged, and those of WorkingSet.
     """
-    limit = _checked_budget(budget)
-    _check_model(model)
+    limit = checked_budget(budget)
+    check_model(model)
+    _refuse_offloaded(model)
+    optimizer = checked_optimizer(optimizer)
+    chosen = chosen_blocks(model, blocks)
+    found = tensors_of(model)
+    homes = homes_of(model, device, found)
     if optimizer is not None:
-        if not isinstance(optimizer, torch.optim.Optimizer):
-            kind = type(optimizer).__name__
-            raise TypeError(
-                f"optimizer must be one torch.optim.Optimizer or None, got {kind}: give one "
-                "optimizer that has all groups of parameters"
-            )
-        optimizer = innermost(optimizer)
-    chosen = _chosen(model, blocks)
-    found = _tensors_of(model)
-    homes = _homes(model, device, found)
-    if optimizer is not None:
-        _check_optimizer(model, optimizer)
-    if not isinstance(read_only, bool):
-        raise TypeError(f"read_only must be True or False, got {read_only!r}")
-    if read_only and optimizer is not None:
-        raise ValueError("read_only=True is for inference: the optimizer writes parameters")
-    _warn_if_not_free(homes, limit)
+        check_parameters(model, optimizer)
+    check_read_only(read_only, optimizer)
+    warn_if_not_free(homes, limit)
     handle = object.__new__(Offload)
     handle._start(model, homes, limit, optimizer, chosen, read_only)
     return handle
 
 
-# --- the arguments ------------------------------------------------------------------------
-
-
-def _checked_budget(budget: SupportsIndex) -> int:
-    if isinstance(budget, bool) or not hasattr(budget, "__index__"):
-        raise TypeError(f"budget must be an int, the number of bytes, got {budget!r}")
-    limit = operator.index(budget)
-    if limit <= 0:
-        raise ValueError(f"budget must be a positive number of bytes, got {limit}")
-    return limit
-
-
-def _check_model(model: object) -> None:
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
-    name = type(model).__name__
-    if isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
-        raise TypeError(
-            f"model is wrapped in {name}, which keeps the addresses of parameters: call offload() "
-            "on the module inside first, then wrap it"
-        )
-    if isinstance(model, torch.jit.ScriptModule):
-        raise TypeError(f"model is a {name}, whose calls no hook sees: offload the plain module")
-    if name == "OptimizedModule" and hasattr(model, "_orig_mod"):
-        raise TypeError(
-            "model is compiled by torch.compile already, which keeps the addresses of parameters: "
-            "call offload() on the module first, then compile it"
-        )
+def _refuse_offloaded(model: nn.Module) -> None:
     for key, module in model.named_modules():
         if module in _offloaded:
             raise ValueError(
                 f"{key!r} ({type(module).__name__}) is offloaded already: call remove() on its "
                 "handle first"
                 if key
-                else f"model ({name}) is offloaded already: call remove() on its handle first"
-            )
-
-
-def _chosen(model: nn.Module, blocks: Iterable[str | nn.Module] | None) -> dict[int, str]:
-    """The names of the submodules that the caller wants as blocks, by their ids."""
-    if blocks is None:
-        return {}
-    if isinstance(blocks, str | nn.Module) and not isinstance(blocks, Iterable):
-        blocks = [blocks]
-    if isinstance(blocks, str) or not isinstance(blocks, Iterable):
-        kind = type(blocks).__name__
-        raise TypeError(
-            f"blocks must be an iterable of names or modules, got the {kind} {blocks!r}"
-        )
-    names = {id(module): name for name, module in model.named_modules()}
-    modules = dict(model.named_modules())
-    found: dict[int, str] = {}
-    for block in blocks:
-        if isinstance(block, str):
-            if block not in modules:
-                raise ValueError(f"blocks has {block!r}, which is not a submodule of the model")
-            found[id(modules[block])] = block
-        elif isinstance(block, nn.Module):
-            if id(block) not in names:
-                raise ValueError(
-                    f"blocks has a {type(block).__name__} that is not a submodule of the model"
-                )
-            found[id(block)] = names[id(block)]
-        else:
-            raise TypeError(f"blocks must hold names or modules, got {block!r}")
-    return found
-
-
-def _tensors_of(model: nn.Module) -> Found:
-    """The parameters and buffers, checked, each once."""
-    found: dict[int, tuple[str, Tensor]] = {}
-    for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
-        _check_movable(name, tensor)
-        found.setdefault(id(tensor), (name, tensor))
-    if not any(isinstance(t, nn.Parameter) and t.numel() for _, t in found.values()):
-        raise ValueError(f"model ({type(model).__name__}) has no parameters to offload")
-    return list(found.values())
-
-
-def _homes(
-    model: nn.Module, device: object, found: Found
-) -> list[tuple[Target, nn.Module, str, Found]]:
-    """Each device with its submodule, the submodule's name, and its tensors."""
-    if not isinstance(device, Mapping):
-        return [(_target(device), model, "", found)]
-    modules = dict(model.named_modules())
-    result: list[tuple[Target, nn.Module, str, Found]] = []
-    holder: dict[int, str] = {}
-    for name, place in device.items():
-        if name not in modules:
-            raise ValueError(f"device has {name!r}, which is not a submodule of the model")
-        mine = {id(t) for t in [*modules[name].parameters(), *modules[name].buffers()]}
-        for key, tensor in found:
-            if id(tensor) in mine and holder.setdefault(id(tensor), name) != name:
-                raise ValueError(
-                    f"{key!r} belongs to {holder[id(tensor)]!r} and to {name!r}: each parameter "
-                    "needs one device"
-                )
-        tensors = [(key, t) for key, t in found if id(t) in mine]
-        if tensors:
-            result.append((_target(place), modules[name], name, tensors))
-    for key, tensor in found:
-        if id(tensor) not in holder:
-            raise ValueError(f"{key!r} belongs to no submodule that device names")
-    return result
-
-
-def _target(device: object) -> Target:
-    """The device that an argument names."""
-    if isinstance(device, bool) or not isinstance(device, Device | torch.device | str | int):
-        raise TypeError(
-            "device must be a Device, a torch.device, a str or an int, or a mapping of submodule "
-            f"names to these, got {device!r}"
-        )
-    if isinstance(device, str):
-        device = _torch_device(device)
-    if isinstance(device, torch.device):
-        if device.type != "cuda":
-            raise ValueError(f"device must be a CUDA device, got {device}")
-        device = _current_index() if device.index is None else device.index
-    found = device if isinstance(device, Device) else Device(device)
-    emulated = managedmem.driver_info()["emulated"]
-    if not emulated and not torch.cuda.is_available():
-        raise ValueError(f"device is {found}, but this torch has no CUDA device")
-    if not found.concurrent_managed_access:
-        raise ValueError(
-            f"device is {found}, which has no concurrent_managed_access: its memory cannot be "
-            "streamed while kernels run"
-        )
-    if emulated:
-        return Target(found, torch.device("cpu"))
-    return Target(found, torch.device("cuda", found.device_id))
-
-
-def _current_index() -> int:
-    return torch.cuda.current_device() if torch.cuda.is_available() else Device().device_id
-
-
-def _check_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    mine = {id(p) for p in model.parameters()}
-    if not any(id(p) in mine for p in _parameters_of(optimizer)):
-        raise ValueError(f"optimizer ({type(optimizer).__name__}) has no parameter of the model")
-
-
-def _parameters_of(optimizer: torch.optim.Optimizer) -> list[Tensor]:
-    return [p for group in optimizer.param_groups for p in group["params"]]
-
-
-def _warn_if_not_free(homes: list[tuple[Target, nn.Module, str, Found]], budget: int) -> None:
-    """Warn where the parameters within the budget need more memory than a device has free."""
-    needed: dict[Target, int] = {}
-    there: dict[Target, int] = {}  # what leaves its present place on the device
-    for target, _, _, found in homes:
-        total = sum(tensor.nbytes for _, tensor in found)
-        needed[target] = needed.get(target, 0) + min(budget, total)
-        leaving = sum(t.nbytes for _, t in found if t.is_cuda and t.device == target.place)
-        there[target] = there.get(target, 0) + leaving
-    for target, nbytes in needed.items():
-        free = target.free() + there[target]
-        if nbytes > free:
-            warnings.warn(
-                f"the budget allows {nbytes:,} bytes of parameters on {target.device}, which has "
-                f"{free:,} free: the driver evicts pages while kernels use them. Give a smaller "
-                "budget",
-                stacklevel=3,
+                else f"model ({type(module).__name__}) is offloaded already: call remove() on its "
+                "handle first"
             )
 
 
@@ -323,7 +168,7 @@ class _Lane:
         room = budget
         if optimizer is not None:
             mine = {id(t) for _, t in found}
-            self.trained = [p for p in _parameters_of(optimizer) if id(p) in mine]
+            self.trained = [p for p in parameters_of(optimizer) if id(p) in mine]
             room = self._divide(total, optimizer)
         written = {id(p) for p in self.trained}
         self.plan: Plan = make_plan(model, all_blocks, written, room, chosen, read_only)
@@ -561,7 +406,7 @@ class Offload:
                 parts += lane.step_parts()
                 room[lane.target] = lane.room
         if parts:
-            index = {id(p): i for i, p in enumerate(_parameters_of(optimizer))}
+            index = {id(p): i for i, p in enumerate(parameters_of(optimizer))}
             parts.sort(key=lambda part: index[id(part.parameters[0])])  # the order of the state
             self._step = SplitStep(optimizer, parts, room)
             self._step.begin()
