@@ -226,8 +226,14 @@ def _from_any(
         return _from_device_array(data, data.dtype, None, name, policy, data.shape)
     interface = getattr(data, "__cuda_array_interface__", None)
     if interface is not None and not isinstance(data, ManagedBuffer):
+        if not isinstance(interface, dict) or not {"typestr", "shape"} <= interface.keys():
+            raise TypeError(
+                f"{type(data).__name__} must have shape and typestr in its __cuda_array_interface__"
+            )
         own = DType(interface["typestr"])
         return _from_device_array(data, own, dtype, name, policy, interface["shape"])
+    if isinstance(data, ManagedBuffer):
+        _synchronize(data, None, True)  # NumPy does not wait for the default stream
     if hasattr(type(data), "__array__"):
         return _from_numpy(data, dtype, name, policy, data)
     try:
@@ -312,7 +318,7 @@ def asarray(
     Parameters
     ----------
     a : array, buffer, number or nested sequence of numbers
-        A ManagedBuffer; an array without gaps that has __cuda_array_interface__; an object with the
+        A ManagedBuffer; a C-contiguous array that has __cuda_array_interface__; an object with the
         buffer protocol, such as bytes or array.array; an object with __dlpack__ in memory of the
         host; anything else that numpy.asarray() takes, such as lists, and torch tensors on the CPU
         that do not require grad and are not bfloat16.
@@ -335,8 +341,8 @@ def asarray(
     NumPy converts everything else, and must be installed for that. Arrays with
     __cuda_array_interface__ are not converted to another dtype.
 
-    Raises TypeError for element types that a buffer does not have, ValueError for arrays with gaps,
-    ImportError without NumPy, and as numpy.asarray() and empty() do; CUDAError when the driver
+    Raises TypeError for element types that a buffer does not have, ValueError for arrays of devices
+    that are not C-contiguous, ImportError without NumPy, and as numpy.asarray() and empty() do; CUDAError when the driver
     fails; the memory is then freed. Safe from every thread. Driver: cuMemAllocManaged, cuMemAdvise,
     cuMemPrefetchAsync, cuMemcpyAsync, cuStreamSynchronize.
     """

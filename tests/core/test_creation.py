@@ -418,10 +418,31 @@ class TestArrays:
         with pytest.raises(TypeError, match="float64 instead of float32"):
             asarray(given, "float64")
 
-    def test_of_devices_have_no_gaps(self, alloc):
-        given = CudaArray(alloc(PAGE), shape=(8,), typestr="|u1", strides=(2,))
-        with pytest.raises(ValueError):
+    @pytest.mark.parametrize(
+        ("shape", "strides", "offset"),
+        [((8,), (2,), 0), ((3, 2), (1, 3), 0), ((8,), (-1,), 7), ((2, 1, 4), (1, 9, 2), 0)],
+        ids=["gaps", "transposed", "reversed", "permuted"],
+    )
+    def test_of_devices_are_c_contiguous(self, alloc, shape, strides, offset):
+        given = CudaArray(alloc(PAGE), shape=shape, strides=strides, offset=offset)
+        with pytest.raises(ValueError, match="not C-contiguous"):
             asarray(given)
+
+    @pytest.mark.parametrize(
+        ("shape", "strides"),
+        [((2, 1, 4), (4, 99, 1)), ((3, 0), (7, 7)), ((0, 5), (1, 7))],
+    )
+    def test_strides_of_axes_without_steps_do_not_matter(self, alloc, shape, strides):
+        given = CudaArray(alloc(PAGE), shape=shape, strides=strides)
+        assert asarray(given).shape == shape
+
+    @pytest.mark.parametrize("interface", [{"shape": (4,)}, {"typestr": "|u1"}, 5])
+    def test_of_devices_describe_themselves(self, interface):
+        class Array:
+            __cuda_array_interface__ = interface
+
+        with pytest.raises(TypeError, match="Array must have shape and typestr"):
+            asarray(Array())
 
 
 class TestManagedBuffers:
@@ -444,6 +465,11 @@ class TestManagedBuffers:
     def test_are_converted(self, policy):
         with asarray([1, 2, 300], "int16") as source:
             same(asarray(source, "float64", policy=policy), numpy.array([1.0, 2, 300]))
+
+    def test_are_converted_behind_the_work_of_the_default_stream(self):
+        with managedmem.empty(1 << 20) as source:
+            source.fill(9)
+            same(asarray(source, "float32"), numpy.full(1 << 20, 9, "float32"))
 
     @pytest.mark.skipif(
         managedmem.driver_info()["version"] < 13000, reason="pools of managed memory need CUDA 13.0"

@@ -189,10 +189,12 @@ class TestCopies:
     def test_refuses_gaps_and_other_sizes(self, torch, buf):
         tensor = matrix(torch, buf)
         with nothing_done(buf):
-            with pytest.raises(ValueError, match=r"not contiguous; .* numpy.ascontiguousarray"):
+            with pytest.raises(ValueError, match=r"not C-contiguous; .* numpy.ascontiguousarray"):
                 buf[: 8 * PAGE].copy_from(tensor[::2])
-            with pytest.raises(ValueError, match="not contiguous; copy into memory that is"):
+            with pytest.raises(ValueError, match="not C-contiguous; copy into memory that is"):
                 buf[: 8 * PAGE].copy_to(tensor[::2])
+            with pytest.raises(ValueError, match="not C-contiguous"):
+                buf.copy_from(tensor.t())
             with pytest.raises(ValueError, match="bytes"):
                 buf[:PAGE].copy_to(tensor)
 

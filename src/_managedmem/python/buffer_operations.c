@@ -154,19 +154,19 @@ typedef struct {
     PyObject *export; /* keeps memory of the buffer protocol, or the owner of a buffer; or NULL */
 } other_side;
 
-/* ValueError unless another library's object is contiguous and, for a destination, writable. */
+/* ValueError unless another library's object is C-contiguous and, for a destination, writable. */
 static int
 check_foreign_side(PyObject *value, bool writable, const mm_foreign *side)
 {
     int read_only = writable ? mm_is_read_only(side) : 0;
 
-    if (!side->dense) {
-        return mm_refuse_foreign(PyExc_ValueError, value,
-                                 writable
-                                     ? "cannot be written: it is not contiguous; copy into memory "
-                                       "that is, and from there"
-                                     : "cannot be copied: it is not contiguous; make a copy that "
-                                       "is, as numpy.ascontiguousarray() does");
+    if (side->strided) {
+        return mm_refuse_foreign(
+            PyExc_ValueError, value,
+            writable ? "cannot be written: it is not C-contiguous; copy into memory "
+                       "that is, and from there"
+                     : "cannot be copied: it is not C-contiguous; make a copy that "
+                       "is, as numpy.ascontiguousarray() does");
     }
     if (read_only > 0) {
         return mm_refuse_foreign(PyExc_ValueError, value, CANNOT_WRITE);
@@ -623,7 +623,7 @@ const char mm_copy_from_doc[] =
     "Copy the bytes of src into the buffer, in stream order.\n"
     "\n"
     "src is a ManagedBuffer, also of a pool or another device, an array with __cuda_array_interface__, or\n"
-    "an object with the buffer protocol such as bytes or a NumPy array. It must be contiguous and of the\n"
+    "an object with the buffer protocol such as bytes or a NumPy array. It must be C-contiguous and of the\n"
     "same size in bytes, and must not overlap the buffer unless both are the same range (else\n"
     "ValueError). A copy from system memory, and from an array of numpy(copy=True), is complete when the\n"
     "call returns; other sources must live until the stream has copied. The stream's device needs access\n"

@@ -94,6 +94,23 @@ fills_extent(const array_layout *layout)
     return true;
 }
 
+/* As are the elements of a ManagedBuffer. */
+static bool
+is_c_contiguous(const array_layout *layout)
+{
+    uint64_t step = (uint64_t)layout->itemsize; /* wraps around beside a length of 0 */
+    bool contiguous = true;
+
+    for (int i = layout->dimensions - 1; i >= 0; i--) {
+        if (layout->shape[i] == 0) {
+            return true;
+        }
+        contiguous = contiguous && (layout->shape[i] == 1 || (uint64_t)layout->strides[i] == step);
+        step *= (uint64_t)layout->shape[i];
+    }
+    return contiguous;
+}
+
 /* Computes the extent in memory from the address of element 0. The numbers come from foreign code,
  * so every product and sum is checked. */
 static int
@@ -126,6 +143,7 @@ read_extent(PyObject *value, CUdeviceptr first, const array_layout *layout, mm_f
                                  "describes memory beyond an end of the address space");
     }
     out->dense = strides == NULL || fills_extent(layout);
+    out->strided = strides != NULL && !is_c_contiguous(layout);
     return 0;
 }
 

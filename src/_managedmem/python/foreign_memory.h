@@ -10,6 +10,7 @@
 typedef struct {
     mm_range range;
     bool dense; /* no gaps */
+    bool strided; /* not C-contiguous: a copy of the bytes would be another array */
     bool read_only; /* of an array; for an export, mm_is_read_only queries the memoryview */
     bool vouched; /* the object keeps its memory alive, also system memory */
     CUstream producer; /* the stream in an array's interface; NULL for none */
