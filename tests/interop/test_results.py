@@ -281,6 +281,14 @@ class TestTheLimit:
         result_cache.clear(keep=SIZE)
         assert result_cache.nbytes == result_cache.idle_nbytes == SIZE
 
+    def test_that_is_lowered_holds_for_memory_in_use(self, result):
+        array = result.numpy(copy=True)
+        result_cache.max_nbytes = 0
+        for _ in range(2):
+            del array
+            array = result.numpy(copy=True)
+            assert result_cache.nbytes == 0 and array.tobytes() == BYTES
+
     @pytest.mark.parametrize("bad", [-1, 2**64])
     def test_of_a_bad_size(self, bad):
         before = result_cache.max_nbytes

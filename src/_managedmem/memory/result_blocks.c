@@ -258,11 +258,28 @@ lock_block_within_limit(mm_driver *cu, mm_result_block *block, size_t size)
     return true;
 }
 
+/* Frees idle blocks that were in use when the limit became lower: used again and again, they would
+ * never go. */
+static void
+keep_limit(mm_driver *cu)
+{
+    bool beyond;
+
+    (void)pthread_mutex_lock(&blocks_lock);
+    beyond = usage.held > usage.limit && usage.idle > 0;
+    (void)pthread_mutex_unlock(&blocks_lock);
+    if (beyond) {
+        free_idle_blocks(cu, 0, SIZE_MAX);
+    }
+}
+
 static mm_result_block *
 take_block(mm_driver *cu, size_t size, mm_status *st)
 {
-    mm_result_block *block = reuse_block(cu, size);
+    mm_result_block *block;
 
+    keep_limit(cu);
+    block = reuse_block(cu, size);
     if (block != NULL) {
         return block;
     }
