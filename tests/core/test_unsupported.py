@@ -5,6 +5,7 @@ import ctypes
 import pytest
 
 import managedmem
+from calls import names
 from constants import PAGE
 from contents import contents, write
 from driver import capturing, device_memory, pinned_memory
@@ -124,6 +125,13 @@ class TestTheOthersGetIt:
         array = CudaArray(alloc(PAGE), members={"stream": 1})
         assert managedmem.discard([plain, array], stream=stream, unsupported="skip") == 1
         assert managedmem.discard(CudaArray(plain), stream=stream, unsupported="skip") == 1
+
+    @pytest.mark.emulator_only
+    def test_a_discard_does_not_follow_those_of_what_it_passes_over(self, alloc, plain, stream):
+        passed_over = CudaArray(plain, members={"stream": stream.handle})
+        with emulator.recording() as calls:
+            assert managedmem.discard([alloc(PAGE), passed_over], unsupported="skip") == 1
+        assert "cuStreamWaitEvent" not in names(calls)
 
     def test_advice_on_pool_memory_where_the_driver_refuses_it(self, alloc):
         """Drivers of CUDA 13.0 refuse; one that accepts passes over nothing."""

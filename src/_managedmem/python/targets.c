@@ -169,6 +169,17 @@ skip_target(mm_targets *t, PyObject *value, mm_operation op, mm_target *target,
     return 0;
 }
 
+/* True if the range is discarded: not if it is empty or was passed over, or will be for want of a
+ * whole page. */
+static bool
+is_discarded(const mm_targets *t, mm_operation op, mm_range range)
+{
+    mm_status ignored;
+
+    return mm_discards(op) && range.size > 0
+           && (!t->skips || mm_range_whole_pages(&range, &ignored) == 0);
+}
+
 static int
 read_target(mm_targets *t, PyObject *value, mm_operation op, mm_transfer *transfer)
 {
@@ -180,7 +191,8 @@ read_target(mm_targets *t, PyObject *value, mm_operation op, mm_transfer *transf
         rc = skip_target(t, value, op, &target, &st);
     }
     if (rc < 0 || (target.export != NULL && keep_export(t, target.export) < 0)
-        || (mm_discards(op) && target.producer != NULL && keep_producer(t, target.producer) < 0)) {
+        || (is_discarded(t, op, target.range) && target.producer != NULL
+            && keep_producer(t, target.producer) < 0)) {
         return -1;
     }
     *transfer = (mm_transfer){target.range, mm_host()};
