@@ -342,9 +342,9 @@ def asarray(
     __cuda_array_interface__ are not converted to another dtype.
 
     Raises TypeError for element types that a buffer does not have, ValueError for arrays of devices
-    that are not C-contiguous, ImportError without NumPy, and as numpy.asarray() and empty() do; CUDAError when the driver
-    fails; the memory is then freed. Safe from every thread. Driver: cuMemAllocManaged, cuMemAdvise,
-    cuMemPrefetchAsync, cuMemcpyAsync, cuStreamSynchronize.
+    that are not C-contiguous, ImportError without NumPy, and as numpy.asarray() and empty() do;
+    CUDAError when the driver fails; the memory is then freed. Safe from every thread. Driver:
+    cuMemAllocManaged, cuMemAdvise, cuMemPrefetchAsync, cuMemcpyAsync, cuStreamSynchronize.
     """
     same = isinstance(a, ManagedBuffer) and (dtype is None or a.dtype == DType(dtype))
     if same and not copy and name is None and policy is None:
