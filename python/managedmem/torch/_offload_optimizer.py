@@ -55,7 +55,8 @@ _BY_PARAMETER = {
     optim.ASGD,
     optim.Rprop,
 }
-_TAKE_SPARSE = {optim.SGD, optim.Adagrad}  # the others refuse sparse gradients
+# The others raise for sparse gradients.
+_TAKE_SPARSE: set[type[optim.Optimizer]] = {optim.SGD, optim.Adagrad}
 _SLOTS = 3  # one part comes, one is updated, one goes
 _SCHEDULED = "_wrapped_by_lr_sched"  # schedulers warn about a step() that has lost it
 _SPLIT = "_managedmem_split"  # the SplitStep behind a step()
