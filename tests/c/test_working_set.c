@@ -457,6 +457,32 @@ random_uses_end_the_guesses(void)
     end_model();
 }
 
+/* Experts of three groups each, chosen at random: what comes in an expert is known, what comes after
+ * it is not. */
+static void
+chains_in_random_order_end_the_guesses_at_their_ends(void)
+{
+    enum { CHAIN = 3, CHAINS = GROUPS / CHAIN };
+    uint64_t loads = 0, uses = 0;
+
+    seed = 7;
+    begin_model(400, GROUPS, true);
+    for (int i = 0; i < 1200; i++) {
+        uint32_t first = CHAIN * random_below(CHAINS);
+        if (i == 200) {
+            loads = model.set.counts.ahead + model.set.counts.loads_on_demand;
+        }
+        for (uint32_t j = 0; j < CHAIN; j++) {
+            use(first + j);
+            uses += i >= 200;
+        }
+    }
+    loads = model.set.counts.ahead + model.set.counts.loads_on_demand - loads;
+    CHECK(loads <= uses); /* guesses about the next expert would add half of that */
+    run_all();
+    end_model();
+}
+
 static void
 held_groups_leave_no_room(void)
 {
@@ -605,6 +631,7 @@ main(void)
         CHECK_TEST(a_given_order_goes_on_without_a_group),
         CHECK_TEST(a_removed_group_leaves_its_room),
         CHECK_TEST(random_uses_end_the_guesses),
+        CHECK_TEST(chains_in_random_order_end_the_guesses_at_their_ends),
         CHECK_TEST(held_groups_leave_no_room),
         CHECK_TEST(an_acquisition_that_is_undone_leaves_a_group_unused),
         CHECK_TEST(a_group_at_home_is_not_brought_there),

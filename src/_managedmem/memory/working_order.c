@@ -10,7 +10,7 @@
 
 #include "growth.h"
 
-enum { PLACES_FOR_A_GROUP = 8, LEAST_PLACES = 64, MOST_PROBES = 8 };
+enum { PLACES_FOR_A_GROUP = 8, LEAST_PLACES = 64, MOST_PROBES = 8, MOST_DOUBT = 3 };
 
 void
 mm_working_order_init(mm_working_order *o)
@@ -25,6 +25,7 @@ void
 mm_working_order_free(mm_working_order *o)
 {
     free(o->followers);
+    free(o->doubts);
     free(o->pairs);
     free(o->given);
     mm_working_order_init(o);
@@ -156,9 +157,11 @@ mm_working_order_add(mm_working_order *o, bool is_written, mm_status *st)
                        MM_REMOVED_GROUP / 2);
     }
     o->followers = mm_grow(o->followers, &o->follower_capacity, needed, sizeof *o->followers, st);
-    if (o->follower_capacity < needed) {
+    o->doubts = mm_grow(o->doubts, &o->doubt_capacity, needed, sizeof *o->doubts, st);
+    if (o->follower_capacity < needed || o->doubt_capacity < needed) {
         return -1;
     }
+    o->doubts[use_of(o->count, false)] = o->doubts[use_of(o->count, true)] = 0;
     o->followers[use_of(o->count, false)] = MM_NO_GROUP;
     o->followers[use_of(o->count, true)] = is_written ? MM_NO_GROUP : MM_REMOVED_GROUP;
     o->count++;
@@ -229,7 +232,11 @@ uses_given(const mm_working_order *o)
 mm_order_walk
 mm_working_order_walk(const mm_working_order *o)
 {
-    return (mm_order_walk){o->before, o->last, o->times, o->given_next, uses_given(o)};
+    return (mm_order_walk){.first = o->before,
+                           .second = o->last,
+                           .times = o->times,
+                           .given_next = o->given_next,
+                           .by_given = uses_given(o)};
 }
 
 static uint32_t
@@ -243,6 +250,7 @@ next_use(const mm_working_order *o, mm_order_walk *walk)
         return next;
     }
     next = learned_follower(o, walk->first, walk->second, walk->times);
+    walk->is_doubtful |= walk->second != MM_NO_GROUP && o->doubts[walk->second] > 0;
     if (next == walk->second) {
         walk->times++;
     } else {
@@ -390,6 +398,17 @@ changed_trust(int trust, bool right)
     return trust / 2;
 }
 
+/* Experts that are chosen at run time are foreseeable inside, and not at their ends. */
+static void
+note_doubt(uint8_t *doubt, bool right)
+{
+    if (right) {
+        *doubt -= *doubt > 0;
+    } else {
+        *doubt += *doubt < MOST_DOUBT;
+    }
+}
+
 /* The next place with this group, or the number of places if the round lacks it. */
 static uint32_t
 place_of(const mm_working_order *o, uint32_t group)
@@ -421,8 +440,12 @@ note_learned(mm_working_order *o, uint32_t use)
 {
     uint32_t expected = learned_follower(o, o->before, o->last, o->times);
 
-    o->learned_trust = changed_trust(o->learned_trust, group_of(expected) == group_of(use)
-                                                           || o->last == MM_NO_GROUP);
+    bool right = o->last == MM_NO_GROUP || group_of(expected) == group_of(use);
+
+    o->learned_trust = changed_trust(o->learned_trust, right);
+    if (o->last != MM_NO_GROUP) {
+        note_doubt(&o->doubts[o->last], right);
+    }
     if (use == o->last) {
         o->times++;
         return;

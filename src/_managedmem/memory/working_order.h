@@ -37,6 +37,8 @@ typedef struct {
      * for uses of a removed group, and for uses that a group does not have. */
     uint32_t *followers;
     size_t follower_capacity;
+    uint8_t *doubts; /* for each use: the excess of wrong expectations behind it over right ones */
+    size_t doubt_capacity;
     mm_followed_pair *pairs;
     uint32_t pair_mask; /* places - 1; the table is NULL without memory for it */
     /* Given: one round of uses, and the place of the next one in it. Each place has the access that it
@@ -68,6 +70,7 @@ typedef struct {
     uint32_t first, second, times; /* as in the order, of the walk so far */
     uint32_t given_next;
     bool by_given;
+    bool is_doubtful; /* it has passed a use behind which expectations were wrong of late */
 } mm_order_walk;
 
 mm_order_walk mm_working_order_walk(const mm_working_order *o);

@@ -332,7 +332,7 @@ look_ahead(mm_working_set *s, uint32_t at_any_size)
     for (uint32_t step = 0; is_worth_a_load(s, step, at_any_size, bytes); step++) {
         bool reads;
         uint32_t group = mm_order_walk_next(&s->order, &walk, &reads);
-        if (group == MM_NO_GROUP) {
+        if (group == MM_NO_GROUP || walk.is_doubtful) {
             return;
         }
         bytes += s->groups[group].bytes;
