@@ -257,6 +257,13 @@ class TestForward:
         with mt.offload(model, DEVICE, budget=6 * LAYER, blocks=model.values()) as handle:
             assert handle.stats()["groups"] == 2
 
+    @pytest.mark.parametrize("how", ["name", "names", "module", "members"])
+    def test_a_container_stands_for_its_members(self, on, how):
+        model = nn.ModuleDict({"h": nn.ModuleList(layers(2) for _ in range(4))}).to(on)
+        blocks = {"name": "h", "names": ["h"], "module": [model["h"]], "members": model["h"]}[how]
+        with mt.offload(model, DEVICE, budget=4 * LAYER, blocks=blocks) as handle:
+            assert handle.stats()["groups"] == 4
+
     def test_threads_and_streams(self, on, offloaded):
         model = layers(on=on)
         original = copy.deepcopy(model)
@@ -513,18 +520,26 @@ class TestRemove:
         assert_same(before, snapshot(model), places_too=None)
 
     def test_in_a_collection_while_another_call_has_a_lock(self, on, monkeypatch):
-        """Adding to a set of weak references allocates, and may start a collection."""
+        """Adding to weak references allocates, and may start a collection."""
         model, other = layers(2, on=on), layers(3, on=on)
+
+        def collect():
+            while removed:
+                removed.pop().remove()
 
         class Collecting(weakref.WeakSet):
             def add(self, item):
-                while removed:
-                    removed.pop().remove()
+                collect()
                 super().add(item)
+
+        class CollectingDictionary(weakref.WeakKeyDictionary):
+            def update(self, *items):
+                collect()
+                super().update(*items)
 
         removed = [mt.offload(model, DEVICE, budget=LAYER)]
         with monkeypatch.context() as patch:
-            patch.setitem(mt.offload.__globals__, "_offloaded", Collecting())
+            patch.setitem(mt.offload.__globals__, "_offloaded", CollectingDictionary())
             handle = mt.offload(other, DEVICE, budget=LAYER)
         assert managed_tensors(model) == []
         for lane in handle._lanes:
@@ -542,6 +557,20 @@ class TestRemove:
         assert managed_tensors(model)
         model(torch.rand(2, 64).to(model[0].weight.device))
         del model  # all memory goes with it: the fixture of every test checks that
+
+    def test_a_dropped_handle_is_found_again(self, on):
+        model = layers(on=on)
+        before = set(vars(model))
+        assert mt.Offload.of(model) is None
+        name = repr(mt.offload(model, DEVICE, budget=4 * LAYER))
+        gc.collect()
+        found = mt.Offload.of(model[2])
+        assert found is mt.Offload.of(model) and repr(found) == name
+        assert mt.Offload.of(copy.deepcopy(model)) is None
+        found.remove()
+        assert mt.Offload.of(model) is None and set(vars(model)) == before
+        with pytest.raises(TypeError, match=r"module must be a torch\.nn\.Module, got int"):
+            mt.Offload.of(3)
 
     @pytest.mark.parametrize("how", ["parameter", "data", "load_state_dict"])
     def test_replaced_parameters_stay(self, on, how):

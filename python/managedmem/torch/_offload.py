@@ -55,8 +55,9 @@ if TYPE_CHECKING:
     from managedmem import WorkingGroup, WorkingSet
 
 _Device: TypeAlias = "Device | torch.device | str | int"
-_offloaded: weakref.WeakSet[nn.Module] = weakref.WeakSet()
-_lock = threading.RLock()  # for the set above; the collector may call remove() under it
+_offloaded: weakref.WeakKeyDictionary[nn.Module, weakref.ref[Offload]] = weakref.WeakKeyDictionary()
+_KEPT = "_managedmem_offload"  # an attribute of the model, which keeps its handle
+_lock = threading.RLock()  # for the dictionary above; the collector may call remove() under it
 
 
 def offload(
@@ -87,8 +88,9 @@ def offload(
         read, and gradients and state are not in the budget. A UserWarning tells of the first
         gradient of a streamed parameter.
     blocks : iterable of submodule names or submodules, optional
-        Submodules that move as a whole. By default these are submodules without submodules, and
-        others of at most 64 MiB and a quarter of the budget.
+        Submodules that move as a whole; a ModuleList or ModuleDict stands for its members. By
+        default these are submodules without submodules, and others of at most 64 MiB and a quarter
+        of the budget.
     read_only : bool
         True promises that nothing writes a parameter while the module is offloaded. Streamed parts
         of more than 1 MiB load faster, unless they were in managed memory before. A write to such a
@@ -132,12 +134,10 @@ def offload(
 def _refuse_offloaded(model: nn.Module) -> None:
     for key, module in model.named_modules():
         if module in _offloaded:
+            name = repr(key) if key else "model"
             raise ValueError(
-                f"{key!r} ({type(module).__name__}) is offloaded already: call remove() on its "
-                "handle first"
-                if key
-                else f"model ({type(module).__name__}) is offloaded already: call remove() on its "
-                "handle first"
+                f"{name} ({type(module).__name__}) is offloaded already: call remove() on its "
+                "handle first, which managedmem.torch.Offload.of() returns"
             )
 
 
@@ -293,10 +293,9 @@ def _counters(stats: Any) -> dict[str, int]:
 class Offload:
     """The handle of an offloaded module, which offload() returns.
 
-    A context manager: the end of the block calls remove(). If the last reference to the handle is
-    dropped, the module stays offloaded, and nothing can end that any more: keep it. A copy or
-    pickle of it is None, because a copy of the module is plain. Safe from every thread; for
-    remove() see offload().
+    A context manager: the end of the block calls remove(). The module keeps its handle:
+    Offload.of(module) returns it. A copy or pickle of a handle is None, because a copy of the
+    module is plain. Safe from every thread; for remove() see offload().
     """
 
     def __init__(self) -> None:
@@ -337,7 +336,8 @@ class Offload:
             raise
         with _lock:
             self._modules.update(model.modules())
-            _offloaded.update(self._modules)
+            vars(model)[_KEPT] = self
+            _offloaded.update((module, weakref.ref(self)) for module in self._modules)
 
     def _warn_of_what_does_not_fit(self) -> None:
         """Called by _start(), so that nothing stays offloaded where warnings are errors."""
@@ -411,6 +411,18 @@ class Offload:
             self._step = SplitStep(optimizer, parts, room)
             self._step.begin()
 
+    @staticmethod
+    def of(module: nn.Module) -> Offload | None:
+        """The handle of an offloaded module or of the model around it; None for other modules.
+
+        Raises TypeError for what is not a module. Safe from every thread; no driver call.
+        """
+        if not isinstance(module, nn.Module):
+            raise TypeError(f"module must be a torch.nn.Module, got {type(module).__name__}")
+        with _lock:
+            found = _offloaded.get(module)
+        return found() if found is not None else None
+
     @property
     def device(self) -> torch.device:
         """The device where torch sees the parameters and inputs must be; the first of several."""
@@ -443,7 +455,9 @@ class Offload:
         finally:
             self._removing.release()
         with _lock:
-            _offloaded.difference_update(self._modules)
+            vars(self._model).pop(_KEPT, None)
+            for module in self._modules:
+                _offloaded.pop(module, None)
         self._lost = self._failures() - sum(lane.announcer.failures for lane in self._lanes)
         self._gradients.clear()
         self._origins.clear()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import SupportsIndex
 
 import torch
@@ -12,15 +12,18 @@ from torch import Tensor, nn
 
 import managedmem
 from managedmem import Device
-from managedmem.torch._moving import _check_movable, _torch_device
+from managedmem.torch._moving import _check_movable
 from managedmem.torch._offload_optimizer import innermost
 from managedmem.torch._offload_places import Target
+from managedmem.torch._offload_plan import is_called
 from managedmem.torch._tensors import Found
 
 
 def checked_budget(budget: SupportsIndex) -> int:
     if isinstance(budget, bool) or not hasattr(budget, "__index__"):
-        raise TypeError(f"budget must be an int, the number of bytes, got {budget!r}")
+        raise TypeError(
+            f"budget must be an int, the number of bytes, got {budget!r}: 4 GiB is 4 << 30"
+        )
     limit = operator.index(budget)
     if limit <= 0:
         raise ValueError(f"budget must be a positive number of bytes, got {limit}")
@@ -49,30 +52,57 @@ def chosen_blocks(model: nn.Module, blocks: Iterable[str | nn.Module] | None) ->
     """The names of the submodules that the caller wants as blocks, by their ids."""
     if blocks is None:
         return {}
-    if isinstance(blocks, str | nn.Module) and not isinstance(blocks, Iterable):
+    if isinstance(blocks, str) or (
+        isinstance(blocks, nn.Module) and not isinstance(blocks, Iterable)
+    ):
         blocks = [blocks]
-    if isinstance(blocks, str) or not isinstance(blocks, Iterable):
+    if not isinstance(blocks, Iterable):
         kind = type(blocks).__name__
         raise TypeError(
             f"blocks must be an iterable of names or modules, got the {kind} {blocks!r}"
         )
-    names = {id(module): name for name, module in model.named_modules()}
     modules = dict(model.named_modules())
+    names = {id(module): name for name, module in modules.items()}
     found: dict[int, str] = {}
     for block in blocks:
-        if isinstance(block, str):
-            if block not in modules:
-                raise ValueError(f"blocks has {block!r}, which is not a submodule of the model")
-            found[id(modules[block])] = block
-        elif isinstance(block, nn.Module):
-            if id(block) not in names:
-                raise ValueError(
-                    f"blocks has a {type(block).__name__} that is not a submodule of the model"
-                )
-            found[id(block)] = names[id(block)]
-        else:
-            raise TypeError(f"blocks must hold names or modules, got {block!r}")
+        for module in _called(_block(block, modules)):
+            found[id(module)] = names[id(module)]
+    _refuse_nested(modules, found)
     return found
+
+
+def _block(block: object, modules: dict[str, nn.Module]) -> nn.Module:
+    """The submodule that an element of blocks= names, or is."""
+    if isinstance(block, str):
+        if block not in modules:
+            raise ValueError(f"blocks has {block!r}, which is not a submodule of the model")
+        return modules[block]
+    if not isinstance(block, nn.Module):
+        raise TypeError(f"blocks must hold names or modules, got {block!r}")
+    if not any(block is module for module in modules.values()):
+        raise ValueError(
+            f"blocks has a {type(block).__name__} that is not a submodule of the model"
+        )
+    return block
+
+
+def _called(module: nn.Module) -> Iterator[nn.Module]:
+    """The module, or the members of a container, which is never called."""
+    if is_called(module):
+        yield module
+    else:
+        for child in module.children():
+            yield from _called(child)
+
+
+def _refuse_nested(modules: dict[str, nn.Module], chosen: dict[int, str]) -> None:
+    for outer in modules.values():
+        for inner in outer.modules() if id(outer) in chosen else ():
+            if inner is not outer and id(inner) in chosen:
+                raise ValueError(
+                    f"blocks has {chosen[id(outer)]!r} and {chosen[id(inner)]!r}, which is a part "
+                    "of it: name one of them"
+                )
 
 
 def tensors_of(model: nn.Module) -> Found:
@@ -122,7 +152,10 @@ def _target(device: object) -> Target:
             f"names to these, got {device!r}"
         )
     if isinstance(device, str):
-        device = _torch_device(device)
+        try:
+            device = torch.device(device)
+        except RuntimeError:
+            raise ValueError(f"device must be a CUDA device, got {device!r}") from None
     if isinstance(device, torch.device):
         if device.type != "cuda":
             raise ValueError(f"device must be a CUDA device, got {device}")
