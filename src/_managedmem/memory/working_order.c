@@ -10,7 +10,13 @@
 
 #include "growth.h"
 
-enum { PLACES_FOR_A_GROUP = 8, LEAST_PLACES = 64, MOST_PROBES = 8, MOST_DOUBT = 3 };
+enum {
+    PLACES_FOR_A_GROUP = 8,
+    LEAST_PLACES = 64,
+    MOST_PROBES = 8,
+    LEAST_DOUBT = 2,
+    MOST_DOUBT = 3
+};
 
 void
 mm_working_order_init(mm_working_order *o)
@@ -250,7 +256,7 @@ next_use(const mm_working_order *o, mm_order_walk *walk)
         return next;
     }
     next = learned_follower(o, walk->first, walk->second, walk->times);
-    walk->is_doubtful |= walk->second != MM_NO_GROUP && o->doubts[walk->second] > 0;
+    walk->is_doubtful |= walk->second != MM_NO_GROUP && o->doubts[walk->second] >= LEAST_DOUBT;
     if (next == walk->second) {
         walk->times++;
     } else {
