@@ -75,7 +75,8 @@ class TraceSums:
 
     Bytes are counted for each move, so memory that moves twice counts twice. Sums of faults are
     numbers, None if the trace did not record them (``faults=False``). ``throttled`` and
-    ``move_time`` are seconds, the other sums bytes. Immutable, so safe from every thread.
+    ``move_time`` are seconds, the other sums bytes. ``duplicated`` are bytes copied for reading,
+    by ``read_mostly``, while the original stayed. Immutable, so safe from every thread.
     """
 
     to_device: int
