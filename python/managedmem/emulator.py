@@ -280,7 +280,8 @@ def _select(wanted: str) -> bool:
         if wanted not in ("", present):
             raise RuntimeError(
                 f"the emulated driver is already open with the settings {present!r}, and takes no "
-                f"others, got {wanted!r}: call enable() before the first use"
+                f"others, got {wanted!r}: call enable() before the first use, or set "
+                f"{_CONFIGURATION}={wanted} in the environment"
             ) from None
         return False
     return True

@@ -69,6 +69,16 @@ def test_table_goes_to_stderr(folder):
         assert re.search(rf"^{row} +1\.0M +100% +0 +- +\d+ +0$", table, re.MULTILINE), table
 
 
+def test_a_program_that_chooses_the_emulated_machine_is_told_where_to(folder):
+    script = folder("script.py", "from managedmem import emulator\nemulator.enable(devices=4)\n")
+    refused = traced(script, cwd=folder.path, MANAGEDMEM_EMULATOR="")
+    assert refused.returncode == 1
+    words = "before the first use, or set MANAGEDMEM_EMULATOR=devices=4 in the environment"
+    assert words in refused.stderr
+    done = traced(script, cwd=folder.path, MANAGEDMEM_EMULATOR="devices=4")
+    assert done.returncode == 0, done.stderr
+
+
 PROBE = """
 import json, os, sys
 import __main__
