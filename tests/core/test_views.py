@@ -3,6 +3,7 @@
 import ctypes
 import gc
 import random
+import re
 import struct
 
 import pytest
@@ -101,6 +102,29 @@ class TestSlice:
         with pytest.raises(TypeError, match="size of memory is fixed"):
             del buffer[key]
         assert bytes(buffer) == bytes(4096)
+
+    def test_writing_names_the_key_as_it_is_written(self, alloc):
+        buffer = alloc(4096)
+        for key, text in (
+            (slice(None), ":"),
+            (slice(1, 3), "1:3"),
+            (slice(None, None, 2), "::2"),
+            (slice(-5, None, -1), "-5::-1"),
+            ((slice(None), ..., 3), ":, ..., 3"),
+            ((), "()"),
+            ("a", "'a'"),
+        ):
+            words = rf"numpy\(\)\[{re.escape(text)}\] = .*buf\[{re.escape(text)}\]\.fill"
+            with pytest.raises(TypeError, match=words):
+                buffer[key] = 5
+
+        class Unprintable:
+            def __repr__(self):
+                raise ZeroDivisionError
+
+        for key in (Unprintable(), slice(Unprintable()), (0, Unprintable())):
+            with pytest.raises(ZeroDivisionError):
+                buffer[key] = 5
 
     @pytest.mark.parametrize("key", [slice("a", None), slice(0, 1.5)], ids=str)
     def test_bounds_are_integers(self, alloc, key):

@@ -109,6 +109,9 @@ PROTOCOLS = {
     "buffer item =": Operation(
         lambda w: operator.setitem(w.a, 0, 5), "ManagedBuffer.__setitem__", raises=TypeError
     ),
+    "buffer slices =": Operation(
+        lambda w: operator.setitem(w.a, (slice(1, 3), slice(None, None, 2)), 5), raises=TypeError
+    ),
     "del buffer item": Operation(
         lambda w: operator.delitem(w.a, 0), "ManagedBuffer.__delitem__", raises=TypeError
     ),
