@@ -105,7 +105,8 @@ check_system_memory(mm_driver *cu, const mm_range *range, mm_operation op, mm_st
     if (op == MM_QUERY) {
         return mm_fail(st, MM_NOT_MANAGED,
                        "address 0x%llx is system memory; this needs a managed-memory allocation, "
-                       "such as managedmem.empty() makes",
+                       "such as managedmem.empty() makes; managedmem.asarray(array) copies an "
+                       "array to one",
                        (unsigned long long)range->start);
     }
     if (mm_discards(op)) {
