@@ -3,6 +3,7 @@
 import copy
 import gc
 import pickle
+import sys
 import types
 import weakref
 
@@ -405,6 +406,41 @@ class TestMaking:
         assert next(e.target for e in plan) is module.weight
         plan.execute(stream=stream)
         stream.sync()
+
+    def test_a_parameter_of_a_torch_module_outside_managed_memory_is_named(self):
+        torch = libraries.need("torch")
+        module = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.BatchNorm1d(3))
+        if Device().pageable_memory_access:
+            assert len(PrefetchPlan.from_module(module, Host())) == 7
+            return
+        words = r"'0\.weight' \(shape \(3, 3\), .*move it there with managedmem\.torch\.to_managed"
+        with pytest.raises(ValueError, match=words) as caught:
+            PrefetchPlan.from_module(module, Device(0))
+        assert type(caught.value).__name__ == "NotManagedError"
+        assert caught.value.tensor is module[0].weight and caught.value.__context__ is None
+        with pytest.raises(ValueError, match="targets is empty"):
+            PrefetchPlan.from_module(torch.nn.ReLU(), Device(0))
+
+    @pytest.mark.emulator_only
+    def test_an_error_about_a_torch_module_is_kept_where_no_parameter_can_be_named(
+        self, monkeypatch
+    ):
+        def fail(module):
+            raise ZeroDivisionError
+
+        kind = type("Module", (), {"__module__": "torch.nn"})
+        module = kind()
+        module.parameters, module.buffers = lambda: [bytearray(PAGE)], lambda: []
+        for refusal_of, words in (
+            (lambda module: ValueError(f"named {module is not None}"), "named True"),
+            (lambda module: None, r"targets\[0\]: .* system memory"),
+            (fail, r"targets\[0\]: .* system memory"),
+            (None, r"targets\[0\]: .* system memory"),
+        ):
+            functions = refusal_of and types.SimpleNamespace(refusal_of=refusal_of)
+            monkeypatch.setitem(sys.modules, "managedmem.torch._targets", functions)
+            with pytest.raises(ValueError, match=words):
+                PrefetchPlan.from_module(module, Device(0))
 
     def test_a_bad_module(self, buf):
         for wrong in (object(), types.SimpleNamespace(parameters=lambda: [buf])):

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from managedmem import ManagedBuffer
-from managedmem.torch._tensors import Found, inner_tensors, is_managed
+from managedmem.torch._tensors import Found, inner_tensors, is_managed, ranges_of
 
 Tensors: TypeAlias = (
     "Tensor | torch.nn.Module | torch.optim.Optimizer | Mapping[Any, Any] | Iterable[Any]"
@@ -24,6 +24,15 @@ NO_CONTAINER = (str, bytes, bytearray, memoryview, ManagedBuffer)
 def find_tensors(targets: Tensors, include_buffers: bool = False) -> Found:
     """Every tensor in the targets, with its name for error messages."""
     return list(_walk(targets, "", include_buffers, chosen=True))
+
+
+def refusal_of(module: torch.nn.Module) -> ValueError | None:
+    """The error for the first parameter or buffer that a prefetch cannot act on."""
+    try:
+        ranges_of(find_tensors(module, include_buffers=True))
+    except ValueError as error:
+        return error.with_traceback(None)
+    return None
 
 
 def _walk(

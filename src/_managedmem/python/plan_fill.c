@@ -332,23 +332,53 @@ extend_by_method(PyObject *list, PyObject *module, const char *name)
     return rc;
 }
 
+/* Replaces the ValueError about a tensor of a torch module by one that names the parameter. If that
+ * fails, the error is unchanged. */
+static void
+name_parameter(mm_state *state, PyObject *module)
+{
+    PyObject *functions = NULL, *error = NULL;
+    mm_exception raised;
+
+    if (!PyErr_ExceptionMatches(PyExc_ValueError)) {
+        return;
+    }
+    mm_exception_save(&raised);
+    if (mm_is_instance(state, module, "torch", "Module")) {
+        functions = PyImport_ImportModule("managedmem.torch._targets");
+    }
+    if (functions != NULL) {
+        error = PyObject_CallMethod(functions, "refusal_of", "O", module);
+    }
+    mm_exception_restore(&raised);
+    if (error != NULL && error != Py_None) {
+        PyErr_SetObject((PyObject *)Py_TYPE(error), error);
+    }
+    Py_XDECREF(functions);
+    Py_XDECREF(error);
+}
+
 PyObject *
 mm_plan_from_module(PyObject *type, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
     static const char *const names[] = {"module", "location"};
     static const mm_parameters parameters = {
         .function = "from_module", .names = names, .required = 2, .positional = 2, .total = 2};
+    mm_state *state = mm_type_state((PyTypeObject *)type);
     PyObject *argv[2], *tensors, *plan = NULL;
     CUmemLocation location;
 
     if (mm_args(&parameters, args, nargs, kwnames, argv) < 0
-        || mm_read_location(mm_type_state((PyTypeObject *)type), argv[1], &location) < 0) {
+        || mm_read_location(state, argv[1], &location) < 0) {
         return NULL;
     }
     tensors = PyList_New(0);
     if (tensors != NULL && extend_by_method(tensors, argv[0], "parameters") == 0
         && extend_by_method(tensors, argv[0], "buffers") == 0) {
         plan = plan_of_targets((PyTypeObject *)type, tensors, location);
+        if (plan == NULL) {
+            name_parameter(state, argv[0]);
+        }
     }
     Py_XDECREF(tensors);
     return plan;
@@ -463,8 +493,8 @@ const char mm_plan_from_module_doc[] =
     "from_module(module, location)\n--\n\n"
     "A plan of all parameters and buffers of a torch module, or of an object with such methods.\n"
     "\n"
-    "Raises ValueError unless all of them lie in managed memory, TypeError for an object without these\n"
-    "methods.";
+    "Raises ValueError unless all of them lie in managed memory: for a torch module NotManagedError, with\n"
+    "the name of the first that does not. TypeError for an object without these methods.";
 
 const char mm_plan_from_policy_doc[] =
     "from_policy(targets, policy)\n--\n\n"
