@@ -16,6 +16,7 @@ With ``--offload``, ``managedmem.torch.offload()`` keeps the parameters of a dee
 host too, and at most half of their bytes on each GPU.
 """
 
+import argparse
 import os
 import sys
 import tempfile
@@ -34,7 +35,11 @@ except ImportError as error:
 
 import managedmem.torch
 
-OFFLOAD = "--offload" in sys.argv[1:]
+parser = argparse.ArgumentParser(
+    description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+)
+parser.add_argument("--offload", action="store_true", help="keep the parameters on the host, too")
+OFFLOAD = parser.parse_args().offload  # also in the processes that main() starts
 # About 17 MiB of parameters and 33 MiB of optimizer state in each process; 6 and 13 MiB to offload.
 WIDTH, HIDDEN = (512, 6) if OFFLOAD else (2048, 1)
 STEPS = 80

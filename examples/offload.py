@@ -9,6 +9,7 @@ those of the plain model. For training, pass the optimizer: gradients and state 
 has no room live on the host too.
 """
 
+import argparse
 import copy
 import sys
 import time
@@ -23,6 +24,11 @@ except ImportError as error:
     sys.exit(2)
 
 import managedmem.torch
+
+# Before the driver is opened.
+argparse.ArgumentParser(
+    description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+).parse_args()
 
 MIB = 1 << 20
 EMULATED = managedmem.driver_info()["emulated"]

@@ -181,6 +181,26 @@ def test_distributed_under_torchrun_streams_what_does_not_fit() -> None:
     assert float(found[1]) > 0.7, text  # chance gives 0.1; a deep model learns unevenly
 
 
+@pytest.mark.parametrize("script", [DISTRIBUTED, OFFLOAD], ids=lambda path: Path(path).stem)
+def test_help_and_unknown_arguments_run_nothing(script: str) -> None:
+    need("torch")
+    shown = run(script, "--help")
+    assert shown.startswith(f"usage: {Path(script).name} [-h]")
+    assert f"python examples/{Path(script).name}   " in shown
+    code = f"""
+import contextlib, runpy, sys
+sys.argv = [{script!r}, "--ofload"]
+try:
+    with contextlib.redirect_stderr(sys.stdout):
+        runpy.run_path({script!r}, run_name="__main__")
+except SystemExit as end:
+    print("status", end.code)
+"""
+    lines = run("-c", code).splitlines()
+    assert lines[-2].endswith("error: unrecognized arguments: --ofload")
+    assert lines[-1] == "status 2"
+
+
 def test_distributed_without_torch() -> None:
     code = f"""
 import contextlib, runpy, sys
