@@ -583,5 +583,7 @@ def _tensors_in(state: Any) -> Iterator[Tensor]:
 
 def _plain(tensor: Tensor, device: torch.device) -> Tensor:
     """A copy in ordinary memory, with the same strides."""
+    if tensor.layout is not torch.strided:
+        return tensor.data.to(device, copy=True)
     new = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device)
     return new.copy_(tensor.data)
