@@ -1,6 +1,5 @@
 """Operations that Python's own functions and operators call."""
 
-import contextlib
 import copy
 import operator
 import pickle
@@ -231,5 +230,9 @@ PROTOCOLS = {
 
 def arrays(make):
     """An array of another library, or the error that says that it cannot be made."""
-    with contextlib.suppress(ImportError, RuntimeError, BufferError, ValueError):
+    try:
         make()
+    except managedmem.CUDAError:
+        raise  # where the library is installed
+    except (ImportError, RuntimeError, BufferError, ValueError):
+        pass

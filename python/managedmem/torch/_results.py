@@ -12,7 +12,7 @@ from managedmem.torch._tensors import check_dense, describe, extent_of, is_manag
 
 
 def to_host(tensor: Tensor) -> Tensor:
-    """A copy of a tensor in page-locked memory of the CPU; the tensor's pages stay.
+    """A copy of a tensor in page-locked memory of the CPU; pages on the device stay there.
 
     Parameters
     ----------

@@ -70,7 +70,7 @@ read_back(mm_buffer *b, const mm_stream_use *stream, mm_operation op)
     return mm_raise_failure(b->state, rc, &st);
 }
 
-/* A result object with a copy of managed memory, whose pages stay where they are. */
+/* A result object with a copy of managed memory, whose pages on a device stay there. */
 static PyObject *
 copy_result(mm_buffer *b, const mm_stream_use *stream)
 {
@@ -318,10 +318,11 @@ const char mm_numpy_doc[] =
     "other streams. While the array or a view of it lives, close() raises BufferError. For wrapped host\n"
     "memory that is not managed the call only waits for the stream.\n"
     "\n"
-    "copy=True returns a complete copy, which does not keep the buffer open. The pages of a managed\n"
-    "buffer of 64 KiB or more stay where they are: the device copies to page-locked memory of\n"
-    "managedmem.result_cache, or to ordinary memory where that cannot be had. Smaller buffers move to the\n"
-    "host, which copies them. The memory is used again when the array and its views have died: keep them\n"
+    "copy=True returns a complete copy, which does not keep the buffer open. A managed buffer of 64 KiB or\n"
+    "more is copied by the device to page-locked memory of managedmem.result_cache, or to ordinary memory\n"
+    "where that cannot be had. Its pages on the device stay there; pages on the host move to the device,\n"
+    "unless the host is their preferred location. Smaller buffers move to the host, which copies them.\n"
+    "The memory is used again when the array and its views have died: keep them\n"
     "until work of other libraries that uses them on a device is done. A forked child that touches them\n"
     "ends with SIGSEGV.\n"
     "\n"
