@@ -264,6 +264,12 @@ class TestForward:
         with mt.offload(model, DEVICE, budget=4 * LAYER, blocks=blocks) as handle:
             assert handle.stats()["groups"] == 4
 
+    def test_a_dictionary_of_modules_stands_for_its_members(self, on):
+        members = nn.ModuleDict({"a": layers(2), "b": layers(2)})
+        model = nn.ModuleDict({"a": layers(1), "d": members}).to(on)
+        with mt.offload(model, DEVICE, budget=3 * LAYER, blocks=members) as handle:
+            assert handle.stats()["groups"] == 3
+
     def test_threads_and_streams(self, on, offloaded):
         model = layers(on=on)
         original = copy.deepcopy(model)
@@ -558,17 +564,32 @@ class TestRemove:
         model(torch.rand(2, 64).to(model[0].weight.device))
         del model  # all memory goes with it: the fixture of every test checks that
 
+    def test_a_dropped_module_is_freed_at_once(self, on):
+        model = layers(on=on)
+        mt.offload(model, DEVICE, budget=100 * LAYER)
+        died = weakref.ref(model)
+        gc.disable()
+        try:
+            del model
+            assert died() is None
+        finally:
+            gc.enable()
+
     def test_a_dropped_handle_is_found_again(self, on):
         model = layers(on=on)
-        before = set(vars(model))
+        before = set(vars(model[2]))
         assert mt.Offload.of(model) is None
         name = repr(mt.offload(model, DEVICE, budget=4 * LAYER))
         gc.collect()
         found = mt.Offload.of(model[2])
         assert found is mt.Offload.of(model) and repr(found) == name
         assert mt.Offload.of(copy.deepcopy(model)) is None
+        inner = model[2]
+        del model
+        gc.collect()
+        assert mt.Offload.of(inner) is found  # what is left of the model can be had back
         found.remove()
-        assert mt.Offload.of(model) is None and set(vars(model)) == before
+        assert mt.Offload.of(inner) is None and set(vars(inner)) == before
         with pytest.raises(TypeError, match=r"module must be a torch\.nn\.Module, got int"):
             mt.Offload.of(3)
 
@@ -594,9 +615,12 @@ class TestRemove:
         with mt.offload(model, DEVICE, budget=4 * LAYER) as handle:
             other = {name: p.detach() * 2 for name, p in model.named_parameters()}
             inputs = batch(handle)
-            found = torch.func.functional_call(model, other, (inputs,))
-            model.load_state_dict(other)
-            assert same(found, model(inputs))
+            parameters = {name: nn.Parameter(tensor) for name, tensor in other.items()}
+            with torch.no_grad():
+                found = torch.func.functional_call(model, other, (inputs,))
+                assert same(found, torch.func.functional_call(model, parameters, (inputs,)))
+                model.load_state_dict(other)
+                assert same(found, model(inputs))
 
     def test_memory_that_was_managed_is_so_again(self, on):
         model = mt.to_managed(layers(on=on))

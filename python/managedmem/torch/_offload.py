@@ -56,7 +56,7 @@ if TYPE_CHECKING:
 
 _Device: TypeAlias = "Device | torch.device | str | int"
 _offloaded: weakref.WeakKeyDictionary[nn.Module, weakref.ref[Offload]] = weakref.WeakKeyDictionary()
-_KEPT = "_managedmem_offload"  # an attribute of the model, which keeps its handle
+_KEPT = "_managedmem_offload"  # an attribute of each module, which keeps the handle
 _lock = threading.RLock()  # for the dictionary above; the collector may call remove() under it
 
 
@@ -310,7 +310,7 @@ class Offload:
         chosen: dict[int, str],
         read_only: bool,
     ) -> None:
-        self._model = model
+        self._kind = type(model).__name__  # no reference to the model, which keeps the handle
         self._optimizer = optimizer
         self._budget = budget
         self._lanes: list[_Lane] = []
@@ -336,7 +336,8 @@ class Offload:
             raise
         with _lock:
             self._modules.update(model.modules())
-            vars(model)[_KEPT] = self
+            for module in self._modules:
+                vars(module)[_KEPT] = self
             _offloaded.update((module, weakref.ref(self)) for module in self._modules)
 
     def _warn_of_what_does_not_fit(self) -> None:
@@ -455,8 +456,8 @@ class Offload:
         finally:
             self._removing.release()
         with _lock:
-            vars(self._model).pop(_KEPT, None)
             for module in self._modules:
+                vars(module).pop(_KEPT, None)
                 _offloaded.pop(module, None)
         self._lost = self._failures() - sum(lane.announcer.failures for lane in self._lanes)
         self._gradients.clear()
@@ -562,7 +563,7 @@ class Offload:
 
     def __repr__(self) -> str:
         devices = ", ".join(str(lane.target.device) for lane in self._lanes)
-        start = f"<offload of {type(self._model).__name__} on {devices}"
+        start = f"<offload of {self._kind} on {devices}"
         if self._removed:
             return f"{start}, removed>"
         numbers = self.stats()

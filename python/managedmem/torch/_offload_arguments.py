@@ -56,6 +56,8 @@ def chosen_blocks(model: nn.Module, blocks: Iterable[str | nn.Module] | None) ->
         isinstance(blocks, nn.Module) and not isinstance(blocks, Iterable)
     ):
         blocks = [blocks]
+    if isinstance(blocks, nn.ModuleDict):  # its iterator gives keys
+        blocks = blocks.values()
     if not isinstance(blocks, Iterable):
         kind = type(blocks).__name__
         raise TypeError(

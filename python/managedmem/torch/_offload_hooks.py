@@ -14,10 +14,12 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass
+from types import FrameType
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import stateless
 from torch.utils.hooks import RemovableHandle
 
 from managedmem import CUDAError
@@ -180,9 +182,20 @@ class _Place:
     def has_changed(self) -> bool:
         """True if the tensor has other memory, or its module another parameter."""
         present = self.parameters.get(self.key, self.tensor)
-        # functional_call() puts in tensors for the time of a call.
+        if self.tensor.data_ptr() != self.address:
+            return True
         replaced = present is not self.tensor and isinstance(present, nn.Parameter)
-        return replaced or self.tensor.data_ptr() != self.address
+        return replaced and not _in_functional_call()
+
+
+def _in_functional_call() -> bool:
+    """True inside of functional_call(), which puts in tensors for the time of a call."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_filename == stateless.__file__:
+            return True
+        frame = frame.f_back
+    return False
 
 
 class Places:

@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from itertools import chain
 from types import MethodType
 from typing import TYPE_CHECKING, Any
 
@@ -399,8 +400,12 @@ class SplitStep:
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        if not self.active or self._is_refused():  # the closure may have called remove()
+        if not self.active:  # the closure may have called remove()
             self.original()
+            return loss
+        if refused := self._refused():
+            groups = self.optimizer.param_groups
+            self._run(refused, {id(p): i for i, g in enumerate(groups) for p in g["params"]})
             return loss
         for stage in self.stages.values():
             if stage.inward is not None:
@@ -413,12 +418,12 @@ class SplitStep:
                 stage.follow_outward()
         return loss
 
-    def _is_refused(self) -> bool:
-        """True if the optimizer will raise for a gradient: a whole step then changes nothing."""
+    def _refused(self) -> list[Tensor]:
+        """Parameters for which the optimizer raises: a step for them alone changes nothing."""
         if type(self.optimizer) in _TAKE_SPARSE:
-            return False
-        parameters = (p for group in self.optimizer.param_groups for p in group["params"])
-        return any(p.grad is not None and p.grad.is_sparse for p in parameters)
+            return []
+        every = chain.from_iterable(group["params"] for group in self.optimizer.param_groups)
+        return [p for p in every if p.grad is not None and p.grad.is_sparse]
 
     def _step_parts(self) -> None:
         """Update the parameters that have gradients; the others need not come to the device."""
