@@ -564,35 +564,6 @@ class TestRemove:
         model(torch.rand(2, 64).to(model[0].weight.device))
         del model  # all memory goes with it: the fixture of every test checks that
 
-    def test_a_dropped_module_is_freed_at_once(self, on):
-        model = layers(on=on)
-        mt.offload(model, DEVICE, budget=100 * LAYER)
-        died = weakref.ref(model)
-        gc.disable()
-        try:
-            del model
-            assert died() is None
-        finally:
-            gc.enable()
-
-    def test_a_dropped_handle_is_found_again(self, on):
-        model = layers(on=on)
-        before = set(vars(model[2]))
-        assert mt.Offload.of(model) is None
-        name = repr(mt.offload(model, DEVICE, budget=4 * LAYER))
-        gc.collect()
-        found = mt.Offload.of(model[2])
-        assert found is mt.Offload.of(model) and repr(found) == name
-        assert mt.Offload.of(copy.deepcopy(model)) is None
-        inner = model[2]
-        del model
-        gc.collect()
-        assert mt.Offload.of(inner) is found  # what is left of the model can be had back
-        found.remove()
-        assert mt.Offload.of(inner) is None and set(vars(inner)) == before
-        with pytest.raises(TypeError, match=r"module must be a torch\.nn\.Module, got int"):
-            mt.Offload.of(3)
-
     @pytest.mark.parametrize("how", ["parameter", "data", "load_state_dict"])
     def test_replaced_parameters_stay(self, on, how):
         model = layers(on=on)

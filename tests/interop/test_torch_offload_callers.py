@@ -2,8 +2,10 @@
 optimizers, and handles that a module keeps."""
 
 import copy
+import gc
 import pickle
 import threading
+import weakref
 
 import pytest
 
@@ -357,6 +359,35 @@ def test_an_optimizer_in_a_wrapper(on):
 
 
 class TestHandles:
+    def test_a_dropped_module_is_freed_at_once(self, on):
+        model = layers(on=on)
+        mt.offload(model, DEVICE, budget=100 * LAYER)
+        died = weakref.ref(model)
+        gc.disable()
+        try:
+            del model
+            assert died() is None
+        finally:
+            gc.enable()
+
+    def test_a_dropped_handle_is_found_again(self, on):
+        model = layers(on=on)
+        before = set(vars(model[2]))
+        assert mt.Offload.of(model) is None
+        name = repr(mt.offload(model, DEVICE, budget=4 * LAYER))
+        gc.collect()
+        found = mt.Offload.of(model[2])
+        assert found is mt.Offload.of(model) and repr(found) == name
+        assert mt.Offload.of(copy.deepcopy(model)) is None
+        inner = model[2]
+        del model
+        gc.collect()
+        assert mt.Offload.of(inner) is found  # what is left of the model can be had back
+        found.remove()
+        assert mt.Offload.of(inner) is None and set(vars(inner)) == before
+        with pytest.raises(TypeError, match=r"module must be a torch\.nn\.Module, got int"):
+            mt.Offload.of(3)
+
     def test_a_module_may_keep_it(self, on):
         model = layers(2, on=on)
         model.handle = mt.offload(model, DEVICE, budget=LAYER)
