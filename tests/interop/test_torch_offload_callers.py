@@ -261,11 +261,15 @@ class TestSteps:
         moved = handle.stats()["bytes_home"] - home[1]
         assert moved <= 5 * LAYER  # of one layer of four
 
-    def test_a_sparse_gradient_that_is_refused_changes_nothing(self, on):
+    @pytest.mark.parametrize(
+        "name",
+        ["Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "Adadelta", "ASGD", "Rprop"],
+    )
+    def test_a_sparse_gradient_that_is_refused_changes_nothing(self, on, name):
         torch.manual_seed(0)
         model = nn.Sequential(*layers(4, on=on), nn.Embedding(64, 64, sparse=True).to(on))
         groups = [{"params": model[:4].parameters()}, {"params": model[4:].parameters()}]
-        optimizer = torch.optim.Adam(groups)
+        optimizer = getattr(torch.optim, name)(groups)
         with mt.offload(model, DEVICE, budget=4 * LAYER, optimizer=optimizer) as handle:
             before = [p.detach().clone() for p in model.parameters()]
             model[:-1](batch(handle)).sum().backward()
@@ -379,12 +383,14 @@ class TestHandles:
         found = mt.Offload.of(model[2])
         assert found is mt.Offload.of(model) and repr(found) == name
         assert mt.Offload.of(copy.deepcopy(model)) is None
+        shallow = copy.copy(model[2])
         inner = model[2]
         del model
         gc.collect()
         assert mt.Offload.of(inner) is found  # what is left of the model can be had back
         found.remove()
         assert mt.Offload.of(inner) is None and set(vars(inner)) == before
+        assert mt.Offload.of(shallow) is None
         with pytest.raises(TypeError, match=r"module must be a torch\.nn\.Module, got int"):
             mt.Offload.of(3)
 

@@ -181,37 +181,33 @@ def test_distributed_under_torchrun_streams_what_does_not_fit() -> None:
     assert float(found[1]) > 0.7, text  # chance gives 0.1; a deep model learns unevenly
 
 
-@pytest.mark.parametrize("script", [DISTRIBUTED, OFFLOAD], ids=lambda path: Path(path).stem)
-def test_help_and_unknown_arguments_run_nothing(script: str) -> None:
-    need("torch")
-    shown = run(script, "--help")
-    assert shown.startswith(f"usage: {Path(script).name} [-h]")
-    assert f"python examples/{Path(script).name}   " in shown
+def refused(script: str, before: str) -> list[str]:
+    """What an example prints, its errors too, until it ends with a status, which comes last."""
     code = f"""
 import contextlib, runpy, sys
-sys.argv = [{script!r}, "--ofload"]
+{before}
 try:
     with contextlib.redirect_stderr(sys.stdout):
         runpy.run_path({script!r}, run_name="__main__")
 except SystemExit as end:
     print("status", end.code)
 """
-    lines = run("-c", code).splitlines()
+    return run("-c", code).splitlines()
+
+
+@pytest.mark.parametrize("script", [DISTRIBUTED, OFFLOAD], ids=lambda path: Path(path).stem)
+def test_help_and_unknown_arguments_run_nothing(script: str) -> None:
+    need("torch")
+    shown = run(script, "--help")
+    assert shown.startswith(f"usage: {Path(script).name} [-h]")
+    assert f"python examples/{Path(script).name}   " in shown
+    lines = refused(script, f"sys.argv = [{script!r}, '--ofload']")
     assert lines[-2].endswith("error: unrecognized arguments: --ofload")
     assert lines[-1] == "status 2"
 
 
 def test_distributed_without_torch() -> None:
-    code = f"""
-import contextlib, runpy, sys
-sys.modules["torch"] = None
-try:
-    with contextlib.redirect_stderr(sys.stdout):
-        runpy.run_path({DISTRIBUTED!r}, run_name="__main__")
-except SystemExit as end:
-    print("status", end.code)
-"""
-    lines = run("-c", code).splitlines()
+    lines = refused(DISTRIBUTED, 'sys.modules["torch"] = None')
     assert lines[0].startswith("this example needs torch: ")
     assert lines[1:] == ["status 2"]
 

@@ -55,9 +55,7 @@ if TYPE_CHECKING:
     from managedmem import WorkingGroup, WorkingSet
 
 _Device: TypeAlias = "Device | torch.device | str | int"
-_offloaded: weakref.WeakKeyDictionary[nn.Module, weakref.ref[Offload]] = weakref.WeakKeyDictionary()
 _KEPT = "_managedmem_offload"  # an attribute of each module, which keeps the handle
-_lock = threading.RLock()  # for the dictionary above; the collector may call remove() under it
 
 
 def offload(
@@ -133,7 +131,7 @@ def offload(
 
 def _refuse_offloaded(model: nn.Module) -> None:
     for key, module in model.named_modules():
-        if module in _offloaded:
+        if Offload.of(module) is not None:
             name = repr(key) if key else "model"
             raise ValueError(
                 f"{name} ({type(module).__name__}) is offloaded already: call remove() on its "
@@ -334,11 +332,9 @@ class Offload:
         except BaseException:
             self.remove()
             raise
-        with _lock:
-            self._modules.update(model.modules())
-            for module in self._modules:
-                vars(module)[_KEPT] = self
-            _offloaded.update((module, weakref.ref(self)) for module in self._modules)
+        for module in model.modules():
+            self._modules.add(module)
+            vars(module)[_KEPT] = self
 
     def _warn_of_what_does_not_fit(self) -> None:
         """Called by _start(), so that nothing stays offloaded where warnings are errors."""
@@ -420,9 +416,8 @@ class Offload:
         """
         if not isinstance(module, nn.Module):
             raise TypeError(f"module must be a torch.nn.Module, got {type(module).__name__}")
-        with _lock:
-            found = _offloaded.get(module)
-        return found() if found is not None else None
+        found: Offload | None = vars(module).get(_KEPT)
+        return None if found is None or found._removed else found
 
     @property
     def device(self) -> torch.device:
@@ -455,10 +450,8 @@ class Offload:
             self._removed = True
         finally:
             self._removing.release()
-        with _lock:
-            for module in self._modules:
-                vars(module).pop(_KEPT, None)
-                _offloaded.pop(module, None)
+        for module in self._modules:
+            vars(module).pop(_KEPT, None)
         self._lost = self._failures() - sum(lane.announcer.failures for lane in self._lanes)
         self._gradients.clear()
         self._origins.clear()
