@@ -230,6 +230,7 @@ class RawMemory(NamedTuple):
     @property
     def size(self) -> int:
         """The bytes of its row."""
+    pooled: bool = False
         return self.nbytes if self.unnamed is None else self.unnamed
 
 

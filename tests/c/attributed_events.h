@@ -58,7 +58,7 @@ life_of(uint64_t start, size_t size, uint64_t born, uint64_t died, uint64_t seri
 {
     static char label[] = "uint8[1] #1";
 
-    return (mm_life_record){start, size, born, died, serial, label};
+    return (mm_life_record){start, size, born, died, serial, false, label};
 }
 
 static inline mm_attribution *

@@ -430,7 +430,7 @@ class TestEvents:
         for event in result.events:
             start, end, address, amount, memory = event[:5]
             assert start <= end
-            _, _, base, nbytes, _, _ = result.memories[memory]
+            _, _, base, nbytes, *_ = result.memories[memory]
             assert base <= address <= address + amount <= base + nbytes
 
 

@@ -67,12 +67,12 @@ class Canned:
         self.calls = []
         self.failing = {}
 
-    def memory(self, label, nbytes, kind="buffer", *, born=0, died=-1, address=None):
+    def memory(self, label, nbytes, kind="buffer", *, born=0, died=-1, address=None, pooled=False):
         """Add a memory and return its index; times are in ms from the start."""
         last = self.memories[-1] if self.memories else ("", "", 1 << 40, 0)
         start = address or last[2] + -(-last[3] // (1 << 21)) * (1 << 21)
         when = [t if t in (0, -1) else RAW + t * MS for t in (born, died)]
-        self.memories.append((kind, label, start, nbytes, *when))
+        self.memories.append((kind, label, start, nbytes, *when, pooled))
         return len(self.memories) - 1
 
     def add(self, kind, memory, nbytes=1, offset=0, **more):
@@ -157,7 +157,10 @@ class CannedRecorder:
 
     def attribute(self, named):
         base = self.canned.memories
-        self.memories = [*base, *(("named", label, start, n, 0, -1) for start, n, label in named)]
+        self.memories = [
+            *base,
+            *(("named", label, start, n, 0, -1, False) for start, n, label in named),
+        ]
         self.pieces = [[self._owned(e, len(base)) for e in part] for part in self._finished()]
         rows = {}
         before = {}
@@ -175,7 +178,7 @@ class CannedRecorder:
 
     def _owned(self, event, first):
         for index in range(len(self.memories) - 1, first - 1, -1):
-            _, _, start, nbytes, _, _ = self.memories[index]
+            _, _, start, nbytes, *_ = self.memories[index]
             if start <= event[2] < start + nbytes:
                 return (*event[:4], index, *event[5:])
         return event

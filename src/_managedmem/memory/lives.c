@@ -339,7 +339,8 @@ draft_next(const mm_life *after, draft *d)
                                      .size = life->size,
                                      .born = before ? 0 : life->born,
                                      .died = life->died,
-                                     .serial = life->serial};
+                                     .serial = life->serial,
+                                     .pooled = life->pooled};
         (void)copy_name(life, d->name);
     }
     unlock_lives();

@@ -34,6 +34,7 @@ typedef struct mm_life {
     /* Changed under the lock; the only thread that can end the life reads them without it. */
     bool alive; /* in the list, and not ended */
     bool kept; /* ended while a log ran, which may still use the struct */
+    bool pooled; /* drivers refuse advice on it; set before the life begins */
     /* Fixed by mm_life_describe, before `described` is set. */
     atomic_bool described;
     int dimensions;
@@ -98,6 +99,7 @@ typedef struct {
     size_t size; /* owned memory: whole pages */
     uint64_t born, died; /* 0: before the log; UINT64_MAX: lives */
     uint64_t serial;
+    bool pooled;
     char *label; /* the name, or "float32[1024,1024] #7" with the serial; bytes are "64.0M #7" */
 } mm_life_record;
 

@@ -94,7 +94,7 @@ mm_memory_allocate_from(mm_driver *cu, mm_pool *pool, size_t size, CUstream stre
         free(m);
         return NULL;
     }
-    m->pooled = true;
+    m->pooled = m->life.pooled = true;
     m->start = m->block->start;
     atomic_store(&m->allocation, pool->managed ? m->start : 0);
     mm_life_begin(&m->life, m->start, size);

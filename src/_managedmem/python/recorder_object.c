@@ -296,9 +296,10 @@ traced_memory_tuple(const mm_traced_memory *m)
     if (label == NULL) {
         return NULL;
     }
-    return Py_BuildValue("(sNKnKL)", kinds[m->kind], label, (unsigned long long)m->start,
+    return Py_BuildValue("(sNKnKLO)", kinds[m->kind], label, (unsigned long long)m->start,
                          (Py_ssize_t)m->size, (unsigned long long)m->born,
-                         m->died == UINT64_MAX ? -1LL : (long long)m->died);
+                         m->died == UINT64_MAX ? -1LL : (long long)m->died,
+                         m->pooled ? Py_True : Py_False);
 }
 
 static PyObject *
@@ -629,10 +630,11 @@ PyDoc_STRVAR(
     "Assign the events of the finished parts to memories; returns (memories, rows).\n"
     "\n"
     "named has tuples (address, nbytes, label); later ones win. Each memory is a tuple (kind, label,\n"
-    "address, nbytes, born, died): kind is \"buffer\", \"named\", \"foreign\" or \"unknown\", times are in\n"
-    "nanoseconds, born is 0 for memory that is older than the recording, died is -1 for memory that\n"
-    "lives. Each row is (part, memory, *sums), with the index of a memory, or -1 for the total of the\n"
-    "part, and the sums of FIELDS in bytes, events and nanoseconds; rows of zeros are left out.\n"
+    "address, nbytes, born, died, pooled): kind is \"buffer\", \"named\", \"foreign\" or \"unknown\", times\n"
+    "are in nanoseconds, born is 0 for memory that is older than the recording, died is -1 for memory\n"
+    "that lives, pooled is True for a buffer from a pool. Each row is (part, memory, *sums), with the\n"
+    "index of a memory, or -1 for the total of the part, and the sums of FIELDS in bytes, events and\n"
+    "nanoseconds; rows of zeros are left out.\n"
     "TypeError or ValueError for bad ranges. Driver: cuPointerGetAttributes.");
 
 PyDoc_STRVAR(

@@ -249,6 +249,7 @@ write_memories(mm_traced_memories *memories, memory_update *update, const mm_lif
                                      .born = lives[i].born,
                                      .died = lives[i].died,
                                      .serial = lives[i].serial,
+                                     .pooled = lives[i].pooled,
                                      .label = label};
     }
     for (size_t i = 0; i < names; i++) {

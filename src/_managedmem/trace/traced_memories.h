@@ -26,6 +26,7 @@ typedef struct {
     CUdeviceptr start;
     size_t size;
     uint64_t born, died, serial; /* of a life; else 0, UINT64_MAX and 0 */
+    bool pooled; /* a life from a pool */
     const char *label; /* NULL for foreign and unknown memory */
 } mm_traced_memory;
 
