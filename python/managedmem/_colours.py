@@ -1,8 +1,8 @@
 """The colours of pictures: those of Okabe and Ito, which colour-blind people can distinguish.
 
 Blue is the host, orange a device. A move between host and device has the colour of its destination,
-dark if it was requested and light if it came by faults; evictions have a colour of their own. Only
-the picture of causes has colours of causes.
+dark if it was requested and light if it came by faults; evictions and the moves of numpy() have
+colours of their own. Only the picture of causes has colours of causes.
 """
 
 BLACK, DARK, GREY = "#000000", "#4d4d4d", "#8c8c8c"
@@ -17,10 +17,11 @@ DEVICES = (ORANGE, PURPLE, VERMILION, YELLOW, GREEN)
 
 TO_DEVICE, TO_DEVICE_BY_FAULT = VERMILION, ORANGE
 TO_HOST, TO_HOST_BY_FAULT = BLUE, SKY
-EVICTED, BETWEEN_DEVICES = PURPLE, GREEN
+EVICTED, BETWEEN_DEVICES, VIEWED = PURPLE, GREEN, DARK
 
 CAUSES = {
     "requested": BLUE,
+    "host_view": VIEWED,
     "fault": VERMILION,
     "speculative": YELLOW,
     "eviction": BLACK,

@@ -44,9 +44,10 @@ MOVES = {
     grid.TO_HOST: (colours.TO_HOST, "to the host, requested"),
     grid.TO_HOST_BY_FAULT: (colours.TO_HOST_BY_FAULT, "to the host, by faults"),
     grid.EVICTED: (colours.EVICTED, "to the host, evicted"),
+    grid.VIEWED: (colours.VIEWED, "to the host, by numpy()"),
 }
 UPWARDS = (grid.TO_DEVICE, grid.TO_DEVICE_BY_FAULT, grid.BETWEEN_DEVICES)
-DOWNWARDS = (grid.TO_HOST, grid.TO_HOST_BY_FAULT, grid.EVICTED)
+DOWNWARDS = (grid.TO_HOST, grid.TO_HOST_BY_FAULT, grid.EVICTED, grid.VIEWED)
 POINTS: dict[int, tuple[str, dict[str, Any]]] = {
     grid.CALLS: (
         "call of prefetch, advise, ...",

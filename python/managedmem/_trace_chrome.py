@@ -20,6 +20,7 @@ from managedmem._trace_results import (
     DUPLICATE,
     DUPLICATE_END,
     HOST_FAULT,
+    HOST_VIEW,
     KINDS,
     MOVE,
     OPERATIONS,
@@ -45,7 +46,8 @@ COUNTED = {
     DUPLICATE_END: ("dropped copies of read_mostly", "bytes"),
 }
 """Events of single pages become counters by ms: their names and units."""
-ADVISE, REQUESTED = OPERATIONS.index("advise"), CAUSES.index("requested")
+ADVISE = OPERATIONS.index("advise")
+REQUESTED, VIEWED = CAUSES.index("requested"), CAUSES.index("host_view")
 MOST_WAITING, MOST_LABELS = 64, 8
 """Of a memory, so many calls wait for their moves; a call names so many memories."""
 
@@ -104,7 +106,7 @@ def place_text(row: int, nanoseconds: int) -> str:
 
 
 class Flows:
-    """Finds the call that a requested move is from."""
+    """Finds the call that a requested move, or one of a host view, is from."""
 
     def __init__(self) -> None:
         self.waiting: dict[int, list[tuple[int, ...]]] = {}  # calls without a move, by memory
@@ -118,13 +120,14 @@ class Flows:
         calls.append(record)
 
     def moved(self, record: tuple[int, ...]) -> tuple[int, ...] | None:
-        """The latest call that a requested move can be from, at its first move; else None."""
+        """The latest call that a move can be from, at its first move; else None."""
         start, end = record[2], record[2] + record[3]
         calls = self.waiting.get(record[4], [])
         for i, call in reversed(list(enumerate(calls))):
             overlaps = call[2] < end and start < call[2] + call[3]
-            there = call[8] != PREFETCH or call[6] == record[6]
-            if overlaps and there and call[0] <= record[0]:
+            there = call[8] == ADVISE or call[6] == record[6]
+            alike = (call[8] == HOST_VIEW) == (record[8] == VIEWED)
+            if overlaps and there and alike and call[0] <= record[0]:
                 self.count += 1
                 return calls.pop(i)
         return None
@@ -214,7 +217,9 @@ class Writer:
             return
         duration = (end - start) / 1e3
         yield f'{{"ph":"X","name":{name},"cat":"{KINDS[kind]}",{at},"dur":{duration:.3f},{args}}}'
-        call = self.flows.moved(record) if kind == MOVE and record[8] == REQUESTED else None
+        call = (
+            self.flows.moved(record) if kind == MOVE and record[8] in (REQUESTED, VIEWED) else None
+        )
         if call is not None:
             if call[0] not in self.calls:
                 yield from self.written_call()
@@ -227,7 +232,7 @@ class Writer:
         if self.pending and self.pending[0][0] != record[0]:
             yield from self.written_call()
         self.pending.append(record)
-        if record[8] in (ADVISE, PREFETCH):
+        if record[8] in (ADVISE, PREFETCH, HOST_VIEW):
             self.flows.called(record)
 
     def written_call(self) -> Iterator[str]:

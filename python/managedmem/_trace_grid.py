@@ -38,7 +38,9 @@ LABEL = 28
 OTHERS = "({} others)"
 UNKNOWN = "(freed before seen)"
 
-TO_DEVICE, TO_DEVICE_BY_FAULT, BETWEEN_DEVICES, TO_HOST, TO_HOST_BY_FAULT, EVICTED = range(6)
+TO_DEVICE, TO_DEVICE_BY_FAULT, BETWEEN_DEVICES = range(3)
+TO_HOST, TO_HOST_BY_FAULT, EVICTED, VIEWED = range(3, 7)
+MOVE_KINDS = 7
 """The kinds of moves that a timeline distinguishes."""
 HOST_FAULTS, DEVICE_FAULTS, CALLS, REMOTE, CONTESTED = range(5)
 """The kinds of events without a duration that it shows."""
@@ -141,10 +143,10 @@ class Folding:
         first, last = self.column(moves["start"]), self.column(moves["end"])
         last = np.maximum(last, first)
         amount = moves["amount"].astype("f8")
-        base = (lane * 6 + self.kinds_of(moves)) * (COLUMNS + 2)
+        base = (lane * MOVE_KINDS + self.kinds_of(moves)) * (COLUMNS + 2)
         begin = np.minimum(np.floor(first).astype("i8"), COLUMNS - 1)
         stop = np.minimum(np.floor(last).astype("i8"), COLUMNS - 1)
-        size = len(self.lanes) * 6 * (COLUMNS + 2)
+        size = len(self.lanes) * MOVE_KINDS * (COLUMNS + 2)
         inside = begin == stop
         found = np.bincount((base + begin)[inside], weights=amount[inside], minlength=size).astype(
             "f8"
@@ -157,7 +159,7 @@ class Folding:
         found += np.bincount(base + stop, weights=rate * (last - stop), minlength=size)
         whole = np.bincount(base + begin + 1, weights=rate, minlength=size).astype("f8")
         whole -= np.bincount(base + stop, weights=rate, minlength=size)
-        shape = (len(self.lanes), 6, COLUMNS + 2)
+        shape = (len(self.lanes), MOVE_KINDS, COLUMNS + 2)
         whole = whole.reshape(shape).cumsum(axis=2)
         whole[whole < 1e-6 * max(whole.max(initial=0), 1)] = 0  # rounding
         return (found.reshape(shape) + whole)[:, :, :COLUMNS]
@@ -173,6 +175,7 @@ class Folding:
         requested = moves["cause"] == CAUSES.index("requested")
         to_host = np.where(requested, TO_HOST, TO_HOST_BY_FAULT)
         to_host = np.where(moves["cause"] == CAUSES.index("eviction"), EVICTED, to_host)
+        to_host = np.where(moves["cause"] == CAUSES.index("host_view"), VIEWED, to_host)
         to_device = np.where(requested, TO_DEVICE, TO_DEVICE_BY_FAULT)
         to_device = np.where(moves["source"] < 0, to_device, BETWEEN_DEVICES)
         return np.where(moves["destination"] < 0, to_host, to_device)

@@ -34,9 +34,17 @@ KINDS = (
     "eviction",
     "call",
 )
-CAUSES = ("unknown", "requested", "fault", "speculative", "eviction", "access_counters")
+CAUSES = (
+    "unknown",
+    "requested",
+    "fault",
+    "speculative",
+    "eviction",
+    "access_counters",
+    "host_view",
+)
 ACCESSES = (None, "read", "write", "atomic")
-OPERATIONS = ("advise", "prefetch", "discard", "discard_prefetch", "query", "copy", "wait")
+OPERATIONS = ("advise", "prefetch", "discard", "discard_prefetch", "host_view", "copy", "wait")
 ADVICES = (
     "set_read_mostly",
     "unset_read_mostly",
@@ -45,7 +53,8 @@ ADVICES = (
     "set_accessed_by",
     "unset_accessed_by",
 )
-PREFETCH = OPERATIONS.index("prefetch")
+BY_FAULT = ("fault", "speculative")
+PREFETCH, HOST_VIEW = OPERATIONS.index("prefetch"), OPERATIONS.index("host_view")
 REMOTE_CAUSES = (None, "fault", "thrashing", "advice", "out_of_memory", "eviction")
 """Names of the extension's numbers; CUmem_advise counts from 1."""
 
@@ -88,7 +97,8 @@ class TraceSums:
     by_cause: Mapping[str, tuple[int, int, int]]
     """The three sums above, in that order, by cause: "requested" (prefetches, and moves that an
     advice caused), "fault", "speculative" (moved along with a fault by the module's prediction),
-    "eviction", "access_counters", "unknown"."""
+    "eviction", "access_counters", "host_view" (brought to the host by ``numpy()`` or
+    ``torch("cpu")``; some of those count as requested beyond the trace's ``limit``), "unknown"."""
     host_faults: int | None
     """Page faults of the host that the module handled."""
     host_write_faults: int | None
@@ -187,9 +197,10 @@ class TraceEvent(NamedTuple):
     "duplicate", "duplicate_end", "eviction", "call" or "mark".
 
     ``cause`` is why pages moved ("requested", "fault", "speculative", "eviction",
-    "access_counters", "unknown"), or were mapped remotely ("fault", "thrashing", "advice",
-    "out_of_memory", "eviction"). For a call it is the advice or the operation, and for a mark the
-    label; else None. ``access`` is "read", "write" or "atomic" for a fault.
+    "access_counters", "host_view", "unknown"), or were mapped remotely ("fault", "thrashing",
+    "advice", "out_of_memory", "eviction"). For a call it is the advice or the operation
+    ("host_view" for ``numpy()`` and ``torch("cpu")``), and for a mark the label; else None.
+    ``access`` is "read", "write" or "atomic" for a fault.
 
     ``memory`` is the label of the memory, ``offset`` the bytes from its start, and ``nbytes`` the
     size, 0 for a fault. ``source`` and ``destination`` are a Device or Host(), or None where that

@@ -37,7 +37,9 @@ def label_text(label: str, most: int = MOST_LABEL) -> str:
 
 def others_text(sums: TraceSums) -> str:
     """The sums without columns of their own, those that are not 0."""
+    viewed = sums.by_cause["host_view"][1]
     parts = [
+        ("by numpy()", viewed and size_text(viewed)),
         ("between devices", sums.between_devices and size_text(sums.between_devices)),
         ("thrashing", sums.thrashing and size_text(sums.thrashing)),
         ("throttled", sums.throttled and time_text(sums.throttled)),

@@ -1,6 +1,7 @@
 /* test_attribution.c: the sums of events and of parts, and merging sums, against arithmetic. Needs no
  * driver. */
 #include "attributed_events.h"
+#include "trace/host_views.h"
 
 /* --- sums ----------------------------------------------------------------------------------- */
 
@@ -9,7 +10,7 @@ each_kind_counts_in_its_sum(void)
 {
     const mm_life_record life = life_of(BASE, 8 * MIB, 0, ALWAYS, 1);
     mm_attribution *a = attribution_of(&life, 1);
-    mm_event events[24];
+    mm_event events[25];
     size_t n = 0;
     mm_sums sums, expected = {0};
 
@@ -42,7 +43,7 @@ each_kind_counts_in_its_sum(void)
     events[n++] = event_of(MM_DUPLICATE_END, 500, BASE, 17 * PAGE);
     events[n++] = event_of(MM_EVICTION, 500, BASE, 19 * PAGE);
     events[n++] = event_of(MM_CALL, 500, BASE, 23 * PAGE);
-    CHECK_EQUAL(n, 24);
+    CHECK_EQUAL(n, 25);
     expected.remote_mapped = 7 * PAGE;
     expected.thrashing = 11 * PAGE;
     expected.throttled = 734;
@@ -209,6 +210,79 @@ merging_into_nothing_copies(void)
     mm_attribution_free(a);
 }
 
+static mm_event
+view_of(uint64_t start, uint64_t end, uint64_t address, uint64_t amount)
+{
+    mm_event e = event_of(MM_CALL, start, address, amount);
+
+    e.end = end;
+    e.cause = MM_QUERY;
+    return e;
+}
+
+static mm_event
+asked(mm_event move)
+{
+    move.cause = MM_CAUSE_REQUESTED;
+    return move;
+}
+
+/* Requested moves to the host, in the time and the range of a view. */
+static void
+host_views_have_their_moves(void)
+{
+    const mm_life_record life = life_of(BASE, 8 * MIB, 0, ALWAYS, 1);
+    mm_attribution *a = attribution_of(&life, 1);
+    const mm_event events[] = {
+        asked(down(120, BASE, PAGE)), /* the call comes after its moves */
+        asked(down(130, BASE + PAGE, 2 * PAGE)),
+        asked(down(140, BASE + 4 * MIB, 4 * PAGE)), /* elsewhere */
+        asked(up(150, BASE, 8 * PAGE)),
+        down(160, BASE, 16 * PAGE), /* by faults */
+        asked(down(300, BASE, 32 * PAGE)), /* later */
+        asked(down(50, BASE, 64 * PAGE)), /* before */
+        asked(down(220, BASE + 6 * MIB, 128 * PAGE)), /* of a second view */
+        view_of(110, 200, BASE + 100, 3 * PAGE - 100),
+        view_of(115, 250, BASE + 6 * MIB, MIB),
+    };
+    mm_event_list pieces = {0};
+    mm_sums sums;
+
+    add(a, 0, events, sizeof events / sizeof *events, &pieces);
+    sums = sums_of(a, 0, 0);
+    CHECK_EQUAL(sums.moved[MM_TO_HOST][MM_CAUSE_HOST_VIEW], (1 + 2 + 128) * PAGE);
+    CHECK_EQUAL(sums.moved[MM_TO_HOST][MM_CAUSE_REQUESTED], (4 + 32 + 64) * PAGE);
+    CHECK_EQUAL(sums.moved[MM_TO_HOST][MM_CAUSE_FAULT], 16 * PAGE);
+    CHECK_EQUAL(sums.moved[MM_TO_DEVICE][MM_CAUSE_REQUESTED], 8 * PAGE);
+    CHECK_EQUAL(pieces.items[3].cause, MM_CAUSE_HOST_VIEW);
+    free(pieces.items);
+    mm_attribution_free(a);
+}
+
+/* Views beyond the space are not told apart; those that have ended leave theirs. */
+static void
+many_host_views_are_bounded(void)
+{
+    enum { COUNT = MM_MOST_HOST_VIEWS + 1 };
+    const mm_life_record life = life_of(BASE, 8 * MIB, 0, ALWAYS, 1);
+    mm_attribution *a = attribution_of(&life, 1);
+    mm_event events[2 * COUNT + 2];
+    size_t n = 0;
+
+    for (uint64_t i = 0; i < COUNT; i++) {
+        events[n++] = view_of(100 + i, 1000, BASE + i * PAGE, PAGE);
+    }
+    for (uint64_t i = 0; i < COUNT; i++) {
+        events[n++] = asked(down(500 + i, BASE + i * PAGE, PAGE));
+    }
+    events[n++] = view_of(2000, 2100, BASE, PAGE);
+    events[n++] = asked(down(2050, BASE, PAGE));
+    add(a, 0, events, n, NULL);
+    CHECK_EQUAL(sums_of(a, 0, 0).moved[MM_TO_HOST][MM_CAUSE_HOST_VIEW], COUNT * PAGE);
+    CHECK_EQUAL(sums_of(a, 0, 0).moved[MM_TO_HOST][MM_CAUSE_REQUESTED], PAGE);
+    mm_attribution_free(a);
+}
+
 int
 main(void)
 {
@@ -219,6 +293,8 @@ main(void)
         CHECK_TEST(parts_have_their_own_sums),
         CHECK_TEST(merging_adds_sums),
         CHECK_TEST(merging_into_nothing_copies),
+        CHECK_TEST(host_views_have_their_moves),
+        CHECK_TEST(many_host_views_are_bounded),
     };
 
     return check_run(tests, sizeof tests / sizeof *tests);

@@ -210,7 +210,7 @@ bad_fields_are_rejected(void)
     bad_ranges_are_rejected(an_eviction(), 8, 24, 32);
     becomes(with(a_move(), 16, TIB, 8), (mm_event){TIME, TIME + 500, ADDRESS, TIB, 0, MM_ON_HOST,
                                                    1, MM_MOVE, MM_CAUSE_SPECULATIVE, 0, 0, 0});
-    is_rejected(with(a_move(), 1, MM_CAUSES, 1));
+    is_rejected(with(a_move(), 1, MM_MODULE_CAUSES, 1));
     is_rejected(with(a_move(), 2, UNUSED, 1));
     is_rejected(with(a_move(), 3, UNUSED, 1));
     is_rejected(with(a_move(), 3, MM_UVM_PROCESSORS, 1));
@@ -257,9 +257,10 @@ other_records_are_ignored_or_rejected(void)
     /* From one node of the host's memory to another, where modules use other numbers of causes. */
     CHECK_EQUAL(mm_uvm_parse(&parser, with(a_move(), 3, HOST, 1).bytes, &event),
                 MM_RECORD_IGNORED);
-    CHECK_EQUAL(
-        mm_uvm_parse(&parser, with(with(a_move(), 3, HOST, 1), 1, MM_CAUSES + 2, 1).bytes, &event),
-        MM_RECORD_IGNORED);
+    CHECK_EQUAL(mm_uvm_parse(&parser,
+                             with(with(a_move(), 3, HOST, 1), 1, MM_MODULE_CAUSES + 2, 1).bytes,
+                             &event),
+                MM_RECORD_IGNORED);
     CHECK_EQUAL(parser.rejected, 256 - 4);
 }
 
@@ -317,7 +318,7 @@ check_event(const mm_event *event)
     CHECK(pages || event->amount == 1);
     CHECK(!pages || (event->address % PAGE == 0 && event->amount % PAGE == 0));
     CHECK(event->address <= UINT64_MAX - event->amount);
-    CHECK(event->cause < MM_CAUSES && (event->kind == MM_MOVE || event->cause == 0));
+    CHECK(event->cause < MM_MODULE_CAUSES && (event->kind == MM_MOVE || event->cause == 0));
     CHECK(event->access <= MM_ATOMIC_ACCESS);
     CHECK(event->source == MM_OTHER_PROCESSOR || (event->source >= -2 && event->source < 2));
     CHECK(event->destination == MM_OTHER_PROCESSOR

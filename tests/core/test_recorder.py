@@ -25,7 +25,7 @@ Recorder = managedmem._managedmem.Recorder
 EVENT = struct.Struct("<4QI2h4BI")
 MOVE, HOST_FAULT, DEVICE_FAULT, DUPLICATE, CALL = 0, 1, 2, 6, 9
 ON_HOST, NOWHERE = -1, -2
-ADVISE, PREFETCH, DISCARD, DISCARD_PREFETCH = range(4)
+ADVISE, PREFETCH, DISCARD, DISCARD_PREFETCH, HOST_VIEW = range(5)
 BLOCK = 2 * MIB
 
 pytestmark = pytest.mark.usefixtures("current_device")
@@ -229,7 +229,7 @@ class TestCalls:
             (DISCARD, a.handle, 4 * PAGE, NOWHERE, 0),
             (DISCARD_PREFETCH, a.handle + PAGE, 3 * PAGE, 0, 0),
             (PREFETCH, b.handle, 4 * PAGE, ON_HOST, 0),
-            (PREFETCH, a.handle, 4 * PAGE, ON_HOST, 0),
+            (HOST_VIEW, a.handle, 4 * PAGE, ON_HOST, 0),
         ]
 
     def test_advice(self, alloc, device0, recorder):
@@ -477,7 +477,7 @@ class TestUses:
         other.stop()
 
     def test_fields(self):
-        assert len(Recorder.FIELDS) == len(set(Recorder.FIELDS)) == 30
+        assert len(Recorder.FIELDS) == len(set(Recorder.FIELDS)) == 33
         assert Recorder.FIELDS[:2] == ("to_device_unknown", "to_device_requested")
         assert Recorder.FIELDS[-2:] == ("turned_back", "turned_across")
 

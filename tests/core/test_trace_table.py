@@ -240,6 +240,7 @@ def test_sums(traced, pattern):
         "speculative",
         "eviction",
         "access_counters",
+        "host_view",
         "unknown",
     ]
     assert total.by_cause["requested"] == (512 * MIB, 0, 0)

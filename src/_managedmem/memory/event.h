@@ -15,11 +15,11 @@ typedef enum {
     MM_DUPLICATE, /* the set of processors has copies */
     MM_DUPLICATE_END, /* only the destination keeps the memory */
     MM_EVICTION, /* from source to destination, to make space for other memory */
-    MM_CALL, /* a call of this library; cause: its mm_operation */
+    MM_CALL, /* a call of this library; cause: its mm_operation, MM_QUERY for a host view */
     MM_EVENT_KINDS
 } mm_event_kind;
 
-/* Causes of moves, the module's numbers. */
+/* Causes of moves: the module's numbers, and one that the recording finds out. */
 typedef enum {
     MM_CAUSE_UNKNOWN, /* also the accesses of a debugger */
     MM_CAUSE_REQUESTED, /* a prefetch, or a move that an advice asked for */
@@ -27,6 +27,8 @@ typedef enum {
     MM_CAUSE_SPECULATIVE, /* beside pages that faulted, by the module's own prediction */
     MM_CAUSE_EVICTION,
     MM_CAUSE_ACCESS_COUNTERS,
+    MM_MODULE_CAUSES,
+    MM_CAUSE_HOST_VIEW = MM_MODULE_CAUSES, /* a prefetch that numpy() and its kind made */
     MM_CAUSES
 } mm_cause;
 

@@ -76,12 +76,11 @@ prefetch_in_scope(mm_driver *cu, mm_range range, CUmemLocation location, CUstrea
     return mm_range_issue(cu, MM_PREFETCH, range, location, stream, st);
 }
 
-/* Out of line, so that it costs the other prefetches one branch. */
-static MM_COLD int
-prefetch_and_record(mm_driver *cu, mm_range range, CUmemLocation location, CUstream stream,
-                    mm_defer defer, mm_status *st)
+/* The same, in a scope of its own. */
+static int
+prefetch_range(mm_driver *cu, mm_range range, CUmemLocation location, CUstream stream,
+               mm_defer defer, mm_status *st)
 {
-    uint64_t begun = mm_raw_clock();
     mm_scope scope;
     int rc;
 
@@ -90,6 +89,17 @@ prefetch_and_record(mm_driver *cu, mm_range range, CUmemLocation location, CUstr
     }
     rc = prefetch_in_scope(cu, range, location, stream, defer, st);
     mm_scope_leave(&scope);
+    return rc;
+}
+
+/* Out of line, so that it costs the other prefetches one branch. */
+static MM_COLD int
+prefetch_and_record(mm_driver *cu, mm_range range, CUmemLocation location, CUstream stream,
+                    mm_defer defer, mm_status *st)
+{
+    uint64_t begun = mm_raw_clock();
+    int rc = prefetch_range(cu, range, location, stream, defer, st);
+
     if (rc == 0) {
         mm_record_call(MM_PREFETCH, range, location, 0, begun);
     }
@@ -100,21 +110,50 @@ int
 mm_range_prefetch(mm_driver *cu, mm_range range, CUmemLocation location, CUstream stream,
                   mm_defer defer, mm_status *st)
 {
-    mm_scope scope;
-    int rc;
-
     if (mm_is_recording()) {
         return prefetch_and_record(cu, range, location, stream, defer, st);
     }
     /* Only a default stream depends on the thread's context. Captures of other streams do not
      * forbid prefetches, so the capture mode can stay. */
-    if (!mm_is_default_stream(stream)) {
-        return prefetch_in_scope(cu, range, location, stream, defer, st);
-    }
-    if (mm_scope_enter(&scope, cu, MM_ANY_DEVICE, st) < 0) {
+    return mm_is_default_stream(stream)
+               ? prefetch_range(cu, range, location, stream, defer, st)
+               : prefetch_in_scope(cu, range, location, stream, defer, st);
+}
+
+/* --- host views --------------------------------------------------------------------------- */
+
+static int
+wait_for(mm_driver *cu, CUstream stream, mm_status *st)
+{
+    return mm_stream_synchronize(cu, (mm_device_stream){stream, MM_ANY_DEVICE}, st);
+}
+
+/* What was queued before is not the view's: only what moves from here on counts for it. */
+static MM_COLD int
+view_and_record(mm_driver *cu, mm_range range, CUstream stream, mm_status *st)
+{
+    uint64_t begun;
+
+    if (mm_stream_refuse_capture(cu, stream, "a prefetch", st) < 0
+        || wait_for(cu, stream, st) < 0) {
         return -1;
     }
-    rc = prefetch_in_scope(cu, range, location, stream, defer, st);
-    mm_scope_leave(&scope);
-    return rc;
+    begun = mm_raw_clock();
+    if (prefetch_range(cu, range, mm_host(), stream, MM_DEFER_NO, st) < 0
+        || wait_for(cu, stream, st) < 0) {
+        return -1;
+    }
+    mm_record_call(MM_QUERY, range, mm_host(), 0, begun);
+    return 0;
+}
+
+int
+mm_range_view_on_host(mm_driver *cu, mm_range range, CUstream stream, mm_status *st)
+{
+    if (mm_is_recording()) {
+        return view_and_record(cu, range, stream, st);
+    }
+    return mm_range_prefetch(cu, range, mm_host(), stream, MM_DEFER_NO, st) < 0
+               ? -1
+               : wait_for(cu, stream, st);
 }

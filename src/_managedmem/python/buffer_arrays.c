@@ -44,13 +44,13 @@ find_read_operation(mm_buffer *b, mm_operation *out)
 static int
 prefetch_to_host(const mm_buffer_use *use, mm_operation op, CUstream stream, mm_status *st)
 {
-    int rc = op == MM_QUERY && use->cu->concurrent_access
-                 ? mm_range_prefetch(use->cu, use->range, mm_host(), stream, MM_DEFER_NO, st)
-                 : mm_stream_refuse_capture(use->cu, stream, "a wait for the stream", st);
-
     assert(op == MM_QUERY || op == MM_WAIT);
-    return rc < 0 ? -1
-                  : mm_stream_synchronize(use->cu, (mm_device_stream){stream, MM_ANY_DEVICE}, st);
+    if (op == MM_QUERY && use->cu->concurrent_access) {
+        return mm_range_view_on_host(use->cu, use->range, stream, st);
+    }
+    return mm_stream_refuse_capture(use->cu, stream, "a wait for the stream", st) < 0
+               ? -1
+               : mm_stream_synchronize(use->cu, (mm_device_stream){stream, MM_ANY_DEVICE}, st);
 }
 
 static int

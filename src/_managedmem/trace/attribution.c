@@ -4,6 +4,7 @@
 #include "../memory/growth.h"
 #include "event_order.h"
 #include "foreign_search.h"
+#include "host_views.h"
 #include "page_replay.h"
 
 #include <assert.h>
@@ -283,6 +284,8 @@ add_divided(mm_attribution *a, const mm_event *event, mm_event_list *pieces)
 static void
 add_located(mm_attribution *a, uint32_t part, const addition *add, mm_event_list *pieces)
 {
+    mm_host_views open = {.count = 0};
+
     mm_traced_memories_settle_unknown(&a->memories);
     mm_sums_table_set_part(&a->sums, part);
     if (part != a->replayed_part) {
@@ -290,11 +293,14 @@ add_located(mm_attribution *a, uint32_t part, const addition *add, mm_event_list
         a->replayed_part = part;
     }
     for (size_t i = 0; i < add->count; i++) {
-        const mm_event *event = event_at(a, add, i);
+        mm_event event = *event_at(a, add, i);
+        if (mm_host_views_made(&open, &event)) {
+            event.cause = MM_CAUSE_HOST_VIEW;
+        }
         if (add->memories[i] == DIVIDED) {
-            add_divided(a, event, pieces);
+            add_divided(a, &event, pieces);
         } else {
-            add_piece(a, event, add->memories[i], pieces);
+            add_piece(a, &event, add->memories[i], pieces);
         }
     }
     a->ambiguous += add->ambiguous;

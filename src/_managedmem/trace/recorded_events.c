@@ -8,6 +8,7 @@
 #include <sys/mman.h>
 
 #include "../memory/growth.h"
+#include "host_views.h"
 
 enum {
     SPILLED_AT_ONCE = 1 << 15
@@ -87,12 +88,12 @@ add_spilled(mm_recorded_events *e)
     }
 }
 
-/* Calls are in no sum. */
+/* Of the calls, which are in no sum, only host views tell about moves. */
 static void
 spill_event(mm_recorded_events *e, const mm_event *event)
 {
     e->truncated = true;
-    if (event->kind == MM_CALL) {
+    if (event->kind == MM_CALL && !mm_is_host_view(event)) {
         return;
     }
     if (e->spilled == NULL) {

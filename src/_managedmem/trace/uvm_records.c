@@ -147,7 +147,7 @@ parse_move(mm_uvm_parser *p, const unsigned char *record, mm_event *out)
         return record[2] == 0 ? MM_RECORD_IGNORED : MM_RECORD_REJECTED;
     }
     refine_times(p, record, out);
-    return event_if(record[1] < MM_CAUSES);
+    return event_if(record[1] < MM_MODULE_CAUSES);
 }
 
 /* A fetch ahead of a read has a number of its own, behind that of atomic accesses. */
