@@ -8,12 +8,22 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+from managedmem import _managedmem
+from managedmem._trace_results import (
+    ACCESSES,
+    BY_FAULT,
+    CAUSES,
+    DEVICE_FAULT,
+    MOVE,
+    joined,
+    overlap,
+)
 from managedmem._trace_table import label_text
 from managedmem._units import count_text, size_text, time_text
 
 if TYPE_CHECKING:
     from managedmem._trace import TracePart
-    from managedmem._trace_results import TraceMemory, TraceSums
+    from managedmem._trace_results import RawMemory, TraceMemory, TraceSums
 
 MOST = 5
 """So many findings are reported."""
@@ -31,7 +41,16 @@ TO_DEVICE_COST = 1 / 9e9 - 1 / 50e9
 TO_HOST_COST = 1 / 6e9 - 1 / 24e9
 CONTESTED_COST = 1 / 0.5e9
 EVICTED_COST = 2 / 24e9
-"""Seconds for each byte: of faults beyond those of a prefetch, of competition, of eviction."""
+REQUESTED_COST = 1 / 50e9
+"""Seconds for each byte: of faults beyond those of a prefetch, of competition, of eviction, of a
+prefetch."""
+
+DISCARDS_SINCE = 13000
+OVERWRITTEN = (
+    "if the host overwrites the whole array, discard_prefetch(Host()) of its range before numpy() "
+    "moves nothing"
+)
+POOLED = "Drivers refuse advice on memory of pools."
 
 
 class Finding(NamedTuple):
@@ -55,7 +74,12 @@ Costed = tuple[float, Finding]
 
 def by_faults(sums: TraceSums, direction: int) -> int:
     """Bytes that moved in a direction because of faults."""
-    return sum(sums.by_cause[cause][direction] for cause in ("fault", "speculative"))
+    return sum(sums.by_cause[cause][direction] for cause in BY_FAULT)
+
+
+def viewed(sums: TraceSums) -> int:
+    """Bytes that ``numpy()`` and ``torch("cpu")`` brought to the host."""
+    return sums.by_cause["host_view"][1]
 
 
 def evidence_of(sums: TraceSums, *names: str) -> dict[str, int | float]:
@@ -69,14 +93,92 @@ def counts(moved: float, nbytes: int) -> bool:
     return moved > ENOUGH or moved >= max(LEAST, ENOUGH_SHARE * nbytes)
 
 
-def device_text(memory: TraceMemory) -> str:
-    """The device of the memory as code, as far as it is one device."""
-    devices = memory.devices
-    return repr(devices[0]) if len(devices) == 1 else "device"
+def discards() -> bool:
+    """True if the driver can give memory pages without their contents."""
+    return _managedmem.driver_info()["version"] >= DISCARDS_SINCE
 
 
-def contested(memory: TraceMemory) -> Costed | None:
+def is_only_written(part: TracePart, memory: TraceMemory) -> bool:
+    """True if faults brought all of it to a device, each of them by a plain write."""
+    results = memory._results
+    arrived: dict[int, list[tuple[int, int]]] = {i: [] for i in memory._indices}
+    for record in results.raw_records(part._parts()):
+        if record[4] not in arrived:
+            continue
+        if record[7] == DEVICE_FAULT and ACCESSES[record[9]] != "write":
+            return False
+        if record[7] == MOVE and record[6] >= 0 and CAUSES[record[8]] in BY_FAULT:
+            arrived[record[4]].append((record[2], record[2] + record[3]))
+    return all(
+        overlap(joined(ranges), each.address, each.end) == each.nbytes
+        for i, ranges in arrived.items()
+        for each in [results.memories[i]]
+    )
+
+
+class Material(NamedTuple):
+    """A memory with what only its events tell."""
+
+    memory: TraceMemory
+    is_output: bool
+    """Faults brought all of it to a device, and each of them was a write."""
+
+    @property
+    def label(self) -> str:
+        """The label as text."""
+        return label_text(self.memory.label)
+
+    @property
+    def device(self) -> str:
+        """The device of the memory as code, as far as it is one device."""
+        devices = self.memory.devices
+        return repr(devices[0]) if len(devices) == 1 else "device"
+
+    def overlaps(self, others: Sequence[RawMemory]) -> bool:
+        """True if one of the others has some of its addresses."""
+        memories = self.memory._results.memories
+        own = [memories[i] for i in self.memory._indices] if others else []
+        return any(m.address < o.end and o.address < m.end for m in own for o in others)
+
+    @property
+    def takes_advice(self) -> bool:
+        """False if a pool has some of it: drivers refuse advice on memory of pools."""
+        return not self.overlaps([m for m in self.memory._results.memories if m.pooled])
+
+    def hedged(self, finding: Finding) -> Finding:
+        """The finding, which says so if it gives advice for memory that may be from a pool."""
+        if not any(word in finding.advice for word in ("read_duplicated", "preferred_location")):
+            return finding
+        foreign = [m for m in self.memory._results.memories if m.kind == "foreign"]
+        if not self.overlaps(foreign):
+            return finding
+        return finding._replace(advice=f"{finding.advice} {POOLED}")
+
+    @property
+    def can_duplicate(self) -> bool:
+        """True if read_mostly can be set, and is not set already."""
+        return self.takes_advice and not self.memory.duplicated
+
+
+def material_of(part: TracePart, memory: TraceMemory) -> Material:
+    """The memory with a look at its events, if its sums speak for it."""
+    writes = memory.device_write_faults
+    is_output = (
+        bool(writes)
+        and writes == memory.device_faults
+        and counts(by_faults(memory, 0), memory.nbytes)
+        and len(memory.devices) == 1
+        and not memory.duplicated
+        and discards()
+        and not part._whole()._problems()  # none of its faults may be missing
+        and is_only_written(part, memory)
+    )
+    return Material(memory, is_output)
+
+
+def contested(given: Material) -> Costed | None:
     """Host and device compete for the same pages: thrashing or throttling."""
+    memory = given.memory
     if not (memory.thrashing or memory.throttled):
         return None
     parts = []
@@ -84,38 +186,46 @@ def contested(memory: TraceMemory) -> Costed | None:
         parts.append(f"{size_text(memory.thrashing)} thrashed")
     if memory.throttled:
         parts.append(f"processors waited {time_text(memory.throttled)} for their turn")
+    advice = (
+        "Set preferred_location to the processor that uses it most, and add the other to "
+        "accessed_by, which then reaches it in place."
+    )
     finding = Finding(
         memory,
-        f"{label_text(memory.label)}: several processors compete for the same pages: "
-        f"{' and '.join(parts)}.",
+        f"{given.label}: several processors compete for the same pages: {' and '.join(parts)}.",
         evidence_of(memory, "thrashing", "throttled"),
-        "Set preferred_location to the processor that uses it most, and add the other to "
-        "accessed_by, which then reaches it in place.",
+        advice if given.takes_advice else f"Let one processor use it at a time. {POOLED}",
     )
     return memory.throttled + memory.thrashing * CONTESTED_COST, finding
 
 
-def evicted(memory: TraceMemory) -> Costed | None:
+def evicted(given: Material) -> Costed | None:
     """Pages left a device that was full."""
+    memory = given.memory
     if memory.evicted <= ENOUGH:
         return None
+    stays = (
+        "memory that is used least can stay on the host, with preferred_location = Host() and the "
+        "device in accessed_by."
+    )
     finding = Finding(
         memory,
-        f"{label_text(memory.label)}: {size_text(memory.evicted)} were evicted, because a "
-        "device was full.",
+        f"{given.label}: {size_text(memory.evicted)} were evicted, because a device was full.",
         evidence_of(memory, "evicted"),
-        "PrefetchPlan.fit() chooses what fits; memory that is used least can stay on the host, "
-        "with preferred_location = Host() and the device in accessed_by.",
+        f"PrefetchPlan.fit() chooses what fits; {stays}"
+        if given.takes_advice
+        else "PrefetchPlan.fit() chooses what fits.",
     )
     return memory.evicted * EVICTED_COST, finding
 
 
-def turned(memory: TraceMemory) -> Costed | None:
-    """Pages went to the device and back by faults, sometimes often."""
-    there, back = by_faults(memory, 0), by_faults(memory, 1)
+def turned(given: Material) -> Costed | None:
+    """Pages went to the device by faults and back by faults or ``numpy()``, sometimes often."""
+    memory = given.memory
+    there, back = by_faults(memory, 0), by_faults(memory, 1) + viewed(memory)
     if not all(counts(n, memory.nbytes) for n in (there, back, memory.turned_back)):
         return None
-    cost = there * TO_DEVICE_COST + back * TO_HOST_COST
+    cost = there * TO_DEVICE_COST + by_faults(memory, 1) * TO_HOST_COST
     once = max(memory.moved - memory.turned_back, 1)
     times = max(round(min(memory.to_device, memory.to_host) / once), 1)
     often = f" {times} times" if times > 1 else ""
@@ -124,85 +234,132 @@ def turned(memory: TraceMemory) -> Costed | None:
         if size_text(there) == size_text(back)
         else f"{size_text(there)} there, {size_text(back)} back"
     )
-    label = label_text(memory.label)
     names = ("to_device", "to_host", "turned_back", "host_write_faults", "device_write_faults")
-    if times > 1 and once < SMALL_PART * memory.nbytes:
+    by = "by faults and numpy()" if viewed(memory) else "by faults"
+    is_small = times > 1 and once < SMALL_PART * memory.nbytes
+    if is_small and given.takes_advice:
         observation = (
-            f"{label}: {size_text(once)} of {size_text(memory.nbytes)} went to the device and "
-            f"back{often} ({each}) by faults."
+            f"{given.label}: {size_text(once)} of {size_text(memory.nbytes)} went to the device "
+            f"and back{often} ({each}) {by}."
         )
         advice = (
-            f"preferred_location = Host() and accessed_by.add({device_text(memory)}) let the "
-            "device use the few pages in place."
+            f"preferred_location = Host() and accessed_by.add({given.device}) let the device use "
+            "the few pages in place."
         )
     else:
-        observation = f"{label} went to the device and back{often} ({each}) by faults."
-        advice = _advice_for_turned(memory)
+        observation = f"{given.label} went to the device and back{often} ({each}) {by}."
+        advice = _advice_for_turned(given)
     return cost, Finding(memory, observation, evidence_of(memory, *names), advice)
 
 
-def _advice_for_turned(memory: TraceMemory) -> str:
+def _advice_for_turned(given: Material) -> str:
+    memory = given.memory
     writes = (memory.host_write_faults or 0) + (memory.device_write_faults or 0)
+    if given.is_output:
+        return _advice_for_output(given)
     if writes:
         return (
             f"It is written ({count_text(writes)} faults were writes), so read_mostly would not "
             "help: prefetch it before each use."
         )
-    if memory.host_faults is None:
-        return (
-            "MigrationPolicy.read_duplicated() would copy once if it is only read; else prefetch "
-            "it before each use."
-        )
+    if not given.can_duplicate:
+        return "Prefetch it before each use." + ("" if given.takes_advice else f" {POOLED}")
+    start = "" if memory.device_faults is None else "No fault of the device was a write. "
+    copies = "MigrationPolicy.read_duplicated() would copy once if it is only read; "
+    if viewed(memory) and discards():
+        copies += f"{OVERWRITTEN}; "
+    return f"{start}{copies}else prefetch it before each use."
+
+
+def _advice_for_output(given: Material) -> str:
     return (
-        "No fault of the device was a write. MigrationPolicy.read_duplicated() would copy once if "
-        "it is only read; else prefetch it before each use."
+        f"No fault of the device was a read: if it overwrites all of it, "
+        f"discard_prefetch({given.device}) before that brings pages without their contents; else "
+        f"prefetch({given.device}) moves them at the speed of the link."
     )
 
 
-def arrived(memory: TraceMemory) -> Costed | None:
+def arrived(given: Material) -> Costed | None:
     """Pages went to the device by faults."""
+    memory = given.memory
     moved = by_faults(memory, 0)
     if not counts(moved, memory.nbytes):
         return None
     finding = Finding(
         memory,
-        f"{label_text(memory.label)}: {size_text(moved)} went to the device by faults.",
+        f"{given.label}: {size_text(moved)} went to the device by faults.",
         evidence_of(memory, "to_device", "device_faults"),
-        f"prefetch({device_text(memory)}) before the work that uses it moves them at the speed of "
+        _advice_for_output(given)
+        if given.is_output
+        else f"prefetch({given.device}) before the work that uses it moves them at the speed of "
         "the link.",
     )
     return moved * TO_DEVICE_COST, finding
 
 
-def returned(memory: TraceMemory) -> Costed | None:
+def _asked_text(memory: TraceMemory) -> str:
+    asked = memory.by_cause["requested"][0]
+    return f", and {size_text(asked)} to the device as requested" if asked else ""
+
+
+def returned(given: Material) -> Costed | None:
     """Pages went to the host by faults."""
+    memory = given.memory
     moved = by_faults(memory, 1)
     if moved <= ENOUGH:
         return None
-    asked = memory.by_cause["requested"][0]
-    beside = f", and {size_text(asked)} to the device as requested" if asked else ""
     finding = Finding(
         memory,
-        f"{label_text(memory.label)}: {size_text(moved)} went to the host by faults{beside}.",
+        f"{given.label}: {size_text(moved)} went to the host by faults{_asked_text(memory)}.",
         evidence_of(memory, "to_host", "host_faults"),
         "prefetch(Host()) before the host uses it moves them at the speed of the link.",
     )
     return moved * TO_HOST_COST, finding
 
 
-def of_memory(memory: TraceMemory) -> Iterator[Costed]:
+def brought(given: Material) -> Costed | None:
+    """Pages went to the host for ``numpy()``, perhaps to be overwritten there.
+
+    Nothing shows what the host does with them. A device that made the contents did it to be read.
+    """
+    memory = given.memory
+    moved = viewed(memory)
+    made_there = memory.device_write_faults or (memory.born is not None and not memory.to_device)
+    if moved <= ENOUGH or made_there or not discards():
+        return None
+    parts = [OVERWRITTEN]
+    once = max(memory.moved - memory.turned_back, 1)
+    if min(memory.by_cause["requested"][0], moved) >= 2 * once:  # in rounds
+        parts.append(
+            f"if a device overwrites it, discard_prefetch({given.device}) in place of prefetch() "
+            "moves nothing"
+        )
+        if given.can_duplicate:
+            parts.append("if neither writes it, MigrationPolicy.read_duplicated() copies once")
+    text = "; ".join(parts)
+    finding = Finding(
+        memory,
+        f"{given.label}: {size_text(moved)} went to the host for numpy(){_asked_text(memory)}.",
+        evidence_of(memory, "to_device", "to_host", "turned_back"),
+        f"{text[0].upper()}{text[1:]}.",
+    )
+    return moved * REQUESTED_COST, finding
+
+
+def of_memory(given: Material) -> Iterator[Costed]:
     """The findings of one memory, each with its cost in seconds."""
-    yield from filter(None, (contested(memory), evicted(memory)))
-    both = turned(memory)
-    yield from [both] if both else filter(None, (arrived(memory), returned(memory)))
+    both = turned(given)
+    rules = (contested, evicted) if both else (contested, evicted, arrived, returned, brought)
+    for found in filter(None, [both, *(rule(given) for rule in rules)]):
+        yield found[0], given.hedged(found[1])
 
 
 def nothing_to_gain(total: TraceSums) -> bool:
-    """True if something moved, all of it was requested, and no processor faulted."""
+    """True if moves were requested, ``numpy()`` made all others, and no processor faulted."""
     requested = sum(total.by_cause["requested"])
     return (
         bool(requested)
-        and requested == total.moved
+        and requested + viewed(total) == total.moved
         and not (total.host_faults or total.device_faults)
     )
 
@@ -210,13 +367,13 @@ def nothing_to_gain(total: TraceSums) -> bool:
 def requested_only(total: TraceSums) -> Finding:
     """The finding of moves that `nothing_to_gain` has accepted."""
     names = ["to_device", "to_host", "host_faults", "device_faults"]
-    text = "All moves were requested, and no processor faulted: there is nothing to gain."
+    start = "All moves were requested, and no processor faulted"
+    if viewed(total):
+        start = "All moves were requested or those of numpy(), and no processor faulted"
+    text = f"{start}: there is nothing to gain."
     if total.turned_back:
         names.append("turned_back")
-        text = (
-            "All moves were requested, and no processor faulted. "
-            f"{size_text(total.turned_back)} went back where they came from."
-        )
+        text = f"{start}. {size_text(total.turned_back)} went back where they came from."
     return Finding(None, text, evidence_of(total, *names), "")
 
 
@@ -238,7 +395,7 @@ def without_moves(memories: Sequence[TraceMemory]) -> Finding | None:
 
 def findings_of(part: TracePart) -> tuple[Finding, ...]:
     """The findings of a trace or a slice, the largest cost first."""
-    costed = [each for memory in part._groups() for each in of_memory(memory)]
+    costed = [each for memory in part._groups() for each in of_memory(material_of(part, memory))]
     costed.sort(key=lambda each: -each[0])
     found = [finding for _, finding in costed]
     if not found and nothing_to_gain(part.total):

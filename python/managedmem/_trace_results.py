@@ -230,6 +230,7 @@ class RawMemory(NamedTuple):
     nbytes: int
     born: int
     died: int
+    pooled: bool = False
     unnamed: int | None = None
     """The bytes outside of its named parts; None without such parts."""
 
@@ -241,7 +242,6 @@ class RawMemory(NamedTuple):
     @property
     def size(self) -> int:
         """The bytes of its row."""
-    pooled: bool = False
         return self.nbytes if self.unnamed is None else self.unnamed
 
 
@@ -641,12 +641,7 @@ def _with_rests(
 
     Names do not get the events beyond the limit: memory with such events is not hidden.
     """
-    named: list[tuple[int, int]] = []
-    for start, end in sorted((m.address, m.end) for m in memories if m.kind == "named"):
-        if named and start <= named[-1][1]:
-            named[-1] = named[-1][0], max(end, named[-1][1])
-        else:
-            named.append((start, end))
+    named = joined((m.address, m.end) for m in memories if m.kind == "named")
     covered = set()
     for i, memory in enumerate(memories):
         if not named or memory.kind not in ("buffer", "foreign"):
@@ -656,14 +651,25 @@ def _with_rests(
         if before and named[at - 1][1] >= memory.end and i not in active:
             covered.add(i)
         elif before or (at < len(named) and named[at][0] < memory.end):
-            inside = _overlap(named, memory.address, memory.end)
+            inside = overlap(named, memory.address, memory.end)
             memories[i] = memory._replace(
                 label=memory.label + _REST, unnamed=memory.nbytes - inside
             )
     return memories, frozenset(covered)
 
 
-def _overlap(ranges: Sequence[tuple[int, int]], start: int, end: int) -> int:
+def joined(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    """The ranges sorted, and separate."""
+    found: list[tuple[int, int]] = []
+    for start, end in sorted(ranges):
+        if found and start <= found[-1][1]:
+            found[-1] = found[-1][0], max(end, found[-1][1])
+        else:
+            found.append((start, end))
+    return found
+
+
+def overlap(ranges: Sequence[tuple[int, int]], start: int, end: int) -> int:
     """The bytes between two addresses that are in ranges, which are sorted and separate."""
     found, at = 0, max(bisect.bisect_right(ranges, (start, 1 << 64)) - 1, 0)
     while at < len(ranges) and ranges[at][0] < end:

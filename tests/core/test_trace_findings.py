@@ -204,4 +204,199 @@ def test_the_five_most_costly_findings_are_told(traced):
     assert labels == ["m7", "m6", "m5", "m4", "m3"]
 
 
+# --- reads and writes by numpy() ----------------------------------------------------------------
+
+READ_ONCE = "MigrationPolicy.read_duplicated()"
+OVERWRITTEN = (
+    "if the host overwrites the whole array, discard_prefetch(Host()) of its range before numpy() "
+    "moves nothing"
+)
+
+
+def read_in_turn(canned, memory, access="read", rounds=4):
+    for _ in range(rounds):
+        canned.faults(memory, 3, access=access).move(memory, 8 * MIB, "to_device", "fault")
+        canned.move(memory, 8 * MIB, "to_host", "host_view")
+    return canned
+
+
+def test_numpy_reads_as_faults_of_the_host_do(traced):
+    canned = Canned()
+    read_in_turn(canned, canned.memory("a", 8 * MIB))
+    trace = traced(canned)
+    assert str(only_finding(trace)) == (
+        "a went to the device and back 4 times (32.0M each way) by faults and numpy().\n"
+        "    No fault of the device was a write. MigrationPolicy.read_duplicated() would copy once "
+        f"if it is only read; {OVERWRITTEN}; else prefetch it before each use."
+    )
+    assert trace.total.by_cause["host_view"] == (0, 32 * MIB, 0)
+    assert "by numpy() 32.0M" in str(trace)
+
+
+def test_memory_that_a_device_writes_is_read_by_numpy(traced):
+    canned = Canned()
+    first = canned.memory("a", 8 * MIB)
+    read_in_turn(canned, first, "write").faults(first, 1)
+    assert only_finding(traced(canned)).advice.startswith("It is written (12 faults were writes)")
+
+
+def test_no_advice_for_memory_of_pools(traced):
+    canned = Canned()
+    first = canned.memory("a", 8 * MIB, pooled=True)
+    read_in_turn(canned, first).add("thrashing", first, 2 * MIB)
+    canned.add("eviction", first, 2 * MIB, source=0, destination=-1)
+    trace = traced(canned)
+    trace.name((trace["a"].address, 8 * MIB), "part")
+    for label in ("a", "part"):
+        texts = [f.advice for f in trace.findings()]
+        assert len(texts) == 3
+        for word in ("read_duplicated", "read_mostly", "preferred_location", "accessed_by"):
+            assert not any(word in text for text in texts), (label, texts)
+
+
+def test_memory_of_pools_has_no_small_part(traced):
+    canned = Canned()
+    first = canned.memory("a", 64 * MIB, pooled=True)
+    for _ in range(4):
+        canned.move(first, 2 * MIB, "to_device", "fault").move(first, 2 * MIB, "to_host", "fault")
+    assert only_finding(traced(canned)).advice == (
+        "Prefetch it before each use. Drivers refuse advice on memory of pools."
+    )
+
+
+def test_memory_of_others_may_be_from_a_pool(traced):
+    canned = Canned()
+    read_in_turn(canned, canned.memory("a", 8 * MIB, "foreign"))
+    advice = only_finding(traced(canned)).advice
+    assert READ_ONCE in advice
+    assert advice.endswith(" Drivers refuse advice on memory of pools.")
+
+
+def test_read_mostly_is_not_advised_twice(traced):
+    canned = Canned()
+    first = canned.memory("a", 8 * MIB)
+    read_in_turn(canned, first).add("duplicate", first, 8 * MIB)
+    assert only_finding(traced(canned)).advice == "Prefetch it before each use."
+
+
+@pytest.mark.parametrize("born", [0, 1])
+def test_numpy_may_bring_what_is_overwritten(traced, born):
+    canned = Canned()
+    first = canned.memory("a", 8 * MIB, born=born)
+    canned.move(first, 8 * MIB, "to_device").move(first, 8 * MIB, "to_host", "host_view")
+    assert str(only_finding(traced(canned))) == (
+        "a: 8.0M went to the host for numpy(), and 8.0M to the device as requested.\n"
+        f"    {OVERWRITTEN[0].upper()}{OVERWRITTEN[1:]}."
+    )
+
+
+def test_numpy_reads_what_a_device_made(traced):
+    written, made, small = (Canned() for _ in range(3))
+    first = written.memory("a", 8 * MIB)
+    written.move(first, 8 * MIB, "to_host", "host_view").faults(first, 1, access="write")
+    first = made.memory("a", 8 * MIB, born=1)
+    made.move(first, 8 * MIB, "to_host", "host_view")
+    first = small.memory("a", MIB)
+    small.move(first, MIB, "to_host", "host_view")
+    for canned in (written, made, small):
+        assert traced(canned).findings() == ()
+
+
+@pytest.mark.parametrize("pooled", [False, True])
+def test_numpy_and_prefetches_in_rounds(traced, pooled):
+    canned = Canned()
+    first = canned.memory("a", 8 * MIB, pooled=pooled)
+    for _ in range(3):
+        canned.move(first, 8 * MIB, "to_device").move(first, 8 * MIB, "to_host", "host_view")
+    found = only_finding(traced(canned))
+    text = "if a device overwrites it, discard_prefetch(Device(0)) in place of prefetch() moves"
+    assert text in found.advice
+    assert (READ_ONCE in found.advice) is not pooled
+
+
+def test_moves_of_numpy_beside_requests(traced):
+    canned = Canned()
+    first, second = canned.memory("a", 8 * MIB), canned.memory("b", MIB, born=1)
+    canned.move(first, 8 * MIB, "to_device").move(second, MIB, "to_host", "host_view")
+    assert only_finding(traced(canned)).observation == (
+        "All moves were requested or those of numpy(), and no processor faulted: there is nothing "
+        "to gain."
+    )
+
+
+def test_calls_of_numpy_are_no_prefetches(traced):
+    canned = Canned()
+    canned.add("call", canned.memory("a", MIB), MIB, cause=4, destination=-1)
+    trace = traced(canned)
+    assert trace.findings() == ()
+    assert [event.cause for event in trace.events("call")] == ["host_view"]
+
+
+# --- outputs ------------------------------------------------------------------------------------
+
+
+def written_output(canned, memory, nbytes=8 * MIB, access="write", direction="to_device"):
+    canned.faults(memory, 4, access=access).move(memory, nbytes // 2, direction, "fault")
+    return canned.move(memory, nbytes // 2, direction, "speculative", offset=nbytes // 2)
+
+
+OUTPUT = (
+    "No fault of the device was a read: if it overwrites all of it, discard_prefetch(Device(0)) "
+    "before that brings pages without their contents; else prefetch(Device(0)) moves them at the "
+    "speed of the link."
+)
+
+
+@pytest.mark.parametrize("back", [None, "fault", "host_view"])
+def test_finding_of_an_output(traced, back):
+    canned = Canned()
+    first = canned.memory("a", 8 * MIB)
+    for _ in range(2):
+        written_output(canned, first)
+        if back:
+            canned.move(first, 4 * MIB, "to_host", back)
+            canned.move(first, 4 * MIB, "to_host", back, offset=4 * MIB)
+    trace = traced(canned)
+    assert only_finding(trace).advice == OUTPUT
+    trace.name((trace["a"].address, 4 * MIB), "half")
+    half, rest = (
+        next(f for f in trace.findings() if f.memory.label == label)
+        for label in ("half", "a (rest)")
+    )
+    assert half.advice == OUTPUT
+    assert rest.advice != OUTPUT
+
+
+def test_outputs_with_one_label(traced):
+    canned = Canned()
+    for _ in range(3):
+        written_output(canned, canned.memory("a", 8 * MIB))
+    assert only_finding(traced(canned)).advice == OUTPUT
+    canned.faults(canned.memory("a", 8 * MIB), 1, access="write")
+    assert only_finding(traced(canned)).advice != OUTPUT
+
+
+@pytest.mark.parametrize(
+    "odd", ["read", "atomic", "part", "no faults", "limit", "lost", "duplicates", "two devices"]
+)
+def test_what_is_no_output(traced, odd):
+    canned = Canned(truncated=odd == "limit", fault_overflows=int(odd == "lost"))
+    first = canned.memory("a", 8 * MIB)
+    if odd == "part":
+        written_output(canned, first, 6 * MIB)
+    else:
+        written_output(canned, first)
+    if odd in ("read", "atomic"):
+        canned.faults(first, 1, access=odd)
+    elif odd == "duplicates":
+        canned.add("duplicate", first, MIB)
+    elif odd == "two devices":
+        canned.add("device_fault", first, source=1, access="write")
+    found = only_finding(traced(canned, faults=odd != "no faults"))
+    device = "device" if odd == "two devices" else "Device(0)"
+    assert found.advice == (
+        f"prefetch({device}) before the work that uses it moves them at the speed of the link."
+    )
+
+
 # --- HTML ---------------------------------------------------------------------------------------
