@@ -10,13 +10,13 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from managedmem import Device, Host, MigrationPolicy
-from managedmem._trace_findings import ENOUGH, SMALL_PART, by_faults, counts
+from managedmem._trace_findings import ENOUGH, SMALL_PART, by_faults, counts, viewed
 from managedmem._trace_table import label_text
 from managedmem._units import count_text, size_text, time_text
 
 if TYPE_CHECKING:
     from managedmem._trace import TraceSlice
-    from managedmem._trace_results import TraceMemory
+    from managedmem._trace_results import TraceMemory, TraceSums
 
 FREE_SHARE = 0.9
 """Prefetches may fill this share of the memory that a device had free at the start."""
@@ -150,6 +150,8 @@ class Seen:
     """Bytes that faults moved to a device."""
     returned: float = 0
     """Bytes that faults moved to the host."""
+    viewed: float = 0
+    """Bytes that ``numpy()`` moved to the host."""
     requested: tuple[float, float] = (0, 0)
     """Bytes that prefetches and advice moved to a device, and to the host."""
     device_faults: float | None = None
@@ -161,11 +163,17 @@ class Seen:
     evicted: float = 0
     turned_back: float = 0
     stall: float = 0.0
-    """Seconds of the phase in proportion to the bytes that faults moved: an upper bound."""
+    """Seconds of the phase in proportion to the bytes that moved unasked: an upper bound. Those
+    bytes, where times mean nothing."""
     copying: float = 0.0
     """Seconds in which something of the memory moved."""
     phases: frozenset[str] = frozenset()
-    """Of the sums over all phases: those in which faults moved it."""
+    """Of the sums over all phases: those in which it moved unasked."""
+
+    @property
+    def unasked(self) -> float:
+        """Bytes that moved without a prefetch of the user."""
+        return self.arrived + self.returned + self.viewed
 
 
 _COUNTED = (
@@ -192,18 +200,22 @@ def destination(part: TraceSlice, memory: TraceMemory) -> Device | None:
     return max(found, key=lambda each: found[each]) if found else None
 
 
+def unasked(sums: TraceSums) -> int:
+    """Bytes that moved between host and devices without a prefetch of the user."""
+    return by_faults(sums, 0) + by_faults(sums, 1) + viewed(sums)
+
+
 def seen_in(
-    phase: str, slices: Sequence[TraceSlice], memories: Mapping[str, Sequence[TraceMemory]]
+    phase: str,
+    slices: Sequence[TraceSlice],
+    memories: Mapping[str, Sequence[TraceMemory]],
+    timed: bool = True,
 ) -> Iterator[Seen]:
     """What the slices of one phase saw, one slice for each run; `memories` has theirs by name."""
     runs = len(slices)
-    moved = {
-        name: sum(by_faults(memory, 0) + by_faults(memory, 1) for memory in found)
-        for name, found in memories.items()
-    }
-    recorded = sum(by_faults(part.total, 0) + by_faults(part.total, 1) for part in slices)
-    total = max(recorded, sum(moved.values()), 1)
-    duration = sum(part.duration for part in slices) / runs
+    moved = {name: sum(map(unasked, found)) for name, found in memories.items()}
+    total = max(sum(unasked(part.total) for part in slices), sum(moved.values()), 1)
+    duration = sum(part.duration for part in slices) / runs if timed else total / runs
     for name, found in memories.items():
         pairs = zip(slices, found, strict=True)
         devices = [d for part, memory in pairs if (d := destination(part, memory)) is not None]
@@ -218,12 +230,13 @@ def seen_in(
             devices[-1] if devices else None,
             sum(by_faults(memory, 0) for memory in found) / runs,
             sum(by_faults(memory, 1) for memory in found) / runs,
+            sum(map(viewed, found)) / runs,
             (
                 sum(memory.by_cause["requested"][0] for memory in found) / runs,
                 sum(memory.by_cause["requested"][1] for memory in found) / runs,
             ),
             stall=duration * moved[name] / total,
-            copying=sum(memory.move_time for memory in found) / runs,
+            copying=sum(memory.move_time for memory in found) / runs if timed else 0.0,
             **sums,  # type: ignore[arg-type]
         )
 
@@ -236,13 +249,13 @@ def together(seen: Sequence[Seen]) -> Seen:
         return None if None in values else sum(values)
 
     first = seen[0]
-    busiest = max(seen, key=lambda each: each.arrived + each.returned)
+    busiest = max(seen, key=lambda each: each.unasked)
     device = busiest.device or next((each.device for each in seen if each.device), None)
-    plain = ("arrived", "returned", "stall", "copying", *_COUNTED)
+    plain = ("arrived", "returned", "viewed", "stall", "copying", *_COUNTED)
     return replace(
         first,
         phase="",
-        phases=frozenset(each.phase for each in seen if each.arrived or each.returned),
+        phases=frozenset(each.phase for each in seen if each.unasked),
         device=device,
         requested=(
             sum(each.requested[0] for each in seen),
@@ -309,7 +322,7 @@ def _candidate(
     rule: str, items: Sequence[Item], seen: Sequence[Seen], reason: str, estimate: float | None
 ) -> Candidate:
     evidence: dict[str, int | float] = {}
-    for name in ("arrived", "returned", *_COUNTED):
+    for name in ("arrived", "returned", "viewed", *_COUNTED):
         values = [value for each in seen if (value := getattr(each, name))]
         if values:
             evidence[name] = sum(values)
@@ -322,9 +335,12 @@ def _candidate(
 
 def _moves_text(seen: Sequence[Seen]) -> str:
     arrived, returned = sum(s.arrived for s in seen), sum(s.returned for s in seen)
+    brought = sum(s.viewed for s in seen)
     parts = [f"{size_text(round(arrived))} to the device"] if arrived else []
     parts += [f"{size_text(round(returned))} to the host"] if returned else []
-    return f"{' and '.join(parts) or 'nothing'} by faults"
+    texts = [f"{' and '.join(parts)} by faults"] if parts or not brought else []
+    texts += [f"{size_text(round(brought))} to the host by numpy()"] if brought else []
+    return ", ".join(texts)
 
 
 def prefetches(material: Material, seen: Iterable[Seen]) -> Iterator[tuple[Candidate, Seen]]:
@@ -332,7 +348,7 @@ def prefetches(material: Material, seen: Iterable[Seen]) -> Iterator[tuple[Candi
     for each in seen:
         if each.phase not in material.points:
             continue
-        moved = max(each.arrived + each.returned, 1)
+        moved = max(each.unasked, 1)
         wait = max(each.stall - each.copying, 0.0)
         if each.device and each.device in material.free and counts(each.arrived, each.nbytes):
             item = Prefetch(each.name, each.phase, each.device)
@@ -344,21 +360,31 @@ def prefetches(material: Material, seen: Iterable[Seen]) -> Iterator[tuple[Candi
             yield _candidate("R2", [item], [each], reason, wait * each.returned / moved), each
 
 
-def goes_both_ways(whole: Seen) -> bool:
-    """True if faults move enough bytes in both directions in each run."""
-    return counts(whole.arrived, whole.nbytes) and counts(whole.returned, whole.nbytes)
+def goes_both_ways(whole: Seen, arrived: float | None = None) -> bool:
+    """True if faults, and ``numpy()`` for reads, move enough bytes in both directions in a run."""
+    there = whole.arrived if arrived is None else arrived
+    return counts(there, whole.nbytes) and counts(whole.returned + whole.viewed, whole.nbytes)
 
 
 def duplicated(material: Material, whole: Seen) -> Candidate | None:
     """R3, R4: read_mostly for memory that goes both ways, unless a device writes it."""
     base = material.base[whole.name]
-    if not goes_both_ways(whole) or whole.device_write_faults or base.read_mostly:
+    # Where numpy() reads, the step may prefetch to the device and leave the way back to it.
+    asked = whole.requested[0] if whole.viewed else 0
+    if (
+        not goes_both_ways(whole, whole.arrived + asked)
+        or whole.device_write_faults
+        or base.read_mostly
+    ):
         return None
     policy = with_advice(base, read_mostly=True)
-    reason = f"{_moves_text([whole])}, and no fault of the device was a write"
+    moves = _moves_text([whole])
+    if asked:
+        moves += f", {size_text(round(asked))} to the device as requested"
+    reason = f"{moves}, and no fault of the device was a write"
     if whole.device_write_faults is None:
-        reason = f"{_moves_text([whole])}; whether the device writes it was not recorded"
-    share = whole.returned / max(whole.arrived + whole.returned, 1)
+        reason = f"{moves}; whether the device writes it was not recorded"
+    share = (whole.returned + whole.viewed) / max(whole.unasked, 1)
     return _candidate(
         "R3", [Advise(whole.name, policy, False)], [whole], reason, whole.stall * share
     )
@@ -424,7 +450,7 @@ def _discards(
     side that moves must be writes, and no other phase may write there on that side."""
     sides: list[tuple[float, Location | None, str]] = [
         (each.arrived + each.requested[0], each.device, "device"),
-        (each.returned + each.requested[1], Host(), "host"),
+        (each.returned + each.requested[1] + each.viewed, Host(), "host"),
     ]
     for moved, location, side in sides:
         writes, faults = (getattr(each, f"{side}_{name}") for name in ("write_faults", "faults"))
