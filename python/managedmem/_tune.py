@@ -26,8 +26,16 @@ from managedmem import (
     _managedmem,
 )
 from managedmem._trace import Trace, _torch_captures
+from managedmem._trace_findings import viewed
 from managedmem._trace_results import target_range
-from managedmem._tune_report import TuneResult, TuneTime, TuneTrial, entries_of
+from managedmem._tune_report import (
+    COUNTS,
+    SECONDS,
+    TuneResult,
+    TuneTime,
+    TuneTrial,
+    entries_of,
+)
 from managedmem._tune_rules import Material, Seen, propose, propose_all, seen_in
 from managedmem._tune_search import (
     OUT_OF_TIME,
@@ -340,11 +348,12 @@ class Tuning:
         points: frozenset[str],
         limits: Limits,
         clock: Callable[[], float],
+        counts: Callable[[], tuple[int, int]] | None,
     ) -> None:
         self.phases, self.targets, self.points = phases, targets, points
         self.disposable = disposable
         self.devices = {Device()}
-        self.clock = Clock(clock, self.devices)
+        self.clock = Clock(clock, self.devices, counts)
         self.search = Search(phases, targets, limits, self.clock)
         self.notes: list[str] = []
         self.evidence = "none"
@@ -398,13 +407,14 @@ class Tuning:
                 for name, nbytes in self.sizes.items()
                 if nbytes
             }
-            found += seen_in(phase.name, slices, memories)
+            found += seen_in(phase.name, slices, memories, not self.clock.counted)
         used = {each.device for each in found if each.device is not None} - self.devices
         self.devices |= used
         self.free |= _free_memory(used)
-        if trace.total.turned_back and not (trace.total.host_faults or trace.total.device_faults):
+        total = trace.total
+        if total.turned_back and not (total.host_faults or total.device_faults or viewed(total)):
             self.notes.append(
-                f"{size_text(trace.total.turned_back)} in {TRACED_RUNS} runs went back where they "
+                f"{size_text(total.turned_back)} in {TRACED_RUNS} runs went back where they "
                 "came from, all on request: some prefetches of the step may be too many"
             )
         return found
@@ -506,24 +516,29 @@ class Tuning:
                 f"with {search.limits.pairs} pairs, intervals are of "
                 f"{confidence(search.limits.pairs):.2%}"
             )
-        machine = self._machine()
-        if machine["emulated"]:
-            self.notes.append("measured on the emulated driver, whose times mean nothing for a GPU")
+        counted = self.clock.counted
+        if counted:
+            self.notes.append(
+                "judged by bytes and faults: times of the emulated driver mean nothing for a GPU"
+            )
+        timed = None if counted else proof
         result = TuneResult(
             {
                 "phases": tuple(names),
                 "policies": {name: item.policy for name, item in setting.policies.items()},
                 "_prefetch_entries": entries_of(setting.prefetches, names),
                 "_discard_entries": entries_of(setting.discards, names),
-                "before": interval_of([a for a, _ in proof.seconds]) if proof else usual,
-                "after": interval_of([b for _, b in proof.seconds]) if proof else usual,
-                "gain": interval_of(proof.gains) if proof else None,
-                "pairs": tuple(proof.seconds) if proof else (),
+                "before": interval_of([a for a, _ in timed.seconds]) if timed else usual,
+                "after": interval_of([b for _, b in timed.seconds]) if timed else usual,
+                "gain": interval_of(timed.gains) if timed else None,
+                "pairs": tuple(timed.seconds) if timed else (),
+                "judged_by": COUNTS if counted else SECONDS,
+                "counts": proof.medians() if proof else search.usual.unchanged(),
                 "noise": search.noise,
                 "evidence": self.evidence,
                 "notes": tuple(self.notes),
                 "seconds": search.elapsed(),
-                "machine": machine,
+                "machine": self._machine(),
                 "trials": tuple(search.trials),
             }
         )
@@ -563,7 +578,8 @@ def tune(
 
     Some runs are traced; rules propose changes from the bytes and faults of each memory; each
     change is compared with the step as it is, in alternating pairs of runs, and kept if the lower
-    end of the 95 % interval of the gain is above noise. The rest is put back.
+    end of the 95 % interval of the gain is above noise. The rest is put back. On the emulated
+    driver, whose times mean nothing, a gain is fewer bytes or faults and more of neither.
 
     Parameters
     ----------
@@ -584,7 +600,7 @@ def tune(
     pairs : int
         Pairs of runs for each comparison, 5 or more.
     min_gain : float
-        The part of a run that a change must save.
+        The part of a run, in time or of bytes or faults, that a change must save.
     warmup : int
         Runs before each comparison that are not measured. If it is not 0, each change of the
         setting between two measured runs is followed by one more such run.
@@ -594,7 +610,7 @@ def tune(
     keep : bool
         Leave the policies that were proved applied. False: put back all advice.
     max_noise : float
-        The largest difference of unchanged runs, as a part of a run.
+        The largest difference of unchanged runs, as a part of a run, measured in the same way.
 
     Returns a `TuneResult`. Contents never change, except of ``disposable`` memory. On every
     exception, also KeyboardInterrupt, each page has its earlier advice again. An exception of the
@@ -623,15 +639,19 @@ def prepared(
     disposable: Any,
     points: Any,
     limits: Limits,
-    clock: Callable[[], float] = time.perf_counter,
+    clock: Callable[[], float] | None = None,
 ) -> Tuning:
-    """The tuning for checked arguments; tests give it a clock of their own."""
+    """The tuning for checked arguments; tests give it a clock of their own.
+
+    Without one, runs of the emulated driver are judged by its counters.
+    """
     phases = phases_of(step)
     chosen = _points_of(points, phases)
     targets = named_targets(buffers)
     _extents(targets)
     lost = _disposable_of(disposable, targets, phases)
-    version = _managedmem.driver_info()["version"]
+    info = _managedmem.driver_info()
+    version = info["version"]
     if lost and version < DISCARDS_SINCE:
         raise NotImplementedError(
             f"disposable= needs a driver of CUDA 13.0 or newer, this one is of CUDA "
@@ -639,4 +659,9 @@ def prepared(
         )
     _check_discards(lost, targets)
     _check_captures()
-    return Tuning(phases, targets, lost, chosen, limits, clock)
+    counts = None
+    if clock is None and info["emulated"]:
+        from managedmem import emulator
+
+        counts = emulator._run_counts
+    return Tuning(phases, targets, lost, chosen, limits, clock or time.perf_counter, counts)

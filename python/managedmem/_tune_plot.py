@@ -9,40 +9,60 @@ from typing import TYPE_CHECKING, Any
 
 from managedmem import _colours as colours
 from managedmem._extras import need
-from managedmem._tune_report import KEPT
+from managedmem._tune_report import COUNTS, KEPT
 from managedmem._tune_search import interval_of
 
 if TYPE_CHECKING:
-    from managedmem._tune_report import TuneResult
+    from managedmem._tune_report import TuneResult, TuneTrial
 
 MOST_ROWS = 20
 LABEL_WIDTH, LABEL_LINES = 48, 3
 LOWEST = -100.0
 """In percent; what is slower ends here, with its number."""
+ROW = 0.6
+"""The height of the bars of a change together."""
 WON, LOST = colours.BLUE, colours.ORANGE
 
-Row = tuple[str, Sequence[tuple[float, float]], bool]
+Row = tuple[str, Sequence[Sequence[tuple[float, float]]], bool]
+"""A label, the pairs of each bar, and True if the change was kept."""
+
+
+def bars_of(found: TuneResult | TuneTrial) -> Sequence[Sequence[tuple[float, float]]]:
+    """One bar of paired seconds; one of bytes and one of faults where these decided."""
+    if found.counts is None:
+        return [found.pairs]
+    return [[pair] for pair in found.counts.values()]
 
 
 def rows_of(result: TuneResult) -> list[Row]:
-    """A label, the pairs and whether it was kept: kept changes first, all together last."""
+    """A row for each change: kept ones first, all together last."""
     tried = [trial for trial in result.trials if trial.pairs]
     tried.sort(key=lambda trial: trial.verdict != KEPT)
-    rows: list[Row] = [(t.change, t.pairs, t.verdict == KEPT) for t in tried[:MOST_ROWS]]
-    if result.pairs:
-        rows.append(("all kept changes", result.pairs, True))
+    rows: list[Row] = [(t.change, bars_of(t), t.verdict == KEPT) for t in tried[:MOST_ROWS]]
+    if result._names():
+        rows.append(("all kept changes", bars_of(result), True))
     return rows
 
 
 def draw_row(axes: Any, place: int, row: Row) -> None:
+    """Draw the bars of a row."""
+    _, bars, kept = row
+    height = ROW / len(bars)
+    for number, pairs in enumerate(bars):
+        at = place + (number + 0.5) * height - ROW / 2
+        draw_bar(axes, at, height, pairs, WON if kept else LOST)
+
+
+def draw_bar(
+    axes: Any, place: float, height: float, pairs: Sequence[tuple[float, float]], colour: str
+) -> None:
     """Draw a bar with its interval and its pairs."""
     from managedmem._plots import ink
 
-    _, pairs, kept = row
     usual = statistics.median(first for first, _ in pairs) or 1.0
     gains = [100 * (first - second) / usual for first, second in pairs]
     bounds = interval_of(gains)
-    axes.barh(place, max(bounds.median, LOWEST), height=0.6, color=WON if kept else LOST)
+    axes.barh(place, max(bounds.median, LOWEST), height=height, color=colour)
     if bounds.median < LOWEST:
         axes.text(LOWEST + 2, place, f"{bounds.median:.0f} %", va="center", color=colours.BLACK)
         return
@@ -70,9 +90,12 @@ def draw(result: TuneResult, axes: Any) -> Any:
     noise = 100 * result.noise
     axes.axvspan(-noise, noise, color=colours.LIGHT, zorder=0, linewidth=0)
     axes.axvline(0, color=ink(axes), linewidth=0.8)
-    axes.set_xlabel("time that a run saves, % (bars: medians; dots: pairs of runs)")
-    axes.set_title(
-        f"tune(): {result.speedup:.2f} x as fast" if result.pairs else "tune(): nothing was proved"
-    )
+    title = f"tune(): {result.speedup:.2f} x as fast"
+    label = "time that a run saves, % (bars: medians; dots: pairs of runs)"
+    if result.counts is not None:
+        title = f"tune(), judged by {COUNTS}"
+        label = "bytes (upper bars) and faults (lower bars) that a run saves, %"
+    axes.set_xlabel(label)
+    axes.set_title(title if result._names() else "tune(): nothing was proved")
     legend_below(axes, [patch(WON, "kept"), patch(LOST, "not kept"), patch(colours.LIGHT, "noise")])
     return axes

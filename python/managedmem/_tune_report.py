@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from managedmem import AppliedPolicy, Device, Host, MigrationPolicy, PrefetchPlan
-from managedmem._units import time_text, wrapped
+from managedmem._units import count_text, size_text, time_text, wrapped
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -22,6 +22,8 @@ VERSION = 1
 """The version of the JSON form."""
 KEPT = "kept"
 """The verdict on a trial whose change is a part of the result."""
+SECONDS, COUNTS = "seconds", "bytes and faults"
+"""What decided about changes."""
 FEW = 5
 """Fewer pairs have no interval, only a range."""
 
@@ -44,6 +46,15 @@ def signed(seconds: float) -> str:
     return f"{'-' if seconds < 0 else ''}{time_text(abs(seconds))}"
 
 
+CountPairs = dict[str, tuple[int, int]]
+"""The usual "bytes" and "faults" of a run, without a change and with it."""
+
+
+def counts_text(counts: CountPairs, side: int) -> str:
+    """The bytes and faults of a run, without (0) or with (1) the change."""
+    return f"{size_text(counts['bytes'][side])} and {count_text(counts['faults'][side])} faults"
+
+
 class TuneTrial(NamedTuple):
     """A change that `tune` considered, with the reason for it and the times that decided.
 
@@ -57,6 +68,10 @@ class TuneTrial(NamedTuple):
     differences (the range, of fewer than five), or None if it was not tried. ``cost`` is the
     seconds that applying its advice took, which no pair contains. ``verdict`` is "kept", or a
     sentence.
+
+    ``counts`` has the usual "bytes" and "faults" of a run, each without and with the change, where
+    those decided instead of seconds: on the emulated driver. ``estimate`` and ``gain`` are None
+    there.
     """
 
     change: str
@@ -68,6 +83,7 @@ class TuneTrial(NamedTuple):
     gain: TuneTime | None
     cost: float
     verdict: str
+    counts: CountPairs | None = None
 
 
 Location = Device | Host
@@ -79,10 +95,12 @@ class TuneResult:
 
     ``before`` and ``after`` are the seconds of a run, ``gain`` the seconds that a run saves, all
     measured in alternating pairs at the end; ``speedup`` is the ratio of their medians. Without a
-    proved change, ``speedup`` is 1.0 and ``gain`` is None. ``noise`` is the part of a run by which
-    unchanged runs differ. ``evidence`` is the source of the counters behind the proposals, "none"
-    without one; ``notes`` are sentences. ``seconds`` is how long the search took. ``phases`` are
-    the names of the phases, and ``trials`` a `TuneTrial` for each change that was considered.
+    proved change, ``speedup`` is 1.0 and ``gain`` is None. So they are on the emulated driver,
+    whose times mean nothing: there ``judged_by`` is "bytes and faults", and ``counts`` has those of
+    a run. ``noise`` is the part of a run by which unchanged runs differ. ``evidence`` is the source
+    of the counters behind the proposals, "none" without one; ``notes`` are sentences. ``seconds``
+    is how long the search took. ``phases`` are the names of the phases, and ``trials`` a
+    `TuneTrial` for each change that was considered.
 
     Safe from every thread.
     """
@@ -94,6 +112,11 @@ class TuneResult:
     gain: TuneTime | None
     pairs: tuple[tuple[float, float], ...]
     """The seconds of a run before and after, in the alternating pairs of the proof."""
+    judged_by: str
+    """What decided: "seconds", or "bytes and faults" on the emulated driver."""
+    counts: CountPairs | None
+    """The usual "bytes" over the bus, moved or used in place, and "faults" of a run, each before
+    and after. None where seconds decided."""
     noise: float
     trials: tuple[TuneTrial, ...]
     phases: tuple[str, ...]
@@ -217,6 +240,11 @@ class TuneResult:
         return "\n".join(lines)
 
     def _headline(self) -> str:
+        if self.counts is not None:
+            before, after = (counts_text(self.counts, side) for side in (0, 1))
+            if not self._names():
+                return f"{before} per run; no change was proved to gain, judged by {COUNTS}"
+            return f"{before} -> {after} per run, judged by {COUNTS}"
         if self.gain is None:
             return f"{self.before} per run; no change was proved to gain"
         return (
@@ -233,10 +261,11 @@ class TuneResult:
 
     def __repr__(self) -> str:
         kept = sum(trial.verdict == KEPT for trial in self.trials)
-        return (
-            f"<managedmem.TuneResult speedup={self.speedup:.2f} kept={kept} "
-            f"trials={len(self.trials)}>"
-        )
+        found = f"speedup={self.speedup:.2f}"
+        if self.counts is not None:
+            sides = (f"{name}={a}->{b}" for name, (a, b) in self.counts.items())
+            found = f"judged by {COUNTS}: {' '.join(sides)}"
+        return f"<managedmem.TuneResult {found} kept={kept} trials={len(self.trials)}>"
 
     def _repr_html_(self) -> str:
         """The same as a table for notebooks, without scripts."""
@@ -245,6 +274,8 @@ class TuneResult:
         rows = []
         for trial in sorted(self.trials, key=lambda each: each.verdict != KEPT):
             gain = "" if trial.gain is None else signed(trial.gain.median)
+            if trial.counts is not None:
+                gain = " -> ".join(counts_text(trial.counts, side) for side in (0, 1))
             texts = (trial.change, trial.reason, gain, trial.verdict)
             cells = (f'<td style="text-align:left">{escape(text)}</td>' for text in texts)
             rows.append(f"<tr>{''.join(cells)}</tr>")
@@ -282,6 +313,8 @@ class TuneResult:
             "after": self.after._asdict(),
             "gain": self.gain and self.gain._asdict(),
             "pairs": [list(pair) for pair in self.pairs],
+            "judged_by": self.judged_by,
+            "counts": _counts_to_dict(self.counts),
             "noise": self.noise,
             "evidence": self.evidence,
             "notes": list(self.notes),
@@ -292,6 +325,7 @@ class TuneResult:
                     **trial._asdict(),
                     "pairs": [list(pair) for pair in trial.pairs],
                     "gain": trial.gain and trial.gain._asdict(),
+                    "counts": _counts_to_dict(trial.counts),
                 }
                 for trial in self.trials
             ],
@@ -407,6 +441,24 @@ def _entries_to_dict(entries: Entries) -> dict[str, list[list[str]]]:
     }
 
 
+def _counts_to_dict(counts: CountPairs | None) -> dict[str, list[int]] | None:
+    return None if counts is None else {name: list(pair) for name, pair in counts.items()}
+
+
+def _counts_of(value: Any) -> CountPairs | None:
+    """The counts of a file; None also in files of versions without them."""
+    if value is None:
+        return None
+    found = _typed(value, dict, "counts")
+    pairs = {name: tuple(_typed(found[name], list, "counts")) for name in ("bytes", "faults")}
+    for pair in pairs.values():
+        if len(pair) != 2:
+            raise TypeError(f"each of counts must have 2 numbers, got {len(pair)}")
+        for each in pair:
+            _typed(each, int, "each of counts")
+    return pairs
+
+
 def _typed(value: Any, wanted: type | tuple[type, ...], place: str) -> Any:
     """A value of a file, which can have any type there. Raises TypeError."""
     if isinstance(value, bool) or not isinstance(value, wanted):
@@ -472,6 +524,7 @@ def _trial_of(value: Any) -> TuneTrial:
         _number_of(found["estimate"], "estimate")
     _number_of(found["cost"], "cost")
     found["pairs"], found["gain"] = _pairs_of(found["pairs"]), _gain_of(found["gain"])
+    found["counts"] = _counts_of(found.get("counts"))
     if found["gain"] is not None and not found["pairs"]:
         raise TypeError("a trial without pairs has a gain")
     return TuneTrial(**found)
@@ -490,6 +543,8 @@ def _values_of(found: Mapping[str, Any]) -> dict[str, Any]:
         "after": _time_of(found["after"], "after"),
         "gain": _gain_of(found["gain"]),
         "pairs": _pairs_of(found["pairs"]),
+        "judged_by": _typed(found.get("judged_by", SECONDS), str, "judged_by"),
+        "counts": _counts_of(found.get("counts")),
         "noise": _number_of(found["noise"], "noise"),
         "evidence": _typed(found["evidence"], str, "evidence"),
         "notes": _texts_of(found["notes"], "notes"),
@@ -507,6 +562,8 @@ def _trial_lines(trial: TuneTrial) -> list[str]:
         few = len(trial.pairs) < FEW
         gain = f"gain {signed(trial.gain.median) if few else trial.gain}"
         details.append(f"{gain}, {trial.gain.median / usual:+.1%} of a run" if usual else gain)
+    if trial.counts is not None:
+        details.append(" -> ".join(counts_text(trial.counts, side) for side in (0, 1)))
     if trial.verdict != KEPT:
         details.append(trial.verdict)
     indent = " " * 6

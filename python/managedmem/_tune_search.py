@@ -162,9 +162,26 @@ def waiter_of(value: Any) -> Callable[[], Any] | None:
 class Clock:
     """Measures runs of a step, from the first phase to the end of the device's work."""
 
-    def __init__(self, clock: Callable[[], float], devices: set[Device]) -> None:
+    def __init__(
+        self,
+        clock: Callable[[], float],
+        devices: set[Device],
+        counts: Callable[[], Counts] | None = None,
+    ) -> None:
         self.now = clock
         self.devices = devices
+        self._counts = counts
+        self.last: Counts = (0, 0)
+        """The bytes and faults of the last run, if they are counted."""
+
+    @property
+    def counted(self) -> bool:
+        """True if runs are judged by bytes and faults instead of seconds."""
+        return self._counts is not None
+
+    def counts(self) -> Counts:
+        """The bytes and faults so far; zeros if they are not counted."""
+        return (0, 0) if self._counts is None else self._counts()
 
     def wait(self, result: Any, is_single: bool) -> None:
         """Wait for the streams and events among the results; without any, for the devices."""
@@ -182,10 +199,12 @@ class Clock:
         collects = gc.isenabled()
         try:
             gc.disable()
-            start = self.now()
+            before, start = self.counts(), self.now()
             result = step()
             self.wait(result, len(step._phases) == 1)
-            return self.now() - start, result
+            seconds, after = self.now() - start, self.counts()
+            self.last = after[0] - before[0], after[1] - before[1]
+            return seconds, result
         finally:
             if collects:
                 gc.enable()
@@ -279,16 +298,47 @@ class Limits(NamedTuple):
     verify: Callable[[Any, Any], Any] | None
 
 
+Counts = tuple[int, int]
+"""The bytes and the faults of a run."""
+
+
+def shares(first: Counts, second: Counts) -> list[float]:
+    """The parts of the bytes and of the faults that the second run saved; negative if it added."""
+    return [(a - b) / max(a, b, 1) for a, b in zip(first, second, strict=True)]
+
+
 class Pairs(NamedTuple):
-    """Paired seconds, and why they ended early."""
+    """Paired seconds, or bytes and faults where times mean nothing, and why they ended early."""
 
     seconds: list[tuple[float, float]]
+    counts: list[tuple[Counts, Counts]] | None = None
     refused: str | None = None
 
     @property
     def gains(self) -> list[float]:
-        """The seconds that the second of each pair saved."""
-        return [first - second for first, second in self.seconds]
+        """The seconds that the second of each pair saved.
+
+        Of counts, the larger part of bytes or faults that it saved, unless it added to one of them.
+        """
+        if self.counts is None:
+            return [first - second for first, second in self.seconds]
+        found = (shares(first, second) for first, second in self.counts)
+        return [max(each) if min(each) >= 0 else min(each) for each in found]
+
+    def unchanged(self) -> dict[str, tuple[int, int]] | None:
+        """The usual bytes and faults of the first runs, also as those after no change."""
+        found = self.medians()
+        return found and {name: (before, before) for name, (before, _) in found.items()}
+
+    def medians(self) -> dict[str, tuple[int, int]] | None:
+        """The usual bytes and faults of the first and of the second runs; None of seconds."""
+        if self.counts is None:
+            return None
+        before, after = (
+            [statistics.median_low(each) for each in zip(*side, strict=True)]
+            for side in zip(*self.counts, strict=True)
+        )
+        return {name: (before[i], after[i]) for i, name in enumerate(("bytes", "faults"))}
 
 
 class Search:
@@ -310,6 +360,7 @@ class Search:
         self.applied = "no change"
         self.active: TunedStep | None = None
         self.noise = 0.0
+        self.usual = Pairs([])
         self.first_typical = self.typical = 0.0
         self._steps: dict[int, tuple[Setting, TunedStep]] = {}
 
@@ -351,24 +402,28 @@ class Search:
         much slower, and where the time is up.
         """
         settings = (first, second)
-        found = Pairs([])
+        found = Pairs([], [] if self.clock.counted else None)
         k = order_index(self.limits.pairs)
         settle = min(self.limits.warmup, 1)
         current = None
         for number in range(self.limits.pairs):
             seconds, results = [0.0, 0.0], [None, None]
+            counts: list[Counts] = [(0, 0), (0, 0)]
             for at in (0, 1) if number % 2 == 0 else (1, 0):
                 if at != current:
                     self.placement.use(settings[at])
                     self.warm_up(settings[at], settle if number else self.limits.warmup)
                     current = at
                 seconds[at], results[at] = self.run(settings[at])
+                counts[at] = self.clock.last
             found.seconds.append((seconds[0], seconds[1]))
+            if found.counts is not None:
+                found.counts.append((counts[0], counts[1]))
             if enough is None:
                 continue
             if number == 0 and not self._verified(results):
                 return found._replace(refused="verify() refused its result")
-            if number == 0 and seconds[1] > MUCH_SLOWER * seconds[0]:
+            if number == 0 and not found.counts and seconds[1] > MUCH_SLOWER * seconds[0]:
                 times = seconds[1] / seconds[0]
                 return found._replace(refused=f"{REJECTED}: a run took {times:.1f} times as long")
             if number and sum(gain <= enough for gain in found.gains) >= k:
@@ -404,13 +459,25 @@ class Search:
             found = self.pairs(Setting(), Setting())
             seconds = [each for pair in found.seconds for each in pair]
             usual = interval_of(seconds)
+            self.first_typical = self.typical = usual.median
+            self.usual = found
+            if found.counts is not None:
+                if self._is_steady(found.counts):
+                    return usual
+                continue
             difference = interval_of(found.gains)
             floor = max(abs(difference.low), abs(difference.high))
-            self.first_typical = self.typical = usual.median
             self.noise = floor / usual.median if usual.median > 0 else math.inf
             centred = difference.low <= 0 <= difference.high
             if centred and self.noise <= self.limits.max_noise:
                 return usual
+        if found.counts is not None:
+            raise TuneUnstableError(
+                f"the step varies too much to be tuned: over {self.limits.pairs} pairs of "
+                f"unchanged runs, bytes or faults differ by {100 * self.noise:.4g}% (at most "
+                f"{100 * self.limits.max_noise:.4g}% is allowed by max_noise). Each run must do "
+                "the same work"
+            )
         raise TuneUnstableError(
             f"the step varies too much to be tuned: over {self.limits.pairs} pairs of unchanged "
             f"runs of {time_text(usual.median)}, one of a pair took from "
@@ -421,9 +488,19 @@ class Search:
             "seeds and an idle GPU and machine help"
         )
 
+    def _is_steady(self, counts: Sequence[tuple[Counts, Counts]]) -> bool:
+        """True if bytes and faults of unchanged runs differ by chance, and little; notes by how
+        much."""
+        saved = [shares(first, second) for first, second in counts]
+        found = [interval_of(each) for each in zip(*saved, strict=True)]
+        self.noise = max(max(abs(each.low), abs(each.high)) for each in found)
+        centred = all(each.low <= 0 <= each.high for each in found)
+        return centred and self.noise <= self.limits.max_noise
+
     def threshold(self) -> float:
-        """The seconds that a change must save."""
-        return max(self.limits.min_gain, self.noise) * self.typical
+        """The seconds, or the part of bytes or faults, that a change must save."""
+        part = max(self.limits.min_gain, self.noise)
+        return part if self.clock.counted else part * self.typical
 
     def trial(self, candidate: Candidate, changed: Setting) -> TuneTrial:
         """Compare the present setting with a changed one, and take it over if it is better."""
@@ -457,16 +534,18 @@ class Search:
     def _report(
         self, candidate: Candidate, verdict: str, found: Pairs | None = None, cost: float = 0.0
     ) -> TuneTrial:
+        counted = self.clock.counted
         return TuneTrial(
             candidate.change,
             candidate.rule,
             candidate.reason,
             candidate.evidence,
-            candidate.estimate,
+            None if counted else candidate.estimate,
             tuple(found.seconds) if found else (),
-            interval_of(found.gains) if found else None,
+            interval_of(found.gains) if found and not counted else None,
             cost,
             verdict,
+            found.medians() if found else None,
         )
 
     def go_through(

@@ -78,16 +78,19 @@ def _step_lines(result: TuneResult) -> list[str]:
 
 
 def _comment(result: TuneResult) -> list[str]:
-    if result.gain is None:
+    used = sorted(result._names())
+    if not used:
         return ["# managedmem.tune() proved no change."]
     times = f"{time_text(result.before.median)} -> {time_text(result.after.median)}"
-    used = sorted(result._names())
+    measured = f"# Measured by managedmem.tune(): {times} per run, {result.speedup:.2f} x as fast."
+    if result.counts is not None:
+        measured = f"# managedmem.tune() on the emulated driver: {result._headline()}."
     looked_up = [repr(phase) for phase in result.phases if _call(phase).startswith("phases[")]
     functions = (
         [f"# `phases` maps names to functions: {', '.join(looked_up)}."] if looked_up else []
     )
     return [
-        f"# Measured by managedmem.tune(): {times} per run, {result.speedup:.2f} x as fast.",
+        measured,
         *(f"# {line}" for line in pprint.pformat(result.machine, width=90).splitlines()),
         f"# `buffers` maps names to memory: {', '.join(map(repr, used))}.",
         *functions,

@@ -153,6 +153,7 @@ _PROTOTYPES = {
     "emu_touch": (ctypes.c_int, [ctypes.c_uint64, ctypes.c_size_t, ctypes.c_int, ctypes.c_int]),
     "emu_counters": (None, [ctypes.c_void_p]),
     "emu_counters_clear": (None, []),
+    "emu_used_in_place": (ctypes.c_uint64, []),
     "emu_schedule": (None, [ctypes.c_int]),
     "emu_uvm_disturb": (ctypes.c_int, [ctypes.c_char_p, ctypes.c_uint]),
 }
@@ -502,6 +503,13 @@ def counters() -> Counters:
 def clear_counters() -> None:
     """Set all counters to zero. Raises RuntimeError when another driver is in use."""
     _library().emu_counters_clear()
+
+
+def _run_counts() -> tuple[int, int]:
+    """Bytes over the bus, moved or used in place, and faults, of tune()'s runs so far."""
+    found = counters()
+    moved = found.bytes_htod + found.bytes_dtoh + found.bytes_dtod
+    return moved + _library().emu_used_in_place(), found.cpu_faults + found.gpu_faults
 
 
 def schedule(when: str) -> None:

@@ -50,6 +50,8 @@ EMU_EXPORT long emu_places(CUdeviceptr ptr, size_t size, uint64_t *places, size_
 EMU_EXPORT int emu_touch(CUdeviceptr ptr, size_t size, int device, int write);
 EMU_EXPORT void emu_counters(struct emu_counters *out);
 EMU_EXPORT void emu_counters_clear(void);
+/* Bytes that devices have used in place, on another processor, since the start of the process. */
+EMU_EXPORT uint64_t emu_used_in_place(void);
 
 /* 0: operations run when they are queued; 1: they run when a call waits for them. */
 EMU_EXPORT void emu_schedule(int lazy);

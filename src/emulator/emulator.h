@@ -442,6 +442,7 @@ struct emu_counters {
     uint64_t bytes_htod, bytes_dtoh, bytes_dtod, cpu_faults, gpu_faults, duplications;
 };
 extern struct emu_counters emu_counted;
+extern uint64_t emu_bytes_in_place; /* that devices have used where another processor has them */
 
 /* The bit of the place that a location names. */
 uint64_t emu_place_bit(CUmemLocation location);

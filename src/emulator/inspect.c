@@ -234,6 +234,18 @@ emu_counters_clear(void)
     emu_unlock();
 }
 
+uint64_t
+emu_used_in_place(void)
+{
+    uint64_t bytes;
+
+    emu_lock();
+    emu_regions_observe(-1);
+    bytes = emu_bytes_in_place;
+    emu_unlock();
+    return bytes;
+}
+
 void
 emu_schedule(int lazy)
 {

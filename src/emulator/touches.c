@@ -15,6 +15,8 @@ struct touch {
     const union emu_value *policy;
 };
 
+uint64_t emu_bytes_in_place;
+
 static bool
 mapped_remotely(const struct emu_policy *policy, uint64_t places, uint64_t bit)
 {
@@ -32,6 +34,7 @@ mapped_remotely(const struct emu_policy *policy, uint64_t places, uint64_t bit)
 static void
 access_remotely(union emu_value *value, size_t first, size_t end, const struct touch *touch)
 {
+    emu_bytes_in_place += (end - first) * emu_config()->page;
     if ((value->page.remote & touch->bit) == 0) {
         value->page.remote |= touch->bit;
         emu_uvm_mapped_remotely(emu_page_address(touch->region, first),

@@ -627,15 +627,148 @@ def test_without_a_gain_nothing_changes(x, clock):
 
 
 @pytest.mark.emulator_only
-def test_times_of_the_emulated_driver_are_called_so(x, clock, tmp_path):
-    found = tuned(lambda: clock.spend(RUN), x, clock)
-    (note,) = [note for note in found.notes if "emulated" in note]
-    assert note == ("measured on the emulated driver, whose times mean nothing for a GPU")
-    assert str(found).endswith(f"note: {note}")
-    assert f"<p>{note}</p>" in found._repr_html_()
-    found.to_json(tmp_path / "found.json")
-    assert note in json.loads((tmp_path / "found.json").read_text())["notes"]
-    assert note in TuneResult.from_json(tmp_path / "found.json").notes
+class TestCounts:
+    """On the emulated driver, bytes and faults decide."""
+
+    @pytest.fixture
+    def table(self):
+        with managedmem.empty(2 * MIB, name="table") as buffer:
+            memoryview(buffer)[:] = bytes(buffer.nbytes)
+            yield buffer
+
+    @staticmethod
+    def tune(step, buffers, **more):
+        return managedmem.tune(step, buffers, **{"pairs": 5, "warmup": 1, "keep": False, **more})
+
+    @pytest.fixture
+    def found(self, table):
+        """A device and numpy() read it in turn."""
+
+        def use():
+            emulator.touch(table, Device(0))
+
+        def look():
+            return table.numpy().sum()
+
+        return self.tune([use, look], table)
+
+    def test_numbers(self, found):
+        assert found.judged_by == "bytes and faults"
+        assert found.policies == {"table": MigrationPolicy.read_duplicated()}
+        assert found.counts["bytes"] == (4 * MIB, 0)
+        assert found.counts["faults"][0] > found.counts["faults"][1] == 0
+        assert (found.speedup, found.gain, found.pairs) == (1.0, None, ())
+        assert found.noise == 0
+        kept = [trial for trial in found.trials if trial.verdict == "kept"]
+        assert [trial.rule for trial in kept] == ["R3"]
+        assert kept[0].evidence["viewed"] == 2 * MIB
+        assert "2.0M to the host by numpy()" in kept[0].reason
+        for trial in found.trials:
+            assert (trial.gain, trial.estimate) == (None, None)
+            assert set(trial.counts) == {"bytes", "faults"}
+
+    def test_use_in_place_has_bytes(self, found):
+        (trial,) = [trial for trial in found.trials if trial.rule == "R5"]
+        assert trial.counts["bytes"] == (4 * MIB, 2 * MIB)
+
+    def test_texts(self, found):
+        faults = found.counts["faults"][0]
+        before, after = f"4.0M and {faults} faults", "0 and 0 faults"
+        headline = f"{before} -> {after} per run, judged by bytes and faults"
+        assert str(found).splitlines()[0] == headline
+        assert f"{before} -&gt; {after}" in found._repr_html_()
+        assert repr(found).startswith(
+            "<managedmem.TuneResult judged by bytes and faults: bytes=4194304->0 "
+            f"faults={faults}->0 kept=1 "
+        )
+        (note,) = [note for note in found.notes if "emulated" in note]
+        assert note == (
+            "judged by bytes and faults: times of the emulated driver mean nothing for a GPU"
+        )
+        for text in (str(found), found.to_python()):
+            assert " x as fast" not in text
+            assert not re.search(r"gain -?\d|\d (ms|us) per run", text)
+        first = found.to_python().splitlines()[0]
+        assert first == f"# managedmem.tune() on the emulated driver: {headline}."
+
+    def test_json(self, found, tmp_path):
+        found.to_json(tmp_path / "found.json")
+        data = json.loads((tmp_path / "found.json").read_text())
+        assert data["judged_by"] == "bytes and faults"
+        assert data["counts"]["bytes"] == [4 * MIB, 0]
+        loaded = TuneResult.from_json(tmp_path / "found.json")
+        assert loaded.to_dict() == found.to_dict() == data
+        assert str(loaded) == str(found)
+        for value in (3, {}, {"bytes": [1, 2]}, {"bytes": [1], "faults": [1, 2]}):
+            (tmp_path / "bad.json").write_text(json.dumps({**data, "counts": value}))
+            with pytest.raises(ValueError, match="is not a result of tune"):
+                TuneResult.from_json(tmp_path / "bad.json")
+        del data["counts"], data["judged_by"]  # as written before there were counts
+        (tmp_path / "old.json").write_text(json.dumps(data))
+        assert TuneResult.from_json(tmp_path / "old.json").judged_by == "seconds"
+
+    def test_picture(self, found):
+        matplotlib = pytest.importorskip("matplotlib", reason="needs matplotlib")
+        matplotlib.use("Agg")
+        from matplotlib import pyplot
+
+        ax = found.plot()
+        bars = [patch.get_width() for patch in ax.patches if abs(patch.get_height() - 0.3) < 1e-9]
+        assert len(bars) == 2 * (len([t for t in found.trials if t.pairs]) + 1)
+        assert bars[-2:] == [100, 100]
+        assert ax.get_title() == "tune(), judged by bytes and faults"
+        assert ax.get_xlabel().startswith("bytes (upper bars) and faults (lower bars)")
+        pyplot.close("all")
+
+    def test_prefetches_by_the_user_and_numpy(self, table):
+        def step():
+            table.prefetch(Device(0))
+            return table.numpy().sum()
+
+        found = self.tune(step, table)
+        assert found.policies == {"table": MigrationPolicy.read_duplicated()}
+        assert "2.0M to the device as requested" in found.trials[0].reason
+        assert not any("prefetches of the step" in note for note in found.notes)
+
+    def test_a_device_that_writes(self, table):
+        def step():
+            emulator.touch(table, Device(0), write=True)
+            return table.numpy().sum()
+
+        found = self.tune(step, table)
+        assert "R3" not in {trial.rule for trial in found.trials}
+
+    def test_what_numpy_brings_and_the_host_overwrites(self, table):
+        def use():
+            emulator.touch(table, Device(0))
+
+        def fill():
+            table.numpy()[:] = 3
+
+        found = self.tune([fill, use], table, disposable={"table": "fill"})
+        assert "discard_prefetch table at Host() before fill" in {t.change for t in found.trials}
+
+    def test_fewer_faults_for_more_bytes_are_no_gain(self, table):
+        def use():
+            table.prefetch(Host())
+            emulator.touch(table[: 512 * KIB], Device(0))
+
+        found = self.tune(use, table)
+        assert found.policies == found.plans == {}
+        assert str(found).startswith("1.0M and ")
+        before, after = found.counts["faults"]
+        assert before == after > 0
+        assert "no change was proved to gain, judged by bytes and faults" in str(found)
+
+    def test_an_unsteady_step(self, table):
+        runs = iter(range(10_000))
+
+        def step():
+            table.prefetch(Host())
+            emulator.touch(table[: KIB * 64 * (1 + next(runs) % 5)], Device(0))
+
+        with pytest.raises(managedmem.TuneUnstableError, match="bytes or faults differ by"):
+            self.tune(step, table, max_noise=0.01)
 
 
 def test_a_step_on_the_real_clock(x):
