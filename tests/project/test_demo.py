@@ -188,6 +188,7 @@ def test_demo_on_a_driver_without_gpu_libraries(tmp_path: Path) -> None:
     assert "EMULATED" not in done.stdout
     assert str(driver) in done.stdout.splitlines()[0]
     assert "neither torch nor CuPy can use the GPU here" in done.stdout
+    assert "\nmilliseconds\n" in done.stdout
     assert cells(done.stdout, "inputs.last_prefetch_location") == ["Host()", "Host()"]
     assert accuracy_of(done.stdout) > 0.9
 

@@ -284,15 +284,16 @@ def print_timings(job: Job, timings: Sequence[Timing]) -> None:
 
 
 def print_picture(job: Job, timings: Sequence[Timing]) -> None:
-    """Draw the faults and the times of the variants as bars, without the prefetch first."""
+    """Draw the faults of the variants as bars, and times that mean something; no prefetch first."""
     shown = timings[::-1]
     if all(each.faults is not None for each in shown):
         print(f"\npage faults of {job.work}")
         counts = [(each.variant, each.faults or 0) for each in shown]
         rows = [Bar(name, count, f"{count:,} faults") for name, count in counts]
         print("\n".join(lines_of(rows, sys.stdout)))
-    note = ", which mean nothing on the emulated driver" if job.emulated else ""
-    print(f"\nmilliseconds{note}")
+    if job.emulated:
+        return
+    print("\nmilliseconds")
     times = [Bar(each.variant, each.seconds, f"{each.seconds * 1e3:.2f}") for each in shown]
     print("\n".join(lines_of(times, sys.stdout)))
 
