@@ -101,6 +101,26 @@ class TestDistributed:
         with pytest.raises(TypeError, match=r"call offload\(\) on the module inside first"):
             mt.offload(wrapped, DEVICE, budget=LAYER)
 
+    @pytest.mark.parametrize(
+        "kind", ["DistributedDataParallel", "FullyShardedDataParallel", "FSDP"]
+    )
+    def test_a_wrapped_child_is_refused_by_name(self, alone, kind):
+        inner = nn.Linear(64, 64)
+        if kind == "DistributedDataParallel":
+            inner = nn.parallel.DistributedDataParallel(inner)
+        elif kind == "FullyShardedDataParallel":
+            fsdp = pytest.importorskip("torch.distributed.fsdp")
+            with pytest.warns(UserWarning):  # of one process
+                inner = fsdp.FullyShardedDataParallel(inner, device_id=torch.device("cpu"))
+        else:
+            fsdp = pytest.importorskip("torch.distributed.fsdp")
+            mesh = dist.init_device_mesh("cpu", (1,))
+            inner = fsdp.fully_shard(inner, mesh=mesh)
+        model = nn.Sequential(nn.Linear(64, 64), nn.Sequential(nn.ReLU(), inner))
+        with pytest.raises(TypeError, match=rf"'1.1' is (wrapped in|sharded by) {kind}"):
+            mt.offload(model, DEVICE, budget=LAYER)
+        assert not mt.is_managed(model[0].weight)
+
     @pytest.mark.timeout(PATIENCE + 20)
     def test_two_processes_average_their_gradients(self, on, tmp_path):
         def run(rank):

@@ -32,6 +32,7 @@ from managedmem.torch._offload_arguments import (
     tensors_of,
     warn_if_not_free,
 )
+from managedmem.torch._offload_children import Claim, check_claims
 from managedmem.torch._offload_hooks import Announcer, Places, Versions, begin_use, end_use
 from managedmem.torch._offload_optimizer import (
     GradientHome,
@@ -119,6 +120,7 @@ def offload(
     optimizer = checked_optimizer(optimizer)
     chosen = chosen_blocks(model, blocks)
     found = tensors_of(model)
+    check_claims(model, found)
     homes = homes_of(model, device, found)
     if optimizer is not None:
         check_parameters(model, optimizer)
@@ -317,6 +319,7 @@ class Offload:
         self._removing = threading.Lock()
         self._removed = False
         self._lost = 0  # failures before remove()
+        self._claim: Claim | None = None
         self._modules: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # those of the start
         self._origins = {id(p): (p, p.device) for p in model.parameters()}
         try:
@@ -332,6 +335,7 @@ class Offload:
         except BaseException:
             self.remove()
             raise
+        self._claim = Claim(self._kind, [entry for _, _, _, found in homes for entry in found])
         for module in model.modules():
             self._modules.add(module)
             vars(module)[_KEPT] = self
@@ -450,6 +454,7 @@ class Offload:
             self._removed = True
         finally:
             self._removing.release()
+        self._claim = None
         for module in self._modules:
             vars(module).pop(_KEPT, None)
         self._lost = self._failures() - sum(lane.announcer.failures for lane in self._lanes)

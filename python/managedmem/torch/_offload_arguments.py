@@ -13,6 +13,7 @@ from torch import Tensor, nn
 import managedmem
 from managedmem import Device
 from managedmem.torch._moving import _check_movable
+from managedmem.torch._offload_children import check_children
 from managedmem.torch._offload_optimizer import innermost
 from managedmem.torch._offload_places import Target
 from managedmem.torch._offload_plan import is_called
@@ -33,19 +34,7 @@ def checked_budget(budget: SupportsIndex) -> int:
 def check_model(model: object) -> None:
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
-    name = type(model).__name__
-    if isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
-        raise TypeError(
-            f"model is wrapped in {name}, which keeps the addresses of parameters: call offload() "
-            "on the module inside first, then wrap it"
-        )
-    if isinstance(model, torch.jit.ScriptModule):
-        raise TypeError(f"model is a {name}, whose calls no hook sees: offload the plain module")
-    if name == "OptimizedModule" and hasattr(model, "_orig_mod"):
-        raise TypeError(
-            "model is compiled by torch.compile already, which keeps the addresses of parameters: "
-            "call offload() on the module first, then compile it"
-        )
+    check_children(model)
 
 
 def chosen_blocks(model: nn.Module, blocks: Iterable[str | nn.Module] | None) -> dict[int, str]:

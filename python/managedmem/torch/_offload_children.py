@@ -1,0 +1,95 @@
+"""Submodules and parameters that offload() cannot stream: refused by name before anything moves.
+
+Owns the walk over the modules, and the list of the memory that offloaded models hold.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, nn
+
+from managedmem.torch._tensors import Found
+
+_WRAPPERS = {"DataParallel", "DistributedDataParallel"}
+_SHARDED = {"FullyShardedDataParallel", "FSDPModule"}
+
+
+# --- submodules ---------------------------------------------------------------------------
+
+
+def check_children(model: nn.Module) -> None:
+    """Raise TypeError for the first module of the model that cannot be streamed."""
+    if is_compiled(model):
+        raise TypeError(
+            "model is compiled by torch.compile already: call offload() on the module first, then "
+            "compile it"
+        )
+    for name, module in model.named_modules():
+        subject = repr(name) if name else "model"
+        kinds = [kind.__name__ for kind in type(module).__mro__]
+        for kind in _WRAPPERS.intersection(kinds):
+            raise TypeError(
+                f"{subject} is wrapped in {kind}, which keeps the addresses of parameters: call "
+                "offload() on the module inside first, then wrap it"
+            )
+        for kind in _SHARDED.intersection(kinds):
+            raise TypeError(
+                f"{subject} is sharded by {kind}, whose parameters are in memory of its own: pass "
+                "the module before it is sharded"
+            )
+        if isinstance(module, torch.jit.ScriptModule):
+            raise TypeError(
+                f"{subject} is a {kinds[0]}, whose calls no hook sees: offload the plain module"
+            )
+        for key, value in vars(module).items():
+            if isinstance(value, torch.ScriptObject):
+                raise TypeError(
+                    f"{subject} ({kinds[0]}) is quantized: its weights are packed in {key!r}, "
+                    "which is no tensor. Offload the module before it is quantized"
+                )
+
+
+def is_compiled(module: nn.Module) -> bool:
+    """True for what torch.compile returns for a module."""
+    return type(module).__name__ == "OptimizedModule" and "_orig_mod" in module._modules
+
+
+# --- parameters of other models -----------------------------------------------------------
+
+
+class Claim:
+    """The memory of one offloaded model, for as long as its handle keeps this object."""
+
+    def __init__(self, model: str, found: Found) -> None:
+        self.model = model
+        self.names = {place: name for name, t in found if (place := _place(t))}
+        with _lock:
+            _claims.add(self)
+
+
+_claims: weakref.WeakSet[Claim] = weakref.WeakSet()
+_lock = threading.RLock()  # a collection inside of it may call remove()
+
+
+def check_claims(model: nn.Module, found: Iterable[tuple[str, Tensor]]) -> None:
+    """Raise ValueError for the first parameter that another offloaded model holds."""
+    with _lock:
+        claims = list(_claims)
+    for name, tensor in found:
+        for claim in claims:
+            other = claim.names.get(_place(tensor))
+            if other is not None:
+                raise ValueError(
+                    f"{name!r} of the model ({type(model).__name__}) is in the memory of {other!r} "
+                    f"of another one ({claim.model}), which is offloaded: call remove() on its "
+                    "handle first, or give one of them a copy of the parameter"
+                )
+
+
+def _place(tensor: Tensor) -> int:
+    """The address of a tensor's storage; 0 without memory."""
+    return tensor.untyped_storage().data_ptr()
