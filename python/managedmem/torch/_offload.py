@@ -33,6 +33,7 @@ from managedmem.torch._offload_arguments import (
     warn_if_not_free,
 )
 from managedmem.torch._offload_children import Claim, check_claims
+from managedmem.torch._offload_compiled import check_graphs, drop_compiled
 from managedmem.torch._offload_hooks import Announcer, Places, Versions, begin_use, end_use
 from managedmem.torch._offload_optimizer import (
     GradientHome,
@@ -172,6 +173,7 @@ class _Lane:
             room = self._divide(total, optimizer)
         written = {id(p) for p in self.trained}
         self.plan: Plan = make_plan(model, all_blocks, written, room, chosen, read_only)
+        check_graphs(model, [site.module for site in self.plan.sites])
         self.moved: list[Moved] = []
         self.residents: list[WorkingGroup] = []
         self.groups: dict[int, WorkingGroup] = {}
@@ -328,6 +330,8 @@ class Offload:
                     lane = _Lane(target, module, found, budget, optimizer, chosen, read_only)
                     self._lanes.append(lane)
                     self._lanes[-1].fill()
+                if any(lane.hooks for lane in self._lanes):
+                    drop_compiled(model)
                 self._follow()
                 if optimizer is not None:
                     self._train(optimizer)

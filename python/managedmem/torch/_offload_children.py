@@ -12,6 +12,11 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 
+from managedmem.torch._offload_compiled import (
+    compiles_again,
+    is_compiled,
+    is_compiled_in_place,
+)
 from managedmem.torch._tensors import Found
 
 _WRAPPERS = {"DataParallel", "DistributedDataParallel"}
@@ -45,17 +50,17 @@ def check_children(model: nn.Module) -> None:
             raise TypeError(
                 f"{subject} is a {kinds[0]}, whose calls no hook sees: offload the plain module"
             )
+        if (is_compiled(module) or is_compiled_in_place(module)) and not compiles_again():
+            raise TypeError(
+                f"{subject} is compiled by torch.compile already, and this torch cannot compile it "
+                "again: call offload() first, then compile"
+            )
         for key, value in vars(module).items():
             if isinstance(value, torch.ScriptObject):
                 raise TypeError(
                     f"{subject} ({kinds[0]}) is quantized: its weights are packed in {key!r}, "
                     "which is no tensor. Offload the module before it is quantized"
                 )
-
-
-def is_compiled(module: nn.Module) -> bool:
-    """True for what torch.compile returns for a module."""
-    return type(module).__name__ == "OptimizedModule" and "_orig_mod" in module._modules
 
 
 # --- parameters of other models -----------------------------------------------------------

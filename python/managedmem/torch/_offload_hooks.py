@@ -13,9 +13,9 @@ import threading
 import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor, nn
@@ -23,13 +23,13 @@ from torch.nn.utils import stateless
 from torch.utils.hooks import RemovableHandle
 
 from managedmem import CUDAError
+from managedmem.torch._offload_outputs import tensors_in
 from managedmem.torch._offload_places import Target
 from managedmem.torch._offload_plan import Part, Site
 
 if TYPE_CHECKING:
     from managedmem import WorkingGroup
 
-_DEPTH = 8  # of containers in a module's output
 _REPLICAS = (
     "the module is offloaded, and DataParallel copies all of its parameters to each device: use "
     "DistributedDataParallel with one process for each device, or DataParallel with one device"
@@ -408,7 +408,7 @@ def _end(announcer: Announcer, site: Site, output: object) -> None:
         if announcer.active:
             announcer.enter(site, backward=True)
 
-    for node in {tensor.grad_fn for tensor in _tensors_in(output)}:
+    for node in {tensor.grad_fn for tensor in tensors_in(output)}:
         if node is not None:
             node.register_prehook(reached)
 
@@ -442,20 +442,3 @@ def _inert() -> Callable[..., None]:
 
 def _do_nothing(*arguments: object) -> None:
     """A hook of a copied module."""
-
-
-def _tensors_in(output: Any, depth: int = 0) -> Iterator[Tensor]:
-    """The tensors in a module's output."""
-    if isinstance(output, Tensor):
-        yield output
-    elif depth == _DEPTH:
-        return
-    elif isinstance(output, Mapping):
-        for value in output.values():
-            yield from _tensors_in(value, depth + 1)
-    elif isinstance(output, list | tuple):
-        for value in output:
-            yield from _tensors_in(value, depth + 1)
-    elif is_dataclass(output):
-        for each in fields(output):
-            yield from _tensors_in(getattr(output, each.name, None), depth + 1)

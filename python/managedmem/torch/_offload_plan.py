@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from managedmem.torch._moving import _Block
+from managedmem.torch._offload_compiled import is_compiled
 from managedmem.torch._targets import join_name
 
 MIB = 1 << 20
@@ -184,6 +185,11 @@ class _Cutter:
 
     def _is_one(self, module: nn.Module) -> bool:
         """True if a module is a part with all that it contains."""
+        if (
+            is_compiled(module) and id(module) not in self.chosen
+        ):  # its hooks run outside of its graph
+            assert isinstance(module._orig_mod, nn.Module)
+            return self._is_one(module._orig_mod)
         inner = [each for each in module.modules() if each is not module]
         if any(id(each) in self.chosen for each in inner):
             return False

@@ -1,0 +1,82 @@
+"""Code that torch.compile made before offload() put its hooks: found, and compiled again.
+
+Owns all that offload() knows of torch._dynamo, whose code does not look for hooks that come later.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from typing import Any
+
+from torch import nn
+
+
+def is_compiled(module: nn.Module) -> bool:
+    """True for what torch.compile returns for a module."""
+    return type(module).__name__ == "OptimizedModule" and "_orig_mod" in module._modules
+
+
+def is_compiled_in_place(module: nn.Module) -> bool:
+    """True after module.compile(), or if its forward is compiled."""
+    forward = vars(module).get("forward")
+    return module._compiled_call_impl is not None or hasattr(forward, "_torchdynamo_orig_callable")
+
+
+def compiles_again() -> bool:
+    """False for a torch whose compiled code cannot be dropped."""
+    return _dynamo() is None or hasattr(_dynamo(), "reset_code")
+
+
+def drop_compiled(model: nn.Module) -> None:
+    """Make compiled code that may call modules of these classes compile again, with their hooks."""
+    dynamo = _dynamo()
+    if dynamo is None or not hasattr(dynamo, "reset_code"):
+        return
+    names = {type(module).__name__ for module in model.modules()}
+    with dynamo.convert_frame.compile_lock:
+        for weak in list(dynamo.convert_frame.input_codes.seen):
+            code = weak()
+            if code is not None and _mentions(code, names):
+                dynamo.reset_code(code)
+
+
+def _mentions(code: Any, names: Iterable[str]) -> bool:
+    """True if compiled code has looked at an object of one of the classes."""
+    from torch._dynamo.eval_frame import _debug_get_cache_entry_list
+
+    texts = [str(entry.guard_manager) for entry in _debug_get_cache_entry_list(code)]
+    return any(name in text for text in texts for name in names)
+
+
+def check_graphs(model: nn.Module, hooked: Iterable[nn.Module]) -> None:
+    """Raise ValueError for a module that must be one graph, with a hook inside."""
+    inside = set(map(id, hooked))
+    for name, module in model.named_modules():
+        if not _is_one_graph(module):
+            continue
+        wrapped = is_compiled(module)  # whose own hooks run outside of the graph
+        for inner in module.modules():
+            if id(inner) in inside and not (wrapped and inner is module):
+                raise ValueError(
+                    f"{name or 'model'!r} is compiled with fullgraph=True, but offload() loads "
+                    "parameters inside of it, between two graphs: compile it without fullgraph, "
+                    "give a larger budget, or wrap it by torch.compile() and name it in blocks="
+                )
+
+
+def _is_one_graph(module: nn.Module) -> bool:
+    """True if torch.compile was told fullgraph=True for the module, its call or its forward."""
+    if is_compiled(module):
+        return bool(getattr(module.dynamo_ctx, "fullgraph", False))
+    for function in (module._compiled_call_impl, vars(module).get("forward")):
+        for cell in getattr(function, "__closure__", None) or ():
+            if getattr(cell.cell_contents, "fullgraph", False) is True:
+                return True
+    return False
+
+
+def _dynamo() -> Any:
+    """torch._dynamo, if something has imported it to its end."""
+    module = sys.modules.get("torch._dynamo")
+    return module if hasattr(module, "disable") else None

@@ -1,0 +1,163 @@
+"""Modules and callers that torch.compile saw before offload(): uses are announced, or refused."""
+
+import pytest
+
+from offloaded import LAYER, assert_same_module, batch, managed_tensors, nn, same
+from tensors import mt, torch
+
+pytest.importorskip("torch._dynamo")
+
+# torch's own, while it compiles for a backward pass.
+pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+DEVICE = 0
+COUNT = 4
+KINDS = [
+    "root in place",
+    "blocks in place",
+    "layers in place",
+    "blocks wrapped",
+    "layers wrapped",
+    "forward of the root",
+    "forward of the blocks",
+    "caller",
+]
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(64, 64)
+
+    def forward(self, x):
+        return torch.relu(self.layer(x)) * 2
+
+
+def blocks(on):
+    torch.manual_seed(0)
+    return nn.Sequential(*(Block() for _ in range(COUNT))).to(on)
+
+
+def compiled(model, kind, **options):
+    """Compile a part of a model; returns the function that calls the model."""
+    options = {"backend": "eager", **options}
+    if kind == "root in place":
+        model.compile(**options)
+    elif kind == "forward of the root":
+        model.forward = torch.compile(model.forward, **options)
+    elif kind == "caller":
+        return torch.compile(lambda x: model(x) + 0, **options)
+    for i in range(COUNT):
+        if kind == "blocks in place":
+            model[i].compile(**options)
+        elif kind == "layers in place":
+            model[i].layer.compile(**options)
+        elif kind == "blocks wrapped":
+            model[i] = torch.compile(model[i], **options)
+        elif kind == "layers wrapped":
+            model[i].layer = torch.compile(model[i].layer, **options)
+        elif kind == "forward of the blocks":
+            model[i].forward = torch.compile(model[i].forward, **options)
+    return model
+
+
+@pytest.fixture(autouse=True)
+def fresh():
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+@pytest.mark.parametrize(
+    ("kind", "backend"),
+    [
+        *((kind, "eager") for kind in KINDS),
+        ("blocks wrapped", "aot_eager"),
+        ("caller", "aot_eager"),
+    ],
+)
+def test_uses_are_announced(on, kind, backend):
+    model, reference = blocks(on), blocks(on)
+    call = compiled(model, kind, backend=backend)
+    before = torch.ones(4, 64, device=on)
+    with torch.no_grad():
+        call(before)  # compiles it without hooks
+    with mt.offload(model, DEVICE, budget=2 * LAYER) as handle:
+        reference.to(handle.device)
+        with torch.no_grad():
+            for _ in range(3):
+                assert same(call(batch(handle)), reference(batch(handle)))
+        assert handle.stats()["acquired"] == 3 * COUNT
+    with torch.no_grad():
+        assert same(call(before), reference.to(on)(before))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_backward_passes_are_announced(on, kind):
+    model, reference = blocks(on), blocks(on)
+    optimizers = [torch.optim.SGD(m.parameters(), lr=0.1) for m in (model, reference)]
+    call = compiled(model, kind)
+    call(torch.ones(4, 64, device=on))
+    with mt.offload(model, DEVICE, budget=3 * LAYER, optimizer=optimizers[0]) as handle:
+        reference.to(handle.device)
+        for _ in range(3):
+            call(batch(handle)).sum().backward()
+            reference(batch(handle)).sum().backward()
+            for optimizer in optimizers:
+                optimizer.step()
+                optimizer.zero_grad()
+        assert handle.stats()["acquired"] >= 3 * (2 * COUNT - 1)
+    assert_same_module(model, reference.to(on))
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "layers in place"])
+def test_one_graph_is_refused_or_works(on, kind):
+    """fullgraph=True has no place for a load inside; around a part there is one."""
+    model, reference = blocks(on), blocks(on)
+    call = compiled(model, kind, fullgraph=True)
+    with torch.no_grad():
+        call(torch.ones(4, 64, device=on))
+    name = "model" if "root" in kind else "0"
+    if kind == "caller":  # which nobody knows before it runs
+        handle = mt.offload(model, DEVICE, budget=2 * LAYER)
+        with pytest.raises(RuntimeError, match="compile without fullgraph=True, or with a budget"):
+            call(batch(handle))
+        handle.remove()
+    elif kind in ("layers wrapped", "blocks wrapped"):
+        chosen = [f"{i}" for i in range(COUNT)] if kind == "blocks wrapped" else None
+        with mt.offload(model, DEVICE, budget=2 * LAYER, blocks=chosen) as handle:
+            reference.to(handle.device)
+            with torch.no_grad():
+                for _ in range(2):
+                    assert same(call(batch(handle)), reference(batch(handle)))
+            assert handle.stats()["acquired"] == 2 * COUNT
+    else:
+        with pytest.raises(ValueError, match=rf"^'{name}' is compiled with fullgraph=True"):
+            mt.offload(model, DEVICE, budget=2 * LAYER)
+        assert managed_tensors(model) == []
+        with mt.offload(model, DEVICE, budget=100 * LAYER) as handle:  # nothing is streamed
+            reference.to(handle.device)
+            with torch.no_grad():
+                assert same(call(batch(handle)), reference(batch(handle)))
+
+
+def test_other_compiled_code_stays(on):
+    """Only code that has seen modules of these classes is compiled again."""
+    counts = {"other": 0, "model": 0}
+
+    def backend(name):
+        def count(graph, inputs):
+            counts[name] += 1
+            return graph.forward
+
+        return count
+
+    other = torch.compile(lambda x: x * 2, backend=backend("other"))
+    model = blocks(on)
+    model.compile(backend=backend("model"))
+    inputs = torch.ones(4, 64, device=on)
+    other(inputs), model(inputs)
+    before = dict(counts)
+    with mt.offload(model, DEVICE, budget=2 * LAYER) as handle:
+        other(inputs), model(batch(handle))
+    assert counts["other"] == before["other"]
+    assert counts["model"] > before["model"]
