@@ -6,7 +6,7 @@ import types
 
 import pytest
 
-from offloaded import LAYER, assert_same_module, batch, nn, same
+from offloaded import LAYER, assert_same_module, batch, layers, nn, same
 from tensors import mt, torch
 
 DEVICE = 0
@@ -143,4 +143,16 @@ def test_forward_and_backward_passes_are_announced(on, kind):
                     assert handle.stats()["acquired"] - before >= 2 * COUNT - 1
                 optimizer.step()
                 optimizer.zero_grad()
+    assert_same_module(model, reference.to(on))
+
+
+def test_views_that_an_activation_overwrites(on):
+    """A linear layer returns a view for inputs of three dimensions."""
+    model, reference = layers(COUNT, on=on), layers(COUNT, on=on)
+    optimizer = torch.optim.SGD(model.parameters())
+    with mt.offload(model, DEVICE, budget=4 * LAYER, optimizer=optimizer) as handle:
+        reference.to(handle.device)
+        for m in (model, reference):
+            m(batch(handle, rows=6).view(2, 3, -1)).sum().backward()
+        assert handle.stats()["acquired"] >= 2 * COUNT - 1
     assert_same_module(model, reference.to(on))

@@ -33,6 +33,7 @@ from managedmem.torch._megatron import (
 )
 from managedmem.torch._moving import to_managed
 from managedmem.torch._offload import Offload, offload
+from managedmem.torch._offload_coverage import Coverage
 from managedmem.torch._operations import HintedBytes, advise, prefetch
 from managedmem.torch._pool import UnifiedMemoryUnsupportedError, managed_mempool
 from managedmem.torch._results import to_host
@@ -40,6 +41,7 @@ from managedmem.torch._tensors import NotManagedError, is_managed
 
 __all__ = [
     "CompilationState",
+    "Coverage",
     "HintedBytes",
     "NotManagedError",
     "Offload",

@@ -34,6 +34,7 @@ from managedmem.torch._offload_arguments import (
 )
 from managedmem.torch._offload_children import Claim, check_claims
 from managedmem.torch._offload_compiled import check_graphs, drop_compiled
+from managedmem.torch._offload_coverage import Coverage, Watch
 from managedmem.torch._offload_hooks import Announcer, Places, Versions, begin_use, end_use
 from managedmem.torch._offload_optimizer import (
     GradientHome,
@@ -222,13 +223,21 @@ class _Lane:
             if at_home:
                 self.versions.watch(part)
             self.groups[id(part)] = group
-            if stays and begin_use(group, self.target.stream()):
+            if stays and begin_use(group, self.target.stream()) is not None:
                 self.residents.append(group)
         for part in self.plan.streamed:
             self.places.note(part)
         self.target.wait()  # other streams use it too
         for site in self.plan.sites:
             self.hooks += self.announcer.attach(site)
+
+    def watch(self, watch: Watch, name: str) -> None:
+        """Count the calls of the streamed parts; `name` is that of the submodule on this device."""
+        self.announcer.watch = watch
+        acquired = {id(part) for site in self.plan.sites for part in site.parts}
+        for part in self.plan.streamed:
+            full = f"{name}.{part.name}" if name and part.name else name or part.name
+            watch.add(part, full, self.announcer, id(part) in acquired)
 
     def step_parts(self) -> Iterator[StepPart]:
         """The trained parameters, part by part."""
@@ -322,15 +331,19 @@ class Offload:
         self._removed = False
         self._lost = 0  # failures before remove()
         self._claim: Claim | None = None
+        self._watch = Watch(model)
+        self._watch_hooks: list[RemovableHandle] = []
         self._modules: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # those of the start
         self._origins = {id(p): (p, p.device) for p in model.parameters()}
         try:
             with torch.inference_mode(False), torch.no_grad():
-                for target, module, _, found in homes:
+                for target, module, name, found in homes:
                     lane = _Lane(target, module, found, budget, optimizer, chosen, read_only)
                     self._lanes.append(lane)
                     self._lanes[-1].fill()
-                if any(lane.hooks for lane in self._lanes):
+                    lane.watch(self._watch, name)
+                self._watch_hooks = self._watch.attach()
+                if self._watch_hooks:
                     drop_compiled(model)
                 self._follow()
                 if optimizer is not None:
@@ -479,6 +492,9 @@ class Offload:
 
     def _detach(self) -> None:
         """Stop everything that acts by itself."""
+        for hook in self._watch_hooks:
+            hook.remove()
+        self._watch.stop()
         for gradient in self._gradients:
             gradient.stop()
         if self._step is not None:
@@ -531,6 +547,24 @@ class Offload:
         result["gradients_on_host"] = sum(gradient.nbytes for gradient in self._home_gradients())
         result["state_on_host"] = sum(tensor.nbytes for tensor in self._home_state())
         return result
+
+    @property
+    def coverage(self) -> dict[str, Coverage]:
+        """The calls of each streamed part, by its name: seen ones, made ones, and bytes on the bus.
+
+        The name of a part is that of the submodule that it belongs to, and "" for parameters of the
+        module itself. Each value is a Coverage. What the budget keeps on the device is not listed.
+
+        Hooks see the calls that they announce. Other uses are inferred: from the operations of the
+        first call of the module that returns, and then for each later call like it; and from
+        gradients that a backward pass leaves without an announcement. A UserWarning names the first
+        such parts, once for a handle. Uses without a gradient are not noticed in methods that do
+        not call the module, in compiled code, and by address, as extensions have them. Embeddings
+        count the rows that they look up.
+
+        After remove(), the numbers of its moment. Safe from every thread; no driver call.
+        """
+        return self._watch.result()
 
     @property
     def last_error(self) -> str | None:

@@ -23,12 +23,13 @@ from torch.nn.utils import stateless
 from torch.utils.hooks import RemovableHandle
 
 from managedmem import CUDAError
-from managedmem.torch._offload_outputs import tensors_in
+from managedmem.torch._offload_outputs import nodes_of
 from managedmem.torch._offload_places import Target
 from managedmem.torch._offload_plan import Part, Site
 
 if TYPE_CHECKING:
     from managedmem import WorkingGroup
+    from managedmem.torch._offload_coverage import Watch
 
 _REPLICAS = (
     "the module is offloaded, and DataParallel copies all of its parameters to each device: use "
@@ -71,18 +72,18 @@ class _Use:
 
 def begin_use(
     group: WorkingGroup, stream: int | None, access: Literal["read"] | None = None
-) -> bool:
-    """Acquire a group; False if the driver refused, and the memory is used at home, over the bus.
+) -> bool | None:
+    """Acquire a group; False if it has no room on the device, and None if the driver refused.
 
-    Raises for a stream that captures a graph, because no load would precede its replays.
+    Its memory is then used at home, over the bus. Raises for a stream that captures a graph: no
+    load would precede its replays.
     """
     try:
-        group.acquire(stream=stream, access=access)
+        return group.acquire(stream=stream, access=access)
     except CUDAError:
         if stream is not None and torch.cuda.is_current_stream_capturing():
             raise
-        return False
-    return True
+        return None
 
 
 def end_use(group: WorkingGroup, stream: int | None) -> None:
@@ -269,6 +270,7 @@ class Announcer:
         self.places = places
         self.active = True
         self.failures = 0  # uses that the driver refused
+        self.watch: Watch | None = None
         self._local = threading.local()
         self._all: weakref.WeakSet[_Uses] = weakref.WeakSet()
         self._lock = threading.RLock()  # for _all and failures; a collection may call stop()
@@ -302,6 +304,8 @@ class Announcer:
             left.append(last.site)
             uses.end_last()
         if backward:
+            if self.watch is not None:
+                self.watch.reached()
             self._expect_end(uses)
             if uses.open and uses.open[-1].backward and uses.open[-1].site is site:
                 return
@@ -326,7 +330,10 @@ class Announcer:
                 self.versions.check(part)
                 group = self.groups[id(part)]
                 reads = part.stepped and self.step_is_announced
-                if begin_use(group, stream, "read" if reads else None):
+                on_device = begin_use(group, stream, "read" if reads else None)
+                if self.watch is not None:
+                    self.watch.used(part, backward, bool(on_device))
+                if on_device is not None:
                     acquired.append(group)
                 else:
                     with self._lock:
@@ -345,6 +352,10 @@ class Announcer:
                 while len(uses.open) > i:
                     uses.end_last()
                 return
+
+    def holds(self, part: Part) -> bool:
+        """True if this thread is in an announced call that uses the part."""
+        return any(part in use.site.parts for use in self._uses().open)
 
     def _uses(self) -> _Uses:
         try:
@@ -408,9 +419,8 @@ def _end(announcer: Announcer, site: Site, output: object) -> None:
         if announcer.active:
             announcer.enter(site, backward=True)
 
-    for node in {tensor.grad_fn for tensor in tensors_in(output)}:
-        if node is not None:
-            node.register_prehook(reached)
+    for node in nodes_of(output):
+        node.register_prehook(reached)
 
 
 _known_untraced: dict[Callable[..., None], Callable[..., None]] = {}

@@ -446,7 +446,7 @@ class SplitStep:
         with ExitStack() as stack:
             if part.group is not None and self.active:  # a collection may have called remove()
                 stream = part.target.stream()
-                if begin_use(part.group, stream):
+                if begin_use(part.group, stream) is not None:
                     stack.callback(end_use, part.group, stream)
                 else:
                     self.failures += 1

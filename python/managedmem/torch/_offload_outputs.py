@@ -1,4 +1,7 @@
-"""The tensors in what a module's call returns: in containers, and in the attributes of objects."""
+"""The tensors in what a module's call returns: in containers, and in the attributes of objects.
+
+And the nodes where a backward pass meets them.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +12,22 @@ from types import FunctionType, ModuleType
 from typing import Any
 
 from torch import Tensor, nn
+from torch.autograd.graph import Node
 
 _MOST = 10_000  # objects that are looked at in one output, the outermost first
 _CONTAINERS = (list, tuple, deque, Set)
 # They have no tensor of a call, or belong to all calls.
 _OTHERS = (str, bytes, bytearray, int, float, complex, type, FunctionType, ModuleType, nn.Module)
+
+
+def nodes_of(output: Any) -> set[Node]:
+    """The nodes of the tensors in an output, also of what stays when a view is overwritten."""
+    found: set[Node | None] = set()
+    for tensor in tensors_in(output):
+        found.add(tensor.grad_fn)
+        if tensor._is_view() and tensor._base is not None:
+            found.add(tensor._base.grad_fn)
+    return {node for node in found if node is not None}
 
 
 def tensors_in(output: Any) -> Iterator[Tensor]:

@@ -1,0 +1,441 @@
+"""Coverage of offload(): how many of the calls that used a part were announced.
+
+Owns the evidence of uses that no hook sees: operations on the memory of a part in the first call of
+the model, and gradients without a backward call.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import threading
+import warnings
+import weakref
+from collections.abc import Iterator
+from dataclasses import dataclass
+from types import FrameType
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.hooks import RemovableHandle
+
+from managedmem.torch._offload_hooks import _compiling, _inert
+from managedmem.torch._offload_outputs import nodes_of
+from managedmem.torch._offload_plan import _LOOKUPS, Part
+
+if TYPE_CHECKING:
+    from managedmem.torch._offload_hooks import Announcer
+
+_FIRST = "_compiled_call_impl"  # what torch calls in place of a module's hooks and forward
+_UNSEEN = (
+    "{names} {were} used without a call that offload() sees, and the device read {nbytes:,} bytes "
+    "over the bus: results are right, but slow. {reason}. handle.coverage counts the calls of each"
+)
+_DIRECT = "{name} is not called itself, only its forward() or modules inside of it: call {name}"
+_PARENT = (
+    "{user} uses the parameters without calling {name}: name {user} in blocks=, or call {name}"
+)
+_GRADIENT = (
+    "There are gradients, but no backward call was announced: call the module itself, return "
+    "tensors in containers or attributes, or name the module whose forward uses it in blocks="
+)
+
+
+class Coverage(NamedTuple):
+    """The calls of one part of an offloaded module, from ``Offload.coverage``.
+
+    A call is a forward call or a backward pass that uses the part's parameters. `seen` are the ones
+    that were announced, so that the part could be loaded; `made` are these and others that were
+    noticed, see ``Offload.coverage``. `bus_bytes` are the bytes that the device used over the bus:
+    the bytes of the part for each call that was not announced or that the budget had no room for,
+    and the rows that embeddings looked up.
+    """
+
+    seen: int
+    made: int
+    bus_bytes: int
+
+
+@dataclass(slots=True, eq=False)
+class _Tally:
+    """The calls of one part."""
+
+    name: str
+    part: Part
+    announcer: weakref.ref[Announcer]  # which refers to the tallies
+    is_acquired: bool  # by the calls of a module
+    is_lookup: bool = False  # which is used over the bus on purpose
+    seen: int = 0
+    backward: int = 0  # of these
+    missed: int = 0
+    bus_bytes: int = 0
+    seen_when_missed: int | None = None  # in the first call of the model
+
+    def miss(self) -> None:
+        """Count a use that was not announced."""
+        self.missed += 1
+        self.bus_bytes += self.part.nbytes
+
+    def tensors(self) -> Iterator[Tensor]:
+        """The tensors of the part."""
+        yield from (t for block in self.part.blocks for p in block.pieces for t in p.tensors)
+
+    def gradients(self) -> list[tuple[int, int] | None]:
+        """A mark for each gradient, which changes when something is added to it."""
+        return [_mark(t.grad) if t.is_leaf else None for t in self.tensors()]
+
+
+def _mark(gradient: Tensor | None) -> tuple[int, int] | None:
+    if gradient is None:
+        return None
+    return id(gradient), 0 if gradient.is_inference() else gradient._version
+
+
+@dataclass(slots=True)
+class _Pass:
+    """A backward pass that is under way: what was there at its start."""
+
+    gradients: dict[int, list[tuple[int, int] | None]]
+    backward: dict[int, int]
+    alone: bool  # no other pass was under way
+
+
+class _Local(threading.local):
+    """The calls of the model that one thread is in."""
+
+    def __init__(self) -> None:
+        self.rounds: list[dict[int, int]] = []  # the seen calls of each part at their starts
+
+
+class Watch:
+    """The tallies of one offloaded model."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.active = True
+        self._model = weakref.ref(model)
+        self.names: dict[int, str] = {id(module): name for name, module in model.named_modules()}
+        self.places: dict[int, list[_Tally]] = {}  # by the address of a storage
+        self.has_watched = False  # the operations of a call of the model
+        self._tallies: dict[int, _Tally] = {}  # by the id of a part
+        self._passes: dict[int, _Pass] = {}
+        self._local = _Local()
+        self._has_warned = False
+        self._final: dict[str, Coverage] = {}
+        self._lock = threading.RLock()  # a collection inside of it may call remove()
+
+    # --- the start and the end --------------------------------------------------------------
+
+    def add(self, part: Part, name: str, announcer: Announcer, is_acquired: bool) -> None:
+        """Count the calls of a part."""
+        tally = self._tallies[id(part)] = _Tally(name, part, weakref.ref(announcer), is_acquired)
+        for piece in (piece for block in part.blocks for piece in block.pieces):
+            self.places.setdefault(piece.storage.data_ptr(), []).append(tally)
+
+    def attach(self) -> list[RemovableHandle]:
+        """Hook the model, and the lookups in it; nothing if nothing is streamed."""
+        model = self._model()
+        if not self._tallies or model is None:
+            return []
+        hooks = [
+            model.register_forward_pre_hook(_RoundStart(self), prepend=True),
+            model.register_forward_hook(_RoundEnd(self), always_call=True),
+        ]
+        for module in model.modules():
+            weight = module._parameters.get("weight")
+            if getattr(type(module), "forward", None) in _LOOKUPS and weight is not None:
+                for tally in self.places.get(weight.untyped_storage().data_ptr(), ()):
+                    tally.is_lookup = not tally.is_acquired
+                    hook = _Lookup(self, tally)
+                    hooks.append(module.register_forward_hook(hook, with_kwargs=True))
+        if getattr(model, _FIRST, self) is None and hasattr(_Probe, "ignore_compile_internals"):
+            vars(model)[_FIRST] = _FirstCall(self, model)
+        return hooks
+
+    def stop(self) -> None:
+        """Count nothing any more, and drop the references to the tensors."""
+        if self.active:
+            self._final = self.result()
+        self.active = False
+        model = self._model()
+        if model is not None:
+            _end_first_call(model)
+        with self._lock:
+            self._tallies, self.places = {}, {}
+            self._passes.clear()
+
+    def result(self) -> dict[str, Coverage]:
+        """The calls of each part, by its name."""
+        if not self.active:
+            return dict(self._final)
+        found: dict[str, Coverage] = {}
+        with self._lock:
+            for tally in self._tallies.values():
+                # The parts of one module are used together.
+                seen, made, nbytes = found.get(tally.name, (0, 0, 0))
+                mine = tally.seen + tally.missed
+                found[tally.name] = Coverage(
+                    max(seen, tally.seen), max(made, mine), nbytes + tally.bus_bytes
+                )
+        return found
+
+    # --- announced calls --------------------------------------------------------------------
+
+    def used(self, part: Part, backward: bool, on_device: bool) -> None:
+        """Count an announced call of a part."""
+        with self._lock:
+            tally = self._tallies.get(id(part))
+            if tally is not None:
+                tally.seen += 1
+                tally.backward += backward
+                tally.bus_bytes += 0 if on_device else part.nbytes
+
+    def looked_up(self, tally: _Tally, nbytes: int) -> None:
+        """Count a call that read some rows of a part."""
+        with self._lock:
+            tally.seen += 1
+            tally.bus_bytes += nbytes
+
+    # --- calls of the model -----------------------------------------------------------------
+
+    def begin_round(self) -> None:
+        """A call of the model begins."""
+        self._local.rounds.append({key: tally.seen for key, tally in self._tallies.items()})
+
+    def end_round(self, output: Any) -> None:
+        """A call of the model ends: notice the parts that it used without an announcement."""
+        before = self._local.rounds.pop() if self._local.rounds else {}
+        if torch.is_grad_enabled():
+            me = weakref.ref(self)  # torch keeps the hooks as long as the output
+
+            def reached(*gradients: object) -> None:
+                watch = me()
+                if watch is not None:
+                    watch.reached()
+
+            for node in nodes_of(output):
+                node.register_prehook(reached)
+        with self._lock:
+            for key, tally in self._tallies.items():
+                since = tally.seen - before.get(key, tally.seen)
+                if tally.seen_when_missed is not None and since <= tally.seen_when_missed:
+                    tally.miss()  # as in the first call
+
+    def end_first_round(self, missed: dict[int, tuple[_Tally, str | None]]) -> None:
+        """Count what the operations of the first call used without an announcement."""
+        with self._lock:
+            if self.has_watched or not self.active:
+                return
+            self.has_watched = True
+            for tally, _ in missed.values():
+                tally.miss()
+                tally.seen_when_missed = tally.seen
+        for tally, user in missed.values():
+            name, by = repr(tally.name or "model"), repr(user or "model")
+            if user is None:
+                reason = _GRADIENT
+            elif user == tally.name or user.startswith(f"{tally.name}."):
+                reason = _DIRECT.format(name=name)
+            else:
+                reason = _PARENT.format(user=by, name=name)
+            self._warn([each for each, _ in missed.values()], reason)
+
+    # --- backward passes --------------------------------------------------------------------
+
+    def reached(self) -> None:
+        """A backward pass is at a node of ours: expect its end."""
+        task = torch._C._current_graph_task_id()
+        with self._lock:
+            if task in self._passes or not self.active:
+                return
+            for other in self._passes.values():
+                other.alone = False
+            self._passes[task] = _Pass(
+                {key: tally.gradients() for key, tally in self._tallies.items()},
+                {key: tally.backward for key, tally in self._tallies.items()},
+                not self._passes,
+            )
+        torch.autograd.Variable._execution_engine.queue_callback(_PassEnd(self, task))
+
+    def end_pass(self, task: int) -> None:
+        """Notice the parts that have new gradients without an announcement."""
+        missed: list[_Tally] = []
+        with self._lock:
+            ended = self._passes.pop(task, None)
+            if ended is None:
+                return
+            for key, tally in self._tallies.items():
+                before = ended.backward[key] if ended.alone else 0
+                if tally.is_lookup or tally.backward > before:
+                    continue
+                now = tally.gradients()
+                pairs = zip(now, ended.gradients[key], strict=True)
+                if any(mark is not None and mark != old for mark, old in pairs):
+                    tally.miss()
+                    missed.append(tally)
+        self._warn(missed, _GRADIENT)
+
+    def drop_pass(self, task: int) -> None:
+        """Forget a pass that ended by an exception."""
+        with self._lock:
+            self._passes.pop(task, None)
+
+    def _warn(self, tallies: list[_Tally], reason: str) -> None:
+        if not tallies or self._has_warned or not self.active:
+            return
+        self._has_warned = True
+        names = list(dict.fromkeys(repr(tally.name or "model") for tally in tallies))
+        more = f" and {len(names) - 3} more parts" if len(names) > 3 else ""
+        text = ", ".join(names[:3]) + more
+        were = "were" if len(names) > 1 else "was"
+        nbytes = sum(tally.part.nbytes for tally in tallies)
+        warnings.warn(
+            _UNSEEN.format(names=text, were=were, nbytes=nbytes, reason=reason), stacklevel=3
+        )
+
+
+# --- hooks ---------------------------------------------------------------------------------
+
+
+class _Hook:
+    """A hook of a module. A copy of its module, or a pickle, gets one that does nothing."""
+
+    def __init__(self, watch: Watch) -> None:
+        self.watch = watch
+
+    def __reduce__(self) -> tuple[Any, tuple[()]]:
+        return _inert, ()
+
+    def is_on(self, module: nn.Module) -> bool:
+        """False in compiled code, which would break its graph here."""
+        return self.watch.active and not _in_compiled_code() and "_is_replica" not in vars(module)
+
+
+class _RoundStart(_Hook):
+    def __call__(self, module: nn.Module, arguments: object) -> None:
+        if not torch.compiler.is_compiling() and self.is_on(module):
+            self.watch.begin_round()
+
+
+class _RoundEnd(_Hook):
+    def __call__(self, module: nn.Module, arguments: object, output: object) -> None:
+        if not torch.compiler.is_compiling() and self.is_on(module):
+            self.watch.end_round(output)
+
+
+class _Lookup(_Hook):
+    def __init__(self, watch: Watch, tally: _Tally) -> None:
+        super().__init__(watch)
+        self.tally = tally
+
+    def __call__(self, module: Any, given: Any, named: Any, output: object) -> None:
+        if not torch.compiler.is_compiling() and self.is_on(module):
+            rows = given[0] if given else named["input"]
+            weight = module.weight
+            nbytes = rows.numel() * weight.shape[-1] * weight.element_size()
+            self.watch.looked_up(self.tally, nbytes)
+
+
+class _PassEnd:
+    """Ends a backward pass: torch calls it, or drops it after an exception."""
+
+    def __init__(self, watch: Watch, task: int) -> None:
+        self.watch = weakref.ref(watch)
+        self.task = task
+
+    def __call__(self) -> None:
+        watch = self.watch()
+        if watch is not None:
+            watch.end_pass(self.task)
+
+    def __del__(self) -> None:
+        with contextlib.suppress(Exception):
+            watch = self.watch()
+            if watch is not None:
+                watch.drop_pass(self.task)
+
+
+# --- the first call -------------------------------------------------------------------------
+
+
+class _FirstCall:
+    """Stands before the hooks of the model until it has returned once, to watch its operations."""
+
+    def __init__(self, watch: Watch, model: nn.Module) -> None:
+        self.watch = watch
+        self.model = weakref.ref(model)
+
+    def __call__(self, *given: Any, **named: Any) -> Any:
+        model = self.model()
+        if torch.compiler.is_compiling() and model is not None:
+            return model._call_impl(*given, **named)
+        module = sys._getframe(1).f_locals.get("self")  # a replica has this object too
+        if not isinstance(module, nn.Module) or vars(module).get(_FIRST) is not self:
+            module = model
+        assert module is not None
+        if module is not model or _in_compiled_code() or not self.watch.active:
+            return module._call_impl(*given, **named)
+        with _Probe(self.watch) as probe:
+            result = module._call_impl(*given, **named)
+        _end_first_call(module)
+        self.watch.end_first_round(probe.missed)
+        return result
+
+
+def _in_compiled_code() -> bool:
+    return _compiling is not None and _compiling() is not None
+
+
+def _end_first_call(module: nn.Module) -> None:
+    if isinstance(vars(module).get(_FIRST), _FirstCall):
+        del vars(module)[_FIRST]
+
+
+class _Probe(TorchDispatchMode):
+    """Looks at the operations of one call, and changes none."""
+
+    supports_higher_order_operators = True
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        return True  # what compiles in the call stays compiled
+
+    def __init__(self, watch: Watch) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.watch = watch
+        self.missed: dict[int, tuple[_Tally, str | None]] = {}  # with the module that used it
+
+    def __torch_dispatch__(
+        self, func: Any, types: object, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        # A view reads nothing, and a lookup a few rows.
+        if not getattr(func, "is_view", False) and "embedding" not in str(func):
+            for value in (*args, *kwargs.values()):
+                for each in value if isinstance(value, list | tuple) else (value,):
+                    if type(each) in (Tensor, nn.Parameter):
+                        self._look_at(each)
+        return func(*args, **kwargs)
+
+    def _look_at(self, tensor: Tensor) -> None:
+        try:
+            place = tensor.untyped_storage().data_ptr()
+        except RuntimeError:  # no dense memory
+            return
+        for tally in self.watch.places.get(place, ()):
+            if id(tally) in self.missed or tally.is_lookup:
+                continue
+            announcer = tally.announcer()
+            if announcer is not None and not announcer.holds(tally.part):
+                self.missed[id(tally)] = tally, self._user()
+
+    def _user(self) -> str | None:
+        """The name of the innermost module that is running."""
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None:
+            running = id(frame.f_locals.get("self"))
+            if running in self.watch.names:
+                return self.watch.names[running]
+            frame = frame.f_back
+        return None
