@@ -140,6 +140,26 @@ def test_one_graph_is_refused_or_works(on, kind):
                 assert same(call(batch(handle)), reference(batch(handle)))
 
 
+@pytest.mark.parametrize("fullgraph", [False, True])
+def test_a_forward_that_its_class_compiles(on, fullgraph):
+    class Compiled(Block):
+        @torch.compile(backend="eager", fullgraph=fullgraph)
+        def forward(self, x):
+            return torch.relu(self.layer(x)) * 2
+
+    torch.manual_seed(0)
+    model, reference = nn.Sequential(*(Compiled() for _ in range(COUNT))).to(on), blocks(on)
+    with torch.no_grad():
+        model(torch.ones(4, 64, device=on))
+    if fullgraph:
+        with pytest.raises(ValueError, match=r"^'0' is compiled with fullgraph=True"):
+            mt.offload(model, DEVICE, budget=2 * LAYER)
+        return
+    with mt.offload(model, DEVICE, budget=2 * LAYER) as handle, torch.no_grad():
+        assert same(model(batch(handle)), reference.to(handle.device)(batch(handle)))
+        assert {each.seen for each in handle.coverage.values()} == {1}
+
+
 def test_other_compiled_code_stays(on):
     """Only code that has seen modules of these classes is compiled again."""
     counts = {"other": 0, "model": 0}

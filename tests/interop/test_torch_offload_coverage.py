@@ -278,6 +278,10 @@ class TestWarnings:
             inputs = batch(handle)
 
             def work():
+                if handle.device.type == "cuda":
+                    torch.cuda.set_device(
+                        handle.device
+                    )  # cuBLAS warns in threads without a context
                 try:
                     for _ in range(5):
                         model(inputs).sum().backward()
@@ -343,3 +347,29 @@ class TestTheFirstCall:
             replica[0] = model[0]._replicate_for_data_parallel()
             with pytest.raises(RuntimeError, match="DataParallel copies all"):
                 replica(batch(handle))
+
+    def test_in_several_threads_at_once(self, on):
+        model = User().to(on)
+        failed = []
+        with mt.offload(model, DEVICE, budget=3 * LAYER) as handle:
+            inputs = batch(handle)
+            start = threading.Barrier(3)
+
+            def work():
+                if handle.device.type == "cuda":
+                    torch.cuda.set_device(handle.device)
+                start.wait()
+                try:
+                    with torch.no_grad():
+                        model(inputs)
+                except BaseException as error:
+                    failed.append(error)
+
+            threads = [threading.Thread(target=work) for _ in range(3)]
+            with pytest.warns(UserWarning, match=r"'parts\.1', 'parts\.3' were used") as caught:
+                for thread in threads:
+                    thread.start()
+                for thread in threads:
+                    thread.join()
+            assert failed == [] and len(caught) == 1
+            assert handle.coverage["parts.0"] == mt.Coverage(3, 3, 0)

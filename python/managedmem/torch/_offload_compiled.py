@@ -69,10 +69,11 @@ def _is_one_graph(module: nn.Module) -> bool:
     """True if torch.compile was told fullgraph=True for the module, its call or its forward."""
     if is_compiled(module):
         return bool(getattr(module.dynamo_ctx, "fullgraph", False))
-    for function in (module._compiled_call_impl, vars(module).get("forward")):
-        for cell in getattr(function, "__closure__", None) or ():
-            if getattr(cell.cell_contents, "fullgraph", False) is True:
-                return True
+    for function in (module._compiled_call_impl, getattr(module, "forward", None)):
+        if hasattr(function, "_torchdynamo_orig_callable"):
+            for cell in getattr(function, "__closure__", None) or ():
+                if getattr(cell.cell_contents, "fullgraph", False) is True:
+                    return True
     return False
 
 

@@ -389,7 +389,7 @@ def _in_compiled_code() -> bool:
 
 def _end_first_call(module: nn.Module) -> None:
     if isinstance(vars(module).get(_FIRST), _FirstCall):
-        del vars(module)[_FIRST]
+        vars(module).pop(_FIRST, None)  # another thread may do the same
 
 
 class _Probe(TorchDispatchMode):
