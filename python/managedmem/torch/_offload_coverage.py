@@ -286,7 +286,7 @@ class Watch:
             return
         self._has_warned = True
         names = list(dict.fromkeys(repr(tally.name or "model") for tally in tallies))
-        more = f" and {len(names) - 3} more parts" if len(names) > 3 else ""
+        more = f" and {len(names) - 3} more" if len(names) > 3 else ""
         text = ", ".join(names[:3]) + more
         were = "were" if len(names) > 1 else "was"
         nbytes = sum(tally.part.nbytes for tally in tallies)
