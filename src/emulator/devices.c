@@ -42,6 +42,17 @@ emu_device(int ordinal)
     return &devices[ordinal];
 }
 
+bool
+emu_device_has_context(int ordinal)
+{
+    const struct emu_context *context = user_contexts;
+
+    while (context != NULL && (context->destroyed || context->device->ordinal != ordinal)) {
+        context = context->next;
+    }
+    return context != NULL || emu_device(ordinal)->retained > 0;
+}
+
 struct emu_context *
 emu_context(void)
 {

@@ -278,6 +278,8 @@ struct emu_thread *emu_thread(void);
 struct emu_device *emu_device(int ordinal);
 /* Writes the 16 bytes of its UUID. */
 void emu_device_uuid(int ordinal, void *out);
+/* True if any context of the device lives. */
+bool emu_device_has_context(int ordinal);
 /* The calling thread's current context. NULL if there is none, or it was destroyed. */
 struct emu_context *emu_context(void);
 /* The device of that context, or NULL. */

@@ -308,6 +308,10 @@ queue_prefetch(struct emu_stream *stream, const struct emu_allocation *allocatio
     struct emu_op op = {.kind = EMU_OP_PREFETCH, .ptr = ptr, .size = size, .location = location};
     CUresult result = emu_policy_prefetched(allocation->region, ptr, size, location);
 
+    /* Measured: accepted, but nothing moves, also once the device has a context. */
+    if (location.type == CU_MEM_LOCATION_TYPE_DEVICE && !emu_device_has_context(location.id)) {
+        op.kind = EMU_OP_NOTHING;
+    }
     return result == CUDA_SUCCESS ? emu_stream_submit(stream, &op) : result;
 }
 

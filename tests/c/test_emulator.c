@@ -93,6 +93,7 @@ open_emulator(const char *path)
     load(library, "emu_live_allocations", (void *)&emu.live_allocations);
     load(library, "emu_live_streams", (void *)&emu.live_streams);
     CHECK_EQUAL(emu.init(0), 0);
+    CHECK_EQUAL(emu.retain(&context, 1), 0);
     CHECK_EQUAL(emu.retain(&context, 0), 0);
     CHECK_EQUAL(emu.ctx_set(context), 0);
 }

@@ -156,6 +156,8 @@ noting_driver(void)
     cu.ThreadExchangeStreamCaptureMode = answer_mode;
     cu.LaunchHostFunc = note_host_function;
     cu.device_count = 2;
+    atomic_store(&cu.primary[0], (CUcontext)&noted);
+    atomic_store(&cu.primary[1], (CUcontext)&noted);
     cu.concurrent_access = true;
     return &cu;
 }

@@ -108,6 +108,7 @@ open_emulator(const char *path)
     load(library, "emu_uvm_disturb", (void *)&emu.disturb);
     CHECK_EQUAL(emu.files(files, 4), 0);
     CHECK_EQUAL(emu.init(0), 0);
+    CHECK_EQUAL(emu.retain(&context, 1), 0);
     CHECK_EQUAL(emu.retain(&context, 0), 0);
     CHECK_EQUAL(emu.ctx_set(context), 0);
     CHECK_EQUAL(emu.files(files, 4), 2);

@@ -100,6 +100,7 @@ moves_add_up_to_the_bytes(void)
     mm_uvm_queue queue = world_open_queue(COUNT);
     CUdeviceptr a = allocate(SIZE);
     contents found;
+    mm_status st;
 
     store(a, SIZE);
     prefetch(a, SIZE, to_first);
@@ -109,6 +110,7 @@ moves_add_up_to_the_bytes(void)
     CHECK_EQUAL(found.count[MM_UVM_MIGRATION], 6);
     CHECK_EQUAL(found.count[MM_UVM_HOST_FAULT], SIZE / PAGE);
     CHECK_EQUAL(found.records, 6 + SIZE / PAGE);
+    CHECK_OK(mm_open_destination(world.cu, to_second, &st), &st);
     prefetch(a, BLOCK, to_second);
     prefetch(a, BLOCK, to_host);
     flush(&queue);

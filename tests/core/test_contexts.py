@@ -3,12 +3,13 @@
 import contextlib
 import ctypes
 import gc
+import textwrap
 import threading
 
 import pytest
 
 import managedmem
-from constants import MIB, PAGE
+from constants import EMULATED, MIB, PAGE
 from contents import contents, pattern, write
 from driver import capturing, raw_driver
 from live_memory import settle
@@ -22,6 +23,7 @@ from managedmem import (
     PrefetchPlan,
     Stream,
 )
+from programs import run_python
 
 THREAD_LOCAL = 1  # a capture mode that nobody sets by default
 INVALID_CONTEXT, CONTEXT_IS_DESTROYED = 201, 709
@@ -315,6 +317,89 @@ class TestDevices:
         assert current() != context.value
         checked(raw_driver().cuCtxSetCurrent(context))
         assert Device() == ZERO
+
+
+PREFETCHES = (
+    "buf.prefetch(late)",
+    "buf.prefetch(late, stream=stream, defer=True)",
+    "managedmem.prefetch([buf[:n], buf[n:]], late)",
+    "managedmem.prefetch([buf[:n], buf[n:]], late, stream=stream, dispatch='loop')",
+    "managedmem.prefetch([buf[:n], buf[n:]], [Device(0), late], dispatch='batch')",
+    "managedmem.prefetch(buf, late, unsupported='skip')",
+    "managedmem.PrefetchPlan([(buf, late)]).execute(stream=stream)",
+    "buf.discard_prefetch(late)",
+)
+
+
+class TestDestinations:
+    """Drivers accept prefetches to devices without a context, and move nothing."""
+
+    PROGRAM = """
+        import ctypes
+        import managedmem
+        from driver import raw_driver
+        from managedmem import Device, Stream
+
+        buf, n = managedmem.empty(1 << 20), 1 << 19
+        memoryview(buf)[:] = b"1" * buf.size
+        late, stream = Device(1), Stream()
+
+        def has_primary_context():
+            flags, active = ctypes.c_uint(), ctypes.c_int()
+            state = raw_driver().cuDevicePrimaryCtxGetState(
+                1, ctypes.byref(flags), ctypes.byref(active)
+            )
+            assert state == 0
+            return active.value == 1
+
+        assert not has_primary_context()
+        """
+
+    def run(self, code):
+        driver = "emulator" if EMULATED else "cuda"
+        run_python(textwrap.dedent(self.PROGRAM) + textwrap.dedent(code), driver=driver)
+
+    @pytest.mark.parametrize("call", PREFETCHES)
+    def test_they_get_their_primary_context(self, device1, call):
+        self.run(f"""
+            {call}
+            Device(0).sync()
+            late.sync()
+            assert has_primary_context()
+            assert buf.residency().on_host == 0
+            if managedmem.driver_info()["emulated"]:
+                assert managedmem.emulator.residency(buf[n:]) == late
+        """)
+
+    def test_the_driver_ignores_a_prefetch_to_one(self, device1):
+        self.run("""
+            Device(0).set_current()
+            assert raw_driver().cuMemPrefetchAsync(
+                ctypes.c_uint64(buf.handle), ctypes.c_size_t(buf.size), 1, None
+            ) == 0
+            Device(0).sync()
+            assert buf.last_prefetch_location == late
+            assert buf.residency().on_host == buf.size
+        """)
+
+    def test_a_current_context_of_the_program_is_enough(self, device1):
+        self.run("""
+            context = ctypes.c_void_p()
+            assert raw_driver().cuCtxCreate_v2(ctypes.byref(context), 0, 1) == 0
+            buf.prefetch(late, stream=stream)
+            stream.sync()
+            assert not has_primary_context()
+            assert buf.residency().on_host == 0
+        """)
+
+    def test_others_get_none(self, device1):
+        self.run("""
+            buf.prefetch(Device(0))
+            managedmem.prefetch([buf[:n], buf[n:]], managedmem.Host())
+            buf.discard()
+            Device(0).sync()
+            assert not has_primary_context()
+        """)
 
 
 USES = {

@@ -105,6 +105,35 @@ is_current_device(mm_driver *cu, int device, bool *is_current, mm_status *st)
                : mm_fail_call(st, "cuCtxGetDevice", (int)code);
 }
 
+/* Out of line, because it is the first use of the device. A context that the program made is enough
+ * if it is current; others are not seen. */
+static MM_COLD int
+open_device(mm_driver *cu, int device, mm_status *st)
+{
+    unsigned int flags;
+    int active = 0;
+    CUcontext context;
+    bool is_current = false;
+
+    MM_TRY(cu, DevicePrimaryCtxGetState, st, device, &flags, &active);
+    if (active == 0 && is_current_device(cu, device, &is_current, st) < 0) {
+        return -1;
+    }
+    return is_current ? 0 : mm_primary_context(cu, device, &context, st);
+}
+
+int
+mm_open_destination(mm_driver *cu, CUmemLocation destination, mm_status *st)
+{
+    int device = destination.id;
+
+    if (destination.type != CU_MEM_LOCATION_TYPE_DEVICE || device < 0 || device >= cu->device_count
+        || atomic_load_explicit(&cu->primary[device], memory_order_acquire) != NULL) {
+        return 0;
+    }
+    return open_device(cu, device, st);
+}
+
 int
 mm_scope_enter_default(mm_scope *s, mm_driver *cu, int device, mm_status *st)
 {

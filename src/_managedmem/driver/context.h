@@ -72,6 +72,10 @@ void mm_restore_capture_mode(mm_driver *cu, CUstreamCaptureMode mode);
 /* The device's primary context, which the first call retains. */
 MM_NODISCARD int mm_primary_context(mm_driver *cu, int device, CUcontext *context, mm_status *st);
 
+/* Lets the destination of a prefetch take pages: a driver accepts a prefetch to a device without a
+ * context, and moves nothing (580). Such a device gets its primary context, which stays. */
+MM_NODISCARD int mm_open_destination(mm_driver *cu, CUmemLocation destination, mm_status *st);
+
 /* A context as one of all that the process ever has: a new context can have the handle of a
  * destroyed one, but not its id. */
 typedef struct {

@@ -18,6 +18,7 @@
     X(DeviceGetAttribute, 2000)               \
     X(DeviceCanAccessPeer, 4000)              \
     X(DevicePrimaryCtxRetain, 7000)           \
+    X(DevicePrimaryCtxGetState, 7000)         \
     X(CtxGetCurrent, 4000)                    \
     X(CtxSetCurrent, 4000)                    \
     X(CtxPushCurrent, 4000)                   \

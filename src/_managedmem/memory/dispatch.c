@@ -368,12 +368,28 @@ mm_dispatch_check(mm_driver *cu, mm_operation op, const mm_dispatch_options *opt
 }
 
 static int
+open_destinations(const mm_dispatch_call *call, mm_status *st)
+{
+    const mm_batch *b = call->batch;
+
+    for (size_t i = 0; call->op != MM_DISCARD && i < b->count; i++) {
+        if (mm_open_destination(call->cu, b->transfers[i].location, st) < 0) {
+            return -1;
+        }
+    }
+    return 0;
+}
+
+static int
 enter_in_scope(mm_dispatch_call *call, const mm_dispatch_options *options, mm_status *st)
 {
     const mm_batch *b = call->batch;
     CUmemLocation location;
     size_t bytes;
 
+    if (open_destinations(call, st) < 0) {
+        return -1;
+    }
     call->batched =
         mm_dispatch_decide(call->cu, call->op, b, options->dispatch, call->work->routes);
     call->stream = (mm_batch_stream){.stream = options->stream};

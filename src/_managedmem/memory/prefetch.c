@@ -69,6 +69,9 @@ prefetch_in_scope(mm_driver *cu, mm_range range, CUmemLocation location, CUstrea
     if (range.size == 0) {
         return 0;
     }
+    if (mm_open_destination(cu, location, st) < 0) {
+        return -1;
+    }
     if (mm_is_deferred(range.size, location, defer)
         && mm_queue_host_function(cu, stream, st) < 0) {
         return -1;

@@ -324,7 +324,8 @@ PyDoc_STRVAR(
     "one given wins. Raises TypeError or ValueError for bad arguments before anything moves; CUDAError\n"
     "with code 900 for a stream that captures a graph, which stays intact; NotImplementedError for\n"
     "dispatch=\"batch\" before CUDA 13.0. Safe from every thread; releases the GIL.\n"
-    "Driver: cuMemPrefetchAsync, cuMemPrefetchBatchAsync.");
+    "A device that the process has not used gets its primary context, without which nothing would move.\n"
+    "Driver: cuMemPrefetchAsync, cuMemPrefetchBatchAsync; cuDevicePrimaryCtxRetain once a device.");
 
 PyDoc_STRVAR(
     discard_doc,
