@@ -83,6 +83,7 @@ _UNKNOWN_NAME = -2
 _FAIL_AFTER, _FAIL_LASTING = 1, 2
 _DEVICE_TYPE, _HOST_TYPE, _UNPOPULATED = 1, 2, -1
 _MOST_RECORDS = 1 << 20
+_LAST_BRANCH = 999
 
 
 class Call(NamedTuple):
@@ -534,6 +535,8 @@ def disturb_queue(
     lose: int = 0,
     garbage: int = 0,
     late: int = 0,
+    branch: int = 0,
+    unlisted: int = 0,
 ) -> None:
     """Disturb the event queues of the emulated nvidia-uvm module, from which traces are made.
 
@@ -554,21 +557,29 @@ def disturb_queue(
         A record of random bytes comes before every nth. 0: never.
     late : int
         Records arrive with the nth flush after they were made. 0: at once.
+    branch : int
+        The branch of the module, 535 to 999, of which 560 and those before 565 take other
+        requests. 0: the newest.
+    unlisted : int
+        1: the module lists a device only once it has a context. 2: it lists only the first one.
+        0: all of them.
 
     Raises TypeError or ValueError for bad arguments (n is at most 1,048,576) before anything is
     changed, RuntimeError when another driver is in use.
     """
     flags = {"absent": absent, "denied": denied, "refused": refused, "layout": layout}
-    counts = {"drop": drop, "lose": lose, "garbage": garbage, "late": late}
+    records = {"drop": drop, "lose": lose, "garbage": garbage, "late": late}
+    counts = {name: (count, _MOST_RECORDS) for name, count in records.items()}
+    counts |= {"branch": (branch, _LAST_BRANCH), "unlisted": (unlisted, 2)}
     values = {}
     for name, flag in flags.items():
         if flag not in (0, 1):
             raise TypeError(f"{name} must be True or False, got {flag!r}")
         values[name] = int(flag)
-    for name, count in counts.items():
+    for name, (count, most) in counts.items():
         values[name] = _as_int(name, count)
-        if not 0 <= values[name] <= _MOST_RECORDS:
-            raise ValueError(f"{name} must be from 0 to {_MOST_RECORDS}, got {count}")
+        if not 0 <= values[name] <= most:
+            raise ValueError(f"{name} must be from 0 to {most}, got {count}")
     library = _library()
     for name, value in values.items():
         library.emu_uvm_disturb(name.encode(), value)

@@ -84,6 +84,8 @@ static const struct number_key {
     QUEUE_KEY("queue_lose", 1 << 20, EMU_QUEUE_LOSE),
     QUEUE_KEY("queue_garbage", 1 << 20, EMU_QUEUE_GARBAGE),
     QUEUE_KEY("queue_late", 1 << 20, EMU_QUEUE_LATE),
+    QUEUE_KEY("queue_branch", 999, EMU_QUEUE_BRANCH),
+    QUEUE_KEY("queue_unlisted", 2, EMU_QUEUE_UNLISTED),
 };
 enum { NUMBER_KEYS = sizeof number_keys / sizeof *number_keys };
 

@@ -67,7 +67,8 @@ EMU_EXPORT int emu_uvm_poll(struct pollfd *files, unsigned long count, int milli
 EMU_EXPORT int emu_uvm_close(int file);
 /* The process's open files of /dev/nvidia-uvm, at most `most`. Returns their number. */
 EMU_EXPORT int emu_uvm_files(int *files, int most);
-/* Disturbs the queues: absent, denied, refused, layout, drop, lose, garbage or late. 0 ends it.
+/* Disturbs the queues: absent, denied, refused, layout, drop, lose, garbage, late, branch
+ * or unlisted. 0 ends it.
  * Returns -1 for an unknown name. */
 EMU_EXPORT int emu_uvm_disturb(const char *name, unsigned int value);
 

@@ -62,6 +62,8 @@ enum emu_queue_fault {
     EMU_QUEUE_LOSE, /* every nth record is lost, and not counted */
     EMU_QUEUE_GARBAGE, /* a record of garbage comes before every nth */
     EMU_QUEUE_LATE, /* records wait for the nth flush */
+    EMU_QUEUE_BRANCH, /* the branch of the module, whose requests differ */
+    EMU_QUEUE_UNLISTED, /* 1: it lists devices with a context only; 2: only the first device */
     EMU_QUEUE_FAULTS,
 };
 
@@ -276,10 +278,10 @@ struct emu_thread {
 struct emu_thread *emu_thread(void);
 /* NULL: the device does not exist. */
 struct emu_device *emu_device(int ordinal);
-/* Writes the 16 bytes of its UUID. */
-void emu_device_uuid(int ordinal, void *out);
 /* True if any context of the device lives. */
 bool emu_device_has_context(int ordinal);
+/* Writes the 16 bytes of its UUID. */
+void emu_device_uuid(int ordinal, void *out);
 /* The calling thread's current context. NULL if there is none, or it was destroyed. */
 struct emu_context *emu_context(void);
 /* The device of that context, or NULL. */

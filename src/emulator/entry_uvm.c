@@ -25,12 +25,12 @@ enum {
 
 /* The driver opens the device twice, and only one of the files has the address space. */
 enum { OTHER_FILE = 0x70000000, SPACE_FILE, FIRST_TOOLS_FILE };
-enum { UUID_BYTES = 16, MOST_POLLED = 8 };
+enum { LAYOUT = 1, UUID_BYTES = 16, MOST_POLLED = 8 };
 
 struct queue_request {
     uint64_t records, count, control;
     uint8_t processor[UUID_BYTES];
-    uint32_t all, space_file, status, requested, granted;
+    uint32_t all, space_file, status_or_version, version_or_status;
 };
 struct types_request {
     uint64_t types;
@@ -38,7 +38,7 @@ struct types_request {
 };
 struct uuids_request {
     uint64_t table;
-    uint32_t status;
+    uint32_t first, second; /* branches before 565 have their status in the second word */
 };
 
 static int last_file = FIRST_TOOLS_FILE - 1;
@@ -100,6 +100,16 @@ emu_uvm_close(int file)
     return listener != NULL ? 0 : fail_with(EBADF);
 }
 
+/* The branch of the module that it is, by its requests: 550 for all before 560, 560, or 565 for
+ * all from there on. */
+static int
+branch(void)
+{
+    unsigned int number = emu_queue_fault(EMU_QUEUE_BRANCH);
+
+    return number == 0 || number >= 565 ? 565 : number >= 560 ? 560 : 550;
+}
+
 static uint32_t
 make_queue(struct emu_listener *listener, const struct queue_request *request)
 {
@@ -107,6 +117,10 @@ make_queue(struct emu_listener *listener, const struct queue_request *request)
 
     if (emu_queue_fault(EMU_QUEUE_REFUSED) != 0) {
         return NOT_SUPPORTED;
+    }
+    if ((branch() == 560 && request->status_or_version != LAYOUT)
+        || (branch() == 550 && request->version_or_status != LAYOUT)) {
+        return INVALID_ARGUMENT;
     }
     if (request->space_file != SPACE_FILE) {
         return ILLEGAL_ACTION;
@@ -124,19 +138,48 @@ make_queue(struct emu_listener *listener, const struct queue_request *request)
                : INVALID_ARGUMENT;
 }
 
+static bool
+is_listed(int device)
+{
+    unsigned int unlisted = emu_queue_fault(EMU_QUEUE_UNLISTED);
+
+    return unlisted == 0 || (unlisted == 1 ? emu_device_has_context(device) : device == 0);
+}
+
 static uint32_t
 get_uuids(const struct uuids_request *request)
 {
     unsigned char *table = (unsigned char *)(uintptr_t)request->table;
 
+    if ((branch() == 560 && request->first != LAYOUT)
+        || (branch() == 550 && request->first != 0)) {
+        return INVALID_ARGUMENT; /* a count would ask for more rows than there are here */
+    }
     if (table == NULL) {
         return INVALID_ADDRESS;
     }
     memcpy(table, "emulated-host-0", UUID_BYTES);
     for (int i = 0; i < emu_config()->devices; i++) {
-        emu_device_uuid(i, table + (size_t)(i + 1) * UUID_BYTES);
+        if (is_listed(i)) {
+            emu_device_uuid(i, table + (size_t)(i + 1) * UUID_BYTES);
+        }
     }
     return STATUS_OK;
+}
+
+static void
+list_processors(struct uuids_request *request)
+{
+    uint32_t status = get_uuids(request);
+
+    if (branch() == 565) {
+        request->first = status;
+        return;
+    }
+    request->second = status;
+    if (branch() == 550) {
+        request->first = (uint32_t)emu_config()->devices + 1;
+    }
 }
 
 /* Touches that nobody has noticed yet happened before the flush. */
@@ -156,10 +199,12 @@ control_tools(struct emu_listener *listener, unsigned long request, void *argume
 {
     struct queue_request *queue = argument;
     struct types_request *types = argument;
+    uint32_t status;
 
     switch (request) {
     case MAKE_QUEUE:
-        queue->status = make_queue(listener, queue);
+        status = make_queue(listener, queue);
+        *(branch() == 560 ? &queue->version_or_status : &queue->status_or_version) = status;
         return 0;
     case ENABLE:
     case DISABLE:
@@ -179,7 +224,7 @@ control_space(unsigned long request, void *argument)
 {
     switch (request) {
     case GET_UUIDS:
-        ((struct uuids_request *)argument)->status = get_uuids(argument);
+        list_processors(argument);
         return 0;
     case FLUSH:
         *(uint32_t *)argument = flush();
@@ -278,6 +323,7 @@ emu_uvm_disturb(const char *name, unsigned int value)
         [EMU_QUEUE_REFUSED] = "refused", [EMU_QUEUE_LAYOUT] = "layout",
         [EMU_QUEUE_DROP] = "drop",       [EMU_QUEUE_LOSE] = "lose",
         [EMU_QUEUE_GARBAGE] = "garbage", [EMU_QUEUE_LATE] = "late",
+        [EMU_QUEUE_BRANCH] = "branch",   [EMU_QUEUE_UNLISTED] = "unlisted",
     };
 
     for (int i = 0; i < EMU_QUEUE_FAULTS; i++) {

@@ -507,6 +507,59 @@ processors_have_their_uuids(void)
     CHECK(table[0] != 0 && table[3 * 16] == 0);
 }
 
+/* The words behind the addresses: status and version, or the other way round. */
+static void
+queue_words(uint32_t first, uint32_t second, uint32_t first_then, uint32_t second_then)
+{
+    unsigned char *memory = pages(2 * PAGE);
+    int file = emu.open("/dev/nvidia-uvm-tools", O_RDWR);
+    struct init init = {.records = (uint64_t)(uintptr_t)memory,
+                        .count = 64,
+                        .control = (uint64_t)(uintptr_t)memory + PAGE,
+                        .space = (uint32_t)space_file,
+                        .status = first,
+                        .requested = second};
+
+    CHECK_EQUAL(emu.ioctl(file, 56, &init), 0);
+    CHECK_EQUAL(init.status, first_then);
+    CHECK_EQUAL(init.requested, second_then);
+    CHECK_EQUAL(emu.close(file), 0);
+    CHECK_EQUAL(munmap(memory, 2 * PAGE), 0);
+}
+
+static void
+list_words(uint32_t first, uint32_t second, uint32_t first_then, uint32_t second_then)
+{
+    unsigned char table[33 * 16];
+    struct {
+        uint64_t table;
+        uint32_t first, second, more[4];
+    } argument = {(uint64_t)(uintptr_t)table, first, second, {0}};
+
+    CHECK_EQUAL(emu.ioctl(space_file, 64, &argument), 0);
+    CHECK_EQUAL(argument.first, first_then);
+    CHECK_EQUAL(argument.second, second_then);
+}
+
+/* As in the open kernel modules 550.163, 560.35 and 565.77. */
+static void
+branches_differ_in_their_requests(void)
+{
+    CHECK_EQUAL(emu.disturb("branch", 550), 0);
+    queue_words(99, 1, 0, 1);
+    queue_words(99, 0, 0x1f, 0);
+    list_words(0, 99, 3, 0);
+    CHECK_EQUAL(emu.disturb("branch", 560), 0);
+    queue_words(99, 1, 99, 0x1f);
+    queue_words(1, 99, 1, 0);
+    list_words(0, 99, 0, 0x1f);
+    list_words(1, 99, 1, 0);
+    CHECK_EQUAL(emu.disturb("branch", 565), 0);
+    queue_words(99, 98, 0, 98);
+    list_words(98, 99, 0, 99);
+    CHECK_EQUAL(emu.disturb("branch", 0), 0);
+}
+
 static void
 a_full_queue_counts_what_it_drops(void)
 {
@@ -743,6 +796,7 @@ static const check_test tests[] = {
     CHECK_TEST(the_past_is_not_recorded),
     CHECK_TEST(wrong_requests_are_refused),
     CHECK_TEST(processors_have_their_uuids),
+    CHECK_TEST(branches_differ_in_their_requests),
     CHECK_TEST(a_full_queue_counts_what_it_drops),
     CHECK_TEST(a_queue_is_polled_beside_files_of_the_kernel),
     CHECK_TEST(a_thread_drains_while_pages_move),

@@ -105,8 +105,8 @@ list_with_a_count(int file, unsigned long request, void *argument)
     int rc = emulated.ioctl(file, request, argument);
 
     if (request == MM_UVM_LIST_PROCESSORS) {
-        list->status = answered_status != 0 ? answered_status : list->status_or_count;
-        list->status_or_count = 3;
+        list->status = answered_status != 0 ? answered_status : list->status_or_input;
+        list->status_or_input = 3;
     }
     return rc;
 }
@@ -316,6 +316,65 @@ an_instance_of_a_device_is_the_only_one(void)
     mm_uvm_queue_close(&queue);
 }
 
+/* A module of this branch makes queues and lists its processors, or says why not. */
+static void
+work_with_branch(unsigned branch)
+{
+    int16_t processors[MM_UVM_PROCESSORS];
+    mm_uvm_queue queue;
+    mm_status st;
+
+    CHECK_EQUAL(world.disturb_queue("branch", branch), 0);
+    queue = world_open_queue(64);
+    CHECK_EQUAL(queue.version_first, branch == 560);
+    CHECK_OK(mm_uvm_queue_processors(world.cu, &queue, processors, &st), &st);
+    CHECK_EQUAL(processors[0], MM_ON_HOST);
+    CHECK_EQUAL(processors[1], 0);
+    CHECK_EQUAL(processors[2], 1);
+    CHECK_EQUAL(processors[3], MM_NO_PROCESSOR);
+    mm_uvm_queue_close(&queue);
+    refuse_to_open(
+        "refused", MM_UVM_NOT_SUPPORTED,
+        "the nvidia-uvm kernel module makes no event queue: status 0x56, not supported");
+    CHECK_EQUAL(world.disturb_queue("branch", 0), 0);
+}
+
+static void
+every_branch_has_its_requests(void)
+{
+    mm_uvm_calls calls = emulated;
+
+    work_with_branch(550);
+    work_with_branch(560);
+    work_with_branch(565);
+    work_with_branch(595);
+    CHECK_EQUAL(world.disturb_queue("branch", 560), 0);
+    calls.files = wrong_files;
+    refuse_through(
+        &calls, MM_UVM_ILLEGAL_ACTION,
+        "the nvidia-uvm kernel module makes no event queue: status 0x16, illegal action");
+    CHECK_EQUAL(world.disturb_queue("branch", 0), 0);
+}
+
+/* A device whose context came later is found without the driver. */
+static void
+processors_are_listed_again(void)
+{
+    mm_uvm_queue queue = world_open_queue(64);
+    int16_t processors[MM_UVM_PROCESSORS];
+    mm_status st;
+
+    CHECK_EQUAL(world.disturb_queue("unlisted", 2), 0);
+    CHECK_OK(mm_uvm_queue_processors(world.cu, &queue, processors, &st), &st);
+    CHECK_EQUAL(processors[2], MM_NO_PROCESSOR);
+    CHECK_EQUAL(world.disturb_queue("unlisted", 0), 0);
+    world.log_clear();
+    CHECK_OK(mm_uvm_queue_processors_again(&queue, processors, &st), &st);
+    CHECK_EQUAL(processors[2], 1);
+    CHECK_EQUAL(world.log_count(), 0);
+    mm_uvm_queue_close(&queue);
+}
+
 static atomic_int polls;
 
 /* As the module does where it loses a wake: nothing is ready until poll is called again. */
@@ -404,6 +463,8 @@ static const check_test tests[] = {
     CHECK_TEST(requests_that_fail_say_the_reason),
     CHECK_TEST(processors_may_be_listed_with_a_count),
     CHECK_TEST(an_instance_of_a_device_is_the_only_one),
+    CHECK_TEST(every_branch_has_its_requests),
+    CHECK_TEST(processors_are_listed_again),
     CHECK_TEST(a_lost_wake_costs_one_turn),
     CHECK_TEST(a_real_driver_asks_the_kernel),
     CHECK_TEST(an_emulated_driver_may_have_no_queues),

@@ -453,7 +453,25 @@ types_are_those_that_are_read(void)
                 0x7fff & ~(1 << 0 | 1 << MM_UVM_REPLAY | 1 << MM_UVM_PAGE_SIZE));
 }
 
+static void
+processors_that_are_listed_later_are_read(void)
+{
+    static const int16_t later[MM_UVM_PROCESSORS] = {MM_ON_HOST, 0, 1, MM_OTHER_PROCESSOR, 3};
+    mm_uvm_parser p = new_parser();
+    raw record = with(a_move(), 3, UNUSED, 1);
+    mm_event event;
+
+    CHECK_EQUAL(mm_uvm_parse(&p, with(a_move(), 3, 255, 1).bytes, &event), MM_RECORD_REJECTED);
+    CHECK_EQUAL(p.unlisted, 0);
+    CHECK_EQUAL(mm_uvm_parse(&p, record.bytes, &event), MM_RECORD_REJECTED);
+    CHECK_EQUAL(p.unlisted, 1 << UNUSED);
+    CHECK_EQUAL(mm_uvm_parse_listed(&p, record.bytes, later, &event), MM_RECORD_EVENT);
+    CHECK_EQUAL(event.destination, 3);
+    CHECK_EQUAL(p.rejected, 1);
+}
+
 static const check_test tests[] = {
+    CHECK_TEST(processors_that_are_listed_later_are_read),
     CHECK_TEST(every_type_becomes_its_event),
     CHECK_TEST(bad_fields_are_rejected),
     CHECK_TEST(other_records_are_ignored_or_rejected),

@@ -369,6 +369,32 @@ class TestArguments:
         )
 
 
+class TestLateDevices:
+    @pytest.mark.parametrize("branch", [535, 560, 580])
+    @pytest.mark.parametrize("unlisted", [0, 1])
+    def test_a_device_whose_context_comes_later(self, device1, branch, unlisted):
+        driver = "emulator" if EMULATED else "cuda"
+        options = f"queue_branch={branch},queue_unlisted={unlisted}"
+        run_python(
+            """
+            import managedmem
+            from managedmem import Device
+            buf = managedmem.empty(1 << 20, name="buf")
+            memoryview(buf)[:] = bytes(buf.size)
+            buf.prefetch(Device(0))
+            Device(0).sync()
+            with managedmem.trace() as t:
+                buf.prefetch(Device(1))
+            assert t.complete, t.problems
+            # Without peers, the pages go by way of the host.
+            assert t["buf"].between_devices + t["buf"].to_device == buf.size, str(t)
+            assert t["buf"].devices == (Device(0), Device(1))
+            """,
+            driver=driver,
+            emulator=options if EMULATED else None,
+        )
+
+
 @pytest.mark.emulator_only
 class TestHostileQueues:
     @pytest.mark.parametrize("name", ["absent", "denied", "refused", "layout"])
@@ -406,6 +432,15 @@ class TestHostileQueues:
         assert not t.complete
         assert ", INCOMPLETE" in str(t)
         assert t[buf].to_device == 20 * MIB
+        assert f"{t.rejected} records of the source were not understood" in t.problems[0]
+
+    def test_a_device_that_stays_unknown_is_missing(self, buf, device1, undisturbed):
+        emulator.disturb_queue(unlisted=2)
+        with managedmem.trace() as t:
+            buf.prefetch(device1)
+        assert t.rejected == 1
+        assert not t.complete
+        assert t.findings() == ()
         assert f"{t.rejected} records of the source were not understood" in t.problems[0]
 
     def test_lost_events_are_counted(self, buf, undisturbed):

@@ -1,9 +1,9 @@
 /* uvm_abi.h: the interface of the nvidia-uvm kernel module to its event queues: numbers of
  * requests, layouts of their arguments, of the control block and of the records; nothing else.
  *
- * The interface is private to the module. It is the same in the open modules 535 to 595, except
- * for the lengths of two arguments, so requests pass more zeros than any module reads. It is
- * trusted only after the test of uvm_self_test.h has passed. */
+ * The interface is private to the module. The open modules 535 to 595 differ in the lengths of two
+ * arguments, so that requests pass more bytes than any module reads, and in the places of their
+ * statuses. It is trusted only after the test of uvm_self_test.h has passed. */
 #ifndef MM_UVM_ABI_H
 #define MM_UVM_ABI_H
 
@@ -18,6 +18,7 @@ enum {
     MM_UVM_PROCESSORS = 33, /* the host is 0; records name processors by this index */
     MM_UVM_TABLE_ROWS = 257, /* no module writes a longer table of identifiers */
     MM_UVM_ID_BYTES = 16,
+    MM_UVM_LAYOUT = 1, /* the version of records that is asked for */
     MM_UVM_TYPES = 64 /* types of records, with a counter for each in the control block */
 };
 
@@ -41,12 +42,12 @@ enum {
     MM_UVM_NOT_SUPPORTED = 0x56
 };
 
+/* The status comes first; the version behind it is read by 550 and 555 only. Branch 560 reads the
+ * version in the first place, and stores the status in the second. */
 typedef struct {
     uint64_t records, count, control; /* addresses of whole pages; a power of two */
     uint8_t processor[MM_UVM_ID_BYTES];
-    uint32_t all_processors, space_file, status;
-    uint32_t requested, granted; /* layouts, in modules that know several */
-    uint32_t unused[9];
+    uint32_t all_processors, space_file, status_or_version, version_or_status, unused[10];
 } mm_uvm_queue_request;
 
 typedef struct {
@@ -54,10 +55,11 @@ typedef struct {
     uint32_t status, unused[5];
 } mm_uvm_types_request;
 
-/* The status is the first word from 570 on; before, that is a count, and the second is. */
+/* The status is the first word from 565 on. Before, it is the second: the first is a count, of
+ * which 0 asks for the table of this version, and in branch 560 the version. */
 typedef struct {
     uint64_t table;
-    uint32_t status_or_count, status, unused[4];
+    uint32_t status_or_input, status, unused[4];
 } mm_uvm_list_request;
 
 typedef struct {
@@ -71,8 +73,10 @@ typedef struct {
     _Atomic uint64_t dropped[MM_UVM_TYPES];
 } mm_uvm_control;
 
-_Static_assert(offsetof(mm_uvm_queue_request, status) == 48, "the layout is the module's");
-_Static_assert(offsetof(mm_uvm_queue_request, requested) == 52, "the layout is the module's");
+_Static_assert(offsetof(mm_uvm_queue_request, status_or_version) == 48,
+               "the layout is the module's");
+_Static_assert(offsetof(mm_uvm_queue_request, version_or_status) == 52,
+               "the layout is the module's");
 _Static_assert(sizeof(mm_uvm_queue_request) == 96, "room for every module's argument");
 _Static_assert(offsetof(mm_uvm_types_request, status) == 8, "the layout is the module's");
 _Static_assert(offsetof(mm_uvm_list_request, status) == 12, "the layout is the module's");

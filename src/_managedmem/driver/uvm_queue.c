@@ -11,6 +11,8 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+enum { UNTOUCHED = 0xffffffff }; /* a status that the module has not stored */
+
 /* A forked child has its parent's structure, but neither the memory nor the right to the queue. */
 static bool
 is_usable(const mm_uvm_queue *q)
@@ -114,22 +116,41 @@ open_files(mm_uvm_queue *q, mm_status *st)
     return q->file >= 0 ? 0 : fail_errno(st, "cannot open " MM_UVM_TOOLS_DEVICE, errno);
 }
 
-/* One request for a queue of the address space that belongs to this file. */
+/* One request for a queue of the address space that belongs to this file. The status stays
+ * UNTOUCHED if the module stores it in the other place. */
+static int
+request_queue(mm_uvm_queue *q, int space_file, uint32_t *status)
+{
+    mm_uvm_queue_request request = {
+        .records = (uint64_t)(uintptr_t)q->records,
+        .count = q->count,
+        .control = (uint64_t)(uintptr_t)q->control,
+        .all_processors = 1,
+        .space_file = (uint32_t)space_file,
+        .status_or_version = q->version_first ? MM_UVM_LAYOUT : UNTOUCHED,
+        .version_or_status = q->version_first ? UNTOUCHED : MM_UVM_LAYOUT,
+    };
+    int rc = q->calls.ioctl(q->file, MM_UVM_MAKE_QUEUE, &request);
+
+    *status = q->version_first ? request.version_or_status : request.status_or_version;
+    return rc;
+}
+
 static int
 make_queue(mm_uvm_queue *q, int space_file, mm_status *st)
 {
-    mm_uvm_queue_request request = {.records = (uint64_t)(uintptr_t)q->records,
-                                    .count = q->count,
-                                    .control = (uint64_t)(uintptr_t)q->control,
-                                    .all_processors = 1,
-                                    .space_file = (uint32_t)space_file,
-                                    .requested = 1};
+    uint32_t status;
+    int rc = request_queue(q, space_file, &status);
 
-    if (q->calls.ioctl(q->file, MM_UVM_MAKE_QUEUE, &request) != 0) {
+    if (rc == 0 && status == UNTOUCHED && !q->version_first) {
+        q->version_first = true;
+        rc = request_queue(q, space_file, &status);
+    }
+    if (rc != 0) {
         return fail_errno(st, MM_UVM_TOOLS_DEVICE " makes no event queue", errno);
     }
-    if (request.status != MM_UVM_OK) {
-        return fail_status(st, "makes no event queue", request.status);
+    if (status != MM_UVM_OK) {
+        return fail_status(st, "makes no event queue", status);
     }
     q->space_file = space_file;
     return 0;
@@ -351,14 +372,15 @@ typedef unsigned char processor_id[MM_UVM_ID_BYTES];
 static int
 list_processors(mm_uvm_queue *q, processor_id table[MM_UVM_TABLE_ROWS], mm_status *st)
 {
-    enum { UNTOUCHED = 0xffffffff };
-    mm_uvm_list_request request = {.table = (uint64_t)(uintptr_t)table, .status = UNTOUCHED};
+    mm_uvm_list_request request = {.table = (uint64_t)(uintptr_t)table,
+                                   .status_or_input = q->version_first ? MM_UVM_LAYOUT : 0,
+                                   .status = UNTOUCHED};
     uint32_t status;
 
     if (q->calls.ioctl(q->space_file, MM_UVM_LIST_PROCESSORS, &request) != 0) {
         return fail_errno(st, MM_UVM_DEVICE " does not list its processors", errno);
     }
-    status = request.status != UNTOUCHED ? request.status : request.status_or_count;
+    status = request.status != UNTOUCHED ? request.status : request.status_or_input;
     return status == MM_UVM_OK ? 0 : fail_status(st, "does not list its processors", status);
 }
 
@@ -377,7 +399,7 @@ find_row(processor_id *table, const CUuuid *id)
 /* The table has the devices of this process. An instance of a divided device (MIG) has an
  * identifier of its own there, where the module has that of the whole. */
 static void
-match_only_device(const mm_driver *cu, int16_t processors[MM_UVM_PROCESSORS])
+match_only_device(int device_count, int16_t processors[MM_UVM_PROCESSORS])
 {
     int others = 0, only = 0;
 
@@ -389,14 +411,14 @@ match_only_device(const mm_driver *cu, int16_t processors[MM_UVM_PROCESSORS])
             return;
         }
     }
-    if (others == 1 && cu->device_count == 1) {
+    if (others == 1 && device_count == 1) {
         processors[only] = 0;
     }
 }
 
 int
-mm_uvm_queue_processors(mm_driver *cu, mm_uvm_queue *q, int16_t processors[MM_UVM_PROCESSORS],
-                        mm_status *st)
+mm_uvm_queue_processors_again(mm_uvm_queue *q, int16_t processors[MM_UVM_PROCESSORS],
+                              mm_status *st)
 {
     static const processor_id unused;
     processor_id table[MM_UVM_TABLE_ROWS] = {{0}};
@@ -409,12 +431,21 @@ mm_uvm_queue_processors(mm_driver *cu, mm_uvm_queue *q, int16_t processors[MM_UV
         bool used = memcmp(table[i], unused, MM_UVM_ID_BYTES) != 0;
         processors[i] = used ? MM_OTHER_PROCESSOR : MM_NO_PROCESSOR;
     }
-    for (int device = 0; device < cu->device_count; device++) {
-        CUuuid id;
-        MM_TRY(cu, DeviceGetUuid, st, &id, device);
-        processors[find_row(table, &id)] = (int16_t)device;
+    for (int device = 0; device < q->device_count; device++) {
+        processors[find_row(table, &q->device_id[device])] = (int16_t)device;
     }
-    match_only_device(cu, processors);
+    match_only_device(q->device_count, processors);
     processors[0] = MM_ON_HOST; /* also after a device that the module does not list */
     return 0;
+}
+
+int
+mm_uvm_queue_processors(mm_driver *cu, mm_uvm_queue *q, int16_t processors[MM_UVM_PROCESSORS],
+                        mm_status *st)
+{
+    for (int device = 0; device < cu->device_count; device++) {
+        MM_TRY(cu, DeviceGetUuid, st, &q->device_id[device], device);
+    }
+    q->device_count = cu->device_count;
+    return mm_uvm_queue_processors_again(q, processors, st);
 }

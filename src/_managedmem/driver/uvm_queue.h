@@ -28,6 +28,9 @@ typedef struct mm_uvm_queue {
     const unsigned char *records;
     uint32_t count, next; /* next: the first record that was not read */
     int file, space_file, wake_file;
+    int device_count;
+    CUuuid device_id[MM_MAX_DEVICES];
+    bool version_first; /* requests of this module begin with the version: branch 560 */
     pid_t owner;
 } mm_uvm_queue;
 
@@ -68,6 +71,12 @@ uint64_t mm_uvm_queue_dropped(const mm_uvm_queue *q, uint64_t types);
  * index. */
 MM_NODISCARD int mm_uvm_queue_processors(mm_driver *cu, mm_uvm_queue *q,
                                          int16_t processors[MM_UVM_PROCESSORS], mm_status *st);
+
+/* The same later, when the module can list more of the devices: without the driver, in any
+ * thread. */
+MM_NODISCARD int mm_uvm_queue_processors_again(mm_uvm_queue *q,
+                                               int16_t processors[MM_UVM_PROCESSORS],
+                                               mm_status *st);
 
 /* Closes the queue; a second time does nothing. No other thread may use it. A forked child forgets
  * the queue of its parent, and reads nothing from it. */

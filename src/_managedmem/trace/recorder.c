@@ -108,6 +108,23 @@ drain_calls(mm_recording *r)
     }
 }
 
+/* A device can be listed later than the recording began. Each index is asked for once: what is
+ * unknown then stays rejected, and makes the recording incomplete. */
+static mm_record_result
+parse_record(mm_recording *r, const unsigned char *record, mm_event *event)
+{
+    uint64_t unlisted = r->parser.unlisted;
+    mm_record_result result = mm_uvm_parse(&r->parser, record, event);
+    int16_t processors[MM_UVM_PROCESSORS];
+    mm_status ignored;
+
+    if (result != MM_RECORD_REJECTED || r->parser.unlisted == unlisted
+        || mm_uvm_queue_processors_again(&r->queue, processors, &ignored) < 0) {
+        return result;
+    }
+    return mm_uvm_parse_listed(&r->parser, record, processors, event);
+}
+
 /* False once the queue is empty. */
 static bool
 drain_some(mm_recording *r)
@@ -117,7 +134,7 @@ drain_some(mm_recording *r)
     mm_event event;
 
     for (size_t i = 0; i < count; i++) {
-        if (mm_uvm_parse(&r->parser, records[i], &event) == MM_RECORD_EVENT) {
+        if (parse_record(r, records[i], &event) == MM_RECORD_EVENT) {
             mm_recorded_keep(&r->recorded, &event);
         }
     }

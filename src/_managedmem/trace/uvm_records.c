@@ -28,9 +28,13 @@ u64_at(const unsigned char *record, size_t offset)
 /* --- checks of fields --------------------------------------------------------------------- */
 
 static bool
-read_processor(const mm_uvm_parser *p, unsigned index, int16_t *out)
+read_processor(mm_uvm_parser *p, unsigned index, int16_t *out)
 {
-    if (index >= MM_UVM_PROCESSORS || p->processors[index] == MM_NO_PROCESSOR) {
+    if (index >= MM_UVM_PROCESSORS) {
+        return false;
+    }
+    if (p->processors[index] == MM_NO_PROCESSOR) {
+        p->unlisted |= (uint64_t)1 << index;
         return false;
     }
     *out = p->processors[index];
@@ -39,7 +43,7 @@ read_processor(const mm_uvm_parser *p, unsigned index, int16_t *out)
 
 /* A set of the module's indices becomes one of ordinals. Devices beyond it are left out. */
 static bool
-read_processors(const mm_uvm_parser *p, uint64_t indices, uint32_t *out)
+read_processors(mm_uvm_parser *p, uint64_t indices, uint32_t *out)
 {
     *out = 0;
     for (unsigned index = 0; index < 64; index++) {
@@ -152,7 +156,7 @@ parse_move(mm_uvm_parser *p, const unsigned char *record, mm_event *out)
 
 /* A fetch ahead of a read has a number of its own, behind that of atomic accesses. */
 static mm_record_result
-parse_device_fault(const mm_uvm_parser *p, const unsigned char *record, mm_event *out)
+parse_device_fault(mm_uvm_parser *p, const unsigned char *record, mm_event *out)
 {
     enum { FETCH_AHEAD = MM_ATOMIC_ACCESS + 1 };
 
@@ -164,7 +168,7 @@ parse_device_fault(const mm_uvm_parser *p, const unsigned char *record, mm_event
 }
 
 static mm_record_result
-parse_duplicate(const mm_uvm_parser *p, const unsigned char *record, mm_event *out)
+parse_duplicate(mm_uvm_parser *p, const unsigned char *record, mm_event *out)
 {
     out->kind = record[0] == MM_UVM_DUPLICATE ? MM_DUPLICATE : MM_THRASHING;
     return event_if(read_processors(p, u64_at(record, 8), &out->extra)
@@ -172,7 +176,7 @@ parse_duplicate(const mm_uvm_parser *p, const unsigned char *record, mm_event *o
 }
 
 static mm_record_result
-parse_duplicate_end(const mm_uvm_parser *p, const unsigned char *record, mm_event *out)
+parse_duplicate_end(mm_uvm_parser *p, const unsigned char *record, mm_event *out)
 {
     out->kind = MM_DUPLICATE_END;
     return event_if(read_processor(p, record[1], &out->destination)
@@ -180,7 +184,7 @@ parse_duplicate_end(const mm_uvm_parser *p, const unsigned char *record, mm_even
 }
 
 static mm_record_result
-parse_remote_map(const mm_uvm_parser *p, const unsigned char *record, mm_event *out)
+parse_remote_map(mm_uvm_parser *p, const unsigned char *record, mm_event *out)
 {
     out->kind = MM_REMOTE_MAP;
     out->extra = record[3];
@@ -191,7 +195,7 @@ parse_remote_map(const mm_uvm_parser *p, const unsigned char *record, mm_event *
 }
 
 static mm_record_result
-parse_eviction(const mm_uvm_parser *p, const unsigned char *record, mm_event *out)
+parse_eviction(mm_uvm_parser *p, const unsigned char *record, mm_event *out)
 {
     out->kind = MM_EVICTION;
     return event_if(read_processor(p, record[1], &out->source)
@@ -301,6 +305,16 @@ mm_uvm_parse(mm_uvm_parser *p, const unsigned char record[MM_UVM_RECORD_BYTES], 
     result = parse_type(p, record, out);
     p->rejected += result == MM_RECORD_REJECTED;
     return result;
+}
+
+mm_record_result
+mm_uvm_parse_listed(mm_uvm_parser *p, const unsigned char record[MM_UVM_RECORD_BYTES],
+                    const int16_t *processors, mm_event *out)
+{
+    assert(p->rejected > 0);
+    p->rejected--;
+    memcpy(p->processors, processors, sizeof p->processors);
+    return mm_uvm_parse(p, record, out);
 }
 
 void

@@ -16,6 +16,7 @@ typedef struct {
 typedef struct mm_uvm_parser {
     int16_t processors[MM_UVM_PROCESSORS]; /* as mm_uvm_queue_processors stores them */
     uint64_t rejected; /* records that are not as the module writes them */
+    uint64_t unlisted; /* bits of the indices that records named and no processor has */
     uint64_t fault_overflows; /* a device had more faults at a time than it can report */
     uint64_t fatal_faults; /* accesses to memory that does not exist */
     mm_throttle throttles[MM_THROTTLE_SETS][MM_THROTTLE_PLACES];
@@ -32,6 +33,12 @@ typedef enum { MM_RECORD_IGNORED, MM_RECORD_EVENT, MM_RECORD_REJECTED } mm_recor
  * *out is undefined unless the result is MM_RECORD_EVENT. */
 mm_record_result mm_uvm_parse(mm_uvm_parser *p, const unsigned char record[MM_UVM_RECORD_BYTES],
                               mm_event *out);
+
+/* Takes a rejection back, which came of an index in `unlisted`, and parses the record again with
+ * the processors of now. */
+mm_record_result mm_uvm_parse_listed(mm_uvm_parser *p,
+                                     const unsigned char record[MM_UVM_RECORD_BYTES],
+                                     const int16_t *processors, mm_event *out);
 
 /* The types of records to enable, one bit each. */
 uint64_t mm_uvm_types(bool faults);

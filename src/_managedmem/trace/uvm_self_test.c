@@ -207,9 +207,10 @@ test_queue(self_test *t, mm_status *st)
 {
     int16_t processors[MM_UVM_PROCESSORS];
 
-    if (mm_uvm_queue_processors(t->cu, &t->queue, processors, st) < 0
-        || mm_uvm_queue_enable(&t->queue, (uint64_t)1 << MM_UVM_MIGRATION, st) < 0
-        || move_pages(t, st) < 0) {
+    /* The module may list the device only once it has a context. */
+    if (mm_uvm_queue_enable(&t->queue, (uint64_t)1 << MM_UVM_MIGRATION, st) < 0
+        || move_pages(t, st) < 0
+        || mm_uvm_queue_processors(t->cu, &t->queue, processors, st) < 0) {
         return -1;
     }
     mm_uvm_parser_init(&t->parser, processors, MM_UVM_PROCESSORS);
