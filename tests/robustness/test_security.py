@@ -5,6 +5,7 @@ Interfaces: test_bad_input.py. The built libraries: test_check_library.py and te
 """
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -111,3 +112,17 @@ def test_the_page_names_files_that_exist():
     text = (ROOT / "SECURITY.md").read_text()
     for name in ("CHANGELOG.md", "docs/guide.rst", "tools/check_library.py"):
         assert name in text and (ROOT / name).exists(), name
+
+
+def test_every_path_of_the_system_is_named():
+    named = (ROOT / "SECURITY.md").read_text()
+    sources = [
+        path
+        for folder in ("src", "python/managedmem")
+        for path in (ROOT / folder).rglob("*")
+        if path.suffix in (".c", ".h", ".py", ".pyi")
+    ]
+    literal = re.compile(r'"(/(?:dev|proc|sys)/[\w/-]+)"')
+    found = {path for source in sources for path in literal.findall(source.read_text())}
+    assert {"/dev/nvidia-uvm-tools", "/proc/self/fd", "/proc/self/pagemap"} <= found
+    assert [path for path in sorted(found) if f"`{path}`" not in named] == []
