@@ -6,11 +6,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
 from managedmem import _managedmem
-from managedmem._managedmem import CUDAError, Device, TraceBusyError, TraceUnavailableError
+from managedmem._managedmem import (
+    CUDAError,
+    Device,
+    Host,
+    Stream,
+    TraceBusyError,
+    TraceUnavailableError,
+    empty,
+)
 from managedmem._trace import trace
 
 if TYPE_CHECKING:
@@ -20,6 +29,10 @@ BATCHES = 13000
 """The first driver version with batch prefetches, discards and managed pools."""
 PAGE_MAP = "/proc/self/pagemap"
 
+PROBE = 64 << 10
+"""Bytes that a device reads on the host."""
+
+_reads_in_place: dict[Device, bool] = {}
 _trace_detail = ""  # the source of events in words, once one was found
 
 
@@ -66,6 +79,10 @@ class Capabilities:
     """trace() has a source of events."""
     residency: bool
     """residency() can tell which pages are on the host."""
+    page_migration: bool
+    """Pages move to all devices. If False, prefetch, read_mostly and discard do nothing on some."""
+    mapped_access: bool
+    """Devices reach memory of the host in place, as accessed_by asks; else each access moves it."""
     trace_source: str
     """The source of events in words; "" without one."""
     _reasons: tuple[tuple[str, str], ...] = field(default=())
@@ -100,7 +117,8 @@ def capabilities(device: _Device | None = None) -> Capabilities:
 
     Every call asks the driver and the system. The answer is about the system: an operation with
     unsupported="skip" also passes over memory that it cannot act on. The first call starts a short
-    trace, to learn whether traces work; while another trace() runs, that one shows it.
+    trace, to learn whether traces work; while another trace() runs, that one shows it. It also lets
+    each device read 64 KiB of the host in place, to learn whether they stay there.
 
     Raises DriverNotFoundError and DriverTooOldError without a usable driver, ValueError for a
     device that does not exist and for other objects. Safe from every thread. Driver:
@@ -123,6 +141,8 @@ def capabilities(device: _Device | None = None) -> Capabilities:
         "discard": old or all_access,
         "traces": no_traces,
         "residency": _residency_obstacle(every),
+        "page_migration": access or _integrated_obstacle(devices),
+        "mapped_access": access or _mapping_obstacle(devices),
     }
     flags: dict[str, Any] = {name: not reason for name, reason in reasons.items()}
     return Capabilities(
@@ -167,6 +187,46 @@ def _find_trace_source() -> tuple[str, str]:
         finally:
             attempt.stop()
     return _trace_detail, ""
+
+
+def _integrated_obstacle(devices: Sequence[Device]) -> str:
+    """A sentence with the devices that have the host's memory, or ""."""
+    names = ", ".join(repr(device) for device in devices if device.integrated)
+    return f"integrated is 1 on {names}: the memory is the host's" if names else ""
+
+
+def _mapping_obstacle(devices: Sequence[Device]) -> str:
+    """The devices whose reads move memory of the host that they shall reach in place, or ""."""
+    for device in devices:
+        if device not in _reads_in_place:
+            try:
+                _reads_in_place[device] = _reads_host_in_place(device)
+            except (CUDAError, MemoryError, OSError, NotImplementedError) as error:
+                return f"no read of {device!r} could show it: {error}"
+    names = ", ".join(repr(device) for device in devices if not _reads_in_place[device])
+    if not names:
+        return ""
+    return f"a read by {names} moved pages of the host, as in confidential computing"
+
+
+def _reads_host_in_place(device: Device) -> bool:
+    """True if pages stay on the host while the device copies from them."""
+    if device.direct_managed_mem_access_from_host:
+        return True  # host and device are coherent, and the page map does not show it
+    with ThreadPoolExecutor(1) as thread:  # whose current device it is
+        return thread.submit(_read_on_current_device, device).result()
+
+
+def _read_on_current_device(device: Device) -> bool:
+    device.set_current()
+    with empty(PROBE) as source, empty(PROBE) as copy, Stream() as stream:
+        memoryview(source)[:] = bytes(PROBE)
+        source.preferred_location = Host()
+        source.accessed_by.add(device)
+        copy.preferred_location = device  # so that the device copies
+        source.copy_to(copy, stream=stream)
+        stream.sync()
+        return source.residency().on_host == PROBE
 
 
 def _residency_obstacle(every: Sequence[Device]) -> str:

@@ -73,6 +73,8 @@ _KEYS = {
     "driver_version": "driver",
     "concurrent_managed_access": "concurrent",
     "pageable_memory_access": "pageable",
+    "integrated": "integrated",
+    "confidential": "confidential",
 }
 _SCHEDULES = ("eager", "lazy")
 _DISCARDS = ("poison", "keep", "zero")
@@ -212,6 +214,8 @@ def enable(
     driver_version: int | None = None,
     concurrent_managed_access: bool | None = None,
     pageable_memory_access: bool | None = None,
+    integrated: bool | None = None,
+    confidential: bool | None = None,
     capacity_mib: int | None = None,
     schedule: str | None = None,
     discard: str | None = None,
@@ -232,6 +236,10 @@ def enable(
         A driver newer than CUDA 13.0 behaves like 13.0.
     concurrent_managed_access, pageable_memory_access : bool, optional
         These attributes of every device.
+    integrated : bool, optional
+        The devices are parts of the processor, and share its memory: nothing moves.
+    confidential : bool, optional
+        Confidential computing: devices reach no memory of the host in place, so that it moves.
     capacity_mib : int, optional
         The memory of each device in MiB.
     schedule : {"eager", "lazy"}, optional
@@ -254,6 +262,8 @@ def enable(
     flags = {
         "concurrent_managed_access": concurrent_managed_access,
         "pageable_memory_access": pageable_memory_access,
+        "integrated": integrated,
+        "confidential": confidential,
     }
     for name, number in numbers.items():
         if number is not None:

@@ -74,6 +74,8 @@ static const struct number_key {
     {"pageable", 0, 1, BOOLEAN, offsetof(struct emu_config, pageable)},
     {"capacity_mib", 1, 1 << 20, MEBIBYTES, offsetof(struct emu_config, capacity)},
     {"page", 4096, 65536, BYTES, offsetof(struct emu_config, page)},
+    {"integrated", 0, 1, BOOLEAN, offsetof(struct emu_config, integrated)},
+    {"confidential", 0, 1, BOOLEAN, offsetof(struct emu_config, confidential)},
     {"nopeers", 0, 1, BOOLEAN, offsetof(struct emu_config, nopeers)},
     {"noinit", 0, 1, BOOLEAN, offsetof(struct emu_config, noinit)},
     QUEUE_KEY("queue_absent", 1, EMU_QUEUE_ABSENT),

@@ -73,6 +73,8 @@ struct emu_config {
     int driver;              /* 13000 is CUDA 13.0 */
     bool concurrent;         /* concurrentManagedAccess of every device */
     bool pageable;           /* pageableMemoryAccess of every device */
+    bool integrated;         /* devices have the host's memory */
+    bool confidential;       /* no device reaches memory of the host in place */
     bool nopeers;            /* no device reaches another's memory */
     bool noinit;             /* cuInit finds no device */
     bool lazy;               /* operations run only when a call waits for them */
@@ -450,6 +452,8 @@ extern uint64_t emu_bytes_in_place; /* that devices have used where another proc
 
 /* The bit of the place that a location names. */
 uint64_t emu_place_bit(CUmemLocation location);
+/* The place of pages that a device, or the host (-1), holds: an integrated device has the host's. */
+uint64_t emu_holder_bit(int device);
 /* Sets the places of the run [first, end) of `value`. Unmaps the run if the host loses it. */
 void emu_places_set(struct emu_region *region, union emu_value *value, size_t first, size_t end,
                     uint64_t places);

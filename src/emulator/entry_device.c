@@ -164,7 +164,6 @@ static const struct {
     {CU_DEVICE_ATTRIBUTE_DIRECT_MANAGED_MEM_ACCESS_FROM_HOST, 0},
     {CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID, 0},
     {CU_DEVICE_ATTRIBUTE_NUMA_CONFIG, 0},
-    {CU_DEVICE_ATTRIBUTE_INTEGRATED, 0},
     {CU_DEVICE_ATTRIBUTE_NUMA_ID, -1},
     {CU_DEVICE_ATTRIBUTE_MANAGED_MEMORY, 1},
     {CU_DEVICE_ATTRIBUTE_UNIFIED_ADDRESSING, 1},
@@ -188,6 +187,10 @@ read_device_attribute(CUdevice_attribute attribute, int *value)
     }
     if (attribute == CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS) {
         *value = emu_config()->pageable;
+        return true;
+    }
+    if (attribute == CU_DEVICE_ATTRIBUTE_INTEGRATED) {
+        *value = emu_config()->integrated;
         return true;
     }
     for (size_t i = 0; i < sizeof constant_attributes / sizeof *constant_attributes; i++) {
@@ -255,5 +258,8 @@ EMU_ENTRY(cuMemGetInfo_v2, size_t *free_bytes, size_t *total)
     taken = device->allocated + device->resident;
     *total = capacity;
     *free_bytes = taken < capacity ? capacity - taken : 0;
+    if (emu_config()->integrated) {
+        *free_bytes /= 2; /* the rest is what the system could reclaim */
+    }
     return emu_call_end(&call, CUDA_SUCCESS);
 }

@@ -16,6 +16,12 @@ struct emu_counters emu_counted;
 static uint64_t clock_of_use;
 
 uint64_t
+emu_holder_bit(int device)
+{
+    return (uint64_t)1 << (device < 0 || emu_config()->integrated ? EMU_HOST_BIT : device);
+}
+
+uint64_t
 emu_place_bit(CUmemLocation location)
 {
     switch ((int)location.type) {
@@ -49,8 +55,9 @@ page_bytes(const struct emu_region *region, size_t page)
 uint64_t
 emu_preferred_bit(const struct emu_policy *policy)
 {
-    return policy->preferred_type == 0
-               ? 0
+    return policy->preferred_type == 0 ? 0
+           : policy->preferred_type == CU_MEM_LOCATION_TYPE_DEVICE
+               ? emu_holder_bit(policy->preferred_id)
                : emu_place_bit((CUmemLocation){.type = (CUmemLocationType)policy->preferred_type,
                                                .id = policy->preferred_id});
 }

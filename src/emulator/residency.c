@@ -44,7 +44,7 @@ emu_pages_discard(struct emu_region *region, CUdeviceptr ptr, size_t size)
     size_t page = emu_config()->page, start = (size_t)(ptr - region->base);
     size_t first = (start + page - 1) / page, end = (start + size) / page;
 
-    if (first >= end) {
+    if (first >= end || emu_config()->integrated) {
         return;
     }
     if (region->checksums == NULL && emu_config()->discard == EMU_DISCARD_KEEP) {
@@ -211,7 +211,10 @@ count_missing(const union emu_value *value, size_t first, size_t end, void *argu
 void
 emu_pages_prefetch(struct emu_region *region, CUdeviceptr ptr, size_t size, CUmemLocation location)
 {
-    struct page_move move = {.region = region, .bit = emu_place_bit(location)};
+    bool to_device = location.type == CU_MEM_LOCATION_TYPE_DEVICE;
+    struct page_move move = {.region = region,
+                             .bit = to_device ? emu_holder_bit(location.id)
+                                              : emu_place_bit(location)};
     struct missing missing = {move.bit, 0};
     size_t first, end, page = emu_config()->page;
 

@@ -21,7 +21,8 @@ static bool
 mapped_remotely(const struct emu_policy *policy, uint64_t places, uint64_t bit)
 {
     /* On a PCIe machine the host never maps device memory. */
-    if ((bit & EMU_DEVICE_BITS) == 0) {
+    if ((bit & EMU_DEVICE_BITS) == 0
+        || (emu_config()->confidential && (places & ~EMU_DEVICE_BITS) != 0)) {
         return false;
     }
     if ((policy->accessed_by & bit) != 0) {
@@ -50,8 +51,8 @@ first_place(const struct touch *touch)
 {
     const struct emu_policy *policy = &touch->policy->policy;
     uint64_t preferred = emu_preferred_bit(policy);
-    bool elsewhere = (touch->bit & EMU_DEVICE_BITS) != 0 && policy->read_mostly == 0
-                     && (preferred & ~EMU_DEVICE_BITS) != 0;
+    bool elsewhere = !emu_config()->confidential && (touch->bit & EMU_DEVICE_BITS) != 0
+                     && policy->read_mostly == 0 && (preferred & ~EMU_DEVICE_BITS) != 0;
 
     return elsewhere ? preferred : touch->bit;
 }
@@ -279,8 +280,7 @@ void
 emu_regions_observe(int device)
 {
     for (struct emu_region *r = emu_regions(); r != NULL; r = r->next) {
-        struct touch touch = {
-            .region = r, .seen = true, .bit = (uint64_t)1 << (device < 0 ? EMU_HOST_BIT : device)};
+        struct touch touch = {.region = r, .seen = true, .bit = emu_holder_bit(device)};
         observe(&touch, 0, r->pages.pages);
     }
 }
@@ -290,9 +290,7 @@ emu_regions_observe(int device)
 void
 emu_pages_touch(struct emu_region *region, CUdeviceptr ptr, size_t size, int device, bool write)
 {
-    struct touch touch = {.region = region,
-                          .write = write,
-                          .bit = (uint64_t)1 << (device < 0 ? EMU_HOST_BIT : device)};
+    struct touch touch = {.region = region, .write = write, .bit = emu_holder_bit(device)};
     size_t first, end;
 
     if (region->kind != EMU_MANAGED || size == 0) {

@@ -153,9 +153,43 @@ other_threads_may_move_their_memory(void)
 static CUresult CUDAAPI
 only_the_second_is_concurrent(int *value, CUdevice_attribute attribute, CUdevice device)
 {
+    if (attribute == CU_DEVICE_ATTRIBUTE_INTEGRATED) {
+        *value = 0;
+        return CUDA_SUCCESS;
+    }
     CHECK_EQUAL(attribute, CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS);
     *value = device == 1;
     return CUDA_SUCCESS;
+}
+
+static CUresult CUDAAPI
+the_second_is_integrated(int *value, CUdevice_attribute attribute, CUdevice device)
+{
+    *value = attribute == CU_DEVICE_ATTRIBUTE_INTEGRATED ? device == 1 : 1;
+    return CUDA_SUCCESS;
+}
+
+static CUresult CUDAAPI
+all_are_integrated(int *value, CUdevice_attribute attribute, CUdevice device)
+{
+    (void)attribute;
+    (void)device;
+    *value = 1;
+    return CUDA_SUCCESS;
+}
+
+static void
+integrated_devices_have_nothing_to_record(void)
+{
+    mm_driver cu = *world.cu;
+    mm_status st;
+
+    cu.DeviceGetAttribute = all_are_integrated;
+    CHECK_EQUAL(mm_uvm_self_test(&cu, &st), -1);
+    CHECK_EQUAL(st.kind, MM_TRACE_UNAVAILABLE);
+    CHECK(strstr(st.detail, "every device is integrated") != NULL);
+    cu.DeviceGetAttribute = the_second_is_integrated;
+    CHECK_OK(mm_uvm_self_test(&cu, &st), &st);
 }
 
 static void
@@ -369,6 +403,8 @@ main(int argc, char **argv)
         {"it_passes_and_is_not_repeated", "devices=2", it_passes_and_is_not_repeated, 0},
         {"it_passes_on_old_drivers", "profile=old12", passes, 0},
         {"it_passes_in_any_context", "devices=2", it_passes_in_any_context, 0},
+        {"integrated_devices_have_nothing_to_record", "devices=2",
+         integrated_devices_have_nothing_to_record, 0},
         {"it_passes_on_the_device_that_records", "devices=2", it_passes_on_the_device_that_records,
          0},
         {"it_passes_during_a_capture", "devices=2", it_passes_during_a_capture, 0},

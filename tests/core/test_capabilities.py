@@ -23,6 +23,8 @@ FLAGS = {
     "discard",
     "traces",
     "residency",
+    "page_migration",
+    "mapped_access",
 }
 
 AGREEMENT = """
@@ -53,6 +55,20 @@ AGREEMENT = """
         "traces": record,
         "residency": buf.residency,
     }
+    def stays(act):
+        act()
+        Device(0).sync()
+        return buf.residency().on_host == buf.size
+    if found.prefetch and found.residency:
+        memoryview(buf)[:] = bytes(buf.size)
+        assert stays(lambda: buf.prefetch(Device(0))) != found.page_migration
+        memoryview(buf)[:] = bytes(buf.size)
+        buf.preferred_location = Host()
+        buf.accessed_by = [Device(0)]
+        with mm.empty(buf.size) as copy:
+            copy.preferred_location = Device(0)
+            assert stays(lambda: buf.copy_to(copy)) == found.mapped_access
+        buf.preferred_location, buf.accessed_by = None, ()
     for name, act in acts.items():
         assert works(act) == getattr(found, name), name
     assert works(lambda: buf.discard_prefetch(Host())) == found.discard
@@ -64,7 +80,7 @@ AGREEMENT = """
     print(*sorted(found.reasons), sep=",")
 """
 NO_ACCESS = {"concurrent_managed_access", "advice", "prefetch", "batch_prefetch"}
-NO_ACCESS |= {"discard", "managed_pools", "traces", "residency"}
+NO_ACCESS |= {"discard", "managed_pools", "traces", "residency", "page_migration", "mapped_access"}
 PLAIN = {"pageable_memory_access", "pageable_memory_access_uses_host_page_tables"}
 PLAIN |= {"direct_managed_mem_access_from_host"}
 OLD = {"managed_pools", "batch_prefetch", "discard"}
@@ -79,6 +95,8 @@ OLD = {"managed_pools", "batch_prefetch", "discard"}
         ("profile=old12", PLAIN | OLD),
         ("profile=old12,concurrent=0", PLAIN | NO_ACCESS | OLD),
         ("pageable=1", PLAIN - {"pageable_memory_access"}),
+        ("integrated=1", PLAIN | {"page_migration", "traces"}),
+        ("confidential=1", PLAIN | {"mapped_access"}),
         ("queue_absent=1", PLAIN | {"traces"}),
         ("queue_denied=1", PLAIN | {"traces"}),
     ],
@@ -121,6 +139,26 @@ def test_reasons_name_what_is_lacking():
         emulator="profile=old12",
     )
     assert old.stdout == "needs a driver with CUDA 13.0, this one has 12.2\n"
+
+
+@pytest.mark.parametrize(
+    "system, ability, reason",
+    [
+        (
+            "integrated=1",
+            "page_migration",
+            "integrated is 1 on Device(0): the memory is the host's",
+        ),
+        ("integrated=1", "traces", "every device is integrated: it shares the memory of the host"),
+        ("confidential=1", "mapped_access", "a read by Device(0) moved pages of the host, as in"),
+    ],
+)
+def test_reasons_of_what_moves(system, ability, reason):
+    done = run_python(
+        f"import managedmem as mm; print(mm.capabilities().reasons[{ability!r}])",
+        emulator=f"devices=1,{system}",
+    )
+    assert done.stdout.startswith(reason)
 
 
 def test_the_answer_is_a_value():
@@ -204,7 +242,28 @@ def test_obstacles_of_residency(tmp_path, monkeypatch):
 
 
 @pytest.mark.emulator_only
+def test_a_read_in_place_that_fails(monkeypatch):
+    monkeypatch.setattr(_capabilities, "_reads_in_place", {})
+    emulator.fail("cuMemcpyAsync", code=700)
+    found = capabilities()
+    assert emulator.failure_fired()
+    assert not found.mapped_access
+    assert found.reasons["mapped_access"].startswith(
+        "no read of Device(0) could show it: cuMemcpyA"
+    )
+    assert capabilities().mapped_access
+
+
+def test_the_read_in_place_leaves_nothing(monkeypatch):
+    monkeypatch.setattr(_capabilities, "_reads_in_place", {})
+    Device(0).set_current()
+    assert capabilities().mapped_access == (not capabilities().reasons.get("mapped_access"))
+    assert Device() is Device(0)
+
+
+@pytest.mark.emulator_only
 def test_a_query_that_fails():
+    capabilities()  # the first one also reads in place
     with emulator.recording() as calls:
         capabilities()
     for nth in range(1, 1 + names(calls).count("cuDeviceGetAttribute")):

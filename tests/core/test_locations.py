@@ -347,6 +347,39 @@ class TestDevice:
         assert all(isinstance(u, str) and len(u.replace("-", "")) >= 32 for u in uuids)
         assert len(set(uuids)) == Device.count()
 
+    @pytest.mark.emulator_only
+    def test_integrated_devices_share_the_memory_of_the_host(self):
+        run_python(
+            """
+            import re
+            import managedmem as mm
+            from managedmem import Device, Host, emulator
+
+            def available():
+                text = open("/proc/meminfo").read()
+                return int(re.search(r"MemAvailable: +([0-9]+) kB", text)[1]) * 1024
+
+            device = Device(0)
+            assert device.integrated
+            free, total = device.memory_info
+            assert free == min(total, available()) or abs(free - available()) < 256 << 20
+            assert free > total // 2  # which is what the driver says
+            buf = mm.empty(1 << 20, name="buf")
+            memoryview(buf)[:] = b"1" * buf.size
+            buf.read_mostly = True
+            emulator.clear_counters()
+            buf.prefetch(device)
+            buf.discard()
+            emulator.touch(buf, device)
+            device.sync()
+            assert bytes(buf[:4]) == b"1111"
+            assert buf.residency().on_host == buf.size
+            counted = emulator.counters()
+            assert (counted.bytes_htod, counted.bytes_dtoh, counted.gpu_faults) == (0, 0, 0)
+            """,
+            emulator="integrated=1",
+        )
+
     def test_memory_info_has_free_and_total(self, device0):
         info = device0.memory_info
         assert 0 < info.free <= info.total

@@ -26,6 +26,11 @@ NODES = Path("/sys/devices/system/node")
 
 ATTRIBUTES = (
     (
+        "integrated",
+        "it shares the host's memory, and prefetch, read_mostly and discard have no effect",
+        "the device has memory of its own",
+    ),
+    (
         "concurrent_managed_access",
         "host and device may use managed memory at the same time",
         "the host must wait for the device before it touches managed memory",
@@ -143,6 +148,8 @@ def abilities(found: Capabilities) -> list[Sequence[object]]:
         _row("pools of managed memory", found, "managed_pools"),
         ("system memory as target", yes_no(found.pageable_memory_access), _system_memory(found)),
         _row("residency()", found, "residency"),
+        _row("pages move to the devices", found, "page_migration"),
+        _row("access to the host in place", found, "mapped_access"),
         ("location Host(numa_id=N)", *_numa_ability(found.emulated)),
     ]
 

@@ -3,6 +3,8 @@
 
 #include <assert.h>
 
+#include "system_memory.h"
+
 /* --- scopes of the thread, for assertions ------------------------------------------------- */
 
 #ifndef NDEBUG
@@ -284,7 +286,14 @@ mm_in_host_function(void)
 int
 mm_device_memory(mm_driver *cu, int device, size_t *free_bytes, size_t *total, mm_status *st)
 {
+    int integrated = 0;
+    size_t available;
+
+    MM_TRY(cu, DeviceGetAttribute, st, &integrated, CU_DEVICE_ATTRIBUTE_INTEGRATED, device);
     MM_TRY_IN(mm_scope_enter, device, cu, MemGetInfo, st, free_bytes, total);
+    available = integrated != 0 ? mm_available_system_memory() : 0;
+    available = available < *total ? available : *total;
+    *free_bytes = *free_bytes > available ? *free_bytes : available;
     return 0;
 }
 

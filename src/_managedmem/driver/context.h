@@ -104,7 +104,8 @@ MM_NODISCARD int mm_set_current_device(mm_driver *cu, int device, mm_status *st)
  * cuCtxGetCurrent there. False without a driver. */
 bool mm_in_host_function(void);
 
-/* Free and total bytes of the device's memory. */
+/* Free and total bytes of the device's memory. An integrated device has the system's, of which the
+ * driver calls only what no program has touched free: there, what can be reclaimed is free too. */
 MM_NODISCARD int mm_device_memory(mm_driver *cu, int device, size_t *free_bytes, size_t *total,
                                   mm_status *st);
 

@@ -302,8 +302,12 @@ static PyGetSetDef device_getset[] = {
      "The device's UUID as a str of 36 characters. Driver: cuDeviceGetUuid.", NULL},
     {"memory_info", device_get_memory_info, NULL,
      "Free and total bytes of the device's memory, as MemoryInfo(free, total).\n\n"
-     "Driver: cuMemGetInfo.",
+     "An integrated device shares the system's memory, of which the driver does not count what Linux can\n"
+     "reclaim: free is at least MemAvailable there. Driver: cuMemGetInfo.",
      NULL},
+    FLAG("integrated", INTEGRATED,
+         "True if the device is part of the processor and has no memory of its own. Prefetch,\n"
+         "read_mostly and discard are accepted there, and do nothing."),
     FLAG("managed_memory", MANAGED_MEMORY, "True if the device supports managed memory."),
     FLAG("concurrent_managed_access", CONCURRENT_MANAGED_ACCESS,
          "True if host and device can use managed memory at the same time. Without it there is\n"

@@ -28,14 +28,23 @@ typedef struct {
 static int
 find_test_device(mm_driver *cu, int *device, mm_status *st)
 {
+    int shared = 0; /* integrated devices */
+
     for (int i = 0; i < cu->device_count; i++) {
-        int supported = 0;
+        int supported = 0, integrated = 0;
         MM_TRY(cu, DeviceGetAttribute, st, &supported,
                CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS, i);
-        if (supported != 0) {
+        MM_TRY(cu, DeviceGetAttribute, st, &integrated, CU_DEVICE_ATTRIBUTE_INTEGRATED, i);
+        if (supported != 0 && integrated == 0) {
             *device = i;
             return 0;
         }
+        shared += integrated != 0;
+    }
+    if (shared == cu->device_count) {
+        return mm_fail(st, MM_TRACE_UNAVAILABLE,
+                       "every device is integrated: it shares the memory of the host, so that "
+                       "nothing moves");
     }
     return mm_fail(
         st, MM_TRACE_UNAVAILABLE,
