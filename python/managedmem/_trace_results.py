@@ -63,6 +63,9 @@ DUPLICATE_END, EVICTION, CALL = 7, 8, 9
 ON_HOST, NO_PROCESSOR, OTHER_PROCESSOR = -1, -2, 0x7FFF
 TOTAL = -1
 """The memory of the rows that count everything."""
+SYSTEM_MEMORY = "(system memory)"
+"""The label of memory that is not CUDA's, where devices reach it."""
+MAPS = "/proc/self/maps"
 
 RECORD = struct.Struct("<4QI2h4BI")
 """start, end, address, amount; memory; source, destination; kind, cause, access, flags; extra."""
@@ -158,7 +161,7 @@ class TraceMemory(TraceSums):
     """Address of the first byte."""
     kind: str
     """"buffer" (allocated by managedmem), "named" (by `Trace.name`), "foreign" (allocated by
-    others) or "unknown" (freed before the driver could be asked for it)."""
+    others), "system" (malloc, NumPy) or "unknown" (freed before the driver could be asked)."""
     born: float | None
     """Seconds from the start of the trace to the allocation; None if it was there before, or if
     that is not known."""
@@ -313,7 +316,8 @@ class Results:
         self._turned_across = self.fields.index("turned_across")
         self.rows = {(part, memory): tuple(values) for part, memory, *values in rows}
         self.memories, self.covered = _with_rests(
-            [_labelled(RawMemory(*m)) for m in memories], {memory for _, memory in self.rows}
+            [_labelled(m) for m in _with_system_memory([RawMemory(*m) for m in memories])],
+            {memory for _, memory in self.rows},
         )
         self.parts = recorder.parts()
         self.records = recorder.events()
@@ -625,6 +629,36 @@ def _with_tails(
         alone = bisect.bisect_left(starts, end) == bisect.bisect_left(starts, last)
         found.append((address, (last if last in ends and alone else end) - address, label))
     return found
+
+
+def _reaches_system_memory() -> bool:
+    return any(device.pageable_memory_access for device in Device.all())
+
+
+def _mapped_spans() -> list[tuple[int, int]]:
+    """The addresses that the process has mapped, without files of devices, in order."""
+    spans = []
+    with open(MAPS, encoding="utf-8", errors="replace") as file:
+        for line in file:
+            addresses, access, _, _, _, *path = line.split(maxsplit=5)
+            if access != "---p" and not (path and path[0].startswith("/dev/nvidia")):
+                start, end = (int(text, 16) for text in addresses.split("-"))
+                spans.append((start, end))
+    return spans
+
+
+def _with_system_memory(memories: list[RawMemory]) -> list[RawMemory]:
+    """The memories, with a name for addresses that the driver does not know and the system does."""
+    unknown = [i for i, memory in enumerate(memories) if memory.kind == "unknown"]
+    if not unknown or not _reaches_system_memory():
+        return memories
+    spans = _mapped_spans()
+    for i in unknown:
+        memory = memories[i]
+        at = bisect.bisect_left(spans, (memory.end, 0))
+        if at > 0 and spans[at - 1][1] > memory.address:
+            memories[i] = memory._replace(kind="system", label=SYSTEM_MEMORY)
+    return memories
 
 
 def _labelled(memory: RawMemory) -> RawMemory:

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "check.h"
+#include "trace/recorded_events.h"
 #include "trace/uvm_records.h"
 
 enum { HOST = 0, FIRST = 1, SECOND = 2, STRANGER = 3, UNUSED = 4, PAGE = 4096 };
@@ -470,7 +471,47 @@ processors_that_are_listed_later_are_read(void)
     CHECK_EQUAL(p.rejected, 1);
 }
 
+/* A page behind another one, of the same push. */
+static void
+pages_of_one_push_become_one_move(void)
+{
+    const mm_event first = {TIME, TIME + 10, ADDRESS,        PAGE, 0, MM_ON_HOST,
+                            0,    MM_MOVE,   MM_CAUSE_FAULT, 0,    0, 0};
+    mm_event page = first, others[7], joined = first;
+
+    page.address += PAGE;
+    page.start += 10;
+    page.extra = 10;
+    page.end = TIME + 20;
+    CHECK(mm_event_join(&joined, &page, PAGE));
+    CHECK_EQUAL(joined.amount, 2 * PAGE);
+    CHECK_EQUAL(joined.start, TIME);
+    CHECK_EQUAL(joined.end, TIME + 20);
+    CHECK_EQUAL(joined.extra, 0);
+    CHECK(!mm_event_join(&joined, &page, PAGE)); /* it is not behind both */
+    for (size_t i = 0; i < 7; i++) {
+        others[i] = page;
+    }
+    others[0].kind = MM_EVICTION;
+    others[1].amount = 2 * PAGE;
+    others[2].address += PAGE;
+    others[3].destination = 1;
+    others[4].source = 1;
+    others[5].cause = MM_CAUSE_SPECULATIVE;
+    others[6].extra = 9; /* of another push */
+    for (size_t i = 0; i < 7; i++) {
+        joined = first;
+        CHECK(!mm_event_join(&joined, &others[i], PAGE));
+        CHECK_EQUAL(joined.amount, PAGE);
+    }
+    joined = first;
+    joined.address = (ADDRESS | ((2 << 20) - 1)) + 1 - PAGE;
+    page.address = joined.address + PAGE; /* in the next block */
+    CHECK(!mm_event_join(&joined, &page, PAGE));
+}
+
 static const check_test tests[] = {
+    CHECK_TEST(pages_of_one_push_become_one_move),
     CHECK_TEST(processors_that_are_listed_later_are_read),
     CHECK_TEST(every_type_becomes_its_event),
     CHECK_TEST(bad_fields_are_rejected),

@@ -1,5 +1,6 @@
 """The table and the HTML of a trace, of events that the tests write down."""
 
+import ctypes
 import html.parser
 import json
 import re
@@ -10,7 +11,7 @@ import pytest
 import managedmem
 from canned_recorder import MONOTONIC, MS, NOT_A_BUFFER, OTHER, RAW, Canned
 from constants import MIB
-from managedmem import Device, Host
+from managedmem import Device, Host, _trace_results
 
 KIB = 1 << 10
 GIB = 1 << 30
@@ -178,6 +179,25 @@ def test_unattributed_memory_has_a_row(traced):
     assert trace.unattributed.to_device == trace.total.to_device == 2 * MIB
     assert trace.unattributed.nbytes == 2 * MIB
     assert "(freed before it was seen)" in str(trace)
+
+
+def test_system_memory_has_its_name(traced, monkeypatch):
+    monkeypatch.setattr(_trace_results, "_reaches_system_memory", lambda: True)
+    memory = bytearray(8 * MIB)
+    address = ctypes.addressof(ctypes.c_char.from_buffer(memory)) // (2 * MIB) * (2 * MIB)
+    canned = Canned()
+    gone = canned.memory("", 2 * MIB, "unknown")
+    first = canned.memory("", 2 * MIB, "unknown", address=address + 2 * MIB)
+    second = canned.memory("", 2 * MIB, "unknown", address=address + 4 * MIB)
+    canned.move(first, MIB, "to_device", "fault")
+    canned.move(second, MIB, "to_device", "fault")
+    canned.move(gone, 4096, "to_device", "fault")
+    trace = traced(canned)
+    found = trace["(system memory)"]
+    assert (found.kind, found.to_device, found.nbytes) == ("system", 2 * MIB, 2 * MIB)
+    assert trace.unattributed.to_device == 4096
+    assert [event.memory for event in trace.events()][:2] == ["(system memory)"] * 2
+    assert re.search(r"^\(system memory\) +2 x 2.0M", str(trace), re.MULTILINE)
 
 
 @pytest.mark.parametrize(

@@ -125,4 +125,4 @@ def test_every_path_of_the_system_is_named():
     literal = re.compile(r'"(/(?:dev|proc|sys)/[\w/-]+)"')
     found = {path for source in sources for path in literal.findall(source.read_text())}
     assert {"/dev/nvidia-uvm-tools", "/proc/self/fd", "/proc/self/pagemap"} <= found
-    assert [path for path in sorted(found) if f"`{path}`" not in named] == []
+    assert [path for path in sorted(found) if f"`{path}" not in named] == []

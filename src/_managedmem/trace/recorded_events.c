@@ -109,6 +109,27 @@ spill_event(mm_recorded_events *e, const mm_event *event)
     }
 }
 
+/* System memory moves page by page, in records of their own, which would soon be more than the
+ * limit. Blocks are not exceeded, because the module works in them. */
+bool
+mm_event_join(mm_event *event, const mm_event *page, uint64_t page_size)
+{
+    enum { BLOCK_BITS = 21 };
+
+    if (event->kind != MM_MOVE || page->kind != MM_MOVE || page->amount != page_size
+        || page->address != event->address + event->amount
+        || page->address >> BLOCK_BITS != event->address >> BLOCK_BITS
+        || page->source != event->source || page->destination != event->destination
+        || page->cause != event->cause || page->access != event->access
+        || page->flags != event->flags
+        || page->start - page->extra != event->start - event->extra) {
+        return false;
+    }
+    event->amount += page_size;
+    event->end = page->end > event->end ? page->end : event->end;
+    return true;
+}
+
 void
 mm_recorded_keep(mm_recorded_events *e, const mm_event *event)
 {

@@ -32,6 +32,10 @@ typedef struct {
 MM_NODISCARD int mm_recorded_init(mm_recorded_events *e, size_t limit, mm_status *st);
 void mm_recorded_free(mm_recorded_events *e);
 
+/* Adds a move of one page to the move of the pages before it, if both are of one push of the
+ * module, which lasts until the later of their ends. False if they are not. */
+bool mm_event_join(mm_event *event, const mm_event *page, uint64_t page_size);
+
 void mm_recorded_keep(mm_recorded_events *e, const mm_event *event);
 
 /* Begins the first part. */

@@ -10,6 +10,7 @@
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "../driver/clock.h"
 #include "../driver/threads.h"
@@ -131,12 +132,23 @@ drain_some(mm_recording *r)
 {
     unsigned char records[READ_AT_ONCE][MM_UVM_RECORD_BYTES];
     size_t count = mm_uvm_queue_read(&r->queue, records, READ_AT_ONCE);
-    mm_event event;
+    uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE);
+    mm_event event, last;
+    bool has_last = false; /* kept once no page can join it: kept events do not change */
 
     for (size_t i = 0; i < count; i++) {
-        if (parse_record(r, records[i], &event) == MM_RECORD_EVENT) {
-            mm_recorded_keep(&r->recorded, &event);
+        if (parse_record(r, records[i], &event) != MM_RECORD_EVENT
+            || (has_last && mm_event_join(&last, &event, page))) {
+            continue;
         }
+        if (has_last) {
+            mm_recorded_keep(&r->recorded, &last);
+        }
+        last = event;
+        has_last = true;
+    }
+    if (has_last) {
+        mm_recorded_keep(&r->recorded, &last);
     }
     r->drained += count;
     return count == READ_AT_ONCE;
