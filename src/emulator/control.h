@@ -30,6 +30,9 @@ EMU_EXPORT const char *emu_fail_name(size_t i);
 /* The number of armed failures that have happened since the last emu_fail_clear. */
 EMU_EXPORT int emu_fail_fired(void);
 
+/* The number of NUMA nodes of the host. */
+EMU_EXPORT int emu_numa_nodes(void);
+
 EMU_EXPORT size_t emu_live_allocations(void);
 EMU_EXPORT size_t emu_live_bytes(void);
 EMU_EXPORT size_t emu_live_streams(void);

@@ -162,7 +162,6 @@ static const struct {
 } constant_attributes[] = {
     {CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS_USES_HOST_PAGE_TABLES, 0},
     {CU_DEVICE_ATTRIBUTE_DIRECT_MANAGED_MEM_ACCESS_FROM_HOST, 0},
-    {CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID, 0},
     {CU_DEVICE_ATTRIBUTE_NUMA_CONFIG, 0},
     {CU_DEVICE_ATTRIBUTE_NUMA_ID, -1},
     {CU_DEVICE_ATTRIBUTE_MANAGED_MEMORY, 1},
@@ -179,8 +178,12 @@ static const struct {
 
 /* False: the attribute is unknown to the emulated driver. */
 static bool
-read_device_attribute(CUdevice_attribute attribute, int *value)
+read_device_attribute(CUdevice_attribute attribute, int device, int *value)
 {
+    if (attribute == CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID) {
+        *value = device % emu_config()->numa_nodes;
+        return true;
+    }
     if (attribute == CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS) {
         *value = emu_config()->concurrent;
         return true;
@@ -211,8 +214,8 @@ EMU_ENTRY(cuDeviceGetAttribute, int *pi, CUdevice_attribute attrib, CUdevice dev
     if (emu_device(dev) == NULL) {
         return emu_call_end(&call, CUDA_ERROR_INVALID_DEVICE);
     }
-    return emu_call_end(&call, read_device_attribute(attrib, pi) ? CUDA_SUCCESS
-                                                                 : CUDA_ERROR_INVALID_VALUE);
+    return emu_call_end(&call, read_device_attribute(attrib, dev, pi) ? CUDA_SUCCESS
+                                                                      : CUDA_ERROR_INVALID_VALUE);
 }
 
 EMU_ENTRY(cuDeviceTotalMem_v2, size_t *bytes, CUdevice dev)

@@ -284,3 +284,9 @@ emu_launch(CUstream handle, void (*fn)(void *argument), void *argument)
     emu_unlock();
     return (int)result;
 }
+
+int
+emu_numa_nodes(void)
+{
+    return emu_config()->numa_nodes;
+}

@@ -261,7 +261,7 @@ count_prefetches_to_the_host(void)
 
     for (size_t i = 0; i < world.log_count(); i++) {
         (void)world.log_entry(i, text, sizeof text);
-        found += strstr(text, "cuMemPrefetchAsync(") == text && strstr(text, "type=2") != NULL;
+        found += strstr(text, "cuMemPrefetchAsync(") == text && strstr(text, "type=1") == NULL;
     }
     return found;
 }

@@ -2,6 +2,7 @@
  * refused.
  *
  * Usage: test_working_loader_failures PATH_OF_THE_EMULATED_DRIVER, which must have at least two devices. */
+#include "memory/home.h"
 #include "memory/working_releases.h"
 #include "working_layers.h"
 
@@ -71,7 +72,7 @@ prefetch_home_at_once(CUdeviceptr start, size_t size, CUmemLocation location, un
 {
     CUresult code = world.cu->MemPrefetchAsync(start, size, location, flags, stream);
 
-    return code == CUDA_SUCCESS && location.type == CU_MEM_LOCATION_TYPE_HOST
+    return code == CUDA_SUCCESS && location.type != CU_MEM_LOCATION_TYPE_DEVICE
                ? world.cu->StreamSynchronize(stream)
                : code;
 }
@@ -352,12 +353,14 @@ a_group_that_cannot_be_added_leaves_nothing(void)
     range = range_of_layer(0);
     for (nth = 1; rc < 0; nth++) {
         mm_policy policy;
+        CUmemLocation home;
         CHECK_EQUAL(report_of(l).groups, 0);
         fail_allocation(nth);
         rc = mm_loader_add(l, &range, 1, MM_GROUP_WRITE, false, &group, &st);
         fail_allocation(0);
         CHECK_OK(mm_range_preferred_location(world.cu, range.range, &policy.preferred, &st), &st);
-        CHECK_EQUAL(policy.preferred.type == CU_MEM_LOCATION_TYPE_HOST, rc == 0);
+        CHECK_OK(mm_home_for(world.cu, 0, &home, &st), &st);
+        CHECK_EQUAL(mm_same_location(policy.preferred, home), rc == 0);
     }
     CHECK(nth > 3);
     close_set(l);

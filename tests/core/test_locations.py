@@ -380,6 +380,28 @@ class TestDevice:
             emulator="integrated=1",
         )
 
+    def test_the_nearest_host_has_the_node_of_the_device(self, device0):
+        nearest = device0.nearest_host
+        assert nearest in (Host(), Host(device0.host_numa_id))
+        with managedmem.empty(1 << 16) as buffer:
+            buffer.preferred_location = nearest
+            assert buffer.preferred_location in (nearest, None)  # a driver with one node forgets
+
+    @pytest.mark.emulator_only
+    @pytest.mark.parametrize(
+        "system, hosts",
+        [("numa_nodes=1", "Host(), Host()"), ("numa_nodes=2", "Host(numa_id=0), Host(numa_id=1)")],
+    )
+    def test_one_node_is_the_host(self, system, hosts):
+        done = run_python(
+            """
+            from managedmem import Device
+            print(*(device.nearest_host for device in Device.all()), sep=", ")
+            """,
+            emulator=f"devices=2,{system}",
+        )
+        assert done.stdout.strip() == hosts
+
     def test_memory_info_has_free_and_total(self, device0):
         info = device0.memory_info
         assert 0 < info.free <= info.total

@@ -2,7 +2,7 @@
 
 import pytest
 
-from constants import PAGE
+from constants import EMULATED, PAGE
 from contents import contents, pattern, write
 from managedmem import Device, Host, Stream, WorkingSet, emulator
 
@@ -235,3 +235,23 @@ def test_at_home_must_be_a_bool(working, layers, value):
     with pytest.raises(TypeError, match="at_home takes a bool"):
         working.add(layers[0], at_home=value)
     assert len(working) == 0
+
+
+@pytest.mark.parametrize("access", ["read", "write", "scratch"])
+@pytest.mark.parametrize("ordinal", [0, 1])
+def test_homes_are_near_the_device(layers, stream, access, ordinal):
+    if Device.count() <= ordinal:
+        pytest.skip("needs two devices")
+    device = Device(ordinal)
+    home = device.nearest_host
+    with WorkingSet(2 * SIZE, device) as working:
+        first = working.add(layers[:2], access)
+        second = working.add(layers[2:4], access)  # in place of the first
+        for group in (first, second):
+            with group.use(stream=stream):
+                pass
+        assert all(layer.preferred_location is home for layer in layers[:4])
+        device.sync()
+        if EMULATED:
+            expected = home if home.numa_id else Host()
+            assert emulator.residency(layers[0]) is expected

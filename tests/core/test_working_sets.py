@@ -418,7 +418,7 @@ class TestTheEnd:
                 working.add(layers[3], "scratch"),
             ]
             for layer in layers[:4]:
-                assert layer.preferred_location is Host()
+                assert layer.preferred_location is Device(0).nearest_host
                 assert not layer.accessed_by
             for group in groups * 3:
                 with group.use():
@@ -531,7 +531,7 @@ class TestRemove:
             pass
         with pytest.raises(RuntimeError, match="group 0 is acquired: it can be removed once"):
             working.remove(group)
-        assert [*working] == [group] and layers[0].preferred_location is Host()
+        assert [*working] == [group] and layers[0].preferred_location is Device(0).nearest_host
         group.release(stream=stream)
         working.remove(group)
         assert layers[0].preferred_location is None and len(working) == 0
@@ -554,7 +554,7 @@ class TestRemove:
         assert [[run[2:5] for run in runs] for runs in after] == [
             [run[2:5] for run in runs] for runs in before
         ]
-        assert layers[3].preferred_location is Host()
+        assert layers[3].preferred_location is Device(0).nearest_host
         stream.sync()
         assert contents(layers[0]) == pattern(SIZE, 0)
         assert contents(layers[1]) == bytes([9]) * SIZE

@@ -12,7 +12,7 @@ import pytest
 
 import managedmem
 from constants import EMULATED, PAGE
-from managedmem import emulator
+from managedmem import ManagedBuffer, emulator
 from offloaded import (
     LAYER,
     assert_same_module,
@@ -343,6 +343,13 @@ class TestForward:
             thread.join()
         assert wrong == []
         assert handle.stats()["held"] <= 3 * LAYER
+
+    def test_the_home_is_near_the_device(self, device1, on, offloaded):
+        model = layers(on=on)
+        offloaded(model, device1, budget=3 * LAYER)
+        weight = model[0].weight
+        memory = ManagedBuffer.from_handle(weight.data_ptr(), weight.nbytes, owner=weight)
+        assert memory.preferred_location is device1.nearest_host
 
     def test_two_devices(self, device1, on, offloaded):
         model = nn.Sequential(layers(4), layers(4)).to(on)

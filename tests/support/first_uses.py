@@ -30,7 +30,9 @@ FIRST_USE = {
         "Device(1).pageable_memory_access_uses_host_page_tables"
     ),
     "Device.direct_managed_mem_access_from_host": "Device(1).direct_managed_mem_access_from_host",
+    "Device.integrated": "Device(1).integrated",
     "Device.managed_memory": "Device(1).managed_memory",
+    "Device.nearest_host": "Device(1).nearest_host",
     "Device.memory_pools_supported": "Device(1).memory_pools_supported",
     "Device.set_current": "Device(1).set_current()",
     "Device.sync": "Device(1).sync()",

@@ -106,6 +106,8 @@ LIVES = {
             "concurrent_managed_access",
             "direct_managed_mem_access_from_host",
             "host_numa_id",
+            "integrated",
+            "nearest_host",
             "managed_memory",
             "memory_pools_supported",
             "name",

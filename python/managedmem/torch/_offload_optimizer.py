@@ -21,7 +21,7 @@ from torch import Tensor, optim
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 import managedmem
-from managedmem import CUDAError, Host, ManagedBuffer
+from managedmem import CUDAError, Device, ManagedBuffer
 from managedmem._managedmem import _page_locked, _results_trim
 from managedmem.torch._moving import (
     _allocate_places,
@@ -95,7 +95,7 @@ def _allocate_home(target: Target, nbytes: int) -> ManagedBuffer:
 
 
 def _keep_home(memory: ManagedBuffer, target: Target) -> None:
-    managedmem.advise(memory, "set_preferred_location", Host())
+    managedmem.advise(memory, "set_preferred_location", Device(target.device).nearest_host)
     managedmem.advise(memory, "set_accessed_by", target.device)
 
 

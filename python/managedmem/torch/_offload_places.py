@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 import managedmem
-from managedmem import Device, Host, ManagedBuffer
+from managedmem import Device, ManagedBuffer
 from managedmem.torch._moving import _allocate_places, _as_bytes, _Block, _fill, _on, _swap
 
 
@@ -92,7 +92,7 @@ def move_in(
         with target.current():
             arena = _allocate_places(target.place, new)
         # So that neither a copy by the host nor one by the device moves pages.
-        managedmem.advise(arena, "set_preferred_location", Host())
+        managedmem.advise(arena, "set_preferred_location", Device(target.device).nearest_host)
         managedmem.advise(arena, "set_accessed_by", target.device)
         ranges.append(arena)
     for block in new:

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "prefetch.h"
+#include "home.h"
 #include "recorded_calls.h"
 
 /* --- pages -------------------------------------------------------------------------------- */
@@ -151,11 +152,14 @@ mm_working_memory_advise(mm_driver *cu, mm_working_memory *m, int device, bool m
                          mm_status *st)
 {
     CUmemLocation location = mm_location(CU_MEM_LOCATION_TYPE_DEVICE, device);
-    mm_policy at_home = {.preferred = mm_host(),
-                         .accessed_by = mapped ? mm_location_bit(location) : 0};
+    mm_policy at_home = {.accessed_by = mapped ? mm_location_bit(location) : 0};
     mm_batch work;
     int rc = mm_batch_init(&work, m->count, st);
 
+    if (rc == 0) {
+        rc = mm_home_for(cu, device, &m->home, st);
+        at_home.preferred = m->home;
+    }
     for (size_t i = 0; rc == 0 && i < m->count; i++) {
         work.transfers[i] = (mm_transfer){m->ranges[i].range, mm_host()};
     }
@@ -287,46 +291,47 @@ load_range(mm_driver *cu, mm_range range, bool copy, CUmemLocation location, CUs
 
 /* Discards whole pages only. The pages at the edges, which may have other contents too, go home. */
 static int
-discard_range(mm_driver *cu, mm_range range, CUstream stream, mm_status *st)
+discard_range(mm_driver *cu, mm_range range, CUmemLocation home, CUstream stream, mm_status *st)
 {
     mm_range inside = range, before = range, behind = range;
     mm_status ignored;
 
     if (cu->MemDiscardAndPrefetchBatchAsync == NULL
         || mm_range_whole_pages(&inside, &ignored) < 0) {
-        return issue_range(cu, MM_PREFETCH, range, mm_host(), stream, st);
+        return issue_range(cu, MM_PREFETCH, range, home, stream, st);
     }
     before.size = (size_t)(inside.start - range.start);
     behind.start = mm_range_end(inside);
     behind.size = (size_t)(mm_range_end(range) - behind.start);
-    if (issue_range(cu, MM_DISCARD_PREFETCH, inside, mm_host(), stream, st) < 0
-        || issue_range(cu, MM_PREFETCH, before, mm_host(), stream, st) < 0) {
+    if (issue_range(cu, MM_DISCARD_PREFETCH, inside, home, stream, st) < 0
+        || issue_range(cu, MM_PREFETCH, before, home, stream, st) < 0) {
         return -1;
     }
-    return issue_range(cu, MM_PREFETCH, behind, mm_host(), stream, st);
+    return issue_range(cu, MM_PREFETCH, behind, home, stream, st);
 }
 
 static int
-drop_range(mm_driver *cu, mm_range range, mm_group_access access, CUstream stream, mm_status *st)
+drop_range(mm_driver *cu, const mm_working_memory *m, mm_range range, CUstream stream,
+           mm_status *st)
 {
-    switch (access) {
+    switch (m->access) {
     case MM_GROUP_READ:
         return advise_working_range(cu, range, CU_MEM_ADVISE_UNSET_READ_MOSTLY, st);
     case MM_GROUP_SCRATCH:
-        return discard_range(cu, range, stream, st);
+        return discard_range(cu, range, m->home, stream, st);
     default:
-        return issue_range(cu, MM_PREFETCH, range, mm_host(), stream, st);
+        return issue_range(cu, MM_PREFETCH, range, m->home, stream, st);
     }
 }
 
 /* Where no page of the copy was written, the prefetch has nothing to do. */
 static int
-collect_range(mm_driver *cu, mm_range range, CUstream stream, mm_status *st)
+collect_range(mm_driver *cu, mm_range range, CUmemLocation home, CUstream stream, mm_status *st)
 {
     if (advise_working_range(cu, range, CU_MEM_ADVISE_UNSET_READ_MOSTLY, st) < 0) {
         return -1;
     }
-    return issue_range(cu, MM_PREFETCH, range, mm_host(), stream, st);
+    return issue_range(cu, MM_PREFETCH, range, home, stream, st);
 }
 
 typedef enum { LOAD_RANGES, COPY_RANGES, DROP_RANGES, HOME_RANGES, COLLECT_RANGES } range_move;
@@ -340,11 +345,11 @@ move_range(mm_driver *cu, const mm_working_memory *m, mm_range range, range_move
     case COPY_RANGES:
         return load_range(cu, range, move == COPY_RANGES, location, stream, st);
     case COLLECT_RANGES:
-        return collect_range(cu, range, stream, st);
+        return collect_range(cu, range, m->home, stream, st);
     case DROP_RANGES:
-        return drop_range(cu, range, m->access, stream, st);
+        return drop_range(cu, m, range, stream, st);
     default:
-        return issue_range(cu, MM_PREFETCH, range, mm_host(), stream, st);
+        return issue_range(cu, MM_PREFETCH, range, m->home, stream, st);
     }
 }
 

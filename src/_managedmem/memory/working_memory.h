@@ -21,6 +21,7 @@ typedef struct mm_working_memory {
     mm_working_range *ranges; /* in the order of their addresses, without neighbours */
     size_t count;
     size_t bytes; /* of their pages */
+    CUmemLocation home;
     mm_page_runs before; /* the advice before the group was added */
     bool advised; /* and `before` is not restored yet */
     const void *set; /* of the group, for messages, like its number */

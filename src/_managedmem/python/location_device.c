@@ -3,6 +3,7 @@
 #include "foreign_location.h"
 #include "location_object.h"
 
+#include "../memory/home.h"
 #include "../memory/retired_pool.h"
 
 static int
@@ -243,6 +244,23 @@ device_get_number(PyObject *op, void *closure)
     return query_attribute(op, closure, &value) < 0 ? NULL : PyLong_FromLong(value);
 }
 
+static PyObject *
+device_get_nearest_host(PyObject *op, void *Py_UNUSED(closure))
+{
+    mm_state *state = mm_type_state(Py_TYPE(op));
+    mm_driver *cu = mm_open(state);
+    CUmemLocation home;
+    mm_status st;
+
+    if (cu == NULL) {
+        return NULL;
+    }
+    if (mm_home_for(cu, ordinal_of(op), &home, &st) < 0) {
+        return mm_raise(state, &st);
+    }
+    return mm_location_object_new(state, home);
+}
+
 PyDoc_STRVAR(
     device_doc,
     "Device(device_id=None)\n"
@@ -327,6 +345,10 @@ static PyGetSetDef device_getset[] = {
     {"host_numa_id", device_get_number, NULL,
      "The NUMA node nearest to the device, or -1 on a system without NUMA.",
      (void *)(intptr_t)CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID},
+    {"nearest_host", device_get_nearest_host, NULL,
+     "Host(numa_id=host_numa_id) where the host has memory on several NUMA nodes, else Host(). Memory of\n"
+     "working sets and of offload() has its home there. Driver: cuDeviceGetAttribute.",
+     NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };
 
