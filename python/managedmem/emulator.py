@@ -40,6 +40,7 @@ __all__ = [
     "PROFILES",
     "Call",
     "Counters",
+    "Frames",
     "Live",
     "calls",
     "clear_calls",
@@ -50,6 +51,7 @@ __all__ = [
     "enable",
     "fail",
     "failure_fired",
+    "frames",
     "is_active",
     "live",
     "recording",
@@ -130,8 +132,35 @@ class Counters(NamedTuple):
     duplications: int
 
 
+class Frames(NamedTuple):
+    """What is taken of a device, in bytes.
+
+    Managed memory takes frames of 2 MiB: one for each block of 2 MiB of addresses, from its first
+    page on the device on. Allocations of up to 1 MiB share blocks.
+    """
+
+    used: int
+    """In frames that hold pages of managed memory."""
+    kept: int
+    """In frames whose pages have all left. A free of the memory gives them back, and so does
+    anything that needs room on the device."""
+    plain: int
+    """In memory that is not managed: of ``cuMemAlloc``, and of pools on the device."""
+    peak: int
+    """The most that was taken at once since `clear_counters`."""
+
+    @property
+    def taken(self) -> int:
+        """The sum, as ``cuMemGetInfo`` shows it: ``used + kept + plain``."""
+        return self.used + self.kept + self.plain
+
+
 class _Counters(ctypes.Structure):
     _fields_ = [(name, ctypes.c_uint64) for name in Counters._fields]
+
+
+class _Frames(ctypes.Structure):
+    _fields_ = [(name, ctypes.c_uint64) for name in Frames._fields]
 
 
 _PROTOTYPES = {
@@ -154,6 +183,7 @@ _PROTOTYPES = {
         [ctypes.c_uint64, ctypes.c_size_t, ctypes.c_void_p, ctypes.c_void_p],
     ),
     "emu_touch": (ctypes.c_int, [ctypes.c_uint64, ctypes.c_size_t, ctypes.c_int, ctypes.c_int]),
+    "emu_frames": (ctypes.c_int, [ctypes.c_int, ctypes.c_void_p]),
     "emu_counters": (None, [ctypes.c_void_p]),
     "emu_counters_clear": (None, []),
     "emu_used_in_place": (ctypes.c_uint64, []),
@@ -511,8 +541,23 @@ def counters() -> Counters:
     return Counters(*(getattr(numbers, name) for name in Counters._fields))
 
 
+def frames(device: Device) -> Frames:
+    """What is taken of the device now, and the most since `clear_counters`.
+
+    Raises TypeError for what is not a Device, RuntimeError when another driver is in use.
+    """
+    if not isinstance(device, _managedmem.Device):
+        raise TypeError(f"device must be a Device, got {device!r}")
+    numbers = _Frames()
+    _library().emu_frames(device.device_id, ctypes.byref(numbers))
+    return Frames(*(getattr(numbers, name) for name in Frames._fields))
+
+
 def clear_counters() -> None:
-    """Set all counters to zero. Raises RuntimeError when another driver is in use."""
+    """Set all counters to zero, and the peaks of `frames` to what is taken now.
+
+    Raises RuntimeError when another driver is in use.
+    """
     _library().emu_counters_clear()
 
 

@@ -98,6 +98,15 @@ find_gap(const struct emu_region *region, size_t size)
     return end >= candidate && end - candidate >= size ? candidate : 0;
 }
 
+/* Plain memory of a device is made at once, and managed pages make room for it. */
+static struct emu_region *
+make_region(enum emu_kind kind, size_t size, struct emu_device *device, struct emu_pool *pool)
+{
+    return kind == EMU_DEVICE && !emu_room_make(device, size, 0)
+               ? NULL
+               : emu_region_new(kind, size, device, pool);
+}
+
 /* Finds a gap in a region of the pool or, without a pool, in one that small allocations share.
  * Makes a region of at least 2 MiB if all are full. 0: out of memory. */
 static CUdeviceptr
@@ -112,7 +121,7 @@ place_in_shared_region(enum emu_kind kind, size_t size, struct emu_device *devic
             return place;
         }
     }
-    *out = emu_region_new(kind, emu_round_up(size, EMU_BLOCK), device, pool);
+    *out = make_region(kind, emu_round_up(size, EMU_BLOCK), device, pool);
     if (*out == NULL) {
         return 0;
     }
@@ -148,8 +157,7 @@ emu_allocate(enum emu_kind kind, size_t size, struct emu_device *device, struct 
     struct emu_region *region = NULL;
     size_t unit = kind == EMU_MANAGED ? EMU_BLOCK : emu_config()->page;
 
-    if (size > EMU_WINDOW
-        || (kind == EMU_DEVICE && size > emu_config()->capacity - device->allocated)) {
+    if (size > EMU_WINDOW) {
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
     allocation = calloc(1, sizeof *allocation);
@@ -159,7 +167,7 @@ emu_allocate(enum emu_kind kind, size_t size, struct emu_device *device, struct 
     if (pool != NULL || (kind == EMU_MANAGED && size <= SHARED_MAX)) {
         allocation->base = place_in_shared_region(kind, size, device, pool, &region);
     } else {
-        region = emu_region_new(kind, emu_round_up(size, unit), device, NULL);
+        region = make_region(kind, emu_round_up(size, unit), device, NULL);
         allocation->base = region == NULL ? 0 : region->base;
     }
     allocation->size = size;

@@ -51,6 +51,13 @@ EMU_EXPORT long emu_places(CUdeviceptr ptr, size_t size, uint64_t *places, size_
 /* Touches a range as a processor would (device -1: the host): faults, moves, copies, counts.
  * Returns -1 for a range that is not managed, and for a device that does not exist. */
 EMU_EXPORT int emu_touch(CUdeviceptr ptr, size_t size, int device, int write);
+/* Bytes that are taken of a device: frames that hold managed pages, frames that their pages have
+ * left, plain memory; and the most of all three since the counters were cleared. */
+struct emu_frames {
+    uint64_t used, kept, plain, peak;
+};
+/* Returns -1 for a device that does not exist. */
+EMU_EXPORT int emu_frames(int device, struct emu_frames *out);
 EMU_EXPORT void emu_counters(struct emu_counters *out);
 EMU_EXPORT void emu_counters_clear(void);
 /* Bytes that devices have used in place, on another processor, since the start of the process. */

@@ -53,6 +53,25 @@ emu_device_has_context(int ordinal)
     return context != NULL || emu_device(ordinal)->retained > 0;
 }
 
+size_t
+emu_device_taken(const struct emu_device *device)
+{
+    size_t frames = 0;
+
+    for (int use = EMU_FRAME_UNUSED; use < EMU_FRAME_USES; use++) {
+        frames += device->frames[use].count;
+    }
+    return device->allocated + frames * EMU_BLOCK;
+}
+
+void
+emu_device_note_peak(struct emu_device *device)
+{
+    size_t taken = emu_device_taken(device);
+
+    device->peak = taken > device->peak ? taken : device->peak;
+}
+
 struct emu_context *
 emu_context(void)
 {

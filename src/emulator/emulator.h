@@ -11,6 +11,7 @@
  *   residency.c streams.c
  *   touches.c                               pages that a processor or the host touches
  *   places.c
+ *   frames.c                                memory of devices that managed pages take
  *   uvm_events.c                            records of moves and faults, for those who listen
  *   regions.c                               mappings with the values of their pages
  *   devices.c runs.c page_map.c call_log.c faults.c
@@ -248,6 +249,22 @@ void emu_map_fill(CUdeviceptr start, size_t size);
 
 struct emu_stream;
 struct emu_pool;
+struct emu_frame;
+
+/* What a frame of a device holds, in the order in which frames are evicted. */
+enum emu_frame_use {
+    EMU_FRAME_NONE, /* it is not taken */
+    EMU_FRAME_UNUSED, /* its pages have left */
+    EMU_FRAME_DISCARDED,
+    EMU_FRAME_USED,
+    EMU_FRAME_USES,
+};
+
+/* The frames of a device with one use, the first to be evicted first. */
+struct emu_frame_list {
+    struct emu_frame *first, *last;
+    size_t count;
+};
 
 /* The primary context of a device, or one that a user made. The record of a destroyed context
  * stays, because the stacks of other threads may hold it. */
@@ -264,7 +281,8 @@ struct emu_device {
     unsigned int retained; /* the primary context */
     struct emu_context primary;
     size_t allocated; /* bytes of cuMemAlloc and of device pools */
-    size_t resident; /* bytes of managed pages that it holds */
+    struct emu_frame_list frames[EMU_FRAME_USES]; /* of managed memory */
+    size_t peak; /* the most bytes of both at once */
     struct emu_pool *default_pool, *pool;
 };
 
@@ -284,6 +302,10 @@ struct emu_device *emu_device(int ordinal);
 bool emu_device_has_context(int ordinal);
 /* Writes the 16 bytes of its UUID. */
 void emu_device_uuid(int ordinal, void *out);
+/* The bytes that are taken of a device: cuMemAlloc, device pools, frames. */
+size_t emu_device_taken(const struct emu_device *device);
+/* Called when more is taken. */
+void emu_device_note_peak(struct emu_device *device);
 /* The calling thread's current context. NULL if there is none, or it was destroyed. */
 struct emu_context *emu_context(void);
 /* The device of that context, or NULL. */
@@ -322,7 +344,8 @@ struct emu_region {
     struct emu_device *device; /* the owner (device kind), or the current device at its creation */
     struct emu_runs policies, records, pages;
     uint64_t *checksums; /* of discarded pages; NULL unless discards keep bytes */
-    uint64_t used; /* clock of the last move to a device; the oldest region is evicted first */
+    struct emu_frame *frames; /* of managed memory: a row of blocks for each device */
+    size_t framed; /* the number of them that are taken */
     uint64_t emptied; /* the number of waits at the free of its last allocation */
 };
 
@@ -466,14 +489,39 @@ void emu_places_moved(const struct emu_region *region, size_t first, size_t end,
 /* The same for a copy in one more place. */
 void emu_places_duplicated(const struct emu_region *region, size_t first, size_t end,
                            uint64_t places);
-void emu_count_resident(uint64_t places, size_t bytes, bool arrives);
-/* Notes that the region came into use on a device. */
-void emu_region_use(struct emu_region *region);
 CUdeviceptr emu_page_address(const struct emu_region *region, size_t page);
 /* Overwrites a page as configured, and remembers its bytes. */
 void emu_page_discard(struct emu_region *region, size_t page);
 /* True if a discarded page has the bytes that the discard left. */
 bool emu_page_untouched(const struct emu_region *region, size_t page);
+
+/* ---- frames.c ----------------------------------------------------------------------------- */
+
+/* The memory of one device for one block. Blocks of managed regions begin at multiples of EMU_BLOCK. */
+struct emu_frame {
+    struct emu_frame *next, *previous; /* in the device's list of its use */
+    struct emu_region *region;
+    size_t first; /* page of the block */
+    size_t pages; /* of the block, that the device holds */
+    enum emu_frame_use use;
+};
+
+/* The end of the block of a page, at most `end`. */
+size_t emu_block_end(size_t page, size_t end);
+bool emu_frame_taken(const struct emu_region *region, size_t page, int device);
+/* Takes a frame for the block of a page. There must be room. */
+void emu_frame_take(struct emu_region *region, size_t page, int device);
+/* Makes the frames of pages on devices (bits), as far as they are taken, the last ones with a use. */
+void emu_frames_mark(const struct emu_region *region, size_t first, size_t end, uint64_t places,
+                     enum emu_frame_use use);
+/* The frame that is evicted next, or NULL. */
+struct emu_frame *emu_frame_to_evict(const struct emu_device *device);
+void emu_frame_give_back(struct emu_frame *frame, int device);
+/* Counts that pages come to devices (bits), whose frames must be taken, or leave them. */
+void emu_frames_count(const struct emu_region *region, size_t first, size_t end, uint64_t places,
+                      bool arrives);
+/* Gives back all frames of a region. */
+void emu_frames_release(struct emu_region *region);
 
 /* ---- touches.c ---------------------------------------------------------------------------- */
 
@@ -485,6 +533,11 @@ void emu_pages_touch(struct emu_region *region, CUdeviceptr ptr, size_t size, in
 void emu_pages_observe(struct emu_region *region, size_t first, size_t end);
 /* The same for all regions. With a device, the pages were touched by it and not by the host. */
 void emu_regions_observe(int device);
+/* Evicts frames until so many bytes of a device are free, for memory at an address. False: not even
+ * all frames are enough, and nothing is evicted. */
+bool emu_room_make(struct emu_device *device, size_t bytes, CUdeviceptr incoming);
+/* Takes a frame for the block of a page, which may evict others. False: there is no room. */
+bool emu_room_take(struct emu_region *region, size_t page, int device);
 
 /* ---- residency.c ------------------------------------------------------------------------- */
 
@@ -496,7 +549,7 @@ void emu_system_discard(CUdeviceptr ptr, size_t size);
 /* Leaves one copy of each page, the preferred one if it exists. Called when read-mostly is
  * unset. */
 void emu_pages_collapse(struct emu_region *region, size_t first, size_t end, uint64_t preferred);
-/* Takes the pages of a region off their devices, before the region is deleted. */
+/* Notices the last touches of a region and gives back its frames, before the region is deleted. */
 void emu_pages_forget(struct emu_region *region);
 
 /* ---- streams.c --------------------------------------------------------------------------- */

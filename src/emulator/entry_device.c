@@ -258,7 +258,7 @@ EMU_ENTRY(cuMemGetInfo_v2, size_t *free_bytes, size_t *total)
         return emu_call_end(&call, CUDA_ERROR_INVALID_VALUE);
     }
     capacity = emu_config()->capacity;
-    taken = device->allocated + device->resident;
+    taken = emu_device_taken(device);
     *total = capacity;
     *free_bytes = taken < capacity ? capacity - taken : 0;
     if (emu_config()->integrated) {

@@ -105,6 +105,30 @@ emu_context_depth(void)
     return (size_t)emu_thread()->depth;
 }
 
+static size_t
+frame_bytes(const struct emu_device *device, enum emu_frame_use use)
+{
+    return device->frames[use].count * EMU_BLOCK;
+}
+
+int
+emu_frames(int device, struct emu_frames *out)
+{
+    const struct emu_device *d;
+
+    emu_lock();
+    emu_regions_observe(-1);
+    d = emu_device(device);
+    if (d != NULL) {
+        out->kept = frame_bytes(d, EMU_FRAME_UNUSED);
+        out->used = frame_bytes(d, EMU_FRAME_DISCARDED) + frame_bytes(d, EMU_FRAME_USED);
+        out->plain = d->allocated;
+        out->peak = d->peak;
+    }
+    emu_unlock();
+    return d == NULL ? -1 : 0;
+}
+
 struct places_summary {
     bool any, mixed;
     uint64_t places;
@@ -231,6 +255,9 @@ emu_counters_clear(void)
     emu_lock();
     emu_regions_observe(-1);
     memset(&emu_counted, 0, sizeof emu_counted);
+    for (int i = 0; i < emu_config()->devices; i++) {
+        emu_device(i)->peak = emu_device_taken(emu_device(i));
+    }
     emu_unlock();
 }
 

@@ -13,7 +13,6 @@
 static const size_t MAPPED_AT_ONCE = (size_t)256 << 20;
 
 struct emu_counters emu_counted;
-static uint64_t clock_of_use;
 
 uint64_t
 emu_holder_bit(int device)
@@ -32,12 +31,6 @@ emu_place_bit(CUmemLocation location)
     default:
         return (uint64_t)1 << EMU_HOST_BIT;
     }
-}
-
-void
-emu_region_use(struct emu_region *region)
-{
-    region->used = ++clock_of_use;
 }
 
 CUdeviceptr
@@ -60,17 +53,6 @@ emu_preferred_bit(const struct emu_policy *policy)
                ? emu_holder_bit(policy->preferred_id)
                : emu_place_bit((CUmemLocation){.type = (CUmemLocationType)policy->preferred_type,
                                                .id = policy->preferred_id});
-}
-
-void
-emu_count_resident(uint64_t places, size_t bytes, bool arrives)
-{
-    for (int i = 0; i < emu_config()->devices; i++) {
-        if ((places >> i & 1) != 0) {
-            struct emu_device *device = emu_device(i);
-            device->resident = arrives ? device->resident + bytes : device->resident - bytes;
-        }
-    }
 }
 
 void
@@ -100,8 +82,8 @@ emu_places_set(struct emu_region *region, union emu_value *value, size_t first, 
     size_t bytes = (end - first) * emu_config()->page;
     uint64_t before = value->page.places;
 
-    emu_count_resident(before & ~places, bytes, false);
-    emu_count_resident(places & ~before, bytes, true);
+    emu_frames_count(region, first, end, before & ~places, false);
+    emu_frames_count(region, first, end, places & ~before, true);
     value->page.places = places;
     value->page.remote = 0;
     if ((before & (before - 1)) != 0 && (places & (places - 1)) == 0) {

@@ -237,7 +237,17 @@ emu_region_delete(struct emu_region *region)
     emu_runs_free(&region->records);
     emu_runs_free(&region->pages);
     free(region->checksums);
+    free(region->frames);
     free(region);
+}
+
+static bool
+make_frames(struct emu_region *region)
+{
+    size_t blocks = region->size / EMU_BLOCK;
+
+    region->frames = calloc(blocks * (size_t)emu_config()->devices, sizeof *region->frames);
+    return region->frames != NULL;
 }
 
 struct emu_region *
@@ -256,6 +266,7 @@ emu_region_new(enum emu_kind kind, size_t size, struct emu_device *device, struc
     region->base = find_addresses(size);
     if (region->base == 0 || !emu_runs_init(&region->policies, pages)
         || !emu_runs_init(&region->records, pages) || !emu_runs_init(&region->pages, pages)
+        || (kind == EMU_MANAGED && !make_frames(region))
         || !protect(region, PROT_READ | PROT_WRITE)) {
         if (region->base != 0) {
             (void)protect(region, PROT_NONE);
@@ -263,6 +274,7 @@ emu_region_new(enum emu_kind kind, size_t size, struct emu_device *device, struc
         emu_runs_free(&region->policies);
         emu_runs_free(&region->records);
         emu_runs_free(&region->pages);
+        free(region->frames);
         free(region);
         return NULL;
     }
@@ -272,6 +284,7 @@ emu_region_new(enum emu_kind kind, size_t size, struct emu_device *device, struc
     }
     if (kind == EMU_DEVICE) {
         device->allocated += size;
+        emu_device_note_peak(device);
     }
     region->next = regions;
     regions = region;

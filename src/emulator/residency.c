@@ -10,8 +10,7 @@
 
 struct page_move {
     struct emu_region *region;
-    uint64_t bit;                /* of the destination */
-    CUdeviceptr incoming;        /* evictions only: the memory that needs the room */
+    uint64_t bit; /* of the destination */
     const union emu_value *policy;
 };
 
@@ -36,6 +35,19 @@ discard_run(union emu_value *value, size_t first, size_t end, void *argument)
     }
 }
 
+/* Frames of blocks that are discarded at once go before those in use. */
+static void
+mark_discarded_blocks(const struct emu_region *region, size_t first, size_t end)
+{
+    size_t block = EMU_BLOCK / emu_config()->page;
+
+    first = emu_round_up(first, block);
+    end = end / block * block;
+    if (first < end) {
+        emu_frames_mark(region, first, end, EMU_DEVICE_BITS, EMU_FRAME_DISCARDED);
+    }
+}
+
 /* Measured (topic "discarded bytes"): only pages inside the range are discarded, not those that
  * it cuts. */
 void
@@ -52,6 +64,7 @@ emu_pages_discard(struct emu_region *region, CUdeviceptr ptr, size_t size)
     }
     emu_pages_observe(region, first, end);
     (void)emu_runs_change(&region->pages, first, end, discard_run, region);
+    mark_discarded_blocks(region, first, end);
 }
 
 /* Writes through the kernel: where the memory is unmapped or read-only by now, the write fails
@@ -138,73 +151,24 @@ move_with_policy(const union emu_value *policy, size_t first, size_t end, void *
     (void)emu_runs_change(&move->region->pages, first, end, move_and_map_run, move);
 }
 
-/* ---- eviction ---- */
-
 static void
-evict_run(union emu_value *value, size_t first, size_t end, void *argument)
+move_pages(struct page_move *move, size_t first, size_t end)
 {
-    const struct page_move *move = argument;
-    uint64_t rest = value->page.places & ~move->bit;
-
-    if ((value->page.places & move->bit) == 0) {
-        return;
-    }
-    if (rest == 0) {
-        rest = (uint64_t)1 << EMU_HOST_BIT;
-        if (emu_uvm_wanted(EMU_UVM_EVICTION)) {
-            emu_uvm_evicted(emu_page_address(move->region, first),
-                            (end - first) * emu_config()->page, move->bit, rest, move->incoming);
-        }
-        if (value->page.discarded == 0) {
-            emu_places_moved(move->region, first, end, move->bit, rest, EMU_UVM_EVICTED);
-        }
-        value->page.unmapped = 1;
-    }
-    emu_places_set(move->region, value, first, end, rest);
+    emu_runs_visit(&move->region->policies, first, end, move_with_policy, move);
 }
 
-/* Makes room for `bytes` on a device: the regions that moved there longest ago go to the host.
- * Returns the number of bytes that fit. */
-static size_t
-evict_until_free(struct emu_device *device, size_t bytes, const struct emu_region *keep)
-{
-    struct page_move eviction = {.bit = (uint64_t)1 << device->ordinal, .incoming = keep->base};
-
-    for (;;) {
-        size_t taken = device->allocated + device->resident, capacity = emu_config()->capacity;
-        struct emu_region *oldest = NULL;
-
-        if (taken <= capacity && capacity - taken >= bytes) {
-            return bytes;
-        }
-        for (struct emu_region *r = emu_regions(); r != NULL; r = r->next) {
-            if (r != keep && r->kind == EMU_MANAGED && r->used != 0
-                && (oldest == NULL || r->used < oldest->used)) {
-                oldest = r;
-            }
-        }
-        if (oldest == NULL) {
-            return taken < capacity ? capacity - taken : 0;
-        }
-        oldest->used = 0;
-        eviction.region = oldest;
-        emu_pages_observe(oldest, 0, oldest->pages.pages);
-        (void)emu_runs_change(&oldest->pages, 0, oldest->pages.pages, evict_run, &eviction);
-    }
-}
-
-struct missing {
-    uint64_t bit;
-    size_t pages;
-};
-
+/* Block by block: the room for one may be that of another of the same memory. Pages that do not
+ * fit stay in place; the call has already returned success. */
 static void
-count_missing(const union emu_value *value, size_t first, size_t end, void *argument)
+move_to_device(struct page_move *move, size_t first, size_t end, int device)
 {
-    struct missing *missing = argument;
-
-    if ((value->page.places & missing->bit) == 0) {
-        missing->pages += end - first;
+    for (size_t at = first, next; at < end; at = next) {
+        if (!emu_room_take(move->region, at, device)) {
+            return;
+        }
+        next = emu_block_end(at, end);
+        move_pages(move, at, next);
+        emu_frames_mark(move->region, at, next, move->bit, EMU_FRAME_USED);
     }
 }
 
@@ -215,24 +179,15 @@ emu_pages_prefetch(struct emu_region *region, CUdeviceptr ptr, size_t size, CUme
     struct page_move move = {.region = region,
                              .bit = to_device ? emu_holder_bit(location.id)
                                               : emu_place_bit(location)};
-    struct missing missing = {move.bit, 0};
-    size_t first, end, page = emu_config()->page;
+    size_t first, end;
 
     emu_page_span(region, ptr, size, &first, &end);
     emu_pages_observe(region, first, end);
     if ((move.bit & EMU_DEVICE_BITS) != 0) {
-        struct emu_device *device = emu_device(location.id);
-        size_t room;
-
-        emu_runs_visit(&region->pages, first, end, count_missing, &missing);
-        room = evict_until_free(device, missing.pages * page, region) / page;
-        /* Pages that do not fit stay in place; the call has already returned success. */
-        if (room < missing.pages) {
-            end = first + (room < end - first ? room : end - first);
-        }
-        emu_region_use(region);
+        move_to_device(&move, first, end, location.id);
+    } else {
+        move_pages(&move, first, end);
     }
-    emu_runs_visit(&region->policies, first, end, move_with_policy, &move);
 }
 
 static void
@@ -257,18 +212,11 @@ emu_pages_collapse(struct emu_region *region, size_t first, size_t end, uint64_t
     (void)emu_runs_change(&region->pages, first, end, collapse_run, &kept);
 }
 
-static void
-forget_run(const union emu_value *value, size_t first, size_t end, void *argument)
-{
-    (void)argument;
-    emu_count_resident(value->page.places, (end - first) * emu_config()->page, false);
-}
-
 void
 emu_pages_forget(struct emu_region *region)
 {
     if (region->kind == EMU_MANAGED) {
         emu_pages_observe(region, 0, region->pages.pages);
-        emu_runs_visit(&region->pages, 0, region->pages.pages, forget_run, NULL);
+        emu_frames_release(region);
     }
 }

@@ -1,4 +1,4 @@
-/* Touches: accesses by processors, which fault and move or copy pages.
+/* Touches: accesses by processors, which fault and move or copy pages, and the room that this takes.
  *
  * Those of the emulated devices and of emu_touch are calls. Those of the host are its own loads and
  * stores: a page that the host does not hold is not mapped, so one that the kernel's page map shows
@@ -12,10 +12,12 @@ struct touch {
     uint64_t bit; /* of the toucher */
     bool write;
     bool seen; /* in the page map, where the pages are mapped already */
+    bool full; /* the toucher has no room for the pages */
     const union emu_value *policy;
 };
 
 uint64_t emu_bytes_in_place;
+static bool take_room(struct emu_region *region, size_t page, uint64_t device, bool seen);
 
 static bool
 mapped_remotely(const struct emu_policy *policy, uint64_t places, uint64_t bit)
@@ -54,7 +56,35 @@ first_place(const struct touch *touch)
     bool elsewhere = !emu_config()->confidential && (touch->bit & EMU_DEVICE_BITS) != 0
                      && policy->read_mostly == 0 && (preferred & ~EMU_DEVICE_BITS) != 0;
 
+    if (touch->full) {
+        return (uint64_t)1 << EMU_HOST_BIT;
+    }
     return elsewhere ? preferred : touch->bit;
+}
+
+enum outcome {
+    STAYS, /* the toucher has the page */
+    REMOTE, /* it reaches the page where it is */
+    ELSEWHERE, /* the page is populated at another place, where it reaches it */
+    COMES, /* the page comes to it */
+};
+
+static enum outcome
+outcome_of(const union emu_value *value, const struct touch *touch)
+{
+    const struct emu_policy *policy = &touch->policy->policy;
+    uint64_t places = value->page.places, host = places & ~EMU_DEVICE_BITS;
+
+    if ((places & touch->bit) != 0 || ((touch->bit & EMU_DEVICE_BITS) == 0 && host != 0)) {
+        return STAYS;
+    }
+    if (places == 0) {
+        return first_place(touch) == touch->bit ? COMES : ELSEWHERE;
+    }
+    if (touch->full || (policy->read_mostly == 0 && mapped_remotely(policy, places, touch->bit))) {
+        return REMOTE;
+    }
+    return COMES;
 }
 
 /* Counts and records the faults of a run, and what they copy. Returns the places after them. */
@@ -81,39 +111,52 @@ fault_run(const union emu_value *value, size_t first, size_t end, const struct t
     return bit;
 }
 
+/* A write ends the other copies of a page, and a discard. */
+static void
+write_run(union emu_value *value, size_t first, size_t end, const struct touch *touch,
+          uint64_t place)
+{
+    if (touch->policy->policy.read_mostly != 0 && (value->page.places & place) != 0) {
+        emu_places_set(touch->region, value, first, end, place);
+    }
+    if (value->page.discarded != 0) {
+        emu_frames_mark(touch->region, first, end, value->page.places, EMU_FRAME_USED);
+    }
+    value->page.discarded = 0;
+}
+
 static void
 touch_run(union emu_value *value, size_t first, size_t end, void *argument)
 {
     struct touch *touch = argument;
-    uint64_t places = value->page.places, bit = touch->bit;
-    bool host = (bit & EMU_DEVICE_BITS) == 0;
+    uint64_t place = touch->bit;
+    bool host = (place & EMU_DEVICE_BITS) == 0;
 
-    if (host && (places & ~EMU_DEVICE_BITS) != 0) {
-        bit = places & ~EMU_DEVICE_BITS;
-        if (value->page.unmapped != 0 && !touch->seen) {
+    switch (outcome_of(value, touch)) {
+    case STAYS:
+        place = host ? value->page.places & ~EMU_DEVICE_BITS : place;
+        if (host && value->page.unmapped != 0 && !touch->seen) {
             emu_places_map(touch->region, value, first, end);
         }
-    }
-    if ((places & bit) == 0) {
-        if (places != 0 && touch->policy->policy.read_mostly == 0
-            && mapped_remotely(&touch->policy->policy, places, bit)) {
-            access_remotely(value, first, end, touch);
-        } else if (places == 0 && first_place(touch) != bit) {
-            (void)fault_run(value, first, end, touch);
-            emu_places_set(touch->region, value, first, end, first_place(touch));
-            value->page.unmapped = 1;
-            access_remotely(value, first, end, touch);
-        } else {
-            emu_places_set(touch->region, value, first, end, fault_run(value, first, end, touch));
-            if (host && !touch->seen) {
-                emu_places_map(touch->region, value, first, end);
-            }
+        break;
+    case REMOTE:
+        access_remotely(value, first, end, touch);
+        break;
+    case ELSEWHERE:
+        (void)fault_run(value, first, end, touch);
+        emu_places_set(touch->region, value, first, end, first_place(touch));
+        value->page.unmapped = 1;
+        access_remotely(value, first, end, touch);
+        break;
+    case COMES:
+        emu_places_set(touch->region, value, first, end, fault_run(value, first, end, touch));
+        if (host && !touch->seen) {
+            emu_places_map(touch->region, value, first, end);
         }
-    } else if (touch->write && touch->policy->policy.read_mostly != 0) {
-        emu_places_set(touch->region, value, first, end, bit);
+        break;
     }
     if (touch->write) {
-        value->page.discarded = 0;
+        write_run(value, first, end, touch, place);
     }
 }
 
@@ -124,6 +167,51 @@ touch_with_policy(const union emu_value *policy, size_t first, size_t end, void 
 
     touch->policy = policy;
     (void)emu_runs_change(&touch->region->pages, first, end, touch_run, touch);
+}
+
+struct arrivals {
+    struct touch touch;
+    bool any;
+};
+
+static void
+find_arrivals(const union emu_value *value, size_t first, size_t end, void *argument)
+{
+    struct arrivals *arrivals = argument;
+
+    (void)first;
+    (void)end;
+    arrivals->any = arrivals->any || outcome_of(value, &arrivals->touch) == COMES;
+}
+
+static void
+find_arrivals_with_policy(const union emu_value *policy, size_t first, size_t end, void *argument)
+{
+    struct arrivals *arrivals = argument;
+
+    arrivals->touch.policy = policy;
+    emu_runs_visit(&arrivals->touch.region->pages, first, end, find_arrivals, arrivals);
+}
+
+/* Pages come to a device block by block: the room for one may be that of another of the same memory. */
+static void
+touch_pages(struct touch *touch, size_t first, size_t end)
+{
+    const struct emu_runs *policies = &touch->region->policies;
+
+    if ((touch->bit & EMU_DEVICE_BITS) == 0) {
+        emu_runs_visit(policies, first, end, touch_with_policy, touch);
+        return;
+    }
+    for (size_t at = first, next; at < end; at = next) {
+        struct arrivals arrivals = {*touch, false};
+
+        arrivals.touch.full = false;
+        next = emu_block_end(at, end);
+        emu_runs_visit(policies, at, next, find_arrivals_with_policy, &arrivals);
+        touch->full = arrivals.any && !take_room(touch->region, at, touch->bit, touch->seen);
+        emu_runs_visit(policies, at, next, touch_with_policy, touch);
+    }
 }
 
 /* ---- touches that the page map shows ---- */
@@ -194,7 +282,7 @@ touch_seen(CUdeviceptr start, CUdeviceptr stop, void *argument)
 
     emu_page_span(region, start, (size_t)(stop - start), &first, &end);
     end_written_discards(region, first, end);
-    emu_runs_visit(&region->policies, first, end, touch_with_policy, touch);
+    touch_pages(touch, first, end);
     if ((touch->bit & EMU_DEVICE_BITS) != 0) {
         emu_runs_visit(&region->pages, first, end, unmap_without_host, region);
     }
@@ -285,6 +373,105 @@ emu_regions_observe(int device)
     }
 }
 
+/* ---- room on devices ---- */
+
+struct eviction {
+    struct emu_region *region;
+    uint64_t bit; /* of the device */
+    CUdeviceptr incoming; /* the memory that needs the room */
+};
+
+/* As the kernel module does: the host gets the pages, and other devices lose their copies. */
+static void
+evict_run(union emu_value *value, size_t first, size_t end, void *argument)
+{
+    const struct eviction *eviction = argument;
+    uint64_t host = value->page.places & ~EMU_DEVICE_BITS;
+
+    if ((value->page.places & eviction->bit) == 0) {
+        return;
+    }
+    if (host == 0) {
+        host = (uint64_t)1 << EMU_HOST_BIT;
+        if (emu_uvm_wanted(EMU_UVM_EVICTION)) {
+            emu_uvm_evicted(emu_page_address(eviction->region, first),
+                            (end - first) * emu_config()->page, eviction->bit, host,
+                            eviction->incoming);
+        }
+        if (value->page.discarded == 0) {
+            emu_places_moved(eviction->region, first, end, eviction->bit, host, EMU_UVM_EVICTED);
+        }
+        value->page.unmapped = 1;
+    }
+    emu_places_set(eviction->region, value, first, end, host);
+}
+
+/* Evicts the next frame. What the page map shows of its block was touched before, by the host or by
+ * `seer`, and can make another frame the next one. False: out of memory. */
+static bool
+evict_next(struct emu_device *device, CUdeviceptr incoming, uint64_t seer)
+{
+    struct emu_frame *frame = emu_frame_to_evict(device);
+    struct eviction eviction = {frame->region, (uint64_t)1 << device->ordinal, incoming};
+    struct touch touch = {.region = frame->region, .seen = true, .bit = seer};
+    size_t end = emu_block_end(frame->first, frame->region->pages.pages);
+
+    observe(&touch, frame->first, end);
+    if (frame != emu_frame_to_evict(device)) {
+        return true;
+    }
+    (void)emu_runs_change(&frame->region->pages, frame->first, end, evict_run, &eviction);
+    if (frame->pages > 0) {
+        return false;
+    }
+    emu_frame_give_back(frame, device->ordinal);
+    return true;
+}
+
+static bool
+make_room(struct emu_device *device, size_t bytes, CUdeviceptr incoming, uint64_t seer)
+{
+    size_t capacity = emu_config()->capacity;
+
+    if (device->allocated > capacity || bytes > capacity - device->allocated) {
+        return false;
+    }
+    while (emu_device_taken(device) > capacity - bytes) {
+        if (!evict_next(device, incoming, seer)) {
+            return false;
+        }
+    }
+    return true;
+}
+
+bool
+emu_room_make(struct emu_device *device, size_t bytes, CUdeviceptr incoming)
+{
+    return make_room(device, bytes, incoming, (uint64_t)1 << EMU_HOST_BIT);
+}
+
+/* `seen`: the device's touches are in the page map. */
+static bool
+take_room(struct emu_region *region, size_t page, uint64_t device, bool seen)
+{
+    int ordinal = __builtin_ctzll(device);
+
+    if (!emu_frame_taken(region, page, ordinal)) {
+        if (!make_room(emu_device(ordinal), EMU_BLOCK, emu_page_address(region, page),
+                       seen ? device : (uint64_t)1 << EMU_HOST_BIT)) {
+            return false;
+        }
+        emu_frame_take(region, page, ordinal);
+    }
+    return true;
+}
+
+bool
+emu_room_take(struct emu_region *region, size_t page, int device)
+{
+    return take_room(region, page, (uint64_t)1 << device, false);
+}
+
 /* ---- touches by calls ---- */
 
 void
@@ -298,8 +485,5 @@ emu_pages_touch(struct emu_region *region, CUdeviceptr ptr, size_t size, int dev
     }
     emu_page_span(region, ptr, size, &first, &end);
     emu_pages_observe(region, first, end);
-    if (device >= 0) {
-        emu_region_use(region);
-    }
-    emu_runs_visit(&region->policies, first, end, touch_with_policy, &touch);
+    touch_pages(&touch, first, end);
 }

@@ -200,15 +200,16 @@ touches_follow_the_advice(void)
 }
 
 static void
-a_full_device_evicts_the_oldest(void)
+a_full_device_evicts_the_oldest_blocks(void)
 {
-    size_t size = (size_t)600 * MIB, free_before, free_after, total;
+    size_t size = (size_t)600 * MIB, gone = (size_t)176 * MIB, free_before, free_after, total;
     CUdeviceptr a = managed(size), b = managed(size);
 
     CHECK_EQUAL(emu.mem_info(&free_before, &total), 0);
     CHECK_EQUAL(emu.prefetch(a, size, DEV0, 0, NULL), 0);
     CHECK_EQUAL(emu.prefetch(b, size, DEV0, 0, NULL), 0);
-    CHECK_EQUAL(location(a, size), 200);
+    CHECK_EQUAL(location(a, gone), 200);
+    CHECK_EQUAL(location(a + gone, size - gone), 100);
     CHECK_EQUAL(location(b, size), 100);
     CHECK_EQUAL(emu.mem_free(a), 0);
     CHECK_EQUAL(emu.mem_free(b), 0);
@@ -573,7 +574,7 @@ static const check_test tests[] = {
     CHECK_TEST(pages_move_and_are_counted),
     CHECK_TEST(host_writes_populate),
     CHECK_TEST(touches_follow_the_advice),
-    CHECK_TEST(a_full_device_evicts_the_oldest),
+    CHECK_TEST(a_full_device_evicts_the_oldest_blocks),
     CHECK_TEST(discarded_bytes_are_poisoned),
     CHECK_TEST(the_host_moves_pages_by_touching_them),
     CHECK_TEST(kernels_touch_for_their_device),
