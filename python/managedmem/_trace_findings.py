@@ -388,8 +388,9 @@ def without_moves(memories: Sequence[TraceMemory]) -> Finding | None:
         found[0] if len(found) == 1 else None,
         f"{labels}{more}: prefetches moved nothing.",
         {name: sum(getattr(m, name) for m in found) for name in ("to_device", "to_host")},
-        "The pages were there already, or held nothing yet, as before their first use. "
-        "residency() before the prefetch shows their places.",
+        "Pages move unless they are there already, hold nothing yet, as before their first use, or "
+        "find no room on the device. residency() before the prefetch shows their places, and "
+        "memory_info the room.",
     )
 
 

@@ -305,16 +305,16 @@ class TestExplain:
         text = PrefetchPlan([nothing, (buf, Host()), (buf, Host())]).explain(stream=stream)
         assert "2 entries are merged into 1 range:" in text
 
-    def test_names_the_entries_that_seem_to_be_there(self, alloc, device0, stream):
+    def test_names_the_entries_that_were_prefetched_there(self, alloc, device0, stream):
         large = alloc(64 * MIB)
         parts = separate(large, 32, MIB)
         large.prefetch(Host(), stream=stream)
         plan = PrefetchPlan((part, device0) for part in parts)
-        assert "Seem to be at" not in plan.explain(stream=stream)
+        assert "Last prefetched" not in plan.explain(stream=stream)
         for i in (4, 7):
             parts[i].prefetch(device0, stream=stream)
         text = plan.explain(stream=stream)
-        assert "Seem to be at their destination: entries 4, 7" in text.splitlines()
+        assert "Last prefetched to their destination: entries 4, 7" in text.splitlines()
         plan.execute(stream=stream)
         assert "14, 15 and 16 more" in plan.explain(stream=stream)
 

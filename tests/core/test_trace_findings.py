@@ -157,8 +157,9 @@ def test_finding_of_a_prefetch_that_moved_nothing(traced):
     assert found.memory.label == "a"
     assert str(found) == (
         "a: prefetches moved nothing.\n"
-        "    The pages were there already, or held nothing yet, as before their first use. "
-        "residency() before the prefetch shows their places."
+        "    Pages move unless they are there already, hold nothing yet, as before their first "
+        "use, or find no room on the device. residency() before the prefetch shows their places, "
+        "and memory_info the room."
     )
     assert found.evidence == {"to_device": 0, "to_host": 0}
     assert [only_finding(part).memory.label for part in trace.slices] == ["a", "moved"]

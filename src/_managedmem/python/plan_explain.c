@@ -191,7 +191,7 @@ explain_edges(explanation *e, const mm_batch *edges)
 
 /* True if the entry is part of a transfer whose route is MM_SINGLE_RESIDENT. */
 static bool
-seems_resident(const mm_plan_preview *p, const mm_transfer *entry)
+last_prefetch_was_there(const mm_plan_preview *p, const mm_transfer *entry)
 {
     for (size_t i = 0; i < p->transfers->count; i++) {
         const mm_transfer *t = &p->transfers->transfers[i];
@@ -205,21 +205,21 @@ seems_resident(const mm_plan_preview *p, const mm_transfer *entry)
     return false;
 }
 
-/* Names the entries that seem to be at their destination. */
+/* Names the entries whose last prefetch was to their destination. They may have left it since. */
 static void
-explain_resident(explanation *e, const mm_plan_preview *p, const mm_plan_entry *entries,
-                 size_t count)
+explain_prefetched(explanation *e, const mm_plan_preview *p, const mm_plan_entry *entries,
+                   size_t count)
 {
     enum { MOST_NAMED = 16 };
     PyObject *line = NULL, *longer;
     size_t found = 0;
 
     for (size_t i = 0; i < count; i++) {
-        if (!seems_resident(p, &entries[i].transfer) || found++ >= MOST_NAMED) {
+        if (!last_prefetch_was_there(p, &entries[i].transfer) || found++ >= MOST_NAMED) {
             continue;
         }
         longer = line == NULL
-                     ? PyUnicode_FromFormat("Seem to be at their destination: entries %zu", i)
+                     ? PyUnicode_FromFormat("Last prefetched to their destination: entries %zu", i)
                      : PyUnicode_FromFormat("%U, %zu", line, i);
         Py_XDECREF(line);
         line = longer;
@@ -256,7 +256,7 @@ explain_entries(explanation *e, const mm_plan_preview *p, const mm_plan_entry *e
                                          empty == 1 ? "entry without bytes needs"
                                                     : "entries without bytes need"));
     }
-    explain_resident(e, p, entries, count);
+    explain_prefetched(e, p, entries, count);
 }
 
 static PyObject *
