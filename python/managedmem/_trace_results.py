@@ -87,8 +87,11 @@ class TraceSums:
 
     Bytes are counted for each move, so memory that moves twice counts twice. Sums of faults are
     numbers, None if the trace did not record them (``faults=False``). ``throttled`` and
-    ``move_time`` are seconds, the other sums bytes. ``duplicated`` are bytes copied for reading,
-    by ``read_mostly``, while the original stayed. Immutable, so safe from every thread.
+    ``move_time`` are seconds, the other sums bytes. A fault is an access that the kernel module
+    handled, which can bring many pages: 64 KiB to 1 MiB for the host on an H100. On the emulated
+    driver each page that the host touches is a fault, and each 64 KiB that a device touches.
+    ``duplicated`` are bytes copied for reading, by ``read_mostly``, while the original stayed.
+    Immutable, so safe from every thread.
     """
 
     to_device: int

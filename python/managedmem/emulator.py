@@ -119,9 +119,10 @@ class Live(NamedTuple):
 
 
 class Counters(NamedTuple):
-    """Bytes moved since `clear_counters`, by direction; faults and read-mostly copies in pages.
+    """Bytes moved since `clear_counters`, by direction; faults; read-mostly copies, in pages.
 
-    Loads and stores of the host count, also the first ones of a page.
+    Faults have the unit of traces: one for each page that the host touches, and one for each 64 KiB
+    that a device touches. Loads and stores of the host count, also the first ones of a page.
     """
 
     bytes_htod: int

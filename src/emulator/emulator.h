@@ -456,6 +456,8 @@ bool emu_uvm_wanted(enum emu_uvm_type type);
 void emu_uvm_migrated(CUdeviceptr start, size_t size, uint64_t from, uint64_t to,
                       enum emu_uvm_cause cause);
 void emu_uvm_host_faulted(CUdeviceptr start, size_t size, bool write);
+/* The number of faults of a device that touches a range. */
+size_t emu_device_faults(CUdeviceptr start, size_t size);
 void emu_uvm_device_faulted(CUdeviceptr start, size_t size, uint64_t device, bool write);
 void emu_uvm_duplicated(CUdeviceptr start, size_t size, uint64_t places);
 void emu_uvm_unduplicated(CUdeviceptr start, size_t size, uint64_t place);

@@ -98,7 +98,7 @@ fault_run(const union emu_value *value, size_t first, size_t end, const struct t
         emu_counted.cpu_faults += end - first;
         emu_uvm_host_faulted(emu_page_address(touch->region, first), size, touch->write);
     } else {
-        emu_counted.gpu_faults += end - first;
+        emu_counted.gpu_faults += emu_device_faults(emu_page_address(touch->region, first), size);
         emu_uvm_device_faulted(emu_page_address(touch->region, first), size, bit, touch->write);
     }
     if (places != 0 && value->page.discarded == 0) {

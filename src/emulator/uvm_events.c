@@ -353,15 +353,21 @@ emu_uvm_host_faulted(CUdeviceptr start, size_t size, bool write)
 }
 
 /* Devices fault in units of 64 KiB. */
+enum { FAULT = 64 << 10 };
+
+size_t
+emu_device_faults(CUdeviceptr start, size_t size)
+{
+    return (size_t)((start + size + FAULT - 1) / FAULT - start / FAULT);
+}
+
 void
 emu_uvm_device_faulted(CUdeviceptr start, size_t size, uint64_t device, bool write)
 {
-    enum { UNIT = 64 << 10 };
-
     if (!emu_uvm_wanted(EMU_UVM_GPU_FAULT)) {
         return;
     }
-    for (CUdeviceptr at = start; at < start + size; at = at / UNIT * UNIT + UNIT) {
+    for (CUdeviceptr at = start; at < start + size; at = at / FAULT * FAULT + FAULT) {
         unsigned char bytes[RECORD] = {EMU_UVM_GPU_FAULT, 0, write ? 2 : 1, processor_of(device)};
         uint64_t time = now();
 

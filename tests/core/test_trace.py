@@ -12,7 +12,7 @@ import time
 import pytest
 
 import managedmem
-from constants import EMULATED, MIB, PAGE
+from constants import EMULATED, KIB, MIB, PAGE
 from driver import managed_memory, raw_driver
 from managedmem import Device, Host, ManagedBuffer, emulator
 from programs import run_python
@@ -79,6 +79,21 @@ class TestSumsAreThoseOfArithmetic:
         assert t[buf].devices == (Device(0), device1)
         assert t[buf].device_faults == 2 * t[buf].device_write_faults > 0
         assert t[buf].host_faults == 0
+
+    @pytest.mark.emulator_only
+    @pytest.mark.parametrize("first", [0, PAGE, 63 * KIB])
+    def test_the_counters_count_faults_as_a_trace(self, alloc, first):
+        """A page of the host, and 64 KiB of a device: they begin anew at each multiple of these."""
+        memory = alloc(2 * MIB)
+        part = memory[first : MIB + 8 * KIB]
+        with managedmem.trace() as t:
+            emulator.clear_counters()
+            store(part)
+            emulator.touch(part, Device(0))
+            load(memory)
+            counted = emulator.counters()
+        assert counted.gpu_faults == t.total.device_faults == t[memory].device_faults == 17
+        assert counted.cpu_faults == t.total.host_faults > MIB // PAGE
 
     @pytest.mark.emulator_only
     def test_moves_between_devices(self, buf, device1):

@@ -6,13 +6,13 @@ Times of the emulated driver mean nothing, so a step gets its price from what it
 import ctypes
 import random
 
+from constants import PAGE
 from managedmem import Device, Host, _tune, emulator
 
 MOVED, COPIED = 1 / 20e9, 1 / 20e9
-FAULT_OF_HOST, FAULT_OF_DEVICE = 1e-6, 2e-6  # for each page
+FAULT_OF_HOST, FAULT_OF_DEVICE = 1e-6 * PAGE / 4096, 32e-6  # for a page, and for 64 KiB
 IN_PLACE = 1 / 10e9  # for each byte that a device uses on the host
 RUN = 1e-3
-PAGE = 4096
 
 
 class StepClock:

@@ -287,7 +287,8 @@ def print_picture(job: Job, timings: Sequence[Timing]) -> None:
     """Draw the faults of the variants as bars, and times that mean something; no prefetch first."""
     shown = timings[::-1]
     if all(each.faults is not None for each in shown):
-        print(f"\npage faults of {job.work}")
+        unit = ", one for each 64 KiB" if job.emulated else ""
+        print(f"\npage faults of {job.work}{unit}")
         counts = [(each.variant, each.faults or 0) for each in shown]
         rows = [Bar(name, count, f"{count:,} faults") for name, count in counts]
         print("\n".join(lines_of(rows, sys.stdout)))
