@@ -111,16 +111,50 @@ emu_context_find(CUcontext handle)
     return context;
 }
 
+void
+emu_context_push(struct emu_thread *thread, struct emu_context *context)
+{
+    thread->stack[thread->depth++] = context;
+    context->stacked++;
+}
+
+struct emu_context *
+emu_context_pop(struct emu_thread *thread)
+{
+    struct emu_context *context = thread->stack[--thread->depth];
+
+    context->stacked--;
+    return context;
+}
+
+/* A record of a destroyed context that no stack holds, or a new one. NULL: out of memory. */
+static struct emu_context *
+context_record(void)
+{
+    struct emu_context *context = user_contexts;
+
+    while (context != NULL && (!context->destroyed || context->stacked > 0)) {
+        context = context->next;
+    }
+    if (context == NULL) {
+        context = calloc(1, sizeof *context);
+        if (context != NULL) {
+            context->next = user_contexts;
+            user_contexts = context;
+        }
+    }
+    return context;
+}
+
 struct emu_context *
 emu_context_new(struct emu_device *device)
 {
-    struct emu_context *context = calloc(1, sizeof *context);
+    struct emu_context *context = context_record();
 
     if (context != NULL) {
         context->device = device;
+        context->destroyed = false;
         context->id = ++last_context;
-        context->next = user_contexts;
-        user_contexts = context;
         live_contexts++;
     }
     return context;

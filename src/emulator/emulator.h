@@ -266,10 +266,11 @@ struct emu_frame_list {
     size_t count;
 };
 
-/* The primary context of a device, or one that a user made. The record of a destroyed context
- * stays, because the stacks of other threads may hold it. */
+/* The primary context of a device, or one that a user made. The record of a destroyed context, and
+ * so its handle, is the next one's, unless the stacks of other threads hold it. */
 struct emu_context {
     struct emu_context *next; /* of those that users made */
+    size_t stacked; /* in the stacks of threads */
     struct emu_device *device;
     bool primary, destroyed;
     struct emu_stream *legacy;
@@ -312,6 +313,10 @@ struct emu_context *emu_context(void);
 struct emu_device *emu_current(void);
 /* The result of a call that needs a current context and finds none. */
 CUresult emu_no_context(void);
+/* Makes a context current; the stack must have room. */
+void emu_context_push(struct emu_thread *thread, struct emu_context *context);
+/* Takes the current context, which may be destroyed, off the stack, which must have one. */
+struct emu_context *emu_context_pop(struct emu_thread *thread);
 /* The context of a handle, which may be destroyed, or NULL. */
 struct emu_context *emu_context_find(CUcontext handle);
 /* Makes a context for a user. NULL: out of memory. */
@@ -580,6 +585,7 @@ struct emu_stream {
     struct emu_op *head, *tail;
     bool running; /* a thread runs its head operation with the mutex released */
     bool destroyed; /* by its user; it is removed when its queue is empty */
+    bool ended; /* it was removed with a user's context */
     struct emu_capture *capture;
 };
 
@@ -593,8 +599,8 @@ CUresult emu_stream_new(struct emu_context *context, enum emu_stream_kind kind, 
 struct emu_stream *emu_stream_by_id(uint64_t id);
 /* Makes the handle of a stream unknown, whose queue may hold operations yet. */
 void emu_stream_destroyed(struct emu_stream *stream);
-/* Forgets a stream whose queue is empty. The handle of one that ended with a user's context stays
- * known. */
+/* Forgets a stream whose queue is empty. A later one gets its handle. That of a stream that ended
+ * with a user's context stays known until then. */
 void emu_stream_remove(struct emu_stream *stream, bool ended_with_context);
 bool emu_stream_idle(const struct emu_stream *stream);
 bool emu_streams_idle(void);

@@ -87,7 +87,7 @@ make_context(CUcontext *pctx, unsigned int flags, CUdevice dev)
     if (context == NULL) {
         return emu_call_end(&call, CUDA_ERROR_OUT_OF_MEMORY);
     }
-    thread->stack[thread->depth++] = context;
+    emu_context_push(thread, context);
     *pctx = (CUcontext)context;
     emu_call_out(&call, ", ctx=0x%llx", (unsigned long long)(uintptr_t)context);
     return emu_call_end(&call, CUDA_SUCCESS);
@@ -117,7 +117,7 @@ EMU_ENTRY(cuCtxDestroy_v2, CUcontext ctx)
         return emu_call_end(&call, CUDA_ERROR_INVALID_CONTEXT);
     }
     if (thread->depth > 0 && thread->stack[thread->depth - 1] == context) {
-        thread->depth--;
+        (void)emu_context_pop(thread);
     }
     emu_streams_drain(NULL); /* operations of other contexts may use its memory */
     emu_streams_delete(context);
@@ -152,10 +152,10 @@ EMU_ENTRY(cuCtxSetCurrent, CUcontext ctx)
         return emu_call_end(&call, CUDA_ERROR_INVALID_CONTEXT);
     }
     if (thread->depth > 0) {
-        thread->depth--;
+        (void)emu_context_pop(thread);
     }
     if (context != NULL) {
-        thread->stack[thread->depth++] = context;
+        emu_context_push(thread, context);
     }
     return emu_call_end(&call, CUDA_SUCCESS);
 }
@@ -177,21 +177,22 @@ EMU_ENTRY(cuCtxPushCurrent_v2, CUcontext ctx)
     if (thread->depth == EMU_CONTEXT_DEPTH) {
         return emu_call_end(&call, CUDA_ERROR_OUT_OF_MEMORY);
     }
-    thread->stack[thread->depth++] = context;
+    emu_context_push(thread, context);
     return emu_call_end(&call, CUDA_SUCCESS);
 }
 
 EMU_ENTRY(cuCtxPopCurrent_v2, CUcontext *pctx)
 {
     struct emu_thread *thread = emu_thread();
+    struct emu_context *context;
 
     EMU_BEGIN("cuCtxPopCurrent", EMU_CALL_BOOKKEEPING, "%s", "");
     if (thread->depth == 0) {
         return emu_call_end(&call, CUDA_ERROR_INVALID_CONTEXT);
     }
-    thread->depth--;
+    context = emu_context_pop(thread);
     if (pctx != NULL) {
-        *pctx = (CUcontext)thread->stack[thread->depth];
+        *pctx = (CUcontext)context;
     }
     return emu_call_end(&call, CUDA_SUCCESS);
 }

@@ -4,9 +4,9 @@
 #include <stdlib.h>
 
 static struct emu_stream *streams;
-/* Streams that ended with a user's context. They are never freed, so that their handles stay
- * known: driver 580 crashes in every call with one. */
-static struct emu_stream *ended_streams;
+/* The records of streams that exist no more, the last one first. Their handles are reused in this order.
+ * Until then, a call with one that ended with a user's context crashes, as with driver 580. */
+static struct emu_stream *former_streams;
 static uint64_t last_stream;
 static size_t user_streams;
 
@@ -49,9 +49,12 @@ CUresult
 emu_stream_new(struct emu_context *context, enum emu_stream_kind kind, unsigned int flags,
                struct emu_stream **out)
 {
-    struct emu_stream *stream = calloc(1, sizeof *stream);
+    struct emu_stream *stream = former_streams;
 
-    if (stream == NULL) {
+    if (stream != NULL) {
+        former_streams = stream->next;
+        *stream = (struct emu_stream){0};
+    } else if ((stream = calloc(1, sizeof *stream)) == NULL) {
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
     stream->id = ++last_stream;
@@ -110,8 +113,8 @@ emu_stream_find(CUstream handle, struct emu_stream **out)
             return CUDA_SUCCESS;
         }
     }
-    for (const struct emu_stream *s = ended_streams; s != NULL; s = s->next) {
-        if ((const void *)s == (const void *)handle) {
+    for (const struct emu_stream *s = former_streams; s != NULL; s = s->next) {
+        if ((const void *)s == (const void *)handle && s->ended) {
             emu_crash("a stream whose context was destroyed");
         }
     }
@@ -146,10 +149,7 @@ emu_stream_remove(struct emu_stream *stream, bool ended_with_context)
     }
     *link = stream->next;
     user_streams -= stream->kind == EMU_STREAM_OWN && !stream->destroyed;
-    if (ended_with_context && stream->kind == EMU_STREAM_OWN) {
-        stream->next = ended_streams;
-        ended_streams = stream;
-    } else {
-        free(stream);
-    }
+    stream->ended = ended_with_context && stream->kind == EMU_STREAM_OWN;
+    stream->next = former_streams;
+    former_streams = stream;
 }

@@ -398,7 +398,7 @@ int
 mm_memory_set_stream(mm_driver *cu, mm_memory *m, CUstream stream, mm_stream *shared, bool *done,
                      mm_status *st)
 {
-    mm_block_order order = {{mm_is_default_stream(stream) ? NULL : stream, m->device}, shared};
+    mm_block_order order = {{mm_is_default_stream(stream) ? NULL : stream, m->device}, shared, 0};
     mm_block_order before;
 
     assert(m->pooled && (shared == NULL || shared->handle == stream));
@@ -406,6 +406,7 @@ mm_memory_set_stream(mm_driver *cu, mm_memory *m, CUstream stream, mm_stream *sh
         && mm_current_device(cu, &order.stream.device, st) < 0) {
         return -1;
     }
+    mm_block_order_identify(cu, &order);
     *done = mm_guard_enter(&m->guard);
     if (!*done) {
         return 0;

@@ -104,11 +104,33 @@ mm_pool_release(mm_pool *pool, mm_status *st)
 
 /* --- blocks ----------------------------------------------------------------------------- */
 
+void
+mm_block_order_identify(mm_driver *cu, mm_block_order *order)
+{
+    order->id = 0;
+    if (order->stream.handle != NULL && order->shared == NULL
+        && cu->StreamGetId(order->stream.handle, &order->id) != CUDA_SUCCESS) {
+        order->id = 0;
+    }
+}
+
+/* True if the handle is that of another stream by now: the one of the order was destroyed. Drivers
+ * crash in calls with the handle of none. */
+static bool
+has_another_stream(mm_driver *cu, const mm_block_order *order)
+{
+    unsigned long long id = 0;
+
+    return order->id != 0 && cu->StreamGetId(order->stream.handle, &id) == CUDA_SUCCESS
+           && id != order->id;
+}
+
 mm_device_stream
 mm_block_stream(mm_driver *cu, const mm_block_order *order)
 {
-    bool ended = order->shared != NULL && !order->shared->lasts
-                 && mm_context_has_ended(cu, &order->shared->context);
+    bool ended = order->shared == NULL
+                     ? has_another_stream(cu, order)
+                     : !order->shared->lasts && mm_context_has_ended(cu, &order->shared->context);
 
     return (mm_device_stream){ended ? NULL : order->stream.handle, order->stream.device};
 }
@@ -216,13 +238,14 @@ were_devices_idle(mm_driver *cu, mm_pool_block *block, int device)
 static bool
 free_block_if_possible(mm_driver *cu, mm_pool_block *block, const mm_free_conditions *conditions)
 {
-    mm_device_stream stream = mm_block_stream(cu, &block->order);
-    bool exists = stream.handle == NULL || block->order.shared != NULL
-                  || stream.handle == conditions->stream;
+    const mm_block_order *order = &block->order;
+    mm_device_stream stream = order->stream;
     bool capturing = false;
     mm_status st;
 
-    if (!exists) {
+    if (stream.handle == NULL || order->shared != NULL) {
+        stream = mm_block_stream(cu, order);
+    } else if (stream.handle != conditions->stream || has_another_stream(cu, order)) {
         if (!conditions->idle || !were_devices_idle(cu, block, conditions->device)) {
             return false;
         }
@@ -321,6 +344,7 @@ mm_pool_allocate(mm_driver *cu, mm_pool *pool, size_t size, CUstream stream, mm_
         mm_stream_retain(shared);
         block->order.shared = shared;
     }
+    mm_block_order_identify(cu, &block->order);
     return block;
 }
 
@@ -338,6 +362,11 @@ mm_pool_free(mm_pool_block *block, const CUstream *other, mm_status *st)
         stream = (mm_device_stream){*other, mm_pool_device(pool)};
     } else if (cu != NULL) {
         stream = mm_block_stream(cu, &block->order);
+    }
+    /* The work of a destroyed stream may go on: only a wait for the devices is behind it. */
+    if (cu != NULL && other == NULL && has_another_stream(cu, &block->order)) {
+        mm_pool_free_late(block);
+        return 0;
     }
     /* If the query fails, the free fails too and reports it. */
     if (cu != NULL && is_order_capturing(cu, stream, &capturing, &ignored) == 0 && capturing) {

@@ -23,6 +23,8 @@ typedef struct {
 typedef struct {
     mm_device_stream stream; /* the handle is NULL for a default stream */
     mm_stream *shared; /* keeps the stream, if a Stream made it; or NULL */
+    unsigned long long
+        id; /* of a stream that nothing keeps: handles are reused, ids are not; or 0 */
 } mm_block_order;
 
 struct mm_pool_block {
@@ -47,8 +49,11 @@ void mm_pool_retain(mm_pool *pool);
  * its frees have run. */
 MM_NODISCARD int mm_pool_release(mm_pool *pool, mm_status *st);
 
+/* Stores the id of the order's stream, if nothing keeps the stream. */
+void mm_block_order_identify(mm_driver *cu, mm_block_order *order);
+
 /* The stream of the order; a default stream if that one ended with its context, and all its work
- * before it. */
+ * before it, or if another stream has its handle. */
 mm_device_stream mm_block_stream(mm_driver *cu, const mm_block_order *order);
 
 /* Allocates in the order of the stream, which must not capture. shared may be NULL. */

@@ -19,11 +19,12 @@ static CUresult
 identify_stream(mm_driver *cu, CUstream stream, mm_free_event *key)
 {
     CUresult code = CUDA_SUCCESS;
+    CUcontext context;
 
     assert(mm_in_scope());
     *key = (mm_free_event){0};
-    if (mm_is_default_stream(stream)) {
-        code = cu->CtxGetCurrent(&key->context);
+    if (mm_is_default_stream(stream) && (code = cu->CtxGetCurrent(&context)) == CUDA_SUCCESS) {
+        code = cu->CtxGetId(context, &key->context_id);
     }
     return code == CUDA_SUCCESS && !mm_is_legacy_stream(stream)
                ? cu->StreamGetId(stream, &key->stream_id)
@@ -75,7 +76,7 @@ find_free_event(mm_driver *cu, mm_queued_frees *frees, CUstream stream, const mm
 
     assert(pthread_mutex_trylock(&frees->lock) == EBUSY);
     while (entry != NULL
-           && (entry->context != key->context || entry->stream_id != key->stream_id)) {
+           && (entry->context_id != key->context_id || entry->stream_id != key->stream_id)) {
         entry = entry->next;
     }
     if (entry != NULL) {

@@ -9,8 +9,9 @@
 
 typedef struct mm_free_event {
     struct mm_free_event *next;
-    CUcontext context; /* of a default stream, else NULL */
-    unsigned long long stream_id; /* 0 for the legacy stream. Handles are reused, ids are not */
+    /* Handles are reused, ids are not. */
+    unsigned long long context_id; /* of a default stream, else 0 */
+    unsigned long long stream_id; /* 0 for the legacy stream */
     CUevent event;
 } mm_free_event;
 

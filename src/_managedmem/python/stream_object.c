@@ -291,6 +291,17 @@ stream_repr(PyObject *op)
                           : PyUnicode_FromFormat("<Stream handle=%p>", (void *)handle);
 }
 
+/* True if both stand for one stream. Two that this library made never do: if their handles are equal,
+ * one of them ended with its context, and the driver gave its handle to the other. */
+static bool
+are_one_stream(const stream_object *a, const stream_object *b)
+{
+    bool others = a->shared == NULL || b->shared == NULL || a->shared == b->shared;
+
+    return a->handle == b->handle && others && !mm_guard_is_closed(&a->guard)
+           && !mm_guard_is_closed(&b->guard);
+}
+
 /* A closed stream equals only itself, because the driver may reuse its handle. */
 static PyObject *
 stream_richcompare(PyObject *op, PyObject *other, int comparison)
@@ -300,10 +311,7 @@ stream_richcompare(PyObject *op, PyObject *other, int comparison)
     if (Py_TYPE(other) != Py_TYPE(op) || (comparison != Py_EQ && comparison != Py_NE)) {
         return Py_NewRef(Py_NotImplemented);
     }
-    equal = op == other
-            || (stream_of(op)->handle == stream_of(other)->handle
-                && !mm_guard_is_closed(&stream_of(op)->guard)
-                && !mm_guard_is_closed(&stream_of(other)->guard));
+    equal = op == other || are_one_stream(stream_of(op), stream_of(other));
     return PyBool_FromLong(equal == (comparison == Py_EQ));
 }
 
