@@ -1,4 +1,5 @@
-/* The configuration of the emulated machine, with its profiles. The environment variable
+/* The configuration of the emulated machine, with its profiles: all have the page size of this system's
+ * kernel. The environment variable
  * MANAGEDMEM_EMULATOR is a comma list of key=value; an optional `profile=NAME` comes first. */
 #include "emulator.h"
 
@@ -6,6 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 static const struct {
     const char *name;
@@ -17,7 +19,6 @@ static const struct {
       .driver = 13000,
       .concurrent = true,
       .capacity = (size_t)1 << 30,
-      .page = 4096,
       .name = "Emulated GPU"}},
     {"h200",
      {.devices = 1,
@@ -26,7 +27,6 @@ static const struct {
       .concurrent = true,
       .discard = EMU_DISCARD_KEEP,
       .capacity = (size_t)1 << 30,
-      .page = 4096,
       .name = "Emulated H200"}},
     {"h200-x2",
      {.devices = 2,
@@ -35,7 +35,6 @@ static const struct {
       .concurrent = true,
       .discard = EMU_DISCARD_KEEP,
       .capacity = (size_t)1 << 30,
-      .page = 4096,
       .name = "Emulated H200"}},
     {"wsl",
      {.devices = 2,
@@ -43,7 +42,6 @@ static const struct {
       .driver = 13000,
       .concurrent = false,
       .capacity = (size_t)1 << 30,
-      .page = 4096,
       .name = "Emulated GPU"}},
     {"old12",
      {.devices = 2,
@@ -51,7 +49,6 @@ static const struct {
       .driver = 12020,
       .concurrent = true,
       .capacity = (size_t)1 << 30,
-      .page = 4096,
       .name = "Emulated GPU"}},
 };
 
@@ -100,7 +97,9 @@ use_profile(const char *name)
 {
     for (size_t i = 0; i < sizeof profiles / sizeof *profiles; i++) {
         if (strcmp(profiles[i].name, name) == 0) {
+            size_t page = active.page;
             active = profiles[i].config;
+            active.page = page;
             return true;
         }
     }
@@ -234,6 +233,7 @@ load_environment(void)
     char *text, *save = NULL;
 
     (void)use_profile("default");
+    active.page = (size_t)sysconf(_SC_PAGESIZE);
     if (environment == NULL || environment[0] == '\0') {
         return;
     }

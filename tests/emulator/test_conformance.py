@@ -24,6 +24,7 @@ PROFILES = {"h200": 1, "h200-x2": 2}
 KNOWN_CARDS = ("H200", "H100")  # their answers agree with the goldens
 # Every driver 580 is one of CUDA 13.0.
 RECORDED_DRIVER = 13000
+RECORDED_PAGE = 4096
 TIMEOUT = 300
 pytestmark = pytest.mark.timeout(TIMEOUT)  # on a GPU; two programs are compiled first
 
@@ -51,7 +52,7 @@ def run(program, library, profile=None, options=""):
     """The lines that the program prints about a driver library."""
     env = {k: v for k, v in os.environ.items() if not k.startswith("MANAGEDMEM_")}
     if profile is not None:
-        env["MANAGEDMEM_EMULATOR"] = f"profile={profile}{options}"
+        env["MANAGEDMEM_EMULATOR"] = f"profile={profile},page={RECORDED_PAGE}{options}"
     done = subprocess.run(
         [str(program), str(library)], env=env, capture_output=True, text=True, timeout=TIMEOUT
     )
