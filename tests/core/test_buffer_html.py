@@ -122,7 +122,7 @@ def test_long_names_are_cut(alloc):
 
 def test_stays_small(alloc):
     buffer = alloc(16 * MIB)
-    for page in range(0, 4096, 3):
+    for page in range(0, 16 * MIB // PAGE, 3):
         buffer.range(page * PAGE, PAGE).preferred_location = (Host(), Device(0))[page % 2]
     buffer.name = "&" * 200
     assert len(buffer._repr_html_()) < 40_000

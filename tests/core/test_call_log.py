@@ -201,7 +201,8 @@ class TestPrefetch:
 
     def test_auto_takes_one_of_them(self, buf, device0, stream):
         calls = recorded(lambda: managedmem.prefetch(separate(buf, 5), device0, stream=stream))
-        assert names(calls) in (["cuMemPrefetchAsync"] * 5, ["cuMemPrefetchBatchAsync"])
+        made = [name for name in names(calls) if "Prefetch" in name]  # it may ask for places first
+        assert made in (["cuMemPrefetchAsync"] * 5, ["cuMemPrefetchBatchAsync"])
 
     def test_a_deferred_prefetch_goes_through_a_host_function(self, buf, device0, stream):
         calls = recorded(lambda: managedmem.prefetch(buf, device0, stream=stream, defer=True))

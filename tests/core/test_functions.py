@@ -55,7 +55,7 @@ class TestOneTarget:
         assert found == [None, device0, device0, None]
 
     def test_a_typed_view(self, buf, device0, function):
-        function(buf.view("float32", (256, 1024))[:1], device0)
+        function(buf.view("float32", (MIB // PAGE, PAGE // 4))[:1], device0)
         assert [where_is(function, p) for p in pages(buf, 0, 1)] == [device0, None]
 
     def test_an_object_with_the_cuda_array_interface(self, buf, device0, function):
@@ -256,7 +256,7 @@ class TestStrided:
         assert contents(buf) == data
 
     def test_strides_of_a_contiguous_array_are_fine(self, buf, device0):
-        array = CudaArray(buf, shape=(256, 1024), strides=(4096, 4), typestr="<f4")
+        array = CudaArray(buf, shape=(MIB // PAGE, PAGE // 4), strides=(PAGE, 4), typestr="<f4")
         managedmem.discard_prefetch(array, device0)
         assert where_is(managedmem.prefetch, buf) is device0
 
@@ -266,7 +266,7 @@ class TestStrided:
         assert where_is(managedmem.prefetch, buf[:PAGE]) is device0
 
     def test_transposed_is_still_without_gaps(self, buf, device0):
-        array = CudaArray(buf, shape=(64, 128), strides=(1, 64))
+        array = CudaArray(buf, shape=(PAGE // 64, 128), strides=(1, PAGE // 64))
         managedmem.prefetch(array, device0)
         assert where_is(managedmem.prefetch, buf[: 2 * PAGE]) is device0
 
@@ -413,8 +413,9 @@ class TestOlderDrivers:
 
     HEADER = """
         import managedmem as mm
-        buf = mm.ManagedMemoryResource().allocate(16 * 4096)
-        pages = [buf[:4096], buf[8192:12288]]
+        from constants import PAGE
+        buf = mm.ManagedMemoryResource().allocate(16 * PAGE)
+        pages = [buf[:PAGE], buf[2 * PAGE : 3 * PAGE]]
         def refused(call):
             try:
                 call()

@@ -169,7 +169,8 @@ class TestPageRuns:
     @pytest.mark.parametrize("seed", range(12))
     def test_equals_a_model(self, alloc, members, seed):
         rng = random.Random(seed)
-        buffer = alloc(2 * MIB)[: PAGES * PAGE]  # without records of freed memory
+        # Without records of freed memory.
+        buffer = alloc(max(2 * MIB, PAGES * PAGE))[: PAGES * PAGE]
         places = [*Device.all(), Host()]
         pages = [Page()] * PAGES
         for _ in range(30):

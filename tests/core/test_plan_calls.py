@@ -62,6 +62,7 @@ class TestCalls:
         calls = recorded(lambda: plan.execute(stream=stream, defer=False))
         assert names(calls) == ["cuMemPrefetchAsync"] * 16
 
+    @pytest.mark.skipif(PAGE >= 64 * KIB, reason="a page of this system is no small range")
     def test_small_ranges_go_together_only_without_their_contents(self, buf, device0, stream):
         parts = separate(buf, 8)
         plan = PrefetchPlan((part, device0) for part in parts)
@@ -229,6 +230,10 @@ def logged(calls):
     return collections.Counter(names(calls)), ranges, moved
 
 
+def has_whole_page(part):
+    return -(-part.handle // PAGE) * PAGE + PAGE <= part.handle + part.size
+
+
 class TestExplain:
     @pytest.mark.parametrize("discard", [False, True])
     @pytest.mark.parametrize("defer", [None, True, False])
@@ -241,7 +246,7 @@ class TestExplain:
         options = {"dispatch": dispatch, "defer": defer}
         for target in (None, Stream()):
             plan = PrefetchPlan(pairs)
-            if discard and any(e.nbytes < PAGE for e in plan):
+            if discard and not all(has_whole_page(part) for part, _ in pairs):
                 pytest.skip("no whole page to discard")
             used.prefetch(Host())
             act = plan.discard_prefetch if discard else plan.execute
@@ -282,7 +287,7 @@ class TestExplain:
         assert "one range needs no batch call" in reason(to_device[:1])
         assert "it alone would gain" in reason([to_device[0], (parts[1], Host())])
         assert "to the host, single calls" in reason([(part, Host()) for part in parts])
-        assert "below 64 KiB" in reason([(part[:PAGE], device0) for part in parts])
+        assert "below 64 KiB" in reason([(part[:KIB], device0) for part in parts])
         assert "are issued in order" in reason([(large, device0), (parts[0], Host())])
         assert "defer=True requests it" in reason(to_device, defer=True)
         assert "32 MiB to devices are queued" in reason([(large, device0)])

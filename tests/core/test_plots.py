@@ -11,6 +11,7 @@ from canned_recorder import MS, NONE, NOT_A_BUFFER, OTHER, Canned
 from constants import EMULATED, MIB, PAGE
 from managedmem import Device, _colours
 from managedmem._trace_grid import COLUMNS, short_labels
+from managedmem._units import size_text
 from programs import run_python
 from traces import store
 
@@ -369,7 +370,8 @@ class TestPages:
             buffer.read_mostly = True
             buffer.prefetch(Device(0))
             trace.mark("there")
-        assert place_names(trace.slices[1].plot_pages(buffer)) == [[(0, "copies on several")]] * 256
+        rows = place_names(trace.slices[1].plot_pages(buffer))
+        assert rows == [[(0, "copies on several")]] * (MIB // PAGE)
 
     def test_remote_map_names_the_place(self, traced, canned):
         self.at(canned, 100).add("remote_map", 0, 4 * PAGE, source=0, destination=-1)
@@ -455,7 +457,7 @@ class TestPages:
         trace = traced(canned)
         axes = trace.plot_pages((address + PAGE, 2 * PAGE))
         assert place_names(axes) == [[(0, "on the host"), (100, "on Device(0)")]] * 2
-        assert axes.get_title("left").endswith(", 8.0K: places of its pages")
+        assert axes.get_title("left").endswith(f", {size_text(2 * PAGE)}: places of its pages")
 
     def test_memories_of_one_label_lie_end_to_end(self, traced):
         canned = Canned(length_ms=512)
@@ -516,7 +518,8 @@ class TestPages:
             trace.mark("there")
             time.sleep(0.02)
         rows = place_names(trace.slices[1].plot_pages(buffer))
-        assert rows == [[(0, "on Device(0)")]] * 256 + [[(0, "unknown")]] * 256
+        half = len(rows) // 2
+        assert rows == [[(0, place)] for place in ("on Device(0)", "unknown") for _ in range(half)]
 
 
 class TestCauses:

@@ -569,15 +569,16 @@ class TestAllOrNothing:
 @pytest.mark.parametrize("devices", [1, 2, 5])
 def test_with_several_numbers_of_devices(devices):
     script = f"""
+        from constants import PAGE
         from managedmem import Device, Host, ManagedMemoryResource, MigrationPolicy
-        buffer = ManagedMemoryResource().allocate(16 * 4096)
+        buffer = ManagedMemoryResource().allocate(16 * PAGE)
         everyone = {{*Device.all(), Host()}}
         assert len(everyone) == {devices} + 1
         policy = MigrationPolicy.shared()
         assert policy.accessed_by == everyone
         for i, device in enumerate(Device.all()):
-            buffer.range(2 * i * 4096, 4096).preferred_location = device
-            buffer.range(2 * i * 4096, 4096).accessed_by = [device, Host()]
+            buffer.range(2 * i * PAGE, PAGE).preferred_location = device
+            buffer.range(2 * i * PAGE, PAGE).accessed_by = [device, Host()]
         before = buffer.page_runs()
         assert len(before) == 2 * {devices}
         with policy.applied(buffer):
@@ -610,13 +611,14 @@ def test_a_wrapper_of_freed_memory_beside_new_memory(act):
     """It remembers another allocation over the same addresses, so both are targets."""
     script = f"""
         import managedmem
+        from constants import PAGE
         from managedmem import ManagedBuffer, MigrationPolicy
-        size = 8 * 4096
+        size = 8 * PAGE
         buffers = sorted((managedmem.empty(size) for _ in range(16)), key=lambda b: b.handle)
         pairs = zip(buffers, buffers[1:])
         low, high = next(pair for pair in pairs if pair[0].handle + size == pair[1].handle)
         start = low.handle
-        stale = ManagedBuffer.from_handle(high.handle + 4096, 4 * 4096)
+        stale = ManagedBuffer.from_handle(high.handle + PAGE, 4 * PAGE)
         assert not stale.read_mostly
         low.close()
         high.close()

@@ -215,7 +215,7 @@ class TestAllocating:
     @pytest.mark.emulator_only
     def test_no_memory_left(self, pool):
         emulator.fail("cuMemAllocFromPoolAsync", code=2)
-        with pytest.raises(managedmem.CUDAOutOfMemoryError, match="4096 bytes"):
+        with pytest.raises(managedmem.CUDAOutOfMemoryError, match=f"{PAGE} bytes"):
             pool.allocate(PAGE)
 
     @pytest.mark.emulator_only

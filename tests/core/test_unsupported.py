@@ -401,7 +401,7 @@ class TestPolicies:
 SETUP = """
     import managedmem as mm
     from managedmem import Device, Host, emulator
-    PAGE = 4096
+    from constants import PAGE
     buf = mm.ManagedMemoryResource().allocate(16 * PAGE)
     parts = [buf[i * 2 * PAGE :][:PAGE] for i in range(4)]
     skip = {"unsupported": "skip"}

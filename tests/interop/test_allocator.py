@@ -123,7 +123,7 @@ class TestRefusals:
             assert emulator.live() == before
             text = capfd.readouterr().err
             assert text.startswith(
-                "managedmem: cannot allocate 4096 bytes of managed memory for Device(0): "
+                f"managedmem: cannot allocate {PAGE} bytes of managed memory for Device(0): "
             )
             assert "cuMemAdvise failed with CUDA_ERROR_LAUNCH_FAILED (719)" in text
             assert text.count("\n") == 1

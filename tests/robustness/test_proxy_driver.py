@@ -20,6 +20,7 @@ EMULATOR = Path(managedmem.__file__).parent / "libmanagedmem_emulator.so"
 PRELUDE = f"""
 import ctypes
 import managedmem as mm
+from constants import PAGE
 from managedmem import Device, Host, ManagedMemoryResource
 emulated = ctypes.CDLL({str(EMULATOR)!r})
 
@@ -125,7 +126,7 @@ def test_a_driver_with_some_of_the_batch_calls_is_used_like_one_with_none(with_p
     with_proxy(
         f"-cuMem{name}BatchAsync",
         """
-            several = [mm.empty(4096) for _ in range(2)]
+            several = [mm.empty(PAGE) for _ in range(2)]
             mm.prefetch(several, Host())
             for call in (
                 lambda: mm.prefetch(several, Host(), dispatch="batch"),
@@ -163,8 +164,8 @@ class TestUnalignedMemory:
             "unaligned=512",
             """
             Device(0).sync()
-            buffers = [ManagedMemoryResource().allocate(size) for size in (1, 4096, 5000)]
-            assert all(buffer.handle % 4096 == 0 for buffer in buffers)
+            buffers = [ManagedMemoryResource().allocate(size) for size in (1, PAGE, PAGE + 904)]
+            assert all(buffer.handle % PAGE == 0 for buffer in buffers)
             assert emulated.emu_live_allocations() == 3
             for value, buffer in enumerate(buffers, 1):
                 buffer.fill(value)

@@ -1,11 +1,11 @@
 """What a processor or the driver does with a buffer, in words that names of tests can show."""
 
 import managedmem
-from constants import PAGE
+from constants import KIB, PAGE
 from managedmem import Device, Host
 from residencies import load, store
 
-AROUND = 16 * PAGE  # what a read of the host brings along, on Linux and on an H100
+AROUND = max(64 * KIB, PAGE)  # what a read of the host brings along, on Linux and on an H100
 
 
 class Script:
