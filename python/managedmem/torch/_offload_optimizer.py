@@ -35,6 +35,7 @@ from managedmem.torch._moving import (
     _swap,
 )
 from managedmem.torch._offload_hooks import begin_use, end_use
+from managedmem.torch._offload_partial import PartialStep
 from managedmem.torch._offload_places import Target
 from managedmem.torch._targets import find_tensors
 from managedmem.torch._tensors import extent_of
@@ -404,15 +405,14 @@ class SplitStep:
             self.original()
             return loss
         if refused := self._refused():
-            groups = self.optimizer.param_groups
-            self._run(refused, {id(p): i for i, g in enumerate(groups) for p in g["params"]})
+            PartialStep(self.optimizer).run(refused)
             return loss
         for stage in self.stages.values():
             if stage.inward is not None:
                 stage.inward.wait_stream(torch.cuda.current_stream(stage.inward.device))
         stages = self.stages
         try:
-            self._step_parts()
+            self._step_parts(self.original)
         finally:
             for stage in stages.values():
                 stage.follow_outward()
@@ -425,24 +425,26 @@ class SplitStep:
         every = chain.from_iterable(group["params"] for group in self.optimizer.param_groups)
         return [p for p in every if p.grad is not None and p.grad.is_sparse]
 
-    def _step_parts(self) -> None:
+    def _step_parts(self, original: Callable[..., Any]) -> None:
         """Update the parameters that have gradients; the others need not come to the device."""
-        groups = self.optimizer.param_groups
-        group_of = {id(p): i for i, group in enumerate(groups) for p in group["params"]}
-        rest = [p for group in groups for p in group["params"] if id(p) not in self.known]
+        partial = PartialStep(self.optimizer)
+        every = chain.from_iterable(partial.parameters)
+        rest = [p for p in every if id(p) not in self.known]
         called = False
         for part in self.parts:
-            if any(p.grad is not None and id(p) in group_of for p in part.parameters):
-                self._step_part(part, group_of)
+            if any(p.grad is not None and id(p) in partial.group_of for p in part.parameters):
+                self._step_part(part, partial)
                 called = True
             else:
                 self._send_home(part)
         if rest:
-            self._run(rest, group_of)
-        elif not called:
-            self.original()  # without effect, but a scheduler looks for a call
+            partial.run(rest)
+        if hasattr(original, _SCHEDULED):
+            self._tell_scheduler()
+        if not called and not rest:
+            original()  # without effect, but a profiler shows it
 
-    def _step_part(self, part: StepPart, group_of: dict[int, int]) -> None:
+    def _step_part(self, part: StepPart, partial: PartialStep) -> None:
         with ExitStack() as stack:
             if part.group is not None and self.active:  # a collection may have called remove()
                 stream = part.target.stream()
@@ -450,28 +452,15 @@ class SplitStep:
                     stack.callback(end_use, part.group, stream)
                 else:
                     self.failures += 1
+            staged: dict[int, Tensor] = {}
             if part.home is not None:
-                stack.enter_context(self._staged(part, part.home))
-            self._run(part.parameters, group_of)
+                staged = stack.enter_context(self._staged(part, part.home))
+            partial.run(part.parameters, staged)
         self._send_home(part)
 
-    def _run(self, chosen: list[Tensor], group_of: dict[int, int]) -> None:
-        """A step of the optimizer for some parameters, with the index of the group of each."""
-        groups = self.optimizer.param_groups
-        before = [group["params"] for group in groups]
-        mine: list[list[Tensor]] = [[] for _ in groups]
-        for parameter in chosen:
-            if (index := group_of.get(id(parameter))) is not None:
-                mine[index].append(parameter)
-        try:
-            for group, parameters in zip(groups, mine, strict=True):
-                group["params"] = parameters
-            self.optimizer.param_groups = [group for group in groups if group["params"]]
-            self.original()
-        finally:
-            self.optimizer.param_groups = groups
-            for group, parameters in zip(groups, before, strict=True):
-                group["params"] = parameters
+    def _tell_scheduler(self) -> None:
+        """A scheduler that has wrapped the optimizer's own step() looks for a call of it."""
+        self.optimizer._opt_called = True  # type: ignore[attr-defined]
 
     # --- the state ------------------------------------------------------------------------
 
@@ -507,11 +496,14 @@ class SplitStep:
         ]
 
     @contextmanager
-    def _staged(self, part: StepPart, home: _StateHome) -> Iterator[None]:
-        """The state of a part lies in a scratch on the device during the block, if one has room."""
+    def _staged(self, part: StepPart, home: _StateHome) -> Iterator[dict[int, Tensor]]:
+        """A copy of the state of a part in a scratch on the device, by the ids of its tensors.
+
+        The end of the block copies it home. Without room for a scratch the mapping is empty.
+        """
         stage = self._stage(part.target)
         if not stage.slots or stage.slots[0].scratch.numel() < home.base.numel():
-            yield
+            yield {}
             return
         slot = stage.slots[stage.turn % len(stage.slots)]
         stage.turn += 1
@@ -525,37 +517,30 @@ class SplitStep:
                 _copy(scratch, home.base)
         if stage.inward is not None:
             torch.cuda.current_stream(part.target.place).wait_stream(stage.inward)
-        _swap(home.views(scratch))
+        views = home.views(scratch)
         try:
-            yield
+            yield {id(tensor): view for tensor, view in views}
         finally:
-            self._unstage(part, stage, slot, home)
+            self._unstage(stage, slot, home, views)
 
-    def _unstage(self, part: StepPart, stage: _Stage, slot: _Slot, home: _StateHome) -> None:
-        """Put the state back into its home, where the tensors go."""
-        scratch = slot.scratch
-        memory = scratch.untyped_storage().data_ptr()
-        if not self.active:  # removed during the update
-            self._release(part, lambda t: t.untyped_storage().data_ptr() == memory)
-            return
-        if stage.outward is not None:
-            stage.outward.wait_stream(torch.cuda.current_stream(scratch.device))
-        with torch.no_grad(), torch.cuda.stream(stage.outward):
-            if home.host is not None:
-                home.host.copy_(scratch[: home.base.numel()], non_blocking=True)
-            else:
-                _copy(home.base, scratch[: home.base.numel()])
-        if stage.outward is not None:
-            slot.free = stage.outward.record_event()
-        _swap(
-            [
-                (entry.tensor, _on(entry.own, entry.tensor, entry.offset))
-                for entry in home.entries
-                if entry.tensor.untyped_storage().data_ptr() == memory
-            ]
-        )
+    def _unstage(
+        self, stage: _Stage, slot: _Slot, home: _StateHome, views: list[tuple[Tensor, Tensor]]
+    ) -> None:
+        """Copy the state home."""
+        scratch = slot.scratch[: home.base.numel()]
+        if self.active:
+            if stage.outward is not None:
+                stage.outward.wait_stream(torch.cuda.current_stream(scratch.device))
+            with torch.no_grad(), torch.cuda.stream(stage.outward):
+                if home.host is not None:
+                    home.host.copy_(scratch, non_blocking=True)
+                else:
+                    _copy(home.base, scratch)
+            if stage.outward is not None:
+                slot.free = stage.outward.record_event()
         if not self.active:  # a collection has called remove() meanwhile
-            self._release(part, home.holds)
+            for tensor, view in views:
+                tensor.data.copy_(view)
 
     def _release(self, part: StepPart, lies: Callable[[Tensor], bool]) -> None:
         """Give state that lies there plain memory beside its parameter."""

@@ -1,0 +1,159 @@
+"""offload() with an optimizer whose groups change, or are looked at by other threads."""
+
+import copy
+import threading
+
+import pytest
+
+from managedmem import emulator
+from offloaded import LAYER, assert_same_module, batch, layers, same
+from tensors import mt, torch
+
+DEVICE = 0
+COUNT = 4
+WEIGHT = 64 * 65 * 4  # the bytes of one layer's parameters
+BUDGETS = {
+    "streamed": 2 * LAYER,
+    "parameters": COUNT * LAYER,
+    "some gradients": COUNT * LAYER + WEIGHT,
+    "the gradients": COUNT * (LAYER + WEIGHT),
+    "some state": COUNT * (LAYER + 2 * WEIGHT) + LAYER,
+    "everything": COUNT * (LAYER + 4 * WEIGHT),
+}
+
+
+def nbytes(parameters):
+    return sum(p.nbytes for p in parameters)
+
+
+OPTIMIZERS = {
+    "SGD": {"lr": 0.1, "momentum": 0.9},
+    "Adam": {"lr": 0.01, "amsgrad": True},
+    "AdamW": {"lr": 0.01, "fused": True},
+    "Adamax": {"lr": 0.01},
+    "NAdam": {"lr": 0.01},
+    "RAdam": {"lr": 0.01},
+    "RMSprop": {"lr": 0.01, "momentum": 0.5, "centered": True},
+    "Adagrad": {"lr": 0.01},
+    "Adadelta": {"lr": 0.01},
+    "ASGD": {"lr": 0.01},
+    "Rprop": {"lr": 0.01},
+}
+
+
+def two_groups(model, name):
+    """An optimizer whose groups have other learning rates."""
+    parameters = list(model.parameters())
+    groups = [{"params": parameters[:4], "lr": 0.1}, {"params": parameters[4:], "lr": 0.2}]
+    return getattr(torch.optim, name)(groups, **OPTIMIZERS[name])
+
+
+class TestOtherThreads:
+    @pytest.mark.parametrize("budget", ["streamed", "some state"])
+    @pytest.mark.parametrize("name", OPTIMIZERS)
+    def test_whole_groups_at_every_moment(self, on, name, budget, monkeypatch):
+        """Each part of a step is a moment, which the class's own code for a group shows."""
+        model = layers(COUNT, on=on)
+        optimizer = two_groups(model, name)
+        kind, seen = getattr(torch.optim, name), []
+        original = kind._init_group
+
+        def look():
+            state = optimizer.state_dict()
+            seen.append(
+                (
+                    [len(group["params"]) for group in state["param_groups"]],
+                    [group["lr"] for group in optimizer.param_groups],
+                    [id(p) for group in optimizer.param_groups for p in group["params"]],
+                )
+            )
+
+        def observed(*given):
+            reader = threading.Thread(target=look)
+            reader.start()
+            reader.join()
+            return original(*given)
+
+        with mt.offload(model, DEVICE, budget=BUDGETS[budget], optimizer=optimizer) as handle:
+            groups = optimizer.param_groups
+            monkeypatch.setattr(kind, "_init_group", observed)
+            for _ in range(2):
+                model(batch(handle)).square().mean().backward()
+                optimizer.step()
+            assert optimizer.param_groups is groups
+        assert len(seen) >= 4
+        everything = ([4, 4], [0.1, 0.2], [id(p) for p in model.parameters()])
+        assert all(each == everything for each in seen)
+
+    def test_state_of_its_own_parameter(self, on, monkeypatch):
+        """The state that a reader sees in a step is that of before it or of after it."""
+        model = layers(COUNT, on=on)
+        parameters = list(model.parameters())
+        optimizer = torch.optim.SGD(parameters, lr=0.1, momentum=1.0)
+        with mt.offload(
+            model, DEVICE, budget=BUDGETS["parameters"] + 2 * LAYER, optimizer=optimizer
+        ) as handle:
+            seen = []
+            original = torch.optim.SGD._init_group
+
+            def observed(*given):
+                seen.append([optimizer.state[p]["momentum_buffer"].clone() for p in parameters])
+                return original(*given)
+
+            for step in range(3):
+                for number, p in enumerate(parameters):
+                    p.grad = torch.full_like(p, number + 1)
+                if step == 1:
+                    monkeypatch.setattr(torch.optim.SGD, "_init_group", observed)
+                optimizer.step()
+            assert handle.stats()["state_on_host"] == nbytes(parameters)
+        assert len(seen) == 2 * COUNT
+        for each in seen:
+            for number, buffer in enumerate(each):
+                assert {float(v) for v in buffer.unique()} <= {(number + 1) * i for i in (1, 2, 3)}
+
+
+class TestWhatAStepWrites:
+    @pytest.mark.parametrize("budget", ["streamed", "some state"])
+    @pytest.mark.parametrize("name", OPTIMIZERS)
+    def test_state_and_options(self, on, name, budget):
+        """As of a plain optimizer, in the same order."""
+        model = layers(COUNT, on=on)
+        place = "cpu" if emulator.is_active() else "cuda:0"
+        reference = copy.deepcopy(model).to(place)
+        optimizers = [two_groups(each, name) for each in (model, reference)]
+        schedulers = [torch.optim.lr_scheduler.ExponentialLR(each, 0.5) for each in optimizers]
+        with mt.offload(model, DEVICE, budget=BUDGETS[budget], optimizer=optimizers[0]) as handle:
+            for rows in (2, 3, 4):
+                for each, optimizer in zip((model, reference), optimizers, strict=True):
+                    optimizer.zero_grad()
+                    each(batch(handle, rows)).square().mean().backward()
+                    optimizer.step()
+                for scheduler in schedulers:
+                    scheduler.step()
+            assert_same_module(model, reference)
+            one, other = (optimizer.state_dict() for optimizer in optimizers)
+            assert one["param_groups"] == other["param_groups"]
+            assert list(one["state"]) == list(other["state"])
+            for number, state in one["state"].items():
+                assert list(state) == list(other["state"][number])
+                for key, value in state.items():
+                    assert same(
+                        torch.as_tensor(value), torch.as_tensor(other["state"][number][key])
+                    )
+            assert set(vars(optimizers[0])) - {"step"} == set(vars(optimizers[1])) - {"step"}
+
+    def test_attributes_of_a_gradient_scaler(self, on):
+        """It puts them on the optimizer for the time of a fused step."""
+        model = layers(COUNT, on=on)
+        before = [p.detach().clone() for p in model.parameters()]
+        optimizer = two_groups(model, "AdamW")
+        with mt.offload(model, DEVICE, budget=BUDGETS["streamed"], optimizer=optimizer) as handle:
+            model(batch(handle)).sum().backward()
+            optimizer.grad_scale = torch.ones((), device=handle.device)
+            optimizer.found_inf = torch.ones((), device=handle.device)
+            optimizer.step()
+            assert all(map(same, before, model.parameters()))
+            del optimizer.grad_scale, optimizer.found_inf
+            optimizer.step()
+            assert not any(map(same, before, model.parameters()))
