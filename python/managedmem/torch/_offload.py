@@ -104,7 +104,7 @@ def offload(
     bus. Calls read parameters, which are then dropped without a copy; the optimizer writes its own,
     which are copied home after the step. A forward call that writes such parameters is right too,
     but slow. If everything fits in the budget, everything is on the device from the start,
-    without hooks.
+    without hooks. A model that is dropped without remove() is freed as a plain one.
 
     Inputs must be on the device. On the emulated driver, where torch has no GPU, the tensors stay
     CPU tensors and the same calls move their memory.
@@ -267,6 +267,7 @@ class _Lane:
         """Drop the references to the managed memory."""
         self.plan = Plan([], [], [])
         self.groups.clear()
+        self.trained.clear()
         self.moved.clear()
         self.versions.forget()
 
@@ -322,7 +323,7 @@ class Offload:
         read_only: bool,
     ) -> None:
         self._kind = type(model).__name__  # no reference to the model, which keeps the handle
-        self._optimizer = optimizer
+        self._optimizer_ref = None if optimizer is None else weakref.ref(optimizer)
         self._budget = budget
         self._lanes: list[_Lane] = []
         self._gradients: list[GradientHome] = []
@@ -408,6 +409,11 @@ class Offload:
             and any(each is parameter for each in group["params"])
             for group in groups
         )
+
+    @property
+    def _optimizer(self) -> torch.optim.Optimizer | None:
+        """The optimizer, unless its owner has dropped it, and its state with it."""
+        return None if self._optimizer_ref is None else self._optimizer_ref()
 
     def _train(self, optimizer: torch.optim.Optimizer) -> None:
         """Keep gradients and state at home where the budget has no room for them."""

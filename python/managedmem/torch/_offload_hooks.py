@@ -126,19 +126,24 @@ class _Uses:
 
 
 class _PassEnd:
-    """Ends the uses of a backward pass: torch calls it, or drops it after an exception."""
+    """Ends the uses of a backward pass: torch's C++ calls it, or drops it after an exception."""
 
     def __init__(self, uses: _Uses, places: Places) -> None:
-        self.uses = uses
-        self.places = places
+        self.uses = weakref.ref(uses)
+        self.places = weakref.ref(places)
 
     def __call__(self) -> None:
-        self.uses.task = None
-        self.places.check_gradients(self.uses.end_backward())
+        uses, places = self.uses(), self.places()
+        if uses is not None:
+            uses.task = None
+            left = uses.end_backward()
+            if places is not None:
+                places.check_gradients(left)
 
     def __del__(self) -> None:
         with contextlib.suppress(Exception):
-            self.uses.end_backward()
+            if (uses := self.uses()) is not None:
+                uses.end_backward()
 
 
 class Versions:
@@ -328,12 +333,14 @@ class Announcer:
         try:
             for part in site.parts:
                 self.versions.check(part)
-                group = self.groups[id(part)]
+                group = self.groups.get(id(part))
                 reads = part.stepped and self.step_is_announced
-                on_device = begin_use(group, stream, "read" if reads else None)
+                on_device = None
+                if group is not None:
+                    on_device = begin_use(group, stream, "read" if reads else None)
                 if self.watch is not None:
                     self.watch.used(part, backward, bool(on_device))
-                if on_device is not None:
+                if group is not None and on_device is not None:
                     acquired.append(group)
                 else:
                     with self._lock:
@@ -406,6 +413,19 @@ for _call in (_Before.__call__, _After.__call__):
     vars(_call)["_torchdynamo_disable_msg"] = _BREAKS
 
 
+class _Reached:
+    """A hook of a node, through which the garbage collector cannot see: torch's C++ has it."""
+
+    def __init__(self, announcer: Announcer, site: Site) -> None:
+        self.announcer = weakref.ref(announcer)
+        self.site = weakref.ref(site)
+
+    def __call__(self, *gradients: object) -> None:
+        announcer, site = self.announcer(), self.site()
+        if announcer is not None and announcer.active and site is not None:
+            announcer.enter(site, backward=True)
+
+
 def _begin(announcer: Announcer, site: Site) -> None:
     announcer.enter(site)
 
@@ -415,10 +435,7 @@ def _end(announcer: Announcer, site: Site, output: object) -> None:
     if not torch.is_grad_enabled():
         return
 
-    def reached(*gradients: object) -> None:
-        if announcer.active:
-            announcer.enter(site, backward=True)
-
+    reached = _Reached(announcer, site)
     for node in nodes_of(output):
         node.register_prehook(reached)
 

@@ -8,7 +8,9 @@ copy engines of a device move it in both directions at once, which kernels do no
 
 from __future__ import annotations
 
+import contextlib
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -122,7 +124,7 @@ class GradientHome:
         self.failures = 0
         self.active = True
         self.lock = threading.RLock()  # a collection inside of it may call remove()
-        self.handle = parameter.register_post_accumulate_grad_hook(self)
+        self.handle = parameter.register_post_accumulate_grad_hook(_GradientHook(self))
 
     def __call__(self, parameter: Tensor, is_older: bool = False) -> None:
         """Move a new gradient home; one that is there has been added to.
@@ -145,9 +147,6 @@ class GradientHome:
             if self.active:  # else a collection has called remove() meanwhile
                 grad.data = _on(base, source, 0)  # the same object: the caller may refer to it
 
-    def __reduce__(self) -> tuple[Callable[[], object], tuple[()]]:
-        return _inert, ()
-
     def stop(self) -> None:
         """Leave gradients alone from now on."""
         self.active = False
@@ -166,6 +165,21 @@ class GradientHome:
             self.base = _as_bytes(memory, self.target.place)
             self.alone = _users(self.base)
         return self.base
+
+
+class _GradientHook:
+    """A hook of a parameter, through which the garbage collector cannot see: torch's C++ has it."""
+
+    def __init__(self, home: GradientHome) -> None:
+        self.home = weakref.ref(home)
+
+    def __call__(self, parameter: Tensor) -> None:
+        home = self.home()
+        if home is not None:
+            home(parameter)
+
+    def __reduce__(self) -> tuple[Callable[[], object], tuple[()]]:
+        return _inert, ()
 
 
 def _inert() -> Callable[..., None]:
@@ -243,7 +257,7 @@ def _is_own(optimizer: optim.Optimizer, step: Callable[..., Any]) -> bool:
     """True for the step() of the class, also inside of what schedulers wrap around it."""
     function: object = getattr(step, "__func__", step)
     while True:
-        ended = _ended_split(function)
+        ended = _ended_link(function)
         inner: object
         if ended is not None:
             inner = ended.original
@@ -254,13 +268,58 @@ def _is_own(optimizer: optim.Optimizer, step: Callable[..., Any]) -> bool:
         function = getattr(inner, "__func__", inner)
 
 
-def _ended_split(step: object) -> SplitStep | None:
-    """The SplitStep behind a step() whose offload() has ended; else None."""
+class _Link:
+    """What a step() in the place of the optimizer's has: nothing that keeps a model alive."""
+
+    def __init__(self, split: SplitStep, optimizer: optim.Optimizer) -> None:
+        self.split = weakref.ref(split)
+        self.original = optimizer.step
+        self.was_own = "step" in vars(optimizer)
+        self.function: Callable[..., Any] | None = None
+
+    def put(self, optimizer: optim.Optimizer) -> None:
+        """Take the place of the optimizer's step()."""
+
+        def step(_: optim.Optimizer, *given: Any, **named: Any) -> Any:
+            split = self.split()
+            if split is None or not split.active:
+                return self.original(*given, **named)
+            return split.step(self.original, *given, **named)
+
+        setattr(step, _SPLIT, self)
+        if hasattr(self.original, _SCHEDULED):
+            setattr(step, _SCHEDULED, True)
+        self.function = step
+        # Schedulers take the function of a method.
+        optimizer.step = MethodType(step, optimizer)  # type: ignore[method-assign]
+
+    def take_back(self, optimizer: optim.Optimizer) -> None:
+        """Give the optimizer its own step() back, unless something has been put over this one."""
+        if getattr(vars(optimizer).get("step"), "__func__", None) is not self.function:
+            return
+        oldest = self
+        while (ended := _ended_link(oldest.original)) is not None:
+            oldest = ended
+        if oldest.was_own:
+            optimizer.step = oldest.original  # type: ignore[method-assign]
+        else:
+            del optimizer.step
+
+
+def _link_of(step: object) -> _Link | None:
+    """The link in a step(); None if a scheduler has copied it."""
     function = getattr(step, "__func__", step)
-    found: SplitStep | None = getattr(function, _SPLIT, None)
-    if found is None or found.active:
+    found: _Link | None = getattr(function, _SPLIT, None)
+    return found if found is not None and found.function is function else None
+
+
+def _ended_link(step: object) -> _Link | None:
+    """The link in a step() whose offload() has ended; else None."""
+    found = _link_of(step)
+    if found is None:
         return None
-    return found if found.bound.__func__ is function else None  # else a scheduler has copied it
+    split = found.split()
+    return found if split is None or not split.active else None
 
 
 @dataclass(slots=True, eq=False)
@@ -328,13 +387,23 @@ class _Stage:
             torch.cuda.current_stream(self.outward.device).wait_stream(self.outward)
 
 
+def _forgetting(split: weakref.ref[SplitStep]) -> Callable[[object], None]:
+    """What frees the homes of state after its optimizer."""
+
+    def forget(_: object) -> None:
+        if (found := split()) is not None:
+            found.forget()
+
+    return forget
+
+
 class SplitStep:
     """Takes the place of optimizer.step()."""
 
     def __init__(
         self, optimizer: optim.Optimizer, parts: list[StepPart], room: dict[Target, int]
     ) -> None:
-        self.optimizer = optimizer
+        self._optimizer = weakref.ref(optimizer, _forgetting(weakref.ref(self)))
         self.parts = parts
         self.room = room  # bytes of scratch on each device
         self.known = {id(p) for part in parts for p in part.parameters}
@@ -342,17 +411,14 @@ class SplitStep:
         self.slot_bytes: dict[Target, int] = {}  # the largest state that fits in the room twice
         self.failures = 0
         self.active = True
-        self.original = optimizer.step
-        self.was_own = "step" in vars(optimizer)
+        _Link(self, optimizer).put(optimizer)
 
-        def step(_: optim.Optimizer, *given: Any, **named: Any) -> Any:
-            return self._step(*given, **named)
-
-        setattr(step, _SPLIT, self)
-        if hasattr(self.original, _SCHEDULED):
-            setattr(step, _SCHEDULED, True)
-        self.bound = MethodType(step, optimizer)  # schedulers take the function of a method
-        optimizer.step = self.bound  # type: ignore[method-assign]
+    @property
+    def optimizer(self) -> optim.Optimizer:
+        """Whose step() it is; during that step it is there."""
+        optimizer = self._optimizer()
+        assert optimizer is not None
+        return optimizer
 
     def begin(self) -> None:
         """Move the state that exists home. After an error, stop() gives step() back."""
@@ -362,37 +428,33 @@ class SplitStep:
     def stop(self) -> None:
         """Give the optimizer its own step() back."""
         self.active = False
-        if vars(self.optimizer).get("step") is self.bound:
-            oldest = self
-            while (ended := _ended_split(oldest.original)) is not None:
-                oldest = ended
-            if oldest.was_own:
-                self.optimizer.step = oldest.original  # type: ignore[method-assign]
-            else:
-                del self.optimizer.step
+        optimizer = self._optimizer()
+        link = None if optimizer is None else _link_of(vars(optimizer).get("step"))
+        if optimizer is not None and link is not None and link.split() is self:
+            link.take_back(optimizer)
         self.stages = {}
 
     def forget(self) -> None:
         """Drop the memory at home, and free it."""
-        for part in self.parts:  # step() may be going through them
+        parts, self.parts = self.parts, []
+        for part in parts:  # step() may be going through them
             part.home = None
-        _results_trim(managedmem.result_cache.max_nbytes)
 
     def in_home(self) -> Iterator[Tensor]:
         """The state tensors that lie at home."""
+        optimizer = self._optimizer()
         for part in self.parts:
-            for parameter in part.parameters if part.home else []:
+            for parameter in part.parameters if part.home and optimizer is not None else []:
                 for _, tensor in _state_of(self.optimizer, parameter):
                     if part.home is not None and part.home.holds(tensor):
                         yield tensor
 
     # --- one step -------------------------------------------------------------------------
 
-    def _step(self, *given: Any, **named: Any) -> Any:
-        if not self.active:
-            return self.original(*given, **named)
-        if not can_split(self.optimizer, self.original):
-            result = self.original(*given, **named)
+    def step(self, original: Callable[..., Any], *given: Any, **named: Any) -> Any:
+        """A step of the optimizer, whose own step() is `original`."""
+        if not can_split(self.optimizer, original):
+            result = original(*given, **named)
             for part in self.parts:
                 self._send_home(part)
             return result
@@ -402,7 +464,7 @@ class SplitStep:
             with torch.enable_grad():
                 loss = closure()
         if not self.active:  # the closure may have called remove()
-            self.original()
+            original()
             return loss
         if refused := self._refused():
             PartialStep(self.optimizer).run(refused)
@@ -412,7 +474,7 @@ class SplitStep:
                 stage.inward.wait_stream(torch.cuda.current_stream(stage.inward.device))
         stages = self.stages
         try:
-            self._step_parts(self.original)
+            self._step_parts(original)
         finally:
             for stage in stages.values():
                 stage.follow_outward()
@@ -598,16 +660,29 @@ def _home_of(found: list[tuple[str, Tensor]], target: Target) -> _StateHome:
     return _StateHome(memory, base, host, entries)
 
 
+class _Locked:
+    """Page-locked memory, which is freed with its last user: the cache of results keeps it else."""
+
+    def __init__(self, nbytes: int) -> None:
+        self.nbytes = nbytes
+        self.memory = _page_locked(nbytes)
+        self.address = torch.frombuffer(self.memory, dtype=torch.uint8).data_ptr()
+
+    def __del__(self) -> None:
+        with contextlib.suppress(Exception):  # at the end of the process
+            del self.memory
+            _results_trim(managedmem.result_cache.max_nbytes)
+
+
 def _state_memory(target: Target, blocks: list[_Block]) -> tuple[ManagedBuffer, Tensor | None]:
     """Memory with a place for each block: page-locked, or managed if that cannot be had."""
     with target.current():
         try:
-            locked = _page_locked(sum(map(_pages_of, blocks)))
+            locked = _Locked(sum(map(_pages_of, blocks)))
         except (CUDAError, MemoryError):
             memory = _allocate_places(target.place, blocks)
             _keep_home(memory, target)
             return memory, None
-    host = torch.frombuffer(locked, dtype=torch.uint8)
-    memory = ManagedBuffer.from_handle(host.data_ptr(), host.numel(), owner=locked)
+    memory = ManagedBuffer.from_handle(locked.address, locked.nbytes, owner=locked)
     _place_in(memory, blocks)
-    return memory, host
+    return memory, _as_bytes(memory, torch.device("cpu"))

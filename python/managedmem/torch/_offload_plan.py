@@ -42,7 +42,7 @@ class Part:
         return sum(size_of(block) for block in self.blocks)
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, weakref_slot=True)
 class Site:
     """A module whose calls use parts."""
 
