@@ -6,7 +6,7 @@ import threading
 import pytest
 
 from managedmem import emulator
-from offloaded import LAYER, assert_same_module, batch, layers, same
+from offloaded import LAYER, assert_same_module, batch, layers, managed_tensors, nn, same
 from tensors import mt, torch
 
 DEVICE = 0
@@ -22,8 +22,159 @@ BUDGETS = {
 }
 
 
+def linear(model):
+    return [module for module in model if isinstance(module, nn.Linear)]
+
+
 def nbytes(parameters):
     return sum(p.nbytes for p in parameters)
+
+
+class Pair:
+    """A model to offload and a plain one, of which the last layer is trained at first."""
+
+    def __init__(self, on, make, all_in_groups):
+        self.model = layers(COUNT, on=on)
+        place = "cpu" if emulator.is_active() else "cuda:0"
+        self.reference = copy.deepcopy(self.model).to(place)
+        self.models = [self.model, self.reference]
+        self.optimizers = []
+        for model in self.models:
+            model.requires_grad_(False)
+            linear(model)[-1].requires_grad_(True)
+            self.optimizers.append(
+                make((model if all_in_groups else linear(model)[-1]).parameters())
+            )
+
+    def each(self, function):
+        for model, optimizer in zip(self.models, self.optimizers, strict=True):
+            function(linear(model), optimizer)
+
+    def train(self, handle, rows):
+        for model, optimizer in zip(self.models, self.optimizers, strict=True):
+            optimizer.zero_grad()
+            model(batch(handle, rows)).square().mean().backward()
+        gradients = handle.stats()["gradients_on_host"]
+        for optimizer in self.optimizers:
+            optimizer.step()
+        assert_same_module(*self.models)
+        return gradients
+
+    def check(self):
+        assert_same_module(*self.models)
+        states = ([*each.state.values()] for each in self.optimizers)
+        for one, other in zip(*states, strict=True):
+            assert one.keys() == other.keys()
+            assert all(same(one[name], other[name]) for name in one)
+
+
+MAKERS = {
+    "momentum": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9),
+    "Adam": lambda p: torch.optim.Adam(p, lr=0.01),
+}
+
+
+class TestChanges:
+    @pytest.mark.parametrize("budget", BUDGETS)
+    @pytest.mark.parametrize("all_in_groups", [True, False])
+    @pytest.mark.parametrize("name", MAKERS)
+    def test_layers_that_train_later(self, on, name, all_in_groups, budget):
+        """Layer by layer, as of gradual unfreezing; then the last one is frozen again."""
+        pair = Pair(on, MAKERS[name], all_in_groups)
+        copies = 2 if name == "Adam" else 1
+        with mt.offload(
+            pair.model, DEVICE, budget=BUDGETS[budget], optimizer=pair.optimizers[0]
+        ) as handle:
+            pair.train(handle, 2)
+            for count in range(2, COUNT + 1):
+
+                def thaw(found, optimizer, count=count):
+                    found[-count].requires_grad_(True)
+                    if not all_in_groups:
+                        optimizer.add_param_group(
+                            {"params": list(found[-count].parameters()), "lr": 0.05}
+                        )
+
+                pair.each(thaw)
+                gradients = pair.train(handle, 1 + count)
+                room = BUDGETS[budget] - COUNT * LAYER
+                fits = count * WEIGHT <= room
+                assert gradients == (0 if fits else count * WEIGHT)
+                if (1 + copies) * count * WEIGHT > room:
+                    assert handle.stats()["state_on_host"] == copies * count * WEIGHT
+                assert handle.stats()["held"] <= BUDGETS[budget]
+            pair.each(lambda found, _: found[-1].requires_grad_(False))
+            gradients = pair.train(handle, 7)
+            assert gradients in (0, (COUNT - 1) * WEIGHT)
+            pair.check()
+        pair.check()
+        assert managed_tensors(pair.model) == []
+        assert all("step" not in vars(optimizer) for optimizer in pair.optimizers)
+
+    def test_gradients_before_the_first_step(self, on):
+        pair = Pair(on, MAKERS["Adam"], True)
+        with mt.offload(
+            pair.model, DEVICE, budget=BUDGETS["parameters"], optimizer=pair.optimizers[0]
+        ) as handle:
+            pair.model.requires_grad_(True)
+            pair.model(batch(handle)).sum().backward()
+            assert handle.stats()["gradients_on_host"] == nbytes(pair.model.parameters())
+
+    def test_a_group_of_parameters_that_have_gradients(self, on):
+        pair = Pair(on, MAKERS["Adam"], False)
+        with mt.offload(
+            pair.model, DEVICE, budget=BUDGETS["streamed"], optimizer=pair.optimizers[0]
+        ) as handle:
+            for model, optimizer in zip(pair.models, pair.optimizers, strict=True):
+                model.requires_grad_(True)
+                model(batch(handle)).sum().backward()
+                rest = [p for layer in linear(model)[:-1] for p in layer.parameters()]
+                optimizer.add_param_group({"params": rest})
+                optimizer.step()
+            assert handle.stats()["gradients_on_host"] == nbytes(pair.model.parameters())
+            assert handle.stats()["state_on_host"] == 2 * nbytes(pair.model.parameters())
+            pair.check()
+
+    def test_a_group_that_is_taken_out(self, on):
+        """Its state stays in the optimizer, and comes back at the end."""
+        pair = Pair(on, MAKERS["Adam"], False)
+        with mt.offload(
+            pair.model, DEVICE, budget=BUDGETS["streamed"], optimizer=pair.optimizers[0]
+        ) as handle:
+            pair.train(handle, 2)
+
+            def exchange(found, optimizer):
+                found[0].requires_grad_(True)
+                optimizer.add_param_group({"params": list(found[0].parameters())})
+                del optimizer.param_groups[0]
+
+            pair.each(exchange)
+            pair.train(handle, 3)
+            pair.check()
+            assert handle.stats()["state_on_host"] == 4 * WEIGHT
+        pair.check()
+        for state in pair.optimizers[0].state.values():
+            assert state["exp_avg"].untyped_storage().nbytes() == state["exp_avg"].nbytes
+
+    def test_parameters_that_train_later_are_copied_home_once_a_step(self, on):
+        """As all that the optimizer writes."""
+        pair = Pair(on, MAKERS["momentum"], False)
+        home, steps = [], 4
+        with mt.offload(
+            pair.model, DEVICE, budget=BUDGETS["streamed"], optimizer=pair.optimizers[0]
+        ) as handle:
+
+            def thaw(found, optimizer):
+                for layer in found[:-1]:
+                    layer.requires_grad_(True)
+                    optimizer.add_param_group({"params": list(layer.parameters())})
+
+            pair.each(thaw)
+            for rows in range(2, 4 + steps):
+                home.append(handle.stats()["bytes_home"])
+                pair.train(handle, rows)
+        moved = handle.stats()["bytes_home"] - home[2]
+        assert (steps - 2) * COUNT * LAYER <= moved <= (steps + 1) * COUNT * LAYER
 
 
 OPTIMIZERS = {

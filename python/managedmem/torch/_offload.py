@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 import managedmem
-from managedmem import Device
+from managedmem import CUDAError, Device, ManagedBuffer
 from managedmem.torch._moving import _blocks, _swap
 from managedmem.torch._offload_arguments import (
     check_model,
@@ -28,7 +28,6 @@ from managedmem.torch._offload_arguments import (
     checked_optimizer,
     chosen_blocks,
     homes_of,
-    parameters_of,
     tensors_of,
     warn_if_not_free,
 )
@@ -41,7 +40,6 @@ from managedmem.torch._offload_optimizer import (
     SplitStep,
     StepPart,
     can_split,
-    state_bytes,
 )
 from managedmem.torch._offload_places import Moved, Target, move_back, move_in
 from managedmem.torch._offload_plan import (
@@ -52,6 +50,7 @@ from managedmem.torch._offload_plan import (
     make_plan,
     size_of,
 )
+from managedmem.torch._offload_shares import Share
 from managedmem.torch._tensors import Found
 
 if TYPE_CHECKING:
@@ -85,9 +84,9 @@ def offload(
         holds no block, and of one that is not free on the device.
     optimizer : torch.optim.Optimizer, optional
         The optimizer that will train the model. Gradients and state for which the budget has no
-        room live on the host. Without an optimizer, parameters are taken for memory that is only
-        read, and gradients and state are not in the budget. A UserWarning tells of the first
-        gradient of a streamed parameter.
+        room live on the host; each step looks at its groups and at requires_grad. Without an
+        optimizer, parameters are taken for memory that is only read, and gradients and state are
+        not in the budget. A UserWarning tells of the first gradient of a streamed parameter.
     blocks : iterable of submodule names or submodules, optional
         Submodules that move as a whole; a ModuleList or ModuleDict stands for its members. By
         default these are submodules without submodules, and others of at most 64 MiB and a quarter
@@ -104,7 +103,7 @@ def offload(
     bus. Calls read parameters, which are then dropped without a copy; the optimizer writes its own,
     which are copied home after the step. A forward call that writes such parameters is right too,
     but slow. If everything fits in the budget, everything is on the device from the start,
-    without hooks. A model that is dropped without remove() is freed as a plain one.
+    without hooks of modules. A model that is dropped without remove() is freed as a plain one.
 
     Inputs must be on the device. On the emulated driver, where torch has no GPU, the tensors stay
     CPU tensors and the same calls move their memory.
@@ -162,22 +161,21 @@ class _Lane:
         self.target = target
         self.budget = budget
         self.read_only = read_only
-        self.room = 0  # bytes of scratch for the optimizer's state
-        self.trained: list[Tensor] = []
-        self.gradients_stay = self.state_stays = True
         all_blocks = _blocks(found, target.place)
         total = sum(size_of(block) for block in all_blocks)
         room = budget
+        written: set[int] = set()
         if optimizer is not None:
-            mine = {id(t) for _, t in found}
-            self.trained = [p for p in parameters_of(optimizer) if id(p) in mine]
-            room = self._divide(total, optimizer)
-        written = {id(p) for p in self.trained}
+            self.share = Share(optimizer, [t for _, t in found], total, budget)
+            room = self.share.for_parameters()
+            written = {id(p) for p in self.share.trained}
         self.plan: Plan = make_plan(model, all_blocks, written, room, chosen, read_only)
         check_graphs(model, [site.module for site in self.plan.sites])
         self.moved: list[Moved] = []
         self.residents: list[WorkingGroup] = []
         self.groups: dict[int, WorkingGroup] = {}
+        self.ranges: dict[int, list[ManagedBuffer]] = {}  # the memory of the groups
+        self.steps: dict[int, StepPart] = {}  # by the id of a part
         self.hooks: list[RemovableHandle] = []
         self.set: WorkingSet = managedmem.WorkingSet(room, target.device)
         announced = optimizer is not None and can_split(optimizer, optimizer.step)
@@ -185,24 +183,6 @@ class _Lane:
         self.places = Places(model, optimizer is not None)
         self.announcer = Announcer(target, self.groups, announced, self.versions, self.places)
         self.final: dict[str, int] | None = None
-
-    def _divide(self, total: int, optimizer: torch.optim.Optimizer) -> int:
-        """Share the budget between parameters, gradients and state; return the parameters' part."""
-        gradients = sum(p.nbytes for p in self.trained if p.requires_grad)
-        state = state_bytes(optimizer, self.trained)
-        if total + gradients + state <= self.budget:
-            return total
-        self.state_stays = False
-        if total + gradients <= self.budget:
-            self.room = self.budget - total - gradients
-            return total
-        self.gradients_stay = False
-        if total <= self.budget:
-            self.room = self.budget - total
-            return total
-        # A gradient is on the device from its kernel to its copy.
-        largest = max((p.nbytes for p in self.trained), default=0)
-        return self.budget - min(largest, self.budget // 4)
 
     def fill(self) -> None:
         """Move the tensors into managed memory, and what stays to the device."""
@@ -223,6 +203,7 @@ class _Lane:
             if at_home:
                 self.versions.watch(part)
             self.groups[id(part)] = group
+            self.ranges[id(part)] = ranges
             if stays and begin_use(group, self.target.stream()) is not None:
                 self.residents.append(group)
         for part in self.plan.streamed:
@@ -239,16 +220,47 @@ class _Lane:
             full = f"{name}.{part.name}" if name and part.name else name or part.name
             watch.add(part, full, self.announcer, id(part) in acquired)
 
-    def step_parts(self) -> Iterator[StepPart]:
-        """The trained parameters, part by part."""
-        index = {id(p): i for i, p in enumerate(self.trained)}
+    def step_parts(self) -> list[StepPart]:
+        """The trained parameters, part by part, in the same objects each time."""
+        index = {id(p): i for i, p in enumerate(self.share.trained)}
         streamed = set(map(id, self.plan.streamed))
+        found: list[StepPart] = []
         for part in self.plan.resident + self.plan.streamed:
             tensors = [t for block in part.blocks for p in block.pieces for t in p.tensors]
             mine = sorted((t for t in tensors if id(t) in index), key=lambda t: index[id(t)])
-            group = self.groups[id(part)] if id(part) in streamed else None
-            if mine:
-                yield StepPart(mine, self.target, group)
+            if not mine:
+                continue
+            if not part.written:
+                self._let_write(part)
+            step = self.steps.setdefault(id(part), StepPart(mine, self.target, None))
+            step.parameters = mine
+            step.group = self.groups.get(id(part)) if id(part) in streamed else None
+            found.append(step)
+        return found
+
+    def _let_write(self, part: Part) -> None:
+        """Make a part that was only read one that the optimizer writes; its group changes."""
+        stream = self.target.stream()
+        group = self.groups.pop(id(part), None)  # uses by other threads go over the bus meanwhile
+        stays = part in self.plan.resident
+        if group in self.residents:
+            self.residents.remove(group)
+            end_use(group, stream)
+        try:
+            if group is not None:
+                self.set.remove(group)
+        except RuntimeError:  # another thread uses it: at a later step
+            assert group is not None
+            self.groups[id(part)] = group
+        else:
+            try:
+                group = self.set.add(self.ranges[id(part)], "write", name=part.name or None)
+            except CUDAError:  # the memory is used where it is, until a later step
+                return
+            self.groups[id(part)] = group
+            part.written, part.stepped = True, are_parameters(part.blocks)
+        if stays and begin_use(group, stream) is not None:
+            self.residents.append(group)
 
     def stop(self) -> None:
         """Remove the hooks, release everything, and close the working set."""
@@ -267,7 +279,8 @@ class _Lane:
         """Drop the references to the managed memory."""
         self.plan = Plan([], [], [])
         self.groups.clear()
-        self.trained.clear()
+        self.ranges.clear()
+        self.steps.clear()
         self.moved.clear()
         self.versions.forget()
 
@@ -327,6 +340,7 @@ class Offload:
         self._budget = budget
         self._lanes: list[_Lane] = []
         self._gradients: list[GradientHome] = []
+        self._shares: list[Share] = []
         self._step: SplitStep | None = None
         self._removing = threading.Lock()
         self._removed = False
@@ -417,22 +431,16 @@ class Offload:
 
     def _train(self, optimizer: torch.optim.Optimizer) -> None:
         """Keep gradients and state at home where the budget has no room for them."""
-        parts: list[StepPart] = []
-        room: dict[Target, int] = {}
-        for lane in self._lanes:
-            if not lane.gradients_stay:
-                for parameter in lane.trained:
-                    if parameter.requires_grad:
-                        home = GradientHome(parameter, lane.target)
-                        self._gradients.append(home)
-                        home(parameter, is_older=True)
-            if not lane.state_stays:
-                parts += lane.step_parts()
-                room[lane.target] = lane.room
-        if parts:
-            index = {id(p): i for i, p in enumerate(parameters_of(optimizer))}
-            parts.sort(key=lambda part: index[id(part.parameters[0])])  # the order of the state
-            self._step = SplitStep(optimizer, parts, room)
+        self._shares = [lane.share for lane in self._lanes]
+        lanes = [lane for lane in self._lanes if lane.share.can_be_exceeded()]
+        for lane in lanes:
+            for parameter in lane.share.all_that_may_train():
+                home = GradientHome(parameter, lane.target, lane.share)
+                self._gradients.append(home)
+                lane.share.homes.append((parameter, home))
+                home(parameter, is_older=True)
+        if lanes:
+            self._step = SplitStep(optimizer, lanes)
             self._step.begin()
 
     @staticmethod
@@ -482,6 +490,8 @@ class Offload:
             vars(module).pop(_KEPT, None)
         self._lost = self._failures() - sum(lane.announcer.failures for lane in self._lanes)
         self._gradients.clear()
+        for share in self._shares:
+            share.forget()
         self._origins.clear()
         if self._step is not None:
             self._step.forget()

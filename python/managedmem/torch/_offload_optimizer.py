@@ -11,16 +11,17 @@ from __future__ import annotations
 import contextlib
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from itertools import chain
 from types import MethodType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor, optim
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
+from torch.utils.hooks import RemovableHandle
 
 import managedmem
 from managedmem import CUDAError, Device, ManagedBuffer
@@ -39,7 +40,7 @@ from managedmem.torch._moving import (
 from managedmem.torch._offload_hooks import begin_use, end_use
 from managedmem.torch._offload_partial import PartialStep
 from managedmem.torch._offload_places import Target
-from managedmem.torch._targets import find_tensors
+from managedmem.torch._offload_shares import Share, state_of
 from managedmem.torch._tensors import extent_of
 
 if TYPE_CHECKING:
@@ -64,29 +65,6 @@ _TAKE_SPARSE: set[type[optim.Optimizer]] = {optim.SGD, optim.Adagrad}
 _SLOTS = 3  # one part comes, one is updated, one goes
 _SCHEDULED = "_wrapped_by_lr_sched"  # schedulers warn about a step() that has lost it
 _SPLIT = "_managedmem_split"  # the SplitStep behind a step()
-
-
-def state_bytes(optimizer: optim.Optimizer, parameters: list[Tensor]) -> int:
-    """The bytes of the optimizer's state for parameters; an estimate before its first step."""
-    known = sum(t.nbytes for p in parameters for _, t in _state_of(optimizer, p))
-    if known:
-        return known
-    copies = 2
-    if type(optimizer) is optim.SGD:
-        copies = int(any(group["momentum"] for group in optimizer.param_groups))
-    elif any(group.get("amsgrad") for group in optimizer.param_groups):
-        copies = 3
-    return copies * sum(p.nbytes for p in parameters)
-
-
-def _state_of(optimizer: optim.Optimizer, parameter: Tensor) -> list[tuple[str, Tensor]]:
-    """The state of one parameter, without scalars such as step counts and empty tensors."""
-    state = {
-        name: value
-        for name, value in optimizer.state.get(parameter, {}).items()
-        if not isinstance(value, Tensor) or value.dim() > 0
-    }
-    return [(name, t) for name, t in find_tensors(state) if t.dim() > 0 and t.numel() > 0]
 
 
 def _allocate_home(target: Target, nbytes: int) -> ManagedBuffer:
@@ -116,15 +94,16 @@ def _copy(to: Tensor, source: Tensor) -> None:
 class GradientHome:
     """The place of one parameter's gradient on the host."""
 
-    def __init__(self, parameter: Tensor, target: Target) -> None:
+    def __init__(self, parameter: Tensor, target: Target, share: Share) -> None:
         self.parameter = parameter
         self.target = target
+        self.share = share
         self.base: Tensor | None = None
         self.alone = 0  # _users(base) while nothing else refers to it
         self.failures = 0
         self.active = True
         self.lock = threading.RLock()  # a collection inside of it may call remove()
-        self.handle = parameter.register_post_accumulate_grad_hook(_GradientHook(self))
+        self.handle = _hooked(parameter, _GradientHook(self))
 
     def __call__(self, parameter: Tensor, is_older: bool = False) -> None:
         """Move a new gradient home; one that is there has been added to.
@@ -133,6 +112,8 @@ class GradientHome:
         """
         grad = parameter.grad
         if not self.active or grad is None or self.is_home(grad):
+            return
+        if not self.share.sends_home(parameter):
             return
         with self.lock, torch.no_grad():
             if self.is_home(grad) or not _is_plain(grad) or _is_shared(grad, is_older):
@@ -180,6 +161,17 @@ class _GradientHook:
 
     def __reduce__(self) -> tuple[Callable[[], object], tuple[()]]:
         return _inert, ()
+
+
+def _hooked(parameter: Tensor, hook: Callable[[Tensor], None]) -> RemovableHandle:
+    """Hook a parameter, which may begin to require gradients later."""
+    required = parameter.requires_grad
+    try:
+        parameter.requires_grad_(True)  # torch refuses hooks of others
+        handle: RemovableHandle = parameter.register_post_accumulate_grad_hook(hook)
+        return handle
+    finally:
+        parameter.requires_grad_(required)
 
 
 def _inert() -> Callable[..., None]:
@@ -397,20 +389,31 @@ def _forgetting(split: weakref.ref[SplitStep]) -> Callable[[object], None]:
     return forget
 
 
+class Lane(Protocol):
+    """What is streamed to one device."""
+
+    target: Target
+    share: Share
+
+    def step_parts(self) -> list[StepPart]:
+        """The trained parameters, part by part, in the same objects each time."""
+
+
 class SplitStep:
     """Takes the place of optimizer.step()."""
 
-    def __init__(
-        self, optimizer: optim.Optimizer, parts: list[StepPart], room: dict[Target, int]
-    ) -> None:
+    def __init__(self, optimizer: optim.Optimizer, lanes: Sequence[Lane]) -> None:
         self._optimizer = weakref.ref(optimizer, _forgetting(weakref.ref(self)))
-        self.parts = parts
-        self.room = room  # bytes of scratch on each device
-        self.known = {id(p) for part in parts for p in part.parameters}
+        self.lanes = lanes
+        self.parts: list[StepPart] = []
+        self.ever: dict[int, StepPart] = {}  # by their ids, those of earlier groups too
+        self.room: dict[Target, int] = {}  # bytes of scratch on each device
+        self.known: set[int] = set()  # the ids of the parameters in parts
         self.stages: dict[Target, _Stage] = {}
         self.slot_bytes: dict[Target, int] = {}  # the largest state that fits in the room twice
         self.failures = 0
         self.active = True
+        self._seen: tuple[list[int], list[int]] = [], []  # the ids of parameters, the divisions
         _Link(self, optimizer).put(optimizer)
 
     @property
@@ -422,6 +425,7 @@ class SplitStep:
 
     def begin(self) -> None:
         """Move the state that exists home. After an error, stop() gives step() back."""
+        self._follow()
         for part in self.parts:
             self._send_home(part)
 
@@ -436,18 +440,57 @@ class SplitStep:
 
     def forget(self) -> None:
         """Drop the memory at home, and free it."""
-        parts, self.parts = self.parts, []
-        for part in parts:  # step() may be going through them
+        ever, self.ever, self.parts = self.ever, {}, []
+        for part in ever.values():  # step() may be going through them
             part.home = None
 
     def in_home(self) -> Iterator[Tensor]:
-        """The state tensors that lie at home."""
+        """The state tensors that lie at home, also of parameters that have left the groups."""
         optimizer = self._optimizer()
+        if optimizer is None:
+            return
+        homes = [part.home for part in self.ever.values() if part.home is not None]
+        memory = {e.own.untyped_storage().data_ptr() for home in homes for e in home.entries}
+        for parameter in list(optimizer.state) if homes else []:
+            for _, tensor in state_of(optimizer, parameter):
+                if tensor.layout is torch.strided and tensor.untyped_storage().data_ptr() in memory:
+                    yield tensor
+
+    # --- what is trained ------------------------------------------------------------------
+
+    def _follow(self) -> None:
+        """Take notice of groups that were added, and of parameters that train now."""
+        every = [id(p) for group in self.optimizer.param_groups for p in group["params"]]
+        for lane in self.lanes:
+            lane.share.follow()
+        seen = every, [lane.share.divisions for lane in self.lanes]
+        if seen == self._seen:
+            return
+        self._seen = seen
+        index = {key: i for i, key in enumerate(every)}
+        parts: list[StepPart] = []
+        for lane in self.lanes:
+            mine = lane.step_parts()
+            # State that has a home keeps it.
+            if not lane.share.state_stays or any(part.home is not None for part in mine):
+                parts += mine
+            self._set_room(lane.target, lane.share.room)
+        parts.sort(key=lambda part: index[id(part.parameters[0])])  # the order of the state
+        self.parts = parts
+        self.ever.update((id(part), part) for part in parts)
+        self.known = {id(p) for part in parts for p in part.parameters}
+
+    def _set_room(self, target: Target, room: int) -> None:
+        """Let the scratch of a device take this many bytes."""
+        if self.room.get(target) == room:
+            return
+        self.room[target] = room
+        self.slot_bytes.pop(target, None)
+        if (stage := self.stages.pop(target, None)) is not None:
+            stage.follow_outward()
         for part in self.parts:
-            for parameter in part.parameters if part.home and optimizer is not None else []:
-                for _, tensor in _state_of(self.optimizer, parameter):
-                    if part.home is not None and part.home.holds(tensor):
-                        yield tensor
+            if part.home is not None and part.target == target:
+                self._note_size(target, part.home.base.numel())
 
     # --- one step -------------------------------------------------------------------------
 
@@ -455,6 +498,8 @@ class SplitStep:
         """A step of the optimizer, whose own step() is `original`."""
         if not can_split(self.optimizer, original):
             result = original(*given, **named)
+            if self.active:
+                self._follow()
             for part in self.parts:
                 self._send_home(part)
             return result
@@ -463,7 +508,9 @@ class SplitStep:
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        if not self.active:  # the closure may have called remove()
+        if self.active:  # the closure may have called remove()
+            self._follow()
+        if not self.active or not self.parts:
             original()
             return loss
         if refused := self._refused():
@@ -553,7 +600,7 @@ class SplitStep:
         return [
             (f"state.{name}", t)
             for parameter in part.parameters
-            for name, t in _state_of(self.optimizer, parameter)
+            for name, t in state_of(self.optimizer, parameter)
             if t.device == parameter.device and t.layout is torch.strided
         ]
 
@@ -609,7 +656,7 @@ class SplitStep:
         changes: list[tuple[Tensor, Tensor]] = []
         with torch.no_grad():
             for parameter in part.parameters:
-                for _, t in _state_of(self.optimizer, parameter):
+                for _, t in state_of(self.optimizer, parameter):
                     if t.layout is torch.strided and lies(t):
                         new = torch.empty_strided(
                             t.shape, t.stride(), dtype=t.dtype, device=parameter.device

@@ -1,0 +1,145 @@
+"""The share of gradients and optimizer state in a device's budget.
+
+Owns the decision of what stays on the device. It follows the optimizer's groups, and what trains.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+
+from torch import Tensor, nn, optim
+
+from managedmem.torch._targets import find_tensors
+
+
+def state_of(optimizer: optim.Optimizer, parameter: Tensor) -> list[tuple[str, Tensor]]:
+    """The state of one parameter, without scalars such as step counts and empty tensors."""
+    state = {
+        name: value
+        for name, value in optimizer.state.get(parameter, {}).items()
+        if not isinstance(value, Tensor) or value.dim() > 0
+    }
+    return [(name, t) for name, t in find_tensors(state) if t.dim() > 0 and t.numel() > 0]
+
+
+def _copies(optimizer: optim.Optimizer) -> int:
+    """The state of a parameter in copies of the parameter; an estimate."""
+    if type(optimizer) is optim.SGD:
+        return int(any(group["momentum"] for group in optimizer.param_groups))
+    return 3 if any(group.get("amsgrad") for group in optimizer.param_groups) else 2
+
+
+def _trains(tensor: Tensor) -> bool:
+    return tensor.requires_grad or tensor.grad is not None
+
+
+def _may_train(tensor: Tensor) -> bool:
+    """True for a tensor that has gradients, now or once it requires them."""
+    if not tensor.is_leaf or tensor.is_inference():
+        return False
+    floats = tensor.is_floating_point() or tensor.is_complex()
+    return tensor.requires_grad or (isinstance(tensor, nn.Parameter) and floats)
+
+
+class Share:
+    """What the budget of one device has room for."""
+
+    def __init__(
+        self, optimizer: optim.Optimizer, tensors: list[Tensor], total: int, budget: int
+    ) -> None:
+        self._optimizer = weakref.ref(optimizer)
+        self._mine = {id(t) for t in tensors}
+        self._tensors = [t for t in tensors if _may_train(t)]
+        self.total = total  # bytes of parameters
+        self.budget = budget
+        self.trained: list[Tensor] = []  # in the order of the optimizer
+        self.gradients_stay = self.state_stays = True
+        self.room = 0  # bytes of scratch for the optimizer's state
+        self.divisions = 0  # how many times it was divided
+        # What sends the gradients of parameters home, which were made before the call.
+        self.homes: list[tuple[Tensor, Callable[[Tensor, bool], None]]] = []
+        self._ids: set[int] = set()  # of the trained
+        self._counted: set[int] = set()  # of those that had gradients at the last division
+        self._groups: list[tuple[int, int]] = []
+        self._seen: object = None
+        self.follow()
+
+    def for_parameters(self) -> int:
+        """The part of the budget that is left for parameters."""
+        if self.total <= self.budget:
+            return self.total
+        # A gradient is on the device from its kernel to its copy.
+        largest = max((p.nbytes for p in self.trained), default=0)
+        return self.budget - min(largest, self.budget // 4)
+
+    def forget(self) -> None:
+        """Drop the references to tensors."""
+        self._tensors, self.trained, self.homes = [], [], []
+        self._mine.clear()
+
+    def can_be_exceeded(self) -> bool:
+        """False if there is room for the gradients and state of everything."""
+        optimizer = self._optimizer()
+        copies = 3 if optimizer is None else max(3, _copies(optimizer))
+        every = sum(t.nbytes for t in self.all_that_may_train())
+        return self.total + (1 + copies) * every > self.budget
+
+    def all_that_may_train(self) -> list[Tensor]:
+        """Each tensor that may have a gradient sometime."""
+        trained = filter(_may_train, self.trained)
+        return list({id(t): t for t in (*self._tensors, *trained)}.values())
+
+    def follow(self) -> None:
+        """Divide again if the groups or what requires gradients have changed."""
+        optimizer = self._optimizer()
+        if optimizer is None:
+            return
+        groups = optimizer.param_groups
+        every = [p for group in groups for p in group["params"] if id(p) in self._mine]
+        seen = [(id(p), _trains(p)) for p in every], len(optimizer.state), _copies(optimizer)
+        if seen == self._seen:
+            return
+        self._groups = _lists_of(optimizer)
+        self.trained, self._ids = every, {id(p) for p in every}
+        self._counted = {id(p) for p in every if _trains(p)}
+        self._divide(optimizer)
+        self._seen = seen
+        self.divisions += 1
+        if not self.gradients_stay:
+            for parameter, home in self.homes:
+                home(parameter, True)
+
+    def _divide(self, optimizer: optim.Optimizer) -> None:
+        gradients = sum(p.nbytes for p in self.trained if id(p) in self._counted)
+        state = self._state_bytes(optimizer)
+        left = self.budget - self.total
+        self.gradients_stay = gradients <= left
+        self.state_stays = gradients + state <= left
+        self.room = max(left - gradients * self.gradients_stay, 0)
+
+    def _state_bytes(self, optimizer: optim.Optimizer) -> int:
+        """The bytes of the state, with an estimate where the first step is still to come."""
+        copies = _copies(optimizer)
+        known = {id(p): sum(t.nbytes for _, t in state_of(optimizer, p)) for p in self.trained}
+        some = any(known.values())
+        return sum(
+            known[id(p)] or (copies * p.nbytes if id(p) in self._counted or not some else 0)
+            for p in self.trained
+        )
+
+    def sends_home(self, parameter: Tensor) -> bool:
+        """True if the gradient of a parameter has no room; it may be the first one."""
+        optimizer = self._optimizer()
+        key = id(parameter)
+        if optimizer is not None and (
+            (key in self._ids and key not in self._counted)
+            or (key not in self._ids and _lists_of(optimizer) != self._groups)
+        ):
+            self.follow()
+        return key in self._ids and not self.gradients_stay
+
+
+def _lists_of(optimizer: optim.Optimizer) -> list[tuple[int, int]]:
+    """The lists of parameters, by which a change is found without a walk through them."""
+    return [(id(group["params"]), len(group["params"])) for group in optimizer.param_groups]
