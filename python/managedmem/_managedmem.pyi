@@ -133,8 +133,28 @@ class _NumPyArray(Protocol):
     @property
     def __array_interface__(self) -> dict[str, Any]: ...
 
+@type_check_only
+class _SupportsDLPack(Protocol):
+    def __dlpack__(self, **keywords: Any) -> Any: ...
+
+# A StridedMemoryView of cuda.core.
+@type_check_only
+class _CudaCoreView(Protocol):
+    @property
+    def ptr(self) -> int: ...
+    @property
+    def is_device_accessible(self) -> bool: ...
+    @property
+    def exporting_obj(self) -> Any: ...
+
 _Target: TypeAlias = (
-    ManagedBuffer | _SupportsCudaArrayInterface | _CudaCoreBuffer | _NumPyArray | Buffer
+    ManagedBuffer
+    | _SupportsCudaArrayInterface
+    | _SupportsDLPack
+    | _CudaCoreBuffer
+    | _CudaCoreView
+    | _NumPyArray
+    | Buffer
 )
 _TargetT = TypeVar("_TargetT", bound=_Target)
 

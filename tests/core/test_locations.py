@@ -211,7 +211,7 @@ class TestOfALocation:
         device = Counting("Device", (), {"__module__": module, **attributes})()
         reads.clear()
         assert Device(device) is Device(0)
-        assert reads == ["__module__"]
+        assert reads.count("__module__") == 1
 
     def test_a_class_that_derives_from_a_known_one(self):
         """CUdevice is known by its name, as CUstream is, so it may be a base defined elsewhere."""

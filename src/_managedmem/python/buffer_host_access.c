@@ -17,17 +17,12 @@ owner_is_read_only(mm_state *state, PyObject *owner, CUdeviceptr start, size_t s
     if (mm_is_buffer(state, owner)) {
         return mm_buffer_of(owner)->memory->access.read_only;
     }
-    answer = mm_read_exported(state, owner, &exported);
-    if (answer == 0) {
-        answer = mm_read_interface(state, owner, &exported);
-    }
+    answer = mm_read_owner(state, owner, &exported);
     if (answer <= 0) { /* no interface, or the owner refuses to export now */
-        return PyErr_Occurred() == NULL || mm_clear_refusal() ? 0 : -1;
+        return answer;
     }
-    answer =
-        exported.range.start < start + size && start < exported.range.start + exported.range.size
-            ? mm_is_read_only(&exported)
-            : 0;
+    answer = exported.range.start < start + size
+             && start < exported.range.start + exported.range.size && exported.read_only;
     Py_XDECREF(exported.export);
     return answer;
 }

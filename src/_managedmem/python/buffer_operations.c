@@ -158,8 +158,6 @@ typedef struct {
 static int
 check_foreign_side(PyObject *value, bool writable, const mm_foreign *side)
 {
-    int read_only = writable ? mm_is_read_only(side) : 0;
-
     if (side->strided) {
         return mm_refuse_foreign(
             PyExc_ValueError, value,
@@ -168,10 +166,8 @@ check_foreign_side(PyObject *value, bool writable, const mm_foreign *side)
                      : "cannot be copied: it is not C-contiguous; make a copy that "
                        "is, as numpy.ascontiguousarray() does");
     }
-    if (read_only > 0) {
-        return mm_refuse_foreign(PyExc_ValueError, value, CANNOT_WRITE);
-    }
-    return read_only;
+    return writable && side->read_only ? mm_refuse_foreign(PyExc_ValueError, value, CANNOT_WRITE)
+                                       : 0;
 }
 
 static int
@@ -179,7 +175,7 @@ read_foreign_side(mm_state *state, PyObject *value, bool writable, other_side *o
 {
     mm_foreign side;
 
-    if (mm_read_foreign(state, value, &side) < 0) {
+    if (mm_read_foreign(state, value, true, &side) < 0) {
         return -1;
     }
     if (check_foreign_side(value, writable, &side) < 0
@@ -376,27 +372,25 @@ wrap_like(mm_buffer *b, PyObject *resource, PyObject *allocated)
     mm_layout layout = mm_buffer_layout(b);
     PyObject *buffer = NULL;
     mm_memory *memory;
-    int read_only = 0;
     mm_foreign side;
     mm_status st;
 
-    if (mm_read_foreign(b->state, allocated, &side) < 0) {
+    if (mm_read_foreign(b->state, allocated, true, &side) < 0) {
         return NULL;
     }
     if (!side.dense || side.range.size < b->size) {
         PyErr_Format(PyExc_TypeError, "%R.allocate(%zu) must return a buffer of that size, got %R",
                      resource, b->size, allocated);
-    } else if ((read_only = side.range.size > 0 ? mm_is_read_only(&side) : 0) != 0) {
-        if (read_only > 0) {
-            PyErr_Format(PyExc_TypeError,
-                         "%R.allocate(%zu) must return a buffer that can be written, got %R",
-                         resource, b->size, allocated);
-        }
+    } else if (side.range.size > 0 && side.read_only) {
+        PyErr_Format(PyExc_TypeError,
+                     "%R.allocate(%zu) must return a buffer that can be written, got %R", resource,
+                     b->size, allocated);
     } else if ((memory = mm_memory_wrap(side.range.start, b->size, &st)) == NULL) {
         (void)mm_raise(b->state, &st);
     } else {
-        buffer = mm_buffer_new(b->state, b->state->buffer_type, memory, &layout,
-                               side.export ? side.export : allocated, resource);
+        buffer = mm_buffer_new(
+            b->state, b->state->buffer_type, memory, &layout,
+            side.export && PyMemoryView_Check(side.export) ? side.export : allocated, resource);
     }
     Py_XDECREF(side.export);
     return buffer;
@@ -622,8 +616,8 @@ const char mm_copy_from_doc[] =
     "copy_from($self, src, *, stream=None, options=None)\n--\n\n"
     "Copy the bytes of src into the buffer, in stream order.\n"
     "\n"
-    "src is a ManagedBuffer, also of a pool or another device, an array with __cuda_array_interface__, or\n"
-    "an object with the buffer protocol such as bytes or a NumPy array. It must be C-contiguous and of the\n"
+    "src is a ManagedBuffer, also of a pool or another device, or an object that shows its memory, as an\n"
+    "array of another library, a NumPy array or bytes do. It must be C-contiguous and of the\n"
     "same size in bytes, and must not overlap the buffer unless both are the same range (else\n"
     "ValueError). A copy from system memory, and from an array of numpy(copy=True), is complete when the\n"
     "call returns; other sources must live until the stream has copied. The stream's device needs access\n"

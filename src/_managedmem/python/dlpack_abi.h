@@ -14,7 +14,7 @@ enum {
     DL_DEVICE_CUDA_MANAGED = 13
 };
 
-enum { DL_FLAG_READ_ONLY = 1 << 0, DL_FLAG_IS_COPIED = 1 << 1 };
+enum { DL_FLAG_READ_ONLY = 1 << 0, DL_FLAG_IS_COPIED = 1 << 1, DL_FLAG_SUBBYTE_PADDED = 1 << 2 };
 
 typedef struct {
     int32_t device_type;

@@ -6,9 +6,9 @@
 
 /* The __module__ of a class, or None; a new reference. */
 static PyObject *
-module_of_class(mm_state *state, PyTypeObject *type)
+module_of_class(mm_state *state, PyObject *type)
 {
-    PyObject *module = PyObject_GetAttr((PyObject *)type, state->name_module);
+    PyObject *module = PyObject_GetAttr(type, state->name_module);
 
     if (module == NULL) {
         PyErr_Clear(); /* AttributeError: a type without a module is from no package */
@@ -35,26 +35,25 @@ is_module_of(PyObject *module, const char *package)
            && (name[length] == '.' || (size_t)size == length);
 }
 
-bool
-mm_is_class_from(mm_state *state, PyTypeObject *type, const char *package)
+/* The class and all its bases, in the order in which attributes are looked up. NULL, without an
+ * exception, if memory runs out or a metaclass hides them: the object is then not recognised, and
+ * its use raises an error. */
+static PyObject *
+classes_of(mm_state *state, PyTypeObject *type)
 {
-    PyObject *module = module_of_class(state, type);
-    bool answer = is_module_of(module, package);
+    PyObject *classes = PyObject_GetAttr((PyObject *)type, state->name_mro);
 
-    Py_DECREF(module);
-    return answer;
-}
-
-bool
-mm_is_from(mm_state *state, PyObject *object, const char *package)
-{
-    return mm_is_class_from(state, Py_TYPE(object), package);
+    if (classes == NULL || !PyTuple_Check(classes)) {
+        PyErr_Clear(); /* any error of a metaclass */
+        Py_CLEAR(classes);
+    }
+    return classes;
 }
 
 static bool
-is_class_named(PyTypeObject *type, const char *name)
+is_class_named(PyObject *type, const char *name)
 {
-    PyObject *found = PyType_GetName(type);
+    PyObject *found = PyType_Check(type) ? PyType_GetName((PyTypeObject *)type) : NULL;
     bool answer;
 
     if (found == NULL) {
@@ -66,33 +65,93 @@ is_class_named(PyTypeObject *type, const char *name)
     return answer;
 }
 
-bool
-mm_is_instance(mm_state *state, PyObject *object, const char *package, const char *name)
+/* True if one of the classes is that class. */
+static bool
+has_class(mm_state *state, PyObject *classes, mm_foreign_class class)
 {
-    PyTypeObject *type = Py_TYPE(object);
+    Py_ssize_t count = classes ? PyTuple_Size(classes) : 0;
+    bool found = false;
+
+    for (Py_ssize_t i = 0; !found && i < count; i++) {
+        PyObject *type = PyTuple_GetItem(classes, i), *module;
+        if (class.name == NULL || is_class_named(type, class.name)) {
+            module = module_of_class(state, type);
+            found = is_module_of(module, class.package);
+            Py_DECREF(module);
+        }
+    }
+    return found;
+}
+
+static bool
+is_subclass(mm_state *state, PyTypeObject *type, mm_foreign_class class)
+{
+    PyObject *classes;
+    bool answer;
 
     assert(!PyErr_Occurred()); /* the look-up would clear it */
-    while (type != NULL
-           && !(is_class_named(type, name) && mm_is_class_from(state, type, package))) {
-        type = (PyTypeObject *)PyType_GetSlot(type, Py_tp_base);
-    }
-    return type != NULL;
+    classes = classes_of(state, type);
+    answer = has_class(state, classes, class);
+    Py_XDECREF(classes);
+    return answer;
 }
 
 bool
-mm_matches_class(mm_state *state, PyObject *object, mm_foreign_class class, PyObject **module)
+mm_is_class_from(mm_state *state, PyTypeObject *type, const char *package)
 {
+    return is_subclass(state, type, (mm_foreign_class){package, NULL});
+}
+
+bool
+mm_is_from(mm_state *state, PyObject *object, const char *package)
+{
+    return mm_is_class_from(state, Py_TYPE(object), package);
+}
+
+bool
+mm_is_instance(mm_state *state, PyObject *object, const char *package, const char *name)
+{
+    return is_subclass(state, Py_TYPE(object), (mm_foreign_class){package, name});
+}
+
+/* The modules of the object's class and of its bases; NULL as in classes_of. */
+static PyObject *
+modules_of(mm_state *state, PyObject *object)
+{
+    PyObject *classes = classes_of(state, Py_TYPE(object));
+    Py_ssize_t count = classes ? PyTuple_Size(classes) : 0;
+    PyObject *modules = classes ? PyTuple_New(count) : NULL;
+
+    for (Py_ssize_t i = 0; modules != NULL && i < count; i++) {
+        PyTuple_SetItem(modules, i, module_of_class(state, PyTuple_GetItem(classes, i)));
+    }
+    Py_XDECREF(classes);
+    PyErr_Clear(); /* MemoryError: the object is not recognised */
+    return modules;
+}
+
+bool
+mm_matches_class(mm_state *state, PyObject *object, mm_foreign_class class, PyObject **modules)
+{
+    Py_ssize_t count;
+    bool answer = false;
+
     assert(class.package != NULL || class.name == NULL);
+    assert(!PyErr_Occurred());
     if (class.package == NULL) {
         return true;
     }
     if (class.name != NULL) {
         return mm_is_instance(state, object, class.package, class.name);
     }
-    if (*module == NULL) {
-        *module = module_of_class(state, Py_TYPE(object));
+    if (*modules == NULL) {
+        *modules = modules_of(state, object);
     }
-    return is_module_of(*module, class.package);
+    count = *modules ? PyTuple_Size(*modules) : 0;
+    for (Py_ssize_t i = 0; !answer && i < count; i++) {
+        answer = is_module_of(PyTuple_GetItem(*modules, i), class.package);
+    }
+    return answer;
 }
 
 int
@@ -110,6 +169,32 @@ mm_get_optional(PyObject *object, const char *name, PyObject **out)
     return 0;
 }
 
+PyObject *
+mm_type_text(PyObject *value)
+{
+    PyObject *module = PyObject_GetAttrString((PyObject *)Py_TYPE(value), "__module__");
+    PyObject *name = PyType_GetQualName(Py_TYPE(value)), *text = NULL;
+
+    if (module != NULL && name != NULL) {
+        text = PyUnicode_FromFormat("%S.%U", module, name);
+    }
+    Py_XDECREF(module);
+    Py_XDECREF(name);
+    return text;
+}
+
+int
+mm_refuse_foreign(PyObject *error, PyObject *value, const char *reason)
+{
+    PyObject *subject = mm_type_text(value);
+
+    if (subject != NULL) {
+        PyErr_Format(error, "%U %s", subject, reason);
+        Py_DECREF(subject);
+    }
+    return -1;
+}
+
 int
 mm_foreign_class_init(PyObject *Py_UNUSED(module), mm_state *state)
 {
@@ -117,11 +202,9 @@ mm_foreign_class_init(PyObject *Py_UNUSED(module), mm_state *state)
         PyObject **name;
         const char *text;
     } names[] = {
-        {&state->name_module, "__module__"},
-        {&state->name_data_ptr, "data_ptr"},
-        {&state->name_shape, "shape"},
-        {&state->name_stride, "stride"},
-        {&state->name_element_size, "element_size"},
+        {&state->name_module, "__module__"}, {&state->name_mro, "__mro__"},
+        {&state->name_data_ptr, "data_ptr"}, {&state->name_shape, "shape"},
+        {&state->name_stride, "stride"},     {&state->name_element_size, "element_size"},
     };
 
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {

@@ -5,7 +5,8 @@
 
 #include "errors.h"
 
-/* True if the object's type comes from the package, such as "torch", or from a module of it. */
+/* True if the object's type, or one of its bases, comes from the package, such as "torch", or from a
+ * module of it: other programs derive from the classes of libraries. */
 bool mm_is_from(mm_state *state, PyObject *object, const char *package);
 bool mm_is_class_from(mm_state *state, PyTypeObject *type, const char *package);
 
@@ -19,13 +20,20 @@ typedef struct {
     const char *package, *name;
 } mm_foreign_class;
 
-/* True if the object matches. *module caches its class's __module__ for the other rows of the
- * table: it is NULL before the first row, and the caller releases it after the last. */
+/* True if the object matches. *modules caches the modules of its class and of the bases for the other
+ * rows of the table: it is NULL before the first row, and the caller releases it after the last. */
 bool mm_matches_class(mm_state *state, PyObject *object, mm_foreign_class class,
-                      PyObject **module);
+                      PyObject **modules);
 
 /* Reads an attribute: 1 with a new reference in *out, 0 without an exception if it is missing, -1
  * with one. *out is NULL unless the result is 1. */
 int mm_get_optional(PyObject *object, const char *name, PyObject **out);
+
+/* The name of a foreign object in messages: that of its type, such as "numpy.ndarray". */
+PyObject *mm_type_text(PyObject *value);
+
+/* Raises `error` with the type of a foreign object and the reason: the repr of an array may wait
+ * for a GPU, or read all of it. Returns -1. */
+int mm_refuse_foreign(PyObject *error, PyObject *value, const char *reason);
 
 #endif

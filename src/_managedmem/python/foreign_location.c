@@ -172,8 +172,7 @@ read_core_location(mm_state *state, PyObject *value, CUmemLocation *out)
 
 /* --- the table -------------------------------------------------------------------------- */
 
-/* The first row that matches an object reads it. Rows with a name come late, because they compare
- * all bases of a class. To support another library, add its row. */
+/* The first row that matches an object reads it. To support another library, add its row. */
 static const struct {
     mm_foreign_class class;
     int (*read)(mm_state *state, PyObject *value, CUmemLocation *out);
@@ -207,13 +206,13 @@ static int
 read_library_location(mm_state *state, PyObject *value, CUmemLocation *out)
 {
     size_t row = 0, count = sizeof libraries / sizeof *libraries;
-    PyObject *module = NULL;
+    PyObject *modules = NULL;
     int found = 0;
 
-    while (row < count && !mm_matches_class(state, value, libraries[row].class, &module)) {
+    while (row < count && !mm_matches_class(state, value, libraries[row].class, &modules)) {
         row++;
     }
-    Py_XDECREF(module);
+    Py_XDECREF(modules);
     if (row < count) {
         found = libraries[row].read(state, value, out);
     }

@@ -122,11 +122,11 @@ static const struct {
 static int
 read_by_table(mm_state *state, PyObject *value, CUstream *out)
 {
-    PyObject *module = NULL, *attribute;
+    PyObject *modules = NULL, *attribute;
     int found = 0;
 
     for (size_t i = 0; found == 0 && i < sizeof libraries / sizeof *libraries; i++) {
-        if (!mm_matches_class(state, value, libraries[i].class, &module)) {
+        if (!mm_matches_class(state, value, libraries[i].class, &modules)) {
             continue;
         }
         if (libraries[i].attribute != NULL) {
@@ -140,7 +140,7 @@ read_by_table(mm_state *state, PyObject *value, CUstream *out)
             Py_DECREF(attribute);
         }
     }
-    Py_XDECREF(module);
+    Py_XDECREF(modules);
     assert((found < 0) == (PyErr_Occurred() != NULL));
     return found;
 }

@@ -125,7 +125,6 @@ read_plan_target(mm_state *state, PyObject *value, addition *new)
 {
     mm_target target;
     mm_driver *cu;
-    int read_only;
 
     assert(!PyErr_Occurred());
     *new = (addition){.kept = NULL};
@@ -133,16 +132,14 @@ read_plan_target(mm_state *state, PyObject *value, addition *new)
         || mm_target_read(state, cu, value, MM_PREFETCH, &target) < 0) {
         return -1;
     }
-    read_only = mm_is_read_only(&target);
-    new->kept =
-        read_only < 0 ? NULL : PyTuple_Pack(2, value, target.export ? target.export : Py_None);
+    new->kept = PyTuple_Pack(2, value, target.export ? target.export : Py_None);
     Py_XDECREF(target.export);
     if (new->kept == NULL) {
         return -1;
     }
     new->entry.transfer.range = target.range;
     new->entry.dense = target.dense;
-    new->entry.read_only = read_only != 0;
+    new->entry.read_only = target.read_only;
     if (mm_is_buffer(state, value)) {
         mm_buffer *b = mm_buffer_of(value);
         new->entry.memory = &b->memory->guard;

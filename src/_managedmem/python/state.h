@@ -43,6 +43,7 @@
     X(PyObject, numa_hosts)                \
     X(PyObject, devices)                   \
     X(PyObject, name_module)               \
+    X(PyObject, name_mro)                  \
     X(PyObject, name_data_ptr)             \
     X(PyObject, name_shape)                \
     X(PyObject, name_stride)               \

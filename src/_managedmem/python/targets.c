@@ -40,23 +40,6 @@ keep_export(mm_targets *t, PyObject *export)
     return rc;
 }
 
-int
-mm_is_read_only(const mm_target *target)
-{
-    Py_buffer view;
-    int answer;
-
-    if (target->export == NULL) {
-        return target->read_only;
-    }
-    if (PyObject_GetBuffer(target->export, &view, PyBUF_FULL_RO) < 0) {
-        return -1;
-    }
-    answer = view.readonly;
-    PyBuffer_Release(&view);
-    return answer;
-}
-
 static int
 refuse_read_only(PyObject *value)
 {
@@ -67,10 +50,8 @@ refuse_read_only(PyObject *value)
 static int
 check_target_discard(PyObject *value, const mm_target *target)
 {
-    int read_only = target->range.size > 0 ? mm_is_read_only(target) : 0;
-
-    if (read_only != 0) {
-        return read_only < 0 ? -1 : refuse_read_only(value);
+    if (target->range.size > 0 && target->read_only) {
+        return refuse_read_only(value);
     }
     return target->dense ? 0
                          : mm_refuse_foreign(PyExc_ValueError, value,
@@ -93,7 +74,7 @@ read_one(mm_state *state, mm_driver *cu, PyObject *value, mm_operation op, mm_ta
         rc = mm_buffer_check(mm_buffer_of(value), cu, op, &target->range, st);
         return rc == 0 && mm_discards(op) ? check_target_discard(value, target) : rc;
     }
-    if (mm_read_foreign(state, value, target) < 0) {
+    if (mm_read_foreign(state, value, mm_discards(op), target) < 0) {
         return -1;
     }
     rc = mm_discards(op) ? check_target_discard(value, target) : 0;

@@ -13,7 +13,7 @@ typedef struct {
     mm_state *state;
     mm_driver *cu;
     PyObject *items; /* a tuple, which keeps the targets alive */
-    PyObject *exports; /* memoryviews of targets with the buffer protocol, or NULL */
+    PyObject *exports; /* memoryviews and capsules of targets, or NULL */
     mm_guard **guards; /* the entered ones; space for each target and a stream */
     size_t entered;
     bool several; /* a sequence, not one target */
@@ -25,9 +25,9 @@ typedef struct {
     size_t producer_count;
 } mm_targets;
 
-/* Accepts a ManagedBuffer, a torch tensor, an object with __cuda_array_interface__, a cuda.core
- * Buffer, an object with the buffer protocol, or a list, tuple or other iterable of these. After a
- * failure, -1 with an exception, there is nothing to release. */
+/* Accepts a ManagedBuffer, an object that shows its memory by any protocol of foreign_memory.c, or a
+ * list, tuple or other iterable of these. After a failure, -1 with an exception, there is nothing
+ * to release. */
 int mm_targets_read(mm_state *state, PyObject *value, mm_operation op, mm_targets *t);
 
 /* The same, but passes over the targets whose memory the operation does not act on, if `skips`. */
@@ -40,9 +40,6 @@ PyObject *mm_targets_tuple(mm_state *state, PyObject *value, bool *several);
 
 /* One target, read and checked. Only the range and read_only are set for a ManagedBuffer. */
 typedef mm_foreign mm_target;
-
-/* 1 if the target is read-only, 0 if not, -1 with an exception. */
-int mm_is_read_only(const mm_target *target);
 
 /* In buffer_host_access.c: ValueError for memory that the driver would copy on the host and that
  * the object does not hold. */
