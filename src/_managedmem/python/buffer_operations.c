@@ -154,10 +154,17 @@ typedef struct {
     PyObject *export; /* keeps memory of the buffer protocol, or the owner of a buffer; or NULL */
 } other_side;
 
-/* ValueError unless another library's object is C-contiguous and, for a destination, writable. */
+/* ValueError unless another library's object is C-contiguous, in the byte order of the buffer's
+ * elements and, for a destination, writable. A buffer of single bytes takes them as they are. */
 static int
-check_foreign_side(PyObject *value, bool writable, const mm_foreign *side)
+check_foreign_side(const mm_buffer *b, PyObject *value, bool writable, const mm_foreign *side)
 {
+    if (side->swapped && b->dtype->itemsize > 1) {
+        return mm_refuse_foreign(PyExc_ValueError, value,
+                                 "has elements of the other byte order, and a copy of their bytes "
+                                 "would change their values: convert it, as "
+                                 "array.astype(array.dtype.newbyteorder(\"=\")) does");
+    }
     if (side->strided) {
         return mm_refuse_foreign(
             PyExc_ValueError, value,
@@ -171,15 +178,15 @@ check_foreign_side(PyObject *value, bool writable, const mm_foreign *side)
 }
 
 static int
-read_foreign_side(mm_state *state, PyObject *value, bool writable, other_side *o)
+read_foreign_side(const mm_buffer *b, PyObject *value, bool writable, other_side *o)
 {
     mm_foreign side;
 
-    if (mm_read_foreign(state, value, true, &side) < 0) {
+    if (mm_read_foreign(b->state, value, true, &side) < 0) {
         return -1;
     }
-    if (check_foreign_side(value, writable, &side) < 0
-        || mm_check_foreign_copied(state, &side) < 0) {
+    if (check_foreign_side(b, value, writable, &side) < 0
+        || mm_check_foreign_copied(b->state, &side) < 0) {
         Py_XDECREF(side.export);
         return -1;
     }
@@ -228,7 +235,7 @@ read_other_side(mm_buffer *b, PyObject *value, bool writable, other_side *o)
         o->range.size = other->size;
         o->device = other->memory->device;
         o->buffer = other;
-    } else if (read_foreign_side(b->state, value, writable, o) < 0) {
+    } else if (read_foreign_side(b, value, writable, o) < 0) {
         return -1;
     }
     if (check_sides(b, o->range) < 0) {
@@ -617,14 +624,15 @@ const char mm_copy_from_doc[] =
     "Copy the bytes of src into the buffer, in stream order.\n"
     "\n"
     "src is a ManagedBuffer, also of a pool or another device, or an object that shows its memory, as an\n"
-    "array of another library, a NumPy array or bytes do. It must be C-contiguous and of the\n"
-    "same size in bytes, and must not overlap the buffer unless both are the same range (else\n"
-    "ValueError). A copy from system memory, and from an array of numpy(copy=True), is complete when the\n"
-    "call returns; other sources must live until the stream has copied. The stream's device needs access\n"
-    "to pool memory on either side (else CUDAError). The default stream is that of the device that owns\n"
-    "the buffer, or the source, else of the current device. A copy from an array waits for the stream in\n"
-    "its interface. options must be None, because copies take none of cuda.core's hints (else\n"
-    "NotImplementedError). Raises RuntimeError when closed. Safe from every thread.\n"
+    "array of another library, a NumPy array or bytes do. It must be C-contiguous, of the same size in\n"
+    "bytes and, unless the dtype of the buffer has one byte, in the byte order of this machine, and must\n"
+    "not overlap the buffer unless both are the same range (else ValueError). A copy from system memory,\n"
+    "and from an array of numpy(copy=True), is complete when the call returns; other sources must live\n"
+    "until the stream has copied. The stream's device needs access to pool memory on either side (else\n"
+    "CUDAError). The default stream is that of the device that owns the buffer, or the source, else of\n"
+    "the current device. A copy from an array waits for the stream in its interface. options must be\n"
+    "None, because copies take none of cuda.core's hints (else NotImplementedError). Raises RuntimeError\n"
+    "when closed. Safe from every thread.\n"
     "Driver: cuMemcpyAsync, cuEventRecord, cuStreamWaitEvent.";
 
 const char mm_copy_to_doc[] =
