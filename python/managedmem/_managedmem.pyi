@@ -948,6 +948,7 @@ class PrefetchPlan:
     @overload
     def __getitem__(self, key: slice, /) -> PrefetchPlan: ...
     def __copy__(self) -> PrefetchPlan: ...
+    def __deepcopy__(self, memo: Any, /) -> PrefetchPlan: ...
 
 # --- working sets -------------------------------------------------------------------------
 
@@ -1088,7 +1089,7 @@ class Recorder:
 def advise(
     targets: _Target | Iterable[_Target],
     advice: _Advice | _BindingsAdvice,
-    location: _Location | Sequence[_Location] | None = None,
+    location: _Location | Iterable[_Location] | None = None,
     *,
     unsupported: Literal["raise"] = "raise",
 ) -> None: ...
@@ -1096,7 +1097,7 @@ def advise(
 def advise(
     targets: _Target | Iterable[_Target],
     advice: _Advice | _BindingsAdvice,
-    location: _Location | Sequence[_Location] | None = None,
+    location: _Location | Iterable[_Location] | None = None,
     *,
     unsupported: Literal["skip"],
 ) -> int: ...
@@ -1104,14 +1105,14 @@ def advise(
 def advise(
     targets: _Target | Iterable[_Target],
     advice: _Advice | _BindingsAdvice,
-    location: _Location | Sequence[_Location] | None = None,
+    location: _Location | Iterable[_Location] | None = None,
     *,
     unsupported: _Unsupported,
 ) -> int | None: ...
 @overload
 def prefetch(
     targets: _Target | Iterable[_Target],
-    location: _Location | Sequence[_Location],
+    location: _Location | Iterable[_Location],
     *,
     stream: _Stream | None = None,
     dispatch: _Dispatch = "auto",
@@ -1121,7 +1122,7 @@ def prefetch(
 @overload
 def prefetch(
     targets: _Target | Iterable[_Target],
-    location: _Location | Sequence[_Location],
+    location: _Location | Iterable[_Location],
     *,
     stream: _Stream | None = None,
     dispatch: _Dispatch = "auto",
@@ -1131,7 +1132,7 @@ def prefetch(
 @overload
 def prefetch(
     targets: _Target | Iterable[_Target],
-    location: _Location | Sequence[_Location],
+    location: _Location | Iterable[_Location],
     *,
     stream: _Stream | None = None,
     dispatch: _Dispatch = "auto",
@@ -1165,7 +1166,7 @@ def discard(
 @overload
 def discard_prefetch(
     targets: _Target | Iterable[_Target],
-    location: _Location | Sequence[_Location],
+    location: _Location | Iterable[_Location],
     *,
     stream: _Stream | None = None,
     dispatch: _Dispatch = "auto",
@@ -1175,7 +1176,7 @@ def discard_prefetch(
 @overload
 def discard_prefetch(
     targets: _Target | Iterable[_Target],
-    location: _Location | Sequence[_Location],
+    location: _Location | Iterable[_Location],
     *,
     stream: _Stream | None = None,
     dispatch: _Dispatch = "auto",
@@ -1185,7 +1186,7 @@ def discard_prefetch(
 @overload
 def discard_prefetch(
     targets: _Target | Iterable[_Target],
-    location: _Location | Sequence[_Location],
+    location: _Location | Iterable[_Location],
     *,
     stream: _Stream | None = None,
     dispatch: _Dispatch = "auto",

@@ -298,8 +298,7 @@ class TestFit:
         for bad in (Host(), None, True, "cuda:0"):
             with pytest.raises(TypeError, match="a Device or the ordinal of one is needed, got"):
                 PrefetchPlan.fit([buf], bad)
-        with pytest.raises(ValueError, match="targets is empty"):
-            PrefetchPlan.fit([], device0)
+        assert len(PrefetchPlan.fit([], device0)) == 0
         with pytest.raises(TypeError, match=r"targets\[1\]: a target must be"):
             PrefetchPlan.fit([buf, 3], device0)
 

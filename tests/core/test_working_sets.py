@@ -98,8 +98,11 @@ class TestArguments:
         assert len(working) == 0
 
     def test_no_targets(self, working):
-        with pytest.raises(ValueError, match="targets is empty"):
-            working.add([])
+        group = working.add([])
+        assert group.nbytes == 0
+        with group.use():
+            pass
+        working.remove(group)
 
     def test_memory_that_is_not_managed(self, working):
         with pytest.raises(ValueError, match="managed-memory allocation"):

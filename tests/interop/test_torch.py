@@ -352,8 +352,23 @@ class TestAdvise:
         marked = {name for name, p in model.named_parameters() if memory(p).read_mostly}
         assert marked == {"first.weight", "first.bias"}
 
-    def test_nothing_to_advise(self):
-        assert mt.advise(torch.nn.ReLU(), "set_read_mostly") == 0
+    @pytest.mark.parametrize(
+        "nothing", [[], (), {}, torch.nn.ReLU(), [torch.nn.ReLU(), {}]], ids=str
+    )
+    @pytest.mark.parametrize("unsupported", ["raise", "skip"])
+    def test_nothing_to_do(self, device0, nothing, unsupported):
+        """Not an error; the other arguments are checked."""
+        assert mt.advise(nothing, "set_read_mostly", unsupported=unsupported) == 0
+        assert mt.prefetch(nothing, device0, unsupported=unsupported) == 0
+        with pytest.raises(ValueError, match="no advice"):
+            mt.advise(nothing, "set_everything", unsupported=unsupported)
+        with pytest.raises(TypeError, match="a location must be"):
+            mt.prefetch(nothing, "cuda:0", unsupported=unsupported)
+
+    def test_a_generator_of_locations_is_not_one(self, managed, device0):
+        tensor = managed()
+        with pytest.raises(TypeError, match="one location for all tensors"):
+            mt.prefetch([tensor, tensor], iter([device0, device0]))
 
     def test_bad_advice_and_locations(self, managed, device0):
         tensor = managed()

@@ -5,7 +5,8 @@ Owns the two public functions, their result, and their default stream, torch's c
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 import torch
@@ -47,7 +48,9 @@ def current_stream(device: torch.device | None = None) -> torch.cuda.Stream | No
 
 
 def _check_location(location: object) -> None:
-    if isinstance(location, list | tuple):
+    # Ranges are sorted and merged, so that an order of locations would be lost. A proxy of a device
+    # counts as iterable.
+    if isinstance(location, Iterable) and not isinstance(location, (str, *weakref.ProxyTypes)):
         raise TypeError(f"location must be one location for all tensors, got {location!r}")
 
 
@@ -61,8 +64,7 @@ def _check_unsupported(value: object) -> bool:
 def _hint(found: Found, call: Callable[[list[ManagedBuffer]], object]) -> HintedBytes:
     """Act on all tensors as one batch."""
     ranges = ranges_of(found)
-    if ranges:
-        call(ranges)
+    call(ranges)  # checks the arguments also where there is nothing to do
     return HintedBytes(sum(buffer.size for buffer in ranges))
 
 
@@ -70,8 +72,7 @@ def _hint_or_skip(found: Found, call: Callable[[list[ManagedBuffer]], int | None
     """Act on the tensors that can take the hint; `call` counts the ranges that it passes over."""
     movable, _ = split_movable(found)
     ranges = ranges_of(movable)
-    # Arguments are checked also where nothing is left.
-    count = call(ranges or [ManagedBuffer.from_handle(0, 0)])
+    count = call(ranges)
     refused: list[ManagedBuffer] = []
     if count:
         # Giving a hint twice does no harm, and tells the ranges apart.

@@ -544,6 +544,8 @@ static PyMethodDef plan_methods[] = {
     {"clear", plan_clear, METH_NOARGS, plan_clear_doc},
     {"__copy__", plan_copy, METH_NOARGS,
      "__copy__($self, /)\n--\n\nA new plan with the same entries, over the same targets."},
+    {"__deepcopy__", plan_copy, METH_O,
+     "__deepcopy__($self, memo, /)\n--\n\nThe same as __copy__(): a plan owns no memory."},
     {NULL, NULL, 0, NULL},
 };
 

@@ -205,18 +205,12 @@ PyObject *
 mm_targets_tuple(mm_state *state, PyObject *value, bool *several)
 {
     int single = is_single_target(state, value);
-    PyObject *items;
 
     *several = !single;
     if (single < 0) {
         return NULL;
     }
-    items = single ? PyTuple_Pack(1, value) : PySequence_Tuple(value);
-    if (items != NULL && PyTuple_Size(items) == 0) {
-        PyErr_SetString(PyExc_ValueError, "targets is empty: pass at least one");
-        Py_CLEAR(items);
-    }
-    return items;
+    return single ? PyTuple_Pack(1, value) : PySequence_Tuple(value);
 }
 
 static int
@@ -280,6 +274,19 @@ mm_targets_read_or_skip(mm_state *state, PyObject *value, mm_operation op, bool 
     return 0;
 }
 
+/* True for locations in an order: a list, tuple, generator or other iterable that is no set. Locations
+ * themselves cannot be iterated over. */
+static bool
+is_location_list(mm_state *state, PyObject *value)
+{
+    if (value == NULL || PyList_Check(value) || PyTuple_Check(value)) {
+        return value != NULL;
+    }
+    return PyType_GetSlot(Py_TYPE(value), Py_tp_iter) != NULL && !PyAnySet_Check(value)
+           && !PyUnicode_Check(value) && !PyDict_Check(value) && !PyWeakref_CheckProxy(value)
+           && Py_TYPE(value) != state->accessed_by_type && Py_TYPE(value) != state->peers_type;
+}
+
 /* Replaces the TypeError for a list of locations with a single target, or for a set of them. */
 static void
 explain_location_list(const mm_targets *t, PyObject *value)
@@ -290,7 +297,7 @@ explain_location_list(const mm_targets *t, PyObject *value)
                      "location is a set, which has no order: pass one location, or a list or "
                      "tuple with one for each target, got %R",
                      value);
-    } else if (!t->several && value != NULL && (PyList_Check(value) || PyTuple_Check(value))) {
+    } else if (!t->several && is_location_list(t->state, value)) {
         PyErr_Clear(); /* TypeError: its message is about a single location */
         PyErr_Format(
             PyExc_TypeError,
@@ -300,11 +307,54 @@ explain_location_list(const mm_targets *t, PyObject *value)
     }
 }
 
+/* The first items of an iterable, at most that many. */
+static PyObject *
+tuple_of_first(PyObject *value, size_t most)
+{
+    PyObject *iterator = PyObject_GetIter(value), *list = iterator ? PyList_New(0) : NULL;
+    PyObject *item, *tuple = NULL;
+    int rc = list ? 0 : -1;
+
+    while (rc == 0 && (size_t)PyList_Size(list) < most && (item = PyIter_Next(iterator)) != NULL) {
+        rc = mm_append_item(list, item);
+    }
+    if (rc == 0 && !PyErr_Occurred()) {
+        tuple = PyList_AsTuple(list);
+    }
+    Py_XDECREF(iterator);
+    Py_XDECREF(list);
+    return tuple;
+}
+
+/* Takes at most one location more than there are targets from a generator, which may have no end. */
+static PyObject *
+tuple_of_locations(PyObject *value, size_t most)
+{
+    if (PyList_Check(value) || PyTuple_Check(value)) {
+        return PySequence_Tuple(value);
+    }
+    return tuple_of_first(value, most + 1);
+}
+
+static int
+refuse_location_count(const mm_targets *t, PyObject *locations, PyObject *value)
+{
+    bool cut = (size_t)PyTuple_Size(locations) > t->batch.count && !PyList_Check(value)
+               && !PyTuple_Check(value);
+
+    PyErr_Format(
+        PyExc_ValueError,
+        "location has length %zd%s, but there are %zu targets: pass one location for all, "
+        "or one for each",
+        PyTuple_Size(locations), cut ? " or more" : "", t->batch.count);
+    return -1;
+}
+
 int
 mm_targets_read_locations(mm_targets *t, PyObject *value)
 {
-    bool one_each = value != NULL && t->several && (PyList_Check(value) || PyTuple_Check(value));
-    PyObject *locations = one_each ? PySequence_Tuple(value) : NULL;
+    bool one_each = t->several && is_location_list(t->state, value);
+    PyObject *locations = one_each ? tuple_of_locations(value, t->batch.count) : NULL;
     CUmemLocation location = mm_host();
     int rc = 0;
 
@@ -318,11 +368,7 @@ mm_targets_read_locations(mm_targets *t, PyObject *value)
             explain_location_list(t, value);
         }
     } else if ((size_t)PyTuple_Size(locations) != t->batch.count) {
-        PyErr_Format(PyExc_ValueError,
-                     "location has length %zd, but there are %zu targets: pass one location for "
-                     "all, or one for each",
-                     PyTuple_Size(locations), t->batch.count);
-        rc = -1;
+        rc = refuse_location_count(t, locations, value);
     }
     for (size_t i = 0; rc == 0 && i < t->batch.count; i++) {
         if (one_each) {

@@ -34,7 +34,7 @@ int mm_targets_read(mm_state *state, PyObject *value, mm_operation op, mm_target
 int mm_targets_read_or_skip(mm_state *state, PyObject *value, mm_operation op, bool skips,
                             mm_targets *t);
 
-/* The targets as a tuple of at least one; *several is false for a target that is not in a
+/* The targets as a tuple; *several is false for a target that is not in a
  * sequence. */
 PyObject *mm_targets_tuple(mm_state *state, PyObject *value, bool *several);
 
@@ -52,7 +52,7 @@ int mm_target_read(mm_state *state, mm_driver *cu, PyObject *value, mm_operation
  * errors alone, because they have attributes. */
 void mm_name_item(const char *list, Py_ssize_t i);
 
-/* Reads one location for all targets, or a list or tuple with one for each. */
+/* Reads one location for all targets, or a list or other iterable with one for each. */
 int mm_targets_read_locations(mm_targets *t, PyObject *value);
 
 /* Enters the stream (NULL for none) and the targets. MM_REFUSED if one of them is closed; then
