@@ -40,8 +40,8 @@ class ProtocolStream:
 
 def foreign(module, name, **attributes):
     """An object whose class claims to come from that module of another library."""
-    cls = type(name, (types.SimpleNamespace,), {"__module__": module})
-    return cls(**attributes)
+    members = {"__module__": module, "__hash__": object.__hash__}
+    return type(name, (types.SimpleNamespace,), members)(**attributes)
 
 
 def torch_device(kind, index=None):

@@ -169,14 +169,58 @@ is_abc_set(PyObject *op)
     return answer;
 }
 
-/* An operand as a plain set or frozenset; a new reference. */
+/* The Device or Host that an item of an operand stands for; the item itself if it stands for none. */
 static PyObject *
-to_plain_set(PyObject *op)
+to_location(const set_object *s, PyObject *item)
 {
-    if (is_proxy(op)) {
-        return plain_set(op);
+    CUmemLocation location;
+
+    assert(!PyErr_Occurred());
+    if (s->kind->read_location(s->state, item, &location) == 0) {
+        return mm_location_object_new(s->state, location);
     }
-    return PyAnySet_Check(op) ? Py_NewRef(op) : PySet_New(op);
+    if (!PyErr_ExceptionMatches(PyExc_TypeError) && !PyErr_ExceptionMatches(PyExc_ValueError)) {
+        return NULL;
+    }
+    PyErr_Clear(); /* TypeError or ValueError: the item stands for no location */
+    return Py_NewRef(item);
+}
+
+/* A plain set of the items, in which the locations are Devices and Hosts. */
+static PyObject *
+set_of_items(const set_object *s, PyObject *items)
+{
+    PyObject *iterator = PyObject_GetIter(items), *set, *item;
+    int rc;
+
+    set = iterator ? PySet_New(NULL) : NULL;
+    rc = set ? 0 : -1;
+    while (rc == 0 && (item = PyIter_Next(iterator)) != NULL) {
+        PyObject *location = to_location(s, item);
+        rc = location ? PySet_Add(set, location) : -1;
+        Py_XDECREF(location);
+        Py_DECREF(item);
+    }
+    Py_XDECREF(iterator);
+    if (rc < 0 || PyErr_Occurred()) {
+        Py_CLEAR(set);
+    }
+    return set;
+}
+
+/* An operand as a plain set or frozenset. An object that names a member, such as an ordinal, becomes
+ * the member, so that it is one to every method and operator, as it is to `in`. */
+static PyObject *
+to_plain_set(const set_object *s, PyObject *op)
+{
+    PyObject *set = is_proxy(op) ? plain_set(op) : set_of_items(s, op), *frozen;
+
+    if (set == NULL || !PyFrozenSet_Check(op)) {
+        return set;
+    }
+    frozen = PyFrozenSet_New(set);
+    Py_DECREF(set);
+    return frozen;
 }
 
 /* --- reading ---------------------------------------------------------------------------- */
@@ -239,7 +283,7 @@ set_richcompare(PyObject *op, PyObject *other, int operation)
         return comparable < 0 ? NULL : Py_NewRef(Py_NotImplemented);
     }
     present = plain_set(op);
-    compared = present ? to_plain_set(other) : NULL;
+    compared = present ? to_plain_set(set_of(op), other) : NULL;
     if (compared != NULL) {
         answer = PyObject_RichCompare(present, compared, operation);
     }
@@ -248,18 +292,30 @@ set_richcompare(PyObject *op, PyObject *other, int operation)
     return answer;
 }
 
+static PyObject *
+to_plain_sets(const set_object *s, PyObject *operands)
+{
+    Py_ssize_t count = PyTuple_Size(operands);
+    PyObject *sets = PyTuple_New(count);
+
+    for (Py_ssize_t i = 0; sets != NULL && i < count; i++) {
+        if (mm_set_item(sets, i, to_plain_set(s, PyTuple_GetItem(operands, i))) < 0) {
+            Py_CLEAR(sets);
+        }
+    }
+    return sets;
+}
+
 /* Calls a method that only reads on a plain set of the present members. */
 static PyObject *
 call_plain_method(PyObject *op, PyObject *args, const char *method)
 {
-    PyObject *set = plain_set(op), *bound = NULL, *answer = NULL;
+    PyObject *operands = to_plain_sets(set_of(op), args);
+    PyObject *set = operands ? plain_set(op) : NULL;
+    PyObject *bound = set ? PyObject_GetAttrString(set, method) : NULL;
+    PyObject *answer = bound ? PyObject_Call(bound, operands, NULL) : NULL;
 
-    if (set != NULL) {
-        bound = PyObject_GetAttrString(set, method);
-    }
-    if (bound != NULL) {
-        answer = PyObject_Call(bound, args, NULL);
-    }
+    Py_XDECREF(operands);
     Py_XDECREF(set);
     Py_XDECREF(bound);
     return answer;
@@ -295,6 +351,7 @@ set_deepcopy(PyObject *op, PyObject *Py_UNUSED(memo))
 static PyObject *
 apply_operator(PyObject *left, PyObject *right, PyObject *(*number)(PyObject *, PyObject *))
 {
+    const set_object *s = set_of(is_proxy(left) ? left : right);
     PyObject *a, *b, *answer = NULL;
     int sets = is_abc_set(left);
 
@@ -302,8 +359,8 @@ apply_operator(PyObject *left, PyObject *right, PyObject *(*number)(PyObject *, 
     if (sets <= 0) {
         return sets < 0 ? NULL : Py_NewRef(Py_NotImplemented);
     }
-    a = to_plain_set(left);
-    b = a ? to_plain_set(right) : NULL;
+    a = to_plain_set(s, left);
+    b = a ? to_plain_set(s, right) : NULL;
     if (b != NULL) {
         answer = number(a, b);
     }

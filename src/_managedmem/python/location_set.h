@@ -23,6 +23,10 @@ typedef struct {
      * part can have one. */
     int (*remove_partial)(PyObject *owner, mm_location_set member);
 
+    /* Reads the location that a value stands for, member or not. TypeError or ValueError for a value
+     * that stands for none. */
+    int (*read_location)(mm_state *state, PyObject *value, CUmemLocation *location);
+
     /* Reads the member that a value stands for; 0 for one that is left out. TypeError or
      * ValueError for a value that cannot be a member. Unless strict, the value is only found or
      * removed and need not be checked fully. */

@@ -113,6 +113,7 @@ static const mm_set_kind accessed_by = {
     .read = read_accessed_by,
     .change = change_accessed_by,
     .remove_partial = remove_partial_accessed_by,
+    .read_location = mm_read_location,
     .read_member = read_accessed_by_member,
 };
 
@@ -147,8 +148,10 @@ PyDoc_STRVAR(
     "ascending, then Host(). A location that only a part of the pages has is not a member, but discard()\n"
     "removes it from all of them.\n"
     "\n"
+    "Devices and hosts of other libraries stand for Devices and Host(), to every method and operator.\n"
     "Methods that add raise TypeError for objects that are not locations and ValueError for NUMA hosts;\n"
-    "`in` and methods that remove accept any object. All raise RuntimeError when the buffer is closed.\n"
+    "`in`, operators and methods that remove accept any object. All raise RuntimeError when the buffer is\n"
+    "closed.\n"
     "Safe from every thread; of two threads that change one set at the same time, one may undo the\n"
     "other's change. Driver: cuMemRangeGetAttribute, cuMemAdvise.");
 

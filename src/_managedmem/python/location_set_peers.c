@@ -90,6 +90,15 @@ read_peer(mm_state *state, PyObject *owner, PyObject *value, bool strict, mm_loc
     return 0;
 }
 
+static int
+read_peer_location(mm_state *state, PyObject *value, CUmemLocation *location)
+{
+    int device, rc = mm_read_device(state, value, &device);
+
+    *location = mm_location(CU_MEM_LOCATION_TYPE_DEVICE, rc < 0 ? 0 : device);
+    return rc;
+}
+
 static const mm_set_kind peers = {
     .name = "PeerAccessibleBySetProxy",
     .owner_name = "DeviceMemoryResource",
@@ -97,6 +106,7 @@ static const mm_set_kind peers = {
     .raise_closed = raise_resource_closed,
     .read = read_peers,
     .change = change_peers,
+    .read_location = read_peer_location,
     .read_member = read_peer,
 };
 
@@ -134,11 +144,12 @@ PyDoc_STRVAR(
     "for much memory: change several devices at once. If the driver refuses, nothing has changed.\n"
     "Operators return plain sets. Iteration is over a snapshot, ascending.\n"
     "\n"
-    "Devices of other libraries and ordinals stand for Devices. The pool's own device always has access\n"
-    "and is never a member. Methods that add raise TypeError for objects that are not devices, and\n"
-    "ValueError for a device that does not exist or cannot reach the pool; `in` and methods that remove\n"
-    "accept any object. All raise RuntimeError when the resource is closed. Safe from every thread; of\n"
-    "two threads that change one set at the same time, one may undo the other's change.\n"
+    "Devices of other libraries and ordinals stand for Devices, to every method and operator. The pool's\n"
+    "own device always has access and is never a member. Methods that add raise TypeError for objects\n"
+    "that are not devices, and ValueError for a device that does not exist or cannot reach the pool; `in`,\n"
+    "operators and methods that remove accept any object. All raise RuntimeError when the resource is\n"
+    "closed. Safe from every thread; of two threads that change one set at the same time, one may undo the\n"
+    "other's change.\n"
     "Driver: cuMemPoolGetAccess, cuMemPoolSetAccess, cuDeviceCanAccessPeer.");
 
 int
