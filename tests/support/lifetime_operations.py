@@ -217,10 +217,12 @@ LIVES = {
                 managedmem.ExportError,
                 managedmem.IPCNotSupportedError,
                 managedmem.TraceUnavailableError,
+                managedmem.CUDAWarning,
                 managedmem.TraceBusyError,
             )
         ],
-        "CUDAError CUDAOutOfMemoryError DriverNotFoundError DriverTooOldError ExportError "
+        "CUDAError CUDAOutOfMemoryError CUDAWarning DriverNotFoundError DriverTooOldError "
+        "ExportError "
         "IPCNotSupportedError TraceBusyError TraceUnavailableError TraceUnavailableError.tried",
     ),
     "_register_preset": Operation(

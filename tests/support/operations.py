@@ -686,6 +686,7 @@ NO_DRIVER = {
     "PrefetchPlan.clear": lambda w: w.plan.clear(),
     "PrefetchPlan.__getitem__": lambda w: (w.plan[-1], w.plan[1:], w.plan[::-2]),
     "PrefetchPlan.__copy__": lambda w: copy.copy(w.plan),
+    "PrefetchPlan.__deepcopy__": lambda w: copy.deepcopy(w.plan),
     "Stream.__eq__": lambda w: w.stream == Stream.from_handle(w.stream.handle),
     "Stream.__hash__": lambda w: hash(w.stream),
     "Stream.handle": lambda w: w.stream.handle,

@@ -33,7 +33,7 @@ allocate_pages(mm_driver *cu, size_t size, CUdeviceptr *allocation, mm_status *s
     if (*allocation % page != 0) {
         CUdeviceptr unaligned = *allocation;
         int rc = allocate_managed(cu, size + page, allocation, st);
-        MM_IGNORE(cu->MemFree(unaligned)); /* the second allocation decides */
+        mm_leak_note(cu->MemFree(unaligned), "cuMemFree", size);
         if (rc < 0) {
             return -1;
         }
@@ -54,13 +54,6 @@ mm_allocate_pages(mm_driver *cu, size_t size, CUdeviceptr *allocation, mm_status
     rc = allocate_pages(cu, size, allocation, st);
     mm_scope_leave(&scope);
     return rc < 0 ? 0 : (*allocation + page - 1) / page * page;
-}
-
-bool
-mm_is_freed(CUresult code)
-{
-    return code == CUDA_SUCCESS || code == CUDA_ERROR_DEINITIALIZED
-           || code == CUDA_ERROR_CONTEXT_IS_DESTROYED;
 }
 
 /* Freeing needs no context. The capture mode is relaxed, because the garbage collector may free

@@ -3,14 +3,11 @@
 #define MM_ALLOCATION_H
 
 #include "../driver/context.h"
+#include "leaks.h"
 
 /* Allocates managed memory on pages of its own. Returns its first address, or 0 on failure.
  * *allocation is the address for mm_free. */
 CUdeviceptr mm_allocate_pages(mm_driver *cu, size_t size, CUdeviceptr *allocation, mm_status *st);
-
-/* True if the memory is free after this result: success, a driver that is shut down, or a
- * destroyed context. */
-bool mm_is_freed(CUresult code);
 
 /* Frees a managed allocation, also during a graph capture. */
 MM_NODISCARD int mm_free(mm_driver *cu, CUdeviceptr start, mm_status *st);

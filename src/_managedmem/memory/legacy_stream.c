@@ -42,7 +42,7 @@ mm_batch_stream_acquire(mm_driver *cu, CUstream requested, mm_batch_stream *out,
         return -1;
     }
     if (!atomic_compare_exchange_strong(&stand_in[device], &none, out->stream)) {
-        MM_IGNORE(cu->StreamDestroy(out->stream)); /* another thread's serves as well */
+        mm_leak_note(cu->StreamDestroy(out->stream), "cuStreamDestroy", 0); /* another's serves */
         out->stream = none;
     }
     return 0;
@@ -53,6 +53,6 @@ mm_batch_stream_release(mm_driver *cu, mm_batch_stream *s)
 {
     assert(!s->temporary || s->stream != NULL);
     if (s->temporary) {
-        MM_IGNORE(cu->StreamDestroy(s->stream)); /* the result of the batch call counts */
+        mm_leak_note(cu->StreamDestroy(s->stream), "cuStreamDestroy", 0);
     }
 }

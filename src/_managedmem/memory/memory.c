@@ -231,6 +231,22 @@ free_pool_block_late(mm_memory *m)
     mm_pool_free_late(block);
 }
 
+/* Memory of a context that was destroyed is gone, and the driver does not know its address. */
+static void
+note_leak(const mm_memory *m, const mm_status *st)
+{
+    mm_driver *cu = mm_driver_usable();
+    mm_pointer_attributes attributes;
+    mm_status ignored;
+    bool gone = cu != NULL && st->code == CUDA_ERROR_INVALID_VALUE
+                && mm_pointer_query(cu, m->start, &attributes, &ignored) == 0
+                && !attributes.managed && attributes.type == 0;
+
+    if (!gone) {
+        mm_leak_note_status(st, m->size);
+    }
+}
+
 static bool
 attempt_memory(mm_driver *cu, mm_late_free *entry, const mm_free_conditions *conditions)
 {
@@ -245,8 +261,11 @@ attempt_memory(mm_driver *cu, mm_late_free *entry, const mm_free_conditions *con
     }
     if (m->block != NULL) {
         free_pool_block_late(m);
-    } else if (free_owned(m, NULL, &st) < 0 && mm_can_free_late(&st)) {
-        return false;
+    } else if (free_owned(m, NULL, &st) < 0) {
+        if (mm_can_free_late(&st)) {
+            return false;
+        }
+        note_leak(m, &st);
     }
     mm_memory_release_reference(m);
     return true;
@@ -282,6 +301,8 @@ mm_memory_retire(mm_memory *m)
         attempt_late_frees(m);
     } else if (mm_can_free_late(&st)) {
         free_memory_late(m);
+    } else {
+        note_leak(m, &st);
     }
 }
 
@@ -355,10 +376,8 @@ unlock_order(mm_memory *m)
 static void
 release_order(const mm_block_order *order)
 {
-    mm_status ignored;
-
     if (order->shared != NULL) {
-        MM_IGNORE(mm_stream_release(order->shared, &ignored)); /* its close() reported failures */
+        mm_stream_drop(order->shared);
     }
 }
 

@@ -63,7 +63,7 @@ MM_NODISCARD bool mm_memory_release_hold(mm_memory *m);
 
 /* Closes memory without a hold: waits for calls under way, and frees owned memory. Call it without
  * the GIL if mm_memory_closing_blocks; else it does nothing. Inside a host function the memory is
- * freed later. Other errors are ignored, because the driver may be shut down. */
+ * freed later. Other failures are noted (leaks.h). */
 void mm_memory_retire(mm_memory *m);
 
 /* True if closing the memory can wait for calls or frees memory. */

@@ -1,8 +1,6 @@
 /* pool.c: driver pools: their life, their blocks, their attributes and their peers. */
 #include "pool.h"
 
-#include "allocation.h"
-
 #include <assert.h>
 #include <stdlib.h>
 #include <string.h>
@@ -71,8 +69,7 @@ mm_pool_create(mm_driver *cu, bool managed, CUmemLocation location, mm_status *s
     /* With the driver's threshold of 0, a pool releases its memory at every synchronization and
      * reserves it again at the next allocation. */
     if (mm_pool_set_attribute(cu, pool, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, UINT64_MAX, st) < 0) {
-        mm_status ignored;
-        MM_IGNORE(mm_pool_release(pool, &ignored)); /* the first failure is reported */
+        mm_pool_drop(pool);
         return NULL;
     }
     return pool;
@@ -100,6 +97,16 @@ mm_pool_release(mm_pool *pool, mm_status *st)
         return 0;
     }
     return mm_pool_retire(cu, &pool->driver_pool, st);
+}
+
+void
+mm_pool_drop(mm_pool *pool)
+{
+    mm_status st;
+
+    if (mm_pool_release(pool, &st) < 0) {
+        mm_leak_note_status(&st, 0);
+    }
 }
 
 /* --- blocks ----------------------------------------------------------------------------- */
@@ -201,11 +208,8 @@ is_still_allocated(const mm_status *st)
 static void
 free_block_struct(mm_pool_block *block)
 {
-    mm_status ignored;
-
     if (block->order.shared != NULL) {
-        /* The caller reports on the block, not on its stream. */
-        MM_IGNORE(mm_stream_release(block->order.shared, &ignored));
+        mm_stream_drop(block->order.shared);
     }
     free(block);
 }
@@ -251,9 +255,17 @@ free_block_if_possible(mm_driver *cu, mm_pool_block *block, const mm_free_condit
         }
         stream.handle = NULL;
     }
-    return is_order_capturing(cu, stream, &capturing, &st) == 0 && !capturing
-           && (mm_pool_free_address(cu, block->pool, block->start, stream, &st) == 0
-               || !is_still_allocated(&st));
+    if (is_order_capturing(cu, stream, &capturing, &st) < 0 || capturing) {
+        return false;
+    }
+    if (mm_pool_free_address(cu, block->pool, block->start, stream, &st) == 0) {
+        return true;
+    }
+    if (is_still_allocated(&st)) {
+        return false;
+    }
+    mm_leak_note_status(&st, block->size);
+    return true;
 }
 
 static bool
@@ -261,13 +273,12 @@ attempt_block(mm_driver *cu, mm_late_free *entry, const mm_free_conditions *cond
 {
     mm_pool_block *block = (mm_pool_block *)entry;
     mm_pool *pool = block->pool;
-    mm_status ignored;
 
     if (!free_block_if_possible(cu, block, conditions)) {
         return false;
     }
     free_block_struct(block);
-    MM_IGNORE(mm_pool_release(pool, &ignored)); /* a late free has no caller to report to */
+    mm_pool_drop(pool);
     return true;
 }
 
@@ -328,6 +339,7 @@ mm_pool_allocate(mm_driver *cu, mm_pool *pool, size_t size, CUstream stream, mm_
         return NULL;
     }
     block->pool = pool;
+    block->size = size;
     if (set_order(cu, pool, stream, &block->order, st) < 0
         || mm_pool_refuse_capture(cu, (mm_device_stream){stream, block->order.stream.device}, st)
                < 0) {
@@ -355,7 +367,7 @@ mm_pool_free(mm_pool_block *block, const CUstream *other, mm_status *st)
     mm_pool *pool = block->pool;
     mm_device_stream stream = block->order.stream;
     bool capturing = false;
-    int rc = 0, released;
+    int rc = 0;
     mm_status ignored;
 
     if (other != NULL) {
@@ -381,8 +393,11 @@ mm_pool_free(mm_pool_block *block, const CUstream *other, mm_status *st)
         return -1;
     }
     free_block_struct(block);
-    released = mm_pool_release(pool, rc < 0 ? &ignored : st);
-    return rc < 0 ? rc : released;
+    if (rc < 0) {
+        mm_pool_drop(pool);
+        return -1;
+    }
+    return mm_pool_release(pool, st);
 }
 
 /* --- attributes ------------------------------------------------------------------------- */

@@ -30,6 +30,7 @@ typedef struct {
 struct mm_pool_block {
     mm_late_free late;
     CUdeviceptr start;
+    size_t size;
     mm_pool *pool;
     mm_block_order order;
     uint64_t waited; /* bit n: device n has been idle since the free was deferred */
@@ -48,6 +49,9 @@ void mm_pool_retain(mm_pool *pool);
 /* Releases a reference. The last one retires the pool (retired_pool.h), which is destroyed once
  * its frees have run. */
 MM_NODISCARD int mm_pool_release(mm_pool *pool, mm_status *st);
+
+/* The same where no caller can raise: a failure is noted (leaks.h). */
+void mm_pool_drop(mm_pool *pool);
 
 /* Stores the id of the order's stream, if nothing keeps the stream. */
 void mm_block_order_identify(mm_driver *cu, mm_block_order *order);

@@ -112,7 +112,10 @@ free_idle_blocks(mm_driver *cu, size_t more, size_t keep)
         return;
     }
     if (enter_to_free(&scope, cu)) {
-        while (block != NULL && cu->MemFreeHost(block->bytes) != CUDA_ERROR_NOT_PERMITTED) {
+        CUresult code;
+        while (block != NULL
+               && (code = cu->MemFreeHost(block->bytes)) != CUDA_ERROR_NOT_PERMITTED) {
+            mm_leak_note(code, "cuMemFreeHost", block->capacity);
             free(block);
             block = take_out_idle_block(more, keep);
         }

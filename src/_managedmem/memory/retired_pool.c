@@ -2,8 +2,6 @@
  * blocks. */
 #include "retired_pool.h"
 
-#include "allocation.h"
-
 #include <assert.h>
 #include <stdlib.h>
 
@@ -75,10 +73,16 @@ destroy_pool(mm_driver *cu, mm_retired_pool *pool, CUresult *code, const char **
 static bool
 attempt_retired_pool(mm_driver *cu, mm_late_free *entry, const mm_free_conditions *conditions)
 {
-    const char *function;
+    const char *function = NULL;
     CUresult code;
 
-    return conditions->pools && destroy_pool(cu, (mm_retired_pool *)entry, &code, &function);
+    if (!conditions->pools || !destroy_pool(cu, (mm_retired_pool *)entry, &code, &function)) {
+        return false;
+    }
+    if (code != CUDA_SUCCESS && mm_leaked_thing(function) != NULL) {
+        mm_leak_note(code, function, 0);
+    }
+    return true;
 }
 
 int

@@ -107,11 +107,15 @@ attempt_stream(mm_driver *cu, mm_late_free *entry, const mm_free_conditions *con
 {
     mm_stream *stream = (mm_stream *)entry;
 
+    CUresult code;
+
     (void)conditions;
     assert(atomic_load(&stream->references) == 0);
-    if (destroy_unless_ended(cu, stream) == CUDA_ERROR_NOT_PERMITTED) {
+    code = destroy_unless_ended(cu, stream);
+    if (code == CUDA_ERROR_NOT_PERMITTED) {
         return false;
     }
+    mm_leak_note(code, "cuStreamDestroy", 0);
     free(stream);
     return true;
 }
@@ -136,6 +140,16 @@ mm_stream_release(mm_stream *stream, mm_status *st)
     }
     free(stream);
     return code == CUDA_SUCCESS ? 0 : mm_fail_call(st, "cuStreamDestroy", (int)code);
+}
+
+void
+mm_stream_drop(mm_stream *stream)
+{
+    mm_status st;
+
+    if (mm_stream_release(stream, &st) < 0) {
+        mm_leak_note_status(&st, 0);
+    }
 }
 
 /* --- waiting and capture ---------------------------------------------------------------- */
@@ -182,7 +196,6 @@ mm_stream_is_capturing(mm_driver *cu, CUstream stream, bool *capturing, mm_statu
 static mm_stream *
 next_in_list(mm_stream *previous)
 {
-    mm_status ignored;
     mm_stream *stream;
 
     (void)pthread_mutex_lock(&streams_mutex);
@@ -197,7 +210,7 @@ next_in_list(mm_stream *previous)
     }
     (void)pthread_mutex_unlock(&streams_mutex);
     if (previous != NULL) {
-        MM_IGNORE(mm_stream_release(previous, &ignored)); /* its owner has let go of it */
+        mm_stream_drop(previous);
     }
     return stream;
 }

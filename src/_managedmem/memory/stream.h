@@ -4,6 +4,7 @@
 
 #include "../driver/context.h"
 #include "late_frees.h"
+#include "leaks.h"
 
 /* The default stream that other blocking streams wait for; NULL is another handle for it. */
 static inline bool
@@ -45,6 +46,9 @@ void mm_stream_retain(mm_stream *stream);
 /* Releases a reference. The last one destroys the stream, later if the driver refuses inside a
  * host function. A forked child does not destroy its parent's streams. */
 MM_NODISCARD int mm_stream_release(mm_stream *stream, mm_status *st);
+
+/* The same where no caller can raise: a failure is noted (leaks.h). */
+void mm_stream_drop(mm_stream *stream);
 
 /* A non-blocking stream on the calling thread's device. */
 MM_NODISCARD int mm_stream_create(mm_driver *cu, CUstream *stream, mm_status *st);

@@ -6,6 +6,7 @@
 #include "buffer.h"
 #include "dlpack_abi.h"
 #include "interpreter.h"
+#include "leak_warnings.h"
 #include "stream_object.h"
 
 /* --- host views ------------------------------------------------------------------------- */
@@ -187,6 +188,7 @@ retire_memory(void *memory)
 {
     mm_memory_retire(memory);
     mm_memory_release_reference(memory);
+    mm_report_leaks_soon();
 }
 
 static void

@@ -4,6 +4,7 @@
 
 #include "buffer.h"
 #include "foreign_resource.h"
+#include "leak_warnings.h"
 
 /* --- references to other objects -------------------------------------------------------- */
 
@@ -121,6 +122,7 @@ release_hold(mm_buffer *b)
         Py_BEGIN_ALLOW_THREADS
         mm_memory_retire(b->memory);
         Py_END_ALLOW_THREADS
+        mm_report_leaks();
     }
     release_objects(b);
 }
@@ -157,6 +159,7 @@ buffer_dealloc(mm_buffer *b)
         mm_memory_release_reference(b->memory);
     } else {
         mm_buffer_release(b->memory);
+        mm_report_leaks();
     }
     Py_XDECREF(b->root);
     Py_XDECREF(b->owner);
@@ -269,6 +272,7 @@ close_own(mm_buffer *b, PyObject *stream)
     }
     mm_stream_leave(&use);
     Py_END_ALLOW_THREADS
+    mm_report_leaks();
     if (rc < 0) {
         (void)mm_raise(b->state, &st);
     }

@@ -1,6 +1,7 @@
 /* location_device.c: the type Device: one GPU of this system, by its ordinal. Devices are
  * interned, and their ordinals are below the driver's count. */
 #include "foreign_location.h"
+#include "leak_warnings.h"
 #include "location_object.h"
 
 #include "../memory/home.h"
@@ -102,6 +103,7 @@ run_on_device(PyObject *op, int (*action)(mm_driver *, int, mm_status *))
     Py_BEGIN_ALLOW_THREADS
     rc = action(cu, ordinal_of(op), &st);
     Py_END_ALLOW_THREADS
+    mm_report_leaks();
     return mm_none_or_raise(state, rc, &st);
 }
 

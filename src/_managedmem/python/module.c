@@ -8,6 +8,7 @@ module_exec(PyObject *module)
 {
     static int (*const parts[])(PyObject *, mm_state *) = {
         mm_errors_init,
+        mm_leak_warnings_init,
         mm_host_init,
         mm_device_init,
         mm_stream_init,

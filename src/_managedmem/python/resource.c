@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "stream_object.h"
+#include "leak_warnings.h"
 
 /* --- the warning of systems without concurrent access ------------------------------------ */
 
@@ -109,6 +110,7 @@ mm_resource_new(PyTypeObject *type, bool pooled, bool managed, CUmemLocation loc
         Py_BEGIN_ALLOW_THREADS
         pool = mm_pool_create(cu, managed, location, &st);
         Py_END_ALLOW_THREADS
+        mm_report_leaks();
         if (pool == NULL) {
             Py_DECREF(self);
             return mm_raise(state, &st);
@@ -135,13 +137,16 @@ close_resource(mm_resource *r, mm_status *st)
 void
 mm_resource_dealloc(PyObject *op)
 {
-    mm_status ignored;
+    mm_status st;
 
     PyObject_GC_UnTrack(op);
     PyObject_ClearWeakRefs(op);
     Py_BEGIN_ALLOW_THREADS
-    MM_IGNORE(close_resource(mm_resource_of(op), &ignored)); /* a deallocation cannot raise */
+    if (close_resource(mm_resource_of(op), &st) < 0) {
+        mm_leak_note_status(&st, 0); /* a deallocation cannot raise */
+    }
     Py_END_ALLOW_THREADS
+    mm_report_leaks();
     mm_free_object(op);
 }
 
@@ -220,6 +225,7 @@ allocate_unpooled(mm_state *state, PyObject *resource, size_t bytes, const mm_la
         memory = advise_new(cu, memory, policy, &st);
     }
     Py_END_ALLOW_THREADS
+    mm_report_leaks();
     return memory ? mm_buffer_new(state, state->buffer_type, memory, layout, NULL, resource)
                   : mm_raise(state, &st);
 }
@@ -248,6 +254,7 @@ allocate_pooled(mm_state *state, PyObject *resource, PyObject *stream, size_t by
     mm_stream_leave(&use);
     mm_resource_leave(resource);
     Py_END_ALLOW_THREADS
+    mm_report_leaks();
     if (memory == NULL) {
         return mm_raise(state, &st);
     }

@@ -1,4 +1,5 @@
 /* resource_attributes.c: the type PoolAttributes: the driver's attributes of a pool. */
+#include "leak_warnings.h"
 #include "resource.h"
 
 /* Keeps the pool, not the resource, because a pool outlives its closed resource. */
@@ -92,7 +93,6 @@ mm_resource_get_attributes(PyObject *op, void *Py_UNUSED(closure))
 {
     mm_pool *pool;
     PyObject *self;
-    mm_status ignored;
 
     if (mm_resource_check_pooled(op) < 0 || mm_resource_enter(op) == NULL) {
         return NULL;
@@ -104,7 +104,7 @@ mm_resource_get_attributes(PyObject *op, void *Py_UNUSED(closure))
     if (self != NULL) {
         ((attributes_object *)self)->pool = pool;
     } else {
-        MM_IGNORE(mm_pool_release(pool, &ignored)); /* an exception is set already */
+        mm_pool_drop(pool);
     }
     return self;
 }
@@ -112,12 +112,11 @@ mm_resource_get_attributes(PyObject *op, void *Py_UNUSED(closure))
 static void
 attributes_dealloc(PyObject *op)
 {
-    mm_status ignored;
-
     PyObject_GC_UnTrack(op);
     Py_BEGIN_ALLOW_THREADS
-    MM_IGNORE(mm_pool_release(pool_of(op), &ignored)); /* a deallocation cannot raise */
+    mm_pool_drop(pool_of(op));
     Py_END_ALLOW_THREADS
+    mm_report_leaks();
     mm_free_object(op);
 }
 

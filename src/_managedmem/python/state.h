@@ -38,6 +38,7 @@
     X(PyObject, ipc_error)                 \
     X(PyObject, trace_unavailable_error)   \
     X(PyObject, trace_busy_error)          \
+    X(PyObject, cuda_warning)              \
     X(PyObject, any_host)                  \
     X(PyObject, current_numa_host)         \
     X(PyObject, numa_hosts)                \
@@ -99,6 +100,7 @@ int mm_traverse_type(PyObject *op, visitproc visit, void *arg);
 
 /* Each part adds its types to the module: 0 or -1 with an exception. */
 int mm_errors_init(PyObject *module, mm_state *state);
+int mm_leak_warnings_init(PyObject *module, mm_state *state);
 int mm_host_init(PyObject *module, mm_state *state);
 int mm_device_init(PyObject *module, mm_state *state);
 int mm_stream_init(PyObject *module, mm_state *state);

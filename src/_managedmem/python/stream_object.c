@@ -4,6 +4,7 @@
 
 #include "../memory/retired_pool.h"
 #include "foreign_stream.h"
+#include "leak_warnings.h"
 
 typedef struct {
     PyObject_HEAD
@@ -109,10 +110,9 @@ PyObject *
 mm_stream_duplicate(mm_state *state, mm_stream *shared)
 {
     PyObject *self = new_stream(state->stream_type, shared->handle, shared);
-    mm_status ignored;
 
     if (self == NULL) {
-        MM_IGNORE(mm_stream_release(shared, &ignored)); /* an exception is set already */
+        mm_stream_drop(shared);
     }
     return self;
 }
@@ -141,7 +141,7 @@ stream_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     Py_BEGIN_ALLOW_THREADS
     shared = mm_stream_share(cu, handle, &st);
     if (shared == NULL) {
-        MM_IGNORE(cu->StreamDestroy(handle)); /* the first failure is reported */
+        mm_leak_note(cu->StreamDestroy(handle), "cuStreamDestroy", 0);
     }
     Py_END_ALLOW_THREADS
     if (shared == NULL) {
@@ -149,7 +149,7 @@ stream_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     }
     self = new_stream(type, handle, shared);
     if (self == NULL) {
-        MM_IGNORE(mm_stream_release(shared, &st)); /* an exception is set already */
+        mm_stream_drop(shared);
     }
     return self;
 }
@@ -180,13 +180,16 @@ close_stream(stream_object *s, mm_status *st)
 static void
 stream_dealloc(PyObject *op)
 {
-    mm_status ignored;
+    mm_status st;
 
     PyObject_GC_UnTrack(op);
     PyObject_ClearWeakRefs(op);
     Py_BEGIN_ALLOW_THREADS
-    MM_IGNORE(close_stream(stream_of(op), &ignored)); /* a deallocation cannot raise */
+    if (close_stream(stream_of(op), &st) < 0) {
+        mm_leak_note_status(&st, 0); /* a deallocation cannot raise */
+    }
     Py_END_ALLOW_THREADS
+    mm_report_leaks();
     mm_free_object(op);
 }
 
@@ -231,6 +234,7 @@ stream_sync(PyObject *op, PyObject *Py_UNUSED(none))
     mm_stream_leave(&use);
     mm_late_frees_attempt(cu, &(mm_free_conditions){.pools = true});
     Py_END_ALLOW_THREADS
+    mm_report_leaks();
     return mm_none_or_raise(state, rc, &st);
 }
 
