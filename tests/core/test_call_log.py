@@ -314,7 +314,6 @@ class TestBuffer:
         [
             lambda b: managedmem.prefetch([b, 7], Host()),
             lambda b: managedmem.prefetch([b, b], [Host()]),
-            lambda b: managedmem.prefetch([], Host()),
             lambda b: managedmem.advise([b, None], "set_read_mostly"),
             lambda b: managedmem.advise(b, "bogus"),
             lambda b: managedmem.advise(b, "set_accessed_by", Host(0)),
