@@ -25,9 +25,9 @@ use_layers(void *argument)
 
     for (int i = 0; i < TURNS; i++) {
         uint32_t group = (uint32_t)(i + number) % LAYERS;
-        CHECK_OK(mm_loader_acquire(u->l, group, i % 3 != 0, stream, &use, &own), &own);
+        CHECK_OK(mm_loader_acquire(u->l, nth_group(group), i % 3 != 0, stream, &use, &own), &own);
         (void)report_of(u->l);
-        CHECK_OK(mm_loader_release(u->l, group, stream, &own), &own);
+        CHECK_OK(mm_loader_release(u->l, nth_group(group), stream, &own), &own);
     }
     end_stream(stream);
     return NULL;
@@ -57,8 +57,9 @@ use_until_closed(void *argument)
     mm_status own;
     mm_working_use use;
 
-    for (uint32_t i = 0; mm_loader_acquire(l, i % LAYERS, i % 4 < 2, NULL, &use, &own) == 0; i++) {
-        CHECK_OK(mm_loader_release(l, i % LAYERS, NULL, &own), &own);
+    for (uint32_t i = 0;
+         mm_loader_acquire(l, nth_group(i % LAYERS), i % 4 < 2, NULL, &use, &own) == 0; i++) {
+        CHECK_OK(mm_loader_release(l, nth_group(i % LAYERS), NULL, &own), &own);
     }
     CHECK_EQUAL(own.kind, MM_REFUSED);
     return NULL;
@@ -109,7 +110,7 @@ a_use_waits_until_its_load_is_queued(void)
     CHECK(l != NULL);
     CHECK_EQUAL(add_layer(l, 0, MM_GROUP_READ), 0);
     CHECK_EQUAL(pthread_create(&opener, NULL, open_gate_later, NULL), 0);
-    CHECK_OK(mm_loader_acquire(l, 0, false, NULL, &use, &st), &st);
+    CHECK_OK(mm_loader_acquire(l, nth_group(0), false, NULL, &use, &st), &st);
     CHECK(atomic_load(&gate_is_open));
     CHECK_EQUAL(pthread_join(opener, NULL), 0);
     close_set(l);
@@ -155,13 +156,13 @@ loads_ahead_give_way_to_a_use(void)
     CHECK(l != NULL);
     for (int i = 0; i < 4; i++) {
         mm_working_range range = range_of_layer(i);
-        uint32_t group;
-        CHECK_OK(mm_loader_add(l, &range, 1, MM_GROUP_READ, true, &group, &st), &st);
+        (void)add_ranges(l, &range, 1, MM_GROUP_READ, true);
     }
-    CHECK_OK(mm_loader_give_order(l, (uint32_t[]){0, 1, 2, 3}, 4, &st), &st);
-    CHECK_OK(mm_loader_acquire(l, 0, false, NULL, &use, &st), &st);
+    CHECK_OK(mm_loader_give_order(l, (mm_group_id[]){{0, 0}, {1, 1}, {2, 2}, {3, 3}}, 4, &st),
+             &st);
+    CHECK_OK(mm_loader_acquire(l, nth_group(0), false, NULL, &use, &st), &st);
     wait_for_loads(l, 4);
-    CHECK_OK(mm_loader_release(l, 0, NULL, &st), &st);
+    CHECK_OK(mm_loader_release(l, nth_group(0), NULL, &st), &st);
     CHECK_EQUAL(atomic_load(&prefetches), 4);
     CHECK(atomic_load(&least_pause) >= 500000);
     close_set(l);
@@ -198,7 +199,7 @@ use_the_second_layer(void *l)
     mm_working_use use;
     mm_status own;
 
-    (void)!mm_loader_acquire(l, 1, false, NULL, &use, &own);
+    (void)!mm_loader_acquire(l, nth_group(1), false, NULL, &use, &own);
     return NULL;
 }
 
@@ -245,7 +246,7 @@ an_owner_ends_its_sets_only(void)
     mm_loaders_end(&world);
     mm_loaders_end(&world);
     CHECK(mm_loader_is_closed(ours) && !mm_loader_is_closed(theirs));
-    CHECK(mm_loader_acquire(ours, 0, false, NULL, &use, &st) < 0);
+    CHECK(mm_loader_acquire(ours, nth_group(0), false, NULL, &use, &st) < 0);
     CHECK_EQUAL(st.kind, MM_REFUSED);
     mm_loader_free(theirs);
     mm_loader_free(ours);
@@ -277,7 +278,7 @@ a_group_at_home_is_not_brought_there(void)
         l = new_set(SIZE);
         world.log_clear();
         range = range_of_layer(0);
-        CHECK_OK(mm_loader_add(l, &range, 1, MM_GROUP_READ, at_home, &group, &st), &st);
+        group = add_ranges(l, &range, 1, MM_GROUP_READ, at_home);
         use_group(l, group, NULL);
         use_group(l, add_layer(l, 1, MM_GROUP_READ), NULL);
         CHECK_EQUAL(count_prefetches_to_the_host(), at_home ? 1 : 2);
@@ -301,10 +302,10 @@ memory_that_was_closed_is_passed_over(void)
     make_layers();
     both[0] = range_of_layer(0);
     both[1] = range_of_layer(1);
-    CHECK_OK(mm_loader_add(l, both, 2, MM_GROUP_WRITE, false, &group, &st), &st);
+    group = add_ranges(l, both, 2, MM_GROUP_WRITE, false);
     use_group(l, group, NULL);
     CHECK_OK(mm_memory_close(layers[1], NULL, &first, &st), &st);
-    CHECK(mm_loader_acquire(l, group, false, NULL, &use, &st) < 0);
+    CHECK(mm_loader_acquire(l, nth_group(group), false, NULL, &use, &st) < 0);
     CHECK_EQUAL(st.kind, MM_REFUSED);
     for (int i = 2; i < LAYERS; i++) {
         use_group(l, add_layer(l, i, MM_GROUP_SCRATCH), NULL);
@@ -328,7 +329,7 @@ memory_of_others_may_be_freed(void)
     make_layers();
     CHECK_EQUAL(world.cu->MemAllocManaged(&freed, SIZE, CU_MEM_ATTACH_GLOBAL), CUDA_SUCCESS);
     range = (mm_working_range){.range = {freed, SIZE, freed}};
-    CHECK_OK(mm_loader_add(l, &range, 1, MM_GROUP_SCRATCH, false, &group, &st), &st);
+    group = add_ranges(l, &range, 1, MM_GROUP_SCRATCH, false);
     use_group(l, group, NULL);
     CHECK_EQUAL(world.cu->MemFree(freed), CUDA_SUCCESS);
     use_group(l, group, NULL);
@@ -360,7 +361,7 @@ a_discard_spares_the_bytes_between(void)
         parts[i].range.size = ends[i] - starts[i];
         parts[i].target = i;
     }
-    CHECK_OK(mm_loader_add(l, parts, 3, MM_GROUP_SCRATCH, false, &scratch, &st), &st);
+    scratch = add_ranges(l, parts, 3, MM_GROUP_SCRATCH, false);
     other = add_layer(l, 1, MM_GROUP_WRITE);
     for (int i = 0; i < 4; i++) {
         use_group(l, scratch, NULL);
@@ -405,28 +406,28 @@ a_group_is_removed_from_a_set_that_goes_on(void)
     for (uint32_t i = 0; i < 3 * LAYERS; i++) {
         use_group(l, i % LAYERS, stream);
     }
-    CHECK_OK(mm_loader_acquire(l, 2, false, stream, &use, &st), &st);
-    CHECK(mm_loader_remove(l, 2, &st) < 0);
+    CHECK_OK(mm_loader_acquire(l, nth_group(2), false, stream, &use, &st), &st);
+    CHECK(mm_loader_remove(l, nth_group(2), &st) < 0);
     CHECK_EQUAL(st.kind, MM_REFUSED);
     CHECK(strstr(st.detail, "group 2 is acquired") != NULL);
-    CHECK_OK(mm_loader_release(l, 2, stream, &st), &st);
-    CHECK_OK(mm_loader_remove(l, 2, &st), &st);
+    CHECK_OK(mm_loader_release(l, nth_group(2), stream, &st), &st);
+    CHECK_OK(mm_loader_remove(l, nth_group(2), &st), &st);
     check_restored(2);
     CHECK_OK(mm_memory_close(layers[2], NULL, &first, &st), &st);
-    mm_loader_read_group(l, 2, &group);
+    mm_loader_read_group(l, nth_group(2), &group);
     CHECK(group.removed && !group.resident);
-    CHECK(mm_loader_remove(l, 2, &st) < 0);
-    CHECK(mm_loader_acquire(l, 2, false, stream, &use, &st) < 0);
+    CHECK(mm_loader_remove(l, nth_group(2), &st) < 0);
+    CHECK(mm_loader_acquire(l, nth_group(2), false, stream, &use, &st) < 0);
     CHECK_EQUAL(st.kind, MM_REFUSED);
     CHECK(strstr(st.detail, "group 2 was removed") != NULL);
-    CHECK(mm_loader_release(l, 2, stream, &st) < 0);
+    CHECK(mm_loader_release(l, nth_group(2), stream, &st) < 0);
     CHECK_EQUAL(report_of(l).groups, LAYERS - 1);
     for (uint32_t i = 0; i < 3 * LAYERS; i++) {
         if (i % LAYERS != 2) {
             use_group(l, i % LAYERS, stream);
         }
     }
-    CHECK_OK(mm_loader_remove(l, 3, &st), &st);
+    CHECK_OK(mm_loader_remove(l, nth_group(3), &st), &st);
     CHECK_EQUAL(add_layer(l, 3, MM_GROUP_SCRATCH), LAYERS); /* with the event of another one */
     CHECK(report_of(l).physical <= 2 * SIZE);
     CHECK_EQUAL(report_of(l).failures, 0);
@@ -448,9 +449,9 @@ remove_or_use(void *argument)
     for (int i = 0; i < TURNS; i++) {
         uint32_t group = (uint32_t)(i + number) % LAYERS;
         if (i % 20 == 19) {
-            (void)!mm_loader_remove(u->l, group, &own);
-        } else if (mm_loader_acquire(u->l, group, false, stream, &use, &own) == 0) {
-            CHECK_OK(mm_loader_release(u->l, group, stream, &own), &own);
+            (void)!mm_loader_remove(u->l, nth_group(group), &own);
+        } else if (mm_loader_acquire(u->l, nth_group(group), false, stream, &use, &own) == 0) {
+            CHECK_OK(mm_loader_release(u->l, nth_group(group), stream, &own), &own);
         } else {
             CHECK_EQUAL(own.kind, MM_REFUSED);
         }
@@ -471,7 +472,7 @@ threads_remove_groups_of_one_set(void)
         CHECK(report_of(u.l).groups < LAYERS);
         for (uint32_t i = 0; i < LAYERS; i++) {
             mm_loader_group_report group;
-            mm_loader_read_group(u.l, i, &group);
+            mm_loader_read_group(u.l, nth_group(i), &group);
             CHECK(!group.removed || !group.resident);
         }
         close_set(u.l);
@@ -493,7 +494,7 @@ close_or_remove(void *argument)
         return NULL;
     }
     for (uint32_t i = 0; i < LAYERS; i++) {
-        if (mm_loader_remove(argument, i, &own) < 0) {
+        if (mm_loader_remove(argument, nth_group(i), &own) < 0) {
             CHECK_EQUAL(own.kind, MM_REFUSED);
         }
     }
@@ -524,7 +525,7 @@ remove_the_first_layer(void *l)
 {
     mm_status own;
 
-    if (mm_loader_remove(l, 0, &own) < 0) {
+    if (mm_loader_remove(l, nth_group(0), &own) < 0) {
         CHECK_EQUAL(own.kind, MM_REFUSED); /* the set was closed before */
     }
     return NULL;
@@ -554,7 +555,7 @@ a_set_is_closed_beside_a_removal_that_waits(void)
     CHECK_OK(mm_loader_close(l, &st), &st);
     CHECK_EQUAL(pthread_join(remover, NULL), 0);
     CHECK(atomic_load(&queries_left) > 0);
-    CHECK(mm_loader_acquire(l, 0, false, NULL, &use, &st) < 0);
+    CHECK(mm_loader_acquire(l, nth_group(0), false, NULL, &use, &st) < 0);
     check_restored(0);
     mm_loader_free(l);
     free_layers();
@@ -572,12 +573,12 @@ advice_that_is_not_restored_is_tried_again(void)
         l = set_of_layers(2 * SIZE);
         use_group(l, 1, NULL);
         world.fail("cuMemRangeGetAttributes", 1, CUDA_ERROR_UNKNOWN, 0);
-        CHECK(mm_loader_remove(l, 1, &st) < 0);
+        CHECK(mm_loader_remove(l, nth_group(1), &st) < 0);
         CHECK_EQUAL(st.kind, MM_DRIVER_CALL);
-        CHECK(mm_loader_acquire(l, 1, false, NULL, &use, &st) < 0);
+        CHECK(mm_loader_acquire(l, nth_group(1), false, NULL, &use, &st) < 0);
         world.fail_clear();
         if (attempt == 0) {
-            CHECK_OK(mm_loader_remove(l, 1, &st), &st);
+            CHECK_OK(mm_loader_remove(l, nth_group(1), &st), &st);
             check_restored(1);
         }
         close_set(l);
@@ -598,7 +599,7 @@ a_removal_without_memory_changes_nothing(void)
     use_group(l, 1, NULL);
     for (nth = 1; rc < 0; nth++) {
         fail_allocation(nth);
-        rc = mm_loader_remove(l, 1, &st);
+        rc = mm_loader_remove(l, nth_group(1), &st);
         fail_allocation(0);
         CHECK(rc == 0 || st.kind == MM_NO_MEMORY);
     }

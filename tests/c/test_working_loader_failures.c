@@ -102,12 +102,12 @@ write_and_check(mm_loader *l, uint32_t group, int layer, CUstream stream)
     unsigned char *bytes = (unsigned char *)(uintptr_t)layers[layer]->start;
     mm_working_use use;
 
-    CHECK_OK(mm_loader_acquire(l, group, false, stream, &use, &st), &st);
+    CHECK_OK(mm_loader_acquire(l, nth_group(group), false, stream, &use, &st), &st);
     CHECK_EQUAL(world.cu->StreamSynchronize(stream), CUDA_SUCCESS);
     memset(bytes, layer + 1, SIZE);
     CHECK_OK(mm_device_synchronize(world.cu, 0, &st), &st);
     CHECK_EQUAL(bytes[0], layer + 1);
-    CHECK_OK(mm_loader_release(l, group, stream, &st), &st);
+    CHECK_OK(mm_loader_release(l, nth_group(group), stream, &st), &st);
 }
 
 /* A load that is refused, because other memory did not leave, makes its use wait for the earlier
@@ -130,7 +130,7 @@ a_refused_load_follows_the_discard(void)
               stream); /* loads the first layer ahead, then the second one in place of this */
     CHECK_EQUAL(report_of(l).decided.drops, 1);
     atomic_store(&refuses_advice, true); /* nothing can be dropped: the second layer is held */
-    CHECK_OK(mm_loader_acquire(l, 1, false, other, &use, &st), &st);
+    CHECK_OK(mm_loader_acquire(l, nth_group(1), false, other, &use, &st), &st);
     CHECK_EQUAL(pthread_create(&opener, NULL, open_gate_later, NULL), 0);
     write_and_check(l, 2, 2, stream);
     CHECK(report_of(l).failures > 0);
@@ -162,12 +162,13 @@ a_failed_load_is_taken_away_behind_its_part(void)
     slow.MemPrefetchAsync = prefetch_home_at_once;
     both[0] = range_of_layer(0);
     both[1] = range_of_layer(2);
-    CHECK_OK(mm_loader_add(l, both, 2, MM_GROUP_WRITE, false, &group, &st), &st);
+    group = add_ranges(l, both, 2, MM_GROUP_WRITE, false);
     use_group(l, group, stream);
     other = add_layer(l, 1, MM_GROUP_READ);
-    CHECK_OK(mm_loader_acquire(l, other, false, stream, &use, &st), &st); /* in place of both */
+    CHECK_OK(mm_loader_acquire(l, nth_group(other), false, stream, &use, &st),
+             &st); /* in place of both */
     world.fail("cuMemPrefetchAsync", 2, CUDA_ERROR_UNKNOWN, 0);
-    CHECK_OK(mm_loader_release(l, other, stream, &st), &st); /* loads both ahead */
+    CHECK_OK(mm_loader_release(l, nth_group(other), stream, &st), &st); /* loads both ahead */
     wait_for_loads(l, 3);
     CHECK_EQUAL(world.fail_fired(), 1);
     world.fail_clear();
@@ -196,7 +197,7 @@ a_use_follows_a_discard_that_nobody_can_ask_for(void)
     (void)add_layer(l, 0, MM_GROUP_SCRATCH);
     (void)add_layer(l, 1, MM_GROUP_READ);
     use_group(l, 0, stream);
-    CHECK_OK(mm_loader_acquire(l, 1, false, other, &use, &st),
+    CHECK_OK(mm_loader_acquire(l, nth_group(1), false, other, &use, &st),
              &st); /* in place of the scratch memory */
     wait_for_loads(l, 2);
     atomic_store(&refuses_scopes, true);
@@ -247,7 +248,7 @@ a_query_that_fails_once_ends_no_use(void)
     (void)add_layer(l, 1, MM_GROUP_READ);
     use_group(l, 0, stream);
     CHECK_EQUAL(pthread_create(&opener, NULL, open_gate_later, NULL), 0);
-    CHECK_OK(mm_loader_acquire(l, 1, false, NULL, &use, &st),
+    CHECK_OK(mm_loader_acquire(l, nth_group(1), false, NULL, &use, &st),
              &st); /* in place of the scratch memory */
     CHECK(atomic_load(&gate_is_open) && atomic_load(&query_has_failed));
     CHECK_EQUAL(pthread_join(opener, NULL), 0);
@@ -269,9 +270,9 @@ an_end_that_is_not_recorded_keeps_contents(void)
     make_layers();
     l = new_set(SIZE);
     scratch = add_layer(l, 0, MM_GROUP_SCRATCH);
-    CHECK_OK(mm_loader_acquire(l, scratch, false, NULL, &use, &st), &st);
+    CHECK_OK(mm_loader_acquire(l, nth_group(scratch), false, NULL, &use, &st), &st);
     world.fail("cuEventRecord", 1, CUDA_ERROR_UNKNOWN, 0);
-    CHECK(mm_loader_release(l, scratch, NULL, &st) < 0);
+    CHECK(mm_loader_release(l, nth_group(scratch), NULL, &st) < 0);
     world.fail_clear();
     use_group(l, add_layer(l, 1, MM_GROUP_READ), NULL);
     CHECK_OK(mm_device_synchronize(world.cu, 0, &st), &st);
@@ -312,12 +313,13 @@ a_group_that_was_never_home_is_not_loaded(void)
         world.fail("cuMemPrefetchAsync", nth, CUDA_ERROR_UNKNOWN, 0);
     }
     group = add_layer(l, 0, MM_GROUP_READ);
-    CHECK_OK(mm_loader_acquire(l, group, false, stream, &use, &st), &st);
+    CHECK_OK(mm_loader_acquire(l, nth_group(group), false, stream, &use, &st), &st);
     CHECK_OK(mm_stream_synchronize(world.cu, (mm_device_stream){stream, MM_ANY_DEVICE}, &st), &st);
     CHECK_EQUAL(report_of(l).bytes_loaded, 0);
     CHECK_EQUAL(report_of(l).failures, 5);
     world.fail_clear();
-    CHECK_OK(mm_loader_release(l, group, stream, &st), &st); /* looks ahead, and so may load it */
+    CHECK_OK(mm_loader_release(l, nth_group(group), stream, &st),
+             &st); /* looks ahead, and so may load it */
     use_group(l, group, stream);
     end_stream(stream);
     CHECK_EQUAL(report_of(l).bytes_loaded, SIZE);
@@ -344,7 +346,7 @@ a_group_that_cannot_be_added_leaves_nothing(void)
 {
     mm_loader *l;
     mm_working_range range;
-    uint32_t group;
+    mm_group_id group;
     long nth = 0;
     int rc = -1;
 
@@ -377,15 +379,15 @@ a_use_in_a_capture_is_refused(void)
 
     make_layers();
     l = set_of_layers(SIZE);
-    CHECK_OK(mm_loader_acquire(l, 0, false, stream, &use, &st), &st);
+    CHECK_OK(mm_loader_acquire(l, nth_group(0), false, stream, &use, &st), &st);
     CHECK_EQUAL(world.begin_capture(stream, CU_STREAM_CAPTURE_MODE_RELAXED), CUDA_SUCCESS);
-    CHECK(mm_loader_acquire(l, 1, false, stream, &use, &st) < 0);
+    CHECK(mm_loader_acquire(l, nth_group(1), false, stream, &use, &st) < 0);
     CHECK_EQUAL(st.kind, MM_CAPTURING);
-    CHECK(mm_loader_release(l, 0, stream, &st) < 0);
+    CHECK(mm_loader_release(l, nth_group(0), stream, &st) < 0);
     CHECK_EQUAL(st.kind, MM_CAPTURING);
     CHECK_EQUAL(world.end_capture(stream, &graph), CUDA_SUCCESS);
     CHECK_EQUAL(world.destroy_graph(graph), CUDA_SUCCESS);
-    CHECK_OK(mm_loader_release(l, 0, stream, &st), &st);
+    CHECK_OK(mm_loader_release(l, nth_group(0), stream, &st), &st);
     end_stream(stream);
     close_set(l);
     free_layers();

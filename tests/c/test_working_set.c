@@ -6,7 +6,7 @@
 #include "failing_allocations.h"
 #include "working_model.h"
 
-enum { GROUPS = 24, ROUNDS = 3000 };
+enum { GROUPS = 24, MOST_LIVING = 8, ROUNDS = 3000 };
 
 /* --- random uses -------------------------------------------------------------------------- */
 
@@ -47,7 +47,7 @@ random_rounds_with_groups_that_come_and_go(void)
         begin_model(100 + random_below(1500), 4, false);
         for (uint32_t i = 0; i < ROUNDS; i++) {
             uint32_t group =
-                run % 2 == 0 ? i / 3 % model.set.count : random_below(model.set.count);
+                run % 2 == 0 ? i / 3 % model.set.order.count : random_below(model.set.order.count);
             mm_status st;
             if (model.held_count == MOST_HELD || (model.held_count > 0 && random_below(2) == 0)) {
                 release(random_below((uint32_t)model.held_count));
@@ -58,7 +58,7 @@ random_rounds_with_groups_that_come_and_go(void)
                 remove_group(group);
                 check_predictions();
             }
-            if (model.set.count < GROUPS && random_below(200) == 0) {
+            if (model.set.order.live < MOST_LIVING && random_below(60) == 0) {
                 CHECK_OK(mm_working_set_add(&model.set, 1 + random_below(200), MM_GROUP_WRITE,
                                             false, &st),
                          &st);
@@ -411,13 +411,14 @@ static void
 a_removed_group_leaves_its_room(void)
 {
     uint64_t ticket;
+    uint32_t group;
     mm_status st;
 
     seed = 1;
     begin_model(250, 3, true);
     use_loop(3, 3);
     remove_group(0);
-    CHECK_EQUAL(model.set.live, 2);
+    CHECK_EQUAL(model.set.order.live, 2);
     use(1);
     use(2);
     CHECK_EQUAL(model.set.reserved, 200);
@@ -431,8 +432,9 @@ a_removed_group_leaves_its_room(void)
     CHECK_EQUAL(model.set.reserved, 0);
     run_all();
     CHECK_OK(mm_working_set_add(&model.set, 100, MM_GROUP_WRITE, false, &st), &st);
-    CHECK_EQUAL(mm_working_set_acquire(&model.set, 3, false, &ticket), MM_USE_LOADED);
-    mm_working_set_release(&model.set, 3, NULL);
+    group = model.set.order.newest;
+    CHECK_EQUAL(mm_working_set_acquire(&model.set, group, false, &ticket), MM_USE_LOADED);
+    mm_working_set_release(&model.set, group, NULL);
     run_all();
     end_model();
 }
@@ -578,6 +580,91 @@ a_lost_load_is_tried_again(void)
     end_model();
 }
 
+/* --- groups that come and go --------------------------------------------------------------- */
+
+static uint32_t
+add_written(void)
+{
+    mm_status st;
+
+    CHECK_OK(mm_working_set_add(&model.set, 100, MM_GROUP_WRITE, false, &st), &st);
+    return model.set.order.newest;
+}
+
+static void
+removed_groups_leave_nothing(void)
+{
+    long bytes = 0;
+
+    seed = 1;
+    begin_model(250, 3, true);
+    for (uint32_t i = 0; i < 5000; i++) {
+        uint32_t group = add_written();
+        CHECK(group <= 3);
+        use(i % 3);
+        use(group);
+        use_to(group, true);
+        remove_group(group);
+        run_all();
+        model.streams[0].queued = model.streams[0].done = model.events = 0; /* for later ones */
+        memset(model.ended, 0, 3 * sizeof *model.ended);
+        bytes = i == 100 ? live_bytes() : bytes;
+        CHECK(i < 100 || live_bytes() < bytes + 4096); /* besides ends of uses, of this model */
+    }
+    CHECK_EQUAL(model.set.order.count, 4);
+    CHECK_EQUAL(model.set.order.pair_mask + 1, 64);
+    end_model();
+}
+
+/* What a removal and a load look through gets smaller with the set, whichever groups are left. */
+static void
+a_set_that_was_large_is_a_small_one(void)
+{
+    seed = 1;
+    begin_model(250, MOST_GROUPS, true);
+    use_loop(MOST_GROUPS, 1);
+    CHECK(model.set.order.pair_mask + 1 >= 8 * MOST_GROUPS);
+    for (uint32_t i = 0; i < MOST_GROUPS - 3; i++) {
+        remove_group(i);
+    }
+    run_all();
+    CHECK(model.set.order.pair_mask + 1 <= 4 * 64);
+    CHECK_EQUAL(model.set.order.oldest, MOST_GROUPS - 3);
+    CHECK_EQUAL(model.set.order.newest, MOST_GROUPS - 1);
+    for (uint32_t i = 0; i < 300; i++) {
+        CHECK(add_written() < MOST_GROUPS);
+    }
+    CHECK_EQUAL(model.set.order.count, MOST_GROUPS);
+    check_predictions();
+    run_all();
+    end_model();
+}
+
+/* The group that is expected behind one that never had a follower is the one that was added next, also
+ * where it has the number of an earlier group. */
+static void
+expectations_follow_the_order_of_adding(void)
+{
+    mm_order_walk walk;
+    bool reads;
+
+    seed = 1;
+    begin_model(100, 4, true);
+    use(3);
+    remove_group(1);
+    remove_group(0);
+    run_all();
+    CHECK_EQUAL(add_written(), 0); /* the number that was vacated last */
+    CHECK_EQUAL(add_written(), 1);
+    walk = mm_working_order_walk(&model.set.order);
+    for (uint32_t i = 0; i < 8; i++) {
+        static const uint32_t next[] = {0, 1, 2, 3};
+        CHECK_EQUAL(mm_order_walk_next(&model.set.order, &walk, &reads), next[i % 4]);
+    }
+    run_all();
+    end_model();
+}
+
 /* --- memory ------------------------------------------------------------------------------- */
 
 /* Without memory for commands a group is used where it is, and without memory for what was learned
@@ -596,12 +683,13 @@ every_allocation_may_fail(void)
             failed = mm_working_set_add(&model.set, 100, MM_GROUP_WRITE, false, &st) < 0;
             CHECK(!failed || st.kind == MM_NO_MEMORY);
         }
-        for (uint32_t i = 0; i < 3 * model.set.count; i++) {
-            (void)mm_working_set_acquire(&model.set, i % model.set.count, i % 5 < 2, &ticket);
-            mm_working_set_release(&model.set, i % model.set.count, NULL);
+        for (uint32_t i = 0; i < 3 * model.set.order.count; i++) {
+            (void)mm_working_set_acquire(&model.set, i % model.set.order.count, i % 5 < 2,
+                                         &ticket);
+            mm_working_set_release(&model.set, i % model.set.order.count, NULL);
             check_accounts();
         }
-        if (model.set.count > 0) {
+        if (model.set.order.count > 0) {
             static const uint32_t round[] = {0};
             failed = mm_working_order_give(&model.set.order, round, 1, &st) < 0;
             CHECK(!failed || st.kind == MM_NO_MEMORY);
@@ -637,6 +725,9 @@ main(void)
         CHECK_TEST(a_group_at_home_is_not_brought_there),
         CHECK_TEST(a_group_larger_than_the_budget_stays_at_home),
         CHECK_TEST(a_lost_load_is_tried_again),
+        CHECK_TEST(removed_groups_leave_nothing),
+        CHECK_TEST(a_set_that_was_large_is_a_small_one),
+        CHECK_TEST(expectations_follow_the_order_of_adding),
         CHECK_TEST(every_allocation_may_fail),
     };
 

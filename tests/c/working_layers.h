@@ -51,14 +51,30 @@ new_set(size_t budget)
     return l;
 }
 
+/* The nth group, counted from 0, of a set that has not added one after a removal. */
+static inline mm_group_id
+nth_group(uint32_t n)
+{
+    return (mm_group_id){n, n};
+}
+
+/* Returns the number of the group, which nth_group takes until one is added after a removal. */
+static inline uint32_t
+add_ranges(mm_loader *l, const mm_working_range *ranges, size_t count, mm_group_access access,
+           bool at_home)
+{
+    mm_group_id group = {.place = MM_NO_GROUP};
+
+    CHECK_OK(mm_loader_add(l, ranges, count, access, at_home, &group, &st), &st);
+    return (uint32_t)group.number;
+}
+
 static inline uint32_t
 add_layer(mm_loader *l, int i, mm_group_access access)
 {
     mm_working_range range = range_of_layer(i);
-    uint32_t group = MM_NO_GROUP;
 
-    CHECK_OK(mm_loader_add(l, &range, 1, access, false, &group, &st), &st);
-    return group;
+    return add_ranges(l, &range, 1, access, false);
 }
 
 static inline mm_loader *
@@ -93,8 +109,8 @@ use_group(mm_loader *l, uint32_t group, CUstream stream)
 {
     mm_working_use use;
 
-    CHECK_OK(mm_loader_acquire(l, group, false, stream, &use, &st), &st);
-    CHECK_OK(mm_loader_release(l, group, stream, &st), &st);
+    CHECK_OK(mm_loader_acquire(l, nth_group(group), false, stream, &use, &st), &st);
+    CHECK_OK(mm_loader_release(l, nth_group(group), stream, &st), &st);
 }
 
 static inline mm_loader_report

@@ -95,7 +95,7 @@ end_model(void)
     while (mm_working_set_take(&model.set, &command)) {
         free_releases(command.releases);
     }
-    for (uint32_t i = 0; i < model.set.count; i++) {
+    for (uint32_t i = 0; i < model.set.order.count; i++) {
         free_releases(model.set.groups[i].releases);
     }
     mm_working_set_free(&model.set);
@@ -107,7 +107,7 @@ check_accounts(void)
     size_t reserved = 0;
     uint32_t present = 0;
 
-    for (uint32_t i = 0; i < model.set.count; i++) {
+    for (uint32_t i = 0; i < model.set.order.count; i++) {
         reserved += model.set.groups[i].present ? model.set.groups[i].bytes : 0;
         present += model.set.groups[i].present;
     }
@@ -199,6 +199,9 @@ run_command(void)
     if (c->ticket != 0) {
         CHECK_EQUAL(c->ticket, model.signalled + 1);
         model.signalled = c->ticket;
+    }
+    if (c->kind == MM_COMMAND_REMOVE) {
+        mm_working_set_vacate(&model.set, c->group);
     }
     model.has_command = false;
     return true;
@@ -324,13 +327,13 @@ check_predictions(void)
     mm_order_walk walk = mm_working_order_walk(&model.set.order);
     bool reads;
 
-    for (uint32_t i = 0; i < 3 * model.set.count; i++) {
+    for (uint32_t i = 0; i < 3 * model.set.order.count; i++) {
         uint32_t group = mm_order_walk_next(&model.set.order, &walk, &reads);
-        if (model.set.live == 0) {
+        if (model.set.order.live == 0) {
             CHECK_EQUAL(group, MM_NO_GROUP);
             return;
         }
-        CHECK(group < model.set.count && is_live(group));
+        CHECK(group < model.set.order.count && is_live(group));
         CHECK(!reads || is_written(group));
     }
 }

@@ -13,14 +13,14 @@ refuse_shared_page(const mm_working_memory *m, const mm_working_memory *other, C
 {
     if (m->set == other->set) {
         return mm_fail(st, MM_BAD_VALUE,
-                       "the targets share the page at 0x%llx with group %u of the working set: "
+                       "the targets share the page at 0x%llx with group %llu of the working set: "
                        "memory can be in one group, and groups need pages of their own",
-                       page, other->number);
+                       page, (unsigned long long)other->number);
     }
     return mm_fail(st, MM_BAD_VALUE,
-                   "the targets share the page at 0x%llx with group %u of another working set: "
+                   "the targets share the page at 0x%llx with group %llu of another working set: "
                    "close that one first",
-                   page, other->number);
+                   page, (unsigned long long)other->number);
 }
 
 static int

@@ -9,31 +9,35 @@
 
 /* --- events ------------------------------------------------------------------------------- */
 
-/* A new event, or that of a group that was removed. */
+/* A new event, or that of a group that was removed. In the turn. */
 static int
 provide_event(mm_loader *l, CUevent *event, mm_status *st)
 {
+    size_t needed = l->events + 1;
+
     mm_loader_lock(l);
     *event = l->spare_count > 0 ? l->spare_events[--l->spare_count] : NULL;
+    l->spare_events =
+        mm_grow(l->spare_events, &l->spare_capacity, needed, sizeof *l->spare_events, st);
     mm_loader_unlock(l);
     if (*event != NULL) {
         return 0;
     }
+    if (l->spare_capacity < needed) {
+        return -1;
+    }
     MM_TRY_IN(mm_scope_enter_relaxed, l->device, l->cu, EventCreate, st, event,
               CU_EVENT_DISABLE_TIMING);
+    l->events++;
     return 0;
 }
 
-/* Keeps the event for another group, because a thread may be about to query it. Under the lock. */
+/* Keeps the event for another group, because a thread may be about to query it. A set that is closed has
+ * destroyed it. Under the lock. */
 static void
 spare_event(mm_loader *l, mm_loader_group *g)
 {
-    size_t needed = l->spare_count + 1;
-    mm_status ignored;
-
-    l->spare_events =
-        mm_grow(l->spare_events, &l->spare_capacity, needed, sizeof *l->spare_events, &ignored);
-    if (g->done != NULL && l->spare_capacity >= needed) {
+    if (g->done != NULL) {
         l->spare_events[l->spare_count++] = g->done;
         g->done = NULL;
     }
@@ -43,9 +47,9 @@ spare_event(mm_loader *l, mm_loader_group *g)
 
 /* Makes the group known to the callers and the thread, which brings it home unless it is there. */
 static int
-publish_group(mm_loader *l, mm_loader_group *g, uint32_t *group, mm_status *st)
+publish_group(mm_loader *l, mm_loader_group *g, mm_group_id *group, mm_status *st)
 {
-    size_t needed = (size_t)l->set.count + 1;
+    size_t needed = (size_t)l->set.order.count + 1;
     int rc = -1;
 
     mm_loader_lock(l);
@@ -54,8 +58,9 @@ publish_group(mm_loader *l, mm_loader_group *g, uint32_t *group, mm_status *st)
         rc = mm_working_set_add(&l->set, g->memory.bytes, g->memory.access, g->was_home, st);
     }
     if (rc == 0) {
-        *group = l->set.count - 1;
-        l->groups[*group] = g;
+        *group = (mm_group_id){g->memory.number, l->set.order.newest};
+        l->groups[group->place] = g;
+        l->added++;
         (void)pthread_cond_signal(&l->wanted);
     }
     mm_loader_unlock(l);
@@ -64,11 +69,11 @@ publish_group(mm_loader *l, mm_loader_group *g, uint32_t *group, mm_status *st)
 
 /* Undone by the caller on failure. */
 static int
-advise_and_publish(mm_loader *l, mm_loader_group *g, uint32_t *group, mm_status *st)
+advise_and_publish(mm_loader *l, mm_loader_group *g, mm_group_id *group, mm_status *st)
 {
     bool mapped = g->memory.bytes > l->set.budget;
 
-    g->stream = l->streams[l->set.count % MM_LOAD_STREAMS];
+    g->stream = l->streams[l->added % MM_LOAD_STREAMS];
     if (provide_event(l, &g->done, st) < 0
         || mm_working_memory_advise(l->cu, &g->memory, l->device, mapped, st) < 0) {
         return -1;
@@ -78,23 +83,20 @@ advise_and_publish(mm_loader *l, mm_loader_group *g, uint32_t *group, mm_status 
 
 /* All or nothing. In the turn. */
 static int
-place_group(mm_loader *l, mm_loader_group *g, uint32_t *group, mm_status *st)
+place_group(mm_loader *l, mm_loader_group *g, mm_group_id *group, mm_status *st)
 {
     mm_status later;
 
     g->memory.set = l;
-    g->memory.number = l->set.count;
+    g->memory.number = l->added;
     if (mm_claim_memory(&g->memory, st) < 0) {
         return -1;
     }
     if (advise_and_publish(l, g, group, st) < 0) {
         MM_IGNORE(mm_working_memory_restore(l->cu, &g->memory, &later)); /* st has the reason */
         mm_loader_lock(l);
-        spare_event(l, g); /* it may be that of a removed group */
+        spare_event(l, g);
         mm_loader_unlock(l);
-        if (g->done != NULL) { /* a new one that could not be kept */
-            mm_event_destroy(l->cu, g->done);
-        }
         mm_give_back_claim(&g->memory);
         return -1;
     }
@@ -102,7 +104,7 @@ place_group(mm_loader *l, mm_loader_group *g, uint32_t *group, mm_status *st)
 }
 
 static int
-add_in_turn(mm_loader *l, mm_loader_group *g, uint32_t *group, mm_status *st)
+add_in_turn(mm_loader *l, mm_loader_group *g, mm_group_id *group, mm_status *st)
 {
     if (mm_guard_is_closed(&l->guard)) {
         return mm_fail(st, MM_REFUSED, "WorkingSet is closed");
@@ -112,7 +114,7 @@ add_in_turn(mm_loader *l, mm_loader_group *g, uint32_t *group, mm_status *st)
 
 int
 mm_loader_add(mm_loader *l, const mm_working_range *ranges, size_t count, mm_group_access access,
-              bool at_home, uint32_t *group, mm_status *st)
+              bool at_home, mm_group_id *group, mm_status *st)
 {
     mm_loader_group *g = calloc(1, sizeof *g);
     int rc;
@@ -135,51 +137,80 @@ mm_loader_add(mm_loader *l, const mm_working_range *ranges, size_t count, mm_gro
 }
 
 int
-mm_loader_give_order(mm_loader *l, const uint32_t *round, size_t count, mm_status *st)
+mm_loader_give_order(mm_loader *l, const mm_group_id *round, size_t count, mm_status *st)
 {
+    uint32_t *places = malloc((count + 1) * sizeof *places);
+    size_t left = 0;
     int rc;
 
+    if (places == NULL) {
+        return mm_fail(st, MM_NO_MEMORY, "out of host memory for an order of %zu groups", count);
+    }
     mm_loader_lock(l);
-    rc = mm_working_order_give(&l->set.order, round, count, st);
+    for (size_t i = 0; i < count; i++) {
+        if (mm_loader_find_group(l, round[i]) != NULL) {
+            places[left++] = round[i].place;
+        }
+    }
+    rc = mm_working_order_give(&l->set.order, places, left, st);
     mm_loader_unlock(l);
+    free(places);
     return rc;
 }
 
 /* --- removing ----------------------------------------------------------------------------- */
 
-int
-mm_loader_refuse_removed(const mm_loader *l, uint32_t group, mm_status *st)
+mm_loader_group *
+mm_loader_find_group(const mm_loader *l, mm_group_id group)
 {
-    return l->groups[group]->removal == MM_NOT_REMOVED
-               ? 0
-               : mm_fail(st, MM_REFUSED,
-                         "group %u was removed from the working set: add its memory again", group);
+    mm_loader_group *found = group.place < l->set.order.count ? l->groups[group.place] : NULL;
+
+    return found != NULL && found->memory.number == group.number ? found : NULL;
 }
 
-/* Takes the group out of the decisions, so that nothing new is queued for it. Under the lock. */
-static int
-begin_removal(mm_loader *l, uint32_t group, uint64_t *ticket, mm_status *st)
+static mm_loader_group *
+fail_removed(mm_group_id group, mm_status *st)
 {
-    mm_loader_group *g = l->groups[group];
+    (void)mm_fail(st, MM_REFUSED,
+                  "group %llu was removed from the working set: add its memory again",
+                  (unsigned long long)group.number);
+    return NULL;
+}
 
+mm_loader_group *
+mm_loader_usable_group(const mm_loader *l, mm_group_id group, mm_status *st)
+{
+    mm_loader_group *found = mm_loader_find_group(l, group);
+
+    return found != NULL && found->removal == MM_NOT_REMOVED ? found : fail_removed(group, st);
+}
+
+/* Takes the group out of the decisions, so that nothing new is queued for it. NULL on failure. Under the
+ * lock. */
+static mm_loader_group *
+begin_removal(mm_loader *l, mm_group_id group, uint64_t *ticket, mm_status *st)
+{
+    mm_loader_group *g = mm_loader_find_group(l, group);
+
+    if (g == NULL || g->removal == MM_BEING_REMOVED) {
+        return fail_removed(group, st);
+    }
     if (g->removal == MM_NOT_RESTORED) {
         g->removal = MM_BEING_REMOVED;
-        return 0;
+        return g;
     }
-    if (mm_loader_refuse_removed(l, group, st) < 0) {
-        return -1;
+    if (l->set.groups[group.place].held > 0) {
+        (void)mm_fail(st, MM_REFUSED,
+                      "group %llu is acquired: it can be removed once all its uses are released",
+                      (unsigned long long)group.number);
+        return NULL;
     }
-    if (l->set.groups[group].held > 0) {
-        return mm_fail(st, MM_REFUSED,
-                       "group %u is acquired: it can be removed once all its uses are released",
-                       group);
-    }
-    if (mm_working_set_remove(&l->set, group, ticket, st) < 0) {
-        return -1;
+    if (mm_working_set_remove(&l->set, group.place, ticket, st) < 0) {
+        return NULL;
     }
     g->removal = MM_BEING_REMOVED;
     mm_loader_wake_thread(l);
-    return 0;
+    return g;
 }
 
 /* Waits until the device has done what was queued for the group, or the set closes, which waits for it. */
@@ -210,27 +241,31 @@ refuse_in_host_function(mm_status *st)
                : 0;
 }
 
-/* A set that was closed meanwhile has restored the advice, or does it here. In the turn. */
+/* A set that was closed meanwhile has restored the advice, or does it here. Frees the group. In the turn. */
 static int
-end_removal(mm_loader *l, mm_loader_group *g, mm_status *st)
+end_removal(mm_loader *l, mm_loader_group *g, uint32_t place, mm_status *st)
 {
     int rc = mm_working_memory_restore(l->cu, &g->memory, st);
 
-    if (rc == 0) {
-        mm_give_back_claim(&g->memory);
+    if (rc < 0) {
+        mm_loader_lock(l);
+        g->removal = MM_NOT_RESTORED;
+        mm_loader_unlock(l);
+        return -1;
     }
+    mm_give_back_claim(&g->memory);
     mm_loader_lock(l);
-    g->removal = rc == 0 ? MM_REMOVED : MM_NOT_RESTORED;
-    if (rc == 0) {
-        mm_working_memory_free(&g->memory);
-        spare_event(l, g);
-    }
+    spare_event(l, g);
+    l->groups[place] = NULL;
+    mm_working_set_vacate(&l->set, place);
     mm_loader_unlock(l);
-    return rc;
+    mm_working_memory_free(&g->memory);
+    free(g);
+    return 0;
 }
 
 int
-mm_loader_remove(mm_loader *l, uint32_t group, mm_status *st)
+mm_loader_remove(mm_loader *l, mm_group_id group, mm_status *st)
 {
     mm_loader_group *g;
     uint64_t ticket = 0;
@@ -243,17 +278,17 @@ mm_loader_remove(mm_loader *l, uint32_t group, mm_status *st)
         return mm_fail(st, MM_REFUSED, "WorkingSet is closed");
     }
     mm_loader_lock(l);
-    g = l->groups[group];
-    rc = begin_removal(l, group, &ticket, st);
+    g = begin_removal(l, group, &ticket, st);
     mm_loader_unlock(l);
-    if (rc == 0 && ticket != 0) {
+    if (g != NULL && ticket != 0) {
         wait_until_done(l, g, ticket);
     }
     mm_guard_leave(&l->guard); /* close() takes the turn, and then waits for the calls under way */
-    if (rc == 0) {
-        mm_turn_take(&l->turn);
-        rc = end_removal(l, g, st);
-        mm_turn_release(&l->turn);
+    if (g == NULL) {
+        return -1;
     }
+    mm_turn_take(&l->turn);
+    rc = end_removal(l, g, group.place, st);
+    mm_turn_release(&l->turn);
     return rc;
 }

@@ -4,7 +4,10 @@
 
 #include "working_thread.h"
 
-/* Fails with MM_REFUSED if the group was removed, or is about to be. Under the lock. */
-MM_NODISCARD int mm_loader_refuse_removed(const mm_loader *l, uint32_t group, mm_status *st);
+/* NULL if the group was removed. Under the lock. */
+mm_loader_group *mm_loader_find_group(const mm_loader *l, mm_group_id group);
+
+/* The same for a group to be used: fails with MM_REFUSED also if it is about to be removed. */
+mm_loader_group *mm_loader_usable_group(const mm_loader *l, mm_group_id group, mm_status *st);
 
 #endif

@@ -58,10 +58,12 @@ destroy_event(mm_loader *l, CUevent *event)
 static void
 destroy_objects(mm_loader *l)
 {
-    for (uint32_t i = 0; i < l->set.count; i++) {
-        destroy_event(l, &l->groups[i]->done);
-        mm_releases_free(l->cu, l->set.groups[i].releases);
-        l->set.groups[i].releases = NULL;
+    for (uint32_t i = 0; i < l->set.order.count; i++) {
+        if (l->groups[i] != NULL) {
+            destroy_event(l, &l->groups[i]->done);
+            mm_releases_free(l->cu, l->set.groups[i].releases);
+            l->set.groups[i].releases = NULL;
+        }
     }
     mm_releases_free(l->cu, l->pool);
     l->pool = NULL;
@@ -96,10 +98,12 @@ static void
 free_loader(mm_loader *l)
 {
     free_driver_objects(l);
-    for (uint32_t i = 0; i < l->set.count; i++) {
-        mm_give_back_claim(&l->groups[i]->memory);
-        mm_working_memory_free(&l->groups[i]->memory);
-        free(l->groups[i]);
+    for (uint32_t i = 0; i < l->set.order.count; i++) {
+        if (l->groups[i] != NULL) {
+            mm_give_back_claim(&l->groups[i]->memory);
+            mm_working_memory_free(&l->groups[i]->memory);
+            free(l->groups[i]);
+        }
     }
     free(l->groups);
     free(l->spare_events);
@@ -166,11 +170,11 @@ restore_groups(mm_loader *l, mm_status *st)
     mm_status later;
     int rc = 0;
 
-    for (uint32_t i = 0; i < l->set.count; i++) {
-        mm_working_memory *m = &l->groups[i]->memory;
-        if (mm_working_memory_restore(l->cu, m, rc == 0 ? st : &later) < 0) {
+    for (uint32_t i = 0; i < l->set.order.count; i++) {
+        mm_working_memory *m = l->groups[i] != NULL ? &l->groups[i]->memory : NULL;
+        if (m != NULL && mm_working_memory_restore(l->cu, m, rc == 0 ? st : &later) < 0) {
             rc = -1;
-        } else {
+        } else if (m != NULL) {
             mm_give_back_claim(m);
         }
     }
@@ -217,9 +221,11 @@ mm_loader_end(mm_loader *l)
     if (mm_loader_close(l, &ignored) < 0) {
         MM_IGNORE(mm_loader_close(l, &ignored)); /* the second attempt; no caller is left */
     }
-    for (uint32_t i = 0; i < l->set.count; i++) {
-        l->groups[i]->memory.advised = false; /* the memory may end now */
-        mm_give_back_claim(&l->groups[i]->memory);
+    for (uint32_t i = 0; i < l->set.order.count; i++) {
+        if (l->groups[i] != NULL) {
+            l->groups[i]->memory.advised = false; /* the memory may end now */
+            mm_give_back_claim(&l->groups[i]->memory);
+        }
     }
 }
 

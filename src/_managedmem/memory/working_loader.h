@@ -45,17 +45,17 @@ void mm_loaders_end(const void *owner);
  * `at_home`: no page of them is on a device. Fails with MM_BAD_VALUE if they share a page with another
  * group of any set. */
 MM_NODISCARD int mm_loader_add(mm_loader *l, const mm_working_range *ranges, size_t count,
-                               mm_group_access access, bool at_home, uint32_t *group,
+                               mm_group_access access, bool at_home, mm_group_id *group,
                                mm_status *st);
 
 /* Takes a group out: waits for what was queued for it, and restores its advice. The caller may free its
- * guards then, and its number is not used again. Fails if it is acquired or was removed, and in a host
+ * guards then. Fails if it is acquired or was removed, and in a host
  * function; then nothing changes. If the restoration fails, the group is not used any more, and a call
  * again tries the rest. */
-MM_NODISCARD int mm_loader_remove(mm_loader *l, uint32_t group, mm_status *st);
+MM_NODISCARD int mm_loader_remove(mm_loader *l, mm_group_id group, mm_status *st);
 
 /* Sets one round, without groups that were removed; or none if count is 0. */
-MM_NODISCARD int mm_loader_give_order(mm_loader *l, const uint32_t *round, size_t count,
+MM_NODISCARD int mm_loader_give_order(mm_loader *l, const mm_group_id *round, size_t count,
                                       mm_status *st);
 
 /* --- working_uses.c --------------------------------------------------------------------- */
@@ -63,16 +63,17 @@ MM_NODISCARD int mm_loader_give_order(mm_loader *l, const uint32_t *round, size_
 /* Work that is queued on the stream afterwards finds the group on the device, or, for
  * MM_USE_MAPPED, where it is. `reads`: the work only reads the group, which makes a difference if others
  * write it. A default stream is that of the set's device. */
-MM_NODISCARD int mm_loader_acquire(mm_loader *l, uint32_t group, bool reads, CUstream stream,
+MM_NODISCARD int mm_loader_acquire(mm_loader *l, mm_group_id group, bool reads, CUstream stream,
                                    mm_working_use *use, mm_status *st);
 
 /* Ends a use, with the work that is queued on the stream by now. Does nothing once the set has
  * ended. Fails with MM_REFUSED if the group is not acquired, and, before anything, if the stream
  * captures a graph. After other failures the group is released. */
-MM_NODISCARD int mm_loader_release(mm_loader *l, uint32_t group, CUstream stream, mm_status *st);
+MM_NODISCARD int mm_loader_release(mm_loader *l, mm_group_id group, CUstream stream,
+                                   mm_status *st);
 
 /* The same for a use whose stream is gone: contents of the group are kept from then on. */
-MM_NODISCARD int mm_loader_release_unrecorded(mm_loader *l, uint32_t group, mm_status *st);
+MM_NODISCARD int mm_loader_release_unrecorded(mm_loader *l, mm_group_id group, mm_status *st);
 
 /* --- working_reports.c ------------------------------------------------------------------ */
 
@@ -92,9 +93,9 @@ typedef struct {
     size_t bytes;
     bool resident; /* on the device by now */
     unsigned held;
-    bool removed; /* or about to be */
+    bool removed; /* or about to be; once it is, the rest is 0 */
 } mm_loader_group_report;
 
-void mm_loader_read_group(mm_loader *l, uint32_t group, mm_loader_group_report *report);
+void mm_loader_read_group(mm_loader *l, mm_group_id group, mm_loader_group_report *report);
 
 #endif

@@ -136,8 +136,8 @@ mm_working_memory_check(const mm_working_memory *m, mm_status *st)
 {
     for (size_t i = 0; i < m->count; i++) {
         if (m->ranges[i].guard != NULL && mm_guard_is_closed(m->ranges[i].guard)) {
-            return mm_fail(st, MM_REFUSED, "group %u: targets[%zu]: ManagedBuffer is closed",
-                           m->number, m->ranges[i].target);
+            return mm_fail(st, MM_REFUSED, "group %llu: targets[%zu]: ManagedBuffer is closed",
+                           (unsigned long long)m->number, m->ranges[i].target);
         }
     }
     return 0;

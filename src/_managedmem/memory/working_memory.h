@@ -25,7 +25,7 @@ typedef struct mm_working_memory {
     mm_page_runs before; /* the advice before the group was added */
     bool advised; /* and `before` is not restored yet */
     const void *set; /* of the group, for messages, like its number */
-    uint32_t number;
+    uint64_t number;
     /* See working_claims.h. The link leads to this one; NULL: not claimed. */
     struct mm_working_memory **claim_link, *next_claim;
 } mm_working_memory;

@@ -13,6 +13,7 @@
 enum {
     PLACES_FOR_A_GROUP = 8,
     LEAST_PLACES = 64,
+    FEWER = 4, /* the table is made smaller where this part of it is enough */
     MOST_PROBES = 8,
     LEAST_DOUBT = 2,
     MOST_DOUBT = 3
@@ -21,7 +22,10 @@ enum {
 void
 mm_working_order_init(mm_working_order *o)
 {
-    *o = (mm_working_order){.before = MM_NO_GROUP,
+    *o = (mm_working_order){.oldest = MM_NO_GROUP,
+                            .newest = MM_NO_GROUP,
+                            .vacant = MM_NO_GROUP,
+                            .before = MM_NO_GROUP,
                             .last = MM_NO_GROUP,
                             .given_trust = MM_MOST_TRUST,
                             .learned_trust = MM_MOST_TRUST};
@@ -30,6 +34,7 @@ mm_working_order_init(mm_working_order *o)
 void
 mm_working_order_free(mm_working_order *o)
 {
+    free(o->added);
     free(o->followers);
     free(o->doubts);
     free(o->pairs);
@@ -64,19 +69,14 @@ is_removed(const mm_working_order *o, uint32_t use)
     return o->followers[use] == MM_REMOVED_GROUP;
 }
 
-/* A use like this one, of its group or the first group behind it that was not removed; behind the last
- * group comes the first. MM_NO_GROUP if there are none. */
+/* A use like this one, of the group that was added next; behind the newest group comes the oldest. */
 static uint32_t
-use_from(const mm_working_order *o, uint32_t use)
+use_behind(const mm_working_order *o, uint32_t use)
 {
-    for (uint32_t i = 0; i < o->count; i++) {
-        uint32_t group = (uint32_t)(((uint64_t)group_of(use) + i) % o->count);
-        if (!is_removed(o, use_of(group, false))) {
-            bool reads = only_reads(use) && !is_removed(o, use_of(group, true));
-            return use_of(group, reads);
-        }
-    }
-    return MM_NO_GROUP;
+    uint32_t next = o->added[group_of(use)].next;
+    uint32_t group = next != MM_NO_GROUP ? next : o->oldest;
+
+    return use_of(group, only_reads(use) && !is_removed(o, use_of(group, true)));
 }
 
 /* --- the table of pairs ------------------------------------------------------------------- */
@@ -101,20 +101,27 @@ hash_pair(uint32_t first, uint32_t second)
     return (uint32_t)(mixed >> 32);
 }
 
-/* The place of a pair, or the one that it would take: an empty place, or else the first one of its
- * probes, whose pair is then forgotten. */
+/* The place of a pair, or the one that it would take: that of a forgotten pair, an empty place, or
+ * else the first one of its probes, whose pair is then forgotten. */
 static mm_followed_pair *
 find_pair(const mm_working_order *o, uint32_t first, uint32_t second)
 {
     uint32_t hash = hash_pair(first, second);
+    mm_followed_pair *forgotten = NULL;
 
     for (uint32_t i = 0; i < MOST_PROBES; i++) {
         mm_followed_pair *place = &o->pairs[(hash + i) & o->pair_mask];
-        if ((place->first == first && place->second == second) || place->first == MM_NO_GROUP) {
+        if (place->first == first && place->second == second) {
             return place;
         }
+        if (!has_pair(place) && forgotten == NULL) {
+            forgotten = place;
+        }
+        if (place->first == MM_NO_GROUP) {
+            break;
+        }
     }
-    return &o->pairs[hash & o->pair_mask];
+    return forgotten != NULL ? forgotten : &o->pairs[hash & o->pair_mask];
 }
 
 static void
@@ -125,23 +132,25 @@ learn_pair(mm_working_order *o, const mm_followed_pair *pair)
     }
 }
 
-/* Makes the table larger for more groups. Without memory it stays as it is: it only forgets. */
+/* Makes the table larger for more groups, and smaller for far fewer. Without memory it stays as it is:
+ * it only forgets. */
 static void
-widen_pairs(mm_working_order *o)
+fit_pairs(mm_working_order *o)
 {
     size_t places = count_places(o), wanted = LEAST_PLACES;
-    mm_followed_pair *wider, *earlier = o->pairs;
+    mm_followed_pair *fitting, *earlier = o->pairs;
 
-    while (wanted < (size_t)o->count * PLACES_FOR_A_GROUP) {
+    while (wanted < (size_t)o->live * PLACES_FOR_A_GROUP) {
         wanted *= 2;
     }
-    if (wanted <= places || (wider = malloc(wanted * sizeof *wider)) == NULL) {
+    if ((wanted <= places && wanted > places / FEWER)
+        || (fitting = malloc(wanted * sizeof *fitting)) == NULL) {
         return;
     }
     for (size_t i = 0; i < wanted; i++) {
-        wider[i].first = MM_NO_GROUP;
+        fitting[i].first = MM_NO_GROUP;
     }
-    o->pairs = wider;
+    o->pairs = fitting;
     o->pair_mask = (uint32_t)wanted - 1;
     for (size_t i = 0; i < places; i++) {
         if (has_pair(&earlier[i])) {
@@ -153,26 +162,69 @@ widen_pairs(mm_working_order *o)
 
 /* --- groups and the given round ----------------------------------------------------------- */
 
-int
-mm_working_order_add(mm_working_order *o, bool is_written, mm_status *st)
+/* Makes room for one number more. */
+static int
+grow_uses(mm_working_order *o, mm_status *st)
 {
-    size_t needed = 2 * ((size_t)o->count + 1);
+    size_t groups = (size_t)o->count + 1, uses = 2 * groups;
 
-    if (needed > MM_REMOVED_GROUP) {
+    if (uses > MM_REMOVED_GROUP) {
         return mm_fail(st, MM_BAD_VALUE, "a working set cannot have more than %u groups",
                        MM_REMOVED_GROUP / 2);
     }
-    o->followers = mm_grow(o->followers, &o->follower_capacity, needed, sizeof *o->followers, st);
-    o->doubts = mm_grow(o->doubts, &o->doubt_capacity, needed, sizeof *o->doubts, st);
-    if (o->follower_capacity < needed || o->doubt_capacity < needed) {
+    o->added = mm_grow(o->added, &o->added_capacity, groups, sizeof *o->added, st);
+    o->followers = mm_grow(o->followers, &o->follower_capacity, uses, sizeof *o->followers, st);
+    o->doubts = mm_grow(o->doubts, &o->doubt_capacity, uses, sizeof *o->doubts, st);
+    return o->added_capacity < groups || o->follower_capacity < uses || o->doubt_capacity < uses
+               ? -1
+               : 0;
+}
+
+static uint32_t
+take_number(mm_working_order *o)
+{
+    uint32_t group = o->vacant;
+
+    if (group == MM_NO_GROUP) {
+        return o->count++;
+    }
+    o->vacant = o->added[group].next;
+    return group;
+}
+
+/* The neighbours of a group in the list, or the ends of the list, are joined to it, or without it. */
+static void
+link_neighbours(mm_working_order *o, mm_added_group ends, uint32_t next, uint32_t previous)
+{
+    *(ends.previous != MM_NO_GROUP ? &o->added[ends.previous].next : &o->oldest) = next;
+    *(ends.next != MM_NO_GROUP ? &o->added[ends.next].previous : &o->newest) = previous;
+}
+
+int
+mm_working_order_add(mm_working_order *o, bool is_written, mm_status *st)
+{
+    uint32_t group;
+
+    if (o->vacant == MM_NO_GROUP && grow_uses(o, st) < 0) {
         return -1;
     }
-    o->doubts[use_of(o->count, false)] = o->doubts[use_of(o->count, true)] = 0;
-    o->followers[use_of(o->count, false)] = MM_NO_GROUP;
-    o->followers[use_of(o->count, true)] = is_written ? MM_NO_GROUP : MM_REMOVED_GROUP;
-    o->count++;
-    widen_pairs(o);
+    group = take_number(o);
+    o->doubts[use_of(group, false)] = o->doubts[use_of(group, true)] = 0;
+    o->followers[use_of(group, false)] = MM_NO_GROUP;
+    o->followers[use_of(group, true)] = is_written ? MM_NO_GROUP : MM_REMOVED_GROUP;
+    o->added[group] = (mm_added_group){.next = MM_NO_GROUP, .previous = o->newest};
+    link_neighbours(o, o->added[group], group, group);
+    o->live++;
+    fit_pairs(o);
     return 0;
+}
+
+void
+mm_working_order_vacate(mm_working_order *o, uint32_t group)
+{
+    assert(group < o->count && is_removed(o, use_of(group, false)));
+    o->added[group].next = o->vacant;
+    o->vacant = group;
 }
 
 int
@@ -217,7 +269,7 @@ learned_follower(const mm_working_order *o, uint32_t first, uint32_t second, uin
     const mm_followed_pair *pair;
 
     if (second == MM_NO_GROUP) {
-        return use_from(o, 0);
+        return o->oldest != MM_NO_GROUP ? use_of(o->oldest, false) : MM_NO_GROUP;
     }
     pair = learned_pair(o, first, second);
     if (pair != NULL) {
@@ -226,7 +278,7 @@ learned_follower(const mm_working_order *o, uint32_t first, uint32_t second, uin
     if (o->followers[second] != MM_NO_GROUP) {
         return o->followers[second];
     }
-    return use_from(o, use_of(group_of(second) + 1, only_reads(second)));
+    return use_behind(o, second);
 }
 
 static bool
@@ -342,9 +394,11 @@ forget_follower(mm_working_order *o, uint32_t use)
 {
     uint32_t behind = o->followers[use];
 
-    for (uint32_t i = 0; i < 2 * o->count; i++) {
-        if (o->followers[i] == use) {
-            o->followers[i] = behind == i ? MM_NO_GROUP : behind;
+    for (uint32_t group = o->oldest; group != MM_NO_GROUP; group = o->added[group].next) {
+        for (uint32_t i = use_of(group, false); i <= use_of(group, true); i++) {
+            if (o->followers[i] == use) {
+                o->followers[i] = behind == i ? MM_NO_GROUP : behind;
+            }
         }
     }
     o->followers[use] = MM_REMOVED_GROUP;
@@ -391,6 +445,9 @@ mm_working_order_remove(mm_working_order *o, uint32_t group)
         forget_use(o, use_of(group, true));
     }
     leave_out_given(o, group);
+    link_neighbours(o, o->added[group], o->added[group].next, o->added[group].previous);
+    o->live--;
+    fit_pairs(o);
 }
 
 /* --- noting ------------------------------------------------------------------------------- */

@@ -1,7 +1,8 @@
 /* working_order.h: the order in which the groups of a working set are used: what comes next, from
  * a given order, from the past, or from the order in which the groups were added.
  *
- * Groups are numbers from 0 on; that of a removed group is not used again. The uses of a group have
+ * Groups are numbers from 0 on; that of a removed group is given to a later one once it is vacated. So
+ * time and memory depend on the groups that live, or lived at once. The uses of a group have
  * two numbers: 2 * group in general, and 2 * group + 1 for those that only read a group that others
  * write. So a loop that reads all groups and one that writes them have followers of their own.
  * Nothing here locks: the caller admits one thread at a time. */
@@ -28,9 +29,19 @@ typedef struct {
     uint32_t next;
 } mm_followed_pair;
 
-/* Zeroed memory is not an empty order: mm_working_order_init sets before, last and the trusts. */
+/* The neighbours of a group in the order of adding; or MM_NO_GROUP. */
 typedef struct {
-    uint32_t count; /* of groups, also those that were removed */
+    uint32_t next, previous; /* next: of a vacant number, the next vacant one */
+} mm_added_group;
+
+/* Zeroed memory is not an empty order: mm_working_order_init sets what is MM_NO_GROUP, and the trusts. */
+typedef struct {
+    uint32_t count; /* of numbers that were given: the most groups that there were at once */
+    uint32_t live; /* groups that were not removed: */
+    uint32_t oldest, newest; /* the ends of their list in the order of adding; or MM_NO_GROUP */
+    uint32_t vacant; /* the number that the next group gets; or MM_NO_GROUP */
+    mm_added_group *added; /* by numbers */
+    size_t added_capacity;
     uint32_t before, last; /* the last two different uses; or MM_NO_GROUP */
     uint32_t times; /* how often the last one came in a row */
     /* Learned: the latest follower of each use, and of each pair. The follower is MM_REMOVED_GROUP
@@ -51,11 +62,14 @@ typedef struct {
 void mm_working_order_init(mm_working_order *o);
 void mm_working_order_free(mm_working_order *o);
 
-/* Adds the group with the next number; `is_written` if some of its uses may only read it. */
+/* Adds a group, which is the newest one then; `is_written` if some of its uses may only read it. */
 MM_NODISCARD int mm_working_order_add(mm_working_order *o, bool is_written, mm_status *st);
 
 /* Forgets a group: what came before it is followed by what came after it. */
 void mm_working_order_remove(mm_working_order *o, uint32_t group);
+
+/* Gives the number of a removed group to a later one. */
+void mm_working_order_vacate(mm_working_order *o, uint32_t group);
 
 /* Sets one round, or with a count of 0 none. Groups may come several times, and not at all; those that
  * were removed are left out. */

@@ -1,5 +1,5 @@
 /* working_reports.c: the counters of a working set at work, and the state of each group. */
-#include "working_thread.h"
+#include "working_groups.h"
 
 void
 mm_loader_read_report(mm_loader *l, mm_loader_report *report)
@@ -8,7 +8,7 @@ mm_loader_read_report(mm_loader *l, mm_loader_report *report)
     *report = l->report;
     report->decided = l->set.counts;
     report->reserved = mm_guard_is_closed(&l->guard) ? 0 : l->set.reserved;
-    report->groups = l->set.live;
+    report->groups = l->set.order.live;
     mm_loader_unlock(l);
     report->physical = atomic_load(&l->physical);
 }
@@ -35,20 +35,24 @@ is_group_done(mm_loader *l, CUevent done, uint64_t ticket)
 }
 
 void
-mm_loader_read_group(mm_loader *l, uint32_t group, mm_loader_group_report *report)
+mm_loader_read_group(mm_loader *l, mm_group_id group, mm_loader_group_report *report)
 {
-    const mm_group_state *g;
-    uint64_t ticket;
-    CUevent done;
+    const mm_loader_group *found;
+    uint64_t ticket = 0;
+    CUevent done = NULL;
 
+    *report = (mm_loader_group_report){.removed = true};
     mm_loader_lock(l);
-    done = l->groups[group]->done;
-    g = &l->set.groups[group];
-    *report = (mm_loader_group_report){.bytes = g->bytes,
-                                       .resident = g->present,
-                                       .held = g->held,
-                                       .removed = l->groups[group]->removal != MM_NOT_REMOVED};
-    ticket = g->ticket;
+    found = mm_loader_find_group(l, group);
+    if (found != NULL) {
+        const mm_group_state *g = &l->set.groups[group.place];
+        *report = (mm_loader_group_report){.bytes = g->bytes,
+                                           .resident = g->present,
+                                           .held = g->held,
+                                           .removed = found->removal != MM_NOT_REMOVED};
+        ticket = g->ticket;
+        done = found->done;
+    }
     mm_loader_unlock(l);
     report->resident = report->resident && is_group_done(l, done, ticket);
 }

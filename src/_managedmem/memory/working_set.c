@@ -82,20 +82,20 @@ int
 mm_working_set_add(mm_working_set *s, size_t bytes, mm_group_access access, bool at_home,
                    mm_status *st)
 {
-    size_t needed = (size_t)s->count + 1;
+    size_t needed = (size_t)s->order.count + 1, live = (size_t)s->order.live + 1;
 
     s->groups = mm_grow(s->groups, &s->group_capacity, needed, sizeof *s->groups, st);
     /* With space for a load and a drop of each group, so that a set that keeps up with its
      * commands allocates nothing later. */
-    if (s->group_capacity < needed || widen_queue(s, s->queued + 2 * needed, st) < 0
+    if (s->group_capacity < needed || widen_queue(s, s->queued + 2 * live, st) < 0
         || mm_working_order_add(&s->order, access == MM_GROUP_WRITE, st) < 0) {
         return -1;
     }
     if (!at_home) {
-        append_command(s, &(mm_working_command){.kind = MM_COMMAND_HOME, .group = s->count});
+        append_command(s,
+                       &(mm_working_command){.kind = MM_COMMAND_HOME, .group = s->order.newest});
     }
-    s->live++;
-    s->groups[s->count++] =
+    s->groups[s->order.newest] =
         (mm_group_state){.bytes = bytes, .signals_drop = access == MM_GROUP_SCRATCH};
     return 0;
 }
@@ -142,7 +142,7 @@ mm_working_set_remove(mm_working_set *s, uint32_t group, uint64_t *ticket, mm_st
 {
     mm_group_state *g = &s->groups[group];
 
-    assert(group < s->count && g->held == 0);
+    assert(group < s->order.count && g->held == 0);
     if (widen_queue(s, s->queued + 1, st) < 0) {
         return -1;
     }
@@ -157,9 +157,16 @@ mm_working_set_remove(mm_working_set *s, uint32_t group, uint64_t *ticket, mm_st
                                             .ticket = g->ticket,
                                             .releases = g->releases});
     g->releases = NULL;
-    s->live--;
     mm_working_order_remove(&s->order, group);
     return 0;
+}
+
+void
+mm_working_set_vacate(mm_working_set *s, uint32_t group)
+{
+    assert(!s->groups[group].present && s->groups[group].releases == NULL);
+    s->groups[group] = (mm_group_state){0};
+    mm_working_order_vacate(&s->order, group);
 }
 
 /* --- room --------------------------------------------------------------------------------- */
@@ -170,11 +177,11 @@ static void
 measure_distances(mm_working_set *s)
 {
     mm_order_walk walk = mm_working_order_walk(&s->order);
-    uint64_t steps = 2 * (uint64_t)s->live + MM_MOST_TRUST;
-    uint32_t missing = s->live;
+    uint64_t steps = 2 * (uint64_t)s->order.live + MM_MOST_TRUST;
+    uint32_t missing = s->order.live;
     bool ignored;
 
-    for (uint32_t i = 0; i < s->count; i++) {
+    for (uint32_t i = s->order.oldest; i != MM_NO_GROUP; i = s->order.added[i].next) {
         s->groups[i].distance = UNEXPECTED;
     }
     for (uint32_t step = 0; step < steps && missing > 0; step++) {
@@ -208,7 +215,7 @@ farthest_victim(const mm_working_set *s, uint32_t least)
 {
     uint32_t found = MM_NO_GROUP;
 
-    for (uint32_t i = 0; i < s->count; i++) {
+    for (uint32_t i = s->order.oldest; i != MM_NO_GROUP; i = s->order.added[i].next) {
         const mm_group_state *g = &s->groups[i];
         if (may_drop(g, least) && (found == MM_NO_GROUP || is_farther(g, &s->groups[found]))) {
             found = i;
@@ -223,7 +230,7 @@ possible_room(const mm_working_set *s, uint32_t least)
 {
     size_t room = s->budget - s->reserved;
 
-    for (uint32_t i = 0; i < s->count; i++) {
+    for (uint32_t i = s->order.oldest; i != MM_NO_GROUP; i = s->order.added[i].next) {
         const mm_group_state *g = &s->groups[i];
         room += may_drop(g, least) ? g->bytes : 0;
     }
@@ -235,10 +242,10 @@ possible_room(const mm_working_set *s, uint32_t least)
 static bool
 stays_until_write(mm_working_set *s, uint32_t group, mm_order_walk walk)
 {
-    uint64_t steps = 2 * (uint64_t)s->live + MM_MOST_TRUST, count = ++s->byte_counts;
+    uint64_t steps = 2 * (uint64_t)s->order.live + MM_MOST_TRUST, count = ++s->byte_counts;
     size_t bytes = 0;
 
-    for (uint32_t i = 0; i < s->count; i++) {
+    for (uint32_t i = s->order.oldest; i != MM_NO_GROUP; i = s->order.added[i].next) {
         if (i == group || (s->groups[i].present && s->groups[i].held > 0)) {
             s->groups[i].counted = count;
             bytes += s->groups[i].bytes;
@@ -302,12 +309,12 @@ is_worth_a_load(const mm_working_set *s, uint32_t step, uint32_t at_any_size, si
 {
     uint32_t trust = (uint32_t)mm_working_order_trust(&s->order);
     size_t part = s->budget / BUDGET_PART_AHEAD;
+    size_t most = part < MOST_BYTES_AHEAD ? part : MOST_BYTES_AHEAD;
 
     if (step >= trust && trust < MM_MOST_TRUST) {
         return false;
     }
-    return step < at_any_size
-           || (step < s->live && bytes < (part < MOST_BYTES_AHEAD ? part : MOST_BYTES_AHEAD));
+    return step < at_any_size || (step < s->order.live && bytes < most);
 }
 
 /* True if the expected use of a group takes a load, or the drop of a copy. */
@@ -326,7 +333,7 @@ look_ahead(mm_working_set *s, uint32_t at_any_size)
     bool measured = false; /* which takes long for many groups */
     size_t bytes = 0;
 
-    if (s->present == s->live) {
+    if (s->present == s->order.live) {
         return;
     }
     for (uint32_t step = 0; is_worth_a_load(s, step, at_any_size, bytes); step++) {
@@ -383,7 +390,7 @@ mm_working_set_acquire(mm_working_set *s, uint32_t group, bool reads, uint64_t *
     mm_group_state *g = &s->groups[group];
     mm_working_use use;
 
-    assert(group < s->count);
+    assert(group < s->order.count);
     drop_copy_before_write(s, group, reads);
     if (g->held++ == 0) {
         mm_working_order_note(&s->order, group, reads); /* not the uses inside of another one */

@@ -10,6 +10,12 @@
 
 #include "working_order.h"
 
+/* A group, also when it was removed. */
+typedef struct {
+    uint64_t number; /* from 0 on in the order of adding, and never given again */
+    uint32_t place; /* its number in the order and the decisions, given to a later group */
+} mm_group_id;
+
 /* What is done with the memory of a group while it is in the set. */
 typedef enum {
     MM_GROUP_READ, /* only read: the device gets a copy, which is dropped by advice */
@@ -67,8 +73,7 @@ typedef struct {
     size_t budget, reserved; /* bytes; reserved: of the groups that are present */
     mm_group_state *groups;
     size_t group_capacity;
-    uint32_t count; /* of all groups, also those that were removed */
-    uint32_t live, present;
+    uint32_t present;
     mm_working_order order;
     uint64_t turns, tickets, byte_counts; /* given so far */
     mm_working_command *queue; /* a ring of queue_capacity places */
@@ -79,13 +84,17 @@ typedef struct {
 void mm_working_set_init(mm_working_set *s, size_t budget);
 void mm_working_set_free(mm_working_set *s);
 
-/* Adds a group, and queues a command that brings it home unless it is there. */
+/* Adds a group, which is order.newest then, and queues a command that brings it home unless it is
+ * there. */
 MM_NODISCARD int mm_working_set_add(mm_working_set *s, size_t bytes, mm_group_access access,
                                     bool at_home, mm_status *st);
 
 /* Takes a group out, which is not held, and queues the command for it. On failure nothing changes. */
 MM_NODISCARD int mm_working_set_remove(mm_working_set *s, uint32_t group, uint64_t *ticket,
                                        mm_status *st);
+
+/* Gives the number of a removed group, whose last command is done, to a later group. */
+void mm_working_set_vacate(mm_working_set *s, uint32_t group);
 
 /* Acquires a group and queues what that needs, and then loads of the groups that are expected next.
  * `reads` is for uses of a written group that only read it; a copy that was loaded for those is dropped

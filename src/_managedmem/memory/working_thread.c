@@ -147,24 +147,33 @@ has_copy_at_home(const mm_loader_group *g)
     return g->memory.access == MM_GROUP_READ && g->was_home;
 }
 
+/* The first group from the place *i on of which something is left on the device; NULL if there is none.
+ * It lives until its removal, which is a command. */
+static mm_loader_group *
+next_left_over(mm_loader *l, uint32_t *i)
+{
+    mm_loader_group *found = NULL;
+
+    mm_loader_lock(l);
+    while (*i < l->set.order.count && (l->groups[*i] == NULL || !l->groups[*i]->left_over)) {
+        ++*i;
+    }
+    if (*i < l->set.order.count) {
+        found = l->groups[*i];
+    }
+    mm_loader_unlock(l);
+    return found;
+}
+
 /* Drops what earlier drops left on the device. First waits for loads that no use has followed. */
 static void
 try_left_overs(mm_loader *l)
 {
-    uint32_t count;
+    mm_loader_group *g;
 
     wait_until_idle(l);
-    mm_loader_lock(l);
-    count = l->set.count;
-    mm_loader_unlock(l);
-    for (uint32_t i = 0; i < count; i++) {
-        mm_loader_group *g;
-        mm_loader_lock(l);
-        g = l->groups[i];
-        mm_loader_unlock(l);
-        if (g->left_over) {
-            take_away(l, g, !has_copy_at_home(g));
-        }
+    for (uint32_t i = 0; (g = next_left_over(l, &i)) != NULL; i++) {
+        take_away(l, g, !has_copy_at_home(g));
     }
 }
 

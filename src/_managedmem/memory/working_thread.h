@@ -25,8 +25,7 @@ enum { MM_LOAD_STREAMS = 4 };
 typedef enum {
     MM_NOT_REMOVED,
     MM_BEING_REMOVED,
-    MM_NOT_RESTORED, /* its advice could not be restored: it may be removed again */
-    MM_REMOVED /* without memory; another group may have its event by now */
+    MM_NOT_RESTORED /* its advice could not be restored: it may be removed again */
 } mm_group_removal;
 
 typedef struct {
@@ -64,11 +63,13 @@ struct mm_loader {
     pthread_cond_t wanted; /* a sleeping thread has something to do */
     pthread_cond_t issued_more;
     mm_working_set set;
-    mm_loader_group **groups;
+    mm_loader_group **groups; /* by places; NULL in a vacant one */
     size_t group_capacity;
     mm_release_list *pool;
-    CUevent *spare_events; /* of groups that were removed */
+    CUevent *spare_events; /* of groups that were removed; with space for all events */
     size_t spare_count, spare_capacity;
+    size_t events; /* of all groups and spare; in the turn */
+    uint64_t added; /* groups so far; in the turn */
     mm_loader_report report; /* without the parts of the decisions */
     /* Tickets: those whose commands are queued on the stream, and those that are done. */
     atomic_uint_fast64_t issued, completed;

@@ -30,12 +30,12 @@ refuse_capture_of_use(mm_loader *l, mm_device_stream stream, const char *op, mm_
 
 /* The memory of a group that is removed may have ended with its guards. */
 static mm_loader_group *
-find_usable_group(mm_loader *l, uint32_t group, mm_status *st)
+find_usable_group(mm_loader *l, mm_group_id group, mm_status *st)
 {
     mm_loader_group *found;
 
     mm_loader_lock(l);
-    found = mm_loader_refuse_removed(l, group, st) == 0 ? l->groups[group] : NULL;
+    found = mm_loader_usable_group(l, group, st);
     if (found != NULL && mm_working_memory_check(&found->memory, st) < 0) {
         found = NULL;
     }
@@ -54,32 +54,31 @@ note_use(mm_loader *l, uint64_t ticket)
 }
 
 static int
-acquire_entered(mm_loader *l, uint32_t group, bool reads, mm_device_stream stream,
+acquire_entered(mm_loader *l, mm_group_id group, bool reads, mm_device_stream stream,
                 mm_working_use *use, mm_status *st)
 {
     mm_loader_group *g = find_usable_group(l, group, st);
     uint64_t ticket = 0;
-    int rc;
 
     if (g == NULL || refuse_capture_of_use(l, stream, "the acquisition of a group", st) < 0) {
         return -1;
     }
     mm_loader_lock(l);
-    rc = mm_loader_refuse_removed(l, group, st); /* it may have been removed meanwhile */
-    if (rc == 0) {
-        *use = mm_working_set_acquire(&l->set, group, reads && g->memory.access == MM_GROUP_WRITE,
-                                      &ticket);
+    g = mm_loader_usable_group(l, group, st); /* it may have been removed meanwhile */
+    if (g != NULL) {
+        *use = mm_working_set_acquire(&l->set, group.place,
+                                      reads && g->memory.access == MM_GROUP_WRITE, &ticket);
         note_use(l, ticket);
         mm_loader_wake_thread(l);
     }
     mm_loader_unlock(l);
-    if (rc < 0) {
+    if (g == NULL) {
         return -1;
     }
     if (follow_ticket(l, g, stream, ticket, st) < 0) {
         atomic_store(&l->use_began, MM_NO_USE);
         mm_loader_lock(l);
-        mm_working_set_give_back(&l->set, group);
+        mm_working_set_give_back(&l->set, group.place);
         mm_loader_unlock(l);
         return -1;
     }
@@ -87,8 +86,8 @@ acquire_entered(mm_loader *l, uint32_t group, bool reads, mm_device_stream strea
 }
 
 int
-mm_loader_acquire(mm_loader *l, uint32_t group, bool reads, CUstream stream, mm_working_use *use,
-                  mm_status *st)
+mm_loader_acquire(mm_loader *l, mm_group_id group, bool reads, CUstream stream,
+                  mm_working_use *use, mm_status *st)
 {
     int rc;
 
@@ -101,18 +100,26 @@ mm_loader_acquire(mm_loader *l, uint32_t group, bool reads, CUstream stream, mm_
 }
 
 static int
-fail_unheld(uint32_t group, mm_status *st)
+fail_unheld(mm_group_id group, mm_status *st)
 {
-    return mm_fail(st, MM_REFUSED, "group %u is not acquired: nothing to release", group);
+    return mm_fail(st, MM_REFUSED, "group %llu is not acquired: nothing to release",
+                   (unsigned long long)group.number);
+}
+
+/* Under the lock. */
+static bool
+is_held(const mm_loader *l, mm_group_id group)
+{
+    return mm_loader_find_group(l, group) != NULL && l->set.groups[group.place].held > 0;
 }
 
 static int
-refuse_unheld(mm_loader *l, uint32_t group, mm_status *st)
+refuse_unheld(mm_loader *l, mm_group_id group, mm_status *st)
 {
     bool held;
 
     mm_loader_lock(l);
-    held = l->set.groups[group].held > 0;
+    held = is_held(l, group);
     mm_loader_unlock(l);
     return held ? 0 : fail_unheld(group, st);
 }
@@ -120,21 +127,21 @@ refuse_unheld(mm_loader *l, uint32_t group, mm_status *st)
 /* Releases the group with the recorded end of its use; NULL if that is not known. Another thread may
  * have released it meanwhile. */
 static int
-release_recorded(mm_loader *l, uint32_t group, mm_release_list *end, mm_status *st)
+release_recorded(mm_loader *l, mm_group_id group, mm_release_list *end, mm_status *st)
 {
-    mm_group_state *g;
     int rc = 0;
 
     atomic_store(&l->use_began, MM_NO_USE);
     mm_loader_lock(l);
-    g = &l->set.groups[group];
-    if (g->held == 0) {
+    if (!is_held(l, group)) {
         mm_release_keep(end, &l->pool);
         rc = fail_unheld(group, st);
     } else {
-        l->groups[group]->uncertain = l->groups[group]->uncertain || end == NULL;
-        mm_working_set_release(&l->set, group,
-                               end ? mm_release_add(g->releases, end, &l->pool) : g->releases);
+        mm_loader_group *g = l->groups[group.place];
+        mm_release_list *releases = l->set.groups[group.place].releases;
+        g->uncertain = g->uncertain || end == NULL;
+        mm_working_set_release(&l->set, group.place,
+                               end ? mm_release_add(releases, end, &l->pool) : releases);
         mm_loader_wake_thread(l);
     }
     mm_loader_unlock(l);
@@ -142,7 +149,7 @@ release_recorded(mm_loader *l, uint32_t group, mm_release_list *end, mm_status *
 }
 
 static int
-release_entered(mm_loader *l, uint32_t group, mm_device_stream stream, mm_status *st)
+release_entered(mm_loader *l, mm_group_id group, mm_device_stream stream, mm_status *st)
 {
     mm_release_list *end;
     mm_status later;
@@ -161,7 +168,7 @@ release_entered(mm_loader *l, uint32_t group, mm_device_stream stream, mm_status
 }
 
 int
-mm_loader_release(mm_loader *l, uint32_t group, CUstream stream, mm_status *st)
+mm_loader_release(mm_loader *l, mm_group_id group, CUstream stream, mm_status *st)
 {
     int rc;
 
@@ -174,7 +181,7 @@ mm_loader_release(mm_loader *l, uint32_t group, CUstream stream, mm_status *st)
 }
 
 int
-mm_loader_release_unrecorded(mm_loader *l, uint32_t group, mm_status *st)
+mm_loader_release_unrecorded(mm_loader *l, mm_group_id group, mm_status *st)
 {
     int rc;
 

@@ -39,7 +39,7 @@ group_get_is_resident(PyObject *op, void *Py_UNUSED(closure))
         return NULL;
     }
     Py_BEGIN_ALLOW_THREADS
-    mm_loader_read_group(loader, mm_working_group_of(op)->number, &report);
+    mm_loader_read_group(loader, mm_working_group_of(op)->id, &report);
     Py_END_ALLOW_THREADS
     return PyBool_FromLong(report.resident);
 }
@@ -53,8 +53,8 @@ group_repr(PyObject *op)
     PyObject *text = NULL;
 
     if (name != NULL) {
-        text = PyUnicode_FromFormat("<WorkingGroup number=%u%U access=%s nbytes=%zu%s>",
-                                    (unsigned)group->number, name,
+        text = PyUnicode_FromFormat("<WorkingGroup number=%llu%U access=%s nbytes=%zu%s>",
+                                    (unsigned long long)group->id.number, name,
                                     mm_group_access_name(group->access), group->bytes,
                                     atomic_load(&group->removed) ? ", removed" : "");
         Py_DECREF(name);

@@ -12,9 +12,8 @@ typedef struct {
     mm_loader *loader; /* until the end of the object */
     size_t budget;
     int device;
-    /* A private list, by their numbers; None while one is being added, and after its removal. */
+    /* A private dict whose keys are the groups, in the order of adding, also while one is being added. */
     PyObject *groups;
-    atomic_size_t spare_places; /* in the list, whose groups could not be added */
     PyObject *order; /* the tuple that was given; or NULL. Under the object's lock */
 } mm_working_set_object;
 
@@ -25,9 +24,9 @@ typedef struct {
     PyObject *name; /* or NULL */
     /* Keep the memory until the set has ended; under the object's lock. */
     PyObject *items, *exports;
-    bool added; /* the set uses its memory until it has ended, or the group is removed */
+    atomic_bool added; /* the set uses its memory until it has ended, or the group is removed */
     atomic_bool removed; /* it is not used any more */
-    uint32_t number;
+    mm_group_id id;
     mm_group_access access;
     size_t bytes;
 } mm_working_group_object;

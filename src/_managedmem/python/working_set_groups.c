@@ -48,7 +48,7 @@ list_ranges(const mm_targets *t, size_t *count)
 /* Adds a group over the targets, without the GIL. */
 static int
 add_entered_targets(mm_loader *loader, mm_targets *t, mm_group_access access, bool at_home,
-                    uint32_t *number)
+                    mm_group_id *id)
 {
     size_t count;
     mm_working_range *ranges = list_ranges(t, &count);
@@ -62,7 +62,7 @@ add_entered_targets(mm_loader *loader, mm_targets *t, mm_group_access access, bo
     rc = mm_targets_enter(t, NULL, &st);
     if (rc == 0) {
         Py_BEGIN_ALLOW_THREADS
-        rc = mm_loader_add(loader, ranges, count, access, at_home, number, &st);
+        rc = mm_loader_add(loader, ranges, count, access, at_home, id, &st);
         mm_targets_leave(t);
         Py_END_ALLOW_THREADS
     }
@@ -86,27 +86,27 @@ new_group(mm_state *state, PyObject *set, const mm_targets *t, PyObject *name,
         group->items = Py_NewRef(t->items);
         group->exports = Py_XNewRef(t->exports);
         group->access = access;
+        group->id.place = MM_NO_GROUP;
     }
     return op;
 }
 
-/* A place in the set's list: one whose group could not be added, or a new one. The list never gets
- * shorter, because another thread may be about to fill its last place. */
-static int
-provide_place(mm_working_set_object *set)
+/* Takes the group out of the set's groups, which the collector may have cleared; keeps the exception
+ * that is set. */
+static void
+unlist_group(mm_working_set_object *set, PyObject *op)
 {
-    size_t spare = atomic_load(&set->spare_places);
+    PyObject *type, *value, *traceback;
 
-    while (spare > 0) {
-        if (atomic_compare_exchange_weak(&set->spare_places, &spare, spare - 1)) {
-            return 0;
-        }
+    PyErr_Fetch(&type, &value, &traceback);
+    if (PyDict_DelItem(set->groups, op) < 0) {
+        PyErr_Clear();
     }
-    return PyList_Append(set->groups, Py_None);
+    PyErr_Restore(type, value, traceback);
 }
 
-/* Adds the group to the loader and to the set's list. A place in the list is made first, so that
- * nothing can fail after the group is known to the loader. */
+/* Adds the group to the loader and to the set's groups; to these first, so that nothing can fail after
+ * the group is known to the loader. */
 static int
 register_group(mm_loader *loader, PyObject *op, mm_targets *t, bool at_home)
 {
@@ -114,20 +114,19 @@ register_group(mm_loader *loader, PyObject *op, mm_targets *t, bool at_home)
     mm_working_set_object *set = mm_working_set_of(group->set);
     mm_loader_group_report report;
 
-    if (provide_place(set) < 0) {
+    if (PyDict_SetItem(set->groups, op, Py_None) < 0) {
         return -1;
     }
-    if (add_entered_targets(loader, t, group->access, at_home, &group->number) < 0) {
-        (void)atomic_fetch_add(&set->spare_places, 1);
+    if (add_entered_targets(loader, t, group->access, at_home, &group->id) < 0) {
+        unlist_group(set, op);
         return -1;
     }
-    mm_loader_read_group(loader, group->number, &report);
+    mm_loader_read_group(loader, group->id, &report);
     group->bytes = report.bytes;
     group->added = true;
     PyObject_GC_Track(op);
-    (void)PyList_SetItem(set->groups, (Py_ssize_t)group->number, Py_NewRef(op));
     if (mm_loader_has_ended(loader)) {
-        mm_working_group_release_targets(op); /* close() may not have seen it in the list */
+        mm_working_group_release_targets(op); /* close() may not have seen it as added */
     }
     return 0;
 }
@@ -243,15 +242,14 @@ mm_working_set_remove_group(PyObject *op, PyObject *value)
     }
     group = mm_working_group_of(value);
     Py_BEGIN_ALLOW_THREADS
-    rc = mm_loader_remove(loader, group->number, &st);
-    mm_loader_read_group(loader, group->number, &report);
+    rc = mm_loader_remove(loader, group->id, &st);
+    mm_loader_read_group(loader, group->id, &report);
     Py_END_ALLOW_THREADS
     if (report.removed) { /* else another thread may have removed it since */
         atomic_store(&group->removed, true);
     }
     if (rc == 0) {
-        (void)PyList_SetItem(mm_working_set_of(op)->groups, (Py_ssize_t)group->number,
-                             Py_NewRef(Py_None));
+        unlist_group(mm_working_set_of(op), value);
         mm_working_group_release_targets(value);
     }
     return mm_none_or_raise(mm_type_state(Py_TYPE(op)), rc, &st);

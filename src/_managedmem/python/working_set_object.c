@@ -97,7 +97,7 @@ working_set_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     set = mm_working_set_of(self);
     set->budget = budget;
     set->device = device;
-    set->groups = PyList_New(0);
+    set->groups = PyDict_New();
     if (set->groups != NULL) {
         Py_BEGIN_ALLOW_THREADS
         set->loader = start_loader(cu, device, budget, state->interpreter, &st);
@@ -117,16 +117,16 @@ working_set_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 static PyObject *
 list_groups(PyObject *op, bool with_removed)
 {
-    PyObject *all = PyList_GetSlice(mm_working_set_of(op)->groups, 0, PY_SSIZE_T_MAX);
+    PyObject *all = PyDict_Keys(mm_working_set_of(op)->groups);
     PyObject *found = all ? PyList_New(0) : NULL, *tuple = NULL;
     Py_ssize_t count = all ? PyList_Size(all) : 0;
     int rc = found ? 0 : -1;
 
     for (Py_ssize_t i = 0; rc == 0 && i < count; i++) {
-        PyObject *group = PyList_GetItem(all, i);
-        bool listed = group != Py_None
-                      && (with_removed || !atomic_load(&mm_working_group_of(group)->removed));
-        rc = listed ? PyList_Append(found, group) : 0;
+        const mm_working_group_object *group = mm_working_group_of(PyList_GetItem(all, i));
+        bool listed =
+            atomic_load(&group->added) && (with_removed || !atomic_load(&group->removed));
+        rc = listed ? PyList_Append(found, PyList_GetItem(all, i)) : 0;
     }
     if (rc == 0) {
         tuple = PyList_AsTuple(found);
@@ -151,7 +151,6 @@ working_set_close(PyObject *op, PyObject *Py_UNUSED(none))
 {
     mm_working_set_object *set = mm_working_set_of(op);
     PyObject *groups;
-    Py_ssize_t listed;
     mm_status st;
     int rc;
 
@@ -169,15 +168,12 @@ working_set_close(PyObject *op, PyObject *Py_UNUSED(none))
         Py_DECREF(groups);
         return mm_none_or_raise(mm_type_state(Py_TYPE(op)), rc, &st);
     }
-    listed = PyTuple_Size(groups);
     release_targets_of(groups);
-    if (PyList_Size(set->groups) != listed) { /* another thread may have added some meanwhile */
-        groups = list_groups(op, true);
-        if (groups == NULL) {
-            return NULL;
-        }
-        release_targets_of(groups);
+    groups = list_groups(op, true); /* another thread may have added some meanwhile */
+    if (groups == NULL) {
+        return NULL;
     }
+    release_targets_of(groups);
     Py_RETURN_NONE;
 }
 
@@ -215,7 +211,7 @@ working_set_clear(PyObject *op)
 {
     mm_working_set_end(op);
     if (mm_working_set_of(op)->groups != NULL) {
-        (void)PyList_SetSlice(mm_working_set_of(op)->groups, 0, PY_SSIZE_T_MAX, NULL);
+        PyDict_Clear(mm_working_set_of(op)->groups);
     }
     Py_CLEAR(mm_working_set_of(op)->order);
     return 0;
@@ -240,9 +236,8 @@ working_set_dealloc(PyObject *op)
 
 /* --- the order ---------------------------------------------------------------------------- */
 
-/* The number of a group of this set; -1 with an exception. */
-static Py_ssize_t
-number_of_group(PyObject *op, PyObject *value, Py_ssize_t i)
+static int
+read_ordered_group(PyObject *op, PyObject *value, Py_ssize_t i, mm_group_id *id)
 {
     mm_state *state = mm_type_state(Py_TYPE(op));
 
@@ -260,34 +255,33 @@ number_of_group(PyObject *op, PyObject *value, Py_ssize_t i)
                      value);
         return -1;
     }
-    return mm_working_group_of(value)->number;
+    *id = mm_working_group_of(value)->id;
+    return 0;
 }
 
 /* Reads a tuple of groups; NULL with an exception. */
-static uint32_t *
+static mm_group_id *
 read_order(PyObject *op, PyObject *groups)
 {
     Py_ssize_t count = PyTuple_Size(groups);
-    uint32_t *numbers = calloc((size_t)count + 1, sizeof *numbers);
+    mm_group_id *ids = calloc((size_t)count + 1, sizeof *ids);
 
-    if (numbers == NULL) {
+    if (ids == NULL) {
         (void)PyErr_NoMemory();
         return NULL;
     }
     for (Py_ssize_t i = 0; i < count; i++) {
-        Py_ssize_t number = number_of_group(op, PyTuple_GetItem(groups, i), i);
-        if (number < 0) {
-            free(numbers);
+        if (read_ordered_group(op, PyTuple_GetItem(groups, i), i, &ids[i]) < 0) {
+            free(ids);
             return NULL;
         }
-        numbers[i] = (uint32_t)number;
     }
-    return numbers;
+    return ids;
 }
 
 /* Takes over the reference to the tuple, which is NULL for none. */
 static int
-give_order(PyObject *op, mm_loader *loader, PyObject *groups, const uint32_t *numbers)
+give_order(PyObject *op, mm_loader *loader, PyObject *groups, const mm_group_id *ids)
 {
     mm_working_set_object *set = mm_working_set_of(op);
     size_t count = groups ? (size_t)PyTuple_Size(groups) : 0;
@@ -296,7 +290,7 @@ give_order(PyObject *op, mm_loader *loader, PyObject *groups, const uint32_t *nu
     int rc;
 
     MM_LOCK(op);
-    rc = mm_loader_give_order(loader, numbers, count, &st);
+    rc = mm_loader_give_order(loader, ids, count, &st);
     if (rc == 0) {
         earlier = set->order;
         set->order = groups;
@@ -311,7 +305,7 @@ working_set_set_order(PyObject *op, PyObject *value, void *Py_UNUSED(closure))
 {
     mm_loader *loader = mm_working_loader_of(op);
     PyObject *groups;
-    uint32_t *numbers;
+    mm_group_id *ids;
     int rc;
 
     if (loader == NULL) {
@@ -325,16 +319,16 @@ working_set_set_order(PyObject *op, PyObject *value, void *Py_UNUSED(closure))
         return give_order(op, loader, NULL, NULL);
     }
     groups = PySequence_Tuple(value);
-    numbers = groups ? read_order(op, groups) : NULL;
-    if (numbers == NULL) {
+    ids = groups ? read_order(op, groups) : NULL;
+    if (ids == NULL) {
         Py_XDECREF(groups);
         return -1;
     }
     if (PyTuple_Size(groups) == 0) {
         Py_CLEAR(groups);
     }
-    rc = give_order(op, loader, groups, numbers);
-    free(numbers);
+    rc = give_order(op, loader, groups, ids);
+    free(ids);
     return rc;
 }
 

@@ -17,12 +17,12 @@ refuse_removed_group(PyObject *op)
     }
     if (group->name != NULL) {
         PyErr_Format(PyExc_RuntimeError,
-                     "group %u, %R, was removed from the working set: add its memory again",
-                     (unsigned)group->number, group->name);
+                     "group %llu, %R, was removed from the working set: add its memory again",
+                     (unsigned long long)group->id.number, group->name);
     } else {
         PyErr_Format(PyExc_RuntimeError,
-                     "group %u was removed from the working set: add its memory again",
-                     (unsigned)group->number);
+                     "group %llu was removed from the working set: add its memory again",
+                     (unsigned long long)group->id.number);
     }
     return -1;
 }
@@ -81,8 +81,7 @@ acquire_group(PyObject *op, PyObject *stream, bool reads)
         return -1;
     }
     Py_BEGIN_ALLOW_THREADS
-    rc = mm_loader_acquire(loader, mm_working_group_of(op)->number, reads, use.handle, &placed,
-                           &st);
+    rc = mm_loader_acquire(loader, mm_working_group_of(op)->id, reads, use.handle, &placed, &st);
     mm_stream_leave(&use);
     Py_END_ALLOW_THREADS
     return mm_raise_failure(mm_type_state(Py_TYPE(op)), rc, &st) < 0 ? -1
@@ -103,7 +102,7 @@ release_group(PyObject *op, PyObject *stream, bool *entered)
         return NULL;
     }
     Py_BEGIN_ALLOW_THREADS
-    rc = mm_loader_release(loader, mm_working_group_of(op)->number, use.handle, &st);
+    rc = mm_loader_release(loader, mm_working_group_of(op)->id, use.handle, &st);
     mm_stream_leave(&use);
     Py_END_ALLOW_THREADS
     return mm_none_or_raise(mm_type_state(Py_TYPE(op)), rc, &st);
@@ -162,8 +161,7 @@ release_without_stream(PyObject *group)
     mm_status ignored;
 
     if (!mm_driver_forked()) {
-        MM_IGNORE(
-            mm_loader_release_unrecorded(loader, mm_working_group_of(group)->number, &ignored));
+        MM_IGNORE(mm_loader_release_unrecorded(loader, mm_working_group_of(group)->id, &ignored));
     }
 }
 

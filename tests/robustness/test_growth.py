@@ -1,0 +1,56 @@
+"""What is dead leaves nothing behind: neither bytes of the C heap nor objects of the driver."""
+
+import pytest
+
+import c_heap
+from programs import run_python
+
+# Each is run again and again. `made` is what was made before, by one of BEFORE.
+PATTERNS = {
+    "groups that are added and removed": "made.remove(made.add(buffer[: 2 * PAGE], 'write'))",
+    "groups that are used once": """
+            group = made.add(buffer[: 2 * PAGE], "write")
+            for access in ("read", "write"):
+                with group.use(stream=stream, access=access):
+                    pass
+            made.remove(group)""",
+}
+
+pytestmark = [
+    pytest.mark.emulator_only("counts the objects of the emulated driver, and its bytes"),
+    pytest.mark.skipif(not c_heap.reader(), reason="malloc() counts nothing"),
+]
+
+
+@pytest.mark.parametrize("name", PATTERNS)
+def test_nothing_is_left(name, monkeypatch):
+    """Of 2,000 repetitions behind 300: 8 bytes of each would be seen."""
+    monkeypatch.setenv("GLIBC_TUNABLES", c_heap.KEEP_NO_FREED_BLOCKS)
+    run_python(
+        f"""
+        import gc
+        import c_heap
+        from managedmem import *
+        PAGE = 4096
+
+        def in_use():
+            Device(0).sync()
+            gc.collect()
+            emulator.clear_calls()
+            return c_heap.reader()(), emulator.live().events
+
+        buffer = empty(16 * PAGE)
+        stream = Stream()
+        made = WorkingSet(4 * PAGE, Device(0))
+        groups = [made.add(buffer[2 * i * PAGE :][: 2 * PAGE], "write") for i in range(1, 4)]
+        for round in range(2300):
+            {PATTERNS[name]}
+            if round % 50 == 0:
+                emulator.clear_calls()
+            if round == 300:
+                bytes, events = in_use()
+        left, left_events = in_use()
+        assert left - bytes < 2000 * 8, left - bytes
+        assert left_events <= events + 8, left_events - events
+        """
+    )
