@@ -23,6 +23,39 @@ take_from_pool(mm_release_list **pool, const mm_context *context)
     return NULL;
 }
 
+/* Takes those out of *list that have ended with their context, and frees them. */
+static void
+free_ended(mm_driver *cu, mm_release_list **list)
+{
+    mm_release_list **link = list;
+
+    while (*link != NULL) {
+        mm_release_list *release = *link;
+        if (mm_context_has_ended(cu, &release->context)) {
+            *link = release->next;
+            free(release);
+        } else {
+            link = &release->next;
+        }
+    }
+}
+
+/* Frees what the pool has of contexts that have ended, which no stream takes out of it any more. */
+static void
+clean_pool(mm_driver *cu, pthread_mutex_t *lock, mm_release_list **pool)
+{
+    mm_release_list *kept;
+
+    (void)pthread_mutex_lock(lock);
+    kept = *pool;
+    *pool = NULL;
+    (void)pthread_mutex_unlock(lock);
+    free_ended(cu, &kept);
+    (void)pthread_mutex_lock(lock);
+    *pool = mm_releases_join(kept, *pool);
+    (void)pthread_mutex_unlock(lock);
+}
+
 /* In a scope of the context. */
 static mm_release_list *
 make_release(mm_driver *cu, const mm_context *context, mm_status *st)
@@ -68,7 +101,11 @@ make_recorded_release(mm_driver *cu, CUstream stream, pthread_mutex_t *lock,
     (void)pthread_mutex_lock(lock);
     release = take_from_pool(pool, &context);
     (void)pthread_mutex_unlock(lock);
-    if (release == NULL && (release = make_release(cu, &context, st)) == NULL) {
+    if (release == NULL) {
+        clean_pool(cu, lock, pool);
+        release = make_release(cu, &context, st);
+    }
+    if (release == NULL) {
         return NULL;
     }
     if (record_release(cu, release, stream, st) < 0) {
@@ -114,6 +151,49 @@ mm_release_add(mm_release_list *list, mm_release_list *added, mm_release_list **
     added->added = atomic_fetch_add(&release_clock, 1) + 1;
     added->next = list;
     return added;
+}
+
+size_t
+mm_releases_count(const mm_release_list *list)
+{
+    size_t count = 0;
+
+    for (; list != NULL; list = list->next) {
+        count++;
+    }
+    return count;
+}
+
+mm_release_list *
+mm_releases_join(mm_release_list *list, mm_release_list *behind)
+{
+    mm_release_list **link = &list;
+
+    while (*link != NULL) {
+        link = &(*link)->next;
+    }
+    *link = behind;
+    return list;
+}
+
+/* A query that fails says nothing: a host function may not ask. */
+mm_release_list *
+mm_releases_take_passed(mm_driver *cu, mm_release_list **list)
+{
+    mm_release_list *passed = NULL, **link = list;
+
+    free_ended(cu, list);
+    while (*link != NULL) {
+        mm_release_list *release = *link;
+        if (cu->EventQuery(release->event) == CUDA_SUCCESS) {
+            *link = release->next;
+            release->next = passed;
+            passed = release;
+        } else {
+            link = &release->next;
+        }
+    }
+    return passed;
 }
 
 void

@@ -31,6 +31,16 @@ mm_release_list *mm_release_record(mm_driver *cu, mm_device_stream stream, pthre
 mm_release_list *mm_release_add(mm_release_list *list, mm_release_list *added,
                                 mm_release_list **pool);
 
+/* The number of releases in a list. */
+size_t mm_releases_count(const mm_release_list *list);
+
+/* Puts one list behind another one. */
+mm_release_list *mm_releases_join(mm_release_list *list, mm_release_list *behind);
+
+/* Takes those out of *list whose work is known to be done, and returns them for the pool, without those
+ * whose context has ended, which it frees. In a scope; the caller does not hold the lock. */
+mm_release_list *mm_releases_take_passed(mm_driver *cu, mm_release_list **list);
+
 /* Moves a whole list to the pool. Under the lock. */
 void mm_release_keep(mm_release_list *list, mm_release_list **pool);
 

@@ -39,6 +39,7 @@ typedef struct {
     bool copied; /* the thread's; read_mostly may be set for uses that only read a written group */
     bool leaving; /* the thread's; its contents may still be on their way home */
     mm_group_removal removal; /* under the lock */
+    size_t ends_under_way; /* under the lock: those of its uses, when last counted */
     /* Under the lock: the end of a use could not be recorded. Never reset: that use may be later than
      * the drop that the thread carries out. */
     bool uncertain;

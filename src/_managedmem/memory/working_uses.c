@@ -1,6 +1,8 @@
 /* working_uses.c: the uses of groups: acquisitions and releases in the streams of the callers. */
 #include "working_groups.h"
 
+enum { MANY_RELEASES = 16 }; /* beside twice those that were seen to be under way */
+
 /* Makes the stream wait for the command of a ticket. */
 static int
 follow_ticket(mm_loader *l, const mm_loader_group *g, mm_device_stream stream, uint64_t ticket,
@@ -148,6 +150,52 @@ release_recorded(mm_loader *l, mm_group_id group, mm_release_list *end, mm_statu
     return rc;
 }
 
+/* Takes the whole list of ends of a group's uses, if it is long, and holds the group meanwhile, so that no
+ * drop misses them. */
+static mm_release_list *
+take_many_releases(mm_loader *l, mm_group_id group)
+{
+    mm_release_list *taken = NULL;
+
+    mm_loader_lock(l);
+    if (is_held(l, group)) {
+        mm_group_state *g = &l->set.groups[group.place];
+        if (mm_releases_count(g->releases)
+            >= MANY_RELEASES + 2 * l->groups[group.place]->ends_under_way) {
+            taken = g->releases;
+            g->releases = NULL;
+            g->held++;
+        }
+    }
+    mm_loader_unlock(l);
+    return taken;
+}
+
+/* The ends of uses that have passed need not be waited for. A group that stays would have one for each
+ * stream that ever used it. */
+static void
+forget_passed_releases(mm_loader *l, mm_group_id group)
+{
+    mm_release_list *left = take_many_releases(l, group), *passed = NULL;
+    mm_status ignored;
+    mm_scope scope;
+
+    if (left == NULL) {
+        return;
+    }
+    if (mm_scope_enter_relaxed(&scope, l->cu, l->device, &ignored) == 0) {
+        passed = mm_releases_take_passed(l->cu, &left);
+        mm_scope_leave(&scope);
+    }
+    mm_loader_lock(l);
+    mm_release_keep(passed, &l->pool);
+    l->groups[group.place]->ends_under_way = mm_releases_count(left);
+    l->set.groups[group.place].releases =
+        mm_releases_join(left, l->set.groups[group.place].releases);
+    mm_working_set_give_back(&l->set, group.place);
+    mm_loader_unlock(l);
+}
+
 static int
 release_entered(mm_loader *l, mm_group_id group, mm_device_stream stream, mm_status *st)
 {
@@ -157,6 +205,7 @@ release_entered(mm_loader *l, mm_group_id group, mm_device_stream stream, mm_sta
     if (refuse_unheld(l, group, st) < 0) {
         return -1;
     }
+    forget_passed_releases(l, group);
     end = mm_release_record(l->cu, stream, &l->lock, &l->pool, st);
     if (end != NULL) {
         return release_recorded(l, group, end, st);
