@@ -204,6 +204,7 @@ class _RecorderReport(TypedDict):
     fault_overflows: int
     fatal_faults: int
     overhead: int
+    unlisted: int
     truncated: bool
     waited: bool
 

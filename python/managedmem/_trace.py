@@ -620,6 +620,8 @@ class Trace(TracePart):
             "fault_overflows": "the fault buffer of a device overflowed {} times: the sums of "
             "device faults are too small",
             "fatal_faults": "{} accesses of devices were to memory that they cannot use",
+            "unlisted": "{} memories were new after as many as limit=: they have no label, and "
+            "their events are unattributed once they are freed",
         }
         found = [text.format(f"{report[n]:,}") for n, text in sentences.items() if report[n]]
         if report["truncated"]:
@@ -691,7 +693,8 @@ def trace(
         False: page faults of host and devices are not recorded, and their sums are None.
     limit : int
         The number of events that are kept for `Trace.events` and for slices of buffers, 1,000 to
-        10**9, each of 48 bytes. Sums count all events.
+        10**9, each of 48 bytes; and of memories that can be new during the trace, each of some 250
+        bytes. Sums count all events, those of more memories as `unattributed` once they are freed.
     sync : bool
         Wait for the current context, and for the devices that this library worked on, at the start,
         at marks and at the end. False: unfinished work is left out, or counted later.

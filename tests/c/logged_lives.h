@@ -29,7 +29,7 @@ start_log(void)
 {
     mm_status st;
 
-    CHECK_OK(mm_lives_log_start(&st), &st);
+    CHECK_OK(mm_lives_log_start(SIZE_MAX, &st), &st);
 }
 
 static inline log_copy

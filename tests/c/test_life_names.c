@@ -121,7 +121,7 @@ copy_and_drop(void *count, mm_status *st)
 static int
 start_and_stop(void *unused, mm_status *st)
 {
-    int rc = mm_lives_log_start(st);
+    int rc = mm_lives_log_start(SIZE_MAX, st);
 
     (void)unused;
     mm_lives_log_stop();

@@ -142,7 +142,7 @@ one_log_runs_at_a_time(void)
     CHECK_EQUAL(st.kind, MM_REFUSED);
     CHECK(copy.records == NULL);
     start_log();
-    CHECK_EQUAL(mm_lives_log_start(&st), -1);
+    CHECK_EQUAL(mm_lives_log_start(SIZE_MAX, &st), -1);
     CHECK_EQUAL(st.kind, MM_REFUSED);
     copy = copy_log();
     CHECK_EQUAL(copy.count, 0);
@@ -410,6 +410,68 @@ reopened_memory_without_a_life_stays_without(void)
     mm_memory_release(m);
 }
 
+/* --- a full log --------------------------------------------------------------------------- */
+
+static void
+check_living(mm_memory *const *expected, size_t count)
+{
+    mm_living *living;
+    size_t found;
+    mm_status st;
+
+    CHECK_OK(mm_lives_copy_living(&living, &found, &st), &st);
+    CHECK_EQUAL(found, count);
+    for (size_t i = 0; i < count; i++) {
+        CHECK_EQUAL(living[i].start, expected[i]->start);
+        CHECK(living[i].born > 0);
+    }
+    free(living);
+}
+
+static void
+release_all(mm_memory *const *memories, size_t count)
+{
+    for (size_t i = 0; i < count; i++) {
+        mm_memory_release(memories[i]);
+    }
+}
+
+/* Memories beyond it leave nothing, and are memories like others in the next log. */
+static void
+a_full_log_does_not_grow(void)
+{
+    mm_memory *lasting[MANY];
+    mm_status st;
+    long bytes;
+
+    CHECK_OK(mm_lives_log_start(2, &st), &st);
+    for (int i = 0; i < MANY; i++) {
+        lasting[i] = allocate(SIZE);
+        CHECK_EQUAL(mm_lives_log_missed(), i < 2 ? 0 : i - 1);
+        CHECK_EQUAL(mm_lives_log_count(), i < 2 ? i + 1 : 2);
+    }
+    bytes = live_bytes();
+    for (int i = 0; i < MANY; i++) {
+        mm_memory_release(allocate(SIZE));
+        CHECK_EQUAL(live_bytes(), bytes);
+    }
+    CHECK_EQUAL(mm_lives_log_missed(), 2 * MANY - 2);
+    check_living(lasting, MANY);
+    mm_memory_release(lasting[0]);
+    mm_memory_release(lasting[MANY - 1]);
+    check_living(lasting + 1, MANY - 2);
+    CHECK_EQUAL(mm_lives_log_count(), 2);
+    mm_lives_log_stop();
+    CHECK_EQUAL(mm_lives_log_count(), MANY - 2);
+    start_log();
+    CHECK_EQUAL(mm_lives_log_missed(), 0);
+    release_all(lasting + 1, 2);
+    CHECK_EQUAL(mm_lives_log_count(), MANY - 2); /* the dead included */
+    mm_lives_log_stop();
+    release_all(lasting + 3, MANY - 4);
+    CHECK_EQUAL(mm_lives_log_count(), 0);
+}
+
 int
 main(int argc, char **argv)
 {
@@ -429,6 +491,7 @@ main(int argc, char **argv)
         CHECK_TEST(wrapped_memory_can_live_without_a_name),
         CHECK_TEST(wrapped_memory_dies_with_its_last_hold),
         CHECK_TEST(reopened_memory_without_a_life_stays_without),
+        CHECK_TEST(a_full_log_does_not_grow),
     };
 
     if (argc != 2) {

@@ -66,7 +66,7 @@ use_list_in_child(size_t dead)
     }
     mm_life_end(&life);
     mm_lives_log_stop();
-    if (mm_lives_log_count() != before || mm_lives_log_start(&st) < 0) {
+    if (mm_lives_log_count() != before || mm_lives_log_start(SIZE_MAX, &st) < 0) {
         return 3;
     }
     return mm_lives_log_count() <= before - dead ? 0 : 4;
@@ -81,7 +81,7 @@ fork_once(bool logged)
     pid_t child;
 
     if (logged) {
-        CHECK_OK(mm_lives_log_start(&st), &st);
+        CHECK_OK(mm_lives_log_start(SIZE_MAX, &st), &st);
         mm_life_begin(&life, 4096, 100);
         mm_life_end(&life);
     }
@@ -115,7 +115,7 @@ a_child_finds_the_list_whole(void)
     for (int i = 0; i < WORKERS; i++) {
         CHECK_EQUAL(pthread_join(threads[i], NULL), 0);
     }
-    CHECK_OK(mm_lives_log_start(&st), &st);
+    CHECK_OK(mm_lives_log_start(SIZE_MAX, &st), &st);
     CHECK_EQUAL(mm_lives_log_count(), 0);
     mm_lives_log_stop();
 }

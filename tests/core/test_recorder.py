@@ -535,6 +535,7 @@ class TestUses:
             "ambiguous": 0,
             "fault_overflows": 0,
             "fatal_faults": 0,
+            "unlisted": 0,
             "truncated": False,
         }
 

@@ -239,6 +239,28 @@ class TestEvents:
         assert list(t.slices[1].events("mark")) == []
 
     @pytest.mark.emulator_only
+    def test_memories_beyond_the_limit_have_no_label(self, buf):
+        """The others, and those that were there before, do; the totals have all events."""
+        with managedmem.trace(limit=1000) as t:
+            for number in range(1002):
+                with managedmem.empty(PAGE) as passing:
+                    passing.name = f"number {number}"
+                    memoryview(passing)[0] = 1
+                    if number in (999, 1000):
+                        passing.prefetch(Device(0))
+            buf.prefetch(Device(0))
+        assert t.complete
+        assert t.total.to_device == buf.nbytes + 2 * PAGE
+        assert (t["number 999"].to_device, t.unattributed.to_device) == (PAGE, PAGE)
+        assert t[buf].to_device == buf.nbytes
+        with pytest.raises(KeyError):
+            t["number 1000"]
+        assert t.problems[-1].startswith("2 memories were new after as many as limit=: they have")
+        with managedmem.trace() as later:
+            buf.prefetch(Host())
+        assert later.problems == ()
+
+    @pytest.mark.emulator_only
     def test_sums_go_on_beyond_the_limit(self, buf):
         with managedmem.trace(limit=1000) as t:
             for _ in range(600):

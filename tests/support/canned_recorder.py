@@ -55,6 +55,7 @@ REPORT = {
     "ambiguous": 0,
     "fault_overflows": 0,
     "fatal_faults": 0,
+    "unlisted": 0,
     "truncated": False,
     "waited": True,
     "overhead": 250_000,

@@ -13,14 +13,23 @@
 
 enum { BATCH = 16 }; /* lives that are removed or read during one hold of the lock */
 
+typedef struct {
+    mm_life *first, *last;
+    size_t count;
+} life_list;
+
 static struct {
     atomic_flag lock;
-    mm_life *first, *last;
+    life_list listed; /* the dead included */
+    life_list unlogged; /* that missed the log that runs */
+    mm_life marker; /* the place of a reader in that list */
     mm_life *dead; /* linked by next_dead */
-    size_t count;  /* in the list, the dead included */
     uint64_t serial;
     uint64_t log_started;
-} lives = {.lock = ATOMIC_FLAG_INIT};
+    uint64_t log; /* the number of the log that runs, or of the next one, from 1 */
+    size_t room; /* births until it is full */
+    uint64_t missed; /* births behind that */
+} lives = {.lock = ATOMIC_FLAG_INIT, .log = 1};
 
 atomic_bool mm_lives_logged; /* changed while the lock is held */
 
@@ -41,11 +50,97 @@ unlock_lives(void)
     atomic_flag_clear_explicit(&lives.lock, memory_order_release);
 }
 
-/* The recording is the parent's. */
+/* Puts the lives that missed the log behind the others, which began earlier. The caller holds the lock. */
+static void
+end_log(void)
+{
+    life_list *all = &lives.listed, *unlogged = &lives.unlogged;
+
+    atomic_store(&mm_lives_logged, false);
+    if (unlogged->first != NULL) {
+        unlogged->first->previous = all->last;
+        *(all->last != NULL ? &all->last->next : &all->first) = unlogged->first;
+        all->last = unlogged->last;
+        all->count += unlogged->count;
+    }
+    *unlogged = (life_list){0};
+    lives.log++;
+}
+
+/* --- the list: the caller holds the lock ------------------------------------------------ */
+
+static bool
+missed_log(const mm_life *life)
+{
+    return life->missed_log == lives.log;
+}
+
+static life_list *
+list_of(const mm_life *life)
+{
+    return missed_log(life) ? &lives.unlogged : &lives.listed;
+}
+
+/* Puts a life behind one of its list, or with NULL in front of all. */
+static void
+insert_behind(mm_life *before, mm_life *life)
+{
+    life_list *list = list_of(life);
+    mm_life **link = before != NULL ? &before->next : &list->first;
+
+    assert(!life->listed);
+    life->listed = true;
+    life->previous = before;
+    life->next = *link;
+    *(life->next != NULL ? &life->next->previous : &list->last) = life;
+    *link = life;
+    list->count++;
+}
+
+static void
+append_life(mm_life *life)
+{
+    insert_behind(list_of(life)->last, life);
+}
+
+static void
+remove_life(mm_life *life)
+{
+    life_list *list = list_of(life);
+
+    assert(life->listed && list->count > 0);
+    life->listed = false;
+    *(life->previous != NULL ? &life->previous->next : &list->first) = life->next;
+    *(life->next != NULL ? &life->next->previous : &list->last) = life->previous;
+    list->count--;
+}
+
+static void
+add_new_life(mm_life *life)
+{
+    assert(life->serial == 0);
+    life->serial = ++lives.serial;
+    life->died = LIVES;
+    life->alive = true;
+    if (mm_lives_are_logged() && lives.room == 0) {
+        life->missed_log = lives.log;
+        lives.missed++;
+    } else if (mm_lives_are_logged()) {
+        lives.room--;
+    }
+    append_life(life);
+}
+
+/* --- fork --------------------------------------------------------------------------------- */
+
+/* The recording is the parent's, and so is a reader. */
 static void
 forget_log_in_child(void)
 {
-    atomic_store(&mm_lives_logged, false);
+    if (lives.marker.listed) {
+        remove_life(&lives.marker);
+    }
+    end_log();
     unlock_lives();
 }
 
@@ -56,52 +151,6 @@ static void
 register_fork_handlers(void)
 {
     (void)pthread_atfork(lock_lives, unlock_lives, forget_log_in_child);
-}
-
-/* --- the list: the caller holds the lock ------------------------------------------------ */
-
-static void
-append_life(mm_life *life)
-{
-    assert(!life->listed);
-    life->listed = true;
-    life->next = NULL;
-    life->previous = lives.last;
-    if (lives.last != NULL) {
-        lives.last->next = life;
-    } else {
-        lives.first = life;
-    }
-    lives.last = life;
-    lives.count++;
-}
-
-static void
-remove_life(mm_life *life)
-{
-    assert(life->listed && lives.count > 0);
-    life->listed = false;
-    if (life->previous != NULL) {
-        life->previous->next = life->next;
-    } else {
-        lives.first = life->next;
-    }
-    if (life->next != NULL) {
-        life->next->previous = life->previous;
-    } else {
-        lives.last = life->previous;
-    }
-    lives.count--;
-}
-
-static void
-add_new_life(mm_life *life)
-{
-    assert(life->serial == 0);
-    life->serial = ++lives.serial;
-    life->died = LIVES;
-    life->alive = true;
-    append_life(life);
 }
 
 /* --- births and deaths ------------------------------------------------------------------ */
@@ -124,7 +173,7 @@ mm_life_end_listed(mm_life *life)
     lock_lives();
     assert(life->alive);
     life->alive = false;
-    if (!mm_lives_are_logged()) {
+    if (!mm_lives_are_logged() || missed_log(life)) {
         life->died = 0;
         remove_life(life);
     } else {
@@ -298,7 +347,7 @@ free_dead(void)
 }
 
 int
-mm_lives_log_start(mm_status *st)
+mm_lives_log_start(size_t births, mm_status *st)
 {
     if (mm_lives_are_logged()) {
         return mm_fail(st, MM_REFUSED, "a recording of memories is already running");
@@ -306,6 +355,8 @@ mm_lives_log_start(mm_status *st)
     free_dead(); /* of a parent's log */
     lock_lives();
     lives.log_started = mm_raw_clock();
+    lives.room = births;
+    lives.missed = 0;
     atomic_store(&mm_lives_logged, true);
     unlock_lives();
     return 0;
@@ -317,9 +368,20 @@ mm_lives_log_count(void)
     size_t count;
 
     lock_lives();
-    count = lives.count;
+    count = lives.listed.count;
     unlock_lives();
     return count;
+}
+
+uint64_t
+mm_lives_log_missed(void)
+{
+    uint64_t missed;
+
+    lock_lives();
+    missed = lives.missed;
+    unlock_lives();
+    return missed;
 }
 
 /* Copies the life behind `after`, or the first one; false behind the last. A life stays in the
@@ -331,7 +393,7 @@ draft_next(const mm_life *after, draft *d)
 
     lock_lives();
     assert(mm_lives_are_logged());
-    life = after ? after->next : lives.first;
+    life = after ? after->next : lives.listed.first;
     d->life = life;
     if (life != NULL) {
         bool before = life->born < lives.log_started;
@@ -387,7 +449,16 @@ mm_lives_log_copy(mm_life_record **out, size_t *count, mm_status *st)
     return 0;
 }
 
-/* Reads up to BATCH lives after `after`, or from the first one on, and copies those that live.
+static void
+copy_if_living(const mm_life *life, mm_living *out, size_t *count)
+{
+    if (life->died == LIVES) {
+        bool before = life->born < lives.log_started;
+        out[(*count)++] = (mm_living){life->start, life->size, before ? 0 : life->born};
+    }
+}
+
+/* Reads up to BATCH lives of the log after `after`, or from the first one on, and copies those that live.
  * Returns the last one that was read, NULL at the end of the list. */
 static const mm_life *
 copy_some_living(const mm_life *after, mm_living *out, size_t *count, size_t capacity)
@@ -396,12 +467,9 @@ copy_some_living(const mm_life *after, mm_living *out, size_t *count, size_t cap
 
     lock_lives();
     assert(mm_lives_are_logged());
-    life = after ? after->next : lives.first;
+    life = after ? after->next : lives.listed.first;
     for (int i = 0; i < BATCH && life != NULL && *count < capacity; i++) {
-        if (life->died == LIVES) {
-            bool before = life->born < lives.log_started;
-            out[(*count)++] = (mm_living){life->start, life->size, before ? 0 : life->born};
-        }
+        copy_if_living(life, out, count);
         last = life;
         life = life->next;
     }
@@ -409,10 +477,55 @@ copy_some_living(const mm_life *after, mm_living *out, size_t *count, size_t cap
     return last;
 }
 
+/* Copies up to BATCH of those that missed the log, which leave their list when they die: the marker is in
+ * front of the first one that is read next. */
+static bool
+copy_some_unlogged(mm_living *out, size_t *count, size_t capacity)
+{
+    mm_life *marker = &lives.marker;
+    bool more;
+
+    lock_lives();
+    for (int i = 0; i < BATCH && marker->next != NULL && *count < capacity; i++) {
+        mm_life *life = marker->next;
+        copy_if_living(life, out, count);
+        remove_life(marker);
+        insert_behind(life, marker);
+    }
+    more = marker->next != NULL && *count < capacity;
+    unlock_lives();
+    return more;
+}
+
+static void
+copy_unlogged(mm_living *out, size_t *count, size_t capacity)
+{
+    lock_lives();
+    lives.marker.missed_log = lives.log;
+    insert_behind(NULL, &lives.marker);
+    unlock_lives();
+    while (copy_some_unlogged(out, count, capacity)) {
+    }
+    lock_lives();
+    remove_life(&lives.marker);
+    unlock_lives();
+}
+
+static size_t
+count_all(void)
+{
+    size_t count;
+
+    lock_lives();
+    count = lives.listed.count + lives.unlogged.count;
+    unlock_lives();
+    return count;
+}
+
 int
 mm_lives_copy_living(mm_living **out, size_t *count, mm_status *st)
 {
-    size_t capacity = mm_lives_log_count();
+    size_t capacity = count_all();
     const mm_life *last = NULL;
 
     *count = 0;
@@ -423,6 +536,7 @@ mm_lives_copy_living(mm_living **out, size_t *count, mm_status *st)
     do {
         last = copy_some_living(last, *out, count, capacity);
     } while (last != NULL);
+    copy_unlogged(*out, count, capacity);
     return 0;
 }
 
@@ -442,7 +556,7 @@ mm_lives_log_stop(void)
         return;
     }
     lock_lives();
-    atomic_store(&mm_lives_logged, false);
+    end_log();
     unlock_lives();
     free_dead();
 }

@@ -5,7 +5,8 @@
  * that a buffer gives back to its resource from the wrapping on. Other wrapped memory is in it
  * once it has a name: most of it is a passing view of memory that has a life already. While a log
  * runs, dead lives stay in the list: the list is the log, so that a birth or a death allocates
- * nothing and cannot fail. The lock is held for a few instructions, never in a driver call and
+ * nothing and cannot fail. So that a log does not grow for ever, lives that begin when it is full are in
+ * another list until it ends, and not in the log. The lock is held for a few instructions, never in a driver call and
  * never while waiting for the GIL. fork() takes it, so that the child finds the list whole.
  *
  * Lives can overlap: wrapped memory with a name lies inside owned memory, and another thread can
@@ -43,6 +44,7 @@ typedef struct mm_life {
     /* Protected by the lock. */
     bool listed; /* in the list */
     bool dead; /* in the list of the dead */
+    uint64_t missed_log; /* the number of the log that was full when it began; or 0 */
     uint64_t serial; /* the order of birth in the process, from 1; 0 before it was in the list */
     uint64_t born; /* or wrapped: nanoseconds of CLOCK_MONOTONIC_RAW; 0 unless a log ran */
     uint64_t died; /* the same; UINT64_MAX while it lives */
@@ -103,12 +105,15 @@ typedef struct {
     char *label; /* the name, or "float32[1024,1024] #7" with the serial; bytes are "64.0M #7" */
 } mm_life_record;
 
-/* Starts the log, whose first records are the memories that live. Fails with MM_REFUSED if one
- * runs. The functions of the log are called by one thread at a time. */
-MM_NODISCARD int mm_lives_log_start(mm_status *st);
+/* Starts the log, whose first records are the memories that live; after so many births it is full. Fails
+ * with MM_REFUSED if one runs. The functions of the log are called by one thread at a time. */
+MM_NODISCARD int mm_lives_log_start(size_t births, mm_status *st);
 
 /* The number of records. */
 size_t mm_lives_log_count(void);
+
+/* The number of lives that began when the log was full. */
+uint64_t mm_lives_log_missed(void);
 
 /* Copies the records of the running log. A record keeps its index in later copies; its label is
  * that of the present name. */

@@ -534,12 +534,12 @@ recorder_report(PyObject *op, PyObject *Py_UNUSED(none))
     ambiguous = self->ambiguous;
     MM_UNLOCK();
     return Py_BuildValue(
-        "{sK sK sK sK sK sK sO sO}", "lost", (unsigned long long)report.lost, "rejected",
+        "{sK sK sK sK sK sK sK sO sO}", "lost", (unsigned long long)report.lost, "rejected",
         (unsigned long long)report.rejected, "ambiguous", (unsigned long long)ambiguous,
         "fault_overflows", (unsigned long long)report.fault_overflows, "fatal_faults",
         (unsigned long long)report.fatal_faults, "overhead", (unsigned long long)report.overhead,
-        "truncated", report.truncated ? Py_True : Py_False, "waited",
-        report.waited ? Py_True : Py_False);
+        "unlisted", (unsigned long long)report.unlisted, "truncated",
+        report.truncated ? Py_True : Py_False, "waited", report.waited ? Py_True : Py_False);
 }
 
 static PyObject *
@@ -667,7 +667,8 @@ PyDoc_STRVAR(
     "Counters of the recording, as a dict.\n"
     "\n"
     "lost, rejected, ambiguous, fault_overflows, fatal_faults: events; overhead: nanoseconds\n"
-    "spent in recording; truncated: events went beyond the limit; waited: False if the end\n"
+    "spent in recording; unlisted: memories that were new after the limit; truncated: events\n"
+    "went beyond the limit; waited: False if the end\n"
     "did not wait because of a capture.");
 
 static PyMethodDef recorder_methods[] = {

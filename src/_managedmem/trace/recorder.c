@@ -44,6 +44,7 @@ struct mm_recording {
     mm_uvm_parser parser;
     mm_recorded_events recorded;
     uint64_t drained, lost; /* records */
+    uint64_t unlisted; /* memories, at the end */
     bool waited;
     mm_moment started, marked;
     /* After the end. */
@@ -320,7 +321,7 @@ record_events(mm_recording *r, bool wait, mm_status *st)
     bool waited;
 
     if (open_source(r, st) < 0 || (wait && wait_unless_capturing(r, &waited, st) < 0)
-        || mm_lives_log_start(st) < 0 || mm_call_log_start(st) < 0) {
+        || mm_lives_log_start(r->options.limit, st) < 0 || mm_call_log_start(st) < 0) {
         return -1;
     }
     if (mm_uvm_queue_enable(&r->queue, r->types, st) < 0) {
@@ -459,6 +460,7 @@ stop_in_turn(mm_recording *r, int rc, mm_status *st)
     if (mm_lives_log_copy(&r->lives, &r->life_count, rc == 0 ? st : &later) < 0) {
         rc = -1;
     }
+    r->unlisted = mm_lives_log_missed();
     unlock_recording(r);
     end_recording(r);
     return rc;
@@ -755,6 +757,7 @@ mm_recording_read_report(mm_recording *r, mm_recording_report *report)
         .fatal_faults = r->parser.fatal_faults,
         .overhead = atomic_load(&r->overhead),
         .truncated = r->recorded.truncated,
+        .unlisted = own && mm_recording_is_running(r) ? mm_lives_log_missed() : r->unlisted,
         .waited = r->waited,
     };
     unlock_if_own(r, own);

@@ -15,7 +15,9 @@
 enum { MM_LEAST_LIMIT = 1000, MM_MOST_LIMIT = 1000000000 };
 
 typedef struct {
-    size_t limit; /* events that are kept; more of them only count in the sums */
+    size_t
+        limit; /* events that are kept, more of them only count in the sums; and new memories that are
+                   * listed, the events of more of them count for unknown memory */
     bool faults; /* record faults too */
     bool synchronize; /* wait for devices at the start, at marks and at the end */
     const void *owner; /* for mm_recordings_end */
@@ -82,6 +84,7 @@ typedef struct {
     uint64_t lost; /* records that were dropped, and events for which there was no memory */
     uint64_t rejected, fault_overflows, fatal_faults;
     uint64_t overhead; /* nanoseconds in start, mark, stop and draining */
+    uint64_t unlisted; /* memories that were new after the limit */
     bool truncated; /* events after the limit are in the sums only */
     bool waited; /* false if the end did not wait, because a stream captured a graph */
 } mm_recording_report;

@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Labels lie in blocks that live as long as the list. */
+/* Labels lie in blocks: one of the latest mm_traced_memories_set, and one for each memory since. */
 struct mm_label_block {
     struct mm_label_block *next;
     size_t used;
@@ -212,7 +212,7 @@ map_names(mm_address_map *map, const uint32_t *of_name, const mm_named_range *na
     return 0;
 }
 
-/* Room for the labels that are not kept. */
+/* Room for the labels of all memories: nothing is left of earlier ones. */
 static int
 reserve_labels(const mm_traced_memories *memories, memory_update *update,
                const mm_life_record *lives, size_t count, const mm_named_range *named,
@@ -220,13 +220,14 @@ reserve_labels(const mm_traced_memories *memories, memory_update *update,
 {
     size_t bytes = 0;
 
+    for (size_t i = 0; i < memories->count; i++) {
+        bytes += label_bytes(memories->items[i].label);
+    }
     for (size_t i = 0; i < count; i++) {
-        bool kept = i < memories->lives
-                    && is_same_label(memories->items[update->of_life[i]].label, lives[i].label);
-        bytes += kept ? 0 : label_bytes(lives[i].label);
+        bytes += label_bytes(lives[i].label);
     }
     for (size_t i = 0; i < names; i++) {
-        bytes += update->of_name[i] < memories->count ? 0 : label_bytes(named[i].label);
+        bytes += label_bytes(named[i].label);
     }
     update->labels = new_labels(bytes, st);
     return update->labels != NULL ? 0 : -1;
@@ -239,9 +240,6 @@ write_memories(mm_traced_memories *memories, memory_update *update, const mm_lif
 {
     for (size_t i = 0; i < count; i++) {
         mm_traced_memory *memory = &memories->items[update->of_life[i]];
-        const char *label = i < memories->lives && is_same_label(memory->label, lives[i].label)
-                                ? memory->label
-                                : store_label(update->labels, lives[i].label);
         assert(i >= memories->lives || memory->serial == lives[i].serial);
         *memory = (mm_traced_memory){.kind = MM_MEMORY_BUFFER,
                                      .start = lives[i].start,
@@ -250,17 +248,19 @@ write_memories(mm_traced_memories *memories, memory_update *update, const mm_lif
                                      .died = lives[i].died,
                                      .serial = lives[i].serial,
                                      .pooled = lives[i].pooled,
-                                     .label = label};
+                                     .label = lives[i].label};
     }
     for (size_t i = 0; i < names; i++) {
         if (update->of_name[i] >= memories->count) {
-            memories->items[update->of_name[i]] =
-                (mm_traced_memory){.kind = MM_MEMORY_NAMED,
-                                   .start = named[i].start,
-                                   .size = named[i].size,
-                                   .died = UINT64_MAX,
-                                   .label = store_label(update->labels, named[i].label)};
+            memories->items[update->of_name[i]] = (mm_traced_memory){.kind = MM_MEMORY_NAMED,
+                                                                     .start = named[i].start,
+                                                                     .size = named[i].size,
+                                                                     .died = UINT64_MAX,
+                                                                     .label = named[i].label};
         }
+    }
+    for (size_t i = 0; i < update->count; i++) {
+        memories->items[i].label = store_label(update->labels, memories->items[i].label);
     }
 }
 
@@ -269,10 +269,10 @@ static void
 exchange_members(mm_traced_memories *memories, memory_update *update, memory_searches *searches,
                  size_t lives, size_t names)
 {
-    memory_update old = {.of_life = memories->of_life, .of_name = memories->of_name};
+    memory_update old = {
+        .of_life = memories->of_life, .of_name = memories->of_name, .labels = memories->labels};
     memory_searches old_searches = {memories->index, memories->named};
 
-    update->labels->next = memories->labels;
     memories->labels = update->labels;
     memories->of_life = update->of_life;
     memories->of_name = update->of_name;
