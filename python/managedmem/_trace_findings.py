@@ -65,6 +65,10 @@ class Finding(NamedTuple):
     evidence: dict[str, int | float]
     advice: str
 
+    def __hash__(self) -> int:
+        """Without the evidence, which has none."""
+        return hash((self.memory, self.observation, self.advice))
+
     def __str__(self) -> str:
         return f"{self.observation}\n    {self.advice}" if self.advice else self.observation
 

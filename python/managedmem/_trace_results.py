@@ -100,7 +100,7 @@ class TraceSums:
     """Bytes moved from devices to the host."""
     between_devices: int
     """Bytes moved from device to device."""
-    by_cause: Mapping[str, tuple[int, int, int]]
+    by_cause: Mapping[str, tuple[int, int, int]] = field(hash=False)
     """The three sums above, in that order, by cause: "requested" (prefetches, and moves that an
     advice caused), "fault", "speculative" (moved along with a fault by the module's prediction),
     "eviction", "access_counters", "host_view" (brought to the host by ``numpy()`` or

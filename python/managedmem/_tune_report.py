@@ -85,6 +85,10 @@ class TuneTrial(NamedTuple):
     verdict: str
     counts: CountPairs | None = None
 
+    def __hash__(self) -> int:
+        """Without the evidence, which has none."""
+        return hash((*self[:3], *self[4:]))
+
 
 Location = Device | Host
 Entries = dict[str, list[tuple[str, Location]]]

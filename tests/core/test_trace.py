@@ -238,6 +238,20 @@ class TestEvents:
         assert kinds.count("mark") == 1
         assert list(t.slices[1].events("mark")) == []
 
+    def test_results_are_keys(self, buf):
+        """Sums without equal fields differ, and equal ones have one hash."""
+        with managedmem.trace() as t:
+            for _ in range(4):
+                buf.prefetch(Device(0))
+                buf.prefetch(Host())
+        event = next(t.events())
+        assert {t.total: 1, t[buf]: 2, event: 3}[t[buf]] == 2
+        assert t[buf] == t[buf] and hash(t[buf]) == hash(t[buf])
+        assert len({*t.memories, *t.memories}) == len(t.memories)
+        assert {t.total, t.slices[0].total} == {t.total}
+        assert t.findings()
+        assert len({*t.findings(), *t.findings()}) == len(t.findings())
+
     @pytest.mark.emulator_only
     def test_memories_beyond_the_limit_have_no_label(self, buf):
         """The others, and those that were there before, do; the totals have all events."""

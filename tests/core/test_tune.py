@@ -225,6 +225,7 @@ class TestResult:
         assert result.evidence == "emulator, 2 traced runs"
         assert result.machine["emulated"] is True
         assert {t.verdict for t in result.trials} > {"kept"}
+        assert len({*result.trials, *result.trials}) == len(result.trials)
         for trial in result.trials:
             if trial.verdict == "kept":
                 assert trial.gain.low > 0.03 * min(first for first, _ in trial.pairs)
