@@ -11,18 +11,6 @@
 
 /* --- pages -------------------------------------------------------------------------------- */
 
-static CUdeviceptr
-first_page_of(const mm_range *range)
-{
-    return range->start / mm_page_size();
-}
-
-static CUdeviceptr
-page_behind(const mm_range *range)
-{
-    return (mm_range_end(*range) - 1) / mm_page_size() + 1;
-}
-
 static int
 compare_working_ranges(const void *a, const void *b)
 {
@@ -38,8 +26,9 @@ static bool
 can_join_ranges(const mm_working_range *a, const mm_working_range *b, mm_group_access access)
 {
     return a->guard == b->guard && a->range.allocation == b->range.allocation
-           && (access == MM_GROUP_SCRATCH ? b->range.start <= mm_range_end(a->range)
-                                          : first_page_of(&b->range) <= page_behind(&a->range));
+           && (access == MM_GROUP_SCRATCH
+                   ? b->range.start <= mm_range_end(a->range)
+                   : mm_first_page_of(&b->range) <= mm_page_behind(&a->range));
 }
 
 static void
@@ -68,8 +57,8 @@ count_bytes(const mm_working_memory *m)
     CUdeviceptr counted = 0, pages = 0;
 
     for (size_t i = 0; i < m->count; i++) {
-        CUdeviceptr first = first_page_of(&m->ranges[i].range);
-        CUdeviceptr behind = page_behind(&m->ranges[i].range);
+        CUdeviceptr first = mm_first_page_of(&m->ranges[i].range);
+        CUdeviceptr behind = mm_page_behind(&m->ranges[i].range);
         first = first > counted ? first : counted;
         pages += behind > first ? behind - first : 0;
         counted = behind > counted ? behind : counted;
@@ -102,33 +91,6 @@ mm_working_memory_free(mm_working_memory *m)
     free(m->ranges);
     mm_page_runs_free(&m->before);
     *m = (mm_working_memory){.access = m->access};
-}
-
-/* Its addresses may belong to other memory by now. */
-static bool
-is_closed(const mm_working_range *r)
-{
-    return r->guard != NULL && mm_guard_is_closed(r->guard);
-}
-
-bool
-mm_working_memory_meets(const mm_working_memory *a, const mm_working_memory *b, CUdeviceptr *page)
-{
-    size_t i = 0, j = 0;
-
-    while (i < a->count && j < b->count) {
-        const mm_range *x = &a->ranges[i].range, *y = &b->ranges[j].range;
-        CUdeviceptr first = first_page_of(first_page_of(x) > first_page_of(y) ? x : y);
-        bool x_ends_first = page_behind(x) < page_behind(y);
-        if (first < page_behind(x_ends_first ? x : y) && !is_closed(&a->ranges[i])
-            && !is_closed(&b->ranges[j])) {
-            *page = first * mm_page_size();
-            return true;
-        }
-        i += x_ends_first;
-        j += !x_ends_first;
-    }
-    return false;
 }
 
 int

@@ -10,10 +10,16 @@
 #include "policy.h"
 #include "working_set.h"
 
-typedef struct {
+typedef struct mm_working_range {
     mm_range range;
     mm_guard *guard; /* of memory that this library owns; or NULL */
     size_t target; /* the first of its targets, for messages */
+    struct { /* see working_claims.c */
+        const struct mm_working_memory *claimant; /* NULL: not claimed */
+        struct mm_working_range *lower, *higher;
+        CUdeviceptr page_behind; /* the highest one of this range and those below it in the tree */
+        uint64_t priority;
+    } claim;
 } mm_working_range;
 
 typedef struct mm_working_memory {
@@ -26,19 +32,26 @@ typedef struct mm_working_memory {
     bool advised; /* and `before` is not restored yet */
     const void *set; /* of the group, for messages, like its number */
     uint64_t number;
-    /* See working_claims.h. The link leads to this one; NULL: not claimed. */
-    struct mm_working_memory **claim_link, *next_claim;
 } mm_working_memory;
+
+/* The number of the first page of a range, and that behind its last one. */
+static inline CUdeviceptr
+mm_first_page_of(const mm_range *range)
+{
+    return range->start / mm_page_size();
+}
+
+static inline CUdeviceptr
+mm_page_behind(const mm_range *range)
+{
+    return (mm_range_end(*range) - 1) / mm_page_size() + 1;
+}
 
 /* A group of these ranges, whose targets are numbered in their order; none of them is empty. Copies
  * them. The group can be freed also on failure. */
 MM_NODISCARD int mm_working_memory_init(mm_working_memory *m, const mm_working_range *ranges,
                                         size_t count, mm_group_access access, mm_status *st);
 void mm_working_memory_free(mm_working_memory *m);
-
-/* True if the two have a page in common, at *page. Memory that was closed has none. */
-bool mm_working_memory_meets(const mm_working_memory *a, const mm_working_memory *b,
-                             CUdeviceptr *page);
 
 /* Fails with MM_REFUSED if memory of the group was closed. */
 MM_NODISCARD int mm_working_memory_check(const mm_working_memory *m, mm_status *st);
