@@ -4,7 +4,7 @@
  *   inspect.c                               controls for tests: looking inside, arming faults
  *   procaddress.c                           from names to entry points
  *   entry_context.c entry_copy.c entry_device.c entry_memory.c entry_pointer.c entry_pool.c
- *   entry_stream.c entry_uvm.c
+ *   entry_registered.c entry_stream.c entry_uvm.c
  *   queues.c calls.c                        running operations; begin and end of a driver call
  *   capture.c page_advice.c pools.c         the meaning of calls
  *   allocations.c events.c                  the objects that users hold
@@ -400,6 +400,8 @@ void emu_notice_frees(void);
 struct emu_allocation *emu_find(CUdeviceptr ptr);
 /* The allocation that contains [ptr, ptr + size), or NULL. */
 struct emu_allocation *emu_find_range(CUdeviceptr ptr, size_t size);
+/* Host memory of others that is page-locked at an address, as an allocation without pages; or NULL. */
+struct emu_allocation *emu_find_registered(CUdeviceptr ptr);
 /* The number of live allocations, and the sum of their sizes. */
 size_t emu_allocation_count(void);
 size_t emu_allocation_bytes(void);

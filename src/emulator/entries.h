@@ -46,6 +46,8 @@
     X("cuMemAllocHost", 3020, cuMemAllocHost_v2)                                     \
     X("cuMemHostAlloc", 2020, cuMemHostAlloc)                                        \
     X("cuMemFreeHost", 2000, cuMemFreeHost)                                          \
+    X("cuMemHostRegister", 6050, cuMemHostRegister_v2)                               \
+    X("cuMemHostUnregister", 4000, cuMemHostUnregister)                              \
     X("cuMemAllocManaged", 6000, cuMemAllocManaged)                                  \
     X("cuMemFree", 3020, cuMemFree_v2)                                               \
     X("cuMemGetAddressRange", 3020, cuMemGetAddressRange_v2)                         \

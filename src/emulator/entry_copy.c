@@ -14,7 +14,7 @@ check_copied_memory(CUdeviceptr ptr, size_t size, bool must_be_known, bool *page
     if (ptr == 0 || (ours && emu_find_range(ptr, size) == NULL) || (!ours && must_be_known)) {
         return CUDA_ERROR_INVALID_VALUE;
     }
-    *pageable = *pageable || !ours;
+    *pageable = *pageable || (!ours && emu_find_registered(ptr) == NULL);
     return CUDA_SUCCESS;
 }
 

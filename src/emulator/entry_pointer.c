@@ -61,10 +61,19 @@ pointer_attribute(const struct emu_allocation *a, CUpointer_attribute attribute,
     }
 }
 
+/* The allocation, or the memory that others have allocated and the driver has page-locked. */
+static const struct emu_allocation *
+find_known(CUdeviceptr ptr)
+{
+    const struct emu_allocation *allocation = emu_find(ptr);
+
+    return allocation != NULL ? allocation : emu_find_registered(ptr);
+}
+
 static CUresult
 read_pointer_attribute(void *data, CUpointer_attribute attribute, CUdeviceptr ptr)
 {
-    const struct emu_allocation *allocation = emu_find(ptr);
+    const struct emu_allocation *allocation = find_known(ptr);
     size_t size = pointer_attribute_size(attribute);
     uint64_t value;
 
@@ -90,7 +99,7 @@ static CUresult
 read_pointer_attributes(unsigned int number, const CUpointer_attribute *attributes, void **data,
                         CUdeviceptr ptr)
 {
-    const struct emu_allocation *allocation = emu_find(ptr);
+    const struct emu_allocation *allocation = find_known(ptr);
 
     if (number == 0 || attributes == NULL || data == NULL) {
         return CUDA_ERROR_INVALID_VALUE;

@@ -31,6 +31,9 @@
     X(MemFree, 3020)                          \
     X(MemHostAlloc, 2020)                     \
     X(MemFreeHost, 2000)                      \
+    X(MemHostRegister, 6050)                  \
+    X(MemHostUnregister, 4000)                \
+    X(MemAlloc, 3020)                         \
     X(MemAdvise, 12020)                       \
     X(MemPrefetchAsync, 12020)                \
     X(MemRangeGetAttribute, 8000)             \
